@@ -1,0 +1,92 @@
+# make help says what there is.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+# Podman's bindings without cgo; its local storage drivers are not used.
+TAGS := remote containers_image_openpgp exclude_graphdriver_btrfs exclude_graphdriver_devicemapper
+VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+PACKAGES ?= ./...
+# The packages that have integration tests.
+INTEGRATION := $(shell grep -rlE '^//go:build .*integration' --include='*_test.go' . | xargs -n1 dirname | sort -u)
+RUN ?= .
+
+ENTER := $(CURDIR)/packaging/host/enter
+# Where user doze reaches the binaries: the checkout may be in a folder of root's.
+TEST_HOME := /var/lib/doze/test
+ifneq ($(shell id -u),0)
+TEST_HOME := $(HOME)/.local/share/doze/test
+endif
+
+.PHONY: help up down logs clean doctor build setup test bench tags check test-unit test-integration test-vm
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+up: ## a node on this machine, with a sandbox to try: prints how to get in
+	@packaging/build-tools
+	@packaging/host/setup
+	@echo '==> building (some minutes the first time)'
+	@$(MAKE) --no-print-directory build
+	@packaging/node up
+
+down: ## end that node; its sandboxes sleep
+	@packaging/node down
+
+logs: ## the node's log
+	@packaging/node logs
+
+clean: ## end the node, remove its sandboxes and data, and bin/
+	@packaging/node clean
+	@rm -rf bin
+
+doctor: build ## what keeps a node from running on this host, with remedies
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/doze $(TEST_HOME)/bin
+	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
+
+build: ## bin/doze, bin/doze-guest and bin/doze-netns
+	@mkdir -p bin
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" \
+		-ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/ ./cmd/...
+
+setup: ## prepare this host: packages, user doze, Podman (root or sudo)
+	packaging/host/setup
+
+test: ## everything: installs what it needs, checks, unit and integration tests
+	@packaging/test
+
+bench: build setup ## the figures that a node must reach, peers beside it: BENCH='-only wake'
+	@images/build-base
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
+	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
+	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
+
+tags: ## the build tags, for GOFLAGS
+	@echo '$(TAGS)' | tr ' ' ','
+
+check: ## gofmt and go vet
+	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
+	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
+	go vet -tags "integration $(TAGS)" ./...
+
+# Compiled before and run one package at a time: a test that has a core to itself
+# fails only for a reason of its own.
+test-unit: ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
+	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
+	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
+
+# Every test binary runs as the unprivileged user, in a cgroup subtree of its
+# own, with the binaries under test in $DOZE_BIN. All packages share that user's
+# Podman, hence one at a time.
+test-integration: PACKAGES := $(if $(filter ./...,$(PACKAGES)),$(INTEGRATION),$(PACKAGES))
+test-integration: build ## tests against real Podman: PACKAGES=./runtime/netns/... RUN=TestName
+	@packaging/host/setup --with-tests
+	@mkdir -p $(TEST_HOME)/bin
+	@install -m 0755 bin/* $(TEST_HOME)/bin
+	@mkdir -p build && chmod 1777 build # pictures of pages that failed
+	DOZE_BIN=$(TEST_HOME)/bin go test -race -count=1 -p 1 -timeout 30m -run '$(RUN)' \
+		-tags "integration $(TAGS)" -exec '$(ENTER) --' $(PACKAGES)
+
+test-vm: build ## the unit on a Debian 13 with systemd, emulated: wants root, QEMU, 10 minutes
+	@test/vm/run
