@@ -1,0 +1,299 @@
+package guest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+const (
+	// dialTimeout covers a connect on a local socket.
+	dialTimeout = 5 * time.Second
+	// answerTimeout is how long the guest may take to begin an answer, beyond
+	// what the request itself asks it to wait. Generous, because a sandbox with
+	// a quarter of a core may be busy; a caller's context is usually shorter.
+	answerTimeout = 30 * time.Second
+	// stallTimeout ends an upload of which the guest takes nothing any more, and
+	// a file, an archive or a listing of which it sends nothing any more.
+	stallTimeout = 60 * time.Second
+	// longTimeout is how long the guest may work on what it answers only when it
+	// is done: removing a folder, or moving one between file systems.
+	longTimeout = 15 * time.Minute
+	// endTimeout is how long the end of a stream may follow its last frame.
+	endTimeout = time.Second
+	// maxHeader bounds the header of an answer.
+	maxHeader = 32 << 10
+	// maxIdle connections are kept: more than that many calls at once to one
+	// sandbox are rare, and a connect costs 50 µs.
+	maxIdle = 16
+	// maxError bounds an error's JSON and maxMessage its text.
+	maxError   = 64 << 10
+	maxMessage = 4 << 10
+)
+
+// ErrLost is returned when the guest went away before its answer was complete:
+// nobody knows how the command, if it was one, ended.
+var ErrLost = errors.New("connection to the sandbox's guest was lost")
+
+// ErrNoAnswer is returned (wrapped) by a guest that accepts but does not answer.
+var ErrNoAnswer = errors.New("the sandbox's guest does not answer")
+
+// VersionError refuses a guest that speaks another protocol than this node.
+type VersionError struct {
+	Guest, Node int    // protocol versions
+	Version     string // build of the guest
+}
+
+func (e *VersionError) Error() string {
+	return fmt.Sprintf("the sandbox's guest (build %q) speaks protocol %d, this node speaks %d: stop and wake the sandbox to replace its guest",
+		e.Version, e.Guest, e.Node)
+}
+
+// Client talks to one guest. It dials when it is first used and keeps a pool of
+// connections. It is safe for concurrent use.
+//
+// The guest is not trusted: what it sends is bounded in size, the beginning of
+// each answer in time, and so is each pause in the contents of files; values out
+// of range are errors.
+//
+// Errors: *Error when the guest refuses, ErrLost, ErrNoAnswer, the context's, or
+// the transport's.
+type Client struct {
+	socket    string
+	transport *http.Transport
+	answer    time.Duration // answerTimeout
+	stall     time.Duration // stallTimeout
+}
+
+// NewClient returns a Client for the guest that listens on the Unix socket, of
+// which the path may have any length. The last component of the path must not
+// be a symbolic link.
+func NewClient(socket string) *Client {
+	return &Client{socket: socket, answer: answerTimeout, stall: stallTimeout, transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+			defer cancel()
+			return dialSocket(ctx, socket)
+		},
+		DisableCompression:     true,
+		MaxIdleConns:           maxIdle,
+		MaxIdleConnsPerHost:    maxIdle,
+		MaxResponseHeaderBytes: maxHeader,
+	}}
+}
+
+// Socket is the path that the Client dials.
+func (c *Client) Socket() string { return c.socket }
+
+// Close closes idle connections. Streams end by their own Close.
+func (c *Client) Close() { c.transport.CloseIdleConnections() }
+
+// Hello asks the guest who it is. It returns *VersionError for a guest with
+// another ProtocolVersion.
+func (c *Client) Hello(ctx context.Context) (Hello, error) {
+	var h Hello
+	if err := c.call(ctx, request{method: http.MethodGet, route: RouteHello}, &h); err != nil {
+		return Hello{}, err
+	}
+	h.Version = cut(h.Version, 100)
+	if h.Protocol != ProtocolVersion {
+		return Hello{}, &VersionError{Guest: h.Protocol, Node: ProtocolVersion, Version: h.Version}
+	}
+	return h, nil
+}
+
+// PortReady returns when something in the sandbox listens on the TCP port, on
+// whatever address. After wait it returns an *Error with CodePortNotReady.
+func (c *Client) PortReady(ctx context.Context, port uint16, wait time.Duration) error {
+	q := url.Values{"port": {fmt.Sprint(port)}, "wait": {wait.String()}}
+	return c.call(ctx, request{method: http.MethodGet, route: RoutePort, query: q, wait: wait}, nil)
+}
+
+// request is one request to the guest.
+type request struct {
+	method string
+	route  string
+	query  url.Values
+	header http.Header
+	body   io.Reader
+	json   any           // body, when body is nil
+	wait   time.Duration // that the guest is asked to take, beyond answerTimeout
+	ranges bool          // 206 and 416 are answers too
+}
+
+// answer is a successful response whose body is not read yet. Its Close ends
+// the request.
+type answer struct {
+	*http.Response
+	watch *watchdog
+	stall time.Duration // the longest pause in the body; 0: any
+}
+
+func (a *answer) Close() error {
+	err := a.Body.Close()
+	a.watch.stop()
+	return err
+}
+
+// Read reads the body and turns an end that came too early into ErrLost.
+func (a *answer) Read(p []byte) (int, error) {
+	if a.stall > 0 {
+		a.watch.set(a.stall)
+		defer a.watch.pause()
+	}
+	n, err := a.Body.Read(p)
+	if err != nil && err != io.EOF {
+		err = a.watch.explain(lost(err))
+	}
+	return n, err
+}
+
+// send sends the request and returns the guest's answer once it has begun, or
+// *Error when the guest refused.
+func (c *Client) send(ctx context.Context, r request) (*answer, error) {
+	ctx, watch := newWatchdog(ctx)
+	req := &http.Request{
+		Method: r.method,
+		URL:    &url.URL{Scheme: "http", Host: "guest", Path: r.route, RawQuery: r.query.Encode()},
+		Header: r.header,
+		Host:   "guest",
+	}
+	if req.Header == nil {
+		req.Header = make(http.Header, 1)
+	}
+	switch {
+	case r.body != nil:
+		req.Body, req.ContentLength = upload(r.body, watch, c.stall)
+		watch.set(c.stall)
+	case r.json != nil:
+		b, err := json.Marshal(r.json)
+		if err != nil {
+			watch.stop()
+			return nil, err
+		}
+		if len(b) > MaxJSON {
+			watch.stop()
+			return nil, &Error{Status: http.StatusRequestEntityTooLarge, Code: CodeTooLarge,
+				Message: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(b), MaxJSON)}
+		}
+		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
+		watch.set(c.answer + r.wait)
+	default:
+		watch.set(c.answer + r.wait)
+	}
+	resp, err := c.transport.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		err = watch.explain(lost(err))
+		watch.stop()
+		return nil, err
+	}
+	a := &answer{Response: resp, watch: watch}
+	switch resp.StatusCode {
+	case http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
+		if !r.ranges {
+			break
+		}
+		fallthrough
+	case http.StatusOK:
+		watch.pause()
+		return a, nil
+	}
+	defer a.Close()
+	watch.set(c.answer)
+	return nil, readError(a)
+}
+
+// sendStream is send for an answer whose body comes without pauses.
+func (c *Client) sendStream(ctx context.Context, r request) (*answer, error) {
+	a, err := c.send(ctx, r)
+	if err == nil {
+		a.stall = c.stall
+	}
+	return a, err
+}
+
+// call sends the request and decodes the answer's JSON into v, unless v is nil.
+func (c *Client) call(ctx context.Context, r request, v any) error {
+	a, err := c.send(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer a.Close()
+	a.watch.set(c.answer)
+	b, err := readAll(a, MaxJSON)
+	if err != nil {
+		return err
+	}
+	if v == nil {
+		return nil
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return fmt.Errorf("guest answered %s with unusable JSON: %w", r.route, err)
+	}
+	return nil
+}
+
+// readError makes an *Error of a refusal. It believes neither its size nor its
+// words.
+func readError(a *answer) error {
+	if a.StatusCode < 400 || a.StatusCode > 599 {
+		return fmt.Errorf("guest answered with status %d", a.StatusCode)
+	}
+	e := &Error{}
+	b, err := readAll(a, maxError)
+	if err != nil {
+		return err
+	}
+	if json.Unmarshal(b, e) != nil || !isCode(e.Code) {
+		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("guest answered with status %d", a.StatusCode)}
+	}
+	e.Status, e.Message = a.StatusCode, cut(e.Message, maxMessage)
+	return e
+}
+
+func isCode(s string) bool {
+	if s == "" || len(s) > 64 {
+		return false
+	}
+	return strings.Trim(s, "abcdefghijklmnopqrstuvwxyz_") == ""
+}
+
+func readAll(r io.Reader, limit int64) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, err
+	}
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("guest answered with more than %d bytes", limit)
+	}
+	return b, nil
+}
+
+// lost turns the transport's words for a connection that ended into ErrLost.
+func lost(err error) error {
+	if err == nil || errors.Is(err, ErrLost) {
+		return err
+	}
+	var op *net.OpError
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.As(err, &op) && op.Op != "dial" ||
+		err.Error() == "http: server closed idle connection" { // which the library does not export
+		return fmt.Errorf("%w: %w", ErrLost, err)
+	}
+	return err
+}
+
+// cut shortens s to at most n bytes.
+func cut(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "") + "…"
+	}
+	return s
+}

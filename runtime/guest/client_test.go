@@ -1,0 +1,318 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// hostileGuest answers every connection with these bytes and closes it.
+func hostileGuest(t testing.TB, answer []byte) *Client {
+	t.Helper()
+	socket := filepath.Join(t.TempDir(), SocketName)
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.SetDeadline(time.Now().Add(5 * time.Second))
+			in := bufio.NewReader(conn)
+			if req, err := http.ReadRequest(in); err == nil {
+				io.CopyN(io.Discard, req.Body, 1<<20)
+			}
+			conn.Write(answer)
+			conn.Close()
+		}
+	}()
+	c := NewClient(socket)
+	t.Cleanup(func() { c.Close(); l.Close(); <-done })
+	return c
+}
+
+func body(content string) []byte {
+	return fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(content), content)
+}
+
+func chunked(content string, end bool) []byte {
+	b := fmt.Appendf(nil, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n", len(content), content)
+	if end {
+		b = append(b, "0\r\n\r\n"...)
+	}
+	return b
+}
+
+func frame(t FrameType, payload string) string {
+	b := make([]byte, FrameHeader)
+	PutFrameHeader(b, t, len(payload))
+	return string(b) + payload
+}
+
+// everyCall makes every call of a client and reads each stream to its end.
+func everyCall(ctx context.Context, c *Client) map[string]error {
+	errs := map[string]error{}
+	_, errs["Hello"] = c.Hello(ctx)
+	_, errs["Run"] = c.Run(ctx, ExecRequest{Command: "x"}, 1<<10)
+	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: "x"})
+	_, errs["Processes"] = c.Processes(ctx)
+	_, errs["Process"] = c.Process(ctx, 1)
+	_, errs["StopProcess"] = c.StopProcess(ctx, 1, 0)
+	_, errs["SignalProcess"] = c.SignalProcess(ctx, 1, "HUP")
+	_, errs["WriteFile"] = c.WriteFile(ctx, "/x", 0, strings.NewReader("x"))
+	_, errs["Stat"] = c.Stat(ctx, "/x")
+	_, _, errs["List"] = c.List(ctx, "/x", ListOptions{})
+	errs["Remove"] = c.Remove(ctx, "/x", false)
+	_, errs["Mkdir"] = c.Mkdir(ctx, "/x", 0)
+	_, errs["Move"] = c.Move(ctx, "/x", "/y")
+	_, errs["PutArchive"] = c.PutArchive(ctx, "/x", strings.NewReader("x"))
+	errs["PortReady"] = c.PortReady(ctx, 1, 0)
+	drain := func(r io.ReadCloser, err error) error {
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		_, err = io.Copy(io.Discard, r)
+		return err
+	}
+	errs["GetArchive"] = drain(c.GetArchive(ctx, "/x"))
+	if f, err := c.ReadFile(ctx, "/x", "bytes=0-1"); err != nil {
+		errs["ReadFile"] = err
+	} else {
+		errs["ReadFile"] = drain(f.Body, nil)
+	}
+	if s, err := c.Logs(ctx, 1, true); err != nil {
+		errs["Logs"] = err
+	} else {
+		for err == nil {
+			_, err = s.Next()
+		}
+		errs["Logs"] = err
+	}
+	if s, err := c.Events(ctx); err != nil {
+		errs["Events"] = err
+	} else {
+		for err == nil {
+			_, err = s.Next()
+		}
+		s.Close()
+		errs["Events"] = err
+	}
+	return errs
+}
+
+func TestHostileAnswersAreErrors(t *testing.T) {
+	huge := binary.BigEndian.AppendUint32([]byte{byte(FrameStdout)}, MaxFrame+1)
+	for _, tt := range []struct {
+		name   string
+		answer []byte
+		only   string // the call that must fail; default: all
+	}{
+		{name: "nothing"},
+		{name: "no HTTP", answer: []byte("SSH-2.0-OpenSSH_9.2\r\n")},
+		{name: "endless header", answer: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20))},
+		{name: "many informational answers", answer: []byte(strings.Repeat("HTTP/1.1 103 Early\r\nX: y\r\n\r\n", 10_000))},
+		{name: "switched protocols", answer: []byte("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")},
+		{name: "redirect", answer: []byte("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n")},
+		{name: "no content", answer: []byte("HTTP/1.1 204 No Content\r\n\r\n")},
+		{name: "error without words", answer: []byte("HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n")},
+		{name: "error of 1 MB", answer: []byte("HTTP/1.1 500 X\r\nContent-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<20))},
+		{name: "status 999", answer: []byte("HTTP/1.1 999 X\r\nContent-Length: 0\r\n\r\n")},
+		{name: "body cut", answer: []byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")},
+		{name: "chunks cut", answer: chunked("{", false)},
+		{name: "JSON over the limit", answer: body(`{"version":"` + strings.Repeat("x", MaxJSON) + `"}`), only: "Hello"},
+		{name: "another protocol", answer: body(`{"protocol":99}`), only: "Hello"},
+		{name: "process without a pid", answer: body(`{"pid":0,"state":"running","restart":"no"}`), only: "Process"},
+		{name: "process in an unknown state", answer: body(`{"pid":1,"state":"flying","restart":"no"}`), only: "StartProcess"},
+		{name: "process with an unknown restart", answer: body(`[{"pid":1,"state":"running","restart":"x"}]`), only: "Processes"},
+		{name: "unknown frame", answer: chunked(frame(99, ""), true), only: "Run"},
+		{name: "frame over the limit", answer: chunked(string(huge), true), only: "Run"},
+		{name: "output before the start", answer: chunked(frame(FrameStdout, "x"), true), only: "Run"},
+		{name: "two starts", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStart, `{"pid":1}`), true), only: "Run"},
+		{name: "start without a pid", answer: chunked(frame(FrameStart, `{}`), true), only: "Run"},
+		{name: "no result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x"), true), only: "Run"},
+		{name: "unusable result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, "x"), true), only: "Run"},
+		{name: "exit code out of range", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":256}`), true), only: "Run"},
+		{name: "exit code below zero", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":-1}`), true), only: "Run"},
+		{name: "command that took less than nothing", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"duration":-1}`), true), only: "Run"},
+		{name: "signal that is none", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"\u001b[2J"}`), true), only: "Run"},
+		{name: "long signal", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"SIGKILLSIGKILLSIGKILL"}`), true), only: "Run"},
+		{name: "running process with an exit code", answer: body(`{"pid":1,"state":"running","restart":"no","exit_code":0}`), only: "Process"},
+		{name: "lost process with an exit code", answer: body(`{"pid":1,"state":"lost","restart":"no","exit_code":0}`), only: "Process"},
+		{name: "ended process without an exit code", answer: body(`{"pid":1,"state":"exited","restart":"no"}`), only: "Process"},
+		{name: "process with an exit code out of range", answer: body(`{"pid":1,"state":"exited","restart":"no","exit_code":-1}`), only: "StopProcess"},
+		{name: "event of a process with an unusable signal", answer: body(`{"type":"process","process":{"pid":1,"state":"exited","restart":"no","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
+		{name: "log's frame in an exec", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Run"},
+		{name: "exec's frame in a log", answer: chunked(frame(FrameComplete, `{}`), true), only: "Logs"},
+		{name: "log that follows without end", answer: chunked(frame(FrameStdout, `x`), true), only: "Logs"},
+		{name: "log that skips backwards", answer: chunked(frame(FrameSkipped, `{"bytes":-1}`), true), only: "Logs"},
+		{name: "listing without end", answer: body(`{"entry":{"name":"x"}}` + "\n"), only: "List"},
+		{name: "line of a listing over the limit", answer: body(`{"entry":{"name":"` + strings.Repeat("x", MaxFrame) + `"}}`), only: "List"},
+		{name: "more entries than allowed", answer: body(strings.Repeat(`{"entry":{}}`+"\n", MaxEntries+1) + `{"end":{}}`), only: "List"},
+		{name: "event of an unknown type", answer: body(`{"type":"x"}` + "\n"), only: "Events"},
+		{name: "hold for ever", answer: body(`{"type":"hold","hold":9000000000000000000}` + "\n"), only: "Events"},
+		{name: "hold backwards", answer: body(`{"type":"hold","hold":-1}` + "\n"), only: "Events"},
+		{name: "event over the limit", answer: body(`{"type":"` + strings.Repeat("x", MaxFrame) + `"}`), only: "Events"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := hostileGuest(t, tt.answer)
+			for call, err := range everyCall(t.Context(), c) {
+				if (tt.only == "" || tt.only == call) && (err == nil || err == io.EOF) {
+					t.Errorf("%s took it: %v", call, err)
+				}
+			}
+		})
+	}
+}
+
+func TestRefusalIsAnError(t *testing.T) {
+	long := strings.Repeat("x", 10_000)
+	refused := strings.Replace(string(body(`{"code":"already_exists","message":"`+long+`"}`)), "200 OK", "409 Conflict", 1)
+	c := hostileGuest(t, []byte(refused))
+	_, err := c.Stat(t.Context(), "/x")
+	var refusal *Error
+	if !errors.As(err, &refusal) || refusal.Code != CodeExists || refusal.Status != 409 || len(refusal.Message) > maxMessage+10 {
+		t.Errorf("got %.100v", err)
+	}
+}
+
+func TestSocketThatIsALinkIsRefused(t *testing.T) {
+	dir := t.TempDir()
+	l, err := net.Listen("unix", filepath.Join(dir, "other.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := os.Symlink("other.sock", filepath.Join(dir, "link.sock")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "file.sock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"link.sock", "file.sock", "none.sock", "."} {
+		c := NewClient(filepath.Join(dir, name))
+		if _, err := c.Hello(t.Context()); err == nil || !strings.Contains(err.Error(), "socket") && !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+		c.Close()
+	}
+}
+
+func TestGuestThatDoesNotAnswer(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), SocketName)
+	l, err := net.Listen("unix", socket) // connects are queued and never accepted
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c := NewClient(socket)
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	for call, err := range everyCall(ctx, c) {
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	w, watched := newWatchdog(t.Context())
+	watched.set(time.Nanosecond)
+	<-w.Done()
+	if err := watched.explain(io.EOF); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("the watchdog says %v", err)
+	}
+	watched.stop()
+}
+
+func TestFullBacklogIsTriedAgain(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), SocketName)
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	var conns []net.Conn
+	defer func() {
+		for _, conn := range conns {
+			conn.Close()
+		}
+	}()
+	for {
+		conn, err := dialSocket(ctx, socket)
+		if err != nil {
+			if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("a full backlog is %v", err)
+			}
+			return
+		}
+		conns = append(conns, conn)
+	}
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add([]byte(frame(FrameStdout, "hello") + frame(FrameComplete, "{}")))
+	f.Add([]byte{1, 0, 0, 0})
+	f.Add([]byte{2, 255, 255, 255, 255, 0})
+	f.Add([]byte(frame(7, "")))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r := strings.NewReader(string(b))
+		var out []byte
+		for {
+			kind, payload, err := ReadFrame(r, nil)
+			if err != nil {
+				if err == io.EOF && len(out) != len(b) {
+					t.Fatalf("lost %d bytes", len(b)-len(out))
+				}
+				return
+			}
+			if len(payload) > MaxFrame {
+				t.Fatalf("payload of %d bytes", len(payload))
+			}
+			out = append(out, frame(kind, string(payload))...)
+			if string(out) != string(b[:len(out)]) {
+				t.Fatalf("frames changed")
+			}
+		}
+	})
+}
+
+func FuzzClient(f *testing.F) {
+	f.Add([]byte{})
+	f.Add(body(`{"protocol":1,"version":"x","pid":1}`))
+	f.Add(body(`{"pid":1,"name":"x","state":"running","restart":"no","started_at":"2026-01-01T00:00:00Z"}`))
+	f.Add(body(`{"entry":{"name":"x","path":"/x"}}` + "\n" + `{"end":{"truncated":false}}` + "\n"))
+	f.Add(body(`{"type":"hold","hold":1000}` + "\n"))
+	f.Add(chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x")+frame(FrameComplete, `{"exit_code":1}`), true))
+	f.Add(chunked(frame(FrameSkipped, `{"bytes":1}`)+frame(FrameExit, `{"pid":1,"state":"exited","restart":"no","exit_code":0}`), true))
+	f.Add([]byte("HTTP/1.1 409 X\r\nContent-Length: 38\r\n\r\n{\"code\":\"already_exists\",\"message\":\"\"}"))
+	f.Add([]byte("HTTP/1.1 206 X\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\n\r\nxx"))
+	f.Add([]byte("HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"))
+	f.Fuzz(func(t *testing.T, answer []byte) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		everyCall(ctx, hostileGuest(t, answer))
+		if ctx.Err() != nil {
+			t.Fatal("a call did not end")
+		}
+	})
+}

@@ -1,0 +1,54 @@
+package guest
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+)
+
+// EventStream is what the guest tells without being asked.
+type EventStream struct {
+	answer *answer
+	lines  *bufio.Scanner
+}
+
+// Events opens the guest's event stream. It first repeats every process that the
+// guest knows, so that a caller who lost a stream misses nothing but how often a
+// process was restarted in between.
+func (c *Client) Events(ctx context.Context) (*EventStream, error) {
+	a, err := c.send(ctx, request{method: http.MethodGet, route: RouteEvents})
+	if err != nil {
+		return nil, err
+	}
+	return &EventStream{answer: a, lines: newLines(a)}, nil
+}
+
+// Next waits for the next event. The stream has no end of its own: when the
+// guest goes away, or drops a reader that is too slow, Next returns ErrLost.
+func (s *EventStream) Next() (Event, error) {
+	if !s.lines.Scan() {
+		err := s.lines.Err()
+		if err == nil || errors.Is(err, io.ErrUnexpectedEOF) {
+			err = ErrLost
+		}
+		return Event{}, err
+	}
+	var ev Event
+	if err := json.Unmarshal(s.lines.Bytes(), &ev); err != nil {
+		return Event{}, fmt.Errorf("guest sent an unusable event: %w", err)
+	}
+	switch {
+	case ev.Type == EventProcess && ev.Process != nil:
+		return ev, ev.Process.check()
+	case ev.Type == EventHold && ev.Hold >= 0 && ev.Hold <= MaxHold:
+		return ev, nil
+	}
+	return Event{}, fmt.Errorf("guest sent an unusable event of type %q", cut(string(ev.Type), 20))
+}
+
+// Close ends the stream. It may be called more than once and while Next waits.
+func (s *EventStream) Close() error { return s.answer.Close() }

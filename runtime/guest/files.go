@@ -1,0 +1,153 @@
+package guest
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// WriteFile writes body to the file at path, whole or not at all: it is written
+// beside the old one and then takes its place. Missing folders are made; a
+// symbolic link is followed. Only a file that is itself a mount, such as the
+// /etc/hosts that engines make, is overwritten in place. Mode 0 keeps the mode of
+// an existing file and is 0644 for a new one. An error of body leaves the old
+// file as it was.
+func (c *Client) WriteFile(ctx context.Context, path string, mode fs.FileMode, body io.Reader) (FileInfo, error) {
+	q := url.Values{"path": {path}, "mode": {formatMode(mode)}}
+	return c.fileInfo(ctx, request{method: http.MethodPut, route: RouteFile, query: q, body: body})
+}
+
+// FileContent is a file, or the part of it that was asked for.
+type FileContent struct {
+	Body         io.ReadCloser // must be closed
+	Status       int           // 200, 206, or 416 with an empty Body
+	Size         int64         // of Body; -1 when unknown
+	ContentType  string        // application/octet-stream, or multipart/byteranges of several ranges
+	ContentRange string        // as in HTTP, of 206 and 416
+	ModifiedAt   time.Time
+	ETag         string
+}
+
+// ReadFile reads a file of any size. rangeHeader is empty or an HTTP Range.
+// A Body that ends early returns ErrLost (wrapped), never io.EOF.
+func (c *Client) ReadFile(ctx context.Context, path, rangeHeader string) (*FileContent, error) {
+	r := request{method: http.MethodGet, route: RouteFile, query: url.Values{"path": {path}}, ranges: rangeHeader != ""}
+	if rangeHeader != "" {
+		r.header = http.Header{"Range": {rangeHeader}}
+	}
+	a, err := c.sendStream(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	modified, _ := http.ParseTime(a.Header.Get("Last-Modified"))
+	f := &FileContent{
+		Body: a, Status: a.StatusCode, Size: a.ContentLength,
+		ContentType: "application/octet-stream", ContentRange: a.Header.Get("Content-Range"),
+		ModifiedAt: modified, ETag: a.Header.Get("ETag"),
+	}
+	if kind := a.Header.Get("Content-Type"); strings.HasPrefix(kind, "multipart/byteranges;") {
+		f.ContentType = kind // whatever else the guest says, a browser shall not see it
+	}
+	if f.Status == http.StatusRequestedRangeNotSatisfiable {
+		a.Close() // holds a sentence for people
+		f.Body, f.Size = http.NoBody, 0
+	}
+	return f, nil
+}
+
+// List lists a folder, in order of names, folders before what is in them.
+// truncated says that there is more than MaxEntries or MaxListing allow.
+func (c *Client) List(ctx context.Context, path string, opts ListOptions) (entries []FileInfo, truncated bool, err error) {
+	a, err := c.sendStream(ctx, request{method: http.MethodGet, route: RouteList, query: url.Values{
+		"path":      {path},
+		"recursive": {strconv.FormatBool(opts.Recursive)},
+		"hidden":    {strconv.FormatBool(opts.Hidden)},
+	}})
+	if err != nil {
+		return nil, false, err
+	}
+	defer a.Close()
+	lines := newLines(io.LimitReader(a, MaxListing+MaxFrame))
+	entries = []FileInfo{}
+	for lines.Scan() {
+		var line ListLine
+		if err := json.Unmarshal(lines.Bytes(), &line); err != nil {
+			return nil, false, fmt.Errorf("guest sent an unusable listing: %w", err)
+		}
+		switch {
+		case line.End != nil:
+			return entries, line.End.Truncated, nil
+		case line.Entry == nil || len(entries) == MaxEntries:
+			return nil, false, fmt.Errorf("guest sent an unusable listing")
+		}
+		entries = append(entries, *line.Entry)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, false, err
+	}
+	return nil, false, ErrLost
+}
+
+// Stat describes what is at path. It does not follow a symbolic link there.
+func (c *Client) Stat(ctx context.Context, path string) (FileInfo, error) {
+	return c.fileInfo(ctx, request{method: http.MethodGet, route: RouteStat, query: url.Values{"path": {path}}})
+}
+
+// Remove removes a file, a symbolic link or a folder; one that is not empty only
+// with recursive. Errors: CodeNotFound, CodeNotEmpty, CodeNotPermitted.
+func (c *Client) Remove(ctx context.Context, path string, recursive bool) error {
+	q := url.Values{"path": {path}, "recursive": {strconv.FormatBool(recursive)}}
+	return c.call(ctx, request{method: http.MethodDelete, route: RouteFile, query: q, wait: longTimeout}, nil)
+}
+
+// Mkdir makes a folder and those above it. One that exists is left as it is.
+// Mode 0 is 0755.
+func (c *Client) Mkdir(ctx context.Context, path string, mode fs.FileMode) (FileInfo, error) {
+	q := url.Values{"path": {path}, "mode": {formatMode(mode)}}
+	return c.fileInfo(ctx, request{method: http.MethodPost, route: RouteMkdir, query: q})
+}
+
+// Move renames a file or a folder, making the folders above its new path. It
+// replaces a file, and never a folder. Errors: CodeNotFound, CodeExists.
+func (c *Client) Move(ctx context.Context, from, to string) (FileInfo, error) {
+	q := url.Values{"from": {from}, "to": {to}}
+	return c.fileInfo(ctx, request{method: http.MethodPost, route: RouteMove, query: q, wait: longTimeout})
+}
+
+// PutArchive unpacks a tar stream, gzipped or not, into the folder at path,
+// which is made if it is missing. Regular files, folders, and links that stay
+// in the folder are allowed; whatever would reach out of it is refused with
+// CodeUnsafeArchive, other kinds with CodeInvalid. Entries before the refused
+// one stay. Owners in the archive are ignored.
+func (c *Client) PutArchive(ctx context.Context, path string, body io.Reader) (ArchiveResult, error) {
+	var res ArchiveResult
+	r := request{method: http.MethodPut, route: RouteArchive, query: url.Values{"path": {path}}, body: body}
+	err := c.call(ctx, r, &res)
+	return res, err
+}
+
+// GetArchive packs the folder or file at path as a tar stream, with paths
+// relative to the folder. Devices, sockets, pipes and what is mounted inside
+// are left out. A stream that is cut off returns ErrLost (wrapped), never io.EOF.
+func (c *Client) GetArchive(ctx context.Context, path string) (io.ReadCloser, error) {
+	a, err := c.sendStream(ctx, request{method: http.MethodGet, route: RouteArchive, query: url.Values{"path": {path}}})
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+func (c *Client) fileInfo(ctx context.Context, r request) (FileInfo, error) {
+	var info FileInfo
+	err := c.call(ctx, r, &info)
+	return info, err
+}
+
+func formatMode(mode fs.FileMode) string { return fmt.Sprintf("%04o", mode.Perm()) }

@@ -1,0 +1,111 @@
+package guest
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+)
+
+// FrameType says what a frame carries. Output of commands and processes crosses
+// the socket in frames: one byte of type, four bytes of length (big endian), at
+// most MaxFrame bytes of payload.
+type FrameType byte
+
+const (
+	FrameStart    FrameType = 1 // exec: JSON of Started, first
+	FrameStdout   FrameType = 2
+	FrameStderr   FrameType = 3
+	FrameComplete FrameType = 4 // exec: JSON of ExecResult, last
+	FrameExit     FrameType = 5 // logs: JSON of Process, last
+	FrameSkipped  FrameType = 6 // logs: JSON of Skipped
+)
+
+// FrameHeader is the length of what precedes a payload.
+const FrameHeader = 5
+
+// Started is the payload of FrameStart.
+type Started struct {
+	PID int `json:"pid"`
+}
+
+// Skipped is the payload of FrameSkipped: so much output was overwritten before
+// a slow reader of the log got to it.
+type Skipped struct {
+	Bytes int64 `json:"bytes"`
+}
+
+// ErrFrame is returned for a frame that no guest of ours would send.
+var ErrFrame = errors.New("guest sent a malformed frame")
+
+// PutFrameHeader writes the header of a frame with n bytes of payload to b.
+func PutFrameHeader(b []byte, t FrameType, n int) {
+	b[0] = byte(t)
+	binary.BigEndian.PutUint32(b[1:], uint32(n))
+}
+
+// ReadFrame reads one frame, using buf for the payload when it is large enough.
+// It returns io.EOF between frames, io.ErrUnexpectedEOF within one, and ErrFrame
+// (wrapped) for an unknown type or a payload over MaxFrame.
+func ReadFrame(r io.Reader, buf []byte) (FrameType, []byte, error) {
+	var header [FrameHeader]byte
+	if _, err := io.ReadFull(r, header[:]); err != nil {
+		return 0, nil, err
+	}
+	t, n := FrameType(header[0]), binary.BigEndian.Uint32(header[1:])
+	if t < FrameStart || t > FrameSkipped {
+		return 0, nil, fmt.Errorf("%w: unknown type %d", ErrFrame, t)
+	}
+	if n > MaxFrame {
+		return 0, nil, fmt.Errorf("%w: %d bytes of payload, at most %d are allowed", ErrFrame, n, MaxFrame)
+	}
+	if int(n) > cap(buf) {
+		buf = make([]byte, n)
+	}
+	buf = buf[:n]
+	if _, err := io.ReadFull(r, buf); err != nil {
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return 0, nil, err
+	}
+	return t, buf, nil
+}
+
+// frames reads an answer that consists of frames, and knows how it ended.
+type frames struct {
+	answer *answer
+	buf    []byte
+	done   error // what comes from now on
+}
+
+// frame reads one frame; its payload is valid until the next one. It returns
+// io.EOF between frames, and ErrLost within one.
+func (s *frames) frame() (FrameType, []byte, error) {
+	t, data, err := ReadFrame(s.answer, s.buf)
+	switch {
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return 0, nil, ErrLost
+	case err != nil:
+		return 0, nil, err
+	}
+	if cap(data) > cap(s.buf) {
+		s.buf = data
+	}
+	return t, data, nil
+}
+
+// finish reads the end of the answer after its last frame, so that its
+// connection can be used again.
+func (s *frames) finish() {
+	s.answer.watch.set(endTimeout)
+	var b [1]byte
+	s.answer.Read(b[:])
+	s.fail(io.EOF)
+}
+
+// fail ends the stream with an error, or io.EOF.
+func (s *frames) fail(err error) {
+	s.done = err
+	s.answer.Close()
+}

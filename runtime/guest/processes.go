@@ -1,0 +1,103 @@
+package guest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// maxSignal bounds the name of a signal, the longest of which is "SIGSTKFLT".
+const maxSignal = 16
+
+// StartProcess starts a background process. Errors: CodeExists when a running
+// process has that name, CodeTooMany, CodeNoCommand, CodeNoShell, CodeInvalid.
+func (c *Client) StartProcess(ctx context.Context, spec ProcessSpec) (Process, error) {
+	return c.process(ctx, request{method: http.MethodPost, route: RouteProcess, json: spec})
+}
+
+// Processes lists the running processes and the most recent of those that
+// ended, oldest first.
+func (c *Client) Processes(ctx context.Context) ([]Process, error) {
+	var list []Process
+	if err := c.call(ctx, request{method: http.MethodGet, route: RouteProcess}, &list); err != nil {
+		return nil, err
+	}
+	for _, p := range list {
+		if err := p.check(); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
+// Process returns one process. A pid that a restart has left behind still names
+// its process, unless another one has got that pid since. Errors: CodeNoProcess.
+func (c *Client) Process(ctx context.Context, pid int) (Process, error) {
+	return c.process(ctx, request{method: http.MethodGet, route: processRoute(pid, "")})
+}
+
+// StopProcess sends SIGTERM to the process and everything that it started,
+// SIGKILL to what is left after grace, and returns when it has ended. It will
+// not be restarted. One that has ended already is no error.
+func (c *Client) StopProcess(ctx context.Context, pid int, grace time.Duration) (Process, error) {
+	return c.process(ctx, request{
+		method: http.MethodPost, route: processRoute(pid, SuffixStop),
+		query: url.Values{"grace": {grace.String()}}, wait: grace,
+	})
+}
+
+// SignalProcess delivers a signal, such as "SIGHUP" or "HUP", and returns the
+// process as it then is. SIGTERM, SIGINT, SIGQUIT and SIGKILL go to its whole
+// process group and mean that it shall end: it will not be restarted. Any other
+// goes to the process alone; when it dies of it, it will not be restarted either.
+func (c *Client) SignalProcess(ctx context.Context, pid int, signal string) (Process, error) {
+	return c.process(ctx, request{
+		method: http.MethodPost, route: processRoute(pid, SuffixSignal),
+		query: url.Values{"signal": {signal}},
+	})
+}
+
+func (c *Client) process(ctx context.Context, r request) (Process, error) {
+	var p Process
+	if err := c.call(ctx, r, &p); err != nil {
+		return Process{}, err
+	}
+	return p, p.check()
+}
+
+func processRoute(pid int, suffix string) string {
+	return fmt.Sprintf("%s/%d%s", RouteProcess, pid, suffix)
+}
+
+// check refuses a process that no guest of ours would report.
+func (p *Process) check() error {
+	switch p.State {
+	case ProcessRunning, ProcessExited, ProcessLost:
+	default:
+		return fmt.Errorf("guest reported a process in the unknown state %q", cut(string(p.State), 20))
+	}
+	switch p.Restart {
+	case RestartNo, RestartAlways, RestartOnWake:
+	default:
+		return fmt.Errorf("guest reported a process with the unknown restart %q", cut(string(p.Restart), 20))
+	}
+	if p.PID <= 0 {
+		return fmt.Errorf("guest reported a process with the pid %d", p.PID)
+	}
+	switch {
+	case p.State == ProcessExited && p.ExitCode != nil && isExit(*p.ExitCode, p.Signal):
+	case p.State != ProcessExited && p.ExitCode == nil && p.Signal == "":
+	default:
+		return fmt.Errorf("guest reported a process that is %s with an unusable exit code or signal", p.State)
+	}
+	return nil
+}
+
+// isExit says whether a process can have ended so.
+func isExit(code int, signal string) bool {
+	return code >= 0 && code <= 255 && len(signal) <= maxSignal &&
+		strings.Trim(signal, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") == ""
+}

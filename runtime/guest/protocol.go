@@ -1,0 +1,185 @@
+// Package guest is the protocol between the node and doze-guest, the process
+// that is PID 1 in every sandbox, and the node's client for it.
+//
+// The guest serves HTTP/1.1 on a Unix socket in a folder that is bind-mounted
+// into its sandbox alone. Requests and answers are JSON, raw bytes (files), tar
+// (archives) or frames (output of commands, see frame.go). The node trusts
+// nothing that comes from the guest: every answer is bounded in size and time,
+// and no path of the host is ever derived from one.
+package guest
+
+import "time"
+
+// ProtocolVersion is raised whenever node and guest of different builds could
+// misunderstand each other. The node refuses a guest with another version.
+const ProtocolVersion = 1
+
+// Where things are inside a sandbox. The node mounts BinaryPath read-only and
+// RunDir writable; both folders belong to doze alone.
+const (
+	BinaryPath = "/.doze/bin/doze-guest"
+	RunDir     = "/.doze/run"
+	// SocketName is the guest's socket in RunDir. Only processes outside the
+	// sandbox's PID namespace may use it: the guest checks SO_PEERCRED.
+	SocketName = "guest.sock"
+	// InsideSocketName is the socket in RunDir for processes in the sandbox.
+	// It offers only what a sandbox may ask for itself: a hold.
+	InsideSocketName = "inside.sock"
+	// LogDir holds one file per process, bounded in size, inside the sandbox.
+	LogDir = "/var/log/doze"
+)
+
+// Limits that both ends enforce.
+const (
+	MaxJSON    = 4 << 20  // bytes of one JSON request or answer
+	MaxFrame   = 64 << 10 // bytes of payload in one frame
+	MaxArgs    = 4096     // arguments of one command
+	MaxEntries = 100_000  // entries in one directory listing
+	// MaxHold is the longest that a sandbox may ask to be kept awake at once.
+	MaxHold = 24 * time.Hour
+)
+
+// Hello is the guest's first word.
+type Hello struct {
+	Protocol int    `json:"protocol"`
+	Version  string `json:"version"` // build of doze-guest
+	PID      int    `json:"pid"`     // its own, inside the sandbox: 1
+}
+
+// ExecRequest runs one command to its end.
+type ExecRequest struct {
+	// Command is run by /bin/sh -c. Exactly one of Command and Argv is set.
+	Command string   `json:"command,omitempty"`
+	Argv    []string `json:"argv,omitempty"`
+	// Cwd is absolute; empty means the image's working directory.
+	Cwd string `json:"cwd,omitempty"`
+	// Env is added to the environment of the sandbox.
+	Env   map[string]string `json:"env,omitempty"`
+	Stdin []byte            `json:"stdin,omitempty"`
+	// Timeout in nanoseconds ends the whole process tree; 0 means none.
+	Timeout time.Duration `json:"timeout,omitempty"`
+}
+
+// ExecResult is how a command ended.
+type ExecResult struct {
+	// ExitCode is the command's own, or 128+n when signal n ended it.
+	ExitCode int `json:"exit_code"`
+	// Signal is the name of the signal that ended it, such as "SIGKILL".
+	Signal   string        `json:"signal,omitempty"`
+	TimedOut bool          `json:"timed_out,omitempty"`
+	Duration time.Duration `json:"duration"`
+}
+
+// Restart says what becomes of a process that ended.
+type Restart string
+
+const (
+	RestartNo     Restart = "no"      // stays ended; the default
+	RestartAlways Restart = "always"  // started again when it exits, and on a cold wake
+	RestartOnWake Restart = "on-wake" // started again on a cold wake only
+)
+
+// ProcessSpec is a process that runs in the background.
+type ProcessSpec struct {
+	Command string            `json:"command,omitempty"`
+	Argv    []string          `json:"argv,omitempty"`
+	Cwd     string            `json:"cwd,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	// Name is unique among the running processes of a sandbox; empty means
+	// that the guest picks one.
+	Name    string  `json:"name,omitempty"`
+	Restart Restart `json:"restart,omitempty"`
+}
+
+// ProcessState of a background process.
+type ProcessState string
+
+const (
+	ProcessRunning ProcessState = "running"
+	ProcessExited  ProcessState = "exited"
+	// ProcessLost: its sandbox ended while it ran, so nobody saw how it ended.
+	// It has no exit code.
+	ProcessLost ProcessState = "lost"
+)
+
+// Process is a background process as last seen.
+type Process struct {
+	PID     int          `json:"pid"` // inside the sandbox
+	Name    string       `json:"name"`
+	Command string       `json:"command,omitempty"`
+	Argv    []string     `json:"argv,omitempty"`
+	Cwd     string       `json:"cwd,omitempty"`
+	Restart Restart      `json:"restart"`
+	State   ProcessState `json:"state"`
+	// ExitCode is nil until the process was reaped; it is never invented.
+	ExitCode  *int       `json:"exit_code,omitempty"`
+	Signal    string     `json:"signal,omitempty"`
+	Restarts  int        `json:"restarts"`
+	StartedAt time.Time  `json:"started_at"`
+	ExitedAt  *time.Time `json:"exited_at,omitempty"`
+	LogFile   string     `json:"log_file"` // path inside the sandbox
+}
+
+// FileInfo is one entry of a listing.
+type FileInfo struct {
+	Name       string    `json:"name"`
+	Path       string    `json:"path"`
+	Type       string    `json:"type"` // file, directory, symlink, other
+	Size       int64     `json:"size"`
+	Mode       string    `json:"mode"` // octal permission bits, such as "0644"
+	ModifiedAt time.Time `json:"modified_at"`
+	Target     string    `json:"target,omitempty"` // of a symlink
+}
+
+// ListOptions for a directory listing.
+type ListOptions struct {
+	Recursive bool
+	Hidden    bool // include names that begin with a dot
+}
+
+// EventType of what the guest tells without being asked.
+type EventType string
+
+const (
+	EventProcess EventType = "process" // a process started, exited or was restarted
+	EventHold    EventType = "hold"    // somebody inside asks to be kept awake
+)
+
+// Event is one line of the guest's event stream, newline-delimited JSON. On
+// connection the guest first sends an EventProcess for every process it knows.
+type Event struct {
+	Type    EventType     `json:"type"`
+	Process *Process      `json:"process,omitempty"`
+	Hold    time.Duration `json:"hold,omitempty"` // from now
+}
+
+// Error is what the guest answers when it refuses or fails: JSON with a status
+// of 400 (bad request), 403, 404, 409, 413, 429 (on the inside socket), 500 or
+// 507 (no space left).
+type Error struct {
+	Status  int    `json:"-"`
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+func (e *Error) Error() string { return e.Message }
+
+// Codes of Error that callers tell apart.
+const (
+	CodeInvalid       = "invalid_request"
+	CodeNotFound      = "path_not_found"
+	CodeNoProcess     = "process_not_found"
+	CodeExists        = "already_exists"
+	CodeNotEmpty      = "directory_not_empty"
+	CodeTooMany       = "too_many_processes"
+	CodeNotDirectory  = "not_a_directory"
+	CodeIsDirectory   = "is_a_directory"
+	CodeNotPermitted  = "not_permitted"
+	CodeNoSpace       = "no_space_left"
+	CodeNoCommand     = "command_not_found"
+	CodeNoShell       = "no_shell"
+	CodeUnsafeArchive = "unsafe_archive"
+	CodeTooLarge      = "too_large"
+	CodePortNotReady  = "port_not_ready"
+	CodeInternal      = "guest_error"
+)

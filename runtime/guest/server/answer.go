@@ -1,0 +1,141 @@
+package server
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"strings"
+	"syscall"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// handler answers a request or returns why not; the error must come before
+// anything was answered. A handler that fails later breaks the connection by
+// panic(http.ErrAbortHandler), so that no half answer looks whole.
+type handler func(w http.ResponseWriter, r *http.Request) error
+
+func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	err := h(w, r)
+	if err == nil {
+		return
+	}
+	e := asError(err)
+	b, _ := json.Marshal(e)
+	w.Header().Set("Content-Type", "application/json")
+	if r.ContentLength != 0 {
+		// Answer now, whatever is still to come of the body.
+		w.Header().Set("Connection", "close")
+	}
+	w.WriteHeader(e.Status)
+	w.Write(b)
+}
+
+// answer sends v as JSON.
+func answer(w http.ResponseWriter, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	if len(b) > guest.MaxJSON {
+		return refuse(guest.CodeTooLarge, "the answer has %d bytes, at most %d are allowed", len(b), guest.MaxJSON)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Write(b) // a client that is gone needs no answer
+	return nil
+}
+
+// readJSON reads a request's body.
+func readJSON(r *http.Request, v any) error {
+	b, err := io.ReadAll(io.LimitReader(r.Body, guest.MaxJSON+1))
+	if err != nil {
+		return refuse(guest.CodeInvalid, "the request ended early: %v", err)
+	}
+	if len(b) > guest.MaxJSON {
+		return refuse(guest.CodeTooLarge, "the request has more than %d bytes", guest.MaxJSON)
+	}
+	if err := json.Unmarshal(b, v); err != nil {
+		return refuse(guest.CodeInvalid, "the request is no usable JSON: %v", err)
+	}
+	return nil
+}
+
+var statuses = map[string]int{
+	guest.CodeInvalid:       http.StatusBadRequest,
+	guest.CodeNotFound:      http.StatusNotFound,
+	guest.CodeNoProcess:     http.StatusNotFound,
+	guest.CodeExists:        http.StatusConflict,
+	guest.CodeNotEmpty:      http.StatusConflict,
+	guest.CodeTooMany:       http.StatusConflict,
+	guest.CodeNotDirectory:  http.StatusConflict,
+	guest.CodeIsDirectory:   http.StatusConflict,
+	guest.CodeNotPermitted:  http.StatusForbidden,
+	guest.CodeNoSpace:       http.StatusInsufficientStorage,
+	guest.CodeNoCommand:     http.StatusBadRequest,
+	guest.CodeNoShell:       http.StatusBadRequest,
+	guest.CodeUnsafeArchive: http.StatusBadRequest,
+	guest.CodeTooLarge:      http.StatusRequestEntityTooLarge,
+	guest.CodePortNotReady:  http.StatusConflict,
+}
+
+// refuse makes the error that a client gets.
+func refuse(code, format string, args ...any) *guest.Error {
+	status, ok := statuses[code]
+	if !ok {
+		status = http.StatusInternalServerError
+	}
+	return &guest.Error{Status: status, Code: code, Message: fmt.Sprintf(format, args...)}
+}
+
+// asError finds the code for an error of the kernel.
+func asError(err error) *guest.Error {
+	var e *guest.Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return refuse(codeOf(err), "%s", err)
+}
+
+func codeOf(err error) string {
+	var errno syscall.Errno
+	if !errors.As(err, &errno) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return guest.CodeNotFound
+		case escapes(err):
+			return guest.CodeNotPermitted
+		}
+		return guest.CodeInternal
+	}
+	switch errno {
+	case syscall.ENOENT:
+		return guest.CodeNotFound
+	case syscall.ENOTDIR:
+		return guest.CodeNotDirectory
+	case syscall.EISDIR:
+		return guest.CodeIsDirectory
+	case syscall.EEXIST:
+		return guest.CodeExists
+	case syscall.ENOTEMPTY:
+		return guest.CodeNotEmpty
+	case syscall.EACCES, syscall.EPERM, syscall.EROFS, syscall.EBUSY, syscall.ETXTBSY:
+		return guest.CodeNotPermitted
+	case syscall.ENOSPC, syscall.EDQUOT:
+		return guest.CodeNoSpace
+	case syscall.EINVAL, syscall.ENAMETOOLONG, syscall.ELOOP, syscall.EXDEV, syscall.ENXIO:
+		return guest.CodeInvalid
+	case syscall.EFBIG, syscall.E2BIG:
+		return guest.CodeTooLarge
+	}
+	return guest.CodeInternal
+}
+
+// escapes says whether an os.Root refused a path that leads out of it; the
+// standard library has no exported error for that.
+func escapes(err error) bool {
+	var p *fs.PathError
+	return errors.As(err, &p) && strings.Contains(p.Err.Error(), "escapes from parent")
+}

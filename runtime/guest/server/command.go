@@ -1,0 +1,295 @@
+package server
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+const (
+	shell       = "/bin/sh"
+	defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	// markName is the environment variable by which a command's descendants are
+	// found after they left its process group, its session and their parents.
+	markName = "DOZE_TREE"
+	// oomScore makes the kernel's OOM killer prefer any command to the guest,
+	// which is small but may be larger than each process of a fork bomb.
+	oomScore = "300"
+)
+
+// command is a program that is ready to be started.
+type command struct {
+	path string
+	argv []string
+	env  []string
+	dir  string
+	mark string
+	sh   bool // argv was made from a line for the shell
+}
+
+// command checks what a client wants to run. Nothing has been started yet.
+func (s *Server) command(line string, argv []string, cwd string, env map[string]string) (*command, error) {
+	c := &command{argv: argv, mark: newMark()}
+	switch {
+	case line != "" && len(argv) > 0:
+		return nil, refuse(guest.CodeInvalid, "command and argv are both set; set one of them")
+	case line != "":
+		c.argv, c.sh = []string{shell, "-c", line}, true
+	case len(argv) == 0 || argv[0] == "":
+		return nil, refuse(guest.CodeInvalid, "nothing to run: set command or argv")
+	case len(argv) > guest.MaxArgs:
+		return nil, refuse(guest.CodeTooLarge, "argv has %d elements, at most %d are allowed", len(argv), guest.MaxArgs)
+	}
+	for _, arg := range c.argv {
+		if strings.IndexByte(arg, 0) >= 0 {
+			return nil, refuse(guest.CodeInvalid, "an argument holds a zero byte")
+		}
+	}
+	var err error
+	if c.env, err = s.environment(env, c.mark); err != nil {
+		return nil, err
+	}
+	if c.dir, err = s.folder(cwd); err != nil {
+		return nil, err
+	}
+	c.path = c.argv[0]
+	if !strings.Contains(c.path, "/") {
+		path, _ := lookup(c.env, "PATH")
+		if c.path, err = find(c.path, path, c.dir); err != nil {
+			return nil, err
+		}
+	}
+	return c, nil
+}
+
+// folder is where a command runs.
+func (s *Server) folder(cwd string) (string, error) {
+	if cwd == "" {
+		cwd = s.cfg.Workdir
+	} else if !filepath.IsAbs(cwd) {
+		return "", refuse(guest.CodeInvalid, "cwd %q is relative; give an absolute path", cwd)
+	}
+	dir, err := s.path(cwd)
+	if err != nil {
+		return "", err
+	}
+	var st unix.Stat_t
+	switch err := unix.Stat(dir, &st); {
+	case errors.Is(err, unix.ENOENT):
+		return "", refuse(guest.CodeNotFound, "cwd %q does not exist", cwd)
+	case err != nil:
+		return "", refuse(codeOf(err), "cwd %q: %v", cwd, err)
+	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return "", refuse(guest.CodeNotDirectory, "cwd %q is not a folder", cwd)
+	}
+	return dir, nil
+}
+
+// environment is that of the sandbox with the request's laid over it. The mark
+// comes first, where it is found fastest.
+func (s *Server) environment(add map[string]string, mark string) ([]string, error) {
+	env := make([]string, 1, 1+len(s.cfg.Env)+len(add))
+	env[0] = markName + "=" + mark
+	for _, kv := range s.cfg.Env {
+		name, _, _ := strings.Cut(kv, "=")
+		if _, ok := add[name]; !ok && name != markName {
+			env = append(env, kv)
+		}
+	}
+	for name, value := range add {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
+			return nil, refuse(guest.CodeInvalid, "env %q is unusable: a name has no \"=\", and neither name nor value a zero byte", name)
+		}
+		if name != markName {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env, nil
+}
+
+// lookup finds a variable in an environment.
+func lookup(env []string, name string) (string, bool) {
+	for _, kv := range env {
+		if value, ok := strings.CutPrefix(kv, name); ok && strings.HasPrefix(value, "=") {
+			return value[1:], true
+		}
+	}
+	return "", false
+}
+
+// find looks for a program in the folders of path, as execvp does.
+func find(name, path, dir string) (string, error) {
+	var denied string
+	for _, folder := range filepath.SplitList(path) {
+		if !filepath.IsAbs(folder) {
+			folder = filepath.Join(dir, folder)
+		}
+		full := filepath.Join(folder, name)
+		var st unix.Stat_t
+		if unix.Stat(full, &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG {
+			continue
+		}
+		if st.Mode&0o111 != 0 {
+			return full, nil
+		}
+		denied = full
+	}
+	if denied != "" {
+		return "", refuse(guest.CodeNotPermitted, "%s is not executable", denied)
+	}
+	return "", refuse(guest.CodeNoCommand, "%q was not found in PATH (%s)", name, path)
+}
+
+// running is a command that was started, with our ends of its outputs.
+type running struct {
+	tree    *tree
+	outputs [2]*outputPipe // stdout, stderr
+}
+
+// start starts the command, which reads input as its stdin.
+func (s *Server) start(c *command, input []byte) (*running, error) {
+	in, err := stdin(input)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	run := &running{}
+	files := []uintptr{in.Fd()}
+	for i := range run.outputs {
+		pipe, fd, err := newOutputPipe()
+		if err != nil {
+			run.close()
+			return nil, err
+		}
+		defer syscall.Close(fd)
+		run.outputs[i], files = pipe, append(files, uintptr(fd))
+	}
+	root, err := s.reaper.start(c.path, c.argv, &syscall.ProcAttr{
+		Dir: c.dir, Env: c.env, Files: files,
+		Sys: &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		run.close()
+		return nil, c.explain(err)
+	}
+	if s.cfg.Init {
+		preferForOOM(root.pid)
+	}
+	run.tree = &tree{root: root, mark: []byte(markName + "=" + c.mark)}
+	return run, nil
+}
+
+// wait waits for the command itself and then has its outputs drained.
+func (r *running) wait() {
+	<-r.tree.root.done
+	for _, pipe := range r.outputs {
+		pipe.commandEnded()
+	}
+}
+
+// close gives up the outputs, which ends their copying.
+func (r *running) close() {
+	for _, pipe := range r.outputs {
+		if pipe != nil {
+			pipe.file.Close()
+		}
+	}
+}
+
+// explain says why a program could not be started.
+func (c *command) explain(err error) error {
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	switch errno {
+	case syscall.ENOENT, syscall.ENOTDIR:
+		if c.sh {
+			return refuse(guest.CodeNoShell, "this image has no %s; give the program and its arguments as argv", shell)
+		}
+		if _, statErr := os.Stat(c.resolved()); statErr == nil {
+			return refuse(guest.CodeNoCommand, "%s exists, but the interpreter or loader that it names does not", c.path)
+		}
+		return refuse(guest.CodeNoCommand, "%s does not exist", c.path)
+	case syscall.ENOEXEC:
+		return refuse(guest.CodeNoCommand, "%s is no program for this machine and has no #! line", c.path)
+	case syscall.EACCES, syscall.EPERM:
+		return refuse(guest.CodeNotPermitted, "%s may not be executed", c.path)
+	case syscall.E2BIG:
+		return refuse(guest.CodeTooLarge, "arguments and environment are too large")
+	case syscall.EAGAIN:
+		return refuse(guest.CodeTooMany, "the sandbox has as many processes as it may have")
+	}
+	return refuse(guest.CodeInternal, "starting %s: %v", c.path, err)
+}
+
+// resolved is the program's path as the kernel sees it after chdir.
+func (c *command) resolved() string {
+	if filepath.IsAbs(c.path) {
+		return c.path
+	}
+	return filepath.Join(c.dir, c.path)
+}
+
+func preferForOOM(pid int) {
+	fd, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return // it has ended
+	}
+	unix.Write(fd, []byte(oomScore))
+	unix.Close(fd)
+}
+
+func newMark() string {
+	var b [12]byte
+	rand.Read(b[:])
+	return hex.EncodeToString(b[:])
+}
+
+// stdin is a file with the bytes that a command reads: the null device without
+// any, else one in memory, so that nobody has to feed a pipe.
+func stdin(data []byte) (*os.File, error) {
+	if len(data) == 0 {
+		f, err := os.Open(os.DevNull)
+		if err == nil {
+			return f, nil
+		}
+	}
+	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "stdin")
+	if _, err := f.Write(data); err != nil {
+		f.Close()
+		return nil, err
+	}
+	if _, err := f.Seek(0, 0); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// hasVariable says whether an environment, as the kernel shows it, holds kv.
+func hasVariable(environ, kv []byte) bool {
+	for rest := environ; ; {
+		i := bytes.Index(rest, kv)
+		if i < 0 {
+			return false
+		}
+		end := i + len(kv)
+		if (i == 0 || rest[i-1] == 0) && (end == len(rest) || rest[end] == 0) {
+			return true
+		}
+		rest = rest[end:]
+	}
+}

@@ -1,0 +1,196 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/server"
+)
+
+func subscribe(t *testing.T, c *guest.Client) *guest.EventStream {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	events, err := c.Events(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { events.Close(); cancel() })
+	return events
+}
+
+func next(t *testing.T, events *guest.EventStream) guest.Event {
+	t.Helper()
+	ev, err := events.Next()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ev
+}
+
+func TestEventsRepeatWhatIsKnownThenTellChanges(t *testing.T) {
+	c := start(t, nil)
+	old := startProcess(t, c, guest.ProcessSpec{Command: "exit 5"})
+	waitProcess(t, c, old.PID, "the first has ended", exited)
+	running := startProcess(t, c, guest.ProcessSpec{Argv: []string{"sleep", "1000"}})
+	events := subscribe(t, c)
+	if ev := next(t, events); ev.Type != guest.EventProcess || ev.Process.PID != old.PID || *ev.Process.ExitCode != 5 {
+		t.Errorf("first event %+v", ev.Process)
+	}
+	if ev := next(t, events); ev.Process.PID != running.PID || ev.Process.State != guest.ProcessRunning {
+		t.Errorf("second event %+v", ev.Process)
+	}
+	if _, err := c.SignalProcess(t.Context(), running.PID, "KILL"); err != nil {
+		t.Fatal(err)
+	}
+	if ev := next(t, events); ev.Process.PID != running.PID || ev.Process.Signal != "SIGKILL" || ev.Process.State != guest.ProcessExited {
+		t.Errorf("event of the end %+v", ev.Process)
+	}
+	p := startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: guest.RestartAlways})
+	for _, want := range []struct {
+		state    guest.ProcessState
+		restarts int
+	}{{guest.ProcessRunning, 0}, {guest.ProcessExited, 0}, {guest.ProcessRunning, 1}, {guest.ProcessExited, 1}} {
+		if ev := next(t, events); ev.Process.Name != p.Name || ev.Process.State != want.state || ev.Process.Restarts != want.restarts {
+			t.Errorf("got %+v, want %+v", ev.Process, want)
+		}
+	}
+}
+
+func TestEventsEndWithTheGuest(t *testing.T) {
+	c := start(t, nil)
+	events := subscribe(t, c)
+	events.Close()
+	if _, err := events.Next(); err == nil {
+		t.Error("a closed stream has a next event")
+	}
+}
+
+// ask sends one request to the socket for processes in the sandbox.
+func ask(t *testing.T, runDir, method, path string) (status int, body string) {
+	t.Helper()
+	hc := &http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(runDir, guest.InsideSocketName))
+		},
+	}}
+	req, err := http.NewRequestWithContext(t.Context(), method, "http://inside"+path, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := hc.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resp.StatusCode, string(b)
+}
+
+func TestHoldFromInside(t *testing.T) {
+	var runDir string
+	c := start(t, func(cfg *server.Config) { runDir = cfg.RunDir; cfg.AnyPeer = true })
+	if status, body := ask(t, runDir, "POST", "/hold?for=10m"); status != 500 || !strings.Contains(body, "node") {
+		t.Errorf("without a node: %d %s", status, body)
+	}
+	events := subscribe(t, c)
+	for _, d := range []time.Duration{10 * time.Minute, 0, guest.MaxHold} {
+		if status, body := ask(t, runDir, "POST", "/hold?for="+d.String()); status != 200 {
+			t.Fatalf("hold %s: %d %s", d, status, body)
+		}
+		if ev := next(t, events); ev.Type != guest.EventHold || ev.Hold != d {
+			t.Errorf("hold %s arrived as %+v", d, ev)
+		}
+	}
+	for _, bad := range []string{"/hold", "/hold?for=x", "/hold?for=-1s", "/hold?for=25h"} {
+		if status, _ := ask(t, runDir, "POST", bad); status != 400 {
+			t.Errorf("%s: %d", bad, status)
+		}
+	}
+	for _, other := range []string{guest.RouteHello, guest.RouteExec, guest.RouteProcess, guest.RouteFile + "?path=/etc/passwd", guest.RouteEvents} {
+		if status, _ := ask(t, runDir, "GET", other); status != 404 {
+			t.Errorf("GET %s is offered inside: %d", other, status)
+		}
+	}
+	limited := false
+	for range 30 {
+		status, _ := ask(t, runDir, "POST", "/hold?for=1s")
+		limited = limited || status == 429
+	}
+	if !limited {
+		t.Error("holds are not limited in rate")
+	}
+}
+
+func TestConnectionsFromInsideAreLimited(t *testing.T) {
+	var runDir string
+	start(t, func(cfg *server.Config) { runDir = cfg.RunDir })
+	for range 50 { // that say nothing
+		conn, err := net.Dial("unix", filepath.Join(runDir, guest.InsideSocketName))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	// Whoever accepts them waits until one has ended.
+	served := 0
+	eventually(t, "no more connections are accepted", func() bool {
+		buf := make([]byte, 4<<20)
+		stacks := string(buf[:runtime.Stack(buf, true)])
+		served = strings.Count(stacks, "created by net/http.(*Server).Serve in")
+		return slices.ContainsFunc(strings.Split(stacks, "\n\n"), func(stack string) bool {
+			return strings.Contains(stack, " [select") && strings.Contains(stack, "server.limited.Accept(")
+		})
+	})
+	if served != 8 {
+		t.Errorf("%d silent connections are served at once", served)
+	}
+}
+
+func TestPortReady(t *testing.T) {
+	c := start(t, nil)
+	for _, addr := range []string{"127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"} {
+		t.Run(addr, func(t *testing.T) {
+			l, err := net.Listen("tcp", addr)
+			if err != nil {
+				t.Fatal(err)
+			}
+			port := uint16(l.Addr().(*net.TCPAddr).Port)
+			if err := c.PortReady(t.Context(), port, 0); err != nil {
+				t.Errorf("while it listens: %v", err)
+			}
+			l.Close()
+			wantCode(t, c.PortReady(t.Context(), port, 30*time.Millisecond), guest.CodePortNotReady, "nothing listens")
+			found := make(chan error, 1)
+			go func() { found <- c.PortReady(t.Context(), port, 20*time.Second) }()
+			if l, err = net.Listen("tcp", l.Addr().String()); err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			if err := <-found; err != nil {
+				t.Errorf("after it listened again: %v", err)
+			}
+		})
+	}
+	if err := c.PortReady(t.Context(), 0, 0); codeOf(err) != guest.CodeInvalid {
+		t.Errorf("port 0: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := c.PortReady(ctx, 1, time.Minute); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a cancelled context: %v", err)
+	}
+}

@@ -1,0 +1,293 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// maxUnsized bounds what is read of a file that does not say its size.
+const maxUnsized = 4 << 20
+
+// copyBuffers carry contents between files and the socket, whatever their size.
+var copyBuffers = sync.Pool{New: func() any { return new([64 << 10]byte) }}
+
+// copyAll copies with a buffer of the pool, and with no other: it hides what
+// would make io.Copy allocate its own.
+func copyAll(to io.Writer, from io.Reader) (int64, error) {
+	buf := copyBuffers.Get().(*[64 << 10]byte)
+	defer copyBuffers.Put(buf)
+	return io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, buf[:])
+}
+
+func (s *Server) stat(w http.ResponseWriter, r *http.Request) error {
+	path, err := s.path(r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	info, err := s.describePath(path)
+	if err != nil {
+		return err
+	}
+	return answer(w, info)
+}
+
+func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
+	mode, err := modeOf(r)
+	if err != nil {
+		return err
+	}
+	path, err := s.writable(r.URL.Query().Get("path"), true)
+	if err != nil {
+		return err
+	}
+	if err := replaceFile(path, mode, r.Body); err != nil {
+		return s.pathError(err)
+	}
+	info, err := s.describePath(path)
+	if err != nil {
+		return err
+	}
+	return answer(w, info)
+}
+
+// replaceFile writes body beside path and then puts it in its place, with the
+// mode and owner of what was there. When it fails, nothing has changed, but for
+// folders that it made.
+func replaceFile(path string, mode fs.FileMode, body io.Reader) (err error) {
+	old, err := os.Lstat(path)
+	switch {
+	case err == nil && old.IsDir():
+		return &fs.PathError{Op: "write", Path: path, Err: syscall.EISDIR}
+	case err == nil && !old.Mode().IsRegular():
+		return refuse(guest.CodeInvalid, "%s is neither a regular file nor a link to one", path)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return err
+	case err != nil:
+		old = nil
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return err
+		}
+	}
+	temp, err := os.CreateTemp(filepath.Dir(path), ".doze-*")
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			temp.Close()
+			os.Remove(temp.Name())
+		}
+	}()
+	if _, err := copyAll(temp, body); err != nil {
+		if errors.Is(err, io.ErrUnexpectedEOF) {
+			return refuse(guest.CodeInvalid, "the upload of %s ended early; the file is as it was", filepath.Base(path))
+		}
+		return err
+	}
+	setOwner(temp, old)
+	switch {
+	case mode != 0:
+	case old != nil:
+		mode = old.Mode().Perm()
+	default:
+		mode = 0o644
+	}
+	if err := temp.Chmod(mode); err != nil {
+		return err
+	}
+	err = os.Rename(temp.Name(), path)
+	if errors.Is(err, syscall.EBUSY) {
+		if err = overwrite(path, mode, temp); err == nil {
+			os.Remove(temp.Name())
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return temp.Close()
+}
+
+// overwrite writes content into the file at path. That is not atomic, but all
+// that can be done to a file which is a mount, as engines make of /etc/hosts.
+func overwrite(path string, mode fs.FileMode, content *os.File) error {
+	if _, err := content.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return err
+	}
+	_, err = copyAll(f, content)
+	return errors.Join(err, f.Chmod(mode), f.Close())
+}
+
+// setOwner gives f the owner of the file that it replaces, if this process may:
+// a sandbox may have given up the capability for that.
+func setOwner(f *os.File, old fs.FileInfo) {
+	if old == nil {
+		return
+	}
+	st, ok := old.Sys().(*syscall.Stat_t)
+	if ok && (int(st.Uid) != os.Geteuid() || int(st.Gid) != os.Getegid()) {
+		f.Chown(int(st.Uid), int(st.Gid))
+	}
+}
+
+func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
+	path, err := s.path(r.URL.Query().Get("path"))
+	if err != nil {
+		return err
+	}
+	f, info, err := openRegular(path)
+	if err != nil {
+		return s.pathError(err)
+	}
+	defer f.Close()
+	var content io.ReadSeeker = f
+	if info.Size() == 0 {
+		// Files of /proc and /sys have contents, but no size.
+		b, err := readUnsized(f)
+		if err != nil {
+			return s.pathError(err)
+		}
+		content = bytes.NewReader(b)
+	}
+	h := w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		h.Set("ETag", fmt.Sprintf(`"%x-%x-%x"`, st.Ino, info.ModTime().UnixNano(), info.Size()))
+	}
+	http.ServeContent(w, r, "", info.ModTime(), content)
+	return nil
+}
+
+// readUnsized reads a whole file that does not say its size.
+func readUnsized(f io.Reader) ([]byte, error) {
+	b, err := io.ReadAll(io.LimitReader(f, maxUnsized+1))
+	if err == nil && len(b) > maxUnsized {
+		err = refuse(guest.CodeTooLarge, "the file does not say its size and has more than %d bytes", maxUnsized)
+	}
+	return b, err
+}
+
+// openRegular opens a regular file. It never blocks on a pipe or touches a device.
+func openRegular(path string) (*os.File, fs.FileInfo, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := checkRegular(path, info); err != nil {
+		return nil, nil, err
+	}
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	if info, err = f.Stat(); err == nil {
+		err = checkRegular(path, info)
+	}
+	if err != nil {
+		f.Close()
+		return nil, nil, err
+	}
+	return f, info, nil
+}
+
+func checkRegular(path string, info fs.FileInfo) error {
+	switch {
+	case info.IsDir():
+		return &fs.PathError{Op: "read", Path: path, Err: syscall.EISDIR}
+	case !info.Mode().IsRegular():
+		return refuse(guest.CodeInvalid, "%s is no regular file", path)
+	}
+	return nil
+}
+
+func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
+	path, err := s.writable(r.URL.Query().Get("path"), false)
+	if err != nil {
+		return err
+	}
+	if path == s.cfg.Root {
+		return refuse(guest.CodeNotPermitted, "/ cannot be removed")
+	}
+	if _, err := os.Lstat(path); err != nil {
+		return s.pathError(err)
+	}
+	remove := os.Remove
+	if r.URL.Query().Get("recursive") == "true" {
+		remove = os.RemoveAll
+	}
+	if err := remove(path); err != nil {
+		return s.pathError(err)
+	}
+	return answer(w, struct{}{})
+}
+
+func (s *Server) mkdir(w http.ResponseWriter, r *http.Request) error {
+	mode, err := modeOf(r)
+	if err != nil {
+		return err
+	}
+	path, err := s.writable(r.URL.Query().Get("path"), true)
+	if err != nil {
+		return err
+	}
+	if err := makeFolder(path, mode); err != nil {
+		return s.pathError(err)
+	}
+	info, err := s.describePath(path)
+	if err != nil {
+		return err
+	}
+	return answer(w, info)
+}
+
+// makeFolder makes a folder of exactly this mode, unless there is one.
+func makeFolder(path string, mode fs.FileMode) error {
+	if mode == 0 {
+		mode = 0o755
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	err := os.Mkdir(path, mode)
+	if err == nil {
+		return os.Chmod(path, mode)
+	}
+	if info, statErr := os.Stat(path); statErr == nil && info.IsDir() {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) move(w http.ResponseWriter, r *http.Request) error {
+	from, err := s.writable(r.URL.Query().Get("from"), false)
+	if err != nil {
+		return err
+	}
+	to, err := s.writable(r.URL.Query().Get("to"), false)
+	if err != nil {
+		return err
+	}
+	if err := movePath(r.Context(), from, to); err != nil {
+		return s.pathError(err)
+	}
+	info, err := s.describePath(to)
+	if err != nil {
+		return err
+	}
+	return answer(w, info)
+}

@@ -1,0 +1,77 @@
+package server
+
+import (
+	"log"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// What a sandbox may ask: holdBurst holds at once, and one more every
+// holdInterval. Enough for a program that renews its hold, no load for the node.
+const (
+	holdBurst    = 10
+	holdInterval = time.Second
+	// insideTimeout ends a connection from inside, whatever it does, and no more
+	// than insideConns are open at once: the others wait in the kernel.
+	insideTimeout = 5 * time.Second
+	insideConns   = 8
+)
+
+// newHoldServer serves the socket for processes in the sandbox. It offers a hold
+// and nothing else:
+//
+//	POST /hold?for=10m
+//
+// for is a duration of at most guest.MaxHold; 0 ends the hold.
+func newHoldServer(events *hub, log *log.Logger) *http.Server {
+	limit := &bucket{tokens: holdBurst}
+	hold := handler(func(w http.ResponseWriter, r *http.Request) error {
+		d, err := durationOf(r, "for", guest.MaxHold)
+		if err != nil {
+			return err
+		}
+		if r.URL.Query().Get("for") == "" {
+			return refuse(guest.CodeInvalid, "say how long, such as for=10m")
+		}
+		if !limit.take(time.Now()) {
+			return &guest.Error{Status: http.StatusTooManyRequests, Code: "too_many_requests",
+				Message: "too many holds; one every second is enough"}
+		}
+		if events.send(guest.Event{Type: guest.EventHold, Hold: d}) == 0 {
+			return refuse(guest.CodeInternal, "the node is not listening just now; try again")
+		}
+		return answer(w, struct{}{})
+	})
+	mux := http.NewServeMux()
+	mux.Handle("POST "+guest.RouteHold, hold)
+	srv := &http.Server{
+		Handler: mux, ErrorLog: log, MaxHeaderBytes: 4 << 10,
+		ReadTimeout: insideTimeout, WriteTimeout: insideTimeout,
+	}
+	srv.SetKeepAlivesEnabled(false)
+	return srv
+}
+
+// bucket is a rate limit.
+type bucket struct {
+	mu     sync.Mutex
+	tokens float64
+	last   time.Time
+}
+
+func (b *bucket) take(now time.Time) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.last.IsZero() {
+		b.tokens = min(holdBurst, b.tokens+float64(now.Sub(b.last))/float64(holdInterval))
+	}
+	b.last = now
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}

@@ -1,0 +1,133 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
+	q := r.URL.Query()
+	path, err := s.path(q.Get("path"))
+	if err != nil {
+		return err
+	}
+	names, more, err := readNames(path)
+	if err != nil {
+		return s.pathError(err)
+	}
+	l := &listing{
+		server: s, w: w, ctx: r.Context(), room: guest.MaxEntries, truncated: more,
+		recursive: q.Get("recursive") == "true", hidden: q.Get("hidden") == "true",
+	}
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	if err := l.folder(path, names); err != nil && !errors.Is(err, errFull) {
+		panic(http.ErrAbortHandler) // the client is gone
+	}
+	return l.line(guest.ListLine{End: &guest.ListEnd{Truncated: l.truncated}})
+}
+
+// errFull ends a listing that has reached a limit.
+var errFull = errors.New("listing is full")
+
+// listing writes the lines of one listing.
+type listing struct {
+	server            *Server
+	w                 io.Writer
+	ctx               context.Context
+	recursive, hidden bool
+
+	room      int // for so many entries
+	bytes     int
+	truncated bool
+}
+
+// folder writes the entries of a folder and, if asked to, of those in it. What
+// vanishes or cannot be read meanwhile is left out.
+func (l *listing) folder(path string, names []string) error {
+	for _, name := range names {
+		if !l.hidden && strings.HasPrefix(name, ".") {
+			continue
+		}
+		full := filepath.Join(path, name)
+		info, err := os.Lstat(full)
+		if err != nil {
+			continue
+		}
+		if err := l.entry(l.server.describe(full, info)); err != nil {
+			return err
+		}
+		if !l.recursive || !info.IsDir() {
+			continue
+		}
+		below, more, err := readNames(full)
+		if err != nil {
+			continue
+		}
+		l.truncated = l.truncated || more
+		if err := l.folder(full, below); err != nil {
+			return err
+		}
+	}
+	return l.ctx.Err()
+}
+
+func (l *listing) entry(info guest.FileInfo) error {
+	if l.room == 0 {
+		l.truncated = true
+		return errFull
+	}
+	l.room--
+	return l.line(guest.ListLine{Entry: &info})
+}
+
+func (l *listing) line(line guest.ListLine) error {
+	b, err := json.Marshal(line)
+	if err != nil {
+		return err
+	}
+	if line.Entry != nil && l.bytes+len(b) >= guest.MaxListing {
+		l.truncated = true
+		return errFull
+	}
+	l.bytes += len(b) + 1
+	_, err = l.w.Write(append(b, '\n'))
+	return err
+}
+
+// readNames returns the sorted names in a folder, not many more than a listing
+// may have, and whether there are more.
+func readNames(path string) (names []string, more bool, err error) {
+	// O_DIRECTORY, because opening a pipe would wait for its writer.
+	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, false, err
+	}
+	defer dir.Close()
+	for {
+		part, err := dir.Readdirnames(1024)
+		names = append(names, part...)
+		if len(names) > guest.MaxEntries {
+			more = true
+			break
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return nil, false, err
+		}
+	}
+	slices.Sort(names)
+	return names, more, nil
+}

@@ -1,0 +1,30 @@
+package server
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+)
+
+func TestListingEndsWhenItIsFull(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 10 {
+		if err := os.MkdirAll(fmt.Sprintf("%s/a/%d", dir, i), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		room  int
+		lines int
+		full  bool
+	}{{5, 5, true}, {10, 10, true}, {11, 11, false}, {100, 11, false}} {
+		var out bytes.Buffer
+		l := &listing{server: &Server{cfg: Config{Root: "/"}}, w: &out, ctx: t.Context(), recursive: true, room: tt.room}
+		err := l.folder(dir, []string{"a"})
+		if errors.Is(err, errFull) != tt.full || l.truncated != tt.full || bytes.Count(out.Bytes(), []byte("\n")) != tt.lines {
+			t.Errorf("with room for %d: %v, truncated %v, %s", tt.room, err, l.truncated, &out)
+		}
+	}
+}

@@ -1,0 +1,175 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// After a command has exited, what it wrote itself is in its pipes already. A
+// process that it left in the background may hold them open for ever, so the
+// rest is read until they were silent for drainQuiet, and no longer than drainMax.
+const (
+	drainQuiet = 25 * time.Millisecond
+	drainMax   = 250 * time.Millisecond
+)
+
+// outputPipe is our end of a pipe that a command writes to.
+type outputPipe struct {
+	file *os.File
+	last atomic.Int64 // when draining ends, in Unix nanoseconds; 0 while the command runs
+}
+
+// newOutputPipe makes a pipe. The caller closes the returned descriptor, which
+// is the command's end, once the command has it.
+func newOutputPipe() (*outputPipe, int, error) {
+	var fds [2]int
+	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+		return nil, 0, os.NewSyscallError("pipe2", err)
+	}
+	if err := syscall.SetNonblock(fds[0], true); err != nil {
+		syscall.Close(fds[0])
+		syscall.Close(fds[1])
+		return nil, 0, os.NewSyscallError("fcntl", err)
+	}
+	return &outputPipe{file: os.NewFile(uintptr(fds[0]), "output")}, fds[1], nil
+}
+
+// commandEnded starts the draining.
+func (p *outputPipe) commandEnded() {
+	now := time.Now()
+	p.last.Store(now.Add(drainMax).UnixNano())
+	p.file.SetReadDeadline(now.Add(drainQuiet))
+}
+
+// copy calls emit, with parts of buf, for all that arrives until every writer
+// has closed the pipe, or until it is drained: then somebody still holds it open.
+func (p *outputPipe) copy(buf []byte, emit func([]byte) error) (open bool, err error) {
+	for {
+		n, err := p.file.Read(buf)
+		if n > 0 {
+			if err := emit(buf[:n]); err != nil {
+				return true, err
+			}
+			if last := p.last.Load(); last != 0 {
+				p.file.SetReadDeadline(earlier(time.Now().Add(drainQuiet), time.Unix(0, last)))
+			}
+		}
+		switch {
+		case err == nil:
+		case err == io.EOF:
+			return false, nil
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			return p.rest(buf, emit)
+		default:
+			return true, err
+		}
+	}
+}
+
+// rest emits what is in the pipe now: a slow client may have let the time run
+// out over output that the command wrote before it exited.
+func (p *outputPipe) rest(buf []byte, emit func([]byte) error) (open bool, err error) {
+	p.file.SetReadDeadline(time.Time{})
+	pending, err := p.pending()
+	for err == nil && pending > 0 {
+		var n int
+		n, err = p.file.Read(buf[:min(pending, len(buf))])
+		pending -= n
+		if n > 0 {
+			if err := emit(buf[:n]); err != nil {
+				return true, err
+			}
+		}
+	}
+	if err == io.EOF {
+		return false, nil
+	}
+	return true, err
+}
+
+// pending is the number of bytes in the pipe.
+func (p *outputPipe) pending() (n int, err error) {
+	raw, err := p.file.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	if e := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); e != nil {
+		return 0, e
+	}
+	return n, err
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+// maxSpills is how many pipes are kept open for processes that commands left in
+// the background. With more, the oldest is closed, and its writers get SIGPIPE.
+const maxSpills = 256
+
+// discarder reads and drops what background processes of ended commands write,
+// because without a reader their next write would kill them.
+type discarder struct {
+	mu     sync.Mutex
+	pipes  []*os.File // oldest first
+	closed bool
+	wg     sync.WaitGroup
+}
+
+func newDiscarder() *discarder { return &discarder{} }
+
+// take takes over a pipe.
+func (d *discarder) take(f *os.File) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		f.Close()
+		return
+	}
+	if len(d.pipes) == maxSpills {
+		d.pipes[0].Close()
+		d.pipes = d.pipes[1:]
+	}
+	d.pipes = append(d.pipes, f)
+	d.wg.Go(func() { // ended by the last writer, by close, or by 256 younger ones
+		defer d.drop(f)
+		var buf [512]byte
+		for {
+			if _, err := f.Read(buf[:]); err != nil {
+				return
+			}
+		}
+	})
+}
+
+func (d *discarder) drop(f *os.File) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	f.Close()
+	for i, g := range d.pipes {
+		if g == f {
+			d.pipes = append(d.pipes[:i], d.pipes[i+1:]...)
+			return
+		}
+	}
+}
+
+func (d *discarder) close() {
+	d.mu.Lock()
+	d.closed = true
+	for _, f := range d.pipes {
+		f.Close()
+	}
+	d.mu.Unlock()
+	d.wg.Wait()
+}

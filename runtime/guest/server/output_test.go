@@ -1,0 +1,76 @@
+package server
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The client takes the first part of it only after the time for draining is
+// over, and somebody else holds the pipe open.
+func TestWhatWasWrittenBeforeTheEndIsReadHoweverLate(t *testing.T) {
+	pipe, fd, err := newOutputPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pipe.file.Close()
+	defer syscall.Close(fd)
+	want := bytes.Repeat([]byte("0123456789abcdef"), 4<<10) // as much as a pipe holds
+	if n, err := syscall.Write(fd, want); n != len(want) {
+		t.Fatal(n, err)
+	}
+	var got []byte
+	open, err := pipe.copy(make([]byte, execBuffer), func(data []byte) error {
+		if got == nil {
+			pipe.commandEnded()
+			over := time.Now().Add(-time.Second)
+			pipe.last.Store(over.UnixNano())
+		}
+		got = append(got, data...)
+		return nil
+	})
+	if !open || err != nil || !bytes.Equal(got, want) {
+		t.Errorf("read %d of %d bytes, open %v, %v", len(got), len(want), open, err)
+	}
+}
+
+func TestCommandThatEndedInTimeIsNotTimedOut(t *testing.T) {
+	srv, err := New(Config{RunDir: t.TempDir(), LogDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer srv.Close()
+	for range 20 { // the end and the time-out are both there, in no order
+		cmd, err := srv.command("exit 1", nil, "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		run, err := srv.start(cmd, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-run.tree.root.done
+		x := &execution{running: run, server: srv, began: time.Now().Add(-time.Hour)}
+		w := httptest.NewRecorder()
+		timedOut := x.send(t.Context(), time.Minute, &frameWriter{w: w, rc: http.NewResponseController(w)})
+		if res := x.result(timedOut); res.TimedOut || res.ExitCode != 1 {
+			t.Fatalf("result %+v", res)
+		}
+	}
+}
+
+// A deadline that passed while the sandbox slept would close a connection that
+// the node has kept, at the moment when it wakes.
+func TestNoDeadlineEndsASilentConnectionOfTheNode(t *testing.T) {
+	srv, err := New(Config{RunDir: t.TempDir(), LogDir: t.TempDir()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer srv.Close()
+	if h := srv.http; h.ReadHeaderTimeout != 0 || h.ReadTimeout != 0 || h.IdleTimeout != 0 || h.WriteTimeout != 0 {
+		t.Errorf("there is one: %s, %s, %s, %s", h.ReadHeaderTimeout, h.ReadTimeout, h.IdleTimeout, h.WriteTimeout)
+	}
+}

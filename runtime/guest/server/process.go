@@ -1,0 +1,129 @@
+package server
+
+import (
+	"fmt"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// process is a background process over all its restarts. processes.mu guards
+// view, run, last, pids and stopping.
+type process struct {
+	spec guest.ProcessSpec
+	log  *processLog
+	stop chan struct{} // closed when it shall not be restarted
+	done chan struct{} // closed when it has ended for good
+
+	view     guest.Process
+	run      *processRun    // the latest
+	last     syscall.Signal // the last signal that a client had delivered to run
+	pids     []int          // that name it, oldest first
+	stopping bool           // stop is closed
+}
+
+// processRun is one life of a process.
+type processRun struct {
+	*running
+	drained sync.WaitGroup // until what the process itself wrote is in the log
+}
+
+// startRun starts the program.
+func (ps *processes) startRun(p *process) (*processRun, error) {
+	cmd, err := ps.server.command(p.spec.Command, p.spec.Argv, p.spec.Cwd, p.spec.Env)
+	if err != nil {
+		return nil, err
+	}
+	run := &processRun{}
+	run.running, err = ps.server.start(cmd, nil)
+	return run, err
+}
+
+// record begins to copy the output to the log, once the life is known: nobody
+// shall read there of a life that is not yet told of.
+func (ps *processes) record(p *process, run *processRun) {
+	run.drained.Add(len(run.outputs))
+	for i, pipe := range run.outputs {
+		// Ended by the last writer, or by run.close.
+		ps.wg.Go(func() { run.copy(pipe, p.log, guest.FrameStdout+guest.FrameType(i)) })
+	}
+}
+
+// copy fills the log. What processes left behind still write after the end
+// belongs to it too.
+func (run *processRun) copy(pipe *outputPipe, log *processLog, t guest.FrameType) {
+	defer pipe.file.Close()
+	buf := make([]byte, ringRecord)
+	add := func(data []byte) error { log.add(t, data); return nil }
+	open, err := pipe.copy(buf, add)
+	run.drained.Done()
+	for open && err == nil {
+		var n int
+		n, err = pipe.file.Read(buf)
+		log.add(t, buf[:n])
+	}
+}
+
+const (
+	// A process that is restarted waits firstBackoff, twice as long each time,
+	// maxBackoff at most: soon enough for a crash, and no load for a loop of
+	// them. A life of longLife starts anew with firstBackoff.
+	firstBackoff = 100 * time.Millisecond
+	maxBackoff   = 30 * time.Second
+	longLife     = 10 * time.Second
+)
+
+// supervise follows a process until it has ended for good.
+func (ps *processes) supervise(p *process) {
+	run, backoff := p.run, firstBackoff
+	for {
+		began := time.Now()
+		ps.record(p, run)
+		run.wait()
+		life := time.Since(began)
+		run.drained.Wait()
+		if !ps.exited(p, run) {
+			break
+		}
+		// What it left running would hold its ports against the next one.
+		run.tree.kill()
+		if life >= longLife {
+			backoff = firstBackoff
+		}
+		next := ps.restart(p, &backoff)
+		if next == nil {
+			break
+		}
+		run.close()
+		run = next
+	}
+	ps.ended(p)
+}
+
+// restart starts the process again, after backoff and as often as it takes. It
+// returns nil when it shall not be restarted any more.
+func (ps *processes) restart(p *process, backoff *time.Duration) *processRun {
+	for {
+		timer := time.NewTimer(*backoff)
+		select {
+		case <-timer.C:
+		case <-p.stop:
+			timer.Stop()
+			return nil
+		}
+		*backoff = min(2**backoff, maxBackoff)
+		run, err := ps.startRun(p)
+		if err != nil {
+			p.log.add(guest.FrameStderr, fmt.Appendf(nil, "doze: restarting %s: %v\n", p.view.Name, err))
+			continue
+		}
+		if ps.started(p, run) {
+			return run
+		}
+		run.tree.kill()
+		run.close()
+		return nil
+	}
+}

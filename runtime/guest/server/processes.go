@@ -1,0 +1,374 @@
+package server
+
+import (
+	"cmp"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+const (
+	maxProcesses = 256 // that run or wait for a restart; more are CodeTooMany
+	maxHistory   = 64  // ended ones that are remembered; older ones are forgotten, with their logs
+	maxPIDs      = 16  // numbers of earlier lives by which a process is found
+	maxName      = 64
+	// maxShown bounds what is shown of a command line, and of a folder, so that a
+	// list of all processes stays below guest.MaxJSON.
+	maxShown = 1 << 10
+)
+
+// processes are the background processes of the sandbox.
+type processes struct {
+	server *Server
+	wg     sync.WaitGroup // of all goroutines that processes have
+
+	mu      sync.Mutex
+	active  map[string]*process // by name: running, or about to be started
+	history []*process          // ended, oldest first
+	byPID   map[int]*process    // the latest with each pid
+	unnamed int                 // how many had no name
+	closed  bool
+}
+
+func newProcesses(s *Server) *processes {
+	ps := &processes{server: s, active: map[string]*process{}, byPID: map[int]*process{}}
+	ps.pruneLogs()
+	return ps
+}
+
+// pruneLogs removes the oldest log files that an earlier start of the sandbox
+// left, so that they do not add up.
+func (ps *processes) pruneLogs() {
+	files, _ := filepath.Glob(filepath.Join(ps.server.cfg.LogDir, "*.log"))
+	if len(files) <= maxHistory {
+		return
+	}
+	age := make(map[string]time.Time, len(files))
+	for _, f := range files {
+		if info, err := os.Lstat(f); err == nil {
+			age[f] = info.ModTime()
+		}
+	}
+	slices.SortFunc(files, func(a, b string) int { return age[b].Compare(age[a]) })
+	for _, f := range files[maxHistory:] {
+		removeLog(f)
+	}
+}
+
+func removeLog(path string) {
+	os.Remove(path)
+	os.Remove(path + ".1")
+}
+
+// start starts a process. One that cannot be started leaves no trace.
+func (ps *processes) start(spec guest.ProcessSpec) (guest.Process, error) {
+	if err := checkSpec(&spec); err != nil {
+		return guest.Process{}, err
+	}
+	p := &process{spec: spec, stop: make(chan struct{}), done: make(chan struct{})}
+	if err := ps.reserve(p); err != nil {
+		return guest.Process{}, err
+	}
+	p.log = openLog(p.view.LogFile)
+	run, err := ps.startRun(p)
+	if err != nil {
+		ps.mu.Lock()
+		delete(ps.active, p.view.Name)
+		ps.mu.Unlock()
+		p.log.close()
+		return guest.Process{}, err
+	}
+	if !ps.started(p, run) {
+		run.tree.kill()
+		run.close()
+		p.log.close()
+		return guest.Process{}, errStopping
+	}
+	ps.wg.Go(func() { ps.supervise(p) }) // ended by the process, or by close
+	return ps.viewOf(p), nil
+}
+
+var errStopping = refuse(guest.CodeInternal, "the sandbox is stopping")
+
+func checkSpec(spec *guest.ProcessSpec) error {
+	if spec.Restart == "" {
+		spec.Restart = guest.RestartNo
+	}
+	switch spec.Restart {
+	case guest.RestartNo, guest.RestartAlways, guest.RestartOnWake:
+	default:
+		return refuse(guest.CodeInvalid, "restart %q is unknown; it is \"no\", \"always\" or \"on-wake\"", spec.Restart)
+	}
+	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
+	if len(spec.Name) > maxName || strings.Trim(spec.Name, allowed) != "" || strings.HasPrefix(spec.Name, ".") || strings.HasPrefix(spec.Name, "-") {
+		return refuse(guest.CodeInvalid, "name %.100q is unusable; a name has at most %d letters, digits, \".\", \"_\" and \"-\", and begins with neither \".\" nor \"-\"", spec.Name, maxName)
+	}
+	return nil
+}
+
+// reserve takes the process's name, or picks one.
+func (ps *processes) reserve(p *process) error {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	name := p.spec.Name
+	switch {
+	case ps.closed:
+		return errStopping
+	case len(ps.active) >= maxProcesses:
+		return refuse(guest.CodeTooMany, "%d processes run already, which is the limit", maxProcesses)
+	case name != "" && ps.active[name] != nil:
+		return refuse(guest.CodeExists, "a process with the name %q runs already", name)
+	}
+	for name == "" {
+		ps.unnamed++
+		if next := "process-" + strconv.Itoa(ps.unnamed); ps.active[next] == nil {
+			name = next
+		}
+	}
+	ps.active[name] = p
+	p.view = guest.Process{
+		Name: name, Command: shorten(p.spec.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
+		Restart: p.spec.Restart, LogFile: filepath.Join(ps.server.cfg.LogDir, name+".log"),
+	}
+	for _, old := range ps.history { // the file is this one's now
+		if old.view.LogFile == p.view.LogFile {
+			old.log.close()
+		}
+	}
+	return nil
+}
+
+// started makes a new life of a process known, unless it shall end.
+func (ps *processes) started(p *process, run *processRun) bool {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if ps.closed || p.stopping {
+		if p.run == nil {
+			delete(ps.active, p.view.Name)
+		}
+		return false
+	}
+	if p.run != nil {
+		p.view.Restarts++
+	}
+	p.run, p.last = run, 0
+	p.view.PID, p.view.State, p.view.StartedAt = run.tree.root.pid, guest.ProcessRunning, time.Now()
+	p.view.ExitCode, p.view.Signal, p.view.ExitedAt = nil, "", nil
+	if len(p.pids) == maxPIDs {
+		ps.forgetPID(p, p.pids[0])
+		p.pids = p.pids[1:]
+	}
+	p.pids = append(p.pids, p.view.PID)
+	ps.byPID[p.view.PID] = p
+	ps.publish(p)
+	return true
+}
+
+// exited notes how a life ended and says whether there shall be another.
+func (ps *processes) exited(p *process, run *processRun) (again bool) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	status, now := run.tree.root.status, time.Now()
+	code, signal := exitOf(status)
+	p.view.State, p.view.ExitCode, p.view.Signal, p.view.ExitedAt = guest.ProcessExited, &code, signal, &now
+	if status.Signaled() && status.Signal() == p.last {
+		ps.setStopping(p)
+	}
+	ps.publish(p)
+	return p.spec.Restart == guest.RestartAlways && !p.stopping
+}
+
+// ended moves a process to the history.
+func (ps *processes) ended(p *process) {
+	ps.mu.Lock()
+	delete(ps.active, p.view.Name)
+	ps.history = append(ps.history, p)
+	for len(ps.history) > maxHistory {
+		ps.forget(ps.history[0])
+		ps.history = ps.history[1:]
+	}
+	ps.mu.Unlock()
+	p.log.end()
+	close(p.done)
+}
+
+// forget drops an ended process, and its log unless another one writes there.
+// ps.mu is held.
+func (ps *processes) forget(p *process) {
+	for _, pid := range p.pids {
+		ps.forgetPID(p, pid)
+	}
+	p.run.close()
+	p.log.close()
+	shared := ps.active[p.view.Name] != nil || slices.ContainsFunc(ps.history, func(q *process) bool {
+		return q != p && q.view.LogFile == p.view.LogFile
+	})
+	if !shared {
+		removeLog(p.view.LogFile)
+	}
+}
+
+func (ps *processes) forgetPID(p *process, pid int) {
+	if ps.byPID[pid] == p {
+		delete(ps.byPID, pid)
+	}
+}
+
+// setStopping prevents further restarts. ps.mu is held.
+func (ps *processes) setStopping(p *process) {
+	if !p.stopping {
+		p.stopping = true
+		close(p.stop)
+	}
+}
+
+// publish tells the node of a change. ps.mu is held, so that changes arrive in
+// their order.
+func (ps *processes) publish(p *process) {
+	view := p.view
+	ps.server.events.send(guest.Event{Type: guest.EventProcess, Process: &view})
+}
+
+// subscribe adds a reader of events, who gets every known process first.
+func (ps *processes) subscribe() *subscriber {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	var first []guest.Event
+	for _, view := range ps.views() {
+		first = append(first, guest.Event{Type: guest.EventProcess, Process: &view})
+	}
+	return ps.server.events.subscribe(first)
+}
+
+func (ps *processes) list() []guest.Process {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return ps.views()
+}
+
+// views are all known processes, in order of their starts. ps.mu is held.
+func (ps *processes) views() []guest.Process {
+	views := make([]guest.Process, 0, len(ps.active)+len(ps.history))
+	for _, p := range ps.history {
+		views = append(views, p.view)
+	}
+	for _, p := range ps.active {
+		if p.run != nil {
+			views = append(views, p.view)
+		}
+	}
+	slices.SortFunc(views, func(a, b guest.Process) int {
+		return cmp.Or(a.StartedAt.Compare(b.StartedAt), cmp.Compare(a.PID, b.PID))
+	})
+	return views
+}
+
+func (ps *processes) viewOf(p *process) guest.Process {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	return p.view
+}
+
+// find returns the process that a pid names.
+func (ps *processes) find(pid int) (*process, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	if p := ps.byPID[pid]; p != nil {
+		return p, nil
+	}
+	return nil, refuse(guest.CodeNoProcess, "no background process has the pid %d", pid)
+}
+
+// stop ends a process and what it left running, and waits for that.
+func (ps *processes) stop(p *process, grace time.Duration) guest.Process {
+	ps.mu.Lock()
+	ps.setStopping(p)
+	run := p.run
+	ps.mu.Unlock()
+	run.tree.end(grace)
+	<-p.done
+	return ps.viewOf(p)
+}
+
+// signal delivers a signal, see guest.Client.SignalProcess.
+func (ps *processes) signal(p *process, sig syscall.Signal) (guest.Process, error) {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	active := ps.active[p.view.Name] == p
+	if active && asksToEnd(sig) {
+		ps.setStopping(p)
+	}
+	p.last = sig
+	switch err := p.run.tree.root.signal(sig, asksToEnd(sig)); {
+	case err == syscall.ESRCH && active && asksToEnd(sig): // it waits for a restart that will not come
+	case err == syscall.ESRCH:
+		return guest.Process{}, refuse(guest.CodeNoProcess, "process %d has ended", p.view.PID)
+	case err != nil:
+		return guest.Process{}, refuse(codeOf(err), "signalling process %d: %v", p.view.PID, err)
+	}
+	return p.view, nil
+}
+
+// refuse lets no process start or restart any more.
+func (ps *processes) refuse() {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.closed = true
+	for _, p := range ps.active {
+		ps.setStopping(p)
+	}
+}
+
+// close stops all processes, after refuse.
+func (ps *processes) close() {
+	ps.mu.Lock()
+	var running []*process
+	for _, p := range ps.active {
+		if p.run != nil {
+			running = append(running, p)
+		}
+	}
+	ps.mu.Unlock()
+	var stopping sync.WaitGroup
+	for _, p := range running {
+		stopping.Go(func() { ps.stop(p, ps.server.cfg.Grace) })
+	}
+	stopping.Wait()
+}
+
+// wait waits for every goroutine, after close. Processes left behind by ended
+// ones keep none of them waiting.
+func (ps *processes) wait() {
+	ps.mu.Lock()
+	for _, p := range ps.history {
+		p.run.close()
+		p.log.close()
+	}
+	ps.mu.Unlock()
+	ps.wg.Wait()
+}
+
+func shorten(s string) string {
+	if len(s) > maxShown {
+		return strings.ToValidUTF8(s[:maxShown], "") + "…"
+	}
+	return s
+}
+
+// shortenAll keeps the first maxShown bytes of a list of arguments.
+func shortenAll(args []string) []string {
+	left := maxShown
+	for i, arg := range args {
+		if left -= len(arg) + 1; left < 0 {
+			return append(slices.Clone(args[:i]), "…")
+		}
+	}
+	return args
+}

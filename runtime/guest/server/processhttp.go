@@ -1,0 +1,126 @@
+package server
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// maxGrace bounds how long a client may have a process resist SIGTERM.
+const maxGrace = 10 * time.Minute
+
+func (s *Server) startProcess(w http.ResponseWriter, r *http.Request) error {
+	var spec guest.ProcessSpec
+	if err := readJSON(r, &spec); err != nil {
+		return err
+	}
+	p, err := s.procs.start(spec)
+	if err != nil {
+		return err
+	}
+	return answer(w, p)
+}
+
+func (s *Server) listProcesses(w http.ResponseWriter, r *http.Request) error {
+	return answer(w, s.procs.list())
+}
+
+func (s *Server) getProcess(w http.ResponseWriter, r *http.Request) error {
+	p, err := s.processOf(r)
+	if err != nil {
+		return err
+	}
+	return answer(w, s.procs.viewOf(p))
+}
+
+func (s *Server) stopProcess(w http.ResponseWriter, r *http.Request) error {
+	p, err := s.processOf(r)
+	if err != nil {
+		return err
+	}
+	grace, err := durationOf(r, "grace", maxGrace)
+	if err != nil {
+		return err
+	}
+	return answer(w, s.procs.stop(p, grace))
+}
+
+func (s *Server) signalProcess(w http.ResponseWriter, r *http.Request) error {
+	p, err := s.processOf(r)
+	if err != nil {
+		return err
+	}
+	sig, err := parseSignal(r.URL.Query().Get("signal"))
+	if err != nil {
+		return err
+	}
+	view, err := s.procs.signal(p, sig)
+	if err != nil {
+		return err
+	}
+	return answer(w, view)
+}
+
+// logs replays what is in memory and follows from there: both are reads from
+// one position on, so nothing is lost between them.
+func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
+	p, err := s.processOf(r)
+	if err != nil {
+		return err
+	}
+	follow := r.URL.Query().Get("follow") == "true"
+	out := &frameWriter{w: w, rc: http.NewResponseController(w)}
+	w.Header().Set("Content-Type", "application/octet-stream")
+	if follow {
+		out.rc.Flush() // the header; there may be no output for long
+	}
+	buf := make([]byte, 0, 4*ringRecord)
+	for at := p.log.head(); ; {
+		part := p.log.read(at, buf)
+		at = part.next
+		if part.skipped > 0 {
+			out.json(guest.FrameSkipped, guest.Skipped{Bytes: part.skipped}, false)
+		}
+		if len(part.frames) > 0 {
+			if out.write(part.frames, follow) != nil {
+				return nil // the client is gone
+			}
+			continue
+		}
+		switch {
+		case part.ended:
+			out.json(guest.FrameExit, s.procs.viewOf(p), false)
+			return nil
+		case !follow:
+			return nil
+		}
+		select {
+		case <-part.changed:
+		case <-r.Context().Done():
+			return nil
+		}
+	}
+}
+
+func (s *Server) processOf(r *http.Request) (*process, error) {
+	pid, err := strconv.Atoi(r.PathValue("pid"))
+	if err != nil {
+		return nil, refuse(guest.CodeInvalid, "%.20q is no pid", r.PathValue("pid"))
+	}
+	return s.procs.find(pid)
+}
+
+// durationOf reads a duration from a request's query.
+func durationOf(r *http.Request, name string, limit time.Duration) (time.Duration, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return 0, nil
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil || d < 0 || d > limit {
+		return 0, refuse(guest.CodeInvalid, "%s %.40q is unusable; it is a duration from \"0s\" to %q", name, text, limit)
+	}
+	return d, nil
+}

@@ -1,0 +1,133 @@
+package server
+
+import (
+	"os"
+	"path/filepath"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// maxLogFile is how long a log file gets before it is renamed to end in .1, in
+// place of the one before: twice that is on disk at most.
+const maxLogFile = 8 << 20
+
+// processLog is the output of one process, over all its restarts: the last of
+// it in memory, more of it in a file that both streams share.
+type processLog struct {
+	path string // of the file
+
+	mu      sync.Mutex
+	ring    ring
+	file    *os.File      // nil when there is none
+	size    int64         // of the file
+	ended   bool          // the process has ended for good
+	changed chan struct{} // closed at the next change; nil while nobody waits
+}
+
+// openLog opens or continues the log file at path. Without one (the disk is full,
+// or the image's is read-only), output is kept in memory only.
+func openLog(path string) *processLog {
+	l := &processLog{path: path}
+	l.open(0)
+	return l
+}
+
+func (l *processLog) open(flags int) {
+	if os.MkdirAll(filepath.Dir(l.path), 0o755) != nil {
+		return
+	}
+	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_APPEND|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK|flags, 0o644)
+	if err != nil {
+		return
+	}
+	info, err := f.Stat()
+	if err != nil || !info.Mode().IsRegular() {
+		f.Close()
+		return
+	}
+	l.file, l.size = f, info.Size()
+}
+
+// add appends output. It never fails: what the disk does not take is missing
+// from the file only.
+func (l *processLog) add(t guest.FrameType, data []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for rest := data; len(rest) > 0; {
+		n := min(len(rest), ringRecord)
+		l.ring.add(t, rest[:n])
+		rest = rest[n:]
+	}
+	l.wake()
+	if l.file == nil {
+		return
+	}
+	if l.size+int64(len(data)) > maxLogFile {
+		l.file.Close()
+		l.file = nil
+		os.Rename(l.path, l.path+".1")
+		l.open(os.O_TRUNC)
+	}
+	if l.file != nil {
+		n, _ := l.file.Write(data)
+		l.size += int64(n)
+	}
+}
+
+// wake tells the readers. l.mu is held.
+func (l *processLog) wake() {
+	if l.changed != nil {
+		close(l.changed)
+		l.changed = nil
+	}
+}
+
+// end says that the process has ended for good.
+func (l *processLog) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ended = true
+	l.wake()
+}
+
+// close closes the file. What is still added is kept in memory only.
+func (l *processLog) close() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.file != nil {
+		l.file.Close()
+		l.file = nil
+	}
+}
+
+// head is where the oldest output is.
+func (l *processLog) head() place {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.ring.head
+}
+
+// logPart is what one read of a log found.
+type logPart struct {
+	frames  []byte
+	next    place           // to read from
+	skipped int64           // bytes of output that were overwritten before
+	ended   bool            // there will be no more
+	changed <-chan struct{} // closed when there is more
+}
+
+// read reads from a place on into b's capacity, which must hold a record.
+func (l *processLog) read(from place, b []byte) logPart {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var p logPart
+	p.frames, p.next, p.skipped = l.ring.read(from, b[:0])
+	if l.changed == nil {
+		l.changed = make(chan struct{})
+	}
+	p.ended, p.changed = l.ended, l.changed
+	return p
+}

@@ -1,0 +1,218 @@
+// Package server is the guest's side of package guest: it runs commands and
+// processes, reads and writes files, and says what happens in its sandbox. It is
+// the body of cmd/doze-guest and can be used in-process by tests:
+//
+//	srv, err := server.New(server.Config{RunDir: t.TempDir(), LogDir: t.TempDir(), AnyPeer: true})
+//	go srv.Serve(ctx)
+//	client := guest.NewClient(srv.Socket())
+//
+// What a command leaves running is found by its process group, its session, its
+// parents and a variable in its environment. A process that gets rid of all four
+// (a daemon that also empties its environment) lives as long as the sandbox.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+const (
+	// defaultGrace is what processes get between SIGTERM and SIGKILL when the
+	// sandbox stops. Less than the 10 s that engines wait before they kill.
+	defaultGrace = 5 * time.Second
+	// handlersTimeout is how long the end waits for handlers whose connection
+	// is closed; what they wait for is the kernel only.
+	handlersTimeout = 5 * time.Second
+	maxHeader       = 32 << 10
+)
+
+// Config of a Server. The zero value of each field but RunDir is usable.
+type Config struct {
+	// RunDir holds the sockets guest.SocketName and guest.InsideSocketName. It
+	// must exist. What is there under these names is replaced.
+	RunDir string
+	// LogDir holds one log file per process name. Default: guest.LogDir.
+	LogDir string
+	// Root is where the paths of requests begin. Default: "/". Another root is
+	// for tests: it keeps nobody in.
+	Root string
+	// Workdir, below Root, is where commands run and relative paths begin.
+	// Default: "/".
+	Workdir string
+	// Env of commands. Default: only PATH.
+	Env []string
+	// Version of this build, for Hello.
+	Version string
+	// AnyPeer also serves processes of the server's own PID namespace. Without
+	// it, only processes outside of the sandbox may use the guest's socket.
+	AnyPeer bool
+	// Init says that this process is PID 1: it reaps every orphan, keeps the
+	// kernel's OOM killer away from itself, and ends all processes when Serve ends.
+	Init bool
+	// Grace between SIGTERM and SIGKILL for what still runs when Serve ends.
+	// Default: 5 s.
+	Grace time.Duration
+	// Log for what no request reports. Default: none.
+	Log *slog.Logger
+}
+
+// Server is the guest. Make it with New.
+type Server struct {
+	cfg      Config
+	log      *slog.Logger
+	reaper   *reaper
+	procs    *processes
+	events   *hub
+	requests *requests
+	spill    *discarder
+
+	socket net.Listener
+	inside net.Listener
+	http   *http.Server
+	holds  *http.Server
+}
+
+// New makes a Server that listens but does not serve yet. Clients may connect
+// from then on. A Server that is never served must be closed with Close.
+func New(cfg Config) (*Server, error) {
+	if err := cfg.setDefaults(); err != nil {
+		return nil, err
+	}
+	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Init), spill: newDiscarder()}
+	var err error
+	if s.socket, err = listen(cfg.RunDir, guest.SocketName); err != nil {
+		return nil, err
+	}
+	if !cfg.AnyPeer {
+		s.socket = outsideOnly{s.socket}
+	}
+	if s.inside, err = listen(cfg.RunDir, guest.InsideSocketName); err != nil {
+		s.socket.Close()
+		return nil, err
+	}
+	s.inside = limit(s.inside, insideConns)
+	s.reaper = newReaper(cfg.Init)
+	s.procs = newProcesses(s)
+	// No deadline ends a silent connection: only the node has any, and keeps
+	// some for later. One that passed while the sandbox slept would close the
+	// connection at the moment when it is used again.
+	s.http = &http.Server{
+		Handler:        s.requests.watch(s.routes()),
+		MaxHeaderBytes: maxHeader,
+		ErrorLog:       slog.NewLogLogger(cfg.Log.Handler(), slog.LevelWarn),
+	}
+	s.holds = newHoldServer(s.events, s.http.ErrorLog)
+	return s, nil
+}
+
+func (c *Config) setDefaults() error {
+	if c.RunDir == "" {
+		return errors.New("guest server: RunDir is not set")
+	}
+	if c.LogDir == "" {
+		c.LogDir = guest.LogDir
+	}
+	if c.Root == "" {
+		c.Root = "/"
+	}
+	c.Root = filepath.Clean(c.Root)
+	c.Workdir = filepath.Join("/", c.Workdir)
+	if c.Grace <= 0 {
+		c.Grace = defaultGrace
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if _, ok := lookup(c.Env, "PATH"); !ok {
+		c.Env = append(c.Env[:len(c.Env):len(c.Env)], "PATH="+defaultPath)
+	}
+	return nil
+}
+
+// Socket is the path of the socket for guest.NewClient.
+func (s *Server) Socket() string { return filepath.Join(s.cfg.RunDir, guest.SocketName) }
+
+// Close closes the sockets of a Server that is not served.
+func (s *Server) Close() error {
+	s.reaper.close()
+	return errors.Join(s.socket.Close(), s.inside.Close())
+}
+
+// Serve serves until ctx ends. It then ends every process, SIGTERM first, SIGKILL
+// after Config.Grace, and returns nil. As Init it ends commands in the same way
+// and lets clients read how theirs ended; otherwise commands are killed and their
+// streams cut off. A failing socket is an error.
+func (s *Server) Serve(ctx context.Context) error {
+	failed := make(chan error, 2)
+	var serving sync.WaitGroup
+	serving.Go(func() { failed <- s.http.Serve(s.socket) })  // ended by s.http.Shutdown
+	serving.Go(func() { failed <- s.holds.Serve(s.inside) }) // ended by s.holds.Close
+	var err error
+	select {
+	case <-ctx.Done():
+	case err = <-failed:
+		err = fmt.Errorf("serving %s: %w", s.Socket(), err)
+	}
+	s.shutdown()
+	serving.Wait()
+	return err
+}
+
+func (s *Server) shutdown() {
+	s.holds.Close()
+	s.procs.refuse()
+	if s.cfg.Init {
+		endAll(s.cfg.Grace)
+	}
+	s.procs.close()
+	s.events.close()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	if s.cfg.Init {
+		s.http.Shutdown(ctx)
+	}
+	s.http.Close()
+	s.requests.wait(handlersTimeout)
+	s.procs.wait()
+	s.spill.close()
+	s.reaper.close()
+}
+
+func (s *Server) routes() http.Handler {
+	mux := http.NewServeMux()
+	route := func(pattern string, h handler) { mux.Handle(pattern, h) }
+	route("GET "+guest.RouteHello, s.hello)
+	route("POST "+guest.RouteExec, s.exec)
+	route("POST "+guest.RouteProcess, s.startProcess)
+	route("GET "+guest.RouteProcess, s.listProcesses)
+	route("GET "+guest.RouteProcess+"/{pid}", s.getProcess)
+	route("POST "+guest.RouteProcess+"/{pid}"+guest.SuffixStop, s.stopProcess)
+	route("POST "+guest.RouteProcess+"/{pid}"+guest.SuffixSignal, s.signalProcess)
+	route("GET "+guest.RouteProcess+"/{pid}"+guest.SuffixLogs, s.logs)
+	route("PUT "+guest.RouteFile, s.writeFile)
+	route("GET "+guest.RouteFile, s.readFile)
+	route("DELETE "+guest.RouteFile, s.remove)
+	route("GET "+guest.RouteStat, s.stat)
+	route("GET "+guest.RouteList, s.list)
+	route("POST "+guest.RouteMkdir, s.mkdir)
+	route("POST "+guest.RouteMove, s.move)
+	route("PUT "+guest.RouteArchive, s.putArchive)
+	route("GET "+guest.RouteArchive, s.getArchive)
+	route("GET "+guest.RoutePort, s.portReady)
+	route("GET "+guest.RouteEvents, s.streamEvents)
+	return mux
+}
+
+func (s *Server) hello(w http.ResponseWriter, r *http.Request) error {
+	return answer(w, guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid()})
+}

@@ -1,0 +1,92 @@
+package guest
+
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
+)
+
+// watchdog cancels a request when the guest keeps it waiting. It is set while
+// the guest has to act and paused while somebody else has.
+type watchdog struct {
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+
+	mu    sync.Mutex
+	timer *time.Timer // nil until the first set and after stop
+	ended bool
+}
+
+func newWatchdog(ctx context.Context) (context.Context, *watchdog) {
+	w := &watchdog{}
+	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	return w.ctx, w
+}
+
+// set gives the guest d from now.
+func (w *watchdog) set(d time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case w.ended:
+	case w.timer == nil:
+		w.timer = time.AfterFunc(d, func() { w.cancel(ErrNoAnswer) })
+	default:
+		w.timer.Reset(d)
+	}
+}
+
+// pause lets the guest take its time.
+func (w *watchdog) pause() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+}
+
+// stop ends the request and the watchdog.
+func (w *watchdog) stop() {
+	w.mu.Lock()
+	if w.timer != nil {
+		w.timer.Stop()
+	}
+	w.ended = true
+	w.mu.Unlock()
+	w.cancel(nil)
+}
+
+// explain returns the reason why the request was cancelled, if it was, else err.
+func (w *watchdog) explain(err error) error {
+	if err == nil || w.ctx.Err() == nil {
+		return err
+	}
+	return context.Cause(w.ctx)
+}
+
+// uploadBody is a request's body that tells the watchdog when the guest is slow
+// and when it is the body's source.
+type uploadBody struct {
+	io.Reader
+	watch *watchdog
+	stall time.Duration
+}
+
+func upload(r io.Reader, w *watchdog, stall time.Duration) (io.ReadCloser, int64) {
+	length := int64(-1)
+	if sized, ok := r.(interface{ Len() int }); ok {
+		length = int64(sized.Len())
+	}
+	return &uploadBody{Reader: r, watch: w, stall: stall}, length
+}
+
+func (u *uploadBody) Read(p []byte) (int, error) {
+	u.watch.pause()
+	n, err := u.Reader.Read(p)
+	u.watch.set(u.stall)
+	return n, err
+}
+
+// Close does not close the source: it is the caller's.
+func (u *uploadBody) Close() error { return nil }

@@ -1,0 +1,63 @@
+package guest
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+)
+
+// Routes of the guest's HTTP server, relative to its socket. Arguments are query
+// parameters; bodies are named beside each route.
+const (
+	RouteHello   = "/hello"   // GET → Hello
+	RouteExec    = "/exec"    // POST ExecRequest → frames
+	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process; GET /{pid} → Process
+	RouteFile    = "/file"    // PUT path, mode: raw body → FileInfo; GET path (Range) → raw; DELETE path, recursive
+	RouteStat    = "/stat"    // GET path → FileInfo
+	RouteList    = "/list"    // GET path, recursive, hidden → lines of ListLine
+	RouteMkdir   = "/mkdir"   // POST path, mode → FileInfo
+	RouteMove    = "/move"    // POST from, to → FileInfo
+	RouteArchive = "/archive" // PUT path: tar or tar.gz → ArchiveResult; GET path → tar
+	RoutePort    = "/port"    // GET port, wait → {}
+	RouteEvents  = "/events"  // GET → lines of Event
+	RouteHold    = "/hold"    // POST for, on InsideSocketName only
+	SuffixStop   = "/stop"    // POST RouteProcess/{pid}/stop grace → Process
+	SuffixSignal = "/signal"  // POST RouteProcess/{pid}/signal signal → Process
+	SuffixLogs   = "/logs"    // GET RouteProcess/{pid}/logs follow → frames
+)
+
+// MaxListing bounds the bytes of one directory listing; one that would be
+// longer is cut there and says so.
+const MaxListing = 32 << 20
+
+// ListLine is one line of a directory listing: an entry or, last, the end. A
+// listing without an end was cut short by a failure.
+type ListLine struct {
+	Entry *FileInfo `json:"entry,omitempty"`
+	End   *ListEnd  `json:"end,omitempty"`
+}
+
+// ListEnd closes a listing.
+type ListEnd struct {
+	Truncated bool `json:"truncated"` // there is more than MaxEntries or MaxListing allow
+}
+
+// ArchiveResult says what PutArchive unpacked.
+type ArchiveResult struct {
+	Files int   `json:"files"` // entries of every kind
+	Bytes int64 `json:"bytes"` // of contents
+}
+
+// newLines scans lines of JSON, of at most MaxFrame bytes. What a stream that was
+// cut off leaves of a line is none.
+func newLines(r io.Reader) *bufio.Scanner {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(make([]byte, 0, 1024), MaxFrame)
+	lines.Split(func(data []byte, _ bool) (int, []byte, error) {
+		if i := bytes.IndexByte(data, '\n'); i >= 0 {
+			return i + 1, data[:i], nil
+		}
+		return 0, nil, nil
+	})
+	return lines
+}
