@@ -1,0 +1,245 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// box is one sandbox in memory.
+//
+// Three things guard it. turn is held through every change of state (create,
+// wake, sleep, stop, destroy), which may take long. mu guards the fields below
+// it and is only ever held for moments. use is atomic, so that a request to a
+// running sandbox takes no lock at all.
+type box struct {
+	m     *Manager
+	id    ID
+	guest *guest.Client
+
+	// use counts the leases. While the sandbox may not be entered, closedBias
+	// is subtracted, so the count survives closing and opening.
+	use atomic.Int64
+	// lastActive in Unix nanoseconds.
+	lastActive atomic.Int64
+	// pid of the container's first process on the host; 0 when not running.
+	pid atomic.Int64
+	// leftover says that the container may run although the sandbox is stopped.
+	leftover atomic.Bool
+	// view is what readers get; it is replaced under mu, never changed.
+	view atomic.Pointer[Sandbox]
+
+	turn chan struct{} // holds one element while somebody has the turn
+
+	names []nameKey // under which it is found; guarded by Manager.mu
+
+	mu       sync.Mutex
+	wake     *wake                   // in flight, or nil
+	made     chan struct{}           // closed when the creation has ended
+	makeErr  error                   // of the creation, valid once made is closed
+	endMake  context.CancelCauseFunc // of the creation
+	gone     bool                    // being destroyed, or its creation failed
+	timer    *time.Timer             // the next look, see idle.go
+	cpu      cpuSample
+	breaks   *rate.Limiter      // of the guest's event stream
+	endWatch context.CancelFunc // ends the watcher of this run of the guest
+	heard    chan struct{}      // closed when that watcher has read all that the guest said
+
+	telling   sync.Mutex // held while an event is told, so that events keep their order; guards:
+	seq       uint64     // of the newest event
+	seqLoaded bool
+	listeners map[*listener]struct{}
+
+	updating sync.Mutex // held through a change that a caller asks for: name, times, ports, declared processes
+	saving   sync.Mutex // held while the record is written, so that writes keep their order
+}
+
+const closedBias = 1 << 40
+
+func (m *Manager) newBox(sb Sandbox) *box {
+	b := &box{
+		m:         m,
+		id:        sb.ID,
+		guest:     guest.NewClient(m.socketPath(sb.ID)),
+		turn:      make(chan struct{}, 1),
+		made:      make(chan struct{}),
+		breaks:    rate.NewLimiter(breaksPerSecond, breaksBurst),
+		listeners: map[*listener]struct{}{},
+	}
+	b.use.Store(-closedBias)
+	b.lastActive.Store(sb.LastActiveAt.UnixNano())
+	b.view.Store(&sb)
+	return b
+}
+
+// enter takes a lease if the sandbox is open.
+func (b *box) enter() bool {
+	for {
+		n := b.use.Load()
+		if n < 0 {
+			return false
+		}
+		if b.use.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// leave gives a lease back.
+func (b *box) leave() {
+	b.touch()
+	b.use.Add(-1)
+}
+
+// touch notes that somebody used the sandbox just now.
+func (b *box) touch() { b.lastActive.Store(time.Now().UnixNano()) }
+
+// closeIdle closes the sandbox to new leases if none is held. Needs the turn.
+func (b *box) closeIdle() bool { return b.use.CompareAndSwap(0, -closedBias) }
+
+// closeNow closes it although leases may be held; their holders' calls fail or
+// hang until it is woken. Needs the turn.
+func (b *box) closeNow() {
+	if b.use.Load() >= 0 {
+		b.use.Add(-closedBias)
+	}
+}
+
+// open lets callers in again, n leases being handed out with it. Needs the turn.
+func (b *box) open(n int) {
+	if b.use.Load() < 0 {
+		n += closedBias
+	}
+	b.use.Add(int64(n))
+}
+
+// leases counts the leases that are held.
+func (b *box) leases() int64 {
+	n := b.use.Load()
+	if n < 0 {
+		n += closedBias
+	}
+	return n
+}
+
+// takeTurn waits until no other change of state is under way.
+func (b *box) takeTurn(ctx context.Context) error {
+	select {
+	case b.turn <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (b *box) endTurn() { <-b.turn }
+
+// sandbox is the view with the moments that change too often to be kept in it.
+func (b *box) sandbox() Sandbox { return b.shown(b.view.Load()) }
+
+func (b *box) shown(view *Sandbox) Sandbox {
+	sb := *view
+	sb.LastActiveAt = time.Unix(0, b.lastActive.Load()).UTC()
+	return sb
+}
+
+func (b *box) state() State { return b.view.Load().State }
+
+// change replaces the view with a changed copy. f must replace maps and
+// slices rather than write into them.
+func (b *box) change(f func(*Sandbox)) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.changeLocked(f)
+}
+
+func (b *box) changeLocked(f func(*Sandbox)) {
+	sb := *b.view.Load()
+	f(&sb)
+	b.view.Store(&sb)
+}
+
+// setState enters a state, which ends what was wrong before. Needs the turn.
+func (b *box) setState(s State, reason string) {
+	b.change(func(sb *Sandbox) {
+		sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
+		sb.Condition, sb.ConditionSince = "", time.Time{}
+	})
+	b.m.journal.dirty(b)
+}
+
+// setCondition notes what is wrong; empty when nothing is.
+func (b *box) setCondition(what string) {
+	if what == "" && b.view.Load().Condition == "" {
+		return
+	}
+	b.change(func(sb *Sandbox) {
+		switch {
+		case what == "":
+			sb.ConditionSince = time.Time{}
+		case sb.Condition == "":
+			sb.ConditionSince = time.Now().UTC()
+		}
+		sb.Condition = cutText(what, maxReason)
+	})
+	b.m.journal.dirty(b)
+}
+
+// failed notes why something could not be done to the sandbox, and returns it.
+// That a caller left, or that the node ends, is nothing wrong with the sandbox.
+func (b *box) failed(err error) error {
+	if err != nil && !errors.Is(err, context.Canceled) {
+		b.setCondition(err.Error())
+	}
+	return err
+}
+
+// save writes the record and returns once it is on disk. A sandbox that is
+// being destroyed is not written any more.
+func (b *box) save(ctx context.Context) error {
+	b.saving.Lock()
+	defer b.saving.Unlock()
+	if b.isGone() {
+		return nil
+	}
+	return b.m.store.PutSandbox(ctx, b.sandbox())
+}
+
+// erase removes the record; the box is gone already.
+func (b *box) erase(ctx context.Context) error {
+	b.saving.Lock()
+	defer b.saving.Unlock()
+	return b.m.store.DeleteSandbox(ctx, b.id)
+}
+
+func (b *box) isGone() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.gone
+}
+
+// changeSaved changes the view and writes it; if that fails the old view is
+// put back and written, so that nothing unacknowledged stays. undo gets the
+// present view and takes back exactly what f did. A sandbox that is being
+// destroyed returns ErrDestroyed.
+func (b *box) changeSaved(ctx context.Context, f, undo func(*Sandbox)) error {
+	b.change(f)
+	err := b.save(ctx)
+	if err == nil && b.isGone() {
+		err = fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+	}
+	if err != nil {
+		b.change(undo)
+		// A write that failed may have reached the disk, as may the journal's
+		// of the same moment.
+		b.m.journal.dirty(b)
+	}
+	return err
+}

@@ -1,0 +1,190 @@
+package sandbox_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+// mustAil checks that the condition of a sandbox says so, in memory and, but for
+// one that is being destroyed, on disk.
+func mustAil(t *testing.T, n *sandboxtest.Node, id sandbox.ID, words string) sandbox.Sandbox {
+	t.Helper()
+	got, _ := n.Manager.ByID(id)
+	if !strings.Contains(got.Condition, words) || got.ConditionSince.IsZero() || time.Since(got.ConditionSince) < 0 {
+		t.Errorf("it is %s; its condition since %v is %q, want %q", got.State, got.ConditionSince, got.Condition, words)
+	}
+	if got.State != sandbox.StateDestroyed {
+		await(t, "the condition is on disk", func() bool { return n.Store.Record(t, id).Condition == got.Condition })
+	}
+	return got
+}
+
+func mustBeWell(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+	t.Helper()
+	if got, _ := n.Manager.ByID(id); got.Condition != "" || !got.ConditionSince.IsZero() {
+		t.Errorf("it is %s; its condition since %v is %q, want none", got.State, got.ConditionSince, got.Condition)
+	}
+	await(t, "that is on disk", func() bool { return n.Store.Record(t, id).Condition == "" })
+}
+
+func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustBeWell(t, n, sb.ID)
+	for _, c := range []struct {
+		name    string
+		spoil   func()
+		try     func() error
+		words   string
+		mend    func()
+		succeed func()
+	}{{
+		name:    "a sleep that fails",
+		spoil:   func() { n.Freezer.Fail(syscall.EBUSY, nil) },
+		try:     func() error { _, err := n.Manager.Sleep(t.Context(), sb.ID); return err },
+		words:   "freezing " + string(sb.ID) + ": device or resource busy",
+		mend:    func() { n.Freezer.Fail(nil, nil) },
+		succeed: func() { mustSleep(t, n.Manager, sb.ID) },
+	}, {
+		name:    "a stop that fails asleep",
+		spoil:   func() { n.Engine.Fail("stop", sandbox.ErrEngineDown) },
+		try:     func() error { _, err := n.Manager.Stop(t.Context(), sb.ID); return err },
+		words:   "stopping " + string(sb.ID) + ": the container engine does not answer",
+		mend:    func() { n.Engine.Fail("stop", nil) },
+		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustSleep(t, n.Manager, sb.ID) },
+	}, {
+		name:    "a warm wake that fails",
+		spoil:   func() { n.Freezer.Fail(nil, syscall.EIO) },
+		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
+		words:   "thawing " + string(sb.ID) + ": input/output error",
+		mend:    func() { n.Freezer.Fail(nil, nil) },
+		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
+	}, {
+		name:    "a stop that fails",
+		spoil:   func() { n.Engine.Fail("stop", sandbox.ErrEngineDown) },
+		try:     func() error { _, err := n.Manager.Stop(t.Context(), sb.ID); return err },
+		words:   "the container engine does not answer",
+		mend:    func() { n.Engine.Fail("stop", nil) },
+		succeed: func() { mustStop(t, n.Manager, sb.ID) },
+	}, {
+		name:    "a start that fails",
+		spoil:   func() { n.Engine.Fail("start", sandbox.ErrEngineDown) },
+		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
+		words:   "starting its container: the container engine does not answer; it last wrote: " + sandboxtest.LastLog,
+		mend:    func() { n.Engine.Fail("start", nil) },
+		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustStop(t, n.Manager, sb.ID) },
+	}, {
+		name:    "a guest that is refused",
+		spoil:   func() { n.Engine.Answer(sandboxtest.Stranger) },
+		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
+		words:   "speaks protocol",
+		mend:    func() { n.Engine.Answer(nil) },
+		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
+	}} {
+		c.spoil()
+		if err := c.try(); err == nil {
+			t.Errorf("%s: it did not fail", c.name)
+		}
+		first := mustAil(t, n, sb.ID, c.words)
+		if err := c.try(); err == nil {
+			t.Errorf("%s: it did not fail", c.name)
+		}
+		if again := mustAil(t, n, sb.ID, c.words); !again.ConditionSince.Equal(first.ConditionSince) {
+			t.Errorf("%s: its condition is since %v, and was since %v", c.name, again.ConditionSince, first.ConditionSince)
+		}
+		c.mend()
+		c.succeed()
+		mustBeWell(t, n, sb.ID)
+	}
+}
+
+func TestConditionOutlivesTheNode(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustStop(t, n.Manager, sb.ID)
+	n.Engine.Fail("start", syscall.EIO)
+	if _, err := n.Manager.Wake(t.Context(), sb.ID); err == nil {
+		t.Error("it woke")
+	}
+	before := mustAil(t, n, sb.ID, "input/output error")
+	n.Crash(t, func() {})
+	if after := mustAil(t, n, sb.ID, "input/output error"); !after.ConditionSince.Equal(before.ConditionSince) {
+		t.Errorf("since %v, want %v", after.ConditionSince, before.ConditionSince)
+	}
+	n.Engine.Fail("start", nil)
+	acquire(t, n.Manager, sb.ID).Release()
+	mustBeWell(t, n, sb.ID)
+}
+
+func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	var stranger atomic.Bool
+	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if stranger.Load() {
+			sandboxtest.Stranger(w, r)
+		} else {
+			g.ServeHTTP(w, r)
+		}
+	}))
+	sb := create(t, n.Manager, "app")
+	n.Crash(t, func() { stranger.Store(true) })
+	got := mustAil(t, n, sb.ID, "could not be adopted")
+	if got.State != sandbox.StateStopped || !strings.Contains(got.Condition, "speaks protocol") {
+		t.Errorf("it is %s: %s", got.State, got.Condition)
+	}
+	n.Engine.Answer(nil)
+	acquire(t, n.Manager, sb.ID).Release()
+	mustBeWell(t, n, sb.ID)
+}
+
+// What cannot be ended is told until it is.
+func TestConditionTellsOfALeftover(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	n.Engine.Fail("stop", sandbox.ErrEngineDown)
+	n.Engine.Kill(t, sb.ID)
+	nextEvent(t, events, sandbox.EventStopped)
+	await(t, "its end is tried", func() bool { return n.Manager.Armed(sb.ID) })
+	mustAil(t, n, sb.ID, "cannot be ended: the container engine does not answer")
+	n.Engine.Fail("stop", nil)
+	n.Manager.Look(sb.ID)
+	mustBeWell(t, n, sb.ID)
+}
+
+func TestConditionTellsWhyItIsNotDestroyed(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	n.Engine.Fail("remove", sandbox.ErrEngineDown)
+	if err := n.Manager.Destroy(t.Context(), sb.ID); err == nil {
+		t.Error("it was destroyed")
+	}
+	if got := mustAil(t, n, sb.ID, "the container engine does not answer"); got.State != sandbox.StateDestroyed {
+		t.Errorf("it is %s", got.State)
+	}
+	n.Engine.Fail("remove", nil)
+	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
+		t.Error(err)
+	}
+}
+
+// A caller who leaves says nothing of the sandbox.
+func TestConditionIsNotThatACallerLeft(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	n.Freezer.FailOnce(fmt.Errorf("waiting for the kernel: %w", context.Canceled))
+	if _, err := n.Manager.Sleep(t.Context(), sb.ID); err == nil {
+		t.Error("it slept")
+	}
+	mustBeWell(t, n, sb.ID)
+}

@@ -1,0 +1,156 @@
+package sandbox
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Config of a Manager. DefaultConfig has every default.
+type Config struct {
+	// RunDir holds one folder per sandbox with the guest's socket.
+	RunDir string
+	// GuestBinary is the host path of doze-guest.
+	GuestBinary string
+
+	Sizes       map[string]Limits
+	DefaultSize string
+	Images      Images
+
+	// SleepAfter is how long a sandbox is idle before it sleeps, StopAfter how
+	// long it is asleep before it is stopped, unless it was created with others.
+	SleepAfter, StopAfter time.Duration
+	// IdleCPU is the share of one core, averaged over a quarter of SleepAfter,
+	// above which a sandbox counts as used although nobody talks to it.
+	IdleCPU float64
+
+	// WakeTimeout bounds one wake; whoever waits may give up earlier.
+	WakeTimeout time.Duration
+	// CreateTimeout bounds one creation, the pull of its image included.
+	CreateTimeout time.Duration
+	// StopGrace is what processes get between SIGTERM and SIGKILL.
+	StopGrace time.Duration
+
+	// MaxSandboxes of the node. One more is refused with ErrTooManySandboxes.
+	MaxSandboxes int
+	// MaxWaiters per sandbox and MaxWaitersTotal of the node are callers that
+	// wait for a wake at once. One more gets ErrTooManyWaiters.
+	MaxWaiters, MaxWaitersTotal int
+}
+
+// DefaultConfig returns the defaults; RunDir, GuestBinary and Images are the caller's.
+func DefaultConfig() Config {
+	return Config{
+		Sizes: map[string]Limits{
+			"lite":     {CPUs: 0.25, Memory: 256 << 20, PIDs: 128},
+			"basic":    {CPUs: 1, Memory: 1 << 30, PIDs: 512},
+			"standard": {CPUs: 2, Memory: 4 << 30, PIDs: 1024},
+		},
+		DefaultSize:   "basic",
+		Images:        Images{Default: "base"},
+		SleepAfter:    time.Minute,
+		StopAfter:     24 * time.Hour,
+		IdleCPU:       0.05,
+		WakeTimeout:   time.Minute,
+		CreateTimeout: 15 * time.Minute,
+		StopGrace:     10 * time.Second,
+		MaxSandboxes:  20_000,
+		// A page and its assets make about 100 requests at once; a burst of
+		// 1,000 visitors to one sleeping sandbox must all be answered.
+		MaxWaiters:      4096,
+		MaxWaitersTotal: 16_384,
+	}
+}
+
+// Validate says what is wrong with the configuration and what would be right.
+func (c Config) Validate() error {
+	if len(c.Sizes) == 0 {
+		return &InvalidError{Field: "sizes", Reason: "none is configured", Want: "configure at least one"}
+	}
+	if _, ok := c.Sizes[c.DefaultSize]; !ok {
+		return &InvalidError{Field: "default_size", Reason: fmt.Sprintf("%q is not configured", c.DefaultSize), Want: "it must be one of " + sizeNames(c.Sizes)}
+	}
+	for name, l := range c.Sizes {
+		if l.CPUs < 0 || l.Memory < 0 || l.PIDs < 0 {
+			return &InvalidError{Field: "size " + name, Reason: "a limit is negative", Want: "limits are positive, or 0 for none"}
+		}
+	}
+	for _, d := range []struct {
+		field string
+		value time.Duration
+	}{{"sleep_after", c.SleepAfter}, {"stop_after", c.StopAfter}} {
+		if err := validateIdle(d.field, Duration(d.value)); err != nil {
+			return err
+		}
+	}
+	for _, n := range []struct {
+		field string
+		value int64
+	}{{"wake_timeout", int64(c.WakeTimeout)}, {"create_timeout", int64(c.CreateTimeout)}, {"max_sandboxes", int64(c.MaxSandboxes)},
+		{"max_waiters", int64(c.MaxWaiters)}, {"max_waiters_total", int64(c.MaxWaitersTotal)}} {
+		if n.value <= 0 {
+			return &InvalidError{Field: n.field, Reason: "is not positive", Want: "leave it out for the default"}
+		}
+	}
+	if c.StopGrace < 0 {
+		return &InvalidError{Field: "stop_grace", Reason: "is negative", Want: "0 or more"}
+	}
+	if c.IdleCPU < 0 {
+		return &InvalidError{Field: "idle_cpu", Reason: "is negative", Want: "0 or more"}
+	}
+	return c.Images.validate()
+}
+
+func sizeNames(sizes map[string]Limits) string {
+	return strings.Join(slices.Sorted(maps.Keys(sizes)), ", ")
+}
+
+// Images says which images may be used, and under which short names.
+type Images struct {
+	// Default is used when none is asked for: a key of Names or a reference.
+	Default string
+	// Names maps short names to references, such as "base" to
+	// "localhost/doze/base:latest".
+	Names map[string]string
+	// Allow lists patterns of other references that may be used, in the syntax
+	// of path.Match applied to the whole reference, with `**` for anything.
+	Allow []string
+}
+
+func (im Images) validate() error {
+	for _, pattern := range im.Allow {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return &InvalidError{Field: "allow_images", Reason: fmt.Sprintf("%q is no pattern", pattern), Want: `write it like "docker.io/library/*"`}
+		}
+	}
+	return nil
+}
+
+// resolve turns what was asked for into a reference.
+func (im Images) resolve(image string) (ref string, err error) {
+	if ref, ok := im.Names[image]; ok {
+		return ref, nil
+	}
+	for _, pattern := range im.Allow {
+		if pattern == "**" || matchPrefix(pattern, image) {
+			return image, nil
+		}
+		if ok, _ := path.Match(pattern, image); ok {
+			return image, nil
+		}
+	}
+	want := "use one of " + strings.Join(slices.Sorted(maps.Keys(im.Names)), ", ")
+	if len(im.Allow) > 0 {
+		want += ", or a reference that matches " + strings.Join(im.Allow, ", ")
+	}
+	return "", &InvalidError{Field: "image", Reason: fmt.Sprintf("%q is not allowed on this node", clip(image)), Want: want, Err: ErrImageNotAllowed}
+}
+
+// matchPrefix matches "registry.example/**".
+func matchPrefix(pattern, image string) bool {
+	prefix, ok := strings.CutSuffix(pattern, "/**")
+	return ok && strings.HasPrefix(image, prefix+"/")
+}

@@ -1,0 +1,227 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"time"
+)
+
+// CreateRequest asks for a sandbox by name.
+type CreateRequest struct {
+	Owner  string
+	Name   string // empty: one is made up
+	Image  string // empty: the node's default
+	Size   string // empty: the node's default
+	Env    map[string]string
+	Labels map[string]string
+	// SleepAfter and StopAfter: nil means the node's default, 0 never.
+	SleepAfter, StopAfter *Duration
+}
+
+// Create returns the sandbox of that owner and name, made if it is not there
+// yet; created says which. It returns when the sandbox is running, or, if it
+// was there, as it is. The creation is not bound to ctx: when ctx ends, Create
+// returns ctx.Err(), the creation goes on, and asking again joins it.
+//
+// Errors: *InvalidError (of an image also ErrImageNotAllowed), *ConflictError
+// when it is there with another image or size, ErrDestroyed while the one of that
+// name is being destroyed, ErrTooManySandboxes,
+// ErrImageMissing, or what kept it from starting, in a *WakeError. After an
+// error nothing is left of it.
+func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
+	sb, err = m.draft(req)
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	b, created, err := m.claim(sb)
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	select {
+	case <-b.made:
+	case <-ctx.Done():
+		return Sandbox{}, false, ctx.Err()
+	}
+	if b.makeErr != nil {
+		return Sandbox{}, false, b.makeErr
+	}
+	if !created && (b.isGone() || b.state() == StateDestroyed) {
+		return Sandbox{}, false, fmt.Errorf("sandbox %q, whose name was asked for: %w", sb.Name, ErrDestroyed)
+	}
+	return b.sandbox(), created, nil
+}
+
+// draft checks a request and fills in the defaults.
+func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
+	cfg := m.config()
+	now := time.Now().UTC()
+	sb := Sandbox{
+		ID:           newID(),
+		Owner:        req.Owner,
+		Name:         req.Name,
+		Image:        cmp.Or(req.Image, cfg.Images.Default),
+		Size:         cmp.Or(req.Size, cfg.DefaultSize),
+		State:        StateStarting,
+		Env:          maps.Clone(req.Env),
+		Labels:       maps.Clone(req.Labels),
+		SleepAfter:   Duration(cfg.SleepAfter),
+		StopAfter:    Duration(cfg.StopAfter),
+		CreatedAt:    now,
+		LastActiveAt: now,
+		StateSince:   now,
+	}
+	if sb.Name == "" {
+		sb.Name = "sandbox-" + string(sb.ID)
+	}
+	if req.SleepAfter != nil {
+		sb.SleepAfter = *req.SleepAfter
+	}
+	if req.StopAfter != nil {
+		sb.StopAfter = *req.StopAfter
+	}
+	if err := sb.validate(); err != nil {
+		return Sandbox{}, err
+	}
+	if _, ok := cfg.Sizes[sb.Size]; !ok {
+		return Sandbox{}, &InvalidError{Field: "size", Reason: fmt.Sprintf("%q is no size of this node", clip(sb.Size)), Want: "use one of " + sizeNames(cfg.Sizes)}
+	}
+	if len(sb.Image) > maxImage {
+		return Sandbox{}, &InvalidError{Field: "image", Reason: fmt.Sprintf("has %d bytes", len(sb.Image)), Want: fmt.Sprintf("at most %d are allowed", maxImage)}
+	}
+	var err error
+	sb.ImageRef, err = cfg.Images.resolve(sb.Image)
+	return sb, err
+}
+
+func (sb *Sandbox) validate() error {
+	if err := validateName(sb.Name); err != nil {
+		return err
+	}
+	if err := validateEnv(sb.Env); err != nil {
+		return err
+	}
+	if err := validateLabels(sb.Labels); err != nil {
+		return err
+	}
+	if err := validateIdle("sleep_after", sb.SleepAfter); err != nil {
+		return err
+	}
+	return validateIdle("stop_after", sb.StopAfter)
+}
+
+// claim takes the name and begins the creation, or finds who has it.
+func (m *Manager) claim(sb Sandbox) (b *box, created bool, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.started {
+		return nil, false, ErrClosed
+	}
+	if b, ok := m.names[nameKey{sb.Owner, sb.Name}]; ok {
+		have := b.view.Load()
+		if have.Image != sb.Image {
+			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with image %q", have.Image), Want: "ask for that image, use another name, or destroy it first"}
+		}
+		if have.Size != sb.Size {
+			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with size %q", have.Size), Want: "ask for that size, use another name, or destroy it first"}
+		}
+		return b, false, nil
+	}
+	if len(m.boxes) >= m.config().MaxSandboxes {
+		return nil, false, fmt.Errorf("%w (%d)", ErrTooManySandboxes, m.config().MaxSandboxes)
+	}
+	for m.boxes[sb.ID] != nil {
+		sb.ID = newID()
+	}
+	b = m.newBox(sb)
+	b.turn <- struct{}{} // make has the turn from the first moment
+	makeCtx, end := context.WithCancelCause(m.ctx)
+	b.endMake = end
+	if !m.spawn(func(context.Context) { b.make(makeCtx) }) {
+		end(nil)
+		return nil, false, ErrClosed
+	}
+	m.addLocked(b)
+	return b, true, nil
+}
+
+// make makes the sandbox of a fresh box, which holds its own turn. The
+// goroutine belongs to the Manager.
+func (b *box) make(ctx context.Context) {
+	defer b.endTurn()
+	defer b.endMake(nil)
+	ctx, cancel := context.WithTimeout(ctx, b.m.config().CreateTimeout)
+	defer cancel()
+	start := time.Now()
+	err := b.makeContainer(ctx)
+	if err == nil {
+		err = b.save(ctx)
+	}
+	if err != nil {
+		b.makeErr = b.wakeError(ctx, err)
+		b.m.log.Error("creating a sandbox", "sandbox", b.id, "error", err)
+		b.unmake(context.WithoutCancel(ctx))
+		b.m.remove(b)
+		close(b.made)
+		return
+	}
+	b.emit(Event{Type: EventCreated, TookMS: milliseconds(time.Since(start))})
+	b.touch()
+	b.open(0)
+	close(b.made)
+	b.armWoken()
+}
+
+// unmake leaves nothing of a creation that failed.
+func (b *box) unmake(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	err := b.dismantle(ctx)
+	if err == nil {
+		return
+	}
+	b.m.log.Error("cleaning up after a failed creation; the next start of the node does it", "sandbox", b.id, "error", err)
+	// The journal may have written the record. It must not come back beside
+	// another sandbox that has got the name.
+	if err := b.erase(ctx); err != nil {
+		b.m.log.Error("removing the record of a failed creation", "sandbox", b.id, "error", err)
+	}
+}
+
+func (b *box) makeContainer(ctx context.Context) error {
+	ref := b.view.Load().ImageRef
+	err := b.m.engine.EnsureImage(ctx, ref, func(line string) {
+		b.emit(Event{Type: EventImagePull, Progress: clip(line)})
+	})
+	if err != nil {
+		return err
+	}
+	// coldStart creates the container that is not there yet.
+	return b.coldStart(ctx)
+}
+
+func (m *Manager) containerSpec(sb Sandbox, limits Limits, cgroupParent string) ContainerSpec {
+	return ContainerSpec{
+		ID:           sb.ID,
+		Name:         sb.Name,
+		ImageRef:     sb.ImageRef,
+		Env:          sb.Env,
+		Limits:       limits,
+		CgroupParent: cgroupParent,
+		GuestBinary:  m.config().GuestBinary,
+		RunDir:       m.runDir(sb.ID),
+	}
+}
+
+// makeRunDir makes the folder for the guest's socket. The container's root is
+// another uid, hence the mode; the sticky bit keeps the sandbox's other users
+// from replacing the socket, and the folder above is the node's alone.
+func (m *Manager) makeRunDir(id ID) error {
+	dir := m.runDir(id)
+	if err := os.Mkdir(dir, 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return os.Chmod(dir, 0o777|os.ModeSticky)
+}

@@ -1,0 +1,202 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+func TestCreateIsIdempotentByName(t *testing.T) {
+	m := sandboxtest.New(t)
+	first := create(t, m, "app")
+	again, created, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+	if err != nil || created || again.ID != first.ID {
+		t.Fatalf("again: id %s (want %s), created %v, error %v", again.ID, first.ID, created, err)
+	}
+	other, created, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: "another", Name: "app"})
+	if err != nil || !created || other.ID == first.ID {
+		t.Fatalf("another owner's: created %v, error %v", created, err)
+	}
+	for _, req := range []sandbox.CreateRequest{
+		{Owner: owner, Name: "app", Image: "other"},
+		{Owner: owner, Name: "app", Size: "standard"},
+	} {
+		var conflict *sandbox.ConflictError
+		if _, _, err := m.Create(t.Context(), req); !errors.As(err, &conflict) {
+			t.Errorf("with image %q and size %q: %v, want a conflict", req.Image, req.Size, err)
+		}
+	}
+}
+
+func TestCreateAtOnceMakesOne(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	var made atomic.Int32
+	var wg sync.WaitGroup
+	for range 50 {
+		wg.Go(func() {
+			_, created, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+			if err != nil {
+				t.Error(err)
+			}
+			if created {
+				made.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if made.Load() != 1 || n.Engine.Created() != 1 {
+		t.Errorf("%d callers were told that they made it, %d containers; want 1 and 1", made.Load(), n.Engine.Created())
+	}
+}
+
+func TestCreateRefusesBadInput(t *testing.T) {
+	m := sandboxtest.New(t)
+	tooShort := sandbox.Duration(time.Millisecond)
+	many := map[string]string{}
+	for i := range 300 {
+		many[fmt.Sprint("V", i)] = "x"
+	}
+	for name, c := range map[string]struct {
+		req   sandbox.CreateRequest
+		field string
+	}{
+		"empty label key":    {sandbox.CreateRequest{Labels: map[string]string{"": "x"}}, "labels"},
+		"name with a space":  {sandbox.CreateRequest{Name: "a b"}, "name"},
+		"name of 1 MB":       {sandbox.CreateRequest{Name: strings.Repeat("a", 1<<20)}, "name"},
+		"name with a hyphen": {sandbox.CreateRequest{Name: "-a"}, "name"},
+		"unknown size":       {sandbox.CreateRequest{Size: "huge"}, "size"},
+		"unknown image":      {sandbox.CreateRequest{Image: "evil/image"}, "image"},
+		"image of 1 MB":      {sandbox.CreateRequest{Image: strings.Repeat("a", 1<<20)}, "image"},
+		"bad variable":       {sandbox.CreateRequest{Env: map[string]string{"1A": "x"}}, "env"},
+		"NUL in a variable":  {sandbox.CreateRequest{Env: map[string]string{"A": "\x00"}}, "env"},
+		"many variables":     {sandbox.CreateRequest{Env: many}, "env"},
+		"short sleep_after":  {sandbox.CreateRequest{SleepAfter: &tooShort}, "sleep_after"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.req.Owner = owner
+			_, _, err := m.Create(t.Context(), c.req)
+			var invalid *sandbox.InvalidError
+			if !errors.As(err, &invalid) || invalid.Field != c.field {
+				t.Fatalf("got %v, want a refusal of %s", err, c.field)
+			}
+			if len(err.Error()) > 1000 {
+				t.Errorf("the error repeats %d bytes of the input", len(err.Error()))
+			}
+			if list, _ := m.List(owner, sandbox.Filter{}, "", 0); len(list) != 0 {
+				t.Errorf("something was made: %v", list)
+			}
+		})
+	}
+}
+
+func TestFailedCreationLeavesNothing(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Fail("start", errors.New("no room"))
+	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+	var we *sandbox.WakeError
+	if !errors.As(err, &we) || !strings.Contains(err.Error(), "no room") {
+		t.Fatalf("got %v, want a WakeError with the reason", err)
+	}
+	if _, err := n.Manager.Get(owner, "app"); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("it is still there: %v", err)
+	}
+	if n.Engine.Count() != 0 || n.Freezer.Prepared(we.ID) {
+		t.Errorf("left: %d containers, cgroup %v", n.Engine.Count(), n.Freezer.Prepared(we.ID))
+	}
+	n.Engine.Fail("start", nil)
+	create(t, n.Manager, "app")
+}
+
+func TestCreationOutlivesItsCaller(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	release := n.Engine.Block("start")
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := n.Manager.Create(ctx, sandbox.CreateRequest{Owner: owner, Name: "app"})
+		done <- err
+	}()
+	n.Engine.AwaitBlocked(t, "start")
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+	release()
+	sb, created, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+	if err != nil || created || sb.State != sandbox.StateRunning {
+		t.Fatalf("joined: state %s, created %v, error %v", sb.State, created, err)
+	}
+}
+
+func TestDestroyLeavesNothingAndFailsItsWaiters(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	lease := acquire(t, n.Manager, sb.ID) // destroy does not wait for it
+	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	lease.Release()
+	nextEvent(t, events, sandbox.EventDestroyed)
+	if _, open := <-events; open {
+		t.Error("the event channel is open after destroyed")
+	}
+	if _, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CauseExec); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("acquire: %v", err)
+	}
+	if n.Engine.Count() != 0 || n.Freezer.Prepared(sb.ID) {
+		t.Errorf("left: %d containers, cgroup %v", n.Engine.Count(), n.Freezer.Prepared(sb.ID))
+	}
+	create(t, n.Manager, "app") // the name is free again
+}
+
+func TestPullIsToldInTheTimeline(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Pulls("fetching layer 1 of 2", "fetching layer 2 of 2")
+	sb := create(t, n.Manager, "app")
+	events, err := n.Manager.Events(t.Context(), sb.ID, 0, 10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, ev := range events {
+		told = append(told, string(ev.Type)+" "+ev.Progress)
+	}
+	if got := strings.Join(told, ", "); got != "image_pull fetching layer 1 of 2, image_pull fetching layer 2 of 2, created " {
+		t.Errorf("timeline: %s", got)
+	}
+}
+
+func TestMissingImageLeavesNothing(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Lack("localhost/doze/base:latest")
+	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+	if !errors.Is(err, sandbox.ErrImageMissing) {
+		t.Fatalf("got %v", err)
+	}
+	if _, err := n.Manager.Get(owner, "app"); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("it is still there: %v", err)
+	}
+}
+
+func TestGuestOfAnotherProtocolIsRefused(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Answer(sandboxtest.Stranger)
+	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+	var version *guest.VersionError
+	if !errors.As(err, &version) {
+		t.Fatalf("got %v", err)
+	}
+	if n.Engine.Count() != 0 {
+		t.Errorf("%d containers are left", n.Engine.Count())
+	}
+}

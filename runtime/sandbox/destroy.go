@@ -1,0 +1,102 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+// destroyTimeout bounds one attempt to remove a sandbox.
+const destroyTimeout = time.Minute
+
+// Destroy removes the sandbox with its files, whatever it does at the moment,
+// and returns when nothing is left of it. When ctx ends first, it goes on.
+// A failed attempt leaves it destroyed: calling again, or the next start of the
+// node, finishes it.
+func (m *Manager) Destroy(ctx context.Context, id ID) error {
+	b, err := m.box(id)
+	if err != nil {
+		return err
+	}
+	return m.do(ctx, b.destroy)
+}
+
+func (b *box) destroy(ctx context.Context) error {
+	b.interrupt()
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	if b.m.boxByID(b.id) != b {
+		return nil // destroyed by another caller meanwhile, or never finished
+	}
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	// From here on it is destroyed, also if the node dies in between.
+	// A Destroy that failed half-way, also in an earlier run of the node, has
+	// noted and told it already.
+	if b.state() != StateDestroyed {
+		if err := b.noteDestroyed(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
+			return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
+		}
+		b.emit(Event{Type: EventDestroyed, Reason: reasonAsked})
+	}
+	if err := b.dismantle(ctx); err != nil {
+		return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
+	}
+	b.m.remove(b)
+	return nil
+}
+
+// interrupt ends the creation or the wake that is under way.
+func (b *box) interrupt() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.endMake != nil {
+		b.endMake(ErrDestroyed)
+	}
+	if b.wake != nil {
+		b.wake.end(ErrDestroyed)
+	}
+}
+
+// noteDestroyed writes what the next start of the node needs to finish a
+// destruction. It is short, so that no record is too large to be destroyed.
+func (b *box) noteDestroyed(ctx context.Context) error {
+	before := b.sandbox()
+	return b.changeSaved(ctx,
+		func(sb *Sandbox) {
+			sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reasonAsked, time.Now().UTC()
+			sb.Env, sb.Processes, sb.Declared = nil, nil, nil
+		},
+		func(sb *Sandbox) {
+			sb.State, sb.StateReason, sb.StateSince = before.State, before.StateReason, before.StateSince
+			sb.Env, sb.Processes, sb.Declared = before.Env, before.Processes, before.Declared
+		})
+}
+
+// dismantle removes all that a sandbox is made of. Needs the turn. Idempotent.
+func (b *box) dismantle(ctx context.Context) error {
+	b.mu.Lock()
+	b.gone = true
+	b.mu.Unlock()
+	b.closeNow()
+	b.unwatch()
+	b.disarm()
+	b.pid.Store(0)
+	b.m.network.Forget(b.id)
+	b.guest.Close()
+	if err := b.m.engine.Remove(ctx, b.id); err != nil {
+		return err
+	}
+	if err := b.m.freezer.Remove(b.id); err != nil {
+		return err
+	}
+	if err := os.RemoveAll(b.m.runDir(b.id)); err != nil {
+		return err
+	}
+	b.m.journal.forget(b)
+	return b.erase(ctx)
+}

@@ -1,0 +1,211 @@
+package sandbox_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+// hang makes an operation of the store hang until finish, and then return an
+// error; reached is closed when the first call does.
+func hang(t *testing.T, n *sandboxtest.Node, id sandbox.ID, operation string, then error) (reached <-chan struct{}, finish func()) {
+	t.Helper()
+	// What was done before is written before.
+	if _, err := n.Manager.Events(t.Context(), id, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	in, out := make(chan struct{}), make(chan struct{})
+	var once, end sync.Once
+	n.Store.Before(func(op string) error {
+		if op != operation {
+			return nil
+		}
+		once.Do(func() { close(in) })
+		<-out
+		return then
+	})
+	finish = func() { end.Do(func() { close(out) }) }
+	t.Cleanup(finish)
+	return in, finish
+}
+
+func TestFailedWriteThatReachedTheDiskIsTakenBack(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	if _, err := n.Manager.Events(t.Context(), sb.ID, 0, 1); err != nil { // nothing else waits to be written
+		t.Fatal(err)
+	}
+	n.Store.After(func(string) error { return syscall.EIO }) // as a sync that fails
+	if _, err := n.Manager.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000}); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("expose: %v", err)
+	}
+	if got, _ := n.Manager.ByID(sb.ID); len(got.Ports) != 0 {
+		t.Errorf("a port that was refused is there: %+v", got.Ports)
+	}
+	n.Store.After(nil)
+	await(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
+}
+
+func TestSlowDiskKeepsNobodyBeyondHisTime(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustSleep(t, n.Manager, sb.ID)
+	n.Crash(t, func() {}) // so that the timeline must be read
+	reached, finish := hang(t, n, sb.ID, "last", nil)
+	first := make(chan error, 1)
+	go func() {
+		lease, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CausePreview)
+		if err == nil {
+			lease.Release()
+		}
+		first <- err
+	}()
+	<-reached
+	left := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		defer cancel()
+		_, err := n.Manager.Acquire(ctx, sb.ID, sandbox.CausePreview)
+		left <- err
+	}()
+	select {
+	case err := <-left:
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("acquire: %v", err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("a caller whose time is over waits for the disk")
+	}
+	finish()
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTimelineThatCannotBeReadIsNotWrittenOver(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustSleep(t, n.Manager, sb.ID)
+	n.Crash(t, func() {})
+	n.Store.Before(func(op string) error {
+		if op == "last" {
+			return syscall.EIO
+		}
+		return nil
+	})
+	acquire(t, n.Manager, sb.ID).Release()
+	n.Store.Before(nil)
+	mustSleep(t, n.Manager, sb.ID)
+	events, err := n.Manager.Events(t.Context(), sb.ID, 0, 10)
+	var types []sandbox.EventType
+	for _, ev := range events {
+		types = append(types, ev.Type)
+	}
+	if want := []sandbox.EventType{sandbox.EventCreated, sandbox.EventSlept, sandbox.EventSlept}; err != nil || !slices.Equal(types, want) {
+		t.Errorf("timeline %v, error %v, want %v", types, err, want)
+	}
+}
+
+func TestListDuringARenameShowsItOnce(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "old")
+	reached, finish := hang(t, n, sb.ID, "put", nil)
+	done := make(chan error, 1)
+	go func() {
+		name := "new"
+		_, err := n.Manager.Update(t.Context(), sb.ID, sandbox.Patch{Name: &name})
+		done <- err
+	}()
+	<-reached
+	if list, _ := n.Manager.List(owner, sandbox.Filter{}, "", 0); len(list) != 1 {
+		t.Errorf("the list has %d sandboxes, want 1", len(list))
+	}
+	finish()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if list, _ := n.Manager.List(owner, sandbox.Filter{}, "", 0); len(list) != 1 || list[0].Name != "new" {
+		t.Errorf("after the rename the list is %+v", list)
+	}
+}
+
+func TestFailedHoldLeavesTheOneFromInside(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	reached, finish := hang(t, n, sb.ID, "put", syscall.EIO)
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Hold(t.Context(), sb.ID, time.Hour)
+		done <- err
+	}()
+	<-reached
+	askInside(t, n, sb.ID, 2*time.Hour)
+	until := nextEvent(t, events, sandbox.EventHeld).Until
+	finish()
+	if err := <-done; !errors.Is(err, syscall.EIO) {
+		t.Errorf("hold: %v", err)
+	}
+	n.Store.Before(nil)
+	if got, _ := n.Manager.ByID(sb.ID); !got.HoldUntil.Equal(until) {
+		t.Errorf("held until %v, want %v", got.HoldUntil, until)
+	}
+}
+
+func TestHotPathNeedsNoDisk(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	if _, err := n.Manager.Events(t.Context(), sb.ID, 0, 1); err != nil {
+		t.Fatal(err)
+	}
+	n.Store.Close() // from here on it answers nothing
+	acquire(t, n.Manager, sb.ID).Release()
+	if _, err := n.Manager.AcquireRunning(sb.ID); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.Manager.Get(owner, "app"); err != nil {
+		t.Error(err)
+	}
+	if list, _ := n.Manager.List(owner, sandbox.Filter{}, "", 0); len(list) != 1 {
+		t.Errorf("the list has %d sandboxes", len(list))
+	}
+}
+
+// A node that ends writes the state of each sandbox; one sync after the other
+// could take longer than it is given.
+func TestStatesAreWrittenSeveralAtOnce(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	var ids []sandbox.ID
+	for _, name := range []string{"a", "b", "c", "d"} {
+		ids = append(ids, create(t, n.Manager, name).ID)
+	}
+	n.Store.Fill(true)
+	for _, id := range ids {
+		mustSleep(t, n.Manager, id)
+	}
+	var waiting atomic.Int32
+	all := make(chan struct{})
+	n.Store.Before(func(op string) error {
+		if op == "put" && waiting.Add(1) == int32(len(ids)) {
+			close(all)
+		}
+		select {
+		case <-all:
+		case <-time.After(20 * time.Second):
+			t.Error("a record is written only after another")
+		}
+		return nil
+	})
+	n.Store.Fill(false)
+	for _, id := range ids {
+		await(t, "it is written", func() bool { return n.Store.Record(t, id).State == sandbox.StateAsleep })
+	}
+}

@@ -1,0 +1,423 @@
+// Package enginetest is what every sandbox.Engine must do.
+package enginetest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// System is an Engine with what it needs to make containers.
+type System struct {
+	Engine sandbox.Engine
+	// Other is the engine of another node on the same machine.
+	Other sandbox.Engine
+	// Image is there. MissingImage is not and cannot be pulled.
+	Image, MissingImage string
+	// Spec is of a container whose first process runs until it is told to end,
+	// and which has whatever folder and cgroup it needs. The id is new.
+	Spec func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec
+	// Crash kills the first process of a running container behind the engine's
+	// back.
+	Crash func(t testing.TB, c sandbox.Container)
+}
+
+// patience bounds each test. It is no measure of speed.
+const patience = 2 * time.Minute
+
+// grace is how long the suite lets first processes end by themselves. One that has
+// just been started may not listen yet.
+const grace = time.Second
+
+// Run runs the suite. Each test opens a System of its own, which ends by
+// t.Cleanup; the suite removes its containers before.
+func Run(t *testing.T, open func(t *testing.T) System) {
+	for _, c := range []struct {
+		name string
+		test func(*suite)
+	}{
+		{"PingAnswers", ping},
+		{"ImageThatIsThereNeedsNothing", imagePresent},
+		{"MissingImageIsAnError", imageMissing},
+		{"ContainerRunsFromStartToStop", lifecycle},
+		{"StoppedContainerStartsAgain", startAgain},
+		{"EverythingIsIdempotent", idempotent},
+		{"UnknownContainersAreErrors", unknown},
+		{"CrashIsSeenAndStartRecovers", crash},
+		{"RemoveEndsARunningContainer", removeRunning},
+		{"ListIsOfThisNodeAlone", listOwn},
+		{"OtherNodesContainersAreUnknown", othersUnknown},
+		{"IDCanComeAgainAfterRemove", again},
+		{"ManyContainersAtOnce", many},
+		{"ManyStartsOfOneContainerGiveOneProcess", startAtOnce},
+		{"EndedContextEndsTheCall", endedContext},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			t.Cleanup(cancel)
+			c.test(&suite{T: t, System: open(t), ctx: ctx})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	System
+	ctx context.Context
+}
+
+// NewID is unlikely to be that of another container on the machine.
+func NewID() sandbox.ID {
+	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+	id := []byte("et")
+	for len(id) < 12 {
+		id = append(id, letters[rand.IntN(len(letters))])
+	}
+	return sandbox.ID(id)
+}
+
+// create makes a container, not started, which goes with the test.
+func (s *suite) create() sandbox.ID {
+	s.Helper()
+	id := NewID()
+	s.createAs(id)
+	return id
+}
+
+func (s *suite) createAs(id sandbox.ID) {
+	s.Helper()
+	if err := s.Engine.Create(s.ctx, s.spec(id)); err != nil {
+		s.Fatalf("Create: %v", err)
+	}
+}
+
+// spec is of a container that goes with the test, before what Spec made for it.
+func (s *suite) spec(id sandbox.ID) sandbox.ContainerSpec {
+	s.Helper()
+	spec := s.Spec(s, id)
+	s.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		if err := s.Engine.Remove(ctx, id); err != nil {
+			s.Errorf("Remove: %v", err)
+		}
+	})
+	return spec
+}
+
+// start starts a container and checks what came of it.
+func (s *suite) start(id sandbox.ID) sandbox.Container {
+	s.Helper()
+	c, err := s.Engine.Start(s.ctx, id)
+	if err != nil {
+		s.Fatalf("Start: %v", err)
+	}
+	if c.ID != id || c.State != sandbox.ContainerRunning || c.PID <= 0 {
+		s.Fatalf("Start returned %+v", c)
+	}
+	return c
+}
+
+func (s *suite) stop(id sandbox.ID) {
+	s.Helper()
+	if err := s.Engine.Stop(s.ctx, id, grace); err != nil {
+		s.Fatalf("Stop: %v", err)
+	}
+}
+
+func (s *suite) remove(id sandbox.ID) {
+	s.Helper()
+	if err := s.Engine.Remove(s.ctx, id); err != nil {
+		s.Fatalf("Remove: %v", err)
+	}
+}
+
+func (s *suite) inspect(id sandbox.ID, want sandbox.ContainerState) sandbox.Container {
+	s.Helper()
+	c, err := s.Engine.Inspect(s.ctx, id)
+	if err != nil {
+		s.Fatalf("Inspect: %v", err)
+	}
+	if c.ID != id || c.State != want {
+		s.Fatalf("Inspect says %+v, want %s", c, want)
+	}
+	if runs := want == sandbox.ContainerRunning || want == sandbox.ContainerPaused; runs != (c.PID > 0) {
+		s.Fatalf("Inspect gives PID %d for a container that is %s", c.PID, want)
+	}
+	return c
+}
+
+func (s *suite) gone(id sandbox.ID) {
+	s.Helper()
+	if c, err := s.Engine.Inspect(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
+		s.Fatalf("Inspect says %+v, %v; want ErrNoContainer", c, err)
+	}
+	if _, listed := s.listed(s.Engine)[id]; listed {
+		s.Fatalf("List still has %s", id)
+	}
+}
+
+func (s *suite) listed(e sandbox.Engine) map[sandbox.ID]sandbox.Container {
+	s.Helper()
+	list, err := e.List(s.ctx)
+	if err != nil {
+		s.Fatalf("List: %v", err)
+	}
+	byID := make(map[sandbox.ID]sandbox.Container, len(list))
+	for _, c := range list {
+		if _, twice := byID[c.ID]; twice {
+			s.Fatalf("List has %s twice", c.ID)
+		}
+		byID[c.ID] = c
+	}
+	return byID
+}
+
+func ping(s *suite) {
+	if err := s.Engine.Ping(s.ctx); err != nil {
+		s.Fatalf("Ping: %v", err)
+	}
+}
+
+func imagePresent(s *suite) {
+	for _, progress := range []func(string){nil, func(line string) { s.Logf("progress: %s", line) }} {
+		if err := s.Engine.EnsureImage(s.ctx, s.Image, progress); err != nil {
+			s.Fatalf("EnsureImage: %v", err)
+		}
+	}
+}
+
+func imageMissing(s *suite) {
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			err := s.Engine.EnsureImage(s.ctx, s.MissingImage, nil)
+			if !errors.Is(err, sandbox.ErrImageMissing) {
+				s.Errorf("EnsureImage: %v, want ErrImageMissing", err)
+			} else if !strings.Contains(err.Error(), s.MissingImage) {
+				s.Errorf("the error does not name the image: %v", err)
+			}
+		})
+	}
+	group.Wait()
+}
+
+func lifecycle(s *suite) {
+	id := s.create()
+	s.inspect(id, sandbox.ContainerCreated)
+	c := s.start(id)
+	if now := s.inspect(id, sandbox.ContainerRunning); now.PID != c.PID {
+		s.Fatalf("Start gave PID %d, Inspect %d", c.PID, now.PID)
+	}
+	if got := s.listed(s.Engine)[id]; got != c {
+		s.Fatalf("List has %+v, Start gave %+v", got, c)
+	}
+	line, err := s.Engine.LastLog(s.ctx, id)
+	if err != nil || len(line) > 1000 || strings.HasSuffix(line, "\n") {
+		s.Fatalf("LastLog: %d bytes %q, %v", len(line), line, err)
+	}
+	s.stop(id)
+	s.inspect(id, sandbox.ContainerExited)
+	if got := s.listed(s.Engine)[id]; got.State != sandbox.ContainerExited || got.PID != 0 {
+		s.Fatalf("List has %+v for a container that exited", got)
+	}
+	s.remove(id)
+	s.gone(id)
+}
+
+func startAgain(s *suite) {
+	id := s.create()
+	for range 3 {
+		s.start(id)
+		s.stop(id)
+	}
+	s.inspect(id, sandbox.ContainerExited)
+}
+
+func idempotent(s *suite) {
+	id := s.create()
+	spec := s.spec(id)
+	if err := s.Engine.Create(s.ctx, spec); err != nil {
+		s.Fatalf("second Create: %v", err)
+	}
+	s.stop(id) // never started
+	s.inspect(id, sandbox.ContainerCreated)
+	c := s.start(id)
+	if again := s.start(id); again.PID != c.PID {
+		s.Fatalf("the second Start gave PID %d, the first %d", again.PID, c.PID)
+	}
+	if err := s.Engine.Create(s.ctx, spec); err != nil {
+		s.Fatalf("Create while it runs: %v", err)
+	}
+	if now := s.inspect(id, sandbox.ContainerRunning); now.PID != c.PID {
+		s.Fatalf("Create replaced process %d by %d", c.PID, now.PID)
+	}
+	s.stop(id)
+	s.stop(id)
+	s.remove(id)
+	s.remove(id)
+}
+
+func unknown(s *suite) {
+	id := NewID()
+	if _, err := s.Engine.Start(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
+		s.Errorf("Start: %v, want ErrNoContainer", err)
+	}
+	s.gone(id)
+	s.remove(id)
+}
+
+func crash(s *suite) {
+	id := s.create()
+	c := s.start(id)
+	s.Crash(s, c)
+	s.await(id, sandbox.ContainerExited)
+	if again := s.start(id); again.PID == 0 {
+		s.Fatalf("Start after a crash gave %+v", again)
+	}
+}
+
+// await waits until the engine has seen what happened to the container.
+func (s *suite) await(id sandbox.ID, want sandbox.ContainerState) {
+	s.Helper()
+	for {
+		c, err := s.Engine.Inspect(s.ctx, id)
+		if err != nil {
+			s.Fatalf("Inspect: %v", err)
+		}
+		if c.State == want {
+			return
+		}
+		time.Sleep(time.Millisecond) // between looks
+	}
+}
+
+func removeRunning(s *suite) {
+	id := s.create()
+	s.start(id)
+	s.remove(id)
+	s.gone(id)
+}
+
+func listOwn(s *suite) {
+	ids := []sandbox.ID{s.create(), s.create(), s.create()}
+	s.start(ids[0])
+	own, others := s.listed(s.Engine), s.listed(s.Other)
+	if len(own) != len(ids) {
+		s.Errorf("List has %d containers, want %d: %v", len(own), len(ids), own)
+	}
+	for _, id := range ids {
+		if _, ok := own[id]; !ok {
+			s.Errorf("List lacks %s", id)
+		}
+		if _, ok := others[id]; ok {
+			s.Errorf("the other node lists %s", id)
+		}
+	}
+}
+
+func othersUnknown(s *suite) {
+	id := s.create()
+	c := s.start(id)
+	if got, err := s.Other.Inspect(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
+		s.Errorf("the other node inspects it: %+v, %v", got, err)
+	}
+	if got, err := s.Other.Start(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
+		s.Errorf("the other node starts it: %+v, %v", got, err)
+	}
+	if err := s.Other.Remove(s.ctx, id); err != nil {
+		s.Errorf("Remove of what is not there: %v", err)
+	}
+	if now := s.inspect(id, sandbox.ContainerRunning); now.PID != c.PID {
+		s.Errorf("another node replaced process %d by %d", c.PID, now.PID)
+	}
+}
+
+func again(s *suite) {
+	id := s.create()
+	s.start(id)
+	s.remove(id)
+	s.createAs(id)
+	s.inspect(id, sandbox.ContainerCreated)
+	s.start(id)
+}
+
+func many(s *suite) {
+	const count = 6
+	var group sync.WaitGroup
+	errs := make(chan error, count)
+	for range count {
+		spec := s.spec(NewID())
+		group.Go(func() { errs <- s.runThrough(spec) })
+	}
+	group.Wait()
+	close(errs)
+	for err := range errs {
+		if err != nil {
+			s.Error(err)
+		}
+	}
+	if left := s.listed(s.Engine); len(left) > 0 {
+		s.Errorf("List still has %v", left)
+	}
+}
+
+// runThrough is a container's whole life, without s.Fatal: it runs beside others.
+func (s *suite) runThrough(spec sandbox.ContainerSpec) error {
+	if err := s.Engine.Create(s.ctx, spec); err != nil {
+		return err
+	}
+	for range 2 {
+		c, err := s.Engine.Start(s.ctx, spec.ID)
+		if err != nil {
+			return err
+		}
+		if c.ID != spec.ID || c.State != sandbox.ContainerRunning {
+			return fmt.Errorf("Start of %s returned %+v", spec.ID, c)
+		}
+		if err := s.Engine.Stop(s.ctx, spec.ID, grace); err != nil {
+			return err
+		}
+	}
+	return s.Engine.Remove(s.ctx, spec.ID)
+}
+
+func startAtOnce(s *suite) {
+	id := s.create()
+	const count = 8
+	pids := make(chan int, count)
+	var group sync.WaitGroup
+	for range count {
+		group.Go(func() {
+			c, err := s.Engine.Start(s.ctx, id)
+			if err != nil {
+				s.Errorf("Start: %v", err)
+			}
+			pids <- c.PID
+		})
+	}
+	group.Wait()
+	want := s.inspect(id, sandbox.ContainerRunning).PID
+	for range count {
+		if pid := <-pids; pid != want {
+			s.Errorf("a Start gave PID %d, want %d", pid, want)
+		}
+	}
+}
+
+func endedContext(s *suite) {
+	id := s.create()
+	ended, cancel := context.WithCancel(s.ctx)
+	cancel()
+	if _, err := s.Engine.Start(ended, id); !errors.Is(err, context.Canceled) {
+		s.Errorf("Start: %v, want context.Canceled", err)
+	}
+	s.inspect(id, sandbox.ContainerCreated)
+}

@@ -1,0 +1,76 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNotFound: no sandbox, port or process has that name.
+	ErrNotFound = errors.New("not found")
+	// ErrDestroyed: the sandbox is being destroyed.
+	ErrDestroyed = errors.New("sandbox is destroyed")
+	// ErrTooManyWaiters: more callers wait for a wake than the node allows.
+	ErrTooManyWaiters = errors.New("too many requests wait for this sandbox to wake")
+	// ErrTooManySandboxes: the node has as many as its configuration allows.
+	ErrTooManySandboxes = errors.New("the node has as many sandboxes as it allows")
+	// ErrImageNotAllowed: the node's configuration does not name that image.
+	ErrImageNotAllowed = errors.New("image is not allowed")
+	// ErrNotRunning: the sandbox sleeps or is stopped and was not to be woken.
+	ErrNotRunning = errors.New("sandbox is not running")
+	// ErrBusy: a lease is held, so the sandbox cannot sleep or stop now.
+	ErrBusy = errors.New("sandbox is in use")
+	// ErrClosed: the Manager is shutting down.
+	ErrClosed = errors.New("the node is shutting down")
+	// ErrNoContainer is returned by an Engine for a container it does not have.
+	ErrNoContainer = errors.New("no such container")
+	// ErrImageMissing is returned by an Engine for an image that is neither
+	// present nor to be pulled.
+	ErrImageMissing = errors.New("image is missing and could not be pulled")
+	// ErrEngineDown is returned by an Engine that does not answer.
+	ErrEngineDown = errors.New("the container engine does not answer")
+	// ErrStoreFull is returned by a Store whose disk has no room left.
+	ErrStoreFull = errors.New("no space left for the node's data")
+)
+
+// InvalidError refuses what was asked. Nothing has changed.
+type InvalidError struct {
+	Field  string // such as "name", in the words of the API
+	Reason string // what is wrong
+	Want   string // what would be right
+	Err    error  // a sentinel to tell it apart by, or nil
+}
+
+func (e *InvalidError) Unwrap() error { return e.Err }
+
+func (e *InvalidError) Error() string {
+	return fmt.Sprintf("%s: %s; %s", e.Field, e.Reason, e.Want)
+}
+
+// ConflictError refuses a change that contradicts what exists.
+type ConflictError struct {
+	Name   string
+	Reason string
+	Want   string
+}
+
+func (e *ConflictError) Error() string {
+	return fmt.Sprintf("sandbox %q %s; %s", e.Name, e.Reason, e.Want)
+}
+
+// WakeError says that a sandbox could not be woken or made.
+type WakeError struct {
+	ID  ID
+	Err error
+	// LastLog is the last line that the container wrote, if it wrote any.
+	LastLog string
+}
+
+func (e *WakeError) Error() string {
+	if e.LastLog == "" {
+		return fmt.Sprintf("waking %s: %v", e.ID, e.Err)
+	}
+	return fmt.Sprintf("waking %s: %v; it last wrote: %s", e.ID, e.Err, e.LastLog)
+}
+
+func (e *WakeError) Unwrap() error { return e.Err }

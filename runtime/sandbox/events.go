@@ -1,0 +1,87 @@
+package sandbox
+
+import (
+	"context"
+	"time"
+)
+
+// listenerRoom is how many events a reader may be behind. A reader that is
+// further behind loses its channel and reads the timeline again.
+const listenerRoom = 256
+
+type listener struct{ events chan Event }
+
+// maxReason bounds the reason of an event; a guest's words may be in it.
+const maxReason = 1000
+
+// emit adds an event to the timeline and tells those who listen.
+func (b *box) emit(ev Event) {
+	ev.Reason = cutText(ev.Reason, maxReason)
+	b.telling.Lock()
+	defer b.telling.Unlock()
+	if !b.seqLoaded { // the first since the node started
+		seq, err := b.m.store.LastSeq(context.Background(), b.id)
+		if err != nil {
+			// With a seq that is taken it would replace another event.
+			b.m.log.Error("an event is lost: the timeline cannot be read", "sandbox", b.id, "type", ev.Type, "error", err)
+			return
+		}
+		b.seq, b.seqLoaded = seq, true
+	}
+	b.seq++
+	ev.Seq, ev.At, ev.Sandbox = b.seq, time.Now().UTC(), b.id
+	b.m.journal.append(ev)
+	for l := range b.listeners {
+		select {
+		case l.events <- ev:
+		default:
+			delete(b.listeners, l)
+			close(l.events)
+		}
+	}
+}
+
+// dropListeners ends all subscriptions.
+func (b *box) dropListeners() {
+	b.telling.Lock()
+	defer b.telling.Unlock()
+	for l := range b.listeners {
+		close(l.events)
+	}
+	clear(b.listeners)
+}
+
+// Subscribe returns a channel of the events from now on and a function that
+// ends the subscription. The channel is closed when the reader is 256 events
+// behind, when the sandbox is destroyed and when the Manager closes.
+func (m *Manager) Subscribe(id ID) (<-chan Event, func(), error) {
+	b, err := m.box(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	l := &listener{events: make(chan Event, listenerRoom)}
+	b.telling.Lock()
+	if b.isGone() {
+		close(l.events)
+	} else {
+		b.listeners[l] = struct{}{}
+	}
+	b.telling.Unlock()
+	return l.events, func() {
+		b.telling.Lock()
+		defer b.telling.Unlock()
+		if _, ok := b.listeners[l]; ok {
+			delete(b.listeners, l)
+			close(l.events)
+		}
+	}, nil
+}
+
+// Events returns up to limit events with Seq > after, oldest first.
+func (m *Manager) Events(ctx context.Context, id ID, after uint64, limit int) ([]Event, error) {
+	if _, err := m.box(id); err != nil {
+		return nil, err
+	}
+	m.journal.flush(ctx)
+	return m.store.Events(ctx, id, after, limit)
+}

@@ -1,0 +1,360 @@
+// Package freezertest is what every sandbox.Freezer must do.
+package freezertest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// System is a Freezer with something that it can freeze. Ids given to it are
+// new: nothing is known of them before Prepare.
+type System struct {
+	Freezer sandbox.Freezer
+	// Start runs a counter in a sandbox that was prepared, with the parent that
+	// Prepare gave. Several may run in one sandbox.
+	Start func(t testing.TB, id sandbox.ID, cgroupParent string) Counter
+}
+
+// Counter is a process, or what stands for one, that does nothing but count as
+// long as it may run.
+type Counter interface {
+	Count() uint64
+	// Stop ends it and waits until it is gone, frozen or not. Idempotent; the
+	// suite calls it always.
+	Stop()
+}
+
+// patience bounds each wait of the suite. It is no measure of speed.
+const patience = 20 * time.Second
+
+// Run runs the suite. Each test opens a System of its own, which ends by
+// t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) System) {
+	for _, c := range []struct {
+		name string
+		test func(*suite)
+	}{
+		{"FreezeStopsEveryProcessAndThawResumesIt", freezeAndThaw},
+		{"FreezeLeavesOtherSandboxesRunning", othersRun},
+		{"FreezeAndThawAreIdempotent", idempotent},
+		{"PrepareAgainKeepsTheSandboxAsItIs", prepareAgain},
+		{"FreezeWithAnEndedContextLeavesItThawed", endedContext},
+		{"AnEmptySandboxFreezes", emptyFreezes},
+		{"CPUTimeCountsWhatRuns", cpuTime},
+		{"UnknownSandboxesAreErrors", unknown},
+		{"RemoveForgets", remove},
+		{"ManyFreezeAndThawAtOnce", concurrent},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			c.test(&suite{T: t, System: open(t), ctx: ctx})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	System
+	ctx context.Context
+}
+
+// box is a prepared sandbox with running counters.
+type box struct {
+	s        *suite
+	id       sandbox.ID
+	parent   string
+	counters []Counter
+}
+
+var limits = sandbox.Limits{CPUs: 1, Memory: 256 << 20, PIDs: 64}
+
+var (
+	idMu sync.Mutex
+	last = time.Now().UnixNano() % 1e9
+)
+
+// newID is unlikely to be that of another run on the same machine.
+func newID() sandbox.ID {
+	idMu.Lock()
+	defer idMu.Unlock()
+	last++
+	return sandbox.ID(fmt.Sprintf("ft%010d", last%1e10))
+}
+
+func (s *suite) box(counters int) *box {
+	s.Helper()
+	b := &box{s: s, id: newID()}
+	parent, err := s.Freezer.Prepare(b.id, limits)
+	if err != nil {
+		s.Fatalf("Prepare: %v", err)
+	}
+	b.parent = parent
+	s.Cleanup(func() {
+		for _, c := range b.counters {
+			c.Stop()
+		}
+		if err := s.Freezer.Remove(b.id); err != nil {
+			s.Errorf("Remove: %v", err)
+		}
+	})
+	for range counters {
+		b.counters = append(b.counters, s.Start(s, b.id, parent))
+	}
+	b.advances()
+	return b
+}
+
+// advances waits until every counter has counted on.
+func (b *box) advances() {
+	b.s.Helper()
+	for i, c := range b.counters {
+		from := c.Count()
+		for c.Count() <= from {
+			if b.s.ctx.Err() != nil {
+				b.s.Fatalf("counter %d of %s stands still at %d", i, b.id, from)
+			}
+			time.Sleep(time.Millisecond) // between looks
+		}
+	}
+}
+
+// standsStill fails if a counter moves while reference counts on, a good while.
+func (b *box) standsStill(reference *box) {
+	b.s.Helper()
+	before := make([]uint64, len(b.counters))
+	for i, c := range b.counters {
+		before[i] = c.Count()
+	}
+	for range 20 {
+		reference.advances()
+	}
+	for i, c := range b.counters {
+		if now := c.Count(); now != before[i] {
+			b.s.Fatalf("counter %d of %s went from %d to %d while frozen", i, b.id, before[i], now)
+		}
+	}
+}
+
+func (b *box) freeze() {
+	b.s.Helper()
+	if err := b.s.Freezer.Freeze(b.s.ctx, b.id); err != nil {
+		b.s.Fatalf("Freeze: %v", err)
+	}
+}
+
+func (b *box) thaw() {
+	b.s.Helper()
+	if err := b.s.Freezer.Thaw(b.s.ctx, b.id); err != nil {
+		b.s.Fatalf("Thaw: %v", err)
+	}
+}
+
+func (b *box) isFrozen(want bool) {
+	b.s.Helper()
+	got, err := b.s.Freezer.Frozen(b.s.ctx, b.id)
+	if err != nil {
+		b.s.Fatalf("Frozen: %v", err)
+	}
+	if got != want {
+		b.s.Fatalf("Frozen says %v, want %v", got, want)
+	}
+}
+
+func freezeAndThaw(s *suite) {
+	b, reference := s.box(3), s.box(1)
+	b.isFrozen(false)
+	for range 3 {
+		b.freeze()
+		b.isFrozen(true)
+		b.standsStill(reference)
+		b.thaw()
+		b.isFrozen(false)
+		b.advances()
+	}
+}
+
+func othersRun(s *suite) {
+	b, other := s.box(1), s.box(1)
+	b.freeze()
+	other.isFrozen(false)
+	other.advances()
+}
+
+func idempotent(s *suite) {
+	b, reference := s.box(1), s.box(1)
+	b.thaw()
+	b.advances()
+	b.freeze()
+	b.freeze()
+	b.standsStill(reference)
+	b.thaw()
+	b.thaw()
+	b.advances()
+}
+
+func prepareAgain(s *suite) {
+	b, reference := s.box(1), s.box(1)
+	b.freeze()
+	again, err := s.Freezer.Prepare(b.id, sandbox.Limits{CPUs: 2})
+	if err != nil {
+		s.Fatalf("Prepare: %v", err)
+	}
+	if again != b.parent {
+		s.Fatalf("the second Prepare gave %q, the first %q", again, b.parent)
+	}
+	b.isFrozen(true)
+	b.standsStill(reference)
+	b.thaw()
+	b.advances()
+}
+
+func endedContext(s *suite) {
+	b := s.box(1)
+	ended, cancel := context.WithCancel(s.ctx)
+	cancel()
+	if err := s.Freezer.Freeze(ended, b.id); err == nil {
+		s.Fatal("Freeze with an ended context succeeded")
+	}
+	b.isFrozen(false)
+	b.advances()
+}
+
+func emptyFreezes(s *suite) {
+	b := s.box(0)
+	b.freeze()
+	b.isFrozen(true)
+	b.thaw()
+	b.isFrozen(false)
+}
+
+func cpuTime(s *suite) {
+	b, reference := s.box(1), s.box(1)
+	read := func() time.Duration {
+		s.Helper()
+		d, err := s.Freezer.CPUTime(s.ctx, b.id)
+		if err != nil {
+			s.Fatalf("CPUTime: %v", err)
+		}
+		return d
+	}
+	from := read()
+	for read() <= from {
+		b.advances()
+	}
+	b.freeze()
+	later := func() time.Duration {
+		s.Helper()
+		for range 20 {
+			reference.advances()
+		}
+		return read()
+	}
+	// A process counts as frozen when it is about to leave its CPU; the kernel
+	// adds that last stretch, of microseconds, to its time just after.
+	still := read()
+	for now := later(); now != still; now = later() {
+		if s.ctx.Err() != nil {
+			s.Fatalf("CPU time still grows while frozen: %v, then %v", still, now)
+		}
+		still = now
+	}
+	if now := later(); now != still {
+		s.Fatalf("CPU time went from %v to %v while frozen", still, now)
+	}
+	b.thaw()
+	for read() <= still {
+		b.advances()
+	}
+}
+
+func unknown(s *suite) {
+	id := newID()
+	f := s.Freezer
+	if err := f.Freeze(s.ctx, id); err == nil {
+		s.Error("Freeze of an unknown sandbox succeeded")
+	}
+	if err := f.Thaw(s.ctx, id); err == nil {
+		s.Error("Thaw of an unknown sandbox succeeded")
+	}
+	if _, err := f.Frozen(s.ctx, id); err == nil {
+		s.Error("Frozen of an unknown sandbox succeeded")
+	}
+	if _, err := f.CPUTime(s.ctx, id); err == nil {
+		s.Error("CPUTime of an unknown sandbox succeeded")
+	}
+	if err := f.Remove(id); err != nil {
+		s.Errorf("Remove of an unknown sandbox: %v", err)
+	}
+	for _, bad := range []sandbox.ID{"", "..", "a/b", "../../x"} {
+		if _, err := f.Prepare(bad, limits); err == nil {
+			s.Errorf("Prepare took %q for an id", bad)
+		}
+	}
+}
+
+func remove(s *suite) {
+	b := s.box(1)
+	b.freeze()
+	b.counters[0].Stop() // a frozen process can be killed
+	if err := s.Freezer.Remove(b.id); err != nil {
+		s.Fatalf("Remove: %v", err)
+	}
+	if err := s.Freezer.Thaw(s.ctx, b.id); err == nil {
+		s.Error("Thaw after Remove succeeded")
+	}
+	if err := s.Freezer.Remove(b.id); err != nil {
+		s.Errorf("second Remove: %v", err)
+	}
+	// The same id can come again, and is not frozen then.
+	parent, err := s.Freezer.Prepare(b.id, limits)
+	if err != nil {
+		s.Fatalf("Prepare after Remove: %v", err)
+	}
+	b.counters = []Counter{s.Start(s, b.id, parent)}
+	b.isFrozen(false)
+	b.advances()
+}
+
+func concurrent(s *suite) {
+	const boxes, workers, rounds = 3, 4, 25
+	var all []*box
+	for range boxes {
+		all = append(all, s.box(1))
+	}
+	var wg sync.WaitGroup
+	for _, b := range all {
+		for worker := range workers {
+			wg.Go(func() {
+				for round := range rounds {
+					var err error
+					if (worker+round)%2 == 0 {
+						err = s.Freezer.Freeze(s.ctx, b.id)
+					} else {
+						err = s.Freezer.Thaw(s.ctx, b.id)
+					}
+					if err == nil {
+						_, err = s.Freezer.Frozen(s.ctx, b.id)
+					}
+					if err != nil {
+						s.Errorf("%s, worker %d, round %d: %v", b.id, worker, round, err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	reference := s.box(1)
+	for _, b := range all {
+		b.thaw()
+		b.advances()
+		b.freeze()
+		b.standsStill(reference)
+	}
+}

@@ -1,0 +1,163 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// cpuSample is the CPU time of a sandbox at a moment.
+type cpuSample struct {
+	at   time.Time
+	used time.Duration
+}
+
+const (
+	// Looking at the CPU time costs about 20 µs. Four looks in the idle time
+	// find work that happens in bursts; no more often than minLook and no
+	// less than every maxLook.
+	looksPerIdle = 4
+	minLook      = 250 * time.Millisecond
+	maxLook      = 15 * time.Second
+	// retryLook follows a sleep or stop that failed.
+	retryLook = 5 * time.Second
+)
+
+// idleIn is how long the sandbox must stay as it is until the idle rule
+// applies; 0 or less means now.
+func (b *box) idleIn() time.Duration {
+	sb := b.view.Load()
+	if sb.SleepAfter == 0 {
+		return maxLook
+	}
+	if b.leases() > 0 {
+		return time.Duration(sb.SleepAfter)
+	}
+	left := time.Until(time.Unix(0, b.lastActive.Load()).Add(time.Duration(sb.SleepAfter)))
+	if left > time.Duration(sb.SleepAfter) { // the clock was set back
+		b.touch()
+	}
+	return max(left, time.Until(sb.HoldUntil))
+}
+
+// nextLook is how long until the sandbox in its present state needs a look:
+// whether it is idle, was asleep for stop_after, or is stopped while its
+// container runs on. It needs none when ok is false.
+func (b *box) nextLook() (d time.Duration, ok bool) {
+	sb := b.view.Load()
+	switch {
+	case sb.State == StateRunning:
+		every := maxLook
+		if sb.SleepAfter != 0 {
+			every = min(max(time.Duration(sb.SleepAfter)/looksPerIdle, minLook), maxLook)
+		}
+		if left := b.idleIn(); left > 0 {
+			return min(every, left), true
+		}
+		return minLook, true
+	case sb.State == StateAsleep && sb.StopAfter != 0:
+		return max(b.stopIn(), 0), true
+	case sb.State == StateStopped && b.leftover.Load():
+		return retryLook, true
+	}
+	return 0, false
+}
+
+// look is what the timer does. It belongs to no state, so that a timer that was
+// set just before the state changed does what the new state needs.
+func (b *box) look(ctx context.Context) {
+	err := b.doDue(ctx, b.state())
+	switch {
+	case err == nil, errors.Is(err, errNotIdle), errors.Is(err, ErrBusy):
+		b.arm()
+	case !errors.Is(err, ErrDestroyed) && ctx.Err() == nil:
+		b.m.log.Error("what is due for the sandbox failed, trying again", "sandbox", b.id, "state", b.state(), "error", err)
+		b.armIn(retryLook)
+	}
+}
+
+// doDue does what is due in a state. By the time that it has the turn, the
+// sandbox may be in another one, in which it does nothing.
+func (b *box) doDue(ctx context.Context, state State) error {
+	switch state {
+	case StateRunning:
+		if b.noteCPU(ctx); b.idleIn() <= 0 {
+			return b.sleep(ctx, modeIdle, reasonIdle)
+		}
+	case StateAsleep:
+		return b.stop(ctx, modeIdle, reasonLongIdle)
+	case StateStopped:
+		return b.endLeftover(ctx)
+	}
+	return nil
+}
+
+// noteCPU counts the sandbox as used if it worked since the last look.
+func (b *box) noteCPU(ctx context.Context) {
+	used, err := b.m.freezer.CPUTime(ctx, b.id)
+	if err != nil {
+		b.m.log.Warn("reading CPU time", "sandbox", b.id, "error", err)
+		return
+	}
+	now := time.Now()
+	b.mu.Lock()
+	before := b.cpu
+	b.cpu = cpuSample{at: now, used: used}
+	b.mu.Unlock()
+	if before.at.IsZero() {
+		return
+	}
+	if float64(used-before.used) > b.m.config().IdleCPU*float64(now.Sub(before.at)) {
+		b.touch()
+	}
+}
+
+// stopIn is how long a sleeping sandbox has until stop_after; 0 or less means now.
+func (b *box) stopIn() time.Duration {
+	sb := b.view.Load()
+	if sb.StopAfter == 0 {
+		return maxLook
+	}
+	return time.Until(sb.StateSince.Add(time.Duration(sb.StopAfter)))
+}
+
+// arm sets the sandbox's one timer for its next look.
+func (b *box) arm() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	// Read under mu, which guards the view, so that the last of several at
+	// once sees the newest state.
+	d, ok := b.nextLook()
+	b.armLocked(d, ok)
+}
+
+// armWoken is arm for a sandbox that has just begun to run.
+func (b *box) armWoken() {
+	b.mu.Lock()
+	b.cpu = cpuSample{}
+	b.mu.Unlock()
+	b.arm()
+}
+
+// armIn sets the timer for a look d from now, whatever the state needs.
+func (b *box) armIn(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.armLocked(d, true)
+}
+
+func (b *box) armLocked(d time.Duration, ok bool) {
+	if b.timer != nil {
+		b.timer.Stop()
+		b.timer = nil
+	}
+	if ok && !b.gone {
+		b.timer = time.AfterFunc(d, func() { b.m.spawn(b.look) })
+	}
+}
+
+func (b *box) disarm() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.armLocked(0, false)
+}

@@ -1,0 +1,217 @@
+package sandbox_test
+
+import (
+	"net/http"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+// A timer may fire just before the state changes, and find another one.
+func TestTimerOfOneStateDoesNothingToAnother(t *testing.T) {
+	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter, c.StopAfter = time.Hour, time.Second })
+	m := n.Manager
+	sb := create(t, m, "app")
+	// Long enough for stop_after of a sandbox that were asleep.
+	await(t, "stop_after passes", func() bool { return time.Since(sb.StateSince) > 1500*time.Millisecond })
+	hour := sandbox.Duration(time.Hour)
+	for _, c := range []struct {
+		name  string
+		enter func()
+		want  sandbox.State
+		armed bool
+	}{
+		{"running for longer than stop_after", func() {}, sandbox.StateRunning, true},
+		{"asleep", func() { update(t, m, sb.ID, sandbox.Patch{StopAfter: &hour}); mustSleep(t, m, sb.ID) }, sandbox.StateAsleep, true},
+		{"running, just woken", func() { acquire(t, m, sb.ID).Release() }, sandbox.StateRunning, true},
+		{"asleep again", func() { mustSleep(t, m, sb.ID) }, sandbox.StateAsleep, true},
+		{"asleep for ever", func() { update(t, m, sb.ID, sandbox.Patch{StopAfter: new(sandbox.Duration)}) }, sandbox.StateAsleep, false},
+		{"stopped", func() { mustStop(t, m, sb.ID) }, sandbox.StateStopped, false},
+		{"running, just started", func() { acquire(t, m, sb.ID).Release() }, sandbox.StateRunning, true},
+		{"running for ever", func() { update(t, m, sb.ID, sandbox.Patch{SleepAfter: new(sandbox.Duration)}) }, sandbox.StateRunning, true},
+	} {
+		c.enter()
+		before, _ := m.ByID(sb.ID)
+		for _, was := range []sandbox.State{sandbox.StateRunning, sandbox.StateAsleep, sandbox.StateStopped} {
+			m.LookLate(sb.ID, was)
+			if after, _ := m.ByID(sb.ID); after.State != c.want || !after.StateSince.Equal(before.StateSince) {
+				t.Fatalf("%s, the timer is of %s: it became %s (%s)", c.name, was, after.State, after.StateReason)
+			}
+			if c, err := n.Engine.Inspect(t.Context(), sb.ID); err != nil || (c.State == sandbox.ContainerRunning) != (before.State != sandbox.StateStopped) {
+				t.Fatalf("%s, the timer is of %s: its container is %s, error %v", before.State, was, c.State, err)
+			}
+		}
+		m.Look(sb.ID)
+		if armed := m.Armed(sb.ID); armed != c.armed || stateOf(t, m, sb.ID) != c.want {
+			t.Errorf("%s: it is %s and its own timer is set: %v", c.name, stateOf(t, m, sb.ID), armed)
+		}
+	}
+}
+
+func update(t *testing.T, m *sandbox.Manager, id sandbox.ID, p sandbox.Patch) {
+	t.Helper()
+	if _, err := m.Update(t.Context(), id, p); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustStop(t *testing.T, m *sandbox.Manager, id sandbox.ID) {
+	t.Helper()
+	if sb, err := m.Stop(t.Context(), id); err != nil || sb.State != sandbox.StateStopped {
+		t.Fatalf("stop: state %s, error %v", sb.State, err)
+	}
+}
+
+func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
+	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.StopAfter = 2 * time.Second })
+	m := n.Manager
+	sb := create(t, m, "app")
+	events := subscribe(t, m, sb.ID)
+	mustSleep(t, m, sb.ID)
+	first, _ := m.ByID(sb.ID)
+	await(t, "half of stop_after passes", func() bool { return time.Since(first.StateSince) > time.Second })
+	acquire(t, m, sb.ID).Release()
+	mustSleep(t, m, sb.ID)
+	last, _ := m.ByID(sb.ID)
+	if stopped := nextEvent(t, events, sandbox.EventStopped); stopped.At.Sub(last.StateSince) < 2*time.Second {
+		t.Errorf("stopped %s after it fell asleep, want 2 s or more", stopped.At.Sub(last.StateSince))
+	}
+}
+
+// The retry for what was left of a container must not end its successor.
+func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	var stranger atomic.Bool
+	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if stranger.Load() {
+			sandboxtest.Stranger(w, r)
+		} else {
+			g.ServeHTTP(w, r)
+		}
+	}))
+	m := n.Manager
+	sb := create(t, m, "app")
+	n.Engine.Fail("stop", syscall.EIO)
+	n.Crash(t, func() { stranger.Store(true) })
+	m = n.Manager
+	stranger.Store(false)
+	n.Engine.Answer(nil)
+	await(t, "it is given up", func() bool { return stateOf(t, m, sb.ID) == sandbox.StateStopped && m.Armed(sb.ID) })
+	n.Engine.Fail("stop", nil)
+	m.Look(sb.ID) // what is due
+	lease := acquire(t, m, sb.ID)
+	m.LookLate(sb.ID, sandbox.StateStopped)
+	if _, err := lease.Guest().Hello(t.Context()); err != nil || stateOf(t, m, sb.ID) != sandbox.StateRunning {
+		t.Errorf("it is %s, error %v", stateOf(t, m, sb.ID), err)
+	}
+	lease.Release()
+	mustStop(t, m, sb.ID)
+	if m.Armed(sb.ID) {
+		t.Error("something is due for a sandbox that is stopped for good")
+	}
+}
+
+func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
+	n := sandboxtest.Open(t, sleepAfter(time.Second))
+	leased, idle := create(t, n.Manager, "leased"), create(t, n.Manager, "idle")
+	events, others := subscribe(t, n.Manager, leased.ID), subscribe(t, n.Manager, idle.ID)
+	lease := acquire(t, n.Manager, leased.ID)
+	if slept := nextEvent(t, others, sandbox.EventSlept); slept.At.Sub(idle.LastActiveAt) < time.Second {
+		t.Errorf("it slept %s after its last use", slept.At.Sub(idle.LastActiveAt))
+	}
+	n.Manager.Look(leased.ID)
+	if s := stateOf(t, n.Manager, leased.ID); s != sandbox.StateRunning {
+		t.Errorf("it is %s under a lease", s)
+	}
+	released := time.Now()
+	lease.Release()
+	if slept := nextEvent(t, events, sandbox.EventSlept); slept.At.Sub(released) < time.Second {
+		t.Errorf("it slept %s after its lease was given back", slept.At.Sub(released))
+	}
+}
+
+// More than a twentieth of a core counts as use, less does not.
+func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
+	n := sandboxtest.Open(t, sleepAfter(time.Hour))
+	sb := create(t, n.Manager, "app")
+	n.Manager.Look(sb.ID) // from here on work is measured
+	for _, c := range []struct {
+		name string
+		work func(sinceLook time.Duration) time.Duration
+		used bool
+	}{
+		{"no work", func(time.Duration) time.Duration { return 0 }, false},
+		{"a hundredth of a core", func(d time.Duration) time.Duration { return d / 100 }, false},
+		{"four cores", func(time.Duration) time.Duration { return time.Hour }, true},
+	} {
+		before, _ := n.Manager.ByID(sb.ID)
+		last := time.Now()
+		await(t, "a while passes", func() bool { return time.Since(last) > 10*time.Millisecond })
+		n.Freezer.Work(sb.ID, c.work(time.Since(last)))
+		n.Manager.Look(sb.ID)
+		after, _ := n.Manager.ByID(sb.ID)
+		if used := after.LastActiveAt.After(before.LastActiveAt); used != c.used {
+			t.Errorf("%s: counted as use: %v", c.name, used)
+		}
+	}
+	before, _ := n.Manager.ByID(sb.ID)
+	n.Manager.Touch(sb.ID)
+	if after, _ := n.Manager.ByID(sb.ID); !after.LastActiveAt.After(before.LastActiveAt) {
+		t.Error("traffic without a lease does not count as use")
+	}
+}
+
+// Whatever puts it to sleep, memory, processes and files are as before.
+func TestEveryPathToSleepEndsAlike(t *testing.T) {
+	for name, sleep := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
+		"idle": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			events := subscribe(t, n.Manager, id)
+			second := sandbox.Duration(time.Second)
+			update(t, n.Manager, id, sandbox.Patch{SleepAfter: &second})
+			nextEvent(t, events, sandbox.EventSlept)
+		},
+		"API": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { mustSleep(t, n.Manager, id) },
+		"node shutdown": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			if err := n.Manager.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			p, err := n.Manager.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: "job"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			before, err := n.Engine.Inspect(t.Context(), sb.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sleep(t, n, sb.ID)
+			if frozen, err := n.Freezer.Frozen(t.Context(), sb.ID); err != nil || !frozen {
+				t.Errorf("frozen %v, error %v", frozen, err)
+			}
+			if name == "node shutdown" {
+				n.Restart(t)
+			}
+			lease := acquire(t, n.Manager, sb.ID)
+			defer lease.Release()
+			if after, err := n.Engine.Inspect(t.Context(), sb.ID); err != nil || after != before {
+				t.Errorf("its container was %+v and is %+v, error %v", before, after, err)
+			}
+			if kind := lease.Wake().Kind; kind == sandbox.WakeCold {
+				t.Error("it woke cold")
+			}
+			if got, err := lease.Guest().Process(t.Context(), p.PID); err != nil || got.State != guest.ProcessRunning {
+				t.Errorf("its process is %+v, error %v", got, err)
+			}
+		})
+	}
+}

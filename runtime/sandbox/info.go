@@ -1,0 +1,50 @@
+package sandbox
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+)
+
+// Info is what the node says of itself.
+type Info struct {
+	NodeID    string
+	StartedAt time.Time
+	States    map[State]int
+	Leases    int64
+	Waiters   int64
+	Sizes     map[string]Limits
+	Images    []string // short names that create accepts
+	Allow     []string // patterns of other images
+	Enforced  []string // limits that are enforced
+	// EngineError says why the engine does not answer; empty when it does.
+	EngineError string
+}
+
+// Info asks the engine whether it answers, for at most a second.
+func (m *Manager) Info(ctx context.Context) Info {
+	cfg := m.config()
+	info := Info{
+		NodeID:    m.store.NodeID(),
+		StartedAt: m.startedAt,
+		States:    map[State]int{},
+		Waiters:   m.waiting.Load(),
+		Sizes:     maps.Clone(cfg.Sizes),
+		Images:    slices.Sorted(maps.Keys(cfg.Images.Names)),
+		Allow:     slices.Clone(cfg.Images.Allow),
+		Enforced:  m.freezer.Enforced(),
+	}
+	m.mu.RLock()
+	for _, b := range m.boxes {
+		info.States[b.state()]++
+		info.Leases += b.leases()
+	}
+	m.mu.RUnlock()
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := m.engine.Ping(ctx); err != nil {
+		info.EngineError = err.Error()
+	}
+	return info
+}

@@ -1,0 +1,166 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+const (
+	// journalEvery is how long a change that nobody waits for may stay in memory.
+	journalEvery = 250 * time.Millisecond
+	// journalRoom bounds the events that wait for a disk that does not take
+	// them; the oldest are dropped, and counted in the log.
+	journalRoom = 20_000
+	// journalRetry is the pause after a write that failed, as on a full disk.
+	journalRetry = 2 * time.Second
+	// journalSaves records are written at once: those who wait for the disk at the
+	// same time share one sync, and a node that ends may have thousands to write.
+	journalSaves = 64
+)
+
+// journal writes what need not be on disk at once: events, and records whose
+// state can be found again after a crash. A wake therefore never waits for the disk.
+type journal struct {
+	store Store
+	log   *slog.Logger
+	wake  chan struct{} // holds one element when there is something to write
+
+	mu      sync.Mutex
+	events  []Event
+	dropped int
+	boxes   map[*box]struct{}
+
+	writing sync.Mutex // one flush at a time, so that events keep their order
+}
+
+func newJournal(store Store, log *slog.Logger) *journal {
+	return &journal{store: store, log: log, wake: make(chan struct{}, 1), boxes: map[*box]struct{}{}}
+}
+
+func (j *journal) append(ev Event) {
+	j.mu.Lock()
+	j.events = append(j.events, ev)
+	j.trimLocked()
+	j.mu.Unlock()
+	j.signal()
+}
+
+// trimLocked drops the oldest events beyond journalRoom.
+func (j *journal) trimLocked() {
+	if over := len(j.events) - journalRoom; over > 0 {
+		j.events = j.events[over:]
+		j.dropped += over
+	}
+}
+
+// dirty has the record of b written soon.
+func (j *journal) dirty(b *box) {
+	j.mu.Lock()
+	j.boxes[b] = struct{}{}
+	j.mu.Unlock()
+	j.signal()
+}
+
+func (j *journal) forget(b *box) {
+	j.mu.Lock()
+	delete(j.boxes, b)
+	j.mu.Unlock()
+}
+
+func (j *journal) signal() {
+	select {
+	case j.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run writes until ctx ends; the Manager owns its goroutine and flushes at last.
+func (j *journal) run(ctx context.Context) {
+	for {
+		select {
+		case <-j.wake:
+			every := journalEvery
+			if j.flush(ctx) != nil {
+				every = journalRetry
+			}
+			if pause(ctx, every) != nil {
+				return
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// flush writes all that waits. What the disk refuses waits on, and run tries it
+// again.
+func (j *journal) flush(ctx context.Context) error {
+	j.writing.Lock()
+	defer j.writing.Unlock()
+	j.mu.Lock()
+	events, boxes, dropped := j.events, j.boxes, j.dropped
+	j.events, j.boxes, j.dropped = nil, map[*box]struct{}{}, 0
+	j.mu.Unlock()
+	if dropped > 0 {
+		j.log.Error("events were dropped because they could not be written", "count", dropped)
+	}
+	var errs []error
+	if len(events) > 0 {
+		if err := j.write(ctx, events); err != nil {
+			errs = append(errs, err)
+			j.mu.Lock()
+			j.events = append(events, j.events...)
+			j.trimLocked()
+			j.mu.Unlock()
+		}
+	}
+	errs = append(errs, j.save(ctx, boxes))
+	err := errors.Join(errs...)
+	if err != nil {
+		j.signal()
+		if ctx.Err() == nil {
+			j.log.Error("writing events and states; trying again soon", "error", err)
+		}
+	}
+	return err
+}
+
+// save writes records, and keeps those that the disk refuses. It returns one of
+// the errors: they are all alike, and may be thousands.
+func (j *journal) save(ctx context.Context, boxes map[*box]struct{}) (failed error) {
+	var saves sync.WaitGroup
+	slots := make(chan struct{}, journalSaves)
+	for b := range boxes {
+		slots <- struct{}{}
+		saves.Go(func() {
+			defer func() { <-slots }()
+			if err := b.save(ctx); err != nil {
+				j.mu.Lock()
+				defer j.mu.Unlock()
+				j.boxes[b] = struct{}{}
+				failed = err
+			}
+		})
+	}
+	saves.Wait()
+	return failed
+}
+
+// write appends events. One that the store refuses for what it is, and would
+// refuse for ever, is left out: the timelines of all others are behind it.
+func (j *journal) write(ctx context.Context, events []Event) error {
+	err := j.store.AppendEvents(ctx, events)
+	var invalid *InvalidError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	if len(events) == 1 {
+		j.log.Error("the store refuses an event", "sandbox", events[0].Sandbox, "type", events[0].Type, "error", err)
+		return nil
+	}
+	half := len(events) / 2
+	return errors.Join(j.write(ctx, events[:half]), j.write(ctx, events[half:]))
+}

@@ -1,0 +1,171 @@
+package sandbox
+
+import (
+	"maps"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// Bounds of what the node keeps of a guest's word, in bytes as the store
+// writes them. A record has room for 800 KiB; a guest that could fill it would
+// keep its sandbox from ever being written again.
+const (
+	maxProcesses   = 512
+	maxProcessText = 4 << 10   // one text of a process
+	maxKnownText   = 128 << 10 // all processes of a sandbox
+	maxEventText   = 512       // one text of a process in an event
+	processRest    = 256       // more than what a process takes beside its texts
+)
+
+// noteProcess keeps a process as last known and tells the timeline of its
+// start and end.
+func (b *box) noteProcess(p guest.Process) {
+	p = shorten(p, maxProcessText)
+	var before *guest.Process
+	stale := false
+	b.change(func(sb *Sandbox) {
+		list := make([]guest.Process, 0, len(sb.Processes)+1)
+		for _, old := range sb.Processes {
+			if !replaces(p, old) {
+				list = append(list, old)
+				continue
+			}
+			if staler(p, old) {
+				stale = true
+				return
+			}
+			before = &old
+		}
+		sb.Processes = newest(append(list, p))
+	})
+	if stale {
+		return
+	}
+	b.m.journal.dirty(b)
+	started := p.State == guest.ProcessRunning && (before == nil || before.State != guest.ProcessRunning || before.PID != p.PID)
+	exited := p.State == guest.ProcessExited && (before == nil || before.State == guest.ProcessRunning)
+	brief := shorten(p, maxEventText)
+	switch {
+	case started:
+		b.emit(Event{Type: EventProcessStart, Process: &brief})
+	case exited:
+		b.emit(Event{Type: EventProcessExited, Process: &brief})
+	}
+}
+
+// replaces says whether p and old are one entry: the same pid, or, as a
+// process that was restarted gets a new pid, the same running name.
+func replaces(p, old guest.Process) bool {
+	return old.PID == p.PID || old.Name == p.Name && old.State == guest.ProcessRunning && p.State == guest.ProcessRunning
+}
+
+// staler says whether p is older news than old: the answer to a start can
+// arrive after the event of the same process's end.
+func staler(p, old guest.Process) bool {
+	if old.State == guest.ProcessLost {
+		return false
+	}
+	return p.StartedAt.Before(old.StartedAt) ||
+		p.StartedAt.Equal(old.StartedAt) && p.State == guest.ProcessRunning && old.State != guest.ProcessRunning
+}
+
+// shorten cuts every text of a process to most bytes. The client has checked
+// its State and Restart.
+func shorten(p guest.Process, most int) guest.Process {
+	p.Name, p.Command, p.Cwd = cutText(p.Name, most), cutText(p.Command, most), cutText(p.Cwd, most)
+	p.Signal, p.LogFile = cutText(p.Signal, most), cutText(p.LogFile, most)
+	room := most
+	for i, arg := range p.Argv {
+		if room -= written(arg) + 3; room < 0 {
+			p.Argv = p.Argv[:i:i]
+			break
+		}
+	}
+	return p
+}
+
+// knownSize is an upper bound of what a process takes in the record.
+func knownSize(p guest.Process) int {
+	n := processRest + written(p.Name) + written(p.Command) + written(p.Cwd) + written(p.Signal) + written(p.LogFile)
+	for _, arg := range p.Argv {
+		n += written(arg) + 3
+	}
+	return n
+}
+
+// newest keeps the newest processes as far as they fit, those that run first.
+func newest(list []guest.Process) []guest.Process {
+	total := 0
+	for _, p := range list {
+		total += knownSize(p)
+	}
+	for _, mayGo := range []func(guest.Process) bool{
+		func(p guest.Process) bool { return p.State != guest.ProcessRunning },
+		func(guest.Process) bool { return true },
+	} {
+		left := len(list)
+		list = slices.DeleteFunc(list, func(p guest.Process) bool {
+			if left <= maxProcesses && total <= maxKnownText || !mayGo(p) {
+				return false
+			}
+			left--
+			total -= knownSize(p)
+			return true
+		})
+	}
+	return list
+}
+
+// cutText keeps the beginning of s that takes at most most bytes when written.
+func cutText(s string, most int) string {
+	if len(s) <= most/6 {
+		return s
+	}
+	n := 0
+	for i, r := range s {
+		if n += writtenRune(r); n > most {
+			return s[:i]
+		}
+	}
+	return s
+}
+
+// written is how many bytes a text takes in JSON.
+func written(s string) int {
+	n := 0
+	for _, r := range s {
+		n += writtenRune(r)
+	}
+	return n
+}
+
+func writtenRune(r rune) int {
+	switch {
+	case r < ' ' || r == '<' || r == '>' || r == '&' || r == '\u007f' || r == '\u2028' || r == '\u2029' || r == utf8.RuneError:
+		return 6
+	case r == '"' || r == '\\':
+		return 2
+	}
+	return utf8.RuneLen(r)
+}
+
+// lost marks what ran as lost: nobody saw how it ended.
+func lost(processes []guest.Process) []guest.Process {
+	list := make([]guest.Process, len(processes))
+	for i, p := range processes {
+		if p.State == guest.ProcessRunning {
+			p.State, p.ExitCode = guest.ProcessLost, nil
+		}
+		list[i] = p
+	}
+	return list
+}
+
+// declaredSpec is what is kept of a process that a cold wake starts again.
+func declaredSpec(spec guest.ProcessSpec, name string) guest.ProcessSpec {
+	spec.Name = cutText(name, maxProcessText)
+	spec.Env = maps.Clone(spec.Env)
+	return spec
+}

@@ -1,0 +1,79 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// Lease keeps a sandbox awake until Release. It may be used from many
+// goroutines at once.
+type Lease struct {
+	b        *box
+	wake     WakeInfo
+	released atomic.Bool
+}
+
+// Release gives the lease back. Only the first call does anything.
+func (l *Lease) Release() {
+	if l.released.CompareAndSwap(false, true) {
+		l.b.leave()
+	}
+}
+
+// Guest is the client of the sandbox's guest. It belongs to the Manager: do not close it.
+func (l *Lease) Guest() *guest.Client { return l.b.guest }
+
+// Wake says what acquiring the lease had to do.
+func (l *Lease) Wake() WakeInfo { return l.wake }
+
+// Sandbox returns the sandbox as it is now.
+func (l *Lease) Sandbox() Sandbox { return l.b.sandbox() }
+
+// Dial connects to a TCP port on the sandbox's loopback. A port on which
+// nobody listens returns syscall.ECONNREFUSED (wrapped). The connection may
+// outlive the lease; while the sandbox is asleep it is silent.
+func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	return l.b.m.network.Dial(ctx, l.b.id, int(l.b.pid.Load()), port)
+}
+
+// Acquire wakes sandbox id if it sleeps and returns a Lease that keeps it awake
+// until Release. It takes no lock when the sandbox is running. Callers that
+// arrive during a wake share it. The wake itself is not bound to ctx: when ctx
+// ends, Acquire returns ctx.Err() and the wake goes on.
+//
+// Errors: ErrNotFound, ErrDestroyed, ErrTooManyWaiters, ErrClosed, or what kept
+// the sandbox from waking, in a *WakeError.
+func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return nil, err
+	}
+	if b.enter() {
+		return &Lease{b: b}, nil
+	}
+	return b.await(ctx, cause)
+}
+
+// AcquireRunning is Acquire for callers that must not wake: it returns
+// ErrNotRunning unless the sandbox is running.
+func (m *Manager) AcquireRunning(id ID) (*Lease, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return nil, err
+	}
+	if !b.enter() {
+		return nil, fmt.Errorf("sandbox %s is %s: %w", id, b.state(), ErrNotRunning)
+	}
+	return &Lease{b: b}, nil
+}
+
+// Touch notes traffic of a sandbox for which nobody holds a lease.
+func (m *Manager) Touch(id ID) {
+	if b, err := m.box(id); err == nil {
+		b.touch()
+	}
+}

@@ -1,0 +1,137 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+)
+
+func (m *Manager) boxByID(id ID) *box {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.boxes[id]
+}
+
+func (m *Manager) box(id ID) (*box, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if !m.started {
+		return nil, ErrClosed
+	}
+	b := m.boxes[id]
+	if b == nil {
+		return nil, fmt.Errorf("sandbox %s: %w", clip(string(id)), ErrNotFound)
+	}
+	return b, nil
+}
+
+type nameKey struct{ owner, name string }
+
+func (m *Manager) addLocked(b *box) {
+	sb := b.view.Load()
+	m.boxes[b.id] = b
+	m.nameLocked(b, nameKey{sb.Owner, sb.Name})
+}
+
+func (m *Manager) nameLocked(b *box, key nameKey) {
+	if m.names[key] != b {
+		m.names[key] = b
+		b.names = append(b.names, key)
+	}
+}
+
+func (m *Manager) remove(b *box) {
+	m.mu.Lock()
+	delete(m.boxes, b.id)
+	for _, key := range b.names {
+		if m.names[key] == b {
+			delete(m.names, key)
+		}
+	}
+	b.names = nil
+	m.mu.Unlock()
+	b.dropListeners()
+}
+
+// Get returns a sandbox of an owner by name or id. It wakes nothing.
+func (m *Manager) Get(owner, nameOrID string) (Sandbox, error) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	if !m.started {
+		return Sandbox{}, ErrClosed
+	}
+	if b, ok := m.names[nameKey{owner, nameOrID}]; ok {
+		return b.sandbox(), nil
+	}
+	if b, ok := m.boxes[ID(nameOrID)]; ok && b.view.Load().Owner == owner {
+		return b.sandbox(), nil
+	}
+	return Sandbox{}, fmt.Errorf("sandbox %q: %w", clip(nameOrID), ErrNotFound)
+}
+
+// ByID returns a sandbox of whatever owner, from memory. It wakes nothing.
+func (m *Manager) ByID(id ID) (Sandbox, bool) {
+	b, err := m.box(id)
+	if err != nil {
+		return Sandbox{}, false
+	}
+	return b.sandbox(), true
+}
+
+// LastLog returns the last line that the sandbox's container wrote, as the
+// Engine knows it, or nothing.
+func (m *Manager) LastLog(ctx context.Context, id ID) string {
+	line, err := m.engine.LastLog(ctx, id)
+	if err != nil {
+		m.log.Warn("reading the last line of the container's log", "sandbox", id, "error", err)
+	}
+	return line
+}
+
+// Filter of a list. Empty fields match all.
+type Filter struct {
+	Labels map[string]string // all must be there with these values
+	State  State
+}
+
+func (f Filter) matches(sb *Sandbox) bool {
+	if f.State != "" && sb.State != f.State {
+		return false
+	}
+	for k, v := range f.Labels {
+		if have, ok := sb.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// List returns up to limit sandboxes of an owner in the order of their names,
+// after the name `after`, and the name to go on after, empty at the end. It
+// wakes nothing.
+func (m *Manager) List(owner string, filter Filter, after string, limit int) (list []Sandbox, next string) {
+	type entry struct {
+		b    *box
+		view *Sandbox
+	}
+	var found []entry
+	m.mu.RLock()
+	for key, b := range m.names {
+		// While it is renamed, a sandbox is found by two names and has one.
+		if view := b.view.Load(); key.owner == owner && key.name > after && key.name == view.Name && filter.matches(view) {
+			found = append(found, entry{b, view})
+		}
+	}
+	m.mu.RUnlock()
+	slices.SortFunc(found, func(a, b entry) int { return cmp.Compare(a.view.Name, b.view.Name) })
+	if limit > 0 && len(found) > limit {
+		found = found[:limit]
+		next = found[limit-1].view.Name
+	}
+	list = make([]Sandbox, len(found))
+	for i, e := range found {
+		list[i] = e.b.shown(e.view)
+	}
+	return list, next
+}

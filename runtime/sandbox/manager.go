@@ -1,0 +1,175 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// Deps are what the Manager works with. They are the caller's, who closes
+// them after the Manager.
+type Deps struct {
+	Engine  Engine
+	Freezer Freezer
+	Network Network
+	Store   Store
+	Log     *slog.Logger
+}
+
+// Manager knows every sandbox of the node and is the one place that decides
+// their states. All methods may be called at once from many goroutines.
+type Manager struct {
+	cfg     atomic.Pointer[Config]
+	engine  Engine
+	freezer Freezer
+	network Network
+	store   Store
+	log     *slog.Logger
+	journal *journal
+	metrics *metrics
+
+	waiting   atomic.Int64 // callers that wait for a wake
+	startedAt time.Time
+
+	// ctx ends when the Manager closes; running counts its goroutines.
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
+	closing sync.RWMutex // held for reading while a goroutine is added
+	closed  bool
+	running sync.WaitGroup
+
+	mu      sync.RWMutex
+	started bool
+	boxes   map[ID]*box
+	names   map[nameKey]*box
+}
+
+// New returns a Manager that Start makes usable.
+func New(cfg Config, deps Deps) (*Manager, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	m := &Manager{
+		freezer:   deps.Freezer,
+		network:   deps.Network,
+		store:     deps.Store,
+		log:       deps.Log,
+		journal:   newJournal(deps.Store, deps.Log),
+		metrics:   newMetrics(),
+		startedAt: time.Now().UTC(),
+		boxes:     map[ID]*box{},
+		names:     map[nameKey]*box{},
+	}
+	m.engine = countedEngine{deps.Engine, m.metrics.engineErrors}
+	m.cfg.Store(&cfg)
+	m.ctx, m.cancel = context.WithCancelCause(context.Background())
+	m.spawn(m.journal.run)
+	return m, nil
+}
+
+// Configure replaces the configuration of a running Manager. RunDir cannot
+// change. Sandboxes keep the times and the image that they were created with;
+// a changed size applies from their next cold wake, and one that is taken away
+// stays theirs.
+func (m *Manager) Configure(cfg Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if have := m.config().RunDir; cfg.RunDir != have {
+		return &InvalidError{Field: "data", Reason: "cannot change while the node runs", Want: "keep " + have + ", or restart the node"}
+	}
+	m.cfg.Store(&cfg)
+	return nil
+}
+
+func (m *Manager) config() *Config { return m.cfg.Load() }
+
+func (m *Manager) runDir(id ID) string { return filepath.Join(m.config().RunDir, string(id)) }
+
+func (m *Manager) socketPath(id ID) string { return filepath.Join(m.runDir(id), guest.SocketName) }
+
+// Close puts the running sandboxes to sleep and ends all that the Manager
+// does. The next Start resumes those that it put to sleep.
+func (m *Manager) Close(ctx context.Context) error {
+	m.closing.Lock()
+	if m.closed {
+		m.closing.Unlock()
+		return nil
+	}
+	m.closed = true
+	m.closing.Unlock()
+
+	m.mu.Lock()
+	started := m.started
+	m.started = false
+	boxes := slices.Collect(maps.Values(m.boxes))
+	m.mu.Unlock()
+	if started { // else Start may still look at those that hang
+		m.sleepAll(ctx, boxes)
+	}
+	m.cancel(ErrClosed)
+	for _, b := range boxes {
+		b.unwatch()
+	}
+	m.running.Wait()
+	m.sleepAll(ctx, boxes) // those that were just being woken or adopted
+	for _, b := range boxes {
+		b.disarm()
+		b.dropListeners()
+		b.guest.Close()
+	}
+	// What waits here is little, and a caller in a hurry must not lose it.
+	m.journal.flush(context.WithoutCancel(ctx))
+	return ctx.Err()
+}
+
+// sleepAll puts to sleep what runs, leases or not.
+func (m *Manager) sleepAll(ctx context.Context, boxes []*box) {
+	var wg sync.WaitGroup
+	for _, b := range boxes {
+		if b.state() != StateRunning {
+			continue
+		}
+		wg.Go(func() {
+			if err := b.sleep(ctx, modeForce, reasonShutdown); err != nil && !errors.Is(err, ErrDestroyed) {
+				m.log.Error("putting a sandbox to sleep at shutdown", "sandbox", b.id, "error", err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// spawn runs f in a goroutine of the Manager with a context that ends when it
+// closes. It reports false, and runs nothing, when it has closed.
+func (m *Manager) spawn(f func(context.Context)) bool {
+	m.closing.RLock()
+	defer m.closing.RUnlock()
+	if m.closed {
+		return false
+	}
+	m.running.Go(func() { f(m.ctx) })
+	return true
+}
+
+// do runs f to its end in a goroutine of the Manager and returns its error,
+// or ctx.Err() when ctx ends first.
+func (m *Manager) do(ctx context.Context, f func(context.Context) error) error {
+	done := make(chan error, 1)
+	if !m.spawn(func(ctx context.Context) { done <- f(ctx) }) {
+		return ErrClosed
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}

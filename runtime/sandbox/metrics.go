@@ -1,0 +1,78 @@
+package sandbox
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// metrics of a Manager. Names and labels are public: docs/metrics.md.
+type metrics struct {
+	wakes        *prometheus.CounterVec
+	wakeSeconds  *prometheus.HistogramVec
+	wakeFailures prometheus.Counter
+	engineErrors *prometheus.CounterVec
+}
+
+// A warm wake takes about 0.1 ms, a cold one 50 ms and more.
+var wakeBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+
+var (
+	sandboxesDesc = prometheus.NewDesc("doze_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
+	leasesDesc    = prometheus.NewDesc("doze_leases", "Leases held.", nil, nil)
+	waitersDesc   = prometheus.NewDesc("doze_waiters", "Callers that wait for a wake.", nil, nil)
+)
+
+func newMetrics() *metrics {
+	return &metrics{
+		wakes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_wakes_total", Help: "Wakes by kind and cause.",
+		}, []string{"kind", "cause"}),
+		wakeSeconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "doze_wake_duration_seconds", Help: "How long wakes took.", Buckets: wakeBuckets,
+		}, []string{"kind"}),
+		wakeFailures: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "doze_wake_failures_total", Help: "Wakes that failed.",
+		}),
+		engineErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_engine_errors_total", Help: "Errors of the container engine by operation.",
+		}, []string{"operation"}),
+	}
+}
+
+func (s *metrics) woke(kind WakeKind, cause Cause, took time.Duration) {
+	s.wakes.WithLabelValues(string(kind), string(cause)).Inc()
+	s.wakeSeconds.WithLabelValues(string(kind)).Observe(took.Seconds())
+}
+
+// Describe implements prometheus.Collector.
+func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
+	m.metrics.wakes.Describe(ch)
+	m.metrics.wakeSeconds.Describe(ch)
+	m.metrics.wakeFailures.Describe(ch)
+	m.metrics.engineErrors.Describe(ch)
+	ch <- sandboxesDesc
+	ch <- leasesDesc
+	ch <- waitersDesc
+}
+
+// Collect implements prometheus.Collector. It reads memory only.
+func (m *Manager) Collect(ch chan<- prometheus.Metric) {
+	m.metrics.wakes.Collect(ch)
+	m.metrics.wakeSeconds.Collect(ch)
+	m.metrics.wakeFailures.Collect(ch)
+	m.metrics.engineErrors.Collect(ch)
+	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0}
+	var leases int64
+	m.mu.RLock()
+	for _, b := range m.boxes {
+		states[b.state()]++
+		leases += b.leases()
+	}
+	m.mu.RUnlock()
+	for state, n := range states {
+		ch <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), string(state))
+	}
+	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
+	ch <- prometheus.MustNewConstMetric(waitersDesc, prometheus.GaugeValue, float64(m.waiting.Load()))
+}

@@ -1,0 +1,354 @@
+// Package networktest is what every sandbox.Network must do.
+package networktest
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// System is a Network with something to reach.
+type System struct {
+	Network sandbox.Network
+	// Start starts a sandbox that has loopback only. The suite calls its Stop.
+	Start func(t testing.TB, id sandbox.ID) Box
+}
+
+// Box is a sandbox with servers in it.
+type Box interface {
+	// PID is its first process.
+	PID() int
+	// Serve listens on an address of the sandbox's loopback, "127.0.0.1" or
+	// "::1". Each connection gets Greeting and then back what it sends.
+	Serve(t testing.TB, ip string, port uint16)
+	// Stall listens on 127.0.0.1, accepts nothing, and has its backlog full.
+	Stall(t testing.TB, port uint16)
+	// Stop ends all its processes and waits until they are gone. Idempotent.
+	Stop()
+}
+
+// Greeting is the line that a Box's servers begin with.
+func Greeting(id sandbox.ID, ip string, port uint16) string {
+	return fmt.Sprintf("%s %s %d\n", id, ip, port)
+}
+
+// patience bounds each test. It is no measure of speed.
+const patience = 60 * time.Second
+
+// Run runs the suite. Each test opens a System of its own, which ends by
+// t.Cleanup.
+func Run(t *testing.T, open func(t *testing.T) System) {
+	for _, c := range []struct {
+		name string
+		test func(*suite)
+	}{
+		{"ReachesAnIPv4Listener", reaches("127.0.0.1")},
+		{"ReachesAListenerOnIPv6Only", reaches("::1")},
+		{"PrefersIPv4", prefersIPv4},
+		{"ARefusedPortSaysSo", refused},
+		{"AFullBacklogEndsWithTheDeadline", backlog},
+		{"AnEndedContextEndsTheDial", endedContext},
+		{"AGoneProcessIsAnError", gone},
+		{"SandboxesWithTheSamePortDoNotMix", doNotMix},
+		{"ManyDialAtOnce", many},
+		{"ForgottenSandboxesAreFoundAgain", forget},
+		{"NoDescriptorIsLeft", descriptors},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			defer cancel()
+			c.test(&suite{T: t, System: open(t), ctx: ctx})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	System
+	ctx context.Context
+}
+
+type box struct {
+	Box
+	id sandbox.ID
+}
+
+var (
+	idMu sync.Mutex
+	last = time.Now().UnixNano() % 1e9
+)
+
+// box starts a sandbox with an id that is unlikely to be that of another run.
+func (s *suite) box() box {
+	s.Helper()
+	idMu.Lock()
+	last++
+	id := sandbox.ID(fmt.Sprintf("nt%010d", last%1e10))
+	idMu.Unlock()
+	b := box{s.Start(s, id), id}
+	s.Cleanup(func() {
+		s.Network.Forget(id)
+		b.Stop()
+	})
+	return b
+}
+
+func (s *suite) dial(b box, port uint16) (net.Conn, error) {
+	return s.Network.Dial(s.ctx, b.id, b.PID(), port)
+}
+
+// check dials and talks with the server that listens on ip.
+func (s *suite) check(b box, ip string, port uint16) error {
+	conn, err := s.dial(b, port)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return s.talk(conn, Greeting(b.id, ip, port))
+}
+
+// talk expects the greeting and an echo, and that the server ends when we do.
+func (s *suite) talk(conn net.Conn, greeting string) error {
+	if deadline, ok := s.ctx.Deadline(); ok {
+		_ = conn.SetDeadline(deadline)
+	}
+	in := bufio.NewReader(conn)
+	got, err := in.ReadString('\n')
+	if err != nil {
+		return fmt.Errorf("reading the greeting: %w", err)
+	}
+	if got != greeting {
+		return fmt.Errorf("the greeting is %q, not %q", got, greeting)
+	}
+	const line = "knock knock\n"
+	if _, err := io.WriteString(conn, line); err != nil {
+		return err
+	}
+	if got, err = in.ReadString('\n'); err != nil || got != line {
+		return fmt.Errorf("the echo is %q, %v", got, err)
+	}
+	half, ok := conn.(interface{ CloseWrite() error })
+	if !ok {
+		return fmt.Errorf("a %T cannot be closed by halves", conn)
+	}
+	if err := half.CloseWrite(); err != nil {
+		return err
+	}
+	if rest, err := io.ReadAll(in); err != nil || len(rest) > 0 {
+		return fmt.Errorf("after the echo came %q, %v", rest, err)
+	}
+	return nil
+}
+
+func reaches(ip string) func(*suite) {
+	return func(s *suite) {
+		b := s.box()
+		b.Serve(s, ip, 3000)
+		for range 3 {
+			if err := s.check(b, ip, 3000); err != nil {
+				s.Fatal(err)
+			}
+		}
+	}
+}
+
+func prefersIPv4(s *suite) {
+	b := s.box()
+	b.Serve(s, "::1", 3000)
+	b.Serve(s, "127.0.0.1", 3000)
+	if err := s.check(b, "127.0.0.1", 3000); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func refused(s *suite) {
+	b := s.box()
+	conn, err := s.dial(b, 3000)
+	if err == nil {
+		conn.Close()
+		s.Fatal("nobody listens, but the dial succeeded")
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		s.Fatalf("%v is not ECONNREFUSED", err)
+	}
+	// A server that starts later is found.
+	b.Serve(s, "127.0.0.1", 3000)
+	if err := s.check(b, "127.0.0.1", 3000); err != nil {
+		s.Fatal(err)
+	}
+}
+
+func backlog(s *suite) {
+	b := s.box()
+	b.Stall(s, 3000)
+	ctx, cancel := context.WithTimeout(s.ctx, 200*time.Millisecond)
+	defer cancel()
+	conn, err := s.Network.Dial(ctx, b.id, b.PID(), 3000)
+	if err == nil {
+		conn.Close()
+		s.Fatal("the backlog is full, but the dial succeeded")
+	}
+	if !errors.Is(err, context.DeadlineExceeded) {
+		s.Fatalf("%v is not the context's error", err)
+	}
+	if s.ctx.Err() != nil {
+		s.Fatal("the dial did not end with its deadline")
+	}
+}
+
+func endedContext(s *suite) {
+	b := s.box()
+	b.Stall(s, 3000)
+	ctx, cancel := context.WithCancel(s.ctx)
+	ended := make(chan error, 1)
+	go func() { // ends with ctx
+		conn, err := s.Network.Dial(ctx, b.id, b.PID(), 3000)
+		if err == nil {
+			conn.Close()
+		}
+		ended <- err
+	}()
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			s.Fatalf("%v is not the context's error", err)
+		}
+	case <-s.ctx.Done():
+		s.Fatal("the dial did not end with its context")
+	}
+}
+
+func gone(s *suite) {
+	b := s.box()
+	b.Serve(s, "127.0.0.1", 3000)
+	if err := s.check(b, "127.0.0.1", 3000); err != nil {
+		s.Fatal(err)
+	}
+	pid := b.PID()
+	b.Stop()
+	for _, pid := range []int{pid, 0, -1, 1 << 29} {
+		conn, err := s.Network.Dial(s.ctx, b.id, pid, 3000)
+		if err == nil {
+			conn.Close()
+			s.Fatalf("process %d is gone, but the dial succeeded", pid)
+		}
+		if errors.Is(err, syscall.ECONNREFUSED) {
+			s.Fatalf("process %d is gone, which is not a refusal: %v", pid, err)
+		}
+	}
+}
+
+func doNotMix(s *suite) {
+	a, b := s.box(), s.box()
+	a.Serve(s, "127.0.0.1", 3000)
+	b.Serve(s, "127.0.0.1", 3000)
+	a.Serve(s, "127.0.0.1", 4000)
+	var wg sync.WaitGroup
+	for range 4 {
+		for _, box := range []box{a, b} {
+			wg.Go(func() {
+				for range 25 {
+					if err := s.check(box, "127.0.0.1", 3000); err != nil {
+						s.Errorf("%s: %v", box.id, err)
+						return
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if _, err := s.dial(b, 4000); !errors.Is(err, syscall.ECONNREFUSED) {
+		s.Errorf("port 4000 of the other sandbox: %v", err)
+	}
+}
+
+func many(s *suite) {
+	const dials = 200
+	b := s.box()
+	b.Serve(s, "127.0.0.1", 3000)
+	var wg sync.WaitGroup
+	for n := range dials {
+		wg.Go(func() {
+			if err := s.check(b, "127.0.0.1", 3000); err != nil {
+				s.Errorf("dial %d: %v", n, err)
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func forget(s *suite) {
+	b := s.box()
+	b.Serve(s, "127.0.0.1", 3000)
+	for range 3 {
+		if err := s.check(b, "127.0.0.1", 3000); err != nil {
+			s.Fatal(err)
+		}
+		s.Network.Forget(b.id)
+		s.Network.Forget(b.id)
+	}
+	s.Network.Forget("unknown00000")
+}
+
+func descriptors(s *suite) {
+	b := s.box()
+	b.Serve(s, "127.0.0.1", 3000)
+	b.Serve(s, "::1", 3001)
+	b.Stall(s, 3003)
+	all := func() {
+		for port, ip := range map[uint16]string{3000: "127.0.0.1", 3001: "::1"} {
+			if err := s.check(b, ip, port); err != nil {
+				s.Fatal(err)
+			}
+		}
+		if _, err := s.dial(b, 3002); !errors.Is(err, syscall.ECONNREFUSED) {
+			s.Fatalf("%v is not ECONNREFUSED", err)
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, time.Millisecond)
+		defer cancel()
+		if _, err := s.Network.Dial(ctx, b.id, b.PID(), 3003); err == nil {
+			s.Fatal("a dial to a full backlog succeeded")
+		}
+	}
+	all() // what is opened once is open now
+	before := open(s)
+	for range 50 {
+		all()
+	}
+	// Connections that were given up are closed a moment later.
+	for after := open(s); len(after) > len(before); after = open(s) {
+		if s.ctx.Err() != nil {
+			s.Fatalf("%d descriptors before, %d after:\n%s", len(before), len(after), strings.Join(after, "\n"))
+		}
+		time.Sleep(time.Millisecond) // between looks
+	}
+}
+
+// open lists this process's descriptors.
+func open(s *suite) []string {
+	s.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		s.Fatal(err)
+	}
+	var list []string
+	for _, entry := range entries {
+		target, err := os.Readlink("/proc/self/fd/" + entry.Name())
+		if err == nil { // not the one of this listing
+			list = append(list, entry.Name()+" "+target)
+		}
+	}
+	return list
+}

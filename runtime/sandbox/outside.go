@@ -1,0 +1,144 @@
+package sandbox
+
+import (
+	"context"
+	"net"
+	"time"
+)
+
+// What the Manager needs from outside. Each interface has one conformance suite
+// (packages enginetest, freezertest, networktest and storetest beside this one)
+// that the real thing and the fake both pass.
+
+// Limits of a sandbox. Zero means no limit.
+type Limits struct {
+	CPUs   float64 `json:"cpus,omitempty"`   // cores, such as 0.25
+	Memory int64   `json:"memory,omitempty"` // bytes
+	PIDs   int64   `json:"pids,omitempty"`   // processes and threads
+}
+
+// ContainerSpec is what an Engine makes a container of.
+type ContainerSpec struct {
+	ID           ID
+	Name         string // of the sandbox; becomes the host name if it can
+	ImageRef     string
+	Env          map[string]string
+	Limits       Limits
+	CgroupParent string // absolute, as Freezer.Prepare gave it; empty: the engine's own choice
+	GuestBinary  string // host path, mounted read-only at guest.BinaryPath
+	RunDir       string // host path, mounted at guest.RunDir
+}
+
+// ContainerState as an Engine sees it.
+type ContainerState string
+
+const (
+	ContainerCreated ContainerState = "created"
+	ContainerRunning ContainerState = "running"
+	ContainerPaused  ContainerState = "paused" // by the engine, not by a Freezer
+	ContainerExited  ContainerState = "exited"
+)
+
+// Container is one container of this node.
+type Container struct {
+	ID       ID
+	State    ContainerState
+	PID      int // of its first process, on the host; 0 when not running
+	ExitCode int // valid when exited
+}
+
+// Engine makes containers. All methods may be called at once from many
+// goroutines. An engine that does not answer returns ErrEngineDown (wrapped).
+type Engine interface {
+	// EnsureImage makes ref usable by Create, pulling it when it is missing.
+	// Callers with the same ref share one pull. progress gets human-readable
+	// lines and may be nil. Returns ErrImageMissing (wrapped) with the reason.
+	EnsureImage(ctx context.Context, ref string, progress func(line string)) error
+	// Create makes the container, not started. One that exists already with
+	// this id is left as it is and is no error.
+	Create(ctx context.Context, spec ContainerSpec) error
+	// Start starts a created or exited container and returns it running.
+	// One that runs already is no error.
+	Start(ctx context.Context, id ID) (Container, error)
+	// Stop asks the first process to end, kills it after grace, and returns
+	// when the container has exited. One that does not run is no error; one that
+	// does not exist is either no error or ErrNoContainer (wrapped).
+	// The caller has thawed it.
+	Stop(ctx context.Context, id ID, grace time.Duration) error
+	// Remove kills and removes the container with its disk, frozen or not.
+	// One that does not exist is no error.
+	Remove(ctx context.Context, id ID) error
+	// Inspect returns ErrNoContainer (wrapped) for an unknown id.
+	Inspect(ctx context.Context, id ID) (Container, error)
+	// List returns every container of this node and of no other.
+	List(ctx context.Context) ([]Container, error)
+	// LastLog returns the last line that the container wrote, without its
+	// newline and at most 1,000 bytes; empty when it wrote none.
+	LastLog(ctx context.Context, id ID) (string, error)
+	// Ping returns nil when the engine answers.
+	Ping(ctx context.Context) error
+}
+
+// Freezer stops and resumes all processes of a sandbox at once, and accounts
+// for their CPU time. Methods for an id that was not prepared return an error.
+type Freezer interface {
+	// Prepare makes the sandbox's cgroup with its limits, or sets the limits
+	// of the one that is there, and returns the parent for the container.
+	Prepare(id ID, limits Limits) (cgroupParent string, err error)
+	// Freeze returns when every process is frozen. Idempotent.
+	Freeze(ctx context.Context, id ID) error
+	// Thaw returns once the processes may run. Idempotent.
+	Thaw(ctx context.Context, id ID) error
+	// Frozen says whether Freeze is in force.
+	Frozen(ctx context.Context, id ID) (bool, error)
+	// CPUTime is the total user and system time of the sandbox.
+	CPUTime(ctx context.Context, id ID) (time.Duration, error)
+	// Remove forgets the sandbox and removes its cgroup, which must be empty
+	// of processes. Idempotent.
+	Remove(id ID) error
+	// Enforced names the limits that are enforced: "cpu", "memory", "pids".
+	Enforced() []string
+}
+
+// Network reaches into a sandbox.
+type Network interface {
+	// Dial connects to a TCP port on the loopback of the sandbox whose first
+	// process has this pid on the host. The connection is a kernel TCP socket.
+	// A port on which nobody listens returns syscall.ECONNREFUSED (wrapped).
+	Dial(ctx context.Context, id ID, pid int, port uint16) (net.Conn, error)
+	// Forget drops what is kept for the sandbox. Idempotent.
+	Forget(id ID)
+}
+
+// What a Store keeps of each sandbox's timeline: the newest MaxEvents by Seq, each
+// until KeepEvents after its At.
+const (
+	MaxEvents  = 1000
+	KeepEvents = 30 * 24 * time.Hour
+)
+
+// Store keeps what must outlive the node. A write has reached the disk when it
+// returns, except AppendEvents. All methods may be called at once. A full disk
+// returns ErrStoreFull (wrapped); nothing of the write is then kept.
+type Store interface {
+	// PutSandbox writes the record, replacing an older one of the same ID.
+	PutSandbox(ctx context.Context, sb Sandbox) error
+	// DeleteSandbox removes the record; its events go in their own time.
+	// Idempotent.
+	DeleteSandbox(ctx context.Context, id ID) error
+	// Sandboxes calls yield for every record until it returns an error, which
+	// Sandboxes then returns.
+	Sandboxes(ctx context.Context, yield func(Sandbox) error) error
+	// AppendEvents adds to the timelines. It need not be on disk on return:
+	// the last moments before a crash may be missing.
+	AppendEvents(ctx context.Context, events []Event) error
+	// Events returns up to limit events of a sandbox with Seq > after, oldest
+	// first.
+	Events(ctx context.Context, id ID, after uint64, limit int) ([]Event, error)
+	// LastSeq is the highest Seq of a sandbox's events, 0 without any.
+	LastSeq(ctx context.Context, id ID) (uint64, error)
+	// NodeID is made when the store is made and never changes: 12 characters
+	// of [a-z0-9].
+	NodeID() string
+	Close() error
+}

@@ -1,0 +1,118 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Expose gives a port a preview, or changes the modes of one that has one.
+// Empty modes mean the defaults. The port keeps its token and CreatedAt; one
+// that was public gets a token.
+func (m *Manager) Expose(ctx context.Context, id ID, p Port) (Port, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return Port{}, err
+	}
+	if err := p.fill(); err != nil {
+		return Port{}, err
+	}
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	before, existed := b.port(p.Port)
+	if !existed && len(b.view.Load().Ports) >= maxPorts {
+		return Port{}, &InvalidError{Field: "port", Reason: fmt.Sprintf("the sandbox has %d exposed ports", maxPorts), Want: "close one first"}
+	}
+	p.Token, p.CreatedAt = "", time.Now().UTC()
+	if existed {
+		p.Token, p.CreatedAt = before.Token, before.CreatedAt
+	}
+	switch {
+	case p.Access == AccessPublic:
+		p.Token = ""
+	case p.Token == "":
+		p.Token = newPortToken()
+	}
+	err = b.changeSaved(ctx,
+		func(sb *Sandbox) { sb.Ports = withPort(sb.Ports, p) },
+		func(sb *Sandbox) {
+			sb.Ports = withoutPort(sb.Ports, p.Port)
+			if existed {
+				sb.Ports = withPort(sb.Ports, before)
+			}
+		})
+	if err != nil {
+		return Port{}, err
+	}
+	if !existed {
+		b.emit(Event{Type: EventPortExposed, Port: p.Port})
+	}
+	return p, nil
+}
+
+// Unexpose ends the preview of a port; its URL is gone for good.
+func (m *Manager) Unexpose(ctx context.Context, id ID, port uint16) error {
+	b, err := m.box(id)
+	if err != nil {
+		return err
+	}
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	before, ok := b.port(port)
+	if !ok {
+		return fmt.Errorf("port %d of sandbox %s is not exposed: %w", port, id, ErrNotFound)
+	}
+	err = b.changeSaved(ctx,
+		func(sb *Sandbox) { sb.Ports = withoutPort(sb.Ports, port) },
+		func(sb *Sandbox) { sb.Ports = withPort(sb.Ports, before) })
+	if err == nil {
+		b.emit(Event{Type: EventPortClosed, Port: port})
+	}
+	return err
+}
+
+// fill puts in the defaults and refuses what is no mode.
+func (p *Port) fill() error {
+	if p.Port == 0 {
+		return &InvalidError{Field: "port", Reason: "0 is no port", Want: "use 1 to 65535"}
+	}
+	p.Access = cmp.Or(p.Access, AccessToken)
+	p.Wake = cmp.Or(p.Wake, WakeHold)
+	p.Host = cmp.Or(p.Host, HostRewrite)
+	p.WebSocket = cmp.Or(p.WebSocket, WebSocketRelease)
+	for _, c := range []struct{ field, value, a, b string }{
+		{"access", string(p.Access), string(AccessToken), string(AccessPublic)},
+		{"wake", string(p.Wake), string(WakeHold), string(WakeRefuse)},
+		{"host", string(p.Host), string(HostRewrite), string(HostPreserve)},
+		{"websocket", string(p.WebSocket), string(WebSocketRelease), string(WebSocketHold)},
+	} {
+		if c.value != c.a && c.value != c.b {
+			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is no mode", clip(c.value)), Want: fmt.Sprintf("use %s or %s", c.a, c.b)}
+		}
+	}
+	return nil
+}
+
+func (b *box) port(port uint16) (Port, bool) { return b.view.Load().Exposed(port) }
+
+// Exposed returns the exposed port with that number.
+func (sb *Sandbox) Exposed(port uint16) (Port, bool) {
+	for _, p := range sb.Ports {
+		if p.Port == port {
+			return p, true
+		}
+	}
+	return Port{}, false
+}
+
+func withPort(ports []Port, p Port) []Port {
+	list := append(withoutPort(ports, p.Port), p)
+	slices.SortFunc(list, func(a, b Port) int { return cmp.Compare(a.Port, b.Port) })
+	return list
+}
+
+func withoutPort(ports []Port, port uint16) []Port {
+	return slices.DeleteFunc(slices.Clone(ports), func(p Port) bool { return p.Port == port })
+}

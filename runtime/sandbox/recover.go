@@ -1,0 +1,232 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+)
+
+const (
+	// recoverers is how many sandboxes are brought into line at once.
+	recoverers = 8
+	// recoverWait is how long Start waits for that. Healthy sandboxes take some
+	// milliseconds each; those that hang go on being looked at while the node serves.
+	recoverWait = 5 * time.Second
+)
+
+// Start reads the store, asks the engine what exists, and makes the two agree:
+// running sandboxes are adopted, vanished ones become stopped, half-made and
+// half-destroyed ones are removed. A sandbox that cannot be adopted is stopped,
+// and keeps no other from starting. Requests for one that is still looked at when
+// Start returns wait for that. Before it returns, every other method answers
+// ErrClosed. After an error the Manager must be closed.
+func (m *Manager) Start(ctx context.Context) error {
+	containers, err := m.engine.List(ctx)
+	if err != nil {
+		return fmt.Errorf("asking the engine for its containers: %w", err)
+	}
+	byID := make(map[ID]Container, len(containers))
+	for _, c := range containers {
+		byID[c.ID] = c
+	}
+	boxes := map[ID]*box{}
+	err = m.store.Sandboxes(ctx, func(sb Sandbox) error {
+		b := m.newBox(sb)
+		close(b.made)
+		boxes[sb.ID] = b
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("reading the sandboxes: %w", err)
+	}
+	m.mu.Lock()
+	for _, b := range boxes {
+		m.addLocked(b)
+	}
+	m.mu.Unlock()
+
+	if err := m.recover(ctx, boxes, byID); err != nil {
+		return err
+	}
+	m.removeStrayRunDirs(boxes)
+	m.mu.Lock()
+	m.started = true
+	m.mu.Unlock()
+	return nil
+}
+
+// recover brings boxes and containers into line, each in a goroutine of the
+// Manager with the box's turn. It returns when all are done or recoverWait has passed.
+func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Container) error {
+	var all sync.WaitGroup
+	slots := make(chan struct{}, recoverers)
+	begin := func(f func(context.Context)) {
+		all.Add(1)
+		if !m.spawn(func(ctx context.Context) {
+			defer all.Done()
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			case <-ctx.Done(): // f sees it, and ends its turn
+			}
+			f(ctx)
+		}) {
+			all.Done()
+		}
+	}
+	var destroyed []*box
+	for id, b := range boxes {
+		c, exists := byID[id]
+		switch {
+		case b.state() == StateDestroyed:
+			destroyed = append(destroyed, b)
+		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
+			b.foundStopped(exists)
+		default:
+			b.turn <- struct{}{} // free: nobody knows the box yet
+			begin(func(ctx context.Context) {
+				defer b.endTurn()
+				if err := b.adopt(ctx, c); err != nil && ctx.Err() == nil {
+					b.giveUp(ctx, err)
+				}
+			})
+		}
+	}
+	for _, b := range destroyed {
+		begin(func(ctx context.Context) {
+			if err := b.destroy(ctx); err != nil {
+				m.log.Error("finishing a destruction; destroying it again or the next start does it", "sandbox", b.id, "error", err)
+			}
+		})
+	}
+	for id, c := range byID {
+		if boxes[id] == nil {
+			begin(func(ctx context.Context) {
+				if err := m.removeOrphan(ctx, c); err != nil {
+					m.log.Error("removing a half-made sandbox; the next start does it", "sandbox", id, "error", err)
+				}
+			})
+		}
+	}
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }() // ends with those that it waits for
+	timeout := time.NewTimer(recoverWait)
+	defer timeout.Stop()
+	select {
+	case <-done:
+	case <-timeout.C:
+		m.log.Warn("some sandboxes do not answer; the node serves without waiting for them")
+		for _, b := range boxes {
+			// Before Start returns only recover takes turns.
+			if len(b.turn) > 0 && b.view.Load().Condition == "" {
+				b.setCondition(unansweredCondition)
+			}
+		}
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return nil
+}
+
+// removeOrphan removes a container that no record names: the node died
+// before its creation was acknowledged.
+func (m *Manager) removeOrphan(ctx context.Context, c Container) error {
+	m.log.Info("removing a half-made sandbox", "sandbox", c.ID)
+	if err := m.engine.Remove(ctx, c.ID); err != nil {
+		return fmt.Errorf("removing the half-made %s: %w", c.ID, err)
+	}
+	return m.freezer.Remove(c.ID)
+}
+
+// removeStrayRunDirs removes folders of sandboxes that are no more.
+func (m *Manager) removeStrayRunDirs(boxes map[ID]*box) {
+	entries, err := os.ReadDir(m.cfg.Load().RunDir)
+	if err != nil {
+		m.log.Warn("reading the run folder", "error", err)
+		return
+	}
+	for _, e := range entries {
+		id := ID(e.Name())
+		if e.IsDir() && idPattern.MatchString(e.Name()) && boxes[id] == nil {
+			if err := os.RemoveAll(m.runDir(id)); err != nil {
+				m.log.Warn("removing a stray run folder", "sandbox", id, "error", err)
+			}
+		}
+	}
+}
+
+// foundStopped notes at start that the container does not run.
+func (b *box) foundStopped(exists bool) {
+	reason := "found ended when the node started"
+	if !exists {
+		reason = reasonVanished
+	}
+	if before := b.view.Load(); before.State == StateStopped && (exists || before.StateReason == reason) {
+		return
+	}
+	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
+	b.setState(StateStopped, reason)
+	b.emit(Event{Type: EventStopped, Reason: reason})
+}
+
+// unansweredCondition is that of a sandbox for which Start did not wait.
+const unansweredCondition = "it has not answered since the node started"
+
+// adopt takes over a container that runs, frozen or not. Needs the turn. An
+// error says why the sandbox cannot be used.
+func (b *box) adopt(ctx context.Context, c Container) error {
+	before := b.sandbox()
+	if _, err := b.m.freezer.Prepare(b.id, b.limits()); err != nil {
+		return fmt.Errorf("preparing its cgroup: %w", err)
+	}
+	frozen, err := b.m.freezer.Frozen(ctx, b.id)
+	if err != nil {
+		return err
+	}
+	b.pid.Store(int64(c.PID))
+	// One that the node put to sleep only because it shut down goes on. If it died
+	// before it could write that down, a hold says so too.
+	resume := before.State == StateAsleep && before.StateReason == reasonShutdown ||
+		before.State != StateAsleep && time.Now().Before(before.HoldUntil)
+	if frozen && !resume {
+		if before.State != StateAsleep {
+			b.setState(StateAsleep, "found asleep when the node started")
+		}
+		if b.view.Load().Condition == unansweredCondition {
+			b.setCondition("")
+		}
+		b.arm()
+		return nil
+	}
+	if frozen {
+		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+			return err
+		}
+	}
+	greetCtx, cancel := context.WithTimeout(ctx, deathWait)
+	defer cancel()
+	if err := b.greet(greetCtx); err != nil {
+		return err
+	}
+	b.watch()
+	if before.State != StateRunning {
+		b.setState(StateRunning, "")
+	}
+	b.setCondition("")
+	b.touch()
+	b.open(0)
+	b.armWoken()
+	return nil
+}
+
+// giveUp stops a container that this node cannot use, such as one whose guest
+// is of another version; its disk is kept and its next wake is a cold one. Needs
+// the turn.
+func (b *box) giveUp(ctx context.Context, why error) {
+	b.m.log.Error("a sandbox cannot be adopted: stopping it", "sandbox", b.id, "error", why)
+	b.ended("could not be adopted: " + why.Error())
+	b.failed(fmt.Errorf("it could not be adopted, and was stopped: %w", why))
+	b.kill(ctx, b.m.config().StopGrace)
+}

@@ -1,0 +1,334 @@
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// LastLog is what every fake container wrote last.
+const LastLog = "last words"
+
+// Engine is a sandbox.Engine whose containers are guest servers in the test's
+// own process. It can be made to fail and to hang, by operation: "image",
+// "create", "start", "stop", "remove", "inspect", "ping".
+type Engine struct {
+	t testing.TB
+
+	mu         sync.Mutex
+	containers map[sandbox.ID]*container
+	created    int
+	failures   map[string]error
+	blocks     map[string]*block
+	missing    map[string]bool // images that cannot be had
+	pull       []string        // what the next pulls say
+	guest      http.Handler    // instead of a real guest
+	inspected  int
+}
+
+type container struct {
+	starting sync.Mutex // held through Start, so that one guest comes of many
+
+	spec  sandbox.ContainerSpec
+	state sandbox.ContainerState
+	pid   int
+	run   *guestRun // while running
+}
+
+type block struct {
+	reached chan struct{}
+	release chan struct{}
+	once    sync.Once
+}
+
+// NewEngine returns an Engine without containers; its guests end with the test.
+func NewEngine(t testing.TB) *Engine {
+	e := &Engine{t: t, containers: map[sandbox.ID]*container{}, failures: map[string]error{}, blocks: map[string]*block{}, missing: map[string]bool{}}
+	t.Cleanup(e.killAll)
+	return e
+}
+
+// Fail makes an operation return err; nil ends that.
+func (e *Engine) Fail(operation string, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.failures[operation] = err
+}
+
+// Lack makes an image one that is not there and cannot be pulled.
+func (e *Engine) Lack(ref string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.missing[ref] = true
+}
+
+// Pulls makes every image one that is pulled, which says these lines.
+func (e *Engine) Pulls(lines ...string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pull = lines
+}
+
+// Answer makes the guests of containers that start from now on answer with h,
+// as one that was tampered with may; nil means real guests.
+func (e *Engine) Answer(h http.Handler) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.guest = h
+}
+
+// Stranger is the Handler of a guest of a protocol that the node does not know.
+var Stranger = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	fmt.Fprintf(w, `{"protocol":%d,"version":"stranger"}`, guest.ProtocolVersion+1)
+})
+
+// Block makes an operation hang until the returned function is called.
+func (e *Engine) Block(operation string) (release func()) {
+	b := &block{reached: make(chan struct{}), release: make(chan struct{})}
+	e.mu.Lock()
+	e.blocks[operation] = b
+	e.mu.Unlock()
+	return func() {
+		e.mu.Lock()
+		delete(e.blocks, operation)
+		e.mu.Unlock()
+		close(b.release)
+	}
+}
+
+// AwaitBlocked waits until a call hangs in a blocked operation.
+func (e *Engine) AwaitBlocked(t testing.TB, operation string) {
+	t.Helper()
+	e.mu.Lock()
+	b := e.blocks[operation]
+	e.mu.Unlock()
+	select {
+	case <-b.reached:
+	case <-time.After(20 * time.Second):
+		t.Fatalf("nobody called %s", operation)
+	}
+}
+
+// Created counts the containers that were ever made, Count those that are there.
+func (e *Engine) Created() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.created
+}
+
+// Inspected counts the calls of Inspect.
+func (e *Engine) Inspected() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.inspected
+}
+
+// Count returns how many containers there are.
+func (e *Engine) Count() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.containers)
+}
+
+// Kill ends a container as a crash of its first process does.
+func (e *Engine) Kill(t testing.TB, id sandbox.ID) {
+	t.Helper()
+	e.mu.Lock()
+	c := e.containers[id]
+	e.mu.Unlock()
+	if c == nil {
+		t.Fatalf("no container %s", id)
+	}
+	e.end(c)
+}
+
+// begin is the start of every operation.
+func (e *Engine) begin(ctx context.Context, operation string) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	e.mu.Lock()
+	err, b := e.failures[operation], e.blocks[operation]
+	e.mu.Unlock()
+	if b != nil {
+		b.once.Do(func() { close(b.reached) })
+		select {
+		case <-b.release:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return err
+}
+
+func (e *Engine) get(id sandbox.ID) (*container, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	c := e.containers[id]
+	if c == nil {
+		return nil, fmt.Errorf("container %s: %w", id, sandbox.ErrNoContainer)
+	}
+	return c, nil
+}
+
+func (e *Engine) status(c *container) sandbox.Container {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return sandbox.Container{ID: c.spec.ID, State: c.state, PID: c.pid}
+}
+
+// EnsureImage implements sandbox.Engine.
+func (e *Engine) EnsureImage(ctx context.Context, ref string, progress func(string)) error {
+	if err := e.begin(ctx, "image"); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	missing, pull := e.missing[ref], e.pull
+	e.mu.Unlock()
+	if missing {
+		return fmt.Errorf("image %s: %w", ref, sandbox.ErrImageMissing)
+	}
+	for _, line := range pull {
+		if progress != nil {
+			progress(line)
+		}
+	}
+	return nil
+}
+
+// Create implements sandbox.Engine.
+func (e *Engine) Create(ctx context.Context, spec sandbox.ContainerSpec) error {
+	if err := e.begin(ctx, "create"); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.containers[spec.ID] == nil {
+		e.created++
+		e.containers[spec.ID] = &container{spec: spec, state: sandbox.ContainerCreated}
+	}
+	return nil
+}
+
+// Start implements sandbox.Engine.
+func (e *Engine) Start(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+	c, err := e.get(id)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	if err := e.begin(ctx, "start"); err != nil {
+		return sandbox.Container{}, err
+	}
+	c.starting.Lock()
+	defer c.starting.Unlock()
+	if e.status(c).State != sandbox.ContainerRunning {
+		run, err := e.startGuest(c.spec.RunDir)
+		if err != nil {
+			return sandbox.Container{}, err
+		}
+		e.mu.Lock()
+		c.run, c.state, c.pid = run, sandbox.ContainerRunning, nextPID()
+		e.mu.Unlock()
+	}
+	return e.status(c), nil
+}
+
+// Stop implements sandbox.Engine.
+func (e *Engine) Stop(ctx context.Context, id sandbox.ID, _ time.Duration) error {
+	c, err := e.get(id)
+	if err != nil {
+		return err // as the real one does
+	}
+	if err := e.begin(ctx, "stop"); err != nil {
+		return err
+	}
+	e.end(c)
+	return nil
+}
+
+// Remove implements sandbox.Engine.
+func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
+	if err := e.begin(ctx, "remove"); err != nil {
+		return err
+	}
+	c, err := e.get(id)
+	if err != nil {
+		return nil
+	}
+	e.end(c)
+	e.mu.Lock()
+	delete(e.containers, id)
+	e.mu.Unlock()
+	return nil
+}
+
+// end stops the guest of a container that runs. The container is seen ended
+// before its guest's connections break, as an engine may also tell later; the
+// Manager must cope with both.
+func (e *Engine) end(c *container) {
+	e.mu.Lock()
+	run := c.run
+	c.run = nil
+	if c.state == sandbox.ContainerRunning {
+		c.state, c.pid = sandbox.ContainerExited, 0
+	}
+	e.mu.Unlock()
+	if run != nil {
+		run.end()
+	}
+}
+
+func (e *Engine) killAll() {
+	e.mu.Lock()
+	var all []*container
+	for _, c := range e.containers {
+		all = append(all, c)
+	}
+	e.mu.Unlock()
+	for _, c := range all {
+		e.end(c)
+	}
+}
+
+// Inspect implements sandbox.Engine.
+func (e *Engine) Inspect(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+	e.mu.Lock()
+	e.inspected++
+	e.mu.Unlock()
+	if err := e.begin(ctx, "inspect"); err != nil {
+		return sandbox.Container{}, err
+	}
+	c, err := e.get(id)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	return e.status(c), nil
+}
+
+// List implements sandbox.Engine.
+func (e *Engine) List(context.Context) ([]sandbox.Container, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var list []sandbox.Container
+	for id, c := range e.containers {
+		list = append(list, sandbox.Container{ID: id, State: c.state, PID: c.pid})
+	}
+	return list, nil
+}
+
+// LastLog implements sandbox.Engine.
+func (e *Engine) LastLog(ctx context.Context, _ sandbox.ID) (string, error) {
+	if ctx.Err() != nil {
+		return "", ctx.Err()
+	}
+	return LastLog, nil
+}
+
+// Ping implements sandbox.Engine.
+func (e *Engine) Ping(ctx context.Context) error { return e.begin(ctx, "ping") }

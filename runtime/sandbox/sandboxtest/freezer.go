@@ -1,0 +1,186 @@
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+var idPattern = regexp.MustCompile(`^[a-z0-9]{12}$`)
+
+// Freezer is a sandbox.Freezer that freezes what works by its Step, and counts.
+// Its zero value is not usable: see NewFreezer.
+type Freezer struct {
+	mu      sync.Mutex
+	cgroups map[sandbox.ID]*cgroup
+	freezes int
+	thaws   int
+	// freezeErr and thawErr, when set, are what the next calls return.
+	freezeErr, thawErr error
+	unsaid             bool // freezeErr comes after the freeze
+	once               bool // freezeErr comes once
+}
+
+type cgroup struct {
+	limits sandbox.Limits
+	frozen bool
+	cpu    time.Duration
+}
+
+// NewFreezer returns a Freezer without sandboxes.
+func NewFreezer() *Freezer { return &Freezer{cgroups: map[sandbox.ID]*cgroup{}} }
+
+// Counts returns how often a sandbox was frozen and thawed; calls that changed
+// nothing are not counted.
+func (f *Freezer) Counts() (freezes, thaws int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.freezes, f.thaws
+}
+
+// Fail makes Freeze and Thaw return these errors until the next Fail.
+func (f *Freezer) Fail(freeze, thaw error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.freezeErr, f.thawErr, f.unsaid, f.once = freeze, thaw, false, false
+}
+
+// FailOnce makes the next Freeze return err.
+func (f *Freezer) FailOnce(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.freezeErr, f.thawErr, f.unsaid, f.once = err, nil, false, true
+}
+
+// FailAfterFreeze makes Freeze do its work and return err, as when the answer
+// to a request is lost, until the next Fail.
+func (f *Freezer) FailAfterFreeze(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.freezeErr, f.unsaid, f.once = err, true, false
+}
+
+// Step does a piece of work in a sandbox, which takes a microsecond of its CPU
+// time. It reports false, and does nothing, while the sandbox is frozen or unknown.
+func (f *Freezer) Step(id sandbox.ID, work func()) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.cgroups[id]
+	if c == nil || c.frozen {
+		return false
+	}
+	work()
+	c.cpu += time.Microsecond
+	return true
+}
+
+// Work adds CPU time to a sandbox.
+func (f *Freezer) Work(id sandbox.ID, d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.cgroups[id]; c != nil {
+		c.cpu += d
+	}
+}
+
+// Limits returns the limits that the sandbox was last prepared with.
+func (f *Freezer) Limits(id sandbox.ID) sandbox.Limits {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if c := f.cgroups[id]; c != nil {
+		return c.limits
+	}
+	return sandbox.Limits{}
+}
+
+// Prepared says whether the sandbox has a cgroup.
+func (f *Freezer) Prepared(id sandbox.ID) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.cgroups[id] != nil
+}
+
+func (f *Freezer) with(id sandbox.ID, do func(*cgroup) error) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := f.cgroups[id]
+	if c == nil {
+		return fmt.Errorf("sandbox %s was not prepared", id)
+	}
+	return do(c)
+}
+
+// Prepare implements sandbox.Freezer.
+func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) {
+	if !idPattern.MatchString(string(id)) {
+		return "", fmt.Errorf("%q is no sandbox id", id)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.cgroups[id] == nil {
+		f.cgroups[id] = &cgroup{}
+	}
+	f.cgroups[id].limits = limits
+	return "/fake/" + string(id), nil
+}
+
+// Freeze implements sandbox.Freezer.
+func (f *Freezer) Freeze(ctx context.Context, id sandbox.ID) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	return f.with(id, func(c *cgroup) error {
+		if err := f.freezeErr; err != nil && !f.unsaid {
+			if f.once {
+				f.freezeErr = nil
+			}
+			return err
+		}
+		if !c.frozen {
+			c.frozen = true
+			f.freezes++
+		}
+		return f.freezeErr
+	})
+}
+
+// Thaw implements sandbox.Freezer.
+func (f *Freezer) Thaw(_ context.Context, id sandbox.ID) error {
+	return f.with(id, func(c *cgroup) error {
+		if f.thawErr != nil {
+			return f.thawErr
+		}
+		if c.frozen {
+			c.frozen = false
+			f.thaws++
+		}
+		return nil
+	})
+}
+
+// Frozen implements sandbox.Freezer.
+func (f *Freezer) Frozen(_ context.Context, id sandbox.ID) (frozen bool, err error) {
+	err = f.with(id, func(c *cgroup) error { frozen = c.frozen; return nil })
+	return frozen, err
+}
+
+// CPUTime implements sandbox.Freezer.
+func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (used time.Duration, err error) {
+	err = f.with(id, func(c *cgroup) error { used = c.cpu; return nil })
+	return used, err
+}
+
+// Remove implements sandbox.Freezer.
+func (f *Freezer) Remove(id sandbox.ID) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.cgroups, id)
+	return nil
+}
+
+// Enforced implements sandbox.Freezer: nothing is.
+func (f *Freezer) Enforced() []string { return nil }

@@ -1,0 +1,180 @@
+// Package sandboxtest has a Manager for tests: the real one, over an in-memory
+// store and fakes of the engine, the freezer and the network that pass the
+// conformance suites of the real things. Its sandboxes have a real guest, which
+// runs in the test's process on the test's files.
+package sandboxtest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store"
+)
+
+// Node is a Manager with what it works on.
+type Node struct {
+	Manager *sandbox.Manager
+	Engine  *Engine
+	Freezer *Freezer
+	Store   *Store
+	config  sandbox.Config
+}
+
+// New returns a started Manager that is closed with the test.
+func New(t testing.TB) *sandbox.Manager { return Open(t, nil).Manager }
+
+// Open returns a started Node that is closed with the test; configure may
+// change its configuration and may be nil. Sandboxes do not sleep by
+// themselves unless it says so.
+func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
+	t.Helper()
+	// A Unix socket's path must be short; t.TempDir has the test's name in it.
+	runDir, err := os.MkdirTemp("", "doze")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(runDir) })
+	cfg := sandbox.DefaultConfig()
+	cfg.RunDir = runDir
+	cfg.Images.Names = map[string]string{"base": "localhost/doze/base:latest", "other": "localhost/doze/other:latest"}
+	cfg.SleepAfter, cfg.StopAfter = 0, 0
+	if configure != nil {
+		configure(&cfg)
+	}
+	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, config: cfg}
+	n.Restart(t)
+	t.Cleanup(func() {
+		if err := n.Manager.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// Restart starts a new Manager on what the old one left.
+func (n *Node) Restart(t testing.TB) {
+	t.Helper()
+	m := n.Unstarted(t)
+	if err := m.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.Manager = m
+}
+
+// Unstarted returns a new Manager on what the old one left; the caller closes it.
+func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
+	t.Helper()
+	m, err := sandbox.New(n.config, sandbox.Deps{
+		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// Crash ends the Manager without letting it put anything to sleep, as a
+// SIGKILL does, runs meanwhile, and starts a new one.
+func (n *Node) Crash(t testing.TB, meanwhile func()) {
+	t.Helper()
+	n.Freezer.Fail(errors.New("the node is dead"), nil)
+	if err := n.Manager.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	n.Freezer.Fail(nil, nil)
+	meanwhile()
+	n.Restart(t)
+}
+
+// Store is an in-memory store whose disk can be full, and that can refuse events.
+type Store struct {
+	*store.Memory
+	full   atomic.Bool
+	puts   atomic.Int64
+	refuse atomic.Pointer[func(sandbox.Event) bool]
+
+	before, after atomic.Pointer[func(operation string) error]
+}
+
+// Before and After have f called at the begin and the end of each operation,
+// "put" or "last"; f may fail it, and nil ends that. What After fails is written.
+func (s *Store) Before(f func(operation string) error) { s.before.Store(&f) }
+
+// After is explained at Before.
+func (s *Store) After(f func(operation string) error) { s.after.Store(&f) }
+
+func call(f *func(string) error, operation string) error {
+	if f == nil || *f == nil {
+		return nil
+	}
+	return (*f)(operation)
+}
+
+// LastSeq implements sandbox.Store.
+func (s *Store) LastSeq(ctx context.Context, id sandbox.ID) (uint64, error) {
+	if err := call(s.before.Load(), "last"); err != nil {
+		return 0, err
+	}
+	return s.Memory.LastSeq(ctx, id)
+}
+
+// Puts counts the records that were written.
+func (s *Store) Puts() int64 { return s.puts.Load() }
+
+// Record returns what is written of a sandbox.
+func (s *Store) Record(t testing.TB, id sandbox.ID) (record sandbox.Sandbox) {
+	t.Helper()
+	err := s.Sandboxes(context.Background(), func(sb sandbox.Sandbox) error {
+		if sb.ID == id {
+			record = sb
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return record
+}
+
+// Refuse has events refused as a store refuses what is too large.
+func (s *Store) Refuse(which func(sandbox.Event) bool) { s.refuse.Store(&which) }
+
+// Fill says whether the disk is full.
+func (s *Store) Fill(full bool) { s.full.Store(full) }
+
+// PutSandbox implements sandbox.Store.
+func (s *Store) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
+	if s.full.Load() {
+		return sandbox.ErrStoreFull
+	}
+	s.puts.Add(1)
+	if err := call(s.before.Load(), "put"); err != nil {
+		return err
+	}
+	if err := s.Memory.PutSandbox(ctx, sb); err != nil {
+		return err
+	}
+	return call(s.after.Load(), "put")
+}
+
+// AppendEvents implements sandbox.Store.
+func (s *Store) AppendEvents(ctx context.Context, events []sandbox.Event) error {
+	if s.full.Load() {
+		return sandbox.ErrStoreFull
+	}
+	if refuse := s.refuse.Load(); refuse != nil && slices.ContainsFunc(events, *refuse) {
+		return &sandbox.InvalidError{Field: "event", Reason: "is too large", Want: "make it smaller"}
+	}
+	return s.Memory.AppendEvents(ctx, events)
+}
+
+// RunDir is the folder with the guest's socket.
+func (n *Node) RunDir(id sandbox.ID) string { return filepath.Join(n.config.RunDir, string(id)) }

@@ -1,0 +1,275 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Reasons of state changes.
+const (
+	reasonIdle     = "idle"
+	reasonAsked    = "asked"
+	reasonShutdown = "node shutdown"
+	reasonLongIdle = "asleep for stop_after"
+	reasonVanished = "container vanished: its files are lost"
+)
+
+// errNotIdle is why the idle rule leaves a sandbox awake after all.
+var errNotIdle = errors.New("not idle")
+
+// mode says how much a sleep or a stop may take from others.
+type mode int
+
+const (
+	modeIdle  mode = iota // only when sleep_after or stop_after has passed
+	modeAsked             // unless a lease is held; a sleep ends a hold
+	modeForce             // although leases are held
+)
+
+// Sleep puts the sandbox to sleep and returns it. One that is asleep or stopped
+// already stays so and is no error. It ends a hold. ErrBusy while a lease is held.
+func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if err := b.sleep(ctx, modeAsked, reasonAsked); err != nil {
+		return Sandbox{}, err
+	}
+	return b.sandbox(), nil
+}
+
+// sleep is the one way to asleep: the idle rule, the API and the node's
+// shutdown all come here. That nobody uses the sandbox is checked and the door
+// closed in one atomic step; who arrives afterwards waits for the turn and
+// wakes it again.
+func (b *box) sleep(ctx context.Context, how mode, reason string) error {
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	if b.isGone() {
+		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+	}
+	if b.state() != StateRunning {
+		return nil
+	}
+	if how == modeIdle && b.idleIn() > 0 {
+		return errNotIdle
+	}
+	if how == modeForce {
+		b.closeNow()
+	} else if !b.closeIdle() {
+		return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
+	}
+	if err := b.m.freezer.Freeze(ctx, b.id); err != nil {
+		// Half of it may have happened: a caller who left, an engine that did
+		// it and could not say so.
+		thawCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
+		defer cancel()
+		if thawErr := b.m.freezer.Thaw(thawCtx, b.id); thawErr != nil {
+			err = errors.Join(err, thawErr)
+		}
+		b.open(0)
+		err = fmt.Errorf("freezing %s: %w", b.id, err)
+		if how == modeForce {
+			return err // the next node finds it running, and sees for itself
+		}
+		return b.failed(err)
+	}
+	if how == modeAsked {
+		b.change(func(sb *Sandbox) { sb.HoldUntil = time.Time{} })
+	}
+	b.setState(StateAsleep, reason)
+	b.emit(Event{Type: EventSlept, Reason: reason})
+	b.arm()
+	return nil
+}
+
+// Stop ends all processes of the sandbox, keeps its disk, and returns it. One
+// that is stopped already is no error. ErrBusy while a lease is held.
+func (m *Manager) Stop(ctx context.Context, id ID) (Sandbox, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	// Half a stop helps nobody, so a caller who leaves does not end it.
+	err = m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, modeAsked, reasonAsked) })
+	if err != nil {
+		return Sandbox{}, err
+	}
+	return b.sandbox(), nil
+}
+
+// stopSlack is what the engine gets to stop a container beyond the grace.
+const stopSlack = 30 * time.Second
+
+func (b *box) stop(ctx context.Context, how mode, reason string) error {
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	if b.isGone() {
+		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+	}
+	// Somebody may have woken it while this waited for the turn.
+	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {
+		return errNotIdle
+	}
+	grace := b.m.config().StopGrace
+	ctx, cancel := context.WithTimeout(ctx, grace+stopSlack)
+	defer cancel()
+	before := b.state()
+	switch before {
+	case StateRunning:
+		if !b.closeIdle() {
+			return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
+		}
+	case StateAsleep:
+		// Its processes get their chance to end well.
+		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+			return b.failed(fmt.Errorf("thawing %s to stop it: %w", b.id, err))
+		}
+	default:
+		return nil
+	}
+	err := b.m.engine.Stop(ctx, b.id, grace)
+	if errors.Is(err, ErrNoContainer) {
+		err, reason = nil, reasonVanished
+	}
+	if err != nil {
+		err = fmt.Errorf("stopping %s: %w", b.id, err)
+		// Whatever half of it happened, its watcher or the next wake finds it.
+		if before == StateRunning {
+			b.open(0)
+			return b.failed(err)
+		}
+		return b.failed(errors.Join(err, b.refreeze(ctx)))
+	}
+	b.hearOut(ctx)
+	b.ended(reason)
+	// It has stopped, and on a full disk that is found again: the journal writes it
+	// when there is room.
+	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
+		return err
+	}
+	return nil
+}
+
+// refreeze takes back a thaw that came to nothing, also when ctx has ended. A
+// sandbox that does not freeze is running, and is treated as such. Needs the turn.
+func (b *box) refreeze(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
+	defer cancel()
+	err := b.m.freezer.Freeze(ctx, b.id)
+	if err == nil {
+		return nil
+	}
+	b.setState(StateRunning, "could neither be stopped nor frozen")
+	if !b.watched() {
+		b.watch()
+	}
+	b.touch()
+	b.open(0)
+	b.armWoken()
+	return fmt.Errorf("freezing %s again: %w", b.id, err)
+}
+
+// ended notes that the container no longer runs. Needs the turn.
+func (b *box) ended(reason string) {
+	b.closeNow()
+	b.unwatch()
+	b.pid.Store(0)
+	b.m.network.Forget(b.id)
+	b.guest.Close()
+	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
+	b.setState(StateStopped, cutText(reason, maxReason))
+	b.disarm()
+	b.emit(Event{Type: EventStopped, Reason: reason})
+}
+
+// leftoverCondition begins what kill says when it failed.
+const leftoverCondition = "it is stopped, but what is left of its container cannot be ended: "
+
+// kill ends what is left of the container of a sandbox that is stopped. What
+// fails is tried again by look. Needs the turn.
+func (b *box) kill(ctx context.Context, grace time.Duration) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+deathWait)
+	defer cancel()
+	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+		b.m.log.Warn("thawing what is left of a container", "sandbox", b.id, "error", err)
+	}
+	err := b.m.engine.Stop(ctx, b.id, grace)
+	if errors.Is(err, ErrNoContainer) {
+		err = nil
+	}
+	switch {
+	case err != nil:
+		b.m.log.Error("ending what is left of a container", "sandbox", b.id, "error", err)
+		if b.view.Load().Condition == "" {
+			b.setCondition(leftoverCondition + err.Error())
+		}
+	case strings.HasPrefix(b.view.Load().Condition, leftoverCondition):
+		b.setCondition("")
+	}
+	b.leftover.Store(err != nil)
+	b.arm()
+}
+
+// endLeftover is kill for a sandbox that may have been woken meanwhile.
+func (b *box) endLeftover(ctx context.Context) error {
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	if b.isGone() || b.state() != StateStopped || !b.leftover.Load() {
+		return nil
+	}
+	b.kill(ctx, 0)
+	return nil
+}
+
+// Hold keeps the sandbox awake until d from now, at most MaxHold; 0 ends a
+// hold. A sandbox that sleeps is not woken by it.
+func (m *Manager) Hold(ctx context.Context, id ID, d time.Duration) (Sandbox, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if d < 0 || d > MaxHold {
+		return Sandbox{}, &InvalidError{Field: "for", Reason: fmt.Sprintf("%s is out of range", d), Want: fmt.Sprintf(`use "0s" to end a hold, or up to %s`, MaxHold)}
+	}
+	if err := b.hold(ctx, d); err != nil {
+		return Sandbox{}, err
+	}
+	return b.sandbox(), nil
+}
+
+func (b *box) hold(ctx context.Context, d time.Duration) error {
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	var before time.Time
+	until := holdUntil(d)
+	err := b.changeSaved(ctx,
+		func(sb *Sandbox) { before, sb.HoldUntil = sb.HoldUntil, until },
+		func(sb *Sandbox) {
+			if sb.HoldUntil.Equal(until) { // else one from inside came meanwhile, or a sleep
+				sb.HoldUntil = before
+			}
+		})
+	if err == nil {
+		b.emit(Event{Type: EventHeld, Until: until})
+	}
+	return err
+}
+
+// holdUntil is the end of a hold that begins now; zero when d is.
+func holdUntil(d time.Duration) time.Time {
+	if d == 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(d).UTC()
+}

@@ -1,0 +1,123 @@
+package sandbox_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+func TestFailedFreezeLeavesItRunning(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	n.Freezer.Fail(errors.New("device busy"), nil)
+	if _, err := n.Manager.Sleep(t.Context(), sb.ID); err == nil || !strings.Contains(err.Error(), "device busy") {
+		t.Fatalf("got %v", err)
+	}
+	if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateRunning {
+		t.Errorf("state %s", s)
+	}
+	acquire(t, n.Manager, sb.ID).Release()
+}
+
+func TestLeaseKeepsAwake(t *testing.T) {
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	lease := acquire(t, m, sb.ID)
+	if _, err := m.Sleep(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("sleep under a lease: %v", err)
+	}
+	if _, err := m.Stop(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("stop under a lease: %v", err)
+	}
+	lease.Release()
+	mustSleep(t, m, sb.ID)
+}
+
+func sleepAfter(d time.Duration) func(*sandbox.Config) {
+	return func(c *sandbox.Config) { c.SleepAfter = d }
+}
+
+func TestIdleSandboxSleepsThenStops(t *testing.T) {
+	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter, c.StopAfter = time.Second, time.Second })
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	if ev := nextEvent(t, events, sandbox.EventSlept); ev.Reason != "idle" {
+		t.Errorf("slept %+v", ev)
+	}
+	nextEvent(t, events, sandbox.EventStopped)
+	lease := acquire(t, n.Manager, sb.ID)
+	if kind := lease.Wake().Kind; kind != sandbox.WakeCold {
+		t.Errorf("woke %q, want cold", kind)
+	}
+	lease.Release()
+}
+
+func TestWorkKeepsAwake(t *testing.T) {
+	n := sandboxtest.Open(t, sleepAfter(time.Second))
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	worked := 0
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for worked < 30 {
+		select {
+		case <-tick.C:
+			n.Freezer.Work(sb.ID, 50*time.Millisecond)
+			worked++
+		case ev := <-events:
+			if ev.Type == sandbox.EventSlept {
+				t.Fatal("slept while it worked half of the time")
+			}
+		}
+	}
+	nextEvent(t, events, sandbox.EventSlept)
+}
+
+func TestHoldKeepsAwakeUntilItEnds(t *testing.T) {
+	n := sandboxtest.Open(t, sleepAfter(time.Second))
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	held, err := n.Manager.Hold(t.Context(), sb.ID, 3*time.Second)
+	if err != nil || held.HoldUntil.IsZero() {
+		t.Fatalf("hold until %v, error %v", held.HoldUntil, err)
+	}
+	if ev := nextEvent(t, events, sandbox.EventSlept); ev.At.Before(held.HoldUntil) {
+		t.Errorf("slept at %v, before %v", ev.At, held.HoldUntil)
+	}
+	var invalid *sandbox.InvalidError
+	if _, err := n.Manager.Hold(t.Context(), sb.ID, 48*time.Hour); !errors.As(err, &invalid) {
+		t.Errorf("a hold of two days: %v", err)
+	}
+}
+
+func TestTimelineTellsWhatHappened(t *testing.T) {
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	mustSleep(t, m, sb.ID)
+	acquire(t, m, sb.ID).Release()
+	events, err := m.Events(t.Context(), sb.ID, 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var types []string
+	for i, ev := range events {
+		if ev.Seq != uint64(i+1) || ev.Sandbox != sb.ID || ev.At.IsZero() {
+			t.Errorf("event %d: %+v", i, ev)
+		}
+		types = append(types, string(ev.Type))
+	}
+	if got := strings.Join(types, " "); got != "created slept woke" {
+		t.Errorf("timeline %q", got)
+	}
+	if ev := events[2]; ev.Kind != sandbox.WakeWarm || ev.Cause != sandbox.CauseExec {
+		t.Errorf("woke %+v", ev)
+	}
+	rest, err := m.Events(t.Context(), sb.ID, 2, 100)
+	if err != nil || len(rest) != 1 || rest[0].Seq != 3 {
+		t.Errorf("after 2: %+v, error %v", rest, err)
+	}
+}

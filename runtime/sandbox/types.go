@@ -1,0 +1,194 @@
+// Package sandbox says what a sandbox is and how it lives. Its Manager is the
+// one place that decides a sandbox's state; everybody else asks it for a Lease.
+package sandbox
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// ID names a sandbox for ever: 12 characters of [a-z0-9], no hyphen, so that it
+// can stand between hyphens in a preview's host name.
+type ID string
+
+// State of a sandbox.
+type State string
+
+const (
+	StateStarting  State = "starting"  // being made, or cold-started for the first time
+	StateRunning   State = "running"   // has CPU
+	StateAsleep    State = "asleep"    // frozen: memory kept, no CPU
+	StateStopped   State = "stopped"   // disk kept, no memory
+	StateArchived  State = "archived"  // kept off the node
+	StateDestroyed State = "destroyed" // final
+)
+
+// Duration is a time.Duration that reads and writes as text, such as "60s".
+type Duration time.Duration
+
+func (d Duration) String() string { return time.Duration(d).String() }
+
+// MarshalJSON writes the duration as time.Duration.String does.
+func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
+
+// UnmarshalJSON accepts what time.ParseDuration does, such as "1h30m".
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var text string
+	if err := json.Unmarshal(b, &text); err != nil {
+		return fmt.Errorf(`a duration is a string such as "60s", not %s`, b)
+	}
+	v, err := time.ParseDuration(text)
+	if err != nil {
+		return fmt.Errorf(`%q is no duration: write it like "60s", "5m" or "1h30m"`, text)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// Sandbox is one named Linux environment: the record that the store keeps and
+// the view that readers get. Values handed out are copies; their maps and
+// slices are never changed afterwards.
+type Sandbox struct {
+	ID         ID                `json:"id"`
+	Name       string            `json:"name"` // unique per owner
+	Owner      string            `json:"owner"`
+	Image      string            `json:"image"` // as asked for, such as "base"
+	ImageRef   string            `json:"image_ref"`
+	Size       string            `json:"size"`
+	State      State             `json:"state"`
+	Env        map[string]string `json:"env,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	SleepAfter Duration          `json:"sleep_after"` // 0: never by itself
+	StopAfter  Duration          `json:"stop_after"`  // 0: never by itself
+	CreatedAt  time.Time         `json:"created_at"`
+	// LastActiveAt is when somebody last used it: a lease, traffic or CPU.
+	LastActiveAt time.Time `json:"last_active_at"`
+	// StateSince is when State was entered; StateReason says why, such as
+	// "idle", "asked", "container vanished: its files are lost".
+	StateSince  time.Time `json:"state_since"`
+	StateReason string    `json:"state_reason,omitempty"`
+	// Condition says what is wrong with it, such as why its last wake failed or
+	// why it could not be stopped; empty when nothing is. It is for people. A
+	// change of state that succeeds ends it.
+	Condition      string    `json:"condition,omitempty"`
+	ConditionSince time.Time `json:"condition_since,omitzero"`
+	// StartedAt is when its container last started: each cold wake changes it,
+	// and connections from before it are dead.
+	StartedAt time.Time       `json:"started_at,omitzero"`
+	Limits    Limits          `json:"limits,omitzero"` // of its size when it last started
+	HoldUntil time.Time       `json:"hold_until,omitzero"`
+	Ports     []Port          `json:"ports,omitempty"`
+	Processes []guest.Process `json:"processes,omitempty"` // as last known
+	// Declared are the processes that a cold wake starts again.
+	Declared []guest.ProcessSpec `json:"declared,omitempty"`
+}
+
+// Access to a preview.
+type Access string
+
+const (
+	AccessToken  Access = "token"  // the token stands in the host name; the default
+	AccessPublic Access = "public" // whoever knows the id
+)
+
+// WakeMode of a preview.
+type WakeMode string
+
+const (
+	WakeHold   WakeMode = "hold"   // a request wakes the sandbox and waits; the default
+	WakeRefuse WakeMode = "refuse" // 410 while it is not running
+)
+
+// HostMode says which Host the server in the sandbox sees.
+type HostMode string
+
+const (
+	HostRewrite  HostMode = "rewrite"  // localhost:PORT; the default
+	HostPreserve HostMode = "preserve" // the preview's own
+)
+
+// WebSocketMode says whether a silent upgraded connection keeps its sandbox awake.
+type WebSocketMode string
+
+const (
+	WebSocketRelease WebSocketMode = "release" // it does not; the default
+	WebSocketHold    WebSocketMode = "hold"
+)
+
+// Port is an exposed TCP port of a sandbox. Exposing it again changes its modes
+// and keeps its token.
+type Port struct {
+	Port      uint16        `json:"port"`
+	Access    Access        `json:"access"`
+	Token     string        `json:"token,omitempty"` // empty when public
+	Wake      WakeMode      `json:"wake"`
+	Host      HostMode      `json:"host"`
+	WebSocket WebSocketMode `json:"websocket"`
+	CreatedAt time.Time     `json:"created_at"`
+}
+
+// Cause says who woke a sandbox.
+type Cause string
+
+const (
+	CausePreview   Cause = "preview"
+	CauseExec      Cause = "exec"
+	CauseFiles     Cause = "files"
+	CauseProcess   Cause = "process"
+	CauseWebSocket Cause = "websocket"
+	CauseAsked     Cause = "asked"
+)
+
+// WakeKind says what a wake had to do.
+type WakeKind string
+
+const (
+	WakeNone WakeKind = ""     // it was running
+	WakeWarm WakeKind = "warm" // thawed
+	WakeCold WakeKind = "cold" // container started again
+)
+
+// WakeInfo is what a Lease cost.
+type WakeInfo struct {
+	Kind WakeKind
+	Took time.Duration
+}
+
+// EventType of the timeline.
+type EventType string
+
+const (
+	EventCreated       EventType = "created"
+	EventImagePull     EventType = "image_pull"
+	EventWoke          EventType = "woke"
+	EventSlept         EventType = "slept"
+	EventStopped       EventType = "stopped"
+	EventWakeFailed    EventType = "wake_failed"
+	EventHeld          EventType = "held"
+	EventProcessStart  EventType = "process_started"
+	EventProcessExited EventType = "process_exited"
+	EventPortExposed   EventType = "port_exposed"
+	EventPortClosed    EventType = "port_closed"
+	EventUpdated       EventType = "updated"
+	EventDestroyed     EventType = "destroyed"
+)
+
+// Event is one entry of a sandbox's timeline. Fields beyond Seq, Type, At and
+// Sandbox depend on Type.
+type Event struct {
+	Seq      uint64         `json:"seq"` // rises within a sandbox
+	Type     EventType      `json:"type"`
+	At       time.Time      `json:"at"`
+	Sandbox  ID             `json:"sandbox"`
+	Kind     WakeKind       `json:"kind,omitempty"`    // woke
+	TookMS   float64        `json:"took_ms,omitempty"` // woke, created
+	Cause    Cause          `json:"cause,omitempty"`   // woke
+	Reason   string         `json:"reason,omitempty"`  // slept, stopped, wake_failed
+	Port     uint16         `json:"port,omitempty"`
+	Process  *guest.Process `json:"process,omitempty"`
+	Progress string         `json:"progress,omitempty"` // image_pull
+	Until    time.Time      `json:"until,omitzero"`     // held
+}

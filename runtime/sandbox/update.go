@@ -1,0 +1,92 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// Patch is a change to a sandbox; nil fields stay.
+type Patch struct {
+	Name                  *string
+	Labels                *map[string]string
+	SleepAfter, StopAfter *Duration
+}
+
+// Update changes a sandbox and returns it. It wakes nothing. Errors:
+// *InvalidError, *ConflictError when the name is taken, ErrDestroyed.
+func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	b.updating.Lock()
+	defer b.updating.Unlock()
+	before := b.sandbox()
+	after := before
+	p.apply(&after)
+	if err := after.validate(); err != nil {
+		return Sandbox{}, err
+	}
+	if err := m.rename(b, before, after.Name); err != nil {
+		return Sandbox{}, err
+	}
+	err = b.changeSaved(ctx,
+		func(sb *Sandbox) { p.apply(sb) },
+		func(sb *Sandbox) {
+			sb.Name, sb.Labels = before.Name, before.Labels
+			sb.SleepAfter, sb.StopAfter = before.SleepAfter, before.StopAfter
+		})
+	if err != nil {
+		m.unname(b, before, after.Name)
+		return Sandbox{}, err
+	}
+	if after.Name != before.Name {
+		m.unname(b, after, before.Name)
+	}
+	b.emit(Event{Type: EventUpdated})
+	b.arm()
+	return b.sandbox(), nil
+}
+
+func (p Patch) apply(sb *Sandbox) {
+	if p.Name != nil {
+		sb.Name = *p.Name
+	}
+	if p.Labels != nil {
+		sb.Labels = maps.Clone(*p.Labels)
+	}
+	if p.SleepAfter != nil {
+		sb.SleepAfter = *p.SleepAfter
+	}
+	if p.StopAfter != nil {
+		sb.StopAfter = *p.StopAfter
+	}
+}
+
+// rename takes a name beside the one that the sandbox has.
+func (m *Manager) rename(b *box, sb Sandbox, name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.boxes[b.id] != b {
+		return fmt.Errorf("sandbox %s: %w", b.id, ErrNotFound)
+	}
+	key := nameKey{sb.Owner, name}
+	if other, ok := m.names[key]; ok && other != b {
+		return &ConflictError{Name: name, Reason: "is another sandbox", Want: "use a name that is free"}
+	}
+	m.nameLocked(b, key)
+	return nil
+}
+
+// unname gives up a name that is not, or no longer, the sandbox's own.
+func (m *Manager) unname(b *box, sb Sandbox, name string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := nameKey{sb.Owner, name}
+	if name != sb.Name && m.names[key] == b {
+		delete(m.names, key)
+		b.names = slices.DeleteFunc(b.names, func(have nameKey) bool { return have == key })
+	}
+}

@@ -1,0 +1,339 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// wake is one wake in flight, shared by all who wait for it.
+type wake struct {
+	cause   Cause
+	end     context.CancelCauseFunc
+	done    chan struct{}
+	waiters int // guarded by box.mu; each gets a lease when the wake succeeds
+	// Valid once done is closed:
+	info WakeInfo
+	err  error
+}
+
+// await joins the wake in flight, or starts one, and waits for it.
+func (b *box) await(ctx context.Context, cause Cause) (*Lease, error) {
+	if n := b.m.waiting.Add(1); n > int64(b.m.config().MaxWaitersTotal) {
+		b.m.waiting.Add(-1)
+		return nil, ErrTooManyWaiters
+	}
+	defer b.m.waiting.Add(-1)
+
+	b.mu.Lock()
+	if b.gone {
+		b.mu.Unlock()
+		return nil, fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+	}
+	if b.enter() { // it woke meanwhile
+		b.mu.Unlock()
+		return &Lease{b: b}, nil
+	}
+	w := b.wake
+	if w == nil {
+		wakeCtx, end := context.WithCancelCause(b.m.ctx)
+		w = &wake{cause: cause, end: end, done: make(chan struct{})}
+		if !b.m.spawn(func(context.Context) { b.runWake(wakeCtx, w) }) {
+			end(nil)
+			b.mu.Unlock()
+			return nil, ErrClosed
+		}
+		b.wake = w
+	}
+	if w.waiters >= b.m.config().MaxWaiters {
+		b.mu.Unlock()
+		return nil, ErrTooManyWaiters
+	}
+	w.waiters++
+	b.mu.Unlock()
+
+	select {
+	case <-w.done:
+	case <-ctx.Done():
+		if b.abandon(w) {
+			return nil, ctx.Err()
+		}
+	}
+	if w.err != nil {
+		return nil, w.err
+	}
+	return &Lease{b: b, wake: w.info}, nil
+}
+
+// abandon takes a waiter out of a wake. It reports false when the wake has
+// ended meanwhile, so that the waiter has its lease or error already.
+func (b *box) abandon(w *wake) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.wake != w {
+		return false
+	}
+	w.waiters--
+	return true
+}
+
+// runWake wakes the sandbox for all waiters of w. The goroutine belongs to the
+// Manager, which waits for it on Close.
+func (b *box) runWake(ctx context.Context, w *wake) {
+	defer w.end(nil)
+	ctx, cancel := context.WithTimeout(ctx, b.m.config().WakeTimeout)
+	defer cancel()
+	start := time.Now()
+
+	err := b.takeTurn(ctx)
+	var kind WakeKind
+	if err == nil {
+		defer b.endTurn()
+		kind, err = b.wakeUp(ctx)
+	}
+	info := WakeInfo{Kind: kind, Took: time.Since(start)}
+	err = b.wakeError(ctx, err)
+	// Before the waiters go on: who woke it finds the wake in its timeline.
+	switch {
+	case err != nil && !errors.Is(err, ErrDestroyed) && !errors.Is(err, ErrClosed):
+		b.m.metrics.wakeFailures.Inc()
+		b.emit(Event{Type: EventWakeFailed, Cause: w.cause, Reason: err.Error()})
+		b.failed(err)
+	case err == nil && kind != WakeNone:
+		b.m.metrics.woke(kind, w.cause, info.Took)
+		b.emit(Event{Type: EventWoke, Kind: kind, Cause: w.cause, TookMS: milliseconds(info.Took)})
+	}
+
+	b.mu.Lock()
+	b.wake = nil
+	w.info, w.err = info, err
+	if err == nil {
+		// Each waiter gets its lease here, under mu, so that nothing can
+		// put the sandbox to sleep between the wake and their requests.
+		b.open(w.waiters)
+		b.touch()
+	}
+	close(w.done)
+	b.mu.Unlock()
+	if err == nil {
+		b.armWoken()
+	}
+}
+
+// wakeError is what waiters get: who ended ctx on purpose says why.
+func (b *box) wakeError(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, ErrDestroyed) || errors.Is(cause, ErrClosed)) {
+		return fmt.Errorf("sandbox %s: %w", b.id, cause)
+	}
+	var we *WakeError
+	if err == nil || errors.As(err, &we) || errors.Is(err, ErrDestroyed) || errors.Is(err, ErrClosed) {
+		return err
+	}
+	return &WakeError{ID: b.id, Err: err}
+}
+
+// wakeUp brings the sandbox to running, whatever it was. Needs the turn.
+func (b *box) wakeUp(ctx context.Context) (WakeKind, error) {
+	if b.isGone() {
+		return WakeNone, fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+	}
+	switch state := b.state(); state {
+	case StateRunning:
+		return WakeNone, nil
+	case StateAsleep:
+		err := b.thaw(ctx)
+		if err == nil {
+			return WakeWarm, nil
+		}
+		if errors.Is(err, errUnusable) {
+			if b.m.ctx.Err() != nil { // the node closes; the next one looks again
+				return WakeNone, errors.Join(err, b.refreeze(ctx))
+			}
+			b.giveUp(ctx, err)
+			return WakeCold, b.coldStart(ctx)
+		}
+		// Its container or cgroup may have vanished while it slept.
+		b.m.log.Warn("thawing failed, looking whether the container lives", "sandbox", b.id, "error", err)
+		c, inspectErr := b.m.engine.Inspect(ctx, b.id)
+		if inspectErr == nil && (c.State == ContainerRunning || c.State == ContainerPaused) {
+			return WakeNone, err
+		}
+		if inspectErr != nil && !errors.Is(inspectErr, ErrNoContainer) {
+			return WakeNone, errors.Join(err, inspectErr)
+		}
+		reason := "container ended while asleep"
+		if inspectErr != nil {
+			reason = reasonVanished
+		}
+		b.ended(reason)
+		return WakeCold, b.coldStart(ctx)
+	case StateStopped:
+		return WakeCold, b.coldStart(ctx)
+	default:
+		return WakeNone, fmt.Errorf("it is %s, from which it cannot wake", state)
+	}
+}
+
+// errUnusable is why a sandbox that was adopted asleep, and is thawed now, must
+// be started anew: its guest does not answer this node, or is of another version.
+var errUnusable = errors.New("its guest cannot be used")
+
+// thaw is the warm wake.
+func (b *box) thaw(ctx context.Context) error {
+	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+		return fmt.Errorf("thawing %s: %w", b.id, err)
+	}
+	if !b.watched() { // adopted asleep from an earlier run of the node
+		// Enough of the time must be left for a cold start.
+		greetCtx, cancel := context.WithTimeout(ctx, min(deathWait, b.m.config().WakeTimeout/4))
+		defer cancel()
+		if err := b.greet(greetCtx); err != nil {
+			return fmt.Errorf("%w: %w", errUnusable, err)
+		}
+		b.watch()
+	}
+	b.setState(StateRunning, "")
+	return nil
+}
+
+// coldStart starts the container again, waits for its guest and starts what
+// was declared. On failure the sandbox is stopped.
+func (b *box) coldStart(ctx context.Context) error {
+	err := b.start(ctx)
+	if err != nil {
+		err = &WakeError{ID: b.id, Err: err, LastLog: b.lastLog(ctx)}
+		b.pid.Store(0)
+		b.m.network.Forget(b.id)
+		b.kill(ctx, 0)
+		return err
+	}
+	b.setState(StateRunning, "")
+	b.restartDeclared(ctx)
+	return nil
+}
+
+// lastLog asks for the last line of the container, also when ctx has ended.
+func (b *box) lastLog(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	line, err := b.m.engine.LastLog(ctx, b.id)
+	if err != nil && !errors.Is(err, ErrNoContainer) {
+		b.m.log.Warn("reading the last line of a container", "sandbox", b.id, "error", err)
+	}
+	return line
+}
+
+// limits of the sandbox's size, or those that it had when its size was last
+// configured: a size that was taken away does not lift them.
+func (b *box) limits() Limits {
+	sb := b.view.Load()
+	if limits, ok := b.m.config().Sizes[sb.Size]; ok {
+		return limits
+	}
+	return sb.Limits
+}
+
+// start brings the container up until its guest answers.
+func (b *box) start(ctx context.Context) error {
+	sb := b.sandbox()
+	limits := b.limits()
+	parent, err := b.m.freezer.Prepare(b.id, limits)
+	if err != nil {
+		return fmt.Errorf("preparing its cgroup: %w", err)
+	}
+	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
+		return fmt.Errorf("thawing its cgroup: %w", err)
+	}
+	if err := b.m.makeRunDir(b.id); err != nil {
+		return fmt.Errorf("making its run folder: %w", err)
+	}
+	c, err := b.m.engine.Start(ctx, b.id)
+	if errors.Is(err, ErrNoContainer) {
+		// New, or removed behind our back: then its files are gone.
+		if !sb.StartedAt.IsZero() && sb.StateReason != reasonVanished {
+			b.m.log.Error("a container vanished, making it again", "sandbox", b.id)
+			b.emit(Event{Type: EventStopped, Reason: reasonVanished})
+		}
+		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, limits, parent)); err != nil {
+			return fmt.Errorf("creating its container: %w", err)
+		}
+		c, err = b.m.engine.Start(ctx, b.id)
+	}
+	if err != nil {
+		return fmt.Errorf("starting its container: %w", err)
+	}
+	b.leftover.Store(false)
+	b.pid.Store(int64(c.PID))
+	b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), limits })
+	if err := b.greet(ctx); err != nil {
+		return err
+	}
+	b.watch()
+	return nil
+}
+
+// greet waits until the guest answers with the right protocol. A container
+// that exits meanwhile ends the wait at once.
+func (b *box) greet(ctx context.Context) error {
+	lastLook := time.Now()
+	for attempt := 0; ; attempt++ {
+		helloCtx, cancel := context.WithTimeout(ctx, 2*time.Second)
+		_, err := b.guest.Hello(helloCtx)
+		cancel()
+		if err == nil {
+			return nil
+		}
+		var version *guest.VersionError
+		if errors.As(err, &version) {
+			return err
+		}
+		if time.Since(lastLook) > 50*time.Millisecond {
+			c, inspectErr := b.m.engine.Inspect(ctx, b.id)
+			if inspectErr == nil && c.State == ContainerExited {
+				return fmt.Errorf("its container exited with code %d", c.ExitCode)
+			}
+			if errors.Is(inspectErr, ErrNoContainer) {
+				return inspectErr
+			}
+			lastLook = time.Now()
+		}
+		if pause(ctx, greetPause(attempt)) != nil {
+			return fmt.Errorf("its guest did not answer: %w", err)
+		}
+	}
+}
+
+// greetPause: the guest listens a few milliseconds after the container's start.
+func greetPause(attempt int) time.Duration {
+	if attempt < 40 {
+		return time.Millisecond
+	}
+	return 10 * time.Millisecond
+}
+
+// pause waits d, or less when ctx ends, whose error it then returns.
+func pause(ctx context.Context, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// Wake wakes the sandbox and returns it running. When ctx ends first, the wake goes on.
+func (m *Manager) Wake(ctx context.Context, id ID) (Sandbox, error) {
+	lease, err := m.Acquire(ctx, id, CauseAsked)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer lease.Release()
+	return lease.Sandbox(), nil
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
