@@ -1,0 +1,268 @@
+// Package store keeps what must outlive the node: the records of sandboxes and
+// the timelines of their events. Badger is the store of a node; Memory behaves
+// the same and forgets everything, for tests.
+package store
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"github.com/dgraph-io/badger/v4"
+	"github.com/dgraph-io/badger/v4/options"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// errClosed is returned by everything after Close.
+var errClosed = errors.New("the store is closed")
+
+// tuning is what tests make smaller.
+type tuning struct {
+	memTable int64  // bytes of one memtable
+	headroom uint64 // bytes that must be free on the disk, see room
+}
+
+var defaultTuning = tuning{memTable: 8 << 20, headroom: defaultHeadroom}
+
+// maxRecord is the limit of one encoded value.
+func (t tuning) maxRecord() int { return int(min(maxRecord, t.memTable/10)) }
+
+// Badger implements sandbox.Store in a folder that one process at a time may use.
+type Badger struct {
+	db        *badger.DB
+	log       *slog.Logger
+	lock      *os.File
+	room      *room
+	nodeID    string
+	maxRecord int
+
+	// The writer (see writer.go) owns every change; it ends when queue is closed
+	// and empty, and then closes done.
+	queue     chan *write
+	done      chan struct{}
+	mu        sync.RWMutex // held for reading while a write is queued
+	closed    bool         // guarded by mu
+	readers   sync.WaitGroup
+	unwritten atomic.Int64 // events that were queued and not yet written
+	closeOnce sync.Once
+	closeErr  error
+}
+
+// Open opens the store in dir and makes both when they are missing. It recovers
+// what a killed node left. log may be nil.
+//
+// Errors: ErrInUse (wrapped, with the pid) when another process has it open,
+// sandbox.ErrStoreFull (wrapped) when the disk has too little room to work.
+func Open(dir string, log *slog.Logger) (*Badger, error) {
+	return open(dir, log, defaultTuning)
+}
+
+func open(dir string, log *slog.Logger, t tuning) (s *Badger, err error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the store's folder: %w", err)
+	}
+	if err := (&room{dir: dir, headroom: t.headroom}).check(); err != nil {
+		return nil, err
+	}
+	lock, err := lockDir(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
+	if err := removeEmptyLogs(dir); err != nil {
+		return nil, fmt.Errorf("cleaning up %s: %w", dir, err)
+	}
+	db, err := badger.Open(badgerOptions(dir, log, t))
+	if err != nil {
+		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
+	}
+	defer func() {
+		if err != nil {
+			db.Close()
+		}
+	}()
+	nodeID, err := loadNodeID(db)
+	if err != nil {
+		return nil, fmt.Errorf("the node's id in %s: %w", dir, err)
+	}
+	room, err := newRoom(dir, t, log)
+	if err != nil {
+		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
+	}
+	s = &Badger{
+		db: db, log: log, lock: lock, room: room, nodeID: nodeID, maxRecord: t.maxRecord(),
+		queue: make(chan *write, maxQueue),
+		done:  make(chan struct{}),
+	}
+	go s.writer() // ends in Close
+	return s, nil
+}
+
+// badgerOptions tunes for a small node: a few thousand records of about 1 KiB,
+// all of them in memory elsewhere, and timelines that are rarely read.
+func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
+	return badger.DefaultOptions(dir).
+		WithLogger(badgerLog{log}).
+		// Badger has one switch for all writes. Off, and db.Sync after what must be
+		// on disk (see writer): an event costs 5 µs and a record one msync
+		// (0.28 ms on ext4) that all who wait share; with the switch on, each event
+		// would cost its own.
+		WithSyncWrites(false).
+		// The writer is the only one that changes anything, so nothing conflicts.
+		WithDetectConflicts(false).
+		// The default of 64 MiB costs five times as much memory as all the data.
+		WithMemTableSize(t.memTable).
+		WithNumMemtables(2).
+		// Without compression there is no block cache: tables are memory maps, so
+		// the kernel's page cache does its work and gives memory back by itself.
+		WithCompression(options.None).
+		WithBlockCacheSize(0).
+		WithMetricsEnabled(false).
+		// Merging tables is bounded to two at a time and ends in Close.
+		WithNumCompactors(2).
+		// Every value stays below the threshold and therefore in the tables. The value
+		// log stays empty, so it needs no garbage collection and cannot be torn.
+		WithValueThreshold(int64(t.maxRecord()) + 1).
+		WithValueLogFileSize(1 << 20)
+}
+
+const nodeIDLen = 12
+
+// loadNodeID reads the node's id, and makes it in a new store.
+func loadNodeID(db *badger.DB) (string, error) {
+	var id string
+	err := db.View(func(txn *badger.Txn) error {
+		item, err := txn.Get(nodeIDKey)
+		if err != nil {
+			return err
+		}
+		return item.Value(func(v []byte) error { return decode(v, &id) })
+	})
+	if !errors.Is(err, badger.ErrKeyNotFound) {
+		return id, err
+	}
+	id = newNodeID()
+	value, err := encode("node id", id, maxRecord)
+	if err != nil {
+		return "", err
+	}
+	if err := db.Update(func(txn *badger.Txn) error { return txn.Set(nodeIDKey, value) }); err != nil {
+		return "", err
+	}
+	return id, db.Sync()
+}
+
+// newNodeID is 60 random bits in the lower half of base 32.
+func newNodeID() string {
+	const digits = "abcdefghijklmnopqrstuvwxyz234567"
+	var b [nodeIDLen]byte
+	rand.Read(b[:]) // never fails
+	for i := range b {
+		b[i] = digits[b[i]%32]
+	}
+	return string(b[:])
+}
+
+// NodeID implements sandbox.Store.
+func (s *Badger) NodeID() string { return s.nodeID }
+
+// PutSandbox implements sandbox.Store. A record of more than 800 KiB is refused
+// with a *sandbox.InvalidError.
+func (s *Badger) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
+	if err := checkID(sb.ID); err != nil {
+		return err
+	}
+	value, err := encode("sandbox", sb, s.maxRecord)
+	if err != nil {
+		return err
+	}
+	return s.writeAndWait(ctx, &write{key: sandboxKey(sb.ID), value: value})
+}
+
+// DeleteSandbox implements sandbox.Store.
+func (s *Badger) DeleteSandbox(ctx context.Context, id sandbox.ID) error {
+	if err := checkID(id); err != nil {
+		return err
+	}
+	return s.writeAndWait(ctx, &write{key: sandboxKey(id)})
+}
+
+// Sandboxes implements sandbox.Store. A record that cannot be read ends it with
+// an error: a node that went on would take the sandbox for one that was never
+// made, and remove its container.
+func (s *Badger) Sandboxes(ctx context.Context, yield func(sandbox.Sandbox) error) error {
+	return s.view(func(txn *badger.Txn) error {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: sandboxPrefix, PrefetchValues: true, PrefetchSize: 64})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			item := it.Item()
+			id := sandbox.ID(item.Key()[len(sandboxPrefix):])
+			var sb sandbox.Sandbox
+			err := item.Value(func(v []byte) (err error) {
+				sb, err = decodeSandbox(id, v)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if err := yield(sb); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// view runs fn in a snapshot, unless the store is closed.
+func (s *Badger) view(fn func(*badger.Txn) error) error {
+	s.mu.RLock()
+	if s.closed {
+		s.mu.RUnlock()
+		return errClosed
+	}
+	s.readers.Add(1)
+	s.mu.RUnlock() // fn may write
+	defer s.readers.Done()
+	return s.db.View(fn)
+}
+
+// Close ends the store when all writes before it are done. Idempotent.
+//
+// On a disk without headroom it returns ErrStoreFull: everything is on the disk,
+// but Badger cannot turn its log into tables. The folder then stays locked until
+// the process ends, and the next Open recovers it like after a kill.
+func (s *Badger) Close() error {
+	s.closeOnce.Do(func() { s.closeErr = s.close() })
+	return s.closeErr
+}
+
+func (s *Badger) close() error {
+	s.mu.Lock()
+	s.closed = true
+	close(s.queue)
+	s.mu.Unlock()
+	<-s.done
+	s.readers.Wait()
+	if err := s.room.check(); err != nil {
+		return errors.Join(fmt.Errorf("closing the store: %w", err), s.db.Sync())
+	}
+	return errors.Join(s.db.Close(), s.lock.Close())
+}
+
+var _ sandbox.Store = (*Badger)(nil)

@@ -1,0 +1,161 @@
+//go:build integration
+
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/storetest"
+)
+
+// These tests run in a child of their own with a user and a mount namespace, in
+// which they mount a small tmpfs: real ENOSPC, and a SIGBUS ends only the child.
+func inSmallDisk(t *testing.T, megabytes int, run func(t *testing.T, dir string)) {
+	if os.Getenv(smallDiskEnv) != "" {
+		dir := t.TempDir()
+		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%dm,mode=0700", megabytes)); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) })
+		run(t, dir)
+		return
+	}
+	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.count=1")
+	cmd.Env = append(os.Environ(), smallDiskEnv+"=1")
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS,
+		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
+// filler takes all room of the disk in steps, as a sandbox might.
+type filler struct {
+	t    *testing.T
+	file *os.File
+}
+
+func newFiller(t *testing.T, dir string) *filler {
+	f, err := os.Create(filepath.Join(dir, "filler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &filler{t, f}
+}
+
+// take returns false when the disk is full to the last page.
+func (f *filler) take(bytes int) bool {
+	for bytes > 0 {
+		n, err := f.file.Write(make([]byte, min(bytes, 1<<20)))
+		bytes -= n
+		if errors.Is(err, unix.ENOSPC) {
+			return false
+		}
+		if err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	return true
+}
+
+func (f *filler) giveBack() {
+	f.file.Close()
+	if err := os.Remove(f.file.Name()); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func TestStoreGoesOnWhenAFullDiskHasRoomAgain(t *testing.T) {
+	inSmallDisk(t, 96, func(t *testing.T, dir string) {
+		s := openAt(t, filepath.Join(dir, "store"), small)
+		fill := newFiller(t, dir)
+		acknowledged, refused := 0, 0
+		for n, room := 0, true; room || refused < 100; n++ {
+			room = fill.take(256 << 10)
+			err := s.PutSandbox(t.Context(), storetest.Record(n))
+			switch {
+			case err == nil && refused == 0:
+				acknowledged++
+			case err == nil:
+				t.Fatalf("record %d was taken after one was refused", n)
+			case errors.Is(err, sandbox.ErrStoreFull):
+				refused++
+			default:
+				t.Fatal(err)
+			}
+			if err := s.AppendEvents(t.Context(), storetest.Events(n, 1, 1)); err != nil && !errors.Is(err, sandbox.ErrStoreFull) {
+				t.Fatal(err)
+			}
+		}
+		if acknowledged == 0 {
+			t.Fatal("no record was taken before the disk was full")
+		}
+		if got := storetest.All(t, s); len(got) != acknowledged {
+			t.Fatalf("%d records are readable, %d were acknowledged", len(got), acknowledged)
+		}
+		// What frees the disk must work on a full one.
+		for n := range 10 {
+			if err := s.DeleteSandbox(t.Context(), storetest.ID(n)); err != nil {
+				t.Fatalf("deleting on a full disk: %v", err)
+			}
+		}
+		fill.giveBack()
+		for n := range 3000 {
+			if err := s.PutSandbox(t.Context(), storetest.Record(10_000+n)); err != nil {
+				t.Fatalf("with room again: %v", err)
+			}
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+		got := storetest.All(t, openAt(t, filepath.Join(dir, "store"), small))
+		if want := acknowledged - 10 + 3000; len(got) != want {
+			t.Fatalf("%d records after another open, want %d", len(got), want)
+		}
+	})
+}
+
+func TestCloseOnAFullDiskLosesNothing(t *testing.T) {
+	inSmallDisk(t, 96, func(t *testing.T, dir string) {
+		store := filepath.Join(dir, "store")
+		s := openAt(t, store, small)
+		for n := range 200 {
+			if err := s.PutSandbox(t.Context(), storetest.Record(n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		fill := newFiller(t, dir)
+		for fill.take(1 << 20) {
+		}
+		if err := s.Close(); !errors.Is(err, sandbox.ErrStoreFull) {
+			t.Fatalf("got %v, want ErrStoreFull", err)
+		}
+		if _, err := open(store, nil, small); !errors.Is(err, sandbox.ErrStoreFull) {
+			t.Fatalf("opening on a full disk: got %v, want ErrStoreFull", err)
+		}
+		fill.giveBack()
+		if _, err := open(store, nil, small); !errors.Is(err, ErrInUse) {
+			t.Fatalf("opening beside a store that could not close: got %v, want ErrInUse", err)
+		}
+		// Another process, which this one stands in for by a copy of the files.
+		copied := filepath.Join(dir, "copy")
+		if err := os.CopyFS(copied, os.DirFS(store)); err != nil {
+			t.Fatal(err)
+		}
+		if got := storetest.All(t, openAt(t, copied, small)); len(got) != 200 {
+			t.Fatalf("%d records after another open, want 200", len(got))
+		}
+	})
+}

@@ -1,0 +1,55 @@
+package store
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Keys. A prefix of two bytes names the kind, so that one kind is one range:
+//
+//	n/                      the node's id
+//	s/<sandbox id>          the record of a sandbox
+//	e/<sandbox id>/<seq>    an event; seq is 8 bytes, big-endian, so that byte
+//	                        order is the order of the timeline
+var (
+	nodeIDKey     = []byte("n/")
+	sandboxPrefix = []byte("s/")
+)
+
+func sandboxKey(id sandbox.ID) []byte { return append([]byte("s/"), id...) }
+
+func eventPrefix(id sandbox.ID) []byte {
+	key := append([]byte("e/"), id...)
+	return append(key, '/')
+}
+
+func eventKey(id sandbox.ID, seq uint64) []byte {
+	return binary.BigEndian.AppendUint64(eventPrefix(id), seq)
+}
+
+// lastEventKey is where a reverse iteration over the timeline of id starts.
+func lastEventKey(id sandbox.ID) []byte { return eventKey(id, math.MaxUint64) }
+
+// eventSeq is the inverse of eventKey.
+func eventSeq(id sandbox.ID, key []byte) uint64 {
+	return binary.BigEndian.Uint64(key[len(eventPrefix(id)):])
+}
+
+// maxID bounds the ids that become part of a key. The Manager's are 12 long.
+const maxID = 64
+
+// checkID refuses ids that would read as another key.
+func checkID(id sandbox.ID) error {
+	if len(id) == 0 || len(id) > maxID {
+		return &sandbox.InvalidError{Field: "id", Reason: fmt.Sprintf("is %d bytes long", len(id)), Want: "12 characters of [a-z0-9]"}
+	}
+	for _, c := range []byte(id) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') {
+			return &sandbox.InvalidError{Field: "id", Reason: fmt.Sprintf("has the byte %#x", c), Want: "12 characters of [a-z0-9]"}
+		}
+	}
+	return nil
+}

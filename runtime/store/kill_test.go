@@ -1,0 +1,143 @@
+package store
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strconv"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/storetest"
+)
+
+// childDirEnv makes the test binary a writer on that folder.
+const childDirEnv = "DOZE_STORE_TEST_DIR"
+
+const childWriters = 8
+
+// writeUntilKilled writes records and events as fast as it can from several
+// goroutines. It prints "opening", "open <node id>", and then each write that
+// was acknowledged as "<n> <round>".
+func writeUntilKilled(dir string) int {
+	fmt.Println("opening")
+	s, err := open(dir, nil, small)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	fmt.Println("open", s.NodeID())
+	rounds, err := storedRounds(s)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	failed := make(chan error)
+	for n := range childWriters {
+		go func() {
+			for round := rounds[storetest.ID(n)] + 1; ; round++ {
+				sb := storetest.Record(n)
+				sb.StateReason = strconv.Itoa(round)
+				if err := s.PutSandbox(context.Background(), sb); err != nil {
+					failed <- err
+					return
+				}
+				fmt.Println(n, round) // one write, so lines stay whole
+				seq := uint64(round)
+				if err := s.AppendEvents(context.Background(), storetest.Events(n, seq, seq)); err != nil {
+					failed <- err
+					return
+				}
+			}
+		}()
+	}
+	fmt.Fprintln(os.Stderr, <-failed)
+	return 1
+}
+
+func storedRounds(s sandbox.Store) (map[sandbox.ID]int, error) {
+	rounds := make(map[sandbox.ID]int)
+	err := s.Sandboxes(context.Background(), func(sb sandbox.Sandbox) (err error) {
+		rounds[sb.ID], err = strconv.Atoi(sb.StateReason)
+		return err
+	})
+	return rounds, err
+}
+
+func TestNothingAcknowledgedIsLostWhenKilled(t *testing.T) {
+	dir := t.TempDir()
+	acknowledged := make(map[sandbox.ID]int)
+	node := ""
+	for kill := range 30 {
+		// A fifth of the kills hit Open.
+		lines := rand.IntN(1500)
+		if kill%5 == 0 {
+			lines = 0
+		}
+		for id, round := range runAndKill(t, dir, lines) {
+			acknowledged[id] = round
+		}
+		if kill%3 == 0 {
+			continue // two kills in a row without a clean close between them
+		}
+		s := openAt(t, dir, small)
+		rounds, err := storedRounds(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, want := range acknowledged {
+			// The write after the last acknowledged one may be there too.
+			if got := rounds[id]; got < want || got > want+1 {
+				t.Fatalf("kill %d: %s is at round %d, acknowledged was %d", kill, id, got, want)
+			}
+			acknowledged[id] = rounds[id]
+		}
+		if node != "" && s.NodeID() != node {
+			t.Fatalf("kill %d: node id is %s, was %s", kill, s.NodeID(), node)
+		}
+		node = s.NodeID()
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(acknowledged) != childWriters {
+		t.Fatalf("%d writers were acknowledged, want %d", len(acknowledged), childWriters)
+	}
+}
+
+// runAndKill runs a writer, kills it after that many lines and returns the last
+// acknowledged round of each record.
+func runAndKill(t *testing.T, dir string, lines int) map[sandbox.ID]int {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childDirEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	acknowledged := make(map[sandbox.ID]int)
+	scanner := bufio.NewScanner(out)
+	read := 0
+	for scanner.Scan() {
+		var n, round int
+		if _, err := fmt.Sscan(scanner.Text(), &n, &round); err == nil {
+			acknowledged[storetest.ID(n)] = round
+		}
+		if read == lines {
+			cmd.Process.Kill()
+		}
+		read++ // what is in the pipe was acknowledged too
+	}
+	cmd.Wait()
+	if read <= lines {
+		t.Fatalf("the writer ended by itself after %d lines", read)
+	}
+	return acknowledged
+}
