@@ -1,0 +1,46 @@
+// Command doze-netns is the namespace helper of a doze node. The node starts
+// it; nobody else has a use for it.
+//
+//	doze-netns serve   answer requests on standard input, a packet socket, until it is closed
+//	doze-netns probe   send this process's user namespace over standard input, and end
+//
+// Run it by Podman's own `podman unshare` to find Podman's user namespace, and
+// by nsenter to serve in it without a podman process that stays.
+package main
+
+import (
+	"os"
+	"runtime/debug"
+
+	"github.com/doze-run/doze/runtime/netns/helper"
+)
+
+// buildVersion is set by the build: -ldflags "-X main.buildVersion=…".
+var buildVersion = "unknown"
+
+func main() {
+	// The helper lives as long as the node and must cost next to nothing.
+	debug.SetGCPercent(20)
+	if len(os.Args) != 2 {
+		fail("usage: doze-netns serve|probe|version")
+	}
+	var err error
+	switch os.Args[1] {
+	case "serve":
+		err = helper.Serve(0)
+	case "probe":
+		err = helper.Probe(0)
+	case "version":
+		os.Stdout.WriteString(buildVersion + "\n")
+	default:
+		fail("unknown command " + os.Args[1])
+	}
+	if err != nil {
+		fail(err.Error())
+	}
+}
+
+func fail(why string) {
+	os.Stderr.WriteString("doze-netns: " + why + "\n")
+	os.Exit(1)
+}

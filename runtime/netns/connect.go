@@ -1,0 +1,81 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/netns/wire"
+)
+
+// connect connects the socket fd to a port on its loopback and takes it over:
+// it is closed if that fails. The wait is Go's poller's and ends with ctx.
+func connect(ctx context.Context, fd int, family wire.Family, port uint16) (net.Conn, error) {
+	file := os.NewFile(uintptr(fd), "sandbox")
+	defer file.Close() // the connection has a descriptor of its own
+	raw, err := file.SyscallConn()
+	if err != nil {
+		return nil, fmt.Errorf("using the sandbox's socket: %w", err)
+	}
+	if deadline, ok := ctx.Deadline(); ok {
+		if err := file.SetWriteDeadline(deadline); err != nil {
+			return nil, fmt.Errorf("setting a deadline on the sandbox's socket: %w", err)
+		}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = file.SetWriteDeadline(time.Unix(1, 0)) })
+	defer stop()
+
+	begun := false
+	var result error
+	err = raw.Write(func(fd uintptr) (done bool) {
+		if !begun {
+			begun = true
+			result = unix.Connect(int(fd), address(family, port))
+			return !errors.Is(result, unix.EINPROGRESS)
+		}
+		done, result = connected(int(fd))
+		return done
+	})
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		<-ctx.Done() // the poller's clock may be a little ahead of ctx's
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, fmt.Errorf("connecting: %w", err)
+	case result != nil:
+		return nil, os.NewSyscallError("connect", result)
+	}
+	conn, err := net.FileConn(file) // sets TCP_NODELAY and keep-alives
+	if err != nil {
+		return nil, fmt.Errorf("using the sandbox's socket: %w", err)
+	}
+	return conn, nil
+}
+
+// connected says whether a connection attempt has ended, and how. A wake-up may
+// be about the time before the attempt.
+func connected(fd int) (done bool, err error) {
+	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err != nil {
+		return true, err
+	}
+	if errno != 0 {
+		return true, unix.Errno(errno)
+	}
+	if _, err := unix.Getpeername(fd); errors.Is(err, unix.ENOTCONN) {
+		return false, nil
+	}
+	return true, nil
+}
+
+func address(family wire.Family, port uint16) unix.Sockaddr {
+	if family == wire.IPv6 {
+		return &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}
+	}
+	return &unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}}
+}

@@ -1,0 +1,327 @@
+package netns
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/netns/wire"
+)
+
+// errGone: the helper ended before it answered.
+var errGone = errors.New("the namespace helper ended")
+
+// answerLimit bounds the wait for an answer. They come within 0.1 ms; a helper
+// that takes this long hangs, and is replaced. A variable for the tests.
+var answerLimit = 5 * time.Second
+
+// helper is one running helper process.
+type helper struct {
+	cmd     *exec.Cmd
+	control *net.UnixConn
+	stderr  *tail
+	seq     atomic.Uint32
+
+	mu      sync.Mutex
+	waiting map[uint32]chan reply // nil once it is gone
+	// silent is since when it owes an answer, also to those who did not wait
+	// for it; zero when it owes none.
+	silent time.Time
+
+	gone chan struct{} // closed when it was reaped
+}
+
+// reply to one request: a descriptor, or -1, or why there is none.
+type reply struct {
+	fd  int
+	err error
+}
+
+// launch starts command with one end of a packet socket as its standard input,
+// and waits for its greeting. The descriptor that came with it, or -1, is the
+// caller's.
+func launch(ctx context.Context, command []string, extra ...*os.File) (_ *helper, greeting int, err error) {
+	control, theirs, err := packetPair()
+	if err != nil {
+		return nil, -1, err
+	}
+	defer theirs.Close()
+	h := &helper{
+		cmd:     exec.Command(command[0], command[1:]...),
+		control: control,
+		stderr:  &tail{},
+		waiting: make(map[uint32]chan reply),
+		gone:    make(chan struct{}),
+	}
+	h.cmd.Stdin = theirs
+	h.cmd.Stderr = h.stderr
+	h.cmd.WaitDelay = time.Second
+	h.cmd.ExtraFiles = extra
+	// A signal to the node's terminal is the node's to handle.
+	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := h.cmd.Start(); err != nil {
+		control.Close()
+		return nil, -1, fmt.Errorf("starting the namespace helper: %w", err)
+	}
+	theirs.Close()
+	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
+	_, greeting, err = h.receive()
+	if !stop() && err == nil {
+		closeFD(greeting)
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = h.cmd.Process.Kill()
+		control.Close()
+		_ = h.cmd.Wait()
+		if ctx.Err() != nil {
+			err = ctx.Err()
+		}
+		return nil, -1, fmt.Errorf("starting the namespace helper by %s: %w%s", command[0], err, h.stderr.note())
+	}
+	return h, greeting, nil
+}
+
+// packetPair makes the control socket. Neither end is inherited by accident.
+func packetPair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("making the namespace helper's socket: %w", err)
+	}
+	theirs = os.NewFile(uintptr(fds[1]), "control")
+	file := os.NewFile(uintptr(fds[0]), "control")
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	if err != nil {
+		theirs.Close()
+		return nil, nil, fmt.Errorf("making the namespace helper's socket: %w", err)
+	}
+	return conn.(*net.UnixConn), theirs, nil
+}
+
+// receive reads one answer and the descriptor that came with it, or -1.
+func (h *helper) receive() (wire.Answer, int, error) {
+	var buf [wire.MaxPacket]byte
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, oobn, _, _, err := h.control.ReadMsgUnix(buf[:], rights) // close-on-exec
+	if err != nil {
+		return wire.Answer{}, -1, err
+	}
+	fd, err := descriptor(rights[:oobn])
+	if err != nil {
+		return wire.Answer{}, -1, err
+	}
+	if n == 0 {
+		closeFD(fd)
+		return wire.Answer{}, -1, errGone
+	}
+	answer, err := wire.ParseAnswer(buf[:n])
+	if err != nil {
+		closeFD(fd)
+		return wire.Answer{}, -1, err
+	}
+	return answer, fd, nil
+}
+
+func descriptor(rights []byte) (int, error) {
+	if len(rights) == 0 {
+		return -1, nil
+	}
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil {
+		return -1, fmt.Errorf("reading a descriptor: %w", err)
+	}
+	for _, message := range messages {
+		fds, err := unix.ParseUnixRights(&message)
+		if err != nil || len(fds) == 0 {
+			continue
+		}
+		for _, more := range fds[1:] {
+			unix.Close(more)
+		}
+		return fds[0], nil
+	}
+	return -1, nil
+}
+
+func closeFD(fd int) {
+	if fd >= 0 {
+		unix.Close(fd)
+	}
+}
+
+// run hands out answers until the helper ends, and reaps it. It is the one
+// reader of the control socket.
+func (h *helper) run() error {
+	var err error
+	for {
+		var answer wire.Answer
+		var fd int
+		if answer, fd, err = h.receive(); err != nil {
+			break
+		}
+		h.deliver(answer, fd)
+	}
+	h.close()
+	h.mu.Lock()
+	waiting := h.waiting
+	h.waiting = nil
+	h.mu.Unlock()
+	for _, c := range waiting {
+		c <- reply{-1, errGone}
+	}
+	// It ends by itself now that its socket is closed, unless it hangs.
+	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() })
+	exit := h.cmd.Wait()
+	kill.Stop()
+	close(h.gone)
+	if exit != nil {
+		return fmt.Errorf("%w%s", exit, h.stderr.note())
+	}
+	return err
+}
+
+func (h *helper) deliver(answer wire.Answer, fd int) {
+	h.mu.Lock()
+	c := h.waiting[answer.Seq]
+	delete(h.waiting, answer.Seq)
+	h.silent = time.Time{}
+	if len(h.waiting) > 0 {
+		h.silent = time.Now()
+	}
+	h.mu.Unlock()
+	switch {
+	case c == nil: // whoever asked has left, or wants no answer
+		closeFD(fd)
+	case answer.Status != wire.StatusOK:
+		closeFD(fd)
+		c <- reply{-1, &AnswerError{answer.Status, syscall.Errno(answer.Errno), answer.Text}}
+	case fd < 0:
+		c <- reply{-1, errors.New("the namespace helper sent no socket")}
+	default:
+		c <- reply{fd, nil}
+	}
+}
+
+// ask sends a request and waits for its answer. The descriptor is the caller's.
+func (h *helper) ask(ctx context.Context, r wire.Request) (int, error) {
+	c := make(chan reply, 1) // deliver never waits
+	h.mu.Lock()
+	if h.waiting == nil {
+		h.mu.Unlock()
+		return -1, errGone
+	}
+	r.Seq = h.next()
+	h.waiting[r.Seq] = c
+	if h.silent.IsZero() {
+		h.silent = time.Now()
+	}
+	hung := time.NewTimer(time.Until(h.silent.Add(answerLimit)))
+	defer hung.Stop()
+	h.mu.Unlock()
+	if err := h.send(r); err != nil {
+		h.abandon(r.Seq, c)
+		return -1, err
+	}
+	select {
+	case got := <-c:
+		return got.fd, got.err
+	case <-ctx.Done():
+		h.abandon(r.Seq, c)
+		return -1, ctx.Err()
+	case <-hung.C:
+		h.abandon(r.Seq, c)
+		h.close() // run kills it then
+		return -1, fmt.Errorf("%w: it did not answer for %v", errGone, answerLimit)
+	}
+}
+
+// abandon gives up on an answer, and on the descriptor if it came just now.
+func (h *helper) abandon(seq uint32, c chan reply) {
+	h.mu.Lock()
+	_, mine := h.waiting[seq]
+	delete(h.waiting, seq)
+	h.mu.Unlock()
+	if !mine {
+		closeFD((<-c).fd)
+	}
+}
+
+// post sends a request whose answer nobody waits for.
+func (h *helper) post(r wire.Request) {
+	r.Seq = h.next()
+	_ = h.send(r) // a helper that is gone has nothing to do either
+}
+
+// send never waits: a socket with no room for one more request is that of a
+// helper which hangs.
+func (h *helper) send(r wire.Request) error {
+	packet, err := r.AppendTo(nil)
+	if err != nil {
+		return err
+	}
+	raw, err := h.control.SyscallConn()
+	if err != nil {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	var sent error
+	err = raw.Write(func(fd uintptr) bool {
+		sent = unix.Send(int(fd), packet, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		return true
+	})
+	if err = errors.Join(err, sent); err != nil {
+		return fmt.Errorf("%w: %w", errGone, err)
+	}
+	return nil
+}
+
+// next is the number of a request; 0 is the greeting's.
+func (h *helper) next() uint32 {
+	for {
+		if n := h.seq.Add(1); n != 0 {
+			return n
+		}
+	}
+}
+
+// close makes the helper end; run then reaps it.
+func (h *helper) close() { h.control.Close() }
+
+// tail keeps the last bytes of what a process writes to standard error.
+type tail struct {
+	mu   sync.Mutex
+	last []byte
+}
+
+const tailSize = 1024
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.last = append(t.last, p...)
+	if over := len(t.last) - tailSize; over > 0 {
+		t.last = append(t.last[:0], t.last[over:]...)
+	}
+	return len(p), nil
+}
+
+// note is what was written, as the end of an error's text.
+func (t *tail) note() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	text := bytes.TrimSpace(t.last)
+	if len(text) == 0 {
+		return ""
+	}
+	return ": " + string(text)
+}

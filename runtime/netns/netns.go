@@ -1,0 +1,194 @@
+// Package netns reaches into the network namespaces of sandboxes.
+//
+// A Go process cannot enter a user namespace, and only within Podman's may one
+// enter the network namespace of a rootless container. So a small process does,
+// the namespace helper (command doze-netns): it makes a socket inside the
+// sandbox and hands over its descriptor, and the node connects that socket and
+// uses it like any other. Connections do not pass through the helper and
+// outlive it.
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/doze-run/doze/runtime/netns/wire"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// ErrClosed is returned after Close.
+var ErrClosed = errors.New("the namespace helper was shut down")
+
+// maxRequests bounds the requests that wait for the helper. It serves one in
+// some 20 µs; who finds the queue full waits for a place, as long as his context
+// allows.
+const maxRequests = 256
+
+// Config of a Client.
+type Config struct {
+	// Helper is the path of doze-netns. Its folder must be open to the node's
+	// user only as far as executing goes.
+	Helper string
+	// Podman is the command; default "podman", searched in PATH.
+	Podman string
+	// Cgroup is the parent of all sandboxes' cgroups as the kernel names it,
+	// such as /doze/sandboxes. If it is set, the process of sandbox id has to
+	// be in <Cgroup>/<id> or below: so a process number that was used again
+	// never leads into another sandbox.
+	Cgroup string
+	Log    *slog.Logger
+}
+
+// Client dials into sandboxes. Make one with Open; it is safe for concurrent use.
+type Client struct {
+	cfg   Config
+	slots chan struct{} // one for each request in flight
+
+	mu       sync.Mutex
+	current  *helper       // nil before the first start and after a crash
+	starting chan struct{} // closed when the start under way ends; nil without one
+	startErr error         // of the last start
+	failures int           // starts in a row that did not lead to a served request
+	notUntil time.Time     // no start before
+	closed   bool
+	end      context.CancelFunc // ends a start under way
+	ctx      context.Context
+	running  sync.WaitGroup // goroutines of starts and helpers
+}
+
+// Open returns a Client and begins to start its helper. Dials wait for that,
+// and a start that fails is tried again when somebody dials.
+func Open(cfg Config) (*Client, error) {
+	if cfg.Helper == "" {
+		return nil, errors.New("the path of the namespace helper is not set")
+	}
+	if cfg.Podman == "" {
+		cfg.Podman = "podman"
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	c := &Client{cfg: cfg, slots: make(chan struct{}, maxRequests)}
+	c.ctx, c.end = context.WithCancel(context.Background())
+	c.mu.Lock()
+	c.startLocked()
+	c.mu.Unlock()
+	return c, nil
+}
+
+// Close ends the helper and waits until it is gone. Connections live on.
+// Idempotent.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	c.closed = true
+	c.end()
+	if c.current != nil {
+		c.current.close()
+	}
+	c.mu.Unlock()
+	c.running.Wait()
+	return nil
+}
+
+// Dial connects to a TCP port on the loopback of the sandbox whose first
+// process has this pid: on 127.0.0.1, and if nobody listens there on ::1, where
+// some development servers listen only. The connection has TCP_NODELAY.
+//
+// Errors wrap syscall.ECONNREFUSED when nobody listens on the port, and
+// syscall.ESRCH when the process is gone.
+func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) (net.Conn, error) {
+	conn, err := c.dialFamily(ctx, id, pid, port, wire.IPv4)
+	if errors.Is(err, syscall.ECONNREFUSED) {
+		six, err6 := c.dialFamily(ctx, id, pid, port, wire.IPv6)
+		// A sandbox without IPv6 is a refusal too, for which the first error stands.
+		if err6 == nil || !(errors.Is(err6, syscall.EAFNOSUPPORT) || errors.Is(err6, syscall.EADDRNOTAVAIL)) {
+			conn, err = six, err6
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dialling port %d of %s: %w", port, id, err)
+	}
+	return conn, nil
+}
+
+func (c *Client) dialFamily(ctx context.Context, id sandbox.ID, pid int, port uint16, family wire.Family) (net.Conn, error) {
+	request := wire.Request{Op: wire.OpSocket, Family: family, PID: uint32(pid), ID: string(id)}
+	if pid <= 0 {
+		return nil, fmt.Errorf("it has no process: %w", syscall.ESRCH)
+	}
+	if c.cfg.Cgroup != "" {
+		request.Cgroup = c.cfg.Cgroup + "/" + string(id)
+	}
+	fd, err := c.request(ctx, request)
+	if err != nil {
+		return nil, err
+	}
+	return connect(ctx, fd, family, port)
+}
+
+// Forget drops what the helper keeps for the sandbox.
+func (c *Client) Forget(id sandbox.ID) {
+	c.mu.Lock()
+	h := c.current
+	c.mu.Unlock()
+	if h == nil {
+		return // a new helper knows nothing
+	}
+	// Only what the helper keeps open would be lost with this, until the
+	// sandbox is the one that was used longest ago.
+	h.post(wire.Request{Op: wire.OpForget, ID: string(id)})
+}
+
+// request asks the helper and returns the descriptor that it answers with. If
+// the helper goes away meanwhile, or is in a user namespace that Podman has
+// left, it asks once more.
+func (c *Client) request(ctx context.Context, r wire.Request) (int, error) {
+	select {
+	case c.slots <- struct{}{}:
+		defer func() { <-c.slots }()
+	case <-ctx.Done():
+		return -1, ctx.Err()
+	}
+	var stale *helper
+	for attempt := 0; ; attempt++ {
+		h, err := c.helper(ctx, stale)
+		if err != nil {
+			return -1, err
+		}
+		fd, err := h.ask(ctx, r)
+		if err == nil {
+			c.served()
+			return fd, nil
+		}
+		var answer *AnswerError
+		foreign := errors.As(err, &answer) && answer.Status == wire.StatusForeign
+		if attempt > 0 || !(foreign || errors.Is(err, errGone)) {
+			return -1, err
+		}
+		stale = h
+	}
+}
+
+// AnswerError is the helper's word that it did not do what was asked.
+type AnswerError struct {
+	Status wire.Status
+	Errno  syscall.Errno // 0 if it was no system call that failed
+	Text   string
+}
+
+func (e *AnswerError) Error() string { return "namespace helper: " + e.Text }
+
+func (e *AnswerError) Unwrap() error {
+	if e.Errno == 0 {
+		return nil
+	}
+	return e.Errno
+}
+
+var _ sandbox.Network = (*Client)(nil)

@@ -1,0 +1,154 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+)
+
+const (
+	// startLimit bounds one start: Podman takes 0.1 s, but 2 s when it has to
+	// make its user namespace, and more on a loaded machine.
+	startLimit = 20 * time.Second
+	// A helper that ends before it served anything is started again after
+	// firstBackoff, and twice as long each time, up to lastBackoff.
+	firstBackoff = 50 * time.Millisecond
+	lastBackoff  = 5 * time.Second
+)
+
+// helper returns the running helper, starting one if there is none or the one
+// that runs is stale. Callers share a start; each waits as long as its ctx.
+func (c *Client) helper(ctx context.Context, stale *helper) (*helper, error) {
+	for {
+		c.mu.Lock()
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
+		if c.current != nil && c.current != stale {
+			h := c.current
+			c.mu.Unlock()
+			return h, nil
+		}
+		if c.starting == nil {
+			c.startLocked()
+		}
+		starting := c.starting
+		c.mu.Unlock()
+
+		select {
+		case <-starting:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("waiting for the namespace helper: %w", ctx.Err())
+		}
+		c.mu.Lock()
+		err := c.startErr
+		c.mu.Unlock()
+		if err != nil {
+			return nil, err
+		}
+		stale = nil // it was replaced, or this loop would not end
+	}
+}
+
+// startLocked begins to start a helper, which then takes the place of the
+// current one. c.mu is held. The goroutine ends with the start, or by Close.
+func (c *Client) startLocked() {
+	done := make(chan struct{})
+	c.starting = done
+	wait := time.Until(c.notUntil)
+	c.running.Go(func() {
+		h, err := c.start(wait)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		defer close(done)
+		c.starting = nil
+		c.startErr = err
+		c.failures++ // until it has served
+		c.notUntil = time.Now().Add(min(firstBackoff<<min(c.failures-1, 10), lastBackoff))
+		if err != nil {
+			if !c.closed {
+				c.cfg.Log.Error("the namespace helper did not start", "error", err)
+			}
+			return
+		}
+		if c.closed {
+			h.close()
+		}
+		if c.current != nil { // stale, with requests that may still end well
+			c.current.close()
+		}
+		c.current = h
+		c.cfg.Log.Info("namespace helper started", "pid", h.cmd.Process.Pid)
+		c.running.Go(func() { c.watch(h) })
+	})
+}
+
+// watch serves one helper until it ends.
+func (c *Client) watch(h *helper) {
+	err := h.run()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.current == h {
+		c.current = nil
+		if !c.closed {
+			c.cfg.Log.Warn("the namespace helper ended; the next connection starts another", "error", err)
+		}
+	}
+}
+
+// served notes that the helper is well, so that a crash is not waited out.
+func (c *Client) served() {
+	c.mu.Lock()
+	c.failures = 0
+	c.notUntil = time.Time{}
+	c.mu.Unlock()
+}
+
+// start finds Podman's user namespace and starts a helper in it, as a child of
+// the node and without a podman process that stays.
+func (c *Client) start(wait time.Duration) (*helper, error) {
+	if wait > 0 {
+		timer := time.NewTimer(wait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-c.ctx.Done():
+			return nil, ErrClosed
+		}
+	}
+	ctx, cancel := context.WithTimeout(c.ctx, startLimit)
+	defer cancel()
+	userNS, err := c.userNamespace(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer userNS.Close()
+	h, extra, err := launch(ctx, []string{
+		"nsenter", "--user=/proc/self/fd/3", "--preserve-credentials", "--", c.cfg.Helper, "serve",
+	}, userNS)
+	if err != nil {
+		return nil, err
+	}
+	closeFD(extra)
+	return h, nil
+}
+
+// userNamespace asks a process that Podman starts for the namespace it is in.
+// That makes Podman's user namespace if need be; its pause process keeps it.
+func (c *Client) userNamespace(ctx context.Context) (*os.File, error) {
+	probe, fd, err := launch(ctx, []string{c.cfg.Podman, "unshare", "--", c.cfg.Helper, "probe"})
+	if err != nil {
+		return nil, fmt.Errorf("finding Podman's user namespace: %w", err)
+	}
+	probe.close()
+	kill := time.AfterFunc(time.Second, func() { _ = probe.cmd.Process.Kill() })
+	defer kill.Stop()
+	_ = probe.cmd.Wait() // it has said all that it knows
+	if fd < 0 {
+		return nil, errors.New("finding Podman's user namespace: the probe sent none")
+	}
+	return os.NewFile(uintptr(fd), "podman's user namespace"), nil
+}
