@@ -1,0 +1,251 @@
+//go:build integration
+
+package freezer_test
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/freezertest"
+)
+
+// countInto makes this test binary a counter, see process.
+const countInto = "DOZE_TEST_COUNT_INTO"
+
+func TestMain(m *testing.M) {
+	if path := os.Getenv(countInto); path != "" {
+		count(path)
+	}
+	os.Exit(m.Run())
+}
+
+// count counts for ever in a file's first eight bytes.
+func count(path string) {
+	file, err := os.OpenFile(path, os.O_RDWR, 0)
+	if err != nil {
+		panic(err)
+	}
+	page, err := unix.Mmap(int(file.Fd()), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		panic(err)
+	}
+	for n := uint64(1); ; n++ {
+		binary.NativeEndian.PutUint64(page, n)
+	}
+}
+
+// process is a counter in a process of its own.
+type process struct {
+	cmd  *exec.Cmd
+	file *os.File
+	stop sync.Once
+}
+
+func start(t testing.TB, parent string) *process {
+	t.Helper()
+	file, err := os.Create(filepath.Join(t.TempDir(), "count"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := file.Truncate(int64(os.Getpagesize())); err != nil {
+		t.Fatal(err)
+	}
+	// A cgroup below, as an engine would make one: freezing reaches down.
+	dir := filepath.Join(freezer.MountPoint, parent, fmt.Sprintf("container-%d", time.Now().UnixNano()))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	fd, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	p := &process{cmd: exec.Command("/proc/self/exe"), file: file}
+	p.cmd.Env = append(os.Environ(), countInto+"="+file.Name())
+	p.cmd.Stderr = os.Stderr
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{
+		UseCgroupFD: true,
+		CgroupFD:    int(fd.Fd()),
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (p *process) Count() uint64 {
+	var buf [8]byte
+	if _, err := p.file.ReadAt(buf[:], 0); err != nil {
+		panic(err)
+	}
+	return binary.NativeEndian.Uint64(buf[:])
+}
+
+func (p *process) Stop() {
+	p.stop.Do(func() {
+		_ = p.cmd.Process.Kill()
+		_ = p.cmd.Wait()
+		_ = p.file.Close()
+	})
+}
+
+func open(t testing.TB) *freezer.Freezer {
+	t.Helper()
+	f, err := freezer.Open(os.Getenv("DOZE_CGROUP"))
+	if err != nil {
+		t.Fatalf("%v (run it by make test-integration)", err)
+	}
+	return f
+}
+
+func TestConformance(t *testing.T) {
+	freezertest.Run(t, func(t *testing.T) freezertest.System {
+		return freezertest.System{
+			Freezer: open(t),
+			Start: func(t testing.TB, _ sandbox.ID, parent string) freezertest.Counter {
+				return start(t, parent)
+			},
+		}
+	})
+}
+
+// What is written as a limit is what the kernel then says, for every limit that
+// Enforced names.
+func TestLimitsAreSet(t *testing.T) {
+	f := open(t)
+	const id = "limits000000"
+	t.Cleanup(func() { _ = f.Remove(id) })
+	for _, c := range []struct {
+		limits sandbox.Limits
+		want   map[string]string
+	}{
+		{sandbox.Limits{CPUs: 0.25, Memory: 256 << 20, PIDs: 128}, map[string]string{
+			"cpu.max": "25000 100000", "memory.max": "268435456", "pids.max": "128"}},
+		{sandbox.Limits{}, map[string]string{
+			"cpu.max": "max 100000", "memory.max": "max", "pids.max": "max"}},
+		{sandbox.Limits{CPUs: 0.0001}, map[string]string{"cpu.max": "1000 100000"}},
+	} {
+		parent, err := f.Prepare(id, c.limits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for file, want := range c.want {
+			controller, _, _ := strings.Cut(file, ".")
+			if !slices.Contains(f.Enforced(), controller) {
+				continue
+			}
+			got, err := os.ReadFile(filepath.Join(freezer.MountPoint, parent, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if strings.TrimSpace(string(got)) != want {
+				t.Errorf("%+v: %s is %s, want %s", c.limits, file, got, want)
+			}
+		}
+	}
+	t.Logf("enforced here: %v", f.Enforced())
+}
+
+// A sandbox that was left frozen by a node that died is found frozen by the next.
+func TestAnotherFreezerFindsItFrozen(t *testing.T) {
+	ctx := context.Background()
+	const id = "adopted00000"
+	first := open(t)
+	t.Cleanup(func() { _ = first.Remove(id) })
+	if _, err := first.Prepare(id, sandbox.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Freeze(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	second := open(t)
+	if _, err := second.Prepare(id, sandbox.Limits{}); err != nil {
+		t.Fatal(err)
+	}
+	if frozen, err := second.Frozen(ctx, id); err != nil || !frozen {
+		t.Fatalf("Frozen: %v, %v", frozen, err)
+	}
+}
+
+// Remove gives up on a sandbox whose processes nobody ends, and says so.
+func TestRemoveOfALivingSandboxIsAnError(t *testing.T) {
+	f := open(t)
+	const id = "living000000"
+	parent, err := f.Prepare(id, sandbox.Limits{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := start(t, parent)
+	err = f.Remove(id)
+	p.Stop()
+	if err == nil {
+		t.Error("Remove succeeded")
+	}
+	if err := f.Remove(id); err != nil {
+		t.Errorf("Remove after the process ended: %v", err)
+	}
+}
+
+func BenchmarkFreezeThaw(b *testing.B) {
+	for _, processes := range []int{0, 1, 8} {
+		b.Run(fmt.Sprintf("processes=%d", processes), func(b *testing.B) {
+			f := open(b)
+			id := sandbox.ID(fmt.Sprintf("bench%07d", processes))
+			parent, err := f.Prepare(id, sandbox.Limits{})
+			if err != nil {
+				b.Fatal(err)
+			}
+			for range processes {
+				dir := filepath.Join(freezer.MountPoint, parent, fmt.Sprintf("c%d", time.Now().UnixNano()))
+				if err := os.Mkdir(dir, 0o755); err != nil {
+					b.Fatal(err)
+				}
+				fd, err := os.Open(dir)
+				if err != nil {
+					b.Fatal(err)
+				}
+				// Idle, as what falls asleep is.
+				cmd := exec.Command("sleep", "1000")
+				cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd()), Pdeathsig: syscall.SIGKILL}
+				if err := cmd.Start(); err != nil {
+					b.Fatal(err)
+				}
+				fd.Close()
+				defer cmd.Wait()
+				defer cmd.Process.Kill()
+			}
+			b.Cleanup(func() { _ = f.Remove(id) })
+			ctx := context.Background()
+			var freezing, thawing time.Duration
+			for b.Loop() {
+				t0 := time.Now()
+				if err := f.Freeze(ctx, id); err != nil {
+					b.Fatal(err)
+				}
+				t1 := time.Now()
+				if err := f.Thaw(ctx, id); err != nil {
+					b.Fatal(err)
+				}
+				freezing += t1.Sub(t0)
+				thawing += time.Since(t1)
+			}
+			b.ReportMetric(float64(freezing.Microseconds())/float64(b.N), "freeze-µs")
+			b.ReportMetric(float64(thawing.Microseconds())/float64(b.N), "thaw-µs")
+		})
+	}
+}
