@@ -1,0 +1,191 @@
+package podman
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/containers/podman/v5/pkg/bindings"
+	"github.com/containers/podman/v5/pkg/errorhandling"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// connection talks to the API service behind a socket. It stays usable when
+// another process takes over the socket: a request dials anew unless it finds an
+// idle connection.
+type connection struct {
+	socket    string
+	transport *transport
+	values    context.Context // carries the bindings' client
+}
+
+// dial connects to the service behind socket, which must answer within limit.
+func dial(ctx context.Context, socket string, limit time.Duration) (*connection, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c := &connection{socket: socket, transport: &transport{unixTransport(socket)}}
+	// The bindings would take 600 ms to find nobody.
+	if err := c.ping(ctx); err != nil {
+		return nil, err
+	}
+	// They dial by themselves once, for a first sign of life.
+	err := shortPath(socket, func(path string) (err error) {
+		c.values, err = bindings.NewConnection(ctx, "unix://"+path)
+		return err
+	})
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	client, err := bindings.GetClient(c.values)
+	if err != nil {
+		c.close()
+		return nil, err
+	}
+	client.Client.CloseIdleConnections()
+	client.Client.Transport = c.transport
+	return c, nil
+}
+
+func (c *connection) close() { c.transport.CloseIdleConnections() }
+
+// ping asks the service for a sign of life.
+func (c *connection) ping(ctx context.Context) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://d/_ping", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := c.transport.RoundTrip(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10))
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the service answered %s", resp.Status)
+	}
+	return nil
+}
+
+// call runs f, which uses the bindings with the context that it gets. The error
+// is lostError when the service went away, else what f returned.
+func (c *connection) call(ctx context.Context, f func(ctx context.Context) error) error {
+	cc := &callContext{Context: ctx, values: c.values}
+	err := f(cc)
+	switch {
+	case ctx.Err() != nil && (cc.lost != nil || err != nil):
+		return ctx.Err()
+	case cc.lost != nil:
+		return &lostError{cc.lost}
+	case brokenOff(err):
+		return &lostError{err}
+	}
+	return err
+}
+
+// brokenOff says whether the connection ended in the middle of an answer.
+func brokenOff(err error) bool {
+	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
+}
+
+// lostError says that the service did not answer, or not to the end.
+type lostError struct{ err error }
+
+func (e *lostError) Error() string { return fmt.Sprintf("%v: %v", sandbox.ErrEngineDown, e.err) }
+func (e *lostError) Unwrap() error { return sandbox.ErrEngineDown }
+
+// callContext gives the bindings their client out of one context and the
+// caller's deadline out of another.
+type callContext struct {
+	context.Context
+	values context.Context
+	lost   error // set by transport, in the goroutine of the call
+}
+
+type callKey struct{}
+
+func (c *callContext) Value(key any) any {
+	if _, ok := key.(callKey); ok {
+		return c
+	}
+	if v := c.values.Value(key); v != nil {
+		return v
+	}
+	return c.Context.Value(key)
+}
+
+// transport answers in the name of a service that cannot be reached. The
+// bindings repeat a request that got no answer, sleeping 600 ms in all without
+// regard to the context; an answer, even this one, they hand on at once.
+type transport struct{ *http.Transport }
+
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	resp, err := t.Transport.RoundTrip(req)
+	if err == nil {
+		return resp, nil
+	}
+	call, ok := req.Context().Value(callKey{}).(*callContext)
+	if !ok {
+		return nil, err
+	}
+	call.lost = err
+	return &http.Response{
+		Status:     "503 Service Unavailable",
+		StatusCode: http.StatusServiceUnavailable,
+		Proto:      "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header:  http.Header{},
+		Body:    io.NopCloser(strings.NewReader(err.Error())),
+		Request: req,
+	}, nil
+}
+
+// unixTransport speaks HTTP over a Unix socket.
+func unixTransport(socket string) *http.Transport {
+	return &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return dialUnix(ctx, socket)
+		},
+		DisableCompression: true,
+		// Beyond these a request dials for itself, which costs 50 µs.
+		MaxIdleConnsPerHost: 16,
+		IdleConnTimeout:     30 * time.Second,
+	}
+}
+
+func dialUnix(ctx context.Context, socket string) (conn net.Conn, err error) {
+	err = shortPath(socket, func(path string) (err error) {
+		var d net.Dialer
+		conn, err = d.DialContext(ctx, "unix", path)
+		return err
+	})
+	return conn, err
+}
+
+// shortPath calls f with a path to the socket that is valid during the call and
+// shorter than the 107 bytes that Unix sockets allow.
+func shortPath(socket string, f func(path string) error) error {
+	folder, err := os.Open(filepath.Dir(socket))
+	if err != nil {
+		return err
+	}
+	defer folder.Close()
+	return f(fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), filepath.Base(socket)))
+}
+
+// status is the HTTP status of an error that the service answered, else 0.
+func status(err error) int {
+	var m *errorhandling.ErrorModel
+	if errors.As(err, &m) {
+		return m.ResponseCode
+	}
+	return 0
+}

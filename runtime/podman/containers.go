@@ -1,0 +1,416 @@
+package podman
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/containers/podman/v5/libpod/define"
+	"github.com/containers/podman/v5/pkg/bindings/containers"
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Create makes the container of a sandbox.
+func (e *Engine) Create(ctx context.Context, c sandbox.ContainerSpec) error {
+	err := e.create(ctx, c)
+	if !nameTaken(err) {
+		return err
+	}
+	_, err = e.inspect(ctx, c.ID)
+	if !errors.Is(err, sandbox.ErrNoContainer) || errors.Is(err, errOtherNode) {
+		return err // it exists already, or who knows
+	}
+	// A service that died on its way left a name and a disk without a container.
+	if err := e.remove(ctx, containerName(c.ID)); err != nil {
+		return fmt.Errorf("clearing away a half-made container: %w", err)
+	}
+	return e.create(ctx, c)
+}
+
+func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
+	err := e.do(ctx, createLimit, func(ctx context.Context) error {
+		made, err := containers.CreateWithSpec(ctx, generate(e.node, e.profile, c), nil)
+		if err == nil {
+			e.owned.Store(c.ID, made.ID)
+		}
+		return err
+	})
+	switch {
+	case err == nil:
+		return nil
+	case noImage(err):
+		return fmt.Errorf("creating %s of %s: %w: %v", c.ID, c.ImageRef, sandbox.ErrImageMissing, err)
+	}
+	return fmt.Errorf("creating %s: %w", c.ID, err)
+}
+
+// startTries is how often Start begins anew after it has corrected what Podman
+// believes of the container.
+const startTries = 3
+
+// Start starts the container and bounds its processes.
+func (e *Engine) Start(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+	handle, err := e.handle(ctx, id)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	for try := 1; ; try++ {
+		c, err := e.startOnce(ctx, id, handle)
+		if err == nil || try == startTries || ctx.Err() != nil || errors.Is(err, sandbox.ErrNoContainer) {
+			return c, err
+		}
+		// Podman may take a container for running whose conmon was killed, or
+		// for half-made where a service was killed while it started it.
+		if serr := e.settle(ctx, id); serr != nil {
+			return c, errors.Join(err, serr)
+		}
+	}
+}
+
+func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string) (sandbox.Container, error) {
+	err := e.do(ctx, callLimit, func(ctx context.Context) error {
+		return containers.Start(ctx, handle, nil)
+	})
+	if err != nil {
+		return sandbox.Container{}, fmt.Errorf("starting %s: %w", id, errors.Join(e.known(id, err), e.homeless(ctx, id)))
+	}
+	data, err := e.inspect(ctx, id)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	c := containerOf(id, data)
+	if c.State == sandbox.ContainerRunning {
+		if err := limitProcesses(c.PID, data.Config.Labels[labelPIDs]); err != nil {
+			return c, fmt.Errorf("limiting the processes of %s: %w", id, err)
+		}
+		return c, nil
+	}
+	line, _ := e.LastLog(ctx, id)
+	return c, fmt.Errorf("starting %s: its first process is %s (code %d), its last words: %q", id, c.State, c.ExitCode, line)
+}
+
+// homeless says that a container which did not start was made for a cgroup that
+// is not there: a node that is started another way, by a unit say, has another
+// subtree, and Podman cannot give a container that exists another parent.
+func (e *Engine) homeless(ctx context.Context, id sandbox.ID) error {
+	data, err := e.inspect(ctx, id)
+	if err != nil || data.HostConfig == nil || data.HostConfig.CgroupParent == "" {
+		return nil // the first error stands
+	}
+	parent := filepath.Join(freezer.MountPoint, data.HostConfig.CgroupParent)
+	if _, err := os.Stat(parent); !errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return fmt.Errorf("it was made for the cgroup %s, which this node does not have: start the node as it was started then (packaging/host/enter and each unit have subtrees of their own)", parent)
+}
+
+// limitProcesses sets RLIMIT_NPROC of a first process that has no children yet.
+// Since Linux 5.14 it counts by user and user namespace, so it bounds each user
+// of this sandbox by itself: a fork bomb ends there even where the pids controller
+// is not delegated. (A sandbox that uses many of its users can have more; only
+// the controller counts them together.) It cannot stand in the container's spec:
+// the runtime would have it before it makes the user namespace, which would then
+// bound the sum of all sandboxes of the node by the limit of one.
+func limitProcesses(pid int, limit string) error {
+	n, err := strconv.ParseUint(limit, 10, 63)
+	if err != nil || n == 0 {
+		return nil // no limit was asked for
+	}
+	var own unix.Rlimit
+	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &own); err != nil {
+		return err
+	}
+	n = min(n, own.Max)
+	return unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: n, Max: n}, nil)
+}
+
+// settleLimit is how long Podman may take to notice the end of a container: its
+// conmon then removes the runtime's traces.
+const settleLimit = 10 * time.Second
+
+// settle makes Podman see that a container has ended which it takes for running.
+// A container that does run is left alone.
+func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
+	limited, cancel := context.WithTimeout(ctx, settleLimit)
+	defer cancel()
+	for {
+		data, err := e.inspect(limited, id)
+		if err != nil {
+			return err
+		}
+		if stateOf(data.State.Status) != sandbox.ContainerRunning || isFirstProcess(data.State.Pid, data.ID) {
+			return nil
+		}
+		if !isConmon(data.State.ConmonPid) { // else it is about to tell
+			e.standInForConmon(limited, data.ID)
+		}
+		wait(limited, 5*time.Millisecond)
+		if limited.Err() != nil {
+			return fmt.Errorf("podman still takes %s for running, which has ended", id)
+		}
+	}
+}
+
+// standInForConmon does for a conmon that was killed what it would have done at
+// the container's end: it writes the exit code where Podman looks for it. Podman
+// since 4.4 can do without, when it is asked to end such a container; 4.3 has no
+// other way out but to remove it. What fails is tried again by settle.
+func (e *Engine) standInForConmon(ctx context.Context, handle string) {
+	exits := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "libpod", "tmp", "exits")
+	if err := os.WriteFile(filepath.Join(exits, handle), []byte(strconv.Itoa(unknownExit)), 0o600); err != nil {
+		e.log.Debug("standing in for conmon", "container", handle, "error", err)
+	}
+	if err := e.stop(ctx, handle, 0); err != nil {
+		e.log.Debug("standing in for conmon", "container", handle, "error", err)
+	}
+}
+
+// Stop ends the container's processes.
+func (e *Engine) Stop(ctx context.Context, id sandbox.ID, grace time.Duration) error {
+	c, err := e.Inspect(ctx, id)
+	if err != nil {
+		return err
+	}
+	if c.State == sandbox.ContainerPaused {
+		if err := e.unpause(ctx, id); err != nil {
+			return err
+		}
+	} else if c.State != sandbox.ContainerRunning {
+		return nil
+	}
+	handle, err := e.handle(ctx, id)
+	if err != nil {
+		return err
+	}
+	if err := e.stop(ctx, handle, grace); err != nil {
+		return fmt.Errorf("stopping %s: %w", id, e.known(id, err))
+	}
+	return nil
+}
+
+func (e *Engine) stop(ctx context.Context, handle string, grace time.Duration) error {
+	return e.do(ctx, callLimit+grace, func(ctx context.Context) error {
+		// The API knows whole seconds only.
+		timeout := uint((max(grace, 0) + time.Second - 1) / time.Second)
+		return containers.Stop(ctx, handle, new(containers.StopOptions).WithTimeout(timeout))
+	})
+}
+
+// Remove kills and removes the container.
+func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
+	handle, err := e.handle(ctx, id)
+	switch {
+	case errors.Is(err, errOtherNode):
+		return nil
+	case errors.Is(err, sandbox.ErrNoContainer):
+		handle = containerName(id) // a half-made one has a disk, and no id
+	case err != nil:
+		return err
+	}
+	if err := e.remove(ctx, handle); err != nil {
+		return fmt.Errorf("removing %s: %w", id, err)
+	}
+	e.owned.Delete(id)
+	return nil
+}
+
+func (e *Engine) remove(ctx context.Context, handle string) error {
+	err := e.do(ctx, callLimit, func(ctx context.Context) error {
+		options := new(containers.RemoveOptions).WithForce(true).WithVolumes(true).WithTimeout(0)
+		reports, err := containers.Remove(ctx, handle, options)
+		for _, r := range reports {
+			if r.Err != nil {
+				return r.Err
+			}
+		}
+		return err
+	})
+	if status(err) == http.StatusNotFound {
+		return nil
+	}
+	return err
+}
+
+// errOtherNode is of a container that this node must not touch.
+var errOtherNode = fmt.Errorf("%w: it is another node's", sandbox.ErrNoContainer)
+
+// unknownExit is the exit code of a container of which nobody saw the end.
+const unknownExit = -1
+
+// Inspect returns the container as it is, whatever Podman's records say.
+func (e *Engine) Inspect(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+	data, err := e.inspect(ctx, id)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
+	return containerOf(id, data), nil
+}
+
+func containerOf(id sandbox.ID, data *define.InspectContainerData) sandbox.Container {
+	return actual(sandbox.Container{
+		ID:       id,
+		State:    stateOf(data.State.Status),
+		PID:      data.State.Pid,
+		ExitCode: int(data.State.ExitCode),
+	}, data.ID)
+}
+
+func (e *Engine) inspect(ctx context.Context, id sandbox.ID) (*define.InspectContainerData, error) {
+	name := containerName(id)
+	if handle, ok := e.owned.Load(id); ok {
+		name = handle.(string)
+	}
+	var data *define.InspectContainerData
+	err := e.do(ctx, callLimit, func(ctx context.Context) (err error) {
+		data, err = containers.Inspect(ctx, name, nil)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("inspecting %s: %w", id, e.known(id, err))
+	}
+	if data.Config == nil || data.State == nil || data.Config.Labels[labelNode] != e.node {
+		return nil, fmt.Errorf("inspecting %s: %w", id, errOtherNode)
+	}
+	e.owned.Store(id, data.ID)
+	return data, nil
+}
+
+// List returns the containers that carry this node's label.
+func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
+	var list []sandbox.Container
+	err := e.do(ctx, callLimit, func(ctx context.Context) error {
+		found, err := containers.List(ctx, new(containers.ListOptions).WithAll(true).
+			WithFilters(map[string][]string{"label": {labelNode + "=" + e.node}}))
+		if err != nil {
+			return err
+		}
+		list = make([]sandbox.Container, 0, len(found))
+		for _, f := range found {
+			id := sandbox.ID(f.Labels[labelSandbox])
+			if f.Labels[labelNode] != e.node || id == "" {
+				continue
+			}
+			e.owned.Store(id, f.ID)
+			list = append(list, actual(sandbox.Container{
+				ID:       id,
+				State:    stateOf(f.State),
+				PID:      f.Pid,
+				ExitCode: int(f.ExitCode),
+			}, f.ID))
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listing containers: %w", err)
+	}
+	return list, nil
+}
+
+// handle returns Podman's id of the container, which no other container ever
+// has. ErrNoContainer unless it is this node's.
+func (e *Engine) handle(ctx context.Context, id sandbox.ID) (string, error) {
+	if handle, ok := e.owned.Load(id); ok {
+		return handle.(string), nil
+	}
+	data, err := e.inspect(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	return data.ID, nil
+}
+
+// known gives an error about a container its type, and forgets a container that
+// is gone.
+func (e *Engine) known(id sandbox.ID, err error) error {
+	if status(err) != http.StatusNotFound {
+		return err
+	}
+	e.owned.Delete(id)
+	return fmt.Errorf("%w: %v", sandbox.ErrNoContainer, err)
+}
+
+// stateOf translates a state of Podman's.
+func stateOf(s string) sandbox.ContainerState {
+	switch s {
+	case "running", "stopping":
+		return sandbox.ContainerRunning
+	case "paused":
+		return sandbox.ContainerPaused
+	case "created", "configured", "initialized":
+		return sandbox.ContainerCreated
+	}
+	return sandbox.ContainerExited // exited, stopped, removing, dead
+}
+
+// actual corrects a record by the process that it names. Podman learns of an
+// exit from conmon alone; where conmon was killed it never does.
+func actual(c sandbox.Container, handle string) sandbox.Container {
+	switch c.State {
+	case sandbox.ContainerRunning, sandbox.ContainerPaused:
+		if isFirstProcess(c.PID, handle) {
+			c.ExitCode = 0
+			return c
+		}
+		c.State, c.ExitCode = sandbox.ContainerExited, unknownExit
+	}
+	c.PID = 0
+	return c
+}
+
+// isFirstProcess says whether pid still is the first process of the container,
+// and not one that got the same number later.
+func isFirstProcess(pid int, handle string) bool {
+	if pid <= 0 {
+		return false
+	}
+	proc := "/proc/" + strconv.Itoa(pid)
+	process, err := os.ReadFile(proc + "/status")
+	if err != nil || !isInit(string(process)) {
+		return false
+	}
+	// A container with a cgroup of its own has Podman's id in its name.
+	cgroup, err := os.ReadFile(proc + "/cgroup")
+	return err == nil && (!strings.Contains(string(cgroup), "libpod-") || strings.Contains(string(cgroup), handle))
+}
+
+func isConmon(pid int) bool {
+	name, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/comm")
+	return err == nil && strings.TrimSpace(string(name)) == "conmon"
+}
+
+// isInit says whether a /proc/PID/status is of a living process that is number 1
+// in its own PID namespace.
+func isInit(status string) bool {
+	for line := range strings.Lines(status) {
+		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		switch key {
+		case "State":
+			if strings.HasPrefix(strings.TrimSpace(value), "Z") {
+				return false
+			}
+		case "NSpid":
+			pids := strings.Fields(value)
+			return len(pids) > 1 && pids[len(pids)-1] == "1"
+		}
+	}
+	return false
+}
+
+// nameTaken and noImage read Podman's words: its API answers 500 to both in 4.x.
+func nameTaken(err error) bool {
+	return err != nil && (status(err) == http.StatusConflict || strings.Contains(err.Error(), "is already in use"))
+}
+
+func noImage(err error) bool {
+	return status(err) == http.StatusNotFound || strings.Contains(err.Error(), "no such image") ||
+		strings.Contains(err.Error(), "image not known")
+}

@@ -1,0 +1,194 @@
+//go:build integration
+
+package podman
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+)
+
+// baseImage is made by images/build-base.
+const baseImage = "localhost/doze/base:latest"
+
+// grace is how long first processes may take to end by themselves.
+const grace = time.Second
+
+// patience bounds what a test waits for. It is no measure of speed.
+const patience = 20 * time.Second
+
+// node is an engine with folders of its own.
+type node struct {
+	*Engine
+	dir string
+}
+
+// open starts an engine of a new node. It fails the test if containers are left.
+func open(t testing.TB) *node {
+	t.Helper()
+	return openIn(t, t.TempDir(), string(enginetest.NewID()))
+}
+
+func openIn(t testing.TB, dir, id string) *node {
+	t.Helper()
+	return openWith(t, Config{Node: id, RunDir: dir})
+}
+
+func openWith(t testing.TB, cfg Config) *node {
+	t.Helper()
+	cfg.Socket = filepath.Join(cfg.RunDir, "none.sock") // the user's own is not the test's
+	cfg.Log = slog.New(slog.NewTextHandler(testLog{t}, nil))
+	e, err := Open(deadline(t), cfg)
+	if err != nil {
+		t.Fatalf("Open: %v", err)
+	}
+	n := &node{Engine: e, dir: cfg.RunDir}
+	t.Cleanup(func() {
+		select {
+		case <-e.service.done: // the test has closed it
+			return
+		default:
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		left, err := e.List(ctx)
+		if err != nil || len(left) > 0 {
+			t.Errorf("containers are left: %v, %v", left, err)
+		}
+		for _, c := range left {
+			if err := e.Remove(ctx, c.ID); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := e.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// testLog hands on the engine's log.
+type testLog struct{ t testing.TB }
+
+func (l testLog) Write(b []byte) (int, error) {
+	l.t.Logf("%s", strings.TrimSuffix(string(b), "\n"))
+	return len(b), nil
+}
+
+func deadline(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// spec is of a container with the test binary as its first process.
+// What it needs goes with the test.
+func (n *node) spec(t testing.TB, id sandbox.ID) sandbox.ContainerSpec {
+	t.Helper()
+	spec := n.specIn(t, id, cgroup(t, id))
+	t.Cleanup(func() { removeCgroup(t, spec.CgroupParent) })
+	return spec
+}
+
+func (n *node) specIn(t testing.TB, id sandbox.ID, cgroupParent string) sandbox.ContainerSpec {
+	t.Helper()
+	run := filepath.Join(n.dir, string(id))
+	if err := os.MkdirAll(run, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(run, 0o777|os.ModeSticky); err != nil {
+		t.Fatal(err)
+	}
+	binary, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return sandbox.ContainerSpec{
+		ID:           id,
+		Name:         "engine-test",
+		ImageRef:     baseImage,
+		Env:          map[string]string{"DOZE_TEST_PROBE": "wait"},
+		Limits:       sandbox.Limits{PIDs: 64},
+		CgroupParent: cgroupParent,
+		GuestBinary:  binary,
+		RunDir:       run,
+	}
+}
+
+// cgroup makes the parent of a sandbox, as the Freezer does.
+func cgroup(t testing.TB, id sandbox.ID) string {
+	t.Helper()
+	root := os.Getenv("DOZE_CGROUP")
+	if root == "" {
+		t.Fatal("DOZE_CGROUP is not set: run the test by packaging/host/enter")
+	}
+	dir := filepath.Join(root, "sandboxes", string(id))
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		t.Fatal(err)
+	}
+	return strings.TrimPrefix(dir, freezer.MountPoint)
+}
+
+// removeCgroup removes the parent of a sandbox, which has ended.
+func removeCgroup(t testing.TB, parent string) {
+	t.Helper()
+	eventually(t, "the cgroup is empty", func() bool { return removeTree(freezer.MountPoint + parent) })
+}
+
+// removeTree removes a cgroup with those below it; false while one is in use.
+func removeTree(dir string) bool {
+	below, _ := filepath.Glob(dir + "/*/cgroup.procs")
+	for _, procs := range below {
+		removeTree(filepath.Dir(procs))
+	}
+	err := os.Remove(dir)
+	return err == nil || errors.Is(err, os.ErrNotExist)
+}
+
+// eventually polls until ok holds.
+func eventually(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for began := time.Now(); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Since(began) > patience {
+			t.Fatalf("waited %v in vain: %s", patience, what)
+		}
+	}
+}
+
+func TestEngineConformance(t *testing.T) {
+	enginetest.Run(t, func(t *testing.T) enginetest.System {
+		n := open(t)
+		return enginetest.System{
+			Engine:       n,
+			Other:        open(t),
+			Image:        baseImage,
+			MissingImage: "localhost/doze/no-such-image:latest",
+			Spec:         n.spec,
+			Crash: func(t testing.TB, c sandbox.Container) {
+				t.Helper()
+				n.kill(t, c.PID)
+			},
+		}
+	})
+}
+
+// kill ends a process of a sandbox, which belongs to a sub-id of the user.
+func (n *node) kill(t testing.TB, pid int) {
+	t.Helper()
+	if err := unshared(t, "kill", "-KILL", itoa(pid)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the process is gone", func() bool {
+		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
+	})
+}

@@ -1,0 +1,47 @@
+package podman
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/containers/podman/v5/pkg/bindings/containers"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// LastLog returns the last line that the container's first process wrote.
+func (e *Engine) LastLog(ctx context.Context, id sandbox.ID) (string, error) {
+	handle, err := e.handle(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	var last string
+	err = e.do(ctx, callLimit, func(ctx context.Context) error {
+		last, err = lastFrame(ctx, handle)
+		return err
+	})
+	if err != nil {
+		return "", fmt.Errorf("reading the log of %s: %w", id, e.known(id, err))
+	}
+	last = strings.TrimRight(last, "\r\n")
+	return last[:min(len(last), maxLine)], nil
+}
+
+// lastFrame asks for one line; what comes is the parts of one that was long. A
+// container without a log has never started.
+func lastFrame(ctx context.Context, handle string) (string, error) {
+	frames := make(chan string)
+	read := make(chan string)
+	go func() { // ends when frames is closed
+		var line strings.Builder
+		for frame := range frames {
+			line.WriteString(frame[:min(len(frame), maxLine-min(line.Len(), maxLine))])
+		}
+		read <- line.String()
+	}()
+	options := new(containers.LogOptions).WithStdout(true).WithStderr(true).WithTail("1")
+	err := containers.Logs(ctx, handle, options, frames, frames)
+	close(frames)
+	return <-read, err
+}

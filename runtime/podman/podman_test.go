@@ -1,0 +1,323 @@
+package podman
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+const id = sandbox.ID("k3f9x2m7q1az")
+
+func TestHostname(t *testing.T) {
+	for _, c := range []struct{ name, want string }{
+		{"app", "app"},
+		{"My_App v1.2", "my-app-v1-2"},
+		{"--x--", "x"},
+		{"日本", string(id)},
+		{"", string(id)},
+		{strings.Repeat("a", 100), strings.Repeat("a", 63)},
+		{strings.Repeat("a", 62) + ".b", strings.Repeat("a", 62)},
+	} {
+		if got := hostname(c.name, id); got != c.want {
+			t.Errorf("hostname(%q) = %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func TestTheCgroupOfAContainerIsTheOneNamedAfterIt(t *testing.T) {
+	for _, c := range []struct{ cgroups, want string }{
+		{"0::/doze/sandboxes/x/libpod-abc\n", "/sys/fs/cgroup/doze/sandboxes/x/libpod-abc"},
+		{"12:pids:/y\n0::/user.slice/libpod-abc.scope/container/web\n", "/sys/fs/cgroup/user.slice/libpod-abc.scope"},
+		{"0::/doze/sandboxes/x/libpod-other\n", ""},
+		{"12:pids:/libpod-abc\n", ""},
+		{"", ""},
+	} {
+		if got, err := containerCgroup(c.cgroups, "abc"); got != c.want || (err == nil) != (c.want != "") {
+			t.Errorf("containerCgroup(%q) = %q, %v; want %q", c.cgroups, got, err, c.want)
+		}
+	}
+}
+
+func TestSpecIsAsTheHouseWantsIt(t *testing.T) {
+	data, err := json.Marshal(generate("node1", "/x/seccomp.json", sandbox.ContainerSpec{
+		ID: id, Name: "app", ImageRef: "localhost/a:b",
+		Limits:       sandbox.Limits{CPUs: 1, Memory: 1 << 30, PIDs: 7},
+		CgroupParent: "/sys/fs/cgroup/doze/sandboxes/x",
+		GuestBinary:  "/bin/guest", RunDir: "/run/x",
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s map[string]any
+	if err := json.Unmarshal(data, &s); err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]string{
+		"name":                 "doze-" + string(id),
+		"entrypoint":           "[" + guest.BinaryPath + "]",
+		"user":                 "0:0",
+		"no_new_privileges":    "true",
+		"privileged":           "false",
+		"seccomp_profile_path": "/x/seccomp.json",
+		"cap_drop":             "[ALL]",
+		"cgroup_parent":        "/doze/sandboxes/x",
+		"image_volume_mode":    "ignore",
+		"resource_limits":      "<nil>",
+		"command":              "<nil>",
+		"labels":               "map[doze.node:node1 doze.pids:7 doze.sandbox:" + string(id) + "]",
+	} {
+		if got := fmt.Sprint(s[key]); got != want {
+			t.Errorf("%s is %s, want %s", key, got, want)
+		}
+	}
+}
+
+func TestProfileIsPodmansDefaultForOneArchitecture(t *testing.T) {
+	path, err := writeProfile(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if path == "" {
+		return // this machine's operator has a profile of his own
+	}
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var p struct {
+		DefaultAction string
+		ArchMap       []struct{ SubArchitectures []string }
+		Syscalls      []struct{ Names []string }
+	}
+	if err := json.Unmarshal(data, &p); err != nil {
+		t.Fatal(err)
+	}
+	if p.DefaultAction != "SCMP_ACT_ERRNO" || len(p.Syscalls) == 0 {
+		t.Errorf("default action %q, %d rules", p.DefaultAction, len(p.Syscalls))
+	}
+	for _, a := range p.ArchMap {
+		if len(a.SubArchitectures) > 0 {
+			t.Errorf("it allows %v", a.SubArchitectures)
+		}
+	}
+}
+
+func TestOnLoopback(t *testing.T) {
+	for ref, want := range map[string]bool{
+		"localhost:5000/a":         true,
+		"127.0.0.1:5000/a:b":       true,
+		"127.9.9.9:1/a":            true,
+		"[::1]:5000/a":             true,
+		"localhost/doze/base":      false, // no registry at all
+		"192.0.2.1:5000/a":         false,
+		"localhost.example:5000/a": false,
+		"debian:trixie":            false,
+		"docker.example/127.0.0.1": false,
+	} {
+		if got := onLoopback(ref); got != want {
+			t.Errorf("onLoopback(%q) = %v", ref, got)
+		}
+	}
+}
+
+func TestIsInit(t *testing.T) {
+	for _, c := range []struct {
+		name, status string
+		want         bool
+	}{
+		{"first of a namespace", "State:\tS (sleeping)\nNSpid:\t4711\t1\n", true},
+		{"frozen", "State:\tD (disk sleep)\nNSpid:\t4711\t1\n", true},
+		{"of the host", "State:\tS (sleeping)\nNSpid:\t1\n", false},
+		{"another one", "State:\tS (sleeping)\nNSpid:\t4711\t17\n", false},
+		{"zombie", "State:\tZ (zombie)\nNSpid:\t4711\t1\n", false},
+		{"nothing", "", false},
+	} {
+		if got := isInit(c.status); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}
+
+func TestNoProcessIsFirstOfAnUnknownContainer(t *testing.T) {
+	for _, pid := range []int{0, -1, os.Getpid(), 1 << 22} {
+		if isFirstProcess(pid, "abc") {
+			t.Errorf("process %d", pid)
+		}
+	}
+}
+
+func TestPullIsSharedAndTellsEveryLine(t *testing.T) {
+	var p pulls
+	var runs atomic.Int32
+	release := make(chan struct{})
+	run := func(_ context.Context, out *lines) error {
+		runs.Add(1)
+		fmt.Fprint(out, "one\ntwo")
+		<-release
+		fmt.Fprint(out, " and more\nthree\n")
+		return sandbox.ErrImageMissing
+	}
+	const waiters = 5
+	type outcome struct {
+		lines []string
+		err   error
+	}
+	outcomes := make(chan outcome, waiters)
+	heard := make(chan struct{}, 100)
+	for range waiters {
+		go func() {
+			var o outcome
+			o.err = p.join(t.Context(), "a", func(line string) {
+				o.lines = append(o.lines, line)
+				heard <- struct{}{}
+			}, run)
+			outcomes <- o
+		}()
+	}
+	for range waiters {
+		<-heard // the first line
+	}
+	close(release)
+	for range waiters {
+		o := <-outcomes
+		if !errors.Is(o.err, sandbox.ErrImageMissing) {
+			t.Errorf("join: %v", o.err)
+		}
+		if want := []string{"one", "two and more", "three"}; !slices.Equal(o.lines, want) {
+			t.Errorf("progress %q, want %q", o.lines, want)
+		}
+	}
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d pulls", n)
+	}
+}
+
+func TestPullEndsWhenNobodyWaits(t *testing.T) {
+	var p pulls
+	started, ended := make(chan struct{}), make(chan struct{})
+	run := func(ctx context.Context, _ *lines) error {
+		close(started)
+		<-ctx.Done()
+		close(ended)
+		return ctx.Err()
+	}
+	first, leaveFirst := context.WithCancel(t.Context())
+	second, leaveSecond := context.WithCancel(t.Context())
+	defer leaveSecond()
+	left := make(chan error, 2)
+	go func() { left <- p.join(first, "a", nil, run) }()
+	<-started
+	go func() { left <- p.join(second, "a", nil, run) }()
+	for began := time.Now(); p.waiting("a") < 2; time.Sleep(time.Millisecond) { // between looks
+		if time.Since(began) > 20*time.Second {
+			t.Fatal("the second does not join")
+		}
+	}
+	leaveFirst()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("the first left with %v", err)
+	}
+	select {
+	case <-ended:
+		t.Fatal("the pull ended although somebody waits")
+	default:
+	}
+	leaveSecond()
+	<-left
+	<-ended
+}
+
+// waiting counts who waits for the pull of ref.
+func (p *pulls) waiting(ref string) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if one := p.byRef[ref]; one != nil {
+		return one.waiters
+	}
+	return 0
+}
+
+func TestCloseEndsPulls(t *testing.T) {
+	var p pulls
+	started := make(chan struct{})
+	left := make(chan error, 1)
+	go func() {
+		left <- p.join(t.Context(), "a", nil, func(ctx context.Context, _ *lines) error {
+			close(started)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+	}()
+	<-started
+	p.close()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("join: %v", err)
+	}
+	if err := p.join(t.Context(), "a", nil, nil); err == nil {
+		t.Error("join after close succeeded")
+	}
+}
+
+func TestLinesAreBounded(t *testing.T) {
+	l := newLines()
+	for range 2 * maxLines {
+		fmt.Fprintln(l, strings.Repeat("x", 3*maxLine))
+	}
+	fmt.Fprint(l, strings.Repeat("y", 10*maxLine))
+	all, _ := l.after(0)
+	if len(all) != maxLines || len(all[0]) != maxLine || cap(l.partial) > 16*maxLine {
+		t.Errorf("%d lines, the first of %d bytes, %d bytes of a partial one", len(all), len(all[0]), cap(l.partial))
+	}
+}
+
+func TestLogTailHandsOnEachLineOnce(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log")
+	write := func(text string) {
+		t.Helper()
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if _, err := io.WriteString(f, text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out strings.Builder
+	l := newLogTail(path, slog.New(slog.NewTextHandler(&out, nil)))
+	l.drain() // no file yet
+	write("one\ntwo\nhal")
+	l.drain()
+	l.drain()
+	write("f\n")
+	l.drain()
+	for _, line := range []string{"one", "two", "half"} {
+		if n := strings.Count(out.String(), "line="+line+"\n"); n != 1 {
+			t.Errorf("%q was logged %d times:\n%s", line, n, out.String())
+		}
+	}
+	write(strings.Repeat("x", 2*maxServiceLog))
+	l.drain()
+	l.drain()
+	if info, err := os.Stat(path); err != nil || info.Size() > maxServiceLog {
+		t.Errorf("the file is not emptied: %v, %v", info, err)
+	}
+	write("\nafter\n")
+	l.drain()
+	if !strings.Contains(out.String(), "line=after") {
+		t.Error("nothing is logged after the file was emptied")
+	}
+}

@@ -1,0 +1,203 @@
+//go:build integration
+
+package podman
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+)
+
+// registry is Debian's docker-registry on loopback, behind a door that counts
+// and can be shut.
+type registry struct {
+	host  string       // of the door
+	pulls atomic.Int32 // how often a manifest was asked for by its tag
+	// shut, while locked, keeps blobs from leaving.
+	shut sync.RWMutex
+}
+
+func startRegistry(t *testing.T) *registry {
+	t.Helper()
+	dir := t.TempDir()
+	behind := freePort(t)
+	config := filepath.Join(dir, "config.yml")
+	err := os.WriteFile(config, fmt.Appendf(nil, `version: 0.1
+log: {level: error, accesslog: {disabled: true}}
+storage: {filesystem: {rootdirectory: %s}}
+http: {addr: "%s"}
+`, dir, behind), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("docker-registry", "serve", config)
+	cmd.Stdout, cmd.Stderr = testLog{t}, testLog{t}
+	if err := cmd.Start(); err != nil {
+		t.Fatalf("%v: apt-get install docker-registry", err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	eventually(t, "the registry answers", func() bool {
+		resp, err := http.Get("http://" + behind + "/v2/")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	})
+	return newDoor(t, behind)
+}
+
+func (r *registry) image(name string) string { return r.host + "/" + name }
+
+// push copies an image of the machine into the registry and returns its name there.
+func (r *registry) push(t *testing.T, image, name string) string {
+	t.Helper()
+	podman(t, "push", "--quiet", "--tls-verify=false", image, r.image(name))
+	ref := r.image(name)
+	t.Cleanup(func() { podman(t, "image", "rm", "--force", ref) })
+	return ref
+}
+
+func podman(t *testing.T, arguments ...string) {
+	t.Helper()
+	if out, err := exec.Command("podman", arguments...).CombinedOutput(); err != nil {
+		t.Fatalf("podman %s: %v: %s", strings.Join(arguments, " "), err, out)
+	}
+}
+
+func freePort(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
+	n, r := open(t), startRegistry(t)
+	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:1")
+	r.pulls.Store(0)
+	var group sync.WaitGroup
+	for range 5 {
+		group.Go(func() {
+			var lines []string
+			if err := n.EnsureImage(deadline(t), ref, func(line string) { lines = append(lines, line) }); err != nil {
+				t.Error(err)
+			}
+			if len(lines) == 0 {
+				t.Error("no line of progress")
+			}
+		})
+	}
+	group.Wait()
+	if count := r.pulls.Load(); count != 1 {
+		t.Errorf("the registry was asked for the image %d times", count)
+	}
+	if err := n.EnsureImage(deadline(t), ref, func(line string) { t.Errorf("it is there: %s", line) }); err != nil {
+		t.Fatal(err)
+	}
+	spec := n.spec(t, enginetest.NewID())
+	spec.ImageRef, spec.GuestBinary = ref, guestBinary(t)
+	ctx := deadline(t)
+	if err := n.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Remove(ctx, spec.ID)
+	if _, err := n.Start(ctx, spec.ID); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPullGoesOnWithoutTheCallerThatBeganIt(t *testing.T) {
+	n, r := open(t), startRegistry(t)
+	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:2")
+	r.shut.Lock()
+	begun := make(chan struct{}, 100)
+	first, leave := context.WithCancel(deadline(t))
+	left, got := make(chan error, 1), make(chan error, 1)
+	go func() { left <- n.EnsureImage(first, ref, func(string) { begun <- struct{}{} }) }()
+	<-begun
+	go func() { got <- n.EnsureImage(deadline(t), ref, nil) }()
+	eventually(t, "two wait for the pull", func() bool { return n.pulls.waiting(ref) == 2 })
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("who left got %v", err)
+	}
+	r.shut.Unlock()
+	if err := <-got; err != nil {
+		t.Errorf("who stayed got %v", err)
+	}
+}
+
+func TestPullEndsWithItsLastCaller(t *testing.T) {
+	n, r := open(t), startRegistry(t)
+	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:3")
+	r.shut.Lock()
+	begun := make(chan struct{}, 100)
+	ctx, leave := context.WithCancel(deadline(t))
+	left := make(chan error, 1)
+	go func() { left <- n.EnsureImage(ctx, ref, func(string) { begun <- struct{}{} }) }()
+	<-begun
+	leave()
+	if err := <-left; !errors.Is(err, context.Canceled) {
+		t.Errorf("EnsureImage: %v", err)
+	}
+	n.pulls.group.Wait() // no pull runs any more
+	r.shut.Unlock()
+	if exists, err := n.exists(deadline(t), ref); err != nil || exists {
+		t.Errorf("the image is there: %v, %v", exists, err)
+	}
+	if err := n.EnsureImage(deadline(t), ref, nil); err != nil {
+		t.Errorf("the next pull: %v", err)
+	}
+}
+
+func TestRegistrysReasonIsTold(t *testing.T) {
+	n, r := open(t), startRegistry(t)
+	for ref, want := range map[string]string{
+		r.image("nothing:here"):        "manifest unknown",
+		freePort(t) + "/nobody:latest": syscall.ECONNREFUSED.Error(),
+		"localhost/doze/nothing:here":  "made on this machine",
+	} {
+		err := n.EnsureImage(deadline(t), ref, nil)
+		if !errors.Is(err, sandbox.ErrImageMissing) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), ref) {
+			t.Errorf("EnsureImage(%s): %v, want ErrImageMissing with %q", ref, err, want)
+		}
+	}
+}
+
+func TestServiceKilledDuringAPullIsReported(t *testing.T) {
+	n, r := open(t), startRegistry(t)
+	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:4")
+	r.shut.Lock()
+	begun := make(chan struct{}, 100)
+	got := make(chan error, 1)
+	go func() { got <- n.EnsureImage(deadline(t), ref, func(string) { begun <- struct{}{} }) }()
+	<-begun
+	n.killService(t)
+	r.shut.Unlock()
+	if err := <-got; !errors.Is(err, sandbox.ErrEngineDown) {
+		t.Errorf("EnsureImage: %v, want ErrEngineDown", err)
+	}
+	if err := n.EnsureImage(deadline(t), ref, nil); err != nil {
+		t.Errorf("the next pull: %v", err)
+	}
+}

@@ -1,0 +1,314 @@
+//go:build integration
+
+package podman
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+)
+
+// servicePID is the process that answers for the engine.
+func (n *node) servicePID(t testing.TB) int {
+	t.Helper()
+	pid, err := listener(n.service.own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pid
+}
+
+// killService kills the service as a crash would and returns at once.
+func (n *node) killService(t testing.TB) {
+	t.Helper()
+	if err := syscall.Kill(n.servicePID(t), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestKilledServiceHarmsNoContainerAndComesBack(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	b.must("echo kept >/root/file")
+	for range 3 {
+		n.killService(t)
+		// The call that finds nobody waits for the next service.
+		c, err := n.Inspect(deadline(t), b.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c != b.Container {
+			t.Fatalf("the container was %+v and is %+v", b.Container, c)
+		}
+		if out := b.must("cat /root/file"); out != "kept" {
+			t.Fatalf("its file has %q", out)
+		}
+	}
+}
+
+func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
+	n := open(t)
+	for range 4 {
+		spec := n.spec(t, enginetest.NewID())
+		done := make(chan error, 1)
+		go func() { // ends with the calls
+			err := n.Create(t.Context(), spec)
+			if err == nil {
+				_, err = n.Start(t.Context(), spec.ID)
+			}
+			done <- err
+		}()
+		n.killService(t)
+		if err := <-done; err != nil && !errors.Is(err, sandbox.ErrEngineDown) {
+			t.Errorf("during the kill: %v", err)
+		}
+		// Whatever was left half-made, the next attempt gets there.
+		ctx := deadline(t)
+		if err := n.Create(ctx, spec); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := n.Start(ctx, spec.ID); err != nil || c.State != sandbox.ContainerRunning {
+			t.Fatalf("%+v, %v", c, err)
+		}
+		if err := n.Remove(ctx, spec.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestServiceThatCannotComeBackIsReported(t *testing.T) {
+	command, err := exec.LookPath("podman")
+	if err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "podman")
+	if err := os.Symlink(command, link); err != nil {
+		t.Fatal(err)
+	}
+	n := openWith(t, Config{Node: string(enginetest.NewID()), RunDir: t.TempDir(), Command: link})
+	if err := os.Remove(link); err != nil {
+		t.Fatal(err)
+	}
+	n.killService(t)
+	if err := n.Ping(deadline(t)); !errors.Is(err, sandbox.ErrEngineDown) {
+		t.Errorf("Ping: %v, want ErrEngineDown", err)
+	} else if !strings.Contains(err.Error(), link) {
+		t.Errorf("the error does not say why: %v", err)
+	}
+	if err := os.Symlink(command, link); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the service is back", func() bool { return n.Ping(deadline(t)) == nil })
+}
+
+func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
+	dir := t.TempDir()
+	victim := exec.Command(os.Args[0])
+	victim.Env = append(os.Environ(), "DOZE_TEST_NODE="+dir)
+	if err := victim.Start(); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(dir, "podman.sock")
+	var before int
+	eventually(t, "the first node's service listens", func() (ok bool) {
+		var err error
+		before, err = listener(socket)
+		return err == nil
+	})
+	if err := victim.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	_ = victim.Wait()
+	n := openIn(t, dir, string(enginetest.NewID()))
+	if now := n.servicePID(t); now != before {
+		t.Errorf("the service was process %d and is %d", before, now)
+	}
+	// It still is when it has to write into its log, and goes with the node.
+	spec := n.spec(t, enginetest.NewID())
+	spec.ImageRef = "localhost/doze/no-such-image:latest"
+	if err := n.Create(deadline(t), spec); !errors.Is(err, sandbox.ErrImageMissing) {
+		t.Errorf("Create: %v, want ErrImageMissing", err)
+	}
+	if now := n.servicePID(t); now != before {
+		t.Errorf("the service was process %d and is %d", before, now)
+	}
+}
+
+func TestServiceEndsWithTheEngine(t *testing.T) {
+	n := open(t)
+	pid := n.servicePID(t)
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
+		t.Errorf("the service is still there: %v", err)
+	}
+	if err := n.Ping(deadline(t)); !errors.Is(err, sandbox.ErrEngineDown) {
+		t.Errorf("Ping after Close: %v", err)
+	}
+}
+
+func TestContainerWhoseConmonWasKilled(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	data, err := n.inspect(deadline(t), b.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(data.State.ConmonPid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if out := b.must("echo alive"); out != "alive" {
+		t.Errorf("after its conmon: %q", out)
+	}
+	n.kill(t, b.PID) // now nobody tells Podman
+	c, err := n.Inspect(deadline(t), b.ID)
+	if err != nil || c.State != sandbox.ContainerExited || c.PID != 0 {
+		t.Errorf("Inspect says %+v, %v", c, err)
+	}
+	b.start()
+	if c, err := n.Inspect(deadline(t), b.ID); err != nil || c.PID != b.PID {
+		t.Errorf("Inspect says %+v, %v; Start said %+v", c, err, b.Container)
+	}
+}
+
+func TestRemoveWorksWithoutConmon(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	data, err := n.inspect(deadline(t), b.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(data.State.ConmonPid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Remove(deadline(t), b.ID); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the process is gone", func() bool { return !isFirstProcess(b.PID, data.ID) })
+}
+
+func TestRemoveWorksOnAFrozenSandbox(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	freeze := filepath.Join(freezer.MountPoint, b.spec.CgroupParent, "cgroup.freeze")
+	if err := os.WriteFile(freeze, []byte("1"), 0); err != nil {
+		t.Fatal(err)
+	}
+	events := filepath.Join(filepath.Dir(freeze), "cgroup.events")
+	eventually(t, "the sandbox is frozen", func() bool {
+		data, err := os.ReadFile(events)
+		return err == nil && strings.Contains(string(data), "frozen 1")
+	})
+	if c, err := n.Inspect(deadline(t), b.ID); err != nil || c != b.Container {
+		t.Errorf("Inspect says %+v, %v", c, err)
+	}
+	if err := n.Remove(deadline(t), b.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Inspect(deadline(t), b.ID); !errors.Is(err, sandbox.ErrNoContainer) {
+		t.Errorf("Inspect after Remove: %v", err)
+	}
+}
+
+func TestDiskOutlivesStopCrashAndStart(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	b.must("echo one >/root/a && chown 1000:1000 /root/a")
+	if err := n.Stop(deadline(t), b.ID, grace); err != nil {
+		t.Fatal(err)
+	}
+	b.start()
+	b.must("echo two >/root/b")
+	n.kill(t, b.PID)
+	b.start()
+	if out := b.must("cat /root/a /root/b; stat -c %u /root/a"); out != "one\ntwo\n1000" {
+		t.Errorf("its files say %q", out)
+	}
+}
+
+func TestFirstProcessThatFailsIsReportedWithItsLastWords(t *testing.T) {
+	n := open(t)
+	spec := n.spec(t, enginetest.NewID())
+	spec.Env = map[string]string{"DOZE_TEST_PROBE": "fail"}
+	if err := n.Create(deadline(t), spec); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Remove(deadline(t), spec.ID)
+	_, err := n.Start(deadline(t), spec.ID)
+	if err != nil && !strings.Contains(err.Error(), "last words") {
+		t.Errorf("Start: %v", err)
+	}
+	eventually(t, "the exit is seen", func() bool {
+		c, err := n.Inspect(deadline(t), spec.ID)
+		return err == nil && c.State == sandbox.ContainerExited && c.ExitCode == 7
+	})
+	if line, err := n.LastLog(deadline(t), spec.ID); err != nil || line != "last words" {
+		t.Errorf("LastLog: %q, %v", line, err)
+	}
+}
+
+func TestContainerOfAnotherCgroupSubtreeSaysSo(t *testing.T) {
+	n := open(t)
+	spec := n.specIn(t, enginetest.NewID(), "/another-node-of-this-host/sandboxes/x")
+	ctx := deadline(t)
+	if err := n.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := n.Remove(deadline(t), spec.ID); err != nil {
+			t.Error(err)
+		}
+	}()
+	_, err := n.Start(ctx, spec.ID)
+	if err == nil || !strings.Contains(err.Error(), "it was made for the cgroup /sys/fs/cgroup/another-node-of-this-host/sandboxes/x") {
+		t.Fatalf("the start said: %v", err)
+	}
+	t.Log(err)
+}
+
+func TestStopKillsWhatDoesNotListen(t *testing.T) {
+	n := open(t)
+	spec := n.spec(t, enginetest.NewID())
+	spec.Env = map[string]string{"DOZE_TEST_PROBE": "deaf"}
+	ctx := deadline(t)
+	if err := n.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	defer n.Remove(ctx, spec.ID)
+	if _, err := n.Start(ctx, spec.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Stop(ctx, spec.ID, 0); err != nil {
+		t.Fatal(err)
+	}
+	if c, err := n.Inspect(ctx, spec.ID); err != nil || c.State != sandbox.ContainerExited {
+		t.Errorf("Inspect says %+v, %v", c, err)
+	}
+}
+
+func TestManySandboxesStartAtOnce(t *testing.T) {
+	n := open(t)
+	var group sync.WaitGroup
+	for range 10 {
+		b := n.spec(t, enginetest.NewID())
+		t.Cleanup(func() { n.Remove(deadline(t), b.ID) })
+		group.Go(func() {
+			if err := n.Create(t.Context(), b); err != nil {
+				t.Error(err)
+			} else if _, err := n.Start(t.Context(), b.ID); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	group.Wait()
+}

@@ -1,0 +1,221 @@
+//go:build integration
+
+package podman
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// allowed is what capabilities says, as the kernel does.
+const allowed = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_NET_BIND_SERVICE
+
+func TestSandboxHasNoMorePrivilegesThanItNeeds(t *testing.T) {
+	b := open(t).boot(t, baseImage)
+	status := statusOf(t, b.PID)
+	for field, want := range map[string]string{
+		"NoNewPrivs": "1",
+		"Seccomp":    "2", // filtered
+		"CapEff":     fmt.Sprintf("%016x", allowed),
+		"CapPrm":     fmt.Sprintf("%016x", allowed),
+		"CapBnd":     fmt.Sprintf("%016x", allowed),
+		"CapInh":     fmt.Sprintf("%016x", 0),
+		"CapAmb":     fmt.Sprintf("%016x", 0),
+	} {
+		if got := status[field]; got != want {
+			t.Errorf("%s is %q, want %q", field, got, want)
+		}
+	}
+	score, err := os.ReadFile("/proc/" + strconv.Itoa(b.PID) + "/oom_score_adj")
+	if err != nil || strings.TrimSpace(string(score)) != strconv.Itoa(oomScore) {
+		t.Errorf("its OOM score is %s, %v", score, err)
+	}
+	inside := b.must("grep CapBnd /proc/self/status")
+	if !strings.HasSuffix(inside, fmt.Sprintf("%016x", allowed)) {
+		t.Errorf("a command has %s", inside)
+	}
+}
+
+func TestSandboxRootIsNotTheNodesUser(t *testing.T) {
+	b := open(t).boot(t, baseImage)
+	uid, _, _ := strings.Cut(statusOf(t, b.PID)["Uid"], "\t")
+	if uid == "0" || uid == strconv.Itoa(os.Getuid()) {
+		t.Errorf("the sandbox's root is user %s of the host", uid)
+	}
+	for _, file := range []string{"uid_map", "gid_map"} {
+		ids := strings.Fields(b.must("cat /proc/self/" + file))
+		if len(ids) != 3 || ids[0] != "0" || ids[1] != "1" || ids[2] != "65535" {
+			t.Errorf("%s is %v", file, ids)
+		}
+	}
+}
+
+func TestSandboxReachesOnlyItsLoopback(t *testing.T) {
+	b := open(t).boot(t, baseImage)
+	if devices := b.must("ls /sys/class/net"); devices != "lo" {
+		t.Errorf("its network devices are %q", devices)
+	}
+	b.must(`python3 -c '
+import socket
+l = socket.create_server(("127.0.0.1", 80))
+c = socket.create_connection(("localhost", 80), timeout=5)
+s, _ = l.accept()
+c.sendall(b"x")
+assert s.recv(1) == b"x"'`)
+	out, code := b.try(`python3 -c 'import socket; socket.create_connection(("192.0.2.1", 80), timeout=5)'`)
+	if code == 0 || !strings.Contains(out, "unreachable") {
+		t.Errorf("a connection to the outside: code %d, %s", code, out)
+	}
+}
+
+func TestSandboxCannotAlterItsGuest(t *testing.T) {
+	b := open(t).boot(t, baseImage)
+	before := b.must("sha256sum " + guest.BinaryPath)
+	for _, attempt := range []string{
+		"echo x >>" + guest.BinaryPath,
+		"rm " + guest.BinaryPath,
+		"mv " + guest.BinaryPath + " /tmp/g",
+		"ln -sf /bin/true " + guest.BinaryPath,
+		"chmod 777 " + guest.BinaryPath,
+		"mv /.doze/bin /.doze/b",
+		"mv /.doze /d",
+		"rm -rf /.doze/bin",
+		"touch /.doze/x",
+		"mkdir /.doze/bin/x",
+		"umount " + guest.BinaryPath,
+		"umount -l /.doze",
+		"mount -o remount,rw,bind " + guest.BinaryPath,
+		"mount -o bind /bin/true " + guest.BinaryPath,
+		"unshare -m true",
+		"nsenter -t 1 -m true",
+		// The default seccomp profile allows namespaces of a sandbox's own. Without
+		// CAP_SETFCAP it cannot be root there.
+		"unshare -Urm true",
+		"unshare -Um umount " + guest.BinaryPath,
+	} {
+		b.mustNot(attempt)
+	}
+	if after := b.must("sha256sum " + guest.BinaryPath); after != before {
+		t.Error("the guest binary has changed")
+	}
+	for line := range strings.Lines(b.must("cat /proc/self/mountinfo")) {
+		fields := strings.Fields(line)
+		if fields[4] == guest.BinaryPath && !strings.HasPrefix(fields[5], "ro,nosuid,nodev") {
+			t.Errorf("%s is mounted with %s", fields[4], fields[5])
+		}
+	}
+}
+
+func TestSandboxSeesNothingOfTheHost(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	for _, attempt := range []string{
+		"ls " + n.dir,
+		"ls " + os.Getenv("XDG_RUNTIME_DIR"),
+		"echo 1 >/proc/sys/kernel/panic",
+		"echo 1 >/proc/sys/vm/drop_caches",
+		"echo x >/proc/sysrq-trigger",
+		"echo 1 >/sys/fs/cgroup/cgroup.freeze",
+		"mkdir /sys/fs/cgroup/x",
+		"echo max >/sys/fs/cgroup/memory.max",
+		"cat /proc/kcore",
+		"dmesg",
+		"mknod /tmp/sda b 8 0",
+		"ls /dev/sda /dev/kvm /dev/net/tun",
+	} {
+		b.mustNot(attempt)
+	}
+	if processes := b.must("ls -d /proc/[0-9]* | wc -l"); processes > "9" || len(processes) > 1 {
+		t.Errorf("it sees %s processes", processes)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if name := b.must("cat /proc/sys/kernel/hostname"); name == host || name != "engine-test" {
+		t.Errorf("its host name is %q", name)
+	}
+	if environment := b.must("env"); strings.Contains(environment, "DOZE_CGROUP") || !strings.Contains(environment, "DOZE_TEST=as asked") {
+		t.Errorf("its environment is\n%s", environment)
+	}
+}
+
+// The bomb is bounded in time by its own command, and in number by RLIMIT_NPROC.
+func TestForkBombStaysWithinTheLimit(t *testing.T) {
+	n := open(t)
+	b, other := n.boot(t, baseImage), n.boot(t, baseImage)
+	const most = 64 // of node.spec
+	_, _ = b.exec(guest.ExecRequest{
+		Argv:    []string{"python3", "-c", bomb},
+		Timeout: patience,
+	})
+	out := b.must("cat /tmp/most")
+	if count, err := strconv.Atoi(out); err != nil || count > most || count < most/2 {
+		t.Errorf("it reached %q processes, limit %d", out, most)
+	}
+	other.must("true") // the neighbour's processes are not counted
+	eventually(t, "the sandbox can start processes again", func() bool {
+		_, code := b.try("true")
+		return code == 0
+	})
+}
+
+// bomb forks until it is refused, says how often that went well, and ends.
+const bomb = `
+import os, signal
+children = []
+try:
+    while len(children) < 5000:
+        pid = os.fork()
+        if pid == 0:
+            signal.alarm(20)
+            signal.pause()
+        children.append(pid)
+except OSError:
+    pass
+open("/tmp/most", "w").write(str(len(children)))
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+`
+
+func TestAptPipNpmAndGitWorkAsRoot(t *testing.T) {
+	b := open(t).boot(t, baseImage)
+	for _, command := range []string{
+		"pwd | grep -x /workspace",
+		"[ \"$LANG\" = C.UTF-8 ]",
+		"mkdir -p /tmp/p/DEBIAN /tmp/p/opt && printf 'Package: p\\nVersion: 1\\nArchitecture: all\\nMaintainer: p <p@p>\\nDescription: p\\n' >/tmp/p/DEBIAN/control && touch /tmp/p/opt/f && dpkg-deb -b /tmp/p /tmp/p.deb && apt-get install -y /tmp/p.deb && apt-get remove -y p",
+		"python3 -m venv /tmp/venv && /tmp/venv/bin/pip --version",
+		"mkdir /tmp/n && cd /tmp/n && npm init -y && npm install --offline --no-audit",
+		"git init /tmp/g && cd /tmp/g && git -c user.name=a -c user.email=a@b commit --allow-empty -m x",
+		"useradd -m somebody && runuser -u somebody -- touch /home/somebody/f && chown root /home/somebody/f",
+		"node -e 'require(\"http\").createServer().listen(443, () => process.exit(0))'",
+	} {
+		if out, code := b.try(command); code != 0 {
+			t.Errorf("%s: code %d: %s", command, code, out)
+		}
+	}
+}
+
+// statusOf reads the fields of /proc/PID/status.
+func statusOf(t testing.TB, pid int) map[string]string {
+	t.Helper()
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fields := make(map[string]string)
+	for line := range strings.Lines(string(data)) {
+		key, value, _ := strings.Cut(line, ":")
+		fields[key] = strings.TrimSpace(value)
+	}
+	return fields
+}

@@ -1,0 +1,169 @@
+package podman
+
+import (
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/containers/podman/v5/pkg/specgen"
+	spec "github.com/opencontainers/runtime-spec/specs-go"
+	"go.podman.io/image/v5/manifest"
+	"go.podman.io/storage/pkg/idtools"
+	storage "go.podman.io/storage/types"
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Labels of every container that the engine makes.
+const (
+	labelNode    = "doze.node"
+	labelSandbox = "doze.sandbox"
+	labelPIDs    = "doze.pids" // sandbox.Limits.PIDs, for limitProcesses
+)
+
+// capabilities are all that a sandbox's root has. They are the least with which
+// apt, dpkg, npm, pip, git and python work as root: with fewer, apt fails. None
+// of them reaches beyond the sandbox's own user namespace. Podman's default adds
+// SETPCAP, SETFCAP and SYS_CHROOT, which only nested containers and setcap need
+// (file capabilities have no effect under no_new_privileges).
+var capabilities = []string{
+	"CAP_CHOWN",            // dpkg and tar give files to their owners
+	"CAP_DAC_OVERRIDE",     // root reads and writes whatever its users made
+	"CAP_FOWNER",           // dpkg sets modes and times of files that it gave away
+	"CAP_FSETID",           // chmod keeps the setgid bit of folders such as /var/mail
+	"CAP_KILL",             // root, and so the guest, ends processes of other users
+	"CAP_SETGID",           // apt fetches as group nogroup; su, runuser
+	"CAP_SETUID",           // apt fetches as user _apt; su, runuser
+	"CAP_NET_BIND_SERVICE", // servers on ports 80 and 443
+}
+
+// Sizes of what a container holds apart from its limits.
+const (
+	// maxLog bounds the log of the first process in bytes: conmon starts the
+	// file anew beyond it. Only its last line is ever read.
+	maxLog = 256 << 10
+	// shmSize of /dev/shm in bytes, as Docker's and Podman's default. It is
+	// memory that no controller may count, so it is not more.
+	shmSize = 64 << 20
+	// maxFiles a process may open. The node's own limit applies where it is lower.
+	maxFiles = 65536
+	// oomScore makes the kernel end a sandbox rather than the node when the
+	// whole machine has no memory left. The guest gives its commands a higher one.
+	oomScore = 100
+	// mappedIDs of the sandbox are the sub-ids 1 to 65535 of the node's user. Its
+	// root is therefore not that user: who breaks out owns no file of the node.
+	mappedIDs = 65535
+)
+
+// containerName is unique on the machine, for ids are.
+func containerName(id sandbox.ID) string { return "doze-" + string(id) }
+
+// generate says how Podman makes the container. The image gives its root file
+// system, its environment and its working directory; entry point, command, user,
+// volumes, health check and stop signal of the image are not used. Limits of
+// memory, CPU and processes are set on the parent cgroup by the Freezer.
+func generate(node, profile string, c sandbox.ContainerSpec) *specgen.SpecGenerator {
+	s := specgen.NewSpecGenerator(c.ImageRef, false)
+	s.Name = containerName(c.ID)
+	s.Labels = map[string]string{
+		labelNode:    node,
+		labelSandbox: string(c.ID),
+		labelPIDs:    strconv.FormatInt(c.Limits.PIDs, 10),
+	}
+	s.Hostname = hostname(c.Name, c.ID)
+	s.Env = c.Env
+	s.EnvHost = new(false)
+	s.HTTPProxy = new(false)
+	s.Entrypoint = []string{guest.BinaryPath}
+	s.User = "0:0"
+	s.StopSignal = new(syscall.SIGTERM)
+	s.Systemd = "false"
+	s.SdNotifyMode = "ignore"
+	s.LogConfiguration = &specgen.LogConfig{Driver: "k8s-file", Size: maxLog}
+	s.HealthConfig = &manifest.Schema2HealthConfig{Test: []string{"NONE"}}
+
+	s.Mounts = mounts(c)
+	s.ImageVolumeMode = "ignore" // the disk of a sandbox is one thing, its volumes included
+	s.ShmSize = new(int64(shmSize))
+
+	s.CapDrop = []string{"ALL"}
+	s.CapAdd = capabilities
+	s.NoNewPrivileges = new(true)
+	s.SeccompProfilePath = profile
+	s.Privileged = new(false)
+	s.UserNS = specgen.Namespace{NSMode: specgen.Private}
+	ids := []idtools.IDMap{{ContainerID: 0, HostID: 1, Size: mappedIDs}}
+	s.IDMappings = &storage.IDMappingOptions{UIDMap: ids, GIDMap: ids}
+	s.PidNS = specgen.Namespace{NSMode: specgen.Private}
+	s.IpcNS = specgen.Namespace{NSMode: specgen.Private}
+	s.UtsNS = specgen.Namespace{NSMode: specgen.Private}
+	s.CgroupNS = specgen.Namespace{NSMode: specgen.Private}
+
+	s.NetNS = specgen.Namespace{NSMode: specgen.NoNetwork}
+	// Without a network the host's name servers are none of the sandbox's business.
+	s.UseImageResolvConf = new(true)
+
+	s.CgroupParent = strings.TrimPrefix(c.CgroupParent, freezer.MountPoint)
+	// conmon stays with the node: frozen with the sandbox, it could not tell of
+	// its end, and its memory is not the sandbox's.
+	s.CgroupsMode = "no-conmon"
+	s.OOMScoreAdj = new(oomScore)
+	s.Rlimits = []spec.POSIXRlimit{rlimit("nofile", unix.RLIMIT_NOFILE, maxFiles)}
+	return s
+}
+
+// mounts of a sandbox. /.doze is a read-only tmpfs, so that the sandbox's root
+// can neither move it away nor put anything else in the place of its parts; it
+// has no CAP_SYS_ADMIN to unmount it. (crun 1.8 ignores nosuid, nodev and noexec
+// of writable mounts in a user namespace. Without them nothing is lost: set-user-id
+// has no effect under no_new_privileges, nor have device nodes in a user namespace.)
+func mounts(c sandbox.ContainerSpec) []spec.Mount {
+	return []spec.Mount{{
+		Destination: "/.doze",
+		Type:        "tmpfs",
+		Source:      "tmpfs",
+		Options:     []string{"ro", "nosuid", "nodev", "mode=0755", "size=64k", "notmpcopyup"},
+	}, {
+		Destination: guest.BinaryPath,
+		Type:        "bind",
+		Source:      c.GuestBinary,
+		Options:     []string{"bind", "ro", "nosuid", "nodev", "private"},
+	}, {
+		Destination: guest.RunDir,
+		Type:        "bind",
+		Source:      c.RunDir,
+		Options:     []string{"bind", "rw", "nosuid", "nodev", "noexec", "private"},
+	}}
+}
+
+// rlimit sets both limits to value, or to the node's own if that is lower:
+// nobody but root may raise it.
+func rlimit(name string, resource int, value uint64) spec.POSIXRlimit {
+	var own unix.Rlimit
+	if err := unix.Getrlimit(resource, &own); err == nil {
+		value = min(value, own.Max)
+	}
+	return spec.POSIXRlimit{Type: name, Hard: value, Soft: value}
+}
+
+// hostname turns a sandbox's name into a label of RFC 1123, or takes its id.
+func hostname(name string, id sandbox.ID) string {
+	h := strings.Trim(strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '-':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		case r == '_', r == '.', r == ' ':
+			return '-'
+		}
+		return -1
+	}, name[:min(len(name), 63)]), "-")
+	if h == "" {
+		return string(id)
+	}
+	return h
+}
