@@ -1,0 +1,379 @@
+package doctor
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// minSubIDs: a container has ids 0 to 65534, and 65535 is nobody's.
+	minSubIDs = 65536
+
+	// podmanMajor.podmanMinor is the oldest Podman that was tried.
+	podmanMajor, podmanMinor = 4, 3
+
+	// diskWarning is room for a base image and some sandboxes. With less than
+	// diskError the store does not open (it wants 192 MiB); above, a node serves the
+	// sandboxes that it has, and can delete some.
+	diskWarning = 5 << 30
+	diskError   = 256 << 20
+
+	// minInotify: conmon takes one inotify instance per container.
+	minInotify = 1024
+	// minKeys: crun makes one keyring per container.
+	minKeys = 2000
+	// minOpenFiles: a running sandbox costs the node some ten descriptors.
+	minOpenFiles = 4096
+
+	setup = "packaging/host/setup"
+	enter = "packaging/host/enter"
+)
+
+func runsAs(_ context.Context, cfg Config) Finding {
+	const name = "user"
+	if cfg.Host.UID() == 0 {
+		return amiss(name, LevelError, "start it as an unprivileged user: "+enter+" -- doze run; and look as that user: "+enter+" -- doze doctor",
+			"the node runs as root; its sandboxes would not be rootless")
+	}
+	return fine(name, "runs as %s", cfg.User)
+}
+
+func userNamespaces(_ context.Context, cfg Config) Finding {
+	const name = "user namespaces"
+	if n, ok := number(cfg, "/proc/sys/kernel/unprivileged_userns_clone"); ok && n == 0 {
+		return amiss(name, LevelError, "sysctl -w kernel.unprivileged_userns_clone=1", "users may not make user namespaces")
+	}
+	n, ok := number(cfg, "/proc/sys/user/max_user_namespaces")
+	if !ok {
+		return amiss(name, LevelError, "boot a kernel with CONFIG_USER_NS", "the kernel has no user namespaces")
+	}
+	if n == 0 {
+		return amiss(name, LevelError, "sysctl -w user.max_user_namespaces=65536", "no user namespace is allowed")
+	}
+	return fine(name, "%d allowed", n)
+}
+
+// appArmor: Ubuntu from 23.10 on lets only programs with a profile that says so
+// use user namespaces; its apparmor package has one for Podman.
+func appArmor(_ context.Context, cfg Config) Finding {
+	const name = "apparmor"
+	if n, ok := number(cfg, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"); !ok || n == 0 {
+		return fine(name, "does not restrict user namespaces")
+	}
+	profile, err := cfg.Host.ReadFile("/etc/apparmor.d/podman")
+	if err != nil || !bytes.Contains(profile, []byte("userns")) {
+		return amiss(name, LevelError,
+			"apt-get install --reinstall apparmor; or sysctl -w kernel.apparmor_restrict_unprivileged_userns=0",
+			"AppArmor keeps Podman from making user namespaces")
+	}
+	return fine(name, "has a profile that lets Podman make user namespaces")
+}
+
+func subIDs(name, file, option string) func(context.Context, Config) Finding {
+	return func(_ context.Context, cfg Config) Finding {
+		remedy := fmt.Sprintf("%s; or: usermod %s FIRST-LAST %s, with %d ids that nobody else has, then podman system migrate",
+			setup, option, cfg.User, minSubIDs)
+		text, err := cfg.Host.ReadFile(file)
+		if err != nil {
+			return amiss(name, LevelError, remedy, "%v", err)
+		}
+		most := 0
+		for line := range strings.Lines(string(text)) {
+			fields := strings.Split(strings.TrimSpace(line), ":")
+			if len(fields) != 3 || (fields[0] != cfg.User && fields[0] != strconv.Itoa(cfg.Host.UID())) {
+				continue
+			}
+			if n, err := strconv.Atoi(fields[2]); err == nil {
+				most = max(most, n)
+			}
+		}
+		if most < minSubIDs {
+			return amiss(name, LevelError, remedy, "%s gives %s %d ids in one range, and a container needs %d", file, cfg.User, most, minSubIDs)
+		}
+		return fine(name, "%s gives %s %d ids", file, cfg.User, most)
+	}
+}
+
+// idMappers: newuidmap and newgidmap have to be setuid root, or have the file
+// capability instead, as some distributions do it.
+func idMappers(ctx context.Context, cfg Config) Finding {
+	const name = "newuidmap"
+	for _, command := range []string{"newuidmap", "newgidmap"} {
+		path, err := cfg.Host.Find(command)
+		if err != nil {
+			return amiss(name, LevelError, "apt-get install uidmap", "%s is missing", command)
+		}
+		info, err := cfg.Host.Stat(path)
+		if err != nil {
+			return amiss(name, LevelError, "apt-get install --reinstall uidmap", "%v", err)
+		}
+		if info.Mode()&fs.ModeSetuid != 0 {
+			continue
+		}
+		if caps, err := cfg.Host.Run(ctx, "getcap", path); err == nil && strings.Contains(caps, "cap_set") {
+			continue
+		}
+		return amiss(name, LevelError, "chmod u+s "+path, "%s is not setuid root", path)
+	}
+	return fine(name, "newuidmap and newgidmap may map sub-ids")
+}
+
+func runtimeDir(_ context.Context, cfg Config) Finding {
+	const name = "runtime folder"
+	if cfg.RuntimeDir == "" {
+		return amiss(name, LevelError, "start the node by "+enter+", or set XDG_RUNTIME_DIR", "XDG_RUNTIME_DIR is not set")
+	}
+	info, err := cfg.Host.Stat(cfg.RuntimeDir)
+	if err == nil && !info.IsDir() {
+		err = errors.New("it is no folder")
+	}
+	if err == nil {
+		err = cfg.Host.Access(cfg.RuntimeDir, unix.R_OK|unix.W_OK|unix.X_OK)
+	}
+	if err != nil {
+		return amiss(name, LevelError, fmt.Sprintf("install -d -m 0700 -o %s %s", cfg.User, cfg.RuntimeDir),
+			"%s cannot be used: %v", cfg.RuntimeDir, err)
+	}
+	return fine(name, "%s", cfg.RuntimeDir)
+}
+
+func cgroup(_ context.Context, cfg Config) Finding {
+	const name = "cgroup"
+	const remedy = "start the node by " + enter + " or by packaging/doze.service"
+	if cfg.Cgroup == "" {
+		return amiss(name, LevelWarning, remedy,
+			"the node has no cgroup v2 subtree: sandboxes sleep and wake by Podman, 100 times slower, and have no limits")
+	}
+	if _, err := cfg.Host.Stat(filepath.Join(cfg.Cgroup, "cgroup.controllers")); err != nil {
+		return amiss(name, LevelError, remedy, "%s is no cgroup v2: %v", cfg.Cgroup, err)
+	}
+	for _, path := range []string{cfg.Cgroup, filepath.Join(cfg.Cgroup, "cgroup.procs"), filepath.Join(cfg.Cgroup, "cgroup.subtree_control")} {
+		if err := cfg.Host.Access(path, unix.W_OK); err != nil {
+			return amiss(name, LevelError, remedy, "%s is not %s's: %v", path, cfg.User, err)
+		}
+	}
+	if _, err := cfg.Host.Stat(filepath.Join(cfg.Cgroup, "cgroup.freeze")); err != nil {
+		return amiss(name, LevelError, "boot Linux 5.2 or later", "cgroup v2 cannot freeze here: %v", err)
+	}
+	return fine(name, "%s", cfg.Cgroup)
+}
+
+func controllers(_ context.Context, cfg Config) Finding {
+	const name = "limits"
+	want := []string{"cpu", "memory", "pids"}
+	if cfg.Cgroup == "" {
+		return amiss(name, LevelWarning, "see cgroup", "no limit of a sandbox is enforced")
+	}
+	// What is handed on to the sandboxes counts, before the first start what is offered.
+	text, err := cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "sandboxes", "cgroup.subtree_control"))
+	if errors.Is(err, fs.ErrNotExist) {
+		text, err = cfg.Host.ReadFile(filepath.Join(cfg.Cgroup, "cgroup.controllers"))
+	}
+	if err != nil {
+		return amiss(name, LevelWarning, "see cgroup", "%v", err)
+	}
+	have := strings.Fields(string(text))
+	var missing []string
+	for _, controller := range want {
+		if !slices.Contains(have, controller) {
+			missing = append(missing, controller)
+		}
+	}
+	if len(missing) == 0 {
+		return fine(name, "cpu, memory and pids are enforced")
+	}
+	remedy := "start the node by packaging/doze.service, which has Delegate=yes"
+	if v1, held := heldByV1(cfg, missing); held {
+		remedy = "boot with systemd.unified_cgroup_hierarchy=1 (or cgroup_no_v1=all): cgroup v1 holds " + strings.Join(v1, ", ")
+	}
+	return amiss(name, LevelWarning, remedy, "not enforced: %s", strings.Join(missing, ", "))
+}
+
+// heldByV1 says which of the controllers are bound to a cgroup v1 hierarchy:
+// those have a hierarchy other than 0 in /proc/cgroups.
+func heldByV1(cfg Config, names []string) ([]string, bool) {
+	text, err := cfg.Host.ReadFile("/proc/cgroups")
+	if err != nil {
+		return nil, false
+	}
+	var held []string
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) >= 2 && fields[1] != "0" && slices.Contains(names, fields[0]) {
+			held = append(held, fields[0])
+		}
+	}
+	return held, len(held) > 0
+}
+
+func podmanVersion(ctx context.Context, cfg Config) Finding {
+	const name = "podman"
+	path, err := cfg.Host.Find("podman")
+	if err != nil {
+		return amiss(name, LevelError, "apt-get install podman", "podman is missing")
+	}
+	out, err := cfg.Host.Run(ctx, path, "--version")
+	if err != nil {
+		return amiss(name, LevelError, "see what it says: podman --version", "podman does not run: %v", err)
+	}
+	fields := strings.Fields(out) // podman version 4.3.1
+	if len(fields) == 0 {
+		return amiss(name, LevelError, "apt-get install --reinstall podman", "podman --version says nothing")
+	}
+	version := fields[len(fields)-1]
+	major, minor, ok := parseVersion(version)
+	if !ok {
+		return amiss(name, LevelWarning, "see what it says: podman --version", "podman has the unknown version %q", version)
+	}
+	if major < podmanMajor || major == podmanMajor && minor < podmanMinor {
+		return amiss(name, LevelError, "upgrade to Debian 12, Ubuntu 24.04 or later, or install a newer podman",
+			"podman %s is older than %d.%d", version, podmanMajor, podmanMinor)
+	}
+	return fine(name, "%s", version)
+}
+
+func parseVersion(version string) (major, minor int, ok bool) {
+	parts := strings.SplitN(version, ".", 3)
+	if len(parts) < 2 {
+		return 0, 0, false
+	}
+	major, err1 := strconv.Atoi(parts[0])
+	minor, err2 := strconv.Atoi(parts[1])
+	return major, minor, err1 == nil && err2 == nil
+}
+
+func programs(_ context.Context, cfg Config) Finding {
+	const name = "programs"
+	var missing []string
+	for _, command := range []string{"crun", "conmon", "nsenter"} {
+		if _, err := cfg.Host.Find(command); err != nil {
+			missing = append(missing, command)
+		}
+	}
+	if len(missing) > 0 {
+		return amiss(name, LevelError, "apt-get install crun conmon util-linux", "missing: %s", strings.Join(missing, ", "))
+	}
+	return fine(name, "crun, conmon and nsenter are there")
+}
+
+func storage(ctx context.Context, cfg Config) Finding {
+	const name = "storage"
+	path, err := cfg.Host.Find("podman")
+	if err != nil {
+		return amiss(name, LevelError, "see podman", "podman is missing")
+	}
+	out, err := cfg.Host.Run(ctx, path, "info", "--format", "{{.Store.GraphDriverName}}")
+	if err != nil {
+		return amiss(name, LevelError, "see what it says: "+enter+" -- podman info", "rootless podman does not work: %v", err)
+	}
+	if driver := strings.TrimSpace(out); driver != "overlay" {
+		return amiss(name, LevelWarning,
+			`podman system reset (removes all images), then driver = "overlay" under [storage] in ~/.config/containers/storage.conf`,
+			"podman stores by %s, which copies the whole image for each sandbox", driver)
+	}
+	return fine(name, "rootless podman works, with overlay")
+}
+
+// tun is what a sandbox's network is made of.
+func tun(_ context.Context, cfg Config) Finding {
+	const name, device = "tun", "/dev/net/tun"
+	err := cfg.Host.OpenDevice(device)
+	switch {
+	case err == nil:
+		return fine(name, "%s can be opened", device)
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENODEV):
+		return amiss(name, LevelWarning, "modprobe tun; in a container: --device "+device, "there is no %s", device)
+	default:
+		return amiss(name, LevelWarning, "chmod 0666 "+device, "%s cannot be opened: %v", device, err)
+	}
+}
+
+func disk(_ context.Context, cfg Config) Finding {
+	const name = "disk"
+	free, err := cfg.Host.Free(cfg.Home)
+	if err != nil {
+		return amiss(name, LevelWarning, "see to it that "+cfg.Home+" can be made", "%v", err)
+	}
+	level := LevelWarning
+	if free < diskError {
+		level = LevelError
+	}
+	if free < diskWarning {
+		return amiss(name, level, "remove what is not needed: doze rm, podman image prune; or set DOZE_HOME to a larger disk",
+			"%.1f GiB are free for %s", float64(free)/(1<<30), cfg.Home)
+	}
+	return fine(name, "%.0f GiB are free for %s", float64(free)/(1<<30), cfg.Home)
+}
+
+func inotify(_ context.Context, cfg Config) Finding {
+	return atLeast(cfg, "inotify", "fs.inotify.max_user_instances", minInotify, "each sandbox takes one inotify instance")
+}
+
+func keyrings(_ context.Context, cfg Config) Finding {
+	return atLeast(cfg, "keyrings", "kernel.keys.maxkeys", minKeys, "each sandbox takes one keyring")
+}
+
+// atLeast checks a kernel limit that many sandboxes reach.
+func atLeast(cfg Config, name, key string, want int, why string) Finding {
+	n, ok := number(cfg, "/proc/sys/"+strings.ReplaceAll(key, ".", "/"))
+	if !ok {
+		return fine(name, "%s is not known here", key)
+	}
+	if n < want {
+		return amiss(name, LevelWarning, fmt.Sprintf("%s; or: sysctl -w %s=%d", setup, key, 8*want), "%s is %d; %s", key, n, why)
+	}
+	return fine(name, "%s is %d", key, n)
+}
+
+func openFiles(_ context.Context, cfg Config) Finding {
+	const name = "open files"
+	n, err := cfg.Host.OpenFiles()
+	if err != nil {
+		return fine(name, "not known: %v", err)
+	}
+	if n < minOpenFiles {
+		return amiss(name, LevelWarning, "ulimit -n 65536, or LimitNOFILE= in the unit", "%d descriptors at once are few", n)
+	}
+	return fine(name, "%d at once", n)
+}
+
+func portFree(port int) func(context.Context, Config) Finding {
+	return func(_ context.Context, cfg Config) Finding {
+		name := fmt.Sprintf("port %d", port)
+		err := cfg.Host.Listen(port)
+		switch {
+		case err == nil:
+			return fine(name, "is free")
+		case errors.Is(err, syscall.EADDRINUSE):
+			return amiss(name, LevelError,
+				fmt.Sprintf("see who has it: ss -ltnp 'sport = :%d'; or choose another: DOZE_HTTPS_PORT=9443", port),
+				"is in use")
+		case errors.Is(err, fs.ErrPermission):
+			return amiss(name, LevelError,
+				fmt.Sprintf("sysctl -w net.ipv4.ip_unprivileged_port_start=%d; or AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit", port),
+				"users may not listen on it")
+		default:
+			return amiss(name, LevelError, "choose another: DOZE_HTTPS_PORT=9443", "%v", err)
+		}
+	}
+}
+
+// number reads a file with one number in it.
+func number(cfg Config, path string) (int, bool) {
+	text, err := cfg.Host.ReadFile(path)
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	return n, err == nil
+}

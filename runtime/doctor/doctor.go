@@ -1,0 +1,122 @@
+// Package doctor says whether a node can run on this host, and for each thing
+// that is amiss the command that puts it right.
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/user"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Level says how bad a Finding is.
+type Level string
+
+const (
+	LevelError   Level = "error"   // a sandbox could not run
+	LevelWarning Level = "warning" // sandboxes run, but worse or less safely
+	LevelInfo    Level = "info"    // nothing is amiss
+)
+
+// Finding is the result of one check.
+type Finding struct {
+	Name   string `json:"name"` // such as "sub-uids"; stable
+	OK     bool   `json:"ok"`
+	Level  Level  `json:"level"`
+	Detail string `json:"detail"`
+	// Remedy is what to type or change; empty when OK.
+	Remedy string `json:"remedy,omitempty"`
+}
+
+// Config says what to check. The zero Config checks for the user, the
+// environment and the home of this process.
+type Config struct {
+	// User that the node runs as; default: this process's.
+	User string
+	// Home is the node's folder; default $DOZE_HOME, else ~/.local/share/doze.
+	Home string
+	// Cgroup is the node's subtree; default $DOZE_CGROUP.
+	Cgroup string
+	// RuntimeDir is Podman's folder for sockets; default $XDG_RUNTIME_DIR.
+	RuntimeDir string
+	// Ports that the node will listen on. Leave out those that a running node
+	// has already.
+	Ports []int
+	// Host is what is asked; default: this machine.
+	Host Host
+}
+
+// limit bounds all checks together. Podman's own start-up is the slowest, with
+// some 0.2 s, or 2 s when it is the user's first.
+const limit = 20 * time.Second
+
+// Check makes all checks, at once, and returns their findings in a fixed order.
+func Check(ctx context.Context, cfg Config) []Finding {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	cfg = cfg.withDefaults()
+	checks := []func(context.Context, Config) Finding{
+		runsAs, userNamespaces, appArmor,
+		subIDs("sub-uids", "/etc/subuid", "--add-subuids"),
+		subIDs("sub-gids", "/etc/subgid", "--add-subgids"),
+		idMappers, runtimeDir, cgroup, controllers, podmanVersion, programs, storage,
+		tun, disk, inotify, keyrings, openFiles,
+	}
+	for _, port := range cfg.Ports {
+		checks = append(checks, portFree(port))
+	}
+	findings := make([]Finding, len(checks))
+	var wg sync.WaitGroup
+	for i, check := range checks {
+		wg.Go(func() { findings[i] = check(ctx, cfg) })
+	}
+	wg.Wait()
+	return findings
+}
+
+// CanRun says whether a sandbox could run: no finding of LevelError is amiss.
+func CanRun(findings []Finding) bool {
+	for _, f := range findings {
+		if !f.OK && f.Level == LevelError {
+			return false
+		}
+	}
+	return true
+}
+
+func (c Config) withDefaults() Config {
+	if c.Host == nil {
+		c.Host = Machine{}
+	}
+	if c.User == "" {
+		c.User = strconv.Itoa(os.Getuid())
+		if u, err := user.Current(); err == nil {
+			c.User = u.Username
+		}
+	}
+	if c.Home == "" {
+		c.Home = os.Getenv("DOZE_HOME")
+	}
+	if c.Home == "" {
+		home, _ := os.UserHomeDir()
+		c.Home = home + "/.local/share/doze"
+	}
+	if c.Cgroup == "" {
+		c.Cgroup = os.Getenv("DOZE_CGROUP")
+	}
+	if c.RuntimeDir == "" {
+		c.RuntimeDir = os.Getenv("XDG_RUNTIME_DIR")
+	}
+	return c
+}
+
+func fine(name, format string, args ...any) Finding {
+	return Finding{Name: name, OK: true, Level: LevelInfo, Detail: fmt.Sprintf(format, args...)}
+}
+
+func amiss(name string, level Level, remedy, format string, args ...any) Finding {
+	return Finding{Name: name, Level: level, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
+}

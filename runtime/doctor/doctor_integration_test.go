@@ -1,0 +1,20 @@
+//go:build integration
+
+package doctor
+
+import "testing"
+
+// On a host that packaging/host/setup has prepared, entered by
+// packaging/host/enter, a sandbox can run.
+func TestAPreparedHostIsWell(t *testing.T) {
+	findings := Check(t.Context(), Config{})
+	for _, f := range findings {
+		t.Logf("%+v", f)
+		if !f.OK && f.Level == LevelError {
+			t.Errorf("%s: %s; %s", f.Name, f.Detail, f.Remedy)
+		}
+	}
+	if !CanRun(findings) {
+		t.Error("it cannot run")
+	}
+}

@@ -1,0 +1,324 @@
+package doctor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// host is a Host whose files are below a folder of the test's.
+type host struct {
+	root   string
+	uid    int
+	output map[string]string // of commands with their arguments
+	denied map[string]bool   // paths that may not be used
+	listen map[int]error
+	free   uint64
+	files  uint64
+}
+
+func (h *host) UID() int                              { return h.uid }
+func (h *host) at(path string) string                 { return filepath.Join(h.root, path) }
+func (h *host) ReadFile(path string) ([]byte, error)  { return os.ReadFile(h.at(path)) }
+func (h *host) Stat(path string) (fs.FileInfo, error) { return os.Stat(h.at(path)) }
+func (h *host) Listen(port int) error                 { return h.listen[port] }
+func (h *host) Free(string) (uint64, error)           { return h.free, nil }
+func (h *host) OpenFiles() (uint64, error)            { return h.files, nil }
+
+func (h *host) Access(path string, _ uint32) error {
+	if h.denied[path] {
+		return unix.EACCES
+	}
+	_, err := h.Stat(path)
+	return err
+}
+
+func (h *host) OpenDevice(path string) error { return h.Access(path, 0) }
+
+func (h *host) Find(command string) (string, error) {
+	path := "/usr/bin/" + command
+	_, err := h.Stat(path)
+	return path, err
+}
+
+func (h *host) Run(_ context.Context, command string, args ...string) (string, error) {
+	line := strings.Join(append([]string{command}, args...), " ")
+	out, ok := h.output[line]
+	if !ok {
+		return "", fmt.Errorf("%s: exit status 125", line)
+	}
+	return out, nil
+}
+
+func (h *host) write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(h.at(path)), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(h.at(path), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (h *host) remove(t *testing.T, path string) {
+	t.Helper()
+	if err := os.RemoveAll(h.at(path)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+const podmanInfo = "/usr/bin/podman info --format {{.Store.GraphDriverName}}"
+
+// well is a host with nothing amiss.
+func well(t *testing.T) (*host, Config) {
+	h := &host{
+		root:   t.TempDir(),
+		uid:    999,
+		output: map[string]string{"/usr/bin/podman --version": "podman version 5.4.2\n", podmanInfo: "overlay\n"},
+		denied: map[string]bool{},
+		listen: map[int]error{},
+		free:   100 << 30,
+		files:  65536,
+	}
+	for path, text := range map[string]string{
+		"/proc/sys/user/max_user_namespaces":                   "96365\n",
+		"/proc/sys/fs/inotify/max_user_instances":              "8192\n",
+		"/proc/sys/kernel/keys/maxkeys":                        "20000\n",
+		"/proc/cgroups":                                        "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t1\t1\nmemory\t0\t1\t1\npids\t0\t1\t1\n",
+		"/etc/subuid":                                          "someone:100000:65536\ndoze:165536:65536\n",
+		"/etc/subgid":                                          "someone:100000:65536\n999:165536:65536\n",
+		"/run/doze/.keep":                                      "",
+		"/sys/fs/cgroup/doze/cgroup.controllers":               "cpu memory pids\n",
+		"/sys/fs/cgroup/doze/cgroup.procs":                     "",
+		"/sys/fs/cgroup/doze/cgroup.freeze":                    "0\n",
+		"/sys/fs/cgroup/doze/cgroup.subtree_control":           "cpu memory pids\n",
+		"/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control": "cpu memory pids\n",
+		"/dev/net/tun":                                         "",
+		"/usr/bin/podman":                                      "",
+		"/usr/bin/crun":                                        "",
+		"/usr/bin/conmon":                                      "",
+		"/usr/bin/nsenter":                                     "",
+		"/usr/bin/newuidmap":                                   "",
+		"/usr/bin/newgidmap":                                   "",
+	} {
+		h.write(t, path, text)
+	}
+	for _, path := range []string{"/usr/bin/newuidmap", "/usr/bin/newgidmap"} {
+		if err := os.Chmod(h.at(path), 0o755|fs.ModeSetuid); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return h, Config{
+		User:       "doze",
+		Home:       "/var/lib/doze",
+		Cgroup:     "/sys/fs/cgroup/doze",
+		RuntimeDir: "/run/doze",
+		Ports:      []int{8443},
+		Host:       h,
+	}
+}
+
+func TestNothingIsAmissOnAGoodHost(t *testing.T) {
+	_, cfg := well(t)
+	findings := Check(t.Context(), cfg)
+	for _, f := range findings {
+		if !f.OK || f.Remedy != "" || f.Detail == "" || f.Name == "" || f.Level == "" {
+			t.Errorf("%+v", f)
+		}
+	}
+	if !CanRun(findings) {
+		t.Error("it cannot run")
+	}
+}
+
+func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
+	for _, c := range []struct {
+		fault  string
+		make   func(*testing.T, *host, *Config)
+		name   string // of the finding that is then amiss
+		level  Level
+		remedy string // part of it
+		others bool   // other findings are amiss too
+	}{
+		{"root", func(_ *testing.T, h *host, _ *Config) { h.uid = 0 },
+			"user", LevelError, "packaging/host/enter -- doze run", true},
+		{"user namespaces switched off", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/kernel/unprivileged_userns_clone", "0\n")
+		}, "user namespaces", LevelError, "sysctl -w kernel.unprivileged_userns_clone=1", false},
+		{"no user namespace allowed", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/user/max_user_namespaces", "0\n")
+		}, "user namespaces", LevelError, "sysctl -w user.max_user_namespaces=", false},
+		{"a kernel without user namespaces", func(t *testing.T, h *host, _ *Config) {
+			h.remove(t, "/proc/sys/user")
+		}, "user namespaces", LevelError, "CONFIG_USER_NS", false},
+		{"AppArmor without a profile", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n")
+		}, "apparmor", LevelError, "kernel.apparmor_restrict_unprivileged_userns=0", false},
+		{"no sub-uids", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/etc/subuid", "someone:100000:65536\n")
+		}, "sub-uids", LevelError, "usermod --add-subuids", false},
+		{"a short range of sub-uids", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/etc/subuid", "doze:100000:65535\ndoze:300000:1\n")
+		}, "sub-uids", LevelError, "65536", false},
+		{"no /etc/subgid", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/etc/subgid") },
+			"sub-gids", LevelError, "usermod --add-subgids", false},
+		{"no newuidmap", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/usr/bin/newuidmap") },
+			"newuidmap", LevelError, "apt-get install uidmap", false},
+		{"newgidmap without its bit", func(t *testing.T, h *host, _ *Config) {
+			if err := os.Chmod(h.at("/usr/bin/newgidmap"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}, "newuidmap", LevelError, "chmod u+s /usr/bin/newgidmap", false},
+		{"no XDG_RUNTIME_DIR folder", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/run/doze") },
+			"runtime folder", LevelError, "install -d -m 0700 -o doze /run/doze", false},
+		{"somebody else's XDG_RUNTIME_DIR", func(_ *testing.T, h *host, _ *Config) { h.denied["/run/doze"] = true },
+			"runtime folder", LevelError, "install -d", false},
+		{"no subtree", func(_ *testing.T, _ *host, cfg *Config) { cfg.Cgroup = "-" },
+			"cgroup", LevelError, "packaging/host/enter", true},
+		{"cgroup v1", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.controllers") },
+			"cgroup", LevelError, "packaging/host/enter", false},
+		{"a subtree of root's", func(_ *testing.T, h *host, _ *Config) { h.denied["/sys/fs/cgroup/doze/cgroup.procs"] = true },
+			"cgroup", LevelError, "packaging/doze.service", false},
+		{"no freezer", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.freeze") },
+			"cgroup", LevelError, "Linux 5.2", false},
+		{"controllers not handed on", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "cpu\n")
+		}, "limits", LevelWarning, "Delegate=yes", false},
+		{"controllers in cgroup v1", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "")
+			h.write(t, "/proc/cgroups", "cpu\t1\t1\t1\nmemory\t4\t1\t1\npids\t8\t1\t1\n")
+		}, "limits", LevelWarning, "cgroup v1 holds cpu, memory, pids", false},
+		{"no podman", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/usr/bin/podman") },
+			"podman", LevelError, "apt-get install podman", true},
+		{"an old podman", func(_ *testing.T, h *host, _ *Config) {
+			h.output["/usr/bin/podman --version"] = "podman version 3.4.4\n"
+		}, "podman", LevelError, "upgrade", false},
+		{"a podman that does not run", func(_ *testing.T, h *host, _ *Config) { delete(h.output, "/usr/bin/podman --version") },
+			"podman", LevelError, "podman --version", false},
+		{"no conmon", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/usr/bin/conmon") },
+			"programs", LevelError, "apt-get install", false},
+		{"storage vfs", func(_ *testing.T, h *host, _ *Config) { h.output[podmanInfo] = "vfs\n" },
+			"storage", LevelWarning, `driver = "overlay"`, false},
+		{"rootless podman fails", func(_ *testing.T, h *host, _ *Config) { delete(h.output, podmanInfo) },
+			"storage", LevelError, "podman info", false},
+		{"no TUN device", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/dev/net/tun") },
+			"tun", LevelWarning, "modprobe tun", false},
+		{"a TUN device for root", func(_ *testing.T, h *host, _ *Config) { h.denied["/dev/net/tun"] = true },
+			"tun", LevelWarning, "chmod 0666 /dev/net/tun", false},
+		{"little disk", func(_ *testing.T, h *host, _ *Config) { h.free = 2 << 30 },
+			"disk", LevelWarning, "DOZE_HOME", false},
+		{"no disk", func(_ *testing.T, h *host, _ *Config) { h.free = 100 << 20 },
+			"disk", LevelError, "DOZE_HOME", false},
+		{"few inotify instances", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/fs/inotify/max_user_instances", "128\n")
+		}, "inotify", LevelWarning, "sysctl -w fs.inotify.max_user_instances=8192", false},
+		{"few keyrings", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/kernel/keys/maxkeys", "200\n")
+		}, "keyrings", LevelWarning, "sysctl -w kernel.keys.maxkeys=", false},
+		{"few descriptors", func(_ *testing.T, h *host, _ *Config) { h.files = 1024 },
+			"open files", LevelWarning, "LimitNOFILE", false},
+		{"a port in use", func(_ *testing.T, h *host, _ *Config) {
+			h.listen[8443] = &net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EADDRINUSE)}
+		}, "port 8443", LevelError, "ss -ltnp 'sport = :8443'", false},
+		{"a privileged port", func(_ *testing.T, h *host, cfg *Config) {
+			cfg.Ports = []int{443}
+			h.listen[443] = &net.OpError{Op: "listen", Err: os.NewSyscallError("bind", syscall.EACCES)}
+		}, "port 443", LevelError, "net.ipv4.ip_unprivileged_port_start=443", false},
+	} {
+		t.Run(c.fault, func(t *testing.T) {
+			h, cfg := well(t)
+			c.make(t, h, &cfg)
+			findings := Check(t.Context(), cfg)
+			found := false
+			for _, f := range findings {
+				if f.OK {
+					continue
+				}
+				if f.Remedy == "" || f.Detail == "" {
+					t.Errorf("without a remedy: %+v", f)
+				}
+				switch {
+				case f.Name != c.name:
+					if !c.others {
+						t.Errorf("amiss too: %+v", f)
+					}
+				case f.Level != c.level || !strings.Contains(f.Remedy, c.remedy):
+					t.Errorf("got %+v; want level %s and a remedy with %q", f, c.level, c.remedy)
+				default:
+					found = true
+				}
+			}
+			if !found {
+				t.Error("not found")
+			}
+			if got, want := CanRun(findings), c.level != LevelError; got != want {
+				t.Errorf("CanRun says %v", got)
+			}
+		})
+	}
+}
+
+func TestWithoutASubtreeSandboxesStillRun(t *testing.T) {
+	_, cfg := well(t)
+	t.Setenv("DOZE_CGROUP", "")
+	cfg.Cgroup = ""
+	findings := Check(t.Context(), cfg)
+	amiss := 0
+	for _, f := range findings {
+		if !f.OK {
+			amiss++
+		}
+	}
+	if amiss != 2 || !CanRun(findings) {
+		t.Errorf("%+v", findings)
+	}
+}
+
+func TestAnUbuntuWithItsProfileIsWell(t *testing.T) {
+	h, cfg := well(t)
+	h.write(t, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n")
+	h.write(t, "/etc/apparmor.d/podman", "profile podman /usr/bin/podman flags=(unconfined) {\n  userns,\n}\n")
+	if findings := Check(t.Context(), cfg); !CanRun(findings) {
+		t.Errorf("%+v", findings)
+	}
+}
+
+// The machine answers what is true of any machine.
+func TestMachine(t *testing.T) {
+	m := Machine{}
+	if _, err := m.Find("no-such-command"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("Find: %v", err)
+	}
+	if path, err := m.Find("sh"); err != nil || !strings.HasSuffix(path, "/sh") {
+		t.Errorf("Find: %q, %v", path, err)
+	}
+	if out, err := m.Run(t.Context(), "echo", "knock"); err != nil || out != "knock\n" {
+		t.Errorf("Run: %q, %v", out, err)
+	}
+	if _, err := m.Run(t.Context(), "sh", "-c", "echo why >&2; exit 3"); err == nil || !strings.Contains(err.Error(), "why") {
+		t.Errorf("Run: %v", err)
+	}
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := m.Listen(l.Addr().(*net.TCPAddr).Port); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Errorf("Listen: %v", err)
+	}
+	if free, err := m.Free(filepath.Join(t.TempDir(), "not", "yet", "there")); err != nil || free == 0 {
+		t.Errorf("Free: %d, %v", free, err)
+	}
+	if n, err := m.OpenFiles(); err != nil || n == 0 {
+		t.Errorf("OpenFiles: %d, %v", n, err)
+	}
+}
