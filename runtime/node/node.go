@@ -1,0 +1,204 @@
+// Package node puts the parts of a node together: the store, the engine, the
+// freezer, the way into the sandboxes, and the Manager over them.
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/netns"
+	"github.com/doze-run/doze/runtime/podman"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store"
+)
+
+// Config of a node. Only Home is required.
+type Config struct {
+	// Home is the folder with all that the node keeps. One node at a time uses it.
+	Home string
+	// TokenFile holds the API token and is made if it is missing. Default: Home/token.
+	TokenFile string
+	// Guest and NetnsHelper are the paths of doze-guest and doze-netns.
+	// Default: beside the running program.
+	Guest, NetnsHelper string
+	// PodmanSocket of a Podman service to use. Default: the user's own; where
+	// it does not answer, the node starts one.
+	PodmanSocket string
+	// Cgroup is the cgroup v2 subtree that belongs to the node's user. Default:
+	// $DOZE_CGROUP. Without one, sandboxes are frozen by Podman, which takes
+	// about 100 times as long, and have no limits.
+	Cgroup string
+	// Sandbox configures the Manager; its RunDir and GuestBinary are set here.
+	Sandbox sandbox.Config
+}
+
+func (c *Config) fill() error {
+	if c.Home == "" {
+		return errors.New("the node's home is not set: name a folder with `data` in the Caddyfile or with DOZE_HOME")
+	}
+	home, err := filepath.Abs(c.Home)
+	if err != nil {
+		return err
+	}
+	c.Home = home
+	program, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	beside := filepath.Dir(program)
+	for _, d := range []struct {
+		field *string
+		value string
+	}{
+		{&c.TokenFile, filepath.Join(c.Home, "token")},
+		{&c.Guest, filepath.Join(beside, "doze-guest")},
+		{&c.NetnsHelper, filepath.Join(beside, "doze-netns")},
+		{&c.Cgroup, os.Getenv("DOZE_CGROUP")},
+	} {
+		if *d.field == "" {
+			*d.field = d.value
+		}
+	}
+	c.Sandbox.RunDir = filepath.Join(c.Home, "run")
+	c.Sandbox.GuestBinary = filepath.Join(c.Home, "guest", "doze-guest")
+	return nil
+}
+
+// Node is a running node. Close ends it.
+type Node struct {
+	Manager *sandbox.Manager
+
+	config Config
+	token  string
+	// closers in the order of opening; they are closed in the reverse order.
+	closers []func() error
+}
+
+// failedStartLimit bounds the end of a node that could not recover.
+const failedStartLimit = 30 * time.Second
+
+// Open brings a node up: it takes the store, finds or starts Podman, and
+// recovers what the last run left. A home that another node uses returns
+// store.ErrInUse (wrapped).
+func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	n := &Node{config: cfg}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.Close(context.WithoutCancel(ctx)))
+		}
+	}()
+	for _, dir := range []string{cfg.Home, cfg.Sandbox.RunDir} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("making the node's folders: %w", err)
+		}
+	}
+	findings := checkHost(ctx, cfg)
+	// The store is first: it is what keeps a second node out.
+	records, err := store.Open(filepath.Join(cfg.Home, "store"), log)
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, records.Close)
+	if n.token, err = readToken(cfg.TokenFile); err != nil {
+		return nil, err
+	}
+	if err := installGuest(cfg.Guest, cfg.Sandbox.GuestBinary); err != nil {
+		return nil, err
+	}
+	if err := report(<-findings, log); err != nil {
+		return nil, err
+	}
+	engine, err := podman.Open(ctx, podman.Config{Node: records.NodeID(), RunDir: cfg.Sandbox.RunDir, Socket: cfg.PodmanSocket, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, engine.Close)
+	frost, err := openFreezer(cfg.Cgroup, engine, log)
+	if err != nil {
+		return nil, err
+	}
+	inside, err := netns.Open(netns.Config{Helper: cfg.NetnsHelper, Cgroup: sandboxCgroup(cfg.Cgroup), Log: log})
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, inside.Close)
+	n.Manager, err = sandbox.New(cfg.Sandbox, sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if err := n.Manager.Start(ctx); err != nil {
+		// Before the parts that it works with are closed.
+		closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStartLimit)
+		defer cancel()
+		return nil, errors.Join(fmt.Errorf("recovering the sandboxes: %w", err), n.Manager.Close(closeCtx))
+	}
+	return n, nil
+}
+
+func openFreezer(cgroup string, engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
+	if cgroup == "" {
+		log.Warn("no cgroup subtree: sandboxes sleep and wake slowly, and nothing limits them",
+			"remedy", "start the node by packaging/host/enter or by packaging/doze.service")
+		return podman.NewPauser(engine), nil
+	}
+	return freezer.Open(cgroup)
+}
+
+// sandboxCgroup names the sandboxes' cgroup as /proc/PID/cgroup does.
+func sandboxCgroup(cgroup string) string {
+	if cgroup == "" {
+		return ""
+	}
+	return strings.TrimPrefix(cgroup, freezer.MountPoint) + "/sandboxes"
+}
+
+// Token is the API token. Never log it.
+func (n *Node) Token() string { return n.token }
+
+// Home is the node's folder.
+func (n *Node) Home() string { return n.config.Home }
+
+// Apply changes the configuration of the running node. What only a restart can
+// change is refused, and then nothing is changed.
+func (n *Node) Apply(cfg Config) error {
+	if err := cfg.fill(); err != nil {
+		return err
+	}
+	for _, c := range []struct{ option, have, want string }{
+		{"data", n.config.Home, cfg.Home},
+		{"token_file", n.config.TokenFile, cfg.TokenFile},
+		{"guest", n.config.Guest, cfg.Guest},
+		{"netns_helper", n.config.NetnsHelper, cfg.NetnsHelper},
+		{"podman_socket", n.config.PodmanSocket, cfg.PodmanSocket},
+		{"cgroup", n.config.Cgroup, cfg.Cgroup},
+	} {
+		if c.have != c.want {
+			return fmt.Errorf("%s cannot change from %q to %q while the node runs: restart it", c.option, c.have, c.want)
+		}
+	}
+	return n.Manager.Configure(cfg.Sandbox)
+}
+
+// Close puts the running sandboxes to sleep and ends the node. The next node
+// on the same home resumes them.
+func (n *Node) Close(ctx context.Context) error {
+	var errs []error
+	if n.Manager != nil {
+		errs = append(errs, n.Manager.Close(ctx))
+	}
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		errs = append(errs, n.closers[i]())
+	}
+	n.closers = nil
+	return errors.Join(errs...)
+}
