@@ -1,0 +1,187 @@
+package wakeproxy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// exchange is one request on its way through Handler, the reverse proxy and the
+// Proxy's transport. It belongs to the request's goroutine; only spare is
+// shared with a dial.
+type exchange struct {
+	proxy *Proxy
+	id    sandbox.ID
+	port  sandbox.Port
+	// origin of the preview as the visitor's browser names it, and of the
+	// server as it is named inside the sandbox.
+	origin, inside string
+
+	start, until time.Time // until: when waiting ends
+	waitLimit    time.Duration
+	waited       time.Duration // for the wake and for the port
+
+	lease   Lease
+	woke    sandbox.WakeKind
+	started time.Time // Sandbox.StartedAt
+	awake   time.Time // Sandbox.StateSince
+	rises   bool      // something is declared to start by itself
+
+	spareMu sync.Mutex
+	spare   net.Conn // made by the gate, for the first dial
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
+}
+
+func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port) *exchange {
+	now := time.Now()
+	limit := h.opts.WaitLimit
+	if isNavigation(r) {
+		limit = min(limit, h.opts.Patience)
+	}
+	return &exchange{
+		proxy:     h.proxy,
+		id:        id,
+		port:      port,
+		origin:    originOf(r, h.opts.Trusted(r)),
+		inside:    "localhost:" + strconv.Itoa(int(port.Port)),
+		start:     now,
+		until:     now.Add(limit),
+		waitLimit: h.opts.WaitLimit,
+	}
+}
+
+// errStillWaking: the wake took longer than the request may wait.
+var errStillWaking = errors.New("the sandbox is still waking")
+
+// acquire takes the lease, which wakes the sandbox unless the port refuses that.
+func (x *exchange) acquire(ctx context.Context) error {
+	lease, err := x.proxy.acquire(ctx, x.id, x.port, x.until, sandbox.CausePreview)
+	if err != nil {
+		return err
+	}
+	sb := lease.Sandbox()
+	x.lease = lease
+	x.started, x.awake = sb.StartedAt, sb.StateSince
+	x.rises = len(sb.Declared) > 0
+	if x.woke = lease.Wake().Kind; x.woke != sandbox.WakeNone {
+		x.waited = time.Since(x.start)
+	}
+	return nil
+}
+
+// acquire returns errStillWaking when until passes first.
+func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, port sandbox.Port, until time.Time, cause sandbox.Cause) (Lease, error) {
+	lease, err := p.sandboxes.AcquireRunning(id)
+	if !errors.Is(err, sandbox.ErrNotRunning) || port.Wake == sandbox.WakeRefuse {
+		return lease, err
+	}
+	waitCtx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	lease, err = p.sandboxes.Acquire(waitCtx, id, cause)
+	var failed *sandbox.WakeError
+	if err != nil && !errors.As(err, &failed) && ctx.Err() == nil && waitCtx.Err() != nil {
+		return nil, errStillWaking
+	}
+	return lease, err
+}
+
+// starting reports whether the server may still be on its way up, so that a
+// refused connection is no answer yet: after a cold wake of our own or of
+// somebody who still waits, and within the wait limit after any start of a
+// container that has something to start.
+func (x *exchange) starting() bool {
+	return x.woke == sandbox.WakeCold || x.rises && time.Since(x.started) < x.waitLimit || x.proxy.gates.waitedAt(x.gateKey())
+}
+
+func (x *exchange) gateKey() gateKey {
+	return gateKey{x.id, x.port.Port, x.started.UnixNano()}
+}
+
+// awaitPort waits until the port accepts connections.
+func (x *exchange) awaitPort(ctx context.Context) error {
+	begin := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, x.until)
+	defer cancel()
+	conn, err := x.proxy.gates.wait(ctx, x.gateKey(), x.dialStarting)
+	x.waited += time.Since(begin)
+	x.setSpare(conn)
+	return err
+}
+
+// dialStarting is dial for a server that may still be on its way up. It returns
+// a *sandbox.WakeError when the container has ended instead.
+func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
+	conn, err := x.dial(ctx)
+	if err == nil || ctx.Err() != nil || !errors.Is(err, syscall.ESRCH) && x.lives() {
+		return conn, err
+	}
+	return nil, &sandbox.WakeError{
+		ID:      x.id,
+		Err:     fmt.Errorf("its container ended before the port was ready: %w", err),
+		LastLog: x.proxy.sandboxes.LastLog(ctx, x.id),
+	}
+}
+
+// lives reports whether the container that the lease was taken for still runs.
+func (x *exchange) lives() bool {
+	sb, ok := x.proxy.sandboxes.ByID(x.id)
+	return ok && sb.State == sandbox.StateRunning && sb.StartedAt.Equal(x.started)
+}
+
+// dial makes a connection to the port. The visitor is not told why the node
+// could not: its log is.
+func (x *exchange) dial(ctx context.Context) (net.Conn, error) {
+	conn, err := x.lease.Dial(ctx, x.port.Port)
+	if err != nil && ctx.Err() == nil && !nobodyAccepts(err) && !errors.Is(err, syscall.ESRCH) {
+		x.proxy.sometimes.Do(func() {
+			x.proxy.log.Warn("dialling into a sandbox failed", "sandbox", x.id, "port", x.port.Port, "error", err)
+		})
+	}
+	return conn, err
+}
+
+// setSpare keeps a connection for the next dial and closes the one before it.
+func (x *exchange) setSpare(conn net.Conn) {
+	if old := x.swapSpare(conn); old != nil {
+		old.Close()
+	}
+}
+
+func (x *exchange) swapSpare(conn net.Conn) net.Conn {
+	x.spareMu.Lock()
+	defer x.spareMu.Unlock()
+	old := x.spare
+	x.spare = conn
+	return old
+}
+
+// noteWake says in the headers of an answer what the request woke.
+func (x *exchange) noteWake(header http.Header) {
+	if x.woke == sandbox.WakeNone {
+		return
+	}
+	header.Set("X-Doze-Wake", string(x.woke))
+	header.Add("Server-Timing", fmt.Sprintf("wake;dur=%.3f", float64(x.waited.Microseconds())/1000))
+}
+
+// end gives back what the exchange holds.
+func (x *exchange) end() {
+	x.setSpare(nil)
+	if x.lease != nil {
+		x.lease.Release()
+	}
+}

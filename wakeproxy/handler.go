@@ -1,0 +1,173 @@
+package wakeproxy
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Next proxies a request with the Proxy as its transport. It returns an error
+// only if it has written nothing.
+type Next func(w http.ResponseWriter, r *http.Request) error
+
+// Options of a Handler. Zero values mean the defaults.
+type Options struct {
+	// Domains under which previews live, such as "preview.example.com".
+	Domains []string
+	// WaitLimit is how long a request waits for a wake, and for the port to
+	// accept connections after a cold one: default 30 s, below the 60 s after
+	// which most clients and load balancers give up. Beyond it: 504.
+	WaitLimit time.Duration
+	// Patience is how long a browser's navigation waits before it gets the
+	// waiting page: default 1 s, after which people think that nothing happens.
+	Patience time.Duration
+	// MaxRequests in flight in all, default 16384, and MaxSandboxRequests for
+	// one sandbox, default 4096; upgraded connections count. Beyond it: 503.
+	MaxRequests, MaxSandboxRequests int
+	// Trusted says whether a request came through a proxy whose X-Forwarded-*
+	// headers are true; nil trusts none.
+	Trusted func(*http.Request) bool
+}
+
+func (o Options) withDefaults() Options {
+	if o.WaitLimit == 0 {
+		o.WaitLimit = 30 * time.Second
+	}
+	if o.Patience == 0 {
+		o.Patience = time.Second
+	}
+	if o.MaxRequests == 0 {
+		o.MaxRequests = 16384
+	}
+	if o.MaxSandboxRequests == 0 {
+		o.MaxSandboxRequests = 4096
+	}
+	if o.Trusted == nil {
+		o.Trusted = func(*http.Request) bool { return false }
+	}
+	domains := make([]string, len(o.Domains))
+	for i, d := range o.Domains {
+		domains[i] = strings.TrimSuffix(lowerASCII(d), ".")
+	}
+	o.Domains = domains
+	return o
+}
+
+// Handler serves the previews of some domains, and nothing else: a request for
+// another host gets the same 404 as one for a preview that does not exist.
+type Handler struct {
+	proxy *Proxy
+	next  Next
+	opts  Options
+}
+
+// NewHandler returns a Handler that calls next with the sandbox awake.
+func NewHandler(proxy *Proxy, next Next, opts Options) *Handler {
+	return &Handler{proxy: proxy, next: next, opts: opts.withDefaults()}
+}
+
+// ServeHTTP answers one preview request.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	id, port, ok := h.proxy.lookup(r.Host, h.opts.Domains)
+	if !ok {
+		writeProblem(w, r, notFound)
+		return
+	}
+	if !h.proxy.counts.enter(id, h.opts.MaxSandboxRequests, h.opts.MaxRequests) {
+		writeProblem(w, r, tooManyRequests)
+		return
+	}
+	defer h.proxy.counts.leave(id)
+
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(h.proxy.ctx, cancel)()
+
+	if r.URL.Path == WakePath {
+		h.serveWake(w, r.WithContext(ctx), id, port)
+		return
+	}
+	x := h.newExchange(r, id, port)
+	defer x.end()
+	err := h.forward(ctx, x, w, r)
+	if err != nil {
+		h.fail(w, r, x, err)
+	}
+}
+
+// forward takes the lease and calls next.
+func (h *Handler) forward(ctx context.Context, x *exchange, w http.ResponseWriter, r *http.Request) error {
+	if err := x.acquire(ctx); err != nil {
+		return err
+	}
+	out := r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
+	out.Header = x.requestHeader(r.Header, h.opts.Trusted(r))
+	return h.next(w, out)
+}
+
+// fail answers a request that could not be served. Nothing has been written.
+func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err error) {
+	waiting := errors.Is(err, errStillWaking) || errors.Is(err, errNotReady)
+	switch {
+	case r.Context().Err() != nil:
+		w.WriteHeader(statusClientGone)
+	case h.proxy.ctx.Err() != nil:
+		writeProblem(w, r, nodeClosing)
+	case waiting && isNavigation(r):
+		writeWaitingPage(w)
+	default:
+		x.noteWake(w.Header())
+		writeProblem(w, r, problemOf(err))
+	}
+}
+
+// statusClientGone is for the access log: nobody receives it.
+const statusClientGone = 499
+
+// lookup finds the exposed port that a host names. Why it fails cannot be told
+// from outside: it takes the same steps in every case, and compares every byte
+// of a token.
+func (p *Proxy) lookup(host string, domains []string) (sandbox.ID, sandbox.Port, bool) {
+	// As long as a token, and never equal to one: it is not [a-z0-9].
+	const noToken = "--------------------"
+	name, _, ok := ParseHost(host, domains)
+	sb, known := p.sandboxes.ByID(name.ID)
+	port, exposed := sb.Exposed(name.Port)
+	want := port.Token
+	switch {
+	case !exposed, port.Access != sandbox.AccessPublic && want == "":
+		want = noToken
+	case port.Access == sandbox.AccessPublic:
+		want = ""
+	}
+	match := subtle.ConstantTimeCompare([]byte(name.Token), []byte(want)) == 1
+	return name.ID, port, ok && known && exposed && match
+}
+
+// Exists reports whether a host is one of an existing preview, its token
+// included. It wakes nothing.
+func (p *Proxy) Exists(host string, domains []string) bool {
+	_, _, ok := p.lookup(host, domains)
+	return ok
+}
+
+// isNavigation reports whether a person's browser opens a page.
+func isNavigation(r *http.Request) bool {
+	mode := r.Header.Get("Sec-Fetch-Mode")
+	return r.Method == http.MethodGet && wantsHTML(r) && (mode == "" || mode == "navigate") && r.Header.Get("Upgrade") == ""
+}
+
+// wantsHTML reports whether an answer of our own should be a page.
+func wantsHTML(r *http.Request) bool {
+	for _, accept := range r.Header.Values("Accept") {
+		if strings.Contains(accept, "text/html") {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,109 @@
+package wakeproxy
+
+import (
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// originOf is the origin of a preview as a browser writes it.
+func originOf(r *http.Request, trusted bool) string {
+	scheme := "http"
+	if r.TLS != nil || trusted && r.Header.Get("X-Forwarded-Proto") == "https" {
+		scheme = "https"
+	}
+	host := lowerASCII(r.Host)
+	if scheme == "https" {
+		host = strings.TrimSuffix(host, ":443")
+	} else {
+		host = strings.TrimSuffix(host, ":80")
+	}
+	return scheme + "://" + host
+}
+
+// requestHeader is what the app gets of the visitor's headers. Authorization
+// and cookies are the app's own affair and pass; what the visitor says about
+// proxies and about us does not. The reverse proxy adds what is true.
+func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
+	out := header.Clone()
+	for key := range out {
+		forwarded := key == "Forwarded" || strings.HasPrefix(key, "X-Forwarded-")
+		if forwarded && !trusted || strings.HasPrefix(key, "X-Doze-") {
+			delete(out, key)
+		}
+	}
+	// Servers compare Origin with Host on WebSockets and forms: both change
+	// together or not at all. A foreign Origin stays what it is.
+	if x.port.Host != sandbox.HostPreserve && out.Get("Origin") == x.origin {
+		out.Set("Origin", "http://"+x.inside)
+	}
+	return out
+}
+
+// responseHeader changes what the app answered: only we speak of wakes, a
+// redirect to where the app believes to be leads back to the preview, and a
+// cookie belongs to this preview alone.
+func (x *exchange) responseHeader(header http.Header) {
+	x.cleanHeader(header)
+	x.noteWake(header)
+}
+
+// cleanHeader is for every header that comes from the app, that of a 103 too.
+func (x *exchange) cleanHeader(header http.Header) {
+	for key := range header {
+		if strings.HasPrefix(key, "X-Doze-") {
+			delete(header, key)
+		}
+	}
+	if location := header.Get("Location"); location != "" {
+		header.Set("Location", x.outside(location))
+	}
+	cookies := header["Set-Cookie"]
+	for i, cookie := range cookies {
+		cookies[i] = withoutDomain(cookie)
+	}
+}
+
+// outside turns an absolute URL of the server inside the sandbox into one of
+// the preview, and returns any other as it is.
+func (x *exchange) outside(location string) string {
+	scheme, rest, ok := strings.Cut(location, "//")
+	if !ok || scheme != "" && !strings.EqualFold(scheme, "http:") && !strings.EqualFold(scheme, "https:") {
+		return location
+	}
+	end := strings.IndexAny(rest, "/?#")
+	if end < 0 {
+		end = len(rest)
+	}
+	host, port, err := net.SplitHostPort(rest[:end])
+	if err != nil || port != strconv.Itoa(int(x.port.Port)) {
+		return location
+	}
+	switch lowerASCII(host) {
+	case "localhost", "127.0.0.1", "::1", "0.0.0.0":
+		return x.origin + rest[end:]
+	}
+	return location
+}
+
+// withoutDomain drops the Domain attribute of a Set-Cookie. "localhost" would
+// make the browser refuse the cookie; a parent domain would send it to the
+// previews of all other sandboxes. Without the attribute it belongs to the
+// preview's own host.
+func withoutDomain(cookie string) string {
+	if !strings.Contains(lowerASCII(cookie), "domain") {
+		return cookie
+	}
+	parts := strings.Split(cookie, ";")
+	kept := parts[:1]
+	for _, part := range parts[1:] {
+		name, _, _ := strings.Cut(part, "=")
+		if !strings.EqualFold(strings.TrimSpace(name), "domain") {
+			kept = append(kept, part)
+		}
+	}
+	return strings.Join(kept, ";")
+}

@@ -1,0 +1,140 @@
+package wakeproxy
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+	"strconv"
+	"syscall"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// problem is a problem document (RFC 9457) with a stable code, in the shape of
+// the API's. Toward browsers it becomes a page.
+type problem struct {
+	Title  string `json:"title"`
+	Status int    `json:"status"`
+	Detail string `json:"detail"`
+	Code   string `json:"code"`
+	// LastLog is the last line that the container wrote before a wake failed.
+	LastLog string `json:"last_log,omitempty"`
+
+	retryAfter int // seconds; 0 sends none
+}
+
+var (
+	notFound = problem{
+		Status: http.StatusNotFound, Code: "preview_not_found", Title: "There is no such preview",
+		Detail: "The address may be mistyped, or the port is not exposed any more.",
+	}
+	notRunning = problem{
+		Status: http.StatusGone, Code: "sandbox_not_running", Title: "The sandbox is not running",
+		Detail: "Requests to this port do not wake it. Wake it by the API, or expose the port with wake mode hold.",
+	}
+	wakeTimeout = problem{
+		Status: http.StatusGatewayTimeout, Code: "wake_timeout", Title: "The sandbox is still waking",
+		Detail: "The wake goes on. Try again in a moment.", retryAfter: 2,
+	}
+	portNotReady = problem{
+		Status: http.StatusGatewayTimeout, Code: "port_not_ready", Title: "The server is not up yet",
+		Detail: "The sandbox was started, but nothing listens on the port yet.", retryAfter: 2,
+	}
+	portNotListening = problem{
+		Status: http.StatusBadGateway, Code: "port_not_listening", Title: "Nothing listens on the port",
+		Detail: "The sandbox is running, but no process in it accepts connections on this port.",
+	}
+	connectionLost = problem{
+		Status: http.StatusBadGateway, Code: "connection_lost", Title: "The server gave no answer",
+		Detail: "The connection to the server in the sandbox ended before its answer was whole.",
+	}
+	bodyTooLarge = problem{
+		Status: http.StatusRequestEntityTooLarge, Code: "body_too_large", Title: "The body is too large",
+		Detail: "This node does not take bodies of that size.",
+	}
+	tooManyRequests = problem{
+		Status: http.StatusServiceUnavailable, Code: "too_many_requests", Title: "Too many requests are in flight",
+		Detail: "Try again in a moment.", retryAfter: 1,
+	}
+	tooManyWaiters = problem{
+		Status: http.StatusServiceUnavailable, Code: "too_many_waiters", Title: "Too many requests wait for a wake",
+		Detail: "Try again in a moment.", retryAfter: 1,
+	}
+	nodeClosing = problem{
+		Status: http.StatusServiceUnavailable, Code: "node_closing", Title: "The node is starting or shutting down",
+		Detail: "Try again in a moment.", retryAfter: 5,
+	}
+	engineUnavailable = problem{
+		Status: http.StatusServiceUnavailable, Code: "engine_unavailable", Title: "The sandbox cannot be started now",
+		Detail: "The node's container engine does not answer.", retryAfter: 5,
+	}
+	wakeFailed = problem{
+		Status: http.StatusBadGateway, Code: "wake_failed", Title: "The sandbox could not be woken",
+		Detail: "It failed to start.",
+	}
+	methodNotAllowed = problem{
+		Status: http.StatusMethodNotAllowed, Code: "method_not_allowed", Title: "The method is not allowed",
+		Detail: "Use GET.",
+	}
+)
+
+// problemOf says what a failure means to the visitor. Paths, addresses and
+// other words of the node stay out of it.
+func problemOf(err error) problem {
+	var failed *sandbox.WakeError
+	var tooLarge *http.MaxBytesError
+	switch {
+	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrDestroyed):
+		return notFound
+	case errors.Is(err, sandbox.ErrNotRunning):
+		return notRunning
+	case errors.Is(err, sandbox.ErrTooManyWaiters):
+		return tooManyWaiters
+	case errors.Is(err, sandbox.ErrClosed):
+		return nodeClosing
+	case errors.As(err, &failed):
+		p := wakeFailed
+		if errors.Is(err, sandbox.ErrEngineDown) {
+			p = engineUnavailable
+		}
+		p.LastLog = failed.LastLog
+		return p
+	case errors.Is(err, errStillWaking):
+		return wakeTimeout
+	case errors.Is(err, errNotReady):
+		return portNotReady
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return portNotListening
+	case errors.As(err, &tooLarge):
+		return bodyTooLarge
+	}
+	return connectionLost
+}
+
+// writeProblem answers with a problem: a page for browsers, a document for others.
+func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
+	if p.retryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(p.retryAfter))
+	}
+	if wantsHTML(r) {
+		writeProblemPage(w, p)
+		return
+	}
+	body, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	writeOwn(w, "application/problem+json", p.Status, body)
+}
+
+// writeOwn writes an answer of our own, which nobody may keep or reinterpret.
+func writeOwn(w http.ResponseWriter, contentType string, status int, body []byte) {
+	h := w.Header()
+	h.Set("Content-Type", contentType)
+	h.Set("Content-Length", strconv.Itoa(len(body)))
+	h.Set("Cache-Control", "no-store")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Vary", "Accept")
+	w.WriteHeader(status)
+	w.Write(body) // fails when the visitor has left: nobody to tell
+}

@@ -1,0 +1,203 @@
+package wakeproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+var (
+	_ http.RoundTripper = (*Proxy)(nil)
+
+	errNoExchange = errors.New("wakeproxy: the request did not come through a Handler")
+	errClosing    = errors.New("wakeproxy: the node is closing")
+)
+
+const (
+	// A refused connection is tried once more after this pause, the same as
+	// between attempts after a cold wake: long enough for a server that
+	// restarts at once, too short for a person to notice.
+	retryPause = 25 * time.Millisecond
+	// On a loopback a connection is made at once; only a server with a full
+	// backlog lets it wait.
+	dialTimeout = 10 * time.Second
+)
+
+// RoundTrip sends a request, which came through a Handler, into its sandbox. A
+// bodyless request whose connection is refused or lost before the first byte of
+// the answer is sent once more, over a connection of its own.
+func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
+	x := exchangeOf(req.Context())
+	if x == nil {
+		closeBody(req)
+		return nil, errNoExchange
+	}
+	res, err := x.roundTrip(req)
+	if err != nil && p.ctx.Err() != nil {
+		// Not the cancellation that Close caused: reverse proxies take that for
+		// a visitor who left.
+		return nil, errClosing
+	}
+	return res, err
+}
+
+func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
+	bodyless := req.Body == nil || req.Body == http.NoBody
+
+	// A body can be sent once only, so the port must be known to accept.
+	if x.woke == sandbox.WakeCold || !bodyless && x.starting() {
+		if err := x.awaitPort(req.Context()); err != nil {
+			closeBody(req)
+			return nil, err
+		}
+	}
+	res, err := x.send(x.proxy.pool, req, bodyless)
+	if err != nil && bodyless && isLost(err) {
+		if err = x.beforeRetry(req.Context(), err); err == nil {
+			res, err = x.send(x.proxy.unpooled, req, bodyless)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	x.responseHeader(res.Header)
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		return x.upgrade(res)
+	}
+	return res, nil
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		req.Body.Close()
+	}
+}
+
+// send makes one attempt. The request is copied, its headers are not changed.
+func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) (*http.Response, error) {
+	var reused, answered atomic.Bool
+	out := req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		GotConn:              func(conn httptrace.GotConnInfo) { reused.Store(conn.Reused) },
+		GotFirstResponseByte: func() { answered.Store(true) },
+		// Called before the reverse proxy's own, which passes the header on.
+		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
+			x.cleanHeader(http.Header(header))
+			return nil
+		},
+	}))
+	target := *req.URL
+	target.Scheme, target.Host = "http", x.poolKey(bodyless)
+	out.URL = &target
+	if x.port.Host != sandbox.HostPreserve {
+		out.Host = x.inside
+	}
+	if bodyless {
+		dontRepeat(out)
+	}
+	res, err := over.RoundTrip(out)
+	if err != nil && !answered.Load() {
+		return nil, &beforeAnswerError{error: err, reused: reused.Load()}
+	}
+	return res, err
+}
+
+// dontRepeat keeps http.Transport from sending a request again by itself when a
+// kept connection is lost, as often as it has kept connections: a request that
+// has a body, be it empty, is sent once. Nothing of that is seen on the wire.
+// Other methods it repeats only if their Idempotency-Key allows that.
+func dontRepeat(out *http.Request) {
+	switch out.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		out.Body = io.NopCloser(strings.NewReader(""))
+		out.ContentLength = -1
+		out.TransferEncoding = []string{"identity"} // or it would try to read a byte first
+	}
+}
+
+// poolKey names the connections that may serve the request. The container's
+// start is part of it: a connection into one that has ended is never used for
+// the next. A request with a body cannot be repeated, so it also never gets a
+// connection from before the last sleep, which the server may close at the very
+// moment that it thaws because its keep-alive time has passed meanwhile.
+func (x *exchange) poolKey(bodyless bool) string {
+	key := make([]byte, 0, 64)
+	key = append(key, x.id...)
+	key = append(key, '.')
+	key = strconv.AppendInt(key, x.started.UnixNano(), 36)
+	if !bodyless {
+		key = append(key, '.')
+		key = strconv.AppendInt(key, x.awake.UnixNano(), 36)
+	}
+	key = append(key, ':')
+	key = strconv.AppendUint(key, uint64(x.port.Port), 10)
+	return string(key)
+}
+
+// dialSandbox is the pool's DialContext. The pool may end a dial later than the
+// request that began it; the lease's Dial allows that.
+func dialSandbox(ctx context.Context, _, _ string) (net.Conn, error) {
+	x := exchangeOf(ctx)
+	if conn := x.swapSpare(nil); conn != nil {
+		return conn, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	return x.dial(ctx)
+}
+
+// beforeRetry returns nil when the request should be sent again.
+func (x *exchange) beforeRetry(ctx context.Context, lost error) error {
+	switch {
+	case ctx.Err() != nil:
+		return lost
+	case x.starting(): // what was lost may be the connection to one that only looked
+		return x.awaitPort(ctx)
+	case !errors.Is(lost, syscall.ECONNREFUSED):
+		return nil
+	}
+	timer := time.NewTimer(retryPause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return lost
+	}
+}
+
+// beforeAnswerError is an attempt that failed before the first byte of an answer.
+type beforeAnswerError struct {
+	error
+	reused bool // the connection had served before
+}
+
+func (e *beforeAnswerError) Unwrap() error { return e.error }
+
+// isLost reports whether the connection was refused or lost before the first
+// byte of an answer.
+func isLost(err error) bool {
+	var before *beforeAnswerError
+	if !errors.As(err, &before) {
+		return false
+	}
+	if before.reused {
+		return true // net/http has many words for that, most of them not exported
+	}
+	for _, lost := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF} {
+		if errors.Is(err, lost) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,617 @@
+package wakeproxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httptrace"
+	"net/textproto"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// PEERS 1: Vite's HMR breaks because Host differs between HTTP and WebSocket;
+// the WebSocket half is in tunnel_test.go.
+func TestTheServerSeesLocalhost(t *testing.T) {
+	for _, test := range []struct {
+		mode                 sandbox.HostMode
+		origin               string
+		wantHost, wantOrigin string
+	}{
+		{sandbox.HostRewrite, "http://" + previewHost(), "localhost:3000", "http://localhost:3000"},
+		{sandbox.HostRewrite, "https://evil.example", "localhost:3000", "https://evil.example"},
+		{sandbox.HostRewrite, "null", "localhost:3000", "null"},
+		{sandbox.HostRewrite, "", "localhost:3000", ""},
+		{sandbox.HostPreserve, "http://" + previewHost(), previewHost(), "http://" + previewHost()},
+	} {
+		t.Run(fmt.Sprint(test.mode, " ", test.origin), func(t *testing.T) {
+			var host, origin, forwardedHost, proto, client string
+			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+				host, origin = r.Host, r.Header.Get("Origin")
+				forwardedHost, proto, client = r.Header.Get("X-Forwarded-Host"), r.Header.Get("X-Forwarded-Proto"), r.Header.Get("X-Forwarded-For")
+			}), sandbox.Port{Host: test.mode}), Options{})
+			req := f.request("POST", "/")
+			if test.origin != "" {
+				req.Header.Set("Origin", test.origin)
+			}
+			f.do(req)
+			if host != test.wantHost || origin != test.wantOrigin {
+				t.Errorf("Host %q, Origin %q, want %q, %q", host, origin, test.wantHost, test.wantOrigin)
+			}
+			if forwardedHost != previewHost() || proto != "http" || client != "127.0.0.1" {
+				t.Errorf("forwarded for %q, %q, %q", forwardedHost, proto, client)
+			}
+		})
+	}
+}
+
+func TestWhatTheVisitorSaysAboutProxiesIsReplaced(t *testing.T) {
+	var got http.Header
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header }), sandbox.Port{}), Options{})
+	req := f.request("GET", "/")
+	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "X-Doze-Wake", "X-Doze-Anything"} {
+		req.Header.Set(name, "forged")
+	}
+	req.Header.Set("Authorization", "Bearer of-the-app")
+	req.Header.Set("Cookie", "session=1")
+	f.do(req)
+	for name, values := range got {
+		if strings.Contains(strings.Join(values, ""), "forged") {
+			t.Errorf("%s: %v", name, values)
+		}
+	}
+	if got.Get("Authorization") != "Bearer of-the-app" || got.Get("Cookie") != "session=1" {
+		t.Errorf("the app's own headers became %v", got)
+	}
+}
+
+func TestATrustedProxyIsBelieved(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		io.WriteString(w, r.Header.Get("Origin")+" "+r.Header.Get("X-Forwarded-Port"))
+	}), sandbox.Port{}), Options{Trusted: func(*http.Request) bool { return true }})
+	req := f.request("POST", "/")
+	req.Header.Set("X-Forwarded-Proto", "https")
+	req.Header.Set("X-Forwarded-Port", "443")
+	req.Header.Set("Origin", "https://"+previewHost())
+	if got := body(t, f.do(req)); got != "http://localhost:3000 443" {
+		t.Errorf("the app saw %q", got)
+	}
+}
+
+func TestRedirectsAndCookiesOfLocalhostBecomeThePreviews(t *testing.T) {
+	own := "http://" + previewHost()
+	for in, want := range map[string]string{
+		"http://localhost:3000/login?x=http://localhost:3000/#f": own + "/login?x=http://localhost:3000/#f",
+		"http://localhost:3000":                                  own,
+		"https://LOCALHOST:3000/a":                               own + "/a",
+		"http://127.0.0.1:3000/a":                                own + "/a",
+		"http://[::1]:3000/a":                                    own + "/a",
+		"//localhost:3000/a":                                     own + "/a",
+		"/relative":                                              "/relative",
+		"../up?u=//localhost:3000/":                              "../up?u=//localhost:3000/",
+		"http://localhost:3001/other":                            "http://localhost:3001/other",
+		"https://elsewhere.example/":                             "https://elsewhere.example/",
+		"http://localhost:3000.evil.example/":                    "http://localhost:3000.evil.example/",
+	} {
+		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header()["Location"] = []string{in}
+			w.WriteHeader(http.StatusFound)
+		}), sandbox.Port{}), Options{})
+		if got := f.do(f.request("GET", "/")).Header.Get("Location"); got != want {
+			t.Errorf("Location %q became %q, want %q", in, got, want)
+		}
+	}
+	for in, want := range map[string]string{
+		"a=b; Domain=localhost; Path=/; HttpOnly":     "a=b; Path=/; HttpOnly",
+		"a=b;domain=.localhost;Secure":                "a=b;Secure",
+		"a=domain; Path=/":                            "a=domain; Path=/",
+		"a=b; Domain=preview.example.com; SameSite=x": "a=b; SameSite=x",
+		"domain=value":                                "domain=value",
+	} {
+		if got := withoutDomain(in); got != want {
+			t.Errorf("cookie %q became %q, want %q", in, got, want)
+		}
+	}
+}
+
+// awaitPooled waits until the connection of the last request is kept: its
+// visitor may have the whole answer a moment before.
+func (f *front) awaitPooled() {
+	f.t.Helper()
+	eventually(f.t, "its handler has returned", func() bool { return f.proxy.inFlight() == 0 })
+}
+
+func TestConnectionsArePooled(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	for range 10 {
+		body(t, f.do(f.request("GET", "/")))
+		f.awaitPooled()
+	}
+	f.node.sleep(sandbox.WakeWarm, nil)
+	body(t, f.do(f.request("GET", "/")))
+	if n := f.node.dials.Load(); n != 1 {
+		t.Errorf("%d connections for 10 requests in a row and one after a warm wake", n)
+	}
+}
+
+// A server whose keep-alive time passed while it was frozen closes its idle
+// connections at the moment it thaws.
+func TestARequestWithABodyUsesNoConnectionFromBeforeTheSleep(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	post := func() {
+		req := f.request("POST", "/")
+		// Chunked: of a body whose length is known, the server has all before
+		// the proxy has seen its end, and may answer so early that the
+		// connection is not kept.
+		req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), -1
+		if res := f.do(req); body(t, res) != "hello" {
+			t.Errorf("status %d", res.StatusCode)
+		}
+		f.awaitPooled()
+	}
+	post()
+	post()
+	if n := f.node.dials.Load(); n != 1 {
+		t.Errorf("%d connections for 2 requests in a row", n)
+	}
+	f.node.sleep(sandbox.WakeWarm, nil)
+	post()
+	if n := f.node.dials.Load(); n != 2 {
+		t.Errorf("%d connections after the wake, want a second one", n)
+	}
+}
+
+// PEERS 2 and 20: awake, but for ever dead, because a connection of the
+// container before is still used.
+func TestAConnectionOfAnOlderContainerNeverServesForANewOne(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		t.Run(method, func(t *testing.T) {
+			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "old") }), sandbox.Port{}), Options{})
+			send := func() string {
+				req := f.request(method, "/")
+				if method == "POST" {
+					req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4
+				}
+				return body(t, f.do(req))
+			}
+			send()
+			f.node.sleep(sandbox.WakeCold, nil)
+			f.node.serve(app(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "new") }))
+			if got := send(); got != "new" {
+				t.Errorf("the %s one answered", got)
+			}
+		})
+	}
+}
+
+// PEERS 8 and 11: woken, but the service inside is not up yet.
+func TestAfterAColdWakeRequestsWaitForThePort(t *testing.T) {
+	for _, method := range []string{"GET", "POST"} {
+		t.Run(method, func(t *testing.T) {
+			node := newFakeNode("", sandbox.Port{})
+			f := newFront(t, node, Options{})
+			node.sleep(sandbox.WakeCold, nil)
+			var all sync.WaitGroup
+			var served atomic.Int64
+			const visitors = 20
+			for i := range visitors {
+				if i == 1 { // the others find it running, and the first one waiting
+					eventually(t, "the first one waits for the port", func() bool { return node.dials.Load() > 0 })
+				}
+				all.Go(func() {
+					req := f.request(method, "/")
+					if method == "POST" {
+						req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4
+					}
+					res, err := f.Client().Transport.RoundTrip(req)
+					if err != nil {
+						return
+					}
+					defer res.Body.Close()
+					if got, _ := io.ReadAll(res.Body); string(got) == "hello" {
+						served.Add(1)
+					}
+				})
+			}
+			eventually(t, "all wait", func() bool { return f.proxy.inFlight() == visitors && node.dials.Load() > 4 })
+			node.serve(app(t, hello))
+			all.Wait()
+			if n := served.Load(); n != visitors {
+				t.Errorf("%d of %d were served", n, visitors)
+			}
+			if n := len(f.proxy.gates.open); n != 0 {
+				t.Errorf("%d gates are kept", n)
+			}
+		})
+	}
+}
+
+// Vite listens on its port and ends that at once, to see whether it is free.
+func TestAServerThatOnlyLooksWhetherItsPortIsFreeIsNotUpYet(t *testing.T) {
+	t.Run("the connection is reset while it is made", func(t *testing.T) {
+		node := newFakeNode("", sandbox.Port{})
+		node.dialErr = syscall.ECONNRESET
+		f := newFront(t, node, Options{})
+		node.sleep(sandbox.WakeCold, nil)
+		go func() { // ends with the first attempts
+			for node.dials.Load() < 2 && t.Context().Err() == nil {
+				runtime.Gosched()
+			}
+			node.set(func(n *fakeNode) { n.dialErr = nil })
+			node.serve(app(t, hello))
+		}()
+		if got := body(t, f.do(f.request("GET", "/"))); got != "hello" {
+			t.Errorf("the answer is %q", got)
+		}
+	})
+	t.Run("the connection is reset after it was made", func(t *testing.T) {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		node := newFakeNode(listener.Addr().String(), sandbox.Port{})
+		f := newFront(t, node, Options{})
+		node.sleep(sandbox.WakeCold, nil)
+		server := app(t, hello)
+		defer listener.Close() // not earlier: its number would be somebody else's
+		go func() {            // ends with the first connection
+			conn, err := listener.Accept()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			node.serve("")
+			conn.(*net.TCPConn).SetLinger(0)
+			conn.Close()
+			for node.dials.Load() < 3 && t.Context().Err() == nil {
+				runtime.Gosched()
+			}
+			node.serve(server)
+		}()
+		if got := body(t, f.do(f.request("GET", "/"))); got != "hello" {
+			t.Errorf("the answer is %q", got)
+		}
+	})
+}
+
+// The same for who comes after the wake, or after a start by somebody else.
+func TestADeclaredServerIsWaitedForAfterAnyStart(t *testing.T) {
+	node := newFakeNode("", sandbox.Port{})
+	node.sb.StartedAt = time.Now()
+	node.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
+	f := newFront(t, node, Options{})
+	done := make(chan *http.Response)
+	go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); done <- res }()
+	eventually(t, "the port was tried", func() bool { return node.dials.Load() > 3 })
+	node.serve(app(t, hello))
+	res := <-done
+	if res == nil {
+		t.Fatal("no answer")
+	}
+	defer res.Body.Close()
+	if res.StatusCode != 200 {
+		t.Errorf("status %d", res.StatusCode)
+	}
+}
+
+func TestAPortThatNeverComesUpGets504(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 20 * time.Millisecond})
+	f.node.sleep(sandbox.WakeCold, nil)
+	res := f.do(f.request("POST", "/"))
+	wantProblem(t, res, 504, "port_not_ready")
+	if res.Header.Get("X-Doze-Wake") != "cold" {
+		t.Error("does not say that it woke the sandbox")
+	}
+}
+
+// A container that ends fails at once all who wait for its port.
+func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
+	for name, end := range map[string]func(*fakeNode){
+		"noticed by the node":     func(n *fakeNode) { n.sb.State = sandbox.StateStopped },
+		"started again":           func(n *fakeNode) { n.sb.StartedAt = n.sb.StartedAt.Add(1) },
+		"noticed by the dial":     func(n *fakeNode) { n.dialErr = syscall.ESRCH },
+		"destroyed, so forgotten": func(n *fakeNode) { n.sb.ID = "another00000" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newFakeNode("", sandbox.Port{})
+			node.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
+			f := newFront(t, node, Options{})
+			node.sleep(sandbox.WakeCold, nil)
+			const visitors = 10
+			answers := make(chan *http.Response, visitors)
+			for range visitors {
+				go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); answers <- res }()
+			}
+			eventually(t, "all wait for the port", func() bool { return f.proxy.waitersAt() == visitors })
+			node.set(end)
+			for range visitors {
+				res := <-answers
+				if res == nil {
+					t.Fatal("no answer")
+				}
+				defer res.Body.Close()
+				if p := wantProblem(t, res, 502, "wake_failed"); p.LastLog != lastLog {
+					t.Errorf("last_log %q", p.LastLog)
+				}
+			}
+			if n := node.lastLogs.Load(); n != 1 {
+				t.Errorf("the log was read %d times", n)
+			}
+		})
+	}
+}
+
+// waitersAt counts who waits at gates.
+func (p *Proxy) waitersAt() (n int) {
+	p.gates.mu.Lock()
+	defer p.gates.mu.Unlock()
+	for _, gt := range p.gates.open {
+		n += gt.waiters
+	}
+	return n
+}
+
+func TestARunningSandboxWithoutAServerIs502AfterOneRetry(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	wantProblem(t, f.do(f.request("GET", "/")), 502, "port_not_listening")
+	if n := f.node.dials.Load(); n != 2 {
+		t.Errorf("GET: %d attempts, want 2", n)
+	}
+	req := f.request("POST", "/")
+	req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4
+	wantProblem(t, f.do(req), 502, "port_not_listening")
+	if n := f.node.dials.Load(); n != 3 {
+		t.Errorf("POST with a body: %d attempts, want 1", n-2)
+	}
+}
+
+// droppingApp closes the first connections without an answer, after it has
+// read the request and, if half is set, sent a part of an answer.
+func droppingApp(t *testing.T, drop int, half string) (addr string, requests *atomic.Int64) {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests = new(atomic.Int64)
+	var done sync.WaitGroup
+	t.Cleanup(func() { ln.Close(); done.Wait() })
+	done.Go(func() {
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			done.Go(func() {
+				defer conn.Close()
+				req, err := http.ReadRequest(bufio.NewReader(conn))
+				if err != nil {
+					return
+				}
+				io.Copy(io.Discard, req.Body)
+				if requests.Add(1) <= int64(drop) {
+					io.WriteString(conn, half)
+					conn.(*net.TCPConn).SetLinger(0) // a reset
+					return
+				}
+				io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+			})
+		}
+	})
+	return ln.Addr().String(), requests
+}
+
+func TestALostConnectionIsRetriedOnceForBodylessRequests(t *testing.T) {
+	for _, test := range []struct {
+		name, method, body, half string
+		drop                     int
+		status                   int
+		requests                 int64
+	}{
+		{"GET", "GET", "", "", 1, 200, 2},
+		{"POST without a body", "POST", "", "", 1, 200, 2},
+		{"only once", "GET", "", "", 2, 502, 2},
+		{"with a body", "POST", "data", "", 1, 502, 1},
+		{"after the first byte", "GET", "", "HTTP/1.1 200", 1, 502, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			addr, requests := droppingApp(t, test.drop, test.half)
+			f := newFront(t, newFakeNode(addr, sandbox.Port{}), Options{})
+			req := f.request(test.method, "/")
+			if test.body != "" {
+				req.Body, req.ContentLength = io.NopCloser(strings.NewReader(test.body)), int64(len(test.body))
+			}
+			res := f.do(req)
+			if res.StatusCode != test.status || requests.Load() != test.requests {
+				t.Errorf("status %d after %d requests, want %d after %d", res.StatusCode, requests.Load(), test.status, test.requests)
+			}
+		})
+	}
+}
+
+// keepingApp answers warm requests on connections that it keeps, and closes a
+// connection without an answer when another request comes on it. It counts the
+// requests that are not warm; if dies, it answers none of those.
+func keepingApp(t *testing.T, dies bool) (addr string, requests *atomic.Int64) {
+	t.Helper()
+	requests = new(atomic.Int64)
+	used := func(r *http.Request) bool { return r.Context().Value(usedKey{}).(*atomic.Bool).Swap(true) }
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		again := used(r)
+		if r.URL.Path == "/warm" {
+			io.WriteString(w, "warm")
+			return
+		}
+		requests.Add(1)
+		if again || dies {
+			conn, _, err := http.NewResponseController(w).Hijack()
+			if err == nil {
+				conn.Close()
+			}
+			return
+		}
+		io.WriteString(w, "hello")
+	}))
+	server.Config.ConnContext = func(ctx context.Context, _ net.Conn) context.Context {
+		return context.WithValue(ctx, usedKey{}, new(atomic.Bool))
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	return server.Listener.Addr().String(), requests
+}
+
+type usedKey struct{}
+
+// After a sleep all kept connections may be dead: the one retry uses none of
+// them, and http.Transport adds none of its own.
+func TestALostKeptConnectionIsRetriedOnceOverANewOne(t *testing.T) {
+	for _, method := range []string{"GET", "HEAD", "OPTIONS", "DELETE", "POST"} {
+		for _, dies := range []bool{false, true} {
+			t.Run(fmt.Sprint(method, " dies ", dies), func(t *testing.T) {
+				addr, requests := keepingApp(t, dies)
+				node := newFakeNode(addr, sandbox.Port{})
+				f := newFront(t, node, Options{})
+				const kept = 4
+				var open []*http.Response
+				for range kept { // each holds its connection until its body is read
+					open = append(open, f.do(f.request("GET", "/warm")))
+				}
+				for _, res := range open {
+					body(t, res)
+				}
+				f.awaitPooled()
+				dials := node.dials.Load()
+				res := f.do(f.request(method, "/"))
+				want, attempts := 200, int64(2)
+				if dies {
+					want = 502
+				}
+				if res.StatusCode != want || requests.Load() != attempts {
+					t.Errorf("status %d after %d requests, want %d after %d", res.StatusCode, requests.Load(), want, attempts)
+				}
+				if n := node.dials.Load() - dials; n != 1 {
+					t.Errorf("%d new connections, want 1", n)
+				}
+			})
+		}
+	}
+}
+
+// net/http says that a kept connection is dead in words that it does not export.
+func TestAKeptConnectionIsLostWhateverItsError(t *testing.T) {
+	closed := errors.New("http: server closed idle connection")
+	for _, test := range []struct {
+		err  error
+		want bool
+	}{
+		{&beforeAnswerError{error: closed, reused: true}, true},
+		{&beforeAnswerError{error: closed}, false},
+		{&beforeAnswerError{error: fmt.Errorf("dialling: %w", syscall.ECONNREFUSED)}, true},
+		{closed, false}, // after the first byte
+		{syscall.ECONNRESET, false},
+	} {
+		if got := isLost(test.err); got != test.want {
+			t.Errorf("%#v: %v", test.err, got)
+		}
+	}
+}
+
+// What keeps http.Transport from its own retries is not seen by the server.
+func TestABodylessRequestIsSentWithoutABody(t *testing.T) {
+	for _, method := range []string{"GET", "HEAD", "OPTIONS", "TRACE", "DELETE", "POST"} {
+		got := make(chan string, 1)
+		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			b, err := io.ReadAll(r.Body)
+			got <- fmt.Sprint(r.ContentLength, r.TransferEncoding, len(b), err)
+		}), sandbox.Port{}), Options{})
+		f.do(f.request(method, "/"))
+		if text := <-got; text != "0 [] 0 <nil>" {
+			t.Errorf("%s came with %s", method, text)
+		}
+	}
+}
+
+// PEERS 2: a preview that answered 502 answers as soon as its server does.
+func TestAPreviewIsWellAgainAsSoonAsItsServerIs(t *testing.T) {
+	first := httptest.NewServer(http.HandlerFunc(hello))
+	f := newFront(t, newFakeNode(first.Listener.Addr().String(), sandbox.Port{}), Options{})
+	body(t, f.do(f.request("GET", "/")))
+	first.Close() // the connection that was kept dies with it
+	f.node.serve("")
+	for range 3 {
+		wantProblem(t, f.do(f.request("GET", "/")), 502, "port_not_listening")
+	}
+	f.node.serve(app(t, hello))
+	for _, method := range []string{"GET", "POST"} {
+		if res := f.do(f.request(method, "/")); res.StatusCode != 200 || body(t, res) != "hello" {
+			t.Errorf("%s: status %d", method, res.StatusCode)
+		}
+	}
+}
+
+// The visitor hears nothing of what is wrong with the node, its log does, and
+// not once for every visitor. What is wrong in the sandbox is not logged.
+func TestADialThatTheNodeCannotMakeIsLogged(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	wantProblem(t, f.do(f.request("GET", "/")), 502, "port_not_listening")
+	if got := f.node.log.String(); got != "" {
+		t.Errorf("logged %q", got)
+	}
+	f.node.set(func(n *fakeNode) { n.dialErr = errors.New("the namespace helper ended") })
+	for range 20 {
+		if p := wantProblem(t, f.do(f.request("GET", "/")), 502, "connection_lost"); strings.Contains(p.Detail, "helper") {
+			t.Errorf("the visitor reads %q", p.Detail)
+		}
+	}
+	got := f.node.log.String()
+	if lines := strings.Count(got, "\n"); lines == 0 || lines >= 20 || !strings.Contains(got, "sandbox="+string(testID)) || !strings.Contains(got, "the namespace helper ended") {
+		t.Errorf("logged %q", got)
+	}
+}
+
+// A 103 goes through the reverse proxy by another way than an answer.
+func TestEarlyHintsAreCleanedLikeAnswers(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Link", "</a.css>; rel=preload")
+		w.Header().Set("X-Doze-Wake", "warm")
+		w.Header().Set("Set-Cookie", "a=b; Domain=example.com; Path=/")
+		w.WriteHeader(http.StatusEarlyHints)
+	}), sandbox.Port{}), Options{})
+	var early http.Header
+	req := f.request("GET", "/")
+	f.do(req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
+		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error { early = http.Header(header).Clone(); return nil },
+	})))
+	if early.Get("Link") == "" || early.Get("X-Doze-Wake") != "" || early.Get("Set-Cookie") != "a=b; Path=/" {
+		t.Errorf("the hints became %v", early)
+	}
+}
+
+func TestARequestThatDidNotComeThroughAHandlerIsRefused(t *testing.T) {
+	req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://sandbox/", nil)
+	if res, err := New(newFakeNode("", sandbox.Port{}), slog.New(slog.DiscardHandler)).RoundTrip(req); err == nil {
+		res.Body.Close()
+		t.Error("was sent")
+	}
+}
+
+func TestAnAnswersHeaderIsBounded(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Huge", strings.Repeat("x", 2*maxResponseHeader))
+	}), sandbox.Port{}), Options{})
+	wantProblem(t, f.do(f.request("GET", "/")), 502, "connection_lost")
+}

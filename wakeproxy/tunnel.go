@@ -1,0 +1,138 @@
+package wakeproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// errTunnelEnded: the container that the connection led to no longer runs, or
+// its port is no longer exposed.
+var errTunnelEnded = errors.New("the sandbox has ended the connection")
+
+// leaveGrace is how long a server has to end a WebSocket whose visitor has left:
+// enough for what he said last to be read. A frozen server never ends it, and
+// without a limit the connections that its visitors left would use up their number.
+const leaveGrace = 2 * time.Second
+
+// upgrade makes the answer's body a tunnel. The lease of the request ends here
+// unless the port asks that upgraded connections hold it.
+func (x *exchange) upgrade(res *http.Response) (*http.Response, error) {
+	stream, ok := res.Body.(io.ReadWriteCloser)
+	if !ok {
+		res.Body.Close()
+		return nil, errors.New("the server switched protocols without being asked to")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	res.Body = &tunnel{
+		x: x, stream: stream, ctx: ctx, cancel: cancel,
+		webSocket: strings.EqualFold(res.Header.Get("Upgrade"), "websocket"),
+	}
+	// Otherwise the handler holds it until both ends are closed.
+	if x.port.WebSocket != sandbox.WebSocketHold {
+		x.lease.Release()
+	}
+	return res, nil
+}
+
+// tunnel is the sandbox's end of an upgraded connection. It holds a lease only
+// while it writes: bytes from the visitor wake the sandbox, and a connection on
+// which nobody speaks lets it sleep with its socket open.
+type tunnel struct {
+	x         *exchange
+	stream    io.ReadWriteCloser
+	webSocket bool
+	ctx       context.Context // ends with Close; bounds wakes
+	cancel    context.CancelFunc
+	closer    sync.Once
+	err       error // of Close
+}
+
+// Read returns bytes from the sandbox. They count as its activity.
+func (t *tunnel) Read(b []byte) (int, error) {
+	n, err := t.stream.Read(b)
+	if n > 0 {
+		t.x.proxy.sandboxes.Touch(t.x.id)
+	}
+	if err != nil && (t.webSocket || !t.alive()) {
+		// A WebSocket has no half-open state (RFC 6455, section 7.1.1), and a
+		// container that has ended will neither read nor write: both ends
+		// close now, rather than when the visitor speaks next.
+		err = errTunnelEnded
+	}
+	return n, err
+}
+
+// Write wakes the sandbox if it sleeps. A container that was stopped has no
+// socket any more, so nothing is woken for it; nor for a visitor who leaves.
+func (t *tunnel) Write(b []byte) (int, error) {
+	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
+	if !ok || !t.leadsTo(sb) {
+		return 0, errTunnelEnded
+	}
+	if sb.State == sandbox.StateAsleep && t.webSocket && isCloseFrame(b) {
+		return t.stream.Write(b) // the kernel keeps it until the sandbox wakes
+	}
+	lease, err := t.x.proxy.acquire(t.ctx, t.x.id, t.x.port, time.Now().Add(t.x.waitLimit), sandbox.CauseWebSocket)
+	if err != nil {
+		return 0, err
+	}
+	defer lease.Release()
+	if !t.leadsTo(lease.Sandbox()) { // it was stopped between the two
+		return 0, errTunnelEnded
+	}
+	return t.stream.Write(b)
+}
+
+// alive reports whether the connection still leads into a live container.
+func (t *tunnel) alive() bool {
+	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
+	return ok && t.leadsTo(sb)
+}
+
+func (t *tunnel) leadsTo(sb sandbox.Sandbox) bool {
+	if t.x.proxy.ctx.Err() != nil { // closing: nothing is woken any more
+		return false
+	}
+	if sb.State != sandbox.StateRunning && sb.State != sandbox.StateAsleep {
+		return false
+	}
+	port, exposed := sb.Exposed(t.x.port.Port)
+	return exposed && port.Access == t.x.port.Access && port.Token == t.x.port.Token && sb.StartedAt.Equal(t.x.started)
+}
+
+// isCloseFrame reports whether b is all of a WebSocket close frame (RFC 6455,
+// section 5.5.1), which a browser sends when its page is closed. Visitors'
+// frames are masked: 2 bytes of header, 4 of mask, at most 125 of payload.
+func isCloseFrame(b []byte) bool {
+	return len(b) >= 6 && b[0] == 0x88 && b[1]&0x80 != 0 && len(b) == 6+int(b[1]&0x7f)
+}
+
+// CloseWrite passes on that the visitor will say no more. Who ends his side of a
+// WebSocket also reads no more, so the whole of it ends after leaveGrace.
+func (t *tunnel) CloseWrite() error {
+	half, ok := t.stream.(interface{ CloseWrite() error })
+	if !ok {
+		return http.ErrNotSupported
+	}
+	if t.webSocket {
+		time.AfterFunc(leaveGrace, func() { t.Close() })
+	}
+	return half.CloseWrite()
+}
+
+// Close ends the connection and any wake that a Write waits for. It may be
+// called more than once.
+func (t *tunnel) Close() error {
+	t.closer.Do(func() {
+		t.cancel()
+		t.err = t.stream.Close()
+	})
+	return t.err
+}

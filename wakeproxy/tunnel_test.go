@@ -1,0 +1,237 @@
+package wakeproxy
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/http"
+	"testing"
+
+	"github.com/coder/websocket"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// echo is a WebSocket server like a dev server's: it takes only its own origin.
+func echo(w http.ResponseWriter, r *http.Request) {
+	if r.Host != "localhost:3000" {
+		http.Error(w, "unknown host "+r.Host, http.StatusForbidden)
+		return
+	}
+	c, err := websocket.Accept(w, r, nil)
+	if err != nil {
+		return
+	}
+	defer c.CloseNow()
+	for {
+		kind, message, err := c.Read(r.Context())
+		if err != nil {
+			return
+		}
+		if string(message) == "die" {
+			return
+		}
+		if err := c.Write(r.Context(), kind, message); err != nil {
+			return
+		}
+	}
+}
+
+// dial opens a WebSocket as a page of the preview would.
+func (f *front) dial() (*websocket.Conn, *http.Response) {
+	f.t.Helper()
+	c, res, err := websocket.Dial(f.t.Context(), f.URL+"/hmr", &websocket.DialOptions{
+		Host:       previewHost(),
+		HTTPHeader: http.Header{"Origin": {"http://" + previewHost()}},
+	})
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.t.Cleanup(func() { c.CloseNow() })
+	return c, res
+}
+
+func say(t *testing.T, c *websocket.Conn, text string) {
+	t.Helper()
+	if err := c.Write(t.Context(), websocket.MessageText, []byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if _, got, err := c.Read(t.Context()); err != nil || string(got) != text {
+		t.Fatalf("heard %q, %v", got, err)
+	}
+}
+
+// PEERS 1 and 3: a WebSocket passes the dev server's checks of Host and Origin,
+// and is not sent to a login.
+func TestAWebSocketSeesTheSameHostAsHTTP(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	c, _ := f.dial()
+	say(t, c, "hello")
+}
+
+func TestASilentWebSocketHoldsNoLeaseAndSurvivesSleep(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	f.node.sleep(sandbox.WakeWarm, nil)
+	c, res := f.dial()
+	if got := res.Header.Get("X-Doze-Wake"); got != "warm" {
+		t.Errorf("X-Doze-Wake %q", got)
+	}
+	say(t, c, "one")
+	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+	if f.node.touches.Load() == 0 {
+		t.Error("bytes from the sandbox did not count as activity")
+	}
+	wakes := f.node.wakes.Load()
+	f.node.sleep(sandbox.WakeWarm, nil)
+	say(t, c, "two")
+	if n := f.node.wakes.Load() - wakes; n != 1 {
+		t.Errorf("a byte from the visitor woke it %d times", n)
+	}
+	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+}
+
+func TestModeHoldKeepsTheLeaseOfAWebSocket(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{WebSocket: sandbox.WebSocketHold}), Options{})
+	c, _ := f.dial()
+	say(t, c, "hello")
+	if f.node.first.Load().back.Load() {
+		t.Error("the request's lease was given back while it is open")
+	}
+	c.Close(websocket.StatusNormalClosure, "")
+	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+}
+
+// Somebody who closes a page in the background wakes nothing.
+func TestAVisitorWhoClosesTheWebSocketWakesNothing(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	c, _ := f.dial()
+	say(t, c, "hello")
+	f.node.sleep(sandbox.WakeWarm, nil)
+	c.Close(websocket.StatusGoingAway, "")
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	if n := f.node.wakes.Load(); n != 0 {
+		t.Errorf("%d wakes", n)
+	}
+}
+
+func TestAStoppedSandboxEndsItsWebSocketsAndIsNotWokenByThem(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		change func(*fakeNode)
+	}{
+		{"stopped", func(n *fakeNode) { n.sb.State = sandbox.StateStopped }},
+		{"started again", func(n *fakeNode) { n.sb.StartedAt = n.sb.StartedAt.Add(1) }},
+		{"no longer exposed", func(n *fakeNode) { n.sb.Ports = nil }},
+		{"destroyed", func(n *fakeNode) { n.sb.ID = "another00000" }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+			c, _ := f.dial()
+			say(t, c, "hello")
+			f.node.set(test.change)
+			if err := c.Write(t.Context(), websocket.MessageText, []byte("anybody?")); err == nil {
+				if _, _, err := c.Read(t.Context()); err == nil {
+					t.Error("somebody answered")
+				}
+			}
+			eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+			if n := f.node.wakes.Load(); n != 0 {
+				t.Errorf("%d wakes", n)
+			}
+		})
+	}
+}
+
+func TestAServerThatEndsItsWebSocketEndsTheVisitors(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	c, _ := f.dial()
+	if err := c.Write(t.Context(), websocket.MessageText, []byte("die")); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.Read(t.Context()); err == nil || t.Context().Err() != nil {
+		t.Errorf("read gave %v", err)
+	}
+	c.CloseNow()
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+}
+
+// Even a visitor who neither speaks nor closes leaves nothing behind.
+func TestAServerThatEndsItsWebSocketWaitsForNoVisitor(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	c, _ := f.dial()
+	if err := c.Write(t.Context(), websocket.MessageText, []byte("die")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+}
+
+// A frozen server never ends its side.
+func TestAVisitorWhoLeavesIsNotWaitedForByAServerThatStaysOn(t *testing.T) {
+	t.Parallel() // it waits for leaveGrace
+	stays := make(chan struct{})
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, _ *http.Request) {
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		<-stays
+	}), sandbox.Port{}), Options{})
+	defer close(stays)
+	conn, err := net.Dial("tcp", f.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: "+previewHost()+"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	if status, err := bufio.NewReader(conn).ReadString('\n'); err != nil || status != "HTTP/1.1 101 Switching Protocols\r\n" {
+		t.Fatalf("%q, %v", status, err)
+	}
+	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+}
+
+func TestClosingATunnelEndsTheWakeItWaitsFor(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	c, _ := f.dial()
+	say(t, c, "hello")
+	f.node.sleep(sandbox.WakeWarm, make(chan struct{})) // never ends
+	if err := c.Write(t.Context(), websocket.MessageText, []byte("wake up")); err != nil {
+		t.Fatal(err)
+	}
+	f.proxy.Close()
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+}
+
+func TestAWebSocketToModeRefuseDoesNotWake(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{Wake: sandbox.WakeRefuse}), Options{})
+	c, _ := f.dial()
+	say(t, c, "hello")
+	f.node.sleep(sandbox.WakeWarm, nil)
+	c.Write(t.Context(), websocket.MessageText, []byte("anybody?"))
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	if n := f.node.wakes.Load(); n != 0 {
+		t.Errorf("%d wakes", n)
+	}
+}
+
+func TestIsCloseFrame(t *testing.T) {
+	for name, test := range map[string]struct {
+		frame []byte
+		want  bool
+	}{
+		"going away":  {[]byte{0x88, 0x82, 1, 2, 3, 4, 5, 6}, true},
+		"empty":       {[]byte{0x88, 0x80, 1, 2, 3, 4}, true},
+		"text":        {[]byte{0x81, 0x82, 1, 2, 3, 4, 5, 6}, false},
+		"not masked":  {[]byte{0x88, 0x02, 1, 2}, false},
+		"more behind": {[]byte{0x88, 0x80, 1, 2, 3, 4, 0x81}, false},
+		"nothing":     {nil, false},
+	} {
+		if got := isCloseFrame(test.frame); got != test.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

@@ -1,0 +1,78 @@
+package wakeproxy
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// WakePath is the one path of a preview's host that we answer ourselves: the
+// waiting page's event stream. It wakes the sandbox, waits until the port
+// accepts connections, and sends one event: `ready`, or `failed` with a problem
+// document. When the wait limit passes first it just ends, and EventSource asks
+// again.
+const WakePath = "/.doze/wake"
+
+func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.ID, port sandbox.Port) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		writeProblem(w, r, methodNotAllowed)
+		return
+	}
+	x := h.newExchange(r, id, port)
+	x.until = x.start.Add(x.waitLimit)
+	defer x.end()
+	if port.Wake == sandbox.WakeRefuse {
+		if err := x.acquire(r.Context()); err != nil {
+			writeProblem(w, r, problemOf(err))
+			return
+		}
+	}
+
+	header := w.Header()
+	header.Set("Content-Type", "text/event-stream")
+	header.Set("Cache-Control", "no-store")
+	header.Set("X-Content-Type-Options", "nosniff")
+	header.Set("X-Accel-Buffering", "no") // proxies before us
+	// The visitor asks again after a second, and sees at once that we listen.
+	if !sendEvent(w, "retry: 1000\n\n") {
+		return
+	}
+	var err error
+	if x.lease == nil {
+		err = x.acquire(r.Context())
+	}
+	if err == nil {
+		err = x.awaitPort(r.Context())
+	}
+	switch {
+	case err == nil:
+		sendEvent(w, "event: ready\ndata: {}\n\n")
+	case errors.Is(err, errStillWaking), r.Context().Err() != nil:
+		// Asked again, or nobody is there.
+	case errors.Is(err, errNotReady):
+		sendFailed(w, portNotListening)
+	default:
+		sendFailed(w, problemOf(err))
+	}
+}
+
+func sendFailed(w http.ResponseWriter, p problem) {
+	data, err := json.Marshal(p)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	sendEvent(w, fmt.Sprintf("event: failed\ndata: %s\n\n", data))
+}
+
+// sendEvent writes and flushes text; false means that nobody reads it.
+func sendEvent(w http.ResponseWriter, text string) bool {
+	if _, err := io.WriteString(w, text); err != nil {
+		return false
+	}
+	return http.NewResponseController(w).Flush() == nil
+}

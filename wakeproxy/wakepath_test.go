@@ -1,0 +1,64 @@
+package wakeproxy
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestTheWaitingPageHearsWhenTheSandboxIsReady(t *testing.T) {
+	node := newFakeNode("", sandbox.Port{})
+	f := newFront(t, node, Options{})
+	waking := make(chan struct{})
+	node.sleep(sandbox.WakeCold, waking)
+	res := f.do(f.request("GET", WakePath)) // answered while it still waits
+	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
+		t.Fatalf("status %d, %v", res.StatusCode, res.Header)
+	}
+	close(waking)
+	eventually(t, "the port was tried", func() bool { return node.dials.Load() > 3 })
+	node.serve(app(t, hello))
+	if got := body(t, res); !strings.HasSuffix(got, "event: ready\ndata: {}\n\n") {
+		t.Errorf("heard %q", got)
+	}
+	eventually(t, "the lease is released", func() bool { return node.leases.Load() == 0 })
+}
+
+func TestTheWaitingPageHearsWhyItFailed(t *testing.T) {
+	t.Run("wake", func(t *testing.T) {
+		f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+		f.node.sleep(sandbox.WakeCold, nil)
+		f.node.set(func(n *fakeNode) {
+			n.wakeErr = &sandbox.WakeError{ID: testID, Err: errors.New("exited"), LastLog: "no such\nfile"}
+		})
+		if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, "event: failed\ndata: {") || !strings.Contains(got, `"last_log":"no such\nfile"`) {
+			t.Errorf("heard %q", got)
+		}
+	})
+	t.Run("port", func(t *testing.T) {
+		f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 20 * time.Millisecond})
+		f.node.sleep(sandbox.WakeCold, nil)
+		if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, "port_not_listening") {
+			t.Errorf("heard %q", got)
+		}
+	})
+}
+
+func TestTheWaitingPageAsksAgainWhenAWakeIsLong(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 10 * time.Millisecond})
+	f.node.sleep(sandbox.WakeCold, make(chan struct{}))
+	if got := body(t, f.do(f.request("GET", WakePath))); got != "retry: 1000\n\n" {
+		t.Errorf("heard %q", got)
+	}
+}
+
+func TestTheWakePathIsNeverForwardedAndNeedsTheToken(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	wantProblem(t, f.do(f.request("POST", WakePath)), 405, "method_not_allowed")
+	req := f.request("GET", WakePath)
+	req.Host = "3000-k3f9x2m7q1az." + domain
+	wantProblem(t, f.do(req), 404, "preview_not_found")
+}

@@ -1,0 +1,136 @@
+// Package wakeproxy carries preview requests into sandboxes and wakes the ones
+// that sleep.
+//
+// A preview's host name says which port of which sandbox is meant. Handler
+// parses it, takes a lease, which wakes the sandbox if need be, and calls a
+// reverse proxy, whose transport is the Proxy: it dials into the sandbox,
+// rewrites what must be rewritten, and retries what may be retried. The reverse
+// proxy between them is the caller's; with Caddy it is Caddy's own.
+//
+// What it expects of that reverse proxy: it adds X-Forwarded-For, -Host and
+// -Proto, strips hop-by-hop headers, hands a 101 answer's Body both ways, and
+// returns an error only as long as it has written nothing.
+package wakeproxy
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Sandboxes is what previews need of the sandbox.Manager. Of returns one.
+type Sandboxes interface {
+	// ByID answers from memory.
+	ByID(id sandbox.ID) (sandbox.Sandbox, bool)
+	// Acquire wakes the sandbox; see sandbox.Manager.Acquire.
+	Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error)
+	// AcquireRunning returns sandbox.ErrNotRunning instead of waking.
+	AcquireRunning(id sandbox.ID) (Lease, error)
+	// Touch notes traffic that holds no lease.
+	Touch(id sandbox.ID)
+	// LastLog is the last line that the container wrote, if that is known.
+	LastLog(ctx context.Context, id sandbox.ID) string
+}
+
+// Lease keeps a sandbox awake until Release, which may be called twice.
+type Lease interface {
+	Release()
+	Wake() sandbox.WakeInfo
+	Sandbox() sandbox.Sandbox
+	// Dial returns syscall.ECONNREFUSED (wrapped) when nobody listens.
+	Dial(ctx context.Context, port uint16) (net.Conn, error)
+}
+
+// Of adapts a Manager.
+func Of(m *sandbox.Manager) Sandboxes { return manager{m} }
+
+type manager struct{ *sandbox.Manager }
+
+func (m manager) Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
+	lease, err := m.Manager.Acquire(ctx, id, cause)
+	if err != nil {
+		return nil, err // not a nil *sandbox.Lease in a Lease
+	}
+	return lease, nil
+}
+
+func (m manager) AcquireRunning(id sandbox.ID) (Lease, error) {
+	lease, err := m.Manager.AcquireRunning(id)
+	if err != nil {
+		return nil, err
+	}
+	return lease, nil
+}
+
+// Proxy is what all Handlers of a node share: the connections into sandboxes
+// and the counts of requests. It outlives a change of configuration, so that
+// neither is lost by one. It is an http.RoundTripper.
+type Proxy struct {
+	sandboxes Sandboxes
+	pool      *http.Transport
+	unpooled  *http.Transport // for retries: keeps no connection, so uses no kept one
+	gates     gates
+	counts    counts
+	log       *slog.Logger
+	sometimes rate.Sometimes // logs a dial that failed
+
+	ctx   context.Context // ends with Close
+	close context.CancelFunc
+}
+
+const (
+	// A connection costs a few kilobytes here and a socket in the sandbox. A
+	// page with its assets uses 6 over HTTP/1.1; a burst over HTTP/2 uses up
+	// to 100 at once. More are closed after use.
+	maxIdlePerPort = 64
+	// In all; the least recently used one is closed beyond it.
+	maxIdleInAll = 8192
+	// Servers keep idle connections for 5 s (Node) to 120 s.
+	idleTimeout = 90 * time.Second
+	// Servers in sandboxes are not trusted with the node's memory.
+	maxResponseHeader = 256 << 10
+)
+
+// logPause: visitors cause what is logged, so it is bounded.
+const logPause = time.Second
+
+// New returns a Proxy for the sandboxes. It logs what keeps the node, not a
+// sandbox, from making connections. Close it when no Handler uses it.
+func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
+	ctx, cancel := context.WithCancel(context.Background())
+	pool := &http.Transport{
+		DialContext:            dialSandbox,
+		DisableCompression:     true, // what the app says passes as it is
+		MaxIdleConns:           maxIdleInAll,
+		MaxIdleConnsPerHost:    maxIdlePerPort,
+		IdleConnTimeout:        idleTimeout,
+		ExpectContinueTimeout:  time.Second,
+		MaxResponseHeaderBytes: maxResponseHeader,
+	}
+	unpooled := pool.Clone()
+	unpooled.DisableKeepAlives = true
+	return &Proxy{
+		sandboxes: sandboxes,
+		pool:      pool,
+		unpooled:  unpooled,
+		gates:     gates{open: map[gateKey]*gate{}},
+		counts:    counts{perSandbox: map[sandbox.ID]int{}},
+		log:       log,
+		sometimes: rate.Sometimes{Interval: logPause},
+		ctx:       ctx,
+		close:     cancel,
+	}
+}
+
+// Close ends all requests in flight, upgraded connections included: their
+// handlers return soon after. It wakes nothing.
+func (p *Proxy) Close() {
+	p.close()
+	p.pool.CloseIdleConnections()
+}
