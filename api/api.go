@@ -1,0 +1,231 @@
+// Package api is the HTTP API of a node: routes, authentication, JSON, raw
+// bodies, server-sent events and the OpenAPI document that describes them all.
+//
+// It decides nothing about sandboxes: it asks a Sandboxes, which is the
+// sandbox.Manager, and turns what that answers into HTTP. Reads wake nothing.
+package api
+
+import (
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Prefix is where the routes are.
+const Prefix = "/api/v1"
+
+// maxURI is longer than any address with the longest path a file can have
+// (4,096 bytes, each written as %XX).
+const maxURI = 16 << 10
+
+// Config of an API. Sandboxes, Auth and PreviewURL are needed.
+type Config struct {
+	Sandboxes Sandboxes
+	Auth      Authenticator
+	// PreviewURL returns the address of an exposed port.
+	PreviewURL func(sandbox.Sandbox, sandbox.Port) string
+	// Version of the node.
+	Version string
+	// Log gets what failed on the node's side, never a token or a body; nil
+	// logs nothing.
+	Log *slog.Logger
+	// Metrics to count into; nil counts for nobody.
+	Metrics *Metrics
+	// Limits that are zero get their defaults.
+	Limits Limits
+}
+
+// Limits of what clients may hold at once, and for how long.
+type Limits struct {
+	// MaxStreams is how many server-sent event streams are open at once,
+	// default 1024. One more gets too_many_streams.
+	MaxStreams int
+	// MaxCalls is how many buffered commands and file transfers are under way
+	// at once, default 512. One more gets too_many_calls. A command counts once
+	// for each MiB of output that it may keep, so this also bounds memory.
+	MaxCalls int
+	// Heartbeat is how long a stream is silent before it gets a comment line,
+	// default 15 s: proxies close what is silent for 30 s or 60 s.
+	Heartbeat time.Duration
+	// Stall is how long one read from or write to a client may take, default
+	// 60 s. A slow client is served; one that does nothing is cut off.
+	Stall time.Duration
+}
+
+func (l Limits) withDefaults() Limits {
+	if l.MaxStreams == 0 {
+		l.MaxStreams = 1024
+	}
+	if l.MaxCalls == 0 {
+		l.MaxCalls = 512
+	}
+	if l.Heartbeat == 0 {
+		l.Heartbeat = 15 * time.Second
+	}
+	if l.Stall == 0 {
+		l.Stall = time.Minute
+	}
+	return l
+}
+
+// API serves the routes under Prefix. Make one with New.
+type API struct {
+	sandboxes  Sandboxes
+	auth       Authenticator
+	previewURL func(sandbox.Sandbox, sandbox.Port) string
+	version    string
+	log        *slog.Logger
+	metrics    *Metrics
+	limits     Limits
+	streams    limiter
+	calls      limiter
+
+	mux  *http.ServeMux
+	huma huma.API
+}
+
+var _ http.Handler = (*API)(nil)
+
+// New returns the API. It starts nothing and needs no closing: every goroutine
+// belongs to a request.
+func New(cfg Config) (*API, error) {
+	switch {
+	case cfg.Sandboxes == nil:
+		return nil, errors.New("api: Config.Sandboxes is missing")
+	case cfg.Auth == nil:
+		return nil, errors.New("api: Config.Auth is missing")
+	case cfg.PreviewURL == nil:
+		return nil, errors.New("api: Config.PreviewURL is missing")
+	}
+	a := &API{
+		sandboxes:  cfg.Sandboxes,
+		auth:       cfg.Auth,
+		previewURL: cfg.PreviewURL,
+		version:    cfg.Version,
+		log:        cfg.Log,
+		metrics:    cfg.Metrics,
+		limits:     cfg.Limits.withDefaults(),
+		mux:        http.NewServeMux(),
+	}
+	if a.log == nil {
+		a.log = slog.New(slog.DiscardHandler)
+	}
+	if a.metrics == nil {
+		a.metrics = NewMetrics()
+	}
+	a.streams = limiter{most: int64(a.limits.MaxStreams), refuse: problemf(CodeTooManyStreams,
+		"%d streams are open, which is as many as this node allows; close one or try again later", a.limits.MaxStreams)}
+	a.calls = limiter{most: int64(a.limits.MaxCalls), refuse: problemf(CodeTooManyCalls,
+		"%d commands and transfers are under way, which is as many as this node allows; try again later", a.limits.MaxCalls)}
+	a.huma = a.newHuma()
+	a.registerSandboxes()
+	a.registerLife()
+	a.registerExec()
+	a.registerFiles()
+	a.registerArchives()
+	a.registerProcesses()
+	a.registerLogs()
+	a.registerPorts()
+	a.registerEvents()
+	a.registerNode()
+	if err := a.registerOpenAPI(); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// ServeHTTP answers with a result or a Problem, never with anything else.
+func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
+	w := newTimedWriter(rw, a.limits.Stall)
+	defer w.finish(r)
+	defer a.recover(w, r)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("X-Content-Type-Options", "nosniff")
+	if p := checkAddress(r); p != nil {
+		p.write(w)
+		return
+	}
+	if r.URL.Path != Prefix+openAPIPath {
+		owner, p := a.authenticate(r)
+		if p != nil {
+			p.write(w)
+			return
+		}
+		r = r.WithContext(withOwner(r.Context(), owner))
+	}
+	if handler, pattern := a.mux.Handler(r); pattern == "" {
+		a.noRoute(handler, r).write(w)
+		return
+	}
+	a.mux.ServeHTTP(w, r)
+}
+
+func checkAddress(r *http.Request) *Problem {
+	if n := len(r.URL.EscapedPath()) + len(r.URL.RawQuery); n > maxURI {
+		return problemf(CodeURITooLong, "path and query have %d bytes; at most %d are allowed", n, maxURI)
+	}
+	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
+		return problemf(CodeInvalidRequest, "the query cannot be read: %v; write it as name=value&name=value with %%XX for special characters", err)
+	}
+	return nil
+}
+
+// noRoute asks the mux's own refusal whether it is for the path or the method.
+func (a *API) noRoute(refusal http.Handler, r *http.Request) *Problem {
+	var probe statusProbe
+	refusal.ServeHTTP(&probe, r)
+	if probe.status == http.StatusMethodNotAllowed {
+		allow := probe.Header().Get("Allow")
+		return problemf(CodeMethodNotAllowed, "%s has no method %s; use %s", clip(r.URL.Path), clip(r.Method), allow).setHeader("Allow", allow)
+	}
+	return problemf(CodeNotFound, "%s is no route; all routes are in %s", clip(r.URL.Path), Prefix+openAPIPath)
+}
+
+// statusProbe keeps status and headers of an answer and drops its body.
+type statusProbe struct {
+	header http.Header
+	status int
+}
+
+func (p *statusProbe) Header() http.Header {
+	if p.header == nil {
+		p.header = http.Header{}
+	}
+	return p.header
+}
+
+func (p *statusProbe) WriteHeader(status int)      { p.status = status }
+func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
+
+// recover keeps a panic from one request to itself.
+func (a *API) recover(w *timedWriter, r *http.Request) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if v != http.ErrAbortHandler {
+		a.log.Error("a request panicked", "method", r.Method, "path", clip(r.URL.Path), "panic", v, "stack", string(debug.Stack()))
+	}
+	if w.wrote || v == http.ErrAbortHandler {
+		// Half an answer must not look like a whole one.
+		panic(http.ErrAbortHandler)
+	}
+	newProblem(CodeInternal, "the node failed while it answered; its log says more").write(w)
+}
+
+// clip keeps what an answer repeats of its request short.
+func clip(s string) string {
+	const most = 120
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}

@@ -1,0 +1,70 @@
+package api
+
+import (
+	"context"
+	"io"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+const tarType = "application/x-tar"
+
+type archiveInput struct {
+	SandboxPath
+	Exchange
+	FilePath
+}
+
+func (a *API) registerArchives() {
+	const path = "/sandbox/{id}/files/archive"
+	register(a, route{
+		method: http.MethodPut, path: path, id: "put-archive", tag: "files",
+		summary: "Unpack a tar stream into a directory",
+		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; the directory is made if it is missing. What would reach " +
+			"out of the directory is refused. Entries before the refused one, or before the upload broke off, stay.",
+		codes:   onSandbox(wakeCodes, fileCodes, []Code{CodeUnsafeArchive, CodeBodyIncomplete, CodeBodyTimeout}),
+		answers: map[int]*huma.Response{http.StatusOK: answerJSON[guest.ArchiveResult](a, "What was unpacked")},
+	}, a.putArchive)
+	a.documented(path).Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(tarType)}
+	register(a, route{
+		method: http.MethodGet, path: path, id: "get-archive", tag: "files",
+		summary: "Pack a directory or file as a tar stream",
+		description: "Wakes the sandbox. Paths in the tar are relative to the directory. An answer that breaks off is ended by closing " +
+			"the connection, never as if it were whole.",
+		codes:   onSandbox(wakeCodes, fileCodes),
+		answers: map[int]*huma.Response{http.StatusOK: answerBytes("The tar", tarType)},
+	}, a.getArchive)
+}
+
+func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamResponse, error) {
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	body := newTimedBody(in.w, in.r.Body, a.limits.Stall)
+	defer body.end()
+	var result guest.ArchiveResult
+	err := a.withFiles(ctx, in.ID, func(g *guest.Client) (err error) {
+		result, err = g.PutArchive(ctx, in.Path, body)
+		return uploadError(body, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, result) }}, nil
+}
+
+func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamResponse, error) {
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	return a.download(ctx, in.SandboxPath, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
+		tar, err := g.GetArchive(ctx, in.Path)
+		return tar, func(h http.Header) int {
+			h.Set("Content-Type", tarType)
+			return http.StatusOK
+		}, err
+	})
+}

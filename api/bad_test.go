@@ -1,0 +1,443 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestBadBodiesAreRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	for _, tc := range []struct {
+		name, body string
+		code       Code
+		says       string // in the detail
+	}{
+		{"empty", ``, CodeInvalidJSON, "empty"},
+		{"no JSON", `name=shop`, CodeInvalidJSON, "JSON object"},
+		{"half", `{"name":"sh`, CodeInvalidJSON, "JSON object"},
+		{"two", `{}{}`, CodeInvalidJSON, "JSON object"},
+		{"no UTF-8", "{\"name\":\"\xff\"}", CodeInvalidJSON, "UTF-8"},
+		{"deep", strings.Repeat("[", 50_000), CodeInvalidJSON, ""},
+		{"list", `[]`, CodeInvalidRequest, "object"},
+		{"null", `null`, CodeInvalidRequest, "object"},
+		{"text", `"shop"`, CodeInvalidRequest, "object"},
+		{"unknown field", `{"nam":"shop"}`, CodeInvalidRequest, "body.nam: there is no such field; the fields are env, image, labels, name, size, sleep_after, stop_after"},
+		{"field in another case", `{"Name":"shop"}`, CodeInvalidRequest, "body.Name: there is no such field; the fields are env,"},
+		{"field twice", `{"name":"a","name":"b"}`, CodeInvalidRequest, "body.name: it is there more than once"},
+		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, CodeInvalidRequest, "body.env.A: it is there more than once"},
+		{"wrong type", `{"name":7}`, CodeInvalidRequest, "body.name: expected string"},
+		{"bad duration", `{"sleep_after":"soon"}`, CodeInvalidRequest, `"60s"`},
+		{"number for a duration", `{"sleep_after":60}`, CodeInvalidRequest, "expected string"},
+		{"negative duration", `{"sleep_after":"-1s"}`, CodeInvalidRequest, `"60s"`},
+		{"duration out of range", `{"sleep_after":"1ms"}`, CodeInvalidRequest, "sleep_after"},
+		{"enormous duration", `{"sleep_after":"99999999999999999h"}`, CodeInvalidRequest, "duration"},
+		{"bad name", `{"name":"Not A Name"}`, CodeNameInvalid, "hyphens"},
+		{"long name", `{"name":"` + strings.Repeat("x", 900_000) + `"}`, CodeNameInvalid, "63"},
+		{"huge name", `{"name":"` + strings.Repeat("x", 2<<20) + `"}`, CodeBodyTooLarge, "1048576"},
+		{"image that is not allowed", `{"image":"docker.io/evil"}`, CodeImageNotAllowed, "base"},
+		{"unknown size", `{"size":"giant"}`, CodeInvalidRequest, "lite"},
+		{"bad env name", `{"env":{"A=B":"c"}}`, CodeInvalidRequest, "env"},
+		{"env with NUL", `{"env":{"A":"\u0000"}}`, CodeInvalidRequest, "NUL"},
+		{"too much env", `{"env":{"A":"` + strings.Repeat("x", 100_000) + `"}}`, CodeInvalidRequest, "at most"},
+		{"bad label", `{"labels":{" ":"x"}}`, CodeInvalidRequest, "labels"},
+		{"label that is no text", `{"labels":{"a":1}}`, CodeInvalidRequest, "expected string"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := s.refused(tc.code, "POST", "/sandbox", tc.body)
+			if !strings.Contains(p.Detail, tc.says) {
+				t.Errorf("detail is %.300q", p.Detail)
+			}
+			if b, _ := json.Marshal(p); len(b) > 8<<10 {
+				t.Errorf("the answer has %d bytes", len(b))
+			}
+		})
+	}
+	if n := s.node.Engine.Created(); n != 0 {
+		t.Errorf("refusals made %d containers", n)
+	}
+}
+
+func TestBodyThatIsNoJSONSaysSoWhateverElseIsWrong(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.refused(CodeInvalidJSON, "POST", "/sandbox/"+strings.Repeat("x", 256)+"/exec", "{")
+}
+
+func TestManyFaultsMakeAShortAnswer(t *testing.T) {
+	s := newServer(t, Limits{})
+	var body strings.Builder
+	body.WriteString(`{`)
+	for i := range 20_000 {
+		body.WriteString(`"` + strings.Repeat("é", 3) + itoa(i) + `":1,`)
+	}
+	body.WriteString(`"name":"x"}`)
+	p := s.refused(CodeInvalidRequest, "POST", "/sandbox", body.String())
+	if len(p.Errors) != maxFaults {
+		t.Errorf("%d faults are listed", len(p.Errors))
+	}
+}
+
+func TestWrongContentTypeIsRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	for _, kind := range []string{"text/plain", "application/xml", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "nonsense", "application/jsonp"} {
+		p := s.refused(CodeUnsupportedMediaType, "POST", "/sandbox", `{}`, "Content-Type", kind)
+		if !strings.Contains(p.Detail, "application/json") {
+			t.Errorf("detail is %q", p.Detail)
+		}
+	}
+	for _, kind := range []string{"", "application/json", "application/json; charset=utf-8", "Application/JSON;charset=\"a+b\""} {
+		must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", `{}`, "Content-Type", kind)
+	}
+}
+
+func TestWrongAddressesAreRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	for _, tc := range []struct {
+		method, path string
+		code         Code
+		says         string
+	}{
+		{"GET", "/", CodeNotFound, "/api/v1/openapi.json"},
+		{"GET", "/sandboxes", CodeNotFound, "/api/v1/openapi.json"},
+		{"GET", "/sandbox/box/nothing", CodeNotFound, ""},
+		{"GET", "/sandbox/box/exec/more", CodeNotFound, ""},
+		{"DELETE", "/sandbox", CodeMethodNotAllowed, "GET, HEAD, POST"},
+		{"GET", "/sandbox/box/exec", CodeMethodNotAllowed, "POST"},
+		{"POST", "/node", CodeMethodNotAllowed, "GET"},
+		{"BREW", "/node", CodeMethodNotAllowed, "GET"},
+		{"POST", "/openapi.json", CodeMethodNotAllowed, "GET"},
+		{"GET", "/sandbox?limit=0", CodeInvalidRequest, "query.limit"},
+		{"GET", "/sandbox?limit=1001", CodeInvalidRequest, "<= 1000"},
+		{"GET", "/sandbox?limit=ten", CodeInvalidRequest, "integer"},
+		{"GET", "/sandbox?stat=running", CodeInvalidRequest, "the parameters are label, state, cursor, limit"},
+		{"GET", "/sandbox?state=bored", CodeInvalidRequest, "asleep"},
+		{"GET", "/sandbox?label=x", CodeInvalidRequest, "key=value"},
+		{"GET", "/sandbox?label=", CodeInvalidRequest, "key=value"},
+		{"GET", "/sandbox?label==x", CodeInvalidRequest, "key=value"},
+		{"GET", "/sandbox?label=a=1&label=a=2", CodeInvalidRequest, "two values"},
+		{"GET", "/sandbox?limit=1;cursor=2", CodeInvalidRequest, "query"},
+		{"GET", "/sandbox?limit=%zz", CodeInvalidRequest, "query"},
+		{"GET", "/sandbox?cursor=" + strings.Repeat("x", 256), CodeInvalidRequest, "255"},
+		{"GET", "/sandbox?cursor=" + strings.Repeat("x", maxURI), CodeURITooLong, "16384"},
+		{"GET", "/sandbox/" + strings.Repeat("x", maxURI), CodeURITooLong, ""},
+		{"GET", "/sandbox/" + strings.Repeat("x", 256), CodeInvalidRequest, "255"},
+		{"GET", "/sandbox/nobody", CodeSandboxNotFound, "/api/v1/sandbox"},
+		{"GET", "/sandbox/%2e%2e%2fetc", CodeSandboxNotFound, ""},
+		{"GET", "/sandbox/%00", CodeSandboxNotFound, ""},
+		{"GET", "/sandbox/BOX", CodeSandboxNotFound, ""},
+		{"GET", "/node?verbose=1", CodeInvalidRequest, "this route has none"},
+		{"GET", "/sandbox?limit=1&limit=2", CodeInvalidRequest, "query.limit: it is there more than once"},
+		{"GET", "/sandbox?state=", CodeInvalidRequest, "query.state: it has no value"},
+		{"GET", "/sandbox/box/events?after=1&after=1", CodeInvalidRequest, "query.after"},
+		{"GET", "/sandbox/box/files/read?path=/etc/hosts&path=/etc/passwd", CodeInvalidRequest, "query.path"},
+		{"DELETE", "/sandbox/box/process/1?signal=", CodeInvalidRequest, "query.signal: it has no value"},
+	} {
+		p := s.refused(tc.code, tc.method, tc.path, nil)
+		if !strings.Contains(p.Detail, tc.says) {
+			t.Errorf("%s %.60s: detail is %q", tc.method, tc.path, p.Detail)
+		}
+		if len(p.Detail) > 1000 {
+			t.Errorf("%s %.60s: detail has %d bytes", tc.method, tc.path, len(p.Detail))
+		}
+	}
+}
+
+func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	for _, route := range []string{"sleep", "stop", "wake"} {
+		for body, code := range map[string]Code{`{"for":"5m"}`: CodeInvalidRequest, `5m`: CodeInvalidRequest, "{}{}": CodeInvalidRequest} {
+			p := s.refused(code, "POST", "/sandbox/box/"+route, body)
+			if p.Detail != "body: this route has no fields; send no body" {
+				t.Errorf("detail is %q", p.Detail)
+			}
+		}
+		s.refused(CodeUnsupportedMediaType, "POST", "/sandbox/box/"+route, "x", "Content-Type", "text/plain")
+	}
+	if state := s.state(id); state != sandbox.StateRunning {
+		t.Errorf("a refusal made it %s", state)
+	}
+	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep", `{}`)
+	must[SandboxList](s, http.StatusOK, "GET", "/sandbox?cursor=", nil)
+}
+
+func TestRefusalsWakeNothing(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	s.sleep(id)
+	for _, route := range []string{"exec", "process"} {
+		for _, body := range []string{
+			`{"argv":["true"],"cwd":"relative"}`, `{"argv":["true"],"cwd":"/\u0000"}`, `{"argv":["a\u0000"]}`, `{"command":"a\u0000"}`, `{"argv":[""]}`,
+			`{"argv":["true"],"env":{"A=B":"c"}}`, `{"argv":["true"],"env":{"":"c"}}`, `{"argv":["true"],"env":{"A":"\u0000"}}`,
+		} {
+			s.refused(CodeInvalidRequest, "POST", "/sandbox/box/"+route, body)
+		}
+	}
+	for _, name := range []string{"a b", "-a", ".a", "a/b", strings.Repeat("x", 65)} {
+		s.refused(CodeInvalidRequest, "POST", "/sandbox/box/process", map[string]any{"command": "true", "name": name})
+	}
+	for _, path := range []string{"/files?path=x", "/files/read?path=x", "/files/archive?path=x"} {
+		s.refused(CodeInvalidRequest, "GET", "/sandbox/box"+path, nil)
+	}
+	s.refused(CodeInvalidRequest, "PUT", "/sandbox/box/files/write?path=/f&mode=000", strings.NewReader("x"))
+	s.refused(CodeInvalidRequest, "POST", "/sandbox/box/expose", `{"port":80,"wait":"6m"}`)
+	if state := s.state(id); state != sandbox.StateAsleep {
+		t.Errorf("a refusal made it %s", state)
+	}
+}
+
+func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
+	s := newServer(t, Limits{Stall: 100 * time.Millisecond})
+	for name, tc := range map[string]struct {
+		close bool
+		code  Code
+	}{"broken": {true, CodeBodyIncomplete}, "slow": {false, CodeBodyTimeout}} {
+		t.Run(name, func(t *testing.T) {
+			conn, err := net.Dial("tcp", s.http.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			io.WriteString(conn, "POST /api/v1/sandbox HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+testToken+"\r\nContent-Length: 100\r\n\r\n{\"name\":")
+			if tc.close {
+				conn.(*net.TCPConn).CloseWrite()
+			}
+			conn.SetReadDeadline(time.Now().Add(patience))
+			got, err := io.ReadAll(io.LimitReader(conn, 4096))
+			if !strings.Contains(string(got), `"code":"`+string(tc.code)+`"`) {
+				t.Errorf("got %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// A reader that reads nothing must not hold a stream for ever.
+func TestClientThatReadsNothingIsCutOff(t *testing.T) {
+	s := newServer(t, Limits{Stall: 200 * time.Millisecond})
+	id := s.create("box")
+	body := `{"command":"cat /dev/zero","stream":true}`
+	conn, err := net.Dial("tcp", s.http.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	io.WriteString(conn, "POST /api/v1/sandbox/box/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+testToken+
+		"\r\nContent-Length: "+itoa(len(body))+"\r\n\r\n"+body)
+	s.eventually("the stream began", func() bool { return s.api.streams.held.Load() == 1 })
+	s.eventually("the stream was cut off", func() bool { return s.api.streams.held.Load() == 0 })
+	s.sleep(id)
+}
+
+// Connections are used again after answers that had deadlines.
+func TestDeadlinesEndWithTheirAnswer(t *testing.T) {
+	s := newServer(t, Limits{Stall: 50 * time.Millisecond})
+	s.create("box")
+	for range 3 {
+		// Both take longer than any deadline that the one before may have left.
+		for _, size := range []int{100_000, 1} {
+			got := s.do("POST", "/sandbox/box/exec", fmt.Sprintf(`{"command":"head -c %d /dev/zero; sleep 0.15"}`, size))
+			if got.status != http.StatusOK || len(got.body) < size {
+				t.Fatalf("status %d, %d bytes", got.status, len(got.body))
+			}
+		}
+	}
+}
+
+// brokenWriter is a client that goes away without the server noticing.
+type brokenWriter struct {
+	*httptest.ResponseRecorder
+	left int // writes that still succeed
+}
+
+func (w *brokenWriter) Write(b []byte) (int, error) {
+	if w.left--; w.left < 0 {
+		return 0, errors.New("broken pipe")
+	}
+	return w.ResponseRecorder.Write(b)
+}
+
+func TestFailedWriteEndsTheStream(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
+	for _, r := range []*http.Request{
+		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"echo x; exec sleep 1000","stream":true}`),
+		s.request(t.Context(), "GET", "/sandbox/box/process/"+itoa(pid)+"/logs?follow=true", nil),
+		s.request(t.Context(), "GET", "/sandbox/box/events", nil, "Accept", eventStreamType),
+	} {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			s.api.ServeHTTP(&brokenWriter{ResponseRecorder: httptest.NewRecorder()}, r)
+		}()
+		select {
+		case <-ended:
+		case <-time.After(patience):
+			t.Fatalf("%s goes on", r.URL.Path)
+		}
+	}
+	s.sleep(id)
+}
+
+func TestCreationGoesOnWithoutItsClient(t *testing.T) {
+	s := newServer(t, Limits{})
+	release := s.node.Engine.Block("start")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		if resp, err := s.http.Client().Do(s.request(ctx, "POST", "/sandbox", `{"name":"box"}`)); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	s.node.Engine.AwaitBlocked(t, "start")
+	cancel()
+	<-ended
+	release()
+	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox", `{"name":"box"}`); sb.State != sandbox.StateRunning {
+		t.Errorf("it is %s", sb.State)
+	}
+	if n := s.node.Engine.Created(); n != 1 {
+		t.Errorf("%d containers were made", n)
+	}
+}
+
+func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	s.node.Engine.Fail("image", sandbox.ErrImageMissing)
+	s.refused(CodeImageMissing, "POST", "/sandbox", `{"name":"other"}`)
+	s.node.Engine.Fail("image", nil)
+	s.node.Engine.Fail("start", errors.New("exec format error"))
+	p := s.refused(CodeWakeFailed, "POST", "/sandbox", `{"name":"other"}`)
+	if !strings.Contains(p.Detail, "exec format error") {
+		t.Errorf("detail is %q", p.Detail)
+	}
+	s.node.Engine.Fail("start", sandbox.ErrEngineDown)
+	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
+	got := s.do("POST", "/sandbox/box/wake", nil)
+	s.checkProblem(CodeEngineUnavailable, "wake", got)
+	if got.header.Get("Retry-After") == "" {
+		t.Error("there is no Retry-After")
+	}
+	s.refused(CodeEngineUnavailable, "POST", "/sandbox/box/exec", `{"command":"true"}`)
+	s.node.Engine.Fail("start", nil)
+	s.node.Store.Fill(true)
+	s.refused(CodeStoreFull, "POST", "/sandbox/box/expose", `{"port":3000}`)
+	s.refused(CodeStoreFull, "PATCH", "/sandbox/"+id, `{"labels":{}}`)
+	s.node.Store.Fill(false)
+	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil); len(sb.Ports) != 0 {
+		t.Errorf("a refused port is there: %+v", sb.Ports)
+	}
+}
+
+func TestEveryErrorHasItsProblem(t *testing.T) {
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	wake := func(err error) error { return &sandbox.WakeError{ID: "abc", Err: err, LastLog: "last words"} }
+	for _, tc := range []struct {
+		name string
+		ctx  context.Context
+		err  error
+		want Code
+	}{
+		{"not found", nil, sandbox.ErrNotFound, CodeSandboxNotFound},
+		{"destroyed", nil, wake(sandbox.ErrDestroyed), CodeSandboxDestroyed},
+		{"waiters", nil, sandbox.ErrTooManyWaiters, CodeTooManyWaiters},
+		{"sandboxes", nil, sandbox.ErrTooManySandboxes, CodeTooManySandboxes},
+		{"busy", nil, sandbox.ErrBusy, CodeBusy},
+		{"closed", nil, sandbox.ErrClosed, CodeNodeClosing},
+		{"image", nil, wake(sandbox.ErrImageMissing), CodeImageMissing},
+		{"engine", nil, wake(sandbox.ErrEngineDown), CodeEngineUnavailable},
+		{"store", nil, sandbox.ErrStoreFull, CodeStoreFull},
+		{"wake", nil, wake(errors.New("boom")), CodeWakeFailed},
+		{"lost", nil, fromGuest(guest.ErrLost), CodeGuestLost},
+		{"no answer", nil, guest.ErrNoAnswer, CodeTimeout},
+		{"deadline", nil, context.DeadlineExceeded, CodeTimeout},
+		{"network", nil, &net.OpError{Op: "dial", Err: errors.New("refused")}, CodeGuestLost},
+		{"guest's nonsense", nil, fromGuest(errors.New("unusable JSON")), CodeGuestError},
+		{"guest's own code", nil, &guest.Error{Status: 200, Code: "<script>", Message: "x"}, CodeGuestError},
+		{"guest's code", nil, &guest.Error{Status: 500, Code: guest.CodeNoSpace, Message: "full"}, CodeNoSpaceLeft},
+		{"client gone", canceled, wake(context.Canceled), CodeClientGone},
+		{"anything else", nil, errors.New("secret internals"), CodeInternal},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			ctx := tc.ctx
+			if ctx == nil {
+				ctx = t.Context()
+			}
+			p := problemOf(ctx, tc.err)
+			if p.Code != tc.want || strings.Contains(p.Detail, "secret internals") {
+				t.Errorf("got %+v", p)
+			}
+		})
+	}
+	for code, ours := range guestCodes {
+		if p := problemOf(t.Context(), &guest.Error{Code: code, Message: strings.Repeat("é\xff", 5000)}); p.Code != ours || len(p.Detail) > 3*maxGuestMessage {
+			t.Errorf("%s became %s with %d bytes", code, p.Code, len(p.Detail))
+		}
+	}
+}
+
+// FuzzRequests: whatever comes, the node does not panic, says every error as a
+// problem document, and never fails with 500.
+func FuzzRequests(f *testing.F) {
+	for _, r := range routes {
+		method, path, _ := strings.Cut(r, " ")
+		path = strings.NewReplacer("{id}", "box", "{pid}", "1", "{port}", "3000").Replace(path)
+		for _, body := range []string{"", "{}", `{"port":1}`, `{"command":7}`, `{"path":"relative"}`, `{"for":"1h","x":[[]]}`} {
+			f.Add(method, path, body, "application/json")
+		}
+		f.Add(method, path+"?path=/nonexistent/f&limit=1&follow=0&label=a=b", "raw", octetStream)
+	}
+	f.Add("GET", "/sandbox/../../node", "", "")
+	f.Add("GET", "//sandbox", "", "")
+	f.Add("CONNECT", "/node", "", "")
+	// Nothing of what is fuzzed may run: the engine cannot start anything.
+	s := newServer(f, Limits{})
+	s.create("box")
+	s.node.Engine.Fail("create", sandbox.ErrEngineDown)
+	s.node.Engine.Fail("start", sandbox.ErrEngineDown)
+	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
+	f.Fuzz(func(t *testing.T, method, path, body, kind string) {
+		if method == "DELETE" && (strings.Contains(path, "sandbox/box") && !strings.Contains(path, "sandbox/box/")) {
+			return
+		}
+		r, err := http.NewRequest(method, "http://node/", bytes.NewReader([]byte(body)))
+		if err != nil {
+			return
+		}
+		u, err := r.URL.Parse(Prefix + path)
+		if err != nil || u.Host != "node" {
+			return
+		}
+		r.URL = u
+		r.Header.Set("Authorization", "Bearer "+testToken)
+		r.Header.Set("Content-Type", kind)
+		w := httptest.NewRecorder()
+		s.api.ServeHTTP(w, r)
+		switch {
+		case w.Code == http.StatusInternalServerError:
+			t.Fatalf("%s %q %q: %s", method, path, body, w.Body)
+		case w.Code >= 400:
+			var p Problem
+			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Header().Get("Content-Type") != problemType ||
+				p.Code == "" || p.Status != w.Code || p.Detail == "" || meanings[p.Code].status != w.Code {
+				t.Fatalf("%s %q %q: status %d, header %v: %s", method, path, body, w.Code, w.Header(), w.Body)
+			}
+		}
+	})
+}

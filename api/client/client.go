@@ -1,0 +1,230 @@
+// Package client speaks the HTTP API of a node. It knows the API's words only:
+// nothing of how a node works is imported here.
+//
+// Everything that is read is bounded. Calls take as long as their context lets
+// them, because a create may pull an image and a command may run for hours.
+package client
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+)
+
+// DefaultURL is the API of a node as `make up` starts it.
+const DefaultURL = "https://api.doze.localhost:8443/api/v1"
+
+// maxAnswer bounds a JSON answer. The largest is the output of a command: twice
+// 10 MiB, in base64 or escaped.
+const maxAnswer = 64 << 20
+
+// maxProblem bounds a problem document.
+const maxProblem = 1 << 20
+
+// Config of a Client.
+type Config struct {
+	// URL is where the API is, with its prefix. Default: DefaultURL.
+	URL string
+	// Token is sent as the bearer token. Empty sends none.
+	Token string
+	// CAFile has the certificates that may sign the node's, in PEM. Empty means
+	// those of the system.
+	CAFile string
+	// UserAgent names the program. Default: doze-client.
+	UserAgent string
+}
+
+// Client calls one node. All methods may be called at once.
+type Client struct {
+	base      string
+	token     string
+	userAgent string
+	http      *http.Client
+}
+
+// New returns a client. It connects when it is first used.
+func New(cfg Config) (*Client, error) {
+	if cfg.URL == "" {
+		cfg.URL = DefaultURL
+	}
+	if cfg.UserAgent == "" {
+		cfg.UserAgent = "doze-client"
+	}
+	base, err := url.Parse(cfg.URL)
+	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
+		return nil, fmt.Errorf("%q is no address of an API; write it like %s", cfg.URL, DefaultURL)
+	}
+	if base.Scheme == "http" && !IsLoopback(base.Hostname()) {
+		return nil, fmt.Errorf("%s would send the token unencrypted; use https", cfg.URL)
+	}
+	if strings.ContainsFunc(cfg.Token, func(r rune) bool { return r <= ' ' || r > '~' }) {
+		return nil, errors.New("the token has blanks or characters that no token has; was it copied whole, and alone?")
+	}
+	roots, err := loadRoots(cfg.CAFile)
+	if err != nil {
+		return nil, err
+	}
+	return &Client{
+		base:      strings.TrimSuffix(base.String(), "/"),
+		token:     cfg.Token,
+		userAgent: cfg.UserAgent,
+		http: &http.Client{
+			Transport: &http.Transport{
+				Proxy:               proxy,
+				DialContext:         dialContext,
+				TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+				ForceAttemptHTTP2:   true,
+				TLSHandshakeTimeout: 10 * time.Second,
+				IdleConnTimeout:     90 * time.Second,
+				// A node that is gone ends its streams even when nobody tells so.
+				HTTP2: &http.HTTP2Config{SendPingTimeout: 20 * time.Second, PingTimeout: 15 * time.Second},
+			},
+			// The API does not redirect; following would send the token elsewhere.
+			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
+		},
+	}, nil
+}
+
+// Close closes idle connections.
+func (c *Client) Close() { c.http.CloseIdleConnections() }
+
+func loadRoots(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("reading the CA: %w", err)
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		roots = x509.NewCertPool()
+	}
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("%s has no certificate in PEM", file)
+	}
+	return roots, nil
+}
+
+// request is one call of the API.
+type request struct {
+	method string
+	path   string // after the prefix, escaped
+	query  url.Values
+	accept string
+	// body is sent as JSON, raw as it is with contentType. At most one is set.
+	body        any
+	raw         io.Reader
+	contentType string
+	header      http.Header
+}
+
+// send makes the call and returns its answer, whose body the caller closes. An
+// answer that is no success is returned as *Error.
+func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	body, contentType := r.raw, r.contentType
+	if r.body != nil {
+		encoded, err := json.Marshal(r.body)
+		if err != nil {
+			return nil, err
+		}
+		body, contentType = bytes.NewReader(encoded), "application/json"
+	}
+	address := c.base + r.path
+	if len(r.query) > 0 {
+		address += "?" + r.query.Encode()
+	}
+	req, err := http.NewRequestWithContext(ctx, r.method, address, body)
+	if err != nil {
+		return nil, err
+	}
+	for key, values := range r.header {
+		req.Header[key] = values
+	}
+	req.Header.Set("User-Agent", c.userAgent)
+	if c.token != "" {
+		req.Header.Set("Authorization", "Bearer "+c.token)
+	}
+	if contentType != "" {
+		req.Header.Set("Content-Type", contentType)
+	}
+	if r.accept != "" {
+		req.Header.Set("Accept", r.accept)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, c.unreachable(err)
+	}
+	if resp.StatusCode < 200 || resp.StatusCode > 299 {
+		defer resp.Body.Close()
+		return nil, readError(resp)
+	}
+	return resp, nil
+}
+
+// call makes the call and decodes its JSON answer into out, unless out is nil.
+func (c *Client) call(ctx context.Context, r request, out any) (status int, err error) {
+	resp, err := c.send(ctx, r)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		return resp.StatusCode, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	switch {
+	case ctx.Err() != nil:
+		return 0, ctx.Err()
+	case err != nil:
+		return 0, fmt.Errorf("reading the answer to %s %s: %w", r.method, r.path, err)
+	case len(body) > maxAnswer:
+		return 0, fmt.Errorf("the answer to %s %s has more than %d MiB", r.method, r.path, maxAnswer>>20)
+	}
+	if err := json.Unmarshal(body, out); err != nil {
+		return 0, fmt.Errorf("the answer to %s %s is not what this version expects: %w", r.method, r.path, err)
+	}
+	return resp.StatusCode, nil
+}
+
+// UnreachableError says that no node answered.
+type UnreachableError struct {
+	URL string
+	Err error
+}
+
+func (e *UnreachableError) Error() string {
+	return fmt.Sprintf("the node at %s does not answer: %v", e.URL, e.Err)
+}
+
+func (e *UnreachableError) Unwrap() error { return e.Err }
+
+func (c *Client) unreachable(err error) error {
+	var wrapped *url.Error
+	if errors.As(err, &wrapped) {
+		err = wrapped.Err
+	}
+	return &UnreachableError{URL: c.base, Err: err}
+}
+
+// sandboxPath is the path of a sandbox's routes. idOrName comes from people.
+func sandboxPath(idOrName string, rest ...string) string {
+	path := "/sandbox/" + url.PathEscape(idOrName)
+	for _, part := range rest {
+		path += "/" + part
+	}
+	return path
+}

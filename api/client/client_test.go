@@ -1,0 +1,312 @@
+package client
+
+import (
+	"context"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// serve returns a client of a server that answers so.
+func serve(t *testing.T, handler http.HandlerFunc) *Client {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return connect(t, Config{URL: server.URL + "/api/v1", Token: "token"})
+}
+
+func connect(t *testing.T, cfg Config) *Client {
+	t.Helper()
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func TestNamesUnderLocalhostLeadToTheLoopbackOverTLS(t *testing.T) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "" || !strings.HasPrefix(r.Host, "example.com.localhost") {
+			t.Errorf("got host %q", r.Host)
+		}
+		fmt.Fprintf(w, `{"node_id":"n","version":%q}`, r.Proto)
+	}))
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	defer server.Close()
+	ca := filepath.Join(t.TempDir(), "ca.crt")
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	if err := os.WriteFile(ca, cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(server.Listener.Addr().String())
+	// A proxy that must not be asked.
+	t.Setenv("HTTPS_PROXY", "http://192.0.2.1:1")
+
+	c := connect(t, Config{URL: "https://example.com.localhost:" + port, CAFile: ca})
+	c.http.Transport.(*http.Transport).TLSClientConfig.ServerName = "example.com" // the test certificate's
+	node, err := c.Node(t.Context())
+	if err != nil || node.Version != "HTTP/2.0" {
+		t.Fatalf("got %+v, %v; want an answer over HTTP/2", node, err)
+	}
+
+	untrusting := connect(t, Config{URL: "https://example.com.localhost:" + port})
+	var unreachable *UnreachableError
+	if _, err := untrusting.Node(t.Context()); !errors.As(err, &unreachable) || !strings.Contains(err.Error(), "certificate") {
+		t.Fatalf("got %v, want an error about the certificate", err)
+	}
+}
+
+func TestNewRefusesWhatCannotBeRight(t *testing.T) {
+	notPEM := filepath.Join(t.TempDir(), "ca.crt")
+	if err := os.WriteFile(notPEM, []byte("no certificate"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name string
+		cfg  Config
+		want string
+	}{
+		{"no host", Config{URL: "/api/v1"}, "no address"},
+		{"another scheme", Config{URL: "ftp://localhost"}, "no address"},
+		{"unparsable", Config{URL: "https://a b"}, "no address"},
+		{"unencrypted", Config{URL: "http://example.com/api/v1"}, "unencrypted"},
+		{"token with a newline", Config{Token: "a\nb"}, "was it copied whole"},
+		{"missing CA", Config{CAFile: notPEM + ".missing"}, "no such file"},
+		{"CA that is none", Config{CAFile: notPEM}, "no certificate"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := New(tt.cfg); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Fatalf("got %v, want an error with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+func TestErrorsAreProblems(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer token" {
+			t.Errorf("got authorization %q", r.Header.Get("Authorization"))
+		}
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(http.StatusNotFound)
+		io.WriteString(w, `{"title":"There is no such sandbox","status":404,"code":"sandbox_not_found","detail":"no sandbox \"a/b\""}`)
+	})
+	_, err := c.Get(t.Context(), "a/b")
+	var e *Error
+	if !errors.As(err, &e) || e.Code != CodeSandboxNotFound || e.Status != 404 || e.Error() != `no sandbox "a/b" (sandbox_not_found)` {
+		t.Fatalf("got %v", err)
+	}
+	if !HasCode(fmt.Errorf("wrapped: %w", err), CodeSandboxNotFound) {
+		t.Fatal("HasCode does not look into wrapped errors")
+	}
+}
+
+func TestAnotherServersAnswerIsSaidToBeOne(t *testing.T) {
+	tests := []struct {
+		name    string
+		handler http.HandlerFunc
+	}{
+		{"page", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(http.StatusBadGateway)
+			io.WriteString(w, "<h1>Bad Gateway</h1>")
+		}},
+		{"redirect", func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "https://example.com/", http.StatusFound)
+		}},
+		{"problem without a code", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusForbidden)
+			io.WriteString(w, "{}")
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, err := serve(t, tt.handler).Node(t.Context()); !HasCode(err, "unexpected_answer") {
+				t.Fatalf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestAnswersAreBounded(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		io.WriteString(w, `{"version":"`)
+		chunk := strings.Repeat("x", 1<<20)
+		for range maxAnswer>>20 + 1 {
+			if _, err := io.WriteString(w, chunk); err != nil {
+				return
+			}
+		}
+		io.WriteString(w, `"}`)
+	})
+	if _, err := c.Node(t.Context()); err == nil || !strings.Contains(err.Error(), "more than") {
+		t.Fatalf("got %v, want an error about the size", err)
+	}
+}
+
+func TestPathsAreEscaped(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if got := r.URL.EscapedPath(); got != "/api/v1/sandbox/..%2F..%2Fnode%3Fx" {
+			t.Errorf("got path %s", got)
+		}
+		io.WriteString(w, "{}")
+	})
+	if _, err := c.Get(t.Context(), "../../node?x"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestListReadsAllPages(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		q := r.URL.Query()
+		if q.Get("state") != "asleep" || strings.Join(q["label"], " ") != "a=b c=d" {
+			t.Errorf("got query %s", r.URL.RawQuery)
+		}
+		switch q.Get("cursor") {
+		case "":
+			io.WriteString(w, `{"sandboxes":[{"name":"a"},{"name":"b"}],"next":"b"}`)
+		case "b":
+			io.WriteString(w, `{"sandboxes":[{"name":"c"}]}`)
+		}
+	})
+	list, err := c.List(t.Context(), Filter{State: "asleep", Labels: []string{"a=b", "c=d"}})
+	if err != nil || len(list) != 3 || list[2].Name != "c" {
+		t.Fatalf("got %v, %v", list, err)
+	}
+}
+
+// streamed returns what ExecStream makes of a stream of events.
+func streamed(t *testing.T, body string) (stdout, stderr string, result ExecResult, err error) {
+	t.Helper()
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+		io.WriteString(w, body)
+	})
+	var out, errs strings.Builder
+	result, err = c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecOutput{
+		Stdout: func(b []byte) error { out.Write(b); return nil },
+		Stderr: func(b []byte) error { errs.Write(b); return nil },
+	})
+	return out.String(), errs.String(), result, err
+}
+
+func TestExecStream(t *testing.T) {
+	stdout, stderr, result, err := streamed(t, ":\n\nevent: start\ndata: {\"pid\":7}\n\n"+
+		"event: stdout\ndata: {\"data\":\"a\\n\"}\n\n"+
+		"id: 4\r\nevent:stderr\r\ndata:{\"data\":\"/w==\",\r\ndata: \"encoding\":\"base64\"}\r\n\r\n"+
+		"event: news\ndata: {}\n\n"+
+		"event: complete\ndata: {\"exit_code\":3,\"duration_ms\":1.5}\n\n")
+	if err != nil || stdout != "a\n" || stderr != "\xff" || result.ExitCode != 3 {
+		t.Fatalf("got %q, %q, %+v, %v", stdout, stderr, result, err)
+	}
+}
+
+func TestExecStreamNeverInventsAnExitCode(t *testing.T) {
+	tests := []struct {
+		name, body string
+		check      func(error) bool
+	}{
+		{"ends early", "event: stdout\ndata: {\"data\":\"a\"}\n\n", func(err error) bool { return errors.Is(err, errNoResult) }},
+		{"complete is cut off", "event: complete\ndata: {\"exit_code\":0}\n", func(err error) bool { return errors.Is(err, errNoResult) }},
+		{"fails", "event: error\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return HasCode(err, "guest_lost") }},
+		{"unknown encoding", "event: stdout\ndata: {\"data\":\"a\",\"encoding\":\"rot13\"}\n\n", func(err error) bool { return err != nil }},
+		{"no JSON", "event: complete\ndata: x\n\n", func(err error) bool { return err != nil }},
+		{"too large", "data: " + strings.Repeat("x", maxMessage+1) + "\n\n", func(err error) bool { return err != nil }},
+		{"too large in lines", strings.Repeat("data: "+strings.Repeat("x", 1<<20)+"\n", 9) + "\n", func(err error) bool { return err != nil }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if _, _, _, err := streamed(t, tt.body); !tt.check(err) {
+				t.Fatalf("got %v", err)
+			}
+		})
+	}
+}
+
+func TestStreamEndsWithItsContext(t *testing.T) {
+	gone := make(chan struct{})
+	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "event: woke\ndata: {\"seq\":1}\n\n")
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		close(gone)
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	err := c.Follow(ctx, "a", 0, func(e Event) error { cancel(); return nil })
+	if !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v, want context.Canceled", err)
+	}
+	select {
+	case <-gone:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the server still has the connection")
+	}
+}
+
+func TestStreamThatIsNone(t *testing.T) {
+	c := serve(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "{}") })
+	if err := c.Follow(t.Context(), "a", 0, func(Event) error { return nil }); err == nil || !strings.Contains(err.Error(), "stream of events") {
+		t.Fatalf("got %v", err)
+	}
+}
+
+func TestStdinIsSentWholeAndFits(t *testing.T) {
+	for name, stdin := range map[string][]byte{
+		"text":    []byte(strings.Repeat("ä line\n", MaxStdin/8)),
+		"bytes":   []byte(strings.Repeat("\xff\x00", MaxStdin/2)),
+		"quotes":  []byte(strings.Repeat(`"`, MaxStdin)),
+		"nothing": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			var size int64
+			c := serve(t, func(w http.ResponseWriter, r *http.Request) {
+				size = r.ContentLength
+				io.WriteString(w, "{}")
+			})
+			if _, err := c.Exec(t.Context(), "a", ExecRequest{Command: "cat", Stdin: stdin}); err != nil {
+				t.Fatal(err)
+			}
+			if size > 1<<20 {
+				t.Errorf("the request has %d bytes, more than a node takes", size)
+			}
+			body := ExecRequest{Stdin: stdin}.body(false)
+			if back, err := decodeText(body.Stdin, body.StdinEncoding); err != nil || string(back) != string(stdin) {
+				t.Errorf("what was sent is not what was given: %v", err)
+			}
+		})
+	}
+}
+
+func FuzzStream(f *testing.F) {
+	f.Add("event: stdout\ndata: {\"data\":\"a\"}\n\n")
+	f.Add("data\n\n:x\r\n\r\nevent: error\ndata: {}\n\n")
+	f.Fuzz(func(t *testing.T, body string) {
+		s := newStream(t.Context(), &http.Response{Body: io.NopCloser(strings.NewReader(body))})
+		defer s.Close()
+		s.each(func(m message) error {
+			if len(m.data) == 0 || len(m.data) > maxMessage {
+				t.Fatalf("got a message with %d bytes of data", len(m.data))
+			}
+			m.output()
+			return nil
+		})
+	})
+}

@@ -1,0 +1,76 @@
+package client
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/url"
+)
+
+// Kind of what is at a path.
+type Kind int
+
+// Kinds.
+const (
+	KindNone Kind = iota // nothing is there
+	KindFile
+	KindDirectory
+)
+
+// Stat says what is at a path. It wakes the sandbox.
+func (c *Client) Stat(ctx context.Context, idOrName, path string) (Kind, error) {
+	resp, err := c.send(ctx, request{
+		method: http.MethodGet, path: sandboxPath(idOrName, "files", "read"), query: pathQuery(path),
+		header: http.Header{"Range": {"bytes=0-0"}},
+	})
+	switch {
+	case err == nil:
+		resp.Body.Close()
+		return KindFile, nil
+	case HasCode(err, CodeRange): // an empty file
+		return KindFile, nil
+	case HasCode(err, CodeIsDirectory):
+		return KindDirectory, nil
+	case HasCode(err, CodePathNotFound):
+		return KindNone, nil
+	}
+	return KindNone, err
+}
+
+// WriteFile writes a file of any size. It replaces the file as a whole, or on an
+// error not at all. Mode 0 keeps that of an existing file.
+func (c *Client) WriteFile(ctx context.Context, idOrName, path string, mode fs.FileMode, body io.Reader) (file File, err error) {
+	query := pathQuery(path)
+	if mode != 0 {
+		query.Set("mode", fmt.Sprintf("%04o", mode.Perm()))
+	}
+	_, err = c.call(ctx, request{
+		method: http.MethodPut, path: sandboxPath(idOrName, "files", "write"), query: query,
+		raw: body, contentType: "application/octet-stream",
+	}, &file)
+	return file, err
+}
+
+// PutArchive unpacks a tar stream into a directory, which is made when missing.
+func (c *Client) PutArchive(ctx context.Context, idOrName, path string, tar io.Reader) error {
+	_, err := c.call(ctx, request{
+		method: http.MethodPut, path: sandboxPath(idOrName, "files", "archive"), query: pathQuery(path),
+		raw: tar, contentType: "application/x-tar",
+	}, nil)
+	return err
+}
+
+// GetArchive packs a directory or a file as a tar stream, with paths relative to
+// the directory. The caller closes it. What is in it comes from a sandbox: trust
+// no path and no link.
+func (c *Client) GetArchive(ctx context.Context, idOrName, path string) (io.ReadCloser, error) {
+	resp, err := c.send(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "files", "archive"), query: pathQuery(path)})
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+func pathQuery(path string) url.Values { return url.Values{"path": {path}} }

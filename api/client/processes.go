@@ -1,0 +1,142 @@
+package client
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/url"
+	"strconv"
+	"unicode/utf8"
+)
+
+// ProcessRequest is a process to start in the background.
+type ProcessRequest struct {
+	Command string            `json:"command,omitempty"` // by /bin/sh -c; either this or Argv
+	Argv    []string          `json:"argv,omitempty"`
+	Cwd     string            `json:"cwd,omitempty"`
+	Env     map[string]string `json:"env,omitempty"`
+	Name    string            `json:"name,omitempty"`
+	Restart string            `json:"restart,omitempty"` // no, always, on-wake
+}
+
+// StartProcess wakes the sandbox and starts a process in the background.
+func (c *Client) StartProcess(ctx context.Context, idOrName string, req ProcessRequest) (p Process, err error) {
+	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "process"), body: req}, &p)
+	return p, err
+}
+
+// Processes returns the processes as last known, and wakes nothing.
+func (c *Client) Processes(ctx context.Context, idOrName string) ([]Process, error) {
+	var page struct {
+		Processes []Process `json:"processes"`
+	}
+	_, err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "processes")}, &page)
+	return page.Processes, err
+}
+
+// StopProcess ends a process and its tree. With a signal, such as SIGHUP, it only
+// delivers that.
+func (c *Client) StopProcess(ctx context.Context, idOrName string, pid int, signal string) (p Process, err error) {
+	r := request{method: http.MethodDelete, path: sandboxPath(idOrName, "process", strconv.Itoa(pid))}
+	if signal != "" {
+		r.query = url.Values{"signal": {signal}}
+	}
+	_, err = c.call(ctx, r, &p)
+	return p, err
+}
+
+// Log is a piece of a process's output, or a gap in it. The last of a followed
+// log has Exit instead: the process as it ended.
+type Log struct {
+	Stream  string // stdout, stderr
+	Data    []byte
+	Skipped int64 // bytes that were overwritten before they could be read
+	Exit    *Process
+}
+
+// MarshalJSON writes output in the API's form.
+func (l Log) MarshalJSON() ([]byte, error) {
+	switch {
+	case l.Exit != nil:
+		return json.Marshal(map[string]*Process{"exit": l.Exit})
+	case l.Skipped > 0:
+		return json.Marshal(map[string]int64{"skipped": l.Skipped})
+	}
+	piece := map[string]string{"stream": l.Stream, "data": string(l.Data)}
+	if !utf8.Valid(l.Data) {
+		piece["data"], piece["encoding"] = base64.StdEncoding.EncodeToString(l.Data), "base64"
+	}
+	return json.Marshal(piece)
+}
+
+// Logs calls yield with what was kept of a process's output, and with follow with
+// what comes, until the process ends or yield returns an error.
+func (c *Client) Logs(ctx context.Context, idOrName string, pid int, follow bool, yield func(Log) error) error {
+	path := sandboxPath(idOrName, "process", strconv.Itoa(pid), "logs")
+	if follow {
+		return c.followLogs(ctx, path, yield)
+	}
+	var page struct {
+		Logs []struct {
+			Stream string `json:"stream"`
+			output
+		} `json:"logs"`
+	}
+	if _, err := c.call(ctx, request{method: http.MethodGet, path: path}, &page); err != nil {
+		return err
+	}
+	for _, l := range page.Logs {
+		data, err := l.bytes()
+		if err != nil {
+			return err
+		}
+		if err := yield(Log{Stream: l.Stream, Data: data}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) error) error {
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: path, query: url.Values{"follow": {"true"}}})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	ended := false
+	err = stream.each(func(m message) error {
+		switch m.event {
+		case "stdout", "stderr":
+			data, err := m.output()
+			if err != nil {
+				return err
+			}
+			return yield(Log{Stream: m.event, Data: data})
+		case "exit":
+			var p Process
+			if err := m.decode(&p); err != nil {
+				return err
+			}
+			ended = true
+			return yield(Log{Exit: &p})
+		case "skipped":
+			var gap struct {
+				Bytes int64 `json:"bytes"`
+			}
+			if err := m.decode(&gap); err != nil {
+				return err
+			}
+			return yield(Log{Skipped: gap.Bytes})
+		}
+		return nil
+	})
+	if err == nil && !ended {
+		err = errNoEnd
+	}
+	return err
+}
+
+// errNoEnd: the node shut down, or the connection broke.
+var errNoEnd = errors.New("the stream ended before the process did")

@@ -1,0 +1,107 @@
+package client
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// CreateRequest asks for a sandbox. What is empty gets the node's default.
+type CreateRequest struct {
+	Name       string            `json:"name,omitempty"`
+	Image      string            `json:"image,omitempty"`
+	Size       string            `json:"size,omitempty"`
+	Env        map[string]string `json:"env,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	SleepAfter *Duration         `json:"sleep_after,omitempty"`
+	StopAfter  *Duration         `json:"stop_after,omitempty"`
+}
+
+// Create returns the sandbox when it runs, and whether it was made by this call.
+// The creation goes on when ctx ends; the same call joins it.
+func (c *Client) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
+	status, err := c.call(ctx, request{method: http.MethodPost, path: "/sandbox", body: req}, &sb)
+	return sb, status == http.StatusCreated, err
+}
+
+// Filter of a list. What is empty does not filter.
+type Filter struct {
+	State  string
+	Labels []string // "key=value"
+}
+
+// listPage is how many sandboxes are asked for at once, the most a node answers.
+const listPage = 1000
+
+// List returns all sandboxes that the filter lets through, without env and
+// processes.
+func (c *Client) List(ctx context.Context, filter Filter) ([]Sandbox, error) {
+	all := []Sandbox{}
+	query := url.Values{"limit": {strconv.Itoa(listPage)}}
+	if filter.State != "" {
+		query.Set("state", filter.State)
+	}
+	if len(filter.Labels) > 0 {
+		query["label"] = slices.Clone(filter.Labels)
+	}
+	for {
+		var page struct {
+			Sandboxes []Sandbox `json:"sandboxes"`
+			Next      string    `json:"next"`
+		}
+		if _, err := c.call(ctx, request{method: http.MethodGet, path: "/sandbox", query: query}, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Sandboxes...)
+		if page.Next == "" || len(page.Sandboxes) == 0 {
+			return all, nil
+		}
+		query.Set("cursor", page.Next)
+	}
+}
+
+// Get returns one sandbox and wakes nothing.
+func (c *Client) Get(ctx context.Context, idOrName string) (sb Sandbox, err error) {
+	_, err = c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName)}, &sb)
+	return sb, err
+}
+
+// Delete destroys a sandbox with its files.
+func (c *Client) Delete(ctx context.Context, idOrName string) error {
+	_, err := c.call(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName)}, nil)
+	return err
+}
+
+// Sleep returns the sandbox when it sleeps.
+func (c *Client) Sleep(ctx context.Context, idOrName string) (Sandbox, error) {
+	return c.move(ctx, idOrName, "sleep", nil)
+}
+
+// Wake returns the sandbox when it runs.
+func (c *Client) Wake(ctx context.Context, idOrName string) (Sandbox, error) {
+	return c.move(ctx, idOrName, "wake", nil)
+}
+
+// Stop returns the sandbox when its processes have ended.
+func (c *Client) Stop(ctx context.Context, idOrName string) (Sandbox, error) {
+	return c.move(ctx, idOrName, "stop", nil)
+}
+
+// Hold keeps the sandbox from sleeping by itself for that long; 0 ends a hold.
+func (c *Client) Hold(ctx context.Context, idOrName string, d time.Duration) (Sandbox, error) {
+	return c.move(ctx, idOrName, "hold", map[string]Duration{"for": Duration(d)})
+}
+
+func (c *Client) move(ctx context.Context, idOrName, what string, body any) (sb Sandbox, err error) {
+	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, what), body: body}, &sb)
+	return sb, err
+}
+
+// Node returns what the node says of itself.
+func (c *Client) Node(ctx context.Context) (node Node, err error) {
+	_, err = c.call(ctx, request{method: http.MethodGet, path: "/node"}, &node)
+	return node, err
+}

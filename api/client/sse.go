@@ -1,0 +1,153 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+)
+
+// maxMessage bounds one server-sent event. A node sends at most 64 KiB of output
+// in one, which JSON may make six times as long.
+const maxMessage = 8 << 20
+
+// errEnd ends stream.each without an error.
+var errEnd = errors.New("end of stream")
+
+// message is one server-sent event.
+type message struct {
+	event string
+	data  []byte
+}
+
+func (m message) decode(into any) error {
+	if err := json.Unmarshal(m.data, into); err != nil {
+		return fmt.Errorf("an event %q is not what this version expects: %w", m.event, err)
+	}
+	return nil
+}
+
+// output is a piece of output in the API's form.
+type output struct {
+	Data     string `json:"data"`
+	Encoding string `json:"encoding"`
+}
+
+func (o output) bytes() ([]byte, error) { return decodeText(o.Data, o.Encoding) }
+
+func (m message) output() ([]byte, error) {
+	var o output
+	if err := m.decode(&o); err != nil {
+		return nil, err
+	}
+	return o.bytes()
+}
+
+// decodeText returns the bytes of what the API wrote as text.
+func decodeText(text, encoding string) ([]byte, error) {
+	switch encoding {
+	case "", "utf-8":
+		return []byte(text), nil
+	case "base64":
+		return base64.StdEncoding.DecodeString(text)
+	}
+	return nil, fmt.Errorf("output has the encoding %q, which this version does not know", encoding)
+}
+
+// stream reads server-sent events (WHATWG HTML, section 9.2).
+type stream struct {
+	ctx  context.Context
+	body io.ReadCloser
+	scan *bufio.Scanner
+}
+
+func (c *Client) openStream(ctx context.Context, r request) (*stream, error) {
+	r.accept = "text/event-stream"
+	resp, err := c.send(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind != r.accept {
+		resp.Body.Close()
+		return nil, fmt.Errorf("%s %s did not answer with a stream of events but with %s", r.method, r.path, contentName(kind))
+	}
+	return newStream(ctx, resp), nil
+}
+
+func newStream(ctx context.Context, resp *http.Response) *stream {
+	s := &stream{ctx: ctx, body: resp.Body, scan: bufio.NewScanner(resp.Body)}
+	s.scan.Buffer(make([]byte, 0, 64<<10), maxMessage)
+	return s
+}
+
+func (s *stream) Close() error { return s.body.Close() }
+
+// each calls fn with every message until the stream ends, which returns nil, or
+// fn returns an error. An event "error" is returned as *Error.
+func (s *stream) each(fn func(message) error) error {
+	for {
+		m, err := s.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if m.event == "error" {
+			problem := &Error{}
+			if err := m.decode(problem); err != nil {
+				return err
+			}
+			return problem
+		}
+		if err := fn(m); err != nil {
+			if err == errEnd {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+// next returns the next message with data. One that is cut off is none.
+func (s *stream) next() (message, error) {
+	var m message
+	size := 0
+	for s.scan.Scan() {
+		line := s.scan.Bytes()
+		if size += len(line); size > maxMessage {
+			return message{}, fmt.Errorf("an event has more than %d MiB", maxMessage>>20)
+		}
+		if len(line) == 0 {
+			if m.data == nil {
+				m, size = message{}, 0
+				continue
+			}
+			return m, nil
+		}
+		field, value, _ := bytes.Cut(line, []byte(":"))
+		value = bytes.TrimPrefix(value, []byte(" "))
+		switch string(field) {
+		case "event":
+			m.event = string(value)
+		case "data":
+			if m.data != nil {
+				m.data = append(m.data, '\n')
+			}
+			m.data = append(m.data, value...)
+		}
+	}
+	if s.ctx.Err() != nil {
+		return message{}, s.ctx.Err()
+	}
+	if err := s.scan.Err(); err != nil {
+		return message{}, fmt.Errorf("the stream broke off: %w", err)
+	}
+	return message{}, io.EOF
+}

@@ -1,0 +1,144 @@
+package client
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// Duration is a time.Duration in the API's form, such as "60s".
+type Duration time.Duration
+
+// MarshalText writes seconds, as the API does.
+func (d Duration) MarshalText() ([]byte, error) {
+	return []byte(strconv.FormatFloat(time.Duration(d).Seconds(), 'f', -1, 64) + "s"), nil
+}
+
+// UnmarshalText reads what time.ParseDuration does.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil {
+		return fmt.Errorf("%q is no duration", text)
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// States of a sandbox.
+const (
+	StateStarting = "starting"
+	StateRunning  = "running"
+	StateAsleep   = "asleep"
+	StateStopped  = "stopped"
+)
+
+// Sandbox is one named Linux environment.
+type Sandbox struct {
+	ID           string            `json:"id"`
+	Name         string            `json:"name"`
+	Owner        string            `json:"owner"`
+	Image        string            `json:"image"`
+	ImageRef     string            `json:"image_ref"`
+	Size         string            `json:"size"`
+	State        string            `json:"state"`
+	StateSince   time.Time         `json:"state_since"`
+	StateReason  string            `json:"state_reason,omitempty"`
+	Env          map[string]string `json:"env,omitempty"` // not in lists
+	Labels       map[string]string `json:"labels"`
+	SleepAfter   Duration          `json:"sleep_after"`
+	StopAfter    Duration          `json:"stop_after"`
+	CreatedAt    time.Time         `json:"created_at"`
+	LastActiveAt time.Time         `json:"last_active_at"`
+	HoldUntil    time.Time         `json:"hold_until,omitzero"`
+	Ports        []Port            `json:"ports"`
+	Processes    []Process         `json:"processes,omitempty"` // as last known; not in lists
+
+	Condition      string    `json:"condition,omitempty"` // what is wrong with it
+	ConditionSince time.Time `json:"condition_since,omitzero"`
+}
+
+// Port is an exposed port.
+type Port struct {
+	Port      uint16    `json:"port"`
+	URL       string    `json:"url"`
+	Access    string    `json:"access"`
+	Wake      string    `json:"wake"`
+	Host      string    `json:"host"`
+	WebSocket string    `json:"websocket"`
+	CreatedAt time.Time `json:"created_at"`
+}
+
+// Process is a background process as last seen.
+type Process struct {
+	PID       int        `json:"pid"`
+	Name      string     `json:"name"`
+	Command   string     `json:"command,omitempty"`
+	Argv      []string   `json:"argv,omitempty"`
+	Cwd       string     `json:"cwd,omitempty"`
+	Restart   string     `json:"restart"`
+	State     string     `json:"state"`
+	ExitCode  *int       `json:"exit_code,omitempty"` // nil while unknown
+	Signal    string     `json:"signal,omitempty"`
+	Restarts  int        `json:"restarts"`
+	StartedAt time.Time  `json:"started_at"`
+	ExitedAt  *time.Time `json:"exited_at,omitempty"`
+	LogFile   string     `json:"log_file"`
+}
+
+// ProcessRunning is the state of a process that runs.
+const ProcessRunning = "running"
+
+// Event is one entry of a sandbox's timeline.
+type Event struct {
+	Seq      uint64    `json:"seq"`
+	Type     string    `json:"type"`
+	At       time.Time `json:"at"`
+	Sandbox  string    `json:"sandbox"`
+	Kind     string    `json:"kind,omitempty"`
+	TookMS   float64   `json:"took_ms,omitempty"`
+	Cause    string    `json:"cause,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	Port     uint16    `json:"port,omitempty"`
+	Process  *Process  `json:"process,omitempty"`
+	Progress string    `json:"progress,omitempty"`
+	Until    time.Time `json:"until,omitzero"`
+}
+
+// File is one entry of a directory.
+type File struct {
+	Name       string    `json:"name"`
+	Path       string    `json:"path"`
+	Type       string    `json:"type"`
+	Size       int64     `json:"size"`
+	Mode       string    `json:"mode"`
+	ModifiedAt time.Time `json:"modified_at"`
+	Target     string    `json:"target,omitempty"`
+}
+
+// Limits of a size.
+type Limits struct {
+	CPUs   float64 `json:"cpus,omitempty"`
+	Memory int64   `json:"memory,omitempty"`
+	PIDs   int64   `json:"pids,omitempty"`
+}
+
+// Node is what a node says of itself.
+type Node struct {
+	NodeID         string            `json:"node_id"`
+	Version        string            `json:"version"`
+	StartedAt      time.Time         `json:"started_at"`
+	Engine         EngineStatus      `json:"engine"`
+	Sandboxes      map[string]int    `json:"sandboxes"`
+	Leases         int64             `json:"leases"`
+	Waiters        int64             `json:"waiters"`
+	Sizes          map[string]Limits `json:"sizes"`
+	Images         []string          `json:"images"`
+	AllowedImages  []string          `json:"allowed_images"`
+	LimitsEnforced []string          `json:"limits_enforced"`
+}
+
+// EngineStatus says whether the container engine answers.
+type EngineStatus struct {
+	OK    bool   `json:"ok"`
+	Error string `json:"error,omitempty"`
+}

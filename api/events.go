@@ -1,0 +1,189 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// eventPage is how many events are read from the store at once.
+const eventPage = 500
+
+type eventsInput struct {
+	SandboxPath
+	Exchange
+	After       uint64 `query:"after" doc:"Only events with a higher seq"`
+	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most; a stream has no limit"`
+	LastEventID string `header:"Last-Event-ID" maxLength:"20" doc:"Of a stream: go on after this event; wins over after"`
+}
+
+// EventList is a page of a timeline.
+type EventList struct {
+	Events []sandbox.Event `json:"events" nullable:"false"`
+	Next   uint64          `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
+}
+
+func (a *API) registerEvents() {
+	page := answerJSON[EventList](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
+	kinds := map[string]reflect.Type{}
+	for _, kind := range eventTypes {
+		kinds[string(kind)] = reflect.TypeFor[sandbox.Event]()
+	}
+	page.Content[eventStreamType] = eventSchema(a, kinds)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/events", id: "list-events", tag: "events",
+		summary: "The timeline of a sandbox, oldest first",
+		description: "Wakes nothing. As a stream it first sends what has happened, then what happens, each event once; " +
+			"after a break go on with Last-Event-ID. The stream ends when the sandbox is destroyed.",
+		codes:   onSandbox([]Code{CodeTooManyStreams}),
+		answers: map[int]*huma.Response{http.StatusOK: page},
+	}, a.events)
+}
+
+// eventTypes are the types of events, for the document.
+var eventTypes = []sandbox.EventType{
+	sandbox.EventCreated, sandbox.EventImagePull, sandbox.EventWoke, sandbox.EventSlept, sandbox.EventStopped,
+	sandbox.EventWakeFailed, sandbox.EventHeld, sandbox.EventProcessStart, sandbox.EventProcessExited,
+	sandbox.EventPortExposed, sandbox.EventPortClosed, sandbox.EventUpdated, sandbox.EventDestroyed,
+}
+
+func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+	after := in.After
+	if in.LastEventID != "" {
+		var err error
+		if after, err = strconv.ParseUint(in.LastEventID, 10, 64); err != nil {
+			return nil, invalid("header.Last-Event-ID", "it is no number", "send the id of the last event that you have")
+		}
+	}
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if wantsEvents(in.r) {
+		leave, err := a.streams.enter(1)
+		if err != nil {
+			return nil, err
+		}
+		return &huma.StreamResponse{Body: func(huma.Context) {
+			defer leave()
+			a.streamEvents(in, sb.ID, after)
+		}}, nil
+	}
+	// One more than asked for tells whether there is a next page.
+	events, err := a.sandboxes.Events(ctx, sb.ID, after, in.Limit+1)
+	if err != nil {
+		return nil, err
+	}
+	page := EventList{Events: events}
+	if len(events) > in.Limit {
+		page.Events = events[:in.Limit]
+		page.Next = page.Events[in.Limit-1].Seq
+	}
+	if page.Events == nil {
+		page.Events = []sandbox.Event{}
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+}
+
+func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
+	s := a.openStream(in.w, in.r)
+	defer s.close()
+	if in.r.Method == http.MethodHead {
+		return
+	}
+	t := timeline{sandboxes: a.sandboxes, id: id, last: after, send: func(ev sandbox.Event) error {
+		return s.send(string(ev.Type), formatID(ev.Seq), ev)
+	}}
+	if err := t.follow(s.ctx); err != nil && s.ctx.Err() == nil {
+		s.fail(problemOf(s.ctx, err))
+	}
+}
+
+// timeline sends the events of a sandbox, each once and in order: what the
+// store has first, then what happens.
+type timeline struct {
+	sandboxes Sandboxes
+	id        sandbox.ID
+	last      uint64 // Seq of the last event sent
+	send      func(sandbox.Event) error
+}
+
+// follow returns nil when the sandbox is gone or the node closes.
+func (t *timeline) follow(ctx context.Context) error {
+	for {
+		// Subscribing before reading leaves no gap; Seq tells what came twice.
+		events, cancel, err := t.sandboxes.Subscribe(t.id)
+		if err != nil {
+			return nil // gone, or the node closes
+		}
+		before := t.last
+		err = t.replay(ctx)
+		if err == nil {
+			err = t.listen(ctx, events)
+		}
+		cancel()
+		if err != nil {
+			return err
+		}
+		// The channel was closed. If it had carried anything, this reader may
+		// have been too slow: the next round reads what it missed.
+		if t.last == before {
+			return nil
+		}
+	}
+}
+
+// replay sends what the store has after last.
+func (t *timeline) replay(ctx context.Context) error {
+	for {
+		events, err := t.sandboxes.Events(ctx, t.id, t.last, eventPage)
+		if err != nil {
+			if _, ok := t.sandboxes.ByID(t.id); !ok {
+				return nil // gone meanwhile; what it said last is in the channel
+			}
+			return err
+		}
+		for _, ev := range events {
+			if err := t.pass(ev); err != nil {
+				return err
+			}
+		}
+		if len(events) < eventPage {
+			return nil
+		}
+	}
+}
+
+// listen sends what happens until the channel is closed.
+func (t *timeline) listen(ctx context.Context, events <-chan sandbox.Event) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case ev, ok := <-events:
+			if !ok {
+				return nil
+			}
+			if err := t.pass(ev); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// pass sends an event unless it was sent already.
+func (t *timeline) pass(ev sandbox.Event) error {
+	if ev.Seq <= t.last {
+		return nil
+	}
+	if err := t.send(ev); err != nil {
+		return err
+	}
+	t.last = ev.Seq
+	return nil
+}

@@ -1,0 +1,345 @@
+package api
+
+import (
+	"context"
+	"io"
+	"math"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+const (
+	// bufferedTimeout is the default of a command whose output is collected: its
+	// client sees nothing until it ends, so it must end. Streams have none.
+	bufferedTimeout = 10 * time.Minute
+	maxExecTimeout  = 24 * time.Hour
+	// defaultOutput and maxOutput bound what is collected of stdout and of
+	// stderr. The rest is read and dropped, so that the command is not blocked.
+	defaultOutput = 1 << 20
+	maxOutput     = 10 << 20
+	// answerGrace is how much longer than agreed the node waits for a guest,
+	// which keeps the time itself but is not trusted to.
+	answerGrace = 15 * time.Second
+)
+
+type execInput struct {
+	SandboxPath
+	Exchange
+	Body ExecBody
+}
+
+// ExecBody is a command.
+type ExecBody struct {
+	Command       string            `json:"command,omitempty" doc:"Run by /bin/sh -c; either this or argv" example:"ls -l"`
+	Argv          []string          `json:"argv,omitempty" nullable:"false" maxItems:"4096" doc:"Run as it is, without a shell"`
+	Cwd           string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
+	Env           map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
+	Stdin         string            `json:"stdin,omitempty"`
+	StdinEncoding string            `json:"stdin_encoding,omitempty" enum:"utf-8,base64" default:"utf-8"`
+	Timeout       *Duration         `json:"timeout,omitempty" doc:"After it, the whole process tree is killed. At most 24h, 0s for none; when missing, 10m without stream and none with it"`
+	Stream        bool              `json:"stream,omitempty" doc:"Answer with server-sent events while it runs"`
+	MaxOutput     int               `json:"max_output,omitempty" minimum:"1" maximum:"10485760" default:"1048576" doc:"Bytes of stdout and of stderr to keep; without stream only"`
+}
+
+// ExecResult is how a command ended, with its output.
+type ExecResult struct {
+	Stdout         string  `json:"stdout"`
+	StdoutEncoding string  `json:"stdout_encoding,omitempty" enum:"base64" doc:"base64 when the output is not UTF-8"`
+	Stderr         string  `json:"stderr"`
+	StderrEncoding string  `json:"stderr_encoding,omitempty" enum:"base64"`
+	Truncated      bool    `json:"truncated" doc:"There was more output than max_output"`
+	ExitCode       int     `json:"exit_code" doc:"128+n when signal n ended it"`
+	Signal         string  `json:"signal,omitempty" doc:"That ended it, such as SIGKILL"`
+	TimedOut       bool    `json:"timed_out" doc:"It was killed because of timeout"`
+	DurationMS     float64 `json:"duration_ms"`
+}
+
+// ExecStart is the data of the event start.
+type ExecStart struct {
+	PID int `json:"pid" doc:"Inside the sandbox"`
+}
+
+// Output is the data of the events stdout and stderr.
+type Output struct {
+	Data     string `json:"data"`
+	Encoding string `json:"encoding,omitempty" enum:"base64" doc:"base64 when data is not UTF-8"`
+}
+
+// ExecComplete is the data of the event complete, the last one.
+type ExecComplete struct {
+	ExitCode   int     `json:"exit_code"`
+	Signal     string  `json:"signal,omitempty"`
+	TimedOut   bool    `json:"timed_out"`
+	DurationMS float64 `json:"duration_ms"`
+}
+
+func (a *API) registerExec() {
+	result := answerJSON[ExecResult](a, "The command has ended; or with stream: its output while it runs")
+	result.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
+		"start":    reflect.TypeFor[ExecStart](),
+		"stdout":   reflect.TypeFor[Output](),
+		"stderr":   reflect.TypeFor[Output](),
+		"complete": reflect.TypeFor[ExecComplete](),
+		"error":    reflect.TypeFor[Problem](),
+	})
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/exec", id: "exec", tag: "exec",
+		summary: "Run a command",
+		description: "Wakes the sandbox. When the client goes away, the whole process tree is killed. " +
+			"If it cannot be known how the command ended, that is an error and never an exit code.",
+		codes:   onSandbox(wakeCodes, []Code{CodeCommandNotFound, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeTooLarge, CodeTooManyProcesses, CodeTooManyCalls, CodeTooManyStreams}),
+		answers: map[int]*huma.Response{http.StatusOK: result},
+	}, a.exec)
+}
+
+// request turns the body into the guest's words.
+func (b *ExecBody) request() (guest.ExecRequest, error) {
+	if err := checkCommand(b.Command, b.Argv, b.Cwd, b.Env); err != nil {
+		return guest.ExecRequest{}, err
+	}
+	stdin, err := decode(b.Stdin, b.StdinEncoding, "body.stdin")
+	if err != nil {
+		return guest.ExecRequest{}, err
+	}
+	req := guest.ExecRequest{Command: b.Command, Argv: b.Argv, Cwd: b.Cwd, Env: b.Env, Stdin: stdin}
+	switch {
+	case b.Timeout != nil:
+		req.Timeout = time.Duration(*b.Timeout)
+	case !b.Stream:
+		req.Timeout = bufferedTimeout
+	}
+	if req.Timeout > maxExecTimeout {
+		return guest.ExecRequest{}, invalid("body.timeout", "it is longer than 24h", "use at most 24h; what runs longer is a process: POST …/process")
+	}
+	return req, nil
+}
+
+// checkCommand refuses what cannot be run, before anything is woken for it.
+func checkCommand(command string, argv []string, cwd string, env map[string]string) error {
+	const want = `send either "command": "ls -l" or "argv": ["ls", "-l"]`
+	switch {
+	case command == "" && (len(argv) == 0 || argv[0] == ""):
+		return invalid("body.command", "there is no command", want)
+	case command != "" && len(argv) > 0:
+		return invalid("body.command", "there are both command and argv", want)
+	case strings.ContainsRune(command, 0) || slices.ContainsFunc(argv, func(word string) bool { return strings.ContainsRune(word, 0) }):
+		return invalid("body.command", "it has a NUL byte", "send such bytes as stdin, in base64")
+	}
+	for name, value := range env {
+		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
+			return invalid("body.env", strconv.Quote(clip(name))+" is no variable", "a name has no =, and neither name nor value a NUL byte")
+		}
+	}
+	if cwd == "" {
+		return nil
+	}
+	return checkPath("body.cwd", cwd)
+}
+
+// running is a command that has been started.
+type running struct {
+	client context.Context // ends when the client has gone
+	stream *guest.ExecStream
+	cancel context.CancelFunc
+	lease  *sandbox.Lease
+	leave  func() // of the limiter
+	began  time.Time
+	// outcome is for the metrics.
+	outcome string
+}
+
+func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
+	req, err := in.Body.request()
+	if err != nil {
+		return nil, err
+	}
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	enter := func() (func(), error) { return a.calls.enter(places(in.Body.MaxOutput)) }
+	if in.Body.Stream {
+		enter = func() (func(), error) { return a.streams.enter(1) }
+	}
+	run, err := a.start(ctx, sb.ID, req, enter)
+	if err != nil {
+		return nil, err
+	}
+	if in.Body.Stream {
+		return &huma.StreamResponse{Body: func(huma.Context) {
+			defer a.end(run)
+			a.streamExec(in, run)
+		}}, nil
+	}
+	defer a.end(run)
+	result, err := run.collect(in.Body.MaxOutput)
+	if err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, result) }}, nil
+}
+
+// places is how many calls a command counts as: what it may keep in memory is
+// bounded for all together.
+func places(maxOutput int) int64 {
+	return max(1, (int64(maxOutput)+defaultOutput-1)/defaultOutput)
+}
+
+// start wakes the sandbox and starts the command, which end ends.
+func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest, enter func() (leave func(), err error)) (run *running, err error) {
+	leave, err := enter()
+	if err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			leave()
+		}
+	}()
+	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseExec)
+	if err != nil {
+		return nil, err
+	}
+	run = &running{client: ctx, cancel: func() {}, lease: lease, leave: leave, began: time.Now(), outcome: outcomeLost}
+	if req.Timeout > 0 {
+		ctx, run.cancel = context.WithTimeout(ctx, req.Timeout+answerGrace)
+	}
+	if run.stream, err = lease.Guest().Exec(ctx, req); err != nil {
+		run.cancel()
+		lease.Release()
+		return nil, fromGuest(err)
+	}
+	return run, nil
+}
+
+// end kills the command if it still runs, and gives all back.
+func (a *API) end(run *running) {
+	run.stream.Close()
+	run.cancel()
+	run.lease.Release()
+	run.leave()
+	a.metrics.observeExec(run.outcome, time.Since(run.began))
+}
+
+// next returns the next event and notes how the command ended.
+func (run *running) next() (guest.ExecEvent, error) {
+	ev, err := run.stream.Next()
+	switch {
+	case err != nil && run.client.Err() != nil:
+		run.outcome = outcomeClient
+	case err == io.EOF:
+		err = guest.ErrLost // it comes after the complete event only, where nobody asks
+	case err == nil && ev.Kind == guest.ExecComplete && ev.Result == nil:
+		err = guest.ErrLost
+	case err == nil && ev.Kind == guest.ExecComplete:
+		run.outcome = outcomeExited
+		if ev.Result.TimedOut {
+			run.outcome = outcomeTimedOut
+		}
+	}
+	return ev, fromGuest(err)
+}
+
+// collect reads all output to the command's end and keeps the first `most`
+// bytes of each stream.
+func (run *running) collect(most int) (*ExecResult, error) {
+	stdout, stderr := capture{most: most}, capture{most: most}
+	for {
+		ev, err := run.next()
+		if err != nil {
+			return nil, err
+		}
+		switch ev.Kind {
+		case guest.ExecStdout:
+			stdout.add(ev.Data)
+		case guest.ExecStderr:
+			stderr.add(ev.Data)
+		case guest.ExecComplete:
+			r := &ExecResult{
+				Truncated:  stdout.truncated || stderr.truncated,
+				ExitCode:   ev.Result.ExitCode,
+				Signal:     ev.Result.Signal,
+				TimedOut:   ev.Result.TimedOut,
+				DurationMS: milliseconds(ev.Result.Duration),
+			}
+			r.Stdout, r.StdoutEncoding = stdout.text()
+			r.Stderr, r.StderrEncoding = stderr.text()
+			return r, nil
+		}
+	}
+}
+
+func (a *API) streamExec(in *execInput, run *running) {
+	s := a.openStream(in.w, in.r)
+	defer s.close()
+	// Next does not know of a client that stopped reading; closing the stream
+	// ends it, and the command.
+	stop := context.AfterFunc(s.ctx, func() { run.stream.Close() })
+	defer stop()
+	stdout, stderr := outputSender{s: s, event: "stdout"}, outputSender{s: s, event: "stderr"}
+	for {
+		ev, err := run.next()
+		if err != nil {
+			if s.ctx.Err() != nil {
+				run.outcome = outcomeClient
+				return
+			}
+			s.fail(problemOf(s.ctx, err))
+			return
+		}
+		switch ev.Kind {
+		case guest.ExecStart:
+			s.send("start", "", ExecStart{PID: ev.PID})
+		case guest.ExecStdout:
+			stdout.send(ev.Data)
+		case guest.ExecStderr:
+			stderr.send(ev.Data)
+		case guest.ExecComplete:
+			stdout.flush()
+			stderr.flush()
+			s.send("complete", "", ExecComplete{
+				ExitCode:   ev.Result.ExitCode,
+				Signal:     ev.Result.Signal,
+				TimedOut:   ev.Result.TimedOut,
+				DurationMS: milliseconds(ev.Result.Duration),
+			})
+			return
+		}
+	}
+}
+
+// outputSender sends one stream of bytes as events, whose text never ends in
+// the middle of a rune. A failed write ends the stream's context, so nobody
+// needs its error.
+type outputSender struct {
+	s      *eventStream
+	event  string
+	joiner runeJoiner
+}
+
+func (o *outputSender) send(b []byte) { o.emit(o.joiner.join(b)) }
+
+// flush sends what looked like the start of a rune and was not.
+func (o *outputSender) flush() { o.emit(o.joiner.rest()) }
+
+func (o *outputSender) emit(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	text, encoding := encode(b)
+	o.s.send(o.event, "", Output{Data: text, Encoding: encoding})
+}
+
+// milliseconds with three decimals, which is as exact as it is.
+func milliseconds(d time.Duration) float64 {
+	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
+}

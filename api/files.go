@@ -1,0 +1,213 @@
+package api
+
+import (
+	"context"
+	"io/fs"
+	"net/http"
+	"reflect"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// FilePath is the part of a request's input that names a file.
+type FilePath struct {
+	Path string `query:"path" required:"true" maxLength:"4096" doc:"Absolute path in the sandbox"`
+}
+
+// FileMode is the part of a request's input that sets permissions.
+type FileMode struct {
+	Mode string `query:"mode" pattern:"^0?([1-7][0-7]{2}|0[1-7][0-7]|00[1-7])$" patternDescription:"octal permissions such as 0644" doc:"Octal permissions such as 0644"`
+}
+
+type listFilesInput struct {
+	SandboxPath
+	FilePath
+	Recursive bool `query:"recursive" doc:"Also what is in the directories below"`
+	Hidden    bool `query:"hidden" doc:"Also names that begin with a dot"`
+}
+
+// FileList is a directory listing.
+type FileList struct {
+	Files     []guest.FileInfo `json:"files" nullable:"false"`
+	Next      string           `json:"next,omitempty" doc:"Always missing: a listing is whole, or truncated"`
+	Truncated bool             `json:"truncated" doc:"There were more entries than one answer can carry; list its directories one by one"`
+}
+
+type listFilesOutput struct {
+	Body FileList
+}
+
+type fileOutput struct {
+	Body guest.FileInfo
+}
+
+type deleteFileInput struct {
+	SandboxPath
+	FilePath
+	Recursive bool `query:"recursive" doc:"Also a directory that is not empty"`
+}
+
+type mkdirInput struct {
+	SandboxPath
+	Body MkdirBody
+}
+
+// MkdirBody names a directory to make.
+type MkdirBody struct {
+	Path string `json:"path" maxLength:"4096" doc:"Absolute"`
+	Mode string `json:"mode,omitempty" pattern:"^0?([1-7][0-7]{2}|0[1-7][0-7]|00[1-7])$" patternDescription:"octal permissions such as 0755" doc:"0755 when missing"`
+}
+
+type moveInput struct {
+	SandboxPath
+	Body MoveBody
+}
+
+// MoveBody renames a file or directory.
+type MoveBody struct {
+	From string `json:"from" maxLength:"4096" doc:"Absolute"`
+	To   string `json:"to" maxLength:"4096" doc:"Absolute; a file there is replaced, a directory is not"`
+}
+
+// fileCodes can come from any route that touches files.
+var fileCodes = []Code{CodePathNotFound, CodeNotDirectory, CodeIsDirectory, CodeAlreadyExists, CodeNotPermitted,
+	CodeNoSpaceLeft, CodeTooLarge, CodeTooManyCalls}
+
+func (a *API) registerFiles() {
+	a.registerTransfers()
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/files", id: "list-files", tag: "files",
+		summary: "List a directory", description: "Wakes the sandbox.",
+		codes: onSandbox(wakeCodes, fileCodes),
+	}, a.listFiles)
+	register(a, route{
+		method: http.MethodDelete, path: "/sandbox/{id}/files", id: "delete-file", tag: "files", status: http.StatusNoContent,
+		summary: "Delete a file or directory", description: "Wakes the sandbox.",
+		codes: onSandbox(wakeCodes, fileCodes, []Code{CodeNotEmpty}),
+	}, a.deleteFile)
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/files/mkdir", id: "make-directory", tag: "files",
+		summary: "Make a directory, and those above it", description: "Wakes the sandbox. One that exists is left as it is.",
+		codes: onSandbox(wakeCodes, fileCodes),
+	}, a.mkdir)
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/files/move", id: "move-file", tag: "files",
+		summary: "Rename a file or directory", description: "Wakes the sandbox. Makes the directories above the new path.",
+		codes: onSandbox(wakeCodes, fileCodes),
+	}, a.moveFile)
+}
+
+// withFiles wakes the sandbox and runs do while it is awake.
+func (a *API) withFiles(ctx context.Context, idOrName string, do func(*guest.Client) error) error {
+	return a.withLease(ctx, idOrName, sandbox.CauseFiles, func(lease *sandbox.Lease) error { return do(lease.Guest()) })
+}
+
+// withLease wakes the sandbox and runs do, whose errors are the guest's, while
+// it is awake.
+func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Cause, do func(*sandbox.Lease) error) error {
+	sb, err := a.lookup(ctx, idOrName)
+	if err != nil {
+		return err
+	}
+	leave, err := a.calls.enter(1)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	lease, err := a.sandboxes.Acquire(ctx, sb.ID, cause)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	return fromGuest(do(lease))
+}
+
+// checkPath refuses what can be no path, before anything is woken for it.
+func checkPath(location, path string) error {
+	const want = "send an absolute path such as /root/app.js"
+	switch {
+	case !strings.HasPrefix(path, "/"):
+		return invalid(location, clip(path)+" is not absolute", want)
+	case strings.ContainsRune(path, 0):
+		return invalid(location, "it has a NUL byte", want)
+	case len(path) > maxPath:
+		return invalid(location, "it has "+strconv.Itoa(len(path))+" bytes", "send at most "+strconv.Itoa(maxPath))
+	}
+	return nil
+}
+
+// maxPath is Linux's PATH_MAX.
+const maxPath = 4096
+
+// parseMode reads what the pattern of mode lets through; empty is 0.
+func parseMode(mode string) fs.FileMode {
+	bits, _ := strconv.ParseUint(mode, 8, 32)
+	return fs.FileMode(bits)
+}
+
+func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*listFilesOutput, error) {
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	out := &listFilesOutput{}
+	err := a.withFiles(ctx, in.ID, func(g *guest.Client) (err error) {
+		out.Body.Files, out.Body.Truncated, err = g.List(ctx, in.Path, guest.ListOptions{Recursive: in.Recursive, Hidden: in.Hidden})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if out.Body.Files == nil {
+		out.Body.Files = []guest.FileInfo{}
+	}
+	return out, nil
+}
+
+func (a *API) deleteFile(ctx context.Context, in *deleteFileInput) (*struct{}, error) {
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	return nil, a.withFiles(ctx, in.ID, func(g *guest.Client) error { return g.Remove(ctx, in.Path, in.Recursive) })
+}
+
+func (a *API) mkdir(ctx context.Context, in *mkdirInput) (*fileOutput, error) {
+	if err := checkPath("body.path", in.Body.Path); err != nil {
+		return nil, err
+	}
+	return a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+		return g.Mkdir(ctx, in.Body.Path, parseMode(in.Body.Mode))
+	})
+}
+
+func (a *API) moveFile(ctx context.Context, in *moveInput) (*fileOutput, error) {
+	if err := checkPath("body.from", in.Body.From); err != nil {
+		return nil, err
+	}
+	if err := checkPath("body.to", in.Body.To); err != nil {
+		return nil, err
+	}
+	return a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+		return g.Move(ctx, in.Body.From, in.Body.To)
+	})
+}
+
+// showingFile is the answer of a call that returns a file.
+func (a *API) showingFile(ctx context.Context, idOrName string, do func(*guest.Client) (guest.FileInfo, error)) (*fileOutput, error) {
+	out := &fileOutput{}
+	err := a.withFiles(ctx, idOrName, func(g *guest.Client) (err error) {
+		out.Body, err = do(g)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// writeFileSchema is the JSON form of a small file.
+func (a *API) writeFileSchema() *huma.Schema { return a.schema(reflect.TypeFor[WriteFileBody]()) }

@@ -1,0 +1,61 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+type holdInput struct {
+	SandboxPath
+	Body HoldBody
+}
+
+// HoldBody asks for a hold.
+type HoldBody struct {
+	For Duration `json:"for" doc:"From now; 0s ends the hold" example:"30m"`
+}
+
+func (a *API) registerLife() {
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "life",
+		summary: "Put a sandbox to sleep", description: "Answers when it sleeps. It keeps its memory. Ends a hold.",
+		codes: onSandbox([]Code{CodeBusy, CodeSandboxDestroyed, CodeStoreFull, CodeTimeout}),
+	}, a.move(a.sandboxes.Sleep))
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "life",
+		summary: "Wake a sandbox", description: "Answers when it runs.",
+		codes: onSandbox(wakeCodes),
+	}, a.move(a.sandboxes.Wake))
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "life",
+		summary: "Stop a sandbox", description: "Answers when its processes have ended. It keeps its files.",
+		codes: onSandbox([]Code{CodeBusy, CodeSandboxDestroyed, CodeEngineUnavailable, CodeStoreFull, CodeTimeout}),
+	}, a.move(a.sandboxes.Stop))
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "life",
+		summary: "Keep a sandbox from sleeping by itself", description: "Replaces the hold before. Does not wake it.",
+		codes: onSandbox([]Code{CodeSandboxDestroyed, CodeStoreFull}),
+	}, a.hold)
+}
+
+// move answers with the sandbox after a change of its state.
+func (a *API) move(change func(context.Context, sandbox.ID) (sandbox.Sandbox, error)) func(context.Context, *SandboxPath) (*sandboxOutput, error) {
+	return func(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) {
+		sb, err := a.lookup(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return a.showing(change(ctx, sb.ID))
+	}
+}
+
+func (a *API) hold(ctx context.Context, in *holdInput) (*sandboxOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return a.showing(a.sandboxes.Hold(ctx, sb.ID, time.Duration(in.Body.For)))
+}

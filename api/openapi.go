@@ -1,0 +1,66 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+const (
+	openAPIPath    = "/openapi.json"
+	securityScheme = "token"
+	// codesExtension lists an operation's problem codes in the document.
+	codesExtension = "x-problem-codes"
+)
+
+// newDocument returns the OpenAPI document, without routes yet.
+func (a *API) newDocument() *huma.OpenAPI {
+	return &huma.OpenAPI{
+		OpenAPI: "3.1.0",
+		Info: &huma.Info{
+			Title:       "doze",
+			Version:     a.version,
+			Description: "Sandboxes that sleep until someone knocks. Errors are problem documents (RFC 9457) with a stable `code`.",
+			License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
+		},
+		Servers: []*huma.Server{{URL: Prefix}},
+		Components: &huma.Components{
+			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+			SecuritySchemes: map[string]*huma.SecurityScheme{
+				securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},
+			},
+		},
+	}
+}
+
+type openAPIOutput struct {
+	ContentType string `header:"Content-Type"`
+	Body        []byte
+}
+
+// registerOpenAPI adds the document's own route, last, and writes the document
+// once for all.
+func (a *API) registerOpenAPI() error {
+	var document []byte
+	register(a, route{
+		method: http.MethodGet, path: openAPIPath, id: "openapi", tag: "node", open: true,
+		summary: "The OpenAPI 3.1 document", description: "Needs no token.",
+		codes: []Code{CodeURITooLong, CodeInvalidRequest},
+		answers: map[int]*huma.Response{http.StatusOK: {
+			Description: "The document",
+			Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{Type: huma.TypeObject}}},
+		}},
+	}, func(context.Context, *struct{}) (*openAPIOutput, error) {
+		return &openAPIOutput{ContentType: "application/json", Body: document}, nil
+	})
+	// huma describes its own error type, which no route answers with.
+	delete(a.huma.OpenAPI().Components.Schemas.Map(), "ErrorModel")
+	var err error
+	if document, err = json.Marshal(a.huma.OpenAPI()); err != nil {
+		return fmt.Errorf("api: writing the OpenAPI document: %w", err)
+	}
+	return nil
+}

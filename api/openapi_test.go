@@ -1,0 +1,225 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// routes are all there are, as promised to clients.
+var routes = []string{
+	"POST /sandbox",
+	"GET /sandbox",
+	"GET /sandbox/{id}",
+	"PATCH /sandbox/{id}",
+	"DELETE /sandbox/{id}",
+	"POST /sandbox/{id}/exec",
+	"PUT /sandbox/{id}/files/write",
+	"GET /sandbox/{id}/files/read",
+	"GET /sandbox/{id}/files",
+	"DELETE /sandbox/{id}/files",
+	"POST /sandbox/{id}/files/mkdir",
+	"POST /sandbox/{id}/files/move",
+	"PUT /sandbox/{id}/files/archive",
+	"GET /sandbox/{id}/files/archive",
+	"POST /sandbox/{id}/process",
+	"GET /sandbox/{id}/processes",
+	"GET /sandbox/{id}/process/{pid}",
+	"DELETE /sandbox/{id}/process/{pid}",
+	"GET /sandbox/{id}/process/{pid}/logs",
+	"POST /sandbox/{id}/expose",
+	"GET /sandbox/{id}/ports",
+	"DELETE /sandbox/{id}/ports/{port}",
+	"POST /sandbox/{id}/sleep",
+	"POST /sandbox/{id}/wake",
+	"POST /sandbox/{id}/stop",
+	"POST /sandbox/{id}/hold",
+	"GET /sandbox/{id}/events",
+	"GET /node",
+	"GET /openapi.json",
+}
+
+type document struct {
+	OpenAPI    string
+	Paths      map[string]map[string]operation
+	Components struct {
+		Schemas map[string]map[string]any
+	}
+}
+
+type operation struct {
+	OperationID string
+	Summary     string
+	Codes       []string `json:"x-problem-codes"`
+	Security    []any
+	RequestBody struct{ Content map[string]any }
+	Responses   map[string]struct {
+		Description string
+		Content     map[string]any
+	}
+}
+
+func readDocument(t *testing.T) (document, []byte) {
+	t.Helper()
+	a := newAPI(t, Config{Sandboxes: nobody{}})
+	rec := httptest.NewRecorder()
+	a.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/api/v1/openapi.json", nil))
+	if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != "application/json" {
+		t.Fatalf("status %d, type %q", rec.Code, rec.Header().Get("Content-Type"))
+	}
+	var d document
+	if err := json.Unmarshal(rec.Body.Bytes(), &d); err != nil {
+		t.Fatal(err)
+	}
+	return d, rec.Body.Bytes()
+}
+
+func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
+	d, raw := readDocument(t)
+	if d.OpenAPI != "3.1.0" {
+		t.Errorf("openapi is %q", d.OpenAPI)
+	}
+	var have []string
+	for path, methods := range d.Paths {
+		for method, op := range methods {
+			name := strings.ToUpper(method) + " " + path
+			have = append(have, name)
+			if op.OperationID == "" || op.Summary == "" || len(op.Codes) == 0 {
+				t.Errorf("%s: id %q, summary %q, codes %v", name, op.OperationID, op.Summary, op.Codes)
+			}
+			if needsToken := path != "/openapi.json"; (len(op.Security) > 0) != needsToken {
+				t.Errorf("%s: security is %v", name, op.Security)
+			}
+			success := false
+			for status, response := range op.Responses {
+				if status < "400" {
+					success = true
+					continue
+				}
+				if response.Content["application/problem+json"] == nil {
+					t.Errorf("%s: status %s is no problem document", name, status)
+				}
+			}
+			if !success {
+				t.Errorf("%s has no success", name)
+			}
+			for _, code := range op.Codes {
+				m, ok := meanings[Code(code)]
+				if !ok {
+					t.Errorf("%s: there is no code %s", name, code)
+				}
+				status, _ := json.Marshal(m.status)
+				if !strings.Contains(op.Responses[string(status)].Description, "`"+code+"`") {
+					t.Errorf("%s does not describe %s at status %d", name, code, m.status)
+				}
+			}
+		}
+	}
+	slices.Sort(have)
+	want := slices.Sorted(slices.Values(routes))
+	if !slices.Equal(have, want) {
+		t.Errorf("routes are\n%s\nnot\n%s", strings.Join(have, "\n"), strings.Join(want, "\n"))
+	}
+	for _, ref := range regexp.MustCompile(`"\$ref":"#/components/schemas/([^"]+)"`).FindAllSubmatch(raw, -1) {
+		if d.Components.Schemas[string(ref[1])] == nil {
+			t.Errorf("schema %s is missing", ref[1])
+		}
+	}
+	for _, name := range []string{"Sandbox", "Problem", "ExecResult", "Process", "FileInfo", "Event", "Port"} {
+		if d.Components.Schemas[name] == nil {
+			t.Errorf("schema %s is missing", name)
+		}
+	}
+	write := d.Paths["/sandbox/{id}/files/write"]["put"]
+	for _, kind := range []string{"application/octet-stream", "application/json"} {
+		if write.RequestBody.Content[kind] == nil {
+			t.Errorf("write takes no %s", kind)
+		}
+	}
+	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/process/{pid}/logs": "get"} {
+		for _, kind := range []string{"application/json", "text/event-stream"} {
+			if d.Paths[path][method].Responses["200"].Content[kind] == nil {
+				t.Errorf("%s answers no %s", path, kind)
+			}
+		}
+	}
+}
+
+func TestEveryCodeIsPromisedByARoute(t *testing.T) {
+	d, _ := readDocument(t)
+	promised := map[string]bool{
+		string(CodeNotFound): true, string(CodeMethodNotAllowed): true, // of no route
+		string(CodeClientGone): true, // nobody receives it
+	}
+	for _, methods := range d.Paths {
+		for _, op := range methods {
+			for _, code := range op.Codes {
+				promised[code] = true
+			}
+		}
+	}
+	for code := range meanings {
+		if !promised[string(code)] {
+			t.Errorf("no route promises %s", code)
+		}
+	}
+}
+
+func TestReferenceNamesEveryRouteAndCode(t *testing.T) {
+	text, err := os.ReadFile("../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range routes {
+		if !strings.Contains(string(text), "`"+r+"`") {
+			t.Errorf("docs/api.md does not name %s", r)
+		}
+	}
+	for code, m := range meanings {
+		status, _ := json.Marshal(m.status)
+		if row := `<a id="` + string(code) + `"></a>` + "`" + string(code) + "` | " + string(status) + " |"; !strings.Contains(string(text), row) {
+			t.Errorf("docs/api.md has no row with %s", row)
+		}
+	}
+	for _, m := range regexp.MustCompile(`<a id="([^"]+)"></a>`).FindAllStringSubmatch(string(text), -1) {
+		if _, ok := meanings[Code(m[1])]; !ok {
+			t.Errorf("docs/api.md explains %s, which does not exist", m[1])
+		}
+	}
+}
+
+// nobody is a Sandboxes that no request may reach.
+type nobody struct{ Sandboxes }
+
+const (
+	testToken = "letmein-0123456789"
+	testOwner = "operator"
+)
+
+// newAPI fills in what a test does not care about.
+func newAPI(t testing.TB, cfg Config) *API {
+	t.Helper()
+	if cfg.Auth == nil {
+		cfg.Auth = SingleToken(testToken, testOwner)
+	}
+	if cfg.PreviewURL == nil {
+		cfg.PreviewURL = func(sb sandbox.Sandbox, p sandbox.Port) string {
+			return "https://" + string(sb.ID) + "-" + p.Token + ".preview.test/"
+		}
+	}
+	if cfg.Version == "" {
+		cfg.Version = "test"
+	}
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}

@@ -1,0 +1,132 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// maxPortWait bounds how long expose waits for a server.
+const maxPortWait = 5 * time.Minute
+
+type exposeInput struct {
+	SandboxPath
+	Body ExposeBody
+}
+
+// ExposeBody asks for a preview of a port.
+type ExposeBody struct {
+	Port      int                   `json:"port" minimum:"1" maximum:"65535" example:"3000"`
+	Access    sandbox.Access        `json:"access,omitempty" enum:"token,public" default:"token" doc:"token: the URL has a secret; public: whoever knows the id"`
+	Wake      sandbox.WakeMode      `json:"wake,omitempty" enum:"hold,refuse" default:"hold" doc:"hold: a request wakes the sandbox and waits; refuse: 410 while it does not run"`
+	Host      sandbox.HostMode      `json:"host,omitempty" enum:"rewrite,preserve" default:"rewrite" doc:"rewrite: the server sees localhost:PORT; preserve: the preview's own host"`
+	WebSocket sandbox.WebSocketMode `json:"websocket,omitempty" enum:"release,hold" default:"release" doc:"hold: an open WebSocket keeps the sandbox awake even when silent"`
+	Wait      Duration              `json:"wait,omitempty" doc:"Wait for so long, at most 5m, until somebody listens on the port. This wakes the sandbox"`
+}
+
+type portOutput struct {
+	Body Port
+}
+
+// PortList lists exposed ports.
+type PortList struct {
+	Ports []Port `json:"ports" nullable:"false"`
+	Next  string `json:"next,omitempty" doc:"Always missing: a sandbox has few ports"`
+}
+
+type portsOutput struct {
+	Body PortList
+}
+
+type portInput struct {
+	SandboxPath
+	Port int `path:"port" minimum:"1" maximum:"65535"`
+}
+
+func (a *API) registerPorts() {
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/expose", id: "expose-port", tag: "ports",
+		summary: "Give a port a preview URL",
+		description: "Exposing it again changes its modes and keeps its URL. Wakes nothing unless it is to wait. " +
+			"With port_not_ready the port is exposed all the same.",
+		codes: onSandbox(wakeCodes, []Code{CodePortNotReady}),
+	}, a.expose)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/ports", id: "list-ports", tag: "ports",
+		summary: "List exposed ports", description: "Wakes nothing, so it does not say whether anybody listens.",
+		codes: onSandbox(),
+	}, a.ports)
+	register(a, route{
+		method: http.MethodDelete, path: "/sandbox/{id}/ports/{port}", id: "delete-port", tag: "ports", status: http.StatusNoContent,
+		summary: "End the preview of a port", description: "Its URL is gone for good. Wakes nothing.",
+		codes: onSandbox([]Code{CodePortNotExposed, CodeStoreFull}),
+	}, a.unexpose)
+}
+
+func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) {
+	wait := time.Duration(in.Body.Wait)
+	if wait > maxPortWait {
+		return nil, invalid("body.wait", "it is too long", "use at most 5m, and ask again")
+	}
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	port, err := a.sandboxes.Expose(ctx, sb.ID, sandbox.Port{
+		Port:      uint16(in.Body.Port),
+		Access:    in.Body.Access,
+		Wake:      in.Body.Wake,
+		Host:      in.Body.Host,
+		WebSocket: in.Body.WebSocket,
+	})
+	if err != nil {
+		return nil, err
+	}
+	if wait > 0 {
+		if err := a.awaitPort(ctx, sb.ID, port.Port, wait); err != nil {
+			return nil, err
+		}
+	}
+	return &portOutput{Body: a.portView(sb, port)}, nil
+}
+
+func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait time.Duration) error {
+	leave, err := a.calls.enter(1)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseAsked)
+	if err != nil {
+		return err
+	}
+	defer lease.Release()
+	// The guest gives up first and says why; it is not trusted to.
+	ctx, cancel := context.WithTimeout(ctx, wait+answerGrace)
+	defer cancel()
+	return fromGuest(lease.Guest().PortReady(ctx, port, wait))
+}
+
+func (a *API) ports(ctx context.Context, in *SandboxPath) (*portsOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &portsOutput{Body: PortList{Ports: a.portViews(sb)}}, nil
+}
+
+func (a *API) unexpose(ctx context.Context, in *portInput) (*struct{}, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	err = a.sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
+	if errors.Is(err, sandbox.ErrNotFound) {
+		err = newProblem(CodePortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists those that are", in.Port, Prefix, sb.ID))
+	}
+	return nil, err
+}

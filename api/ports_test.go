@@ -1,0 +1,77 @@
+package api
+
+import (
+	"net"
+	"net/http"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestExposedPortKeepsItsURL(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("web")
+	p := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000})
+	if p.Port != 3000 || p.URL == "" || p.Access != sandbox.AccessToken || p.Wake != sandbox.WakeHold || p.Host != sandbox.HostRewrite ||
+		p.WebSocket != sandbox.WebSocketRelease || p.CreatedAt.IsZero() {
+		t.Errorf("got %+v", p)
+	}
+	again := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000, "wake": "refuse", "host": "preserve", "websocket": "hold"})
+	if again.URL != p.URL || again.Wake != sandbox.WakeRefuse || again.Host != sandbox.HostPreserve || again.WebSocket != sandbox.WebSocketHold {
+		t.Errorf("got %+v", again)
+	}
+	must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 80, "access": "public"})
+	list := must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil)
+	if len(list.Ports) != 2 || list.Ports[0].Port != 80 || list.Ports[1] != again {
+		t.Errorf("got %+v", list)
+	}
+	if sb := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/web", nil); len(sb.Ports) != 2 {
+		t.Errorf("the sandbox has %+v", sb.Ports)
+	}
+	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/web/ports/3000", nil)
+	s.refused(CodePortNotExposed, "DELETE", "/sandbox/web/ports/3000", nil)
+	if list = must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 1 {
+		t.Errorf("got %+v", list)
+	}
+}
+
+func TestExposeWaitsUntilSomebodyListens(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("web")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	s.sleep(id)
+	must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "10s"})
+	if state := s.state(id); state != sandbox.StateRunning {
+		t.Errorf("it is %s", state)
+	}
+	listener.Close()
+	s.refused(CodePortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "20ms"})
+	if list := must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 1 {
+		t.Errorf("got %+v", list)
+	}
+}
+
+func TestBadPortsAreRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("web")
+	for _, body := range []string{
+		`{}`, `{"port":0}`, `{"port":65536}`, `{"port":-1}`, `{"port":3.5}`, `{"port":"3000"}`, `{"port":null}`,
+		`{"port":1,"access":"all"}`, `{"port":1,"wake":"maybe"}`, `{"port":1,"host":""}`, `{"port":1,"websocket":true}`,
+		`{"port":1,"wait":"6m"}`, `{"port":1,"wait":"-1s"}`, `{"port":1,"wait":5}`, `{"port":1,"token":"mine"}`,
+	} {
+		s.refused(CodeInvalidRequest, "POST", "/sandbox/web/expose", body)
+	}
+	for _, port := range []string{"0", "65536", "x", "-1"} {
+		s.refused(CodeInvalidRequest, "DELETE", "/sandbox/web/ports/"+port, nil)
+	}
+	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/expose", map[string]any{"port": 1})
+	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/ports", nil)
+	s.refused(CodeSandboxNotFound, "DELETE", "/sandbox/nobody/ports/1", nil)
+	if list := must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 0 {
+		t.Errorf("refusals exposed %+v", list)
+	}
+}

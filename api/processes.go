@@ -1,0 +1,141 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"strings"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+type startInput struct {
+	SandboxPath
+	Body ProcessBody
+}
+
+// ProcessBody is a process to start in the background.
+type ProcessBody struct {
+	Command string            `json:"command,omitempty" doc:"Run by /bin/sh -c; either this or argv" example:"npm run dev"`
+	Argv    []string          `json:"argv,omitempty" nullable:"false" maxItems:"4096" doc:"Run as it is, without a shell"`
+	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
+	Env     map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
+	Name    string            `json:"name,omitempty" maxLength:"64" pattern:"^[A-Za-z0-9_][A-Za-z0-9._-]*$" patternDescription:"letters, digits, . _ and -, beginning with neither . nor -" doc:"Unique among running processes; the sandbox picks one when missing"`
+	Restart guest.Restart     `json:"restart,omitempty" enum:"no,always,on-wake" default:"no" doc:"always: when it ends and on a cold wake; on-wake: on a cold wake only"`
+}
+
+type processOutput struct {
+	Body guest.Process
+}
+
+// ProcessList lists processes.
+type ProcessList struct {
+	Processes []guest.Process `json:"processes" nullable:"false"`
+	Next      string          `json:"next,omitempty" doc:"Always missing: a sandbox keeps a bounded list"`
+}
+
+type processesOutput struct {
+	Body ProcessList
+}
+
+// ProcessPath is the part of a request's input that names a process.
+type ProcessPath struct {
+	SandboxPath
+	PID int `path:"pid" minimum:"1" doc:"Inside the sandbox"`
+}
+
+type stopInput struct {
+	ProcessPath
+	Signal string `query:"signal" maxLength:"16" doc:"Only deliver this one, such as SIGHUP; when missing, SIGTERM to the whole tree and SIGKILL after 5 s"`
+}
+
+func (a *API) registerProcesses() {
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
+		summary: "Start a process in the background", description: "Wakes the sandbox. What the process prints is kept for its logs.",
+		codes: onSandbox(wakeCodes, []Code{CodeCommandNotFound, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeAlreadyExists, CodeTooLarge, CodeTooManyProcesses}),
+	}, a.startProcess)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",
+		summary: "List processes as last known", description: "Wakes nothing.",
+		codes: onSandbox(),
+	}, a.processes)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/process/{pid}", id: "get-process", tag: "processes",
+		summary: "Get a process as last known", description: "Wakes nothing.",
+		codes: onSandbox([]Code{CodeProcessNotFound}),
+	}, a.process)
+	register(a, route{
+		method: http.MethodDelete, path: "/sandbox/{id}/process/{pid}", id: "stop-process", tag: "processes",
+		summary: "End a process, or send it a signal", description: "Wakes the sandbox if the process may still run. A process that was ended is not started again.",
+		codes: onSandbox(wakeCodes, []Code{CodeProcessNotFound}),
+	}, a.stopProcess)
+}
+
+func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput, error) {
+	if err := checkCommand(in.Body.Command, in.Body.Argv, in.Body.Cwd, in.Body.Env); err != nil {
+		return nil, err
+	}
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{
+		Command: in.Body.Command,
+		Argv:    in.Body.Argv,
+		Cwd:     in.Body.Cwd,
+		Env:     in.Body.Env,
+		Name:    in.Body.Name,
+		Restart: in.Body.Restart,
+	})
+	if err != nil {
+		return nil, fromGuest(err)
+	}
+	return &processOutput{Body: process}, nil
+}
+
+func (a *API) processes(ctx context.Context, in *SandboxPath) (*processesOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	list := sb.Processes
+	if list == nil {
+		list = []guest.Process{}
+	}
+	return &processesOutput{Body: ProcessList{Processes: list}}, nil
+}
+
+func (a *API) process(ctx context.Context, in *ProcessPath) (*processOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	// The last one with this pid: others are of runs before.
+	for i := len(sb.Processes) - 1; i >= 0; i-- {
+		if sb.Processes[i].PID == in.PID {
+			return &processOutput{Body: sb.Processes[i]}, nil
+		}
+	}
+	return nil, noProcess(sb.ID, in.PID)
+}
+
+func noProcess(id sandbox.ID, pid int) *Problem {
+	return problemf(CodeProcessNotFound, "there is no process %d; GET %s/sandbox/%s/processes lists those that are known", pid, Prefix, id)
+}
+
+func (a *API) stopProcess(ctx context.Context, in *stopInput) (*processOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	process, err := a.sandboxes.StopProcess(ctx, sb.ID, in.PID, strings.ToUpper(in.Signal))
+	if errors.Is(err, sandbox.ErrNotFound) {
+		err = noProcess(sb.ID, in.PID)
+	}
+	if err != nil {
+		return nil, fromGuest(err)
+	}
+	return &processOutput{Body: process}, nil
+}

@@ -1,0 +1,148 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// refuse turns the error of a handler into the Problem that answers it. What
+// failed on the node's side is logged here and nowhere else.
+func (a *API) refuse(ctx context.Context, op *huma.Operation, id string, err error) *Problem {
+	p := problemOf(ctx, err)
+	switch {
+	case p.Code == CodeInternal:
+		a.log.Error("a request failed", "operation", op.OperationID, "sandbox", id, "error", err)
+	case p.Status >= http.StatusInternalServerError:
+		a.log.Warn("a request was not served", "operation", op.OperationID, "sandbox", id, "code", p.Code, "error", err)
+	}
+	return p
+}
+
+// sentinels are told apart by errors.Is, first match first.
+var sentinels = []struct {
+	err  error
+	code Code
+	want string // what would be right, after the error's own text
+}{
+	{sandbox.ErrDestroyed, CodeSandboxDestroyed, "create another"},
+	{sandbox.ErrNotFound, CodeSandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
+	{sandbox.ErrImageNotAllowed, CodeImageNotAllowed, "GET " + Prefix + "/node lists the images"},
+	{sandbox.ErrImageMissing, CodeImageMissing, "check the image's name and that its registry can be reached from the node"},
+	{sandbox.ErrTooManyWaiters, CodeTooManyWaiters, "try again after Retry-After seconds"},
+	{sandbox.ErrTooManySandboxes, CodeTooManySandboxes, "delete one first"},
+	{sandbox.ErrBusy, CodeBusy, "try again when its requests, commands and transfers have ended"},
+	{sandbox.ErrStoreFull, CodeStoreFull, "free disk space on the node; nothing has changed"},
+	{sandbox.ErrEngineDown, CodeEngineUnavailable, "try again; doze doctor on the node says what is wrong"},
+	{sandbox.ErrClosed, CodeNodeClosing, "try again"},
+	{guest.ErrLost, CodeGuestLost, "the sandbox ended or stopped meanwhile; GET its events to see why"},
+	{guest.ErrNoAnswer, CodeTimeout, "try again, or stop the sandbox and try again"},
+}
+
+// problemOf finds the Problem for any error that the runtime returns.
+func problemOf(ctx context.Context, err error) *Problem {
+	var problem *Problem
+	if errors.As(err, &problem) {
+		return problem
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return newProblem(CodeClientGone, "the client closed the connection")
+	}
+	var invalid *sandbox.InvalidError
+	if errors.As(err, &invalid) {
+		return problemOfInvalid(invalid)
+	}
+	var conflict *sandbox.ConflictError
+	if errors.As(err, &conflict) {
+		return newProblem(CodeSandboxConflict, conflict.Error())
+	}
+	var refused *guest.Error
+	if errors.As(err, &refused) {
+		return problemOfGuest(refused)
+	}
+	for _, s := range sentinels {
+		if errors.Is(err, s.err) {
+			return problemf(s.code, "%v; %s", err, s.want)
+		}
+	}
+	var wake *sandbox.WakeError
+	if errors.As(err, &wake) {
+		return problemf(CodeWakeFailed, "%v; GET its events to see what happened", err)
+	}
+	var network net.Error
+	switch {
+	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+		return newProblem(CodeTimeout, "the sandbox did not answer in time; try again, or stop it and try again")
+	case errors.As(err, &network), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+		return newProblem(CodeGuestLost, "the connection to the sandbox broke; GET its events to see why")
+	}
+	var failure guestFailure
+	if errors.As(err, &failure) {
+		return newProblem(CodeGuestError, "the sandbox gave no usable answer; the node's log says more")
+	}
+	return newProblem(CodeInternal, "the node failed; its log says more")
+}
+
+// guestFailure marks an error that came from a guest: what nobody can make
+// sense of is then the sandbox's failure, not the node's.
+type guestFailure struct{ error }
+
+func (f guestFailure) Unwrap() error { return f.error }
+
+func fromGuest(err error) error {
+	if err == nil {
+		return nil
+	}
+	return guestFailure{err}
+}
+
+func problemOfInvalid(e *sandbox.InvalidError) *Problem {
+	code := CodeInvalidRequest
+	switch {
+	case errors.Is(e, sandbox.ErrImageNotAllowed):
+		code = CodeImageNotAllowed
+	case e.Field == "name":
+		code = CodeNameInvalid
+	}
+	p := newProblem(code, e.Error())
+	p.Errors = []FieldError{{Location: "body." + e.Field, Message: e.Reason, Want: e.Want}}
+	return p
+}
+
+// guestCodes are the codes of a guest that mean the same here. The guest runs
+// beside hostile code: whatever else it says is a guest_error.
+var guestCodes = map[string]Code{
+	guest.CodeInvalid:       CodeInvalidRequest,
+	guest.CodeNotFound:      CodePathNotFound,
+	guest.CodeNoProcess:     CodeProcessNotFound,
+	guest.CodeTooMany:       CodeTooManyProcesses,
+	guest.CodeExists:        CodeAlreadyExists,
+	guest.CodeNotDirectory:  CodeNotDirectory,
+	guest.CodeIsDirectory:   CodeIsDirectory,
+	guest.CodeNotEmpty:      CodeNotEmpty,
+	guest.CodeNotPermitted:  CodeNotPermitted,
+	guest.CodeNoSpace:       CodeNoSpaceLeft,
+	guest.CodeNoCommand:     CodeCommandNotFound,
+	guest.CodeNoShell:       CodeNoShell,
+	guest.CodeUnsafeArchive: CodeUnsafeArchive,
+	guest.CodeTooLarge:      CodeTooLarge,
+	guest.CodePortNotReady:  CodePortNotReady,
+}
+
+// maxGuestMessage bounds what is repeated of a guest's words.
+const maxGuestMessage = 1000
+
+func problemOfGuest(e *guest.Error) *Problem {
+	code, ok := guestCodes[e.Code]
+	if !ok {
+		code = CodeGuestError
+	}
+	return newProblem(code, validText(e.Message, maxGuestMessage))
+}

@@ -1,0 +1,366 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"maps"
+	"mime"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+)
+
+// bodySchemaKey is where an operation's Metadata keeps the schema of its body.
+const bodySchemaKey = "body_schema"
+
+// jsonFormat writes answers in one piece. A client that has gone is no failure
+// of ours: the write's error is for nobody.
+var jsonFormat = huma.Format{
+	Marshal: func(w io.Writer, v any) error {
+		var buf bytes.Buffer
+		enc := json.NewEncoder(&buf)
+		enc.SetEscapeHTML(false)
+		if err := enc.Encode(v); err != nil {
+			return err
+		}
+		w.Write(buf.Bytes())
+		return nil
+	},
+	Unmarshal: json.Unmarshal,
+}
+
+// writeJSON answers outside of huma, as huma would.
+func writeJSON(w http.ResponseWriter, status int, v any) error {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(status)
+	return jsonFormat.Marshal(w, v)
+}
+
+// readJSON reads the body of a request before huma does, so that each way in
+// which it can be wrong has a code of its own.
+func (a *API) readJSON(most int64) func(huma.Context, func(huma.Context)) {
+	return func(ctx huma.Context, next func(huma.Context)) {
+		r, w := humago.Unwrap(ctx)
+		body, err := a.jsonBody(w, r, most)
+		if err != nil {
+			problemOf(r.Context(), err).write(w)
+			return
+		}
+		schema := ctx.Operation().Metadata[bodySchemaKey].(*huma.Schema)
+		if err := a.checkNames(schema, body); err != nil {
+			problemOf(r.Context(), err).write(w)
+			return
+		}
+		r.Body = io.NopCloser(bytes.NewReader(body))
+		r.Header.Set("Content-Type", "application/json") // huma reads parameters of it in its own way
+		next(ctx)
+	}
+}
+
+// refuseBody keeps a route without a body from ignoring one: whoever sends it
+// wants something. An empty object asks for nothing.
+func (a *API) refuseBody(ctx huma.Context, next func(huma.Context)) {
+	r, w := humago.Unwrap(ctx)
+	if r.ContentLength == 0 {
+		next(ctx)
+		return
+	}
+	body, err := a.jsonBody(w, r, maxJSON)
+	if err == nil && string(bytes.TrimSpace(body)) != "{}" {
+		err = invalid("body", "this route has no fields", "send no body")
+	}
+	if err != nil {
+		problemOf(r.Context(), err).write(w)
+		return
+	}
+	next(ctx)
+}
+
+// checkQuery refuses parameters that would be ignored: the second of two, and one
+// without a value. An empty cursor is that of the first page.
+func (a *API) checkQuery(ctx huma.Context, next func(huma.Context)) {
+	r, w := humago.Unwrap(ctx)
+	query := r.URL.Query()
+	for _, p := range ctx.Operation().Parameters {
+		values := query[p.Name]
+		var fault *Problem
+		switch {
+		case p.In != "query" || len(values) == 0 || p.Schema.Type == huma.TypeArray:
+			continue
+		case len(values) > 1:
+			fault = invalid("query."+p.Name, "it is there more than once", "send it once")
+		case values[0] == "" && p.Name != "cursor":
+			fault = invalid("query."+p.Name, "it has no value", "give it one, or leave it away")
+		}
+		if fault != nil {
+			fault.write(w)
+			return
+		}
+	}
+	next(ctx)
+}
+
+// checkNames refuses fields of a body that would be ignored: the first of two with
+// the same name, and those that huma and encoding/json take for another because
+// they differ in case only. What is no JSON is for others to say.
+func (a *API) checkNames(schema *huma.Schema, body []byte) error {
+	if !json.Valid(body) {
+		return nil
+	}
+	fields := slices.Sorted(maps.Keys(a.resolve(schema).Properties))
+	return checkValue(json.NewDecoder(bytes.NewReader(body)), "body", func(name string) error {
+		if slices.Contains(fields, name) || !slices.ContainsFunc(fields, func(field string) bool { return strings.EqualFold(field, name) }) {
+			return nil
+		}
+		return invalid("body."+clip(name), "there is no such field", "the fields are "+strings.Join(fields, ", "))
+	})
+}
+
+// checkValue reads one value and refuses names that are there twice in one object,
+// and what check says of the names of this one.
+func checkValue(dec *json.Decoder, location string, check func(name string) error) error {
+	token, err := dec.Token()
+	if err != nil {
+		return nil
+	}
+	switch token {
+	case json.Delim('['):
+		for dec.More() {
+			if err := checkValue(dec, location, nil); err != nil {
+				return err
+			}
+		}
+		dec.Token()
+	case json.Delim('{'):
+		seen := map[string]bool{}
+		for dec.More() {
+			token, err := dec.Token()
+			name, ok := token.(string)
+			if err != nil || !ok {
+				return nil
+			}
+			if seen[name] {
+				return invalid(location+"."+clip(name), "it is there more than once", "send it once")
+			}
+			seen[name] = true
+			if check != nil {
+				if err := check(name); err != nil {
+					return err
+				}
+			}
+			if err := checkValue(dec, location+"."+clip(name), nil); err != nil {
+				return err
+			}
+		}
+		dec.Token()
+	}
+	return nil
+}
+
+// jsonBody returns a body of at most `most` bytes that says it is JSON.
+func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
+	if header := r.Header.Get("Content-Type"); header != "" && !isJSON(header) {
+		return nil, problemf(CodeUnsupportedMediaType, "the body is %s; send application/json", clip(header))
+	}
+	if r.ContentLength > most {
+		return nil, tooLarge(most)
+	}
+	// It is small, so all of it has the time that one read of a large one has.
+	control := http.NewResponseController(w)
+	control.SetReadDeadline(time.Now().Add(a.limits.Stall))
+	body, err := io.ReadAll(io.LimitReader(r.Body, most+1))
+	if err == nil {
+		// A deadline that stays would end the request's context when it passes.
+		control.SetReadDeadline(time.Time{})
+	}
+	switch {
+	case err != nil:
+		return nil, bodyProblem(err)
+	case int64(len(body)) > most:
+		return nil, tooLarge(most)
+	case len(body) == 0:
+		return nil, newProblem(CodeInvalidJSON, "the body is empty; send a JSON object")
+	case !utf8.Valid(body):
+		return nil, newProblem(CodeInvalidJSON, "the body is not UTF-8; JSON is (RFC 8259)")
+	}
+	return body, nil
+}
+
+// isJSON says whether a Content-Type is JSON's.
+func isJSON(header string) bool {
+	mediaType, _, err := mime.ParseMediaType(header)
+	return err == nil && mediaType == "application/json"
+}
+
+func tooLarge(most int64) *Problem {
+	return problemf(CodeBodyTooLarge, "the body is larger than the %d bytes that are allowed here; send files as raw bytes", most)
+}
+
+// bodyProblem says why a body could not be read to its end.
+func bodyProblem(err error) *Problem {
+	var network net.Error
+	if errors.As(err, &network) && network.Timeout() {
+		return newProblem(CodeBodyTimeout, "the rest of the body did not come in time; send it without long pauses")
+	}
+	return newProblem(CodeBodyIncomplete, "the connection ended before the body did; nothing has changed; send it again")
+}
+
+// invalid is the Problem of one fault in a request.
+func invalid(location, message, want string) *Problem {
+	p := problemf(CodeInvalidRequest, "%s: %s; %s", location, message, want)
+	p.Errors = []FieldError{{Location: location, Message: message, Want: want}}
+	return p
+}
+
+// maxFaults bounds how many faults of one request are listed.
+const maxFaults = 20
+
+// problemTransformer makes a Problem of what huma itself finds wrong with a
+// request. It is called for every answer.
+func (a *API) problemTransformer(ctx huma.Context, _ string, v any) (any, error) {
+	if _, ours := v.(*Problem); ours {
+		return v, nil
+	}
+	failure, ok := v.(huma.StatusError)
+	if !ok {
+		return v, nil
+	}
+	var details []*huma.ErrorDetail
+	if model, ok := v.(*huma.ErrorModel); ok {
+		details = model.Errors
+	}
+	return a.faults(ctx.Operation(), failure.GetStatus(), failure.Error(), details), nil
+}
+
+// faults is the Problem of a request that huma refused with that status.
+func (a *API) faults(op *huma.Operation, status int, message string, details []*huma.ErrorDetail) *Problem {
+	switch {
+	case status == http.StatusBadRequest && len(details) > 0:
+		// It could not parse the body, which it finds out last.
+		return problemf(CodeInvalidJSON, "%s; send a JSON object", clip(details[len(details)-1].Message))
+	case status != http.StatusUnprocessableEntity:
+		return newProblem(CodeInternal, "the node failed; its log says more")
+	}
+	p := newProblem(CodeInvalidRequest, message)
+	for _, d := range details {
+		if d == nil {
+			continue
+		}
+		p.Errors = append(p.Errors, a.fault(op, d))
+		if len(p.Errors) == maxFaults {
+			break
+		}
+	}
+	if len(p.Errors) > 0 {
+		first := p.Errors[0]
+		p.Detail = first.Location + ": " + first.Message
+		if first.Want != "" {
+			p.Detail += "; " + first.Want
+		}
+	}
+	return p
+}
+
+// fault says one fault in our words, and what would be right.
+func (a *API) fault(op *huma.Operation, d *huma.ErrorDetail) FieldError {
+	f := FieldError{Location: clip(d.Location), Message: clip(d.Message)}
+	parent, _, _ := cutLast(d.Location, ".")
+	if name, ok := strings.CutPrefix(d.Message, "expected required property "); ok {
+		name, _, _ = strings.Cut(name, " ")
+		f.Location, f.Message = clip(d.Location+"."+name), "it is missing"
+	}
+	switch d.Message {
+	case "unexpected property":
+		f.Message = "there is no such field"
+		if names := a.fieldsAt(op, parent); len(names) > 0 {
+			f.Want = "the fields are " + strings.Join(names, ", ")
+		}
+	case "unknown query parameter":
+		f.Message = "there is no such parameter"
+		f.Want = "this route has none"
+		if names := queryNames(op); len(names) > 0 {
+			f.Want = "the parameters are " + strings.Join(names, ", ")
+		}
+	}
+	return f
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	if i := strings.LastIndex(s, sep); i >= 0 {
+		return s[:i], s[i+len(sep):], true
+	}
+	return s, "", false
+}
+
+// fieldsAt lists the fields of the object at a path such as "body.ports".
+func (a *API) fieldsAt(op *huma.Operation, path string) []string {
+	schema, _ := op.Metadata[bodySchemaKey].(*huma.Schema)
+	for i, name := range strings.Split(path, ".") {
+		if schema == nil {
+			return nil
+		}
+		schema = a.resolve(schema)
+		if i > 0 {
+			schema = schema.Properties[name]
+		}
+	}
+	if schema == nil {
+		return nil
+	}
+	return slices.Sorted(maps.Keys(a.resolve(schema).Properties))
+}
+
+func (a *API) resolve(s *huma.Schema) *huma.Schema {
+	for s.Ref != "" {
+		s = a.huma.OpenAPI().Components.Schemas.SchemaFromRef(s.Ref)
+	}
+	return s
+}
+
+func queryNames(op *huma.Operation) []string {
+	var names []string
+	for _, p := range op.Parameters {
+		if p.In == "query" {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
+
+// parseJSON checks a body against a schema and decodes it, for handlers that
+// read their body themselves.
+func (a *API) parseJSON(schema *huma.Schema, body []byte, into any) error {
+	var tree any
+	if err := json.Unmarshal(body, &tree); err != nil {
+		return problemf(CodeInvalidJSON, "%v; send a JSON object", err)
+	}
+	if err := a.checkNames(schema, body); err != nil {
+		return err
+	}
+	var result huma.ValidateResult
+	path := huma.NewPathBuffer(nil, 0)
+	path.Push("body")
+	huma.Validate(a.huma.OpenAPI().Components.Schemas, schema, path, huma.ModeWriteToServer, tree, &result)
+	if len(result.Errors) == 0 {
+		if err := json.Unmarshal(body, into); err != nil {
+			return problemf(CodeInvalidRequest, "body: %v", err)
+		}
+		return nil
+	}
+	var details []*huma.ErrorDetail
+	for _, err := range result.Errors {
+		if d, ok := err.(huma.ErrorDetailer); ok {
+			details = append(details, d.ErrorDetail())
+		}
+	}
+	op := &huma.Operation{Metadata: map[string]any{bodySchemaKey: schema}}
+	return a.faults(op, http.StatusUnprocessableEntity, "the body is not valid", details)
+}

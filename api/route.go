@@ -1,0 +1,204 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+)
+
+// maxJSON bounds a JSON body, maxFileJSON one that carries a file. Larger files
+// go as raw bytes.
+const (
+	maxJSON     = 1 << 20
+	maxFileJSON = 4 << 20
+)
+
+// route describes one operation, for the mux and for the OpenAPI document.
+type route struct {
+	method, path string
+	id           string // the OpenAPI operation id
+	tag          string
+	summary      string
+	description  string
+	status       int // of success; 0 means 200, or 204 without a body
+	// codes are the refusals that this route can answer beside common ones.
+	codes []Code
+	// open routes need no token.
+	open bool
+	// answers describes successes that are not derived from the output type.
+	answers map[int]*huma.Response
+}
+
+// commonCodes can come from any route that needs a token.
+var commonCodes = []Code{CodeUnauthorized, CodeInvalidRequest, CodeURITooLong, CodeNodeClosing, CodeInternal}
+
+// bodyCodes can come from any route with a JSON body.
+var bodyCodes = []Code{CodeInvalidJSON, CodeUnsupportedMediaType, CodeBodyTooLarge, CodeBodyIncomplete, CodeBodyTimeout}
+
+// wakeCodes can come from any route that wakes a sandbox.
+var wakeCodes = []Code{CodeSandboxDestroyed, CodeTooManyWaiters, CodeWakeFailed, CodeEngineUnavailable, CodeStoreFull,
+	CodeGuestLost, CodeGuestError, CodeTimeout}
+
+// onSandbox are the codes of a route with an {id}, and more.
+func onSandbox(codes ...[]Code) []Code {
+	return slices.Concat([]Code{CodeSandboxNotFound}, slices.Concat(codes...))
+}
+
+// SandboxPath is the part of a request's input that names a sandbox.
+type SandboxPath struct {
+	ID string `path:"id" maxLength:"255" doc:"Id or name of the sandbox"`
+}
+
+func (p SandboxPath) target() string { return p.ID }
+
+// Exchange is the part of a request's input that gives a handler the request
+// and the answer themselves, for bodies and answers of any size.
+type Exchange struct {
+	r *http.Request
+	w http.ResponseWriter
+}
+
+// Resolve implements huma.Resolver.
+func (e *Exchange) Resolve(ctx huma.Context) []error {
+	e.r, e.w = humago.Unwrap(ctx)
+	return nil
+}
+
+// newHuma returns a huma.API on the mux that serves no document of its own and
+// says every error as a Problem. Its package variables stay as they are: another
+// part of the same program may use huma too.
+func (a *API) newHuma() huma.API {
+	return humago.NewWithPrefix(a.mux, Prefix, huma.Config{
+		OpenAPI: a.newDocument(),
+		// huma looks for the format of application/problem+json under its suffix.
+		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
+		DefaultFormat:                "application/json",
+		RejectUnknownQueryParameters: true,
+		Transformers:                 []huma.Transformer{a.problemTransformer},
+	})
+}
+
+// register adds a route. I and O are as huma.Register wants them; handler may
+// return any error of the runtime.
+func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O, error)) {
+	op := huma.Operation{
+		OperationID:   rt.id,
+		Method:        rt.method,
+		Path:          rt.path,
+		Summary:       rt.summary,
+		Description:   rt.description,
+		Tags:          []string{rt.tag},
+		DefaultStatus: rt.status,
+		Responses:     map[string]*huma.Response{},
+		Metadata:      map[string]any{},
+	}
+	codes := rt.codes
+	if !rt.open {
+		codes = slices.Concat(codes, commonCodes)
+		op.Security = []map[string][]string{{securityScheme: {}}}
+	}
+	if body, ok := reflect.TypeFor[I]().FieldByName("Body"); ok {
+		codes = slices.Concat(codes, bodyCodes)
+		op.Middlewares = huma.Middlewares{a.readJSON(maxJSON)}
+		// huma reads from memory what readJSON has read. A negative time-out has
+		// it set no deadline, which would end the context of a long request.
+		op.MaxBodyBytes, op.BodyReadTimeout = -1, -1
+		op.Metadata[bodySchemaKey] = a.schema(body.Type)
+	}
+	op.Middlewares = append(op.Middlewares, a.checkQuery)
+	if rt.method == http.MethodPost && op.Metadata[bodySchemaKey] == nil {
+		op.Middlewares = append(op.Middlewares, a.refuseBody)
+		codes = slices.Concat(codes, bodyCodes)
+	}
+	a.documentProblems(&op, codes)
+	for status, response := range rt.answers {
+		op.Responses[strconv.Itoa(status)] = response
+	}
+	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {
+		out, err := handler(ctx, in)
+		if err != nil {
+			return nil, a.refuse(ctx, &op, targetOf(in), err)
+		}
+		return out, nil
+	})
+}
+
+// targetOf returns the sandbox that a request's input names, for the log.
+func targetOf(in any) string {
+	if t, ok := in.(interface{ target() string }); ok {
+		return clip(t.target())
+	}
+	return ""
+}
+
+// documentProblems puts the codes into the operation, grouped by status.
+func (a *API) documentProblems(op *huma.Operation, codes []Code) {
+	byStatus := map[int][]string{}
+	for _, code := range codes {
+		status := meanings[code].status
+		if !slices.Contains(byStatus[status], string(code)) {
+			byStatus[status] = append(byStatus[status], string(code))
+		}
+	}
+	all := []string{}
+	for _, status := range slices.Sorted(maps.Keys(byStatus)) {
+		list := byStatus[status]
+		all = append(all, list...)
+		op.Responses[strconv.Itoa(status)] = &huma.Response{
+			Description: "Problem: `" + strings.Join(list, "`, `") + "`",
+			Content:     map[string]*huma.MediaType{problemType: {Schema: a.schema(reflect.TypeFor[Problem]())}},
+		}
+	}
+	op.Extensions = map[string]any{codesExtension: all}
+}
+
+// schema returns a reference to the JSON schema of a type.
+func (a *API) schema(t reflect.Type) *huma.Schema {
+	return a.huma.OpenAPI().Components.Schemas.Schema(t, true, t.Name())
+}
+
+// answerJSON describes a success with a JSON body of type T.
+func answerJSON[T any](a *API, description string) *huma.Response {
+	return &huma.Response{
+		Description: description,
+		Content:     map[string]*huma.MediaType{"application/json": {Schema: a.schema(reflect.TypeFor[T]())}},
+	}
+}
+
+// answerBytes describes a success with a raw body.
+func answerBytes(description, contentType string) *huma.Response {
+	return &huma.Response{Description: description, Content: rawContent(contentType)}
+}
+
+func rawContent(contentType string) map[string]*huma.MediaType {
+	return map[string]*huma.MediaType{contentType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}
+}
+
+// eventSchema describes a server-sent event stream: the data of each event.
+func eventSchema(a *API, data map[string]reflect.Type) *huma.MediaType {
+	var kinds []*huma.Schema
+	for _, name := range slices.Sorted(maps.Keys(data)) {
+		kinds = append(kinds, &huma.Schema{
+			Type:  huma.TypeObject,
+			Title: "event " + name,
+			Properties: map[string]*huma.Schema{
+				"event": {Type: huma.TypeString, Enum: []any{name}},
+				"data":  a.schema(data[name]),
+			},
+			Required: []string{"event", "data"},
+		})
+	}
+	return &huma.MediaType{Schema: &huma.Schema{
+		Description: fmt.Sprintf("Server-sent events (%d kinds); the data of each is one line of JSON.", len(kinds)),
+		Type:        huma.TypeArray,
+		Items:       &huma.Schema{OneOf: kinds},
+	}}
+}

@@ -1,0 +1,188 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+type createInput struct {
+	Body CreateBody
+}
+
+// CreateBody asks for a sandbox.
+type CreateBody struct {
+	Name       string            `json:"name,omitempty" doc:"1 to 63 of a-z, 0-9 and hyphens; one is made up when it is missing" example:"shop"`
+	Image      string            `json:"image,omitempty" doc:"A short name of the node's or a reference that it allows; the node's default when missing" example:"base"`
+	Size       string            `json:"size,omitempty" doc:"A size of the node's; its default when missing" example:"basic"`
+	Env        map[string]string `json:"env,omitempty" doc:"Environment of everything that runs in it"`
+	Labels     map[string]string `json:"labels,omitempty" doc:"For finding it again"`
+	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle for so long, it sleeps; 0s for never; the node's default when missing"`
+	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Asleep for so long, it is stopped; 0s for never; the node's default when missing"`
+}
+
+type createOutput struct {
+	Status   int
+	Location string `header:"Location"`
+	Body     Sandbox
+}
+
+type sandboxOutput struct {
+	Body Sandbox
+}
+
+type listInput struct {
+	Exchange
+	Label  []string      `query:"label,explode" maxItems:"64" maxLength:"512" doc:"Only those with this label, as key=value; may be repeated"`
+	State  sandbox.State `query:"state" enum:"starting,running,asleep,stopped,archived,destroyed" doc:"Only those in this state"`
+	Cursor string        `query:"cursor" maxLength:"255" doc:"What the page before said as next"`
+	Limit  int           `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most"`
+}
+
+// SandboxList is a page of sandboxes.
+type SandboxList struct {
+	Sandboxes []Sandbox `json:"sandboxes" nullable:"false"`
+	Next      string    `json:"next,omitempty" doc:"The cursor of the next page; missing on the last"`
+}
+
+type listOutput struct {
+	Body SandboxList
+}
+
+type updateInput struct {
+	SandboxPath
+	Body UpdateBody
+}
+
+// UpdateBody changes a sandbox. What is missing stays.
+type UpdateBody struct {
+	Name       *string            `json:"name,omitempty"`
+	Labels     *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
+	SleepAfter *Duration          `json:"sleep_after,omitempty"`
+	StopAfter  *Duration          `json:"stop_after,omitempty"`
+}
+
+func (a *API) registerSandboxes() {
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox", id: "create-sandbox", tag: "sandboxes", status: http.StatusCreated,
+		summary: "Create a sandbox, or find it by name",
+		description: "Answers 201 when it was made and runs, 200 when it was there. The creation goes on when the client " +
+			"goes away; asking again joins it. Pulling a missing image shows in the events.",
+		codes: []Code{CodeNameInvalid, CodeImageNotAllowed, CodeImageMissing, CodeSandboxConflict, CodeTooManySandboxes,
+			CodeSandboxDestroyed, CodeWakeFailed, CodeEngineUnavailable, CodeStoreFull, CodeTimeout},
+		answers: map[int]*huma.Response{http.StatusOK: answerJSON[Sandbox](a, "It was there")},
+	}, a.create)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox", id: "list-sandboxes", tag: "sandboxes",
+		summary: "List sandboxes, in the order of their names", description: "Wakes nothing. Entries have no env and no processes.",
+	}, a.list)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}", id: "get-sandbox", tag: "sandboxes",
+		summary: "Get a sandbox", description: "Wakes nothing.",
+		codes: onSandbox(),
+	}, a.get)
+	register(a, route{
+		method: http.MethodPatch, path: "/sandbox/{id}", id: "update-sandbox", tag: "sandboxes",
+		summary: "Change name, labels or times of a sandbox", description: "Wakes nothing. Image, size and env are for ever.",
+		codes: onSandbox([]Code{CodeNameInvalid, CodeSandboxConflict, CodeSandboxDestroyed, CodeStoreFull}),
+	}, a.update)
+	register(a, route{
+		method: http.MethodDelete, path: "/sandbox/{id}", id: "delete-sandbox", tag: "sandboxes", status: http.StatusNoContent,
+		summary: "Destroy a sandbox with its files", description: "Whatever runs in it is killed. Goes on when the client goes away.",
+		codes: onSandbox([]Code{CodeEngineUnavailable, CodeStoreFull, CodeTimeout}),
+	}, a.destroy)
+}
+
+// lookup finds the sandbox that a request names, if it is the caller's.
+func (a *API) lookup(ctx context.Context, idOrName string) (sandbox.Sandbox, error) {
+	return a.sandboxes.Get(ownerOf(ctx), idOrName)
+}
+
+func (a *API) create(ctx context.Context, in *createInput) (*createOutput, error) {
+	sb, created, err := a.sandboxes.Create(ctx, sandbox.CreateRequest{
+		Owner:      ownerOf(ctx),
+		Name:       in.Body.Name,
+		Image:      in.Body.Image,
+		Size:       in.Body.Size,
+		Env:        in.Body.Env,
+		Labels:     in.Body.Labels,
+		SleepAfter: (*sandbox.Duration)(in.Body.SleepAfter),
+		StopAfter:  (*sandbox.Duration)(in.Body.StopAfter),
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := &createOutput{Status: http.StatusOK, Location: Prefix + "/sandbox/" + string(sb.ID), Body: a.sandboxView(sb)}
+	if created {
+		out.Status = http.StatusCreated
+	}
+	return out, nil
+}
+
+func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
+	labels, err := parseLabels(in.r.URL.Query()["label"])
+	if err != nil {
+		return nil, err
+	}
+	sbs, next := a.sandboxes.List(ownerOf(ctx), sandbox.Filter{Labels: labels, State: in.State}, in.Cursor, in.Limit)
+	page := SandboxList{Sandboxes: make([]Sandbox, len(sbs)), Next: next}
+	for i, sb := range sbs {
+		page.Sandboxes[i] = a.sandboxSummary(sb)
+	}
+	return &listOutput{Body: page}, nil
+}
+
+// parseLabels reads key=value, key=value, …
+func parseLabels(pairs []string) (map[string]string, error) {
+	labels := make(map[string]string, len(pairs))
+	for _, pair := range pairs {
+		key, value, ok := strings.Cut(pair, "=")
+		if !ok || key == "" {
+			return nil, invalid("query.label", strconv.Quote(clip(pair))+" is no label", "write it as label=key=value")
+		}
+		if have, twice := labels[key]; twice && have != value {
+			return nil, invalid("query.label", clip(key)+" is asked for with two values, which no sandbox has", "ask for one")
+		}
+		labels[key] = value
+	}
+	return labels, nil
+}
+
+func (a *API) get(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	return a.showing(sb, err)
+}
+
+// showing is the answer of a call that returns a sandbox.
+func (a *API) showing(sb sandbox.Sandbox, err error) (*sandboxOutput, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &sandboxOutput{Body: a.sandboxView(sb)}, nil
+}
+
+func (a *API) update(ctx context.Context, in *updateInput) (*sandboxOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return a.showing(a.sandboxes.Update(ctx, sb.ID, sandbox.Patch{
+		Name:       in.Body.Name,
+		Labels:     in.Body.Labels,
+		SleepAfter: (*sandbox.Duration)(in.Body.SleepAfter),
+		StopAfter:  (*sandbox.Duration)(in.Body.StopAfter),
+	}))
+}
+
+func (a *API) destroy(ctx context.Context, in *SandboxPath) (*struct{}, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return nil, a.sandboxes.Destroy(ctx, sb.ID)
+}

@@ -1,0 +1,354 @@
+package api
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestCreateIsIdempotentByName(t *testing.T) {
+	s := newServer(t, Limits{})
+	body := map[string]any{
+		"name": "shop", "image": "base", "size": "lite", "env": map[string]string{"A": "b"},
+		"labels": map[string]string{"team": "red"}, "sleep_after": "90s", "stop_after": "1h",
+	}
+	made := must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", body)
+	if made.Name != "shop" || made.Owner != testOwner || made.Image != "base" || made.Size != "lite" || made.State != sandbox.StateRunning ||
+		made.Env["A"] != "b" || made.Labels["team"] != "red" || time.Duration(made.SleepAfter) != 90*time.Second || len(made.ID) != 12 {
+		t.Errorf("made %+v", made)
+	}
+	again := must[Sandbox](s, http.StatusOK, "POST", "/sandbox", body)
+	if again.ID != made.ID {
+		t.Errorf("again it is %s, not %s", again.ID, made.ID)
+	}
+	s.refused(CodeSandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "image": "other", "size": "lite"})
+	s.refused(CodeSandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "size": "basic"})
+
+	for _, idOrName := range []string{"shop", string(made.ID)} {
+		if got := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/"+idOrName, nil); got.ID != made.ID {
+			t.Errorf("%s is %+v", idOrName, got)
+		}
+	}
+}
+
+func TestSandboxIsWrittenAsPromised(t *testing.T) {
+	s := newServer(t, Limits{})
+	got := s.do("POST", "/sandbox", `{"sleep_after":"5m","stop_after":"1500ms"}`)
+	if got.status != http.StatusCreated {
+		t.Fatalf("status %d: %s", got.status, got.body)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(got.body, &fields); err != nil {
+		t.Fatal(err)
+	}
+	for field, want := range map[string]string{"sleep_after": "300s", "stop_after": "1.5s", "state": "running"} {
+		if fields[field] != want {
+			t.Errorf("%s is %v, not %s", field, fields[field], want)
+		}
+	}
+	if _, err := time.Parse(time.RFC3339, fmt.Sprint(fields["created_at"])); err != nil {
+		t.Error(err)
+	}
+	if location := got.header.Get("Location"); location != fmt.Sprintf("/api/v1/sandbox/%s", fields["id"]) {
+		t.Errorf("Location is %q", location)
+	}
+	if name := fmt.Sprint(fields["name"]); name == "" || name == "<nil>" {
+		t.Errorf("no name was made up: %q", name)
+	}
+	if _, ok := fields["ports"].([]any); !ok {
+		t.Errorf("ports is %v, not a list", fields["ports"])
+	}
+}
+
+func TestConditionIsShownUntilItIsRight(t *testing.T) {
+	s := newServer(t, Limits{})
+	sb := must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "web"})
+	if sb.Condition != "" || !sb.ConditionSince.IsZero() {
+		t.Errorf("a new one has the condition %q since %v", sb.Condition, sb.ConditionSince)
+	}
+	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/stop", nil)
+	s.node.Engine.Fail("start", errors.New("exec format error"))
+	if got := s.do("POST", "/sandbox/web/wake", ""); got.status < 500 {
+		t.Fatalf("wake: status %d: %s", got.status, got.body)
+	}
+	if sb := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/web", nil); !strings.Contains(sb.Condition, "exec format error") || sb.ConditionSince.IsZero() || sb.State != sandbox.StateStopped {
+		t.Errorf("it is %s with the condition %q since %v", sb.State, sb.Condition, sb.ConditionSince)
+	}
+	s.node.Engine.Fail("start", nil)
+	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/wake", nil); sb.Condition != "" || !sb.ConditionSince.IsZero() {
+		t.Errorf("woken, it has the condition %q since %v", sb.Condition, sb.ConditionSince)
+	}
+}
+
+func TestListsPageFilterAndHideEnv(t *testing.T) {
+	s := newServer(t, Limits{})
+	for _, name := range []string{"c", "a", "d", "b"} {
+		parity := map[string]string{"a": "odd", "c": "odd"}[name]
+		must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{
+			"name": name, "labels": map[string]string{"kind": "x", "parity": parity}, "env": map[string]string{"SECRET": "hush"}})
+	}
+	s.sleep("d")
+	for _, tc := range []struct {
+		query string
+		want  []string
+		next  bool
+	}{
+		{"", []string{"a", "b", "c", "d"}, false},
+		{"?limit=3", []string{"a", "b", "c"}, true},
+		{"?limit=4", []string{"a", "b", "c", "d"}, false},
+		{"?limit=3&cursor=c", []string{"d"}, false},
+		{"?label=parity%3Dodd", []string{"a", "c"}, false},
+		{"?label=kind=x&label=parity=odd&limit=1", []string{"a"}, true},
+		{"?label=kind=y", []string{}, false},
+		{"?state=asleep", []string{"d"}, false},
+		{"?state=running&label=parity=odd", []string{"a", "c"}, false},
+		{"?state=stopped", []string{}, false},
+	} {
+		t.Run(tc.query, func(t *testing.T) {
+			got := s.do("GET", "/sandbox"+tc.query, nil)
+			var page SandboxList
+			if err := json.Unmarshal(got.body, &page); err != nil || got.status != http.StatusOK {
+				t.Fatalf("status %d: %s", got.status, got.body)
+			}
+			names := []string{}
+			for _, sb := range page.Sandboxes {
+				names = append(names, sb.Name)
+			}
+			if !slices.Equal(names, tc.want) || (page.Next != "") != tc.next {
+				t.Errorf("got %v, next %q", names, page.Next)
+			}
+			if strings.Contains(string(got.body), "hush") || !strings.Contains(string(got.body), `"sandboxes":[`) {
+				t.Errorf("the body is %s", got.body)
+			}
+		})
+	}
+	if sb := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/a", nil); sb.Env["SECRET"] != "hush" {
+		t.Errorf("env of one sandbox is %v", sb.Env)
+	}
+}
+
+func TestUpdateChangesWhatItNames(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("old")
+	s.create("taken")
+	sb := must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/old", map[string]any{
+		"name": "new", "labels": map[string]string{"k": "v"}, "sleep_after": "0s"})
+	if string(sb.ID) != id || sb.Name != "new" || sb.Labels["k"] != "v" || sb.SleepAfter != 0 {
+		t.Errorf("got %+v", sb)
+	}
+	sb = must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/new", map[string]any{"stop_after": "2h"})
+	if sb.Name != "new" || sb.Labels["k"] != "v" || time.Duration(sb.StopAfter) != 2*time.Hour {
+		t.Errorf("got %+v", sb)
+	}
+	s.refused(CodeSandboxNotFound, "PATCH", "/sandbox/old", map[string]any{"stop_after": "2h"})
+	s.refused(CodeSandboxConflict, "PATCH", "/sandbox/new", map[string]any{"name": "taken"})
+	s.refused(CodeNameInvalid, "PATCH", "/sandbox/new", map[string]any{"name": "No Name"})
+	s.refused(CodeInvalidRequest, "PATCH", "/sandbox/new", map[string]any{"image": "other"})
+	if got := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/new", nil); got.Name != "new" || got.Labels["k"] != "v" {
+		t.Errorf("refusals changed it: %+v", got)
+	}
+}
+
+func TestDestroyedSandboxIsGone(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("brief")
+	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/brief", nil)
+	s.refused(CodeSandboxNotFound, "GET", "/sandbox/"+id, nil)
+	s.refused(CodeSandboxNotFound, "DELETE", "/sandbox/brief", nil)
+	if n := s.node.Engine.Count(); n != 0 {
+		t.Errorf("%d containers are left", n)
+	}
+}
+
+func TestSleepWakeStopAnswerWhenDone(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("life")
+	for _, step := range []struct {
+		verb string
+		want sandbox.State
+	}{
+		{"sleep", sandbox.StateAsleep}, {"sleep", sandbox.StateAsleep}, {"wake", sandbox.StateRunning},
+		{"stop", sandbox.StateStopped}, {"wake", sandbox.StateRunning},
+	} {
+		sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/"+id+"/"+step.verb, nil)
+		if sb.State != step.want {
+			t.Errorf("after %s it is %s", step.verb, sb.State)
+		}
+	}
+	sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/life/hold", map[string]any{"for": "10m"})
+	if left := time.Until(sb.HoldUntil); left < 9*time.Minute || left > 10*time.Minute {
+		t.Errorf("held for %s", left)
+	}
+	if sb = must[Sandbox](s, http.StatusOK, "POST", "/sandbox/life/hold", map[string]any{"for": "0s"}); !sb.HoldUntil.IsZero() && time.Until(sb.HoldUntil) > 0 {
+		t.Errorf("still held until %s", sb.HoldUntil)
+	}
+	for _, verb := range []string{"sleep", "wake", "stop"} {
+		s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/"+verb, nil)
+	}
+	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/hold", map[string]any{"for": "1m"})
+	s.refused(CodeInvalidRequest, "POST", "/sandbox/life/hold", map[string]any{"for": "1000h"})
+	s.refused(CodeInvalidRequest, "POST", "/sandbox/life/hold", map[string]any{})
+}
+
+func TestSandboxInUseDoesNotSleep(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("used")
+	stream := s.open("POST", "/sandbox/used/exec", map[string]any{"command": "sleep 100", "stream": true})
+	stream.expect("start")
+	for _, verb := range []string{"sleep", "stop"} {
+		p := s.refused(CodeBusy, "POST", "/sandbox/used/"+verb, nil)
+		if !strings.Contains(p.Detail, "1 request") {
+			t.Errorf("detail is %q", p.Detail)
+		}
+	}
+	stream.close()
+	s.sleep(id)
+}
+
+func TestReadsWakeNothing(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("dozing")
+	must[Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3000})
+	pid := must[struct{ PID int }](s, http.StatusCreated, "POST", "/sandbox/dozing/process", map[string]any{"command": "sleep 1000"}).PID
+	s.sleep(id)
+	_, thaws := s.node.Freezer.Counts()
+	for _, path := range []string{
+		"/sandbox", "/sandbox/dozing", "/sandbox/dozing/ports", "/sandbox/dozing/processes",
+		fmt.Sprintf("/sandbox/dozing/process/%d", pid), "/sandbox/dozing/events", "/node", "/openapi.json",
+	} {
+		if got := s.do("GET", path, nil); got.status != http.StatusOK {
+			t.Errorf("%s: status %d: %s", path, got.status, got.body)
+		}
+	}
+	must[Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3001})
+	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/dozing/ports/3001", nil)
+	must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/dozing", map[string]any{"labels": map[string]string{"a": "b"}})
+	stream := s.open("GET", "/sandbox/dozing/events", nil, "Accept", eventStreamType)
+	stream.expect("created")
+	if state := s.state(id); state != sandbox.StateAsleep {
+		t.Errorf("it is %s", state)
+	}
+	if _, after := s.node.Freezer.Counts(); after != thaws {
+		t.Errorf("it was thawed %d times", after-thaws)
+	}
+}
+
+func TestEveryUseWakes(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("woken")
+	dir := t.TempDir()
+	pid := must[struct{ PID int }](s, http.StatusCreated, "POST", "/sandbox/woken/process", map[string]any{"command": "sleep 1000"}).PID
+	for _, tc := range []struct {
+		method, path string
+		body         any
+	}{
+		{"POST", "/exec", map[string]any{"argv": []string{"true"}}},
+		{"PUT", "/files/write?path=" + dir + "/f", "hello"},
+		{"GET", "/files/read?path=" + dir + "/f", nil},
+		{"GET", "/files?path=" + dir, nil},
+		{"POST", "/files/mkdir", map[string]any{"path": dir + "/d"}},
+		{"POST", "/files/move", map[string]any{"from": dir + "/f", "to": dir + "/g"}},
+		{"GET", "/files/archive?path=" + dir, nil},
+		{"DELETE", "/files?path=" + dir + "/g", nil},
+		{"GET", fmt.Sprintf("/process/%d/logs", pid), nil},
+		{"POST", "/process", map[string]any{"command": "true"}},
+		{"DELETE", fmt.Sprintf("/process/%d", pid), nil},
+		{"POST", "/wake", nil},
+	} {
+		t.Run(tc.method+" "+tc.path, func(t *testing.T) {
+			s.sleep(id)
+			if got := s.do(tc.method, "/sandbox/woken"+tc.path, tc.body); got.status >= 300 {
+				t.Fatalf("status %d: %s", got.status, got.body)
+			}
+			if state := s.state(id); state != sandbox.StateRunning {
+				t.Errorf("it is %s", state)
+			}
+		})
+	}
+}
+
+func TestNodeSaysWhatItHas(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("one")
+	s.create("two")
+	s.sleep("two")
+	n := must[Node](s, http.StatusOK, "GET", "/node", nil)
+	if n.Version != "test" || n.NodeID == "" || !n.Engine.OK || n.Sandboxes[sandbox.StateRunning] != 1 || n.Sandboxes[sandbox.StateAsleep] != 1 ||
+		n.Sizes["lite"].Memory != 256<<20 || !slices.Contains(n.Images, "base") || n.LimitsEnforced == nil || n.StartedAt.IsZero() {
+		t.Errorf("got %+v", n)
+	}
+	s.node.Engine.Fail("ping", sandbox.ErrEngineDown)
+	if n = must[Node](s, http.StatusOK, "GET", "/node", nil); n.Engine.OK || n.Engine.Error == "" {
+		t.Errorf("engine is %+v", n.Engine)
+	}
+}
+
+// TestAnswersHaveThePromisedFields reads answers as strangers do: clients in other
+// languages know names, not our types.
+func TestAnswersHaveThePromisedFields(t *testing.T) {
+	s := newServer(t, Limits{})
+	dir := t.TempDir()
+	sandboxFields := []string{"id", "name", "owner", "image", "size", "state", "labels", "created_at", "last_active_at", "sleep_after", "stop_after"}
+	processFields := []string{"pid", "name", "state", "started_at", "log_file"}
+	var pid float64
+	for _, tc := range []struct {
+		method, path, body string
+		list               string // the fields are those of its first entry
+		fields             []string
+	}{
+		{"POST", "/sandbox", `{"name":"box"}`, "", sandboxFields},
+		{"GET", "/sandbox", "", "sandboxes", sandboxFields},
+		{"GET", "/sandbox/box", "", "", sandboxFields},
+		{"PATCH", "/sandbox/box", `{}`, "", sandboxFields},
+		{"POST", "/sandbox/box/sleep", "", "", sandboxFields},
+		{"POST", "/sandbox/box/wake", "", "", sandboxFields},
+		{"POST", "/sandbox/box/hold", `{"for":"1m"}`, "", append([]string{"hold_until"}, sandboxFields...)},
+		{"POST", "/sandbox/box/exec", `{"argv":["true"]}`, "", []string{"stdout", "stderr", "exit_code", "duration_ms", "truncated"}},
+		{"PUT", "/sandbox/box/files/write", `{"path":"` + dir + `/f","content":"x"}`, "", []string{"name", "path", "type", "size", "mode", "modified_at"}},
+		{"GET", "/sandbox/box/files?path=" + dir, "", "files", []string{"name", "path", "type", "size", "mode", "modified_at"}},
+		{"POST", "/sandbox/box/process", `{"command":"echo x; sleep 1000"}`, "", processFields},
+		{"GET", "/sandbox/box/processes", "", "processes", processFields},
+		{"GET", "/sandbox/box/process/PID", "", "", processFields},
+		{"DELETE", "/sandbox/box/process/PID", "", "", append([]string{"exit_code", "signal"}, processFields...)},
+		{"GET", "/sandbox/box/process/PID/logs", "", "logs", []string{"stream", "data"}},
+		{"POST", "/sandbox/box/expose", `{"port":3000}`, "", []string{"port", "url", "access", "wake", "host", "websocket"}},
+		{"GET", "/sandbox/box/ports", "", "ports", []string{"port", "url", "access", "wake", "host", "websocket"}},
+		{"GET", "/sandbox/box/events", "", "events", []string{"type", "at", "seq"}},
+		{"POST", "/sandbox/box/stop", "", "", sandboxFields},
+		{"GET", "/node", "", "", []string{"version", "limits_enforced", "sandboxes", "leases", "waiters"}},
+	} {
+		got := s.do(tc.method, strings.Replace(tc.path, "PID", fmt.Sprint(int(pid)), 1), tc.body)
+		var fields map[string]any
+		if err := json.Unmarshal(got.body, &fields); err != nil || got.status >= 300 {
+			t.Fatalf("%s %s: status %d: %s", tc.method, tc.path, got.status, got.body)
+		}
+		if number, ok := fields["pid"].(float64); ok {
+			pid = number
+		}
+		if strings.HasSuffix(tc.path, "/process") { // what it writes before it is ended is in the logs below
+			logs := s.open("GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=true", int(pid)), nil)
+			logs.expect("stdout")
+			logs.close()
+		}
+		if tc.list != "" {
+			entries, ok := fields[tc.list].([]any)
+			if !ok || len(entries) == 0 {
+				t.Errorf("%s %s has no %s: %s", tc.method, tc.path, tc.list, got.body)
+				continue
+			}
+			fields = entries[0].(map[string]any)
+		}
+		for _, field := range tc.fields {
+			if _, ok := fields[field]; !ok {
+				t.Errorf("%s %s has no field %s: %s", tc.method, tc.path, field, got.body)
+			}
+		}
+	}
+}

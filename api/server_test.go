@@ -1,0 +1,305 @@
+package api
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds whatever a test waits for. Only a failure takes so long.
+const patience = 20 * time.Second
+
+// server is an API over a real Manager, with a client.
+type server struct {
+	t    testing.TB
+	node *sandboxtest.Node
+	api  *API
+	http *httptest.Server
+}
+
+func newServer(t testing.TB, limits Limits) *server {
+	t.Helper()
+	s := newUnstartedServer(t, limits)
+	s.http.Start()
+	return s
+}
+
+// newServerHTTP2 is newServer as most clients see it.
+func newServerHTTP2(t testing.TB) *server {
+	t.Helper()
+	s := newUnstartedServer(t, Limits{})
+	s.http.EnableHTTP2 = true
+	s.http.StartTLS()
+	return s
+}
+
+func newUnstartedServer(t testing.TB, limits Limits) *server {
+	t.Helper()
+	s := &server{t: t, node: sandboxtest.Open(t, nil)}
+	s.api = newAPI(t, Config{Sandboxes: s.node.Manager, Limits: limits})
+	s.http = httptest.NewUnstartedServer(s.api)
+	t.Cleanup(s.http.Close)
+	return s
+}
+
+// answer is a response that was read to its end.
+type answer struct {
+	status int
+	header http.Header
+	body   []byte
+}
+
+// request makes a request with the token; body may be nil, a string, a reader
+// or something to send as JSON.
+func (s *server) request(ctx context.Context, method, path string, body any, headers ...string) *http.Request {
+	s.t.Helper()
+	var r io.Reader
+	kind := "application/json"
+	switch body := body.(type) {
+	case nil:
+		kind = ""
+	case string:
+		r = strings.NewReader(body)
+	case io.Reader:
+		r, kind = body, "application/octet-stream"
+	default:
+		b, err := json.Marshal(body)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		r = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, s.http.URL+Prefix+path, r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+testToken)
+	if kind != "" {
+		req.Header.Set("Content-Type", kind)
+	}
+	for i := 0; i < len(headers); i += 2 {
+		if headers[i+1] == "" {
+			req.Header.Del(headers[i])
+			continue
+		}
+		req.Header.Set(headers[i], headers[i+1])
+	}
+	return req
+}
+
+func (s *server) do(method, path string, body any, headers ...string) answer {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return s.send(s.request(ctx, method, path, body, headers...))
+}
+
+func (s *server) send(req *http.Request) answer {
+	s.t.Helper()
+	resp, err := s.http.Client().Do(req)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
+	}
+	return answer{resp.StatusCode, resp.Header, b}
+}
+
+// must expects a status and decodes the answer.
+func must[T any](s *server, want int, method, path string, body any, headers ...string) T {
+	s.t.Helper()
+	got := s.do(method, path, body, headers...)
+	if got.status != want {
+		s.t.Fatalf("%s %s: status %d, not %d: %s", method, path, got.status, want, got.body)
+	}
+	var v T
+	if len(got.body) > 0 {
+		if err := json.Unmarshal(got.body, &v); err != nil {
+			s.t.Fatalf("%s %s: %v in %s", method, path, err, got.body)
+		}
+	}
+	return v
+}
+
+// refused expects a problem document with that code.
+func (s *server) refused(code Code, method, path string, body any, headers ...string) Problem {
+	s.t.Helper()
+	return s.checkProblem(code, fmt.Sprintf("%s %.100s", method, path), s.do(method, path, body, headers...))
+}
+
+func (s *server) checkProblem(code Code, what string, got answer) Problem {
+	s.t.Helper()
+	var p Problem
+	if err := json.Unmarshal(got.body, &p); err != nil || got.header.Get("Content-Type") != problemType {
+		s.t.Fatalf("%s: status %d, type %q, no problem document: %.300s", what, got.status, got.header.Get("Content-Type"), got.body)
+	}
+	if p.Code != code || p.Status != got.status || p.Title == "" || p.Detail == "" || p.Type != problemBase+string(p.Code) {
+		s.t.Fatalf("%s: status %d, not a whole problem with code %s: %.500s", what, got.status, code, got.body)
+	}
+	if want := meanings[code].status; got.status != want {
+		s.t.Fatalf("%s: status %d of %s, not %d", what, got.status, code, want)
+	}
+	return p
+}
+
+// create makes a sandbox and returns its id.
+func (s *server) create(name string) string {
+	s.t.Helper()
+	return string(must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": name}).ID)
+}
+
+func (s *server) state(id string) sandbox.State {
+	s.t.Helper()
+	sb, ok := s.node.Manager.ByID(sandbox.ID(id))
+	if !ok {
+		s.t.Fatalf("sandbox %s is gone", id)
+	}
+	return sb.State
+}
+
+func (s *server) sleep(id string) {
+	s.t.Helper()
+	s.eventually("the sandbox sleeps", func() bool {
+		return s.do("POST", "/sandbox/"+id+"/sleep", nil).status == http.StatusOK
+	})
+}
+
+// eventually polls until ok holds.
+func (s *server) eventually(what string, ok func() bool) {
+	s.t.Helper()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(patience); !ok(); <-tick.C {
+		if time.Now().After(end) {
+			s.t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+// events is an open stream of server-sent events.
+type events struct {
+	t      testing.TB
+	resp   *http.Response
+	lines  *bufio.Reader
+	cancel context.CancelFunc
+}
+
+// sse is one event; comment lines are events named ":".
+type sse struct {
+	id, name, data string
+}
+
+func (s *server) open(method, path string, body any, headers ...string) *events {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	resp, err := s.http.Client().Do(s.request(ctx, method, path, body, headers...))
+	if err != nil {
+		cancel()
+		s.t.Fatal(err)
+	}
+	e := &events{t: s.t, resp: resp, lines: bufio.NewReader(resp.Body), cancel: cancel}
+	s.t.Cleanup(e.close)
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != eventStreamType {
+		b, _ := io.ReadAll(resp.Body)
+		s.t.Fatalf("%s: status %d, type %q: %s", path, resp.StatusCode, resp.Header.Get("Content-Type"), b)
+	}
+	return e
+}
+
+func (e *events) close() {
+	e.cancel()
+	e.resp.Body.Close()
+}
+
+// next returns the next event, or false at the end of the stream.
+func (e *events) next() (sse, bool) {
+	e.t.Helper()
+	var ev sse
+	for {
+		line, err := e.lines.ReadString('\n')
+		if err == io.EOF && line == "" && ev == (sse{}) {
+			return sse{}, false
+		}
+		if err != nil {
+			e.t.Fatalf("stream broke: %v", err)
+		}
+		line = strings.TrimSuffix(line, "\n")
+		key, value, _ := strings.Cut(line, ": ")
+		switch {
+		case line == "" && ev != (sse{}):
+			return ev, true
+		case line == ":":
+			ev.name = ":"
+		case key == "id":
+			ev.id = value
+		case key == "event":
+			ev.name = value
+		case key == "data":
+			ev.data = value
+		case line != "":
+			e.t.Fatalf("no line of an event stream: %q", line)
+		}
+	}
+}
+
+// expect skips comments and expects an event of that name.
+func (e *events) expect(name string) sse {
+	e.t.Helper()
+	for {
+		ev, ok := e.next()
+		if !ok {
+			e.t.Fatalf("stream ended before %s", name)
+		}
+		if ev.name == ":" {
+			continue
+		}
+		if ev.name != name {
+			e.t.Fatalf("event %s %s, not %s", ev.name, ev.data, name)
+		}
+		return ev
+	}
+}
+
+func (e *events) expectEnd() {
+	e.t.Helper()
+	for {
+		ev, ok := e.next()
+		if !ok {
+			return
+		}
+		if ev.name != ":" {
+			e.t.Fatalf("event %s %s after the end", ev.name, ev.data)
+		}
+	}
+}
+
+func parse[T any](t testing.TB, ev sse) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(ev.data), &v); err != nil {
+		t.Fatalf("%s: %v", ev.data, err)
+	}
+	return v
+}
+
+func sandboxID(id string) sandbox.ID { return sandbox.ID(id) }
+
+func itoa(n int) string { return fmt.Sprint(n) }

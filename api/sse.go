@@ -1,0 +1,130 @@
+package api
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+const eventStreamType = "text/event-stream"
+
+// wantsEvents says whether a request asks for server-sent events.
+func wantsEvents(r *http.Request) bool {
+	for _, accept := range r.Header.Values("Accept") {
+		for part := range strings.SplitSeq(accept, ",") {
+			kind, _, _ := strings.Cut(part, ";")
+			if strings.EqualFold(strings.TrimSpace(kind), eventStreamType) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// eventStream sends server-sent events. Its ctx ends when the client has gone,
+// when a write fails and when the stream is closed; whoever waits for the next
+// thing to send waits for ctx too.
+type eventStream struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu      sync.Mutex // guards the writer
+	w       http.ResponseWriter
+	control *http.ResponseController
+	buf     bytes.Buffer
+
+	beat   *time.Timer
+	every  time.Duration
+	beaten sync.WaitGroup // the heartbeat's goroutine
+}
+
+// openStream writes the header. The caller closes the stream.
+func (a *API) openStream(w http.ResponseWriter, r *http.Request) *eventStream {
+	h := w.Header()
+	h.Set("Content-Type", eventStreamType)
+	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
+	w.WriteHeader(http.StatusOK)
+	s := &eventStream{w: w, control: http.NewResponseController(w), every: a.limits.Heartbeat}
+	s.ctx, s.cancel = context.WithCancel(r.Context())
+	s.flush()
+	s.beat = time.NewTimer(s.every)
+	s.beaten.Go(s.heartbeat)
+	return s
+}
+
+// heartbeat keeps a silent stream open, and finds out that its client has gone
+// where the server does not. It ends with ctx.
+func (s *eventStream) heartbeat() {
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-s.beat.C:
+			s.mu.Lock()
+			s.buf.Reset()
+			s.buf.WriteString(":\n\n")
+			s.write()
+			s.mu.Unlock()
+		}
+	}
+}
+
+// send sends one event at once. id may be empty. A failure ends ctx.
+func (s *eventStream) send(event, id string, data any) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buf.Reset()
+	if id != "" {
+		s.buf.WriteString("id: " + id + "\n")
+	}
+	s.buf.WriteString("event: " + event + "\ndata: ")
+	// JSON has no raw newline, so the data is one line.
+	enc := json.NewEncoder(&s.buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(data); err != nil {
+		s.cancel()
+		return err
+	}
+	s.buf.WriteByte('\n')
+	return s.write()
+}
+
+// write sends the buffer. The caller holds the lock.
+func (s *eventStream) write() error {
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	if _, err := s.w.Write(s.buf.Bytes()); err != nil {
+		s.cancel()
+		return err
+	}
+	return s.flush()
+}
+
+func (s *eventStream) flush() error {
+	if err := s.control.Flush(); err != nil {
+		s.cancel()
+		return err
+	}
+	if s.beat != nil {
+		s.beat.Reset(s.every)
+	}
+	return nil
+}
+
+// fail tells the client why the stream ends before its end.
+func (s *eventStream) fail(p *Problem) { s.send("error", "", p) }
+
+// close ends the stream and waits for its heartbeat.
+func (s *eventStream) close() {
+	s.cancel()
+	s.beaten.Wait()
+	s.beat.Stop()
+}
+
+func formatID(n uint64) string { return strconv.FormatUint(n, 10) }

@@ -1,0 +1,105 @@
+package api
+
+import (
+	"encoding/base64"
+	"strings"
+	"unicode/utf8"
+)
+
+// encodingBase64 marks data that is not UTF-8.
+const encodingBase64 = "base64"
+
+// encode returns bytes as text: as they are when they are UTF-8, else in base64,
+// which encoding then says.
+func encode(b []byte) (text, encoding string) {
+	if utf8.Valid(b) {
+		return string(b), ""
+	}
+	return base64.StdEncoding.EncodeToString(b), encodingBase64
+}
+
+// decode is the inverse of encode.
+func decode(text, encoding, location string) ([]byte, error) {
+	if encoding != encodingBase64 {
+		return []byte(text), nil
+	}
+	b, err := base64.StdEncoding.DecodeString(text)
+	if err != nil {
+		return nil, invalid(location, "it is no base64: "+err.Error(), "write it in standard base64 with padding (RFC 4648 section 4)")
+	}
+	return b, nil
+}
+
+// runeJoiner passes on chunks of a byte stream so that no UTF-8 sequence is
+// split between two of them. What may be the start of one waits for the next.
+type runeJoiner struct {
+	kept [utf8.UTFMax - 1]byte
+	n    int
+}
+
+// join returns what can be passed on; it is valid until the next call and may
+// be empty.
+func (j *runeJoiner) join(chunk []byte) []byte {
+	if j.n > 0 {
+		chunk = append(j.kept[:j.n:j.n], chunk...)
+		j.n = 0
+	}
+	tail := incompleteTail(chunk)
+	j.n = copy(j.kept[:], chunk[len(chunk)-tail:])
+	return chunk[:len(chunk)-tail]
+}
+
+// rest returns what waited for a next chunk that does not come.
+func (j *runeJoiner) rest() []byte {
+	rest := j.kept[:j.n]
+	j.n = 0
+	return rest
+}
+
+// incompleteTail is how many bytes at the end of b may be the start of a rune.
+func incompleteTail(b []byte) int {
+	for n := 1; n < utf8.UTFMax && n <= len(b); n++ {
+		c := b[len(b)-n]
+		if !utf8.RuneStart(c) {
+			continue
+		}
+		if c >= utf8.RuneSelf && !utf8.FullRune(b[len(b)-n:]) {
+			return n
+		}
+		return 0
+	}
+	return 0
+}
+
+// capture keeps the first bytes of a stream and forgets the others.
+type capture struct {
+	bytes     []byte
+	most      int
+	truncated bool
+}
+
+func (c *capture) add(b []byte) {
+	room := c.most - len(c.bytes)
+	if len(b) > room {
+		b, c.truncated = b[:room], true
+	}
+	c.bytes = append(c.bytes, b...)
+}
+
+// text is what was kept. Where the limit cut a rune in two, its half is dropped
+// rather than all of the text turned into base64.
+func (c *capture) text() (text, encoding string) {
+	b := c.bytes
+	if c.truncated {
+		b = b[:len(b)-incompleteTail(b)]
+	}
+	return encode(b)
+}
+
+// validText makes text of what a stranger says, at most `most` bytes long.
+func validText(s string, most int) string {
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strings.ToValidUTF8(s, "�")
+}

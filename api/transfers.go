@@ -1,0 +1,262 @@
+package api
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"mime"
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+const octetStream = "application/octet-stream"
+
+type writeFileInput struct {
+	SandboxPath
+	Exchange
+	Path string `query:"path" maxLength:"4096" doc:"Absolute path in the sandbox; needed unless the body is the JSON form"`
+	FileMode
+}
+
+// WriteFileBody is the JSON form of a small file, for clients that cannot send
+// raw bytes.
+type WriteFileBody struct {
+	Path     string `json:"path" maxLength:"4096" doc:"Absolute"`
+	Content  string `json:"content"`
+	Encoding string `json:"encoding,omitempty" enum:"utf-8,base64" default:"utf-8" doc:"Of content"`
+	Mode     string `json:"mode,omitempty" pattern:"^0?([1-7][0-7]{2}|0[1-7][0-7]|00[1-7])$" patternDescription:"octal permissions such as 0644" doc:"An existing file keeps its own when missing; a new one gets 0644"`
+}
+
+type readFileInput struct {
+	SandboxPath
+	Exchange
+	FilePath
+	Range       string `header:"Range" maxLength:"512" doc:"One or more ranges of bytes, as in HTTP"`
+	IfNoneMatch string `header:"If-None-Match" maxLength:"512" doc:"304 when the file's ETag is this one"`
+}
+
+func (a *API) registerTransfers() {
+	register(a, route{
+		method: http.MethodPut, path: "/sandbox/{id}/files/write", id: "write-file", tag: "files",
+		summary: "Write a file",
+		description: "Wakes the sandbox. With `path` in the query the body is the file, of any size, whatever its type; without it the " +
+			"body is the JSON form, of at most 4 MiB. The file is replaced as a whole: an upload that breaks off changes nothing. " +
+			"Missing directories are made.",
+		codes:   onSandbox(wakeCodes, fileCodes, bodyCodes),
+		answers: map[int]*huma.Response{http.StatusOK: answerJSON[guest.FileInfo](a, "The file as written")},
+	}, a.writeFile)
+	// huma would read a body that it knows of into memory, so it is told later.
+	body := rawContent(octetStream)
+	body["application/json"] = &huma.MediaType{Schema: a.writeFileSchema()}
+	a.documented("/sandbox/{id}/files/write").Put.RequestBody = &huma.RequestBody{Required: true, Content: body}
+
+	content := answerBytes("The file", octetStream)
+	partial := answerBytes("The ranges that were asked for", octetStream)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/files/read", id: "read-file", tag: "files",
+		summary: "Read a file",
+		description: "Wakes the sandbox. The Content-Type follows the file's name. Has an ETag and understands Range and If-None-Match. " +
+			"An answer that breaks off is ended by closing the connection, never as if it were whole.",
+		codes: onSandbox(wakeCodes, fileCodes, []Code{CodeRangeNotSatisfiable}),
+		answers: map[int]*huma.Response{
+			http.StatusOK:             content,
+			http.StatusPartialContent: partial,
+			http.StatusNotModified:    {Description: "The file still has the ETag of If-None-Match"},
+		},
+	}, a.readFile)
+}
+
+// documented returns a route's place in the OpenAPI document.
+func (a *API) documented(path string) *huma.PathItem { return a.huma.OpenAPI().Paths[path] }
+
+func (a *API) writeFile(ctx context.Context, in *writeFileInput) (*huma.StreamResponse, error) {
+	if in.Path == "" {
+		return a.writeFileJSON(ctx, in)
+	}
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	body := newTimedBody(in.w, in.r.Body, a.limits.Stall)
+	defer body.end()
+	return a.storeFile(ctx, in, in.Path, parseMode(in.Mode), body)
+}
+
+func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.StreamResponse, error) {
+	if !isJSON(in.r.Header.Get("Content-Type")) {
+		return nil, invalid("query.path", "it is missing", "send path=/absolute/path with the file as the body, or application/json with path and content in it")
+	}
+	raw, err := a.jsonBody(in.w, in.r, maxFileJSON)
+	if err != nil {
+		return nil, err
+	}
+	var body WriteFileBody
+	if err := a.parseJSON(a.writeFileSchema(), raw, &body); err != nil {
+		return nil, err
+	}
+	if err := checkPath("body.path", body.Path); err != nil {
+		return nil, err
+	}
+	content, err := decode(body.Content, body.Encoding, "body.content")
+	if err != nil {
+		return nil, err
+	}
+	mode := body.Mode
+	if mode == "" {
+		mode = in.Mode
+	}
+	return a.storeFile(ctx, in, body.Path, parseMode(mode), strings.NewReader(string(content)))
+}
+
+func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, mode fs.FileMode, body io.Reader) (*huma.StreamResponse, error) {
+	out, err := a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+		info, err := g.WriteFile(ctx, path, mode, body)
+		return info, uploadError(body, err)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, out.Body) }}, nil
+}
+
+// uploadError says of a failed upload whether its sender failed.
+func uploadError(body io.Reader, err error) error {
+	if err == nil {
+		return nil
+	}
+	if timed, ok := body.(*timedBody); ok && timed.failure() != nil {
+		return bodyProblem(timed.failure())
+	}
+	return err
+}
+
+func (a *API) readFile(ctx context.Context, in *readFileInput) (*huma.StreamResponse, error) {
+	if err := checkPath("query.path", in.Path); err != nil {
+		return nil, err
+	}
+	ranges := in.Range
+	if in.r.Header.Get("If-Range") != "" {
+		ranges = "" // the whole file is always a right answer (RFC 9110, 14.2)
+	}
+	return a.download(ctx, in.SandboxPath, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
+		content, err := g.ReadFile(ctx, in.Path, ranges)
+		if err != nil {
+			return nil, nil, err
+		}
+		if content.Status == http.StatusRequestedRangeNotSatisfiable {
+			content.Body.Close()
+			return nil, nil, problemf(CodeRangeNotSatisfiable, "%s lies outside the file; its size is in Content-Range", clip(ranges)).
+				setHeader("Content-Range", clip(content.ContentRange))
+		}
+		return content.Body, func(h http.Header) int { return fileHeader(h, in, content) }, nil
+	})
+}
+
+// fileHeader describes the content of a file to the client. The file's owner is
+// not trusted: nothing that he serves may run as a page of the API's origin.
+func fileHeader(h http.Header, in *readFileInput, content *guest.FileContent) (status int) {
+	h.Set("Content-Type", contentType(in.Path, content))
+	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
+	h.Set("Cache-Control", "no-cache")
+	h.Set("Accept-Ranges", "bytes")
+	if !content.ModifiedAt.IsZero() {
+		h.Set("Last-Modified", content.ModifiedAt.UTC().Format(http.TimeFormat))
+	}
+	if isETag(content.ETag) {
+		h.Set("ETag", content.ETag)
+		if matchesETag(in.IfNoneMatch, content.ETag) {
+			return http.StatusNotModified
+		}
+	}
+	if content.Size >= 0 {
+		h.Set("Content-Length", strconv.FormatInt(content.Size, 10))
+	}
+	if content.Status == http.StatusPartialContent {
+		if content.ContentRange != "" {
+			h.Set("Content-Range", content.ContentRange)
+		}
+		return http.StatusPartialContent
+	}
+	return http.StatusOK
+}
+
+// contentType follows the file's name. Of what the guest says it believes one
+// thing only: that the answer has several ranges, whose boundary it chose.
+func contentType(name string, content *guest.FileContent) string {
+	if mediaType, _, err := mime.ParseMediaType(content.ContentType); err == nil && mediaType == "multipart/byteranges" {
+		return content.ContentType
+	}
+	if byName := mime.TypeByExtension(path.Ext(name)); byName != "" {
+		return byName
+	}
+	return octetStream
+}
+
+// isETag says whether a guest's word has the form of an entity tag.
+func isETag(s string) bool {
+	opaque := strings.TrimPrefix(s, "W/")
+	return len(s) <= 256 && len(opaque) >= 2 && opaque[0] == '"' && opaque[len(opaque)-1] == '"' &&
+		!strings.ContainsAny(opaque[1:len(opaque)-1], "\" \t\r\n")
+}
+
+// matchesETag compares as If-None-Match does (RFC 9110, 13.1.2), weakly.
+func matchesETag(header, etag string) bool {
+	if strings.TrimSpace(header) == "*" {
+		return true
+	}
+	for candidate := range strings.SplitSeq(header, ",") {
+		if strings.TrimPrefix(strings.TrimSpace(candidate), "W/") == strings.TrimPrefix(etag, "W/") {
+			return true
+		}
+	}
+	return false
+}
+
+// download wakes the sandbox, opens a source in it and answers with its bytes.
+// open returns the source and what sets the header and returns the status.
+func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open func(*guest.Client) (io.ReadCloser, func(http.Header) int, error)) (*huma.StreamResponse, error) {
+	sb, err := a.lookup(ctx, target.ID)
+	if err != nil {
+		return nil, err
+	}
+	leave, err := a.calls.enter(1)
+	if err != nil {
+		return nil, err
+	}
+	lease, err := a.sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)
+	if err != nil {
+		leave()
+		return nil, err
+	}
+	source, header, err := open(lease.Guest())
+	if err != nil {
+		lease.Release()
+		leave()
+		return nil, fromGuest(err)
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		defer leave()
+		defer lease.Release()
+		defer source.Close()
+		status := header(x.w.Header())
+		x.w.WriteHeader(status)
+		if status == http.StatusNotModified || x.r.Method == http.MethodHead {
+			return
+		}
+		if _, err := io.Copy(onlyWriter{x.w}, source); err != nil {
+			// The header has gone: only a broken connection still says that the
+			// rest is missing.
+			panic(http.ErrAbortHandler)
+		}
+	}}, nil
+}
+
+// onlyWriter hides the server's ReadFrom, whose one call would be one write for
+// the deadline.
+type onlyWriter struct{ io.Writer }

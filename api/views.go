@@ -1,0 +1,138 @@
+package api
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Duration is written in seconds, such as "60s", and read in any form that
+// time.ParseDuration knows, such as "1h30m".
+type Duration time.Duration
+
+// MarshalText writes seconds.
+func (d Duration) MarshalText() ([]byte, error) {
+	return []byte(strconv.FormatFloat(time.Duration(d).Seconds(), 'f', -1, 64) + "s"), nil
+}
+
+// UnmarshalText reads what time.ParseDuration does, but nothing negative.
+func (d *Duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	if err != nil || v < 0 {
+		return fmt.Errorf(`%q is no duration; write it like "60s", "5m" or "1h30m"`, clip(string(text)))
+	}
+	*d = Duration(v)
+	return nil
+}
+
+// Schema implements huma.SchemaProvider.
+func (Duration) Schema(huma.Registry) *huma.Schema {
+	most := 64
+	return &huma.Schema{
+		Type:               huma.TypeString,
+		Pattern:            `^(0|([0-9]+(\.[0-9]+)?(ms|s|m|h))+)$`,
+		PatternDescription: `a duration such as "60s", "5m" or "1h30m"`,
+		MaxLength:          &most,
+		Examples:           []any{"60s"},
+	}
+}
+
+// Sandbox is a sandbox as the API shows it.
+type Sandbox struct {
+	ID           sandbox.ID        `json:"id" doc:"12 characters, never changes"`
+	Name         string            `json:"name" doc:"Unique per owner; also the sandbox's host name"`
+	Owner        string            `json:"owner"`
+	Image        string            `json:"image" doc:"As asked for"`
+	ImageRef     string            `json:"image_ref" doc:"What the image's name stands for"`
+	Size         string            `json:"size"`
+	State        sandbox.State     `json:"state" enum:"starting,running,asleep,stopped,archived,destroyed"`
+	StateSince   time.Time         `json:"state_since"`
+	StateReason  string            `json:"state_reason,omitempty" doc:"Why it is in that state"`
+	Env          map[string]string `json:"env,omitempty" doc:"Its environment; not in lists"`
+	Labels       map[string]string `json:"labels"`
+	SleepAfter   Duration          `json:"sleep_after" doc:"Idle for so long, it sleeps; 0s means never by itself"`
+	StopAfter    Duration          `json:"stop_after" doc:"Asleep for so long, it is stopped; 0s means never by itself"`
+	CreatedAt    time.Time         `json:"created_at"`
+	LastActiveAt time.Time         `json:"last_active_at" doc:"When somebody last used it"`
+	HoldUntil    time.Time         `json:"hold_until,omitzero" doc:"It does not sleep by itself before"`
+	Ports        []Port            `json:"ports" nullable:"false"`
+	Processes    []guest.Process   `json:"processes,omitempty" nullable:"false" doc:"As last known; not in lists"`
+
+	Condition      string    `json:"condition,omitempty" doc:"What is wrong with it, such as why its last wake failed; missing when nothing is"`
+	ConditionSince time.Time `json:"condition_since,omitzero"`
+}
+
+// Port is an exposed port as the API shows it. Its token is in the URL.
+type Port struct {
+	Port      uint16                `json:"port"`
+	URL       string                `json:"url"`
+	Access    sandbox.Access        `json:"access" enum:"token,public"`
+	Wake      sandbox.WakeMode      `json:"wake" enum:"hold,refuse"`
+	Host      sandbox.HostMode      `json:"host" enum:"rewrite,preserve"`
+	WebSocket sandbox.WebSocketMode `json:"websocket" enum:"release,hold"`
+	CreatedAt time.Time             `json:"created_at"`
+}
+
+// sandboxView shows a sandbox whole, to whoever asked for this one.
+func (a *API) sandboxView(sb sandbox.Sandbox) Sandbox {
+	v := a.sandboxSummary(sb)
+	v.Env = sb.Env
+	v.Processes = sb.Processes
+	return v
+}
+
+// sandboxSummary is an entry of a list. It has no environment: values there are
+// often secrets, and lists are what ends up in logs, dashboards and screen
+// shares. Whoever may see a single sandbox may run `env` in it anyway.
+func (a *API) sandboxSummary(sb sandbox.Sandbox) Sandbox {
+	labels := sb.Labels
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	return Sandbox{
+		ID:           sb.ID,
+		Name:         sb.Name,
+		Owner:        sb.Owner,
+		Image:        sb.Image,
+		ImageRef:     sb.ImageRef,
+		Size:         sb.Size,
+		State:        sb.State,
+		StateSince:   sb.StateSince,
+		StateReason:  sb.StateReason,
+		Labels:       labels,
+		SleepAfter:   Duration(sb.SleepAfter),
+		StopAfter:    Duration(sb.StopAfter),
+		CreatedAt:    sb.CreatedAt,
+		LastActiveAt: sb.LastActiveAt,
+		HoldUntil:    sb.HoldUntil,
+		Ports:        a.portViews(sb),
+
+		Condition:      sb.Condition,
+		ConditionSince: sb.ConditionSince,
+	}
+}
+
+func (a *API) portViews(sb sandbox.Sandbox) []Port {
+	views := make([]Port, len(sb.Ports))
+	for i, p := range sb.Ports {
+		views[i] = a.portView(sb, p)
+	}
+	return views
+}
+
+func (a *API) portView(sb sandbox.Sandbox, p sandbox.Port) Port {
+	return Port{
+		Port:      p.Port,
+		URL:       a.previewURL(sb, p),
+		Access:    p.Access,
+		Wake:      p.Wake,
+		Host:      p.Host,
+		WebSocket: p.WebSocket,
+		CreatedAt: p.CreatedAt,
+	}
+}
