@@ -1,0 +1,165 @@
+package caddymodule
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	_ "github.com/caddyserver/caddy/v2/modules/standard"
+)
+
+var update = flag.Bool("update", false, "write what the Caddyfiles in testdata adapt to")
+
+const dashes = "\n----------\n"
+
+// TestAdapt: a Caddyfile, a line of dashes, and the JSON it adapts to or the
+// error it gives.
+func TestAdapt(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.caddyfiletest")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".caddyfiletest"), func(t *testing.T) {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			config, want, ok := strings.Cut(string(content), dashes)
+			if !ok && !*update {
+				t.Fatal("no line of dashes")
+			}
+			got := adapt(t, config)
+			if *update {
+				if err := os.WriteFile(file, []byte(config+dashes+got+"\n"), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if strings.TrimSpace(want) != got {
+				t.Errorf("adapts to\n%s", got)
+			}
+		})
+	}
+}
+
+// documented are the options in the tables of docs/caddyfile.md, by the heading
+// above them, and those of a size.
+func documented(t *testing.T) map[string][]string {
+	t.Helper()
+	content, err := os.ReadFile("../docs/caddyfile.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	options := map[string][]string{"size": {"cpus", "memory", "pids"}}
+	sections := map[string]string{"## The global option `doze`": "doze", "## `doze_preview`": "doze_preview"}
+	section := ""
+	for line := range strings.Lines(string(content)) {
+		if strings.HasPrefix(line, "## ") {
+			section = sections[strings.TrimSpace(line)]
+		}
+		if cell, ok := strings.CutPrefix(line, "| `"); ok && section != "" {
+			if name := regexp.MustCompile("^[a-z_]+").FindString(cell); name != "" {
+				options[section] = append(options[section], name)
+			}
+		}
+	}
+	if len(options["doze"]) < 20 || len(options["doze_preview"]) < 5 {
+		t.Fatalf("the tables of docs/caddyfile.md are not read: %v", options)
+	}
+	return options
+}
+
+// Every documented option is in a Caddyfile that adapts, and in one that is
+// refused with the file and the line of that option.
+func TestEveryDocumentedOptionHasAGoldenCaddyfile(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.caddyfiletest")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var adapts strings.Builder
+	for _, file := range files {
+		if !strings.HasPrefix(filepath.Base(file), "error_") {
+			config, _ := golden(t, file)
+			adapts.WriteString(config)
+		}
+	}
+	prefixes := map[string]string{"doze": "error_global_", "doze_preview": "error_preview_", "size": "error_size_"}
+	for section, names := range documented(t) {
+		for _, name := range names {
+			line := regexp.MustCompile(`(?m)^\t+` + name + `( |$)`)
+			if !line.MatchString(adapts.String()) {
+				t.Errorf("no Caddyfile in testdata that adapts has the option %s", name)
+			}
+			// The wrong option stands last.
+			config, want := golden(t, "testdata/"+prefixes[section]+name+".caddyfiletest")
+			at := line.FindAllStringIndex(config, -1)
+			if at == nil {
+				t.Fatalf("the Caddyfile with a wrong %s has none:\n%s", name, config)
+			}
+			number := 1 + strings.Count(config[:at[len(at)-1][0]], "\n")
+			if !strings.HasPrefix(want, "error: ") || !strings.HasSuffix(want, fmt.Sprintf(", at Caddyfile:%d", number)) {
+				t.Errorf("a wrong %s in line %d is answered with %q", name, number, want)
+			}
+		}
+	}
+}
+
+// golden splits a file into a Caddyfile and what it adapts to.
+func golden(t *testing.T, file string) (config, want string) {
+	t.Helper()
+	content, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, want, _ = strings.Cut(string(content), dashes)
+	return config, strings.TrimSpace(want)
+}
+
+func adapt(t *testing.T, config string) string {
+	t.Helper()
+	adapter := caddyconfig.GetAdapter("caddyfile")
+	out, warnings, err := adapter.Adapt([]byte(config), map[string]any{"filename": "Caddyfile"})
+	if err != nil {
+		return "error: " + err.Error()
+	}
+	for _, w := range warnings {
+		t.Errorf("warning: %s", w)
+	}
+	var pretty bytes.Buffer
+	if err := json.Indent(&pretty, out, "", "\t"); err != nil {
+		t.Fatal(err)
+	}
+	return pretty.String()
+}
+
+// The Caddyfiles that we ship adapt, are formatted, and are not the same host
+// for the API and for previews.
+func TestShippedCaddyfiles(t *testing.T) {
+	t.Setenv("DOZE_HOME", "/srv/doze")
+	for _, file := range []string{"../Caddyfile", "../packaging/Caddyfile.production"} {
+		t.Run(filepath.Base(file), func(t *testing.T) {
+			content, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if formatted := caddyfile.Format(content); !bytes.Equal(formatted, content) {
+				t.Errorf("not formatted; it should be\n%s", formatted)
+			}
+			got := adapt(t, string(content))
+			for _, part := range []string{`"handler": "doze_api"`, `"handler": "doze_preview"`, `"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`} {
+				if !strings.Contains(got, part) {
+					t.Errorf("lacks %s in\n%s", part, got)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,92 @@
+package caddymodule
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestTheAPINeedsTheNodesToken(t *testing.T) {
+	s := newSite(t)
+	if res := s.api("GET", "/api/v1/node", ""); res.StatusCode != 200 {
+		t.Errorf("with it: status %d", res.StatusCode)
+	}
+	if res := s.fetch(s.client(true), "https://"+apiHost+":"+strconv.Itoa(s.port)+"/api/v1/node"); res.StatusCode != 401 {
+		t.Errorf("without: status %d", res.StatusCode)
+	}
+}
+
+func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
+	for name, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"api": func(w http.ResponseWriter, r *http.Request) error {
+			return (&API{app: new(App)}).ServeHTTP(w, r, nothing)
+		},
+		"preview": func(w http.ResponseWriter, r *http.Request) error {
+			return (&Preview{app: new(App)}).ServeHTTP(w, r, nothing)
+		},
+	} {
+		w := httptest.NewRecorder()
+		if err := serve(w, httptest.NewRequestWithContext(t.Context(), "GET", "https://"+apiHost+"/", nil)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		var problem struct {
+			Status int
+			Code   string
+		}
+		if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Code != 503 || problem.Status != 503 || problem.Code != "node_closing" || w.Header().Get("Retry-After") == "" {
+			t.Errorf("%s: %d %s, %v", name, w.Code, w.Body, err)
+		}
+	}
+}
+
+func TestMetricsGoOnThroughAReload(t *testing.T) {
+	s := newSite(t)
+	port := freePort(t)
+	metrics := "http://127.0.0.1:" + strconv.Itoa(port)
+	site := metrics + " {\n\tmetrics\n}"
+	s.mustLoad("", site)
+	sb, address := s.sandbox(hello, sandbox.Port{})
+	if _, err := s.Manager.Sleep(t.Context(), sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	s.fetch(s.client(true), address)
+	s.mustLoad("", site)
+	got := text(t, s.fetch(http.DefaultClient, metrics))
+	for _, want := range []string{`doze_sandboxes{state="running"} 1`, `doze_wakes_total{cause="preview",kind="warm"} 1`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("lacks %s in\n%s", want, grep(got, "doze_"))
+		}
+	}
+}
+
+func grep(text, part string) string {
+	var lines []string
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, part) {
+			lines = append(lines, line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+func TestTheNodeLogsToTheNewestConfiguration(t *testing.T) {
+	var first, second strings.Builder
+	target := newLogTarget(slog.NewTextHandler(&first, nil))
+	log := slog.New(target.handler()).With("sandbox", "a").WithGroup("g").With("b", 1)
+	log.Info("one")
+	target.set(slog.NewTextHandler(&second, nil))
+	log.InfoContext(context.Background(), "two")
+	if !strings.Contains(first.String(), "msg=one sandbox=a g.b=1") || strings.Contains(first.String(), "two") {
+		t.Errorf("first: %s", first.String())
+	}
+	if !strings.Contains(second.String(), "msg=two sandbox=a g.b=1") {
+		t.Errorf("second: %s", second.String())
+	}
+}

@@ -1,0 +1,68 @@
+package caddymodule
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	caddy.RegisterModule(API{})
+}
+
+// API serves the node's HTTP API under /api/v1. It never answers on a host of
+// previews, whatever the routes say: code from a sandbox must not share an
+// origin with the API. Nor does it answer over a TLS connection that was made
+// for the name of a preview.
+type API struct {
+	app *App
+}
+
+// CaddyModule returns the Caddy module information.
+func (API) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.doze_api",
+		New: func() caddy.Module { return new(API) },
+	}
+}
+
+// Provision finds the doze app.
+func (h *API) Provision(ctx caddy.Context) (err error) {
+	h.app, err = dozeApp(ctx)
+	return err
+}
+
+func dozeApp(ctx caddy.Context) (*App, error) {
+	app, err := ctx.App("doze")
+	if err != nil {
+		return nil, err
+	}
+	return app.(*App), nil
+}
+
+// ServeHTTP answers with a result or a problem document.
+func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	if h.app.isPreview(r.Host) {
+		return next.ServeHTTP(w, r)
+	}
+	if r.TLS != nil && h.app.isPreview(r.TLS.ServerName) {
+		return refuseMisdirected(w)
+	}
+	node, err := h.app.node()
+	if err != nil {
+		return refuseEarly(w)
+	}
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(node.requests, cancel)()
+	node.api.ServeHTTP(w, r.WithContext(ctx))
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*API)(nil)
+	_ caddyhttp.MiddlewareHandler = (*API)(nil)
+)

@@ -1,0 +1,378 @@
+// Package caddymodule puts doze into Caddy: the app that owns the node, the
+// handlers of the API and of previews, and the permission for certificates. It
+// registers, parses, provisions, validates and cleans up; what the parts do is
+// in packages api, wakeproxy and runtime.
+package caddymodule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyevents"
+
+	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/wakeproxy"
+)
+
+func init() {
+	caddy.RegisterModule(new(App))
+}
+
+// App owns the node: its store, its container engine and its sandboxes. The
+// node outlives changes of the configuration: a reload touches no sandbox.
+type App struct {
+	// The folder with all that the node keeps. One node at a time uses it.
+	// Default: the environment variable DOZE_HOME.
+	Data string `json:"data,omitempty"`
+	// The file with the API token; it is made if it is missing. Default: the
+	// file `token` in the data folder.
+	TokenFile string `json:"token_file,omitempty"`
+	// The socket of a Podman API service. Default: the user's own; if none
+	// answers there, the node starts and supervises one.
+	PodmanSocket string `json:"podman_socket,omitempty"`
+	// The path of the program doze-guest, which becomes the first process of
+	// every sandbox. Default: beside the running program.
+	Guest string `json:"guest,omitempty"`
+	// The path of the program doze-netns. Default: beside the running program.
+	NetnsHelper string `json:"netns_helper,omitempty"`
+	// The cgroup v2 subtree that belongs to the node's user, such as
+	// /sys/fs/cgroup/doze. Default: the environment variable DOZE_CGROUP.
+	// Without one, sandboxes sleep and wake slowly and have no limits.
+	Cgroup string `json:"cgroup,omitempty"`
+
+	// Short names of images that sandboxes may use, and what they stand for.
+	// Default: `base` for `localhost/doze/base:latest`.
+	Images map[string]string `json:"images,omitempty"`
+	// Patterns of other images that sandboxes may use, such as
+	// `docker.io/library/*`; a last part `**` also matches slashes. Default: none.
+	AllowImages []string `json:"allow_images,omitempty"`
+	// The image of a sandbox that names none. Default: `base`.
+	DefaultImage string `json:"default_image,omitempty"`
+	// The sizes a sandbox can have. Default: `lite` (0.25 CPUs, 256 MiB, 128
+	// processes), `basic` (1, 1 GiB, 512) and `standard` (2, 4 GiB, 1024).
+	// Naming one of them here changes what is given and keeps the rest.
+	Sizes map[string]*Size `json:"sizes,omitempty"`
+	// The size of a sandbox that names none. Default: `basic`.
+	DefaultSize string `json:"default_size,omitempty"`
+
+	// How long a sandbox is idle before it falls asleep, unless it was created
+	// with another time; 0 means never by itself. Default: 60s.
+	SleepAfter *caddy.Duration `json:"sleep_after,omitempty"`
+	// How long a sandbox is asleep before it is stopped, which frees its
+	// memory; 0 means never by itself. Default: 24h.
+	StopAfter *caddy.Duration `json:"stop_after,omitempty"`
+	// The share of one CPU core above which a sandbox counts as used although
+	// nobody talks to it. Default: 0.05.
+	IdleCPU *float64 `json:"idle_cpu,omitempty"`
+	// How long one wake may take before it has failed. Default: 1m.
+	WakeTimeout caddy.Duration `json:"wake_timeout,omitempty"`
+	// How long one creation may take, the pull of its image included.
+	// Default: 15m.
+	CreateTimeout caddy.Duration `json:"create_timeout,omitempty"`
+	// How long processes have between SIGTERM and SIGKILL when their sandbox
+	// stops. Default: 10s.
+	StopGrace caddy.Duration `json:"stop_grace,omitempty"`
+
+	// How many sandboxes the node has at most; one more is refused.
+	// Default: 20000.
+	MaxSandboxes int `json:"max_sandboxes,omitempty"`
+	// How many requests wait for the wake of one sandbox at most; one more
+	// gets 503. Default: 4096.
+	MaxWaiters int `json:"max_waiters,omitempty"`
+	// How many requests wait for wakes in all at most. Default: 16384.
+	MaxWaitersTotal int `json:"max_waiters_total,omitempty"`
+
+	// The domain under which previews live; it never carries the API.
+	// Default: preview.doze.localhost.
+	PreviewDomain string `json:"preview_domain,omitempty"`
+	// The port in the URLs of previews, which visitors use. Default: 443.
+	PreviewPort int `json:"preview_port,omitempty"`
+
+	ctx      caddy.Context
+	previews []string  // all domains that a handler of this configuration serves previews under
+	held     *heldNode // nil until taken
+	live     atomic.Pointer[live]
+}
+
+// Size is what a sandbox may use. What is left out of a new size has no limit.
+type Size struct {
+	// CPU cores, such as 0.25.
+	CPUs float64 `json:"cpus,omitempty"`
+	// Memory in bytes.
+	Memory int64 `json:"memory,omitempty"`
+	// Processes and threads.
+	PIDs int64 `json:"pids,omitempty"`
+}
+
+// live is what handlers serve with once the node is open.
+type live struct {
+	*heldNode
+	api *api.API
+}
+
+const (
+	defaultPreviewDomain = "preview.doze.localhost"
+	// A node with many sandboxes recovers in about 2 s; the rest is for Podman
+	// to start on a busy machine.
+	openTimeout = 2 * time.Minute
+)
+
+// CaddyModule returns the Caddy module information.
+func (*App) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "doze",
+		New: func() caddy.Module { return new(App) },
+	}
+}
+
+// Provision sets defaults. If the node is open already, as in a reload, it is
+// taken here, so that handlers serve from their first request; otherwise Start
+// opens it, and a mere validation does not.
+func (a *App) Provision(ctx caddy.Context) error {
+	a.ctx = ctx
+	if a.PreviewDomain == "" {
+		a.PreviewDomain = defaultPreviewDomain
+	}
+	a.PreviewDomain = strings.ToLower(strings.TrimSuffix(a.PreviewDomain, "."))
+	a.previews = []string{a.PreviewDomain}
+	if a.PreviewPort == 0 {
+		a.PreviewPort = 443
+	}
+	events, err := ctx.App("events")
+	if err != nil {
+		return err
+	}
+	if err := events.(*caddyevents.App).On("stopping", endStreams{a}); err != nil {
+		return err
+	}
+	held, err := takeOpenNode(a)
+	if held == nil || err != nil {
+		return err
+	}
+	return a.serve(held)
+}
+
+// Validate checks the settings without opening anything.
+func (a *App) Validate() error {
+	if a.PreviewPort < 1 || a.PreviewPort > 65535 {
+		return fmt.Errorf("preview_port is %d; a port is 1 to 65535", a.PreviewPort)
+	}
+	if a.PreviewDomain == "localhost" || net.ParseIP(a.PreviewDomain) != nil {
+		return fmt.Errorf("preview_domain is %q; use a domain that has subdomains, such as %s", a.PreviewDomain, defaultPreviewDomain)
+	}
+	cfg := a.config().Sandbox
+	if _, named := cfg.Images.Names[cfg.Images.Default]; !named && len(cfg.Images.Allow) == 0 {
+		return fmt.Errorf("default_image is %q, which no `image` names; name it, or choose another default", cfg.Images.Default)
+	}
+	return cfg.Validate()
+}
+
+// Start opens the node, or applies changed settings to the open one. A setting
+// that cannot change while the node runs is refused: then the reload fails and
+// everything stays as it was.
+func (a *App) Start() error {
+	if a.held == nil {
+		held, err := openNode(a)
+		if err != nil {
+			return fmt.Errorf("opening the node: %w", err)
+		}
+		if err := a.serve(held); err != nil {
+			return err
+		}
+	}
+	return a.held.apply(a)
+}
+
+// serve makes the node available to the handlers of this configuration.
+func (a *App) serve(held *heldNode) error {
+	a.held = held
+	routes, err := api.New(api.Config{
+		Sandboxes:  held.manager,
+		Auth:       api.SingleToken(held.token, owner),
+		PreviewURL: a.previewURL,
+		Version:    version(),
+		Log:        held.log,
+		Metrics:    held.apiMetrics,
+	})
+	if err != nil {
+		return err
+	}
+	// The registry belongs to this configuration, the numbers to the node.
+	registry := a.ctx.GetMetricsRegistry()
+	if err := errors.Join(registry.Register(held.manager), registry.Register(held.apiMetrics)); err != nil {
+		return fmt.Errorf("registering metrics: %w", err)
+	}
+	a.live.Store(&live{heldNode: held, api: routes})
+	return nil
+}
+
+// owner of all sandboxes as long as the node has one token.
+const owner = "operator"
+
+// Stop does nothing: the node is given back by Cleanup, after the next
+// configuration has taken it.
+func (a *App) Stop() error { return nil }
+
+// Cleanup gives the node back. The last configuration that had it closes it,
+// which puts the running sandboxes to sleep.
+func (a *App) Cleanup() error {
+	if a.held == nil {
+		return nil
+	}
+	return a.held.giveBack(a)
+}
+
+// errNotOpen: a request came before the node was open.
+var errNotOpen = errors.New("the node is starting")
+
+// node returns the open node.
+func (a *App) node() (*live, error) {
+	if l := a.live.Load(); l != nil {
+		return l, nil
+	}
+	return nil, errNotOpen
+}
+
+// refuseEarly answers a request that comes before the node is open. It is no
+// error for the log, which would show the host and so a preview's token.
+func refuseEarly(w http.ResponseWriter) error {
+	w.Header().Set("Retry-After", "1")
+	return refuse(w, http.StatusServiceUnavailable, `{"title":"The node is starting or shutting down","status":503,"detail":"Try again in a moment.","code":"node_closing"}`)
+}
+
+// refuseMisdirected answers a request for the API that came over a connection
+// for a preview. A browser that shares connections makes another one.
+func refuseMisdirected(w http.ResponseWriter) error {
+	return refuse(w, http.StatusMisdirectedRequest, `{"title":"The connection is not for the API","status":421,"detail":"It was made for the name of a preview. Connect with the API's own name.","code":"misdirected_request"}`)
+}
+
+// refuse answers with a problem document like the API's.
+func refuse(w http.ResponseWriter, status int, problem string) error {
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_, err := io.WriteString(w, problem)
+	return err
+}
+
+func (a *App) previewURL(sb sandbox.Sandbox, port sandbox.Port) string {
+	name := wakeproxy.Name{Port: port.Port, ID: sb.ID}
+	if port.Access != sandbox.AccessPublic {
+		name.Token = port.Token
+	}
+	host := name.Host(a.PreviewDomain)
+	if a.PreviewPort != 443 {
+		host += ":" + strconv.Itoa(a.PreviewPort)
+	}
+	return "https://" + host + "/"
+}
+
+// isPreview reports whether a host belongs to previews, existing or not.
+func (a *App) isPreview(host string) bool {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	host = strings.ToLower(strings.TrimSuffix(host, "."))
+	return slices.ContainsFunc(a.previews, func(domain string) bool {
+		return host == domain || strings.HasSuffix(host, "."+domain)
+	})
+}
+
+// domains of a handler: its own, or the app's one, in lower case.
+func (a *App) domains(own []string) []string {
+	if len(own) == 0 {
+		return []string{a.PreviewDomain}
+	}
+	domains := make([]string, len(own))
+	for i, d := range own {
+		domains[i] = strings.ToLower(strings.TrimSuffix(d, "."))
+	}
+	return domains
+}
+
+// config translates the settings.
+func (a *App) config() node.Config {
+	sb := sandbox.DefaultConfig()
+	for name, size := range a.Sizes {
+		limits := sb.Sizes[name]
+		set(&limits.CPUs, size.CPUs)
+		set(&limits.Memory, size.Memory)
+		set(&limits.PIDs, size.PIDs)
+		sb.Sizes[name] = limits
+	}
+	sb.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
+	if len(a.Images) > 0 {
+		sb.Images.Names = a.Images
+	}
+	sb.Images.Allow = a.AllowImages
+	set(&sb.Images.Default, a.DefaultImage)
+	set(&sb.DefaultSize, a.DefaultSize)
+	if a.SleepAfter != nil {
+		sb.SleepAfter = time.Duration(*a.SleepAfter)
+	}
+	if a.StopAfter != nil {
+		sb.StopAfter = time.Duration(*a.StopAfter)
+	}
+	if a.IdleCPU != nil {
+		sb.IdleCPU = *a.IdleCPU
+	}
+	set(&sb.WakeTimeout, time.Duration(a.WakeTimeout))
+	set(&sb.CreateTimeout, time.Duration(a.CreateTimeout))
+	set(&sb.StopGrace, time.Duration(a.StopGrace))
+	set(&sb.MaxSandboxes, a.MaxSandboxes)
+	set(&sb.MaxWaiters, a.MaxWaiters)
+	set(&sb.MaxWaitersTotal, a.MaxWaitersTotal)
+	return node.Config{
+		Home:         a.Data,
+		TokenFile:    a.TokenFile,
+		Guest:        a.Guest,
+		NetnsHelper:  a.NetnsHelper,
+		PodmanSocket: a.PodmanSocket,
+		Cgroup:       a.Cgroup,
+		Sandbox:      sb,
+	}
+}
+
+// set replaces a default unless value says nothing.
+func set[T comparable](field *T, value T) {
+	var nothing T
+	if value != nothing {
+		*field = value
+	}
+}
+
+// exitGrace is what requests in flight get to finish when the process exits.
+const exitGrace = 3 * time.Second
+
+// endStreams ends what would keep the process from exiting: Caddy waits for
+// requests in flight, and a stream may be in flight for ever. A reload ends none.
+type endStreams struct{ *App }
+
+// Handle implements caddyevents.Handler.
+func (e endStreams) Handle(context.Context, caddy.Event) error {
+	if l := e.live.Load(); l != nil && caddy.Exiting() {
+		time.AfterFunc(exitGrace, l.endRequests)
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.App           = (*App)(nil)
+	_ caddy.Provisioner   = (*App)(nil)
+	_ caddy.Validator     = (*App)(nil)
+	_ caddy.CleanerUpper  = (*App)(nil)
+	_ caddyevents.Handler = endStreams{}
+)

@@ -1,0 +1,278 @@
+package caddymodule
+
+import (
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+const (
+	testToken = "doze_0123456789abcdefghijklmnopqrstuv"
+	apiHost   = "api.doze.localhost"
+)
+
+// testNode is a node without Podman: the real Manager over fakes.
+type testNode struct {
+	*sandboxtest.Node
+	t      *testing.T
+	config node.Config
+	opened int
+}
+
+// open stands in for node.Open. The second and later times it is a node that
+// was ended and is started again on the same data.
+func (n *testNode) open(_ context.Context, cfg node.Config, _ *slog.Logger) (openedNode, *sandbox.Manager, error) {
+	if n.opened++; n.opened > 1 {
+		n.Restart(n.t)
+	}
+	n.config = cfg
+	return n, n.Manager, nil
+}
+
+func (n *testNode) Token() string { return testToken }
+
+// Apply refuses as node.Node does.
+func (n *testNode) Apply(cfg node.Config) error {
+	if cfg.PodmanSocket != n.config.PodmanSocket {
+		return fmt.Errorf("podman_socket cannot change from %q to %q while the node runs: restart it", n.config.PodmanSocket, cfg.PodmanSocket)
+	}
+	n.config = cfg
+	return nil
+}
+
+func (n *testNode) Close(ctx context.Context) error { return n.Manager.Close(ctx) }
+
+// site is a real Caddy with doze in it.
+type site struct {
+	*testNode
+	home   string
+	port   int
+	global string // more global options
+}
+
+// newSite loads a Caddyfile like the one of `make up`.
+func newSite(t *testing.T) *site {
+	t.Helper()
+	return newSiteWith(t, nil)
+}
+
+// newSiteWith is newSite with a changed configuration of the Manager, which may be nil.
+func newSiteWith(t *testing.T, configure func(*sandbox.Config)) *site {
+	t.Helper()
+	s := &site{
+		testNode: &testNode{Node: sandboxtest.Open(t, configure), t: t},
+		home:     t.TempDir(),
+		port:     freePort(t),
+	}
+	before := open
+	open = s.testNode.open
+	t.Cleanup(func() {
+		if err := caddy.Stop(); err != nil {
+			t.Error(err)
+		}
+		open = before
+	})
+	s.mustLoad("", "")
+	return s
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().(*net.TCPAddr).Port
+}
+
+// load loads the site with more options of doze and more sites.
+func (s *site) load(options, sites string) error {
+	config := fmt.Sprintf(`{
+	admin off
+	persist_config off
+	storage file_system %[1]s/caddy
+	skip_install_trust
+	default_bind 127.0.0.1
+	https_port %[2]d
+	auto_https disable_redirects
+	log {
+		output discard
+	}
+	%[5]s
+	doze {
+		data %[1]s
+		preview_port %[2]d
+		%[3]s
+	}
+}
+api.doze.localhost {
+	doze_api
+}
+*.preview.doze.localhost {
+	tls internal
+	doze_preview
+}
+%[4]s`, s.home, s.port, options, sites, s.global)
+	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), nil)
+	if err != nil {
+		return err
+	}
+	return caddy.Load(adapted, true)
+}
+
+func (s *site) mustLoad(options, sites string) {
+	s.t.Helper()
+	if err := s.load(options, sites); err != nil {
+		s.t.Fatal(err)
+	}
+	// Caddy issues certificates in the background.
+	for _, host := range []string{apiHost, "any." + defaultPreviewDomain} {
+		eventually(s.t, host+" has a certificate", func() bool {
+			conn, err := tls.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), &tls.Config{ServerName: host, InsecureSkipVerify: true})
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+	}
+}
+
+// client reaches the site under any host name; h2 says whether over HTTP/2.
+func (s *site) client(h2 bool) *http.Client {
+	transport := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)))
+		},
+		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // the CA is the test's own
+		ForceAttemptHTTP2: h2,
+	}
+	if h2 {
+		// A thousand streams need no more. The client would else make hundreds
+		// at once, and starve those so that the server gives them up.
+		transport.MaxConnsPerHost = 4
+	}
+	s.t.Cleanup(transport.CloseIdleConnections)
+	return &http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// sandbox makes a running sandbox with a server in it and returns the address
+// of its preview. The network of the test's node leads to the test's loopback.
+func (s *site) sandbox(app http.HandlerFunc, port sandbox.Port) (sandbox.Sandbox, string) {
+	s.t.Helper()
+	server := httptest.NewServer(app)
+	s.t.Cleanup(server.Close)
+	port.Port = uint16(server.Listener.Addr().(*net.TCPAddr).Port)
+	return s.sandboxAt(port)
+}
+
+func (s *site) sandboxAt(port sandbox.Port) (sandbox.Sandbox, string) {
+	s.t.Helper()
+	sb, _, err := s.Manager.Create(s.t.Context(), sandbox.CreateRequest{Owner: owner, Name: fmt.Sprintf("test-%d", port.Port)})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if _, err := s.Manager.Expose(s.t.Context(), sb.ID, port); err != nil {
+		s.t.Fatal(err)
+	}
+	var ports struct{ Ports []struct{ URL string } }
+	res := s.api("GET", "/api/v1/sandbox/"+string(sb.ID)+"/ports", "")
+	if err := json.NewDecoder(res.Body).Decode(&ports); err != nil || len(ports.Ports) != 1 {
+		s.t.Fatalf("ports %+v, %v", ports, err)
+	}
+	return s.get(sb.ID), ports.Ports[0].URL
+}
+
+func (s *site) get(id sandbox.ID) sandbox.Sandbox {
+	s.t.Helper()
+	sb, ok := s.Manager.ByID(id)
+	if !ok {
+		s.t.Fatalf("no sandbox %s", id)
+	}
+	return sb
+}
+
+func (s *site) api(method, path, body string) *http.Response {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), method, fmt.Sprintf("https://%s:%d%s", apiHost, s.port, path), strings.NewReader(body))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+testToken)
+	return s.do(s.client(true), req)
+}
+
+func (s *site) fetch(client *http.Client, url string) *http.Response {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), "GET", url, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return s.do(client, req)
+}
+
+func (s *site) do(client *http.Client, req *http.Request) *http.Response {
+	s.t.Helper()
+	res, err := send(client, req)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { res.Body.Close() })
+	return res
+}
+
+// send connects again when a reload ends a connection on which the old
+// configuration's server has read no request yet. The kernel does that with
+// what is not accepted (see net.ipv4.tcp_migrate_req), and net/http with the
+// rest; browsers connect again too.
+func send(client *http.Client, req *http.Request) (*http.Response, error) {
+	for attempt := 0; ; attempt++ {
+		res, err := client.Do(req)
+		if attempt == 3 || req.Method != "GET" || !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF) {
+			return res, err
+		}
+	}
+}
+
+func text(t *testing.T, res *http.Response) string {
+	t.Helper()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// eventually polls a condition that another goroutine brings about.
+func eventually(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(20 * time.Second)
+	for !holds() {
+		if time.Now().After(deadline) {
+			t.Fatalf("never: %s", what)
+		}
+		tick := time.NewTimer(2 * time.Millisecond)
+		<-tick.C
+	}
+}
+
+func hello(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") }

@@ -1,0 +1,344 @@
+package caddymodule
+
+import (
+	"strconv"
+
+	"github.com/dustin/go-humanize"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+)
+
+func init() {
+	httpcaddyfile.RegisterGlobalOption("doze", parseApp)
+	httpcaddyfile.RegisterHandlerDirective("doze_api", parseAPI)
+	httpcaddyfile.RegisterHandlerDirective("doze_preview", parsePreview)
+	// Both answer themselves, like reverse_proxy does.
+	httpcaddyfile.RegisterDirectiveOrder("doze_api", httpcaddyfile.Before, "reverse_proxy")
+	httpcaddyfile.RegisterDirectiveOrder("doze_preview", httpcaddyfile.Before, "reverse_proxy")
+}
+
+// parseApp sets up the doze app from the global option. Syntax:
+//
+//	doze {
+//		data              <folder>
+//		token_file        <file>
+//		podman_socket     <socket>
+//		guest             <program>
+//		netns_helper      <program>
+//		cgroup            <folder>
+//		image             <name> <reference>
+//		allow_images      <pattern...>
+//		default_image     <name|reference>
+//		size <name> {
+//			cpus   <cores>
+//			memory <size>
+//			pids   <count>
+//		}
+//		default_size      <name>
+//		sleep_after       <duration>
+//		stop_after        <duration>
+//		idle_cpu          <cores>
+//		wake_timeout      <duration>
+//		create_timeout    <duration>
+//		stop_grace        <duration>
+//		max_sandboxes     <count>
+//		max_waiters       <count>
+//		max_waiters_total <count>
+//		preview_domain    <domain>
+//		preview_port      <port>
+//	}
+//
+// `image`, `allow_images` and `size` may be repeated. All are documented at
+// the fields of App.
+func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
+	d.Next() // consume option name
+	if existing != nil {
+		return nil, d.Err("the option doze is already set; put all of it into one block")
+	}
+	if d.NextArg() {
+		return nil, d.ArgErr()
+	}
+	app := new(App)
+	o := options{Dispenser: d, seen: map[string]bool{}}
+	for d.NextBlock(0) {
+		if err := app.parseOption(o); err != nil {
+			return nil, err
+		}
+	}
+	return httpcaddyfile.App{Name: "doze", Value: caddyconfig.JSON(app, nil)}, nil
+}
+
+func (a *App) parseOption(o options) error {
+	switch name := o.Val(); name {
+	case "data":
+		return o.text(&a.Data)
+	case "token_file":
+		return o.text(&a.TokenFile)
+	case "podman_socket":
+		return o.text(&a.PodmanSocket)
+	case "guest":
+		return o.text(&a.Guest)
+	case "netns_helper":
+		return o.text(&a.NetnsHelper)
+	case "cgroup":
+		return o.text(&a.Cgroup)
+	case "image":
+		return a.parseImage(o)
+	case "allow_images":
+		patterns := o.RemainingArgs()
+		if len(patterns) == 0 {
+			return o.ArgErr()
+		}
+		a.AllowImages = append(a.AllowImages, patterns...)
+		return nil
+	case "default_image":
+		return o.text(&a.DefaultImage)
+	case "size":
+		return a.parseSize(o)
+	case "default_size":
+		return o.text(&a.DefaultSize)
+	case "sleep_after":
+		a.SleepAfter = new(caddy.Duration)
+		return o.duration(a.SleepAfter)
+	case "stop_after":
+		a.StopAfter = new(caddy.Duration)
+		return o.duration(a.StopAfter)
+	case "idle_cpu":
+		a.IdleCPU = new(float64)
+		return o.cores(a.IdleCPU)
+	case "wake_timeout":
+		return o.positiveDuration(&a.WakeTimeout)
+	case "create_timeout":
+		return o.positiveDuration(&a.CreateTimeout)
+	case "stop_grace":
+		return o.positiveDuration(&a.StopGrace)
+	case "max_sandboxes":
+		return o.count(&a.MaxSandboxes)
+	case "max_waiters":
+		return o.count(&a.MaxWaiters)
+	case "max_waiters_total":
+		return o.count(&a.MaxWaitersTotal)
+	case "preview_domain":
+		return o.text(&a.PreviewDomain)
+	case "preview_port":
+		return o.count(&a.PreviewPort)
+	default:
+		return o.Errf("unrecognized option of doze: %q", name)
+	}
+}
+
+func (a *App) parseImage(o options) error {
+	var name, ref string
+	if !o.AllArgs(&name, &ref) {
+		return o.ArgErr()
+	}
+	if _, twice := a.Images[name]; twice {
+		return o.Errf("image %q is already set", name)
+	}
+	if a.Images == nil {
+		a.Images = map[string]string{}
+	}
+	a.Images[name] = ref
+	return nil
+}
+
+func (a *App) parseSize(o options) error {
+	var name string
+	if !o.AllArgs(&name) {
+		return o.ArgErr()
+	}
+	if _, twice := a.Sizes[name]; twice {
+		return o.Errf("size %q is already set", name)
+	}
+	if a.Sizes == nil {
+		a.Sizes = map[string]*Size{}
+	}
+	size := new(Size)
+	a.Sizes[name] = size
+	inner := options{Dispenser: o.Dispenser, seen: map[string]bool{}}
+	for nesting := o.Nesting(); o.NextBlock(nesting); {
+		if err := size.parseOption(inner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Size) parseOption(o options) error {
+	switch name := o.Val(); name {
+	case "cpus":
+		return o.cores(&s.CPUs)
+	case "memory":
+		return o.bytes(&s.Memory)
+	case "pids":
+		var pids int
+		err := o.count(&pids)
+		s.PIDs = int64(pids)
+		return err
+	default:
+		return o.Errf("unrecognized option of a size: %q; it has cpus, memory and pids", name)
+	}
+}
+
+// parseAPI sets up the API's handler. Syntax:
+//
+//	doze_api [<matcher>]
+func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	h.Next() // consume directive name
+	if h.NextArg() {
+		return nil, h.ArgErr()
+	}
+	if h.NextBlock(0) {
+		return nil, h.Errf("doze_api has no options: %q", h.Val())
+	}
+	return new(API), nil
+}
+
+// parsePreview sets up the handler of previews. Syntax:
+//
+//	doze_preview [<matcher>] [<domain...>] {
+//		domain               <domain...>
+//		wait_limit           <duration>
+//		patience             <duration>
+//		max_requests         <count>
+//		max_sandbox_requests <count>
+//	}
+//
+// Domains may be given on the line, in the block, or both.
+func parsePreview(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	h.Next() // consume directive name
+	p := &Preview{Domains: h.RemainingArgs()}
+	o := options{Dispenser: h.Dispenser, seen: map[string]bool{}}
+	for h.NextBlock(0) {
+		if err := p.parseOption(o); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+func (p *Preview) parseOption(o options) error {
+	switch name := o.Val(); name {
+	case "domain":
+		domains := o.RemainingArgs()
+		if len(domains) == 0 {
+			return o.ArgErr()
+		}
+		p.Domains = append(p.Domains, domains...)
+		return nil
+	case "wait_limit":
+		return o.positiveDuration(&p.WaitLimit)
+	case "patience":
+		return o.positiveDuration(&p.Patience)
+	case "max_requests":
+		return o.count(&p.MaxRequests)
+	case "max_sandbox_requests":
+		return o.count(&p.MaxSandboxRequests)
+	default:
+		return o.Errf("unrecognized option of doze_preview: %q", name)
+	}
+}
+
+// UnmarshalCaddyfile sets up the permission. Syntax:
+//
+//	permission doze [<domain...>]
+func (p *Permission) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
+	d.Next() // consume module name
+	p.Domains = d.RemainingArgs()
+	if d.NextBlock(0) {
+		return d.Errf("the permission doze has no options: %q", d.Val())
+	}
+	return nil
+}
+
+// options reads options that have one value and stand at most once in a block.
+type options struct {
+	*caddyfile.Dispenser
+	seen map[string]bool
+}
+
+func (o options) text(to *string) error {
+	name := o.Val()
+	if o.seen[name] {
+		return o.Errf("%s is already set", name)
+	}
+	o.seen[name] = true
+	if !o.AllArgs(to) {
+		return o.ArgErr()
+	}
+	if *to == "" {
+		return o.Errf("%s is empty; leave it out for its default", name)
+	}
+	return nil
+}
+
+func (o options) duration(to *caddy.Duration) error {
+	name, text := o.Val(), ""
+	if err := o.text(&text); err != nil {
+		return err
+	}
+	d, err := caddy.ParseDuration(text)
+	if err != nil || d < 0 {
+		return o.Errf(`%s is %q; write it like "60s", "5m" or "24h"`, name, text)
+	}
+	*to = caddy.Duration(d)
+	return nil
+}
+
+// positiveDuration is for what has no "never".
+func (o options) positiveDuration(to *caddy.Duration) error {
+	name := o.Val()
+	if err := o.duration(to); err != nil {
+		return err
+	}
+	if *to == 0 {
+		return o.Errf("%s is 0; leave it out for its default", name)
+	}
+	return nil
+}
+
+func (o options) count(to *int) error {
+	name, text := o.Val(), ""
+	if err := o.text(&text); err != nil {
+		return err
+	}
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || n < 1 {
+		return o.Errf("%s is %q; it is a whole number from 1", name, text)
+	}
+	*to = int(n)
+	return nil
+}
+
+func (o options) cores(to *float64) error {
+	name, text := o.Val(), ""
+	if err := o.text(&text); err != nil {
+		return err
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(n > 0 && n <= 4096) { // also refuses NaN
+		return o.Errf("%s is %q; it is a number of CPU cores, such as 0.25", name, text)
+	}
+	*to = n
+	return nil
+}
+
+func (o options) bytes(to *int64) error {
+	name, text := o.Val(), ""
+	if err := o.text(&text); err != nil {
+		return err
+	}
+	n, err := humanize.ParseBytes(text)
+	if err != nil || n == 0 || n > 1<<50 {
+		return o.Errf(`%s is %q; write it like "256MiB" or "4GiB"`, name, text)
+	}
+	*to = int64(n)
+	return nil
+}
+
+// Interface guards
+var _ caddyfile.Unmarshaler = (*Permission)(nil)

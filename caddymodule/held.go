@@ -1,0 +1,193 @@
+package caddymodule
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/wakeproxy"
+)
+
+// nodes that are open in this process, by data folder. It outlives every
+// configuration.
+var nodes = caddy.NewUsagePool()
+
+// heldNode is an open node with what must outlive a configuration: the
+// connections into sandboxes, the counts, the metrics.
+type heldNode struct {
+	manager    *sandbox.Manager
+	token      string
+	proxy      *wakeproxy.Proxy
+	apiMetrics *api.Metrics
+	log        *slog.Logger
+
+	target *logTarget // of log
+	node   openedNode
+
+	// requests ends all requests to the API when the node closes.
+	requests    context.Context
+	endAPICalls context.CancelFunc
+
+	mu   sync.Mutex
+	apps []*App // configurations that were applied and not given back, oldest first
+}
+
+// openedNode is a *node.Node.
+type openedNode interface {
+	Token() string
+	Apply(node.Config) error
+	Close(context.Context) error
+}
+
+// open opens a node; tests put one without Podman in its place.
+var open = func(ctx context.Context, cfg node.Config, log *slog.Logger) (openedNode, *sandbox.Manager, error) {
+	n, err := node.Open(ctx, cfg, log)
+	if err != nil {
+		return nil, nil, err
+	}
+	return n, n.Manager, nil
+}
+
+// closeTimeout bounds the node's end: freezing takes microseconds, writing the
+// store and ending Podman's service up to seconds.
+const closeTimeout = 30 * time.Second
+
+// key of the node in nodes.
+func (a *App) key() (string, error) {
+	home := a.Data
+	if home == "" {
+		home = os.Getenv("DOZE_HOME")
+	}
+	if home == "" {
+		return "", errors.New("the node's folder is not set: name one with `data` in the global option `doze`, or with the environment variable DOZE_HOME")
+	}
+	return filepath.Abs(home)
+}
+
+// takeOpenNode takes the node if it is open, and returns nil if it is not.
+func takeOpenNode(a *App) (*heldNode, error) {
+	key, err := a.key()
+	if err != nil {
+		return nil, err
+	}
+	held, _, err := nodes.LoadOrNew(key, func() (caddy.Destructor, error) { return nil, errNotOpen })
+	if errors.Is(err, errNotOpen) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return held.(*heldNode), nil
+}
+
+// openNode takes the node and opens it if it is not open.
+func openNode(a *App) (*heldNode, error) {
+	key, err := a.key()
+	if err != nil {
+		return nil, err
+	}
+	held, _, err := nodes.LoadOrNew(key, func() (caddy.Destructor, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
+		defer cancel()
+		target := newLogTarget(a.ctx.Slogger().Handler())
+		log := slog.New(target.handler())
+		cfg := a.config()
+		cfg.Home = key
+		opened, manager, err := open(ctx, cfg, log)
+		if err != nil {
+			return nil, err
+		}
+		requests, endAPICalls := context.WithCancel(context.Background())
+		return &heldNode{
+			manager:     manager,
+			token:       opened.Token(),
+			proxy:       wakeproxy.New(wakeproxy.Of(manager), log),
+			apiMetrics:  api.NewMetrics(),
+			log:         log,
+			target:      target,
+			node:        opened,
+			requests:    requests,
+			endAPICalls: endAPICalls,
+		}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	return held.(*heldNode), nil
+}
+
+// apply makes the settings of a the node's.
+func (h *heldNode) apply(a *App) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if err := h.use(a); err != nil {
+		return err
+	}
+	h.apps = append(h.apps, a)
+	return nil
+}
+
+func (h *heldNode) use(a *App) error {
+	cfg := a.config()
+	key, err := a.key()
+	if err != nil {
+		return err
+	}
+	cfg.Home = key
+	if err := h.node.Apply(cfg); err != nil {
+		return err
+	}
+	h.target.set(a.ctx.Slogger().Handler())
+	return nil
+}
+
+// giveBack ends what a has of the node. If another part of a's configuration
+// failed to start, the settings of the one before return.
+func (h *heldNode) giveBack(a *App) error {
+	key, err := a.key()
+	if err != nil {
+		return err
+	}
+	_, deleted := nodes.Delete(key)
+	return errors.Join(h.withdraw(a), deleted)
+}
+
+func (h *heldNode) withdraw(a *App) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	i := slices.Index(h.apps, a)
+	newest := i >= 0 && i == len(h.apps)-1
+	h.apps = slices.DeleteFunc(h.apps, func(other *App) bool { return other == a })
+	if !newest || len(h.apps) == 0 {
+		return nil
+	}
+	if err := h.use(h.apps[len(h.apps)-1]); err != nil {
+		return fmt.Errorf("returning to the settings before: %w", err)
+	}
+	return nil
+}
+
+// endRequests ends all that is in flight.
+func (h *heldNode) endRequests() {
+	h.endAPICalls()
+	h.proxy.Close()
+}
+
+// Destruct closes the node: no configuration has it any more.
+func (h *heldNode) Destruct() error {
+	h.endRequests()
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	return h.node.Close(ctx)
+}

@@ -1,0 +1,60 @@
+package caddymodule
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync/atomic"
+)
+
+// logTarget is where the node logs: to the newest configuration's logger. The
+// node outlives configurations, whose loggers end with them.
+type logTarget struct {
+	current atomic.Pointer[slog.Handler]
+}
+
+func newLogTarget(h slog.Handler) *logTarget {
+	t := new(logTarget)
+	t.set(h)
+	return t
+}
+
+func (t *logTarget) set(h slog.Handler) { t.current.Store(&h) }
+
+func (t *logTarget) handler() slog.Handler { return logHandler{target: t} }
+
+// logHandler repeats what was derived from it on the target of the moment.
+type logHandler struct {
+	target *logTarget
+	derive []func(slog.Handler) slog.Handler
+}
+
+func (h logHandler) now() slog.Handler {
+	now := *h.target.current.Load()
+	for _, derive := range h.derive {
+		now = derive(now)
+	}
+	return now
+}
+
+// Enabled implements slog.Handler.
+func (h logHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return (*h.target.current.Load()).Enabled(ctx, level)
+}
+
+// Handle implements slog.Handler.
+func (h logHandler) Handle(ctx context.Context, r slog.Record) error { return h.now().Handle(ctx, r) }
+
+// WithAttrs implements slog.Handler.
+func (h logHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return h.with(func(to slog.Handler) slog.Handler { return to.WithAttrs(attrs) })
+}
+
+// WithGroup implements slog.Handler.
+func (h logHandler) WithGroup(name string) slog.Handler {
+	return h.with(func(to slog.Handler) slog.Handler { return to.WithGroup(name) })
+}
+
+func (h logHandler) with(derive func(slog.Handler) slog.Handler) slog.Handler {
+	return logHandler{target: h.target, derive: append(slices.Clip(h.derive), derive)}
+}

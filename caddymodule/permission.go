@@ -1,0 +1,64 @@
+package caddymodule
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddytls"
+)
+
+func init() {
+	caddy.RegisterModule(Permission{})
+}
+
+// Permission allows certificates on demand for the hosts of existing previews
+// only: the sandbox exists, the port is exposed, and the token is right. It
+// wakes nothing.
+//
+// Certificate authorities bound how many certificates one domain gets, and
+// publish the name of each: prefer a wildcard certificate where the DNS
+// challenge can be had.
+type Permission struct {
+	// Domains under which previews live. Default: the doze app's
+	// preview_domain.
+	Domains []string `json:"domains,omitempty"`
+
+	app *App
+}
+
+// CaddyModule returns the Caddy module information.
+func (Permission) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "tls.permission.doze",
+		New: func() caddy.Module { return new(Permission) },
+	}
+}
+
+// Provision finds the doze app.
+func (p *Permission) Provision(ctx caddy.Context) (err error) {
+	if p.app, err = dozeApp(ctx); err != nil {
+		return err
+	}
+	p.Domains = p.app.domains(p.Domains)
+	return nil
+}
+
+// CertificateAllowed implements caddytls.OnDemandPermission. It reads memory
+// only. The name is not repeated in the error: it holds the token.
+func (p *Permission) CertificateAllowed(_ context.Context, name string) error {
+	node, err := p.app.node()
+	if err != nil {
+		return err
+	}
+	if !node.proxy.Exists(name, p.Domains) {
+		return fmt.Errorf("%w: no such preview", caddytls.ErrPermissionDenied)
+	}
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Permission)(nil)
+	_ caddytls.OnDemandPermission = (*Permission)(nil)
+)

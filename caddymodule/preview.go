@@ -1,0 +1,152 @@
+package caddymodule
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
+
+	"github.com/doze-run/doze/wakeproxy"
+)
+
+func init() {
+	caddy.RegisterModule(new(Preview))
+}
+
+// Preview serves the previews of sandboxes and wakes the ones that sleep. It
+// answers every request that reaches it; hosts that name no preview get 404.
+type Preview struct {
+	// Domains under which previews live. Default: the doze app's
+	// preview_domain.
+	Domains []string `json:"domains,omitempty"`
+	// How long a request waits for a wake, and for the port to accept
+	// connections after a cold one, before it gets 504. Default: 30s.
+	WaitLimit caddy.Duration `json:"wait_limit,omitempty"`
+	// How long a browser's navigation waits before it gets the waiting page.
+	// Default: 1s.
+	Patience caddy.Duration `json:"patience,omitempty"`
+	// How many requests, upgraded connections included, are in flight to all
+	// sandboxes at most; one more gets 503. Default: 16384.
+	MaxRequests int `json:"max_requests,omitempty"`
+	// The same for one sandbox. Default: 4096.
+	MaxSandboxRequests int `json:"max_sandbox_requests,omitempty"`
+
+	app     *App
+	proxy   *reverseproxy.Handler
+	once    sync.Once // makes handler with the first request after the node is open
+	handler *wakeproxy.Handler
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Preview) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.doze_preview",
+		New: func() caddy.Module { return new(Preview) },
+	}
+}
+
+// forever is how long upgraded connections outlive the configuration they came
+// with: reverse_proxy would close them on every reload. They end by themselves,
+// with their sandbox, or with the process.
+const forever = caddy.Duration(100 * 365 * 24 * time.Hour)
+
+// Provision makes Caddy's own reverse proxy with our transport.
+func (p *Preview) Provision(ctx caddy.Context) (err error) {
+	if p.app, err = dozeApp(ctx); err != nil {
+		return err
+	}
+	p.Domains = p.app.domains(p.Domains)
+	p.app.previews = append(p.app.previews, p.Domains...)
+	p.proxy = &reverseproxy.Handler{
+		Transport: transport{p.app},
+		// The transport finds the way by the request; this is the name that
+		// logs and metrics show.
+		Upstreams:        reverseproxy.UpstreamPool{{Dial: "sandbox:80"}},
+		StreamCloseDelay: forever,
+	}
+	if err := p.proxy.Provision(ctx); err != nil {
+		return fmt.Errorf("provisioning the reverse proxy: %w", err)
+	}
+	return nil
+}
+
+// Validate checks the settings.
+func (p *Preview) Validate() error {
+	if p.WaitLimit < 0 || p.Patience < 0 || p.MaxRequests < 0 || p.MaxSandboxRequests < 0 {
+		return fmt.Errorf("doze_preview: a limit is negative; limits are positive, or 0 for the default")
+	}
+	for _, domain := range p.Domains {
+		if domain == "" || domain == "localhost" {
+			return fmt.Errorf("doze_preview: %q is no domain of previews; name one such as %s", domain, defaultPreviewDomain)
+		}
+	}
+	return nil
+}
+
+// Cleanup gives back what the reverse proxy holds; streams stay.
+func (p *Preview) Cleanup() error {
+	if p.proxy == nil {
+		return nil
+	}
+	return p.proxy.Cleanup()
+}
+
+// ServeHTTP answers one preview request.
+func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	node, err := p.app.node()
+	if err != nil {
+		return refuseEarly(w)
+	}
+	p.once.Do(func() {
+		p.handler = wakeproxy.NewHandler(node.proxy, p.next, wakeproxy.Options{
+			Domains:            p.Domains,
+			WaitLimit:          time.Duration(p.WaitLimit),
+			Patience:           time.Duration(p.Patience),
+			MaxRequests:        p.MaxRequests,
+			MaxSandboxRequests: p.MaxSandboxRequests,
+			Trusted:            fromTrustedProxy,
+		})
+	})
+	p.handler.ServeHTTP(w, r)
+	return nil
+}
+
+func (p *Preview) next(w http.ResponseWriter, r *http.Request) error {
+	return p.proxy.ServeHTTP(w, r, nothing)
+}
+
+var nothing = caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })
+
+// fromTrustedProxy: the server's trusted_proxies decide.
+func fromTrustedProxy(r *http.Request) bool {
+	trusted, _ := caddyhttp.GetVar(r.Context(), caddyhttp.TrustedProxyVarKey).(bool)
+	return trusted
+}
+
+// transport sends requests through the node's wakeproxy, which is not there yet
+// when the reverse proxy is provisioned.
+type transport struct{ app *App }
+
+func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	node, err := t.app.node()
+	if err != nil {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		return nil, err
+	}
+	return node.proxy.RoundTrip(req)
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Preview)(nil)
+	_ caddy.Validator             = (*Preview)(nil)
+	_ caddy.CleanerUpper          = (*Preview)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Preview)(nil)
+	_ http.RoundTripper           = transport{}
+)

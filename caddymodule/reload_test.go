@@ -1,0 +1,218 @@
+package caddymodule
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// PEERS 18: a reload of the proxy drops streams.
+func TestAReloadTouchesNoSandboxAndDropsNoStream(t *testing.T) {
+	s := newSite(t)
+	more := make(chan struct{})
+	sb, address := s.sandbox(devServer(more), sandbox.Port{})
+	c := s.dial(address)
+	say(t, c, "before")
+	var streams []*bufio.Reader
+	for _, h2 := range []bool{false, true} {
+		res := s.fetch(s.client(h2), address+"events")
+		lines := bufio.NewReader(res.Body)
+		if line, err := lines.ReadString('\n'); err != nil || line != "data: one\n" {
+			t.Fatalf("%q, %v", line, err)
+		}
+		streams = append(streams, lines)
+	}
+
+	s.mustLoad("sleep_after 5m", "")
+	s.mustLoad("sleep_after 6m", "")
+
+	say(t, c, "after")
+	close(more)
+	for _, lines := range streams {
+		if rest, err := io.ReadAll(lines); err != nil || string(rest) != "\ndata: two\n\n" {
+			t.Errorf("the stream ended with %q, %v", rest, err)
+		}
+	}
+	if now := s.get(sb.ID); now.State != sandbox.StateRunning || !now.StateSince.Equal(sb.StateSince) || !now.StartedAt.Equal(sb.StartedAt) {
+		t.Errorf("the sandbox became %+v", now)
+	}
+	if s.opened != 1 {
+		t.Errorf("the node was opened %d times", s.opened)
+	}
+	if got := s.config.Sandbox.SleepAfter; got != 6*time.Minute {
+		t.Errorf("sleep_after is %s", got)
+	}
+	// A WebSocket from before the reloads still lets the sandbox sleep, and wakes it.
+	eventually(t, "it sleeps", func() bool { _, err := s.Manager.Sleep(t.Context(), sb.ID); return err == nil })
+	say(t, c, "good morning")
+}
+
+// A port is exposed and closed in the configuration that runs: its preview is
+// there and gone at once, and Caddy does not load anything.
+func TestExposingAPortReloadsNothing(t *testing.T) {
+	s := newSite(t)
+	sb, address := s.sandbox(hello, sandbox.Port{})
+	before := caddy.ActiveContext().Context
+	path := "/api/v1/sandbox/" + string(sb.ID)
+	port := strconv.Itoa(int(sb.Ports[0].Port))
+	if res := s.api("DELETE", path+"/ports/"+port, ""); res.StatusCode != http.StatusNoContent {
+		t.Fatalf("closing it: %s", res.Status)
+	}
+	if res := s.fetch(s.client(true), address); res.StatusCode != http.StatusNotFound {
+		t.Errorf("a port that was closed answers %d", res.StatusCode)
+	}
+	var exposed struct{ URL string }
+	if err := json.NewDecoder(s.api("POST", path+"/expose", `{"port":`+port+`}`).Body).Decode(&exposed); err != nil || exposed.URL == address {
+		t.Fatalf("exposed at %q, %v", exposed.URL, err)
+	}
+	if res := s.fetch(s.client(true), exposed.URL); text(t, res) != "hello" {
+		t.Errorf("a port that was exposed answers %d", res.StatusCode)
+	}
+	if caddy.ActiveContext().Context != before || before.Err() != nil {
+		t.Error("Caddy has loaded a configuration")
+	}
+}
+
+func TestRequestsGoOnDuringReloads(t *testing.T) {
+	s := newSite(t)
+	_, address := s.sandbox(hello, sandbox.Port{})
+	stop := make(chan struct{})
+	var visitors sync.WaitGroup
+	for range 2 {
+		visitors.Go(func() {
+			client := s.client(true)
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				req, _ := http.NewRequestWithContext(t.Context(), "GET", address, nil)
+				res, err := send(client, req)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if b, err := io.ReadAll(res.Body); err != nil || string(b) != "hello" {
+					t.Errorf("status %d: %q, %v", res.StatusCode, b, err)
+				}
+				res.Body.Close()
+			}
+		})
+	}
+	for range 5 {
+		s.mustLoad("", "")
+	}
+	close(stop)
+	visitors.Wait()
+}
+
+func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
+	s := newSite(t)
+	_, address := s.sandbox(hello, sandbox.Port{})
+	err := s.load("podman_socket /elsewhere.sock\nsleep_after 9m", "")
+	if err == nil || !strings.Contains(err.Error(), "podman_socket cannot change") {
+		t.Fatalf("the reload gave %v", err)
+	}
+	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Errorf("then the preview answered %q", got)
+	}
+	if got := s.config.Sandbox.SleepAfter; got != time.Minute {
+		t.Errorf("sleep_after is %s", got)
+	}
+	s.mustLoad("sleep_after 2m", "")
+	if got := s.config.Sandbox.SleepAfter; got != 2*time.Minute {
+		t.Errorf("after a good reload sleep_after is %s", got)
+	}
+}
+
+func TestAReloadThatFailsElsewhereTakesItsSettingsBack(t *testing.T) {
+	s := newSite(t)
+	_, address := s.sandbox(hello, sandbox.Port{})
+	for range 8 { // apps start in any order
+		if err := s.load("sleep_after 9m", "http://:99999 {\n\trespond hello\n}"); err == nil {
+			t.Fatal("a listener on port 99999 was made")
+		}
+		if got := s.config.Sandbox.SleepAfter; got != time.Minute {
+			t.Fatalf("sleep_after is %s", got)
+		}
+	}
+	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Errorf("then the preview answered %q", got)
+	}
+}
+
+// PEERS 20: awake but 502 after the node restarted.
+func TestPreviewsAnswerAfterTheNodeRestarted(t *testing.T) {
+	s := newSite(t)
+	sb, address := s.sandbox(hello, sandbox.Port{})
+	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Fatalf("before: %q", got)
+	}
+	if err := caddy.Stop(); err != nil {
+		t.Fatal(err)
+	}
+	s.mustLoad("", "")
+	if s.opened != 2 {
+		t.Errorf("the node was opened %d times", s.opened)
+	}
+	res := s.fetch(s.client(true), address)
+	if got := text(t, res); got != "hello" {
+		t.Errorf("after: %d %q", res.StatusCode, got)
+	}
+	if got := s.get(sb.ID).State; got != sandbox.StateRunning {
+		t.Errorf("the sandbox is %s", got)
+	}
+}
+
+func TestValidationOpensNoNode(t *testing.T) {
+	before := open
+	defer func() { open = before }()
+	open = func(context.Context, node.Config, *slog.Logger) (openedNode, *sandbox.Manager, error) {
+		t.Error("opened")
+		return nil, nil, errNotOpen
+	}
+	for config, want := range map[string]string{
+		"data " + t.TempDir():      "",
+		"default_size huge":        "default_size",
+		"default_image nope":       "default_image",
+		"preview_port 70000":       "preview_port",
+		"preview_domain localhost": "preview_domain",
+		"sleep_after 1ms":          "sleep_after",
+	} {
+		t.Setenv("DOZE_HOME", t.TempDir())
+		adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("{\n\tadmin off\n\tdoze {\n\t\t"+config+"\n\t}\n}\nhttp://localhost:8080 {\n\tdoze_api\n}"), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg := new(caddy.Config)
+		if err := caddy.StrictUnmarshalJSON(adapted, cfg); err != nil {
+			t.Fatal(err)
+		}
+		err = caddy.Validate(cfg)
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", config, err)
+		}
+	}
+}
+
+func TestTheNodesFolderIsNeeded(t *testing.T) {
+	t.Setenv("DOZE_HOME", "")
+	if _, err := new(App).key(); err == nil || !strings.Contains(err.Error(), "DOZE_HOME") {
+		t.Errorf("%v", err)
+	}
+}

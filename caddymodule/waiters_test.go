@@ -1,0 +1,157 @@
+package caddymodule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+// answer of a request that is on its way.
+type answer struct {
+	status  int
+	header  http.Header
+	problem struct {
+		Code    string
+		LastLog string `json:"last_log"`
+	}
+	err error
+}
+
+// visit sends a request and returns at once.
+func (s *site) visit(ctx context.Context, address string) <-chan answer {
+	client := s.client(true)
+	answers := make(chan answer, 1)
+	go func() {
+		var a answer
+		defer func() { answers <- a }()
+		req, err := http.NewRequestWithContext(ctx, "GET", address, nil)
+		if err != nil {
+			a.err = err
+			return
+		}
+		res, err := client.Do(req)
+		if err != nil {
+			a.err = err
+			return
+		}
+		defer res.Body.Close()
+		a.status, a.header = res.StatusCode, res.Header
+		if res.StatusCode != 200 {
+			a.err = json.NewDecoder(res.Body).Decode(&a.problem)
+		}
+	}()
+	return answers
+}
+
+func (s *site) stop(id sandbox.ID) {
+	s.t.Helper()
+	if _, err := s.Manager.Stop(s.t.Context(), id); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// One more than may wait is told to come again, at once; the others are served.
+func TestWaitersAreBoundedPerSandboxAndInAll(t *testing.T) {
+	for _, test := range []struct {
+		name         string
+		each, all    int
+		other        bool // the one too many asks for another sandbox
+		waitersTotal int
+	}{
+		{"per sandbox", 3, 100, false, 3},
+		{"in all", 100, 3, true, 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newSiteWith(t, func(c *sandbox.Config) { c.MaxWaiters, c.MaxWaitersTotal = test.each, test.all })
+			sb, address := s.sandbox(hello, sandbox.Port{})
+			other, otherAddress := s.sandbox(hello, sandbox.Port{})
+			s.stop(sb.ID)
+			s.stop(other.ID)
+			release := s.Engine.Block("start")
+			// Of one more than may wait, one is refused while the wake is held up.
+			all := make(chan answer, test.waitersTotal+1)
+			for i := range test.waitersTotal + 1 {
+				to := address
+				if test.other && i%2 == 1 {
+					to = otherAddress
+				}
+				visit := s.visit(t.Context(), to)
+				go func() { all <- <-visit }()
+			}
+			if a := <-all; a.err != nil || a.status != 503 || a.problem.Code != "too_many_waiters" || a.header.Get("Retry-After") == "" {
+				t.Errorf("one too many got %+v", a)
+			}
+			release()
+			for range test.waitersTotal {
+				if a := <-all; a.err != nil || a.status != 200 {
+					t.Errorf("one who waited got %+v", a)
+				}
+			}
+		})
+	}
+}
+
+func TestAVisitorWhoLeavesStopsNoWake(t *testing.T) {
+	s := newSite(t)
+	sb, address := s.sandbox(hello, sandbox.Port{})
+	s.stop(sb.ID)
+	release := s.Engine.Block("start")
+	ctx, leave := context.WithCancel(t.Context())
+	visit := s.visit(ctx, address)
+	s.Engine.AwaitBlocked(t, "start")
+	leave()
+	if a := <-visit; !errors.Is(a.err, context.Canceled) {
+		t.Errorf("he got %+v", a)
+	}
+	release()
+	eventually(t, "the wake goes on", func() bool { return s.get(sb.ID).State == sandbox.StateRunning })
+}
+
+func TestAContainerThatDoesNotStartFailsItsWaitersWithItsLastLine(t *testing.T) {
+	s := newSite(t)
+	sb, address := s.sandbox(hello, sandbox.Port{})
+	s.stop(sb.ID)
+	s.Engine.Fail("start", fmt.Errorf("exited with code 1"))
+	if a := <-s.visit(t.Context(), address); a.err != nil || a.status != 502 || a.problem.Code != "wake_failed" || a.problem.LastLog != sandboxtest.LastLog {
+		t.Errorf("the visitor got %+v", a)
+	}
+	s.Engine.Fail("start", nil)
+	if a := <-s.visit(t.Context(), address); a.err != nil || a.status != 200 || a.header.Get("X-Doze-Wake") != "cold" {
+		t.Errorf("then %+v", a)
+	}
+}
+
+// Nothing listens yet, and the container ends: nobody waits until his limit.
+func TestAContainerThatEndsFailsItsWaitersWithItsLastLine(t *testing.T) {
+	s := newSite(t)
+	sb, address := s.sandboxAt(sandbox.Port{Port: uint16(freePort(t))})
+	s.stop(sb.ID)
+	visit := s.visit(t.Context(), address)
+	eventually(t, "it was started", func() bool { return s.get(sb.ID).State == sandbox.StateRunning })
+	s.Engine.Kill(t, sb.ID)
+	if a := <-visit; a.err != nil || a.status != 502 || a.problem.Code != "wake_failed" || a.problem.LastLog != sandboxtest.LastLog {
+		t.Errorf("the visitor got %+v", a)
+	}
+}
+
+// Caddy takes a cancelled request for a visitor who left.
+func TestRequestsInFlightAreToldThatTheNodeCloses(t *testing.T) {
+	s := newSite(t)
+	reached := make(chan struct{})
+	_, address := s.sandbox(func(_ http.ResponseWriter, r *http.Request) {
+		close(reached)
+		<-r.Context().Done()
+	}, sandbox.Port{})
+	visit := s.visit(t.Context(), address)
+	<-reached
+	newestApp(t).held.endRequests()
+	if a := <-visit; a.err != nil || a.status != 503 || a.problem.Code != "node_closing" || a.header.Get("Retry-After") == "" {
+		t.Errorf("the visitor got %+v", a)
+	}
+}
