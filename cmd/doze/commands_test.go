@@ -1,0 +1,631 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func TestLifeOfASandbox(t *testing.T) {
+	r := newRig(t)
+	if out := r.ok("create", "shop", "--env", "A=b", "--label", "team=web", "--sleep-after", "5m"); !regexp.MustCompile(`^shop  [a-z0-9]{12}  created, running\n$`).MatchString(out) {
+		t.Errorf("create printed %q", out)
+	}
+	if out := r.ok("create", "shop"); !strings.Contains(out, "was there") {
+		t.Errorf("the second create printed %q", out)
+	}
+	sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json"))
+	if sb.Env["A"] != "b" || sb.Labels["team"] != "web" || time.Duration(sb.SleepAfter) != 5*time.Minute {
+		t.Errorf("got %+v", sb)
+	}
+	for _, step := range []struct{ command, state string }{{"sleep", "asleep"}, {"wake", "running"}, {"stop", "stopped"}, {"wake", "running"}} {
+		if out, want := r.ok(step.command, "shop"), "shop  "+step.state+"\n"; out != want {
+			t.Errorf("%s printed %q, want %q", step.command, out, want)
+		}
+	}
+	if sb := decodeJSON[client.Sandbox](t, r.ok("hold", "shop", "30m", "--json")); sb.HoldUntil.IsZero() {
+		t.Error("hold did not hold")
+	}
+	if out := r.ok("rm", "shop"); out != "shop  destroyed\n" {
+		t.Errorf("rm printed %q", out)
+	}
+	r.refused("(sandbox_not_found)", "show", "shop")
+	r.refused("(sandbox_not_found)", "rm", "shop")
+	r.ok("rm", "--force", "shop")
+}
+
+func TestCreateWithoutWaiting(t *testing.T) {
+	r := newRig(t)
+	release := r.node.Engine.Block("start")
+	out := r.ok("create", "slow", "--wait=false")
+	if !strings.Contains(out, "created, starting") {
+		t.Errorf("create printed %q", out)
+	}
+	r.refused("(sandbox_conflict)", "create", "slow", "--wait=false", "--image", "other")
+	release()
+	eventually(t, "slow runs", func() bool { return strings.Contains(r.ok("show", "slow"), "running") })
+	r.refused("(sandbox_conflict)", "create", "slow", "--wait=false", "--image", "other")
+	if out := r.ok("create", "slow", "--wait=false"); !strings.Contains(out, "was there, running") {
+		t.Errorf("create printed %q", out)
+	}
+	r.refused("needs a name", "create", "--wait=false")
+}
+
+func TestListFilters(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a", "-l", "team=web")
+	r.ok("create", "b", "-l", "team=web")
+	r.ok("create", "c")
+	r.ok("sleep", "b")
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{nil, "a b c"},
+		{[]string{"--state", "asleep"}, "b"},
+		{[]string{"--label", "team=web"}, "a b"},
+		{[]string{"--label", "team=web", "--state", "running"}, "a"},
+		{[]string{"--state", "stopped"}, ""},
+	} {
+		out := r.ok(append([]string{"ls", "-q"}, tt.args...)...)
+		if got := strings.Join(strings.Fields(out), " "); got != tt.want {
+			t.Errorf("ls -q %v: got %q, want %q", tt.args, got, tt.want)
+		}
+	}
+	list := decodeJSON[struct{ Sandboxes []client.Sandbox }](t, r.ok("ls", "--json"))
+	if len(list.Sandboxes) != 3 {
+		t.Errorf("got %d sandboxes as JSON", len(list.Sandboxes))
+	}
+	if out := r.ok("ls"); !strings.HasPrefix(out, "NAME") || strings.Count(out, "\n") != 4 {
+		t.Errorf("ls printed %q", out)
+	}
+	r.refused("state", "ls", "--state", "sleeping")
+}
+
+func TestSeveralNamesAreAllTried(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.ok("create", "b")
+	got := r.doze("sleep", "a", "missing", "b", "gone")
+	if got.code != exitFailed || got.out != "a  asleep\nb  asleep\n" || strings.Count(got.err, "sandbox_not_found") != 2 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestExecPassesEverything(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	dir := t.TempDir()
+	t.Setenv("FROM_SHELL", "shell value")
+	tests := []struct {
+		name  string
+		stdin string
+		args  []string
+		want  result
+	}{
+		{"words as they are", "", []string{"exec", "a", "--", "echo", "$HOME", "-n", "a  b"}, result{out: "$HOME -n a  b\n"}},
+		{"one word", "", []string{"exec", "a", "true"}, result{}},
+		{"one argument with spaces", "", []string{"exec", "a", "echo $((6*7)); exit 3"}, result{out: "42\n", code: 3}},
+		{"script", "", []string{"exec", "a", "-c", "echo out; echo err >&2; exit 7"}, result{out: "out\n", err: "err\n", code: 7}},
+		{"input", "piped\x00\xff", []string{"exec", "a", "--", "cat"}, result{out: "piped\x00\xff"}},
+		{"no input", "piped", []string{"exec", "--no-stdin", "a", "--", "cat"}, result{}},
+		{"folder", "", []string{"exec", "a", "--cwd", dir, "--", "pwd"}, result{out: dir + "\n"}},
+		{"environment", "", []string{"exec", "a", "-e", "X=1 2", "-e", "FROM_SHELL", "-c", `echo "$X $FROM_SHELL"`}, result{out: "1 2 shell value\n"}},
+		{"signal", "", []string{"exec", "a", "-c", "kill -9 $$"}, result{code: 137}},
+		{"output that is not UTF-8", "", []string{"exec", "a", "-c", `printf '\377\000'`}, result{out: "\xff\x00"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := r.dozeWith(tt.stdin, tt.args...); got != tt.want {
+				t.Errorf("got %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestExecTimeout(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	got := r.doze("exec", "a", "--timeout", "200ms", "--", "sleep", "1000")
+	if got.code != 137 || !strings.Contains(got.err, "time-out") {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestExecJSON(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	got := r.doze("exec", "--json", "a", "-c", "echo out; echo err >&2; exit 4")
+	res := decodeJSON[client.ExecResult](t, got.out)
+	if got.code != 4 || res.Stdout != "out\n" || res.Stderr != "err\n" || res.ExitCode != 4 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestExecRefusals(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.refused("put -- before", "exec", "a", "ls", "-l")
+	r.refused("no command", "exec", "a")
+	r.refused("SANDBOX is missing", "exec")
+	r.refused("give one of them", "exec", "a", "-c", "true", "--", "true")
+	r.refused("add -d", "exec", "--name", "x", "a", "true")
+	r.refused("has no --timeout", "exec", "-d", "--timeout", "1s", "a", "true")
+	r.refused("no such variable", "exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true")
+	r.refused("write --env KEY=VALUE", "exec", "-e", "=x", "a", "true")
+	r.refused("(command_not_found)", "exec", "a", "--", "no-such-command-here", "x")
+	r.refused("(sandbox_not_found)", "exec", "missing", "true")
+	r.refused("/relative", "exec", "a", "--cwd", "nowhere/relative", "true")
+	got := r.dozeWith(strings.Repeat("x", client.MaxStdin+1), "exec", "a", "cat")
+	if got.code != exitFailed || !strings.Contains(got.err, "doze cp") {
+		t.Errorf("too much input: got %+v", got)
+	}
+}
+
+func TestExecEndsWithTheCommandsCodeAsAProgram(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	for _, want := range []int{0, 1, 42, 255} {
+		cmd := r.program("exec", "a", "--", "sh", "-c", "cat; exit "+strconv.Itoa(want))
+		cmd.Stdin = strings.NewReader("piped")
+		out, err := cmd.Output()
+		var exit *exec.ExitError
+		code := 0
+		if errors.As(err, &exit) {
+			code = exit.ExitCode()
+		}
+		if code != want || string(out) != "piped" {
+			t.Errorf("got exit code %d and %q, want %d", code, out, want)
+		}
+	}
+}
+
+func TestCtrlCEndsTheCommandInTheSandbox(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	cmd := r.program("exec", "a", "-c", "sleep 1000 & echo $!; wait")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var errs bytes.Buffer
+	cmd.Stderr = &errs
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid, err := strconv.Atoi(strings.TrimSpace(line))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted || errs.Len() > 0 {
+		t.Errorf("got exit code %d and error %q, want %d and no word", code, errs.String(), exitInterrupted)
+	}
+	eventually(t, "the command's child is gone", func() bool { return !alive(pid) })
+}
+
+// alive says whether a process runs; a zombie does not.
+func alive(pid int) bool {
+	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	return err == nil && !bytes.Contains(stat, []byte(") Z ")) && syscall.Kill(pid, 0) == nil
+}
+
+func TestBackgroundProcesses(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.refused("no other in the background", "logs", "a", "web")
+	out := r.ok("exec", "-d", "--name", "web", "--restart", "on-wake", "a", "-c", "echo up; echo oops >&2; sleep 1000")
+	if !regexp.MustCompile(`^\d+  web\n$`).MatchString(out) {
+		t.Errorf("exec -d printed %q", out)
+	}
+	if out := r.ok("ps", "a"); !regexp.MustCompile(`(?m)^\d+ +web +running +on-wake +\d+s +echo up`).MatchString(out) {
+		t.Errorf("ps printed %q", out)
+	}
+	eventually(t, "the output is there", func() bool {
+		got := r.doze("logs", "a", "web")
+		return got == result{out: "up\n", err: "oops\n"}
+	})
+	r.refused("it has web", "logs", "a", "wep")
+	if out := r.ok("logs", "--json", "a", "web"); !strings.Contains(out, `{"data":"up\n","stream":"stdout"}`) {
+		t.Errorf("logs --json printed %q", out)
+	}
+	follower := r.program("logs", "-f", "a", "web")
+	var followed, end bytes.Buffer
+	follower.Stdout, follower.Stderr = &followed, &end
+	if err := follower.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if out := r.ok("kill", "a", "web"); !regexp.MustCompile(`^\d+  web  exited \(SIG\w+\)\n$`).MatchString(out) {
+		t.Errorf("kill printed %q", out)
+	}
+	if err := follower.Wait(); err != nil || followed.String() != "up\n" {
+		t.Errorf("logs -f: %v, %q, %q", err, followed.String(), end.String())
+	}
+	r.refused("(process_not_found)", "kill", "a", "99999999")
+}
+
+func TestPreviews(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.refused("doze expose a PORT", "open", "a")
+	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "refuse", "--host", "preserve", "--websocket", "hold")
+	if !regexp.MustCompile(`^https://\S+\n$`).MatchString(out) {
+		t.Errorf("expose printed %q", out)
+	}
+	port := decodeJSON[client.Port](t, r.ok("open", "a", "--json"))
+	if port.Access != "public" || port.Wake != "refuse" || port.Host != "preserve" || port.WebSocket != "hold" {
+		t.Errorf("got %+v", port)
+	}
+	if got := r.ok("open", "a"); got != out {
+		t.Errorf("open printed %q, want %q", got, out)
+	}
+	r.ok("expose", "a", "3001")
+	r.refused("say which: 3000,3001", "open", "a")
+	r.refused("port 9 of a", "open", "a", "9")
+	r.refused("from 1 to 65535", "expose", "a", "70000")
+	r.refused("access", "expose", "a", "80", "--access", "secret")
+	r.refused("--access is for nothing", "expose", "a", "3000", "--remove", "--access", "public")
+	r.refused("--wait is for nothing", "expose", "a", "3000", "--remove", "--wait", "1s")
+	if out := r.ok("expose", "a", "3000", "--remove"); out != "3000  closed\n" {
+		t.Errorf("expose --remove printed %q", out)
+	}
+	if closed := decodeJSON[client.Port](t, r.ok("expose", "a", "3001", "--remove", "--json")); closed.Port != 3001 {
+		t.Errorf("got %+v", closed)
+	}
+	r.refused("(port_not_exposed)", "expose", "a", "3000", "--remove")
+}
+
+func TestEventsFollowUntilDestroyed(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.ok("sleep", "a")
+	if out := r.ok("events", "a"); !regexp.MustCompile(`(?m) created .*\n.* slept `).MatchString(out) {
+		t.Errorf("events printed %q", out)
+	}
+	follower := r.program("events", "-f", "--json", "a")
+	out, err := follower.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follower.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.ok("wake", "a")
+	var seen []string
+	lines := json.NewDecoder(out)
+	for {
+		var e client.Event
+		if err := lines.Decode(&e); err != nil {
+			break
+		}
+		seen = append(seen, e.Type)
+		if e.Type == "woke" {
+			r.ok("rm", "a")
+		}
+	}
+	if err := follower.Wait(); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(seen, " "); !strings.HasSuffix(got, "slept woke destroyed") {
+		t.Errorf("got events %s", got)
+	}
+}
+
+func TestTopOnce(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.ok("sleep", "a")
+	r.ok("wake", "a")
+	out := r.ok("top", "--once")
+	if !regexp.MustCompile(`(?m)^a +running +\d+s +1 `).MatchString(out) || !strings.Contains(out, "1 running") {
+		t.Errorf("top printed %q", out)
+	}
+	decodeJSON[snapshot](t, r.ok("top", "--json"))
+	r.refused("too short", "top", "--interval", "1ms")
+}
+
+func TestReadingWakesNothing(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.ok("expose", "a", "3000")
+	r.ok("exec", "-d", "--name", "p", "a", "--", "sleep", "1000")
+	r.ok("sleep", "a")
+	for _, args := range [][]string{{"ls"}, {"show", "a"}, {"ps", "a"}, {"events", "a"}, {"open", "a"}, {"top", "--once"}} {
+		r.ok(args...)
+		if sb := decodeJSON[client.Sandbox](t, r.ok("show", "a", "--json")); sb.State != client.StateAsleep {
+			t.Fatalf("doze %s woke it: %s", strings.Join(args, " "), sb.State)
+		}
+	}
+}
+
+func TestEnv(t *testing.T) {
+	r := newRig(t)
+	home := filepath.Join(t.TempDir(), "it's")
+	if err := os.MkdirAll(home, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.env["DOZE_HOME"], r.env["DOZE_HTTPS_PORT"] = home, "94430"
+	r.refused(`DOZE_HTTPS_PORT: "94430" is no port`, "env")
+	r.env["DOZE_HTTPS_PORT"] = "9443"
+	r.refused("has the node been started?", "env")
+	if err := os.WriteFile(filepath.Join(home, "token"), []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", r.ok("env")+`printf '%s|%s|%s' "$DOZE_API" "$DOZE_TOKEN" "$DOZE_CA"`)
+	out, err := cmd.Output()
+	want := "https://api.doze.localhost:9443/api/v1|secret|" + home + "/caddy/pki/authorities/local/root.crt"
+	if err != nil || string(out) != want {
+		t.Errorf("got %q, %v; want %q", out, err, want)
+	}
+}
+
+func TestTheLocalTokenIsForTheLocalNodeOnly(t *testing.T) {
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, "token"), []byte("local"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DOZE_HOME": home}
+	a := &app{getenv: func(key string) string { return env[key] }}
+	if acc, err := a.access(); err != nil || acc.Token != "local" || acc.URL != client.DefaultURL {
+		t.Errorf("got %+v, %v", acc, err)
+	}
+	env["DOZE_API"] = "https://node.example.com/api/v1"
+	if acc, err := a.access(); err == nil || acc.Token != "" {
+		t.Errorf("got %+v; the token of this machine's node must not be sent elsewhere", acc)
+	}
+	env["DOZE_TOKEN"] = "other"
+	if acc, err := a.access(); err != nil || acc.Token != "other" || acc.CA != "" {
+		t.Errorf("got %+v, %v", acc, err)
+	}
+}
+
+func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
+	r := newRig(t)
+	r.refused(`there is no command "slep"; did you mean sleep`, "slep")
+	r.refused("doze ls --help", "ls", "--stat", "x")
+	r.refused(`"b" is too much; use it like this: doze create [NAME]`, "create", "a", "b")
+	r.refused("PORT is missing; use it like this: doze expose SANDBOX PORT", "expose", "a")
+	r.refused("(name_invalid)", "create", "No_Such")
+	r.refused("write --label KEY=VALUE", "create", "a", "--label", "x")
+	r.refused("is no duration", "hold", "a", "soon")
+	r.env["DOZE_TOKEN"] = "two words"
+	r.refused("was it copied whole", "ls")
+	r.env["DOZE_TOKEN"] = "wrong"
+	r.refused("(unauthorized)", "ls")
+	r.env["DOZE_TOKEN"] = ""
+	r.env["DOZE_API"] = "https://node.example.com/api/v1"
+	r.refused("set DOZE_TOKEN", "ls")
+	r.env["DOZE_TOKEN"], r.env["DOZE_API"] = "x", "http://127.0.0.1:1/api/v1"
+	r.refused("does not answer", "ls")
+}
+
+func TestCompletionsAreNamesOfSandboxes(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	r.ok("create", "show")
+	r.ok("exec", "-d", "--name", "web", "shop", "--", "sleep", "1000")
+	r.ok("expose", "shop", "3000")
+	for _, tt := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"sleep", "sh"}, "shop show :4"},
+		{[]string{"sleep", "shop", "sh"}, "show :4"},
+		{[]string{"logs", "shop", "w"}, "web :4"},
+		{[]string{"cp", "sho"}, "shop: show: :2"},
+		{[]string{"expose", "a", "--access", ""}, "token public :4"},
+		{[]string{"open", "shop", ""}, "3000 :4"},
+		{[]string{"open", "shop", "3000", ""}, ":4"},
+		{[]string{"create", "x", "--image", "b"}, "base :4"},
+		{[]string{"create", "x", "--size", "b"}, "basic :4"},
+		{[]string{"kill", "shop", "--signal", ""}, "HUP INT QUIT KILL USR1 USR2 TERM CONT STOP :4"},
+		{[]string{"cp", "shop:/x", "y", ""}, ":4"},
+		{[]string{"cp", "./", ""}, "shop: show: :2"},
+		{[]string{"ls", ""}, ":4"},
+		{[]string{"exec", "shop", ""}, ":4"},
+		{[]string{"run", ""}, ":0"},
+	} {
+		out := r.ok(append([]string{"__completeNoDesc"}, tt.args...)...)
+		if got := strings.Join(strings.Fields(out), " "); got != tt.want {
+			t.Errorf("completing %v: got %q, want %q", tt.args, got, tt.want)
+		}
+	}
+	r.env["DOZE_API"] = "http://127.0.0.1:1"
+	r.ok("__completeNoDesc", "sleep", "")
+}
+
+func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
+	const evil = "\x1b]0;owned\x07\x1b[2J\u202e\u009b2J\x7f\U000e0001\nname"
+	process := client.Process{PID: 1, Name: evil, Command: evil, Cwd: evil, Restart: evil, State: evil, Signal: evil, LogFile: evil}
+	event := client.Event{Seq: 1, Type: evil, Kind: evil, Cause: evil, Reason: evil, Progress: evil, Process: &process}
+	sb := client.Sandbox{ID: "k3f9x2m7q1az", Name: "a", State: evil, StateReason: evil, Processes: []client.Process{process},
+		Labels: map[string]string{"a": evil}, Env: map[string]string{"A": evil}, Image: evil}
+	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
+		route := path.Base(req.URL.Path)
+		switch {
+		case req.Header.Get("Accept") == "text/event-stream":
+			w.Header().Set("Content-Type", "text/event-stream")
+			if route == "events" {
+				event.Type = "destroyed"
+			}
+			text, _ := json.Marshal(map[string]any{"events": event, "logs": process}[route])
+			fmt.Fprintf(w, "event: %s\ndata: %s\n\n", map[string]string{"events": "destroyed", "logs": "exit"}[route], text)
+		case route == "nobody":
+			w.Header().Set("Content-Type", "application/problem+json")
+			w.WriteHeader(http.StatusNotFound)
+			json.NewEncoder(w).Encode(client.Error{Code: evil, Detail: evil, Errors: []client.FieldError{{Location: evil}, {Message: evil}}})
+		case route == "a", route == "sleep":
+			json.NewEncoder(w).Encode(sb)
+		case route == "exec":
+			json.NewEncoder(w).Encode(client.ExecResult{Stdout: evil, Signal: evil})
+		case route == "process", route == "1":
+			json.NewEncoder(w).Encode(process)
+		case route == "expose":
+			json.NewEncoder(w).Encode(client.Port{URL: evil})
+		default:
+			json.NewEncoder(w).Encode(map[string]any{"processes": []client.Process{process}, "events": []client.Event{event},
+				"sandboxes": []client.Sandbox{sb}, "engine": client.EngineStatus{Error: evil}, "node_id": evil})
+		}
+	})
+	for _, args := range []string{
+		"ps a", "ls", "ls -q", "show a", "show nobody", "events a", "events -f a", "logs -f a 1", "logs a web", "kill a 1", "exec -d a true",
+		"sleep a", "create a", "expose a 80", "open a 80", "top --once", "__complete kill a x", "__complete logs a \x1b",
+		"ps a --json", "ls --json", "show a --json", "events a --json", "events -f a --json", "logs -f a 1 --json", "kill a 1 --json",
+		"exec -d a true --json", "exec --json a true", "top --json", "expose a 80 --json",
+	} {
+		got := r.doze(strings.Split(args, " ")...)
+		if got.out+got.err == "" || strings.ContainsAny(got.out+got.err, "\x1b\x07\u202e\u009b\x7f\U000e0001") {
+			t.Errorf("doze %s printed %q and %q", args, got.out, got.err)
+		}
+		if strings.HasPrefix(args, "show a --json") && decodeJSON[client.Sandbox](t, got.out).Env["A"] != evil {
+			t.Errorf("JSON has lost something: %q", got.out)
+		}
+	}
+	if out := r.ok("ps", "a"); strings.Count(out, "\n") != 2 {
+		t.Errorf("ps printed %q", out)
+	}
+}
+
+// fakeNode is a rig with another node than the real one.
+func fakeNode(t *testing.T, answer http.HandlerFunc) *rig {
+	t.Helper()
+	node := httptest.NewServer(answer)
+	t.Cleanup(node.Close)
+	return &rig{t: t, server: node, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
+}
+
+func TestOddExitCodesAreNoSuccess(t *testing.T) {
+	for _, code := range []int{256, 512, -1, -256, 1 << 40} {
+		r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
+			if req.Header.Get("Accept") == "text/event-stream" {
+				w.Header().Set("Content-Type", "text/event-stream")
+				fmt.Fprintf(w, "event: complete\ndata: {\"exit_code\":%d}\n\n", code)
+				return
+			}
+			fmt.Fprintf(w, "{\"exit_code\":%d}", code)
+		})
+		r.refused("is no exit code", "exec", "a", "true")
+		if got := r.doze("exec", "--json", "a", "true"); got.code != exitFailed {
+			t.Errorf("got %+v", got)
+		}
+	}
+}
+
+func TestCommandsHaveNoTimeoutUnlessAsked(t *testing.T) {
+	asked := make(chan string, 1)
+	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
+		var body struct{ Timeout string }
+		json.NewDecoder(req.Body).Decode(&body)
+		asked <- body.Timeout
+		io.WriteString(w, "{}")
+	})
+	for want, args := range map[string][]string{
+		"0s": {"exec", "--json", "a", "true"}, "90s": {"exec", "--json", "--timeout", "1m30s", "a", "true"},
+	} {
+		r.ok(args...)
+		if got := <-asked; got != want {
+			t.Errorf("doze %s asked for %q, want %q", strings.Join(args, " "), got, want)
+		}
+	}
+}
+
+func TestLogsSayWhatIsMissing(t *testing.T) {
+	r := fakeNode(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		io.WriteString(w, "event: stdout\ndata: {\"data\":\"x\"}\n\nevent: skipped\ndata: {\"bytes\":2048}\n\n")
+	})
+	got := r.doze("logs", "-f", "a", "1")
+	if got.code != exitFailed || got.out != "x" || !strings.Contains(got.err, "2.0 KiB of output are left out") || !strings.Contains(got.err, "ended before the process") {
+		t.Errorf("got %+v", got)
+	}
+	if got := r.doze("logs", "-f", "--json", "a", "1"); !strings.Contains(got.out, `{"skipped":2048}`) {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// TestUnwrittenOutputIsAnError writes to a disk that is full.
+func TestUnwrittenOutputIsAnError(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	if err := os.WriteFile(filepath.Join(r.env["DOZE_HOME"], "token"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, args := range []string{"ls", "ls -q", "ls --json", "show a", "ps a", "events a", "events -f a", "exec a -- echo x", "env", "top --once", "version", "sleep a"} {
+		var errs bytes.Buffer
+		a := &app{in: strings.NewReader(""), out: full, err: &errs, getenv: func(key string) string { return r.env[key] }}
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		code := a.run(ctx, strings.Fields(args))
+		cancel()
+		if code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("doze %s: got exit code %d and %q", args, code, errs.String())
+		}
+	}
+}
+
+func TestUntrustedNodeIsSaidToBeOne(t *testing.T) {
+	node := httptest.NewTLSServer(http.NotFoundHandler())
+	defer node.Close()
+	node.Config.ErrorLog = log.New(io.Discard, "", 0) // of the handshake
+	r := &rig{t: t, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
+	r.refused("DOZE_CA or --ca names the file", "ls")
+}
+
+func TestEveryCommandHasJSON(t *testing.T) {
+	r := newRig(t)
+	if err := os.WriteFile(filepath.Join(r.env["DOZE_HOME"], "token"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	tree{"f": "x"}.write(t, dir)
+	r.ok("create", "a")
+	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
+	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
+	lines := map[string]string{ // how each is called, in an order in which all succeed
+		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "events": "events a", "top": "top",
+		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
+		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "doctor": "doctor", "env": "env", "version": "version",
+	}
+	order := strings.Fields("create ls show sleep wake hold events top exec cp ps logs kill expose open stop rm doctor env version")
+	for _, cmd := range (&app{getenv: os.Getenv}).rootCommand().Commands() {
+		if name := cmd.Name(); lines[name] == "" && !cmd.DisableFlagParsing && name != "help" && name != "completion" {
+			t.Errorf("this test does not know the command %s", name)
+		}
+	}
+	for _, name := range order {
+		got := r.doze(append(strings.Fields(lines[name]), "--json")...)
+		if !json.Valid([]byte(got.out)) || got.code != 0 && name != "doctor" { // which may find something here
+			t.Errorf("doze %s --json: exit code %d, output %q, error %q", lines[name], got.code, got.out, got.err)
+		}
+	}
+}

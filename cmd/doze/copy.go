@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) copyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "cp SOURCE TARGET",
+		Short: "Copy files and folders into a sandbox or out of it",
+		Long: `Copy files and folders into a sandbox or out of it. One of SOURCE and TARGET is
+SANDBOX:PATH.
+
+A folder becomes TARGET, or goes into TARGET if that is a folder already; with /.
+after its name only what is in it goes there. - is a tar stream from standard
+input or to standard output. A local name with a colon needs ./ before it.
+
+Links that lead out of the folder, devices and sockets are left out, with a word
+about each.`,
+		Example: `  doze cp ./site shop:/workspace
+  doze cp ./site/. shop:/workspace
+  doze cp shop:/workspace/dist ./
+  git archive HEAD | doze cp - shop:/workspace`,
+		Args:              wants(2, 2),
+		ValidArgsFunction: a.completeCopy,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) (err error) {
+			from, to := parsePlace(args[0]), parsePlace(args[1])
+			c := &copying{app: a, node: node, progress: newProgress(a.err)}
+			switch {
+			case from.local() == to.local():
+				return fmt.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
+			case from.path == "-" && from.local() && isTerminal(a.in):
+				return fmt.Errorf("- is a tar stream, and standard input is a terminal; pipe one into doze, like this: tar -c . | doze cp - %s", args[1])
+			case to.path == "-" && to.local() && isTerminal(a.out):
+				return fmt.Errorf("- is a tar stream, and standard output is a terminal; redirect it, like this: doze cp %s - > FILE.tar", args[0])
+			case to.path == "-" && to.local() && a.json:
+				return fmt.Errorf("standard output cannot have both a tar stream and --json; leave one of them away")
+			case from.local():
+				err = c.upload(ctx, from.path, to)
+			default:
+				err = c.download(ctx, from, to.path)
+			}
+			c.progress.end()
+			if err != nil {
+				return err
+			}
+			return c.report()
+		}),
+	}
+}
+
+// place is one end of a copy: here, or in a sandbox.
+type place struct {
+	sandbox string // empty: here
+	path    string
+}
+
+// parsePlace tells SANDBOX:PATH from a local path. What has a slash before its
+// colon is local.
+func parsePlace(text string) place {
+	sandbox, inside, ok := strings.Cut(text, ":")
+	if !ok || sandbox == "" || strings.ContainsAny(sandbox, `/\.`) {
+		return place{path: text}
+	}
+	// A relative path starts at the root, as docker cp has it.
+	if !strings.HasPrefix(inside, "/") {
+		inside = "/" + inside
+	}
+	return place{sandbox: sandbox, path: inside}
+}
+
+func (p place) local() bool { return p.sandbox == "" }
+
+// contentsOnly says that a path means what is in a folder, not the folder itself.
+func contentsOnly(p string) bool {
+	return p == "." || p == ".." || strings.HasSuffix(p, "/.") || strings.HasSuffix(p, "/..")
+}
+
+// copying is one cp command and what it has done so far.
+type copying struct {
+	app      *app
+	node     *client.Client
+	progress *progress
+
+	files, bytes atomic.Int64 // a request's body may be read by another goroutine
+}
+
+func (c *copying) upload(ctx context.Context, source string, to place) error {
+	if source == "-" {
+		return c.node.PutArchive(ctx, to.sandbox, path.Clean(to.path), c.counting(c.app.in))
+	}
+	info, err := os.Stat(source)
+	if err != nil {
+		return err
+	}
+	there, err := c.node.Stat(ctx, to.sandbox, path.Clean(to.path))
+	if err != nil {
+		return err
+	}
+	target := path.Clean(to.path)
+	if there == client.KindDirectory && !(info.IsDir() && contentsOnly(source)) {
+		full, err := filepath.Abs(source)
+		if err != nil {
+			return err
+		}
+		target = path.Join(target, filepath.Base(full))
+	}
+	switch {
+	case info.IsDir() && there == client.KindFile:
+		return fmt.Errorf("%s:%s is a file, which a folder cannot replace", to.sandbox, to.path)
+	case info.IsDir():
+		return c.uploadFolder(ctx, source, place{to.sandbox, target})
+	case !info.Mode().IsRegular():
+		return fmt.Errorf("%s is neither a file nor a folder", source)
+	case there == client.KindNone && strings.HasSuffix(to.path, "/"):
+		return fmt.Errorf("there is no folder %s:%s; leave the last / away to make a file of that name", to.sandbox, to.path)
+	}
+	return c.uploadFile(ctx, source, place{to.sandbox, target})
+}
+
+func (c *copying) uploadFile(ctx context.Context, source string, to place) error {
+	f, err := os.Open(source)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	c.files.Add(1)
+	mode := max(info.Mode().Perm(), 0o400) // none at all would mean the usual one, which all may read
+	_, err = c.node.WriteFile(ctx, to.sandbox, to.path, mode, c.counting(f))
+	return err
+}
+
+func (c *copying) uploadFolder(ctx context.Context, source string, to place) error {
+	r, w := io.Pipe()
+	packed := make(chan error, 1)
+	go func() { // ends when the folder is packed or the other end of the pipe closes
+		err := c.pack(source, w)
+		w.CloseWithError(err)
+		packed <- err
+	}()
+	err := c.node.PutArchive(ctx, to.sandbox, to.path, r)
+	r.Close()
+	if packErr := <-packed; packErr != nil && packErr != io.ErrClosedPipe {
+		return packErr
+	}
+	return err
+}
+
+func (c *copying) download(ctx context.Context, from place, target string) error {
+	source := path.Clean(from.path)
+	if target == "-" {
+		tar, err := c.node.GetArchive(ctx, from.sandbox, source)
+		if err != nil {
+			return err
+		}
+		defer tar.Close()
+		_, err = io.Copy(c.app.out, c.counting(tar))
+		return err
+	}
+	kind, err := c.node.Stat(ctx, from.sandbox, source)
+	if err != nil {
+		return err
+	}
+	if kind == client.KindNone {
+		return fmt.Errorf("there is no %s:%s", from.sandbox, from.path)
+	}
+	info, err := os.Stat(target)
+	switch {
+	case err == nil && info.IsDir() && !(kind == client.KindDirectory && contentsOnly(from.path)):
+		base := path.Base(source)
+		if base == "/" {
+			base = from.sandbox
+		}
+		target = filepath.Join(target, base)
+	case err == nil && !info.IsDir() && kind == client.KindDirectory:
+		return fmt.Errorf("%s is a file, which a folder cannot replace", target)
+	case err != nil && !os.IsNotExist(err):
+		return err
+	case err != nil && kind == client.KindFile && strings.HasSuffix(target, "/"):
+		return fmt.Errorf("there is no folder %s; leave the last / away to make a file of that name", target)
+	}
+	tar, err := c.node.GetArchive(ctx, from.sandbox, source)
+	if err != nil {
+		return err
+	}
+	defer tar.Close()
+	if kind == client.KindFile {
+		return c.unpackFile(tar, target)
+	}
+	return c.unpack(tar, target)
+}
+
+// counting counts and shows what is read from r.
+func (c *copying) counting(r io.Reader) io.Reader { return countingReader{r, c} }
+
+type countingReader struct {
+	r io.Reader
+	c *copying
+}
+
+func (r countingReader) Read(b []byte) (int, error) {
+	n, err := r.r.Read(b)
+	r.c.bytes.Add(int64(n))
+	r.c.progress.show(r.c.summary())
+	return n, err
+}
+
+// leftOut says that something was not copied.
+func (c *copying) leftOut(name, why string) {
+	c.progress.wipe()
+	fmt.Fprintf(c.app.err, "doze: left out %s: %s\n", clean(name), clean(why))
+}
+
+func (c *copying) report() error {
+	if c.app.json {
+		return c.app.printJSON(map[string]int64{"files": c.files.Load(), "bytes": c.bytes.Load()})
+	}
+	if isTerminal(c.app.err) {
+		fmt.Fprintln(c.app.err, c.summary())
+	}
+	return nil
+}
+
+func (c *copying) summary() string {
+	text := "copied " + size(c.bytes.Load())
+	if n := c.files.Load(); n > 1 {
+		text += fmt.Sprintf(" in %d files", n)
+	}
+	return text
+}

@@ -1,0 +1,285 @@
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// tree is a folder: names to contents. A name that ends in / is an empty folder,
+// contents that begin with "-> " are a link.
+type tree map[string]string
+
+func (tr tree) write(t *testing.T, folder string) {
+	t.Helper()
+	for name, content := range tr {
+		file := filepath.Join(folder, name)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		var err error
+		target, isLink := strings.CutPrefix(content, "-> ")
+		switch {
+		case strings.HasSuffix(name, "/"):
+			err = os.MkdirAll(file, 0o755)
+		case isLink:
+			err = os.Symlink(target, file)
+		default:
+			err = os.WriteFile(file, []byte(content), 0o644)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// check compares a folder with the tree.
+func (tr tree) check(t *testing.T, folder string) {
+	t.Helper()
+	got := tree{}
+	err := filepath.WalkDir(folder, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || file == folder {
+			return err
+		}
+		name, _ := filepath.Rel(folder, file)
+		switch {
+		case entry.IsDir():
+			if entries, err := os.ReadDir(file); err != nil || len(entries) > 0 {
+				return err
+			}
+			got[name+"/"] = ""
+		case entry.Type()&fs.ModeSymlink != 0:
+			target, err := os.Readlink(file)
+			got[name] = "-> " + target
+			return err
+		default:
+			content, err := os.ReadFile(file)
+			got[name] = string(content)
+			return err
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(got) != len(tr) {
+		t.Errorf("%s has %v, want %v", folder, got, tr)
+		return
+	}
+	for name, want := range tr {
+		if got[name] != want {
+			t.Errorf("%s: %s is %q, want %q", folder, name, got[name], want)
+		}
+	}
+}
+
+func TestCopyFilesBothWays(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	here, there := t.TempDir(), t.TempDir() // the rig's sandboxes have this machine's files
+	tree{"file": "content", "empty": ""}.write(t, here)
+	if err := os.Chmod(filepath.Join(here, "file"), 0o750); err != nil {
+		t.Fatal(err)
+	}
+	r.ok("cp", filepath.Join(here, "file"), "a:"+there)
+	r.ok("cp", filepath.Join(here, "file"), "a:"+there+"/new/name")
+	r.ok("cp", filepath.Join(here, "empty"), "a:"+there+"/empty")
+	r.ok("cp", filepath.Join(here, "empty"), "a:"+there+"/empty") // over itself
+	tree{"file": "content", "new/name": "content", "empty": ""}.check(t, there)
+	if info, err := os.Stat(filepath.Join(there, "file")); err != nil || info.Mode().Perm() != 0o750 {
+		t.Errorf("the mode became %v, %v", info.Mode(), err)
+	}
+
+	back := t.TempDir()
+	r.ok("cp", "a:"+there+"/new/name", back)
+	r.ok("cp", "a:"+there+"/new/name", filepath.Join(back, "other"))
+	r.ok("cp", "a:"+there+"/empty", filepath.Join(back, "other2"))
+	r.ok("cp", "a:"+there+"/file", filepath.Join(back, "name")) // replaces
+	tree{"name": "content", "other": "content", "other2": ""}.check(t, back)
+	if info, err := os.Stat(filepath.Join(back, "name")); err != nil || info.Mode().Perm() != 0o750 {
+		t.Errorf("the mode came back as %v, %v", info.Mode(), err)
+	}
+}
+
+func TestCopyFoldersBothWays(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	site := tree{"index.html": "<html>", "css/a.css": "a{}", "empty/": "", "link": "-> css/a.css", "deep/up": "-> ../index.html", ".hidden": "x"}
+	here, there := t.TempDir(), t.TempDir()
+	site.write(t, filepath.Join(here, "site"))
+
+	r.ok("cp", filepath.Join(here, "site"), "a:"+there+"/made")
+	site.check(t, filepath.Join(there, "made"))
+	r.ok("cp", filepath.Join(here, "site"), "a:"+there) // into the folder
+	site.check(t, filepath.Join(there, "site"))
+	r.ok("cp", filepath.Join(here, "site")+"/.", "a:"+there+"/made") // only what is in it, over itself
+	site.check(t, filepath.Join(there, "made"))
+
+	back := t.TempDir()
+	r.ok("cp", "a:"+there+"/site", back)
+	site.check(t, filepath.Join(back, "site"))
+	r.ok("cp", "a:"+there+"/site", filepath.Join(back, "other"))
+	site.check(t, filepath.Join(back, "other"))
+	r.ok("cp", "a:"+there+"/site/.", filepath.Join(back, "other"))
+	site.check(t, filepath.Join(back, "other"))
+}
+
+func TestCopyStreams(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	there := t.TempDir()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	w.WriteHeader(&tar.Header{Name: "x/y", Mode: 0o644, Size: 3})
+	io.WriteString(w, "abc")
+	w.Close()
+	if got := r.dozeWith(archive.String(), "cp", "-", "a:"+there); got.code != 0 {
+		t.Fatalf("got %+v", got)
+	}
+	tree{"x/y": "abc"}.check(t, there)
+	in := tar.NewReader(strings.NewReader(r.ok("cp", "a:"+there+"/x", "-")))
+	names := ""
+	for {
+		h, err := in.Next()
+		if err != nil {
+			break
+		}
+		names += h.Name + " "
+	}
+	if !strings.Contains(names, "y") {
+		t.Errorf("the stream has %q", names)
+	}
+}
+
+func TestCopyLeavesOutWhatLeadsOut(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	here, there := t.TempDir(), t.TempDir()
+	tree{"file": "x", "passwd": "-> /etc/passwd", "up": "-> ../../secret"}.write(t, here)
+	got := r.doze("cp", here+"/.", "a:"+there)
+	if got.code != 0 || strings.Count(got.err, "left out") != 2 {
+		t.Errorf("got %+v", got)
+	}
+	tree{"file": "x"}.check(t, there)
+}
+
+func TestCopyRefusals(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	here, there := t.TempDir(), t.TempDir()
+	tree{"file": "x", "folder/": ""}.write(t, here)
+	tree{"file": "x"}.write(t, there)
+	file, folder := filepath.Join(here, "file"), filepath.Join(here, "folder")
+	r.refused("must be in a sandbox", "cp", file, folder)
+	r.refused("must be in a sandbox", "cp", "a:/x", "b:/y")
+	r.refused("no such file", "cp", filepath.Join(here, "missing"), "a:/")
+	r.refused("there is no a:"+there+"/missing", "cp", "a:"+there+"/missing", here)
+	r.refused("is a file, which a folder", "cp", folder, "a:"+there+"/file")
+	r.refused("is a file, which a folder", "cp", "a:"+there, file)
+	r.refused("leave the last / away", "cp", file, "a:"+there+"/none/")
+	r.refused("leave the last / away", "cp", "a:"+there+"/file", here+"/none/")
+	r.refused("(sandbox_not_found)", "cp", file, "missing:/x")
+	r.refused("cannot have both", "cp", "--json", "a:"+there, "-")
+}
+
+// TestUnpackWritesNothingOutside sends what a hostile sandbox could.
+func TestUnpackWritesNothingOutside(t *testing.T) {
+	const size = 1
+	tests := []struct {
+		name    string
+		entries []tar.Header
+		refused bool
+	}{
+		{"parent", []tar.Header{{Name: "../evil", Size: size}}, true},
+		{"hidden parent", []tar.Header{{Name: "a/../../evil", Size: size}}, true},
+		{"absolute", []tar.Header{{Name: "/tmp/evil", Size: size}}, true},
+		{"link out", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../"}, {Name: "l/evil", Size: size}}, false},
+		{"absolute link", []tar.Header{{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/etc"}}, false},
+		{"link that is turned", []tar.Header{
+			{Name: "d", Typeflag: tar.TypeDir, Mode: 0o755}, {Name: "d/l", Typeflag: tar.TypeSymlink, Linkname: "../x"},
+			{Name: "x", Typeflag: tar.TypeSymlink, Linkname: "d"}, {Name: "d/l/../../../evil", Size: size}}, true},
+		{"hard link out", []tar.Header{{Name: "l", Typeflag: tar.TypeLink, Linkname: "../outside"}}, true},
+		{"device", []tar.Header{{Name: "d", Typeflag: tar.TypeChar, Devmajor: 1, Devminor: 3}}, false},
+		{"set-uid", []tar.Header{{Name: "s", Mode: 0o4755, Size: size}}, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			parent := t.TempDir()
+			tree{"outside": "safe"}.write(t, parent)
+			var stream bytes.Buffer
+			w := tar.NewWriter(&stream)
+			for _, h := range tt.entries {
+				w.WriteHeader(&h)
+				io.WriteString(w, strings.Repeat("x", int(h.Size)))
+			}
+			w.Close()
+			var errs bytes.Buffer
+			a := &app{err: &errs}
+			c := &copying{app: a, progress: newProgress(&errs)}
+			err := c.unpack(&stream, filepath.Join(parent, "in"))
+			if (err != nil) != tt.refused {
+				t.Errorf("got %v, refused must be %v", err, tt.refused)
+			}
+			entries, _ := os.ReadDir(parent)
+			content, _ := os.ReadFile(filepath.Join(parent, "outside"))
+			if len(entries) > 2 || string(content) != "safe" {
+				t.Errorf("something was written outside: %v, %q", entries, content)
+			}
+			if info, err := os.Stat(filepath.Join(parent, "in", "s")); err == nil && info.Mode()&fs.ModeSetuid != 0 {
+				t.Error("a file is set-uid")
+			}
+		})
+	}
+}
+
+// TestUnpackRefusesSparseFiles: 1 KiB of tar would otherwise become 8 GiB of file.
+func TestUnpackRefusesSparseFiles(t *testing.T) {
+	var stream bytes.Buffer
+	w := tar.NewWriter(&stream)
+	if err := w.WriteHeader(&tar.Header{Name: "s", Mode: 0o644, Format: tar.FormatGNU}); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	block := stream.Bytes()[:512]
+	block[156] = tar.TypeGNUSparse
+	copy(block[483:], "77777777777\x00") // the size when unpacked
+	copy(block[148:], "        ")        // the checksum counts as spaces
+	sum := 0
+	for _, b := range block {
+		sum += int(b)
+	}
+	copy(block[148:], fmt.Sprintf("%06o\x00 ", sum))
+	folder := t.TempDir()
+	c := &copying{app: &app{err: io.Discard}, progress: newProgress(io.Discard)}
+	if err := c.unpack(&stream, folder); err == nil || !strings.Contains(err.Error(), "sparse") {
+		t.Errorf("got %v, want a refusal", err)
+	}
+	tree{}.check(t, folder)
+}
+
+func TestBrokenDownloadLeavesNoFile(t *testing.T) {
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/read") {
+			return
+		}
+		out := tar.NewWriter(w)
+		out.WriteHeader(&tar.Header{Name: "f", Mode: 0o644, Size: 1 << 20})
+		io.WriteString(out, "only the beginning")
+		http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	}))
+	defer node.Close()
+	r := &rig{t: t, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
+	here := t.TempDir()
+	tree{"f": "before"}.write(t, here)
+	r.refused("", "cp", "a:/f", filepath.Join(here, "f"))
+	tree{"f": "before"}.check(t, here)
+}

@@ -1,0 +1,198 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) createCommand() *cobra.Command {
+	var req client.CreateRequest
+	var env, labels []string
+	var sleepAfter, stopAfter time.Duration
+	var wait bool
+	cmd := &cobra.Command{
+		Use:   "create [NAME]",
+		Short: "Create a sandbox, or find it by name",
+		Long: `Create a sandbox and wait until it runs. One of that name that is there already
+is used as it is. Without a name the node makes one up.`,
+		Example: "  doze create shop\n  doze create shop --image node --size standard --env NODE_ENV=development --sleep-after 5m",
+		Args:    wants(0, 1),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			if len(args) == 1 {
+				req.Name = args[0]
+			}
+			if req.Env, err = a.environ(env); err != nil {
+				return err
+			}
+			if req.Labels, err = pairs("label", labels); err != nil {
+				return err
+			}
+			if cmd.Flags().Changed("sleep-after") {
+				req.SleepAfter = (*client.Duration)(&sleepAfter)
+			}
+			if cmd.Flags().Changed("stop-after") {
+				req.StopAfter = (*client.Duration)(&stopAfter)
+			}
+			if !wait && req.Name == "" {
+				return fmt.Errorf("--wait=false needs a name to look for: doze create NAME --wait=false")
+			}
+			return a.create(cmd.Context(), req, wait)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&req.Image, "image", "", "short name of one of the node's images, or a reference that it allows")
+	f.StringVar(&req.Size, "size", "", "lite, basic, standard or another of the node's sizes")
+	f.StringArrayVarP(&env, "env", "e", nil, "KEY=VALUE for all that runs in it, or KEY for this shell's value; may be repeated")
+	f.StringArrayVarP(&labels, "label", "l", nil, "KEY=VALUE to find it by; may be repeated")
+	f.DurationVar(&sleepAfter, "sleep-after", 0, "idle for so long, it sleeps; 0s for never")
+	f.DurationVar(&stopAfter, "stop-after", 0, "asleep for so long, it is stopped; 0s for never")
+	f.BoolVar(&wait, "wait", true, "wait until it runs")
+	cmd.RegisterFlagCompletionFunc("image", a.completeNode(func(node client.Node) []string { return node.Images }))
+	cmd.RegisterFlagCompletionFunc("size", a.completeNode(func(node client.Node) []string { return slices.Sorted(maps.Keys(node.Sizes)) }))
+	return cmd
+}
+
+func (a *app) create(ctx context.Context, req client.CreateRequest, wait bool) error {
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	// The creation goes on at the node when its request ends.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type answer struct {
+		sb      client.Sandbox
+		created bool
+		err     error
+	}
+	answered := make(chan answer, 1)
+	go func() { // ends with ctx
+		sb, created, err := node.Create(ctx, req)
+		answered <- answer{sb, created, err}
+	}()
+	appeared := make(chan client.Sandbox, 1)
+	if req.Name != "" && (!wait || isTerminal(a.err)) {
+		go func() { // ends with ctx
+			if sb, err := awaitSandbox(ctx, node, req.Name); err == nil {
+				appeared <- sb
+			}
+		}()
+	}
+	progress := newProgress(a.err)
+	defer progress.end()
+	began, tick := time.Now(), time.NewTicker(slow)
+	defer tick.Stop()
+	pulls, pulling := make(chan string), ""
+	for {
+		select {
+		case got := <-answered:
+			progress.end()
+			if got.err != nil {
+				return got.err
+			}
+			return a.printCreated(got.sb, got.created)
+		case sb := <-appeared:
+			switch {
+			case sb.State != client.StateStarting || !fits(sb, req):
+				// It was there. The answer comes at once, and may be a refusal.
+			case !wait:
+				return a.printCreated(sb, true)
+			default:
+				go followPull(ctx, node, sb, pulls) // ends with ctx
+			}
+		case pulling = <-pulls:
+			progress.show(pulling)
+		case <-tick.C:
+			progress.show(first(pulling, fmt.Sprintf("creating %s… %s", req.Name, age(time.Since(began)))))
+		}
+	}
+}
+
+// fits says whether a sandbox of the name is what was asked for.
+func fits(sb client.Sandbox, req client.CreateRequest) bool {
+	return first(req.Image, sb.Image) == sb.Image && first(req.Size, sb.Size) == sb.Size
+}
+
+// followPull says how the pull of a sandbox's image goes.
+func followPull(ctx context.Context, node *client.Client, sb client.Sandbox, pulls chan<- string) {
+	node.Follow(ctx, sb.ID, 0, func(e client.Event) error {
+		if e.Type != "image_pull" {
+			return nil
+		}
+		select {
+		case pulls <- "pulling " + sb.Image + ": " + e.Progress:
+		case <-ctx.Done():
+		}
+		return nil
+	})
+}
+
+// awaitSandbox looks until a sandbox that is being created is there.
+func awaitSandbox(ctx context.Context, node *client.Client, name string) (client.Sandbox, error) {
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		sb, err := node.Get(ctx, name)
+		if err == nil || !client.HasCode(err, client.CodeSandboxNotFound) {
+			return sb, err
+		}
+		select {
+		case <-ctx.Done():
+			return client.Sandbox{}, ctx.Err()
+		case <-tick.C:
+		}
+	}
+}
+
+func (a *app) printCreated(sb client.Sandbox, created bool) error {
+	if a.json {
+		return a.printJSON(sb)
+	}
+	how := "was there"
+	if created {
+		how = "created"
+	}
+	_, err := fmt.Fprintf(a.out, "%s  %s  %s, %s\n", clean(sb.Name), clean(sb.ID), how, clean(sb.State))
+	return err
+}
+
+// environ reads KEY=VALUE, and KEY for a variable of this process.
+func (a *app) environ(list []string) (map[string]string, error) {
+	complete := make([]string, len(list))
+	for i, entry := range list {
+		if !strings.Contains(entry, "=") {
+			value, ok := os.LookupEnv(entry)
+			if !ok {
+				return nil, fmt.Errorf("--env %s: this shell has no such variable; write --env %s=VALUE", entry, entry)
+			}
+			entry += "=" + value
+		}
+		complete[i] = entry
+	}
+	return pairs("env", complete)
+}
+
+// pairs reads KEY=VALUE.
+func pairs(flag string, list []string) (map[string]string, error) {
+	var values map[string]string
+	for _, entry := range list {
+		key, value, ok := strings.Cut(entry, "=")
+		if !ok || key == "" {
+			return nil, fmt.Errorf("--%s %s is no pair; write --%s KEY=VALUE", flag, entry, flag)
+		}
+		if values == nil {
+			values = make(map[string]string)
+		}
+		values[key] = value
+	}
+	return values, nil
+}

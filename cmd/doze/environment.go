@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+// access is how to get to a node.
+type access struct {
+	URL   string `json:"DOZE_API"`
+	Token string `json:"DOZE_TOKEN"`
+	CA    string `json:"DOZE_CA"`
+}
+
+// home is the folder of the node on this machine.
+func (a *app) home() (string, error) {
+	if dir := a.getenv("DOZE_HOME"); dir != "" {
+		return filepath.Abs(dir)
+	}
+	if os.Geteuid() == 0 {
+		return "/var/lib/doze", nil
+	}
+	user, err := os.UserHomeDir()
+	if err != nil {
+		return "", fmt.Errorf("%w; set DOZE_HOME to the node's folder", err)
+	}
+	return filepath.Join(user, ".local", "share", "doze"), nil
+}
+
+// local is how to get to the node on this machine. The token is empty when there
+// is none to be read.
+func (a *app) local() (acc access, home string, err error) {
+	home, err = a.home()
+	if err != nil {
+		return access{}, "", err
+	}
+	acc = access{URL: client.DefaultURL, CA: filepath.Join(home, "caddy", "pki", "authorities", "local", "root.crt")}
+	if port := a.getenv("DOZE_HTTPS_PORT"); port != "" {
+		if _, err := parsePort(port); err != nil {
+			return access{}, "", fmt.Errorf("DOZE_HTTPS_PORT: %w", err)
+		}
+		acc.URL = "https://api.doze.localhost:" + port + "/api/v1"
+	}
+	acc.Token, err = readToken(filepath.Join(home, "token"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		err = nil
+	}
+	return acc, home, err
+}
+
+// maxToken is more than the API takes.
+const maxToken = 4096
+
+func readToken(file string) (string, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	token, err := io.ReadAll(io.LimitReader(f, maxToken))
+	return strings.TrimSpace(string(token)), err
+}
+
+// access is what flags and variables say, and for what they do not say the node on
+// this machine. The token and CA of this machine's node are for it alone: they are
+// not used with an address elsewhere.
+func (a *app) access() (access, error) {
+	acc := access{
+		URL:   first(a.apiURL, a.getenv("DOZE_API")),
+		Token: a.getenv("DOZE_TOKEN"),
+		CA:    first(a.caFile, a.getenv("DOZE_CA")),
+	}
+	local, home, err := a.local()
+	if err != nil {
+		return access{}, err
+	}
+	if acc.URL == "" || isLocal(acc.URL) {
+		acc.URL = first(acc.URL, local.URL)
+		acc.Token = first(acc.Token, local.Token)
+		if _, err := os.Stat(local.CA); err == nil && acc.CA == "" {
+			acc.CA = local.CA
+		}
+	}
+	if acc.Token == "" {
+		return access{}, fmt.Errorf("there is no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has none that can be read)", home)
+	}
+	return acc, nil
+}
+
+func isLocal(address string) bool {
+	u, err := url.Parse(address)
+	return err == nil && client.IsLoopback(u.Hostname())
+}
+
+func first(values ...string) string {
+	for _, v := range values {
+		if v != "" {
+			return v
+		}
+	}
+	return ""
+}
+
+// node returns the client of the node.
+func (a *app) node() (*client.Client, error) {
+	if a.api != nil {
+		return a.api, nil
+	}
+	acc, err := a.access()
+	if err != nil {
+		return nil, err
+	}
+	a.api, err = client.New(client.Config{URL: acc.URL, Token: acc.Token, CAFile: acc.CA, UserAgent: "doze/" + version()})
+	return a.api, err
+}
+
+// withNode runs a command that speaks to the node.
+func (a *app) withNode(run func(ctx context.Context, node *client.Client, args []string) error) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		node, err := a.node()
+		if err != nil {
+			return err
+		}
+		return run(cmd.Context(), node, args)
+	}
+}
+
+// forEach runs a command for each of the sandboxes that its arguments name. An
+// error does not keep it from the others; all but the last are printed.
+func (a *app) forEach(do func(ctx context.Context, node *client.Client, name string) error) func(*cobra.Command, []string) error {
+	return a.withNode(func(ctx context.Context, node *client.Client, names []string) error {
+		var last error
+		for _, name := range names {
+			err := do(ctx, node, name)
+			if err == nil {
+				continue
+			}
+			if last != nil {
+				a.complain(last)
+			}
+			last = err
+		}
+		return last
+	})
+}
+
+func (a *app) envCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "env",
+		Short: "Print the variables that lead to the node on this machine",
+		Long: `Print the variables that lead to the node on this machine, for a shell:
+
+  eval "$(doze env)"
+
+DOZE_HOME and DOZE_HTTPS_PORT say which node.`,
+		Args: wants(0, 0),
+		RunE: func(*cobra.Command, []string) error {
+			acc, home, err := a.local()
+			if err != nil {
+				return err
+			}
+			if acc.Token == "" {
+				return fmt.Errorf("%s can not be read: has the node been started? DOZE_HOME says where its folder is", filepath.Join(home, "token"))
+			}
+			if a.json {
+				return a.printJSON(acc)
+			}
+			_, err = fmt.Fprintf(a.out, "export DOZE_API=%s\nexport DOZE_TOKEN=%s\nexport DOZE_CA=%s\n", shellQuote(acc.URL), shellQuote(acc.Token), shellQuote(acc.CA))
+			return err
+		},
+	}
+}
+
+// shellQuote writes s as one word of a POSIX shell.
+func shellQuote(s string) string {
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) eventsCommand() *cobra.Command {
+	var follow bool
+	cmd := &cobra.Command{
+		Use:               "events SANDBOX",
+		Short:             "Print what happened to a sandbox",
+		Long:              "Print what happened to a sandbox, oldest first. This does not wake it.",
+		Args:              wants(1, 1),
+		ValidArgsFunction: a.completeFirst,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			if follow {
+				return a.followEvents(ctx, node, args[0])
+			}
+			events, err := node.Events(ctx, args[0], 0)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"events": events})
+			}
+			for _, e := range events {
+				if err := a.printEvent(e); err != nil {
+					return err
+				}
+			}
+			return nil
+		}),
+	}
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed")
+	return cmd
+}
+
+// reconnectAfter is how long a follower waits after the node went away.
+const reconnectAfter = time.Second
+
+// errDestroyed ends followEvents after the last event.
+var errDestroyed = errors.New("the sandbox is destroyed")
+
+// followEvents prints every event once, also across restarts of the node.
+func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox string) error {
+	// By id from here on: another sandbox may get the name.
+	sb, err := node.Get(ctx, sandbox)
+	if err != nil {
+		return err
+	}
+	var last uint64
+	var unprinted error // what came and could not be printed
+	for {
+		err := node.Follow(ctx, sb.ID, last, func(e client.Event) error {
+			last = e.Seq
+			print := a.printEvent
+			if a.json {
+				print = func(e client.Event) error { return a.printLine(e) }
+			}
+			if unprinted = print(e); unprinted != nil {
+				return unprinted
+			}
+			if e.Type == "destroyed" {
+				return errDestroyed
+			}
+			return nil
+		})
+		var refused *client.Error
+		switch {
+		case err == errDestroyed:
+			return nil
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case client.HasCode(err, client.CodeSandboxNotFound):
+			return nil // destroyed while nobody listened
+		case errors.As(err, &refused) && refused.Status < 500:
+			return err
+		case unprinted != nil:
+			return unprinted
+		}
+		timer := time.NewTimer(reconnectAfter)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
+
+func (a *app) printEvent(e client.Event) error {
+	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-16s  %s", e.At.Local().Format("2006-01-02 15:04:05.000"), clean(e.Type), clean(eventDetails(e))), " "))
+	return err
+}
+
+// eventDetails says in a few words what an event has beyond its type.
+func eventDetails(e client.Event) string {
+	var parts []string
+	add := func(format string, value any, say bool) {
+		if say {
+			parts = append(parts, fmt.Sprintf(format, value))
+		}
+	}
+	add("%s", e.Kind, e.Kind != "")
+	add("in %s", milliseconds(e.TookMS), e.TookMS > 0)
+	add("for %s", e.Cause, e.Cause != "")
+	add("%s", e.Reason, e.Reason != "")
+	add("port %d", e.Port, e.Port != 0)
+	add("until %s", e.Until.Local().Format(time.DateTime), !e.Until.IsZero())
+	add("%s", e.Progress, e.Progress != "")
+	if p := e.Process; p != nil {
+		add("%s", p.Name, true)
+		add("pid %d", p.PID, true)
+		add("%s", processState(*p), true)
+	}
+	return strings.Join(parts, ", ")
+}

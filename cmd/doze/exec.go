@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+// execFlags are the flags of exec.
+type execFlags struct {
+	shell   string
+	cwd     string
+	env     []string
+	timeout time.Duration
+	detach  bool
+	name    string
+	restart string
+	noStdin bool
+}
+
+func (a *app) execCommand() *cobra.Command {
+	var f execFlags
+	cmd := &cobra.Command{
+		Use:   "exec SANDBOX [-- COMMAND [ARG...] | -c SCRIPT]",
+		Short: "Run a command in a sandbox",
+		Long: `Run a command in a sandbox, waking it if it sleeps. Its output comes as it is
+written, and doze exits with the command's exit code. Ctrl-C ends the command
+with all its processes.
+
+Several words are run as they are. A single argument with spaces in it, and what
+follows -c, is run by /bin/sh. What is piped into doze is the command's input,
+up to 700 KiB; doze cp copies more.
+
+With -d the command runs in the background and is kept: doze ps, logs and kill
+are for it.`,
+		Example: `  doze exec shop -- npm test
+  doze exec shop -c 'ls *.js | wc -l'
+  echo 'print(6 * 7)' | doze exec shop -- python3 -
+  doze exec -d --name web --restart on-wake --cwd /workspace shop -- npm run dev`,
+		Args:              wants(1, -1),
+		ValidArgsFunction: a.completeFirst,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.exec(cmd.Context(), f, args[0], args[1:])
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&f.shell, "command", "c", "", "script for /bin/sh")
+	flags.StringVarP(&f.cwd, "cwd", "w", "", "folder to run it in")
+	flags.StringArrayVarP(&f.env, "env", "e", nil, "KEY=VALUE, or KEY for this shell's value; may be repeated")
+	flags.DurationVar(&f.timeout, "timeout", 0, "kill it with all its processes after so long (default never)")
+	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
+	flags.StringVar(&f.name, "name", "", "with -d: name of the process")
+	flags.StringVar(&f.restart, "restart", "", "with -d: no, always (when it ends, and on a cold wake) or on-wake (on a cold wake)")
+	flags.BoolVar(&f.noStdin, "no-stdin", false, "do not read this command's input")
+	cmd.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{"no", "always", "on-wake"}, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []string) error {
+	command, argv, err := commandOf(f.shell, words)
+	if err != nil {
+		return err
+	}
+	env, err := a.environ(f.env)
+	if err != nil {
+		return err
+	}
+	if !f.detach && (f.name != "" || f.restart != "") {
+		return fmt.Errorf("--name and --restart are for processes in the background; add -d")
+	}
+	if f.detach && f.timeout != 0 {
+		return fmt.Errorf("a process in the background has no --timeout; end it with doze kill %s PID", sandbox)
+	}
+	if f.timeout < 0 {
+		return fmt.Errorf("--timeout %s lies in the past; write it like 30s", f.timeout)
+	}
+	node, err := a.node()
+	if err != nil {
+		return err
+	}
+	if f.detach {
+		p, err := node.StartProcess(ctx, sandbox, client.ProcessRequest{Command: command, Argv: argv, Cwd: f.cwd, Env: env, Name: f.name, Restart: f.restart})
+		if err != nil {
+			return err
+		}
+		if a.json {
+			return a.printJSON(p)
+		}
+		_, err = fmt.Fprintf(a.out, "%d  %s\n", p.PID, clean(p.Name))
+		return err
+	}
+	req := client.ExecRequest{Command: command, Argv: argv, Cwd: f.cwd, Env: env, Timeout: client.Duration(f.timeout)}
+	if f.timeout == 0 {
+		req.Timeout = client.NoTimeout // nobody waits in vain: Ctrl-C ends it
+	}
+	if !f.noStdin {
+		if req.Stdin, err = a.pipedInput(ctx); err != nil {
+			return err
+		}
+	}
+	return a.execAndWait(ctx, node, sandbox, req)
+}
+
+func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox string, req client.ExecRequest) error {
+	var result client.ExecResult
+	var err error
+	if a.json {
+		if result, err = node.Exec(ctx, sandbox, req); err == nil {
+			err = a.printJSON(result)
+		}
+	} else {
+		result, err = node.ExecStream(ctx, sandbox, req, client.ExecOutput{Stdout: writeTo(a.out), Stderr: writeTo(a.err)})
+	}
+	if err != nil {
+		return err
+	}
+	if result.TimedOut {
+		fmt.Fprintln(a.err, "doze: the command was killed because it took longer than its time-out")
+	}
+	if result.ExitCode < 0 || result.ExitCode > 255 {
+		return fmt.Errorf("the sandbox says that the command ended with %d, which is no exit code", result.ExitCode)
+	}
+	if result.ExitCode != 0 {
+		return exitCode(result.ExitCode)
+	}
+	return nil
+}
+
+// commandOf decides what the words of a command line are: a script for the shell
+// or a command to run as it is.
+func commandOf(script string, words []string) (command string, argv []string, err error) {
+	switch {
+	case script != "" && len(words) > 0:
+		return "", nil, fmt.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
+	case script != "":
+		return script, nil, nil
+	case len(words) == 0:
+		return "", nil, fmt.Errorf("there is no command; write it after --, like this: doze exec SANDBOX -- ls -l")
+	case len(words) == 1 && strings.ContainsAny(words[0], " \t\n"):
+		return words[0], nil, nil
+	}
+	return "", words, nil
+}
+
+// pipedInput reads what is piped or redirected into this program, if anything is.
+func (a *app) pipedInput(ctx context.Context) ([]byte, error) {
+	if f, ok := a.in.(*os.File); ok {
+		info, err := f.Stat()
+		if err != nil || info.Mode()&os.ModeCharDevice != 0 { // a terminal or /dev/null
+			return nil, nil
+		}
+	}
+	type result struct {
+		data []byte
+		err  error
+	}
+	read := make(chan result, 1)
+	go func() { // ends with the input, or with the program
+		data, err := io.ReadAll(io.LimitReader(a.in, client.MaxStdin+1))
+		read <- result{data, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case r := <-read:
+		if r.err != nil {
+			return nil, fmt.Errorf("reading the input: %w", r.err)
+		}
+		if len(r.data) > client.MaxStdin {
+			return nil, fmt.Errorf("the input has more than %s; copy it with doze cp and redirect it in the sandbox", size(client.MaxStdin))
+		}
+		return r.data, nil
+	}
+}
+
+func writeTo(w io.Writer) func([]byte) error {
+	return func(b []byte) error {
+		_, err := w.Write(b)
+		return err
+	}
+}

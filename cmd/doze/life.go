@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) sleepCommand() *cobra.Command {
+	return a.moveCommand("sleep", "Put sandboxes to sleep", "They keep their memory and use no CPU. The next request wakes them.", (*client.Client).Sleep)
+}
+
+func (a *app) wakeCommand() *cobra.Command {
+	return a.moveCommand("wake", "Wake sandboxes", "Any use wakes a sandbox by itself; this does it ahead of time.", (*client.Client).Wake)
+}
+
+func (a *app) stopCommand() *cobra.Command {
+	return a.moveCommand("stop", "Stop sandboxes", "Their processes end; their files stay. The next request starts them again.", (*client.Client).Stop)
+}
+
+// moveCommand is a command that changes the state of sandboxes.
+func (a *app) moveCommand(name, short, long string, move func(*client.Client, context.Context, string) (client.Sandbox, error)) *cobra.Command {
+	return &cobra.Command{
+		Use:               name + " SANDBOX...",
+		Short:             short,
+		Long:              short + ". " + long,
+		Args:              wants(1, -1),
+		ValidArgsFunction: a.completeSandboxes,
+		RunE: a.forEach(func(ctx context.Context, node *client.Client, sandbox string) error {
+			done := a.waiting(sandbox + ": " + name)
+			sb, err := move(node, ctx, sandbox)
+			done()
+			if err != nil {
+				return err
+			}
+			return a.printState(sb)
+		}),
+	}
+}
+
+func (a *app) printState(sb client.Sandbox) error {
+	if a.json {
+		return a.printJSON(sb)
+	}
+	_, err := fmt.Fprintf(a.out, "%s  %s\n", clean(sb.Name), clean(sb.State))
+	return err
+}
+
+func (a *app) holdCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "hold SANDBOX DURATION",
+		Short:             "Keep a sandbox from sleeping by itself",
+		Long:              "Keep a sandbox from sleeping by itself for a while. 0s ends a hold.",
+		Args:              wants(2, 2),
+		ValidArgsFunction: a.completeFirst,
+		Example:           "  doze hold shop 30m",
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			d, err := time.ParseDuration(args[1])
+			if err != nil || d < 0 {
+				return fmt.Errorf("%q is no duration; write it like 30m, 90s or 1h30m", args[1])
+			}
+			sb, err := node.Hold(ctx, args[0], d)
+			if err != nil {
+				return err
+			}
+			return a.printState(sb)
+		}),
+	}
+}
+
+func (a *app) removeCommand() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:               "rm SANDBOX...",
+		Aliases:           []string{"destroy"},
+		Short:             "Destroy sandboxes with their files",
+		Long:              "Destroy sandboxes with their files. Whatever runs in them is killed. This cannot be undone.",
+		Args:              wants(1, -1),
+		ValidArgsFunction: a.completeSandboxes,
+		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
+			done := a.waiting(name + ": rm")
+			err := node.Delete(ctx, name)
+			done()
+			if force && client.HasCode(err, client.CodeSandboxNotFound) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]string{"name": name, "state": "destroyed"})
+			}
+			_, err = fmt.Fprintf(a.out, "%s  destroyed\n", clean(name))
+			return err
+		}),
+	}
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error for one that does not exist")
+	return cmd
+}

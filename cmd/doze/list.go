@@ -1,0 +1,138 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) listCommand() *cobra.Command {
+	var filter client.Filter
+	var quiet bool
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List sandboxes",
+		Long:    "List sandboxes. This wakes none of them.",
+		Example: "  doze ls --state asleep --label team=web\n  doze sleep $(doze ls -q --state running)",
+		Args:    wants(0, 0),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
+			sandboxes, err := node.List(ctx, filter)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"sandboxes": sandboxes})
+			}
+			if quiet {
+				t := newTable(a.out)
+				for _, sb := range sandboxes {
+					t.row(sb.Name)
+				}
+				return t.end()
+			}
+			return a.printSandboxes(sandboxes)
+		}),
+	}
+	cmd.Flags().StringVar(&filter.State, "state", "", "only those in this state: "+strings.Join(states, ", "))
+	cmd.Flags().StringArrayVar(&filter.Labels, "label", nil, "only those with this label, as KEY=VALUE; may be repeated")
+	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
+	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+var states = []string{client.StateStarting, client.StateRunning, client.StateAsleep, client.StateStopped}
+
+func (a *app) printSandboxes(sandboxes []client.Sandbox) error {
+	t := newTable(a.out, "NAME", "STATE", "SINCE", "IMAGE", "SIZE", "PORTS", "ACTIVE", "CREATED")
+	for _, sb := range sandboxes {
+		t.row(sb.Name, sb.State, ago(sb.StateSince), sb.Image, sb.Size, orDash(portNumbers(sb.Ports)), ago(sb.LastActiveAt), ago(sb.CreatedAt))
+	}
+	return t.end()
+}
+
+func portNumbers(ports []client.Port) string {
+	var list []string
+	for _, p := range ports {
+		list = append(list, fmt.Sprint(p.Port))
+	}
+	return strings.Join(list, ",")
+}
+
+func (a *app) showCommand() *cobra.Command {
+	shown := false
+	return &cobra.Command{
+		Use:               "show SANDBOX...",
+		Short:             "Show all about sandboxes",
+		Long:              "Show all about sandboxes. This wakes none of them.",
+		Args:              wants(1, -1),
+		ValidArgsFunction: a.completeSandboxes,
+		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
+			sb, err := node.Get(ctx, name)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(sb)
+			}
+			if shown {
+				fmt.Fprintln(a.out)
+			}
+			shown = true
+			return a.printSandbox(sb)
+		}),
+	}
+}
+
+func (a *app) printSandbox(sb client.Sandbox) error {
+	t := newTable(a.out)
+	t.row("name", sb.Name)
+	t.row("id", sb.ID)
+	t.row("state", sb.State+" for "+ago(sb.StateSince)+because(sb.StateReason))
+	if sb.Condition != "" {
+		t.row("condition", sb.Condition+" (for "+ago(sb.ConditionSince)+")")
+	}
+	t.row("image", sb.Image+" ("+sb.ImageRef+")")
+	t.row("size", sb.Size)
+	t.row("created", moment(sb.CreatedAt))
+	t.row("last active", moment(sb.LastActiveAt))
+	t.row("sleeps after", span(time.Duration(sb.SleepAfter)))
+	t.row("stops after", span(time.Duration(sb.StopAfter)))
+	if !sb.HoldUntil.IsZero() {
+		t.row("held until", sb.HoldUntil.Local().Format(time.DateTime))
+	}
+	for _, key := range slices.Sorted(maps.Keys(sb.Labels)) {
+		t.row("label", key+"="+sb.Labels[key])
+	}
+	for _, key := range slices.Sorted(maps.Keys(sb.Env)) {
+		t.row("env", key+"="+sb.Env[key])
+	}
+	for _, p := range sb.Ports {
+		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.Host, p.WebSocket))
+	}
+	for _, p := range sb.Processes {
+		t.row("process", fmt.Sprintf("%d  %s  %s  %s", p.PID, p.Name, processState(p), commandLine(p.Command, p.Argv)))
+	}
+	return t.end()
+}
+
+func because(reason string) string {
+	if reason == "" {
+		return ""
+	}
+	return " (" + reason + ")"
+}
+
+func moment(at time.Time) string {
+	if at.IsZero() {
+		return "never"
+	}
+	return at.Local().Format(time.DateTime) + " (" + ago(at) + " ago)"
+}

@@ -1,0 +1,98 @@
+// Command doze is a node and the command line for one: Caddy with doze's modules
+// under run, reload, validate and caddy, and a client of the HTTP API under all
+// other commands.
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// A second Ctrl-C ends what the first one could not.
+	context.AfterFunc(ctx, stop)
+	a := &app{in: os.Stdin, out: os.Stdout, err: os.Stderr, getenv: os.Getenv}
+	code := a.run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
+}
+
+// Exit codes beside those of commands in a sandbox.
+const (
+	exitFailed      = 1
+	exitInterrupted = 130 // as shells say it: 128 + SIGINT
+)
+
+// exitCode ends the program with that code and no further word.
+type exitCode int
+
+func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
+
+// run runs one command line and returns the program's exit code.
+func (a *app) run(ctx context.Context, args []string) int {
+	root := a.rootCommand()
+	root.SetArgs(args)
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	err := root.ExecuteContext(ctx)
+	if a.api != nil {
+		a.api.Close()
+	}
+	var code exitCode
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &code):
+		return int(code)
+	case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		return exitInterrupted
+	case isBrokenPipe(err):
+		return exitFailed // whoever read our output has enough of it
+	}
+	a.complain(err)
+	return exitFailed
+}
+
+// complain prints an error with what is known to help.
+func (a *app) complain(err error) {
+	fmt.Fprintf(a.err, "doze: %s\n", clean(strings.TrimSpace(err.Error())))
+	var refused *client.Error
+	if errors.As(err, &refused) && len(refused.Errors) > 1 {
+		for _, fault := range refused.Errors {
+			fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Want, "; ")))
+		}
+	}
+	var unreachable *client.UnreachableError
+	var distrusted *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &distrusted):
+		fmt.Fprintln(a.err, "  DOZE_CA or --ca names the file with the CA of the node's certificate; on the node's machine `doze env` prints it")
+	case errors.As(err, &unreachable):
+		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` says what it needs")
+	}
+}
+
+// app is one run of the command line.
+type app struct {
+	in       io.Reader
+	out, err io.Writer
+	getenv   func(string) string
+
+	// Global flags.
+	json   bool
+	apiURL string
+	caFile string
+
+	api *client.Client // made by node, once
+}

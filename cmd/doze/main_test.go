@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+// mainEnv makes the test binary the program itself, for tests of exit codes,
+// signals and pipes.
+const mainEnv = "DOZE_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainEnv) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+const testToken = "a-token-for-tests"
+
+// patience bounds whatever a test waits for. Only a failure takes so long.
+const patience = 30 * time.Second
+
+// rig is a node with its real API, whose sandboxes are folders of this machine.
+type rig struct {
+	t      *testing.T
+	node   *sandboxtest.Node
+	server *httptest.Server
+	env    map[string]string
+}
+
+func newRig(t *testing.T) *rig {
+	t.Helper()
+	node := sandboxtest.Open(t, nil)
+	handler, err := api.New(api.Config{
+		Sandboxes: node.Manager,
+		Auth:      api.SingleToken(testToken, "tester"),
+		PreviewURL: func(sb sandbox.Sandbox, p sandbox.Port) string {
+			return "https://3000-" + string(sb.ID) + ".preview.test/"
+		},
+		Version: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return &rig{t: t, node: node, server: server, env: map[string]string{
+		"DOZE_API": server.URL + api.Prefix, "DOZE_TOKEN": testToken, "DOZE_HOME": t.TempDir(),
+	}}
+}
+
+// result of a command line.
+type result struct {
+	out, err string
+	code     int
+}
+
+// doze runs a command line in this process, without input.
+func (r *rig) doze(args ...string) result { return r.dozeWith("", args...) }
+
+func (r *rig) dozeWith(stdin string, args ...string) result {
+	r.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	var out, errs bytes.Buffer
+	a := &app{in: strings.NewReader(stdin), out: &out, err: &errs, getenv: func(key string) string { return r.env[key] }}
+	code := a.run(ctx, args)
+	return result{out.String(), errs.String(), code}
+}
+
+// ok runs a command line that must succeed and returns its output.
+func (r *rig) ok(args ...string) string {
+	r.t.Helper()
+	got := r.doze(args...)
+	if got.code != 0 {
+		r.t.Fatalf("doze %s: exit code %d: %s%s", strings.Join(args, " "), got.code, got.out, got.err)
+	}
+	return got.out
+}
+
+// refused runs a command line that must fail with these words.
+func (r *rig) refused(words string, args ...string) {
+	r.t.Helper()
+	got := r.doze(args...)
+	if got.code != exitFailed || !strings.Contains(got.err, words) || !strings.HasPrefix(got.err, "doze: ") || got.out != "" {
+		r.t.Errorf("doze %s: exit code %d, output %q, error %q; want 1 and an error with %q", strings.Join(args, " "), got.code, got.out, got.err, words)
+	}
+}
+
+// program is the command line as a process of its own, which the test's end or
+// too long a time kills.
+func (r *rig) program(args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	r.t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0") // or -race has each wait for a second
+	for key, value := range r.env {
+		cmd.Env = append(cmd.Env, key+"="+value)
+	}
+	return cmd
+}
+
+func decodeJSON[T any](t *testing.T, text string) T {
+	t.Helper()
+	var v T
+	if err := json.Unmarshal([]byte(text), &v); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return v
+}
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// golden compares output with testdata/<name>.golden. Moments are masked.
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	got = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`).ReplaceAllString(got, "YYYY-MM-DD hh:mm:ss")
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("%s differs; go test -update writes it anew\n--- got\n%s\n--- want\n%s", file, got, want)
+	}
+}
+
+// eventually waits until check returns true.
+func eventually(t *testing.T, what string, check func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !check() {
+		select {
+		case <-deadline:
+			t.Fatalf("%s: not within %s", what, patience)
+		case <-tick.C:
+		}
+	}
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) exposeCommand() *cobra.Command {
+	var req client.ExposeRequest
+	var wait time.Duration
+	var remove bool
+	modes := []string{"wait"} // flags that --remove has no use for
+	cmd := &cobra.Command{
+		Use:   "expose SANDBOX PORT",
+		Short: "Give a port of a sandbox a preview URL",
+		Long: `Give a port of a sandbox a preview URL and print it. Exposing a port again changes
+its modes and keeps its URL.`,
+		Example:           "  doze expose shop 3000\n  doze expose shop 8080 --access public --wake refuse",
+		Args:              wants(2, 2),
+		ValidArgsFunction: a.completePort,
+		PreRunE: func(cmd *cobra.Command, _ []string) error {
+			for _, flag := range modes {
+				if remove && cmd.Flags().Changed(flag) {
+					return fmt.Errorf("--remove ends the preview, so --%s is for nothing; give one of them", flag)
+				}
+			}
+			return nil
+		},
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			port, err := parsePort(args[1])
+			if err != nil {
+				return err
+			}
+			if remove {
+				return a.unexpose(ctx, node, args[0], port)
+			}
+			req.Port, req.Wait = port, client.Duration(wait)
+			done := a.waiting(fmt.Sprintf("%s: waiting for a server on port %d", args[0], port))
+			exposed, err := node.Expose(ctx, args[0], req)
+			done()
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(exposed)
+			}
+			_, err = fmt.Fprintln(a.out, clean(exposed.URL))
+			return err
+		}),
+	}
+	f := cmd.Flags()
+	choice := func(target *string, name, what string, values ...string) {
+		modes = append(modes, name)
+		f.StringVar(target, name, "", what)
+		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	choice(&req.Access, "access", "token (the URL has a secret, the default) or public", "token", "public")
+	choice(&req.Wake, "wake", "hold (a request wakes the sandbox and waits, the default) or refuse (410 while it does not run)", "hold", "refuse")
+	choice(&req.Host, "host", "rewrite (the server sees localhost:PORT, the default) or preserve (the preview's own)", "rewrite", "preserve")
+	choice(&req.WebSocket, "websocket", "release (a silent WebSocket lets the sandbox sleep, the default) or hold", "release", "hold")
+	f.DurationVar(&wait, "wait", 0, "wait for so long until somebody listens on the port; wakes the sandbox")
+	f.BoolVar(&remove, "remove", false, "end the preview; its URL is gone for good")
+	return cmd
+}
+
+func (a *app) unexpose(ctx context.Context, node *client.Client, sandbox string, port uint16) error {
+	if err := node.Unexpose(ctx, sandbox, port); err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(map[string]any{"port": port, "state": "closed"})
+	}
+	_, err := fmt.Fprintf(a.out, "%d  closed\n", port)
+	return err
+}
+
+func parsePort(text string) (uint16, error) {
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return 0, fmt.Errorf("%q is no port; it is a number from 1 to 65535", text)
+	}
+	return uint16(port), nil
+}
+
+func (a *app) openCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "open SANDBOX [PORT]",
+		Short: "Open a preview in the browser",
+		Long: `Print the preview URL of a sandbox, and open it in the browser where there is one.
+PORT is needed only when several are exposed.`,
+		Args:              wants(1, 2),
+		ValidArgsFunction: a.completePort,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			sb, err := node.Get(ctx, args[0])
+			if err != nil {
+				return err
+			}
+			port, err := choosePort(sb, args[1:])
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(port)
+			}
+			if _, err := fmt.Fprintln(a.out, clean(port.URL)); err != nil {
+				return err
+			}
+			return a.browse(ctx, port.URL)
+		}),
+	}
+}
+
+func choosePort(sb client.Sandbox, args []string) (client.Port, error) {
+	if len(sb.Ports) == 0 {
+		return client.Port{}, fmt.Errorf("%s has no preview; doze expose %s PORT makes one", sb.Name, sb.Name)
+	}
+	if len(args) == 0 {
+		if len(sb.Ports) > 1 {
+			return client.Port{}, fmt.Errorf("%s has several previews; say which: %s", sb.Name, portNumbers(sb.Ports))
+		}
+		return sb.Ports[0], nil
+	}
+	number, err := parsePort(args[0])
+	if err != nil {
+		return client.Port{}, err
+	}
+	for _, p := range sb.Ports {
+		if p.Port == number {
+			return p, nil
+		}
+	}
+	return client.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; doze expose %s %d makes one", number, sb.Name, portNumbers(sb.Ports), sb.Name, number)
+}
+
+// browse opens an address in the browser if a person with a desktop asked for it.
+func (a *app) browse(ctx context.Context, address string) error {
+	if !isTerminal(a.out) {
+		return nil
+	}
+	opener := ""
+	switch {
+	case runtime.GOOS == "darwin":
+		opener = "open"
+	case a.getenv("DISPLAY") != "" || a.getenv("WAYLAND_DISPLAY") != "":
+		opener = "xdg-open"
+	}
+	path, err := exec.LookPath(opener)
+	if opener == "" || err != nil {
+		return nil
+	}
+	if err := exec.CommandContext(ctx, path, address).Run(); err != nil {
+		return fmt.Errorf("opening the browser with %s: %w", opener, err)
+	}
+	return nil
+}

@@ -1,0 +1,86 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/runtime/doctor"
+)
+
+func TestTables(t *testing.T) {
+	before := func(d time.Duration) time.Time { return time.Now().Add(-d - d/100) }
+	code := 0
+	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "hold", Host: "rewrite", WebSocket: "release"}
+	web := client.Process{PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on-wake", State: "running", StartedAt: before(3 * time.Hour)}
+	done := client.Process{PID: 9, Name: "build", Command: "make all", Restart: "no", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
+	killed := client.Process{PID: 10, Name: "job", Command: "sleep 9", Restart: "no", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
+	lost := client.Process{PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
+	shop := client.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
+		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: "it cannot be woken", ConditionSince: before(time.Minute), Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
+		SleepAfter: client.Duration(time.Minute), StopAfter: client.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), LastActiveAt: before(3 * time.Minute),
+		Ports: []client.Port{port, {Port: 8080}}, Processes: []client.Process{web, done}}
+	bare := client.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
+	snap := snapshot{Sandboxes: []client.Sandbox{bare, shop}, Node: client.Node{NodeID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
+		Engine: client.EngineStatus{OK: true}, Sandboxes: map[string]int{"asleep": 1, "running": 1}, Leases: 2}}
+	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
+	events := []client.Event{
+		{Type: "image_pull", At: at, Progress: "layer 3 of 7"},
+		{Type: "created", At: at, TookMS: 140},
+		{Type: "woke", At: at, Kind: "warm", TookMS: 0.26, Cause: "preview"},
+		{Type: "slept", At: at, Reason: "idle"},
+		{Type: "process_exited", At: at, Process: &killed},
+		{Type: "port_exposed", At: at, Port: 3000},
+		{Type: "held", At: at, Until: at.Add(time.Hour)},
+		{Type: "woke", At: at, Kind: "cold", TookMS: 1830, Cause: "exec"},
+	}
+	findings := []doctor.Finding{{Name: "user", OK: true, Detail: "runs as doze"}, {Name: "tun", Level: doctor.LevelError, Detail: "/dev/net/tun is not writable", Remedy: "chmod 0666 /dev/net/tun"}}
+
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		json.NewEncoder(w).Encode(map[string]any{"events": events, "processes": []client.Process{web, done, killed, lost}})
+	}))
+	defer node.Close()
+	r := &rig{t: t, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
+	api, err := client.New(client.Config{URL: node.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer api.Close()
+
+	printed := func(print func(a *app) error) string {
+		var out bytes.Buffer
+		if err := print(&app{out: &out}); err != nil {
+			t.Error(err)
+		}
+		return out.String()
+	}
+	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]client.Sandbox{shop, bare}) }))
+	golden(t, "show", printed(func(a *app) error { return a.printSandbox(shop) }))
+	golden(t, "doctor", printed(func(a *app) error { return a.printFindings(findings) }))
+	golden(t, "top", printed(func(a *app) error {
+		return (&top{node: api, wakes: map[string]*wakeCount{}}).draw(context.Background(), a.out, snap, 1)
+	}))
+	golden(t, "ps", r.ok("ps", "shop"))
+	golden(t, "events", r.ok("events", "shop"))
+	golden(t, "help", r.ok("--help"))
+}
+
+func TestUnits(t *testing.T) {
+	for want, got := range map[string]string{
+		"0s": age(time.Millisecond), "59s": age(59*time.Second + 999*time.Millisecond), "2m": age(2*time.Minute + 59*time.Second),
+		"47h": age(47*time.Hour + 59*time.Minute), "2d": age(48 * time.Hour), "400d": age(400 * 24 * time.Hour),
+		"0 B": size(0), "1023 B": size(1023), "1.0 KiB": size(1024), "1.2 MiB": size(1258291), "1.0 MiB": size(1<<20 - 1), "5.0 TiB": size(5 << 40), "2048.0 PiB": size(1 << 61),
+		"0.26ms": milliseconds(0.26), "42ms": milliseconds(42.4), "1.5s": milliseconds(1530),
+		"never": span(0), "1m": span(time.Minute), "1m30s": span(90 * time.Second), "24h": span(24 * time.Hour), "1h30m": span(90 * time.Minute),
+		"-": ago(time.Time{}),
+	} {
+		if got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

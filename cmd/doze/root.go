@@ -1,0 +1,95 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+const (
+	groupSandboxes = "sandboxes"
+	groupInside    = "inside"
+	groupNode      = "node"
+)
+
+func (a *app) rootCommand() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "doze",
+		Short: "Sandboxes that sleep until someone knocks",
+		Long: `Sandboxes that sleep until someone knocks.
+
+Commands for sandboxes speak to the node's API. Where it is and how to get in
+comes from DOZE_API, DOZE_TOKEN and DOZE_CA, or else from the folder of the node
+on this machine (DOZE_HOME).`,
+		Example: `  doze create shop
+  doze exec shop -- node --version
+  doze exec -d --name web --restart on-wake shop -- npm run dev
+  doze expose shop 3000`,
+		SilenceUsage:               true,
+		SilenceErrors:              true,
+		SuggestionsMinimumDistance: 2,
+		Args:                       cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return cmd.Help()
+			}
+			hint := ""
+			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+				hint = " did you mean " + strings.Join(near, " or ") + "?"
+			}
+			return fmt.Errorf("there is no command %q;%s doze --help lists them", args[0], hint)
+		},
+	}
+	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the API's JSON")
+	root.PersistentFlags().StringVar(&a.apiURL, "api", "", "address of the API (default $DOZE_API, or this machine's node)")
+	root.PersistentFlags().StringVar(&a.caFile, "ca", "", "file with the CA of the node's certificate (default $DOZE_CA, or this machine's node's)")
+	root.SetFlagErrorFunc(flagError)
+	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
+	root.MarkPersistentFlagFilename("ca")
+	root.AddGroup(
+		&cobra.Group{ID: groupSandboxes, Title: "Sandboxes:"},
+		&cobra.Group{ID: groupInside, Title: "Inside a sandbox:"},
+		&cobra.Group{ID: groupNode, Title: "The node:"},
+	)
+	add := func(group string, commands ...*cobra.Command) {
+		for _, cmd := range commands {
+			cmd.GroupID = group
+			root.AddCommand(cmd)
+		}
+	}
+	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(),
+		a.holdCommand(), a.removeCommand(), a.eventsCommand(), a.topCommand())
+	add(groupInside, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
+	add(groupNode, a.runCommand(), a.reloadCommand(), a.validateCommand(), a.caddyCommand(), a.doctorCommand(), a.envCommand(), a.versionCommand())
+	return root
+}
+
+// flagError says which command's help to read. Of exec it knows the usual cause.
+func flagError(cmd *cobra.Command, err error) error {
+	hint := cmd.CommandPath() + " --help lists its flags"
+	if cmd.Name() == "exec" && strings.HasPrefix(err.Error(), "unknown") {
+		hint = "put -- before a command that has flags of its own: doze exec SANDBOX -- COMMAND…"
+	}
+	return fmt.Errorf("%w; %s", err, hint)
+}
+
+// wants returns a check of the number of arguments; most < 0 means any. The error
+// names what is missing or too much, and repeats how the command is used.
+func wants(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		_, usage, _ := strings.Cut(cmd.Use, " ")
+		var wrong string
+		switch {
+		case len(args) < least:
+			missing := strings.Fields(usage)[len(args)]
+			wrong = strings.TrimSuffix(missing, "...") + " is missing"
+		case most >= 0 && len(args) > most:
+			wrong = fmt.Sprintf("%q is too much", args[most])
+		default:
+			return nil
+		}
+		return errors.New(wrong + "; use it like this: " + strings.TrimSpace(cmd.CommandPath()+" "+usage))
+	}
+}

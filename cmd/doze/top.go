@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+	"golang.org/x/term"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) topCommand() *cobra.Command {
+	var once bool
+	var interval time.Duration
+	cmd := &cobra.Command{
+		Use:   "top",
+		Short: "Watch sandboxes",
+		Long:  "Watch sandboxes: the busiest first. This wakes none of them. q or Ctrl-C ends it.",
+		Args:  wants(0, 0),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
+			if interval < 100*time.Millisecond {
+				return fmt.Errorf("--interval %s is too short; use at least 100ms", interval)
+			}
+			t := &top{node: node, wakes: make(map[string]*wakeCount)}
+			screen, ok := a.out.(*os.File)
+			if once || a.json || !ok || !isTerminal(screen) {
+				return t.once(ctx, a)
+			}
+			return t.watch(ctx, a.in, screen, interval)
+		}),
+	}
+	cmd.Flags().BoolVar(&once, "once", false, "print the table once and end")
+	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between two looks")
+	return cmd
+}
+
+// top is a table of sandboxes that is looked at again and again.
+type top struct {
+	node  *client.Client
+	wakes map[string]*wakeCount // by id
+}
+
+// wakeCount counts the wakes of one sandbox, by reading only what is new in its
+// timeline, and that only when its state has changed.
+type wakeCount struct {
+	since time.Time // state_since at the last look
+	seq   uint64    // of the last event that was read
+	count int
+}
+
+// snapshot is one look.
+type snapshot struct {
+	Node      client.Node      `json:"node"`
+	Sandboxes []client.Sandbox `json:"sandboxes"`
+}
+
+func (t *top) look(ctx context.Context) (snapshot, error) {
+	node, err := t.node.Node(ctx)
+	if err != nil {
+		return snapshot{}, err
+	}
+	sandboxes, err := t.node.List(ctx, client.Filter{})
+	if err != nil {
+		return snapshot{}, err
+	}
+	slices.SortStableFunc(sandboxes, func(x, y client.Sandbox) int {
+		return cmp.Or(rank(x.State)-rank(y.State), y.LastActiveAt.Compare(x.LastActiveAt))
+	})
+	return snapshot{node, sandboxes}, nil
+}
+
+// rank puts what uses most above.
+func rank(state string) int {
+	order := []string{client.StateRunning, client.StateStarting, client.StateAsleep, client.StateStopped}
+	if i := slices.Index(order, state); i >= 0 {
+		return i
+	}
+	return len(order)
+}
+
+func (t *top) once(ctx context.Context, a *app) error {
+	snap, err := t.look(ctx)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return a.printJSON(snap)
+	}
+	return t.draw(ctx, a.out, snap, len(snap.Sandboxes))
+}
+
+// draw writes the table with at most that many sandboxes.
+func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) error {
+	engine := "engine ok"
+	if !snap.Node.Engine.OK {
+		engine = "engine: " + snap.Node.Engine.Error
+	}
+	var counts []string
+	for _, state := range states {
+		if n := snap.Node.Sandboxes[state]; n > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", n, state))
+		}
+	}
+	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", snap.Node.NodeID, ago(snap.Node.StartedAt), engine,
+		snap.Node.Leases, snap.Node.Waiters, orDash(strings.Join(counts, ", ")))))
+	fmt.Fprintln(w)
+	table := newTable(w, "NAME", "STATE", "FOR", "WAKES", "ACTIVE", "PORTS", "SIZE", "IMAGE")
+	for _, sb := range snap.Sandboxes[:min(rows, len(snap.Sandboxes))] {
+		table.row(sb.Name, sb.State, ago(sb.StateSince), t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
+	}
+	if err := table.end(); err != nil {
+		return err
+	}
+	if more := len(snap.Sandboxes) - rows; more > 0 {
+		fmt.Fprintf(w, "… and %d more\n", more)
+	}
+	return nil
+}
+
+// countWakes is how often a sandbox woke, of what its timeline has kept.
+func (t *top) countWakes(ctx context.Context, sb client.Sandbox) string {
+	have := t.wakes[sb.ID]
+	if have == nil {
+		have = &wakeCount{}
+		t.wakes[sb.ID] = have
+	}
+	if !have.since.Equal(sb.StateSince) || have.since.IsZero() {
+		events, err := t.node.Events(ctx, sb.ID, have.seq)
+		if err != nil {
+			return "?"
+		}
+		have.since = sb.StateSince
+		for _, e := range events {
+			have.seq = e.Seq
+			if e.Type == "woke" {
+				have.count++
+			}
+		}
+	}
+	return fmt.Sprint(have.count)
+}
+
+// watch draws on the whole screen until q, Ctrl-C or the end of ctx. What keeps
+// the first look from it is an error; later the screen says so and it goes on.
+func (t *top) watch(ctx context.Context, in io.Reader, screen *os.File, interval time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	text, err := t.text(ctx, screen)
+	if err != nil {
+		return err
+	}
+	if keyboard, ok := in.(*os.File); ok && isTerminal(keyboard) {
+		restore, err := term.MakeRaw(int(keyboard.Fd()))
+		if err != nil {
+			return err
+		}
+		defer term.Restore(int(keyboard.Fd()), restore)
+		go endOnKey(keyboard, cancel) // ends with the program
+	}
+	resized := make(chan os.Signal, 1)
+	signal.Notify(resized, unix.SIGWINCH)
+	defer signal.Stop(resized)
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	fmt.Fprint(screen, "\x1b[?1049h\x1b[?25l") // another screen, no cursor
+	defer fmt.Fprint(screen, "\x1b[?25h\x1b[?1049l")
+	for {
+		if _, err := screen.Write(frame(text, screen)); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-resized:
+		}
+		if text, err = t.text(ctx, screen); ctx.Err() != nil {
+			return nil
+		} else if err != nil {
+			text = []byte(clean(err.Error()) + "\n")
+		}
+	}
+}
+
+// lookWithin bounds how long a node that hangs keeps the screen as it is.
+const lookWithin = 10 * time.Second
+
+// text looks and returns the table, with as many sandboxes as the screen has room
+// for.
+func (t *top) text(ctx context.Context, screen *os.File) ([]byte, error) {
+	const otherLines = 5 // all but sandboxes
+	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	defer cancel()
+	snap, err := t.look(ctx)
+	var text bytes.Buffer
+	if err == nil {
+		_, height := sizeOf(screen)
+		err = t.draw(ctx, &text, snap, max(1, height-otherLines))
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("the node did not answer within %s", lookWithin)
+	}
+	return text.Bytes(), err
+}
+
+// frame is what draws a text over what the screen has. What does not fit is cut:
+// a line that the terminal folded would push others out.
+func frame(text []byte, screen *os.File) []byte {
+	width, height := sizeOf(screen)
+	var out bytes.Buffer
+	out.WriteString("\x1b[H")
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	for i, line := range lines[:min(len(lines), height)] {
+		if i > 0 {
+			out.WriteString("\r\n") // raw terminals do not return the carriage by themselves
+		}
+		// The last column stays free: what comes after it depends on the terminal.
+		out.WriteString(cutTo(line, width-1) + "\x1b[K")
+	}
+	out.WriteString("\x1b[J")
+	return out.Bytes()
+}
+
+// endOnKey waits for q or Ctrl-C, which a raw terminal sends as a character.
+func endOnKey(keyboard io.Reader, end func()) {
+	key := make([]byte, 1)
+	for {
+		if _, err := keyboard.Read(key); err != nil {
+			return
+		}
+		if key[0] == 'q' || key[0] == 3 {
+			end()
+			return
+		}
+	}
+}
