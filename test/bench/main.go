@@ -1,0 +1,150 @@
+// Bench measures a node of this machine and the peers beside it, and prints a
+// table. `make bench` runs it as the node's user, by packaging/host/enter, with
+// everything that it needs built.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"text/tabwriter"
+	"time"
+)
+
+// row is one line of the table.
+type row struct {
+	Figure   string             `json:"figure"`
+	Bar      string             `json:"bar"`
+	Measured string             `json:"measured"`
+	Met      bool               `json:"met"`
+	Values   map[string]float64 `json:"values"` // what Measured was made of, with the unit in the name
+	Note     string             `json:"note,omitempty"`
+}
+
+// figures in the order of the table. Each measures on its own sandboxes and
+// leaves none behind.
+var figures = []struct {
+	name    string
+	measure func(context.Context, *bench) ([]row, error)
+}{
+	{"wake", measureWake},
+	{"thaw", measureThaw},
+	{"create", measureCreate},
+	{"cold", measureColdWake},
+	{"exec", measureExec},
+	{"throughput", measureThroughput},
+	{"asleep", measureAsleep},
+	{"start", measureStart},
+}
+
+// bench is what the figures share.
+type bench struct {
+	node     *node
+	progress func(format string, args ...any)
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	var err error
+	if len(os.Args) > 2 && os.Args[1] == "serve" {
+		err = serve(os.Args[2])
+	} else {
+		err = run(ctx)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	bin := flag.String("bin", "bin", "folder of doze, doze-guest, doze-netns and this program")
+	out := flag.String("json", "build/bench.json", "file that gets the figures as JSON")
+	only := flag.String("only", "", "measure this figure alone")
+	flag.Parse()
+
+	b := &bench{progress: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
+	if cgroup() == "" {
+		return errors.New("there is no DOZE_CGROUP: start it by packaging/host/enter, as `make bench` does")
+	}
+	programs, err := filepath.Abs(*bin)
+	if err != nil {
+		return err
+	}
+	var rows []row
+	for _, f := range figures {
+		if *only != "" && f.name != *only {
+			continue
+		}
+		b.progress("measuring %s…", f.name)
+		var measured []row
+		if b.node, err = startNode(programs); err == nil {
+			measured, err = f.measure(ctx, b)
+		}
+		if b.node != nil {
+			err = errors.Join(err, b.node.Remove())
+		}
+		if err != nil {
+			return fmt.Errorf("measuring %s: %w", f.name, err)
+		}
+		rows = append(rows, measured...)
+	}
+	print(rows)
+	return write(*out, rows)
+}
+
+func print(rows []row) {
+	w := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "figure\tbar\tmeasured\tmet")
+	for _, r := range rows {
+		met := "yes"
+		if !r.Met {
+			met = "NO"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Figure, r.Bar, r.Measured, met)
+		if r.Note != "" {
+			fmt.Fprintf(w, "  %s\t\t\t\n", r.Note)
+		}
+	}
+	w.Flush()
+}
+
+func write(path string, rows []row) error {
+	report := struct {
+		At    time.Time `json:"at"`
+		CPUs  int       `json:"cpus"`
+		Linux string    `json:"linux"`
+		Rows  []row     `json:"rows"`
+	}{time.Now().UTC(), runtime.NumCPU(), kernel(), rows}
+	text, err := json.MarshalIndent(report, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, append(text, '\n'), 0o644)
+}
+
+func kernel() string {
+	var u syscall.Utsname
+	if syscall.Uname(&u) != nil {
+		return ""
+	}
+	var release []byte
+	for _, c := range u.Release {
+		if c == 0 {
+			break
+		}
+		release = append(release, byte(c))
+	}
+	return string(release)
+}

@@ -1,0 +1,78 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+// serverPort is where the small server listens in a sandbox.
+const serverPort = 3000
+
+// answer is what the small server says: the size of a small page.
+var answer = make([]byte, 1024)
+
+// serve is the small server of the figures: this program, in a sandbox and
+// outside of one.
+func serve(addr string) error {
+	l, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		ReadHeaderTimeout: time.Minute,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/octet-stream")
+			w.Write(answer)
+		}),
+	}
+	return server.Serve(l)
+}
+
+// create makes a sandbox that falls asleep by itself after that time; 0 is never.
+func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration) (client.Sandbox, error) {
+	after := client.Duration(sleepAfter)
+	sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, SleepAfter: &after})
+	return sb, err
+}
+
+// withServer makes a sandbox in which the small server runs, declared on-wake,
+// and returns its preview URL.
+func (n *node) withServer(ctx context.Context, name string) (sb client.Sandbox, url string, err error) {
+	if sb, err = n.create(ctx, name, 0); err != nil {
+		return sb, "", err
+	}
+	program, err := os.Open(n.Program("bench"))
+	if err != nil {
+		return sb, "", err
+	}
+	defer program.Close()
+	if _, err := n.API.WriteFile(ctx, sb.ID, "/srv/bench", 0o755, program); err != nil {
+		return sb, "", err
+	}
+	_, err = n.API.StartProcess(ctx, sb.ID, client.ProcessRequest{
+		Argv: []string{"/srv/bench", "serve", fmt.Sprint("127.0.0.1:", serverPort)}, Name: "server", Restart: "on-wake",
+	})
+	if err != nil {
+		return sb, "", err
+	}
+	port, err := n.API.Expose(ctx, sb.ID, client.ExposeRequest{Port: serverPort})
+	if err != nil {
+		return sb, "", err
+	}
+	return sb, port.URL, n.awaitAnswer(ctx, port.URL)
+}
+
+// exec runs a command to its end.
+func (n *node) exec(ctx context.Context, id string, argv ...string) error {
+	result, err := n.API.Exec(ctx, id, client.ExecRequest{Argv: argv})
+	if err == nil && result.ExitCode != 0 {
+		err = fmt.Errorf("%v failed: %q", argv, result.Stderr)
+	}
+	return err
+}

@@ -1,0 +1,303 @@
+//go:build integration
+
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+// usage is what a node uses that it could leak.
+type usage struct {
+	goroutines, descriptors, children, inside int
+}
+
+var goroutineTotal = regexp.MustCompile(`goroutine profile: total (\d+)`)
+
+func (n *node) usage(t *testing.T, b *box) usage {
+	t.Helper()
+	total := goroutineTotal.FindStringSubmatch(n.admin(t, "/debug/pprof/goroutine?debug=1"))
+	if total == nil {
+		t.Fatal("the node does not tell its goroutines")
+	}
+	goroutines, err := strconv.Atoi(total[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	descriptors, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.PID()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return usage{goroutines, len(descriptors), len(n.children()), len(b.hostPIDs())}
+}
+
+func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
+	n := ownNode(t)
+	b := n.newWebBox(t)
+	slow := n.newSlowBox(t) // whose server never answers after a stop
+	const many = 20
+	for _, way := range []struct {
+		name string
+		// enter begins something that has not ended when it calls begun, and
+		// returns when ctx has ended.
+		enter func(ctx context.Context, c *http.Client, i int, begun func()) error
+	}{
+		{"exec", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: "echo begun; sleep 1000 & sleep 1000"},
+				client.ExecOutput{Stdout: func([]byte) error { begun(); return nil }, Stderr: func([]byte) error { return nil }})
+			return err
+		}},
+		{"buffered exec", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+			file := fmt.Sprint("/tmp/begun-", names.Add(1))
+			await(ctx, begun, func() bool {
+				kind, _ := n.API.Stat(ctx, b.id, file)
+				return kind == client.KindFile
+			})
+			_, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: "trap '' TERM HUP; touch " + file + "; sleep 1000"})
+			return err
+		}},
+		{"upload", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+			_, err := n.API.WriteFile(ctx, b.id, fmt.Sprintf("/srv/upload-%d", i), 0, &endless{ctx: ctx, begun: begun})
+			return err
+		}},
+		{"archive", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+			return n.API.PutArchive(ctx, b.id, fmt.Sprintf("/srv/archive-%d", i), &endless{ctx: ctx, begun: begun, head: bigTar(t)})
+		}},
+		{"events", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			return n.API.Follow(ctx, b.id, 0, func(client.Event) error { begun(); return nil })
+		}},
+		{"logs", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			p, err := n.API.StartProcess(ctx, b.id, client.ProcessRequest{Command: "echo begun; exec sleep 1000"})
+			if err != nil {
+				return err
+			}
+			defer n.API.StopProcess(context.WithoutCancel(ctx), b.id, p.PID, "")
+			return n.API.Logs(ctx, b.id, p.PID, true, func(client.Log) error { begun(); return nil })
+		}},
+		{"preview stream", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
+			return read(ctx, c, b.url+"/ticks", begun)
+		}},
+		{"preview download", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
+			return read(ctx, c, b.url+"/zeros?n=100000000000", begun)
+		}},
+		{"preview without an answer", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+			await(ctx, begun, func() bool {
+				open, _, err := fetch(ctx, c, b.url+"/open", http.StatusOK)
+				return err == nil && open == strconv.Itoa(i+1) // the server has this one too
+			})
+			_, _, err := fetch(ctx, c, b.url+"/never", http.StatusOK)
+			return err
+		}},
+		{"preview upload", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
+			req, err := http.NewRequestWithContext(ctx, "POST", b.url+"/sink", &endless{ctx: ctx, begun: begun})
+			if err != nil {
+				return err
+			}
+			resp, err := c.Do(req)
+			if err == nil {
+				resp.Body.Close()
+			}
+			return err
+		}},
+		{"WebSocket", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+			conn := b.dialWebSocket(n.browser(t, "h1"))
+			if i%2 == 0 {
+				b.echo(conn, "hello")
+			}
+			begun()
+			<-ctx.Done()
+			conn.CloseNow()
+			return ctx.Err()
+		}},
+		{"create", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
+			if i >= 5 { // each costs some processes
+				begun()
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			// Its client goes away as soon as the node knows of it.
+			req := client.CreateRequest{Name: fmt.Sprint("left-", i)}
+			early, leave := context.WithCancel(ctx)
+			await(early, leave, func() bool {
+				_, err := n.API.Get(early, req.Name)
+				return err == nil
+			})
+			_, _, err := n.API.Create(early, req)
+			// It goes on without its client, and asking again joins it.
+			sb, created, again := n.API.Create(context.WithoutCancel(ctx), req)
+			if again != nil || created || sb.State != client.StateRunning {
+				t.Errorf("asked again for %s: created %t, %+v, %v", req.Name, created, sb, again)
+			}
+			if err := n.API.Delete(context.WithoutCancel(ctx), req.Name); err != nil {
+				t.Error(err)
+			}
+			begun()
+			return err
+		}},
+		{"wake", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+			if i == 0 {
+				slow.write("/srv/slow", nil)
+				slow.stop()
+			}
+			await(ctx, begun, func() bool {
+				return n.metric(t, "doze_leases")+n.metric(t, "doze_waiters") > float64(i) // all of them wait
+			})
+			_, _, err := fetch(ctx, c, slow.url, http.StatusOK)
+			return err
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			var clients []*http.Client
+			rest := func() {
+				// A connection over HTTP/2 is idle some time after its last request.
+				for _, c := range clients {
+					c.CloseIdleConnections()
+				}
+				n.settle(t, b)
+			}
+			round := func() {
+				ctx, leave := context.WithCancel(t.Context())
+				defer leave()
+				done := make(chan error, many)
+				for i := range many {
+					begun := make(chan struct{}, 1)
+					c := n.browser(t, []string{"h1", "h2"}[i%2])
+					clients = append(clients, c)
+					go func() {
+						done <- way.enter(ctx, c, i, func() {
+							select {
+							case begun <- struct{}{}:
+							default:
+							}
+						})
+					}()
+					select {
+					case <-begun:
+					case <-time.After(patience):
+						t.Fatal("it did not begin")
+					}
+				}
+				leave()
+				for range many {
+					if err := <-done; !errors.Is(err, context.Canceled) {
+						t.Errorf("it ended before its client went away: %v", err)
+					}
+				}
+				rest()
+			}
+			round() // what is made once, such as connections that are kept
+			before := n.usage(t, b)
+			round()
+			var after usage
+			deadline := time.Now().Add(patience)
+			// Some that are kept come and go: pools of connections, timers.
+			for {
+				after = n.usage(t, b)
+				if after.goroutines <= before.goroutines+many/4 && after.descriptors <= before.descriptors+many/4 &&
+					after.children <= before.children && after.inside <= before.inside {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("before %+v, after %+v\n%s", before, after, n.admin(t, "/debug/pprof/goroutine?debug=1"))
+				}
+				rest()
+			}
+			b.exec("true")
+		})
+	}
+	if left := b.exec("find /srv /tmp -name '*upload*'"); left != "" {
+		t.Errorf("left of uploads: %s", left)
+	}
+}
+
+// await calls begun when something holds, unless ctx ends before.
+func await(ctx context.Context, begun func(), holds func() bool) {
+	go func() { // ends with ctx
+		for ctx.Err() == nil {
+			if holds() {
+				begun()
+				return
+			}
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	}()
+}
+
+// settle waits until nothing is under way at the node, and ends what it keeps for
+// the next request.
+func (n *node) settle(t *testing.T, b *box) {
+	t.Helper()
+	n.API.Close()
+	c := n.browser(t, "h1")
+	b.get(c, "/", http.StatusOK) // it is awake and its server is up
+	c.CloseIdleConnections()
+	eventually(t, "all leases are given back", func() bool {
+		return n.metric(t, "doze_leases") == 0 && n.metric(t, "doze_waiters") == 0
+	})
+	eventually(t, "no process of a client is left inside", func() bool { return len(b.hostPIDs()) <= 2 })
+}
+
+// endless is a body that says when its second read comes, so that the first was
+// sent, and blocks from then on until ctx ends.
+type endless struct {
+	ctx   context.Context
+	begun func()
+	head  []byte // what it begins with
+	reads int
+}
+
+func (e *endless) Read(b []byte) (int, error) {
+	if e.reads++; e.reads > 1 {
+		e.begun()
+		<-e.ctx.Done()
+		return 0, e.ctx.Err()
+	}
+	return copy(b, append(e.head, bytes.Repeat([]byte("x"), 4096)...)), nil
+}
+
+// bigTar is the beginning of a tar with a large file.
+func bigTar(t *testing.T) []byte {
+	t.Helper()
+	var head bytes.Buffer
+	if err := tar.NewWriter(&head).WriteHeader(&tar.Header{Name: "upload", Typeflag: tar.TypeReg, Mode: 0o644, Size: gib}); err != nil {
+		t.Fatal(err)
+	}
+	return head.Bytes()
+}
+
+// read reads the beginning of a stream and nothing more, until ctx ends.
+func read(ctx context.Context, c *http.Client, url string, begun func()) error {
+	req, err := http.NewRequestWithContext(ctx, "GET", url, nil)
+	if err != nil {
+		return err
+	}
+	resp, err := (&http.Client{Transport: c.Transport}).Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s", resp.Status)
+	}
+	if _, err := io.ReadFull(resp.Body, make([]byte, 1)); err != nil {
+		return err
+	}
+	begun()
+	<-ctx.Done()
+	return ctx.Err()
+}

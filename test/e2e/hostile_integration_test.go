@@ -1,0 +1,426 @@
+//go:build integration
+
+package e2e
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// memory returns a line of a process's status in bytes, such as VmRSS.
+func memory(t *testing.T, pid int, field string) int64 {
+	t.Helper()
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, value, ok := strings.Cut(string(status), "\n"+field+":")
+	var kb int64
+	if _, err := fmt.Sscanf(value, "%d kB", &kb); err != nil || !ok {
+		t.Fatalf("the status has no %s", field)
+	}
+	return kb << 10
+}
+
+// mostGrowth is what a node may take for something huge that only passes through.
+const mostGrowth = 64 * mib
+
+// staysSmall runs f and fails if the node has taken much memory at any time of it.
+func (n *node) staysSmall(t *testing.T, f func()) {
+	t.Helper()
+	// Counts the peak from here on: man 5 proc_pid_clear_refs.
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", n.PID()), []byte("5"), 0); err != nil {
+		t.Fatal(err)
+	}
+	before := memory(t, n.PID(), "VmRSS")
+	f()
+	if grown := memory(t, n.PID(), "VmHWM") - before; grown > mostGrowth {
+		t.Errorf("the node took %d MiB more", grown/mib)
+	}
+}
+
+func TestMissingImageIsAProblemAndLeavesNothing(t *testing.T) {
+	n := commonNode(t)
+	const image = "localhost/nobody/has/this:v1"
+	_, _, err := n.API.Create(within(t), client.CreateRequest{Name: "no-image", Image: image})
+	if !client.HasCode(err, "image_missing") || !strings.Contains(err.Error(), image) {
+		t.Errorf("got %v", err)
+	}
+	_, _, err = n.API.Create(within(t), client.CreateRequest{Name: "no-image", Image: "example.com/a:b"})
+	if !client.HasCode(err, "image_not_allowed") {
+		t.Errorf("an image that is not allowed: %v", err)
+	}
+	if _, err := n.API.Get(within(t), "no-image"); !client.HasCode(err, client.CodeSandboxNotFound) {
+		t.Errorf("it is there: %v", err)
+	}
+	known := map[string]bool{}
+	all, err := n.API.List(within(t), client.Filter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sb := range all {
+		known[sb.ID] = true
+	}
+	if left := unknown(t, n, known); len(left) != 0 {
+		t.Errorf("left: %v", left)
+	}
+	b := n.newBox(t) // the name is free again
+	b.exec("true")
+}
+
+func TestHugeNamesAreRefused(t *testing.T) {
+	n := commonNode(t)
+	long := strings.Repeat("a", mib)
+	for _, c := range []struct {
+		name, method, path, body string
+		status                   int
+		code                     string
+	}{
+		{"more than a body may have", "POST", "/sandbox", `{"name":"` + long + `"}`, http.StatusRequestEntityTooLarge, "body_too_large"},
+		{"as much as a body may have", "POST", "/sandbox", `{"name":"` + long[:mib-100] + `"}`, http.StatusUnprocessableEntity, "name_invalid"},
+		{"image", "POST", "/sandbox", `{"name":"a","image":"` + long[:mib-100] + `"}`, http.StatusUnprocessableEntity, ""},
+		{"label", "POST", "/sandbox", `{"name":"a","labels":{"` + long[:mib-100] + `":"b"}}`, http.StatusUnprocessableEntity, "invalid_request"},
+		{"path", "GET", "/sandbox/" + long[:17_000], "", http.StatusRequestURITooLong, "uri_too_long"},
+		{"deep JSON", "POST", "/sandbox", strings.Repeat("[", mib-100), http.StatusBadRequest, "invalid_json"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			status, text := n.do(t, c.method, c.path, "application/json", strings.NewReader(c.body))
+			if status != c.status || !strings.Contains(text, `"code":"`+c.code) || len(text) > 4<<10 {
+				t.Errorf("got %d with %d bytes: %.300s", status, len(text), text)
+			}
+		})
+	}
+	if _, err := n.API.Get(within(t), "a"); !client.HasCode(err, client.CodeSandboxNotFound) {
+		t.Errorf("a refused request has made a sandbox: %v", err)
+	}
+}
+
+func TestArchivesThatReachOutAreRefused(t *testing.T) {
+	b := commonNode(t).newBox(t)
+	for name, entries := range map[string][]tar.Header{
+		"parent":               {{Name: "../out"}},
+		"parent within":        {{Name: "a/../../out"}},
+		"absolute":             {{Name: "/out"}},
+		"through a link":       {{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/"}, {Name: "l/out"}},
+		"through a deep link":  {{Name: "d", Typeflag: tar.TypeDir}, {Name: "d/l", Typeflag: tar.TypeSymlink, Linkname: "../.."}, {Name: "d/l/out"}},
+		"symlink out":          {{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "../../etc/shadow"}},
+		"hard link out":        {{Name: "l", Typeflag: tar.TypeLink, Linkname: "../../etc/shadow"}},
+		"hard link, absolute":  {{Name: "l", Typeflag: tar.TypeLink, Linkname: "/etc/shadow"}},
+		"device":               {{Name: "out", Typeflag: tar.TypeBlock, Devmajor: 8}},
+		"link that is written": {{Name: "l", Typeflag: tar.TypeSymlink, Linkname: "/out"}, {Name: "l"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var archive bytes.Buffer
+			w := tar.NewWriter(&archive)
+			for _, h := range entries {
+				h.Mode = 0o644
+				if h.Typeflag == 0 {
+					h.Typeflag, h.Size = tar.TypeReg, 4
+				}
+				b.must(w.WriteHeader(&h))
+				if h.Size > 0 {
+					_, err := w.Write([]byte("evil"))
+					b.must(err)
+				}
+			}
+			b.must(w.Close())
+			err := b.node.API.PutArchive(within(t), b.id, "/srv/in", &archive)
+			want := "unsafe_archive"
+			if name == "device" {
+				want = "invalid_request"
+			}
+			if !client.HasCode(err, want) {
+				t.Errorf("got %v, want %s", err, want)
+			}
+			if found := b.exec("find / /srv /srv/in -xdev -maxdepth 2 -name out; find /srv -type f -links +1; find /srv -type l; find /srv -type b"); found != "" {
+				t.Errorf("it left %s", found)
+			}
+			b.exec("rm -rf /srv/in")
+		})
+	}
+}
+
+// pattern is a stream of bytes that does not repeat within a read.
+type pattern struct{ at uint64 }
+
+func (p *pattern) Read(b []byte) (int, error) {
+	for i := 0; i+8 <= len(b); i += 8 {
+		p.at = p.at*6364136223846793005 + 1442695040888963407
+		b[i], b[i+1], b[i+2], b[i+3] = byte(p.at>>56), byte(p.at>>48), byte(p.at>>40), byte(p.at>>32)
+		b[i+4], b[i+5], b[i+6], b[i+7] = byte(p.at>>24), byte(p.at>>16), byte(p.at>>8), byte(p.at)
+	}
+	return len(b) &^ 7, nil
+}
+
+func TestFileOfAGigabytePassesThroughUpAndDown(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	sent, received := sha256.New(), sha256.New()
+	n.staysSmall(t, func() {
+		file, err := n.API.WriteFile(within(t), b.id, "/srv/big", 0, io.TeeReader(io.LimitReader(&pattern{}, gib), sent))
+		b.must(err)
+		if file.Size != gib {
+			t.Errorf("%d bytes are written", file.Size)
+		}
+	})
+	n.staysSmall(t, func() {
+		req, err := http.NewRequestWithContext(within(t), "GET", n.URL("/sandbox/"+b.id+"/files/read?path=/srv/big"), nil)
+		b.must(err)
+		req.Header.Set("Authorization", "Bearer "+n.Token)
+		resp, err := n.browser(t, "h2").Do(req)
+		b.must(err)
+		defer resp.Body.Close()
+		size, err := io.Copy(received, resp.Body)
+		if err != nil || size != gib || resp.ContentLength != gib {
+			t.Errorf("got %d bytes of %d: %v", size, resp.ContentLength, err)
+		}
+	})
+	if want, got := hex.EncodeToString(sent.Sum(nil)), hex.EncodeToString(received.Sum(nil)); got != want {
+		t.Errorf("sent %s, received %s", want, got)
+	}
+}
+
+func TestTenThousandFilesPassAsATar(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	const files = 10_000
+	reader, writer := io.Pipe()
+	go func() { // ends with the reader
+		w := tar.NewWriter(writer)
+		var err error
+		for i := 0; i < files && err == nil; i++ {
+			body := strings.Repeat("x", i%4096)
+			if err = w.WriteHeader(&tar.Header{Name: fmt.Sprintf("d%d/e%d/f%d", i%7, i%91, i), Typeflag: tar.TypeReg, Mode: 0o644, Size: int64(len(body))}); err == nil {
+				_, err = io.WriteString(w, body)
+			}
+		}
+		if err == nil {
+			err = w.Close()
+		}
+		writer.CloseWithError(err)
+	}()
+	n.staysSmall(t, func() { b.must(n.API.PutArchive(within(t), b.id, "/srv/many", reader)) })
+	reader.Close()
+	if count := b.exec("find /srv/many -type f | wc -l"); count != strconv.Itoa(files) {
+		t.Errorf("%s files have arrived", count)
+	}
+	out, err := n.API.GetArchive(within(t), b.id, "/srv/many")
+	b.must(err)
+	defer out.Close()
+	count := 0
+	for r := tar.NewReader(out); ; {
+		h, err := r.Next()
+		if err == io.EOF {
+			break
+		}
+		b.must(err)
+		if h.Typeflag != tar.TypeReg {
+			continue
+		}
+		count++
+		_, number, _ := strings.Cut(h.Name, "/f")
+		if i, err := strconv.Atoi(number); err != nil || h.Size != int64(i%4096) {
+			t.Fatalf("%s has %d bytes", h.Name, h.Size)
+		}
+	}
+	if count != files {
+		t.Errorf("%d files came back", count)
+	}
+}
+
+func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	const command = "yes 0123456789abcdef | head -c 1000000000; echo done >&2; exit 3"
+	n.staysSmall(t, func() {
+		result := b.try(command)
+		if !result.Truncated || len(result.Stdout) != mib || result.ExitCode != 3 || result.Stderr != "done\n" {
+			t.Errorf("truncated %t, %d bytes, exit code %d, stderr %q", result.Truncated, len(result.Stdout), result.ExitCode, result.Stderr)
+		}
+	})
+	n.staysSmall(t, func() {
+		p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: command, Name: "loud"})
+		b.must(err)
+		eventually(t, "it has ended", func() bool {
+			list := b.processes()
+			return len(list) == 1 && list[0].ExitCode != nil && *list[0].ExitCode == 3
+		})
+		kept := 0
+		b.must(n.API.Logs(within(t), b.id, p.PID, false, func(l client.Log) error { kept += len(l.Data); return nil }))
+		if kept == 0 || kept > 512<<10 {
+			t.Errorf("%d bytes of its output are kept", kept)
+		}
+		size, err := strconv.Atoi(b.exec("cat " + p.LogFile + "* | wc -c"))
+		if err != nil || size == 0 || size > 64*mib {
+			t.Errorf("its log files have %d bytes, %v", size, err)
+		}
+	})
+	n.staysSmall(t, func() {
+		size, end := n.stream(t, b, command)
+		if size < 1_000_000_000 || !strings.Contains(end, "event: complete") || !strings.Contains(end, `"exit_code":3`) {
+			t.Errorf("the stream has %d bytes and ends with %s", size, end)
+		}
+	})
+	b.exec("true")
+}
+
+// stream runs a command, and returns the size and the end of the events that tell
+// of it as they come over the wire.
+func (n *node) stream(t *testing.T, b *box, command string) (size int, end string) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(within(t), "POST", n.URL("/sandbox/"+b.id+"/exec"), strings.NewReader(fmt.Sprintf(`{"command":%q,"stream":true}`, command)))
+	b.must(err)
+	req.Header.Set("Authorization", "Bearer "+n.Token)
+	req.Header.Set("Content-Type", "application/json")
+	c := n.browser(t, "h1")
+	c.Timeout = 0 // the context's
+	resp, err := c.Do(req)
+	b.must(err)
+	defer resp.Body.Close()
+	for chunk := make([]byte, 64<<10); ; {
+		read, err := resp.Body.Read(chunk)
+		size += read
+		end += string(chunk[:read])
+		end = end[max(0, len(end)-512):]
+		if err == io.EOF {
+			return size, end
+		}
+		b.must(err)
+	}
+}
+
+// mostGuest is what a guest may hold when nobody uses it.
+const mostGuest = 8_000_000
+
+func TestIdleGuestIsSmall(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	guest := b.hostPID()
+	b.exec("seq 100000")
+	b.write("/srv/file", bytes.Repeat([]byte("x"), 8*mib))
+	for i := range 20 {
+		b.exec(fmt.Sprint("echo ", i))
+		b.write(fmt.Sprint("/srv/file-", i), []byte("small"))
+	}
+	out, err := n.API.GetArchive(within(t), b.id, "/srv")
+	b.must(err)
+	_, err = io.Copy(io.Discard, out)
+	b.must(errors.Join(err, out.Close()))
+	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: "seq 100000; exec sleep 100000"})
+	b.must(err)
+	b.must(n.API.Logs(within(t), b.id, p.PID, false, func(client.Log) error { return nil }))
+	// It gives memory back soon after the last request.
+	eventually(t, "its guest is small", func() bool { return memory(t, guest, "VmRSS") <= mostGuest })
+	b.sleep()
+	if size := memory(t, guest, "VmRSS"); size > mostGuest {
+		t.Errorf("asleep its guest has %d bytes", size)
+	}
+	t.Logf("its guest has %d bytes, at most %d", memory(t, guest, "VmRSS"), memory(t, guest, "VmHWM"))
+}
+
+func TestForkBombIsBoundedAndCanBeDestroyed(t *testing.T) {
+	n := commonNode(t)
+	other := n.newWebBox(t)
+	b := n.newBox(t, func(req *client.CreateRequest) { req.Size = "lite" })
+	most := 128 // of lite
+	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"python3", "-c", "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"}})
+	b.must(err)
+	eventually(t, "the bomb has gone off", func() bool { return len(b.hostPIDs()) > most/2 })
+	c := n.browser(t, "h2")
+	for range 20 {
+		if count := len(b.hostPIDs()); count > most {
+			t.Fatalf("it has %d processes, limit %d", count, most)
+		}
+		other.get(c, "/", http.StatusOK)
+		other.exec("true")
+	}
+	b.must(n.API.Delete(within(t), b.id))
+	if left := b.hostPIDs(); len(left) != 0 {
+		t.Errorf("%d of its processes are left", len(left))
+	}
+	other.exec("true")
+}
+
+const deafToTerm = `trap "" TERM; echo ready; while :; do sleep 1000; done`
+
+func TestCommandThatIgnoresSIGTERMIsKilledByItsTimeout(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	idle := len(b.hostPIDs())
+	result, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: deafToTerm + " & " + deafToTerm, Timeout: client.Duration(time.Second)})
+	b.must(err)
+	if !result.TimedOut || result.ExitCode == 0 || !strings.Contains(result.Stdout, "ready") {
+		t.Errorf("got %+v", result)
+	}
+	eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
+}
+
+func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	idle := len(b.hostPIDs())
+	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: deafToTerm, Restart: "always"})
+	b.must(err)
+	ctx, heard := context.WithCancel(within(t))
+	_ = n.API.Logs(ctx, b.id, p.PID, true, func(client.Log) error { heard(); return nil })
+	stopped, err := n.API.StopProcess(within(t), b.id, p.PID, "")
+	b.must(err)
+	if stopped.State != "exited" || stopped.Signal != "SIGKILL" {
+		t.Errorf("got %+v", stopped)
+	}
+	eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
+}
+
+func TestSandboxWhoseProcessIgnoresSIGTERMStops(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: deafToTerm})
+	b.must(err)
+	ctx, heard := context.WithCancel(within(t))
+	_ = n.API.Logs(ctx, b.id, p.PID, true, func(client.Log) error { heard(); return nil })
+	b.stop()
+	if left := b.hostPIDs(); len(left) != 0 {
+		t.Errorf("%d of its processes are left", len(left))
+	}
+	if list := b.processes(); len(list) != 1 || list[0].State != "exited" || list[0].Signal != "SIGKILL" {
+		t.Errorf("its processes: %+v", list)
+	}
+	b.exec("true")
+}
+
+func TestFullDiskOfASandboxIsAProblem(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	b.exec("echo before >/dev/shm/f")
+	size, err := strconv.Atoi(b.exec("df --output=size -B1 /dev/shm | tail -1"))
+	if err != nil || size > gib {
+		t.Fatalf("/dev/shm has %d bytes, %v", size, err)
+	}
+	_, err = n.API.WriteFile(within(t), b.id, "/dev/shm/f", 0, io.LimitReader(&pattern{}, int64(2*size)))
+	if !client.HasCode(err, "no_space_left") {
+		t.Errorf("got %v, want no_space_left", err)
+	}
+	if left := b.exec("ls -A /dev/shm; cat /dev/shm/f"); left != "f\nbefore" {
+		t.Errorf("left: %s", left)
+	}
+	b.exec("true")
+}

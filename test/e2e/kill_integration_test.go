@@ -1,0 +1,367 @@
+//go:build integration
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+// acknowledged is what a node has said yes to, by several clients at once.
+type acknowledged struct {
+	mu        sync.Mutex
+	sandboxes map[string]string // id by name
+	files     map[string]string // content by path, in the sandbox "base"
+	ports     map[uint16]string // url by port, of the sandbox "base"
+	declared  map[string]bool   // processes of the sandbox "base"
+}
+
+func (a *acknowledged) note(f func()) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	f()
+}
+
+// load does everything at once to a sandbox of the node until ctx ends. Errors are the
+// point of it: whoever got one was promised nothing.
+func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client, round int) {
+	var all sync.WaitGroup
+	repeat := func(f func(i int)) {
+		all.Go(func() {
+			for i := 0; ctx.Err() == nil; i++ {
+				f(i)
+			}
+		})
+	}
+	for range 4 {
+		repeat(func(int) { fetch(ctx, c, b.url, http.StatusOK) })
+	}
+	repeat(func(int) { n.API.Exec(ctx, b.id, client.ExecRequest{Argv: []string{"sleep", "0.01"}}) })
+	repeat(func(i int) {
+		name := fmt.Sprintf("made-%d-%d", round, i)
+		if sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, Size: "lite"}); err == nil {
+			a.note(func() { a.sandboxes[name] = sb.ID })
+		}
+	})
+	for writer := range 2 {
+		repeat(func(i int) {
+			path := fmt.Sprintf("/srv/kept/%d-%d-%d", round, writer, i)
+			content := strings.Repeat(path+"\n", 1+i%2000)
+			if _, err := n.API.WriteFile(ctx, b.id, path, 0, strings.NewReader(content)); err == nil {
+				a.note(func() { a.files[path] = content })
+			}
+		})
+	}
+	repeat(func(i int) {
+		number := uint16(10_000 + 1000*round + i%1000)
+		if port, err := n.API.Expose(ctx, b.id, client.ExposeRequest{Port: number}); err == nil {
+			a.note(func() { a.ports[number] = port.URL })
+		}
+	})
+	repeat(func(i int) {
+		name := fmt.Sprintf("kept-%d-%d", round, i)
+		if i >= 8 { // of the 64 that a sandbox may declare
+			<-ctx.Done()
+			return
+		}
+		req := client.ProcessRequest{Argv: []string{"sleep", "100000"}, Name: name, Restart: "always"}
+		if _, err := n.API.StartProcess(ctx, b.id, req); err == nil {
+			a.note(func() { a.declared[name] = true })
+		}
+	})
+	all.Wait()
+}
+
+func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
+	n := ownNode(t)
+	b := n.newWebBox(t)
+	started, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK)
+	asleep := n.newBox(t)
+	asleep.sleep()
+	pids := map[*box]int{b: b.hostPID(), asleep: asleep.hostPID()}
+	kept := &acknowledged{sandboxes: map[string]string{}, files: map[string]string{}, ports: map[uint16]string{}, declared: map[string]bool{}}
+	const rounds = 3
+	for round := range rounds {
+		ctx, cancel := context.WithCancel(t.Context())
+		c := n.browser(t, "h2")
+		var loaded sync.WaitGroup
+		loaded.Go(func() { kept.load(ctx, n, b, c, round) })
+		// Killed in the middle, and each time in another moment of it.
+		eventually(t, "enough is under way", func() bool {
+			kept.mu.Lock()
+			defer kept.mu.Unlock()
+			made := 0
+			for name := range kept.sandboxes {
+				if strings.HasPrefix(name, fmt.Sprintf("made-%d-", round)) {
+					made++
+				}
+			}
+			return made > round
+		})
+		b.must(n.Kill())
+		cancel()
+		loaded.Wait()
+		b.must(n.Start())
+		kept.check(t, n, b)
+		for b, before := range pids {
+			if after := b.hostPID(); after != before {
+				t.Errorf("round %d: the first process of %s was %d and is %d", round, b.id, before, after)
+			}
+		}
+		if state := asleep.state(); state != client.StateAsleep {
+			t.Errorf("round %d: the sleeping one is %s", round, state)
+		}
+		if again, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK); again != started {
+			t.Errorf("round %d: the server was started again", round)
+		}
+	}
+	asleep.exec("true")
+	// Nothing that was not acknowledged is half there.
+	all, err := n.API.List(within(t), client.Filter{})
+	b.must(err)
+	known := map[string]bool{}
+	for _, sb := range all {
+		known[sb.ID] = true
+		if sb.State == client.StateStarting {
+			t.Errorf("%s is half-made", sb.Name)
+		}
+	}
+	eventually(t, "what was half-made is gone", func() bool { return len(unknown(t, n, known)) == 0 })
+	// Declared is what a cold wake starts again.
+	b.stop()
+	b.get(n.browser(t, "h2"), "/", http.StatusOK)
+	running := map[string]bool{}
+	for _, p := range b.processes() {
+		if p.State == client.ProcessRunning {
+			running[p.Name] = true
+		}
+	}
+	for name := range kept.declared {
+		if !running[name] {
+			t.Errorf("the declared process %s was not started again", name)
+		}
+	}
+	t.Logf("acknowledged: %d sandboxes, %d files, %d ports, %d declared processes", len(kept.sandboxes), len(kept.files), len(kept.ports), len(kept.declared))
+}
+
+// unknown returns folders of sandboxes that the API does not know.
+func unknown(t *testing.T, n *node, known map[string]bool) []string {
+	t.Helper()
+	entries, err := os.ReadDir(filepath.Join(n.Home, "run"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, e := range entries {
+		if e.IsDir() && len(e.Name()) == 12 && !known[e.Name()] {
+			list = append(list, e.Name())
+		}
+	}
+	return list
+}
+
+func (a *acknowledged) check(t *testing.T, n *node, b *box) {
+	t.Helper()
+	for name, id := range a.sandboxes {
+		sb, err := n.API.Get(within(t), name)
+		if err != nil || sb.ID != id || sb.State != client.StateRunning {
+			t.Errorf("sandbox %s: %+v, %v", name, sb, err)
+		}
+	}
+	urls := map[uint16]string{}
+	for _, port := range b.show().Ports {
+		urls[port.Port] = port.URL
+	}
+	for number, url := range a.ports {
+		if urls[number] != url {
+			t.Errorf("port %d had %q and has %q", number, url, urls[number])
+		}
+	}
+	if len(a.files) == 0 || len(a.ports) == 0 || len(a.declared) == 0 {
+		t.Fatalf("nothing was acknowledged: %d files, %d ports, %d processes", len(a.files), len(a.ports), len(a.declared))
+	}
+	a.checkFiles(t, b)
+}
+
+// checkFiles compares all files by one command: their number is large.
+func (a *acknowledged) checkFiles(t *testing.T, b *box) {
+	t.Helper()
+	var sizes strings.Builder
+	for _, path := range slices.Sorted(maps.Keys(a.files)) {
+		fmt.Fprintf(&sizes, "%s\t%d\n", path, len(a.files[path]))
+	}
+	b.write("/srv/expected", []byte(sizes.String()))
+	// Each file repeats its own path in every line.
+	out := b.exec(`python3 - <<'EOF'
+for line in open("/srv/expected"):
+    path, size = line.rstrip("\n").split("\t")
+    try:
+        text = open(path).read()
+        if len(text) != int(size) or text.replace(path + "\n", ""):
+            print(path, "has", len(text), "bytes, want", size)
+    except OSError as e:
+        print(e)
+EOF`)
+	if out != "" {
+		t.Errorf("files: %s", out)
+	}
+	if half := b.exec("ls -A /srv/kept | grep -v '^[0-9-]*$' || true"); half != "" {
+		t.Logf("left of uploads that were cut off: %s", half)
+	}
+}
+
+// The guest is the first process of a sandbox: with it all others end.
+func TestKilledGuestIsStartedByTheNextRequest(t *testing.T) {
+	n := ownNode(t)
+	b := n.newWebBox(t)
+	c := n.browser(t, "h2")
+	for round := range 2 {
+		started, _ := b.get(c, "/started", http.StatusOK)
+		b.killFirst(n)
+		if round > 0 { // the first request comes before the node has noticed
+			b.awaitEvents("stopped", round+1)
+			// Nobody saw how its server ended, and nobody makes up an exit code.
+			if list := b.processes(); len(list) == 0 || slices.ContainsFunc(list, func(p client.Process) bool { return p.State != "lost" || p.ExitCode != nil }) {
+				t.Errorf("its guest was killed, its processes: %+v", list)
+			}
+		}
+		text, _ := b.get(c, "/started", http.StatusOK)
+		if text == started {
+			t.Fatal("it was not killed")
+		}
+		stopped, woke := b.awaitEvents("stopped", round+1), b.awaitEvents("woke", round+1)
+		if len(stopped) != round+1 || len(woke) != round+1 || woke[round].Kind != "cold" {
+			t.Errorf("the events tell: stopped %+v, woke %+v", stopped, woke)
+		}
+	}
+	// While it sleeps nobody notices, and the next request still gets its answer.
+	b.sleep()
+	b.killFirst(n)
+	b.get(c, "/", http.StatusOK)
+	b.exec("true")
+}
+
+// Who waits for a server is told at once that it will not come.
+func TestVisitorWhoWaitsForAServerHearsThatItsSandboxDied(t *testing.T) {
+	n := commonNode(t)
+	b := n.newSlowBox(t)
+	b.write("/srv/slow", nil)
+	b.stop()
+	type answer struct {
+		text string
+		err  error
+	}
+	answers := make(chan answer, 3)
+	for range cap(answers) {
+		go func() { // ends with its answer
+			text, _, err := fetch(t.Context(), n.browser(t, "h2"), b.url+"/", http.StatusBadGateway)
+			answers <- answer{text, err}
+		}()
+	}
+	b.awaitState(client.StateRunning)
+	b.killFirst(n)
+	for range cap(answers) {
+		if a := <-answers; a.err != nil || !strings.Contains(a.text, `"code":"wake_failed"`) {
+			t.Errorf("a visitor got %v, %s", a.err, a.text)
+		}
+	}
+}
+
+// killFirst kills the first process of a sandbox as its host's administrator
+// could: it belongs to another user, so a process in Podman's user namespace does it.
+func (b *box) killFirst(n *node) {
+	b.t.Helper()
+	pid := b.hostPID()
+	n.podman(b.t, "unshare", "kill", "-9", strconv.Itoa(pid))
+	eventually(b.t, "its first process is gone", func() bool { return !alive(pid) })
+}
+
+func TestKilledPodmanServiceIsStartedAgain(t *testing.T) {
+	n := ownNode(t)
+	b := n.newWebBox(t)
+	pid := n.child(t, "podman")
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	c := n.browser(t, "h2")
+	b.get(c, "/", http.StatusOK)
+	b.exec("true")
+	b.sleep()
+	b.get(c, "/", http.StatusOK)
+	other := n.newBox(t) // waits for the next service
+	other.exec("true")
+	b.stop()
+	b.get(c, "/", http.StatusOK)
+	if after := n.child(t, "podman"); after == pid {
+		t.Error("the service was not killed")
+	}
+}
+
+func TestKilledNamespaceHelperIsStartedAgain(t *testing.T) {
+	n := ownNode(t)
+	b := n.newWebBox(t)
+	for range 3 {
+		pid := n.child(t, "doze-netns")
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		// Of a client of its own: connections that exist need no helper.
+		b.get(n.browser(t, "h1"), "/", http.StatusOK)
+		b.stop() // no connection into it is left
+		b.get(n.browser(t, "h1"), "/", http.StatusOK)
+		if after := n.child(t, "doze-netns"); after == pid {
+			t.Error("the helper was not killed")
+		}
+	}
+}
+
+// child returns the node's child process that runs a program.
+func (n *node) child(t *testing.T, name string) int {
+	t.Helper()
+	for _, pid := range n.children() {
+		command, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		first, _, _ := strings.Cut(string(command), "\x00")
+		if filepath.Base(first) == name {
+			return pid
+		}
+	}
+	t.Fatalf("the node has no child %s", name)
+	return 0
+}
+
+// children are the node's child processes, without those that have ended.
+func (n *node) children() []int {
+	var pids []int
+	tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", n.PID()))
+	for _, task := range tasks {
+		text, _ := os.ReadFile(task)
+		for _, field := range strings.Fields(string(text)) {
+			if pid, err := strconv.Atoi(field); err == nil && alive(pid) {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
+}
+
+// alive says whether a process is there and no zombie.
+func alive(pid int) bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	_, after, _ := strings.Cut(string(text), ") ")
+	return !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
+}

@@ -1,0 +1,188 @@
+//go:build integration
+
+package e2e
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (b *box) dialWebSocket(c *http.Client) *websocket.Conn {
+	b.t.Helper()
+	c = &http.Client{Transport: c.Transport} // a Timeout would be that of the connection
+	conn, _, err := websocket.Dial(within(b.t), b.url+"/ws", &websocket.DialOptions{HTTPClient: c})
+	b.must(err)
+	b.t.Cleanup(func() { conn.CloseNow() })
+	return conn
+}
+
+// echo sends a text over a WebSocket and waits until it comes back.
+func (b *box) echo(conn *websocket.Conn, text string) {
+	b.t.Helper()
+	b.must(conn.Write(within(b.t), websocket.MessageText, []byte(text)))
+	_, answer, err := conn.Read(within(b.t))
+	b.must(err)
+	if string(answer) != text {
+		b.t.Fatalf("the echo of %q is %q", text, answer)
+	}
+}
+
+// patch changes a sandbox by the API.
+func (b *box) patch(body string) {
+	b.t.Helper()
+	if status, text := b.node.do(b.t, "PATCH", "/sandbox/"+b.id, "application/json", strings.NewReader(body)); status != http.StatusOK {
+		b.t.Fatalf("PATCH: %d %s", status, text)
+	}
+}
+
+func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
+	b := commonNode(t).newWebBox(t)
+	b.patch(`{"sleep_after":"1s"}`)
+	b.awaitState(client.StateAsleep)
+	if slept := b.events("slept"); len(slept) != 1 || slept[0].Reason != "idle" {
+		t.Errorf("it slept: %+v", slept)
+	}
+	b.patch(`{"stop_after":"1s"}`)
+	b.awaitState(client.StateStopped)
+	if stopped := b.events("stopped"); len(stopped) != 1 || stopped[0].Reason != "asleep for stop_after" {
+		t.Errorf("it stopped: %+v", stopped)
+	}
+}
+
+func TestSilentWebSocketSurvivesSleep(t *testing.T) {
+	n := commonNode(t)
+	b := n.newWebBox(t, sleepAfter(time.Second))
+	conn := b.dialWebSocket(n.browser(t, "h1"))
+	for _, text := range []string{"first", "second"} {
+		b.echo(conn, text)
+		b.awaitState(client.StateAsleep)
+	}
+	b.echo(conn, "third")
+	woke := b.awaitEvents("woke", 2)
+	for _, e := range woke {
+		if e.Cause != "websocket" || e.Kind != "warm" {
+			t.Errorf("it woke by %+v", e)
+		}
+	}
+}
+
+func TestWebSocketMayHoldItAwake(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t, sleepAfter(time.Second))
+	b.serve(client.ExposeRequest{WebSocket: "hold"})
+	conn := b.dialWebSocket(n.browser(t, "h1"))
+	b.outlast()
+	b.echo(conn, "still here")
+	conn.CloseNow()
+	b.awaitState(client.StateAsleep)
+}
+
+func TestStreamKeepsItAwakeAsLongAsItLasts(t *testing.T) {
+	n := commonNode(t)
+	for _, proto := range []string{"h2", "h1"} {
+		t.Run(proto, func(t *testing.T) {
+			b := n.newWebBox(t, sleepAfter(time.Second))
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			req, err := http.NewRequestWithContext(ctx, "GET", b.url+"/ticks", nil)
+			b.must(err)
+			resp, err := n.browser(t, proto).Do(req)
+			b.must(err)
+			defer resp.Body.Close()
+			lines := bufio.NewScanner(resp.Body)
+			tick := func() {
+				if !lines.Scan() {
+					t.Fatalf("the stream was cut: %v", lines.Err())
+				}
+			}
+			tick()
+			b.outlast()
+			for range 60 { // also what has come meanwhile
+				tick()
+			}
+			leave()
+			b.awaitState(client.StateAsleep)
+		})
+	}
+}
+
+// outlast returns when another sandbox, as idle as can be, has fallen asleep twice
+// after a sleep_after of 1 s, and fails if this one has slept.
+func (b *box) outlast() {
+	b.t.Helper()
+	clock := b.node.newBox(b.t, sleepAfter(time.Second))
+	clock.awaitState(client.StateAsleep)
+	clock.exec("true")
+	clock.awaitState(client.StateAsleep)
+	if slept := b.events("slept"); len(slept) != 0 || b.state() != client.StateRunning {
+		b.t.Errorf("it slept: %+v", slept)
+	}
+}
+
+func TestLongRequestIsNotCutBySleep(t *testing.T) {
+	n := commonNode(t)
+	b := n.newWebBox(t, sleepAfter(time.Second))
+	c := n.browser(t, "h2")
+	answer := make(chan error, 1)
+	go func() {
+		text, _, err := fetch(within(t), c, b.url+"/held", http.StatusOK)
+		if err == nil && text != "waited" {
+			err = fmt.Errorf("the answer is %q", text)
+		}
+		answer <- err
+	}()
+	eventually(t, "the server has the request", func() bool {
+		text, _ := b.get(c, "/open", http.StatusOK)
+		return text == "1"
+	})
+	b.outlast()
+	b.get(c, "/free", http.StatusOK)
+	b.must(<-answer)
+	b.awaitState(client.StateAsleep)
+}
+
+func TestRunningCommandKeepsItAwake(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t, sleepAfter(time.Second))
+	b.exec("mkfifo /tmp/begun /tmp/go")
+	type ended struct {
+		result client.ExecResult
+		err    error
+	}
+	command := make(chan ended, 1)
+	go func() {
+		// It waits without using the CPU.
+		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: "echo >/tmp/begun; cat /tmp/go"})
+		command <- ended{r, err}
+	}()
+	b.exec("cat /tmp/begun")
+	b.outlast()
+	b.exec("echo done >/tmp/go")
+	if e := <-command; e.err != nil || e.result.Stdout != "done\n" {
+		t.Errorf("the command ended with %+v, %v", e.result, e.err)
+	}
+	b.awaitState(client.StateAsleep)
+}
+
+func TestHoldFromInsideKeepsItAwake(t *testing.T) {
+	n := commonNode(t)
+	b := n.newBox(t)
+	b.exec("/.doze/bin/doze-guest hold 10m")
+	eventually(t, "the hold is known", func() bool { return b.show().HoldUntil.After(time.Now().Add(9 * time.Minute)) })
+	b.patch(`{"sleep_after":"1s"}`)
+	b.outlast()
+	b.exec("/.doze/bin/doze-guest hold 0")
+	b.awaitState(client.StateAsleep)
+	if held := b.events("held"); len(held) != 2 {
+		t.Errorf("the events tell of %d holds: %+v", len(held), held)
+	}
+}

@@ -1,0 +1,200 @@
+//go:build integration
+
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+// crowd is how many visitors come at once.
+const crowd = 1000
+
+// visit makes crowd requests at once and returns when all are answered.
+func visit(t *testing.T, c *http.Client, url string) {
+	t.Helper()
+	var all sync.WaitGroup
+	gate := make(chan struct{})
+	failures := make(chan error, crowd)
+	for range crowd {
+		all.Go(func() {
+			<-gate
+			text, _, err := fetch(t.Context(), c, url, http.StatusOK)
+			if err == nil && text != "hello" {
+				err = fmt.Errorf("answer %q", text)
+			}
+			if err != nil {
+				failures <- err
+			}
+		})
+	}
+	close(gate)
+	all.Wait()
+	if n := len(failures); n > 0 {
+		t.Errorf("%d of %d requests failed; the first: %v", n, crowd, <-failures)
+	}
+}
+
+func TestAThousandRequestsShareOneWake(t *testing.T) {
+	n := commonNode(t)
+	for _, proto := range []string{"h2", "h1"} {
+		for _, rest := range []string{"asleep", "stopped"} {
+			t.Run(proto+" "+rest, func(t *testing.T) {
+				b := n.newWebBox(t)
+				c := n.browser(t, proto)
+				if rest == "asleep" {
+					b.sleep()
+				} else {
+					b.stop()
+				}
+				before := n.metric(t, "doze_wakes_total")
+				visit(t, c, b.url)
+				if woke := b.awaitEvents("woke", 1); len(woke) != 1 || woke[0].Cause != "preview" {
+					t.Errorf("the events tell of %d wakes: %+v", len(woke), woke)
+				}
+				if wakes := n.metric(t, "doze_wakes_total") - before; wakes != 1 {
+					t.Errorf("the metrics count %v wakes", wakes)
+				}
+			})
+		}
+	}
+}
+
+func TestRequestsAreAnsweredWhileItIsPutToSleep(t *testing.T) {
+	n := commonNode(t)
+	for _, proto := range []string{"h2", "h1"} {
+		t.Run(proto, func(t *testing.T) {
+			b := n.newWebBox(t)
+			c := n.browser(t, proto)
+			ctx, cancel := context.WithCancel(t.Context())
+			var sleeper sync.WaitGroup
+			slept := 0
+			sleeper.Go(func() {
+				for ctx.Err() == nil {
+					_, err := n.API.Sleep(ctx, b.id)
+					switch {
+					case err == nil:
+						slept++
+					case ctx.Err() == nil && !client.HasCode(err, "busy"):
+						t.Error(err)
+						return
+					}
+				}
+			})
+			visit(t, c, b.url)
+			for range 200 { // one after another there is room to fall asleep in between
+				if _, _, err := fetch(t.Context(), c, b.url, http.StatusOK); err != nil {
+					t.Error(err)
+				}
+			}
+			cancel()
+			sleeper.Wait()
+			if woke := len(b.events("woke")); slept < 2 || woke < 2 {
+				t.Errorf("it was put to sleep %d times and woke %d times: the test saw nothing", slept, woke)
+			}
+		})
+	}
+}
+
+func TestEveryWayInWakes(t *testing.T) {
+	n := commonNode(t)
+	b := n.newWebBox(t)
+	c := n.browser(t, "h2")
+	b.get(c, "/", http.StatusOK)
+	before := b.hostPID()
+	for _, way := range []struct {
+		name, cause string
+		enter       func(t *testing.T) error
+	}{
+		{"preview", "preview", func(t *testing.T) error {
+			_, header := b.get(c, "/", http.StatusOK)
+			if header.Get("X-Doze-Wake") != "warm" || !strings.HasPrefix(header.Get("Server-Timing"), "wake;dur=") {
+				return fmt.Errorf("headers %v", header)
+			}
+			return nil
+		}},
+		{"exec", "exec", func(t *testing.T) error {
+			_, err := n.API.Exec(within(t), b.id, client.ExecRequest{Argv: []string{"true"}})
+			return err
+		}},
+		{"files", "files", func(t *testing.T) error {
+			_, err := n.API.WriteFile(within(t), b.id, "/tmp/f", 0, strings.NewReader("x"))
+			return err
+		}},
+		{"reading a file", "files", func(t *testing.T) error {
+			_, err := n.API.Stat(within(t), b.id, "/srv/server.js")
+			return err
+		}},
+		{"archive", "files", func(t *testing.T) error {
+			tar, err := n.API.GetArchive(within(t), b.id, "/srv")
+			if err != nil {
+				return err
+			}
+			defer tar.Close()
+			_, err = io.Copy(io.Discard, tar)
+			return err
+		}},
+		{"process", "process", func(t *testing.T) error {
+			_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"true"}})
+			return err
+		}},
+		{"logs", "process", func(t *testing.T) error {
+			return n.API.Logs(within(t), b.id, b.web.PID, false, func(client.Log) error { return nil })
+		}},
+		{"asked", "asked", func(t *testing.T) error {
+			_, err := n.API.Wake(within(t), b.id)
+			return err
+		}},
+	} {
+		t.Run(way.name, func(t *testing.T) {
+			b.sleep()
+			known := len(b.events("woke"))
+			if err := way.enter(t); err != nil {
+				t.Fatal(err)
+			}
+			woke := b.awaitEvents("woke", known+1)[known:]
+			if len(woke) != 1 || woke[0].Kind != "warm" || woke[0].Cause != way.cause {
+				t.Errorf("it woke by %+v, want one warm wake by %s", woke, way.cause)
+			}
+		})
+	}
+	if after := b.hostPID(); after != before {
+		t.Errorf("its first process was %d and is %d", before, after)
+	}
+}
+
+func TestReadsWakeNothing(t *testing.T) {
+	n := commonNode(t)
+	b := n.newWebBox(t)
+	for _, rest := range []struct {
+		state string
+		enter func()
+	}{{client.StateAsleep, b.sleep}, {client.StateStopped, b.stop}} {
+		rest.enter()
+		known := len(b.events("woke"))
+		for _, path := range []string{
+			"/sandbox", "/sandbox/" + b.id, "/sandbox/" + b.id + "/ports", "/sandbox/" + b.id + "/processes",
+			fmt.Sprintf("/sandbox/%s/process/%d", b.id, b.web.PID), "/sandbox/" + b.id + "/events", "/node",
+		} {
+			if status, text := n.do(t, "GET", path, "", nil); status != http.StatusOK {
+				t.Errorf("GET %s: %d %s", path, status, text)
+			}
+			if state := b.state(); state != rest.state {
+				t.Fatalf("GET %s: it was %s and is %s", path, rest.state, state)
+			}
+		}
+		n.admin(t, "/metrics")
+		_, err := n.API.Hold(within(t), b.id, 0)
+		b.must(err)
+		if woke := b.events("woke")[known:]; len(woke) != 0 || b.state() != rest.state {
+			t.Errorf("%s: it was woken by %+v", rest.state, woke)
+		}
+	}
+}
