@@ -60,20 +60,18 @@ func TestWorkKeepsAwake(t *testing.T) {
 	n := sandboxtest.Open(t, sleepAfter(time.Second))
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
-	worked := 0
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for worked < 30 {
+	n.Freezer.WorkAlways(sb.ID, 0.5)
+	for enough := time.After(3 * time.Second); enough != nil; {
 		select {
-		case <-tick.C:
-			n.Freezer.Work(sb.ID, 50*time.Millisecond)
-			worked++
+		case <-enough:
+			enough = nil
 		case ev := <-events:
 			if ev.Type == sandbox.EventSlept {
 				t.Fatal("slept while it worked half of the time")
 			}
 		}
 	}
+	n.Freezer.WorkAlways(sb.ID, 0)
 	nextEvent(t, events, sandbox.EventSlept)
 }
 
