@@ -1,0 +1,163 @@
+package clienthello
+
+import (
+	"bytes"
+	"crypto/ecdh"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"strings"
+	"testing"
+	"testing/iotest"
+	"time"
+)
+
+// say returns what a client of this configuration sends first.
+func say(t testing.TB, cfg *tls.Config) []byte {
+	t.Helper()
+	c := &ear{}
+	if err := tls.Client(c, cfg).Handshake(); !errors.Is(err, io.EOF) {
+		t.Fatal(err)
+	}
+	return c.said
+}
+
+type ear struct {
+	net.Conn
+	said []byte
+}
+
+func (e *ear) Write(b []byte) (int, error)      { e.said = append(e.said, b...); return len(b), nil }
+func (e *ear) Read([]byte) (int, error)         { return 0, io.EOF }
+func (e *ear) Close() error                     { return nil }
+func (e *ear) SetWriteDeadline(time.Time) error { return nil }
+
+// echConfigs is a list with one configuration (RFC 9849, section 4).
+func echConfigs(t testing.TB, public string) []byte {
+	t.Helper()
+	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vector := func(b []byte) []byte { return append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...) }
+	contents := append([]byte{7, 0, 0x20}, vector(key.PublicKey().Bytes())...) // config_id, DHKEM(X25519)
+	contents = append(contents, vector([]byte{0, 1, 0, 1})...)                 // HKDF-SHA256, AES-128-GCM
+	contents = append(contents, 32, byte(len(public)))
+	contents = append(contents, public...)
+	contents = append(contents, 0, 0) // no extensions
+	return vector(append([]byte{0xfe, 0x0d}, vector(contents)...))
+}
+
+func TestHelloOfRealClients(t *testing.T) {
+	for name, c := range map[string]struct {
+		cfg  *tls.Config
+		want Hello
+	}{
+		"name":           {&tls.Config{ServerName: "api.github.com"}, Hello{ServerName: "api.github.com"}},
+		"as it was sent": {&tls.Config{ServerName: "API.GitHub.com"}, Hello{ServerName: "API.GitHub.com"}},
+		"protocols":      {&tls.Config{ServerName: "a.example", NextProtos: []string{"h2", "http/1.1"}}, Hello{ServerName: "a.example", ALPN: []string{"h2", "http/1.1"}}},
+		"address":        {&tls.Config{ServerName: "192.0.2.1"}, Hello{}},
+		"old":            {&tls.Config{ServerName: "a.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}, Hello{ServerName: "a.example"}},
+		"large":          {&tls.Config{ServerName: "a.example", NextProtos: slices.Repeat([]string{strings.Repeat("x", 200)}, 100)}, Hello{ServerName: "a.example", ALPN: slices.Repeat([]string{strings.Repeat("x", 200)}, 100)}},
+		"encrypted":      {&tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(t, "outer.example")}, Hello{ServerName: "outer.example", ECH: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.cfg.InsecureSkipVerify = true
+			said := say(t, c.cfg)
+			for how, r := range map[string]io.Reader{
+				"at once": bytes.NewReader(said), "byte by byte": iotest.OneByteReader(bytes.NewReader(said)),
+				"with more": io.MultiReader(bytes.NewReader(said), strings.NewReader("early data")),
+			} {
+				got, taken, err := Read(r)
+				if err != nil || got.ServerName != c.want.ServerName || got.ECH != c.want.ECH || !slices.Equal(got.ALPN, c.want.ALPN) {
+					t.Errorf("%s: got %+v, %v; want %+v", how, got, err, c.want)
+				}
+				if !bytes.HasPrefix(taken, said) {
+					t.Errorf("%s: of %d bytes %d were given back", how, len(said), len(taken))
+				}
+			}
+		})
+	}
+}
+
+// Records may split a hello anywhere, which hides names from those who look for
+// them in the first packet.
+func TestHelloInManyRecords(t *testing.T) {
+	said := say(t, &tls.Config{ServerName: "api.github.com"})
+	head, message := said[:3], said[5:]
+	var split []byte
+	for part := range slices.Chunk(message, 16) {
+		split = append(append(split, head...), 0, byte(len(part)))
+		split = append(split, part...)
+	}
+	got, taken, err := Read(bytes.NewReader(split))
+	if err != nil || got.ServerName != "api.github.com" || !bytes.Equal(taken, split) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+}
+
+func TestWhatIsNoHello(t *testing.T) {
+	said := say(t, &tls.Config{ServerName: "a.example"})
+	endless := func() io.Reader { // a message whose records never end
+		record := append([]byte{22, 3, 1, 0x10, 0}, make([]byte, 0x1000)...)
+		copy(record[5:], []byte{1, 0, 0xff, 0xff})
+		return bytes.NewReader(slices.Repeat(record, 64))
+	}
+	broken := errors.New("broken")
+	for name, c := range map[string]struct {
+		r    io.Reader
+		want error // nil: any
+	}{
+		"nothing":         {strings.NewReader(""), io.EOF},
+		"HTTP":            {strings.NewReader("GET / HTTP/1.1\r\n\r\n"), ErrNotTLS},
+		"SSH":             {strings.NewReader("SSH-2.0-OpenSSH\r\n"), ErrNotTLS},
+		"cut":             {bytes.NewReader(said[:len(said)-1]), io.EOF},
+		"cut in a header": {bytes.NewReader(said[:3]), io.EOF},
+		"read error":      {io.MultiReader(bytes.NewReader(said[:20]), iotest.ErrReader(broken)), broken},
+		"garbage":         {strings.NewReader("\x16\x03\x01\x00\x05aaaaaaaa"), nil},
+		"another message": {strings.NewReader("\x16\x03\x01\x00\x04\x02\x00\x00\x00"), nil},
+		"endless":         {endless(), nil},
+		"trailing dot":    {bytes.NewReader(bytes.Replace(said, []byte("a.example"), []byte("a.exampl."), 1)), nil},
+		"endless records": {bytes.NewReader(append(slices.Repeat([]byte{22, 3, 1, 0, 1, 1}, 1), slices.Repeat([]byte{22, 3, 1, 0, 1, 0xff}, MaxBytes)...)), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, taken, err := Read(c.r)
+			if err == nil || c.want != nil && !errors.Is(err, c.want) {
+				t.Errorf("got %+v, error %v", got, err)
+			}
+			if len(taken) > MaxBytes {
+				t.Errorf("%d bytes were read", len(taken))
+			}
+		})
+	}
+}
+
+func FuzzRead(f *testing.F) {
+	f.Add(say(f, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2"}}))
+	f.Add(say(f, &tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(f, "outer.example")}))
+	f.Add([]byte("\x16\x03\x01\x00\x05aaaaa"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		one, taken, err := Read(bytes.NewReader(b))
+		if !bytes.HasPrefix(b, taken) || len(taken) > MaxBytes {
+			t.Fatalf("took %d bytes of %d, others than were sent", len(taken), len(b))
+		}
+		other, _, otherErr := Read(iotest.OneByteReader(bytes.NewReader(b)))
+		if (err == nil) != (otherErr == nil) || one.ServerName != other.ServerName || one.ECH != other.ECH {
+			t.Errorf("at once %+v, %v; byte by byte %+v, %v", one, err, other, otherErr)
+		}
+	})
+}
+
+func BenchmarkRead(b *testing.B) {
+	said := say(b, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2", "http/1.1"}})
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, _, err := Read(bytes.NewReader(said)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
