@@ -300,7 +300,16 @@ func TestProcessThatPrintsOneGigabyteIsBounded(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	p := startProcess(t, c, guest.ProcessSpec{Command: "head -c 1073741824 /dev/zero; echo end"})
-	waitProcess(t, c, p.PID, "it has ended", exited)
+	follow, err := c.Logs(t.Context(), p.PID, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil { // as long as it takes
+		_, err = follow.Next()
+	}
+	if follow.Close(); err != io.EOF {
+		t.Fatal(err)
+	}
 	out, _, end := readLog(t, c, p.PID, true)
 	runtime.GC()
 	runtime.ReadMemStats(&after)
