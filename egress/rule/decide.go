@@ -1,0 +1,277 @@
+package rule
+
+// Default is what becomes of what no rule matches.
+type Default string
+
+const (
+	// AllowPublic lets through what goes to a public address by its name.
+	AllowPublic Default = "allow-public"
+	// DenyAll refuses it.
+	DenyAll Default = "deny"
+)
+
+// Table is all that applies to a sandbox. Layers may be nil; they are in the
+// order node, owner, sandbox.
+type Table struct {
+	Default Default
+	Layers  [3]*Layer
+}
+
+// Verdict of a table.
+type Verdict string
+
+const (
+	VerdictAllow  Verdict = "allow"
+	VerdictDeny   Verdict = "deny"
+	VerdictAnswer Verdict = "answer"
+	// VerdictInspect is for connections only: it depends on the requests.
+	VerdictInspect Verdict = "inspect"
+)
+
+// Step is a policy to run.
+type Step struct {
+	Rule string // source/name
+	Use
+}
+
+// Decision is a verdict with what led to it.
+type Decision struct {
+	Verdict Verdict
+	// Rule that decided, as source/name, such as node/github; "default" if none did.
+	Rule    string
+	Reason  string  // of a denial
+	Answer  *Answer // of VerdictAnswer
+	Chain   []Step  // of VerdictAllow: the policies to run, in this order
+	Private bool    // the host may be at a private address
+}
+
+// defaultRule is the Rule of decisions that no rule made.
+const defaultRule = "default"
+
+func (l *Layer) id(r *compiled) string { return string(l.source) + "/" + r.Name }
+
+func (l *Layer) deny(r *compiled) Decision {
+	reason := r.Reason
+	if reason == "" {
+		reason = "denied by a rule"
+	}
+	return Decision{Verdict: VerdictDeny, Rule: l.id(r), Reason: reason}
+}
+
+func (t *Table) fallback(named bool) Decision {
+	switch {
+	case t.Default != AllowPublic:
+		return Decision{Verdict: VerdictDeny, Rule: defaultRule, Reason: "no rule allows it"}
+	case !named:
+		return Decision{Verdict: VerdictDeny, Rule: defaultRule, Reason: "no name led to this address, and no rule allows it"}
+	}
+	return Decision{Verdict: VerdictAllow, Rule: defaultRule}
+}
+
+// Name decides whether a name is answered by DNS: unless nothing could be
+// reached under it.
+func (t *Table) Name(host string) Decision {
+	allowed := Decision{}
+	for _, l := range t.Layers {
+		if l == nil {
+			continue
+		}
+		for i := range l.rules {
+			r := &l.rules[i]
+			switch {
+			case !r.hosts.match(host):
+			case r.Action != Deny:
+				if allowed.Verdict == "" {
+					allowed = Decision{Verdict: VerdictAllow, Rule: l.id(r)}
+				}
+			case !r.inspects && len(r.Ports) == 0:
+				return l.deny(r)
+			}
+		}
+	}
+	if allowed.Verdict != "" {
+		return allowed
+	}
+	return t.fallback(true)
+}
+
+// Connect decides on a connection, of which Host or Address and Port are known.
+// VerdictInspect means that each of its requests has to be decided on.
+func (t *Table) Connect(r Request) Decision {
+	inspect, first := Decision{}, Decision{}
+	private := false
+	for _, l := range t.Layers {
+		if l == nil {
+			continue
+		}
+		settled := false // by a rule that matches every request
+		for i := range l.rules {
+			c := &l.rules[i]
+			if !c.destined(&r) || settled && c.Action != Deny {
+				continue
+			}
+			private = private || c.Private && c.Action != Deny
+			switch {
+			case c.inspects:
+				if inspect.Verdict == "" {
+					inspect = Decision{Verdict: VerdictInspect, Rule: l.id(c)}
+				}
+			case c.Action == Deny:
+				return l.deny(c)
+			default:
+				if settled = true; first.Verdict == "" {
+					first = Decision{Verdict: VerdictAllow, Rule: l.id(c)}
+				}
+			}
+		}
+	}
+	switch {
+	case inspect.Verdict != "":
+		inspect.Private = private
+		return inspect
+	case first.Verdict != "":
+		first.Private = private
+		return first
+	}
+	return t.fallback(r.Host != "")
+}
+
+// Decide decides on a request.
+func (t *Table) Decide(r Request) Decision {
+	paths, sure := readings(r.Path)
+	d := Decision{}
+	for _, l := range t.Layers {
+		if l == nil {
+			continue
+		}
+		settled := false
+		for i := range l.rules {
+			c := &l.rules[i]
+			if settled && c.Action != Deny || !c.matches(&r, paths, sure) {
+				continue
+			}
+			if c.Action == Deny {
+				return l.deny(c)
+			}
+			settled = true
+			d.add(l.id(c), c)
+		}
+	}
+	switch {
+	case d.Verdict == "":
+		return t.fallback(r.Host != "")
+	case d.Verdict == VerdictAnswer:
+		d.Chain = nil
+	}
+	return d
+}
+
+// add takes a rule into the decision that permits.
+func (d *Decision) add(id string, c *compiled) {
+	if d.Verdict == "" {
+		d.Verdict, d.Rule = VerdictAllow, id
+	}
+	d.Private = d.Private || c.Private
+	switch c.Action {
+	case Respond:
+		if d.Answer == nil {
+			d.Verdict, d.Rule, d.Answer = VerdictAnswer, id, c.Answer
+		}
+	case Policies:
+		if len(d.Chain) == 0 && d.Answer == nil {
+			d.Rule = id
+		}
+		for _, use := range c.Policies {
+			d.Chain = append(d.Chain, Step{id, use})
+		}
+	}
+}
+
+// destined says whether the rule is about the destination.
+func (c *compiled) destined(r *Request) bool {
+	if r.Host != "" {
+		if !c.hosts.match(r.Host) {
+			return false
+		}
+	} else if !c.hasAddress(r) {
+		return false
+	}
+	ports := c.Ports
+	if len(ports) == 0 {
+		if !c.inspects {
+			return true
+		}
+		ports = webPorts
+	}
+	for _, p := range ports {
+		if p.contains(r.Port) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasAddress: a rule that forbids every host forbids every address too. Requests
+// to addresses are not looked into.
+func (c *compiled) hasAddress(r *Request) bool {
+	if c.Action == Deny && c.hosts.every && !c.inspects {
+		return true
+	}
+	for _, p := range c.addresses {
+		if p.Contains(r.Address) {
+			return true
+		}
+	}
+	return false
+}
+
+// matches says whether the rule is about the request.
+func (c *compiled) matches(r *Request, paths []string, sure bool) bool {
+	if !c.destined(r) || c.Scheme != "" && (c.Scheme == "https") != r.HTTPS {
+		return false
+	}
+	if c.methods != nil && !c.methods[r.Method] {
+		return false
+	}
+	return c.matchPath(paths, sure) && c.matchHeaders(r.Header)
+}
+
+func (c *compiled) matchPath(paths []string, sure bool) bool {
+	if len(c.paths) == 0 {
+		return true
+	}
+	if !sure {
+		return c.Action == Deny
+	}
+	for _, p := range paths {
+		matched := false
+		for _, glob := range c.paths {
+			if matched = glob.MatchString(p); matched {
+				break
+			}
+		}
+		if matched == (c.Action == Deny) {
+			return matched
+		}
+	}
+	return c.Action != Deny
+}
+
+func (c *compiled) matchHeaders(header map[string][]string) bool {
+	for name, glob := range c.headers {
+		values := header[name]
+		if len(values) == 0 {
+			return false
+		}
+		matched := 0
+		for _, v := range values {
+			if glob.MatchString(v) {
+				matched++
+			}
+		}
+		if matched == 0 || c.Action != Deny && matched < len(values) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,122 @@
+package rule
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"unicode/utf8"
+
+	"golang.org/x/net/idna"
+)
+
+// Names as browsers look them up (UTS 46): lower case, ASCII, no character that
+// looks like structure. Underscores are allowed, as DNS does.
+var lookup = idna.New(idna.MapForLookup(), idna.BidiRule(), idna.StrictDomainName(false), idna.VerifyDNSLength(true))
+
+// maxUnicode bounds the work for names that have to be converted: 253 characters
+// of at most 4 bytes.
+const maxUnicode = 4 * 253
+
+var errAddress = errors.New("is an address: rules name addresses under `addresses`")
+
+// CleanHost returns the form in which rules see a host name: lower case, ASCII,
+// no dot at the end. Anything that is no name is an error, an address too.
+func CleanHost(host string) (string, error) {
+	name := strings.TrimSuffix(host, ".")
+	if len(name) > maxUnicode {
+		return "", fmt.Errorf("%.80q… is no host name", host)
+	}
+	if !plain(name) || strings.Contains(name, "xn--") { // few are
+		var err error
+		if name, err = lookup.ToASCII(name); err != nil || !plain(name) || !utf8.ValidString(host) {
+			return "", fmt.Errorf("%.80q is no host name", host)
+		}
+	}
+	if isAddress(name) {
+		return "", fmt.Errorf("%.80q %w", host, errAddress)
+	}
+	return name, nil
+}
+
+// plain says whether a name is in its final form: labels of 1 to 63 of a-z, 0-9,
+// - and _, and 253 bytes in all (RFC 1035).
+func plain(name string) bool {
+	if len(name) == 0 || len(name) > 253 {
+		return false
+	}
+	label := 0
+	for i := range len(name) {
+		switch c := name[i]; {
+		case c == '.':
+			if label == 0 {
+				return false
+			}
+			label = 0
+			continue
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_':
+		default:
+			return false
+		}
+		if label++; label > 63 {
+			return false
+		}
+	}
+	return label > 0
+}
+
+// isAddress finds what resolvers and browsers take for an IPv4 address: the last
+// label is a number, decimal or hexadecimal (URL standard, "ends in a number").
+func isAddress(name string) bool {
+	if _, err := netip.ParseAddr(name); err == nil {
+		return true
+	}
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if hex, ok := strings.CutPrefix(last, "0x"); ok {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return strings.Trim(last, "0123456789") == ""
+}
+
+// hosts are the compiled patterns of a rule.
+type hosts struct {
+	exact map[string]bool
+	below []string // ".example.com"
+	every bool
+}
+
+func (h *hosts) add(pattern string) error {
+	if pattern == "**" {
+		h.every = true
+		return nil
+	}
+	name, isBelow := strings.CutPrefix(pattern, "*.")
+	if strings.Contains(name, "*") {
+		return fmt.Errorf("%.80q: a pattern is a name, `*.` and a name, or `**`", pattern)
+	}
+	name, err := CleanHost(name)
+	if err != nil {
+		return err
+	}
+	if isBelow {
+		h.below = append(h.below, "."+name)
+		return nil
+	}
+	if h.exact == nil {
+		h.exact = map[string]bool{}
+	}
+	h.exact[name] = true
+	return nil
+}
+
+func (h *hosts) match(host string) bool {
+	if h.every || h.exact[host] {
+		return true
+	}
+	for _, suffix := range h.below {
+		if len(host) > len(suffix) && strings.HasSuffix(host, suffix) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,309 @@
+package rule
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// Source of a layer.
+type Source string
+
+const (
+	Node    Source = "node"
+	Owner   Source = "owner"
+	Sandbox Source = "sandbox"
+)
+
+// Layer is a checked list of rules. It does not change.
+type Layer struct {
+	source Source
+	rules  []compiled
+}
+
+type compiled struct {
+	Rule
+	hosts     hosts
+	addresses []netip.Prefix
+	methods   map[string]bool
+	paths     []*regexp.Regexp
+	headers   map[string]*regexp.Regexp
+	// inspects: whether the rule applies can be told from requests only, or it
+	// changes or answers them.
+	inspects bool
+}
+
+// Error says what is wrong with a rule. Compile joins one for each.
+type Error struct {
+	Index   int    // of the rule, from 0
+	Rule    string // its name, perhaps empty
+	Field   string // such as hosts[2]
+	Problem string // with what would be right
+}
+
+func (e *Error) Error() string {
+	where := fmt.Sprintf("rule %d", e.Index+1)
+	if e.Rule != "" {
+		where += fmt.Sprintf(" (%.64s)", e.Rule)
+	}
+	return fmt.Sprintf("%s: %s: %s", where, e.Field, e.Problem)
+}
+
+// Compile checks rules and makes a layer of them. The error names every mistake.
+func Compile(source Source, rules []Rule) (*Layer, error) {
+	if len(rules) > MaxRules {
+		return nil, fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
+	}
+	l := &Layer{source: source, rules: make([]compiled, 0, len(rules))}
+	names := map[string]bool{}
+	var problems []error
+	for i, r := range rules {
+		c := compiler{source: source, index: i, compiled: compiled{Rule: r}}
+		c.name(names)
+		c.destination()
+		c.request()
+		c.action()
+		problems = append(problems, c.problems...)
+		l.rules = append(l.rules, c.compiled)
+	}
+	if err := errors.Join(problems...); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Rules returns what the layer was compiled from; the caller does not change it.
+func (l *Layer) Rules() []Rule {
+	if l == nil {
+		return nil
+	}
+	rules := make([]Rule, len(l.rules))
+	for i := range l.rules {
+		rules[i] = l.rules[i].Rule
+	}
+	return rules
+}
+
+type compiler struct {
+	compiled
+	source   Source
+	index    int
+	problems []error
+}
+
+func (c *compiler) bad(field, format string, args ...any) {
+	c.problems = append(c.problems, &Error{c.index, c.Name, field, fmt.Sprintf(format, args...)})
+}
+
+// entries reports a list that is too long.
+func (c *compiler) entries(field string, n int) {
+	if n > MaxEntries {
+		c.bad(field, "%d entries: at most %d fit", n, MaxEntries)
+	}
+}
+
+func (c *compiler) text(field, s string) bool {
+	if len(s) > MaxText {
+		c.bad(field, "%d bytes: at most %d fit", len(s), MaxText)
+		return false
+	}
+	return true
+}
+
+var namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
+
+func (c *compiler) name(taken map[string]bool) {
+	switch {
+	case !namePattern.MatchString(c.Name):
+		c.bad("name", "%.80q: a name is 1 to 64 of a-z, 0-9, - and _", c.Name)
+	case taken[c.Name]:
+		c.bad("name", "%q is the name of an earlier rule", c.Name)
+	}
+	taken[c.Name] = true
+}
+
+func (c *compiler) destination() {
+	c.entries("hosts", len(c.Hosts))
+	c.entries("addresses", len(c.Addresses))
+	c.entries("ports", len(c.Ports))
+	if len(c.Hosts) > 0 && len(c.Addresses) > 0 {
+		c.bad("addresses", "a rule has hosts or addresses: make two rules")
+	}
+	for i, h := range c.Hosts {
+		if err := c.compiled.hosts.add(h); err != nil {
+			c.bad(fmt.Sprintf("hosts[%d]", i), "%v", err)
+		}
+	}
+	if len(c.Hosts) == 0 && len(c.Addresses) == 0 {
+		c.compiled.hosts.every = true
+	}
+	for i, a := range c.Addresses {
+		prefix, err := parsePrefix(a)
+		if err != nil {
+			c.bad(fmt.Sprintf("addresses[%d]", i), "%v", err)
+		}
+		c.addresses = append(c.addresses, prefix)
+	}
+	if c.source != Node {
+		if c.Private {
+			c.bad("private", "only the node's rules may allow private addresses")
+		}
+		if len(c.Addresses) > 0 && c.Action != Deny {
+			c.bad("addresses", "only the node's rules may allow addresses: name the host")
+		}
+	}
+	for i, p := range c.Ports {
+		if p.First == 0 || p.First > p.Last {
+			c.bad(fmt.Sprintf("ports[%d]", i), "%s is no range of ports", p)
+		}
+	}
+}
+
+func parsePrefix(s string) (netip.Prefix, error) {
+	prefix, err := netip.ParsePrefix(s)
+	if err != nil {
+		a, errAddr := netip.ParseAddr(s)
+		if errAddr != nil || a.Zone() != "" {
+			return netip.Prefix{}, fmt.Errorf("%.80q is no address and no network: write 203.0.113.7 or 203.0.113.0/24", s)
+		}
+		prefix = netip.PrefixFrom(a, a.BitLen())
+	}
+	if prefix.Addr().Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("%.80q: write the IPv4 address itself", s)
+	}
+	if prefix != prefix.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%.80q has bits beyond its length: write %s", s, prefix.Masked())
+	}
+	return prefix, nil
+}
+
+func (c *compiler) request() {
+	if s := c.Scheme; s != "" && s != "http" && s != "https" {
+		c.bad("scheme", "%.20q: write http or https, or leave it out", s)
+	}
+	c.entries("methods", len(c.Methods))
+	c.entries("paths", len(c.Paths))
+	c.entries("headers", len(c.Headers))
+	for i, m := range c.Methods {
+		if !httpguts.ValidHeaderFieldName(m) || m != strings.ToUpper(m) { // both are tokens, RFC 9110
+			c.bad(fmt.Sprintf("methods[%d]", i), "%.20q is no method: write GET, in capitals", m)
+		}
+		if c.methods == nil {
+			c.methods = map[string]bool{}
+		}
+		c.methods[m] = true
+	}
+	for i, p := range c.Paths {
+		field := fmt.Sprintf("paths[%d]", i)
+		if !strings.HasPrefix(p, "/") && !strings.HasPrefix(p, "*") {
+			c.bad(field, "%.80q does not begin with a slash: write /%.80s", p, p)
+		}
+		if strings.ContainsAny(p, "?#") {
+			c.bad(field, "%.80q: a path ends before ? and #", p)
+		}
+		if c.text(field, p) {
+			c.paths = append(c.paths, globOf(p, "/"))
+		}
+	}
+	for name, value := range c.Headers {
+		field := fmt.Sprintf("headers[%.80s]", name)
+		if !httpguts.ValidHeaderFieldName(name) {
+			c.bad(field, "no name of a header")
+		}
+		if c.text(field, value) {
+			if c.headers == nil {
+				c.headers = map[string]*regexp.Regexp{}
+			}
+			c.headers[http.CanonicalHeaderKey(name)] = globOf(value, "")
+		}
+	}
+	c.inspects = c.Scheme != "" || len(c.Methods) > 0 || len(c.Paths) > 0 || len(c.Headers) > 0 ||
+		c.Action == Respond || c.Action == Policies
+}
+
+// webPorts are those of a rule that inspects and names none.
+var webPorts = []Ports{{80, 80}, {443, 443}}
+
+func (c *compiler) action() {
+	switch c.Action {
+	case Allow, Deny, Respond, Policies:
+	default:
+		c.bad("action", "%.20q: write allow, deny, answer or policies", c.Action)
+	}
+	if c.text("reason", c.Reason) && c.Reason != "" && c.Action != Deny {
+		c.bad("reason", "only a rule that denies has one")
+	}
+	if c.inspects && len(c.Addresses) > 0 {
+		c.bad("addresses", "requests to an address without a name cannot be looked into: name the host, or allow or deny the whole address")
+	}
+	c.answer()
+	c.chain()
+}
+
+func (c *compiler) answer() {
+	if c.Action != Respond {
+		if c.Answer != nil {
+			c.bad("answer", "given, but the action is %q", c.Action)
+		}
+		return
+	}
+	if c.Answer == nil {
+		c.bad("answer", `missing: write {"status": 200, "body": "…"}`)
+		return
+	}
+	if s := c.Answer.Status; s < 200 || s > 599 {
+		c.bad("answer.status", "%d: write 200 to 599", s)
+	}
+	if n := len(c.Answer.Body); n > MaxAnswer {
+		c.bad("answer.body", "%d bytes: at most %d fit", n, MaxAnswer)
+	}
+	c.entries("answer.headers", len(c.Answer.Headers))
+	for name, value := range c.Answer.Headers {
+		field := fmt.Sprintf("answer.headers[%.80s]", name)
+		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
+			c.bad(field, "no header that can be sent")
+		}
+		if slices.Contains(framing, http.CanonicalHeaderKey(name)) {
+			c.bad(field, "is set by the connection itself")
+		}
+	}
+}
+
+// framing are the headers that belong to a connection (RFC 9110, section 7.6.1).
+var framing = []string{"Connection", "Content-Length", "Keep-Alive", "Te", "Trailer", "Transfer-Encoding", "Upgrade"}
+
+func (c *compiler) chain() {
+	if c.Action != Policies {
+		if len(c.Policies) > 0 {
+			c.bad("policies", "given, but the action is %q", c.Action)
+		}
+		return
+	}
+	if n := len(c.Policies); n == 0 || n > MaxChain {
+		c.bad("policies", "%d: name 1 to %d", n, MaxChain)
+	}
+	for i, use := range c.Policies {
+		field := fmt.Sprintf("policies[%d]", i)
+		if !namePattern.MatchString(use.Policy) {
+			c.bad(field+".policy", "%.80q: a name is 1 to 64 of a-z, 0-9, - and _", use.Policy)
+		}
+		if len(use.Config) > MaxConfig {
+			c.bad(field+".config", "%d bytes: at most %d fit", len(use.Config), MaxConfig)
+		}
+		if len(use.Config) > 0 && !json.Valid(use.Config) {
+			c.bad(field+".config", "no JSON")
+		}
+		for as, secret := range use.Secrets {
+			if !namePattern.MatchString(as) || !namePattern.MatchString(secret) {
+				c.bad(field+".secrets", "%.80q: %.80q: names are 1 to 64 of a-z, 0-9, - and _", as, secret)
+			}
+		}
+	}
+}

@@ -1,0 +1,100 @@
+// Package rule decides what may leave a sandbox, and through which policies.
+//
+// Rules come in three layers: those of the node, of the sandbox's owner, and of
+// the sandbox. A rule that denies wins wherever it stands. Otherwise the first
+// rule of each layer that matches counts: their policies run one after another,
+// the node's first. What no rule matches is up to the default.
+package rule
+
+import (
+	"encoding/json"
+	"net/netip"
+)
+
+// Rule says what becomes of the requests that it matches. A list that is empty
+// matches everything.
+type Rule struct {
+	// Name is unique in its layer: 1 to 64 of a-z, 0-9, - and _.
+	Name string `json:"name"`
+	// Hosts are names: `api.github.com`, `*.example.com` (all below, without
+	// example.com itself), `**` (every name).
+	Hosts []string `json:"hosts,omitempty"`
+	// Addresses are networks, such as 203.0.113.0/24, or single addresses. A
+	// connection to an address that no name led to is refused unless a rule
+	// has the address here. A rule has hosts or addresses, not both, and one
+	// with addresses does not look at requests.
+	Addresses []string `json:"addresses,omitempty"`
+	// Private lets the hosts be at private addresses. Only the node's rules may
+	// say so: whoever owns a name can point it at anything.
+	Private bool `json:"private,omitempty"`
+	// Ports such as 443 or 8000-8100. Without any, a rule that looks at
+	// requests is about 80 and 443, every other about all.
+	Ports []Ports `json:"ports,omitempty"`
+	// Scheme is http, https or empty for both and for what is not HTTP.
+	Scheme string `json:"scheme,omitempty"`
+	// Methods such as GET.
+	Methods []string `json:"methods,omitempty"`
+	// Paths are globs: `*` is anything but a slash, `**` anything.
+	Paths []string `json:"paths,omitempty"`
+	// Headers that the request has to have; the values are globs in which `*`
+	// is anything.
+	Headers map[string]string `json:"headers,omitempty"`
+
+	// Action is what the rule does.
+	Action Action `json:"action"`
+	// Reason of a denial, for whoever reads the refusal.
+	Reason string `json:"reason,omitempty"`
+	// Answer is given instead of asking the host, for the action "answer".
+	Answer *Answer `json:"answer,omitempty"`
+	// Policies are run in this order, for the action "policies".
+	Policies []Use `json:"policies,omitempty"`
+}
+
+// Action of a rule.
+type Action string
+
+const (
+	Allow    Action = "allow"
+	Deny     Action = "deny"
+	Respond  Action = "answer"
+	Policies Action = "policies"
+)
+
+// Answer is a response that needs no upstream.
+type Answer struct {
+	Status  int               `json:"status"` // 200 to 599
+	Headers map[string]string `json:"headers,omitempty"`
+	Body    string            `json:"body,omitempty"` // at most MaxAnswer bytes
+}
+
+// Use is a policy with what it is given.
+type Use struct {
+	// Policy is the name of a module that was pushed, or that doze ships.
+	Policy string `json:"policy"`
+	// Config is JSON that the policy understands.
+	Config json.RawMessage `json:"config,omitempty"`
+	// Secrets are the names that the policy uses, to names of secrets.
+	Secrets map[string]string `json:"secrets,omitempty"`
+}
+
+// Request is what rules look at. Of a connection only Host or Address and Port
+// are known.
+type Request struct {
+	Host    string     // lower case, ASCII, without a dot at the end; empty if no name led here
+	Address netip.Addr // set if Host is empty
+	Port    uint16
+	HTTPS   bool
+	Method  string
+	Path    string // as it was sent, without the query
+	Header  map[string][]string
+}
+
+// Limits of a layer. More is an error when the rules are given.
+const (
+	MaxRules   = 1000
+	MaxEntries = 1000     // of each list of a rule
+	MaxText    = 1000     // bytes of a pattern, name or reason
+	MaxAnswer  = 64 << 10 // bytes of a body
+	MaxConfig  = 64 << 10 // bytes of a policy's configuration
+	MaxChain   = 16       // policies of a rule
+)

@@ -1,0 +1,349 @@
+package rule
+
+import (
+	"encoding/json"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// layerOf compiles rules as they come over the API.
+func layerOf(t testing.TB, source Source, rules string) *Layer {
+	t.Helper()
+	var list []Rule
+	if err := json.Unmarshal([]byte(rules), &list); err != nil {
+		t.Fatal(err)
+	}
+	l, err := Compile(source, list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func table(t testing.TB, def Default, node, owner, box string) *Table {
+	t.Helper()
+	result := &Table{Default: def}
+	for i, l := range []struct {
+		source Source
+		rules  string
+	}{{Node, node}, {Owner, owner}, {Sandbox, box}} {
+		if l.rules != "" {
+			result.Layers[i] = layerOf(t, l.source, l.rules)
+		}
+	}
+	return result
+}
+
+// request is "METHOD URL", the URL with a host name or an address.
+func request(t testing.TB, line string) Request {
+	t.Helper()
+	method, url, _ := strings.Cut(line, " ")
+	scheme, rest, _ := strings.Cut(url, "://")
+	host, path, found := strings.Cut(rest, "/")
+	if found {
+		path = "/" + path
+	}
+	r := Request{Method: method, Path: path, HTTPS: scheme == "https", Port: 80}
+	if r.HTTPS {
+		r.Port = 443
+	}
+	if host, port, ok := strings.Cut(host, ":"); ok {
+		p, err := ParsePorts(port)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host, r.Port = host, p.First
+	} else {
+		r.Host = host
+	}
+	if a, err := netip.ParseAddr(r.Host); err == nil {
+		r.Host, r.Address = "", a
+	}
+	return r
+}
+
+func chain(d Decision) string {
+	var names []string
+	for _, s := range d.Chain {
+		names = append(names, s.Rule+"="+s.Policy)
+	}
+	return strings.Join(names, " ")
+}
+
+func TestDecisions(t *testing.T) {
+	const (
+		github  = `{"name":"github","hosts":["api.github.com"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"gh"}}]}`
+		allow   = `{"name":"all","hosts":["api.github.com"],"action":"allow"}`
+		noWrite = `{"name":"read","hosts":["**"],"methods":["POST","DELETE"],"action":"deny","reason":"read only"}`
+		noHost  = `{"name":"no","hosts":["*.evil.example"],"action":"deny"}`
+		repos   = `{"name":"repos","hosts":["api.github.com"],"paths":["/repos/acme/**"],"action":"allow"}`
+		noAdmin = `{"name":"admin","hosts":["**"],"paths":["/admin/**"],"action":"deny"}`
+		hello   = `{"name":"hello","hosts":["hello.example"],"action":"answer","answer":{"status":204}}`
+	)
+	for name, c := range map[string]struct {
+		def              Default
+		node, owner, box string
+		line             string
+		verdict          Verdict
+		rule             string
+		chain            string
+	}{
+		"nothing said, public": {AllowPublic, "", "", "", "GET https://a.example/", VerdictAllow, "default", ""},
+		"nothing said, deny":   {DenyAll, "", "", "", "GET https://a.example/", VerdictDeny, "default", ""},
+		"no default is deny":   {"", "", "", "", "GET https://a.example/", VerdictDeny, "default", ""},
+		"no name":              {AllowPublic, "", "", "", "GET https://1.1.1.1/", VerdictDeny, "default", ""},
+		"allowed":              {DenyAll, "[" + allow + "]", "", "", "GET https://api.github.com/", VerdictAllow, "node/all", ""},
+		"another host":         {DenyAll, "[" + allow + "]", "", "", "GET https://github.com/", VerdictDeny, "default", ""},
+		"policies of all layers": {DenyAll, "[" + github + "]", "[" + github + "]", "[" + github + "]", "GET https://api.github.com/", VerdictAllow, "node/github",
+			"node/github=bearer owner/github=bearer sandbox/github=bearer"},
+		"an earlier layer's leave does not hide policies": {DenyAll, "[" + allow + "]", "[" + github + "]", "", "GET https://api.github.com/", VerdictAllow, "owner/github", "owner/github=bearer"},
+		"first of a layer":                {DenyAll, "[" + allow + "," + github + "]", "", "", "GET https://api.github.com/", VerdictAllow, "node/all", ""},
+		"deny wins over what is before":   {AllowPublic, "[" + allow + "," + noWrite + "]", "", "", "POST https://api.github.com/", VerdictDeny, "node/read", ""},
+		"deny wins from a later layer":    {AllowPublic, "[" + github + "]", "", "[" + noWrite + "]", "POST https://api.github.com/", VerdictDeny, "sandbox/read", ""},
+		"deny does not touch others":      {AllowPublic, "[" + github + "]", "", "[" + noWrite + "]", "GET https://api.github.com/", VerdictAllow, "node/github", "node/github=bearer"},
+		"below":                           {AllowPublic, "[" + noHost + "]", "", "", "GET https://a.b.evil.example/", VerdictDeny, "node/no", ""},
+		"not the apex":                    {AllowPublic, "[" + noHost + "]", "", "", "GET https://evil.example/", VerdictAllow, "default", ""},
+		"not what only ends so":           {AllowPublic, "[" + noHost + "]", "", "", "GET https://notevil.example/", VerdictAllow, "default", ""},
+		"request rules are about the web": {DenyAll, "[" + github + "]", "", "", "GET https://api.github.com:8443/", VerdictDeny, "default", ""},
+		"path":                            {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/x/y", VerdictAllow, "node/repos", ""},
+		"another path":                    {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/other/x", VerdictDeny, "default", ""},
+		"path that leads out":             {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/../other/x", VerdictDeny, "default", ""},
+		"the same, escaped":               {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/%2e%2e/other", VerdictDeny, "default", ""},
+		"the same, escaped slash":         {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/..%2fother", VerdictDeny, "default", ""},
+		"the same, escaped twice":         {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/%252e%252e/other", VerdictDeny, "default", ""},
+		"the same, backslash":             {DenyAll, "[" + repos + "]", "", "", `GET https://api.github.com/repos/acme/..\other`, VerdictDeny, "default", ""},
+		"the same, parameter":             {DenyAll, "[" + repos + "]", "", "", `GET https://api.github.com/repos/acme/..;x/other`, VerdictDeny, "default", ""},
+		"broken escape":                   {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/%zz", VerdictDeny, "default", ""},
+		"escaped slash in a name":         {DenyAll, "[" + repos + "]", "", "", "GET https://api.github.com/repos/acme/a%2fb", VerdictAllow, "node/repos", ""},
+		"denied path":                     {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example/admin/x", VerdictDeny, "node/admin", ""},
+		"denied path in disguise":         {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example/public/..//%61dmin/x", VerdictDeny, "node/admin", ""},
+		"denied path, doubled slash":      {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example//admin/x", VerdictDeny, "node/admin", ""},
+		"denied path, broken":             {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example/%zz", VerdictDeny, "node/admin", ""},
+		"answer":                          {DenyAll, "[" + hello + "]", "", "", "GET https://hello.example/", VerdictAnswer, "node/hello", ""},
+		"address":                         {DenyAll, `[{"name":"net","addresses":["203.0.113.0/24"],"action":"allow"}]`, "", "", "GET http://203.0.113.9/", VerdictAllow, "node/net", ""},
+		"address outside":                 {AllowPublic, `[{"name":"net","addresses":["203.0.113.0/24"],"action":"allow"}]`, "", "", "GET http://203.0.114.9/", VerdictDeny, "default", ""},
+		"every host is no address":        {DenyAll, `[{"name":"all","hosts":["**"],"action":"allow"}]`, "", "", "GET http://203.0.113.9/", VerdictDeny, "default", ""},
+		"no host is no address":           {DenyAll, `[{"name":"net","addresses":["203.0.113.9"],"action":"allow"}]`, `[{"name":"stop","action":"deny"}]`, "", "GET http://203.0.113.9/", VerdictDeny, "owner/stop", ""},
+		"scheme":                          {DenyAll, `[{"name":"s","hosts":["**"],"scheme":"https","action":"allow"}]`, "", "", "GET http://a.example/", VerdictDeny, "default", ""},
+		"method in small letters":         {DenyAll, `[{"name":"g","methods":["GET"],"action":"allow"}]`, "", "", "get https://a.example/", VerdictDeny, "default", ""},
+		"port":                            {DenyAll, `[{"name":"p","ports":["5432","8000-8100"],"action":"allow"}]`, "", "", "GET http://a.example:8100/", VerdictAllow, "node/p", ""},
+		"port outside":                    {DenyAll, `[{"name":"p","ports":["5432","8000-8100"],"action":"allow"}]`, "", "", "GET http://a.example:8101/", VerdictDeny, "default", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := table(t, c.def, c.node, c.owner, c.box).Decide(request(t, c.line))
+			if d.Verdict != c.verdict || d.Rule != c.rule || chain(d) != c.chain {
+				t.Errorf("got %s by %s with %q; want %s by %s with %q", d.Verdict, d.Rule, chain(d), c.verdict, c.rule, c.chain)
+			}
+			if (d.Verdict == VerdictDeny) != (d.Reason != "") {
+				t.Errorf("the reason is %q", d.Reason)
+			}
+		})
+	}
+}
+
+func TestHeadersMatchByValue(t *testing.T) {
+	allow := table(t, DenyAll, `[{"name":"h","headers":{"x-team":"web-*"},"action":"allow"}]`, "", "")
+	deny := table(t, AllowPublic, `[{"name":"h","headers":{"x-team":"web-*"},"action":"deny"}]`, "", "")
+	for _, c := range []struct {
+		values        []string
+		allow, denied bool
+	}{
+		{nil, false, false}, {[]string{"web-1"}, true, true}, {[]string{"api"}, false, false},
+		{[]string{"web-1", "api"}, false, true}, {[]string{""}, false, false}, {[]string{"x web-1"}, false, false},
+	} {
+		r := request(t, "GET https://a.example/")
+		r.Header = map[string][]string{"X-Team": c.values}
+		if got := allow.Decide(r).Verdict == VerdictAllow; got != c.allow {
+			t.Errorf("%q: allowed is %v", c.values, got)
+		}
+		if got := deny.Decide(r).Verdict == VerdictDeny; got != c.denied {
+			t.Errorf("%q: denied is %v", c.values, got)
+		}
+	}
+}
+
+func TestConnectionsAreInspectedOnlyWhereARuleNeedsIt(t *testing.T) {
+	for name, c := range map[string]struct {
+		def     Default
+		rules   string
+		line    string
+		verdict Verdict
+		private bool
+	}{
+		"no rule":                {AllowPublic, `[]`, "C https://a.example", VerdictAllow, false},
+		"host":                   {DenyAll, `[{"name":"a","hosts":["a.example"],"action":"allow"}]`, "C https://a.example", VerdictAllow, false},
+		"method":                 {DenyAll, `[{"name":"a","hosts":["a.example"],"methods":["GET"],"action":"allow"}]`, "C https://a.example", VerdictInspect, false},
+		"policy":                 {AllowPublic, `[{"name":"a","hosts":["a.example"],"action":"policies","policies":[{"policy":"p"}]}]`, "C https://a.example", VerdictInspect, false},
+		"policy of another host": {AllowPublic, `[{"name":"a","hosts":["a.example"],"action":"policies","policies":[{"policy":"p"}]}]`, "C https://b.example", VerdictAllow, false},
+		"policy, SSH":            {AllowPublic, `[{"name":"a","hosts":["a.example"],"action":"policies","policies":[{"policy":"p"}]}]`, "C http://a.example:22", VerdictAllow, false},
+		"hidden by an earlier":   {DenyAll, `[{"name":"a","action":"allow"},{"name":"b","methods":["GET"],"action":"allow"}]`, "C https://a.example", VerdictAllow, false},
+		"denies are not hidden":  {DenyAll, `[{"name":"a","action":"allow"},{"name":"b","methods":["PUT"],"action":"deny"}]`, "C https://a.example", VerdictInspect, false},
+		"denied at once":         {AllowPublic, `[{"name":"a","methods":["GET"],"action":"allow"},{"name":"b","hosts":["a.example"],"action":"deny"}]`, "C https://a.example", VerdictDeny, false},
+		"private":                {DenyAll, `[{"name":"a","hosts":["git.corp"],"private":true,"action":"allow"}]`, "C https://git.corp", VerdictAllow, true},
+		"private, inspected":     {DenyAll, `[{"name":"a","hosts":["git.corp"],"private":true,"methods":["GET"],"action":"allow"}]`, "C https://git.corp", VerdictInspect, true},
+		"address":                {DenyAll, `[{"name":"a","addresses":["192.0.2.1"],"action":"allow"}]`, "C https://192.0.2.1", VerdictAllow, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := table(t, c.def, c.rules, "", "").Connect(request(t, c.line))
+			if d.Verdict != c.verdict || d.Private != c.private {
+				t.Errorf("got %+v", d)
+			}
+		})
+	}
+}
+
+func TestNamesThatLeadNowhereAreNotAnswered(t *testing.T) {
+	tab := table(t, DenyAll, `[
+		{"name":"a","hosts":["a.example"],"ports":["22"],"action":"allow"},
+		{"name":"b","hosts":["b.example"],"action":"allow"},
+		{"name":"no-b","hosts":["b.example"],"action":"deny"},
+		{"name":"c","hosts":["c.example"],"action":"allow"},
+		{"name":"no-c","hosts":["c.example"],"ports":["80"],"action":"deny"},
+		{"name":"no-d","hosts":["c.example"],"methods":["GET"],"action":"deny"}]`, "", "")
+	for host, want := range map[string]Verdict{"a.example": VerdictAllow, "b.example": VerdictDeny, "c.example": VerdictAllow, "d.example": VerdictDeny} {
+		if d := tab.Name(host); d.Verdict != want {
+			t.Errorf("%s: %+v", host, d)
+		}
+	}
+	if d := table(t, AllowPublic, "", "", "").Name("a.example"); d.Verdict != VerdictAllow {
+		t.Errorf("by default %+v", d)
+	}
+}
+
+func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
+	for name, c := range map[string]struct{ source, rule, want string }{
+		"no name":             {"node", `{"action":"allow"}`, `rule 2: name: "": a name is 1 to 64`},
+		"bad name":            {"node", `{"name":"A b","action":"allow"}`, `name: "A b"`},
+		"name twice":          {"node", `{"name":"first","action":"allow"}`, `rule 2 (first): name: "first" is the name of an earlier rule`},
+		"star inside":         {"node", `{"name":"x","hosts":["a.example","a.*.example"],"action":"allow"}`, "rule 2 (x): hosts[1]: \"a.*.example\": a pattern is a name"},
+		"address as host":     {"node", `{"name":"x","hosts":["10.0.0.1"],"action":"allow"}`, "rules name addresses under `addresses`"},
+		"number as host":      {"node", `{"name":"x","hosts":["0x7f000001"],"action":"allow"}`, "is an address"},
+		"URL as host":         {"node", `{"name":"x","hosts":["https://a.example"],"action":"allow"}`, "is no host name"},
+		"host and address":    {"node", `{"name":"x","hosts":["a.example"],"addresses":["10.0.0.1"],"action":"allow"}`, "make two rules"},
+		"bad network":         {"node", `{"name":"x","addresses":["10.0.0.1/8"],"action":"allow"}`, "write 10.0.0.0/8"},
+		"no network":          {"node", `{"name":"x","addresses":["10.0"],"action":"allow"}`, "write 203.0.113.7"},
+		"mapped network":      {"node", `{"name":"x","addresses":["::ffff:10.0.0.1"],"action":"allow"}`, "write the IPv4 address itself"},
+		"address, inspected":  {"node", `{"name":"x","addresses":["10.0.0.1"],"methods":["GET"],"action":"allow"}`, "cannot be looked into"},
+		"address of an owner": {"owner", `{"name":"x","addresses":["10.0.0.1"],"action":"allow"}`, "only the node's rules may allow addresses"},
+		"private of an owner": {"sandbox", `{"name":"x","hosts":["a.example"],"private":true,"action":"allow"}`, "only the node's rules may allow private"},
+		"scheme":              {"node", `{"name":"x","scheme":"ftp","action":"allow"}`, "write http or https"},
+		"method":              {"node", `{"name":"x","methods":["get"],"action":"allow"}`, "write GET, in capitals"},
+		"path":                {"node", `{"name":"x","paths":["repos/**"],"action":"allow"}`, "write /repos/**"},
+		"query":               {"node", `{"name":"x","paths":["/a?b"],"action":"allow"}`, "a path ends before ?"},
+		"header":              {"node", `{"name":"x","headers":{"a b":"c"},"action":"allow"}`, "no name of a header"},
+		"action":              {"node", `{"name":"x"}`, "write allow, deny, answer or policies"},
+		"reason":              {"node", `{"name":"x","action":"allow","reason":"r"}`, "only a rule that denies has one"},
+		"no answer":           {"node", `{"name":"x","action":"answer"}`, `missing: write {"status": 200`},
+		"answer too many":     {"node", `{"name":"x","action":"allow","answer":{"status":200}}`, `the action is "allow"`},
+		"status":              {"node", `{"name":"x","action":"answer","answer":{"status":100}}`, "write 200 to 599"},
+		"answer header":       {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"x":"a\nb"}}}`, "no header that can be sent"},
+		"framing":             {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"content-length":"1"}}}`, "set by the connection"},
+		"no policies":         {"node", `{"name":"x","action":"policies"}`, "name 1 to 16"},
+		"policy name":         {"node", `{"name":"x","action":"policies","policies":[{"policy":"../x"}]}`, "policies[0].policy"},
+		"secret name":         {"node", `{"name":"x","action":"policies","policies":[{"policy":"p","secrets":{"t":"A B"}}]}`, "policies[0].secrets"},
+		"policies too many":   {"node", `{"name":"x","action":"deny","policies":[{"policy":"p"}]}`, `policies: given, but`},
+		"long path":           {"node", `{"name":"x","paths":["/` + strings.Repeat("a", MaxText) + `"],"action":"allow"}`, "at most 1000 fit"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var list []Rule
+			if err := json.Unmarshal([]byte(`[{"name":"first","action":"deny"},`+c.rule+`]`), &list); err != nil {
+				t.Fatal(err)
+			}
+			l, err := Compile(Source(c.source), list)
+			var problem *Error
+			if l != nil || !errors.As(err, &problem) || problem.Index != 1 || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, %v; want %q", l, err, c.want)
+			}
+		})
+	}
+	for _, ports := range []string{`"0"`, `"70000"`, `"90-80"`, `"http"`, `"-"`, `443`} {
+		var r Rule
+		if err := json.Unmarshal([]byte(`{"ports":[`+ports+`]}`), &r); err == nil {
+			t.Errorf("ports %s were taken as %v", ports, r.Ports)
+		}
+	}
+	if _, err := Compile(Node, make([]Rule, MaxRules+1)); err == nil {
+		t.Error("any number of rules was taken")
+	}
+}
+
+func TestRulesComeBackAsGiven(t *testing.T) {
+	const rules = `[{"name":"a","hosts":["*.example.com"],"private":true,"ports":["443","8000-8100"],"methods":["GET"],"action":"deny","reason":"r"}]`
+	back, err := json.Marshal(layerOf(t, Node, rules).Rules())
+	if err != nil || string(back) != rules {
+		t.Errorf("got %s, %v", back, err)
+	}
+	if (*Layer)(nil).Rules() != nil {
+		t.Error("no layer has rules")
+	}
+}
+
+func TestHostsAreCleaned(t *testing.T) {
+	for host, want := range map[string]string{
+		"API.GitHub.com": "api.github.com", "a.example.": "a.example", "münchen.example": "xn--mnchen-3ya.example",
+		"xn--mnchen-3ya.example": "xn--mnchen-3ya.example", "ａ.example": "a.example", "_dmarc.a.example": "_dmarc.a.example", "localhost": "localhost",
+		"": "", ".": "", "a..example": "", "a b.example": "", "a.example:443": "", "a/b": "", "10.0.0.1": "", "[::1]": "", "::1": "", "2130706433": "", "0x7f.1": "",
+		"a.0x7f": "", "１２７.0.0.1": "", strings.Repeat("a", 64) + ".example": "", strings.Repeat("a.", 127) + "example": "", "a.example\x00": "", "xn--a": "",
+	} {
+		got, err := CleanHost(host)
+		if got != want || (err == nil) != (want != "") {
+			t.Errorf("%q is %q, %v; want %q", host, got, err, want)
+		}
+	}
+}
+
+func FuzzCleanHost(f *testing.F) {
+	f.Add("API.GitHub.com.")
+	f.Add("münchen.example")
+	f.Add("0x7f.1")
+	f.Fuzz(func(t *testing.T, host string) {
+		name, err := CleanHost(host)
+		if err != nil {
+			return
+		}
+		if again, err := CleanHost(name); again != name || err != nil {
+			t.Errorf("%q becomes %q, and that %q, %v", host, name, again, err)
+		}
+		if _, err := netip.ParseAddr(name); err == nil || strings.ContainsAny(name, "/:@ *\x00") {
+			t.Errorf("%q becomes %q", host, name)
+		}
+	})
+}
+
+// What a rule permits is below its path however a server reads the request, and
+// nobody gets past one that forbids.
+func FuzzPathsCannotBeDisguised(f *testing.F) {
+	for _, p := range []string{"/a/b", "/a/../c", "/a/%2e%2e/c", "/x/..//a/b", "/a%2fb", `/a\..\c`, "/a/..;/c", "/%zz", "/a/%252e%252e/c"} {
+		f.Add(p)
+	}
+	permit := table(f, DenyAll, `[{"name":"a","paths":["/a/**"],"action":"allow"}]`, "", "")
+	forbid := table(f, AllowPublic, `[{"name":"a","paths":["/a/**"],"action":"deny"}]`, "", "")
+	f.Fuzz(func(t *testing.T, path string) {
+		r := Request{Host: "a.example", Port: 443, HTTPS: true, Method: "GET", Path: path}
+		allowed, denied := permit.Decide(r).Verdict == VerdictAllow, forbid.Decide(r).Verdict == VerdictDeny
+		if allowed && !denied {
+			t.Errorf("%q is below /a to one rule and not to the other", path)
+		}
+		paths, ok := readings(path)
+		if ok && allowed && slices.ContainsFunc(paths, func(p string) bool { return !strings.HasPrefix(p, "/a/") }) {
+			t.Errorf("%q was permitted as one of %q", path, paths)
+		}
+		if ok && !denied && slices.ContainsFunc(paths, func(p string) bool { return strings.HasPrefix(p, "/a/") }) {
+			t.Errorf("%q was not denied as one of %q", path, paths)
+		}
+	})
+}
+
+func BenchmarkDecide(b *testing.B) {
+	tab := table(b, AllowPublic, `[{"name":"x","hosts":["*.evil.example"],"action":"deny"},
+		{"name":"gh","hosts":["api.github.com"],"paths":["/repos/acme/**"],"action":"policies","policies":[{"policy":"bearer"}]}]`,
+		`[{"name":"ro","methods":["POST"],"action":"deny"}]`, "")
+	r := request(b, "GET https://api.github.com/repos/acme/doze/issues")
+	b.ReportAllocs()
+	for b.Loop() {
+		tab.Decide(r)
+	}
+}
