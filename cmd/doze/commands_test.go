@@ -581,7 +581,7 @@ func TestUnwrittenOutputIsAnError(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer full.Close()
-	for _, args := range []string{"ls", "ls -q", "ls --json", "show a", "ps a", "events a", "events -f a", "exec a -- echo x", "env", "top --once", "version", "sleep a"} {
+	for _, args := range []string{"ls", "ls -q", "ls --json", "show a", "ps a", "events a", "events -f a", "env", "top --once", "version", "sleep a", "exec a -- echo x"} {
 		var errs bytes.Buffer
 		a := &app{in: strings.NewReader(""), out: full, err: &errs, getenv: func(key string) string { return r.env[key] }}
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
