@@ -188,16 +188,16 @@ func TestUploadThatBreaksOffChangesNothing(t *testing.T) {
 			resp.Body.Close()
 		}
 		<-started
-		s.sleep(id) // the handler has ended
+	}
+	// API and guest may begin with an upload only after its client has gone. Once
+	// they have ended, they have cleared up.
+	s.http.Close()
+	if _, err := s.node.Manager.Stop(t.Context(), sandboxID(id)); err != nil {
+		t.Fatal(err)
 	}
 	if b, err := os.ReadFile(path); string(b) != "before" {
 		t.Errorf("the file is %.20q, %v", b, err)
 	}
-	// The guest may begin with an upload only after its client has gone. Once it
-	// has ended, it has cleared up.
-	s.eventually("the sandbox stops", func() bool {
-		return s.do("POST", "/sandbox/"+id+"/stop", nil).status == http.StatusOK
-	})
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
 		t.Errorf("left over: %v, %v", entries, err)
 	}
