@@ -124,6 +124,7 @@ func boxStall(port string) error {
 // netBox is a process in a network namespace that belongs to a user namespace
 // below Podman's, in the cgroup of its sandbox, as a container is.
 type netBox struct {
+	t      testing.TB
 	cmd    *exec.Cmd
 	in     io.WriteCloser
 	out    *bufio.Reader
@@ -141,7 +142,7 @@ func startBox(t testing.TB, id sandbox.ID, namespaces ...string) *netBox {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &netBox{cgroup: filepath.Join(os.Getenv("DOZE_CGROUP"), "sandboxes", string(id))}
+	b := &netBox{t: t, cgroup: filepath.Join(os.Getenv("DOZE_CGROUP"), "sandboxes", string(id))}
 	if err := os.Mkdir(b.cgroup, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatalf("%v (run it by make test-integration)", err)
 	}
@@ -209,8 +210,14 @@ func (b *netBox) Stop() {
 		_ = b.in.Close()
 		_ = b.cmd.Wait()
 		// All its processes have ended, and the kernel is about to notice.
-		for began := time.Now(); unix.Rmdir(b.cgroup) == unix.EBUSY && time.Since(began) < 20*time.Second; {
+		ctx := testContext(b.t)
+		err := unix.Rmdir(b.cgroup)
+		for errors.Is(err, unix.EBUSY) && ctx.Err() == nil {
 			time.Sleep(time.Millisecond) // between looks
+			err = unix.Rmdir(b.cgroup)
+		}
+		if err != nil {
+			b.t.Errorf("its cgroup stays: %v", err)
 		}
 	})
 }

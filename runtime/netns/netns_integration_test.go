@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/wire"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -100,15 +101,26 @@ func greeted(t testing.TB, conn net.Conn, want string) *bufio.Reader {
 	return in
 }
 
-// waitGone waits until no process has that number any more.
+// waitGone waits until the process has ended.
 func waitGone(t testing.TB, pid int) {
 	t.Helper()
-	ctx := testContext(t)
-	for syscall.Kill(pid, 0) == nil {
-		if ctx.Err() != nil {
-			t.Fatalf("process %d is still there", pid)
+	fd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	limit, _ := testContext(t).Deadline()
+	for { // readable when it has ended, pidfd_open(2)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(limit).Milliseconds()))
+		if n > 0 {
+			return
 		}
-		time.Sleep(time.Millisecond) // between looks
+		if !errors.Is(err, unix.EINTR) {
+			t.Fatalf("process %d is still there: %v", pid, err)
+		}
 	}
 }
 

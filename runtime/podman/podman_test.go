@@ -13,7 +13,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -206,38 +206,35 @@ func TestPullIsSharedAndTellsEveryLine(t *testing.T) {
 }
 
 func TestPullEndsWhenNobodyWaits(t *testing.T) {
-	var p pulls
-	started, ended := make(chan struct{}), make(chan struct{})
-	run := func(ctx context.Context, _ *lines) error {
-		close(started)
-		<-ctx.Done()
-		close(ended)
-		return ctx.Err()
-	}
-	first, leaveFirst := context.WithCancel(t.Context())
-	second, leaveSecond := context.WithCancel(t.Context())
-	defer leaveSecond()
-	left := make(chan error, 2)
-	go func() { left <- p.join(first, "a", nil, run) }()
-	<-started
-	go func() { left <- p.join(second, "a", nil, run) }()
-	for began := time.Now(); p.waiting("a") < 2; time.Sleep(time.Millisecond) { // between looks
-		if time.Since(began) > 20*time.Second {
-			t.Fatal("the second does not join")
+	synctest.Test(t, func(t *testing.T) {
+		var p pulls
+		ended := false
+		run := func(ctx context.Context, _ *lines) error {
+			<-ctx.Done()
+			ended = true
+			return ctx.Err()
 		}
-	}
-	leaveFirst()
-	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("the first left with %v", err)
-	}
-	select {
-	case <-ended:
-		t.Fatal("the pull ended although somebody waits")
-	default:
-	}
-	leaveSecond()
-	<-left
-	<-ended
+		first, leaveFirst := context.WithCancel(t.Context())
+		second, leaveSecond := context.WithCancel(t.Context())
+		left := make(chan error, 2)
+		go func() { left <- p.join(first, "a", nil, run) }()
+		go func() { left <- p.join(second, "a", nil, run) }()
+		if synctest.Wait(); p.waiting("a") != 2 {
+			t.Errorf("%d wait for the pull", p.waiting("a"))
+		}
+		leaveFirst()
+		if err := <-left; !errors.Is(err, context.Canceled) {
+			t.Errorf("the first left with %v", err)
+		}
+		if synctest.Wait(); ended {
+			t.Error("the pull ended although somebody waits")
+		}
+		leaveSecond()
+		<-left
+		if synctest.Wait(); !ended {
+			t.Error("the pull goes on although nobody waits")
+		}
+	})
 }
 
 // waiting counts who waits for the pull of ref.

@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"syscall"
 	"testing"
-	"time"
 )
 
 // TestMemberWhoseParentsEndedIsKilled: a process without our mark, in a session of
@@ -19,8 +18,14 @@ func TestMemberWhoseParentsEndedIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	root, err := r.start(sh, []string{"sh", "-c", "setsid env -i sh -c 'sleep 1000 & wait' & sleep 1000"},
-		&syscall.ProcAttr{Dir: dir, Env: os.Environ(), Sys: &syscall.SysProcAttr{Setsid: true}})
+	up, theirs, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer up.Close()
+	root, err := r.start(sh, []string{"sh", "-c", "setsid env -i sh -c 'sleep 1000 & echo up; wait' & sleep 1000"},
+		&syscall.ProcAttr{Dir: dir, Env: os.Environ(), Sys: &syscall.SysProcAttr{Setsid: true}, Files: []uintptr{0, theirs.Fd(), 2}})
+	theirs.Close()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -33,10 +38,11 @@ func TestMemberWhoseParentsEndedIsKilled(t *testing.T) {
 		}
 		return n
 	}
-	for deadline := time.Now().Add(20 * time.Second); escaped() < 2; time.Sleep(time.Millisecond) { // between looks
-		if time.Now().After(deadline) {
-			t.Fatal("the escaped shell and its child do not show up")
-		}
+	if _, err := up.Read(make([]byte, 8)); err != nil {
+		t.Fatal(err)
+	}
+	if n := escaped(); n != 2 {
+		t.Errorf("the escaped shell and its child are %d members", n)
 	}
 	root.signal(syscall.SIGKILL, true)
 	<-root.done
