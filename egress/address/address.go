@@ -72,7 +72,7 @@ var blocks = parse([][2]string{
 	{"::/128", string(Unspecified)},
 	{"::1/128", string(Loopback)},
 	{"::/96", string(Translated)},            // IPv4-compatible, withdrawn
-	{"::ffff:0:0/96", string(Translated)},    // IPv4-mapped; seen only if not unmapped before
+	{"::ffff:0:0/96", string(Translated)},    // IPv4-mapped
 	{"::ffff:0:0:0/96", string(Translated)},  // IPv4-translated, RFC 2765
 	{"64:ff9b::/96", string(Translated)},     // NAT64, RFC 6052
 	{"64:ff9b:1::/48", string(Translated)},   // NAT64 of one's own, RFC 8215
@@ -115,22 +115,12 @@ func Classify(a netip.Addr) Class {
 		return Translated
 	}
 	for _, b := range blocks {
-		if contains(b.prefix, a) {
+		if b.prefix.Contains(a) {
 			return b.class
 		}
 	}
 	return Reserved
 }
-
-// contains is Prefix.Contains, to which a mapped address is in no prefix.
-func contains(p netip.Prefix, a netip.Addr) bool {
-	if !a.Is4In6() {
-		return p.Contains(a)
-	}
-	return p == mapped
-}
-
-var mapped = netip.MustParsePrefix("::ffff:0:0/96")
 
 // isISATAP finds interface identifiers that contain an IPv4 address (RFC 5214,
 // section 6.1), with whichever prefix.

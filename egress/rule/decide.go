@@ -1,5 +1,11 @@
 package rule
 
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
 // Default is what becomes of what no rule matches.
 type Default string
 
@@ -138,7 +144,7 @@ func (t *Table) Connect(r Request) Decision {
 
 // Decide decides on a request.
 func (t *Table) Decide(r Request) Decision {
-	paths, sure := readings(r.Path)
+	paths := readings(r.Path)
 	d := Decision{}
 	for _, l := range t.Layers {
 		if l == nil {
@@ -147,8 +153,20 @@ func (t *Table) Decide(r Request) Decision {
 		settled := false
 		for i := range l.rules {
 			c := &l.rules[i]
-			if settled && c.Action != Deny || !c.matches(&r, paths, sure) {
+			if settled && c.Action != Deny {
 				continue
+			}
+			switch c.matches(&r, paths) {
+			case no:
+				continue
+			case unsure:
+				if c.Action == Allow {
+					continue
+				}
+				if c.Action != Deny {
+					return Decision{Verdict: VerdictDeny, Rule: l.id(c),
+						Reason: "its path or headers can be read in several ways, of which only some are this rule's"}
+				}
 			}
 			if c.Action == Deny {
 				return l.deny(c)
@@ -217,51 +235,65 @@ func (c *compiled) hasAddress(r *Request) bool {
 	if c.Action == Deny && c.hosts.every && !c.inspects {
 		return true
 	}
+	a := r.Address.Unmap() // a socket takes both for the same
 	for _, p := range c.addresses {
-		if p.Contains(r.Address) {
+		if p.Contains(a) {
 			return true
 		}
 	}
 	return false
 }
 
-// matches says whether the rule is about the request.
-func (c *compiled) matches(r *Request, paths []string, sure bool) bool {
+// match is whether a rule is about a request.
+type match int
+
+const (
+	no match = iota
+	// unsure: it depends on who reads the request. Then a rule does not allow
+	// it, and one that denies does. One with policies or an answer denies it
+	// too: otherwise a spelling would be enough to get past them.
+	unsure
+	yes
+)
+
+func (c *compiled) matches(r *Request, paths []string) match {
 	if !c.destined(r) || c.Scheme != "" && (c.Scheme == "https") != r.HTTPS {
-		return false
+		return no
 	}
-	if c.methods != nil && !c.methods[r.Method] {
-		return false
+	if c.methods != nil && !c.methods[c.method(r)] {
+		return no
 	}
-	return c.matchPath(paths, sure) && c.matchHeaders(r.Header)
+	return min(c.matchPath(paths), c.matchHeaders(r.Header))
 }
 
-func (c *compiled) matchPath(paths []string, sure bool) bool {
+// method is what the rule compares. Methods are case-sensitive (RFC 9110), which
+// some servers do not know: only what allows takes them at their word.
+func (c *compiled) method(r *Request) string {
+	if c.Action == Allow {
+		return r.Method
+	}
+	return strings.ToUpper(r.Method)
+}
+
+func (c *compiled) matchPath(paths []string) match {
 	if len(c.paths) == 0 {
-		return true
+		return yes
 	}
-	if !sure {
-		return c.Action == Deny
-	}
+	matched := 0
 	for _, p := range paths {
-		matched := false
-		for _, glob := range c.paths {
-			if matched = glob.MatchString(p); matched {
-				break
-			}
-		}
-		if matched == (c.Action == Deny) {
-			return matched
+		if slices.ContainsFunc(c.paths, func(glob *regexp.Regexp) bool { return glob.MatchString(p) }) {
+			matched++
 		}
 	}
-	return c.Action != Deny
+	return all(matched, len(paths))
 }
 
-func (c *compiled) matchHeaders(header map[string][]string) bool {
+func (c *compiled) matchHeaders(header map[string][]string) match {
+	result := yes
 	for name, glob := range c.headers {
 		values := header[name]
 		if len(values) == 0 {
-			return false
+			return no
 		}
 		matched := 0
 		for _, v := range values {
@@ -269,9 +301,20 @@ func (c *compiled) matchHeaders(header map[string][]string) bool {
 				matched++
 			}
 		}
-		if matched == 0 || c.Action != Deny && matched < len(values) {
-			return false
-		}
+		result = min(result, all(matched, len(values)))
 	}
-	return true
+	return result
+}
+
+// all is the match of something that has several readings.
+func all(matched, of int) match {
+	switch {
+	case of == 0:
+		return unsure
+	case matched == 0:
+		return no
+	case matched < of:
+		return unsure
+	}
+	return yes
 }

@@ -11,8 +11,8 @@ import (
 )
 
 // Names as browsers look them up (UTS 46): lower case, ASCII, no character that
-// looks like structure. Underscores are allowed, as DNS does.
-var lookup = idna.New(idna.MapForLookup(), idna.BidiRule(), idna.StrictDomainName(false), idna.VerifyDNSLength(true))
+// looks like structure. Underscores and hyphens stand anywhere, as in DNS.
+var lookup = idna.New(idna.MapForLookup(), idna.BidiRule(), idna.StrictDomainName(false), idna.CheckHyphens(false), idna.VerifyDNSLength(true))
 
 // maxUnicode bounds the work for names that have to be converted: 253 characters
 // of at most 4 bytes.

@@ -208,8 +208,11 @@ func (c *compiler) request() {
 		if strings.ContainsAny(p, "?#") {
 			c.bad(field, "%.80q: a path ends before ? and #", p)
 		}
+		if decodeNames(p) != strings.ReplaceAll(p, "%2f", "%2F") || hasDots(p) {
+			c.bad(field, "%.80q: write characters as they are, without escapes but %%2F and without . and ..", p)
+		}
 		if c.text(field, p) {
-			c.paths = append(c.paths, globOf(p, "/"))
+			c.paths = append(c.paths, globOf(decodeNames(p), "/"))
 		}
 	}
 	for name, value := range c.Headers {
@@ -217,11 +220,15 @@ func (c *compiler) request() {
 		if !httpguts.ValidHeaderFieldName(name) {
 			c.bad(field, "no name of a header")
 		}
+		if c.headers == nil {
+			c.headers = map[string]*regexp.Regexp{}
+		}
+		key := http.CanonicalHeaderKey(name)
+		if c.headers[key] != nil {
+			c.bad(field, "is there in another spelling")
+		}
 		if c.text(field, value) {
-			if c.headers == nil {
-				c.headers = map[string]*regexp.Regexp{}
-			}
-			c.headers[http.CanonicalHeaderKey(name)] = globOf(value, "")
+			c.headers[key] = globOf(value, "")
 		}
 	}
 	c.inspects = c.Scheme != "" || len(c.Methods) > 0 || len(c.Paths) > 0 || len(c.Headers) > 0 ||
@@ -265,14 +272,20 @@ func (c *compiler) answer() {
 		c.bad("answer.body", "%d bytes: at most %d fit", n, MaxAnswer)
 	}
 	c.entries("answer.headers", len(c.Answer.Headers))
+	seen := map[string]bool{}
 	for name, value := range c.Answer.Headers {
 		field := fmt.Sprintf("answer.headers[%.80s]", name)
 		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
 			c.bad(field, "no header that can be sent")
 		}
-		if slices.Contains(framing, http.CanonicalHeaderKey(name)) {
+		key := http.CanonicalHeaderKey(name)
+		if slices.Contains(framing, key) {
 			c.bad(field, "is set by the connection itself")
 		}
+		if seen[key] {
+			c.bad(field, "is there in another spelling")
+		}
+		seen[key] = true
 	}
 }
 

@@ -2,76 +2,85 @@ package rule
 
 import (
 	"net/url"
-	"path"
 	"regexp"
+	"slices"
 	"strings"
+	"unicode"
 )
 
-// A path can be read in several ways: as it was sent, and as a server reads it
-// that removes `..`, doubled slashes, or backslashes. A rule that forbids matches
-// if any reading does, one that permits only if all do, so that no spelling of a
-// path gets around either.
+// A path can be read in several ways: servers differ in what they decode, merge
+// and cut off, and in which order. A rule is sure of a path when every reading
+// says the same; see match for what becomes of the others.
 
-// readings returns the ways in which a server might read a path. ok is false if
-// it is no path that a rule could be sure of: then no rule permits it.
-func readings(sent string) (all []string, ok bool) {
+// maxReadings bounds the work for a path.
+const maxReadings = 24 // three decodings, each with or without three changes
+
+// readings returns the ways in which a server might read a path as it was sent.
+// None means that there are too many to be sure of any: it has dot segments,
+// which servers resolve before or after all the rest, or is no path at all.
+func readings(sent string) []string {
 	if sent == "*" { // OPTIONS *
-		return []string{sent}, true
+		return []string{sent}
 	}
-	if !strings.HasPrefix(sent, "/") {
-		return nil, false
+	once, err := url.PathUnescape(sent)
+	if err != nil || !strings.HasPrefix(sent, "/") || strings.ContainsFunc(once, unicode.IsControl) {
+		return nil
 	}
-	decoded, err := url.PathUnescape(sent)
-	if err != nil {
-		return nil, false
+	if once == sent && !strings.ContainsAny(sent, `\;`) && !strings.Contains(sent, "//") && !strings.Contains(sent, "/.") {
+		return []string{once} // what almost every path is
 	}
-	for _, c := range []byte(decoded) {
-		if c < ' ' || c == 0x7f {
-			return nil, false
-		}
-	}
-	add := func(p string) {
-		for _, other := range all {
-			if other == p {
-				return
+	all := make([]string, 0, maxReadings)
+	for _, p := range []string{decodeNames(sent), once, decodeNames(once), unescape(once)} {
+		for _, p := range []string{p, strings.ReplaceAll(p, `\`, "/")} {
+			for _, p := range []string{p, cutParameters(p)} {
+				if hasDots(p) {
+					return nil
+				}
+				for _, p := range []string{p, mergeSlashes(p)} {
+					if !slices.Contains(all, p) {
+						all = append(all, p)
+					}
+				}
 			}
 		}
-		all = append(all, p)
 	}
-	add(decoded)
-	if simple(decoded) && !strings.Contains(sent, "%") {
-		return all, true
-	}
-	add(sent) // escapes left alone, as %2F in a name often is
-	add(clean(decoded))
-	add(clean(strings.ReplaceAll(decoded, `\`, "/")))
-	if twice, err := url.PathUnescape(decoded); err == nil && twice != decoded {
-		add(twice)
-		add(clean(twice))
-	}
-	return all, true
+	return all
 }
 
-// simple says that a decoded path reads the same to every server.
-func simple(p string) bool {
-	return !strings.Contains(p, "//") && !strings.Contains(p, "/.") && !strings.ContainsAny(p, `\%;`)
+// unescape decodes what can be decoded, as a lenient server does.
+func unescape(p string) string {
+	if u, err := url.PathUnescape(p); err == nil {
+		return u
+	}
+	return p
 }
 
-// clean removes what a server might: dot segments, doubled slashes, and
-// parameters of segments (`;jsessionid=…`). A slash at the end stays.
-func clean(p string) string {
-	if strings.Contains(p, ";") {
-		segments := strings.Split(p, "/")
-		for i, s := range segments {
-			segments[i], _, _ = strings.Cut(s, ";")
+// decodeNames decodes all but the slashes that are part of a name.
+func decodeNames(p string) string {
+	parts := escapedSlash.Split(p, -1)
+	for i := range parts {
+		parts[i] = unescape(parts[i])
+	}
+	return strings.Join(parts, "%2F")
+}
+
+var (
+	escapedSlash = regexp.MustCompile(`%2[fF]`)
+	slashes      = regexp.MustCompile(`//+`)
+	parameters   = regexp.MustCompile(`;[^/]*`) // such as ;jsessionid=1
+)
+
+func mergeSlashes(p string) string { return slashes.ReplaceAllString(p, "/") }
+
+func cutParameters(p string) string { return parameters.ReplaceAllString(p, "") }
+
+func hasDots(p string) bool {
+	for segment := range strings.SplitSeq(p, "/") {
+		if segment == "." || segment == ".." {
+			return true
 		}
-		p = strings.Join(segments, "/")
 	}
-	c := path.Clean(p)
-	if strings.HasSuffix(p, "/") && c != "/" {
-		c += "/"
-	}
-	return c
+	return false
 }
 
 // globOf compiles a pattern in which `**` is anything, and `*` anything but sep.

@@ -34,7 +34,10 @@ type Rule struct {
 	Scheme string `json:"scheme,omitempty"`
 	// Methods such as GET.
 	Methods []string `json:"methods,omitempty"`
-	// Paths are globs: `*` is anything but a slash, `**` anything.
+	// Paths are globs: `*` is anything but a slash, `**` anything. They are
+	// written without escapes, but for %2F, a slash within a name: servers
+	// that decode it read another path, so that a rule which allows such
+	// paths lists both.
 	Paths []string `json:"paths,omitempty"`
 	// Headers that the request has to have; the values are globs in which `*`
 	// is anything.
@@ -81,7 +84,7 @@ type Use struct {
 // are known.
 type Request struct {
 	Host    string     // lower case, ASCII, without a dot at the end; empty if no name led here
-	Address netip.Addr // set if Host is empty
+	Address netip.Addr // set if Host is empty; IPv4 may be mapped
 	Port    uint16
 	HTTPS   bool
 	Method  string
