@@ -13,7 +13,8 @@ import (
 )
 
 // errTunnelEnded: the container that the connection led to no longer runs, or
-// its port is no longer exposed.
+// its port is no longer exposed. Nobody tells a tunnel of the latter: it sees it
+// with the next byte of either side, which then is not passed on.
 var errTunnelEnded = errors.New("the sandbox has ended the connection")
 
 // leaveGrace is how long a server has to end a WebSocket whose visitor has left:
@@ -54,13 +55,18 @@ type tunnel struct {
 	err       error // of Close
 }
 
-// Read returns bytes from the sandbox. They count as its activity.
+// Read returns bytes from the sandbox. They count as its activity. The last
+// words of a container that has ended are passed on.
 func (t *tunnel) Read(b []byte) (int, error) {
 	n, err := t.stream.Read(b)
+	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
+	if !ok || !t.exposed(sb) {
+		return 0, errTunnelEnded
+	}
 	if n > 0 {
 		t.x.proxy.sandboxes.Touch(t.x.id)
 	}
-	if err != nil && (t.webSocket || !t.alive()) {
+	if err != nil && (t.webSocket || !t.leadsTo(sb)) {
 		// A WebSocket has no half-open state (RFC 6455, section 7.1.1), and a
 		// container that has ended will neither read nor write: both ends
 		// close now, rather than when the visitor speaks next.
@@ -90,12 +96,8 @@ func (t *tunnel) Write(b []byte) (int, error) {
 	return t.stream.Write(b)
 }
 
-// alive reports whether the connection still leads into a live container.
-func (t *tunnel) alive() bool {
-	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
-	return ok && t.leadsTo(sb)
-}
-
+// leadsTo reports whether the connection still leads into a live container,
+// through an exposed port.
 func (t *tunnel) leadsTo(sb sandbox.Sandbox) bool {
 	if t.x.proxy.ctx.Err() != nil { // closing: nothing is woken any more
 		return false
@@ -103,8 +105,13 @@ func (t *tunnel) leadsTo(sb sandbox.Sandbox) bool {
 	if sb.State != sandbox.StateRunning && sb.State != sandbox.StateAsleep {
 		return false
 	}
-	port, exposed := sb.Exposed(t.x.port.Port)
-	return exposed && port.Access == t.x.port.Access && port.Token == t.x.port.Token && sb.StartedAt.Equal(t.x.started)
+	return t.exposed(sb) && sb.StartedAt.Equal(t.x.started)
+}
+
+// exposed reports whether the port still is, to the same visitors.
+func (t *tunnel) exposed(sb sandbox.Sandbox) bool {
+	port, ok := sb.Exposed(t.x.port.Port)
+	return ok && port.Access == t.x.port.Access && port.Token == t.x.port.Token
 }
 
 // isCloseFrame reports whether b is all of a WebSocket close frame (RFC 6455,

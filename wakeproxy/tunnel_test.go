@@ -142,6 +142,56 @@ func TestAStoppedSandboxEndsItsWebSocketsAndIsNotWokenByThem(t *testing.T) {
 	}
 }
 
+// listening opens a WebSocket on which only the server speaks: what is sent to
+// the channel.
+func listening(t *testing.T) (*front, *websocket.Conn, chan<- string) {
+	t.Helper()
+	words := make(chan string, 1)
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
+		if err != nil {
+			return
+		}
+		defer c.CloseNow()
+		for word := range words {
+			if c.Write(r.Context(), websocket.MessageText, []byte(word)) != nil {
+				return
+			}
+		}
+	}), sandbox.Port{}), Options{})
+	t.Cleanup(func() { close(words) })
+	c, _ := f.dial()
+	words <- "one"
+	if _, got, err := c.Read(t.Context()); err != nil || string(got) != "one" {
+		t.Fatalf("heard %q, %v", got, err)
+	}
+	return f, c, words
+}
+
+func TestAVisitorWhoOnlyListensHearsNoMoreOfAPortThatIsNotExposed(t *testing.T) {
+	f, c, words := listening(t)
+	touches := f.node.touches.Load()
+	f.node.set(func(n *fakeNode) { n.sb.Ports = nil })
+	words <- "two"
+	if _, got, err := c.Read(t.Context()); err == nil {
+		t.Errorf("heard %q", got)
+	}
+	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	if n := f.node.touches.Load() - touches; n != 0 {
+		t.Errorf("what he could not hear counted as activity %d times", n)
+	}
+}
+
+// What a server says when it is told to end is read when it has ended.
+func TestAVisitorHearsTheLastWordsOfASandboxThatIsStopped(t *testing.T) {
+	f, c, words := listening(t)
+	f.node.set(func(n *fakeNode) { n.sb.State = sandbox.StateStopped })
+	words <- "bye"
+	if _, got, err := c.Read(t.Context()); err != nil || string(got) != "bye" {
+		t.Errorf("heard %q, %v", got, err)
+	}
+}
+
 func TestAServerThatEndsItsWebSocketEndsTheVisitors(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
 	c, _ := f.dial()
