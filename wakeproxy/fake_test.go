@@ -118,7 +118,11 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 		select {
 		case <-waking:
 		case <-ctx.Done():
-			return nil, ctx.Err()
+			select {
+			case <-waking: // a wake that has ended wins, as with the Manager
+			default:
+				return nil, ctx.Err()
+			}
 		}
 	}
 	f.mu.Lock()
