@@ -1,7 +1,9 @@
 package caddymodule
 
 import (
+	"errors"
 	"strconv"
+	"time"
 
 	"github.com/dustin/go-humanize"
 
@@ -10,6 +12,8 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func init() {
@@ -103,10 +107,10 @@ func (a *App) parseOption(o options) error {
 		return o.text(&a.DefaultSize)
 	case "sleep_after":
 		a.SleepAfter = new(caddy.Duration)
-		return o.duration(a.SleepAfter)
+		return o.idleTime(a.SleepAfter)
 	case "stop_after":
 		a.StopAfter = new(caddy.Duration)
-		return o.duration(a.StopAfter)
+		return o.idleTime(a.StopAfter)
 	case "idle_cpu":
 		a.IdleCPU = new(float64)
 		return o.cores(a.IdleCPU)
@@ -125,7 +129,7 @@ func (a *App) parseOption(o options) error {
 	case "preview_domain":
 		return o.text(&a.PreviewDomain)
 	case "preview_port":
-		return o.count(&a.PreviewPort)
+		return o.port(&a.PreviewPort)
 	default:
 		return o.Errf("unrecognized option of doze: %q", name)
 	}
@@ -289,6 +293,21 @@ func (o options) duration(to *caddy.Duration) error {
 	return nil
 }
 
+// idleTime is for sleep_after and stop_after. Their range is package sandbox's.
+func (o options) idleTime(to *caddy.Duration) error {
+	name := o.Val()
+	if err := o.duration(to); err != nil {
+		return err
+	}
+	cfg := sandbox.DefaultConfig()
+	cfg.SleepAfter = time.Duration(*to)
+	var invalid *sandbox.InvalidError
+	if errors.As(cfg.Validate(), &invalid) {
+		return o.Errf("%s: %s; %s", name, invalid.Reason, invalid.Want)
+	}
+	return nil
+}
+
 // positiveDuration is for what has no "never".
 func (o options) positiveDuration(to *caddy.Duration) error {
 	name := o.Val()
@@ -311,6 +330,17 @@ func (o options) count(to *int) error {
 		return o.Errf("%s is %q; it is a whole number from 1", name, text)
 	}
 	*to = int(n)
+	return nil
+}
+
+func (o options) port(to *int) error {
+	name := o.Val()
+	if err := o.count(to); err != nil {
+		return err
+	}
+	if *to > 65535 {
+		return o.Errf("%s is %d; a port is 1 to 65535", name, *to)
+	}
 	return nil
 }
 

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -186,26 +185,26 @@ func TestValidationOpensNoNode(t *testing.T) {
 		t.Error("opened")
 		return nil, nil, errNotOpen
 	}
-	for config, want := range map[string]string{
-		"data " + t.TempDir():      "",
-		"default_size huge":        "default_size",
-		"default_image nope":       "default_image",
-		"preview_port 70000":       "preview_port",
-		"preview_domain localhost": "preview_domain",
-		"sleep_after 1ms":          "sleep_after",
+	for settings, want := range map[string]string{ // as JSON, which no parsing of a Caddyfile has checked
+		`"data": "` + t.TempDir() + `"`: "",
+		`"default_size": "huge"`:        "default_size",
+		`"default_image": "nope"`:       "default_image",
+		`"preview_port": 70000`:         "preview_port",
+		`"preview_domain": "localhost"`: "preview_domain",
+		`"sleep_after": "1ms"`:          "sleep_after",
 	} {
 		t.Setenv("DOZE_HOME", t.TempDir())
-		adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte("{\n\tadmin off\n\tdoze {\n\t\t"+config+"\n\t}\n}\nhttp://localhost:8080 {\n\tdoze_api\n}"), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		config := `{"admin": {"disabled": true}, "apps": {
+			"doze": {` + settings + `},
+			"http": {"servers": {"api": {"listen": ["localhost:8080"], "routes": [{"handle": [{"handler": "doze_api"}]}]}}}
+		}}`
 		cfg := new(caddy.Config)
-		if err := caddy.StrictUnmarshalJSON(adapted, cfg); err != nil {
+		if err := caddy.StrictUnmarshalJSON([]byte(config), cfg); err != nil {
 			t.Fatal(err)
 		}
-		err = caddy.Validate(cfg)
+		err := caddy.Validate(cfg)
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
-			t.Errorf("%s: %v", config, err)
+			t.Errorf("%s: %v", settings, err)
 		}
 	}
 }
