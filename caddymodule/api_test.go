@@ -3,12 +3,15 @@ package caddymodule
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -46,11 +49,15 @@ func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
 	}
 }
 
+// metricsSite is a site that serves the metrics, and its address.
+func metricsSite(t *testing.T) (site, address string) {
+	address = "http://127.0.0.1:" + strconv.Itoa(freePort(t))
+	return address + " {\n\tmetrics\n}", address
+}
+
 func TestMetricsGoOnThroughAReload(t *testing.T) {
 	s := newSite(t)
-	port := freePort(t)
-	metrics := "http://127.0.0.1:" + strconv.Itoa(port)
-	site := metrics + " {\n\tmetrics\n}"
+	site, metrics := metricsSite(t)
 	s.mustLoad("", site)
 	sb, address := s.sandbox(hello, sandbox.Port{})
 	if _, err := s.Manager.Sleep(t.Context(), sb.ID); err != nil {
@@ -63,6 +70,47 @@ func TestMetricsGoOnThroughAReload(t *testing.T) {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %s in\n%s", want, grep(got, "doze_"))
 		}
+	}
+}
+
+func TestMetricsTellHowLongWakesTookAndWhatTheEngineFailedAt(t *testing.T) {
+	s := newSite(t)
+	site, metrics := metricsSite(t)
+	s.mustLoad("", site)
+	sb, address := s.sandbox(hello, sandbox.Port{})
+	visit := func(rest func(context.Context, sandbox.ID) (sandbox.Sandbox, error), status int) {
+		t.Helper()
+		if _, err := rest(t.Context(), sb.ID); err != nil {
+			t.Fatal(err)
+		}
+		if res := s.fetch(s.client(true), address); res.StatusCode != status {
+			t.Fatalf("status %d, want %d", res.StatusCode, status)
+		}
+	}
+	start := time.Now()
+	visit(s.Manager.Sleep, 200)
+	visit(s.Manager.Stop, 200)
+	visit(s.Manager.Stop, 200)
+	s.Engine.Fail("start", errors.New("no more processes"))
+	visit(s.Manager.Stop, 502)
+	got := text(t, s.fetch(http.DefaultClient, metrics))
+	for _, want := range []string{
+		`doze_wake_duration_seconds_count{kind="warm"} 1`,
+		`doze_wake_duration_seconds_count{kind="cold"} 2`,
+		`doze_wake_failures_total 1`,
+		`doze_engine_errors_total{operation="start"} 1`,
+	} {
+		if !strings.Contains(got, want+"\n") {
+			t.Errorf("lacks %s in\n%s", want, grep(got, "doze_"))
+		}
+	}
+	// In seconds, the two took no longer than this test.
+	sum := regexp.MustCompile(`doze_wake_duration_seconds_sum{kind="cold"} (\S+)`).FindStringSubmatch(got)
+	if sum == nil {
+		t.Fatalf("no sum in\n%s", grep(got, "doze_wake"))
+	}
+	if seconds, err := strconv.ParseFloat(sum[1], 64); err != nil || seconds <= 0 || seconds > time.Since(start).Seconds() {
+		t.Errorf("two cold wakes took %s s, %v", sum[1], err)
 	}
 }
 
