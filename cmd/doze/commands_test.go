@@ -601,6 +601,25 @@ func TestUntrustedNodeIsSaidToBeOne(t *testing.T) {
 	r.refused("DOZE_CA or --ca names the file", "ls")
 }
 
+// Wherever this test runs: Podman cannot use a file as its folder for sockets.
+func TestDoctorExitsWith1WhereNoSandboxCouldRun(t *testing.T) {
+	r := newRig(t)
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("XDG_RUNTIME_DIR", file)
+	for _, test := range []struct{ args, finding string }{
+		{"doctor", "error    runtime folder     " + file + " cannot be used: it is no folder\n"},
+		{"doctor --json", `"detail": "` + file + ` cannot be used: it is no folder"`},
+	} {
+		got := r.doze(strings.Fields(test.args)...)
+		if got.code != exitFailed || !strings.Contains(got.out, test.finding) || got.err != "" {
+			t.Errorf("doze %s: exit code %d, output %q, error %q", test.args, got.code, got.out, got.err)
+		}
+	}
+}
+
 func TestEveryCommandHasJSON(t *testing.T) {
 	r := newRig(t)
 	if err := os.WriteFile(filepath.Join(r.env["DOZE_HOME"], "token"), []byte("x"), 0o600); err != nil {
