@@ -2,12 +2,14 @@ package caddymodule
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -141,25 +143,85 @@ func adapt(t *testing.T, config string) string {
 	return pretty.String()
 }
 
-// The Caddyfiles that we ship adapt, are formatted, and are not the same host
-// for the API and for previews.
+// The Caddyfiles that we ship and the README's adapt, are formatted, and serve
+// previews on the host under which the node makes their URLs.
 func TestShippedCaddyfiles(t *testing.T) {
 	t.Setenv("DOZE_HOME", "/srv/doze")
-	for _, file := range []string{"../Caddyfile", "../packaging/Caddyfile.production"} {
+	both := []string{`"handler": "doze_api"`, `"handler": "doze_preview"`}
+	for file, parts := range map[string][]string{
+		"../Caddyfile":                      {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
+		"../packaging/Caddyfile.production": {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
+		"../README.md":                      nil,
+	} {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			content, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
 			}
+			if filepath.Ext(file) == ".md" {
+				content = underHeading(t, content, "## Caddyfile")
+			}
 			if formatted := caddyfile.Format(content); !bytes.Equal(formatted, content) {
 				t.Errorf("not formatted; it should be\n%s", formatted)
 			}
 			got := adapt(t, string(content))
-			for _, part := range []string{`"handler": "doze_api"`, `"handler": "doze_preview"`, `"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`} {
+			for _, part := range append(parts, both...) {
 				if !strings.Contains(got, part) {
 					t.Errorf("lacks %s in\n%s", part, got)
 				}
 			}
+			checkPreviewHost(t, got)
 		})
+	}
+}
+
+// underHeading returns the indented lines of a section, with tabs for its four spaces.
+func underHeading(t *testing.T, document []byte, heading string) []byte {
+	t.Helper()
+	_, section, ok := strings.Cut(string(document), "\n"+heading+"\n")
+	if !ok {
+		t.Fatalf("there is no %s", heading)
+	}
+	section, _, _ = strings.Cut(section, "\n## ")
+	var block bytes.Buffer
+	for line := range strings.Lines(section) {
+		if line, ok := strings.CutPrefix(line, "    "); ok {
+			block.WriteString(strings.ReplaceAll(line, "    ", "\t"))
+		}
+	}
+	return block.Bytes()
+}
+
+// checkPreviewHost compares the host that doze_preview serves with preview_domain.
+func checkPreviewHost(t *testing.T, config string) {
+	t.Helper()
+	var parsed struct {
+		Apps struct {
+			Doze App `json:"doze"`
+			HTTP struct {
+				Servers map[string]struct {
+					Routes []struct {
+						Match  []struct{ Host []string }
+						Handle json.RawMessage
+					}
+				}
+			}
+		}
+	}
+	if err := json.Unmarshal([]byte(config), &parsed); err != nil {
+		t.Fatal(err)
+	}
+	domain := cmp.Or(parsed.Apps.Doze.PreviewDomain, defaultPreviewDomain)
+	for _, server := range parsed.Apps.HTTP.Servers {
+		for _, route := range server.Routes {
+			if !bytes.Contains(route.Handle, []byte(`"doze_preview"`)) {
+				continue
+			}
+			for _, match := range route.Match {
+				if !slices.Equal(match.Host, []string{"*." + domain}) {
+					t.Errorf("it makes previews under %s and serves them on %v", domain, match.Host)
+				}
+			}
+		}
 	}
 }
