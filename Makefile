@@ -56,7 +56,7 @@ test: ## everything: installs what it needs, checks, unit and integration tests
 	@packaging/test
 
 bench: build setup ## the figures that a node must reach, peers beside it: BENCH='-only wake'
-	@images/build-base
+	@packaging/host/as-root images/build-base
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
