@@ -80,9 +80,13 @@ func run(ctx context.Context) error {
 		return err
 	}
 	var rows []row
+	var errs []error
 	for _, f := range figures {
 		if *only != "" && f.name != *only {
 			continue
+		}
+		if ctx.Err() != nil {
+			break
 		}
 		b.progress("measuring %s…", f.name)
 		var measured []row
@@ -93,12 +97,12 @@ func run(ctx context.Context) error {
 			err = errors.Join(err, b.node.Remove())
 		}
 		if err != nil {
-			return fmt.Errorf("measuring %s: %w", f.name, err)
+			errs = append(errs, fmt.Errorf("measuring %s: %w", f.name, err))
 		}
 		rows = append(rows, measured...)
 	}
-	print(rows)
-	return write(*out, rows)
+	print(rows) // also what there is after a failure
+	return errors.Join(append(errs, write(*out, rows))...)
 }
 
 func print(rows []row) {

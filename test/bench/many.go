@@ -22,6 +22,7 @@ import (
 const (
 	sleepers   = 100
 	sleepAfter = 5 * time.Second // they fall asleep by themselves
+	sleepWait  = 5 * time.Minute // bounds the wait for that: only a broken node needs it
 	idleWatch  = 30 * time.Second
 	records    = 10_000
 	clockTicks = 100 // per second in /proc/PID/stat (USER_HZ, proc_pid_stat(5))
@@ -43,9 +44,12 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 			b.progress("  %d of %d are made", i+1, sleepers)
 		}
 	}
+	deadline := time.After(sleepWait)
 	for asleep := 0; asleep < sleepers; {
 		select {
 		case <-time.After(time.Second):
+		case <-deadline:
+			return nil, fmt.Errorf("after %s only %d of %d are asleep", sleepWait, asleep, sleepers)
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
