@@ -34,6 +34,19 @@ func (a *acknowledged) note(f func()) {
 	f()
 }
 
+// count returns how many sandboxes, files, ports and processes these are.
+func (a *acknowledged) count() [4]int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return [4]int{len(a.sandboxes), len(a.files), len(a.ports), len(a.declared)}
+}
+
+// Each round of load exposes ports of its own, fewer than a sandbox may have in all.
+const (
+	firstPort = 10_000
+	portsEach = 20
+)
+
 // load does everything at once to a sandbox of the node until ctx ends. Errors are the
 // point of it: whoever got one was promised nothing.
 func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client, round int) {
@@ -51,7 +64,7 @@ func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client
 	repeat(func(int) { n.API.Exec(ctx, b.id, client.ExecRequest{Argv: []string{"sleep", "0.01"}}) })
 	repeat(func(i int) {
 		name := fmt.Sprintf("made-%d-%d", round, i)
-		if sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, Size: "lite"}); err == nil {
+		if sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, Size: "lite", SleepAfter: duration(0)}); err == nil {
 			a.note(func() { a.sandboxes[name] = sb.ID })
 		}
 	})
@@ -65,7 +78,7 @@ func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client
 		})
 	}
 	repeat(func(i int) {
-		number := uint16(10_000 + 1000*round + i%1000)
+		number := uint16(firstPort + portsEach*round + i%portsEach)
 		if port, err := n.API.Expose(ctx, b.id, client.ExposeRequest{Port: number}); err == nil {
 			a.note(func() { a.ports[number] = port.URL })
 		}
@@ -88,27 +101,26 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
 	started, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK)
+	const rounds = 3
+	serveAll := fmt.Sprintf(`for (let p = %d; p < %d; p++) require("http").createServer((_, res) => res.end("port " + p)).listen(p, "127.0.0.1")`, firstPort, firstPort+rounds*portsEach)
+	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"node", "-e", serveAll}, Name: "ports", Restart: "always"})
+	b.must(err)
+	_, err = n.API.Expose(within(t), b.id, client.ExposeRequest{Port: firstPort + rounds*portsEach - 1, Wait: client.Duration(patience)})
+	b.must(err)
 	asleep := n.newBox(t)
 	asleep.sleep()
 	pids := map[*box]int{b: b.hostPID(), asleep: asleep.hostPID()}
 	kept := &acknowledged{sandboxes: map[string]string{}, files: map[string]string{}, ports: map[uint16]string{}, declared: map[string]bool{}}
-	const rounds = 3
 	for round := range rounds {
+		before := kept.count()
 		ctx, cancel := context.WithCancel(t.Context())
 		c := n.browser(t, "h2")
 		var loaded sync.WaitGroup
 		loaded.Go(func() { kept.load(ctx, n, b, c, round) })
 		// Killed in the middle, and each time in another moment of it.
 		eventually(t, "enough is under way", func() bool {
-			kept.mu.Lock()
-			defer kept.mu.Unlock()
-			made := 0
-			for name := range kept.sandboxes {
-				if strings.HasPrefix(name, fmt.Sprintf("made-%d-", round)) {
-					made++
-				}
-			}
-			return made > round
+			now := kept.count()
+			return now[0] > before[0]+round && now[1] > before[1] && now[2] > before[2] && now[3] > before[3]
 		})
 		b.must(n.Kill())
 		cancel()
@@ -184,13 +196,14 @@ func (a *acknowledged) check(t *testing.T, n *node, b *box) {
 	for _, port := range b.show().Ports {
 		urls[port.Port] = port.URL
 	}
+	c := n.browser(t, "h2")
 	for number, url := range a.ports {
 		if urls[number] != url {
 			t.Errorf("port %d had %q and has %q", number, url, urls[number])
 		}
-	}
-	if len(a.files) == 0 || len(a.ports) == 0 || len(a.declared) == 0 {
-		t.Fatalf("nothing was acknowledged: %d files, %d ports, %d processes", len(a.files), len(a.ports), len(a.declared))
+		if text, _, err := fetch(t.Context(), c, url, http.StatusOK); err != nil || text != fmt.Sprint("port ", number) {
+			t.Errorf("the preview of port %d: %q, %v", number, text, err)
+		}
 	}
 	a.checkFiles(t, b)
 }
@@ -217,9 +230,9 @@ EOF`)
 	if out != "" {
 		t.Errorf("files: %s", out)
 	}
-	if half := b.exec("ls -A /srv/kept | grep -v '^[0-9-]*$' || true"); half != "" {
-		t.Logf("left of uploads that were cut off: %s", half)
-	}
+	eventually(t, "nothing is left of uploads that were cut off", func() bool {
+		return b.exec("ls -A /srv/kept | grep -v '^[0-9-]*$' || true") == ""
+	})
 }
 
 // The guest is the first process of a sandbox: with it all others end.
@@ -270,6 +283,9 @@ func TestVisitorWhoWaitsForAServerHearsThatItsSandboxDied(t *testing.T) {
 			answers <- answer{text, err}
 		}()
 	}
+	eventually(t, "all of them wait", func() bool {
+		return n.metric(t, "doze_leases")+n.metric(t, "doze_waiters") == float64(cap(answers))
+	})
 	b.awaitState(client.StateRunning)
 	b.killFirst(n)
 	for range cap(answers) {
