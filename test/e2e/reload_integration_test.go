@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -40,7 +41,20 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 	go func() {
 		followed <- n.API.Follow(ctx, b.id, 0, func(e client.Event) error { seen <- e; return nil })
 	}()
-	<-seen
+	// next waits for the next event: the stream must not end.
+	next := func() client.Event {
+		t.Helper()
+		select {
+		case e := <-seen:
+			return e
+		case err := <-followed:
+			t.Fatalf("the event stream was cut: %v", err)
+		case <-within(t).Done():
+			t.Fatal("there is no event")
+		}
+		return client.Event{}
+	}
+	next()
 	type ended struct {
 		result client.ExecResult
 		err    error
@@ -72,13 +86,12 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 		t.Errorf("the command ended with %+v, %v", e.result, e.err)
 	}
 	b.sleep()
-	for e := range seen {
-		if e.Type == "slept" {
-			break
-		}
+	for next().Type != "slept" {
 	}
 	leave()
-	<-followed
+	if err := <-followed; !errors.Is(err, context.Canceled) {
+		t.Errorf("the event stream ended with %v", err)
+	}
 	if asleep.state() != client.StateAsleep || len(asleep.events("woke")) != 0 {
 		t.Errorf("the sleeping one is %s", asleep.state())
 	}
