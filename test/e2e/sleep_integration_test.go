@@ -48,12 +48,12 @@ func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
 	b := commonNode(t).newWebBox(t)
 	b.patch(`{"sleep_after":"1s"}`)
 	b.awaitState(client.StateAsleep)
-	if slept := b.events("slept"); len(slept) != 1 || slept[0].Reason != "idle" {
+	if slept := b.awaitEvents("slept", 1); len(slept) != 1 || slept[0].Reason != "idle" {
 		t.Errorf("it slept: %+v", slept)
 	}
 	b.patch(`{"stop_after":"1s"}`)
 	b.awaitState(client.StateStopped)
-	if stopped := b.events("stopped"); len(stopped) != 1 || stopped[0].Reason != "asleep for stop_after" {
+	if stopped := b.awaitEvents("stopped", 1); len(stopped) != 1 || stopped[0].Reason != "asleep for stop_after" {
 		t.Errorf("it stopped: %+v", stopped)
 	}
 }

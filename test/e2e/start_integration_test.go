@@ -69,7 +69,7 @@ func TestNodeWithoutPodmanSaysSo(t *testing.T) {
 	})
 	n := &node{made}
 	out := n.fails(t, func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PATH=/nonexistent") })
-	if !strings.Contains(strings.ToLower(out), "podman") || !strings.Contains(out, "install") {
+	if !strings.Contains(out, `exec: \"podman\": executable file not found`) || !strings.Contains(out, "install Podman") {
 		t.Errorf("it said:\n%s", out)
 	}
 }
