@@ -29,14 +29,17 @@ type exchange struct {
 	waitLimit    time.Duration
 	waited       time.Duration // for the wake and for the port
 
-	lease   Lease
 	woke    sandbox.WakeKind
 	started time.Time // Sandbox.StartedAt
 	awake   time.Time // Sandbox.StateSince
 	rises   bool      // something is declared to start by itself
 
-	spareMu sync.Mutex
-	spare   net.Conn // made by the gate, for the first dial
+	tried     bool // the gate has dialled for us
+	unnoticed bool // its first dial found that the container had ended before
+
+	mu    sync.Mutex
+	lease Lease    // a dial that the pool began for us may end after the request
+	spare net.Conn // made by the gate, for the first dial
 }
 
 type exchangeKey struct{}
@@ -73,8 +76,10 @@ func (x *exchange) acquire(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sb := lease.Sandbox()
+	x.mu.Lock()
 	x.lease = lease
+	x.mu.Unlock()
+	sb := lease.Sandbox()
 	x.started, x.awake = sb.StartedAt, sb.StateSince
 	x.rises = len(sb.Declared) > 0
 	if x.woke = lease.Wake().Kind; x.woke != sandbox.WakeNone {
@@ -125,16 +130,57 @@ func (x *exchange) awaitPort(ctx context.Context) error {
 // dialStarting is dial for a server that may still be on its way up. It returns
 // a *sandbox.WakeError when the container has ended instead.
 func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
+	first := !x.tried
+	x.tried = true
 	conn, err := x.dial(ctx)
 	if err == nil || ctx.Err() != nil || !errors.Is(err, syscall.ESRCH) && x.lives() {
 		return conn, err
 	}
+	x.unnoticed = first
 	return nil, &sandbox.WakeError{
 		ID:      x.id,
 		Err:     fmt.Errorf("its container ended before the port was ready: %w", err),
 		LastLog: x.proxy.sandboxes.LastLog(ctx, x.id),
 	}
 }
+
+// cameTooLate reports whether err means that the container had ended before the
+// request came to it, which the node had not noticed when it gave the lease. Who
+// woke it, or waited for its server, is answered with its end instead.
+func (x *exchange) cameTooLate(err error) bool {
+	if x.woke != sandbox.WakeNone {
+		return false
+	}
+	var failed *sandbox.WakeError
+	if errors.As(err, &failed) {
+		return x.unnoticed
+	}
+	return errors.Is(err, syscall.ESRCH)
+}
+
+// acquireAnew takes a lease of the container that comes after the one that has
+// ended. The node notices in some milliseconds.
+func (x *exchange) acquireAnew(ctx context.Context) error {
+	x.release()
+	tick := time.NewTicker(noticePause)
+	defer tick.Stop()
+	end := time.NewTimer(time.Until(x.until))
+	defer end.Stop()
+	for x.lives() {
+		select {
+		case <-tick.C:
+		case <-end.C:
+			return errStillWaking
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return x.acquire(ctx)
+}
+
+// noticePause is between looks for whether the node has noticed the end of a
+// container, which are a read from memory each.
+const noticePause = 2 * time.Millisecond
 
 // lives reports whether the container that the lease was taken for still runs.
 func (x *exchange) lives() bool {
@@ -145,7 +191,10 @@ func (x *exchange) lives() bool {
 // dial makes a connection to the port. The visitor is not told why the node
 // could not: its log is.
 func (x *exchange) dial(ctx context.Context) (net.Conn, error) {
-	conn, err := x.lease.Dial(ctx, x.port.Port)
+	x.mu.Lock()
+	lease := x.lease
+	x.mu.Unlock()
+	conn, err := lease.Dial(ctx, x.port.Port)
 	if err != nil && ctx.Err() == nil && !nobodyAccepts(err) && !errors.Is(err, syscall.ESRCH) {
 		x.proxy.sometimes.Do(func() {
 			x.proxy.log.Warn("dialling into a sandbox failed", "sandbox", x.id, "port", x.port.Port, "error", err)
@@ -162,8 +211,8 @@ func (x *exchange) setSpare(conn net.Conn) {
 }
 
 func (x *exchange) swapSpare(conn net.Conn) net.Conn {
-	x.spareMu.Lock()
-	defer x.spareMu.Unlock()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	old := x.spare
 	x.spare = conn
 	return old
@@ -181,7 +230,15 @@ func (x *exchange) noteWake(header http.Header) {
 // end gives back what the exchange holds.
 func (x *exchange) end() {
 	x.setSpare(nil)
-	if x.lease != nil {
-		x.lease.Release()
+	x.release()
+}
+
+// release gives back the lease, if there is one. It may be called twice.
+func (x *exchange) release() {
+	x.mu.Lock()
+	lease := x.lease
+	x.mu.Unlock()
+	if lease != nil {
+		lease.Release()
 	}
 }

@@ -36,7 +36,8 @@ const (
 
 // RoundTrip sends a request, which came through a Handler, into its sandbox. A
 // bodyless request whose connection is refused or lost before the first byte of
-// the answer is sent once more, over a connection of its own.
+// the answer is sent once more, over a connection of its own; and so is one that
+// came when the container had ended and the node did not know yet, into the next.
 func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
 	x := exchangeOf(req.Context())
 	if x == nil {
@@ -44,6 +45,11 @@ func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errNoExchange
 	}
 	res, err := x.roundTrip(req)
+	if err != nil && (req.Body == nil || req.Body == http.NoBody) && x.cameTooLate(err) {
+		if err = x.acquireAnew(req.Context()); err == nil {
+			res, err = x.roundTrip(req)
+		}
+	}
 	if err != nil && p.ctx.Err() != nil {
 		// Not the cancellation that Close caused: reverse proxies take that for
 		// a visitor who left.

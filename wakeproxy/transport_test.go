@@ -355,6 +355,84 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 	}
 }
 
+// A container may end just before a request comes, and the node hears of it just
+// after. The request is served by the next one.
+func TestAContainerThatEndedUnnoticedIsStartedByTheRequest(t *testing.T) {
+	for name, prepare := range map[string]func(*fakeNode){
+		"long after its start": func(*fakeNode) {},
+		"soon after its start": func(n *fakeNode) {
+			n.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
+			n.sb.StartedAt = time.Now()
+		},
+	} {
+		for _, kept := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, connection kept %v", name, kept), func(t *testing.T) {
+				server := httptest.NewServer(http.HandlerFunc(hello))
+				defer server.Close()
+				node := newFakeNode(server.Listener.Addr().String(), sandbox.Port{})
+				node.set(prepare)
+				f := newFront(t, node, Options{})
+				if kept {
+					if res := f.do(f.request("GET", "/")); res.StatusCode != 200 {
+						t.Fatalf("status %d", res.StatusCode)
+					}
+				}
+				server.CloseClientConnections()
+				before := node.dials.Load()
+				node.set(func(n *fakeNode) { n.dialErr = syscall.ESRCH })
+				done := make(chan *http.Response, 1)
+				go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); done <- res }()
+				eventually(t, "the request has dialled", func() bool { return node.dials.Load() > before })
+				node.set(func(n *fakeNode) { n.dialErr, n.sb.State, n.kind = nil, sandbox.StateStopped, sandbox.WakeCold })
+				res := <-done
+				if res == nil {
+					t.Fatal("no answer")
+				}
+				defer res.Body.Close()
+				if res.StatusCode != 200 || res.Header.Get("X-Doze-Wake") != "cold" {
+					t.Errorf("status %d, woke %q", res.StatusCode, res.Header.Get("X-Doze-Wake"))
+				}
+				eventually(t, "no lease is held", func() bool { return node.leases.Load() == 0 })
+			})
+		}
+	}
+}
+
+// Who may not wake it is told so, and who cannot be repeated that it is lost.
+func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
+	for name, c := range map[string]struct {
+		port   sandbox.Port
+		body   string
+		status int
+		code   string
+	}{
+		"refuses":    {sandbox.Port{Wake: sandbox.WakeRefuse}, "", 410, "sandbox_not_running"},
+		"has a body": {sandbox.Port{}, "data", 502, "connection_lost"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			node := newFakeNode("", c.port)
+			node.dialErr = syscall.ESRCH
+			f := newFront(t, node, Options{})
+			done := make(chan *http.Response, 1)
+			req := f.request("POST", "/")
+			if c.body != "" {
+				req.Body, req.ContentLength = io.NopCloser(strings.NewReader(c.body)), int64(len(c.body))
+			}
+			go func() { res, _ := f.Client().Transport.RoundTrip(req); done <- res }()
+			eventually(t, "the request has dialled", func() bool { return node.dials.Load() > 0 })
+			node.sleep(sandbox.WakeCold, nil)
+			res := <-done
+			if res == nil {
+				t.Fatal("no answer")
+			}
+			wantProblem(t, res, c.status, c.code)
+			if n := node.wakes.Load(); n != 0 {
+				t.Errorf("it was woken %d times", n)
+			}
+		})
+	}
+}
+
 // waitersAt counts who waits at gates.
 func (p *Proxy) waitersAt() (n int) {
 	p.gates.mu.Lock()

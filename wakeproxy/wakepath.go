@@ -49,6 +49,11 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	if err == nil {
 		err = x.awaitPort(r.Context())
 	}
+	if x.cameTooLate(err) {
+		if err = x.acquireAnew(r.Context()); err == nil {
+			err = x.awaitPort(r.Context())
+		}
+	}
 	switch {
 	case err == nil:
 		sendEvent(w, "event: ready\ndata: {}\n\n")
