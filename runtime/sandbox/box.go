@@ -58,7 +58,8 @@ type box struct {
 	listeners map[*listener]struct{}
 
 	updating sync.Mutex // held through a change that a caller asks for: name, times, ports, declared processes
-	saving   sync.Mutex // held while the record is written, so that writes keep their order
+	saving   sync.Mutex // held while the record is written, so that writes keep their order; guards:
+	erased   bool       // the record was removed
 }
 
 const closedBias = 1 << 40
@@ -201,12 +202,12 @@ func (b *box) failed(err error) error {
 	return err
 }
 
-// save writes the record and returns once it is on disk. A sandbox that is
-// being destroyed is not written any more.
+// save writes the record and returns once it is on disk. One that was erased, or
+// whose creation failed, is not written any more.
 func (b *box) save(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
-	if b.isGone() {
+	if b.erased || b.isGone() && b.state() != StateDestroyed {
 		return nil
 	}
 	return b.m.store.PutSandbox(ctx, b.sandbox())
@@ -216,7 +217,9 @@ func (b *box) save(ctx context.Context) error {
 func (b *box) erase(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
-	return b.m.store.DeleteSandbox(ctx, b.id)
+	err := b.m.store.DeleteSandbox(ctx, b.id)
+	b.erased = err == nil
+	return err
 }
 
 func (b *box) isGone() bool {
@@ -232,7 +235,7 @@ func (b *box) isGone() bool {
 func (b *box) changeSaved(ctx context.Context, f, undo func(*Sandbox)) error {
 	b.change(f)
 	err := b.save(ctx)
-	if err == nil && b.isGone() {
+	if b.isGone() {
 		err = fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
 	}
 	if err != nil {

@@ -14,17 +14,14 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
-// mustAil checks that the condition of a sandbox says so, in memory and, but for
-// one that is being destroyed, on disk.
+// mustAil checks that the condition of a sandbox says so, in memory and on disk.
 func mustAil(t *testing.T, n *sandboxtest.Node, id sandbox.ID, words string) sandbox.Sandbox {
 	t.Helper()
 	got, _ := n.Manager.ByID(id)
 	if !strings.Contains(got.Condition, words) || got.ConditionSince.IsZero() || time.Since(got.ConditionSince) < 0 {
 		t.Errorf("it is %s; its condition since %v is %q, want %q", got.State, got.ConditionSince, got.Condition, words)
 	}
-	if got.State != sandbox.StateDestroyed {
-		await(t, "the condition is on disk", func() bool { return n.Store.Record(t, id).Condition == got.Condition })
-	}
+	await(t, "the condition is on disk", func() bool { return n.Store.Record(t, id).Condition == got.Condition })
 	return got
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,6 +158,48 @@ func TestDestroyLeavesNothingAndFailsItsWaiters(t *testing.T) {
 		t.Errorf("left: %d containers, cgroup %v", n.Engine.Count(), n.Freezer.Prepared(sb.ID))
 	}
 	create(t, n.Manager, "app") // the name is free again
+}
+
+// Destroying is what makes room on a full disk.
+func TestDestroyOnAFullDiskIsFinishedLater(t *testing.T) {
+	for name, finish := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
+		"by the next call": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			n.Store.Fill(false)
+			n.Engine.Fail("remove", nil)
+			if err := n.Manager.Destroy(t.Context(), id); err != nil {
+				t.Errorf("destroying it again: %v", err)
+			}
+			n.Crash(t, func() {})
+		},
+		"by the next start": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			n.Store.Fill(false)
+			await(t, "it is on disk", func() bool { return n.Store.Record(t, id).State == sandbox.StateDestroyed })
+			n.Crash(t, func() { n.Engine.Fail("remove", nil) })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			n.Store.Fill(true)
+			n.Engine.Fail("remove", syscall.EIO)
+			for range 2 {
+				if err := n.Manager.Destroy(t.Context(), sb.ID); !errors.Is(err, syscall.EIO) {
+					t.Errorf("destroy: %v", err)
+				}
+				if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateDestroyed {
+					t.Errorf("it is %s", s)
+				}
+			}
+			finish(t, n, sb.ID)
+			if got, ok := n.Manager.ByID(sb.ID); ok {
+				t.Errorf("it came back %s", got.State)
+			}
+			if n.Engine.Count() != 0 || n.Freezer.Prepared(sb.ID) {
+				t.Errorf("left: %d containers, cgroup %v", n.Engine.Count(), n.Freezer.Prepared(sb.ID))
+			}
+			create(t, n.Manager, "app") // the name is free again
+		})
+	}
 }
 
 func TestPullIsToldInTheTimeline(t *testing.T) {

@@ -38,7 +38,7 @@ func (b *box) destroy(ctx context.Context) error {
 	// A Destroy that failed half-way, also in an earlier run of the node, has
 	// noted and told it already.
 	if b.state() != StateDestroyed {
-		if err := b.noteDestroyed(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
+		if err := b.noteDestroyed(ctx); err != nil {
 			return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
 		}
 		b.emit(Event{Type: EventDestroyed, Reason: reasonAsked})
@@ -64,17 +64,27 @@ func (b *box) interrupt() {
 
 // noteDestroyed writes what the next start of the node needs to finish a
 // destruction. It is short, so that no record is too large to be destroyed.
+// Destroying is what makes room on a full disk: there, the journal writes it
+// when it can.
 func (b *box) noteDestroyed(ctx context.Context) error {
 	before := b.sandbox()
-	return b.changeSaved(ctx,
-		func(sb *Sandbox) {
-			sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reasonAsked, time.Now().UTC()
-			sb.Env, sb.Processes, sb.Declared = nil, nil, nil
-		},
-		func(sb *Sandbox) {
+	b.change(func(sb *Sandbox) {
+		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reasonAsked, time.Now().UTC()
+		sb.Env, sb.Processes, sb.Declared = nil, nil, nil
+	})
+	err := b.save(ctx)
+	switch {
+	case errors.Is(err, ErrStoreFull):
+		b.m.journal.dirty(b)
+		return nil
+	case err != nil:
+		b.change(func(sb *Sandbox) {
 			sb.State, sb.StateReason, sb.StateSince = before.State, before.StateReason, before.StateSince
 			sb.Env, sb.Processes, sb.Declared = before.Env, before.Processes, before.Declared
 		})
+		b.m.journal.dirty(b) // what failed may have reached the disk
+	}
+	return err
 }
 
 // dismantle removes all that a sandbox is made of. Needs the turn. Idempotent.
@@ -97,6 +107,5 @@ func (b *box) dismantle(ctx context.Context) error {
 	if err := os.RemoveAll(b.m.runDir(b.id)); err != nil {
 		return err
 	}
-	b.m.journal.forget(b)
 	return b.erase(ctx)
 }

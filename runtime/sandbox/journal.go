@@ -64,12 +64,6 @@ func (j *journal) dirty(b *box) {
 	j.signal()
 }
 
-func (j *journal) forget(b *box) {
-	j.mu.Lock()
-	delete(j.boxes, b)
-	j.mu.Unlock()
-}
-
 func (j *journal) signal() {
 	select {
 	case j.wake <- struct{}{}:
