@@ -169,11 +169,20 @@ func (b *box) changeLocked(f func(*Sandbox)) {
 
 // setState enters a state, which ends what was wrong before. Needs the turn.
 func (b *box) setState(s State, reason string) {
+	b.setStateIf(func() bool { return true }, s, reason)
+}
+
+// setStateIf is setState if may, which is asked under mu, says so. It reports
+// what may said.
+func (b *box) setStateIf(may func() bool, s State, reason string) (entered bool) {
 	b.change(func(sb *Sandbox) {
-		sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
-		sb.Condition, sb.ConditionSince = "", time.Time{}
+		if entered = may(); entered {
+			sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
+			sb.Condition, sb.ConditionSince = "", time.Time{}
+		}
 	})
 	b.m.journal.dirty(b)
+	return entered
 }
 
 // setCondition notes what is wrong; empty when nothing is.

@@ -42,6 +42,10 @@ func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
 	return b.sandbox(), nil
 }
 
+// freezeWait bounds a freeze, which takes 70 µs. A process that waits for a disk
+// that does not answer cannot be frozen, and while it is tried requests wait.
+const freezeWait = 5 * time.Second
+
 // sleep is the one way to asleep: the idle rule, the API and the node's
 // shutdown all come here. That nobody uses the sandbox is checked and the door
 // closed in one atomic step; who arrives afterwards waits for the turn and
@@ -65,16 +69,12 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	} else if !b.closeIdle() {
 		return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
 	}
-	if err := b.m.freezer.Freeze(ctx, b.id); err != nil {
+	freezeCtx, cancel := context.WithTimeout(ctx, freezeWait)
+	defer cancel()
+	if err := b.m.freezer.Freeze(freezeCtx, b.id); err != nil {
 		// Half of it may have happened: a caller who left, an engine that did
 		// it and could not say so.
-		thawCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
-		defer cancel()
-		if thawErr := b.m.freezer.Thaw(thawCtx, b.id); thawErr != nil {
-			err = errors.Join(err, thawErr)
-		}
-		b.open(0)
-		err = fmt.Errorf("freezing %s: %w", b.id, err)
+		err = fmt.Errorf("freezing %s: %w", b.id, errors.Join(err, b.unfreeze(ctx)))
 		if how == modeForce {
 			return err // the next node finds it running, and sees for itself
 		}
@@ -83,10 +83,26 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	if how == modeAsked {
 		b.change(func(sb *Sandbox) { sb.HoldUntil = time.Time{} })
 	}
-	b.setState(StateAsleep, reason)
+	// What a hold or an update said while it froze counts: they were told that it runs.
+	idle := func() bool { return how != modeIdle || b.idleIn() <= 0 }
+	if !b.setStateIf(idle, StateAsleep, reason) {
+		if err := b.unfreeze(ctx); err != nil {
+			return b.failed(fmt.Errorf("thawing %s, which is in use: %w", b.id, err))
+		}
+		return errNotIdle
+	}
 	b.emit(Event{Type: EventSlept, Reason: reason})
 	b.arm()
 	return nil
+}
+
+// unfreeze takes back a freeze or what happened of it, also when ctx has ended,
+// and opens the sandbox. Needs the turn.
+func (b *box) unfreeze(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
+	defer cancel()
+	defer b.open(0)
+	return b.m.freezer.Thaw(ctx, b.id)
 }
 
 // Stop ends all processes of the sandbox, keeps its disk, and returns it. One

@@ -1,6 +1,7 @@
 package sandbox_test
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
@@ -21,6 +22,62 @@ func TestFailedFreezeLeavesItRunning(t *testing.T) {
 		t.Errorf("state %s", s)
 	}
 	acquire(t, n.Manager, sb.ID).Release()
+}
+
+// As one does whose process waits for a disk that does not answer.
+func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
+	t.Parallel()
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	reached, release := n.Freezer.Block(t)
+	second := sandbox.Duration(time.Second)
+	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
+	<-reached
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	lease, err := n.Manager.Acquire(ctx, sb.ID, sandbox.CausePreview)
+	if err != nil {
+		t.Fatalf("acquire: %v", err)
+	}
+	await(t, "why it does not sleep is told", func() bool {
+		return strings.HasPrefix(lease.Sandbox().Condition, "freezing "+string(sb.ID))
+	})
+	release()
+	lease.Release()
+	nextEvent(t, events, sandbox.EventSlept)
+	mustBeWell(t, n, sb.ID)
+}
+
+func TestWhatKeepsAwakeDoesSoWhileTheIdleRuleFreezes(t *testing.T) {
+	for name, keepAwake := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
+		"a hold": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { askAPI(t, n, id, time.Hour) },
+		"no sleep_after": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			update(t, n.Manager, id, sandbox.Patch{SleepAfter: new(sandbox.Duration)})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			reached, release := n.Freezer.Block(t)
+			second := sandbox.Duration(time.Second)
+			update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
+			<-reached
+			keepAwake(t, n, sb.ID)
+			release()
+			n.Manager.LookLate(sb.ID, sandbox.StateStopped) // waits for its turn, and does nothing
+			if lease, err := n.Manager.AcquireRunning(sb.ID); err != nil {
+				t.Error(err)
+			} else {
+				lease.Release()
+			}
+			if frozen, err := n.Freezer.Frozen(t.Context(), sb.ID); err != nil || frozen {
+				t.Errorf("frozen %v, error %v", frozen, err)
+			}
+			mustBeWell(t, n, sb.ID)
+			mustSleep(t, n.Manager, sb.ID)
+		})
+	}
 }
 
 func TestLeaseKeepsAwake(t *testing.T) {

@@ -47,6 +47,24 @@ type block struct {
 	once    sync.Once
 }
 
+func newBlock() *block {
+	return &block{reached: make(chan struct{}), release: make(chan struct{})}
+}
+
+// pass hangs until the block, if there is one, is released or ctx ends.
+func (b *block) pass(ctx context.Context) error {
+	if b == nil || ctx.Err() != nil {
+		return ctx.Err()
+	}
+	b.once.Do(func() { close(b.reached) })
+	select {
+	case <-b.release:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // NewEngine returns an Engine without containers; its guests end with the test.
 func NewEngine(t testing.TB) *Engine {
 	e := &Engine{t: t, containers: map[sandbox.ID]*container{}, failures: map[string]error{}, blocks: map[string]*block{}, missing: map[string]bool{}}
@@ -90,7 +108,7 @@ var Stranger = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 
 // Block makes an operation hang until the returned function is called.
 func (e *Engine) Block(operation string) (release func()) {
-	b := &block{reached: make(chan struct{}), release: make(chan struct{})}
+	b := newBlock()
 	e.mu.Lock()
 	e.blocks[operation] = b
 	e.mu.Unlock()
@@ -150,21 +168,13 @@ func (e *Engine) Kill(t testing.TB, id sandbox.ID) {
 
 // begin is the start of every operation.
 func (e *Engine) begin(ctx context.Context, operation string) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
-	}
 	e.mu.Lock()
-	err, b := e.failures[operation], e.blocks[operation]
+	failure, b := e.failures[operation], e.blocks[operation]
 	e.mu.Unlock()
-	if b != nil {
-		b.once.Do(func() { close(b.reached) })
-		select {
-		case <-b.release:
-		case <-ctx.Done():
-			return ctx.Err()
-		}
+	if err := b.pass(ctx); err != nil {
+		return err
 	}
-	return err
+	return failure
 }
 
 func (e *Engine) get(id sandbox.ID) (*container, error) {

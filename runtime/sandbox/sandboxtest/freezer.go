@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -23,6 +24,7 @@ type Freezer struct {
 	freezeErr, thawErr error
 	unsaid             bool // freezeErr comes after the freeze
 	once               bool // freezeErr comes once
+	block              *block
 }
 
 type cgroup struct {
@@ -68,6 +70,23 @@ func (f *Freezer) FailAfterFreeze(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.freezeErr, f.unsaid, f.once = err, true, false
+}
+
+// Block makes Freeze hang until release is called or the test ends; reached is
+// closed when a call does.
+func (f *Freezer) Block(t testing.TB) (reached <-chan struct{}, release func()) {
+	b := newBlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.block = b
+	release = sync.OnceFunc(func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.block = nil
+		close(b.release)
+	})
+	t.Cleanup(release)
+	return b.reached, release
 }
 
 // Step does a piece of work in a sandbox, which takes a microsecond of its CPU
@@ -145,8 +164,11 @@ func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) 
 
 // Freeze implements sandbox.Freezer.
 func (f *Freezer) Freeze(ctx context.Context, id sandbox.ID) error {
-	if ctx.Err() != nil {
-		return ctx.Err()
+	f.mu.Lock()
+	b := f.block
+	f.mu.Unlock()
+	if err := b.pass(ctx); err != nil {
+		return err
 	}
 	return f.with(id, func(c *cgroup) error {
 		if err := f.freezeErr; err != nil && !f.unsaid {
