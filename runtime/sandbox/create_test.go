@@ -138,7 +138,7 @@ func TestCreationOutlivesItsCaller(t *testing.T) {
 	}
 }
 
-func TestDestroyLeavesNothingAndFailsItsWaiters(t *testing.T) {
+func TestDestroyLeavesNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
@@ -158,6 +158,26 @@ func TestDestroyLeavesNothingAndFailsItsWaiters(t *testing.T) {
 		t.Errorf("left: %d containers, cgroup %v", n.Engine.Count(), n.Freezer.Prepared(sb.ID))
 	}
 	create(t, n.Manager, "app") // the name is free again
+}
+
+func TestDestroyFailsItsWaiters(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustStop(t, n.Manager, sb.ID)
+	release := n.Engine.Block("start")
+	defer release()
+	woken := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CauseExec)
+		woken <- err
+	}()
+	n.Engine.AwaitBlocked(t, "start")
+	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
+		t.Errorf("destroy: %v", err)
+	}
+	if err := <-woken; !errors.Is(err, sandbox.ErrDestroyed) {
+		t.Errorf("acquire: %v", err)
+	}
 }
 
 // Destroying is what makes room on a full disk.

@@ -122,7 +122,7 @@ func TestSandboxThatNeitherStopsNorFreezesIsRunning(t *testing.T) {
 
 // The timer of stop_after fires while the sandbox is just being woken.
 func TestStopAfterDoesNotStopWhatWasJustWoken(t *testing.T) {
-	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.StopAfter = time.Second })
+	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
 	mustSleep(t, m, sb.ID)
@@ -142,6 +142,7 @@ func TestStopAfterDoesNotStopWhatWasJustWoken(t *testing.T) {
 	await(t, "somebody waits for the wake", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	cancel()
 	<-left
+	update(t, m, sb.ID, sandbox.Patch{StopAfter: &second}) // the timer comes after the wake
 	await(t, "stop_after passes", func() bool { return time.Since(slept.StateSince) > 1500*time.Millisecond })
 	n.Engine.Fail("stop", nil)
 	release()

@@ -91,7 +91,6 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 			lease.Release()
 
 			// None of it counts as use.
-			second := sandbox.Duration(time.Second)
 			if _, err := n.Manager.Update(t.Context(), sb.ID, sandbox.Patch{SleepAfter: &second}); err != nil {
 				t.Fatal(err)
 			}
@@ -170,7 +169,7 @@ func askAPI(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
 func TestHoldFromInsideIsAsGoodAsOneOfTheAPI(t *testing.T) {
 	for name, hold := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID, time.Duration){"inside": askInside, "API": askAPI} {
 		t.Run(name, func(t *testing.T) {
-			n := sandboxtest.Open(t, sleepAfter(time.Second))
+			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
 			other := create(t, n.Manager, "other")
 			events, others := subscribe(t, n.Manager, sb.ID), subscribe(t, n.Manager, other.ID)
@@ -180,6 +179,8 @@ func TestHoldFromInsideIsAsGoodAsOneOfTheAPI(t *testing.T) {
 				t.Errorf("held for %s, want an hour", left)
 			}
 			await(t, "the hold is on disk", func() bool { return n.Store.Record(t, sb.ID).HoldUntil.Equal(until) })
+			update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
+			update(t, n.Manager, other.ID, sandbox.Patch{SleepAfter: &second})
 			nextEvent(t, others, sandbox.EventSlept) // by the same rule
 			if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateRunning {
 				t.Errorf("it is %s in spite of its hold", s)

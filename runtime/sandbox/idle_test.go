@@ -68,7 +68,7 @@ func mustStop(t *testing.T, m *sandbox.Manager, id sandbox.ID) {
 }
 
 func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
-	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.StopAfter = 2 * time.Second })
+	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
@@ -78,6 +78,8 @@ func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
 	acquire(t, m, sb.ID).Release()
 	mustSleep(t, m, sb.ID)
 	last, _ := m.ByID(sb.ID)
+	twoSeconds := 2 * second
+	update(t, m, sb.ID, sandbox.Patch{StopAfter: &twoSeconds})
 	if stopped := nextEvent(t, events, sandbox.EventStopped); stopped.At.Sub(last.StateSince) < 2*time.Second {
 		t.Errorf("stopped %s after it fell asleep, want 2 s or more", stopped.At.Sub(last.StateSince))
 	}
@@ -118,10 +120,13 @@ func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
 }
 
 func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
-	n := sandboxtest.Open(t, sleepAfter(time.Second))
+	n := sandboxtest.Open(t, nil)
 	leased, idle := create(t, n.Manager, "leased"), create(t, n.Manager, "idle")
 	events, others := subscribe(t, n.Manager, leased.ID), subscribe(t, n.Manager, idle.ID)
 	lease := acquire(t, n.Manager, leased.ID)
+	for _, id := range []sandbox.ID{leased.ID, idle.ID} {
+		update(t, n.Manager, id, sandbox.Patch{SleepAfter: &second})
+	}
 	if slept := nextEvent(t, others, sandbox.EventSlept); slept.At.Sub(idle.LastActiveAt) < time.Second {
 		t.Errorf("it slept %s after its last use", slept.At.Sub(idle.LastActiveAt))
 	}
@@ -138,7 +143,7 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 
 // More than a twentieth of a core counts as use, less does not.
 func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
-	n := sandboxtest.Open(t, sleepAfter(time.Hour))
+	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter = time.Hour })
 	sb := create(t, n.Manager, "app")
 	n.Manager.Look(sb.ID) // from here on work is measured
 	for _, c := range []struct {
@@ -172,7 +177,6 @@ func TestEveryPathToSleepEndsAlike(t *testing.T) {
 	for name, sleep := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
 		"idle": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			events := subscribe(t, n.Manager, id)
-			second := sandbox.Duration(time.Second)
 			update(t, n.Manager, id, sandbox.Patch{SleepAfter: &second})
 			nextEvent(t, events, sandbox.EventSlept)
 		},

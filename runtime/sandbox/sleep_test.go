@@ -31,7 +31,6 @@ func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
 	reached, release := n.Freezer.Block(t)
-	second := sandbox.Duration(time.Second)
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 	<-reached
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -60,7 +59,6 @@ func TestWhatKeepsAwakeDoesSoWhileTheIdleRuleFreezes(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
 			reached, release := n.Freezer.Block(t)
-			second := sandbox.Duration(time.Second)
 			update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 			<-reached
 			keepAwake(t, n, sb.ID)
@@ -94,14 +92,14 @@ func TestLeaseKeepsAwake(t *testing.T) {
 	mustSleep(t, m, sb.ID)
 }
 
-func sleepAfter(d time.Duration) func(*sandbox.Config) {
-	return func(c *sandbox.Config) { c.SleepAfter = d }
-}
+// second is the shortest time of the idle rule. Tests set it once they watch.
+var second = sandbox.Duration(time.Second)
 
 func TestIdleSandboxSleepsThenStops(t *testing.T) {
-	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter, c.StopAfter = time.Second, time.Second })
+	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
+	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second, StopAfter: &second})
 	if ev := nextEvent(t, events, sandbox.EventSlept); ev.Reason != "idle" {
 		t.Errorf("slept %+v", ev)
 	}
@@ -114,10 +112,11 @@ func TestIdleSandboxSleepsThenStops(t *testing.T) {
 }
 
 func TestWorkKeepsAwake(t *testing.T) {
-	n := sandboxtest.Open(t, sleepAfter(time.Second))
+	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
 	n.Freezer.WorkAlways(sb.ID, 0.5)
+	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 	for enough := time.After(3 * time.Second); enough != nil; {
 		select {
 		case <-enough:
@@ -133,13 +132,14 @@ func TestWorkKeepsAwake(t *testing.T) {
 }
 
 func TestHoldKeepsAwakeUntilItEnds(t *testing.T) {
-	n := sandboxtest.Open(t, sleepAfter(time.Second))
+	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
 	held, err := n.Manager.Hold(t.Context(), sb.ID, 3*time.Second)
 	if err != nil || held.HoldUntil.IsZero() {
 		t.Fatalf("hold until %v, error %v", held.HoldUntil, err)
 	}
+	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 	if ev := nextEvent(t, events, sandbox.EventSlept); ev.At.Before(held.HoldUntil) {
 		t.Errorf("slept at %v, before %v", ev.At, held.HoldUntil)
 	}
