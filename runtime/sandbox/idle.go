@@ -81,7 +81,8 @@ func (b *box) look(ctx context.Context) {
 func (b *box) doDue(ctx context.Context, state State) error {
 	switch state {
 	case StateRunning:
-		if b.noteCPU(ctx); b.idleIn() <= 0 {
+		// After a first look that came late nobody knows yet whether it works.
+		if first := b.noteCPU(ctx); !first && b.idleIn() <= 0 {
 			return b.sleep(ctx, modeIdle, reasonIdle)
 		}
 	case StateAsleep:
@@ -92,12 +93,13 @@ func (b *box) doDue(ctx context.Context, state State) error {
 	return nil
 }
 
-// noteCPU counts the sandbox as used if it worked since the last look.
-func (b *box) noteCPU(ctx context.Context) {
+// noteCPU counts the sandbox as used if it worked since the last look. It
+// reports whether this was the first since it began to run.
+func (b *box) noteCPU(ctx context.Context) (first bool) {
 	used, err := b.m.freezer.CPUTime(ctx, b.id)
 	if err != nil {
 		b.m.log.Warn("reading CPU time", "sandbox", b.id, "error", err)
-		return
+		return false
 	}
 	now := time.Now()
 	b.mu.Lock()
@@ -105,11 +107,12 @@ func (b *box) noteCPU(ctx context.Context) {
 	b.cpu = cpuSample{at: now, used: used}
 	b.mu.Unlock()
 	if before.at.IsZero() {
-		return
+		return true
 	}
 	if float64(used-before.used) > b.m.config().IdleCPU*float64(now.Sub(before.at)) {
 		b.touch()
 	}
+	return false
 }
 
 // stopIn is how long a sleeping sandbox has until stop_after; 0 or less means now.

@@ -141,6 +141,22 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 	}
 }
 
+// A machine that stalls looks late, and what it has nothing to compare with may work.
+func TestFirstLookThatIsLateDoesNotPutWorkToSleep(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	events := subscribe(t, n.Manager, sb.ID)
+	n.Freezer.WorkAlways(sb.ID, 100)
+	await(t, "sleep_after passes", func() bool { return time.Since(sb.LastActiveAt) > 1500*time.Millisecond })
+	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
+	n.Manager.Look(sb.ID)
+	if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateRunning {
+		t.Errorf("it is %s while it works", s)
+	}
+	n.Freezer.WorkAlways(sb.ID, 0)
+	nextEvent(t, events, sandbox.EventSlept)
+}
+
 // More than a twentieth of a core counts as use, less does not.
 func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter = time.Hour })
