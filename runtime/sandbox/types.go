@@ -179,7 +179,9 @@ const (
 // Event is one entry of a sandbox's timeline. Fields beyond Seq, Type, At and
 // Sandbox depend on Type.
 type Event struct {
-	Seq      uint64         `json:"seq"` // rises within a sandbox
+	// Seq rises within a sandbox. When the node is killed, events of its last
+	// moments may be lost, although they were told; others then get their seqs.
+	Seq      uint64         `json:"seq"`
 	Type     EventType      `json:"type"`
 	At       time.Time      `json:"at"`
 	Sandbox  ID             `json:"sandbox"`
