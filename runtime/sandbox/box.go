@@ -18,7 +18,7 @@ import (
 // Three things guard it. turn is held through every change of state (create,
 // wake, sleep, stop, destroy), which may take long. mu guards the fields below
 // it and is only ever held for moments. use is atomic, so that a request to a
-// running sandbox takes no lock at all.
+// running sandbox takes none of them.
 type box struct {
 	m     *Manager
 	id    ID

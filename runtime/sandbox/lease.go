@@ -41,7 +41,8 @@ func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 }
 
 // Acquire wakes sandbox id if it sleeps and returns a Lease that keeps it awake
-// until Release. It takes no lock when the sandbox is running. Callers that
+// until Release. When the sandbox is running it takes no lock but that of the
+// map of all sandboxes, for reading, which nobody holds over I/O. Callers that
 // arrive during a wake share it. The wake itself is not bound to ctx: when ctx
 // ends, Acquire returns ctx.Err() and the wake goes on.
 //
