@@ -65,6 +65,9 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 		return nil, err
 	}
 	if wantsEvents(in.r) {
+		if after, err = a.lastKnown(ctx, sb.ID, after); err != nil {
+			return nil, err
+		}
 		leave, err := a.streams.enter(1)
 		if err != nil {
 			return nil, err
@@ -88,6 +91,26 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 		page.Events = []sandbox.Event{}
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+}
+
+// lastKnown is the seq that a stream goes on after: the reader's own, or, when the
+// node was killed before it had written so far, that of the last event. New ones
+// would otherwise be withheld until they have passed the reader's.
+func (a *API) lastKnown(ctx context.Context, id sandbox.ID, after uint64) (uint64, error) {
+	if after == 0 {
+		return 0, nil
+	}
+	if events, err := a.sandboxes.Events(ctx, id, after-1, 1); err != nil || len(events) > 0 {
+		return after, err
+	}
+	var last uint64
+	for {
+		events, err := a.sandboxes.Events(ctx, id, last, eventPage)
+		if err != nil || len(events) == 0 {
+			return last, err
+		}
+		last = events[len(events)-1].Seq
+	}
 }
 
 func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {

@@ -120,6 +120,20 @@ func TestEventStreamHasNoGapAndNothingTwice(t *testing.T) {
 	<-done
 }
 
+// The node was killed before it had written what the reader has.
+func TestEventStreamGoesOnAfterAnEventThatWasLost(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	stream := s.open("GET", "/sandbox/box/events", nil, "Accept", eventStreamType, "Last-Event-ID", "100")
+	defer stream.close()
+	if _, err := s.node.Manager.Update(t.Context(), sandboxID(id), sandbox.Patch{}); err != nil {
+		t.Fatal(err)
+	}
+	if ev, ok := stream.next(); !ok || parse[sandbox.Event](t, ev).Type != sandbox.EventUpdated {
+		t.Errorf("got %+v, %v", ev, ok)
+	}
+}
+
 // scripted is a Sandboxes with a timeline that a test tells.
 type scripted struct {
 	Sandboxes
