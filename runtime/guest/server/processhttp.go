@@ -64,7 +64,9 @@ func (s *Server) signalProcess(w http.ResponseWriter, r *http.Request) error {
 }
 
 // logs replays what is in memory and follows from there: both are reads from
-// one position on, so nothing is lost between them.
+// one position on, so nothing is lost between them. It ends with what was there
+// when it began, or to follow with what was there when the process had ended,
+// however fast more is written.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	p, err := s.processOf(r)
 	if err != nil {
@@ -73,28 +75,31 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	follow := r.URL.Query().Get("follow") == "true"
 	out := &frameWriter{w: w, rc: http.NewResponseController(w)}
 	w.Header().Set("Content-Type", "application/octet-stream")
+	// Before the header: what is written once the client has that is its to read,
+	// or skipped.
+	at, tail := p.log.span()
 	if follow {
 		out.rc.Flush() // the header; there may be no output for long
 	}
-	buf := make([]byte, 0, 4*ringRecord)
-	for at := p.log.head(); ; {
+	for buf := make([]byte, 0, 4*ringRecord); ; {
 		part := p.log.read(at, buf)
 		at = part.next
 		if part.skipped > 0 {
 			out.json(guest.FrameSkipped, guest.Skipped{Bytes: part.skipped}, false)
 		}
-		if len(part.frames) > 0 {
-			if out.write(part.frames, follow) != nil {
-				return nil // the client is gone
-			}
-			continue
+		if len(part.frames) > 0 && out.write(part.frames, follow) != nil {
+			return nil // the client is gone
 		}
 		switch {
+		case at.at < tail:
+			continue
 		case part.ended:
 			out.json(guest.FrameExit, s.procs.viewOf(p), false)
 			return nil
 		case !follow:
 			return nil
+		case len(part.frames) > 0:
+			continue
 		}
 		select {
 		case <-part.changed:

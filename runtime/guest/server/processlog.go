@@ -24,6 +24,7 @@ type processLog struct {
 	file    *os.File      // nil when there is none
 	size    int64         // of the file
 	ended   bool          // the process has ended for good
+	last    int64         // position up to which it had written then
 	changed chan struct{} // closed at the next change; nil while nobody waits
 }
 
@@ -89,7 +90,7 @@ func (l *processLog) wake() {
 func (l *processLog) end() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.ended = true
+	l.ended, l.last = true, l.ring.tail
 	l.wake()
 }
 
@@ -103,11 +104,11 @@ func (l *processLog) close() {
 	}
 }
 
-// head is where the oldest output is.
-func (l *processLog) head() place {
+// span is where the oldest output is, and the position of the end.
+func (l *processLog) span() (head place, tail int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.ring.head
+	return l.ring.head, l.ring.tail
 }
 
 // logPart is what one read of a log found.
@@ -115,7 +116,7 @@ type logPart struct {
 	frames  []byte
 	next    place           // to read from
 	skipped int64           // bytes of output that were overwritten before
-	ended   bool            // there will be no more
+	ended   bool            // all that was written until the process's end was read
 	changed <-chan struct{} // closed when there is more
 }
 
@@ -128,6 +129,6 @@ func (l *processLog) read(from place, b []byte) logPart {
 	if l.changed == nil {
 		l.changed = make(chan struct{})
 	}
-	p.ended, p.changed = l.ended, l.changed
+	p.ended, p.changed = l.ended && p.next.at >= l.last, l.changed
 	return p
 }
