@@ -41,11 +41,12 @@ func newOutputPipe() (*outputPipe, int, error) {
 	return &outputPipe{file: os.NewFile(uintptr(fds[0]), "output")}, fds[1], nil
 }
 
-// commandEnded starts the draining.
+// commandEnded starts the draining. It sets its deadline first: copy clears the
+// last one that it sees, which must not be followed by another.
 func (p *outputPipe) commandEnded() {
 	now := time.Now()
-	p.last.Store(now.Add(drainMax).UnixNano())
 	p.file.SetReadDeadline(now.Add(drainQuiet))
+	p.last.Store(now.Add(drainMax).UnixNano())
 }
 
 // copy calls emit, with parts of buf, for all that arrives until every writer
