@@ -31,7 +31,7 @@ type FileContent struct {
 	Size         int64         // of Body; -1 when unknown
 	ContentType  string        // application/octet-stream, or multipart/byteranges of several ranges
 	ContentRange string        // as in HTTP, of 206 and 416
-	ModifiedAt   time.Time
+	ModifiedAt   time.Time     // zero, and ETag empty, for files of the kernel: they change without them
 	ETag         string
 }
 

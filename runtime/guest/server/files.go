@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -156,25 +157,35 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer f.Close()
 	var content io.ReadSeeker = f
-	if info.Size() == 0 {
-		// Files of /proc and /sys have contents, but no size.
-		b, err := readUnsized(f)
+	whole := info.Size()
+	if info.Size() <= pageSize {
+		b, err := readSmall(f, info.Size())
 		if err != nil {
 			return s.pathError(err)
 		}
-		content = bytes.NewReader(b)
+		content, whole = bytes.NewReader(b), int64(len(b))
 	}
 	h := w.Header()
 	h.Set("Content-Type", "application/octet-stream")
-	if st, ok := info.Sys().(*syscall.Stat_t); ok {
-		h.Set("ETag", fmt.Sprintf(`"%x-%x-%x"`, st.Ino, info.ModTime().UnixNano(), info.Size()))
+	modified := info.ModTime()
+	if whole == info.Size() {
+		h.Set("ETag", fmt.Sprintf(`"%x-%x-%x"`, statOf(info).Ino, modified.UnixNano(), whole))
+	} else {
+		modified = time.Time{} // the content changes without it
 	}
-	http.ServeContent(w, r, "", info.ModTime(), content)
+	http.ServeContent(w, r, "", modified, content)
 	return nil
 }
 
-// readUnsized reads a whole file that does not say its size.
-func readUnsized(f io.Reader) ([]byte, error) {
+// pageSize is what every file of /sys says to have. Those of /proc say 0.
+var pageSize = int64(os.Getpagesize())
+
+// readSmall reads a file that says to have so many bytes, which it has not if it
+// is one of the kernel's.
+func readSmall(f io.Reader, size int64) ([]byte, error) {
+	if size > 0 {
+		return io.ReadAll(io.LimitReader(f, size))
+	}
 	b, err := io.ReadAll(io.LimitReader(f, maxUnsized+1))
 	if err == nil && len(b) > maxUnsized {
 		err = refuse(guest.CodeTooLarge, "the file does not say its size and has more than %d bytes", maxUnsized)

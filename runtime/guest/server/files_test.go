@@ -283,15 +283,24 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
+// Such a file says to have no bytes, or a page of them, and changes without
+// another time.
 func TestReadFileOfTheKernel(t *testing.T) {
 	c := start(t, nil)
-	f, err := c.ReadFile(t.Context(), "/proc/self/status", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Body.Close()
-	if b, err := io.ReadAll(f.Body); err != nil || !bytes.HasPrefix(b, []byte("Name:")) {
-		t.Errorf("got %.40q, %v", b, err)
+	for _, path := range []string{"/proc/version", "/sys/class/net/lo/mtu"} {
+		t.Run(path, func(t *testing.T) {
+			f, err := c.ReadFile(t.Context(), path, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Body.Close()
+			if b, err := io.ReadAll(f.Body); err != nil || string(b) != mustRead(t, path) {
+				t.Errorf("got %.40q, %v", b, err)
+			}
+			if f.ETag != "" || !f.ModifiedAt.IsZero() {
+				t.Errorf("etag %q, modified %v", f.ETag, f.ModifiedAt)
+			}
+		})
 	}
 }
 
