@@ -108,9 +108,11 @@ func TestProcessRefusals(t *testing.T) {
 		{"missing cwd", guest.ProcessSpec{Command: "true", Cwd: "/no/such"}, guest.CodeNotFound, "cwd"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := start(t, nil)
+			logs := t.TempDir()
+			c := start(t, func(cfg *server.Config) { cfg.LogDir = logs })
 			_, err := c.StartProcess(t.Context(), tt.spec)
 			wantCode(t, err, tt.code, tt.hint)
+			onlyEntries(t, logs)
 			if list, err := c.Processes(t.Context()); err != nil || len(list) != 0 {
 				t.Errorf("a process that did not start is listed: %+v, %v", list, err)
 			}

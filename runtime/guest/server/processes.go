@@ -76,15 +76,14 @@ func (ps *processes) start(spec guest.ProcessSpec) (guest.Process, error) {
 	if err := ps.reserve(p); err != nil {
 		return guest.Process{}, err
 	}
-	p.log = openLog(p.view.LogFile)
 	run, err := ps.startRun(p)
 	if err != nil {
 		ps.mu.Lock()
 		delete(ps.active, p.view.Name)
 		ps.mu.Unlock()
-		p.log.close()
 		return guest.Process{}, err
 	}
+	ps.openLog(p)
 	if !ps.started(p, run) {
 		run.tree.kill()
 		run.close()
@@ -137,12 +136,20 @@ func (ps *processes) reserve(p *process) error {
 		Name: name, Command: shorten(p.spec.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
 		Restart: p.spec.Restart, LogFile: filepath.Join(ps.server.cfg.LogDir, name+".log"),
 	}
-	for _, old := range ps.history { // the file is this one's now
+	return nil
+}
+
+// openLog opens a process's log file. Ended ones of the same name, or rather what
+// they left running, write there no more.
+func (ps *processes) openLog(p *process) {
+	ps.mu.Lock()
+	for _, old := range ps.history {
 		if old.view.LogFile == p.view.LogFile {
 			old.log.close()
 		}
 	}
-	return nil
+	ps.mu.Unlock()
+	p.log = openLog(p.view.LogFile)
 }
 
 // started makes a new life of a process known, unless it shall end.
