@@ -16,18 +16,26 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
+// maxHeldNames bounds the memory for names of a listing, and heldName is what one
+// costs beyond its bytes. A full folder with the longest names fits, and so does
+// any that the listing itself has room for; where more is held, it is truncated.
+const (
+	maxHeldNames = guest.MaxListing
+	heldName     = 32
+)
+
 func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 	q := r.URL.Query()
 	path, err := s.path(q.Get("path"))
 	if err != nil {
 		return err
 	}
-	names, more, err := readNames(path)
+	names, held, more, err := readNames(path, maxHeldNames)
 	if err != nil {
 		return s.pathError(err)
 	}
 	l := &listing{
-		server: s, w: w, ctx: r.Context(), room: guest.MaxEntries, truncated: more,
+		server: s, w: w, ctx: r.Context(), room: guest.MaxEntries, held: held, truncated: more,
 		recursive: q.Get("recursive") == "true", hidden: q.Get("hidden") == "true",
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -49,6 +57,7 @@ type listing struct {
 
 	room      int // for so many entries
 	bytes     int
+	held      int // in bytes, for names in the folders that it is in
 	truncated bool
 }
 
@@ -70,14 +79,16 @@ func (l *listing) folder(path string, names []string) error {
 		if !l.recursive || !info.IsDir() {
 			continue
 		}
-		below, more, err := readNames(full)
+		below, held, more, err := readNames(full, maxHeldNames-l.held)
 		if err != nil {
 			continue
 		}
 		l.truncated = l.truncated || more
+		l.held += held
 		if err := l.folder(full, below); err != nil {
 			return err
 		}
+		l.held -= held
 	}
 	return l.ctx.Err()
 }
@@ -106,18 +117,22 @@ func (l *listing) line(line guest.ListLine) error {
 }
 
 // readNames returns the sorted names in a folder, not many more than a listing
-// may have, and whether there are more.
-func readNames(path string) (names []string, more bool, err error) {
+// may have or than fit in room bytes, how many bytes they take, and whether there
+// are more.
+func readNames(path string, room int) (names []string, held int, more bool, err error) {
 	// O_DIRECTORY, because opening a pipe would wait for its writer.
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return nil, false, err
+		return nil, 0, false, err
 	}
 	defer dir.Close()
 	for {
 		part, err := dir.Readdirnames(1024)
 		names = append(names, part...)
-		if len(names) > guest.MaxEntries {
+		for _, name := range part {
+			held += len(name) + heldName
+		}
+		if len(names) > guest.MaxEntries || held > room {
 			more = true
 			break
 		}
@@ -125,9 +140,9 @@ func readNames(path string) (names []string, more bool, err error) {
 			break
 		}
 		if err != nil {
-			return nil, false, err
+			return nil, 0, false, err
 		}
 	}
 	slices.Sort(names)
-	return names, more, nil
+	return names, held, more, nil
 }

@@ -28,3 +28,21 @@ func TestListingEndsWhenItIsFull(t *testing.T) {
 		}
 	}
 }
+
+func TestNamesThatAListingHoldsAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	for i := range 2000 {
+		if err := os.MkdirAll(fmt.Sprintf("%s/a/b/%d", dir, i), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, held := range []int{0, maxHeldNames} { // in folders above
+		var out bytes.Buffer
+		l := &listing{server: &Server{cfg: Config{Root: "/"}}, w: &out, ctx: t.Context(), recursive: true, room: 10_000, held: held}
+		err := l.folder(dir, []string{"a"})
+		all := bytes.Count(out.Bytes(), []byte("\n")) == 2002
+		if full := held > 0; err != nil || l.held != held || l.truncated != full || all == full {
+			t.Errorf("with %d bytes held: %v, %d bytes held, truncated %v, all %v", held, err, l.held, l.truncated, all)
+		}
+	}
+}

@@ -18,9 +18,13 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// maxHardLinks is how many files with several names a packer remembers. What
-// comes after is packed once for each of its names.
-const maxHardLinks = 100_000
+// maxHardLinks is how many files with several names a packer remembers, and
+// maxLinkNames how many bytes of their names. What comes after is packed once
+// for each of its names.
+const (
+	maxHardLinks = 100_000
+	maxLinkNames = 16 << 20
+)
 
 func (s *Server) getArchive(w http.ResponseWriter, r *http.Request) error {
 	from, err := s.path(r.URL.Query().Get("path"))
@@ -75,6 +79,7 @@ type packer struct {
 	device uint64 // of the file system that is packed
 	strict bool
 	links  map[inode]string // names of files that have several
+	names  int              // bytes of these
 }
 
 type inode struct{ device, number uint64 }
@@ -159,8 +164,9 @@ func (p *packer) file(from, name string) error {
 			h.Typeflag, h.Linkname, h.Size = tar.TypeLink, first, 0
 			return p.tar.WriteHeader(h)
 		}
-		if len(p.links) < maxHardLinks {
+		if len(p.links) < maxHardLinks && p.names+len(name) <= maxLinkNames {
 			p.links[key] = name
+			p.names += len(name)
 		}
 	}
 	h.Size = info.Size()

@@ -22,10 +22,12 @@ import (
 )
 
 const (
-	// maxArchiveEntries bounds the work and maxArchiveFolders the memory, because
-	// modes and times of folders are set at the end. More is CodeTooLarge.
+	// maxArchiveEntries bounds the work, maxArchiveFolders and maxArchiveNames (in
+	// bytes, of folders) the memory, because modes and times of folders are set at
+	// the end. More is CodeTooLarge.
 	maxArchiveEntries = 2_000_000
 	maxArchiveFolders = 200_000
+	maxArchiveNames   = 32 << 20
 	// maxArchiveTail is what may follow the end of an archive: tar pads.
 	maxArchiveTail = 1 << 20
 )
@@ -94,6 +96,7 @@ type unpacker struct {
 	dirPath string // real, relative to base
 
 	folders []folderEntry // whose modes and times are still to be set
+	names   int           // bytes of their names
 }
 
 type folderEntry struct {
@@ -331,10 +334,11 @@ func (u *unpacker) folder(name, base string, h *tar.Header) error {
 	if err := u.own(base, h); err != nil {
 		return err
 	}
-	if len(u.folders) == maxArchiveFolders {
-		return refuse(guest.CodeTooLarge, "the archive has more than %d folders", maxArchiveFolders)
+	f := folderEntry{path.Join(u.dirPath, base), u.mode(h), h.ModTime}
+	if u.names += len(f.name); len(u.folders) == maxArchiveFolders || u.names > maxArchiveNames {
+		return refuse(guest.CodeTooLarge, "the archive has more than %d folders, or their paths more than %d bytes together", maxArchiveFolders, maxArchiveNames)
 	}
-	u.folders = append(u.folders, folderEntry{path.Join(u.dirPath, base), u.mode(h), h.ModTime})
+	u.folders = append(u.folders, f)
 	return nil
 }
 
