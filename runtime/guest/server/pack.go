@@ -59,8 +59,8 @@ func (s *Server) getArchive(w http.ResponseWriter, r *http.Request) error {
 
 // pack writes what is at from as a tar stream, under the name; without one, only
 // what is in it. Links are not followed. It leaves out devices, sockets, pipes
-// and what is mounted inside; with strict these are errors. An error leaves the
-// stream without its end.
+// and what is mounted inside; with strict these are errors. What vanishes
+// meanwhile is left out too. An error leaves the stream without its end.
 func pack(ctx context.Context, w io.Writer, from, name string, strict bool) error {
 	info, err := os.Lstat(from)
 	if err != nil {
@@ -97,6 +97,9 @@ func (p *packer) add(from, name string, info fs.FileInfo) error {
 		return p.folder(from, name, info)
 	case fs.ModeSymlink:
 		target, err := os.Readlink(from)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
@@ -111,20 +114,23 @@ func (p *packer) add(from, name string, info fs.FileInfo) error {
 }
 
 func (p *packer) folder(from, name string, info fs.FileInfo) error {
+	var entries []fs.DirEntry
+	if statOf(info).Dev == p.device {
+		var err error
+		entries, err = os.ReadDir(from)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	} else if p.strict {
+		return refuse(guest.CodeInvalid, "%s is mounted there and cannot be moved", from)
+	}
 	if name != "" {
 		if err := p.tar.WriteHeader(p.header(name+"/", info, tar.TypeDir)); err != nil {
 			return err
 		}
-	}
-	if statOf(info).Dev != p.device {
-		if p.strict {
-			return refuse(guest.CodeInvalid, "%s is mounted there and cannot be moved", from)
-		}
-		return nil
-	}
-	entries, err := os.ReadDir(from)
-	if err != nil {
-		return err
 	}
 	for _, entry := range entries {
 		info, err := entry.Info()
@@ -144,7 +150,7 @@ func (p *packer) folder(from, name string, info fs.FileInfo) error {
 func (p *packer) file(from, name string) error {
 	f, err := os.OpenFile(from, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it vanished
+		return nil
 	}
 	if err != nil {
 		return err

@@ -38,3 +38,31 @@ func TestNamesOfFilesWithSeveralAreBounded(t *testing.T) {
 		}
 	}
 }
+
+func TestWhatVanishesWhileItIsPackedIsLeftOut(t *testing.T) {
+	dir := t.TempDir()
+	for _, err := range []error{os.Mkdir(dir+"/folder", 0o755), os.WriteFile(dir+"/file", nil, 0o644), os.Symlink("x", dir+"/link")} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, entry := range entries {
+		info, err := entry.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		path := dir + "/" + entry.Name()
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		p := &packer{ctx: t.Context(), tar: tar.NewWriter(&out), device: statOf(info).Dev, links: map[inode]string{}}
+		if err := p.add(path, entry.Name(), info); err != nil || out.Len() > 0 {
+			t.Errorf("%s: %d bytes, %v", entry.Name(), out.Len(), err)
+		}
+	}
+}
