@@ -87,7 +87,8 @@ func (ps *processes) supervise(p *process) {
 		if !ps.exited(p, run) {
 			break
 		}
-		// What it left running would hold its ports against the next one.
+		// What it left running would hold its ports against the next one, as
+		// does what cannot be found (see the package's comment).
 		run.tree.kill()
 		if life >= longLife {
 			backoff = firstBackoff

@@ -8,7 +8,10 @@
 //
 // What a command leaves running is found by its process group, its session, its
 // parents and a variable in its environment. A process that gets rid of all four
-// (a daemon that also empties its environment) lives as long as the sandbox.
+// lives as long as the sandbox: a daemon that also empties its environment, or
+// that runs as another user (su app -c 'setsid server &'), because the kernel
+// shows its environment only to that user and to CAP_SYS_PTRACE, which no sandbox
+// has.
 package server
 
 import (
