@@ -33,8 +33,9 @@ func (c *Client) Processes(ctx context.Context) ([]Process, error) {
 	return list, nil
 }
 
-// Process returns one process. A pid that a restart has left behind still names
-// its process, unless another one has got that pid since. Errors: CodeNoProcess.
+// Process returns one process. After restarts its first pid, which StartProcess
+// returned, and its latest 15 still name it, unless another process has got that
+// pid since. Errors: CodeNoProcess.
 func (c *Client) Process(ctx context.Context, pid int) (Process, error) {
 	return c.process(ctx, request{method: http.MethodGet, route: processRoute(pid, "")})
 }

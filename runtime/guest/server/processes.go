@@ -17,7 +17,7 @@ import (
 const (
 	maxProcesses = 256 // that run or wait for a restart; more are CodeTooMany
 	maxHistory   = 64  // ended ones that are remembered; older ones are forgotten, with their logs
-	maxPIDs      = 16  // numbers of earlier lives by which a process is found
+	maxPIDs      = 16  // numbers by which a process is found: of its first life, and of the latest
 	maxName      = 64
 	// maxShown bounds what is shown of a command line, and of a folder, so that a
 	// list of all processes stays below guest.MaxJSON.
@@ -169,8 +169,8 @@ func (ps *processes) started(p *process, run *processRun) bool {
 	p.view.PID, p.view.State, p.view.StartedAt = run.tree.root.pid, guest.ProcessRunning, time.Now()
 	p.view.ExitCode, p.view.Signal, p.view.ExitedAt = nil, "", nil
 	if len(p.pids) == maxPIDs {
-		ps.forgetPID(p, p.pids[0])
-		p.pids = p.pids[1:]
+		ps.forgetPID(p, p.pids[1])
+		p.pids = slices.Delete(p.pids, 1, 2)
 	}
 	p.pids = append(p.pids, p.view.PID)
 	ps.byPID[p.view.PID] = p
