@@ -11,11 +11,13 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -244,29 +246,85 @@ func TestGuestThatDoesNotAnswer(t *testing.T) {
 
 func TestFullBacklogIsTriedAgain(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), SocketName)
-	l, err := net.Listen("unix", socket)
+	l := listenWithBacklog(t, socket, 1)
+	fillBacklog(t, socket)
+	type dialled struct {
+		conn net.Conn
+		err  error
+	}
+	done := make(chan dialled, 1)
+	go func() { // ended by the accept below
+		conn, err := dialSocket(t.Context(), socket)
+		done <- dialled{conn, err}
+	}()
+	for !waitsToDialAgain() {
+		select {
+		case d := <-done:
+			t.Fatalf("a full backlog is %v, %v", d.conn, d.err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	conn, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	var conns []net.Conn
-	defer func() {
-		for _, conn := range conns {
-			conn.Close()
-		}
-	}()
-	for {
-		conn, err := dialSocket(ctx, socket)
-		if err != nil {
-			if !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, os.ErrDeadlineExceeded) {
-				t.Errorf("a full backlog is %v", err)
-			}
-			return
-		}
-		conns = append(conns, conn)
+	defer conn.Close()
+	d := <-done
+	if d.err != nil {
+		t.Fatalf("after there was room: %v", d.err)
 	}
+	d.conn.Close()
+}
+
+// listenWithBacklog is net.Listen with a backlog, which is otherwise 4096.
+func listenWithBacklog(t *testing.T, socket string, backlog int) net.Listener {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), socket)
+	defer f.Close()
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrUnix{Name: socket}), unix.Listen(fd, backlog)); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// fillBacklog connects until there is no more room.
+func fillBacklog(t *testing.T, socket string) {
+	t.Helper()
+	for {
+		fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		switch err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err {
+		case nil:
+		case unix.EAGAIN:
+			return
+		default:
+			t.Fatal(err)
+		}
+	}
+}
+
+// waitsToDialAgain says whether somebody waits between two attempts to connect.
+func waitsToDialAgain() bool {
+	buf := make([]byte, 1<<20)
+	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+		header, frames, _ := strings.Cut(stack, "\n")
+		if strings.Contains(header, "[select") && strings.HasPrefix(frames, "github.com/doze-run/doze/runtime/guest.dialSocket(") {
+			return true
+		}
+	}
+	return false
 }
 
 func FuzzReadFrame(f *testing.F) {
