@@ -67,6 +67,15 @@ func TestEventsRepeatWhatIsKnownThenTellChanges(t *testing.T) {
 }
 
 func TestEventsEndWithTheGuest(t *testing.T) {
+	c, end := serve(t, nil)
+	events := subscribe(t, c)
+	end()
+	if ev, err := events.Next(); !errors.Is(err, guest.ErrLost) {
+		t.Errorf("after the end of the guest: %+v, %v", ev, err)
+	}
+}
+
+func TestClosedStreamOfEventsHasNoNext(t *testing.T) {
 	c := start(t, nil)
 	events := subscribe(t, c)
 	events.Close()

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +24,13 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // for it. What change sets is kept; the rest fits a test.
 func start(t testing.TB, change func(*server.Config)) *guest.Client {
 	t.Helper()
+	client, _ := serve(t, change)
+	return client
+}
+
+// serve is start for tests that end the guest themselves.
+func serve(t testing.TB, change func(*server.Config)) (client *guest.Client, end func()) {
+	t.Helper()
 	cfg := server.Config{
 		RunDir: t.TempDir(), LogDir: filepath.Join(t.TempDir(), "log"), Workdir: t.TempDir(),
 		Env: os.Environ(), AnyPeer: true, Grace: 100 * time.Millisecond, Version: "test",
@@ -37,15 +45,16 @@ func start(t testing.TB, change func(*server.Config)) *guest.Client {
 	ctx, cancel := context.WithCancel(context.Background())
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ctx) }()
-	client := guest.NewClient(srv.Socket())
-	t.Cleanup(func() {
+	client = guest.NewClient(srv.Socket())
+	end = sync.OnceFunc(func() {
 		client.Close()
 		cancel()
 		if err := <-served; err != nil {
 			t.Errorf("Serve: %v", err)
 		}
 	})
-	return client
+	t.Cleanup(end)
+	return client, end
 }
 
 // eventually fails the test when the condition does not come true in time.
