@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
 )
@@ -122,12 +124,13 @@ func TestOutputOfShortCommandsIsNeverLost(t *testing.T) {
 
 func TestOutputBeforeExitReachesSlowClient(t *testing.T) {
 	c := start(t, nil)
+	late := 0 // clients who read after the time for draining
 	// Of some of these sizes the last part is still in the pipe when the command
 	// has exited. A background process keeps the pipe open.
 	for size := 50_000; size <= 500_000; size += 25_000 {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			t.Parallel()
-			s, err := c.Exec(t.Context(), guest.ExecRequest{Command: fmt.Sprintf("sleep 1000 & head -c %d /dev/zero; kill -KILL $$", size)})
+			dir := fifoFolder(t)
+			s, err := c.Exec(t.Context(), guest.ExecRequest{Command: fmt.Sprintf("read x < fifo & head -c %d /dev/zero; kill -KILL $$", size), Cwd: dir})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -136,9 +139,18 @@ func TestOutputBeforeExitReachesSlowClient(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			ended := func() bool { return !aliveAs(began.PID, "sh") }
+			stuck := func() bool { return stuckIn("server.(*outputPipe).copy", "net.(*conn).Write") }
 			eventually(t, "the command has ended, or waits for its client", func() bool {
-				return !aliveAs(began.PID, "sh") || stuckIn("server.(*outputPipe).copy", "net.(*conn).Write")
+				return ended() || stuck() && stdoutIsFull(began.PID)
 			})
+			if ended() {
+				eventually(t, "its output is read, or waits for its client", func() bool { return stuck() || !isIn("server.(*outputPipe).copy") })
+				if stuck() {
+					late++
+					time.Sleep(2 * server.DrainMax) // nothing else tells that it is over
+				}
+			}
 			total := 0
 			for {
 				ev, err := s.Next()
@@ -153,8 +165,28 @@ func TestOutputBeforeExitReachesSlowClient(t *testing.T) {
 			if total != size {
 				t.Errorf("got %d bytes", total)
 			}
+			if n := server.AliveIn(dir); n != 1 {
+				t.Errorf("%d processes were left in the background", n)
+			}
+			openFIFO(t, dir)
+			eventually(t, "the background process has ended", func() bool { return server.AliveIn(dir) == 0 })
 		})
 	}
+	if late == 0 {
+		t.Error("no client was late")
+	}
+}
+
+// stdoutIsFull says whether a process's stdout, a pipe, has no room.
+func stdoutIsFull(pid int) bool {
+	fd, err := unix.Open(fmt.Sprintf("/proc/%d/fd/1", pid), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false // it has ended
+	}
+	defer unix.Close(fd)
+	pending, err := unix.IoctlGetInt(fd, unix.TIOCINQ)
+	size, sizeErr := unix.FcntlInt(uintptr(fd), unix.F_GETPIPE_SZ, 0)
+	return err == nil && sizeErr == nil && pending == size
 }
 
 func TestBackgroundProcessDoesNotHoldExec(t *testing.T) {
@@ -321,14 +353,21 @@ func TestClientThatStopsReadingSlowsTheCommandDown(t *testing.T) {
 // stuckIn says whether a goroutine waits for input or output below all of these
 // functions. The picture of all goroutines is of one moment.
 func stuckIn(functions ...string) bool {
-	buf := make([]byte, 4<<20)
-	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
+	return slices.ContainsFunc(stacks(), func(stack string) bool {
 		header, frames, _ := strings.Cut(stack, "\n")
-		if strings.Contains(header, "[IO wait") && !slices.ContainsFunc(functions, func(f string) bool { return !strings.Contains(frames, f+"(") }) {
-			return true
-		}
-	}
-	return false
+		return strings.Contains(header, "[IO wait") && !slices.ContainsFunc(functions, func(f string) bool { return !strings.Contains(frames, f+"(") })
+	})
+}
+
+// isIn says whether a goroutine is below a function.
+func isIn(function string) bool {
+	return slices.ContainsFunc(stacks(), func(stack string) bool { return strings.Contains(stack, function+"(") })
+}
+
+// stacks are those of all goroutines.
+func stacks() []string {
+	buf := make([]byte, 4<<20)
+	return strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
 }
 
 // aliveAs says whether a process lives and has that name.

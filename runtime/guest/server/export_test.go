@@ -10,6 +10,9 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
+// DrainMax is how long the output of an ended command is read at most.
+const DrainMax = drainMax
+
 // Unpack is unpack as a client's archive meets it, for fuzzing without a socket.
 func Unpack(ctx context.Context, folder string, body io.Reader) (guest.ArchiveResult, error) {
 	return unpack(ctx, folder, "", body, false)
