@@ -37,8 +37,11 @@ func (e *Engine) Create(ctx context.Context, c sandbox.ContainerSpec) error {
 }
 
 func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
+	if err := e.files.write(c.ID, hostname(c.Name, c.ID)); err != nil {
+		return fmt.Errorf("creating %s: %w", c.ID, err)
+	}
 	err := e.do(ctx, createLimit, func(ctx context.Context) error {
-		made, err := containers.CreateWithSpec(ctx, generate(e.node, e.profile, c), nil)
+		made, err := containers.CreateWithSpec(ctx, generate(e.node, e.profile, e.files, c), nil)
 		if err == nil {
 			e.owned.Store(c.ID, made.ID)
 		}
@@ -210,7 +213,7 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 	handle, err := e.handle(ctx, id)
 	switch {
 	case errors.Is(err, errOtherNode):
-		return nil
+		return e.files.remove(id)
 	case errors.Is(err, sandbox.ErrNoContainer):
 		handle = containerName(id) // a half-made one has a disk, and no id
 	case err != nil:
@@ -220,6 +223,9 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 		return fmt.Errorf("removing %s: %w", id, err)
 	}
 	e.owned.Delete(id)
+	if err := e.files.remove(id); err != nil {
+		return fmt.Errorf("removing %s: %w", id, err)
+	}
 	return nil
 }
 

@@ -24,8 +24,9 @@ type Config struct {
 	// Node is the id of the node, which labels its containers. Required.
 	Node string
 	// RunDir is the folder of the service that the node starts when there is
-	// none, for podman.sock, podman.log and seccomp.json. Required; it must
-	// exist, and sandboxes must not see it.
+	// none, for podman.sock, podman.log and seccomp.json, and of what containers
+	// have instead of files that Podman makes. Required; it must exist, outlive a
+	// reboot, and sandboxes must not see it.
 	RunDir string
 	// Socket of a service that is used if it answers. Default: the user's own,
 	// $XDG_RUNTIME_DIR/podman/podman.sock.
@@ -41,6 +42,7 @@ type Config struct {
 type Engine struct {
 	node    string
 	profile string // of seccomp; empty for Podman's own choice
+	files   files
 	log     *slog.Logger
 	service *service
 	pulls   pulls
@@ -77,9 +79,14 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("writing the seccomp profile: %w", err)
 	}
+	own := files{run: run}
+	if err := own.prepare(); err != nil {
+		return nil, fmt.Errorf("making the sandboxes' files: %w", err)
+	}
 	e := &Engine{
 		node:    cfg.Node,
 		profile: profile,
+		files:   own,
 		log:     cfg.Log,
 		service: newService(cfg.Command, cfg.Socket, filepath.Join(run, "podman.sock"), cfg.Log),
 	}

@@ -52,7 +52,7 @@ func TestTheCgroupOfAContainerIsTheOneNamedAfterIt(t *testing.T) {
 }
 
 func TestSpecIsAsTheHouseWantsIt(t *testing.T) {
-	data, err := json.Marshal(generate("node1", "/x/seccomp.json", sandbox.ContainerSpec{
+	data, err := json.Marshal(generate("node1", "/x/seccomp.json", files{"/run"}, sandbox.ContainerSpec{
 		ID: id, Name: "app", ImageRef: "localhost/a:b",
 		Limits:       sandbox.Limits{CPUs: 1, Memory: 1 << 30, PIDs: 7},
 		CgroupParent: "/sys/fs/cgroup/doze/sandboxes/x",

@@ -4,7 +4,9 @@ package podman
 
 import (
 	"fmt"
+	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -145,6 +147,68 @@ func TestSandboxSeesNothingOfTheHost(t *testing.T) {
 	}
 	if environment := b.must("env"); strings.Contains(environment, "DOZE_CGROUP") || !strings.Contains(environment, "DOZE_TEST=as asked") {
 		t.Errorf("its environment is\n%s", environment)
+	}
+}
+
+// everyImage has a libc and a shell, another libc, or nothing.
+var everyImage = []string{baseImage, "localhost/doze/test-musl:latest", "localhost/doze/test-noshell:latest"}
+
+// What a sandbox writes is on its own disk, in memory that is bounded, or in its
+// run folder.
+func TestSandboxWritesToNoOtherFileOfTheHost(t *testing.T) {
+	n := open(t)
+	for _, image := range everyImage {
+		b := n.boot(t, image)
+		mounts, err := os.ReadFile("/proc/" + strconv.Itoa(b.PID) + "/mountinfo")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(string(mounts)) {
+			before, after, _ := strings.Cut(line, " - ")
+			fields, kind := strings.Fields(before), strings.Fields(after)[0]
+			root, target, options := fields[3], fields[4], fields[5]
+			switch {
+			case strings.HasPrefix(options, "ro"), target == "/", target == "/dev/shm", target == guest.RunDir:
+			case kind == "tmpfs" && root == "/", kind == "devtmpfs":
+			case kind == "proc", kind == "sysfs", kind == "cgroup2", kind == "devpts", kind == "mqueue": // the kernel's
+			default:
+				t.Errorf("%s: it can write to %s", image, line)
+			}
+		}
+	}
+}
+
+func TestSandboxHasHostsAndHostNameOfItsOwn(t *testing.T) {
+	n := open(t)
+	for _, image := range everyImage {
+		b := n.boot(t, image)
+		for file, want := range map[string]string{
+			"/etc/hosts":         "127.0.0.1 localhost engine-test\n::1 localhost\n",
+			"/etc/hostname":      "engine-test\n",
+			"/run/.containerenv": "",
+		} {
+			content, err := b.guest.ReadFile(deadline(t), file, "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(content.Body)
+			content.Body.Close()
+			if err != nil || string(got) != want {
+				t.Errorf("%s: %s is %q, %v; want %q", image, file, got, err, want)
+			}
+		}
+		if image == baseImage {
+			resolved := b.must("python3 -c 'from socket import *; print(gethostbyname(\"localhost\"), gethostbyname(gethostname()))'")
+			if resolved != "127.0.0.1 127.0.0.1" {
+				t.Errorf("localhost and its own name resolve to %s", resolved)
+			}
+		}
+		if err := n.Remove(deadline(t), b.spec.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if left, err := os.ReadDir(filepath.Join(n.dir, "etc")); err != nil || len(left) > 0 {
+		t.Errorf("files of removed sandboxes are left: %v, %v", left, err)
 	}
 }
 

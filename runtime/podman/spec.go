@@ -65,7 +65,7 @@ func containerName(id sandbox.ID) string { return "doze-" + string(id) }
 // system, its environment and its working directory; entry point, command, user,
 // volumes, health check and stop signal of the image are not used. Limits of
 // memory, CPU and processes are set on the parent cgroup by the Freezer.
-func generate(node, profile string, c sandbox.ContainerSpec) *specgen.SpecGenerator {
+func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen.SpecGenerator {
 	s := specgen.NewSpecGenerator(c.ImageRef, false)
 	s.Name = containerName(c.ID)
 	s.Labels = map[string]string{
@@ -85,7 +85,7 @@ func generate(node, profile string, c sandbox.ContainerSpec) *specgen.SpecGenera
 	s.LogConfiguration = &specgen.LogConfig{Driver: "k8s-file", Size: maxLog}
 	s.HealthConfig = &manifest.Schema2HealthConfig{Test: []string{"NONE"}}
 
-	s.Mounts = mounts(c)
+	s.Mounts = mounts(own, c)
 	s.ImageVolumeMode = "ignore" // the disk of a sandbox is one thing, its volumes included
 	s.ShmSize = new(int64(shmSize))
 
@@ -105,6 +105,9 @@ func generate(node, profile string, c sandbox.ContainerSpec) *specgen.SpecGenera
 	s.NetNS = specgen.Namespace{NSMode: specgen.NoNetwork}
 	// Without a network the host's name servers are none of the sandbox's business.
 	s.UseImageResolvConf = new(true)
+	// Nor is what Podman writes on the host and mounts writable, see files.
+	s.UseImageHosts = new(true)
+	s.Passwd = new(false)
 
 	s.CgroupParent = strings.TrimPrefix(c.CgroupParent, freezer.MountPoint)
 	// conmon stays with the node: frozen with the sandbox, it could not tell of
@@ -120,8 +123,8 @@ func generate(node, profile string, c sandbox.ContainerSpec) *specgen.SpecGenera
 // has no CAP_SYS_ADMIN to unmount it. (crun 1.8 ignores nosuid, nodev and noexec
 // of writable mounts in a user namespace. Without them nothing is lost: set-user-id
 // has no effect under no_new_privileges, nor have device nodes in a user namespace.)
-func mounts(c sandbox.ContainerSpec) []spec.Mount {
-	return []spec.Mount{{
+func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
+	list := []spec.Mount{{
 		Destination: "/.doze",
 		Type:        "tmpfs",
 		Source:      "tmpfs",
@@ -137,6 +140,19 @@ func mounts(c sandbox.ContainerSpec) []spec.Mount {
 		Source:      c.RunDir,
 		Options:     []string{"bind", "rw", "nosuid", "nodev", "noexec", "private"},
 	}}
+	for destination, source := range map[string]string{
+		"/etc/hosts":         own.hosts(c.ID),
+		"/etc/hostname":      own.hostname(c.ID),
+		"/run/.containerenv": own.containerEnv(),
+	} {
+		list = append(list, spec.Mount{
+			Destination: destination,
+			Type:        "bind",
+			Source:      source,
+			Options:     []string{"bind", "ro", "nosuid", "nodev", "noexec", "private"},
+		})
+	}
+	return list
 }
 
 // rlimit sets both limits to value, or to the node's own if that is lower:

@@ -1,0 +1,62 @@
+package podman
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// files are the node's own for what Podman would mount into a sandbox from its
+// runtime folder, writable: who writes to it fills the host's /run, and
+// Podman's /etc/hosts is a copy of the host's. They are mounted read-only, and
+// are below the engine's RunDir, so that they outlive a reboot as containers do.
+type files struct{ run string }
+
+// containerEnv says by its existence that this is a container. Of all sandboxes.
+func (f files) containerEnv() string { return filepath.Join(f.run, "containerenv") }
+
+func (f files) hosts(id sandbox.ID) string    { return f.path(id, "hosts") }
+func (f files) hostname(id sandbox.ID) string { return f.path(id, "hostname") }
+
+func (f files) path(id sandbox.ID, name string) string {
+	return filepath.Join(f.run, "etc", string(id)+"."+name)
+}
+
+// prepare makes what is of all sandboxes.
+func (f files) prepare() error {
+	if err := os.MkdirAll(filepath.Join(f.run, "etc"), 0o700); err != nil {
+		return err
+	}
+	return writeReadable(f.containerEnv(), "")
+}
+
+// write makes a sandbox's files, before its container: Podman wants to see them.
+func (f files) write(id sandbox.ID, hostname string) error {
+	return errors.Join(
+		writeReadable(f.hosts(id), fmt.Sprintf("127.0.0.1 localhost %s\n::1 localhost\n", hostname)),
+		writeReadable(f.hostname(id), hostname+"\n"))
+}
+
+// remove removes a sandbox's files. Idempotent.
+func (f files) remove(id sandbox.ID) error {
+	var errs []error
+	for _, path := range []string{f.hosts(id), f.hostname(id)} {
+		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// writeReadable writes a file that sandboxes can read, whatever the umask: their
+// root is another user.
+func writeReadable(path, content string) error {
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		return err
+	}
+	return os.Chmod(path, 0o644)
+}
