@@ -140,6 +140,10 @@ func inodeOf(fd int) (inode, error) {
 // pidfdAlive says whether the process has not exited.
 func pidfdAlive(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 0
+	for {
+		n, err := unix.Poll(fds, 0)
+		if err != unix.EINTR { // a signal interrupts even a poll that does not wait
+			return err == nil && n == 0
+		}
+	}
 }
