@@ -105,20 +105,8 @@ func boxStall(port string) error {
 	if err != nil {
 		return err
 	}
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-	if err != nil {
-		return err
-	}
-	address := &unix.SockaddrInet4{Port: int(number), Addr: [4]byte{127, 0, 0, 1}}
-	if err := errors.Join(unix.Bind(fd, address), unix.Listen(fd, 0)); err != nil {
-		return err
-	}
-	// The kernel queues one connection more than the backlog says.
-	filler, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
-	if err != nil {
-		return err
-	}
-	return unix.Connect(filler, address)
+	_, err = stall(int(number)) // until the process ends
+	return err
 }
 
 // netBox is a process in a network namespace that belongs to a user namespace

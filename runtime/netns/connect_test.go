@@ -1,0 +1,91 @@
+package netns
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/netns/wire"
+)
+
+// stall listens on a port of 127.0.0.1, 0 for any, accepts nothing, and has its
+// backlog full. The sockets are the caller's, the listening one first.
+func stall(port int) (sockets [2]int, err error) {
+	for i := range sockets {
+		if sockets[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
+			return sockets, err
+		}
+	}
+	address := &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}
+	if err := errors.Join(unix.Bind(sockets[0], address), unix.Listen(sockets[0], 0)); err != nil {
+		return sockets, err
+	}
+	bound, err := unix.Getsockname(sockets[0])
+	if err != nil {
+		return sockets, err
+	}
+	// The kernel queues one connection more than the backlog says.
+	return sockets, unix.Connect(sockets[1], bound)
+}
+
+func TestAnEndedContextEndsADialThatIsUnderWay(t *testing.T) {
+	sockets, err := stall(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, fd := range sockets {
+		defer unix.Close(fd)
+	}
+	bound, err := unix.Getsockname(sockets[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := uint16(bound.(*unix.SockaddrInet4).Port)
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { // ends with ctx
+		conn, err := connect(ctx, fd, wire.IPv4, port)
+		if err == nil {
+			conn.Close()
+		}
+		ended <- err
+	}()
+	for !dialled(t, port) {
+		select {
+		case err := <-ended:
+			t.Fatalf("the dial ended before its context: %v", err)
+		case <-time.After(time.Millisecond): // between looks
+		}
+	}
+	cancel()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("%v is not the context's error", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Error("the dial goes on after its context has ended")
+	}
+}
+
+// dialled says whether a connection to a port of 127.0.0.1 is attempted.
+func dialled(t *testing.T, port uint16) bool {
+	t.Helper()
+	table, err := os.ReadFile("/proc/self/net/tcp")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const synSent = "02"
+	return strings.Contains(string(table), fmt.Sprintf(":%04X %s ", port, synSent))
+}
