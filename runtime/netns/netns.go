@@ -27,8 +27,11 @@ var ErrClosed = errors.New("the namespace helper was shut down")
 
 // maxRequests bounds the requests that wait for the helper. It serves one in
 // some 20 µs; who finds the queue full waits for a place, as long as his context
-// allows.
-const maxRequests = 256
+// allows. The socket must hold them all, for one that is full counts as that of
+// a helper which hangs: Linux gives it 212,992 bytes (net.core.wmem_default), and
+// counts some 770 for a request with a cgroup's name of up to 100 bytes, 1,280 with
+// one of up to 400.
+const maxRequests = 128
 
 // Config of a Client.
 type Config struct {

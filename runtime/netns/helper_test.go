@@ -1,0 +1,26 @@
+package netns
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/netns/wire"
+)
+
+// One that does not take a request at once would count as one that hangs.
+func TestABusyHelpersSocketHoldsAllRequests(t *testing.T) {
+	ours, theirs, err := packetPair()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ours.Close()
+	defer theirs.Close()
+	h := &helper{control: ours}
+	request := wire.Request{Op: wire.OpSocket, Family: wire.IPv4, ID: "abcdefghijkl",
+		Cgroup: "/" + strings.Repeat("x", 400)}
+	for n := range maxRequests {
+		if err := h.send(request); err != nil {
+			t.Fatalf("request %d of %d: %v", n+1, maxRequests, err)
+		}
+	}
+}
