@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,6 +16,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -156,6 +159,45 @@ func TestNoProcessIsFirstOfAnUnknownContainer(t *testing.T) {
 		if isFirstProcess(pid, "abc") {
 			t.Errorf("process %d", pid)
 		}
+	}
+}
+
+// A service that says one word and dies is not started again and again.
+func TestServicesThatDieSoonAreSpaced(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "podman.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var pings atomic.Int32
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Libpod-API-Version", "4.3.1")
+		switch {
+		case r.URL.Path == "/_ping" && pings.Add(1)%2 == 0:
+			w.WriteHeader(http.StatusInternalServerError) // it answered once, and is dead now
+		case strings.HasSuffix(r.URL.Path, "/info"):
+			io.WriteString(w, `{"host":{"cgroupManager":"cgroupfs"}}`)
+		}
+	})}
+	go server.Serve(l) // until Close
+	defer server.Close()
+	s := newService("no-such-podman", socket, filepath.Join(t.TempDir(), "podman.sock"), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s.start()
+	defer s.close()
+	const deaths = 4
+	began := time.Now()
+	for range deaths {
+		conn, err := s.connection(t.Context(), startLimit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.report(conn) // have it looked at now
+	}
+	if _, err := s.connection(t.Context(), startLimit); err != nil {
+		t.Fatal(err)
+	}
+	if took, least := time.Since(began), (1<<deaths-1)*backoffMin; took < least {
+		t.Errorf("%d services in %v, which is less than %v", deaths+1, took, least)
 	}
 }
 

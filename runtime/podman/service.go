@@ -151,26 +151,21 @@ func (s *service) supervise(ctx context.Context) {
 	backoff := backoffMin
 	for ctx.Err() == nil {
 		conn, err := s.connect(ctx)
-		if err != nil {
-			if ctx.Err() == nil {
-				s.log.Error("podman service", "error", err, "retry_in", backoff)
+		if err == nil {
+			s.set(conn, nil)
+			since := time.Now()
+			err = fmt.Errorf("it is gone: %w", s.watch(ctx, conn))
+			conn.close()
+			if time.Since(since) > backoffMax {
+				backoff = backoffMin
 			}
-			s.set(nil, err)
-			wait(ctx, backoff)
-			backoff = min(2*backoff, backoffMax)
-			continue
 		}
-		s.set(conn, nil)
-		since := time.Now()
-		err = s.watch(ctx, conn)
 		s.set(nil, err)
-		conn.close()
 		if ctx.Err() == nil {
-			s.log.Warn("podman service is gone", "error", err, "socket", conn.socket)
+			s.log.Error("podman service", "error", err, "retry_in", backoff)
 		}
-		if time.Since(since) > backoffMax {
-			backoff = backoffMin
-		}
+		wait(ctx, backoff)
+		backoff = min(2*backoff, backoffMax)
 	}
 	s.stop()
 }
