@@ -21,7 +21,7 @@ func BenchmarkContainer(b *testing.B) {
 		spec.GuestBinary = guestBinary(b)
 		steps.do(b, "image", func() error { return n.EnsureImage(ctx, baseImage, nil) })
 		steps.do(b, "create", func() error { return n.Create(ctx, spec) })
-		steps.do(b, "start", func() error { _, err := n.Start(ctx, spec.ID); return err })
+		steps.do(b, "start", func() error { _, err := n.Start(ctx, spec.ID, limits); return err })
 		steps.do(b, "inspect", func() error { _, err := n.Inspect(ctx, spec.ID); return err })
 		steps.do(b, "pause", func() error { return n.pause(ctx, spec.ID) })
 		steps.do(b, "unpause", func() error { return n.unpause(ctx, spec.ID) })

@@ -61,13 +61,13 @@ func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
 const startTries = 3
 
 // Start starts the container and bounds its processes.
-func (e *Engine) Start(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+func (e *Engine) Start(ctx context.Context, id sandbox.ID, limits sandbox.Limits) (sandbox.Container, error) {
 	handle, err := e.handle(ctx, id)
 	if err != nil {
 		return sandbox.Container{}, err
 	}
 	for try := 1; ; try++ {
-		c, err := e.startOnce(ctx, id, handle)
+		c, err := e.startOnce(ctx, id, handle, limits)
 		if err == nil || try == startTries || ctx.Err() != nil || errors.Is(err, sandbox.ErrNoContainer) {
 			return c, err
 		}
@@ -79,7 +79,7 @@ func (e *Engine) Start(ctx context.Context, id sandbox.ID) (sandbox.Container, e
 	}
 }
 
-func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string) (sandbox.Container, error) {
+func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string, limits sandbox.Limits) (sandbox.Container, error) {
 	err := e.do(ctx, callLimit, func(ctx context.Context) error {
 		return containers.Start(ctx, handle, nil)
 	})
@@ -92,7 +92,7 @@ func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string) (s
 	}
 	c := containerOf(id, data)
 	if c.State == sandbox.ContainerRunning {
-		if err := limitProcesses(c.PID, data.Config.Labels[labelPIDs]); err != nil {
+		if err := limitProcesses(c.PID, limits.PIDs); err != nil {
 			return c, fmt.Errorf("limiting the processes of %s: %w", id, err)
 		}
 		return c, nil
@@ -123,16 +123,15 @@ func (e *Engine) homeless(ctx context.Context, id sandbox.ID) error {
 // the controller counts them together.) It cannot stand in the container's spec:
 // the runtime would have it before it makes the user namespace, which would then
 // bound the sum of all sandboxes of the node by the limit of one.
-func limitProcesses(pid int, limit string) error {
-	n, err := strconv.ParseUint(limit, 10, 63)
-	if err != nil || n == 0 {
-		return nil // no limit was asked for
+func limitProcesses(pid int, limit int64) error {
+	if limit == 0 {
+		return nil // none was asked for
 	}
 	var own unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &own); err != nil {
 		return err
 	}
-	n = min(n, own.Max)
+	n := min(uint64(limit), own.Max)
 	return unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: n, Max: n}, nil)
 }
 

@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
@@ -26,6 +28,9 @@ const grace = time.Second
 
 // patience bounds what a test waits for. It is no measure of speed.
 const patience = 20 * time.Second
+
+// limits of the tests' sandboxes.
+var limits = sandbox.Limits{PIDs: 64}
 
 // node is an engine with folders of its own.
 type node struct {
@@ -118,7 +123,6 @@ func (n *node) specIn(t testing.TB, id sandbox.ID, cgroupParent string) sandbox.
 		Name:         "engine-test",
 		ImageRef:     baseImage,
 		Env:          map[string]string{"DOZE_TEST_PROBE": "wait"},
-		Limits:       sandbox.Limits{PIDs: 64},
 		CgroupParent: cgroupParent,
 		GuestBinary:  binary,
 		RunDir:       run,
@@ -177,6 +181,14 @@ func TestEngineConformance(t *testing.T) {
 			Crash: func(t testing.TB, c sandbox.Container) {
 				t.Helper()
 				n.kill(t, c.PID)
+			},
+			ProcessLimit: func(t testing.TB, c sandbox.Container) int64 {
+				t.Helper()
+				var own unix.Rlimit
+				if err := unix.Prlimit(c.PID, unix.RLIMIT_NPROC, nil, &own); err != nil {
+					t.Fatal(err)
+				}
+				return int64(own.Max)
 			},
 		}
 	})

@@ -55,7 +55,7 @@ func (n *node) boot(t testing.TB, image string) *box {
 // start starts the container, or starts it again, and waits for its guest.
 func (b *box) start() {
 	b.t.Helper()
-	c, err := b.n.Start(deadline(b.t), b.spec.ID)
+	c, err := b.n.Start(deadline(b.t), b.spec.ID, limits)
 	if err != nil {
 		b.t.Fatal(err)
 	}

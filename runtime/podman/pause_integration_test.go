@@ -81,7 +81,7 @@ func (p *paused) boot(t testing.TB, id sandbox.ID, cgroupParent string) *counter
 	if err := p.n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.n.Start(ctx, id); err != nil {
+	if _, err := p.n.Start(ctx, id, limits); err != nil {
 		t.Fatal(err)
 	}
 	return c

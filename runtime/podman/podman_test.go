@@ -57,7 +57,6 @@ func TestTheCgroupOfAContainerIsTheOneNamedAfterIt(t *testing.T) {
 func TestSpecIsAsTheHouseWantsIt(t *testing.T) {
 	data, err := json.Marshal(generate("node1", "/x/seccomp.json", files{"/run"}, sandbox.ContainerSpec{
 		ID: id, Name: "app", ImageRef: "localhost/a:b",
-		Limits:       sandbox.Limits{CPUs: 1, Memory: 1 << 30, PIDs: 7},
 		CgroupParent: "/sys/fs/cgroup/doze/sandboxes/x",
 		GuestBinary:  "/bin/guest", RunDir: "/run/x",
 	}))
@@ -80,7 +79,7 @@ func TestSpecIsAsTheHouseWantsIt(t *testing.T) {
 		"image_volume_mode":    "ignore",
 		"resource_limits":      "<nil>",
 		"command":              "<nil>",
-		"labels":               "map[doze.node:node1 doze.pids:7 doze.sandbox:" + string(id) + "]",
+		"labels":               "map[doze.node:node1 doze.sandbox:" + string(id) + "]",
 	} {
 		if got := fmt.Sprint(s[key]); got != want {
 			t.Errorf("%s is %s, want %s", key, got, want)

@@ -121,7 +121,7 @@ func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Remove(ctx, spec.ID)
-	if _, err := n.Start(ctx, spec.ID); err != nil {
+	if _, err := n.Start(ctx, spec.ID, limits); err != nil {
 		t.Fatal(err)
 	}
 }

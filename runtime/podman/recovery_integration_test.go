@@ -63,7 +63,7 @@ func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
 		go func() { // ends with the calls
 			err := n.Create(t.Context(), spec)
 			if err == nil {
-				_, err = n.Start(t.Context(), spec.ID)
+				_, err = n.Start(t.Context(), spec.ID, limits)
 			}
 			done <- err
 		}()
@@ -76,7 +76,7 @@ func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
 		if err := n.Create(ctx, spec); err != nil {
 			t.Fatal(err)
 		}
-		if c, err := n.Start(ctx, spec.ID); err != nil || c.State != sandbox.ContainerRunning {
+		if c, err := n.Start(ctx, spec.ID, limits); err != nil || c.State != sandbox.ContainerRunning {
 			t.Fatalf("%+v, %v", c, err)
 		}
 		if err := n.Remove(ctx, spec.ID); err != nil {
@@ -244,7 +244,7 @@ func TestFirstProcessThatFailsIsReportedWithItsLastWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Remove(deadline(t), spec.ID)
-	_, err := n.Start(deadline(t), spec.ID)
+	_, err := n.Start(deadline(t), spec.ID, limits)
 	if err != nil && !strings.Contains(err.Error(), "last words") {
 		t.Errorf("Start: %v", err)
 	}
@@ -269,7 +269,7 @@ func TestContainerOfAnotherCgroupSubtreeSaysSo(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	_, err := n.Start(ctx, spec.ID)
+	_, err := n.Start(ctx, spec.ID, limits)
 	if err == nil || !strings.Contains(err.Error(), "it was made for the cgroup /sys/fs/cgroup/another-node-of-this-host/sandboxes/x") {
 		t.Fatalf("the start said: %v", err)
 	}
@@ -285,7 +285,7 @@ func TestStopKillsWhatDoesNotListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer n.Remove(ctx, spec.ID)
-	if _, err := n.Start(ctx, spec.ID); err != nil {
+	if _, err := n.Start(ctx, spec.ID, limits); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.Stop(ctx, spec.ID, 0); err != nil {
@@ -305,7 +305,7 @@ func TestManySandboxesStartAtOnce(t *testing.T) {
 		group.Go(func() {
 			if err := n.Create(t.Context(), b); err != nil {
 				t.Error(err)
-			} else if _, err := n.Start(t.Context(), b.ID); err != nil {
+			} else if _, err := n.Start(t.Context(), b.ID, limits); err != nil {
 				t.Error(err)
 			}
 		})

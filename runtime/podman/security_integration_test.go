@@ -216,14 +216,13 @@ func TestSandboxHasHostsAndHostNameOfItsOwn(t *testing.T) {
 func TestForkBombStaysWithinTheLimit(t *testing.T) {
 	n := open(t)
 	b, other := n.boot(t, baseImage), n.boot(t, baseImage)
-	const most = 64 // of node.spec
 	_, _ = b.exec(guest.ExecRequest{
 		Argv:    []string{"python3", "-c", bomb},
 		Timeout: patience,
 	})
 	out := b.must("cat /tmp/most")
-	if count, err := strconv.Atoi(out); err != nil || count > most || count < most/2 {
-		t.Errorf("it reached %q processes, limit %d", out, most)
+	if count, err := strconv.Atoi(out); err != nil || int64(count) > limits.PIDs || int64(count) < limits.PIDs/2 {
+		t.Errorf("it reached %q processes, limit %d", out, limits.PIDs)
 	}
 	other.must("true") // the neighbour's processes are not counted
 	eventually(t, "the sandbox can start processes again", func() bool {

@@ -1,7 +1,6 @@
 package podman
 
 import (
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -21,7 +20,6 @@ import (
 const (
 	labelNode    = "doze.node"
 	labelSandbox = "doze.sandbox"
-	labelPIDs    = "doze.pids" // sandbox.Limits.PIDs, for limitProcesses
 )
 
 // capabilities are all that a sandbox's root has. They are the least with which
@@ -64,14 +62,14 @@ func containerName(id sandbox.ID) string { return "doze-" + string(id) }
 // generate says how Podman makes the container. The image gives its root file
 // system, its environment and its working directory; entry point, command, user,
 // volumes, health check and stop signal of the image are not used. Limits of
-// memory, CPU and processes are set on the parent cgroup by the Freezer.
+// memory, CPU and processes are set on the parent cgroup by the Freezer, and one of
+// processes by Start.
 func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen.SpecGenerator {
 	s := specgen.NewSpecGenerator(c.ImageRef, false)
 	s.Name = containerName(c.ID)
 	s.Labels = map[string]string{
 		labelNode:    node,
 		labelSandbox: string(c.ID),
-		labelPIDs:    strconv.FormatInt(c.Limits.PIDs, 10),
 	}
 	s.Hostname = hostname(c.Name, c.ID)
 	s.Env = c.Env

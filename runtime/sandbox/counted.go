@@ -30,8 +30,8 @@ func (e countedEngine) Create(ctx context.Context, spec ContainerSpec) error {
 	return e.count("create", e.Engine.Create(ctx, spec))
 }
 
-func (e countedEngine) Start(ctx context.Context, id ID) (Container, error) {
-	c, err := e.Engine.Start(ctx, id)
+func (e countedEngine) Start(ctx context.Context, id ID, limits Limits) (Container, error) {
+	c, err := e.Engine.Start(ctx, id, limits)
 	return c, e.count("start", err)
 }
 

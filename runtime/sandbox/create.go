@@ -202,13 +202,12 @@ func (b *box) makeContainer(ctx context.Context) error {
 	return b.coldStart(ctx)
 }
 
-func (m *Manager) containerSpec(sb Sandbox, limits Limits, cgroupParent string) ContainerSpec {
+func (m *Manager) containerSpec(sb Sandbox, cgroupParent string) ContainerSpec {
 	return ContainerSpec{
 		ID:           sb.ID,
 		Name:         sb.Name,
 		ImageRef:     sb.ImageRef,
 		Env:          sb.Env,
-		Limits:       limits,
 		CgroupParent: cgroupParent,
 		GuestBinary:  m.config().GuestBinary,
 		RunDir:       m.runDir(sb.ID),

@@ -23,7 +23,6 @@ type ContainerSpec struct {
 	Name         string // of the sandbox; becomes the host name if it can
 	ImageRef     string
 	Env          map[string]string
-	Limits       Limits
 	CgroupParent string // absolute, as Freezer.Prepare gave it; empty: the engine's own choice
 	GuestBinary  string // host path, mounted read-only at guest.BinaryPath
 	RunDir       string // host path, mounted at guest.RunDir
@@ -57,9 +56,10 @@ type Engine interface {
 	// Create makes the container, not started. One that exists already with
 	// this id is left as it is and is no error.
 	Create(ctx context.Context, spec ContainerSpec) error
-	// Start starts a created or exited container and returns it running.
+	// Start starts a created or exited container, sets the limits that are the
+	// processes' own and not of their cgroup, and returns it running.
 	// One that runs already is no error.
-	Start(ctx context.Context, id ID) (Container, error)
+	Start(ctx context.Context, id ID, limits Limits) (Container, error)
 	// Stop asks the first process to end, kills it after grace, and returns
 	// when the container has exited. One that does not run is no error; one that
 	// does not exist is either no error or ErrNoContainer (wrapped).

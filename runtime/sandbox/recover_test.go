@@ -184,8 +184,8 @@ func TestSizeThatWasTakenAwayKeepsItsLimits(t *testing.T) {
 		}
 		mustStop(t, m, sb.ID)
 		acquire(t, m, sb.ID).Release()
-		if got := n.Freezer.Limits(sb.ID); got != c.want {
-			t.Errorf("%s: limits %+v, want %+v", c.name, got, c.want)
+		if got, started := n.Freezer.Limits(sb.ID), n.Engine.Limits(sb.ID); got != c.want || started != c.want {
+			t.Errorf("%s: limits %+v, of its processes %+v, want %+v", c.name, got, started, c.want)
 		}
 	}
 }

@@ -250,17 +250,17 @@ func (b *box) start(ctx context.Context) error {
 	if err := b.m.makeRunDir(b.id); err != nil {
 		return fmt.Errorf("making its run folder: %w", err)
 	}
-	c, err := b.m.engine.Start(ctx, b.id)
+	c, err := b.m.engine.Start(ctx, b.id, limits)
 	if errors.Is(err, ErrNoContainer) {
 		// New, or removed behind our back: then its files are gone.
 		if !sb.StartedAt.IsZero() && sb.StateReason != reasonVanished {
 			b.m.log.Error("a container vanished, making it again", "sandbox", b.id)
 			b.emit(Event{Type: EventStopped, Reason: reasonVanished})
 		}
-		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, limits, parent)); err != nil {
+		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
 			return fmt.Errorf("creating its container: %w", err)
 		}
-		c, err = b.m.engine.Start(ctx, b.id)
+		c, err = b.m.engine.Start(ctx, b.id, limits)
 	}
 	if err != nil {
 		return fmt.Errorf("starting its container: %w", err)

@@ -27,6 +27,8 @@ type System struct {
 	// Crash kills the first process of a running container behind the engine's
 	// back.
 	Crash func(t testing.TB, c sandbox.Container)
+	// ProcessLimit is how many processes a running container may have.
+	ProcessLimit func(t testing.TB, c sandbox.Container) int64
 }
 
 // patience bounds each test. It is no measure of speed.
@@ -35,6 +37,9 @@ const patience = 2 * time.Minute
 // grace is how long the suite lets first processes end by themselves. One that has
 // just been started may not listen yet.
 const grace = time.Second
+
+// limits of containers where a test is not about them.
+var limits = sandbox.Limits{PIDs: 64}
 
 // Run runs the suite. Each test opens a System of its own, which ends by
 // t.Cleanup; the suite removes its containers before.
@@ -48,6 +53,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"MissingImageIsAnError", imageMissing},
 		{"ContainerRunsFromStartToStop", lifecycle},
 		{"StoppedContainerStartsAgain", startAgain},
+		{"EachStartSetsTheLimitOfProcesses", processLimit},
 		{"EverythingIsIdempotent", idempotent},
 		{"UnknownContainersAreErrors", unknown},
 		{"CrashIsSeenAndStartRecovers", crash},
@@ -115,7 +121,12 @@ func (s *suite) spec(id sandbox.ID) sandbox.ContainerSpec {
 // start starts a container and checks what came of it.
 func (s *suite) start(id sandbox.ID) sandbox.Container {
 	s.Helper()
-	c, err := s.Engine.Start(s.ctx, id)
+	return s.startWithin(id, limits)
+}
+
+func (s *suite) startWithin(id sandbox.ID, limits sandbox.Limits) sandbox.Container {
+	s.Helper()
+	c, err := s.Engine.Start(s.ctx, id, limits)
 	if err != nil {
 		s.Fatalf("Start: %v", err)
 	}
@@ -241,6 +252,17 @@ func startAgain(s *suite) {
 	s.inspect(id, sandbox.ContainerExited)
 }
 
+func processLimit(s *suite) {
+	id := s.create()
+	for _, most := range []int64{64, 32, 96} { // as its size is changed
+		c := s.startWithin(id, sandbox.Limits{PIDs: most})
+		if got := s.ProcessLimit(s, c); got != most {
+			s.Errorf("it may have %d processes, want %d", got, most)
+		}
+		s.stop(id)
+	}
+}
+
 func idempotent(s *suite) {
 	id := s.create()
 	spec := s.spec(id)
@@ -267,7 +289,7 @@ func idempotent(s *suite) {
 
 func unknown(s *suite) {
 	id := NewID()
-	if _, err := s.Engine.Start(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
+	if _, err := s.Engine.Start(s.ctx, id, limits); !errors.Is(err, sandbox.ErrNoContainer) {
 		s.Errorf("Start: %v, want ErrNoContainer", err)
 	}
 	s.gone(id)
@@ -329,7 +351,7 @@ func othersUnknown(s *suite) {
 	if got, err := s.Other.Inspect(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
 		s.Errorf("the other node inspects it: %+v, %v", got, err)
 	}
-	if got, err := s.Other.Start(s.ctx, id); !errors.Is(err, sandbox.ErrNoContainer) {
+	if got, err := s.Other.Start(s.ctx, id, limits); !errors.Is(err, sandbox.ErrNoContainer) {
 		s.Errorf("the other node starts it: %+v, %v", got, err)
 	}
 	if err := s.Other.Remove(s.ctx, id); err != nil {
@@ -375,7 +397,7 @@ func (s *suite) runThrough(spec sandbox.ContainerSpec) error {
 		return err
 	}
 	for range 2 {
-		c, err := s.Engine.Start(s.ctx, spec.ID)
+		c, err := s.Engine.Start(s.ctx, spec.ID, limits)
 		if err != nil {
 			return err
 		}
@@ -396,7 +418,7 @@ func startAtOnce(s *suite) {
 	var group sync.WaitGroup
 	for range count {
 		group.Go(func() {
-			c, err := s.Engine.Start(s.ctx, id)
+			c, err := s.Engine.Start(s.ctx, id, limits)
 			if err != nil {
 				s.Errorf("Start: %v", err)
 			}
@@ -416,7 +438,7 @@ func endedContext(s *suite) {
 	id := s.create()
 	ended, cancel := context.WithCancel(s.ctx)
 	cancel()
-	if _, err := s.Engine.Start(ended, id); !errors.Is(err, context.Canceled) {
+	if _, err := s.Engine.Start(ended, id, limits); !errors.Is(err, context.Canceled) {
 		s.Errorf("Start: %v, want context.Canceled", err)
 	}
 	s.inspect(id, sandbox.ContainerCreated)

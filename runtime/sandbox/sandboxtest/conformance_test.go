@@ -36,7 +36,8 @@ func TestFakeEngineConforms(t *testing.T) {
 				t.Cleanup(func() { os.RemoveAll(dir) })
 				return sandbox.ContainerSpec{ID: id, RunDir: dir}
 			},
-			Crash: func(t testing.TB, c sandbox.Container) { e.Kill(t, c.ID) },
+			Crash:        func(t testing.TB, c sandbox.Container) { e.Kill(t, c.ID) },
+			ProcessLimit: func(_ testing.TB, c sandbox.Container) int64 { return e.Limits(c.ID).PIDs },
 		}
 	})
 }

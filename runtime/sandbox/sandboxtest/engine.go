@@ -35,10 +35,11 @@ type Engine struct {
 type container struct {
 	starting sync.Mutex // held through Start, so that one guest comes of many
 
-	spec  sandbox.ContainerSpec
-	state sandbox.ContainerState
-	pid   int
-	run   *guestRun // while running
+	spec   sandbox.ContainerSpec
+	limits sandbox.Limits // of the last start
+	state  sandbox.ContainerState
+	pid    int
+	run    *guestRun // while running
 }
 
 type block struct {
@@ -154,6 +155,16 @@ func (e *Engine) Count() int {
 	return len(e.containers)
 }
 
+// Limits returns the limits that a container was last started with.
+func (e *Engine) Limits(id sandbox.ID) sandbox.Limits {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if c := e.containers[id]; c != nil {
+		return c.limits
+	}
+	return sandbox.Limits{}
+}
+
 // Kill ends a container as a crash of its first process does.
 func (e *Engine) Kill(t testing.TB, id sandbox.ID) {
 	t.Helper()
@@ -227,7 +238,7 @@ func (e *Engine) Create(ctx context.Context, spec sandbox.ContainerSpec) error {
 }
 
 // Start implements sandbox.Engine.
-func (e *Engine) Start(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
+func (e *Engine) Start(ctx context.Context, id sandbox.ID, limits sandbox.Limits) (sandbox.Container, error) {
 	c, err := e.get(id)
 	if err != nil {
 		return sandbox.Container{}, err
@@ -243,7 +254,7 @@ func (e *Engine) Start(ctx context.Context, id sandbox.ID) (sandbox.Container, e
 			return sandbox.Container{}, err
 		}
 		e.mu.Lock()
-		c.run, c.state, c.pid = run, sandbox.ContainerRunning, nextPID()
+		c.run, c.limits, c.state, c.pid = run, limits, sandbox.ContainerRunning, nextPID()
 		e.mu.Unlock()
 	}
 	return e.status(c), nil
