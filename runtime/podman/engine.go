@@ -41,6 +41,7 @@ type Config struct {
 // sandbox.Engine.
 type Engine struct {
 	node    string
+	command string // podman
 	profile string // of seccomp; empty for Podman's own choice
 	files   files
 	log     *slog.Logger
@@ -85,6 +86,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{
 		node:    cfg.Node,
+		command: cfg.Command,
 		profile: profile,
 		files:   own,
 		log:     cfg.Log,

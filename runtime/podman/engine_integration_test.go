@@ -182,6 +182,14 @@ func TestEngineConformance(t *testing.T) {
 				t.Helper()
 				n.kill(t, c.PID)
 			},
+			Litter: func(t testing.TB, c sandbox.Container, dir string) {
+				t.Helper()
+				// Its root is user 1 of Podman's user namespace.
+				err := unshared(t, "sh", "-c", `mkdir "$1/d" && touch "$1/d/f" && chown -R 1:1 "$1/d"`, "-", dir)
+				if err != nil {
+					t.Fatal(err)
+				}
+			},
 			ProcessLimit: func(t testing.TB, c sandbox.Container) int64 {
 				t.Helper()
 				var own unix.Rlimit

@@ -13,8 +13,11 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/freezer"
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/runtime/store"
 )
 
 // servicePID is the process that answers for the engine.
@@ -274,6 +277,43 @@ func TestContainerOfAnotherCgroupSubtreeSaysSo(t *testing.T) {
 		t.Fatalf("the start said: %v", err)
 	}
 	t.Log(err)
+}
+
+// The node's user may not enter a folder that the sandbox's root made, and os.RemoveAll
+// needs a descriptor for each level.
+func TestDestroyRemovesWhatASandboxPutIntoItsRunFolder(t *testing.T) {
+	n := open(t)
+	cfg := sandbox.DefaultConfig()
+	cfg.RunDir, cfg.GuestBinary = n.dir, guestBinary(t)
+	cfg.Images.Names = map[string]string{"base": baseImage}
+	m, err := sandbox.New(cfg, sandbox.Deps{Engine: n, Freezer: NewPauser(n.Engine),
+		Network: sandboxtest.NewNetwork(), Store: store.NewMemory(), Log: n.log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close(deadline(t))
+	if err := m.Start(deadline(t)); err != nil {
+		t.Fatal(err)
+	}
+	sb, _, err := m.Create(deadline(t), sandbox.CreateRequest{Owner: "o", Name: "app"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := filepath.Join(n.dir, string(sb.ID))
+	b := &box{t: t, n: n, guest: guest.NewClient(filepath.Join(run, guest.SocketName))}
+	defer b.guest.Close()
+	b.must("mkdir -m 0700 /.doze/run/d && touch /.doze/run/d/f")
+	b.must(`cd /.doze/run && python3 -c 'import os
+for level in range(5000):
+    os.mkdir("deep")
+    os.chdir("deep")
+'`)
+	if err := m.Destroy(deadline(t), sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Lstat(run); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("its run folder is still there: %v", err)
+	}
 }
 
 func TestStopKillsWhatDoesNotListen(t *testing.T) {

@@ -43,6 +43,10 @@ func (e countedEngine) Remove(ctx context.Context, id ID) error {
 	return e.count("remove", e.Engine.Remove(ctx, id))
 }
 
+func (e countedEngine) RemoveFolder(ctx context.Context, path string) error {
+	return e.count("remove_folder", e.Engine.RemoveFolder(ctx, path))
+}
+
 func (e countedEngine) Inspect(ctx context.Context, id ID) (Container, error) {
 	c, err := e.Engine.Inspect(ctx, id)
 	return c, e.count("inspect", err)

@@ -6,7 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 // CreateRequest asks for a sandbox by name.
@@ -223,4 +226,18 @@ func (m *Manager) makeRunDir(id ID) error {
 		return err
 	}
 	return os.Chmod(dir, 0o777|os.ModeSticky)
+}
+
+// removeRunDir removes that folder. Idempotent. What the sandbox has put there
+// beside the guest's sockets is the engine's to remove: the node's user may not
+// enter its folders, and has not as many descriptors as they are deep.
+func (m *Manager) removeRunDir(ctx context.Context, id ID) error {
+	dir := m.runDir(id)
+	for _, path := range []string{m.socketPath(id), filepath.Join(dir, guest.InsideSocketName)} {
+		_ = os.Remove(path) // or the folder is not empty
+	}
+	if err := os.Remove(dir); err == nil || os.IsNotExist(err) {
+		return nil
+	}
+	return m.engine.RemoveFolder(ctx, dir)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 )
 
@@ -104,7 +103,7 @@ func (b *box) dismantle(ctx context.Context) error {
 	if err := b.m.freezer.Remove(b.id); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(b.m.runDir(b.id)); err != nil {
+	if err := b.m.removeRunDir(ctx, b.id); err != nil {
 		return err
 	}
 	return b.erase(ctx)

@@ -281,3 +281,41 @@ func TestStartThatIsGivenUpCanBeClosed(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 }
+
+// The folder may hold what the node's user may not remove.
+func TestTheEngineRemovesWhatASandboxLeavesInItsRunFolder(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	destroyed, stray := create(t, n.Manager, "app"), sandbox.ID("stray0000000")
+	litter := func(id sandbox.ID) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(n.RunDir(id), "d", "f"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	there := func(id sandbox.ID) bool {
+		_, err := os.Lstat(n.RunDir(id))
+		return err == nil
+	}
+	refused := errors.New("not yet")
+	n.Engine.Fail("remove_folder", refused)
+	litter(destroyed.ID)
+	if err := n.Manager.Destroy(t.Context(), destroyed.ID); !errors.Is(err, refused) {
+		t.Errorf("the engine was not asked: %v", err)
+	}
+	n.Engine.Fail("remove_folder", nil)
+	if err := n.Manager.Destroy(t.Context(), destroyed.ID); err != nil || there(destroyed.ID) {
+		t.Errorf("Destroy again: %v, its folder is there: %v", err, there(destroyed.ID))
+	}
+
+	n.Engine.Fail("remove_folder", refused)
+	litter(stray)
+	n.Crash(t, func() {})
+	if !there(stray) {
+		t.Error("the engine was not asked about a stray one")
+	}
+	n.Engine.Fail("remove_folder", nil)
+	n.Crash(t, func() {})
+	if there(stray) {
+		t.Error("a stray folder is still there")
+	}
+}

@@ -68,6 +68,10 @@ type Engine interface {
 	// Remove kills and removes the container with its disk, frozen or not.
 	// One that does not exist is no error.
 	Remove(ctx context.Context, id ID) error
+	// RemoveFolder removes a folder of the host with all that containers, which
+	// are no more, have put there: whoever owns it, and however deep it is. One
+	// that does not exist is no error.
+	RemoveFolder(ctx context.Context, path string) error
 	// Inspect returns ErrNoContainer (wrapped) for an unknown id.
 	Inspect(ctx context.Context, id ID) (Container, error)
 	// List returns every container of this node and of no other.

@@ -50,7 +50,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err := m.recover(ctx, boxes, byID); err != nil {
 		return err
 	}
-	m.removeStrayRunDirs(boxes)
+	m.removeStrayRunDirs(ctx, boxes)
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
@@ -140,8 +140,9 @@ func (m *Manager) removeOrphan(ctx context.Context, c Container) error {
 	return m.freezer.Remove(c.ID)
 }
 
-// removeStrayRunDirs removes folders of sandboxes that are no more.
-func (m *Manager) removeStrayRunDirs(boxes map[ID]*box) {
+// removeStrayRunDirs removes folders of sandboxes that are no more, and what the
+// engine may have of those without a container.
+func (m *Manager) removeStrayRunDirs(ctx context.Context, boxes map[ID]*box) {
 	entries, err := os.ReadDir(m.cfg.Load().RunDir)
 	if err != nil {
 		m.log.Warn("reading the run folder", "error", err)
@@ -150,7 +151,11 @@ func (m *Manager) removeStrayRunDirs(boxes map[ID]*box) {
 	for _, e := range entries {
 		id := ID(e.Name())
 		if e.IsDir() && idPattern.MatchString(e.Name()) && boxes[id] == nil {
-			if err := os.RemoveAll(m.runDir(id)); err != nil {
+			err := m.engine.Remove(ctx, id)
+			if err == nil {
+				err = m.removeRunDir(ctx, id)
+			}
+			if err != nil {
 				m.log.Warn("removing a stray run folder", "sandbox", id, "error", err)
 			}
 		}

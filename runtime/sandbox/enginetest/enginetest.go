@@ -5,7 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -27,6 +30,9 @@ type System struct {
 	// Crash kills the first process of a running container behind the engine's
 	// back.
 	Crash func(t testing.TB, c sandbox.Container)
+	// Litter makes a file in a folder in dir, which is the run folder of a
+	// running container, as the container's root does.
+	Litter func(t testing.TB, c sandbox.Container, dir string)
 	// ProcessLimit is how many processes a running container may have.
 	ProcessLimit func(t testing.TB, c sandbox.Container) int64
 }
@@ -58,6 +64,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"UnknownContainersAreErrors", unknown},
 		{"CrashIsSeenAndStartRecovers", crash},
 		{"RemoveEndsARunningContainer", removeRunning},
+		{"FoldersGoWithWhatContainersPutThere", removeFolder},
 		{"ListIsOfThisNodeAlone", listOwn},
 		{"OtherNodesContainersAreUnknown", othersUnknown},
 		{"IDCanComeAgainAfterRemove", again},
@@ -326,6 +333,27 @@ func removeRunning(s *suite) {
 	s.start(id)
 	s.remove(id)
 	s.gone(id)
+}
+
+func removeFolder(s *suite) {
+	id := NewID()
+	spec := s.spec(id)
+	if err := s.Engine.Create(s.ctx, spec); err != nil {
+		s.Fatal(err)
+	}
+	s.Litter(s, s.start(id), spec.RunDir)
+	s.remove(id)
+	for range 2 {
+		if err := s.Engine.RemoveFolder(s.ctx, spec.RunDir); err != nil {
+			s.Fatalf("RemoveFolder: %v", err)
+		}
+		if _, err := os.Lstat(spec.RunDir); !errors.Is(err, fs.ErrNotExist) {
+			s.Fatalf("the folder is still there: %v", err)
+		}
+	}
+	if _, err := os.Lstat(filepath.Dir(spec.RunDir)); err != nil {
+		s.Errorf("the folder above: %v", err)
+	}
 }
 
 func listOwn(s *suite) {

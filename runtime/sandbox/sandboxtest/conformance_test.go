@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -36,7 +37,13 @@ func TestFakeEngineConforms(t *testing.T) {
 				t.Cleanup(func() { os.RemoveAll(dir) })
 				return sandbox.ContainerSpec{ID: id, RunDir: dir}
 			},
-			Crash:        func(t testing.TB, c sandbox.Container) { e.Kill(t, c.ID) },
+			Crash: func(t testing.TB, c sandbox.Container) { e.Kill(t, c.ID) },
+			Litter: func(t testing.TB, _ sandbox.Container, dir string) {
+				t.Helper()
+				if err := errors.Join(os.Mkdir(dir+"/d", 0o700), os.WriteFile(dir+"/d/f", nil, 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			},
 			ProcessLimit: func(_ testing.TB, c sandbox.Container) int64 { return e.Limits(c.ID).PIDs },
 		}
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -17,7 +18,7 @@ const LastLog = "last words"
 
 // Engine is a sandbox.Engine whose containers are guest servers in the test's
 // own process. It can be made to fail and to hang, by operation: "image",
-// "create", "start", "stop", "remove", "inspect", "ping".
+// "create", "start", "stop", "remove", "remove_folder", "inspect", "ping".
 type Engine struct {
 	t testing.TB
 
@@ -287,6 +288,14 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 	delete(e.containers, id)
 	e.mu.Unlock()
 	return nil
+}
+
+// RemoveFolder implements sandbox.Engine.
+func (e *Engine) RemoveFolder(ctx context.Context, path string) error {
+	if err := e.begin(ctx, "remove_folder"); err != nil {
+		return err
+	}
+	return os.RemoveAll(path)
 }
 
 // end stops the guest of a container that runs. The container is seen ended
