@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -38,6 +39,7 @@ func TestBadBodiesAreRefused(t *testing.T) {
 		{"field in another case", `{"Name":"shop"}`, CodeInvalidRequest, "body.Name: there is no such field; the fields are env,"},
 		{"field twice", `{"name":"a","name":"b"}`, CodeInvalidRequest, "body.name: it is there more than once"},
 		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, CodeInvalidRequest, "body.env.A: it is there more than once"},
+		{"twice deep below", strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, 5_000) + `{"a":1,"a":2}` + strings.Repeat("}", 5_000), CodeInvalidRequest, "it is there more than once"},
 		{"wrong type", `{"name":7}`, CodeInvalidRequest, "body.name: expected string"},
 		{"bad duration", `{"sleep_after":"soon"}`, CodeInvalidRequest, `"60s"`},
 		{"number for a duration", `{"sleep_after":60}`, CodeInvalidRequest, "expected string"},
@@ -86,6 +88,23 @@ func TestManyFaultsMakeAShortAnswer(t *testing.T) {
 	p := s.refused(CodeInvalidRequest, "POST", "/sandbox", body.String())
 	if len(p.Errors) != maxFaults {
 		t.Errorf("%d faults are listed", len(p.Errors))
+	}
+}
+
+// The memory that a body takes is bounded by its size, however deep it is.
+func TestDeepBodyTakesLittleMemory(t *testing.T) {
+	const depth = 5_000
+	body := []byte(strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, depth) + "{}" + strings.Repeat("}", depth))
+	s := newServer(t, Limits{})
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if err := s.api.checkNames(s.api.writeFileSchema(), body); err != nil {
+		t.Fatal(err)
+	}
+	runtime.ReadMemStats(&after)
+	// If each level kept all names above it, 1,250 MB.
+	if used := after.TotalAlloc - before.TotalAlloc; used > 64<<20 {
+		t.Errorf("%d bytes were used for %d", used, len(body))
 	}
 }
 

@@ -125,7 +125,8 @@ func (a *API) checkNames(schema *huma.Schema, body []byte) error {
 }
 
 // checkValue reads one value and refuses names that are there twice in one object,
-// and what check says of the names of this one.
+// and what check says of the names of this one. Every level below keeps its
+// location, so that is clipped.
 func checkValue(dec *json.Decoder, location string, check func(name string) error) error {
 	token, err := dec.Token()
 	if err != nil {
@@ -148,7 +149,7 @@ func checkValue(dec *json.Decoder, location string, check func(name string) erro
 				return nil
 			}
 			if seen[name] {
-				return invalid(location+"."+clip(name), "it is there more than once", "send it once")
+				return invalid(clip(location+"."+clip(name)), "it is there more than once", "send it once")
 			}
 			seen[name] = true
 			if check != nil {
@@ -156,7 +157,7 @@ func checkValue(dec *json.Decoder, location string, check func(name string) erro
 					return err
 				}
 			}
-			if err := checkValue(dec, location+"."+clip(name), nil); err != nil {
+			if err := checkValue(dec, clip(location+"."+clip(name)), nil); err != nil {
 				return err
 			}
 		}
