@@ -49,8 +49,9 @@ type Limits struct {
 	// default 1024. One more gets too_many_streams.
 	MaxStreams int
 	// MaxCalls is how many buffered commands and file transfers are under way
-	// at once, default 512. One more gets too_many_calls. A command counts once
-	// for each MiB of output that it may keep, so this also bounds memory.
+	// at once, until their answers have been written, default 512. One more gets
+	// too_many_calls. A command counts once for each MiB of output that it may
+	// keep, so this also bounds memory.
 	MaxCalls int
 	// Heartbeat is how long a stream is silent before it gets a comment line,
 	// default 15 s: proxies close what is silent for 30 s or 60 s.
@@ -165,7 +166,9 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 		a.noRoute(handler, r).write(w)
 		return
 	}
-	a.mux.ServeHTTP(w, r)
+	ctx, leave := withPlaces(r.Context())
+	defer leave()
+	a.mux.ServeHTTP(w, r.WithContext(ctx))
 }
 
 func checkAddress(r *http.Request) *Problem {

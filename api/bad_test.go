@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -258,6 +259,53 @@ func TestClientThatReadsNothingIsCutOff(t *testing.T) {
 	s.eventually("the stream began", func() bool { return s.api.streams.held.Load() == 1 })
 	s.eventually("the stream was cut off", func() bool { return s.api.streams.held.Load() == 0 })
 	s.sleep(id)
+}
+
+// heldWriter is a client that reads nothing until it is released.
+type heldWriter struct {
+	*httptest.ResponseRecorder
+	began, release chan struct{}
+	once           sync.Once
+}
+
+func (w *heldWriter) Write(b []byte) (int, error) {
+	w.once.Do(func() { close(w.began) })
+	<-w.release
+	return w.ResponseRecorder.Write(b)
+}
+
+// What is in memory until a slow client has read it counts until then; the
+// sandbox is not kept awake for it.
+func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
+	for _, r := range []*http.Request{
+		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output":5000000}`),
+		s.request(t.Context(), "GET", "/sandbox/box/process/"+itoa(pid)+"/logs", nil),
+		s.request(t.Context(), "GET", "/sandbox/box/files?"+at(t.TempDir()), nil),
+	} {
+		want := int64(1)
+		if r.Method == "POST" {
+			want = 5
+		}
+		w := &heldWriter{ResponseRecorder: httptest.NewRecorder(), began: make(chan struct{}), release: make(chan struct{})}
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			s.api.ServeHTTP(w, r)
+		}()
+		<-w.began
+		if n := s.api.calls.held.Load(); n != want {
+			t.Errorf("%s: %d places are held while it is written, not %d", r.URL.Path, n, want)
+		}
+		s.sleep(id)
+		close(w.release)
+		<-ended
+		if n := s.api.calls.held.Load(); n != 0 || w.Code != http.StatusOK {
+			t.Errorf("%s: %d places are held after its end, status %d", r.URL.Path, n, w.Code)
+		}
+	}
 }
 
 // Connections are used again after answers that had deadlines.

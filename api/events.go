@@ -68,14 +68,10 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 		if after, err = a.lastKnown(ctx, sb.ID, after); err != nil {
 			return nil, err
 		}
-		leave, err := a.streams.enter(1)
-		if err != nil {
+		if err := a.streams.enter(ctx, 1); err != nil {
 			return nil, err
 		}
-		return &huma.StreamResponse{Body: func(huma.Context) {
-			defer leave()
-			a.streamEvents(in, sb.ID, after)
-		}}, nil
+		return &huma.StreamResponse{Body: func(huma.Context) { a.streamEvents(in, sb.ID, after) }}, nil
 	}
 	// One more than asked for tells whether there is a next page.
 	events, err := a.sandboxes.Events(ctx, sb.ID, after, in.Limit+1)

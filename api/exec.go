@@ -151,7 +151,6 @@ type running struct {
 	stream *guest.ExecStream
 	cancel context.CancelFunc
 	lease  *sandbox.Lease
-	leave  func() // of the limiter
 	began  time.Time
 	// outcome is for the metrics.
 	outcome string
@@ -166,11 +165,15 @@ func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, er
 	if err != nil {
 		return nil, err
 	}
-	enter := func() (func(), error) { return a.calls.enter(places(in.Body.MaxOutput)) }
 	if in.Body.Stream {
-		enter = func() (func(), error) { return a.streams.enter(1) }
+		err = a.streams.enter(ctx, 1)
+	} else {
+		err = a.calls.enter(ctx, places(in.Body.MaxOutput))
 	}
-	run, err := a.start(ctx, sb.ID, req, enter)
+	if err != nil {
+		return nil, err
+	}
+	run, err := a.start(ctx, sb.ID, req)
 	if err != nil {
 		return nil, err
 	}
@@ -195,21 +198,12 @@ func places(maxOutput int) int64 {
 }
 
 // start wakes the sandbox and starts the command, which end ends.
-func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest, enter func() (leave func(), err error)) (run *running, err error) {
-	leave, err := enter()
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			leave()
-		}
-	}()
+func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (*running, error) {
 	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseExec)
 	if err != nil {
 		return nil, err
 	}
-	run = &running{client: ctx, cancel: func() {}, lease: lease, leave: leave, began: time.Now(), outcome: outcomeLost}
+	run := &running{client: ctx, cancel: func() {}, lease: lease, began: time.Now(), outcome: outcomeLost}
 	if req.Timeout > 0 {
 		ctx, run.cancel = context.WithTimeout(ctx, req.Timeout+answerGrace)
 	}
@@ -226,7 +220,6 @@ func (a *API) end(run *running) {
 	run.stream.Close()
 	run.cancel()
 	run.lease.Release()
-	run.leave()
 	a.metrics.observeExec(run.outcome, time.Since(run.began))
 }
 

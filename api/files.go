@@ -114,11 +114,9 @@ func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Caus
 	if err != nil {
 		return err
 	}
-	leave, err := a.calls.enter(1)
-	if err != nil {
+	if err := a.calls.enter(ctx, 1); err != nil {
 		return err
 	}
-	defer leave()
 	lease, err := a.sandboxes.Acquire(ctx, sb.ID, cause)
 	if err != nil {
 		return err

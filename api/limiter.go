@@ -1,6 +1,9 @@
 package api
 
-import "sync/atomic"
+import (
+	"context"
+	"sync/atomic"
+)
 
 // limiter bounds how many of something are under way. It never waits: a caller
 // who comes too late is refused and may try again.
@@ -10,11 +13,27 @@ type limiter struct {
 	held   atomic.Int64
 }
 
-// enter takes so many places and returns how to give them back, or the refusal.
-func (l *limiter) enter(places int64) (leave func(), err error) {
+type placesKey struct{}
+
+// withPlaces returns the context of a request that may enter limiters, and what
+// gives its places back. That is called when the answer has been written: until
+// then a client who does not read it keeps it in memory.
+func withPlaces(ctx context.Context) (_ context.Context, leave func()) {
+	var taken []func()
+	return context.WithValue(ctx, placesKey{}, &taken), func() {
+		for _, leave := range taken {
+			leave()
+		}
+	}
+}
+
+// enter takes so many places for the request that ctx belongs to, or refuses it.
+func (l *limiter) enter(ctx context.Context, places int64) error {
 	if l.held.Add(places) > l.most {
 		l.held.Add(-places)
-		return nil, l.refuse
+		return l.refuse
 	}
-	return func() { l.held.Add(-places) }, nil
+	taken := ctx.Value(placesKey{}).(*[]func())
+	*taken = append(*taken, func() { l.held.Add(-places) })
+	return nil
 }

@@ -69,19 +69,16 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 	if in.Follow {
 		room = &a.streams
 	}
-	leave, err := room.enter(1)
-	if err != nil {
+	if err := room.enter(ctx, 1); err != nil {
 		return nil, err
 	}
 	source, lease, err := a.openLogs(ctx, sb.ID, in.PID, in.Follow)
 	if err != nil {
-		leave()
 		return nil, err
 	}
 	end := func() {
 		source.Close()
 		lease.Release()
-		leave()
 	}
 	if in.Follow {
 		return &huma.StreamResponse{Body: func(huma.Context) {

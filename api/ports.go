@@ -95,11 +95,9 @@ func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) 
 }
 
 func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait time.Duration) error {
-	leave, err := a.calls.enter(1)
-	if err != nil {
+	if err := a.calls.enter(ctx, 1); err != nil {
 		return err
 	}
-	defer leave()
 	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseAsked)
 	if err != nil {
 		return err

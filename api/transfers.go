@@ -225,23 +225,19 @@ func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open
 	if err != nil {
 		return nil, err
 	}
-	leave, err := a.calls.enter(1)
-	if err != nil {
+	if err := a.calls.enter(ctx, 1); err != nil {
 		return nil, err
 	}
 	lease, err := a.sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)
 	if err != nil {
-		leave()
 		return nil, err
 	}
 	source, header, err := open(lease.Guest())
 	if err != nil {
 		lease.Release()
-		leave()
 		return nil, fromGuest(err)
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) {
-		defer leave()
 		defer lease.Release()
 		defer source.Close()
 		status := header(x.w.Header())
