@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"time"
 	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -174,14 +173,7 @@ func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]by
 	if r.ContentLength > most {
 		return nil, tooLarge(most)
 	}
-	// It is small, so all of it has the time that one read of a large one has.
-	control := http.NewResponseController(w)
-	control.SetReadDeadline(time.Now().Add(a.limits.Stall))
-	body, err := io.ReadAll(io.LimitReader(r.Body, most+1))
-	if err == nil {
-		// A deadline that stays would end the request's context when it passes.
-		control.SetReadDeadline(time.Time{})
-	}
+	body, err := io.ReadAll(io.LimitReader(newTimedBody(w, r.Body, a.limits.Stall), most+1))
 	switch {
 	case err != nil:
 		return nil, bodyProblem(err)

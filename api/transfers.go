@@ -245,14 +245,10 @@ func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open
 		if status == http.StatusNotModified || x.r.Method == http.MethodHead {
 			return
 		}
-		if _, err := io.Copy(onlyWriter{x.w}, source); err != nil {
+		if _, err := io.Copy(x.w, source); err != nil {
 			// The header has gone: only a broken connection still says that the
 			// rest is missing.
 			panic(http.ErrAbortHandler)
 		}
 	}}, nil
 }
-
-// onlyWriter hides the server's ReadFrom, whose one call would be one write for
-// the deadline.
-type onlyWriter struct{ io.Writer }

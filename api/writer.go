@@ -8,8 +8,13 @@ import (
 	"time"
 )
 
+// maxWrite bytes at most are written under one deadline: with the default Stall, a
+// reader of 1 KiB/s is fast enough.
+const maxWrite = 64 << 10
+
 // timedWriter gives every write a deadline of its own, so that a slow reader is
-// served for as long as he reads, while one who reads nothing is cut off.
+// served for as long as he reads, while one who reads nothing is cut off. It has no
+// ReadFrom, whose one call would be one write.
 type timedWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
@@ -29,10 +34,16 @@ func (w *timedWriter) WriteHeader(status int) {
 	w.ResponseWriter.WriteHeader(status)
 }
 
-func (w *timedWriter) Write(b []byte) (int, error) {
+func (w *timedWriter) Write(b []byte) (n int, _ error) {
 	w.wrote = true
-	w.extend()
-	return w.ResponseWriter.Write(b)
+	for {
+		w.extend()
+		wrote, err := w.ResponseWriter.Write(b[n:min(len(b), n+maxWrite)])
+		n += wrote
+		if err != nil || n == len(b) {
+			return n, err
+		}
+	}
 }
 
 // FlushError implements what http.ResponseController.Flush looks for.
