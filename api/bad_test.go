@@ -187,11 +187,43 @@ func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
 		}
 		s.refused(CodeUnsupportedMediaType, "POST", "/sandbox/box/"+route, "x", "Content-Type", "text/plain")
 	}
+	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"exec sleep 1000"}`).PID
+	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/"+itoa(pid), `{"signal":"SIGHUP"}`)
+	if list := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes; len(list) != 1 || list[0].State != guest.ProcessRunning {
+		t.Errorf("a refusal left %+v", list)
+	}
+	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box", `{"force":true}`)
+	s.refused(CodeInvalidRequest, "GET", "/sandbox", `{"limit":5}`)
 	if state := s.state(id); state != sandbox.StateRunning {
 		t.Errorf("a refusal made it %s", state)
 	}
 	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep", `{}`)
 	must[SandboxList](s, http.StatusOK, "GET", "/sandbox?cursor=", nil)
+}
+
+// So looks a request without a body in HTTP/3, and an empty chunked one.
+func TestBodyOfUnknownLengthMayBeEmpty(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	for _, tc := range []struct {
+		method, path, body string
+		want               int
+	}{
+		{"POST", "/sandbox/box/wake", "", http.StatusOK},
+		{"POST", "/sandbox/box/wake", "{}", http.StatusOK},
+		{"POST", "/sandbox/box/wake", "x", http.StatusUnprocessableEntity},
+		{"GET", "/sandbox/box", "", http.StatusOK},
+		{"DELETE", "/sandbox/box", "x", http.StatusUnprocessableEntity},
+		{"DELETE", "/sandbox/box", "", http.StatusNoContent},
+	} {
+		r := s.request(t.Context(), tc.method, tc.path, tc.body)
+		r.ContentLength = -1
+		w := httptest.NewRecorder()
+		s.api.ServeHTTP(w, r)
+		if w.Code != tc.want {
+			t.Errorf("%s %s with body %q: status %d: %s", tc.method, tc.path, tc.body, w.Code, w.Body)
+		}
+	}
 }
 
 func TestRefusalsWakeNothing(t *testing.T) {

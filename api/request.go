@@ -65,16 +65,21 @@ func (a *API) readJSON(most int64) func(huma.Context, func(huma.Context)) {
 }
 
 // refuseBody keeps a route without a body from ignoring one: whoever sends it
-// wants something. An empty object asks for nothing.
+// wants something. An empty object asks for nothing. Of a body whose length is
+// not known, which in HTTP/3 is each request's, only reading it tells whether it
+// is there.
 func (a *API) refuseBody(ctx huma.Context, next func(huma.Context)) {
 	r, w := humago.Unwrap(ctx)
 	if r.ContentLength == 0 {
 		next(ctx)
 		return
 	}
-	body, err := a.jsonBody(w, r, maxJSON)
-	if err == nil && string(bytes.TrimSpace(body)) != "{}" {
-		err = invalid("body", "this route has no fields", "send no body")
+	body, err := a.readBody(w, r, maxJSON)
+	if err == nil && len(body) > 0 {
+		err = checkType(r)
+		if err == nil && string(bytes.TrimSpace(body)) != "{}" {
+			err = invalid("body", "this route has no fields", "send no body")
+		}
 	}
 	if err != nil {
 		problemOf(r.Context(), err).write(w)
@@ -167,9 +172,23 @@ func checkValue(dec *json.Decoder, location string, check func(name string) erro
 
 // jsonBody returns a body of at most `most` bytes that says it is JSON.
 func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
-	if header := r.Header.Get("Content-Type"); header != "" && !isJSON(header) {
-		return nil, problemf(CodeUnsupportedMediaType, "the body is %s; send application/json", clip(header))
+	if err := checkType(r); err != nil {
+		return nil, err
 	}
+	body, err := a.readBody(w, r, most)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(body) == 0:
+		return nil, newProblem(CodeInvalidJSON, "the body is empty; send a JSON object")
+	case !utf8.Valid(body):
+		return nil, newProblem(CodeInvalidJSON, "the body is not UTF-8; JSON is (RFC 8259)")
+	}
+	return body, nil
+}
+
+// readBody returns a body of at most `most` bytes.
+func (a *API) readBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
 	if r.ContentLength > most {
 		return nil, tooLarge(most)
 	}
@@ -179,12 +198,16 @@ func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]by
 		return nil, bodyProblem(err)
 	case int64(len(body)) > most:
 		return nil, tooLarge(most)
-	case len(body) == 0:
-		return nil, newProblem(CodeInvalidJSON, "the body is empty; send a JSON object")
-	case !utf8.Valid(body):
-		return nil, newProblem(CodeInvalidJSON, "the body is not UTF-8; JSON is (RFC 8259)")
 	}
 	return body, nil
+}
+
+// checkType refuses a body that says it is no JSON.
+func checkType(r *http.Request) error {
+	if header := r.Header.Get("Content-Type"); header != "" && !isJSON(header) {
+		return problemf(CodeUnsupportedMediaType, "the body is %s; send application/json", clip(header))
+	}
+	return nil
 }
 
 // isJSON says whether a Content-Type is JSON's.

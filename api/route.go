@@ -114,7 +114,8 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 		op.Metadata[bodySchemaKey] = a.schema(body.Type)
 	}
 	op.Middlewares = append(op.Middlewares, a.checkQuery)
-	if rt.method == http.MethodPost && op.Metadata[bodySchemaKey] == nil {
+	// What is put without a schema is raw bytes.
+	if op.Metadata[bodySchemaKey] == nil && rt.method != http.MethodPut {
 		op.Middlewares = append(op.Middlewares, a.refuseBody)
 		codes = slices.Concat(codes, bodyCodes)
 	}
