@@ -14,7 +14,7 @@ import (
 )
 
 // maxLogs is more than a guest keeps of a process's output; what a broken one
-// sends beyond is dropped.
+// sends beyond is not read.
 const maxLogs = 8 << 20
 
 type logsInput struct {
@@ -107,7 +107,7 @@ func (a *API) openLogs(ctx context.Context, id sandbox.ID, pid int, follow bool)
 	return source, lease, nil
 }
 
-// collectLogs reads what was kept to its end.
+// collectLogs reads what was kept to its end, or until there is no room for more.
 func collectLogs(source *guest.LogStream) (*Logs, error) {
 	c := logCollector{joiners: map[string]*runeJoiner{"stdout": {}, "stderr": {}}, room: maxLogs}
 	for {
@@ -122,6 +122,9 @@ func collectLogs(source *guest.LogStream) (*Logs, error) {
 		default:
 			stream := streamName(ev.Stream)
 			c.add(stream, c.joiners[stream].join(ev.Data))
+			if c.truncated && c.room == 0 {
+				return c.finish(), nil
+			}
 		}
 	}
 }

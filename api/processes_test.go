@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"strings"
@@ -143,4 +144,28 @@ func TestTooManyProcessesIsSaid(t *testing.T) {
 		must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
 	}
 	s.refused(CodeTooManyProcesses, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
+}
+
+// A process in the sandbox that took the guest's place may say so much.
+func TestLogsWithoutEndAreCut(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.node.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == guest.RouteHello:
+			fmt.Fprintf(w, `{"protocol":%d}`, guest.ProtocolVersion)
+		case strings.HasSuffix(r.URL.Path, guest.SuffixLogs):
+			frame := bytes.Repeat([]byte("x"), guest.FrameHeader+guest.MaxFrame)
+			guest.PutFrameHeader(frame, guest.FrameStdout, guest.MaxFrame)
+			for err := error(nil); err == nil; {
+				_, err = w.Write(frame)
+			}
+		default:
+			http.NotFound(w, r)
+		}
+	}))
+	s.create("box")
+	logs := must[Logs](s, http.StatusOK, "GET", "/sandbox/box/process/1/logs", nil)
+	if len(logs.Logs) != 1 || len(logs.Logs[0].Data) != maxLogs || !logs.Truncated {
+		t.Errorf("%d chunks, truncated %v", len(logs.Logs), logs.Truncated)
+	}
 }

@@ -29,7 +29,8 @@ type LogStream struct {
 
 // Logs returns the last 256 KiB of a process's output and, with follow, what it
 // writes from then on, across restarts, until it has ended for good; nothing is
-// lost between the two. Errors: CodeNoProcess.
+// lost between the two. Without follow, all of it has the time of one answer.
+// Errors: CodeNoProcess.
 func (c *Client) Logs(ctx context.Context, pid int, follow bool) (*LogStream, error) {
 	a, err := c.send(ctx, request{
 		method: http.MethodGet, route: processRoute(pid, SuffixLogs),
@@ -37,6 +38,9 @@ func (c *Client) Logs(ctx context.Context, pid int, follow bool) (*LogStream, er
 	})
 	if err != nil {
 		return nil, err
+	}
+	if !follow {
+		a.watch.set(c.answer)
 	}
 	return &LogStream{frames: frames{answer: a}, follow: follow}, nil
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -71,6 +72,38 @@ func TestGuestThatStopsInTheMiddleIsLeft(t *testing.T) {
 		if !errors.Is(err, ErrNoAnswer) {
 			t.Errorf("%s: %v", call, err)
 		}
+	}
+}
+
+// What is kept of a log is little: a guest that sends for ever is none of ours.
+func TestLogThatDoesNotEndIsLeft(t *testing.T) {
+	for name, tc := range map[string]struct {
+		frame string
+		again bool
+	}{
+		"silent":       {frame(FrameStdout, "x"), false},
+		"skipping":     {frame(FrameSkipped, `{"bytes":1}`), true},
+		"empty frames": {frame(FrameStdout, ""), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := scriptedGuest(t, func(_ *http.Request, conn net.Conn) {
+				_, err := conn.Write(chunked(tc.frame, false))
+				for tc.again && err == nil {
+					_, err = fmt.Fprintf(conn, "%x\r\n%s\r\n", len(tc.frame), tc.frame)
+				}
+				gone(conn)
+			})
+			c.answer = 100 * time.Millisecond
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			s, err := c.Logs(ctx, 1, false)
+			for err == nil {
+				_, err = s.Next()
+			}
+			if !errors.Is(err, ErrNoAnswer) {
+				t.Errorf("got %v", err)
+			}
+		})
 	}
 }
 
