@@ -143,7 +143,9 @@ func New(cfg Config) (*API, error) {
 	return a, nil
 }
 
-// ServeHTTP answers with a result or a Problem, never with anything else.
+// ServeHTTP answers with a result or a Problem, never with anything else. Who
+// cancels the context of a request because the node closes does so with the cause
+// sandbox.ErrClosed, and its client is told.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := newTimedWriter(rw, a.limits.Stall)
 	defer w.finish(r)

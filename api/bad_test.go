@@ -414,6 +414,46 @@ func TestCreationGoesOnWithoutItsClient(t *testing.T) {
 	}
 }
 
+func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
+	s := newUnstartedServer(t, Limits{})
+	node, exit := context.WithCancel(t.Context())
+	s.http.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as the Caddy module does
+		ctx, cancel := context.WithCancelCause(r.Context())
+		defer cancel(nil)
+		defer context.AfterFunc(node, func() { cancel(sandbox.ErrClosed) })()
+		s.api.ServeHTTP(w, r.WithContext(ctx))
+	})
+	s.http.Start()
+	s.create("box")
+	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
+	exec := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
+	exec.expect("start")
+	logs := s.open("GET", "/sandbox/box/process/"+itoa(pid)+"/logs?follow=true", nil)
+	logs.expect("stdout")
+	timeline := s.open("GET", "/sandbox/box/events?after=1000", nil, "Accept", eventStreamType)
+	buffered := make(chan answer, 1)
+	go func() { buffered <- s.do("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000"}`) }()
+	s.eventually("the call is under way", func() bool { return s.api.calls.held.Load() == 1 })
+
+	exit()
+	for name, stream := range map[string]*events{"exec": exec, "logs": logs, "timeline": timeline} {
+		if p := parse[Problem](t, stream.expect("error")); p.Code != CodeNodeClosing {
+			t.Errorf("%s: got %+v", name, p)
+		}
+		stream.expectEnd()
+	}
+	got := <-buffered
+	s.checkProblem(CodeNodeClosing, "the buffered command", got)
+	if got.header.Get("Retry-After") == "" {
+		t.Error("there is no Retry-After")
+	}
+	// The buffered command may not have begun.
+	s.eventually("the streamed command is counted as lost", func() bool { return execs(t, s.api.metrics)[outcomeLost] > 0 })
+	if counted := execs(t, s.api.metrics); counted[outcomeClient] > 0 {
+		t.Errorf("counted were %v", counted)
+	}
+}
+
 func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
@@ -446,6 +486,8 @@ func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 func TestEveryErrorHasItsProblem(t *testing.T) {
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
+	closing, end := context.WithCancelCause(t.Context())
+	end(sandbox.ErrClosed)
 	wake := func(err error) error { return &sandbox.WakeError{ID: "abc", Err: err, LastLog: "last words"} }
 	for _, tc := range []struct {
 		name string
@@ -471,6 +513,7 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 		{"guest's own code", nil, &guest.Error{Status: 200, Code: "<script>", Message: "x"}, CodeGuestError},
 		{"guest's code", nil, &guest.Error{Status: 500, Code: guest.CodeNoSpace, Message: "full"}, CodeNoSpaceLeft},
 		{"client gone", canceled, wake(context.Canceled), CodeClientGone},
+		{"node closing", closing, wake(context.Canceled), CodeNodeClosing},
 		{"anything else", nil, errors.New("secret internals"), CodeInternal},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

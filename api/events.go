@@ -34,6 +34,7 @@ func (a *API) registerEvents() {
 	for _, kind := range eventTypes {
 		kinds[string(kind)] = reflect.TypeFor[sandbox.Event]()
 	}
+	kinds["error"] = reflect.TypeFor[Problem]()
 	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/events", id: "list-events", tag: "events",
@@ -118,8 +119,8 @@ func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
 	t := timeline{sandboxes: a.sandboxes, id: id, last: after, send: func(ev sandbox.Event) error {
 		return s.send(string(ev.Type), formatID(ev.Seq), ev)
 	}}
-	if err := t.follow(s.ctx); err != nil && s.ctx.Err() == nil {
-		s.fail(problemOf(s.ctx, err))
+	if err := t.follow(s.ctx); err != nil {
+		s.fail(err)
 	}
 }
 

@@ -227,7 +227,7 @@ func (a *API) end(run *running) {
 func (run *running) next() (guest.ExecEvent, error) {
 	ev, err := run.stream.Next()
 	switch {
-	case err != nil && run.client.Err() != nil:
+	case err != nil && clientGone(run.client):
 		run.outcome = outcomeClient
 	case err == io.EOF:
 		err = guest.ErrLost // it comes after the complete event only, where nobody asks
@@ -282,11 +282,10 @@ func (a *API) streamExec(in *execInput, run *running) {
 	for {
 		ev, err := run.next()
 		if err != nil {
-			if s.ctx.Err() != nil {
+			if clientGone(s.ctx) {
 				run.outcome = outcomeClient
-				return
 			}
-			s.fail(problemOf(s.ctx, err))
+			s.fail(err)
 			return
 		}
 		switch ev.Kind {

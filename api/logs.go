@@ -195,7 +195,7 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 	for {
 		ev, err := source.Next()
 		switch {
-		case s.ctx.Err() != nil:
+		case clientGone(s.ctx):
 			return
 		case errors.Is(err, io.EOF), err == nil && ev.Process != nil:
 			senders["stdout"].flush()
@@ -205,7 +205,7 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 			}
 			return
 		case err != nil:
-			s.fail(problemOf(s.ctx, fromGuest(err)))
+			s.fail(fromGuest(err))
 			return
 		case ev.Skipped > 0:
 			s.send("skipped", "", Skipped{Bytes: ev.Skipped})

@@ -52,8 +52,11 @@ func problemOf(ctx context.Context, err error) *Problem {
 	if errors.As(err, &problem) {
 		return problem
 	}
-	if errors.Is(ctx.Err(), context.Canceled) {
+	switch {
+	case clientGone(ctx):
 		return newProblem(CodeClientGone, "the client closed the connection")
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
 	}
 	var invalid *sandbox.InvalidError
 	if errors.As(err, &invalid) {
@@ -88,6 +91,12 @@ func problemOf(ctx context.Context, err error) *Problem {
 		return newProblem(CodeGuestError, "the sandbox gave no usable answer; the node's log says more")
 	}
 	return newProblem(CodeInternal, "the node failed; its log says more")
+}
+
+// clientGone says whether ctx, which is a request's, has ended because nobody
+// waits for the answer any more: not because the node closes.
+func clientGone(ctx context.Context) bool {
+	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), sandbox.ErrClosed)
 }
 
 // guestFailure marks an error that came from a guest: what nobody can make

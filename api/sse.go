@@ -27,8 +27,8 @@ func wantsEvents(r *http.Request) bool {
 }
 
 // eventStream sends server-sent events. Its ctx ends when the client has gone,
-// when a write fails and when the stream is closed; whoever waits for the next
-// thing to send waits for ctx too.
+// when a write fails, when the node closes, which its client is told, and when the
+// stream is closed; whoever waits for the next thing to send waits for ctx too.
 type eventStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -96,8 +96,8 @@ func (s *eventStream) send(event, id string, data any) error {
 
 // write sends the buffer. The caller holds the lock.
 func (s *eventStream) write() error {
-	if err := s.ctx.Err(); err != nil {
-		return err
+	if clientGone(s.ctx) {
+		return s.ctx.Err()
 	}
 	if _, err := s.w.Write(s.buf.Bytes()); err != nil {
 		s.cancel()
@@ -117,8 +117,12 @@ func (s *eventStream) flush() error {
 	return nil
 }
 
-// fail tells the client why the stream ends before its end.
-func (s *eventStream) fail(p *Problem) { s.send("error", "", p) }
+// fail tells the client, if there still is one, why the stream ends before its end.
+func (s *eventStream) fail(err error) {
+	if !clientGone(s.ctx) {
+		s.send("error", "", problemOf(s.ctx, err))
+	}
+}
 
 // close ends the stream and waits for its heartbeat.
 func (s *eventStream) close() {

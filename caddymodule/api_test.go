@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -53,6 +54,34 @@ func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
 func metricsSite(t *testing.T) (site, address string) {
 	address = "http://127.0.0.1:" + strconv.Itoa(freePort(t))
 	return address + " {\n\tmetrics\n}", address
+}
+
+func TestAPICallsInFlightAreToldThatTheNodeCloses(t *testing.T) {
+	s := newSite(t)
+	sb, _ := s.sandbox(hello, sandbox.Port{})
+	s.stop(sb.ID)
+	req, err := http.NewRequestWithContext(t.Context(), "POST", fmt.Sprintf("https://%s:%d/api/v1/sandbox/%s/wake", apiHost, s.port, sb.ID), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+testToken)
+	defer s.Engine.Block("start")()
+	client, ended := s.client(true), make(chan struct{})
+	var res *http.Response
+	go func() {
+		defer close(ended)
+		res, err = send(client, req)
+	}()
+	s.Engine.AwaitBlocked(t, "start")
+	newestApp(t).held.endRequests()
+	<-ended
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	if problem := text(t, res); res.StatusCode != 503 || !strings.Contains(problem, `"node_closing"`) || res.Header.Get("Retry-After") == "" {
+		t.Errorf("the client got %d, %v, %s", res.StatusCode, res.Header, problem)
+	}
 }
 
 func TestMetricsGoOnThroughAReload(t *testing.T) {

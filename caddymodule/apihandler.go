@@ -6,6 +6,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func init() {
@@ -54,9 +56,9 @@ func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	if err != nil {
 		return refuseEarly(w)
 	}
-	ctx, cancel := context.WithCancel(r.Context())
-	defer cancel()
-	defer context.AfterFunc(node.requests, cancel)()
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(node.requests, func() { cancel(sandbox.ErrClosed) })()
 	node.api.ServeHTTP(w, r.WithContext(ctx))
 	return nil
 }
