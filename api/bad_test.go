@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -451,6 +454,43 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	s.eventually("the streamed command is counted as lost", func() bool { return execs(t, s.api.metrics)[outcomeLost] > 0 })
 	if counted := execs(t, s.api.metrics); counted[outcomeClient] > 0 {
 		t.Errorf("counted were %v", counted)
+	}
+}
+
+// logLines takes lines of a log.
+type logLines chan string
+
+func (l logLines) Write(b []byte) (int, error) {
+	l <- string(b)
+	return len(b), nil
+}
+
+// What fails while an answer is streamed is logged as what fails before it.
+func TestFailuresOfStreamsAndDownloadsAreLogged(t *testing.T) {
+	s := newServer(t, Limits{})
+	log := make(logLines, 10)
+	s.api.log = slog.New(slog.NewTextHandler(log, nil))
+	id := s.create("box")
+	path := filepath.Join(t.TempDir(), "large")
+	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))
+	stream := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
+	stream.expect("start")
+	resp, err := s.http.Client().Do(s.request(t.Context(), "GET", "/sandbox/box/files/archive?"+at(filepath.Dir(path)), nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	s.node.Engine.Kill(t, sandboxID(id))
+	stream.expect("error")
+	io.Copy(io.Discard, resp.Body)
+	missing := []string{"operation=exec sandbox=box code=guest_lost", "operation=get-archive sandbox=box code=guest_lost"}
+	for len(missing) > 0 {
+		select {
+		case line := <-log:
+			missing = slices.DeleteFunc(missing, func(part string) bool { return strings.Contains(line, part) })
+		case <-time.After(patience):
+			t.Fatalf("the log lacks %q", missing)
+		}
 	}
 }
 

@@ -111,7 +111,7 @@ func (a *API) lastKnown(ctx context.Context, id sandbox.ID, after uint64) (uint6
 }
 
 func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
-	s := a.openStream(in.w, in.r)
+	s := a.openStream(in.Exchange, in.SandboxPath)
 	defer s.close()
 	if in.r.Method == http.MethodHead {
 		return

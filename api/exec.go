@@ -272,7 +272,7 @@ func (run *running) collect(most int) (*ExecResult, error) {
 }
 
 func (a *API) streamExec(in *execInput, run *running) {
-	s := a.openStream(in.w, in.r)
+	s := a.openStream(in.Exchange, in.SandboxPath)
 	defer s.close()
 	// Next does not know of a client that stopped reading; closing the stream
 	// ends it, and the command.

@@ -181,7 +181,7 @@ func streamName(name string) string {
 }
 
 func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
-	s := a.openStream(in.w, in.r)
+	s := a.openStream(in.Exchange, in.SandboxPath)
 	defer s.close()
 	if in.r.Method == http.MethodHead {
 		return

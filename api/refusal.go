@@ -7,21 +7,21 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// refuse turns the error of a handler into the Problem that answers it. What
-// failed on the node's side is logged here and nowhere else.
-func (a *API) refuse(ctx context.Context, op *huma.Operation, id string, err error) *Problem {
+// refuse turns the error of a request, or of what streams its answer, into the
+// Problem that the client gets. What failed on the node's side is logged here and
+// nowhere else.
+func (a *API) refuse(ctx context.Context, operation, id string, err error) *Problem {
 	p := problemOf(ctx, err)
 	switch {
+	case p.Code == CodeNodeClosing: // whatever is under way then ends so
 	case p.Code == CodeInternal:
-		a.log.Error("a request failed", "operation", op.OperationID, "sandbox", id, "error", err)
+		a.log.Error("a request failed", "operation", operation, "sandbox", id, "error", err)
 	case p.Status >= http.StatusInternalServerError:
-		a.log.Warn("a request was not served", "operation", op.OperationID, "sandbox", id, "code", p.Code, "error", err)
+		a.log.Warn("a request was not served", "operation", operation, "sandbox", id, "code", p.Code, "error", err)
 	}
 	return p
 }

@@ -62,13 +62,15 @@ func (p SandboxPath) target() string { return p.ID }
 // Exchange is the part of a request's input that gives a handler the request
 // and the answer themselves, for bodies and answers of any size.
 type Exchange struct {
-	r *http.Request
-	w http.ResponseWriter
+	r         *http.Request
+	w         http.ResponseWriter
+	operation string // the OpenAPI operation id, for the log
 }
 
 // Resolve implements huma.Resolver.
 func (e *Exchange) Resolve(ctx huma.Context) []error {
 	e.r, e.w = humago.Unwrap(ctx)
+	e.operation = ctx.Operation().OperationID
 	return nil
 }
 
@@ -126,7 +128,7 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {
 		out, err := handler(ctx, in)
 		if err != nil {
-			return nil, a.refuse(ctx, &op, targetOf(in), err)
+			return nil, a.refuse(ctx, op.OperationID, targetOf(in), err)
 		}
 		return out, nil
 	})

@@ -32,6 +32,7 @@ func wantsEvents(r *http.Request) bool {
 type eventStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
+	refuse func(error) *Problem // logs
 
 	mu      sync.Mutex // guards the writer
 	w       http.ResponseWriter
@@ -44,13 +45,15 @@ type eventStream struct {
 }
 
 // openStream writes the header. The caller closes the stream.
-func (a *API) openStream(w http.ResponseWriter, r *http.Request) *eventStream {
+func (a *API) openStream(x Exchange, target SandboxPath) *eventStream {
+	w := x.w
 	h := w.Header()
 	h.Set("Content-Type", eventStreamType)
 	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
 	w.WriteHeader(http.StatusOK)
 	s := &eventStream{w: w, control: http.NewResponseController(w), every: a.limits.Heartbeat}
-	s.ctx, s.cancel = context.WithCancel(r.Context())
+	s.ctx, s.cancel = context.WithCancel(x.r.Context())
+	s.refuse = func(err error) *Problem { return a.refuse(s.ctx, x.operation, targetOf(target), err) }
 	s.flush()
 	s.beat = time.NewTimer(s.every)
 	s.beaten.Go(s.heartbeat)
@@ -120,7 +123,7 @@ func (s *eventStream) flush() error {
 // fail tells the client, if there still is one, why the stream ends before its end.
 func (s *eventStream) fail(err error) {
 	if !clientGone(s.ctx) {
-		s.send("error", "", problemOf(s.ctx, err))
+		s.send("error", "", s.refuse(err))
 	}
 }
 

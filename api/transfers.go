@@ -246,6 +246,7 @@ func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open
 			return
 		}
 		if _, err := io.Copy(x.w, source); err != nil {
+			a.refuse(ctx, x.operation, targetOf(target), fromGuest(err))
 			// The header has gone: only a broken connection still says that the
 			// rest is missing.
 			panic(http.ErrAbortHandler)
