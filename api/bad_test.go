@@ -5,12 +5,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -255,12 +255,13 @@ func TestRefusalsWakeNothing(t *testing.T) {
 }
 
 func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
-	s := newServer(t, Limits{Stall: 100 * time.Millisecond})
 	for name, tc := range map[string]struct {
-		close bool
-		code  Code
-	}{"broken": {true, CodeBodyIncomplete}, "slow": {false, CodeBodyTimeout}} {
+		close  bool
+		limits Limits
+		code   Code
+	}{"broken": {true, Limits{}, CodeBodyIncomplete}, "slow": {false, Limits{Stall: 100 * time.Millisecond}, CodeBodyTimeout}} {
 		t.Run(name, func(t *testing.T) {
+			s := newServer(t, tc.limits)
 			conn, err := net.Dial("tcp", s.http.Listener.Addr().String())
 			if err != nil {
 				t.Fatal(err)
@@ -291,7 +292,10 @@ func TestClientThatReadsNothingIsCutOff(t *testing.T) {
 	defer conn.Close()
 	io.WriteString(conn, "POST /api/v1/sandbox/box/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+testToken+
 		"\r\nContent-Length: "+itoa(len(body))+"\r\n\r\n"+body)
-	s.eventually("the stream began", func() bool { return s.api.streams.held.Load() == 1 })
+	conn.SetReadDeadline(time.Now().Add(patience))
+	if _, err := io.ReadFull(conn, make([]byte, len("HTTP/1.1 200 OK"))); err != nil { // the stream has begun
+		t.Fatal(err)
+	}
 	s.eventually("the stream was cut off", func() bool { return s.api.streams.held.Load() == 0 })
 	s.sleep(id)
 }
@@ -343,18 +347,84 @@ func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
 	}
 }
 
+// deadlineConn remembers which deadlines it has.
+type deadlineConn struct {
+	net.Conn
+	mu          sync.Mutex
+	read, write time.Time
+}
+
+func (c *deadlineConn) SetReadDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.read = t
+	return c.Conn.SetReadDeadline(t)
+}
+
+func (c *deadlineConn) SetWriteDeadline(t time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.write = t
+	return c.Conn.SetWriteDeadline(t)
+}
+
+func (c *deadlineConn) SetDeadline(t time.Time) error {
+	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
+}
+
+func (c *deadlineConn) deadlines() (read, write time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.read, c.write
+}
+
+type deadlineListener struct {
+	net.Listener
+	accepted chan *deadlineConn
+}
+
+func (l deadlineListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	c := &deadlineConn{Conn: conn}
+	l.accepted <- c
+	return c, nil
+}
+
 // Connections are used again after answers that had deadlines.
 func TestDeadlinesEndWithTheirAnswer(t *testing.T) {
-	s := newServer(t, Limits{Stall: 50 * time.Millisecond})
+	s := newUnstartedServer(t, Limits{})
+	accepted := make(chan *deadlineConn, 10)
+	s.http.Listener = deadlineListener{s.http.Listener, accepted}
+	s.http.Start()
 	s.create("box")
+	conn := <-accepted
 	for range 3 {
-		// Both take longer than any deadline that the one before may have left.
-		for _, size := range []int{100_000, 1} {
-			got := s.do("POST", "/sandbox/box/exec", fmt.Sprintf(`{"command":"head -c %d /dev/zero; sleep 0.15"}`, size))
-			if got.status != http.StatusOK || len(got.body) < size {
-				t.Fatalf("status %d, %d bytes", got.status, len(got.body))
-			}
+		got := s.do("POST", "/sandbox/box/exec", `{"command":"head -c 100000 /dev/zero"}`)
+		if got.status != http.StatusOK || len(got.body) < 100_000 {
+			t.Fatalf("status %d, %d bytes", got.status, len(got.body))
 		}
+		dir := t.TempDir()
+		ended := make(chan answer, 1)
+		go func() {
+			ended <- s.do("POST", "/sandbox/box/exec", map[string]any{"command": "mkfifo gate; echo >up; cat gate", "cwd": dir})
+		}()
+		s.eventually("the command runs", func() bool { _, err := os.Stat(filepath.Join(dir, "up")); return err == nil })
+		// Neither what was read of this request nor the answer before has left any.
+		if read, write := conn.deadlines(); !read.IsZero() || !write.IsZero() {
+			t.Errorf("while the next command runs, the deadlines are %v and %v", read, write)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "gate"), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-ended; got.status != http.StatusOK {
+			t.Fatalf("status %d: %s", got.status, got.body)
+		}
+	}
+	if len(accepted) > 0 {
+		t.Error("there was another connection")
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -60,13 +61,30 @@ func TestExecKeepsReadingWhatItDoesNotKeep(t *testing.T) {
 func TestTimeoutKillsTheTreeAndSaysSo(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	pidFile := filepath.Join(t.TempDir(), "pid")
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	held, err := os.OpenFile(fifo, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer held.Close()
 	got := must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec",
-		map[string]any{"command": "echo before; sleep 1000 & echo $! >" + pidFile + "; wait", "timeout": "300ms"})
-	if !got.TimedOut || got.Stdout != "before\n" || got.ExitCode == 0 {
+		map[string]any{"command": "exec 3>" + fifo + "; echo before; sleep 1000 & echo up >&3; wait", "timeout": "300ms"})
+	if !got.TimedOut || got.ExitCode == 0 {
 		t.Errorf("got %+v", got)
 	}
-	s.eventually("the child is gone", func() bool { return !alive(t, pidFile) })
+	// The whole tree has the fifo open. On a slow machine the shell may not have
+	// come far.
+	held.SetReadDeadline(time.Now().Add(patience))
+	up, err := io.ReadAll(held)
+	if err != nil {
+		t.Errorf("somebody is left: %v", err)
+	}
+	if len(up) > 0 && got.Stdout != "before\n" {
+		t.Errorf("stdout is %q", got.Stdout)
+	}
 }
 
 // alive says whether the process runs whose pid is in the file.
