@@ -59,6 +59,9 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
 	}
 	if b.state() != StateRunning {
+		if how == modeAsked {
+			b.endHold()
+		}
 		return nil
 	}
 	if how == modeIdle && b.idleIn() > 0 {
@@ -81,7 +84,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 		return b.failed(err)
 	}
 	if how == modeAsked {
-		b.change(func(sb *Sandbox) { sb.HoldUntil = time.Time{} })
+		b.endHold()
 	}
 	// What a hold or an update said while it froze counts: they were told that it runs.
 	idle := func() bool { return how != modeIdle || b.idleIn() <= 0 }
@@ -280,6 +283,15 @@ func (b *box) hold(ctx context.Context, d time.Duration) error {
 		b.emit(Event{Type: EventHeld, Until: until})
 	}
 	return err
+}
+
+// endHold ends a hold for a sleep that was asked for.
+func (b *box) endHold() {
+	if b.view.Load().HoldUntil.IsZero() {
+		return
+	}
+	b.change(func(sb *Sandbox) { sb.HoldUntil = time.Time{} })
+	b.m.journal.dirty(b)
 }
 
 // holdUntil is the end of a hold that begins now; zero when d is.

@@ -149,6 +149,28 @@ func TestHoldKeepsAwakeUntilItEnds(t *testing.T) {
 	}
 }
 
+func TestSleepEndsAHoldWhateverTheState(t *testing.T) {
+	for _, state := range []sandbox.State{sandbox.StateRunning, sandbox.StateAsleep, sandbox.StateStopped} {
+		n := sandboxtest.Open(t, nil)
+		sb := create(t, n.Manager, "app")
+		switch state {
+		case sandbox.StateAsleep:
+			mustSleep(t, n.Manager, sb.ID)
+		case sandbox.StateStopped:
+			if _, err := n.Manager.Stop(t.Context(), sb.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := n.Manager.Hold(t.Context(), sb.ID, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.Manager.Sleep(t.Context(), sb.ID); err != nil || !got.HoldUntil.IsZero() {
+			t.Errorf("%s: held until %v, error %v", state, got.HoldUntil, err)
+		}
+		await(t, "the end of the hold is on disk", func() bool { return n.Store.Record(t, sb.ID).HoldUntil.IsZero() })
+	}
+}
+
 func TestTimelineTellsWhatHappened(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
