@@ -51,9 +51,9 @@ func (a *API) registerPorts() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/expose", id: "expose-port", tag: "ports",
 		summary: "Give a port a preview URL",
-		description: "Exposing it again changes its modes and keeps its URL. Wakes nothing unless it is to wait. " +
+		description: "Exposing it again sets all of its modes, those that are missing to their defaults; its URL stays unless its access changes. Wakes nothing unless it is to wait. " +
 			"With port_not_ready the port is exposed all the same.",
-		codes: onSandbox(wakeCodes, []Code{CodePortNotReady}),
+		codes: onSandbox(wakeCodes, []Code{CodePortNotReady, CodeTooManyCalls}),
 	}, a.expose)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/ports", id: "list-ports", tag: "ports",

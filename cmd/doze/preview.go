@@ -21,8 +21,9 @@ func (a *app) exposeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "expose SANDBOX PORT",
 		Short: "Give a port of a sandbox a preview URL",
-		Long: `Give a port of a sandbox a preview URL and print it. Exposing a port again changes
-its modes and keeps its URL.`,
+		Long: `Give a port of a sandbox a preview URL and print it. Exposing a port again sets
+all of its modes, those that are missing to their defaults. Its URL stays unless its
+access changes.`,
 		Example:           "  doze expose shop 3000\n  doze expose shop 8080 --access public --wake refuse",
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.completePort,
