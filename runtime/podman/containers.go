@@ -218,7 +218,13 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 	case err != nil:
 		return err
 	}
-	if err := e.remove(ctx, handle); err != nil {
+	err = e.remove(ctx, handle)
+	if err != nil && improperState(err) { // it ended just when Podman was about to kill it
+		if err = e.settle(ctx, id); err == nil {
+			err = e.remove(ctx, handle)
+		}
+	}
+	if err != nil {
 		return fmt.Errorf("removing %s: %w", id, err)
 	}
 	e.owned.Delete(id)

@@ -64,6 +64,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"UnknownContainersAreErrors", unknown},
 		{"CrashIsSeenAndStartRecovers", crash},
 		{"RemoveEndsARunningContainer", removeRunning},
+		{"RemoveEndsOneThatIsJustDying", removeDying},
 		{"FoldersGoWithWhatContainersPutThere", removeFolder},
 		{"ListIsOfThisNodeAlone", listOwn},
 		{"OtherNodesContainersAreUnknown", othersUnknown},
@@ -333,6 +334,15 @@ func removeRunning(s *suite) {
 	s.start(id)
 	s.remove(id)
 	s.gone(id)
+}
+
+func removeDying(s *suite) {
+	for range 20 {
+		id := s.create()
+		s.Crash(s, s.start(id))
+		s.remove(id)
+		s.gone(id)
+	}
 }
 
 func removeFolder(s *suite) {
