@@ -54,6 +54,19 @@ func TestFailedWriteThatReachedTheDiskIsTakenBack(t *testing.T) {
 	await(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
 }
 
+func TestNoRoomForAContainerIsAFullDisk(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Fail("create", syscall.ENOSPC)
+	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"}); !errors.Is(err, sandbox.ErrStoreFull) {
+		t.Errorf("got %v", err)
+	}
+	if count := n.Engine.Count(); count != 0 {
+		t.Errorf("%d containers are left", count)
+	}
+	n.Engine.Fail("create", nil)
+	create(t, n.Manager, "app")
+}
+
 func TestSlowDiskKeepsNobodyBeyondHisTime(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")

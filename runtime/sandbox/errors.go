@@ -3,6 +3,7 @@ package sandbox
 import (
 	"errors"
 	"fmt"
+	"syscall"
 )
 
 var (
@@ -29,9 +30,18 @@ var (
 	ErrImageMissing = errors.New("image is missing and could not be pulled")
 	// ErrEngineDown is returned by an Engine that does not answer.
 	ErrEngineDown = errors.New("the container engine does not answer")
-	// ErrStoreFull is returned by a Store whose disk has no room left.
+	// ErrStoreFull is returned by a Store whose disk has no room left, and when
+	// there is none for the files that a new container needs.
 	ErrStoreFull = errors.New("no space left for the node's data")
 )
+
+// fullDisk adds ErrStoreFull to what a full disk caused.
+func fullDisk(err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("%w: %w", ErrStoreFull, err)
+	}
+	return err
+}
 
 // InvalidError refuses what was asked. Nothing has changed.
 type InvalidError struct {

@@ -248,7 +248,7 @@ func (b *box) start(ctx context.Context) error {
 		return fmt.Errorf("thawing its cgroup: %w", err)
 	}
 	if err := b.m.makeRunDir(b.id); err != nil {
-		return fmt.Errorf("making its run folder: %w", err)
+		return fmt.Errorf("making its run folder: %w", fullDisk(err))
 	}
 	c, err := b.m.engine.Start(ctx, b.id, limits)
 	if errors.Is(err, ErrNoContainer) {
@@ -258,7 +258,7 @@ func (b *box) start(ctx context.Context) error {
 			b.emit(Event{Type: EventStopped, Reason: reasonVanished})
 		}
 		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
-			return fmt.Errorf("creating its container: %w", err)
+			return fmt.Errorf("creating its container: %w", fullDisk(err))
 		}
 		c, err = b.m.engine.Start(ctx, b.id, limits)
 	}
