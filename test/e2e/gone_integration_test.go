@@ -177,12 +177,16 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 					c := n.browser(t, []string{"h1", "h2"}[i%2])
 					clients = append(clients, c)
 					go func() {
-						done <- way.enter(ctx, c, i, func() {
+						err := way.enter(ctx, c, i, func() {
 							select {
 							case begun <- struct{}{}:
 							default:
 							}
 						})
+						if ctx.Err() != nil { // perhaps the node's word that its client has gone reached it
+							err = ctx.Err()
+						}
+						done <- err
 					}()
 					select {
 					case <-begun:
