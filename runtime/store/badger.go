@@ -1,5 +1,5 @@
-// Package store keeps what must outlive the node: the records of sandboxes and
-// the timelines of their events. Badger is the store of a node; Memory behaves
+// Package store keeps what must outlive the node: the records of sandboxes, the
+// timelines of their events, and documents of other parts. Badger is the store of a node; Memory behaves
 // the same and forgets everything, for tests.
 package store
 

@@ -14,6 +14,7 @@ import (
 //	s/<sandbox id>          the record of a sandbox
 //	e/<sandbox id>/<seq>    an event; seq is 8 bytes, big-endian, so that byte
 //	                        order is the order of the timeline
+//	d/<kind>/<name>         a document; kinds have no slash, names may
 var (
 	nodeIDKey     = []byte("n/")
 	sandboxPrefix = []byte("s/")

@@ -12,6 +12,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/storetest"
+	"github.com/doze-run/doze/runtime/store/documentstest"
 )
 
 // childDirEnv makes the test binary a writer on that folder.
@@ -19,7 +20,7 @@ const childDirEnv = "DOZE_STORE_TEST_DIR"
 
 const childWriters = 8
 
-// writeUntilKilled writes records and events as fast as it can from several
+// writeUntilKilled writes documents, records and events as fast as it can from several
 // goroutines. It prints "opening", "open <node id>", and then each write that
 // was acknowledged as "<n> <round>".
 func writeUntilKilled(dir string) int {
@@ -41,6 +42,10 @@ func writeUntilKilled(dir string) int {
 			for round := rounds[storetest.ID(n)] + 1; ; round++ {
 				sb := storetest.Record(n)
 				sb.StateReason = strconv.Itoa(round)
+				if err := s.PutDocument(context.Background(), "rules", string(sb.ID), []byte(sb.StateReason)); err != nil {
+					failed <- err
+					return
+				}
 				if err := s.PutSandbox(context.Background(), sb); err != nil {
 					failed <- err
 					return
@@ -56,6 +61,18 @@ func writeUntilKilled(dir string) int {
 	}
 	fmt.Fprintln(os.Stderr, <-failed)
 	return 1
+}
+
+// checkDocuments wants each document to be as far as the record that was written
+// after it, or one further.
+func checkDocuments(t *testing.T, s *Badger, rounds map[sandbox.ID]int) {
+	t.Helper()
+	documents := documentstest.All(t, s, "rules")
+	for id, round := range rounds {
+		if got, err := strconv.Atoi(documents[string(id)]); err != nil || got < round || got > round+1 {
+			t.Fatalf("the document of %s is at round %q, its record at %d", id, documents[string(id)], round)
+		}
+	}
 }
 
 func storedRounds(s sandbox.Store) (map[sandbox.ID]int, error) {
@@ -95,6 +112,7 @@ func TestNothingAcknowledgedIsLostWhenKilled(t *testing.T) {
 			}
 			acknowledged[id] = rounds[id]
 		}
+		checkDocuments(t, s, rounds)
 		if node != "" && s.NodeID() != node {
 			t.Fatalf("kill %d: node id is %s, was %s", kill, s.NodeID(), node)
 		}

@@ -19,6 +19,7 @@ type Memory struct {
 	closed    bool
 	sandboxes map[sandbox.ID][]byte
 	events    map[sandbox.ID][]encodedEvent // by seq
+	documents map[string][]byte             // by documentKey
 }
 
 // NewMemory returns an empty store.
@@ -27,6 +28,7 @@ func NewMemory() *Memory {
 		nodeID:    newNodeID(),
 		sandboxes: make(map[sandbox.ID][]byte),
 		events:    make(map[sandbox.ID][]encodedEvent),
+		documents: make(map[string][]byte),
 	}
 }
 

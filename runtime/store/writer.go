@@ -16,10 +16,10 @@ const maxQueue = 1024
 // maxGroup bounds what one transaction takes from the queue.
 const maxGroup = 256
 
-// write is one entry of the writer's queue: a record, some events, or nothing,
-// which is a barrier.
+// write is one entry of the writer's queue: a record or document, some
+// events, or nothing, which is a barrier.
 type write struct {
-	key    []byte // of a record
+	key    []byte // of a record or document
 	value  []byte // nil deletes it
 	events []encodedEvent
 	// done gets the outcome, and nil means that nobody waits. It has room for one.

@@ -1,0 +1,181 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Documents are small values that the store keeps for others under a kind and a
+// name, such as rules, secrets and policies. What is in them is their owner's
+// affair; like records they are on the disk when a write returns.
+
+// maxDocumentName leaves room for an owner and a name of his.
+const maxDocumentName = 200
+
+// maxDocumentKind bounds the word that stands before all names of a kind.
+const maxDocumentKind = 32
+
+// encodingBytes marks a value that is stored as it was given.
+const encodingBytes = 2
+
+// PutDocument writes the document, replacing an older one of the same kind and
+// name. Kinds are 1 to 32 of a-z, names 1 to 200 bytes of any kind. A value of
+// more than 800 KiB is refused with a *sandbox.InvalidError, as is a bad kind or
+// name; a full disk returns sandbox.ErrStoreFull (wrapped).
+func (s *Badger) PutDocument(ctx context.Context, kind, name string, value []byte) error {
+	key, err := documentKey(kind, name)
+	if err != nil {
+		return err
+	}
+	encoded, err := encodeDocument(kind, value, s.maxRecord)
+	if err != nil {
+		return err
+	}
+	return s.writeAndWait(ctx, &write{key: key, value: encoded})
+}
+
+// DeleteDocument removes the document. Idempotent.
+func (s *Badger) DeleteDocument(ctx context.Context, kind, name string) error {
+	key, err := documentKey(kind, name)
+	if err != nil {
+		return err
+	}
+	return s.writeAndWait(ctx, &write{key: key})
+}
+
+// Documents calls yield for every document of the kind, in the order of the names'
+// bytes, until it returns an error, which Documents then returns. The value belongs
+// to yield, which may write.
+func (s *Badger) Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error {
+	if err := checkKind(kind); err != nil {
+		return err
+	}
+	prefix := documentPrefix(kind)
+	return s.view(func(txn *badger.Txn) error {
+		it := txn.NewIterator(badger.IteratorOptions{Prefix: prefix, PrefetchValues: true, PrefetchSize: 64})
+		defer it.Close()
+		for it.Rewind(); it.Valid(); it.Next() {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			name := string(it.Item().Key()[len(prefix):])
+			encoded, err := it.Item().ValueCopy(nil)
+			if err != nil {
+				return fmt.Errorf("document %s %q: %w", kind, name, err)
+			}
+			value, err := decodeDocument(kind, name, encoded)
+			if err != nil {
+				return err
+			}
+			if err := yield(name, value); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// PutDocument is as that of Badger.
+func (m *Memory) PutDocument(ctx context.Context, kind, name string, value []byte) error {
+	key, err := documentKey(kind, name)
+	if err != nil {
+		return err
+	}
+	encoded, err := encodeDocument(kind, value, maxRecord)
+	if err != nil {
+		return err
+	}
+	return m.change(ctx, func() { m.documents[string(key)] = encoded })
+}
+
+// DeleteDocument is as that of Badger.
+func (m *Memory) DeleteDocument(ctx context.Context, kind, name string) error {
+	key, err := documentKey(kind, name)
+	if err != nil {
+		return err
+	}
+	return m.change(ctx, func() { delete(m.documents, string(key)) })
+}
+
+// Documents is as that of Badger.
+func (m *Memory) Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error {
+	if err := checkKind(kind); err != nil {
+		return err
+	}
+	prefix := string(documentPrefix(kind))
+	type document struct {
+		name    string
+		encoded []byte
+	}
+	var found []document
+	if err := m.change(ctx, func() {
+		for key, encoded := range m.documents {
+			if name, ok := strings.CutPrefix(key, prefix); ok {
+				found = append(found, document{name, encoded})
+			}
+		}
+	}); err != nil {
+		return err
+	}
+	slices.SortFunc(found, func(a, b document) int { return strings.Compare(a.name, b.name) })
+	for _, d := range found {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		value, err := decodeDocument(kind, d.name, slices.Clone(d.encoded))
+		if err != nil {
+			return err
+		}
+		if err := yield(d.name, value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkKind refuses kinds that would read as another key.
+func checkKind(kind string) error {
+	if len(kind) == 0 || len(kind) > maxDocumentKind || strings.Trim(kind, "abcdefghijklmnopqrstuvwxyz") != "" {
+		return &sandbox.InvalidError{Field: "kind", Reason: fmt.Sprintf("%.40q is no kind of document", kind), Want: "1 to 32 of a-z"}
+	}
+	return nil
+}
+
+func documentPrefix(kind string) []byte { return []byte("d/" + kind + "/") }
+
+func documentKey(kind, name string) ([]byte, error) {
+	if err := checkKind(kind); err != nil {
+		return nil, err
+	}
+	if len(name) == 0 || len(name) > maxDocumentName {
+		return nil, &sandbox.InvalidError{Field: "name", Reason: "a document's name has " + strconv.Itoa(len(name)) + " bytes",
+			Want: "1 to " + strconv.Itoa(maxDocumentName)}
+	}
+	return append(documentPrefix(kind), name...), nil
+}
+
+func encodeDocument(kind string, value []byte, limit int) ([]byte, error) {
+	if len(value) >= limit {
+		return nil, &sandbox.InvalidError{Field: kind, Reason: "its record has " + strconv.Itoa(len(value)) + " bytes",
+			Want: "at most " + strconv.Itoa(limit-1)}
+	}
+	return append([]byte{encodingBytes}, value...), nil
+}
+
+// decodeDocument may keep encoded.
+func decodeDocument(kind, name string, encoded []byte) ([]byte, error) {
+	switch {
+	case len(encoded) == 0:
+		return nil, fmt.Errorf("document %s %q: %w", kind, name, errEmptyRecord)
+	case encoded[0] != encodingBytes:
+		return nil, fmt.Errorf("document %s %q has encoding %d, this build reads %d: a newer doze wrote it", kind, name, encoded[0], encodingBytes)
+	}
+	return encoded[1:], nil
+}
