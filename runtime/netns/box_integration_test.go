@@ -30,6 +30,8 @@ import (
 //
 //	serve IP PORT   networktest's server
 //	stall PORT      a listener with a full backlog
+//	device          is it as package link says?
+//	dial IP:PORT    begins to dial
 const boxVariable = "DOZE_TEST_BOX"
 
 // The race detector lets a process linger for a second at its end.
@@ -49,6 +51,14 @@ func boxMain(id string) {
 			err = boxServe(sandbox.ID(id), words[1], words[2])
 		case "stall":
 			err = boxStall(words[1])
+		case "device":
+			err = boxDevice()
+		case "dial":
+			go func() { // ends with the process
+				if conn, err := net.Dial("tcp", words[1]); err == nil {
+					conn.Close()
+				}
+			}()
 		default:
 			err = fmt.Errorf("unknown command %q", words[0])
 		}

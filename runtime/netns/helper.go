@@ -207,7 +207,7 @@ func (h *helper) deliver(answer wire.Answer, fd int) {
 		closeFD(fd)
 		c <- reply{-1, &AnswerError{answer.Status, syscall.Errno(answer.Errno), answer.Text}}
 	case fd < 0:
-		c <- reply{-1, errors.New("the namespace helper sent no socket")}
+		c <- reply{-1, errors.New("the namespace helper sent no descriptor")}
 	default:
 		c <- reply{fd, nil}
 	}

@@ -5,7 +5,7 @@
 // the namespace helper (command doze-netns): it makes a socket inside the
 // sandbox and hands over its descriptor, and the node connects that socket and
 // uses it like any other. Connections do not pass through the helper and
-// outlive it.
+// outlive it. The sandbox's own network device comes the same way.
 package netns
 
 import (
@@ -121,18 +121,24 @@ func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) 
 }
 
 func (c *Client) dialFamily(ctx context.Context, id sandbox.ID, pid int, port uint16, family wire.Family) (net.Conn, error) {
-	request := wire.Request{Op: wire.OpSocket, Family: family, PID: uint32(pid), ID: string(id)}
-	if pid <= 0 {
-		return nil, fmt.Errorf("it has no process: %w", syscall.ESRCH)
-	}
-	if c.cfg.Cgroup != "" {
-		request.Cgroup = c.cfg.Cgroup + "/" + string(id)
-	}
-	fd, err := c.request(ctx, request)
+	fd, err := c.inside(ctx, id, pid, wire.Request{Op: wire.OpSocket, Family: family})
 	if err != nil {
 		return nil, err
 	}
 	return connect(ctx, fd, family, port)
+}
+
+// inside asks for a descriptor that is made in the sandbox whose first process has
+// this pid.
+func (c *Client) inside(ctx context.Context, id sandbox.ID, pid int, r wire.Request) (fd int, err error) {
+	if pid <= 0 {
+		return -1, fmt.Errorf("it has no process: %w", syscall.ESRCH)
+	}
+	r.PID, r.ID = uint32(pid), string(id)
+	if c.cfg.Cgroup != "" {
+		r.Cgroup = c.cfg.Cgroup + "/" + string(id)
+	}
+	return c.request(ctx, r)
 }
 
 // Forget drops what the helper keeps for the sandbox.

@@ -16,7 +16,7 @@ import (
 )
 
 // Version is raised with every change of the layout or of an Op's meaning.
-const Version = 1
+const Version = 2
 
 // MaxPacket bounds a packet, both ways.
 const MaxPacket = 4096
@@ -30,6 +30,9 @@ const (
 	OpSocket Op = 1
 	// OpForget drops what is kept for the sandbox ID.
 	OpForget Op = 2
+	// OpTUN makes the network device of package link in the network namespace of
+	// the process PID. The answer carries its other end.
+	OpTUN Op = 3
 )
 
 // Family of a socket.
@@ -60,7 +63,7 @@ type Request struct {
 	Op     Op
 	Family Family // OpSocket
 	Seq    uint32 // chosen by the node; never 0
-	PID    uint32 // OpSocket: the first process of the sandbox
+	PID    uint32 // OpSocket, OpTUN: the first process of the sandbox
 	ID     string
 	// Cgroup that the process has to be in or below, so that a number which
 	// was used again for another process is noticed; empty: not checked.

@@ -9,6 +9,7 @@ func TestRequestsSurviveTheWire(t *testing.T) {
 	for _, want := range []Request{
 		{Op: OpSocket, Family: IPv6, Seq: 1, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
 		{Op: OpForget, Seq: 1<<32 - 1, ID: "k3f9x2m7q1az"},
+		{Op: OpTUN, Seq: 2, PID: 4242, ID: "k3f9x2m7q1az", Cgroup: "/doze/sandboxes/k3f9x2m7q1az"},
 		{},
 	} {
 		b, err := want.AppendTo(nil)

@@ -1,0 +1,34 @@
+// Package link says what the network of a sandbox looks like from inside: one
+// device, the same in every sandbox, for who sends is known by the device and not
+// by an address.
+//
+// The addresses are of 198.18.0.0/15, which is for measurements between networks
+// (RFC 2544) and which nobody reaches through the internet: a name that leads
+// there was given its address by the node.
+package link
+
+import "net/netip"
+
+const (
+	// Device is the name of the only device beside lo.
+	Device = "eth0"
+	// MTU in bytes: the largest that a TUN device has. Each packet costs the same
+	// whatever its size, and these never cross a wire.
+	MTU = 65520
+	// PacketHeader is how many bytes precede each packet: struct virtio_net_hdr of
+	// linux/virtio_net.h, which says whose the checksum is.
+	PacketHeader = 10
+)
+
+var (
+	// Sandbox is the sandbox's own address, Gateway the node's in it: name server
+	// and default route. Prefix holds both.
+	Sandbox = netip.MustParseAddr("198.18.0.2")
+	Gateway = netip.MustParseAddr("198.18.0.1")
+	Prefix  = netip.MustParsePrefix("198.18.0.0/30")
+
+	// Pool holds the addresses that stand for names. Those of Reserved are not
+	// given out.
+	Pool     = netip.MustParsePrefix("198.18.0.0/15")
+	Reserved = netip.MustParsePrefix("198.18.0.0/24")
+)

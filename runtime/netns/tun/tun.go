@@ -1,0 +1,124 @@
+// Package tun makes the network device of a sandbox, as package link describes it.
+package tun
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/netns/link"
+)
+
+// Make makes the device in the network namespace of the calling thread and brings
+// it up, with its address, a default route and no IPv6. Whoever holds the
+// descriptor is the other end of the wire: each read takes one IP packet that the
+// sandbox sent, each write delivers one to it. The device ends with the descriptor.
+//
+// The descriptor is non-blocking and close-on-exec. Errors wrap unix.EBUSY when the
+// namespace has the device already and somebody holds it, and unix.EINVAL when it
+// has another device of that name.
+func Make() (fd int, err error) {
+	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("opening /dev/net/tun: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			unix.Close(fd)
+		}
+	}()
+	device, err := unix.NewIfreq(link.Device)
+	if err != nil {
+		return -1, err
+	}
+	device.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, device); err != nil {
+		return -1, fmt.Errorf("making %s: %w", link.Device, err)
+	}
+	if err := configure(); err != nil {
+		return -1, fmt.Errorf("configuring %s: %w", link.Device, err)
+	}
+	return fd, nil
+}
+
+func configure() error {
+	if err := withoutIPv6(); err != nil {
+		return err
+	}
+	control, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(control)
+	address := link.Sandbox.As4()
+	var mask [4]byte
+	binary.BigEndian.PutUint32(mask[:], ^uint32(0)<<(32-link.Prefix.Bits()))
+	for _, step := range []struct {
+		what    string
+		request uint
+		set     func(*unix.Ifreq) error
+	}{
+		{"its MTU", unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(link.MTU); return nil }},
+		{"its address", unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(address[:]) }},
+		{"its netmask", unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) }},
+		{"it up", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error {
+			r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+			return nil
+		}},
+	} {
+		request, err := unix.NewIfreq(link.Device) // the value is a union: a fresh one each time
+		if err == nil {
+			err = step.set(request)
+		}
+		if err == nil {
+			err = unix.IoctlIfreq(control, step.request, request)
+		}
+		if err != nil {
+			return fmt.Errorf("setting %s: %w", step.what, err)
+		}
+	}
+	device, err := unix.NewIfreq(link.Device)
+	if err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(control, unix.SIOCGIFINDEX, device); err != nil {
+		return fmt.Errorf("finding its index: %w", err)
+	}
+	return defaultRoute(device.Uint32())
+}
+
+// withoutIPv6 keeps the device from having addresses of its own making. It is
+// written before the device is up. /proc/sys/net shows the namespace of the thread
+// that opens it, whichever /proc that is.
+func withoutIPv6() error {
+	path := "/proc/sys/net/ipv6/conf/" + link.Device + "/disable_ipv6"
+	err := os.WriteFile(path, []byte("1"), 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // a kernel without IPv6
+	}
+	return err
+}
+
+// defaultRoute sends everything to the gateway, through the device of this index.
+func defaultRoute(index uint32) error {
+	gateway := link.Gateway.As4()
+	route := unix.RtMsg{
+		Family:   unix.AF_INET,
+		Table:    unix.RT_TABLE_MAIN,
+		Protocol: unix.RTPROT_BOOT,
+		Scope:    unix.RT_SCOPE_UNIVERSE,
+		Type:     unix.RTN_UNICAST,
+	}
+	body := []byte{
+		route.Family, route.Dst_len, route.Src_len, route.Tos,
+		route.Table, route.Protocol, route.Scope, route.Type,
+	}
+	body = binary.NativeEndian.AppendUint32(body, route.Flags)
+	body = appendAttribute(body, unix.RTA_GATEWAY, gateway[:])
+	body = appendAttribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
+	return netlink(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
+}
