@@ -360,6 +360,44 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
+// The sandbox starts, and the node can say why its programs refuse intercepted hosts.
+func TestTrustOnAFullDiskSaysSo(t *testing.T) {
+	root := t.TempDir()
+	if err := os.Symlink("small", filepath.Join(root, "etc")); err != nil {
+		t.Fatal(err)
+	}
+	c, _, _ := startInit(t, root)
+	ca, err := os.ReadFile("../../runtime/guest/trust/testdata/public.pem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for size := 1 << 20; size > 0; size /= 2 { // until there is no room for anything
+		_, err := c.WriteFile(t.Context(), fmt.Sprint("/small/", size), 0, bytes.NewReader(make([]byte, size)))
+		if err != nil && !strings.Contains(err.Error(), "no space left") {
+			t.Fatal(err)
+		}
+	}
+	_, err = c.Trust(t.Context(), guest.Trust{CA: string(ca)})
+	var refusal *guest.Error
+	if !errors.As(err, &refusal) || refusal.Code != guest.CodeNoSpace || !strings.Contains(refusal.Message, "/etc/doze/ca-bundle.pem") {
+		t.Errorf("got %v", err)
+	}
+	if h, err := c.Hello(t.Context()); err != nil || h.Trust != guest.TrustDigest(ca) {
+		t.Errorf("hello: %+v, %v", h, err)
+	}
+	for size := 1 << 20; size > 0; size /= 2 {
+		if err := c.Remove(t.Context(), fmt.Sprint("/small/", size), false); err != nil && !strings.Contains(err.Error(), "no such file") {
+			t.Fatal(err)
+		}
+	}
+	if _, err := c.Trust(t.Context(), guest.Trust{CA: string(ca)}); err != nil {
+		t.Errorf("with room again: %v", err)
+	}
+	if got, err := os.ReadFile(filepath.Join(root, "small/doze/ca-bundle.pem")); err == nil && string(got) != string(ca) {
+		t.Errorf("the bundle has %q", got)
+	}
+}
+
 func TestFileThatIsAMountIsOverwritten(t *testing.T) {
 	root := t.TempDir()
 	c, _, _ := startInit(t, root)

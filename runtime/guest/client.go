@@ -3,6 +3,7 @@ package guest
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -71,6 +72,7 @@ type Client struct {
 	transport *http.Transport
 	answer    time.Duration // answerTimeout
 	stall     time.Duration // stallTimeout
+	defaults  func() map[string]string
 }
 
 // NewClient returns a Client for the guest that listens on the Unix socket, of
@@ -90,6 +92,17 @@ func NewClient(socket string) *Client {
 	}}
 }
 
+// SetDefaults has f asked for the Defaults of each command and process that is
+// started, whatever the request has; it must be quick. It is to be called before the Client is used.
+func (c *Client) SetDefaults(f func() map[string]string) { c.defaults = f }
+
+func (c *Client) defaultsOr(given map[string]string) map[string]string {
+	if c.defaults == nil {
+		return given
+	}
+	return c.defaults()
+}
+
 // Socket is the path that the Client dials.
 func (c *Client) Socket() string { return c.socket }
 
@@ -103,11 +116,19 @@ func (c *Client) Hello(ctx context.Context) (Hello, error) {
 	if err := c.call(ctx, request{method: http.MethodGet, route: RouteHello}, &h); err != nil {
 		return Hello{}, err
 	}
-	h.Version = cut(h.Version, 100)
+	h.Version, h.Trust = cut(h.Version, 100), cut(h.Trust, 2*sha256.Size)
 	if h.Protocol != ProtocolVersion {
 		return Hello{}, &VersionError{Guest: h.Protocol, Node: ProtocolVersion, Version: h.Version}
 	}
 	return h, nil
+}
+
+// Trust has the guest make the programs of its sandbox trust CAs. An error says
+// what could not be done, such as *Error with CodeNoSpace; the rest is done.
+func (c *Client) Trust(ctx context.Context, t Trust) (TrustResult, error) {
+	var res TrustResult
+	err := c.call(ctx, request{method: http.MethodPut, route: RouteTrust, json: t}, &res)
+	return res, err
 }
 
 // PortReady returns when something in the sandbox listens on the TCP port, on

@@ -42,6 +42,7 @@ type ExecStream struct {
 // background may add to that for 250 ms at most; later output of theirs is
 // discarded.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (*ExecStream, error) {
+	req.Defaults = c.defaultsOr(req.Defaults)
 	a, err := c.send(ctx, request{method: http.MethodPost, route: RouteExec, json: req})
 	if err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ const maxSignal = 16
 // StartProcess starts a background process. Errors: CodeExists when a running
 // process has that name, CodeTooMany, CodeNoCommand, CodeNoShell, CodeInvalid.
 func (c *Client) StartProcess(ctx context.Context, spec ProcessSpec) (Process, error) {
+	spec.Defaults = c.defaultsOr(spec.Defaults)
 	return c.process(ctx, request{method: http.MethodPost, route: RouteProcess, json: spec})
 }
 

@@ -8,11 +8,15 @@
 // and no path of the host is ever derived from one.
 package guest
 
-import "time"
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"time"
+)
 
 // ProtocolVersion is raised whenever node and guest of different builds could
 // misunderstand each other. The node refuses a guest with another version.
-const ProtocolVersion = 1
+const ProtocolVersion = 2
 
 // Where things are inside a sandbox. The node mounts BinaryPath read-only and
 // RunDir writable; both folders belong to doze alone.
@@ -35,6 +39,7 @@ const (
 	MaxFrame   = 64 << 10 // bytes of payload in one frame
 	MaxArgs    = 4096     // arguments of one command
 	MaxEntries = 100_000  // entries in one directory listing
+	MaxCAs     = 16       // certificates in one Trust.CA
 	// MaxHold is the longest that a sandbox may ask to be kept awake at once.
 	MaxHold = 24 * time.Hour
 )
@@ -44,6 +49,30 @@ type Hello struct {
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"` // build of doze-guest
 	PID      int    `json:"pid"`     // its own, inside the sandbox: 1
+	// Trust is the TrustDigest of the CAs that it was given last; empty before.
+	Trust string `json:"trust,omitempty"`
+}
+
+// Trust makes the programs of a sandbox trust the node's CAs beside the public
+// ones. It replaces the CAs of the Trust before and keeps what else is trusted.
+type Trust struct {
+	CA string `json:"ca"` // PEM of 1 to MaxCAs certificates
+	// Roots is the PEM of the public CAs, for an image that has none; empty: none.
+	// An image that has its own keeps those.
+	Roots string `json:"roots,omitempty"`
+}
+
+// TrustResult says what is missing.
+type TrustResult struct {
+	// NeedsRoots: the image has no public CAs and Trust had none either, so that
+	// clients trust the node's alone. It is best to send them.
+	NeedsRoots bool `json:"needs_roots,omitempty"`
+}
+
+// TrustDigest tells one Trust.CA from another.
+func TrustDigest(ca []byte) string {
+	sum := sha256.Sum256(ca)
+	return hex.EncodeToString(sum[:])
 }
 
 // ExecRequest runs one command to its end.
@@ -54,8 +83,11 @@ type ExecRequest struct {
 	// Cwd is absolute; empty means the image's working directory.
 	Cwd string `json:"cwd,omitempty"`
 	// Env is added to the environment of the sandbox.
-	Env   map[string]string `json:"env,omitempty"`
-	Stdin []byte            `json:"stdin,omitempty"`
+	Env map[string]string `json:"env,omitempty"`
+	// Defaults are variables that neither Env nor the sandbox's own environment has.
+	// The Client sets them, see SetDefaults.
+	Defaults map[string]string `json:"defaults,omitempty"`
+	Stdin    []byte            `json:"stdin,omitempty"`
 	// Timeout in nanoseconds ends the whole process tree; 0 means none.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
@@ -85,6 +117,9 @@ type ProcessSpec struct {
 	Argv    []string          `json:"argv,omitempty"`
 	Cwd     string            `json:"cwd,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
+	// Defaults as in ExecRequest. When the guest restarts the process, it has those
+	// that it was first started with.
+	Defaults map[string]string `json:"defaults,omitempty"`
 	// Name is unique among the running processes of a sandbox; empty means
 	// that the guest picks one.
 	Name    string  `json:"name,omitempty"`

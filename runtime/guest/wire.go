@@ -10,6 +10,7 @@ import (
 // parameters; bodies are named beside each route.
 const (
 	RouteHello   = "/hello"   // GET → Hello
+	RouteTrust   = "/trust"   // PUT Trust → TrustResult
 	RouteExec    = "/exec"    // POST ExecRequest → frames
 	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process; GET /{pid} → Process
 	RouteFile    = "/file"    // PUT path, mode: raw body → FileInfo; GET path (Range) → raw; DELETE path, recursive

@@ -38,7 +38,7 @@ type command struct {
 }
 
 // command checks what a client wants to run. Nothing has been started yet.
-func (s *Server) command(line string, argv []string, cwd string, env map[string]string) (*command, error) {
+func (s *Server) command(line string, argv []string, cwd string, env variables) (*command, error) {
 	c := &command{argv: argv, mark: newMark()}
 	switch {
 	case line != "" && len(argv) > 0:
@@ -95,23 +95,40 @@ func (s *Server) folder(cwd string) (string, error) {
 	return dir, nil
 }
 
-// environment is that of the sandbox with the request's laid over it. The mark
-// comes first, where it is found fastest.
-func (s *Server) environment(add map[string]string, mark string) ([]string, error) {
-	env := make([]string, 1, 1+len(s.cfg.Env)+len(add))
+// variables of a request: add wins over the sandbox's environment, which wins over
+// defaults.
+type variables struct{ add, defaults map[string]string }
+
+// environment is that of the sandbox with the request's laid over and under it, and
+// what tells programs of the node's CA lowest. The mark comes first, where it is
+// found fastest.
+func (s *Server) environment(v variables, mark string) ([]string, error) {
+	trust := s.trust.variables()
+	env := make([]string, 1, 1+len(s.cfg.Env)+len(v.add)+len(v.defaults)+len(trust))
 	env[0] = markName + "=" + mark
 	for _, kv := range s.cfg.Env {
 		name, _, _ := strings.Cut(kv, "=")
-		if _, ok := add[name]; !ok && name != markName {
+		if _, ok := v.add[name]; !ok && name != markName {
 			env = append(env, kv)
 		}
 	}
-	for name, value := range add {
-		if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
-			return nil, refuse(guest.CodeInvalid, "env %q is unusable: a name has no \"=\", and neither name nor value a zero byte", name)
+	for _, layer := range []map[string]string{v.add, v.defaults} {
+		for name, value := range layer {
+			if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
+				return nil, refuse(guest.CodeInvalid, "env %q is unusable: a name has no \"=\", and neither name nor value a zero byte", name)
+			}
 		}
+	}
+	for name, value := range v.add {
 		if name != markName {
 			env = append(env, name+"="+value)
+		}
+	}
+	for _, layer := range []map[string]string{v.defaults, trust} {
+		for name, value := range layer {
+			if _, ok := lookup(env, name); !ok {
+				env = append(env, name+"="+value)
+			}
 		}
 	}
 	return env, nil

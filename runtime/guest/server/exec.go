@@ -24,7 +24,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Timeout < 0 {
 		return refuse(guest.CodeInvalid, "timeout %s is negative", req.Timeout)
 	}
-	cmd, err := s.command(req.Command, req.Argv, req.Cwd, req.Env)
+	cmd, err := s.command(req.Command, req.Argv, req.Cwd, variables{req.Env, req.Defaults})
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func TestCommandThatEndedInTimeIsNotTimedOut(t *testing.T) {
 	}
 	defer srv.Close()
 	for range 20 { // the end and the time-out are both there, in no order
-		cmd, err := srv.command("exit 1", nil, "", nil)
+		cmd, err := srv.command("exit 1", nil, "", variables{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -78,6 +78,7 @@ type Server struct {
 	events   *hub
 	requests *requests
 	spill    *discarder
+	trust    *trusted
 
 	socket net.Listener
 	inside net.Listener
@@ -91,7 +92,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Init), spill: newDiscarder()}
+	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Init), spill: newDiscarder(), trust: newTrusted(cfg)}
 	var err error
 	if s.socket, err = listen(cfg.RunDir, guest.SocketName); err != nil {
 		return nil, err
@@ -195,6 +196,7 @@ func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	route := func(pattern string, h handler) { mux.Handle(pattern, h) }
 	route("GET "+guest.RouteHello, s.hello)
+	route("PUT "+guest.RouteTrust, s.putTrust)
 	route("POST "+guest.RouteExec, s.exec)
 	route("POST "+guest.RouteProcess, s.startProcess)
 	route("GET "+guest.RouteProcess, s.listProcesses)
@@ -217,5 +219,5 @@ func (s *Server) routes() http.Handler {
 }
 
 func (s *Server) hello(w http.ResponseWriter, r *http.Request) error {
-	return answer(w, guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid()})
+	return answer(w, guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid(), Trust: s.trust.last()})
 }

@@ -1,0 +1,68 @@
+package server
+
+import (
+	"errors"
+	"io"
+	"net/http"
+	"sync"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/trust"
+)
+
+// trusted is what this run of the guest was told to trust.
+type trusted struct {
+	installing sync.Mutex // held through an installation
+	store      trust.Store
+
+	mu     sync.Mutex
+	digest string
+	vars   map[string]string // replaced, never changed
+}
+
+func newTrusted(cfg Config) *trusted {
+	return &trusted{store: trust.Store{
+		Root: cfg.Root, Env: cfg.Env,
+		Write: func(path string, content io.Reader) error { return replaceFile(path, 0, content) },
+	}}
+}
+
+// last is the digest of the CAs that it was given last.
+func (t *trusted) last() string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.digest
+}
+
+// variables are those that tell programs of the CAs.
+func (t *trusted) variables() map[string]string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.vars
+}
+
+func (t *trusted) install(ca, roots []byte) (needsRoots bool, err error) {
+	t.installing.Lock()
+	defer t.installing.Unlock()
+	needsRoots, err = t.store.Install(ca, roots)
+	if errors.Is(err, trust.ErrInvalid) {
+		return false, refuse(guest.CodeInvalid, "%v", err)
+	}
+	vars := t.store.Variables()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.digest, t.vars = guest.TrustDigest(ca), vars
+	return needsRoots, err
+}
+
+func (s *Server) putTrust(w http.ResponseWriter, r *http.Request) error {
+	var req guest.Trust
+	if err := readJSON(r, &req); err != nil {
+		return err
+	}
+	needsRoots, err := s.trust.install([]byte(req.CA), []byte(req.Roots))
+	if err != nil {
+		return err
+	}
+	return answer(w, guest.TrustResult{NeedsRoots: needsRoots})
+}

@@ -1,0 +1,132 @@
+package trust
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"encoding/asn1"
+	"encoding/binary"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// attribute is one part of a name, such as its CN.
+type attribute struct {
+	Type  asn1.ObjectIdentifier
+	Value asn1.RawValue
+}
+
+// attributeSET: the suffix tells encoding/asn1 that it is a SET.
+type attributeSET []attribute
+
+// subjectHash is what OpenSSL (X509_NAME_hash, since 1.0.0) names the links in its
+// folder by: the first four bytes, the least first, of the SHA-1 of the name's
+// canonical form, in which text is UTF-8, lower case, and has single spaces.
+func subjectHash(subject []byte) (string, error) {
+	var name []attributeSET
+	if rest, err := asn1.Unmarshal(subject, &name); err != nil || len(rest) > 0 {
+		return "", fmt.Errorf("its subject is no name: %v", err)
+	}
+	sum := sha1.New()
+	for _, set := range name {
+		for i := range set {
+			canonize(&set[i].Value)
+		}
+		der, err := asn1.Marshal(set)
+		if err != nil {
+			return "", err
+		}
+		sum.Write(der)
+	}
+	return fmt.Sprintf("%08x", binary.LittleEndian.Uint32(sum.Sum(nil))), nil
+}
+
+// canonize brings text of one byte a character, or UTF-8, into OpenSSL's canonical
+// form. Other kinds, which no CA of ours has, it leaves as they are: OpenSSL then
+// does not find them by their hash, and all else does.
+func canonize(v *asn1.RawValue) {
+	const visibleString = 26
+	switch v.Tag {
+	case asn1.TagUTF8String, asn1.TagPrintableString, asn1.TagIA5String, visibleString:
+	default:
+		return
+	}
+	text := bytes.Join(bytes.FieldsFunc(v.Bytes, func(r rune) bool { return strings.ContainsRune(" \t\n\v\f\r", r) }), []byte(" "))
+	for i, c := range text {
+		if c >= 'A' && c <= 'Z' {
+			text[i] = c + 'a' - 'A'
+		}
+	}
+	*v = asn1.RawValue{Tag: asn1.TagUTF8String, Bytes: text}
+}
+
+// maxSameHash bounds the links of one hash; two subjects with one are rare.
+const maxSameHash = 32
+
+// hashLinks puts the CAs into OpenSSL's folder as files and links to them: HASH.0,
+// HASH.1 and so on, of which OpenSSL reads as many as there are without a gap.
+func (in *installation) hashLinks() {
+	folder, ok := in.folder(hashFolder)
+	if !ok {
+		return
+	}
+	links := hashLinks{Store: in.Store, folder: folder, ours: map[string][]string{}}
+	for _, c := range in.certs {
+		in.note(in.replace(path.Join(folder, c.name+".pem"), c.pem))
+		links.ours[c.hash] = append(links.ours[c.hash], c.name+".pem")
+	}
+	for _, c := range in.stale {
+		links.ours[c.hash] = slices.Clip(links.ours[c.hash]) // its links are looked at too
+		links.gone = append(links.gone, c.name+".pem")
+	}
+	for hash := range links.ours {
+		in.note(links.make(hash))
+	}
+	for _, file := range links.gone {
+		in.note(in.remove(path.Join(folder, file)))
+	}
+}
+
+// hashLinks are the links that lead, or led, to CAs of the node.
+type hashLinks struct {
+	*Store
+	folder string
+	ours   map[string][]string // by hash: what they lead to
+	gone   []string            // what none shall lead to any more
+}
+
+func (l *hashLinks) at(hash string, i int) string {
+	return path.Join(l.folder, fmt.Sprintf("%s.%d", hash, i))
+}
+
+// make makes the links of one hash: those of others first, as they were.
+func (l *hashLinks) make(hash string) error {
+	var targets []string
+	count := 0
+	for ; count < maxSameHash; count++ {
+		target, err := os.Readlink(l.host(l.at(hash, count)))
+		if err != nil {
+			break
+		}
+		if !slices.Contains(l.ours[hash], target) && !slices.Contains(l.gone, target) {
+			targets = append(targets, target)
+		}
+	}
+	if l.exists(l.at(hash, count)) {
+		return nil // more than there can be, or a file, by somebody who does it otherwise
+	}
+	targets = append(targets, l.ours[hash]...)
+	for i, target := range targets {
+		if err := l.link(l.at(hash, i), target); err != nil {
+			return err
+		}
+	}
+	for i := len(targets); i < count; i++ {
+		if err := l.remove(l.at(hash, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
