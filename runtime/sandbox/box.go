@@ -33,6 +33,8 @@ type box struct {
 	pid atomic.Int64
 	// leftover says that the container may run although the sandbox is stopped.
 	leftover atomic.Bool
+	// cutOff says that the container runs and could not be attached to the Uplink.
+	cutOff atomic.Bool
 	// view is what readers get; it is replaced under mu, never changed.
 	view atomic.Pointer[Sandbox]
 
@@ -51,6 +53,7 @@ type box struct {
 	breaks   *rate.Limiter      // of the guest's event stream
 	endWatch context.CancelFunc // ends the watcher of this run of the guest
 	heard    chan struct{}      // closed when that watcher has read all that the guest said
+	trusts   string             // digest of the CAs that this run of the guest was given
 
 	telling   sync.Mutex // held while an event is told, so that events keep their order; guards:
 	seq       uint64     // of the newest event
@@ -74,6 +77,7 @@ func (m *Manager) newBox(sb Sandbox) *box {
 		breaks:    rate.NewLimiter(breaksPerSecond, breaksBurst),
 		listeners: map[*listener]struct{}{},
 	}
+	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.use.Store(-closedBias)
 	b.lastActive.Store(sb.LastActiveAt.UnixNano())
 	b.view.Store(&sb)

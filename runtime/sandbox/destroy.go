@@ -94,9 +94,7 @@ func (b *box) dismantle(ctx context.Context) error {
 	b.closeNow()
 	b.unwatch()
 	b.disarm()
-	b.pid.Store(0)
-	b.m.network.Forget(b.id)
-	b.guest.Close()
+	b.outOfReach()
 	if err := b.m.engine.Remove(ctx, b.id); err != nil {
 		return err
 	}
@@ -106,5 +104,6 @@ func (b *box) dismantle(ctx context.Context) error {
 	if err := b.m.removeRunDir(ctx, b.id); err != nil {
 		return err
 	}
+	b.m.uplink.Forget(b.id) // before its record: nobody would know of it any more
 	return b.erase(ctx)
 }

@@ -14,3 +14,19 @@ func (m *Manager) Armed(id ID) bool {
 	defer b.mu.Unlock()
 	return b.timer != nil
 }
+
+// WarmWake begins a wake that starts no container, and joins nobody to it. The
+// returned function ends it as one that found the sandbox stopped.
+func (m *Manager) WarmWake(id ID) (end func()) {
+	b := m.boxByID(id)
+	w := &wake{end: func(error) {}, done: make(chan struct{})}
+	b.mu.Lock()
+	b.wake = w
+	b.mu.Unlock()
+	return func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.wake, w.err = nil, b.notRunning()
+		close(w.done)
+	}
+}

@@ -19,7 +19,7 @@ const (
 	looksPerIdle = 4
 	minLook      = 250 * time.Millisecond
 	maxLook      = 15 * time.Second
-	// retryLook follows a sleep or stop that failed.
+	// retryLook follows a sleep, a stop or an attachment that failed.
 	retryLook = 5 * time.Second
 )
 
@@ -42,8 +42,16 @@ func (b *box) idleIn() time.Duration {
 
 // nextLook is how long until the sandbox in its present state needs a look:
 // whether it is idle, was asleep for stop_after, or is stopped while its
-// container runs on. It needs none when ok is false.
+// container runs on, or is to be attached to the Uplink again. It needs none when
+// ok is false.
 func (b *box) nextLook() (d time.Duration, ok bool) {
+	if d, ok = b.nextLookOfState(); b.cutOff.Load() && (!ok || d > retryLook) {
+		return retryLook, true
+	}
+	return d, ok
+}
+
+func (b *box) nextLookOfState() (d time.Duration, ok bool) {
 	sb := b.view.Load()
 	switch {
 	case sb.State == StateRunning:
@@ -79,8 +87,18 @@ func (b *box) look(ctx context.Context) {
 // doDue does what is due in a state. By the time that it has the turn, the
 // sandbox may be in another one, in which it does nothing.
 func (b *box) doDue(ctx context.Context, state State) error {
+	if b.cutOff.Load() {
+		if err := b.reattach(ctx); err != nil {
+			return err
+		}
+	}
 	switch state {
 	case StateRunning:
+		if b.trustsOthers() {
+			if err := b.renewTrust(ctx); err != nil {
+				return err
+			}
+		}
 		// After a first look that came late nobody knows yet whether it works.
 		if first := b.noteCPU(ctx); !first && b.idleIn() <= 0 {
 			return b.sleep(ctx, modeIdle, reasonIdle)

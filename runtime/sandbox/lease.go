@@ -56,7 +56,26 @@ func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, erro
 	if b.enter() {
 		return &Lease{b: b}, nil
 	}
-	return b.await(ctx, cause)
+	return b.await(ctx, cause, true)
+}
+
+// Rouse is Acquire for what a sandbox waits for, such as bytes from upstream: it
+// wakes one that is asleep and never starts a container. One that is stopped has
+// nobody left who waits: ErrNotRunning, also when it turns out to have ended while
+// it slept. The other errors are those of Acquire.
+func (m *Manager) Rouse(ctx context.Context, id ID) (*Lease, error) {
+	b, err := m.box(id)
+	if err != nil {
+		return nil, err
+	}
+	if b.enter() {
+		return &Lease{b: b}, nil
+	}
+	// Only the wake knows for sure; most that are stopped need none to say so.
+	if s := b.state(); s != StateRunning && s != StateAsleep {
+		return nil, b.notRunning()
+	}
+	return b.await(ctx, CauseEgress, false)
 }
 
 // AcquireRunning is Acquire for callers that must not wake: it returns
@@ -67,9 +86,13 @@ func (m *Manager) AcquireRunning(id ID) (*Lease, error) {
 		return nil, err
 	}
 	if !b.enter() {
-		return nil, fmt.Errorf("sandbox %s is %s: %w", id, b.state(), ErrNotRunning)
+		return nil, b.notRunning()
 	}
 	return &Lease{b: b}, nil
+}
+
+func (b *box) notRunning() error {
+	return fmt.Errorf("sandbox %s is %s: %w", b.id, b.state(), ErrNotRunning)
 }
 
 // Touch notes traffic of a sandbox for which nobody holds a lease.

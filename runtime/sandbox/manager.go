@@ -21,7 +21,12 @@ type Deps struct {
 	Freezer Freezer
 	Network Network
 	Store   Store
-	Log     *slog.Logger
+	// Uplink may be nil: then sandboxes have no network but their loopback.
+	Uplink Uplink
+	// PublicRoots returns the PEM of the CAs that the public internet is trusted by,
+	// for images that bring none. It may be nil: then those have none.
+	PublicRoots func() ([]byte, error)
+	Log         *slog.Logger
 }
 
 // Manager knows every sandbox of the node and is the one place that decides
@@ -32,6 +37,8 @@ type Manager struct {
 	freezer Freezer
 	network Network
 	store   Store
+	uplink  Uplink // never nil
+	roots   func() ([]byte, error)
 	log     *slog.Logger
 	journal *journal
 	metrics *metrics
@@ -61,12 +68,17 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		freezer:   deps.Freezer,
 		network:   deps.Network,
 		store:     deps.Store,
+		uplink:    deps.Uplink,
+		roots:     deps.PublicRoots,
 		log:       deps.Log,
 		journal:   newJournal(deps.Store, deps.Log),
 		metrics:   newMetrics(),
 		startedAt: time.Now().UTC(),
 		boxes:     map[ID]*box{},
 		names:     map[nameKey]*box{},
+	}
+	if m.uplink == nil {
+		m.uplink = noUplink{}
 	}
 	m.engine = countedEngine{deps.Engine, m.metrics.engineErrors}
 	m.cfg.Store(&cfg)

@@ -134,9 +134,15 @@ func TestAnyOrderOfOperationsEndsWell(t *testing.T) {
 		t.Errorf("%d leases and %d waiters are left", info.Leases, info.Waiters)
 	}
 	for _, id := range ids {
+		if sb, _ := m.ByID(id); sb.State == sandbox.StateStopped {
+			mustBeDetached(t, n, id)
+		} else {
+			mustBeAttached(t, n, id)
+		}
 		if err := m.Destroy(t.Context(), id); err != nil {
 			t.Error(err)
 		}
+		mustBeDetached(t, n, id)
 	}
 	if n.Engine.Count() != 0 {
 		t.Errorf("%d containers are left", n.Engine.Count())

@@ -7,8 +7,8 @@ import (
 )
 
 // What the Manager needs from outside. Each interface has one conformance suite
-// (packages enginetest, freezertest, networktest and storetest beside this one)
-// that the real thing and the fake both pass.
+// (packages enginetest, freezertest, networktest, storetest and uplinktest beside
+// this one) that the real thing and the fake both pass.
 
 // Limits of a sandbox. Zero means no limit.
 type Limits struct {
@@ -112,6 +112,33 @@ type Network interface {
 	Dial(ctx context.Context, id ID, pid int, port uint16) (net.Conn, error)
 	// Forget drops what is kept for the sandbox. Idempotent.
 	Forget(id ID)
+}
+
+// Uplink is the sandboxes' way out. The Manager calls Attach, Detach and Forget of
+// one sandbox one after another, never two at once; those of several sandboxes, and
+// the other methods, come from many goroutines at once.
+type Uplink interface {
+	// Attach gives a sandbox its network; pid is the first process of its
+	// container, which runs or is frozen. It replaces what was attached before, also
+	// that of an earlier container or of an earlier run of the node. Once it has
+	// returned, the sandbox's programs may send. On an error nothing is attached.
+	Attach(ctx context.Context, sb Sandbox, pid int) error
+	// Detach takes the network away: the container is gone, or about to be. It
+	// returns soon, and nothing is sent or received any more. Idempotent; the id may
+	// be unknown. What must outlive a container, such as the addresses that stand for
+	// names, is kept. No Rouse, and no other wait for the sandbox, may hold it up:
+	// they wait for what goes on once it has returned. Their contexts end with it.
+	Detach(id ID)
+	// Forget drops all that is kept of a sandbox that is destroyed. It is detached.
+	// Idempotent; the id may be unknown.
+	Forget(id ID)
+	// Trust is the PEM of the CAs that sandboxes should trust from now on, nil if
+	// there are none. It is asked often, and answers from memory.
+	Trust() []byte
+	// Environment are variables for the commands and processes of a sandbox that
+	// start now. What the sandbox's own environment or the command sets wins. It
+	// answers from memory; the caller changes nothing in it.
+	Environment(id ID) map[string]string
 }
 
 // What a Store keeps of each sandbox's timeline: the newest MaxEvents by Seq, each

@@ -134,6 +134,7 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 // before its creation was acknowledged.
 func (m *Manager) removeOrphan(ctx context.Context, c Container) error {
 	m.log.Info("removing a half-made sandbox", "sandbox", c.ID)
+	m.uplink.Forget(c.ID) // while the container says that there is something to remove
 	if err := m.engine.Remove(ctx, c.ID); err != nil {
 		return fmt.Errorf("removing the half-made %s: %w", c.ID, err)
 	}
@@ -191,6 +192,8 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 		return err
 	}
 	b.pid.Store(int64(c.PID))
+	// Before anything runs in it, and asleep too: what it waits for may come.
+	uplinkErr := b.attach(ctx)
 	// One that the node put to sleep only because it shut down goes on. If it died
 	// before it could write that down, a hold says so too.
 	resume := before.State == StateAsleep && before.StateReason == reasonShutdown ||
@@ -202,6 +205,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 		if b.view.Load().Condition == unansweredCondition {
 			b.setCondition("")
 		}
+		b.noteAttached(uplinkErr)
 		b.arm()
 		return nil
 	}
@@ -220,6 +224,8 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 		b.setState(StateRunning, "")
 	}
 	b.setCondition("")
+	b.noteAttached(uplinkErr)
+	b.trustUplink(ctx)
 	b.touch()
 	b.open(0)
 	b.armWoken()

@@ -201,9 +201,7 @@ func (b *box) refreeze(ctx context.Context) error {
 func (b *box) ended(reason string) {
 	b.closeNow()
 	b.unwatch()
-	b.pid.Store(0)
-	b.m.network.Forget(b.id)
-	b.guest.Close()
+	b.outOfReach()
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
 	b.setState(StateStopped, cutText(reason, maxReason))
 	b.disarm()

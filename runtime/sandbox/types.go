@@ -139,6 +139,7 @@ const (
 	CauseFiles     Cause = "files"
 	CauseProcess   Cause = "process"
 	CauseWebSocket Cause = "websocket"
+	CauseEgress    Cause = "egress" // something that it waits for came from upstream
 	CauseAsked     Cause = "asked"
 )
 

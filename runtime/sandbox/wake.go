@@ -14,20 +14,33 @@ type wake struct {
 	cause   Cause
 	end     context.CancelCauseFunc
 	done    chan struct{}
-	waiters int // guarded by box.mu; each gets a lease when the wake succeeds
+	waiters int  // guarded by box.mu; each gets a lease when the wake succeeds
+	cold    bool // guarded by box.mu; one of them wants it also if it is stopped
 	// Valid once done is closed:
 	info WakeInfo
 	err  error
 }
 
-// await joins the wake in flight, or starts one, and waits for it.
-func (b *box) await(ctx context.Context, cause Cause) (*Lease, error) {
+// await joins the wake in flight, or starts one, and waits for it. Without cold, a
+// sandbox that is stopped stays so, and the error is ErrNotRunning.
+func (b *box) await(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
 	if n := b.m.waiting.Add(1); n > int64(b.m.config().MaxWaitersTotal) {
 		b.m.waiting.Add(-1)
 		return nil, ErrTooManyWaiters
 	}
 	defer b.m.waiting.Add(-1)
+	for {
+		lease, err := b.awaitOne(ctx, cause, cold)
+		// Who wants a cold start may have joined just after a wake that nobody
+		// wanted one of had made up its mind.
+		if !cold || !errors.Is(err, ErrNotRunning) {
+			return lease, err
+		}
+	}
+}
 
+// awaitOne is await for one wake.
+func (b *box) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
 	b.mu.Lock()
 	if b.gone {
 		b.mu.Unlock()
@@ -53,6 +66,7 @@ func (b *box) await(ctx context.Context, cause Cause) (*Lease, error) {
 		return nil, ErrTooManyWaiters
 	}
 	w.waiters++
+	w.cold = w.cold || cold
 	b.mu.Unlock()
 
 	select {
@@ -92,17 +106,18 @@ func (b *box) runWake(ctx context.Context, w *wake) {
 	var kind WakeKind
 	if err == nil {
 		defer b.endTurn()
-		kind, err = b.wakeUp(ctx)
+		kind, err = b.wakeUp(ctx, w)
 	}
 	info := WakeInfo{Kind: kind, Took: time.Since(start)}
 	err = b.wakeError(ctx, err)
 	// Before the waiters go on: who woke it finds the wake in its timeline.
 	switch {
-	case err != nil && !errors.Is(err, ErrDestroyed) && !errors.Is(err, ErrClosed):
+	case errors.Is(err, ErrDestroyed), errors.Is(err, ErrClosed), errors.Is(err, ErrNotRunning):
+	case err != nil:
 		b.m.metrics.wakeFailures.Inc()
 		b.emit(Event{Type: EventWakeFailed, Cause: w.cause, Reason: err.Error()})
 		b.failed(err)
-	case err == nil && kind != WakeNone:
+	case kind != WakeNone:
 		b.m.metrics.woke(kind, w.cause, info.Took)
 		b.emit(Event{Type: EventWoke, Kind: kind, Cause: w.cause, TookMS: milliseconds(info.Took)})
 	}
@@ -129,14 +144,15 @@ func (b *box) wakeError(ctx context.Context, err error) error {
 		return fmt.Errorf("sandbox %s: %w", b.id, cause)
 	}
 	var we *WakeError
-	if err == nil || errors.As(err, &we) || errors.Is(err, ErrDestroyed) || errors.Is(err, ErrClosed) {
+	if err == nil || errors.As(err, &we) || errors.Is(err, ErrDestroyed) || errors.Is(err, ErrClosed) || errors.Is(err, ErrNotRunning) {
 		return err
 	}
 	return &WakeError{ID: b.id, Err: err}
 }
 
-// wakeUp brings the sandbox to running, whatever it was. Needs the turn.
-func (b *box) wakeUp(ctx context.Context) (WakeKind, error) {
+// wakeUp brings the sandbox to running, whatever it was, if those who wait for w
+// want that. Needs the turn.
+func (b *box) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 	if b.isGone() {
 		return WakeNone, fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
 	}
@@ -153,7 +169,7 @@ func (b *box) wakeUp(ctx context.Context) (WakeKind, error) {
 				return WakeNone, errors.Join(err, b.refreeze(ctx))
 			}
 			b.giveUp(ctx, err)
-			return WakeCold, b.coldStart(ctx)
+			return b.startFor(ctx, w)
 		}
 		// Its container or cgroup may have vanished while it slept.
 		b.m.log.Warn("thawing failed, looking whether the container lives", "sandbox", b.id, "error", err)
@@ -169,12 +185,23 @@ func (b *box) wakeUp(ctx context.Context) (WakeKind, error) {
 			reason = reasonVanished
 		}
 		b.ended(reason)
-		return WakeCold, b.coldStart(ctx)
+		return b.startFor(ctx, w)
 	case StateStopped:
-		return WakeCold, b.coldStart(ctx)
+		return b.startFor(ctx, w)
 	default:
 		return WakeNone, fmt.Errorf("it is %s, from which it cannot wake", state)
 	}
+}
+
+// startFor is the cold wake, if one of those who wait for w wants that. Needs the turn.
+func (b *box) startFor(ctx context.Context, w *wake) (WakeKind, error) {
+	b.mu.Lock()
+	cold := w.cold
+	b.mu.Unlock()
+	if !cold {
+		return WakeNone, b.notRunning()
+	}
+	return WakeCold, b.coldStart(ctx)
 }
 
 // errUnusable is why a sandbox that was adopted asleep, and is thawed now, must
@@ -194,6 +221,9 @@ func (b *box) thaw(ctx context.Context) error {
 			return fmt.Errorf("%w: %w", errUnusable, err)
 		}
 		b.watch()
+		b.setState(StateRunning, "")
+		b.trustUplink(ctx)
+		return nil
 	}
 	b.setState(StateRunning, "")
 	return nil
@@ -205,12 +235,12 @@ func (b *box) coldStart(ctx context.Context) error {
 	err := b.start(ctx)
 	if err != nil {
 		err = &WakeError{ID: b.id, Err: err, LastLog: b.lastLog(ctx)}
-		b.pid.Store(0)
-		b.m.network.Forget(b.id)
+		b.outOfReach()
 		b.kill(ctx, 0)
 		return err
 	}
 	b.setState(StateRunning, "")
+	b.trustUplink(ctx)
 	b.restartDeclared(ctx)
 	return nil
 }
@@ -268,6 +298,10 @@ func (b *box) start(ctx context.Context) error {
 	b.leftover.Store(false)
 	b.pid.Store(int64(c.PID))
 	b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), limits })
+	// While the guest comes up.
+	if err := b.attach(ctx); err != nil {
+		return err
+	}
 	if err := b.greet(ctx); err != nil {
 		return err
 	}
@@ -281,9 +315,10 @@ func (b *box) greet(ctx context.Context) error {
 	lastLook := time.Now()
 	for attempt := 0; ; attempt++ {
 		helloCtx, cancel := context.WithTimeout(ctx, 2*time.Second)
-		_, err := b.guest.Hello(helloCtx)
+		hello, err := b.guest.Hello(helloCtx)
 		cancel()
 		if err == nil {
+			b.noteTrust(hello.Trust)
 			return nil
 		}
 		var version *guest.VersionError

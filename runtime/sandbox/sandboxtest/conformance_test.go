@@ -20,6 +20,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/freezertest"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
+	"github.com/doze-run/doze/runtime/sandbox/uplinktest"
 )
 
 func TestFakeEngineConforms(t *testing.T) {
@@ -89,6 +90,26 @@ func (c *counter) Stop() {
 	c.once.Do(func() { close(c.stop) })
 	<-c.done
 }
+
+func TestFakeUplinkConforms(t *testing.T) {
+	uplinktest.Run(t, func(t *testing.T) uplinktest.System {
+		u := NewUplink(t)
+		return uplinktest.System{
+			Uplink:   u,
+			Start:    func(testing.TB, sandbox.ID) uplinktest.Box { return &fakeProcess{u, nextPID()} },
+			Attached: func(id sandbox.ID, pid int) bool { return u.Attached(id) == pid },
+		}
+	})
+}
+
+// fakeProcess is a sandbox of the uplink suite.
+type fakeProcess struct {
+	uplink *Uplink
+	pid    int
+}
+
+func (p *fakeProcess) PID() int { return p.pid }
+func (p *fakeProcess) Stop()    { p.uplink.End(p.pid) }
 
 func TestFakeNetworkConforms(t *testing.T) {
 	networktest.Run(t, func(t *testing.T) networktest.System {

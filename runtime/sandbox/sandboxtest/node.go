@@ -24,6 +24,8 @@ type Node struct {
 	Engine  *Engine
 	Freezer *Freezer
 	Store   *Store
+	Uplink  *Uplink                // nil: the next Manager has none
+	Roots   func() ([]byte, error) // of the next Manager
 	config  sandbox.Config
 }
 
@@ -48,7 +50,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, config: cfg}
+	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), config: cfg}
 	n.Restart(t)
 	t.Cleanup(func() {
 		if err := n.Manager.Close(context.Background()); err != nil {
@@ -71,10 +73,15 @@ func (n *Node) Restart(t testing.TB) {
 // Unstarted returns a new Manager on what the old one left; the caller closes it.
 func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
-	m, err := sandbox.New(n.config, sandbox.Deps{
+	deps := sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	})
+		PublicRoots: n.Roots, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+	if n.Uplink != nil {
+		n.Uplink.Restart()
+		deps.Uplink = n.Uplink
+	}
+	m, err := sandbox.New(n.config, deps)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,181 @@
+package sandboxtest
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Uplink is a sandbox.Uplink that attaches nothing and knows what would be. It
+// fails the test when two calls are about one sandbox at once.
+type Uplink struct {
+	t testing.TB
+
+	mu       sync.Mutex
+	attached map[sandbox.ID]int // pid
+	known    map[sandbox.ID]bool
+	busy     map[sandbox.ID]bool
+	ended    map[int]bool
+	failure  error
+	attaches int
+	block    *block
+	trust    []byte
+	env      map[string]string
+}
+
+// NewUplink returns an Uplink that knows no sandbox, has no CA and no variables.
+func NewUplink(t testing.TB) *Uplink {
+	return &Uplink{t: t, attached: map[sandbox.ID]int{}, known: map[sandbox.ID]bool{}, busy: map[sandbox.ID]bool{}, ended: map[int]bool{}}
+}
+
+// Fail makes Attach return err; nil ends that.
+func (u *Uplink) Fail(err error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.failure = err
+}
+
+// Block makes the next Attach hang until the returned function is called; reached is
+// closed when it does.
+func (u *Uplink) Block() (reached <-chan struct{}, release func()) {
+	b := newBlock()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.block = b
+	return b.reached, func() { close(b.release) }
+}
+
+// SetTrust sets what Trust returns.
+func (u *Uplink) SetTrust(pem []byte) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.trust = pem
+}
+
+// SetEnvironment sets what Environment returns of every sandbox.
+func (u *Uplink) SetEnvironment(env map[string]string) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.env = env
+}
+
+// Attached is the pid of the container that is attached, 0 if none is.
+func (u *Uplink) Attached(id sandbox.ID) (pid int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.attached[id]
+}
+
+// Attaches counts the calls of Attach.
+func (u *Uplink) Attaches() int {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.attaches
+}
+
+// Knows says whether the sandbox was attached once and not forgotten since.
+func (u *Uplink) Knows(id sandbox.ID) bool {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.known[id]
+}
+
+// End says that a process has ended; what is attached to it is useless.
+func (u *Uplink) End(pid int) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended[pid] = true
+}
+
+// Restart loses what a node's end does: the attachments.
+func (u *Uplink) Restart() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	clear(u.attached)
+}
+
+// enter begins a call about a sandbox, and leave ends it.
+func (u *Uplink) enter(id sandbox.ID) (leave func()) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.busy[id] {
+		u.t.Errorf("two calls about %s at once", id)
+	}
+	u.busy[id] = true
+	return func() {
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		u.busy[id] = false
+	}
+}
+
+// Attach implements sandbox.Uplink.
+func (u *Uplink) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error {
+	defer u.enter(sb.ID)()
+	u.mu.Lock()
+	b := u.block
+	u.block = nil
+	u.mu.Unlock()
+	if err := b.pass(ctx); err != nil {
+		return err
+	}
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.attaches++
+	delete(u.attached, sb.ID)
+	switch {
+	case u.failure != nil:
+		return u.failure
+	case pid <= 0 || u.ended[pid]:
+		return fmt.Errorf("there is no process %d", pid)
+	}
+	u.attached[sb.ID], u.known[sb.ID] = pid, true
+	return nil
+}
+
+// Detach implements sandbox.Uplink.
+func (u *Uplink) Detach(id sandbox.ID) {
+	defer u.enter(id)()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	delete(u.attached, id)
+}
+
+// Forget implements sandbox.Uplink.
+func (u *Uplink) Forget(id sandbox.ID) {
+	defer u.enter(id)()
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.attached[id] != 0 {
+		u.t.Errorf("%s is forgotten while it is attached", id)
+	}
+	delete(u.known, id)
+}
+
+// Trust implements sandbox.Uplink.
+func (u *Uplink) Trust() []byte {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.trust
+}
+
+// Environment implements sandbox.Uplink.
+func (u *Uplink) Environment(sandbox.ID) map[string]string {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return u.env
+}
+
+// AwaitReached waits for what Block returned.
+func AwaitReached(t testing.TB, reached <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-reached:
+	case <-time.After(20 * time.Second):
+		t.Fatal("nobody attached a sandbox")
+	}
+}

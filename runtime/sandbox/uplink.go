@@ -1,0 +1,134 @@
+package sandbox
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// noUplink is that of a node whose sandboxes have no way out.
+type noUplink struct{}
+
+func (noUplink) Attach(context.Context, Sandbox, int) error { return nil }
+func (noUplink) Detach(ID)                                  {}
+func (noUplink) Forget(ID)                                  {}
+func (noUplink) Trust() []byte                              { return nil }
+func (noUplink) Environment(ID) map[string]string           { return nil }
+
+const (
+	// attachWait bounds an attachment, which takes some milliseconds.
+	attachWait = 10 * time.Second
+	// trustWait bounds what a guest does to trust the Uplink, which takes some
+	// milliseconds too, and keeps the first command waiting.
+	trustWait = 5 * time.Second
+)
+
+// attach gives the sandbox, whose container runs or is frozen, its network. Needs
+// the turn.
+func (b *box) attach(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, attachWait)
+	defer cancel()
+	if err := b.m.uplink.Attach(ctx, b.sandbox(), int(b.pid.Load())); err != nil {
+		return fmt.Errorf("attaching its network: %w", err)
+	}
+	return nil
+}
+
+// outOfReach drops what leads into a container, and out of it, that has ended or
+// is about to. Needs the turn, without which it could hit the container's successor.
+func (b *box) outOfReach() {
+	b.pid.Store(0)
+	b.m.network.Forget(b.id)
+	b.m.uplink.Detach(b.id)
+	b.cutOff.Store(false)
+	b.guest.Close()
+}
+
+// cutOffCondition begins what is said of an adopted sandbox that has no network.
+const cutOffCondition = "it has no network; the node tries again: "
+
+// noteAttached notes whether an adopted sandbox could be attached. It is worth
+// more without a network than stopped, so it stays as it is, and look tries again.
+// Needs the turn.
+func (b *box) noteAttached(err error) {
+	switch {
+	case err != nil:
+		if !b.cutOff.Swap(true) {
+			b.m.log.Error("a sandbox has no network; trying again", "sandbox", b.id, "error", err)
+		}
+		b.setCondition(cutOffCondition + err.Error())
+	case b.cutOff.Swap(false) && strings.HasPrefix(b.view.Load().Condition, cutOffCondition):
+		b.setCondition("")
+	}
+}
+
+// reattach is attach for a sandbox that is still cut off when it gets the turn.
+func (b *box) reattach(ctx context.Context) error {
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	if b.cutOff.Load() && !b.isGone() {
+		b.noteAttached(b.attach(ctx))
+	}
+	return nil
+}
+
+// noteTrust notes which CAs the guest was given in this run.
+func (b *box) noteTrust(digest string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.trusts = digest
+}
+
+// trustsOthers says whether the guest was given other CAs than the Uplink has now.
+func (b *box) trustsOthers() bool {
+	ca := b.m.uplink.Trust()
+	if len(ca) == 0 {
+		return false
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.trusts != guest.TrustDigest(ca)
+}
+
+// trustUplink has the guest trust the Uplink's CAs, unless it does. That it cannot,
+// as on a full disk, is a condition and keeps nothing from running; it is tried
+// again with the next CAs or in the guest's next run. Needs the turn.
+func (b *box) trustUplink(ctx context.Context) {
+	ca := b.m.uplink.Trust()
+	if len(ca) == 0 || !b.trustsOthers() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, trustWait)
+	defer cancel()
+	b.noteTrust(guest.TrustDigest(ca))
+	trust := guest.Trust{CA: string(ca)}
+	result, err := b.guest.Trust(ctx, trust)
+	if err == nil && result.NeedsRoots && b.m.roots != nil {
+		var roots []byte
+		if roots, err = b.m.roots(); err == nil {
+			trust.Roots = string(roots)
+			_, err = b.guest.Trust(ctx, trust)
+		}
+	}
+	if err != nil {
+		b.m.log.Warn("a sandbox may not trust the node's CA", "sandbox", b.id, "error", err)
+		_ = b.failed(fmt.Errorf("its programs may not trust the node's CA: %w", err))
+	}
+}
+
+// renewTrust is trustUplink for a running sandbox.
+func (b *box) renewTrust(ctx context.Context) error {
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	if b.state() == StateRunning && !b.isGone() {
+		b.trustUplink(ctx)
+	}
+	return nil
+}

@@ -1,0 +1,590 @@
+package sandbox_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"math/big"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+)
+
+// mustBeAttached fails the test unless the container that runs is the one that is
+// attached.
+func mustBeAttached(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+	t.Helper()
+	c, err := n.Engine.Inspect(t.Context(), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := n.Uplink.Attached(id); got != c.PID || got == 0 {
+		t.Errorf("the container with pid %d is attached, want %d", got, c.PID)
+	}
+}
+
+func mustBeDetached(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+	t.Helper()
+	if got := n.Uplink.Attached(id); got != 0 {
+		t.Errorf("the container with pid %d is still attached", got)
+	}
+}
+
+func TestEachRunOfTheContainerIsAttached(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb := create(t, m, "app")
+	mustBeAttached(t, n, sb.ID)
+	before := n.Uplink.Attaches()
+	mustSleep(t, m, sb.ID)
+	mustBeAttached(t, n, sb.ID)
+	acquire(t, m, sb.ID).Release()
+	if n.Uplink.Attaches() != before {
+		t.Error("a warm wake attached it again")
+	}
+	mustStop(t, m, sb.ID)
+	mustBeDetached(t, n, sb.ID)
+	if !n.Uplink.Knows(sb.ID) {
+		t.Error("a stopped sandbox is forgotten")
+	}
+	acquire(t, m, sb.ID).Release()
+	mustBeAttached(t, n, sb.ID)
+	if err := m.Destroy(t.Context(), sb.ID); err != nil {
+		t.Fatal(err)
+	}
+	mustBeDetached(t, n, sb.ID)
+	if n.Uplink.Knows(sb.ID) {
+		t.Error("a destroyed sandbox is not forgotten")
+	}
+}
+
+func TestCrashedContainerIsDetached(t *testing.T) {
+	for name, asleep := range map[string]bool{"running": false, "asleep": true} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			if asleep {
+				mustSleep(t, n.Manager, sb.ID)
+			}
+			events := subscribe(t, n.Manager, sb.ID)
+			n.Engine.Kill(t, sb.ID)
+			nextEvent(t, events, sandbox.EventStopped)
+			mustBeDetached(t, n, sb.ID)
+			acquire(t, n.Manager, sb.ID).Release()
+			mustBeAttached(t, n, sb.ID)
+		})
+	}
+}
+
+func TestSandboxThatCannotBeAttachedDoesNotStart(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustStop(t, n.Manager, sb.ID)
+	n.Uplink.Fail(syscall.EMFILE)
+	var we *sandbox.WakeError
+	if _, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CauseExec); !errors.As(err, &we) || !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("acquire: %v", err)
+	}
+	mustAil(t, n, sb.ID, "too many open files")
+	c, err := n.Engine.Inspect(t.Context(), sb.ID)
+	if err != nil || c.State == sandbox.ContainerRunning {
+		t.Errorf("its container is %s, error %v", c.State, err)
+	}
+	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "other"}); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("create: %v", err)
+	}
+	if n.Engine.Count() != 1 {
+		t.Errorf("%d containers are left, want one", n.Engine.Count())
+	}
+	n.Uplink.Fail(nil)
+	acquire(t, n.Manager, sb.ID).Release()
+	mustBeWell(t, n, sb.ID)
+	mustBeAttached(t, n, sb.ID)
+}
+
+// What a declared process does first is to reach for its database.
+func TestSandboxIsAttachedBeforeItsProcessesStart(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb := create(t, m, "app")
+	spec := guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: "web", Restart: guest.RestartOnWake}
+	if _, err := m.StartProcess(t.Context(), sb.ID, spec); err != nil {
+		t.Fatal(err)
+	}
+	mustStop(t, m, sb.ID)
+	reached, release := n.Uplink.Block()
+	events := subscribe(t, m, sb.ID)
+	woken := make(chan error, 1)
+	go func() {
+		_, err := m.Wake(t.Context(), sb.ID)
+		woken <- err
+	}()
+	sandboxtest.AwaitReached(t, reached)
+	select {
+	case ev := <-events:
+		t.Errorf("before it was attached: %+v", ev)
+	default:
+	}
+	release()
+	if err := <-woken; err != nil {
+		t.Fatal(err)
+	}
+	nextEvent(t, events, sandbox.EventProcessStart)
+}
+
+func TestDestroyEndsAnAttachment(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustStop(t, n.Manager, sb.ID)
+	reached, release := n.Uplink.Block()
+	defer release()
+	woken := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Wake(t.Context(), sb.ID)
+		woken <- err
+	}()
+	sandboxtest.AwaitReached(t, reached)
+	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
+		t.Errorf("destroy: %v", err)
+	}
+	if err := <-woken; !errors.Is(err, sandbox.ErrDestroyed) {
+		t.Errorf("wake: %v", err)
+	}
+	if n.Uplink.Attached(sb.ID) != 0 || n.Uplink.Knows(sb.ID) {
+		t.Error("something is left of it")
+	}
+}
+
+func TestAdoptedSandboxesAreAttachedAgain(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	running, asleep, stopped := create(t, n.Manager, "running"), create(t, n.Manager, "asleep"), create(t, n.Manager, "stopped")
+	half := create(t, n.Manager, "half-destroyed")
+	mustSleep(t, n.Manager, asleep.ID)
+	mustStop(t, n.Manager, stopped.ID)
+	n.Engine.Fail("remove", syscall.EIO)
+	if err := n.Manager.Destroy(t.Context(), half.ID); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("destroy: %v", err)
+	}
+	n.Engine.Fail("remove", nil)
+	if !n.Uplink.Knows(half.ID) {
+		t.Error("a half-destroyed one is forgotten already")
+	}
+	n.Crash(t, func() {})
+	mustBeAttached(t, n, running.ID)
+	mustBeAttached(t, n, asleep.ID)
+	mustBeDetached(t, n, stopped.ID)
+	if n.Uplink.Knows(half.ID) {
+		t.Error("what was half-destroyed is not forgotten")
+	}
+	if got := stateOf(t, n.Manager, asleep.ID); got != sandbox.StateAsleep {
+		t.Errorf("to be attached it was brought to %s", got)
+	}
+}
+
+func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	running, asleep, stopped := create(t, n.Manager, "running"), create(t, n.Manager, "asleep"), create(t, n.Manager, "stopped")
+	mustSleep(t, n.Manager, asleep.ID)
+	n.Crash(t, func() { n.Uplink.Fail(syscall.EMFILE) })
+	m := n.Manager
+	for id, want := range map[sandbox.ID]sandbox.State{running.ID: sandbox.StateRunning, asleep.ID: sandbox.StateAsleep} {
+		if got := mustAil(t, n, id, "no network"); got.State != want {
+			t.Errorf("%s is %s, want %s", got.Name, got.State, want)
+		}
+		if !m.Armed(id) {
+			t.Error("nobody tries again")
+		}
+		m.Look(id)
+		mustAil(t, n, id, "too many open files")
+	}
+	mustStop(t, m, stopped.ID)
+	n.Uplink.Fail(nil)
+	for _, id := range []sandbox.ID{running.ID, asleep.ID} {
+		m.Look(id)
+		mustBeWell(t, n, id)
+		mustBeAttached(t, n, id)
+	}
+	if got := stateOf(t, m, asleep.ID); got != sandbox.StateAsleep {
+		t.Errorf("to be attached it was brought to %s", got)
+	}
+	before := n.Uplink.Attaches()
+	m.Look(running.ID)
+	m.Look(stopped.ID)
+	if n.Uplink.Attaches() != before {
+		t.Error("what is attached, or does not run, was attached again")
+	}
+}
+
+func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Answer(sandboxtest.Stranger)
+	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "stranger"})
+	var version *guest.VersionError
+	if !errors.As(err, &version) {
+		t.Fatalf("create: %v", err)
+	}
+	var strange atomic.Bool
+	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
+	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strange.Load() {
+			sandboxtest.Stranger(w, r)
+			return
+		}
+		g.ServeHTTP(w, r)
+	}))
+	sb := create(t, n.Manager, "app")
+	n.Crash(t, func() { strange.Store(true) })
+	await(t, "it is given up", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
+	await(t, "it is detached", func() bool { return n.Uplink.Attached(sb.ID) == 0 })
+}
+
+func TestNodeWithoutUplinkServes(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	if err := n.Manager.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	uplink := n.Uplink
+	n.Uplink = nil
+	n.Restart(t)
+	sb := create(t, n.Manager, "app")
+	mustSleep(t, n.Manager, sb.ID)
+	acquire(t, n.Manager, sb.ID).Release()
+	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
+		t.Error(err)
+	}
+	if uplink.Attaches() != 0 {
+		t.Error("an Uplink that it does not have was used")
+	}
+}
+
+func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb := create(t, m, "app")
+	rouse := func() (*sandbox.Lease, error) { return m.Rouse(t.Context(), sb.ID) }
+	lease, err := rouse()
+	if err != nil || lease.Wake().Kind != sandbox.WakeNone {
+		t.Fatalf("running: %v", err)
+	}
+	lease.Release()
+	mustSleep(t, m, sb.ID)
+	events := subscribe(t, m, sb.ID)
+	if lease, err = rouse(); err != nil || lease.Wake().Kind != sandbox.WakeWarm {
+		t.Fatalf("asleep: %v", err)
+	}
+	if ev := nextEvent(t, events, sandbox.EventWoke); ev.Cause != sandbox.CauseEgress {
+		t.Errorf("woken by %q", ev.Cause)
+	}
+	lease.Release()
+	mustStop(t, m, sb.ID)
+	if _, err := rouse(); !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("stopped: %v", err)
+	}
+	if got := stateOf(t, m, sb.ID); got != sandbox.StateStopped {
+		t.Errorf("it was brought to %s", got)
+	}
+	mustBeWell(t, n, sb.ID)
+	if _, err := m.Rouse(t.Context(), "unknown00000"); !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("unknown: %v", err)
+	}
+}
+
+func TestRouseOfWhatDiedAsleepStartsNothing(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustSleep(t, n.Manager, sb.ID)
+	n.Crash(t, func() {}) // adopted asleep, nobody watches its guest
+	n.Engine.Kill(t, sb.ID)
+	n.Freezer.FailOnce(syscall.EIO)
+	if _, err := n.Manager.Rouse(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrNotRunning) {
+		t.Errorf("rouse: %v", err)
+	}
+	if got := stateOf(t, n.Manager, sb.ID); got != sandbox.StateStopped {
+		t.Errorf("it is %s", got)
+	}
+	mustBeDetached(t, n, sb.ID)
+	acquire(t, n.Manager, sb.ID).Release()
+}
+
+// Both wait for one wake.
+func TestWhoWantsAStartGetsItForThoseWhoDoNot(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb := create(t, m, "app")
+	mustSleep(t, m, sb.ID)
+	release := n.Engine.Block("stop")
+	stopped := make(chan error, 1)
+	go func() {
+		_, err := m.Stop(t.Context(), sb.ID)
+		stopped <- err
+	}()
+	n.Engine.AwaitBlocked(t, "stop") // has the turn; all others wait
+	woken := make(chan error, 2)
+	wait := func(lease *sandbox.Lease, err error) {
+		if err == nil {
+			lease.Release()
+		}
+		woken <- err
+	}
+	go func() { wait(m.Rouse(t.Context(), sb.ID)) }()
+	await(t, "one waits", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	go func() { wait(m.Acquire(t.Context(), sb.ID, sandbox.CauseExec)) }()
+	await(t, "both wait", func() bool { return m.Info(t.Context()).Waiters == 2 })
+	release()
+	if err := <-stopped; err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := <-woken; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// He who joins when it has just been decided that nobody wants a start.
+func TestWhoWantsAStartTooLateGetsOneOfHisOwn(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb := create(t, m, "app")
+	mustStop(t, m, sb.ID)
+	decided := m.WarmWake(sb.ID)
+	acquired := make(chan error, 1)
+	go func() {
+		lease, err := m.Acquire(t.Context(), sb.ID, sandbox.CauseExec)
+		if err == nil {
+			lease.Release()
+		}
+		acquired <- err
+	}()
+	await(t, "he waits", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	decided()
+	if err := <-acquired; err != nil {
+		t.Errorf("acquire: %v", err)
+	}
+}
+
+func TestEnvironmentOfTheUplinkIsTheLowest(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	n.Uplink.SetEnvironment(map[string]string{"DOZE_ONE": "uplink", "DOZE_TWO": "uplink"})
+	lease := acquire(t, n.Manager, sb.ID)
+	defer lease.Release()
+	read := func() string {
+		t.Helper()
+		out, err := lease.Guest().Run(t.Context(), guest.ExecRequest{
+			Argv: []string{"sh", "-c", "echo $DOZE_ONE $DOZE_TWO"}, Env: map[string]string{"DOZE_TWO": "command"},
+		}, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(string(out.Stdout))
+	}
+	if got := read(); got != "uplink command" {
+		t.Errorf("a command has %q", got)
+	}
+	n.Uplink.SetEnvironment(map[string]string{"DOZE_ONE": "later"})
+	if got := read(); got != "later command" {
+		t.Errorf("a later command has %q", got)
+	}
+	spec := guest.ProcessSpec{Argv: []string{"sh", "-c", `test "$DOZE_ONE" = later`}, Name: "web", Restart: guest.RestartOnWake}
+	events := subscribe(t, n.Manager, sb.ID)
+	if _, err := n.Manager.StartProcess(t.Context(), sb.ID, spec); err != nil {
+		t.Fatal(err)
+	}
+	if ev := nextEvent(t, events, sandbox.EventProcessExited); *ev.Process.ExitCode != 0 {
+		t.Error("a process does not have it")
+	}
+	if got, _ := n.Manager.ByID(sb.ID); len(got.Declared) != 1 || got.Declared[0].Env != nil || got.Declared[0].Defaults != nil {
+		t.Errorf("it is kept with what was declared: %+v", got.Declared)
+	}
+}
+
+// A caller who leaves a Rouse leaves nothing behind.
+func TestRouseEndsWithItsContext(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustSleep(t, n.Manager, sb.ID)
+	release := n.Engine.Block("stop")
+	go n.Manager.Stop(t.Context(), sb.ID)
+	n.Engine.AwaitBlocked(t, "stop")
+	ctx, cancel := context.WithCancel(t.Context())
+	roused := make(chan error, 1)
+	go func() {
+		_, err := n.Manager.Rouse(ctx, sb.ID)
+		roused <- err
+	}()
+	await(t, "it waits", func() bool { return n.Manager.Info(t.Context()).Waiters == 1 })
+	cancel()
+	if err := <-roused; !errors.Is(err, context.Canceled) {
+		t.Errorf("rouse: %v", err)
+	}
+	release()
+	await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
+}
+
+// newCA makes a CA's PEM.
+func newCA(t *testing.T) []byte {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+// trusting is a guest that notes what it is told to trust, and says so.
+type trusting struct {
+	*hostileGuest
+	fail atomic.Pointer[guest.Error]
+
+	mu     sync.Mutex
+	digest string
+	given  []guest.Trust
+	roots  bool // it has some
+}
+
+func newTrusting() *trusting {
+	return &trusting{hostileGuest: hostile(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	})}
+}
+
+func (g *trusting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	switch r.URL.Path {
+	case guest.RouteHello:
+		json.NewEncoder(w).Encode(guest.Hello{Protocol: guest.ProtocolVersion, Version: "test", PID: 1, Trust: g.digest})
+	case guest.RouteTrust:
+		var t guest.Trust
+		json.NewDecoder(r.Body).Decode(&t)
+		g.given, g.digest, g.roots = append(g.given, t), guest.TrustDigest([]byte(t.CA)), g.roots || t.Roots != ""
+		if e := g.fail.Load(); e != nil {
+			w.WriteHeader(http.StatusInsufficientStorage)
+			json.NewEncoder(w).Encode(e)
+			return
+		}
+		json.NewEncoder(w).Encode(guest.TrustResult{NeedsRoots: !g.roots})
+	default:
+		g.mu.Unlock()
+		defer g.mu.Lock()
+		g.hostileGuest.ServeHTTP(w, r)
+	}
+}
+
+// told returns what the guest was told since the last call.
+func (g *trusting) told() []guest.Trust {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	given := g.given
+	g.given = nil
+	return given
+}
+
+// restart is what the end of a container does to its guest.
+func (g *trusting) restart() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.digest = ""
+}
+
+func TestEachRunOfTheGuestTrustsTheUplink(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	g := newTrusting()
+	n.Engine.Answer(g)
+	first, second := newCA(t), newCA(t)
+	want := func(when string, want ...guest.Trust) {
+		t.Helper()
+		if got := g.told(); !slices.Equal(got, want) {
+			t.Errorf("%s it was told %+v, want %+v", when, got, want)
+		}
+	}
+	early := create(t, n.Manager, "early")
+	want("early")
+
+	n.Roots = func() ([]byte, error) { return []byte("the public ones"), nil }
+	n.Uplink.SetTrust(first)
+	n.Crash(t, func() {}) // adopted by a node that has CAs
+	want("when it was adopted", guest.Trust{CA: string(first)}, guest.Trust{CA: string(first), Roots: "the public ones"})
+	n.Crash(t, func() {})
+	want("when it was adopted again")
+	if err := n.Manager.Destroy(t.Context(), early.ID); err != nil {
+		t.Fatal(err)
+	}
+	g.restart()
+	sb := create(t, n.Manager, "app")
+	want("when it was created", guest.Trust{CA: string(first)})
+	mustSleep(t, n.Manager, sb.ID)
+	acquire(t, n.Manager, sb.ID).Release()
+	want("by a warm wake")
+	mustStop(t, n.Manager, sb.ID)
+	g.restart()
+	acquire(t, n.Manager, sb.ID).Release()
+	want("by a cold wake", guest.Trust{CA: string(first)})
+
+	n.Uplink.SetTrust(second)
+	n.Manager.Look(sb.ID)
+	want("when the CA was renewed", guest.Trust{CA: string(second)})
+	n.Manager.Look(sb.ID)
+	want("by another look")
+	mustSleep(t, n.Manager, sb.ID)
+	n.Uplink.SetTrust(first)
+	n.Crash(t, func() {})
+	want("while it sleeps")
+	acquire(t, n.Manager, sb.ID).Release()
+	want("when it was adopted asleep and woke", guest.Trust{CA: string(first)})
+}
+
+// A disk that is full keeps nobody from what needs no trust.
+func TestSandboxThatCannotTrustTheUplinkRunsAndSaysWhy(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	g := newTrusting()
+	g.fail.Store(&guest.Error{Code: guest.CodeNoSpace, Message: "the disk is full"})
+	n.Engine.Answer(g)
+	n.Uplink.SetTrust(newCA(t))
+	sb := create(t, n.Manager, "app")
+	if got := mustAil(t, n, sb.ID, "the disk is full"); got.State != sandbox.StateRunning {
+		t.Errorf("it is %s", got.State)
+	}
+	g.told()
+	n.Manager.Look(sb.ID)
+	if got := g.told(); len(got) > 0 {
+		t.Error("it is asked again and again")
+	}
+	g.fail.Store(nil)
+	mustStop(t, n.Manager, sb.ID)
+	g.restart()
+	acquire(t, n.Manager, sb.ID).Release()
+	mustBeWell(t, n, sb.ID)
+	if got := g.told(); len(got) == 0 {
+		t.Error("the next run was told nothing")
+	}
+}
+
+func TestHostWithoutRootsSaysSo(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Answer(newTrusting())
+	n.Uplink.SetTrust(newCA(t))
+	n.Roots = func() ([]byte, error) { return nil, errors.New("install ca-certificates") }
+	n.Crash(t, func() {})
+	mustAil(t, n, create(t, n.Manager, "app").ID, "install ca-certificates")
+}
