@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -19,6 +20,9 @@ type files struct{ run string }
 // containerEnv says by its existence that this is a container. Of all sandboxes.
 func (f files) containerEnv() string { return filepath.Join(f.run, "containerenv") }
 
+// resolvConf names the node as the name server. Of all sandboxes.
+func (f files) resolvConf() string { return filepath.Join(f.run, "resolv.conf") }
+
 func (f files) hosts(id sandbox.ID) string    { return f.path(id, "hosts") }
 func (f files) hostname(id sandbox.ID) string { return f.path(id, "hostname") }
 
@@ -26,12 +30,20 @@ func (f files) path(id sandbox.ID, name string) string {
 	return filepath.Join(f.run, "etc", string(id)+"."+name)
 }
 
+// resolvConf is the content of every sandbox's /etc/resolv.conf. The name server
+// is at the other end of the sandbox's only device and answers at once or has no
+// upstream that does; the C library's 5 seconds for each try would only hide that.
+// Without a device the kernel refuses the question at once.
+var resolvConf = fmt.Sprintf("nameserver %s\noptions timeout:2 attempts:2\n", link.Gateway)
+
 // prepare makes what is of all sandboxes.
 func (f files) prepare() error {
 	if err := os.MkdirAll(filepath.Join(f.run, "etc"), 0o700); err != nil {
 		return err
 	}
-	return writeReadable(f.containerEnv(), "")
+	return errors.Join(
+		writeReadable(f.containerEnv(), ""),
+		writeReadable(f.resolvConf(), resolvConf))
 }
 
 // write makes a sandbox's files, before its container: Podman wants to see them.

@@ -101,9 +101,9 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	s.CgroupNS = specgen.Namespace{NSMode: specgen.Private}
 
 	s.NetNS = specgen.Namespace{NSMode: specgen.NoNetwork}
-	// Without a network the host's name servers are none of the sandbox's business.
+	// The host's name servers are none of the sandbox's business, nor is what Podman
+	// writes on the host and mounts writable, see files.
 	s.UseImageResolvConf = new(true)
-	// Nor is what Podman writes on the host and mounts writable, see files.
 	s.UseImageHosts = new(true)
 	s.Passwd = new(false)
 
@@ -141,6 +141,7 @@ func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
 	for destination, source := range map[string]string{
 		"/etc/hosts":         own.hosts(c.ID),
 		"/etc/hostname":      own.hostname(c.ID),
+		"/etc/resolv.conf":   own.resolvConf(),
 		"/run/.containerenv": own.containerEnv(),
 	} {
 		list = append(list, spec.Mount{
