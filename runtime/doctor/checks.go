@@ -284,7 +284,7 @@ func storage(ctx context.Context, cfg Config) Finding {
 	return fine(name, "rootless podman works, with overlay")
 }
 
-// tun is what a sandbox's network is made of.
+// tun is what a sandbox's network is made of, without which none starts.
 func tun(_ context.Context, cfg Config) Finding {
 	const name, device = "tun", "/dev/net/tun"
 	err := cfg.Host.OpenDevice(device)
@@ -292,9 +292,9 @@ func tun(_ context.Context, cfg Config) Finding {
 	case err == nil:
 		return fine(name, "%s can be opened", device)
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENODEV):
-		return amiss(name, LevelWarning, "modprobe tun; in a container: --device "+device, "there is no %s", device)
+		return amiss(name, LevelError, "modprobe tun; in a container: --device "+device, "there is no %s", device)
 	default:
-		return amiss(name, LevelWarning, "chmod 0666 "+device, "%s cannot be opened: %v", device, err)
+		return amiss(name, LevelError, "chmod 0666 "+device, "%s cannot be opened: %v", device, err)
 	}
 }
 

@@ -37,6 +37,39 @@ type Config struct {
 	Cgroup string
 	// Sandbox configures the Manager; its RunDir and GuestBinary are set here.
 	Sandbox sandbox.Config
+	// Uplink makes the sandboxes' way out, before any sandbox is recovered; the
+	// node closes it. Without one, sandboxes have none.
+	Uplink func(context.Context, Parts) (Uplink, error)
+}
+
+// Parts of a node that its Uplink works with. They live longer than it.
+type Parts struct {
+	Folder    string // the Uplink's own, below Home
+	Documents Documents
+	Devices   Devices
+	Log       *slog.Logger
+}
+
+// Documents are kept in the node's store; the comments of store.Badger are the
+// contract.
+type Documents interface {
+	PutDocument(ctx context.Context, kind, name string, value []byte) error
+	DeleteDocument(ctx context.Context, kind, name string) error
+	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+}
+
+// Devices makes network devices in sandboxes; the comments of netns.Client are the
+// contract.
+type Devices interface {
+	TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, error)
+}
+
+// Uplink is the sandboxes' way out, which needs the Manager as the Manager needs it.
+type Uplink interface {
+	sandbox.Uplink
+	// Bind gives it the Manager, which has not started.
+	Bind(*sandbox.Manager)
+	Close() error
 }
 
 func (c *Config) fill() error {
@@ -132,8 +165,8 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	n.closers = append(n.closers, inside.Close)
-	n.Manager, err = sandbox.New(cfg.Sandbox, sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Log: log})
-	if err != nil {
+	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, PublicRoots: publicRoots, Log: log}
+	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, inside, log}); err != nil {
 		return nil, err
 	}
 	if err := n.Manager.Start(ctx); err != nil {
@@ -143,6 +176,27 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, errors.Join(fmt.Errorf("recovering the sandboxes: %w", err), n.Manager.Close(closeCtx))
 	}
 	return n, nil
+}
+
+// open makes the Manager and its Uplink.
+func (n *Node) open(ctx context.Context, deps sandbox.Deps, parts Parts) error {
+	var uplink Uplink
+	if n.config.Uplink != nil {
+		var err error
+		if uplink, err = n.config.Uplink(ctx, parts); err != nil {
+			return err
+		}
+		n.closers = append(n.closers, uplink.Close)
+		deps.Uplink = uplink
+	}
+	var err error
+	if n.Manager, err = sandbox.New(n.config.Sandbox, deps); err != nil {
+		return err
+	}
+	if uplink != nil {
+		uplink.Bind(n.Manager)
+	}
+	return nil
 }
 
 func openFreezer(cgroup string, engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
