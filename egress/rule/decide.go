@@ -36,7 +36,8 @@ const (
 
 // Step is a policy to run.
 type Step struct {
-	Rule string // source/name
+	Rule   string // source/name
+	Source Source
 	Use
 }
 
@@ -48,7 +49,15 @@ type Decision struct {
 	Reason  string  // of a denial
 	Answer  *Answer // of VerdictAnswer
 	Chain   []Step  // of VerdictAllow: the policies to run, in this order
+	Offers  []Offer // of VerdictAllow: the placeholders that are exchanged
 	Private bool    // the host may be at a private address
+}
+
+// Offer of a secret by its placeholder.
+type Offer struct {
+	Rule   string // source/name
+	Source Source
+	Secret string
 }
 
 // defaultRule is the Rule of decisions that no rule made.
@@ -85,7 +94,7 @@ func (t *Table) Name(host string) Decision {
 		for i := range l.rules {
 			r := &l.rules[i]
 			switch {
-			case !r.hosts.match(host):
+			case !r.hosts.Match(host):
 			case r.Action != Deny:
 				if allowed.Verdict == "" {
 					allowed = Decision{Verdict: VerdictAllow, Rule: l.id(r)}
@@ -172,20 +181,41 @@ func (t *Table) Decide(r Request) Decision {
 				return l.deny(c)
 			}
 			settled = true
-			d.add(l.id(c), c)
+			d.add(l, c)
 		}
 	}
 	switch {
 	case d.Verdict == "":
 		return t.fallback(r.Host != "")
 	case d.Verdict == VerdictAnswer:
-		d.Chain = nil
+		d.Chain, d.Offers = nil, nil
 	}
 	return d
 }
 
+// Placeholders returns the environment variables that the rules give a sandbox.
+// Of rules that give the same variable the first counts.
+func (t *Table) Placeholders() map[string]Offer {
+	offers := map[string]Offer{}
+	for _, l := range t.Layers {
+		if l == nil {
+			continue
+		}
+		for i := range l.rules {
+			r := &l.rules[i]
+			for variable, secret := range r.Placeholders {
+				if _, taken := offers[variable]; !taken {
+					offers[variable] = Offer{l.id(r), l.source, secret}
+				}
+			}
+		}
+	}
+	return offers
+}
+
 // add takes a rule into the decision that permits.
-func (d *Decision) add(id string, c *compiled) {
+func (d *Decision) add(l *Layer, c *compiled) {
+	id := l.id(c)
 	if d.Verdict == "" {
 		d.Verdict, d.Rule = VerdictAllow, id
 	}
@@ -200,15 +230,18 @@ func (d *Decision) add(id string, c *compiled) {
 			d.Rule = id
 		}
 		for _, use := range c.Policies {
-			d.Chain = append(d.Chain, Step{id, use})
+			d.Chain = append(d.Chain, Step{id, l.source, use})
 		}
+	}
+	for _, secret := range c.Placeholders {
+		d.Offers = append(d.Offers, Offer{id, l.source, secret})
 	}
 }
 
 // destined says whether the rule is about the destination.
 func (c *compiled) destined(r *Request) bool {
 	if r.Host != "" {
-		if !c.hosts.match(r.Host) {
+		if !c.hosts.Match(r.Host) {
 			return false
 		}
 	} else if !c.hasAddress(r) {

@@ -78,27 +78,36 @@ func isAddress(name string) bool {
 	return strings.Trim(last, "0123456789") == ""
 }
 
-// hosts are the compiled patterns of a rule.
-type hosts struct {
+// CleanPattern reads a pattern of host names: a name, or `*.` and a name, which
+// stands for all below it and not for the name itself. The pattern `**` is an
+// error here. The name is as CleanHost returns it.
+func CleanPattern(pattern string) (name string, below bool, err error) {
+	name, below = strings.CutPrefix(pattern, "*.")
+	if strings.Contains(name, "*") {
+		return "", false, fmt.Errorf("%.80q: a pattern is a name, `*.` and a name, or `**`", pattern)
+	}
+	name, err = CleanHost(name)
+	return name, below, err
+}
+
+// Hosts are compiled patterns: names, `*.example.com` (all below, without
+// example.com itself) and `**` (every name).
+type Hosts struct {
 	exact map[string]bool
 	below []string // ".example.com"
 	every bool
 }
 
-func (h *hosts) add(pattern string) error {
+func (h *Hosts) add(pattern string) error {
 	if pattern == "**" {
 		h.every = true
 		return nil
 	}
-	name, isBelow := strings.CutPrefix(pattern, "*.")
-	if strings.Contains(name, "*") {
-		return fmt.Errorf("%.80q: a pattern is a name, `*.` and a name, or `**`", pattern)
-	}
-	name, err := CleanHost(name)
+	name, below, err := CleanPattern(pattern)
 	if err != nil {
 		return err
 	}
-	if isBelow {
+	if below {
 		h.below = append(h.below, "."+name)
 		return nil
 	}
@@ -109,7 +118,23 @@ func (h *hosts) add(pattern string) error {
 	return nil
 }
 
-func (h *hosts) match(host string) bool {
+// CompileHosts compiles patterns; the error says what is wrong with the first that
+// is none.
+func CompileHosts(patterns ...string) (*Hosts, error) {
+	h := new(Hosts)
+	for _, p := range patterns {
+		if err := h.add(p); err != nil {
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+// Every says whether a pattern is `**`.
+func (h *Hosts) Every() bool { return h.every }
+
+// Match says whether a pattern matches the host, which CleanHost has cleaned.
+func (h *Hosts) Match(host string) bool {
 	if h.every || h.exact[host] {
 		return true
 	}

@@ -30,7 +30,7 @@ type Layer struct {
 
 type compiled struct {
 	Rule
-	hosts     hosts
+	hosts     Hosts
 	addresses []netip.Prefix
 	methods   map[string]bool
 	paths     []*regexp.Regexp
@@ -232,7 +232,7 @@ func (c *compiler) request() {
 		}
 	}
 	c.inspects = c.Scheme != "" || len(c.Methods) > 0 || len(c.Paths) > 0 || len(c.Headers) > 0 ||
-		c.Action == Respond || c.Action == Policies
+		c.Action == Respond || c.Action == Policies || len(c.Placeholders) > 0
 }
 
 // webPorts are those of a rule that inspects and names none.
@@ -252,6 +252,7 @@ func (c *compiler) action() {
 	}
 	c.answer()
 	c.chain()
+	c.placeholders()
 }
 
 func (c *compiler) answer() {
@@ -317,6 +318,25 @@ func (c *compiler) chain() {
 			if !namePattern.MatchString(as) || !namePattern.MatchString(secret) {
 				c.bad(field+".secrets", "%.80q: %.80q: names are 1 to 64 of a-z, 0-9, - and _", as, secret)
 			}
+		}
+	}
+}
+
+// variablePattern is that of names that every shell can use (POSIX, 3.230).
+var variablePattern = regexp.MustCompile(`\A[A-Za-z_][A-Za-z0-9_]{0,63}\z`)
+
+func (c *compiler) placeholders() {
+	c.entries("placeholders", len(c.Placeholders))
+	if len(c.Placeholders) > 0 && c.Action != Allow && c.Action != Policies {
+		c.bad("placeholders", "given, but the action is %q", c.Action)
+	}
+	for variable, secret := range c.Placeholders {
+		field := fmt.Sprintf("placeholders[%.80s]", variable)
+		if !variablePattern.MatchString(variable) {
+			c.bad(field, "no name of an environment variable: write A-Z, a-z, 0-9 and _, at most 64, no digit first")
+		}
+		if !namePattern.MatchString(secret) {
+			c.bad(field, "%.80q: names are 1 to 64 of a-z, 0-9, - and _", secret)
 		}
 	}
 }

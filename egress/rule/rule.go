@@ -51,6 +51,11 @@ type Rule struct {
 	Answer *Answer `json:"answer,omitempty"`
 	// Policies are run in this order, for the action "policies".
 	Policies []Use `json:"policies,omitempty"`
+	// Placeholders are environment variables of the sandbox, to names of secrets.
+	// Each variable holds a value that is worth nothing, and that the node
+	// exchanges for the secret in requests that this rule permits. For the actions
+	// "allow" and "policies".
+	Placeholders map[string]string `json:"placeholders,omitempty"`
 }
 
 // Action of a rule.

@@ -232,6 +232,30 @@ func TestConnectionsAreInspectedOnlyWhereARuleNeedsIt(t *testing.T) {
 	}
 }
 
+func TestPlaceholdersAreOfTheRulesThatPermit(t *testing.T) {
+	tb := table(t, DenyAll,
+		`[{"name":"gh","hosts":["api.github.com"],"paths":["/repos/**"],"action":"allow","placeholders":{"GITHUB_TOKEN":"gh-node"}}]`,
+		`[{"name":"gh","hosts":["api.github.com"],"action":"policies","policies":[{"policy":"readonly"}],"placeholders":{"GITHUB_TOKEN":"gh","NPM_TOKEN":"npm"}}]`, "")
+	if got := tb.Connect(request(t, "GET https://api.github.com/")); got.Verdict != VerdictInspect {
+		t.Errorf("a host with placeholders is not inspected: %+v", got)
+	}
+	d := tb.Decide(request(t, "GET https://api.github.com/repos/a"))
+	secrets := map[string]bool{}
+	for _, o := range d.Offers {
+		secrets[o.Rule+" "+o.Secret] = true
+	}
+	if len(d.Offers) != 3 || !secrets["node/gh gh-node"] || !secrets["owner/gh gh"] || !secrets["owner/gh npm"] {
+		t.Errorf("got %+v", d.Offers)
+	}
+	if d := tb.Decide(request(t, "GET https://api.github.com/user")); len(d.Offers) != 2 {
+		t.Errorf("a rule that does not match offers its secret: %+v", d.Offers)
+	}
+	all := tb.Placeholders()
+	if len(all) != 2 || all["GITHUB_TOKEN"] != (Offer{"node/gh", Node, "gh-node"}) || all["NPM_TOKEN"] != (Offer{"owner/gh", Owner, "npm"}) {
+		t.Errorf("got %+v", all)
+	}
+}
+
 func TestNamesThatLeadNowhereAreNotAnswered(t *testing.T) {
 	tab := table(t, DenyAll, `[
 		{"name":"a","hosts":["a.example"],"ports":["22"],"action":"allow"},
@@ -286,6 +310,9 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 		"policy name":         {"node", `{"name":"x","action":"policies","policies":[{"policy":"../x"}]}`, "policies[0].policy"},
 		"secret name":         {"node", `{"name":"x","action":"policies","policies":[{"policy":"p","secrets":{"t":"A B"}}]}`, "policies[0].secrets"},
 		"policies too many":   {"node", `{"name":"x","action":"deny","policies":[{"policy":"p"}]}`, `policies: given, but`},
+		"placeholder name":    {"node", `{"name":"x","action":"allow","placeholders":{"1A":"t"}}`, "no name of an environment variable"},
+		"placeholder secret":  {"node", `{"name":"x","action":"allow","placeholders":{"A":"T T"}}`, `placeholders[A]: "T T"`},
+		"placeholder, denied": {"node", `{"name":"x","action":"deny","placeholders":{"A":"t"}}`, `placeholders: given, but the action is "deny"`},
 		"long path":           {"node", `{"name":"x","paths":["/` + strings.Repeat("a", MaxText) + `"],"action":"allow"}`, "at most 1000 fit"},
 	} {
 		t.Run(name, func(t *testing.T) {
