@@ -1,0 +1,368 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func hosts(entries []Entry) string {
+	var all []string
+	for _, e := range entries {
+		all = append(all, e.Host)
+	}
+	return strings.Join(all, " ")
+}
+
+func TestEntriesAreJSONWithoutWhatIsEmpty(t *testing.T) {
+	l := New(Config{})
+	l.Record(Entry{Sandbox: "s1", Kind: DNS, Verdict: Deny, Host: "a.example"})
+	l.Record(Entry{
+		Sandbox: "s1", Flow: "f", Kind: Request, Host: "b.example", Address: netip.MustParseAddr("192.0.2.1"), Port: 443,
+		Method: "GET", Path: "/user", Rule: "node/x", Policies: []Policy{{"bearer", "sha256:1"}}, Verdict: Allow,
+		Secrets: []string{"token"}, Notes: []string{"seen"}, Status: 200, BytesOut: 1, BytesIn: 2, Duration: Took(1500 * time.Microsecond),
+	})
+	entries := l.Entries("s1", Filter{})
+	if entries[1].Seq != entries[0].Seq+1 || time.Since(entries[0].Time) > time.Minute {
+		t.Errorf("seq %d and %d, at %s", entries[0].Seq, entries[1].Seq, entries[0].Time)
+	}
+	for i, want := range []string{
+		`{"seq":1,"time":"0001-01-01T00:00:00Z","sandbox":"s1","kind":"dns","host":"a.example","verdict":"deny"}`,
+		`{"seq":1,"time":"0001-01-01T00:00:00Z","sandbox":"s1","flow":"f","kind":"request","host":"b.example","address":"192.0.2.1","port":443,` +
+			`"method":"GET","path":"/user","rule":"node/x","policies":[{"name":"bearer","digest":"sha256:1"}],"verdict":"allow",` +
+			`"secrets":["token"],"notes":["seen"],"status":200,"bytes_out":1,"bytes_in":2,"duration_ms":1.5}`,
+	} {
+		entries[i].Seq, entries[i].Time = 1, time.Time{}
+		if got, _ := json.Marshal(entries[i]); string(got) != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
+	}
+}
+
+func TestTextsAreBoundedAndPrintable(t *testing.T) {
+	long := strings.Repeat("é", 5000)
+	e := Entry{
+		Flow: long, Host: long, Method: long, Rule: long, Reason: long,
+		Path:    "/a\n{\"forged\":1}\x1b[2J\xff?token=hidden",
+		Secrets: make([]string, 100), Notes: []string{long},
+	}
+	for range 100 {
+		e.Policies = append(e.Policies, Policy{long, long})
+	}
+	e.bound()
+	if want := "/a\uFFFD{\"forged\":1}\uFFFD[2J\uFFFD"; e.Path != want {
+		t.Errorf("path %q, want %q", e.Path, want)
+	}
+	for _, s := range []string{e.Flow, e.Host, e.Method, e.Rule, e.Reason, e.Notes[0], e.Policies[0].Name, e.Policies[0].Digest} {
+		if len(s) > 1000 || s == "" || !utf8.ValidString(s) {
+			t.Errorf("%d bytes: %.20q", len(s), s)
+		}
+	}
+	if len(e.Policies) != maxList || len(e.Secrets) != maxList {
+		t.Errorf("%d policies, %d secrets", len(e.Policies), len(e.Secrets))
+	}
+	if n := e.size(); n > 64<<10 {
+		t.Errorf("an entry of %d bytes", n)
+	}
+}
+
+func TestFilters(t *testing.T) {
+	l := New(Config{})
+	for _, e := range []Entry{
+		{Kind: DNS, Verdict: Deny, Host: "a.example.com"},
+		{Kind: Request, Verdict: Allow, Host: "example.com"},
+		{Kind: Request, Verdict: Deny, Host: "b.example.com"},
+		{Kind: Connection, Verdict: Allow, Host: "notexample.com"},
+	} {
+		e.Sandbox = "s"
+		l.Record(e)
+	}
+	third := l.Entries("s", Filter{})[2].Seq
+	for _, tc := range []struct {
+		filter Filter
+		want   string
+	}{
+		{Filter{}, "a.example.com example.com b.example.com notexample.com"},
+		{Filter{Kind: Request}, "example.com b.example.com"},
+		{Filter{Verdict: Deny}, "a.example.com b.example.com"},
+		{Filter{Host: "example.com"}, "example.com"},
+		{Filter{Host: "*.example.com"}, "a.example.com b.example.com"},
+		{Filter{After: third}, "notexample.com"},
+		{Filter{Limit: 2}, "b.example.com notexample.com"},
+		{Filter{Limit: 1, Verdict: Deny}, "b.example.com"},
+	} {
+		if got := hosts(l.Entries("s", tc.filter)); got != tc.want {
+			t.Errorf("%+v: %s, want %s", tc.filter, got, tc.want)
+		}
+	}
+	if got := l.Entries("another", Filter{}); got != nil {
+		t.Errorf("another sandbox has %v", got)
+	}
+}
+
+func TestTheLatestAreKept(t *testing.T) {
+	l := New(Config{Entries: 20})
+	for i := range 55 {
+		l.Record(Entry{Sandbox: "s", Host: fmt.Sprint(i)})
+		entries := l.Entries("s", Filter{})
+		if want := min(i+1, 20); len(entries) != want {
+			t.Fatalf("%d entries after %d", len(entries), i+1)
+		}
+		if last := entries[len(entries)-1]; last.Host != fmt.Sprint(i) {
+			t.Fatalf("the last one is %s, want %d", last.Host, i)
+		}
+		if first := entries[0]; first.Host != fmt.Sprint(max(0, i-19)) {
+			t.Fatalf("the first one is %s after %d", first.Host, i)
+		}
+	}
+}
+
+func TestBytesAreShared(t *testing.T) {
+	const total = 64 << 10
+	l := New(Config{Bytes: 32 << 10, TotalBytes: total})
+	for s := range 8 {
+		for range 500 {
+			l.Record(Entry{Sandbox: fmt.Sprint(s), Path: strings.Repeat("x", 100)})
+		}
+		sum, least := 0, total
+		for _, b := range l.books {
+			sum += b.entries.bytes
+			least = min(least, b.entries.bytes)
+		}
+		if sum > total {
+			t.Errorf("%d bytes with %d sandboxes", sum, s+1)
+		}
+		if least < total/16 {
+			t.Errorf("one of %d sandboxes is left with %d bytes", s+1, least)
+		}
+	}
+	for s := range 8 {
+		l.Forget(fmt.Sprint(s))
+	}
+	if len(l.books) != 0 || l.share != 32<<10 {
+		t.Errorf("%d books, a share of %d", len(l.books), l.share)
+	}
+}
+
+func TestFollowersGetWhatIsKeptAndWhatComes(t *testing.T) {
+	l := New(Config{})
+	l.Record(Entry{Sandbox: "s", Host: "a", Verdict: Deny})
+	l.Record(Entry{Sandbox: "s", Host: "b", Verdict: Allow})
+	entries, stop := l.Follow("s", Filter{Verdict: Deny})
+	l.Record(Entry{Sandbox: "s", Host: "c", Verdict: Allow})
+	l.Record(Entry{Sandbox: "s", Host: "d", Verdict: Deny})
+	l.Record(Entry{Sandbox: "other", Host: "e", Verdict: Deny})
+	stop()
+	stop()
+	l.Record(Entry{Sandbox: "s", Host: "f", Verdict: Deny})
+	var got []Entry
+	for e := range entries {
+		got = append(got, e)
+	}
+	if hosts(got) != "a d" {
+		t.Errorf("got %s", hosts(got))
+	}
+}
+
+func TestASlowFollowerIsToldWhatItLost(t *testing.T) {
+	l := New(Config{})
+	entries, stop := l.Follow("s", Filter{})
+	for range followerRoom + 10 {
+		l.Record(Entry{Sandbox: "s"})
+	}
+	<-entries
+	l.Record(Entry{Sandbox: "s", Dropped: 99})
+	stop()
+	var last Entry
+	for last = range entries {
+	}
+	if last.Dropped != 10 {
+		t.Errorf("%d dropped", last.Dropped)
+	}
+	if kept := l.Entries("s", Filter{Limit: 1}); kept[0].Dropped != 0 {
+		t.Errorf("what is kept says %d dropped", kept[0].Dropped)
+	}
+}
+
+func TestFollowersEnd(t *testing.T) {
+	for name, end := range map[string]func(*Log){
+		"forget": func(l *Log) { l.Forget("s") },
+		"close":  (*Log).Close,
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := New(Config{})
+			entries, stop := l.Follow("s", Filter{})
+			end(l)
+			if _, ok := <-entries; ok {
+				t.Error("an entry")
+			}
+			stop()
+		})
+	}
+	l := New(Config{})
+	l.Close()
+	entries, stop := l.Follow("s", Filter{})
+	defer stop()
+	if _, ok := <-entries; ok {
+		t.Error("an entry after Close")
+	}
+}
+
+func TestFollowersLeaveNothing(t *testing.T) {
+	l := New(Config{})
+	_, first := l.Follow("s", Filter{})
+	_, second := l.Follow("s", Filter{})
+	first()
+	if len(l.books) != 1 {
+		t.Error("the book is gone before its last follower")
+	}
+	second()
+	if len(l.books) != 0 {
+		t.Error("a book without entries is left")
+	}
+}
+
+func TestNothingIsLostWhileFollowersComeAndGo(t *testing.T) {
+	l := New(Config{})
+	var now atomic.Int64 // the sandbox
+	var done atomic.Bool
+	var all sync.WaitGroup
+	for range 2 {
+		all.Go(func() {
+			for !done.Load() {
+				_, stop := l.Follow(fmt.Sprint(now.Load()), Filter{})
+				stop()
+			}
+		})
+	}
+	for i := range 3000 {
+		now.Store(int64(i))
+		l.Record(Entry{Sandbox: fmt.Sprint(i)})
+		if got := len(l.Entries(fmt.Sprint(i), Filter{})); got != 1 {
+			t.Errorf("%d entries, want the first one", got)
+		}
+		l.Forget(fmt.Sprint(i))
+	}
+	done.Store(true)
+	all.Wait()
+}
+
+func TestSeqRisesOverARestart(t *testing.T) {
+	before, after := New(Config{}), New(Config{})
+	for range 3 {
+		before.Record(Entry{Sandbox: "s"})
+	}
+	last := before.Entries("s", Filter{Limit: 1})[0]
+	b := newBook(&after.cfg, last.Time.Add(time.Millisecond))
+	if b.seq < last.Seq {
+		t.Errorf("%d after %d", b.seq, last.Seq)
+	}
+}
+
+func TestLinesAreBoundedAndRefusalsApart(t *testing.T) {
+	var out bytes.Buffer
+	l := New(Config{Lines: 1e-9, LineBurst: 3, Log: slog.New(slog.NewJSONHandler(&out, nil))})
+	for range 5 {
+		l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow})
+	}
+	l.Record(Entry{Sandbox: "s", Kind: DNS, Verdict: Deny, Host: "h", Reason: "no rule allows it"})
+	l.Record(Entry{Sandbox: "t", Kind: Request, Verdict: Allow})
+	l.Forget("s")
+
+	type line struct {
+		Level, Sandbox, Host, Reason string
+		Suppressed                   int
+	}
+	var lines []line
+	for d := json.NewDecoder(&out); d.More(); {
+		var one line
+		if err := d.Decode(&one); err != nil {
+			t.Fatal(err)
+		}
+		lines = append(lines, one)
+	}
+	want := []line{
+		{Level: "INFO", Sandbox: "s"}, {Level: "INFO", Sandbox: "s"}, {Level: "INFO", Sandbox: "s"},
+		{Level: "WARN", Sandbox: "s", Host: "h", Reason: "no rule allows it"},
+		{Level: "INFO", Sandbox: "t"},
+		{Level: "INFO", Sandbox: "s", Suppressed: 2},
+	}
+	if fmt.Sprint(lines) != fmt.Sprint(want) {
+		t.Errorf("got  %v\nwant %v", lines, want)
+	}
+}
+
+func TestTheLineAfterSuppressedOnesCountsThem(t *testing.T) {
+	var out bytes.Buffer
+	l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil))})
+	b, _ := l.open("s")
+	b.refused.suppressed.Store(7)
+	l.Record(Entry{Sandbox: "s", Verdict: Deny})
+	l.Record(Entry{Sandbox: "s", Verdict: Deny})
+	if n := strings.Count(out.String(), "suppressed=7"); n != 1 {
+		t.Errorf("told %d times: %s", n, &out)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	l := New(Config{})
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(l)
+	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow, BytesOut: 5, BytesIn: 7, Duration: 20})
+	l.Record(Entry{Sandbox: "s", Kind: DNS, Verdict: Deny})
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, family := range families {
+		for _, m := range family.Metric {
+			name := family.GetName()
+			for _, label := range m.Label {
+				name += " " + label.GetValue()
+			}
+			got = append(got, fmt.Sprint(name, " ", m.GetCounter().GetValue()+float64(m.GetHistogram().GetSampleCount())))
+		}
+	}
+	want := []string{
+		"doze_egress_bytes_total in request 7", "doze_egress_bytes_total out request 5",
+		"doze_egress_duration_seconds request 1",
+		"doze_egress_lines_suppressed_total 0",
+		"doze_egress_total dns deny 1", "doze_egress_total request allow 1",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got  %v\nwant %v", got, want)
+	}
+}
+
+func BenchmarkRecord(b *testing.B) {
+	for name, log := range map[string]*slog.Logger{"kept": nil, "logged": slog.New(slog.NewJSONHandler(discard{}, nil))} {
+		b.Run(name, func(b *testing.B) {
+			l := New(Config{Log: log, Lines: 1e9, LineBurst: 1 << 30})
+			e := Entry{Sandbox: "s", Kind: Request, Verdict: Allow, Host: "api.example.com", Method: "GET", Path: "/user/repos",
+				Rule: "node/x", Policies: []Policy{{"bearer", "sha256:0123456789abcdef"}}, Secrets: []string{"token"}, Status: 200}
+			b.ReportAllocs()
+			for b.Loop() {
+				l.Record(e)
+			}
+		})
+	}
+}
+
+type discard struct{}
+
+func (discard) Write(b []byte) (int, error) { return len(b), nil }

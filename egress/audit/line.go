@@ -1,0 +1,90 @@
+package audit
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+)
+
+// lineBudget bounds the lines in the node's log. There are two for each sandbox,
+// so that no flood of harmless requests hides a refusal.
+type lineBudget struct {
+	limiter    *rate.Limiter
+	suppressed atomic.Uint64 // since the last line
+}
+
+// line writes an entry to the node's log, unless the sandbox has had its lines.
+func (b *book) line(l *Log, e *Entry) {
+	level, budget := slog.LevelInfo, &b.harmless
+	if e.Verdict == Deny || e.Verdict == Error {
+		level, budget = slog.LevelWarn, &b.refused
+	}
+	ctx := context.Background()
+	if !l.cfg.Log.Enabled(ctx, level) {
+		return
+	}
+	if !budget.limiter.Allow() {
+		budget.suppressed.Add(1)
+		l.metrics.suppressed.Inc()
+		return
+	}
+	attrs := e.attrs()
+	if n := budget.suppressed.Swap(0); n > 0 {
+		attrs = append(attrs, slog.Uint64("suppressed", n))
+	}
+	l.cfg.Log.LogAttrs(ctx, level, "egress", attrs...)
+}
+
+// lastLine tells of lines after which no other came.
+func (b *book) lastLine(l *Log, sandbox string) {
+	if n := b.harmless.suppressed.Swap(0) + b.refused.suppressed.Swap(0); n > 0 {
+		l.cfg.Log.Info("egress of a sandbox ends", "sandbox", sandbox, "suppressed", n)
+	}
+}
+
+// attrs are those of the JSON, without what is empty.
+func (e *Entry) attrs() []slog.Attr {
+	attrs := make([]slog.Attr, 0, 24)
+	text := func(key, value string) {
+		if value != "" {
+			attrs = append(attrs, slog.String(key, value))
+		}
+	}
+	number := func(key string, value int64) {
+		if value != 0 {
+			attrs = append(attrs, slog.Int64(key, value))
+		}
+	}
+	text("sandbox", e.Sandbox)
+	number("seq", int64(e.Seq))
+	text("flow", e.Flow)
+	text("kind", string(e.Kind))
+	text("verdict", string(e.Verdict))
+	text("host", e.Host)
+	if e.Address.IsValid() {
+		text("address", e.Address.String())
+	}
+	number("port", int64(e.Port))
+	text("method", e.Method)
+	text("path", e.Path)
+	text("rule", e.Rule)
+	text("reason", e.Reason)
+	if len(e.Policies) > 0 {
+		attrs = append(attrs, slog.Any("policies", e.Policies))
+	}
+	if len(e.Secrets) > 0 {
+		attrs = append(attrs, slog.Any("secrets", e.Secrets))
+	}
+	if len(e.Notes) > 0 {
+		attrs = append(attrs, slog.Any("notes", e.Notes))
+	}
+	number("status", int64(e.Status))
+	number("bytes_out", e.BytesOut)
+	number("bytes_in", e.BytesIn)
+	if e.Duration != 0 {
+		attrs = append(attrs, slog.Float64("duration_ms", float64(e.Duration)))
+	}
+	return attrs
+}
