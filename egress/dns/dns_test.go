@@ -1,0 +1,659 @@
+package dns
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/miekg/dns"
+	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/netns/link"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const reason = "no rule allows it"
+
+// decide allows all but what is below denied.example.
+func decide(name string) (bool, string) {
+	if name == "denied.example" || strings.HasSuffix(name, ".denied.example") {
+		return false, reason
+	}
+	return true, ""
+}
+
+// asker is a server with what it told.
+type asker struct {
+	*Server
+	mu      sync.Mutex
+	refused []string
+}
+
+func newAsker(cfg Config) *asker {
+	a := &asker{}
+	if cfg.Decide == nil {
+		cfg.Decide = decide
+	}
+	cfg.Refused = func(name, reason string) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		a.refused = append(a.refused, name+": "+reason)
+	}
+	a.Server = New(cfg)
+	return a
+}
+
+func query(name string, rrtype uint16) *dns.Msg {
+	q := new(dns.Msg).SetQuestion(dns.Fqdn(name), rrtype)
+	return q.SetEdns0(4096, false)
+}
+
+// ask returns the server's answer, nil if there is none.
+func (a *asker) ask(t *testing.T, q *dns.Msg) *dns.Msg {
+	t.Helper()
+	packed, err := q.Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer := a.Answer(packed)
+	if answer == nil {
+		return nil
+	}
+	if len(answer) > dns.MinMsgSize {
+		t.Errorf("an answer of %d bytes", len(answer))
+	}
+	m := new(dns.Msg)
+	if err := m.Unpack(answer); err != nil {
+		t.Fatal(err)
+	}
+	if m.Id != q.Id || !m.Response || m.Truncated || m.Authoritative || m.RecursionDesired != q.RecursionDesired {
+		t.Errorf("header %+v", m.MsgHdr)
+	}
+	return m
+}
+
+// addressOf asks for the address of a name.
+func (a *asker) addressOf(t *testing.T, name string) netip.Addr {
+	t.Helper()
+	m := a.ask(t, query(name, dns.TypeA))
+	if m.Rcode != dns.RcodeSuccess || len(m.Answer) != 1 {
+		t.Fatalf("%s: %s", name, m)
+	}
+	addr, ok := netip.AddrFromSlice(m.Answer[0].(*dns.A).A)
+	if !ok {
+		t.Fatalf("%s: %s", name, m)
+	}
+	return addr.Unmap()
+}
+
+func TestEachNameHasAnAddressOfItsOwn(t *testing.T) {
+	a := newAsker(Config{})
+	first, second := a.addressOf(t, "one.example"), a.addressOf(t, "two.example")
+	if first == second || !link.Pool.Contains(first) || link.Reserved.Contains(first) {
+		t.Errorf("%s and %s", first, second)
+	}
+	if again := a.addressOf(t, "ONE.Example."); again != first {
+		t.Errorf("first %s, then %s", first, again)
+	}
+	for addr, want := range map[netip.Addr]string{first: "one.example", second: "two.example"} {
+		if got, ok := a.Host(addr); got != want || !ok {
+			t.Errorf("%s is %q, want %q", addr, got, want)
+		}
+		if got, ok := a.Host(netip.AddrFrom16(addr.As16())); got != want || !ok {
+			t.Errorf("mapped, %s is %q", addr, got)
+		}
+		if got, ok := a.Address(want); got != addr || !ok {
+			t.Errorf("%s has %s", want, got)
+		}
+	}
+	for _, addr := range []string{"198.18.0.1", "198.18.0.2", "198.18.0.0", "198.19.255.255", "192.0.2.1", "::1", "::"} {
+		if name, ok := a.Host(netip.MustParseAddr(addr)); ok {
+			t.Errorf("%s is %s", addr, name)
+		}
+	}
+	if addr, ok := a.Address("three.example"); ok {
+		t.Errorf("a name nobody asked for has %s", addr)
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	a := newAsker(Config{})
+	given := a.addressOf(t, "given.example")
+	reverse, _ := dns.ReverseAddr(given.String())
+	for _, tc := range []struct {
+		name   string
+		rrtype uint16
+		rcode  int
+		want   string // the record's data
+	}{
+		{"given.example", dns.TypeA, dns.RcodeSuccess, given.String()},
+		{"given.example", dns.TypeAAAA, dns.RcodeSuccess, ""},
+		{"given.example", dns.TypeHTTPS, dns.RcodeSuccess, ""},
+		{"given.example", dns.TypeSVCB, dns.RcodeSuccess, ""},
+		{"given.example", dns.TypeMX, dns.RcodeSuccess, ""},
+		{"given.example", dns.TypeTXT, dns.RcodeSuccess, ""},
+		{"given.example", 65280, dns.RcodeSuccess, ""},
+		{"given.example", dns.TypeANY, dns.RcodeSuccess, `"RFC8482" ""`},
+		{"given.example", dns.TypeAXFR, dns.RcodeNotImplemented, ""},
+		{"given.example", dns.TypeIXFR, dns.RcodeNotImplemented, ""},
+		{".", dns.TypeNS, dns.RcodeSuccess, ""},
+		{reverse, dns.TypePTR, dns.RcodeSuccess, "given.example."},
+		{strings.ToUpper(reverse), dns.TypePTR, dns.RcodeSuccess, "given.example."},
+		{reverse, dns.TypeA, dns.RcodeSuccess, ""},
+		{"9.9.19.198.in-addr.arpa", dns.TypePTR, dns.RcodeNameError, ""},
+		{"8.8.8.8.in-addr.arpa", dns.TypePTR, dns.RcodeNameError, ""},
+		{"0." + reverse, dns.TypePTR, dns.RcodeNameError, ""},
+		{"1.0.0.127.in-addr.arpa", dns.TypePTR, dns.RcodeSuccess, "localhost."},
+		{"1.0.0.0.ip6.arpa", dns.TypePTR, dns.RcodeNameError, ""},
+		{"ipv4only.arpa", dns.TypeAAAA, dns.RcodeNameError, ""},
+		{"_dns.resolver.arpa", dns.TypeSVCB, dns.RcodeNameError, ""},
+		{"localhost", dns.TypeA, dns.RcodeSuccess, "127.0.0.1"},
+		{"app.localhost", dns.TypeA, dns.RcodeSuccess, "127.0.0.1"},
+		{"localhost", dns.TypeAAAA, dns.RcodeSuccess, "::1"},
+		{"localhost", dns.TypeMX, dns.RcodeSuccess, ""},
+		{"a.invalid", dns.TypeA, dns.RcodeNameError, ""},
+		{"a.onion", dns.TypeA, dns.RcodeNameError, ""},
+		{"use-application-dns.net", dns.TypeA, dns.RcodeNameError, ""},
+	} {
+		t.Run(tc.name+" "+dns.Type(tc.rrtype).String(), func(t *testing.T) {
+			m := a.ask(t, query(tc.name, tc.rrtype))
+			if m.Rcode != tc.rcode {
+				t.Errorf("%s, want %s", dns.RcodeToString[m.Rcode], dns.RcodeToString[tc.rcode])
+			}
+			got := ""
+			if len(m.Answer) == 1 {
+				got = strings.TrimPrefix(m.Answer[0].String(), m.Answer[0].Header().String())
+				if m.Answer[0].Header().Ttl != ttl {
+					t.Errorf("to be kept for %d s", m.Answer[0].Header().Ttl)
+				}
+			}
+			if got != tc.want || len(m.Answer) > 1 {
+				t.Errorf("%q, want %q", got, tc.want)
+			}
+			// What is not there is to be kept shortly, too.
+			hasSOA := len(m.Ns) == 1 && m.Ns[0].(*dns.SOA).Minttl == ttl
+			if wantSOA := tc.want == "" && tc.rcode != dns.RcodeNotImplemented; hasSOA != wantSOA {
+				t.Errorf("authority %v", m.Ns)
+			}
+		})
+	}
+	if len(a.refused) > 0 {
+		t.Errorf("refused: %q", a.refused)
+	}
+	if _, ok := a.Address("localhost"); ok {
+		t.Error("localhost has an address of the pool")
+	}
+	home := newAsker(Config{})
+	home.addressOf(t, "nas.home.arpa")
+}
+
+func TestTheSpellingOfTheQuestionIsKept(t *testing.T) {
+	m := newAsker(Config{}).ask(t, query("wWw.ExAmPlE.", dns.TypeA))
+	if m.Question[0].Name != "wWw.ExAmPlE." || m.Answer[0].Header().Name != "wWw.ExAmPlE." {
+		t.Errorf("%s", m)
+	}
+}
+
+func ede(m *dns.Msg) *dns.EDNS0_EDE {
+	if opt := m.IsEdns0(); opt != nil {
+		for _, o := range opt.Option {
+			if e, ok := o.(*dns.EDNS0_EDE); ok {
+				return e
+			}
+		}
+	}
+	return nil
+}
+
+func TestRefusalsSayWhy(t *testing.T) {
+	a := newAsker(Config{})
+	for _, rrtype := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeTXT} {
+		m := a.ask(t, query("a.denied.example", rrtype))
+		e := ede(m)
+		if m.Rcode != dns.RcodeRefused || e == nil || e.InfoCode != dns.ExtendedErrorCodeProhibited || e.ExtraText != reason {
+			t.Errorf("%s", m)
+		}
+	}
+	q := query("b.denied.example", dns.TypeA)
+	q.Extra = nil
+	if m := a.ask(t, q); m.Rcode != dns.RcodeRefused || len(m.Extra) > 0 {
+		t.Errorf("without EDNS: %s", m)
+	}
+	if want := []string{"a.denied.example: " + reason, "b.denied.example: " + reason}; !slices.Equal(a.refused, want) {
+		t.Errorf("told %q, want %q", a.refused, want)
+	}
+	if _, ok := a.Address("a.denied.example"); ok {
+		t.Error("a refused name has an address")
+	}
+}
+
+func TestWhatIsNoHostNameIsRefused(t *testing.T) {
+	a := newAsker(Config{})
+	for _, name := range []string{"10.0.0.1", "0x7f000001", `a\.b.example`, `a\000.example`, `\255\254.example`, "a b.example", "xn--0.example"} {
+		m := a.ask(t, query(name, dns.TypeA))
+		if m.Rcode != dns.RcodeRefused {
+			t.Errorf("%s: %s", name, m)
+		}
+	}
+	if len(a.refused) != 7 {
+		t.Errorf("told %q", a.refused)
+	}
+}
+
+func TestTheLongestAnswersFit(t *testing.T) {
+	a := newAsker(Config{Decide: func(name string) (bool, string) {
+		return strings.HasPrefix(name, "b"), strings.Repeat("é", 300)
+	}})
+	name := strings.Repeat(strings.Repeat("a", 61)+".", 4) + "aaaa"
+	for _, q := range []*dns.Msg{query(name, dns.TypeA), query("b"+name[1:], dns.TypeA), query("b"+name[1:], dns.TypeAAAA)} {
+		if m := a.ask(t, q); len(m.Question[0].Name) != 253 {
+			t.Errorf("%d bytes", len(m.Question[0].Name))
+		}
+	}
+	reverse, _ := dns.ReverseAddr(a.addressOf(t, "b"+name[1:]).String())
+	a.ask(t, query(reverse, dns.TypePTR))
+}
+
+func TestEDNS(t *testing.T) {
+	a := newAsker(Config{})
+	q := query("x.example", dns.TypeA)
+	q.IsEdns0().SetDo()
+	q.IsEdns0().Option = []dns.EDNS0{
+		&dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: net.IPv4(192, 0, 2, 0)},
+		&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0123456789abcdef"},
+	}
+	m := a.ask(t, q)
+	if opt := m.IsEdns0(); opt == nil || !opt.Do() || opt.UDPSize() != udpSize || opt.Version() != 0 || len(opt.Option) != 0 {
+		t.Errorf("%s", m)
+	}
+	q = query("x.example", dns.TypeA)
+	q.IsEdns0().SetVersion(1)
+	if m := a.ask(t, q); m.Rcode != dns.RcodeBadVers || len(m.Answer) != 0 {
+		t.Errorf("a version to come: %s", m)
+	}
+	q = query("x.example", dns.TypeA)
+	q.Extra = append(q.Extra, q.Extra[0])
+	if m := a.ask(t, q); m.Rcode != dns.RcodeFormatError {
+		t.Errorf("two of them: %s", m)
+	}
+}
+
+func TestOtherClassesAreRefused(t *testing.T) {
+	a := newAsker(Config{})
+	q := query("version.bind", dns.TypeTXT)
+	q.Question[0].Qclass = dns.ClassCHAOS
+	if m := a.ask(t, q); m.Rcode != dns.RcodeRefused {
+		t.Errorf("%s", m)
+	}
+}
+
+func TestBadMessages(t *testing.T) {
+	a := newAsker(Config{})
+	change := func(f func(q *dns.Msg)) []byte {
+		q := query("x.example", dns.TypeA)
+		f(q)
+		b, err := q.Pack()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	whole := change(func(*dns.Msg) {})
+	record := func() dns.RR {
+		return &dns.A{Hdr: dns.RR_Header{Name: "x.", Rrtype: dns.TypeA, Class: 1}, A: net.IPv4(1, 2, 3, 4)}
+	}
+	for name, tc := range map[string]struct {
+		message []byte
+		rcode   int // -1: no answer
+	}{
+		"nothing":           {nil, -1},
+		"half a header":     {whole[:11], -1},
+		"an answer":         {change(func(q *dns.Msg) { q.Response = true }), -1},
+		"a header":          {whole[:12], dns.RcodeFormatError},
+		"half a question":   {whole[:20], dns.RcodeFormatError},
+		"half an OPT":       {whole[:len(whole)-1], dns.RcodeFormatError},
+		"no question":       {change(func(q *dns.Msg) { q.Question = nil }), dns.RcodeFormatError},
+		"two questions":     {change(func(q *dns.Msg) { q.Question = append(q.Question, q.Question[0]) }), dns.RcodeFormatError},
+		"an answer's part":  {change(func(q *dns.Msg) { q.Answer = []dns.RR{record()} }), dns.RcodeFormatError},
+		"an authority":      {change(func(q *dns.Msg) { q.Ns = []dns.RR{record()} }), dns.RcodeFormatError},
+		"many records":      {change(func(q *dns.Msg) { q.Extra = append(q.Extra, record(), record()) }), dns.RcodeFormatError},
+		"a notify":          {change(func(q *dns.Msg) { q.Opcode = dns.OpcodeNotify }), dns.RcodeNotImplemented},
+		"an update":         {change(func(q *dns.Msg) { q.Opcode = dns.OpcodeUpdate }), dns.RcodeNotImplemented},
+		"too long":          {append(slices.Clone(whole), make([]byte, maxQuery)...), dns.RcodeFormatError},
+		"a loop in a name":  {append(slices.Clone(whole[:12]), 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
+		"more than it says": {append(slices.Clone(whole), 1, 2, 3), dns.RcodeSuccess},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := a.Answer(tc.message)
+			if tc.rcode < 0 {
+				if answer != nil {
+					t.Errorf("%x", answer)
+				}
+				return
+			}
+			m := new(dns.Msg)
+			if err := m.Unpack(answer); err != nil {
+				t.Fatal(err)
+			}
+			if m.Rcode != tc.rcode || !m.Response || m.Id != uint16(tc.message[0])<<8|uint16(tc.message[1]) {
+				t.Errorf("%s", m)
+			}
+		})
+	}
+}
+
+func TestFloodsAreDropped(t *testing.T) {
+	a := newAsker(Config{Rate: 1e-9, Burst: 3})
+	for i := range 10 {
+		if got := a.ask(t, query("x.example", dns.TypeA)) != nil; got != (i < 3) {
+			t.Errorf("answer %d: %t", i, got)
+		}
+	}
+	if len(a.refused) != 1 || !strings.Contains(a.refused[0], "too many DNS queries") {
+		t.Errorf("told %q", a.refused)
+	}
+}
+
+// recorder keeps what a store would.
+type recorder struct {
+	mu    sync.Mutex
+	known map[netip.Addr]string
+}
+
+func (r *recorder) record(name string, a netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if other, ok := r.known[a]; ok {
+		panic("the address of " + other + " is given to " + name)
+	}
+	r.known[a] = name
+}
+
+func (r *recorder) forget(name string, a netip.Addr) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.known[a] != name {
+		panic(name + " has no address")
+	}
+	delete(r.known, a)
+}
+
+func TestAddressesOutliveTheServer(t *testing.T) {
+	r := &recorder{known: map[netip.Addr]string{}}
+	before := newAsker(Config{Record: r.record})
+	one, two := before.addressOf(t, "one.example"), before.addressOf(t, "two.example")
+	before.addressOf(t, "one.example")
+	if want := map[netip.Addr]string{one: "one.example", two: "two.example"}; !maps.Equal(r.known, want) {
+		t.Fatalf("recorded %v", r.known)
+	}
+
+	known := maps.Clone(r.known)
+	known[netip.MustParseAddr("192.0.2.1")] = "elsewhere.example"
+	known[link.Gateway] = "gateway.example"
+	known[netip.MustParseAddr("198.19.0.1")] = "no name"
+	known[netip.Addr{}] = "nowhere.example"
+	after := newAsker(Config{Known: known, Record: r.record})
+	three := after.addressOf(t, "three.example")
+	if got := after.addressOf(t, "one.example"); got != one {
+		t.Errorf("one had %s, and now %s", one, got)
+	}
+	if three != two.Next() {
+		t.Errorf("three has %s after %s and %s", three, one, two)
+	}
+	if got := newAsker(Config{Known: map[netip.Addr]string{three: "three.example"}}).addressOf(t, "four.example"); got != three.Next() {
+		t.Errorf("four has %s: addresses of names that went come last", got)
+	}
+	if len(after.names.byName) != 3 {
+		t.Errorf("%d names are known", len(after.names.byName))
+	}
+}
+
+func TestNoAddressChangesHandsSoon(t *testing.T) {
+	r := &recorder{known: map[netip.Addr]string{}}
+	const most = 1000
+	a := newAsker(Config{Names: most, Record: r.record, Forget: r.forget})
+	now := time.Now()
+	a.names.next = endOffset - most/2
+	name := func(i int) string { return fmt.Sprintf("n%d.example", i) }
+	for i := range most {
+		if _, ok := a.names.give(name(i), now); !ok {
+			t.Fatal("no room")
+		}
+	}
+	if _, ok := a.names.give("more.example", now.Add(maxIdle-1)); ok {
+		t.Error("a name lost its address within an hour")
+	}
+	first, _ := a.Address(name(0))
+	second, _ := a.Address(name(1))
+	if _, ok := a.names.host(first, now.Add(time.Minute)); !ok { // a connection
+		t.Fatal("no name")
+	}
+	g, ok := a.names.give("more.example", now.Add(maxIdle))
+	if !ok || g.forgotten != name(1) || g.freed != second || g.address == second {
+		t.Errorf("%+v", g)
+	}
+	if got, ok := a.Host(second); ok {
+		t.Errorf("%s, which nobody has, is %s", second, got)
+	}
+	if len(a.names.byName) != most || len(a.names.byAddress) != most || a.names.used.Len() != most {
+		t.Errorf("%d names, %d addresses, %d records", len(a.names.byName), len(a.names.byAddress), a.names.used.Len())
+	}
+
+	// All other addresses come before it.
+	seen := map[netip.Addr]bool{}
+	for i := 0; ; i++ {
+		g, ok := a.names.give(fmt.Sprintf("m%d.example", i), now.Add(time.Duration(i)*maxIdle))
+		if !ok {
+			continue
+		}
+		if g.address == second {
+			break
+		}
+		seen[g.address] = true
+	}
+	if pool := int(endOffset - firstOffset); len(seen) < pool-2*most {
+		t.Errorf("given again after %d others of %d", len(seen), pool)
+	}
+}
+
+func TestTooManyNamesAreRefused(t *testing.T) {
+	r := &recorder{known: map[netip.Addr]string{}}
+	a := newAsker(Config{Names: 2, Record: r.record})
+	a.addressOf(t, "one.example")
+	a.addressOf(t, "two.example")
+	m := a.ask(t, query("three.example", dns.TypeA))
+	if e := ede(m); m.Rcode != dns.RcodeServerFailure || e == nil || !strings.Contains(e.ExtraText, "too many names") {
+		t.Errorf("%s", m)
+	}
+	a.addressOf(t, "one.example")
+	if len(a.refused) != 1 || len(r.known) != 2 {
+		t.Errorf("told %q, recorded %v", a.refused, r.known)
+	}
+}
+
+func TestNamesAreForgottenBeforeOthersAreRecorded(t *testing.T) {
+	var told []string
+	a := newAsker(Config{
+		Names:  1,
+		Record: func(name string, _ netip.Addr) { told = append(told, "+"+name) },
+		Forget: func(name string, _ netip.Addr) { told = append(told, "-"+name) },
+	})
+	one := a.addressOf(t, "one.example")
+	a.names.used.Front().Value.(*record).at = time.Now().Add(-2 * maxIdle)
+	if two := a.addressOf(t, "two.example"); two == one {
+		t.Error("the address went from one to the other at once")
+	}
+	if want := []string{"+one.example", "-one.example", "+two.example"}; !slices.Equal(told, want) {
+		t.Errorf("told %q", told)
+	}
+}
+
+func TestManyAskAtOnce(t *testing.T) {
+	r := &recorder{known: map[netip.Addr]string{}}
+	a := newAsker(Config{Record: r.record, Burst: 10000})
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for i := range 200 {
+				name := fmt.Sprintf("n%d.example", i)
+				if got, _ := a.Host(a.addressOf(t, name)); got != name {
+					t.Errorf("%s is %s", name, got)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if len(r.known) != 200 {
+		t.Errorf("%d addresses", len(r.known))
+	}
+}
+
+// serve answers on a UDP socket of the loopback until the test ends.
+func serve(t *testing.T, a *asker) string {
+	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		b := make([]byte, 65536)
+		for {
+			n, from, err := pc.ReadFrom(b)
+			if err != nil {
+				return
+			}
+			if answer := a.Answer(b[:n]); answer != nil {
+				_, _ = pc.WriteTo(answer, from)
+			}
+		}
+	})
+	t.Cleanup(func() { pc.Close(); ended.Wait() })
+	return pc.LocalAddr().String()
+}
+
+func TestAResolverUnderstands(t *testing.T) {
+	a := newAsker(Config{})
+	server := serve(t, a)
+	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, server)
+	}}
+	addrs, err := r.LookupNetIP(t.Context(), "ip", "some.example.")
+	if err != nil || len(addrs) != 1 {
+		t.Fatalf("%v, %v", addrs, err)
+	}
+	if want, _ := a.Address("some.example"); addrs[0].Unmap() != want {
+		t.Errorf("%s, want %s", addrs[0], want)
+	}
+	names, err := r.LookupAddr(t.Context(), addrs[0].Unmap().String())
+	if err != nil || !slices.Equal(names, []string{"some.example."}) {
+		t.Errorf("%q, %v", names, err)
+	}
+	if mx, err := r.LookupMX(t.Context(), "some.example."); len(mx) > 0 || err == nil {
+		t.Errorf("%v, %v", mx, err)
+	}
+	if addrs, err := r.LookupNetIP(t.Context(), "ip", "denied.example."); err == nil {
+		t.Errorf("a refused name has %v", addrs)
+	}
+}
+
+// FuzzAnswer: whatever is asked, the answer is a message of at most 512 bytes to
+// the question, and an address in it is the name's that was asked for.
+func FuzzAnswer(f *testing.F) {
+	for _, q := range []*dns.Msg{
+		query("x.example", dns.TypeA), query("X.denied.Example", dns.TypeAAAA), query("localhost", dns.TypeANY),
+		query("1.1.18.198.in-addr.arpa", dns.TypePTR), query(`a\.b\000.x`, dns.TypeHTTPS), query("xn--bcher-kva.example", dns.TypeA),
+	} {
+		b, err := q.Pack()
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		s := New(Config{Decide: decide})
+		answer := s.Answer(b)
+		if answer == nil {
+			if isQuery(b) {
+				t.Error("no answer to a query")
+			}
+			return
+		}
+		var m, q dns.Msg
+		if err := m.Unpack(answer); err != nil || len(answer) > dns.MinMsgSize {
+			t.Fatalf("%d bytes: %v", len(answer), err)
+		}
+		if !m.Response || answer[0] != b[0] || answer[1] != b[1] {
+			t.Errorf("%s", &m)
+		}
+		if len(m.Question) == 0 {
+			return // malformed
+		}
+		if err := q.Unpack(b); err != nil || !slices.Equal(m.Question, q.Question) {
+			t.Fatalf("%v answered as %v: %v", q.Question, m.Question, err)
+		}
+		for _, rr := range m.Answer {
+			a, ok := rr.(*dns.A)
+			if !ok || a.A.IsLoopback() {
+				continue
+			}
+			addr, _ := netip.AddrFromSlice(a.A.To4())
+			want, err := rule.CleanHost(q.Question[0].Name)
+			if got, ok := s.Host(addr); err != nil || got != want || !ok {
+				t.Errorf("%s is %q, asked for as %q: %v", addr, got, want, err)
+			}
+		}
+	})
+}
+
+func BenchmarkAnswer(b *testing.B) {
+	for _, tc := range []struct {
+		name, host string
+		rrtype     uint16
+	}{{"A", "api.example.com", dns.TypeA}, {"AAAA", "api.example.com", dns.TypeAAAA}, {"refused", "a.denied.example", dns.TypeA}} {
+		b.Run(tc.name, func(b *testing.B) {
+			s := New(Config{Decide: decide, Rate: 1e12, Burst: 1 << 40})
+			q, _ := query(tc.host, tc.rrtype).Pack()
+			b.ReportAllocs()
+			for b.Loop() {
+				s.Answer(q)
+			}
+		})
+	}
+}
+
+// BenchmarkMemory reports what servers and names take.
+func BenchmarkMemory(b *testing.B) {
+	var perServer, perName float64
+	heap := func() float64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return float64(m.HeapAlloc)
+	}
+	for b.Loop() {
+		before := heap()
+		servers := make([]*Server, 1000)
+		for i := range servers {
+			servers[i] = New(Config{Decide: decide})
+		}
+		between := heap()
+		for i := range 8192 {
+			servers[0].names.give(fmt.Sprintf("host-%d.example.com", i), time.Now())
+		}
+		after := heap()
+		runtime.KeepAlive(servers)
+		perServer, perName = (between-before)/1000, (after-between)/8192
+	}
+	b.ReportMetric(perServer, "B/server")
+	b.ReportMetric(perName, "B/name")
+}

@@ -1,0 +1,159 @@
+package dns
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/miekg/dns"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/netns/link"
+)
+
+// resolve makes the answer to a question.
+func (s *Server) resolve(a *reply) {
+	q := a.question
+	if q.Qclass != dns.ClassINET { // as version.bind, in class CH
+		a.refuse(dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, "only names of the internet are answered")
+		return
+	}
+	if q.Qtype >= dns.TypeTKEY && q.Qtype < dns.TypeANY { // transfers and the like
+		a.refuse(dns.RcodeNotImplemented, dns.ExtendedErrorCodeInvalidQueryType, "")
+		return
+	}
+	if q.Name == "." {
+		a.none(dns.RcodeSuccess)
+		return
+	}
+	// The library writes what is no letter, digit or sign as \ooo, so that
+	// nothing but the end of a label is a dot.
+	asked := strings.ToLower(strings.TrimSuffix(q.Name, "."))
+	if s.special(a, asked) {
+		return
+	}
+	name, err := rule.CleanHost(asked)
+	if err != nil {
+		s.refuse(a, cut(asked, maxName), "it is no host name")
+		return
+	}
+	if allowed, reason := s.cfg.Decide(name); !allowed {
+		s.refuse(a, name, reason)
+		return
+	}
+	switch q.Qtype {
+	case dns.TypeA:
+		s.give(a, name)
+	case dns.TypeANY:
+		a.any()
+	default:
+		// AAAA among them: the sandbox has no IPv6. HTTPS and SVCB, too: what
+		// they could say (h3, ECH, that the site is to be reached by https) is
+		// either not possible through the node or not known to it.
+		a.none(dns.RcodeSuccess)
+	}
+}
+
+// maxName is how much of a name that is none is told.
+const maxName = 253
+
+func (s *Server) refuse(a *reply, name, reason string) {
+	a.refuse(dns.RcodeRefused, dns.ExtendedErrorCodeProhibited, reason)
+	if s.refused.isFirst(name, time.Now()) {
+		s.cfg.Refused(name, reason)
+	}
+}
+
+// give answers with the name's address.
+func (s *Server) give(a *reply, name string) {
+	g, ok := s.names.give(name, time.Now())
+	if !ok {
+		const reason = "the sandbox asked for too many names within an hour"
+		a.refuse(dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, reason)
+		if s.refused.isFirst(name, time.Now()) {
+			s.cfg.Refused(name, reason)
+		}
+		return
+	}
+	if g.forgotten != "" && s.cfg.Forget != nil {
+		s.cfg.Forget(g.forgotten, g.freed)
+	}
+	if g.isNew && s.cfg.Record != nil {
+		s.cfg.Record(name, g.address)
+	}
+	a.address(g.address)
+}
+
+// special answers names that mean the same everywhere, or that no rule is about.
+func (s *Server) special(a *reply, name string) bool {
+	switch top := name[strings.LastIndexByte(name, '.')+1:]; {
+	case top == "localhost": // RFC 6761, section 6.3
+		switch a.question.Qtype {
+		case dns.TypeA:
+			a.address(netip.AddrFrom4([4]byte{127, 0, 0, 1}))
+		case dns.TypeAAAA:
+			a.address(netip.IPv6Loopback())
+		default:
+			a.none(dns.RcodeSuccess)
+		}
+	case top == "invalid", top == "onion": // RFC 6761, section 6.4; RFC 7686
+		a.none(dns.RcodeNameError)
+	case name == "use-application-dns.net":
+		// Asked by browsers that would rather use DNS over HTTPS: the addresses
+		// they would find there are refused.
+		a.none(dns.RcodeNameError)
+	case top == "arpa" && name != "home.arpa" && !strings.HasSuffix(name, ".home.arpa"): // RFC 8375
+		s.reverse(a, name)
+	default:
+		return false
+	}
+	return true
+}
+
+// reverse answers what is below arpa: there are the names of addresses that were
+// given, and nothing else.
+func (s *Server) reverse(a *reply, name string) {
+	host := ""
+	if addr := fromReverse(name); addr.IsLoopback() {
+		host = "localhost"
+	} else if link.Pool.Contains(addr) {
+		host, _ = s.names.host(addr, time.Now())
+	}
+	switch {
+	case host == "":
+		a.none(dns.RcodeNameError)
+	case a.question.Qtype == dns.TypePTR:
+		a.pointer(host)
+	default:
+		a.none(dns.RcodeSuccess)
+	}
+}
+
+// fromReverse returns the IPv4 address of a name such as 1.2.0.192.in-addr.arpa.
+func fromReverse(name string) netip.Addr {
+	rest, ok := strings.CutSuffix(name, ".in-addr.arpa")
+	if !ok {
+		return netip.Addr{}
+	}
+	labels := strings.SplitN(rest, ".", 5)
+	if len(labels) != 4 {
+		return netip.Addr{}
+	}
+	a, err := netip.ParseAddr(labels[3] + "." + labels[2] + "." + labels[1] + "." + labels[0])
+	if err != nil {
+		return netip.Addr{}
+	}
+	return a
+}
+
+// cut returns the beginning of a text, in whole characters.
+func cut(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	for most > 0 && !utf8.RuneStart(s[most]) {
+		most--
+	}
+	return s[:most]
+}
