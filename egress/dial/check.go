@@ -1,0 +1,138 @@
+package dial
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/doze-run/doze/egress/address"
+)
+
+// RefusedError says that a target may not be reached, for a reason that is for
+// people. Nothing was dialled.
+type RefusedError struct {
+	Host    string
+	Address netip.Addr // the first one that was refused
+	Reason  string
+}
+
+func (e *RefusedError) Error() string { return "refused: " + e.Reason }
+
+// grant is how far a target may go.
+type grant int
+
+const (
+	grantPublic  grant = iota
+	grantPrivate       // a rule lets the host be at a private address
+	grantListed        // a rule names the address, perhaps as one of a large network
+	grantNamed         // the operator said where the host is
+)
+
+func (t Target) grant() grant {
+	switch {
+	case t.Host == "" && t.Listed:
+		return grantListed
+	case t.Private:
+		return grantPrivate
+	}
+	return grantPublic
+}
+
+// need is the grant that an address of a class takes. What is not here is never
+// dialled: some of it means this host or several.
+var need = map[address.Class]grant{
+	address.Public:        grantPublic,
+	address.Private:       grantPrivate,
+	address.Shared:        grantPrivate,
+	address.LinkLocal:     grantListed,
+	address.Documentation: grantListed,
+	address.Benchmark:     grantListed,
+	address.Reserved:      grantListed,
+	// A rule for 0.0.0.0/0, or a name that belongs to somebody else, must not
+	// lead here by accident.
+	address.Loopback:   grantNamed,
+	address.Metadata:   grantNamed,
+	address.Translated: grantNamed,
+}
+
+// maxAddresses is how many addresses of a name are tried: names of large
+// services have some eight of each family, and who owns a name chooses.
+const maxAddresses = 8
+
+// check returns those addresses that may be dialled, in their order but with the
+// families taking turns (RFC 8305, section 4). If there is none, the error is
+// about the first one. Answers that may not be dialled are left out and not held
+// against the others: those were checked.
+func (d *Dialer) check(t Target, g grant, found []netip.Addr) ([]netip.Addr, error) {
+	var checked []netip.Addr
+	var refused error
+	for _, a := range found {
+		a = a.Unmap() // resolvers return IPv4 so, and a socket takes both for the same
+		err := d.allow(t, g, a)
+		switch {
+		case err == nil && !slices.Contains(checked, a):
+			checked = append(checked, a)
+		case err != nil && refused == nil:
+			refused = err
+		}
+	}
+	if len(checked) == 0 {
+		return nil, refused
+	}
+	checked = interleave(checked)
+	return checked[:min(len(checked), maxAddresses)], nil
+}
+
+// allow is the check of one address.
+func (d *Dialer) allow(t Target, g grant, a netip.Addr) error {
+	class := address.Classify(a)
+	least, known := need[class]
+	switch {
+	case !known:
+		return refuse(t, a, fmt.Sprintf("(%s), to which nothing can be sent", class))
+	case g < least:
+		return refuse(t, a, fmt.Sprintf("(%s), which the node's operator has not allowed", class))
+	case g == grantNamed:
+		return nil
+	}
+	own, err := d.own.has(a)
+	if err != nil {
+		return err
+	}
+	if own {
+		return refuse(t, a, "which is this node")
+	}
+	return nil
+}
+
+func refuse(t Target, a netip.Addr, what string) error {
+	e := &RefusedError{Host: t.Host, Address: a}
+	if t.Host == "" {
+		e.Reason = fmt.Sprintf("%s %s", a, what)
+	} else {
+		e.Reason = fmt.Sprintf("%s is at %s %s", t.Host, a, what)
+	}
+	return e
+}
+
+func isPublic(addrs []netip.Addr) bool {
+	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return address.Classify(a) != address.Public })
+}
+
+// interleave lets families take turns, beginning with that of the first.
+func interleave(addrs []netip.Addr) []netip.Addr {
+	var first, second []netip.Addr
+	for _, a := range addrs {
+		if a.Is4() == addrs[0].Is4() {
+			first = append(first, a)
+		} else {
+			second = append(second, a)
+		}
+	}
+	turns := make([]netip.Addr, 0, len(addrs))
+	for i := range max(len(first), len(second)) {
+		turns = append(turns, first[min(i, len(first)):min(i+1, len(first))]...)
+		turns = append(turns, second[min(i, len(second)):min(i+1, len(second))]...)
+	}
+	return turns
+}

@@ -1,0 +1,106 @@
+package dial
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+)
+
+// overrides are Config.Overrides.
+type overrides map[string]Override
+
+// find returns what the operator said of a host.
+func (o overrides) find(host string) (Override, bool) {
+	if found, ok := o[host]; ok || len(o) == 0 {
+		return found, ok
+	}
+	for below := host; ; {
+		_, rest, more := strings.Cut(below, ".")
+		if !more {
+			return Override{}, false
+		}
+		if found, ok := o["*."+rest]; ok {
+			return found, true
+		}
+		below = rest
+	}
+}
+
+const (
+	// foundFor is how long addresses are kept. Go's resolver keeps none and does
+	// not say for how long one may: an installation opens a hundred connections
+	// to one host, and a host that moves is found again soon.
+	foundFor = 10 * time.Second
+	// missingFor is how long it is kept that there is no such name: a client
+	// that tries again at once does not make the node ask again.
+	missingFor = time.Second
+	// maxKept bounds the names, of all sandboxes: some 200 KiB.
+	maxKept = 1024
+)
+
+// cache asks the resolver and keeps its answers for a short while. They are
+// checked each time.
+type cache struct {
+	resolver Resolver
+
+	mu   sync.Mutex
+	kept map[string]answer
+}
+
+type answer struct {
+	addrs []netip.Addr
+	err   error
+	until time.Time
+}
+
+func (c *cache) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
+	c.mu.Lock()
+	a, ok := c.kept[host]
+	c.mu.Unlock()
+	if ok && time.Now().Before(a.until) {
+		return a.addrs, a.err
+	}
+	a.addrs, a.err = c.resolver.LookupNetIP(ctx, "ip", host+".")
+	if a.err == nil && len(a.addrs) == 0 {
+		a.err = &net.DNSError{Err: "it has no address", Name: host, IsNotFound: true}
+	}
+	var dnsError *net.DNSError
+	switch {
+	case a.err == nil:
+		a.until = time.Now().Add(foundFor)
+	case errors.As(a.err, &dnsError) && dnsError.IsNotFound:
+		a.until = time.Now().Add(missingFor)
+	default:
+		return nil, a.err
+	}
+	c.keep(host, a)
+	return a.addrs, a.err
+}
+
+// keep makes room by dropping what is too old, or else any one.
+func (c *cache) keep(host string, a answer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.kept == nil {
+		c.kept = map[string]answer{}
+	}
+	if _, ok := c.kept[host]; !ok && len(c.kept) >= maxKept {
+		now := time.Now()
+		for name, old := range c.kept {
+			if now.After(old.until) {
+				delete(c.kept, name)
+			}
+		}
+		for name := range c.kept {
+			if len(c.kept) < maxKept {
+				break
+			}
+			delete(c.kept, name)
+		}
+	}
+	c.kept[host] = a
+}

@@ -1,0 +1,158 @@
+package dial
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// proxy is an HTTP proxy that takes CONNECT (RFC 9110, section 9.3.6).
+type proxy struct {
+	Target               // where it is
+	tls      *tls.Config // nil: plain
+	header   string      // of each request, but for Host
+	resolves bool
+}
+
+func newProxy(u *url.URL, roots *x509.CertPool, resolves bool) *proxy {
+	p := &proxy{resolves: resolves, Target: Target{Port: 80}}
+	if p.Address, _ = netip.ParseAddr(u.Hostname()); !p.Address.IsValid() {
+		p.Host = u.Hostname()
+	}
+	if u.Scheme == "https" {
+		p.Port = 443
+		p.tls = &tls.Config{ServerName: u.Hostname(), RootCAs: roots, NextProtos: []string{"http/1.1"}}
+	}
+	if port, err := strconv.ParseUint(u.Port(), 10, 16); err == nil {
+		p.Port = uint16(port)
+	}
+	if user := u.User; user != nil {
+		password, _ := user.Password()
+		credentials := base64.StdEncoding.EncodeToString([]byte(user.Username() + ":" + password))
+		p.header = "Proxy-Authorization: Basic " + credentials + "\r\n"
+	}
+	return p
+}
+
+// maxProxyTries is how many addresses of a target the proxy is asked for: it may
+// lack one family of them.
+const maxProxyTries = 3
+
+// tunnelToFirst connects to one of the addresses through the proxy.
+func (d *Dialer) tunnelToFirst(ctx context.Context, t Target, addrs []netip.Addr) (net.Conn, error) {
+	var first error
+	for _, a := range addrs[:min(len(addrs), maxProxyTries)] {
+		conn, err := d.tunnel(ctx, t, a)
+		if err == nil {
+			return conn, nil
+		}
+		if first == nil {
+			first = err
+		}
+	}
+	return nil, first
+}
+
+// tunnel connects through the proxy to an address, or to the target's name if
+// there is none.
+func (d *Dialer) tunnel(ctx context.Context, t Target, a netip.Addr) (net.Conn, error) {
+	conn, err := d.reachProxy(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("reaching the upstream proxy: %w", err)
+	}
+	through := &tunnel{Conn: conn, remote: conn.RemoteAddr()}
+	authority := net.JoinHostPort(t.Host, strconv.Itoa(int(t.Port)))
+	if a.IsValid() {
+		to := netip.AddrPortFrom(a, t.Port)
+		through.remote, authority = net.TCPAddrFromAddrPort(to), to.String()
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	err = through.open(ctx, d.proxy, authority)
+	if !stop() {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return through, nil
+}
+
+// reachProxy connects to the proxy. The operator named it, so that it may be
+// anywhere.
+func (d *Dialer) reachProxy(ctx context.Context) (net.Conn, error) {
+	t := d.proxy.Target
+	named, ok := d.overrides.find(t.Host)
+	found := named.Addrs
+	if !ok {
+		found = []netip.Addr{t.Address}
+		if t.Host != "" {
+			var err error
+			if found, err = d.cache.lookup(ctx, t.Host); err != nil {
+				return nil, err
+			}
+		}
+	}
+	checked, err := d.check(t, grantNamed, found)
+	if err != nil {
+		return nil, err
+	}
+	return d.race(ctx, route{t, grantNamed, checked})
+}
+
+// tunnel is a connection through the proxy.
+type tunnel struct {
+	net.Conn               // to the proxy, perhaps TLS
+	early    *bufio.Reader // holds what came with the proxy's answer
+	remote   net.Addr
+}
+
+// maxProxyAnswer in bytes bounds the head of the proxy's answer.
+const maxProxyAnswer = 16 << 10
+
+// open asks for the tunnel.
+func (c *tunnel) open(ctx context.Context, p *proxy, authority string) error {
+	if p.tls != nil {
+		secured := tls.Client(c.Conn, p.tls)
+		if err := secured.HandshakeContext(ctx); err != nil {
+			return fmt.Errorf("TLS with the upstream proxy: %w", err)
+		}
+		c.Conn = secured
+	}
+	if _, err := fmt.Fprintf(c.Conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n%s\r\n", authority, authority, p.header); err != nil {
+		return fmt.Errorf("asking the upstream proxy: %w", err)
+	}
+	c.early = bufio.NewReader(io.LimitReader(c.Conn, maxProxyAnswer))
+	answer, err := http.ReadResponse(c.early, &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return fmt.Errorf("reading the upstream proxy's answer: %w", err)
+	}
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("the upstream proxy answers %.100q", answer.Status)
+	}
+	return nil
+}
+
+func (c *tunnel) Read(b []byte) (int, error) {
+	if c.early.Buffered() > 0 {
+		return c.early.Read(b)
+	}
+	return c.Conn.Read(b)
+}
+
+func (c *tunnel) RemoteAddr() net.Addr { return c.remote }
+
+// CloseWrite ends what is sent, as TCP's and TLS's do.
+func (c *tunnel) CloseWrite() error {
+	return c.Conn.(interface{ CloseWrite() error }).CloseWrite()
+}

@@ -1,0 +1,102 @@
+package dial
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"syscall"
+	"time"
+)
+
+// route is a target with the addresses that were checked for it.
+type route struct {
+	Target
+	grant grant
+	addrs []netip.Addr
+}
+
+// attemptDelay is how long one address is tried before the next one is, too
+// (RFC 8305, section 5).
+const attemptDelay = 250 * time.Millisecond
+
+type attempt struct {
+	conn net.Conn
+	err  error
+}
+
+// race connects to one of the addresses, beginning with the first. All attempts
+// have ended when it returns.
+func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
+	if len(r.addrs) == 1 {
+		return d.attempt(ctx, r, r.addrs[0])
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results := make(chan attempt)
+	running, left := 0, r.addrs
+	start := func() {
+		a := left[0]
+		left = left[1:]
+		running++
+		go func() { // its result is waited for below
+			conn, err := d.attempt(ctx, r, a)
+			results <- attempt{conn, err}
+		}()
+	}
+	delay := time.NewTimer(attemptDelay)
+	defer delay.Stop()
+	start()
+	var first error
+	for running > 0 {
+		select {
+		case <-delay.C:
+		case result := <-results:
+			running--
+			if result.err == nil {
+				cancel()
+				for ; running > 0; running-- {
+					if late := <-results; late.err == nil {
+						late.conn.Close()
+					}
+				}
+				return result.conn, nil
+			}
+			if first == nil {
+				first = result.err
+			}
+		}
+		if len(left) > 0 && ctx.Err() == nil {
+			start()
+			delay.Reset(attemptDelay)
+		}
+	}
+	return nil, first
+}
+
+func (d *Dialer) attempt(ctx context.Context, r route, a netip.Addr) (net.Conn, error) {
+	dialled := netip.AddrPortFrom(a, r.Port)
+	return d.connect(ctx, dialled, func(_ context.Context, _, actual string, _ syscall.RawConn) error {
+		return d.guard(r, dialled, actual)
+	})
+}
+
+// guard is called with the address that the socket is about to be connected to,
+// and has the last word.
+func (d *Dialer) guard(r route, checked netip.AddrPort, actual string) error {
+	a, err := netip.ParseAddrPort(actual)
+	if err != nil {
+		return fmt.Errorf("the address to be dialled: %w", err)
+	}
+	if a != checked {
+		return refuse(r.Target, a.Addr(), "which is not the address that was checked")
+	}
+	return d.allow(r.Target, r.grant, a.Addr())
+}
+
+type control = func(ctx context.Context, network, address string, c syscall.RawConn) error
+
+func connect(ctx context.Context, a netip.AddrPort, control control) (net.Conn, error) {
+	dialer := net.Dialer{ControlContext: control} // TCP_NODELAY and keep-alives are Go's
+	return dialer.DialContext(ctx, "tcp", a.String())
+}
