@@ -1,0 +1,164 @@
+package stack
+
+import (
+	"net/netip"
+
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/checksum"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+
+	"github.com/doze-run/doze/runtime/netns/link"
+)
+
+const (
+	dnsPort = 53
+	// maxQuery bounds a name query: EDNS(0) asks for names of 255 bytes with options,
+	// and nobody sends more than an Ethernet frame holds.
+	maxQuery = 1500
+	// quoted is what an ICMP error repeats of the packet that it is about: its IP
+	// header and 8 bytes, RFC 792.
+	quoted = header.IPv4MinimumSize + 8
+)
+
+var (
+	sandbox = tcpip.AddrFrom4(link.Sandbox.As4())
+	gateway = tcpip.AddrFrom4(link.Gateway.As4())
+)
+
+// packet takes one packet from the device.
+//
+// What no kernel sends by this device is dropped: IPv6, which the device has not;
+// another source address; IP options; fragments, for the MTU is as large as packets
+// get, so that nothing has to be kept until its other half comes.
+func (s *Stack) packet(view *buffer.View) (more bool) {
+	if !s.awake {
+		s.arise()
+	}
+	b := view.AsSlice()
+	ip := header.IPv4(b)
+	if len(b) < header.IPv4MinimumSize || ip.HeaderLength() != header.IPv4MinimumSize || !ip.IsValid(len(b)) ||
+		ip.More() || ip.FragmentOffset() != 0 || ip.SourceAddress() != sandbox {
+		view.Release()
+		return s.ctx.Err() == nil
+	}
+	view.CapLength(int(ip.TotalLength()))
+	switch ip.TransportProtocol() {
+	case header.TCPProtocolNumber:
+		n := s.netstack.Load()
+		if n == nil {
+			n = newNetstack(s.device, s, s.cfg.clock)
+			s.netstack.Store(n)
+		}
+		n.deliver(view)
+		return s.ctx.Err() == nil
+	case header.UDPProtocolNumber:
+		s.datagram(ip)
+	case header.ICMPv4ProtocolNumber:
+		s.ping(ip)
+	}
+	view.Release()
+	return s.ctx.Err() == nil
+}
+
+// ping answers an echo request, whatever it is addressed to: that an address is
+// there says nothing yet about whether it may be reached.
+func (s *Stack) ping(ip header.IPv4) {
+	request := header.ICMPv4(ip.Payload())
+	if len(request) < header.ICMPv4MinimumSize || request.Type() != header.ICMPv4Echo ||
+		!unicast(ip.DestinationAddress()) {
+		return
+	}
+	packet := newPacket(ip.DestinationAddress(), header.ICMPv4ProtocolNumber, len(request))
+	reply := header.ICMPv4(packet.Payload())
+	copy(reply, request)
+	reply.SetType(header.ICMPv4EchoReply)
+	reply.SetCode(0)
+	reply.SetChecksum(0)
+	reply.SetChecksum(^checksum.Checksum(reply, 0))
+	_ = s.device.send(packet)
+}
+
+// datagram answers a name query by the Handler. All other UDP is refused at once, so
+// that who tries QUIC falls back to TCP without waiting.
+func (s *Stack) datagram(ip header.IPv4) {
+	udp := header.UDP(ip.Payload())
+	if len(udp) < header.UDPMinimumSize || int(udp.Length()) < header.UDPMinimumSize || int(udp.Length()) > len(udp) {
+		return
+	}
+	if ip.DestinationAddress() != gateway || udp.DestinationPort() != dnsPort {
+		s.unreachable(ip)
+		s.tellRefused(netip.AddrPortFrom(netip.AddrFrom4(ip.DestinationAddress().As4()), udp.DestinationPort()))
+		return
+	}
+	if udp.Length() > maxQuery {
+		return
+	}
+	select {
+	case s.queries <- struct{}{}:
+	default:
+		s.mu.Lock()
+		s.tell(Queries)
+		s.mu.Unlock()
+		return
+	}
+	port := udp.SourcePort()
+	query := append([]byte(nil), udp[header.UDPMinimumSize:udp.Length()]...)
+	s.running.Go(func() {
+		defer func() { <-s.queries }()
+		defer s.recover("a name query")
+		if answer := s.cfg.Handler.DNS(s.ctx, query); answer != nil {
+			s.answer(port, answer)
+		}
+	})
+}
+
+// answer sends what the Handler answered to a name query.
+func (s *Stack) answer(port uint16, answer []byte) {
+	length := header.UDPMinimumSize + len(answer)
+	if header.IPv4MinimumSize+length > link.MTU {
+		return
+	}
+	packet := newPacket(gateway, header.UDPProtocolNumber, length)
+	udp := header.UDP(packet.Payload())
+	udp.Encode(&header.UDPFields{SrcPort: dnsPort, DstPort: port, Length: uint16(length)})
+	copy(udp.Payload(), answer)
+	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, gateway, sandbox, uint16(length))
+	udp.SetChecksum(^checksum.Checksum(udp, sum))
+	_ = s.device.send(packet)
+}
+
+// unreachable refuses a datagram, in the name of whom it was addressed to.
+func (s *Stack) unreachable(ip header.IPv4) {
+	if !unicast(ip.DestinationAddress()) {
+		return // RFC 1122, 3.2.2
+	}
+	quote := ip[:min(len(ip), quoted)]
+	packet := newPacket(ip.DestinationAddress(), header.ICMPv4ProtocolNumber, header.ICMPv4MinimumSize+len(quote))
+	message := header.ICMPv4(packet.Payload())
+	message.SetType(header.ICMPv4DstUnreachable)
+	message.SetCode(header.ICMPv4PortUnreachable)
+	copy(message.Payload(), quote)
+	message.SetChecksum(^checksum.Checksum(message, 0))
+	_ = s.device.send(packet)
+}
+
+// unicast says whether an address can be that of one machine.
+func unicast(a tcpip.Address) bool {
+	return a != header.IPv4Any && a != header.IPv4Broadcast && !header.IsV4MulticastAddress(a) && !header.IsV4LoopbackAddress(a)
+}
+
+// newPacket makes an IPv4 packet to the sandbox with so many bytes of payload.
+func newPacket(from tcpip.Address, protocol tcpip.TransportProtocolNumber, payload int) header.IPv4 {
+	ip := header.IPv4(make([]byte, header.IPv4MinimumSize+payload))
+	ip.Encode(&header.IPv4Fields{
+		TotalLength: uint16(len(ip)),
+		Flags:       header.IPv4FlagDontFragment,
+		TTL:         64,
+		Protocol:    uint8(protocol),
+		SrcAddr:     from,
+		DstAddr:     sandbox,
+	})
+	ip.SetChecksum(^ip.CalculateChecksum())
+	return ip
+}

@@ -1,0 +1,139 @@
+package stack
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// spliceBuffer is what WriteTo and ReadFrom move at once: the few packets of 64 KiB
+// that come in while the last ones are handed on.
+const spliceBuffer = 256 << 10
+
+// spliceBuffers are held only while something moves: a connection on which nothing
+// does holds none.
+var spliceBuffers = sync.Pool{New: func() any { return new([spliceBuffer]byte) }}
+
+// WriteTo implements io.WriterTo: what the sandbox sends goes to w, until it ends.
+func (c *Conn) WriteTo(w io.Writer) (moved int64, err error) {
+	for err == nil {
+		var n int64
+		n, err = c.moveTo(w)
+		moved += n
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return moved, err
+}
+
+// moveTo waits until something can be read and moves it to w.
+func (c *Conn) moveTo(w io.Writer) (int64, error) {
+	if err := c.awaitReadable(); err != nil {
+		return 0, err
+	}
+	b := spliceBuffers.Get().(*[spliceBuffer]byte)
+	defer spliceBuffers.Put(b)
+	n, err := c.Read(b[:])
+	if err != nil {
+		return 0, err
+	}
+	n, err = w.Write(b[:n])
+	return int64(n), err
+}
+
+// awaitReadable waits until Read would not.
+func (c *Conn) awaitReadable() error {
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	for c.endpoint.Readiness(waiter.ReadableEvents|waiter.EventHUp|waiter.EventErr) == 0 {
+		if c.closed.Load() {
+			return net.ErrClosed
+		}
+		if c.readLimit.passed() {
+			return os.ErrDeadlineExceeded
+		}
+		c.readLimit.wait(c.readable.came)
+	}
+	return nil
+}
+
+// ReadFrom implements io.ReaderFrom: r goes to the sandbox, until it ends. A buffer is
+// held while r is silent only if r is no socket.
+func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
+	move := func() (int64, error) { return c.moveFrom(r.Read) }
+	if socket, ok := r.(syscall.Conn); ok {
+		raw, err := socket.SyscallConn()
+		if err != nil {
+			return 0, err
+		}
+		move = func() (int64, error) { return c.moveFromSocket(raw) }
+	}
+	for err == nil {
+		var n int64
+		n, err = move()
+		moved += n
+	}
+	if err == io.EOF {
+		err = nil
+	}
+	return moved, err
+}
+
+// moveFrom moves what one read returns to the sandbox.
+func (c *Conn) moveFrom(read func([]byte) (int, error)) (int64, error) {
+	b := spliceBuffers.Get().(*[spliceBuffer]byte)
+	defer spliceBuffers.Put(b)
+	n, err := read(b[:])
+	written, writeErr := c.Write(b[:n])
+	if writeErr != nil {
+		err = writeErr
+	}
+	return int64(written), err
+}
+
+// moveFromSocket is moveFrom for a socket, with a buffer that is taken when there is
+// something to read. The socket can be closed while the sandbox takes nothing.
+func (c *Conn) moveFromSocket(raw syscall.RawConn) (int64, error) {
+	var b *[spliceBuffer]byte
+	var n int
+	var err error
+	waited := raw.Read(func(fd uintptr) bool {
+		b = spliceBuffers.Get().(*[spliceBuffer]byte)
+		if n, err = readSocket(int(fd), b[:]); errors.Is(err, unix.EAGAIN) {
+			spliceBuffers.Put(b)
+			return false
+		}
+		return true
+	})
+	if waited != nil { // it was closed, or its deadline has passed
+		return 0, waited
+	}
+	defer spliceBuffers.Put(b)
+	if err != nil {
+		return 0, err
+	}
+	n, err = c.Write(b[:n])
+	return int64(n), err
+}
+
+func readSocket(fd int, b []byte) (int, error) {
+	for {
+		n, err := unix.Read(fd, b)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, os.NewSyscallError("read", err)
+		case n == 0:
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
