@@ -1,0 +1,151 @@
+package seal
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// credential is the name under which systemd hands the key over
+// (LoadCredential=doze-seal or LoadCredentialEncrypted=doze-seal, see
+// systemd.exec(5)); its folder is in the variable.
+const (
+	credential         = "doze-seal"
+	credentialVariable = "CREDENTIALS_DIRECTORY"
+)
+
+const (
+	maxFile = 64 << 10
+	// maxKeys bounds the lines of all files: each is a key that was in use once.
+	maxKeys = 64
+)
+
+const header = "# The key with which doze seals secrets. Without it they are lost; who reads it can read them.\n" +
+	"# One key a line, in base64: the first seals, all open. To change the key put another line first.\n"
+
+// Open reads the key that seals: from systemd's credential doze-seal where there is
+// one, else from the file, which is made with a new key when it is missing. When
+// there are both, the credential's key seals and the file's still open.
+//
+// A file holds one key a line, 32 bytes in base64; the first seals, all open. It is
+// refused when anybody but its owner can read it.
+func Open(file string) (*Key, error) {
+	var keys [][]byte
+	if dir := os.Getenv(credentialVariable); dir != "" {
+		// systemd guards that folder itself. It may do so by an access list, of
+		// which the mode shows what looks like a group's right to read.
+		found, err := read(filepath.Join(dir, credential), false)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		keys = found
+	}
+	found, err := read(file, true)
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && len(keys) == 0:
+		if found, err = create(file); err != nil {
+			return nil, err
+		}
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, err
+	}
+	if keys = append(keys, found...); len(keys) > maxKeys {
+		return nil, fmt.Errorf("%s: there are %d keys, at most %d are read: remove old ones", file, len(keys), maxKeys)
+	}
+	key, err := newKey(keys)
+	if err != nil {
+		return nil, fmt.Errorf("the key that seals, in %s: %w", file, err)
+	}
+	return key, nil
+}
+
+func read(path string, guarded bool) ([][]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("the key that seals: %w", err)
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("the key that seals: %w", err)
+	}
+	if mode := info.Mode(); guarded && mode.Perm()&0o077 != 0 {
+		return nil, fmt.Errorf("the key that seals: others may read %s, its mode is %#o: change it with chmod 600, and the key with it if somebody did", path, mode.Perm())
+	}
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("the key that seals: %w", err)
+	}
+	if len(text) > maxFile {
+		return nil, fmt.Errorf("the key that seals: %s has more than %d bytes, which is no file of keys", path, maxFile)
+	}
+	return parse(path, text)
+}
+
+// parse never repeats what is in the file.
+func parse(path string, text []byte) ([][]byte, error) {
+	var keys [][]byte
+	number := 0
+	for line := range bytes.Lines(text) {
+		number++
+		line = bytes.TrimSpace(line)
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		key, err := base64.StdEncoding.DecodeString(string(line))
+		if err != nil || len(key) != keySize {
+			return nil, fmt.Errorf("the key that seals: line %d of %s is no key: write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
+		}
+		keys = append(keys, key)
+	}
+	if len(keys) == 0 {
+		return nil, fmt.Errorf("the key that seals: %s has no key in it: put back the file that was there; if nothing was sealed yet remove it, and another is made", path)
+	}
+	return keys, nil
+}
+
+// create makes the file with a new key, or reads the one that another process has
+// made meanwhile. It is whole and on the disk before it has its name: half a key
+// would seal what nobody could open again.
+func create(path string) ([][]byte, error) {
+	dir := filepath.Dir(path)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the key that seals: %w", err)
+	}
+	f, err := os.CreateTemp(dir, ".seal-*") // with mode 0600
+	if err != nil {
+		return nil, fmt.Errorf("making the key that seals: %w", err)
+	}
+	defer os.Remove(f.Name())
+	key := make([]byte, keySize)
+	rand.Read(key) // never fails
+	_, err = f.WriteString(header + base64.StdEncoding.EncodeToString(key) + "\n")
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return nil, fmt.Errorf("making the key that seals: %w", err)
+	}
+	// Unlike a rename, a link replaces nothing.
+	if err := os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
+		return read(path, true)
+	} else if err != nil {
+		return nil, fmt.Errorf("making the key that seals: %w", err)
+	}
+	if err := syncDir(dir); err != nil {
+		return nil, fmt.Errorf("making the key that seals: %w", err)
+	}
+	return [][]byte{key}, nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
+}
