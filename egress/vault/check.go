@@ -1,0 +1,109 @@
+package vault
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/publicsuffix"
+
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// Limits. What is beyond is refused when it is put.
+const (
+	// MaxSecrets of an owner.
+	MaxSecrets = 1000
+	// MinValue bytes of a value: answers are searched for it, and a short one, which
+	// is in them by chance, would be blotted out everywhere.
+	MinValue = 8
+	// MaxValue holds a private key with a chain of certificates.
+	MaxValue = 64 << 10
+	// MaxHosts of a secret.
+	MaxHosts = 100
+	// maxOwner leaves room for a name in that of the document.
+	maxOwner = 128
+)
+
+var namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
+
+// check refuses what cannot be a secret, and returns where it may go.
+func check(owner, name string, value []byte, hosts []string) ([]pattern, error) {
+	if owner == "" || len(owner) > maxOwner {
+		return nil, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))
+	}
+	if !namePattern.MatchString(name) {
+		return nil, &InvalidError{"name", fmt.Sprintf("%.80q is no name of a secret", name), "use 1 to 64 of a-z, 0-9, - and _"}
+	}
+	switch n := len(value); {
+	case n < MinValue:
+		return nil, &InvalidError{"value", fmt.Sprintf("it has %d bytes, and something so short cannot be told from other text in answers", n),
+			fmt.Sprintf("use at least %d", MinValue)}
+	case n > MaxValue:
+		return nil, &InvalidError{"value", fmt.Sprintf("it has %d bytes", n), fmt.Sprintf("use at most %d", MaxValue)}
+	}
+	patterns, err := parsePatterns(hosts)
+	if err != nil {
+		return nil, err
+	}
+	for i, h := range patterns {
+		if h.below && open(h.name) {
+			return nil, &InvalidError{"hosts", fmt.Sprintf("%s: anybody can have a name below %s", h, h.name), "name the hosts that need it"}
+		}
+		if slices.Contains(patterns[:i], h) {
+			return nil, &InvalidError{"hosts", fmt.Sprintf("%s is there twice", h), "name it once"}
+		}
+	}
+	return patterns, nil
+}
+
+// parsePatterns reads hosts, stored ones too.
+func parsePatterns(hosts []string) ([]pattern, error) {
+	if n := len(hosts); n == 0 || n > MaxHosts {
+		return nil, &InvalidError{"hosts", fmt.Sprintf("there are %d", n),
+			fmt.Sprintf("name 1 to %d hosts that the secret may be sent to, such as api.github.com", MaxHosts)}
+	}
+	patterns := make([]pattern, 0, len(hosts))
+	for i, h := range hosts {
+		field := fmt.Sprintf("hosts[%d]", i)
+		if h == "**" || h == "*" {
+			return nil, &InvalidError{field, "a secret is bound to hosts, not to all of them", "name those that need it, such as api.github.com"}
+		}
+		name, below := strings.CutPrefix(h, "*.")
+		name, err := rule.CleanHost(name)
+		if err != nil {
+			return nil, &InvalidError{field, err.Error(), "use names such as api.github.com, and *.example.com for all below"}
+		}
+		patterns = append(patterns, pattern{name, below})
+	}
+	return patterns, nil
+}
+
+// open says whether names below it are given to strangers, as below com, co.uk or
+// github.io. A single label that is no known domain is somebody's own network.
+func open(name string) bool {
+	suffix, icann := publicsuffix.PublicSuffix(name)
+	return suffix == name && (icann || strings.Contains(suffix, "."))
+}
+
+// pattern is a host name, or all below one.
+type pattern struct {
+	name  string
+	below bool
+}
+
+func (p pattern) String() string {
+	if p.below {
+		return "*." + p.name
+	}
+	return p.name
+}
+
+func (p pattern) match(host string) bool {
+	if !p.below {
+		return host == p.name
+	}
+	rest, ok := strings.CutSuffix(host, p.name)
+	return ok && len(rest) > 1 && rest[len(rest)-1] == '.'
+}

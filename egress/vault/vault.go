@@ -1,0 +1,233 @@
+// Package vault keeps the secrets of owners: values that the node puts into their
+// requests, that go to no host but those they are bound to, and that nobody can
+// read again.
+//
+// At rest they are sealed. In memory they are not: each request to a bound host
+// needs the values, to render references and to look for them in what comes back.
+// Unsealing for each use would leave a copy in memory every time, of which Go wipes
+// none, beside a key that opens them all.
+package vault
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+var (
+	// ErrUnknown is returned for a name of which the owner has no secret.
+	ErrUnknown = errors.New("there is no such secret")
+	// ErrNotBound is returned when the secret must not go to that host.
+	ErrNotBound = errors.New("the secret is not bound to that host")
+	// ErrUnreadable is returned for a secret that the store has and that does not
+	// open: it has to be put again.
+	ErrUnreadable = errors.New("the secret cannot be unsealed: put it again")
+	// ErrTooMany is returned when an owner has as many secrets as he may have.
+	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
+)
+
+// InvalidError refuses a secret that cannot work. It never holds the value.
+type InvalidError struct {
+	Field  string // name, value or hosts[2]
+	Reason string // what is wrong
+	Want   string // what would be right
+}
+
+func (e *InvalidError) Error() string { return fmt.Sprintf("%s: %s; %s", e.Field, e.Reason, e.Want) }
+
+// Documents is what the vault needs of a store; the comments of store.Badger are
+// the contract.
+type Documents interface {
+	PutDocument(ctx context.Context, kind, name string, value []byte) error
+	DeleteDocument(ctx context.Context, kind, name string) error
+	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+}
+
+// Sealer encrypts for a purpose; *seal.Key does.
+type Sealer interface {
+	Seal(purpose string, plain []byte) ([]byte, error)
+	Open(purpose string, sealed []byte) ([]byte, error)
+	// Old says whether a value should be sealed again.
+	Old(sealed []byte) bool
+}
+
+// Secret is what may be known of a secret.
+type Secret struct {
+	Name string `json:"name"`
+	// Hosts that it may be sent to, as patterns: `api.github.com`, `*.example.com`.
+	Hosts []string `json:"hosts"`
+	// Version is 1 for the first value and one more for each that replaces it.
+	Version   int64     `json:"version"`
+	CreatedAt time.Time `json:"created_at"`
+	UpdatedAt time.Time `json:"updated_at"`
+	// Unreadable: the store has it, but it does not open. See ErrUnreadable.
+	Unreadable bool `json:"unreadable,omitempty"`
+}
+
+// Vault holds secrets. All methods may be called at once; those that read take no
+// lock. Make one with Open.
+type Vault struct {
+	docs Documents
+	key  Sealer
+	now  func() time.Time
+
+	change  sync.Mutex   // held while a change is written, so that they stay in order
+	owners  sync.Map     // of owner to *shelf, which does not change
+	version atomic.Int64 // counts changes
+	faults  []error
+}
+
+// Open reads all secrets. One that does not open stays in the list as unreadable,
+// and Faults says why: a node with a lost key runs on without its secrets.
+func Open(ctx context.Context, docs Documents, key Sealer) (*Vault, error) {
+	v := &Vault{docs: docs, key: key, now: time.Now}
+	all := map[string]map[string]*entry{}
+	err := docs.Documents(ctx, documentKind, func(document string, value []byte) error {
+		owner, e, err := v.load(ctx, document, value)
+		if err != nil {
+			v.faults = append(v.faults, err)
+		}
+		if e == nil {
+			return nil
+		}
+		if all[owner] == nil {
+			all[owner] = map[string]*entry{}
+		}
+		all[owner][e.Name] = e
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the secrets: %w", err)
+	}
+	for owner, secrets := range all {
+		v.owners.Store(owner, newShelf(secrets))
+	}
+	v.version.Store(1)
+	return v, nil
+}
+
+// Faults are what was wrong with stored secrets at Open, for the log.
+func (v *Vault) Faults() []error { return v.faults }
+
+// Version grows with each change of any secret, and is a key for what is derived
+// from them: BoundTo answers the same while it is the same. Ask for it first.
+func (v *Vault) Version() int64 { return v.version.Load() }
+
+// Put makes a secret, or replaces value and hosts of the one that is there. It is on
+// the disk and in force when Put returns. value is copied.
+//
+// Errors: *InvalidError, ErrTooMany, or the store's.
+func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts []string) (Secret, error) {
+	patterns, err := check(owner, name, value, hosts)
+	if err != nil {
+		return Secret{}, err
+	}
+	v.change.Lock()
+	defer v.change.Unlock()
+	have := v.shelf(owner).secrets
+	now := v.now().UTC().Round(0)
+	e := &entry{
+		Secret:   Secret{Name: name, Version: 1, CreatedAt: now, UpdatedAt: now},
+		value:    slices.Clone(value),
+		patterns: patterns,
+	}
+	for _, p := range patterns {
+		e.Hosts = append(e.Hosts, p.String())
+	}
+	if old := have[name]; old != nil {
+		e.Version, e.CreatedAt = old.Version+1, old.CreatedAt
+	} else if len(have) >= MaxSecrets {
+		return Secret{}, ErrTooMany
+	}
+	if err := v.store(ctx, owner, e); err != nil {
+		return Secret{}, fmt.Errorf("storing the secret %s: %w", name, err)
+	}
+	secrets := cloned(have)
+	secrets[name] = e
+	v.replace(owner, secrets)
+	return e.public(), nil
+}
+
+// Delete forgets a secret. Errors: ErrUnknown, or the store's.
+func (v *Vault) Delete(ctx context.Context, owner, name string) error {
+	v.change.Lock()
+	defer v.change.Unlock()
+	have := v.shelf(owner).secrets
+	if have[name] == nil {
+		return ErrUnknown
+	}
+	if err := v.docs.DeleteDocument(ctx, documentKind, documentName(owner, name)); err != nil {
+		return fmt.Errorf("deleting the secret %s: %w", name, err)
+	}
+	secrets := cloned(have)
+	delete(secrets, name)
+	v.replace(owner, secrets)
+	return nil
+}
+
+func cloned(secrets map[string]*entry) map[string]*entry {
+	if secrets == nil {
+		return map[string]*entry{}
+	}
+	return maps.Clone(secrets)
+}
+
+// replace puts the secrets in force. The caller holds change.
+func (v *Vault) replace(owner string, secrets map[string]*entry) {
+	v.owners.Store(owner, newShelf(secrets))
+	v.version.Add(1)
+}
+
+// List returns the owner's secrets by name.
+func (v *Vault) List(owner string) []Secret {
+	secrets := v.shelf(owner).secrets
+	list := make([]Secret, 0, len(secrets))
+	for _, e := range secrets {
+		list = append(list, e.public())
+	}
+	slices.SortFunc(list, func(a, b Secret) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// Get returns what may be known of one secret, or ErrUnknown.
+func (v *Vault) Get(owner, name string) (Secret, error) {
+	e := v.shelf(owner).secrets[name]
+	if e == nil {
+		return Secret{}, ErrUnknown
+	}
+	return e.public(), nil
+}
+
+// Use returns the value for a request to host, which is clean (rule.CleanHost). It
+// is shared: the caller does not change it and does not keep it longer than the
+// request. Errors: ErrUnknown, ErrNotBound, ErrUnreadable (wrapped, with the name).
+func (v *Vault) Use(owner, name, host string) ([]byte, error) {
+	e := v.shelf(owner).secrets[name]
+	switch {
+	case e == nil:
+		return nil, fmt.Errorf("%.64q: %w", name, ErrUnknown)
+	case e.Unreadable:
+		return nil, fmt.Errorf("%q: %w", name, ErrUnreadable)
+	case !e.boundTo(host):
+		return nil, fmt.Errorf("%q, %.80q: %w", name, host, ErrNotBound)
+	}
+	return e.value, nil
+}
+
+// BoundTo returns all secrets of the owner that may be sent to host, which is clean:
+// what has to be looked for in its answers. The list is shared: see Use. It costs a
+// look-up for each label of the name, and memory only where several patterns match.
+func (v *Vault) BoundTo(owner, host string) []Value { return v.shelf(owner).boundTo(host) }
+
+func (v *Vault) shelf(owner string) *shelf {
+	if s, ok := v.owners.Load(owner); ok {
+		return s.(*shelf)
+	}
+	return emptyShelf
+}
