@@ -1,0 +1,261 @@
+// Package ruleset keeps the rules of owners and of sandboxes: checked before they
+// are taken, durable when they are acknowledged, and counted by revisions, so that
+// two who change them at once do not undo each other.
+package ruleset
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// ErrRevision is returned (wrapped in a *RevisionError) when the rules are no longer
+// those that the caller knows.
+var ErrRevision = errors.New("the rules were changed meanwhile")
+
+// RevisionError says at which revision the rules are.
+type RevisionError struct{ Have, Want int64 }
+
+func (e *RevisionError) Error() string {
+	return fmt.Sprintf("%v: they are at revision %d, not %d", ErrRevision, e.Have, e.Want)
+}
+
+func (e *RevisionError) Unwrap() error { return ErrRevision }
+
+// Documents is what the rules need of a store; the comments of store.Badger are the
+// contract.
+type Documents interface {
+	PutDocument(ctx context.Context, kind, name string, value []byte) error
+	DeleteDocument(ctx context.Context, kind, name string) error
+	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+}
+
+// Scope is what a set of rules is about: all sandboxes of an owner, or one sandbox.
+type Scope struct {
+	owner   string
+	sandbox sandbox.ID
+}
+
+// OfOwner is the scope of all that belongs to owner.
+func OfOwner(owner string) Scope { return Scope{owner: owner} }
+
+// OfSandbox is the scope of one sandbox.
+func OfSandbox(id sandbox.ID) Scope { return Scope{sandbox: id} }
+
+// Owner is empty for the scope of a sandbox.
+func (s Scope) Owner() string { return s.owner }
+
+// Sandbox is empty for the scope of an owner.
+func (s Scope) Sandbox() sandbox.ID { return s.sandbox }
+
+// Source is what rules of this scope are to package rule.
+func (s Scope) Source() rule.Source {
+	if s.sandbox != "" {
+		return rule.Sandbox
+	}
+	return rule.Owner
+}
+
+func (s Scope) String() string {
+	if s.sandbox != "" {
+		return "sandbox " + string(s.sandbox)
+	}
+	return "owner " + s.owner
+}
+
+// Set is the rules of a scope.
+type Set struct {
+	// Revision is 0 for rules that were never set, and one more after each change.
+	Revision  int64       `json:"revision"`
+	UpdatedAt time.Time   `json:"updated_at,omitzero"`
+	Rules     []rule.Rule `json:"rules"` // not nil; who reads does not change them
+}
+
+// Sets are the rules of all scopes. All methods may be called at once; those that
+// read take no lock. Make one with Open.
+type Sets struct {
+	docs   Documents
+	now    func() time.Time
+	faults []error
+
+	scopes   sync.Map   // of Scope to *current
+	change   sync.Mutex // held while a change is written and told, so that they stay in order
+	watchers []func(Scope)
+}
+
+// current does not change.
+type current struct {
+	set   Set
+	layer *rule.Layer
+}
+
+// documentKind is the kind of the store's documents that hold rules.
+const documentKind = "rules"
+
+// unreadable is the rule of a scope whose stored rules cannot be read.
+var unreadable = rule.Rule{Name: "unreadable", Action: rule.Deny, Reason: "the stored rules cannot be read: set them again"}
+
+// Open reads all rules. A scope whose rules cannot be read is denied everything until
+// they are set again, and Faults says why.
+func Open(ctx context.Context, docs Documents) (*Sets, error) {
+	s := &Sets{docs: docs, now: time.Now}
+	err := docs.Documents(ctx, documentKind, func(name string, value []byte) error {
+		scope, ok := parseDocumentName(name)
+		if !ok {
+			s.faults = append(s.faults, fmt.Errorf("the stored rules %q are nobody's", name))
+			return nil
+		}
+		c, err := decode(scope, value)
+		if err != nil {
+			s.faults = append(s.faults, fmt.Errorf("the stored rules of %s cannot be read, so it is denied everything: %w", scope, err))
+		}
+		s.scopes.Store(scope, c)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the rules: %w", err)
+	}
+	return s, nil
+}
+
+// Faults are what was wrong with stored rules at Open, for the log.
+func (s *Sets) Faults() []error { return s.faults }
+
+// Get returns the rules of a scope.
+func (s *Sets) Get(scope Scope) Set {
+	if c := s.current(scope); c != nil {
+		return c.set
+	}
+	return Set{Rules: []rule.Rule{}}
+}
+
+// Layer returns the rules in the form that decides; nil when there are none.
+func (s *Sets) Layer(scope Scope) *rule.Layer {
+	if c := s.current(scope); c != nil {
+		return c.layer
+	}
+	return nil
+}
+
+// All yields each scope that has rules, in no order.
+func (s *Sets) All() iter.Seq2[Scope, Set] {
+	return func(yield func(Scope, Set) bool) {
+		s.scopes.Range(func(scope, c any) bool { return yield(scope.(Scope), c.(*current).set) })
+	}
+}
+
+func (s *Sets) current(scope Scope) *current {
+	if c, ok := s.scopes.Load(scope); ok {
+		return c.(*current)
+	}
+	return nil
+}
+
+// Replace sets the rules of a scope, all at once: on the disk and in force when it
+// returns, and not at all when it fails. With ifRevision only rules of that revision
+// are replaced.
+//
+// Errors: ErrRevision (wrapped), those of rule.Compile, or the store's.
+func (s *Sets) Replace(ctx context.Context, scope Scope, rules []rule.Rule, ifRevision *int64) (Set, error) {
+	if _, err := rule.Compile(scope.Source(), rules); err != nil {
+		return Set{}, err
+	}
+	s.change.Lock()
+	defer s.change.Unlock()
+	have := s.Get(scope).Revision
+	if ifRevision != nil && *ifRevision != have {
+		return Set{}, &RevisionError{Have: have, Want: *ifRevision}
+	}
+	value, err := json.Marshal(Set{Revision: have + 1, UpdatedAt: s.now().UTC().Round(0), Rules: append([]rule.Rule{}, rules...)})
+	if err != nil {
+		return Set{}, fmt.Errorf("encoding the rules of %s: %w", scope, err)
+	}
+	// What is in force is what another Open would read: nothing of it is the caller's.
+	c, err := decode(scope, value)
+	if err != nil {
+		return Set{}, fmt.Errorf("the rules of %s: %w", scope, err)
+	}
+	if err := s.docs.PutDocument(ctx, documentKind, documentName(scope), value); err != nil {
+		return Set{}, fmt.Errorf("storing the rules of %s: %w", scope, err)
+	}
+	s.scopes.Store(scope, c)
+	s.tell(scope)
+	return c.set, nil
+}
+
+// Delete forgets the rules of a scope that is no more. Its revisions begin again
+// after that, so it is not for scopes that live on: those get an empty set.
+// Idempotent.
+func (s *Sets) Delete(ctx context.Context, scope Scope) error {
+	s.change.Lock()
+	defer s.change.Unlock()
+	if s.current(scope) == nil {
+		return nil
+	}
+	if err := s.docs.DeleteDocument(ctx, documentKind, documentName(scope)); err != nil {
+		return fmt.Errorf("deleting the rules of %s: %w", scope, err)
+	}
+	s.scopes.Delete(scope)
+	s.tell(scope)
+	return nil
+}
+
+// Watch has fn called after each change of a scope, one change at a time and in their
+// order. fn must be quick and must not change rules.
+func (s *Sets) Watch(fn func(Scope)) {
+	s.change.Lock()
+	defer s.change.Unlock()
+	s.watchers = append(s.watchers, fn)
+}
+
+// tell is called with change held.
+func (s *Sets) tell(scope Scope) {
+	for _, fn := range s.watchers {
+		fn(scope)
+	}
+}
+
+func documentName(scope Scope) string {
+	if scope.sandbox != "" {
+		return "sandbox/" + string(scope.sandbox)
+	}
+	return "owner/" + scope.owner
+}
+
+func parseDocumentName(name string) (Scope, bool) {
+	kind, of, _ := strings.Cut(name, "/")
+	switch kind {
+	case "sandbox":
+		return OfSandbox(sandbox.ID(of)), of != ""
+	case "owner":
+		return OfOwner(of), of != ""
+	}
+	return Scope{}, false
+}
+
+// decode reads what is stored for a scope. With an error it returns what denies
+// everything.
+func decode(scope Scope, value []byte) (*current, error) {
+	var set Set
+	dec := json.NewDecoder(bytes.NewReader(value))
+	dec.DisallowUnknownFields() // a newer doze may have written rules that match less
+	err := dec.Decode(&set)
+	if err == nil {
+		var layer *rule.Layer
+		if layer, err = rule.Compile(scope.Source(), set.Rules); err == nil {
+			return &current{set, layer}, nil
+		}
+	}
+	set.Rules = []rule.Rule{unreadable}
+	layer, errCompile := rule.Compile(scope.Source(), set.Rules)
+	return &current{set, layer}, errors.Join(err, errCompile)
+}

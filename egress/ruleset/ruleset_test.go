@@ -1,0 +1,264 @@
+package ruleset
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/store"
+)
+
+func open(t testing.TB, docs Documents) *Sets {
+	t.Helper()
+	s, err := Open(context.Background(), docs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func rulesOf(t testing.TB, text string) []rule.Rule {
+	t.Helper()
+	var rules []rule.Rule
+	if err := json.Unmarshal([]byte(text), &rules); err != nil {
+		t.Fatal(err)
+	}
+	return rules
+}
+
+func deny(name string) []rule.Rule {
+	return []rule.Rule{{Name: name, Hosts: []string{"evil.example"}, Action: rule.Deny}}
+}
+
+func replace(t testing.TB, s *Sets, scope Scope, rules []rule.Rule) Set {
+	t.Helper()
+	set, err := s.Replace(context.Background(), scope, rules, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
+	table := rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{nil, s.Layer(owner), s.Layer(sandbox)}}
+	return table.Name(host).Verdict
+}
+
+func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
+	s := open(t, store.NewMemory())
+	owner, box := OfOwner("a"), OfSandbox("sb0000000001")
+	if got := s.Get(owner); got.Revision != 0 || got.Rules == nil || len(got.Rules) != 0 || s.Layer(owner) != nil {
+		t.Errorf("before, the rules are %+v", got)
+	}
+	replace(t, s, owner, deny("one"))
+	replace(t, s, box, []rule.Rule{{Name: "two", Hosts: []string{"bad.example"}, Action: rule.Deny}})
+	for host, want := range map[string]rule.Verdict{"evil.example": rule.VerdictDeny, "bad.example": rule.VerdictDeny, "good.example": rule.VerdictAllow} {
+		if got := verdict(s, owner, box, host); got != want {
+			t.Errorf("%s: %s, want %s", host, got, want)
+		}
+	}
+	if got := verdict(s, OfOwner("b"), OfSandbox("a"), "evil.example"); got != rule.VerdictAllow {
+		t.Errorf("the rules are those of others too: %s", got)
+	}
+	replace(t, s, owner, nil)
+	if got := verdict(s, owner, box, "evil.example"); got != rule.VerdictAllow {
+		t.Errorf("rules that are no more decided: %s", got)
+	}
+}
+
+func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
+	s := open(t, store.NewMemory())
+	scope, revision := OfOwner("a"), int64(0)
+	set, err := s.Replace(t.Context(), scope, deny("one"), &revision)
+	if err != nil || set.Revision != 1 || set.UpdatedAt.IsZero() {
+		t.Fatalf("got %+v, %v", set, err)
+	}
+	_, err = s.Replace(t.Context(), scope, deny("two"), &revision)
+	var conflict *RevisionError
+	if !errors.Is(err, ErrRevision) || !errors.As(err, &conflict) || conflict.Have != 1 || conflict.Want != 0 {
+		t.Errorf("got %v, want ErrRevision", err)
+	}
+	if got := s.Get(scope); got.Rules[0].Name != "one" || got.Revision != 1 {
+		t.Errorf("got %+v", got)
+	}
+	if set := replace(t, s, scope, deny("three")); set.Revision != 2 {
+		t.Errorf("without a condition got revision %d, want 2", set.Revision)
+	}
+}
+
+func TestOneOfManyWhoChangeTheSameRevisionWins(t *testing.T) {
+	s := open(t, store.NewMemory())
+	var wg sync.WaitGroup
+	won := make(chan string, 16)
+	for n := range cap(won) {
+		wg.Go(func() {
+			revision, name := int64(0), fmt.Sprint(n)
+			switch _, err := s.Replace(t.Context(), OfOwner("a"), deny(name), &revision); {
+			case err == nil:
+				won <- name
+			case !errors.Is(err, ErrRevision):
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	close(won)
+	if name := <-won; s.Get(OfOwner("a")).Rules[0].Name != name {
+		t.Errorf("%s won, and the rules are %+v", name, s.Get(OfOwner("a")))
+	}
+	if _, more := <-won; more {
+		t.Error("two won")
+	}
+}
+
+func TestRulesAreThereAfterAnotherOpen(t *testing.T) {
+	docs := store.NewMemory()
+	s := open(t, docs)
+	const text = `[{"name":"gh","hosts":["api.github.com"],"ports":["443"],"paths":["/repos/**"],"action":"policies",
+		"policies":[{"policy":"bearer","config":{"a":[1,"<&>"]},"secrets":{"token":"github"}}]},
+		{"name":"no","headers":{"x-a":"*"},"action":"deny","reason":"r"}]`
+	owner, box := OfOwner("a/b"), OfSandbox("sb0000000001")
+	replace(t, s, owner, rulesOf(t, text))
+	replace(t, s, owner, rulesOf(t, text))
+	replace(t, s, box, deny("one"))
+	replace(t, s, OfOwner("gone"), deny("one"))
+	if err := s.Delete(t.Context(), OfOwner("gone")); err != nil {
+		t.Fatal(err)
+	}
+	again := open(t, docs)
+	if again.Faults() != nil {
+		t.Fatal(again.Faults())
+	}
+	for _, scope := range []Scope{owner, box, OfOwner("gone")} {
+		was, _ := json.Marshal(s.Get(scope))
+		is, _ := json.Marshal(again.Get(scope))
+		if string(was) != string(is) {
+			t.Errorf("%s: %s became %s", scope, was, is)
+		}
+	}
+	if got := again.Get(owner); got.Revision != 2 || got.Rules[0].Policies[0].Secrets["token"] != "github" {
+		t.Errorf("got %+v", got)
+	}
+	if got := verdict(again, OfOwner(""), box, "evil.example"); got != rule.VerdictDeny {
+		t.Errorf("the rules are not in force: %s", got)
+	}
+}
+
+func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
+	s := open(t, store.NewMemory())
+	replace(t, s, OfOwner("a"), deny("one"))
+	_, err := s.Replace(t.Context(), OfOwner("a"), rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`), nil)
+	var problem *rule.Error
+	if !errors.As(err, &problem) || problem.Index != 1 {
+		t.Errorf("got %v, want the second rule's error", err)
+	}
+	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
+		t.Errorf("got %+v", got)
+	}
+	if _, err := s.Replace(t.Context(), OfSandbox("a"), rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`), nil); !errors.As(err, &problem) {
+		t.Errorf("a sandbox's rule allows private addresses: %v", err)
+	}
+}
+
+func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
+	docs := store.NewMemory()
+	s := open(t, docs)
+	replace(t, s, OfOwner("a"), deny("one"))
+	s.Watch(func(scope Scope) { t.Errorf("a change of %s was told", scope) })
+	large := make([]rule.Rule, rule.MaxRules)
+	for i := range large {
+		large[i] = rule.Rule{Name: fmt.Sprint(i), Action: rule.Deny, Reason: strings.Repeat("x", rule.MaxText)}
+	}
+	if _, err := s.Replace(t.Context(), OfOwner("a"), large, nil); err == nil {
+		t.Error("more was taken than the store holds")
+	}
+	docs.Close()
+	if _, err := s.Replace(t.Context(), OfOwner("a"), deny("two"), nil); err == nil {
+		t.Error("Replace said that it was stored")
+	}
+	if err := s.Delete(t.Context(), OfOwner("a")); err == nil {
+		t.Error("Delete said that it was stored")
+	}
+	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
+		t.Errorf("got %+v", got)
+	}
+	if _, err := Open(t.Context(), docs); err == nil {
+		t.Error("sets were opened without their rules")
+	}
+}
+
+func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
+	for name, value := range map[string]string{
+		"no JSON":             `{`,
+		"a newer field":       `{"revision":7,"rules":[{"name":"a","action":"allow","only_on_mondays":true}]}`,
+		"rules that fail now": `{"revision":7,"rules":[{"name":"a","action":"perhaps"}]}`,
+		"a newer set":         `{"revision":7,"default":"deny","rules":[]}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			docs := store.NewMemory()
+			for _, doc := range []string{"owner/a", "nonsense", "owner/"} {
+				if err := docs.PutDocument(t.Context(), documentKind, doc, []byte(value)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s := open(t, docs)
+			if len(s.Faults()) != 3 || !strings.Contains(errors.Join(s.Faults()...).Error(), "owner a") {
+				t.Errorf("faults are %v", s.Faults())
+			}
+			if got := verdict(s, OfOwner("a"), Scope{}, "good.example"); got != rule.VerdictDeny {
+				t.Errorf("got %s, want deny", got)
+			}
+			replace(t, s, OfOwner("a"), deny("one"))
+			if got := verdict(s, OfOwner("a"), Scope{}, "good.example"); got != rule.VerdictAllow {
+				t.Errorf("set again, got %s, want allow", got)
+			}
+		})
+	}
+}
+
+func TestChangesAreToldInOrderAndWhenTheyAreInForce(t *testing.T) {
+	s := open(t, store.NewMemory())
+	var told []string
+	s.Watch(func(scope Scope) { told = append(told, fmt.Sprint(scope, " ", s.Get(scope).Revision)) })
+	replace(t, s, OfOwner("a"), deny("one"))
+	replace(t, s, OfSandbox("b"), deny("one"))
+	replace(t, s, OfOwner("a"), nil)
+	for range 2 {
+		if err := s.Delete(t.Context(), OfSandbox("b")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if want := []string{"owner a 1", "sandbox b 1", "owner a 2", "sandbox b 0"}; !slices.Equal(told, want) {
+		t.Errorf("told %q, want %q", told, want)
+	}
+}
+
+func TestAllYieldsEachScope(t *testing.T) {
+	s := open(t, store.NewMemory())
+	replace(t, s, OfOwner("a"), deny("one"))
+	replace(t, s, OfSandbox("b"), deny("two"))
+	var got []string
+	for scope, set := range s.All() {
+		got = append(got, scope.String()+" "+set.Rules[0].Name+" "+scope.Owner()+string(scope.Sandbox()))
+	}
+	slices.Sort(got)
+	if want := []string{"owner a one a", "sandbox b two b"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestTheCallersRulesAreHisOwn(t *testing.T) {
+	s := open(t, store.NewMemory())
+	given := deny("one")
+	replace(t, s, OfOwner("a"), given)
+	given[0].Name, given[0].Hosts[0] = "changed", "changed.example"
+	if got := s.Get(OfOwner("a")).Rules[0]; got.Name != "one" || got.Hosts[0] != "evil.example" {
+		t.Errorf("got %+v", got)
+	}
+}
