@@ -1,0 +1,348 @@
+// Package modules keeps the policies that owners push. They are too large for the
+// store's documents, so each is a file named after its digest, and a document says
+// which owner calls it what.
+package modules
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Limits. What is beyond is refused when it is pushed.
+const (
+	// MaxModule bytes of one module: five times what Go makes of a small policy.
+	MaxModule = 16 << 20
+	// MaxOfOwner bytes of all modules of an owner.
+	MaxOfOwner = 256 << 20
+	// MaxModules of an owner.
+	MaxModules = 100
+	// maxOwner leaves room for a name in that of the document.
+	maxOwner = 128
+)
+
+var (
+	// ErrUnknown is returned for a name of which the owner has no policy.
+	ErrUnknown = errors.New("there is no such policy")
+	// ErrDamaged is returned for a module whose file is gone or was changed.
+	ErrDamaged = errors.New("the stored module is damaged: push it again")
+	// ErrInUse is for who knows the rules: a policy that one of them names stays.
+	ErrInUse = errors.New("rules name the policy")
+	// ErrTooMany is returned when an owner has as much as he may have.
+	ErrTooMany = fmt.Errorf("an owner has at most %d policies of %d MiB in all: delete one first", MaxModules, MaxOfOwner>>20)
+)
+
+// InvalidError refuses what cannot be a policy.
+type InvalidError struct {
+	Field  string // name or module
+	Reason string // what is wrong
+	Want   string // what would be right
+}
+
+func (e *InvalidError) Error() string { return fmt.Sprintf("%s: %s; %s", e.Field, e.Reason, e.Want) }
+
+// Documents is what is needed of a store; the comments of store.Badger are the
+// contract.
+type Documents interface {
+	PutDocument(ctx context.Context, kind, name string, value []byte) error
+	DeleteDocument(ctx context.Context, kind, name string) error
+	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+}
+
+// Info is what is known of a policy.
+type Info struct {
+	Name   string `json:"name"`
+	Digest string `json:"digest"` // sha256:<hex> of the module
+	Size   int64  `json:"size"`   // bytes
+	// BuiltIn policies come with doze. None of them is kept here.
+	BuiltIn   bool      `json:"built_in,omitempty"`
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+	// UsedBy are the rules that name it, as owner/NAME, or sandbox/ID/NAME. Who knows
+	// the rules fills it in.
+	UsedBy []string `json:"used_by,omitempty"`
+}
+
+// Modules holds modules on the disk. All methods may be called at once. Make one
+// with Open.
+type Modules struct {
+	docs   Documents
+	dir    string
+	now    func() time.Time
+	faults []error
+
+	change sync.Mutex // held while a change is written, so that they stay in order
+	mu     sync.RWMutex
+	owners map[string]map[string]Info // guarded by mu
+}
+
+const documentKind = "policies"
+
+// Open reads what there is, makes dir when it is missing, and removes files that no
+// policy names. The folder is the Modules' own.
+func Open(ctx context.Context, docs Documents, dir string) (*Modules, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("making the folder of policies: %w", err)
+	}
+	m := &Modules{docs: docs, dir: dir, now: time.Now, owners: map[string]map[string]Info{}}
+	err := docs.Documents(ctx, documentKind, func(document string, value []byte) error {
+		owner, info, err := decode(document, value)
+		if err != nil {
+			m.faults = append(m.faults, fmt.Errorf("the stored policy %q cannot be read, push it again: %w", document, err))
+			return nil
+		}
+		m.set(owner, info)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the policies: %w", err)
+	}
+	return m, m.removeUnnamed()
+}
+
+// Faults are what was wrong with stored policies at Open, for the log. Rules that
+// name such a policy find none and deny.
+func (m *Modules) Faults() []error { return m.faults }
+
+func decode(document string, value []byte) (owner string, info Info, err error) {
+	cut := strings.LastIndexByte(document, '/')
+	if cut < 0 {
+		return "", Info{}, errors.New("it names no owner")
+	}
+	if err := json.Unmarshal(value, &info); err != nil {
+		return "", Info{}, err
+	}
+	if _, ok := fileName(info.Digest); !ok || info.Name != document[cut+1:] {
+		return "", Info{}, fmt.Errorf("its record is that of %.80q with the digest %.80q", info.Name, info.Digest)
+	}
+	return document[:cut], info, nil
+}
+
+// removeUnnamed removes what a kill left between a file and its document.
+func (m *Modules) removeUnnamed() error {
+	entries, err := os.ReadDir(m.dir)
+	if err != nil {
+		return fmt.Errorf("cleaning up the folder of policies: %w", err)
+	}
+	for _, e := range entries {
+		digest := "sha256:" + strings.TrimSuffix(e.Name(), ".wasm")
+		if m.named(digest) {
+			continue
+		}
+		if err := os.Remove(filepath.Join(m.dir, e.Name())); err != nil {
+			return fmt.Errorf("cleaning up the folder of policies: %w", err)
+		}
+	}
+	return nil
+}
+
+var namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
+
+// Put keeps a module under a name, replacing the one that is there. It is on the
+// disk when Put returns. Whether it is a policy is for others to say, before.
+//
+// Errors: *InvalidError, ErrTooMany, the store's, or the disk's.
+func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (Info, error) {
+	switch {
+	case owner == "" || len(owner) > maxOwner:
+		return Info{}, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))
+	case !namePattern.MatchString(name):
+		return Info{}, &InvalidError{"name", fmt.Sprintf("%.80q is no name of a policy", name), "use 1 to 64 of a-z, 0-9, - and _"}
+	case len(module) == 0 || len(module) > MaxModule:
+		return Info{}, &InvalidError{"module", fmt.Sprintf("it has %d bytes", len(module)), fmt.Sprintf("use at most %d", MaxModule)}
+	}
+	m.change.Lock()
+	defer m.change.Unlock()
+	info := Info{Name: name, Digest: Digest(module), Size: int64(len(module)), UpdatedAt: m.now().UTC().Round(0)}
+	old, replaces := m.find(owner, name)
+	if !m.fits(owner, info) {
+		return Info{}, ErrTooMany
+	}
+	if err := m.write(info.Digest, module); err != nil {
+		return Info{}, fmt.Errorf("storing the policy %s: %w", name, err)
+	}
+	value, err := json.Marshal(info)
+	if err == nil {
+		err = m.docs.PutDocument(ctx, documentKind, owner+"/"+name, value)
+	}
+	if err != nil {
+		return Info{}, errors.Join(fmt.Errorf("storing the policy %s: %w", name, err), m.removeFile(info.Digest))
+	}
+	m.set(owner, info)
+	if replaces {
+		_ = m.removeFile(old.Digest) // one that stays is removed by the next Open
+	}
+	return info, nil
+}
+
+// fits says whether the owner may have that one beside his others.
+func (m *Modules) fits(owner string, info Info) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	count, size := 1, info.Size
+	for name, other := range m.owners[owner] {
+		if name != info.Name {
+			count++
+			size += other.Size
+		}
+	}
+	return count <= MaxModules && size <= MaxOfOwner
+}
+
+// Delete forgets a policy. Errors: ErrUnknown, or the store's.
+func (m *Modules) Delete(ctx context.Context, owner, name string) error {
+	m.change.Lock()
+	defer m.change.Unlock()
+	old, ok := m.find(owner, name)
+	if !ok {
+		return ErrUnknown
+	}
+	if err := m.docs.DeleteDocument(ctx, documentKind, owner+"/"+name); err != nil {
+		return fmt.Errorf("deleting the policy %s: %w", name, err)
+	}
+	m.mu.Lock()
+	delete(m.owners[owner], name)
+	m.mu.Unlock()
+	_ = m.removeFile(old.Digest) // as in Put
+	return nil
+}
+
+// List returns the owner's policies by name.
+func (m *Modules) List(owner string) []Info {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	list := make([]Info, 0, len(m.owners[owner]))
+	for _, info := range m.owners[owner] {
+		list = append(list, info)
+	}
+	slices.SortFunc(list, func(a, b Info) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// Get returns what is known of a policy, or ErrUnknown.
+func (m *Modules) Get(owner, name string) (Info, error) {
+	info, ok := m.find(owner, name)
+	if !ok {
+		return Info{}, ErrUnknown
+	}
+	return info, nil
+}
+
+// Read returns a policy with its module, which is the one that was pushed. Errors:
+// ErrUnknown, ErrDamaged (wrapped).
+func (m *Modules) Read(owner, name string) (Info, []byte, error) {
+	m.change.Lock() // or a push removes the file meanwhile
+	defer m.change.Unlock()
+	info, ok := m.find(owner, name)
+	if !ok {
+		return Info{}, nil, ErrUnknown
+	}
+	module, err := os.ReadFile(m.path(info.Digest))
+	if err != nil {
+		return Info{}, nil, fmt.Errorf("%q: %w: %w", name, ErrDamaged, err)
+	}
+	if Digest(module) != info.Digest {
+		return Info{}, nil, fmt.Errorf("%q: %w", name, ErrDamaged)
+	}
+	return info, module, nil
+}
+
+func (m *Modules) find(owner, name string) (Info, bool) {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	info, ok := m.owners[owner][name]
+	return info, ok
+}
+
+func (m *Modules) set(owner string, info Info) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.owners[owner] == nil {
+		m.owners[owner] = map[string]Info{}
+	}
+	m.owners[owner][info.Name] = info
+}
+
+// named says whether any policy has that digest.
+func (m *Modules) named(digest string) bool {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	for _, policies := range m.owners {
+		for _, info := range policies {
+			if info.Digest == digest {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Digest of a module, as Info has it.
+func Digest(module []byte) string {
+	sum := sha256.Sum256(module)
+	return "sha256:" + hex.EncodeToString(sum[:])
+}
+
+var digestPattern = regexp.MustCompile(`\Asha256:([0-9a-f]{64})\z`)
+
+func fileName(digest string) (string, bool) {
+	match := digestPattern.FindStringSubmatch(digest)
+	if match == nil {
+		return "", false
+	}
+	return match[1] + ".wasm", true
+}
+
+// path of a digest that was checked when it was read or made.
+func (m *Modules) path(digest string) string {
+	name, _ := fileName(digest)
+	return filepath.Join(m.dir, name)
+}
+
+// write makes the file, whole and on the disk before it has its name. One that is
+// there and right is left as it is.
+func (m *Modules) write(digest string, module []byte) error {
+	path := m.path(digest)
+	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, module) {
+		return nil
+	}
+	f, err := os.CreateTemp(m.dir, ".push-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) // which the rename has taken
+	_, err = f.Write(module)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Rename(f.Name(), path); err != nil {
+		return err
+	}
+	dir, err := os.Open(m.dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// removeFile removes the file of a digest that no policy has any more.
+func (m *Modules) removeFile(digest string) error {
+	if m.named(digest) {
+		return nil
+	}
+	if err := os.Remove(m.path(digest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("removing a module: %w", err)
+	}
+	return nil
+}
