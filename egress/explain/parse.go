@@ -1,0 +1,71 @@
+package explain
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strconv"
+
+	"golang.org/x/net/http/httpguts"
+
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// InvalidError refuses what is no request.
+type InvalidError struct {
+	Field  string // method or url
+	Reason string // what is wrong
+	Want   string // what would be right
+}
+
+func (e *InvalidError) Error() string { return fmt.Sprintf("%s: %s; %s", e.Field, e.Reason, e.Want) }
+
+// defaultPorts of the schemes that can be explained; tcp has none.
+var defaultPorts = map[string]uint16{"http": 80, "https": 443, "tcp": 0}
+
+// Parse returns the request in the form that rules look at. The URL is
+// https://HOST/PATH or http://HOST/PATH, or tcp://HOST:PORT for what is not HTTP, of
+// which there is no method and no header.
+func Parse(method, address string, header http.Header) (rule.Request, error) {
+	const want = "write https://HOST/PATH, http://HOST/PATH or tcp://HOST:PORT"
+	u, err := url.Parse(address)
+	if err != nil || u.Hostname() == "" || u.Opaque != "" || u.User != nil {
+		return rule.Request{}, &InvalidError{"url", fmt.Sprintf("%.80q is no address of a request", address), want}
+	}
+	port, known := defaultPorts[u.Scheme]
+	if !known {
+		return rule.Request{}, &InvalidError{"url", fmt.Sprintf("the scheme %.20q cannot be explained", u.Scheme), want}
+	}
+	if text := u.Port(); text != "" {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return rule.Request{}, &InvalidError{"url", fmt.Sprintf("%.20q is no port", text), "use 1 to 65535"}
+		}
+		port = uint16(n)
+	}
+	if port == 0 {
+		return rule.Request{}, &InvalidError{"url", "it names no port", want}
+	}
+	r := rule.Request{Port: port, HTTPS: u.Scheme == "https"}
+	if a, err := netip.ParseAddr(u.Hostname()); err == nil && a.Zone() == "" {
+		r.Address = a
+	} else if r.Host, err = rule.CleanHost(u.Hostname()); err != nil {
+		return rule.Request{}, &InvalidError{"url", err.Error(), want}
+	}
+	if u.Scheme == "tcp" {
+		return r, nil
+	}
+	if !httpguts.ValidHeaderFieldName(method) { // both are tokens, RFC 9110
+		return rule.Request{}, &InvalidError{"method", fmt.Sprintf("%.20q is no method", method), "write GET, in capitals"}
+	}
+	r.Method, r.Path = method, u.EscapedPath()
+	if r.Path == "" {
+		r.Path = "/"
+	}
+	r.Header = make(http.Header, len(header))
+	for name, values := range header {
+		r.Header[http.CanonicalHeaderKey(name)] = values
+	}
+	return r, nil
+}
