@@ -1,0 +1,210 @@
+// Package reference lets a policy place a secret in a request without ever
+// holding a byte of it: the policy writes a reference, the host puts the value
+// in its place when the policy has ended.
+package reference
+
+import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+const (
+	// MaxReferences of one exchange. A request that authenticates in three
+	// places with three encodings of two secrets has 18.
+	MaxReferences = 64
+	// MaxValue is the length of what one reference stands for: a value of the
+	// vault, 64 KiB at most, in an encoding that triples it.
+	MaxValue = 192 << 10
+	// maxHeld is the length of all that the references of one exchange stand for.
+	maxHeld = 1 << 20
+)
+
+var (
+	// ErrLimit: more references, or longer ones, than one exchange may have.
+	ErrLimit = errors.New("too many references, or too long ones")
+	// ErrEncoding is not one of those that are known.
+	ErrEncoding = errors.New("no such encoding")
+	// ErrUnknown is text that looks like a reference of this exchange but is none.
+	ErrUnknown = errors.New("a reference that was not given out, or only a part of one")
+)
+
+// Encoding of a text that may hold references. The numbers are those of the ABI.
+type Encoding int32
+
+const (
+	Base64    Encoding = 0 // RFC 4648, section 4, with padding
+	Base64URL Encoding = 1 // section 5, without padding
+	Hex       Encoding = 2 // lower case
+	Percent   Encoding = 3 // RFC 3986: all but letters, digits and -._~
+)
+
+// Set is the references of one exchange. They are good for nothing else: their
+// text is random anew in each. One that gave out none costs its allocation. It
+// is not safe for concurrent use.
+type Set struct {
+	resolve func(name string) ([]byte, error)
+	prefix  string // of every reference of this set, empty until there is one
+	entries []entry
+	held    int
+}
+
+// entry is what a reference stands for.
+type entry struct {
+	text    string // the reference
+	value   string
+	secrets []string // whose values are in it
+	plain   string   // the secret, if the value is just that
+	escaped bool     // made of nothing that a URL would have to escape
+}
+
+// NewSet returns an empty set. resolve is asked for each secret once, when its
+// first reference is made. Whether the secret may be used in this exchange (its
+// hosts, verified TLS) is for resolve to say; its error goes to the policy.
+func NewSet(resolve func(name string) ([]byte, error)) *Set {
+	return &Set{resolve: resolve}
+}
+
+// Secret returns the text that stands for a secret: of letters, digits and
+// hyphens, the same for the same name. Errors: those of resolve, ErrLimit.
+func (s *Set) Secret(name string) (string, error) {
+	for i := range s.entries {
+		if s.entries[i].plain == name && name != "" {
+			return s.entries[i].text, nil
+		}
+	}
+	value, err := s.resolve(name)
+	if err != nil {
+		return "", err
+	}
+	return s.add(entry{value: string(value), secrets: []string{name}, plain: name})
+}
+
+// Encode returns the text that stands for an encoded text. References in the
+// text, encoded ones too, are encoded as what they stand for. Errors: ErrEncoding,
+// ErrLimit, ErrUnknown.
+func (s *Set) Encode(e Encoding, text string) (string, error) {
+	if len(text) > MaxValue {
+		return "", ErrLimit
+	}
+	r := renderer{set: s, room: MaxValue}
+	value, err := r.text(text, asIs)
+	if err != nil {
+		return "", err
+	}
+	switch e {
+	case Base64:
+		value = base64.StdEncoding.EncodeToString([]byte(value))
+	case Base64URL:
+		value = base64.RawURLEncoding.EncodeToString([]byte(value))
+	case Hex:
+		value = hex.EncodeToString([]byte(value))
+	case Percent:
+		value = escape(value)
+	default:
+		return "", fmt.Errorf("%w: %d", ErrEncoding, e)
+	}
+	return s.add(entry{value: value, secrets: r.used, escaped: e == Percent})
+}
+
+// The length of a reference: prefix, 26 random characters, two digits.
+const (
+	lead   = "doze-ref-"
+	length = len(lead) + 26 + len("-00")
+)
+
+func (s *Set) add(e entry) (string, error) {
+	if len(s.entries) == MaxReferences || len(e.value) > MaxValue || s.held+len(e.value) > maxHeld {
+		return "", ErrLimit
+	}
+	if s.prefix == "" {
+		s.prefix = lead + rand.Text() + "-" // 130 bits
+	}
+	e.text = fmt.Sprintf("%s%02d", s.prefix, len(s.entries))
+	s.entries = append(s.entries, e)
+	s.held += len(e.value)
+	return e.text, nil
+}
+
+// lookup returns what the reference that text begins with stands for.
+func (s *Set) lookup(text string) (*entry, error) {
+	if len(text) >= length {
+		for i := range s.entries {
+			if s.entries[i].text == text[:length] {
+				return &s.entries[i], nil
+			}
+		}
+	}
+	return nil, ErrUnknown
+}
+
+// renderer puts values in the place of references and notes whose they are.
+type renderer struct {
+	set  *Set
+	used []string
+	room int // for values: references are short, so that many fit into a text
+}
+
+// asIs: what a reference stands for, unchanged.
+func asIs(e *entry) (string, error) { return e.value, nil }
+
+// text returns a text with values in the place of references, itself if it has
+// none. in says what a value looks like in this place, or why it cannot be there.
+// What the values contain is not looked into.
+func (r *renderer) text(text string, in func(*entry) (string, error)) (string, error) {
+	if !r.set.in(text) {
+		return text, nil
+	}
+	var b strings.Builder
+	for {
+		before, _, found := strings.Cut(text, r.set.prefix)
+		b.WriteString(before)
+		if !found {
+			return b.String(), nil
+		}
+		text = text[len(before):]
+		e, err := r.set.lookup(text)
+		if err != nil {
+			return "", err
+		}
+		value, err := in(e)
+		if err != nil {
+			return "", err
+		}
+		if r.room -= len(value); r.room < 0 {
+			return "", ErrLimit
+		}
+		b.WriteString(value)
+		for _, name := range e.secrets {
+			if !slices.Contains(r.used, name) {
+				r.used = append(r.used, name)
+			}
+		}
+		text = text[length:]
+	}
+}
+
+// in says whether a text has a reference, or the beginning of one.
+func (s *Set) in(text string) bool {
+	return s != nil && s.prefix != "" && strings.Contains(text, s.prefix)
+}
+
+// escape leaves of a text what RFC 3986 calls unreserved and writes the rest as
+// percent and two digits: right in a path, in a query and in a form.
+func escape(text string) string {
+	const digits = "0123456789ABCDEF"
+	b := make([]byte, 0, len(text)+len(text)/2)
+	for i := range len(text) {
+		switch c := text[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '.', c == '_', c == '~':
+			b = append(b, c)
+		default:
+			b = append(b, '%', digits[c>>4], digits[c&15])
+		}
+	}
+	return string(b)
+}

@@ -1,0 +1,169 @@
+package reference
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// MaxBody is how long a body may be in which references are rendered: it is
+// held in memory, as it was when a policy wrote it. Policies have no more memory.
+const MaxBody = 16 << 20
+
+// RenderError says why a request cannot be sent with the references that it has.
+// It holds no part of a value.
+type RenderError struct {
+	Place  string // such as "header Authorization"
+	Reason string
+}
+
+func (e *RenderError) Error() string { return e.Place + ": " + e.Reason }
+
+// Render puts values in the place of references in the values of headers and
+// trailers, in the path and in the query, and returns the names of the secrets
+// that are now in the request. In a path or query a value is percent-encoded,
+// unless it was made with the encoding Percent.
+//
+// The request must not be sent after an error: *RenderError, for a value that
+// cannot stand in its place and for references in places that are not rendered.
+func (s *Set) Render(r *http.Request) (used []string, err error) {
+	if s == nil || s.prefix == "" {
+		return nil, nil
+	}
+	if err := s.elsewhere(r); err != nil {
+		return nil, err
+	}
+	t := &renderer{set: s, room: maxHeld}
+	if err := t.headers(r.Header, "header "); err != nil {
+		return nil, err
+	}
+	if err := t.headers(r.Trailer, "trailer "); err != nil {
+		return nil, err
+	}
+	if err := t.url(r); err != nil {
+		return nil, err
+	}
+	return t.used, nil
+}
+
+func (t *renderer) headers(h http.Header, kind string) error {
+	for name, values := range h {
+		for i, v := range values {
+			if !t.set.in(v) {
+				continue
+			}
+			rendered, err := t.text(v, inHeader)
+			if err != nil {
+				return &RenderError{kind + name, err.Error()}
+			}
+			values[i] = rendered
+		}
+	}
+	return nil
+}
+
+// inHeader: a field value has no line break nor NUL (RFC 9110, section 5.5).
+// Files often end with a line break. It is not cut off: that would be a guess
+// about which bytes are the secret.
+func inHeader(e *entry) (string, error) {
+	for i := range len(e.value) {
+		c := e.value[i]
+		switch {
+		case c >= ' ' && c != 0x7f || c == '\t':
+		case i >= len(e.value)-2 && strings.Trim(e.value[i:], "\r\n") == "":
+			return "", fmt.Errorf("secret %s ends with a line break: store it without one", strings.Join(e.secrets, ", "))
+		default:
+			return "", fmt.Errorf("secret %s has line breaks or control characters, which no header can hold", strings.Join(e.secrets, ", "))
+		}
+	}
+	return e.value, nil
+}
+
+func inURL(e *entry) (string, error) {
+	if e.escaped {
+		return e.value, nil
+	}
+	return escape(e.value), nil
+}
+
+func (t *renderer) url(r *http.Request) error {
+	if path := r.URL.EscapedPath(); t.set.in(path) {
+		raw, err := t.text(path, inURL)
+		if err != nil {
+			return &RenderError{"path", err.Error()}
+		}
+		if r.URL.Path, err = url.PathUnescape(raw); err != nil {
+			return &RenderError{"path", "it is not well-formed"} // its error would quote
+		}
+		r.URL.RawPath = raw
+	}
+	var err error
+	if r.URL.RawQuery, err = t.text(r.URL.RawQuery, inURL); err != nil {
+		return &RenderError{"query", err.Error()}
+	}
+	if r.RequestURI, err = t.text(r.RequestURI, inURL); err != nil {
+		return &RenderError{"request target", err.Error()}
+	}
+	return nil
+}
+
+// elsewhere finds references where none is rendered: nobody else would see
+// that the request is not what its policy meant.
+func (s *Set) elsewhere(r *http.Request) error {
+	for _, text := range []string{r.Method, r.Host, r.URL.Scheme, r.URL.Opaque, r.URL.Host, r.URL.Fragment} {
+		if s.in(text) {
+			return &RenderError{"method, host or URL", "no place for a secret"}
+		}
+	}
+	if r.URL.User != nil && s.in(r.URL.User.String()) {
+		return &RenderError{"URL", "no place for a secret: set the header Authorization"}
+	}
+	for _, h := range []http.Header{r.Header, r.Trailer} {
+		for name := range h {
+			// Names are in canonical form, in which no reference is itself.
+			if len(name) >= len(s.prefix) && strings.Contains(strings.ToLower(name), strings.ToLower(s.prefix)) {
+				return &RenderError{"name of a header", "no place for a secret"}
+			}
+		}
+	}
+	return nil
+}
+
+// RenderBody puts values in the place of references in a body that a policy
+// wrote, byte for byte as they are, and returns the names of the secrets that are
+// now in it. The length is made right. A body that a client wrote has no
+// references: it is not to be given to RenderBody.
+//
+// The request must not be sent after an error: *RenderError, or that of reading
+// the body.
+func (s *Set) RenderBody(r *http.Request) (used []string, err error) {
+	if s == nil || s.prefix == "" || r.Body == nil || r.Body == http.NoBody {
+		return nil, nil
+	}
+	body, err := io.ReadAll(io.LimitReader(r.Body, MaxBody+1))
+	if err := errors.Join(err, r.Body.Close()); err != nil {
+		return nil, fmt.Errorf("reading the body of a policy: %w", err)
+	}
+	if len(body) > MaxBody {
+		return nil, &RenderError{"body", fmt.Sprintf("more than %d bytes, which is too long for one with secrets", MaxBody)}
+	}
+	if bytes.Contains(body, []byte(s.prefix)) {
+		t := &renderer{set: s, room: MaxBody}
+		rendered, err := t.text(string(body), asIs)
+		if err != nil {
+			return nil, &RenderError{"body", err.Error()}
+		}
+		body, used = []byte(rendered), t.used
+	}
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	r.ContentLength = int64(len(body))
+	r.TransferEncoding = nil
+	if r.Header.Get("Content-Length") != "" {
+		r.Header.Set("Content-Length", fmt.Sprint(len(body)))
+	}
+	return used, nil
+}

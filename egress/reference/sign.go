@@ -1,0 +1,112 @@
+package reference
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+)
+
+// Algorithms of Sign, by the names of RFC 7518 and RFC 8037. The numbers are
+// those of the ABI.
+const (
+	RS256 int32 = 1
+	EdDSA int32 = 2
+	ES256 int32 = 3
+)
+
+// maxParts of an HMAC chain: AWS's signature has five.
+const maxParts = 16
+
+var (
+	// ErrAlgorithm is not one of those that are known.
+	ErrAlgorithm = errors.New("no such algorithm")
+	// ErrParts: no parts, or too many, for a chain of HMACs.
+	ErrParts = fmt.Errorf("an HMAC is of 1 to %d parts", maxParts)
+)
+
+// HMAC returns the end of a chain of HMAC-SHA256: the first key is prefix and
+// secret, each next one is the HMAC of a part, the last is the result. Errors:
+// those of the set's resolve, ErrParts.
+func (s *Set) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
+	if len(parts) == 0 || len(parts) > maxParts {
+		return nil, ErrParts
+	}
+	value, err := s.resolve(name)
+	if err != nil {
+		return nil, err
+	}
+	key := append([]byte(prefix), value...)
+	for _, part := range parts {
+		mac := hmac.New(sha256.New, key)
+		mac.Write(part)
+		key = mac.Sum(nil)
+	}
+	return key, nil
+}
+
+// Sign signs data with the private key that a secret holds as PEM (PKCS #8, or
+// what is usual for RSA and EC keys): RS256 in PKCS #1 v1.5, ES256 as r and s of
+// 32 bytes. Errors: those of the set's resolve, ErrAlgorithm, and keys that do not
+// fit, which no error quotes.
+func (s *Set) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
+	if algorithm < RS256 || algorithm > ES256 {
+		return nil, fmt.Errorf("%w: %d", ErrAlgorithm, algorithm)
+	}
+	value, err := s.resolve(name)
+	if err != nil {
+		return nil, err
+	}
+	key, err := privateKey(value)
+	if err != nil {
+		return nil, fmt.Errorf("secret %s: %w", name, err)
+	}
+	digest := sha256.Sum256(data)
+	switch key := key.(type) {
+	case *rsa.PrivateKey:
+		if algorithm == RS256 {
+			return rsa.SignPKCS1v15(nil, key, crypto.SHA256, digest[:])
+		}
+	case ed25519.PrivateKey:
+		if algorithm == EdDSA {
+			return ed25519.Sign(key, data), nil
+		}
+	case *ecdsa.PrivateKey:
+		if algorithm == ES256 && key.Curve == elliptic.P256() {
+			r, s, err := ecdsa.Sign(rand.Reader, key, digest[:])
+			if err != nil {
+				return nil, err
+			}
+			signature := make([]byte, 64)
+			r.FillBytes(signature[:32])
+			s.FillBytes(signature[32:])
+			return signature, nil
+		}
+	}
+	return nil, fmt.Errorf("secret %s is a key of another kind: RS256 takes RSA, EdDSA takes Ed25519, ES256 takes EC P-256", name)
+}
+
+func privateKey(value []byte) (any, error) {
+	block, _ := pem.Decode(value)
+	if block == nil {
+		return nil, errors.New("no private key in PEM")
+	}
+	for _, parse := range []func([]byte) (any, error){
+		x509.ParsePKCS8PrivateKey,
+		func(der []byte) (any, error) { return x509.ParsePKCS1PrivateKey(der) },
+		func(der []byte) (any, error) { return x509.ParseECPrivateKey(der) },
+	} {
+		if key, err := parse(block.Bytes); err == nil {
+			return key, nil
+		}
+	}
+	return nil, errors.New("no private key that can be read: it must be PKCS #8, PKCS #1 or SEC 1, not encrypted")
+}
