@@ -1,0 +1,117 @@
+package placeholder
+
+import (
+	"bytes"
+	"io"
+	"strings"
+)
+
+const (
+	// pieceSize of a body that is looked at in one go: a TLS record's.
+	pieceSize = 16 << 10
+	// maxEmpty reads without bytes or an error, one after the other: as bufio.
+	maxEmpty = 100
+)
+
+// minHeld is how many characters of the prefix have to be at the end of what has
+// arrived to be held back. With fewer, every message of a duplex stream that ends
+// with a d would wait for the next; a placeholder that was cut there is not
+// exchanged.
+const minHeld = 4
+
+// body exchanges while it is read. It holds back only what may be the beginning
+// of a placeholder.
+type body struct {
+	x     *Exchanged
+	src   io.ReadCloser
+	in    func(value string) (string, error)
+	fixed bool // its length must stay
+	err   error
+
+	piece []byte
+	rest  []byte // of piece: arrived, not looked at
+	out   []byte // to go out
+}
+
+func (b *body) Close() error { return b.src.Close() }
+
+func (b *body) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for empty := 0; len(b.out) == 0; {
+		if b.next() {
+			continue
+		}
+		if b.err != nil {
+			return 0, b.err
+		}
+		if b.piece == nil {
+			b.piece = make([]byte, pieceSize)
+		}
+		kept := copy(b.piece, b.rest) // shorter than a placeholder
+		n, err := b.src.Read(b.piece[kept:])
+		b.rest = b.piece[:kept+n]
+		if b.err = err; n > 0 || err != nil {
+			empty = 0
+		} else if empty++; empty == maxEmpty {
+			return 0, io.ErrNoProgress
+		}
+	}
+	n := copy(p, b.out)
+	b.out = b.out[n:]
+	return n, nil
+}
+
+// next moves from rest to out what precedes a placeholder, or the value of one,
+// and says whether there was anything to move.
+func (b *body) next() bool {
+	i := bytes.Index(b.rest, []byte(Prefix))
+	switch {
+	case i < 0:
+		return b.pass(len(b.rest) - b.partial())
+	case i > 0:
+		return b.pass(i)
+	}
+	offer, part := b.x.set.find(string(b.rest[:min(len(b.rest), b.x.set.longest)]))
+	switch {
+	case offer == nil && part && b.err == nil:
+		return false
+	case offer == nil:
+		return b.pass(len(Prefix))
+	case b.fixed:
+		return b.refuse(&RefusedError{offer.Name, "in a body of more than a megabyte with a declared length, where it is not exchanged: send it in a header"})
+	}
+	value, err := b.x.valueOf(offer, b.in)
+	if err != nil {
+		return b.refuse(err)
+	}
+	b.out, b.rest = []byte(value), b.rest[len(offer.Text):]
+	return true
+}
+
+func (b *body) pass(n int) bool {
+	b.out, b.rest = b.rest[:n], b.rest[n:]
+	return n > 0
+}
+
+// partial returns how many bytes at the end of rest may begin a prefix.
+func (b *body) partial() int {
+	if b.err != nil {
+		return 0
+	}
+	for n := min(len(Prefix)-1, len(b.rest)); n >= minHeld; n-- {
+		if strings.HasPrefix(Prefix, string(b.rest[len(b.rest)-n:])) {
+			return n
+		}
+	}
+	return 0
+}
+
+func (b *body) refuse(err error) bool {
+	b.x.mu.Lock()
+	defer b.x.mu.Unlock()
+	b.x.refused = err
+	b.err, b.rest = err, nil
+	return false
+}

@@ -1,0 +1,279 @@
+package placeholder
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"unicode/utf8"
+)
+
+// MaxBody is up to where a body of known length is held in memory to be sent with
+// its new length. Requests that log in have some hundred bytes.
+const MaxBody = 1 << 20
+
+// Exchanged is what became of a request's placeholders. The nil Exchanged is
+// that of a request without any.
+type Exchanged struct {
+	set  *Set
+	host string
+
+	mu      sync.Mutex
+	values  map[string]string // by name
+	refused error
+}
+
+// Names returns the secrets that are in the request. Those of a body of unknown
+// length are added while it is read.
+func (x *Exchanged) Names() []string {
+	if x == nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	names := make([]string, 0, len(x.values))
+	for name := range x.values {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Refused returns the *RefusedError with which reading the body ended, if it did.
+// Who forwards the request may have wrapped it or made another of it.
+func (x *Exchanged) Refused() error {
+	if x == nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.refused
+}
+
+// Exchange puts values in the place of placeholders, toward a host, in a request's
+// header values, the user and password of Basic authentication, its query and its
+// body, escaped where it is JSON or a form. Placeholders of other sandboxes are text like any other.
+//
+// A body of at most MaxBody bytes is read at once and gets its new length; one of
+// unknown length is exchanged while it is read. In a longer one of known length,
+// whose length is part of a promise (S3 refuses another), a placeholder is refused.
+// Bodies of gRPC (whose messages have lengths of their own) and compressed ones are
+// not looked into, nor is what follows an upgrade.
+//
+// Errors: *RefusedError, after which the request must not be sent, and those of
+// reading the body. Errors of a body that is read later come from its Read, and
+// Refused returns them.
+func (s *Set) Exchange(r *http.Request, host string) (*Exchanged, error) {
+	if s == nil || len(s.offers) == 0 {
+		return nil, nil
+	}
+	x := &Exchanged{set: s, host: host}
+	if err := x.head(r); err != nil {
+		return nil, err
+	}
+	streamed, err := x.body(r)
+	if err != nil {
+		return nil, err
+	}
+	if len(x.values) == 0 && !streamed {
+		return nil, nil
+	}
+	return x, nil
+}
+
+func (x *Exchanged) head(r *http.Request) error {
+	for name, values := range r.Header {
+		for i, v := range values {
+			if name == "Authorization" {
+				if basic, err := x.basic(v); err != nil {
+					return err
+				} else if basic != "" {
+					values[i] = basic
+					continue
+				}
+			}
+			var err error
+			if values[i], err = x.text(v, inHeader); err != nil {
+				return err
+			}
+		}
+	}
+	var err error
+	if r.URL.RawQuery, err = x.text(r.URL.RawQuery, inQuery); err != nil {
+		return err
+	}
+	if _, err = x.text(r.URL.Path, inPath); err != nil {
+		return err
+	}
+	target, query, found := strings.Cut(r.RequestURI, "?")
+	if !found {
+		return nil
+	}
+	if query, err = x.text(query, inQuery); err == nil {
+		r.RequestURI = target + "?" + query
+	}
+	return err
+}
+
+// basic returns the header of Basic authentication with values in it, or "".
+func (x *Exchanged) basic(header string) (string, error) {
+	scheme, encoded, found := strings.Cut(header, " ")
+	if !found || !strings.EqualFold(scheme, "Basic") {
+		return "", nil
+	}
+	encoded = strings.TrimLeft(encoded, " ")
+	plain, err := base64.StdEncoding.DecodeString(encoded)
+	if err != nil {
+		plain, err = base64.RawStdEncoding.DecodeString(encoded)
+	}
+	if err != nil || !bytes.Contains(plain, []byte(Prefix)) {
+		return "", nil
+	}
+	exchanged, err := x.text(string(plain), inHeader) // servers refuse control characters here too (RFC 7617)
+	if err != nil {
+		return "", err
+	}
+	return scheme + " " + base64.StdEncoding.EncodeToString([]byte(exchanged)), nil
+}
+
+// text returns a text with values in the place of placeholders. in says what a
+// value looks like in this place, or why it cannot be there.
+func (x *Exchanged) text(text string, in func(value string) (string, error)) (string, error) {
+	if !strings.Contains(text, Prefix) {
+		return text, nil
+	}
+	var b strings.Builder
+	for {
+		before, _, found := strings.Cut(text, Prefix)
+		b.WriteString(before)
+		if !found {
+			return b.String(), nil
+		}
+		text = text[len(before):]
+		offer, _ := x.set.find(text)
+		if offer == nil {
+			b.WriteString(Prefix)
+			text = text[len(Prefix):]
+			continue
+		}
+		value, err := x.valueOf(offer, in)
+		if err != nil {
+			return "", err
+		}
+		if b.Len()+len(value) > 2*MaxBody { // placeholders are short, values may be long
+			return "", &RefusedError{offer.Name, "the request would become too long"}
+		}
+		b.WriteString(value)
+		text = text[len(offer.Text):]
+	}
+}
+
+func (x *Exchanged) valueOf(offer *Offer, in func(value string) (string, error)) (string, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	value, known := x.values[offer.Name]
+	if !known {
+		b, err := x.set.value(offer.Name, x.host)
+		if err != nil {
+			return "", &RefusedError{offer.Name, err.Error()}
+		}
+		value = string(b)
+	}
+	placed, err := in(value)
+	if err != nil {
+		return "", &RefusedError{offer.Name, err.Error()}
+	}
+	if x.values == nil {
+		x.values = map[string]string{}
+	}
+	x.values[offer.Name] = value
+	return placed, nil
+}
+
+// inHeader: a field value has no line break nor NUL (RFC 9110, section 5.5).
+func inHeader(value string) (string, error) {
+	for i := range len(value) {
+		if c := value[i]; c < ' ' && c != '\t' || c == 0x7f {
+			return "", fmt.Errorf("its value has a line break or a control character, perhaps at its end, which no header can hold")
+		}
+	}
+	return value, nil
+}
+
+func inQuery(value string) (string, error) { return url.QueryEscape(value), nil }
+
+// inPath: what stands in a path is logged by everybody, and rules decide on it.
+func inPath(string) (string, error) {
+	return "", fmt.Errorf("in a path, where it is not exchanged: send it in a header, or let a policy put the secret there")
+}
+
+// body exchanges in the body, or arranges for it; then it says that it did.
+func (x *Exchanged) body(r *http.Request) (streamed bool, err error) {
+	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 || opaque(r.Header) {
+		return false, nil
+	}
+	if r.ContentLength < 0 || r.ContentLength > MaxBody {
+		r.Body = &body{x: x, src: r.Body, in: inBody(r.Header), fixed: r.ContentLength > 0}
+		return true, nil
+	}
+	whole := make([]byte, r.ContentLength)
+	_, err = io.ReadFull(r.Body, whole)
+	if closing := r.Body.Close(); err == nil {
+		err = closing
+	}
+	if err != nil {
+		return false, fmt.Errorf("reading the body of a request: %w", err)
+	}
+	if bytes.Contains(whole, []byte(Prefix)) {
+		exchanged, err := x.text(string(whole), inBody(r.Header))
+		if err != nil {
+			return false, err
+		}
+		whole = []byte(exchanged)
+	}
+	r.Body = io.NopCloser(bytes.NewReader(whole))
+	if r.ContentLength = int64(len(whole)); r.Header.Get("Content-Length") != "" {
+		r.Header.Set("Content-Length", strconv.Itoa(len(whole)))
+	}
+	return false, nil
+}
+
+// inBody returns what a value looks like in a body of this type: within a string
+// of JSON, in a form, or as it is.
+func inBody(h http.Header) func(value string) (string, error) {
+	switch kind := mediaType(h); {
+	case kind == "application/x-www-form-urlencoded":
+		return inQuery
+	case strings.HasSuffix(kind, "json"), strings.HasSuffix(kind, "jsonl"): // +json and ndjson too
+		return inJSON
+	}
+	return func(value string) (string, error) { return value, nil }
+}
+
+func inJSON(value string) (string, error) {
+	quoted, err := json.Marshal(value)
+	if err != nil || !utf8.ValidString(value) {
+		return "", fmt.Errorf("its value is no text, which JSON cannot hold")
+	}
+	return string(quoted[1 : len(quoted)-1]), nil
+}
+
+func mediaType(h http.Header) string {
+	kind, _, _ := strings.Cut(h.Get("Content-Type"), ";")
+	return strings.ToLower(strings.TrimSpace(kind))
+}
+
+// opaque says whether a body is one that is not looked into.
+func opaque(h http.Header) bool {
+	if e := h.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
+		return true
+	}
+	return strings.HasPrefix(mediaType(h), "application/grpc")
+}

@@ -1,0 +1,74 @@
+// Package placeholder lets a client inside a sandbox hold a text in the place of
+// a secret: what asks for a token in an environment variable gets one that is
+// worth nothing, and which the node exchanges on its way to where the secret may go.
+package placeholder
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"strings"
+)
+
+// Prefix of every placeholder.
+const Prefix = "doze-placeholder-"
+
+// Text returns the placeholder of a secret for a sandbox: letters, digits, - and _.
+// It is the same as long as the sandbox lives and needs no storage: its end is an
+// HMAC by a key of the node, so that nobody who does not know the key can make
+// that of another sandbox. The name is in it for people to read.
+func Text(key []byte, sandbox, name string) string {
+	mac := hmac.New(sha256.New, key)
+	fmt.Fprintf(mac, "placeholder %q %q", sandbox, name)
+	return Prefix + name + "-" + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
+}
+
+// RefusedError: a placeholder is on its way to where its secret may not go, or in
+// a place where it is not exchanged. Its text holds no part of a value.
+type RefusedError struct {
+	Name   string // of the secret
+	Reason string
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("placeholder of secret %s: %s", e.Name, e.Reason)
+}
+
+// Offer is a secret that a sandbox knows by its placeholder.
+type Offer struct {
+	Name string
+	Text string // see Text
+}
+
+// Set is the placeholders of a sandbox. It is immutable, and safe for concurrent use.
+type Set struct {
+	offers  []Offer
+	longest int // text of an offer
+	value   func(name, host string) ([]byte, error)
+}
+
+// NewSet returns the set of a sandbox's offers. value returns a secret for a host;
+// its error says why it may not go there (the secret is not bound to it, the
+// connection is not verified TLS) and becomes the reason of a RefusedError.
+// It is called from whatever goroutine reads a request's body.
+func NewSet(offers []Offer, value func(name, host string) ([]byte, error)) *Set {
+	s := &Set{offers: offers, value: value}
+	for _, o := range offers {
+		s.longest = max(s.longest, len(o.Text))
+	}
+	return s
+}
+
+// find returns the offer with whose text a text begins. part says that the text
+// may be the beginning of one, if more follows.
+func (s *Set) find(text string) (offer *Offer, part bool) {
+	for i := range s.offers {
+		o := &s.offers[i]
+		if strings.HasPrefix(text, o.Text) {
+			return o, false
+		}
+		part = part || strings.HasPrefix(o.Text, text)
+	}
+	return nil, part
+}
