@@ -1,0 +1,115 @@
+// Package ca is the node's own certification authority, which only its
+// sandboxes trust: it signs the leaf certificates that intercepted connections
+// are answered with.
+//
+// Its key is made once and kept, sealed, in a record. Some months before a root
+// certificate ends a new one is made; for a while sandboxes are told to trust
+// both, and only then does the new one sign.
+package ca
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Records keeps named values. They outlive the process.
+type Records interface {
+	// Get returns nil without an error if there is no such record.
+	Get(ctx context.Context, name string) ([]byte, error)
+	// Put returns when the value would survive the end of the process.
+	Put(ctx context.Context, name string, value []byte) error
+}
+
+// Sealer encrypts what is kept. What was sealed for one purpose does not open
+// for another.
+type Sealer interface {
+	Seal(purpose string, plain []byte) ([]byte, error)
+	Open(purpose string, sealed []byte) ([]byte, error)
+}
+
+// Record is the name of the record, and what its value is sealed for.
+const Record = "egress-ca"
+
+// Config of an Authority. Records and Sealer are required.
+type Config struct {
+	Records Records
+	Sealer  Sealer
+	// Now is the clock. Default time.Now.
+	Now func() time.Time
+	// Log hears of roots that are made, and of a renewal that failed. Default
+	// slog.Default().
+	Log *slog.Logger
+}
+
+// Authority signs leaf certificates. It may be used by several goroutines.
+type Authority struct {
+	cfg Config
+	// key of every leaf. One is enough: a leaf's key only proves to a sandbox
+	// that it talks to this process, which holds the authority's key as well.
+	key    *ecdsa.PrivateKey
+	keyID  []byte
+	leaves *cache
+
+	roots    atomic.Pointer[roots]
+	renewing sync.Mutex // held while roots are made and kept
+}
+
+// Open returns the authority that is kept in the record, and makes it if there
+// is none. A record that cannot be opened is an error: a new authority would
+// be trusted by no sandbox that runs.
+func Open(ctx context.Context, cfg Config) (*Authority, error) {
+	if cfg.Records == nil || cfg.Sealer == nil {
+		return nil, errors.New("egress CA: needs records and a sealer")
+	}
+	if cfg.Now == nil {
+		cfg.Now = time.Now
+	}
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, fmt.Errorf("making the key of leaf certificates: %w", err)
+	}
+	id, err := keyID(&key.PublicKey)
+	if err != nil {
+		return nil, fmt.Errorf("making the key of leaf certificates: %w", err)
+	}
+	a := &Authority{cfg: cfg, key: key, keyID: id, leaves: newCache(cacheSize)}
+	kept, err := a.load(ctx)
+	if err != nil {
+		return nil, err
+	}
+	a.roots.Store(kept)
+	if err := a.renew(ctx); err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// Bundle returns, in PEM, all roots that sandboxes should trust now: one, or
+// two while a new one takes the place of the old.
+func (a *Authority) Bundle() []byte { return a.current(context.Background()).bundle }
+
+// current returns the roots after what was due has been renewed. If that fails
+// they go on as they are until the last of them ends: it is tried again with
+// the next call.
+func (a *Authority) current(ctx context.Context) *roots {
+	now := a.cfg.Now()
+	if kept := a.roots.Load(); now.Before(kept.due) {
+		return kept
+	}
+	// The caller may be a request whose client leaves: others need it as well.
+	if err := a.renew(context.WithoutCancel(ctx)); err != nil {
+		a.cfg.Log.Error("renewing the egress CA", "error", err)
+	}
+	return a.roots.Load()
+}

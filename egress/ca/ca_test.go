@@ -1,0 +1,344 @@
+package ca
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// node is what an authority finds at its node: a record, a key, a clock.
+type node struct {
+	mu     sync.Mutex
+	values map[string][]byte
+	puts   int
+	fails  error // of Put
+	key    string
+	now    time.Time
+}
+
+func newNode() *node {
+	return &node{values: map[string][]byte{}, key: "key of the node", now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+}
+
+func (n *node) Get(_ context.Context, name string) ([]byte, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.values[name], nil
+}
+
+func (n *node) Put(_ context.Context, name string, value []byte) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.fails != nil {
+		return n.fails
+	}
+	n.values[name], n.puts = value, n.puts+1
+	return nil
+}
+
+var errSeal = errors.New("sealed with another key, or for another purpose")
+
+// Seal hides nothing but the words of the plain text, which is what tests look for.
+func (n *node) Seal(purpose string, plain []byte) ([]byte, error) {
+	return append([]byte(n.key+"|"+purpose+"|"), mask(plain)...), nil
+}
+
+func (n *node) Open(purpose string, sealed []byte) ([]byte, error) {
+	plain, ok := bytes.CutPrefix(sealed, []byte(n.key+"|"+purpose+"|"))
+	if !ok {
+		return nil, errSeal
+	}
+	return mask(plain), nil
+}
+
+func mask(b []byte) []byte {
+	b = bytes.Clone(b)
+	for i := range b {
+		b[i] ^= 0x5a
+	}
+	return b
+}
+
+func (n *node) clock() time.Time {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.now
+}
+
+func (n *node) after(d time.Duration) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.now = n.now.Add(d)
+}
+
+func (n *node) open(t testing.TB) *Authority {
+	t.Helper()
+	a, err := Open(t.Context(), Config{Records: n, Sealer: n, Now: n.clock, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+func pool(t testing.TB, bundle []byte) *x509.CertPool {
+	t.Helper()
+	p := x509.NewCertPool()
+	if !p.AppendCertsFromPEM(bundle) {
+		t.Fatalf("no certificates in %q", bundle)
+	}
+	return p
+}
+
+func rootsOf(bundle []byte) int { return bytes.Count(bundle, []byte("BEGIN CERTIFICATE")) }
+
+// trusts says whether a client that was given this bundle accepts the leaf.
+func trusts(t testing.TB, bundle []byte, cert *tls.Certificate, host string, now time.Time) error {
+	t.Helper()
+	_, err := cert.Leaf.Verify(x509.VerifyOptions{DNSName: host, Roots: pool(t, bundle), CurrentTime: now})
+	return err
+}
+
+func certificate(t testing.TB, a *Authority, host string) *tls.Certificate {
+	t.Helper()
+	cert, err := a.Certificate(t.Context(), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func TestLeafIsTrustedForItsHostOnly(t *testing.T) {
+	n := newNode()
+	a := n.open(t)
+	long := strings.Repeat("a.", 100) + "example"
+	for _, host := range []string{"api.github.com", "a_b.example", long, "192.0.2.7", "2001:db8::7"} {
+		cert := certificate(t, a, host)
+		if err := trusts(t, a.Bundle(), cert, host, n.now); err != nil {
+			t.Errorf("%s: %v", host, err)
+		}
+		if err := trusts(t, a.Bundle(), cert, "other.example", n.now); err == nil {
+			t.Errorf("the leaf of %s is good for another host", host)
+		}
+		leaf := cert.Leaf
+		if life := leaf.NotAfter.Sub(leaf.NotBefore); life > 398*day || leaf.IsCA || len(leaf.AuthorityKeyId) == 0 || len(leaf.SubjectKeyId) == 0 {
+			t.Errorf("%s: lives %v, is a CA: %t, identifiers %x %x", host, life, leaf.IsCA, leaf.AuthorityKeyId, leaf.SubjectKeyId)
+		}
+		if err := trusts(t, a.Bundle(), cert, host, n.now.Add(-backdate/2)); err != nil {
+			t.Errorf("a client whose clock is behind: %v", err)
+		}
+	}
+}
+
+func TestWhatIsNoHostGetsNoCertificate(t *testing.T) {
+	a := newNode().open(t)
+	for _, host := range []string{"", "*.example.com", "Upper.example", "a b", "bücher.example", "fe80::1%eth0", "a\x00b", strings.Repeat("a", 254)} {
+		if cert, err := a.Certificate(t.Context(), host); !errors.Is(err, errNoName) {
+			t.Errorf("%q: %v, %v", host, cert, err)
+		}
+	}
+}
+
+func TestAuthorityIsMadeOnce(t *testing.T) {
+	n := newNode()
+	first := n.open(t).Bundle()
+	again := n.open(t)
+	if !bytes.Equal(first, again.Bundle()) || n.puts != 1 {
+		t.Errorf("after a start of the node sandboxes are given another root (%d writes)", n.puts)
+	}
+	if err := trusts(t, first, certificate(t, again, "a.example"), "a.example", n.now); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestKeyIsKeptSealed(t *testing.T) {
+	n := newNode()
+	n.open(t)
+	if kept := n.values[Record]; len(kept) == 0 || bytes.Contains(kept, []byte(`"key"`)) {
+		t.Errorf("the record is %q", kept)
+	}
+}
+
+// A new authority would be one that no sandbox trusts.
+func TestAuthorityThatCannotBeOpenedIsNotReplaced(t *testing.T) {
+	n := newNode()
+	n.open(t)
+	n.key = "another"
+	if _, err := Open(t.Context(), Config{Records: n, Sealer: n, Now: n.clock}); !errors.Is(err, errSeal) || !strings.Contains(err.Error(), Record) {
+		t.Errorf("opened: %v", err)
+	}
+	if n.puts != 1 {
+		t.Error("it was written over")
+	}
+	n.values[Record], _ = n.Seal(Record, []byte("[{}]"))
+	if _, err := Open(t.Context(), Config{Records: n, Sealer: n, Now: n.clock}); err == nil {
+		t.Error("a record of nonsense was opened")
+	}
+}
+
+func TestOldRootSignsUntilSandboxesKnowTheNew(t *testing.T) {
+	n := newNode()
+	a := n.open(t)
+	old := a.Bundle()
+
+	n.after(rootLife - overlap - time.Minute)
+	if got := rootsOf(a.Bundle()); got != 1 {
+		t.Fatalf("%d roots before one is due", got)
+	}
+	n.after(time.Minute)
+	both := a.Bundle()
+	if got := rootsOf(both); got != 2 || !bytes.HasPrefix(both, old) {
+		t.Fatalf("%d roots when one is due, the old among them: %t", got, bytes.HasPrefix(both, old))
+	}
+	if reopened := n.open(t).Bundle(); !bytes.Equal(both, reopened) {
+		t.Error("the new root was not kept")
+	}
+	if err := trusts(t, old, certificate(t, a, "a.example"), "a.example", n.now); err != nil {
+		t.Errorf("a sandbox that runs since before: %v", err)
+	}
+
+	n.after(overlap - handover)
+	cert := certificate(t, a, "a.example")
+	if err := trusts(t, both, cert, "a.example", n.now); err != nil {
+		t.Errorf("a sandbox that was given both: %v", err)
+	}
+	if err := trusts(t, old, cert, "a.example", n.now); err == nil {
+		t.Error("the old root signs until it ends")
+	}
+
+	n.after(handover)
+	last := a.Bundle()
+	if rootsOf(last) != 1 || bytes.Contains(last, old) {
+		t.Error("the root that has ended is still handed out")
+	}
+	if err := trusts(t, both, certificate(t, a, "a.example"), "a.example", n.now); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNodeThatWasOffForYearsHasARootAgain(t *testing.T) {
+	n := newNode()
+	n.open(t)
+	n.after(3 * rootLife)
+	a := n.open(t)
+	if err := trusts(t, a.Bundle(), certificate(t, a, "a.example"), "a.example", n.now); err != nil || rootsOf(a.Bundle()) != 1 {
+		t.Errorf("%d roots: %v", rootsOf(a.Bundle()), err)
+	}
+}
+
+// What is handed out and forgotten by a crash would be trusted for nothing.
+func TestRootThatCouldNotBeKeptIsNotHandedOut(t *testing.T) {
+	n := newNode()
+	a := n.open(t)
+	before := a.Bundle()
+	n.after(rootLife - overlap)
+	n.fails = errors.New("disk full")
+	if !bytes.Equal(a.Bundle(), before) {
+		t.Error("a root that is not kept was handed out")
+	}
+	if err := trusts(t, before, certificate(t, a, "a.example"), "a.example", n.now); err != nil {
+		t.Errorf("meanwhile: %v", err)
+	}
+	n.fails = nil
+	if rootsOf(a.Bundle()) != 2 {
+		t.Error("it was not tried again")
+	}
+}
+
+func TestLeafIsSignedOnceAndAnewBeforeItEnds(t *testing.T) {
+	n := newNode()
+	a := n.open(t)
+	var wg sync.WaitGroup
+	serials := make([]string, 32)
+	for i := range serials {
+		wg.Go(func() { serials[i] = certificate(t, a, "a.example").Leaf.SerialNumber.String() })
+	}
+	wg.Wait()
+	for _, s := range serials[1:] {
+		if s != serials[0] {
+			t.Fatal("several were signed")
+		}
+	}
+	n.after(leafLife - leafSpare)
+	cert := certificate(t, a, "a.example")
+	if cert.Leaf.SerialNumber.String() == serials[0] || cert.Leaf.NotAfter.Sub(n.now) < leafSpare {
+		t.Errorf("the leaf ends in %v", cert.Leaf.NotAfter.Sub(n.now))
+	}
+}
+
+func TestCacheKeepsWhatWasUsedLast(t *testing.T) {
+	c := newCache(3)
+	a := c.get("a")
+	for _, host := range []string{"b", "c", "a", "d"} { // b is pushed out
+		c.get(host)
+	}
+	if len(c.at) != 3 || c.used.Len() != 3 || c.get("a") != a || c.at["b"] != nil {
+		t.Errorf("kept %v", c.at)
+	}
+}
+
+// Go's own verification is not the only one that sandboxes use.
+func TestOpenSSLAcceptsLeaf(t *testing.T) {
+	openssl, err := exec.LookPath("openssl")
+	if err != nil {
+		t.Skip("there is no openssl")
+	}
+	a, err := Open(t.Context(), Config{Records: newNode(), Sealer: newNode()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bundle := filepath.Join(t.TempDir(), "roots.pem")
+	if err := os.WriteFile(bundle, a.Bundle(), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	served := make(chan error, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err == nil {
+			err = tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{*certificate(t, a, "api.example.com")}}).Handshake()
+			conn.Close()
+		}
+		served <- err
+	}()
+	cmd := exec.Command(openssl, "s_client", "-connect", l.Addr().String(), "-servername", "api.example.com",
+		"-verify_hostname", "api.example.com", "-verify_return_error", "-x509_strict", "-no-CApath", "-CAfile", bundle)
+	out, err := cmd.CombinedOutput()
+	if served := <-served; served != nil || !strings.Contains(string(out), "Verify return code: 0") {
+		t.Errorf("%v, %v: %s", err, served, out)
+	}
+}
+
+func BenchmarkFirstCertificateOfHost(b *testing.B) {
+	a := newNode().open(b)
+	i := 0
+	b.ReportAllocs()
+	for b.Loop() {
+		i++
+		certificate(b, a, fmt.Sprintf("host-%d.example", i))
+	}
+}
+
+func BenchmarkCertificateAgain(b *testing.B) {
+	a := newNode().open(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		certificate(b, a, "a.example")
+	}
+}

@@ -1,0 +1,96 @@
+package ca
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+)
+
+const (
+	// leafLife: clients accept no more than 398 days; nobody has to revoke
+	// these, so they are short.
+	leafLife = 7 * day
+	// leafSpare is what a leaf that is handed out has left at least: clients
+	// look at it once, when they connect.
+	leafSpare = 2 * day
+	// maxHost is the length of a name in DNS, without its final dot.
+	maxHost = 253
+	// maxCommonName is of X.509 (ub-common-name, RFC 5280).
+	maxCommonName = 64
+)
+
+// Certificate returns a leaf for host, with its key: a clean name (lower case,
+// ASCII, no dot at the end), or the text of an address. It is signed when first
+// asked for, once however many ask at a time, and then kept for some days.
+func (a *Authority) Certificate(ctx context.Context, host string) (*tls.Certificate, error) {
+	l := a.leaves.get(host)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	now := a.cfg.Now()
+	if l.cert != nil && now.Before(l.until) {
+		return l.cert, nil
+	}
+	signer := a.current(ctx).signer(now)
+	cert, err := a.sign(signer, host, now)
+	if err != nil {
+		return nil, err
+	}
+	l.cert, l.until = cert, cert.Leaf.NotAfter.Add(-leafSpare)
+	return cert, nil
+}
+
+func (a *Authority) sign(by root, host string, now time.Time) (*tls.Certificate, error) {
+	template := &x509.Certificate{ // with a random serial number of 20 bytes
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(leafLife),
+		KeyUsage:              x509.KeyUsageDigitalSignature,
+		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		BasicConstraintsValid: true,
+		SubjectKeyId:          a.keyID,
+	}
+	if template.NotAfter.After(by.cert.NotAfter) {
+		template.NotAfter = by.cert.NotAfter
+	}
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Zone() == "" {
+		template.IPAddresses = append(template.IPAddresses, ip.AsSlice())
+	} else if isName(host) {
+		template.DNSNames = []string{host}
+		if len(host) <= maxCommonName {
+			template.Subject = pkix.Name{CommonName: host} // some clients show it
+		}
+	} else {
+		return nil, fmt.Errorf("a certificate for %.80q: %w", host, errNoName)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, &a.key.PublicKey, by.key)
+	if err != nil {
+		return nil, fmt.Errorf("signing a certificate for %s: %w", host, err)
+	}
+	leaf, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("signing a certificate for %s: %w", host, err)
+	}
+	return &tls.Certificate{Certificate: [][]byte{der}, PrivateKey: a.key, Leaf: leaf}, nil
+}
+
+var errNoName = errors.New("neither a host name nor an address")
+
+// isName keeps out what a certificate must not contain, a wildcard above all.
+func isName(host string) bool {
+	if len(host) == 0 || len(host) > maxHost {
+		return false
+	}
+	for i := range len(host) {
+		switch c := host[i]; {
+		case c >= 'a' && c <= 'z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,213 @@
+package ca
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"slices"
+	"time"
+)
+
+const day = 24 * time.Hour
+
+const (
+	// rootLife is short enough that a key which leaked is of use for a limited
+	// time, and long enough that renewals are rare.
+	rootLife = 2 * 365 * day
+	// overlap is for how long before its end a root already has a successor.
+	// Sandboxes are given the roots when they start: one that runs or sleeps
+	// for longer than overlap-handover trusts the old root only, and has to be
+	// started again.
+	overlap = 180 * day
+	// handover is how long before its end a root stops to sign: longer than
+	// its leaves live.
+	handover = 30 * day
+	// backdate is for clients whose clock is behind: a sandbox that was frozen
+	// sees the right time, one in a virtual machine perhaps not.
+	backdate = time.Hour
+)
+
+// root is a certificate of the authority with its key.
+type root struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+// roots are what the record holds, and what follows from it.
+type roots struct {
+	all    []root    // oldest first
+	bundle []byte    // PEM of all
+	due    time.Time // when something of this changes
+}
+
+// kept is how a root stands in the record.
+type kept struct {
+	Certificate []byte `json:"certificate"` // DER
+	Key         []byte `json:"key"`         // PKCS #8
+}
+
+func newRoots(all []root) *roots {
+	r := &roots{all: all}
+	var b bytes.Buffer
+	for i, one := range all {
+		pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: one.cert.Raw}) // to memory: no error
+		if end := one.cert.NotAfter; i == 0 && len(all) > 1 {
+			r.due = end // it is dropped
+		} else if i == 0 {
+			r.due = end.Add(-overlap) // it gets a successor
+		}
+	}
+	r.bundle = b.Bytes()
+	return r
+}
+
+// signer returns the root that signs now: the oldest that is not about to end.
+func (r *roots) signer(now time.Time) root {
+	for _, one := range r.all {
+		if now.Before(one.cert.NotAfter.Add(-handover)) {
+			return one
+		}
+	}
+	return r.all[len(r.all)-1]
+}
+
+// load reads the record. Without one there are no roots.
+func (a *Authority) load(ctx context.Context) (*roots, error) {
+	sealed, err := a.cfg.Records.Get(ctx, Record)
+	if err != nil {
+		return nil, fmt.Errorf("reading the egress CA: %w", err)
+	}
+	if sealed == nil {
+		return newRoots(nil), nil
+	}
+	plain, err := a.cfg.Sealer.Open(Record, sealed)
+	if err != nil {
+		return nil, fmt.Errorf("opening the egress CA, which was kept under another key (if that key is lost, remove the record %q and start all sandboxes again): %w", Record, err)
+	}
+	var record []kept
+	if err := json.Unmarshal(plain, &record); err != nil {
+		return nil, fmt.Errorf("reading the egress CA: %w", err)
+	}
+	var all []root
+	for _, k := range record {
+		cert, err := x509.ParseCertificate(k.Certificate)
+		if err != nil {
+			return nil, fmt.Errorf("reading the egress CA: %w", err)
+		}
+		key, err := x509.ParsePKCS8PrivateKey(k.Key)
+		if err != nil {
+			return nil, fmt.Errorf("reading the egress CA: %w", err)
+		}
+		private, ok := key.(*ecdsa.PrivateKey)
+		if !ok || !private.PublicKey.Equal(cert.PublicKey) {
+			return nil, fmt.Errorf("reading the egress CA: the key of %s is another's", cert.Subject.CommonName)
+		}
+		all = append(all, root{cert, private})
+	}
+	return newRoots(all), nil
+}
+
+func (a *Authority) save(ctx context.Context, all []root) error {
+	var record []kept
+	for _, one := range all {
+		key, err := x509.MarshalPKCS8PrivateKey(one.key)
+		if err != nil {
+			return fmt.Errorf("writing the egress CA: %w", err)
+		}
+		record = append(record, kept{one.cert.Raw, key})
+	}
+	plain, err := json.Marshal(record)
+	if err != nil {
+		return fmt.Errorf("writing the egress CA: %w", err)
+	}
+	sealed, err := a.cfg.Sealer.Seal(Record, plain)
+	if err != nil {
+		return fmt.Errorf("sealing the egress CA: %w", err)
+	}
+	if err := a.cfg.Records.Put(ctx, Record, sealed); err != nil {
+		return fmt.Errorf("writing the egress CA: %w", err)
+	}
+	return nil
+}
+
+// renew drops roots that have ended and makes one if the youngest needs a
+// successor. What it made is kept before anybody is told of it.
+func (a *Authority) renew(ctx context.Context) error {
+	a.renewing.Lock()
+	defer a.renewing.Unlock()
+	now := a.cfg.Now()
+	old := a.roots.Load().all
+	all := slices.DeleteFunc(slices.Clone(old), func(r root) bool { return !now.Before(r.cert.NotAfter) })
+	made := len(all) == 0 || !now.Before(all[len(all)-1].cert.NotAfter.Add(-overlap))
+	if made {
+		one, err := newRoot(now)
+		if err != nil {
+			return err
+		}
+		all = append(all, one)
+	}
+	if !made && len(all) == len(old) { // another caller was first
+		return nil
+	}
+	if err := a.save(ctx, all); err != nil {
+		return err
+	}
+	if made {
+		one := all[len(all)-1].cert
+		a.cfg.Log.Info("made a root of the egress CA", "subject", one.Subject.CommonName, "ends", one.NotAfter, "roots", len(all))
+	}
+	a.roots.Store(newRoots(all))
+	return nil
+}
+
+// newRoot makes a root. Its name contains part of its key's hash: clients find
+// issuers by name, and two with the same name confuse some.
+func newRoot(now time.Time) (root, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return root{}, fmt.Errorf("making the key of the egress CA: %w", err)
+	}
+	id, err := keyID(&key.PublicKey)
+	if err != nil {
+		return root{}, fmt.Errorf("making the key of the egress CA: %w", err)
+	}
+	template := &x509.Certificate{
+		Subject:               pkix.Name{CommonName: "doze egress CA " + hex.EncodeToString(id[:4])},
+		NotBefore:             now.Add(-backdate),
+		NotAfter:              now.Add(rootLife),
+		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign,
+		BasicConstraintsValid: true,
+		IsCA:                  true,
+		MaxPathLenZero:        true, // it signs leaves only
+		SubjectKeyId:          id,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		return root{}, fmt.Errorf("making the egress CA: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return root{}, fmt.Errorf("making the egress CA: %w", err)
+	}
+	return root{cert, key}, nil
+}
+
+// keyID is the identifier by which certificates say whose key signed them (RFC
+// 7093, section 2, method 1).
+func keyID(key *ecdsa.PublicKey) ([]byte, error) {
+	point, err := key.Bytes()
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(point)
+	return sum[:20], nil
+}
