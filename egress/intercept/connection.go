@@ -1,0 +1,112 @@
+package intercept
+
+import (
+	"context"
+	"net"
+	"sync"
+)
+
+// connection is a sandbox's, and at the same time the listener from which the
+// library's server accepts it: so that one server is enough for all of them,
+// and its Serve returns when the connection has ended.
+type connection struct {
+	to         *Destination
+	ctx        context.Context // of its requests; has the connection in it
+	serverName string          // of its TLS
+	raw        net.Conn
+	served     net.Conn // raw, or TLS over it
+	accepted   bool     // used by Accept only
+
+	closing sync.Once
+	err     error         // of closing
+	closed  chan struct{} // closed with raw
+
+	mu       sync.Mutex
+	handlers int
+	ended    bool          // no handler begins any more
+	idle     chan struct{} // closed when it has ended and no handler runs
+}
+
+type connectionKey struct{}
+
+func newConnection(ctx context.Context, raw net.Conn, to *Destination) *connection {
+	c := &connection{to: to, raw: raw, closed: make(chan struct{}), idle: make(chan struct{})}
+	c.ctx = context.WithValue(ctx, connectionKey{}, c)
+	return c
+}
+
+func connectionOf(ctx context.Context) *connection {
+	return ctx.Value(connectionKey{}).(*connection)
+}
+
+// Accept returns the connection, and net.ErrClosed after it was closed.
+func (c *connection) Accept() (net.Conn, error) {
+	if !c.accepted {
+		c.accepted = true
+		return c.served, nil
+	}
+	<-c.closed
+	return nil, net.ErrClosed
+}
+
+// Close closes the connection. It may be called more than once.
+func (c *connection) Close() error {
+	c.closing.Do(func() {
+		c.err = c.raw.Close()
+		close(c.closed)
+	})
+	return c.err
+}
+
+// Addr is of the connection's end here.
+func (c *connection) Addr() net.Addr { return c.raw.LocalAddr() }
+
+// wire is the connection's bytes.
+func (c *connection) wire() net.Conn { return &wire{c.raw, c} }
+
+// wire tells its connection when it is closed, by whoever has it then: the
+// library's server, or a handler that took it over.
+type wire struct {
+	net.Conn
+	of *connection
+}
+
+func (w *wire) Close() error { return w.of.Close() }
+
+// CloseWrite says that no more will be sent.
+func (w *wire) CloseWrite() error {
+	if half, ok := w.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return nil
+}
+
+// enter counts a handler in, unless the connection has ended.
+func (c *connection) enter() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ended {
+		return false
+	}
+	c.handlers++
+	return true
+}
+
+func (c *connection) leave() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.handlers--; c.ended && c.handlers == 0 {
+		close(c.idle)
+	}
+}
+
+// handlersDone returns when no handler of the connection runs; none begins.
+func (c *connection) handlersDone() {
+	c.mu.Lock()
+	c.ended = true
+	if c.handlers == 0 {
+		close(c.idle)
+	}
+	c.mu.Unlock()
+	<-c.idle
+}

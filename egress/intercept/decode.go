@@ -1,0 +1,147 @@
+package intercept
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"github.com/klauspost/compress/zlib"
+	"io"
+	"net/http"
+	"net/textproto"
+	"strings"
+
+	"github.com/andybalholm/brotli"
+	"github.com/klauspost/compress/flate"
+	"github.com/klauspost/compress/gzip"
+	"github.com/klauspost/compress/zstd"
+)
+
+const (
+	identity = "identity"
+	// maxCodings: one is usual, two are a mistake of somebody, more an attack.
+	maxCodings = 2
+	// maxWindow of zstd, which is held in memory for each answer: 8 MiB is what
+	// RFC 9659 allows over HTTP. The windows of brotli (16 MiB) and deflate
+	// (32 KiB) are bounded by their formats.
+	maxWindow = 8 << 20
+	// maxRest is read after the end of what was decoded, to get at the trailers
+	// and to keep the connection. Nothing of it is sent on.
+	maxRest = 64 << 10
+)
+
+// decoders by the names of the content codings. They need little memory
+// whatever the size of what they decode: a body that expands without end costs
+// its client, who has to take all of it, more than the node.
+var decoders = map[string]func(*bufio.Reader) (io.ReadCloser, error){
+	"gzip":    func(r *bufio.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
+	"x-gzip":  func(r *bufio.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
+	"deflate": inflate,
+	"br":      func(r *bufio.Reader) (io.ReadCloser, error) { return io.NopCloser(brotli.NewReader(r)), nil },
+	"zstd": func(r *bufio.Reader) (io.ReadCloser, error) {
+		d, err := zstd.NewReader(r, zstd.WithDecoderConcurrency(1), zstd.WithDecoderLowmem(true), zstd.WithDecoderMaxWindow(maxWindow))
+		if err != nil {
+			return nil, err
+		}
+		return d.IOReadCloser(), nil
+	},
+}
+
+// inflate reads zlib's format, which is what "deflate" means, and the bare one
+// that some send instead (RFC 9110, section 8.4.1.2).
+func inflate(r *bufio.Reader) (io.ReadCloser, error) {
+	start, err := r.Peek(2)
+	if err == nil && start[0]&0x0f == 8 && (uint(start[0])<<8|uint(start[1]))%31 == 0 {
+		return zlib.NewReader(r)
+	}
+	return flate.NewReader(r), nil
+}
+
+// decode returns the body of an answer as it was before it was encoded, and has
+// the header say so. A coding that is not known is an error. Closing it leaves
+// body open.
+func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
+	var codings []string
+	for _, field := range res.Header["Content-Encoding"] {
+		for name := range strings.SplitSeq(field, ",") {
+			name = strings.ToLower(textproto.TrimString(name))
+			if name == "" || name == identity {
+				continue
+			}
+			if decoders[name] == nil {
+				return nil, errors.New("is encoded in a way that cannot be read") // its name may be an echo
+			}
+			codings = append(codings, name)
+		}
+	}
+	if len(codings) == 0 {
+		return io.NopCloser(body), nil
+	}
+	if len(codings) > maxCodings {
+		return nil, fmt.Errorf("is encoded %d times", len(codings))
+	}
+	for _, name := range []string{"Content-Encoding", "Content-Length", "Content-Digest", "Content-Md5", "Digest", "Accept-Ranges"} {
+		delete(res.Header, name)
+	}
+	d := &decoded{from: body}
+	plain := body
+	for i := len(codings) - 1; i >= 0; i-- { // the last was applied last
+		one := &decoder{open: decoders[codings[i]], from: plain}
+		d.all = append(d.all, one)
+		plain = one
+	}
+	d.Reader = plain
+	return d, nil
+}
+
+// decoded is a body without its codings.
+type decoded struct {
+	io.Reader
+	all  []*decoder
+	from io.Reader
+}
+
+func (d *decoded) Read(b []byte) (int, error) {
+	n, err := d.Reader.Read(b)
+	if err == io.EOF {
+		if _, rest := io.CopyN(io.Discard, d.from, maxRest); rest != io.EOF && rest != nil {
+			err = rest
+		}
+	}
+	return n, err
+}
+
+func (d *decoded) Close() error {
+	for _, one := range d.all {
+		if one.plain != nil {
+			one.plain.Close() // it holds memory only
+		}
+	}
+	return nil
+}
+
+// decoder begins with the first Read: the format's own header may come late.
+type decoder struct {
+	open  func(*bufio.Reader) (io.ReadCloser, error)
+	from  io.Reader
+	plain io.ReadCloser // nil before the first Read
+	err   error         // of opening
+}
+
+func (d *decoder) Read(b []byte) (int, error) {
+	if d.err != nil {
+		return 0, d.err
+	}
+	if d.plain == nil {
+		r := bufio.NewReader(d.from)
+		if _, d.err = r.Peek(1); d.err != nil { // an empty body is not encoded at all
+			return 0, d.err
+		}
+		plain, err := d.open(r)
+		if err != nil {
+			d.err = err
+			return 0, err
+		}
+		d.plain = plain
+	}
+	return d.plain.Read(b)
+}

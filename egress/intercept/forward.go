@@ -1,0 +1,351 @@
+package intercept
+
+import (
+	"context"
+	"io"
+	"maps"
+	"mime"
+	"net/http"
+	"net/http/httptrace"
+	"net/netip"
+	"net/textproto"
+	"net/url"
+	"sync"
+	"sync/atomic"
+)
+
+// Filter looks at what comes back from a host, and may change it. One is used
+// for one request, by one goroutine at a time.
+type Filter interface {
+	// Header changes the header of an answer, a 1xx answer's, or its trailers.
+	Header(h http.Header)
+	// Body returns a reader of as many bytes. It is called once for the body of
+	// an answer, and once for each message of a WebSocket.
+	Body(body io.Reader) io.Reader
+	// Text returns a text as it may be shown.
+	Text(text string) string
+}
+
+// Result is what became of a request.
+type Result struct {
+	Status   int            // that the client got; 0 if none
+	BytesOut int64          // of the request's body, or the client's end of a WebSocket
+	BytesIn  int64          // of the answer's body as the host sent it, or its end of a WebSocket
+	Address  netip.AddrPort // of the host; not valid if there was no connection
+	// Err is a *Failure if the client got no answer of the host, or not all of
+	// one. Served by a Server, it then sees that its answer broke off.
+	Err error
+}
+
+// Forward sends a request, whose URL is absolute, to its host, and the answer to
+// the client: header, body and trailers as they come. It does not change r. With
+// a filter all that the host says passes through that, decoded if it was
+// compressed, and the host is not asked for parts of anything.
+//
+// What fails before there is an answer is answered with a Refusal: 403 if Dial
+// refused, otherwise 502.
+func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, filter Filter) Result {
+	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname()}
+	defer o.finish()
+	o.send()
+	return o.result()
+}
+
+// onward is a request on its way.
+type onward struct {
+	f      *Forwarder
+	w      http.ResponseWriter
+	r      *http.Request
+	filter Filter // nil: none
+	host   string
+
+	status   int
+	failure  *Failure
+	sent     atomic.Int64
+	received atomic.Int64
+	body     *upload // nil: none
+
+	mu      sync.Mutex // guards what the transport's goroutines use: address, and w until answered
+	address netip.AddrPort
+	// answered is set when the transport has returned: what it says of 1xx
+	// answers after that is too late.
+	answered bool
+}
+
+func (o *onward) result() Result {
+	res := Result{Status: o.status, BytesOut: o.sent.Load(), BytesIn: o.received.Load()}
+	o.mu.Lock()
+	res.Address = o.address
+	o.mu.Unlock()
+	if o.failure != nil {
+		res.Err = o.failure
+	}
+	return res
+}
+
+// finish stops the upload: a request must not be read after its handler ended.
+// It does not wait for a Read that waits for the client, which may in turn wait
+// for the answer; the library's server ends that.
+func (o *onward) finish() {
+	if o.body != nil {
+		o.body.Close()
+	}
+}
+
+func (o *onward) send() {
+	out := o.request()
+	if out.Body != nil {
+		// Otherwise HTTP/1.1 ends what was not read of the body when the answer
+		// begins. Not every writer can.
+		http.NewResponseController(o.w).EnableFullDuplex()
+	}
+	res, err := o.f.over(o.r).RoundTrip(out)
+	o.mu.Lock()
+	o.answered = true
+	o.mu.Unlock()
+	if err != nil {
+		o.fail(failed(o.r.Context(), o.host, err))
+		return
+	}
+	defer res.Body.Close()
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		o.upgrade(res)
+		return
+	}
+	o.answer(res)
+}
+
+// request returns the request as it is sent on.
+func (o *onward) request() *http.Request {
+	r := o.r
+	to := target{host: o.host, port: defaultPort(r.URL.Scheme), upgrade: isWebSocket(upgradeOf(r.Header))}
+	if _, port, ok := splitAuthority(r.URL.Host); ok && port != 0 {
+		to.port = port
+	}
+	out := &http.Request{
+		Method: r.Method,
+		URL: &url.URL{
+			Scheme: r.URL.Scheme, Host: o.f.pooled(r.Context(), to),
+			Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
+		},
+		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: requestHeader(r, o.filter != nil),
+		Host:   r.Host,
+	}
+	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
+		o.body = &upload{body: r.Body, sent: &o.sent}
+		out.Body, out.ContentLength = o.body, r.ContentLength
+		if len(r.Trailer) > 0 {
+			out.Trailer = r.Trailer.Clone()
+			o.body.to, o.body.from = out.Trailer, r
+			if x := exchangeOf(r.Context()); x != nil {
+				o.body.from = x.request
+			}
+		}
+	}
+	ctx := context.WithValue(r.Context(), targetKey{}, to)
+	return out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GotConn: o.connected, Got1xxResponse: o.early,
+	}))
+}
+
+func (o *onward) connected(info httptrace.GotConnInfo) {
+	if a, ok := info.Conn.RemoteAddr().(interface{ AddrPort() netip.AddrPort }); ok {
+		o.mu.Lock()
+		o.address = a.AddrPort()
+		o.mu.Unlock()
+	}
+}
+
+// early passes a 1xx answer on. That the body is wanted (100) the library's
+// server says itself, when the transport begins to read it.
+func (o *onward) early(status int, header textproto.MIMEHeader) error {
+	if status == http.StatusContinue {
+		return nil
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.answered {
+		return nil
+	}
+	from := http.Header(header)
+	o.clean(from)
+	to := o.w.Header()
+	later := maps.Clone(to) // what others have set for the answer itself
+	clear(to)
+	maps.Copy(to, from)
+	o.w.WriteHeader(status)
+	clear(to)
+	maps.Copy(to, later)
+	return nil
+}
+
+// clean makes a header of the host one for the client.
+func (o *onward) clean(h http.Header) {
+	removeHopByHop(h)
+	delete(h, HeaderRefused)
+	if o.filter != nil {
+		o.filter.Header(h)
+	}
+}
+
+// answer sends an answer to the client.
+func (o *onward) answer(res *http.Response) {
+	body := io.Reader(&counted{res.Body, &o.received})
+	streams := res.ContentLength < 0 || isEventStream(res.Header)
+	if o.filter != nil {
+		if res.StatusCode == http.StatusPartialContent {
+			o.fail(unreadable(o.host, "is a part of something, which was not asked for"))
+			return
+		}
+		plain, err := decode(res, body)
+		if err != nil {
+			o.fail(unreadable(o.host, "%s", err))
+			return
+		}
+		defer plain.Close()
+		body = o.filter.Body(plain)
+	}
+	announced := trailerNames(res.Trailer)
+	o.clean(res.Header)
+	to := o.w.Header()
+	copyAnswer(to, res.Header)
+	if len(announced) > 0 {
+		to["Trailer"] = announced
+		delete(to, "Content-Length") // HTTP/1.1 has trailers after chunks only
+	}
+	o.status = res.StatusCode
+	o.w.WriteHeader(res.StatusCode)
+	if o.r.Method == http.MethodHead || res.Body == http.NoBody {
+		return
+	}
+	if failure := o.copy(body, streams); failure != nil {
+		o.breakOff(failure)
+		return
+	}
+	o.trailers(res.Trailer, announced)
+}
+
+func isEventStream(h http.Header) bool {
+	kind, _, _ := mime.ParseMediaType(h.Get("Content-Type"))
+	return kind == "text/event-stream"
+}
+
+// buffers are for answers on their way: two records of TLS.
+var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
+
+// copy sends a body to the client, and with flush each piece as it comes.
+func (o *onward) copy(body io.Reader, flush bool) *Failure {
+	out := http.NewResponseController(o.w)
+	if flush {
+		out.Flush() // a client that waits for events wants to know that they will come
+	}
+	buffer := buffers.Get().(*[32 << 10]byte)
+	defer buffers.Put(buffer)
+	for {
+		n, err := body.Read(buffer[:])
+		if n > 0 {
+			if _, err := o.w.Write(buffer[:n]); err != nil {
+				return &Failure{Code: CodeLeft, Reason: "the client ended the request", Err: err}
+			}
+			if flush {
+				out.Flush() // an error shows with the next Write
+			}
+		}
+		switch {
+		case err == io.EOF:
+			return nil
+		case err != nil:
+			return failed(o.r.Context(), o.host, err)
+		}
+	}
+}
+
+// trailers sends the fields after the body. Those that were not announced need
+// another way through the library's server.
+func (o *onward) trailers(from http.Header, announced []string) {
+	if len(from) == 0 {
+		return
+	}
+	o.clean(from)
+	http.NewResponseController(o.w).Flush() // else a short body gets a length, and no trailers
+	to := o.w.Header()
+	isAnnounced := map[string]bool{}
+	for _, name := range announced {
+		isAnnounced[name] = true
+	}
+	for name, values := range from {
+		if !isAnnounced[name] {
+			name = http.TrailerPrefix + name
+		}
+		to[name] = values
+	}
+}
+
+func trailerNames(trailer http.Header) []string {
+	var names []string
+	for name := range trailer {
+		names = append(names, name)
+	}
+	return names
+}
+
+// fail answers a request for which there is no answer of the host.
+func (o *onward) fail(f *Failure) {
+	if f.Status == 0 {
+		o.breakOff(f)
+		return
+	}
+	if o.filter != nil {
+		f.Reason = o.filter.Text(f.Reason)
+	}
+	o.failure, o.status = f, f.Status
+	Refuse(o.w, o.r, f.Status, Refusal{Code: f.Code, Reason: f.Reason, Host: o.host})
+}
+
+// breakOff has the client see that there is no more to come of its answer.
+func (o *onward) breakOff(f *Failure) {
+	o.failure = f
+	if x := exchangeOf(o.r.Context()); x != nil {
+		x.broken = true
+	}
+}
+
+// upload is the body of a request on its way to the host.
+type upload struct {
+	body   io.Reader
+	sent   *atomic.Int64
+	closed atomic.Bool
+	// The trailers that the library fills in at the end of from, and reads from to.
+	to   http.Header
+	from *http.Request
+}
+
+func (u *upload) Read(b []byte) (int, error) {
+	if u.closed.Load() {
+		return 0, http.ErrBodyReadAfterClose
+	}
+	n, err := u.body.Read(b)
+	u.sent.Add(int64(n))
+	if err == io.EOF {
+		for name := range u.to {
+			u.to[name] = u.from.Trailer[name]
+		}
+	}
+	return n, err
+}
+
+// Close ends the upload. The body itself is the library's server's to close.
+func (u *upload) Close() error { u.closed.Store(true); return nil }
+
+// counted counts what is read.
+type counted struct {
+	r io.Reader
+	n *atomic.Int64
+}
+
+func (c *counted) Read(b []byte) (int, error) {
+	n, err := c.r.Read(b)
+	c.n.Add(int64(n))
+	return n, err
+}

@@ -1,0 +1,448 @@
+package intercept
+
+import (
+	"bytes"
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/textproto"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+)
+
+func TestRequestArrivesAsItWasSent(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		got := make(chan *http.Request, 1)
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			body, _ := io.ReadAll(req.Body)
+			req.Body = io.NopCloser(bytes.NewReader(body))
+			got <- req
+			w.Header().Set("X-Answer", "yes")
+			w.Header()["Date"] = nil
+			w.WriteHeader(http.StatusTeapot)
+			io.WriteString(w, "<html>untyped")
+		}))
+		req, _ := http.NewRequest("PUT", "https://"+host+"/a%2Fb//c/../d%20e?x=1&y=%zz;z", strings.NewReader("hello"))
+		req.Header["User-Agent"] = nil
+		req.Header["X-Many"] = []string{"1", "2"}
+		req.Header.Set("Connection", "X-Hop")
+		req.Header.Set("X-Hop", "1")
+		req.Header.Set("Proxy-Authorization", "Basic eDp5")
+		req.Header.Set("Accept-Encoding", "sdch, gzip")
+		if major == 2 {
+			delete(req.Header, "Connection")
+			delete(req.Header, "X-Hop")
+		}
+		res, err := r.client(major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := <-got
+		if seen.RequestURI != "/a%2Fb//c/../d%20e?x=1&y=%zz;z" || seen.Method != "PUT" || seen.Host != host || seen.ContentLength != 5 || seen.ProtoMajor != 2 {
+			t.Errorf("%s %s of %s, %d bytes, %s", seen.Method, seen.RequestURI, seen.Host, seen.ContentLength, seen.Proto)
+		}
+		names := slices.Sorted(maps.Keys(seen.Header))
+		if want := []string{"Accept-Encoding", "Content-Length", "X-Many"}; !slices.Equal(names, want) {
+			t.Errorf("header fields %q, want %q", names, want)
+		}
+		if seen.Header.Get("Accept-Encoding") != "sdch, gzip" || len(seen.Header["X-Many"]) != 2 {
+			t.Errorf("header %v", seen.Header)
+		}
+		if body := read(t, res); res.StatusCode != http.StatusTeapot || res.Header.Get("X-Answer") != "yes" || body != "<html>untyped" {
+			t.Errorf("%d %v %q", res.StatusCode, res.Header, body)
+		}
+		if _, dated := res.Header["Date"]; dated {
+			t.Errorf("a field was added: %v", res.Header)
+		}
+		if result := <-r.results; result.Status != http.StatusTeapot || result.BytesOut != 5 || result.BytesIn != 13 || result.Err != nil || !loopback(result.Address) {
+			t.Errorf("%+v", result)
+		}
+	})
+}
+
+func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		w.Header().Set("Alt-Svc", `h3=":443"`)
+		w.Header().Set(HeaderRefused, "forged")
+		w.Header().Set("Keep-Alive", "timeout=5")
+	}))
+	res, err := r.client(1).Get("https://" + host + "/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	for _, name := range []string{"Alt-Svc", HeaderRefused, "Keep-Alive"} {
+		if _, ok := res.Header[http.CanonicalHeaderKey(name)]; ok {
+			t.Errorf("%s was passed on", name)
+		}
+	}
+}
+
+func TestTrailersPassBothWays(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			io.Copy(io.Discard, req.Body)
+			w.Header().Set("Trailer", "X-Announced")
+			io.WriteString(w, "short")
+			w.Header().Set("X-Announced", req.Trailer.Get("X-Sum"))
+			w.Header().Set(http.TrailerPrefix+"X-Late", "2")
+		}))
+		req, _ := http.NewRequest("POST", "https://"+host+"/", struct{ io.Reader }{strings.NewReader("body")})
+		req.Trailer = http.Header{"X-Sum": {"42"}}
+		res, err := r.client(major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body := read(t, res); body != "short" || res.Trailer.Get("X-Announced") != "42" || res.Trailer.Get("X-Late") != "2" {
+			t.Errorf("%q, trailers %v", body, res.Trailer)
+		}
+	})
+}
+
+func TestEarlyHintsPass(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Link", "</a.css>; rel=preload")
+			w.WriteHeader(http.StatusEarlyHints)
+			w.Header().Del("Link")
+			io.WriteString(w, "done")
+		}))
+		var hints []string
+		req, _ := http.NewRequest("GET", "https://"+host+"/", nil)
+		req = req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{Got1xxResponse: func(code int, h textproto.MIMEHeader) error {
+			hints = append(hints, fmt.Sprint(code, " ", h.Get("Link")))
+			return nil
+		}}))
+		res, err := r.client(major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read(t, res) != "done" || len(hints) != 1 || hints[0] != "103 </a.css>; rel=preload" || res.Header.Get("Link") != "" {
+			t.Errorf("hints %q, header %v", hints, res.Header)
+		}
+	})
+}
+
+// The client waits for 100 before it sends, and the host decides whether it does.
+func TestContinueIsUpToTheHost(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if req.URL.Path == "/unwanted" {
+				w.WriteHeader(http.StatusExpectationFailed)
+				return
+			}
+			io.Copy(w, req.Body)
+		}))
+		for path, want := range map[string]int{"/": 200, "/unwanted": 417} {
+			body := &touched{Reader: strings.NewReader("body")}
+			req, _ := http.NewRequest("POST", "https://"+host+path, body)
+			req.Header.Set("Expect", "100-continue")
+			res, err := r.client(major).Do(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			read(t, res)
+			// The library's client of HTTP/2 sends it in any case.
+			if sent := body.was.Load(); res.StatusCode != want || major == 1 && sent != (want == 200) {
+				t.Errorf("%s: %d, body was sent: %t", path, res.StatusCode, sent)
+			}
+		}
+	})
+}
+
+type touched struct {
+	io.Reader
+	was atomic.Bool
+}
+
+func (t *touched) Read(b []byte) (int, error) { t.was.Store(true); return t.Reader.Read(b) }
+
+// Each side speaks only after it has heard the other.
+func TestBodiesStreamBothWaysAtOnce(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			http.NewResponseController(w).EnableFullDuplex()
+			out := http.NewResponseController(w)
+			b := make([]byte, 1)
+			for {
+				if _, err := io.ReadFull(req.Body, b); err != nil {
+					return
+				}
+				w.Write(bytes.ToUpper(b))
+				out.Flush()
+			}
+		}))
+		in, out := io.Pipe()
+		req, _ := http.NewRequest("POST", "https://"+host+"/", in)
+		go out.Write([]byte("a"))
+		res, err := r.client(major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		b := make([]byte, 1)
+		for _, c := range "abcdef" {
+			if c != 'a' {
+				out.Write([]byte(string(c)))
+			}
+			if _, err := io.ReadFull(res.Body, b); err != nil || b[0] != byte(c)-32 {
+				t.Fatalf("%q, %v", b, err)
+			}
+		}
+		out.Close()
+		if rest, err := io.ReadAll(res.Body); err != nil || len(rest) != 0 {
+			t.Errorf("%q, %v", rest, err)
+		}
+	})
+}
+
+func TestEventsComeAtOnce(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		more := make(chan string)
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+			http.NewResponseController(w).Flush()
+			for event := range more {
+				io.WriteString(w, event)
+				http.NewResponseController(w).Flush()
+			}
+		}))
+		res, err := r.client(major).Get("https://" + host + "/") // the header comes before any event
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer res.Body.Close()
+		for _, event := range []string{"data: 1\n\n", "data: two\n\n"} {
+			more <- event
+			b := make([]byte, len(event))
+			if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != event {
+				t.Fatalf("%q, %v", b, err)
+			}
+		}
+		close(more)
+		read(t, res)
+	})
+}
+
+// A host that answers before it has read the body, and reads no more of it.
+func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			w.WriteHeader(http.StatusRequestEntityTooLarge)
+			io.WriteString(w, "too large")
+		}))
+		req, _ := http.NewRequest("POST", "https://"+host+"/", io.LimitReader(zeros{}, 64<<20))
+		req.ContentLength = 64 << 20
+		res, err := r.client(major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body := read(t, res); res.StatusCode != http.StatusRequestEntityTooLarge || body != "too large" {
+			t.Errorf("%d %q", res.StatusCode, body)
+		}
+	})
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
+
+func TestCancellationReachesTheHost(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		began, ended := make(chan struct{}), make(chan struct{})
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			close(began)
+			<-req.Context().Done()
+			close(ended)
+		}))
+		ctx, cancel := context.WithCancel(t.Context())
+		req, _ := http.NewRequestWithContext(ctx, "GET", "https://"+host+"/", nil)
+		failed := make(chan error)
+		go func() {
+			_, err := r.client(major).Do(req)
+			failed <- err
+		}()
+		<-began
+		cancel()
+		<-failed
+		<-ended
+		var f *Failure
+		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != CodeLeft || result.Status != 0 {
+			t.Errorf("%+v", result)
+		}
+	})
+}
+
+func TestBrokenAnswerIsNotTakenForWhole(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			io.WriteString(w, "half of it")
+			http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}))
+		res, err := r.client(major).Get("https://" + host + "/")
+		if err == nil {
+			var body []byte
+			if body, err = io.ReadAll(res.Body); err == nil {
+				t.Errorf("the client takes %q for all of the answer", body)
+			}
+			res.Body.Close()
+		}
+		var f *Failure
+		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != CodeBroken || result.Status != 200 {
+			t.Errorf("%+v", result)
+		}
+	})
+}
+
+func TestFailuresAreReadable(t *testing.T) {
+	nobody := func(_ *rig, _ *Destination, c *ForwarderConfig) { c.RootCAs = x509.NewCertPool() }
+	dial := func(err error) option {
+		return func(_ *rig, _ *Destination, c *ForwarderConfig) {
+			c.Dial = func(context.Context, string, uint16) (net.Conn, error) { return nil, err }
+		}
+	}
+	unused := func(t *testing.T) option {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.Close()
+		return func(_ *rig, _ *Destination, c *ForwarderConfig) {
+			c.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+			}
+		}
+	}
+	speaks := func(text string) option {
+		return func(_ *rig, d *Destination, c *ForwarderConfig) {
+			d.TLS, d.Port = false, 80
+			c.Dial = func(context.Context, string, uint16) (net.Conn, error) {
+				here, there := net.Pipe()
+				go func() {
+					there.Read(make([]byte, 4096))
+					io.WriteString(there, text)
+					there.Close()
+				}()
+				return here, nil
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		how    option
+		status int
+		code   string
+		reason string // part of it
+	}{
+		"unknown authority":  {nobody, 502, CodeCertificate, "signed by an unknown authority"},
+		"refused by dial":    {dial(&RefusedError{Code: "private_address", Reason: "10.1.2.3 is private", Err: io.EOF}), 403, "private_address", "10.1.2.3 is private"},
+		"no name":            {dial(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), 502, CodeUnreachable, "cannot be resolved"},
+		"nobody listens":     {unused(t), 502, CodeUnreachable, "connection refused"},
+		"timeout":            {dial(context.DeadlineExceeded), 502, CodeTimeout, "in time"},
+		"ends":               {speaks(""), 502, CodeBroken, "ended the connection"},
+		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), 502, CodeBroken, "did not answer as HTTP"},
+		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), 502, CodeBroken, "not asked for"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, http.NotFoundHandler(), c.how)
+			scheme := "https://"
+			if strings.Contains(name, "HTTP") || name == "ends" || strings.HasPrefix(name, "unasked") {
+				scheme = "http://"
+			}
+			res, err := r.client(1).Get(scheme + host + "/")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var why Refusal
+			body := read(t, res)
+			if err := json.Unmarshal([]byte(body), &why); err != nil || res.StatusCode != c.status || why.Code != c.code || why.Host != host || !strings.Contains(why.Reason, c.reason) {
+				t.Errorf("%d %s: %v", res.StatusCode, body, err)
+			}
+			result := <-r.results
+			if result.Err == nil || result.Err.Error() != why.Reason || strings.Contains(body, "secret") {
+				t.Errorf("%+v", result)
+			}
+			if name == "refused by dial" && !errors.Is(result.Err, io.EOF) {
+				t.Error("the caller's error is lost")
+			}
+		})
+	}
+}
+
+func TestPoolsShareNoConnections(t *testing.T) {
+	type poolKey struct{}
+	dials := 0
+	f := NewForwarder(ForwarderConfig{Pool: func(ctx context.Context) string { return ctx.Value(poolKey{}).(string) }, Dial: func(_ context.Context, h string, port uint16) (net.Conn, error) {
+		dials++
+		if h != host || port != 80 {
+			t.Errorf("dialled %s port %d", h, port)
+		}
+		here, there := net.Pipe()
+		t.Cleanup(func() { there.Close() })
+		go func() {
+			b := make([]byte, 4096)
+			for {
+				if _, err := there.Read(b); err != nil {
+					return
+				}
+				io.WriteString(there, "HTTP/1.1 204 No Content\r\n\r\n")
+			}
+		}()
+		return here, nil
+	}})
+	defer f.Close()
+	for _, pool := range []string{"one", "one", "two", "one", "a.b:1/%", "two"} {
+		req, _ := http.NewRequestWithContext(context.WithValue(t.Context(), poolKey{}, pool), "GET", "http://"+host+"/", nil)
+		w := &recorder{header: http.Header{}}
+		if res := f.Forward(w, req, nil); res.Err != nil || w.status != 204 {
+			t.Fatalf("%+v", res)
+		}
+	}
+	if dials != 3 {
+		t.Errorf("%d connections for 3 pools", dials)
+	}
+}
+
+type recorder struct {
+	header http.Header
+	status int
+}
+
+func (r *recorder) Header() http.Header         { return r.header }
+func (r *recorder) Write(b []byte) (int, error) { return len(b), nil }
+func (r *recorder) WriteHeader(status int)      { r.status = status }
+
+func TestPlainHTTPKeepsItsVersion(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Proto) }), plain)
+		res, err := r.client(major).Get("http://" + host + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if proto := read(t, res); proto[5] != '0'+byte(major) || res.ProtoMajor != major {
+			t.Errorf("%s arrived as %s", res.Proto, proto)
+		}
+	})
+}
+
+func TestHeadHasNoBody(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { w.Header().Set("Content-Length", "1000") }))
+		res, err := r.client(major).Head("https://" + host + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body := read(t, res); body != "" || res.ContentLength != 1000 {
+			t.Errorf("%q, length %d", body, res.ContentLength)
+		}
+	})
+}

@@ -1,0 +1,101 @@
+package intercept
+
+import (
+	"maps"
+	"net/http"
+	"net/textproto"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// hopByHop are about one connection (RFC 9110, section 7.6.1). The library
+// writes its own Transfer-Encoding and Trailer.
+var hopByHop = []string{
+	"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
+	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
+	// Other ways to the same host, which would lead around the node.
+	"Alt-Svc", "Alt-Used",
+}
+
+// removeHopByHop takes out what is about the connection only.
+func removeHopByHop(h http.Header) {
+	for _, field := range h["Connection"] {
+		for name := range strings.SplitSeq(field, ",") {
+			if name = textproto.TrimString(name); name != "" {
+				h.Del(name)
+			}
+		}
+	}
+	for _, name := range hopByHop {
+		delete(h, name)
+	}
+}
+
+// requestHeader returns the header with which a request is sent on.
+func requestHeader(r *http.Request, filtered bool) http.Header {
+	upgrade := isWebSocket(upgradeOf(r.Header))
+	trailers := httpguts.HeaderValuesContainsToken(r.Header["Te"], "trailers")
+	h := r.Header.Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	removeHopByHop(h)
+	delete(h, "Host") // of HTTP/2 beside :authority
+	delete(h, "Content-Length")
+	if trailers {
+		h["Te"] = []string{"trailers"}
+	}
+	if upgrade {
+		h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+	}
+	if _, ok := h["User-Agent"]; !ok {
+		h["User-Agent"] = nil // the library would add its own
+	}
+	if filtered {
+		readable(h)
+	}
+	return h
+}
+
+// readable asks for answers that a filter can look at: whole ones, because a
+// secret could be fetched in pieces, and in encodings that can be decoded.
+func readable(h http.Header) {
+	delete(h, "Range")
+	delete(h, "If-Range")
+	delete(h, "Sec-Websocket-Extensions") // compression of frames
+	if accepted, ok := h["Accept-Encoding"]; ok {
+		h["Accept-Encoding"] = []string{decodable(accepted)}
+	}
+}
+
+// decodable returns an Accept-Encoding of only those codings that can be
+// decoded.
+func decodable(accepted []string) string {
+	var kept []string
+	for _, field := range accepted {
+		for element := range strings.SplitSeq(field, ",") {
+			element = textproto.TrimString(element)
+			name, _, _ := strings.Cut(element, ";")
+			name = strings.ToLower(textproto.TrimString(name))
+			if _, ok := decoders[name]; ok || name == identity {
+				kept = append(kept, element)
+			}
+		}
+	}
+	if len(kept) == 0 {
+		return identity
+	}
+	return strings.Join(kept, ", ")
+}
+
+// copyAnswer copies the header of an answer to the client's. What the library's
+// server would add of its own where it is missing is marked as such.
+func copyAnswer(to, from http.Header) {
+	maps.Copy(to, from)
+	for _, name := range []string{"Date", "Content-Type"} {
+		if _, ok := to[name]; !ok {
+			to[name] = nil
+		}
+	}
+}

@@ -1,0 +1,202 @@
+// Package intercept speaks HTTP with a sandbox in the name of the host that it
+// wanted to reach, and sends the requests on to that host.
+//
+// A Server takes a connection whose destination is known, answers its TLS with a
+// certificate for that host, and hands each request to the destination's
+// handler. A Forwarder is what such a handler sends a request on with: it
+// streams both ways, whatever the size, and lets a Filter look at all that comes
+// back.
+package intercept
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"runtime/debug"
+)
+
+const (
+	// maxHeader is of a request's header, all fields; more is answered with 431.
+	// Cookies and tokens make 16 KiB; servers take 8 to 64.
+	maxHeader = 64 << 10
+	// maxStreams is how many requests a connection of HTTP/2 may have at a time,
+	// as with most servers.
+	maxStreams = 250
+	// maxUpload is what an HTTP/2 connection of a sandbox may have sent that was
+	// not sent on yet, per stream and in all.
+	maxUploadStream, maxUpload = 1 << 20, 2 << 20
+)
+
+// Config of a Server.
+type Config struct {
+	// Certificate returns what a connection to the host is answered with.
+	// Required.
+	Certificate func(ctx context.Context, host string) (*tls.Certificate, error)
+	// Log hears of handlers that panicked. Default slog.Default().
+	Log *slog.Logger
+}
+
+// Destination is where a connection leads, and who takes its requests.
+type Destination struct {
+	Host string // clean: lower case, no dot at the end; or the text of an address
+	Port uint16
+	TLS  bool
+	// Handler is called with requests that agree with the destination. Their
+	// URL is absolute. The request's header and path are as they were sent.
+	Handler http.Handler
+	// Refused is told of requests that did not agree and were answered by the
+	// Server. May be nil.
+	Refused func(r *http.Request, status int, why Refusal)
+}
+
+// Server speaks HTTP/1.1 and HTTP/2 with sandboxes. It may serve any number of
+// connections at a time; bounding it is up to whoever accepts them.
+//
+// There are no time limits toward a sandbox: while it sleeps it can neither
+// finish a header nor use an idle connection, and it finds both as it left them.
+type Server struct {
+	cfg  Config
+	tls  *tls.Config
+	http *http.Server
+}
+
+// New returns a Server. It has no goroutines but those of the connections.
+func New(cfg Config) *Server {
+	if cfg.Log == nil {
+		cfg.Log = slog.Default()
+	}
+	s := &Server{cfg: cfg}
+	s.tls = &tls.Config{
+		MinVersion:     tls.VersionTLS12,
+		NextProtos:     []string{"h2", "http/1.1"},
+		GetCertificate: s.certificate,
+		// Small records help a browser over a slow network. This one has none.
+		DynamicRecordSizingDisabled: true,
+	}
+	protocols := new(http.Protocols)
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true) // by prior knowledge: gRPC without TLS
+	s.http = &http.Server{
+		Handler:        s,
+		MaxHeaderBytes: maxHeader,
+		Protocols:      protocols,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams:          maxStreams,
+			MaxReceiveBufferPerStream:     maxUploadStream,
+			MaxReceiveBufferPerConnection: maxUpload,
+		},
+		BaseContext:                  func(l net.Listener) context.Context { return l.(*connection).ctx },
+		DisableGeneralOptionsHandler: true, // of `OPTIONS *`
+		ErrorLog:                     slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+	}
+	return s
+}
+
+// Serve speaks with the client on conn until the connection has ended, and its
+// handlers too. When ctx ends the connection is closed. It closes conn in any
+// case.
+//
+// An error is a TLS handshake that failed: mostly a client that does not trust
+// the certificate. All that went wrong later was told to the client.
+func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := newConnection(ctx, conn, &d)
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	c.served = c.wire()
+	if d.TLS {
+		t := tls.Server(c.wire(), s.tls)
+		if err := t.HandshakeContext(c.ctx); err != nil {
+			return fmt.Errorf("TLS with a client of %s: %w", d.Host, err)
+		}
+		c.serverName = t.ConnectionState().ServerName
+		c.served = t
+	}
+	if err := s.http.Serve(c); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	cancel()
+	c.handlersDone()
+	return nil
+}
+
+// Close ends all connections but those that were upgraded: these end with the
+// context of their Serve. Serve then closes each new one at once.
+func (s *Server) Close() error { return s.http.Close() }
+
+func (s *Server) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
+	ctx := hello.Context()
+	return s.cfg.Certificate(ctx, connectionOf(ctx).to.Host)
+}
+
+// ServeHTTP hands a request to the handler of its connection's destination.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c := connectionOf(r.Context())
+	if !c.enter() { // the connection has ended, nobody waits for the answer
+		panic(http.ErrAbortHandler)
+	}
+	defer c.leave()
+	s.serve(w, r, c.to, c.serverName)
+}
+
+// ServeRequest is Serve for one request that did not come over a connection to its
+// destination, but with an absolute URI over one to a proxy.
+func (s *Server) ServeRequest(w http.ResponseWriter, r *http.Request, d Destination) {
+	r = r.WithContext(r.Context())
+	target := *r.URL // whoever serves the proxy has the other
+	r.URL, r.RequestURI = &target, target.RequestURI()
+	s.serve(w, r, &d, d.Host)
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, serverName string) {
+	defer s.report(to, r)
+	if status, why := to.disagrees(r, serverName); status != 0 {
+		if to.Refused != nil {
+			to.Refused(r, status, why)
+		}
+		Refuse(w, r, status, why)
+		return
+	}
+	x := &exchange{request: r}
+	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
+	to.complete(r)
+	to.Handler.ServeHTTP(w, r)
+	if x.broken {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// report logs the panic of a handler. The client sees its stream end.
+func (s *Server) report(to *Destination, r *http.Request) {
+	v := recover()
+	if v == nil {
+		return
+	}
+	if v != http.ErrAbortHandler {
+		s.cfg.Log.Error("a handler of egress panicked", "host", to.Host, "method", r.Method, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+	}
+	panic(http.ErrAbortHandler)
+}
+
+// exchange is what a Forwarder and the Server tell each other of a request.
+type exchange struct {
+	// request is as the library's server made it: it fills in the trailers of
+	// this one, not of copies.
+	request *http.Request
+	// broken is set when the answer ended before its end: the client must not
+	// take what it got for all of it.
+	broken bool
+}
+
+type exchangeKey struct{}
+
+func exchangeOf(ctx context.Context) *exchange {
+	x, _ := ctx.Value(exchangeKey{}).(*exchange)
+	return x
+}

@@ -1,0 +1,248 @@
+package intercept
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/egress/ca"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const host = "api.example.com"
+
+// rig is a sandbox's way to a host: listener, Server, Forwarder, host.
+type rig struct {
+	t        testing.TB
+	addr     string // where the sandbox connects to
+	trust    *x509.CertPool
+	bundle   []byte // trust, in PEM
+	upstream *httptest.Server
+	server   *Server
+	filter   Filter
+	dial     func(ctx context.Context, host string, port uint16) (net.Conn, error)
+
+	mu      sync.Mutex
+	refused []Refusal
+	results chan Result
+	log     syncBuffer
+}
+
+type syncBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (s *syncBuffer) Write(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(b)
+}
+
+func (s *syncBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+type option func(*rig, *Destination, *ForwarderConfig)
+
+func plain(r *rig, d *Destination, _ *ForwarderConfig) { d.TLS, d.Port = false, 80 }
+
+func filtered(f Filter) option {
+	return func(r *rig, _ *Destination, _ *ForwarderConfig) { r.filter = f }
+}
+
+// start makes a rig whose host answers with handler.
+func start(t testing.TB, handler http.Handler, options ...option) *rig {
+	t.Helper()
+	r := &rig{t: t, results: make(chan Result, 1024)}
+	d := Destination{Host: host, Port: 443, TLS: true, Refused: func(_ *http.Request, _ int, why Refusal) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.refused = append(r.refused, why)
+	}}
+	cfg := ForwarderConfig{}
+	for _, o := range options {
+		o(r, &d, &cfg)
+	}
+	r.upstream = httptest.NewUnstartedServer(handler)
+	r.upstream.Config.ErrorLog = slog.NewLogLogger(slog.DiscardHandler, slog.LevelError)
+	r.upstream.EnableHTTP2 = true
+	if !d.TLS {
+		p := new(http.Protocols)
+		p.SetHTTP1(true)
+		p.SetUnencryptedHTTP2(true)
+		r.upstream.Config.Protocols = p
+		r.upstream.Start()
+	} else {
+		r.upstream.TLS = &tls.Config{Certificates: []tls.Certificate{upstreamLeaf(t)}, NextProtos: []string{"h2", "http/1.1"}}
+		r.upstream.StartTLS()
+	}
+	t.Cleanup(r.upstream.Close)
+	if cfg.RootCAs == nil {
+		cfg.RootCAs = upstreamRoots(t)
+	}
+	if cfg.Dial == nil {
+		cfg.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
+		}
+	}
+	f := NewForwarder(cfg)
+	t.Cleanup(f.Close)
+	if d.Handler == nil {
+		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			r.results <- f.Forward(w, req, r.filter)
+		})
+	}
+	r.listen(d)
+	return r
+}
+
+// listen serves a destination to whoever connects.
+func (r *rig) listen(d Destination) {
+	r.t.Helper()
+	authority := mustAuthority()
+	r.trust, r.bundle = x509.NewCertPool(), authority.Bundle()
+	r.trust.AppendCertsFromPEM(r.bundle)
+	r.server = New(Config{Certificate: authority.Certificate, Log: slog.New(slog.NewTextHandler(&r.log, nil))})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.addr = l.Addr().String()
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	all.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			all.Go(func() { r.server.Serve(ctx, conn, d) })
+		}
+	})
+	r.t.Cleanup(func() {
+		l.Close()
+		cancel()
+		all.Wait()
+		r.server.Close()
+	})
+}
+
+// upstreamCA signs for hosts: one that sandboxes do not trust.
+var upstreamCA = sync.OnceValue(mustAuthority)
+
+func mustAuthority() *ca.Authority {
+	a, err := ca.Open(context.Background(), ca.Config{Records: memory{}, Sealer: unsealed{}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		panic(err)
+	}
+	return a
+}
+
+func upstreamLeaf(t testing.TB) tls.Certificate {
+	cert, err := upstreamCA().Certificate(t.Context(), host)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *cert
+}
+
+func upstreamRoots(testing.TB) *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AppendCertsFromPEM(upstreamCA().Bundle())
+	return p
+}
+
+type memory struct{}
+
+func (memory) Get(context.Context, string) ([]byte, error) { return nil, nil }
+func (memory) Put(context.Context, string, []byte) error   { return nil }
+
+type unsealed struct{}
+
+func (unsealed) Seal(_ string, b []byte) ([]byte, error) { return b, nil }
+func (unsealed) Open(_ string, b []byte) ([]byte, error) { return b, nil }
+
+// client is one in a sandbox, that speaks HTTP/1.1 or HTTP/2.
+func (r *rig) client(major int) *http.Client {
+	p := new(http.Protocols)
+	p.SetHTTP1(major == 1)
+	p.SetHTTP2(major == 2)
+	p.SetUnencryptedHTTP2(major == 2)
+	tr := &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", r.addr)
+		},
+		TLSClientConfig: &tls.Config{RootCAs: r.trust}, Protocols: p, DisableCompression: true, MaxIdleConnsPerHost: 64,
+		ExpectContinueTimeout: 1 << 40,
+	}
+	r.t.Cleanup(tr.CloseIdleConnections)
+	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+}
+
+// dialTLS connects as a client in the sandbox.
+func (r *rig) dialTLS(serverName string, protocols ...string) *tls.Conn {
+	r.t.Helper()
+	conn, err := tls.Dial("tcp", r.addr, &tls.Config{ServerName: serverName, RootCAs: r.trust, InsecureSkipVerify: serverName != host, NextProtos: protocols})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// say sends raw bytes over TLS and returns all that comes back.
+func (r *rig) say(text string) string {
+	r.t.Helper()
+	conn := r.dialTLS(host, "http/1.1")
+	io.WriteString(conn, text)
+	all, _ := io.ReadAll(conn)
+	return string(all)
+}
+
+// ask sends one raw request and returns the answer.
+func (r *rig) ask(conn net.Conn, text string) *http.Response {
+	r.t.Helper()
+	io.WriteString(conn, text)
+	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { res.Body.Close() })
+	return res
+}
+
+func read(t testing.TB, res *http.Response) string {
+	t.Helper()
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+// both runs a test with clients of both versions.
+func both(t *testing.T, run func(t *testing.T, major int)) {
+	for _, major := range []int{1, 2} {
+		t.Run("HTTP "+strconv.Itoa(major), func(t *testing.T) { run(t, major) })
+	}
+}
+
+func loopback(a netip.AddrPort) bool { return a.Addr().IsLoopback() && a.Port() != 0 }

@@ -1,0 +1,341 @@
+package intercept
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+)
+
+func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
+	reached := http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		t.Errorf("%s of %s reached the host", req.RequestURI, req.Host)
+	})
+	for name, c := range map[string]struct {
+		serverName string
+		request    string
+		status     int
+		code       string
+	}{
+		"another host":           {host, "GET / HTTP/1.1\r\nHost: other.example\r\n\r\n", 421, CodeMisdirected},
+		"another port":           {host, "GET / HTTP/1.1\r\nHost: api.example.com:444\r\n\r\n", 421, CodeMisdirected},
+		"port 0":                 {host, "GET / HTTP/1.1\r\nHost: api.example.com:0\r\n\r\n", 421, CodeMisdirected},
+		"two dots":               {host, "GET / HTTP/1.1\r\nHost: api.example.com..\r\n\r\n", 421, CodeMisdirected},
+		"brackets":               {host, "GET / HTTP/1.1\r\nHost: [api.example.com\r\n\r\n", 421, CodeMisdirected},
+		"no host":                {host, "GET / HTTP/1.0\r\n\r\n", 421, CodeMisdirected},
+		"absolute, another host": {host, "GET https://other.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
+		"absolute, no TLS":       {host, "GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
+		"another name in TLS":    {"other.example", "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
+		"no name in TLS":         {"", "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
+		"CONNECT":                {host, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n", 405, CodeConnect},
+		"asterisk":               {host, "OPTIONS * HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 400, CodeTarget},
+		"opaque":                 {host, "GET https:other.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 400, CodeTarget},
+		"upgrade":                {host, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n", 403, CodeUpgrade},
+		"two upgrades":           {host, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: upgrade\r\nUpgrade: websocket, tcp\r\n\r\n", 403, CodeUpgrade},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := start(t, reached)
+			res := r.ask(r.dialTLS(c.serverName, "http/1.1"), c.request)
+			var why Refusal
+			if err := json.NewDecoder(res.Body).Decode(&why); err != nil || res.StatusCode != c.status || why.Code != c.code || why.Host != host || why.Reason == "" {
+				t.Errorf("%d %+v, %v", res.StatusCode, why, err)
+			}
+			if res.Header.Get("Cache-Control") != "no-store" || res.Header.Get(HeaderRefused) != c.code {
+				t.Errorf("header %v", res.Header)
+			}
+			if r.mu.Lock(); !slices.Contains(r.refused, why) {
+				t.Errorf("the owner was told of %+v", r.refused)
+			}
+			r.mu.Unlock()
+		})
+	}
+}
+
+func TestSpellingsOfTheHostAgree(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.RequestURI) }))
+	for _, request := range []string{
+		"GET /x HTTP/1.1\r\nHost: API.Example.com.\r\n\r\n",
+		"GET /x HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n",
+		"GET https://api.example.com/x HTTP/1.1\r\nHost: ignored.example\r\n\r\n",
+		"GET /x HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
+	} {
+		if res := r.ask(r.dialTLS(host, "http/1.1"), request); res.StatusCode != 200 || read(t, res) != "/x" {
+			t.Errorf("%q: %d", request, res.StatusCode)
+		}
+	}
+}
+
+// A connection of HTTP/2 may be used for other names that its certificate has.
+// Ours has one.
+func TestConnectionIsForOneAuthority(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Host+req.Header.Get("Host")) }))
+	for name, c := range map[string]struct {
+		fields []hpack.HeaderField
+		status string
+	}{
+		"its own":           {[]hpack.HeaderField{{Name: ":authority", Value: host}}, "200"},
+		"its own, and host": {[]hpack.HeaderField{{Name: ":authority", Value: host}, {Name: "host", Value: "other.example"}}, "200"},
+		"another":           {[]hpack.HeaderField{{Name: ":authority", Value: "other.example"}}, "421"},
+		"another, and host": {[]hpack.HeaderField{{Name: ":authority", Value: "other.example"}, {Name: "host", Value: host}}, "421"},
+		"none":              {nil, "421"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			conn := r.dialTLS(host, "h2")
+			io.WriteString(conn, http2.ClientPreface)
+			f := http2.NewFramer(conn, conn)
+			f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+			f.WriteSettings()
+			var block strings.Builder
+			e := hpack.NewEncoder(&block)
+			for _, field := range append([]hpack.HeaderField{{Name: ":method", Value: "GET"}, {Name: ":scheme", Value: "https"}, {Name: ":path", Value: "/"}}, c.fields...) {
+				e.WriteField(field)
+			}
+			f.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: []byte(block.String()), EndHeaders: true, EndStream: true})
+			status, body := "", ""
+			for {
+				frame, err := f.ReadFrame()
+				if err != nil {
+					t.Fatal(err)
+				}
+				if h, ok := frame.(*http2.MetaHeadersFrame); ok {
+					status = h.PseudoValue("status")
+				}
+				if d, ok := frame.(*http2.DataFrame); ok {
+					body += string(d.Data())
+				}
+				if frame.Header().StreamID == 1 && frame.Header().Flags.Has(http2.FlagDataEndStream) {
+					break
+				}
+			}
+			if status != c.status || status == "200" && body != host {
+				t.Errorf("status %s, the host saw %q", status, body)
+			}
+		})
+	}
+}
+
+// What could be read in two ways is refused, or sent on in one.
+func TestNothingIsSmuggled(t *testing.T) {
+	const head = "POST /first HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n"
+	for name, c := range map[string]struct {
+		request string
+		want    string // start of the status line
+		arrives string // what the host sees of it, if anything
+	}{
+		"length and chunks":  {head + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 200", "/first 0 "},
+		"two lengths":        {head + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde", "HTTP/1.1 400", ""},
+		"signed length":      {head + "Content-Length: +4\r\n\r\nabcd", "HTTP/1.1 400", ""},
+		"other coding":       {head + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", ""},
+		"two codings":        {head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", ""},
+		"space before colon": {head + "Content-Length : 4\r\n\r\nabcd", "HTTP/1.1 400", ""},
+		"bad chunk":          {head + "Transfer-Encoding: chunked\r\n\r\n-1\r\nabc\r\n0\r\n\r\n", "HTTP/1.1 502", "/first"},
+		"folded":             {head + "X-Folded: a\r\n Content-Length: 4\r\nContent-Length: 0\r\n\r\n", "HTTP/1.1 200", "/first 0 a Content-Length: 4"},
+		"two hosts":          {"GET /first HTTP/1.1\r\nHost: api.example.com\r\nHost: other.example\r\n\r\n", "HTTP/1.1 400", ""},
+		"NUL":                {head + "X-Nul: a\x00b\r\n\r\n", "HTTP/1.1 400", ""},
+		"large header":       {head + "X-Large: " + strings.Repeat("a", maxHeader+8192) + "\r\n\r\n", "HTTP/1.1 431", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := make(chan string, 8)
+			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				body, err := io.ReadAll(req.Body)
+				if err != nil {
+					seen <- req.RequestURI
+					return
+				}
+				seen <- strings.TrimSpace(req.RequestURI+" "+string('0'+rune(len(body)))+" "+req.Header.Get("X-Folded")) + ""
+			}))
+			answer := r.say(c.request)
+			if !strings.HasPrefix(answer, c.want) {
+				// A request whose body breaks has no answer that must arrive.
+				if name != "bad chunk" || answer != "" {
+					t.Errorf("answer %q", answer)
+				}
+			}
+			r.upstream.Close() // waits for its handlers
+			close(seen)
+			var all []string
+			for s := range seen {
+				all = append(all, s)
+			}
+			if got := strings.Join(all, "; "); c.arrives == "" && got != "" || len(all) > 1 || got != strings.TrimSpace(c.arrives) && name != "bad chunk" {
+				t.Errorf("the host saw %q", got)
+			}
+		})
+	}
+}
+
+func TestPanicOfAHandlerEndsItsStreamOnly(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *ForwarderConfig) {
+			d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				if req.URL.Path == "/panic" {
+					panic("oh")
+				}
+			})
+		})
+		c := r.client(major)
+		if res, err := c.Get("https://" + host + "/panic"); err == nil {
+			res.Body.Close()
+			t.Error("answered")
+		}
+		if res, err := c.Get("https://" + host + "/"); err != nil || res.StatusCode != 200 {
+			t.Error(err)
+		}
+		if log := r.log.String(); !strings.Contains(log, "panic=oh") {
+			t.Errorf("log %q", log)
+		}
+	})
+}
+
+func TestServeEndsWithItsContextAndHandlers(t *testing.T) {
+	both(t, func(t *testing.T, major int) {
+		a := mustAuthority()
+		s := New(Config{Certificate: a.Certificate})
+		defer s.Close()
+		here, there := tcp(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		began, handlerEnded := make(chan struct{}), false
+		served := make(chan error)
+		go func() {
+			served <- s.Serve(ctx, there, Destination{Host: host, Port: 443, TLS: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				close(began)
+				<-req.Context().Done()
+				handlerEnded = true
+			})})
+		}()
+		protocols := new(http.Protocols)
+		protocols.SetHTTP1(major == 1)
+		protocols.SetHTTP2(major == 2)
+		tr := &http.Transport{Protocols: protocols, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DialContext: func(context.Context, string, string) (net.Conn, error) { return here, nil }}
+		asked := make(chan struct{})
+		go func() {
+			defer close(asked)
+			req, _ := http.NewRequest("GET", "https://"+host+"/", nil)
+			if res, err := tr.RoundTrip(req); err == nil {
+				res.Body.Close()
+			}
+		}()
+		<-began
+		cancel()
+		if err := <-served; err != nil || !handlerEnded {
+			t.Errorf("%v, handler ended: %t", err, handlerEnded)
+		}
+		<-asked
+		tr.CloseIdleConnections()
+	})
+}
+
+func TestClientThatDoesNotTrustIsReported(t *testing.T) {
+	s := New(Config{Certificate: mustAuthority().Certificate})
+	here, there := tcp(t)
+	served := make(chan error)
+	go func() { served <- s.Serve(t.Context(), there, Destination{Host: host, Port: 443, TLS: true}) }()
+	if err := tls.Client(here, &tls.Config{ServerName: host, RootCAs: upstreamRoots(t)}).Handshake(); err == nil {
+		t.Fatal("it trusts")
+	}
+	if err := <-served; err == nil || !strings.Contains(err.Error(), host) {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestRefusalInTheProtocolOfTheClient(t *testing.T) {
+	r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *ForwarderConfig) {
+		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			w.Header().Set("Content-Encoding", "gzip") // what a policy had begun with
+			Refuse(w, req, 403, Refusal{Code: "denied", Reason: "nö: 100%", Host: host, Rule: "node/x"})
+		})
+	})
+	req, _ := http.NewRequest("HEAD", "https://"+host+"/", nil)
+	res, err := r.client(2).Do(req)
+	if err != nil || res.StatusCode != 403 || res.ContentLength <= 0 || res.Header.Get(HeaderRefused) != "denied" || res.Header.Get("Content-Encoding") != "" {
+		t.Errorf("HEAD: %v, %v", res, err)
+	}
+	for kind, grpc := range map[string]bool{"application/grpc": true, "application/grpc+proto": true, "application/grpc-web": false, "application/json": false} {
+		req, _ := http.NewRequest("POST", "https://"+host+"/", strings.NewReader("x"))
+		req.Header.Set("Content-Type", kind)
+		res, err := r.client(2).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body := read(t, res)
+		if grpc && (res.StatusCode != 200 || res.Header.Get("Grpc-Status") != "7" || res.Header.Get("Grpc-Message") != "n%C3%B6: 100%25") ||
+			!grpc && (res.StatusCode != 403 || body != `{"code":"denied","reason":"nö: 100%","host":"api.example.com","rule":"node/x"}`+"\n") {
+			t.Errorf("%s: %d %v %s", kind, res.StatusCode, res.Header, body)
+		}
+	}
+}
+
+func TestGoodbyeIsSaid(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, "hello") }))
+	conn := r.dialTLS(host, "http/1.1")
+	io.WriteString(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n")
+	if _, err := io.ReadAll(bufio.NewReader(conn)); err != nil { // without close_notify: unexpected EOF
+		t.Error(err)
+	}
+}
+
+// Clients that are not Go's own.
+func TestOtherClients(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		io.Copy(w, req.Body)
+		io.WriteString(w, req.Proto)
+	}))
+	bundle := filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(bundle, r.bundle, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(r.addr)
+	for name, c := range map[string]struct {
+		args  []string
+		input string
+		want  string
+	}{
+		"curl":      {[]string{"curl", "-sS", "--cacert", bundle, "--connect-to", "::127.0.0.1:" + port, "-d", "hello ", "https://" + host + "/"}, "", "hello HTTP/2.0"},
+		"curl 1.1":  {[]string{"curl", "-sS", "--http1.1", "--cacert", bundle, "--connect-to", "::127.0.0.1:" + port, "-H", "Expect: 100-continue", "-d", "hello ", "https://" + host + "/"}, "", "hello HTTP/2.0"},
+		"openssl":   {[]string{"openssl", "s_client", "-quiet", "-verify_quiet", "-verify_return_error", "-CAfile", bundle, "-servername", host, "-connect", r.addr, "-ign_eof"}, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n", "HTTP/2.0"},
+		"python":    {[]string{"python3", "-c", "import ssl,socket,http.client,sys\nc=http.client.HTTPSConnection('" + host + "',context=ssl.create_default_context(cafile=sys.argv[1]))\nc._create_connection=lambda a,*x:socket.create_connection(('127.0.0.1',int(sys.argv[2])))\nc.request('POST','/',body=iter([b'hel',b'lo ']),encode_chunked=True,headers={'Transfer-Encoding':'chunked'})\nprint(c.getresponse().read().decode())", bundle, port}, "", "hello HTTP/2.0"},
+		"Node http": {[]string{"node", "-e", "const q=require('https').request({host:'127.0.0.1',port:" + port + ",servername:'" + host + "',ca:require('fs').readFileSync('" + bundle + "'),headers:{Host:'" + host + "'},method:'POST'},r=>r.pipe(process.stdout));q.end('hello ')"}, "", "hello HTTP/2.0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if _, err := exec.LookPath(c.args[0]); err != nil {
+				t.Skip("not installed")
+			}
+			cmd := exec.Command(c.args[0], c.args[1:]...)
+			cmd.Stdin = strings.NewReader(c.input)
+			out, err := cmd.CombinedOutput()
+			if !strings.Contains(string(out), c.want) {
+				t.Errorf("%v: %s", err, out)
+			}
+		})
+	}
+}
+
+// tcp returns both ends of a connection.
+func tcp(t testing.TB) (here, there net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if here, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if there, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { here.Close(); there.Close() })
+	return here, there
+}

@@ -1,0 +1,109 @@
+package intercept
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+)
+
+// leaveGrace is how long a host has to end a WebSocket whose client has said its
+// last: enough for what it said to be answered.
+const leaveGrace = 2 * time.Second
+
+// upgrade makes the client's connection a WebSocket with the host.
+func (o *onward) upgrade(res *http.Response) {
+	host, ok := res.Body.(io.ReadWriteCloser)
+	if !ok || !isWebSocket(upgradeOf(res.Header)) || !isWebSocket(upgradeOf(o.r.Header)) {
+		o.fail(&Failure{Status: http.StatusBadGateway, Code: CodeBroken, Reason: o.host + " changed to a protocol that was not asked for"})
+		return
+	}
+	if _, compressed := res.Header["Sec-Websocket-Extensions"]; compressed && o.filter != nil {
+		o.fail(unreadable(o.host, "has WebSocket extensions that were not asked for"))
+		return
+	}
+	o.clean(res.Header)
+	res.Header["Connection"], res.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
+	conn, buffered, err := http.NewResponseController(o.w).Hijack()
+	if err != nil {
+		o.fail(&Failure{Status: http.StatusBadGateway, Code: CodeUpgrade, Reason: "this connection cannot become a WebSocket", Err: err})
+		return
+	}
+	o.status = res.StatusCode
+	t := &tunnel{client: conn, host: host}
+	defer t.Close()
+	defer context.AfterFunc(o.r.Context(), t.Close)()
+
+	conn.SetDeadline(time.Time{}) // of the library's server
+	head := &http.Response{StatusCode: res.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: res.Header}
+	if err := head.Write(buffered); err == nil {
+		err = buffered.Flush()
+	}
+	if err != nil {
+		o.failure = &Failure{Code: CodeLeft, Reason: "the client ended the request", Err: err}
+		return
+	}
+	down := io.Reader(&counted{host, &o.received})
+	if o.filter != nil {
+		down = newMessages(down, o.filter)
+	}
+	if err := t.run(&counted{buffered.Reader, &o.sent}, down); err != nil {
+		o.failure = failed(o.r.Context(), o.host, err)
+	}
+}
+
+// tunnel is a WebSocket between a client and a host.
+type tunnel struct {
+	client net.Conn
+	host   io.ReadWriteCloser
+	left   atomic.Bool // the client ended it, so that nothing is wrong with the host
+}
+
+// Close ends both connections. It may be called more than once.
+func (t *tunnel) Close() {
+	t.client.Close()
+	t.host.Close()
+}
+
+// run copies both ways until the host has said its last. It returns what went
+// wrong with reading from the host.
+func (t *tunnel) run(up, down io.Reader) error {
+	done := make(chan struct{})
+	go func() { // ends with Close, at the latest
+		defer close(done)
+		t.up(up)
+	}()
+	_, err := t.pass(t.client, down)
+	if t.left.Load() {
+		err = nil
+	}
+	t.Close()
+	<-done
+	return err
+}
+
+// up passes on what the client says, and that it has said its last.
+func (t *tunnel) up(from io.Reader) {
+	_, err := t.pass(t.host, from)
+	t.left.Store(true)
+	if err != nil {
+		t.Close()
+		return
+	}
+	if half, ok := t.host.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
+		time.AfterFunc(leaveGrace, t.Close)
+		return
+	}
+	t.Close()
+}
+
+func (t *tunnel) pass(to io.Writer, from io.Reader) (int64, error) {
+	buffer := buffers.Get().(*[32 << 10]byte)
+	defer buffers.Put(buffer)
+	return io.CopyBuffer(onlyWriter{to}, from, buffer[:])
+}
+
+// onlyWriter hides a ReadFrom, which would take a buffer of its own.
+type onlyWriter struct{ io.Writer }
