@@ -1,0 +1,106 @@
+package policy
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+)
+
+// body of the request, as one guest sees it.
+type body struct {
+	// original: what was read of it, all of it. nil: nothing was, yet.
+	original *bytes.Reader
+	consumed bool   // it was read and is gone: the guest did not ask for it to be kept
+	written  []byte // what is sent instead; nil: the original
+}
+
+// readRequest gives the guest the next bytes. With bufferRequest the whole body
+// is kept for who comes after.
+func (c *call) readRequest(b []byte) (int, error) {
+	if c.features&bufferRequest == 0 {
+		if c.phase != beforeNext {
+			fail("it reads the request's body after the request was sent, without having enabled buffer_request")
+		}
+		if c.r.Body == nil {
+			return 0, io.EOF
+		}
+		c.body.consumed = true
+		return c.fill(b, c.r.Body)
+	}
+	if c.body.original == nil {
+		c.keepRequest()
+	}
+	n, _ := c.body.original.Read(b)
+	if c.body.original.Len() == 0 {
+		return n, io.EOF
+	}
+	return n, nil
+}
+
+func (c *call) keepRequest() {
+	if c.phase != beforeNext || c.r.Body == nil || c.body.consumed {
+		c.body.original = bytes.NewReader(nil)
+		return
+	}
+	limit := c.instance.policy.host.config.RequestLimit
+	var kept []byte
+	var err error
+	c.wait(func() { kept, err = io.ReadAll(io.LimitReader(c.r.Body, int64(limit)+1)) })
+	switch {
+	case err != nil:
+		fail("the request's body could not be read: %.200v", err)
+	case len(kept) > limit:
+		tooLong(limit)
+	}
+	c.body.original = bytes.NewReader(kept)
+	c.r.Body = replaced{bytes.NewReader(kept), c.r.Body}
+}
+
+func tooLong(limit int) {
+	panic(&failure{
+		reason: fmt.Sprintf("it looks at or writes the whole body of the request, which has more than %d bytes", limit),
+		status: http.StatusRequestEntityTooLarge,
+	})
+}
+
+// replaced is a body that is read from memory, in front of one that is closed.
+type replaced struct {
+	io.Reader
+	io.Closer
+}
+
+// writeRequest appends to what is sent instead of the body.
+func (c *call) writeRequest(b []byte) {
+	limit := c.instance.policy.host.config.RequestLimit
+	if len(c.body.written)+len(b) > limit {
+		tooLong(limit)
+	}
+	if c.body.written == nil {
+		c.body.written = []byte{}
+	}
+	c.body.written = append(c.body.written, b...)
+}
+
+// sendRequest puts the body in place that the next one gets.
+func (c *call) sendRequest() error {
+	switch {
+	case c.body.written != nil:
+		var closer io.Closer = http.NoBody
+		if c.r.Body != nil {
+			closer = c.r.Body
+		}
+		c.r.Body = replaced{bytes.NewReader(c.body.written), closer}
+		c.r.ContentLength = int64(len(c.body.written))
+		c.exchange.WroteBody = true
+		c.r.TransferEncoding = nil
+		c.r.GetBody = nil
+		if _, ok := c.r.Header["Content-Length"]; ok {
+			c.r.Header["Content-Length"] = []string{strconv.Itoa(len(c.body.written))}
+		}
+	case c.body.consumed:
+		return &failure{reason: "it read the request's body without buffer_request, and then passed the request on without it", status: http.StatusForbidden}
+	}
+	return nil
+}

@@ -1,0 +1,74 @@
+package policy
+
+import (
+	"cmp"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/tetratelabs/wazero"
+)
+
+// cache keeps machine code on disk, each program's in a folder of its own, which
+// is named after the module's digest and was changed when it was last used.
+type cache struct {
+	dir   string
+	limit int64
+}
+
+func (c *cache) open(digest string) (wazero.CompilationCache, error) {
+	return wazero.NewCompilationCacheWithDir(filepath.Join(c.dir, digest))
+}
+
+func (c *cache) remove(digest string) { _ = os.RemoveAll(filepath.Join(c.dir, digest)) }
+
+// used marks a program as used just now, and removes those that were not used for
+// the longest time until the rest fits.
+func (c *cache) used(digest string) {
+	now := time.Now()
+	_ = os.Chtimes(filepath.Join(c.dir, digest), now, now)
+	folders, err := os.ReadDir(c.dir)
+	if err != nil {
+		return // it is full some day, and then code is compiled each time
+	}
+	type kept struct {
+		name string
+		size int64
+		last time.Time
+	}
+	var all []kept
+	var total int64
+	for _, f := range folders {
+		info, err := f.Info()
+		if err != nil {
+			continue
+		}
+		k := kept{f.Name(), size(filepath.Join(c.dir, f.Name())), info.ModTime()}
+		total += k.size
+		all = append(all, k)
+	}
+	slices.SortFunc(all, func(a, b kept) int { return cmp.Or(a.last.Compare(b.last), cmp.Compare(a.name, b.name)) })
+	for _, k := range all {
+		if total <= c.limit {
+			return
+		}
+		if k.name != digest {
+			c.remove(k.name)
+			total -= k.size
+		}
+	}
+}
+
+func size(dir string) (total int64) {
+	_ = filepath.WalkDir(dir, func(_ string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			if info, err := d.Info(); err == nil {
+				total += info.Size()
+			}
+		}
+		return nil
+	})
+	return total
+}

@@ -1,0 +1,223 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/tetratelabs/wazero/api"
+)
+
+// phase of a call: what a guest may do depends on it.
+type phase int
+
+const (
+	starting phase = iota
+	beforeNext
+	afterNext
+)
+
+// Features that a guest may enable. The first three are those of http-wasm.
+const (
+	bufferRequest  = 1 << 0
+	bufferResponse = 1 << 1
+	trailers       = 1 << 2
+	// requestOnly is ours: handle_response needs not be called, and the instance
+	// is free for others as soon as handle_request has returned.
+	requestOnly = 1 << 16
+
+	allFeatures = bufferRequest | bufferResponse | trailers | requestOnly
+)
+
+// call is what host functions know of the exchange that an instance is part of.
+// It is the context of the guest's functions; wazero hands it on as it is.
+type call struct {
+	instance *instance
+	memory   api.Memory
+	phase    phase
+	features uint32
+
+	limit time.Duration
+	spent time.Duration // of limit
+	last  time.Time     // to which spent is known
+	calls uint32        // of host functions
+
+	exchange  *Exchange
+	secrets   SecretSource
+	namespace string
+	writer    http.ResponseWriter
+	r         *http.Request
+	denied    *Denial
+	header    guard     // of the request, and of the response
+	body      body      // of the request
+	own       answer    // the guest's, before next
+	buffer    *recorder // of the upstream's answer; nil: it streams
+}
+
+// Deadline, Done, Err and Value make a call a context that never ends.
+func (c *call) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (c *call) Done() <-chan struct{}       { return nil }
+func (c *call) Err() error                  { return nil }
+func (c *call) Value(any) any               { return nil }
+
+func (c *call) begin(i *instance, p phase, limit time.Duration) {
+	*c = call{instance: i, features: i.features, limit: limit, secrets: noSecrets{}}
+	c.run(p)
+}
+
+// run starts the clock.
+func (c *call) run(p phase) {
+	c.phase = p
+	c.spent, c.last = 0, time.Now()
+}
+
+// maxBetween is the longest time between two ticks that counts as the guest's.
+// Ticks come every 100 µs or so while a guest runs: what takes longer was the
+// node's, which had no processor for it, and is no reason to deny anything.
+const maxBetween = time.Millisecond
+
+// enter is called for each host function. Guests that do nothing but call them
+// come here before they come to a tick of their own.
+func (c *call) enter() {
+	if c.calls++; c.calls%16 == 0 { // the clock costs as much as a small function
+		c.tick()
+	}
+}
+
+// tick ends the guest when its time is used up.
+func (c *call) tick() {
+	now := time.Now()
+	c.spent += min(now.Sub(c.last), maxBetween)
+	c.last = now
+	if c.spent > c.limit {
+		fail("it took longer than %v", c.limit)
+	}
+}
+
+// wait runs f, whose time is not the guest's.
+func (c *call) wait(f func()) {
+	c.tick()
+	defer func() { c.last = time.Now() }()
+	f()
+}
+
+// failure ends a guest from within a host function.
+type failure struct {
+	reason string
+	status int  // of the refusal
+	secret bool // one could not be had, for that reason
+}
+
+func (f *failure) Error() string { return f.reason }
+
+// fail ends the guest, which did something that it may not do.
+func fail(format string, args ...any) {
+	panic(&failure{reason: fmt.Sprintf(format, args...), status: http.StatusForbidden})
+}
+
+// exited is a guest that ended itself.
+type exited struct{ code uint32 }
+
+func (e *exited) Error() string { return fmt.Sprintf("it ended itself with code %d", e.code) }
+
+const (
+	maxReason = 512     // bytes
+	maxDetail = 6 << 10 // bytes
+)
+
+// denial of the exchange because the guest failed.
+func (i *instance) denial(err error) *Denial {
+	i.output.flush()
+	d := &Denial{Policy: i.policy.name, Status: http.StatusForbidden}
+	f := (*failure)(nil)
+	switch {
+	case errors.As(err, &f) && f.secret:
+		d.Reason, d.Status, d.Secret = f.reason, f.status, true
+	case f != nil:
+		d.Reason, d.Status = "the policy was stopped: "+f.reason, f.status
+	default:
+		d.Reason = "the policy failed: " + firstLine(err.Error())
+		if said := firstLine(string(i.output.tail)); said != "" {
+			d.Reason += ": " + said
+		}
+	}
+	d.Reason = printable(d.Reason, maxReason)
+	detail := err.Error()
+	if len(i.output.tail) > 0 {
+		detail += "\nlast output:\n" + string(i.output.tail)
+	}
+	d.Detail = strings.ToValidUTF8(detail[:min(len(detail), maxDetail)], "\uFFFD")
+	return d
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(strings.TrimSpace(s), "\n")
+	line = strings.TrimSuffix(line, " (recovered by wazero)")
+	return line
+}
+
+// inExchange ends a guest that asks for what does not exist yet.
+func (c *call) inExchange() {
+	if c.phase == starting {
+		fail("it asked for a request while it was starting")
+	}
+}
+
+// bytes of the guest's memory, valid until the guest goes on.
+func (c *call) bytes(at, n uint64) []byte {
+	if uint32(n) == 0 {
+		return nil
+	}
+	b, ok := c.memory.Read(uint32(at), uint32(n))
+	if !ok {
+		fail("it passed a pointer that is not in its memory")
+	}
+	return b
+}
+
+func (c *call) string(at, n uint64) string { return string(c.bytes(at, n)) }
+
+// give writes a value if it fits, and returns its length either way.
+func (c *call) give(v string, at, limit uint64) uint64 {
+	if len(v) > 0 && uint64(len(v)) <= uint64(uint32(limit)) && !c.memory.WriteString(uint32(at), v) {
+		fail("it passed a pointer that is not in its memory")
+	}
+	return uint64(len(v))
+}
+
+// give for bytes.
+func (c *call) giveBytes(v []byte, at, limit uint64) uint64 {
+	if len(v) > 0 && uint64(len(v)) <= uint64(uint32(limit)) && !c.memory.Write(uint32(at), v) {
+		fail("it passed a pointer that is not in its memory")
+	}
+	return uint64(len(v))
+}
+
+// giveList writes strings with a NUL after each, and returns count<<32 | length.
+func (c *call) giveList(list []string, at, limit uint64) uint64 {
+	length := len(list)
+	for _, s := range list {
+		length += len(s)
+	}
+	if length > 0 && uint64(length) <= uint64(uint32(limit)) {
+		b := c.bytes(at, uint64(length))
+		for _, s := range list {
+			n := copy(b, s)
+			b[n] = 0
+			b = b[n+1:]
+		}
+	}
+	return uint64(len(list))<<32 | uint64(uint32(length))
+}
+
+// fill reads until the buffer is full or the body ends.
+func (c *call) fill(b []byte, r io.Reader) (n int, err error) {
+	c.wait(func() { n, err = io.ReadFull(r, b) })
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = io.EOF
+	}
+	return n, err
+}

@@ -1,0 +1,84 @@
+package policy
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/doze-run/doze/egress/policy/meter"
+)
+
+// Functions that a policy exports.
+const (
+	handleRequest  = "handle_request"
+	handleResponse = "handle_response"
+)
+
+// check says what keeps a module from being a policy, all at once.
+func check(m *meter.Module) error {
+	errs := []error{
+		exports(m, handleRequest, meter.Signature{Results: []byte{meter.I64}}, "() -> (i64)"),
+		exports(m, handleResponse, meter.Signature{Params: []byte{meter.I32, meter.I32}}, "(i32, i32) -> ()"),
+	}
+	if e, ok := m.Exports["memory"]; !ok || e.Kind != meter.Memory {
+		errs = append(errs, errors.New("it does not export its memory as `memory`"))
+	}
+	for _, name := range []string{"_initialize", "_start"} {
+		if e, ok := m.Exports[name]; ok && (e.Kind != meter.Function || len(e.Signature.Params)+len(e.Signature.Results) > 0) {
+			errs = append(errs, fmt.Errorf("its `%s` is no function () -> ()", name))
+		}
+	}
+	for _, i := range m.Imports {
+		errs = append(errs, imports(i))
+	}
+	return errors.Join(errs...)
+}
+
+func exports(m *meter.Module, name string, want meter.Signature, text string) error {
+	switch e, ok := m.Exports[name]; {
+	case !ok:
+		return fmt.Errorf("it does not export `%s`: with Go, write `//go:wasmexport %s` and build with GOOS=wasip1 GOARCH=wasm -buildmode=c-shared", name, name)
+	case e.Kind != meter.Function || !same(e.Signature, want):
+		return fmt.Errorf("its `%s` is not %s", name, text)
+	}
+	return nil
+}
+
+func imports(i meter.Imported) error {
+	offered, ok := hostModules[i.Module]
+	if !ok || i.Module == meter.Import {
+		return fmt.Errorf("it imports %.80q of %.80q: only %s, %s and %s are offered", i.Name, i.Module, handlerModule, egressModule, wasiModule)
+	}
+	at := slices.IndexFunc(offered, func(f function) bool { return f.name == i.Name })
+	if at < 0 {
+		return fmt.Errorf("it imports %.80q, which %s does not have", i.Name, i.Module)
+	}
+	if f := offered[at]; !same(i.Signature, meter.Signature{Params: f.params, Results: f.results}) {
+		return fmt.Errorf("it imports %s of %s as %s: it is %s", i.Name, i.Module,
+			signature(i.Signature), signature(meter.Signature{Params: f.params, Results: f.results}))
+	}
+	return nil
+}
+
+func same(a, b meter.Signature) bool {
+	return bytes.Equal(a.Params, b.Params) && bytes.Equal(a.Results, b.Results)
+}
+
+func signature(s meter.Signature) string { return types(s.Params) + " -> " + types(s.Results) }
+
+func types(list []meter.ValueType) string {
+	names := make([]string, 0, len(list))
+	for _, t := range list[:min(len(list), 16)] {
+		switch t {
+		case meter.I32:
+			names = append(names, "i32")
+		case meter.I64:
+			names = append(names, "i64")
+		default:
+			names = append(names, fmt.Sprintf("%#x", t))
+		}
+	}
+	return "(" + strings.Join(names, ", ") + ")"
+}

@@ -1,0 +1,207 @@
+package policy
+
+import (
+	"encoding/binary"
+	"errors"
+	"net/http"
+	"time"
+
+	"github.com/tetratelabs/wazero/api"
+)
+
+// Results of functions of doze_egress_v1 that are no lengths.
+const (
+	codeUnknown     = -1
+	codeNotAllowed  = -2
+	codeBadArgument = -3
+	codeLimit       = -4
+)
+
+// What a policy may hand over to be signed or encoded.
+const (
+	maxSecretName = 256
+	maxEncode     = 64 << 10
+	maxSign       = 64 << 10
+	maxParts      = 16
+)
+
+// egressFunctions are the module doze_egress_v1.
+var egressFunctions = []function{
+	{"secret_ref", params(4), params(1), func(c *call, s []uint64) {
+		s[0] = c.result(s[2], s[3])(c.secretRef(c.string(s[0], s[1])))
+	}},
+	{"encode_ref", params(5), params(1), func(c *call, s []uint64) {
+		c.tick()
+		s[0] = c.result(s[3], s[4])(c.encode(int32(s[0]), c.string(s[1], s[2])))
+	}},
+	{"hmac_sha256", params(8), params(1), func(c *call, s []uint64) {
+		c.tick()
+		s[0] = c.result(s[6], s[7])(c.hmac(c.string(s[0], s[1]), c.string(s[2], s[3]), c.bytes(s[4], s[5])))
+	}},
+	{"sign", params(7), params(1), func(c *call, s []uint64) {
+		c.tick() // RSA takes a millisecond
+		s[0] = c.result(s[5], s[6])(c.sign(c.string(s[0], s[1]), int32(s[2]), c.bytes(s[3], s[4])))
+	}},
+	{"sandbox", params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = c.giveBytes(c.exchange.sandbox(), s[0], s[1])
+	}},
+	{"host", params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = c.give(c.exchange.Host, s[0], s[1])
+	}},
+	{"deny", params(2), nil, func(c *call, s []uint64) { c.deny(c.bytes(s[0], s[1])) }},
+	{"audit_note", params(2), nil, func(c *call, s []uint64) { c.note(c.bytes(s[0], s[1])) }},
+	{"now", nil, []api.ValueType{i64}, func(_ *call, s []uint64) { s[0] = uint64(time.Now().UnixNano()) }},
+	{"kv_get", params(4), params(1), func(c *call, s []uint64) {
+		key := c.string(s[0], s[1])
+		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
+			v, ok := k.get(key, now)
+			if !ok {
+				return 0, ErrUnknown
+			}
+			return int64(c.giveBytes(v, s[2], s[3])), nil
+		})
+	}},
+	{"kv_set", []api.ValueType{i32, i32, i32, i32, i64}, params(1), func(c *call, s []uint64) {
+		key, value := c.string(s[0], s[1]), c.bytes(s[2], s[3])
+		s[0] = c.stored(func(k *space, now time.Time) (int64, error) { return 0, k.set(key, value, ttl(s[4]), now) })
+	}},
+	{"kv_add", []api.ValueType{i32, i32, i64, i64, i32}, params(1), func(c *call, s []uint64) {
+		key, out := c.string(s[0], s[1]), c.bytes(s[4], 8)
+		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
+			sum, err := k.add(key, int64(s[2]), ttl(s[3]), now)
+			if err == nil {
+				binary.LittleEndian.PutUint64(out, uint64(sum))
+			}
+			return 0, err
+		})
+	}},
+}
+
+// ttl of milliseconds; what is longer than ten years is ten years.
+func ttl(ms uint64) time.Duration {
+	const longest = 10 * 365 * 24 * time.Hour
+	return time.Duration(min(int64(ms), longest.Milliseconds())) * time.Millisecond
+}
+
+// code of an error that policies are told of; any other ends the guest, because
+// what it wanted to do with a secret did not happen.
+func code(err error) uint64 {
+	n := int32(0)
+	switch {
+	case errors.Is(err, ErrUnknown):
+		n = codeUnknown
+	case errors.Is(err, ErrNotAllowed):
+		n = codeNotAllowed
+	case errors.Is(err, ErrBadArgument):
+		n = codeBadArgument
+	case errors.Is(err, ErrLimit):
+		n = codeLimit
+	default:
+		panic(&failure{reason: err.Error(), status: http.StatusForbidden, secret: true})
+	}
+	return uint64(uint32(n))
+}
+
+// result writes what a source of secrets gave.
+func (c *call) result(at, limit uint64) func([]byte, error) uint64 {
+	return func(v []byte, err error) uint64 {
+		if err != nil {
+			return code(err)
+		}
+		return c.giveBytes(v, at, limit)
+	}
+}
+
+func (c *call) secretRef(name string) ([]byte, error) {
+	if c.phase != beforeNext {
+		return nil, ErrNotAllowed
+	}
+	if name == "" || len(name) > maxSecretName {
+		return nil, ErrBadArgument
+	}
+	ref, err := c.secrets.Reference(name)
+	return []byte(ref), err
+}
+
+func (c *call) encode(encoding int32, text string) ([]byte, error) {
+	if c.phase != beforeNext {
+		return nil, ErrNotAllowed
+	}
+	if encoding < 0 || encoding > 3 || len(text) > maxEncode {
+		return nil, ErrBadArgument
+	}
+	ref, err := c.secrets.Encode(encoding, text)
+	return []byte(ref), err
+}
+
+// hmac: parts are a length, 4 bytes little-endian, and as many bytes each.
+func (c *call) hmac(name, prefix string, list []byte) ([]byte, error) {
+	if c.phase != beforeNext {
+		return nil, ErrNotAllowed
+	}
+	if name == "" || len(name) > maxSecretName || len(prefix) > maxSecretName || len(list) > maxSign {
+		return nil, ErrBadArgument
+	}
+	var parts [][]byte
+	for len(list) > 0 {
+		if len(list) < 4 || uint64(binary.LittleEndian.Uint32(list)) > uint64(len(list)-4) || len(parts) == maxParts {
+			return nil, ErrBadArgument
+		}
+		n := binary.LittleEndian.Uint32(list)
+		parts = append(parts, list[4:4+n])
+		list = list[4+n:]
+	}
+	if len(parts) == 0 {
+		return nil, ErrBadArgument
+	}
+	return c.secrets.HMAC(name, prefix, parts)
+}
+
+func (c *call) sign(name string, algorithm int32, data []byte) ([]byte, error) {
+	if c.phase != beforeNext {
+		return nil, ErrNotAllowed
+	}
+	if name == "" || len(name) > maxSecretName || len(data) > maxSign || algorithm < 1 || algorithm > 3 {
+		return nil, ErrBadArgument
+	}
+	return c.secrets.Sign(name, algorithm, data)
+}
+
+// deny: the first reason counts.
+func (c *call) deny(reason []byte) {
+	c.inExchange()
+	if c.denied != nil {
+		return
+	}
+	text := printable(string(reason[:min(len(reason), 2*maxReason)]), maxReason)
+	if text == "" {
+		text = "denied by a policy"
+	}
+	c.denied = &Denial{Policy: c.instance.policy.name, Reason: text, Status: http.StatusForbidden}
+}
+
+// note keeps one for the audit log; those that are too many are left out.
+func (c *call) note(text []byte) {
+	c.inExchange()
+	if len(c.exchange.Notes) < maxNotes {
+		c.exchange.Notes = append(c.exchange.Notes, printable(string(text[:min(len(text), 2*maxNote)]), maxNote))
+	}
+}
+
+// stored runs f on what the policy has stored in this exchange's namespace.
+func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) {
+	c.inExchange()
+	p, now := c.instance.policy, time.Now()
+	result = code(ErrLimit)
+	p.host.kv.use(p.name+"\x00"+c.namespace, now, func(s *space) {
+		n, err := f(s, now)
+		if err != nil {
+			result = code(err)
+			return
+		}
+		result = uint64(n)
+	})
+	return result
+}

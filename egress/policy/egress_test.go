@@ -1,0 +1,123 @@
+package policy
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	. "github.com/doze-run/doze/egress/internal/wat"
+)
+
+// vault records what it is asked for.
+type vault struct {
+	asked []string
+	err   error
+}
+
+func (v *vault) ask(what ...string) ([]byte, error) {
+	v.asked = append(v.asked, strings.Join(what, " "))
+	if v.err != nil {
+		return nil, v.err
+	}
+	return []byte("made-" + what[0]), nil
+}
+
+func (v *vault) Reference(name string) (string, error) {
+	b, err := v.ask("ref", name)
+	return string(b), err
+}
+
+func (v *vault) Encode(encoding int32, text string) (string, error) {
+	b, err := v.ask("encode", string('0'+encoding), text)
+	return string(b), err
+}
+
+func (v *vault) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
+	words := []string{"hmac", name, prefix}
+	for _, p := range parts {
+		words = append(words, string(p))
+	}
+	return v.ask(words...)
+}
+
+func (v *vault) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
+	return v.ask("sign", name, string('0'+algorithm), string(data))
+}
+
+func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "request ref token", "request encode 0 user:made-ref", "request hmac key AWS4 date region service",
+		"request sign app 1 header.claims", "response ref token")
+	run := func(v *vault) *Exchange {
+		x := &Exchange{}
+		_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p, Secrets: v}}, nobody)
+		return x
+	}
+	v := &vault{}
+	expectNotes(t, run(v), "made-ref", "made-encode", "made-hmac", "made-sign", "-2")
+	want := "ref token|encode 0 user:made-ref|hmac key AWS4 date region service|sign app 1 header.claims"
+	if got := strings.Join(v.asked, "|"); got != want {
+		t.Errorf("asked for %s", got)
+	}
+	for err, code := range map[error]string{ErrUnknown: "-1", ErrNotAllowed: "-2", ErrBadArgument: "-3", ErrLimit: "-4"} {
+		expectNotes(t, run(&vault{err: err}), code, code, code, code, "-2")
+	}
+	if d := run(&vault{err: errors.New("sealed")}).Denied; d == nil || d.Status != 403 || !d.Secret || d.Reason != "sealed" {
+		t.Errorf("got %+v", d)
+	}
+	expectNotes(t, func() *Exchange {
+		_, x, _ := exchange(scripted(t, h, "request ref unknown", "request sign app 4 x", "request encode 9 x", "request hmac key AWS4"), request("GET", "/"), nil)
+		return x
+	}(), "-1", "-3", "-3", "-3")
+}
+
+func TestThePolicyKnowsTheSandbox(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "request sandbox")
+	x := &Exchange{Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "build", Owner: "ann", Labels: map[string]string{"team": "a"}}}
+	_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p}}, nobody)
+	expectNotes(t, x, `{"id":"k3f9x2m7q1az","name":"build","owner":"ann","labels":{"team":"a"}}`)
+}
+
+func TestNotesAreFewAndShort(t *testing.T) {
+	h := newHost(t, nil)
+	lines := []string{"request note " + strings.Repeat("ä", 200) + "\x07\r"}
+	for range 20 {
+		lines = append(lines, "request note more")
+	}
+	_, x, _ := exchange(scripted(t, h, lines...), request("GET", "/"), nil)
+	if len(x.Notes) != 8 || x.Notes[0] != strings.Repeat("ä", 128) || x.Notes[7] != "more" {
+		t.Errorf("notes %q", x.Notes)
+	}
+}
+
+func TestPoliciesRememberPerNameAndNamespace(t *testing.T) {
+	h := newHost(t, nil)
+	lines := "request kv-add count 2 0\nrequest kv-add count -5 0\nrequest kv-get name\nrequest kv-set name ann 0\nrequest kv-get name\nrequest kv-add name 1 0"
+	m := compile(t, h, "one", guest(t, "script"))
+	other := compile(t, h, "other", guest(t, "script"))
+	run := func(m *Module, namespace string) *Exchange {
+		x := &Exchange{}
+		_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: configure(t, m, lines), Namespace: namespace}}, nobody)
+		return x
+	}
+	// A guest that fails while it reads leaves nothing locked.
+	bad := Handler(imported("doze_egress_v1.kv_get"), "name", Code(I32Const(0), I32Const(4), I32Const(-1), I32Const(-1), Call(0), Drop, pass), none)
+	first := []string{"2", "-3", "-1", "0", "ann", "-3"}
+	expectNotes(t, run(m, "ann"), first...)
+	run(compile(t, h, "one", bad.Binary()), "ann")
+	expectNotes(t, run(m, "ann"), "-1", "-6", "ann", "0", "ann", "-3")
+	expectNotes(t, run(m, "bob"), first...)
+	expectNotes(t, run(other, "ann"), first...)
+}
+
+func TestADenialInAResponseThatWasKeptIsWhole(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "start enable 2", "response deny no")
+	w, x, err := exchange(p, request("GET", "/"), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })
+	if err != nil || x.Denied == nil || len(w.Header()) != 0 {
+		t.Errorf("got %+v, %v, %v", x.Denied, err, w.Header())
+	}
+}

@@ -1,0 +1,123 @@
+package policy
+
+import (
+	"encoding/json"
+	"errors"
+	"net/http"
+)
+
+// Sandbox is who sends a request, as policies see it.
+type Sandbox struct {
+	ID     string            `json:"id"`
+	Name   string            `json:"name"`
+	Owner  string            `json:"owner"`
+	Labels map[string]string `json:"labels"`
+}
+
+// Exchange is one request with its response, on its way through the steps. The
+// caller fills in the first part; Serve the second, which is complete when it
+// returns. Nobody else uses it meanwhile.
+type Exchange struct {
+	Sandbox Sandbox
+	// Host is the clean name of the destination.
+	Host string
+
+	// Denied is why the request, or its response, was refused; nil: it was not.
+	Denied *Denial
+	// Answered names the policy that answered instead of the upstream, with Status.
+	Answered string
+	Status   int
+	// WroteBody says that the request's body is a policy's, and not the client's.
+	WroteBody bool
+	// Notes for the audit log, in the order in which policies left them.
+	Notes []string
+
+	sandboxJSON []byte
+}
+
+// Notes of an exchange: enough for a line of the audit log.
+const (
+	maxNotes = 8
+	maxNote  = 256 // bytes
+)
+
+// sandbox is what policies get of the sandbox.
+func (x *Exchange) sandbox() []byte {
+	if x.sandboxJSON == nil {
+		s := x.Sandbox
+		if s.Labels == nil {
+			s.Labels = map[string]string{}
+		}
+		x.sandboxJSON, _ = json.Marshal(s) // strings only
+	}
+	return x.sandboxJSON
+}
+
+// Denial is a refusal by a policy, or because of one that failed.
+type Denial struct {
+	Policy string
+	// Reason is for whoever sent the request. It is the policy's own if that
+	// denied, and is free of line breaks.
+	Reason string
+	// Detail is for the policy's author: the trace of a trap and what the policy
+	// wrote last. Empty if the policy denied.
+	Detail string
+	// Status that the refusal is to have: 403, or 413, 502 or 503 where a limit
+	// of the host was reached.
+	Status int
+	// Secret: the policy could not have a secret, and Reason is the source's.
+	Secret bool
+}
+
+func (d *Denial) Error() string {
+	if d.Secret {
+		return "policy " + d.Policy + " cannot use a secret: " + d.Reason
+	}
+	return "denied by policy " + d.Policy + ": " + d.Reason
+}
+
+// Errors of a SecretSource that a policy is told of. All others end the exchange
+// with a Denial that has their text.
+var (
+	ErrUnknown     = errors.New("not found")
+	ErrNotAllowed  = errors.New("not allowed")
+	ErrBadArgument = errors.New("bad argument")
+	ErrLimit       = errors.New("limit reached")
+)
+
+// SecretSource works with secrets for one policy of one exchange. Names are those
+// that the policy uses. Its methods are called one at a time.
+type SecretSource interface {
+	// Reference is the text that stands for the secret until the request is
+	// rendered: at most 64 of A-Z, a-z, 0-9, - and _.
+	Reference(name string) (string, error)
+	// Encode is the text that stands for the encoded text, which may hold
+	// references. Encodings: 0 base64, 1 base64url without padding, 2 hex, 3 percent.
+	Encode(encoding int32, text string) (string, error)
+	// HMAC is the last of a chain of HMAC-SHA256, each of which is the key of the
+	// next; the first key is prefix and secret.
+	HMAC(name string, prefix string, parts [][]byte) ([]byte, error)
+	// Sign makes a signature. Algorithms: 1 RS256, 2 EdDSA with Ed25519, 3 ES256.
+	Sign(name string, algorithm int32, data []byte) ([]byte, error)
+}
+
+// noSecrets is what a step without secrets has.
+type noSecrets struct{}
+
+func (noSecrets) Reference(string) (string, error)              { return "", ErrUnknown }
+func (noSecrets) Encode(int32, string) (string, error)          { return "", ErrNotAllowed }
+func (noSecrets) HMAC(string, string, [][]byte) ([]byte, error) { return nil, ErrUnknown }
+func (noSecrets) Sign(string, int32, []byte) ([]byte, error)    { return nil, ErrUnknown }
+
+// Step is a policy to run for an exchange.
+type Step struct {
+	Policy  *Policy
+	Secrets SecretSource // nil: none
+	// Namespace keeps what policies store apart: those of one name and namespace,
+	// usually the owner of the rule, share their keys.
+	Namespace string
+}
+
+// ErrCut says that the response has begun and must not look whole: the caller
+// tells who has to know, and panics with it.
+var ErrCut = http.ErrAbortHandler

@@ -1,0 +1,294 @@
+package policy
+
+import (
+	"io"
+	"log/slog"
+	"net/http"
+	"net/url"
+	"strings"
+
+	"github.com/tetratelabs/wazero/api"
+	"golang.org/x/net/http/httpguts"
+)
+
+// Kinds of headers and bodies, as guests number them.
+const (
+	requestHeader   = 0
+	responseHeader  = 1
+	requestTrailer  = 2
+	responseTrailer = 3
+
+	requestBody  = 0
+	responseBody = 1
+)
+
+// maxURI bounds what a policy may ask for: servers and proxies commonly take 8 KiB; references
+// make it longer when they are rendered.
+const maxURI = 16 << 10
+
+// handlerFunctions are the module http_handler.
+var handlerFunctions = []function{
+	{"enable_features", params(1), params(1), func(c *call, s []uint64) {
+		c.enable(uint32(s[0]))
+		s[0] = uint64(c.features)
+	}},
+	{"get_config", params(2), params(1), func(c *call, s []uint64) {
+		s[0] = c.giveBytes(c.instance.policy.config, s[0], s[1])
+	}},
+	{"log_enabled", params(1), params(1), func(_ *call, s []uint64) {
+		if int32(s[0]) < 3 { // 3 is none
+			s[0] = 1
+		} else {
+			s[0] = 0
+		}
+	}},
+	{"log", params(3), nil, func(c *call, s []uint64) { c.log(int32(s[0]), c.bytes(s[1], s[2])) }},
+	{"get_method", params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = c.give(c.r.Method, s[0], s[1])
+	}},
+	{"set_method", params(2), nil, func(c *call, s []uint64) { c.setMethod(c.string(s[0], s[1])) }},
+	{"get_uri", params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = c.give(uri(c.r.URL), s[0], s[1])
+	}},
+	{"set_uri", params(2), nil, func(c *call, s []uint64) { c.setURI(c.string(s[0], s[1])) }},
+	{"get_protocol_version", params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = c.give(c.r.Proto, s[0], s[1])
+	}},
+	{"get_source_addr", params(2), params(1), func(c *call, s []uint64) {
+		c.inExchange()
+		s[0] = c.give(c.r.RemoteAddr, s[0], s[1])
+	}},
+	{"get_header_names", params(3), []api.ValueType{i64}, func(c *call, s []uint64) {
+		c.tick() // sorting
+		s[0] = c.giveList(c.names(uint32(s[0])), s[1], s[2])
+	}},
+	{"get_header_values", params(5), []api.ValueType{i64}, func(c *call, s []uint64) {
+		s[0] = c.giveList(c.values(uint32(s[0]), c.string(s[1], s[2])), s[3], s[4])
+	}},
+	{"set_header_value", params(5), nil, func(c *call, s []uint64) {
+		h, w := c.fields(uint32(s[0]), true)
+		w.change(h, c.string(s[1], s[2]), c.string(s[3], s[4]), false)
+	}},
+	{"add_header_value", params(5), nil, func(c *call, s []uint64) {
+		h, w := c.fields(uint32(s[0]), true)
+		w.change(h, c.string(s[1], s[2]), c.string(s[3], s[4]), true)
+	}},
+	{"remove_header", params(3), nil, func(c *call, s []uint64) {
+		h, w := c.fields(uint32(s[0]), true)
+		w.remove(h, c.string(s[1], s[2]))
+	}},
+	{"read_body", params(3), []api.ValueType{i64}, func(c *call, s []uint64) {
+		c.tick()
+		s[0] = c.readBody(uint32(s[0]), s[1], s[2])
+	}},
+	{"write_body", params(3), nil, func(c *call, s []uint64) {
+		c.tick()
+		c.writeBody(uint32(s[0]), c.bytes(s[1], s[2]))
+	}},
+	{"get_status_code", nil, params(1), func(c *call, s []uint64) { s[0] = uint64(c.answer("reads the status").statusCode()) }},
+	{"set_status_code", params(1), nil, func(c *call, s []uint64) {
+		status := uint32(s[0])
+		if status < 200 || status > 999 {
+			fail("%d is no status of an answer", status)
+		}
+		c.answer("sets the status").status = int(status)
+	}},
+}
+
+func (c *call) enable(features uint32) {
+	features &= allFeatures
+	if c.phase == afterNext {
+		fail("it enabled features after the request was sent")
+	}
+	c.features |= features
+}
+
+func (c *call) log(level int32, text []byte) {
+	levels := map[int32]slog.Level{-1: slog.LevelDebug, 0: slog.LevelInfo, 1: slog.LevelWarn, 2: slog.LevelError}
+	if l, ok := levels[level]; ok {
+		c.instance.output.logger.line(l, printable(string(text[:min(len(text), maxLine)]), maxLine))
+	}
+}
+
+// uri is path and query, as they are sent.
+func uri(u *url.URL) string {
+	s := u.EscapedPath()
+	if s == "" {
+		s = "/"
+	}
+	if u.ForceQuery || u.RawQuery != "" {
+		s += "?" + u.RawQuery
+	}
+	return s
+}
+
+func (c *call) beforeNext(what string) {
+	c.inExchange()
+	if c.phase != beforeNext {
+		fail("it %s after the request was sent", what)
+	}
+}
+
+func (c *call) setMethod(method string) {
+	c.beforeNext("sets the method")
+	if !httpguts.ValidHeaderFieldName(method) || len(method) > 64 || method == http.MethodConnect { // both are tokens
+		fail("%.40q is no method that a policy can set", method)
+	}
+	c.r.Method = method
+}
+
+// setURI changes path and query; where the request goes stays as it was.
+func (c *call) setURI(s string) {
+	c.beforeNext("sets the URI")
+	if s == "" {
+		s = "/"
+	}
+	if len(s) > maxURI {
+		fail("its URI has %d bytes: at most %d fit", len(s), maxURI)
+	}
+	if s[0] != '/' || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '#' }) {
+		fail("%.80q is no path with a query: it begins with a slash, and has no spaces, no # and nothing beyond ASCII", s)
+	}
+	path, query, found := strings.Cut(s, "?")
+	plain, err := url.PathUnescape(path)
+	if err != nil {
+		fail("%.80q is no path: %v", path, err)
+	}
+	u := c.r.URL
+	u.Opaque, u.Path, u.RawPath = "", plain, path
+	u.RawQuery, u.ForceQuery = query, found && query == ""
+	c.r.RequestURI = s
+}
+
+// fields of a kind, and what bounds them. The guest changes them if change is true.
+func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
+	c.inExchange()
+	switch kind {
+	case requestHeader:
+		if change {
+			c.beforeNext("changes the request's header")
+		}
+		return c.r.Header, &c.header.request
+	case requestTrailer:
+		if change {
+			c.beforeNext("changes the request's trailer")
+			if c.r.Trailer == nil {
+				c.r.Trailer = http.Header{}
+			}
+		}
+		return c.r.Trailer, &c.header.trailer
+	case responseHeader:
+		if c.phase == afterNext && c.buffer == nil && !change {
+			return c.writer.Header(), nil
+		}
+		a := c.answer("changes the response's header")
+		if a.header == nil {
+			a.header = http.Header{}
+		}
+		return a.header, &c.header.response
+	case responseTrailer:
+		if c.phase == afterNext && c.buffer == nil && !change {
+			return trailersOf(c.writer.Header()), nil
+		}
+		a := c.answer("changes the response's trailer")
+		if a.trailer == nil {
+			a.trailer = http.Header{}
+		}
+		return a.trailer, &c.header.trailer
+	}
+	fail("there is no header of kind %d", kind)
+	return nil, nil
+}
+
+// trailersOf what was sent.
+func trailersOf(h http.Header) http.Header {
+	t := http.Header{}
+	for key, values := range h {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok {
+			t[name] = values
+		}
+	}
+	return t
+}
+
+// answer that the guest works on: its own before the request is sent, then that
+// of the upstream, if it is kept for it.
+func (c *call) answer(what string) *answer {
+	c.inExchange()
+	switch {
+	case c.phase == beforeNext:
+		return &c.own
+	case c.buffer != nil:
+		return &c.buffer.answer
+	}
+	fail("it %s after the response was sent, without having enabled buffer_response", what)
+	return nil
+}
+
+func (a *answer) statusCode() int {
+	if a.status == 0 {
+		return http.StatusOK
+	}
+	return a.status
+}
+
+func (c *call) names(kind uint32) []string {
+	h, _ := c.fields(kind, false)
+	if kind == requestHeader && c.r.Host != "" {
+		return names(h, "host")
+	}
+	return names(h)
+}
+
+func (c *call) values(kind uint32, name string) []string {
+	key := canonical(name)
+	h, _ := c.fields(kind, false)
+	if kind == requestHeader && key == "Host" {
+		return []string{c.r.Host}
+	}
+	return h[key]
+}
+
+const end = 1 << 32 // of a body
+
+func (c *call) readBody(kind uint32, at, limit uint64) uint64 {
+	c.inExchange()
+	b := c.bytes(at, limit)
+	if len(b) == 0 {
+		fail("it reads a body into no memory at all")
+	}
+	switch kind {
+	case requestBody:
+		n, err := c.readRequest(b)
+		switch err {
+		case nil:
+			return uint64(n)
+		case io.EOF:
+			return end | uint64(n)
+		}
+		fail("the request's body could not be read: %.200v", err)
+	case responseBody:
+		n, ended := c.answer("reads the response's body").next(b)
+		if ended {
+			return end | uint64(n)
+		}
+		return uint64(n)
+	}
+	fail("there is no body of kind %d", kind)
+	return 0
+}
+
+func (c *call) writeBody(kind uint32, b []byte) {
+	switch kind {
+	case requestBody:
+		c.beforeNext("writes the request's body")
+		c.writeRequest(b)
+	case responseBody:
+		c.answer("writes the response's body").write(b, c.instance.policy.host.config.ResponseLimit)
+	default:
+		fail("there is no body of kind %d", kind)
+	}
+}

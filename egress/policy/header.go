@@ -1,0 +1,109 @@
+package policy
+
+import (
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strings"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// What a message's header may grow to by the hands of policies.
+const (
+	maxFields      = 256
+	maxHeaderBytes = 64 << 10
+)
+
+// Header fields that decide where a message goes and where it ends: the node's
+// alone. Upgrade and Trailer belong to the way the message is sent.
+var reserved = map[string]bool{
+	"Host": true, "Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
+	"Transfer-Encoding": true, "Upgrade": true, "Http2-Settings": true,
+	"Proxy-Authorization": true, "Proxy-Authenticate": true,
+}
+
+// guard bounds what policies add to headers.
+type guard struct{ request, response, trailer weight }
+
+type weight struct {
+	known         bool
+	fields, bytes int
+}
+
+// canonical is the name as http.Header has it; it ends the guest if it is none.
+func canonical(name string) string {
+	if len(name) > maxHeaderBytes || !httpguts.ValidHeaderFieldName(name) {
+		fail("%.40q is no name of a header", name)
+	}
+	return textproto.CanonicalMIMEHeaderKey(name)
+}
+
+// change sets or adds a field.
+func (w *weight) change(h http.Header, name, value string, add bool) {
+	key := canonical(name)
+	if !mutable(key) {
+		return
+	}
+	if !httpguts.ValidHeaderFieldValue(value) {
+		fail("its value of header %.40q holds a line break or another control character", key)
+	}
+	if !add {
+		w.remove(h, key)
+	}
+	if !w.known {
+		w.measure(h)
+	}
+	w.fields++
+	w.bytes += len(key) + len(value)
+	if w.fields > maxFields || w.bytes > maxHeaderBytes {
+		fail("a header has more than %d fields or %d bytes", maxFields, maxHeaderBytes)
+	}
+	h[key] = append(h[key], value)
+}
+
+func (w *weight) measure(h http.Header) {
+	w.known = true
+	for key, values := range h {
+		for _, v := range values {
+			w.fields++
+			w.bytes += len(key) + len(v)
+		}
+	}
+}
+
+func (w *weight) remove(h http.Header, name string) {
+	key := canonical(name)
+	if !mutable(key) {
+		return
+	}
+	if w.known {
+		for _, v := range h[key] {
+			w.fields--
+			w.bytes -= len(key) + len(v)
+		}
+	}
+	delete(h, key)
+}
+
+// mutable says whether a field is the policy's to change. Content-Length is not,
+// but guests that change bodies set it by habit: it is computed anyway.
+func mutable(key string) bool {
+	if reserved[key] {
+		fail("it changes header %s, which is the node's", key)
+	}
+	return key != "Content-Length"
+}
+
+// names of header fields, in lower case and in order; without trailers.
+func names(h http.Header, more ...string) []string {
+	list := make([]string, 0, len(h)+len(more))
+	for key, values := range h {
+		if len(values) > 0 && !strings.HasPrefix(key, http.TrailerPrefix) {
+			list = append(list, strings.ToLower(key))
+		}
+	}
+	list = append(list, more...)
+	slices.Sort(list)
+	return list
+}

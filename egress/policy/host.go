@@ -1,0 +1,257 @@
+// Package policy runs the policies that requests of sandboxes pass: WebAssembly
+// modules under the http-wasm handler ABI (https://http-wasm.io/http-handler-abi/)
+// with one more module of host functions, doze_egress_v1.
+//
+// A Host compiles modules, a Module with a configuration is a Policy, and Serve
+// runs policies around a handler. Guests are not trusted: their memory, time,
+// output and number are bounded, and whatever goes wrong in one denies the
+// exchange that it was part of, and nothing else.
+package policy
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Config of a Host. Zero values are replaced by those of Defaults.
+type Config struct {
+	// CacheDir keeps machine code between runs of the node; empty: none is kept.
+	// Who can write there can run code as the node.
+	CacheDir string
+	// CacheLimit is how many bytes CacheDir may take. What was not used for the
+	// longest time is removed first.
+	CacheLimit int64
+	// MaxModule is how many bytes a module may have.
+	MaxModule int
+	// CompileLimit is how long it may take to compile one.
+	CompileLimit time.Duration
+	// MemoryLimit is how many bytes of memory an instance may have.
+	MemoryLimit int
+	// TimeLimit is how long a call may run, without the time that it waits for a
+	// body or for a processor; also how long an exchange waits for an instance.
+	TimeLimit time.Duration
+	// StartLimit is how long an instance may take to start, which happens once
+	// for many exchanges.
+	StartLimit time.Duration
+	// RequestLimit and ResponseLimit are how many bytes of a body a policy may
+	// have in the host's memory: one that it buffers, or that it writes.
+	RequestLimit, ResponseLimit int
+	// Instances that a Policy may have, and InstancesInAll of all policies. An
+	// exchange holds one until its response has ended, if the policy handles
+	// responses.
+	Instances, InstancesInAll int
+	// IdleLimit is how long instances are kept that nobody uses.
+	IdleLimit time.Duration
+	// Log takes what policies write.
+	Log *slog.Logger
+}
+
+// Defaults of a Host.
+func Defaults() Config {
+	return Config{
+		CacheLimit:     512 << 20, // machine code is 3 to 5 times its module: some 60 of Go
+		MaxModule:      16 << 20,
+		CompileLimit:   30 * time.Second, // the largest of Go take 5 s on a slow machine
+		MemoryLimit:    16 << 20,         // Go's runtime has 4 MiB after its start
+		TimeLimit:      50 * time.Millisecond,
+		StartLimit:     2 * time.Second,
+		RequestLimit:   1 << 20,
+		ResponseLimit:  1 << 20,
+		Instances:      64,
+		InstancesInAll: 512, // 2 GiB of Go's; 8 GiB if all grow to their limit
+		IdleLimit:      time.Minute,
+		Log:            slog.New(slog.DiscardHandler),
+	}
+}
+
+func (c Config) withDefaults() Config {
+	d := Defaults()
+	set(&c.CacheLimit, d.CacheLimit)
+	set(&c.MaxModule, d.MaxModule)
+	set(&c.CompileLimit, d.CompileLimit)
+	set(&c.MemoryLimit, d.MemoryLimit)
+	set(&c.TimeLimit, d.TimeLimit)
+	set(&c.StartLimit, d.StartLimit)
+	set(&c.RequestLimit, d.RequestLimit)
+	set(&c.ResponseLimit, d.ResponseLimit)
+	set(&c.Instances, d.Instances)
+	set(&c.InstancesInAll, d.InstancesInAll)
+	set(&c.IdleLimit, d.IdleLimit)
+	set(&c.Log, d.Log)
+	return c
+}
+
+func set[T comparable](field *T, value T) {
+	var zero T
+	if *field == zero {
+		*field = value
+	}
+}
+
+const pageSize = 64 << 10 // of WebAssembly
+
+// Host compiles modules and owns all that runs of them.
+type Host struct {
+	config    Config
+	cache     *cache
+	kv        kv
+	compiling chan struct{} // one at a time: each takes a core or two, and memory
+	instances atomic.Int64
+
+	mu       sync.Mutex
+	closed   bool
+	programs map[string]*program  // by digest
+	policies map[*Policy]struct{} // that have not ended
+
+	stop chan struct{}
+	done chan struct{} // the janitor has ended
+}
+
+// NewHost makes a host, which Close ends.
+func NewHost(config Config) (*Host, error) {
+	config = config.withDefaults()
+	if config.MemoryLimit < pageSize || config.MemoryLimit > 1<<30 {
+		return nil, fmt.Errorf("a policy's memory of %d bytes: from 64 KiB to 1 GiB make sense", config.MemoryLimit)
+	}
+	h := &Host{
+		config:    config,
+		compiling: make(chan struct{}, 1),
+		programs:  map[string]*program{},
+		policies:  map[*Policy]struct{}{},
+		stop:      make(chan struct{}),
+		done:      make(chan struct{}),
+	}
+	if config.CacheDir != "" {
+		if err := os.MkdirAll(config.CacheDir, 0o700); err != nil {
+			return nil, fmt.Errorf("making the cache of compiled policies: %w", err)
+		}
+		h.cache = &cache{config.CacheDir, config.CacheLimit}
+	}
+	go h.janitor()
+	return h, nil
+}
+
+// Close ends the host and everything of it. No exchange may be under way.
+func (h *Host) Close() error {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return nil
+	}
+	h.closed = true
+	policies, programs := h.policies, h.programs
+	h.policies, h.programs = nil, nil
+	h.mu.Unlock()
+	close(h.stop)
+	<-h.done
+	for p := range policies {
+		p.drain()
+	}
+	var errs []error
+	for _, p := range programs {
+		errs = append(errs, p.close())
+	}
+	return errors.Join(errs...)
+}
+
+// janitor ends instances that nobody uses. It is the host's and ends with it.
+func (h *Host) janitor() {
+	defer close(h.done)
+	ticker := time.NewTicker(max(h.config.IdleLimit/2, time.Millisecond))
+	defer ticker.Stop()
+	for {
+		select {
+		case <-h.stop:
+			return
+		case now := <-ticker.C:
+			for _, p := range h.live() {
+				p.trim(now.Add(-h.config.IdleLimit))
+			}
+			h.kv.trim(now)
+		}
+	}
+}
+
+func (h *Host) live() []*Policy {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	all := make([]*Policy, 0, len(h.policies))
+	for p := range h.policies {
+		all = append(all, p)
+	}
+	return all
+}
+
+// Instances that there are now, of all policies.
+func (h *Host) Instances() int { return int(h.instances.Load()) }
+
+var errClosed = errors.New("the policy host is closed")
+
+// Compile makes a module of WebAssembly. Its name is the policy's, for messages
+// and for what it stores. One module is compiled at a time, and the same bytes
+// once for as long as something uses them. Errors say what would be right.
+//
+// The caller owns the module and releases it.
+func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, error) {
+	if len(wasm) > h.config.MaxModule {
+		return nil, &CompileError{name, fmt.Errorf("it has %d bytes: at most %d fit; build without debug information, and without packages that are large (net/http, fmt)", len(wasm), h.config.MaxModule)}
+	}
+	sum := sha256.Sum256(wasm)
+	digest := hex.EncodeToString(sum[:])
+	if p := h.known(digest); p != nil {
+		return newModule(name, p), nil
+	}
+	select {
+	case h.compiling <- struct{}{}:
+		defer func() { <-h.compiling }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if p := h.known(digest); p != nil {
+		return newModule(name, p), nil
+	}
+	p, err := h.compile(ctx, digest, wasm)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		return nil, &CompileError{name, err}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return nil, errors.Join(errClosed, p.close())
+	}
+	h.programs[digest] = p
+	return newModule(name, p), nil
+}
+
+// known returns a program that is there already, with one more reference.
+func (h *Host) known(digest string) *program {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	p := h.programs[digest]
+	if p != nil {
+		p.references++
+	}
+	return p
+}
+
+// CompileError says why a module cannot be a policy.
+type CompileError struct {
+	Name string
+	Err  error
+}
+
+func (e *CompileError) Error() string {
+	return fmt.Sprintf("policy %.80s cannot be used: %v", e.Name, e.Err)
+}
+func (e *CompileError) Unwrap() error { return e.Err }

@@ -1,0 +1,165 @@
+package policy
+
+import (
+	"encoding/binary"
+	"sync"
+	"time"
+)
+
+// What a namespace of a policy may store, in memory and as long as the node runs.
+const (
+	maxKeys       = 1024
+	maxKey        = 256     // bytes
+	maxValue      = 4 << 10 // bytes
+	maxStored     = 1 << 20 // bytes of keys and values
+	maxNamespaces = 10_000  // of all policies: beyond, new ones cannot store
+)
+
+// kv is what policies remember.
+type kv struct {
+	mu     sync.Mutex
+	spaces map[string]*space
+}
+
+// space is what one policy remembers for one namespace.
+type space struct {
+	mu      sync.Mutex
+	entries map[string]entry
+	size    int
+	gone    bool // it is no longer in kv
+}
+
+type entry struct {
+	value   []byte
+	expires time.Time // zero: never
+}
+
+func (e entry) expired(now time.Time) bool { return !e.expires.IsZero() && !now.Before(e.expires) }
+
+// use calls f with the space of a name, locked. It returns false if there is no
+// room for one more.
+func (k *kv) use(name string, now time.Time, f func(*space)) bool {
+	for {
+		s := k.space(name, now)
+		if s == nil {
+			return false
+		}
+		if s.use(f) {
+			return true
+		}
+	}
+}
+
+// use calls f, which may panic. It returns false if the space was swept away.
+func (s *space) use(f func(*space)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone {
+		return false
+	}
+	f(s)
+	return true
+}
+
+func (k *kv) space(name string, now time.Time) *space {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.spaces[name]; s != nil {
+		return s
+	}
+	if len(k.spaces) >= maxNamespaces && !k.sweep(now) {
+		return nil
+	}
+	if k.spaces == nil {
+		k.spaces = map[string]*space{}
+	}
+	s := &space{entries: map[string]entry{}}
+	k.spaces[name] = s
+	return s
+}
+
+// sweep forgets namespaces in which nothing is left.
+func (k *kv) sweep(now time.Time) (found bool) {
+	for name, s := range k.spaces {
+		s.mu.Lock()
+		if s.expire(now); len(s.entries) == 0 {
+			s.gone, found = true, true
+			delete(k.spaces, name)
+		}
+		s.mu.Unlock()
+	}
+	return found
+}
+
+// trim is sweep for who has time.
+func (k *kv) trim(now time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.sweep(now)
+}
+
+func (s *space) expire(now time.Time) {
+	for key, e := range s.entries {
+		if e.expired(now) {
+			s.remove(key)
+		}
+	}
+}
+
+func (s *space) remove(key string) {
+	s.size -= len(key) + len(s.entries[key].value)
+	delete(s.entries, key)
+}
+
+func (s *space) get(key string, now time.Time) ([]byte, bool) {
+	e, ok := s.entries[key]
+	if !ok || e.expired(now) {
+		return nil, false
+	}
+	return e.value, true
+}
+
+func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) error {
+	if len(key) == 0 || len(key) > maxKey || len(value) > maxValue || ttl < 0 {
+		return ErrBadArgument
+	}
+	if !s.fits(key, value) {
+		if s.expire(now); !s.fits(key, value) {
+			return ErrLimit
+		}
+	}
+	e := entry{value: append([]byte(nil), value...)}
+	if ttl > 0 {
+		e.expires = now.Add(ttl)
+	}
+	if _, ok := s.entries[key]; ok {
+		s.remove(key)
+	}
+	s.entries[key] = e
+	s.size += len(key) + len(value)
+	return nil
+}
+
+func (s *space) fits(key string, value []byte) bool {
+	count, size := len(s.entries)+1, s.size+len(key)+len(value)
+	if old, ok := s.entries[key]; ok {
+		count--
+		size -= len(key) + len(old.value)
+	}
+	return count <= maxKeys && size <= maxStored
+}
+
+// add changes a counter, which is 8 bytes, little-endian, and begins at 0. Its
+// time begins when it is made.
+func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (int64, error) {
+	value, ok := s.get(key, now)
+	if !ok {
+		return delta, s.set(key, binary.LittleEndian.AppendUint64(nil, uint64(delta)), ttl, now)
+	}
+	if len(value) != 8 {
+		return 0, ErrBadArgument
+	}
+	sum := int64(binary.LittleEndian.Uint64(value)) + delta
+	binary.LittleEndian.PutUint64(value, uint64(sum))
+	return sum, nil
+}

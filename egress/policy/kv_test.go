@@ -1,0 +1,87 @@
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestStoredValuesEnd(t *testing.T) {
+	now := time.Now()
+	s := &space{entries: map[string]entry{}}
+	if err := s.set("a", []byte("1"), time.Second, now); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := s.get("a", now.Add(999*time.Millisecond)); !ok {
+		t.Error("it ended early")
+	}
+	if _, ok := s.get("a", now.Add(time.Second)); ok {
+		t.Error("it did not end")
+	}
+	// A counter's time begins when it is made, and it begins again when it ended.
+	for i, want := range []int64{1, 2, 1} {
+		if n, err := s.add("n", 1, 2*time.Second, now.Add(time.Duration(i)*time.Second)); n != want || err != nil {
+			t.Errorf("add %d: %d, %v", i, n, err)
+		}
+	}
+}
+
+func TestANamespaceIsBounded(t *testing.T) {
+	now := time.Now()
+	fill := func(keys int, value string, ttl time.Duration) (*space, error) {
+		s := &space{entries: map[string]entry{}}
+		for i := range keys {
+			if err := s.set(fmt.Sprint("key-", i), []byte(value), ttl, now); err != nil {
+				return s, err
+			}
+		}
+		return s, nil
+	}
+	if _, err := fill(maxKeys, "", 0); err != nil {
+		t.Error(err)
+	}
+	if _, err := fill(maxKeys+1, "", 0); !errors.Is(err, ErrLimit) {
+		t.Errorf("one key too many: %v", err)
+	}
+	if _, err := fill(260, strings.Repeat("x", maxValue), 0); !errors.Is(err, ErrLimit) {
+		t.Errorf("more than 1 MiB: %v", err)
+	}
+	s, _ := fill(maxKeys, "", time.Second)
+	if err := s.set("new", nil, 0, now.Add(time.Minute)); err != nil {
+		t.Errorf("what ended takes room: %v", err)
+	}
+	for name, err := range map[string]error{
+		"no key":       s.set("", nil, 0, now),
+		"long key":     s.set(strings.Repeat("k", maxKey+1), nil, 0, now),
+		"long value":   s.set("k", make([]byte, maxValue+1), 0, now),
+		"negative ttl": s.set("k", nil, -1, now),
+	} {
+		if !errors.Is(err, ErrBadArgument) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for range 10 { // replacing takes no room
+		if err := s.set("same", make([]byte, maxValue), 0, now.Add(time.Minute)); err != nil {
+			t.Error(err)
+		}
+	}
+	if s.expire(now.Add(time.Hour)); s.size != len("new")+len("same")+maxValue {
+		t.Errorf("%d bytes", s.size)
+	}
+}
+
+func TestNamespacesAreBoundedInNumber(t *testing.T) {
+	var k kv
+	now := time.Now()
+	for i := range maxNamespaces {
+		k.use(fmt.Sprint(i), now, func(s *space) { _ = s.set("a", nil, time.Second, now) })
+	}
+	if k.use("more", now, func(*space) {}) {
+		t.Error("there is one too many")
+	}
+	if !k.use("more", now.Add(time.Second), func(*space) {}) {
+		t.Error("those that are empty take room")
+	}
+}

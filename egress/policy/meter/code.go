@@ -1,0 +1,283 @@
+package meter
+
+import (
+	"errors"
+	"fmt"
+)
+
+// body rewrites one function. Byte offsets of branches do not exist in
+// WebAssembly, so that code may be put between instructions.
+type body struct {
+	reader
+	m      *parser
+	out    []byte
+	copied int // in data, of what is in out already
+
+	params  int
+	locals  int
+	blocks  int
+	scratch uint32 // a local of ours, used by instructions on many bytes
+	bulk    bool   // scratch is needed
+
+	open []scope
+}
+
+// scope is a block that is not closed yet.
+type scope struct {
+	// price is where in out the price of a turn is to be written; 0: the block is
+	// part of the one around it.
+	price  int
+	began  int // in data
+	nested int // bytes that loops inside account for
+}
+
+// copy takes over what was read since the last time.
+func (b *body) copy() {
+	b.out = append(b.out, b.data[b.copied:b.at]...)
+	b.copied = b.at
+}
+
+// rewrite reads a function without its length and appends the new one with it.
+func (b *body) rewrite(out []byte) []byte {
+	declared := b.declarations()
+	code := b.at
+	b.copied = code
+	b.scratch = uint32(b.locals)
+
+	// A function that is a loop pays there: those of Go are.
+	entry := scope{began: code}
+	if b.left() == 0 || b.data[code] != 0x03 {
+		entry.price = b.charge()
+	}
+	b.open = append(b.open, entry)
+	for len(b.open) > 0 && b.err == nil {
+		b.instruction()
+	}
+	switch {
+	case b.err != nil:
+		return out
+	case b.left() > 0:
+		b.fail(errors.New("a function has code after its end"))
+		return out
+	}
+	b.copy()
+	work := (b.locals + 1) * (b.blocks + 1)
+	if b.m.work += work; work > maxWork || b.m.work > maxTotal {
+		b.fail(fmt.Errorf("a function has %d locals and %d blocks: that is too much to compile; split it", b.locals, b.blocks))
+		return out
+	}
+	groups := declared.groups
+	if b.bulk {
+		groups++
+	}
+	head := appendU32(nil, uint32(groups))
+	head = append(head, declared.bytes...)
+	if b.bulk {
+		head = append(head, 1, I32)
+	}
+	out = appendU32(out, uint32(len(head)+len(b.out)))
+	out = append(out, head...)
+	return append(out, b.out...)
+}
+
+type declarations struct {
+	groups int
+	bytes  []byte
+}
+
+func (b *body) declarations() declarations {
+	groups := b.count("groups of locals", maxLocals)
+	start := b.at
+	total := uint64(b.params)
+	for range groups {
+		total += uint64(b.u32())
+		b.byte()
+		if total > maxLocals {
+			b.fail(fmt.Errorf("a function has %d locals: at most %d fit", total, maxLocals))
+		}
+	}
+	b.locals = int(total)
+	return declarations{groups, b.data[start:max(start, b.at)]}
+}
+
+// charge appends the payment for code whose length is not known yet, and returns
+// where its price is to be written.
+func (b *body) charge() int {
+	b.out = append(b.out, 0x23) // global.get
+	b.out = appendU32(b.out, b.m.fuel)
+	b.out = append(b.out, 0x41) // i32.const
+	price := len(b.out)
+	b.out = append(b.out, make([]byte, constBytes)...)
+	b.pay()
+	return price
+}
+
+// pay takes the number on top of the stack from what lies below it, which becomes
+// the counter, and calls the host when it is used up.
+func (b *body) pay() {
+	b.out = append(b.out, 0x6b, 0x24) // i32.sub, global.set
+	b.out = appendU32(b.out, b.m.fuel)
+	b.out = append(b.out, 0x23) // global.get
+	b.out = appendU32(b.out, b.m.fuel)
+	b.out = append(b.out, 0x41, 0x00, 0x48, 0x04, 0x40, 0x41) // i32.const 0, i32.lt_s, if, i32.const
+	b.out = appendQuantum(b.out)
+	b.out = append(b.out, 0x24) // global.set
+	b.out = appendU32(b.out, b.m.fuel)
+	b.out = append(b.out, 0x10) // call
+	b.out = appendU32(b.out, b.m.tick)
+	b.out = append(b.out, 0x0b) // end
+}
+
+func appendQuantum(out []byte) []byte {
+	var q [constBytes]byte
+	putConst(q[:], quantum)
+	return append(out, q[:]...)
+}
+
+// instruction reads one. Those that are not named here stay as they are.
+func (b *body) instruction() {
+	switch op := b.byte(); {
+	case op == 0x02, op == 0x04: // block, if
+		b.blocks++
+		b.skipSigned(5)
+		b.open = append(b.open, scope{})
+	case op == 0x03: // loop
+		b.blocks++
+		b.skipSigned(5)
+		b.copy()
+		b.open = append(b.open, scope{price: b.charge(), began: b.at})
+	case op == 0x0b: // end
+		b.end()
+	case op == 0x10: // call
+		b.index()
+	case op == 0xd2: // ref.func
+		b.index()
+	case op == 0xfc:
+		b.miscellaneous()
+	case op == 0xfd:
+		b.vector()
+	default:
+		b.immediates(op)
+	}
+}
+
+func (b *body) end() {
+	last := len(b.open) - 1
+	s := b.open[last]
+	b.open = b.open[:last]
+	switch {
+	case s.price != 0:
+		size := b.at - s.began
+		putConst(b.out[s.price:], uint32(1+max(0, size-s.nested)/unitBytes))
+		if last > 0 {
+			b.open[last-1].nested += size
+		}
+	case last > 0:
+		b.open[last-1].nested += s.nested
+	}
+}
+
+// index moves the index of a function, at which the reader stands, past our import.
+func (b *body) index() {
+	b.copy()
+	f := b.u32()
+	b.out = appendU32(b.out, b.m.moved(f))
+	b.copied = b.at
+}
+
+// immediates passes over what belongs to an instruction of one byte.
+func (b *body) immediates(op byte) {
+	switch {
+	case op == 0x00, op == 0x01, op == 0x05, op == 0x0f, op == 0x1a, op == 0x1b,
+		op >= 0x45 && op <= 0xc4, op == 0xd1:
+	case op == 0x0c: // br
+		b.u32()
+	case op == 0x0d: // br_if
+		b.blocks++
+		b.u32()
+	case op == 0x0e: // br_table
+		n := b.count("branches of a br_table", maxBody)
+		b.blocks += n
+		for range n + 1 {
+			b.u32()
+		}
+	case op == 0x11: // call_indirect
+		b.u32()
+		b.u32()
+	case op == 0x1c: // select with a type
+		b.take(b.u32())
+	case op >= 0x20 && op <= 0x26: // locals, globals, tables
+		b.u32()
+	case op >= 0x28 && op <= 0x3e: // loads and stores
+		b.u32()
+		b.u32()
+	case op == 0x3f, op == 0x40: // memory.size, memory.grow
+		b.byte()
+	case op == 0x41:
+		b.skipSigned(5)
+	case op == 0x42:
+		b.skipSigned(10)
+	case op == 0x43:
+		b.take(4)
+	case op == 0x44:
+		b.take(8)
+	case op == 0xd0: // ref.null
+		b.skipSigned(5)
+	default:
+		b.fail(fmt.Errorf("instruction %#02x is not of WebAssembly 2.0: build without extensions such as threads, exceptions or tail calls", op))
+	}
+}
+
+// miscellaneous instructions: of them, those on n bytes cost as much as they do.
+func (b *body) miscellaneous() {
+	start := b.at - 1
+	op := b.u32()
+	switch {
+	case op <= 7: // conversions
+		return
+	case op == 9, op == 13, op == 16: // data.drop, elem.drop, table.size
+		b.u32()
+		return
+	case op == 11, op == 15, op == 17: // memory.fill, table.grow, table.fill
+		b.u32()
+	case op <= 14: // memory.init, memory.copy, table.init, table.copy
+		b.u32()
+		b.u32()
+	default:
+		b.fail(fmt.Errorf("instruction 0xfc %#02x is not of WebAssembly 2.0", op))
+		return
+	}
+	end := b.at
+	b.at = start
+	b.copy()
+	b.bulk = true
+	b.out = append(b.out, 0x22) // local.tee: n lies on top
+	b.out = appendU32(b.out, b.scratch)
+	b.at = end
+	b.copy()
+	b.out = append(b.out, 0x23) // global.get
+	b.out = appendU32(b.out, b.m.fuel)
+	b.out = append(b.out, 0x20) // local.get
+	b.out = appendU32(b.out, b.scratch)
+	b.out = append(b.out, 0x41, bulkShift, 0x76) // i32.const, i32.shr_u
+	b.pay()
+}
+
+// vector instructions.
+func (b *body) vector() {
+	switch op := b.u32(); {
+	case op <= 11, op == 92, op == 93: // loads and stores
+		b.u32()
+		b.u32()
+	case op == 12, op == 13: // v128.const, i8x16.shuffle
+		b.take(16)
+	case op >= 21 && op <= 34: // lanes
+		b.byte()
+	case op >= 84 && op <= 91: // loads and stores of lanes
+		b.u32()
+		b.u32()
+		b.byte()
+	case op > 255:
+		b.fail(fmt.Errorf("vector instruction %#x is not of WebAssembly 2.0: build without relaxed SIMD", op))
+	}
+}

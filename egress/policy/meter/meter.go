@@ -1,0 +1,124 @@
+// Package meter rewrites WebAssembly modules so that they can be stopped.
+//
+// A running guest is machine code that Go cannot interrupt: while it loops, the
+// garbage collector waits for it, and the whole node for the collector. Each
+// function and each loop of a rewritten module therefore pays for the code that
+// it is about to run from a counter, and when that is used up, calls [Tick] of
+// [Import], where the host looks at its clock and may end the guest.
+//
+// wazero has a switch of its own for this, WithCloseOnContextDone. It leaves
+// machine code in each turn of each loop, which is slow, and not at all in
+// functions without loops, so that recursion never ends.
+//
+// What a module may hold is bounded on the way, before anything is compiled: a
+// few bytes of a module can ask a compiler for gigabytes.
+package meter
+
+import (
+	"errors"
+	"fmt"
+)
+
+const (
+	// Import is the module that the host offers to rewritten modules, with the
+	// function Tick: () -> ().
+	Import = "doze_meter"
+	Tick   = "tick"
+)
+
+const (
+	// quantum is what a guest may spend between two ticks. A unit is 8 bytes of
+	// code, 3 instructions or so: ticks come about every 100 µs, and a tick costs
+	// 50 ns.
+	quantum = 100_000
+	// unitBytes of code make a unit.
+	unitBytes = 8
+	// bulkShift: instructions on n bytes of memory or places of a table cost
+	// n>>bulkShift units: memory is filled with 10 bytes a nanosecond.
+	bulkShift = 4
+)
+
+// What a module may hold. Programs in Go, Rust and AssemblyScript stay far below;
+// a module at all the limits compiles in seconds and within 1 GiB.
+const (
+	maxTypes     = 10_000
+	maxImports   = 1_000
+	maxFunctions = 100_000
+	maxTables    = 16
+	maxTable     = 1 << 17 // places in all tables, and in all segments for them
+	maxGlobals   = 10_000
+	maxExports   = 10_000
+	maxSegments  = 100_000
+	maxBody      = 1 << 20 // bytes of a function
+	maxLocals    = 10_000  // of a function, with its parameters
+	// maxWork bounds locals × blocks of a function: compilers join each local
+	// where branches meet, and take time and memory for each. The largest in a
+	// program of Go with net/http are 18 locals × 1,500 blocks.
+	maxWork = 512 << 10
+	// maxTotal bounds the sum of locals × blocks over all functions; that program
+	// has 4 << 20 in its 11 MB.
+	maxTotal = 32 << 20
+)
+
+// ValueType is the type of a parameter or a result, as WebAssembly writes it.
+type ValueType = byte
+
+// Types of values that functions of the host have.
+const (
+	I32 ValueType = 0x7f
+	I64 ValueType = 0x7e
+)
+
+// Kinds of exports. There are others.
+const (
+	Function = 0
+	Memory   = 2
+)
+
+// Signature of a function.
+type Signature struct{ Params, Results []ValueType }
+
+// Imported is a function that a module asks for.
+type Imported struct {
+	Module, Name string
+	Signature    Signature
+}
+
+// Exported is what a module offers.
+type Exported struct {
+	Kind      byte
+	Signature Signature // of a function
+	// Empty: it is a function that does nothing.
+	Empty bool
+}
+
+// Module is a module that was taken apart and rewritten.
+type Module struct {
+	Imports []Imported
+	Exports map[string]Exported
+	// MemoryPages that an instance has from the beginning, of 64 KiB.
+	MemoryPages uint32
+	// Binary is the rewritten module: with ticks, and without debug information.
+	Binary []byte
+}
+
+// ErrNotWASM: the bytes do not begin as a module does.
+var ErrNotWASM = errors.New("it is no WebAssembly module: a binary begins with the bytes 00 61 73 6d")
+
+// Instrument rewrites a module whose memory may have so many pages. The rewritten
+// module is valid if the given one is, which is for a compiler to check. Errors
+// say what the module has too much of, or what it needs that is not offered.
+func Instrument(module []byte, memoryPages uint32) (*Module, error) {
+	if len(module) < 8 || string(module[:4]) != "\x00asm" {
+		return nil, ErrNotWASM
+	}
+	switch version := string(module[4:8]); version {
+	case "\x01\x00\x00\x00":
+	case "\x0d\x00\x01\x00":
+		return nil, errors.New("it is a component: build a core module, for wasip1 and not wasip2")
+	default:
+		return nil, fmt.Errorf("its version is % x: version 1 is understood", version)
+	}
+	m := &parser{memoryPages: memoryPages}
+	return m.module(module[8:])
+}

@@ -1,0 +1,459 @@
+package meter
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// Sections, in the order in which a module has them.
+const (
+	customSection   = 0
+	typeSection     = 1
+	importSection   = 2
+	functionSection = 3
+	tableSection    = 4
+	memorySection   = 5
+	globalSection   = 6
+	exportSection   = 7
+	startSection    = 8
+	elementSection  = 9
+	codeSection     = 10
+	dataSection     = 11
+	countSection    = 12 // of data segments
+)
+
+var order = []byte{typeSection, importSection, functionSection, tableSection, memorySection, globalSection,
+	exportSection, startSection, elementSection, countSection, codeSection, dataSection}
+
+type parser struct {
+	memoryPages uint32
+	sections    [countSection + 1][]byte
+	names       []byte // the custom section "name", without that
+
+	types     []Signature
+	functions []uint32 // types, of imported ones first
+	imported  uint32   // functions
+	globals   int
+	places    int // in tables and in segments for them
+	empty     map[uint32]bool
+
+	tick uint32 // index of our import
+	fuel uint32 // index of our global
+	work int
+
+	result Module
+}
+
+// moved is the index that a function has after ours was imported.
+func (m *parser) moved(f uint32) uint32 {
+	if f >= m.imported {
+		return f + 1
+	}
+	return f
+}
+
+func (m *parser) module(data []byte) (*Module, error) {
+	if err := m.split(data); err != nil {
+		return nil, err
+	}
+	m.result.Exports = map[string]Exported{}
+	out := [countSection + 1][]byte{}
+	for _, s := range []struct {
+		id      byte
+		name    string
+		rewrite func(*reader) []byte
+	}{
+		{typeSection, "types", m.typesOf},
+		{importSection, "imports", m.importsOf},
+		{functionSection, "functions", m.functionsOf},
+		{tableSection, "tables", m.tablesOf},
+		{memorySection, "memory", m.memoryOf},
+		{globalSection, "globals", m.globalsOf},
+		{startSection, "start", m.startOf},
+		{elementSection, "elements", m.elementsOf},
+		{countSection, "data", m.countOf},
+		{codeSection, "code", m.codeOf},
+		{exportSection, "exports", m.exportsOf}, // after the code: it knows the empty functions
+		{dataSection, "data", m.dataOf},
+	} {
+		r := &reader{data: m.sections[s.id]}
+		out[s.id] = s.rewrite(r)
+		if r.err == nil && r.left() > 0 {
+			r.fail(errors.New("there is something after its end"))
+		}
+		if r.err != nil {
+			return nil, fmt.Errorf("section of %s: %w", s.name, r.err)
+		}
+	}
+	binary := []byte("\x00asm\x01\x00\x00\x00")
+	for _, id := range order {
+		if len(out[id]) > 0 {
+			binary = append(binary, id)
+			binary = appendU32(binary, uint32(len(out[id])))
+			binary = append(binary, out[id]...)
+		}
+	}
+	m.result.Binary = m.appendNames(binary)
+	return &m.result, nil
+}
+
+func (m *parser) split(data []byte) error {
+	r := &reader{data: data}
+	position := -1
+	for r.left() > 0 && r.err == nil {
+		id := r.byte()
+		content := r.take(r.u32())
+		if r.err != nil {
+			break
+		}
+		if id == customSection {
+			c := &reader{data: content}
+			if c.name() == "name" && c.err == nil {
+				m.names = content[c.at:]
+			}
+			continue
+		}
+		at := slices.Index(order, id)
+		switch {
+		case at < 0:
+			return fmt.Errorf("section %d is not of WebAssembly 2.0: build without extensions", id)
+		case at <= position:
+			return fmt.Errorf("section %d is there twice, or not in its place", id)
+		}
+		position = at
+		m.sections[id] = content
+	}
+	return r.err
+}
+
+func (m *parser) typesOf(r *reader) []byte {
+	n := 0
+	if r.left() > 0 {
+		n = r.count("types", maxTypes)
+	}
+	start := r.at
+	for range n {
+		if form := r.byte(); form != 0x60 && r.err == nil {
+			r.fail(fmt.Errorf("type %#02x is no type of a function", form))
+		}
+		params := r.take(r.u32())
+		results := r.take(r.u32())
+		if len(params) > maxLocals || len(results) > maxLocals {
+			r.fail(fmt.Errorf("a function has %d parameters and %d results: at most %d fit", len(params), len(results), maxLocals))
+		}
+		m.types = append(m.types, Signature{params, results})
+	}
+	out := appendU32(nil, uint32(n+1))
+	out = append(out, r.data[start:r.at]...)
+	return append(out, 0x60, 0, 0) // of the tick, the last
+}
+
+func (m *parser) signature(r *reader, index uint32) Signature {
+	if uint64(index) >= uint64(len(m.types)) {
+		r.fail(fmt.Errorf("there is no type %d", index))
+		return Signature{}
+	}
+	return m.types[index]
+}
+
+func (m *parser) importsOf(r *reader) []byte {
+	n := 0
+	if r.left() > 0 {
+		n = r.count("imports", maxImports)
+	}
+	start := r.at
+	for range n {
+		i := Imported{Module: r.name(), Name: r.name()}
+		switch r.byte() {
+		case Function:
+			index := r.u32()
+			i.Signature = m.signature(r, index)
+			m.functions = append(m.functions, index)
+			m.imported++
+		default:
+			r.fail(fmt.Errorf("it imports %.80q of %.80q, which is no function: nothing else is offered", i.Name, i.Module))
+		}
+		m.result.Imports = append(m.result.Imports, i)
+	}
+	m.tick = m.imported
+	out := appendU32(nil, uint32(n+1))
+	out = append(out, r.data[start:r.at]...)
+	out = appendName(out, Import)
+	out = appendName(out, Tick)
+	out = append(out, Function)
+	return appendU32(out, uint32(len(m.types)))
+}
+
+func appendName(b []byte, name string) []byte {
+	return append(appendU32(b, uint32(len(name))), name...)
+}
+
+func (m *parser) functionsOf(r *reader) []byte {
+	if r.left() > 0 {
+		for range r.count("functions", maxFunctions) {
+			index := r.u32()
+			m.signature(r, index)
+			m.functions = append(m.functions, index)
+		}
+	}
+	return r.data
+}
+
+// limits reads the size of a table or a memory.
+func (r *reader) limits() (low uint32, high uint32, bounded bool) {
+	flag := r.byte()
+	if flag > 1 {
+		r.fail(fmt.Errorf("limits of kind %d: build without shared or 64-bit memory", flag))
+		return 0, 0, false
+	}
+	low = r.u32()
+	if flag == 1 {
+		return low, r.u32(), true
+	}
+	return low, 0, false
+}
+
+// tablesOf gives each table an end, because guests may grow those that have none.
+func (m *parser) tablesOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	n := r.count("tables", maxTables)
+	out := appendU32(nil, uint32(n))
+	for range n {
+		kind := r.byte()
+		low, high, bounded := r.limits()
+		if m.places += int(low); m.places > maxTable {
+			r.fail(fmt.Errorf("its tables have %d places: at most %d fit", m.places, maxTable))
+		}
+		if !bounded || high > maxTable {
+			high = maxTable
+		}
+		out = append(out, kind, 1)
+		out = appendU32(out, low)
+		out = appendU32(out, high)
+	}
+	return out
+}
+
+func (m *parser) memoryOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	if n := r.count("memories", 1); n == 0 {
+		return r.data
+	}
+	low, high, bounded := r.limits()
+	if low > m.memoryPages {
+		r.fail(fmt.Errorf("it wants %d KiB from the beginning: at most %d KiB fit", uint64(low)*64, uint64(m.memoryPages)*64))
+	}
+	m.result.MemoryPages = low
+	if !bounded || high > m.memoryPages {
+		high = m.memoryPages
+	}
+	out := appendU32([]byte{1, 1}, low)
+	return appendU32(out, high)
+}
+
+func (m *parser) globalsOf(r *reader) []byte {
+	n := 0
+	if r.left() > 0 {
+		n = r.count("globals", maxGlobals)
+	}
+	m.fuel = uint32(n)
+	out := appendU32(nil, uint32(n+1))
+	for range n {
+		out = append(out, r.take(2)...) // type, mutable
+		out = m.constant(r, out)
+	}
+	out = append(out, I32, 1, 0x41)
+	out = appendQuantum(out)
+	return append(out, 0x0b)
+}
+
+// constant takes over an expression that is evaluated at the start.
+func (m *parser) constant(r *reader, out []byte) []byte {
+	b := &body{reader: reader{data: r.data, at: r.at, err: r.err}, m: m, copied: r.at, open: []scope{{}}}
+	for b.err == nil && len(b.open) > 0 {
+		switch op := b.byte(); op {
+		case 0x0b:
+			b.open = nil
+		case 0x23, 0x41, 0x42, 0x43, 0x44, 0xd0:
+			b.immediates(op)
+		case 0xd2:
+			b.index()
+		case 0xfd:
+			b.vector()
+		default:
+			b.fail(fmt.Errorf("instruction %#02x in a constant", op))
+		}
+	}
+	if b.err != nil {
+		r.fail(b.err)
+		return out
+	}
+	b.copy()
+	r.at = b.at
+	return append(out, b.out...)
+}
+
+func (m *parser) startOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	return appendU32(nil, m.moved(r.u32()))
+}
+
+// elementsOf rewrites what tables are filled with. A segment's flag says: 1 it is
+// passive or declared, 2 it names its table or is declared, 4 it has expressions.
+func (m *parser) elementsOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	n := r.count("segments for tables", maxSegments)
+	out := appendU32(nil, uint32(n))
+	for range n {
+		flag := r.u32()
+		if flag > 7 {
+			r.fail(fmt.Errorf("a segment of kind %d", flag))
+			break
+		}
+		out = appendU32(out, flag)
+		if flag&1 == 0 {
+			if flag&2 != 0 {
+				out = appendU32(out, r.u32())
+			}
+			out = m.constant(r, out)
+		}
+		if flag&3 != 0 {
+			out = append(out, r.byte()) // kind or type of its elements
+		}
+		elements := r.count("elements of a segment", maxTable)
+		if m.places += elements; m.places > 2*maxTable {
+			r.fail(fmt.Errorf("its segments for tables have too many elements: at most %d fit", maxTable))
+		}
+		out = appendU32(out, uint32(elements))
+		for range elements {
+			if flag&4 != 0 {
+				out = m.constant(r, out)
+			} else {
+				out = appendU32(out, m.moved(r.u32()))
+			}
+		}
+		if r.err != nil {
+			break
+		}
+	}
+	return out
+}
+
+func (m *parser) countOf(r *reader) []byte {
+	if r.left() > 0 && r.u32() > maxSegments {
+		r.fail(fmt.Errorf("it has too many data segments: at most %d fit", maxSegments))
+	}
+	return r.data
+}
+
+func (m *parser) dataOf(r *reader) []byte {
+	if r.left() > 0 {
+		r.count("data segments", maxSegments)
+		r.at = len(r.data)
+	}
+	return r.data
+}
+
+func (m *parser) codeOf(r *reader) []byte {
+	defined := m.functions[m.imported:]
+	if r.left() == 0 {
+		if len(defined) > 0 {
+			r.fail(errTruncated)
+		}
+		return nil
+	}
+	n := r.count("functions", maxFunctions)
+	if n != len(defined) {
+		r.fail(fmt.Errorf("%d functions are declared and %d defined", len(defined), n))
+		return nil
+	}
+	m.empty = map[uint32]bool{}
+	out := make([]byte, 0, len(r.data)+len(r.data)/4)
+	out = appendU32(out, uint32(n))
+	for i := range n {
+		size := r.u32()
+		if size > maxBody {
+			r.fail(fmt.Errorf("a function has %d bytes: at most %d fit", size, maxBody))
+		}
+		code := r.take(size)
+		if r.err != nil {
+			return nil
+		}
+		if size == 2 && code[0] == 0 && code[1] == 0x0b {
+			m.empty[m.imported+uint32(i)] = true
+		}
+		b := &body{reader: reader{data: code}, m: m, params: len(m.types[defined[i]].Params)}
+		if out = b.rewrite(out); b.err != nil {
+			r.fail(fmt.Errorf("function %d: %w", m.imported+uint32(i), b.err))
+			return nil
+		}
+	}
+	return out
+}
+
+func (m *parser) exportsOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	n := r.count("exports", maxExports)
+	out := appendU32(nil, uint32(n))
+	for range n {
+		name := r.name()
+		kind := r.byte()
+		index := r.u32()
+		e := Exported{Kind: kind}
+		if kind == Function {
+			if uint64(index) >= uint64(len(m.functions)) {
+				r.fail(fmt.Errorf("there is no function %d", index))
+				break
+			}
+			e.Signature, e.Empty = m.types[m.functions[index]], m.empty[index]
+			index = m.moved(index)
+		}
+		m.result.Exports[name] = e
+		out = appendName(out, name)
+		out = append(out, kind)
+		out = appendU32(out, index)
+	}
+	return out
+}
+
+// appendNames keeps the names of functions, for the traces of traps. Names that
+// cannot be read are left out: they mean nothing to the guest.
+func (m *parser) appendNames(binary []byte) []byte {
+	const ofFunctions = 1
+	r := &reader{data: m.names}
+	for r.left() > 0 && r.err == nil {
+		id, content := r.byte(), r.take(r.u32())
+		if id != ofFunctions || r.err != nil {
+			continue
+		}
+		c := &reader{data: content}
+		n := c.count("names", maxFunctions+maxImports)
+		entries := appendU32(nil, uint32(n))
+		for range n {
+			entries = appendU32(entries, m.moved(c.u32()))
+			entries = appendName(entries, c.name())
+		}
+		if c.err != nil || c.left() > 0 {
+			break
+		}
+		section := appendName(nil, "name")
+		section = append(section, ofFunctions)
+		section = appendU32(section, uint32(len(entries)))
+		section = append(section, entries...)
+		binary = append(binary, customSection)
+		binary = appendU32(binary, uint32(len(section)))
+		return append(binary, section...)
+	}
+	return binary
+}

@@ -1,0 +1,113 @@
+package meter
+
+import (
+	"errors"
+	"fmt"
+	"unicode/utf8"
+)
+
+var errTruncated = errors.New("it ends too early")
+
+// reader takes a module apart. Its first error stays, and every read after it
+// returns zero, so that callers check once after several reads.
+type reader struct {
+	data []byte
+	at   int
+	err  error
+}
+
+func (r *reader) fail(err error) {
+	if r.err == nil {
+		r.err = err
+	}
+	r.at = len(r.data)
+}
+
+func (r *reader) left() int { return len(r.data) - r.at }
+
+func (r *reader) byte() byte {
+	if r.at >= len(r.data) {
+		r.fail(errTruncated)
+		return 0
+	}
+	r.at++
+	return r.data[r.at-1]
+}
+
+func (r *reader) take(n uint32) []byte {
+	if uint64(n) > uint64(r.left()) {
+		r.fail(errTruncated)
+		return nil
+	}
+	r.at += int(n)
+	return r.data[r.at-int(n) : r.at]
+}
+
+// u32 reads an unsigned LEB128 of at most 32 bits.
+func (r *reader) u32() uint32 {
+	var v uint64
+	for shift := 0; shift < 35; shift += 7 {
+		b := r.byte()
+		v |= uint64(b&0x7f) << shift
+		if b < 0x80 {
+			if v > 1<<32-1 {
+				break
+			}
+			return uint32(v)
+		}
+	}
+	r.fail(errors.New("a number is longer than 32 bits"))
+	return 0
+}
+
+// skipSigned passes over a signed LEB128 of at most so many bytes.
+func (r *reader) skipSigned(bytes int) {
+	for range bytes {
+		if r.byte() < 0x80 {
+			return
+		}
+	}
+	r.fail(errors.New("a number is too long"))
+}
+
+// count reads the length of a vector whose elements take at least one byte each.
+func (r *reader) count(what string, limit int) int {
+	n := r.u32()
+	if uint64(n) > uint64(limit) {
+		r.fail(fmt.Errorf("it has %d %s: at most %d fit", n, what, limit))
+		return 0
+	}
+	if int(n) > r.left() {
+		r.fail(errTruncated)
+		return 0
+	}
+	return int(n)
+}
+
+func (r *reader) name() string {
+	b := r.take(r.u32())
+	if !utf8.Valid(b) {
+		r.fail(errors.New("a name is not UTF-8"))
+	}
+	return string(b)
+}
+
+func appendU32(b []byte, v uint32) []byte {
+	for v >= 0x80 {
+		b = append(b, byte(v)|0x80)
+		v >>= 7
+	}
+	return append(b, byte(v))
+}
+
+// constBytes is how long putConst writes, for any number that is not negative.
+const constBytes = 5
+
+// putConst writes a number below 1<<31 as a signed LEB128 of fixed length: its
+// place is kept before it is known.
+func putConst(b []byte, v uint32) {
+	for i := range constBytes - 1 {
+		b[i] = byte(v>>(7*i))&0x7f | 0x80
+	}
+	b[constBytes-1] = byte(v>>28) & 0x07
+}

@@ -1,0 +1,50 @@
+package policy
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"testing"
+)
+
+var nobody = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+
+// The call of a small policy in Go, with all that Serve does around it.
+func BenchmarkBearer(b *testing.B) {
+	h := newHost(b, nil)
+	p := configure(b, compile(b, h, "bearer", guest(b, "bearer")), "token")
+	steps := []Step{{Policy: p, Secrets: secrets{}}}
+	r, w := request("GET", "/user"), httptest.NewRecorder()
+	b.ReportAllocs()
+	for b.Loop() {
+		x := Exchange{Host: "api.example.com"}
+		if d, err := Serve(w, r, &x, steps, nobody); d != nil || err != nil {
+			b.Fatal(d, err)
+		}
+	}
+	if got := r.Header.Get("Authorization"); got != "Bearer ref-token" {
+		b.Fatal(got)
+	}
+}
+
+// What a new policy costs before it runs: all but the code of a large module.
+func BenchmarkCompileSmall(b *testing.B) {
+	h := newHost(b, func(c *Config) { c.CacheDir = "" })
+	for b.Loop() {
+		m, err := h.Compile(b.Context(), "small", responder())
+		if err != nil {
+			b.Fatal(err)
+		}
+		m.Release()
+	}
+}
+
+// Replacing a policy in Go, whose code is on disk, under load.
+func BenchmarkReplaceGo(b *testing.B) {
+	h := newHost(b, nil)
+	base := guest(b, "bearer")
+	for b.Loop() {
+		grown, requests := replace(b, h, base, 1000, 2)
+		b.ReportMetric(float64(grown)/(1<<20), "MiB-grown")
+		b.ReportMetric(float64(requests), "requests")
+	}
+}

@@ -1,0 +1,195 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// maxConfig bounds what a policy is configured with: a rule is no data set.
+const maxConfig = 64 << 10
+
+// Policy is a module with a configuration: a pool of instances, each of which
+// handles one exchange at a time and keeps its memory for the next. Whoever must
+// not see what another's exchange left there needs a Policy of his own.
+type Policy struct {
+	module  *program
+	name    string
+	config  []byte
+	host    *Host
+	logger  logger
+	places  chan struct{} // taken by instances in use
+	retains atomic.Int64  // 0: it has ended
+
+	mu    sync.Mutex
+	ended bool
+	idle  []*instance // the last one used last
+}
+
+// Configure makes a policy, and starts an instance of it, so that a configuration
+// that the policy does not like is an error here. The policy is the caller's, who
+// releases it. Which text is right is the module's to say; JSON is usual.
+func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) {
+	if len(config) > maxConfig {
+		return nil, fmt.Errorf("the configuration of policy %.80s has %d bytes: at most %d fit", m.name, len(config), maxConfig)
+	}
+	h := m.program.host
+	p := &Policy{
+		module: m.program,
+		name:   m.name,
+		config: slices.Clone(config),
+		host:   h,
+		places: make(chan struct{}, h.config.Instances),
+	}
+	p.logger.log = h.config.Log.With("policy", m.name)
+	p.retains.Store(1)
+
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		return nil, errClosed
+	}
+	m.program.references++
+	h.policies[p] = struct{}{}
+	h.mu.Unlock()
+
+	i, err := p.acquire(ctx)
+	if err != nil {
+		p.Release()
+		return nil, err
+	}
+	p.put(i)
+	return p, nil
+}
+
+// Name of the policy's module.
+func (p *Policy) Name() string { return p.name }
+
+// Digest of the policy's module.
+func (p *Policy) Digest() string { return p.module.digest }
+
+// Retain adds a holder, who calls Release. It returns false if the last holder
+// has released the policy.
+func (p *Policy) Retain() bool {
+	for {
+		n := p.retains.Load()
+		if n <= 0 {
+			return false
+		}
+		if p.retains.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// Release gives the policy up. When its last holder does, and exchanges under way
+// are holders, its instances end.
+func (p *Policy) Release() {
+	if p.retains.Add(-1) > 0 {
+		return
+	}
+	p.drain()
+	p.host.mu.Lock()
+	delete(p.host.policies, p)
+	p.host.mu.Unlock()
+	p.module.release()
+}
+
+// Memory that instances have which are idle now, in bytes.
+func (p *Policy) Memory() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	total := 0
+	for _, i := range p.idle {
+		total += int(i.module.Memory().Size())
+	}
+	return total
+}
+
+var errBusy = errors.New("busy")
+
+// acquire takes an instance, or makes one. It waits for one no longer than a call
+// may take.
+func (p *Policy) acquire(ctx context.Context) (*instance, error) {
+	select {
+	case p.places <- struct{}{}:
+	default:
+		timer := time.NewTimer(p.host.config.TimeLimit)
+		defer timer.Stop()
+		select {
+		case p.places <- struct{}{}:
+		case <-timer.C:
+			return nil, errBusy
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	p.mu.Lock()
+	if last := len(p.idle) - 1; last >= 0 {
+		i := p.idle[last]
+		p.idle[last] = nil
+		p.idle = p.idle[:last]
+		p.mu.Unlock()
+		return i, nil
+	}
+	p.mu.Unlock()
+	i, err := p.start()
+	if err != nil {
+		<-p.places
+		return nil, err
+	}
+	return i, nil
+}
+
+// put takes an instance back that can go on.
+func (p *Policy) put(i *instance) {
+	i.rest()
+	p.mu.Lock()
+	ended := p.ended
+	if !ended {
+		i.idleSince = time.Now()
+		p.idle = append(p.idle, i)
+	}
+	p.mu.Unlock()
+	if ended {
+		i.close()
+	}
+	<-p.places
+}
+
+// drop ends an instance that must not be used again.
+func (p *Policy) drop(i *instance) {
+	i.close()
+	<-p.places
+}
+
+// trim ends instances that were not used since then.
+func (p *Policy) trim(since time.Time) {
+	p.mu.Lock()
+	n := 0
+	for n < len(p.idle) && !p.idle[n].idleSince.After(since) {
+		n++
+	}
+	old := slices.Clone(p.idle[:n])
+	p.idle = slices.Delete(p.idle, 0, n)
+	p.mu.Unlock()
+	for _, i := range old {
+		i.close()
+	}
+}
+
+// drain ends all instances, those in use when they are put back.
+func (p *Policy) drain() {
+	p.mu.Lock()
+	p.ended = true
+	old := p.idle
+	p.idle = nil
+	p.mu.Unlock()
+	for _, i := range old {
+		i.close()
+	}
+}

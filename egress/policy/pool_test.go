@@ -1,0 +1,387 @@
+package policy
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	. "github.com/doze-run/doze/egress/internal/wat"
+)
+
+// responder handles responses too, so that it is held for the whole exchange.
+func responder() []byte { return Handler(nil, "", pass, after(nil)).Binary() }
+
+func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Instances = 2 })
+	p := configure(t, compile(t, h, "responder", responder()), "")
+	release, inside := make(chan struct{}), make(chan struct{})
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() {
+			if _, x, _ := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) {
+				inside <- struct{}{}
+				<-release
+			}); x.Denied != nil {
+				t.Errorf("denied: %+v", x.Denied)
+			}
+		})
+	}
+	<-inside
+	<-inside
+	_, x, _ := exchange(p, request("GET", "/"), nil)
+	if x.Denied == nil || x.Denied.Status != http.StatusServiceUnavailable || !strings.HasPrefix(x.Denied.Reason, "busy") {
+		t.Errorf("got %+v", x.Denied)
+	}
+	close(release)
+	wg.Wait()
+	if n := h.instances.Load(); n != 2 {
+		t.Errorf("%d instances", n)
+	}
+	if _, x, _ = exchange(p, request("GET", "/"), nil); x.Denied != nil {
+		t.Errorf("denied: %+v", x.Denied)
+	}
+}
+
+// What does not look at responses is free while the response streams.
+func TestAnInstanceIsHeldOnlyForResponsesThatItHandles(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Instances = 1 })
+	for name, p := range map[string]*Policy{
+		"empty handle_response": configure(t, compile(t, h, "deaf", Handler(nil, "", pass, none).Binary()), ""),
+		"feature":               scripted(t, h, "start enable 65536"),
+	} {
+		_, x, _ := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) {
+			if _, x, _ := exchange(p, request("GET", "/"), nil); x.Denied != nil {
+				t.Errorf("%s: denied: %+v", name, x.Denied)
+			}
+		})
+		if x.Denied != nil {
+			t.Errorf("%s: denied: %+v", name, x.Denied)
+		}
+	}
+}
+
+func TestIdleInstancesEnd(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.IdleLimit = time.Hour })
+	p := configure(t, compile(t, h, "responder", responder()), "")
+	if n := h.instances.Load(); n != 1 {
+		t.Fatalf("%d instances", n)
+	}
+	p.trim(time.Now().Add(-time.Minute))
+	if n := h.instances.Load(); n != 1 {
+		t.Errorf("%d instances: one was used just now", n)
+	}
+	if n := p.Memory(); n != pageSize {
+		t.Errorf("%d bytes of memory", n)
+	}
+	p.trim(time.Now())
+	if n := h.Instances(); n != 0 {
+		t.Errorf("%d instances", n)
+	}
+}
+
+func TestAllPoliciesTogetherAreBounded(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.InstancesInAll = 2 })
+	m := compile(t, h, "responder", responder())
+	var all []*Policy
+	for range 4 { // idle instances of others make room
+		all = append(all, configure(t, m, ""))
+	}
+	_, x, _ := exchange(all[0], request("GET", "/"), func(http.ResponseWriter, *http.Request) {
+		_, x, _ := exchange(all[1], request("GET", "/"), func(http.ResponseWriter, *http.Request) {
+			if _, x, _ := exchange(all[2], request("GET", "/"), nil); x.Denied == nil || !strings.HasPrefix(x.Denied.Reason, "busy") {
+				t.Errorf("got %+v", x.Denied)
+			}
+		})
+		if x.Denied != nil {
+			t.Errorf("denied: %+v", x.Denied)
+		}
+	})
+	if x.Denied != nil {
+		t.Errorf("denied: %+v", x.Denied)
+	}
+	if n := h.instances.Load(); n > 2 {
+		t.Errorf("%d instances", n)
+	}
+}
+
+func TestMemoryOfOneOwnerIsNotAnothers(t *testing.T) {
+	h := newHost(t, nil)
+	// Traps when it was called before.
+	m := compile(t, h, "once", Handler(nil, "", Code(I32Const(0), Load(0), If, Unreachable, End, I32Const(0), I32Const(1), Store(0), pass), none).Binary())
+	for range 3 {
+		if _, x, _ := exchange(configure(t, m, ""), request("GET", "/"), nil); x.Denied != nil {
+			t.Errorf("denied: %+v", x.Denied)
+		}
+	}
+}
+
+func TestTooMuchMemoryIsDenied(t *testing.T) {
+	h := newHost(t, nil)
+	_, x, _ := exchange(scripted(t, h, "request hoard 20"), request("GET", "/"), nil)
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "out of memory") {
+		t.Errorf("got %+v", x.Denied)
+	}
+}
+
+func TestTheSameModuleIsCompiledOnceAndEndsWithItsLastUse(t *testing.T) {
+	h := newHost(t, nil)
+	a, err := h.Compile(t.Context(), "a", responder())
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := h.Compile(t.Context(), "b", responder())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.program != b.program || a.Digest() != b.Digest() || len(a.Digest()) != 64 {
+		t.Error("it was compiled twice")
+	}
+	p, err := b.Configure(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.Release()
+	a.Release()
+	b.Release()
+	if _, x, _ := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) {
+		p.Release() // an exchange is under way
+	}); x.Denied != nil {
+		t.Errorf("denied: %+v", x.Denied)
+	}
+	if len(h.programs) != 0 || len(h.policies) != 0 || h.instances.Load() != 0 {
+		t.Errorf("left: %d programs, %d policies, %d instances", len(h.programs), len(h.policies), h.instances.Load())
+	}
+	if p.Retain() {
+		t.Error("it is retained after its end")
+	}
+	_, x, _ := exchange(p, request("GET", "/"), nil)
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "removed") {
+		t.Errorf("got %+v", x.Denied)
+	}
+}
+
+// current is how a node replaces policies.
+type current struct {
+	sync.RWMutex
+	policy *Policy
+}
+
+func (c *current) replace(p *Policy) {
+	c.Lock()
+	old := c.policy
+	c.policy = p
+	c.Unlock()
+	if old != nil {
+		old.Release()
+	}
+}
+
+func (c *current) use() *Policy {
+	c.RLock()
+	defer c.RUnlock()
+	c.policy.Retain()
+	return c.policy
+}
+
+// replace makes ten modules of base and replaces the policy by one after the
+// other, under load.
+// It returns how many bytes the process has grown by, after the first tenth.
+func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, requests int64) {
+	var c current
+	next := func(n int) {
+		m, err := h.Compile(t.Context(), "replaced", append(bytes.Clone(base), fmt.Appendf(nil, "\x00\x06\x05%05d", n)...))
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := m.Configure(t.Context(), []byte("token"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.Release()
+		c.replace(p)
+	}
+	next(0)
+	var done atomic.Bool
+	var count atomic.Int64
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for !done.Load() {
+				p := c.use()
+				_, x, err := exchange(p, request("GET", "/"), nil)
+				p.Release()
+				if x.Denied != nil || err != nil {
+					t.Errorf("a request failed: %+v, %v", x.Denied, err)
+					return
+				}
+				count.Add(1)
+				runtime.Gosched() // which waits for nothing, but lets others compile
+			}
+		})
+	}
+	var before, goroutines int64
+	for n := range times {
+		if n == times/10 {
+			before, goroutines = resident(t), int64(runtime.NumGoroutine())
+		}
+		next(n % 10)
+	}
+	grown = resident(t) - before
+	if more := int64(runtime.NumGoroutine()) - goroutines; more > 0 {
+		t.Errorf("%d goroutines more", more)
+	}
+	done.Store(true)
+	wg.Wait()
+	c.replace(nil)
+	if len(h.programs) != 0 || h.instances.Load() != 0 {
+		t.Errorf("left: %d programs, %d instances", len(h.programs), h.instances.Load())
+	}
+	return grown, count.Load()
+}
+
+// resident is the memory that the process has, in bytes.
+func resident(t testing.TB) int64 {
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var total, pages int64
+	if _, err := fmt.Sscan(string(b), &total, &pages); err != nil {
+		t.Fatal(err)
+	}
+	return pages * int64(os.Getpagesize())
+}
+
+func TestAThousandReplacementsUnderLoadFailNoRequestAndLeaveNothing(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.CacheDir = "" })
+	grown, requests := replace(t, h, responder(), 1000, 2)
+	t.Logf("%d requests, grown by %d KiB", requests, grown>>10)
+	if grown > 20<<20 && !raceEnabled {
+		t.Errorf("the process has grown by %d MiB", grown>>20)
+	}
+}
+
+func TestTheCacheIsBoundedAndTheOldestGoFirst(t *testing.T) {
+	dir := t.TempDir()
+	h := newHost(t, func(c *Config) { c.CacheDir = dir })
+	var digests []string
+	for i := range 3 {
+		m := compile(t, h, "x", append(responder(), fmt.Appendf(nil, "\x00\x02\x01%d", i)...))
+		digests = append(digests, m.Digest())
+		past := time.Now().Add(time.Duration(i-10) * time.Hour)
+		if err := os.Chtimes(filepath.Join(dir, m.Digest()), past, past); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.cache.limit = size(dir) - 1
+	h.cache.used(digests[0]) // the first is the newest now
+	for i, want := range []bool{true, false, true} {
+		if _, err := os.Stat(filepath.Join(dir, digests[i])); (err == nil) != want {
+			t.Errorf("module %d is there: %v", i, err == nil)
+		}
+	}
+}
+
+func TestADamagedCacheKeepsNoPolicyFromRunning(t *testing.T) {
+	dir := t.TempDir()
+	compileOnce := func() {
+		h, err := NewHost(Config{CacheDir: dir})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer h.Close()
+		m, err := h.Compile(t.Context(), "x", responder())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := m.Configure(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, x, _ := exchange(p, request("GET", "/"), nil); x.Denied != nil {
+			t.Errorf("denied: %+v", x.Denied)
+		}
+	}
+	compileOnce()
+	files := 0
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			files++
+			return os.WriteFile(path, []byte("WAZEVO damaged"), 0o600)
+		}
+		return err
+	})
+	if err != nil || files == 0 {
+		t.Fatalf("%d files, %v", files, err)
+	}
+	compileOnce()
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir, nil, 0o600); err == nil {
+		t.Cleanup(func() { _ = os.Remove(dir) })
+	}
+	if _, err := NewHost(Config{CacheDir: dir}); err == nil {
+		t.Error("a file is no cache")
+	}
+}
+
+func TestOutputIsLoggedInBounds(t *testing.T) {
+	var log bytes.Buffer
+	h := newHost(t, func(c *Config) { c.Log = slog.New(slog.NewTextHandler(&log, nil)) })
+	lines := []string{"request print hello \x1b[31mred", "request print " + strings.Repeat("x", 5000), "request log at level info"}
+	for range 100 {
+		lines = append(lines, "request print more")
+	}
+	if _, x, _ := exchange(scripted(t, h, lines...), request("GET", "/"), nil); x.Denied != nil {
+		t.Fatalf("denied: %+v", x.Denied)
+	}
+	text := log.String()
+	if !strings.Contains(text, `policy=script text="hello  [31mred"`) || !strings.Contains(text, "at level info") {
+		t.Errorf("the log is %s", text)
+	}
+	if n := strings.Count(text, "\n"); n != logLines {
+		t.Errorf("%d lines", n)
+	}
+	if len(text) > 10<<10 {
+		t.Errorf("%d bytes", len(text))
+	}
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	h, err := NewHost(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := h.Compile(t.Context(), "x", responder())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := m.Configure(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	p.Release()
+	m.Release()
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	if n := h.instances.Load(); n != 0 {
+		t.Errorf("%d instances", n)
+	}
+	if _, err := h.Compile(t.Context(), "x", responder()); err == nil {
+		t.Error("it compiles after its end")
+	}
+}

@@ -1,0 +1,131 @@
+package policy
+
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// answer is a response in memory.
+type answer struct {
+	status  int
+	header  http.Header
+	trailer http.Header
+	body    []byte
+	read    *bytes.Reader // of body, by the guest
+	written bool          // by the guest, in its current function
+}
+
+// write appends, or begins anew when it is the first time in a function.
+func (a *answer) write(b []byte, limit int) {
+	if !a.written {
+		a.body, a.written, a.read = nil, true, nil
+	}
+	if len(a.body)+len(b) > limit {
+		panic(&failure{reason: fmt.Sprintf("it writes more than %d bytes of a response", limit), status: http.StatusBadGateway})
+	}
+	a.body = append(a.body, b...)
+}
+
+// next bytes of the body, for the guest.
+func (a *answer) next(b []byte) (n int, end bool) {
+	if a.read == nil {
+		a.read = bytes.NewReader(a.body)
+	}
+	n, _ = a.read.Read(b)
+	return n, a.read.Len() == 0
+}
+
+// addTo puts header fields where a later handler finds them.
+func (a *answer) addTo(h http.Header) {
+	for key, values := range a.header {
+		h[key] = values
+	}
+}
+
+// send writes the answer.
+func (a *answer) send(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	a.addTo(h)
+	status := a.status
+	if status == 0 {
+		status = http.StatusOK
+	}
+	bodyless := status == http.StatusNoContent || status == http.StatusNotModified
+	switch {
+	case bodyless || r.Method == http.MethodHead && !a.written:
+	case len(a.trailer) > 0:
+		h.Del("Content-Length") // trailers need chunks
+	default:
+		h.Set("Content-Length", strconv.Itoa(len(a.body)))
+	}
+	w.WriteHeader(status)
+	if len(a.body) > 0 && !bodyless && r.Method != http.MethodHead {
+		_, _ = w.Write(a.body) // the client left: there is nobody to tell
+	}
+	if len(a.trailer) > 0 {
+		_ = http.NewResponseController(w).Flush() // otherwise short answers have no chunks
+		for key, values := range a.trailer {
+			h[http.TrailerPrefix+key] = values
+		}
+	}
+}
+
+// recorder is the ResponseWriter of those who come after a policy that looks at
+// whole responses. It cannot be flushed or taken over.
+type recorder struct {
+	answer
+	live  http.Header // what the handler fills in
+	limit int
+	over  bool // the answer is longer than limit
+	began bool
+}
+
+func (w *recorder) Header() http.Header { return w.live }
+
+// WriteHeader keeps the status of the answer; what comes before it is not kept:
+// its sender has the answer soon.
+func (w *recorder) WriteHeader(status int) {
+	if w.began || status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
+		return
+	}
+	w.began, w.status, w.header = true, status, w.live.Clone()
+}
+
+func (w *recorder) Write(b []byte) (int, error) {
+	w.WriteHeader(http.StatusOK)
+	if w.over || len(w.body)+len(b) > w.limit {
+		w.over, w.body = true, nil
+		return 0, fmt.Errorf("a policy looks at whole responses, and this one has more than %d bytes", w.limit)
+	}
+	w.body = append(w.body, b...)
+	return len(b), nil
+}
+
+// finish sorts out the trailers.
+func (w *recorder) finish() {
+	w.WriteHeader(w.statusCode())
+	w.trailer = http.Header{}
+	for key, values := range w.live {
+		if name, ok := strings.CutPrefix(key, http.TrailerPrefix); ok {
+			w.trailer[name] = values
+		}
+	}
+	for _, list := range w.header["Trailer"] {
+		for name := range strings.SplitSeq(list, ",") {
+			key := http.CanonicalHeaderKey(strings.TrimSpace(name))
+			if values, ok := w.live[key]; ok && !slices.Equal(values, w.header[key]) {
+				w.trailer[key] = values
+			}
+		}
+	}
+	delete(w.header, "Trailer")
+	for key := range w.header {
+		if strings.HasPrefix(key, http.TrailerPrefix) {
+			delete(w.header, key)
+		}
+	}
+}

@@ -1,0 +1,318 @@
+package policy
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// scripted is a policy that does what its lines say.
+func scripted(t testing.TB, h *Host, lines ...string) *Policy {
+	t.Helper()
+	return configure(t, compile(t, h, "script", guest(t, "script")), strings.Join(lines, "\n"))
+}
+
+func expectNotes(t *testing.T, x *Exchange, want ...string) {
+	t.Helper()
+	if x.Denied != nil {
+		t.Fatalf("denied: %+v", *x.Denied)
+	}
+	if !slices.Equal(x.Notes, want) {
+		t.Errorf("notes are %q, want %q", x.Notes, want)
+	}
+}
+
+func TestThePolicySeesTheRequest(t *testing.T) {
+	h := newHost(t, nil)
+	r := request("PUT", "/a%2Fb?q=1")
+	r.Header = http.Header{"X-One": {"1", "2"}, "Accept": {"*/*"}}
+	_, x, _ := exchange(scripted(t, h, "request get-method", "request get-uri", "request names 0",
+		"request get 0 x-ONE", "request get 0 host", "request get 0 x-none", "request host"), r, nil)
+	expectNotes(t, x, "PUT", "/a%2Fb?q=1", "accept,host,x-one,", "1,2,", "api.example.com,", "", "api.example.com")
+}
+
+func TestThePolicyChangesTheRequestButNotWhereItGoes(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "request method POST", "request uri //evil.example.com/x%2Fy?z=%26", "request set 0 authorization Bearer-x",
+		"request add 0 x-one 2", "request remove 0 cookie", "request set 0 content-length 5")
+	r := request("GET", "/")
+	r.Header = http.Header{"Cookie": {"a=b"}, "X-One": {"1"}, "Authorization": {"mine"}}
+	called := false
+	_, x, _ := exchange(p, r, func(_ http.ResponseWriter, r *http.Request) {
+		called = true
+		if got := r.Method + " " + r.URL.String() + " " + r.Host; got != "POST https://api.example.com//evil.example.com/x%2Fy?z=%26 api.example.com" {
+			t.Errorf("got %s", got)
+		}
+		if got := fmt.Sprint(r.Header); got != "map[Authorization:[Bearer-x] X-One:[1 2]]" {
+			t.Errorf("got %s", got)
+		}
+	})
+	if !called || x.Denied != nil {
+		t.Fatalf("called %v, denied %+v", called, x.Denied)
+	}
+}
+
+func TestStepsRunInOrderAndResponsesInReverse(t *testing.T) {
+	h := newHost(t, nil)
+	var steps []Step
+	for _, n := range []string{"1", "2", "3"} {
+		steps = append(steps, Step{Policy: scripted(t, h, "request note request-"+n, "request add 0 x-step "+n, "response note response-"+n)})
+	}
+	x := &Exchange{}
+	_, err := Serve(httptest.NewRecorder(), request("GET", "/"), x, steps, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if got := r.Header["X-Step"]; !slices.Equal(got, []string{"1", "2", "3"}) {
+			t.Errorf("got %v", got)
+		}
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expectNotes(t, x, "request-1", "request-2", "request-3", "response-3", "response-2", "response-1")
+}
+
+func TestADenialEndsTheExchangeAndLeavesTheAnswerToTheCaller(t *testing.T) {
+	h := newHost(t, nil)
+	first := scripted(t, h, "response note seen", "failed note failed")
+	second := scripted(t, h, "request set 1 x-mine 1", "request write 1 mine", "request deny not on\tFridays", "request deny later")
+	w, x := httptest.NewRecorder(), &Exchange{}
+	d, err := Serve(w, request("GET", "/"), x, []Step{{Policy: first}, {Policy: second}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		t.Error("the request was sent")
+	}))
+	if err != nil || d == nil || *d != (Denial{Policy: "script", Reason: "not on Fridays", Status: 403}) || x.Denied != d {
+		t.Fatalf("got %+v, %v", d, err)
+	}
+	if len(w.Header()) > 0 || w.Body.Len() > 0 {
+		t.Errorf("written: %v %s", w.Header(), w.Body)
+	}
+	if !slices.Equal(x.Notes, []string{"failed"}) {
+		t.Errorf("notes %q", x.Notes)
+	}
+}
+
+func TestAPolicyAnswersItself(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "request status 451", "request set 1 content-type text/x-law", "request write 1 no", "request write 1 pe",
+		"request set 3 x-sum 7", "request answer")
+	s := httptest.NewServer(handler(t, []Step{{Policy: p}}, nobody))
+	defer s.Close()
+	resp, err := http.Get(s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	body, _ := io.ReadAll(resp.Body)
+	if resp.StatusCode != 451 || string(body) != "nope" || resp.Header.Get("Content-Type") != "text/x-law" || resp.Trailer.Get("X-Sum") != "7" {
+		t.Errorf("got %d %s %v %v", resp.StatusCode, body, resp.Header, resp.Trailer)
+	}
+	_, x, _ := exchange(p, request("GET", "/"), nil)
+	if x.Answered != "script" {
+		t.Errorf("answered by %q", x.Answered)
+	}
+}
+
+func TestARequestsBodyIsBufferedForThePolicyAndSent(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.RequestLimit = 100 })
+	send := func(p *Policy, body string) (got string, length int64, x *Exchange) {
+		r := request("POST", "/")
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
+		_, x, _ = exchange(p, r, func(_ http.ResponseWriter, r *http.Request) {
+			b, err := io.ReadAll(r.Body)
+			if err != nil {
+				t.Error(err)
+			}
+			got, length = string(b), r.ContentLength
+		})
+		return got, length, x
+	}
+	read := scripted(t, h, "start enable 1", "request read 0", "response read 0")
+	got, length, x := send(read, "hello")
+	expectNotes(t, x, "hello", "")
+	if got != "hello" || length != 5 {
+		t.Errorf("sent %q, length %d", got, length)
+	}
+
+	got, length, x = send(scripted(t, h, "request enable 1", "request upper 0", "request write 0 !"), "hello")
+	expectNotes(t, x)
+	if got != "HELLO!" || length != 6 {
+		t.Errorf("sent %q, length %d", got, length)
+	}
+
+	_, _, x = send(read, strings.Repeat("x", 101))
+	if x.Denied == nil || x.Denied.Status != http.StatusRequestEntityTooLarge || !strings.Contains(x.Denied.Reason, "100 bytes") {
+		t.Errorf("got %+v", x.Denied)
+	}
+
+	// Not asked for: the body is not held, and may be longer.
+	got, _, x = send(scripted(t, h, "start enable 1"), strings.Repeat("x", 1000))
+	expectNotes(t, x)
+	if len(got) != 1000 {
+		t.Errorf("sent %d bytes", len(got))
+	}
+
+	_, _, x = send(scripted(t, h, "request length 0"), "hello")
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "without buffer_request") {
+		t.Errorf("got %+v", x.Denied)
+	}
+	got, _, x = send(scripted(t, h, "request length 0", "request write 0 instead"), strings.Repeat("x", 1000))
+	expectNotes(t, x, "1000")
+	if got != "instead" {
+		t.Errorf("sent %q", got)
+	}
+}
+
+func TestAResponseIsBufferedForThePolicy(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.ResponseLimit = 100 })
+	upstream := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("X-Up", "1")
+		w.Header().Set("Trailer", "X-Sum")
+		w.Header().Set("Content-Length", "5")
+		w.WriteHeader(http.StatusTeapot)
+		_, _ = io.WriteString(w, "hello")
+		w.Header().Set("X-Sum", "7")
+		w.Header().Set(http.TrailerPrefix+"X-Late", "8")
+	}
+	get := func(lines ...string) (*http.Response, string) {
+		p := scripted(t, h, lines...)
+		s := httptest.NewServer(handler(t, []Step{{Policy: p}}, http.HandlerFunc(upstream)))
+		defer s.Close()
+		resp, err := http.Get(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return resp, string(b)
+	}
+	resp, body := get("start enable 6", "response upper 1", "response status 200", "response remove 1 x-up", "response set 1 x-down 2",
+		"response set 3 x-sum 9")
+	if resp.StatusCode != 200 || body != "HELLO" || resp.Header.Get("X-Up") != "" || resp.Header.Get("X-Down") != "2" ||
+		resp.Trailer.Get("X-Sum") != "9" || resp.Trailer.Get("X-Late") != "8" {
+		t.Errorf("got %d %q %v %v", resp.StatusCode, body, resp.Header, resp.Trailer)
+	}
+	if resp, body = get("start enable 2"); resp.StatusCode != 418 || body != "hello" || resp.Trailer.Get("X-Sum") != "7" {
+		t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Trailer)
+	}
+	if resp, body = get("start enable 2", "response deny it says hello"); resp.StatusCode != 403 || !strings.Contains(body, "it says hello") || resp.Header.Get("X-Up") != "" {
+		t.Errorf("got %d %q %v", resp.StatusCode, body, resp.Header)
+	}
+	if resp, body = get("start enable 2", "response panic oh"); resp.StatusCode != 403 || !strings.Contains(body, "oh") {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	upstream = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, strings.Repeat("x", 101)) }
+	if resp, body = get("start enable 2"); resp.StatusCode != 502 || !strings.Contains(body, "100 bytes") {
+		t.Errorf("got %d %q", resp.StatusCode, body)
+	}
+	_, x, _ := exchange(scripted(t, h, "start enable 2", "response get-status", "response names 1", "response read 1"), request("GET", "/"),
+		func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("X-Up", "1")
+			w.WriteHeader(http.StatusAccepted)
+			_, _ = io.WriteString(w, "done")
+		})
+	expectNotes(t, x, "202", "x-up,", "done")
+}
+
+func TestAFailureAfterTheResponseBeganCutsIt(t *testing.T) {
+	h := newHost(t, nil)
+	for _, line := range []string{"response panic late", "response deny late", "response spin"} {
+		s := httptest.NewServer(handler(t, []Step{{Policy: scripted(t, h, line)}}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			_, _ = io.WriteString(w, "hello")
+			_ = http.NewResponseController(w).Flush()
+		})))
+		resp, err := http.Get(s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(resp.Body); !errors.Is(err, io.ErrUnexpectedEOF) {
+			t.Errorf("%s: got %q, %v: it looks whole", line, b, err)
+		}
+		_ = resp.Body.Close()
+		s.Close()
+	}
+}
+
+// What does not look at responses is not between the upstream and the client.
+func TestStreamsFlushAndUpgradesPassUntouched(t *testing.T) {
+	h := newHost(t, nil)
+	for _, lines := range [][]string{{"start enable 65536"}, {"response note done"}} {
+		p := scripted(t, h, lines...)
+		w := httptest.NewRecorder()
+		_, _ = Serve(w, request("GET", "/"), &Exchange{}, []Step{{Policy: p}}, http.HandlerFunc(func(got http.ResponseWriter, _ *http.Request) {
+			if got != http.ResponseWriter(w) {
+				t.Errorf("%q: the writer is a %T", lines, got)
+			}
+		}))
+		s := httptest.NewServer(handler(t, []Step{{Policy: p}}, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			conn, rw, err := http.NewResponseController(w).Hijack()
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer conn.Close()
+			_, _ = rw.WriteString("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n")
+			_ = rw.Flush()
+			line, _ := rw.ReadString('\n')
+			_, _ = rw.WriteString(line)
+			_ = rw.Flush()
+		})))
+		conn, err := net.Dial("tcp", s.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = io.WriteString(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\nping\n")
+		all, _ := io.ReadAll(bufio.NewReader(conn))
+		if !strings.HasPrefix(string(all), "HTTP/1.1 101") || !strings.HasSuffix(string(all), "\r\n\r\nping\n") {
+			t.Errorf("got %q", all)
+		}
+		_ = conn.Close()
+		s.Close()
+	}
+
+	r := request("GET", "/")
+	r.Header = http.Header{"Connection": {"keep-alive, Upgrade"}, "Upgrade": {"websocket"}}
+	_, x, _ := exchange(scripted(t, h, "start enable 2"), r, nil)
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "changes its protocol") {
+		t.Errorf("got %+v", x.Denied)
+	}
+}
+
+func TestWhenTheNextHandlerPanicsPoliciesAreToldAndItGoesOn(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "response note whole", "failed note failed")
+	x := &Exchange{}
+	defer func() {
+		if recover() != http.ErrAbortHandler {
+			t.Error("the panic is lost")
+		}
+		if !slices.Equal(x.Notes, []string{"failed"}) {
+			t.Errorf("notes %q", x.Notes)
+		}
+		if len(p.places) != 0 {
+			t.Error("the instance is lost")
+		}
+	}()
+	_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		panic(http.ErrAbortHandler)
+	}))
+}
+
+func TestTrailersOfTheRequestAreThePolicysToChange(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "start enable 5", "request length 0", "request names 2", "request get 2 x-sum", "request set 2 x-sum 8", "request set 2 x-more 9")
+	r := request("POST", "/")
+	r.Body, r.Trailer = io.NopCloser(strings.NewReader("x")), http.Header{"X-Sum": {"7"}}
+	_, x, _ := exchange(p, r, nil)
+	expectNotes(t, x, "1", "x-sum,", "7,")
+	if got := fmt.Sprint(r.Trailer); got != "map[X-More:[9] X-Sum:[8]]" {
+		t.Errorf("got %s", got)
+	}
+}
