@@ -1,0 +1,97 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/doze-run/doze/policies/sdk"
+)
+
+const unsigned = "UNSIGNED-PAYLOAD"
+
+// payloadOf is what is signed of the body.
+func payloadOf(c config, r *sdk.Request) (string, error) {
+	// AWS's programs hash the body for S3 themselves, and would send a body in
+	// which they signed each chunk by the key that they do not have.
+	switch own := r.Header.Get("X-Amz-Content-Sha256"); {
+	case own == unsigned, own == "STREAMING-UNSIGNED-PAYLOAD-TRAILER", isHash(own):
+		return own, nil
+	case strings.HasPrefix(own, "STREAMING-"):
+		return "", sdk.Deny("the body's chunks are signed by the client's own key; set payload signing off, or send Content-MD5 instead of a trailing checksum")
+	}
+	if c.Payload == payloadUnsigned {
+		return unsigned, nil
+	}
+	if err := sdk.Enable(sdk.BufferRequest); err != nil {
+		return "", err
+	}
+	hash := sha256.New()
+	chunk := make([]byte, 16<<10)
+	for {
+		n, err := r.Body.Read(chunk)
+		hash.Write(chunk[:n])
+		if err != nil {
+			return hex.EncodeToString(hash.Sum(nil)), nil // io.EOF
+		}
+	}
+}
+
+func isHash(s string) bool {
+	if len(s) != 2*sha256.Size {
+		return false
+	}
+	_, err := hex.DecodeString(s)
+	return err == nil && strings.ToLower(s) == s
+}
+
+// own are the parameters of a request that the client signed in its query.
+var own = []string{
+	"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Date", "X-Amz-Expires",
+	"X-Amz-SignedHeaders", "X-Amz-Signature", "X-Amz-Security-Token",
+}
+
+// dropOwn removes the client's own signature, and writes the query's spaces so
+// that they mean one thing to those who sign and those who check.
+func dropOwn(r *sdk.Request) {
+	r.Header.Del("Authorization")
+	r.Header.Del("X-Amz-Security-Token")
+	r.Header.Del("Date") // X-Amz-Date takes its place
+	path, query, found := strings.Cut(r.URI(), "?")
+	if !found {
+		return
+	}
+	var kept []string
+	for pair := range strings.SplitSeq(query, "&") {
+		key, _, _ := strings.Cut(pair, "=")
+		if unescaped, err := url.QueryUnescape(key); pair == "" || err == nil && slices.ContainsFunc(own, func(o string) bool { return strings.EqualFold(o, unescaped) }) {
+			continue
+		}
+		kept = append(kept, strings.ReplaceAll(pair, "+", "%20"))
+	}
+	if len(kept) > 0 {
+		path += "?" + strings.Join(kept, "&")
+	}
+	r.SetURI(path)
+}
+
+// signedHeaders are the headers that have to be signed: the host, the type and all
+// of Amazon's. Others may be changed by whoever is between.
+func signedHeaders(r *sdk.Request) ([]header, error) {
+	host := r.Header.Get("Host")
+	if host == "" {
+		var err error
+		if host, err = sdk.Host(); err != nil {
+			return nil, err
+		}
+	}
+	headers := []header{{"host", host}}
+	for _, name := range r.Header.Names() {
+		if name == "content-type" || name == "content-md5" || strings.HasPrefix(name, "x-amz-") {
+			headers = append(headers, header{name, strings.Join(r.Header.Values(name), ",")})
+		}
+	}
+	return headers, nil
+}

@@ -1,0 +1,134 @@
+package main
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/policies/sdk"
+)
+
+// signing is all that goes into a signature.
+type signing struct {
+	method, path, query string // as they are sent
+	headers             []header
+	payload             string
+	time                time.Time // UTC
+	region, service     string
+}
+
+// header that is signed; its name is in lower case.
+type header struct{ name, value string }
+
+// signature is that of the request, by the secret secret_access_key.
+func (s *signing) signature() (string, error) {
+	mac, err := sdk.HMACSHA256("secret_access_key", "AWS4",
+		[]byte(s.date()), []byte(s.region), []byte(s.service), []byte("aws4_request"), []byte(s.stringToSign()))
+	return hex.EncodeToString(mac[:]), err
+}
+
+func (s *signing) date() string { return s.time.Format("20060102") }
+
+func (s *signing) scope() string {
+	return s.date() + "/" + s.region + "/" + s.service + "/aws4_request"
+}
+
+func (s *signing) stringToSign() string {
+	hash := sha256.Sum256([]byte(s.canonicalRequest()))
+	return "AWS4-HMAC-SHA256\n" + s.time.Format("20060102T150405Z") + "\n" + s.scope() + "\n" + hex.EncodeToString(hash[:])
+}
+
+func (s *signing) canonicalRequest() string {
+	slices.SortFunc(s.headers, func(a, b header) int { return strings.Compare(a.name, b.name) })
+	var headers strings.Builder
+	for _, h := range s.headers {
+		headers.WriteString(h.name + ":" + strings.Join(strings.Fields(h.value), " ") + "\n")
+	}
+	return strings.Join([]string{s.method, s.canonicalPath(), canonicalQuery(s.query), headers.String(), s.headerNames(), s.payload}, "\n")
+}
+
+// headerNames are the names of the signed headers, sorted with them.
+func (s *signing) headerNames() string {
+	names := make([]string, len(s.headers))
+	for i, h := range s.headers {
+		names[i] = h.name
+	}
+	slices.Sort(names)
+	return strings.Join(names, ";")
+}
+
+// canonicalPath is the path in one spelling. S3 takes each part of it as a name of
+// its own and escapes it once; all other services resolve dots and empty parts, and
+// escape what was sent, escapes included.
+func (s *signing) canonicalPath() string {
+	if s.service == "s3" {
+		if unescaped, err := url.PathUnescape(s.path); err == nil {
+			return escape(unescaped, "/")
+		}
+		return escape(s.path, "/")
+	}
+	var parts []string
+	for part := range strings.SplitSeq(s.path, "/") {
+		switch part {
+		case "", ".":
+		case "..":
+			parts = parts[:max(0, len(parts)-1)]
+		default:
+			parts = append(parts, escape(part, ""))
+		}
+	}
+	path := "/" + strings.Join(parts, "/")
+	if len(parts) > 0 && strings.HasSuffix(s.path, "/") {
+		path += "/"
+	}
+	return path
+}
+
+// canonicalQuery is the query with its parameters sorted, in one spelling.
+func canonicalQuery(query string) string {
+	type parameter struct{ name, value string }
+	var parameters []parameter
+	for pair := range strings.SplitSeq(query, "&") {
+		if pair == "" {
+			continue
+		}
+		name, value, _ := strings.Cut(pair, "=")
+		parameters = append(parameters, parameter{again(name), again(value)})
+	}
+	slices.SortFunc(parameters, func(a, b parameter) int {
+		if c := strings.Compare(a.name, b.name); c != 0 {
+			return c
+		}
+		return strings.Compare(a.value, b.value)
+	})
+	pairs := make([]string, len(parameters))
+	for i, p := range parameters {
+		pairs[i] = p.name + "=" + p.value
+	}
+	return strings.Join(pairs, "&")
+}
+
+// again escapes anew what is escaped already.
+func again(s string) string {
+	if unescaped, err := url.QueryUnescape(s); err == nil {
+		s = unescaped
+	}
+	return escape(s, "")
+}
+
+// escape writes all but unreserved characters and those of keep as escapes.
+func escape(s, keep string) string {
+	const digits = "0123456789ABCDEF"
+	var b strings.Builder
+	for _, c := range []byte(s) {
+		if c >= '0' && c <= '9' || c >= 'A' && c <= 'Z' || c >= 'a' && c <= 'z' || strings.IndexByte("-._~"+keep, c) >= 0 {
+			b.WriteByte(c)
+		} else {
+			b.Write([]byte{'%', digits[c>>4], digits[c&15]})
+		}
+	}
+	return b.String()
+}

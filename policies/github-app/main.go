@@ -1,0 +1,73 @@
+// Github-app authenticates requests as a GitHub App, by a JWT that the app's
+// private key signs.
+package main
+
+import (
+	"encoding/base64"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/policies/sdk"
+)
+
+type config struct {
+	// App is the app's client ID or its number.
+	App string `json:"app"`
+	// InstallationTokens lets the sandbox make such tokens. It then has them.
+	InstallationTokens bool `json:"installation_tokens"`
+}
+
+func init() { sdk.Serve(build) }
+
+func main() {}
+
+const (
+	// GitHub takes a JWT for ten minutes at most, and advises to date it back by
+	// one for clocks that differ.
+	lifetime = 9 * time.Minute
+	backdate = time.Minute
+)
+
+// header of the JWT, which never changes.
+var header = encode([]byte(`{"alg":"RS256","typ":"JWT"}`))
+
+func encode(b []byte) string { return base64.RawURLEncoding.EncodeToString(b) }
+
+func build(c config) (sdk.Policy, error) {
+	if c.App == "" || strings.ContainsFunc(c.App, func(r rune) bool {
+		return !(r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || r == '.' || r == '_' || r == '-')
+	}) {
+		return sdk.Policy{}, errors.New(`"app" is the app's client ID, such as "Iv23liAbCdEf", or its number as text`)
+	}
+	return sdk.Policy{Request: func(r *sdk.Request) error {
+		if !c.InstallationTokens && makesToken(r) {
+			return sdk.Deny(`installation tokens would be a credential inside the sandbox; "installation_tokens" allows them`)
+		}
+		// Made for each request, which takes the node about a millisecond: the same
+		// instance may serve another rule, with another key or for another host.
+		now := sdk.Now()
+		claims := `{"iat":` + seconds(now.Add(-backdate)) + `,"exp":` + seconds(now.Add(lifetime)) + `,"iss":"` + c.App + `"}`
+		signed := header + "." + encode([]byte(claims))
+		signature, err := sdk.Sign("private_key", sdk.RS256, []byte(signed))
+		if err != nil {
+			return err
+		}
+		r.Header.Set("Authorization", "Bearer "+signed+"."+encode(signature))
+		return nil
+	}}, nil
+}
+
+func seconds(t time.Time) string { return strconv.FormatInt(t.Unix(), 10) }
+
+// makesToken says whether the request might be the one that answers with a token,
+// POST /app/installations/ID/access_tokens, in whatever spelling.
+func makesToken(r *sdk.Request) bool {
+	method := r.Method()
+	if method == "GET" || method == "HEAD" {
+		return false
+	}
+	path := strings.ToLower(r.Path())
+	return strings.Contains(path, "access_token") || strings.Contains(path, "%")
+}

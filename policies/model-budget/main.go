@@ -1,0 +1,130 @@
+// Model-budget bounds what each sandbox asks of a model's API in a span of time.
+package main
+
+import (
+	"errors"
+	"io"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/doze-run/doze/policies/sdk"
+)
+
+type config struct {
+	// Name of the budget. Rules with the same name share it; without one each
+	// host has its own.
+	Name string `json:"name"`
+	// Window is such as 24h. It begins with the first request, and the next one
+	// with the first after its end.
+	Window string `json:"window"`
+	// Requests and RequestBytes in a window; 0 is no limit.
+	Requests     int64 `json:"requests"`
+	RequestBytes int64 `json:"request_bytes"`
+	// Methods that count: all but GET, HEAD and OPTIONS unless given.
+	Methods []string `json:"methods"`
+}
+
+func init() { sdk.Serve(build) }
+
+func main() {}
+
+const (
+	minWindow = time.Second
+	maxWindow = 366 * 24 * time.Hour
+	maxName   = 100 // bytes: with the sandbox's id it has to fit into a key of 256
+)
+
+func build(c config) (sdk.Policy, error) {
+	window, err := time.ParseDuration(c.Window)
+	switch {
+	case err != nil || window < minWindow || window > maxWindow:
+		return sdk.Policy{}, errors.New(`"window" is a span from 1s to 8784h, such as "24h"`)
+	case c.Requests < 0 || c.RequestBytes < 0 || c.Requests+c.RequestBytes == 0:
+		return sdk.Policy{}, errors.New(`"requests" or "request_bytes" is the limit, above 0`)
+	case len(c.Name) > maxName:
+		return sdk.Policy{}, errors.New(`"name" is too long`)
+	}
+	b := &budget{config: c, window: window}
+	return sdk.Policy{Request: b.request}, nil
+}
+
+type budget struct {
+	config
+	window time.Duration
+}
+
+func (b *budget) request(r *sdk.Request) error {
+	if !b.counts(r.Method()) {
+		return nil
+	}
+	sender, err := sdk.Sender()
+	if err != nil {
+		return err
+	}
+	name := b.Name
+	if name == "" {
+		if name, err = sdk.Host(); err != nil {
+			return err
+		}
+	}
+	if b.RequestBytes > 0 {
+		size, err := sizeOf(r)
+		if err != nil {
+			return err
+		}
+		if err := b.spend(sender.ID+" bytes "+name, size, b.RequestBytes, "bytes sent"); err != nil {
+			return err
+		}
+	}
+	if b.Requests > 0 {
+		return b.spend(sender.ID+" requests "+name, 1, b.Requests, "requests")
+	}
+	return nil
+}
+
+func (b *budget) counts(method string) bool {
+	if len(b.Methods) == 0 {
+		return method != "GET" && method != "HEAD" && method != "OPTIONS"
+	}
+	return slices.Contains(b.Methods, method)
+}
+
+// spend takes amount from what is left of limit, or gives nothing of it. It is
+// added before it is compared, so that requests at the same time do not all see
+// room for the last one.
+func (b *budget) spend(key string, amount, limit int64, what string) error {
+	spent, err := sdk.KVAdd(key, amount, b.window)
+	if err != nil {
+		return err // no room for another counter: refused rather than not counted
+	}
+	if spent <= limit {
+		return nil
+	}
+	// What was refused does not count, else a large request would use up what is
+	// left for small ones.
+	if _, err := sdk.KVAdd(key, -amount, b.window); err != nil {
+		return err
+	}
+	return sdk.Deny("budget: " + strconv.FormatInt(spent-amount, 10) + " of " + strconv.FormatInt(limit, 10) + " " + what +
+		" in " + b.Window + " are used, and this request needs " + strconv.FormatInt(amount, 10))
+}
+
+// sizeOf is the length of the body. One that comes without its length is buffered.
+func sizeOf(r *sdk.Request) (int64, error) {
+	if length := r.Header.Get("Content-Length"); length != "" {
+		return strconv.ParseInt(length, 10, 64)
+	}
+	if err := sdk.Enable(sdk.BufferRequest); err != nil {
+		return 0, err
+	}
+	var size int64
+	chunk := make([]byte, 16<<10)
+	for {
+		n, err := r.Body.Read(chunk)
+		size += int64(n)
+		if err == io.EOF {
+			return size, nil
+		}
+	}
+}

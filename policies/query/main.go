@@ -1,0 +1,53 @@
+// Query puts a secret into a parameter of the query.
+package main
+
+import (
+	"errors"
+	"net/url"
+	"strings"
+
+	"github.com/doze-run/doze/policies/sdk"
+)
+
+type config struct {
+	Name string `json:"name"`
+}
+
+func init() { sdk.Serve(build) }
+
+func main() {}
+
+func build(c config) (sdk.Policy, error) {
+	if c.Name == "" {
+		return sdk.Policy{}, errors.New(`"name" is missing: the parameter's`)
+	}
+	escaped := url.QueryEscape(c.Name)
+	return sdk.Policy{Request: func(r *sdk.Request) error {
+		value, err := sdk.Secret("value")
+		if err != nil {
+			return err
+		}
+		if value, err = sdk.Encode(sdk.Percent, value); err != nil {
+			return err
+		}
+		path, query, _ := strings.Cut(r.URI(), "?")
+		if query = without(query, c.Name); query != "" {
+			query += "&"
+		}
+		r.SetURI(path + "?" + query + escaped + "=" + value)
+		return nil
+	}}, nil
+}
+
+// without is the query without the parameter of that name, in whatever escapes it
+// is written. All else stays as it was sent.
+func without(query, name string) string {
+	var kept []string
+	for pair := range strings.SplitSeq(query, "&") {
+		key, _, _ := strings.Cut(pair, "=")
+		if unescaped, err := url.QueryUnescape(key); pair != "" && (err != nil || unescaped != name) {
+			kept = append(kept, pair)
+		}
+	}
+	return strings.Join(kept, "&")
+}

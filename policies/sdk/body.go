@@ -1,0 +1,71 @@
+package sdk
+
+import (
+	"io"
+	"strconv"
+
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
+)
+
+// Body is the body of a request or response. Reading it without the matching
+// Buffer feature takes it away from whoever comes after.
+type Body struct {
+	kind  uint32
+	ended bool
+}
+
+var _ io.ReadWriter = (*Body)(nil)
+
+// chunk is what one call reads of a body whose length is not known.
+const chunk = 32 << 10
+
+// Read reads what comes next.
+func (b *Body) Read(p []byte) (int, error) {
+	if b.ended {
+		return 0, io.EOF
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n := abi.ReadBody(b.kind, p)
+	b.ended = n&abi.EOF != 0
+	if n = n &^ abi.EOF; n == 0 && b.ended {
+		return 0, io.EOF
+	}
+	return int(n), nil
+}
+
+// Bytes is the body from here to its end, or ErrTooLarge if that is more than
+// limit.
+func (b *Body) Bytes(limit int) ([]byte, error) {
+	expected := chunk
+	// A header has the number of the body to which it belongs.
+	if n, err := strconv.Atoi((Header{b.kind}).Get("Content-Length")); err == nil && n >= 0 {
+		expected = n + 1 // for the end to be seen
+	}
+	body := make([]byte, 0, min(limit+1, expected))
+	for {
+		if len(body) > limit {
+			return nil, ErrTooLarge
+		}
+		if len(body) == cap(body) {
+			grown := make([]byte, len(body), min(limit+1, 2*cap(body)+chunk))
+			copy(grown, body)
+			body = grown
+		}
+		n, err := b.Read(body[len(body):cap(body)])
+		body = body[:len(body)+n]
+		if err != nil {
+			return body, nil // io.EOF: the host itself handles all other errors
+		}
+	}
+}
+
+// Write appends to the body that replaces the one that came.
+func (b *Body) Write(p []byte) (int, error) {
+	abi.WriteBody(b.kind, p)
+	return len(p), nil
+}
+
+// Set replaces the body.
+func (b *Body) Set(body []byte) { abi.WriteBody(b.kind, body) }

@@ -1,0 +1,68 @@
+package sdk
+
+import (
+	"bytes"
+
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
+)
+
+// Header is the header of a request or response, or its trailer. Names are
+// compared without regard to case.
+type Header struct{ kind uint32 }
+
+// Get is the first value, or empty.
+func (h Header) Get(name string) string {
+	raw, count := h.raw(name)
+	if count == 0 {
+		return ""
+	}
+	value, _, _ := bytes.Cut(raw, nul)
+	return string(value)
+}
+
+// Has says whether there is such a header, be it empty.
+func (h Header) Has(name string) bool {
+	return uint32(abi.GetHeaderValues(h.kind, name, nil)>>32) > 0
+}
+
+// Values are all values.
+func (h Header) Values(name string) []string { return split(h.raw(name)) }
+
+// Names of all headers, in lower case.
+func (h Header) Names() []string {
+	return split(sequence(func(buf []byte) uint64 { return abi.GetHeaderNames(h.kind, buf) }))
+}
+
+// Set replaces all values by one.
+func (h Header) Set(name, value string) { abi.SetHeaderValue(h.kind, name, value) }
+
+// Add adds a value.
+func (h Header) Add(name, value string) { abi.AddHeaderValue(h.kind, name, value) }
+
+// Del removes all values.
+func (h Header) Del(name string) { abi.RemoveHeader(h.kind, name) }
+
+func (h Header) raw(name string) ([]byte, int) {
+	return sequence(func(buf []byte) uint64 { return abi.GetHeaderValues(h.kind, name, buf) })
+}
+
+var nul = []byte{0}
+
+// sequence is what get gives: texts that each end with NUL, and their number.
+func sequence(get func([]byte) uint64) (raw []byte, count int) {
+	raw = fetch(func(buf []byte) uint32 {
+		n := get(buf)
+		count = int(n >> 32)
+		return uint32(n)
+	})
+	return raw, count
+}
+
+func split(raw []byte, count int) []string {
+	texts := make([]string, 0, count)
+	for range count {
+		text, rest, _ := bytes.Cut(raw, nul)
+		texts, raw = append(texts, string(text)), rest
+	}
+	return texts
+}

@@ -1,0 +1,54 @@
+package sdk
+
+import (
+	"time"
+
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
+	"github.com/doze-run/doze/policies/sdk/internal/decode"
+)
+
+// Sandbox is who sends.
+type Sandbox struct {
+	ID     string            `json:"id"`
+	Name   string            `json:"name"`
+	Owner  string            `json:"owner"`
+	Labels map[string]string `json:"labels"`
+}
+
+// The last sandbox that was asked for: mostly it is the next one too.
+var (
+	sandboxJSON string
+	sandbox     Sandbox
+)
+
+// Sender is the sandbox that sends the request. Its Labels must not be changed.
+func Sender() (Sandbox, error) {
+	raw, err := fetchOf("sandbox", "", abi.Sandbox)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if string(raw) != sandboxJSON {
+		var s Sandbox
+		if err := decode.Lenient(raw, &s); err != nil {
+			return Sandbox{}, err
+		}
+		sandboxJSON, sandbox = string(raw), s
+	}
+	return sandbox, nil
+}
+
+// Host is the name of the host that the request goes to, in lower case, without
+// the port.
+func Host() (string, error) {
+	name, err := fetchOf("host", "", abi.HostName)
+	return string(name), err
+}
+
+// Note adds a line to the audit log of this exchange: at most 8 of 256 bytes.
+func Note(text string) { abi.AuditNote(text) }
+
+// Log writes a line to the node's log.
+func Log(text string) { abi.Log(abi.Info, text) }
+
+// Now is the node's time.
+func Now() time.Time { return time.Unix(0, abi.Now()) }

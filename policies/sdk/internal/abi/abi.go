@@ -1,0 +1,69 @@
+// Package abi is what a policy and its host say to each other: the http-wasm
+// handler ABI (module http_handler) and what doze adds to it (module
+// doze_egress_v1). In WebAssembly its functions are imports; natively they go to
+// the Host that a test has put in place.
+//
+// Functions that give text or bytes write them into buf and return their
+// length. If that is more than len(buf) nothing was written.
+package abi
+
+// Kinds of header.
+const (
+	RequestHeader uint32 = iota
+	ResponseHeader
+	RequestTrailer
+	ResponseTrailer
+)
+
+// Kinds of body.
+const (
+	RequestBody uint32 = iota
+	ResponseBody
+)
+
+// Features that EnableFeatures switches on.
+const (
+	BufferRequest uint32 = 1 << iota
+	BufferResponse
+	Trailers
+	// RequestOnly is doze's own: HandleResponse has nothing to do, so that the
+	// instance is free as soon as the request is on its way.
+	RequestOnly uint32 = 1 << 16
+)
+
+// Levels of Log.
+const (
+	Debug int32 = iota - 1
+	Info
+	Warn
+	Error
+)
+
+// Failures: what functions of doze_egress_v1 return instead of a length.
+const (
+	NotFound    int32 = -1
+	NotAllowed  int32 = -2
+	BadArgument int32 = -3
+	LimitHit    int32 = -4
+)
+
+// Encodings of EncodeRef.
+const (
+	Base64 uint32 = iota
+	Base64URL
+	Hex
+	Percent
+)
+
+// Algorithms of Sign.
+const (
+	RS256 uint32 = iota + 1
+	EdDSA
+	ES256
+)
+
+// Next is what HandleRequest returns for "go on".
+const Next uint64 = 1
+
+// EOF is the upper half of what ReadBody returns at the body's end.
+const EOF uint64 = 1 << 32

@@ -1,0 +1,314 @@
+// Package decode reads JSON into Go values. It does what a policy's configuration
+// needs and no more: encoding/json would be 40 % of a small policy's module, and
+// more than half of the time that the node needs to compile it.
+//
+// It is stricter: names of fields are compared with regard to case, a name may
+// not come twice, text must be UTF-8. Its errors say where and what would be
+// right.
+package decode
+
+import (
+	"errors"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// Strict decodes text into *v, a bool, string, number, or a slice, map from
+// string, pointer or struct of such. Fields that *v does not have are errors.
+// null leaves things as they are. The error may come when part of *v was set.
+func Strict(text []byte, v any) error { return run(text, v, true) }
+
+// Lenient is Strict, but passes over fields that *v does not have.
+func Lenient(text []byte, v any) error { return run(text, v, false) }
+
+// maxDepth bounds what is nested in a value that is passed over.
+const maxDepth = 64
+
+type decoder struct {
+	text   []byte
+	pos    int
+	strict bool
+	path   []string // of the value that is read, such as also, [1], .paths
+}
+
+func run(text []byte, v any, strict bool) error {
+	d := &decoder{text: text, strict: strict}
+	if err := d.value(reflect.ValueOf(v).Elem()); err != nil {
+		return err
+	}
+	if d.peek() != 0 || d.pos < len(d.text) {
+		return d.fail("there is more after the value")
+	}
+	return nil
+}
+
+// fail is an error at the current position.
+func (d *decoder) fail(reason string) error {
+	line, column := 1, 1
+	for _, c := range d.text[:min(d.pos, len(d.text))] {
+		if column++; c == '\n' {
+			line, column = line+1, 1
+		}
+	}
+	return errors.New("line " + strconv.Itoa(line) + ", column " + strconv.Itoa(column) + ": " + reason)
+}
+
+// wrong is an error about the value that is read.
+func (d *decoder) wrong(reason string) error {
+	path := strings.TrimPrefix(strings.Join(d.path, ""), ".")
+	if path == "" {
+		return errors.New(reason)
+	}
+	return errors.New(path + ": " + reason)
+}
+
+// peek is the next character that is no space, 0 at the end.
+func (d *decoder) peek() byte {
+	for ; d.pos < len(d.text); d.pos++ {
+		switch c := d.text[d.pos]; c {
+		case ' ', '\t', '\r', '\n':
+		default:
+			return c
+		}
+	}
+	return 0
+}
+
+// take passes over c, if that comes next.
+func (d *decoder) take(c byte) bool {
+	if d.peek() != c || d.pos == len(d.text) {
+		return false
+	}
+	d.pos++
+	return true
+}
+
+// word passes over a word such as null, if that comes next.
+func (d *decoder) word(w string) bool {
+	if d.peek(); !strings.HasPrefix(string(d.text[d.pos:min(len(d.text), d.pos+len(w))]), w) {
+		return false
+	}
+	d.pos += len(w)
+	return true
+}
+
+// found is what the value that comes next is, for errors.
+func (d *decoder) found() string {
+	switch c := d.peek(); {
+	case c == '{':
+		return "an object"
+	case c == '[':
+		return "a list"
+	case c == '"':
+		return "text"
+	case c == 't' || c == 'f':
+		return "true or false"
+	case c == '-' || c >= '0' && c <= '9':
+		return "a number"
+	}
+	return ""
+}
+
+// mismatch is an error: wanted is not what comes next.
+func (d *decoder) mismatch(wanted string) error {
+	found := d.found()
+	if found == "" {
+		return d.unexpected(wanted)
+	}
+	return d.wrong("this is " + wanted + ", not " + found)
+}
+
+func (d *decoder) unexpected(wanted string) error {
+	if d.peek(); d.pos >= len(d.text) {
+		return d.fail("the JSON ends where " + wanted + " should be")
+	}
+	return d.fail("there should be " + wanted)
+}
+
+func (d *decoder) value(v reflect.Value) error {
+	if d.word("null") {
+		return nil
+	}
+	switch v.Kind() {
+	case reflect.Pointer:
+		if v.IsNil() {
+			v.Set(reflect.New(v.Type().Elem()))
+		}
+		return d.value(v.Elem())
+	case reflect.Struct:
+		return d.object(func(name string) error {
+			field, ok := fieldOf(v, name)
+			switch {
+			case ok:
+				return d.value(field)
+			case d.strict:
+				return d.unknown(v.Type(), name)
+			}
+			return d.skip(maxDepth)
+		})
+	case reflect.Map:
+		if v.Type().Key() != reflect.TypeFor[string]() {
+			return d.unfit(v)
+		}
+		if v.IsNil() {
+			v.Set(reflect.MakeMap(v.Type()))
+		}
+		return d.object(func(name string) error {
+			element := reflect.New(v.Type().Elem()).Elem()
+			if err := d.value(element); err != nil {
+				return err
+			}
+			v.SetMapIndex(reflect.ValueOf(name), element)
+			return nil
+		})
+	case reflect.Slice:
+		v.Set(reflect.MakeSlice(v.Type(), 0, 0))
+		return d.list(func() error {
+			element := reflect.New(v.Type().Elem()).Elem()
+			if err := d.value(element); err != nil {
+				return err
+			}
+			v.Set(reflect.Append(v, element))
+			return nil
+		})
+	}
+	return d.scalar(v)
+}
+
+func (d *decoder) scalar(v reflect.Value) error {
+	switch v.Kind() {
+	case reflect.String:
+		if d.peek() != '"' {
+			return d.mismatch("text")
+		}
+		text, err := d.string()
+		v.SetString(text)
+		return err
+	case reflect.Bool:
+		switch {
+		case d.word("true"):
+			v.SetBool(true)
+		case d.word("false"):
+			v.SetBool(false)
+		default:
+			return d.mismatch("true or false")
+		}
+		return nil
+	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
+		return d.number(func(text string) error {
+			n, err := strconv.ParseInt(text, 10, 64)
+			if err != nil || v.OverflowInt(n) {
+				return d.wrong("this is a whole number, of a size that fits, not " + text)
+			}
+			v.SetInt(n)
+			return nil
+		})
+	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		return d.number(func(text string) error {
+			n, err := strconv.ParseUint(text, 10, 64)
+			if err != nil || v.OverflowUint(n) {
+				return d.wrong("this is a whole number from 0, of a size that fits, not " + text)
+			}
+			v.SetUint(n)
+			return nil
+		})
+	case reflect.Float32, reflect.Float64:
+		return d.number(func(text string) error {
+			n, err := strconv.ParseFloat(text, 64)
+			if err != nil || v.OverflowFloat(n) {
+				return d.wrong("this number is too large: " + text)
+			}
+			v.SetFloat(n)
+			return nil
+		})
+	}
+	return d.unfit(v)
+}
+
+// unfit is an error about a type that the policy's author chose.
+func (d *decoder) unfit(v reflect.Value) error {
+	return d.wrong("the policy's type " + v.Type().String() + " cannot be given in JSON")
+}
+
+// object reads an object; field reads the value of each name.
+func (d *decoder) object(field func(name string) error) error {
+	if !d.take('{') {
+		return d.mismatch("an object")
+	}
+	if d.take('}') {
+		return nil
+	}
+	names := map[string]bool{}
+	for {
+		if d.peek() != '"' {
+			return d.unexpected("a name in quotes")
+		}
+		name, err := d.string()
+		if err != nil {
+			return err
+		}
+		d.path = append(d.path, "."+name)
+		if names[name] {
+			return d.wrong("this is there twice")
+		}
+		names[name] = true
+		if !d.take(':') {
+			return d.unexpected("a colon")
+		}
+		if err := field(name); err != nil {
+			return err
+		}
+		d.path = d.path[:len(d.path)-1]
+		if d.take('}') {
+			return nil
+		}
+		if !d.take(',') {
+			return d.unexpected("a comma or }")
+		}
+	}
+}
+
+// list reads a list; element reads each value.
+func (d *decoder) list(element func() error) error {
+	if !d.take('[') {
+		return d.mismatch("a list")
+	}
+	if d.take(']') {
+		return nil
+	}
+	for i := 0; ; i++ {
+		d.path = append(d.path, "["+strconv.Itoa(i)+"]")
+		if err := element(); err != nil {
+			return err
+		}
+		d.path = d.path[:len(d.path)-1]
+		if d.take(']') {
+			return nil
+		}
+		if !d.take(',') {
+			return d.unexpected("a comma or ]")
+		}
+	}
+}
+
+// skip passes over a value.
+func (d *decoder) skip(depth int) error {
+	if depth == 0 {
+		return d.fail("this is nested too deeply")
+	}
+	switch c := d.peek(); {
+	case c == '{':
+		return d.object(func(string) error { return d.skip(depth - 1) })
+	case c == '[':
+		return d.list(func() error { return d.skip(depth - 1) })
+	case c == '"':
+		_, err := d.string()
+		return err
+	case c == '-' || c >= '0' && c <= '9':
+		return d.number(func(string) error { return nil })
+	case d.word("true"), d.word("false"), d.word("null"):
+		return nil
+	}
+	return d.unexpected("a value")
+}

@@ -1,0 +1,46 @@
+package sdk
+
+import (
+	"encoding/binary"
+	"time"
+
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
+)
+
+// What KVGet, KVSet and KVAdd keep is in the node's memory: shared by all
+// exchanges of one owner with policies of this name, and gone when the node ends.
+// There is room for 1,024 keys of at most 256 bytes, values of 4 KiB and 1 MiB in
+// all; beyond that ErrLimit.
+
+// KVGet is the value of key, or false if there is none.
+func KVGet(key string) ([]byte, bool, error) {
+	n, err := fetchOf("kv_get", key, func(buf []byte) int32 { return abi.KVGet(key, buf) })
+	if e, ok := err.(*HostError); ok && e.Err == ErrNotFound {
+		return nil, false, nil
+	}
+	return append([]byte(nil), n...), err == nil, err
+}
+
+// KVSet keeps value under key for so long; 0 is as long as the node runs.
+func KVSet(key string, value []byte, ttl time.Duration) error {
+	if code := abi.KVSet(key, value, milliseconds(ttl)); code < 0 {
+		return failure("kv_set", key, code)
+	}
+	return nil
+}
+
+// KVAdd adds delta to the counter key, at once for all instances, and is its new
+// value. A counter that is not there begins with 0 and ends after ttl; 0 is as
+// long as the node runs.
+func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
+	var sum [8]byte
+	if code := abi.KVAdd(key, delta, milliseconds(ttl), &sum); code < 0 {
+		return 0, failure("kv_add", key, code)
+	}
+	return int64(binary.LittleEndian.Uint64(sum[:])), nil
+}
+
+// milliseconds rounds up, so that what is short does not become for ever.
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}

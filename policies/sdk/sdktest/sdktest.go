@@ -1,0 +1,203 @@
+//go:build !wasip1
+
+// Package sdktest runs a policy natively, in `go test`, with a host that stands in
+// for the node.
+//
+//	func TestTokenIsAdded(t *testing.T) {
+//		p := sdktest.New(t, `{"scheme":"Bearer"}`)
+//		p.Secrets["token"] = "s3cret"
+//		got := p.Send(sdktest.Get("https://api.example.com/user"))
+//		if got.Header.Get("Authorization") != "Bearer s3cret" {
+//			t.Errorf("sent %v", got.Header)
+//		}
+//	}
+//
+// The policy is the one that the tested program gives to sdk.Serve. Tests of this
+// package are not run in parallel: a program has one policy.
+package sdktest
+
+import (
+	"bytes"
+	"io"
+	"maps"
+	"net/http"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
+)
+
+// Policy is a policy with what the node knows when it runs it.
+type Policy struct {
+	// Secrets by the names that the policy uses. Of Sign they are keys in PEM.
+	Secrets map[string]string
+	// Sandbox is who sends.
+	Sandbox Sandbox
+	// Now is what the policy takes the time to be. It stands still.
+	Now time.Time
+	// Upstream answers what the policy lets through: 200 without a body, if nil.
+	Upstream func(*http.Request) *http.Response
+	// MaxBody bounds bodies that are buffered, as the node does; 0 is 1 MiB.
+	MaxBody int
+
+	config   string
+	features uint32
+	kv       kv
+}
+
+// Sandbox is who sends.
+type Sandbox struct {
+	ID     string            `json:"id"`
+	Name   string            `json:"name"`
+	Owner  string            `json:"owner"`
+	Labels map[string]string `json:"labels"`
+}
+
+// New starts the policy with a configuration, and fails the test if it refuses it.
+func New(t testing.TB, config string) *Policy {
+	t.Helper()
+	p, err := Start(config)
+	if err != nil {
+		t.Fatalf("the policy refuses its configuration: %v", err)
+	}
+	return p
+}
+
+// Start starts the policy with a configuration, or says why it refuses it.
+func Start(config string) (*Policy, error) {
+	if abi.Loaded.Start == nil {
+		panic("sdktest: this program has not called sdk.Serve in func init")
+	}
+	p := &Policy{
+		Secrets: map[string]string{},
+		Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Owner: "tester", Labels: map[string]string{}},
+		Now:     time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		config:  config,
+	}
+	return p, p.start()
+}
+
+// running is whose instance the program is at the moment: there is one only, so
+// tests that take turns with several policies find theirs started anew.
+var running *Policy
+
+// start is what happens to an instance before its first exchange.
+func (p *Policy) start() error {
+	h := &host{policy: p}
+	var err error
+	abi.With(h, func() { err = abi.Loaded.Start() })
+	p.features, running = h.features, p
+	return err
+}
+
+// Get is a GET request.
+func Get(url string) *http.Request { return Request("GET", url, "") }
+
+// Request is a request with that body. It panics if the address is none.
+func Request(method, url, body string) *http.Request {
+	r, err := http.NewRequest(method, url, strings.NewReader(body))
+	if err != nil {
+		panic(err)
+	}
+	r.Header.Set("User-Agent", "test")
+	return r
+}
+
+// Result is what became of a request.
+type Result struct {
+	// Denied, with its reason.
+	Denied bool
+	Reason string
+
+	// What was sent upstream, with secrets in the place of references; Method is
+	// empty if nothing was.
+	Method string
+	URI    string
+	Header http.Header
+	Body   string
+
+	// What the client gets, unless it was denied.
+	Response     *http.Response
+	ResponseBody string
+
+	Notes []string // of the audit log
+	Log   []string
+}
+
+// Send runs a request through the policy and, if that lets it, to Upstream.
+func (p *Policy) Send(r *http.Request) Result {
+	if running != p {
+		if err := p.start(); err != nil {
+			return Result{Denied: true, Reason: err.Error()}
+		}
+	}
+	h := newHost(p, r)
+	var next uint64
+	abi.With(h, func() { next = abi.Loaded.HandleRequest() })
+	if !h.denied && next&1 == 1 {
+		h.forward()
+		abi.With(h, func() { abi.Loaded.HandleResponse(uint32(next>>32), 0) })
+	}
+	return h.result()
+}
+
+// forward sends what the policy made to the upstream.
+func (h *host) forward() {
+	sent := Result{
+		Method: h.method, URI: h.render(h.uri), Header: http.Header{},
+		Body: h.render(string(h.requestBody())),
+	}
+	for name, values := range h.requestHeader {
+		for _, v := range values {
+			sent.Header.Add(name, h.render(v))
+		}
+	}
+	h.sent = sent
+	response := &http.Response{StatusCode: 200}
+	if h.policy.Upstream != nil {
+		r := Request(sent.Method, h.url.Scheme+"://"+h.url.Host+sent.URI, sent.Body)
+		maps.Copy(r.Header, sent.Header)
+		response = h.policy.Upstream(r)
+	}
+	h.status = response.StatusCode
+	h.responseHeader = http.Header{}
+	maps.Copy(h.responseHeader, response.Header)
+	if response.Body != nil {
+		defer response.Body.Close()
+		body, err := io.ReadAll(response.Body)
+		if err != nil {
+			panic(err)
+		}
+		h.came[abi.ResponseBody] = body
+	}
+	h.afterNext = true
+}
+
+func (h *host) result() Result {
+	r := h.sent
+	r.Notes, r.Log = h.notes, h.log
+	if h.denied {
+		r.Denied, r.Reason = true, h.reason
+		return r
+	}
+	body := h.came[abi.ResponseBody]
+	if h.written[abi.ResponseBody] != nil {
+		body = h.written[abi.ResponseBody].Bytes()
+	}
+	r.ResponseBody = string(body)
+	r.Response = &http.Response{StatusCode: h.status, Header: h.responseHeader, Body: io.NopCloser(bytes.NewReader(body))}
+	return r
+}
+
+func pathAndQuery(u *url.URL) string {
+	uri := u.EscapedPath()
+	if uri == "" {
+		uri = "/"
+	}
+	if u.RawQuery != "" || u.ForceQuery {
+		uri += "?" + u.RawQuery
+	}
+	return uri
+}
