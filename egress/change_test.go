@@ -1,0 +1,261 @@
+package egress
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+)
+
+func TestRulesWithMistakesChangeNothing(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("note", noting("a note"))
+	good := through("a.web.test", "note", "")
+	b.rules(good)
+	for name, c := range map[string]struct {
+		rules []rule.Rule
+		want  []string
+	}{
+		"a pattern":         {[]rule.Rule{good, {Name: "bad", Hosts: []string{"*a.test"}, Action: rule.Allow}}, []string{"rule 2 (bad)", "hosts[0]"}},
+		"a policy":          {[]rule.Rule{good, {Name: "bad", Hosts: []string{"b.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "note"}, {Policy: "nobodys"}}}}, []string{"rule 2 (bad)", "policies[1]", "no policy has this name"}},
+		"several":           {[]rule.Rule{through("b.test", "nobodys", ""), {Name: "bad", Hosts: []string{"c.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "nothing"}}}}, []string{"rule 1 (through)", "rule 2 (bad)"}},
+		"private":           {[]rule.Rule{{Name: "bad", Hosts: []string{"b.test"}, Private: true, Action: rule.Allow}}, []string{"private"}},
+		"the same name":     {[]rule.Rule{good, good}, []string{"rule 2 (through)"}},
+		"no action at all ": {[]rule.Rule{{Name: "bad", Hosts: []string{"b.test"}}}, []string{"action"}},
+	} {
+		_, err := r.SetRules(within(t), owner, b.sb.ID, c.rules, nil)
+		for _, want := range c.want {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: got %v, want %q", name, err, want)
+			}
+		}
+	}
+	stale := int64(0)
+	if _, err := r.SetRules(within(t), owner, b.sb.ID, nil, &stale); !errors.Is(err, ruleset.ErrRevision) {
+		t.Errorf("rules of another revision: %v", err)
+	}
+	full := errors.New("the disk is full")
+	r.documents.failWith(full)
+	if _, err := r.SetRules(within(t), owner, b.sb.ID, nil, nil); !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	r.documents.failWith(nil)
+	if set, _ := r.Rules(within(t), owner, b.sb.ID); set.Revision != 1 || len(set.Rules) != 1 {
+		t.Errorf("the rules are %+v", set)
+	}
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	if e := b.entry("a.web.test", nil); len(e.Notes) != 1 {
+		t.Errorf("the policy did not run: %+v", e)
+	}
+	r.uses(t, 1)
+}
+
+// uses fails the test unless that many policies are ready.
+func (r *rig) uses(t *testing.T, want int) {
+	t.Helper()
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	if len(r.pool.ready) != want || len(r.pool.compiled) > want {
+		t.Errorf("%d policies are ready, of %d modules; want %d", len(r.pool.ready), len(r.pool.compiled), want)
+	}
+}
+
+func TestPushesWithMistakesChangeNothing(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("note", noting("first"))
+	b.rules(through("a.web.test", "note", ""))
+	if _, err := r.SetRules(within(t), owner, "", []rule.Rule{through("b.web.test", "note", "")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	var invalid *modules.InvalidError
+	for name, wasm := range map[string][]byte{"text": []byte("no module"), "nothing": nil, "a part": noting("x")[:40], "much": bytes.Repeat([]byte{0}, modules.MaxModule+1)} {
+		if _, err := r.PutPolicy(within(t), owner, "note", wasm); !errors.As(err, &invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	full := errors.New("the disk is full")
+	r.documents.failWith(full)
+	if _, err := r.PutPolicy(within(t), owner, "note", noting("second")); !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	r.documents.failWith(nil)
+	if _, err := r.PutPolicy(within(t), owner, "no name", noting("second")); !errors.As(err, &invalid) {
+		t.Errorf("got %v", err)
+	}
+	if err := r.DeletePolicy(within(t), owner, "note"); !errors.Is(err, modules.ErrInUse) || !strings.Contains(err.Error(), "owner/through, sandbox/k3f9x2m7q1az/through") {
+		t.Errorf("got %v", err)
+	}
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	if e := b.entry("a.web.test", nil); len(e.Notes) != 1 || e.Notes[0] != "first" {
+		t.Errorf("the audit log says %+v", e)
+	}
+	r.uses(t, 1)
+	for _, scope := range []string{"", string(b.sb.ID)} {
+		if _, err := r.SetRules(within(t), owner, b.sb.ID[:len(scope)], nil, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.DeletePolicy(within(t), owner, "note"); err != nil {
+		t.Error(err)
+	}
+	if err := r.DeletePolicy(within(t), owner, "note"); !errors.Is(err, modules.ErrUnknown) {
+		t.Errorf("got %v", err)
+	}
+	r.uses(t, 0)
+}
+
+func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	never := rule.Rule{Name: "never", Hosts: []string{"a.web.test"}, Ports: []rule.Ports{{First: 443, Last: 443}}, Action: rule.Deny, Reason: "the node says no"}
+	for name, change := range map[string]func(*Settings){
+		"a rule":   func(s *Settings) { s.Rules = []rule.Rule{{Name: "bad", Hosts: []string{"*"}, Action: rule.Allow}} },
+		"a policy": func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "nobodys", "")} },
+		"a CA":     func(s *Settings) { s.UpstreamCAs = []byte("no PEM") },
+		"a proxy":  func(s *Settings) { s.UpstreamProxy = &url.URL{Scheme: "ftp", Host: "proxy.test"} },
+		"a limit":  func(s *Settings) { s.MaxConnections = 0 },
+		"default":  func(s *Settings) { s.Default = "perhaps" },
+	} {
+		if err := r.reload(change); err == nil {
+			t.Errorf("%s: it was taken", name)
+		}
+	}
+	s := *r.settings.Load()
+	s.Rules = []rule.Rule{never}
+	c, err := r.Prepare(within(t), s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Discard()
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{never} }); err != nil {
+		t.Fatal(err)
+	}
+	b.Client.CloseIdleConnections()
+	b.want(b.get("https://a.web.test/"), 403, "the node says no")
+	if err := r.reload(func(s *Settings) { s.Rules, s.Default = nil, rule.DenyAll }); err != nil {
+		t.Fatal(err)
+	}
+	if d := r.find(b.sb.ID).table.Load().Name("a.web.test"); d.Verdict != rule.VerdictDeny {
+		t.Errorf("got %+v", d)
+	}
+}
+
+// load asks one URL by several connections until stop, and returns how many
+// answers were not as they should be.
+func (b *box) load(url string, ok func(answer, error) bool) (stop func() (asked int64, wrong []string)) {
+	var asked atomic.Int64
+	var mu sync.Mutex
+	var wrong []string
+	r := newRequest(b.t, "GET", url, nil) // its own context would be kept for each until the test ends
+	end := make(chan struct{})
+	var running sync.WaitGroup
+	for range 2 { // beside others on few cores
+		running.Go(func() {
+			for {
+				select {
+				case <-end:
+					return
+				default:
+				}
+				a, err := b.try(r.Clone(context.Background()))
+				asked.Add(1)
+				if !ok(a, err) {
+					mu.Lock()
+					wrong = append(wrong, fmt.Sprint(a.status, a.body, err))
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	return func() (int64, []string) {
+		close(end)
+		running.Wait()
+		return asked.Load(), wrong
+	}
+}
+
+func TestRulesAreReplacedUnderLoad(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("note", noting("first"))
+	b.push("other", noting("second"))
+	b.rules(through("a.web.test", "note", ""))
+	stop := b.load("https://a.web.test/", func(a answer, err error) bool {
+		return err == nil && (a.status == 200 || a.status == 403 && strings.Contains(a.body, "for a while"))
+	})
+	deny := rule.Rule{Name: "deny", Hosts: []string{"a.web.test"}, Methods: []string{"GET"}, Action: rule.Deny, Reason: "for a while"}
+	for n := range 100 {
+		switch n % 4 {
+		case 0:
+			b.rules(through("a.web.test", "other", ""))
+		case 1:
+			b.rules(deny)
+		case 2:
+			b.rules(through("a.web.test", "note", ""))
+		case 3:
+			if err := r.reload(func(s *Settings) { s.MaxConnections++ }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := b.Explain(within(t), b.sb.ID, "GET", "https://a.web.test/", nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked, wrong := stop()
+	if len(wrong) > 0 || asked == 0 {
+		t.Errorf("of %d requests %d failed: %.1000v", asked, len(wrong), wrong)
+	}
+	r.uses(t, 1)
+}
+
+// make bench replaces one a thousand times.
+func TestAPolicyIsReplacedUnderLoad(t *testing.T) {
+	const replacements = 50
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("bearer", bearer(0))
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "bearer", "api"))
+	stop := b.load("https://a.web.test/", func(a answer, err error) bool { return err == nil && a.status == 200 })
+	before := heap()
+	for n := range replacements {
+		b.push("bearer", bearer(n+1))
+	}
+	asked, wrong := stop()
+	if len(wrong) > 0 || asked == 0 {
+		t.Errorf("of %d requests %d failed: %.1000v", asked, len(wrong), wrong)
+	}
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
+		t.Errorf("the server got %q", got)
+	}
+	r.uses(t, 1)
+	r.servers.mu.Lock()
+	r.servers.got = nil
+	r.servers.mu.Unlock()
+	grown := heap() - before
+	t.Logf("%d requests, %d KiB more", asked, grown>>10)
+	if grown > 20<<20 {
+		t.Errorf("the heap has %d KiB more", grown>>10)
+	}
+}
+
+func heap() int64 {
+	runtime.GC()
+	runtime.GC() // pools give up what they hold with the second
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}

@@ -1,0 +1,276 @@
+// Package egress is the way out of sandboxes: a network that knows whose every
+// connection is and by which name its destination was asked for, that lets
+// through what the rules permit, and that adds the credentials which the sandbox
+// never sees.
+//
+// Egress puts the parts together:
+//
+//	stack     packets of a sandbox ↔ connections
+//	dns       names ↔ addresses that stand for them
+//	rule      what may leave, and through which policies
+//	dial      resolves, checks and dials real addresses
+//	forward   a proxy: the same for programs that are in no sandbox
+//	intercept requests within TLS, by leaves of ca
+//	policy    runs WASM modules over requests
+//	vault     secrets; reference, placeholder and scrub keep them out of sandboxes
+//	audit     what was decided
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/ca"
+	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/seal"
+	"github.com/doze-run/doze/egress/stack"
+	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Devices makes network devices in sandboxes; the comments of netns.Client are the
+// contract.
+type Devices interface {
+	TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, error)
+}
+
+// Documents keeps what must outlive the node; the comments of store.Badger are the
+// contract.
+type Documents interface {
+	PutDocument(ctx context.Context, kind, name string, value []byte) error
+	DeleteDocument(ctx context.Context, kind, name string) error
+	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+}
+
+// Sandboxes is what egress needs of *sandbox.Manager, whose comments are the
+// contract.
+type Sandboxes interface {
+	ByID(id sandbox.ID) (sandbox.Sandbox, bool)
+	Touch(id sandbox.ID)
+	// Rouse is the Manager's, without the lease: a program that does not read must
+	// not keep its sandbox awake.
+	Rouse(ctx context.Context, id sandbox.ID) error
+}
+
+// manager is a Manager as Sandboxes.
+type manager struct{ *sandbox.Manager }
+
+func (m manager) Rouse(ctx context.Context, id sandbox.ID) error {
+	lease, err := m.Manager.Rouse(ctx, id)
+	if err != nil {
+		return err
+	}
+	lease.Release()
+	return nil
+}
+
+// Config of an Egress. All but Operator and Log are required.
+type Config struct {
+	// Folder is where modules and their compiled forms are kept.
+	Folder    string
+	Documents Documents
+	Devices   Devices
+	// Operator is the owner whose secrets and modules the node's rules use.
+	Operator string
+	// Settings to begin with.
+	Settings Settings
+	Log      *slog.Logger
+}
+
+// Egress is the way out of all sandboxes of a node. It implements
+// sandbox.Uplink.
+type Egress struct {
+	cfg            Config
+	log            *slog.Logger
+	vault          *vault.Vault
+	sets           *ruleset.Sets
+	modules        *modules.Modules
+	pool           *pool
+	ca             *ca.Authority
+	server         *intercept.Server
+	audit          *audit.Log
+	budget         *stack.Budget
+	key            *seal.Key
+	names          *nameBook
+	filters        *filters
+	placeholderKey []byte
+
+	upstream atomic.Pointer[upstreams]
+	settings atomic.Pointer[Settings]
+	// sandboxes is set by Bind, before anything is attached.
+	sandboxes Sandboxes
+
+	ctx context.Context // ends with Close
+	end context.CancelFunc
+
+	// changing is held while rules, modules or settings are replaced.
+	changing sync.Mutex
+	node     *layer                // guarded by changing
+	owners   map[string]*layer     // guarded by changing
+	own      map[sandbox.ID]*layer // of sandboxes, guarded by changing
+
+	mu      sync.RWMutex
+	members map[sandbox.ID]*member
+	outside map[string]*outside // by owner
+	closed  bool
+	// served are the connections and requests from outside of sandboxes.
+	served sync.WaitGroup
+}
+
+// maxWide bounds the connections of all sandboxes whose buffers may grow: to some
+// 2.5 MiB each, so that all of them take 1.3 GiB at most.
+const maxWide = 512
+
+// Open reads what is kept, and makes what is missing: the key that seals
+// secrets, and the certificate authority.
+func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if err := os.MkdirAll(cfg.Folder, 0o700); err != nil {
+		return nil, fmt.Errorf("making the folder of egress: %w", err)
+	}
+	e := &Egress{
+		cfg: cfg, log: cfg.Log,
+		audit:   audit.New(audit.Config{Log: cfg.Log}),
+		budget:  stack.NewBudget(cfg.Settings.MaxConnections, maxWide),
+		owners:  map[string]*layer{},
+		own:     map[sandbox.ID]*layer{},
+		members: map[sandbox.ID]*member{},
+		outside: map[string]*outside{},
+		filters: newFilters(),
+	}
+	e.ctx, e.end = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, e.Close())
+		}
+	}()
+	if err := e.openKept(ctx); err != nil {
+		return nil, err
+	}
+	if err := e.openModules(ctx); err != nil {
+		return nil, err
+	}
+	change, err := e.Prepare(ctx, cfg.Settings)
+	if err != nil {
+		return nil, err
+	}
+	change.Apply()
+	return e, e.armOwners(ctx)
+}
+
+// openKept opens what is in the store.
+func (e *Egress) openKept(ctx context.Context) (err error) {
+	documents := e.cfg.Documents
+	if e.key, err = seal.Open(filepath.Join(e.cfg.Folder, "seal.key")); err != nil {
+		return err
+	}
+	if err := e.openPlaceholderKey(ctx); err != nil {
+		return err
+	}
+	if e.vault, err = vault.Open(ctx, documents, e.key); err != nil {
+		return err
+	}
+	if e.sets, err = ruleset.Open(ctx, documents); err != nil {
+		return err
+	}
+	for _, fault := range slices.Concat(e.vault.Faults(), e.sets.Faults()) {
+		e.log.Error("something that is stored cannot be used", "error", fault)
+	}
+	if e.names, err = openNameBook(ctx, documents, e.log); err != nil {
+		return err
+	}
+	if e.ca, err = ca.Open(ctx, ca.Config{Records: caRecords{documents}, Sealer: e.key, Log: e.log}); err != nil {
+		return err
+	}
+	e.server = intercept.New(intercept.Config{Certificate: e.ca.Certificate, Log: e.log})
+	return nil
+}
+
+func (e *Egress) openModules(ctx context.Context) error {
+	s := e.cfg.Settings
+	host, err := policy.NewHost(policy.Config{
+		CacheDir:    filepath.Join(e.cfg.Folder, "compiled"),
+		MemoryLimit: int(s.PolicyMemory),
+		TimeLimit:   s.PolicyTime,
+		Log:         e.log,
+	})
+	if err != nil {
+		return err
+	}
+	e.pool = newPool(host)
+	if e.modules, err = modules.Open(ctx, e.cfg.Documents, filepath.Join(e.cfg.Folder, "policies")); err != nil {
+		return err
+	}
+	for _, fault := range e.modules.Faults() {
+		e.log.Error("a policy that is stored cannot be used", "error", fault)
+	}
+	return nil
+}
+
+// armOwners makes the rules of owners ready that were given before; those of
+// sandboxes follow when they are attached.
+func (e *Egress) armOwners(ctx context.Context) (err error) {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	for scope := range e.sets.All() {
+		if owner := scope.Owner(); owner != "" {
+			if e.owners[owner], err = e.armKept(ctx, scope, owner); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Bind implements node.Uplink.
+func (e *Egress) Bind(m *sandbox.Manager) { e.bind(manager{m}) }
+
+func (e *Egress) bind(s Sandboxes) { e.sandboxes = s }
+
+// Close detaches every sandbox and ends what runs.
+func (e *Egress) Close() error {
+	e.mu.Lock()
+	e.closed = true
+	members := slices.Collect(maps.Values(e.members))
+	e.mu.Unlock()
+	e.end()
+	for _, m := range members {
+		m.end()
+	}
+	e.served.Wait()
+	var errs []error
+	if e.server != nil {
+		errs = append(errs, e.server.Close())
+	}
+	if e.names != nil {
+		e.names.close()
+	}
+	if u := e.upstream.Swap(nil); u != nil {
+		u.retire()
+	}
+	if e.pool != nil {
+		errs = append(errs, e.pool.host.Close())
+	}
+	e.audit.Close()
+	return errors.Join(errs...)
+}
+
+// Trust implements sandbox.Uplink.
+func (e *Egress) Trust() []byte { return e.ca.Bundle() }
+
+// Bundle is the certificates (PEM) that sandboxes trust besides public ones.
+func (e *Egress) Bundle() []byte { return e.ca.Bundle() }

@@ -1,0 +1,398 @@
+package egress
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/dial"
+	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/placeholder"
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/reference"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/vault"
+)
+
+// Codes of refusals. They do not change.
+const (
+	codeDenied      = "egress_denied"       // by a rule, or for want of one
+	codePolicy      = "policy_denied"       // by a policy, or because it failed
+	codeSecret      = "secret_refused"      // a secret must not go there
+	codePlaceholder = "placeholder_refused" // a placeholder must not go there
+)
+
+// handler serves the requests of a connection.
+func (m *sender) handler(to destination, tls bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		x := &exchange{m: m, to: to, tls: tls, began: time.Now()}
+		x.entry = audit.Entry{
+			Kind: audit.Request, Host: to.host, Port: to.port,
+			Method: r.Method, Path: r.URL.EscapedPath(),
+		}
+		x.serve(w, r)
+	})
+}
+
+// exchange is a request with its response.
+type exchange struct {
+	m       *sender
+	to      destination
+	tls     bool
+	began   time.Time
+	refs    *reference.Set // made when a policy asks for a secret
+	policy  policy.Exchange
+	table   *table // that decided
+	decided rule.Decision
+	entry   audit.Entry
+
+	exchanged *placeholder.Exchanged // nil: none was in it
+	sent      sent
+}
+
+func (x *exchange) serve(w http.ResponseWriter, r *http.Request) {
+	defer x.record()
+	steps, err := x.decide(r)
+	defer release(steps)
+	x.entry.Rule = x.decided.Rule
+	switch {
+	case err != nil:
+		x.refuse(w, r, http.StatusForbidden, codePolicy, err.Error())
+	case x.decided.Verdict == rule.VerdictAllow:
+		x.permit(w, r, steps)
+	case x.decided.Verdict == rule.VerdictAnswer:
+		x.answer(w, x.decided.Answer)
+	default:
+		x.refuse(w, r, http.StatusForbidden, codeDenied, x.decided.Reason)
+	}
+}
+
+// decide decides on the request and retains the policies that it has to pass.
+func (x *exchange) decide(r *http.Request) ([]policy.Step, error) {
+	request := x.ruleRequest(r)
+	for {
+		x.table = x.m.table.Load()
+		x.decided = x.table.Decide(request)
+		steps, err := x.steps()
+		if !errors.Is(err, errReplaced) {
+			return steps, err
+		}
+		// The table was, too, before its policies were released: the next one has
+		// others.
+	}
+}
+
+// ruleRequest is a request as rules see it.
+func (x *exchange) ruleRequest(r *http.Request) rule.Request {
+	return rule.Request{
+		Host: x.to.host, Port: x.to.port, HTTPS: x.tls,
+		Method: r.Method, Path: r.URL.EscapedPath(), Header: r.Header,
+	}
+}
+
+// recheck says why a request must not be sent that policies have changed: the
+// rules hold for what is sent, too. An owner's policy must not make a request of
+// one that the node's rules permit which they deny, or which has to pass others of
+// their policies.
+func (x *exchange) recheck(r *http.Request) (reason string) {
+	now := x.table.Decide(x.ruleRequest(r))
+	switch {
+	case now.Verdict == rule.VerdictDeny:
+		return "as its policies changed it, " + now.Reason
+	case now.Verdict != x.decided.Verdict, !slices.Equal(policySteps(now), policySteps(x.decided)):
+		return "its policies changed it into one to which other rules apply"
+	}
+	return ""
+}
+
+// policyStep is what makes two steps of chains the same.
+type policyStep struct{ rule, policy, config string }
+
+func policySteps(d rule.Decision) []policyStep {
+	steps := make([]policyStep, len(d.Chain))
+	for i, s := range d.Chain {
+		steps[i] = policyStep{s.Rule, s.Policy, string(s.Config)}
+	}
+	return steps
+}
+
+// record writes what came of it.
+func (x *exchange) record() {
+	x.entry.Duration = audit.Took(time.Since(x.began))
+	x.entry.Notes = x.policy.Notes
+	x.m.record(x.entry)
+}
+
+// refuse answers that the request was denied, and why.
+func (x *exchange) refuse(w http.ResponseWriter, r *http.Request, status int, code, reason string) {
+	x.denied(status, reason)
+	intercept.Refuse(w, r, status, intercept.Refusal{
+		Code: code, Reason: reason, Host: x.to.host, Rule: x.decided.Rule,
+	})
+}
+
+// denied notes that the request was refused.
+func (x *exchange) denied(status int, reason string) {
+	x.entry.Verdict, x.entry.Reason, x.entry.Status = audit.Deny, reason, status
+}
+
+// answer gives a rule's own response.
+func (x *exchange) answer(w http.ResponseWriter, a *rule.Answer) {
+	x.entry.Verdict, x.entry.Status = audit.Answer, a.Status
+	for name, value := range a.Headers {
+		w.Header().Set(name, value)
+	}
+	w.WriteHeader(a.Status)
+	n, _ := w.Write([]byte(a.Body)) // who left does not hear it
+	x.entry.BytesIn = int64(n)
+}
+
+// permit runs the policies and sends the request on.
+func (x *exchange) permit(w http.ResponseWriter, r *http.Request, steps []policy.Step) {
+	x.entry.Verdict = audit.Allow
+	if len(steps) == 0 {
+		x.forward(w, r)
+		return
+	}
+	x.policy.Sandbox = x.m.identity()
+	x.policy.Host = x.to.host
+	denial, err := policy.Serve(w, r, &x.policy, steps, http.HandlerFunc(x.forwardChanged))
+	if denial != nil && denial.Detail != "" { // for the policy's author; a sandbox can cause any number
+		x.m.e.log.Debug("a policy failed", "sandbox", x.m.id, "policy", denial.Policy, "detail", denial.Detail)
+	}
+	switch {
+	case denial != nil && err != nil:
+		x.denied(0, denial.Error())
+		panic(err) // cuts the response
+	case denial != nil && denial.Secret:
+		x.refuse(w, r, denial.Status, codeSecret, denial.Error())
+	case denial != nil:
+		x.refuse(w, r, denial.Status, codePolicy, denial.Error())
+	case x.policy.Answered != "":
+		x.entry.Verdict, x.entry.Status = audit.Answer, x.policy.Status
+		x.entry.Reason = "answered by policy " + x.policy.Answered
+	}
+}
+
+// errReplaced: rules were replaced while a request was decided on.
+var errReplaced = errors.New("the policy was replaced")
+
+// steps are the policies of the decision, retained, each with the secrets that its
+// rule names for it.
+func (x *exchange) steps() (steps []policy.Step, err error) {
+	x.entry.Policies = nil
+	defer func() {
+		if err != nil {
+			release(steps)
+			steps = nil
+		}
+	}()
+	for _, s := range x.decided.Chain {
+		l := x.table.layerOf(s.Source)
+		p, err := l.policy(s.Use)
+		if err != nil {
+			return steps, err
+		}
+		if !p.policy.Retain() {
+			return steps, errReplaced
+		}
+		x.entry.Policies = append(x.entry.Policies, audit.Policy{Name: s.Policy, Digest: p.key.digest})
+		steps = append(steps, policy.Step{Policy: p.policy, Namespace: l.owner, Secrets: stepSecrets{x, l.owner, s.Secrets}})
+	}
+	return steps, nil
+}
+
+func release(steps []policy.Step) {
+	for _, s := range steps {
+		s.Policy.Release()
+	}
+}
+
+// forwardChanged is forward for a request that policies may have changed.
+func (x *exchange) forwardChanged(w http.ResponseWriter, r *http.Request) {
+	if reason := x.recheck(r); reason != "" {
+		x.refuse(w, r, http.StatusForbidden, codeDenied, reason)
+		return
+	}
+	x.forward(w, r)
+}
+
+// forward sends the request as the policies made it, with the secrets in their
+// places, and the response back without them.
+func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
+	if err := x.exchangePlaceholders(r); err != nil {
+		x.refuse(w, r, http.StatusForbidden, codePlaceholder, err.Error())
+		return
+	}
+	if err := x.render(r); err != nil {
+		x.refuse(w, r, http.StatusForbidden, codeSecret, err.Error())
+		return
+	}
+	filter := x.filter()
+	r = way{x.m.name(), x.decided.Private}.along(r)
+	result := x.m.e.upstream.Load().forwarder.Forward(w, r, filter)
+	x.entry.Status, x.entry.BytesIn, x.entry.BytesOut = result.Status, result.BytesIn, result.BytesOut
+	x.entry.Address = result.Address.Addr()
+	x.used(x.exchanged.Names())
+	if refused := x.exchanged.Refused(); refused != nil {
+		x.entry.Verdict, x.entry.Reason = audit.Deny, refused.Error()
+	} else if result.Err != nil {
+		x.entry.Verdict, x.entry.Reason = verdictOf(result.Err), result.Err.Error()
+		x.entry.Address = refusedAddress(result.Err, x.entry.Address)
+	}
+}
+
+// render puts secrets in the place of references: in the header and the URL, and
+// in the body if a policy wrote it. What a client wrote is not looked into, for
+// nobody outside knows a reference.
+func (x *exchange) render(r *http.Request) error {
+	if x.refs == nil {
+		return nil
+	}
+	used, err := x.refs.Render(r)
+	x.used(used)
+	if err != nil || !x.policy.WroteBody {
+		return err
+	}
+	used, err = x.refs.RenderBody(r)
+	x.used(used)
+	return err
+}
+
+// verdictOf is what is written of a request or connection that failed.
+func verdictOf(err error) audit.Verdict {
+	var refused *dial.RefusedError
+	if errors.As(err, &refused) {
+		return audit.Deny
+	}
+	return audit.Error
+}
+
+// refusedAddress is the one for which an error is a refusal, or else known.
+func refusedAddress(err error, known netip.Addr) netip.Addr {
+	var refused *dial.RefusedError
+	if errors.As(err, &refused) {
+		return refused.Address
+	}
+	return known
+}
+
+// used notes names of secrets that were put in.
+func (x *exchange) used(names []string) {
+	for _, n := range names {
+		_, name := cutOwner(n)
+		if !slices.Contains(x.entry.Secrets, name) {
+			x.entry.Secrets = append(x.entry.Secrets, name)
+		}
+	}
+}
+
+// value returns a secret, named by owner and name, for this request: only over
+// TLS, which is always verified, and only to a host that it is bound to. It is
+// called from the goroutine that reads the request's body, too.
+func (x *exchange) value(ownerAndName string) ([]byte, error) {
+	owner, name := cutOwner(ownerAndName)
+	if !x.tls {
+		return nil, fmt.Errorf("secret %q is sent over TLS only: use https", name)
+	}
+	value, err := x.m.e.vault.Use(owner, name, x.to.host)
+	switch {
+	case errors.Is(err, vault.ErrNotBound):
+		return nil, fmt.Errorf("secret %q is not bound to %s", name, x.to.host)
+	case errors.Is(err, vault.ErrUnknown):
+		return nil, fmt.Errorf("there is no secret %q", name)
+	case err != nil:
+		return nil, err
+	}
+	return value, x.sent.add(name, value)
+}
+
+// cutOwner splits what secrets are called here. Owners may have a slash in their
+// names, secrets have none.
+func cutOwner(ownerAndName string) (owner, name string) {
+	i := strings.LastIndexByte(ownerAndName, '/')
+	return ownerAndName[:i], ownerAndName[i+1:]
+}
+
+// stepSecrets are the secrets that a rule gives one policy, under the names by
+// which the policy knows them. It implements policy.SecretSource.
+type stepSecrets struct {
+	x     *exchange
+	owner string
+	names map[string]string
+}
+
+// secret returns the full name of what the policy means.
+func (s stepSecrets) secret(name string) (string, error) {
+	mapped, ok := s.names[name]
+	if !ok {
+		return "", fmt.Errorf("%w: the rule gives the policy no secret %q", policy.ErrUnknown, name)
+	}
+	return s.owner + "/" + mapped, nil
+}
+
+func (s stepSecrets) Reference(name string) (string, error) {
+	full, err := s.secret(name)
+	if err != nil {
+		return "", err
+	}
+	ref, err := s.x.references().Secret(full)
+	return ref, told(err)
+}
+
+func (s stepSecrets) Encode(encoding int32, text string) (string, error) {
+	ref, err := s.x.references().Encode(reference.Encoding(encoding), text)
+	return ref, told(err)
+}
+
+func (s stepSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
+	full, err := s.secret(name)
+	if err != nil {
+		return nil, err
+	}
+	sum, err := s.x.references().HMAC(full, prefix, parts)
+	return s.used(full, sum, err)
+}
+
+func (s stepSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
+	full, err := s.secret(name)
+	if err != nil {
+		return nil, err
+	}
+	signature, err := s.x.references().Sign(full, algorithm, data)
+	return s.used(full, signature, err)
+}
+
+// used notes a secret of which something was made.
+func (s stepSecrets) used(full string, made []byte, err error) ([]byte, error) {
+	if err == nil {
+		s.x.used([]string{full})
+	}
+	return made, told(err)
+}
+
+// told makes an error for which the policy is to blame one that it is told of.
+func told(err error) error {
+	switch {
+	case errors.Is(err, reference.ErrLimit):
+		return policy.ErrLimit
+	case errors.Is(err, reference.ErrEncoding), errors.Is(err, reference.ErrUnknown),
+		errors.Is(err, reference.ErrParts), errors.Is(err, reference.ErrAlgorithm):
+		return policy.ErrBadArgument
+	}
+	return err
+}
+
+func (x *exchange) references() *reference.Set {
+	if x.refs == nil {
+		x.refs = reference.NewSet(x.value)
+	}
+	return x.refs
+}
+
+var _ policy.SecretSource = stepSecrets{}

@@ -1,0 +1,95 @@
+package egress
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Explain says what would become of a request of the sandbox. Nothing is sent.
+// Errors: *explain.InvalidError, or sandbox.ErrNotFound.
+func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string, header http.Header) (explain.Explanation, error) {
+	r, err := explain.Parse(method, url, header)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	sb, ok := e.sandboxes.ByID(id)
+	if !ok {
+		return explain.Explanation{}, sandbox.ErrNotFound
+	}
+	t, err := e.tableOf(ctx, sb)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	return explain.Of(&t.Table, r, known{e, t, sb.Owner}), nil
+}
+
+// ExplainOutside says what would become of a request that the owner's programs
+// outside of sandboxes send through the proxy. Errors: *explain.InvalidError, or
+// sandbox.ErrClosed.
+func (e *Egress) ExplainOutside(_ context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
+	r, err := explain.Parse(method, url, header)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	o, err := e.outsideOf(owner)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	t := o.table.Load()
+	return explain.Of(&t.Table, r, known{e, t, owner}), nil
+}
+
+// tableOf is what applies to a sandbox, or would if it were attached.
+func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*table, error) {
+	if m := e.find(sb.ID); m != nil {
+		return m.table.Load(), nil
+	}
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if !e.lives(sb.ID) { // nobody would forget its rules again
+		return nil, sandbox.ErrNotFound
+	}
+	if err := e.armSandbox(ctx, sb); err != nil {
+		return nil, err
+	}
+	m := &sender{e: e, id: sb.ID, owner: sb.Owner}
+	e.build(m)
+	return m.table.Load(), nil
+}
+
+// known is what there is beside the rules of a sandbox. It implements
+// explain.Known.
+type known struct {
+	e     *Egress
+	table *table
+	owner string // of the sender
+}
+
+func (k known) Policy(source rule.Source, name string) (digest string, err error) {
+	m, err := k.e.moduleOf(k.ownerOf(source), name)
+	if err != nil {
+		return "", err
+	}
+	for u, why := range k.table.layerOf(source).unready {
+		if u.policy == name {
+			return m.digest, why
+		}
+	}
+	return m.digest, nil
+}
+
+func (k known) Secret(source rule.Source, name, host string) error {
+	_, err := k.e.vault.Use(k.ownerOf(source), name, host)
+	return err
+}
+
+func (k known) ownerOf(source rule.Source) string {
+	if source == rule.Node {
+		return k.e.cfg.Operator
+	}
+	return k.owner
+}

@@ -1,0 +1,135 @@
+package egress
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/scrub"
+	"github.com/doze-run/doze/egress/vault"
+)
+
+// maxFiltered bounds the filters that are kept, by the secrets in all of them, of
+// which each takes some 30 KB. When there are as many, all are made anew as they
+// are needed.
+const maxFiltered = 2048
+
+// filters keeps what takes secrets out of responses, by whose secrets and which.
+type filters struct {
+	mu      sync.Mutex
+	version int64 // of the vault
+	made    map[filterKey]*scrub.Scrubber
+	values  int // in all that are made
+}
+
+type filterKey struct{ owner, names string }
+
+func newFilters() *filters { return &filters{made: map[filterKey]*scrub.Scrubber{}} }
+
+// of returns the filter of an owner's and the node's secrets, which are those of a
+// version of the vault. Hosts to which the same secrets are bound share it: a
+// sandbox can ask for any number of hosts below a name.
+func (f *filters) of(owner string, version int64, secrets []vault.Value) *scrub.Scrubber {
+	var names strings.Builder
+	for _, s := range secrets {
+		names.WriteString(s.Name)
+		names.WriteByte('/')
+	}
+	key := filterKey{owner, names.String()}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if version != f.version || f.values+len(secrets) > maxFiltered {
+		f.version, f.values = version, 0
+		clear(f.made)
+	}
+	s, ok := f.made[key]
+	if !ok {
+		s = scrub.New(bytesOf(secrets))
+		f.made[key] = s
+		f.values += len(secrets)
+	}
+	return s
+}
+
+// filter looks for every secret that may have been sent to the host: the owner's
+// and the node's that are bound to it, and those that are in this request, which
+// may have been replaced meanwhile. Nil means that there is none. No other secret
+// can be sent afterwards.
+func (x *exchange) filter() intercept.Filter {
+	e := x.m.e
+	version := e.vault.Version() // before it is asked for secrets
+	secrets := e.boundTo(x.m.owner, x.to.host)
+	bound := bytesOf(secrets)
+	more := x.sent.close(bound)
+	var s *scrub.Scrubber
+	switch {
+	case len(more) > 0:
+		s = scrub.New(append(bound, more...))
+	case len(secrets) > 0:
+		s = e.filters.of(x.m.owner, version, secrets)
+	}
+	if s == nil {
+		return nil
+	}
+	return s
+}
+
+func (e *Egress) boundTo(owner, host string) []vault.Value {
+	secrets := e.vault.BoundTo(owner, host)
+	if owner != e.cfg.Operator {
+		secrets = slices.Concat(secrets, e.vault.BoundTo(e.cfg.Operator, host))
+	}
+	return secrets
+}
+
+func bytesOf(secrets []vault.Value) [][]byte {
+	values := make([][]byte, len(secrets))
+	for i, s := range secrets {
+		values[i] = s.Bytes
+	}
+	return values
+}
+
+// sent are the secrets that a request was given. A body that is sent while it is
+// read may get one when the filter of the response is made already.
+type sent struct {
+	mu     sync.Mutex
+	values [][]byte
+	closed bool
+}
+
+// add notes a value. When the filter is made only those that it looks for can be
+// added.
+func (s *sent) add(name string, value []byte) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case holds(s.values, value):
+	case s.closed:
+		return fmt.Errorf("secret %q was changed while the request was sent: send it again", name)
+	default:
+		s.values = append(s.values, value)
+	}
+	return nil
+}
+
+// close says which secrets the filter looks for, and returns those that it has to
+// look for beside them.
+func (s *sent) close(bound [][]byte) (more [][]byte) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, v := range s.values {
+		if !holds(bound, v) {
+			more = append(more, v)
+		}
+	}
+	s.values, s.closed = slices.Concat(bound, more), true
+	return more
+}
+
+func holds(values [][]byte, value []byte) bool {
+	return slices.ContainsFunc(values, func(v []byte) bool { return bytes.Equal(v, value) })
+}

@@ -1,0 +1,24 @@
+package egress
+
+import (
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Flows are what a sandbox sent, or wanted to, oldest first.
+func (e *Egress) Flows(id sandbox.ID, f audit.Filter) []audit.Entry {
+	return e.audit.Entries(string(id), f)
+}
+
+// FollowFlows returns those and then what comes, until the sandbox is forgotten,
+// the node closes or stop is called.
+func (e *Egress) FollowFlows(id sandbox.ID, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
+	return e.audit.Follow(string(id), f)
+}
+
+// Describe implements prometheus.Collector.
+func (e *Egress) Describe(ch chan<- *prometheus.Desc) { e.audit.Describe(ch) }
+
+// Collect implements prometheus.Collector.
+func (e *Egress) Collect(ch chan<- prometheus.Metric) { e.audit.Collect(ch) }

@@ -1,0 +1,120 @@
+// Package forward is an HTTP proxy for programs that are in no sandbox. Who they
+// belong to is said by a key; what becomes of what they send is decided by the
+// same rules as for a sandbox.
+//
+// A Handler understands what clients of a proxy send: CONNECT, over HTTP/1.1 and
+// HTTP/2, and requests with an absolute URI (RFC 9110, section 9.3.6; RFC 9112,
+// section 3.2.2). What leads out is behind a Way.
+package forward
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/doze-run/doze/egress/intercept"
+)
+
+// Codes of refusals by a Handler. They do not change.
+const (
+	CodeKey       = "proxy_key"       // 407: no key, or none that is valid
+	CodePlaintext = "proxy_plaintext" // 403: a key would be sent for anybody to read
+	CodeTarget    = "proxy_target"    // 400: nothing that a proxy can be asked for
+	CodeHeader    = "proxy_header"    // 431: a header that is too long
+)
+
+// maxHeader is of a request's header, all fields: as for requests within a
+// connection that is intercepted.
+const maxHeader = 64 << 10
+
+// Target is where a client wants to go.
+type Target struct {
+	Host    string     // clean, see rule.CleanHost; empty for Address
+	Address netip.Addr // without a name
+	Port    uint16
+	TLS     bool // of requests: by https
+}
+
+// Way is the way out of owners' clients. Both methods return when all is over, or
+// soon after ctx has ended.
+type Way interface {
+	// Connect decides on a connection and carries it: it accepts t or refuses it.
+	Connect(ctx context.Context, owner string, to Target, t *Tunnel)
+	// Request answers a request. Its header is without what was for the proxy.
+	Request(w http.ResponseWriter, r *http.Request, owner string, to Target)
+}
+
+// Config of a Handler. Both are required.
+type Config struct {
+	// Authenticate says whose key it is. It is called for every request, by
+	// anybody, and must compare in constant time.
+	Authenticate func(key string) (owner string, ok bool)
+	Way          Way
+}
+
+// Handler answers the requests of a proxy's clients, and no others.
+type Handler struct{ cfg Config }
+
+// New returns a Handler.
+func New(cfg Config) (*Handler, error) {
+	if cfg.Authenticate == nil || cfg.Way == nil {
+		return nil, errors.New("forward: Config has no Authenticate or no Way")
+	}
+	return &Handler{cfg}, nil
+}
+
+// ServeHTTP implements http.Handler.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if !confidential(r) {
+		refuse(w, r, http.StatusForbidden, CodePlaintext, "this proxy takes keys from other machines by TLS only: use https:// in the proxy's address")
+		return
+	}
+	owner, ok := h.authenticate(r)
+	if !ok {
+		askForKey(w, r)
+		return
+	}
+	if size(r.Header) > maxHeader {
+		refuse(w, r, http.StatusRequestHeaderFieldsTooLarge, CodeHeader, "the request's header is longer than 64 KiB")
+		return
+	}
+	to, err := target(r)
+	if err != nil {
+		refuse(w, r, http.StatusBadRequest, CodeTarget, err.Error())
+		return
+	}
+	strip(r.Header)
+	if r.Method != http.MethodConnect {
+		h.cfg.Way.Request(w, r, owner, to)
+		return
+	}
+	t := &Tunnel{w: w, r: r}
+	defer t.end()
+	h.cfg.Way.Connect(r.Context(), owner, to, t)
+}
+
+// refuse answers instead of a Way.
+func refuse(w http.ResponseWriter, r *http.Request, status int, code, reason string) {
+	intercept.Refuse(w, r, status, intercept.Refusal{Code: code, Reason: reason})
+}
+
+// strip takes out what was for this proxy: the key first of all, which neither a
+// policy nor a server gets to see.
+func strip(h http.Header) {
+	for name := range h {
+		if strings.HasPrefix(name, "Proxy-") {
+			delete(h, name)
+		}
+	}
+}
+
+func size(h http.Header) (n int) {
+	for name, values := range h {
+		for _, v := range values {
+			n += len(name) + len(v)
+		}
+	}
+	return n
+}

@@ -1,0 +1,313 @@
+package forward
+
+import (
+	"bufio"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/egress/intercept"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const key = "doze_key"
+
+// way notes what it is asked and does what the test says.
+type way struct {
+	mu      sync.Mutex
+	asked   []Target
+	header  http.Header
+	connect func(ctx context.Context, t *Tunnel)
+}
+
+func (y *way) note(to Target) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.asked = append(y.asked, to)
+}
+
+func (y *way) Connect(ctx context.Context, owner string, to Target, t *Tunnel) {
+	y.note(to)
+	if owner != "ann" {
+		panic("owner is " + owner)
+	}
+	if y.connect != nil {
+		y.connect(ctx, t)
+		return
+	}
+	t.Refuse(http.StatusForbidden, intercept.Refusal{Code: "no", Reason: "said the test"})
+}
+
+func (y *way) Request(w http.ResponseWriter, r *http.Request, _ string, to Target) {
+	y.note(to)
+	y.header = r.Header
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func newProxy(t *testing.T, y *way) *httptest.Server {
+	t.Helper()
+	h, err := New(Config{Way: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewUnstartedServer(h)
+	server.EnableHTTP2 = true
+	server.StartTLS()
+	t.Cleanup(server.Close)
+	return server
+}
+
+// handle gives a request to a Handler, as if it came over TLS.
+func handle(t *testing.T, y *way, text string, change ...func(*http.Request)) *http.Response {
+	t.Helper()
+	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.RemoteAddr = "127.0.0.1:5000"
+	for _, c := range change {
+		c(r)
+	}
+	h, err := New(Config{Way: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w.Result()
+}
+
+func basic(user, password string) string {
+	return "Basic " + base64.StdEncoding.EncodeToString([]byte(user+":"+password))
+}
+
+func TestOnlyWhoShowsAKeyIsServed(t *testing.T) {
+	for field, ok := range map[string]bool{
+		"Bearer " + key: true, "bearer  " + key: true, basic("any", key): true, basic("", key): true,
+		"": false, "Bearer": false, "Bearer other": false, basic(key, ""): false, basic("any", "other"): false,
+		"Basic " + key: false, "Digest " + key: false, key: false, "Bearer " + strings.Repeat("x", maxKey+1): false,
+	} {
+		y := &way{}
+		header := ""
+		if field != "" {
+			header = "\nProxy-Authorization: " + field
+		}
+		res := handle(t, y, "GET http://a.example/ HTTP/1.1\nHost: a.example"+header)
+		if want := map[bool]int{true: http.StatusNoContent, false: http.StatusProxyAuthRequired}[ok]; res.StatusCode != want || ok != (len(y.asked) == 1) {
+			t.Errorf("%.40q: %d, asked %v", field, res.StatusCode, y.asked)
+		}
+		if !ok && (len(res.Header["Proxy-Authenticate"]) != 2 || res.Header.Get(intercept.HeaderRefused) != CodeKey) {
+			t.Errorf("%.40q: %v", field, res.Header)
+		}
+	}
+	twice := "\nProxy-Authorization: Bearer " + key + "\nProxy-Authorization: Bearer other"
+	if res := handle(t, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example"+twice); res.StatusCode != http.StatusProxyAuthRequired {
+		t.Errorf("two keys: %d", res.StatusCode)
+	}
+}
+
+func TestKeysOfOtherMachinesComeByTLSOnly(t *testing.T) {
+	for from, want := range map[string]int{
+		"127.0.0.1:5000": 204, "[::1]:5000": 204, "[::ffff:127.0.0.1]:5000": 204,
+		"192.0.2.1:5000": 403, "[2001:db8::1]:5000": 403, "@": 403, "": 403,
+	} {
+		res := handle(t, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key,
+			func(r *http.Request) { r.RemoteAddr = from })
+		if res.StatusCode != want {
+			t.Errorf("from %q: %d, want %d", from, res.StatusCode, want)
+		}
+	}
+}
+
+func TestWhereRequestsGo(t *testing.T) {
+	for line, want := range map[string]string{
+		"CONNECT a.example:443":         `{a.example invalid IP 443 false}`,
+		"CONNECT A.Example.:22":         `{a.example invalid IP 22 false}`,
+		"CONNECT 192.0.2.1:443":         `{ 192.0.2.1 443 false}`,
+		"CONNECT [::ffff:10.0.0.1]:443": `{ 10.0.0.1 443 false}`,
+		"CONNECT [2001:db8::1]:443":     `{ 2001:db8::1 443 false}`,
+		"GET http://a.example":          `{a.example invalid IP 80 false}`,
+		"GET http://a.example:8080/x?y": `{a.example invalid IP 8080 false}`,
+		"POST https://a.example/x":      `{a.example invalid IP 443 true}`,
+		"GET http://user:pw@a.example/": `{a.example invalid IP 80 false}`,
+		"CONNECT a.example":             "names no host and port",
+		"CONNECT a.example:0":           "is no port",
+		"CONNECT a.example:65536":       "is no port",
+		"CONNECT :443":                  "neither the name of a host nor an address",
+		"CONNECT 0x7f.1:443":            "neither the name of a host nor an address",
+		"CONNECT 2130706433:443":        "neither the name of a host nor an address",
+		"GET /x":                        "this is a proxy",
+		"OPTIONS *":                     "this is a proxy",
+		"GET ftp://a.example/":          "neither http nor https",
+		"GET http://192.0.2.1/":         "use CONNECT",
+		"GET http://a.example:0/":       "is no port",
+		"GET http://a_b!.example/":      "neither the name of a host nor an address",
+		"CONNECT [fe80::1%25eth0]:443":  "has a zone",
+	} {
+		method, uri, _ := strings.Cut(line, " ")
+		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(method + " " + uri + " HTTP/1.1\r\nHost: other.example\r\n\r\n")))
+		if err != nil {
+			t.Errorf("%s: net/http refuses it: %v", line, err)
+			continue
+		}
+		to, err := target(r)
+		got := fmt.Sprint(to)
+		if err != nil {
+			got = err.Error()
+		}
+		if !strings.Contains(got, want) {
+			t.Errorf("%s: %s, want %s", line, got, want)
+		}
+	}
+}
+
+func TestNobodySeesWhatIsForTheProxy(t *testing.T) {
+	y := &way{}
+	handle(t, y, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key+"\nProxy-Connection: keep-alive\nProxy-Other: "+key+"\nX: 1")
+	if len(y.header) != 1 || y.header.Get("X") != "1" {
+		t.Errorf("%v", y.header)
+	}
+}
+
+func TestALongHeaderIsRefused(t *testing.T) {
+	res := handle(t, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key+"\nX: "+strings.Repeat("x", maxHeader))
+	if res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
+		t.Error(res.Status)
+	}
+}
+
+// patience bounds what a test waits for. It is no measure of speed.
+const patience = time.Minute
+
+// tunnel asks a proxy for one over HTTP/2.
+func tunnel(t *testing.T, server *httptest.Server) (*io.PipeWriter, *http.Response) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	body, up := io.Pipe()
+	t.Cleanup(func() { up.Close() })
+	r, err := http.NewRequestWithContext(ctx, "CONNECT", server.URL, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Host = "a.example:7"
+	r.Header.Set("Proxy-Authorization", basic("any", key))
+	res, err := server.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { res.Body.Close() })
+	return up, res
+}
+
+func TestAReadOfAStreamGoesOnAfterItsDeadline(t *testing.T) {
+	result := make(chan error, 1)
+	reading := make(chan struct{})
+	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+		result <- func() error {
+			conn, err := tunnel.Accept()
+			if err != nil {
+				return err
+			}
+			b := make([]byte, 16)
+			conn.SetReadDeadline(time.Now().Add(time.Millisecond)) // passes while Read waits, or before
+			if _, err := conn.Read(b); !errors.Is(err, os.ErrDeadlineExceeded) {
+				return fmt.Errorf("before the deadline: %v", err)
+			}
+			var timeout net.Error
+			if _, err := conn.Read(b); !errors.As(err, &timeout) || !timeout.Timeout() {
+				return fmt.Errorf("after the deadline: %v", err)
+			}
+			conn.SetReadDeadline(time.Time{})
+			close(reading)
+			n, err := conn.Read(b)
+			if err != nil || string(b[:n]) != "hello" {
+				return fmt.Errorf("%q, %v", b[:n], err)
+			}
+			_, err = conn.Write([]byte("bye"))
+			return err
+		}()
+	}}
+	up, res := tunnel(t, newProxy(t, y))
+	<-reading
+	fmt.Fprint(up, "hello")
+	if got, err := io.ReadAll(res.Body); err != nil || string(got) != "bye" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if err := <-result; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTheClientSeesThatAStreamWasCut(t *testing.T) {
+	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+		if conn, err := tunnel.Accept(); err == nil {
+			_, _ = conn.Write([]byte("part"))
+			conn.Abort()
+			conn.Close()
+		}
+	}}
+	_, res := tunnel(t, newProxy(t, y))
+	if got, err := io.ReadAll(res.Body); err == nil {
+		t.Errorf("%q ends as if it were all", got)
+	}
+}
+
+func TestAbortEndsAWriteThatNobodyReads(t *testing.T) {
+	result := make(chan error, 1)
+	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+		conn, err := tunnel.Accept()
+		if err != nil {
+			result <- err
+			return
+		}
+		writing := make(chan struct{})
+		go func() { // ends with the write
+			<-writing
+			conn.Abort()
+		}()
+		_, err = conn.Write(make([]byte, 1))
+		close(writing)
+		for err == nil { // more than any window
+			_, err = conn.Write(make([]byte, 1<<20))
+		}
+		result <- nil
+	}}
+	tunnel(t, newProxy(t, y))
+	select {
+	case err := <-result:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("the write still waits")
+	}
+}
+
+func TestATunnelIsDecidedOnOnce(t *testing.T) {
+	result := make(chan error, 1)
+	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
+		tunnel.Refuse(http.StatusForbidden, intercept.Refusal{Code: "no", Reason: "first"})
+		tunnel.Refuse(http.StatusBadGateway, intercept.Refusal{Code: "no", Reason: "second"})
+		_, err := tunnel.Accept()
+		result <- err
+	}}
+	_, res := tunnel(t, newProxy(t, y))
+	body, _ := io.ReadAll(res.Body)
+	if err := <-result; !errors.Is(err, ErrDecided) || res.StatusCode != http.StatusForbidden || !strings.Contains(string(body), "first") {
+		t.Errorf("%v, %s %s", err, res.Status, body)
+	}
+}

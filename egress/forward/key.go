@@ -1,0 +1,73 @@
+package forward
+
+import (
+	"encoding/base64"
+	"net/http"
+	"net/netip"
+	"strings"
+
+	"github.com/doze-run/doze/egress/intercept"
+)
+
+// maxKey is longer than any key and short enough to hash for anybody.
+const maxKey = 4096
+
+// confidential says whether nobody else reads the key on its way here.
+func confidential(r *http.Request) bool {
+	if r.TLS != nil {
+		return true
+	}
+	from, err := netip.ParseAddrPort(r.RemoteAddr)
+	return err == nil && from.Addr().Unmap().IsLoopback()
+}
+
+// authenticate says whose request it is.
+func (h *Handler) authenticate(r *http.Request) (owner string, ok bool) {
+	fields := r.Header["Proxy-Authorization"]
+	if len(fields) != 1 {
+		return "", false
+	}
+	key := keyOf(fields[0])
+	if key == "" || len(key) > maxKey {
+		return "", false
+	}
+	return h.cfg.Authenticate(key)
+}
+
+// keyOf returns the key in a Proxy-Authorization: a bearer token, or the password
+// of whatever user, for clients that know nothing else.
+func keyOf(field string) string {
+	scheme, value, _ := strings.Cut(field, " ")
+	value = strings.TrimSpace(value)
+	switch {
+	case len(value) > 2*maxKey:
+		return ""
+	case strings.EqualFold(scheme, "Bearer"):
+		return value
+	case strings.EqualFold(scheme, "Basic"):
+		plain, err := base64.StdEncoding.DecodeString(value)
+		if err != nil {
+			return ""
+		}
+		_, password, _ := strings.Cut(string(plain), ":")
+		return password
+	}
+	return ""
+}
+
+// askForKey answers a client that showed none, or none that is valid.
+func askForKey(w http.ResponseWriter, r *http.Request) {
+	reason := "the proxy wants a key of this node's API, as the password of any user or as a bearer token in Proxy-Authorization"
+	if r.Header.Get("Proxy-Authorization") != "" {
+		reason = "the key is not valid; " + reason
+	}
+	intercept.Refuse(challenging{w}, r, http.StatusProxyAuthRequired, intercept.Refusal{Code: CodeKey, Reason: reason})
+}
+
+// challenging says with the header how to authenticate.
+type challenging struct{ http.ResponseWriter }
+
+func (c challenging) WriteHeader(status int) {
+	c.Header()["Proxy-Authenticate"] = []string{`Basic realm="doze", charset="UTF-8"`, `Bearer realm="doze"`}
+	c.ResponseWriter.WriteHeader(status)
+}

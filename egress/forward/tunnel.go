@@ -1,0 +1,134 @@
+package forward
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+
+	"github.com/doze-run/doze/egress/intercept"
+)
+
+// Conn is a client's connection to where it wanted to go.
+type Conn interface {
+	net.Conn
+	io.WriterTo
+	io.ReaderFrom
+	// CloseWrite says to the client that no more comes.
+	CloseWrite() error
+	// Abort ends the connection so that the client sees that it was cut. After
+	// Close it does nothing.
+	Abort()
+}
+
+// ErrDecided: the tunnel was accepted or refused before.
+var ErrDecided = errors.New("the tunnel is decided on")
+
+// Tunnel is a CONNECT that was not answered yet.
+type Tunnel struct {
+	w       http.ResponseWriter
+	r       *http.Request
+	decided bool
+	stream  *stream // if it was accepted over HTTP/2
+	conn    Conn    // if it was accepted
+}
+
+// Accept answers that the connection stands. The Conn is closed at the latest when
+// Way.Connect returns.
+func (t *Tunnel) Accept() (Conn, error) {
+	if t.decided {
+		return nil, ErrDecided
+	}
+	t.decided = true
+	if t.r.ProtoMajor >= 2 {
+		t.w.WriteHeader(http.StatusOK)
+		t.stream = newStream(t.w, t.r)
+		t.conn = t.stream
+		if err := t.stream.flush(); err != nil {
+			return nil, fmt.Errorf("answering a CONNECT: %w", err)
+		}
+		return t.conn, nil
+	}
+	conn, buffered, err := http.NewResponseController(t.w).Hijack()
+	if err != nil {
+		return nil, fmt.Errorf("taking over the connection of a CONNECT: %w", err)
+	}
+	t.conn = &hijacked{Conn: conn, early: buffered.Reader}
+	if _, err := io.WriteString(conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
+		return nil, fmt.Errorf("answering a CONNECT: %w", err)
+	}
+	return t.conn, nil
+}
+
+// Refuse answers that there is no connection, and why.
+func (t *Tunnel) Refuse(status int, why intercept.Refusal) {
+	if t.decided {
+		return
+	}
+	t.decided = true
+	intercept.Refuse(t.w, t.r, status, why)
+}
+
+// end closes what Way.Connect left open. Clients of HTTP/2 see their stream reset if
+// the connection was cut.
+func (t *Tunnel) end() {
+	if t.conn != nil {
+		t.conn.Close()
+	}
+	if t.stream != nil && t.stream.end() {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// hijacked is a connection of HTTP/1.1 that became a tunnel.
+type hijacked struct {
+	net.Conn
+	early *bufio.Reader // what came with the request, until it is read
+}
+
+func (c *hijacked) Read(p []byte) (int, error) {
+	if c.early == nil {
+		return c.Conn.Read(p)
+	}
+	if n := c.early.Buffered(); n > 0 {
+		return c.early.Read(p[:min(n, len(p))])
+	}
+	c.early = nil
+	return c.Conn.Read(p)
+}
+
+func (c *hijacked) WriteTo(w io.Writer) (int64, error) { return io.Copy(w, onlyReader{c}) }
+
+func (c *hijacked) ReadFrom(r io.Reader) (int64, error) { return io.Copy(onlyWriter{c}, onlyReader{r}) }
+
+func (c *hijacked) CloseWrite() error {
+	if half, ok := c.Conn.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}
+
+// Abort closes the connection below TLS, which so ends without the alert that says
+// that all has been sent; without TLS it is reset.
+func (c *hijacked) Abort() {
+	below := c.Conn
+	for {
+		inner, ok := below.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		below = inner.NetConn()
+	}
+	if tcp, ok := below.(interface{ SetLinger(int) error }); ok && below == c.Conn {
+		_ = tcp.SetLinger(0) // if not, then it is closed like any other
+	}
+	below.Close()
+}
+
+// onlyReader and onlyWriter hide what io.Copy would come back with.
+type (
+	onlyReader struct{ io.Reader }
+	onlyWriter struct{ io.Writer }
+)

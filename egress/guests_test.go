@@ -1,0 +1,140 @@
+package egress
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// What the tests' modules import, in this order.
+var imports = []wat.Import{
+	0: i32Function("doze_egress_v1", "secret_ref", 4),
+	1: i32Function("doze_egress_v1", "hmac_sha256", 8),
+	2: i32Function("doze_egress_v1", "encode_ref", 5),
+	3: {Module: "doze_egress_v1", Name: "deny", Params: i32s(2)},
+	4: {Module: "http_handler", Name: "set_header_value", Params: i32s(5)},
+	5: {Module: "http_handler", Name: "write_body", Params: i32s(3)},
+	6: {Module: "http_handler", Name: "set_status_code", Params: i32s(1)},
+	7: {Module: "doze_egress_v1", Name: "audit_note", Params: i32s(2)},
+	8: {Module: "http_handler", Name: "set_uri", Params: i32s(2)},
+}
+
+func i32s(n int) []byte {
+	return []byte(strings.Repeat(string(rune(wat.I32)), n))
+}
+
+func i32Function(module, name string, params int) wat.Import {
+	return wat.Import{Module: module, Name: name, Params: i32s(params), Results: []byte{wat.I32}}
+}
+
+// Where the tests' modules have what in their memory.
+const (
+	secretAt = 0 // "token"
+	headerAt = 8 // "authorization"
+	valueAt  = 32
+	refAt    = valueAt + len("Bearer ")
+	partAt   = 256 // one part of an HMAC: a length and "data"
+	textAt   = 512
+	outAt    = 1024
+)
+
+func memory() string {
+	b := make([]byte, outAt)
+	copy(b[secretAt:], "token")
+	copy(b[headerAt:], "authorization")
+	copy(b[valueAt:], "Bearer ")
+	copy(b[partAt:], "\x04\x00\x00\x00data")
+	return string(b)
+}
+
+// memoryWith has a text at textAt.
+func memoryWith(text string) string {
+	b := []byte(memory())
+	copy(b[textAt:], text)
+	return string(b)
+}
+
+func numbers(list ...int) (code []byte) {
+	for _, n := range list {
+		code = append(code, wat.I32Const(int32(n))...)
+	}
+	return code
+}
+
+var (
+	next = wat.Code(wat.I64Const(1), wat.End)
+	stay = wat.Code(wat.I64Const(0), wat.End)
+	// refToken puts a reference at refAt, and leaves its length on the stack.
+	refToken = wat.Code(numbers(secretAt, len("token"), refAt, 64), wat.Call(0))
+)
+
+// guest is a policy of the tests.
+func guest(data string, request []byte) []byte {
+	return wat.Handler(imports, data, request, wat.End).Binary()
+}
+
+// rewriting sends every request to another path.
+func rewriting(path string) []byte {
+	return guest(memoryWith(path), wat.Code(numbers(textAt, len(path)), wat.Call(8), next))
+}
+
+// bearer sends the secret "token" as such. Each variant is another module.
+func bearer(variant int) []byte {
+	return guest(memoryWith(fmt.Sprint(variant)), wat.Code(
+		numbers(0, headerAt, len("authorization"), valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(4), next))
+}
+
+// inBody sends the secret as the body.
+func inBody() []byte {
+	return guest(memory(), wat.Code(numbers(0, valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(5), next))
+}
+
+// denying says no, for a reason.
+func denying(reason string) []byte {
+	return guest(memoryWith(reason), wat.Code(numbers(textAt, len(reason)), wat.Call(3), next))
+}
+
+// noting leaves a note.
+func noting(text string) []byte {
+	return guest(memoryWith(text), wat.Code(numbers(textAt, len(text)), wat.Call(7), next))
+}
+
+// answering says it itself.
+func answering(status int, text string) []byte {
+	return guest(memoryWith(text), wat.Code(numbers(status), wat.Call(6), numbers(1, textAt, len(text)), wat.Call(5), stay))
+}
+
+// signing makes an HMAC with the secret.
+func signing() []byte {
+	return guest(memory(), wat.Code(numbers(secretAt, len("token"), 0, 0, partAt, 8, outAt, 32), wat.Call(1), wat.Drop, next))
+}
+
+// trapping fails.
+func trapping() []byte { return guest(memory(), wat.Code(wat.Unreachable, wat.End)) }
+
+// push pushes a module of the owner.
+func (r *rig) push(name string, wasm []byte) {
+	r.t.Helper()
+	if _, err := r.PutPolicy(within(r.t), owner, name, wasm); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// secret puts one of the owner.
+func (r *rig) secret(name, value string, hosts ...string) {
+	r.t.Helper()
+	if _, err := r.PutSecret(within(r.t), owner, name, []byte(value), hosts); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// through is a rule that runs a policy, with its secret "token".
+func through(host, policy, secret string) rule.Rule {
+	use := rule.Use{Policy: policy}
+	if secret != "" {
+		use.Secrets = map[string]string{"token": secret}
+	}
+	return rule.Rule{Name: "through", Hosts: []string{host}, Action: rule.Policies, Policies: []rule.Use{use}}
+}

@@ -1,0 +1,134 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// layer is rules whose policies are ready to run. It does not change; what it
+// holds is given back by release.
+type layer struct {
+	*rule.Layer
+	owner string // whose modules and secrets its rules use
+	ready map[use]*ready
+	// unready says why a policy cannot run. Requests that need it are denied.
+	unready map[use]error
+}
+
+// use is a policy with a configuration.
+type use struct{ policy, config string }
+
+func useOf(u rule.Use) use { return use{u.Policy, string(u.Config)} }
+
+// finder finds the module that an owner's rules mean by a name.
+type finder func(owner, name string) (module, error)
+
+// arm compiles rules and makes their policies ready. An error names every
+// mistake with its position.
+func (e *Egress) arm(ctx context.Context, find finder, source rule.Source, owner string, rules []rule.Rule) (*layer, error) {
+	l, err := e.armAnyway(ctx, find, source, owner, rules)
+	if err != nil {
+		return nil, err
+	}
+	if err := l.problems(func(use) bool { return true }); err != nil {
+		l.release()
+		return nil, err
+	}
+	return l, nil
+}
+
+// problems are why policies cannot run, with the positions of the rules that need
+// them.
+func (l *layer) problems(about func(use) bool) error {
+	var problems []error
+	for i, r := range l.Rules() {
+		for j, u := range r.Policies {
+			if err := l.unready[useOf(u)]; err != nil && about(useOf(u)) {
+				problems = append(problems, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: fmt.Sprintf("%q: %v", u.Policy, err)})
+			}
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// worse says what of a policy that was pushed cannot run, and of others what could
+// before: one that could not must not keep others from being mended.
+func (l *layer) worse(before *layer, pushed string) error {
+	return l.problems(func(u use) bool { return u.policy == pushed || before.unready[u] == nil })
+}
+
+// armAnyway is arm for rules that were accepted before: a policy that is not
+// ready is no error, but denies its requests.
+func (e *Egress) armAnyway(ctx context.Context, find finder, source rule.Source, owner string, rules []rule.Rule) (*layer, error) {
+	compiled, err := rule.Compile(source, rules)
+	if err != nil {
+		return nil, err
+	}
+	l := &layer{Layer: compiled, owner: owner, ready: map[use]*ready{}, unready: map[use]error{}}
+	for _, r := range rules {
+		for _, u := range r.Policies {
+			key := useOf(u)
+			if l.ready[key] != nil || l.unready[key] != nil {
+				continue
+			}
+			if err := l.take(ctx, e.pool, find, key); err != nil {
+				l.unready[key] = err
+			}
+		}
+	}
+	return l, nil
+}
+
+func (l *layer) take(ctx context.Context, p *pool, find finder, u use) error {
+	m, err := find(l.owner, u.policy)
+	if err != nil {
+		return err
+	}
+	r, err := p.take(ctx, m, u.config)
+	if err == nil {
+		l.ready[u] = r
+	}
+	return err
+}
+
+// policy returns what a step runs, or why it cannot.
+func (l *layer) policy(u rule.Use) (*ready, error) {
+	key := useOf(u)
+	if r := l.ready[key]; r != nil {
+		return r, nil
+	}
+	return nil, fmt.Errorf("policy %q cannot run: %w", u.Policy, l.unready[key])
+}
+
+// release gives back the policies. What runs of them goes on to its end.
+func (l *layer) release() {
+	if l == nil {
+		return
+	}
+	for _, r := range l.ready {
+		r.release()
+	}
+}
+
+// ruleLayer is nil for a layer that is nil.
+func (l *layer) ruleLayer() *rule.Layer {
+	if l == nil {
+		return nil
+	}
+	return l.Layer
+}
+
+// usersOf returns the names of the rules that use a policy.
+func usersOf(policy string, rules []rule.Rule) []string {
+	var names []string
+	for _, r := range rules {
+		if slices.ContainsFunc(r.Policies, func(u rule.Use) bool { return u.Policy == policy }) {
+			names = append(names, r.Name)
+		}
+	}
+	return names
+}

@@ -1,0 +1,215 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/uplinktest"
+)
+
+// process is a container of the conformance suite.
+type process struct {
+	d   *devices
+	pid int
+}
+
+func (p *process) PID() int { return p.pid }
+
+func (p *process) Stop() {
+	p.d.mu.Lock()
+	defer p.d.mu.Unlock()
+	p.d.ended[p.pid] = true
+	for _, n := range p.d.networks {
+		if n.pid == p.pid {
+			n.Close()
+		}
+	}
+}
+
+func TestEgressIsAnUplink(t *testing.T) {
+	var pids atomic.Int64
+	uplinktest.Run(t, func(t *testing.T) uplinktest.System {
+		r := newRig(t)
+		d := r.config.Devices.(*devices)
+		d.ended = map[int]bool{}
+		return uplinktest.System{
+			Uplink: r.Egress,
+			Start: func(_ testing.TB, id sandbox.ID) uplinktest.Box {
+				r.sandboxes.put(sandbox.Sandbox{ID: id, Owner: owner})
+				return &process{d, int(pids.Add(1))}
+			},
+			Attached: func(id sandbox.ID, pid int) bool {
+				n := d.network(id)
+				if n == nil || n.pid != pid {
+					return false
+				}
+				ctx, cancel := contextUntil(n.Gone())
+				defer cancel()
+				conn, err := n.DialContext(ctx, "tcp", "198.18.0.1:53")
+				if err != nil {
+					return false
+				}
+				return conn.Close() == nil
+			},
+		}
+	})
+}
+
+func TestNothingIsAttachedWhileEgressCloses(t *testing.T) {
+	r := newRig(t)
+	sb := sandbox.Sandbox{ID: "k3f9x2m7q1az", Owner: owner}
+	r.sandboxes.put(sb)
+	d := r.config.Devices.(*devices)
+	d.made = func() { r.close() } // between the device and its stack
+	if err := r.Attach(within(t), sb, 1); !errors.Is(err, sandbox.ErrClosed) {
+		t.Errorf("got %v", err)
+	}
+	<-d.network(sb.ID).Gone()
+	if err := r.Attach(within(t), sandbox.Sandbox{ID: "other0000000", Owner: owner}, 1); !errors.Is(err, sandbox.ErrClosed) {
+		t.Errorf("after it was closed: %v", err)
+	}
+}
+
+func TestAForgottenSandboxLeavesNothing(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "look", Hosts: []string{"a.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	b.entry("a.web.test", nil)
+	r.Detach(b.sb.ID)
+	<-b.Gone()
+	r.names.flush()
+	if got := r.documents.named(t, string(b.sb.ID)); len(got) != 2 {
+		t.Errorf("stored are %v", got)
+	}
+	b.sb.State = sandbox.StateDestroyed // its record is there for a moment longer
+	r.sandboxes.put(b.sb)
+	r.Forget(b.sb.ID)
+	for _, when := range []string{"when it is being destroyed", "when it is gone"} {
+		if _, err := r.Explain(within(t), b.sb.ID, "GET", "https://a.web.test/", nil); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("explain %s: %v", when, err)
+		}
+		if _, err := r.SetRules(within(t), owner, b.sb.ID, nil, nil); !errors.Is(err, sandbox.ErrNotFound) {
+			t.Errorf("rules %s: %v", when, err)
+		}
+		r.sandboxes.remove(b.sb.ID)
+	}
+	r.names.flush()
+	if got := r.documents.named(t, string(b.sb.ID)); len(got) != 0 {
+		t.Errorf("stored are %v", got)
+	}
+	if len(r.members) != 0 || len(r.own) != 0 || len(r.Flows(b.sb.ID, audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
+		t.Error("something of it is in memory")
+	}
+}
+
+func TestRulesNamesSecretsAndPoliciesOutliveTheNode(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "bearer", "api"), offering("b.web.test"))
+	if _, err := r.SetRules(within(t), owner, "", []rule.Rule{{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "kept"}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	address, err := b.Resolver().LookupNetIP(within(t), "ip4", "a.web.test.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	trust, environment := string(r.Trust()), b.Environment(b.sb.ID)["API_TOKEN"]
+
+	r.reopen()
+	b.attach()
+	if string(r.Trust()) != trust {
+		t.Error("sandboxes have to trust another CA")
+	}
+	if got := b.Environment(b.sb.ID)["API_TOKEN"]; got == "" || got != environment {
+		t.Errorf("the placeholder was %q, is %q", environment, got)
+	}
+	m := r.find(b.sb.ID)
+	if host, _ := m.names.Host(address[0].Unmap()); host != "a.web.test" {
+		t.Errorf("%v stands for %q", address, host)
+	}
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
+		t.Errorf("the server got %q", got)
+	}
+	if d := m.table.Load().Name("never.web.test"); d.Verdict != rule.VerdictDeny || d.Reason != "kept" {
+		t.Errorf("got %+v", d)
+	}
+	if got := r.sets.Get(ruleset.OfSandbox(b.sb.ID)); got.Revision != 1 || len(got.Rules) != 2 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+// A caller who leaves while a module is compiled must not leave its policy unready.
+func TestAnAttachThatIsGivenUpLeavesNoPolicyUnready(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	many := through("a.web.test", "note0", "")
+	for n := range rule.MaxChain { // whether one of them sees that the caller has left is chance
+		name := fmt.Sprintf("note%d", n)
+		b.push(name, noting(name))
+		if n > 0 {
+			many.Policies = append(many.Policies, rule.Use{Policy: name})
+		}
+	}
+	b.rules(many)
+	r.reopen()
+	ctx, cancel := contextUntil(nil)
+	cancel()
+	if err := r.Attach(ctx, b.sb, 1); err == nil {
+		t.Error("it was attached")
+	}
+	b.attach()
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+}
+
+func TestAModuleThatIsGoneDeniesAndIsMendedByAPush(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("one", noting("one"))
+	b.push("two", noting("two"))
+	one, two := through("one.web.test", "one", ""), through("two.web.test", "two", "")
+	two.Name = "two"
+	b.rules(one, two)
+	r.close()
+	for _, name := range []string{"policies", "compiled"} {
+		if err := os.RemoveAll(r.config.Folder + "/" + name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.open()
+	b.attach()
+	b.want(b.get("https://one.web.test/"), 403, "push it again")
+	b.want(b.get("https://two.web.test/"), 403, "push it again")
+	b.push("one", noting("one"))
+	b.want(b.get("https://one.web.test/"), 200, "this is")
+	b.want(b.get("https://two.web.test/"), 403, "push it again")
+	b.push("two", noting("two"))
+	b.want(b.get("https://two.web.test/"), 200, "this is")
+}
+
+func TestBytesFromUpstreamWakeTheSandboxAndItsOwnKeepItAwake(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	r.sandboxes.mu.Lock()
+	if r.sandboxes.touched[b.sb.ID] == 0 {
+		t.Error("what it sends does not keep it awake")
+	}
+	r.sandboxes.roused = func(_ context.Context, id sandbox.ID) error { return errors.New("it is stopped") }
+	r.sandboxes.mu.Unlock()
+	b.Client.CloseIdleConnections()
+	if a, err := b.try(newRequest(t, "GET", "http://a.plain.test/", nil)); err == nil {
+		t.Errorf("got %+v", a)
+	}
+}

@@ -1,0 +1,197 @@
+package egress
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// namesKind is the kind of the documents that hold which address stands for
+// which name.
+const namesKind = "names"
+
+// writeNamesAfter is how long new names wait to be written together. Those of the
+// last moments before a kill are forgotten: who still uses such an address after
+// the restart is refused, and looks the name up again.
+const writeNamesAfter = time.Second
+
+// writeNamesAgain is how long names wait that could not be written: a full disk is
+// not emptied in a second, and each attempt is a line in the log.
+const writeNamesAgain = time.Minute
+
+// nameBook keeps the addresses of names over a restart of the node: programs
+// inside remember them for longer than a node may need to restart.
+//
+// A sandbox may have thousands. They are stored by pages, of which only those are
+// written that have changed.
+type nameBook struct {
+	documents Documents
+	log       *slog.Logger
+
+	writing sync.Mutex // held while pages are written, so that they stay in order; before mu
+
+	mu    sync.Mutex
+	pages map[page]map[netip.Addr]string
+	dirty map[page]bool
+	timer *time.Timer
+	done  bool
+}
+
+// page is 256 addresses of a sandbox.
+type page struct {
+	id     sandbox.ID
+	prefix netip.Prefix
+}
+
+// pageBits: the names of one are 64 KiB at most.
+const pageBits = 24
+
+func pageOf(id sandbox.ID, a netip.Addr) page {
+	return page{id, netip.PrefixFrom(a, pageBits).Masked()}
+}
+
+func (p page) document() string { return string(p.id) + "/" + p.prefix.Addr().String() }
+
+func parsePage(document string) (page, bool) {
+	id, prefix, _ := strings.Cut(document, "/")
+	a, err := netip.ParseAddr(prefix)
+	return pageOf(sandbox.ID(id), a), err == nil && a.Is4()
+}
+
+func openNameBook(ctx context.Context, documents Documents, log *slog.Logger) (*nameBook, error) {
+	b := &nameBook{documents: documents, log: log, pages: map[page]map[netip.Addr]string{}, dirty: map[page]bool{}}
+	err := documents.Documents(ctx, namesKind, func(document string, value []byte) error {
+		p, ok := parsePage(document)
+		var names map[netip.Addr]string
+		if err := json.Unmarshal(value, &names); err != nil || !ok {
+			// They are looked up again.
+			log.Warn("stored names of a sandbox cannot be read", "document", document, "error", err)
+			return nil
+		}
+		b.pages[p] = names
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading the names of sandboxes: %w", err)
+	}
+	b.timer = time.AfterFunc(time.Hour, b.flush) // set with the first name
+	b.timer.Stop()
+	return b, nil
+}
+
+// known returns a sandbox's names as they were recorded.
+func (b *nameBook) known(id sandbox.ID) map[netip.Addr]string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	known := map[netip.Addr]string{}
+	for p, names := range b.pages {
+		if p.id == id {
+			maps.Copy(known, names)
+		}
+	}
+	return known
+}
+
+// record notes that an address stands for a name from now on.
+func (b *nameBook) record(id sandbox.ID, name string, a netip.Addr) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := pageOf(id, a)
+	if b.pages[p] == nil {
+		b.pages[p] = map[netip.Addr]string{}
+	}
+	b.pages[p][a] = name
+	b.change(p, writeNamesAfter)
+}
+
+// change has a page written after a while. b.mu is held.
+func (b *nameBook) change(p page, after time.Duration) {
+	if b.done {
+		return
+	}
+	if len(b.dirty) == 0 {
+		b.timer.Reset(after)
+	}
+	b.dirty[p] = true
+}
+
+// withdraw notes that an address stands for no name any more. It is on the disk
+// before the address can stand for another.
+func (b *nameBook) withdraw(id sandbox.ID, a netip.Addr) {
+	b.mu.Lock()
+	p := pageOf(id, a)
+	delete(b.pages[p], a)
+	b.change(p, writeNamesAfter)
+	b.mu.Unlock()
+	b.flush()
+}
+
+// forget drops a sandbox's names.
+func (b *nameBook) forget(ctx context.Context, id sandbox.ID) error {
+	b.writing.Lock() // or a page that is being written would stay
+	defer b.writing.Unlock()
+	var errs []error
+	for _, p := range b.drop(id) {
+		errs = append(errs, b.documents.DeleteDocument(ctx, namesKind, p.document()))
+	}
+	return errors.Join(errs...)
+}
+
+func (b *nameBook) drop(id sandbox.ID) (dropped []page) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for p := range b.pages {
+		if p.id == id {
+			dropped = append(dropped, p)
+			delete(b.pages, p)
+			delete(b.dirty, p)
+		}
+	}
+	return dropped
+}
+
+// flush writes what is new. What cannot be written is tried again later.
+func (b *nameBook) flush() {
+	b.writing.Lock()
+	defer b.writing.Unlock()
+	for p, value := range b.take() {
+		if err := b.documents.PutDocument(context.Background(), namesKind, p.document(), value); err != nil {
+			b.log.Warn("names of a sandbox were not stored", "sandbox", p.id, "error", err)
+			b.mu.Lock()
+			b.change(p, writeNamesAgain)
+			b.mu.Unlock()
+		}
+	}
+}
+
+// take returns what is to be written.
+func (b *nameBook) take() map[page][]byte {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	values := map[page][]byte{}
+	for p := range b.dirty {
+		if value, err := json.Marshal(b.pages[p]); err == nil { // addresses and texts: no error
+			values[p] = value
+		}
+	}
+	clear(b.dirty)
+	return values
+}
+
+// close writes what is new, and nothing afterwards.
+func (b *nameBook) close() {
+	b.mu.Lock()
+	b.done = true
+	b.mu.Unlock()
+	b.timer.Stop()
+	b.flush()
+}

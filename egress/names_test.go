@@ -1,0 +1,117 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/store"
+)
+
+func openNames(t *testing.T, d Documents) *nameBook {
+	t.Helper()
+	b, err := openNameBook(within(t), d, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.close)
+	return b
+}
+
+func addr(n int) netip.Addr {
+	return netip.AddrFrom4([4]byte{198, 18, byte(1 + n>>8), byte(n)})
+}
+
+func TestAsManyNamesAsASandboxMayHaveAreKept(t *testing.T) {
+	d := &documents{Memory: store.NewMemory()}
+	b := openNames(t, d)
+	const most = 8192
+	for n := range most {
+		b.record("k3f9x2m7q1az", strings.Repeat("a", 60)+fmt.Sprintf("%d.", n)+strings.Repeat("b.", 90)+"test", addr(n))
+	}
+	b.record("other0000000", "b.test", addr(1))
+	b.close()
+	again := openNames(t, d)
+	if got := again.known("k3f9x2m7q1az"); len(got) != most || got[addr(300)] != b.known("k3f9x2m7q1az")[addr(300)] {
+		t.Errorf("%d are there", len(got))
+	}
+	if err := again.forget(within(t), "k3f9x2m7q1az"); err != nil {
+		t.Fatal(err)
+	}
+	if left := d.named(t, ""); len(left) != 1 || !strings.Contains(left[0], "other0000000") {
+		t.Errorf("left is %v", left)
+	}
+}
+
+// slowDocuments writes when it is told to.
+type slowDocuments struct {
+	*documents
+	reached chan string
+	goOn    chan struct{}
+}
+
+func (d *slowDocuments) PutDocument(ctx context.Context, kind, name string, value []byte) error {
+	d.reached <- string(value)
+	<-d.goOn
+	return d.documents.PutDocument(ctx, kind, name, value)
+}
+
+func TestAWithdrawnNameIsNotWrittenAgainByWhoBeganBefore(t *testing.T) {
+	d := &slowDocuments{&documents{Memory: store.NewMemory()}, make(chan string), make(chan struct{})}
+	b, err := openNameBook(within(t), d, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.record("k3f9x2m7q1az", "a.test", addr(1))
+	var writers sync.WaitGroup
+	writers.Go(b.flush)
+	if first := <-d.reached; !strings.Contains(first, "a.test") {
+		t.Fatalf("%q is written", first)
+	}
+	writers.Go(func() { b.withdraw("k3f9x2m7q1az", addr(1)) })
+	for b.known("k3f9x2m7q1az")[addr(1)] != "" { // it is withdrawn, and waits to be written
+	}
+	select {
+	case early := <-d.reached:
+		t.Errorf("%q is written before the first has been", early)
+	default:
+	}
+	d.goOn <- struct{}{}
+	if second := <-d.reached; strings.Contains(second, "a.test") {
+		t.Errorf("%q is written", second)
+	}
+	d.goOn <- struct{}{}
+	writers.Wait()
+	b.close()
+	if got := openNames(t, d.documents).known("k3f9x2m7q1az"); len(got) != 0 {
+		t.Errorf("after a restart there is %v", got)
+	}
+}
+
+func TestNamesThatWereNotWrittenAreWrittenLater(t *testing.T) {
+	d := &documents{Memory: store.NewMemory()}
+	b := openNames(t, d)
+	d.failWith(errors.New("the disk is full"))
+	b.record("k3f9x2m7q1az", "a.test", addr(1))
+	b.flush()
+	d.failWith(nil)
+	b.flush()
+	if got := openNames(t, d).known("k3f9x2m7q1az"); got[addr(1)] != "a.test" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestNamesThatCannotBeReadKeepNoNodeFromStarting(t *testing.T) {
+	d := &documents{Memory: store.NewMemory()}
+	if err := d.PutDocument(within(t), namesKind, "k3f9x2m7q1az/198.18.1.0", []byte("no JSON")); err != nil {
+		t.Fatal(err)
+	}
+	if got := openNames(t, d).known("k3f9x2m7q1az"); len(got) != 0 {
+		t.Errorf("got %v", got)
+	}
+}

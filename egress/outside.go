@@ -1,0 +1,162 @@
+package egress
+
+import (
+	"context"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/forward"
+	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// codeLimit: an owner or the node has as many connections as it may.
+const codeLimit = "egress_limit"
+
+// outside is what an owner has outside of sandboxes: the clients of the proxy that
+// show one of his keys. The node's rules and his own apply to them.
+type outside struct {
+	sender
+	connections atomic.Int64 // and requests that came without one of their own
+}
+
+// outsideOf returns the owner's, and makes it when it is missing.
+func (e *Egress) outsideOf(owner string) (*outside, error) {
+	e.mu.RLock()
+	o := e.outside[owner]
+	e.mu.RUnlock()
+	if o != nil {
+		return o, nil
+	}
+	e.changing.Lock() // so that no change of rules misses it
+	defer e.changing.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, sandbox.ErrClosed
+	}
+	if o := e.outside[owner]; o != nil {
+		return o, nil
+	}
+	o = &outside{sender: sender{e: e, owner: owner}}
+	e.build(&o.sender)
+	e.outside[owner] = o
+	return o, nil
+}
+
+// visit is the time of a connection or request from outside, which leave ends.
+type visit struct {
+	*outside
+	ctx  context.Context // ends with the node, too
+	end  context.CancelFunc
+	stop func() bool
+}
+
+// enter counts a connection or request in. If there is no room the refusal says so.
+func (e *Egress) enter(ctx context.Context, owner string) (*visit, intercept.Refusal) {
+	closing := intercept.Refusal{Code: codeLimit, Reason: "the node is shutting down"}
+	o, err := e.outsideOf(owner)
+	if err != nil {
+		return nil, closing
+	}
+	if most := e.settings.Load().MaxSandboxConnections; o.connections.Add(1) > int64(most) {
+		o.connections.Add(-1)
+		return nil, o.exceeded("connections of the owner's clients of the proxy")
+	}
+	if !e.budget.Take() {
+		o.connections.Add(-1)
+		return nil, o.exceeded("connections of the node")
+	}
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	if e.closed {
+		o.connections.Add(-1)
+		e.budget.Give()
+		return nil, closing
+	}
+	e.served.Add(1)
+	s := &visit{outside: o}
+	s.ctx, s.end = context.WithCancel(ctx)
+	s.stop = context.AfterFunc(e.ctx, s.end)
+	return s, intercept.Refusal{}
+}
+
+func (o *outside) exceeded(what string) intercept.Refusal {
+	reason := "a limit was reached: " + what
+	o.record(audit.Entry{Kind: audit.Connection, Verdict: audit.Deny, Reason: reason})
+	return intercept.Refusal{Code: codeLimit, Reason: reason}
+}
+
+func (s *visit) leave() {
+	s.stop()
+	s.end()
+	s.connections.Add(-1)
+	s.e.budget.Give()
+	s.e.served.Done()
+}
+
+// Connect implements forward.Way.
+func (e *Egress) Connect(ctx context.Context, owner string, to forward.Target, t *forward.Tunnel) {
+	s, full := e.enter(ctx, owner)
+	if s == nil {
+		t.Refuse(http.StatusServiceUnavailable, full)
+		return
+	}
+	defer s.leave()
+	s.connect(s.ctx, destination{host: to.Host, addr: to.Address, port: to.Port}, tunnel{t, s.ctx})
+}
+
+// Request implements forward.Way.
+func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, to forward.Target) {
+	s, full := e.enter(r.Context(), owner)
+	if s == nil {
+		intercept.Refuse(w, r, http.StatusServiceUnavailable, full)
+		return
+	}
+	defer s.leave()
+	defer context.AfterFunc(s.ctx, func() { cut(w) })()
+	d := destination{host: to.Host, port: to.Port}
+	e.server.ServeRequest(w, r.WithContext(s.ctx), s.interception(d, to.TLS, s.handler(d, to.TLS)))
+}
+
+// cut ends reads from a client and writes to it that wait: it may do neither.
+func cut(w http.ResponseWriter) {
+	client := http.NewResponseController(w)
+	// A server without deadlines ends them with the client's connection.
+	_ = client.SetReadDeadline(time.Now())
+	_ = client.SetWriteDeadline(time.Now())
+}
+
+// tunnel is a CONNECT that was not answered yet. It implements asked.
+type tunnel struct {
+	*forward.Tunnel
+	ctx context.Context
+}
+
+// Accept returns a connection that ends with the tunnel's context.
+func (t tunnel) Accept() (forward.Conn, error) {
+	conn, err := t.Tunnel.Accept()
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(t.ctx, conn.Abort)
+	return conn, nil
+}
+
+func (tunnel) explains() bool { return true }
+
+// OutsideFlows are what an owner's clients of the proxy sent, or wanted to, oldest
+// first.
+func (e *Egress) OutsideFlows(owner string, f audit.Filter) []audit.Entry {
+	return e.audit.Entries(outsideName(owner), f)
+}
+
+// FollowOutsideFlows returns those and then what comes, until the node closes or
+// stop is called.
+func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
+	return e.audit.Follow(outsideName(owner), f)
+}
+
+var _ forward.Way = (*Egress)(nil)

@@ -1,0 +1,371 @@
+package egress
+
+import (
+	"bufio"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/forward"
+	"github.com/doze-run/doze/egress/rule"
+)
+
+const proxyKey = "doze_key-of-ann"
+
+// agent is a program outside of sandboxes that uses the proxy.
+type agent struct {
+	*box   // of which only the rig and the checks are used
+	proxy  *httptest.Server
+	Client *http.Client
+}
+
+// agent starts a proxy with TLS, and a client of it.
+func (r *rig) agent() *agent {
+	r.t.Helper()
+	handler, err := forward.New(forward.Config{Way: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	a := &agent{box: &box{rig: r}}
+	a.proxy = httptest.NewUnstartedServer(handler)
+	a.proxy.EnableHTTP2 = true
+	a.proxy.StartTLS()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(r.Trust())
+	roots.AppendCertsFromPEM(r.servers.ca)
+	roots.AddCert(a.proxy.Certificate())
+	at, _ := url.Parse(a.proxy.URL)
+	at.User = url.UserPassword("anybody", proxyKey)
+	transport := &http.Transport{Proxy: http.ProxyURL(at), TLSClientConfig: &tls.Config{RootCAs: roots}} // net/http would speak HTTP/2 with the proxy, and CONNECT as if it did not
+	a.Client = &http.Client{Transport: transport, Timeout: patience}
+	a.box.Client = a.Client
+	r.t.Cleanup(a.proxy.Close)
+	r.t.Cleanup(transport.CloseIdleConnections)
+	return a
+}
+
+// rules sets the owner's.
+func (a *agent) rules(rules ...rule.Rule) {
+	a.t.Helper()
+	if _, err := a.SetRules(within(a.t), owner, "", rules, nil); err != nil {
+		a.t.Fatal(err)
+	}
+}
+
+// entry waits for an entry about a host.
+func (a *agent) entry(host string) audit.Entry {
+	a.t.Helper()
+	flows, stop := a.FollowOutsideFlows(owner, audit.Filter{})
+	defer stop()
+	ctx := within(a.t)
+	for {
+		select {
+		case e := <-flows:
+			if e.Host == host {
+				return e
+			}
+		case <-ctx.Done():
+			a.t.Fatalf("there is no entry about %s: %+v", host, a.OutsideFlows(owner, audit.Filter{}))
+		}
+	}
+}
+
+func TestAnAgentOutsideGetsTheSecretsOfItsOwnersRules(t *testing.T) {
+	a := newRig(t).agent()
+	a.push("bearer", bearer(1))
+	a.secret("api", token, "a.web.test")
+	a.rules(through("a.web.test", "bearer", "api"))
+	a.servers.handle(echo)
+	a.want(a.get("https://a.web.test/user"), 200, "Bearer "+strings.Repeat("*", len(token)))
+	got := a.servers.last(t)
+	if got.Header.Get("Authorization") != "Bearer "+token {
+		t.Errorf("the server got %v", got.Header)
+	}
+	e := a.entry("a.web.test")
+	if e.Sandbox != "proxy/ann" || e.Kind != audit.Request || e.Verdict != audit.Allow || e.Rule != "owner/through" || len(e.Secrets) != 1 {
+		t.Errorf("the audit log says %+v", e)
+	}
+	flows, _ := json.Marshal(a.OutsideFlows(owner, audit.Filter{}))
+	for _, secret := range []string{token, proxyKey} {
+		if strings.Contains(string(flows), secret) || strings.Contains(a.log.String(), secret) {
+			t.Errorf("%q is in the audit log or the node's log", secret)
+		}
+	}
+}
+
+func TestAnAgentsRequestsWithoutTLSAreDecidedOnOneByOne(t *testing.T) {
+	a := newRig(t).agent()
+	a.rules(rule.Rule{Name: "no", Hosts: []string{"a.plain.test"}, Paths: []string{"/no"}, Action: rule.Deny})
+	a.want(a.get("http://a.plain.test/yes?q=1"), 200, "this is a.plain.test")
+	got := a.servers.last(t)
+	for name := range got.Header {
+		if strings.HasPrefix(name, "Proxy-") {
+			t.Errorf("the server got %s", name)
+		}
+	}
+	if got.RequestURI != "/yes?q=1" {
+		t.Errorf("the server got %s", got.RequestURI)
+	}
+	a.want(a.get("http://a.plain.test/no"), 403, `"rule":"owner/no"`)
+	a.rules() // for the next request
+	a.want(a.get("http://a.plain.test/no"), 200, "this is a.plain.test")
+	if e := a.entry("a.plain.test"); e.Kind != audit.Request || e.Path != "/yes" || e.Verdict != audit.Allow {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestAnAgentsConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
+	a := newRig(t).agent()
+	a.want(a.get("https://b.web.test/x"), 200, "this is b.web.test")
+	a.Client.CloseIdleConnections()
+	if e := a.entry("b.web.test"); e.Kind != audit.Connection || e.Verdict != audit.Allow || e.Rule != "default" || e.BytesIn == 0 || e.BytesOut == 0 {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+// connect asks the proxy for a tunnel over HTTP/1.1 and returns its answer.
+func (a *agent) connect(to string, more ...string) (net.Conn, *bufio.Reader, *http.Response) {
+	a.t.Helper()
+	conn, err := tls.Dial("tcp", a.proxy.Listener.Addr().String(), a.proxy.Client().Transport.(*http.Transport).TLSClientConfig)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { conn.Close() })
+	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: Bearer %s\r\n\r\n%s", to, to, proxyKey, strings.Join(more, ""))
+	from := bufio.NewReader(conn)
+	res, err := http.ReadResponse(from, &http.Request{Method: "CONNECT"})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	return conn, from, res
+}
+
+func TestADeniedTunnelIsAnsweredWithItsReason(t *testing.T) {
+	a := newRig(t).agent()
+	a.rules(rule.Rule{Name: "no", Hosts: []string{"*.tcp.test"}, Action: rule.Deny, Reason: "not that one"})
+	for to, want := range map[string]struct {
+		status int
+		reason string
+	}{
+		"a.tcp.test:7":         {403, "not that one"},
+		"a.tcp.test:443":       {403, "not that one"},
+		"127.0.0.1:22":         {403, "no name led to this address"},
+		"[::ffff:10.0.0.1]:22": {403, "no name led to this address"},
+	} {
+		_, from, res := a.connect(to)
+		body, err := io.ReadAll(io.LimitReader(from, res.ContentLength))
+		if err != nil || res.StatusCode != want.status || !strings.Contains(string(body), want.reason) {
+			t.Errorf("%s: %d %q, %v", to, res.StatusCode, body, err)
+		}
+	}
+	if e := a.entry("a.tcp.test"); e.Kind != audit.Connection || e.Verdict != audit.Deny || e.Rule != "owner/no" || e.Reason != "not that one" {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestATunnelCarriesWhatCameWithItsRequestAndBothEnds(t *testing.T) {
+	a := newRig(t).agent()
+	conn, from, res := a.connect("a.tcp.test:7", "early, ")
+	if res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+	fmt.Fprint(conn, "late")
+	if err := conn.(*tls.Conn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(from); err != nil || string(got) != "early, late" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if e := a.entry("a.tcp.test"); e.BytesIn != 11 || e.BytesOut != 11 || e.Verdict != audit.Allow || e.Port != 7 {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestATunnelIsHeldToTheNameThatItAskedFor(t *testing.T) {
+	a := newRig(t).agent()
+	conn, from, res := a.connect("a.web.test:443")
+	if res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+	before := a.servers.count()
+	inner := tls.Client(&tunnelled{conn, from}, &tls.Config{ServerName: "b.web.test", InsecureSkipVerify: true})
+	if err := inner.HandshakeContext(within(t)); err == nil {
+		t.Error("a handshake for another host succeeded")
+	}
+	if e := a.entry("a.web.test"); e.Verdict != audit.Deny || !strings.Contains(e.Reason, "b.web.test") {
+		t.Errorf("the audit log says %+v", e)
+	}
+	if a.servers.count() != before {
+		t.Error("the server got a request")
+	}
+}
+
+type tunnelled struct {
+	net.Conn
+	from io.Reader
+}
+
+func (c *tunnelled) Read(p []byte) (int, error) { return c.from.Read(p) }
+
+// http2Tunnel asks for a tunnel over HTTP/2.
+func (a *agent) http2Tunnel(to string) (io.WriteCloser, *http.Response) {
+	a.t.Helper()
+	client := a.proxy.Client()
+	up, sending := io.Pipe()
+	a.t.Cleanup(func() { sending.Close() })
+	r := newRequest(a.t, "CONNECT", a.proxy.URL, up)
+	r.Host = to
+	r.Header.Set("Proxy-Authorization", "Bearer "+proxyKey)
+	res, err := client.Do(r)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	a.t.Cleanup(func() { res.Body.Close() })
+	if res.ProtoMajor != 2 {
+		a.t.Fatal(res.Proto)
+	}
+	return sending, res
+}
+
+func TestATunnelOverHTTP2IsInterceptedLikeAnyOther(t *testing.T) {
+	a := newRig(t).agent()
+	a.push("bearer", bearer(1))
+	a.secret("api", token, "a.web.test")
+	a.rules(through("a.web.test", "bearer", "api"))
+	up, res := a.http2Tunnel("a.web.test:443")
+	if res.StatusCode != 200 {
+		t.Fatal(res.Status)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(a.Trust())
+	inner := tls.Client(&streamed{up: up, down: res.Body}, &tls.Config{ServerName: "a.web.test", RootCAs: roots, NextProtos: []string{"http/1.1"}})
+	from := bufio.NewReader(inner)
+	for range 2 { // the second waits for the deadline of the first's background read to be taken back
+		fmt.Fprint(inner, "GET / HTTP/1.1\r\nHost: a.web.test\r\n\r\n")
+		res, err := http.ReadResponse(from, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if body, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 200 || string(body) != "this is a.web.test" {
+			t.Errorf("%s %q, %v", res.Status, body, err)
+		}
+	}
+	if got := a.servers.last(t); got.Header.Get("Authorization") != "Bearer "+token {
+		t.Errorf("the server got %v", got.Header)
+	}
+}
+
+func TestATunnelOverHTTP2CarriesBothEnds(t *testing.T) {
+	a := newRig(t).agent()
+	up, res := a.http2Tunnel("a.tcp.test:7")
+	fmt.Fprint(up, "hello")
+	up.Close()
+	if got, err := io.ReadAll(res.Body); err != nil || string(got) != "hello" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if e := a.entry("a.tcp.test"); e.BytesIn != 5 || e.BytesOut != 5 {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+// streamed is a tunnel over HTTP/2.
+type streamed struct {
+	net.Conn
+	up   io.WriteCloser
+	down io.ReadCloser
+}
+
+func (s *streamed) Read(p []byte) (int, error)  { return s.down.Read(p) }
+func (s *streamed) Write(p []byte) (int, error) { return s.up.Write(p) }
+func (s *streamed) Close() error                { return s.up.Close() }
+
+func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
+	a := newRig(t, func(c *Config) { c.Settings.MaxSandboxConnections = 2 }).agent()
+	var open []net.Conn
+	for range 2 {
+		conn, _, res := a.connect("a.tcp.test:7")
+		if res.StatusCode != 200 {
+			t.Fatal(res.Status)
+		}
+		open = append(open, conn)
+	}
+	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != 503 {
+		t.Errorf("one more: %s", res.Status)
+	}
+	if n := a.budget.Connections(); n != 2 {
+		t.Errorf("%d connections count", n)
+	}
+	for _, conn := range open {
+		conn.Close()
+	}
+	a.entry("a.tcp.test")
+	a.want(a.get("http://a.plain.test/"), 200, "this is")
+}
+
+func TestTunnelsEndWithTheNode(t *testing.T) {
+	r := newRig(t)
+	a := r.agent()
+	var ended sync.WaitGroup
+	_, idle, res := a.connect("a.tcp.test:7")      // passes
+	_, looked, res2 := a.connect("a.web.test:443") // is awaited to speak
+	_, stream := a.http2Tunnel("a.tcp.test:7")
+	if res.StatusCode != 200 || res2.StatusCode != 200 || stream.StatusCode != 200 {
+		t.Fatal(res.Status, res2.Status, stream.Status)
+	}
+	for _, from := range []io.Reader{idle, looked, stream.Body} {
+		ended.Go(func() { _, _ = io.Copy(io.Discard, from) })
+	}
+	r.reopen()
+	ended.Wait()
+	if n := r.budget.Connections(); n != 0 {
+		t.Errorf("%d connections count", n)
+	}
+}
+
+func TestARequestWhoseClientTakesNothingEndsWithTheNode(t *testing.T) {
+	r := newRig(t)
+	w := &stuck{header: http.Header{}, writing: make(chan struct{}), limited: make(chan struct{})}
+	ended := make(chan struct{})
+	go func() { // ends with the node
+		defer close(ended)
+		defer func() { _ = recover() }() // http.ErrAbortHandler
+		r.Request(w, newRequest(t, "GET", "http://a.plain.test/", nil), owner, forward.Target{Host: "a.plain.test", Port: 80})
+	}()
+	<-w.writing
+	r.reopen()
+	<-ended
+}
+
+// stuck is a client that reads nothing: a write ends at its deadline.
+type stuck struct {
+	header           http.Header
+	writing, limited chan struct{}
+	once, limit      sync.Once
+}
+
+func (w *stuck) Header() http.Header { return w.header }
+
+func (w *stuck) WriteHeader(int) {}
+
+func (w *stuck) Write([]byte) (int, error) {
+	w.once.Do(func() { close(w.writing) })
+	<-w.limited
+	return 0, os.ErrDeadlineExceeded
+}
+
+func (w *stuck) SetWriteDeadline(time.Time) error {
+	w.limit.Do(func() { close(w.limited) })
+	return nil
+}

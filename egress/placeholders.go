@@ -1,0 +1,115 @@
+package egress
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+
+	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/placeholder"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// keysKind is the kind of the documents that hold the node's sealed keys;
+// placeholderKey is the one that placeholders are made with.
+const (
+	keysKind       = "keys"
+	placeholderKey = "placeholder"
+)
+
+// openPlaceholderKey reads the key of placeholders, and makes it at first.
+func (e *Egress) openPlaceholderKey(ctx context.Context) error {
+	err := e.cfg.Documents.Documents(ctx, keysKind, func(name string, sealed []byte) (err error) {
+		if name == placeholderKey {
+			e.placeholderKey, err = e.key.Open(placeholderKey, sealed)
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("the key of placeholders: %w", err)
+	}
+	if e.placeholderKey != nil {
+		return nil
+	}
+	e.placeholderKey = make([]byte, 32)
+	rand.Read(e.placeholderKey)
+	sealed, err := e.key.Seal(placeholderKey, e.placeholderKey)
+	if err != nil {
+		return fmt.Errorf("the key of placeholders: %w", err)
+	}
+	return e.cfg.Documents.PutDocument(ctx, keysKind, placeholderKey, sealed)
+}
+
+// offer is the placeholder of what a rule offers to a sandbox.
+func (e *Egress) offer(m *sender, o rule.Offer) placeholder.Offer {
+	owner := m.owner
+	if o.Source == rule.Node {
+		owner = e.cfg.Operator
+	}
+	return placeholder.Offer{
+		Name: owner + "/" + o.Secret,
+		Text: placeholder.Text(e.placeholderKey, m.name()+"/"+owner, o.Secret),
+	}
+}
+
+// fill adds the placeholders to a table.
+func (t *table) fill(e *Egress, m *sender) {
+	t.environment = map[string]string{}
+	for variable, o := range t.Placeholders() {
+		p := e.offer(m, o)
+		t.environment[variable] = p.Text
+		if !slices.Contains(t.offers, p) {
+			t.offers = append(t.offers, p)
+		}
+	}
+}
+
+// Environment implements sandbox.Uplink: the placeholders that rules offer.
+func (e *Egress) Environment(id sandbox.ID) map[string]string {
+	if m := e.find(id); m != nil {
+		return m.table.Load().environment
+	}
+	return nil
+}
+
+// errNotOffered is why a placeholder is refused although its secret is there.
+var errNotOffered = errors.New("no rule that permits this request offers it")
+
+// exchangePlaceholders puts secrets in the place of their placeholders. A
+// placeholder that must not go to this host is an error.
+func (x *exchange) exchangePlaceholders(r *http.Request) (err error) {
+	if len(x.table.offers) == 0 {
+		return nil
+	}
+	offered := func(name, _ string) ([]byte, error) {
+		for _, o := range x.decided.Offers {
+			if x.m.e.offer(x.m, o).Name == name {
+				return x.value(name)
+			}
+		}
+		return nil, errNotOffered
+	}
+	x.exchanged, err = placeholder.NewSet(x.table.offers, offered).Exchange(r, x.to.host)
+	if x.exchanged != nil && r.Body != nil {
+		r.Body = refusable{r.Body}
+	}
+	return err
+}
+
+// refusable is a body that may turn out to have a placeholder in it which is
+// refused: its error is one for the client.
+type refusable struct{ io.ReadCloser }
+
+func (b refusable) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	var refused *placeholder.RefusedError
+	if errors.As(err, &refused) {
+		err = &intercept.RefusedError{Code: codePlaceholder, Reason: err.Error(), Err: err}
+	}
+	return n, err
+}

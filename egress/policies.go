@@ -1,0 +1,181 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/policies/builtin"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// PutPolicy pushes a module. The owner's rules that name it use it from their next
+// request on. If one of them cannot use it, the error says which, and nothing
+// changes.
+func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte) (modules.Info, error) {
+	pushed := module{owner, name, modules.Digest(wasm), func() ([]byte, error) { return wasm, nil }}
+	// It has to be one, rules or not. Compiling takes a second, for which nobody
+	// else waits.
+	checked, err := e.pool.host.Compile(ctx, name, wasm)
+	var unusable *policy.CompileError
+	if errors.As(err, &unusable) {
+		return modules.Info{}, &modules.InvalidError{Field: "module", Reason: unusable.Err.Error(), Want: "build it with `doze policy build`"}
+	}
+	if err != nil {
+		return modules.Info{}, err
+	}
+	defer checked.Release()
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	anew, err := e.armAnew(ctx, pushed)
+	if err != nil {
+		return modules.Info{}, err
+	}
+	info, err := e.modules.Put(ctx, owner, name, wasm)
+	if err != nil {
+		for _, a := range anew {
+			a.layer.release()
+		}
+		return modules.Info{}, err
+	}
+	for _, a := range anew {
+		a.place(a.layer)
+	}
+	if len(anew) > 0 {
+		e.buildAll(everySender)
+	}
+	for _, a := range anew { // no table has them any more
+		a.before.release()
+	}
+	info.UsedBy = e.rulesThatUse(owner, name)
+	return info, nil
+}
+
+// placed is a layer with where it belongs.
+type placed struct {
+	layer  *layer
+	source rule.Source
+	whose  string
+	place  func(*layer) // puts another there
+	before *layer       // that was there
+}
+
+// armAnew makes the layers ready that use a module, with that one. Needs changing.
+func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
+	find := func(owner, name string) (module, error) {
+		if owner == pushed.owner && name == pushed.name {
+			return pushed, nil
+		}
+		return e.moduleOf(owner, name)
+	}
+	var anew []placed
+	for _, p := range e.layersOf(pushed.owner) {
+		if len(usersOf(pushed.name, p.layer.Rules())) == 0 {
+			continue
+		}
+		l, err := e.armAnyway(ctx, find, p.source, pushed.owner, p.layer.Rules())
+		if err == nil {
+			err = l.worse(p.layer, pushed.name)
+		}
+		if err != nil {
+			l.release()
+			for _, a := range anew {
+				a.layer.release()
+			}
+			return nil, fmt.Errorf("%s cannot use it: %w", p.whose, err)
+		}
+		p.before, p.layer = p.layer, l
+		anew = append(anew, p)
+	}
+	return anew, nil
+}
+
+// layersOf returns the layers that are ready with an owner's modules. Needs changing.
+func (e *Egress) layersOf(owner string) []placed {
+	var list []placed
+	if owner == e.cfg.Operator && e.node != nil {
+		list = append(list, placed{layer: e.node, source: rule.Node, whose: "the node's rules", place: func(l *layer) { e.node = l }})
+	}
+	if own := e.owners[owner]; own != nil {
+		list = append(list, placed{layer: own, source: rule.Owner, whose: "the owner's rules", place: func(l *layer) { e.owners[owner] = l }})
+	}
+	for id, own := range e.own {
+		if own.owner == owner {
+			list = append(list, placed{layer: own, source: rule.Sandbox, whose: "the rules of sandbox " + string(id), place: func(l *layer) { e.own[id] = l }})
+		}
+	}
+	return list
+}
+
+// rulesThatUse names the rules that use an owner's policy: node/RULE, owner/RULE,
+// or sandbox/ID/RULE. Needs changing.
+func (e *Egress) rulesThatUse(owner, name string) []string {
+	var users []string
+	if owner == e.cfg.Operator {
+		users = prefixed("node/", usersOf(name, e.node.Rules()))
+	}
+	users = append(users, prefixed("owner/", usersOf(name, e.sets.Get(ruleset.OfOwner(owner)).Rules))...)
+	for scope, set := range e.sets.All() {
+		id := scope.Sandbox()
+		if id == "" || e.ownerOf(id) != owner {
+			continue
+		}
+		users = append(users, prefixed("sandbox/"+string(id)+"/", usersOf(name, set.Rules))...)
+	}
+	slices.Sort(users)
+	return users
+}
+
+func (e *Egress) ownerOf(id sandbox.ID) string {
+	sb, _ := e.sandboxes.ByID(id)
+	return sb.Owner
+}
+
+func prefixed(prefix string, names []string) []string {
+	list := make([]string, len(names))
+	for i, n := range names {
+		list[i] = prefix + n
+	}
+	return list
+}
+
+// Policies lists what the owner's rules can name: those that doze ships and those
+// that he pushed, which come before shipped ones of the same name.
+func (e *Egress) Policies(owner string) []modules.Info {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	list := e.modules.List(owner)
+	for _, name := range builtin.Names() {
+		if slices.ContainsFunc(list, func(i modules.Info) bool { return i.Name == name }) {
+			continue
+		}
+		if info, err := shipped(name); err == nil {
+			list = append(list, info)
+		}
+	}
+	for i := range list {
+		list[i].UsedBy = e.rulesThatUse(owner, list[i].Name)
+	}
+	slices.SortFunc(list, func(a, b modules.Info) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// DeletePolicy forgets a pushed module. Errors: modules.ErrUnknown for one that was
+// never pushed, modules.ErrInUse (wrapped, with the rules) for one that rules use.
+func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if _, err := e.modules.Get(owner, name); err != nil {
+		return err
+	}
+	if users := e.rulesThatUse(owner, name); len(users) > 0 {
+		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
+	}
+	return e.modules.Delete(ctx, owner, name)
+}

@@ -1,0 +1,511 @@
+package egress
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"log"
+	"log/slog"
+	"math/big"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/dial"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/stack/stacktest"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience bounds what a test waits for. It is no measure of speed.
+const patience = 60 * time.Second
+
+func within(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// owner and operator of the tests.
+const (
+	owner    = "ann"
+	operator = "node/operator" // names of owners are of any kind
+)
+
+// rig is an Egress with what is around it.
+type rig struct {
+	*Egress
+	t         testing.TB
+	config    Config
+	documents *documents
+	sandboxes *sandboxes
+	servers   *servers
+	log       *lines
+}
+
+// newRig opens an Egress under whose settings the names *.test are servers of the
+// test: *.web.test by TLS, *.plain.test without, *.tcp.test what servers.speak says.
+func newRig(t testing.TB, change ...func(*Config)) *rig {
+	t.Helper()
+	s := newServers(t)
+	r := &rig{t: t, servers: s, documents: &documents{Memory: store.NewMemory()}, log: &lines{}}
+	r.sandboxes = &sandboxes{all: map[sandbox.ID]sandbox.Sandbox{}, touched: map[sandbox.ID]int{}}
+	r.config = Config{
+		Folder: t.TempDir(), Documents: r.documents, Devices: &devices{t: t, networks: map[sandbox.ID]*attached{}},
+		Operator: operator, Settings: s.settings(), Log: slog.New(slog.NewTextHandler(r.log, nil)),
+	}
+	for _, c := range change {
+		c(&r.config)
+	}
+	r.open()
+	t.Cleanup(func() { r.close() })
+	return r
+}
+
+func (r *rig) open() {
+	r.t.Helper()
+	e, err := Open(within(r.t), r.config)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	e.bind(r.sandboxes)
+	r.Egress = e
+}
+
+func (r *rig) close() {
+	r.t.Helper()
+	if err := r.Close(); err != nil {
+		r.t.Errorf("close: %v", err)
+	}
+}
+
+// reopen is a restart of the node.
+func (r *rig) reopen() {
+	r.t.Helper()
+	r.close()
+	r.open()
+}
+
+// reload changes the node's settings.
+func (r *rig) reload(change func(*Settings)) error {
+	r.t.Helper()
+	s := *r.settings.Load()
+	change(&s)
+	c, err := r.Prepare(within(r.t), s)
+	if err != nil {
+		return err
+	}
+	c.Apply()
+	return nil
+}
+
+// documents can fail.
+type documents struct {
+	*store.Memory
+	mu   sync.Mutex
+	fail error
+}
+
+func (d *documents) failWith(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fail = err
+}
+
+func (d *documents) PutDocument(ctx context.Context, kind, name string, value []byte) error {
+	d.mu.Lock()
+	err := d.fail
+	d.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return d.Memory.PutDocument(ctx, kind, name, value)
+}
+
+// named are the documents that have a text in their names.
+func (d *documents) named(t testing.TB, text string) []string {
+	t.Helper()
+	var found []string
+	for _, kind := range []string{namesKind, "rules", "policies", "secrets", caKind, keysKind} {
+		err := d.Documents(within(t), kind, func(name string, _ []byte) error {
+			if strings.Contains(name, text) {
+				found = append(found, kind+" "+name)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return found
+}
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
+// sandboxes is a Manager of which all sandboxes run.
+type sandboxes struct {
+	mu      sync.Mutex
+	all     map[sandbox.ID]sandbox.Sandbox
+	touched map[sandbox.ID]int
+	roused  func(ctx context.Context, id sandbox.ID) error
+}
+
+func (s *sandboxes) ByID(id sandbox.ID) (sandbox.Sandbox, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	sb, ok := s.all[id]
+	return sb, ok
+}
+
+func (s *sandboxes) Touch(id sandbox.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.touched[id]++
+}
+
+func (s *sandboxes) Rouse(ctx context.Context, id sandbox.ID) error {
+	s.mu.Lock()
+	roused := s.roused
+	s.mu.Unlock()
+	if roused == nil {
+		return nil
+	}
+	return roused(ctx, id)
+}
+
+func (s *sandboxes) put(sb sandbox.Sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.all[sb.ID] = sb
+}
+
+func (s *sandboxes) remove(id sandbox.ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.all, id)
+}
+
+// devices are pairs of sockets. It implements Devices.
+type devices struct {
+	t testing.TB
+
+	mu       sync.Mutex
+	networks map[sandbox.ID]*attached
+	ended    map[int]bool // processes
+	made     func()       // called between making one and returning it
+}
+
+type attached struct {
+	*stacktest.Network
+	pid int
+}
+
+func (d *devices) TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ended[pid] {
+		return nil, errors.New("there is no such process")
+	}
+	device, network := stacktest.Device(d.t)
+	d.networks[id] = &attached{network, pid}
+	go func() { // ends with the device
+		<-network.Gone()
+		network.Close()
+	}()
+	if d.made != nil {
+		d.made()
+	}
+	return device, nil
+}
+
+func (d *devices) network(id sandbox.ID) *attached {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.networks[id]
+}
+
+// box is a sandbox that is attached.
+type box struct {
+	*rig
+	sb sandbox.Sandbox
+	*stacktest.Network
+	Client *http.Client
+}
+
+// box makes a sandbox and attaches it.
+func (r *rig) box(id sandbox.ID) *box {
+	r.t.Helper()
+	sb := sandbox.Sandbox{ID: id, Name: "name-" + string(id), Owner: owner, Labels: map[string]string{"team": "a"}}
+	r.sandboxes.put(sb)
+	b := &box{rig: r, sb: sb}
+	b.attach()
+	return b
+}
+
+func (b *box) attach() {
+	b.t.Helper()
+	if err := b.Attach(within(b.t), b.sb, 1); err != nil {
+		b.t.Fatal(err)
+	}
+	b.Network = b.config.Devices.(*devices).network(b.sb.ID).Network
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(b.Trust())
+	roots.AppendCertsFromPEM(b.servers.ca)
+	transport := &http.Transport{
+		DialContext: b.DialContext, TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true,
+	}
+	b.Client = &http.Client{Transport: transport, Timeout: patience, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	b.t.Cleanup(transport.CloseIdleConnections)
+}
+
+// answer of a request, with its body read.
+type answer struct {
+	status int
+	header http.Header
+	body   string
+}
+
+func (b *box) do(r *http.Request) answer {
+	b.t.Helper()
+	a, err := b.try(r)
+	if err != nil {
+		b.t.Fatalf("%s %s: %v", r.Method, r.URL, err)
+	}
+	return a
+}
+
+func (b *box) try(r *http.Request) (answer, error) {
+	res, err := b.Client.Do(r)
+	if err != nil {
+		return answer{}, err
+	}
+	defer res.Body.Close()
+	body, err := io.ReadAll(res.Body)
+	return answer{res.StatusCode, res.Header, string(body)}, err
+}
+
+func (b *box) get(url string) answer {
+	b.t.Helper()
+	return b.do(newRequest(b.t, "GET", url, nil))
+}
+
+func newRequest(t testing.TB, method, url string, body io.Reader) *http.Request {
+	t.Helper()
+	r, err := http.NewRequestWithContext(within(t), method, url, body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// want fails the test unless the answer has a status and a text.
+func (b *box) want(a answer, status int, text string) {
+	b.t.Helper()
+	if a.status != status || !strings.Contains(a.body, text) {
+		b.t.Errorf("got %d %q, want %d with %q", a.status, a.body, status, text)
+	}
+}
+
+// rules sets the sandbox's.
+func (b *box) rules(rules ...rule.Rule) {
+	b.t.Helper()
+	if _, err := b.SetRules(within(b.t), owner, b.sb.ID, rules, nil); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// entry waits for the next entry about a host that f accepts, and returns it.
+func (b *box) entry(host string, f func(audit.Entry) bool) audit.Entry {
+	b.t.Helper()
+	flows, stop := b.FollowFlows(b.sb.ID, audit.Filter{})
+	defer stop()
+	ctx := within(b.t)
+	for {
+		select {
+		case e := <-flows:
+			if e.Host == host && (f == nil || f(e)) {
+				return e
+			}
+		case <-ctx.Done():
+			b.t.Fatalf("there is no such entry about %s: %+v", host, b.Flows(b.sb.ID, audit.Filter{}))
+		}
+	}
+}
+
+// servers are what sandboxes can reach.
+type servers struct {
+	ca         []byte // that signed their certificates
+	web, plain *httptest.Server
+	tcp        net.Listener
+	serving    sync.WaitGroup
+
+	mu    sync.Mutex
+	got   []got
+	serve http.HandlerFunc
+	speak func(net.Conn)
+}
+
+// got is a request as a server got it.
+type got struct {
+	*http.Request
+	body string
+}
+
+func newServers(t testing.TB) *servers {
+	t.Helper()
+	certificate, ca := newCertificate(t)
+	s := &servers{ca: ca}
+	start := func(f func(*httptest.Server)) *httptest.Server {
+		server := httptest.NewUnstartedServer(s)
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		f(server)
+		t.Cleanup(server.Close)
+		return server
+	}
+	s.plain = start(func(h *httptest.Server) { h.Start() })
+	s.web = start(func(h *httptest.Server) {
+		h.TLS = &tls.Config{Certificates: []tls.Certificate{certificate}}
+		h.EnableHTTP2 = true
+		h.StartTLS()
+	})
+	var err error
+	if s.tcp, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	s.serving.Go(s.accept) // ends with the listener
+	t.Cleanup(func() {
+		s.tcp.Close()
+		s.serving.Wait()
+	})
+	return s
+}
+
+func (s *servers) accept() {
+	for {
+		conn, err := s.tcp.Accept()
+		if err != nil {
+			return
+		}
+		s.mu.Lock()
+		speak := s.speak
+		s.mu.Unlock()
+		s.serving.Go(func() {
+			defer conn.Close()
+			if speak == nil {
+				_, _ = io.Copy(conn, conn)
+				return
+			}
+			speak(conn)
+		})
+	}
+}
+
+func (s *servers) handle(h http.HandlerFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.serve = h
+}
+
+func (s *servers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	s.mu.Lock()
+	if err == nil {
+		s.got = append(s.got, got{r, string(body)})
+	}
+	serve := s.serve
+	s.mu.Unlock()
+	if serve != nil {
+		r.Body = io.NopCloser(strings.NewReader(string(body)))
+		serve(w, r)
+		return
+	}
+	_, _ = io.WriteString(w, "this is "+r.Host)
+}
+
+// last is what a server got last, or fails the test.
+func (s *servers) last(t testing.TB) got {
+	t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.got) == 0 {
+		t.Fatal("no server got anything")
+	}
+	return s.got[len(s.got)-1]
+}
+
+func (s *servers) count() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.got)
+}
+
+func (s *servers) settings() Settings {
+	at := func(a net.Addr) dial.Override {
+		return dial.Override{Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Port: uint16(a.(*net.TCPAddr).Port)}
+	}
+	settings := DefaultSettings()
+	settings.UpstreamCAs = s.ca
+	settings.Resolve = map[string]dial.Override{
+		"*.web.test": at(s.web.Listener.Addr()), "*.plain.test": at(s.plain.Listener.Addr()), "*.tcp.test": at(s.tcp.Addr()),
+	}
+	// The tests' modules run beside other tests on few cores.
+	settings.PolicyTime = 10 * time.Second
+	return settings
+}
+
+// newCertificate is one for *.web.test, with the PEM of who signed it.
+func newCertificate(t testing.TB) (tls.Certificate, []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "servers of a test"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), DNSNames: []string{"*.web.test", "*.tcp.test"},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}

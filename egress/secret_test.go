@@ -1,0 +1,260 @@
+package egress
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/rule"
+)
+
+func TestAReferenceInTheBodyOfAPolicyIsRendered(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("body", inBody())
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "body", "api"))
+	b.servers.handle(echo)
+	for _, sent := range []string{"", "what the client wrote"} {
+		a := b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader(sent)))
+		if got := b.servers.last(t); got.body != "Bearer "+token || got.ContentLength != int64(len(got.body)) {
+			t.Errorf("the server got %q", got.body)
+		}
+		b.want(a, 200, "Bearer "+strings.Repeat("*", len(token)))
+	}
+	if e := b.entry("a.web.test", nil); len(e.Secrets) != 1 || e.Secrets[0] != "api" {
+		t.Errorf("the audit log says %+v", e)
+	}
+	b.none(token)
+}
+
+func TestASecretThatIsNotAtHandRefusesTheRequest(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.push("signing", signing())
+	b.secret("api", token, "a.web.test")
+	for _, c := range []struct{ name, url, policy, secret, reason string }{
+		{"not bound", "https://b.web.test/", "bearer", "api", `policy bearer cannot use a secret: secret \"api\" is not bound to b.web.test`},
+		{"plain", "http://c.plain.test/", "bearer", "api", `secret \"api\" is sent over TLS only: use https`},
+		{"unknown", "https://d.web.test/", "bearer", "other", `there is no secret \"other\"`},
+		{"HMAC", "https://e.web.test/", "signing", "api", `secret \"api\" is not bound to e.web.test`},
+		{"HMAC without TLS", "http://f.plain.test/", "signing", "api", `use https`},
+	} {
+		host := strings.Trim(strings.SplitN(c.url, ":", 2)[1], "/")
+		b.rules(through(host, c.policy, c.secret))
+		a := b.get(c.url)
+		b.want(a, 403, c.reason)
+		b.want(a, 403, `"code":"secret_refused"`)
+		if e := b.entry(host, nil); e.Verdict != audit.Deny || len(e.Secrets) != 0 || e.Status != 403 {
+			t.Errorf("%s: the audit log says %+v", c.name, e)
+		}
+	}
+	if b.servers.count() != 0 {
+		t.Error("a server got something")
+	}
+	b.none(token)
+}
+
+func TestSecretsOfTheNodesRulesAreTheOperators(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	const nodes = "the-operators-own-token"
+	b.secret("api", token, "a.web.test")
+	if _, err := r.PutSecret(within(t), operator, "api", []byte(nodes), []string{"a.web.test"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.PutPolicy(within(t), operator, "bearer", bearer(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "bearer", "api")} }); err != nil {
+		t.Fatal(err)
+	}
+	b.servers.handle(echo)
+	b.want(b.get("https://a.web.test/"), 200, "Bearer "+strings.Repeat("*", len(nodes)))
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+nodes {
+		t.Errorf("the server got %q", got)
+	}
+	if e := b.entry("a.web.test", nil); len(e.Secrets) != 1 || e.Secrets[0] != "api" {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "bearer", "api"))
+	b.servers.handle(func(w http.ResponseWriter, r *http.Request) {
+		b.secret("api", "another-token-instead", "a.web.test") // before anything was answered
+		echo(w, r)
+	})
+	b.want(b.get("https://a.web.test/"), 200, strings.Repeat("*", len(token)))
+	b.servers.handle(echo)
+	b.want(b.get("https://a.web.test/"), 200, strings.Repeat("*", len("another-token-instead")))
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer another-token-instead" {
+		t.Errorf("the server got %q", got)
+	}
+	if err := b.DeleteSecret(within(t), owner, "api"); err != nil {
+		t.Fatal(err)
+	}
+	b.want(b.get("https://a.web.test/"), 403, "there is no secret")
+}
+
+// The value is taken before the filter is made, and replaced between the two.
+func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.secret("api", token, "a.web.test")
+	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true}
+	value, err := x.value(owner + "/api")
+	if err != nil || string(value) != token {
+		t.Fatalf("got %q, %v", value, err)
+	}
+	b.secret("api", "another-token-instead", "a.web.test")
+	f := x.filter()
+	if got := f.Text(token + " another-token-instead"); strings.Trim(got, "* ") != "" {
+		t.Errorf("it leaves %q", got)
+	}
+	if _, err := x.value(owner + "/api"); err != nil {
+		t.Errorf("one that it looks for: %v", err)
+	}
+	b.secret("api", "a-third-token-that-is-late", "a.web.test")
+	if _, err := x.value(owner + "/api"); err == nil {
+		t.Error("a value was given that nobody looks for in the answer")
+	}
+}
+
+func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.secret("api", token, "*.web.test")
+	of := func(host string) any {
+		x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: host, port: 443}, tls: true}
+		return x.filter()
+	}
+	if of("a.web.test") != of("b.web.test") {
+		t.Error("they have one each")
+	}
+	if of("a.plain.test") != nil {
+		t.Error("a host without secrets has a filter")
+	}
+	before := of("a.web.test")
+	b.secret("api", "another-token-instead", "*.web.test")
+	if of("a.web.test") == before {
+		t.Error("it is not made anew")
+	}
+}
+
+// offering gives the sandbox a placeholder of a secret.
+func offering(host string) rule.Rule {
+	return rule.Rule{Name: "offer", Hosts: []string{host}, Action: rule.Allow, Placeholders: map[string]string{"API_TOKEN": "api"}}
+}
+
+func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.secret("api", token, "a.web.test")
+	b.rules(offering("a.web.test"), rule.Rule{Name: "look", Hosts: []string{"b.web.test"}, Action: rule.Allow, Methods: []string{"GET", "POST"}})
+	text := b.Environment(b.sb.ID)["API_TOKEN"]
+	if text == "" || strings.Contains(text, token) {
+		t.Fatalf("the environment has %q", text)
+	}
+	b.servers.handle(echo)
+	with := func(url string, body io.Reader, header string) *http.Request {
+		r := newRequest(t, "POST", url, body)
+		if header != "" {
+			r.Header.Set("Authorization", header)
+		}
+		return r
+	}
+	b.want(b.do(with("https://a.web.test/", nil, "Bearer "+text)), 200, strings.Repeat("*", len(token)))
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
+		t.Errorf("the server got %q", got)
+	}
+	b.want(b.do(with("https://a.web.test/", strings.NewReader(`key=`+text), "")), 200, "*")
+	if got := b.servers.last(t).body; got != "key="+token {
+		t.Errorf("the server got %q", got)
+	}
+	b.do(with("https://a.web.test/", io.MultiReader(strings.NewReader("key="+text)), "")) // of unknown length
+	if got := b.servers.last(t).body; got != "key="+token {
+		t.Errorf("the server got %q", got)
+	}
+	before := b.servers.count()
+	for name, r := range map[string]*http.Request{
+		"a header":                  with("https://b.web.test/", nil, "Bearer "+text),
+		"a body":                    with("https://b.web.test/", strings.NewReader(text), ""),
+		"a body of unknown length":  with("https://b.web.test/", io.MultiReader(strings.NewReader(text)), ""),
+		"a plain request":           with("http://a.plain.test/", nil, text),
+		"a body of unknown length ": with("http://a.plain.test/", io.MultiReader(strings.NewReader(text)), ""),
+	} {
+		a := b.do(r)
+		b.want(a, 403, `"code":"placeholder_refused"`)
+		e := b.entry(r.URL.Host, func(e audit.Entry) bool { return e.Verdict == audit.Deny })
+		if !strings.Contains(e.Reason, "placeholder") || len(e.Secrets) != 0 {
+			t.Errorf("%s: the audit log says %+v", name, e)
+		}
+	}
+	if b.servers.count() != before {
+		t.Error("a server got one of them")
+	}
+	if e := b.entry("a.web.test", nil); len(e.Secrets) != 1 || e.Secrets[0] != "api" {
+		t.Errorf("the audit log says %+v", e)
+	}
+	b.none(token)
+}
+
+func TestExplainListsPlaceholdersAndWhatIsMissing(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.web.test")
+	b.rules(offering("a.web.test"), through("b.web.test", "bearer", "api"))
+	for url, want := range map[string]string{
+		"https://a.web.test/": `"placeholders":[{"name":"api"}]`, "https://b.web.test/": `"verdict":"deny"`,
+	} {
+		e, err := b.Explain(within(t), b.sb.ID, "GET", url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if text, _ := json.Marshal(e); !strings.Contains(string(text), want) {
+			t.Errorf("%s: %s", url, text)
+		}
+	}
+}
+
+// What is the policy's fault it is told of; the rest ends it.
+func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.secret("api", token, "a.web.test")
+	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true}
+	s := stepSecrets{x, owner, map[string]string{"token": "api"}}
+	ref, err := s.Reference("token")
+	if err != nil {
+		t.Fatal(err)
+	}
+	encode := func(encoding int32, text string) error { _, err := s.Encode(encoding, text); return err }
+	sum := func(name string, parts [][]byte) error { _, err := s.HMAC(name, "", parts); return err }
+	sign := func(algorithm int32) error { _, err := s.Sign("token", algorithm, nil); return err }
+	for name, c := range map[string]struct{ got, want error }{
+		"an encoding":        {encode(9, "x"), policy.ErrBadArgument},
+		"half a reference":   {encode(0, ref[:len(ref)-1]), policy.ErrBadArgument},
+		"too much":           {encode(0, strings.Repeat("x", 1<<20)), policy.ErrLimit},
+		"no parts":           {sum("token", nil), policy.ErrBadArgument},
+		"an algorithm":       {sign(9), policy.ErrBadArgument},
+		"a name":             {sum("other", [][]byte{nil}), policy.ErrUnknown},
+		"what is no mistake": {sum("token", [][]byte{nil}), nil},
+	} {
+		if !errors.Is(c.got, c.want) {
+			t.Errorf("%s: %v", name, c.got)
+		}
+	}
+	if err := sign(1); err == nil || errors.Is(err, policy.ErrBadArgument) || strings.Contains(err.Error(), token) {
+		t.Errorf("a secret that is no key: %v", err)
+	}
+	if len(x.entry.Secrets) != 1 {
+		t.Errorf("noted are %v", x.entry.Secrets)
+	}
+}

@@ -1,0 +1,177 @@
+package egress
+
+import (
+	"context"
+	"fmt"
+	"iter"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// build makes a sender's table of the layers that there are. Needs changing.
+func (e *Egress) build(m *sender) {
+	t := &table{layers: [3]*layer{e.node, e.owners[m.owner], e.own[m.id]}}
+	t.Default = e.settings.Load().Default
+	for i, l := range t.layers {
+		t.Layers[i] = l.ruleLayer()
+	}
+	t.fill(e, m)
+	m.table.Store(t)
+}
+
+// buildAll makes the tables of all senders that want one. Needs changing.
+func (e *Egress) buildAll(wants func(*sender) bool) {
+	e.mu.RLock()
+	defer e.mu.RUnlock()
+	for m := range e.senders() {
+		if wants(m) {
+			e.build(m)
+		}
+	}
+}
+
+// senders are all that have a table. Needs mu.
+func (e *Egress) senders() iter.Seq[*sender] {
+	return func(yield func(*sender) bool) {
+		for _, m := range e.members {
+			if !yield(&m.sender) {
+				return
+			}
+		}
+		for _, o := range e.outside {
+			if !yield(&o.sender) {
+				return
+			}
+		}
+	}
+}
+
+func everySender(*sender) bool { return true }
+
+// NodeRules returns the node's rules, and what becomes of what no rule matches.
+// The caller does not change them.
+func (e *Egress) NodeRules() (rule.Default, []rule.Rule) {
+	s := e.settings.Load()
+	return s.Default, s.Rules
+}
+
+// scopeOf is the scope of a sandbox, or with an empty id that of an owner.
+func scopeOf(owner string, id sandbox.ID) ruleset.Scope {
+	if id == "" {
+		return ruleset.OfOwner(owner)
+	}
+	return ruleset.OfSandbox(id)
+}
+
+// Rules returns the rules of a sandbox, or with an empty id those of the owner.
+func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, error) {
+	return e.sets.Get(scopeOf(owner, id)), nil
+}
+
+// SetRules replaces the rules of an owner's sandbox, or with an empty id his own,
+// for the next request. With a revision, only rules of that revision are replaced.
+// Mistakes are errors with their positions, and change nothing.
+func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error) {
+	scope := scopeOf(owner, id)
+	e.changing.Lock()
+	defer e.changing.Unlock()
+	if id != "" && !e.lives(id) { // or its rules would be there for ever
+		return ruleset.Set{}, sandbox.ErrNotFound
+	}
+	armed, err := e.arm(ctx, e.moduleOf, scope.Source(), owner, rules)
+	if err != nil {
+		return ruleset.Set{}, err
+	}
+	set, err := e.sets.Replace(ctx, scope, rules, ifRevision)
+	if err != nil {
+		armed.release()
+		return ruleset.Set{}, err
+	}
+	before := e.owners[owner]
+	if id != "" {
+		before, e.own[id] = e.own[id], armed
+		e.buildAll(func(m *sender) bool { return m.id == id })
+	} else {
+		e.owners[owner] = armed
+		e.buildAll(func(m *sender) bool { return m.owner == owner })
+	}
+	before.release() // no table has it any more
+	return set, nil
+}
+
+// lives says whether a sandbox is there, and not about to be forgotten.
+func (e *Egress) lives(id sandbox.ID) bool {
+	sb, ok := e.sandboxes.ByID(id)
+	return ok && sb.State != sandbox.StateDestroyed
+}
+
+// armKept makes the rules of a scope ready that were given before. Needs changing.
+func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string) (*layer, error) {
+	rules := e.sets.Get(scope).Rules
+	if len(rules) == 0 {
+		return nil, nil
+	}
+	l, err := e.armAnyway(ctx, e.moduleOf, scope.Source(), owner, rules)
+	if err != nil {
+		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
+	}
+	if err := ctx.Err(); err != nil { // which is no fault of the policies
+		l.release()
+		return nil, err
+	}
+	for u, why := range l.unready {
+		e.log.Error("a policy is not ready: the requests that need it are denied", "rules_of", scope.String(), "policy", u.policy, "error", why)
+	}
+	return l, nil
+}
+
+// Change is settings that were checked. Until Apply or Discard no other change of
+// settings, rules or policies begins.
+type Change struct {
+	e         *Egress
+	settings  Settings
+	node      *layer
+	upstreams *upstreams
+}
+
+// Prepare checks settings and makes ready what they need, so that Apply cannot
+// fail.
+func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error) {
+	if err := s.Validate(); err != nil {
+		return nil, err
+	}
+	c := &Change{e: e, settings: s}
+	if c.upstreams, err = e.newUpstreams(s); err != nil {
+		return nil, err
+	}
+	e.changing.Lock()
+	if c.node, err = e.arm(ctx, e.moduleOf, rule.Node, e.cfg.Operator, s.Rules); err != nil {
+		e.changing.Unlock()
+		return nil, fmt.Errorf("egress: %w", err)
+	}
+	return c, nil
+}
+
+// Apply makes the settings those of the node, for the next request of each
+// sandbox.
+func (c *Change) Apply() {
+	e := c.e
+	defer e.changing.Unlock()
+	before, node := e.upstream.Swap(c.upstreams), e.node
+	e.node = c.node
+	e.settings.Store(&c.settings)
+	e.budget.SetConnections(c.settings.MaxConnections)
+	e.buildAll(everySender)
+	node.release()
+	if before != nil {
+		before.retire()
+	}
+}
+
+// Discard gives back what was prepared.
+func (c *Change) Discard() {
+	defer c.e.changing.Unlock()
+	c.node.release()
+}

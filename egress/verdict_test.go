@@ -1,0 +1,349 @@
+package egress
+
+import (
+	"bufio"
+	"crypto/tls"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/rule"
+)
+
+const token = "tok-V9x2QmZ7LwR4sK8pB3nD"
+
+func TestARequestGetsItsSecretOnTheWayAndTheAnswerLosesIt(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "bearer", "api"))
+	b.servers.handle(echo)
+	r := newRequest(t, "POST", "https://a.web.test/user?q=1", strings.NewReader("body"))
+	r.Header.Set("Authorization", "Bearer mine")
+	a := b.do(r)
+	if got := b.servers.last(t); len(got.Header["Authorization"]) != 1 || got.Header.Get("Authorization") != "Bearer "+token || got.body != "body" {
+		t.Errorf("the server got %v %q", got.Header, got.body)
+	}
+	b.want(a, 200, "Bearer "+strings.Repeat("*", len(token)))
+	e := b.entry("a.web.test", nil)
+	if e.Kind != audit.Request || e.Verdict != audit.Allow || e.Rule != "sandbox/through" || e.Method != "POST" || e.Path != "/user" || e.Status != 200 ||
+		len(e.Secrets) != 1 || e.Secrets[0] != "api" || len(e.Policies) != 1 || e.Policies[0].Name != "bearer" ||
+		!strings.HasPrefix(e.Policies[0].Digest, "sha256:") || e.BytesOut != 4 || e.BytesIn == 0 || !e.Address.IsLoopback() {
+		t.Errorf("the audit log says %+v", e)
+	}
+	b.none(token)
+}
+
+func TestConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.want(b.get("https://b.web.test/x"), 200, "this is b.web.test")
+	b.Client.CloseIdleConnections() // it is told of when it ends
+	if e := b.entry("b.web.test", nil); e.Kind != audit.Connection || e.Verdict != audit.Allow || e.Rule != "default" || e.BytesIn == 0 || e.BytesOut == 0 || !e.Address.IsLoopback() || e.Port != 443 {
+		t.Errorf("the audit log says %+v", e)
+	}
+	if got := b.servers.last(t); got.TLS == nil || got.TLS.ServerName != "b.web.test" {
+		t.Errorf("the server got %+v", got.TLS)
+	}
+	// Without TLS each request is decided on, and told of.
+	b.want(b.get("http://b.plain.test/x?y"), 200, "this is b.plain.test")
+	if e := b.entry("b.plain.test", nil); e.Kind != audit.Request || e.Verdict != audit.Allow || e.Path != "/x" || e.Status != 200 {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("no", denying("the policy says no"))
+	b.push("own", answering(418, "short and stout"))
+	b.push("trap", trapping())
+	b.push("note", noting("a note"))
+	b.rules(
+		rule.Rule{Name: "deny", Hosts: []string{"deny.web.test", "deny.plain.test"}, Methods: []string{"POST"}, Action: rule.Deny, Reason: "only reading"},
+		rule.Rule{Name: "answer", Hosts: []string{"answer.web.test"}, Action: rule.Respond, Answer: &rule.Answer{Status: 410, Body: "gone", Headers: map[string]string{"X-Own": "1"}}},
+		rule.Rule{Name: "no", Hosts: []string{"no.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "note"}, {Policy: "no"}}},
+		rule.Rule{Name: "own", Hosts: []string{"own.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "own"}}},
+		rule.Rule{Name: "trap", Hosts: []string{"trap.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "trap"}}},
+	)
+	for _, c := range []struct {
+		method, url  string
+		status       int
+		text, code   string
+		verdict      audit.Verdict
+		rule, reason string
+	}{
+		{"POST", "https://deny.web.test/", 403, "only reading", "egress_denied", audit.Deny, "sandbox/deny", "only reading"},
+		{"POST", "http://deny.plain.test/", 403, `"rule":"sandbox/deny"`, "egress_denied", audit.Deny, "sandbox/deny", "only reading"},
+		{"GET", "https://deny.web.test/", 200, "this is", "", audit.Allow, "default", ""},
+		{"GET", "https://answer.web.test/", 410, "gone", "", audit.Answer, "sandbox/answer", ""},
+		{"GET", "https://no.web.test/", 403, "denied by policy no: the policy says no", "policy_denied", audit.Deny, "sandbox/no", "denied by policy no: the policy says no"},
+		{"GET", "https://own.web.test/", 418, "short and stout", "", audit.Answer, "sandbox/own", "answered by policy own"},
+		{"GET", "https://trap.web.test/", 403, "the policy failed", "policy_denied", audit.Deny, "sandbox/trap", "unreachable"},
+	} {
+		a := b.do(newRequest(t, c.method, c.url, nil))
+		b.want(a, c.status, c.text)
+		if got := a.header.Get("X-Doze-Egress"); got != c.code {
+			t.Errorf("%s: its code is %q, want %q", c.url, got, c.code)
+		}
+		host := strings.Split(c.url, "/")[2]
+		e := b.entry(host, func(e audit.Entry) bool { return e.Method == c.method })
+		if e.Verdict != c.verdict || e.Rule != c.rule || !strings.Contains(e.Reason, c.reason) || e.Status != c.status || e.Kind != audit.Request {
+			t.Errorf("%s: the audit log says %+v", c.url, e)
+		}
+	}
+	if e := b.entry("no.web.test", nil); len(e.Notes) != 1 || e.Notes[0] != "a note" || len(e.Policies) != 2 {
+		t.Errorf("the audit log says %+v", e)
+	}
+	if got := b.servers.count(); got != 1 {
+		t.Errorf("the servers got %d requests", got)
+	}
+}
+
+// fails connects, says something, and fails the test unless the connection ends
+// without an answer.
+func (b *box) fails(address, says string) {
+	b.t.Helper()
+	conn, err := b.DialContext(within(b.t), "tcp", address)
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	_, _ = io.WriteString(conn, says)
+	if got, err := io.ReadAll(conn); len(got) > 0 || err == nil {
+		b.t.Errorf("%s answered %q, %v", address, got, err)
+	}
+}
+
+func TestWhatIsNoHTTPIsReset(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.rules(
+		rule.Rule{Name: "deny", Hosts: []string{"deny.tcp.test"}, Ports: []rule.Ports{{First: 5432, Last: 5432}, {First: 443, Last: 443}}, Action: rule.Deny, Reason: "no databases"},
+		rule.Rule{Name: "look", Hosts: []string{"look.tcp.test"}, Ports: []rule.Ports{{First: 5432, Last: 5432}}, Methods: []string{"GET"}, Action: rule.Allow},
+	)
+	want := func(host, reason, ruleName string) {
+		t.Helper()
+		e := b.entry(host, func(e audit.Entry) bool { return strings.Contains(e.Reason, reason) })
+		if e.Verdict != audit.Deny || e.Rule != ruleName || e.Kind != audit.Connection {
+			t.Errorf("%s: the audit log says %+v", host, e)
+		}
+	}
+	b.fails("deny.tcp.test:5432", "")
+	want("deny.tcp.test", "no databases", "sandbox/deny")
+	b.fails("deny.tcp.test:443", "\x16no TLS that anybody could read")
+	b.fails("look.tcp.test:5432", "\x00\x00\x00\x08")
+	want("look.tcp.test", "neither HTTP nor TLS", "sandbox/look")
+	b.fails("203.0.113.9:443", "")
+	e := b.entry("", func(e audit.Entry) bool { return e.Address == netip.MustParseAddr("203.0.113.9") })
+	if e.Verdict != audit.Deny || e.Rule != "default" || !strings.Contains(e.Reason, "no name led to this address") {
+		t.Errorf("the audit log says %+v", e)
+	}
+	b.fails("198.18.0.1:22", "")
+	if e := b.entry("", func(e audit.Entry) bool { return e.Port == 22 }); e.Verdict != audit.Deny {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestOtherPortsPassWhoeverSpeaksFirst(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.servers.mu.Lock()
+	b.servers.speak = func(conn net.Conn) {
+		_, _ = io.WriteString(conn, "hello\n")
+		_, _ = io.Copy(conn, conn)
+	}
+	b.servers.mu.Unlock()
+	conn, err := b.DialContext(within(t), "tcp", "db.tcp.test:5432")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(patience))
+	r := bufio.NewReader(conn)
+	if line, err := r.ReadString('\n'); line != "hello\n" {
+		t.Fatalf("got %q, %v", line, err)
+	}
+	_, _ = io.WriteString(conn, "and you")
+	_ = conn.(interface{ CloseWrite() error }).CloseWrite()
+	if got, err := io.ReadAll(r); string(got) != "and you" || err != nil {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if e := b.entry("db.tcp.test", nil); e.Verdict != audit.Allow || e.BytesOut != 7 || e.BytesIn != 13 || e.Port != 5432 {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+func TestNamesHaveToAgree(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "look", Hosts: []string{"look.web.test", "look.tcp.test"}, Ports: []rule.Ports{{First: 1, Last: 65535}}, Methods: []string{"GET"}, Action: rule.Allow})
+	other := func(host, serverName string) {
+		t.Helper()
+		conn, err := b.DialContext(within(t), "tcp", host)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		if err := tls.Client(conn, &tls.Config{ServerName: serverName, InsecureSkipVerify: true}).Handshake(); err == nil {
+			t.Errorf("%s as %q: TLS was made", host, serverName)
+		}
+	}
+	for _, host := range []string{"pass.web.test:443", "look.web.test:443", "look.tcp.test:9000", "pass.tcp.test:9000"} {
+		other(host, "other.web.test")
+		name, _, _ := net.SplitHostPort(host)
+		if e := b.entry(name, nil); e.Verdict != audit.Deny || !strings.Contains(e.Reason, "other.web.test") {
+			t.Errorf("the audit log says %+v", e)
+		}
+	}
+	for _, host := range []string{"pass.web.test:443", "look.web.test:443"} {
+		other(host, "")
+		name, _, _ := net.SplitHostPort(host)
+		b.entry(name, func(e audit.Entry) bool { return e.Verdict == audit.Deny && strings.Contains(e.Reason, "no SNI") })
+	}
+	for _, url := range []string{"https://look.web.test/", "http://pass.plain.test/"} {
+		r := newRequest(t, "GET", url, nil)
+		r.Host = "other.web.test"
+		b.want(b.do(r), http.StatusMisdirectedRequest, `"code":"misdirected"`)
+		e := b.entry(r.URL.Host, func(e audit.Entry) bool { return e.Kind == audit.Request })
+		if e.Verdict != audit.Deny || e.Status != 421 || !strings.Contains(e.Reason, "other.web.test") {
+			t.Errorf("the audit log says %+v", e)
+		}
+	}
+	if b.servers.count() != 0 {
+		t.Error("a server got something")
+	}
+}
+
+// What a lenient server reads as a request is one, on the port for that.
+func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	for _, request := range []string{
+		"get / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n", "\r\nGET / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n",
+		"GET\t/ HTTP/1.1\r\nHost: other.plain.test\r\n\r\n", strings.Repeat("A", 50) + " / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n",
+	} {
+		conn, err := b.DialContext(within(t), "tcp", "a.tcp.test:80") // which would echo it
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		_, _ = io.WriteString(conn, request)
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || res.StatusCode != 421 && res.StatusCode != 400 {
+			t.Errorf("%q: got %+v, %v", request, res, err)
+		} else {
+			res.Body.Close()
+		}
+		conn.Close()
+	}
+	for _, says := range []string{"SSH-2.0-client\r\n", "ping", "\x00\x01"} {
+		conn, err := b.DialContext(within(t), "tcp", "b.tcp.test:80")
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		_, _ = io.WriteString(conn, says)
+		_ = conn.(interface{ CloseWrite() error }).CloseWrite()
+		if got, err := io.ReadAll(conn); string(got) != says {
+			t.Errorf("got %q, %v", got, err)
+		}
+		conn.Close()
+	}
+}
+
+func TestRefusedNamesAreToldWithTheirRule(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "not this one"})
+	if _, err := b.DialContext(within(t), "tcp", "never.web.test:443"); err == nil {
+		t.Error("it has an address")
+	}
+	if e := b.entry("never.web.test", nil); e.Kind != audit.DNS || e.Verdict != audit.Deny || e.Rule != "sandbox/never" || e.Reason != "not this one" {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+// A connection of which a rule that came later says no, to a name that has an
+// address: the client reads why.
+func TestADeniedConnectionIsAnsweredWithTheReason(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "port", Hosts: []string{"a.web.test", "a.plain.test"}, Ports: []rule.Ports{{First: 80, Last: 80}, {First: 443, Last: 443}}, Action: rule.Deny, Reason: "not there"})
+	for _, url := range []string{"https://a.web.test/", "http://a.plain.test/"} {
+		b.want(b.get(url), 403, `"reason":"not there"`)
+		host := strings.Split(url, "/")[2]
+		if e := b.entry(host, nil); e.Kind != audit.Connection || e.Verdict != audit.Deny || e.Rule != "sandbox/port" {
+			t.Errorf("the audit log says %+v", e)
+		}
+	}
+}
+
+func TestPrivateAddressesAreRefusedWithWhatTheyAre(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	if err := b.reload(func(s *Settings) {
+		s.Rules = []rule.Rule{{Name: "net", Addresses: []string{"169.254.0.0/16", "127.0.0.0/8"}, Action: rule.Allow}}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.fails("169.254.169.254:80", "")
+	metadata := netip.MustParseAddr("169.254.169.254")
+	e := b.entry("", func(e audit.Entry) bool { return e.Address == metadata })
+	if e.Verdict != audit.Deny || e.Rule != "node/net" || !strings.Contains(e.Reason, "metadata") {
+		t.Errorf("the audit log says %+v", e)
+	}
+	b.want(b.get("http://localhost.plain.test/"), 200, "this is") // the operator said where it is
+}
+
+func TestServersThatAreNotThereAreErrors(t *testing.T) {
+	r := newRig(t)
+	r.servers.web.Close()
+	b := r.box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "look", Hosts: []string{"look.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
+	b.want(b.get("https://look.web.test/"), 502, "upstream_unreachable")
+	if e := b.entry("look.web.test", nil); e.Verdict != audit.Error || e.Status != 502 || !strings.Contains(e.Reason, "no connection") {
+		t.Errorf("the audit log says %+v", e)
+	}
+	if _, err := b.try(newRequest(t, "GET", "https://pass.web.test/", nil)); err == nil {
+		t.Error("it was answered")
+	}
+	if e := b.entry("pass.web.test", nil); e.Verdict != audit.Error || e.Kind != audit.Connection {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
+// An owner's policy must not lead past the node's rules.
+func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.servers.handle(echo)
+	b.push("harmless", rewriting("/open"))
+	if _, err := r.PutPolicy(t.Context(), operator, "harmless", rewriting("/open")); err != nil {
+		t.Fatal(err)
+	}
+	b.push("admin", rewriting("/admin/users"))
+	b.push("watched", rewriting("/watched/users"))
+	if err := r.reload(func(s *Settings) {
+		s.Rules = append(s.Rules,
+			rule.Rule{Name: "admin", Hosts: []string{"a.web.test"}, Paths: []string{"/admin/**"}, Action: rule.Deny, Reason: "not for sandboxes"},
+			rule.Rule{Name: "watched", Hosts: []string{"a.web.test"}, Paths: []string{"/watched/**"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "harmless"}}})
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for policy, want := range map[string]string{
+		"harmless": "",
+		"admin":    "as its policies changed it, not for sandboxes",
+		"watched":  "its policies changed it into one to which other rules apply",
+	} {
+		before := b.servers.count()
+		b.rules(through("a.web.test", policy, "none"))
+		a := b.get("https://a.web.test/")
+		if want == "" {
+			b.want(a, 200, "")
+			continue
+		}
+		b.want(a, 403, want)
+		if b.servers.count() != before {
+			t.Errorf("%s: a request got there", policy)
+		}
+	}
+}
