@@ -29,7 +29,9 @@ const maxURI = 16 << 10
 // Config of an API. Sandboxes, Auth and PreviewURL are needed.
 type Config struct {
 	Sandboxes Sandboxes
-	Auth      Authenticator
+	// Egress is what sandboxes send out; nil answers all of it with no_egress.
+	Egress Egress
+	Auth   Authenticator
 	// PreviewURL returns the address of an exposed port.
 	PreviewURL func(sandbox.Sandbox, sandbox.Port) string
 	// Version of the node.
@@ -80,6 +82,7 @@ func (l Limits) withDefaults() Limits {
 // API serves the routes under Prefix. Make one with New.
 type API struct {
 	sandboxes  Sandboxes
+	egress     Egress
 	auth       Authenticator
 	previewURL func(sandbox.Sandbox, sandbox.Port) string
 	version    string
@@ -108,6 +111,7 @@ func New(cfg Config) (*API, error) {
 	}
 	a := &API{
 		sandboxes:  cfg.Sandboxes,
+		egress:     cfg.Egress,
 		auth:       cfg.Auth,
 		previewURL: cfg.PreviewURL,
 		version:    cfg.Version,
@@ -136,6 +140,11 @@ func New(cfg Config) (*API, error) {
 	a.registerLogs()
 	a.registerPorts()
 	a.registerEvents()
+	a.registerRules()
+	a.registerSecrets()
+	a.registerPolicies()
+	a.registerFlows()
+	a.registerTrust()
 	a.registerNode()
 	if err := a.registerOpenAPI(); err != nil {
 		return nil, err

@@ -45,6 +45,19 @@ const (
 	CodeInternal          Code = "internal"
 )
 
+// What sandboxes send out.
+const (
+	CodeNoEgress         Code = "no_egress"
+	CodeRulesInvalid     Code = "rules_invalid"
+	CodeRevisionConflict Code = "revision_conflict"
+	CodeSecretNotFound   Code = "secret_not_found"
+	CodeTooManySecrets   Code = "too_many_secrets"
+	CodePolicyNotFound   Code = "policy_not_found"
+	CodePolicyInvalid    Code = "policy_invalid"
+	CodePolicyInUse      Code = "policy_in_use"
+	CodeTooManyPolicies  Code = "too_many_policies"
+)
+
 // Inside a sandbox.
 const (
 	CodeCommandNotFound  Code = "command_not_found"
@@ -108,6 +121,16 @@ var meanings = map[Code]meaning{
 	CodeStoreFull:         {status: http.StatusInsufficientStorage, title: "The node's disk is full"},
 	CodeTimeout:           {status: http.StatusGatewayTimeout, title: "It took too long"},
 	CodeInternal:          {status: http.StatusInternalServerError, title: "The node failed"},
+
+	CodeNoEgress:         {status: http.StatusNotImplemented, title: "The node lets nothing out"},
+	CodeRulesInvalid:     {status: http.StatusUnprocessableEntity, title: "The rules cannot work"},
+	CodeRevisionConflict: {status: http.StatusPreconditionFailed, title: "The rules were changed meanwhile"},
+	CodeSecretNotFound:   {status: http.StatusNotFound, title: "There is no such secret"},
+	CodeTooManySecrets:   {status: http.StatusConflict, title: "There are too many secrets"},
+	CodePolicyNotFound:   {status: http.StatusNotFound, title: "There is no such policy"},
+	CodePolicyInvalid:    {status: http.StatusUnprocessableEntity, title: "The module is no policy"},
+	CodePolicyInUse:      {status: http.StatusConflict, title: "Rules name the policy"},
+	CodeTooManyPolicies:  {status: http.StatusConflict, title: "There are too many policies"},
 
 	CodeCommandNotFound:  {status: http.StatusUnprocessableEntity, title: "There is no such command"},
 	CodeNoShell:          {status: http.StatusUnprocessableEntity, title: "The image has no shell"},

@@ -5,8 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
 )
 
 const (
@@ -28,12 +35,32 @@ func (a *API) newDocument() *huma.OpenAPI {
 		},
 		Servers: []*huma.Server{{URL: Prefix}},
 		Components: &huma.Components{
-			Schemas: huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer),
+			Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
 			SecuritySchemes: map[string]*huma.SecurityScheme{
 				securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},
 			},
 		},
 	}
+}
+
+// schemaNames are those of types whose own names say too little without their
+// package.
+var schemaNames = map[reflect.Type]string{
+	reflect.TypeFor[audit.Entry]():    "Flow",
+	reflect.TypeFor[audit.Policy]():   "FlowPolicy",
+	reflect.TypeFor[explain.Policy](): "ExplainedPolicy",
+	reflect.TypeFor[explain.Secret](): "ExplainedSecret",
+	reflect.TypeFor[modules.Info]():   "Policy",
+	reflect.TypeFor[rule.Answer]():    "RuleAnswer",
+	reflect.TypeFor[rule.Use]():       "RulePolicy",
+	reflect.TypeFor[ruleset.Set]():    "RuleSet",
+}
+
+func schemaName(t reflect.Type, hint string) string {
+	if name, ok := schemaNames[t]; ok {
+		return name
+	}
+	return huma.DefaultSchemaNamer(t, hint)
 }
 
 type openAPIOutput struct {

@@ -42,6 +42,24 @@ var routes = []string{
 	"POST /sandbox/{id}/stop",
 	"POST /sandbox/{id}/hold",
 	"GET /sandbox/{id}/events",
+	"GET /sandbox/{id}/egress",
+	"POST /sandbox/{id}/egress/explain",
+	"GET /egress/flows",
+	"POST /egress/explain",
+	"GET /sandbox/{id}/egress/rules",
+	"PUT /sandbox/{id}/egress/rules",
+	"GET /egress/rules",
+	"PUT /egress/rules",
+	"GET /egress/node-rules",
+	"GET /egress/ca",
+	"PUT /secrets/{name}",
+	"GET /secrets",
+	"GET /secrets/{name}",
+	"DELETE /secrets/{name}",
+	"PUT /policies/{name}",
+	"GET /policies",
+	"GET /policies/{name}",
+	"DELETE /policies/{name}",
 	"GET /node",
 	"GET /openapi.json",
 }
@@ -132,7 +150,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 			t.Errorf("schema %s is missing", ref[1])
 		}
 	}
-	for _, name := range []string{"Sandbox", "Problem", "ExecResult", "Process", "FileInfo", "Event", "Port"} {
+	for _, name := range []string{"Sandbox", "Problem", "ExecResult", "Process", "FileInfo", "Event", "Port", "Rule", "RuleSet", "Secret", "Policy", "Flow", "Explanation"} {
 		if d.Components.Schemas[name] == nil {
 			t.Errorf("schema %s is missing", name)
 		}
@@ -143,7 +161,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 			t.Errorf("write takes no %s", kind)
 		}
 	}
-	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/process/{pid}/logs": "get"} {
+	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/egress": "get", "/sandbox/{id}/process/{pid}/logs": "get"} {
 		for _, kind := range []string{"application/json", "text/event-stream"} {
 			if d.Paths[path][method].Responses["200"].Content[kind] == nil {
 				t.Errorf("%s answers no %s", path, kind)

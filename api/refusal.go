@@ -7,6 +7,9 @@ import (
 	"net"
 	"net/http"
 
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/vault"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -42,6 +45,12 @@ var sentinels = []struct {
 	{sandbox.ErrStoreFull, CodeStoreFull, "free disk space on the node; nothing has changed"},
 	{sandbox.ErrEngineDown, CodeEngineUnavailable, "try again; doze doctor on the node says what is wrong"},
 	{sandbox.ErrClosed, CodeNodeClosing, "try again"},
+	{vault.ErrUnknown, CodeSecretNotFound, "GET " + Prefix + "/secrets lists those that exist"},
+	{vault.ErrTooMany, CodeTooManySecrets, "nothing has changed"},
+	{modules.ErrUnknown, CodePolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
+	{modules.ErrInUse, CodePolicyInUse, "change those rules first"},
+	{modules.ErrTooMany, CodeTooManyPolicies, "nothing has changed"},
+	{ruleset.ErrRevision, CodeRevisionConflict, "get them, make the change again and send the new revision"},
 	{guest.ErrLost, CodeGuestLost, "the sandbox ended or stopped meanwhile; GET its events to see why"},
 	{guest.ErrNoAnswer, CodeTimeout, "try again, or stop the sandbox and try again"},
 }
@@ -61,6 +70,9 @@ func problemOf(ctx context.Context, err error) *Problem {
 	var invalid *sandbox.InvalidError
 	if errors.As(err, &invalid) {
 		return problemOfInvalid(invalid)
+	}
+	if p := problemOfEgress(err); p != nil {
+		return p
 	}
 	var conflict *sandbox.ConflictError
 	if errors.As(err, &conflict) {

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -74,7 +75,7 @@ func (a *API) refuseBody(ctx huma.Context, next func(huma.Context)) {
 		next(ctx)
 		return
 	}
-	body, err := a.readBody(w, r, maxJSON)
+	body, err := a.readBody(w, r, maxJSON, asRaw)
 	if err == nil && len(body) > 0 {
 		err = checkType(r)
 		if err == nil && string(bytes.TrimSpace(body)) != "{}" {
@@ -119,27 +120,28 @@ func (a *API) checkNames(schema *huma.Schema, body []byte) error {
 	if !json.Valid(body) {
 		return nil
 	}
-	fields := slices.Sorted(maps.Keys(a.resolve(schema).Properties))
-	return checkValue(json.NewDecoder(bytes.NewReader(body)), "body", func(name string) error {
-		if slices.Contains(fields, name) || !slices.ContainsFunc(fields, func(field string) bool { return strings.EqualFold(field, name) }) {
-			return nil
-		}
-		return invalid("body."+clip(name), "there is no such field", "the fields are "+strings.Join(fields, ", "))
-	})
+	return a.checkValue(json.NewDecoder(bytes.NewReader(body)), "body", schema)
 }
 
 // checkValue reads one value and refuses names that are there twice in one object,
-// and what check says of the names of this one. Every level below keeps its
-// location, so that is clipped.
-func checkValue(dec *json.Decoder, location string, check func(name string) error) error {
+// and those that the schema has in another case. Where the schema says nothing it is
+// nil. Every level below keeps its location, so that is clipped.
+func (a *API) checkValue(dec *json.Decoder, location string, schema *huma.Schema) error {
 	token, err := dec.Token()
 	if err != nil {
 		return nil
 	}
+	if schema != nil {
+		schema = a.resolve(schema)
+	}
 	switch token {
 	case json.Delim('['):
-		for dec.More() {
-			if err := checkValue(dec, location, nil); err != nil {
+		var items *huma.Schema
+		if schema != nil {
+			items = schema.Items
+		}
+		for i := 0; dec.More(); i++ {
+			if err := a.checkValue(dec, clip(location+"["+strconv.Itoa(i)+"]"), items); err != nil {
 				return err
 			}
 		}
@@ -156,12 +158,11 @@ func checkValue(dec *json.Decoder, location string, check func(name string) erro
 				return invalid(clip(location+"."+clip(name)), "it is there more than once", "send it once")
 			}
 			seen[name] = true
-			if check != nil {
-				if err := check(name); err != nil {
-					return err
-				}
+			field, err := fieldOf(schema, location, name)
+			if err != nil {
+				return err
 			}
-			if err := checkValue(dec, clip(location+"."+clip(name)), nil); err != nil {
+			if err := a.checkValue(dec, clip(location+"."+clip(name)), field); err != nil {
 				return err
 			}
 		}
@@ -170,12 +171,30 @@ func checkValue(dec *json.Decoder, location string, check func(name string) erro
 	return nil
 }
 
+// fieldOf returns the schema of a field, or nil, and refuses a name that the schema
+// has in another case.
+func fieldOf(schema *huma.Schema, location, name string) (*huma.Schema, error) {
+	if schema == nil {
+		return nil, nil
+	}
+	if field := schema.Properties[name]; field != nil {
+		return field, nil
+	}
+	for field := range schema.Properties {
+		if strings.EqualFold(field, name) {
+			return nil, invalid(clip(location+"."+clip(name)), "there is no such field",
+				"the fields are "+strings.Join(slices.Sorted(maps.Keys(schema.Properties)), ", "))
+		}
+	}
+	return nil, nil
+}
+
 // jsonBody returns a body of at most `most` bytes that says it is JSON.
 func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
 	if err := checkType(r); err != nil {
 		return nil, err
 	}
-	body, err := a.readBody(w, r, most)
+	body, err := a.readBody(w, r, most, asRaw)
 	switch {
 	case err != nil:
 		return nil, err
@@ -187,17 +206,20 @@ func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]by
 	return body, nil
 }
 
-// readBody returns a body of at most `most` bytes.
-func (a *API) readBody(w http.ResponseWriter, r *http.Request, most int64) ([]byte, error) {
+// asRaw is the remedy for a JSON body that is too large.
+const asRaw = "send files as raw bytes"
+
+// readBody returns a body of at most `most` bytes. want is the remedy for more.
+func (a *API) readBody(w http.ResponseWriter, r *http.Request, most int64, want string) ([]byte, error) {
 	if r.ContentLength > most {
-		return nil, tooLarge(most)
+		return nil, tooLarge(most, want)
 	}
 	body, err := io.ReadAll(io.LimitReader(newTimedBody(w, r.Body, a.limits.Stall), most+1))
 	switch {
 	case err != nil:
 		return nil, bodyProblem(err)
 	case int64(len(body)) > most:
-		return nil, tooLarge(most)
+		return nil, tooLarge(most, want)
 	}
 	return body, nil
 }
@@ -216,8 +238,8 @@ func isJSON(header string) bool {
 	return err == nil && mediaType == "application/json"
 }
 
-func tooLarge(most int64) *Problem {
-	return problemf(CodeBodyTooLarge, "the body is larger than the %d bytes that are allowed here; send files as raw bytes", most)
+func tooLarge(most int64, want string) *Problem {
+	return problemf(CodeBodyTooLarge, "the body is larger than the %d bytes that are allowed here; %s", most, want)
 }
 
 // bodyProblem says why a body could not be read to its end.
@@ -316,7 +338,7 @@ func cutLast(s, sep string) (before, after string, found bool) {
 	return s, "", false
 }
 
-// fieldsAt lists the fields of the object at a path such as "body.ports".
+// fieldsAt lists the fields of the object at a path such as "body.rules[0].answer".
 func (a *API) fieldsAt(op *huma.Operation, path string) []string {
 	schema, _ := op.Metadata[bodySchemaKey].(*huma.Schema)
 	for i, name := range strings.Split(path, ".") {
@@ -324,8 +346,15 @@ func (a *API) fieldsAt(op *huma.Operation, path string) []string {
 			return nil
 		}
 		schema = a.resolve(schema)
-		if i > 0 {
-			schema = schema.Properties[name]
+		if i == 0 {
+			continue
+		}
+		name, indexes, _ := strings.Cut(name, "[")
+		schema = schema.Properties[name]
+		for range strings.Count(indexes, "]") {
+			if schema != nil {
+				schema = a.resolve(schema).Items
+			}
 		}
 	}
 	if schema == nil {

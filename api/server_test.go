@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -26,10 +27,11 @@ const patience = 20 * time.Second
 
 // server is an API over a real Manager, with a client.
 type server struct {
-	t    testing.TB
-	node *sandboxtest.Node
-	api  *API
-	http *httptest.Server
+	t      testing.TB
+	node   *sandboxtest.Node
+	egress *egresstest.Egress
+	api    *API
+	http   *httptest.Server
 }
 
 func newServer(t testing.TB, limits Limits) *server {
@@ -50,8 +52,8 @@ func newServerHTTP2(t testing.TB) *server {
 
 func newUnstartedServer(t testing.TB, limits Limits) *server {
 	t.Helper()
-	s := &server{t: t, node: sandboxtest.Open(t, nil)}
-	s.api = newAPI(t, Config{Sandboxes: s.node.Manager, Limits: limits})
+	s := &server{t: t, node: sandboxtest.Open(t, nil), egress: egresstest.New(t, testOwner)}
+	s.api = newAPI(t, Config{Sandboxes: s.node.Manager, Egress: s.egress, Limits: limits})
 	s.http = httptest.NewUnstartedServer(s.api)
 	t.Cleanup(s.http.Close)
 	return s

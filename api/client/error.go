@@ -42,6 +42,11 @@ const (
 	CodeNotDirectory    = "not_a_directory"
 	CodeRange           = "range_not_satisfiable"
 	CodeUnauthorized    = "unauthorized"
+
+	CodeNoEgress         = "no_egress"
+	CodeRevisionConflict = "revision_conflict"
+	CodeSecretNotFound   = "secret_not_found"
+	CodePolicyNotFound   = "policy_not_found"
 )
 
 // HasCode says whether err is an *Error with that code.

@@ -1,0 +1,213 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+)
+
+// RuleSet is the rules of an owner or of a sandbox.
+type RuleSet struct {
+	Revision  int64     `json:"revision"`
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+	// Rules is their list as the API writes it: a program that does not know a field
+	// of a newer node must not lose it.
+	Rules json.RawMessage `json:"rules"`
+}
+
+// Rule is what of a rule is shown.
+type Rule struct {
+	Name      string   `json:"name"`
+	Hosts     []string `json:"hosts"`
+	Addresses []string `json:"addresses"`
+	Private   bool     `json:"private"`
+	Ports     []string `json:"ports"`
+	Scheme    string   `json:"scheme"`
+	Methods   []string `json:"methods"`
+	Paths     []string `json:"paths"`
+	// Headers that a request has to have.
+	Headers  map[string]string `json:"headers"`
+	Action   string            `json:"action"`
+	Reason   string            `json:"reason"`
+	Policies []RulePolicy      `json:"policies"`
+	// Placeholders are environment variables, to names of secrets.
+	Placeholders map[string]string `json:"placeholders"`
+}
+
+// RulePolicy is a policy with the secrets that it gets.
+type RulePolicy struct {
+	Policy  string            `json:"policy"`
+	Secrets map[string]string `json:"secrets"`
+}
+
+// NodeRules are the operator's.
+type NodeRules struct {
+	Default string          `json:"default"`
+	Rules   json.RawMessage `json:"rules"`
+}
+
+// Flow is one thing that a sandbox sent, with what became of it.
+type Flow struct {
+	Seq      uint64    `json:"seq"`
+	Time     time.Time `json:"time"`
+	Sandbox  string    `json:"sandbox"`
+	Flow     string    `json:"flow,omitempty"`
+	Kind     string    `json:"kind"`
+	Host     string    `json:"host,omitempty"`
+	Address  string    `json:"address,omitempty"`
+	Port     uint16    `json:"port,omitempty"`
+	Method   string    `json:"method,omitempty"`
+	Path     string    `json:"path,omitempty"`
+	Rule     string    `json:"rule,omitempty"`
+	Policies []struct {
+		Name   string `json:"name"`
+		Digest string `json:"digest"`
+	} `json:"policies,omitempty"`
+	Verdict  string   `json:"verdict"`
+	Reason   string   `json:"reason,omitempty"`
+	Secrets  []string `json:"secrets,omitempty"`
+	Notes    []string `json:"notes,omitempty"`
+	Status   int      `json:"status,omitempty"`
+	BytesOut int64    `json:"bytes_out,omitempty"`
+	BytesIn  int64    `json:"bytes_in,omitempty"`
+	TookMS   float64  `json:"duration_ms,omitempty"`
+	Dropped  uint64   `json:"dropped,omitempty"`
+}
+
+// FlowFilter says which flows somebody wants. What is empty matches all.
+type FlowFilter struct {
+	Kind    string // dns, connection, request
+	Verdict string // allow, deny, answer, error
+	Host    string // a name, or *.example.com
+}
+
+func (f FlowFilter) query(after uint64) url.Values {
+	query := url.Values{"after": {strconv.FormatUint(after, 10)}}
+	for name, value := range map[string]string{"kind": f.Kind, "verdict": f.Verdict, "host": f.Host} {
+		if value != "" {
+			query.Set(name, value)
+		}
+	}
+	return query
+}
+
+// ExplainRequest is a request that is not sent.
+type ExplainRequest struct {
+	Method  string            `json:"method,omitempty"`
+	URL     string            `json:"url"`
+	Headers map[string]string `json:"headers,omitempty"`
+}
+
+// Explanation says what would become of a request.
+type Explanation struct {
+	Verdict  string `json:"verdict"`
+	Stage    string `json:"stage"`
+	Rule     string `json:"rule"`
+	Reason   string `json:"reason"`
+	Private  bool   `json:"private,omitempty"`
+	Status   int    `json:"status,omitempty"`
+	Policies []struct {
+		Rule    string `json:"rule"`
+		Name    string `json:"name"`
+		Digest  string `json:"digest,omitempty"`
+		Problem string `json:"problem,omitempty"`
+	} `json:"policies,omitempty"`
+	Secrets      []ExplainedSecret `json:"secrets,omitempty"`
+	Placeholders []ExplainedSecret `json:"placeholders,omitempty"` // exchanged where a request has one
+}
+
+// ExplainedSecret is a secret, and why it cannot be sent.
+type ExplainedSecret struct {
+	Name    string `json:"name"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// rulesPath is that of a sandbox's rules, or without one of the owner's.
+func rulesPath(sandbox string) string {
+	if sandbox == "" {
+		return "/egress/rules"
+	}
+	return sandboxPath(sandbox, "egress", "rules")
+}
+
+// NodeRules returns the operator's rules.
+func (c *Client) NodeRules(ctx context.Context) (rules NodeRules, err error) {
+	_, err = c.call(ctx, request{method: http.MethodGet, path: "/egress/node-rules"}, &rules)
+	return rules, err
+}
+
+// Rules returns those of a sandbox, or with an empty name the owner's.
+func (c *Client) Rules(ctx context.Context, sandbox string) (set RuleSet, err error) {
+	_, err = c.call(ctx, request{method: http.MethodGet, path: rulesPath(sandbox)}, &set)
+	return set, err
+}
+
+// SetRules replaces all of them. With ifRevision it does so only if they are of that
+// revision; otherwise it returns an *Error with CodeRevisionConflict.
+func (c *Client) SetRules(ctx context.Context, sandbox string, rules json.RawMessage, ifRevision *int64) (set RuleSet, err error) {
+	r := request{method: http.MethodPut, path: rulesPath(sandbox), body: map[string]json.RawMessage{"rules": rules}}
+	if ifRevision != nil {
+		r.header = http.Header{"If-Match": {strconv.Quote(strconv.FormatInt(*ifRevision, 10))}}
+	}
+	_, err = c.call(ctx, r, &set)
+	return set, err
+}
+
+// Flows returns all kept flows of a sandbox with a higher seq, oldest first.
+func (c *Client) Flows(ctx context.Context, idOrName string, filter FlowFilter, after uint64) ([]Flow, error) {
+	all := []Flow{}
+	for {
+		var page struct {
+			Flows []Flow `json:"flows"`
+			Next  uint64 `json:"next"`
+		}
+		query := filter.query(after)
+		query.Set("limit", strconv.Itoa(eventPage))
+		if _, err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "egress"), query: query}, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Flows...)
+		if page.Next <= after {
+			return all, nil
+		}
+		after = page.Next
+	}
+}
+
+// FollowFlows calls yield with all kept flows with a higher seq and then with those
+// that come. It returns nil when the stream ends: the sandbox was destroyed or the
+// node shuts down.
+func (c *Client) FollowFlows(ctx context.Context, idOrName string, filter FlowFilter, after uint64, yield func(Flow) error) error {
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "egress"), query: filter.query(after)})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	return stream.each(func(m message) error {
+		var f Flow
+		if err := m.decode(&f); err != nil {
+			return err
+		}
+		return yield(f)
+	})
+}
+
+// Explain says what would become of a request of a sandbox. Nothing is sent.
+func (c *Client) Explain(ctx context.Context, idOrName string, req ExplainRequest) (e Explanation, err error) {
+	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "egress", "explain"), body: req}, &e)
+	return e, err
+}
+
+// EgressCA returns the certificates of the node's own authority, in PEM.
+func (c *Client) EgressCA(ctx context.Context) ([]byte, error) {
+	resp, err := c.send(ctx, request{method: http.MethodGet, path: "/egress/ca"})
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	return io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+}

@@ -1,0 +1,118 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"net/http"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Egress is what the API needs of whatever carries what sandboxes send out. Owners
+// are authenticated, and sandboxes are the owner's. Errors are those of the packages
+// that the types come from.
+type Egress interface {
+	// NodeRules are those of the operator, which only the node's configuration
+	// changes, and what becomes of what no rule is about.
+	NodeRules() (rule.Default, []rule.Rule)
+	// Rules returns those of a sandbox, or with an empty id those of the owner.
+	Rules(ctx context.Context, owner string, id sandbox.ID) (ruleset.Set, error)
+	// SetRules replaces them, all at once, for the next request of each sandbox. With
+	// ifRevision only rules of that revision are replaced: ruleset.ErrRevision.
+	// Faults are *rule.Error, joined.
+	SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error)
+
+	// PutSecret copies value. Errors: *vault.InvalidError, vault.ErrTooMany.
+	PutSecret(ctx context.Context, owner, name string, value []byte, hosts []string) (vault.Secret, error)
+	// Secrets are in the order of their names.
+	Secrets(owner string) []vault.Secret
+	// DeleteSecret returns vault.ErrUnknown where there is none.
+	DeleteSecret(ctx context.Context, owner, name string) error
+
+	// PutPolicy takes a module that was compiled and found to be a policy. Errors:
+	// *modules.InvalidError, with the Field "module" for what the compiler says;
+	// modules.ErrTooMany.
+	PutPolicy(ctx context.Context, owner, name string, wasm []byte) (modules.Info, error)
+	// Policies are the owner's and those that come with doze, in the order of their
+	// names, each with the owner's rules that name it.
+	Policies(owner string) []modules.Info
+	// DeletePolicy returns modules.ErrUnknown, or modules.ErrInUse (wrapped, with the
+	// rules' names) while rules name it.
+	DeletePolicy(ctx context.Context, owner, name string) error
+
+	// Flows are what a sandbox sent, oldest first.
+	Flows(id sandbox.ID, f audit.Filter) []audit.Entry
+	// FollowFlows returns those and then what comes. The channel is closed when the
+	// sandbox is gone, the node closes, or the function is called, which must be.
+	FollowFlows(id sandbox.ID, f audit.Filter) (<-chan audit.Entry, func())
+	// Explain says what would become of a request. Errors: *explain.InvalidError.
+	Explain(ctx context.Context, id sandbox.ID, method, url string, header http.Header) (explain.Explanation, error)
+	// OutsideFlows, FollowOutsideFlows and ExplainOutside are the same for what the
+	// owner has outside of sandboxes: the clients of the proxy.
+	OutsideFlows(owner string, f audit.Filter) []audit.Entry
+	FollowOutsideFlows(owner string, f audit.Filter) (<-chan audit.Entry, func())
+	ExplainOutside(ctx context.Context, owner, method, url string, header http.Header) (explain.Explanation, error)
+	// Bundle is the certificates, in PEM, that sandboxes trust beside the public ones.
+	Bundle() []byte
+}
+
+// needsEgress are the codes of every route of egress, and more.
+func needsEgress(codes ...Code) []Code { return append([]Code{CodeNoEgress}, codes...) }
+
+// out returns what carries what sandboxes send out, or the refusal of a node
+// without.
+func (a *API) out() (Egress, error) {
+	if a.egress == nil {
+		return nil, newProblem(CodeNoEgress, "this node's sandboxes have no network; its operator has to configure egress")
+	}
+	return a.egress, nil
+}
+
+// problemOfEgress finds the Problem for the typed errors of egress, or nil.
+func problemOfEgress(err error) *Problem {
+	var secret *vault.InvalidError
+	if errors.As(err, &secret) {
+		return problemOfField(CodeInvalidRequest, secret.Field, secret.Reason, secret.Want)
+	}
+	var module *modules.InvalidError
+	if errors.As(err, &module) {
+		code := CodePolicyInvalid
+		if module.Field != "module" {
+			code = CodeInvalidRequest
+		}
+		return problemOfField(code, module.Field, module.Reason, module.Want)
+	}
+	var request *explain.InvalidError
+	if errors.As(err, &request) {
+		return problemOfField(CodeInvalidRequest, request.Field, request.Reason, request.Want)
+	}
+	var fault *rule.Error
+	if errors.As(err, &fault) {
+		return problemOfRules(err)
+	}
+	return nil
+}
+
+// problemOfField is the Problem of one field: the name is in the path, the module is
+// the body.
+func problemOfField(code Code, field, reason, want string) *Problem {
+	location := "body." + field
+	switch field {
+	case "name":
+		location = "path.name"
+		if code == CodeInvalidRequest {
+			code = CodeNameInvalid
+		}
+	case "module":
+		location = "body"
+	}
+	p := problemf(code, "%s: %s; %s", field, reason, want)
+	p.Errors = []FieldError{{Location: location, Message: reason, Want: want}}
+	return p
+}

@@ -1,0 +1,213 @@
+// Package egresstest is an egress for tests of the API and of its clients: the real
+// rules, secrets, policies and audit log over a store in memory, without anything
+// that is sent.
+package egresstest
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/seal"
+	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store"
+)
+
+// BuiltIn is the policy that comes with this egress.
+const BuiltIn = "bearer"
+
+// PEM stands for certificates.
+const PEM = "-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"
+
+// wasm is how a module begins.
+var wasm = []byte("\x00asm\x01\x00\x00\x00")
+
+// Egress implements api.Egress. All sandboxes are those of Owner to Explain.
+type Egress struct {
+	Owner   string
+	Store   *store.Memory
+	Log     *audit.Log
+	sets    *ruleset.Sets
+	vault   *vault.Vault
+	modules *modules.Modules
+	node    *rule.Layer
+}
+
+// nodeRules are those of every Egress, with the default allow-public.
+var nodeRules = []rule.Rule{{Name: "no-metadata", Hosts: []string{"metadata.internal"}, Action: rule.Deny, Reason: "no sandbox needs it"}}
+
+// New returns an egress whose sandboxes are owner's. It ends with the test.
+func New(t testing.TB, owner string) *Egress {
+	t.Helper()
+	e := &Egress{Owner: owner, Store: store.NewMemory(), Log: audit.New(audit.Config{})}
+	key, err := seal.Open(filepath.Join(t.TempDir(), "seal.key"))
+	check(t, err)
+	e.sets, err = ruleset.Open(context.Background(), e.Store)
+	check(t, err)
+	e.vault, err = vault.Open(context.Background(), e.Store, key)
+	check(t, err)
+	e.modules, err = modules.Open(context.Background(), e.Store, t.TempDir())
+	check(t, err)
+	e.node, err = rule.Compile(rule.Node, nodeRules)
+	check(t, err)
+	t.Cleanup(e.Log.Close)
+	return e
+}
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Module returns bytes that PutPolicy takes for a policy; they differ by n.
+func Module(n byte) []byte { return append(bytes.Clone(wasm), n) }
+
+// NodeRules implements api.Egress.
+func (e *Egress) NodeRules() (rule.Default, []rule.Rule) { return rule.AllowPublic, e.node.Rules() }
+
+func scope(owner string, id sandbox.ID) ruleset.Scope {
+	if id != "" {
+		return ruleset.OfSandbox(id)
+	}
+	return ruleset.OfOwner(owner)
+}
+
+// Rules implements api.Egress.
+func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, error) {
+	return e.sets.Get(scope(owner, id)), nil
+}
+
+// SetRules implements api.Egress.
+func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error) {
+	return e.sets.Replace(ctx, scope(owner, id), rules, ifRevision)
+}
+
+// PutSecret implements api.Egress.
+func (e *Egress) PutSecret(ctx context.Context, owner, name string, value []byte, hosts []string) (vault.Secret, error) {
+	return e.vault.Put(ctx, owner, name, value, hosts)
+}
+
+// Use returns a secret's value, for a host that it is bound to.
+func (e *Egress) Use(owner, name, host string) ([]byte, error) { return e.vault.Use(owner, name, host) }
+
+// Secrets implements api.Egress.
+func (e *Egress) Secrets(owner string) []vault.Secret { return e.vault.List(owner) }
+
+// DeleteSecret implements api.Egress.
+func (e *Egress) DeleteSecret(ctx context.Context, owner, name string) error {
+	return e.vault.Delete(ctx, owner, name)
+}
+
+// PutPolicy implements api.Egress. It takes what begins as a module does.
+func (e *Egress) PutPolicy(ctx context.Context, owner, name string, module []byte) (modules.Info, error) {
+	if !bytes.HasPrefix(module, wasm) {
+		return modules.Info{}, &modules.InvalidError{Field: "module", Reason: "it is no WebAssembly module", Want: "build it with doze policy build"}
+	}
+	return e.modules.Put(ctx, owner, name, module)
+}
+
+// Policies implements api.Egress.
+func (e *Egress) Policies(owner string) []modules.Info {
+	list := append(e.modules.List(owner), modules.Info{Name: BuiltIn, Digest: modules.Digest(wasm), Size: int64(len(wasm)), BuiltIn: true})
+	slices.SortFunc(list, func(a, b modules.Info) int { return strings.Compare(a.Name, b.Name) })
+	for i := range list {
+		list[i].UsedBy = e.users(owner, list[i].Name)
+	}
+	return list
+}
+
+// users are the owner's rules that name a policy.
+func (e *Egress) users(owner, policy string) []string {
+	var users []string
+	for _, r := range e.sets.Get(ruleset.OfOwner(owner)).Rules {
+		if slices.ContainsFunc(r.Policies, func(u rule.Use) bool { return u.Policy == policy }) {
+			users = append(users, "owner/"+r.Name)
+		}
+	}
+	return users
+}
+
+// DeletePolicy implements api.Egress.
+func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
+	if users := e.users(owner, name); users != nil {
+		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
+	}
+	return e.modules.Delete(ctx, owner, name)
+}
+
+// Flows implements api.Egress.
+func (e *Egress) Flows(id sandbox.ID, f audit.Filter) []audit.Entry {
+	return e.Log.Entries(string(id), f)
+}
+
+// FollowFlows implements api.Egress.
+func (e *Egress) FollowFlows(id sandbox.ID, f audit.Filter) (<-chan audit.Entry, func()) {
+	return e.Log.Follow(string(id), f)
+}
+
+// Explain implements api.Egress.
+func (e *Egress) Explain(_ context.Context, id sandbox.ID, method, url string, header http.Header) (explain.Explanation, error) {
+	r, err := explain.Parse(method, url, header)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{
+		e.node, e.sets.Layer(ruleset.OfOwner(e.Owner)), e.sets.Layer(ruleset.OfSandbox(id))}}
+	return explain.Of(table, r, known{e}), nil
+}
+
+// outside is what an owner's programs outside of sandboxes are called in the Log.
+func outside(owner string) string { return "proxy/" + owner }
+
+// OutsideFlows implements api.Egress.
+func (e *Egress) OutsideFlows(owner string, f audit.Filter) []audit.Entry {
+	return e.Log.Entries(outside(owner), f)
+}
+
+// FollowOutsideFlows implements api.Egress.
+func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (<-chan audit.Entry, func()) {
+	return e.Log.Follow(outside(owner), f)
+}
+
+// ExplainOutside implements api.Egress.
+func (e *Egress) ExplainOutside(_ context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
+	r, err := explain.Parse(method, url, header)
+	if err != nil {
+		return explain.Explanation{}, err
+	}
+	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{e.node, e.sets.Layer(ruleset.OfOwner(owner))}}
+	return explain.Of(table, r, known{e}), nil
+}
+
+// known is what Explain asks for.
+type known struct{ *Egress }
+
+func (k known) Policy(_ rule.Source, name string) (string, error) {
+	for _, p := range k.Policies(k.Owner) {
+		if p.Name == name {
+			return p.Digest, nil
+		}
+	}
+	return "", modules.ErrUnknown
+}
+
+func (k known) Secret(_ rule.Source, name, host string) error {
+	_, err := k.vault.Use(k.Owner, name, host)
+	return err
+}
+
+// Bundle implements api.Egress.
+func (e *Egress) Bundle() []byte { return []byte(PEM) }

@@ -1,0 +1,215 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/explain"
+)
+
+type flowsInput struct {
+	SandboxPath
+	FlowsQuery
+}
+
+// FlowsQuery is which flows are wanted, whoever sent them.
+type FlowsQuery struct {
+	Exchange
+	Kind        audit.Kind    `query:"kind" enum:"dns,connection,request" doc:"Only this kind"`
+	Verdict     audit.Verdict `query:"verdict" enum:"allow,deny,answer,error" doc:"Only those of which this became"`
+	Host        string        `query:"host" maxLength:"255" doc:"Only to this host, or with *.example.com to those below one"`
+	After       uint64        `query:"after" doc:"Only those with a higher seq"`
+	Limit       int           `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most; a stream has no limit"`
+	LastEventID string        `header:"Last-Event-ID" maxLength:"20" doc:"Of a stream: go on after this one; wins over after"`
+}
+
+// FlowList is a page of what a sandbox sent.
+type FlowList struct {
+	Flows []audit.Entry `json:"flows" nullable:"false"`
+	Next  uint64        `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
+}
+
+type explainInput struct {
+	SandboxPath
+	Body ExplainBody
+}
+
+type explainOutsideInput struct {
+	Body ExplainBody
+}
+
+// ExplainBody is a request that is not sent.
+type ExplainBody struct {
+	Method  string            `json:"method,omitempty" maxLength:"64" default:"GET"`
+	URL     string            `json:"url" maxLength:"8192" doc:"https://HOST/PATH, http://HOST/PATH, or tcp://HOST:PORT for what is not HTTP" example:"https://api.github.com/user"`
+	Headers map[string]string `json:"headers,omitempty" doc:"What rules may look at"`
+}
+
+type explainOutput struct {
+	Body explain.Explanation
+}
+
+func (a *API) registerFlows() {
+	page := answerJSON[FlowList](a, "A page of flows, or with Accept: text/event-stream all of them and those to come")
+	kinds := map[string]reflect.Type{"error": reflect.TypeFor[Problem]()}
+	for _, kind := range []audit.Kind{audit.DNS, audit.Connection, audit.Request} {
+		kinds[string(kind)] = reflect.TypeFor[audit.Entry]()
+	}
+	page.Content[eventStreamType] = eventSchema(a, kinds)
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/egress", id: "list-flows", tag: "egress",
+		summary: "What a sandbox sent, and what became of it, oldest first",
+		description: "The latest 1,000 are kept until the node restarts. Wakes nothing. As a stream it first sends those, then what comes; after a break go " +
+			"on with Last-Event-ID. Who reads too slowly is told how many it lost (`dropped`). The stream ends when the sandbox is destroyed.",
+		codes:   onSandbox(needsEgress(CodeTooManyStreams)),
+		answers: map[int]*huma.Response{http.StatusOK: page},
+	}, a.flows)
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/egress/explain", id: "explain-request", tag: "egress",
+		summary:     "What would become of a request, and why",
+		description: "Nothing is sent, no name is resolved and no policy runs. Wakes nothing.",
+		codes:       onSandbox(needsEgress()),
+	}, a.explain)
+	register(a, route{
+		method: http.MethodGet, path: "/egress/flows", id: "list-proxy-flows", tag: "egress",
+		summary:     "What the owner's programs outside of sandboxes sent through the proxy, oldest first",
+		description: "As with a sandbox's flows. Their `sandbox` is `proxy/` and the owner.",
+		codes:       needsEgress(CodeTooManyStreams),
+		answers:     map[int]*huma.Response{http.StatusOK: page},
+	}, a.outsideFlows)
+	register(a, route{
+		method: http.MethodPost, path: "/egress/explain", id: "explain-proxy-request", tag: "egress",
+		summary:     "What would become of a request through the proxy, and why",
+		description: "The node's rules and the owner's apply. Nothing is sent, no name is resolved and no policy runs.",
+		codes:       needsEgress(),
+	}, a.explainOutside)
+}
+
+// source is whose flows are wanted.
+type source struct {
+	target SandboxPath // for the log
+	list   func(audit.Filter) []audit.Entry
+	follow func(audit.Filter) (<-chan audit.Entry, func())
+}
+
+func (a *API) flows(ctx context.Context, in *flowsInput) (*huma.StreamResponse, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	return a.serveFlows(ctx, &in.FlowsQuery, func() (source, error) {
+		sb, err := a.lookup(ctx, in.ID)
+		return source{
+			target: in.SandboxPath,
+			list:   func(f audit.Filter) []audit.Entry { return out.Flows(sb.ID, f) },
+			follow: func(f audit.Filter) (<-chan audit.Entry, func()) { return out.FollowFlows(sb.ID, f) },
+		}, err
+	})
+}
+
+func (a *API) outsideFlows(ctx context.Context, in *FlowsQuery) (*huma.StreamResponse, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	return a.serveFlows(ctx, in, func() (source, error) {
+		owner := ownerOf(ctx)
+		return source{
+			list:   func(f audit.Filter) []audit.Entry { return out.OutsideFlows(owner, f) },
+			follow: func(f audit.Filter) (<-chan audit.Entry, func()) { return out.FollowOutsideFlows(owner, f) },
+		}, nil
+	})
+}
+
+func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, find func() (source, error)) (_ *huma.StreamResponse, err error) {
+	filter := audit.Filter{Kind: in.Kind, Verdict: in.Verdict, Host: in.Host, After: in.After}
+	if in.LastEventID != "" {
+		if filter.After, err = strconv.ParseUint(in.LastEventID, 10, 64); err != nil {
+			return nil, invalid("header.Last-Event-ID", "it is no number", "send the id of the last event that you have")
+		}
+	}
+	from, err := find()
+	if err != nil {
+		return nil, err
+	}
+	if wantsEvents(in.r) {
+		if err := a.streams.enter(ctx, 1); err != nil {
+			return nil, err
+		}
+		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFlows(in, from, filter) }}, nil
+	}
+	page := FlowList{Flows: from.list(filter)}
+	if len(page.Flows) > in.Limit {
+		page.Flows = page.Flows[:in.Limit]
+		page.Next = page.Flows[in.Limit-1].Seq
+	}
+	if page.Flows == nil {
+		page.Flows = []audit.Entry{}
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+}
+
+func (a *API) streamFlows(in *FlowsQuery, from source, filter audit.Filter) {
+	s := a.openStream(in.Exchange, from.target)
+	defer s.close()
+	if in.r.Method == http.MethodHead {
+		return
+	}
+	entries, stop := from.follow(filter)
+	defer stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			s.fail(context.Cause(s.ctx))
+			return
+		case e, ok := <-entries:
+			if !ok {
+				return // the sandbox is gone, or the node closes
+			}
+			if s.send(string(e.Kind), formatID(e.Seq), e) != nil {
+				return
+			}
+		}
+	}
+}
+
+func (a *API) explain(ctx context.Context, in *explainInput) (*explainOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	explanation, err := out.Explain(ctx, sb.ID, in.Body.Method, in.Body.URL, in.Body.header())
+	if err != nil {
+		return nil, err
+	}
+	return &explainOutput{Body: explanation}, nil
+}
+
+func (a *API) explainOutside(ctx context.Context, in *explainOutsideInput) (*explainOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	explanation, err := out.ExplainOutside(ctx, ownerOf(ctx), in.Body.Method, in.Body.URL, in.Body.header())
+	if err != nil {
+		return nil, err
+	}
+	return &explainOutput{Body: explanation}, nil
+}
+
+func (b ExplainBody) header() http.Header {
+	header := make(http.Header, len(b.Headers))
+	for name, value := range b.Headers {
+		header.Add(name, value)
+	}
+	return header
+}

@@ -1,0 +1,189 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// record keeps flows of a sandbox, one to each host, refused where it is evil.
+func record(s *server, id string, hosts ...string) {
+	for _, host := range hosts {
+		e := audit.Entry{Sandbox: id, Kind: audit.Request, Host: host, Port: 443, Method: "GET", Path: "/", Verdict: audit.Allow}
+		if strings.HasPrefix(host, "evil") {
+			e.Verdict, e.Kind = audit.Deny, audit.DNS
+		}
+		s.egress.Log.Record(e)
+	}
+}
+
+func flowHosts(list FlowList) string {
+	var hosts []string
+	for _, e := range list.Flows {
+		hosts = append(hosts, e.Host)
+	}
+	return strings.Join(hosts, " ")
+}
+
+func TestFlowsArePagedAndFiltered(t *testing.T) {
+	s := newServer(t, Limits{})
+	id, other := s.create("box"), s.create("other")
+	record(s, id, "a.example.com", "evil.example", "b.example.com", "example.com")
+	record(s, other, "other.example")
+	for query, want := range map[string]string{
+		"": "a.example.com evil.example b.example.com example.com", "?verdict=deny": "evil.example", "?kind=request": "a.example.com b.example.com example.com",
+		"?host=*.example.com": "a.example.com b.example.com", "?host=example.com": "example.com", "?verdict=error": "", "?limit=2": "a.example.com evil.example",
+	} {
+		if got := must[FlowList](s, http.StatusOK, "GET", "/sandbox/box/egress"+query, nil); flowHosts(got) != want {
+			t.Errorf("%s: got %s, want %s", query, flowHosts(got), want)
+		}
+	}
+	var paged []string
+	for after := uint64(0); ; {
+		page := must[FlowList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/egress?limit=3&after=%d", after), nil)
+		paged = append(paged, flowHosts(page))
+		if after = page.Next; after == 0 {
+			break
+		}
+	}
+	if got := strings.Join(paged, "|"); got != "a.example.com evil.example b.example.com|example.com" {
+		t.Errorf("pages are %s", got)
+	}
+	if got := s.do("GET", "/sandbox/other/egress?verdict=deny", nil); strings.TrimSpace(string(got.body)) != `{"flows":[]}` {
+		t.Errorf("got %s", got.body)
+	}
+	for _, query := range []string{"verdict=maybe", "kind=tcp", "limit=0", "limit=1001", "after=-1", "since=1", "host="} {
+		s.refused(CodeInvalidRequest, "GET", "/sandbox/box/egress?"+query, nil)
+	}
+	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
+	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/egress", nil)
+}
+
+func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	s.sleep(id)
+	record(s, id, "a.example", "evil.example", "b.example")
+	stream := s.open("GET", "/sandbox/box/egress?kind=request", nil, "Accept", eventStreamType)
+	first := stream.expect("request")
+	if e := parse[audit.Entry](t, first); e.Host != "a.example" || first.id != fmt.Sprint(e.Seq) {
+		t.Errorf("got %+v", first)
+	}
+	if e := parse[audit.Entry](t, stream.expect("request")); e.Host != "b.example" {
+		t.Errorf("got %+v", e)
+	}
+	record(s, id, "evil.example", "c.example")
+	if e := parse[audit.Entry](t, stream.expect("request")); e.Host != "c.example" {
+		t.Errorf("got %+v", e)
+	}
+	stream.close()
+
+	again := s.open("GET", "/sandbox/box/egress?after=0", nil, "Accept", eventStreamType, "Last-Event-ID", first.id)
+	if e := parse[audit.Entry](t, again.expect("dns")); e.Host != "evil.example" {
+		t.Errorf("got %+v", e)
+	}
+	again.expect("request")
+	again.expect("dns")
+	again.expect("request")
+	s.egress.Log.Forget(id) // as when it is destroyed
+	again.expectEnd()
+	if s.state(id) != sandbox.StateAsleep {
+		t.Error("reading woke it")
+	}
+}
+
+func TestFollowersOfFlowsAreBoundedAndToldThatTheNodeCloses(t *testing.T) {
+	s := newUnstartedServer(t, Limits{MaxStreams: 1})
+	ctx, closing := context.WithCancelCause(context.Background())
+	inner := s.http.Config.Handler
+	s.http.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		rctx, cancel := context.WithCancelCause(r.Context())
+		defer cancel(nil)
+		defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })()
+		inner.ServeHTTP(w, r.WithContext(rctx))
+	})
+	s.http.Start()
+	id := s.create("box")
+	record(s, id, "a.example")
+	stream := s.open("GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
+	stream.expect("request")
+	s.refused(CodeTooManyStreams, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
+	closing(sandbox.ErrClosed)
+	if p := parse[Problem](t, stream.expect("error")); p.Code != CodeNodeClosing {
+		t.Errorf("got %+v", p)
+	}
+	stream.expectEnd()
+}
+
+func TestExplanationsNameTheRule(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	s.sleep(id)
+	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules",
+		`{"rules":[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"github"}}]}]}`)
+	must[ruleset.Set](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"ro","hosts":["api.github.com"],"methods":["PUT"],"action":"deny","reason":"read only"}]}`)
+	ask := func(body string) explain.Explanation {
+		return must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", body)
+	}
+	if e := ask(`{"url":"https://metadata.internal/"}`); e.Verdict != rule.VerdictDeny || e.Rule != "node/no-metadata" || e.Stage != explain.DNS {
+		t.Errorf("got %+v", e)
+	}
+	if e := ask(`{"method":"PUT","url":"https://api.github.com/user"}`); e.Rule != "sandbox/ro" || e.Reason != "read only" {
+		t.Errorf("got %+v", e)
+	}
+	withHeader := `{"url":"https://api.github.com/user","headers":{"X-A":"1"}}`
+	if e := ask(withHeader); e.Verdict != rule.VerdictDeny || len(e.Secrets) != 1 || !strings.Contains(e.Secrets[0].Problem, "no such secret") {
+		t.Errorf("without the secret: %+v", e)
+	}
+	if _, err := s.egress.PutSecret(t.Context(), testOwner, "github", []byte(canary), []string{"api.github.com"}); err != nil {
+		t.Fatal(err)
+	}
+	if e := ask(withHeader); e.Verdict != rule.VerdictAllow || e.Rule != "owner/gh" || e.Policies[0].Name != "bearer" || e.Secrets[0].Problem != "" {
+		t.Errorf("with it: %+v", e)
+	}
+	if e := ask(`{"url":"https://api.github.com/user"}`); e.Rule != "default" {
+		t.Errorf("without the header: %+v", e)
+	}
+	for body, where := range map[string]string{
+		`{"url":"example.com"}`: "body.url", `{"url":"ftp://example.com/"}`: "body.url", `{"method":"G T","url":"https://example.com/"}`: "body.method", `{}`: "body.url",
+	} {
+		if p := s.refused(CodeInvalidRequest, "POST", "/sandbox/box/egress/explain", body); p.Errors[0].Location != where {
+			t.Errorf("%s: %+v", body, p)
+		}
+	}
+	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/egress/explain", withHeader)
+	if s.state(id) != sandbox.StateAsleep {
+		t.Error("explaining woke it")
+	}
+}
+
+func TestFlowsFromOutsideOfSandboxesAreTheOwners(t *testing.T) {
+	s := newServer(t, Limits{})
+	record(s, s.create("box"), "sandbox.example")
+	record(s, "proxy/"+testOwner, "a.example.com", "evil.example")
+	record(s, "proxy/another", "another.example")
+	if got := must[FlowList](s, http.StatusOK, "GET", "/egress/flows", nil); flowHosts(got) != "a.example.com evil.example" {
+		t.Errorf("got %s", flowHosts(got))
+	}
+	if got := must[FlowList](s, http.StatusOK, "GET", "/egress/flows?verdict=deny&limit=1", nil); flowHosts(got) != "evil.example" {
+		t.Errorf("got %s", flowHosts(got))
+	}
+}
+
+func TestARequestFromOutsideOfSandboxesIsExplainedByTheOwnersRules(t *testing.T) {
+	s := newServer(t, Limits{})
+	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"no","hosts":["a.example"],"action":"deny"}]}`)
+	e := must[explain.Explanation](s, http.StatusOK, "POST", "/egress/explain", `{"url":"https://a.example/x"}`)
+	if e.Rule != "owner/no" || e.Verdict != rule.VerdictDeny {
+		t.Errorf("got %+v", e)
+	}
+	s.refused(CodeInvalidRequest, "POST", "/egress/explain", `{"url":"a.example"}`)
+}

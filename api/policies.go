@@ -1,0 +1,121 @@
+package api
+
+import (
+	"context"
+	"mime"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/egress/modules"
+)
+
+const wasmType = "application/wasm"
+
+type putPolicyInput struct {
+	NamePath
+	Exchange
+}
+
+type policyOutput struct {
+	Body modules.Info
+}
+
+// PolicyList lists policies.
+type PolicyList struct {
+	Policies []modules.Info `json:"policies" nullable:"false"`
+	Next     string         `json:"next,omitempty" doc:"Always missing: an owner has few policies"`
+}
+
+type policiesOutput struct {
+	Body PolicyList
+}
+
+func (a *API) registerPolicies() {
+	register(a, route{
+		method: http.MethodPut, path: "/policies/{name}", id: "put-policy", tag: "policies",
+		summary: "Push a policy, or replace one",
+		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
+			"that they began with; the next ones get the new.",
+		codes: needsEgress(append([]Code{CodeNameInvalid, CodePolicyInvalid, CodeTooManyPolicies, CodeTooManyCalls, CodeStoreFull}, bodyCodes...)...),
+	}, a.putPolicy)
+	// huma would read a body that it knows of into memory, so it is told later.
+	a.documented("/policies/{name}").Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(wasmType)}
+	register(a, route{
+		method: http.MethodGet, path: "/policies", id: "list-policies", tag: "policies",
+		summary: "List policies, in the order of their names", description: "Yours, and those that come with doze.", codes: needsEgress(),
+	}, a.policies)
+	register(a, route{
+		method: http.MethodGet, path: "/policies/{name}", id: "get-policy", tag: "policies",
+		summary: "Get a policy", description: "With the rules that name it, without the module.", codes: needsEgress(CodePolicyNotFound),
+	}, a.policy)
+	register(a, route{
+		method: http.MethodDelete, path: "/policies/{name}", id: "delete-policy", tag: "policies", status: http.StatusNoContent,
+		summary: "Forget a policy that was pushed", description: "Not while rules name it.",
+		codes: needsEgress(CodePolicyNotFound, CodePolicyInUse, CodeStoreFull),
+	}, a.deletePolicy)
+}
+
+// callsOfPush is what a module in memory counts for: one for each MiB, as output of
+// commands does.
+const callsOfPush = modules.MaxModule >> 20
+
+func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	if kind := in.r.Header.Get("Content-Type"); kind != "" && !isModule(kind) {
+		return nil, problemf(CodeUnsupportedMediaType, "the body is %s; send %s", clip(kind), wasmType)
+	}
+	if err := a.calls.enter(ctx, callsOfPush); err != nil {
+		return nil, err
+	}
+	module, err := a.readBody(in.w, in.r, modules.MaxModule, "leave symbols and unused code out of the module")
+	if err != nil {
+		return nil, err
+	}
+	info, err := out.PutPolicy(ctx, ownerOf(ctx), in.Name, module)
+	if err != nil {
+		return nil, err
+	}
+	return &policyOutput{Body: info}, nil
+}
+
+func isModule(contentType string) bool {
+	kind, _, err := mime.ParseMediaType(contentType)
+	return err == nil && (kind == wasmType || kind == octetStream)
+}
+
+func (a *API) policies(ctx context.Context, _ *struct{}) (*policiesOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	list := PolicyList{Policies: out.Policies(ownerOf(ctx))}
+	if list.Policies == nil {
+		list.Policies = []modules.Info{}
+	}
+	return &policiesOutput{Body: list}, nil
+}
+
+func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range out.Policies(ownerOf(ctx)) {
+		if p.Name == in.Name {
+			return &policyOutput{Body: p}, nil
+		}
+	}
+	return nil, modules.ErrUnknown
+}
+
+func (a *API) deletePolicy(ctx context.Context, in *NamePath) (*struct{}, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	return nil, out.DeletePolicy(ctx, ownerOf(ctx), in.Name)
+}

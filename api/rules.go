@@ -1,0 +1,193 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// NodeRules are the operator's.
+type NodeRules struct {
+	Default rule.Default `json:"default" enum:"allow-public,deny" doc:"What becomes of what no rule is about"`
+	Rules   []rule.Rule  `json:"rules" nullable:"false"`
+}
+
+type nodeRulesOutput struct {
+	Body NodeRules
+}
+
+type rulesOutput struct {
+	ETag string `header:"ETag"`
+	Body ruleset.Set
+}
+
+type setOwnerRulesInput struct {
+	RulesCondition
+	Body RulesBody
+}
+
+type setSandboxRulesInput struct {
+	SandboxPath
+	RulesCondition
+	Body RulesBody
+}
+
+// RulesBody replaces all rules of a scope.
+type RulesBody struct {
+	Rules []rule.Rule `json:"rules" nullable:"false" maxItems:"1000" doc:"In this order: the first that matches counts, unless another denies"`
+}
+
+// RulesCondition is the part of a request's input that says which rules it knows.
+type RulesCondition struct {
+	IfMatch string `header:"If-Match" maxLength:"64" doc:"The ETag of the rules that are to be replaced; 412 when they are others"`
+}
+
+func (a *API) registerRules() {
+	const described = "Applies to the next request of each sandbox, whether it runs or not. Rules that cannot work change nothing. " +
+		"Send the ETag as If-Match to replace only what you have seen."
+	codes := needsEgress(CodeRulesInvalid, CodeRevisionConflict, CodeStoreFull)
+	register(a, route{
+		method: http.MethodGet, path: "/egress/node-rules", id: "get-node-rules", tag: "egress",
+		summary: "The rules of the node", description: "They stand before all others. Only the node's Caddyfile changes them.",
+		codes: needsEgress(),
+	}, a.nodeRules)
+	register(a, route{
+		method: http.MethodGet, path: "/egress/rules", id: "get-rules", tag: "egress",
+		summary: "Your rules, for all of your sandboxes", codes: needsEgress(),
+	}, func(ctx context.Context, _ *struct{}) (*rulesOutput, error) { return a.rules(ctx, "") })
+	register(a, route{
+		method: http.MethodPut, path: "/egress/rules", id: "set-rules", tag: "egress",
+		summary: "Replace your rules", description: described, codes: codes,
+	}, func(ctx context.Context, in *setOwnerRulesInput) (*rulesOutput, error) {
+		return a.setRules(ctx, "", in.Body.Rules, in.IfMatch)
+	})
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/egress/rules", id: "get-sandbox-rules", tag: "egress",
+		summary: "The rules of a sandbox", description: "Those of its own, which stand after the node's and yours. Wakes nothing.",
+		codes: onSandbox(needsEgress()),
+	}, func(ctx context.Context, in *SandboxPath) (*rulesOutput, error) {
+		sb, err := a.lookup(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return a.rules(ctx, sb.ID)
+	})
+	register(a, route{
+		method: http.MethodPut, path: "/sandbox/{id}/egress/rules", id: "set-sandbox-rules", tag: "egress",
+		summary: "Replace the rules of a sandbox", description: described + " Wakes nothing.", codes: onSandbox(codes),
+	}, func(ctx context.Context, in *setSandboxRulesInput) (*rulesOutput, error) {
+		sb, err := a.lookup(ctx, in.ID)
+		if err != nil {
+			return nil, err
+		}
+		return a.setRules(ctx, sb.ID, in.Body.Rules, in.IfMatch)
+	})
+}
+
+func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	def, rules := out.NodeRules()
+	if rules == nil {
+		rules = []rule.Rule{}
+	}
+	return &nodeRulesOutput{Body: NodeRules{Default: def, Rules: rules}}, nil
+}
+
+// rules answers with the rules of a sandbox, or with an empty id with the owner's.
+func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	return rulesOf(out.Rules(ctx, ownerOf(ctx), id))
+}
+
+func (a *API) setRules(ctx context.Context, id sandbox.ID, rules []rule.Rule, ifMatch string) (*rulesOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	revision, err := parseRevision(ifMatch)
+	if err != nil {
+		return nil, err
+	}
+	return rulesOf(out.SetRules(ctx, ownerOf(ctx), id, rules, revision))
+}
+
+func rulesOf(set ruleset.Set, err error) (*rulesOutput, error) {
+	if err != nil {
+		return nil, err
+	}
+	if set.Rules == nil {
+		set.Rules = []rule.Rule{}
+	}
+	return &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: set}, nil
+}
+
+// parseRevision reads an If-Match (RFC 9110, section 13.1.1): none or * is any
+// revision. One that no ETag of ours looks like matches none.
+func parseRevision(ifMatch string) (*int64, error) {
+	ifMatch = strings.TrimSpace(ifMatch)
+	if ifMatch == "" || ifMatch == "*" {
+		return nil, nil
+	}
+	text, quoted := strings.CutPrefix(ifMatch, `"`)
+	text, closed := strings.CutSuffix(text, `"`)
+	revision, err := strconv.ParseInt(text, 10, 64)
+	if !quoted || !closed || err != nil || revision < 0 {
+		return nil, invalid("header.If-Match", clip(ifMatch)+" is no ETag of rules", `send the ETag that came with them, such as "7" with its quotes`)
+	}
+	return &revision, nil
+}
+
+// problemOfRules lists what is wrong with rules, each where it is.
+func problemOfRules(err error) *Problem {
+	var faults []FieldError
+	var first *rule.Error
+	total := 0
+	for _, e := range flatten(err) {
+		fault, ok := e.(*rule.Error)
+		if !ok {
+			continue
+		}
+		if total++; total == 1 {
+			first = fault
+		}
+		if total <= maxFaults {
+			faults = append(faults, FieldError{Location: fmt.Sprintf("body.rules[%d].%s", fault.Index, fault.Field), Message: fault.Problem})
+		}
+	}
+	detail := first.Error()
+	if total > 1 {
+		detail += fmt.Sprintf("; and %d more", total-1)
+	}
+	p := newProblem(CodeRulesInvalid, detail)
+	p.Errors = faults
+	return p
+}
+
+// flatten returns the errors that were joined, however they were wrapped.
+func flatten(err error) []error {
+	switch e := err.(type) {
+	case *rule.Error:
+		return []error{e}
+	case interface{ Unwrap() []error }:
+		var all []error
+		for _, one := range e.Unwrap() {
+			all = append(all, flatten(one)...)
+		}
+		return all
+	case interface{ Unwrap() error }:
+		return flatten(e.Unwrap())
+	}
+	return nil
+}

@@ -1,0 +1,152 @@
+package api
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
+)
+
+const oneRule = `{"rules":[{"name":"no","hosts":["evil.example"],"ports":["443","8000-8100"],"action":"deny","reason":"r"}]}`
+
+func TestRulesComeBackAsTheyWereSet(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
+		none := s.do("GET", path, nil)
+		if none.header.Get("ETag") != `"0"` || strings.TrimSpace(string(none.body)) != `{"revision":0,"rules":[]}` {
+			t.Errorf("%s: at first %s, %s", path, none.header.Get("ETag"), none.body)
+		}
+		set := must[ruleset.Set](s, http.StatusOK, "PUT", path, oneRule)
+		got := s.do("GET", path, nil)
+		if set.Revision != 1 || got.header.Get("ETag") != `"1"` || !strings.Contains(string(got.body), oneRule[1:len(oneRule)-1]) {
+			t.Errorf("%s: set %+v, then %s, %s", path, set, got.header.Get("ETag"), got.body)
+		}
+		must[ruleset.Set](s, http.StatusOK, "PUT", path, `{"rules":[]}`)
+		if set := must[ruleset.Set](s, http.StatusOK, "GET", path, nil); set.Revision != 2 || len(set.Rules) != 0 {
+			t.Errorf("%s: %+v", path, set)
+		}
+	}
+	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/egress/rules", nil)
+	s.refused(CodeSandboxNotFound, "PUT", "/sandbox/nobody/egress/rules", oneRule)
+}
+
+func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
+	s := newServer(t, Limits{})
+	put := func(ifMatch string) answer { return s.do("PUT", "/egress/rules", oneRule, "If-Match", ifMatch) }
+	for _, step := range []struct {
+		ifMatch string
+		etag    string // "" for a conflict
+	}{{`"0"`, `"1"`}, {`"0"`, ""}, {`"1"`, `"2"`}, {"*", `"3"`}, {`"2"`, ""}, {` "3" `, `"4"`}, {`"99"`, ""}} {
+		got := put(step.ifMatch)
+		if step.etag == "" {
+			if p := s.checkProblem(CodeRevisionConflict, step.ifMatch, got); !strings.Contains(p.Detail, "they are at revision") {
+				t.Errorf("%s: %s", step.ifMatch, p.Detail)
+			}
+		} else if got.status != http.StatusOK || got.header.Get("ETag") != step.etag {
+			t.Errorf("%s: %d, %s, want %s", step.ifMatch, got.status, got.header.Get("ETag"), step.etag)
+		}
+	}
+	for _, bad := range []string{"4", `"four"`, `W/"4"`, `"4`, `"-1"`, `"4", "5"`, `""`} {
+		s.checkProblem(CodeInvalidRequest, bad, put(bad))
+	}
+	if set := must[ruleset.Set](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 4 {
+		t.Errorf("they are at %d", set.Revision)
+	}
+}
+
+func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
+	s := newServer(t, Limits{})
+	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", oneRule)
+	p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[
+		{"name":"ok","action":"allow"},
+		{"name":"ok","hosts":["a.example","https://b.example"],"action":"allow"},
+		{"name":"corp","private":true,"action":"perhaps"}]}`)
+	var places []string
+	for _, e := range p.Errors {
+		places = append(places, e.Location)
+	}
+	want := []string{"body.rules[1].name", "body.rules[1].hosts[1]", "body.rules[2].private", "body.rules[2].action"}
+	slices.Sort(places)
+	slices.Sort(want)
+	if !slices.Equal(places, want) || !strings.Contains(p.Detail, "rule 2 (ok)") || !strings.Contains(p.Detail, "and 3 more") {
+		t.Errorf("got %v, %s", places, p.Detail)
+	}
+	many := make([]string, 50)
+	for i := range many {
+		many[i] = `{"name":"A","action":"deny"}`
+	}
+	if p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[`+strings.Join(many, ",")+`]}`); len(p.Errors) != maxFaults {
+		t.Errorf("%d faults are listed", len(p.Errors))
+	}
+	if set := must[ruleset.Set](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 1 {
+		t.Errorf("something was applied: %+v", set)
+	}
+}
+
+func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	for body, where := range map[string]string{
+		`{"rules":[{"name":"a"}]}`:                                                                             "body.rules[0].action",
+		`{"rules":[{"action":"allow"}]}`:                                                                       "body.rules[0].name",
+		`{"rules":[{"name":"a","action":"allow","host":["x"]}]}`:                                               "body.rules[0].host",
+		`{"rules":[{"name":"a","action":"deny","Action":"allow"}]}`:                                            "body.rules[0].Action",
+		`{"rules":[{"name":"a","action":"deny","action":"allow"}]}`:                                            "body.rules[0].action",
+		`{"rules":[{"name":"a","action":"answer","answer":{"status":200,"Body":"x"}}]}`:                        "body.rules[0].answer.Body",
+		`{"rules":[{"name":"a","action":"policies","policies":[{"policy":"p"},{"policy":"q","Secrets":{}}]}]}`: "body.rules[0].policies[1].Secrets",
+		`{"rules":[{"name":"a","action":"allow","ports":[443]}]}`:                                              "body.rules[0].ports[0]",
+		`{"rules":{}}`: "body.rules",
+		`{}`:           "body.rules",
+	} {
+		if p := s.refused(CodeInvalidRequest, "PUT", "/egress/rules", body); len(p.Errors) == 0 || p.Errors[0].Location != where {
+			t.Errorf("%s: %+v, want %s", body, p, where)
+		}
+	}
+	p := s.refused(CodeInvalidRequest, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","host":["x"]}]}`)
+	if !strings.Contains(p.Errors[0].Want, "hosts, methods, name") {
+		t.Errorf("the fields are not named: %+v", p.Errors[0])
+	}
+	s.refused(CodeInvalidRequest, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","ports":["http"]}]}`)
+	long := fmt.Sprintf(`{"rules":[%s{"name":"a","action":"allow"}]}`, strings.Repeat(`{"name":"a","action":"allow"},`, rule.MaxRules))
+	s.refused(CodeInvalidRequest, "PUT", "/egress/rules", long)
+	// What is not described by the document is taken as it is.
+	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules",
+		`{"rules":[{"name":"a","action":"policies","headers":{"x-a":"1"},"policies":[{"policy":"p","config":{"A":1,"a":[2]},"secrets":{"token":"t"}}]}]}`)
+}
+
+func TestNodeRulesAreShownAndNotSet(t *testing.T) {
+	s := newServer(t, Limits{})
+	got := must[NodeRules](s, http.StatusOK, "GET", "/egress/node-rules", nil)
+	if got.Default != rule.AllowPublic || len(got.Rules) != 1 || got.Rules[0].Name != "no-metadata" {
+		t.Errorf("got %+v", got)
+	}
+	s.refused(CodeMethodNotAllowed, "PUT", "/egress/node-rules", oneRule)
+}
+
+func TestANodeWithoutEgressSaysSo(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	s.api.egress = nil
+	for _, r := range routes {
+		method, path, _ := strings.Cut(r, " ")
+		var body any
+		switch r {
+		case "PUT /egress/rules", "PUT /sandbox/{id}/egress/rules":
+			body = oneRule
+		case "PUT /secrets/{name}":
+			body = `{"value":"12345678","hosts":["a.example"]}`
+		case "PUT /policies/{name}":
+			body = strings.NewReader("x")
+		case "POST /sandbox/{id}/egress/explain", "POST /egress/explain":
+			body = `{"url":"https://a.example/"}`
+		}
+		if !strings.Contains(path, "/egress") && !strings.Contains(path, "/secrets") && !strings.Contains(path, "/policies") {
+			continue
+		}
+		s.refused(CodeNoEgress, method, strings.NewReplacer("{id}", "box", "{name}", "n").Replace(path), body)
+	}
+}

@@ -1,0 +1,110 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/doze-run/doze/egress/vault"
+)
+
+// NamePath is the part of a request's input that names something of the owner's.
+type NamePath struct {
+	Name string `path:"name" maxLength:"255" doc:"1 to 64 of a-z, 0-9, - and _"`
+}
+
+type putSecretInput struct {
+	NamePath
+	Body SecretBody
+}
+
+// SecretBody makes a secret, or replaces one.
+type SecretBody struct {
+	Value    string   `json:"value" doc:"8 bytes to 64 KiB. Nobody can read it again"`
+	Encoding string   `json:"encoding,omitempty" enum:"utf-8,base64" default:"utf-8" doc:"Of value"`
+	Hosts    []string `json:"hosts" nullable:"false" doc:"The hosts that it may be sent to: names, or *.example.com for all below one" example:"[\"api.github.com\"]"`
+}
+
+type secretOutput struct {
+	Body vault.Secret
+}
+
+// SecretList lists secrets, without their values.
+type SecretList struct {
+	Secrets []vault.Secret `json:"secrets" nullable:"false"`
+	Next    string         `json:"next,omitempty" doc:"Always missing: an owner has few secrets"`
+}
+
+type secretsOutput struct {
+	Body SecretList
+}
+
+func (a *API) registerSecrets() {
+	register(a, route{
+		method: http.MethodPut, path: "/secrets/{name}", id: "put-secret", tag: "secrets",
+		summary:     "Make a secret, or replace its value and hosts",
+		description: "For the next request of each sandbox. It is kept encrypted and sent to no host but those that it names.",
+		codes:       needsEgress(CodeNameInvalid, CodeTooManySecrets, CodeStoreFull),
+	}, a.putSecret)
+	register(a, route{
+		method: http.MethodGet, path: "/secrets", id: "list-secrets", tag: "secrets",
+		summary: "List secrets, in the order of their names", description: "Without their values.", codes: needsEgress(),
+	}, a.secrets)
+	register(a, route{
+		method: http.MethodGet, path: "/secrets/{name}", id: "get-secret", tag: "secrets",
+		summary: "Get a secret", description: "Without its value.", codes: needsEgress(CodeSecretNotFound),
+	}, a.secret)
+	register(a, route{
+		method: http.MethodDelete, path: "/secrets/{name}", id: "delete-secret", tag: "secrets", status: http.StatusNoContent,
+		summary: "Forget a secret", description: "Requests of rules that use it are refused from then on.",
+		codes: needsEgress(CodeSecretNotFound, CodeStoreFull),
+	}, a.deleteSecret)
+}
+
+func (a *API) putSecret(ctx context.Context, in *putSecretInput) (*secretOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	value, err := decode(in.Body.Value, in.Body.Encoding, "body.value")
+	if err != nil {
+		return nil, err
+	}
+	secret, err := out.PutSecret(ctx, ownerOf(ctx), in.Name, value, in.Body.Hosts)
+	if err != nil {
+		return nil, err
+	}
+	return &secretOutput{Body: secret}, nil
+}
+
+func (a *API) secrets(ctx context.Context, _ *struct{}) (*secretsOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	list := SecretList{Secrets: out.Secrets(ownerOf(ctx))}
+	if list.Secrets == nil {
+		list.Secrets = []vault.Secret{}
+	}
+	return &secretsOutput{Body: list}, nil
+}
+
+func (a *API) secret(ctx context.Context, in *NamePath) (*secretOutput, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range out.Secrets(ownerOf(ctx)) {
+		if s.Name == in.Name {
+			return &secretOutput{Body: s}, nil
+		}
+	}
+	return nil, vault.ErrUnknown
+}
+
+func (a *API) deleteSecret(ctx context.Context, in *NamePath) (*struct{}, error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	return nil, out.DeleteSecret(ctx, ownerOf(ctx), in.Name)
+}

@@ -1,0 +1,94 @@
+package api
+
+import (
+	"bytes"
+	"encoding/base64"
+	"log/slog"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/egress/vault"
+)
+
+const canary = "canary-5f1d0c7e9a"
+
+func TestSecretsArePutAndNeverRead(t *testing.T) {
+	s := newServer(t, Limits{})
+	body := map[string]any{"value": canary, "hosts": []string{"api.github.com", "*.example.com"}}
+	first := must[vault.Secret](s, http.StatusOK, "PUT", "/secrets/github", body)
+	second := must[vault.Secret](s, http.StatusOK, "PUT", "/secrets/github", body)
+	if first.Version != 1 || second.Version != 2 || strings.Join(first.Hosts, " ") != "api.github.com *.example.com" {
+		t.Errorf("put %+v, then %+v", first, second)
+	}
+	if value, err := s.egress.Use(testOwner, "github", "api.github.com"); err != nil || string(value) != canary {
+		t.Errorf("it is %q, %v", value, err)
+	}
+	must[vault.Secret](s, http.StatusOK, "PUT", "/secrets/another", map[string]any{
+		"value": base64.StdEncoding.EncodeToString([]byte("\x00binary\xff")), "encoding": "base64", "hosts": []string{"a.example"}})
+	if value, err := s.egress.Use(testOwner, "another", "a.example"); err != nil || string(value) != "\x00binary\xff" {
+		t.Errorf("it is %q, %v", value, err)
+	}
+	list := must[SecretList](s, http.StatusOK, "GET", "/secrets", nil)
+	if len(list.Secrets) != 2 || list.Secrets[0].Name != "another" {
+		t.Errorf("got %+v", list)
+	}
+	for _, got := range []answer{s.do("GET", "/secrets", nil), s.do("GET", "/secrets/github", nil), s.do("PUT", "/secrets/github", body)} {
+		if got.status != http.StatusOK || bytes.Contains(got.body, []byte("canary")) {
+			t.Errorf("%d: %s", got.status, got.body)
+		}
+	}
+	must[struct{}](s, http.StatusNoContent, "DELETE", "/secrets/github", nil)
+	s.refused(CodeSecretNotFound, "GET", "/secrets/github", nil)
+	s.refused(CodeSecretNotFound, "DELETE", "/secrets/github", nil)
+}
+
+func TestSecretsAreTheirOwners(t *testing.T) {
+	s := newServer(t, Limits{})
+	if _, err := s.egress.PutSecret(t.Context(), "somebody", "theirs", []byte(canary), []string{"a.example"}); err != nil {
+		t.Fatal(err)
+	}
+	if list := s.do("GET", "/secrets", nil); strings.TrimSpace(string(list.body)) != `{"secrets":[]}` {
+		t.Errorf("got %s", list.body)
+	}
+	s.refused(CodeSecretNotFound, "GET", "/secrets/theirs", nil)
+	s.refused(CodeSecretNotFound, "DELETE", "/secrets/theirs", nil)
+}
+
+// A refusal never repeats the value, wherever it was by mistake, and nor does the log.
+func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
+	var log bytes.Buffer
+	s := newServer(t, Limits{})
+	s.api.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	for _, c := range []struct {
+		code           Code
+		path, body     string
+		where, details string
+	}{
+		{CodeNameInvalid, "/secrets/A%20B", `{"value":"` + canary + `","hosts":["a.example"]}`, "path.name", "1 to 64"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"canary","hosts":["a.example"]}`, "body.value", "at least 8"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":["a.example","**"]}`, "body.hosts[1]", "name those that need it"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":["*.com"]}`, "body.hosts", "anybody"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":[]}`, "body.hosts", "such as"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":["` + canary + `"],"hosts":["a.example"]}`, "body.value", ""},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":"a.example"}`, "body.hosts", ""},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `"}`, "body.hosts", "missing"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","encoding":"base64","hosts":["a.example"]}`, "body.value", "no base64"},
+		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","value":"` + canary + `","hosts":["a.example"]}`, "body.value", "more than once"},
+		{CodeInvalidJSON, "/secrets/a", `{"value":` + canary + `}`, "", ""},
+		{CodeInvalidJSON, "/secrets/a", canary, "", ""},
+	} {
+		p := s.refused(c.code, "PUT", c.path, c.body)
+		if text := p.Error() + p.Title; strings.Contains(text, "canary") || !strings.Contains(text, c.details) {
+			t.Errorf("%s: %s", c.body, text)
+		}
+		if c.where != "" && (len(p.Errors) != 1 || p.Errors[0].Location != c.where || strings.Contains(p.Errors[0].Message+p.Errors[0].Want, "canary")) {
+			t.Errorf("%s: %+v, want %s", c.body, p.Errors, c.where)
+		}
+	}
+	s.egress.Store.Close()
+	s.refused(CodeInternal, "PUT", "/secrets/a", `{"value":"`+canary+`","hosts":["a.example"]}`)
+	if !strings.Contains(log.String(), "storing the secret a") || strings.Contains(log.String(), "canary") {
+		t.Errorf("the log is %s", log.String())
+	}
+}
