@@ -62,7 +62,10 @@ func documented(t *testing.T) map[string][]string {
 		t.Fatal(err)
 	}
 	options := map[string][]string{"size": {"cpus", "memory", "pids"}}
-	sections := map[string]string{"## The global option `doze`": "doze", "## `doze_preview`": "doze_preview"}
+	sections := map[string]string{
+		"## The global option `doze`": "doze", "## `doze_preview`": "doze_preview",
+		"## The block `egress`": "egress", "## Rules of `egress`": "rule",
+	}
 	section := ""
 	for line := range strings.Lines(string(content)) {
 		if strings.HasPrefix(line, "## ") {
@@ -74,7 +77,7 @@ func documented(t *testing.T) map[string][]string {
 			}
 		}
 	}
-	if len(options["doze"]) < 20 || len(options["doze_preview"]) < 5 {
+	if len(options["doze"]) < 20 || len(options["doze_preview"]) < 5 || len(options["egress"]) < 10 || len(options["rule"]) < 12 {
 		t.Fatalf("the tables of docs/caddyfile.md are not read: %v", options)
 	}
 	return options
@@ -94,7 +97,10 @@ func TestEveryDocumentedOptionHasAGoldenCaddyfile(t *testing.T) {
 			adapts.WriteString(config)
 		}
 	}
-	prefixes := map[string]string{"doze": "error_global_", "doze_preview": "error_preview_", "size": "error_size_"}
+	prefixes := map[string]string{
+		"doze": "error_global_", "doze_preview": "error_preview_", "size": "error_size_",
+		"egress": "error_egress_", "rule": "error_rule_",
+	}
 	for section, names := range documented(t) {
 		for _, name := range names {
 			line := regexp.MustCompile(`(?m)^\t+` + name + `( |$)`)

@@ -21,6 +21,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 
 	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/egress/forward"
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/wakeproxy"
@@ -100,6 +101,10 @@ type App struct {
 	// The port in the URLs of previews, which visitors use. Default: 443.
 	PreviewPort int `json:"preview_port,omitempty"`
 
+	// What sandboxes may send out, and how. Default: they reach public
+	// addresses.
+	Egress *Egress `json:"egress,omitempty"`
+
 	ctx      caddy.Context
 	previews []string  // all domains that a handler of this configuration serves previews under
 	held     *heldNode // nil until taken
@@ -119,7 +124,8 @@ type Size struct {
 // live is what handlers serve with once the node is open.
 type live struct {
 	*heldNode
-	api *api.API
+	api     *api.API
+	forward *forward.Handler
 }
 
 const (
@@ -176,6 +182,9 @@ func (a *App) Validate() error {
 	if _, named := cfg.Images.Names[cfg.Images.Default]; !named && len(cfg.Images.Allow) == 0 {
 		return fmt.Errorf("default_image is %q, which no `image` names; name it, or choose another default", cfg.Images.Default)
 	}
+	if _, err := a.Egress.settings(); err != nil {
+		return err
+	}
 	return cfg.Validate()
 }
 
@@ -198,9 +207,11 @@ func (a *App) Start() error {
 // serve makes the node available to the handlers of this configuration.
 func (a *App) serve(held *heldNode) error {
 	a.held = held
+	keys := api.SingleToken(held.token, owner)
 	routes, err := api.New(api.Config{
 		Sandboxes:  held.manager,
-		Auth:       api.SingleToken(held.token, owner),
+		Egress:     held.egress,
+		Auth:       keys,
 		PreviewURL: a.previewURL,
 		Version:    version(),
 		Log:        held.log,
@@ -209,12 +220,16 @@ func (a *App) serve(held *heldNode) error {
 	if err != nil {
 		return err
 	}
+	proxy, err := forward.New(forward.Config{Authenticate: keys.Authenticate, Way: held.egress})
+	if err != nil {
+		return err
+	}
 	// The registry belongs to this configuration, the numbers to the node.
 	registry := a.ctx.GetMetricsRegistry()
-	if err := errors.Join(registry.Register(held.manager), registry.Register(held.apiMetrics)); err != nil {
+	if err := errors.Join(registry.Register(held.manager), registry.Register(held.egress), registry.Register(held.apiMetrics)); err != nil {
 		return fmt.Errorf("registering metrics: %w", err)
 	}
-	a.live.Store(&live{heldNode: held, api: routes})
+	a.live.Store(&live{heldNode: held, api: routes, forward: proxy})
 	return nil
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/runtime/store"
 )
 
 const (
@@ -36,15 +37,23 @@ type testNode struct {
 	t      *testing.T
 	config node.Config
 	opened int
+
+	documents node.Documents
+	uplink    node.Uplink // no sandbox is attached to it
 }
 
 // open stands in for node.Open. The second and later times it is a node that
 // was ended and is started again on the same data.
-func (n *testNode) open(_ context.Context, cfg node.Config, _ *slog.Logger) (openedNode, *sandbox.Manager, error) {
+func (n *testNode) open(ctx context.Context, cfg node.Config, log *slog.Logger) (openedNode, *sandbox.Manager, error) {
 	if n.opened++; n.opened > 1 {
 		n.Restart(n.t)
 	}
 	n.config = cfg
+	var err error
+	if n.uplink, err = cfg.Uplink(ctx, node.Parts{Folder: cfg.Home + "/egress", Documents: n.documents, Log: log}); err != nil {
+		return nil, nil, err
+	}
+	n.uplink.Bind(n.Manager)
 	return n, n.Manager, nil
 }
 
@@ -59,7 +68,9 @@ func (n *testNode) Apply(cfg node.Config) error {
 	return nil
 }
 
-func (n *testNode) Close(ctx context.Context) error { return n.Manager.Close(ctx) }
+func (n *testNode) Close(ctx context.Context) error {
+	return errors.Join(n.Manager.Close(ctx), n.uplink.Close())
+}
 
 // site is a real Caddy with doze in it.
 type site struct {
@@ -79,7 +90,7 @@ func newSite(t *testing.T) *site {
 func newSiteWith(t *testing.T, configure func(*sandbox.Config)) *site {
 	t.Helper()
 	s := &site{
-		testNode: &testNode{Node: sandboxtest.Open(t, configure), t: t},
+		testNode: &testNode{Node: sandboxtest.Open(t, configure), t: t, documents: store.NewMemory()},
 		home:     t.TempDir(),
 		port:     freePort(t),
 	}

@@ -20,9 +20,11 @@ func init() {
 	httpcaddyfile.RegisterGlobalOption("doze", parseApp)
 	httpcaddyfile.RegisterHandlerDirective("doze_api", parseAPI)
 	httpcaddyfile.RegisterHandlerDirective("doze_preview", parsePreview)
-	// Both answer themselves, like reverse_proxy does.
+	httpcaddyfile.RegisterHandlerDirective("doze_proxy", parseProxy)
+	// They answer themselves, like reverse_proxy does.
 	httpcaddyfile.RegisterDirectiveOrder("doze_api", httpcaddyfile.Before, "reverse_proxy")
 	httpcaddyfile.RegisterDirectiveOrder("doze_preview", httpcaddyfile.Before, "reverse_proxy")
+	httpcaddyfile.RegisterDirectiveOrder("doze_proxy", httpcaddyfile.Before, "reverse_proxy")
 }
 
 // parseApp sets up the doze app from the global option. Syntax:
@@ -130,6 +132,8 @@ func (a *App) parseOption(o options) error {
 		return o.text(&a.PreviewDomain)
 	case "preview_port":
 		return o.port(&a.PreviewPort)
+	case "egress":
+		return a.parseEgress(o)
 	default:
 		return o.Errf("unrecognized option of doze: %q", name)
 	}
@@ -200,6 +204,27 @@ func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		return nil, h.Errf("doze_api has no options: %q", h.Val())
 	}
 	return new(API), nil
+}
+
+// parseProxy sets up the proxy's handler. Syntax:
+//
+//	doze_proxy [<matcher>]
+//
+// What clients ask a proxy for names other hosts, so that the site has to have an
+// address without a host beside the one that its certificate is for:
+//
+//	:3128, proxy.example.com:3128 {
+//		doze_proxy
+//	}
+func parseProxy(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	h.Next() // consume directive name
+	if h.NextArg() {
+		return nil, h.ArgErr()
+	}
+	if h.NextBlock(0) {
+		return nil, h.Errf("doze_proxy has no options: %q", h.Val())
+	}
+	return new(Proxy), nil
 }
 
 // parsePreview sets up the handler of previews. Syntax:

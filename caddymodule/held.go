@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/wakeproxy"
@@ -27,6 +28,7 @@ var nodes = caddy.NewUsagePool()
 // connections into sandboxes, the counts, the metrics.
 type heldNode struct {
 	manager    *sandbox.Manager
+	egress     *egress.Egress
 	token      string
 	proxy      *wakeproxy.Proxy
 	apiMetrics *api.Metrics
@@ -104,6 +106,18 @@ func openNode(a *App) (*heldNode, error) {
 		log := slog.New(target.handler())
 		cfg := a.config()
 		cfg.Home = key
+		settings, err := a.Egress.settings()
+		if err != nil {
+			return nil, err
+		}
+		var out *egress.Egress
+		cfg.Uplink = func(ctx context.Context, parts node.Parts) (node.Uplink, error) {
+			out, err = egress.Open(ctx, egress.Config{
+				Folder: parts.Folder, Documents: parts.Documents, Devices: parts.Devices,
+				Operator: owner, Settings: settings, Log: parts.Log,
+			})
+			return out, err
+		}
 		opened, manager, err := open(ctx, cfg, log)
 		if err != nil {
 			return nil, err
@@ -111,6 +125,7 @@ func openNode(a *App) (*heldNode, error) {
 		requests, endAPICalls := context.WithCancel(context.Background())
 		return &heldNode{
 			manager:     manager,
+			egress:      out,
 			token:       opened.Token(),
 			proxy:       wakeproxy.New(wakeproxy.Of(manager), log),
 			apiMetrics:  api.NewMetrics(),
@@ -145,9 +160,19 @@ func (h *heldNode) use(a *App) error {
 		return err
 	}
 	cfg.Home = key
-	if err := h.node.Apply(cfg); err != nil {
+	settings, err := a.Egress.settings()
+	if err != nil {
 		return err
 	}
+	change, err := h.egress.Prepare(a.ctx, settings)
+	if err != nil {
+		return err
+	}
+	if err := h.node.Apply(cfg); err != nil {
+		change.Discard()
+		return err
+	}
+	change.Apply()
 	h.target.set(a.ctx.Slogger().Handler())
 	return nil
 }

@@ -1,0 +1,157 @@
+package caddymodule
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"os"
+	"time"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/doze-run/doze/egress"
+	"github.com/doze-run/doze/egress/dial"
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// Egress says what sandboxes may send out, and how.
+type Egress struct {
+	// What becomes of what no rule matches: `allow-public` lets it through to
+	// public addresses, `deny` refuses it. Default: `allow-public`.
+	Default rule.Default `json:"default,omitempty"`
+	// The node's rules. They come before those of owners and of sandboxes, and
+	// none of those can allow what one of these denies.
+	Rules []rule.Rule `json:"rules,omitempty"`
+	// Addresses of hosts, instead of those that DNS gives: names, or patterns
+	// such as `*.corp.example`. They may be private, and may have a port, to which
+	// connections to the host then go whatever port they ask for.
+	Resolve map[string][]string `json:"resolve,omitempty"`
+	// DNS servers that are asked for the addresses of hosts: addresses, with a
+	// port unless it is 53. The first is asked until it does not answer, then the
+	// next. Default: the system's.
+	NameServers []string `json:"name_servers,omitempty"`
+	// Files with certificates (PEM) of authorities that upstream servers may
+	// have theirs of, besides the system's.
+	UpstreamCAs []string `json:"upstream_cas,omitempty"`
+	// The URL of an HTTP proxy (CONNECT) through which upstream servers are
+	// reached. Default: none.
+	UpstreamProxy string `json:"upstream_proxy,omitempty"`
+	// Whether TLS connections that are passed through may hide their server's
+	// name (Encrypted Client Hello): `refuse` or `allow`. Default: `refuse`.
+	ECH string `json:"ech,omitempty"`
+	// How many connections all sandboxes have at most. Default: 16384.
+	MaxConnections int `json:"max_connections,omitempty"`
+	// How many connections one sandbox has at most. Default: 1024.
+	MaxSandboxConnections int `json:"max_sandbox_connections,omitempty"`
+	// How much memory an instance of a policy has at most, in bytes. Default: 16 MiB.
+	PolicyMemory int64 `json:"policy_memory,omitempty"`
+	// How long a policy may compute at most for one request or response.
+	// Default: 50ms.
+	PolicyTime caddy.Duration `json:"policy_time,omitempty"`
+}
+
+// settings checks all that can be checked without the node.
+func (e *Egress) settings() (egress.Settings, error) {
+	s := egress.DefaultSettings()
+	if e == nil {
+		return s, nil
+	}
+	set(&s.Default, e.Default)
+	if s.Default != rule.AllowPublic && s.Default != rule.DenyAll {
+		return s, fmt.Errorf("egress: default is %q; write %s or %s", e.Default, rule.AllowPublic, rule.DenyAll)
+	}
+	s.Rules = e.Rules
+	if _, err := rule.Compile(rule.Node, e.Rules); err != nil {
+		return s, fmt.Errorf("egress: %w", err)
+	}
+	switch e.ECH {
+	case "", "refuse":
+	case "allow":
+		s.AllowECH = true
+	default:
+		return s, fmt.Errorf("egress: ech is %q; write refuse or allow", e.ECH)
+	}
+	set(&s.MaxConnections, e.MaxConnections)
+	set(&s.MaxSandboxConnections, e.MaxSandboxConnections)
+	set(&s.PolicyMemory, e.PolicyMemory)
+	set(&s.PolicyTime, time.Duration(e.PolicyTime))
+	var err error
+	if s.Resolve, err = overrides(e.Resolve); err != nil {
+		return s, err
+	}
+	if s.NameServers, err = nameServers(e.NameServers); err != nil {
+		return s, err
+	}
+	if s.UpstreamProxy, err = proxyURL(e.UpstreamProxy); err != nil {
+		return s, err
+	}
+	for _, path := range e.UpstreamCAs {
+		pem, err := os.ReadFile(path)
+		if err != nil {
+			return s, fmt.Errorf("egress: upstream_ca: %w", err)
+		}
+		s.UpstreamCAs = append(append(s.UpstreamCAs, pem...), '\n')
+	}
+	return s, s.Validate()
+}
+
+// overrides parses addresses with or without a port.
+func overrides(resolve map[string][]string) (map[string]dial.Override, error) {
+	parsed := make(map[string]dial.Override, len(resolve))
+	for host, texts := range resolve {
+		var o dial.Override
+		for i, text := range texts {
+			a, err := addrPort(text)
+			if err != nil {
+				return nil, fmt.Errorf("egress: resolve %s: %q is no address: write it like 10.1.2.3 or 10.1.2.3:8443", host, text)
+			}
+			if i > 0 && a.Port() != o.Port {
+				return nil, fmt.Errorf("egress: resolve %s: all addresses have the same port, or none", host)
+			}
+			o.Addrs, o.Port = append(o.Addrs, a.Addr()), a.Port()
+		}
+		parsed[host] = o
+	}
+	return parsed, nil
+}
+
+// dnsPort of name servers (RFC 1035).
+const dnsPort = 53
+
+func nameServers(texts []string) ([]netip.AddrPort, error) {
+	var servers []netip.AddrPort
+	for _, text := range texts {
+		a, err := addrPort(text)
+		if err != nil {
+			return nil, fmt.Errorf("egress: name_servers: %q is no address: write it like 10.1.2.3 or 10.1.2.3:5353", text)
+		}
+		if a.Port() == 0 {
+			a = netip.AddrPortFrom(a.Addr(), dnsPort)
+		}
+		servers = append(servers, a)
+	}
+	return servers, nil
+}
+
+func addrPort(text string) (netip.AddrPort, error) {
+	if a, err := netip.ParseAddr(text); err == nil {
+		return netip.AddrPortFrom(a, 0), nil
+	}
+	return netip.ParseAddrPort(text)
+}
+
+func proxyURL(text string) (*url.URL, error) {
+	if text == "" {
+		return nil, nil
+	}
+	u, err := url.Parse(text)
+	if err == nil && (u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		err = errors.New("no host, or neither http nor https")
+	}
+	if err != nil {
+		// The URL may hold a password, so it is not repeated.
+		return nil, errors.New("egress: upstream_proxy: write it like http://proxy.example:3128")
+	}
+	return u, nil
+}

@@ -1,0 +1,313 @@
+package caddymodule
+
+import (
+	"encoding/json"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// parseEgress reads what sandboxes may send out. Syntax:
+//
+//	egress {
+//		default allow-public|deny
+//		rule <name> {
+//			hosts       <pattern...>
+//			addresses   <network...>
+//			ports       <port|first-last...>
+//			private
+//			scheme      http|https
+//			methods     <method...>
+//			paths       <glob...>
+//			header      <name> <glob>
+//			placeholder <variable> <secret>
+//			allow
+//			deny        [<reason>]
+//			answer      <status> [<body>] {
+//				header <name> <value>
+//			}
+//			policy <name> {
+//				config <json>
+//				secret <name in the policy> <secret>
+//			}
+//		}
+//		resolve                 <host> <address...>
+//		name_servers            <address...>
+//		upstream_ca             <file>
+//		upstream_proxy          <url>
+//		ech                     refuse|allow
+//		max_connections         <count>
+//		max_sandbox_connections <count>
+//		policy_memory           <size>
+//		policy_time             <duration>
+//	}
+//
+// A rule has one of allow, deny and answer, or one policy or more.
+func (a *App) parseEgress(o options) error {
+	if a.Egress != nil {
+		return o.Err("egress is already set; put all of it into one block")
+	}
+	if o.NextArg() {
+		return o.ArgErr()
+	}
+	a.Egress = new(Egress)
+	inner := options{Dispenser: o.Dispenser, seen: map[string]bool{}}
+	for nesting := o.Nesting(); o.NextBlock(nesting); {
+		if err := a.Egress.parseOption(inner); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Egress) parseOption(o options) error {
+	switch name := o.Val(); name {
+	case "default":
+		return o.text((*string)(&e.Default))
+	case "rule":
+		return e.parseRule(o)
+	case "resolve":
+		return e.parseResolve(o)
+	case "name_servers":
+		servers := o.RemainingArgs()
+		if len(servers) == 0 {
+			return o.ArgErr()
+		}
+		e.NameServers = append(e.NameServers, servers...)
+		return nil
+	case "upstream_ca":
+		files := o.RemainingArgs()
+		if len(files) == 0 {
+			return o.ArgErr()
+		}
+		e.UpstreamCAs = append(e.UpstreamCAs, files...)
+		return nil
+	case "upstream_proxy":
+		return o.text(&e.UpstreamProxy)
+	case "ech":
+		return o.text(&e.ECH)
+	case "max_connections":
+		return o.count(&e.MaxConnections)
+	case "max_sandbox_connections":
+		return o.count(&e.MaxSandboxConnections)
+	case "policy_memory":
+		return o.bytes(&e.PolicyMemory)
+	case "policy_time":
+		return o.positiveDuration(&e.PolicyTime)
+	default:
+		return o.Errf("unrecognized option of egress: %q", name)
+	}
+}
+
+func (e *Egress) parseResolve(o options) error {
+	args := o.RemainingArgs()
+	if len(args) < 2 {
+		return o.ArgErr()
+	}
+	if _, twice := e.Resolve[args[0]]; twice {
+		return o.Errf("resolve %s is already set", args[0])
+	}
+	if e.Resolve == nil {
+		e.Resolve = map[string][]string{}
+	}
+	e.Resolve[args[0]] = args[1:]
+	return nil
+}
+
+func (e *Egress) parseRule(o options) error {
+	whole := o.NewFromNextSegment() // for the position of what is wrong with the rule as a whole
+	whole.Next()
+	r, err := parseRule(whole)
+	if err != nil {
+		return err
+	}
+	// The layer's own checks, so that a mistake has its position in the file.
+	if _, err := rule.Compile(rule.Node, append(e.Rules[:len(e.Rules):len(e.Rules)], r)); err != nil {
+		whole.Reset()
+		whole.Next()
+		return whole.WrapErr(err)
+	}
+	e.Rules = append(e.Rules, r)
+	return nil
+}
+
+func parseRule(d *caddyfile.Dispenser) (rule.Rule, error) {
+	var r rule.Rule
+	if !d.AllArgs(&r.Name) {
+		return r, d.ArgErr()
+	}
+	p := ruleParser{options: options{Dispenser: d, seen: map[string]bool{}}, rule: &r}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		if err := p.parseOption(); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+type ruleParser struct {
+	options
+	rule *rule.Rule
+}
+
+func (p ruleParser) parseOption() error {
+	r := p.rule
+	switch name := p.Val(); name {
+	case "hosts":
+		return p.list(&r.Hosts)
+	case "addresses":
+		return p.list(&r.Addresses)
+	case "ports":
+		return p.ports()
+	case "private":
+		r.Private = true
+		return p.nothing()
+	case "scheme":
+		return p.text(&r.Scheme)
+	case "methods":
+		return p.list(&r.Methods)
+	case "paths":
+		return p.list(&r.Paths)
+	case "header":
+		return p.pair(&r.Headers)
+	case "placeholder":
+		return p.pair(&r.Placeholders)
+	case "allow":
+		if err := p.act(rule.Allow); err != nil {
+			return err
+		}
+		return p.nothing()
+	case "deny":
+		if err := p.act(rule.Deny); err != nil {
+			return err
+		}
+		if p.NextArg() {
+			r.Reason = p.Val()
+		}
+		return p.nothing()
+	case "answer":
+		if err := p.act(rule.Respond); err != nil {
+			return err
+		}
+		return p.answer()
+	case "policy":
+		if r.Action != rule.Policies {
+			if err := p.act(rule.Policies); err != nil {
+				return err
+			}
+		}
+		return p.policy()
+	default:
+		return p.Errf("unrecognized option of a rule: %q", name)
+	}
+}
+
+// act sets what the rule does, once.
+func (p ruleParser) act(a rule.Action) error {
+	if p.rule.Action != "" {
+		return p.Errf("the rule's action is already %s; a rule has one of allow, deny and answer, or policies", p.rule.Action)
+	}
+	p.rule.Action = a
+	return nil
+}
+
+func (p ruleParser) list(to *[]string) error {
+	values := p.RemainingArgs()
+	if len(values) == 0 {
+		return p.ArgErr()
+	}
+	*to = append(*to, values...)
+	return nil
+}
+
+func (p ruleParser) nothing() error {
+	if p.NextArg() {
+		return p.ArgErr()
+	}
+	return nil
+}
+
+// pair reads a name and a value into a map.
+func (p ruleParser) pair(to *map[string]string) error {
+	option := p.Val()
+	var name, value string
+	if !p.AllArgs(&name, &value) {
+		return p.ArgErr()
+	}
+	if _, twice := (*to)[name]; twice {
+		return p.Errf("%s %s is already set", option, name)
+	}
+	if *to == nil {
+		*to = map[string]string{}
+	}
+	(*to)[name] = value
+	return nil
+}
+
+func (p ruleParser) ports() error {
+	values := p.RemainingArgs()
+	if len(values) == 0 {
+		return p.ArgErr()
+	}
+	for _, v := range values {
+		ports, err := rule.ParsePorts(v)
+		if err != nil {
+			return p.WrapErr(err)
+		}
+		p.rule.Ports = append(p.rule.Ports, ports)
+	}
+	return nil
+}
+
+func (p ruleParser) answer() error {
+	args := p.RemainingArgs()
+	if len(args) == 0 || len(args) > 2 {
+		return p.ArgErr()
+	}
+	status, err := strconv.Atoi(args[0])
+	if err != nil {
+		return p.Errf("answer: %q is no status: write a number such as 200", args[0])
+	}
+	a := &rule.Answer{Status: status, Body: strings.Join(args[1:], "")}
+	p.rule.Answer = a
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		if p.Val() != "header" {
+			return p.Errf("unrecognized option of an answer: %q; it has header", p.Val())
+		}
+		if err := p.pair(&a.Headers); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p ruleParser) policy() error {
+	var use rule.Use
+	if !p.AllArgs(&use.Policy) {
+		return p.ArgErr()
+	}
+	for nesting := p.Nesting(); p.NextBlock(nesting); {
+		switch p.Val() {
+		case "config":
+			var config string
+			if !p.AllArgs(&config) {
+				return p.ArgErr()
+			}
+			if !json.Valid([]byte(config)) {
+				return p.Errf("config of policy %s is no JSON: write it in backquotes, such as `{\"user\": \"git\"}`", use.Policy)
+			}
+			use.Config = json.RawMessage(config)
+		case "secret":
+			if err := p.pair(&use.Secrets); err != nil {
+				return err
+			}
+		default:
+			return p.Errf("unrecognized option of a policy: %q; it has config and secret", p.Val())
+		}
+	}
+	p.rule.Policies = append(p.rule.Policies, use)
+	return nil
+}

@@ -1,0 +1,60 @@
+package caddymodule
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func init() {
+	caddy.RegisterModule(Proxy{})
+}
+
+// Proxy is an HTTP proxy for programs that are in no sandbox and show a key of the
+// API: what they send out is decided on by the node's rules and their owner's. It
+// answers every request that reaches it. Like the API, it does not answer over a TLS
+// connection that was made for the name of a preview.
+type Proxy struct {
+	app *App
+}
+
+// CaddyModule returns the Caddy module information.
+func (Proxy) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.doze_proxy",
+		New: func() caddy.Module { return new(Proxy) },
+	}
+}
+
+// Provision finds the doze app.
+func (p *Proxy) Provision(ctx caddy.Context) (err error) {
+	p.app, err = dozeApp(ctx)
+	return err
+}
+
+// ServeHTTP carries a tunnel or a request. Tunnels over HTTP/1.1 outlive the
+// configuration that they came with; all end with the node.
+func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	if r.TLS != nil && p.app.isPreview(r.TLS.ServerName) {
+		return refuseMisdirected(w)
+	}
+	node, err := p.app.node()
+	if err != nil {
+		return refuseEarly(w)
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(node.requests, func() { cancel(sandbox.ErrClosed) })()
+	node.forward.ServeHTTP(w, r.WithContext(ctx))
+	return nil
+}
+
+// Interface guards
+var (
+	_ caddy.Provisioner           = (*Proxy)(nil)
+	_ caddyhttp.MiddlewareHandler = (*Proxy)(nil)
+)
