@@ -22,7 +22,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/egresstest"
 )
 
 func TestLifeOfASandbox(t *testing.T) {
@@ -630,17 +633,33 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	r.ok("create", "a")
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
 	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
-	lines := map[string]string{ // how each is called, in an order in which all succeed
+	rules, module := dir+"/rules.json", dir+"/p.wasm"
+	tree{"rules.json": "[]", "p.wasm": string(egresstest.Module(1)), "value": canary}.write(t, dir)
+	lines := map[string]string{ // how each is called
 		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "events": "events a", "top": "top",
 		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
 		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "doctor": "doctor", "env": "env", "version": "version",
+		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
+		"policy push": "policy push p " + module, "policy ls": "policy ls", "policy rm": "policy rm p",
+		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
 	}
-	order := strings.Fields("create ls show sleep wake hold events top exec cp ps logs kill expose open stop rm doctor env version")
-	for _, cmd := range (&app{getenv: os.Getenv}).rootCommand().Commands() {
-		if name := cmd.Name(); lines[name] == "" && !cmd.DisableFlagParsing && name != "help" && name != "completion" {
-			t.Errorf("this test does not know the command %s", name)
+	order := strings.Split("create,ls,show,sleep,wake,hold,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
+		"policy push,policy ls,policy rm,secret set,secret ls,secret rm,stop,rm,doctor,env,version", ",") // in which all succeed
+	var check func(path string, cmd *cobra.Command)
+	check = func(path string, cmd *cobra.Command) {
+		for _, sub := range cmd.Commands() {
+			name := strings.TrimSpace(path + " " + sub.Name())
+			switch {
+			case name == "completion" || name == "help":
+			case name == "policy new" || name == "policy build" || name == "policy test": // have tests of their own
+			case sub.HasSubCommands():
+				check(name, sub)
+			case lines[name] == "" && !sub.DisableFlagParsing:
+				t.Errorf("this test does not know the command %s", name)
+			}
 		}
 	}
+	check("", (&app{getenv: os.Getenv}).rootCommand())
 	for _, name := range order {
 		got := r.doze(append(strings.Fields(lines[name]), "--json")...)
 		if !json.Valid([]byte(got.out)) || got.code != 0 && name != "doctor" { // which may find something here

@@ -73,26 +73,37 @@ func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox str
 			}
 			return nil
 		})
-		var refused *client.Error
 		switch {
 		case err == errDestroyed:
 			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case client.HasCode(err, client.CodeSandboxNotFound):
-			return nil // destroyed while nobody listened
-		case errors.As(err, &refused) && refused.Status < 500:
-			return err
 		case unprinted != nil:
 			return unprinted
 		}
-		timer := time.NewTimer(reconnectAfter)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		case <-timer.C:
+		if again, err := goOn(ctx, err); !again {
+			return err
 		}
+	}
+}
+
+// goOn says whether a follower begins again after its stream has ended with err, and
+// otherwise how he ends. It waits a moment for the node to come back.
+func goOn(ctx context.Context, err error) (again bool, _ error) {
+	var refused *client.Error
+	switch {
+	case ctx.Err() != nil:
+		return false, ctx.Err()
+	case client.HasCode(err, client.CodeSandboxNotFound):
+		return false, nil // destroyed while nobody listened
+	case errors.As(err, &refused) && refused.Status < 500, client.HasCode(err, client.CodeNoEgress):
+		return false, err
+	}
+	timer := time.NewTimer(reconnectAfter)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false, ctx.Err()
+	case <-timer.C:
+		return true, nil
 	}
 }
 

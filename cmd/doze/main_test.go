@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -39,6 +40,7 @@ const patience = 30 * time.Second
 type rig struct {
 	t      *testing.T
 	node   *sandboxtest.Node
+	egress *egresstest.Egress
 	server *httptest.Server
 	env    map[string]string
 }
@@ -46,8 +48,10 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	node := sandboxtest.Open(t, nil)
+	egress := egresstest.New(t, "tester")
 	handler, err := api.New(api.Config{
 		Sandboxes: node.Manager,
+		Egress:    egress,
 		Auth:      api.SingleToken(testToken, "tester"),
 		PreviewURL: func(sb sandbox.Sandbox, p sandbox.Port) string {
 			return "https://3000-" + string(sb.ID) + ".preview.test/"
@@ -59,7 +63,7 @@ func newRig(t *testing.T) *rig {
 	}
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return &rig{t: t, node: node, server: server, env: map[string]string{
+	return &rig{t: t, node: node, egress: egress, server: server, env: map[string]string{
 		"DOZE_API": server.URL + api.Prefix, "DOZE_TOKEN": testToken, "DOZE_HOME": t.TempDir(),
 	}}
 }

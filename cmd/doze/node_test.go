@@ -16,15 +16,16 @@ import (
 )
 
 // TestCommandsForSandboxesUseTheAPIOnly: of this project, they know its client.
-// The node's own commands run and look after what is on this machine.
+// The node's own commands run and look after what is on this machine, and so do
+// those for writing policies.
 func TestCommandsForSandboxesUseTheAPIOnly(t *testing.T) {
-	ofTheNode := []string{"node.go", "modules.go", "doctor.go"}
+	ofThisMachine := []string{"node.go", "modules.go", "doctor.go", "policynew.go", "policyrun.go"}
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range files {
-		if strings.HasSuffix(name, "_test.go") || slices.Contains(ofTheNode, name) {
+		if strings.HasSuffix(name, "_test.go") || slices.Contains(ofThisMachine, name) {
 			continue
 		}
 		file, err := parser.ParseFile(token.NewFileSet(), name, nil, parser.ImportsOnly)

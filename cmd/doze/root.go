@@ -11,6 +11,7 @@ import (
 const (
 	groupSandboxes = "sandboxes"
 	groupInside    = "inside"
+	groupEgress    = "egress"
 	groupNode      = "node"
 )
 
@@ -51,6 +52,7 @@ on this machine (DOZE_HOME).`,
 	root.AddGroup(
 		&cobra.Group{ID: groupSandboxes, Title: "Sandboxes:"},
 		&cobra.Group{ID: groupInside, Title: "Inside a sandbox:"},
+		&cobra.Group{ID: groupEgress, Title: "What sandboxes send:"},
 		&cobra.Group{ID: groupNode, Title: "The node:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
@@ -62,6 +64,7 @@ on this machine (DOZE_HOME).`,
 	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(),
 		a.holdCommand(), a.removeCommand(), a.eventsCommand(), a.topCommand())
 	add(groupInside, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
+	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupNode, a.runCommand(), a.reloadCommand(), a.validateCommand(), a.caddyCommand(), a.doctorCommand(), a.envCommand(), a.versionCommand())
 	return root
 }

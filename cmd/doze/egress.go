@@ -1,0 +1,289 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) egressCommand() *cobra.Command {
+	cmd := group("egress", "What sandboxes send out: rules, and what became of it",
+		"What sandboxes send out: the rules that decide on it, and what became of it.")
+	cmd.AddCommand(a.rulesCommand(), a.tailCommand(), a.explainCommand(), a.authorityCommand())
+	return cmd
+}
+
+func (a *app) tailCommand() *cobra.Command {
+	var follow bool
+	var filter client.FlowFilter
+	lines := 0
+	cmd := &cobra.Command{
+		Use:   "tail SANDBOX",
+		Short: "Print what a sandbox sent, and what became of it",
+		Long: `Print what a sandbox sent, and what became of it, oldest first. The latest 1,000 are
+kept. This does not wake it.`,
+		Example:           "  doze egress tail shop -f --verdict deny",
+		Args:              wants(1, 1),
+		ValidArgsFunction: a.completeFirst,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			if follow {
+				return a.followFlows(ctx, node, args[0], filter, lines)
+			}
+			flows, err := node.Flows(ctx, args[0], filter, 0)
+			if err != nil {
+				return err
+			}
+			flows = lastOf(flows, lines)
+			if a.json {
+				return a.printJSON(map[string]any{"flows": flows})
+			}
+			return a.printFlows(flows)
+		}),
+	}
+	f := cmd.Flags()
+	f.BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed")
+	f.IntVarP(&lines, "lines", "n", 0, "begin with so many of those that are kept; 0 for all")
+	f.StringVar(&filter.Host, "host", "", "only to this host, or with *.example.com to those below one")
+	choice := func(target *string, name, what string, values ...string) {
+		f.StringVar(target, name, "", what)
+		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
+	}
+	choice(&filter.Verdict, "verdict", "only those of which this became: allow, deny, answer or error", "allow", "deny", "answer", "error")
+	choice(&filter.Kind, "kind", "only dns, connection or request", "dns", "connection", "request")
+	return cmd
+}
+
+// lastOf is the end of a list, so many long; 0 is all of it.
+func lastOf(flows []client.Flow, n int) []client.Flow {
+	if n <= 0 || len(flows) <= n {
+		return flows
+	}
+	return flows[len(flows)-n:]
+}
+
+func (a *app) printFlows(flows []client.Flow) error {
+	for _, flow := range flows {
+		if err := a.printFlow(flow); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// followFlows prints each flow once, and goes on when the node comes back.
+func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox string, filter client.FlowFilter, lines int) error {
+	// By id from here on: another sandbox may get the name.
+	sb, err := node.Get(ctx, sandbox)
+	if err != nil {
+		return err
+	}
+	print := a.printFlow
+	if a.json {
+		print = func(f client.Flow) error { return a.printLine(f) }
+	}
+	var last uint64
+	if lines > 0 {
+		kept, err := node.Flows(ctx, sb.ID, filter, 0)
+		if err != nil {
+			return err
+		}
+		if older := len(kept) - lines; older > 0 {
+			last = kept[older-1].Seq
+		}
+	}
+	for {
+		var unprinted error // what came and could not be printed
+		err := node.FollowFlows(ctx, sb.ID, filter, last, func(f client.Flow) error {
+			last = f.Seq
+			unprinted = print(f)
+			return unprinted
+		})
+		if unprinted != nil {
+			return unprinted
+		}
+		if again, err := goOn(ctx, err); !again {
+			return err
+		}
+	}
+}
+
+func (a *app) printFlow(f client.Flow) error {
+	if f.Dropped > 0 {
+		if _, err := fmt.Fprintf(a.out, "… %d more that came too fast\n", f.Dropped); err != nil {
+			return err
+		}
+	}
+	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-6s  %-10s  %s", f.Time.Local().Format("2006-01-02 15:04:05.000"),
+		clean(f.Verdict), clean(f.Kind), clean(flowDetails(f))), " "))
+	return err
+}
+
+// flowDetails says in a line what a flow was and what became of it.
+func flowDetails(f client.Flow) string {
+	var parts []string
+	add := func(format string, value any, say bool) {
+		if say {
+			parts = append(parts, fmt.Sprintf(format, value))
+		}
+	}
+	where := f.Host
+	if where == "" {
+		where = f.Address
+	}
+	if f.Port != 0 {
+		where = fmt.Sprintf("%s:%d", where, f.Port)
+	}
+	add("%s", strings.TrimSpace(f.Method+" "+where+f.Path), true)
+	add("%d", f.Status, f.Status != 0)
+	add("%s", f.Reason, f.Reason != "")
+	add("by %s", f.Rule, f.Rule != "")
+	var policies []string
+	for _, p := range f.Policies {
+		policies = append(policies, p.Name)
+	}
+	add("through %s", strings.Join(policies, " "), len(policies) > 0)
+	add("with %s", strings.Join(f.Secrets, " "), len(f.Secrets) > 0)
+	add("%s", strings.Join(f.Notes, "; "), len(f.Notes) > 0)
+	add("%s out", size(f.BytesOut), f.BytesOut > 0)
+	add("%s in", size(f.BytesIn), f.BytesIn > 0)
+	add("%s", milliseconds(f.TookMS), f.TookMS > 0)
+	return strings.Join(parts, ", ")
+}
+
+func (a *app) explainCommand() *cobra.Command {
+	var headers []string
+	cmd := &cobra.Command{
+		Use:   "explain SANDBOX METHOD URL",
+		Short: "Say which rule would decide on a request, and why",
+		Long: `Say which rule would decide on a request of a sandbox, and why. Nothing is sent, no name
+is resolved and no policy runs. For what is not HTTP the URL is tcp://HOST:PORT.`,
+		Example:           "  doze egress explain shop GET https://api.github.com/user\n  doze egress explain shop CONNECT tcp://db.example.com:5432",
+		Args:              wants(3, 3),
+		ValidArgsFunction: a.completeFirst,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			req := client.ExplainRequest{Method: args[1], URL: args[2], Headers: map[string]string{}}
+			for _, h := range headers {
+				name, value, ok := strings.Cut(h, ":")
+				if !ok {
+					return fmt.Errorf("%q is no header; write --header 'NAME: VALUE'", h)
+				}
+				req.Headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
+			}
+			e, err := node.Explain(ctx, args[0], req)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(e)
+			}
+			return a.printExplanation(e)
+		}),
+	}
+	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "a header of the request, as 'NAME: VALUE'; may be repeated")
+	cmd.RegisterFlagCompletionFunc("header", cobra.NoFileCompletions)
+	return cmd
+}
+
+// stages are where a request is decided on, in words.
+var stages = map[string]string{
+	"dns":        "when its name is asked for",
+	"connection": "when it connects",
+	"request":    "when it is sent, intercepted",
+}
+
+func (a *app) printExplanation(e client.Explanation) error {
+	t := newTable(a.out)
+	t.row("verdict", e.Verdict)
+	t.row("rule", e.Rule)
+	t.row("reason", e.Reason)
+	stage := stages[e.Stage]
+	if stage == "" {
+		stage = e.Stage
+	}
+	t.row("decided", stage)
+	if e.Private {
+		t.row("private", "the host may be at a private address")
+	}
+	if e.Status != 0 {
+		t.row("status", fmt.Sprint(e.Status))
+	}
+	for _, p := range e.Policies {
+		t.row("policy", strings.TrimSuffix(fmt.Sprintf("%s, of %s; %s", p.Name, p.Rule, p.Problem), "; "))
+	}
+	for _, s := range e.Secrets {
+		t.row("secret", strings.TrimSuffix(s.Name+"; "+s.Problem, "; "))
+	}
+	return t.end()
+}
+
+func (a *app) authorityCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "ca",
+		Short: "Print the certificates of the node's own authority",
+		Long: `Print the certificates of the node's own authority, in PEM. Sandboxes trust them
+already; they are for clients that bring their own list of whom to trust.`,
+		Args:              wants(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
+			pem, err := node.EgressCA(ctx)
+			if err != nil {
+				return err
+			}
+			if len(pem) == 0 {
+				return errors.New("the node has no authority of its own")
+			}
+			if a.json {
+				return a.printJSON(map[string]string{"pem": string(pem)})
+			}
+			_, err = a.out.Write(pem)
+			return err
+		}),
+	}
+}
+
+// ruleDetails says in a few words what a rule is about.
+func ruleDetails(r client.Rule) string {
+	var parts []string
+	list := func(name string, values []string) {
+		if len(values) > 0 {
+			parts = append(parts, name+strings.Join(values, " "))
+		}
+	}
+	list("", r.Hosts)
+	list("", r.Addresses)
+	list("port ", r.Ports)
+	list("", nonEmpty(r.Scheme))
+	list("", r.Methods)
+	list("", r.Paths)
+	list("with ", slices.Sorted(maps.Keys(r.Headers)))
+	if len(parts) == 0 {
+		return "everything"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func nonEmpty(values ...string) []string {
+	return slices.DeleteFunc(values, func(s string) bool { return s == "" })
+}
+
+// ruleEffect says what a rule does.
+func ruleEffect(r client.Rule) string {
+	var policies []string
+	for _, p := range r.Policies {
+		policies = append(policies, p.Policy)
+	}
+	switch {
+	case len(policies) > 0:
+		return "through " + strings.Join(policies, " ")
+	case r.Reason != "":
+		return r.Action + ": " + r.Reason
+	}
+	return r.Action
+}

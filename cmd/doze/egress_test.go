@@ -1,0 +1,266 @@
+package main
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+const canary = "canary-5f1d0c7e9a"
+
+func writeFile(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func (r *rig) id(name string) string {
+	r.t.Helper()
+	return decodeJSON[client.Sandbox](r.t, r.ok("show", name, "--json")).ID
+}
+
+func TestSecretsAreReadFromInputOrAFile(t *testing.T) {
+	r := newRig(t)
+	for name, c := range map[string]struct {
+		stdin, file string
+		args        []string
+		want        string
+	}{
+		"input":                {stdin: canary, want: canary},
+		"a newline at the end": {stdin: canary + "\n", want: canary},
+		"of two, one":          {stdin: canary + "\n\n", want: canary + "\n"},
+		"as Windows writes it": {stdin: canary + "\r\n", want: canary},
+		"file":                 {stdin: "not this one", file: "-----BEGIN KEY-----\nMIIB\n-----END KEY-----\n", want: "-----BEGIN KEY-----\nMIIB\n-----END KEY-----"},
+		"not UTF-8":            {stdin: "\x00\xffbinary!", want: "\x00\xffbinary!"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := []string{"secret", "set", "github", "--host", "api.github.com", "--host", "*.example.com"}
+			if c.file != "" {
+				args = append(args, "--from-file", writeFile(t, "key.pem", c.file))
+			}
+			got := r.dozeWith(c.stdin, args...)
+			if got.code != 0 || !regexp.MustCompile(`^github  version \d+, for api\.github\.com \*\.example\.com\n$`).MatchString(got.out) {
+				t.Fatalf("got %+v", got)
+			}
+			if value, err := r.egress.Use("tester", "github", "a.example.com"); err != nil || string(value) != c.want {
+				t.Errorf("it is %q, %v; want %q", value, err, c.want)
+			}
+		})
+	}
+	secrets := decodeJSON[struct{ Secrets []client.Secret }](t, r.ok("secret", "ls", "--json")).Secrets
+	if len(secrets) != 1 || secrets[0].Version != 6 || len(secrets[0].Hosts) != 2 {
+		t.Errorf("got %+v", secrets)
+	}
+	if out := r.ok("secret", "ls"); !regexp.MustCompile(`(?m)^github +6 +\d+s +api\.github\.com \*\.example\.com$`).MatchString(out) {
+		t.Errorf("ls printed %q", out)
+	}
+	if out := r.ok("secret", "rm", "github"); out != "github  removed\n" {
+		t.Errorf("rm printed %q", out)
+	}
+	r.refused("(secret_not_found)", "secret", "rm", "github")
+}
+
+func TestSecretsAreNoArguments(t *testing.T) {
+	r := newRig(t)
+	if got := r.doze("secret", "set", "github", canary, "--host", "a.example"); got.code != exitFailed || !strings.Contains(got.err, "--from-file") || strings.Contains(got.err, "canary") {
+		t.Errorf("got %+v", got)
+	}
+	r.refused("--host api.github.com", "secret", "set", "github")
+	r.refused("there is no value", "secret", "set", "github", "--host", "a.example")
+	r.refused("no such file", "secret", "set", "github", "--host", "a.example", "--from-file", filepath.Join(t.TempDir(), "missing"))
+	for _, c := range []struct{ stdin, words string }{
+		{"canary", "at least 8"}, {strings.Repeat("canary", 20_000), "at most 65536"},
+	} {
+		got := r.dozeWith(c.stdin, "secret", "set", "github", "--host", "a.example")
+		if got.code != exitFailed || !strings.Contains(got.err, c.words) || strings.Contains(got.err, "canary") {
+			t.Errorf("got %.300v", got)
+		}
+	}
+	r.refused("has no command", "secret", "get", "github")
+}
+
+func TestRulesGoToAFileAndBack(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	for _, scope := range [][]string{{"egress", "rules"}, {"egress", "rules", "shop"}} {
+		list := writeFile(t, "rules.json", `[
+			{"name":"no","hosts":["evil.example"],"ports":["443"],"action":"deny","reason":"for evil"},
+			{"name":"gh","hosts":["api.github.com"],"methods":["GET"],"paths":["/user"],"headers":{"x-a":"*"},"action":"policies","policies":[{"policy":"bearer","config":{"a":1}}]},
+			{"name":"all","action":"allow"}]`)
+		if out := r.ok(append(scope, "--set", list)...); out != "revision 1\n" {
+			t.Errorf("set printed %q", out)
+		}
+		golden(t, "rules", r.ok(scope...))
+		saved := writeFile(t, "saved.json", r.ok(append(scope, "--json")...))
+		if out := r.ok(append(scope, "--set", saved)...); out != "revision 2\n" {
+			t.Errorf("setting what was printed, it printed %q", out)
+		}
+		r.refused("(revision_conflict)", append(scope, "--set", saved)...)
+		if got := r.dozeWith("[]", append(scope, "--set", "-", "--json")...); !strings.Contains(got.out, `"rules": []`) || !strings.Contains(got.out, `"revision": 3`) {
+			t.Errorf("got %+v", got)
+		}
+	}
+	if out := r.ok("egress", "rules", "--node"); !strings.Contains(out, "no-metadata") || !strings.HasSuffix(out, "default: allow-public\n") {
+		t.Errorf("got %q", out)
+	}
+}
+
+func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
+	r := newRig(t)
+	got := r.dozeWith(`{"rules":[{"name":"a","hosts":["https://a.example"],"action":"perhaps"}]}`, "egress", "rules", "--set", "-")
+	for _, words := range []string{"rule 1 (a)", "(rules_invalid)", "body.rules[0].hosts[0]: ", "body.rules[0].action: "} {
+		if got.code != exitFailed || !strings.Contains(got.err, words) {
+			t.Errorf("got %+v, want %q", got, words)
+		}
+	}
+	for text, words := range map[string]string{
+		"": "it is empty", " ": "it is empty", "[": "no JSON", "{": "write a list", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "(invalid_request)",
+	} {
+		if got := r.dozeWith(text, "egress", "rules", "--set", "-"); got.code != exitFailed || !strings.Contains(got.err, words) {
+			t.Errorf("%q: got %+v, want %q", text, got, words)
+		}
+	}
+	r.refused("give it alone", "egress", "rules", "--node", "--set", "-")
+	r.refused("(sandbox_not_found)", "egress", "rules", "nobody")
+}
+
+// sent records three flows of a sandbox.
+func (r *rig) sent(id string) {
+	for _, e := range []audit.Entry{
+		{Kind: audit.DNS, Host: "evil.example", Verdict: audit.Deny, Rule: "node/no", Reason: "for \x1b[2Jevil"},
+		{Kind: audit.Connection, Host: "db.example", Port: 5432, Verdict: audit.Allow, Rule: "default", BytesOut: 412, BytesIn: 163000, Duration: 1500},
+		{Kind: audit.Request, Host: "api.github.com", Port: 443, Method: "GET", Path: "/user", Verdict: audit.Allow, Rule: "owner/gh",
+			Policies: []audit.Policy{{Name: "bearer", Digest: "sha256:1"}}, Secrets: []string{"github"}, Notes: []string{"a note"}, Status: 200, Duration: 48.2},
+	} {
+		e.Sandbox = id
+		r.egress.Log.Record(e)
+	}
+}
+
+func TestTailPrintsWhatWasSent(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	r.ok("sleep", "shop")
+	r.sent(r.id("shop"))
+	golden(t, "tail", regexp.MustCompile(`\.\d{3}  `).ReplaceAllString(r.ok("egress", "tail", "shop"), ".mmm  "))
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"--verdict", "deny"}, "evil.example"},
+		{[]string{"--host", "*.example", "-n", "1"}, "db.example"},
+		{[]string{"--kind", "request"}, "api.github.com"},
+		{[]string{"-n", "1"}, "api.github.com"},
+	} {
+		out := r.ok(append([]string{"egress", "tail", "shop"}, c.args...)...)
+		if strings.Count(out, "\n") != 1 || !strings.Contains(out, c.want) {
+			t.Errorf("%v: got %q, want %s", c.args, out, c.want)
+		}
+	}
+	flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "tail", "shop", "--json")).Flows
+	if len(flows) != 3 || flows[2].Policies[0].Name != "bearer" {
+		t.Errorf("got %+v", flows)
+	}
+	if sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json")); sb.State != string(sandbox.StateAsleep) {
+		t.Errorf("reading woke it: %s", sb.State)
+	}
+	r.refused("(invalid_request)", "egress", "tail", "shop", "--verdict", "maybe")
+	r.refused("(sandbox_not_found)", "egress", "tail", "nobody")
+}
+
+func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	id := r.id("shop")
+	r.sent(id)
+	follower := r.program("egress", "tail", "-f", "-n", "1", "shop")
+	out, err := follower.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follower.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	next := func() string { lines.Scan(); return lines.Text() }
+	if line := next(); !strings.Contains(line, "api.github.com") {
+		t.Errorf("it begins with %q", line)
+	}
+	r.sent(id)
+	for _, host := range []string{"evil.example", "db.example", "api.github.com"} {
+		if line := next(); !strings.Contains(line, host) {
+			t.Errorf("got %q, want %s", line, host)
+		}
+	}
+	r.ok("rm", "shop")
+	r.egress.Log.Forget(id)
+	if lines.Scan() {
+		t.Errorf("got %q after the end", lines.Text())
+	}
+	if err := follower.Wait(); err != nil {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+func TestExplainNamesTheRule(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	if got := r.dozeWith(`[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"github"}}]}]`,
+		"egress", "rules", "--set", "-"); got.code != 0 {
+		t.Fatal(got.err)
+	}
+	if got := r.dozeWith(canary, "secret", "set", "github", "--host", "api.github.com"); got.code != 0 {
+		t.Fatal(got.err)
+	}
+	golden(t, "explain", r.ok("egress", "explain", "shop", "GET", "https://api.github.com/user", "-H", "X-A: 1")+
+		r.ok("egress", "explain", "shop", "GET", "https://metadata.internal/")+r.ok("egress", "explain", "shop", "CONNECT", "tcp://db.example:5432"))
+	if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", "shop", "GET", "https://api.github.com/", "--json")); e.Rule != "default" {
+		t.Errorf("got %+v", e)
+	}
+	r.refused("write --header", "egress", "explain", "shop", "GET", "https://a.example/", "-H", "x")
+	r.refused("(invalid_request)", "egress", "explain", "shop", "GET", "a.example")
+	r.refused("URL is missing", "egress", "explain", "shop", "GET")
+	if out := r.ok("egress", "ca"); out != egresstest.PEM {
+		t.Errorf("got %q", out)
+	}
+}
+
+func TestPoliciesArePushed(t *testing.T) {
+	r := newRig(t)
+	file := writeFile(t, "sign.wasm", string(egresstest.Module(1)))
+	if out := r.ok("policy", "push", "sign", file); !regexp.MustCompile(`^sign  sha256:[0-9a-f]{12}, 9 B\n$`).MatchString(out) {
+		t.Errorf("push printed %q", out)
+	}
+	if got := r.dozeWith(`[{"name":"gh","hosts":["a.example"],"action":"policies","policies":[{"policy":"sign"}]}]`, "egress", "rules", "--set", "-"); got.code != 0 {
+		t.Fatal(got.err)
+	}
+	golden(t, "policies", regexp.MustCompile(`\d+s `).ReplaceAllString(r.ok("policy", "ls"), "0s "))
+	r.refused("(policy_in_use)", "policy", "rm", "sign")
+	r.dozeWith("[]", "egress", "rules", "--set", "-")
+	if out := r.ok("policy", "rm", "sign", "--json"); !strings.Contains(out, `"state": "removed"`) {
+		t.Errorf("rm printed %q", out)
+	}
+	r.refused("(policy_not_found)", "policy", "rm", "sign")
+	r.refused("(policy_invalid)", "policy", "push", "sign", writeFile(t, "x.wasm", "#!/bin/sh"))
+	r.refused("no such file", "policy", "push", "sign", file+".missing")
+	r.refused("is no file", "policy", "push", "sign", t.TempDir())
+	large := writeFile(t, "large.wasm", "")
+	if err := os.Truncate(large, client.MaxPolicy+1); err != nil {
+		t.Fatal(err)
+	}
+	r.refused("at most 16.0 MiB", "policy", "push", "sign", large)
+	if policies := decodeJSON[struct{ Policies []client.Policy }](t, r.ok("policy", "ls", "--json")).Policies; len(policies) != 1 || !policies[0].BuiltIn {
+		t.Errorf("got %+v", policies)
+	}
+}

@@ -1,0 +1,123 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) policyCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "policy",
+		Short: "Write, try and push policies, which look at requests of sandboxes",
+		Long: `Write, try and push policies. A policy is a WebAssembly module that sees each
+request which a rule gives it, and changes it, refuses it or answers it. The commands
+new, build and test need no node.`,
+		Example: `  doze policy new github --template bearer
+  doze policy build github
+  doze policy test github/github.wasm github/request.json
+  doze policy push github github/github.wasm`,
+		Args: wants(0, 0),
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.AddCommand(a.policyNewCommand(), a.policyBuildCommand(), a.policyTestCommand(),
+		a.pushPolicyCommand(), a.listPoliciesCommand(), a.removePolicyCommand())
+	return cmd
+}
+
+func (a *app) policyBuildCommand() *cobra.Command {
+	var output string
+	cmd := &cobra.Command{
+		Use:   "build [DIR]",
+		Short: "Compile a policy that is written in Go",
+		Long: `Compile a policy that is written in Go, into DIR/NAME.wasm where NAME is the folder's.
+It runs the Go of this machine. Other languages have compilers of their own.`,
+		Args: wants(0, 1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			dir, err := filepath.Abs(cmp.Or(append(args, ".")...))
+			if err != nil {
+				return err
+			}
+			built, err := buildPolicy(cmd.Context(), dir, output)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(built)
+			}
+			_, err = fmt.Fprintf(a.out, "%s  %s\n", built.File, size(built.Bytes))
+			return err
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return nil, cobra.ShellCompDirectiveFilterDirs
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", "", "write the module to this file")
+	return cmd
+}
+
+// builtPolicy is what build says about a module.
+type builtPolicy struct {
+	File   string `json:"file"`
+	Bytes  int64  `json:"bytes"`
+	Digest string `json:"digest"` // SHA-256 in hexadecimal
+}
+
+// buildPolicy compiles the program in a folder.
+func buildPolicy(ctx context.Context, dir, output string) (builtPolicy, error) {
+	info, err := os.Stat(dir)
+	switch {
+	case err != nil:
+		return builtPolicy{}, err
+	case !info.IsDir():
+		return builtPolicy{}, fmt.Errorf("%s is no folder; build takes the one with the policy's main.go", dir)
+	}
+	if output == "" {
+		output = filepath.Join(dir, filepath.Base(dir)+".wasm")
+	}
+	file, err := filepath.Abs(output)
+	if err != nil {
+		return builtPolicy{}, err
+	}
+	// Without symbols, which take a third of the module; panics have their names
+	// all the same.
+	build := exec.CommandContext(ctx, "go", "build", "-buildmode=c-shared", "-trimpath", "-buildvcs=false", "-ldflags=-s -w", "-o", file, ".")
+	build.Dir = dir
+	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
+	out, err := build.CombinedOutput()
+	switch {
+	case errors.Is(err, exec.ErrNotFound):
+		return builtPolicy{}, errors.New("there is no go in PATH; policies in Go need Go 1.24 or later (https://go.dev/dl)")
+	case err != nil:
+		return builtPolicy{}, &buildError{dir, string(out), err}
+	}
+	wasm, err := os.ReadFile(file)
+	if err != nil {
+		return builtPolicy{}, err
+	}
+	return builtPolicy{output, int64(len(wasm)), fmt.Sprintf("%x", sha256.Sum256(wasm))}, nil
+}
+
+// buildError is what the compiler said.
+type buildError struct {
+	dir, output string
+	err         error
+}
+
+func (e *buildError) Error() string {
+	return fmt.Sprintf("building %s: %v: %s", e.dir, e.err, strings.TrimSpace(e.output))
+}
+
+func (e *buildError) Unwrap() error { return e.err }
+
+// policyName is what policies can be called.
+var policyName = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+func (a *app) pushPolicyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "push NAME FILE",
+		Short: "Give the node a policy, or replace one",
+		Long: `Give the node a policy, or replace one. FILE is a WASM module. Requests under way end
+with the module that they began with; the next ones get the new.`,
+		Example: "  doze policy push sign sign.wasm",
+		Args:    wants(2, 2),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				return a.completePolicy(cmd, args, word)
+			}
+			return []string{"wasm"}, cobra.ShellCompDirectiveFilterFileExt
+		},
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			f, err := os.Open(args[1])
+			if err != nil {
+				return err
+			}
+			defer f.Close()
+			info, err := f.Stat()
+			switch {
+			case err != nil:
+				return err
+			case !info.Mode().IsRegular():
+				return fmt.Errorf("%s is no file; name a WASM module", args[1])
+			case info.Size() > client.MaxPolicy:
+				return fmt.Errorf("%s has %s; a policy has at most %s", args[1], size(info.Size()), size(client.MaxPolicy))
+			}
+			done := a.waiting(args[0] + ": push")
+			policy, err := node.PushPolicy(ctx, args[0], f)
+			done()
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(policy)
+			}
+			_, err = fmt.Fprintf(a.out, "%s  %s, %s\n", clean(policy.Name), clean(shortDigest(policy.Digest)), size(policy.Size))
+			return err
+		}),
+	}
+}
+
+// shortDigest is enough of a digest to tell modules apart.
+func shortDigest(digest string) string {
+	kind, hex, _ := strings.Cut(digest, ":")
+	return kind + ":" + hex[:min(len(hex), 12)]
+}
+
+func (a *app) listPoliciesCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "ls",
+		Short:             "List policies, and the rules that name them",
+		Args:              wants(0, 0),
+		ValidArgsFunction: cobra.NoFileCompletions,
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
+			policies, err := node.Policies(ctx)
+			if err != nil {
+				return err
+			}
+			if a.json {
+				return a.printJSON(map[string]any{"policies": policies})
+			}
+			t := newTable(a.out, "NAME", "DIGEST", "SIZE", "CHANGED", "RULES")
+			for _, p := range policies {
+				changed := ago(p.UpdatedAt)
+				if p.BuiltIn {
+					changed = "built in"
+				}
+				t.row(p.Name, shortDigest(p.Digest), size(p.Size), changed, orDash(strings.Join(p.UsedBy, " ")))
+			}
+			return t.end()
+		}),
+	}
+}
+
+func (a *app) removePolicyCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:               "rm NAME...",
+		Short:             "Forget policies that were pushed",
+		Long:              "Forget policies that were pushed. Not while rules name them.",
+		Args:              wants(1, -1),
+		ValidArgsFunction: a.completePolicy,
+		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
+			if err := node.DeletePolicy(ctx, name); err != nil {
+				return err
+			}
+			return a.printGone(name)
+		}),
+	}
+}
+
+func (a *app) completePolicy(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(cmd, word, func(ctx context.Context, node *client.Client) (names []string) {
+		policies, _ := node.Policies(ctx)
+		for _, p := range policies {
+			if !p.BuiltIn {
+				names = append(names, p.Name)
+			}
+		}
+		return names
+	})
+}

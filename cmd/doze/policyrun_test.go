@@ -1,0 +1,127 @@
+package main
+
+import (
+	"encoding/base64"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/policies/builtin"
+)
+
+// Modules that take no time to compile. The first is policies/examples/wat, the
+// second traps at once; both as wat2wasm makes them.
+const (
+	exampleModule = `
+AGFzbQEAAAABGgRgBH9/f38Bf2ACf38AYAV/f39/fwBgAAF+AlMDDmRvemVfZWdyZXNzX3YxCnNlY3JldF9yZWYAAA5kb3plX2Vn
+cmVzc192MQRkZW55AAEMaHR0cF9oYW5kbGVyEHNldF9oZWFkZXJfdmFsdWUAAgMDAgMBBQQBAQEBBgcBfwBBgAELBy0DBm1lbW9y
+eQIADmhhbmRsZV9yZXF1ZXN0AAMPaGFuZGxlX3Jlc3BvbnNlAAQKNQIwAQF/QQBBBSMAQcAAEAAhACAAQQBIBEBBIEEgEAFCAA8L
+QQBBEEEJIwAgABACQgELAgALCz4DAEEACwV0b2tlbgBBEAsJWC1BcGktS2V5AEEgCyB0aGUgcnVsZSBnaXZlcyBubyBzZWNyZXQg
+InRva2VuIg==`
+	trapModule = `
+AGFzbQEAAAABCgJgAAF+YAJ/fwADAwIAAQUEAQEBAQctAwZtZW1vcnkCAA5oYW5kbGVfcmVxdWVzdAAAD2hhbmRsZV9yZXNwb25z
+ZQABCggCAwAACwIACw==`
+)
+
+// trialRig is a command line in a folder with these modules and files.
+func trialRig(t *testing.T, files map[string]string) *rig {
+	t.Helper()
+	r := policyRig(t)
+	for name, text := range map[string]string{"example.wasm": exampleModule, "trap.wasm": trapModule} {
+		wasm, err := base64.StdEncoding.DecodeString(strings.ReplaceAll(text, "\n", ""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		files[name] = string(wasm)
+	}
+	for name, text := range files {
+		if err := os.WriteFile(name, []byte(text), 0o666); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return r
+}
+
+func TestATrialShowsWhatWouldBeSent(t *testing.T) {
+	r := trialRig(t, map[string]string{
+		"request.json": `{"method":"POST","url":"https://api.example.com/v1?a=b","headers":{"X-Api-Key":"own","X-Two":["1","2"]},"body":"hello",
+			"response":{"status":201,"headers":{"X-From":"up"},"body":"made"}}`,
+		"request.http": "GET /v1 HTTP/1.1\r\nHost: api.example.com\r\nX-Api-Key: own\r\n\r\n",
+		"key":          "from a file",
+	})
+	out := r.ok("policy", "test", "example.wasm", "request.json", "--secret", "token=s3cret")
+	for _, want := range []string{
+		"sent\n\n> POST https://api.example.com/v1?a=b\n", "> Host: api.example.com\n> X-Api-Key: s3cret\n> X-Two: 1\n> X-Two: 2\n> \n> hello\n",
+		"< 201 Created\n< X-From: up\n< \n< made\n", "secret   token\n", "µs a request (median of ",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("%q is not in\n%s", want, out)
+		}
+	}
+	got := decodeJSON[trial](t, r.ok("policy", "test", "example.wasm", "request.http", "--secret", "token=@key", "--json"))
+	if got.Verdict != verdictSent || got.Sent.Headers.Get("X-Api-Key") != "from a file" || got.Sent.URL != "https://api.example.com/v1" ||
+		got.Response.Status != 200 || got.Cost.Requests == 0 || got.Cost.MedianUS <= 0 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestATrialTellsADenialFromAFailure(t *testing.T) {
+	r := trialRig(t, map[string]string{"request.json": `{"url":"https://api.example.com/"}`})
+	if out := r.ok("policy", "test", "example.wasm", "request.json"); !strings.HasPrefix(out, "denied: the rule gives no secret \"token\"\n") {
+		t.Errorf("got %q", out)
+	}
+	got := r.doze("policy", "test", "trap.wasm", "request.json")
+	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: the policy failed") || !strings.Contains(got.out, "unreachable") {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func TestWhatCannotBeTried(t *testing.T) {
+	r := trialRig(t, map[string]string{
+		"ok.json":      `{"url":"https://api.example.com/"}`,
+		"field.json":   `{"uri":"https://api.example.com/"}`,
+		"url.json":     `{"url":"/path"}`,
+		"header.json":  `{"url":"https://api.example.com/","headers":{"A":1}}`,
+		"status.json":  `{"url":"https://api.example.com/","response":{"status":99}}`,
+		"text":         "hello",
+		"no.wasm":      "hello",
+		"newline.json": `{"url":"https://api.example.com/","secrets":{"token":"a\r\nb: c"}}`,
+	})
+	for _, tt := range []struct{ args, want string }{
+		{"example.wasm", "REQUEST is missing"},
+		{"example.wasm none.json", "no such file"},
+		{"none.wasm ok.json", "no such file"},
+		{"none ok.json", "no such file"},
+		{"no.wasm ok.json", "WebAssembly"},
+		{"example.wasm field.json", `unknown field "uri"`},
+		{"example.wasm url.json", "a scheme and a host"},
+		{"example.wasm header.json", "header A is text or a list"},
+		{"example.wasm status.json", "200 to 599"},
+		{"example.wasm text", "neither JSON nor a request"},
+		{"example.wasm ok.json --secret token", "NAME=VALUE"},
+		{"example.wasm ok.json --secret token=@none", "no such file"},
+		{"example.wasm ok.json --config @none", "no such file"},
+	} {
+		r.refused(tt.want, append([]string{"policy", "test"}, strings.Fields(tt.args)...)...)
+	}
+	got := r.doze("policy", "test", "example.wasm", "newline.json")
+	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: header X-Api-Key") {
+		t.Errorf("a line break in a secret: %+v", got)
+	}
+}
+
+// TestATrialOfAShippedPolicy is about one: compiling Go's modules takes seconds.
+func TestATrialOfAShippedPolicy(t *testing.T) {
+	if _, err := builtin.Module("basic"); errors.Is(err, builtin.ErrNotBuilt) {
+		t.Skip("run `make policies` first")
+	}
+	r := trialRig(t, map[string]string{
+		"request.json": `{"url":"https://git.example.com/a.git/info/refs","secrets":{"password":"s3cret"}}`,
+	})
+	r.refused(`config: "user" is missing`, "policy", "test", "basic", "request.json")
+	out := r.ok("policy", "test", "basic", "request.json", "--config", `{"user":"deploy"}`)
+	if !strings.Contains(out, "> Authorization: Basic ZGVwbG95OnMzY3JldA==\n") {
+		t.Errorf("got %s", out)
+	}
+}
