@@ -116,12 +116,18 @@ func (n *Node) end(signal syscall.Signal) error {
 	}
 }
 
+// Runs says whether the node runs.
+func (n *Node) Runs() bool { return n.run != nil && !n.run.ended() }
+
 // PID of the running node.
 func (n *Node) PID() int { return n.run.cmd.Process.Pid }
 
+// Said is all that the node has said, from its first start on.
+func (n *Node) Said() io.Reader { return io.NewSectionReader(n.log, 0, 1<<40) }
+
 // Log is the end of what the node has said, but for Caddy's and its own news.
 func (n *Node) Log() string {
-	text, err := io.ReadAll(io.NewSectionReader(n.log, 0, 1<<40))
+	text, err := io.ReadAll(n.Said())
 	if err != nil {
 		return err.Error()
 	}
