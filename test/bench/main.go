@@ -32,16 +32,24 @@ type row struct {
 // leaves none behind.
 var figures = []struct {
 	name    string
+	start   func(bin string) (*node, error)
 	measure func(context.Context, *bench) ([]row, error)
 }{
-	{"wake", measureWake},
-	{"thaw", measureThaw},
-	{"create", measureCreate},
-	{"cold", measureColdWake},
-	{"exec", measureExec},
-	{"throughput", measureThroughput},
-	{"asleep", measureAsleep},
-	{"start", measureStart},
+	{"wake", startNode, measureWake},
+	{"thaw", startNode, measureThaw},
+	{"create", startNode, measureCreate},
+	{"cold", startNode, measureColdWake},
+	{"exec", startNode, measureExec},
+	{"throughput", startNode, measureThroughput},
+	{"asleep", startNode, measureAsleep},
+	{"start", startNode, measureStart},
+	{"stream", startEgressNode, measureStream},
+	{"intercept", startEgressNode, measureIntercept},
+	{"added", startEgressNode, measureAdded},
+	{"policy", startEgressNode, measurePolicy},
+	{"first", startEgressNode, measureFirst},
+	{"blob", startEgressNode, measureBlob},
+	{"replace", startEgressNode, measureReplace},
 }
 
 // bench is what the figures share.
@@ -54,9 +62,14 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	var err error
-	if len(os.Args) > 2 && os.Args[1] == "serve" {
-		err = serve(os.Args[2])
-	} else {
+	switch arguments := os.Args[1:]; {
+	case len(arguments) == 2 && arguments[0] == "serve":
+		err = serve(arguments[1])
+	case len(arguments) == 1 && arguments[0] == "origin":
+		err = serveOrigin()
+	case len(arguments) > 0 && arguments[0] == "client":
+		err = runClient(ctx, arguments[1:])
+	default:
 		err = run(ctx)
 	}
 	if err != nil {
@@ -90,11 +103,11 @@ func run(ctx context.Context) error {
 		}
 		b.progress("measuring %s…", f.name)
 		var measured []row
-		if b.node, err = startNode(programs); err == nil {
+		if b.node, err = f.start(programs); err == nil {
 			measured, err = f.measure(ctx, b)
 		}
 		if b.node != nil {
-			err = errors.Join(err, b.node.Remove())
+			err = errors.Join(err, b.node.remove())
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("measuring %s: %w", f.name, err))

@@ -16,7 +16,8 @@ const startWait = time.Minute
 // caddyfile of the measured node: the project's own plus a reverse proxy to a
 // server outside of any sandbox, which is the peer of the throughput figure.
 const caddyfile = `{
-	admin off
+	admin unix/{$DOZE_HOME}/admin.sock|0600
+	persist_config off
 	auto_https disable_redirects
 	skip_install_trust
 	default_bind 127.0.0.1
@@ -52,7 +53,11 @@ https://peer.doze.localhost:{$DOZE_HTTPS_PORT} {
 type node struct {
 	*testnode.Node
 	peerPort int
-	client   *http.Client // keeps its connections
+	web      *http.Client // keeps its connections
+
+	// Of a node by startEgressNode.
+	origin *origin
+	folder string
 }
 
 // startNode starts a node on an empty home.
@@ -69,8 +74,8 @@ func startNode(bin string) (*node, error) {
 	if err := n.Start(); err != nil {
 		return n, err
 	}
-	n.client = n.Client("h1")
-	n.client.Timeout = time.Minute
+	n.web = n.Client("h1")
+	n.web.Timeout = time.Minute
 	return n, nil
 }
 
@@ -98,7 +103,7 @@ func (n *node) fetch(ctx context.Context, url string) (http.Header, error) {
 	if err != nil {
 		return nil, err
 	}
-	resp, err := n.client.Do(req)
+	resp, err := n.web.Do(req)
 	if err != nil {
 		return nil, err
 	}

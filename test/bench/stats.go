@@ -55,3 +55,12 @@ func pairs(n int, first, second func() error) (samples, error) {
 	}
 	return s, nil
 }
+
+// median of at least one number.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+// maximum of at least one number.
+func maximum(values []float64) float64 { return slices.Max(values) }

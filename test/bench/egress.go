@@ -1,0 +1,127 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/test/testnode"
+)
+
+// benchToken is the secret of the figures.
+const benchToken = "bench-7Qk2vXw9Lr4sT8pB3nDzH6mC"
+
+// Hosts of the figures: what goes to *.look.test is intercepted, the rest passes.
+const (
+	lookURL = "https://api.look.test/"
+	passURL = "https://api.pass.test/"
+	rawHost = "stream.raw.test:7000"
+)
+
+// Where a sandbox has this program, and the origin's authority.
+const (
+	clientProgram = "/srv/bench"
+	clientCA      = "/srv/origin-ca.pem"
+)
+
+// startEgressNode starts a node whose sandboxes reach an origin by names under .test.
+func startEgressNode(bin string) (_ *node, err error) {
+	o, err := startOrigin(filepath.Join(bin, "bench"))
+	if err != nil {
+		return nil, err
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return nil, err
+	}
+	n := &node{origin: o}
+	if n.folder, err = os.MkdirTemp(home, "bench"); err != nil {
+		return n, err
+	}
+	if err := os.WriteFile(n.originCA(), []byte(o.CA), 0o600); err != nil {
+		return n, err
+	}
+	text := strings.Replace(caddyfile, "\tdoze {\n", "\tdoze {\n"+strings.Join([]string{
+		"egress {",
+		"upstream_ca " + n.originCA(),
+		"resolve *.look.test " + o.HTTPS,
+		"resolve *.pass.test " + o.HTTPS,
+		"resolve *.raw.test " + o.Raw,
+		"rule look {", "hosts *.look.test", "policy bearer {", "secret token bench", "}", "}",
+		"}", "",
+	}, "\n"), 1)
+	if n.Node, err = testnode.New(testnode.Config{Bin: bin, Caddyfile: text, Env: []string{"BENCH_PEER_PORT=9"}}); err != nil {
+		return n, err
+	}
+	if err := n.Start(); err != nil {
+		return n, err
+	}
+	_, err = n.API.PutSecret(context.Background(), "bench", []byte(benchToken), []string{"*.look.test"})
+	return n, err
+}
+
+// originCA is the file of the origin's authority.
+func (n *node) originCA() string { return filepath.Join(n.folder, "origin-ca.pem") }
+
+// remove ends all that startNode or startEgressNode started.
+func (n *node) remove() error {
+	var errs []error
+	if n.Node != nil {
+		errs = append(errs, n.Remove())
+	}
+	if n.origin != nil {
+		n.origin.end()
+	}
+	if n.folder != "" {
+		errs = append(errs, os.RemoveAll(n.folder))
+	}
+	return errors.Join(errs...)
+}
+
+// withClient makes a sandbox that has this program.
+func (n *node) withClient(ctx context.Context, name string) (client.Sandbox, error) {
+	sb, err := n.create(ctx, name, 0)
+	if err != nil {
+		return sb, err
+	}
+	program, err := os.Open(n.Program("bench"))
+	if err != nil {
+		return sb, err
+	}
+	defer program.Close()
+	if _, err := n.API.WriteFile(ctx, sb.ID, clientProgram, 0o755, program); err != nil {
+		return sb, err
+	}
+	_, err = n.API.WriteFile(ctx, sb.ID, clientCA, 0o644, strings.NewReader(n.origin.CA))
+	return sb, err
+}
+
+// client runs a client in a sandbox.
+func (n *node) client(ctx context.Context, id string, arguments ...string) (r clientResult, err error) {
+	argv := append([]string{clientProgram, "client", "-ca", clientCA}, arguments...)
+	result, err := n.API.Exec(ctx, id, client.ExecRequest{Argv: argv, Timeout: client.NoTimeout})
+	if err != nil {
+		return r, err
+	}
+	if result.ExitCode != 0 {
+		return r, fmt.Errorf("%v: %s", arguments, result.Stderr)
+	}
+	return parseClient([]byte(result.Stdout))
+}
+
+// rules sets those of a sandbox.
+func (n *node) rules(ctx context.Context, id, rules string) error {
+	_, err := n.API.SetRules(ctx, id, json.RawMessage(rules), nil)
+	return err
+}
+
+// rss is the node's resident memory in bytes.
+func (n *node) rss() (int64, error) {
+	_, rss, err := readMemory(fmt.Sprintf("/proc/%d/smaps_rollup", n.PID()))
+	return rss, err
+}

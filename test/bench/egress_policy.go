@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"time"
+
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/reference"
+	"github.com/doze-run/doze/policies/builtin"
+)
+
+const (
+	policyCalls = 200_000
+	policyBar   = 5 * time.Microsecond
+)
+
+// measurePolicy: the call of the policy bearer that doze ships, with all that the
+// host does around it, in this process.
+func measurePolicy(ctx context.Context, b *bench) ([]row, error) {
+	host, err := policy.NewHost(policy.Config{})
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	wasm, err := builtin.Module("bearer")
+	if err != nil {
+		return nil, err
+	}
+	module, err := host.Compile(ctx, "bearer", wasm)
+	if err != nil {
+		return nil, err
+	}
+	defer module.Release()
+	p, err := module.Configure(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Release()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://api.example.com/user", nil)
+	if err != nil {
+		return nil, err
+	}
+	w := httptest.NewRecorder()
+	nobody := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	times, err := repeat(ctx, policyCalls/10, policyCalls, func() error {
+		refs := reference.NewSet(func(string) ([]byte, error) { return []byte(benchToken), nil })
+		x := policy.Exchange{Host: "api.example.com"}
+		steps := []policy.Step{{Policy: p, Secrets: benchSecrets{refs}}}
+		denial, err := policy.Serve(w, r, &x, steps, nobody)
+		if denial != nil {
+			return denial
+		}
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if r.Header.Get("Authorization") == "" {
+		return nil, fmt.Errorf("the policy added nothing: %v", r.Header)
+	}
+	micro := func(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
+	return []row{{
+		Figure:   "the call of a policy alone (bearer, a guest in Go)",
+		Bar:      "p50 ≤ 5 µs",
+		Measured: fmt.Sprintf("p50 %.2f µs, p99 %.2f µs", micro(times.p50()), micro(times.p99())),
+		Met:      times.p50() <= policyBar,
+		Values:   map[string]float64{"p50_us": micro(times.p50()), "p99_us": micro(times.p99())},
+		Note:     "with an instance from the pool, a reference made, and the clock read twice",
+	}}, nil
+}
+
+// benchSecrets is what egress gives a step, for one secret.
+type benchSecrets struct{ refs *reference.Set }
+
+func (s benchSecrets) Reference(name string) (string, error) { return s.refs.Secret(name) }
+
+func (s benchSecrets) Encode(e int32, text string) (string, error) {
+	return s.refs.Encode(reference.Encoding(e), text)
+}
+
+func (s benchSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
+	return s.refs.HMAC(name, prefix, parts)
+}
+
+func (s benchSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
+	return s.refs.Sign(name, algorithm, data)
+}
+
+const (
+	replacements      = 1000
+	replacementGrowth = 20e6 // bytes
+	stopFile          = "/srv/stop"
+)
+
+// measureReplace: requests that never cease while the module that they pass is
+// replaced. The memory of the last tenth is compared with that of the first.
+func measureReplace(ctx context.Context, b *bench) ([]row, error) {
+	sb, err := b.node.withClient(ctx, "replace")
+	if err != nil {
+		return nil, err
+	}
+	wasm, err := builtin.Module("bearer")
+	if err != nil {
+		return nil, err
+	}
+	// Two modules in turn, which differ in a section that only names them: code is
+	// made of each once, then comes from the node's cache, as after a restart.
+	versions := [][]byte{named(wasm, "one"), named(wasm, "two")}
+	push := func(i int) error {
+		_, err := b.node.API.PushPolicy(ctx, "replaced", bytes.NewReader(versions[i%len(versions)]))
+		return err
+	}
+	for i := range versions {
+		if err := push(i); err != nil {
+			return nil, err
+		}
+	}
+	const rules = `[{"name":"replaced","hosts":["replaced.look.test"],"action":"policies","policies":[{"policy":"replaced","secrets":{"token":"bench"}}]}]`
+	if err := b.node.rules(ctx, sb.ID, rules); err != nil {
+		return nil, err
+	}
+	type loaded struct {
+		result clientResult
+		err    error
+	}
+	ended := make(chan loaded, 1)
+	go func() { // ends when the stop file is there
+		// POST: net/http repeats a GET by itself when its connection fails.
+		r, err := b.node.client(ctx, sb.ID, "-do", "load", "-method", http.MethodPost, "-connections", fmt.Sprint(loadConnections), "-to", "https://replaced.look.test/", "-until", stopFile)
+		ended <- loaded{r, err}
+	}()
+	var first, last []float64
+	began := time.Now()
+	for i := range replacements {
+		if err := push(i); err != nil {
+			return nil, err
+		}
+		if i >= replacements/10 && i < replacements*9/10 {
+			continue
+		}
+		rss, err := b.node.rss()
+		if err != nil {
+			return nil, err
+		}
+		if i < replacements/10 {
+			first = append(first, float64(rss))
+		} else {
+			last = append(last, float64(rss))
+		}
+	}
+	took := time.Since(began)
+	if _, err := b.node.API.WriteFile(ctx, sb.ID, stopFile, 0o644, bytes.NewReader(nil)); err != nil {
+		return nil, err
+	}
+	l := <-ended
+	if l.err != nil {
+		return nil, l.err
+	}
+	growth := median(last) - median(first)
+	r := row{
+		Figure:   fmt.Sprintf("%d replacements of a policy under load: failed requests; growth of the node's memory (RSS)", replacements),
+		Bar:      "0; ≤ 20 MB",
+		Measured: fmt.Sprintf("%d of %d; %.1f MB", l.result.Failed, l.result.Requests+l.result.Failed, growth/1e6),
+		Met:      l.result.Failed == 0 && growth <= replacementGrowth,
+		Values: map[string]float64{
+			"failed": float64(l.result.Failed), "requests": float64(l.result.Requests), "growth_mb": growth / 1e6,
+			"rss_first_mb": median(first) / 1e6, "replacement_mean_ms": ms(took / replacements),
+		},
+		Note: fmt.Sprintf("bearer, two modules in turn, %.0f ms each, %.0f requests/s meanwhile", ms(took/replacements), float64(l.result.Requests)/l.result.Seconds),
+	}
+	if l.result.Failed > 0 {
+		r.Note += "; the first failure: " + l.result.Failure
+	}
+	return []row{r}, nil
+}
+
+// named is a module with one more custom section
+// (https://webassembly.github.io/spec/core/binary/modules.html#custom-section).
+func named(wasm []byte, name string) []byte {
+	content := append([]byte{byte(len(name))}, name...)
+	section := append([]byte{0}, binary.AppendUvarint(nil, uint64(len(content)))...)
+	return append(append(bytes.Clone(wasm), section...), content...)
+}

@@ -1,0 +1,189 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"time"
+)
+
+// origin is the server outside of sandboxes that the figures of egress lead to,
+// on the loopback, in a process of its own: HTTPS, and streams of bytes.
+type origin struct {
+	HTTPS string `json:"https"` // address
+	Raw   string `json:"raw"`
+	CA    string `json:"ca"` // PEM of who signed its certificate
+
+	cmd *exec.Cmd
+}
+
+// startOrigin starts it. The caller ends it.
+func startOrigin(program string) (*origin, error) {
+	o := &origin{cmd: exec.Command(program, "origin")}
+	o.cmd.Stderr = os.Stderr
+	// A session of its own, for the scheduler: see measureThroughput.
+	o.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	out, err := o.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if _, err := o.cmd.StdinPipe(); err != nil { // it ends when this is closed, as by our death
+		return nil, err
+	}
+	if err := o.cmd.Start(); err != nil {
+		return nil, err
+	}
+	if err := json.NewDecoder(out).Decode(o); err != nil {
+		o.end()
+		return nil, fmt.Errorf("starting the origin: %w", err)
+	}
+	return o, nil
+}
+
+func (o *origin) end() {
+	_ = o.cmd.Process.Kill() // it may have ended
+	_ = o.cmd.Wait()
+}
+
+// serveOrigin is the process: it says on standard output where it listens, and
+// ends with standard input.
+func serveOrigin() error {
+	certificate, ca, err := certificate("localhost", "*.look.test", "*.pass.test")
+	if err != nil {
+		return err
+	}
+	secure, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{certificate}})
+	if err != nil {
+		return err
+	}
+	raw, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	server := &http.Server{
+		Handler: originRoutes(), ReadHeaderTimeout: time.Minute,
+		ErrorLog: log.New(io.Discard, "", 0), // clients that leave are no news
+	}
+	go server.Serve(secure) // both end with the process
+	go serveRaw(raw)
+	where := origin{HTTPS: secure.Addr().String(), Raw: raw.Addr().String(), CA: string(ca)}
+	if err := json.NewEncoder(os.Stdout).Encode(where); err != nil {
+		return err
+	}
+	_, err = io.Copy(io.Discard, os.Stdin)
+	return err
+}
+
+func originRoutes() http.Handler {
+	block := make([]byte, 1<<20)
+	_, _ = rand.Read(block) // never fails
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/octet-stream")
+		_, _ = w.Write(answer)
+	})
+	mux.HandleFunc("/blob", func(w http.ResponseWriter, r *http.Request) {
+		size, err := strconv.ParseInt(r.FormValue("bytes"), 10, 64)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		w.Header().Set("Content-Type", "application/octet-stream")
+		w.Header().Set("Content-Length", strconv.FormatInt(size, 10))
+		for size > 0 {
+			n, err := w.Write(block[:min(size, int64(len(block)))])
+			if err != nil {
+				return
+			}
+			size -= int64(n)
+		}
+	})
+	return mux
+}
+
+// Directions of a stream, as seen from the client, which says one as the first
+// byte: out, and then the server answers with the count of bytes; or in.
+const (
+	streamOut = 'o'
+	streamIn  = 'i'
+)
+
+// streamBuffer is what both ends of a stream write and read at once.
+const streamBuffer = 256 << 10
+
+func serveRaw(l net.Listener) {
+	for {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go serveStream(conn.(*net.TCPConn)) // ends with its client
+	}
+}
+
+func serveStream(conn *net.TCPConn) {
+	defer conn.Close()
+	buf := make([]byte, streamBuffer)
+	if _, err := io.ReadFull(conn, buf[:1]); err != nil {
+		return
+	}
+	if buf[0] == streamIn {
+		for {
+			if _, err := conn.Write(buf); err != nil {
+				return
+			}
+		}
+	}
+	var count uint64
+	for {
+		n, err := conn.Read(buf)
+		count += uint64(n)
+		if err != nil {
+			break
+		}
+	}
+	_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, count))
+}
+
+// certificate makes an authority and a certificate of it.
+func certificate(names ...string) (leaf tls.Certificate, ca []byte, err error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return leaf, nil, err
+	}
+	authority := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "origin of the figures"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	root, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
+	if err != nil {
+		return leaf, nil, err
+	}
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "origin"},
+		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter, DNSNames: names,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}, authority, &key.PublicKey, key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, encodePEM("CERTIFICATE", root), err
+}
+
+func encodePEM(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
