@@ -11,6 +11,10 @@ PACKAGES ?= ./...
 INTEGRATION := $(shell grep -rlE '^//go:build .*integration' --include='*_test.go' . | xargs -n1 dirname | sort -u)
 RUN ?= .
 
+# The policies that doze ships, which go into the node as WebAssembly.
+POLICIES := $(patsubst policies/%/main.go,%,$(wildcard policies/*/main.go))
+SDK := $(shell find policies/sdk -name '*.go' ! -name '*_test.go' ! -path '*/sdktest/*')
+
 ENTER := $(CURDIR)/packaging/host/enter
 # Where user doze reaches the binaries: the checkout may be in a folder of root's.
 TEST_HOME := /var/lib/doze/test
@@ -18,7 +22,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build setup test bench tags check test-unit test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench tags check test-unit test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -38,16 +42,24 @@ logs: ## the node's log
 
 clean: ## end the node, remove its sandboxes and data, and bin/
 	@packaging/node clean
-	@rm -rf bin
+	@rm -rf bin policies/builtin/modules/*.wasm*
 
 doctor: build ## what keeps a node from running on this host, with remedies
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/doze $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
-build: ## bin/doze, bin/doze-guest and bin/doze-netns
+build: policies ## bin/doze, bin/doze-guest and bin/doze-netns
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" \
 		-ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/ ./cmd/...
+
+policies: $(POLICIES:%=policies/builtin/modules/%.wasm.gz) ## the policies that doze ships, as WebAssembly
+
+.SECONDEXPANSION:
+policies/builtin/modules/%.wasm.gz: $$(filter-out %_test.go,$$(wildcard policies/$$*/*.go)) $(SDK) go.mod
+	@echo 'policy $*'
+	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(basename $@) ./policies/$*
+	@gzip -9nf $(basename $@)
 
 setup: ## prepare this host: packages, user doze, Podman (root or sudo)
 	packaging/host/setup
@@ -56,6 +68,7 @@ test: ## everything: installs what it needs, checks, unit and integration tests
 	@packaging/test
 
 bench: build setup ## the figures that a node must reach, peers beside it: BENCH='-only wake'
+	@packaging/host/setup --with-peers || echo 'bench: the rows of peers that are missing say so'
 	@packaging/host/as-root images/build-base
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
@@ -69,10 +82,11 @@ check: ## gofmt and go vet
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
 	go vet -tags "integration $(TAGS)" ./...
+	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
 
 # Compiled before and run one package at a time: a test that has a core to itself
 # fails only for a reason of its own.
-test-unit: ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
+test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
 	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
 	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
 
@@ -84,6 +98,9 @@ test-integration: build ## tests against real Podman: PACKAGES=./runtime/netns/.
 	@packaging/host/setup --with-tests
 	@mkdir -p $(TEST_HOME)/bin
 	@install -m 0755 bin/* $(TEST_HOME)/bin
+	@# What tests of egress put into sandboxes, and a policy that does harm.
+	@CGO_ENABLED=0 go build -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/ ./test/egress/fronting ./test/egress/client
+	@GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -trimpath -buildvcs=false -ldflags '-s -w' -o $(TEST_HOME)/bin/hostile.wasm ./test/egress/hostile
 	@mkdir -p build && chmod 1777 build # pictures of pages that failed
 	DOZE_BIN=$(TEST_HOME)/bin go test -race -count=1 -p 1 -timeout 30m -run '$(RUN)' \
 		-tags "integration $(TAGS)" -exec '$(ENTER) --' $(PACKAGES)

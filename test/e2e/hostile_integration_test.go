@@ -12,51 +12,19 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/test/testnode"
 )
 
 const (
 	mib = 1 << 20
 	gib = 1 << 30
 )
-
-// memory returns a line of a process's status in bytes, such as VmRSS.
-func memory(t *testing.T, pid int, field string) int64 {
-	t.Helper()
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, value, ok := strings.Cut(string(status), "\n"+field+":")
-	var kb int64
-	if _, err := fmt.Sscanf(value, "%d kB", &kb); err != nil || !ok {
-		t.Fatalf("the status has no %s", field)
-	}
-	return kb << 10
-}
-
-// mostGrowth is what a node may take for something huge that only passes through.
-const mostGrowth = 64 * mib
-
-// staysSmall runs f and fails if the node has taken much memory at any time of it.
-func (n *node) staysSmall(t *testing.T, f func()) {
-	t.Helper()
-	// Counts the peak from here on: man 5 proc_pid_clear_refs.
-	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", n.PID()), []byte("5"), 0); err != nil {
-		t.Fatal(err)
-	}
-	before := memory(t, n.PID(), "VmRSS")
-	f()
-	if grown := memory(t, n.PID(), "VmHWM") - before; grown > mostGrowth {
-		t.Errorf("the node took %d MiB more", grown/mib)
-	}
-}
 
 func TestMissingImageIsAProblemAndLeavesNothing(t *testing.T) {
 	n := commonNode(t)
@@ -175,14 +143,14 @@ func TestFileOfAGigabytePassesThroughUpAndDown(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	sent, received := sha256.New(), sha256.New()
-	n.staysSmall(t, func() {
+	n.StaysSmall(t, func() {
 		file, err := n.API.WriteFile(t.Context(), b.id, "/srv/big", 0, io.TeeReader(io.LimitReader(&pattern{}, gib), sent))
 		b.must(err)
 		if file.Size != gib {
 			t.Errorf("%d bytes are written", file.Size)
 		}
 	})
-	n.staysSmall(t, func() {
+	n.StaysSmall(t, func() {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", n.URL("/sandbox/"+b.id+"/files/read?path=/srv/big"), nil)
 		b.must(err)
 		req.Header.Set("Authorization", "Bearer "+n.Token)
@@ -220,7 +188,7 @@ func TestTenThousandFilesPassAsATar(t *testing.T) {
 		}
 		writer.CloseWithError(err)
 	}()
-	n.staysSmall(t, func() { b.must(n.API.PutArchive(within(t), b.id, "/srv/many", reader)) })
+	n.StaysSmall(t, func() { b.must(n.API.PutArchive(within(t), b.id, "/srv/many", reader)) })
 	reader.Close()
 	if count := b.exec("find /srv/many -type f | wc -l"); count != strconv.Itoa(files) {
 		t.Errorf("%s files have arrived", count)
@@ -253,14 +221,14 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	const command = "yes 0123456789abcdef | head -c 1000000000; echo done >&2; exit 3"
-	n.staysSmall(t, func() {
+	n.StaysSmall(t, func() {
 		result, err := n.API.Exec(t.Context(), b.id, client.ExecRequest{Command: command, Timeout: client.NoTimeout})
 		b.must(err)
 		if !result.Truncated || len(result.Stdout) != mib || result.ExitCode != 3 || result.Stderr != "done\n" {
 			t.Errorf("truncated %t, %d bytes, exit code %d, stderr %q", result.Truncated, len(result.Stdout), result.ExitCode, result.Stderr)
 		}
 	})
-	n.staysSmall(t, func() {
+	n.StaysSmall(t, func() {
 		p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: command, Name: "loud"})
 		b.must(err)
 		var exit *client.Process
@@ -278,7 +246,7 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 			t.Errorf("its log files have %d bytes, %v", size, err)
 		}
 	})
-	n.staysSmall(t, func() {
+	n.StaysSmall(t, func() {
 		size, end := n.stream(t, b, command)
 		if size < 1_000_000_000 || !strings.Contains(end, "event: complete") || !strings.Contains(end, `"exit_code":3`) {
 			t.Errorf("the stream has %d bytes and ends with %s", size, end)
@@ -333,12 +301,12 @@ func TestIdleGuestIsSmall(t *testing.T) {
 	b.must(err)
 	b.must(n.API.Logs(within(t), b.id, p.PID, false, func(client.Log) error { return nil }))
 	// It gives memory back soon after the last request.
-	eventually(t, "its guest is small", func() bool { return memory(t, guest, "VmRSS") <= mostGuest })
+	eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest })
 	b.sleep()
-	if size := memory(t, guest, "VmRSS"); size > mostGuest {
+	if size := testnode.Memory(t, guest, "VmRSS"); size > mostGuest {
 		t.Errorf("asleep its guest has %d bytes", size)
 	}
-	t.Logf("its guest has %d bytes, at most %d", memory(t, guest, "VmRSS"), memory(t, guest, "VmHWM"))
+	t.Logf("its guest has %d bytes, at most %d", testnode.Memory(t, guest, "VmRSS"), testnode.Memory(t, guest, "VmHWM"))
 }
 
 func TestForkBombIsBoundedAndCanBeDestroyed(t *testing.T) {

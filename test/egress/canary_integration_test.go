@@ -1,0 +1,228 @@
+//go:build integration
+
+package egress
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/test/testnode"
+)
+
+// shortestCanary in bytes: what is shorter is found by chance.
+const shortestCanary = 12
+
+// partCanary in bytes is how long a part of a secret is that is looked for, at its
+// beginning and end, in any case: errors shorten what they repeat.
+const partCanary = 16
+
+// canary looks for the secrets of a node in what sandboxes got and in what people
+// can read: as they are, and in base64 and hexadecimal digits.
+type canary struct {
+	mu    sync.Mutex
+	forms map[string]string // what is looked for → what it is
+	parts map[string]string // as forms, in lower case
+	found []string
+}
+
+// watch looks for a value from now on.
+func (c *canary) watch(value string) {
+	if len(value) < shortestCanary {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.forms == nil {
+		c.forms, c.parts = map[string]string{}, map[string]string{}
+	}
+	name := fmt.Sprintf("a secret of %d bytes", len(value))
+	c.forms[value] = name
+	if len(value) > partCanary {
+		c.parts[strings.ToLower(value[:partCanary])] = "the beginning of " + name
+		c.parts[strings.ToLower(value[len(value)-partCanary:])] = "the end of " + name
+	}
+	c.forms[hex.EncodeToString([]byte(value))] = name + " in hexadecimal"
+	c.forms[strings.ToUpper(hex.EncodeToString([]byte(value)))] = name + " in hexadecimal"
+	if escaped := url.QueryEscape(value); escaped != value {
+		c.forms[escaped] = name + " percent-encoded"
+	}
+	for before := range 3 {
+		// Without the digits that other bytes have a part in.
+		digits := base64.RawStdEncoding.EncodeToString(append(make([]byte, before), value...))
+		digits = digits[(before*8+5)/6 : (before+len(value))*8/6]
+		c.forms[digits] = name + " in base64"
+		c.forms[strings.NewReplacer("+", "-", "/", "_").Replace(digits)] = name + " in base64"
+	}
+}
+
+// look returns which secrets are in a text, and remembers that for search.
+func (c *canary) look(where string, text []byte) (found []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for form, name := range c.forms {
+		if bytes.Contains(text, []byte(form)) {
+			found = append(found, name+" is in "+where)
+		}
+	}
+	text = bytes.ToLower(text)
+	for part, name := range c.parts {
+		if bytes.Contains(text, []byte(part)) {
+			found = append(found, name+" is in "+where)
+		}
+	}
+	c.found = append(c.found, found...)
+	return found
+}
+
+// lookThrough is look for what may be large.
+func (c *canary) lookThrough(where string, r io.Reader) error {
+	const overlap = 64 << 10 // more than any form has
+	buf := make([]byte, 1<<20)
+	kept := 0
+	for {
+		n, err := io.ReadFull(r, buf[kept:])
+		if found := c.look(where, buf[:kept+n]); err != nil || len(found) > 0 {
+			if err == io.EOF || err == io.ErrUnexpectedEOF {
+				err = nil
+			}
+			return err
+		}
+		kept = copy(buf, buf[len(buf)-overlap:])
+	}
+}
+
+// search looks through all that is left when tests have ended: the node's log, its
+// home, its metrics and the answers of its API. Secrets that were found anywhere
+// are the error.
+func (n *node) search() error {
+	ctx, cancel := context.WithTimeout(context.Background(), testnode.Patience)
+	defer cancel()
+	errs := []error{n.canary.lookThrough("the node's log", n.Said())}
+	if n.Runs() {
+		errs = append(errs, n.searchAnswers(ctx))
+	}
+	errs = append(errs, filepath.WalkDir(n.Home, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || !e.Type().IsRegular() {
+			return ignoreGone(err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return ignoreGone(err)
+		}
+		defer f.Close()
+		return n.canary.lookThrough("the file "+path, f)
+	}))
+	n.canary.mu.Lock()
+	defer n.canary.mu.Unlock()
+	for _, found := range n.canary.found {
+		errs = append(errs, errors.New(found))
+	}
+	return errors.Join(errs...)
+}
+
+// ignoreGone: a node that runs removes files.
+func ignoreGone(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func (n *node) searchAnswers(ctx context.Context) error {
+	var errs []error
+	for _, path := range []string{"/node", "/secrets", "/egress/rules", "/egress/node-rules", "/policies", "/sandbox"} {
+		_, text, err := n.Do(ctx, "GET", path, "", nil)
+		n.canary.look("the answer of "+path, []byte(text))
+		errs = append(errs, err)
+	}
+	metrics := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.Home, "admin.sock"))
+		},
+	}}
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/metrics", nil)
+	if err != nil {
+		return err
+	}
+	resp, err := metrics.Do(r)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	defer resp.Body.Close()
+	return errors.Join(append(errs, n.canary.lookThrough("the metrics", resp.Body))...)
+}
+
+// searchBox looks through what the node tells of a sandbox that is about to go.
+func (n *node) searchBox(ctx context.Context, id string) error {
+	var errs []error
+	for _, path := range []string{"", "/egress", "/egress/rules", "/events", "/processes"} {
+		_, text, err := n.Do(ctx, "GET", "/sandbox/"+id+path, "", nil)
+		n.canary.look("the answer of /sandbox/ID"+path, []byte(text))
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// checked looks for secrets in what a sandbox got.
+func (b *box) checked(command string, r client.ExecResult) {
+	b.t.Helper()
+	for _, text := range []string{r.Stdout, r.Stderr} {
+		for _, found := range b.node.canary.look("the output of "+command, plain(text, r)) {
+			b.t.Error(found)
+		}
+	}
+}
+
+// plain is what a command wrote, however the API had to put it.
+func plain(text string, r client.ExecResult) []byte {
+	if r.StdoutEncoding == "base64" || r.StderrEncoding == "base64" {
+		if b, err := base64.StdEncoding.DecodeString(text); err == nil {
+			return b
+		}
+	}
+	return []byte(text)
+}
+
+// What the canary says at the end of the tests is only worth what it would find.
+func TestTheCanaryFindsSecrets(t *testing.T) {
+	const value = "tok-canary-Jq7TzW2nHs5XcVb9"
+	in := map[string]string{
+		"itself":           "x=" + value + "&",
+		"hexadecimal":      hex.EncodeToString([]byte("u:" + value)),
+		"upper case":       strings.ToUpper(hex.EncodeToString([]byte(value))),
+		"base64":           base64.StdEncoding.EncodeToString([]byte(value + ":x")),
+		"base64 after one": base64.StdEncoding.EncodeToString([]byte(":" + value + ":x")),
+		"base64 after two": base64.URLEncoding.EncodeToString([]byte("u:" + value)),
+		"a part":           strings.ToUpper(value[:partCanary+1]),
+		"the end of it":    value[len(value)-partCanary:],
+		"two reads":        strings.Repeat("x", 1<<20-5) + value,
+	}
+	for name, text := range in {
+		var c canary
+		c.watch(value)
+		if err := c.lookThrough(name, strings.NewReader(text)); err != nil || len(c.found) == 0 {
+			t.Errorf("%s: found %q, %v", name, c.found, err)
+		}
+	}
+	var c canary
+	c.watch(value)
+	if found := c.look("nothing", []byte("tok-canary-"+strings.Repeat("*", 16))); len(found) != 0 {
+		t.Errorf("found %q", found)
+	}
+}

@@ -1,0 +1,57 @@
+// Hostile is a policy for tests of egress that does harm as its configuration
+// says.
+package main
+
+import (
+	"errors"
+
+	"github.com/doze-run/doze/policies/sdk"
+)
+
+type config struct {
+	// Do is what: loop, memory or trap; nothing else does no harm.
+	Do string `json:"do"`
+	// At is when: start, request or response.
+	At string `json:"at"`
+}
+
+func init() { sdk.Serve(build) }
+
+func main() {}
+
+func build(c config) (sdk.Policy, error) {
+	if c.At == "start" {
+		return sdk.Policy{}, c.harm()
+	}
+	p := sdk.Policy{Request: func(r *sdk.Request) error {
+		if c.At == "request" {
+			return c.harm()
+		}
+		return nil
+	}}
+	if c.At == "response" {
+		p.Features = sdk.BufferResponse
+		p.Response = func(*sdk.Response) error { return c.harm() }
+	}
+	return p, nil
+}
+
+// kept holds what is allocated.
+var kept [][]byte
+
+func (c config) harm() error {
+	switch c.Do {
+	case "loop":
+		for len(kept) == 0 {
+		}
+	case "memory":
+		for {
+			kept = append(kept, make([]byte, 1<<20))
+		}
+	case "trap":
+		panic("on purpose")
+	case "error":
+		return errors.New("no")
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+//go:build integration
+
+package egress
+
+import (
+	_ "embed"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/api/client"
+)
+
+//go:embed testdata/say.py
+var say string
+
+// put writes a program into the sandbox.
+func (b *box) put(path string, program io.Reader) {
+	b.t.Helper()
+	if _, err := b.node.API.WriteFile(within(b.t), b.id, path, 0o755, program); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// canSay puts say.py into the sandbox, as /tmp/say.
+func (b *box) canSay() *box {
+	b.t.Helper()
+	b.put("/tmp/say.py", strings.NewReader(say))
+	return b
+}
+
+// bearer has a secret sent to a host of the common node.
+func bearer(t *testing.T, name, host string) (*box, string) {
+	t.Helper()
+	n := commonNode(t)
+	value := "tok-" + name + "-Jq7TzW2nHs5XcVb9"
+	n.secret(t, name, value, host)
+	b := n.newBox(t)
+	b.rules(fmt.Sprintf(`[{"name":"api","hosts":[%q],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":%q}}]}]`, host, name))
+	return b, value
+}
+
+// Whatever a server does with a secret, it is not in what the sandbox gets; the
+// rest is.
+func TestAServerThatEchoesASecretEchoesItToNobody(t *testing.T) {
+	for _, host := range []string{"mirror.look.test", "mirror.old.test"} { // HTTP/2, HTTP/1.1
+		b, _ := bearer(t, "echoed-"+host[7:10], host)
+		forms := slices.Concat(slices.Sorted(maps.Keys(reflections)), slices.Sorted(maps.Keys(compressions)),
+			[]string{"split", "split-gzip", "trailer", "header", "early", "error", "redirect", "document"})
+		for _, form := range forms {
+			for _, client := range []string{"--http2", "--http1.1"} {
+				for _, accept := range []string{"", " --compressed"} {
+					r := b.try(fmt.Sprintf("curl -sSi %s%s --max-time 60 https://%s/mirror/%s", client, accept, host, form))
+					if r.ExitCode != 0 || !strings.Contains(r.Stdout, control) {
+						t.Errorf("%s of %s by %s%s: %+v", form, host, client, accept, r)
+					}
+				}
+			}
+		}
+		// What the node cannot read, or not as a whole, is not passed on.
+		for _, form := range []string{"unknown-coding", "range"} {
+			if r := b.try("curl -sS -w ' %{http_code}' https://" + host + "/mirror/" + form); !strings.HasSuffix(r.Stdout, " 502") || strings.Contains(r.Stdout, control) {
+				t.Errorf("%s: %+v", form, r)
+			}
+		}
+	}
+}
+
+func TestAWebSocketThatEchoesASecretEchoesItToNobody(t *testing.T) {
+	b, secret := bearer(t, "messages", "messages.look.test")
+	r := b.canSay().try("python3 /tmp/say.py ws messages.look.test 443 /mirror/websocket")
+	// Of what comes in single bytes, up to three get through: see package scrub.
+	want := control + " " + strings.Repeat("*", len(secret)) + secret[:3] + strings.Repeat("*", len(secret)-3)
+	if r.ExitCode != 0 || !strings.HasSuffix(string(plain(r.Stdout, r)), want) {
+		t.Errorf("got %+v", r)
+	}
+}
+
+// An answer that is none has parts that errors like to repeat.
+func TestErrorsDoNotRepeatASecret(t *testing.T) {
+	b, _ := bearer(t, "broken", "broken.old.test")
+	for _, form := range []string{
+		"protocol", "version", "status", "reason", "line", "name", "length", "lengths", "transfer",
+		"chunk", "cut", "coding", "gzip", "upgrade", "location", "abort",
+	} {
+		b.try("curl -sSi --max-time 60 https://broken.old.test/broken/" + form)
+	}
+	// They were asked, and the log has them: the canary looks through it.
+	if flows := b.flows(client.FlowFilter{Host: "broken.old.test", Kind: "request"}); len(flows) != 16 {
+		t.Errorf("the audit log has %d of 16 requests", len(flows))
+	}
+}
+
+// A secret in the address of a request is in none of the errors about it.
+func TestErrorsDoNotRepeatAnAddressWithASecret(t *testing.T) {
+	const host = "query.old.test"
+	n := commonNode(t)
+	n.secret(t, "queried", "tok-queried-Jq7TzW2nHs5XcVb9", host)
+	b := n.newBox(t)
+	b.rules(`[{"name":"api","hosts":["query.old.test"],"action":"policies","policies":[{"policy":"query","config":{"name":"key"},"secrets":{"value":"queried"}}]}]`)
+	for _, form := range []string{"abort", "status", "cut", "location"} {
+		b.try("curl -sSi --max-time 60 https://" + host + "/broken/" + form)
+	}
+	if r := b.try("curl -sSi https://" + host + "/mirror/none"); !strings.Contains(r.Stdout, "404") {
+		t.Errorf("got %+v", r)
+	}
+	if flows := b.flows(client.FlowFilter{Host: host, Kind: "request"}); len(flows) != 5 || !slices.Contains(flows[4].Secrets, "queried") {
+		t.Errorf("the audit log says %+v", flows)
+	}
+}
+
+func TestASecretCannotAddALine(t *testing.T) {
+	n := commonNode(t)
+	const host = "lines.look.test"
+	value := []byte("tok-lines-Jq7TzW2nHs5X\r\nX-Evil: 1")
+	if _, err := n.API.PutSecret(within(t), "lines", value, []string{host}); err != nil {
+		return // better still
+	}
+	n.canary.watch(string(value))
+	b := n.newBox(t)
+	b.rules(`[{"name":"api","hosts":["lines.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"lines"}}]}]`)
+	if r := b.try("curl -sS -w ' %{http_code}' https://" + host + "/"); !strings.HasSuffix(r.Stdout, " 403") {
+		t.Errorf("got %+v", r)
+	}
+	if got := n.servers.requests(host); len(got) != 0 {
+		t.Errorf("it arrived: %+v", got)
+	}
+}
+
+// dump keeps the response of a request, and then writes the program's memory, as a
+// core dump would have it, and what it can read of /proc.
+const dump = `
+import glob, re, urllib.request, sys
+text = urllib.request.urlopen("https://memory.look.test/mirror/document").read()
+with open("/tmp/core.bin", "wb") as out:
+    for maps in glob.glob("/proc/[0-9]*/maps"):
+        try:
+            with open(maps) as lines, open(maps[:-4] + "mem", "rb", 0) as memory:
+                for line in lines:
+                    m = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
+                    if m:
+                        start, end = (int(x, 16) for x in m.groups())
+                        memory.seek(start)
+                        try:
+                            out.write(memory.read(end - start))
+                        except OSError:
+                            pass
+        except OSError:
+            pass
+    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            out.write(open(path, "rb").read())
+        except OSError:
+            pass
+print(text.decode())
+`
+
+// A sandbox that had a request authenticated has the secret nowhere: not in the
+// memory of its programs, the guest among them, nor in environment or files.
+func TestNothingInASandboxHasItsSecrets(t *testing.T) {
+	b, _ := bearer(t, "memory", "memory.look.test")
+	n := b.node
+	const host = "memory.look.test"
+	b.rules(`[{"name":"api","hosts":["memory.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"memory"}}],"placeholders":{"API_TOKEN":"memory"}}]`)
+	b.put("/tmp/dump.py", strings.NewReader(dump))
+	b.exec("curl -sS -o /tmp/answer https://" + host + "/mirror/document")
+	if got := b.exec("python3 /tmp/dump.py"); !strings.Contains(got, control) {
+		t.Fatalf("got %q", got)
+	}
+	if got := b.exec("grep -c " + control + " /tmp/core.bin"); got == "0" {
+		t.Error("the dump has not even the response")
+	}
+	b.exec("env; cat /etc/environment /etc/profile.d/* 2>/dev/null; find /run /var/lib/doze /opt -type f -size -64k -exec cat {} + 2>/dev/null | tr -d '\\000' | head -c 500000; true")
+	for _, path := range []string{"/tmp", "/etc", "/run", "/root", "/home", "/var/log", "/workspace"} {
+		tar, err := n.API.GetArchive(within(t), b.id, path)
+		if err != nil {
+			t.Logf("%s: %v", path, err) // not in this image
+			continue
+		}
+		err = n.canary.lookThrough("the folder "+path+" of a sandbox", tar)
+		tar.Close()
+		if err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}

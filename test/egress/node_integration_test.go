@@ -1,0 +1,197 @@
+//go:build integration
+
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/test/testnode"
+)
+
+// node is a node whose sandboxes reach the test's servers by names under .test.
+type node struct {
+	*testnode.Node
+	servers *servers
+	canary  canary
+}
+
+// common is the node of all tests that change nothing that others see.
+var common struct {
+	once sync.Once
+	node *node
+	err  error
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if n := common.node; n != nil {
+		if code != 0 {
+			fmt.Fprintf(os.Stderr, "the log of the common node:\n%s", n.Log())
+		}
+		if err := n.remove(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// commonNode returns the node that tests share. What hosts of *.pass.test are
+// sent passes through; the node looks at what goes to all others.
+func commonNode(t *testing.T) *node {
+	t.Helper()
+	common.once.Do(func() {
+		common.node, common.err = newNode(`
+			rule look {
+				hosts *.look.test
+				methods GET HEAD POST PUT DELETE PATCH OPTIONS
+				allow
+			}`)
+	})
+	if common.err != nil {
+		t.Fatal(common.err)
+	}
+	return common.node
+}
+
+// newNode starts a node with more lines of the block egress.
+func newNode(egress ...string) (_ *node, err error) {
+	s, err := startServers()
+	if err != nil {
+		return nil, err
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return nil, err
+	}
+	folder, err := os.MkdirTemp(home, "egress")
+	if err != nil {
+		return nil, err
+	}
+	ca := filepath.Join(folder, "upstream-ca.pem")
+	if err := os.WriteFile(ca, s.ca, 0o600); err != nil {
+		return nil, err
+	}
+	lines := append([]string{"allow_images localhost/doze/*", "egress {", "upstream_ca " + ca}, s.resolve()...)
+	text, err := testnode.ProjectCaddyfile(append(append(lines, egress...), "}")...)
+	if err != nil {
+		return nil, err
+	}
+	n, err := testnode.New(testnode.Config{Caddyfile: text, Home: filepath.Join(folder, "home")})
+	if err != nil {
+		return nil, err
+	}
+	return &node{Node: n, servers: s}, n.Start()
+}
+
+// ownNode is newNode for one test.
+func ownNode(t *testing.T, egress ...string) *node {
+	t.Helper()
+	n, err := newNode(egress...)
+	if n != nil {
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Logf("the node's log:\n%s", n.Log())
+			}
+			if err := n.remove(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (n *node) remove() error {
+	err := errors.Join(n.search(), n.Remove())
+	n.servers.close()
+	if e := os.RemoveAll(filepath.Dir(n.Home)); err == nil {
+		err = e
+	}
+	return err
+}
+
+// box is a sandbox of a test.
+type box struct {
+	t    *testing.T
+	node *node
+	id   string
+}
+
+var names atomic.Int64
+
+// newBox makes a sandbox that sleeps only when it is asked to, unless edit says
+// otherwise, and removes it when the test has ended.
+func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
+	t.Helper()
+	never := client.Duration(0)
+	req := client.CreateRequest{Name: fmt.Sprint("egress-", names.Add(1)), SleepAfter: &never}
+	for _, f := range edit {
+		f(&req)
+	}
+	sb, _, err := n.API.Create(within(t), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &box{t: t, node: n, id: sb.ID}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), testnode.Patience)
+		defer cancel()
+		if err := n.searchBox(ctx, b.id); err != nil {
+			t.Error(err)
+		}
+		if err := n.API.Delete(ctx, b.id); err != nil && !client.HasCode(err, client.CodeSandboxNotFound) {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// try runs a shell command and returns what came of it.
+func (b *box) try(command string) client.ExecResult {
+	b.t.Helper()
+	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: command})
+	if err != nil {
+		b.t.Fatalf("%s: %v", command, err)
+	}
+	b.checked(command, result)
+	return result
+}
+
+// exec runs a shell command that has to succeed, and returns its output.
+func (b *box) exec(command string) string {
+	b.t.Helper()
+	r := b.try(command)
+	if r.ExitCode != 0 {
+		b.t.Fatalf("%s: exit code %d\n%s%s", command, r.ExitCode, r.Stdout, r.Stderr)
+	}
+	return strings.TrimSpace(r.Stdout)
+}
+
+// within bounds a call, generously: it decides only how long a broken node keeps a
+// test.
+func within(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), testnode.Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func after(d time.Duration) func(*client.CreateRequest) {
+	return func(req *client.CreateRequest) {
+		v := client.Duration(d)
+		req.SleepAfter = &v
+	}
+}

@@ -1,0 +1,243 @@
+//go:build integration
+
+package egress
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"io"
+	"log"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+)
+
+// servers are what the names under .test lead to, on the loopback: HTTPS on port
+// 443, HTTP on port 80, an echo on port 7; HTTPS that speaks only HTTP/1.1; gRPC.
+type servers struct {
+	ca []byte // PEM of the authority of the certificate
+
+	https, http *http.Server
+	old         *http.Server // HTTP/1.1
+	oldAddr     net.Addr
+	tlsAddr     net.Addr
+	plainAddr   net.Addr
+	echo        net.Listener
+
+	calls         *grpc.Server
+	callsListener net.Listener
+	repositories  string // folder of bare git repositories, below /git/
+
+	mu   sync.Mutex
+	seen []seen
+	hold map[string]chan chan string // by host: who waits for an answer
+}
+
+// seen is a request as a server got it.
+type seen struct {
+	Proto  string      `json:"proto"`
+	Method string      `json:"method"`
+	Host   string      `json:"host"`
+	URI    string      `json:"uri"`
+	Header http.Header `json:"header"`
+	Body   string      `json:"body"`
+}
+
+func startServers() (*servers, error) {
+	s := &servers{}
+	certificate, err := s.certificate()
+	if err != nil {
+		return nil, err
+	}
+	quiet := log.New(io.Discard, "", 0)
+	s.https = &http.Server{Handler: s.routes(), ErrorLog: quiet, TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}}}
+	s.http = &http.Server{Handler: s.routes(), ErrorLog: quiet}
+	s.old = &http.Server{Handler: s.routes(), ErrorLog: quiet, TLSConfig: s.https.TLSConfig.Clone(), Protocols: new(http.Protocols)}
+	s.old.Protocols.SetHTTP1(true)
+	listeners := make([]net.Listener, 4)
+	for i := range listeners {
+		if listeners[i], err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			return nil, err
+		}
+	}
+	s.tlsAddr, s.plainAddr, s.echo = listeners[0].Addr(), listeners[1].Addr(), listeners[2]
+	s.oldAddr = listeners[3].Addr()
+	go s.old.ServeTLS(listeners[3], "", "")
+	go s.https.ServeTLS(listeners[0], "", "") // end in close
+	go s.http.Serve(listeners[1])
+	go s.serveEcho()
+	if s.repositories, err = os.MkdirTemp("", "repositories"); err != nil {
+		return nil, err
+	}
+	return s, s.startCalls(certificate)
+}
+
+func (s *servers) close() {
+	s.https.Close()
+	s.http.Close()
+	s.old.Close()
+	s.echo.Close()
+	s.calls.Stop()
+	os.RemoveAll(s.repositories)
+}
+
+// resolve are the lines of the Caddyfile that make names lead here.
+func (s *servers) resolve() []string {
+	return []string{
+		fmt.Sprintf("resolve *.test %s", s.tlsAddr),
+		fmt.Sprintf("resolve *.plain.test %s", s.plainAddr),
+		fmt.Sprintf("resolve *.echo.test %s", s.echo.Addr()),
+		fmt.Sprintf("resolve calls.look.test %s", s.callsListener.Addr()),
+		fmt.Sprintf("resolve calls.pass.test %s", s.callsListener.Addr()),
+		fmt.Sprintf("resolve *.old.test %s", s.oldAddr),
+	}
+}
+
+// certificate makes an authority and a certificate for all names below .test that
+// tests use.
+func (s *servers) certificate() (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	authority := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "upstream of the tests"},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	root, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	// As parsed it has a key identifier, without which Python trusts no chain.
+	if authority, err = x509.ParseCertificate(root); err != nil {
+		return tls.Certificate{}, err
+	}
+	s.ca = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: root})
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "servers of the tests"},
+		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter,
+		DNSNames: []string{"*.test", "*.pass.test", "*.look.test", "*.old.test"},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, leaf, authority, &key.PublicKey, key)
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, err
+}
+
+func (s *servers) routes() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", s.reflect)
+	mux.HandleFunc("/hold", s.wait)
+	s.serveClients(mux)
+	mux.HandleFunc("/elsewhere", elsewhere)
+	mux.HandleFunc("/mirror/{form}", s.mirror)
+	mux.HandleFunc("/broken/{form}", s.broken)
+	return mux
+}
+
+// reflect answers with the request, and remembers it.
+func (s *servers) reflect(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return
+	}
+	got := seen{r.Proto, r.Method, r.Host, r.RequestURI, r.Header, string(body)}
+	s.mu.Lock()
+	s.seen = append(s.seen, got)
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(got)
+}
+
+// elsewhere sends the client to where it asks to be sent, and offers HTTP/3.
+func elsewhere(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Alt-Svc", `h3=":443"; ma=86400`)
+	w.Header().Set("Location", r.URL.Query().Get("to"))
+	w.WriteHeader(http.StatusFound)
+}
+
+// serveEcho gives back what it gets, after a greeting: its clients listen first.
+func (s *servers) serveEcho() {
+	for {
+		conn, err := s.echo.Accept()
+		if err != nil {
+			return
+		}
+		go func() { // ends with its client
+			defer conn.Close()
+			fmt.Fprintln(conn, "220 hello")
+			_, _ = io.Copy(conn, conn)
+		}()
+	}
+}
+
+// requests returns those that a host got.
+func (s *servers) requests(host string) (list []seen) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range s.seen {
+		if strings.EqualFold(r.Host, host) {
+			list = append(list, r)
+		}
+	}
+	return list
+}
+
+// wait answers when a test says so.
+func (s *servers) wait(w http.ResponseWriter, r *http.Request) {
+	answer := make(chan string)
+	select {
+	case s.holding(r.Host) <- answer:
+	case <-r.Context().Done():
+		return
+	}
+	select {
+	case text := <-answer:
+		_, _ = io.WriteString(w, text)
+	case <-r.Context().Done():
+	}
+}
+
+func (s *servers) holding(host string) chan chan string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.hold == nil {
+		s.hold = map[string]chan chan string{}
+	}
+	if s.hold[host] == nil {
+		s.hold[host] = make(chan chan string)
+	}
+	return s.hold[host]
+}
+
+// held waits until a host was asked for /hold, and returns what answers.
+func (s *servers) held(t *testing.T, host string) (release func(text string)) {
+	t.Helper()
+	select {
+	case answer := <-s.holding(host):
+		return func(text string) {
+			select {
+			case answer <- text:
+			case <-within(t).Done():
+				t.Error("whoever waited has left")
+			}
+		}
+	case <-within(t).Done():
+		t.Fatalf("nobody asked %s", host)
+		return nil
+	}
+}
