@@ -114,7 +114,7 @@ func TestWhatCannotBeTried(t *testing.T) {
 // TestATrialOfAShippedPolicy is about one: compiling Go's modules takes seconds.
 func TestATrialOfAShippedPolicy(t *testing.T) {
 	if _, err := builtin.Module("basic"); errors.Is(err, builtin.ErrNotBuilt) {
-		t.Skip("run `make policies` first")
+		t.Fatal("run `make policies` first")
 	}
 	r := trialRig(t, map[string]string{
 		"request.json": `{"url":"https://git.example.com/a.git/info/refs","secrets":{"password":"s3cret"}}`,

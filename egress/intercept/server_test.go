@@ -310,7 +310,7 @@ func TestOtherClients(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			if _, err := exec.LookPath(c.args[0]); err != nil {
-				t.Skip("not installed")
+				t.Fatal("not installed: run packaging/host/setup --with-tests")
 			}
 			cmd := exec.Command(c.args[0], c.args[1:]...)
 			cmd.Stdin = strings.NewReader(c.input)

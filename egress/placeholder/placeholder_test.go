@@ -354,7 +354,7 @@ func FuzzBody(f *testing.F) {
 	f.Add(github[:50], github[1:], uint16(40))
 	f.Fuzz(func(t *testing.T, before, after string, size uint16) {
 		if len(before)+len(after) > 1<<16 {
-			t.Skip()
+			return
 		}
 		sent := before + github + after
 		want := strings.ReplaceAll(sent, github, value)
@@ -363,7 +363,7 @@ func FuzzBody(f *testing.F) {
 			r.Body, r.ContentLength = io.NopCloser(inPieces(sent, int(size)%100+1)), length
 			if _, err := testSet().Exchange(r, host); err != nil {
 				if strings.Contains(sent, line) {
-					t.Skip()
+					return
 				}
 				t.Fatal(err)
 			}

@@ -387,7 +387,7 @@ func FuzzRender(f *testing.F) {
 	f.Add("", "\n", "v\r\n", "%", int32(3))
 	f.Fuzz(func(t *testing.T, before, after, value, text string, encoding int32) {
 		if strings.Contains(before+after+value+text, lead) {
-			t.Skip()
+			return
 		}
 		s := of(map[string]string{"token": value})
 		ref := must(t)(s.Secret("token"))

@@ -70,7 +70,7 @@ func FuzzScrubberAgainstNaive(f *testing.F) {
 	f.Add(strings.Repeat("ab", 200), "", strings.Repeat("ab", 300)+strings.Repeat("61", 300), []byte{100})
 	f.Fuzz(func(t *testing.T, a, b, text string, sizes []byte) {
 		if len(a)+len(b) > 1000 || len(text) > 2000 { // naive takes its time
-			t.Skip()
+			return
 		}
 		agree(t, values(a, b), text, sizes)
 	})
@@ -180,14 +180,14 @@ func FuzzNoEncodingGetsThrough(f *testing.F) {
 		name := formNames[int(form)%len(formNames)]
 		// What would be cut off is another value; an asterisk is its own replacement.
 		if len(value) < 8 || len(value) > maxKey || len(before)+len(after) > 5000 || strings.Contains(value, "*") || !utf8.ValidString(value) {
-			t.Skip()
+			return
 		}
 		encoded := forms[name](value)
 		if strings.HasPrefix(name, "JSON") && strings.Contains(encoded, `\ufffd`) {
-			t.Skip()
+			return
 		}
 		if name == "HTML" && strings.Contains(value, "\x00") {
-			t.Skip() // html.EscapeString does not keep it
+			return // html.EscapeString does not keep it
 		}
 		text := before + encoded + after
 		s := New(values(value))
@@ -197,7 +197,7 @@ func FuzzNoEncodingGetsThrough(f *testing.F) {
 			core = core[min(len(core), 4):]
 			core = core[:max(0, len(core)-4)]
 			if len(core) < 8 {
-				t.Skip()
+				return
 			}
 		}
 		for how, got := range map[string]string{
