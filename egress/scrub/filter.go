@@ -17,6 +17,9 @@ type filter struct {
 	// it stays in the first-level cache.
 	groups *[1 << groupBits]uint8
 	chars  [256]bool // are in a window
+	// second has by the character of an escape which may follow it in one that
+	// matters: for most places that is all there is to know.
+	second [len(escapes)][256]bool
 
 	special *[256]readings
 }
@@ -47,7 +50,28 @@ func newFilter(keys []key, special *[256]readings) *filter {
 			f.chars[k.text[i]] = true
 		}
 	}
+	for i, e := range escapes {
+		for c := range 256 {
+			f.second[i][c] = f.mayFollow(e.char, special[e.char], byte(c))
+		}
+	}
 	return f
+}
+
+// mayFollow says whether what begins with these two characters can be an escape in
+// an occurrence's window.
+func (f *filter) mayFollow(char byte, in readings, c byte) bool {
+	for ; in != 0; in = in.rest() {
+		r := in.first()
+		switch u := r.unit([]byte{char, c}); {
+		case u.n == 1 && u.width == 1 && u.byte(0) == char: // no escape
+		case u.n > 0 && !f.chars[u.byte(0)]: // of a character that is in no window
+		case u.width == 1 && u.n == 0 && !f.chars[c] && !r.in(f.special[c]): // c is behind a line break
+		default:
+			return true
+		}
+	}
+	return false
 }
 
 // unescaped returns the first place from pos on where an occurrence may begin
@@ -82,11 +106,16 @@ func (e *escaped) first(pos int) (start int, ok bool) {
 	return e.at - bits.Len16(e.starts) + 1, e.starts != 0
 }
 
-// escape returns the places of the first escape from pos on that has any.
-func (f *filter) escape(text []byte, pos int, char byte, in readings) escaped {
+// escape returns the places of the first escape of a kind from pos on that has any.
+func (f *filter) escape(text []byte, pos, which int) escaped {
+	char, second := escapes[which].char, &f.second[which]
+	in := f.special[char]
 	for at := pos; ; at++ {
 		if at = index(text, at, char); at == len(text) {
 			return escaped{end: at}
+		}
+		if at+1 < len(text) && !second[text[at+1]] {
+			continue
 		}
 		e := escaped{at: at, end: at + 1}
 		if char == '\n' && at > 0 && text[at-1] == '\r' {

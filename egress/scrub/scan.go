@@ -41,14 +41,13 @@ func (x *scan) run(from int) {
 		}
 		next := min(unescaped, rest)
 		for i := range escaped {
-			e, char := &escaped[i], escapes[i].char
-			in := x.s.special[char]
-			if in == 0 {
+			e := &escaped[i]
+			if x.s.special[escapes[i].char] == 0 {
 				continue
 			}
 			start, ok := e.first(pos)
 			for !ok && e.end < n {
-				*e = f.escape(x.text, max(pos, e.end), char, in)
+				*e = f.escape(x.text, max(pos, e.end), i)
 				start, ok = e.first(pos)
 			}
 			if ok {
