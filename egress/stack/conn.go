@@ -114,35 +114,53 @@ func (c *Conn) Read(b []byte) (int, error) {
 
 // Write implements net.Conn. It returns when all of b is in the send buffer; that is
 // also sent after Close.
-func (c *Conn) Write(b []byte) (written int, err error) {
+func (c *Conn) Write(b []byte) (int, error) {
+	if len(b) == 0 {
+		return 0, nil
+	}
+	return c.write(bytes.NewReader(b))
+}
+
+// payload is what write sends: as many bytes as its Len says.
+type payload interface {
+	io.Reader
+	Len() int
+}
+
+// write sends all of a payload that is not empty.
+func (c *Conn) write(p payload) (written int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	if arriving := c.flow.stack.cfg.Arriving; arriving != nil && len(b) > 0 {
+	if arriving := c.flow.stack.cfg.Arriving; arriving != nil {
 		if err := arriving(c.flow.stack.ctx); err != nil {
 			return 0, &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 		}
 	}
-	var rest bytes.Reader
-	for written < len(b) {
+	for p.Len() > 0 {
 		if c.closed.Load() {
 			return written, net.ErrClosed
 		}
 		if c.writeLimit.passed() {
 			return written, os.ErrDeadlineExceeded
 		}
-		rest.Reset(b[written:])
-		n, err := c.endpoint.Write(&rest, tcpip.WriteOptions{})
+		// Atomic: the room that there is stays until the payload is read.
+		n, err := c.endpoint.Write(p, tcpip.WriteOptions{Atomic: true})
 		written += int(n)
 		switch err.(type) {
 		case nil:
 		case *tcpip.ErrWouldBlock:
 			c.writeLimit.wait(c.writable.came)
+		case *tcpip.ErrBadBuffer:
+			return written, errPayload
 		default:
 			return written, connError("write", err)
 		}
 	}
 	return written, nil
 }
+
+// errPayload: the payload could not be read. What was read of it is lost.
+var errPayload = errors.New("what was to be sent could not be read")
 
 // CloseWrite says to the sandbox that nothing more comes. What it sends can still
 // be read.

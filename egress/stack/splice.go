@@ -1,14 +1,12 @@
 package stack
 
 import (
-	"errors"
 	"io"
 	"net"
 	"os"
 	"sync"
 	"syscall"
 
-	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
@@ -64,10 +62,11 @@ func (c *Conn) awaitReadable() error {
 	return nil
 }
 
-// ReadFrom implements io.ReaderFrom: r goes to the sandbox, until it ends. A buffer is
-// held while r is silent only if r is no socket.
+// ReadFrom implements io.ReaderFrom: r goes to the sandbox, until it ends. What a
+// socket has received is read into the packets themselves, and no buffer is held while
+// it is silent.
 func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
-	move := func() (int64, error) { return c.moveFrom(r.Read) }
+	move := func() (int64, error) { return c.moveFrom(r) }
 	if socket, ok := r.(syscall.Conn); ok {
 		raw, err := socket.SyscallConn()
 		if err != nil {
@@ -87,53 +86,13 @@ func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
 }
 
 // moveFrom moves what one read returns to the sandbox.
-func (c *Conn) moveFrom(read func([]byte) (int, error)) (int64, error) {
+func (c *Conn) moveFrom(r io.Reader) (int64, error) {
 	b := spliceBuffers.Get().(*[spliceBuffer]byte)
 	defer spliceBuffers.Put(b)
-	n, err := read(b[:])
+	n, err := r.Read(b[:])
 	written, writeErr := c.Write(b[:n])
 	if writeErr != nil {
 		err = writeErr
 	}
 	return int64(written), err
-}
-
-// moveFromSocket is moveFrom for a socket, with a buffer that is taken when there is
-// something to read. The socket can be closed while the sandbox takes nothing.
-func (c *Conn) moveFromSocket(raw syscall.RawConn) (int64, error) {
-	var b *[spliceBuffer]byte
-	var n int
-	var err error
-	waited := raw.Read(func(fd uintptr) bool {
-		b = spliceBuffers.Get().(*[spliceBuffer]byte)
-		if n, err = readSocket(int(fd), b[:]); errors.Is(err, unix.EAGAIN) {
-			spliceBuffers.Put(b)
-			return false
-		}
-		return true
-	})
-	if waited != nil { // it was closed, or its deadline has passed
-		return 0, waited
-	}
-	defer spliceBuffers.Put(b)
-	if err != nil {
-		return 0, err
-	}
-	n, err = c.Write(b[:n])
-	return int64(n), err
-}
-
-func readSocket(fd int, b []byte) (int, error) {
-	for {
-		n, err := unix.Read(fd, b)
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return 0, os.NewSyscallError("read", err)
-		case n == 0:
-			return 0, io.EOF
-		}
-		return n, nil
-	}
 }
