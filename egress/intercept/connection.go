@@ -14,7 +14,8 @@ type connection struct {
 	ctx        context.Context // of its requests; has the connection in it
 	serverName string          // of its TLS
 	raw        net.Conn
-	served     net.Conn // raw, or TLS over it
+	wire       *wire    // over raw
+	served     net.Conn // wire, or TLS over it
 	accepted   bool     // used by Accept only
 
 	closing sync.Once
@@ -31,6 +32,7 @@ type connectionKey struct{}
 
 func newConnection(ctx context.Context, raw net.Conn, to *Destination) *connection {
 	c := &connection{to: to, raw: raw, closed: make(chan struct{}), idle: make(chan struct{})}
+	c.wire = &wire{Conn: raw, of: c}
 	c.ctx = context.WithValue(ctx, connectionKey{}, c)
 	return c
 }
@@ -60,26 +62,6 @@ func (c *connection) Close() error {
 
 // Addr is of the connection's end here.
 func (c *connection) Addr() net.Addr { return c.raw.LocalAddr() }
-
-// wire is the connection's bytes.
-func (c *connection) wire() net.Conn { return &wire{c.raw, c} }
-
-// wire tells its connection when it is closed, by whoever has it then: the
-// library's server, or a handler that took it over.
-type wire struct {
-	net.Conn
-	of *connection
-}
-
-func (w *wire) Close() error { return w.of.Close() }
-
-// CloseWrite says that no more will be sent.
-func (w *wire) CloseWrite() error {
-	if half, ok := w.Conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return nil
-}
 
 // enter counts a handler in, unless the connection has ended.
 func (c *connection) enter() bool {

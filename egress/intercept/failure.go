@@ -46,8 +46,11 @@ type Failure struct {
 func (e *Failure) Error() string { return e.Reason }
 func (e *Failure) Unwrap() error { return e.Err }
 
-// failed describes an error on the way to a host or back.
+// failed describes an error on the way to a host or back, if it is not described yet.
 func failed(ctx context.Context, host string, err error) *Failure {
+	if described := (*Failure)(nil); errors.As(err, &described) {
+		return described
+	}
 	f := &Failure{Status: http.StatusBadGateway, Err: err}
 	var (
 		refused   *RefusedError

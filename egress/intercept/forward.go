@@ -219,8 +219,8 @@ func (o *onward) answer(res *http.Response) {
 	if o.r.Method == http.MethodHead || res.Body == http.NoBody {
 		return
 	}
-	if failure := o.copy(body, streams); failure != nil {
-		o.breakOff(failure)
+	if err := o.download(body, streams, res.Body.Close).run(); err != nil {
+		o.breakOff(failed(o.r.Context(), o.host, err))
 		return
 	}
 	o.trailers(res.Trailer, announced)
@@ -231,34 +231,15 @@ func isEventStream(h http.Header) bool {
 	return kind == "text/event-stream"
 }
 
-// buffers are for answers on their way: two records of TLS.
-var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
-
-// copy sends a body to the client, and with flush each piece as it comes.
-func (o *onward) copy(body io.Reader, flush bool) *Failure {
-	out := http.NewResponseController(o.w)
-	if flush {
-		out.Flush() // a client that waits for events wants to know that they will come
+func (o *onward) download(from io.Reader, streams bool, close func() error) *download {
+	d := &download{from: from, to: o.w, close: close, ahead: o.f.ahead}
+	if streams {
+		d.flush = http.NewResponseController(o.w)
 	}
-	buffer := buffers.Get().(*[32 << 10]byte)
-	defer buffers.Put(buffer)
-	for {
-		n, err := body.Read(buffer[:])
-		if n > 0 {
-			if _, err := o.w.Write(buffer[:n]); err != nil {
-				return &Failure{Code: CodeLeft, Reason: "the client ended the request", Err: err}
-			}
-			if flush {
-				out.Flush() // an error shows with the next Write
-			}
-		}
-		switch {
-		case err == io.EOF:
-			return nil
-		case err != nil:
-			return failed(o.r.Context(), o.host, err)
-		}
+	if c, ok := o.r.Context().Value(connectionKey{}).(*connection); ok && o.r.ProtoMajor == 1 {
+		d.wire = c.wire
 	}
+	return d
 }
 
 // trailers sends the fields after the body. Those that were not announced need

@@ -109,9 +109,9 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 	c := newConnection(ctx, conn, &d)
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	c.served = c.wire()
+	c.served = c.wire
 	if d.TLS {
-		t := tls.Server(c.wire(), s.tls)
+		t := tls.Server(c.wire, s.tls)
 		if err := t.HandshakeContext(c.ctx); err != nil {
 			return fmt.Errorf("TLS with a client of %s: %w", d.Host, err)
 		}

@@ -34,6 +34,7 @@ type rig struct {
 	upstream *httptest.Server
 	server   *Server
 	filter   Filter
+	crowded  bool
 	dial     func(ctx context.Context, host string, port uint16) (net.Conn, error)
 
 	mu      sync.Mutex
@@ -104,6 +105,9 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	}
 	f := NewForwarder(cfg)
 	t.Cleanup(f.Close)
+	for r.crowded && len(f.ahead) < cap(f.ahead) {
+		f.ahead <- struct{}{}
+	}
 	if d.Handler == nil {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			r.results <- f.Forward(w, req, r.filter)

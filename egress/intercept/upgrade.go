@@ -100,7 +100,7 @@ func (t *tunnel) up(from io.Reader) {
 }
 
 func (t *tunnel) pass(to io.Writer, from io.Reader) (int64, error) {
-	buffer := buffers.Get().(*[32 << 10]byte)
+	buffer := buffers.Get().(*[2 * recordSize]byte)
 	defer buffers.Put(buffer)
 	return io.CopyBuffer(onlyWriter{to}, from, buffer[:])
 }

@@ -62,11 +62,12 @@ type Forwarder struct {
 	sessions tls.ClientSessionCache
 	secure   *http.Transport // https, and http by HTTP/1.1
 	plain2   *http.Transport // http by HTTP/2
+	ahead    chan struct{}   // of downloads
 }
 
 // NewForwarder returns a Forwarder. Close it.
 func NewForwarder(cfg ForwarderConfig) *Forwarder {
-	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions)}
+	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
 	f.secure, f.plain2 = f.transport(), f.transport()
 	f.secure.Protocols.SetHTTP1(true)
 	f.secure.Protocols.SetHTTP2(true)

@@ -1,0 +1,145 @@
+package intercept
+
+import (
+	"io"
+	"math"
+	"net/http"
+	"sync"
+)
+
+const (
+	// recordSize is the most that a record of TLS has (RFC 8446, section 5.1), and so
+	// what arrives at once.
+	recordSize = 16 << 10
+	// readAheadAfter so many bytes of a body what follows is read while the last is
+	// sent. For less a goroutine is not worth its cost.
+	readAheadAfter = 256 << 10
+	// maxAhead bounds the bodies that are read ahead at a time, each of which takes an
+	// ahead and a gathering, 256 KiB: the others are sent piece by piece.
+	maxAhead = 256
+)
+
+// buffers are for bodies on their way: two records of TLS, since most are small or
+// wait.
+var buffers = sync.Pool{New: func() any { return new([2 * recordSize]byte) }}
+
+// download is the body of an answer on its way to the client.
+type download struct {
+	from  io.Reader
+	to    http.ResponseWriter
+	flush *http.ResponseController // nil: what is buffered may wait for more
+	wire  *wire                    // of the client, which has no other answer on it; nil: it may have
+	// close ends a Read of from that waits. from is not read after run.
+	close func() error
+	ahead chan struct{} // has an element for each body that is read ahead
+}
+
+// run sends the body, and with flush each piece as it comes. It returns nil at its
+// end, the error of reading it, or a *Failure if the client takes no more.
+func (d *download) run() error {
+	d.sendNow() // a client that waits for events wants to know that they will come
+	err := d.pieces(readAheadAfter)
+	if err == nil {
+		select {
+		case d.ahead <- struct{}{}:
+			err = d.readAhead()
+			<-d.ahead
+		default:
+			err = d.pieces(math.MaxInt64)
+		}
+	}
+	if err == io.EOF {
+		return nil
+	}
+	return err
+}
+
+// pieces sends one after the other, up to about so many bytes. It returns what ended
+// the body, if that has ended.
+func (d *download) pieces(limit int64) error {
+	buffer := buffers.Get().(*[2 * recordSize]byte)
+	defer buffers.Put(buffer)
+	for sent := int64(0); sent < limit; {
+		n, err := d.from.Read(buffer[:])
+		if n > 0 {
+			if err := d.send(buffer[:n]); err != nil {
+				return err
+			}
+			d.sendNow()
+		}
+		if err != nil {
+			return err
+		}
+		sent += int64(n)
+	}
+	return nil
+}
+
+// send writes to the client.
+func (d *download) send(b []byte) error {
+	if _, err := d.to.Write(b); err != nil {
+		return left(err)
+	}
+	return nil
+}
+
+func left(err error) *Failure {
+	return &Failure{Code: CodeLeft, Reason: "the client ended the request", Err: err}
+}
+
+// sendNow has the client get what was written, if it does not wait for more. An
+// error shows with the next write.
+func (d *download) sendNow() {
+	if d.flush != nil {
+		_ = d.flush.Flush()
+	}
+}
+
+// readAhead sends the rest while what follows is read.
+func (d *download) readAhead() error {
+	a := aheads.Get().(*ahead)
+	defer aheads.Put(a)
+	a.reset()
+	var reading sync.WaitGroup
+	reading.Go(func() { a.fill(d.from) }) // ends with the body, or with end and close
+	err := d.sendAll(a)
+	if a.end(); err != io.EOF {
+		_ = d.close() // nobody wants the rest
+	}
+	reading.Wait()
+	return err
+}
+
+// sendAll sends what was read ahead as it comes, and returns what ended it. While
+// there is more of it, the wire gathers.
+func (d *download) sendAll(a *ahead) (err error) {
+	if d.wire != nil {
+		defer func() {
+			if failed := d.wire.release(); failed != nil && err == io.EOF {
+				err = left(failed)
+			}
+		}()
+	}
+	for {
+		b, err := a.take(false)
+		if len(b) == 0 && err == nil {
+			d.sendNow()
+			if d.wire != nil {
+				if err := d.wire.release(); err != nil {
+					return left(err)
+				}
+			}
+			b, err = a.take(true)
+		}
+		if err != nil {
+			return err
+		}
+		if d.wire != nil {
+			d.wire.gather()
+		}
+		if err := d.send(b); err != nil {
+			return err
+		}
+		a.taken(len(b))
+	}
+}
