@@ -109,6 +109,7 @@ type Egress struct {
 
 	upstream atomic.Pointer[upstreams]
 	settings atomic.Pointer[Settings]
+	requests atomic.Int64 // under way
 	// sandboxes is set by Bind, before anything is attached.
 	sandboxes Sandboxes
 

@@ -57,6 +57,11 @@ type exchange struct {
 
 func (x *exchange) serve(w http.ResponseWriter, r *http.Request) {
 	defer x.record()
+	if full := x.m.begin(); full != "" {
+		x.full(w, r, full)
+		return
+	}
+	defer x.m.finish()
 	steps, err := x.decide(r)
 	defer release(steps)
 	x.entry.Rule = x.decided.Rule

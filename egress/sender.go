@@ -15,6 +15,8 @@ type sender struct {
 	id    sandbox.ID // empty outside of sandboxes
 	owner string
 	table atomic.Pointer[table]
+	// requests that are under way.
+	requests atomic.Int64
 }
 
 // name is what the sender is called where sandboxes are by their ids: in the audit

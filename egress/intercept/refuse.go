@@ -26,6 +26,9 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
 	clear(h)
 	h.Set("Cache-Control", "no-store")
 	h.Set(HeaderRefused, why.Code)
+	if status == http.StatusServiceUnavailable {
+		h.Set("Retry-After", "1") // second: a limit was reached, for a moment as a rule
+	}
 	if isGRPC(r.Header) {
 		h.Set("Content-Type", "application/grpc")
 		h.Set("Grpc-Status", strconv.Itoa(grpcStatus(status)))
