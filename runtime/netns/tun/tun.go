@@ -26,23 +26,27 @@ func Make() (fd int, err error) {
 	if err != nil {
 		return -1, fmt.Errorf("opening /dev/net/tun: %w", err)
 	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
-		}
-	}()
+	if err := makeDevice(fd); err != nil {
+		unix.Close(fd) // or nobody could make the device again
+		return -1, err
+	}
+	return fd, nil
+}
+
+// makeDevice makes the device of which the descriptor is the other end.
+func makeDevice(fd int) error {
 	device, err := unix.NewIfreq(link.Device)
 	if err != nil {
-		return -1, err
+		return err
 	}
 	device.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, device); err != nil {
-		return -1, fmt.Errorf("making %s: %w", link.Device, err)
+		return fmt.Errorf("making %s: %w", link.Device, err)
 	}
 	if err := configure(); err != nil {
-		return -1, fmt.Errorf("configuring %s: %w", link.Device, err)
+		return fmt.Errorf("configuring %s: %w", link.Device, err)
 	}
-	return fd, nil
+	return nil
 }
 
 func configure() error {

@@ -1,0 +1,63 @@
+// Package tuntest runs tests that make network devices.
+package tuntest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"syscall"
+	"testing"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+// insideVariable is set in a test that runs again in namespaces of its own.
+const insideVariable = "DOZE_TEST_INSIDE"
+
+// Main is the TestMain of a package whose tests make network devices. It runs them
+// again as root of a user namespace and a network namespace, where they may, without
+// any privilege outside, and where 127.0.0.1 can be used. Goroutines that are left are
+// a failure.
+func Main(m *testing.M) {
+	if os.Getenv(insideVariable) == "" {
+		os.Exit(inside())
+	}
+	if err := loopbackUp(); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// inside runs the test again and returns its exit code.
+func inside() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), insideVariable+"=yes")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+		Pdeathsig:   syscall.SIGKILL,
+	}
+	if err := cmd.Start(); err != nil {
+		panic(fmt.Sprintf("this host allows no user namespaces, which doze needs, see `doze doctor`: %v", err))
+	}
+	_ = cmd.Wait() // its exit code says it
+	return cmd.ProcessState.ExitCode()
+}
+
+// loopbackUp makes 127.0.0.1 usable in the namespace of the tests.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
+}
