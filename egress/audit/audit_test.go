@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -155,6 +156,28 @@ func TestBytesAreShared(t *testing.T) {
 	}
 	if len(l.books) != 0 || l.share != 32<<10 {
 		t.Errorf("%d books, a share of %d", len(l.books), l.share)
+	}
+}
+
+// What a sandbox has once kept is given back when more sandboxes share the memory.
+func TestRoomIsGivenBack(t *testing.T) {
+	const total = 256 << 10
+	l := New(Config{TotalBytes: total})
+	size := int(unsafe.Sizeof(Entry{}))
+	for s := range 16 {
+		for range 1000 {
+			l.Record(Entry{Sandbox: fmt.Sprint(s)})
+		}
+		room := 0
+		for _, b := range l.books {
+			room += len(b.entries.slots) * size
+		}
+		if room > 2*total {
+			t.Errorf("%d sandboxes have room for %d bytes of entries, of %d", s+1, room, total)
+		}
+		if got := l.Entries(fmt.Sprint(s), Filter{}); len(got) == 0 || got[len(got)-1].Seq != got[0].Seq+uint64(len(got))-1 {
+			t.Errorf("%d entries of %d are kept", len(got), s)
+		}
 	}
 }
 

@@ -53,10 +53,12 @@ func (b *book) matching(f *Filter) []Entry {
 	return b.entries.matching(f)
 }
 
+// trim is for a share that has become smaller.
 func (b *book) trim(bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.entries.trim(bytes)
+	b.entries.fit()
 }
 
 // close ends the followers and keeps nothing from now on.

@@ -19,15 +19,27 @@ func (r *ring) push(e *Entry, most int) {
 		r.pop()
 	}
 	if r.n == len(r.slots) {
-		slots := make([]Entry, min(max(8, 2*r.n), most))
-		for i := range r.n {
-			slots[i] = *r.at(i)
-		}
-		r.slots, r.first = slots, 0
+		r.resize(min(max(8, 2*r.n), most))
 	}
 	r.n++
 	*r.at(r.n - 1) = *e
 	r.bytes += e.size()
+}
+
+// resize makes room for so many entries, which are at least those that there are.
+func (r *ring) resize(room int) {
+	slots := make([]Entry, room)
+	for i := range r.n {
+		slots[i] = *r.at(i)
+	}
+	r.slots, r.first = slots, 0
+}
+
+// fit gives back room of which less than half is used.
+func (r *ring) fit() {
+	if r.n < len(r.slots)/2 {
+		r.resize(r.n)
+	}
 }
 
 // pop removes the oldest entry.
