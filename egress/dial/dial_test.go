@@ -540,6 +540,28 @@ func TestTheCacheIsBounded(t *testing.T) {
 	})
 }
 
+// crowd answers every name with as many addresses as an answer holds.
+type crowd struct{}
+
+func (crowd) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
+	list := make([]netip.Addr, 4000)
+	for i := range list {
+		list[i] = netip.AddrFrom4([4]byte{9, 9, byte(i >> 8), byte(i)})
+	}
+	return list, nil
+}
+
+func TestLongAnswersAreNotKeptWhole(t *testing.T) {
+	c := cache{resolver: crowd{}}
+	got, err := c.lookup(t.Context(), "x.example")
+	if err != nil || len(got) != maxFound || got[0] != netip.MustParseAddr("9.9.0.0") {
+		t.Errorf("%d addresses, %v", len(got), err)
+	}
+	if kept := c.kept["x.example"].addrs; cap(kept) > 2*maxFound {
+		t.Errorf("there is room for %d", cap(kept))
+	}
+}
+
 func TestValidate(t *testing.T) {
 	good := Config{
 		Servers:   []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -38,8 +39,11 @@ const (
 	// missingFor is how long it is kept that there is no such name: a client
 	// that tries again at once does not make the node ask again.
 	missingFor = time.Second
-	// maxKept bounds the names, of all sandboxes: some 200 KiB.
-	maxKept = 1024
+	// maxKept bounds the names, of all sandboxes, and maxFound the addresses of each:
+	// who owns a name chooses how many there are, up to 4,000 in an answer. So all
+	// take some 200 KiB, and 2 MiB at most.
+	maxKept  = 1024
+	maxFound = 64
 )
 
 // cache asks the resolver and keeps its answers for a short while. They are
@@ -65,6 +69,9 @@ func (c *cache) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 		return a.addrs, a.err
 	}
 	a.addrs, a.err = c.resolver.LookupNetIP(ctx, "ip", host+".")
+	if len(a.addrs) > maxFound {
+		a.addrs = slices.Clone(a.addrs[:maxFound])
+	}
 	if a.err == nil && len(a.addrs) == 0 {
 		a.err = &net.DNSError{Err: "it has no address", Name: host, IsNotFound: true}
 	}
