@@ -116,7 +116,7 @@ func closeWrite(c net.Conn) error {
 	return c.Close()
 }
 
-// remote is the address of the server itself, or invalid behind a proxy.
+// remote is the address of the server itself, behind a proxy too.
 func remote(c net.Conn) netip.Addr {
 	if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
 		return a.Addr().Unmap()

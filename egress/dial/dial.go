@@ -37,10 +37,6 @@ type Config struct {
 	Proxy *url.URL
 	// ProxyRoots are trusted for an https proxy; the system's if nil.
 	ProxyRoots *x509.CertPool
-	// ProxyResolves leaves it to the proxy to find the address of a name: for
-	// nodes that cannot, and for proxies that want names. Then the proxy has to
-	// see to it that private addresses are not reached through it.
-	ProxyResolves bool
 
 	// Timeout of a dial in all: 10 seconds. A client that waits longer has its
 	// own retries.
@@ -106,14 +102,13 @@ func New(cfg Config) *Dialer {
 		d.own.list = interfaceAddresses
 	}
 	if cfg.Proxy != nil {
-		d.proxy = newProxy(cfg.Proxy, cfg.ProxyRoots, cfg.ProxyResolves)
+		d.proxy = newProxy(cfg.Proxy, cfg.ProxyRoots)
 	}
 	return d
 }
 
-// Dial connects to a target. The connection's RemoteAddr is the real address, or
-// the proxy's if that resolved the name. Without a proxy it is a *net.TCPConn;
-// with one it has CloseWrite.
+// Dial connects to a target. The connection's RemoteAddr is the real address, behind
+// a proxy too. Without a proxy it is a *net.TCPConn; with one it has CloseWrite.
 //
 // Errors: *RefusedError if no address of the target may be reached; otherwise
 // what went wrong in resolving or connecting.
@@ -143,9 +138,6 @@ func (d *Dialer) dial(ctx context.Context, t Target) (net.Conn, error) {
 			t.Port = named.Port
 		}
 		return d.race(ctx, route{t, grantNamed, checked})
-	}
-	if t.Host != "" && !t.Private && d.proxy != nil && d.proxy.resolves {
-		return d.tunnel(ctx, t, netip.Addr{})
 	}
 	checked, err := d.find(ctx, t)
 	if err != nil {

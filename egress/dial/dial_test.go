@@ -566,7 +566,7 @@ func TestValidate(t *testing.T) {
 	good := Config{
 		Servers:   []netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")},
 		Overrides: map[string]Override{"git.corp": {Addrs: addrs("10.0.0.1", "::1")}, "*.corp": {Addrs: addrs("169.254.169.254")}},
-		Proxy:     parseURL("http://user:password@proxy.corp:3128"), ProxyResolves: true,
+		Proxy:     parseURL("http://user:password@proxy.corp:3128"),
 	}
 	if err := good.Validate(); err != nil {
 		t.Error(err)
@@ -586,7 +586,6 @@ func TestValidate(t *testing.T) {
 		"begins with http":      {Proxy: parseURL("socks5://proxy.corp")},
 		"names no host":         {Proxy: parseURL("http://")},
 		"ends after the host":   {Proxy: parseURL("http://proxy.corp/path")},
-		"there is none":         {ProxyResolves: true},
 	} {
 		if err := bad.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want one about %s", err, want)

@@ -18,14 +18,13 @@ import (
 
 // proxy is an HTTP proxy that takes CONNECT (RFC 9110, section 9.3.6).
 type proxy struct {
-	Target               // where it is
-	tls      *tls.Config // nil: plain
-	header   string      // of each request, but for Host
-	resolves bool
+	Target             // where it is
+	tls    *tls.Config // nil: plain
+	header string      // of each request, but for Host
 }
 
-func newProxy(u *url.URL, roots *x509.CertPool, resolves bool) *proxy {
-	p := &proxy{resolves: resolves, Target: Target{Port: 80}}
+func newProxy(u *url.URL, roots *x509.CertPool) *proxy {
+	p := &proxy{Target: Target{Port: 80}}
 	if p.Address, _ = netip.ParseAddr(u.Hostname()); !p.Address.IsValid() {
 		p.Host = u.Hostname()
 	}
@@ -52,7 +51,7 @@ const maxProxyTries = 3
 func (d *Dialer) tunnelToFirst(ctx context.Context, t Target, addrs []netip.Addr) (net.Conn, error) {
 	var first error
 	for _, a := range addrs[:min(len(addrs), maxProxyTries)] {
-		conn, err := d.tunnel(ctx, t, a)
+		conn, err := d.tunnel(ctx, netip.AddrPortFrom(a, t.Port))
 		if err == nil {
 			return conn, nil
 		}
@@ -63,21 +62,15 @@ func (d *Dialer) tunnelToFirst(ctx context.Context, t Target, addrs []netip.Addr
 	return nil, first
 }
 
-// tunnel connects through the proxy to an address, or to the target's name if
-// there is none.
-func (d *Dialer) tunnel(ctx context.Context, t Target, a netip.Addr) (net.Conn, error) {
+// tunnel connects to an address through the proxy.
+func (d *Dialer) tunnel(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
 	conn, err := d.reachProxy(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("reaching the upstream proxy: %w", err)
 	}
-	through := &tunnel{Conn: conn, remote: conn.RemoteAddr()}
-	authority := net.JoinHostPort(t.Host, strconv.Itoa(int(t.Port)))
-	if a.IsValid() {
-		to := netip.AddrPortFrom(a, t.Port)
-		through.remote, authority = net.TCPAddrFromAddrPort(to), to.String()
-	}
+	through := &tunnel{Conn: conn, remote: net.TCPAddrFromAddrPort(to)}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
-	err = through.open(ctx, d.proxy, authority)
+	err = through.open(ctx, d.proxy, to.String())
 	if !stop() {
 		err = ctx.Err()
 	}

@@ -112,16 +112,12 @@ func TestPublicAddressesAreReachedThroughTheProxy(t *testing.T) {
 	}
 }
 
-func TestTheProxyMayResolve(t *testing.T) {
+func TestTheProxyIsWhereTheOperatorSays(t *testing.T) {
 	at := peer(t, asking)
-	z := &zone{names: map[string][][]netip.Addr{"proxy.corp": {addrs("127.0.0.1")}}}
-	cfg := Config{Resolver: z, ProxyResolves: true, Proxy: parseURL("http://proxy.corp:" + at.String()[len("127.0.0.1:"):])}
-	conn, _, said := dialThrough(t, cfg, Target{Host: "x.example", Port: 443})
-	if said != "CONNECT x.example:443 x.example:443" || conn.RemoteAddr().String() != at.String() {
-		t.Errorf("asked %q, to %s", said, conn.RemoteAddr())
-	}
-	if len(z.asked) != 1 {
-		t.Errorf("asked for %q", z.asked)
+	z := &zone{names: map[string][][]netip.Addr{"proxy.corp": {addrs("127.0.0.1")}, "x.example": {addrs("9.9.9.9")}}}
+	cfg := Config{Resolver: z, Proxy: parseURL("http://proxy.corp:" + at.String()[len("127.0.0.1:"):])}
+	if _, _, said := dialThrough(t, cfg, Target{Host: "x.example", Port: 443}); said != "CONNECT 9.9.9.9:443 9.9.9.9:443" {
+		t.Errorf("asked %q", said)
 	}
 	// Nobody but the operator says where the proxy is.
 	if _, err := New(cfg).Dial(t.Context(), Target{Address: at.Addr(), Port: at.Port()}); err == nil {
@@ -136,21 +132,15 @@ func TestWhatTheOperatorNamedIsReachedDirectly(t *testing.T) {
 		Proxy:     parseURL("http://127.0.0.1:1"),
 		Overrides: map[string]Override{"git.corp": {Addrs: []netip.Addr{at.Addr()}}},
 	}
-	for _, resolves := range []bool{false, true} {
-		cfg.ProxyResolves = resolves
-		if _, _, said := dialThrough(t, cfg, Target{Host: "git.corp", Port: at.Port()}); said != "direct" {
-			t.Errorf("said %q", said)
-		}
+	if _, _, said := dialThrough(t, cfg, Target{Host: "git.corp", Port: at.Port()}); said != "direct" {
+		t.Errorf("said %q", said)
 	}
-	for _, resolves := range []bool{false, true} {
-		cfg := Config{
-			Resolver: &zone{names: map[string][][]netip.Addr{"db.corp": {addrs("10.0.0.1")}}},
-			Proxy:    parseURL("http://127.0.0.1:1"), ProxyResolves: resolves,
-		}
-		d, r := newRecorded(cfg)
-		if _, err := d.Dial(t.Context(), Target{Host: "db.corp", Port: 1, Private: true}); err != nil || len(r.dialled) != 1 || r.dialled[0] != "10.0.0.1" {
-			t.Errorf("%v, dialled %q", err, r.dialled)
-		}
+	d, r := newRecorded(Config{
+		Resolver: &zone{names: map[string][][]netip.Addr{"db.corp": {addrs("10.0.0.1")}}},
+		Proxy:    parseURL("http://127.0.0.1:1"),
+	})
+	if _, err := d.Dial(t.Context(), Target{Host: "db.corp", Port: 1, Private: true}); err != nil || len(r.dialled) != 1 || r.dialled[0] != "10.0.0.1" {
+		t.Errorf("%v, dialled %q", err, r.dialled)
 	}
 }
 

@@ -34,9 +34,6 @@ func (c *Config) Validate() error {
 			bad("upstream proxy: its URL ends after the host and the port")
 		}
 	}
-	if c.ProxyResolves && c.Proxy == nil {
-		bad("names are left to an upstream proxy, but there is none")
-	}
 	return errors.Join(problems...)
 }
 

@@ -96,6 +96,16 @@ func (a *asker) addressOf(t *testing.T, name string) netip.Addr {
 	return addr.Unmap()
 }
 
+// address is the one that a name has, if it has one.
+func (a *asker) address(name string) (netip.Addr, bool) {
+	a.names.mu.Lock()
+	defer a.names.mu.Unlock()
+	if e := a.names.byName[name]; e != nil {
+		return toAddress(e.Value.(*record).offset), true
+	}
+	return netip.Addr{}, false
+}
+
 func TestEachNameHasAnAddressOfItsOwn(t *testing.T) {
 	a := newAsker(Config{})
 	first, second := a.addressOf(t, "one.example"), a.addressOf(t, "two.example")
@@ -112,7 +122,7 @@ func TestEachNameHasAnAddressOfItsOwn(t *testing.T) {
 		if got, ok := a.Host(netip.AddrFrom16(addr.As16())); got != want || !ok {
 			t.Errorf("mapped, %s is %q", addr, got)
 		}
-		if got, ok := a.Address(want); got != addr || !ok {
+		if got, ok := a.address(want); got != addr || !ok {
 			t.Errorf("%s has %s", want, got)
 		}
 	}
@@ -121,7 +131,7 @@ func TestEachNameHasAnAddressOfItsOwn(t *testing.T) {
 			t.Errorf("%s is %s", addr, name)
 		}
 	}
-	if addr, ok := a.Address("three.example"); ok {
+	if addr, ok := a.address("three.example"); ok {
 		t.Errorf("a name nobody asked for has %s", addr)
 	}
 }
@@ -190,7 +200,7 @@ func TestAnswers(t *testing.T) {
 	if len(a.refused) > 0 {
 		t.Errorf("refused: %q", a.refused)
 	}
-	if _, ok := a.Address("localhost"); ok {
+	if _, ok := a.address("localhost"); ok {
 		t.Error("localhost has an address of the pool")
 	}
 	home := newAsker(Config{})
@@ -232,7 +242,7 @@ func TestRefusalsSayWhy(t *testing.T) {
 	if want := []string{"a.denied.example: " + reason, "b.denied.example: " + reason}; !slices.Equal(a.refused, want) {
 		t.Errorf("told %q, want %q", a.refused, want)
 	}
-	if _, ok := a.Address("a.denied.example"); ok {
+	if _, ok := a.address("a.denied.example"); ok {
 		t.Error("a refused name has an address")
 	}
 }
@@ -433,8 +443,8 @@ func TestNoAddressChangesHandsSoon(t *testing.T) {
 	if _, ok := a.names.give("more.example", now.Add(maxIdle-1)); ok {
 		t.Error("a name lost its address within an hour")
 	}
-	first, _ := a.Address(name(0))
-	second, _ := a.Address(name(1))
+	first, _ := a.address(name(0))
+	second, _ := a.address(name(1))
 	if _, ok := a.names.host(first, now.Add(time.Minute)); !ok { // a connection
 		t.Fatal("no name")
 	}
@@ -551,7 +561,7 @@ func TestAResolverUnderstands(t *testing.T) {
 	if err != nil || len(addrs) != 1 {
 		t.Fatalf("%v, %v", addrs, err)
 	}
-	if want, _ := a.Address("some.example"); addrs[0].Unmap() != want {
+	if want, _ := a.address("some.example"); addrs[0].Unmap() != want {
 		t.Errorf("%s, want %s", addrs[0], want)
 	}
 	names, err := r.LookupAddr(t.Context(), addrs[0].Unmap().String())

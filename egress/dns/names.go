@@ -153,13 +153,3 @@ func (n *names) host(a netip.Addr, now time.Time) (string, bool) {
 	}
 	return n.touch(e, now).name, true
 }
-
-func (n *names) address(name string) (netip.Addr, bool) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	e := n.byName[name]
-	if e == nil {
-		return netip.Addr{}, false
-	}
-	return toAddress(e.Value.(*record).offset), true
-}

@@ -92,11 +92,6 @@ func (s *Server) Host(a netip.Addr) (string, bool) {
 	return s.names.host(a.Unmap(), time.Now())
 }
 
-// Address returns the address that a name has, without giving it one.
-func (s *Server) Address(host string) (netip.Addr, bool) {
-	return s.names.address(host)
-}
-
 const (
 	headerSize = 12 // RFC 1035, section 4.1.1
 	// maxQuery in bytes: a name has 255, the options of a stub resolver some
