@@ -27,10 +27,10 @@ func (s *Server) resolve(a *reply) {
 		a.none(dns.RcodeSuccess)
 		return
 	}
-	// The library writes what is no letter, digit or sign as \ooo, so that
-	// nothing but the end of a label is a dot.
 	asked := strings.ToLower(strings.TrimSuffix(q.Name, "."))
-	if s.special(a, asked) {
+	// The library writes a dot within a label, and what else is in no host name, with
+	// a backslash.
+	if !strings.Contains(asked, `\`) && s.special(a, asked) {
 		return
 	}
 	name, err := rule.CleanHost(asked)
