@@ -113,7 +113,8 @@ func (b *nameBook) record(id sandbox.ID, name string, a netip.Addr) {
 	b.change(p, writeNamesAfter)
 }
 
-// change has a page written after a while. b.mu is held.
+// change has a page written after a while, or with those that wait already. b.mu is
+// held.
 func (b *nameBook) change(p page, after time.Duration) {
 	if b.done {
 		return
@@ -124,15 +125,15 @@ func (b *nameBook) change(p page, after time.Duration) {
 	b.dirty[p] = true
 }
 
-// withdraw notes that an address stands for no name any more. It is on the disk
-// before the address can stand for another.
+// withdraw notes that an address stands for no name any more. It is written with
+// the next names: the address stands for another one only hours later, see package
+// dns.
 func (b *nameBook) withdraw(id sandbox.ID, a netip.Addr) {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	p := pageOf(id, a)
 	delete(b.pages[p], a)
 	b.change(p, writeNamesAfter)
-	b.mu.Unlock()
-	b.flush()
 }
 
 // forget drops a sandbox's names.
