@@ -104,7 +104,7 @@ const (
 // a log, and no load if a sandbox does nothing else.
 const exceededEvery = 10 * time.Second
 
-// tell tells Config.Exceeded. s.mu is held.
+// tell tells Config.Exceeded. Only the reader calls it.
 func (s *Stack) tell(what Exceeded) {
 	now := time.Now()
 	if last, told := s.exceeded[what]; s.cfg.Exceeded == nil || told && now.Sub(last) < exceededEvery {

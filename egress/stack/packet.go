@@ -97,9 +97,7 @@ func (s *Stack) datagram(ip header.IPv4) {
 	select {
 	case s.queries <- struct{}{}:
 	default:
-		s.mu.Lock()
 		s.tell(Queries)
-		s.mu.Unlock()
 		return
 	}
 	port := udp.SourcePort()

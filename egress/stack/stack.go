@@ -54,10 +54,10 @@ type Config struct {
 	// Budget is shared by all stacks; nil: only Limits bound.
 	Budget *Budget
 	// Exceeded is told, at most once per exceededEvery and kind, that something was
-	// refused because a limit was reached. It must not wait nor use the Stack. May be nil.
+	// refused because a limit was reached. No packet is read meanwhile. May be nil.
 	Exceeded func(what Exceeded)
 	// Refused is told of datagrams that were refused, by where they were to go: not of
-	// each one, see refusals. It must not wait. May be nil.
+	// each one, see refusals. No packet is read meanwhile. May be nil.
 	Refused func(to netip.AddrPort)
 	// Sent is told when bytes of a connection came from the sandbox. It must not
 	// wait. May be nil.
@@ -81,17 +81,17 @@ type Stack struct {
 	awake    bool                     // since the last rest there was a packet; the reader's alone
 	netstack atomic.Pointer[netstack] // nil while nobody needs it; made and ended by the reader
 	refused  refusals                 // the reader's alone
+	exceeded map[Exceeded]time.Time   // when it was told last; the reader's alone
 	queries  chan struct{}            // one for each name query in flight
 	running  sync.WaitGroup
 	done     chan struct{} // closed when the reader has ended and released everything
 
 	mu        sync.Mutex
 	closing   bool
-	flows     int                    // connections, from the attempt until the last trace of them is gone
-	wide      int                    // of them with buffers that grow
-	attempts  map[attempt]struct{}   // undecided flows
-	idleSince time.Time              // when flows became 0, or the reader awoke
-	exceeded  map[Exceeded]time.Time // when it was told last
+	flows     int                  // connections, from the attempt until the last trace of them is gone
+	wide      int                  // of them with buffers that grow
+	attempts  map[attempt]struct{} // undecided flows
+	idleSince time.Time            // when flows became 0, or the reader awoke
 }
 
 // New returns a Stack that serves cfg.Device until Close.
@@ -230,28 +230,34 @@ func (s *Stack) end() {
 // admit takes room for a connection attempt if there is some. Only the reader calls
 // it, so that nobody waits for the handlers while one is added.
 func (s *Stack) admit(a attempt) (admitted, known bool) {
+	admitted, known, full := s.takeRoom(a)
+	if full != "" {
+		s.tell(full)
+	}
+	return admitted, known
+}
+
+// takeRoom is admit without a word about what there is no room for.
+func (s *Stack) takeRoom(a attempt) (taken, known bool, full Exceeded) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if _, known := s.attempts[a]; known {
-		return false, true
+		return false, true, ""
 	}
 	switch {
 	case s.closing:
-		return false, false
+		return false, false, ""
 	case len(s.attempts) >= s.cfg.Limits.Attempts:
-		s.tell(Attempts)
-		return false, false
+		return false, false, Attempts
 	case s.flows >= s.cfg.Limits.Connections:
-		s.tell(Connections)
-		return false, false
+		return false, false, Connections
 	case !s.cfg.Budget.takeConnection():
-		s.tell(AllConnections)
-		return false, false
+		return false, false, AllConnections
 	}
 	s.attempts[a] = struct{}{}
 	s.flows++
 	s.running.Add(1)
-	return true, false
+	return true, false, ""
 }
 
 // withdraw undoes admit.

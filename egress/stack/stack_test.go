@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -310,9 +311,14 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 			told := make(chan Exceeded, 10)
 			proceed := make(chan struct{})
 			arrived := make(chan struct{})
+			var of atomic.Pointer[Stack]
 			s, k := start(t, Config{Limits: c.limits, Budget: c.budget,
-				Exceeded: func(what Exceeded) { told <- what },
+				Exceeded: func(what Exceeded) {
+					of.Load().connections() // which waits for the lock: who writes a log holds up no connection
+					told <- what
+				},
 				Handler: handler{tcp: func(ctx context.Context, f *Flow) {
+					of.Store(f.stack)
 					if c.decide {
 						if _, err := f.Accept(); err != nil {
 							t.Error(err)
