@@ -131,7 +131,7 @@ type Egress struct {
 }
 
 // maxWide bounds the connections of all sandboxes whose buffers may grow: to some
-// 2.5 MiB each, so that all of them take 1.3 GiB at most.
+// 3 MiB each, so that all of them take 1.5 GiB at most.
 const maxWide = 512
 
 // Open reads what is kept, and makes what is missing: the key that seals

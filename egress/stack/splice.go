@@ -10,13 +10,24 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// spliceBuffer is what WriteTo and ReadFrom move at once: the few packets of 64 KiB
-// that come in while the last ones are handed on.
-const spliceBuffer = 256 << 10
+// spliceBuffers hold what WriteTo and ReadFrom move at once: the few packets of 64 KiB
+// that come in while the last ones are handed on, or one where the connection's buffers
+// are narrow. They are held only while something moves, or waits for an end that takes
+// nothing: a connection on which nothing does holds none.
+var wideSplice, narrowSplice = spliceBuffers(4 * narrowSpliceBuffer), spliceBuffers(narrowSpliceBuffer)
 
-// spliceBuffers are held only while something moves: a connection on which nothing
-// does holds none.
-var spliceBuffers = sync.Pool{New: func() any { return new([spliceBuffer]byte) }}
+const narrowSpliceBuffer = 64 << 10
+
+func spliceBuffers(size int) *sync.Pool {
+	return &sync.Pool{New: func() any { b := make([]byte, size); return &b }}
+}
+
+func (c *Conn) spliceBuffers() *sync.Pool {
+	if c.wide {
+		return wideSplice
+	}
+	return narrowSplice
+}
 
 // WriteTo implements io.WriterTo: what the sandbox sends goes to w, until it ends.
 func (c *Conn) WriteTo(w io.Writer) (moved int64, err error) {
@@ -36,13 +47,14 @@ func (c *Conn) moveTo(w io.Writer) (int64, error) {
 	if err := c.awaitReadable(); err != nil {
 		return 0, err
 	}
-	b := spliceBuffers.Get().(*[spliceBuffer]byte)
-	defer spliceBuffers.Put(b)
-	n, err := c.Read(b[:])
+	buffers := c.spliceBuffers()
+	b := buffers.Get().(*[]byte)
+	defer buffers.Put(b)
+	n, err := c.Read(*b)
 	if err != nil {
 		return 0, err
 	}
-	n, err = w.Write(b[:n])
+	n, err = w.Write((*b)[:n])
 	return int64(n), err
 }
 
@@ -87,10 +99,11 @@ func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
 
 // moveFrom moves what one read returns to the sandbox.
 func (c *Conn) moveFrom(r io.Reader) (int64, error) {
-	b := spliceBuffers.Get().(*[spliceBuffer]byte)
-	defer spliceBuffers.Put(b)
-	n, err := r.Read(b[:])
-	written, writeErr := c.Write(b[:n])
+	buffers := c.spliceBuffers()
+	b := buffers.Get().(*[]byte)
+	defer buffers.Put(b)
+	n, err := r.Read(*b)
+	written, writeErr := c.Write((*b)[:n])
 	if writeErr != nil {
 		err = writeErr
 	}

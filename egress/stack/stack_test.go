@@ -395,23 +395,36 @@ func testOneGrows(t *testing.T, cfg Config) {
 			_, _ = io.CopyN(client, client, much)
 			_ = client.CloseWrite()
 		}()
+		var in, out pieces
+		filled := make(chan struct{})
 		go func() { // ends with the connection
-			_, _ = io.CopyN(server, zeros{}, much)
+			defer close(filled)
+			_, _ = io.CopyN(server, &in, much)
 		}()
-		if _, err := io.Copy(io.Discard, server); err != nil {
+		if _, err := io.Copy(&out, server); err != nil {
 			t.Fatal(err)
 		}
+		<-filled
 		options := server.endpoint.SocketOptions()
 		t.Logf("receive buffer %d KiB, send buffer %d KiB", options.GetReceiveBufferSize()>>10, options.GetSendBufferSize()>>10)
 		if n > 0 && (options.GetReceiveBufferSize() > narrowBuffer || options.GetSendBufferSize() > narrowBuffer) {
 			t.Error("they grew")
 		}
+		if n > 0 && (in.largest > narrowBuffer || out.largest > narrowBuffer) {
+			t.Errorf("pieces of %d and %d bytes are on their way besides", in.largest, out.largest)
+		}
 	}
 }
 
-type zeros struct{}
+// pieces can be read for ever, and written to, and keeps how large pieces were.
+type pieces struct{ largest int }
 
-func (zeros) Read(b []byte) (int, error) { return len(b), nil }
+func (p *pieces) Read(b []byte) (int, error) {
+	p.largest = max(p.largest, len(b))
+	return len(b), nil
+}
+
+func (p *pieces) Write(b []byte) (int, error) { return p.Read(b) }
 
 func TestADeviceThatBlocksIsRefused(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
