@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -212,4 +214,70 @@ func TestBytesFromUpstreamWakeTheSandboxAndItsOwnKeepItAwake(t *testing.T) {
 	if a, err := b.try(newRequest(t, "GET", "http://a.plain.test/", nil)); err == nil {
 		t.Errorf("got %+v", a)
 	}
+}
+
+// Who waits for an answer that will not come learns that, too.
+func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
+	for name, end := range map[string]func(net.Conn) error{
+		"its server closes it": func(c net.Conn) error { return c.Close() },
+		"its server resets it": func(c net.Conn) error { return errors.Join(c.(*net.TCPConn).SetLinger(0), c.Close()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t)
+			b := r.box("k3f9x2m7q1az")
+			sleeps, woken := make(chan struct{}), make(chan struct{}, 1)
+			r.servers.mu.Lock()
+			r.servers.speak = func(conn net.Conn) {
+				<-sleeps
+				if err := end(conn); err != nil {
+					t.Error(err)
+				}
+			}
+			r.servers.mu.Unlock()
+			conn, err := b.DialContext(within(t), "tcp", "db.tcp.test:5432")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			r.sandboxes.mu.Lock()
+			r.sandboxes.roused = func(context.Context, sandbox.ID) error {
+				select {
+				case woken <- struct{}{}:
+				default:
+				}
+				return nil
+			}
+			r.sandboxes.mu.Unlock()
+			close(sleeps)
+			select {
+			case <-woken:
+			case <-within(t).Done():
+				t.Error("it sleeps on")
+			}
+		})
+	}
+}
+
+// Nothing wakes because the network is taken away: what it was for is at its end.
+func TestDetachingWakesNobody(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	conn, err := b.DialContext(within(t), "tcp", "db.tcp.test:5432")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := io.WriteString(conn, "x"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(conn, make([]byte, 1)); err != nil { // the server echoes it
+		t.Fatal(err)
+	}
+	r.sandboxes.mu.Lock()
+	r.sandboxes.roused = func(context.Context, sandbox.ID) error {
+		t.Error("it is woken")
+		return nil
+	}
+	r.sandboxes.mu.Unlock()
+	r.Detach(b.sb.ID)
 }

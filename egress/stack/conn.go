@@ -131,10 +131,8 @@ type payload interface {
 func (c *Conn) write(p payload) (written int, err error) {
 	c.writing.Lock()
 	defer c.writing.Unlock()
-	if arriving := c.flow.stack.cfg.Arriving; arriving != nil {
-		if err := arriving(c.flow.stack.ctx); err != nil {
-			return 0, &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
-		}
+	if err := c.arrive(); err != nil {
+		return 0, &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 	}
 	for p.Len() > 0 {
 		if c.closed.Load() {
@@ -150,8 +148,6 @@ func (c *Conn) write(p payload) (written int, err error) {
 		case nil:
 		case *tcpip.ErrWouldBlock:
 			c.writeLimit.wait(c.writable.came)
-		case *tcpip.ErrBadBuffer:
-			return written, errPayload
 		default:
 			return written, connError("write", err)
 		}
@@ -159,12 +155,25 @@ func (c *Conn) write(p payload) (written int, err error) {
 	return written, nil
 }
 
-// errPayload: the payload could not be read. What was read of it is lost.
-var errPayload = errors.New("what was to be sent could not be read")
+// arrive tells Config.Arriving that something is about to come. Nothing comes any
+// more when the stack ends.
+func (c *Conn) arrive() error {
+	s := c.flow.stack
+	if s.cfg.Arriving == nil {
+		return nil
+	}
+	if err := s.ctx.Err(); err != nil {
+		return err
+	}
+	return s.cfg.Arriving(s.ctx)
+}
 
 // CloseWrite says to the sandbox that nothing more comes. What it sends can still
 // be read.
 func (c *Conn) CloseWrite() error {
+	if err := c.arrive(); err != nil {
+		return err
+	}
 	if err := c.endpoint.Shutdown(tcpip.ShutdownWrite); err != nil {
 		return connError("close", err)
 	}
@@ -195,6 +204,7 @@ func (c *Conn) ended() {
 	c.readLimit.set(time.Time{})
 	c.writeLimit.set(time.Time{})
 	c.release()
+	_ = c.arrive() // the end is with the sandbox's kernel, whoever sleeps
 }
 
 // LocalAddr is what the sandbox dialled.

@@ -62,8 +62,9 @@ type Config struct {
 	// Sent is told when bytes of a connection came from the sandbox. It must not
 	// wait. May be nil.
 	Sent func()
-	// Arriving is called before bytes are written to the sandbox, which may be
-	// frozen; an error is that of the write. ctx ends with the stack. May be nil.
+	// Arriving is called for bytes to the sandbox, which may be frozen, before they are
+	// written, and for the end of a connection; an error is that of the write. ctx ends
+	// with the stack. May be nil.
 	Arriving func(ctx context.Context) error
 	// Log is for what nobody can be told otherwise; the caller adds the sandbox.
 	Log *slog.Logger
