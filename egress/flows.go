@@ -1,9 +1,10 @@
 package egress
 
 import (
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/prometheus/client_golang/prometheus"
 )
 
 // Flows are what a sandbox sent, or wanted to, oldest first.

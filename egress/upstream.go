@@ -64,7 +64,7 @@ func wayOf(ctx context.Context) way { return ctx.Value(wayKey{}).(way) }
 func poolOf(ctx context.Context) string {
 	w := wayOf(ctx)
 	if w.private {
-		return w.sender + " private"
+		return "private " + w.sender // which begins no name of a sender
 	}
 	return w.sender
 }
