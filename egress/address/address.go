@@ -40,13 +40,20 @@ type block struct {
 // (RFC 6890 and what updated it); the addresses of metadata services are those
 // that clouds document.
 var blocks = parse([][2]string{
-	{"169.254.169.254/32", string(Metadata)}, // AWS, Azure, Google, DigitalOcean, OpenStack
-	{"169.254.170.0/23", string(Metadata)},   // AWS: credentials of containers
-	{"100.100.100.200/32", string(Metadata)}, // Alibaba
-	{"192.0.0.192/32", string(Metadata)},     // Oracle
-	{"168.63.129.16/32", string(Metadata)},   // Azure's wire server, in public space
-	{"fd00:ec2::/64", string(Metadata)},      // AWS
-	{"fd20:ce::254/128", string(Metadata)},   // Google
+	{"169.254.169.254/32", string(Metadata)},     // AWS, Azure, Google, DigitalOcean, OpenStack
+	{"169.254.170.0/23", string(Metadata)},       // AWS: credentials of containers
+	{"169.254.42.42/32", string(Metadata)},       // Scaleway
+	{"169.254.0.23/32", string(Metadata)},        // Tencent
+	{"169.254.10.10/32", string(Metadata)},       // Tencent
+	{"100.100.100.200/32", string(Metadata)},     // Alibaba
+	{"192.0.0.192/32", string(Metadata)},         // Oracle
+	{"168.63.129.16/32", string(Metadata)},       // Azure's wire server, in public space
+	{"fd00:ec2::/64", string(Metadata)},          // AWS
+	{"fd20:ce::254/128", string(Metadata)},       // Google
+	{"fd00:c1::a9fe:a9fe/128", string(Metadata)}, // Oracle
+	{"fd00:42::42/128", string(Metadata)},        // Scaleway
+	{"fd00:a9fe:a9fe::1/128", string(Metadata)},  // Akamai
+	{"fd00:100::100:200/128", string(Metadata)},  // Alibaba
 
 	{"0.0.0.0/8", string(Unspecified)},
 	{"10.0.0.0/8", string(Private)},

@@ -18,6 +18,8 @@ func TestClassesOfTheRegistries(t *testing.T) {
 		"169.254.0.1": LinkLocal, "169.254.169.253": LinkLocal, "fe80::1": LinkLocal, "febf::1": LinkLocal, "fe80::1%eth0": LinkLocal, "2606:4700::1%1": LinkLocal,
 		"169.254.169.254": Metadata, "169.254.170.2": Metadata, "169.254.171.255": Metadata, "100.100.100.200": Metadata,
 		"192.0.0.192": Metadata, "168.63.129.16": Metadata, "fd00:ec2::254": Metadata, "fd20:ce::254": Metadata,
+		"169.254.42.42": Metadata, "169.254.0.23": Metadata, "169.254.10.10": Metadata, "fd00:42::42": Metadata, "fd00:c1::a9fe:a9fe": Metadata,
+		"fd00:a9fe:a9fe::1": Metadata, "fd00:100::100:200": Metadata,
 		"100.64.0.0": Shared, "100.127.255.255": Shared,
 		"224.0.0.1": Multicast, "239.255.255.255": Multicast, "ff02::1": Multicast,
 		"255.255.255.255": Broadcast, "240.0.0.1": Reserved, "255.255.255.254": Reserved, "192.0.0.1": Reserved,
