@@ -281,18 +281,3 @@ func TestDetachingWakesNobody(t *testing.T) {
 	r.sandboxes.mu.Unlock()
 	r.Detach(b.sb.ID)
 }
-
-// Names of owners are of any kind.
-func TestNoTwoWaysShareConnections(t *testing.T) {
-	pools := map[string]way{}
-	for _, w := range []way{
-		{outsideName("ann"), false}, {outsideName("ann"), true}, {outsideName("ann private"), false}, {outsideName("ann private"), true},
-		{"k3f9x2m7q1az", false}, {"k3f9x2m7q1az", true},
-	} {
-		pool := poolOf(w.along(newRequest(t, "GET", "http://a.test/", nil)).Context())
-		if other, taken := pools[pool]; taken {
-			t.Errorf("%+v and %+v share connections", w, other)
-		}
-		pools[pool] = w
-	}
-}
