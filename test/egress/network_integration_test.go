@@ -40,3 +40,12 @@ func TestASandboxReachesServersByName(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 }
+
+func TestPingIsAnsweredByTheNode(t *testing.T) {
+	b := commonNode(t).newBox(t).canSay()
+	for _, host := range []string{"198.18.0.1", "a.pass.test"} {
+		if got := b.exec("echo hello | python3 /tmp/say.py ping " + host); got != "hello" {
+			t.Errorf("%s answers %q", host, got)
+		}
+	}
+}

@@ -3,6 +3,7 @@
 say.py tcp HOST PORT           what standard input has, as it is
 say.py tls HOST PORT SNI       the same in TLS; SNI - names no server
 say.py udp HOST PORT           one datagram, and waits for one
+say.py ping HOST               asks for an echo of standard input (ICMP), as ping does
 say.py ws HOST PORT PATH       a WebSocket, of which it prints the messages
 """
 import base64, os, socket, ssl, struct, sys
@@ -54,7 +55,22 @@ def messages(data):
     return joined, False
 
 
-def main(how, host, port, *more):
+def ping(host):
+    """What comes back of an echo request. The kernel fills in its number and checksum."""
+    conn = socket.socket(socket.AF_INET, socket.SOCK_DGRAM, socket.IPPROTO_ICMP)
+    conn.settimeout(PATIENCE)
+    conn.connect((host, 0))
+    conn.send(struct.pack(">BBHHH", 8, 0, 0, 0, 1) + sys.stdin.buffer.read())
+    answer = conn.recv(65536)
+    if answer[0] != 0:
+        raise OSError(f"an answer of type {answer[0]}")
+    return answer[8:]
+
+
+def main(how, host, port=0, *more):
+    if how == "ping":
+        sys.stdout.buffer.write(ping(host))
+        return
     kind = socket.SOCK_DGRAM if how == "udp" else socket.SOCK_STREAM
     conn = socket.socket(socket.AF_INET, kind)
     conn.settimeout(PATIENCE)
