@@ -35,6 +35,7 @@ type destination struct {
 	host string
 	addr netip.Addr // the virtual one, or that which no name led to
 	port uint16
+	flow string // what the audit log calls the connection, or the request from outside
 }
 
 func (d destination) request() rule.Request {
@@ -52,7 +53,7 @@ func (m *member) TCP(ctx context.Context, f *stack.Flow) {
 		m.gateway(ctx, f, to.Port())
 		return
 	}
-	d := destination{addr: to.Addr(), port: to.Port()}
+	d := destination{addr: to.Addr(), port: to.Port(), flow: m.e.newFlow()}
 	d.host, _ = m.names.Host(to.Addr())
 	m.connect(ctx, d, flow{f})
 }
@@ -205,7 +206,7 @@ func (m *sender) interception(to destination, tls bool, h http.Handler) intercep
 		Host: to.host, Port: to.port, TLS: tls, Handler: h,
 		Refused: func(r *http.Request, status int, why intercept.Refusal) {
 			m.record(audit.Entry{
-				Kind: audit.Request, Host: to.host, Port: to.port, Method: r.Method, Path: r.URL.EscapedPath(),
+				Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port, Method: r.Method, Path: r.URL.EscapedPath(),
 				Verdict: audit.Deny, Reason: why.Reason, Status: status,
 			})
 		},
@@ -313,7 +314,7 @@ func (c *connection) failed(err error) {
 
 // entry completes an entry about the connection and writes it.
 func (c *connection) entry(e audit.Entry) {
-	e.Kind, e.Host, e.Port, e.Rule = audit.Connection, c.to.host, c.to.port, c.decision.Rule
+	e.Kind, e.Flow, e.Host, e.Port, e.Rule = audit.Connection, c.to.flow, c.to.host, c.to.port, c.decision.Rule
 	if !e.Address.IsValid() {
 		e.Address = c.to.unnamed()
 	}

@@ -27,6 +27,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/ca"
@@ -109,7 +110,8 @@ type Egress struct {
 
 	upstream atomic.Pointer[upstreams]
 	settings atomic.Pointer[Settings]
-	requests atomic.Int64 // under way
+	requests atomic.Int64  // under way
+	flows    atomic.Uint64 // the number of the latest connection; they begin at the time in microseconds
 	// sandboxes is set by Bind, before anything is attached.
 	sandboxes Sandboxes
 
@@ -153,6 +155,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		outside: map[string]*outside{},
 		filters: newFilters(),
 	}
+	e.flows.Store(uint64(time.Now().UnixMicro()))
 	e.ctx, e.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {

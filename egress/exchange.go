@@ -32,7 +32,7 @@ func (m *sender) handler(to destination, tls bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := &exchange{m: m, to: to, tls: tls, began: time.Now()}
 		x.entry = audit.Entry{
-			Kind: audit.Request, Host: to.host, Port: to.port,
+			Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port,
 			Method: r.Method, Path: r.URL.EscapedPath(),
 		}
 		x.serve(w, r)

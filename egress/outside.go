@@ -105,7 +105,7 @@ func (e *Egress) Connect(ctx context.Context, owner string, to forward.Target, t
 		return
 	}
 	defer s.leave()
-	s.connect(s.ctx, destination{host: to.Host, addr: to.Address, port: to.Port}, tunnel{t, s.ctx})
+	s.connect(s.ctx, destination{host: to.Host, addr: to.Address, port: to.Port, flow: e.newFlow()}, tunnel{t, s.ctx})
 }
 
 // Request implements forward.Way.
@@ -117,7 +117,7 @@ func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, t
 	}
 	defer s.leave()
 	defer context.AfterFunc(s.ctx, func() { cut(w) })()
-	d := destination{host: to.Host, port: to.Port}
+	d := destination{host: to.Host, port: to.Port, flow: e.newFlow()}
 	e.server.ServeRequest(w, r.WithContext(s.ctx), s.interception(d, to.TLS, s.handler(d, to.TLS)))
 }
 

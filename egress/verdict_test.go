@@ -253,6 +253,29 @@ func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
 	}
 }
 
+func TestEntriesTellOneConnectionFromAnother(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	for _, path := range []string{"/1", "/2"} { // on one connection
+		b.want(b.get("http://a.plain.test"+path), 200, "this is")
+	}
+	b.Client.CloseIdleConnections()
+	b.want(b.get("http://a.plain.test/3"), 200, "this is")
+	flow := func(path string) string {
+		return b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == path }).Flow
+	}
+	if first, second, third := flow("/1"), flow("/2"), flow("/3"); first == "" || second != first || third == first {
+		t.Errorf("the flows are %q, %q and %q", first, second, third)
+	}
+	b.rules(rule.Rule{Name: "no", Hosts: []string{"no.tcp.test"}, Ports: []rule.Ports{{First: 9, Last: 9}}, Action: rule.Deny})
+	if conn, err := b.DialContext(within(t), "tcp", "no.tcp.test:9"); err == nil {
+		conn.Close()
+		t.Error("connected")
+	}
+	if e := b.entry("no.tcp.test", nil); e.Kind != audit.Connection || e.Flow == "" {
+		t.Errorf("the audit log says %+v", e)
+	}
+}
+
 func TestRefusedNamesAreToldWithTheirRule(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "not this one"})
