@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/link"
+	"github.com/doze-run/doze/runtime/netns/tun"
 )
 
 // patience bounds what waits for an event. It is no measure of speed.
@@ -578,4 +579,31 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	}
 	all.Wait()
 	eventually(t, "their room is free again", func() bool { return s.connections() == 0 })
+}
+
+// The node was killed, and has started again.
+func TestAConnectionFromBeforeIsResetWhenTheSandboxSends(t *testing.T) {
+	h, conns := accepted(t)
+	s, k := start(t, Config{Handler: h})
+	client, _ := pair(t, k, conns)
+	if err := s.device.close(); err != nil { // and nobody says goodbye
+		t.Fatal(err)
+	}
+	var fd int
+	var err error
+	k.in(func() { fd, err = tun.Make() })
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := New(Config{Device: os.NewFile(uintptr(fd), "tun"), Handler: h})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer again.Close()
+	if _, err := io.WriteString(client, "is anybody there?"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("got %v", err)
+	}
 }
