@@ -64,7 +64,12 @@ func (b *Budget) SetConnections(n int) { b.connections.limit.Store(int64(n)) }
 // Connections is how many there are.
 func (b *Budget) Connections() int { return int(b.connections.used.Load()) }
 
-func (b *Budget) takeConnection() bool { return b == nil || b.connections.take() }
+// Take takes room for a connection, and says whether there is any. Who took it gives
+// it back.
+func (b *Budget) Take() bool { return b == nil || b.connections.take() }
+
+// Give gives back what Take took.
+func (b *Budget) Give() { b.give(false) }
 
 func (b *Budget) takeWide() bool { return b == nil || b.wide.take() }
 

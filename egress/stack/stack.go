@@ -252,7 +252,7 @@ func (s *Stack) takeRoom(a attempt) (taken, known bool, full Exceeded) {
 		return false, false, Attempts
 	case s.flows >= s.cfg.Limits.Connections:
 		return false, false, Connections
-	case !s.cfg.Budget.takeConnection():
+	case !s.cfg.Budget.Take():
 		return false, false, AllConnections
 	}
 	s.attempts[a] = struct{}{}
