@@ -37,8 +37,10 @@ type Egress struct {
 	// The URL of an HTTP proxy (CONNECT) through which upstream servers are
 	// reached. Default: none.
 	UpstreamProxy string `json:"upstream_proxy,omitempty"`
-	// Whether TLS connections that are passed through may hide their server's
-	// name (Encrypted Client Hello): `refuse` or `allow`. Default: `refuse`.
+	// What becomes of TLS connections to hosts that no rule looks into, if they
+	// may hide their server's name (Encrypted Client Hello, of which browsers send
+	// the form always): `intercept`, or `allow` to let them pass through. Default:
+	// `intercept`.
 	ECH string `json:"ech,omitempty"`
 	// How many connections all sandboxes have at most. Default: 16384.
 	MaxConnections int `json:"max_connections,omitempty"`
@@ -66,11 +68,11 @@ func (e *Egress) settings() (egress.Settings, error) {
 		return s, fmt.Errorf("egress: %w", err)
 	}
 	switch e.ECH {
-	case "", "refuse":
+	case "", "intercept":
 	case "allow":
 		s.AllowECH = true
 	default:
-		return s, fmt.Errorf("egress: ech is %q; write refuse or allow", e.ECH)
+		return s, fmt.Errorf("egress: ech is %q; write intercept or allow", e.ECH)
 	}
 	set(&s.MaxConnections, e.MaxConnections)
 	set(&s.MaxSandboxConnections, e.MaxSandboxConnections)

@@ -38,7 +38,7 @@ import (
 //		name_servers            <address...>
 //		upstream_ca             <file>
 //		upstream_proxy          <url>
-//		ech                     refuse|allow
+//		ech                     intercept|allow
 //		max_connections         <count>
 //		max_sandbox_connections <count>
 //		policy_memory           <size>

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
@@ -157,30 +158,44 @@ func (c *connection) look(ctx context.Context) {
 // tls checks a ClientHello and intercepts the connection or passes it on.
 func (c *connection) tls(ctx context.Context, s *opened) {
 	hello, err := s.hello()
-	reason := ""
 	switch name := name(hello); {
 	case err != nil:
-		reason = "its TLS ClientHello cannot be read"
+		c.deny("its TLS ClientHello cannot be read")
 	case name == "":
-		reason = "its TLS connection names no server (no SNI)"
+		c.deny("its TLS connection names no server (no SNI)")
 	case name != c.to.host:
-		reason = otherHost(hello)
-	case c.decision.Verdict == rule.VerdictInspect: // it never sees what ECH hides, for its leaf has no key for it
+		c.deny(otherHost(hello))
+	case c.decision.Verdict == rule.VerdictInspect:
 		c.intercept(ctx, s, true, c.m.handler(c.to, true))
 		return
-	case hello.ECH && !c.m.e.settings.Load().AllowECH:
-		reason = "it may hide its server's name (Encrypted Client Hello)"
+	case c.hides(hello):
+		c.reveal(ctx, s)
+		return
 	default:
 		c.carry(ctx, s)
 		return
 	}
-	c.deny(reason)
-	if err != nil || name(hello) != c.to.host {
-		// No certificate fits: the client would not read an answer.
-		s.Abort()
-		return
-	}
-	c.intercept(ctx, s, true, c.refusing(reason))
+	// No certificate fits: the client would not read an answer.
+	s.Abort()
+}
+
+// hides says whether a connection may be for a name that the node cannot read, and
+// must not pass through therefore.
+func (c *connection) hides(h clienthello.Hello) bool {
+	return h.ECH && !c.m.e.settings.Load().AllowECH
+}
+
+// reasonECH is why requests are looked at that no rule looks at.
+const reasonECH = "intercepted because its ClientHello has ECH"
+
+// reveal intercepts a connection that may hide its server's name. What is hidden
+// goes nowhere: the node is a server without ECH, which reads the outer name only. A
+// client that sent noise (GREASE) goes on, one that hides a name ends the connection
+// (RFC 9849, section 6.1.6).
+func (c *connection) reveal(ctx context.Context, s *opened) {
+	c.intercept(ctx, s, true, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c.m.serve(w, r, c.to, true, reasonECH)
+	}))
 }
 
 // otherHost is why a connection is refused whose TLS is for another host.
@@ -329,8 +344,9 @@ var errSilent = errors.New("the client ended the connection before it had said a
 // opened is an accepted connection of which the first bytes may have been read.
 type opened struct {
 	forward.Conn
-	first []byte // read, and to be read again
-	wants string // the host of which a ClientHello has to be; empty if it was checked
+	first []byte      // read, and to be read again
+	wants string      // the host of which a ClientHello has to be; empty if it was checked
+	kept  atomic.Bool // it outlives the connection to the server
 }
 
 // speaks is what a client's first bytes look like.

@@ -29,14 +29,18 @@ const (
 
 // handler serves the requests of a connection.
 func (m *sender) handler(to destination, tls bool) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := &exchange{m: m, to: to, tls: tls, began: time.Now()}
-		x.entry = audit.Entry{
-			Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port,
-			Method: r.Method, Path: r.URL.EscapedPath(),
-		}
-		x.serve(w, r)
-	})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, to, tls, "") })
+}
+
+// serve serves a request. The reason is written of it unless there is one for what
+// became of it.
+func (m *sender) serve(w http.ResponseWriter, r *http.Request, to destination, tls bool, reason string) {
+	x := &exchange{m: m, to: to, tls: tls, began: time.Now()}
+	x.entry = audit.Entry{
+		Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port,
+		Method: r.Method, Path: r.URL.EscapedPath(), Reason: reason,
+	}
+	x.serve(w, r)
 }
 
 // exchange is a request with its response.

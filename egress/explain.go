@@ -87,6 +87,8 @@ func (k known) Secret(source rule.Source, name, host string) error {
 	return err
 }
 
+func (k known) ECH() bool { return k.e.settings.Load().AllowECH }
+
 func (k known) ownerOf(source rule.Source) string {
 	if source == rule.Node {
 		return k.e.cfg.Operator

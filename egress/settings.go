@@ -26,7 +26,8 @@ type Settings struct {
 	UpstreamCAs []byte
 	// UpstreamProxy is an HTTP proxy through which servers are dialled, or nil.
 	UpstreamProxy *url.URL
-	// AllowECH lets connections pass through that hide their server's name.
+	// AllowECH lets connections pass through that may hide their server's name,
+	// instead of intercepting them.
 	AllowECH bool
 	// MaxConnections bounds the connections of all sandboxes and of the proxy,
 	// MaxSandboxConnections those of one sandbox, or of one owner at the proxy.

@@ -13,7 +13,8 @@ import (
 )
 
 // splice carries what both ends say until both have ended, and writes what came
-// of it. It closes both.
+// of it. It closes both. A connection that may hide its server's name does not pass
+// through: it is intercepted, and the server hears nothing of it.
 func (c *connection) splice(ctx context.Context, s *opened, server net.Conn) {
 	defer server.Close()
 	defer context.AfterFunc(ctx, func() { server.Close() })()
@@ -21,12 +22,18 @@ func (c *connection) splice(ctx context.Context, s *opened, server net.Conn) {
 	var errOut, errIn error
 	var back sync.WaitGroup
 	back.Go(func() { // ends when either connection does
-		if in, errIn = receive(s, server); errIn != nil {
+		if in, errIn = receive(s, server); errIn != nil && !s.kept.Load() {
 			s.Abort()
 			server.Close()
 		}
 	})
-	if out, errOut = c.send(server, s); errOut != nil {
+	if out, errOut = c.send(server, s); errors.Is(errOut, errHides) {
+		s.kept.Store(true)
+		server.Close()
+		back.Wait()
+		c.reveal(ctx, s)
+		return
+	} else if errOut != nil {
 		s.Abort()
 		server.Close()
 	}
@@ -68,7 +75,8 @@ func receive(s *opened, server net.Conn) (int64, error) {
 	return n, err
 }
 
-// checkFirst holds a TLS client on any port to the name that it looked up.
+// checkFirst holds a TLS client on any port to the name that it looked up. It returns
+// errHides if that may be another one.
 func (c *connection) checkFirst(s *opened) error {
 	if s.wants == "" {
 		return nil
@@ -85,8 +93,8 @@ func (c *connection) checkFirst(s *opened) error {
 		return &deniedError{"its TLS ClientHello cannot be read"}
 	case hello.ServerName != "" && name(hello) != s.wants:
 		return &deniedError{otherHost(hello)}
-	case hello.ECH && !c.m.e.settings.Load().AllowECH:
-		return &deniedError{"it may hide its server's name (Encrypted Client Hello)"}
+	case c.hides(hello):
+		return errHides
 	}
 	return nil
 }
@@ -102,6 +110,9 @@ func (o *opened) sniffFirst() (isTLS bool, err error) {
 	o.first = b
 	return clienthello.IsTLS(b[0]), nil
 }
+
+// errHides ends what passes through, not the client's connection.
+var errHides = errors.New("it may hide its server's name")
 
 // deniedError ends a connection that turned out to be refused.
 type deniedError struct{ reason string }

@@ -195,6 +195,8 @@ func (e *Egress) ExplainOutside(_ context.Context, owner, method, url string, he
 // known is what Explain asks for.
 type known struct{ *Egress }
 
+func (k known) ECH() bool { return false }
+
 func (k known) Policy(_ rule.Source, name string) (string, error) {
 	for _, p := range k.Policies(k.Owner) {
 		if p.Name == name {

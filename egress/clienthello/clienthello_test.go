@@ -2,10 +2,7 @@ package clienthello
 
 import (
 	"bytes"
-	"crypto/ecdh"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -14,6 +11,8 @@ import (
 	"testing"
 	"testing/iotest"
 	"time"
+
+	"github.com/doze-run/doze/egress/clienthello/hellotest"
 )
 
 // say returns what a client of this configuration sends first.
@@ -36,20 +35,14 @@ func (e *ear) Read([]byte) (int, error)         { return 0, io.EOF }
 func (e *ear) Close() error                     { return nil }
 func (e *ear) SetWriteDeadline(time.Time) error { return nil }
 
-// echConfigs is a list with one configuration (RFC 9849, section 4).
+// echConfigs hide a name behind a public one.
 func echConfigs(t testing.TB, public string) []byte {
 	t.Helper()
-	key, err := ecdh.X25519().GenerateKey(rand.Reader)
+	list, err := hellotest.ECHConfigs(public)
 	if err != nil {
 		t.Fatal(err)
 	}
-	vector := func(b []byte) []byte { return append(binary.BigEndian.AppendUint16(nil, uint16(len(b))), b...) }
-	contents := append([]byte{7, 0, 0x20}, vector(key.PublicKey().Bytes())...) // config_id, DHKEM(X25519)
-	contents = append(contents, vector([]byte{0, 1, 0, 1})...)                 // HKDF-SHA256, AES-128-GCM
-	contents = append(contents, 32, byte(len(public)))
-	contents = append(contents, public...)
-	contents = append(contents, 0, 0) // no extensions
-	return vector(append([]byte{0xfe, 0x0d}, vector(contents)...))
+	return list
 }
 
 func TestHelloOfRealClients(t *testing.T) {

@@ -62,6 +62,8 @@ type Known interface {
 	Policy(source rule.Source, name string) (digest string, err error)
 	// Secret returns why the secret cannot be sent to that host, or nil.
 	Secret(source rule.Source, name, host string) error
+	// ECH says whether connections pass through whose ClientHello has it.
+	ECH() bool
 }
 
 // Of explains a request, which Parse made.
@@ -73,7 +75,11 @@ func Of(t *rule.Table, r rule.Request, known Known) Explanation {
 	}
 	d := t.Connect(r)
 	if d.Verdict != rule.VerdictInspect {
-		return of(Connection, d)
+		e := of(Connection, d)
+		if e.Verdict == rule.VerdictAllow && r.HTTPS && !known.ECH() {
+			e.Reason += ", or is intercepted if its ClientHello has ECH (browsers')"
+		}
+		return e
 	}
 	if r.Method == "" {
 		e := of(Request, d)

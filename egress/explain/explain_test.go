@@ -12,8 +12,9 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// known has the policy bearer, and the secret github for api.github.com.
-type known struct{}
+// known has the policy bearer, and the secret github for api.github.com. It says
+// whether ECH passes through.
+type known bool
 
 func (known) Policy(_ rule.Source, name string) (string, error) {
 	if name != "bearer" {
@@ -31,6 +32,8 @@ func (known) Secret(source rule.Source, name, host string) error {
 	}
 	return nil
 }
+
+func (k known) ECH() bool { return bool(k) }
 
 func layer(t *testing.T, source rule.Source, text string) *rule.Layer {
 	t.Helper()
@@ -82,7 +85,7 @@ func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got := shown(Of(table, r, known{}))
+			got := shown(Of(table, r, known(false)))
 			for _, part := range want {
 				if !strings.Contains(got, part) {
 					t.Errorf("got %q, want %q", got, part)
@@ -92,6 +95,31 @@ func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
 				t.Errorf("got %q", got)
 			}
 		})
+	}
+}
+
+func TestExplanationsSayWhatBecomesOfECH(t *testing.T) {
+	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{
+		layer(t, rule.Node, `[{"name":"no","hosts":["evil.example"],"ports":["443"],"action":"deny"}]`),
+	}}
+	const intercepted = "or is intercepted if its ClientHello has ECH"
+	for _, c := range []struct {
+		url    string
+		passes known
+		want   bool
+	}{
+		{"https://example.com/", false, true},
+		{"https://example.com/", true, false},
+		{"http://example.com/", false, false},
+		{"https://evil.example/", false, false},
+	} {
+		r, err := Parse("GET", c.url, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := Of(table, r, c.passes).Reason; strings.Contains(got, intercepted) != c.want {
+			t.Errorf("%s: got %q", c.url, got)
+		}
 	}
 }
 

@@ -24,6 +24,7 @@ type connection struct {
 
 	mu       sync.Mutex
 	handlers int
+	asked    bool          // a handler has begun
 	ended    bool          // no handler begins any more
 	idle     chan struct{} // closed when it has ended and no handler runs
 }
@@ -71,6 +72,7 @@ func (c *connection) enter() bool {
 		return false
 	}
 	c.handlers++
+	c.asked = true
 	return true
 }
 

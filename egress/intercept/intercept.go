@@ -101,8 +101,10 @@ func New(cfg Config) *Server {
 // handlers too. When ctx ends the connection is closed. It closes conn in any
 // case.
 //
-// An error is a TLS handshake that failed: mostly a client that does not trust
-// the certificate. All that went wrong later was told to the client.
+// An error is a TLS handshake that failed, mostly with a client that does not trust
+// the certificate, or the alert of a client that ended TLS without a request: it
+// wanted Encrypted Client Hello, for instance. All that went wrong later was told to
+// the client.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -123,6 +125,22 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 	}
 	cancel()
 	c.handlersDone()
+	if t, ok := c.served.(*tls.Conn); ok && !c.asked {
+		if err := rejection(t); err != nil {
+			return fmt.Errorf("TLS with a client of %s: %w", d.Host, err)
+		}
+	}
+	return nil
+}
+
+// rejection is the alert with which the client ended a connection that is closed, or
+// nil.
+func rejection(t *tls.Conn) error {
+	_, err := t.Read(make([]byte, 1)) // what ended reading, once more
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "remote error" { // as crypto/tls has it of alerts
+		return err
+	}
 	return nil
 }
 

@@ -10,10 +10,7 @@ package main
 
 import (
 	"context"
-	"crypto/ecdh"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"flag"
 	"fmt"
 	"io"
@@ -24,6 +21,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/doze-run/doze/egress/clienthello/hellotest"
 )
 
 // patience with a server. It decides only how long a broken one keeps a test.
@@ -50,7 +49,7 @@ func run(connect, sni, ech string, authorities []string) error {
 	defer raw.Close()
 	config := &tls.Config{ServerName: sni, InsecureSkipVerify: true, NextProtos: []string{"h2"}}
 	if ech != "" {
-		if config.EncryptedClientHelloConfigList, err = echConfigs(ech); err != nil {
+		if config.EncryptedClientHelloConfigList, err = hellotest.ECHConfigs(ech); err != nil {
 			return err
 		}
 		config.MinVersion = tls.VersionTLS13
@@ -84,27 +83,4 @@ func get(ctx context.Context, client *http2.ClientConn, authority string) error 
 	body, err := io.ReadAll(resp.Body)
 	fmt.Println(resp.StatusCode, strings.TrimSpace(string(body)))
 	return err
-}
-
-// echConfigs is a list with one configuration (RFC 9849, section 4) of a key that
-// nobody has.
-func echConfigs(public string) ([]byte, error) {
-	key, err := ecdh.X25519().GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, err
-	}
-	// config_id, DHKEM(X25519, HKDF-SHA256)
-	contents := []byte{1, 0, 0x20}
-	contents = append(vector(contents, 2, key.PublicKey().Bytes()),
-		0, 4, 0, 1, 0, 1, // HKDF-SHA256 with AES-128-GCM
-		0) // maximum_name_length
-	contents = vector(contents, 1, []byte(public))
-	contents = vector(contents, 2, nil) // extensions
-	return vector(nil, 2, vector([]byte{0xfe, 0x0d}, 2, contents)), nil
-}
-
-// vector appends the length of v, in so many bytes, and v.
-func vector(b []byte, bytes int, v []byte) []byte {
-	length := binary.BigEndian.AppendUint16(nil, uint16(len(v)))
-	return append(append(b, length[2-bytes:]...), v...)
 }
