@@ -1,7 +1,7 @@
 // Package trust makes the programs of a sandbox trust the node's CAs, in whatever
-// image: it adds them to the system's store as the distribution would, to Java's,
-// and keeps two files for the clients that read a variable. What it adds is replaced
-// by the next Install; all else stays as it is.
+// image: it adds them to the system's store as the distribution would, to Java's and,
+// by policies, to browsers', and keeps two files for the clients that read a variable.
+// What it adds is replaced by the next Install; all else stays as it is.
 package trust
 
 import (
@@ -18,13 +18,16 @@ import (
 	"syscall"
 )
 
+// ownFolder is the only one of which all files are ours.
+const ownFolder = "/etc/doze"
+
 // Files in the sandbox, on its own disk.
 const (
 	// CAFile has the node's CAs alone.
-	CAFile = "/etc/doze/ca.pem"
+	CAFile = ownFolder + "/ca.pem"
 	// BundleFile has them and the public ones. Where the image has a bundle it is a
 	// link to that one, so that what the sandbox's user adds there is in both.
-	BundleFile = "/etc/doze/ca-bundle.pem"
+	BundleFile = ownFolder + "/ca-bundle.pem"
 )
 
 // bundleVariables name a file with all CAs, extraVariables one with CAs beside
@@ -113,6 +116,7 @@ func (s *Store) Install(ca, roots []byte) (needsRoots bool, err error) {
 	system := in.bundles()
 	in.hashLinks()
 	in.keystores()
+	in.browsers()
 	needsRoots = in.bundle(system, roots)
 	// Last: it says what the next Install has to replace.
 	in.note(s.replace(CAFile, joinPEM(certs)))
@@ -177,7 +181,7 @@ func (in *installation) bundles() (first string) {
 	seen := map[string]bool{}
 	for _, file := range files {
 		real, err := in.resolve(file)
-		if err != nil || seen[real] || within(real, path.Dir(CAFile)) {
+		if err != nil || seen[real] || within(real, ownFolder) {
 			continue // the most are missing in any one image
 		}
 		seen[real] = true

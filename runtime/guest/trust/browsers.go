@@ -1,0 +1,76 @@
+package trust
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+)
+
+// chromiumPolicies are the folders from which browsers made of Chromium read policies,
+// each of its own. Browsers are often installed while a sandbox runs, so the folders
+// are made.
+var chromiumPolicies = []string{
+	"/etc/chromium/policies/managed",
+	"/etc/opt/chrome/policies/managed",
+	"/etc/opt/chrome_for_testing/policies/managed",
+	"/etc/opt/edge/policies/managed",
+	"/etc/brave/policies/managed",
+}
+
+const (
+	// chromiumFile is beside those of others. Where several files have the same policy
+	// Chromium takes the last one's, by name.
+	chromiumFile = "zz-doze.json"
+	// firefoxFile is the only one from which Firefox reads policies.
+	firefoxFile = "/etc/firefox/policies/policies.json"
+)
+
+// ownFirefoxFile is how a firefoxFile of ours begins.
+var ownFirefoxFile = []byte(`{"policies":{"Certificates":{"Install":["` + ownFolder + `/doze-`)
+
+// browsers adds the CAs by policies: browsers read neither the system's store nor
+// variables, and their own stores are in profiles that are not there yet.
+func (in *installation) browsers() {
+	content, err := json.Marshal(chromiumPolicy(in.certs))
+	in.note(err)
+	for _, folder := range chromiumPolicies {
+		in.note(in.replace(path.Join(folder, chromiumFile), content))
+	}
+	var files []string // of each Firefox reads one certificate
+	for _, c := range in.certs {
+		files = append(files, path.Join(ownFolder, c.name+".pem"))
+		in.note(in.replace(files[len(files)-1], c.pem))
+	}
+	in.note(in.firefox(files))
+	for _, c := range in.stale {
+		in.note(in.remove(path.Join(ownFolder, c.name+".pem")))
+	}
+}
+
+// chromiumPolicy is what Chromium reads since version 133.
+func chromiumPolicy(certs []*certificate) (p struct{ CACertificates [][]byte }) {
+	for _, c := range certs {
+		p.CACertificates = append(p.CACertificates, c.der)
+	}
+	return p
+}
+
+// firefox has Firefox read the files, unless the image has policies of its own.
+func (in *installation) firefox(files []string) error {
+	have, err := in.read(firefoxFile)
+	switch {
+	case err == nil && !bytes.HasPrefix(have, ownFirefoxFile):
+		return fmt.Errorf("%s is the image's own: Firefox does not trust the node", firefoxFile)
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("Firefox's policies: %w", err)
+	}
+	type object map[string]any
+	content, err := json.Marshal(object{"policies": object{"Certificates": object{"Install": files}}})
+	if err != nil {
+		return err
+	}
+	return in.replace(firefoxFile, content)
+}
