@@ -62,6 +62,9 @@ func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func
 	}
 }
 
+// withClients is for clients that the base image lacks.
+func withClients(req *client.CreateRequest) { req.Image = "localhost/doze/test-clients:latest" }
+
 func (b *box) write(path string, mode os.FileMode, data []byte) {
 	b.t.Helper()
 	if _, err := b.node.API.WriteFile(within(b.t), b.id, path, mode, strings.NewReader(string(data))); err != nil {
@@ -185,6 +188,19 @@ print(len(s.put(sys.argv[1], data=iter([b"x" * 500, b"x" * 500])).json()["body"]
 	})
 }
 
+func TestHTTPX(t *testing.T) {
+	eachWay(t, "httpx", withBearer, func(u *user) {
+		u.write("/srv/client.py", 0o644, []byte(`
+import sys, httpx
+for http2 in (False, True):
+    with httpx.Client(http2=http2) as c:
+        r = c.get(sys.argv[1], params={"a": "b"})
+        print(r.http_version, r.json()["uri"])
+        print(len(c.put(sys.argv[1], content=iter([b"x" * 500, b"x" * 500])).json()["body"]))`))
+		u.prints("HTTP/1.1 /client/?a=b\n1000\nHTTP/2 /client/?a=b\n1000", "python3 /srv/client.py "+u.url("/client/"))
+	}, withClients)
+}
+
 func TestPip(t *testing.T) {
 	eachWay(t, "pypi", withBearer, func(u *user) {
 		u.prints("dozing from the index", "cd /srv && python3 -m venv v && v/bin/pip install -q --no-cache-dir --disable-pip-version-check --index-url "+u.url("/simple")+" dozing && v/bin/python -c 'import dozing; print(dozing.name)'")
@@ -252,7 +268,7 @@ class Get {
 	}
 }`))
 		u.prints("HTTP_2 true\n200 true", "java /srv/Get.java "+u.url("/client/"))
-	}, func(req *client.CreateRequest) { req.Image = "localhost/doze/test-java:latest" })
+	}, withClients)
 }
 
 // goClient puts the test's client, which is written in Go, into the sandbox.

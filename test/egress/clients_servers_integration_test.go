@@ -84,6 +84,7 @@ func (s *servers) serveClients(mux *http.ServeMux) {
 		case <-r.Context().Done():
 		}
 	})
+	servePage(handle)
 	handle("/git/", s.git)
 	for _, w := range ways {
 		handle(w.host("npm")+"/", npmRegistry)
