@@ -9,7 +9,10 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -20,7 +23,13 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Who was started with SIGHUP ignored, by nohup for instance, hands that on, and a
+	// shell cannot trap it. What this process catches is not ignored by its children;
+	// the guest's own program does the same.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	goleak.VerifyTestMain(m)
+}
 
 // patience bounds whatever a test waits for. Only a failure takes so long.
 const patience = 20 * time.Second

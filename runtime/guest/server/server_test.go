@@ -5,10 +5,12 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,7 +20,13 @@ import (
 	"github.com/doze-run/doze/runtime/guest/server"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	// Who was started with SIGHUP ignored, by nohup for instance, hands that on, and a
+	// shell cannot trap it. What this process catches is not ignored by its children;
+	// the guest's own program does the same.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
+	goleak.VerifyTestMain(m)
+}
 
 // start serves a guest in this process until the test ends and returns a client
 // for it. What change sets is kept; the rest fits a test.
