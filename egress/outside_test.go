@@ -2,9 +2,11 @@ package egress
 
 import (
 	"bufio"
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -138,11 +140,14 @@ func TestAnAgentsConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
 // connect asks the proxy for a tunnel over HTTP/1.1 and returns its answer.
 func (a *agent) connect(to string, more ...string) (net.Conn, *bufio.Reader, *http.Response) {
 	a.t.Helper()
-	conn, err := tls.Dial("tcp", a.proxy.Listener.Addr().String(), a.proxy.Client().Transport.(*http.Transport).TLSClientConfig)
+	config := a.proxy.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
+	config.NextProtos = nil // which the client of HTTP/2 adds to
+	conn, err := tls.Dial("tcp", a.proxy.Listener.Addr().String(), config)
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	a.t.Cleanup(func() { conn.Close() })
+	_ = conn.SetDeadline(time.Now().Add(patience))
 	fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\nProxy-Authorization: Bearer %s\r\n\r\n%s", to, to, proxyKey, strings.Join(more, ""))
 	from := bufio.NewReader(conn)
 	res, err := http.ReadResponse(from, &http.Request{Method: "CONNECT"})
@@ -317,21 +322,43 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 func TestTunnelsEndWithTheNode(t *testing.T) {
 	r := newRig(t)
 	a := r.agent()
-	var ended sync.WaitGroup
-	_, idle, res := a.connect("a.tcp.test:7")      // passes
-	_, looked, res2 := a.connect("a.web.test:443") // is awaited to speak
-	_, stream := a.http2Tunnel("a.tcp.test:7")
+	to, passed, res := a.connect("a.tcp.test:7")
+	_, silent, res2 := a.connect("a.web.test:443") // is awaited to speak
+	up, stream := a.http2Tunnel("a.tcp.test:7")
 	if res.StatusCode != 200 || res2.StatusCode != 200 || stream.StatusCode != 200 {
 		t.Fatal(res.Status, res2.Status, stream.Status)
 	}
-	for _, from := range []io.Reader{idle, looked, stream.Body} {
-		ended.Go(func() { _, _ = io.Copy(io.Discard, from) })
+	for _, one := range []struct {
+		io.Writer
+		io.Reader
+	}{{to, passed}, {up, stream.Body}} { // it stands up to the server
+		fmt.Fprint(one, "hello")
+		if _, err := io.ReadFull(one, make([]byte, 5)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	r.reopen()
-	ended.Wait()
-	if n := r.budget.Connections(); n != 0 {
+	node := r.Egress
+	if n := node.budget.Connections(); n != 3 {
+		t.Errorf("%d connections count, want 3", n)
+	}
+	closed := make(chan error, 1)
+	go func() { closed <- node.Close() }() // ends with the tunnels, or their clients
+	for name, from := range map[string]io.Reader{"one that passes": passed, "one that is awaited to speak": silent, "one over HTTP/2": stream.Body} {
+		_, err := io.Copy(io.Discard, from)
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("%s did not end", name)
+		}
+	}
+	if err := <-closed; err != nil {
+		t.Error(err)
+	}
+	if n := node.budget.Connections(); n != 0 {
 		t.Errorf("%d connections count", n)
 	}
+	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != http.StatusServiceUnavailable {
+		t.Errorf("a tunnel through a node that is closed: %s", res.Status)
+	}
+	r.open() // for who closes it
 }
 
 func TestARequestWhoseClientTakesNothingEndsWithTheNode(t *testing.T) {

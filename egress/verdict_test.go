@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/netip"
 	"strings"
 	"testing"
@@ -214,6 +215,34 @@ func TestNamesHaveToAgree(t *testing.T) {
 	}
 	if b.servers.count() != 0 {
 		t.Error("a server got something")
+	}
+}
+
+// A client may use a connection of HTTP/2 for every name that its certificate is
+// for: ours is for one.
+func TestAConnectionInUseIsNotTakenForAnotherHost(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "look", Hosts: []string{"*.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
+	client := b.speaks(2)
+	ask := func(host string, status int, text string) {
+		t.Helper()
+		r := newRequest(t, "GET", "https://a.web.test/", nil)
+		r.Host = host
+		reused := false
+		trace := &httptrace.ClientTrace{GotConn: func(c httptrace.GotConnInfo) { reused = c.Reused }}
+		client.want(client.do(r.WithContext(httptrace.WithClientTrace(r.Context(), trace))), status, text)
+		if first := b.servers.count() == 1 && status == 200; reused == first {
+			t.Errorf("%s: the connection was reused: %v", host, reused)
+		}
+	}
+	ask("a.web.test", http.StatusOK, "this is a.web.test")
+	ask("b.web.test", http.StatusMisdirectedRequest, `"code":"misdirected"`)
+	ask("a.web.test", http.StatusOK, "this is a.web.test")
+	if e := b.entry("a.web.test", func(e audit.Entry) bool { return e.Status == 421 }); e.Verdict != audit.Deny || !strings.Contains(e.Reason, "b.web.test") {
+		t.Errorf("the audit log says %+v", e)
+	}
+	if n := b.servers.count(); n != 2 {
+		t.Errorf("the servers got %d requests", n)
 	}
 }
 
