@@ -192,16 +192,8 @@ func TestASandboxDoesNotReachAnother(t *testing.T) {
 	}
 	// The address that stands for a name is that of the one who asked.
 	address := strings.Fields(two.exec("getent ahostsv4 echo-two.echo.test"))[0]
-	one.exec("getent ahostsv4 a.echo.test b.echo.test >/dev/null; true")
-	for _, own := range strings.Fields(one.exec("getent ahostsv4 a.echo.test b.echo.test | cut -d' ' -f1")) {
-		if own == address {
-			address = "" // the same number stands for another name there
-		}
-	}
-	if address != "" {
-		one.refused("http://" + address + ":7/")
-		one.auditedAddress(address, unnamed)
-	}
+	one.refused("http://" + address + ":7/")
+	one.auditedAddress(address, unnamed)
 	if mounts := one.exec("cat /proc/self/mountinfo"); strings.Contains(mounts, two.id) {
 		t.Errorf("the run folder of another sandbox is mounted: %s", mounts)
 	}

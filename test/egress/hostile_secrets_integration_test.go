@@ -3,6 +3,7 @@
 package egress
 
 import (
+	"bytes"
 	_ "embed"
 	"fmt"
 	"io"
@@ -130,60 +131,34 @@ func TestASecretCannotAddALine(t *testing.T) {
 	}
 }
 
-// dump keeps the response of a request, and then writes the program's memory, as a
-// core dump would have it, and what it can read of /proc.
-const dump = `
-import glob, re, urllib.request, sys
-text = urllib.request.urlopen("https://memory.look.test/mirror/document").read()
-with open("/tmp/core.bin", "wb") as out:
-    for maps in glob.glob("/proc/[0-9]*/maps"):
-        try:
-            with open(maps) as lines, open(maps[:-4] + "mem", "rb", 0) as memory:
-                for line in lines:
-                    m = re.match(r"([0-9a-f]+)-([0-9a-f]+) rw", line)
-                    if m:
-                        start, end = (int(x, 16) for x in m.groups())
-                        memory.seek(start)
-                        try:
-                            out.write(memory.read(end - start))
-                        except OSError:
-                            pass
-        except OSError:
-            pass
-    for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
-        try:
-            out.write(open(path, "rb").read())
-        except OSError:
-            pass
-print(text.decode())
+// keeps holds the answer of a request in its memory.
+const keeps = `
+import time, urllib.request
+answer = urllib.request.urlopen("https://memory.look.test/mirror/document").read()
+print("ready", flush=True)
+time.sleep(1000)
 `
 
 // A sandbox that had a request authenticated has the secret nowhere: not in the
 // memory of its programs, the guest among them, nor in environment or files.
 func TestNothingInASandboxHasItsSecrets(t *testing.T) {
-	b, _ := bearer(t, "memory", "memory.look.test")
-	n := b.node
 	const host = "memory.look.test"
+	b, _ := bearer(t, "memory", host)
 	b.rules(`[{"name":"api","hosts":["memory.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"memory"}}],"placeholders":{"API_TOKEN":"memory"}}]`)
-	b.put("/tmp/dump.py", strings.NewReader(dump))
-	b.exec("curl -sS -o /tmp/answer https://" + host + "/mirror/document")
-	if got := b.exec("python3 /tmp/dump.py"); !strings.Contains(got, control) {
-		t.Fatalf("got %q", got)
-	}
-	if got := b.exec("grep -c " + control + " /tmp/core.bin"); got == "0" {
-		t.Error("the dump has not even the response")
-	}
-	b.exec("env; cat /etc/environment /etc/profile.d/* 2>/dev/null; find /run /var/lib/doze /opt -type f -size -64k -exec cat {} + 2>/dev/null | tr -d '\\000' | head -c 500000; true")
-	for _, path := range []string{"/tmp", "/etc", "/run", "/root", "/home", "/var/log", "/workspace"} {
-		tar, err := n.API.GetArchive(within(t), b.id, path)
-		if err != nil {
-			t.Logf("%s: %v", path, err) // not in this image
-			continue
+	b.put("/tmp/keeps.py", strings.NewReader(keeps))
+	b.exec("curl -sS -o /var/tmp/answer https://" + host + "/mirror/header -D /var/tmp/header")
+	b.exec("setsid python3 /tmp/keeps.py >/var/tmp/ready 2>&1 & until [ -s /var/tmp/ready ]; do sleep 0.01; done; grep ready /var/tmp/ready")
+	all := b.read()
+	for _, there := range []string{
+		"API_TOKEN=doze-placeholder-memory", // the environment
+		`{"control":"` + control + `"`,      // the memory of the program
+		"x-secret: ***",                     // the file
+	} {
+		if !bytes.Contains(all, []byte(there)) {
+			t.Errorf("there is not even %s", there)
 		}
-		err = n.canary.lookThrough("the folder "+path+" of a sandbox", tar)
-		tar.Close()
-		if err != nil {
-			t.Errorf("%s: %v", path, err)
-		}
+	}
+	if err := b.node.canary.lookThrough("what can be read in a sandbox", bytes.NewReader(all)); err != nil {
+		t.Error(err)
 	}
 }

@@ -1,0 +1,166 @@
+// Everything writes to standard output, compressed by gzip, what a program in a
+// sandbox can read and what is not of its image, for tests of egress that look
+// through it: files that
+// are new or changed, or on file systems of their own; files that a process has
+// open although they have no name any more; environments, command lines and
+// memory of all processes but its own.
+//
+// What cannot be read is left out: nobody in the sandbox gets at it either. Pages
+// of memory that are zero are left out, too.
+package main
+
+import (
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// margin for clocks of file systems, which are coarser than the kernel's.
+const margin = 10 * time.Second
+
+func main() {
+	if err := run(os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func run(to io.Writer) error {
+	out, err := gzip.NewWriterLevel(to, gzip.BestSpeed)
+	if err != nil {
+		return err
+	}
+	began, err := start()
+	if err != nil {
+		return err
+	}
+	files(out, began.Add(-margin))
+	processes(out)
+	return out.Close()
+}
+
+// start is when the sandbox was started: the kernel tells it in ticks since its
+// own start, of which there are a hundred in a second on every architecture.
+func start() (time.Time, error) {
+	stat, err := os.ReadFile("/proc/1/stat")
+	if err != nil {
+		return time.Time{}, err
+	}
+	kernel, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return time.Time{}, err
+	}
+	var boot, ticks int64
+	_, after, _ := strings.Cut(string(kernel), "btime ")
+	if _, err := fmt.Sscan(after, &boot); err != nil {
+		return time.Time{}, fmt.Errorf("reading when the kernel started: %w", err)
+	}
+	// The name, the second field, may have spaces; field 22 follows it as the 20th.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if _, err := fmt.Sscan(fields[19], &ticks); err != nil {
+		return time.Time{}, fmt.Errorf("reading when the sandbox started: %w", err)
+	}
+	return time.Unix(boot, 0).Add(time.Duration(ticks) * time.Second / 100), nil
+}
+
+// kernels are file systems of the kernel; what /proc says of processes is for
+// processes.
+var kernels = map[string]bool{"/proc": true, "/sys": true}
+
+func files(out io.Writer, since time.Time) {
+	devices := map[string]uint64{} // of folders: files of an overlay may say another one
+	_ = filepath.WalkDir("/", func(path string, _ fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return nil // may not be looked into, or is gone
+		case kernels[path]:
+			return fs.SkipDir
+		}
+		var st syscall.Stat_t
+		if syscall.Lstat(path, &st) != nil {
+			return nil
+		}
+		kind := st.Mode & syscall.S_IFMT // the entry's is that of what a mount covers, such as a device
+		if kind == syscall.S_IFDIR {
+			devices[path] = st.Dev
+		}
+		if devices[filepath.Dir(path)] == devices["/"] && time.Unix(st.Ctim.Unix()).Before(since) {
+			return nil // of the image
+		}
+		fmt.Fprintln(out, path) // names may say something, too
+		if target, err := os.Readlink(path); err == nil {
+			fmt.Fprintln(out, target)
+		}
+		if kind == syscall.S_IFREG {
+			file(out, path)
+		}
+		return nil
+	})
+}
+
+// maxFile bounds a file, which may be the one that the output is kept in.
+const maxFile = 64 << 20
+
+func file(out io.Writer, path string) {
+	f, err := os.Open(path)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	_, _ = io.CopyN(out, f, maxFile)
+}
+
+func processes(out io.Writer) {
+	folders, _ := filepath.Glob("/proc/[0-9]*")
+	for _, folder := range folders {
+		if filepath.Base(folder) == fmt.Sprint(os.Getpid()) {
+			continue
+		}
+		file(out, folder+"/environ")
+		file(out, folder+"/cmdline")
+		open, _ := filepath.Glob(folder + "/fd/*")
+		for _, path := range open {
+			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+				file(out, path)
+			}
+		}
+		memory(out, folder)
+	}
+}
+
+// memory writes the pages that a process may write to.
+func memory(out io.Writer, folder string) {
+	maps, err := os.ReadFile(folder + "/maps")
+	if err != nil {
+		return
+	}
+	mem, err := os.Open(folder + "/mem")
+	if err != nil {
+		return
+	}
+	defer mem.Close()
+	zero := make([]byte, os.Getpagesize())
+	page := make([]byte, len(zero))
+	for line := range strings.Lines(string(maps)) {
+		var from, to int64
+		var permissions string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &permissions); err != nil || !strings.HasPrefix(permissions, "rw") {
+			continue
+		}
+		for at := from; at < to; at += int64(len(page)) {
+			if _, err := mem.ReadAt(page, at); err != nil {
+				break // the mapping is gone, or a device's
+			}
+			if !bytes.Equal(page, zero) {
+				_, _ = out.Write(page)
+			}
+		}
+	}
+}
