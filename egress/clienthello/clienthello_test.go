@@ -3,6 +3,7 @@ package clienthello
 import (
 	"bytes"
 	"crypto/tls"
+	"encoding/binary"
 	"errors"
 	"io"
 	"net"
@@ -129,9 +130,12 @@ func TestWhatIsNoHello(t *testing.T) {
 	}
 }
 
+// FuzzRead: however the bytes come, the hello is the same, all that was taken is
+// given back, and what a hello is understood to say is what it says.
 func FuzzRead(f *testing.F) {
 	f.Add(say(f, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2"}}))
 	f.Add(say(f, &tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(f, "outer.example")}))
+	f.Add(say(f, &tls.Config{ServerName: "old.example", MinVersion: tls.VersionTLS10, MaxVersion: tls.VersionTLS10}))
 	f.Add([]byte("\x16\x03\x01\x00\x05aaaaa"))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		one, taken, err := Read(bytes.NewReader(b))
@@ -142,7 +146,80 @@ func FuzzRead(f *testing.F) {
 		if (err == nil) != (otherErr == nil) || one.ServerName != other.ServerName || one.ECH != other.ECH {
 			t.Errorf("at once %+v, %v; byte by byte %+v, %v", one, err, other, otherErr)
 		}
+		if err != nil {
+			return
+		}
+		if name, ech, ok := plainly(b); !ok || one.ServerName != name || one.ECH != ech {
+			t.Errorf("%+v, where it says %q, ECH %v, %v", one, name, ech, ok)
+		}
 	})
+}
+
+// plainly finds the name and Encrypted Client Hello in a hello as RFC 8446 and 6066
+// have it, and knows nothing else of TLS.
+func plainly(b []byte) (name string, ech, ok bool) {
+	message := &fields{ok: true}
+	for in := (&fields{b, true}); ; { // of records
+		kind := in.take(1)
+		in.take(2)
+		part := in.vector(2)
+		if !in.ok || kind[0] != 22 {
+			break
+		}
+		message.rest = append(message.rest, part.rest...)
+	}
+	isHello := message.take(1)[0] == 1
+	hello := message.vector(3)
+	hello.take(2 + 32) // version, random
+	hello.vector(1)    // session
+	hello.vector(2)    // suites
+	hello.vector(1)    // compressions
+	if len(hello.rest) == 0 {
+		return "", false, isHello && hello.ok
+	}
+	extensions := hello.vector(2)
+	for extensions.ok && len(extensions.rest) > 0 {
+		kind := binary.BigEndian.Uint16(extensions.take(2))
+		data := extensions.vector(2)
+		switch kind {
+		case 0xfe0d:
+			ech = true
+		case 0:
+			for names := data.vector(2); names.ok && len(names.rest) > 0; {
+				isHost := names.take(1)[0] == 0
+				if text := names.vector(2); isHost {
+					name = string(text.rest)
+				}
+			}
+		}
+	}
+	return name, ech, isHello && hello.ok && extensions.ok
+}
+
+// fields are read one after another, until one is not there.
+type fields struct {
+	rest []byte
+	ok   bool
+}
+
+func (f *fields) take(n int) []byte {
+	if !f.ok || n > len(f.rest) {
+		f.ok = false
+		return make([]byte, min(n, 34))
+	}
+	taken := f.rest[:n]
+	f.rest = f.rest[n:]
+	return taken
+}
+
+// vector reads its length, in so many bytes, and what it holds.
+func (f *fields) vector(bytes int) *fields {
+	n := 0
+	for _, b := range f.take(bytes) {
+		n = n<<8 | int(b)
+	}
+	taken := f.take(n)
+	return &fields{taken, f.ok}
 }
 
 func BenchmarkRead(b *testing.B) {

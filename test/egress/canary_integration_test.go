@@ -178,7 +178,10 @@ func ignoreGone(err error) error {
 func (n *node) searchAnswers(ctx context.Context) error {
 	var errs []error
 	for _, path := range []string{"/node", "/secrets", "/egress/rules", "/egress/node-rules", "/egress/flows", "/policies", "/sandbox"} {
-		_, text, err := n.Do(ctx, "GET", path, "", nil)
+		status, text, err := n.Do(ctx, "GET", path, "", nil)
+		if err == nil && status != http.StatusOK {
+			err = fmt.Errorf("%s answered %d, of which nothing can be told", path, status)
+		}
 		errs = append(errs, err, n.canary.lookThrough("the answer of "+path, strings.NewReader(text)))
 	}
 	metrics := http.Client{Transport: &http.Transport{

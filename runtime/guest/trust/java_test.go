@@ -2,7 +2,6 @@ package trust_test
 
 import (
 	"bytes"
-	"crypto/sha1"
 	"encoding/pem"
 	"os"
 	"os/exec"
@@ -117,26 +116,4 @@ func TestKeystoreWithAPasswordOfItsOwnIsLeftAndTold(t *testing.T) {
 			t.Errorf("%s: the others do not trust the node: %v", name, vars)
 		}
 	}
-}
-
-// FuzzKeystore: whatever a sandbox puts in the place of its store is refused, or
-// trusts the node afterwards.
-func FuzzKeystore(f *testing.F) {
-	for _, name := range []string{"cacerts.jks", "cacerts.p12", "password.p12"} {
-		f.Add([]byte(stored(f, name)))
-	}
-	f.Add([]byte{0xfe, 0xed, 0xfe, 0xed})
-	ca := nodeCA(f)
-	f.Fuzz(func(t *testing.T, store []byte) {
-		if body, ok := bytes.CutPrefix(store, []byte{0xfe, 0xed, 0xfe, 0xed}); ok && len(body) > sha1.Size {
-			store = trust.Sealed(body[:len(body)-sha1.Size]) // else none of them would be read
-		}
-		updated, err := trust.UpdateKeystore(store, ca)
-		if err == nil && !bytes.Contains(updated, der(t, ca)) {
-			t.Error("the node is not in it")
-		}
-		if again, againErr := trust.UpdateKeystore(updated, ca); err == nil && (againErr != nil || !bytes.Equal(again, updated)) {
-			t.Errorf("the second time something changed: %v", againErr)
-		}
-	})
 }
