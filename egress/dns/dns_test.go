@@ -581,7 +581,8 @@ func TestAResolverUnderstands(t *testing.T) {
 }
 
 // FuzzAnswer: whatever is asked, the answer is a message of at most 512 bytes to
-// the question, and an address in it is the name's that was asked for.
+// the question, and an address in it is the name's that was asked for, which is
+// not refused.
 func FuzzAnswer(f *testing.F) {
 	for _, q := range []*dns.Msg{
 		query("x.example", dns.TypeA), query("X.denied.Example", dns.TypeAAAA), query("localhost", dns.TypeANY),
@@ -624,6 +625,9 @@ func FuzzAnswer(f *testing.F) {
 			want, err := rule.CleanHost(q.Question[0].Name)
 			if got, ok := s.Host(addr); err != nil || got != want || !ok {
 				t.Errorf("%s is %q, asked for as %q: %v", addr, got, want, err)
+			}
+			if allowed, why := decide(want); !allowed {
+				t.Errorf("%q has the address %s, and is refused: %s", want, addr, why)
 			}
 		}
 	})
