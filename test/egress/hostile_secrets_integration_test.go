@@ -118,7 +118,7 @@ func TestASecretCannotAddALine(t *testing.T) {
 	const host = "lines.look.test"
 	value := []byte("tok-lines-Jq7TzW2nHs5X\r\nX-Evil: 1")
 	if _, err := n.API.PutSecret(within(t), "lines", value, []string{host}); err != nil {
-		return // better still
+		t.Fatal(err)
 	}
 	n.canary.watch(string(value))
 	b := n.newBox(t)
