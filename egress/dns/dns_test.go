@@ -585,7 +585,7 @@ func TestAResolverUnderstands(t *testing.T) {
 // not refused.
 func FuzzAnswer(f *testing.F) {
 	for _, q := range []*dns.Msg{
-		query("x.example", dns.TypeA), query("X.denied.Example", dns.TypeAAAA), query("localhost", dns.TypeANY),
+		query("x.example", dns.TypeA), query("X.denied.Example", dns.TypeA), query("denied.example", dns.TypeAAAA), query("localhost", dns.TypeANY),
 		query("1.1.18.198.in-addr.arpa", dns.TypePTR), query(`a\.b\000.x`, dns.TypeHTTPS), query("xn--bcher-kva.example", dns.TypeA),
 	} {
 		b, err := q.Pack()
