@@ -25,31 +25,27 @@ type filters struct {
 	values  int // in all that are made
 }
 
-type filterKey struct{ owner, names string }
+// filterKey is whose secrets, and which: of the owner, and of the operator.
+type filterKey struct{ owner, own, operators string }
 
 func newFilters() *filters { return &filters{made: map[filterKey]*scrub.Scrubber{}} }
 
-// of returns the filter of an owner's and the node's secrets, which are those of a
-// version of the vault. Hosts to which the same secrets are bound share it: a
-// sandbox can ask for any number of hosts below a name.
-func (f *filters) of(owner string, version int64, secrets []vault.Value) *scrub.Scrubber {
-	var names strings.Builder
-	for _, s := range secrets {
-		names.WriteString(s.Name)
-		names.WriteByte('/')
-	}
-	key := filterKey{owner, names.String()}
+// of returns the filter of secrets, which are those of a version of the vault.
+// Hosts to which the same secrets are bound share it: a sandbox can ask for any
+// number of hosts below a name.
+func (f *filters) of(owner string, version int64, secrets bound) *scrub.Scrubber {
+	key := filterKey{owner, namesOf(secrets.own), namesOf(secrets.operators)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if version != f.version || f.values+len(secrets) > maxFiltered {
+	if version != f.version || f.values+secrets.len() > maxFiltered {
 		f.version, f.values = version, 0
 		clear(f.made)
 	}
 	s, ok := f.made[key]
 	if !ok {
-		s = scrub.New(bytesOf(secrets))
+		s = scrub.New(secrets.bytes())
 		f.made[key] = s
-		f.values += len(secrets)
+		f.values += secrets.len()
 	}
 	return s
 }
@@ -62,13 +58,12 @@ func (x *exchange) filter() intercept.Filter {
 	e := x.m.e
 	version := e.vault.Version() // before it is asked for secrets
 	secrets := e.boundTo(x.m.owner, x.to.host)
-	bound := bytesOf(secrets)
-	more := x.sent.close(bound)
+	more := x.sent.close(secrets.bytes())
 	var s *scrub.Scrubber
 	switch {
 	case len(more) > 0:
-		s = scrub.New(append(bound, more...))
-	case len(secrets) > 0:
+		s = scrub.New(append(secrets.bytes(), more...))
+	case secrets.len() > 0:
 		s = e.filters.of(x.m.owner, version, secrets)
 	}
 	if s == nil {
@@ -77,20 +72,36 @@ func (x *exchange) filter() intercept.Filter {
 	return s
 }
 
-func (e *Egress) boundTo(owner, host string) []vault.Value {
-	secrets := e.vault.BoundTo(owner, host)
-	if owner != e.cfg.Operator {
-		secrets = slices.Concat(secrets, e.vault.BoundTo(e.cfg.Operator, host))
-	}
-	return secrets
+// bound are the secrets that may be sent to a host.
+type bound struct {
+	own, operators []vault.Value // both of which may have one of a name
 }
 
-func bytesOf(secrets []vault.Value) [][]byte {
-	values := make([][]byte, len(secrets))
-	for i, s := range secrets {
-		values[i] = s.Bytes
+func (e *Egress) boundTo(owner, host string) bound {
+	b := bound{own: e.vault.BoundTo(owner, host)}
+	if owner != e.cfg.Operator {
+		b.operators = e.vault.BoundTo(e.cfg.Operator, host)
+	}
+	return b
+}
+
+func (b bound) len() int { return len(b.own) + len(b.operators) }
+
+func (b bound) bytes() [][]byte {
+	values := make([][]byte, 0, b.len())
+	for _, s := range slices.Concat(b.own, b.operators) {
+		values = append(values, s.Bytes)
 	}
 	return values
+}
+
+func namesOf(secrets []vault.Value) string {
+	var names strings.Builder
+	for _, s := range secrets {
+		names.WriteString(s.Name)
+		names.WriteByte('/')
+	}
+	return names.String()
 }
 
 // sent are the secrets that a request was given. A body that is sent while it is

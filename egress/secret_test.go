@@ -149,6 +149,23 @@ func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
 	}
 }
 
+// What a secret is called says nothing about whose it is.
+func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	const nodes = "the-operators-own-token"
+	b.secret("api", token, "a.web.test")
+	if _, err := r.PutSecret(within(t), operator, "api", []byte(nodes), []string{"b.web.test"}); err != nil {
+		t.Fatal(err)
+	}
+	for host, value := range map[string]string{"a.web.test": token, "b.web.test": nodes} {
+		x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: host, port: 443}, tls: true}
+		if got := x.filter().Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
+			t.Errorf("of what %s says the filter leaves %q", host, got)
+		}
+	}
+}
+
 // offering gives the sandbox a placeholder of a secret.
 func offering(host string) rule.Rule {
 	return rule.Rule{Name: "offer", Hosts: []string{host}, Action: rule.Allow, Placeholders: map[string]string{"API_TOKEN": "api"}}
