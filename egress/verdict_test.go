@@ -399,3 +399,25 @@ func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 		}
 	}
 }
+
+// A client that names a field in Connection has it taken out on the way: its own,
+// before a rule looks at it, and not what a policy puts in.
+func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.servers.handle(echo)
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "bearer", "api"),
+		rule.Rule{Name: "version", Hosts: []string{"b.web.test"}, Headers: map[string]string{"X-Version": "2"}, Action: rule.Allow},
+		rule.Rule{Name: "no-version", Hosts: []string{"b.web.test"}, Action: rule.Respond, Answer: &rule.Answer{Status: 418}})
+	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // which has no Connection
+	r := newRequest(t, "GET", "https://a.web.test/", nil)
+	r.Header.Set("Connection", "Authorization")
+	b.want(b.do(r), 200, "")
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
+		t.Errorf("the server got %q", got)
+	}
+	r = newRequest(t, "GET", "https://b.web.test/", nil)
+	r.Header = http.Header{"Connection": {"X-Version"}, "X-Version": {"2"}}
+	b.want(b.do(r), 418, "")
+}

@@ -37,9 +37,9 @@ type Result struct {
 	Err error
 }
 
-// Forward sends a request, whose URL is absolute, to its host, and the answer to
-// the client: header, body and trailers as they come. It does not change r. With
-// a filter all that the host says passes through that, decoded if it was
+// Forward sends a request, as a Destination's Handler gets it, to its host, and the
+// answer to the client: header, body and trailers as they come. It does not change
+// r. With a filter all that the host says passes through that, decoded if it was
 // compressed, and the host is not asked for parts of anything.
 //
 // What fails before there is an answer is answered with a Refusal: 403 if Dial

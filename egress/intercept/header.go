@@ -32,23 +32,30 @@ func removeHopByHop(h http.Header) {
 	}
 }
 
-// requestHeader returns the header with which a request is sent on.
-func requestHeader(r *http.Request, filtered bool) http.Header {
-	upgrade := isWebSocket(upgradeOf(r.Header))
-	trailers := httpguts.HeaderValuesContainsToken(r.Header["Te"], "trailers")
-	h := r.Header.Clone()
-	if h == nil {
-		h = http.Header{}
-	}
+// toHost takes out of a request's header what is for the node only. That is done
+// before rules and policies see it: else a client could name a field in Connection
+// that a rule goes by or a policy sets. A WebSocket stays asked for, and that
+// trailers are welcome.
+func toHost(h http.Header) {
+	upgrade := isWebSocket(upgradeOf(h))
+	trailers := httpguts.HeaderValuesContainsToken(h["Te"], "trailers")
 	removeHopByHop(h)
 	delete(h, "Host") // of HTTP/2 beside :authority
-	delete(h, "Content-Length")
 	if trailers {
 		h["Te"] = []string{"trailers"}
 	}
 	if upgrade {
 		h["Connection"], h["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	}
+}
+
+// requestHeader returns the header with which a request is sent on.
+func requestHeader(r *http.Request, filtered bool) http.Header {
+	h := r.Header.Clone()
+	if h == nil {
+		h = http.Header{}
+	}
+	delete(h, "Content-Length")
 	if _, ok := h["User-Agent"]; !ok {
 		h["User-Agent"] = nil // the library would add its own
 	}

@@ -46,7 +46,9 @@ type Destination struct {
 	Port uint16
 	TLS  bool
 	// Handler is called with requests that agree with the destination. Their
-	// URL is absolute. The request's header and path are as they were sent.
+	// URL is absolute, with the path as it was sent. Their header is without what
+	// is about the client's connection (RFC 9110, section 7.6.1), but for Te:
+	// trailers and for what asks for a WebSocket.
 	Handler http.Handler
 	// Refused is told of requests that did not agree and were answered by the
 	// Server. May be nil.
@@ -184,6 +186,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, 
 	x := &exchange{request: r}
 	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
 	to.complete(r)
+	toHost(r.Header)
 	to.Handler.ServeHTTP(w, r)
 	if x.broken {
 		panic(http.ErrAbortHandler)
