@@ -254,6 +254,9 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		x.entry.Verdict, x.entry.Reason = verdictOf(result.Err), result.Err.Error()
 		x.entry.Address = refusedAddress(result.Err, x.entry.Address)
 	}
+	if result.Cut {
+		panic(http.ErrAbortHandler) // policies hear of it, too
+	}
 }
 
 // render puts secrets in the place of references: in the header and the URL, and

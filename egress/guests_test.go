@@ -19,6 +19,7 @@ var imports = []wat.Import{
 	6: {Module: "http_handler", Name: "set_status_code", Params: i32s(1)},
 	7: {Module: "doze_egress_v1", Name: "audit_note", Params: i32s(2)},
 	8: {Module: "http_handler", Name: "set_uri", Params: i32s(2)},
+	9: i32Function("http_handler", "enable_features", 1),
 }
 
 func i32s(n int) []byte {
@@ -109,6 +110,11 @@ func answering(status int, text string) []byte {
 // signing makes an HMAC with the secret.
 func signing() []byte {
 	return guest(memory(), wat.Code(numbers(secretAt, len("token"), 0, 0, partAt, 8, outAt, 32), wat.Call(1), wat.Drop, next))
+}
+
+// buffering looks at whole responses.
+func buffering() []byte {
+	return wat.Handler(imports, memory(), wat.Code(numbers(2), wat.Call(9), wat.Drop, next), wat.Code(numbers(0), wat.Drop, wat.End)).Binary()
 }
 
 // trapping fails.

@@ -421,3 +421,26 @@ func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
 	r.Header = http.Header{"Connection": {"X-Version"}, "X-Version": {"2"}}
 	b.want(b.do(r), 418, "")
 }
+
+func TestAPolicyThatSeesWholeAnswersHandsOnNoOther(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("whole", buffering())
+	b.rules(through("*.web.test", "whole", ""))
+	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // in which a length says what is whole
+	b.servers.handle(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(make([]byte, 100_000))
+		_ = http.NewResponseController(w).Flush()
+		panic(http.ErrAbortHandler)
+	})
+	if a, err := b.try(newRequest(t, "GET", "https://a.web.test/", nil)); err == nil {
+		t.Errorf("the client takes %d with %d bytes for a whole answer", a.status, len(a.body))
+	}
+	if e := b.entry("a.web.test", nil); e.Verdict != audit.Error || e.Status != 200 {
+		t.Errorf("the audit log says %+v", e)
+	}
+	b.servers.handle(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(make([]byte, 2<<20)) })
+	b.want(b.get("https://b.web.test/"), 502, "this one has more than 1048576 bytes")
+	if e := b.entry("b.web.test", nil); e.Verdict != audit.Deny || !strings.Contains(e.Reason, "1048576") {
+		t.Errorf("the audit log says %+v", e)
+	}
+}

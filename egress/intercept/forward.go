@@ -33,8 +33,11 @@ type Result struct {
 	BytesIn  int64          // of the answer's body as the host sent it, or its end of a WebSocket
 	Address  netip.AddrPort // of the host; not valid if there was no connection
 	// Err is a *Failure if the client got no answer of the host, or not all of
-	// one. Served by a Server, it then sees that its answer broke off.
+	// one.
 	Err error
+	// Cut says that the answer ended before its end. So that nobody takes what came
+	// of it for whole, the caller panics with http.ErrAbortHandler.
+	Cut bool
 }
 
 // Forward sends a request, as a Destination's Handler gets it, to its host, and the
@@ -61,6 +64,7 @@ type onward struct {
 
 	status   int
 	failure  *Failure
+	cut      bool // the answer
 	sent     atomic.Int64
 	received atomic.Int64
 	body     *upload // nil: none
@@ -73,7 +77,7 @@ type onward struct {
 }
 
 func (o *onward) result() Result {
-	res := Result{Status: o.status, BytesOut: o.sent.Load(), BytesIn: o.received.Load()}
+	res := Result{Status: o.status, Cut: o.cut, BytesOut: o.sent.Load(), BytesIn: o.received.Load()}
 	o.mu.Lock()
 	res.Address = o.address
 	o.mu.Unlock()
@@ -138,8 +142,8 @@ func (o *onward) request() *http.Request {
 		if len(r.Trailer) > 0 {
 			out.Trailer = r.Trailer.Clone()
 			o.body.to, o.body.from = out.Trailer, r
-			if x := exchangeOf(r.Context()); x != nil {
-				o.body.from = x.request
+			if original, ok := r.Context().Value(requestKey{}).(*http.Request); ok {
+				o.body.from = original
 			}
 		}
 	}
@@ -284,13 +288,8 @@ func (o *onward) fail(f *Failure) {
 	Refuse(o.w, o.r, f.Status, Refusal{Code: f.Code, Reason: f.Reason, Host: o.host})
 }
 
-// breakOff has the client see that there is no more to come of its answer.
-func (o *onward) breakOff(f *Failure) {
-	o.failure = f
-	if x := exchangeOf(o.r.Context()); x != nil {
-		x.broken = true
-	}
-}
+// breakOff ends an answer before its end.
+func (o *onward) breakOff(f *Failure) { o.failure, o.cut = f, true }
 
 // upload is the body of a request on its way to the host.
 type upload struct {

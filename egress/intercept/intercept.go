@@ -183,14 +183,10 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, 
 		Refuse(w, r, status, why)
 		return
 	}
-	x := &exchange{request: r}
-	r = r.WithContext(context.WithValue(r.Context(), exchangeKey{}, x))
+	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, r))
 	to.complete(r)
 	toHost(r.Header)
 	to.Handler.ServeHTTP(w, r)
-	if x.broken {
-		panic(http.ErrAbortHandler)
-	}
 }
 
 // report logs the panic of a handler. The client sees its stream end.
@@ -205,19 +201,6 @@ func (s *Server) report(to *Destination, r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
-// exchange is what a Forwarder and the Server tell each other of a request.
-type exchange struct {
-	// request is as the library's server made it: it fills in the trailers of
-	// this one, not of copies.
-	request *http.Request
-	// broken is set when the answer ended before its end: the client must not
-	// take what it got for all of it.
-	broken bool
-}
-
-type exchangeKey struct{}
-
-func exchangeOf(ctx context.Context) *exchange {
-	x, _ := ctx.Value(exchangeKey{}).(*exchange)
-	return x
-}
+// requestKey is for a request as the library's server made it: that fills in the
+// trailers of this one, not of copies.
+type requestKey struct{}

@@ -110,7 +110,11 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	}
 	if d.Handler == nil {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			r.results <- f.Forward(w, req, r.filter)
+			result := f.Forward(w, req, r.filter)
+			r.results <- result
+			if result.Cut {
+				panic(http.ErrAbortHandler)
+			}
 		})
 	}
 	r.listen(d)

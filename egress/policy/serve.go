@@ -106,7 +106,8 @@ func around(held *holder, context uint32, w http.ResponseWriter, r *http.Request
 	if c.buffer != nil {
 		c.buffer.finish()
 		if c.buffer.over && d == nil {
-			d = &Denial{Policy: i.policy.name, Status: http.StatusBadGateway,
+			// Who could not write on may have panicked because of that.
+			panicked, d = nil, &Denial{Policy: i.policy.name, Status: http.StatusBadGateway,
 				Reason: fmt.Sprintf("the policy looks at whole responses, and this one has more than %d bytes", c.buffer.limit)}
 		}
 	}
