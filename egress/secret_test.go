@@ -3,6 +3,7 @@ package egress
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strings"
@@ -163,6 +164,30 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 		if got := x.filter().Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
 			t.Errorf("of what %s says the filter leaves %q", host, got)
 		}
+	}
+}
+
+// What trailers there will be is said before the body, by their names.
+func TestATrailerIsNotAnnouncedThatHasASecretInItsName(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "bearer", "api"))
+	b.servers.handle(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Trailer", token+", X-Sum")
+		_, _ = io.WriteString(w, "body")
+		w.Header().Set(token, "1")
+		w.Header().Set("X-Sum", "2")
+	})
+	res, err := b.Client.Do(newRequest(t, "GET", "https://a.web.test/", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	announced := fmt.Sprint(res.Trailer)
+	_, _ = io.Copy(io.Discard, res.Body)
+	if all := announced + fmt.Sprint(res.Trailer); strings.Contains(strings.ToLower(all), strings.ToLower(token)) || res.Trailer.Get("X-Sum") != "2" {
+		t.Errorf("announced %s, came %v", announced, res.Trailer)
 	}
 }
 

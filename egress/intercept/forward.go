@@ -112,11 +112,14 @@ func (o *onward) send() {
 		return
 	}
 	defer res.Body.Close()
-	if res.StatusCode == http.StatusSwitchingProtocols {
+	switch status := res.StatusCode; {
+	case status == http.StatusSwitchingProtocols:
 		o.upgrade(res)
-		return
+	case status < 200 || status > 999: // which the library reads, and does not write
+		o.fail(&Failure{Status: http.StatusBadGateway, Code: CodeBroken, Reason: o.host + " answered with a status that is none"})
+	default:
+		o.answer(res)
 	}
-	o.answer(res)
 }
 
 // request returns the request as it is sent on.
@@ -162,9 +165,10 @@ func (o *onward) connected(info httptrace.GotConnInfo) {
 }
 
 // early passes a 1xx answer on. That the body is wanted (100) the library's
-// server says itself, when the transport begins to read it.
+// server says itself, when the transport begins to read it. That nothing can be
+// switched to (101) not every host knows that speaks HTTP/2.
 func (o *onward) early(status int, header textproto.MIMEHeader) error {
-	if status == http.StatusContinue {
+	if status == http.StatusContinue || status == http.StatusSwitchingProtocols {
 		return nil
 	}
 	o.mu.Lock()
@@ -210,8 +214,9 @@ func (o *onward) answer(res *http.Response) {
 		defer plain.Close()
 		body = o.filter.Body(plain)
 	}
-	announced := trailerNames(res.Trailer)
 	o.clean(res.Header)
+	o.clean(res.Trailer) // of which there are names so far
+	announced := trailerNames(res.Trailer)
 	to := o.w.Header()
 	copyAnswer(to, res.Header)
 	if len(announced) > 0 {

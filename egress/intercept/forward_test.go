@@ -3,6 +3,7 @@ package intercept
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -15,8 +16,12 @@ import (
 	"net/textproto"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
 )
 
 func TestRequestArrivesAsItWasSent(t *testing.T) {
@@ -350,6 +355,7 @@ func TestFailuresAreReadable(t *testing.T) {
 		"timeout":            {dial(context.DeadlineExceeded), 502, CodeTimeout, "in time"},
 		"ends":               {speaks(""), 502, CodeBroken, "ended the connection"},
 		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), 502, CodeBroken, "did not answer as HTTP"},
+		"no status of HTTP":  {speaks("HTTP/1.1 042 secret\r\nContent-Length: 0\r\n\r\n"), 502, CodeBroken, "a status that is none"},
 		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), 502, CodeBroken, "not asked for"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -370,6 +376,9 @@ func TestFailuresAreReadable(t *testing.T) {
 			result := <-r.results
 			if result.Err == nil || result.Err.Error() != why.Reason || strings.Contains(body, "secret") {
 				t.Errorf("%+v", result)
+			}
+			if log := r.log.String(); log != "" {
+				t.Errorf("the log says %s", log)
 			}
 			if name == "refused by dial" && !errors.Is(result.Err, io.EOF) {
 				t.Error("the caller's error is lost")
@@ -445,4 +454,61 @@ func TestHeadHasNoBody(t *testing.T) {
 			t.Errorf("%q, length %d", body, res.ContentLength)
 		}
 	})
+}
+
+// Over HTTP/2 a status is any number, and nothing is switched to.
+func TestStatusesOfHTTP2(t *testing.T) {
+	for statuses, want := range map[string]int{"1000": 502, "42": 502, "101 200": 200, "103 299": 299} {
+		t.Run(statuses, func(t *testing.T) {
+			both(t, func(t *testing.T, major int) {
+				l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{upstreamLeaf(t)}, NextProtos: []string{"h2"}})
+				if err != nil {
+					t.Fatal(err)
+				}
+				var serving sync.WaitGroup
+				serving.Go(func() { answerHTTP2(l, strings.Fields(statuses)) }) // ends with its connection
+				t.Cleanup(serving.Wait)
+				r := start(t, http.NotFoundHandler(), func(_ *rig, _ *Destination, c *ForwarderConfig) {
+					c.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+						return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+					}
+				})
+				res, err := r.client(major).Get("https://" + host + "/")
+				if err != nil {
+					t.Fatal(err)
+				}
+				read(t, res)
+				if res.StatusCode != want || r.log.String() != "" {
+					t.Errorf("status %d, log %q", res.StatusCode, r.log.String())
+				}
+			})
+		})
+	}
+}
+
+// answerHTTP2 accepts one connection and answers its request with statuses.
+func answerHTTP2(l net.Listener, statuses []string) {
+	conn, err := l.Accept()
+	l.Close()
+	if err != nil {
+		return
+	}
+	defer conn.Close()
+	if _, err := io.ReadFull(conn, make([]byte, len(http2.ClientPreface))); err != nil {
+		return
+	}
+	f := http2.NewFramer(conn, conn)
+	for err = f.WriteSettings(); err == nil; {
+		var frame http2.Frame
+		if frame, err = f.ReadFrame(); err != nil || frame.Header().Type != http2.FrameHeaders {
+			continue
+		}
+		for i, status := range statuses {
+			var block bytes.Buffer
+			_ = hpack.NewEncoder(&block).WriteField(hpack.HeaderField{Name: ":status", Value: status})
+			_ = f.WriteHeaders(http2.HeadersFrameParam{
+				StreamID: frame.Header().StreamID, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: i == len(statuses)-1,
+			})
+		}
+	}
 }
