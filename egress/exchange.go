@@ -104,16 +104,18 @@ func (x *exchange) ruleRequest(r *http.Request) rule.Request {
 	}
 }
 
-// recheck says why a request must not be sent that policies have changed: the
-// rules hold for what is sent, too. An owner's policy must not make a request of
-// one that the node's rules permit which they deny, or which has to pass others of
-// their policies.
+// recheck decides again, on a request that policies have changed, and says why it
+// must not be sent: the rules hold for what is sent, too. An owner's policy must not
+// make a request of one that the node's rules permit which they deny, which has to
+// pass others of their policies, or for which they offer no secret.
 func (x *exchange) recheck(r *http.Request) (reason string) {
-	now := x.table.Decide(x.ruleRequest(r))
+	before := x.decided
+	x.decided = x.table.Decide(x.ruleRequest(r))
+	x.entry.Rule = x.decided.Rule
 	switch {
-	case now.Verdict == rule.VerdictDeny:
-		return "as its policies changed it, " + now.Reason
-	case now.Verdict != x.decided.Verdict, !slices.Equal(policySteps(now), policySteps(x.decided)):
+	case x.decided.Verdict == rule.VerdictDeny:
+		return "as its policies changed it, " + x.decided.Reason
+	case x.decided.Verdict != before.Verdict, !slices.Equal(policySteps(x.decided), policySteps(before)):
 		return "its policies changed it into one to which other rules apply"
 	}
 	return ""

@@ -248,6 +248,31 @@ func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
 	b.none(token)
 }
 
+// A policy may turn a request into one for which no rule offers the secret.
+func TestAPlaceholderIsExchangedInWhatPoliciesMakeOfARequest(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	if _, err := r.PutSecret(within(t), operator, "api", []byte(token), []string{"a.web.test"}); err != nil {
+		t.Fatal(err)
+	}
+	offer := offering("a.web.test")
+	offer.Paths = []string{"/open/**"}
+	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{offer} }); err != nil {
+		t.Fatal(err)
+	}
+	b.push("elsewhere", rewriting("/closed/x"))
+	b.push("there", rewriting("/open/y"))
+	for policy, status := range map[string]int{"elsewhere": 403, "there": 200} {
+		b.rules(through("a.web.test", policy, ""))
+		req := newRequest(t, "GET", "https://a.web.test/open/x", nil)
+		req.Header.Set("Authorization", b.Environment(b.sb.ID)["API_TOKEN"])
+		b.want(b.do(req), status, "")
+		if got := b.servers.count(); got > 0 && b.servers.last(t).URL.Path != "/open/y" {
+			t.Errorf("%s: the secret went to %s", policy, b.servers.last(t).URL)
+		}
+	}
+}
+
 func TestExplainListsPlaceholdersAndWhatIsMissing(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))

@@ -383,7 +383,7 @@ func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 	}
 	for policy, want := range map[string]string{
 		"harmless": "",
-		"admin":    "as its policies changed it, not for sandboxes",
+		"admin":    `"reason":"as its policies changed it, not for sandboxes","host":"a.web.test","rule":"node/admin"`,
 		"watched":  "its policies changed it into one to which other rules apply",
 	} {
 		before := b.servers.count()
