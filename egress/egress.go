@@ -103,6 +103,7 @@ type Egress struct {
 	server         *intercept.Server
 	audit          *audit.Log
 	budget         *stack.Budget
+	load           load
 	key            *seal.Key
 	names          *nameBook
 	filters        *filters

@@ -56,6 +56,7 @@ type exchange struct {
 	entry   audit.Entry
 
 	exchanged *placeholder.Exchanged // nil: none was in it
+	held      int64                  // bytes of its body in memory
 	sent      sent
 }
 
@@ -66,6 +67,7 @@ func (x *exchange) serve(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer x.m.finish()
+	defer x.letGo()
 	steps, err := x.decide(r)
 	defer release(steps)
 	x.entry.Rule = x.decided.Rule

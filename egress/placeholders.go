@@ -94,7 +94,7 @@ func (x *exchange) exchangePlaceholders(r *http.Request) (err error) {
 		}
 		return nil, errNotOffered
 	}
-	x.exchanged, err = placeholder.NewSet(x.table.offers, offered).Exchange(r, x.to.host)
+	x.exchanged, err = placeholder.NewSet(x.table.offers, offered, x.hold).Exchange(r, x.to.host)
 	if x.exchanged != nil && r.Body != nil {
 		r.Body = refusable{r.Body}
 	}

@@ -17,6 +17,7 @@ type sender struct {
 	table atomic.Pointer[table]
 	// requests that are under way.
 	requests atomic.Int64
+	load     load
 }
 
 // name is what the sender is called where sandboxes are by their ids: in the audit

@@ -25,7 +25,7 @@ type body struct {
 	x     *Exchanged
 	src   io.ReadCloser
 	in    func(value string) (string, error)
-	fixed bool // its length must stay
+	fixed string // why nothing is exchanged: its length must stay
 	err   error
 
 	piece []byte
@@ -79,8 +79,8 @@ func (b *body) next() bool {
 		return false
 	case offer == nil:
 		return b.pass(len(Prefix))
-	case b.fixed:
-		return b.refuse(&RefusedError{offer.Name, "in a body of more than a megabyte with a declared length, where it is not exchanged: send it in a header"})
+	case b.fixed != "":
+		return b.refuse(&RefusedError{offer.Name, b.fixed})
 	}
 	value, err := b.x.valueOf(offer, b.in)
 	if err != nil {

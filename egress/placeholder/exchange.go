@@ -63,7 +63,8 @@ func (x *Exchanged) Refused() error {
 //
 // A body of at most MaxBody bytes is read at once and gets its new length; one of
 // unknown length is exchanged while it is read. In a longer one of known length,
-// whose length is part of a promise (S3 refuses another), a placeholder is refused.
+// whose length is part of a promise (S3 refuses another), a placeholder is refused,
+// and in one for which there is no room.
 // Bodies of gRPC (whose messages have lengths of their own) and compressed ones are
 // not looked into, nor is what follows an upgrade.
 //
@@ -219,8 +220,15 @@ func (x *Exchanged) body(r *http.Request) (streamed bool, err error) {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 || opaque(r.Header) {
 		return false, nil
 	}
-	if r.ContentLength < 0 || r.ContentLength > MaxBody {
-		r.Body = &body{x: x, src: r.Body, in: inBody(r.Header), fixed: r.ContentLength > 0}
+	streams := &body{x: x, src: r.Body, in: inBody(r.Header)}
+	switch {
+	case r.ContentLength > MaxBody:
+		streams.fixed = "in a body of more than a megabyte with a declared length, where it is not exchanged: send it in a header"
+	case r.ContentLength > 0 && !x.set.hold(r.ContentLength):
+		streams.fixed = "in a body with a declared length, of which too many are in flight: send fewer at a time, or send it in a header"
+	}
+	if r.ContentLength < 0 || streams.fixed != "" {
+		r.Body = streams
 		return true, nil
 	}
 	whole := make([]byte, r.ContentLength)

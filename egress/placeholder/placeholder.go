@@ -46,14 +46,18 @@ type Set struct {
 	offers  []Offer
 	longest int // text of an offer
 	value   func(name, host string) ([]byte, error)
+	hold    func(bytes int64) bool
 }
 
 // NewSet returns the set of a sandbox's offers. value returns a secret for a host;
 // its error says why it may not go there (the secret is not bound to it, the
 // connection is not verified TLS) and becomes the reason of a RefusedError.
 // It is called from whatever goroutine reads a request's body.
-func NewSet(offers []Offer, value func(name, host string) ([]byte, error)) *Set {
-	s := &Set{offers: offers, value: value}
+//
+// hold is asked before a body of this length is read into memory, where it stays
+// until the request is over; false means that there is no room for it.
+func NewSet(offers []Offer, value func(name, host string) ([]byte, error), hold func(bytes int64) bool) *Set {
+	s := &Set{offers: offers, value: value, hold: hold}
 	for _, o := range offers {
 		s.longest = max(s.longest, len(o.Text))
 	}

@@ -39,8 +39,10 @@ func testSet() *Set {
 			return []byte("a line\r\nX-Injected: 1"), nil
 		}
 		return []byte(value), nil
-	})
+	}, room)
 }
+
+func room(bytes int64) bool { return bytes <= MaxBody }
 
 func request(body io.Reader) *http.Request {
 	return httptest.NewRequest(http.MethodPost, "/path?a=b", body)
@@ -271,10 +273,32 @@ func TestLongBodies(t *testing.T) {
 		})
 	}
 	r := request(strings.NewReader(strings.Repeat(github, MaxBody/len(github))))
-	long := NewSet([]Offer{{"github-token", github}}, func(string, string) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil })
+	long := NewSet([]Offer{{"github-token", github}}, func(string, string) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, room)
 	var refused *RefusedError
 	if _, err := long.Exchange(r, host); !errors.As(err, &refused) {
 		t.Errorf("a body of 600 MB was made: %v", err)
+	}
+}
+
+func TestBodiesForWhichThereIsNoRoom(t *testing.T) {
+	for sent, want := range map[string]string{"a body": "", "a body with " + github: "send fewer at a time"} {
+		full := testSet()
+		full.hold = func(bytes int64) bool {
+			if bytes != int64(len(sent)) {
+				t.Errorf("room for %d bytes, of a body of %d", bytes, len(sent))
+			}
+			return false
+		}
+		r := request(strings.NewReader(sent))
+		if _, err := full.Exchange(r, host); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(r.Body)
+		var refused *RefusedError
+		if r.ContentLength != int64(len(sent)) || want == "" && (err != nil || string(got) != sent) ||
+			want != "" && (!errors.As(err, &refused) || !strings.Contains(refused.Reason, want) || string(got) != "a body with ") {
+			t.Errorf("%q arrives as %q, %v", sent, got, err)
+		}
 	}
 }
 
@@ -334,7 +358,7 @@ func inPieces(text string, size int) io.Reader {
 }
 
 func TestNothingToExchangeIsNothingToDo(t *testing.T) {
-	for name, s := range map[string]*Set{"nil": nil, "empty": NewSet(nil, nil), "unused": testSet()} {
+	for name, s := range map[string]*Set{"nil": nil, "empty": NewSet(nil, nil, nil), "unused": testSet()} {
 		r := request(strings.NewReader("a body"))
 		x, err := s.Exchange(r, "evil.example")
 		if x != nil || err != nil || x.Names() != nil || x.Refused() != nil {
