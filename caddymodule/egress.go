@@ -55,6 +55,22 @@ type Egress struct {
 
 // settings checks all that can be checked without the node.
 func (e *Egress) settings() (egress.Settings, error) {
+	s, err := e.said()
+	if err != nil || e == nil {
+		return s, err
+	}
+	for _, path := range e.UpstreamCAs {
+		pem, err := os.ReadFile(path)
+		if err != nil {
+			return s, fmt.Errorf("egress: upstream_ca: %w", err)
+		}
+		s.UpstreamCAs = append(append(s.UpstreamCAs, pem...), '\n')
+	}
+	return s, nil
+}
+
+// said are the settings without what is in files, which may be on another machine.
+func (e *Egress) said() (egress.Settings, error) {
 	s := egress.DefaultSettings()
 	if e == nil {
 		return s, nil
@@ -87,13 +103,6 @@ func (e *Egress) settings() (egress.Settings, error) {
 	}
 	if s.UpstreamProxy, err = proxyURL(e.UpstreamProxy); err != nil {
 		return s, err
-	}
-	for _, path := range e.UpstreamCAs {
-		pem, err := os.ReadFile(path)
-		if err != nil {
-			return s, fmt.Errorf("egress: upstream_ca: %w", err)
-		}
-		s.UpstreamCAs = append(append(s.UpstreamCAs, pem...), '\n')
 	}
 	return s, s.Validate()
 }

@@ -59,6 +59,10 @@ func (a *App) parseEgress(o options) error {
 		if err := a.Egress.parseOption(inner); err != nil {
 			return err
 		}
+		// What was well before is well, so that a mistake is in this line.
+		if _, err := a.Egress.said(); err != nil {
+			return o.WrapErr(err)
+		}
 	}
 	return nil
 }
@@ -293,6 +297,9 @@ func (p ruleParser) policy() error {
 		switch p.Val() {
 		case "config":
 			var config string
+			if use.Config != nil {
+				return p.Errf("config of policy %s is already set", use.Policy)
+			}
 			if !p.AllArgs(&config) {
 				return p.ArgErr()
 			}
