@@ -238,9 +238,14 @@ func (x *exchange) forwardChanged(w http.ResponseWriter, r *http.Request) {
 // forward sends the request as the policies made it, with the secrets in their
 // places, and the response back without them.
 func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
-	if err := x.exchangePlaceholders(r); err != nil {
+	var refused *placeholder.RefusedError
+	switch err := x.exchangePlaceholders(r); {
+	case errors.As(err, &refused):
 		x.refuse(w, r, http.StatusForbidden, codePlaceholder, err.Error())
 		return
+	case err != nil: // its body did not come to its end
+		x.entry.Verdict, x.entry.Reason = audit.Error, "the client ended the request"
+		panic(http.ErrAbortHandler)
 	}
 	if err := x.render(r); err != nil {
 		x.refuse(w, r, http.StatusForbidden, codeSecret, err.Error())

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/policy"
@@ -270,6 +271,23 @@ func TestAPlaceholderIsExchangedInWhatPoliciesMakeOfARequest(t *testing.T) {
 		if got := b.servers.count(); got > 0 && b.servers.last(t).URL.Path != "/open/y" {
 			t.Errorf("%s: the secret went to %s", policy, b.servers.last(t).URL)
 		}
+	}
+}
+
+func TestAClientThatLeavesWithinABodyIsDeniedNothing(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.secret("api", token, "a.web.test")
+	b.rules(offering("a.web.test"))
+	r := newRequest(t, "POST", "https://a.web.test/", io.MultiReader(strings.NewReader("half"), iotest.ErrReader(errors.New("gone"))))
+	r.ContentLength = 100
+	if a, err := b.try(r); err == nil {
+		t.Fatalf("got %d %q", a.status, a.body)
+	}
+	if e := b.entry("a.web.test", nil); e.Verdict != audit.Error || e.Reason != "the client ended the request" {
+		t.Errorf("the audit log says %+v", e)
+	}
+	if b.servers.count() != 0 {
+		t.Error("a server got something")
 	}
 }
 
