@@ -86,6 +86,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	strip(r.Header)
+	clear(w.Header()) // what the server has said of itself is not the host's word
 	if r.Method != http.MethodConnect {
 		h.cfg.Way.Request(w, r, owner, to)
 		return

@@ -73,6 +73,13 @@ func newProxy(t *testing.T, y *way) *httptest.Server {
 // handle gives a request to a Handler, as if it came over TLS.
 func handle(t *testing.T, y *way, text string, change ...func(*http.Request)) *http.Response {
 	t.Helper()
+	w := httptest.NewRecorder()
+	handleWith(t, w, y, text, change...)
+	return w.Result()
+}
+
+func handleWith(t *testing.T, w http.ResponseWriter, y *way, text string, change ...func(*http.Request)) {
+	t.Helper()
 	r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(strings.ReplaceAll(text, "\n", "\r\n") + "\r\n\r\n")))
 	if err != nil {
 		t.Fatal(err)
@@ -85,9 +92,7 @@ func handle(t *testing.T, y *way, text string, change ...func(*http.Request)) *h
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	return w.Result()
 }
 
 func basic(user, password string) string {
@@ -179,6 +184,18 @@ func TestNobodySeesWhatIsForTheProxy(t *testing.T) {
 	handle(t, y, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key+"\nProxy-Connection: keep-alive\nProxy-Other: "+key+"\nX: 1")
 	if len(y.header) != 1 || y.header.Get("X") != "1" {
 		t.Errorf("%v", y.header)
+	}
+}
+
+// The server around the handler speaks of itself. The client would take it for the
+// host's word, as where else the host is to be found.
+func TestWhatTheServerSaysOfItselfIsNotTheHosts(t *testing.T) {
+	w := httptest.NewRecorder()
+	w.Header().Set("Alt-Svc", `h3=":3128"`)
+	w.Header().Set("Server", "a proxy")
+	handleWith(t, w, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key)
+	if res := w.Result(); res.StatusCode != http.StatusNoContent || len(res.Header) != 0 {
+		t.Errorf("%s %v", res.Status, res.Header)
 	}
 }
 
