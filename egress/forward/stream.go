@@ -173,10 +173,18 @@ func (s *stream) SetReadDeadline(t time.Time) error {
 		s.timer = nil
 	}
 	if s.limit = t; !t.IsZero() && !s.closed {
-		s.timer = time.AfterFunc(time.Until(t), s.changed.Broadcast)
+		s.timer = time.AfterFunc(time.Until(t), s.expire)
 	}
 	s.changed.Broadcast()
 	return nil
+}
+
+// expire has a Read that waits look at its limit. Without mu one that is about to
+// wait would miss it.
+func (s *stream) expire() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed.Broadcast()
 }
 
 // SetWriteDeadline does nothing: Close and Abort end a Write that waits.
