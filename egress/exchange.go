@@ -252,7 +252,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	filter := x.filter()
-	r = way{x.m.name(), x.decided.Private}.along(r)
+	r = way{x.m, x.decided.Private}.along(r)
 	result := x.m.e.upstream.Load().forwarder.Forward(w, r, filter)
 	x.entry.Status, x.entry.BytesIn, x.entry.BytesOut = result.Status, result.BytesIn, result.BytesOut
 	x.entry.Address = result.Address.Addr()
@@ -288,7 +288,8 @@ func (x *exchange) render(r *http.Request) error {
 // verdictOf is what is written of a request or connection that failed.
 func verdictOf(err error) audit.Verdict {
 	var refused *dial.RefusedError
-	if errors.As(err, &refused) {
+	var limited *intercept.RefusedError
+	if errors.As(err, &refused) || errors.As(err, &limited) {
 		return audit.Deny
 	}
 	return audit.Error

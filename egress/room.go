@@ -1,6 +1,11 @@
 package egress
 
-import "sync/atomic"
+import (
+	"net/http"
+	"sync/atomic"
+
+	"github.com/doze-run/doze/egress/intercept"
+)
 
 // maxHeld and maxHeldAll are how many bytes of bodies are in memory because
 // placeholders are looked for in them, of one sender and of all. The largest has
@@ -8,6 +13,13 @@ import "sync/atomic"
 const (
 	maxHeld    = 16 << 20
 	maxHeldAll = 128 << 20
+)
+
+// maxAttempts and maxAttemptsAll are how many connections to servers are being made
+// for requests, of one sender (as a stack has of its own) and of all.
+const (
+	maxAttempts    = 128
+	maxAttemptsAll = 4096
 )
 
 // room is how much there is of something that is bounded.
@@ -26,7 +38,29 @@ func (r *room) give(n int64) { r.used.Add(-n) }
 
 // load is what requests tie up, of a sender or of all.
 type load struct {
-	held room // bytes of bodies
+	attempts room // to connect, which outlive their requests
+	held     room // bytes of bodies
+}
+
+// errAttempts is why a request is refused for which another connection would be made.
+var errAttempts = &intercept.RefusedError{
+	Code: codeLimit, Status: http.StatusServiceUnavailable,
+	Reason: "a limit was reached: connections to servers that are being made",
+}
+
+// attempt counts a connection that is being made, until done.
+func (m *sender) attempt() (done func(), err error) {
+	if !m.load.attempts.take(1, maxAttempts) {
+		return nil, errAttempts
+	}
+	if !m.e.load.attempts.take(1, maxAttemptsAll) {
+		m.load.attempts.give(1)
+		return nil, errAttempts
+	}
+	return func() {
+		m.load.attempts.give(1)
+		m.e.load.attempts.give(1)
+	}, nil
 }
 
 // hold says whether there is room for a body in memory. It has it until letGo.

@@ -1,11 +1,44 @@
 package egress
 
 import (
+	"context"
+	"net"
 	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
 )
+
+// A connection that is being made outlives its request, which costs a sandbox nothing.
+func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.tcp.test")
+	b.rules(through("a.tcp.test", "bearer", "api"))
+	came, end := make(chan bool), make(chan bool)
+	b.servers.mu.Lock()
+	b.servers.speak = func(net.Conn) { // says nothing, so that TLS does not begin
+		came <- true
+		<-end
+	}
+	b.servers.mu.Unlock()
+	t.Cleanup(func() { close(end) })
+	attempts := &b.find(b.sb.ID).load.attempts
+	attempts.take(maxAttempts-1, maxAttempts)
+	ctx, leave := context.WithCancel(within(t))
+	left := make(chan bool)
+	go func() {
+		defer close(left)
+		_, _ = b.try(newRequest(t, "GET", "https://a.tcp.test/", nil).WithContext(ctx))
+	}()
+	<-came
+	leave()
+	<-left
+	b.want(b.get("https://a.tcp.test/"), 503, `"code":"egress_limit"`)
+	b.entry("a.tcp.test", func(e audit.Entry) bool {
+		return e.Verdict == audit.Deny && e.Status == 503 && strings.Contains(e.Reason, "being made")
+	})
+}
 
 // Otherwise bodies that are declared, and never sent, would fill the node.
 func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {

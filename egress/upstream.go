@@ -23,7 +23,7 @@ func (e *Egress) newUpstreams(s Settings) (*upstreams, error) {
 		return nil, err
 	}
 	u := &upstreams{dialer: dial.New(dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: roots})}
-	u.forwarder = intercept.NewForwarder(intercept.ForwarderConfig{Dial: u.dial, Pool: poolOf, RootCAs: roots})
+	u.forwarder = intercept.NewForwarder(intercept.ForwarderConfig{Attempt: attempt, Dial: u.dial, Pool: poolOf, RootCAs: roots})
 	return u, nil
 }
 
@@ -48,7 +48,7 @@ func rootsWith(pem []byte) (*x509.CertPool, error) {
 // way is what decides which connections to a host a request may use: those that
 // its sender made, for requests that may go to the same addresses.
 type way struct {
-	sender  string
+	from    *sender
 	private bool
 }
 
@@ -64,10 +64,12 @@ func wayOf(ctx context.Context) way { return ctx.Value(wayKey{}).(way) }
 func poolOf(ctx context.Context) string {
 	w := wayOf(ctx)
 	if w.private {
-		return "private " + w.sender // which begins no name of a sender
+		return "private " + w.from.name() // which begins no name of a sender
 	}
-	return w.sender
+	return w.from.name()
 }
+
+func attempt(ctx context.Context) (done func(), err error) { return wayOf(ctx).from.attempt() }
 
 // dial connects to the host of a request.
 func (u *upstreams) dial(ctx context.Context, host string, port uint16) (net.Conn, error) {

@@ -22,13 +22,11 @@ import (
 // Names of owners are of any kind.
 func TestNoTwoWaysShareConnections(t *testing.T) {
 	pools := map[string]way{}
-	for _, w := range []way{
-		{outsideName("ann"), false}, {outsideName("ann"), true}, {outsideName("ann private"), false}, {outsideName("ann private"), true},
-		{"k3f9x2m7q1az", false}, {"k3f9x2m7q1az", true},
-	} {
+	ann, other, inside := &sender{owner: "ann"}, &sender{owner: "ann private"}, &sender{id: "k3f9x2m7q1az", owner: "ann"}
+	for _, w := range []way{{ann, false}, {ann, true}, {other, false}, {other, true}, {inside, false}, {inside, true}} {
 		pool := poolOf(w.along(newRequest(t, "GET", "http://a.test/", nil)).Context())
 		if other, taken := pools[pool]; taken {
-			t.Errorf("%+v and %+v share connections", w, other)
+			t.Errorf("%s, private %v, and %s, private %v, share connections", w.from.name(), w.private, other.from.name(), other.private)
 		}
 		pools[pool] = w
 	}

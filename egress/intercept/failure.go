@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -23,9 +24,9 @@ const (
 	CodeLeft        = "client_left"          // the client ended the request
 )
 
-// RefusedError is returned by a Dial that does not want to connect. It is
-// answered with 403.
+// RefusedError is returned by a Dial or Attempt that does not want to connect.
 type RefusedError struct {
+	Status int // of the answer; 0 stands for 403
 	Code   string
 	Reason string
 	Err    error // may be nil
@@ -63,7 +64,7 @@ func failed(ctx context.Context, host string, err error) *Failure {
 	)
 	switch {
 	case errors.As(err, &refused):
-		f.Status, f.Code, f.Reason = http.StatusForbidden, refused.Code, refused.Reason
+		f.Status, f.Code, f.Reason = cmp.Or(refused.Status, http.StatusForbidden), refused.Code, refused.Reason
 	case errors.Is(ctx.Err(), context.Canceled):
 		f.Status, f.Code, f.Reason = 0, CodeLeft, "the client ended the request"
 	case errors.As(err, &unknown):

@@ -45,8 +45,8 @@ type Result struct {
 // r. With a filter all that the host says passes through that, decoded if it was
 // compressed, and the host is not asked for parts of anything.
 //
-// What fails before there is an answer is answered with a Refusal: 403 if Dial
-// refused, otherwise 502.
+// What fails before there is an answer is answered with a Refusal: 502, unless a
+// *RefusedError says another status.
 func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, filter Filter) Result {
 	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname()}
 	defer o.finish()

@@ -43,6 +43,10 @@ const (
 
 // ForwarderConfig says how hosts are reached. Dial is required.
 type ForwarderConfig struct {
+	// Attempt is asked before a connection is made, and its done called when that
+	// stands, with TLS, or failed. Like Dial it may outlive the request. nil: any
+	// number may be made.
+	Attempt func(ctx context.Context) (done func(), err error)
 	// Dial connects to a host. Its context has the values of the request for
 	// which the connection is made, but may outlive it. An error that is a
 	// *RefusedError is told to the client as a refusal.
@@ -67,6 +71,9 @@ type Forwarder struct {
 
 // NewForwarder returns a Forwarder. Close it.
 func NewForwarder(cfg ForwarderConfig) *Forwarder {
+	if cfg.Attempt == nil {
+		cfg.Attempt = func(context.Context) (func(), error) { return func() {}, nil }
+	}
 	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
 	f.secure, f.plain2 = f.transport(), f.transport()
 	f.secure.Protocols.SetHTTP1(true)
@@ -134,11 +141,21 @@ func (f *Forwarder) pooled(ctx context.Context, t target) string {
 }
 
 func (f *Forwarder) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	done, err := f.cfg.Attempt(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	t := ctx.Value(targetKey{}).(target)
 	return f.cfg.Dial(ctx, t.host, t.port)
 }
 
 func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
+	done, err := f.cfg.Attempt(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	t := ctx.Value(targetKey{}).(target)
 	raw, err := f.cfg.Dial(ctx, t.host, t.port)
 	if err != nil {
