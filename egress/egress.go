@@ -134,7 +134,8 @@ type Egress struct {
 }
 
 // maxWide bounds the connections of all sandboxes whose buffers may grow: to some
-// 3 MiB each, so that all of them take 1.5 GiB at most.
+// 3 MiB each, so that all of them take 1.5 GiB at most. It bounds the requests of
+// all, too, see maxWideRequests.
 const maxWide = 512
 
 // Open reads what is kept, and makes what is missing: the key that seals

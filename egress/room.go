@@ -22,6 +22,11 @@ const (
 	maxAttemptsAll = 4096
 )
 
+// maxWideRequests is how many requests of a sender have answers of which up to 2 MiB
+// may wait in the node, as with stack.Limits.Wide; maxWide are those of all. Beyond
+// that it is 128 KiB, so that what a hostile sandbox leaves there is 0.2 GiB.
+const maxWideRequests = 64
+
 // room is how much there is of something that is bounded.
 type room struct{ used atomic.Int64 }
 
@@ -40,6 +45,11 @@ func (r *room) give(n int64) { r.used.Add(-n) }
 type load struct {
 	attempts room // to connect, which outlive their requests
 	held     room // bytes of bodies
+}
+
+// narrow says whether there are more requests than may be wide.
+func (m *sender) narrow() bool {
+	return m.requests.Load() > maxWideRequests || m.e.requests.Load() > maxWide
 }
 
 // errAttempts is why a request is refused for which another connection would be made.

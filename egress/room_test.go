@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
@@ -61,5 +62,25 @@ func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 	b.entry("a.web.test", func(e audit.Entry) bool { return e.Status == 200 && len(e.Secrets) == 1 })
 	if n := b.Egress.load.held.used.Load() + m.load.held.used.Load(); n != 0 {
 		t.Errorf("%d bytes are held after the requests", n)
+	}
+}
+
+func TestManyRequestsAreNarrow(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	m := &r.find(b.sb.ID).sender
+	for name, requests := range map[string]struct {
+		of   *atomic.Int64
+		wide int64
+	}{"of the sandbox": {&m.requests, maxWideRequests}, "of the node": {&r.requests, maxWide}} {
+		requests.of.Store(requests.wide)
+		if m.narrow() {
+			t.Errorf("%s: %d are", name, requests.wide)
+		}
+		requests.of.Store(requests.wide + 1)
+		if !m.narrow() {
+			t.Errorf("%s: one more is not", name)
+		}
+		requests.of.Store(0)
 	}
 }

@@ -23,7 +23,9 @@ func (e *Egress) newUpstreams(s Settings) (*upstreams, error) {
 		return nil, err
 	}
 	u := &upstreams{dialer: dial.New(dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: roots})}
-	u.forwarder = intercept.NewForwarder(intercept.ForwarderConfig{Attempt: attempt, Dial: u.dial, Pool: poolOf, RootCAs: roots})
+	u.forwarder = intercept.NewForwarder(intercept.ForwarderConfig{
+		Attempt: attempt, Dial: u.dial, Pool: poolOf, Narrow: narrow, RootCAs: roots,
+	})
 	return u, nil
 }
 
@@ -68,6 +70,8 @@ func poolOf(ctx context.Context) string {
 	}
 	return w.from.name()
 }
+
+func narrow(ctx context.Context) bool { return wayOf(ctx).from.narrow() }
 
 func attempt(ctx context.Context) (done func(), err error) { return wayOf(ctx).from.attempt() }
 

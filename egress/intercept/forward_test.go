@@ -486,6 +486,50 @@ func TestStatusesOfHTTP2(t *testing.T) {
 	}
 }
 
+// What a host may send ahead of its client it is told at the start.
+func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
+	for narrow, want := range map[bool]uint32{false: maxStreamAhead, true: narrowStreamAhead} {
+		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{upstreamLeaf(t)}, NextProtos: []string{"h2"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		told := make(chan uint32, 1)
+		var serving sync.WaitGroup
+		serving.Go(func() { told <- windowHTTP2(l) })
+		t.Cleanup(serving.Wait)
+		r := start(t, http.NotFoundHandler(), func(_ *rig, _ *Destination, c *ForwarderConfig) {
+			c.Narrow = func(context.Context) bool { return narrow }
+			c.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
+			}
+		})
+		res, err := r.client(1).Get("https://" + host + "/")
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if got := <-told; got != want {
+			t.Errorf("narrow %v: %d bytes, want %d", narrow, got, want)
+		}
+	}
+}
+
+// windowHTTP2 accepts one connection and returns the window of its streams.
+func windowHTTP2(l net.Listener) (window uint32) {
+	conn, err := l.Accept()
+	l.Close()
+	if err != nil {
+		return 0
+	}
+	defer conn.Close()
+	_, _ = io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
+	frame, _ := http2.NewFramer(conn, conn).ReadFrame()
+	if settings, ok := frame.(*http2.SettingsFrame); ok {
+		window, _ = settings.Value(http2.SettingInitialWindowSize)
+	}
+	return window
+}
+
 // answerHTTP2 accepts one connection and answers its request with statuses.
 func answerHTTP2(l net.Listener, statuses []string) {
 	conn, err := l.Accept()

@@ -30,6 +30,8 @@ const (
 	// not taken: with 2 MiB a host at 50 ms delivers 300 Mbit/s. A sandbox that
 	// sleeps leaves this much in the node for each answer that it waits for.
 	maxStreamAhead = 2 << 20
+	// narrowStreamAhead is the same where many answers are awaited at a time.
+	narrowStreamAhead = 128 << 10
 	// maxFrame of HTTP/2: fewer and larger frames than the 16 KiB of the
 	// protocol, from hosts that make use of it.
 	maxFrame = 64 << 10
@@ -55,6 +57,9 @@ type ForwarderConfig struct {
 	// names never share one. Whatever Dial decides by, but for host and port,
 	// belongs into it. nil: all share.
 	Pool func(ctx context.Context) string
+	// Narrow says that a request is one of so many that no more than 128 KiB of its
+	// answer may wait in the node, where others have up to 2 MiB. nil: none is.
+	Narrow func(ctx context.Context) bool
 	// RootCAs that hosts' certificates are verified against. nil: the system's.
 	RootCAs *x509.CertPool
 }
@@ -62,11 +67,16 @@ type ForwarderConfig struct {
 // Forwarder sends requests to the hosts that they are for. It may be used by
 // several goroutines.
 type Forwarder struct {
-	cfg      ForwarderConfig
-	sessions tls.ClientSessionCache
-	secure   *http.Transport // https, and http by HTTP/1.1
-	plain2   *http.Transport // http by HTTP/2
-	ahead    chan struct{}   // of downloads
+	cfg          ForwarderConfig
+	sessions     tls.ClientSessionCache
+	wide, narrow transports
+	ahead        chan struct{} // of downloads
+}
+
+// transports make connections with the same windows.
+type transports struct {
+	secure *http.Transport // https, and http by HTTP/1.1
+	plain2 *http.Transport // http by HTTP/2
 }
 
 // NewForwarder returns a Forwarder. Close it.
@@ -75,21 +85,28 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 		cfg.Attempt = func(context.Context) (func(), error) { return func() {}, nil }
 	}
 	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
-	f.secure, f.plain2 = f.transport(), f.transport()
-	f.secure.Protocols.SetHTTP1(true)
-	f.secure.Protocols.SetHTTP2(true)
-	f.plain2.Protocols.SetUnencryptedHTTP2(true)
+	f.wide, f.narrow = f.transports(maxStreamAhead), f.transports(narrowStreamAhead)
 	return f
 }
 
 // Close closes the connections that wait for a request. Those in use end with
 // their requests.
 func (f *Forwarder) Close() {
-	f.secure.CloseIdleConnections()
-	f.plain2.CloseIdleConnections()
+	for _, t := range []transports{f.wide, f.narrow} {
+		t.secure.CloseIdleConnections()
+		t.plain2.CloseIdleConnections()
+	}
 }
 
-func (f *Forwarder) transport() *http.Transport {
+func (f *Forwarder) transports(ahead int) transports {
+	t := transports{f.transport(ahead), f.transport(ahead)}
+	t.secure.Protocols.SetHTTP1(true)
+	t.secure.Protocols.SetHTTP2(true)
+	t.plain2.Protocols.SetUnencryptedHTTP2(true)
+	return t
+}
+
+func (f *Forwarder) transport(ahead int) *http.Transport {
 	return &http.Transport{
 		DialContext:            f.dial,
 		DialTLSContext:         f.dialTLS,
@@ -101,7 +118,7 @@ func (f *Forwarder) transport() *http.Transport {
 		MaxResponseHeaderBytes: maxAnswerHeader,
 		Protocols:              new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
-			MaxReceiveBufferPerStream: maxStreamAhead,
+			MaxReceiveBufferPerStream: ahead,
 			MaxReadFrameSize:          maxFrame,
 			SendPingTimeout:           pingAfter,
 			PingTimeout:               pingTime,
@@ -113,10 +130,14 @@ func (f *Forwarder) transport() *http.Transport {
 // protocol it came by: there is no other way to know what the host speaks, and
 // gRPC needs HTTP/2.
 func (f *Forwarder) over(r *http.Request) *http.Transport {
-	if r.URL.Scheme == "http" && r.ProtoMajor == 2 {
-		return f.plain2
+	t := f.wide
+	if f.cfg.Narrow != nil && f.cfg.Narrow(r.Context()) {
+		t = f.narrow
 	}
-	return f.secure
+	if r.URL.Scheme == "http" && r.ProtoMajor == 2 {
+		return t.plain2
+	}
+	return t.secure
 }
 
 // target is where a request goes: in its context, because the name by which the
