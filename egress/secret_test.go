@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strings"
 	"testing"
@@ -190,6 +191,31 @@ func TestATrailerIsNotAnnouncedThatHasASecretInItsName(t *testing.T) {
 	if all := announced + fmt.Sprint(res.Trailer); strings.Contains(strings.ToLower(all), strings.ToLower(token)) || res.Trailer.Get("X-Sum") != "2" {
 		t.Errorf("announced %s, came %v", announced, res.Trailer)
 	}
+}
+
+func TestASecretIsNotSentToWhoIsNotVerifiablyItsHost(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	if err := r.reload(func(s *Settings) {
+		s.Resolve = maps.Clone(s.Resolve)
+		s.Resolve["a.other.test"] = s.Resolve["*.web.test"] // its certificate is for the latter
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b.push("bearer", bearer(1))
+	b.secret("api", token, "a.other.test")
+	for name, rules := range map[string]rule.Rule{"a policy": through("a.other.test", "bearer", "api"), "a placeholder": offering("a.other.test")} {
+		b.rules(rules)
+		req := newRequest(t, "POST", "https://a.other.test/", strings.NewReader(b.Environment(b.sb.ID)["API_TOKEN"]))
+		b.want(b.do(req), 502, `"code":"upstream_certificate"`)
+		if b.servers.count() != 0 {
+			t.Fatalf("%s: the server got %+v", name, b.servers.last(t))
+		}
+	}
+	b.entry("a.other.test", func(e audit.Entry) bool {
+		return e.Verdict == audit.Error && strings.Contains(e.Reason, "for other names")
+	})
+	b.none(token)
 }
 
 // offering gives the sandbox a placeholder of a secret.
