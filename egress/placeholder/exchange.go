@@ -24,6 +24,8 @@ const MaxBody = 1 << 20
 type Exchanged struct {
 	set  *Set
 	host string
+	// placed is the length of all values but those of a body of unknown length.
+	placed int
 
 	mu      sync.Mutex
 	values  map[string]string // by name
@@ -168,7 +170,7 @@ func (x *Exchanged) text(text string, in func(value string) (string, error)) (st
 		if err != nil {
 			return "", err
 		}
-		if b.Len()+len(value) > 2*MaxBody { // placeholders are short, values may be long
+		if x.placed += len(value); x.placed > MaxBody { // placeholders are short, values may be long
 			return "", &RefusedError{offer.Name, "the request would become too long"}
 		}
 		b.WriteString(value)

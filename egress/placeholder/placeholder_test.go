@@ -278,6 +278,13 @@ func TestLongBodies(t *testing.T) {
 	if _, err := long.Exchange(r, host); !errors.As(err, &refused) {
 		t.Errorf("a body of 600 MB was made: %v", err)
 	}
+	r = request(nil)
+	for i := range 100 {
+		r.Header[fmt.Sprint("X-", i)] = []string{github}
+	}
+	if _, err := long.Exchange(r, host); !errors.As(err, &refused) {
+		t.Errorf("a header of 6 MB was made: %v", err)
+	}
 }
 
 func TestBodiesForWhichThereIsNoRoom(t *testing.T) {
