@@ -134,7 +134,7 @@ func rulesOf(set ruleset.Set, err error) (*rulesOutput, error) {
 }
 
 // parseRevision reads an If-Match (RFC 9110, section 13.1.1): none or * is any
-// revision. One that no ETag of ours looks like matches none.
+// revision. What is no ETag of ours is an error.
 func parseRevision(ifMatch string) (*int64, error) {
 	ifMatch = strings.TrimSpace(ifMatch)
 	if ifMatch == "" || ifMatch == "*" {

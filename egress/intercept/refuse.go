@@ -15,8 +15,8 @@ type Refusal struct {
 	Rule   string `json:"rule"` // that refused, such as node/github; empty if none did
 }
 
-// HeaderRefused is in answers that are the node's own, with the refusal's code:
-// so that a client can tell them from the host's. It is taken out of these.
+// HeaderRefused is in refusals, with their code: so that a client can tell them from
+// answers of the host, of which it is taken out.
 const HeaderRefused = "X-Doze-Egress"
 
 // Refuse answers a request with a refusal as JSON. Clients of gRPC, which look
