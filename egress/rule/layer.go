@@ -224,6 +224,9 @@ func (c *compiler) request() {
 			c.headers = map[string]*regexp.Regexp{}
 		}
 		key := http.CanonicalHeaderKey(name)
+		if slices.Contains(unseen, key) {
+			c.bad(field, "is taken out before rules see a request; name hosts under hosts")
+		}
 		if c.headers[key] != nil {
 			c.bad(field, "is there in another spelling")
 		}
@@ -288,6 +291,12 @@ func (c *compiler) answer() {
 		}
 		seen[key] = true
 	}
+}
+
+// unseen are headers of requests that no rule sees, so that one which names them
+// would never match (RFC 9110, section 7.6.1; RFC 9112, section 3.2).
+var unseen = []string{
+	"Alt-Used", "Host", "Http2-Settings", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "Trailer", "Transfer-Encoding",
 }
 
 // framing are the headers that belong to a connection (RFC 9110, section 7.6.1).
