@@ -40,7 +40,9 @@ func (e *Egress) ExplainOutside(_ context.Context, owner, method, url string, he
 		return explain.Explanation{}, err
 	}
 	t := o.table.Load()
-	return explain.Of(&t.Table, r, known{e, t, owner}), nil
+	explained := explain.Of(&t.Table, r, known{e, t, owner})
+	explained.Placeholders = nil // nobody outside has one
+	return explained, nil
 }
 
 // tableOf is what applies to a sandbox, or would if it were attached.

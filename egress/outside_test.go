@@ -319,6 +319,25 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 	a.want(a.get("http://a.plain.test/"), 200, "this is")
 }
 
+// A rule with a placeholder counts, but nobody outside is given one.
+func TestAnAgentHasNoPlaceholders(t *testing.T) {
+	a := newRig(t).agent()
+	a.secret("api", token, "a.web.test")
+	a.rules(offering("a.web.test"))
+	a.want(a.get("https://a.web.test/user"), 200, "this is a.web.test")
+	if e := a.entry("a.web.test"); e.Kind != audit.Request || e.Rule != "owner/offer" || len(e.Secrets) != 0 {
+		t.Errorf("the audit log says %+v", e)
+	}
+	explained, err := a.ExplainOutside(within(t), owner, "GET", "https://a.web.test/user", nil)
+	if err != nil || explained.Rule != "owner/offer" || explained.Placeholders != nil {
+		t.Errorf("%+v, %v", explained, err)
+	}
+	o, err := a.outsideOf(owner)
+	if err != nil || o.table.Load().offers != nil || o.table.Load().environment != nil {
+		t.Errorf("%+v, %v", o, err)
+	}
+}
+
 func TestTunnelsEndWithTheNode(t *testing.T) {
 	r := newRig(t)
 	a := r.agent()

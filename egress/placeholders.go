@@ -57,7 +57,7 @@ func (e *Egress) offer(m *sender, o rule.Offer) placeholder.Offer {
 	}
 }
 
-// fill adds the placeholders to a table.
+// fill adds the placeholders to a sandbox's table.
 func (t *table) fill(e *Egress, m *sender) {
 	t.environment = map[string]string{}
 	for variable, o := range t.Placeholders() {

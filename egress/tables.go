@@ -17,7 +17,9 @@ func (e *Egress) build(m *sender) {
 	for i, l := range t.layers {
 		t.Layers[i] = l.ruleLayer()
 	}
-	t.fill(e, m)
+	if m.id != "" { // the node sets no environment of programs outside
+		t.fill(e, m)
+	}
 	m.table.Store(t)
 }
 

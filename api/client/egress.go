@@ -50,7 +50,8 @@ type NodeRules struct {
 	Rules   json.RawMessage `json:"rules"`
 }
 
-// Flow is one thing that a sandbox sent, with what became of it.
+// Flow is one thing that a sandbox or a client of the proxy sent, with what became
+// of it.
 type Flow struct {
 	Seq      uint64    `json:"seq"`
 	Time     time.Time `json:"time"`
@@ -157,8 +158,25 @@ func (c *Client) SetRules(ctx context.Context, sandbox string, rules json.RawMes
 	return set, err
 }
 
-// Flows returns all kept flows of a sandbox with a higher seq, oldest first.
-func (c *Client) Flows(ctx context.Context, idOrName string, filter FlowFilter, after uint64) ([]Flow, error) {
+// flowsPath is that of a sandbox's flows, or without one of those of the proxy.
+func flowsPath(sandbox string) string {
+	if sandbox == "" {
+		return "/egress/flows"
+	}
+	return sandboxPath(sandbox, "egress")
+}
+
+// explainPath is the same for requests that are not sent.
+func explainPath(sandbox string) string {
+	if sandbox == "" {
+		return "/egress/explain"
+	}
+	return sandboxPath(sandbox, "egress", "explain")
+}
+
+// Flows returns all kept flows of a sandbox with a higher seq, oldest first; with an
+// empty name those of the owner's programs outside of sandboxes, through the proxy.
+func (c *Client) Flows(ctx context.Context, sandbox string, filter FlowFilter, after uint64) ([]Flow, error) {
 	all := []Flow{}
 	for {
 		var page struct {
@@ -167,7 +185,7 @@ func (c *Client) Flows(ctx context.Context, idOrName string, filter FlowFilter, 
 		}
 		query := filter.query(after)
 		query.Set("limit", strconv.Itoa(eventPage))
-		if _, err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "egress"), query: query}, &page); err != nil {
+		if _, err := c.call(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: query}, &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Flows...)
@@ -178,11 +196,11 @@ func (c *Client) Flows(ctx context.Context, idOrName string, filter FlowFilter, 
 	}
 }
 
-// FollowFlows calls yield with all kept flows with a higher seq and then with those
-// that come. It returns nil when the stream ends: the sandbox was destroyed or the
-// node shuts down.
-func (c *Client) FollowFlows(ctx context.Context, idOrName string, filter FlowFilter, after uint64, yield func(Flow) error) error {
-	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "egress"), query: filter.query(after)})
+// FollowFlows calls yield with all kept flows with a higher seq, of whom Flows says,
+// and then with those that come. It returns nil when the stream ends: the sandbox was
+// destroyed or the node shuts down.
+func (c *Client) FollowFlows(ctx context.Context, sandbox string, filter FlowFilter, after uint64, yield func(Flow) error) error {
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: filter.query(after)})
 	if err != nil {
 		return err
 	}
@@ -196,9 +214,10 @@ func (c *Client) FollowFlows(ctx context.Context, idOrName string, filter FlowFi
 	})
 }
 
-// Explain says what would become of a request of a sandbox. Nothing is sent.
-func (c *Client) Explain(ctx context.Context, idOrName string, req ExplainRequest) (e Explanation, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "egress", "explain"), body: req}, &e)
+// Explain says what would become of a request of a sandbox, or with an empty name of
+// one through the proxy. Nothing is sent.
+func (c *Client) Explain(ctx context.Context, sandbox string, req ExplainRequest) (e Explanation, err error) {
+	_, err = c.call(ctx, request{method: http.MethodPost, path: explainPath(sandbox), body: req}, &e)
 	return e, err
 }
 

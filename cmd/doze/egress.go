@@ -23,20 +23,24 @@ func (a *app) egressCommand() *cobra.Command {
 func (a *app) tailCommand() *cobra.Command {
 	var follow bool
 	var filter client.FlowFilter
+	var of whose
 	lines := 0
 	cmd := &cobra.Command{
-		Use:   "tail SANDBOX",
+		Use:   "tail SANDBOX|--proxy",
 		Short: "Print what a sandbox sent, and what became of it",
 		Long: `Print what a sandbox sent, and what became of it, oldest first. The latest 1,000 are
-kept. This does not wake it.`,
-		Example:           "  doze egress tail shop -f --verdict deny",
-		Args:              wants(1, 1),
-		ValidArgsFunction: a.completeFirst,
+kept. This does not wake it.
+
+With --proxy it is what your programs outside of sandboxes sent through the node's proxy.`,
+		Example:           "  doze egress tail shop -f --verdict deny\n  doze egress tail --proxy",
+		Args:              of.wants(0),
+		ValidArgsFunction: of.complete(a),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			sandbox, _ := of.split(args)
 			if follow {
-				return a.followFlows(ctx, node, args[0], filter, lines)
+				return a.followFlows(ctx, node, sandbox, filter, lines)
 			}
-			flows, err := node.Flows(ctx, args[0], filter, 0)
+			flows, err := node.Flows(ctx, sandbox, filter, 0)
 			if err != nil {
 				return err
 			}
@@ -47,8 +51,9 @@ kept. This does not wake it.`,
 			return a.printFlows(flows)
 		}),
 	}
+	of.flag(cmd)
 	f := cmd.Flags()
-	f.BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed")
+	f.BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed, with --proxy for ever")
 	f.IntVarP(&lines, "lines", "n", 0, "begin with so many of those that are kept; 0 for all")
 	f.StringVar(&filter.Host, "host", "", "only to this host, or with *.example.com to those below one")
 	choice := func(target *string, name, what string, values ...string) {
@@ -79,10 +84,13 @@ func (a *app) printFlows(flows []client.Flow) error {
 
 // followFlows prints each flow once, and goes on when the node comes back.
 func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox string, filter client.FlowFilter, lines int) error {
-	// By id from here on: another sandbox may get the name.
-	sb, err := node.Get(ctx, sandbox)
-	if err != nil {
-		return err
+	if sandbox != "" {
+		// By id from here on: another sandbox may get the name.
+		sb, err := node.Get(ctx, sandbox)
+		if err != nil {
+			return err
+		}
+		sandbox = sb.ID
 	}
 	print := a.printFlow
 	if a.json {
@@ -90,7 +98,7 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 	}
 	var last uint64
 	if lines > 0 {
-		kept, err := node.Flows(ctx, sb.ID, filter, 0)
+		kept, err := node.Flows(ctx, sandbox, filter, 0)
 		if err != nil {
 			return err
 		}
@@ -100,7 +108,7 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 	}
 	for {
 		var unprinted error // what came and could not be printed
-		err := node.FollowFlows(ctx, sb.ID, filter, last, func(f client.Flow) error {
+		err := node.FollowFlows(ctx, sandbox, filter, last, func(f client.Flow) error {
 			last = f.Seq
 			unprinted = print(f)
 			return unprinted
@@ -159,16 +167,21 @@ func flowDetails(f client.Flow) string {
 
 func (a *app) explainCommand() *cobra.Command {
 	var headers []string
+	var of whose
 	cmd := &cobra.Command{
-		Use:   "explain SANDBOX METHOD URL",
+		Use:   "explain SANDBOX|--proxy METHOD URL",
 		Short: "Say which rule would decide on a request, and why",
 		Long: `Say which rule would decide on a request of a sandbox, and why. Nothing is sent, no name
-is resolved and no policy runs. For what is not HTTP the URL is tcp://HOST:PORT.`,
-		Example:           "  doze egress explain shop GET https://api.github.com/user\n  doze egress explain shop CONNECT tcp://db.example.com:5432",
-		Args:              wants(3, 3),
-		ValidArgsFunction: a.completeFirst,
+is resolved and no policy runs. For what is not HTTP the URL is tcp://HOST:PORT.
+
+With --proxy it is a request of one of your programs outside of sandboxes, through the
+node's proxy.`,
+		Example:           "  doze egress explain shop GET https://api.github.com/user\n  doze egress explain shop CONNECT tcp://db.example.com:5432\n  doze egress explain --proxy GET https://api.github.com/user",
+		Args:              of.wants(2),
+		ValidArgsFunction: of.complete(a),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			req := client.ExplainRequest{Method: args[1], URL: args[2], Headers: map[string]string{}}
+			sandbox, rest := of.split(args)
+			req := client.ExplainRequest{Method: rest[0], URL: rest[1], Headers: map[string]string{}}
 			for _, h := range headers {
 				name, value, ok := strings.Cut(h, ":")
 				if !ok {
@@ -176,7 +189,7 @@ is resolved and no policy runs. For what is not HTTP the URL is tcp://HOST:PORT.
 				}
 				req.Headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
 			}
-			e, err := node.Explain(ctx, args[0], req)
+			e, err := node.Explain(ctx, sandbox, req)
 			if err != nil {
 				return err
 			}
@@ -186,6 +199,7 @@ is resolved and no policy runs. For what is not HTTP the URL is tcp://HOST:PORT.
 			return a.printExplanation(e)
 		}),
 	}
+	of.flag(cmd)
 	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "a header of the request, as 'NAME: VALUE'; may be repeated")
 	cmd.RegisterFlagCompletionFunc("header", cobra.NoFileCompletions)
 	return cmd

@@ -213,6 +213,49 @@ func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
 	}
 }
 
+func TestTailPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	r.sent(r.id("shop"))
+	if out := r.ok("egress", "tail", "--proxy"); out != "" {
+		t.Errorf("what a sandbox sent is in it: %q", out)
+	}
+	r.sent("proxy/tester")
+	r.sent("proxy/another")
+	if out := r.ok("egress", "tail", "--proxy", "--verdict", "deny"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "evil.example") {
+		t.Errorf("got %q", out)
+	}
+	if flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "tail", "--proxy", "--json")).Flows; len(flows) != 3 || flows[0].Sandbox != "proxy/tester" {
+		t.Errorf("got %+v", flows)
+	}
+	follower := r.program("egress", "tail", "--proxy", "-f", "-n", "1")
+	out, err := follower.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follower.Start(); err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(out)
+	for _, host := range []string{"api.github.com", "evil.example"} {
+		if !lines.Scan() || !strings.Contains(lines.Text(), host) {
+			t.Errorf("got %q, want %s", lines.Text(), host)
+		}
+		r.sent("proxy/tester")
+	}
+	if err := follower.Process.Signal(os.Interrupt); err != nil { // there is no other end
+		t.Fatal(err)
+	}
+	for lines.Scan() {
+	}
+	_ = follower.Wait()
+	if code := follower.ProcessState.ExitCode(); code != exitInterrupted {
+		t.Errorf("it ended with %d", code)
+	}
+	r.refused("SANDBOX|--proxy is missing", "egress", "tail")
+	r.refused(`"shop" is too much`, "egress", "tail", "--proxy", "shop")
+}
+
 func TestExplainNamesTheRule(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
@@ -231,6 +274,14 @@ func TestExplainNamesTheRule(t *testing.T) {
 	r.refused("write --header", "egress", "explain", "shop", "GET", "https://a.example/", "-H", "x")
 	r.refused("(invalid_request)", "egress", "explain", "shop", "GET", "a.example")
 	r.refused("URL is missing", "egress", "explain", "shop", "GET")
+	r.refused("URL is missing", "egress", "explain", "--proxy", "GET")
+	r.refused(`"x" is too much`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
+	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"no","hosts":["a.example"],"action":"deny"}]`))
+	for of, want := range map[string]string{"shop": "sandbox/no", "--proxy": "default"} {
+		if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", of, "GET", "https://a.example/", "--json")); e.Rule != want {
+			t.Errorf("%s: got %+v, want %s", of, e, want)
+		}
+	}
 	if out := r.ok("egress", "ca"); out != egresstest.PEM {
 		t.Errorf("got %q", out)
 	}
