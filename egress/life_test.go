@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -110,6 +111,38 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	}
 	if len(r.members) != 0 || len(r.own) != 0 || len(r.Flows(b.sb.ID, audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
 		t.Error("something of it is in memory")
+	}
+}
+
+func TestWhatForgetCouldNotWriteIsKnownAfterARestart(t *testing.T) {
+	r := newRig(t)
+	ruled, named, other := r.box("ruled0000000"), r.box("named0000000"), r.box("k3f9x2m7q1az")
+	ruled.rules(rule.Rule{Name: "no", Hosts: []string{"a.web.test"}, Action: rule.Deny})
+	for _, b := range []*box{named, other} {
+		b.want(b.get("https://a.web.test/"), 200, "this is")
+	}
+	r.names.flush()
+	r.documents.failWith(errors.New("the disk is full"))
+	for _, b := range []*box{ruled, named} {
+		r.Detach(b.sb.ID)
+		<-b.Gone()
+		r.sandboxes.remove(b.sb.ID)
+		r.Forget(b.sb.ID)
+	}
+	r.documents.failWith(nil)
+	r.reopen()
+	kept := r.Kept()
+	slices.Sort(kept)
+	if want := []sandbox.ID{other.sb.ID, named.sb.ID, ruled.sb.ID}; !slices.Equal(kept, want) {
+		t.Fatalf("kept are %v, want %v", kept, want)
+	}
+	r.Forget(ruled.sb.ID)
+	r.Forget(named.sb.ID)
+	if kept := r.Kept(); !slices.Equal(kept, []sandbox.ID{other.sb.ID}) {
+		t.Errorf("kept are %v", kept)
+	}
+	if left := append(r.documents.named(t, "ruled"), r.documents.named(t, "named")...); len(left) != 0 {
+		t.Errorf("stored are %v", left)
 	}
 }
 

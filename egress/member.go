@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -164,6 +166,17 @@ func (e *Egress) Forget(id sandbox.ID) {
 		e.log.Warn("what is kept of a destroyed sandbox's egress stays", "sandbox", id, "error", err)
 	}
 	e.audit.Forget(string(id))
+}
+
+// Kept implements sandbox.Uplink.
+func (e *Egress) Kept() []sandbox.ID {
+	kept := e.names.sandboxes()
+	for scope := range e.sets.All() {
+		if id := scope.Sandbox(); id != "" {
+			kept[id] = struct{}{}
+		}
+	}
+	return slices.Collect(maps.Keys(kept))
 }
 
 func (e *Egress) find(id sandbox.ID) *member {

@@ -75,6 +75,9 @@ func openNameBook(ctx context.Context, documents Documents, log *slog.Logger) (*
 		if err := json.Unmarshal(value, &names); err != nil || !ok {
 			// They are looked up again.
 			log.Warn("stored names of a sandbox cannot be read", "document", document, "error", err)
+			names = nil
+		}
+		if !ok {
 			return nil
 		}
 		b.pages[p] = names
@@ -99,6 +102,17 @@ func (b *nameBook) known(id sandbox.ID) map[netip.Addr]string {
 		}
 	}
 	return known
+}
+
+// sandboxes are those of which there are names.
+func (b *nameBook) sandboxes() map[sandbox.ID]struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all := map[sandbox.ID]struct{}{}
+	for p := range b.pages {
+		all[p.id] = struct{}{}
+	}
+	return all
 }
 
 // record notes that an address stands for a name from now on.

@@ -110,7 +110,11 @@ func TestNamesThatCannotBeReadKeepNoNodeFromStarting(t *testing.T) {
 	if err := d.PutDocument(within(t), namesKind, "k3f9x2m7q1az/198.18.1.0", []byte("no JSON")); err != nil {
 		t.Fatal(err)
 	}
-	if got := openNames(t, d).known("k3f9x2m7q1az"); len(got) != 0 {
+	b := openNames(t, d)
+	if got := b.known("k3f9x2m7q1az"); len(got) != 0 {
 		t.Errorf("got %v", got)
+	}
+	if err := b.forget(within(t), "k3f9x2m7q1az"); err != nil || len(d.named(t, "k3f9")) != 0 {
+		t.Errorf("when the sandbox is forgotten %v is left, %v", d.named(t, ""), err)
 	}
 }

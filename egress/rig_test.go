@@ -132,14 +132,24 @@ func (d *documents) failWith(err error) {
 	d.fail = err
 }
 
-func (d *documents) PutDocument(ctx context.Context, kind, name string, value []byte) error {
+func (d *documents) failure() error {
 	d.mu.Lock()
-	err := d.fail
-	d.mu.Unlock()
-	if err != nil {
+	defer d.mu.Unlock()
+	return d.fail
+}
+
+func (d *documents) PutDocument(ctx context.Context, kind, name string, value []byte) error {
+	if err := d.failure(); err != nil {
 		return err
 	}
 	return d.Memory.PutDocument(ctx, kind, name, value)
+}
+
+func (d *documents) DeleteDocument(ctx context.Context, kind, name string) error {
+	if err := d.failure(); err != nil {
+		return err
+	}
+	return d.Memory.DeleteDocument(ctx, kind, name)
 }
 
 // named are the documents that have a text in their names.

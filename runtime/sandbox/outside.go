@@ -132,6 +132,10 @@ type Uplink interface {
 	// Forget drops all that is kept of a sandbox that is destroyed. It is detached.
 	// Idempotent; the id may be unknown.
 	Forget(id ID)
+	// Kept are the sandboxes of which something is kept, each once: those that were
+	// not forgotten, or not wholly, as when the disk was full. At start the Manager
+	// forgets those that are no more.
+	Kept() []ID
 	// Trust is the PEM of the CAs that sandboxes should trust from now on, nil if
 	// there are none. It is asked often, and answers from memory.
 	Trust() []byte

@@ -51,6 +51,7 @@ func (m *Manager) Start(ctx context.Context) error {
 		return err
 	}
 	m.removeStrayRunDirs(ctx, boxes)
+	m.forgetStrays(ctx, boxes, byID)
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
@@ -160,6 +161,21 @@ func (m *Manager) removeStrayRunDirs(ctx context.Context, boxes map[ID]*box) {
 				m.log.Warn("removing a stray run folder", "sandbox", id, "error", err)
 			}
 		}
+	}
+}
+
+// forgetStrays has the Uplink forget sandboxes that are no more. Of those that still
+// have a container removeOrphan does.
+func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box, byID map[ID]Container) {
+	for _, id := range m.uplink.Kept() {
+		if _, exists := byID[id]; exists || boxes[id] != nil {
+			continue
+		}
+		if ctx.Err() != nil {
+			return
+		}
+		m.log.Info("forgetting what is kept of a sandbox that is no more", "sandbox", id)
+		m.uplink.Forget(id)
 	}
 }
 

@@ -15,6 +15,7 @@ type noUplink struct{}
 func (noUplink) Attach(context.Context, Sandbox, int) error { return nil }
 func (noUplink) Detach(ID)                                  {}
 func (noUplink) Forget(ID)                                  {}
+func (noUplink) Kept() []ID                                 { return nil }
 func (noUplink) Trust() []byte                              { return nil }
 func (noUplink) Environment(ID) map[string]string           { return nil }
 

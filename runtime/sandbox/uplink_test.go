@@ -168,6 +168,27 @@ func TestDestroyEndsAnAttachment(t *testing.T) {
 	}
 }
 
+func TestWhatCouldNotBeForgottenIsForgottenAtTheNextStart(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	gone, stopped := create(t, n.Manager, "gone"), create(t, n.Manager, "stopped")
+	mustStop(t, n.Manager, stopped.ID)
+	n.Uplink.KeepForgotten(true)
+	if err := n.Manager.Destroy(t.Context(), gone.ID); err != nil {
+		t.Fatal(err)
+	}
+	n.Uplink.KeepForgotten(false)
+	if !n.Uplink.Knows(gone.ID) {
+		t.Fatal("it is forgotten already")
+	}
+	n.Crash(t, func() {})
+	if n.Uplink.Knows(gone.ID) {
+		t.Error("it is still not forgotten")
+	}
+	if !n.Uplink.Knows(stopped.ID) {
+		t.Error("one that is there is forgotten")
+	}
+}
+
 func TestAdoptedSandboxesAreAttachedAgain(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	running, asleep, stopped := create(t, n.Manager, "running"), create(t, n.Manager, "asleep"), create(t, n.Manager, "stopped")

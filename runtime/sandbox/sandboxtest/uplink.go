@@ -3,6 +3,8 @@ package sandboxtest
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -18,6 +20,7 @@ type Uplink struct {
 	mu       sync.Mutex
 	attached map[sandbox.ID]int // pid
 	known    map[sandbox.ID]bool
+	keeping  bool
 	busy     map[sandbox.ID]bool
 	ended    map[int]bool
 	failure  error
@@ -82,6 +85,13 @@ func (u *Uplink) Knows(id sandbox.ID) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.known[id]
+}
+
+// KeepForgotten makes Forget keep what it should drop, as when the disk is full.
+func (u *Uplink) KeepForgotten(keep bool) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.keeping = keep
 }
 
 // End says that a process has ended; what is attached to it is useless.
@@ -153,7 +163,16 @@ func (u *Uplink) Forget(id sandbox.ID) {
 	if u.attached[id] != 0 {
 		u.t.Errorf("%s is forgotten while it is attached", id)
 	}
-	delete(u.known, id)
+	if !u.keeping {
+		delete(u.known, id)
+	}
+}
+
+// Kept implements sandbox.Uplink.
+func (u *Uplink) Kept() []sandbox.ID {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	return slices.Collect(maps.Keys(u.known))
 }
 
 // Trust implements sandbox.Uplink.

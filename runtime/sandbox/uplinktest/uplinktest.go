@@ -7,6 +7,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -49,6 +50,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"AGoneProcessIsAnError", gone},
 		{"UnknownSandboxesAreDetachedAndForgotten", unknown},
 		{"ForgottenSandboxesAreAttachedAgain", forget},
+		{"WhatIsKeptIsListedUntilItIsForgotten", kept},
 		{"ManyAttachAtOnce", many},
 		{"TrustIsPEMOfCAs", trust},
 		{"EnvironmentCanBeSet", environment},
@@ -187,6 +189,24 @@ func forget(s *suite) {
 		s.Uplink.Detach(b.sb.ID)
 		s.Uplink.Forget(b.sb.ID)
 		s.Uplink.Forget(b.sb.ID)
+	}
+}
+
+func kept(s *suite) {
+	a, b := s.box(), s.box()
+	s.attach(a)
+	s.attach(b)
+	seen := map[sandbox.ID]bool{}
+	for _, id := range s.Uplink.Kept() {
+		if seen[id] {
+			s.Errorf("%s is there twice", id)
+		}
+		seen[id] = true
+	}
+	s.Uplink.Detach(a.sb.ID)
+	s.Uplink.Forget(a.sb.ID)
+	if list := s.Uplink.Kept(); slices.Contains(list, a.sb.ID) {
+		s.Errorf("a forgotten sandbox is in %v", list)
 	}
 }
 
