@@ -91,6 +91,7 @@ type API struct {
 	limits     Limits
 	streams    limiter
 	calls      limiter
+	pushes     *pushes
 
 	mux  *http.ServeMux
 	huma huma.API
@@ -118,6 +119,7 @@ func New(cfg Config) (*API, error) {
 		log:        cfg.Log,
 		metrics:    cfg.Metrics,
 		limits:     cfg.Limits.withDefaults(),
+		pushes:     newPushes(),
 		mux:        http.NewServeMux(),
 	}
 	if a.log == nil {

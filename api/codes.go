@@ -56,6 +56,7 @@ const (
 	CodePolicyInvalid    Code = "policy_invalid"
 	CodePolicyInUse      Code = "policy_in_use"
 	CodeTooManyPolicies  Code = "too_many_policies"
+	CodeTooManyPushes    Code = "too_many_pushes"
 )
 
 // Inside a sandbox.
@@ -131,6 +132,7 @@ var meanings = map[Code]meaning{
 	CodePolicyInvalid:    {status: http.StatusUnprocessableEntity, title: "The module is no policy"},
 	CodePolicyInUse:      {status: http.StatusConflict, title: "Rules name the policy"},
 	CodeTooManyPolicies:  {status: http.StatusConflict, title: "There are too many policies"},
+	CodeTooManyPushes:    {status: http.StatusTooManyRequests, title: "Too many policies are pushed at once", retryAfter: 5},
 
 	CodeCommandNotFound:  {status: http.StatusUnprocessableEntity, title: "There is no such command"},
 	CodeNoShell:          {status: http.StatusUnprocessableEntity, title: "The image has no shell"},

@@ -33,7 +33,12 @@ func (l *limiter) enter(ctx context.Context, places int64) error {
 		l.held.Add(-places)
 		return l.refuse
 	}
-	taken := ctx.Value(placesKey{}).(*[]func())
-	*taken = append(*taken, func() { l.held.Add(-places) })
+	atEnd(ctx, func() { l.held.Add(-places) })
 	return nil
+}
+
+// atEnd has leave called when the request that ctx belongs to has been answered.
+func atEnd(ctx context.Context, leave func()) {
+	taken := ctx.Value(placesKey{}).(*[]func())
+	*taken = append(*taken, leave)
 }

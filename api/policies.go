@@ -36,8 +36,8 @@ func (a *API) registerPolicies() {
 		method: http.MethodPut, path: "/policies/{name}", id: "put-policy", tag: "policies",
 		summary: "Push a policy, or replace one",
 		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
-			"that they began with; the next ones get the new.",
-		codes: needsEgress(append([]Code{CodeNameInvalid, CodePolicyInvalid, CodeTooManyPolicies, CodeTooManyCalls, CodeStoreFull}, bodyCodes...)...),
+			"that they began with; the next ones get the new. One module is compiled at a time: try again after Retry-After if too many wait.",
+		codes: needsEgress(append([]Code{CodeNameInvalid, CodePolicyInvalid, CodeTooManyPolicies, CodeTooManyPushes, CodeTooManyCalls, CodeStoreFull}, bodyCodes...)...),
 	}, a.putPolicy)
 	// huma would read a body that it knows of into memory, so it is told later.
 	a.documented("/policies/{name}").Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(wasmType)}
@@ -67,6 +67,9 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput,
 	}
 	if kind := in.r.Header.Get("Content-Type"); kind != "" && !isModule(kind) {
 		return nil, problemf(CodeUnsupportedMediaType, "the body is %s; send %s", clip(kind), wasmType)
+	}
+	if err := a.pushes.enter(ctx); err != nil {
+		return nil, err
 	}
 	if err := a.calls.enter(ctx, callsOfPush); err != nil {
 		return nil, err

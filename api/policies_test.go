@@ -2,9 +2,13 @@ package api
 
 import (
 	"bytes"
+	"context"
+	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/doze-run/doze/api/egresstest"
@@ -65,6 +69,85 @@ func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 func TestPushesAreBounded(t *testing.T) {
 	s := newServer(t, Limits{MaxCalls: callsOfPush - 1})
 	s.refused(CodeTooManyCalls, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
+}
+
+func TestAnOwnersPushesAreBounded(t *testing.T) {
+	s := newServer(t, Limits{})
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	var pushed sync.WaitGroup
+	var bodies []*io.PipeWriter
+	for range maxOwnerPushes {
+		body, rest := io.Pipe()
+		bodies = append(bodies, rest)
+		entered := make(chan struct{})
+		traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got100Continue: func() { close(entered) }})
+		req := s.request(traced, "PUT", "/policies/sign", body, "Expect", "100-continue")
+		transport := &http.Transport{ExpectContinueTimeout: patience}
+		pushed.Go(func() {
+			defer transport.CloseIdleConnections()
+			resp, err := transport.RoundTrip(req)
+			if err != nil {
+				t.Errorf("a push that was there before: %v", err)
+				return
+			}
+			resp.Body.Close()
+			if resp.StatusCode != http.StatusOK {
+				t.Errorf("a push that was there before got %d", resp.StatusCode)
+			}
+		})
+		select {
+		case <-entered: // its body is read
+		case <-ctx.Done():
+			t.Fatal("nobody reads its body")
+		}
+	}
+	got := s.do("PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
+	if p := s.checkProblem(CodeTooManyPushes, "one more", got); p.Status != http.StatusTooManyRequests || got.header.Get("Retry-After") == "" {
+		t.Errorf("got %+v, %v", p, got.header)
+	}
+	for _, rest := range bodies {
+		if _, err := rest.Write(egresstest.Module(1)); err != nil {
+			t.Error(err)
+		}
+		rest.Close()
+	}
+	pushed.Wait()
+	must[modules.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
+}
+
+func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
+	p := newPushes()
+	var leaves []func()
+	push := func(owner string) error {
+		ctx, leave := withPlaces(withOwner(t.Context(), owner))
+		leaves = append(leaves, leave)
+		return p.enter(ctx)
+	}
+	for i := range maxPushes {
+		owner := fmt.Sprint(i / maxOwnerPushes)
+		if err := push(owner); err != nil {
+			t.Fatalf("push %d: %v", i, err)
+		}
+		if i%maxOwnerPushes == maxOwnerPushes-1 {
+			if err := push(owner); err == nil || !strings.Contains(err.Error(), "you push") {
+				t.Errorf("an owner pushes one more: %v", err)
+			}
+		}
+	}
+	if err := push("another"); err == nil {
+		t.Error("there is one more in all")
+	}
+	for _, leave := range leaves {
+		leave()
+	}
+	if err := push("another"); err != nil {
+		t.Error(err)
+	}
+	leaves[len(leaves)-1]()
+	if p.all != 0 || len(p.byOwner) != 0 {
+		t.Errorf("left are %d, %v", p.all, p.byOwner)
+	}
 }
 
 func TestTrustedCertificatesAreThere(t *testing.T) {
