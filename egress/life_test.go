@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -111,6 +113,36 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	}
 	if len(r.members) != 0 || len(r.own) != 0 || len(r.Flows(b.sb.ID, audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
 		t.Error("something of it is in memory")
+	}
+}
+
+func TestAnOldSealingKeyCanBeTakenAwayAfterOneStart(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.secret("api", token, "a.web.test")
+	b.rules(offering("a.web.test"))
+	trust, environment := string(r.Trust()), r.Environment(b.sb.ID)
+	file := filepath.Join(r.config.Folder, "seal.key")
+	old, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const newer = "bmV3ZXIgbmV3ZXIgbmV3ZXIgbmV3ZXIgbmV3ZXIgb2s=\n"
+	for _, keys := range []string{newer + string(old), newer} {
+		if err := os.WriteFile(file, []byte(keys), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.reopen()
+	}
+	b.attach()
+	if string(r.Trust()) != trust {
+		t.Error("the node has another authority")
+	}
+	if now := r.Environment(b.sb.ID); !maps.Equal(now, environment) {
+		t.Errorf("placeholders were %v, are %v", environment, now)
+	}
+	if value, err := r.vault.Use(owner, "api", "a.web.test"); err != nil || string(value) != token {
+		t.Errorf("the secret is %q, %v", value, err)
 	}
 }
 

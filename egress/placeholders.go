@@ -22,22 +22,34 @@ const (
 	placeholderKey = "placeholder"
 )
 
-// openPlaceholderKey reads the key of placeholders, and makes it at first.
+// openPlaceholderKey reads the key of placeholders, and makes it at first. What was
+// sealed with an old key is sealed again.
 func (e *Egress) openPlaceholderKey(ctx context.Context) error {
+	old := false
 	err := e.cfg.Documents.Documents(ctx, keysKind, func(name string, sealed []byte) (err error) {
 		if name == placeholderKey {
 			e.placeholderKey, err = e.key.Open(placeholderKey, sealed)
+			old = e.key.Old(sealed)
 		}
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("the key of placeholders: %w", err)
 	}
-	if e.placeholderKey != nil {
-		return nil
+	if e.placeholderKey == nil {
+		e.placeholderKey = make([]byte, 32)
+		rand.Read(e.placeholderKey)
+		return e.keepPlaceholderKey(ctx)
 	}
-	e.placeholderKey = make([]byte, 32)
-	rand.Read(e.placeholderKey)
+	if old {
+		if err := e.keepPlaceholderKey(ctx); err != nil {
+			e.log.Error("the key of placeholders is still sealed with an old key, which has to be kept", "error", err)
+		}
+	}
+	return nil
+}
+
+func (e *Egress) keepPlaceholderKey(ctx context.Context) error {
 	sealed, err := e.key.Seal(placeholderKey, e.placeholderKey)
 	if err != nil {
 		return fmt.Errorf("the key of placeholders: %w", err)

@@ -33,6 +33,8 @@ type Records interface {
 type Sealer interface {
 	Seal(purpose string, plain []byte) ([]byte, error)
 	Open(purpose string, sealed []byte) ([]byte, error)
+	// Old says whether a value should be sealed again.
+	Old(sealed []byte) bool
 }
 
 // Record is the name of the record, and what its value is sealed for.
@@ -44,8 +46,8 @@ type Config struct {
 	Sealer  Sealer
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
-	// Log hears of roots that are made, and of a renewal that failed. Default
-	// slog.Default().
+	// Log hears of roots that are made, of a renewal that failed, and of a record
+	// that is still sealed with an old key. Default slog.Default().
 	Log *slog.Logger
 }
 

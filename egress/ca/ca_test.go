@@ -26,6 +26,7 @@ type node struct {
 	puts   int
 	fails  error // of Put
 	key    string
+	old    string // opens, too
 	now    time.Time
 }
 
@@ -57,11 +58,16 @@ func (n *node) Seal(purpose string, plain []byte) ([]byte, error) {
 }
 
 func (n *node) Open(purpose string, sealed []byte) ([]byte, error) {
-	plain, ok := bytes.CutPrefix(sealed, []byte(n.key+"|"+purpose+"|"))
-	if !ok {
-		return nil, errSeal
+	for _, key := range []string{n.key, n.old} {
+		if plain, ok := bytes.CutPrefix(sealed, []byte(key+"|"+purpose+"|")); ok {
+			return mask(plain), nil
+		}
 	}
-	return mask(plain), nil
+	return nil, errSeal
+}
+
+func (n *node) Old(sealed []byte) bool {
+	return n.old != "" && bytes.HasPrefix(sealed, []byte(n.old+"|"))
 }
 
 func mask(b []byte) []byte {
@@ -172,6 +178,27 @@ func TestKeyIsKeptSealed(t *testing.T) {
 }
 
 // A new authority would be one that no sandbox trusts.
+func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
+	n := newNode()
+	before := n.open(t).Bundle()
+	n.old, n.key = n.key, "its successor"
+	n.fails = errors.New("the disk is full")
+	if !bytes.Equal(n.open(t).Bundle(), before) {
+		t.Error("the roots are others")
+	}
+	n.fails = nil
+	n.open(t)
+	puts := n.puts
+	n.open(t)
+	if n.puts != puts {
+		t.Error("it is sealed again each time")
+	}
+	n.old = "" // the old key is taken away
+	if !bytes.Equal(n.open(t).Bundle(), before) {
+		t.Error("the roots are others")
+	}
+}
+
 func TestAuthorityThatCannotBeOpenedIsNotReplaced(t *testing.T) {
 	n := newNode()
 	n.open(t)

@@ -80,7 +80,8 @@ func (r *roots) signer(now time.Time) root {
 	return r.all[len(r.all)-1]
 }
 
-// load reads the record. Without one there are no roots.
+// load reads the record. Without one there are no roots. What was sealed with an old
+// key is sealed again.
 func (a *Authority) load(ctx context.Context) (*roots, error) {
 	sealed, err := a.cfg.Records.Get(ctx, Record)
 	if err != nil {
@@ -112,6 +113,11 @@ func (a *Authority) load(ctx context.Context) (*roots, error) {
 			return nil, fmt.Errorf("reading the egress CA: the key of %s is another's", cert.Subject.CommonName)
 		}
 		all = append(all, root{cert, private})
+	}
+	if a.cfg.Sealer.Old(sealed) {
+		if err := a.save(ctx, all); err != nil {
+			a.cfg.Log.Error("the egress CA is still sealed with an old key, which has to be kept", "error", err)
+		}
 	}
 	return newRoots(all), nil
 }

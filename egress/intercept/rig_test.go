@@ -190,6 +190,8 @@ type unsealed struct{}
 func (unsealed) Seal(_ string, b []byte) ([]byte, error) { return b, nil }
 func (unsealed) Open(_ string, b []byte) ([]byte, error) { return b, nil }
 
+func (unsealed) Old([]byte) bool { return false }
+
 // client is one in a sandbox, that speaks HTTP/1.1 or HTTP/2.
 func (r *rig) client(major int) *http.Client {
 	p := new(http.Protocols)
