@@ -28,7 +28,8 @@ type Egress interface {
 	// Faults are *rule.Error, joined.
 	SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error)
 
-	// PutSecret copies value. Errors: *vault.InvalidError, vault.ErrTooMany.
+	// PutSecret copies value. Errors: *vault.InvalidError, vault.ErrTooMany (also in a
+	// *vault.HostFullError).
 	PutSecret(ctx context.Context, owner, name string, value []byte, hosts []string) (vault.Secret, error)
 	// Secrets are in the order of their names.
 	Secrets(owner string) []vault.Secret

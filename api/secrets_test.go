@@ -3,6 +3,7 @@ package api
 import (
 	"bytes"
 	"encoding/base64"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -90,5 +91,20 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 	s.refused(CodeInternal, "PUT", "/secrets/a", `{"value":"`+canary+`","hosts":["a.example"]}`)
 	if !strings.Contains(log.String(), "storing the secret a") || strings.Contains(log.String(), "canary") {
 		t.Errorf("the log is %s", log.String())
+	}
+}
+
+func TestSecretsOfAHostAreBounded(t *testing.T) {
+	s := newServer(t, Limits{})
+	put := func(name string, size int) answer {
+		return s.do("PUT", "/secrets/"+name, SecretBody{Value: strings.Repeat("x", size), Hosts: []string{"*.example.com"}})
+	}
+	for n := range vault.MaxHostBytes / vault.MaxValue {
+		if got := put(fmt.Sprint(n), vault.MaxValue); got.status != http.StatusOK {
+			t.Fatalf("%d: %s", got.status, got.body)
+		}
+	}
+	if p := s.checkProblem(CodeTooManySecrets, "one more", put("more", vault.MinValue)); !strings.Contains(p.Detail, "*.example.com") {
+		t.Errorf("got %s", p.Detail)
 	}
 }

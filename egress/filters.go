@@ -12,17 +12,17 @@ import (
 	"github.com/doze-run/doze/egress/vault"
 )
 
-// maxFiltered bounds the filters that are kept, by the secrets in all of them, of
-// which each takes some 30 KB. When there are as many, all are made anew as they
-// are needed.
-const maxFiltered = 2048
+// maxFilters bounds the filters that are kept, in bytes: one takes some 20 KB, and
+// of each secret 5 KB and its value. When there are as many, all are made anew as
+// they are needed.
+const maxFilters = 64 << 20
 
 // filters keeps what takes secrets out of responses, by whose secrets and which.
 type filters struct {
 	mu      sync.Mutex
 	version int64 // of the vault
 	made    map[filterKey]*scrub.Scrubber
-	values  int // in all that are made
+	size    int // of all that are made, in bytes
 }
 
 // filterKey is whose secrets, and which: of the owner, and of the operator.
@@ -37,15 +37,19 @@ func (f *filters) of(owner string, version int64, secrets bound) *scrub.Scrubber
 	key := filterKey{owner, namesOf(secrets.own), namesOf(secrets.operators)}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if version != f.version || f.values+secrets.len() > maxFiltered {
-		f.version, f.values = version, 0
+	size := 20 << 10
+	for _, s := range secrets.all() {
+		size += 5<<10 + len(s.Bytes)
+	}
+	if version != f.version || f.size+size > maxFilters {
+		f.version, f.size = version, 0
 		clear(f.made)
 	}
 	s, ok := f.made[key]
 	if !ok {
 		s = scrub.New(secrets.bytes())
 		f.made[key] = s
-		f.values += secrets.len()
+		f.size += size
 	}
 	return s
 }
@@ -87,9 +91,11 @@ func (e *Egress) boundTo(owner, host string) bound {
 
 func (b bound) len() int { return len(b.own) + len(b.operators) }
 
+func (b bound) all() []vault.Value { return slices.Concat(b.own, b.operators) }
+
 func (b bound) bytes() [][]byte {
 	values := make([][]byte, 0, b.len())
-	for _, s := range slices.Concat(b.own, b.operators) {
+	for _, s := range b.all() {
 		values = append(values, s.Bytes)
 	}
 	return values

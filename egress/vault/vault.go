@@ -28,7 +28,8 @@ var (
 	// ErrUnreadable is returned for a secret that the store has and that does not
 	// open: it has to be put again.
 	ErrUnreadable = errors.New("the secret cannot be unsealed: put it again")
-	// ErrTooMany is returned when an owner has as many secrets as he may have.
+	// ErrTooMany is returned when an owner has as many secrets as he may have, and
+	// wrapped in a *HostFullError when one of the hosts has.
 	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
 )
 
@@ -122,7 +123,7 @@ func (v *Vault) Version() int64 { return v.version.Load() }
 // Put makes a secret, or replaces value and hosts of the one that is there. It is on
 // the disk and in force when Put returns. value is copied.
 //
-// Errors: *InvalidError, ErrTooMany, or the store's.
+// Errors: *InvalidError, ErrTooMany, *HostFullError, or the store's.
 func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts []string) (Secret, error) {
 	patterns, err := check(owner, name, value, hosts)
 	if err != nil {
@@ -145,12 +146,16 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 	} else if len(have) >= MaxSecrets {
 		return Secret{}, ErrTooMany
 	}
+	secrets := cloned(have)
+	secrets[name] = e
+	shelf := newShelf(secrets)
+	if err := shelf.room(e); err != nil {
+		return Secret{}, err
+	}
 	if err := v.store(ctx, owner, e); err != nil {
 		return Secret{}, fmt.Errorf("storing the secret %s: %w", name, err)
 	}
-	secrets := cloned(have)
-	secrets[name] = e
-	v.replace(owner, secrets)
+	v.replace(owner, shelf)
 	return e.public(), nil
 }
 
@@ -167,7 +172,7 @@ func (v *Vault) Delete(ctx context.Context, owner, name string) error {
 	}
 	secrets := cloned(have)
 	delete(secrets, name)
-	v.replace(owner, secrets)
+	v.replace(owner, newShelf(secrets))
 	return nil
 }
 
@@ -179,8 +184,8 @@ func cloned(secrets map[string]*entry) map[string]*entry {
 }
 
 // replace puts the secrets in force. The caller holds change.
-func (v *Vault) replace(owner string, secrets map[string]*entry) {
-	v.owners.Store(owner, newShelf(secrets))
+func (v *Vault) replace(owner string, s *shelf) {
+	v.owners.Store(owner, s)
 	v.version.Add(1)
 }
 

@@ -357,12 +357,64 @@ func TestSecretsOfAnOwnerAreBounded(t *testing.T) {
 	for n := range MaxSecrets {
 		full[fmt.Sprint(n)] = &entry{Secret: Secret{Name: fmt.Sprint(n)}}
 	}
-	v.replace("a", full)
+	v.replace("a", newShelf(full))
 	if _, err := v.Put(t.Context(), "a", "token", []byte(value), []string{"a.example"}); !errors.Is(err, ErrTooMany) {
 		t.Errorf("got %v, want ErrTooMany", err)
 	}
 	put(t, v, "a", "7", value, "a.example") // it replaces one
 	put(t, v, "b", "token", value, "a.example")
+}
+
+func TestSecretsOfAHostAreBounded(t *testing.T) {
+	for name, c := range map[string]struct {
+		bound []string // the hosts of so many secrets of value
+		count int
+		more  string // one more that is refused
+		full  string // the host that it is refused for
+		fits  string // one that is not
+	}{
+		"by name":             {[]string{"a.example.com"}, MaxHostSecrets, "a.example.com", "a.example.com", "b.example.com"},
+		"below":               {[]string{"*.example.com"}, MaxHostSecrets, "*.example.com", "*.example.com", "example.com"},
+		"a host below":        {[]string{"*.example.com"}, MaxHostSecrets, "a.b.example.com", "a.b.example.com", "example.org"},
+		"a part below":        {[]string{"*.example.com"}, MaxHostSecrets, "*.b.example.com", "*.b.example.com", "example.org"},
+		"what is below it":    {[]string{"a.b.example.com"}, MaxHostSecrets, "*.example.com", "a.b.example.com", "*.a.example.com"},
+		"parts that are":      {[]string{"*.b.example.com"}, MaxHostSecrets, "*.example.com", "*.b.example.com", "*.a.example.com"},
+		"once, by both":       {[]string{"a.example.com", "*.example.com"}, MaxHostSecrets, "a.example.com", "a.example.com", "example.com"},
+		"another's next door": {[]string{"a.example.com"}, MaxHostSecrets, "a.example.com", "a.example.com", "*.a.example.com"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := newVault(t)
+			for n := range c.count {
+				put(t, v, "a", fmt.Sprint(n), value, c.bound...)
+			}
+			_, err := v.Put(t.Context(), "a", "token", []byte(value), []string{"z.example.net", c.more})
+			var full *HostFullError
+			if !errors.As(err, &full) || full.Host != c.full || full.Secrets != MaxHostSecrets+1 || !errors.Is(err, ErrTooMany) {
+				t.Errorf("one more: %v", err)
+			}
+			if _, err := v.Get("a", "token"); !errors.Is(err, ErrUnknown) {
+				t.Errorf("it is there: %v", err)
+			}
+			put(t, v, "a", "token", value, c.fits)
+			put(t, v, "a", "0", "another-value", c.bound...) // it replaces one
+			put(t, v, "b", "token", value, c.more)
+		})
+	}
+}
+
+func TestBytesOfAHostAreBounded(t *testing.T) {
+	v := newVault(t)
+	large := strings.Repeat("x", MaxValue)
+	for n := range MaxHostBytes / MaxValue {
+		put(t, v, "a", fmt.Sprint(n), large, "a.example")
+	}
+	_, err := v.Put(t.Context(), "a", "token", []byte(value), []string{"a.example"})
+	if want := fmt.Sprintf("5 secrets of %d bytes", MaxHostBytes+len(value)); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), value) {
+		t.Errorf("one more: %v; want %s", err, want)
+	}
+	put(t, v, "a", "token", value, "b.example")
+	put(t, v, "a", "0", value, "a.example")
+	put(t, v, "a", "token", value, "a.example")
 }
 
 func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
@@ -477,7 +529,7 @@ func BenchmarkBoundTo(b *testing.B) {
 		name := fmt.Sprint(n)
 		secrets[name] = &entry{Secret: Secret{Name: name}, value: []byte(value), patterns: []pattern{{name + ".example", true}}}
 	}
-	v.replace("a", secrets)
+	v.replace("a", newShelf(secrets))
 	put(b, v, "a", "7", value, "api.github.com", "*.example.com")
 	for name, host := range map[string]string{"bound": "api.github.com", "below": "a.b.example.com", "none": "packages.example.net"} {
 		b.Run(name, func(b *testing.B) {
