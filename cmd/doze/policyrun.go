@@ -32,7 +32,7 @@ func (a *app) policyTestCommand() *cobra.Command {
 		Use:   "test MODULE REQUEST",
 		Short: "Run a recorded request through a policy, as the node does",
 		Long: `Run a recorded request through a policy, as the node does, and print what would be
-sent and what it costs. Nothing leaves this machine.
+sent and what it costs in time and memory. Nothing leaves this machine.
 
 MODULE is a .wasm file, or the name of a policy that doze ships. REQUEST is a file with
 JSON (method, url, headers, body; also config, secrets, sandbox and the host's response)
@@ -163,6 +163,9 @@ type cost struct {
 	Requests    int     `json:"requests"`   // that were measured
 	MedianUS    float64 `json:"median_us"`
 	P99US       float64 `json:"p99_us"`
+	// MemoryBytes that the instance has after these requests, of WebAssembly; 0 if
+	// each of them ended it.
+	MemoryBytes int `json:"memory_bytes"`
 }
 
 // How long requests are measured for, and how many at most.
@@ -200,7 +203,9 @@ func newTrial(ctx context.Context, r *recorded, name string, wasm []byte) (*tria
 	for line := range strings.Lines(log.String()) {
 		t.Log = append(t.Log, strings.TrimSpace(line))
 	}
-	return t, t.measure(ctx, r, p)
+	err = t.measure(ctx, r, p)
+	t.Cost.MemoryBytes = p.Memory() // one request at a time: of one instance
+	return t, err
 }
 
 // textOnly leaves of a policy's line in the log what it wrote.
@@ -380,6 +385,9 @@ func (t *trial) print(w io.Writer) error {
 	c := t.Cost
 	fmt.Fprintf(&b, "%-8s %.1f µs a request (median of %d, p99 %.1f µs); %s to compile %s once, %s to start an instance\n",
 		"cost", c.MedianUS, c.Requests, c.P99US, milliseconds(c.CompileMS), size(int64(c.ModuleBytes)), milliseconds(c.StartMS))
+	if c.MemoryBytes > 0 {
+		fmt.Fprintf(&b, "%-8s %s after these requests, of at most %s\n", "memory", size(int64(c.MemoryBytes)), size(int64(policy.Defaults().MemoryLimit)))
+	}
 	_, err := io.WriteString(w, b.String())
 	return err
 }
