@@ -16,6 +16,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/stack"
+	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -237,8 +238,11 @@ func (m *member) refusedDatagram(to netip.AddrPort) {
 }
 
 // DNS implements stack.Handler.
-func (m *member) DNS(_ context.Context, query []byte) []byte {
+func (m *member) DNS(_ context.Context, server netip.Addr, query []byte) []byte {
 	m.e.sandboxes.Touch(m.id)
+	if server == link.SecondServer {
+		return m.names.AnswerSecond(query)
+	}
 	return m.names.Answer(query)
 }
 

@@ -10,6 +10,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/miekg/dns"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/store"
 )
 
@@ -102,6 +106,21 @@ func TestNamesThatWereNotWrittenAreWrittenLater(t *testing.T) {
 	b.flush()
 	if got := openNames(t, d).known("k3f9x2m7q1az"); got[addr(1)] != "a.test" {
 		t.Errorf("got %v", got)
+	}
+}
+
+func TestBothNameServersRefuseANameInTheirWords(t *testing.T) {
+	b := newRig(t).box("k3f9x2m7q1az")
+	b.rules(rule.Rule{Name: "no", Hosts: []string{"a.web.test"}, Action: rule.Deny})
+	query, err := new(dns.Msg).SetQuestion("a.web.test.", dns.TypeA).Pack()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for server, want := range map[netip.Addr]int{link.Gateway: dns.RcodeRefused, link.SecondServer: dns.RcodeNameError} {
+		var answer dns.Msg
+		if err := answer.Unpack(b.find(b.sb.ID).DNS(within(t), server, query)); err != nil || answer.Rcode != want {
+			t.Errorf("%s: %v, %v", server, &answer, err)
+		}
 	}
 }
 

@@ -61,11 +61,16 @@ func query(name string, rrtype uint16) *dns.Msg {
 // ask returns the server's answer, nil if there is none.
 func (a *asker) ask(t *testing.T, q *dns.Msg) *dns.Msg {
 	t.Helper()
+	return answerOf(t, a.Answer, q)
+}
+
+func answerOf(t *testing.T, ask func([]byte) []byte, q *dns.Msg) *dns.Msg {
+	t.Helper()
 	packed, err := q.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer := a.Answer(packed)
+	answer := ask(packed)
 	if answer == nil {
 		return nil
 	}
@@ -223,6 +228,30 @@ func ede(m *dns.Msg) *dns.EDNS0_EDE {
 		}
 	}
 	return nil
+}
+
+// musl waits for another answer than REFUSED.
+func TestToTheSecondServerARefusedNameDoesNotExist(t *testing.T) {
+	a := newAsker(Config{})
+	for _, rrtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
+		q := query("a.denied.example", rrtype)
+		a.ask(t, q)
+		m := answerOf(t, a.AnswerSecond, q)
+		if e := ede(m); m.Rcode != dns.RcodeNameError || len(m.Answer) != 0 || e == nil || e.ExtraText != reason {
+			t.Errorf("%s", m)
+		}
+		if len(m.Ns) != 0 {
+			t.Errorf("it may be kept: %s", m)
+		}
+	}
+	if want := []string{"a.denied.example: " + reason}; !slices.Equal(a.refused, want) {
+		t.Errorf("told were %q, want %q", a.refused, want)
+	}
+	q := query("a.example", dns.TypeA)
+	first, second := a.ask(t, q), answerOf(t, a.AnswerSecond, q)
+	if len(first.Answer) != 1 || first.String() != second.String() {
+		t.Errorf("a name that is allowed: %s\n%s", first, second)
+	}
 }
 
 func TestRefusalsSayWhy(t *testing.T) {

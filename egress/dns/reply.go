@@ -25,6 +25,7 @@ type reply struct {
 	question *dns.Question
 	msg      dns.Msg
 	opt      *dns.OPT // of the answer; nil if the client has no EDNS
+	refusal  int      // the code for a name that is refused
 }
 
 // edns looks for the client's OPT. All options are ignored; that the answer is

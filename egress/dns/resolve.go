@@ -59,7 +59,9 @@ func (s *Server) resolve(a *reply) {
 const maxName = 253
 
 func (s *Server) refuse(a *reply, name, reason string) {
-	a.refuse(dns.RcodeRefused, dns.ExtendedErrorCodeProhibited, reason)
+	// Without an SOA nobody keeps an NXDOMAIN (RFC 2308, section 5): the rules may
+	// change at any time.
+	a.refuse(a.refusal, dns.ExtendedErrorCodeProhibited, reason)
 	if s.refused.isFirst(name, time.Now()) {
 		s.cfg.Refused(name, reason)
 	}

@@ -104,7 +104,18 @@ const (
 
 // Answer returns the answer to one message, or nil if there is none: to what is
 // no query, and above the rate.
-func (s *Server) Answer(query []byte) []byte {
+func (s *Server) Answer(query []byte) []byte { return s.answerDatagram(query, dns.RcodeRefused) }
+
+// AnswerSecond is Answer as link.SecondServer: names that are refused do not exist.
+// musl takes no REFUSED for an answer and waits until its time is over; it asks all
+// of its servers at once and takes NXDOMAIN. Others ask the second server when the
+// first refuses.
+func (s *Server) AnswerSecond(query []byte) []byte {
+	return s.answerDatagram(query, dns.RcodeNameError)
+}
+
+// answerDatagram answers with that code where a name is refused.
+func (s *Server) answerDatagram(query []byte, refusal int) []byte {
 	if !isQuery(query) {
 		return nil
 	}
@@ -114,14 +125,14 @@ func (s *Server) Answer(query []byte) []byte {
 		}
 		return nil
 	}
-	return s.answer(query)
+	return s.answer(query, refusal)
 }
 
 // isQuery keeps two servers from answering each other's answers.
 func isQuery(b []byte) bool { return len(b) >= headerSize && b[2]&0x80 == 0 }
 
-// answer answers a query, see isQuery.
-func (s *Server) answer(query []byte) []byte {
+// answer answers a query, see isQuery and answerDatagram.
+func (s *Server) answer(query []byte, refusal int) []byte {
 	if opcode := query[2] >> 3 & 0xf; opcode != dns.OpcodeQuery {
 		return bare(query, dns.RcodeNotImplemented)
 	}
@@ -134,7 +145,7 @@ func (s *Server) answer(query []byte) []byte {
 	if err := q.Unpack(query); err != nil || len(q.Question) != 1 {
 		return bare(query, dns.RcodeFormatError)
 	}
-	a := &reply{question: &q.Question[0]}
+	a := &reply{question: &q.Question[0], refusal: refusal}
 	a.msg.SetReply(&q)
 	a.msg.RecursionAvailable = true
 	a.msg.Compress = true

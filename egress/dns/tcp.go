@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"time"
+
+	"github.com/miekg/dns"
 )
 
 // patience is how long a connection may be silent, and how long each query and
@@ -51,7 +53,7 @@ func (s *Server) serveOne(ctx context.Context, conn net.Conn) error {
 	if err := s.limiter.Wait(ctx); err != nil {
 		return err
 	}
-	answer := s.answer(query)
+	answer := s.answer(query, dns.RcodeRefused)
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}

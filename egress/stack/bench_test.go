@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"runtime"
 	"sync"
@@ -20,7 +21,7 @@ import (
 // splicer connects every flow to a server of the test.
 type splicer struct{ to string }
 
-func (s splicer) DNS(context.Context, []byte) []byte { return nil }
+func (s splicer) DNS(context.Context, netip.Addr, []byte) []byte { return nil }
 
 func (s splicer) TCP(ctx context.Context, f *Flow) {
 	up, err := net.Dial("tcp", s.to)

@@ -24,6 +24,7 @@ const (
 var (
 	sandbox = tcpip.AddrFrom4(link.Sandbox.As4())
 	gateway = tcpip.AddrFrom4(link.Gateway.As4())
+	second  = tcpip.AddrFrom4(link.SecondServer.As4())
 )
 
 // packet takes one packet from the device.
@@ -86,7 +87,8 @@ func (s *Stack) datagram(ip header.IPv4) {
 	if len(udp) < header.UDPMinimumSize || int(udp.Length()) < header.UDPMinimumSize || int(udp.Length()) > len(udp) {
 		return
 	}
-	if ip.DestinationAddress() != gateway || udp.DestinationPort() != dnsPort {
+	server := ip.DestinationAddress()
+	if server != gateway && server != second || udp.DestinationPort() != dnsPort {
 		s.unreachable(ip)
 		s.tellRefused(netip.AddrPortFrom(netip.AddrFrom4(ip.DestinationAddress().As4()), udp.DestinationPort()))
 		return
@@ -105,23 +107,23 @@ func (s *Stack) datagram(ip header.IPv4) {
 	s.running.Go(func() {
 		defer func() { <-s.queries }()
 		defer s.recover("a name query")
-		if answer := s.cfg.Handler.DNS(s.ctx, query); answer != nil {
-			s.answer(port, answer)
+		if answer := s.cfg.Handler.DNS(s.ctx, netip.AddrFrom4(server.As4()), query); answer != nil {
+			s.answer(server, port, answer)
 		}
 	})
 }
 
 // answer sends what the Handler answered to a name query.
-func (s *Stack) answer(port uint16, answer []byte) {
+func (s *Stack) answer(server tcpip.Address, port uint16, answer []byte) {
 	length := header.UDPMinimumSize + len(answer)
 	if header.IPv4MinimumSize+length > link.MTU {
 		return
 	}
-	packet := newPacket(gateway, header.UDPProtocolNumber, length)
+	packet := newPacket(server, header.UDPProtocolNumber, length)
 	udp := header.UDP(packet.Payload())
 	udp.Encode(&header.UDPFields{SrcPort: dnsPort, DstPort: port, Length: uint16(length)})
 	copy(udp.Payload(), answer)
-	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, gateway, sandbox, uint16(length))
+	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, server, sandbox, uint16(length))
 	udp.SetChecksum(^checksum.Checksum(udp, sum))
 	_ = s.device.send(packet)
 }

@@ -38,9 +38,10 @@ type Handler interface {
 	// is refused when it returns, and a connection that it accepted is closed. ctx
 	// ends with the stack, and connections are reset then.
 	TCP(ctx context.Context, f *Flow)
-	// DNS answers one UDP datagram to port 53 of the gateway. With nil there is no
-	// answer. It may keep query and must not change it. ctx ends with the stack.
-	DNS(ctx context.Context, query []byte) []byte
+	// DNS answers one UDP datagram to port 53 of a name server, which is
+	// link.Gateway or link.SecondServer. With nil there is no answer. It may keep
+	// query and must not change it. ctx ends with the stack.
+	DNS(ctx context.Context, server netip.Addr, query []byte) []byte
 }
 
 // Config of a Stack.

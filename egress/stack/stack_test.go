@@ -29,7 +29,7 @@ const patience = 30 * time.Second
 // handler does what a test wants.
 type handler struct {
 	tcp func(ctx context.Context, f *Flow)
-	dns func(ctx context.Context, query []byte) []byte
+	dns func(ctx context.Context, server netip.Addr, query []byte) []byte
 }
 
 func (h handler) TCP(ctx context.Context, f *Flow) {
@@ -38,9 +38,9 @@ func (h handler) TCP(ctx context.Context, f *Flow) {
 	}
 }
 
-func (h handler) DNS(ctx context.Context, query []byte) []byte {
+func (h handler) DNS(ctx context.Context, server netip.Addr, query []byte) []byte {
 	if h.dns != nil {
-		return h.dns(ctx, query)
+		return h.dns(ctx, server, query)
 	}
 	return nil
 }
@@ -458,41 +458,43 @@ func TestTheNetstackIsThereOnlyWhileItIsOfUse(t *testing.T) {
 }
 
 func TestNameQueriesAreAnswered(t *testing.T) {
-	_, k := start(t, Config{Handler: handler{dns: func(_ context.Context, query []byte) []byte {
+	_, k := start(t, Config{Handler: handler{dns: func(_ context.Context, server netip.Addr, query []byte) []byte {
 		if string(query) == "be silent" {
 			return nil
 		}
-		return append([]byte("answer to "), query...)
+		return append([]byte("answer of "+server.String()+" to "), query...)
 	}}})
-	conn, err := k.dial("udp", net.JoinHostPort(link.Gateway.String(), "53"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(patience))
-	for _, query := range []string{"be silent", "a", "example.com", string(make([]byte, maxQuery))} {
-		if _, err := conn.Write([]byte(query)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// They are answered in any order, and one of them is too long.
-	got := map[string]bool{}
-	for range 2 {
-		b := make([]byte, 2000)
-		n, err := conn.Read(b)
+	for _, server := range []string{link.Gateway.String(), link.SecondServer.String()} {
+		conn, err := k.dial("udp", net.JoinHostPort(server, "53"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		got[string(b[:n])] = true
-	}
-	if !got["answer to a"] || !got["answer to example.com"] {
-		t.Errorf("got %v", got)
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(patience))
+		for _, query := range []string{"be silent", "a", "example.com", string(make([]byte, maxQuery))} {
+			if _, err := conn.Write([]byte(query)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// They are answered in any order, and one of them is too long.
+		got := map[string]bool{}
+		for range 2 {
+			b := make([]byte, 2000)
+			n, err := conn.Read(b)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got[string(b[:n])] = true
+		}
+		if !got["answer of "+server+" to a"] || !got["answer of "+server+" to example.com"] {
+			t.Errorf("got %v", got)
+		}
 	}
 }
 
 func TestOtherUDPIsRefusedAtOnce(t *testing.T) {
 	_, k := start(t, Config{Handler: handler{}})
-	for _, to := range []string{"198.18.7.9:443", "198.18.0.1:443", "8.8.8.8:53"} {
+	for _, to := range []string{"198.18.7.9:443", "198.18.0.1:443", "198.18.0.53:443", "8.8.8.8:53"} {
 		conn, err := k.dial("udp", to)
 		if err != nil {
 			t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"net/netip"
 	"os"
 	"runtime"
 	"sync"
@@ -170,7 +171,7 @@ func TestWhatNoKernelSendsIsDropped(t *testing.T) {
 	defer theirs.Close()
 	var mu sync.Mutex
 	var got []string
-	s, err := New(Config{Device: ours, Handler: handler{dns: func(_ context.Context, query []byte) []byte {
+	s, err := New(Config{Device: ours, Handler: handler{dns: func(_ context.Context, _ netip.Addr, query []byte) []byte {
 		mu.Lock()
 		defer mu.Unlock()
 		got = append(got, string(query))
@@ -340,7 +341,7 @@ func FuzzPackets(f *testing.F) {
 					_, _ = io.Copy(conn, conn)
 				}
 			},
-			dns: func(_ context.Context, query []byte) []byte { return query },
+			dns: func(_ context.Context, _ netip.Addr, query []byte) []byte { return query },
 		}})
 		if err != nil {
 			t.Fatal(err)

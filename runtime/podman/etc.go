@@ -33,8 +33,10 @@ func (f files) path(id sandbox.ID, name string) string {
 // resolvConf is the content of every sandbox's /etc/resolv.conf. The name server
 // is at the other end of the sandbox's only device and answers at once or has no
 // upstream that does; the C library's 5 seconds for each try would only hide that.
-// Without a device the kernel refuses the question at once.
-var resolvConf = fmt.Sprintf("nameserver %s\noptions timeout:2 attempts:2\n", link.Gateway)
+// Without a device the kernel refuses the question at once. The second server is the
+// same one, and says of a name that is refused that there is no such name: musl waits
+// for another answer when it gets REFUSED.
+var resolvConf = fmt.Sprintf("nameserver %s\nnameserver %s\noptions timeout:2 attempts:2\n", link.Gateway, link.SecondServer)
 
 // prepare makes what is of all sandboxes.
 func (f files) prepare() error {

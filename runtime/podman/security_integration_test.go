@@ -185,7 +185,7 @@ func TestSandboxHasHostsHostNameAndResolverOfItsOwn(t *testing.T) {
 		for file, want := range map[string]string{
 			"/etc/hosts":         "127.0.0.1 localhost engine-test\n::1 localhost\n",
 			"/etc/hostname":      "engine-test\n",
-			"/etc/resolv.conf":   "nameserver 198.18.0.1\noptions timeout:2 attempts:2\n",
+			"/etc/resolv.conf":   "nameserver 198.18.0.1\nnameserver 198.18.0.53\noptions timeout:2 attempts:2\n",
 			"/run/.containerenv": "",
 		} {
 			content, err := b.guest.ReadFile(deadline(t), file, "")

@@ -26,6 +26,9 @@ var (
 	Sandbox = netip.MustParseAddr("198.18.0.2")
 	Gateway = netip.MustParseAddr("198.18.0.1")
 	Prefix  = netip.MustParsePrefix("198.18.0.0/30")
+	// SecondServer is the node, too: a name server for resolvers that do not take
+	// the first one's REFUSED for an answer.
+	SecondServer = netip.MustParseAddr("198.18.0.53")
 
 	// Pool holds the addresses that stand for names. Those of Reserved are not
 	// given out.
