@@ -119,8 +119,11 @@ type Egress struct {
 	ctx context.Context // ends with Close
 	end context.CancelFunc
 
+	// changes are those of owners, of which each makes one at a time. An owner's turn
+	// is taken before changing, with which nobody waits for the compiler.
+	changes ownerTurns
 	// changing is held while rules, modules or settings are replaced.
-	changing sync.Mutex
+	changing turn
 	node     *layer                // guarded by changing
 	owners   map[string]*layer     // guarded by changing
 	own      map[sandbox.ID]*layer // of sandboxes, guarded by changing
@@ -156,6 +159,9 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		members: map[sandbox.ID]*member{},
 		outside: map[string]*outside{},
 		filters: newFilters(),
+
+		changes:  ownerTurns{of: map[string]*ownerTurn{}},
+		changing: newTurn(),
 	}
 	e.flows.Store(uint64(time.Now().UnixMicro()))
 	e.ctx, e.end = context.WithCancel(context.Background())

@@ -6,6 +6,7 @@ import (
 
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -30,12 +31,12 @@ func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string,
 // ExplainOutside says what would become of a request that the owner's programs
 // outside of sandboxes send through the proxy. Errors: *explain.InvalidError, or
 // sandbox.ErrClosed.
-func (e *Egress) ExplainOutside(_ context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
+func (e *Egress) ExplainOutside(ctx context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
 	r, err := explain.Parse(method, url, header)
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	o, err := e.outsideOf(owner)
+	o, err := e.outsideOf(ctx, owner)
 	if err != nil {
 		return explain.Explanation{}, err
 	}
@@ -50,8 +51,11 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*table, error
 	if m := e.find(sb.ID); m != nil {
 		return m.table.Load(), nil
 	}
-	e.changing.Lock()
-	defer e.changing.Unlock()
+	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.OfSandbox(sb.ID)).Rules)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	if !e.lives(sb.ID) { // nobody would forget its rules again
 		return nil, sandbox.ErrNotFound
 	}

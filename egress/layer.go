@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
+	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/rule"
 )
 
@@ -26,6 +28,13 @@ func useOf(u rule.Use) use { return use{u.Policy, string(u.Config)} }
 
 // finder finds the module that an owner's rules mean by a name.
 type finder func(owner, name string) (module, error)
+
+// readyLimit bounds how long an owner's change may make policies ready, while all
+// other changes wait: an instance of each configuration is started, which takes some
+// milliseconds, and 2 s at most.
+const readyLimit = 5 * time.Second
+
+var errReadyLimit = fmt.Errorf("the policies take longer than %v to start: use fewer, or fewer configurations", readyLimit)
 
 // arm compiles rules and makes their policies ready. An error names every
 // mistake with its position.
@@ -62,25 +71,75 @@ func (l *layer) worse(before *layer, pushed string) error {
 }
 
 // armAnyway is arm for rules that were accepted before: a policy that is not
-// ready is no error, but denies its requests.
+// ready is no error, but denies its requests. That ctx has ended is one.
 func (e *Egress) armAnyway(ctx context.Context, find finder, source rule.Source, owner string, rules []rule.Rule) (*layer, error) {
 	compiled, err := rule.Compile(source, rules)
 	if err != nil {
 		return nil, err
 	}
 	l := &layer{Layer: compiled, owner: owner, ready: map[use]*ready{}, unready: map[use]error{}}
-	for _, r := range rules {
-		for _, u := range r.Policies {
+	for i, r := range rules {
+		for j, u := range r.Policies {
 			key := useOf(u)
 			if l.ready[key] != nil || l.unready[key] != nil {
 				continue
 			}
-			if err := l.take(ctx, e.pool, find, key); err != nil {
+			err := l.take(ctx, e.pool, find, key)
+			if cause := context.Cause(ctx); cause != nil {
+				l.release()
+				if errors.Is(cause, errReadyLimit) {
+					return nil, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: cause.Error()}
+				}
+				return nil, cause
+			}
+			if err != nil {
 				l.unready[key] = err
 			}
 		}
 	}
 	return l, nil
+}
+
+// compile compiles the modules that an owner's rules use and that nothing holds, until
+// release is called: one module is compiled at a time, and it may take seconds. What
+// cannot be compiled arm finds, and says where.
+func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (release func(), err error) {
+	var held []*policy.Module
+	release = func() {
+		for _, c := range held {
+			c.Release()
+		}
+	}
+	seen := map[string]bool{}
+	for _, r := range rules {
+		for _, u := range r.Policies {
+			if seen[u.Policy] {
+				continue
+			}
+			seen[u.Policy] = true
+			m, err := e.moduleOf(owner, u.Policy)
+			if err != nil || e.pool.holds(m.digest) {
+				continue
+			}
+			wasm, err := m.read()
+			if err != nil {
+				continue
+			}
+			c, err := e.pool.host.Compile(ctx, m.name, wasm)
+			if ctx.Err() != nil {
+				err = context.Cause(ctx)
+				if c != nil {
+					c.Release()
+				}
+				release()
+				return nil, err
+			}
+			if err == nil {
+				held = append(held, c)
+			}
+		}
+	}
+	return release, nil
 }
 
 func (l *layer) take(ctx context.Context, p *pool, find finder, u use) error {

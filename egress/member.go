@@ -99,8 +99,11 @@ func (e *Egress) member(ctx context.Context, sb sandbox.Sandbox) (*member, error
 	if m := e.find(sb.ID); m != nil { // without waiting for a change of rules
 		return m, nil
 	}
-	e.changing.Lock() // so that no change of rules misses it
-	defer e.changing.Unlock()
+	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.OfSandbox(sb.ID)).Rules) // so that no change of rules misses it
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	if m := e.find(sb.ID); m != nil {
 		return m, nil
 	}

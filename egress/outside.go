@@ -23,14 +23,16 @@ type outside struct {
 }
 
 // outsideOf returns the owner's, and makes it when it is missing.
-func (e *Egress) outsideOf(owner string) (*outside, error) {
+func (e *Egress) outsideOf(ctx context.Context, owner string) (*outside, error) {
 	e.mu.RLock()
 	o := e.outside[owner]
 	e.mu.RUnlock()
 	if o != nil {
 		return o, nil
 	}
-	e.changing.Lock() // so that no change of rules misses it
+	if err := e.changing.take(ctx); err != nil { // so that no change of rules misses it
+		return nil, err
+	}
 	defer e.changing.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -57,7 +59,7 @@ type visit struct {
 // enter counts a connection or request in. If there is no room the refusal says so.
 func (e *Egress) enter(ctx context.Context, owner string) (*visit, intercept.Refusal) {
 	closing := intercept.Refusal{Code: codeLimit, Reason: "the node is shutting down"}
-	o, err := e.outsideOf(owner)
+	o, err := e.outsideOf(ctx, owner)
 	if err != nil {
 		return nil, closing
 	}

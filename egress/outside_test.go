@@ -332,7 +332,7 @@ func TestAnAgentHasNoPlaceholders(t *testing.T) {
 	if err != nil || explained.Rule != "owner/offer" || explained.Placeholders != nil {
 		t.Errorf("%+v, %v", explained, err)
 	}
-	o, err := a.outsideOf(owner)
+	o, err := a.outsideOf(within(t), owner)
 	if err != nil || o.table.Load().offers != nil || o.table.Load().environment != nil {
 		t.Errorf("%+v, %v", o, err)
 	}

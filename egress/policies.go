@@ -31,9 +31,18 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 		return modules.Info{}, err
 	}
 	defer checked.Release()
-	e.changing.Lock()
+	leave, err := e.changes.take(ctx, owner)
+	if err != nil {
+		return modules.Info{}, err
+	}
+	defer leave()
+	if err := e.changing.take(ctx); err != nil {
+		return modules.Info{}, err
+	}
 	defer e.changing.Unlock()
-	anew, err := e.armAnew(ctx, pushed)
+	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
+	defer cancel()
+	anew, err := e.armAnew(limited, pushed)
 	if err != nil {
 		return modules.Info{}, err
 	}
@@ -169,7 +178,14 @@ func (e *Egress) Policies(owner string) []modules.Info {
 // DeletePolicy forgets a pushed module. Errors: modules.ErrUnknown for one that was
 // never pushed, modules.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
-	e.changing.Lock()
+	leave, err := e.changes.take(ctx, owner)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	if err := e.changing.take(ctx); err != nil {
+		return err
+	}
 	defer e.changing.Unlock()
 	if _, err := e.modules.Get(owner, name); err != nil {
 		return err

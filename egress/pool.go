@@ -111,6 +111,13 @@ func (p *pool) take(ctx context.Context, m module, config string) (*ready, error
 	return r, nil
 }
 
+// holds says whether a module is there that need not be compiled.
+func (p *pool) holds(digest string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.compiled[digest] != nil
+}
+
 // compile returns a module, counted as used. Needs mu.
 func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	if c := p.compiled[m.digest]; c != nil {

@@ -77,12 +77,22 @@ func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.
 // Mistakes are errors with their positions, and change nothing.
 func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error) {
 	scope := scopeOf(owner, id)
-	e.changing.Lock()
-	defer e.changing.Unlock()
+	leave, err := e.changes.take(ctx, owner)
+	if err != nil {
+		return ruleset.Set{}, err
+	}
+	defer leave()
+	done, err := e.changeWith(ctx, owner, rules)
+	if err != nil {
+		return ruleset.Set{}, err
+	}
+	defer done()
 	if id != "" && !e.lives(id) { // or its rules would be there for ever
 		return ruleset.Set{}, sandbox.ErrNotFound
 	}
-	armed, err := e.arm(ctx, e.moduleOf, scope.Source(), owner, rules)
+	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
+	defer cancel()
+	armed, err := e.arm(limited, e.moduleOf, scope.Source(), owner, rules)
 	if err != nil {
 		return ruleset.Set{}, err
 	}
@@ -103,6 +113,23 @@ func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rule
 	return set, nil
 }
 
+// changeWith takes changing until done is called, with the modules of an owner's rules
+// compiled before.
+func (e *Egress) changeWith(ctx context.Context, owner string, rules []rule.Rule) (done func(), err error) {
+	compiled, err := e.compile(ctx, owner, rules)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.changing.take(ctx); err != nil {
+		compiled()
+		return nil, err
+	}
+	return func() {
+		e.changing.Unlock()
+		compiled()
+	}, nil
+}
+
 // lives says whether a sandbox is there, and not about to be forgotten.
 func (e *Egress) lives(id sandbox.ID) bool {
 	sb, ok := e.sandboxes.ByID(id)
@@ -119,10 +146,6 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 	if err != nil {
 		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
-	if err := ctx.Err(); err != nil { // which is no fault of the policies
-		l.release()
-		return nil, err
-	}
 	for u, why := range l.unready {
 		e.log.Error("a policy is not ready: the requests that need it are denied", "rules_of", scope.String(), "policy", u.policy, "error", why)
 	}
@@ -130,7 +153,8 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 }
 
 // Change is settings that were checked. Until Apply or Discard no other change of
-// settings, rules or policies begins.
+// settings, rules or policies begins, and no sandbox is attached for the first time:
+// whoever prepares one waits for nothing in between.
 type Change struct {
 	e         *Egress
 	settings  Settings
@@ -148,7 +172,14 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 	if c.upstreams, err = e.newUpstreams(s); err != nil {
 		return nil, err
 	}
-	e.changing.Lock()
+	compiled, err := e.compile(ctx, e.cfg.Operator, s.Rules)
+	if err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
+	defer compiled()
+	if err := e.changing.take(ctx); err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
 	if c.node, err = e.arm(ctx, e.moduleOf, rule.Node, e.cfg.Operator, s.Rules); err != nil {
 		e.changing.Unlock()
 		return nil, fmt.Errorf("egress: %w", err)

@@ -1,0 +1,126 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	r.changing.Lock() // somebody makes a change
+	why := errors.New("it took too long")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(why)
+	other := sandbox.Sandbox{ID: "other0000000", Owner: owner}
+	r.sandboxes.put(other)
+	for name, wait := range map[string]func() error{
+		"rules":         func() error { _, err := r.SetRules(ctx, owner, b.sb.ID, nil, nil); return err },
+		"a deletion":    func() error { return r.DeletePolicy(ctx, owner, "bearer") },
+		"an attachment": func() error { return r.Attach(ctx, other, 1) },
+		"an explanation": func() error {
+			_, err := r.Explain(ctx, other.ID, "GET", "https://a.web.test/", nil)
+			return err
+		},
+		"the proxy": func() error { _, err := r.ExplainOutside(ctx, owner, "GET", "https://a.web.test/", nil); return err },
+		"settings":  func() error { _, err := r.Prepare(ctx, *r.settings.Load()); return err },
+	} {
+		if err := wait(); !errors.Is(err, why) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	r.changing.Unlock()
+	b.rules()
+	if len(r.changes.of) != 0 {
+		t.Errorf("left are turns of %v", r.changes.of)
+	}
+}
+
+func TestAnOwnersChangesAreMadeOneByOneBesideThoseOfOthers(t *testing.T) {
+	turns := ownerTurns{of: map[string]*ownerTurn{}}
+	leave, err := turns.take(within(t), "ann")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := turns.take(ended, "ann"); !errors.Is(err, context.Canceled) {
+		t.Errorf("her second: %v", err)
+	}
+	others, err := turns.take(within(t), "bob")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := make(chan func())
+	go func() { // ends when it has the turn
+		leave, err := turns.take(within(t), "ann")
+		if err != nil {
+			t.Error(err)
+		}
+		next <- leave
+	}()
+	others()
+	leave()
+	(<-next)()
+	if len(turns.of) != 0 {
+		t.Errorf("left are %v", turns.of)
+	}
+}
+
+// The compiler may be busy for seconds, and changes of others must not wait for it.
+func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	cache := filepath.Join(r.config.Folder, "compiled")
+	if err := os.RemoveAll(cache); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(cache, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	r.changing.Lock()
+	set := make(chan error)
+	go func() { // ends when the rules are set
+		_, err := r.SetRules(within(t), owner, b.sb.ID, []rule.Rule{through("a.web.test", "bearer", "")}, nil)
+		set <- err
+	}()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	ctx := within(t)
+	for compiled := false; !compiled; {
+		select {
+		case <-tick.C:
+			entries, err := os.ReadDir(cache)
+			compiled = err == nil && len(entries) > 0
+		case <-ctx.Done():
+			t.Fatal("nothing was compiled")
+		}
+	}
+	r.changing.Unlock()
+	if err := <-set; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPoliciesThatTakeTooLongToStartAreRefusedWithTheirPlace(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("bearer", bearer(1))
+	limited, cancel := context.WithCancelCause(t.Context())
+	cancel(errReadyLimit)
+	rules := []rule.Rule{{Name: "first", Hosts: []string{"b.test"}, Action: rule.Allow}, through("a.web.test", "bearer", "")}
+	_, err := r.arm(limited, r.moduleOf, rule.Sandbox, owner, rules)
+	var fault *rule.Error
+	if !errors.As(err, &fault) || fault.Index != 1 || fault.Field != "policies[0]" || fault.Problem != errReadyLimit.Error() {
+		t.Errorf("got %v", err)
+	}
+	r.uses(t, 0)
+}
