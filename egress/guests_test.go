@@ -10,16 +10,18 @@ import (
 
 // What the tests' modules import, in this order.
 var imports = []wat.Import{
-	0: i32Function("doze_egress_v1", "secret_ref", 4),
-	1: i32Function("doze_egress_v1", "hmac_sha256", 8),
-	2: i32Function("doze_egress_v1", "encode_ref", 5),
-	3: {Module: "doze_egress_v1", Name: "deny", Params: i32s(2)},
-	4: {Module: "http_handler", Name: "set_header_value", Params: i32s(5)},
-	5: {Module: "http_handler", Name: "write_body", Params: i32s(3)},
-	6: {Module: "http_handler", Name: "set_status_code", Params: i32s(1)},
-	7: {Module: "doze_egress_v1", Name: "audit_note", Params: i32s(2)},
-	8: {Module: "http_handler", Name: "set_uri", Params: i32s(2)},
-	9: i32Function("http_handler", "enable_features", 1),
+	0:  i32Function("doze_egress_v1", "secret_ref", 4),
+	1:  i32Function("doze_egress_v1", "hmac_sha256", 8),
+	2:  i32Function("doze_egress_v1", "encode_ref", 5),
+	3:  {Module: "doze_egress_v1", Name: "deny", Params: i32s(2)},
+	4:  {Module: "http_handler", Name: "set_header_value", Params: i32s(5)},
+	5:  {Module: "http_handler", Name: "write_body", Params: i32s(3)},
+	6:  {Module: "http_handler", Name: "set_status_code", Params: i32s(1)},
+	7:  {Module: "doze_egress_v1", Name: "audit_note", Params: i32s(2)},
+	8:  {Module: "http_handler", Name: "set_uri", Params: i32s(2)},
+	9:  {Module: "http_handler", Name: "get_header_values", Params: i32s(5), Results: []byte{wat.I64}},
+	10: {Module: "http_handler", Name: "get_uri", Params: i32s(2), Results: []byte{wat.I32}},
+	11: i32Function("http_handler", "enable_features", 1),
 }
 
 func i32s(n int) []byte {
@@ -87,6 +89,20 @@ func bearer(variant int) []byte {
 		numbers(0, headerAt, len("authorization"), valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(4), next))
 }
 
+// peeking looks at the request's authorization and URI when the response is there, and
+// leaves them as notes. Its own reference is in both.
+func peeking() []byte {
+	response := wat.Code(
+		numbers(0, headerAt, len("authorization"), outAt, 1024), wat.Call(9), wat.Drop, numbers(outAt, 128), wat.Call(7),
+		numbers(outAt, 1024), wat.Call(10), wat.Drop, numbers(outAt, 128), wat.Call(7), wat.End)
+	request := wat.Code(numbers(0, headerAt, len("authorization"), valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(4),
+		numbers(secretAt, len("token"), textAt+len("/?"), 64), wat.Call(0), numbers(len("/?")), wat.Add, wat.LocalSet(0),
+		numbers(textAt), wat.LocalGet(0), wat.Call(8), next)
+	m := wat.Handler(imports, memoryWith("/?"), request, response)
+	m.Funcs[0].Locals = 1
+	return m.Binary()
+}
+
 // inBody sends the secret as the body.
 func inBody() []byte {
 	return guest(memory(), wat.Code(numbers(0, valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(5), next))
@@ -114,7 +130,7 @@ func signing() []byte {
 
 // buffering looks at whole responses.
 func buffering() []byte {
-	return wat.Handler(imports, memory(), wat.Code(numbers(2), wat.Call(9), wat.Drop, next), wat.Code(numbers(0), wat.Drop, wat.End)).Binary()
+	return wat.Handler(imports, memory(), wat.Code(numbers(2), wat.Call(11), wat.Drop, next), wat.Code(numbers(0), wat.Drop, wat.End)).Binary()
 }
 
 // trapping fails.

@@ -35,6 +35,25 @@ func TestAReferenceInTheBodyOfAPolicyIsRendered(t *testing.T) {
 	b.none(token)
 }
 
+// The values are in the request when it is sent, and a policy may look at the request
+// again when the response is there.
+func TestAPolicySeesNoSecretInTheRequestWhenTheResponseIsThere(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("peeking", peeking())
+	b.secret("api", token, "a.web.test")
+	b.rules(through("a.web.test", "peeking", "api"))
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	if got := b.servers.last(t); got.Header.Get("Authorization") != "Bearer "+token || got.URL.RawQuery != token {
+		t.Fatalf("the server got %q, %q", got.Header.Get("Authorization"), got.URL.RawQuery)
+	}
+	e := b.entry("a.web.test", nil)
+	if len(e.Notes) != 2 || !strings.HasPrefix(e.Notes[0], "Bearer doze-ref-") || !strings.HasPrefix(e.Notes[1], "/?doze-ref-") {
+		t.Errorf("the policy saw %q", e.Notes)
+	}
+	b.none(token)
+}
+
 func TestASecretThatIsNotAtHandRefusesTheRequest(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))

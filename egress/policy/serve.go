@@ -102,6 +102,7 @@ func around(held *holder, context uint32, w http.ResponseWriter, r *http.Request
 		c.buffer.body, c.buffer.status = c.own.body, c.own.status
 		inner = c.buffer
 	}
+	c.r = asSent(r)
 	d, err, panicked := guarded(inner, r, x, steps, next)
 	if c.buffer != nil {
 		c.buffer.finish()
@@ -134,6 +135,14 @@ func around(held *holder, context uint32, w http.ResponseWriter, r *http.Request
 		err = nil // nothing has left
 	}
 	return d, err
+}
+
+// asSent is what the guest goes on seeing of a request: those who come after change
+// it, and the last of them puts secrets in.
+func asSent(r *http.Request) *http.Request {
+	s, u := *r, *r.URL
+	s.URL, s.Header, s.Trailer, s.Body = &u, r.Header.Clone(), r.Trailer.Clone(), nil
+	return &s
 }
 
 // guarded is serve, with its panic as a value.

@@ -59,6 +59,25 @@ func TestThePolicyChangesTheRequestButNotWhereItGoes(t *testing.T) {
 	}
 }
 
+func TestInTheResponseThePolicySeesTheRequestAsItSentIt(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "request set 0 authorization mine", "request set 2 x-sum mine", "request uri /mine", "request method POST",
+		"response get 0 authorization", "response get 2 x-sum", "response get-uri", "response get-method", "response names 0")
+	later := scripted(t, h, "request set 0 authorization others", "request set 0 x-more others", "request method PUT")
+	x := &Exchange{}
+	_, err := Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p}, {Policy: later}}, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if r.Method != "PUT" || r.Header.Get("Authorization") != "others" || r.Trailer.Get("X-Sum") != "mine" {
+			t.Errorf("got %s, %v, %v", r.Method, r.Header, r.Trailer)
+		}
+		// As secrets are put in: in place.
+		r.Header["Authorization"][0], r.Trailer["X-Sum"][0], r.URL.Path = "secret", "secret", "/secret"
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	expectNotes(t, x, "mine,", "mine,", "/mine", "POST", "authorization,host,")
+}
+
 func TestStepsRunInOrderAndResponsesInReverse(t *testing.T) {
 	h := newHost(t, nil)
 	var steps []Step
