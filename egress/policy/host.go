@@ -36,7 +36,7 @@ type Config struct {
 	// MemoryLimit is how many bytes of memory an instance may have.
 	MemoryLimit int
 	// TimeLimit is how long a call may run, without the time that it waits for a
-	// body or for a processor; also how long an exchange waits for an instance.
+	// body or for a processor.
 	TimeLimit time.Duration
 	// StartLimit is how long an instance may take to start, which happens once
 	// for many exchanges.
@@ -48,6 +48,9 @@ type Config struct {
 	// exchange holds one until its response has ended, if the policy handles
 	// responses.
 	Instances, InstancesInAll int
+	// WaitLimit is how long an exchange waits for an instance when all are in use,
+	// by the clock.
+	WaitLimit time.Duration
 	// IdleLimit is how long instances are kept that nobody uses.
 	IdleLimit time.Duration
 	// Log takes what policies write.
@@ -67,8 +70,11 @@ func Defaults() Config {
 		ResponseLimit:  1 << 20,
 		Instances:      64,
 		InstancesInAll: 512, // 2 GiB of Go's; 8 GiB if all grow to their limit
-		IdleLimit:      time.Minute,
-		Log:            slog.New(slog.DiscardHandler),
+		// A policy that has replaced another has one instance. Under load 64 have to
+		// start: 0.1 s of a processor, and that is not all theirs.
+		WaitLimit: 5 * time.Second,
+		IdleLimit: time.Minute,
+		Log:       slog.New(slog.DiscardHandler),
 	}
 }
 
@@ -84,6 +90,7 @@ func (c Config) withDefaults() Config {
 	set(&c.ResponseLimit, d.ResponseLimit)
 	set(&c.Instances, d.Instances)
 	set(&c.InstancesInAll, d.InstancesInAll)
+	set(&c.WaitLimit, d.WaitLimit)
 	set(&c.IdleLimit, d.IdleLimit)
 	set(&c.Log, d.Log)
 	return c
@@ -104,7 +111,8 @@ type Host struct {
 	cache     *cache
 	kv        kv
 	compiling chan struct{} // one at a time: each takes a core or two, and memory
-	instances atomic.Int64
+	instances chan struct{} // as many as there are, in use or idle
+	short     atomic.Int64  // of instances: that many wait for one to end
 
 	mu       sync.Mutex
 	closed   bool
@@ -124,6 +132,7 @@ func NewHost(config Config) (*Host, error) {
 	h := &Host{
 		config:    config,
 		compiling: make(chan struct{}, 1),
+		instances: make(chan struct{}, config.InstancesInAll),
 		programs:  map[string]*program{},
 		policies:  map[*Policy]struct{}{},
 		stop:      make(chan struct{}),
@@ -191,7 +200,7 @@ func (h *Host) live() []*Policy {
 }
 
 // Instances that there are now, of all policies.
-func (h *Host) Instances() int { return int(h.instances.Load()) }
+func (h *Host) Instances() int { return len(h.instances) }
 
 var errClosed = errors.New("the policy host is closed")
 

@@ -94,7 +94,7 @@ func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
 			if cut := errors.Is(err, ErrCut); cut != tt.response {
 				t.Errorf("the response is cut: %v", cut)
 			}
-			if n := h.instances.Load(); n != 0 {
+			if n := h.Instances(); n != 0 {
 				t.Errorf("%d instances are left", n)
 			}
 		})
@@ -134,7 +134,7 @@ func TestHostileGuestsDoNotStart(t *testing.T) {
 			if !errors.As(err, &start) || !strings.Contains(start.Reason, tt.reason) {
 				t.Fatalf("got %v, want %q", err, tt.reason)
 			}
-			if n := h.instances.Load(); n != 0 {
+			if n := h.Instances(); n != 0 {
 				t.Errorf("%d instances are left", n)
 			}
 		})

@@ -22,17 +22,12 @@ type instance struct {
 	stack     [2]uint64 // of a call of the guest
 }
 
-// start makes an instance and lets it initialise itself.
-func (p *Policy) start() (*instance, error) {
+// start makes an instance and lets it initialise itself. ctx bounds the wait for
+// room.
+func (p *Policy) start(ctx context.Context) (*instance, error) {
 	h := p.host
-	if h.instances.Add(1) > int64(h.config.InstancesInAll) {
-		for _, other := range h.live() {
-			other.trim(time.Now())
-		}
-		if h.instances.Load() > int64(h.config.InstancesInAll) {
-			h.instances.Add(-1)
-			return nil, errBusy
-		}
+	if err := h.makeRoom(ctx); err != nil {
+		return nil, err
 	}
 	i := &instance{policy: p, output: output{logger: &p.logger}}
 	i.call.begin(i, starting, h.config.StartLimit)
@@ -72,7 +67,7 @@ func (i *instance) close() {
 	if i.module != nil {
 		_ = i.module.Close(context.Background()) // nothing is open in it
 	}
-	i.policy.host.instances.Add(-1)
+	<-i.policy.host.instances
 }
 
 // rest lets go of everything of the last exchange.

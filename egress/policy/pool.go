@@ -112,21 +112,11 @@ func (p *Policy) Memory() int {
 
 var errBusy = errors.New("busy")
 
-// acquire takes an instance, or makes one. It waits for one no longer than a call
-// may take.
+// acquire takes an instance, or makes one. Errors: errBusy where there is no room
+// for one within WaitLimit, *StartError, or that of ctx.
 func (p *Policy) acquire(ctx context.Context) (*instance, error) {
-	select {
-	case p.places <- struct{}{}:
-	default:
-		timer := time.NewTimer(p.host.config.TimeLimit)
-		defer timer.Stop()
-		select {
-		case p.places <- struct{}{}:
-		case <-timer.C:
-			return nil, errBusy
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	if err := p.host.take(ctx, p.places); err != nil {
+		return nil, err
 	}
 	p.mu.Lock()
 	if last := len(p.idle) - 1; last >= 0 {
@@ -137,7 +127,7 @@ func (p *Policy) acquire(ctx context.Context) (*instance, error) {
 		return i, nil
 	}
 	p.mu.Unlock()
-	i, err := p.start()
+	i, err := p.start(ctx)
 	if err != nil {
 		<-p.places
 		return nil, err
@@ -145,17 +135,52 @@ func (p *Policy) acquire(ctx context.Context) (*instance, error) {
 	return i, nil
 }
 
+// take takes a place, and waits for one no longer than WaitLimit.
+func (h *Host) take(ctx context.Context, places chan<- struct{}) error {
+	select {
+	case places <- struct{}{}:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(h.config.WaitLimit)
+	defer timer.Stop()
+	select {
+	case places <- struct{}{}:
+		return nil
+	case <-timer.C:
+		return errBusy
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// makeRoom takes the place of an instance among all. Where there is none, those
+// end that are idle, and those that would be.
+func (h *Host) makeRoom(ctx context.Context) error {
+	select {
+	case h.instances <- struct{}{}:
+		return nil
+	default:
+	}
+	h.short.Add(1) // before the idle ones end: after that there are no new ones
+	defer h.short.Add(-1)
+	for _, p := range h.live() {
+		p.trim(time.Now())
+	}
+	return h.take(ctx, h.instances)
+}
+
 // put takes an instance back that can go on.
 func (p *Policy) put(i *instance) {
 	i.rest()
 	p.mu.Lock()
-	ended := p.ended
-	if !ended {
+	keep := !p.ended && p.host.short.Load() == 0
+	if keep {
 		i.idleSince = time.Now()
 		p.idle = append(p.idle, i)
 	}
 	p.mu.Unlock()
-	if ended {
+	if !keep {
 		i.close()
 	}
 	<-p.places

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
@@ -20,35 +21,89 @@ import (
 // responder handles responses too, so that it is held for the whole exchange.
 func responder() []byte { return Handler(nil, "", pass, after(nil)).Binary() }
 
-func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
-	h := newHost(t, func(c *Config) { c.Instances = 2 })
-	p := configure(t, compile(t, h, "responder", responder()), "")
-	release, inside := make(chan struct{}), make(chan struct{})
+// inTime runs a test in which time passes when all wait.
+func inTime(t *testing.T, change func(*Config), f func(t *testing.T, h *Host)) {
+	synctest.Test(t, func(t *testing.T) {
+		f(t, newHost(t, func(c *Config) {
+			c.CacheDir = ""
+			change(c)
+		}))
+	})
+}
+
+// hold has an exchange take an instance of each policy until release is called.
+func hold(t *testing.T, policies ...*Policy) (release func()) {
+	inside, leave := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
-	for range 2 {
+	for _, p := range policies {
 		wg.Go(func() {
 			if _, x, _ := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) {
 				inside <- struct{}{}
-				<-release
+				<-leave
 			}); x.Denied != nil {
 				t.Errorf("denied: %+v", x.Denied)
 			}
 		})
+		<-inside
 	}
-	<-inside
-	<-inside
-	_, x, _ := exchange(p, request("GET", "/"), nil)
-	if x.Denied == nil || x.Denied.Status != http.StatusServiceUnavailable || !strings.HasPrefix(x.Denied.Reason, "busy") {
-		t.Errorf("got %+v", x.Denied)
+	return func() {
+		close(leave)
+		wg.Wait()
 	}
-	close(release)
-	wg.Wait()
-	if n := h.instances.Load(); n != 2 {
-		t.Errorf("%d instances", n)
-	}
-	if _, x, _ = exchange(p, request("GET", "/"), nil); x.Denied != nil {
-		t.Errorf("denied: %+v", x.Denied)
-	}
+}
+
+func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
+	inTime(t, func(c *Config) { c.Instances = 2 }, func(t *testing.T, h *Host) {
+		p := configure(t, compile(t, h, "responder", responder()), "")
+		release := hold(t, p, p)
+		began := time.Now()
+		_, x, _ := exchange(p, request("GET", "/"), nil)
+		if x.Denied == nil || x.Denied.Status != http.StatusServiceUnavailable || !strings.HasPrefix(x.Denied.Reason, "busy") {
+			t.Errorf("got %+v", x.Denied)
+		}
+		if waited := time.Since(began); waited != h.config.WaitLimit {
+			t.Errorf("it waited %v", waited)
+		}
+		release()
+		if n := h.Instances(); n != 2 {
+			t.Errorf("%d instances", n)
+		}
+		if _, x, _ = exchange(p, request("GET", "/"), nil); x.Denied != nil {
+			t.Errorf("denied: %+v", x.Denied)
+		}
+	})
+}
+
+// After a replacement the first ones wait until instances have started, which takes
+// longer than a call may.
+func TestWhoWaitsForAnInstanceHasMoreTimeThanACall(t *testing.T) {
+	inTime(t, func(c *Config) { c.Instances, c.InstancesInAll = 1, 2 }, func(t *testing.T, h *Host) {
+		m := compile(t, h, "responder", responder())
+		one, other, another := configure(t, m, ""), configure(t, m, ""), configure(t, m, "")
+		for name, p := range map[string]*Policy{"of the policy": one, "of all": another} {
+			release := hold(t, one, other)
+			answered := make(chan *Denial)
+			go func() {
+				_, x, _ := exchange(p, request("GET", "/"), nil)
+				answered <- x.Denied
+			}()
+			time.Sleep(10 * h.config.TimeLimit)
+			synctest.Wait()
+			select {
+			case d := <-answered:
+				t.Errorf("%s: it did not wait: %+v", name, d)
+				release()
+			default:
+				release()
+				if d := <-answered; d != nil {
+					t.Errorf("%s: denied: %+v", name, d)
+				}
+			}
+		}
+		if n := h.Instances(); n > 2 || h.short.Load() != 0 {
+			t.Errorf("%d instances, %d wait", n, h.short.Load())
+		}
+	})
 }
 
 // What does not look at responses is free while the response streams.
@@ -72,11 +127,11 @@ func TestAnInstanceIsHeldOnlyForResponsesThatItHandles(t *testing.T) {
 func TestIdleInstancesEnd(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.IdleLimit = time.Hour })
 	p := configure(t, compile(t, h, "responder", responder()), "")
-	if n := h.instances.Load(); n != 1 {
+	if n := h.Instances(); n != 1 {
 		t.Fatalf("%d instances", n)
 	}
 	p.trim(time.Now().Add(-time.Minute))
-	if n := h.instances.Load(); n != 1 {
+	if n := h.Instances(); n != 1 {
 		t.Errorf("%d instances: one was used just now", n)
 	}
 	if n := p.Memory(); n != pageSize {
@@ -89,28 +144,24 @@ func TestIdleInstancesEnd(t *testing.T) {
 }
 
 func TestAllPoliciesTogetherAreBounded(t *testing.T) {
-	h := newHost(t, func(c *Config) { c.InstancesInAll = 2 })
-	m := compile(t, h, "responder", responder())
-	var all []*Policy
-	for range 4 { // idle instances of others make room
-		all = append(all, configure(t, m, ""))
-	}
-	_, x, _ := exchange(all[0], request("GET", "/"), func(http.ResponseWriter, *http.Request) {
-		_, x, _ := exchange(all[1], request("GET", "/"), func(http.ResponseWriter, *http.Request) {
-			if _, x, _ := exchange(all[2], request("GET", "/"), nil); x.Denied == nil || !strings.HasPrefix(x.Denied.Reason, "busy") {
-				t.Errorf("got %+v", x.Denied)
-			}
-		})
-		if x.Denied != nil {
+	inTime(t, func(c *Config) { c.InstancesInAll = 2 }, func(t *testing.T, h *Host) {
+		m := compile(t, h, "responder", responder())
+		var all []*Policy
+		for range 4 { // idle instances of others make room
+			all = append(all, configure(t, m, ""))
+		}
+		release := hold(t, all[0], all[1])
+		if _, x, _ := exchange(all[2], request("GET", "/"), nil); x.Denied == nil || !strings.HasPrefix(x.Denied.Reason, "busy") {
+			t.Errorf("got %+v", x.Denied)
+		}
+		release()
+		if _, x, _ := exchange(all[3], request("GET", "/"), nil); x.Denied != nil {
 			t.Errorf("denied: %+v", x.Denied)
 		}
+		if n := h.Instances(); n > 2 {
+			t.Errorf("%d instances", n)
+		}
 	})
-	if x.Denied != nil {
-		t.Errorf("denied: %+v", x.Denied)
-	}
-	if n := h.instances.Load(); n > 2 {
-		t.Errorf("%d instances", n)
-	}
 }
 
 func TestMemoryOfOneOwnerIsNotAnothers(t *testing.T) {
@@ -157,8 +208,8 @@ func TestTheSameModuleIsCompiledOnceAndEndsWithItsLastUse(t *testing.T) {
 	}); x.Denied != nil {
 		t.Errorf("denied: %+v", x.Denied)
 	}
-	if len(h.programs) != 0 || len(h.policies) != 0 || h.instances.Load() != 0 {
-		t.Errorf("left: %d programs, %d policies, %d instances", len(h.programs), len(h.policies), h.instances.Load())
+	if len(h.programs) != 0 || len(h.policies) != 0 || h.Instances() != 0 {
+		t.Errorf("left: %d programs, %d policies, %d instances", len(h.programs), len(h.policies), h.Instances())
 	}
 	if p.Retain() {
 		t.Error("it is retained after its end")
@@ -242,8 +293,8 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 	done.Store(true)
 	wg.Wait()
 	c.replace(nil)
-	if len(h.programs) != 0 || h.instances.Load() != 0 {
-		t.Errorf("left: %d programs, %d instances", len(h.programs), h.instances.Load())
+	if len(h.programs) != 0 || h.Instances() != 0 {
+		t.Errorf("left: %d programs, %d instances", len(h.programs), h.Instances())
 	}
 	return grown, count.Load()
 }
@@ -378,7 +429,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Error(err)
 	}
-	if n := h.instances.Load(); n != 0 {
+	if n := h.Instances(); n != 0 {
 		t.Errorf("%d instances", n)
 	}
 	if _, err := h.Compile(t.Context(), "x", responder()); err == nil {
