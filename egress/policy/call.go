@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -54,6 +55,7 @@ type call struct {
 	header    guard     // of the request, and of the response
 	body      body      // of the request
 	own       answer    // the guest's, before next
+	signs     int       // that were made or tried
 	buffer    *recorder // of the upstream's answer; nil: it streams
 }
 
@@ -178,7 +180,24 @@ func (c *call) bytes(at, n uint64) []byte {
 	return b
 }
 
-func (c *call) string(at, n uint64) string { return string(c.bytes(at, n)) }
+// string of the guest's memory. Of one that is longer than limit there is one byte
+// more than that: so much shows that it is too long, and costs nothing.
+func (c *call) string(at, n uint64, limit int) string {
+	b := c.bytes(at, n)
+	return string(b[:min(len(b), limit+1)])
+}
+
+// maxStep is how many bytes of a guest's memory a function of the host works on
+// before it looks at the clock: they take some 100 µs.
+const maxStep = 64 << 10
+
+// steps calls f with parts of b, and counts the time.
+func (c *call) steps(b []byte, f func(part []byte)) {
+	for part := range slices.Chunk(b, maxStep) {
+		f(part)
+		c.tick()
+	}
+}
 
 // give writes a value if it fits, and returns its length either way.
 func (c *call) give(v string, at, limit uint64) uint64 {

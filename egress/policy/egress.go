@@ -23,24 +23,25 @@ const (
 	maxEncode     = 64 << 10
 	maxSign       = 64 << 10
 	maxParts      = 16
+	// maxSigns in a request: one of RSA takes up to 0.1 s, which nobody can end.
+	maxSigns = 4
 )
 
 // egressFunctions are the module doze_egress_v1.
 var egressFunctions = []function{
 	{"secret_ref", params(4), params(1), func(c *call, s []uint64) {
-		s[0] = c.result(s[2], s[3])(c.secretRef(c.string(s[0], s[1])))
+		s[0] = c.result(s[2], s[3])(c.secretRef(c.string(s[0], s[1], maxSecretName)))
 	}},
 	{"encode_ref", params(5), params(1), func(c *call, s []uint64) {
 		c.tick()
-		s[0] = c.result(s[3], s[4])(c.encode(int32(s[0]), c.string(s[1], s[2])))
+		s[0] = c.result(s[3], s[4])(c.encode(int32(s[0]), c.string(s[1], s[2], maxEncode)))
 	}},
 	{"hmac_sha256", params(8), params(1), func(c *call, s []uint64) {
 		c.tick()
-		s[0] = c.result(s[6], s[7])(c.hmac(c.string(s[0], s[1]), c.string(s[2], s[3]), c.bytes(s[4], s[5])))
+		s[0] = c.result(s[6], s[7])(c.hmac(c.string(s[0], s[1], maxSecretName), c.string(s[2], s[3], maxSecretName), c.bytes(s[4], s[5])))
 	}},
 	{"sign", params(7), params(1), func(c *call, s []uint64) {
-		c.tick() // RSA takes a millisecond
-		s[0] = c.result(s[5], s[6])(c.sign(c.string(s[0], s[1]), int32(s[2]), c.bytes(s[3], s[4])))
+		s[0] = c.result(s[5], s[6])(c.sign(c.string(s[0], s[1], maxSecretName), int32(s[2]), c.bytes(s[3], s[4])))
 	}},
 	{"sandbox", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
@@ -54,7 +55,7 @@ var egressFunctions = []function{
 	{"audit_note", params(2), nil, func(c *call, s []uint64) { c.note(c.bytes(s[0], s[1])) }},
 	{"now", nil, []api.ValueType{i64}, func(_ *call, s []uint64) { s[0] = uint64(time.Now().UnixNano()) }},
 	{"kv_get", params(4), params(1), func(c *call, s []uint64) {
-		key := c.string(s[0], s[1])
+		key := c.string(s[0], s[1], maxKey)
 		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
 			v, ok := k.get(key, now)
 			if !ok {
@@ -64,11 +65,11 @@ var egressFunctions = []function{
 		})
 	}},
 	{"kv_set", []api.ValueType{i32, i32, i32, i32, i64}, params(1), func(c *call, s []uint64) {
-		key, value := c.string(s[0], s[1]), c.bytes(s[2], s[3])
+		key, value := c.string(s[0], s[1], maxKey), c.bytes(s[2], s[3])
 		s[0] = c.stored(func(k *space, now time.Time) (int64, error) { return 0, k.set(key, value, ttl(s[4]), now) })
 	}},
 	{"kv_add", []api.ValueType{i32, i32, i64, i64, i32}, params(1), func(c *call, s []uint64) {
-		key, out := c.string(s[0], s[1]), c.bytes(s[4], 8)
+		key, out := c.string(s[0], s[1], maxKey), c.bytes(s[4], 8)
 		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
 			sum, err := k.add(key, int64(s[2]), ttl(s[3]), now)
 			if err == nil {
@@ -165,6 +166,9 @@ func (c *call) sign(name string, algorithm int32, data []byte) ([]byte, error) {
 	}
 	if name == "" || len(name) > maxSecretName || len(data) > maxSign || algorithm < 1 || algorithm > 3 {
 		return nil, ErrBadArgument
+	}
+	if c.signs++; c.signs > maxSigns {
+		return nil, ErrLimit
 	}
 	return c.secrets.Sign(name, algorithm, data)
 }

@@ -73,6 +73,20 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	}(), "-1", "-3", "-3", "-3")
 }
 
+func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
+	h := newHost(t, nil)
+	lines := []string{"request sign app 1 x", "request sign app 1 x", "request sign app 1 x", "request sign app 1 x", "request sign app 1 x"}
+	p := scripted(t, h, lines...)
+	for range 2 {
+		v, x := &vault{}, &Exchange{}
+		_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p, Secrets: v}}, nobody)
+		expectNotes(t, x, "made-sign", "made-sign", "made-sign", "made-sign", "-4")
+		if len(v.asked) != maxSigns {
+			t.Errorf("%d signatures were made", len(v.asked))
+		}
+	}
+}
+
 func TestThePolicyKnowsTheSandbox(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request sandbox")

@@ -26,6 +26,9 @@ const (
 // make it longer when they are rendered.
 const maxURI = 16 << 10
 
+// maxMethod bounds a method: the longest that is registered has 17 characters.
+const maxMethod = 64
+
 // handlerFunctions are the module http_handler.
 var handlerFunctions = []function{
 	{"enable_features", params(1), params(1), func(c *call, s []uint64) {
@@ -47,12 +50,12 @@ var handlerFunctions = []function{
 		c.inExchange()
 		s[0] = c.give(c.r.Method, s[0], s[1])
 	}},
-	{"set_method", params(2), nil, func(c *call, s []uint64) { c.setMethod(c.string(s[0], s[1])) }},
+	{"set_method", params(2), nil, func(c *call, s []uint64) { c.setMethod(c.string(s[0], s[1], maxMethod)) }},
 	{"get_uri", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
 		s[0] = c.give(uri(c.r.URL), s[0], s[1])
 	}},
-	{"set_uri", params(2), nil, func(c *call, s []uint64) { c.setURI(c.string(s[0], s[1])) }},
+	{"set_uri", params(2), nil, func(c *call, s []uint64) { c.setURI(c.string(s[0], s[1], maxURI)) }},
 	{"get_protocol_version", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
 		s[0] = c.give(c.r.Proto, s[0], s[1])
@@ -66,19 +69,19 @@ var handlerFunctions = []function{
 		s[0] = c.giveList(c.names(uint32(s[0])), s[1], s[2])
 	}},
 	{"get_header_values", params(5), []api.ValueType{i64}, func(c *call, s []uint64) {
-		s[0] = c.giveList(c.values(uint32(s[0]), c.string(s[1], s[2])), s[3], s[4])
+		s[0] = c.giveList(c.values(uint32(s[0]), c.string(s[1], s[2], maxHeaderBytes)), s[3], s[4])
 	}},
 	{"set_header_value", params(5), nil, func(c *call, s []uint64) {
 		h, w := c.fields(uint32(s[0]), true)
-		w.change(h, c.string(s[1], s[2]), c.string(s[3], s[4]), false)
+		w.change(h, c.string(s[1], s[2], maxHeaderBytes), c.string(s[3], s[4], maxHeaderBytes), false)
 	}},
 	{"add_header_value", params(5), nil, func(c *call, s []uint64) {
 		h, w := c.fields(uint32(s[0]), true)
-		w.change(h, c.string(s[1], s[2]), c.string(s[3], s[4]), true)
+		w.change(h, c.string(s[1], s[2], maxHeaderBytes), c.string(s[3], s[4], maxHeaderBytes), true)
 	}},
 	{"remove_header", params(3), nil, func(c *call, s []uint64) {
 		h, w := c.fields(uint32(s[0]), true)
-		w.remove(h, c.string(s[1], s[2]))
+		w.remove(h, c.string(s[1], s[2], maxHeaderBytes))
 	}},
 	{"read_body", params(3), []api.ValueType{i64}, func(c *call, s []uint64) {
 		c.tick()
@@ -134,7 +137,7 @@ func (c *call) beforeNext(what string) {
 
 func (c *call) setMethod(method string) {
 	c.beforeNext("sets the method")
-	if !httpguts.ValidHeaderFieldName(method) || len(method) > 64 || method == http.MethodConnect { // both are tokens
+	if !httpguts.ValidHeaderFieldName(method) || len(method) > maxMethod || method == http.MethodConnect { // both are tokens
 		fail("%.40q is no method that a policy can set", method)
 	}
 	c.r.Method = method
@@ -147,7 +150,7 @@ func (c *call) setURI(s string) {
 		s = "/"
 	}
 	if len(s) > maxURI {
-		fail("its URI has %d bytes: at most %d fit", len(s), maxURI)
+		fail("its URI has more than %d bytes", maxURI)
 	}
 	if s[0] != '/' || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '#' }) {
 		fail("%.80q is no path with a query: it begins with a slash, and has no spaces, no # and nothing beyond ASCII", s)

@@ -1,9 +1,11 @@
 package policy
 
 import (
+	"bytes"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +196,76 @@ func TestModulesThatAreNoPoliciesAreExplained(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A function of the host on a whole memory takes longer than what lies between two
+// ticks may count for.
+func TestTimeOfTheHostsFunctionsIsTheGuests(t *testing.T) {
+	const pages, page = 256, 65536
+	tests := map[string]struct {
+		imports, data string
+		body          []byte
+	}{
+		"1,024 writes of a whole memory": {"wasi_snapshot_preview1.fd_write", strings.Repeat("\x00\x00\x00\x00\x00\x00\x00\x01", 1024),
+			Code(I32Const(1), I32Const(0), I32Const(1024), I32Const(0), Call(0), Drop, pass)},
+		"memories full of random numbers": {"wasi_snapshot_preview1.random_get", "",
+			Code(bytes.Repeat(Code(I32Const(0), I32Const(pages*page), Call(0), Drop), 40), pass)},
+	}
+	h := newHost(t, nil)
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			m := Handler(imported(tt.imports), tt.data, tt.body, none)
+			m.Pages = pages
+			_, x, _ := exchange(configure(t, compile(t, h, "hostile", m.Binary()), ""), request("GET", "/"), nil)
+			if x.Denied == nil || !strings.Contains(x.Denied.Reason, "took longer than 50ms") {
+				t.Errorf("got %+v", x.Denied)
+			}
+		})
+	}
+}
+
+// A name has 256 bytes, and a guest may say that his has all of his memory.
+func TestTextsThatAreTooLongAreNotCopied(t *testing.T) {
+	const pages, page, times = 256, 65536, 20
+	all := Code(I32Const(0), I32Const(pages*page))
+	two := Code(I32Const(0), I32Const(0))
+	tests := map[string][]byte{
+		"doze_egress_v1.secret_ref":  Code(all, two),
+		"doze_egress_v1.encode_ref":  Code(I32Const(0), all, two),
+		"doze_egress_v1.hmac_sha256": Code(all, all, all, two),
+		"doze_egress_v1.sign":        Code(all, I32Const(1), all, two),
+		"doze_egress_v1.kv_get":      Code(all, two),
+		"doze_egress_v1.kv_set":      Code(all, two, I64Const(0)),
+		"doze_egress_v1.kv_add":      Code(all, I64Const(1), I64Const(0), I32Const(0)),
+		"doze_egress_v1.deny":        all,
+		"doze_egress_v1.audit_note":  all,
+		"log":                        Code(I32Const(0), all),
+	}
+	h := newHost(t, nil)
+	for name, arguments := range tests {
+		t.Run(name, func(t *testing.T) {
+			imports := imported(name)
+			one := Code(arguments, Call(0))
+			if len(imports[0].Results) > 0 {
+				one = Code(one, Drop)
+			}
+			m := Handler(imports, "", Code(bytes.Repeat(one, times), pass), none)
+			m.Pages = pages
+			p := configure(t, compile(t, h, "hostile", m.Binary()), "")
+			before := allocated()
+			_, _, _ = exchange(p, request("GET", "/"), nil)
+			if grown := allocated() - before; grown > times*pages*page/4 {
+				t.Errorf("%d bytes for %d calls", grown, times)
+			}
+		})
+	}
+}
+
+// allocated is how many bytes the process has asked for.
+func allocated() uint64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.TotalAlloc
 }
 
 // A failure in one exchange is none of the next.

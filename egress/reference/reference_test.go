@@ -346,6 +346,7 @@ func TestKeysSign(t *testing.T) {
 		der, err := x509.MarshalPKCS8PrivateKey(key)
 		secrets[name] = inPEM("PRIVATE KEY", der, err)
 	}
+	secrets["long"] = inPEM("PRIVATE KEY", make([]byte, maxKey+1), nil)
 	der, err := x509.MarshalECPrivateKey(e)
 	secrets["ec1"] = inPEM("EC PRIVATE KEY", der, err)
 	s := of(secrets)
@@ -360,7 +361,7 @@ func TestKeysSign(t *testing.T) {
 		},
 		"rsa1": func(b []byte) bool { return rsa.VerifyPKCS1v15(&r.PublicKey, crypto.SHA256, digest[:], b) == nil },
 		"ec1":  func(b []byte) bool { return len(b) == 64 },
-		"none": nil, "broken": nil, "p384": nil,
+		"none": nil, "broken": nil, "p384": nil, "long": nil,
 	} {
 		for algorithm := int32(0); algorithm <= 4; algorithm++ {
 			fits := verify != nil && algorithm == map[string]int32{"rsa": RS256, "rsa1": RS256, "ed25519": EdDSA, "ec": ES256, "ec1": ES256}[name]
@@ -374,6 +375,9 @@ func TestKeysSign(t *testing.T) {
 				t.Errorf("the error quotes the secret: %v", err)
 			}
 		}
+	}
+	if _, err := s.Sign("long", RS256, data); err == nil || !strings.Contains(err.Error(), "8192 bits") {
+		t.Errorf("a key that is too long: %v", err)
 	}
 	if _, err := s.Sign("other", RS256, data); !errors.Is(err, errNotBound) {
 		t.Errorf("an unknown secret: %v", err)

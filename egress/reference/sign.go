@@ -26,6 +26,10 @@ const (
 // maxParts of an HMAC chain: AWS's signature has five.
 const maxParts = 16
 
+// maxKey bytes of a private key in DER: one of RSA with 8,192 bits has 4.7 KiB. A value
+// of the vault could hold one that signs for minutes.
+const maxKey = 5 << 10
+
 var (
 	// ErrAlgorithm is not one of those that are known.
 	ErrAlgorithm = errors.New("no such algorithm")
@@ -98,6 +102,9 @@ func privateKey(value []byte) (any, error) {
 	block, _ := pem.Decode(value)
 	if block == nil {
 		return nil, errors.New("no private key in PEM")
+	}
+	if len(block.Bytes) > maxKey {
+		return nil, fmt.Errorf("a private key of %d bytes: at most %d fit, which RSA keys of 8192 bits have", len(block.Bytes), maxKey)
 	}
 	for _, parse := range []func([]byte) (any, error){
 		x509.ParsePKCS8PrivateKey,
