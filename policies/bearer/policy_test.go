@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/policies/sdk/sdktest"
@@ -22,6 +23,14 @@ func TestTheSchemeIsConfigured(t *testing.T) {
 	p.Secrets["token"] = "s3cret"
 	if got := p.Send(sdktest.Get("https://api.example.com/")).Header.Get("Authorization"); got != "token s3cret" {
 		t.Errorf("sent %q", got)
+	}
+}
+
+func TestASchemeIsOneWord(t *testing.T) {
+	for _, scheme := range []string{`a b`, `a\r\nx: y`, `\u00e4`} {
+		if _, err := sdktest.Start(`{"scheme":"` + scheme + `"}`); err == nil || !strings.Contains(err.Error(), "one word") {
+			t.Errorf("%s: got %v", scheme, err)
+		}
 	}
 }
 

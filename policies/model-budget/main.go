@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"io"
 	"slices"
@@ -33,6 +34,8 @@ const (
 	minWindow = time.Second
 	maxWindow = 366 * 24 * time.Hour
 	maxName   = 100 // bytes: with the sandbox's id it has to fit into a key of 256
+	// maxLimit keeps sums of what is counted at once far from the end of int64.
+	maxLimit = 1 << 50
 )
 
 func build(c config) (sdk.Policy, error) {
@@ -40,8 +43,10 @@ func build(c config) (sdk.Policy, error) {
 	switch {
 	case err != nil || window < minWindow || window > maxWindow:
 		return sdk.Policy{}, errors.New(`"window" is a span from 1s to 8784h, such as "24h"`)
-	case c.Requests < 0 || c.RequestBytes < 0 || c.Requests+c.RequestBytes == 0:
+	case c.Requests < 0 || c.RequestBytes < 0 || c.Requests|c.RequestBytes == 0:
 		return sdk.Policy{}, errors.New(`"requests" or "request_bytes" is the limit, above 0`)
+	case max(c.Requests, c.RequestBytes) > maxLimit:
+		return sdk.Policy{}, errors.New(`"requests" and "request_bytes" are at most ` + strconv.FormatInt(maxLimit, 10))
 	case len(c.Name) > maxName:
 		return sdk.Policy{}, errors.New(`"name" is too long`)
 	}
@@ -55,6 +60,9 @@ type budget struct {
 }
 
 func (b *budget) request(r *sdk.Request) error {
+	if r.Upgrades() {
+		return sdk.Deny("budget: what is sent after a change of protocol cannot be counted")
+	}
 	if !b.counts(r.Method()) {
 		return nil
 	}
@@ -68,19 +76,24 @@ func (b *budget) request(r *sdk.Request) error {
 			return err
 		}
 	}
-	if b.RequestBytes > 0 {
-		size, err := sizeOf(r)
-		if err != nil {
-			return err
-		}
-		if err := b.spend(sender.ID+" bytes "+name, size, b.RequestBytes, "bytes sent"); err != nil {
-			return err
-		}
-	}
+	requests, bytes := sender.ID+" requests "+name, sender.ID+" bytes "+name
 	if b.Requests > 0 {
-		return b.spend(sender.ID+" requests "+name, 1, b.Requests, "requests")
+		if err := b.spend(requests, 1, b.Requests, "requests"); err != nil {
+			return err
+		}
 	}
-	return nil
+	if b.RequestBytes == 0 {
+		return nil
+	}
+	size, err := sizeOf(r)
+	if err != nil {
+		return err
+	}
+	err = b.spend(bytes, size, b.RequestBytes, "bytes sent")
+	if err != nil && b.Requests > 0 {
+		return cmp.Or(b.giveBack(requests, 1), err)
+	}
+	return err
 }
 
 func (b *budget) counts(method string) bool {
@@ -94,7 +107,8 @@ func (b *budget) counts(method string) bool {
 // added before it is compared, so that requests at the same time do not all see
 // room for the last one.
 func (b *budget) spend(key string, amount, limit int64, what string) error {
-	spent, err := sdk.KVAdd(key, amount, b.window)
+	added := min(amount, limit+1) // the client says how long its body is: it could say anything
+	spent, err := sdk.KVAdd(key, added, b.window)
 	if err != nil {
 		return err // no room for another counter: refused rather than not counted
 	}
@@ -103,11 +117,20 @@ func (b *budget) spend(key string, amount, limit int64, what string) error {
 	}
 	// What was refused does not count, else a large request would use up what is
 	// left for small ones.
-	if _, err := sdk.KVAdd(key, -amount, b.window); err != nil {
+	if err := b.giveBack(key, added); err != nil {
 		return err
 	}
-	return sdk.Deny("budget: " + strconv.FormatInt(spent-amount, 10) + " of " + strconv.FormatInt(limit, 10) + " " + what +
+	return sdk.Deny("budget: " + strconv.FormatInt(spent-added, 10) + " of " + strconv.FormatInt(limit, 10) + " " + what +
 		" in " + b.Window + " are used, and this request needs " + strconv.FormatInt(amount, 10))
+}
+
+// giveBack takes amount off what was spent.
+func (b *budget) giveBack(key string, amount int64) error {
+	left, err := sdk.KVAdd(key, -amount, b.window)
+	if err == nil && left < 0 { // of a window that has ended since
+		_, err = sdk.KVAdd(key, amount, b.window)
+	}
+	return err
 }
 
 // sizeOf is the length of the body. One that comes without its length is buffered.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +76,35 @@ func TestBytesOfBodiesAreCounted(t *testing.T) {
 	}
 }
 
+// The client says how long its body is, and need not send it.
+func TestALengthThatNobodySendsBreaksNoBudget(t *testing.T) {
+	p := sdktest.New(t, `{"window":"1h","request_bytes":100}`)
+	passed(p, 1, api, strings.Repeat("x", 60))
+	for range 3 {
+		r := sdktest.Request("POST", api, "x")
+		r.ContentLength = math.MaxInt64
+		if got := p.Send(r); !got.Denied || !strings.Contains(got.Reason, "60 of 100 bytes sent in 1h are used, and this request needs 9223372036854775807") {
+			t.Errorf("denied %v, %q", got.Denied, got.Reason)
+		}
+	}
+	if n, _ := passed(p, 3, api, strings.Repeat("x", 20)); n != 2 {
+		t.Errorf("%d of 20 bytes went through after 60", n)
+	}
+}
+
+func TestAConnectionThatIsNotCountedIsRefused(t *testing.T) {
+	p := sdktest.New(t, `{"window":"1h","requests":1}`)
+	for protocol, want := range map[string]bool{"websocket": true, "WebSocket, h2c": true, "h2c": false, "": false} {
+		r := sdktest.Get(api)
+		if protocol != "" {
+			r.Header.Set("Upgrade", protocol)
+		}
+		if got := p.Send(r); got.Denied != want {
+			t.Errorf("an upgrade to %q: denied %v, %s", protocol, got.Denied, got.Reason)
+		}
+	}
+}
+
 func TestABodyWithoutALengthIsCountedAndArrives(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","request_bytes":100000}`)
 	body := strings.Repeat("x", 60_000)
@@ -85,6 +115,14 @@ func TestABodyWithoutALengthIsCountedAndArrives(t *testing.T) {
 		if got.Denied != want || !want && got.Body != body {
 			t.Errorf("request %d: denied %v (%s), %d bytes arrive", i, got.Denied, got.Reason, len(got.Body))
 		}
+	}
+}
+
+func TestWhatIsRefusedForItsBytesIsNoRequest(t *testing.T) {
+	p := sdktest.New(t, `{"window":"1h","requests":2,"request_bytes":100}`)
+	passed(p, 5, api, strings.Repeat("x", 101))
+	if n, _ := passed(p, 5, api, "x"); n != 2 {
+		t.Errorf("%d went through", n)
 	}
 }
 
@@ -111,14 +149,15 @@ func TestWithoutRoomForACounterNothingIsSent(t *testing.T) {
 
 func TestConfigurationsThatCannotWork(t *testing.T) {
 	for config, want := range map[string]string{
-		`{"requests":1}`:                                  "window",
-		`{"window":"1 hour","requests":1}`:                "window",
-		`{"window":"1ms","requests":1}`:                   "window",
-		`{"window":"9000h","requests":1}`:                 "window",
-		`{"window":"1h"}`:                                 "the limit",
-		`{"window":"1h","requests":-1}`:                   "the limit",
-		`{"window":"1h","requests":1.5}`:                  "requests: this is a whole number",
-		`{"window":"1h","request_bytes":-5,"requests":9}`: "the limit",
+		`{"requests":1}`:                                   "window",
+		`{"window":"1 hour","requests":1}`:                 "window",
+		`{"window":"1ms","requests":1}`:                    "window",
+		`{"window":"9000h","requests":1}`:                  "window",
+		`{"window":"1h"}`:                                  "the limit",
+		`{"window":"1h","requests":-1}`:                    "the limit",
+		`{"window":"1h","request_bytes":2000000000000000}`: "at most 1125899906842624",
+		`{"window":"1h","requests":1.5}`:                   "requests: this is a whole number",
+		`{"window":"1h","request_bytes":-5,"requests":9}`:  "the limit",
 	} {
 		if _, err := sdktest.Start(config); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", config, err, want)

@@ -68,6 +68,9 @@ func check(permits []also, r *sdk.Request) error {
 			}
 		}
 	}
+	if r.Upgrades() {
+		return sdk.Deny("read-only: what is sent after a change of protocol may write")
+	}
 	path, plain := readPath(sent)
 	named := false // a permit for this method looks at the path
 	for _, p := range permits {

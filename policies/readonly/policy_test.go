@@ -88,3 +88,11 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 		}
 	}
 }
+
+func TestAWebSocketIsNoRead(t *testing.T) {
+	r := sdktest.Get("https://api.example.com/")
+	r.Header.Set("Upgrade", "websocket")
+	if got := sdktest.New(t, "").Send(r); !got.Denied || !strings.Contains(got.Reason, "change of protocol") {
+		t.Errorf("denied %v, %q", got.Denied, got.Reason)
+	}
+}

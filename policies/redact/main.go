@@ -92,8 +92,13 @@ type redact struct {
 }
 
 func (p *redact) request(r *sdk.Request) error {
-	if e := r.Header.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
-		return sdk.Deny("redact: a compressed body cannot be searched; send it without Content-Encoding")
+	for _, e := range r.Header.Values("Content-Encoding") {
+		if e != "" && !strings.EqualFold(e, "identity") {
+			return sdk.Deny("redact: a compressed body cannot be searched; send it without Content-Encoding")
+		}
+	}
+	if r.Upgrades() {
+		return sdk.Deny("redact: what is sent after a change of protocol cannot be searched")
 	}
 	body, err := r.Body.Bytes(maxBody)
 	if err != nil {

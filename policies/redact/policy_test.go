@@ -73,6 +73,15 @@ func TestWhatCannotBeSearchedIsRefused(t *testing.T) {
 	if got := sdktest.New(t, `{"find":["email"]}`).Send(r); !got.Denied {
 		t.Error("a compressed body went through")
 	}
+	r.Header["Content-Encoding"] = []string{"identity", "gzip"}
+	if got := sdktest.New(t, `{"find":["email"]}`).Send(r); !got.Denied {
+		t.Error("a compressed body with two headers went through")
+	}
+	r = sdktest.Get("https://api.example.com/")
+	r.Header.Set("Upgrade", "websocket")
+	if got := sdktest.New(t, `{"find":["email"]}`).Send(r); !got.Denied {
+		t.Error("a WebSocket went through")
+	}
 	if got := send(t, `{"find":["email"]}`, strings.Repeat("x", 1<<20+1)); !got.Denied {
 		t.Error("a body above the limit went through")
 	}

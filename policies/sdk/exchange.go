@@ -54,6 +54,17 @@ func (r *Request) Query() string {
 // Protocol is such as HTTP/1.1 or HTTP/2.0.
 func (r *Request) Protocol() string { return string(fetch(abi.GetProtocolVersion)) }
 
+// Upgrades says whether the connection is to speak another protocol, such as
+// WebSocket. What is sent after that passes no policy.
+func (r *Request) Upgrades() bool {
+	for _, protocols := range r.Header.Values("Upgrade") {
+		if !strings.EqualFold(strings.TrimSpace(protocols), "h2c") { // which the node does not take up
+			return true
+		}
+	}
+	return false
+}
+
 // Respond answers the request without sending it anywhere. Policy.Request returns
 // its result.
 func (r *Request) Respond(status int, contentType string, body []byte) error {

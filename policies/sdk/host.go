@@ -55,7 +55,7 @@ func (e *HostError) Unwrap() error { return e.Err }
 // What the node answers instead of a result.
 var (
 	ErrNotFound    = errors.New("not found; the rule's secrets have to name it")
-	ErrNotAllowed  = errors.New("not allowed for this host")
+	ErrNotAllowed  = errors.New("not allowed now; secrets are for requests, before they are sent")
 	ErrBadArgument = errors.New("the node does not take that")
 	ErrLimit       = errors.New("a limit is reached")
 	// ErrTooLarge is a body above the limit that the policy gave.

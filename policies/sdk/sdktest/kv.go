@@ -67,7 +67,11 @@ func (s *kv) add(key string, delta, ttl int64, now time.Time) (int64, int32) {
 	if len(value) != 8 {
 		return 0, abi.BadArgument
 	}
-	sum := int64(binary.LittleEndian.Uint64(value)) + delta
+	old := int64(binary.LittleEndian.Uint64(value))
+	sum := old + delta
+	if (sum > old) != (delta > 0) && delta != 0 { // beyond 64 bits
+		return 0, abi.LimitHit
+	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))
 	return sum, 0
 }
