@@ -116,6 +116,29 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	r.uses(t, 0)
 }
 
+func TestAPolicyThatIsDeletedTakesWhatItStoredWithIt(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	count := func(host, want string) {
+		t.Helper()
+		b.rules(through(host, "count", ""))
+		b.want(b.get("https://"+host+"/"), 200, "this is")
+		if e := b.entry(host, nil); len(e.Notes) != 1 || e.Notes[0] != want {
+			t.Errorf("%s: it notes %q, want %q", host, e.Notes, want)
+		}
+	}
+	b.push("count", counting())
+	count("a.web.test", "1")
+	b.push("count", append(counting(), "\x00\x02\x01x"...)) // a push goes on with it
+	count("b.web.test", "b")
+	b.rules()
+	if err := r.DeletePolicy(within(t), owner, "count"); err != nil {
+		t.Fatal(err)
+	}
+	b.push("count", counting())
+	count("c.web.test", "1")
+}
+
 func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

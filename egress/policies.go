@@ -175,7 +175,7 @@ func (e *Egress) Policies(owner string) []modules.Info {
 	return list
 }
 
-// DeletePolicy forgets a pushed module. Errors: modules.ErrUnknown for one that was
+// DeletePolicy forgets a pushed module, and what it has stored. Errors: modules.ErrUnknown for one that was
 // never pushed, modules.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	leave, err := e.changes.take(ctx, owner)
@@ -193,5 +193,9 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if users := e.rulesThatUse(owner, name); len(users) > 0 {
 		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
 	}
-	return e.modules.Delete(ctx, owner, name)
+	if err := e.modules.Delete(ctx, owner, name); err != nil {
+		return err
+	}
+	e.pool.host.Forget(name, owner)
+	return nil
 }

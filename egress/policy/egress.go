@@ -199,7 +199,7 @@ func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) 
 	c.inExchange()
 	p, now := c.instance.policy, time.Now()
 	result = code(ErrLimit)
-	p.host.kv.use(p.name+"\x00"+c.namespace, now, func(s *space) {
+	p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
 		n, err := f(s, now)
 		if err != nil {
 			result = code(err)

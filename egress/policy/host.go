@@ -199,6 +199,9 @@ func (h *Host) live() []*Policy {
 	return all
 }
 
+// Forget drops what policies of that name have stored in a namespace.
+func (h *Host) Forget(name, namespace string) { h.kv.forget(spaceName(name, namespace)) }
+
 // Instances that there are now, of all policies.
 func (h *Host) Instances() int { return len(h.instances) }
 

@@ -36,6 +36,9 @@ type entry struct {
 
 func (e entry) expired(now time.Time) bool { return !e.expires.IsZero() && !now.Before(e.expires) }
 
+// spaceName is the name of the space that a policy has for a namespace.
+func spaceName(policy, namespace string) string { return policy + "\x00" + namespace }
+
 // use calls f with the space of a name, locked. It returns false if there is no
 // room for one more.
 func (k *kv) use(name string, now time.Time, f func(*space)) bool {
@@ -76,6 +79,18 @@ func (k *kv) space(name string, now time.Time) *space {
 	s := &space{entries: map[string]entry{}}
 	k.spaces[name] = s
 	return s
+}
+
+// forget drops a space with all that is in it.
+func (k *kv) forget(name string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s := k.spaces[name]; s != nil {
+		s.mu.Lock()
+		s.gone = true
+		s.mu.Unlock()
+		delete(k.spaces, name)
+	}
 }
 
 // sweep forgets namespaces in which nothing is left.
@@ -159,7 +174,11 @@ func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (
 	if len(value) != 8 {
 		return 0, ErrBadArgument
 	}
-	sum := int64(binary.LittleEndian.Uint64(value)) + delta
+	old := int64(binary.LittleEndian.Uint64(value))
+	sum := old + delta
+	if (sum > old) != (delta > 0) && delta != 0 { // beyond 64 bits
+		return 0, ErrLimit
+	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))
 	return sum, nil
 }

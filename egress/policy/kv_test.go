@@ -3,6 +3,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -25,6 +26,47 @@ func TestStoredValuesEnd(t *testing.T) {
 		if n, err := s.add("n", 1, 2*time.Second, now.Add(time.Duration(i)*time.Second)); n != want || err != nil {
 			t.Errorf("add %d: %d, %v", i, n, err)
 		}
+	}
+}
+
+func TestACounterDoesNotGoRound(t *testing.T) {
+	now := time.Now()
+	for _, most := range []int64{math.MaxInt64, math.MinInt64} {
+		s := &space{entries: map[string]entry{}}
+		step := most>>62 | 1 // 1 or -1
+		for i, delta := range []int64{most - step, step, step, most} {
+			n, err := s.add("n", delta, 0, now)
+			if (err == nil) != (i < 2) || err != nil && !errors.Is(err, ErrLimit) {
+				t.Errorf("%d: %d, %v", delta, n, err)
+			}
+		}
+		if n, err := s.add("n", 0, 0, now); n != most || err != nil {
+			t.Errorf("it is %d, %v", n, err)
+		}
+	}
+}
+
+func TestWhatIsForgottenIsNotThere(t *testing.T) {
+	var k kv
+	now := time.Now()
+	set := func(s *space) { _ = s.set("key", []byte("value"), 0, now) }
+	var held *space
+	for _, name := range []string{"a", "b"} {
+		if !k.use(name, now, func(s *space) { set(s); held = s }) {
+			t.Fatal("no room")
+		}
+	}
+	k.forget("b")
+	k.forget("c")
+	if held.use(set) {
+		t.Error("who has it still stores there")
+	}
+	for name, want := range map[string]bool{"a": true, "b": false} {
+		k.use(name, now, func(s *space) {
+			if _, ok := s.get("key", now); ok != want {
+				t.Errorf("%s has it: %v", name, ok)
+			}
+		})
 	}
 }
 
