@@ -165,8 +165,17 @@ func (e *Egress) Explain(_ context.Context, id sandbox.ID, method, url string, h
 		return explain.Explanation{}, err
 	}
 	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{
-		e.node, e.sets.Layer(ruleset.OfOwner(e.Owner)), e.sets.Layer(ruleset.OfSandbox(id))}}
+		e.node, e.layer(ruleset.OfOwner(e.Owner)), e.layer(ruleset.OfSandbox(id))}}
 	return explain.Of(table, r, known{e}), nil
+}
+
+// layer is the rules of a scope, which were compiled before they were kept.
+func (e *Egress) layer(scope ruleset.Scope) *rule.Layer {
+	l, err := rule.Compile(scope.Source(), e.sets.Get(scope).Rules)
+	if err != nil {
+		panic(err)
+	}
+	return l
 }
 
 // outside is what an owner's programs outside of sandboxes are called in the Log.
@@ -188,7 +197,7 @@ func (e *Egress) ExplainOutside(_ context.Context, owner, method, url string, he
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{e.node, e.sets.Layer(ruleset.OfOwner(owner))}}
+	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{e.node, e.layer(ruleset.OfOwner(owner))}}
 	return explain.Of(table, r, known{e}), nil
 }
 

@@ -94,7 +94,7 @@ func CleanPattern(pattern string) (name string, below bool, err error) {
 // example.com itself) and `**` (every name).
 type Hosts struct {
 	exact map[string]bool
-	below []string // ".example.com"
+	below map[string]bool // "example.com" for all below it
 	every bool
 }
 
@@ -107,14 +107,14 @@ func (h *Hosts) add(pattern string) error {
 	if err != nil {
 		return err
 	}
+	names := &h.exact
 	if below {
-		h.below = append(h.below, "."+name)
-		return nil
+		names = &h.below
 	}
-	if h.exact == nil {
-		h.exact = map[string]bool{}
+	if *names == nil {
+		*names = map[string]bool{}
 	}
-	h.exact[name] = true
+	(*names)[name] = true
 	return nil
 }
 
@@ -138,8 +138,12 @@ func (h *Hosts) Match(host string) bool {
 	if h.every || h.exact[host] {
 		return true
 	}
-	for _, suffix := range h.below {
-		if len(host) > len(suffix) && strings.HasSuffix(host, suffix) {
+	for parent := host; len(h.below) > 0; {
+		var found bool
+		if _, parent, found = strings.Cut(parent, "."); !found {
+			break
+		}
+		if h.below[parent] {
 			return true
 		}
 	}

@@ -58,8 +58,8 @@ func (e *Error) Error() string {
 
 // Compile checks rules and makes a layer of them. The error names every mistake.
 func Compile(source Source, rules []Rule) (*Layer, error) {
-	if len(rules) > MaxRules {
-		return nil, fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
+	if err := bounded(rules); err != nil {
+		return nil, err
 	}
 	l := &Layer{source: source, rules: make([]compiled, 0, len(rules))}
 	names := map[string]bool{}
@@ -77,6 +77,27 @@ func Compile(source Source, rules []Rule) (*Layer, error) {
 		return nil, err
 	}
 	return l, nil
+}
+
+// bounded checks what all rules together may have, before any is compiled.
+func bounded(rules []Rule) error {
+	if len(rules) > MaxRules {
+		return fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
+	}
+	globs, uses := 0, map[string]bool{}
+	for _, r := range rules {
+		globs += len(r.Paths) + len(r.Headers)
+		for _, u := range r.Policies {
+			uses[u.Policy+" "+string(u.Config)] = true
+		}
+	}
+	switch {
+	case globs > MaxGlobs:
+		return fmt.Errorf("%d paths and headers in all rules: at most %d fit; say more with `*`", globs, MaxGlobs)
+	case len(uses) > MaxUses:
+		return fmt.Errorf("%d policies with configurations of their own in all rules: at most %d fit", len(uses), MaxUses)
+	}
+	return nil
 }
 
 // Rules returns what the layer was compiled from; the caller does not change it.

@@ -3,6 +3,7 @@ package rule
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"net/url"
 	"path"
@@ -336,6 +337,29 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 	}
 	if _, err := Compile(Node, make([]Rule, MaxRules+1)); err == nil {
 		t.Error("any number of rules was taken")
+	}
+	for what, fill := range map[string]func(r *Rule, i int){
+		"paths":   func(r *Rule, i int) { r.Paths = []string{"/a/*", "/b", "/c", fmt.Sprintf("/%d", i)} },
+		"headers": func(r *Rule, i int) { r.Headers = map[string]string{"X-A": "*", "X-B": "*", "X-C": "*", "X-D": "*"} },
+		"policies": func(r *Rule, i int) {
+			r.Action, r.Policies = Policies, []Use{{Policy: "a", Config: fmt.Appendf(nil, `{"n":%d}`, i)}, {Policy: "same"}}
+		},
+	} {
+		most := map[string]int{"paths": MaxGlobs / 4, "headers": MaxGlobs / 4, "policies": MaxUses - 1}[what]
+		rules := make([]Rule, 0, most)
+		for i := range most {
+			r := Rule{Name: fmt.Sprint(i), Action: Allow}
+			fill(&r, i)
+			rules = append(rules, r)
+		}
+		if _, err := Compile(Node, rules); err != nil {
+			t.Errorf("%d rules with %s: %v", most, what, err)
+		}
+		more := Rule{Name: "more", Action: Allow}
+		fill(&more, most)
+		if _, err := Compile(Node, append(rules, more)); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("any number of %s was taken: %v", what, err)
+		}
 	}
 }
 

@@ -87,15 +87,8 @@ type Sets struct {
 	now    func() time.Time
 	faults []error
 
-	scopes   sync.Map   // of Scope to *current
-	change   sync.Mutex // held while a change is written and told, so that they stay in order
-	watchers []func(Scope)
-}
-
-// current does not change.
-type current struct {
-	set   Set
-	layer *rule.Layer
+	scopes sync.Map   // of Scope to Set
+	change sync.Mutex // held while a change is written, so that they stay in order
 }
 
 // documentKind is the kind of the store's documents that hold rules.
@@ -114,11 +107,11 @@ func Open(ctx context.Context, docs Documents) (*Sets, error) {
 			s.faults = append(s.faults, fmt.Errorf("the stored rules %q are nobody's", name))
 			return nil
 		}
-		c, err := decode(scope, value)
+		set, err := decode(scope, value)
 		if err != nil {
 			s.faults = append(s.faults, fmt.Errorf("the stored rules of %s cannot be read, so it is denied everything: %w", scope, err))
 		}
-		s.scopes.Store(scope, c)
+		s.scopes.Store(scope, set)
 		return nil
 	})
 	if err != nil {
@@ -132,32 +125,17 @@ func (s *Sets) Faults() []error { return s.faults }
 
 // Get returns the rules of a scope.
 func (s *Sets) Get(scope Scope) Set {
-	if c := s.current(scope); c != nil {
-		return c.set
+	if set, ok := s.scopes.Load(scope); ok {
+		return set.(Set)
 	}
 	return Set{Rules: []rule.Rule{}}
-}
-
-// Layer returns the rules in the form that decides; nil when there are none.
-func (s *Sets) Layer(scope Scope) *rule.Layer {
-	if c := s.current(scope); c != nil {
-		return c.layer
-	}
-	return nil
 }
 
 // All yields each scope that has rules, in no order.
 func (s *Sets) All() iter.Seq2[Scope, Set] {
 	return func(yield func(Scope, Set) bool) {
-		s.scopes.Range(func(scope, c any) bool { return yield(scope.(Scope), c.(*current).set) })
+		s.scopes.Range(func(scope, set any) bool { return yield(scope.(Scope), set.(Set)) })
 	}
-}
-
-func (s *Sets) current(scope Scope) *current {
-	if c, ok := s.scopes.Load(scope); ok {
-		return c.(*current)
-	}
-	return nil
 }
 
 // Replace sets the rules of a scope, all at once: on the disk and in force when it
@@ -180,16 +158,15 @@ func (s *Sets) Replace(ctx context.Context, scope Scope, rules []rule.Rule, ifRe
 		return Set{}, fmt.Errorf("encoding the rules of %s: %w", scope, err)
 	}
 	// What is in force is what another Open would read: nothing of it is the caller's.
-	c, err := decode(scope, value)
+	set, err := decode(scope, value)
 	if err != nil {
 		return Set{}, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
 	if err := s.docs.PutDocument(ctx, documentKind, documentName(scope), value); err != nil {
 		return Set{}, fmt.Errorf("storing the rules of %s: %w", scope, err)
 	}
-	s.scopes.Store(scope, c)
-	s.tell(scope)
-	return c.set, nil
+	s.scopes.Store(scope, set)
+	return set, nil
 }
 
 // Delete forgets the rules of a scope that is no more. Its revisions begin again
@@ -198,30 +175,14 @@ func (s *Sets) Replace(ctx context.Context, scope Scope, rules []rule.Rule, ifRe
 func (s *Sets) Delete(ctx context.Context, scope Scope) error {
 	s.change.Lock()
 	defer s.change.Unlock()
-	if s.current(scope) == nil {
+	if _, ok := s.scopes.Load(scope); !ok {
 		return nil
 	}
 	if err := s.docs.DeleteDocument(ctx, documentKind, documentName(scope)); err != nil {
 		return fmt.Errorf("deleting the rules of %s: %w", scope, err)
 	}
 	s.scopes.Delete(scope)
-	s.tell(scope)
 	return nil
-}
-
-// Watch has fn called after each change of a scope, one change at a time and in their
-// order. fn must be quick and must not change rules.
-func (s *Sets) Watch(fn func(Scope)) {
-	s.change.Lock()
-	defer s.change.Unlock()
-	s.watchers = append(s.watchers, fn)
-}
-
-// tell is called with change held.
-func (s *Sets) tell(scope Scope) {
-	for _, fn := range s.watchers {
-		fn(scope)
-	}
 }
 
 func documentName(scope Scope) string {
@@ -244,18 +205,16 @@ func parseDocumentName(name string) (Scope, bool) {
 
 // decode reads what is stored for a scope. With an error it returns what denies
 // everything.
-func decode(scope Scope, value []byte) (*current, error) {
+func decode(scope Scope, value []byte) (Set, error) {
 	var set Set
 	dec := json.NewDecoder(bytes.NewReader(value))
 	dec.DisallowUnknownFields() // a newer doze may have written rules that match less
 	err := dec.Decode(&set)
 	if err == nil {
-		var layer *rule.Layer
-		if layer, err = rule.Compile(scope.Source(), set.Rules); err == nil {
-			return &current{set, layer}, nil
-		}
+		_, err = rule.Compile(scope.Source(), set.Rules)
 	}
-	set.Rules = []rule.Rule{unreadable}
-	layer, errCompile := rule.Compile(scope.Source(), set.Rules)
-	return &current{set, layer}, errors.Join(err, errCompile)
+	if err != nil {
+		set.Rules = []rule.Rule{unreadable}
+	}
+	return set, err
 }
