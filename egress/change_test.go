@@ -61,6 +61,27 @@ func TestRulesWithMistakesChangeNothing(t *testing.T) {
 	r.uses(t, 1)
 }
 
+func TestWhoGivesUpStartsNoMorePolicies(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("note", noting("a note"))
+	b.push("other", noting("another note"))
+	ctx, cancel := context.WithCancel(within(t))
+	e := r.Egress
+	started := 0
+	e.changing.Lock()
+	l, err := e.arm(ctx, func(owner, name string) (module, error) {
+		started++
+		cancel()
+		return e.moduleOf(owner, name)
+	}, rule.Sandbox, owner, []rule.Rule{through("a.web.test", "note", ""), {Name: "second", Hosts: []string{"b.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "other"}}}})
+	e.changing.Unlock()
+	if l != nil || !errors.Is(err, context.Canceled) || started != 1 {
+		t.Errorf("got %v, %v after %d", l, err, started)
+	}
+	r.uses(t, 0)
+}
+
 // uses fails the test unless that many policies are ready.
 func (r *rig) uses(t *testing.T, want int) {
 	t.Helper()
