@@ -215,9 +215,29 @@ func (x *exchange) steps() (steps []policy.Step, err error) {
 			return steps, errReplaced
 		}
 		x.entry.Policies = append(x.entry.Policies, audit.Policy{Name: s.Policy, Digest: p.key.digest})
-		steps = append(steps, policy.Step{Policy: p.policy, Namespace: l.owner, Secrets: stepSecrets{x, l.owner, s.Secrets}})
+		step := policy.Step{Policy: p.policy, Namespace: l.owner, Secrets: stepSecrets{x, l.owner, s.Secrets}}
+		if slices.ContainsFunc(steps, func(earlier policy.Step) bool { return earlier.Namespace != l.owner }) {
+			step.Check = x.leavesOthers(l.owner)
+		}
+		steps = append(steps, step)
 	}
 	return steps, nil
+}
+
+// leavesOthers checks that a policy of one owner leaves references to another's
+// secrets where they are. It sees those that policies before it have placed, and
+// could have the host publish one of the operator's.
+func (x *exchange) leavesOthers(owner string) func(before, after *http.Request, wrote []byte) error {
+	others := func(secret string) bool {
+		of, _ := cutOwner(secret)
+		return of != owner
+	}
+	return func(before, after *http.Request, wrote []byte) error {
+		if x.refs.Moved(before, after, wrote, others) {
+			return errors.New("it puts a secret of another owner where that did not put it")
+		}
+		return nil
+	}
 }
 
 func release(steps []policy.Step) {

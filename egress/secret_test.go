@@ -105,6 +105,43 @@ func TestSecretsOfTheNodesRulesAreTheOperators(t *testing.T) {
 	}
 }
 
+// A host may publish what is in a body: the owner's policies run after the node's, and
+// see its references.
+func TestAPolicyOfTheOwnerLeavesTheOperatorsSecretsWhereTheyAre(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	const nodes = "the-operators-own-token"
+	b.secret("api", token, "a.web.test")
+	if _, err := r.PutSecret(within(t), operator, "api", []byte(nodes), []string{"a.web.test"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.PutPolicy(within(t), operator, "bearer", bearer(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "bearer", "api")} }); err != nil {
+		t.Fatal(err)
+	}
+	b.push("publishing", publishing())
+	b.rules(through("a.web.test", "publishing", ""))
+	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("x"))), 403, "puts a secret of another owner where that did not put it")
+	if b.servers.count() != 0 {
+		t.Errorf("the server got %q", b.servers.last(t).body)
+	}
+	b.push("own", inBody())
+	b.rules(through("a.web.test", "own", "api"))
+	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("x"))), 200, "this is")
+	if got := b.servers.last(t); got.body != "Bearer "+token || got.Header.Get("Authorization") != "Bearer "+nodes {
+		t.Errorf("the server got %q, %q", got.body, got.Header.Get("Authorization"))
+	}
+	b.push("both", bearer(2)) // one's own in the place of the operator's
+	b.rules(through("a.web.test", "both", "api"))
+	b.want(b.get("https://a.web.test/"), 200, "this is")
+	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
+		t.Errorf("the server got %q", got)
+	}
+	b.none(nodes)
+}
+
 func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))

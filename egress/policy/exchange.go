@@ -116,6 +116,10 @@ type Step struct {
 	// Namespace keeps what policies store apart: those of one name and namespace,
 	// usually the owner of the rule, share their keys.
 	Namespace string
+	// Check, if it is not nil, is asked whether what the policy made of the request
+	// may go on: before is the request as the policy got it, and wrote the body that
+	// it wrote, or nil. An error denies the exchange, with its text.
+	Check func(before, after *http.Request, wrote []byte) error
 }
 
 // ErrCut says that the response has begun and must not look whole: the caller

@@ -60,9 +60,16 @@ func serve(w http.ResponseWriter, r *http.Request, x *Exchange, steps []Step, ne
 	if s := steps[0].Secrets; s != nil {
 		c.secrets = s
 	}
+	check, before := steps[0].Check, (*http.Request)(nil)
+	if check != nil {
+		before = asSent(r)
+	}
 	pass, context, err := i.handleRequest()
 	if err == nil && c.denied == nil && pass {
 		err = c.sendRequest()
+		if err == nil && check != nil {
+			err = c.checked(check(before, r, c.body.written))
+		}
 	}
 	switch {
 	case err != nil:
@@ -86,6 +93,14 @@ func serve(w http.ResponseWriter, r *http.Request, x *Exchange, steps []Step, ne
 		return serve(w, r, x, steps[1:], next)
 	}
 	return around(&held, context, w, r, x, steps[1:], next)
+}
+
+// checked is the guest's failure if a check refuses what it made.
+func (c *call) checked(err error) error {
+	if err == nil {
+		return nil
+	}
+	return &failure{reason: err.Error(), status: http.StatusForbidden}
 }
 
 // around runs the rest, and then the guest's handle_response.

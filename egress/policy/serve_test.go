@@ -78,6 +78,24 @@ func TestInTheResponseThePolicySeesTheRequestAsItSentIt(t *testing.T) {
 	expectNotes(t, x, "mine,", "mine,", "/mine", "POST", "authorization,host,")
 }
 
+func TestACheckSeesWhatThePolicyMadeOfTheRequest(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "start enable 1", "request set 0 x-mine 1", "request write 0 mine")
+	for _, refuse := range []error{nil, errors.New("not so")} {
+		called := false
+		step := Step{Policy: p, Check: func(before, after *http.Request, wrote []byte) error {
+			if before.Header.Get("X-Mine") != "" || after.Header.Get("X-Mine") != "1" || string(wrote) != "mine" {
+				t.Errorf("before %v, after %v, wrote %q", before.Header, after.Header, wrote)
+			}
+			return refuse
+		}}
+		d, err := Serve(httptest.NewRecorder(), request("POST", "/"), &Exchange{}, []Step{step}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
+		if err != nil || (d == nil) != (refuse == nil) || called != (refuse == nil) || d != nil && d.Reason != "the policy was stopped: not so" {
+			t.Errorf("%v: denied %+v, %v, sent %v", refuse, d, err, called)
+		}
+	}
+}
+
 func TestStepsRunInOrderAndResponsesInReverse(t *testing.T) {
 	h := newHost(t, nil)
 	var steps []Step
