@@ -160,6 +160,25 @@ func TestAPolicyThatIsDeletedTakesWhatItStoredWithIt(t *testing.T) {
 	count("c.web.test", "1")
 }
 
+func TestOfTheNodesPoliciesAnOwnerHasAShareOfHisOwnAll(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	if _, err := r.PutPolicy(within(t), operator, "note", noting("a note")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "note", "")} }); err != nil {
+		t.Fatal(err)
+	}
+	b.push("note", noting("a note"))
+	b.rules(through("a.web.test", "note", ""))
+	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true}
+	steps, err := x.decide(newRequest(t, "GET", "https://a.web.test/", nil))
+	defer release(steps)
+	if err != nil || len(steps) != 2 || steps[0].Sharer != owner || steps[1].Sharer != "" {
+		t.Errorf("got %+v, %v", steps, err)
+	}
+}
+
 func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

@@ -216,6 +216,9 @@ func (x *exchange) steps() (steps []policy.Step, err error) {
 		}
 		x.entry.Policies = append(x.entry.Policies, audit.Policy{Name: s.Policy, Digest: p.key.digest})
 		step := policy.Step{Policy: p.policy, Namespace: l.owner, Secrets: stepSecrets{x, l.owner, s.Secrets}}
+		if l.owner != x.m.owner { // those who send slowly must not have all of the node's
+			step.Sharer = x.m.owner
+		}
 		if slices.ContainsFunc(steps, func(earlier policy.Step) bool { return earlier.Namespace != l.owner }) {
 			step.Check = x.leavesOthers(l.owner)
 		}

@@ -47,7 +47,7 @@ func FuzzHostFunctions(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, n uint, mode uint8, a, b, c, d, e, g, i, j uint64) {
 		function := functions[n%uint(len(functions))]
-		in, err := p.acquire(t.Context())
+		in, err := p.acquire(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -116,6 +116,9 @@ type Step struct {
 	// Namespace keeps what policies store apart: those of one name and namespace,
 	// usually the owner of the rule, share their keys.
 	Namespace string
+	// Sharer is who shares the policy's instances with others and may have a quarter
+	// of them at once; empty: all.
+	Sharer string
 	// Check, if it is not nil, is asked whether what the policy made of the request
 	// may go on: before is the request as the policy got it, and wrote the body that
 	// it wrote, or nil. An error denies the exchange, with its text.

@@ -17,6 +17,7 @@ type instance struct {
 	response  api.Function
 	features  uint32 // that it enabled for all exchanges
 	idleSince time.Time
+	share     chan struct{} // in which it has a place while it is in use; nil: none
 	output    output
 	call      call
 	stack     [2]uint64 // of a call of the guest

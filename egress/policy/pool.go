@@ -25,9 +25,10 @@ type Policy struct {
 	places  chan struct{} // taken by instances in use
 	retains atomic.Int64  // 0: it has ended
 
-	mu    sync.Mutex
-	ended bool
-	idle  []*instance // the last one used last
+	mu     sync.Mutex
+	ended  bool
+	idle   []*instance              // the last one used last
+	shares map[string]chan struct{} // taken as places, by who has a share of them
 }
 
 // Configure makes a policy, and starts an instance of it, so that a configuration
@@ -57,7 +58,7 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 	h.policies[p] = struct{}{}
 	h.mu.Unlock()
 
-	i, err := p.acquire(ctx)
+	i, err := p.acquire(ctx, "")
 	if err != nil {
 		p.Release()
 		return nil, err
@@ -112,9 +113,27 @@ func (p *Policy) Memory() int {
 
 var errBusy = errors.New("busy")
 
-// acquire takes an instance, or makes one. Errors: errBusy where there is no room
-// for one within WaitLimit, *StartError, or that of ctx.
-func (p *Policy) acquire(ctx context.Context) (*instance, error) {
+// acquire takes an instance, or makes one, for one who has a share of them, or for
+// nobody in particular. Errors: errBusy where there is no room for one within
+// WaitLimit, *StartError, or that of ctx.
+func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) {
+	share := p.share(sharer)
+	if share != nil {
+		if err := p.host.take(ctx, share); err != nil {
+			return nil, err
+		}
+	}
+	i, err := p.taken(ctx)
+	if err == nil {
+		i.share = share
+	} else if share != nil {
+		<-share
+	}
+	return i, err
+}
+
+// taken is an instance with its place.
+func (p *Policy) taken(ctx context.Context) (*instance, error) {
 	if err := p.host.take(ctx, p.places); err != nil {
 		return nil, err
 	}
@@ -133,6 +152,36 @@ func (p *Policy) acquire(ctx context.Context) (*instance, error) {
 		return nil, err
 	}
 	return i, nil
+}
+
+// shared is the part of a policy's instances that one who shares them can have.
+const shared = 4
+
+// share is the places of one who shares; nil for nobody. They stay with the policy:
+// there are no more than the node has owners.
+func (p *Policy) share(sharer string) chan struct{} {
+	if sharer == "" {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.shares[sharer]
+	if s == nil {
+		if p.shares == nil {
+			p.shares = map[string]chan struct{}{}
+		}
+		s = make(chan struct{}, max(1, cap(p.places)/shared))
+		p.shares[sharer] = s
+	}
+	return s
+}
+
+// leave gives back the place of an instance, and that in a share if there is one.
+func (p *Policy) leave(share chan struct{}) {
+	<-p.places
+	if share != nil {
+		<-share
+	}
 }
 
 // take takes a place, and waits for one no longer than WaitLimit.
@@ -173,6 +222,8 @@ func (h *Host) makeRoom(ctx context.Context) error {
 // put takes an instance back that can go on.
 func (p *Policy) put(i *instance) {
 	i.rest()
+	share := i.share
+	i.share = nil
 	p.mu.Lock()
 	keep := !p.ended && p.host.short.Load() == 0
 	if keep {
@@ -183,13 +234,13 @@ func (p *Policy) put(i *instance) {
 	if !keep {
 		i.close()
 	}
-	<-p.places
+	p.leave(share)
 }
 
 // drop ends an instance that must not be used again.
 func (p *Policy) drop(i *instance) {
 	i.close()
-	<-p.places
+	p.leave(i.share)
 }
 
 // trim ends instances that were not used since then.

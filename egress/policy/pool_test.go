@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -102,6 +103,51 @@ func TestWhoWaitsForAnInstanceHasMoreTimeThanACall(t *testing.T) {
 		}
 		if n := h.Instances(); n > 2 || h.short.Load() != 0 {
 			t.Errorf("%d instances, %d wait", n, h.short.Load())
+		}
+	})
+}
+
+// Who sends a body slowly to a policy that waits for it must not keep others from it.
+func TestWhoSharesAPolicyHasAQuarterOfItsInstances(t *testing.T) {
+	inTime(t, func(c *Config) { c.Instances = 8 }, func(t *testing.T, h *Host) {
+		p := configure(t, compile(t, h, "responder", responder()), "")
+		leave := make(chan struct{})
+		var wg sync.WaitGroup
+		var inside atomic.Int64
+		try := func(sharer string) *Denial {
+			x := &Exchange{}
+			d, _ := Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p, Sharer: sharer}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+				inside.Add(1)
+				<-leave
+			}))
+			return d
+		}
+		for range 10 {
+			wg.Go(func() {
+				if d := try("ann"); d != nil && !strings.HasPrefix(d.Reason, "busy") {
+					t.Errorf("denied: %+v", d)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := inside.Load(); n != 2 {
+			t.Errorf("ann has %d instances", n)
+		}
+		for _, sharer := range []string{"bob", ""} {
+			wg.Go(func() {
+				if d := try(sharer); d != nil {
+					t.Errorf("%q: denied: %+v", sharer, d)
+				}
+			})
+		}
+		synctest.Wait()
+		if n := inside.Load(); n != 4 {
+			t.Errorf("with two others there are %d", n)
+		}
+		close(leave)
+		wg.Wait()
+		if n := inside.Load(); n != 12 || len(p.places) != 0 || len(p.shares["ann"]) != 0 {
+			t.Errorf("%d had one, %d places and %d of ann are taken", n, len(p.places), len(p.shares["ann"]))
 		}
 	})
 }

@@ -46,7 +46,7 @@ func serve(w http.ResponseWriter, r *http.Request, x *Exchange, steps []Step, ne
 		return nil, nil
 	}
 	p := steps[0].Policy
-	i, err := p.acquire(r.Context())
+	i, err := p.acquire(r.Context(), steps[0].Sharer)
 	if err != nil {
 		return unavailable(p, err), nil
 	}
