@@ -179,6 +179,18 @@ func TestOfTheNodesPoliciesAnOwnerHasAShareOfHisOwnAll(t *testing.T) {
 	}
 }
 
+func TestOnlyTheConfigurationThatIsNotReadyIsExplainedSo(t *testing.T) {
+	r := newRig(t)
+	r.push("note", noting("a note"))
+	broken := errors.New("broken")
+	k := known{r.Egress, &table{layers: [3]*layer{1: {unready: map[use]error{{"note", "1"}: broken}}}}, owner}
+	for config, want := range map[string]error{"1": broken, "2": nil} {
+		if digest, err := k.Policy(rule.Owner, rule.Use{Policy: "note", Config: []byte(config)}); digest == "" || err != want {
+			t.Errorf("configuration %s: %q, %v", config, digest, err)
+		}
+	}
+}
+
 func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

@@ -75,17 +75,12 @@ type known struct {
 	owner string // of the sender
 }
 
-func (k known) Policy(source rule.Source, name string) (digest string, err error) {
-	m, err := k.e.moduleOf(k.ownerOf(source), name)
+func (k known) Policy(source rule.Source, u rule.Use) (digest string, err error) {
+	m, err := k.e.moduleOf(k.ownerOf(source), u.Policy)
 	if err != nil {
 		return "", err
 	}
-	for u, why := range k.table.layerOf(source).unready {
-		if u.policy == name {
-			return m.digest, why
-		}
-	}
-	return m.digest, nil
+	return m.digest, k.table.layerOf(source).unready[useOf(u)]
 }
 
 func (k known) Secret(source rule.Source, name, host string) error {

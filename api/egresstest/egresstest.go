@@ -206,9 +206,9 @@ type known struct{ *Egress }
 
 func (k known) ECH() bool { return false }
 
-func (k known) Policy(_ rule.Source, name string) (string, error) {
+func (k known) Policy(_ rule.Source, u rule.Use) (string, error) {
 	for _, p := range k.Policies(k.Owner) {
-		if p.Name == name {
+		if p.Name == u.Policy {
 			return p.Digest, nil
 		}
 	}

@@ -58,8 +58,8 @@ type Secret struct {
 // Known is what there is beside the rules of a sandbox. The source is that of the
 // rule which names it: names in the node's rules are the operator's.
 type Known interface {
-	// Policy returns the digest of what runs under that name.
-	Policy(source rule.Source, name string) (digest string, err error)
+	// Policy returns the digest of what runs, or why nothing does.
+	Policy(source rule.Source, use rule.Use) (digest string, err error)
 	// Secret returns why the secret cannot be sent to that host, or nil.
 	Secret(source rule.Source, name, host string) error
 	// ECH says whether connections pass through whose ClientHello has it.
@@ -124,7 +124,7 @@ func of(stage Stage, d rule.Decision) Explanation {
 // add adds a policy with its secrets. Its first problem denies the request.
 func (e *Explanation) add(step rule.Step, r rule.Request, known Known) {
 	p := Policy{Rule: step.Rule, Name: step.Policy}
-	digest, err := known.Policy(step.Source, step.Policy)
+	digest, err := known.Policy(step.Source, step.Use)
 	if p.Digest = digest; err != nil {
 		p.Problem = err.Error()
 		e.deny(step.Rule, fmt.Sprintf("the policy %s cannot run: %v", step.Policy, err))

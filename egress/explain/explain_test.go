@@ -16,8 +16,8 @@ import (
 // whether ECH passes through.
 type known bool
 
-func (known) Policy(_ rule.Source, name string) (string, error) {
-	if name != "bearer" {
+func (known) Policy(_ rule.Source, u rule.Use) (string, error) {
+	if u.Policy != "bearer" {
 		return "", errors.New("there is no such policy")
 	}
 	return "sha256:1", nil
