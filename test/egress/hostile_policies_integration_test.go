@@ -59,6 +59,8 @@ func TestAPolicyThatDoesHarmDeniesItsRequestsAndNothingElse(t *testing.T) {
 	for _, c := range []struct{ do, at, reason string }{
 		{"loop", "request", "longer than 50ms"},
 		{"loop", "response", "longer than 50ms"},
+		{"output", "request", "longer than 50ms"},
+		{"output", "response", "longer than 50ms"},
 		{"memory", "request", "memory"},
 		{"memory", "response", "memory"},
 		{"trap", "request", "on purpose"},
@@ -87,7 +89,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	n.push(t, "starts", hostile(t))
 	b := n.newBox(t)
 	b.rules(`[{"name":"kept","hosts":["kept.look.test"],"action":"deny","reason":"kept"}]`)
-	for _, do := range []string{"loop", "memory", "trap", "error"} {
+	for _, do := range []string{"loop", "output", "memory", "trap", "error"} {
 		rules := fmt.Sprintf(`[{"name":"harm","hosts":["starts.look.test"],"action":"policies","policies":[{"policy":"starts","config":{"do":%q,"at":"start"}}]}]`, do)
 		_, err := n.API.SetRules(within(t), b.id, json.RawMessage(rules), nil)
 		var refused *client.Error

@@ -4,12 +4,13 @@ package main
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/doze-run/doze/policies/sdk"
 )
 
 type config struct {
-	// Do is what: loop, memory or trap; nothing else does no harm.
+	// Do is what: loop, memory, output or trap; nothing else does no harm.
 	Do string `json:"do"`
 	// At is when: start, request or response.
 	At string `json:"at"`
@@ -47,6 +48,10 @@ func (c config) harm() error {
 	case "memory":
 		for {
 			kept = append(kept, make([]byte, 1<<20))
+		}
+	case "output":
+		for line := strings.Repeat("x", 1<<20); ; {
+			println(line)
 		}
 	case "trap":
 		panic("on purpose")
