@@ -20,6 +20,9 @@ type body struct {
 	bulk    bool   // scratch is needed
 
 	open []scope
+	// lead is the loop with which the function begins, if it does. It pays for what
+	// follows it, too.
+	lead scope
 }
 
 // scope is a block that is not closed yet.
@@ -44,7 +47,8 @@ func (b *body) rewrite(out []byte) []byte {
 	b.copied = code
 	b.scratch = uint32(b.locals)
 
-	// A function that is a loop pays there: those of Go are.
+	// A function that begins with a loop pays there: those of Go do, and have next to
+	// nothing behind it.
 	entry := scope{began: code}
 	if b.left() == 0 || b.data[code] != 0x03 {
 		entry.price = b.charge()
@@ -145,7 +149,11 @@ func (b *body) instruction() {
 		b.blocks++
 		b.skipSigned(5)
 		b.copy()
-		b.open = append(b.open, scope{price: b.charge(), began: b.at})
+		s := scope{price: b.charge(), began: b.at}
+		if len(b.open) == 1 && b.open[0].price == 0 && b.lead.price == 0 {
+			b.lead = s
+		}
+		b.open = append(b.open, s)
 	case op == 0x0b: // end
 		b.end()
 	case op == 0x10: // call
@@ -165,17 +173,25 @@ func (b *body) end() {
 	last := len(b.open) - 1
 	s := b.open[last]
 	b.open = b.open[:last]
+	size := b.at - s.began
 	switch {
 	case s.price != 0:
-		size := b.at - s.began
-		putConst(b.out[s.price:], uint32(1+max(0, size-s.nested)/unitBytes))
+		b.setPrice(s.price, size-s.nested)
+		if s.price == b.lead.price {
+			b.lead.nested = size - s.nested // what it pays for itself
+		}
 		if last > 0 {
 			b.open[last-1].nested += size
 		}
 	case last > 0:
 		b.open[last-1].nested += s.nested
+	default:
+		b.setPrice(b.lead.price, b.lead.nested+size-s.nested)
 	}
 }
+
+// setPrice writes the price of so many bytes of code.
+func (b *body) setPrice(at, size int) { putConst(b.out[at:], uint32(1+max(0, size)/unitBytes)) }
 
 // index moves the index of a function, at which the reader stands, past our import.
 func (b *body) index() {
@@ -206,7 +222,11 @@ func (b *body) immediates(op byte) {
 		b.u32()
 	case op == 0x1c: // select with a type
 		b.take(b.u32())
-	case op >= 0x20 && op <= 0x26: // locals, globals, tables
+	case op == 0x23, op == 0x24: // global.get, global.set
+		if g := b.u32(); g >= b.m.fuel {
+			b.fail(fmt.Errorf("there is no global %d", g)) // until ours is there
+		}
+	case op >= 0x20 && op <= 0x26: // locals, tables
 		b.u32()
 	case op >= 0x28 && op <= 0x3e: // loads and stores
 		b.u32()

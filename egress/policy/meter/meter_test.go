@@ -1,6 +1,7 @@
 package meter_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -70,6 +71,13 @@ func TestWhatNeverEndsTicks(t *testing.T) {
 			{Params: []byte{I32}, Body: Code(LocalGet(0), If,
 				LocalGet(0), I32Const(1), Sub, I32Const(0), CallIndirect(1), LocalGet(0), I32Const(1), Sub, Call(1), End, End)},
 		}}.Binary(),
+		// A loop stands for what its function pays, and may be the least of it.
+		"code behind a loop": module(
+			Func{Body: Code(bytes.Repeat(Call(1), 20), End)},
+			Func{Body: Code(Loop, End, bytes.Repeat(Code(I32Const(0), Drop), 100_000), End)}),
+		"code in a block behind a loop": module(
+			Func{Body: Code(bytes.Repeat(Call(1), 20), End)},
+			Func{Body: Code(Loop, Loop, End, End, Block, bytes.Repeat(Code(I32Const(0), Drop), 100_000), End, End)}),
 		"fills in a row": module(Func{Body: append(Code(fill, fill, fill, fill, fill, fill, fill, fill), End...)}),
 	}
 	for name, binary := range tests {
@@ -107,6 +115,21 @@ func TestRewrittenModulesComputeTheSame(t *testing.T) {
 	}
 	if result[0] != 42 {
 		t.Fatalf("got %d", result[0])
+	}
+}
+
+// The rewritten module has a global more, which is what is left to spend. A module
+// that names it names one that it does not have.
+func TestWhatIsLeftToSpendIsNotTheGuests(t *testing.T) {
+	const get, set = 0x23, 0x24
+	for name, body := range map[string][]byte{
+		"set": Code(I32Const(1<<31-1), []byte{set, 0}, End),
+		"get": Code([]byte{get, 0}, Drop, End),
+	} {
+		m, err := meter.Instrument(Assembly{Pages: 1, Funcs: []Func{{Export: "run", Body: body}}}.Binary(), 256)
+		if err == nil || !strings.Contains(err.Error(), "there is no global 0") {
+			t.Errorf("%s: %v, %v", name, m, err)
+		}
 	}
 }
 

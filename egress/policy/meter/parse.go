@@ -34,12 +34,11 @@ type parser struct {
 	types     []Signature
 	functions []uint32 // types, of imported ones first
 	imported  uint32   // functions
-	globals   int
-	places    int // in tables and in segments for them
+	places    int      // in tables and in segments for them
 	empty     map[uint32]bool
 
 	tick uint32 // index of our import
-	fuel uint32 // index of our global
+	fuel uint32 // index of our global, which stands behind those of the module
 	work int
 
 	result Module
