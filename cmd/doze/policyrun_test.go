@@ -10,8 +10,9 @@ import (
 	"github.com/doze-run/doze/policies/builtin"
 )
 
-// Modules that take no time to compile. The first is policies/examples/wat, the
-// second traps at once; both as wat2wasm makes them.
+// Modules that take no time to compile. The first is policies/examples/wat and the
+// second traps at once, both as wat2wasm makes them; the third is
+// policies/examples/assemblyscript, as its `npm run build` makes it.
 const (
 	exampleModule = `
 AGFzbQEAAAABGgRgBH9/f38Bf2ACf38AYAV/f39/fwBgAAF+AlMDDmRvemVfZWdyZXNzX3YxCnNlY3JldF9yZWYAAA5kb3plX2Vn
@@ -22,13 +23,30 @@ InRva2VuIg==`
 	trapModule = `
 AGFzbQEAAAABCgJgAAF+YAJ/fwADAwIAAQUEAQEBAQctAwZtZW1vcnkCAA5oYW5kbGVfcmVxdWVzdAAAD2hhbmRsZV9yZXNwb25z
 ZQABCggCAwAACwIACw==`
+	scriptModule = `
+AGFzbQEAAAABKAdgAn9/AGACf38Bf2ABfwF/YAAAYAV/f39/fwBgBH9/f38Bf2AAAX4CUwMMaHR0cF9oYW5kbGVyEHNldF9oZWFk
+ZXJfdmFsdWUABA5kb3plX2VncmVzc192MQpzZWNyZXRfcmVmAAUOZG96ZV9lZ3Jlc3NfdjEEZGVueQAAAwYFAQIDAAYFAwEAAQYa
+BX8BQQALfwFBAAt/AUEAC38BQQALfwFBAAsHLQMOaGFuZGxlX3JlcXVlc3QABw9oYW5kbGVfcmVzcG9uc2UABgZtZW1vcnkCAAgB
+BQwBBgqfBgWtAQEFfyAAQez///8DSwRAAAsgAEEQaiIDQfz///8DSwRAAAsjAEEEaiICIANBE2pBcHFBBGsiA2oiBD8AIgVBEHRB
+D2pBcHEiBksEQCAFIAQgBmtB//8DakGAgHxxQRB2IgYgBSAGShtAAEEASARAIAZAAEEASARAAAsLCyMAIAQkACADNgIAIAJBBGsi
+A0EANgIEIANBADYCCCADIAE2AgwgAyAANgIQIAJBEGoL4QMBBn9BBEEEEAMiA0EANgIAIAAiAUEUaygCECABaiEEA0AgASAESQRA
+IAEvAQAiBUGAAUkEfyACQQFqBSAFQYAQSQR/IAJBAmoFIAVBgPgDcUGAsANGIAFBAmogBElxBEAgAS8BAkGA+ANxQYC4A0YEQCAC
+QQRqIQIgAUEEaiEBDAULCyACQQNqCwshAiABQQJqIQEMAQsLIAJBARADIQIgACIBQRRrKAIQQX5xIAFqIQUgAiEAA0AgASAFSQRA
+IAEvAQAiBEGAAUkEfyAAIAQ6AAAgAEEBagUgBEGAEEkEfyAAIARBBnZBwAFyIARBP3FBgAFyQQh0cjsBACAAQQJqBSAEQYDwA3FB
+gLADRgRAIARBgLgDSSABQQJqIAVJcQRAIAEvAQIiBkGA+ANxQYC4A0YEQCAAIARB/wdxQQp0QYCABGogBkH/B3FyIgRBP3FBgAFy
+QRh0IARBBnZBP3FBgAFyQRB0ciAEQQx2QT9xQYABckEIdHIgBEESdkHwAXJyNgIAIABBBGohACABQQRqIQEMBgsLCyAAIARBDHZB
+4AFyIARBBnZBP3FBgAFyQQh0cjsBACAAIARBP3FBgAFyOgACIABBA2oLCyEAIAFBAmohAQwBCwsgAyACNgIAIAMLMwEBf0G8CSQA
+QaAIEAQkAUHACBAEJAJB8AgQBCQDQcAAQQEQAyIAQQBBwAD8CwAgACQECwIAC1QBAn8jASgCACIAIABBFGsoAhAjBCMEQRRrKAIQ
+EAEiAEEASARAIwMoAgAiACAAQRRrKAIQEAJCAA8LQQAjAigCACIBIAFBFGsoAhAjBCAAEABCAQsLmQEGAEGMCAsBHABBmAgLEQIA
+AAAKAAAAdABvAGsAZQBuAEGsCAsBLABBuAgLGQIAAAASAAAAWAAtAEEAcABpAC0ASwBlAHkAQdwICwFcAEHoCAtHAgAAAEAAAAB0
+AGgAZQAgAHIAdQBsAGUAIABnAGkAdgBlAHMAIABuAG8AIABzAGUAYwByAGUAdAAgACIAdABvAGsAZQBuACI=`
 )
 
 // trialRig is a command line in a folder with these modules and files.
 func trialRig(t *testing.T, files map[string]string) *rig {
 	t.Helper()
 	r := policyRig(t)
-	for name, text := range map[string]string{"example.wasm": exampleModule, "trap.wasm": trapModule} {
+	for name, text := range map[string]string{"example.wasm": exampleModule, "trap.wasm": trapModule, "script.wasm": scriptModule} {
 		wasm, err := base64.StdEncoding.DecodeString(strings.ReplaceAll(text, "\n", ""))
 		if err != nil {
 			t.Fatal(err)
@@ -64,6 +82,18 @@ func TestATrialShowsWhatWouldBeSent(t *testing.T) {
 	if got.Verdict != verdictSent || got.Sent.Headers.Get("X-Api-Key") != "from a file" || got.Sent.URL != "https://api.example.com/v1" ||
 		got.Response.Status != 200 || got.Cost.Requests == 0 || got.Cost.MedianUS <= 0 || got.Cost.MemoryBytes != 64<<10 {
 		t.Errorf("got %+v", got)
+	}
+}
+
+func TestExamplesInOtherLanguagesDoTheSame(t *testing.T) {
+	r := trialRig(t, map[string]string{"request.json": `{"url":"https://api.example.com/","headers":{"X-Api-Key":"own"}}`})
+	for _, module := range []string{"example.wasm", "script.wasm"} {
+		if out := r.ok("policy", "test", module, "request.json", "--secret", "token=s3cret"); !strings.Contains(out, "> X-Api-Key: s3cret\n") {
+			t.Errorf("%s: got %s", module, out)
+		}
+		if out := r.ok("policy", "test", module, "request.json"); !strings.HasPrefix(out, "denied: the rule gives no secret \"token\"\n") {
+			t.Errorf("%s without the secret: got %s", module, out)
+		}
 	}
 }
 
