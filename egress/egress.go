@@ -137,7 +137,7 @@ type Egress struct {
 }
 
 // maxWide bounds the connections of all sandboxes whose buffers may grow: to some
-// 3 MiB each, so that all of them take 1.5 GiB at most. It bounds the requests of
+// 3.5 MiB each, so that all of them take 1.8 GiB at most. It bounds the requests of
 // all, too, see maxWideRequests.
 const maxWide = 512
 

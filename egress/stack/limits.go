@@ -15,7 +15,7 @@ type Limits struct {
 	// handshake; default 128. One more is reset.
 	Attempts int
 	// Wide is how many connections may have buffers that grow with their use, up
-	// to 2 MiB to receive and 512 KiB to send, with 256 KiB each way in between that
+	// to 2 MiB to receive and 1 MiB to send, with 256 KiB each way in between that
 	// a splice holds; default 64. All others have 128 KiB and 64 KiB each way. So a
 	// hostile sandbox ties up 0.6 GiB at most.
 	Wide int
@@ -49,7 +49,7 @@ type Budget struct {
 }
 
 // NewBudget returns a Budget of so many connections, of which so many may have
-// buffers that grow. That bounds the memory which hostile sandboxes can tie up: 3 MiB
+// buffers that grow. That bounds the memory which hostile sandboxes can tie up: 3.5 MiB
 // for each that is wide, 384 KiB for each that is not.
 func NewBudget(connections, wide int) *Budget {
 	b := new(Budget)

@@ -3,7 +3,6 @@ package stack
 import (
 	"fmt"
 	"math"
-	"sync/atomic"
 	"time"
 
 	"gvisor.dev/gvisor/pkg/buffer"
@@ -12,8 +11,6 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-
-	"github.com/doze-run/doze/runtime/netns/link"
 )
 
 const (
@@ -22,8 +19,8 @@ const (
 	// measured to make a stream slower, by what no longer fits into the CPU's caches.
 	firstReceiveBuffer = 512 << 10
 	maxReceiveBuffer   = 2 << 20
-	firstSendBuffer    = 256 << 10
-	maxSendBuffer      = 512 << 10
+	firstSendBuffer    = 512 << 10
+	maxSendBuffer      = 1 << 20
 	// narrowBuffer is both buffers of all other connections: two packets each way.
 	narrowBuffer = 128 << 10
 
@@ -66,7 +63,7 @@ func newNetstack(d *device, to attempts, clock tcpip.Clock) *netstack {
 		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol}, // reno
 		Clock:              clock,
 	})
-	n := &netstack{stack: s, link: &wire{device: d}}
+	n := &netstack{stack: s, link: newWire(d)}
 	must("making a device", s.CreateNIC(nic, n.link))
 	must("taking every address", s.SetPromiscuousMode(nic, true))
 	must("answering from every address", s.SetSpoofing(nic, true))
@@ -146,84 +143,3 @@ func must(what string, err tcpip.Error) {
 }
 
 func ptr[T any](v T) *T { return &v }
-
-// wire is the link between a netstack and its device.
-type wire struct {
-	device     *device
-	dispatcher atomic.Pointer[stack.NetworkDispatcher]
-}
-
-func (w *wire) deliver(packet *stack.PacketBuffer) {
-	if to := w.dispatcher.Load(); to != nil {
-		(*to).DeliverNetworkPacket(header.IPv4ProtocolNumber, packet)
-	}
-}
-
-// WritePackets implements stack.LinkWriter.
-func (w *wire) WritePackets(packets stack.PacketBufferList) (int, tcpip.Error) {
-	var array [8][]byte // a packet of 64 KiB spans three views, with its headers
-	var before packetHeader
-	for _, packet := range packets.AsSlice() {
-		parts := array[:0]
-		if w.device.offload {
-			before = offloaded(packet)
-			parts = append(parts, before[:])
-		}
-		views, skip := packet.AsViewList()
-		for v := views.Front(); v != nil; v = v.Next() {
-			b := v.AsSlice()
-			if skip >= len(b) {
-				skip -= len(b)
-				continue
-			}
-			parts = append(parts, b[skip:])
-			skip = 0
-		}
-		_ = w.device.write(parts) // a packet that is lost is sent again
-	}
-	return packets.Len(), nil
-}
-
-// offloaded puts into a packet of TCP what the kernel needs to compute its checksum, if
-// it ever has to: a sandbox may send it on.
-func offloaded(packet *stack.PacketBuffer) packetHeader {
-	ip, tcp := header.IPv4(packet.NetworkHeader().Slice()), header.TCP(packet.TransportHeader().Slice())
-	length := uint16(len(tcp) + packet.Data().Size())
-	tcp.SetChecksum(header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.SourceAddress(), ip.DestinationAddress(), length))
-	return tcpPacketHeader(len(ip), len(tcp))
-}
-
-// Attach implements stack.NetworkLinkEndpoint.
-func (w *wire) Attach(to stack.NetworkDispatcher) {
-	if to == nil {
-		w.dispatcher.Store(nil)
-		return
-	}
-	w.dispatcher.Store(&to)
-}
-
-func (w *wire) IsAttached() bool { return w.dispatcher.Load() != nil }
-
-func (w *wire) MTU() uint32 { return link.MTU }
-
-// Capabilities: a packet that was damaged on its way from a kernel on this machine
-// would be the least of our worries.
-func (w *wire) Capabilities() stack.LinkEndpointCapabilities {
-	if w.device.offload {
-		return stack.CapabilityRXChecksumOffload | stack.CapabilityTXChecksumOffload
-	}
-	return stack.CapabilityRXChecksumOffload
-}
-
-func (w *wire) SetMTU(uint32)                           {}
-func (w *wire) MaxHeaderLength() uint16                 { return 0 }
-func (w *wire) LinkAddress() tcpip.LinkAddress          { return "" }
-func (w *wire) SetLinkAddress(tcpip.LinkAddress)        {}
-func (w *wire) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
-func (w *wire) AddHeader(*stack.PacketBuffer)           {}
-func (w *wire) ParseHeader(*stack.PacketBuffer) bool    { return true }
-func (w *wire) Wait()                                   {}
-func (w *wire) Close()                                  {}
-func (w *wire) SetOnCloseAction(func())                 {}
-
-var _ stack.LinkEndpoint = (*wire)(nil)

@@ -27,6 +27,12 @@ func (c *Conn) moveFromSocket(raw syscall.RawConn) (moved int64, err error) {
 	if waited != nil { // it was closed, or its deadline has passed
 		return 0, waited
 	}
+	if ready > segment {
+		if n := c.flow.stack.netstack.Load(); n != nil {
+			n.link.bulk.Add(1)
+			defer n.link.bulk.Add(-1)
+		}
+	}
 	for err == nil && ready > 0 {
 		p := socketPayload{raw: raw, left: min(ready, segment)}
 		var n int

@@ -55,7 +55,7 @@ func newPeer(t testing.TB, file *os.File) *peer {
 		NetworkProtocols:   []gvisor.NetworkProtocolFactory{ipv4.NewProtocol},
 		TransportProtocols: []gvisor.TransportProtocolFactory{tcp.NewProtocol},
 	})}
-	w := &wire{device: d}
+	w := newWire(d)
 	must("making a device", p.stack.CreateNIC(nic, w))
 	must("setting its address", p.stack.AddProtocolAddress(nic, tcpip.ProtocolAddress{
 		Protocol:          ipv4.ProtocolNumber,
