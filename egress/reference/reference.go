@@ -124,7 +124,8 @@ func (s *Set) add(e entry) (string, error) {
 	if s.prefix == "" {
 		s.prefix = lead + rand.Text() + "-" // 130 bits
 	}
-	e.text = fmt.Sprintf("%s%02d", s.prefix, len(s.entries))
+	n := len(s.entries) // below 100, as MaxReferences is
+	e.text = s.prefix + string([]byte{byte('0' + n/10), byte('0' + n%10)})
 	s.entries = append(s.entries, e)
 	s.held += len(e.value)
 	return e.text, nil
