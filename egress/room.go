@@ -16,10 +16,12 @@ const (
 )
 
 // maxAttempts and maxAttemptsAll are how many connections to servers are being made
-// for requests, of one sender (as a stack has of its own) and of all.
+// for requests, of one sender and of all. Each request that is under way may make one:
+// to a host of which nobody knows yet that it speaks HTTP/2. The other half is for
+// those whose requests have ended, which the library goes on making.
 const (
-	maxAttempts    = 128
-	maxAttemptsAll = 4096
+	maxAttempts    = 2 * maxSenderRequests
+	maxAttemptsAll = 2 * maxRequests
 )
 
 // maxWideRequests is how many requests of a sender have answers of which up to 2 MiB
