@@ -167,6 +167,26 @@ func (r *rig) secret(name, value string, hosts ...string) {
 	}
 }
 
+// operatorsSecret puts one of the operator.
+func (r *rig) operatorsSecret(name, value string, hosts ...string) {
+	r.t.Helper()
+	if _, err := r.PutSecret(within(r.t), operator, name, []byte(value), hosts); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// bearerOfTheNode has a rule of the node send the operator's secret "api" to a host.
+func (r *rig) bearerOfTheNode(host, value string) {
+	r.t.Helper()
+	r.operatorsSecret("api", value, host)
+	if _, err := r.PutPolicy(within(r.t), operator, "bearer", bearer(1)); err != nil {
+		r.t.Fatal(err)
+	}
+	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through(host, "bearer", "api")} }); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
 // through is a rule that runs a policy, with its secret "token".
 func through(host, policy, secret string) rule.Rule {
 	use := rule.Use{Policy: policy}

@@ -86,15 +86,7 @@ func TestSecretsOfTheNodesRulesAreTheOperators(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	const nodes = "the-operators-own-token"
 	b.secret("api", token, "a.web.test")
-	if _, err := r.PutSecret(within(t), operator, "api", []byte(nodes), []string{"a.web.test"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.PutPolicy(within(t), operator, "bearer", bearer(1)); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "bearer", "api")} }); err != nil {
-		t.Fatal(err)
-	}
+	r.bearerOfTheNode("a.web.test", nodes)
 	b.servers.handle(echo)
 	b.want(b.get("https://a.web.test/"), 200, "Bearer "+strings.Repeat("*", len(nodes)))
 	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+nodes {
@@ -112,15 +104,7 @@ func TestAPolicyOfTheOwnerLeavesTheOperatorsSecretsWhereTheyAre(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	const nodes = "the-operators-own-token"
 	b.secret("api", token, "a.web.test")
-	if _, err := r.PutSecret(within(t), operator, "api", []byte(nodes), []string{"a.web.test"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := r.PutPolicy(within(t), operator, "bearer", bearer(1)); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "bearer", "api")} }); err != nil {
-		t.Fatal(err)
-	}
+	r.bearerOfTheNode("a.web.test", nodes)
 	b.push("publishing", publishing())
 	b.rules(through("a.web.test", "publishing", ""))
 	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("x"))), 403, "puts a secret of another owner where that did not put it")
@@ -214,9 +198,7 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	const nodes = "the-operators-own-token"
 	b.secret("api", token, "a.web.test")
-	if _, err := r.PutSecret(within(t), operator, "api", []byte(nodes), []string{"b.web.test"}); err != nil {
-		t.Fatal(err)
-	}
+	r.operatorsSecret("api", nodes, "b.web.test")
 	for host, value := range map[string]string{"a.web.test": token, "b.web.test": nodes} {
 		x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: host, port: 443}, tls: true}
 		if got := x.filter().Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
@@ -335,9 +317,7 @@ func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
 func TestAPlaceholderIsExchangedInWhatPoliciesMakeOfARequest(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
-	if _, err := r.PutSecret(within(t), operator, "api", []byte(token), []string{"a.web.test"}); err != nil {
-		t.Fatal(err)
-	}
+	r.operatorsSecret("api", token, "a.web.test")
 	offer := offering("a.web.test")
 	offer.Paths = []string{"/open/**"}
 	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{offer} }); err != nil {
