@@ -7,6 +7,13 @@ import (
 	"github.com/doze-run/doze/egress/intercept"
 )
 
+// maxSenderRequests and maxRequests are how many requests are under way, of one sender
+// and of all. A connection of HTTP/2 may have hundreds, each with its buffers.
+const (
+	maxSenderRequests = 512
+	maxRequests       = 4096
+)
+
 // maxHeld and maxHeldAll are how many bytes of bodies are in memory because
 // placeholders are looked for in them, of one sender and of all. The largest has
 // 1 MiB, what becomes of it 2.
@@ -45,13 +52,37 @@ func (r *room) give(n int64) { r.used.Add(-n) }
 
 // load is what requests tie up, of a sender or of all.
 type load struct {
+	requests room // under way
 	attempts room // to connect, which outlive their requests
 	held     room // bytes of bodies
 }
 
 // narrow says whether there are more requests than may be wide.
 func (m *sender) narrow() bool {
-	return m.requests.Load() > maxWideRequests || m.e.requests.Load() > maxWide
+	return m.load.requests.used.Load() > maxWideRequests || m.e.load.requests.used.Load() > maxWide
+}
+
+// begin takes room for a request of the sender until finish, or says of what there is
+// too much.
+func (m *sender) begin() (full string) {
+	if !m.load.requests.take(1, maxSenderRequests) {
+		return "requests under way of the sender"
+	}
+	if !m.e.load.requests.take(1, maxRequests) {
+		m.load.requests.give(1)
+		return "requests under way in the node"
+	}
+	return ""
+}
+
+func (m *sender) finish() {
+	m.load.requests.give(1)
+	m.e.load.requests.give(1)
+}
+
+// full refuses a request for which there is no room.
+func (x *exchange) full(w http.ResponseWriter, r *http.Request, of string) {
+	x.refuse(w, r, http.StatusServiceUnavailable, codeLimit, "a limit was reached: "+of)
 }
 
 // errAttempts is why a request is refused for which another connection would be made.

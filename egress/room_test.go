@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"strings"
-	"sync/atomic"
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
@@ -70,17 +69,49 @@ func TestManyRequestsAreNarrow(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	m := &r.find(b.sb.ID).sender
 	for name, requests := range map[string]struct {
-		of   *atomic.Int64
+		of   *room
 		wide int64
-	}{"of the sandbox": {&m.requests, maxWideRequests}, "of the node": {&r.requests, maxWide}} {
-		requests.of.Store(requests.wide)
+	}{"of the sandbox": {&m.load.requests, maxWideRequests}, "of the node": {&r.load.requests, maxWide}} {
+		requests.of.used.Store(requests.wide)
 		if m.narrow() {
 			t.Errorf("%s: %d are", name, requests.wide)
 		}
-		requests.of.Store(requests.wide + 1)
+		requests.of.used.Store(requests.wide + 1)
 		if !m.narrow() {
 			t.Errorf("%s: one more is not", name)
 		}
-		requests.of.Store(0)
+		requests.of.used.Store(0)
+	}
+}
+
+func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
+	r := newRig(t)
+	b, other := r.box("k3f9x2m7q1az"), r.box("z3f9x2m7q1az")
+	m := &r.members[b.sb.ID].sender
+	for range maxSenderRequests {
+		if full := m.begin(); full != "" {
+			t.Fatal(full)
+		}
+	}
+	a := b.get("http://a.plain.test/more")
+	b.want(a, 503, "requests under way")
+	if a.header.Get("Retry-After") == "" || a.header.Get("X-Doze-Egress") != codeLimit {
+		t.Errorf("its header is %v", a.header)
+	}
+	e := b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/more" })
+	if e.Verdict != audit.Deny || e.Status != 503 || !strings.Contains(e.Reason, "a limit was reached") {
+		t.Errorf("the audit log says %+v", e)
+	}
+	other.want(other.get("http://a.plain.test/more"), 200, "")
+	r.load.requests.take(maxRequests-maxSenderRequests, maxRequests)
+	other.want(other.get("http://a.plain.test/more"), 503, "in the node")
+	r.load.requests.give(maxRequests - maxSenderRequests)
+	for range maxSenderRequests {
+		m.finish()
+	}
+	b.want(b.get("http://a.plain.test/last"), 200, "")
+	b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/last" }) // written after it was counted out
+	if n, all := m.load.requests.used.Load(), r.load.requests.used.Load(); n != 0 || all != 0 {
+		t.Errorf("%d and %d are counted when all have ended", n, all)
 	}
 }

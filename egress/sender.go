@@ -15,9 +15,7 @@ type sender struct {
 	id    sandbox.ID // empty outside of sandboxes
 	owner string
 	table atomic.Pointer[table]
-	// requests that are under way.
-	requests atomic.Int64
-	load     load
+	load  load
 }
 
 // name is what the sender is called where sandboxes are by their ids: in the audit
