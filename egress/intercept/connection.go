@@ -2,8 +2,10 @@ package intercept
 
 import (
 	"context"
+	"crypto/tls"
 	"net"
 	"sync"
+	"sync/atomic"
 )
 
 // connection is a sandbox's, and at the same time the listener from which the
@@ -14,17 +16,20 @@ type connection struct {
 	ctx        context.Context // of its requests; has the connection in it
 	serverName string          // of its TLS
 	raw        net.Conn
-	wire       *wire    // over raw
-	served     net.Conn // wire, or TLS over it
-	accepted   bool     // used by Accept only
+	wire       *wire     // over raw
+	tls        *tls.Conn // over wire; nil: none
+	plain      *plain    // over tls, or over wire; nil over HTTP/2 in TLS
+	served     net.Conn  // plain, or tls
+	accepted   bool      // used by Accept only
 
 	closing sync.Once
 	err     error         // of closing
 	closed  chan struct{} // closed with raw
 
+	entered atomic.Int64 // requests that have a handler, or had
+
 	mu       sync.Mutex
 	handlers int
-	asked    bool          // a handler has begun
 	ended    bool          // no handler begins any more
 	idle     chan struct{} // closed when it has ended and no handler runs
 }
@@ -72,7 +77,10 @@ func (c *connection) enter() bool {
 		return false
 	}
 	c.handlers++
-	c.asked = true
+	c.entered.Add(1)
+	if c.plain != nil {
+		c.plain.waits.Store(false)
+	}
 	return true
 }
 

@@ -21,6 +21,7 @@ const (
 	CodeTLS         = "upstream_tls"         // 502: no TLS with it
 	CodeBroken      = "upstream_broken"      // 502: it ended, or answered with no HTTP
 	CodeUnreadable  = "upstream_unreadable"  // 502: an answer in which no secret could be found
+	CodeBody        = "client_body"          // 400: a body that is no HTTP
 	CodeLeft        = "client_left"          // the client ended the request
 )
 

@@ -223,7 +223,7 @@ func TestFilteredRequestAsksForWhatCanBeRead(t *testing.T) {
 }
 
 func TestWebSocket(t *testing.T) {
-	for name, options := range map[string][]option{"untouched": nil, "filtered": {filtered(mask{})}, "plain": {plain, filtered(mask{})}} {
+	for name, options := range map[string][]option{"untouched": nil, "filtered": {filtered(mask{})}, "plain": {withoutTLS, filtered(mask{})}} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 				if len(options) > 0 && req.Header.Get("Sec-Websocket-Extensions") != "" {

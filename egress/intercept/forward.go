@@ -108,7 +108,7 @@ func (o *onward) send() {
 	o.answered = true
 	o.mu.Unlock()
 	if err != nil {
-		o.fail(failed(o.r.Context(), o.host, err))
+		o.fail(o.unsent(failed(o.r.Context(), o.host, err)))
 		return
 	}
 	defer res.Body.Close()
@@ -120,6 +120,17 @@ func (o *onward) send() {
 	default:
 		o.answer(res)
 	}
+}
+
+// unsent blames the client for a request whose body could not be read.
+func (o *onward) unsent(f *Failure) *Failure {
+	if f.Code != CodeBroken || o.body == nil {
+		return f
+	}
+	if err := o.body.broken.Load(); err != nil {
+		return &Failure{Status: http.StatusBadRequest, Code: CodeBody, Reason: "the body of the request cannot be read to its end", Err: *err}
+	}
+	return f
 }
 
 // request returns the request as it is sent on.
@@ -301,6 +312,7 @@ type upload struct {
 	body   io.Reader
 	sent   *atomic.Int64
 	closed atomic.Bool
+	broken atomic.Pointer[error] // of reading it, but its end
 	// The trailers that the library fills in at the end of from, and reads from to.
 	to   http.Header
 	from *http.Request
@@ -312,10 +324,14 @@ func (u *upload) Read(b []byte) (int, error) {
 	}
 	n, err := u.body.Read(b)
 	u.sent.Add(int64(n))
-	if err == io.EOF {
+	switch err {
+	case nil:
+	case io.EOF:
 		for name := range u.to {
 			u.to[name] = u.from.Trailer[name]
 		}
+	default:
+		u.broken.Store(&err)
 	}
 	return n, err
 }

@@ -432,7 +432,7 @@ func (r *recorder) WriteHeader(status int)      { r.status = status }
 
 func TestPlainHTTPKeepsItsVersion(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
-		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Proto) }), plain)
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Proto) }), withoutTLS)
 		res, err := r.client(major).Get("http://" + host + "/")
 		if err != nil {
 			t.Fatal(err)

@@ -38,7 +38,7 @@ var echo = grpc.ServiceDesc{
 }
 
 func TestGRPC(t *testing.T) {
-	for name, options := range map[string][]option{"untouched": nil, "filtered": {filtered(mask{})}, "plain": {plain}} {
+	for name, options := range map[string][]option{"untouched": nil, "filtered": {filtered(mask{})}, "plain": {withoutTLS}} {
 		t.Run(name, func(t *testing.T) {
 			s := grpc.NewServer()
 			s.RegisterService(&echo, nil)

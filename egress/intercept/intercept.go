@@ -50,9 +50,21 @@ type Destination struct {
 	// is about the client's connection (RFC 9110, section 7.6.1), but for Te:
 	// trailers and for what asks for a WebSocket.
 	Handler http.Handler
-	// Refused is told of requests that did not agree and were answered by the
-	// Server. May be nil.
+	// Refused is told of requests that were answered by the Server: those that did not
+	// agree, and those of HTTP/1.1 that could not be read, with an r of which method
+	// and path are empty. May be nil.
 	Refused func(r *http.Request, status int, why Refusal)
+}
+
+func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
+	d.refused(r, status, why)
+	Refuse(w, r, status, why)
+}
+
+func (d *Destination) refused(r *http.Request, status int, why Refusal) {
+	if d.Refused != nil {
+		d.Refused(r, status, why)
+	}
 }
 
 // Server speaks HTTP/1.1 and HTTP/2 with sandboxes. It may serve any number of
@@ -92,6 +104,7 @@ func New(cfg Config) *Server {
 			MaxReceiveBufferPerStream:     maxUploadStream,
 			MaxReceiveBufferPerConnection: maxUpload,
 		},
+		ConnState:                    waits,
 		BaseContext:                  func(l net.Listener) context.Context { return l.(*connection).ctx },
 		DisableGeneralOptionsHandler: true, // of `OPTIONS *`
 		ErrorLog:                     slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
@@ -113,22 +126,21 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 	c := newConnection(ctx, conn, &d)
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
-	c.served = c.wire
 	if d.TLS {
-		t := tls.Server(c.wire, s.tls)
-		if err := t.HandshakeContext(c.ctx); err != nil {
+		c.tls = tls.Server(c.wire, s.tls)
+		if err := c.tls.HandshakeContext(c.ctx); err != nil {
 			return fmt.Errorf("TLS with a client of %s: %w", d.Host, err)
 		}
-		c.serverName = t.ConnectionState().ServerName
-		c.served = t
+		c.serverName = c.tls.ConnectionState().ServerName
 	}
+	c.serve()
 	if err := s.http.Serve(c); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	cancel()
 	c.handlersDone()
-	if t, ok := c.served.(*tls.Conn); ok && !c.asked {
-		if err := rejection(t); err != nil {
+	if c.tls != nil && c.entered.Load() == 0 {
+		if err := rejection(c.tls); err != nil {
 			return fmt.Errorf("TLS with a client of %s: %w", d.Host, err)
 		}
 	}
@@ -162,6 +174,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer c.leave()
+	if c.ambiguous(r) {
+		c.to.refuse(w, r, http.StatusBadRequest, Refusal{Code: CodeFraming, Reason: reasonFraming, Host: c.to.Host})
+		return
+	}
 	s.serve(w, r, c.to, c.serverName)
 }
 
@@ -177,10 +193,7 @@ func (s *Server) ServeRequest(w http.ResponseWriter, r *http.Request, d Destinat
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, serverName string) {
 	defer s.report(to, r)
 	if status, why := to.disagrees(r, serverName); status != 0 {
-		if to.Refused != nil {
-			to.Refused(r, status, why)
-		}
-		Refuse(w, r, status, why)
+		to.refuse(w, r, status, why)
 		return
 	}
 	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, r))

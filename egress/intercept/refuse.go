@@ -29,6 +29,9 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
 	if status == http.StatusServiceUnavailable {
 		h.Set("Retry-After", "1") // second: a limit was reached, for a moment as a rule
 	}
+	if why.Code == CodeFraming { // what follows may be its body or another
+		h.Set("Connection", "close")
+	}
 	if isGRPC(r.Header) {
 		h.Set("Content-Type", "application/grpc")
 		h.Set("Grpc-Status", strconv.Itoa(grpcStatus(status)))

@@ -40,10 +40,13 @@ type rig struct {
 	crowded  bool
 	dial     func(ctx context.Context, host string, port uint16) (net.Conn, error)
 
-	mu      sync.Mutex
-	refused []Refusal
-	results chan Result
-	log     syncBuffer
+	withoutTLS bool
+
+	mu       sync.Mutex
+	refused  []Refusal
+	statuses []int // of refused
+	results  chan Result
+	log      syncBuffer
 }
 
 type syncBuffer struct {
@@ -65,7 +68,9 @@ func (s *syncBuffer) String() string {
 
 type option func(*rig, *Destination, *ForwarderConfig)
 
-func plain(r *rig, d *Destination, _ *ForwarderConfig) { d.TLS, d.Port = false, 80 }
+func withoutTLS(r *rig, d *Destination, _ *ForwarderConfig) {
+	r.withoutTLS, d.TLS, d.Port = true, false, 80
+}
 
 func filtered(f Filter) option {
 	return func(r *rig, _ *Destination, _ *ForwarderConfig) { r.filter = f }
@@ -75,10 +80,11 @@ func filtered(f Filter) option {
 func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	t.Helper()
 	r := &rig{t: t, results: make(chan Result, 1024)}
-	d := Destination{Host: host, Port: 443, TLS: true, Refused: func(_ *http.Request, _ int, why Refusal) {
+	d := Destination{Host: host, Port: 443, TLS: true, Refused: func(req *http.Request, status int, why Refusal) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.refused = append(r.refused, why)
+		r.refused, r.statuses = append(r.refused, why), append(r.statuses, status)
+		_ = req.URL.EscapedPath() // as those do who are told
 	}}
 	cfg := ForwarderConfig{}
 	for _, o := range options {
@@ -220,10 +226,31 @@ func (r *rig) dialTLS(serverName string, protocols ...string) *tls.Conn {
 	return conn
 }
 
-// say sends raw bytes over TLS and returns all that comes back.
+// told returns what the destination was told to be refused.
+func (r *rig) told() (why []Refusal, statuses []int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.refused, r.statuses
+}
+
+// connect is as a client in the sandbox, for HTTP/1.1.
+func (r *rig) connect() net.Conn {
+	r.t.Helper()
+	if !r.withoutTLS {
+		return r.dialTLS(host, "http/1.1")
+	}
+	conn, err := net.Dial("tcp", r.addr)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+// say sends raw bytes and returns all that comes back.
 func (r *rig) say(text string) string {
 	r.t.Helper()
-	conn := r.dialTLS(host, "http/1.1")
+	conn := r.connect()
 	io.WriteString(conn, text)
 	all, _ := io.ReadAll(conn)
 	return string(all)
