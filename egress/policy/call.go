@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -38,6 +39,7 @@ const (
 type call struct {
 	instance *instance
 	memory   api.Memory
+	found    context.Context // what Value finds; nil: nothing
 	phase    phase
 	features uint32
 
@@ -59,11 +61,18 @@ type call struct {
 	buffer    *recorder // of the upstream's answer; nil: it streams
 }
 
-// Deadline, Done, Err and Value make a call a context that never ends.
+// Deadline, Done, Err and Value make a call a context that never ends. Its values
+// are what wazero looks for when an instance is made.
 func (c *call) Deadline() (time.Time, bool) { return time.Time{}, false }
 func (c *call) Done() <-chan struct{}       { return nil }
 func (c *call) Err() error                  { return nil }
-func (c *call) Value(any) any               { return nil }
+
+func (c *call) Value(key any) any {
+	if c.found == nil {
+		return nil
+	}
+	return c.found.Value(key)
+}
 
 func (c *call) begin(i *instance, p phase, limit time.Duration) {
 	*c = call{instance: i, features: i.features, limit: limit, secrets: noSecrets{}}

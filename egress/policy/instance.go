@@ -13,6 +13,7 @@ import (
 type instance struct {
 	policy    *Policy
 	module    api.Module
+	memory    memory
 	request   api.Function
 	response  api.Function
 	features  uint32 // that it enabled for all exchanges
@@ -32,25 +33,43 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 	}
 	i := &instance{policy: p, output: output{logger: &p.logger}}
 	i.call.begin(i, starting, h.config.StartLimit)
-	module, err := p.module.runtime.InstantiateModule(&i.call, p.module.compiled,
-		wazero.NewModuleConfig().WithName("").WithStartFunctions())
-	if err == nil {
-		i.module = module
-		for _, name := range p.module.starts {
-			if _, err = module.ExportedFunction(name).Call(&i.call); err != nil {
-				break
-			}
-		}
-	}
+	i.call.found = i.memory.within(context.Background())
+	err := i.instantiate()
 	i.output.flush()
 	if err != nil {
 		d := i.denial(err)
 		i.close()
 		return nil, &StartError{Policy: p.name, Reason: d.Reason, Detail: d.Detail}
 	}
-	i.request, i.response = module.ExportedFunction(handleRequest), module.ExportedFunction(handleResponse)
+	i.request, i.response = i.module.ExportedFunction(handleRequest), i.module.ExportedFunction(handleResponse)
 	i.features = i.call.features
 	return i, nil
+}
+
+// instantiate makes the guest and runs what it starts with.
+func (i *instance) instantiate() (err error) {
+	defer func() { // wazero returns what fails, but not that of the memory
+		switch f := recover().(type) {
+		case nil:
+		case *failure:
+			err = f
+		default:
+			panic(f)
+		}
+	}()
+	program := i.policy.module
+	i.module, err = program.runtime.InstantiateModule(&i.call, program.compiled,
+		wazero.NewModuleConfig().WithName("").WithStartFunctions())
+	if err != nil {
+		i.module = nil
+		return err
+	}
+	for _, name := range program.starts {
+		if _, err := i.module.ExportedFunction(name).Call(&i.call); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // StartError says why an instance of a policy does not start.
@@ -68,6 +87,7 @@ func (i *instance) close() {
 	if i.module != nil {
 		_ = i.module.Close(context.Background()) // nothing is open in it
 	}
+	i.memory.Free() // of a module that was not made to the end
 	<-i.policy.host.instances
 }
 

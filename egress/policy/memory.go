@@ -1,0 +1,57 @@
+package policy
+
+import (
+	"context"
+
+	"github.com/tetratelabs/wazero/experimental"
+	"golang.org/x/sys/unix"
+)
+
+// memory is an instance's, mapped for it alone. On Go's heap it would be garbage
+// once the instance has ended, megabytes of it for each policy that is replaced, and
+// the heap grows by as much before that is collected. Here it is the system's again
+// at once, pages that a guest never touched take none, and growing copies nothing.
+//
+// It implements wazero's MemoryAllocator and LinearMemory. Nobody may read what it
+// has after Free.
+type memory struct{ mapped []byte }
+
+// within returns a context in which wazero takes an instance's memory from m.
+func (m *memory) within(ctx context.Context) context.Context {
+	return experimental.WithMemoryAllocator(ctx, m)
+}
+
+// Allocate reserves addresses for the one memory that a module may have, and makes
+// the first bytes usable. It fails as host functions do.
+func (m *memory) Allocate(first, max uint64) experimental.LinearMemory {
+	if max == 0 {
+		return m
+	}
+	var err error
+	m.mapped, err = unix.Mmap(-1, 0, int(max), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil || m.Reallocate(first) == nil {
+		fail("the node has no memory for it")
+	}
+	return m
+}
+
+// Reallocate makes the first size bytes usable: zeros, unless they were before. It
+// returns nil where there is no room.
+func (m *memory) Reallocate(size uint64) []byte {
+	if size > uint64(len(m.mapped)) {
+		return nil
+	}
+	usable := m.mapped[:size:size]
+	if size > 0 && unix.Mprotect(usable, unix.PROT_READ|unix.PROT_WRITE) != nil {
+		return nil
+	}
+	return usable
+}
+
+// Free gives all back. It may be called more than once.
+func (m *memory) Free() {
+	if m.mapped != nil {
+		_ = unix.Munmap(m.mapped) // fails only for what is not mapped
+		m.mapped = nil
+	}
+}

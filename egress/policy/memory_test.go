@@ -1,0 +1,89 @@
+package policy
+
+import (
+	"bytes"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	. "github.com/doze-run/doze/egress/internal/wat"
+)
+
+func TestMemoryGrowsInPlace(t *testing.T) {
+	var m memory
+	b := m.Allocate(pageSize, 16<<20).Reallocate(pageSize)
+	b[0], b[pageSize-1] = 1, 2
+	grown := m.Reallocate(3 * pageSize)
+	if len(grown) != 3*pageSize || &grown[0] != &b[0] || grown[pageSize-1] != 2 {
+		t.Errorf("it grew to %d bytes, elsewhere, or changed", len(grown))
+	}
+	if rest := grown[pageSize:]; !bytes.Equal(rest, make([]byte, len(rest))) {
+		t.Error("what is new of it is not zero")
+	}
+	if m.Reallocate(16<<20) == nil || m.Reallocate(16<<20+1) != nil {
+		t.Error("its limit is not where it should be")
+	}
+	m.Free()
+	m.Free()
+	if m.Reallocate(1) != nil {
+		t.Error("it can be used after its end")
+	}
+	if none := new(memory); none.Allocate(0, 0).Reallocate(0) == nil && none.mapped != nil {
+		t.Error("a memory of nothing has something")
+	}
+}
+
+// A memory that there is not is the guest's failure, not the node's.
+func TestWhatHasNoMemoryDoesNotStart(t *testing.T) {
+	defer func() {
+		if f, ok := recover().(*failure); !ok || !strings.Contains(f.reason, "no memory") {
+			t.Errorf("got %v", f)
+		}
+	}()
+	new(memory).Allocate(1, 1<<62)
+	t.Error("there were 4 EiB")
+}
+
+// Also that of an instance which wazero does not get to see the end of: its start
+// fails.
+func TestMemoryIsGivenBack(t *testing.T) {
+	h := newHost(t, nil)
+	starts := compile(t, h, "responder", responder())
+	fails := compile(t, h, "hostile", Assembly{Pages: 1, Start: 1, Funcs: []Func{
+		{Export: "handle_request", Results: []byte{I64}, Body: pass},
+		{Body: trap},
+		{Export: "handle_response", Params: []byte{I32, I32}, Body: none},
+	}}.Binary())
+	before := mapped(t)
+	const times = 1000
+	for range times {
+		p, err := starts.Configure(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Release()
+		if p, err := fails.Configure(t.Context(), nil); err == nil {
+			p.Release()
+			t.Fatal("it starts")
+		}
+	}
+	if grown := mapped(t) - before; grown > times/4*h.config.MemoryLimit {
+		t.Errorf("%d starts have left %d MiB", 2*times, grown>>20)
+	}
+}
+
+// mapped is the size of the process's address space.
+func mapped(t *testing.T) int {
+	t.Helper()
+	statm, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	size, _, _ := strings.Cut(string(statm), " ")
+	pages, err := strconv.Atoi(size)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages * os.Getpagesize()
+}
