@@ -54,7 +54,8 @@ func FuzzHostFunctions(f *testing.F) {
 		defer p.put(in)
 		r := request("POST", "/path?q=1")
 		r.Body = http.NoBody
-		in.call.begin(in, phase(mode%3), h.config.TimeLimit)
+		in.call.begin(in, h.config.TimeLimit)
+		in.call.run(phase(mode % 3))
 		in.call.features |= uint32(mode>>2) & allFeatures
 		in.call.exchange, in.call.writer, in.call.r, in.call.secrets = &Exchange{}, httptest.NewRecorder(), r, &vault{}
 		if mode&0x80 != 0 {

@@ -74,12 +74,11 @@ func (c *call) Value(key any) any {
 	return c.found.Value(key)
 }
 
-func (c *call) begin(i *instance, p phase, limit time.Duration) {
+func (c *call) begin(i *instance, limit time.Duration) {
 	*c = call{instance: i, features: i.features, limit: limit, secrets: noSecrets{}}
-	c.run(p)
 }
 
-// run starts the clock.
+// run starts the clock of a phase.
 func (c *call) run(p phase) {
 	c.phase = p
 	c.spent, c.last = 0, time.Now()

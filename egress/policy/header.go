@@ -49,7 +49,7 @@ func (w *weight) change(h http.Header, name, value string, add bool) {
 		fail("its value of header %.40q holds a line break or another control character", key)
 	}
 	if !add {
-		w.remove(h, key)
+		w.drop(h, key)
 	}
 	if !w.known {
 		w.measure(h)
@@ -73,10 +73,12 @@ func (w *weight) measure(h http.Header) {
 }
 
 func (w *weight) remove(h http.Header, name string) {
-	key := canonical(name)
-	if !mutable(key) {
-		return
+	if key := canonical(name); mutable(key) {
+		w.drop(h, key)
 	}
+}
+
+func (w *weight) drop(h http.Header, key string) {
 	if w.known {
 		for _, v := range h[key] {
 			w.fields--

@@ -32,8 +32,9 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 		return nil, err
 	}
 	i := &instance{policy: p, output: output{logger: &p.logger}}
-	i.call.begin(i, starting, h.config.StartLimit)
+	i.call.begin(i, h.config.StartLimit)
 	i.call.found = i.memory.within(context.Background())
+	i.call.run(starting)
 	err := i.instantiate()
 	i.output.flush()
 	if err != nil {

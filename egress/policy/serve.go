@@ -54,7 +54,7 @@ func serve(w http.ResponseWriter, r *http.Request, x *Exchange, steps []Step, ne
 	defer held.drop() // unless it was put back
 
 	c := &i.call
-	c.begin(i, beforeNext, p.host.config.TimeLimit)
+	c.begin(i, p.host.config.TimeLimit)
 	c.exchange, c.writer, c.r = x, w, r
 	c.namespace = steps[0].Namespace
 	if s := steps[0].Secrets; s != nil {

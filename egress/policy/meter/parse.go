@@ -85,7 +85,12 @@ func (m *parser) module(data []byte) (*Module, error) {
 			return nil, fmt.Errorf("section of %s: %w", s.name, r.err)
 		}
 	}
-	binary := []byte("\x00asm\x01\x00\x00\x00")
+	const header = "\x00asm\x01\x00\x00\x00"
+	size := len(header) + 2*len(m.names)
+	for _, section := range out {
+		size += len(section) + 6 // its id, and its length
+	}
+	binary := append(make([]byte, 0, size), header...)
 	for _, id := range order {
 		if len(out[id]) > 0 {
 			binary = append(binary, id)
@@ -376,8 +381,9 @@ func (m *parser) codeOf(r *reader) []byte {
 		return nil
 	}
 	m.empty = map[uint32]bool{}
-	out := make([]byte, 0, len(r.data)+len(r.data)/4)
+	out := make([]byte, 0, len(r.data)+len(r.data)/2)
 	out = appendU32(out, uint32(n))
+	var written []byte // of one function at a time
 	for i := range n {
 		size := r.u32()
 		if size > maxBody {
@@ -390,8 +396,10 @@ func (m *parser) codeOf(r *reader) []byte {
 		if size == 2 && code[0] == 0 && code[1] == 0x0b {
 			m.empty[m.imported+uint32(i)] = true
 		}
-		b := &body{reader: reader{data: code}, m: m, params: len(m.types[defined[i]].Params)}
-		if out = b.rewrite(out); b.err != nil {
+		b := &body{reader: reader{data: code}, m: m, out: written[:0], params: len(m.types[defined[i]].Params)}
+		out = b.rewrite(out)
+		written = b.out
+		if b.err != nil {
 			r.fail(fmt.Errorf("function %d: %w", m.imported+uint32(i), b.err))
 			return nil
 		}
