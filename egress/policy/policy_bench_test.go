@@ -48,3 +48,17 @@ func BenchmarkReplaceGo(b *testing.B) {
 		b.ReportMetric(float64(requests), "requests")
 	}
 }
+
+// What an instance costs, of which a policy has as many as it has requests at a time.
+func BenchmarkStartGo(b *testing.B) {
+	h := newHost(b, nil)
+	p := configure(b, compile(b, h, "bearer", guest(b, "bearer")), "token")
+	b.ReportAllocs()
+	for b.Loop() {
+		i, err := p.start(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		i.close()
+	}
+}

@@ -27,8 +27,17 @@ type Assembly struct {
 	Funcs   []Func
 	Pages   uint32 // of memory, which is exported as memory
 	Data    string // at 0
-	Start   int    // index of the function that starts an instance; 0: none
-	Table   []int  // indices of functions
+	// Segments of data, after Data, with their number before the code.
+	Segments []Segment
+	Start    int   // index of the function that starts an instance; 0: none
+	Table    []int // indices of functions
+}
+
+// Segment of data.
+type Segment struct {
+	Offset  int32
+	Data    string
+	Passive bool // it is for memory.init
 }
 
 // Code is code, put together.
@@ -62,6 +71,8 @@ func CallIndirect(t int) []byte   { return append(append([]byte{0x11}, unsigned(
 func RefFunc(f int) []byte        { return append([]byte{0xd2}, unsigned(uint32(f))...) }
 func Br(depth uint32) []byte      { return append([]byte{0x0c}, unsigned(depth)...) }
 func BrIf(depth uint32) []byte    { return append([]byte{0x0d}, unsigned(depth)...) }
+func MemoryInit(s uint32) []byte  { return Code([]byte{0xfc, 8}, unsigned(s), []byte{0}) }
+func DataDrop(s uint32) []byte    { return append([]byte{0xfc, 9}, unsigned(s)...) }
 func LocalGet(local int) []byte   { return append([]byte{0x20}, unsigned(uint32(local))...) }
 func LocalSet(local int) []byte   { return append([]byte{0x21}, unsigned(uint32(local))...) }
 func LocalTee(local int) []byte   { return append([]byte{0x22}, unsigned(uint32(local))...) }
@@ -123,9 +134,23 @@ func (m Assembly) Binary() []byte {
 		}
 		out = section(out, 9, Code([]byte{1, 0}, I32Const(0), End, list(refs)))
 	}
-	out = section(out, 10, list(code))
+	var data [][]byte
 	if m.Data != "" {
-		out = section(out, 11, Code([]byte{1, 0}, I32Const(0), End, text(m.Data)))
+		data = append(data, Code([]byte{0}, I32Const(0), End, text(m.Data)))
+	}
+	for _, s := range m.Segments {
+		if s.Passive {
+			data = append(data, Code([]byte{1}, text(s.Data)))
+		} else {
+			data = append(data, Code([]byte{0}, I32Const(s.Offset), End, text(s.Data)))
+		}
+	}
+	if len(m.Segments) > 0 {
+		out = section(out, 12, unsigned(uint32(len(data))))
+	}
+	out = section(out, 10, list(code))
+	if len(data) > 0 {
+		out = section(out, 11, list(data))
 	}
 	return out
 }

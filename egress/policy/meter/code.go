@@ -252,6 +252,9 @@ func (b *body) immediates(op byte) {
 func (b *body) miscellaneous() {
 	start := b.at - 1
 	op := b.u32()
+	if op == 8 || op == 9 { // memory.init, data.drop
+		b.m.namesData = true
+	}
 	switch {
 	case op <= 7: // conversions
 		return

@@ -36,6 +36,9 @@ type parser struct {
 	imported  uint32   // functions
 	places    int      // in tables and in segments for them
 	empty     map[uint32]bool
+	namesData bool // code has indices of data segments
+	given     int  // data segments
+	segments  int  // that are left of them
 
 	tick uint32 // index of our import
 	fuel uint32 // index of our global, which stands behind those of the module
@@ -71,10 +74,10 @@ func (m *parser) module(data []byte) (*Module, error) {
 		{globalSection, "globals", m.globalsOf},
 		{startSection, "start", m.startOf},
 		{elementSection, "elements", m.elementsOf},
-		{countSection, "data", m.countOf},
 		{codeSection, "code", m.codeOf},
 		{exportSection, "exports", m.exportsOf}, // after the code: it knows the empty functions
-		{dataSection, "data", m.dataOf},
+		{dataSection, "data", m.dataOf},         // and whether it names segments
+		{countSection, "data", m.countOf},
 	} {
 		r := &reader{data: m.sections[s.id]}
 		out[s.id] = s.rewrite(r)
@@ -350,21 +353,6 @@ func (m *parser) elementsOf(r *reader) []byte {
 		}
 	}
 	return out
-}
-
-func (m *parser) countOf(r *reader) []byte {
-	if r.left() > 0 && r.u32() > maxSegments {
-		r.fail(fmt.Errorf("it has too many data segments: at most %d fit", maxSegments))
-	}
-	return r.data
-}
-
-func (m *parser) dataOf(r *reader) []byte {
-	if r.left() > 0 {
-		r.count("data segments", maxSegments)
-		r.at = len(r.data)
-	}
-	return r.data
 }
 
 func (m *parser) codeOf(r *reader) []byte {

@@ -60,6 +60,23 @@ func (r *reader) u32() uint32 {
 	return 0
 }
 
+// i32 reads a signed LEB128 of 32 bits, as the unsigned number of the same bits.
+func (r *reader) i32() uint32 {
+	var v uint32
+	for shift := 0; shift < 35; shift += 7 {
+		b := r.byte()
+		v |= uint32(b&0x7f) << shift
+		if b < 0x80 {
+			if b&0x40 != 0 && shift < 28 {
+				v |= ^uint32(0) << (shift + 7)
+			}
+			return v
+		}
+	}
+	r.fail(errors.New("a number is longer than 32 bits"))
+	return 0
+}
+
 // skipSigned passes over a signed LEB128 of at most so many bytes.
 func (r *reader) skipSigned(bytes int) {
 	for range bytes {
@@ -98,6 +115,17 @@ func appendU32(b []byte, v uint32) []byte {
 		v >>= 7
 	}
 	return append(b, byte(v))
+}
+
+// appendI32 writes 32 bits as i32 reads them.
+func appendI32(b []byte, v uint32) []byte {
+	for s := int32(v); ; s >>= 7 {
+		low := byte(s) & 0x7f
+		if s>>6 == 0 || s>>6 == -1 {
+			return append(b, low)
+		}
+		b = append(b, low|0x80)
+	}
 }
 
 // constBytes is how long putConst writes, for any number that is not negative.

@@ -1,0 +1,119 @@
+package meter
+
+import (
+	"errors"
+	"fmt"
+)
+
+// maxGap is how many zeros are written out rather than begin another segment, which
+// takes as many bytes in a compiler.
+const maxGap = 64
+
+// dataOf joins the segments that fill memory when an instance starts. Go's linker
+// leaves out each run of some zeros, so that its smallest policy has 30,000: each
+// instance evaluates every one of them, and keeps it.
+//
+// They stay as they are where somebody could tell: if code names segments by their
+// index, or if there are some that are not for the start. What is not valid is for
+// the compiler to say.
+func (m *parser) dataOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	m.given = r.count("data segments", maxSegments)
+	m.segments = m.given
+	s := &reader{data: r.data, at: r.at, err: r.err}
+	r.at = len(r.data)
+	j := joiner{out: make([]byte, 0, len(r.data))}
+	for range m.given {
+		j.add(s)
+	}
+	if m.namesData || s.err != nil || s.left() > 0 {
+		return r.data
+	}
+	j.end()
+	m.segments = j.segments
+	return append(appendU32(nil, uint32(j.segments)), j.out...)
+}
+
+// countOf is the number of segments, for those who want it before the code.
+func (m *parser) countOf(r *reader) []byte {
+	if r.left() == 0 {
+		return nil
+	}
+	n := r.u32()
+	if n > maxSegments {
+		r.fail(fmt.Errorf("it has too many data segments: at most %d fit", maxSegments))
+	}
+	if uint64(n) != uint64(m.given) {
+		return r.data
+	}
+	return appendU32(nil, uint32(m.segments))
+}
+
+// joiner joins segments of which one follows soon after another: what lies between
+// is zero, and stays so unless an earlier one has filled it.
+type joiner struct {
+	out      []byte
+	segments int    // in out
+	begun    bool   // there is one that is not in out yet:
+	offset   uint64 // where it begins
+	content  []byte
+	filled   []extent // by those in out
+}
+
+// extent of memory, without its end.
+type extent struct{ from, to uint64 }
+
+// maxExtents are looked at. What a compiler makes has five or so.
+const maxExtents = 64
+
+var errOtherSegment = errors.New("a segment of another kind")
+
+func (j *joiner) add(r *reader) {
+	if r.u32() != 0 || r.byte() != 0x41 { // memory 0 at i32.const
+		r.fail(errOtherSegment)
+		return
+	}
+	offset := uint64(r.i32())
+	if r.byte() != 0x0b { // end
+		r.fail(errOtherSegment)
+		return
+	}
+	data := r.take(r.u32())
+	if at := j.offset + uint64(len(j.content)); j.begun && offset >= at && offset-at <= maxGap && j.isZero(extent{at, offset}) {
+		j.content = append(j.content, make([]byte, offset-at)...)
+	} else {
+		j.end()
+		j.begun, j.offset = true, offset
+	}
+	j.content = append(j.content, data...)
+}
+
+// isZero says whether no segment in out fills any of it.
+func (j *joiner) isZero(gap extent) bool {
+	if len(j.filled) > maxExtents {
+		return false
+	}
+	for _, e := range j.filled {
+		if gap.from < e.to && e.from < gap.to {
+			return false
+		}
+	}
+	return true
+}
+
+// end writes the last segment.
+func (j *joiner) end() {
+	if !j.begun {
+		return
+	}
+	j.out = appendI32(append(j.out, 0, 0x41), uint32(j.offset))
+	j.out = appendU32(append(j.out, 0x0b), uint32(len(j.content)))
+	j.out = append(j.out, j.content...)
+	j.segments++
+	if len(j.filled) <= maxExtents {
+		j.filled = append(j.filled, extent{j.offset, j.offset + uint64(len(j.content))})
+	}
+	j.begun, j.content = false, j.content[:0]
+}
