@@ -1,17 +1,16 @@
-// Everything writes to standard output, compressed by gzip, what a program in a
-// sandbox can read and what is not of its image, for tests of egress that look
-// through it: files that
-// are new or changed, or on file systems of their own; files that a process has
+// Everything writes to standard output what a program in a sandbox can read and what
+// is not of its image, for tests of egress that look through it: files that are new
+// or changed, or on file systems of their own; files that a process has
 // open although they have no name any more; environments, command lines and
 // memory of all processes but its own.
 //
 // What cannot be read is left out: nobody in the sandbox gets at it either. Pages
-// of memory that are zero are left out, too.
+// of memory that are zero are left out, too, and the file that it writes to.
 package main
 
 import (
+	"bufio"
 	"bytes"
-	"compress/gzip"
 	"fmt"
 	"io"
 	"io/fs"
@@ -33,17 +32,14 @@ func main() {
 }
 
 func run(to io.Writer) error {
-	out, err := gzip.NewWriterLevel(to, gzip.BestSpeed)
-	if err != nil {
-		return err
-	}
+	out := bufio.NewWriterSize(to, 1<<20)
 	began, err := start()
 	if err != nil {
 		return err
 	}
 	files(out, began.Add(-margin))
 	processes(out)
-	return out.Close()
+	return out.Flush()
 }
 
 // start is when the sandbox was started: the kernel tells it in ticks since its
@@ -105,7 +101,7 @@ func files(out io.Writer, since time.Time) {
 	})
 }
 
-// maxFile bounds a file, which may be the one that the output is kept in.
+// maxFile bounds a file.
 const maxFile = 64 << 20
 
 func file(out io.Writer, path string) {
@@ -114,7 +110,19 @@ func file(out io.Writer, path string) {
 		return
 	}
 	defer f.Close()
+	if isOutput(f) {
+		return
+	}
 	_, _ = io.CopyN(out, f, maxFile)
+}
+
+func isOutput(f *os.File) bool {
+	own, err := os.Stdout.Stat()
+	if err != nil {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && os.SameFile(own, info)
 }
 
 func processes(out io.Writer) {
