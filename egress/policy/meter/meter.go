@@ -10,7 +10,9 @@
 // machine code in each turn of each loop, which is slow, and not at all in
 // functions without loops, so that recursion never ends.
 //
-// What a module may hold is bounded on the way, before anything is compiled: a
+// Segments of data are joined on the way: some linkers make one for every few bytes.
+//
+// What a module may hold is bounded, too, before anything is compiled: a
 // few bytes of a module can ask a compiler for gigabytes.
 package meter
 
@@ -98,7 +100,8 @@ type Module struct {
 	Exports map[string]Exported
 	// MemoryPages that an instance has from the beginning, of 64 KiB.
 	MemoryPages uint32
-	// Binary is the rewritten module: with ticks, and without debug information.
+	// Binary is the rewritten module: with ticks, without debug information, and with
+	// fewer segments of data.
 	Binary []byte
 }
 

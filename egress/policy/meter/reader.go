@@ -43,38 +43,39 @@ func (r *reader) take(n uint32) []byte {
 	return r.data[r.at-int(n) : r.at]
 }
 
-// u32 reads an unsigned LEB128 of at most 32 bits.
-func (r *reader) u32() uint32 {
-	var v uint64
-	for shift := 0; shift < 35; shift += 7 {
+// leb128 reads a number of at most 5 bytes, and says in how many bits it was written.
+func (r *reader) leb128() (v uint64, bits int) {
+	for bits < 35 {
 		b := r.byte()
-		v |= uint64(b&0x7f) << shift
+		v |= uint64(b&0x7f) << bits
+		bits += 7
 		if b < 0x80 {
-			if v > 1<<32-1 {
-				break
-			}
-			return uint32(v)
+			return v, bits
 		}
 	}
-	r.fail(errors.New("a number is longer than 32 bits"))
-	return 0
+	r.fail(errLong)
+	return 0, bits
 }
 
-// i32 reads a signed LEB128 of 32 bits, as the unsigned number of the same bits.
-func (r *reader) i32() uint32 {
-	var v uint32
-	for shift := 0; shift < 35; shift += 7 {
-		b := r.byte()
-		v |= uint32(b&0x7f) << shift
-		if b < 0x80 {
-			if b&0x40 != 0 && shift < 28 {
-				v |= ^uint32(0) << (shift + 7)
-			}
-			return v
-		}
+var errLong = errors.New("a number is longer than 32 bits")
+
+// u32 reads an unsigned number of at most 32 bits.
+func (r *reader) u32() uint32 {
+	v, _ := r.leb128()
+	if v > 1<<32-1 {
+		r.fail(errLong)
+		return 0
 	}
-	r.fail(errors.New("a number is longer than 32 bits"))
-	return 0
+	return uint32(v)
+}
+
+// i32 reads a signed number of 32 bits, as the unsigned one of the same bits.
+func (r *reader) i32() uint32 {
+	v, bits := r.leb128()
+	if v>>(bits-1) == 1 {
+		v |= ^uint64(0) << bits
+	}
+	return uint32(v)
 }
 
 // skipSigned passes over a signed LEB128 of at most so many bytes.
