@@ -16,7 +16,7 @@ const (
 	CodeConnect     = "connect"     // 405: CONNECT inside of a connection
 	CodeTarget      = "target"      // 400: a request target that is no path
 	CodeUpgrade     = "upgrade"     // 403: to another protocol than WebSocket
-	CodeFraming     = "framing"     // 400: a request that says in two ways where it ends
+	CodeFraming     = "framing"     // 400: a request whose end, or beginning, is not certain
 )
 
 // disagrees says with which status and why a request is refused: status 0 if it

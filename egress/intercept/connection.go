@@ -19,7 +19,7 @@ type connection struct {
 	wire       *wire     // over raw
 	tls        *tls.Conn // over wire; nil: none
 	plain      *plain    // over tls, or over wire; nil over HTTP/2 in TLS
-	served     net.Conn  // plain, or tls
+	served     net.Conn  // plain, in plainTLS over that, or tls
 	accepted   bool      // used by Accept only
 
 	closing sync.Once
@@ -29,7 +29,7 @@ type connection struct {
 	entered atomic.Int64 // requests that have a handler, or had
 
 	mu       sync.Mutex
-	handlers int
+	handlers int           // and others that have begun
 	ended    bool          // no handler begins any more
 	idle     chan struct{} // closed when it has ended and no handler runs
 }
@@ -69,18 +69,27 @@ func (c *connection) Close() error {
 // Addr is of the connection's end here.
 func (c *connection) Addr() net.Addr { return c.raw.LocalAddr() }
 
-// enter counts a handler in, unless the connection has ended.
+// enter counts the handler of a request in, unless the connection has ended.
 func (c *connection) enter() bool {
+	if !c.begin() {
+		return false
+	}
+	c.entered.Add(1)
+	if c.plain != nil {
+		c.plain.waits.Store(false)
+	}
+	return true
+}
+
+// begin counts in who speaks of the connection's requests, until leave, unless the
+// connection has ended.
+func (c *connection) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
 		return false
 	}
 	c.handlers++
-	c.entered.Add(1)
-	if c.plain != nil {
-		c.plain.waits.Store(false)
-	}
 	return true
 }
 

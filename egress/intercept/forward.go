@@ -111,7 +111,7 @@ func (o *onward) send() {
 		o.fail(o.unsent(failed(o.r.Context(), o.host, err)))
 		return
 	}
-	defer res.Body.Close()
+	defer o.leave(res.Body)
 	switch status := res.StatusCode; {
 	case status == http.StatusSwitchingProtocols:
 		o.upgrade(res)
@@ -120,6 +120,30 @@ func (o *onward) send() {
 	default:
 		o.answer(res)
 	}
+}
+
+// leave ends an answer. That of HTTP/2 waits for a Read of the request's body, which
+// waits for the client, which may in turn wait for the end of the answer.
+func (o *onward) leave(answer io.Closer) {
+	if o.body == nil || o.body.over.Load() {
+		answer.Close()
+		return
+	}
+	go answer.Close() // ends with that Read: with the client's next byte, or its connection
+}
+
+// early says whether an answer comes before the body was read to its end, or that is
+// broken. An HTTP/1.1 client's connection ends with it: the library's server interrupts
+// the Read that waits for more, and then takes what is left of chunks for a request, and
+// cancels the next one after a length.
+func (o *onward) early() bool {
+	if o.r.ProtoMajor != 1 || o.body == nil || o.body.whole.Load() {
+		return false
+	}
+	if c, ok := o.r.Context().Value(connectionKey{}).(*connection); ok && c.plain != nil {
+		c.plain.lingers.Store(true)
+	}
+	return true
 }
 
 // unsent blames the client for a request whose body could not be read.
@@ -163,7 +187,7 @@ func (o *onward) request() *http.Request {
 	}
 	ctx := context.WithValue(r.Context(), targetKey{}, to)
 	return out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn: o.connected, Got1xxResponse: o.early,
+		GotConn: o.connected, Got1xxResponse: o.informed,
 	}))
 }
 
@@ -175,10 +199,10 @@ func (o *onward) connected(info httptrace.GotConnInfo) {
 	}
 }
 
-// early passes a 1xx answer on. That the body is wanted (100) the library's
+// informed passes a 1xx answer on. That the body is wanted (100) the library's
 // server says itself, when the transport begins to read it. That nothing can be
 // switched to (101) not every host knows that speaks HTTP/2.
-func (o *onward) early(status int, header textproto.MIMEHeader) error {
+func (o *onward) informed(status int, header textproto.MIMEHeader) error {
 	if status == http.StatusContinue || status == http.StatusSwitchingProtocols {
 		return nil
 	}
@@ -233,6 +257,9 @@ func (o *onward) answer(res *http.Response) {
 	if len(announced) > 0 {
 		to["Trailer"] = announced
 		delete(to, "Content-Length") // HTTP/1.1 has trailers after chunks only
+	}
+	if o.early() {
+		to["Connection"] = []string{"close"}
 	}
 	o.status = res.StatusCode
 	o.w.WriteHeader(res.StatusCode)
@@ -300,6 +327,9 @@ func (o *onward) fail(f *Failure) {
 	if o.filter != nil {
 		f.Reason = o.filter.Text(f.Reason)
 	}
+	if o.early() {
+		o.w.Header()["Connection"] = []string{"close"}
+	}
 	o.failure, o.status = f, f.Status
 	Refuse(o.w, o.r, f.Status, Refusal{Code: f.Code, Reason: f.Reason, Host: o.host})
 }
@@ -312,6 +342,8 @@ type upload struct {
 	body   io.Reader
 	sent   *atomic.Int64
 	closed atomic.Bool
+	over   atomic.Bool           // it is read no more
+	whole  atomic.Bool           // it was read to its end
 	broken atomic.Pointer[error] // of reading it, but its end
 	// The trailers that the library fills in at the end of from, and reads from to.
 	to   http.Header
@@ -326,13 +358,16 @@ func (u *upload) Read(b []byte) (int, error) {
 	u.sent.Add(int64(n))
 	switch err {
 	case nil:
+		return n, nil
 	case io.EOF:
+		u.whole.Store(true)
 		for name := range u.to {
 			u.to[name] = u.from.Trailer[name]
 		}
 	default:
 		u.broken.Store(&err)
 	}
+	u.over.Store(true)
 	return n, err
 }
 

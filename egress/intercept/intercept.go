@@ -119,7 +119,7 @@ func New(cfg Config) *Server {
 // An error is a TLS handshake that failed, mostly with a client that does not trust
 // the certificate, or the alert of a client that ended TLS without a request: it
 // wanted Encrypted Client Hello, for instance. All that went wrong later was told to
-// the client.
+// the client. When it returns, d's Handler and Refused run no more.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -174,8 +174,8 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer c.leave()
-	if c.ambiguous(r) {
-		c.to.refuse(w, r, http.StatusBadRequest, Refusal{Code: CodeFraming, Reason: reasonFraming, Host: c.to.Host})
+	if why := c.uncertain(w); why != "" {
+		c.to.refuse(w, r, http.StatusBadRequest, Refusal{Code: CodeFraming, Reason: why, Host: c.to.Host})
 		return
 	}
 	s.serve(w, r, c.to, c.serverName)

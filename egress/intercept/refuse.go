@@ -20,16 +20,18 @@ type Refusal struct {
 const HeaderRefused = "X-Doze-Egress"
 
 // Refuse answers a request with a refusal as JSON. Clients of gRPC, which look
-// at the status of their own protocol only, get that.
+// at the status of their own protocol only, get that. A Connection: close that is set
+// already stays.
 func Refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
 	h := w.Header()
+	last := r.ProtoMajor == 1 && (why.Code == CodeFraming || h.Get("Connection") == "close")
 	clear(h)
 	h.Set("Cache-Control", "no-store")
 	h.Set(HeaderRefused, why.Code)
 	if status == http.StatusServiceUnavailable {
 		h.Set("Retry-After", "1") // second: a limit was reached, for a moment as a rule
 	}
-	if why.Code == CodeFraming { // what follows may be its body or another
+	if last { // what follows may be its body or another
 		h.Set("Connection", "close")
 	}
 	if isGRPC(r.Header) {

@@ -12,9 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 
 	"golang.org/x/net/http2"
@@ -123,95 +121,6 @@ func TestConnectionIsForOneAuthority(t *testing.T) {
 			}
 			if status != c.status || status == "200" && body != host {
 				t.Errorf("status %s, the host saw %q", status, body)
-			}
-		})
-	}
-}
-
-// What could be read in two ways is refused, or sent on in one.
-func TestNothingIsSmuggled(t *testing.T) {
-	const post = "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"
-	const head = post + "Connection: close\r\n"
-	for name, c := range map[string]struct {
-		request string
-		want    string // start of the status line
-		arrives string // what the host sees of it, if anything
-	}{
-		"length and chunks":  {post + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 400", ""},
-		"the same, second":   {post + "Content-Length: 0\r\n\r\n" + post + "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 200", "/first 0"},
-		"chunks in 1.0":      {"POST /first HTTP/1.0\r\nHost: api.example.com\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.0 400", ""},
-		"two lengths":        {head + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde", "HTTP/1.1 400", ""},
-		"signed length":      {head + "Content-Length: +4\r\n\r\nabcd", "HTTP/1.1 400", ""},
-		"other coding":       {head + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", ""},
-		"two codings":        {head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", ""},
-		"space before colon": {head + "Content-Length : 4\r\n\r\nabcd", "HTTP/1.1 400", ""},
-		"bad chunk":          {head + "Transfer-Encoding: chunked\r\n\r\n-1\r\nabc\r\n0\r\n\r\n", "HTTP/1.1 400", "/first"},
-		"folded":             {head + "X-Folded: a\r\n Content-Length: 4\r\nContent-Length: 0\r\n\r\n", "HTTP/1.1 200", "/first 0 a Content-Length: 4"},
-		"two hosts":          {"GET /first HTTP/1.1\r\nHost: api.example.com\r\nHost: other.example\r\n\r\n", "HTTP/1.1 400", ""},
-		"NUL":                {head + "X-Nul: a\x00b\r\n\r\n", "HTTP/1.1 400", ""},
-		"large header":       {head + "X-Large: " + strings.Repeat("a", maxHeader+8192) + "\r\n\r\n", "HTTP/1.1 431", ""},
-	} {
-		t.Run(name, func(t *testing.T) {
-			seen := make(chan string, 8)
-			var handlers sync.WaitGroup
-			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				handlers.Add(1)
-				defer handlers.Done()
-				body, err := io.ReadAll(req.Body)
-				if err != nil {
-					seen <- req.RequestURI
-					return
-				}
-				seen <- strings.TrimSpace(req.RequestURI+" "+string('0'+rune(len(body)))+" "+req.Header.Get("X-Folded")) + ""
-			}))
-			answer := r.say(c.request)
-			if !strings.HasPrefix(answer, c.want) {
-				// A request whose body breaks has no answer that must arrive.
-				if name != "bad chunk" || answer != "" {
-					t.Errorf("answer %q", answer)
-				}
-			}
-			r.upstream.Close() // no handler begins; with HTTP/2 they end after their connection
-			handlers.Wait()
-			close(seen)
-			var all []string
-			for s := range seen {
-				all = append(all, s)
-			}
-			if got := strings.Join(all, "; "); c.arrives == "" && got != "" || len(all) > 1 || got != strings.TrimSpace(c.arrives) && name != "bad chunk" {
-				t.Errorf("the host saw %q", got)
-			}
-			// Who was refused is known to the node, too, unless a body was to blame.
-			last := answer[max(0, strings.LastIndex(answer, "HTTP/1.")):]
-			if told, _ := r.told(); (len(told) == 1) != (!strings.HasPrefix(last, "HTTP/1.1 200") && c.arrives != "/first") {
-				t.Errorf("told of %+v; last answer %q", told, last)
-			}
-		})
-	}
-}
-
-// Also those that the library's server refuses by itself, with its words.
-func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
-	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
-		t.Run(name, func(t *testing.T) {
-			for request, want := range map[string]struct {
-				status int
-				reason string
-			}{
-				"GET / HTTP/1.1\r\n\r\n": {400, "missing required Host header"},
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTransfer-Encoding: gzip\r\n\r\n":            {501, "Unsupported transfer encoding"},
-				"GET / HTTP/1.7\r\nHost: api.example.com\r\nX: \xff\x00\r\n\r\n":                        {400, "400 Bad Request"},
-				"GET / HTTP/3.0\r\nHost: api.example.com\r\n\r\n":                                       {505, "unsupported protocol version"},
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nExpect: wonders\r\n\r\n":                    {417, "417 Expectation Failed"},
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n": {431, "431 Request Header Fields Too Large"},
-			} {
-				r := start(t, http.NotFoundHandler(), o...)
-				if answer := r.say("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n" + request); !strings.Contains(answer, "HTTP/1.1 "+strconv.Itoa(want.status)) {
-					t.Errorf("%.80q: answer %q", request, answer)
-				}
-				if told, statuses := r.told(); len(told) != 1 || statuses[0] != want.status || !strings.Contains(told[0].Reason, want.reason) {
-					t.Errorf("%.80q: told of %d, %+v", request, statuses, told)
-				}
 			}
 		})
 	}

@@ -1,0 +1,333 @@
+package intercept
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/net/http2"
+
+	"github.com/doze-run/doze/egress/clienthello/hellotest"
+)
+
+// What could be read in two ways is refused, or sent on in one.
+func TestNothingIsSmuggled(t *testing.T) {
+	const post = "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"
+	const head = post + "Connection: close\r\n"
+	for name, c := range map[string]struct {
+		request string
+		want    string // start of the status line
+		arrives string // what the host sees of it, if anything
+	}{
+		"length and chunks":  {post + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 400", ""},
+		"the same, second":   {post + "Content-Length: 0\r\n\r\n" + post + "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 200", "/first 0"},
+		"chunks in 1.0":      {"POST /first HTTP/1.0\r\nHost: api.example.com\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.0 400", ""},
+		"two lengths":        {head + "Content-Length: 4\r\nContent-Length: 5\r\n\r\nabcde", "HTTP/1.1 400", ""},
+		"signed length":      {head + "Content-Length: +4\r\n\r\nabcd", "HTTP/1.1 400", ""},
+		"other coding":       {head + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", ""},
+		"two codings":        {head + "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "HTTP/1.1 501", ""},
+		"space before colon": {head + "Content-Length : 4\r\n\r\nabcd", "HTTP/1.1 400", ""},
+		"bad chunk":          {post + "Transfer-Encoding: chunked\r\n\r\n-1\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 400", "/first"},
+		"folded":             {head + "X-Folded: a\r\n Content-Length: 4\r\nContent-Length: 0\r\n\r\n", "HTTP/1.1 200", "/first 0 a Content-Length: 4"},
+		"two hosts":          {"GET /first HTTP/1.1\r\nHost: api.example.com\r\nHost: other.example\r\n\r\n", "HTTP/1.1 400", ""},
+		"NUL":                {head + "X-Nul: a\x00b\r\n\r\n", "HTTP/1.1 400", ""},
+		"large header":       {head + "X-Large: " + strings.Repeat("a", maxHeader+8192) + "\r\n\r\n", "HTTP/1.1 431", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := make(chan string, 8)
+			var handlers sync.WaitGroup
+			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				handlers.Add(1)
+				defer handlers.Done()
+				body, err := io.ReadAll(req.Body)
+				if err != nil {
+					seen <- req.RequestURI
+					return
+				}
+				seen <- strings.TrimSpace(req.RequestURI+" "+string('0'+rune(len(body)))+" "+req.Header.Get("X-Folded")) + ""
+			}))
+			answer := r.say(c.request)
+			if !strings.HasPrefix(answer, c.want) {
+				// A request whose body breaks has no answer that must arrive.
+				if name != "bad chunk" || answer != "" {
+					t.Errorf("answer %q", answer)
+				}
+			}
+			r.upstream.Close() // no handler begins; with HTTP/2 they end after their connection
+			handlers.Wait()
+			close(seen)
+			var all []string
+			for s := range seen {
+				all = append(all, s)
+			}
+			if got := strings.Join(all, "; "); c.arrives == "" && got != "" || len(all) > 1 || got != strings.TrimSpace(c.arrives) && name != "bad chunk" {
+				t.Errorf("the host saw %q", got)
+			}
+			// Who was refused is known to the node, too, unless a body was to blame.
+			last := answer[max(0, strings.LastIndex(answer, "HTTP/1.")):]
+			if told, _ := r.told(); (len(told) == 1) != (!strings.HasPrefix(last, "HTTP/1.1 200") && c.arrives != "/first") {
+				t.Errorf("told of %+v; last answer %q", told, last)
+			}
+		})
+	}
+}
+
+// Also those that the library's server refuses by itself, with its words.
+func TestRefusalsOfTheLibraryAreTold(t *testing.T) {
+	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
+		t.Run(name, func(t *testing.T) {
+			for request, want := range map[string]struct {
+				status int
+				reason string
+			}{
+				"GET / HTTP/1.1\r\n\r\n": {400, "missing required Host header"},
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTransfer-Encoding: gzip\r\n\r\n":            {501, "Unsupported transfer encoding"},
+				"GET / HTTP/1.7\r\nHost: api.example.com\r\nX: \xff\x00\r\n\r\n":                        {400, "400 Bad Request"},
+				"GET / HTTP/3.0\r\nHost: api.example.com\r\n\r\n":                                       {505, "unsupported protocol version"},
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nExpect: wonders\r\n\r\n":                    {417, "417 Expectation Failed"},
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n": {431, "431 Request Header Fields Too Large"},
+			} {
+				r := start(t, http.NotFoundHandler(), o...)
+				if answer := r.say("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n" + request); !strings.Contains(answer, "HTTP/1.1 "+strconv.Itoa(want.status)) {
+					t.Errorf("%.80q: answer %q", request, answer)
+				}
+				if told, statuses := r.told(); len(told) != 1 || statuses[0] != want.status || !strings.Contains(told[0].Reason, want.reason) {
+					t.Errorf("%.80q: told of %d, %+v", request, statuses, told)
+				}
+			}
+		})
+	}
+}
+
+// What comes after a broken body is no request, whoever takes it for one; also where
+// the answer began before.
+func TestNothingComesAfterABrokenBody(t *testing.T) {
+	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n"
+	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
+		for _, early := range []bool{false, true} {
+			for _, broken := range []string{"-1\r\n", "5\n", "3\r\nabcd\n", "5 ;x\r\n", "0\r\nno trailer\r\n\r\n"} {
+				t.Run(fmt.Sprintf("%s, early %v, %q", name, early, broken), func(t *testing.T) {
+					u := startUpload(t, early, chunked, o...)
+					answer := u.then(broken + smuggled)
+					if strings.Contains(answer, "/smuggled") || !strings.Contains(answer, "Connection: close") ||
+						!early && !strings.Contains(answer, `"code":"client_body"`) {
+						t.Errorf("answer %q", answer)
+					}
+				})
+			}
+		}
+	}
+}
+
+// Whoever reads a broken body, and leaves the connection open.
+func TestNoRequestIsServedAfterABrokenBody(t *testing.T) {
+	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
+		r := start(t, http.NotFoundHandler(), append(o, func(_ *rig, d *Destination, _ *ForwarderConfig) {
+			d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+				http.NewResponseController(w).EnableFullDuplex()
+				io.ReadAll(req.Body)
+				io.WriteString(w, "seen "+req.URL.Path)
+			})
+		})...)
+		answer := r.say("POST /first HTTP/1.1\r\nHost: api.example.com\r\n" + chunked + "-1\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n")
+		told, _ := r.told()
+		if !strings.Contains(answer, "seen /first") || strings.Contains(answer, "seen /second") || len(told) != 1 || told[0].Code != CodeFraming || told[0].Reason != reasonAfter {
+			t.Errorf("%s: told of %+v; answer %q", name, told, answer)
+		}
+	}
+}
+
+// A connection ends with an answer that came before the end of a body: nothing of what
+// is left of that is a request. Its client hears no reset, though it still sends.
+func TestAnswerBeforeTheEndOfABody(t *testing.T) {
+	const inside = "GET /inside HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
+	const after = "GET /after HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
+	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
+		for _, body := range [][2]string{
+			{chunked, fmt.Sprintf("%x\r\n", len(inside)) + inside + "\r\n0\r\n\r\n"},
+			{fmt.Sprintf("Content-Length: %d\r\n\r\na", 1+len(inside)), inside},
+		} {
+			u := startUpload(t, true, body[0], o...)
+			answer := u.then(body[1] + after)
+			if !strings.Contains(answer, "seen /first") || !strings.Contains(answer, "Connection: close") || strings.Contains(answer, "seen /inside") || strings.Contains(answer, "seen /after") {
+				t.Errorf("%s, %q: answer %q", name, body, answer)
+			}
+			if told, _ := u.told(); len(told) > 0 {
+				t.Errorf("%s, %q: told of %+v", name, body, told)
+			}
+		}
+	}
+}
+
+// chunked is the start of a request's body, after its header.
+const chunked = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+
+// uploading is a client that has sent the start of a request.
+type uploading struct {
+	*rig
+	conn   net.Conn
+	answer []byte
+}
+
+// startUpload sends the start of a POST /first to a host that says what it has seen: at
+// once, or when it has read the body. An early answer has then arrived.
+func startUpload(t *testing.T, early bool, body string, o ...option) *uploading {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if early {
+			http.NewResponseController(w).EnableFullDuplex() // or HTTP/1.1 reads the body first
+		} else {
+			io.ReadAll(req.Body)
+		}
+		io.WriteString(w, "seen "+req.URL.Path)
+	}), o...)
+	u := &uploading{rig: r, conn: r.connect()}
+	io.WriteString(u.conn, "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"+body)
+	for early && !strings.Contains(string(u.answer), "seen /first") {
+		part := make([]byte, 4096)
+		n, err := u.conn.Read(part)
+		if err != nil {
+			t.Fatalf("no answer: %v; %q", err, u.answer)
+		}
+		u.answer = append(u.answer, part[:n]...)
+	}
+	return u
+}
+
+// then sends the rest and returns all that was answered, until the end.
+func (u *uploading) then(rest string) string {
+	u.t.Helper()
+	io.WriteString(u.conn, rest)
+	more, err := io.ReadAll(u.conn)
+	if err != nil {
+		u.t.Errorf("the connection ended by %v", err)
+	}
+	return string(u.answer) + string(more)
+}
+
+// A preface of HTTP/2 that is none does not hide what comes after it.
+func TestPrefaceThatIsNone(t *testing.T) {
+	const twoEnds = "POST /second HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n0\r\n\r\n"
+	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
+		for request, reason := range map[string]string{
+			"PRI * HTTP/2.0\r\nHost: api.example.com\r\n\r\n" + twoEnds:                                                                        reasonTwoEnds,
+			"GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\nPRI * HTTP/2.0\r\n\r\n" + twoEnds:                                                  "the request is for",
+			"PRI * HTTP/2.0\r\nHost: api.example.com\r\nTransfer-Encoding: chunked\r\nContent-Length: 3\r\nConnection: close\r\n\r\n0\r\n\r\n": reasonTwoEnds,
+		} {
+			r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, "seen "+req.URL.Path) }), o...)
+			conn := r.connect()
+			io.WriteString(conn, request)
+			answer, _ := io.ReadAll(conn)
+			told, _ := r.told()
+			if strings.Contains(string(answer), "/second") || len(told) == 0 || !strings.Contains(told[len(told)-1].Reason, reason) {
+				t.Errorf("%s: %q: told of %+v; answer %q", name, request, told, answer)
+			}
+		}
+	}
+}
+
+// In TLS that agreed on HTTP/1.1 there is no HTTP/2.
+func TestTLSForHTTP1IsForHTTP1(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Proto) }))
+	for _, protocols := range [][]string{nil, {"http/1.1"}} {
+		conn := r.dialTLS(host, protocols...)
+		io.WriteString(conn, http2.ClientPreface)
+		answer, _ := io.ReadAll(conn)
+		if !strings.HasPrefix(string(answer), "HTTP/1.1 4") {
+			t.Errorf("%v: answer %q", protocols, answer)
+		}
+	}
+}
+
+// An end is no request, whatever the library's server says of it.
+func TestEndsOfConnectionsAreNotTold(t *testing.T) {
+	trusts := &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}
+	open := func(t *testing.T, conn net.Conn) *tls.Conn {
+		c := tls.Client(conn, trusts)
+		if err := c.Handshake(); err != nil {
+			t.Error(err)
+		}
+		return c
+	}
+	for name, end := range map[string]func(t *testing.T, conn net.Conn, cancel func()){
+		"FIN":          func(t *testing.T, conn net.Conn, _ func()) { open(t, conn); conn.Close() },
+		"close_notify": func(t *testing.T, conn net.Conn, _ func()) { open(t, conn).Close() },
+		"reset": func(t *testing.T, conn net.Conn, _ func()) {
+			open(t, conn)
+			conn.(*net.TCPConn).SetLinger(0)
+			conn.Close()
+		},
+		"reset after half a request": func(t *testing.T, conn net.Conn, _ func()) {
+			io.WriteString(open(t, conn), "GET / HTT")
+			conn.(*net.TCPConn).SetLinger(0)
+			conn.Close()
+		},
+		"the node's": func(t *testing.T, conn net.Conn, cancel func()) {
+			open(t, conn)
+			cancel()
+			io.Copy(io.Discard, conn)
+			conn.Close()
+		},
+		"ECH": func(t *testing.T, conn net.Conn, _ func()) {
+			configs, err := hellotest.ECHConfigs(host)
+			if err != nil {
+				t.Error(err)
+			}
+			config := trusts.Clone()
+			config.ServerName, config.MinVersion, config.EncryptedClientHelloConfigList = "hidden.example", tls.VersionTLS13, configs
+			config.EncryptedClientHelloRejectionVerify = func(tls.ConnectionState) error { return nil }
+			var rejected *tls.ECHRejectionError
+			if err := tls.Client(conn, config).Handshake(); !errors.As(err, &rejected) {
+				t.Errorf("got %v", err)
+			}
+			conn.Close()
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := New(Config{Certificate: mustAuthority().Certificate})
+			defer s.Close()
+			var told []Refusal // by whom Serve waits for
+			for range 10 {
+				here, there := tcp(t)
+				ctx, cancel := context.WithCancel(t.Context())
+				served := make(chan struct{})
+				go func() {
+					defer close(served)
+					s.Serve(ctx, there, Destination{Host: host, Port: 443, TLS: true, Handler: http.NotFoundHandler(),
+						Refused: func(_ *http.Request, _ int, why Refusal) { told = append(told, why) }})
+				}()
+				end(t, here, cancel)
+				<-served
+				cancel()
+			}
+			if len(told) > 0 {
+				t.Errorf("told of %+v", told)
+			}
+		})
+	}
+}
+
+// Serve says in its contract that all has been told when it returns.
+func TestNothingIsToldAfterTheEnd(t *testing.T) {
+	here, there := net.Pipe()
+	go io.Copy(io.Discard, here) // until the pipe is closed
+	told := 0
+	c := newConnection(t.Context(), there, &Destination{Refused: func(*http.Request, int, Refusal) { told++ }})
+	c.serve()
+	io.WriteString(c.served, "HTTP/1.1 400 Bad Request\r\n\r\n")
+	if told != 1 {
+		t.Errorf("told %d times before", told)
+	}
+	c.handlersDone()
+	io.WriteString(c.served, "HTTP/1.1 400 Bad Request\r\n\r\n")
+	if c.Close(); told != 1 {
+		t.Errorf("told %d times", told)
+	}
+}
