@@ -119,6 +119,8 @@ type Host struct {
 	programs map[string]*program  // by digest
 	policies map[*Policy]struct{} // that have not ended
 
+	configuring sync.WaitGroup // begins under mu, while it is not closed
+
 	stop chan struct{}
 	done chan struct{} // the janitor has ended
 }
@@ -148,7 +150,8 @@ func NewHost(config Config) (*Host, error) {
 	return h, nil
 }
 
-// Close ends the host and everything of it. No exchange may be under way.
+// Close ends the host and everything of it. No exchange may be under way; a Configure
+// may, and Close waits for it.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	if h.closed {
@@ -161,6 +164,7 @@ func (h *Host) Close() error {
 	h.mu.Unlock()
 	close(h.stop)
 	<-h.done
+	h.configuring.Wait() // a guest that starts has its memory
 	for p := range policies {
 		p.drain()
 	}

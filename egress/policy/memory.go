@@ -2,6 +2,7 @@ package policy
 
 import (
 	"context"
+	"sync"
 
 	"github.com/tetratelabs/wazero/experimental"
 	"golang.org/x/sys/unix"
@@ -14,7 +15,10 @@ import (
 //
 // It implements wazero's MemoryAllocator and LinearMemory. Nobody may read what it
 // has after Free.
-type memory struct{ mapped []byte }
+type memory struct {
+	mapped []byte
+	freed  sync.Once
+}
 
 // within returns a context in which wazero takes an instance's memory from m.
 func (m *memory) within(ctx context.Context) context.Context {
@@ -48,10 +52,13 @@ func (m *memory) Reallocate(size uint64) []byte {
 	return usable
 }
 
-// Free gives all back. It may be called more than once.
+// Free gives all back. It may be called more than once, also by two at a time: by whoever
+// ends the instance, and by wazero for all that are left when a host is closed.
 func (m *memory) Free() {
-	if m.mapped != nil {
-		_ = unix.Munmap(m.mapped) // fails only for what is not mapped
-		m.mapped = nil
-	}
+	m.freed.Do(func() {
+		if m.mapped != nil {
+			_ = unix.Munmap(m.mapped) // fails only for what is not mapped
+			m.mapped = nil
+		}
+	})
 }

@@ -2,10 +2,12 @@ package policy
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
 )
@@ -29,7 +31,8 @@ func TestMemoryGrowsInPlace(t *testing.T) {
 	if m.Reallocate(1) != nil {
 		t.Error("it can be used after its end")
 	}
-	if none := new(memory); none.Allocate(0, 0).Reallocate(0) == nil && none.mapped != nil {
+	none := new(memory)
+	if b := none.Allocate(0, 0).Reallocate(0); len(b) > 0 || none.mapped != nil || none.Reallocate(1) != nil {
 		t.Error("a memory of nothing has something")
 	}
 }
@@ -70,6 +73,29 @@ func TestMemoryIsGivenBack(t *testing.T) {
 	}
 	if grown := mapped(t) - before; grown > times/4*h.config.MemoryLimit {
 		t.Errorf("%d starts have left %d MiB", 2*times, grown>>20)
+	}
+}
+
+// A guest that starts while its host is closed has its memory until it has ended.
+func TestHostIsClosedWhileAGuestStarts(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.StartLimit = 100 * time.Millisecond })
+	m := Handler(nil, "x", pass, none)
+	m.Funcs = append(m.Funcs, Func{Export: "_initialize", Body: Code(Loop, I32Const(0), I32Const(7), I32Const(60000), Fill, Br(0), End, End)})
+	slow := compile(t, h, "slow", m.Binary())
+	configured := make(chan error, 1)
+	go func() {
+		_, err := slow.Configure(t.Context(), nil)
+		configured <- err
+	}()
+	for h.Instances() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := h.Close(); err != nil {
+		t.Error(err)
+	}
+	var failed *StartError
+	if err := <-configured; !errors.As(err, &failed) && !errors.Is(err, errClosed) {
+		t.Errorf("got %v", err)
 	}
 }
 

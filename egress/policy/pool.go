@@ -56,7 +56,9 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 	}
 	m.program.references++
 	h.policies[p] = struct{}{}
+	h.configuring.Add(1)
 	h.mu.Unlock()
+	defer h.configuring.Done()
 
 	i, err := p.acquire(ctx, "")
 	if err != nil {
