@@ -132,12 +132,13 @@ func (o *onward) leave(answer io.Closer) {
 	go answer.Close() // ends with that Read: with the client's next byte, or its connection
 }
 
-// early says whether an answer comes before the body was read to its end, or that is
-// broken. An HTTP/1.1 client's connection ends with it: the library's server interrupts
+// early says whether an answer comes before the client's body was read to its end, or
+// that is broken. An HTTP/1.1 client's connection ends with it: the library's server interrupts
 // the Read that waits for more, and then takes what is left of chunks for a request, and
 // cancels the next one after a length.
 func (o *onward) early() bool {
-	if o.r.ProtoMajor != 1 || o.body == nil || o.body.whole.Load() {
+	in, ok := o.r.Context().Value(inboundKey{}).(*inbound)
+	if !ok || o.r.ProtoMajor != 1 || o.body == nil || in.whole.Load() {
 		return false
 	}
 	if c, ok := o.r.Context().Value(connectionKey{}).(*connection); ok && c.plain != nil {
@@ -180,8 +181,8 @@ func (o *onward) request() *http.Request {
 		if len(r.Trailer) > 0 {
 			out.Trailer = r.Trailer.Clone()
 			o.body.to, o.body.from = out.Trailer, r
-			if original, ok := r.Context().Value(requestKey{}).(*http.Request); ok {
-				o.body.from = original
+			if in, ok := r.Context().Value(inboundKey{}).(*inbound); ok {
+				o.body.from = in.request
 			}
 		}
 	}
@@ -266,7 +267,8 @@ func (o *onward) answer(res *http.Response) {
 	if o.r.Method == http.MethodHead || res.Body == http.NoBody {
 		return
 	}
-	if err := o.download(body, streams, res.Body.Close).run(); err != nil {
+	close := func() error { o.leave(res.Body); return nil }
+	if err := o.download(body, streams, close).run(); err != nil {
 		o.breakOff(failed(o.r.Context(), o.host, err))
 		return
 	}
@@ -343,7 +345,6 @@ type upload struct {
 	sent   *atomic.Int64
 	closed atomic.Bool
 	over   atomic.Bool           // it is read no more
-	whole  atomic.Bool           // it was read to its end
 	broken atomic.Pointer[error] // of reading it, but its end
 	// The trailers that the library fills in at the end of from, and reads from to.
 	to   http.Header
@@ -360,7 +361,6 @@ func (u *upload) Read(b []byte) (int, error) {
 	case nil:
 		return n, nil
 	case io.EOF:
-		u.whole.Store(true)
 		for name := range u.to {
 			u.to[name] = u.from.Trailer[name]
 		}

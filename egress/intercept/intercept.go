@@ -196,7 +196,11 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, 
 		to.refuse(w, r, status, why)
 		return
 	}
-	r = r.WithContext(context.WithValue(r.Context(), requestKey{}, r))
+	in := &inbound{request: r}
+	r = r.WithContext(context.WithValue(r.Context(), inboundKey{}, in))
+	if r.Body != nil && r.Body != http.NoBody {
+		r.Body = &inboundBody{r.Body, in}
+	}
 	to.complete(r)
 	toHost(r.Header)
 	to.Handler.ServeHTTP(w, r)
@@ -213,7 +217,3 @@ func (s *Server) report(to *Destination, r *http.Request) {
 	}
 	panic(http.ErrAbortHandler)
 }
-
-// requestKey is for a request as the library's server made it: that fills in the
-// trailers of this one, not of copies.
-type requestKey struct{}

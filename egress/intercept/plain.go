@@ -72,7 +72,10 @@ func (c *connection) speak(conn net.Conn) *plain {
 
 func (p *plain) Read(b []byte) (int, error) {
 	n, err := p.Conn.Read(b)
-	p.requests.Scan(b[:n])
+	if n > 0 {
+		p.requests.Scan(b[:n])
+		return n, nil // an error comes again
+	}
 	if err != nil && err != io.EOF && !errors.Is(err, os.ErrDeadlineExceeded) { // by which the library's server interrupts itself
 		p.broken.Store(true)
 	}

@@ -167,6 +167,51 @@ func TestAnswerBeforeTheEndOfABody(t *testing.T) {
 	}
 }
 
+// The end of an answer does not wait for the client's next byte, large or small.
+func TestBrokenAnswerBeforeTheEndOfABody(t *testing.T) {
+	for _, size := range []int{10, 1 << 20} {
+		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			io.CopyN(w, zeros{}, int64(size))
+			http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		}))
+		conn := r.connect()
+		io.WriteString(conn, "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"+chunked)
+		if n, _ := io.Copy(io.Discard, conn); n < int64(size) { // until its end
+			t.Errorf("%d of %d bytes arrived", n, size)
+		}
+	}
+}
+
+// A connection goes on after a body that was read, though a policy sends another.
+func TestConnectionOutlivesAReplacedBody(t *testing.T) {
+	var f *Forwarder
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		io.WriteString(w, "seen") // does not read
+	}), func(r *rig, d *Destination, _ *ForwarderConfig) {
+		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			io.ReadAll(req.Body)
+			req.Body = io.NopCloser(strings.NewReader("other"))
+			req.ContentLength = 5
+			f.Forward(w, req, nil)
+		})
+	})
+	f = NewForwarder(ForwarderConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
+	}})
+	defer f.Close()
+	client := r.client(1)
+	for range 200 {
+		res, err := client.Post("https://"+host+"/", "text/plain", strings.NewReader("body"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read(t, res); res.Close {
+			t.Fatal("the connection ends")
+		}
+	}
+}
+
 // chunked is the start of a request's body, after its header.
 const chunked = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
 
@@ -312,6 +357,43 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TLS 1.2 returns what it has read together with the error that came after it.
+func TestWhatComesWithAnErrorIsTold(t *testing.T) {
+	r := start(t, http.NotFoundHandler())
+	raw, err := net.Dial("tcp", r.addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer raw.Close()
+	gathered := &gathering{Conn: raw}
+	conn := tls.Client(gathered, &tls.Config{ServerName: host, RootCAs: r.trust, MaxVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}})
+	if err := conn.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	gathered.hold = true
+	io.WriteString(conn, "GARBAGE\r\n\r\n")
+	raw.Write(append(gathered.held, append([]byte{21, 3, 3, 0, 26}, make([]byte, 26)...)...)) // an alert that nobody sealed
+	io.Copy(io.Discard, raw)
+	if told, _ := r.told(); len(told) != 1 || told[0].Code != codeMalformed {
+		t.Errorf("told of %+v", told)
+	}
+}
+
+// gathering keeps what is written once it is told to hold it.
+type gathering struct {
+	net.Conn
+	hold bool
+	held []byte
+}
+
+func (g *gathering) Write(b []byte) (int, error) {
+	if !g.hold {
+		return g.Conn.Write(b)
+	}
+	g.held = append(g.held, b...)
+	return len(b), nil
 }
 
 // Serve says in its contract that all has been told when it returns.
