@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"net/url"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 
+	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
@@ -87,8 +89,8 @@ func (r *rig) uses(t *testing.T, want int) {
 	t.Helper()
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
-	if len(r.pool.ready) != want || len(r.pool.compiled) > want {
-		t.Errorf("%d policies are ready, of %d modules; want %d", len(r.pool.ready), len(r.pool.compiled), want)
+	if len(r.pool.ready) != want || r.pool.host.Modules() > want {
+		t.Errorf("%d policies are ready, of %d modules; want %d", len(r.pool.ready), r.pool.host.Modules(), want)
 	}
 }
 
@@ -158,6 +160,40 @@ func TestAPolicyThatIsDeletedTakesWhatItStoredWithIt(t *testing.T) {
 	}
 	b.push("count", counting())
 	count("c.web.test", "1")
+}
+
+// Two policies that are made from one template have the same bytes.
+func TestPoliciesOfEqualBytesShareNothingButCode(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	to := func(host, policy string) rule.Rule {
+		use := through(host, policy, "")
+		use.Name = policy
+		return use
+	}
+	count := func(host, want string) {
+		t.Helper()
+		b.want(b.get("https://"+host+"/"), 200, "this is")
+		if e := b.entry(host, func(e audit.Entry) bool { return slices.Equal(e.Notes, []string{want}) }); e.Policies[0].Name+".web.test" != host {
+			t.Errorf("%s: the audit log names %+v", host, e.Policies)
+		}
+	}
+	b.push("one", counting())
+	b.push("two", counting())
+	b.push("three", trapping())
+	b.push("four", trapping())
+	b.rules(to("one.web.test", "one"), to("two.web.test", "two"), to("three.web.test", "three"), to("four.web.test", "four"))
+	count("one.web.test", "1")
+	count("one.web.test", "b")
+	count("two.web.test", "1")
+	b.want(b.get("https://three.web.test/"), 403, "denied by policy three")
+	b.want(b.get("https://four.web.test/"), 403, "denied by policy four")
+
+	b.rules(to("two.web.test", "two"))
+	if err := r.DeletePolicy(within(t), owner, "one"); err != nil {
+		t.Fatal(err)
+	}
+	count("two.web.test", "b")
 }
 
 func TestOfTheNodesPoliciesAnOwnerHasAShareOfHisOwnAll(t *testing.T) {

@@ -100,7 +100,7 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, source rule.Source,
 	return l, nil
 }
 
-// compile compiles the modules that an owner's rules use and that nothing holds, until
+// compile compiles the modules that an owner's rules use, and holds them until
 // release is called: one module is compiled at a time, and it may take seconds. What
 // cannot be compiled arm finds, and says where.
 func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (release func(), err error) {
@@ -118,14 +118,10 @@ func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (
 			}
 			seen[u.Policy] = true
 			m, err := e.moduleOf(owner, u.Policy)
-			if err != nil || e.pool.holds(m.digest) {
-				continue
-			}
-			wasm, err := m.read()
 			if err != nil {
 				continue
 			}
-			c, err := e.pool.host.Compile(ctx, m.name, wasm)
+			c, err := e.pool.compile(ctx, m)
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 				if c != nil {

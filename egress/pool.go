@@ -59,19 +59,14 @@ func shipped(name string) (modules.Info, error) {
 }
 
 // pool holds the policies that are ready to run. Rules of an owner that use the
-// same module with the same configuration share one.
+// same policy with the same configuration share one. Policies of the same bytes
+// under two names share their machine code, which the host keeps, and nothing else:
+// instances, stored values and what is said of them are the policy's own.
 type pool struct {
 	host *policy.Host
 
-	mu       sync.Mutex // held while a module is compiled, too: one at a time
-	compiled map[string]*compiled
-	ready    map[readyKey]*ready
-}
-
-// compiled is a module with the number of those that use it.
-type compiled struct {
-	module *policy.Module
-	uses   int
+	mu    sync.Mutex // held while an instance is started, too
+	ready map[readyKey]*ready
 }
 
 type readyKey struct{ owner, name, digest, config string }
@@ -85,7 +80,7 @@ type ready struct {
 }
 
 func newPool(host *policy.Host) *pool {
-	return &pool{host: host, compiled: map[string]*compiled{}, ready: map[readyKey]*ready{}}
+	return &pool{host: host, ready: map[readyKey]*ready{}}
 }
 
 // take makes a policy ready, or shares one that is. The caller releases it.
@@ -101,9 +96,9 @@ func (p *pool) take(ctx context.Context, m module, config string) (*ready, error
 	if err != nil {
 		return nil, err
 	}
+	defer c.Release() // the policy holds on to the code
 	configured, err := c.Configure(ctx, []byte(config))
 	if err != nil {
-		p.unuse(m.digest)
 		return nil, err
 	}
 	r := &ready{pool: p, key: key, policy: configured, uses: 1}
@@ -111,38 +106,16 @@ func (p *pool) take(ctx context.Context, m module, config string) (*ready, error
 	return r, nil
 }
 
-// holds says whether a module is there that need not be compiled.
-func (p *pool) holds(digest string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.compiled[digest] != nil
-}
-
-// compile returns a module, counted as used. Needs mu.
+// compile returns the module, which the caller releases.
 func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
-	if c := p.compiled[m.digest]; c != nil {
-		c.uses++
-		return c.module, nil
+	if c := p.host.Compiled(m.name, m.digest); c != nil {
+		return c, nil
 	}
 	wasm, err := m.read()
 	if err != nil {
 		return nil, err
 	}
-	c, err := p.host.Compile(ctx, m.name, wasm)
-	if err != nil {
-		return nil, err
-	}
-	p.compiled[m.digest] = &compiled{c, 1}
-	return c, nil
-}
-
-// unuse takes back a use of a module. Needs mu.
-func (p *pool) unuse(digest string) {
-	c := p.compiled[digest]
-	if c.uses--; c.uses == 0 {
-		delete(p.compiled, digest)
-		c.module.Release()
-	}
+	return p.host.Compile(ctx, m.name, wasm)
 }
 
 // release gives the policy back. Exchanges that run go on to their end.
@@ -155,5 +128,4 @@ func (r *ready) release() {
 	}
 	delete(p.ready, r.key)
 	r.policy.Release()
-	p.unuse(r.key.digest)
 }

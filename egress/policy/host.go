@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -206,6 +207,13 @@ func (h *Host) live() []*Policy {
 // Forget drops what policies of that name have stored in a namespace.
 func (h *Host) Forget(name, namespace string) { h.kv.forget(spaceName(name, namespace)) }
 
+// Modules whose code is in memory.
+func (h *Host) Modules() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.programs)
+}
+
 // Instances that there are now, of all policies.
 func (h *Host) Instances() int { return len(h.instances) }
 
@@ -248,6 +256,15 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	}
 	h.programs[digest] = p
 	return newModule(name, p), nil
+}
+
+// Compiled returns the module of a digest (sha256:<hex>) under a name, if something
+// uses its code already; otherwise nil. The caller owns the module and releases it.
+func (h *Host) Compiled(name, digest string) *Module {
+	if p := h.known(strings.TrimPrefix(digest, "sha256:")); p != nil {
+		return newModule(name, p)
+	}
+	return nil
 }
 
 // known returns a program that is there already, with one more reference.
