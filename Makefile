@@ -6,6 +6,7 @@ SHELL := /bin/bash
 # Podman's bindings without cgo; its local storage drivers are not used.
 TAGS := remote containers_image_openpgp exclude_graphdriver_btrfs exclude_graphdriver_devicemapper
 VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+VERSION_PACKAGE := github.com/doze-run/doze/cmd/internal/version
 PACKAGES ?= ./...
 # The packages that have integration tests.
 INTEGRATION := $(shell grep -rlE '^//go:build .*integration' --include='*_test.go' . | xargs -n1 dirname | sort -u)
@@ -45,13 +46,13 @@ clean: ## end the node, remove its sandboxes and data, and bin/
 	@rm -rf bin policies/builtin/modules/*.wasm*
 
 doctor: build ## what keeps a node from running on this host, with remedies
-	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/doze $(TEST_HOME)/bin
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/doze bin/doze-node $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
-build: policies ## bin/doze, bin/doze-guest and bin/doze-netns
+build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest and bin/doze-netns
 	@mkdir -p bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" \
-		-ldflags "-s -w -X main.buildVersion=$(VERSION)" -o bin/ ./cmd/...
+		-ldflags "-s -w -X main.buildVersion=$(VERSION) -X $(VERSION_PACKAGE).release=$(VERSION)" -o bin/ ./cmd/...
 
 policies: $(POLICIES:%=policies/builtin/modules/%.wasm.gz) ## the policies that doze ships, as WebAssembly
 
@@ -78,11 +79,13 @@ bench: build setup ## the figures that a node must reach, peers beside it: BENCH
 tags: ## the build tags, for GOFLAGS
 	@echo '$(TAGS)' | tr ' ' ','
 
-check: ## gofmt and go vet
+check: ## gofmt, go vet, and the client for other systems
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
 	go vet -tags "integration $(TAGS)" ./...
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
+	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
+	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
 
 # Compiled before and run one package at a time: a test that has a core to itself
 # fails only for a reason of its own.

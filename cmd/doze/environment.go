@@ -14,6 +14,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	nodehome "github.com/doze-run/doze/cmd/internal/home"
+	"github.com/doze-run/doze/cmd/internal/version"
 )
 
 // access is how to get to a node.
@@ -23,25 +25,10 @@ type access struct {
 	CA    string `json:"DOZE_CA"`
 }
 
-// home is the folder of the node on this machine.
-func (a *app) home() (string, error) {
-	if dir := a.getenv("DOZE_HOME"); dir != "" {
-		return filepath.Abs(dir)
-	}
-	if os.Geteuid() == 0 {
-		return "/var/lib/doze", nil
-	}
-	user, err := os.UserHomeDir()
-	if err != nil {
-		return "", fmt.Errorf("%w; set DOZE_HOME to the node's folder", err)
-	}
-	return filepath.Join(user, ".local", "share", "doze"), nil
-}
-
 // local is how to get to the node on this machine. The token is empty when there
 // is none to be read.
 func (a *app) local() (acc access, home string, err error) {
-	home, err = a.home()
+	home, err = nodehome.Folder(a.getenv)
 	if err != nil {
 		return access{}, "", err
 	}
@@ -121,7 +108,7 @@ func (a *app) node() (*client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	a.api, err = client.New(client.Config{URL: acc.URL, Token: acc.Token, CAFile: acc.CA, UserAgent: "doze/" + version()})
+	a.api, err = client.New(client.Config{URL: acc.URL, Token: acc.Token, CAFile: acc.CA, UserAgent: "doze/" + version.String()})
 	return a.api, err
 }
 

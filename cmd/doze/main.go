@@ -1,6 +1,6 @@
-// Command doze is a node and the command line for one: Caddy with doze's modules
-// under run, reload, validate and caddy, and a client of the HTTP API under all
-// other commands.
+// Command doze is the command line of doze: a client of a node's HTTP API. The
+// commands that run and look after a node (run, reload, validate, caddy, doctor) are
+// those of the program doze-node, to which it hands over.
 package main
 
 import (

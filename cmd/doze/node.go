@@ -1,183 +1,69 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"runtime/debug"
-	"slices"
-	"strings"
+	"runtime"
 
-	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
-	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 
-	"github.com/doze-run/doze/caddymodule"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/cmd/internal/version"
 )
 
-// packagedCaddyfile is where packages keep the node's configuration.
-const packagedCaddyfile = "/etc/doze/Caddyfile"
+// nodeProgram has the commands that run and look after a node: Caddy with doze's
+// modules, whose start takes longer than that of a client may.
+const nodeProgram = "doze-node"
 
-func (a *app) runCommand() *cobra.Command {
-	cmd := a.caddyfileCommand("run", "Run a node in the foreground")
-	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
-		if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-			return nil
-		}
-		data, err := a.dataFolder(args)
-		if err != nil {
-			return err
-		}
-		// Before Caddy takes the admin socket from the node that has it.
-		return store.InUse(filepath.Join(data, "store"))
+// nodeCommands are those that nodeProgram has.
+func (a *app) nodeCommands() []*cobra.Command {
+	var commands []*cobra.Command
+	for _, c := range []struct{ use, short string }{
+		{"run [--config FILE] [FLAGS OF CADDY]", "Run a node in the foreground"},
+		{"reload [--config FILE] [FLAGS OF CADDY]", "Give a running node its changed Caddyfile; sandboxes and previews go on"},
+		{"validate [--config FILE] [FLAGS OF CADDY]", "Check a Caddyfile"},
+		{"caddy COMMAND", "Any command of Caddy"},
+		{"doctor", "Check whether a node can run on this machine"},
+	} {
+		commands = append(commands, &cobra.Command{
+			Use:   c.use,
+			Short: c.short,
+			// The node's program parses the flags, --help too.
+			DisableFlagParsing: true,
+			ValidArgsFunction:  completeFiles,
+			RunE: func(cmd *cobra.Command, args []string) error {
+				program, err := findNodeProgram()
+				if err != nil {
+					return err
+				}
+				return become(program, append([]string{program, cmd.Name()}, args...))
+			},
+		})
 	}
-	return cmd
+	return commands
 }
 
-// dataFolder is where a node with these arguments keeps its data: what its
-// configuration says, or else the home. A configuration that cannot be read is
-// for Caddy to report.
-func (a *app) dataFolder(args []string) (string, error) {
-	home, err := a.setHome()
+// findNodeProgram finds the node's program beside this one, or else in PATH.
+func findNodeProgram() (string, error) {
+	name := nodeProgram
+	if runtime.GOOS == "windows" {
+		name += ".exe"
+	}
+	if self, err := os.Executable(); err == nil {
+		if self, err = filepath.EvalSymlinks(self); err == nil {
+			beside := filepath.Join(filepath.Dir(self), name)
+			if _, err := exec.LookPath(beside); err == nil {
+				return beside, nil
+			}
+		}
+	}
+	program, err := exec.LookPath(name)
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%s, which runs nodes, is not installed on this machine; "+
+			"install it beside doze or in PATH (Linux only), or run this command on the node's machine", nodeProgram)
 	}
-	flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
-	flags.ParseErrorsAllowlist.UnknownFlags = true
-	flags.SetOutput(io.Discard)
-	file, adapter := flags.StringP("config", "c", "", ""), flags.StringP("adapter", "a", "", "")
-	if flags.Parse(a.withCaddyfile(args)) != nil {
-		return home, nil
-	}
-	text, err := os.ReadFile(*file)
-	if err != nil {
-		return home, nil
-	}
-	if *adapter != "" || filepath.Ext(*file) != ".json" {
-		adapts := caddyconfig.GetAdapter(first(*adapter, "caddyfile"))
-		if adapts == nil {
-			return home, nil
-		}
-		if text, _, err = adapts.Adapt(text, map[string]any{"filename": *file}); err != nil {
-			return home, nil
-		}
-	}
-	var config struct {
-		Apps struct {
-			Doze struct {
-				Data string `json:"data"`
-			} `json:"doze"`
-		} `json:"apps"`
-	}
-	if json.Unmarshal(text, &config) != nil {
-		return home, nil
-	}
-	return first(config.Apps.Doze.Data, home), nil
-}
-
-// setHome sets DOZE_HOME, of which the Caddyfile speaks, to the home.
-func (a *app) setHome() (string, error) {
-	home, err := a.home()
-	if err != nil {
-		return "", err
-	}
-	if err := os.Setenv("DOZE_HOME", home); err != nil {
-		return "", fmt.Errorf("setting DOZE_HOME: %w", err)
-	}
-	return home, nil
-}
-
-func (a *app) reloadCommand() *cobra.Command {
-	return a.caddyfileCommand("reload", "Give a running node its changed Caddyfile; sandboxes and previews go on")
-}
-
-func (a *app) validateCommand() *cobra.Command {
-	return a.caddyfileCommand("validate", "Check a Caddyfile")
-}
-
-// caddyfileCommand hands over to the command of Caddy with the same name.
-func (a *app) caddyfileCommand(name, short string) *cobra.Command {
-	return &cobra.Command{
-		Use:   name + " [--config FILE] [FLAGS OF CADDY]",
-		Short: short,
-		// Caddy reads the flags, --help too.
-		DisableFlagParsing: true,
-		ValidArgsFunction:  completeFiles,
-		RunE: func(_ *cobra.Command, args []string) error {
-			return a.handOver(append([]string{name}, a.withCaddyfile(args)...))
-		},
-	}
-}
-
-func (a *app) caddyCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:                "caddy COMMAND",
-		Short:              "Any command of Caddy",
-		DisableFlagParsing: true,
-		ValidArgsFunction:  completeFiles,
-		RunE: func(_ *cobra.Command, args []string) error {
-			return a.handOver(args)
-		},
-	}
-}
-
-// withCaddyfile names the Caddyfile if the arguments do not.
-func (a *app) withCaddyfile(args []string) []string {
-	for _, arg := range args {
-		name, _, _ := strings.Cut(arg, "=")
-		if slices.Contains([]string{"--config", "-c", "--resume", "-r", "--help", "-h"}, name) || strings.HasPrefix(arg, "-c") && !strings.HasPrefix(arg, "--") {
-			return args
-		}
-	}
-	file := a.getenv("DOZE_CADDYFILE")
-	if file == "" {
-		file = "Caddyfile"
-		if _, err := os.Stat(file); err != nil {
-			file = packagedCaddyfile
-		}
-	}
-	args = append(slices.Clone(args), "--config", file)
-	if !slices.Contains(args, "--adapter") && !strings.HasPrefix(filepath.Base(file), "Caddyfile") && filepath.Ext(file) != ".json" {
-		args = append(args, "--adapter", "caddyfile")
-	}
-	return args
-}
-
-// handOver runs Caddy's own command line, which ends the program.
-func (a *app) handOver(args []string) error {
-	if _, err := a.setHome(); err != nil {
-		return err
-	}
-	caddy.CustomBinaryName = "doze caddy"
-	caddymodule.Version = version()
-	os.Args = append(os.Args[:1:1], args...)
-	caddycmd.Main()
-	return nil
-}
-
-// buildVersion is set when a release is built: -ldflags "-X main.buildVersion=v1.2.3".
-var buildVersion string
-
-// version of this build: that of the release, or else of the module or commit.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if buildVersion != "" || !ok {
-		return first(buildVersion, "devel")
-	}
-	if v := info.Main.Version; v != "" && v != "(devel)" {
-		return v
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" {
-			return s.Value[:min(12, len(s.Value))]
-		}
-	}
-	return "devel"
+	return program, nil
 }
 
 func (a *app) versionCommand() *cobra.Command {
@@ -186,11 +72,10 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version of this program",
 		Args:  wants(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			caddyVersion, _ := caddy.Version()
 			if a.json {
-				return a.printJSON(map[string]string{"version": version(), "caddy": caddyVersion})
+				return a.printJSON(map[string]string{"version": version.String()})
 			}
-			_, err := fmt.Fprintf(a.out, "doze %s (Caddy %s)\n", version(), caddyVersion)
+			_, err := fmt.Fprintf(a.out, "doze %s\n", version.String())
 			return err
 		},
 	}

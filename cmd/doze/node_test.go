@@ -3,23 +3,20 @@ package main
 import (
 	"go/parser"
 	"go/token"
-	"log/slog"
-	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/doze-run/doze/runtime/store"
 )
 
 // TestCommandsForSandboxesUseTheAPIOnly: of this project, they know its client.
-// The node's own commands run and look after what is on this machine, and so do
-// those for writing policies.
+// Those for
+// writing policies run on this machine.
 func TestCommandsForSandboxesUseTheAPIOnly(t *testing.T) {
-	ofThisMachine := []string{"node.go", "modules.go", "doctor.go", "policynew.go", "policyrun.go"}
+	ofThisMachine := []string{"policynew.go", "policyrun.go"}
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
@@ -35,70 +32,94 @@ func TestCommandsForSandboxesUseTheAPIOnly(t *testing.T) {
 		for _, spec := range file.Imports {
 			path, _ := strconv.Unquote(spec.Path.Value)
 			ours := strings.HasPrefix(path, "github.com/doze-run/doze/")
-			if ours && path != "github.com/doze-run/doze/api/client" {
+			if ours && path != "github.com/doze-run/doze/api/client" && !strings.HasPrefix(path, "github.com/doze-run/doze/cmd/internal/") {
 				t.Errorf("%s imports %s", name, path)
 			}
 		}
 	}
 }
 
-func TestCaddysCommandsAreUnderOneOfOurs(t *testing.T) {
-	r := newRig(t)
-	file := filepath.Join(t.TempDir(), "Caddyfile")
-	for _, c := range []struct {
-		name, caddyfile string
-		args            []string
-		code            int
-		words           string
-	}{
-		{"any command of Caddy", "", []string{"caddy", "list-modules"}, 0, "http.handlers.doze_preview"},
-		{"one whose name is ours too", "", []string{"caddy", "stop", "--address", "unix/" + file + ".sock"}, 1, file + ".sock"},
-		{"validate", "{\n\tdoze {\n\t\tdata /nowhere\n\t}\n}\n", []string{"validate", "--config", file}, 0, "Valid configuration"},
-		{"validate refuses", "{\n\tdoze {\n\t\tdota /nowhere\n\t}\n}\n", []string{"validate", "--config", file}, 1, file + ":3"},
-		{"reload without a node", "{\n\tadmin unix/" + file + ".sock\n}\n", []string{"reload", "--config", file}, 1, file + ".sock"},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			if err := os.WriteFile(file, []byte(c.caddyfile), 0o644); err != nil {
-				t.Fatal(err)
+// TestClientImportsNoServer: what these modules do when a program starts took the
+// client 90 ms and 60 MB, and they build for Linux only.
+func TestClientImportsNoServer(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", ".").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	packages := strings.Fields(string(out))
+	if !slices.Contains(packages, "github.com/doze-run/doze/api/client") {
+		t.Fatalf("go list printed %.200q", out)
+	}
+	for _, name := range packages {
+		for _, server := range []string{
+			"github.com/caddyserver/", "github.com/containers/", "go.podman.io/", "gvisor.dev/", "github.com/dgraph-io/", "github.com/quic-go/",
+			"github.com/danielgtaylor/huma/", "github.com/prometheus/",
+			"github.com/doze-run/doze/runtime/", "github.com/doze-run/doze/caddymodule", "github.com/doze-run/doze/wakeproxy",
+		} {
+			if strings.HasPrefix(name+"/", server) {
+				t.Errorf("cmd/doze depends on %s", name)
 			}
-			cmd := r.program(c.args...)
-			out, _ := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.words) {
-				t.Errorf("exit code %d, want %d, and output with %q:\n%s", code, c.code, c.words, out)
-			}
-		})
+		}
+		if name == "github.com/doze-run/doze/egress" || name == "github.com/doze-run/doze/api" {
+			t.Errorf("cmd/doze depends on %s", name)
+		}
 	}
 }
 
-func TestSecondNodeIsFoundWhereverTheCaddyfilePutsTheData(t *testing.T) {
-	r := newRig(t)
-	dir := t.TempDir()
-	first, err := store.Open(filepath.Join(dir, "data", "store"), slog.New(slog.DiscardHandler))
+// copyProgram copies this program to a folder and returns its path.
+func copyProgram(t *testing.T, dir string) string {
+	t.Helper()
+	text, err := os.ReadFile(os.Args[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer first.Close()
-	socket := filepath.Join(dir, "admin.sock") // as if the first node's
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
+	file := filepath.Join(dir, "doze")
+	if err := os.WriteFile(file, text, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
-	file := filepath.Join(dir, "Caddyfile")
-	text := "{\n\tadmin unix/" + socket + "\n\tdoze {\n\t\tdata " + filepath.Join(dir, "data") + "\n\t}\n}\n"
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+	return file
+}
+
+func writeNodeProgram(t *testing.T, dir, name string) {
+	t.Helper()
+	script := "#!/bin/sh\necho \"" + name + ": $*\"\nexit 7\n"
+	if err := os.WriteFile(filepath.Join(dir, nodeProgram), []byte(script), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	before, err := os.Stat(socket)
-	if err != nil {
+}
+
+func TestCommandsOfTheNodeAreHandedOver(t *testing.T) {
+	r := &rig{t: t, env: map[string]string{}}
+	install, path, links := t.TempDir(), t.TempDir(), t.TempDir()
+	program := copyProgram(t, install)
+	link := filepath.Join(links, "doze")
+	if err := os.Symlink(program, link); err != nil {
 		t.Fatal(err)
 	}
-	cmd := r.program("run", "--config", file)
-	out, _ := cmd.CombinedOutput()
-	if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(string(out), "another node uses this folder") {
-		t.Errorf("exit code %d, output:\n%s", code, out)
+	run := func(program string, args ...string) (string, int) {
+		cmd := r.program(args...)
+		cmd.Path = program
+		cmd.Env = append(cmd.Env, "PATH="+path+":"+os.Getenv("PATH"))
+		out, _ := cmd.CombinedOutput()
+		return string(out), cmd.ProcessState.ExitCode()
 	}
-	if after, err := os.Stat(socket); err != nil || !os.SameFile(before, after) {
-		t.Errorf("the first node's admin socket is another now (%v)", err)
+	out, code := run(program, "run")
+	if code != exitFailed || !strings.HasPrefix(out, "doze: doze-node, which runs nodes, is not installed on this machine; ") {
+		t.Errorf("without it: exit code %d, output %q", code, out)
+	}
+	writeNodeProgram(t, path, "in PATH")
+	for _, args := range []string{"run --config x", "reload", "validate --help", "caddy list-modules -x", "doctor --json"} {
+		if out, code := run(program, strings.Fields(args)...); code != 7 || out != "in PATH: "+args+"\n" {
+			t.Errorf("doze %s: exit code %d, output %q", args, code, out)
+		}
+	}
+	if out, code := run(program, "--json", "doctor"); code != 7 || out != "in PATH: doctor --json\n" {
+		t.Errorf("doze --json doctor: exit code %d, output %q", code, out)
+	}
+	writeNodeProgram(t, install, "beside")
+	for _, program := range []string{program, link} {
+		if out, code := run(program, "doctor"); code != 7 || out != "beside: doctor\n" {
+			t.Errorf("%s doctor: exit code %d, output %q", program, code, out)
+		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/policies"
 )
 
@@ -87,7 +88,7 @@ func (s scaffold) write(source fs.FS) error {
 		"go.mod":             "module " + s.module() + "\n\ngo 1.24\n",
 		".gitignore":         "*.wasm\n",
 		"README.md":          s.readme(string(page)),
-		inSDK + "/README.md": "The guest SDK of doze (Apache-2.0), as of doze " + version() + ". `doze policy new` put it here.\n",
+		inSDK + "/README.md": "The guest SDK of doze (Apache-2.0), as of doze " + version.String() + ". `doze policy new` put it here.\n",
 	} {
 		if err := os.WriteFile(filepath.Join(s.name, file), []byte(text), 0o666); err != nil {
 			return err

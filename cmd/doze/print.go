@@ -1,8 +1,6 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,11 +9,10 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
-	"unicode"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	"golang.org/x/term"
+
+	"github.com/doze-run/doze/cmd/internal/display"
 )
 
 // printJSON prints v as the API wrote it, indented.
@@ -24,36 +21,7 @@ func (a *app) printJSON(v any) error { return a.encode(v, "  ") }
 // printLine prints v as one line of JSON, for streams.
 func (a *app) printLine(v any) error { return a.encode(v, "") }
 
-func (a *app) encode(v any, indent string) error {
-	var text bytes.Buffer
-	enc := json.NewEncoder(&text)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", indent)
-	if err := enc.Encode(v); err != nil {
-		return err
-	}
-	_, err := a.out.Write(escaped(text.Bytes()))
-	return err
-}
-
-// escaped is the same JSON without characters that could drive a terminal. JSON
-// itself lets those above ASCII stand, which are in strings only.
-func escaped(text []byte) []byte {
-	var out []byte
-	for len(text) > 0 {
-		r, n := utf8.DecodeRune(text)
-		switch {
-		case r < 0x7f || unicode.IsPrint(r):
-			out = append(out, text[:n]...)
-		default:
-			for _, unit := range utf16.Encode([]rune{r}) {
-				out = fmt.Appendf(out, `\u%04x`, unit)
-			}
-		}
-		text = text[n:]
-	}
-	return out
-}
+func (a *app) encode(v any, indent string) error { return display.JSON(a.out, v, indent) }
 
 // table aligns rows of cells.
 type table struct {
@@ -77,22 +45,8 @@ func (t *table) row(cells ...string) {
 
 func (t *table) end() error { return t.w.Flush() }
 
-// maxCell bounds what a sandbox can put into one cell.
-const maxCell = 1000
-
-// clean keeps text that comes from a sandbox from driving the terminal: control
-// characters become spaces.
-func clean(s string) string {
-	if len(s) > maxCell {
-		s = s[:maxCell] + "…"
-	}
-	return strings.Map(func(r rune) rune {
-		if r == '\n' || r == '\t' || !unicode.IsPrint(r) && r != ' ' {
-			return ' '
-		}
-		return r
-	}, strings.ToValidUTF8(s, "�"))
-}
+// clean is display.Clean.
+func clean(s string) string { return display.Clean(s) }
 
 // age is a span of time in its largest unit: 5s, 2m, 3h, 4d.
 func age(d time.Duration) string {

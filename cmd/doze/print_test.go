@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
-	"github.com/doze-run/doze/runtime/doctor"
 )
 
 func TestTables(t *testing.T) {
@@ -39,7 +38,6 @@ func TestTables(t *testing.T) {
 		{Type: "held", At: at, Until: at.Add(time.Hour)},
 		{Type: "woke", At: at, Kind: "cold", TookMS: 1830, Cause: "exec"},
 	}
-	findings := []doctor.Finding{{Name: "user", OK: true, Detail: "runs as doze"}, {Name: "tun", Level: doctor.LevelError, Detail: "/dev/net/tun is not writable", Remedy: "chmod 0666 /dev/net/tun"}}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		json.NewEncoder(w).Encode(map[string]any{"events": events, "processes": []client.Process{web, done, killed, lost}})
@@ -61,7 +59,6 @@ func TestTables(t *testing.T) {
 	}
 	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]client.Sandbox{shop, bare}) }))
 	golden(t, "show", printed(func(a *app) error { return a.printSandbox(shop) }))
-	golden(t, "doctor", printed(func(a *app) error { return a.printFindings(findings) }))
 	golden(t, "top", printed(func(a *app) error {
 		return (&top{node: api, wakes: map[string]*wakeCount{}}).draw(context.Background(), a.out, snap, 1)
 	}))

@@ -65,7 +65,7 @@ on this machine (DOZE_HOME).`,
 		a.holdCommand(), a.removeCommand(), a.eventsCommand(), a.topCommand())
 	add(groupInside, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
-	add(groupNode, a.runCommand(), a.reloadCommand(), a.validateCommand(), a.caddyCommand(), a.doctorCommand(), a.envCommand(), a.versionCommand())
+	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
 	return root
 }
 

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
@@ -169,7 +168,7 @@ func (t *top) watch(ctx context.Context, in io.Reader, screen *os.File, interval
 		go endOnKey(keyboard, cancel) // ends with the program
 	}
 	resized := make(chan os.Signal, 1)
-	signal.Notify(resized, unix.SIGWINCH)
+	notifyResized(resized)
 	defer signal.Stop(resized)
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

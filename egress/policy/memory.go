@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	"github.com/tetratelabs/wazero/experimental"
-	"golang.org/x/sys/unix"
 )
 
 // memory is an instance's, mapped for it alone. On Go's heap it would be garbage
@@ -32,7 +31,7 @@ func (m *memory) Allocate(first, max uint64) experimental.LinearMemory {
 		return m
 	}
 	var err error
-	m.mapped, err = unix.Mmap(-1, 0, int(max), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	m.mapped, err = reserve(int(max))
 	if err != nil || m.Reallocate(first) == nil {
 		fail("the node has no memory for it")
 	}
@@ -46,7 +45,7 @@ func (m *memory) Reallocate(size uint64) []byte {
 		return nil
 	}
 	usable := m.mapped[:size:size]
-	if size > 0 && unix.Mprotect(usable, unix.PROT_READ|unix.PROT_WRITE) != nil {
+	if size > 0 && commit(usable) != nil {
 		return nil
 	}
 	return usable
@@ -57,7 +56,7 @@ func (m *memory) Reallocate(size uint64) []byte {
 func (m *memory) Free() {
 	m.freed.Do(func() {
 		if m.mapped != nil {
-			_ = unix.Munmap(m.mapped) // fails only for what is not mapped
+			_ = release(m.mapped) // fails only for what is not mapped
 			m.mapped = nil
 		}
 	})

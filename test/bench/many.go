@@ -105,7 +105,7 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 }
 
 // programs of which a node with sandboxes is made.
-var programs = []string{"doze", "doze-guest", "doze-netns", "conmon", "podman"}
+var programs = []string{"doze-node", "doze-guest", "doze-netns", "conmon", "podman"}
 
 // census of the processes of a node and its sandboxes.
 type census struct {
@@ -146,7 +146,7 @@ func processes(home string, ids []string) (census, error) {
 		if what == "doze-guest" {
 			c.guestRSS = max(c.guestRSS, rss)
 		}
-		if what == "doze" || what == "doze-netns" || what == "podman" {
+		if what == "doze-node" || what == "doze-netns" || what == "podman" {
 			used, err := readCPU(filepath.Join(dir, "stat"))
 			if err != nil {
 				return c, err
