@@ -1,7 +1,6 @@
 package rule
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 )
@@ -153,7 +152,7 @@ func (t *Table) Connect(r Request) Decision {
 
 // Decide decides on a request.
 func (t *Table) Decide(r Request) Decision {
-	paths := readings(r.Path)
+	paths, left := readings(r.Path), effort(maxSteps)
 	d := Decision{}
 	for _, l := range t.Layers {
 		if l == nil {
@@ -165,7 +164,12 @@ func (t *Table) Decide(r Request) Decision {
 			if settled && c.Action != Deny {
 				continue
 			}
-			switch c.matches(&r, paths) {
+			matched := c.matches(&r, paths, &left)
+			if left.exhausted() {
+				return Decision{Verdict: VerdictDeny, Rule: l.id(c),
+					Reason: "its path and headers are too long to be compared with so many patterns: shorten them, or use fewer stars in the rules"}
+			}
+			switch matched {
 			case no:
 				continue
 			case unsure:
@@ -289,14 +293,14 @@ const (
 	yes
 )
 
-func (c *compiled) matches(r *Request, paths []string) match {
+func (c *compiled) matches(r *Request, paths []string, left *effort) match {
 	if !c.destined(r) || c.Scheme != "" && (c.Scheme == "https") != r.HTTPS {
 		return no
 	}
 	if c.methods != nil && !c.methods[c.method(r)] {
 		return no
 	}
-	return min(c.matchPath(paths), c.matchHeaders(r.Header))
+	return min(c.matchPath(paths, left), c.matchHeaders(r.Header, left))
 }
 
 // method is what the rule compares. Methods are case-sensitive (RFC 9110), which
@@ -308,20 +312,20 @@ func (c *compiled) method(r *Request) string {
 	return strings.ToUpper(r.Method)
 }
 
-func (c *compiled) matchPath(paths []string) match {
+func (c *compiled) matchPath(paths []string, left *effort) match {
 	if len(c.paths) == 0 {
 		return yes
 	}
 	matched := 0
 	for _, p := range paths {
-		if slices.ContainsFunc(c.paths, func(glob *regexp.Regexp) bool { return glob.MatchString(p) }) {
+		if slices.ContainsFunc(c.paths, func(g *glob) bool { return g.match(p, left) }) {
 			matched++
 		}
 	}
 	return all(matched, len(paths))
 }
 
-func (c *compiled) matchHeaders(header map[string][]string) match {
+func (c *compiled) matchHeaders(header map[string][]string, left *effort) match {
 	result := yes
 	for name, glob := range c.headers {
 		values := header[name]
@@ -330,7 +334,7 @@ func (c *compiled) matchHeaders(header map[string][]string) match {
 		}
 		matched := 0
 		for _, v := range values {
-			if glob.MatchString(v) {
+			if glob.match(v, left) {
 				matched++
 			}
 		}

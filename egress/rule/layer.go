@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"iter"
 	"net/http"
 	"net/netip"
 	"regexp"
@@ -33,8 +34,8 @@ type compiled struct {
 	hosts     Hosts
 	addresses []netip.Prefix
 	methods   map[string]bool
-	paths     []*regexp.Regexp
-	headers   map[string]*regexp.Regexp
+	paths     []*glob
+	headers   map[string]*glob
 	// inspects: whether the rule applies can be told from requests only, or it
 	// changes or answers them.
 	inspects bool
@@ -84,9 +85,13 @@ func bounded(rules []Rule) error {
 	if len(rules) > MaxRules {
 		return fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
 	}
-	globs, uses := 0, map[string]bool{}
+	globs, stars, text, uses := 0, 0, 0, map[string]bool{}
 	for _, r := range rules {
 		globs += len(r.Paths) + len(r.Headers)
+		for pattern := range r.globs() {
+			stars += countStars(pattern)
+			text += len(pattern)
+		}
 		for _, u := range r.Policies {
 			uses[u.Policy+" "+string(u.Config)] = true
 		}
@@ -94,10 +99,40 @@ func bounded(rules []Rule) error {
 	switch {
 	case globs > MaxGlobs:
 		return fmt.Errorf("%d paths and headers in all rules: at most %d fit; say more with `*`", globs, MaxGlobs)
+	case stars > MaxGlobStars:
+		return fmt.Errorf("%d stars in paths and headers of all rules: at most %d fit; write names out, or end paths with `**`", stars, MaxGlobStars)
+	case text > MaxGlobText:
+		return fmt.Errorf("%d bytes of paths and headers in all rules: at most %d fit; say more with `*`", text, MaxGlobText)
 	case len(uses) > MaxUses:
 		return fmt.Errorf("%d policies with configurations of their own in all rules: at most %d fit", len(uses), MaxUses)
 	}
 	return nil
+}
+
+// globs yields the patterns of paths and of headers.
+func (r *Rule) globs() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for _, p := range r.Paths {
+			if !yield(p) {
+				return
+			}
+		}
+		for _, h := range r.Headers {
+			if !yield(h) {
+				return
+			}
+		}
+	}
+}
+
+// countStars counts runs of stars.
+func countStars(pattern string) (n int) {
+	for i := range len(pattern) {
+		if pattern[i] == '*' && (i == 0 || pattern[i-1] != '*') {
+			n++
+		}
+	}
+	return n
 }
 
 // Rules returns what the layer was compiled from; the caller does not change it.
@@ -205,6 +240,19 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	return prefix, nil
 }
 
+// glob compiles a pattern, as it was given and as it is compared; nil: it has
+// mistakes.
+func (c *compiler) glob(field, given, pattern string, separator byte) *glob {
+	if !c.text(field, given) {
+		return nil
+	}
+	g, err := compileGlob(pattern, separator)
+	if err != nil {
+		c.bad(field, "%.80q has %v", given, err)
+	}
+	return g
+}
+
 func (c *compiler) request() {
 	if s := c.Scheme; s != "" && s != "http" && s != "https" {
 		c.bad("scheme", "%.20q: write http or https, or leave it out", s)
@@ -232,8 +280,8 @@ func (c *compiler) request() {
 		if decodeNames(p) != strings.ReplaceAll(p, "%2f", "%2F") || hasDots(p) {
 			c.bad(field, "%.80q: write characters as they are, without escapes but %%2F and without . and ..", p)
 		}
-		if c.text(field, p) {
-			c.paths = append(c.paths, globOf(decodeNames(p), "/"))
+		if g := c.glob(field, p, decodeNames(p), '/'); g != nil {
+			c.paths = append(c.paths, g)
 		}
 	}
 	for name, value := range c.Headers {
@@ -242,7 +290,7 @@ func (c *compiler) request() {
 			c.bad(field, "no name of a header")
 		}
 		if c.headers == nil {
-			c.headers = map[string]*regexp.Regexp{}
+			c.headers = map[string]*glob{}
 		}
 		key := http.CanonicalHeaderKey(name)
 		if slices.Contains(unseen, key) {
@@ -251,8 +299,8 @@ func (c *compiler) request() {
 		if c.headers[key] != nil {
 			c.bad(field, "is there in another spelling")
 		}
-		if c.text(field, value) {
-			c.headers[key] = globOf(value, "")
+		if g := c.glob(field, value, value, 0); g != nil {
+			c.headers[key] = g
 		}
 	}
 	c.inspects = c.Scheme != "" || len(c.Methods) > 0 || len(c.Paths) > 0 || len(c.Headers) > 0 ||

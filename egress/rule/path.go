@@ -82,25 +82,3 @@ func hasDots(p string) bool {
 	}
 	return false
 }
-
-// globOf compiles a pattern in which `**` is anything, and `*` anything but sep.
-// The library's matcher needs time linear in the text, whatever it holds.
-func globOf(pattern string, sep string) *regexp.Regexp {
-	var b strings.Builder
-	b.WriteString(`\A(?s:`)
-	for rest := pattern; rest != ""; {
-		literal, after, found := strings.Cut(rest, "*")
-		b.WriteString(regexp.QuoteMeta(literal))
-		if !found {
-			break
-		}
-		rest = strings.TrimLeft(after, "*")
-		if sep == "" || strings.HasPrefix(after, "*") {
-			b.WriteString(`.*`)
-		} else {
-			b.WriteString(`[^` + regexp.QuoteMeta(sep) + `]*`)
-		}
-	}
-	b.WriteString(`)\z`)
-	return regexp.MustCompile(b.String())
-}

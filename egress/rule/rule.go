@@ -105,9 +105,12 @@ const (
 	MaxAnswer  = 64 << 10 // bytes of a body
 	MaxConfig  = 64 << 10 // bytes of a policy's configuration
 	MaxChain   = 16       // policies of a rule
-	// MaxGlobs of paths and headers in all rules: each takes 2 KiB when it is
-	// compiled, and a request is compared with each.
-	MaxGlobs = 2000
+	// MaxGlobs of paths and headers in all rules, MaxGlobStars in them (`**` is one)
+	// and MaxGlobText bytes: a request is compared with each.
+	MaxGlobs     = 2000
+	MaxGlobStars = 4000
+	MaxGlobText  = 128 << 10
+	MaxStars     = 16 // of one path or header
 	// MaxUses of policies with different configurations in all rules: each is an
 	// instance that starts when the rules are given.
 	MaxUses = 100
