@@ -18,22 +18,28 @@ type HoldBody struct {
 	For Duration `json:"for" doc:"From now; 0s ends the hold" example:"30m"`
 }
 
+// pauseInput names a sandbox that is to sleep or to stop.
+type pauseInput struct {
+	SandboxPath
+	Force bool `query:"force" doc:"Although requests, commands or transfers are under way: sleep pauses them until the next wake, stop ends them"`
+}
+
 func (a *API) registerLife() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "life",
 		summary: "Put a sandbox to sleep", description: "Answers when it sleeps. It keeps its memory. Ends a hold.",
 		codes: onSandbox([]Code{CodeBusy, CodeSandboxDestroyed, CodeStoreFull, CodeTimeout}),
-	}, a.move(a.sandboxes.Sleep))
+	}, a.pause(a.sandboxes.Sleep, a.sandboxes.ForceSleep))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "life",
 		summary: "Wake a sandbox", description: "Answers when it runs.",
 		codes: onSandbox(wakeCodes),
-	}, a.move(a.sandboxes.Wake))
+	}, a.wake)
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "life",
 		summary: "Stop a sandbox", description: "Answers when its processes have ended. It keeps its files.",
 		codes: onSandbox([]Code{CodeBusy, CodeSandboxDestroyed, CodeEngineUnavailable, CodeStoreFull, CodeTimeout}),
-	}, a.move(a.sandboxes.Stop))
+	}, a.pause(a.sandboxes.Stop, a.sandboxes.ForceStop))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "life",
 		summary: "Keep a sandbox from sleeping by itself", description: "Replaces the hold before. Does not wake it.",
@@ -41,15 +47,26 @@ func (a *API) registerLife() {
 	}, a.hold)
 }
 
-// move answers with the sandbox after a change of its state.
-func (a *API) move(change func(context.Context, sandbox.ID) (sandbox.Sandbox, error)) func(context.Context, *SandboxPath) (*sandboxOutput, error) {
-	return func(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) {
+// pause answers with the sandbox once it sleeps or has stopped.
+func (a *API) pause(gentle, forced func(context.Context, sandbox.ID) (sandbox.Sandbox, error)) func(context.Context, *pauseInput) (*sandboxOutput, error) {
+	return func(ctx context.Context, in *pauseInput) (*sandboxOutput, error) {
 		sb, err := a.lookup(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
-		return a.showing(change(ctx, sb.ID))
+		if in.Force {
+			return a.showing(forced(ctx, sb.ID))
+		}
+		return a.showing(gentle(ctx, sb.ID))
 	}
+}
+
+func (a *API) wake(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) {
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	return a.showing(a.sandboxes.Wake(ctx, sb.ID))
 }
 
 func (a *API) hold(ctx context.Context, in *holdInput) (*sandboxOutput, error) {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func TestProcessRunsAndEnds(t *testing.T) {
@@ -102,6 +103,27 @@ func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 	if n := s.api.streams.held.Load(); n != 0 {
 		t.Errorf("%d streams are held", n)
 	}
+}
+
+func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
+	logs := s.open("GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=1", p.PID), nil)
+	logs.expect("stdout")
+	for _, route := range []string{"sleep", "stop"} {
+		if p := s.refused(CodeBusy, "POST", "/sandbox/box/"+route+"?force=false", nil); !strings.Contains(p.Detail, "force=true") {
+			t.Errorf("%s: detail %q does not offer force", route, p.Detail)
+		}
+	}
+	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep?force=true", nil); sb.State != sandbox.StateAsleep {
+		t.Errorf("forced to sleep it is %s", sb.State)
+	}
+	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop?force=true", nil); sb.State != sandbox.StateStopped {
+		t.Errorf("forced to stop it is %s", sb.State)
+	}
+	s.refused(CodeInvalidRequest, "POST", "/sandbox/box/sleep?force=maybe", nil)
+	s.refused(CodeInvalidRequest, "POST", "/sandbox/box/wake?force=true", nil)
 }
 
 func TestBadProcessRequestsAreRefused(t *testing.T) {

@@ -41,7 +41,7 @@ var sentinels = []struct {
 	{sandbox.ErrImageMissing, CodeImageMissing, "check the image's name and that its registry can be reached from the node"},
 	{sandbox.ErrTooManyWaiters, CodeTooManyWaiters, "try again after Retry-After seconds"},
 	{sandbox.ErrTooManySandboxes, CodeTooManySandboxes, "delete one first"},
-	{sandbox.ErrBusy, CodeBusy, "try again when its requests, commands and transfers have ended"},
+	{sandbox.ErrBusy, CodeBusy, "try again when its requests, commands and transfers have ended, or with force=true"},
 	{sandbox.ErrStoreFull, CodeStoreFull, "free disk space on the node; nothing has changed"},
 	{sandbox.ErrEngineDown, CodeEngineUnavailable, "try again; doze doctor on the node says what is wrong"},
 	{sandbox.ErrClosed, CodeNodeClosing, "try again"},

@@ -21,7 +21,9 @@ type Sandboxes interface {
 	Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (*sandbox.Lease, error)
 	Wake(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
 	Sleep(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	ForceSleep(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
 	Stop(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
+	ForceStop(ctx context.Context, id sandbox.ID) (sandbox.Sandbox, error)
 	Hold(ctx context.Context, id sandbox.ID, d time.Duration) (sandbox.Sandbox, error)
 
 	Expose(ctx context.Context, id sandbox.ID, port sandbox.Port) (sandbox.Port, error)

@@ -37,6 +37,7 @@ func (e *Error) Error() string {
 // Codes of Error that this package's users tell apart.
 const (
 	CodeSandboxNotFound = "sandbox_not_found"
+	CodeBusy            = "busy"
 	CodePathNotFound    = "path_not_found"
 	CodeIsDirectory     = "is_a_directory"
 	CodeNotDirectory    = "not_a_directory"

@@ -77,26 +77,38 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 
 // Sleep returns the sandbox when it sleeps.
 func (c *Client) Sleep(ctx context.Context, idOrName string) (Sandbox, error) {
-	return c.move(ctx, idOrName, "sleep", nil)
+	return c.move(ctx, idOrName, "sleep", nil, nil)
+}
+
+// ForceSleep is Sleep although requests, commands or transfers are under way: they
+// pause until the next wake.
+func (c *Client) ForceSleep(ctx context.Context, idOrName string) (Sandbox, error) {
+	return c.move(ctx, idOrName, "sleep", url.Values{"force": {"true"}}, nil)
 }
 
 // Wake returns the sandbox when it runs.
 func (c *Client) Wake(ctx context.Context, idOrName string) (Sandbox, error) {
-	return c.move(ctx, idOrName, "wake", nil)
+	return c.move(ctx, idOrName, "wake", nil, nil)
 }
 
 // Stop returns the sandbox when its processes have ended.
 func (c *Client) Stop(ctx context.Context, idOrName string) (Sandbox, error) {
-	return c.move(ctx, idOrName, "stop", nil)
+	return c.move(ctx, idOrName, "stop", nil, nil)
+}
+
+// ForceStop is Stop although requests, commands or transfers are under way, which
+// end with the sandbox's processes.
+func (c *Client) ForceStop(ctx context.Context, idOrName string) (Sandbox, error) {
+	return c.move(ctx, idOrName, "stop", url.Values{"force": {"true"}}, nil)
 }
 
 // Hold keeps the sandbox from sleeping by itself for that long; 0 ends a hold.
 func (c *Client) Hold(ctx context.Context, idOrName string, d time.Duration) (Sandbox, error) {
-	return c.move(ctx, idOrName, "hold", map[string]Duration{"for": Duration(d)})
+	return c.move(ctx, idOrName, "hold", nil, map[string]Duration{"for": Duration(d)})
 }
 
-func (c *Client) move(ctx context.Context, idOrName, what string, body any) (sb Sandbox, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, what), body: body}, &sb)
+func (c *Client) move(ctx context.Context, idOrName, what string, query url.Values, body any) (sb Sandbox, err error) {
+	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, what), query: query, body: body}, &sb)
 	return sb, err
 }
 

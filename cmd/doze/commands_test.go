@@ -26,6 +26,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func TestLifeOfASandbox(t *testing.T) {
@@ -54,6 +55,23 @@ func TestLifeOfASandbox(t *testing.T) {
 	r.refused("(sandbox_not_found)", "show", "shop")
 	r.refused("(sandbox_not_found)", "rm", "shop")
 	r.ok("rm", "--force", "shop")
+}
+
+func TestForceIsOfferedWhenASandboxIsBusy(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	id := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json")).ID
+	lease, err := r.node.Manager.AcquireRunning(sandbox.ID(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	for _, step := range []struct{ command, state string }{{"sleep", "asleep"}, {"stop", "stopped"}} {
+		r.refused("(busy)\n  --force ", step.command, "shop")
+		if out, want := r.ok(step.command, "--force", "shop"), "shop  "+step.state+"\n"; out != want {
+			t.Errorf("%s --force printed %q, want %q", step.command, out, want)
+		}
+	}
 }
 
 func TestCreateWithoutWaiting(t *testing.T) {

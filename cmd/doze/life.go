@@ -11,7 +11,8 @@ import (
 )
 
 func (a *app) sleepCommand() *cobra.Command {
-	return a.moveCommand("sleep", "Put sandboxes to sleep", "They keep their memory and use no CPU. The next request wakes them.", (*client.Client).Sleep)
+	return a.pauseCommand("sleep", "Put sandboxes to sleep", "They keep their memory and use no CPU. The next request wakes them.",
+		"pause requests and commands that are under way until the next wake", (*client.Client).Sleep, (*client.Client).ForceSleep)
 }
 
 func (a *app) wakeCommand() *cobra.Command {
@@ -19,11 +20,29 @@ func (a *app) wakeCommand() *cobra.Command {
 }
 
 func (a *app) stopCommand() *cobra.Command {
-	return a.moveCommand("stop", "Stop sandboxes", "Their processes end; their files stay. The next request starts them again.", (*client.Client).Stop)
+	return a.pauseCommand("stop", "Stop sandboxes", "Their processes end; their files stay. The next use starts them again.",
+		"end requests and commands that are under way", (*client.Client).Stop, (*client.Client).ForceStop)
+}
+
+// mover changes the state of a sandbox.
+type mover func(*client.Client, context.Context, string) (client.Sandbox, error)
+
+// pauseCommand is a moveCommand that fails with busy while requests or commands are
+// under way, unless it is forced.
+func (a *app) pauseCommand(name, short, long, flag string, gentle, forced mover) *cobra.Command {
+	var force bool
+	cmd := a.moveCommand(name, short, long, func(node *client.Client, ctx context.Context, sandbox string) (client.Sandbox, error) {
+		if force {
+			return forced(node, ctx, sandbox)
+		}
+		return gentle(node, ctx, sandbox)
+	})
+	cmd.Flags().BoolVarP(&force, "force", "f", false, flag)
+	return cmd
 }
 
 // moveCommand is a command that changes the state of sandboxes.
-func (a *app) moveCommand(name, short, long string, move func(*client.Client, context.Context, string) (client.Sandbox, error)) *cobra.Command {
+func (a *app) moveCommand(name, short, long string, move mover) *cobra.Command {
 	return &cobra.Command{
 		Use:               name + " SANDBOX...",
 		Short:             short,

@@ -78,6 +78,8 @@ func (a *app) complain(err error) {
 	switch {
 	case errors.As(err, &distrusted):
 		fmt.Fprintln(a.err, "  DOZE_CA or --ca names the file with the CA of the node's certificate; on the node's machine `doze env` prints it")
+	case client.HasCode(err, client.CodeBusy):
+		fmt.Fprintln(a.err, "  --force does it all the same: sleep pauses what is under way, stop ends it")
 	case errors.As(err, &unreachable):
 		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` says what it needs")
 	}

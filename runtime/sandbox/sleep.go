@@ -12,6 +12,7 @@ import (
 const (
 	reasonIdle     = "idle"
 	reasonAsked    = "asked"
+	reasonForced   = "forced"
 	reasonShutdown = "node shutdown"
 	reasonLongIdle = "asleep for stop_after"
 	reasonVanished = "container vanished: its files are lost"
@@ -24,19 +25,30 @@ var errNotIdle = errors.New("not idle")
 type mode int
 
 const (
-	modeIdle  mode = iota // only when sleep_after or stop_after has passed
-	modeAsked             // unless a lease is held; a sleep ends a hold
-	modeForce             // although leases are held
+	modeIdle     mode = iota // only when sleep_after or stop_after has passed
+	modeAsked                // unless a lease is held; a sleep ends a hold
+	modeForced               // as asked, although leases are held
+	modeShutdown             // although leases are held; holds stay
 )
 
 // Sleep puts the sandbox to sleep and returns it. One that is asleep or stopped
 // already stays so and is no error. It ends a hold. ErrBusy while a lease is held.
 func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
+	return m.sleep(ctx, id, modeAsked, reasonAsked)
+}
+
+// ForceSleep is Sleep although leases are held: requests and commands that are
+// under way pause, and continue with the next wake.
+func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
+	return m.sleep(ctx, id, modeForced, reasonForced)
+}
+
+func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason string) (Sandbox, error) {
 	b, err := m.box(id)
 	if err != nil {
 		return Sandbox{}, err
 	}
-	if err := b.sleep(ctx, modeAsked, reasonAsked); err != nil {
+	if err := b.sleep(ctx, how, reason); err != nil {
 		return Sandbox{}, err
 	}
 	return b.sandbox(), nil
@@ -59,7 +71,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
 	}
 	if b.state() != StateRunning {
-		if how == modeAsked {
+		if how == modeAsked || how == modeForced {
 			b.endHold()
 		}
 		return nil
@@ -67,10 +79,8 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	if how == modeIdle && b.idleIn() > 0 {
 		return errNotIdle
 	}
-	if how == modeForce {
-		b.closeNow()
-	} else if !b.closeIdle() {
-		return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
+	if err := b.close(how); err != nil {
+		return err
 	}
 	freezeCtx, cancel := context.WithTimeout(ctx, freezeWait)
 	defer cancel()
@@ -78,12 +88,12 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 		// Half of it may have happened: a caller who left, an engine that did
 		// it and could not say so.
 		err = fmt.Errorf("freezing %s: %w", b.id, errors.Join(err, b.unfreeze(ctx)))
-		if how == modeForce {
+		if how == modeShutdown {
 			return err // the next node finds it running, and sees for itself
 		}
 		return b.failed(err)
 	}
-	if how == modeAsked {
+	if how == modeAsked || how == modeForced {
 		b.endHold()
 	}
 	// What a hold or an update said while it froze counts: they were told that it runs.
@@ -99,6 +109,23 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	return nil
 }
 
+// close closes the sandbox to new leases: ErrBusy if one is held, unless the mode
+// says that this does not matter. Needs the turn.
+func (b *box) close(how mode) error {
+	if how == modeForced || how == modeShutdown {
+		b.closeNow()
+		return nil
+	}
+	if !b.closeIdle() {
+		return b.busy()
+	}
+	return nil
+}
+
+func (b *box) busy() error {
+	return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
+}
+
 // unfreeze takes back a freeze or what happened of it, also when ctx has ended,
 // and opens the sandbox. Needs the turn.
 func (b *box) unfreeze(ctx context.Context) error {
@@ -111,12 +138,22 @@ func (b *box) unfreeze(ctx context.Context) error {
 // Stop ends all processes of the sandbox, keeps its disk, and returns it. One
 // that is stopped already is no error. ErrBusy while a lease is held.
 func (m *Manager) Stop(ctx context.Context, id ID) (Sandbox, error) {
+	return m.stop(ctx, id, modeAsked, reasonAsked)
+}
+
+// ForceStop is Stop although leases are held: requests and commands that are
+// under way end with the sandbox's processes.
+func (m *Manager) ForceStop(ctx context.Context, id ID) (Sandbox, error) {
+	return m.stop(ctx, id, modeForced, reasonForced)
+}
+
+func (m *Manager) stop(ctx context.Context, id ID, how mode, reason string) (Sandbox, error) {
 	b, err := m.box(id)
 	if err != nil {
 		return Sandbox{}, err
 	}
 	// Half a stop helps nobody, so a caller who leaves does not end it.
-	err = m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, modeAsked, reasonAsked) })
+	err = m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, reason) })
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -144,10 +181,14 @@ func (b *box) stop(ctx context.Context, how mode, reason string) error {
 	before := b.state()
 	switch before {
 	case StateRunning:
-		if !b.closeIdle() {
-			return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
+		if err := b.close(how); err != nil {
+			return err
 		}
 	case StateAsleep:
+		// A forced sleep paused what holds leases; a stop ends it.
+		if how == modeAsked && b.leases() > 0 {
+			return b.busy()
+		}
 		// Its processes get their chance to end well.
 		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
 			return b.failed(fmt.Errorf("thawing %s to stop it: %w", b.id, err))

@@ -92,6 +92,57 @@ func TestLeaseKeepsAwake(t *testing.T) {
 	mustSleep(t, m, sb.ID)
 }
 
+func TestForceSleepsAndStopsUnderALease(t *testing.T) {
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	lease := acquire(t, m, sb.ID)
+	if _, err := m.Hold(t.Context(), sb.ID, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	got, err := m.ForceSleep(t.Context(), sb.ID)
+	if err != nil || got.State != sandbox.StateAsleep || got.StateReason != "forced" || !got.HoldUntil.IsZero() {
+		t.Errorf("forced sleep: %s because %q, held until %v, error %v", got.State, got.StateReason, got.HoldUntil, err)
+	}
+	// The lease still counts: what it stands for is paused, and not to be ended by a stop.
+	if _, err := m.Stop(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("stop of what is paused: %v", err)
+	}
+	acquire(t, m, sb.ID).Release()
+	if _, err := m.Sleep(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrBusy) {
+		t.Errorf("sleep after the next wake: %v", err)
+	}
+	for _, state := range []sandbox.State{sandbox.StateRunning, sandbox.StateAsleep} {
+		if state == sandbox.StateAsleep {
+			acquire(t, m, sb.ID).Release()
+			if _, err := m.ForceSleep(t.Context(), sb.ID); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := m.ForceStop(t.Context(), sb.ID); err != nil || got.State != sandbox.StateStopped {
+			t.Errorf("forced stop of one that is %s: %s, error %v", state, got.State, err)
+		}
+	}
+	lease.Release()
+	acquire(t, m, sb.ID).Release()
+	mustSleep(t, m, sb.ID) // every lease was counted once
+}
+
+func TestForcedSleepThatFailsLeavesItRunning(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	lease := acquire(t, n.Manager, sb.ID)
+	defer lease.Release()
+	n.Freezer.Fail(errors.New("device busy"), nil)
+	if _, err := n.Manager.ForceSleep(t.Context(), sb.ID); err == nil || !strings.Contains(err.Error(), "device busy") {
+		t.Errorf("forced sleep: %v", err)
+	}
+	other, err := n.Manager.AcquireRunning(sb.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.Release()
+}
+
 // second is the shortest time of the idle rule. Tests set it once they watch.
 var second = sandbox.Duration(time.Second)
 
