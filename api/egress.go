@@ -23,10 +23,10 @@ type Egress interface {
 	NodeRules() (rule.Default, []rule.Rule)
 	// Rules returns those of a sandbox, or with an empty id those of the owner.
 	Rules(ctx context.Context, owner string, id sandbox.ID) (ruleset.Set, error)
-	// SetRules replaces them, all at once, for the next request of each sandbox. With
-	// ifRevision only rules of that revision are replaced: ruleset.ErrRevision.
-	// Faults are *rule.Error, joined.
-	SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error)
+	// SetRules replaces them, all at once, for the next request of each sandbox. Errors:
+	// ruleset.ErrRevision; *rule.Error for each fault, joined. Warnings are about rules
+	// that were set and do not do what they seem to.
+	SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error)
 
 	// PutSecret copies value. Errors: *vault.InvalidError, vault.ErrTooMany (also in a
 	// *vault.HostFullError).

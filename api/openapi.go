@@ -13,7 +13,6 @@ import (
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
 )
 
 const (
@@ -53,7 +52,6 @@ var schemaNames = map[reflect.Type]string{
 	reflect.TypeFor[modules.Info]():   "Policy",
 	reflect.TypeFor[rule.Answer]():    "RuleAnswer",
 	reflect.TypeFor[rule.Use]():       "RulePolicy",
-	reflect.TypeFor[ruleset.Set]():    "RuleSet",
 }
 
 func schemaName(t reflect.Type, hint string) string {

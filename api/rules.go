@@ -24,7 +24,13 @@ type nodeRulesOutput struct {
 
 type rulesOutput struct {
 	ETag string `header:"ETag"`
-	Body ruleset.Set
+	Body RuleSet
+}
+
+// RuleSet is the rules of a scope, with what was found when they were set.
+type RuleSet struct {
+	ruleset.Set
+	Warnings []FieldError `json:"warnings,omitempty" doc:"In the answer to PUT: rules that are set and do not do what they seem to. At most 20"`
 }
 
 type setOwnerRulesInput struct {
@@ -40,7 +46,8 @@ type setSandboxRulesInput struct {
 
 // RulesBody replaces all rules of a scope.
 type RulesBody struct {
-	Rules []rule.Rule `json:"rules" nullable:"false" maxItems:"1000" doc:"In this order: the first that matches counts, unless another denies"`
+	Default rule.Default `json:"default,omitempty" enum:"inherit,deny" doc:"What becomes of what matches no rule: inherit leaves it to the rules before, deny refuses what matches neither these rules nor later ones. Without it the default stays as it is"`
+	Rules   []rule.Rule  `json:"rules" nullable:"false" maxItems:"1000" doc:"In this order: the first that matches counts, unless another denies"`
 }
 
 // RulesCondition is the part of a request's input that says which rules it knows.
@@ -65,7 +72,7 @@ func (a *API) registerRules() {
 		method: http.MethodPut, path: "/egress/rules", id: "set-rules", tag: "egress",
 		summary: "Replace your rules", description: described, codes: codes,
 	}, func(ctx context.Context, in *setOwnerRulesInput) (*rulesOutput, error) {
-		return a.setRules(ctx, "", in.Body.Rules, in.IfMatch)
+		return a.setRules(ctx, "", in.Body, in.IfMatch)
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/egress/rules", id: "get-sandbox-rules", tag: "egress",
@@ -86,7 +93,7 @@ func (a *API) registerRules() {
 		if err != nil {
 			return nil, err
 		}
-		return a.setRules(ctx, sb.ID, in.Body.Rules, in.IfMatch)
+		return a.setRules(ctx, sb.ID, in.Body, in.IfMatch)
 	})
 }
 
@@ -108,10 +115,14 @@ func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rulesOf(out.Rules(ctx, ownerOf(ctx), id))
+	set, err := out.Rules(ctx, ownerOf(ctx), id)
+	if err != nil {
+		return nil, err
+	}
+	return rulesOf(set, nil), nil
 }
 
-func (a *API) setRules(ctx context.Context, id sandbox.ID, rules []rule.Rule, ifMatch string) (*rulesOutput, error) {
+func (a *API) setRules(ctx context.Context, id sandbox.ID, body RulesBody, ifMatch string) (*rulesOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
@@ -120,17 +131,26 @@ func (a *API) setRules(ctx context.Context, id sandbox.ID, rules []rule.Rule, if
 	if err != nil {
 		return nil, err
 	}
-	return rulesOf(out.SetRules(ctx, ownerOf(ctx), id, rules, revision))
-}
-
-func rulesOf(set ruleset.Set, err error) (*rulesOutput, error) {
+	set, warnings, err := out.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: body.Default, Rules: body.Rules, IfRevision: revision})
 	if err != nil {
 		return nil, err
 	}
+	return rulesOf(set, warnings), nil
+}
+
+func rulesOf(set ruleset.Set, warnings []rule.Warning) *rulesOutput {
 	if set.Rules == nil {
 		set.Rules = []rule.Rule{}
 	}
-	return &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: set}, nil
+	out := &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: RuleSet{Set: set}}
+	for _, w := range warnings {
+		location := fmt.Sprintf("body.rules[%d]", w.Index)
+		if w.Field != "" {
+			location += "." + w.Field
+		}
+		out.Body.Warnings = append(out.Body.Warnings, FieldError{Location: location, Message: w.Problem, Want: w.Remedy})
+	}
+	return out
 }
 
 // parseRevision reads an If-Match (RFC 9110, section 13.1.1): none or * is any

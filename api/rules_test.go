@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 )
@@ -18,7 +19,7 @@ func TestRulesComeBackAsTheyWereSet(t *testing.T) {
 	s.create("box")
 	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
 		none := s.do("GET", path, nil)
-		if none.header.Get("ETag") != `"0"` || strings.TrimSpace(string(none.body)) != `{"revision":0,"rules":[]}` {
+		if none.header.Get("ETag") != `"0"` || strings.TrimSpace(string(none.body)) != `{"revision":0,"default":"inherit","rules":[]}` {
 			t.Errorf("%s: at first %s, %s", path, none.header.Get("ETag"), none.body)
 		}
 		set := must[ruleset.Set](s, http.StatusOK, "PUT", path, oneRule)
@@ -59,6 +60,64 @@ func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
 	}
 }
 
+func TestRulesThatNeverApplyGetAWarning(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	const shadowed = `{"rules":[{"name":"npm","hosts":["npm.example"],"action":"allow"},{"name":"rest","hosts":["**"],"action":"deny"},
+		{"name":"gh","hosts":["gh.example"],"policies":[{"policy":"bearer","secrets":{"token":"gone"}}]}]}`
+	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
+		set := must[RuleSet](s, http.StatusOK, "PUT", path, shadowed)
+		if len(set.Warnings) < 2 {
+			t.Fatalf("%s: %+v", path, set.Warnings)
+		}
+		if w := set.Warnings[0]; w.Location != "body.rules[1]" || !strings.Contains(w.Message, `"rest" denies what "npm" and "gh" allow`) || w.Want != `remove "rest" and set "default": "deny"` {
+			t.Errorf("%s: got %+v", path, w)
+		}
+		last := set.Warnings[len(set.Warnings)-1]
+		if last.Location != "body.rules[2].policies[0].secrets[token]" || !strings.Contains(last.Message, `secret "gone", which does not exist`) {
+			t.Errorf("%s: got %+v", path, last)
+		}
+		if got := must[RuleSet](s, http.StatusOK, "GET", path, nil); got.Warnings != nil || len(got.Rules) != 3 {
+			t.Errorf("%s: read %+v", path, got)
+		}
+	}
+	// The sandbox's rules are compared with the owner's and the node's, too.
+	set := must[RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"a","hosts":["metadata.internal"],"action":"allow"}]}`)
+	if len(set.Warnings) != 2 || !strings.Contains(set.Warnings[0].Message, "node/no-metadata denies") || !strings.Contains(set.Warnings[1].Message, "owner/rest denies") {
+		t.Errorf("got %+v", set.Warnings)
+	}
+	if set := must[RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"npm","hosts":["npm.example"],"action":"allow"}]}`); set.Warnings != nil {
+		t.Errorf("got %+v", set.Warnings)
+	}
+}
+
+func TestTheDefaultOfRules(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
+		for _, step := range []struct{ body, want string }{
+			{`{"rules":[]}`, "inherit"}, {`{"default":"deny","rules":[]}`, "deny"}, {oneRule, "deny"}, {`{"default":"inherit","rules":[]}`, "inherit"},
+		} {
+			if set := must[RuleSet](s, http.StatusOK, "PUT", path, step.body); string(set.Default) != step.want {
+				t.Errorf("%s: %s: got %q", path, step.body, set.Default)
+			}
+			if set := must[RuleSet](s, http.StatusOK, "GET", path, nil); string(set.Default) != step.want {
+				t.Errorf("%s: %s: then %q", path, step.body, set.Default)
+			}
+		}
+		for _, bad := range []string{`"allow-public"`, `""`, `1`} {
+			s.refused(CodeInvalidRequest, "PUT", path, `{"default":`+bad+`,"rules":[]}`)
+		}
+	}
+	must[RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["a.example"],"action":"allow"}]}`)
+	for url, want := range map[string]string{"https://a.example/": "allow sandbox/a", "https://b.example/": "deny default"} {
+		e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"`+url+`"}`)
+		if got := string(e.Verdict) + " " + e.Rule; got != want {
+			t.Errorf("%s: got %s (%s), want %s", url, got, e.Reason, want)
+		}
+	}
+}
+
 func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 	s := newServer(t, Limits{})
 	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", oneRule)
@@ -91,7 +150,6 @@ func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	for body, where := range map[string]string{
-		`{"rules":[{"name":"a"}]}`:                                                                             "body.rules[0].action",
 		`{"rules":[{"action":"allow"}]}`:                                                                       "body.rules[0].name",
 		`{"rules":[{"name":"a","action":"allow","host":["x"]}]}`:                                               "body.rules[0].host",
 		`{"rules":[{"name":"a","action":"deny","Action":"allow"}]}`:                                            "body.rules[0].Action",
@@ -105,6 +163,9 @@ func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 		if p := s.refused(CodeInvalidRequest, "PUT", "/egress/rules", body); len(p.Errors) == 0 || p.Errors[0].Location != where {
 			t.Errorf("%s: %+v, want %s", body, p, where)
 		}
+	}
+	if p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a"}]}`); p.Errors[0].Location != "body.rules[0].action" {
+		t.Errorf("got %+v", p)
 	}
 	p := s.refused(CodeInvalidRequest, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","host":["x"]}]}`)
 	if !strings.Contains(p.Errors[0].Want, "hosts, methods, name") {

@@ -36,7 +36,7 @@ func TestRulesWithMistakesChangeNothing(t *testing.T) {
 		"the same name":     {[]rule.Rule{good, good}, []string{"rule 2 (through)"}},
 		"no action at all ": {[]rule.Rule{{Name: "bad", Hosts: []string{"b.test"}}}, []string{"action"}},
 	} {
-		_, err := r.SetRules(within(t), owner, b.sb.ID, c.rules, nil)
+		_, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{Rules: c.rules})
 		for _, want := range c.want {
 			if err == nil || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: got %v, want %q", name, err, want)
@@ -44,12 +44,12 @@ func TestRulesWithMistakesChangeNothing(t *testing.T) {
 		}
 	}
 	stale := int64(0)
-	if _, err := r.SetRules(within(t), owner, b.sb.ID, nil, &stale); !errors.Is(err, ruleset.ErrRevision) {
+	if _, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{IfRevision: &stale}); !errors.Is(err, ruleset.ErrRevision) {
 		t.Errorf("rules of another revision: %v", err)
 	}
 	full := errors.New("the disk is full")
 	r.documents.failWith(full)
-	if _, err := r.SetRules(within(t), owner, b.sb.ID, nil, nil); !errors.Is(err, full) {
+	if _, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{}); !errors.Is(err, full) {
 		t.Errorf("got %v", err)
 	}
 	r.documents.failWith(nil)
@@ -71,12 +71,16 @@ func TestWhoGivesUpStartsNoMorePolicies(t *testing.T) {
 	ctx, cancel := context.WithCancel(within(t))
 	e := r.Egress
 	started := 0
+	rules, err := rule.Compile(rule.Sandbox, []rule.Rule{through("a.web.test", "note", ""), {Name: "second", Hosts: []string{"b.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "other"}}}})
+	if err != nil {
+		t.Fatal(err)
+	}
 	e.changing.Lock()
 	l, err := e.arm(ctx, func(owner, name string) (module, error) {
 		started++
 		cancel()
 		return e.moduleOf(owner, name)
-	}, rule.Sandbox, owner, []rule.Rule{through("a.web.test", "note", ""), {Name: "second", Hosts: []string{"b.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "other"}}}})
+	}, owner, rules)
 	e.changing.Unlock()
 	if l != nil || !errors.Is(err, context.Canceled) || started != 1 {
 		t.Errorf("got %v, %v after %d", l, err, started)
@@ -99,7 +103,7 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	b.push("note", noting("first"))
 	b.rules(through("a.web.test", "note", ""))
-	if _, err := r.SetRules(within(t), owner, "", []rule.Rule{through("b.web.test", "note", "")}, nil); err != nil {
+	if _, _, err := r.SetRules(within(t), owner, "", ruleset.Update{Rules: []rule.Rule{through("b.web.test", "note", "")}}); err != nil {
 		t.Fatal(err)
 	}
 	var invalid *modules.InvalidError
@@ -126,7 +130,7 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	}
 	r.uses(t, 1)
 	for _, scope := range []string{"", string(b.sb.ID)} {
-		if _, err := r.SetRules(within(t), owner, b.sb.ID[:len(scope)], nil, nil); err != nil {
+		if _, _, err := r.SetRules(within(t), owner, b.sb.ID[:len(scope)], ruleset.Update{}); err != nil {
 			t.Fatal(err)
 		}
 	}

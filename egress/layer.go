@@ -36,10 +36,10 @@ const readyLimit = 5 * time.Second
 
 var errReadyLimit = fmt.Errorf("the policies take longer than %v to start: use fewer, or fewer configurations", readyLimit)
 
-// arm compiles rules and makes their policies ready. An error names every
+// arm makes the policies of rules ready. An error names every
 // mistake with its position.
-func (e *Egress) arm(ctx context.Context, find finder, source rule.Source, owner string, rules []rule.Rule) (*layer, error) {
-	l, err := e.armAnyway(ctx, find, source, owner, rules)
+func (e *Egress) arm(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
+	l, err := e.armAnyway(ctx, find, owner, compiled)
 	if err != nil {
 		return nil, err
 	}
@@ -72,13 +72,9 @@ func (l *layer) worse(before *layer, pushed string) error {
 
 // armAnyway is arm for rules that were accepted before: a policy that is not
 // ready is no error, but denies its requests. That ctx has ended is one.
-func (e *Egress) armAnyway(ctx context.Context, find finder, source rule.Source, owner string, rules []rule.Rule) (*layer, error) {
-	compiled, err := rule.Compile(source, rules)
-	if err != nil {
-		return nil, err
-	}
+func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
 	l := &layer{Layer: compiled, owner: owner, ready: map[use]*ready{}, unready: map[use]error{}}
-	for i, r := range rules {
+	for i, r := range compiled.Rules() {
 		for j, u := range r.Policies {
 			key := useOf(u)
 			if l.ready[key] != nil || l.unready[key] != nil {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -102,7 +103,7 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 		if _, err := r.Explain(within(t), b.sb.ID, "GET", "https://a.web.test/", nil); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("explain %s: %v", when, err)
 		}
-		if _, err := r.SetRules(within(t), owner, b.sb.ID, nil, nil); !errors.Is(err, sandbox.ErrNotFound) {
+		if _, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{}); !errors.Is(err, sandbox.ErrNotFound) {
 			t.Errorf("rules %s: %v", when, err)
 		}
 		r.sandboxes.remove(b.sb.ID)
@@ -184,7 +185,7 @@ func TestRulesNamesSecretsAndPoliciesOutliveTheNode(t *testing.T) {
 	b.push("bearer", bearer(1))
 	b.secret("api", token, "a.web.test")
 	b.rules(through("a.web.test", "bearer", "api"), offering("b.web.test"))
-	if _, err := r.SetRules(within(t), owner, "", []rule.Rule{{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "kept"}}, nil); err != nil {
+	if _, _, err := r.SetRules(within(t), owner, "", ruleset.Update{Rules: []rule.Rule{{Name: "never", Hosts: []string{"never.web.test"}, Action: rule.Deny, Reason: "kept"}}}); err != nil {
 		t.Fatal(err)
 	}
 	address, err := b.Resolver().LookupNetIP(within(t), "ip4", "a.web.test.")
@@ -215,6 +216,40 @@ func TestRulesNamesSecretsAndPoliciesOutliveTheNode(t *testing.T) {
 	if got := r.sets.Get(ruleset.OfSandbox(b.sb.ID)); got.Revision != 1 || len(got.Rules) != 2 {
 		t.Errorf("got %+v", got)
 	}
+}
+
+func TestADefaultWithoutRulesOutlivesTheNode(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	deny := ruleset.Update{Default: rule.DenyAll}
+	check := func(want string) {
+		t.Helper()
+		e, err := r.Explain(within(t), b.sb.ID, "GET", "https://a.web.test/", nil)
+		if got := string(e.Verdict) + " " + e.Rule + ": " + e.Reason; err != nil || !strings.HasPrefix(got, want) {
+			t.Errorf("got %s, %v, want %s", got, err, want)
+		}
+	}
+	for _, step := range []struct {
+		id   sandbox.ID
+		want string
+	}{{"", "deny default: no rule of the owner or the sandbox"}, {b.sb.ID, "deny default: no rule of the sandbox"}} {
+		check("allow default")
+		if _, _, err := r.SetRules(within(t), owner, step.id, deny); err != nil {
+			t.Fatal(err)
+		}
+		check(step.want)
+		r.reopen()
+		check(step.want)
+		b.attach()
+		check(step.want)
+		if _, err := b.Resolver().LookupNetIP(within(t), "ip4", "a.web.test."); err == nil {
+			t.Error("the name has an address")
+		}
+		if _, _, err := r.SetRules(within(t), owner, step.id, ruleset.Update{Default: rule.Inherit}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.want(b.get("https://a.web.test/"), 200, "this is")
 }
 
 // A caller who leaves while a module is compiled must not leave its policy unready.

@@ -22,6 +22,7 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/forward"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
 )
 
 const proxyKey = "doze_key-of-ann"
@@ -61,7 +62,7 @@ func (r *rig) agent() *agent {
 // rules sets the owner's.
 func (a *agent) rules(rules ...rule.Rule) {
 	a.t.Helper()
-	if _, err := a.SetRules(within(a.t), owner, "", rules, nil); err != nil {
+	if _, _, err := a.SetRules(within(a.t), owner, "", ruleset.Update{Rules: rules}); err != nil {
 		a.t.Fatal(err)
 	}
 }

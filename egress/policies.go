@@ -88,7 +88,7 @@ func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
 		if len(usersOf(pushed.name, p.layer.Rules())) == 0 {
 			continue
 		}
-		l, err := e.armAnyway(ctx, find, p.source, pushed.owner, p.layer.Rules())
+		l, err := e.armAnyway(ctx, find, pushed.owner, p.layer.Layer)
 		if err == nil {
 			err = l.worse(p.layer, pushed.name)
 		}

@@ -29,6 +29,7 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/dial"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/stack/stacktest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
@@ -358,7 +359,7 @@ func (b *box) want(a answer, status int, text string) {
 // rules sets the sandbox's.
 func (b *box) rules(rules ...rule.Rule) {
 	b.t.Helper()
-	if _, err := b.SetRules(within(b.t), owner, b.sb.ID, rules, nil); err != nil {
+	if _, _, err := b.SetRules(within(b.t), owner, b.sb.ID, ruleset.Update{Rules: rules}); err != nil {
 		b.t.Fatal(err)
 	}
 }

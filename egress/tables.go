@@ -73,33 +73,47 @@ func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.
 }
 
 // SetRules replaces the rules of an owner's sandbox, or with an empty id his own,
-// for the next request. With a revision, only rules of that revision are replaced.
-// Mistakes are errors with their positions, and change nothing.
-func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error) {
+// for the next request. Mistakes are errors with their positions, and change nothing;
+// warnings are about rules that are in force and do not do what they seem to.
+func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error) {
+	set, layers, err := e.setRules(ctx, owner, id, u)
+	if err != nil {
+		return ruleset.Set{}, nil, err
+	}
+	last := len(layers) - 1
+	return set, rule.Warnings(layers[last], layers[:last], e.secretHosts(owner)), nil
+}
+
+// setRules returns the rules that it has set, and the layers up to theirs.
+func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []*rule.Layer, error) {
 	scope := scopeOf(owner, id)
 	leave, err := e.changes.take(ctx, owner)
 	if err != nil {
-		return ruleset.Set{}, err
+		return ruleset.Set{}, nil, err
 	}
 	defer leave()
-	done, err := e.changeWith(ctx, owner, rules)
+	compiled, err := e.sets.Updated(scope, u).Layer(scope)
 	if err != nil {
-		return ruleset.Set{}, err
+		return ruleset.Set{}, nil, err
+	}
+	done, err := e.changeWith(ctx, owner, u.Rules)
+	if err != nil {
+		return ruleset.Set{}, nil, err
 	}
 	defer done()
 	if id != "" && !e.lives(id) { // or its rules would be there for ever
-		return ruleset.Set{}, sandbox.ErrNotFound
+		return ruleset.Set{}, nil, sandbox.ErrNotFound
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
 	defer cancel()
-	armed, err := e.arm(limited, e.moduleOf, scope.Source(), owner, rules)
+	armed, err := e.arm(limited, e.moduleOf, owner, compiled)
 	if err != nil {
-		return ruleset.Set{}, err
+		return ruleset.Set{}, nil, err
 	}
-	set, err := e.sets.Replace(ctx, scope, rules, ifRevision)
+	set, err := e.sets.Replace(ctx, scope, u)
 	if err != nil {
 		armed.release()
-		return ruleset.Set{}, err
+		return ruleset.Set{}, nil, err
 	}
 	before := e.owners[owner]
 	if id != "" {
@@ -110,7 +124,19 @@ func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rule
 		e.buildAll(func(m *sender) bool { return m.owner == owner })
 	}
 	before.release() // no table has it any more
-	return set, nil
+	layers := []*rule.Layer{e.node.ruleLayer(), e.owners[owner].ruleLayer()}
+	if id != "" {
+		layers = append(layers, compiled)
+	}
+	return set, layers, nil
+}
+
+// secretHosts looks up the hosts of an owner's secrets, for warnings.
+func (e *Egress) secretHosts(owner string) rule.Secrets {
+	return func(name string) ([]string, bool) {
+		s, err := e.vault.Get(owner, name)
+		return s.Hosts, err == nil
+	}
 }
 
 // changeWith takes changing until done is called, with the modules of an owner's rules
@@ -138,11 +164,15 @@ func (e *Egress) lives(id sandbox.ID) bool {
 
 // armKept makes the rules of a scope ready that were given before. Needs changing.
 func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string) (*layer, error) {
-	rules := e.sets.Get(scope).Rules
-	if len(rules) == 0 {
+	set := e.sets.Get(scope)
+	if len(set.Rules) == 0 && set.Default == rule.Inherit {
 		return nil, nil
 	}
-	l, err := e.armAnyway(ctx, e.moduleOf, scope.Source(), owner, rules)
+	compiled, err := set.Layer(scope)
+	if err != nil {
+		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
+	}
+	l, err := e.armAnyway(ctx, e.moduleOf, owner, compiled)
 	if err != nil {
 		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
@@ -180,9 +210,16 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 	if err := e.changing.take(ctx); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
-	if c.node, err = e.arm(ctx, e.moduleOf, rule.Node, e.cfg.Operator, s.Rules); err != nil {
+	node, err := rule.Compile(rule.Node, s.Rules)
+	if err == nil {
+		c.node, err = e.arm(ctx, e.moduleOf, e.cfg.Operator, node)
+	}
+	if err != nil {
 		e.changing.Unlock()
 		return nil, fmt.Errorf("egress: %w", err)
+	}
+	for _, w := range rule.Warnings(node, nil, e.secretHosts(e.cfg.Operator)) {
+		e.log.Warn("node rule does not do what it seems to", "rule", s.Rules[w.Index].Name, "problem", w.Problem, "remedy", w.Remedy)
 	}
 	return c, nil
 }

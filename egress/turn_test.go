@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -22,7 +23,7 @@ func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
 	other := sandbox.Sandbox{ID: "other0000000", Owner: owner}
 	r.sandboxes.put(other)
 	for name, wait := range map[string]func() error{
-		"rules":         func() error { _, err := r.SetRules(ctx, owner, b.sb.ID, nil, nil); return err },
+		"rules":         func() error { _, _, err := r.SetRules(ctx, owner, b.sb.ID, ruleset.Update{}); return err },
 		"a deletion":    func() error { return r.DeletePolicy(ctx, owner, "bearer") },
 		"an attachment": func() error { return r.Attach(ctx, other, 1) },
 		"an explanation": func() error {
@@ -89,7 +90,7 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 	r.changing.Lock()
 	set := make(chan error)
 	go func() { // ends when the rules are set
-		_, err := r.SetRules(within(t), owner, b.sb.ID, []rule.Rule{through("a.web.test", "bearer", "")}, nil)
+		_, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{Rules: []rule.Rule{through("a.web.test", "bearer", "")}})
 		set <- err
 	}()
 	tick := time.NewTicker(time.Millisecond)
@@ -117,7 +118,11 @@ func TestPoliciesThatTakeTooLongToStartAreRefusedWithTheirPlace(t *testing.T) {
 	limited, cancel := context.WithCancelCause(t.Context())
 	cancel(errReadyLimit)
 	rules := []rule.Rule{{Name: "first", Hosts: []string{"b.test"}, Action: rule.Allow}, through("a.web.test", "bearer", "")}
-	_, err := r.arm(limited, r.moduleOf, rule.Sandbox, owner, rules)
+	compiled, err := rule.Compile(rule.Sandbox, rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = r.arm(limited, r.moduleOf, owner, compiled)
 	var fault *rule.Error
 	if !errors.As(err, &fault) || fault.Index != 1 || fault.Field != "policies[0]" || fault.Problem != errReadyLimit.Error() {
 		t.Errorf("got %v", err)

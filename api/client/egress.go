@@ -14,9 +14,21 @@ import (
 type RuleSet struct {
 	Revision  int64     `json:"revision"`
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
+	Default   string    `json:"default"` // inherit or deny
 	// Rules is their list as the API writes it: a program that does not know a field
 	// of a newer node must not lose it.
 	Rules json.RawMessage `json:"rules"`
+	// Warnings of SetRules are about rules that are set and do not do what they seem to.
+	Warnings []FieldError `json:"warnings,omitempty"`
+}
+
+// RulesUpdate is a change of rules.
+type RulesUpdate struct {
+	Default string          // inherit or deny; empty leaves it as it is
+	Rules   json.RawMessage // replace all that there are
+	// IfRevision, unless nil, is the only revision that is replaced: otherwise SetRules
+	// returns an *Error with CodeRevisionConflict.
+	IfRevision *int64
 }
 
 // Rule is what of a rule is shown.
@@ -33,6 +45,7 @@ type Rule struct {
 	Headers  map[string]string `json:"headers"`
 	Action   string            `json:"action"`
 	Reason   string            `json:"reason"`
+	Answer   json.RawMessage   `json:"answer"`
 	Policies []RulePolicy      `json:"policies"`
 	// Placeholders are environment variables, to names of secrets.
 	Placeholders map[string]string `json:"placeholders"`
@@ -147,12 +160,14 @@ func (c *Client) Rules(ctx context.Context, sandbox string) (set RuleSet, err er
 	return set, err
 }
 
-// SetRules replaces all of them. With ifRevision it does so only if they are of that
-// revision; otherwise it returns an *Error with CodeRevisionConflict.
-func (c *Client) SetRules(ctx context.Context, sandbox string, rules json.RawMessage, ifRevision *int64) (set RuleSet, err error) {
-	r := request{method: http.MethodPut, path: rulesPath(sandbox), body: map[string]json.RawMessage{"rules": rules}}
-	if ifRevision != nil {
-		r.header = http.Header{"If-Match": {strconv.Quote(strconv.FormatInt(*ifRevision, 10))}}
+// SetRules replaces all rules of a sandbox, or with an empty name the owner's.
+func (c *Client) SetRules(ctx context.Context, sandbox string, u RulesUpdate) (set RuleSet, err error) {
+	r := request{method: http.MethodPut, path: rulesPath(sandbox), body: struct {
+		Default string          `json:"default,omitempty"`
+		Rules   json.RawMessage `json:"rules"`
+	}{u.Default, u.Rules}}
+	if u.IfRevision != nil {
+		r.header = http.Header{"If-Match": {strconv.Quote(strconv.FormatInt(*u.IfRevision, 10))}}
 	}
 	_, err = c.call(ctx, r, &set)
 	return set, err

@@ -91,8 +91,21 @@ func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.
 }
 
 // SetRules implements api.Egress.
-func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, rules []rule.Rule, ifRevision *int64) (ruleset.Set, error) {
-	return e.sets.Replace(ctx, scope(owner, id), rules, ifRevision)
+func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error) {
+	scope := scope(owner, id)
+	set, err := e.sets.Replace(ctx, scope, u)
+	if err != nil {
+		return ruleset.Set{}, nil, err
+	}
+	before := []*rule.Layer{e.node}
+	if id != "" {
+		before = append(before, e.layer(ruleset.OfOwner(owner)))
+	}
+	warnings := rule.Warnings(e.layer(scope), before, func(name string) ([]string, bool) {
+		s, err := e.vault.Get(owner, name)
+		return s.Hosts, err == nil
+	})
+	return set, warnings, nil
 }
 
 // PutSecret implements api.Egress.
@@ -171,7 +184,7 @@ func (e *Egress) Explain(_ context.Context, id sandbox.ID, method, url string, h
 
 // layer is the rules of a scope, which were compiled before they were kept.
 func (e *Egress) layer(scope ruleset.Scope) *rule.Layer {
-	l, err := rule.Compile(scope.Source(), e.sets.Get(scope).Rules)
+	l, err := e.sets.Get(scope).Layer(scope)
 	if err != nil {
 		panic(err)
 	}

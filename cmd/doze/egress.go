@@ -296,6 +296,8 @@ func ruleEffect(r client.Rule) string {
 	switch {
 	case len(policies) > 0:
 		return "through " + strings.Join(policies, " ")
+	case r.Action == "" && r.Answer != nil:
+		return "answer"
 	case r.Reason != "":
 		return r.Action + ": " + r.Reason
 	}

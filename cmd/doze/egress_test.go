@@ -111,6 +111,20 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 			t.Errorf("got %+v", got)
 		}
 	}
+	got := r.dozeWith(`[{"name":"npm","hosts":["npm.example"],"action":"allow"},{"name":"rest","action":"deny"}]`, "egress", "rules", "shop", "--set", "-")
+	if want := "doze: warning: rules[1]: \"rest\" denies what \"npm\" allows: a rule that denies wins wherever it stands; remove \"rest\" and set \"default\": \"deny\"\n"; got.code != 0 || got.err != want {
+		t.Errorf("got %+v, want the warning %s", got, want)
+	}
+	r.ok("egress", "rules", "shop", "--default", "deny")
+	if out := r.ok("egress", "rules", "shop"); !strings.Contains(out, "npm") || !strings.HasSuffix(out, "default: deny\n") {
+		t.Errorf("after --default deny the rules are\n%s", out)
+	}
+	r.dozeWith("[]", "egress", "rules", "shop", "--set", "-", "--default", "inherit")
+	if out := r.ok("egress", "rules", "shop"); strings.Contains(out, "npm") || !strings.HasSuffix(out, "default: inherit\n") {
+		t.Errorf("after --set and --default inherit the rules are\n%s", out)
+	}
+	r.refused("(invalid_request)", "egress", "rules", "--default", "allow")
+	r.refused("give it alone", "egress", "rules", "--node", "--default", "deny")
 	if out := r.ok("egress", "rules", "--node"); !strings.Contains(out, "no-metadata") || !strings.HasSuffix(out, "default: allow-public\n") {
 		t.Errorf("got %q", out)
 	}

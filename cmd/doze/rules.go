@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -15,7 +16,7 @@ import (
 )
 
 func (a *app) rulesCommand() *cobra.Command {
-	var file string
+	var file, def string
 	var node bool
 	cmd := &cobra.Command{
 		Use:   "rules [SANDBOX]",
@@ -23,20 +24,27 @@ func (a *app) rulesCommand() *cobra.Command {
 		Long: `Print your rules for all of your sandboxes, those of one sandbox, or with --node the
 operator's. With --set they are replaced by those of a file, or - for the standard
 input: a list, or what --json printed. That has their revision, and then they are
-replaced only if nobody has changed them meanwhile.`,
+replaced only if they have not changed since.
+
+With --default deny, requests that match no rule are refused: the owner's default
+looks at the rules of the owner and of the sandbox, a sandbox's at those of the
+sandbox. With --default inherit the rules before decide.`,
 		Example: `  doze egress rules --json > rules.json
-  doze egress rules --set rules.json`,
+  doze egress rules --set rules.json
+  doze egress rules shop --default deny`,
 		Args:              wants(0, 1),
 		ValidArgsFunction: a.completeFirst,
 		RunE: a.withNode(func(ctx context.Context, api *client.Client, args []string) error {
 			sandbox := first(args...)
 			switch {
-			case node && (sandbox != "" || file != ""):
+			case node && (sandbox != "" || file != "" || def != ""):
 				return errors.New("--node is about the operator's rules, which are in the node's Caddyfile; give it alone")
 			case node:
 				return a.printNodeRules(ctx, api)
 			case file != "":
-				return a.setRules(ctx, api, sandbox, file)
+				return a.setRules(ctx, api, sandbox, file, def)
+			case def != "":
+				return a.setDefault(ctx, api, sandbox, def)
 			}
 			set, err := api.Rules(ctx, sandbox)
 			if err != nil {
@@ -45,12 +53,14 @@ replaced only if nobody has changed them meanwhile.`,
 			if a.json {
 				return a.printJSON(set)
 			}
-			return a.printRules(set.Rules)
+			return a.printRules(set.Rules, set.Default)
 		}),
 	}
 	cmd.Flags().StringVar(&file, "set", "", "replace them by those of this file; - for the standard input")
 	cmd.Flags().BoolVar(&node, "node", false, "those of the node")
+	cmd.Flags().StringVar(&def, "default", "", "set what becomes of requests that match no rule: inherit or deny")
 	cmd.MarkFlagFilename("set", "json")
+	cmd.RegisterFlagCompletionFunc("default", cobra.FixedCompletions([]string{"inherit", "deny"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -62,14 +72,10 @@ func (a *app) printNodeRules(ctx context.Context, node *client.Client) error {
 	if a.json {
 		return a.printJSON(rules)
 	}
-	if err := a.printRules(rules.Rules); err != nil {
-		return err
-	}
-	_, err = fmt.Fprintf(a.out, "default: %s\n", clean(rules.Default))
-	return err
+	return a.printRules(rules.Rules, rules.Default)
 }
 
-func (a *app) printRules(list json.RawMessage) error {
+func (a *app) printRules(list json.RawMessage, def string) error {
 	var rules []client.Rule
 	if err := json.Unmarshal(list, &rules); err != nil {
 		return fmt.Errorf("the rules are not what this version expects: %w", err)
@@ -78,13 +84,17 @@ func (a *app) printRules(list json.RawMessage) error {
 	for _, r := range rules {
 		t.row(r.Name, ruleEffect(r), ruleDetails(r))
 	}
-	return t.end()
+	if err := t.end(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintf(a.out, "default: %s\n", clean(def))
+	return err
 }
 
 // maxRules is more than the API takes, so that it says how much that is.
 const maxRules = 2 << 20
 
-func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file string) error {
+func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file, def string) error {
 	in := a.in
 	if file != "-" {
 		f, err := os.Open(file)
@@ -98,13 +108,32 @@ func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file s
 	if err != nil {
 		return fmt.Errorf("reading the rules: %w", err)
 	}
-	rules, revision, err := parseRules(text)
+	update, err := parseRules(text)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	set, err := node.SetRules(ctx, sandbox, rules, revision)
+	if def != "" {
+		update.Default = def
+	}
+	return a.updateRules(ctx, node, sandbox, update)
+}
+
+// setDefault leaves the rules as they are.
+func (a *app) setDefault(ctx context.Context, node *client.Client, sandbox, def string) error {
+	set, err := node.Rules(ctx, sandbox)
 	if err != nil {
 		return err
+	}
+	return a.updateRules(ctx, node, sandbox, client.RulesUpdate{Default: def, Rules: set.Rules, IfRevision: &set.Revision})
+}
+
+func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox string, update client.RulesUpdate) error {
+	set, err := node.SetRules(ctx, sandbox, update)
+	if err != nil {
+		return err
+	}
+	for _, w := range set.Warnings {
+		fmt.Fprintf(a.err, "doze: warning: %s: %s; %s\n", clean(strings.TrimPrefix(w.Location, "body.")), clean(w.Message), clean(w.Want))
 	}
 	if a.json {
 		return a.printJSON(set)
@@ -115,29 +144,31 @@ func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file s
 
 // parseRules reads a list of rules, or a set with its revision. What is in the rules
 // is for the node to say.
-func parseRules(text []byte) (rules json.RawMessage, revision *int64, err error) {
+func parseRules(text []byte) (client.RulesUpdate, error) {
 	const want = `write a list of rules, or {"rules": [...]}`
 	if text = bytes.TrimSpace(text); len(text) == 0 {
-		return nil, nil, errors.New("it is empty; " + want)
+		return client.RulesUpdate{}, errors.New("it is empty; " + want)
 	}
 	if text[0] == '[' {
 		if !json.Valid(text) {
-			return nil, nil, errors.New("it is no JSON; " + want)
+			return client.RulesUpdate{}, errors.New("it is no JSON; " + want)
 		}
-		return text, nil, nil
+		return client.RulesUpdate{Rules: text}, nil
 	}
 	var set struct {
 		Revision  *int64          `json:"revision"`
 		UpdatedAt json.RawMessage `json:"updated_at"`
+		Default   string          `json:"default"`
 		Rules     json.RawMessage `json:"rules"`
+		Warnings  json.RawMessage `json:"warnings"`
 	}
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&set); err != nil {
-		return nil, nil, fmt.Errorf("%w; %s", err, want)
+		return client.RulesUpdate{}, fmt.Errorf("%w; %s", err, want)
 	}
 	if set.Rules == nil {
-		return nil, nil, errors.New("it has no rules; " + want)
+		return client.RulesUpdate{}, errors.New("it has no rules; " + want)
 	}
-	return set.Rules, set.Revision, nil
+	return client.RulesUpdate{Default: set.Default, Rules: set.Rules, IfRevision: set.Revision}, nil
 }

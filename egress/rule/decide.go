@@ -5,20 +5,23 @@ import (
 	"strings"
 )
 
-// Default is what becomes of what no rule matches.
+// Default is what becomes of what no rule matches. The node's is AllowPublic or
+// DenyAll, that of an owner or a sandbox Inherit or DenyAll.
 type Default string
 
 const (
 	// AllowPublic lets through what goes to a public address by its name.
 	AllowPublic Default = "allow-public"
-	// DenyAll refuses it.
+	// DenyAll refuses what matches no rule of the same layer or a later one.
 	DenyAll Default = "deny"
+	// Inherit leaves it to the layers before.
+	Inherit Default = "inherit"
 )
 
 // Table is all that applies to a sandbox. Layers may be nil; they are in the
 // order node, owner, sandbox.
 type Table struct {
-	Default Default
+	Default Default // the node's
 	Layers  [3]*Layer
 }
 
@@ -72,21 +75,51 @@ func (l *Layer) deny(r *compiled) Decision {
 	return Decision{Verdict: VerdictDeny, Rule: l.id(r), Reason: reason}
 }
 
-func (t *Table) fallback(named bool) Decision {
-	switch {
-	case t.Default != AllowPublic:
-		return Decision{Verdict: VerdictDeny, Rule: defaultRule, Reason: "no rule allows it"}
-	case !named:
-		return Decision{Verdict: VerdictDeny, Rule: defaultRule, Reason: "no name led to this address, and no rule allows it"}
+// Layers of a Table.
+const (
+	nodeLayer = iota
+	ownerLayer
+	sandboxLayer
+	noLayer = -1
+)
+
+// denying returns the last layer whose default is DenyAll, or noLayer. What matches
+// no rule of that layer or a later one is denied.
+func (t *Table) denying() int {
+	for i, l := range slices.Backward(t.Layers[:]) {
+		if l != nil && l.def == DenyAll {
+			return i
+		}
 	}
-	return Decision{Verdict: VerdictAllow, Rule: defaultRule}
+	if t.Default != AllowPublic {
+		return nodeLayer
+	}
+	return noLayer
+}
+
+// fallback decides on what matches no rule of the layer denying or a later one.
+func (t *Table) fallback(denying int, named bool) Decision {
+	d := Decision{Verdict: VerdictDeny, Rule: defaultRule}
+	switch {
+	case denying == sandboxLayer:
+		d.Reason = "no rule of the sandbox allows it, and the sandbox's default is deny"
+	case denying == ownerLayer:
+		d.Reason = "no rule of the owner or the sandbox allows it, and the owner's default is deny"
+	case denying == nodeLayer:
+		d.Reason = "no rule allows it"
+	case !named:
+		d.Reason = "no name led to this address, and no rule allows it"
+	default:
+		d.Verdict = VerdictAllow
+	}
+	return d
 }
 
 // Name decides whether a name is answered by DNS: unless nothing could be
 // reached under it.
 func (t *Table) Name(host string) Decision {
-	allowed := Decision{}
-	for _, l := range t.Layers {
+	allowed, last := Decision{}, noLayer
+	for layer, l := range t.Layers {
 		if l == nil {
 			continue
 		}
@@ -95,7 +128,7 @@ func (t *Table) Name(host string) Decision {
 			switch {
 			case !r.hosts.Match(host):
 			case r.Action != Deny:
-				if allowed.Verdict == "" {
+				if last = layer; allowed.Verdict == "" {
 					allowed = Decision{Verdict: VerdictAllow, Rule: l.id(r)}
 				}
 			case !r.inspects && len(r.Ports) == 0:
@@ -103,18 +136,18 @@ func (t *Table) Name(host string) Decision {
 			}
 		}
 	}
-	if allowed.Verdict != "" {
-		return allowed
+	if denying := t.denying(); last == noLayer || last < denying {
+		return t.fallback(denying, true)
 	}
-	return t.fallback(true)
+	return allowed
 }
 
 // Connect decides on a connection, of which Host or Address and Port are known.
 // VerdictInspect means that each of its requests has to be decided on.
 func (t *Table) Connect(r Request) Decision {
-	inspect, first := Decision{}, Decision{}
+	inspect, first, last := Decision{}, Decision{}, noLayer
 	private := false
-	for _, l := range t.Layers {
+	for layer, l := range t.Layers {
 		if l == nil {
 			continue
 		}
@@ -133,28 +166,29 @@ func (t *Table) Connect(r Request) Decision {
 			case c.Action == Deny:
 				return l.deny(c)
 			default:
-				if settled = true; first.Verdict == "" {
+				settled, last = true, layer
+				if first.Verdict == "" {
 					first = Decision{Verdict: VerdictAllow, Rule: l.id(c)}
 				}
 			}
 		}
 	}
-	switch {
-	case inspect.Verdict != "":
+	if inspect.Verdict != "" {
 		inspect.Private = private
 		return inspect
-	case first.Verdict != "":
-		first.Private = private
-		return first
 	}
-	return t.fallback(r.Host != "")
+	if denying := t.denying(); last == noLayer || last < denying {
+		return t.fallback(denying, r.Host != "")
+	}
+	first.Private = private
+	return first
 }
 
 // Decide decides on a request.
 func (t *Table) Decide(r Request) Decision {
 	paths, left := readings(r.Path), effort(maxSteps)
-	d := Decision{}
-	for _, l := range t.Layers {
+	d, last := Decision{}, noLayer
+	for layer, l := range t.Layers {
 		if l == nil {
 			continue
 		}
@@ -184,14 +218,14 @@ func (t *Table) Decide(r Request) Decision {
 			if c.Action == Deny {
 				return l.deny(c)
 			}
-			settled = true
+			settled, last = true, layer
 			d.add(l, c)
 		}
 	}
-	switch {
-	case d.Verdict == "":
-		return t.fallback(r.Host != "")
-	case d.Verdict == VerdictAnswer:
+	if denying := t.denying(); last == noLayer || last < denying {
+		return t.fallback(denying, r.Host != "")
+	}
+	if d.Verdict == VerdictAnswer {
 		d.Chain, d.Offers = nil, nil
 	}
 	return d
@@ -251,19 +285,16 @@ func (c *compiled) destined(r *Request) bool {
 	} else if !c.hasAddress(r) {
 		return false
 	}
-	ports := c.Ports
-	if len(ports) == 0 {
-		if !c.inspects {
-			return true
-		}
-		ports = webPorts
+	ports := c.ports()
+	return len(ports) == 0 || slices.ContainsFunc(ports, func(p Ports) bool { return p.contains(r.Port) })
+}
+
+// ports that the rule is about; none for all.
+func (c *compiled) ports() []Ports {
+	if len(c.Ports) == 0 && c.inspects {
+		return webPorts
 	}
-	for _, p := range ports {
-		if p.contains(r.Port) {
-			return true
-		}
-	}
-	return false
+	return c.Ports
 }
 
 // hasAddress: a rule that forbids every host forbids every address too. Requests

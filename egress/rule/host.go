@@ -133,11 +133,45 @@ func CompileHosts(patterns ...string) (*Hosts, error) {
 // Every says whether a pattern is `**`.
 func (h *Hosts) Every() bool { return h.every }
 
-// Match says whether a pattern matches the host, which CleanHost has cleaned.
-func (h *Hosts) Match(host string) bool {
-	if h.every || h.exact[host] {
+// covers says whether every host that a valid pattern matches is matched.
+func (h *Hosts) covers(pattern string) bool {
+	if h.every || pattern == "**" {
+		return h.every
+	}
+	name, below, err := CleanPattern(pattern)
+	if err != nil {
+		return false
+	}
+	return below && h.below[name] || !below && h.exact[name] || h.belowAny(name)
+}
+
+// overlaps says whether some host is matched by both.
+func (h *Hosts) overlaps(other *Hosts) bool {
+	if h.every || other.every {
 		return true
 	}
+	for _, pair := range [2][2]*Hosts{{h, other}, {other, h}} {
+		for name := range pair[0].exact {
+			if pair[1].Match(name) {
+				return true
+			}
+		}
+		for name := range pair[0].below {
+			if pair[1].below[name] || pair[1].belowAny(name) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Match says whether a pattern matches the host, which CleanHost has cleaned.
+func (h *Hosts) Match(host string) bool {
+	return h.every || h.exact[host] || h.belowAny(host)
+}
+
+// belowAny says whether a pattern such as `*.example.com` matches the host.
+func (h *Hosts) belowAny(host string) bool {
 	for parent := host; len(h.below) > 0; {
 		var found bool
 		if _, parent, found = strings.Cut(parent, "."); !found {

@@ -27,6 +27,7 @@ const (
 type Layer struct {
 	source Source
 	rules  []compiled
+	def    Default
 }
 
 type compiled struct {
@@ -68,6 +69,7 @@ func Compile(source Source, rules []Rule) (*Layer, error) {
 	for i, r := range rules {
 		c := compiler{source: source, index: i, compiled: compiled{Rule: r}}
 		c.name(names)
+		c.infer()
 		c.destination()
 		c.request()
 		c.action()
@@ -135,6 +137,31 @@ func countStars(pattern string) (n int) {
 	return n
 }
 
+// WithDefault returns the layer with another default, Inherit or DenyAll. The node's
+// layer has none: its default is that of the Table.
+func (l *Layer) WithDefault(def Default) *Layer {
+	with := *l
+	with.def = def
+	return &with
+}
+
+// Default of an owner's or a sandbox's layer.
+func (l *Layer) Default() Default {
+	if l == nil || l.def == "" {
+		return Inherit
+	}
+	return l.def
+}
+
+// ParseDefault reads the default of an owner or a sandbox.
+func ParseDefault(def string) (Default, error) {
+	switch d := Default(def); d {
+	case Inherit, DenyAll:
+		return d, nil
+	}
+	return "", fmt.Errorf("default is %.80q; write inherit or deny", def)
+}
+
 // Rules returns what the layer was compiled from; the caller does not change it.
 func (l *Layer) Rules() []Rule {
 	if l == nil {
@@ -183,6 +210,17 @@ func (c *compiler) name(taken map[string]bool) {
 		c.bad("name", "%q is the name of an earlier rule", c.Name)
 	}
 	taken[c.Name] = true
+}
+
+// infer sets the action of a rule that has policies or an answer and names none.
+func (c *compiler) infer() {
+	switch {
+	case c.Action != "":
+	case len(c.Policies) > 0:
+		c.Action = Policies
+	case c.Answer != nil:
+		c.Action = Respond
+	}
 }
 
 func (c *compiler) destination() {
@@ -313,8 +351,10 @@ var webPorts = []Ports{{80, 80}, {443, 443}}
 func (c *compiler) action() {
 	switch c.Action {
 	case Allow, Deny, Respond, Policies:
+	case "":
+		c.bad("action", "missing; write allow or deny, or give the rule policies or an answer")
 	default:
-		c.bad("action", "%.20q: write allow, deny, answer or policies", c.Action)
+		c.bad("action", "%.20q: write allow or deny, or give the rule policies or an answer", c.Action)
 	}
 	if c.text("reason", c.Reason) && c.Reason != "" && c.Action != Deny {
 		c.bad("reason", "only a rule that denies has one")

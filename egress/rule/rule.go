@@ -43,18 +43,18 @@ type Rule struct {
 	// is anything.
 	Headers map[string]string `json:"headers,omitempty"`
 
-	// Action is what the rule does.
-	Action Action `json:"action"`
+	// Action is what the rule does. A rule with policies or an answer needs none.
+	Action Action `json:"action,omitempty"`
 	// Reason of a denial, for whoever reads the refusal.
 	Reason string `json:"reason,omitempty"`
-	// Answer is given instead of asking the host, for the action "answer".
+	// Answer is given instead of asking the host.
 	Answer *Answer `json:"answer,omitempty"`
-	// Policies are run in this order, for the action "policies".
+	// Policies are run in this order.
 	Policies []Use `json:"policies,omitempty"`
 	// Placeholders are environment variables of the sandbox, to names of secrets.
 	// Each variable holds a value that is worth nothing, and that the node
-	// exchanges for the secret in requests that this rule permits. For the actions
-	// "allow" and "policies".
+	// exchanges for the secret in requests that this rule permits: one that allows,
+	// or that has policies.
 	Placeholders map[string]string `json:"placeholders,omitempty"`
 }
 

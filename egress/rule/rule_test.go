@@ -301,7 +301,7 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 		"answer header twice": {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"x-a":"1","X-A":"2"}}}`, "in another spelling"},
 		"header":              {"node", `{"name":"x","headers":{"a b":"c"},"action":"allow"}`, "no name of a header"},
 		"header unseen":       {"node", `{"name":"x","headers":{"host":"c"},"action":"allow"}`, "before rules see a request"},
-		"action":              {"node", `{"name":"x"}`, "write allow, deny, answer or policies"},
+		"action":              {"node", `{"name":"x"}`, "write allow or deny, or give the rule policies or an answer"},
 		"reason":              {"node", `{"name":"x","action":"allow","reason":"r"}`, "only a rule that denies has one"},
 		"no answer":           {"node", `{"name":"x","action":"answer"}`, `missing: write {"status": 200`},
 		"answer too many":     {"node", `{"name":"x","action":"allow","answer":{"status":200}}`, `the action is "allow"`},

@@ -75,9 +75,35 @@ func (s Scope) String() string {
 // Set is the rules of a scope.
 type Set struct {
 	// Revision is 0 for rules that were never set, and one more after each change.
-	Revision  int64       `json:"revision"`
-	UpdatedAt time.Time   `json:"updated_at,omitzero"`
-	Rules     []rule.Rule `json:"rules"` // not nil; who reads does not change them
+	Revision  int64     `json:"revision"`
+	UpdatedAt time.Time `json:"updated_at,omitzero"`
+	// Default is what becomes of what matches no rule: inherit leaves it to the
+	// rules before, deny refuses what matches neither these rules nor later ones.
+	Default rule.Default `json:"default" enum:"inherit,deny"`
+	Rules   []rule.Rule  `json:"rules"` // not nil; readers do not change them
+}
+
+// Update is a change of a scope's rules.
+type Update struct {
+	// Default is the new one; empty leaves it as it is.
+	Default rule.Default
+	// Rules replace all that there are.
+	Rules []rule.Rule
+	// IfRevision, unless nil, is the only revision that is replaced.
+	IfRevision *int64
+}
+
+// Layer compiles the rules for their scope.
+func (s Set) Layer(scope Scope) (*rule.Layer, error) {
+	def, err := rule.ParseDefault(string(s.Default))
+	if err != nil {
+		return nil, err
+	}
+	l, err := rule.Compile(scope.Source(), s.Rules)
+	if err != nil {
+		return nil, err
+	}
+	return l.WithDefault(def), nil
 }
 
 // Sets are the rules of all scopes. All methods may be called at once; those that
@@ -128,7 +154,7 @@ func (s *Sets) Get(scope Scope) Set {
 	if set, ok := s.scopes.Load(scope); ok {
 		return set.(Set)
 	}
-	return Set{Rules: []rule.Rule{}}
+	return Set{Default: rule.Inherit, Rules: []rule.Rule{}}
 }
 
 // All yields each scope that has rules, in no order.
@@ -138,22 +164,33 @@ func (s *Sets) All() iter.Seq2[Scope, Set] {
 	}
 }
 
-// Replace sets the rules of a scope, all at once: on the disk and in force when it
-// returns, and not at all when it fails. With ifRevision only rules of that revision
-// are replaced.
-//
-// Errors: ErrRevision (wrapped), those of rule.Compile, or the store's.
-func (s *Sets) Replace(ctx context.Context, scope Scope, rules []rule.Rule, ifRevision *int64) (Set, error) {
-	if _, err := rule.Compile(scope.Source(), rules); err != nil {
-		return Set{}, err
+// Updated returns what a scope's rules become.
+func (s *Sets) Updated(scope Scope, u Update) Set {
+	set := s.Get(scope)
+	set.Rules = append([]rule.Rule{}, u.Rules...)
+	if u.Default != "" {
+		set.Default = u.Default
 	}
+	return set
+}
+
+// Replace sets the rules of a scope, all at once: on the disk and in force when it
+// returns, and not at all when it fails.
+//
+// Errors: ErrRevision (wrapped), those of Set.Layer, or the store's.
+func (s *Sets) Replace(ctx context.Context, scope Scope, u Update) (Set, error) {
 	s.change.Lock()
 	defer s.change.Unlock()
-	have := s.Get(scope).Revision
-	if ifRevision != nil && *ifRevision != have {
-		return Set{}, &RevisionError{Have: have, Want: *ifRevision}
+	next := s.Updated(scope, u)
+	if _, err := next.Layer(scope); err != nil {
+		return Set{}, err
 	}
-	value, err := json.Marshal(Set{Revision: have + 1, UpdatedAt: s.now().UTC().Round(0), Rules: append([]rule.Rule{}, rules...)})
+	if u.IfRevision != nil && *u.IfRevision != next.Revision {
+		return Set{}, &RevisionError{Have: next.Revision, Want: *u.IfRevision}
+	}
+	next.Revision++
+	next.UpdatedAt = s.now().UTC().Round(0)
+	value, err := json.Marshal(next)
 	if err != nil {
 		return Set{}, fmt.Errorf("encoding the rules of %s: %w", scope, err)
 	}
@@ -206,15 +243,18 @@ func parseDocumentName(name string) (Scope, bool) {
 // decode reads what is stored for a scope. With an error it returns what denies
 // everything.
 func decode(scope Scope, value []byte) (Set, error) {
-	var set Set
+	set := Set{Default: rule.Inherit}
 	dec := json.NewDecoder(bytes.NewReader(value))
 	dec.DisallowUnknownFields() // a newer doze may have written rules that match less
 	err := dec.Decode(&set)
 	if err == nil {
-		_, err = rule.Compile(scope.Source(), set.Rules)
+		_, err = set.Layer(scope)
 	}
 	if err != nil {
 		set.Rules = []rule.Rule{unreadable}
+		if _, err := rule.ParseDefault(string(set.Default)); err != nil {
+			set.Default = rule.Inherit
+		}
 	}
 	return set, err
 }

@@ -116,7 +116,7 @@ func (n *node) client(ctx context.Context, id string, arguments ...string) (r cl
 
 // rules sets those of a sandbox.
 func (n *node) rules(ctx context.Context, id, rules string) error {
-	_, err := n.API.SetRules(ctx, id, json.RawMessage(rules), nil)
+	_, err := n.API.SetRules(ctx, id, client.RulesUpdate{Rules: json.RawMessage(rules)})
 	return err
 }
 

@@ -91,7 +91,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	b.rules(`[{"name":"kept","hosts":["kept.look.test"],"action":"deny","reason":"kept"}]`)
 	for _, do := range []string{"loop", "output", "memory", "trap", "error"} {
 		rules := fmt.Sprintf(`[{"name":"harm","hosts":["starts.look.test"],"action":"policies","policies":[{"policy":"starts","config":{"do":%q,"at":"start"}}]}]`, do)
-		_, err := n.API.SetRules(within(t), b.id, json.RawMessage(rules), nil)
+		_, err := n.API.SetRules(within(t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)})
 		var refused *client.Error
 		if !errors.As(err, &refused) || refused.Status >= 500 || !strings.Contains(err.Error(), "starts") {
 			t.Errorf("%s: %v", do, err)

@@ -24,7 +24,7 @@ func (n *node) secret(t *testing.T, name, value string, hosts ...string) {
 // rules sets those of the sandbox.
 func (b *box) rules(rules string) {
 	b.t.Helper()
-	if _, err := b.node.API.SetRules(within(b.t), b.id, json.RawMessage(rules), nil); err != nil {
+	if _, err := b.node.API.SetRules(within(b.t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)}); err != nil {
 		b.t.Fatal(err)
 	}
 }

@@ -1,0 +1,234 @@
+package rule
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Warning is about a rule that is valid and does not do what it seems to.
+type Warning struct {
+	Index   int    // of the rule, from 0
+	Field   string // such as policies[0].secrets[token], or empty for the whole rule
+	Problem string // names the rules
+	Remedy  string
+}
+
+const (
+	// MaxWarnings that Warnings returns.
+	MaxWarnings = 20
+	// maxComparisons bounds the work of comparing rules, of which a layer may have a
+	// thousand with a thousand hosts each. What is beyond gets no warning.
+	maxComparisons = 1 << 18
+	// maxNames that a warning lists.
+	maxNames = 5
+)
+
+// Secrets looks up the hosts that a secret is bound to.
+type Secrets func(name string) (hosts []string, found bool)
+
+// Warnings finds rules of a layer that never apply, because a rule of it or of a layer
+// before denies what they allow, and secrets that cannot be sent.
+func Warnings(l *Layer, before []*Layer, secrets Secrets) []Warning {
+	w := &warner{layer: l, comparisons: maxComparisons}
+	for i := range l.rules {
+		if deny := &l.rules[i]; deny.Action == Deny {
+			w.denied(i, deny)
+		}
+	}
+	for _, b := range before {
+		if b == nil {
+			continue
+		}
+		for i := range b.rules {
+			if deny := &b.rules[i]; deny.Action == Deny {
+				w.deniedBefore(b, deny)
+			}
+		}
+	}
+	if secrets != nil {
+		for i := range l.rules {
+			w.secrets(i, &l.rules[i], secrets)
+		}
+	}
+	return w.warnings
+}
+
+type warner struct {
+	layer       *Layer
+	comparisons int
+	warnings    []Warning
+}
+
+func (w *warner) add(index int, field, problem, remedy string) {
+	if len(w.warnings) < MaxWarnings {
+		w.warnings = append(w.warnings, Warning{index, field, problem, remedy})
+	}
+}
+
+// denied warns of rules that another rule of their layer denies.
+func (w *warner) denied(index int, deny *compiled) {
+	names := w.shadowed(deny)
+	if len(names) == 0 {
+		return
+	}
+	remedy := fmt.Sprintf("narrow %q, or remove what it denies from the others", deny.Name)
+	if deny.catchAll() {
+		remedy = fmt.Sprintf(`remove %q and set "default": "deny"`, deny.Name)
+		if w.layer.source == Node {
+			remedy = fmt.Sprintf("remove %q and set default deny", deny.Name)
+		}
+	}
+	w.add(index, "", fmt.Sprintf("%q denies what %s: a rule that denies wins wherever it stands", deny.Name, allowed(names)), remedy)
+}
+
+// deniedBefore warns of rules that a rule of an earlier layer denies.
+func (w *warner) deniedBefore(before *Layer, deny *compiled) {
+	names := w.shadowed(deny)
+	if len(names) == 0 {
+		return
+	}
+	id := before.id(deny)
+	remedy := fmt.Sprintf("remove it from these rules, or change %s", id)
+	if before.source == Node {
+		remedy = fmt.Sprintf("remove it from these rules, or ask the node's operator about %s", id)
+	}
+	w.add(names[0].index, "", fmt.Sprintf("%s denies what %s: a rule that denies wins wherever it stands", id, allowed(names)), remedy)
+}
+
+// shadow is a rule of which something never applies.
+type shadow struct {
+	index int
+	name  string
+	hosts []string // those that are denied; none if all are
+}
+
+// allowed says which rules allow what another one denies.
+func allowed(shadows []shadow) string {
+	var names []string
+	for _, s := range shadows[:min(len(shadows), maxNames)] {
+		name := fmt.Sprintf("%q", s.name)
+		if len(s.hosts) > 0 {
+			name += fmt.Sprintf(" (%s)", strings.Join(s.hosts[:min(len(s.hosts), maxNames)], ", "))
+		}
+		names = append(names, name)
+	}
+	if more := len(shadows) - len(names); more > 0 {
+		names = append(names, fmt.Sprintf("%d more", more))
+	}
+	last := len(names) - 1
+	if last == 0 {
+		return names[0] + " allows"
+	}
+	return strings.Join(names[:last], ", ") + " and " + names[last] + " allow"
+}
+
+// shadowed returns the rules that never apply to some host, as deny is about all
+// requests to it that they are about.
+func (w *warner) shadowed(deny *compiled) []shadow {
+	var list []shadow
+	for i := range w.layer.rules {
+		r := &w.layer.rules[i]
+		if r.Action == Deny {
+			continue
+		}
+		if w.comparisons -= deny.comparisons(r); w.comparisons < 0 {
+			return list
+		}
+		if !deny.coversRequests(r) {
+			continue
+		}
+		if hosts, all := deny.coversHosts(r); all {
+			list = append(list, shadow{index: i, name: r.Name})
+		} else if len(hosts) > 0 {
+			list = append(list, shadow{i, r.Name, hosts})
+		}
+	}
+	return list
+}
+
+// comparisons is about how many it takes to compare two rules.
+func (c *compiled) comparisons(other *compiled) int {
+	return 1 + len(c.Methods)*len(other.Methods) + len(c.Paths)*len(other.Paths) + len(c.Headers) + len(c.Ports)*len(other.Ports) +
+		len(other.Hosts) + len(c.addresses)*len(other.addresses)
+}
+
+// coversHosts returns the patterns of another rule of which every host is one of the
+// rule's, and whether these are all.
+func (c *compiled) coversHosts(other *compiled) (hosts []string, all bool) {
+	if len(other.addresses) > 0 {
+		return nil, c.catchAll() || !slices.ContainsFunc(other.addresses, func(o netip.Prefix) bool {
+			return !slices.ContainsFunc(c.addresses, func(p netip.Prefix) bool { return p.Bits() <= o.Bits() && p.Contains(o.Addr()) })
+		})
+	}
+	if c.hosts.every || len(other.Hosts) == 0 {
+		return nil, c.hosts.every
+	}
+	for _, h := range other.Hosts {
+		if c.hosts.covers(h) {
+			hosts = append(hosts, h)
+		}
+	}
+	return hosts, len(hosts) == len(other.Hosts)
+}
+
+// catchAll says whether the rule matches everything.
+func (c *compiled) catchAll() bool { return c.hosts.every && !c.inspects && len(c.Ports) == 0 }
+
+// coversRequests says whether the rule matches all that other does, whatever their
+// hosts. It may say no where it does.
+func (c *compiled) coversRequests(other *compiled) bool {
+	if c.Scheme != "" && c.Scheme != other.Scheme {
+		return false
+	}
+	if c.methods != nil && !subset(other.Methods, c.Methods) {
+		return false
+	}
+	everyPath := len(c.Paths) == 0 || slices.Contains(c.Paths, "/**") || slices.Contains(c.Paths, "**")
+	if !everyPath && !subset(other.Paths, c.Paths) {
+		return false
+	}
+	for name, value := range c.Headers {
+		if have, ok := other.Headers[name]; !ok || have != value {
+			return false
+		}
+	}
+	ports, others := c.ports(), other.ports()
+	if len(ports) == 0 {
+		return true
+	}
+	return len(others) > 0 && !slices.ContainsFunc(others, func(o Ports) bool {
+		return !slices.ContainsFunc(ports, func(p Ports) bool { return p.First <= o.First && o.Last <= p.Last })
+	})
+}
+
+// subset says whether there are values, and every one is in of.
+func subset(values, of []string) bool {
+	return len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(of, v) })
+}
+
+// secrets warns of secrets that do not exist, or that are bound to none of the hosts
+// of their rule.
+func (w *warner) secrets(index int, r *compiled, lookup Secrets) {
+	check := func(field, name string) {
+		bound, found := lookup(name)
+		if !found {
+			w.add(index, field, fmt.Sprintf("%q uses secret %q, which does not exist", r.Name, name), "set it with `doze secret set "+name+" --host HOST`")
+			return
+		}
+		if hosts, err := CompileHosts(bound...); err == nil && len(r.addresses) == 0 && !r.hosts.overlaps(hosts) {
+			w.add(index, field, fmt.Sprintf("%q uses secret %q, which is bound to none of its hosts (it is bound to %s)", r.Name, name, strings.Join(bound[:min(len(bound), maxNames)], ", ")),
+				"bind the secret to them, or name its hosts in the rule")
+		}
+	}
+	for i, use := range r.Policies {
+		for _, as := range slices.Sorted(maps.Keys(use.Secrets)) {
+			check(fmt.Sprintf("policies[%d].secrets[%s]", i, as), use.Secrets[as])
+		}
+	}
+	for _, variable := range slices.Sorted(maps.Keys(r.Placeholders)) {
+		check(fmt.Sprintf("placeholders[%s]", variable), r.Placeholders[variable])
+	}
+}
