@@ -143,6 +143,9 @@ api.doze.localhost {
 	tls internal
 	doze_preview
 }
+https:// {
+	doze_preview
+}
 %[4]s`, s.home, s.port, options, sites, s.global)
 	adapted, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(config), nil)
 	if err != nil {

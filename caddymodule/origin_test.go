@@ -69,6 +69,31 @@ func TestWhichHostsAConnectionMayName(t *testing.T) {
 	}
 }
 
+// Caddy's own answer to a host that no site has is an empty 200.
+func TestAHostThatNoSiteHasIsAProblemAndATrailingDotIsNoOtherHost(t *testing.T) {
+	s := newSite(t)
+	_, address := s.sandbox(hello, sandbox.Port{})
+	preview, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h2 := range []bool{false, true} {
+		over := s.from(preview.Hostname(), h2)
+		for _, host := range []string{"unknown.example", defaultPreviewDomain, "a.b." + defaultPreviewDomain, "127.0.0.1"} {
+			res := s.ask(over, host, "/")
+			if got := text(t, res); res.StatusCode != 404 || !strings.Contains(got, `"preview_not_found"`) {
+				t.Errorf("host %s: %d %q", host, res.StatusCode, got)
+			}
+		}
+		if got := text(t, s.ask(over, preview.Hostname()+".", "/")); got != "hello" {
+			t.Errorf("with a trailing dot the preview answered %q", got)
+		}
+		if res := s.ask(over, apiHost+".", "/api/v1/node"); res.StatusCode != 404 || strings.Contains(text(t, res), "node_id") {
+			t.Errorf("the API with a trailing dot over a preview's connection: %d", res.StatusCode)
+		}
+	}
+}
+
 // Caddy's own setting goes further, for who wants that.
 func TestStrictSNIHostRefusesWhatIsShared(t *testing.T) {
 	s := newSite(t)

@@ -33,6 +33,7 @@ type fakeNode struct {
 	server  string // address, or empty when nobody listens
 	wakeErr error
 	dialErr error
+	closing bool          // it runs and gives no leases
 	pipe    bool          // somebody listens who reads and says nothing
 	waking  chan struct{} // a wake ends when it is closed; nil: at once
 	kind    sandbox.WakeKind
@@ -104,7 +105,7 @@ func (f *fakeNode) ByID(id sandbox.ID) (sandbox.Sandbox, bool) {
 func (f *fakeNode) AcquireRunning(id sandbox.ID) (Lease, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.sb.State != sandbox.StateRunning {
+	if f.sb.State != sandbox.StateRunning || f.closing {
 		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotRunning)
 	}
 	return f.lease(sandbox.WakeNone), nil

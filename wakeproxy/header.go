@@ -30,8 +30,8 @@ func originOf(r *http.Request, trusted bool) string {
 func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 	out := header.Clone()
 	for key := range out {
-		forwarded := key == "Forwarded" || strings.HasPrefix(key, "X-Forwarded-")
-		if forwarded && !trusted || strings.HasPrefix(key, "X-Doze-") {
+		name := strings.ReplaceAll(lowerASCII(key), "_", "-")
+		if strings.HasPrefix(name, "x-doze-") || !trusted && setByProxies(name) {
 			delete(out, key)
 		}
 	}
@@ -41,6 +41,26 @@ func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 		out.Set("Origin", "http://"+x.inside)
 	}
 	return out
+}
+
+// setByProxies reports whether applications take a request header, named in
+// lower case with dashes, for the word of a proxy in front of them. CGI and
+// WSGI cannot tell X_Real_Ip from X-Real-Ip, hence the dashes.
+func setByProxies(name string) bool {
+	return strings.HasPrefix(name, "x-forwarded") || strings.HasPrefix(name, "x-original-") || proxyHeaders[name]
+}
+
+// proxyHeaders are what proxies, load balancers and content delivery networks
+// name a visitor's address, the address of the site or its scheme with. "Proxy"
+// becomes HTTP_PROXY in CGI programs (https://httpoxy.org).
+var proxyHeaders = map[string]bool{
+	"forwarded": true, "proxy": true, "remote-addr": true,
+	"client-ip": true, "true-client-ip": true, "proxy-client-ip": true, "wl-proxy-client-ip": true, "fastly-client-ip": true, "fly-client-ip": true,
+	"x-client-ip": true, "x-cluster-client-ip": true, "x-real-ip": true, "x-remote-addr": true, "x-remote-ip": true, "x-proxyuser-ip": true,
+	"cf-connecting-ip": true, "cf-connecting-ipv6": true, "cf-pseudo-ipv4": true, "cf-ipcountry": true, "cf-visitor": true,
+	"cloudfront-viewer-address": true, "cloudfront-forwarded-proto": true,
+	"x-appengine-user-ip": true, "x-azure-clientip": true, "x-azure-socketip": true, "x-envoy-external-address": true, "x-vercel-forwarded-for": true,
+	"x-host": true, "x-http-host-override": true, "x-rewrite-url": true, "x-scheme": true, "x-url-scheme": true, "front-end-https": true,
 }
 
 // responseHeader changes what the app answered: only we speak of wakes, a

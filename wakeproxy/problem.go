@@ -48,6 +48,10 @@ var (
 		Status: http.StatusBadGateway, Code: "connection_lost", Title: "The server gave no answer",
 		Detail: "The connection to the server in the sandbox ended before its answer was whole.",
 	}
+	responseInvalid = problem{
+		Status: http.StatusBadGateway, Code: "response_invalid", Title: "The server's response is not valid HTTP",
+		Detail: "The server in the sandbox sent a status that HTTP does not allow here.",
+	}
 	bodyTooLarge = problem{
 		Status: http.StatusRequestEntityTooLarge, Code: "body_too_large", Title: "The body is too large",
 		Detail: "This node does not take bodies of that size.",
@@ -105,6 +109,8 @@ func problemOf(err error) problem {
 		return portNotReady
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return portNotListening
+	case errors.Is(err, errResponseInvalid):
+		return responseInvalid
 	case errors.As(err, &tooLarge):
 		return bodyTooLarge
 	}
@@ -113,6 +119,10 @@ func problemOf(err error) problem {
 
 // writeProblem answers with a problem: a page for browsers, a document for others.
 func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
+	if origin := r.Header.Get("Origin"); origin != "" {
+		p.LastLog = "" // the sandbox's own words are for its own pages
+		allowOrigin(w.Header(), origin)
+	}
 	if p.retryAfter > 0 {
 		w.Header().Set("Retry-After", strconv.Itoa(p.retryAfter))
 	}
@@ -127,6 +137,17 @@ func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
 	writeOwn(w, "application/problem+json", p.Status, body)
 }
 
+// allowOrigin lets scripts of any origin read an error document, so that a page
+// of one preview which calls another sees more than "Failed to fetch". The
+// document says only what any client gets that has the preview's URL. A
+// preflight request gets the error all the same, without permission: only the
+// application may give that.
+func allowOrigin(h http.Header, origin string) {
+	h.Set("Access-Control-Allow-Origin", origin)
+	h.Set("Access-Control-Allow-Credentials", "true")
+	h.Set("Access-Control-Expose-Headers", "Retry-After, X-Doze-Wake")
+}
+
 // writeOwn writes an answer of our own, which nobody may keep or reinterpret.
 func writeOwn(w http.ResponseWriter, contentType string, status int, body []byte) {
 	h := w.Header()
@@ -134,7 +155,7 @@ func writeOwn(w http.ResponseWriter, contentType string, status int, body []byte
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Vary", "Accept")
+	h.Set("Vary", "Accept, Origin")
 	w.WriteHeader(status)
 	w.Write(body) // fails when the visitor has left: nobody to tell
 }

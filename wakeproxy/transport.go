@@ -3,6 +3,7 @@ package wakeproxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -77,11 +78,34 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkStatus(req, res); err != nil {
+		res.Body.Close()
+		return nil, err
+	}
 	x.responseHeader(res.Header)
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		return x.upgrade(res)
 	}
 	return res, nil
+}
+
+// errResponseInvalid: the server's status cannot be passed on.
+var errResponseInvalid = errors.New("the server sent an invalid status")
+
+// checkStatus refuses what http.Transport lets through and a http.ResponseWriter
+// cannot write: a status below 100, and a switch to a protocol that the request
+// did not name.
+func checkStatus(req *http.Request, res *http.Response) error {
+	if res.StatusCode < 100 {
+		return fmt.Errorf("%w: %03d", errResponseInvalid, res.StatusCode)
+	}
+	if res.StatusCode == http.StatusSwitchingProtocols {
+		asked, protocol := req.Header.Get("Upgrade"), res.Header.Get("Upgrade")
+		if _, ok := res.Body.(io.ReadWriteCloser); !ok || asked == "" || !strings.EqualFold(asked, protocol) {
+			return fmt.Errorf("%w: 101 to %q for a request to upgrade to %q", errResponseInvalid, protocol, asked)
+		}
+	}
+	return nil
 }
 
 func closeBody(req *http.Request) {

@@ -63,7 +63,11 @@ func TestWhatTheVisitorSaysAboutProxiesIsReplaced(t *testing.T) {
 	var got http.Header
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header }), sandbox.Port{}), Options{})
 	req := f.request("GET", "/")
-	for _, name := range []string{"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "X-Doze-Wake", "X-Doze-Anything"} {
+	for _, name := range []string{
+		"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "X-Doze-Wake", "X-Doze-Anything",
+		"X-Real-Ip", "True-Client-Ip", "CF-Connecting-IP", "X-Client-IP", "X-Cluster-Client-Ip", "X-Original-Host", "Proxy",
+		"X_Forwarded_For", "x_real_ip", "X_Doze_Wake", "X-Forwarded",
+	} {
 		req.Header.Set(name, "forged")
 	}
 	req.Header.Set("Authorization", "Bearer of-the-app")
@@ -76,6 +80,64 @@ func TestWhatTheVisitorSaysAboutProxiesIsReplaced(t *testing.T) {
 	}
 	if got.Get("Authorization") != "Bearer of-the-app" || got.Get("Cookie") != "session=1" {
 		t.Errorf("the app's own headers became %v", got)
+	}
+}
+
+func TestAStatusThatHTTPDoesNotAllowIsABadGateway(t *testing.T) {
+	for name, test := range map[string]struct{ upgrade, response string }{
+		"no status":                    {"", "HTTP/1.1 000 Nothing\r\nContent-Length: 0\r\n\r\n"},
+		"below 100":                    {"", "HTTP/1.1 099 Nothing\r\nContent-Length: 0\r\n\r\n"},
+		"an upgrade nobody asked for":  {"", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"},
+		"an upgrade without a name":    {"", "HTTP/1.1 101 Switching Protocols\r\n\r\n"},
+		"an upgrade to something else": {"websocket", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, _ *http.Request) {
+				conn, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer conn.Close()
+				io.WriteString(conn, test.response)
+			}), sandbox.Port{}), Options{})
+			req := f.request("GET", "/")
+			if test.upgrade != "" {
+				req.Header.Set("Connection", "Upgrade")
+				req.Header.Set("Upgrade", test.upgrade)
+			}
+			wantProblem(t, f.do(req), 502, "response_invalid")
+		})
+	}
+}
+
+// fetch shows a script of another preview nothing of an answer without CORS headers.
+func TestErrorsOfTheNodeAreReadableByScripts(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	f.node.set(func(n *fakeNode) {
+		n.sb.State, n.wakeErr = sandbox.StateStopped, &sandbox.WakeError{ID: testID, Err: errors.New("no"), LastLog: lastLog}
+	})
+	req := f.request("GET", "/")
+	wantProblem(t, f.do(req), 502, "wake_failed")
+	res := f.do(req)
+	if h := res.Header.Get("Access-Control-Allow-Origin"); h != "" || !strings.Contains(body(t, res), lastLog) {
+		t.Errorf("without an origin: Access-Control-Allow-Origin %q", h)
+	}
+	req.Header.Set("Origin", "https://elsewhere.example")
+	res = f.do(req)
+	if res.Header.Get("Access-Control-Allow-Origin") != "https://elsewhere.example" || !strings.Contains(res.Header.Get("Vary"), "Origin") {
+		t.Errorf("headers %v", res.Header)
+	}
+	if text := body(t, res); !strings.Contains(text, "wake_failed") || strings.Contains(text, lastLog) {
+		t.Errorf("a script of another origin reads %s", text)
+	}
+	// Only the application may allow what has to be asked for.
+	req = f.request("OPTIONS", "/")
+	req.Header.Set("Origin", "https://elsewhere.example")
+	req.Header.Set("Access-Control-Request-Method", "PUT")
+	res = f.do(req)
+	if res.StatusCode/100 == 2 || res.Header.Get("Access-Control-Allow-Methods") != "" {
+		t.Errorf("a preflight request got %d, %v", res.StatusCode, res.Header)
 	}
 }
 

@@ -25,11 +25,7 @@ const leaveGrace = 2 * time.Second
 // upgrade makes the answer's body a tunnel. The lease of the request ends here
 // unless the port asks that upgraded connections hold it.
 func (x *exchange) upgrade(res *http.Response) (*http.Response, error) {
-	stream, ok := res.Body.(io.ReadWriteCloser)
-	if !ok {
-		res.Body.Close()
-		return nil, errors.New("the server switched protocols without being asked to")
-	}
+	stream := res.Body.(io.ReadWriteCloser) // checkStatus saw that it is
 	ctx, cancel := context.WithCancel(context.Background())
 	res.Body = &tunnel{
 		x: x, stream: stream, ctx: ctx, cancel: cancel,
@@ -49,6 +45,8 @@ type tunnel struct {
 	x         *exchange
 	stream    io.ReadWriteCloser
 	webSocket bool
+	frames    frames          // what the server has sent of a WebSocket; Read's own
+	wentAway  bool            // goAway has ended the WebSocket; Read's own
 	ctx       context.Context // ends with Close; bounds wakes
 	cancel    context.CancelFunc
 	closer    sync.Once
@@ -58,10 +56,16 @@ type tunnel struct {
 // Read returns bytes from the sandbox. They count as its activity. The last
 // words of a container that has ended are passed on.
 func (t *tunnel) Read(b []byte) (int, error) {
+	if t.wentAway {
+		return 0, errTunnelEnded
+	}
 	n, err := t.stream.Read(b)
 	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
 	if !ok || !t.exposed(sb) {
-		return 0, errTunnelEnded
+		return t.goAway(b)
+	}
+	if t.webSocket {
+		t.frames.scan(b[:n])
 	}
 	if n > 0 {
 		t.x.proxy.sandboxes.Touch(t.x.id)
@@ -71,8 +75,40 @@ func (t *tunnel) Read(b []byte) (int, error) {
 		// container that has ended will neither read nor write: both ends
 		// close now, rather than when the visitor speaks next.
 		err = errTunnelEnded
+		if n == 0 && t.ending(sb) {
+			return t.goAway(b)
+		}
 	}
 	return n, err
+}
+
+// goAway ends a WebSocket with a close frame, where one may stand.
+func (t *tunnel) goAway(b []byte) (int, error) {
+	if !t.webSocket || !t.frames.between() || len(b) < len(goingAway) {
+		return 0, errTunnelEnded
+	}
+	t.wentAway = true
+	return copy(b, goingAway), nil
+}
+
+// ending reports whether the node or the sandbox ends, rather than the server's
+// side of one connection: a sandbox that stops gives no leases.
+func (t *tunnel) ending(sb sandbox.Sandbox) bool {
+	if !t.leadsTo(sb) {
+		return true
+	}
+	if t.ctx.Err() != nil {
+		return false // the visitor has left
+	}
+	if sb.State != sandbox.StateRunning {
+		return true // a frozen server ends nothing: it was thawed to be stopped
+	}
+	lease, err := t.x.proxy.sandboxes.AcquireRunning(t.x.id)
+	if err != nil {
+		return true
+	}
+	lease.Release()
+	return false
 }
 
 // Write wakes the sandbox if it sleeps. A container that was stopped has no

@@ -154,6 +154,9 @@ func listening(t *testing.T) (*front, *websocket.Conn, chan<- string) {
 		}
 		defer c.CloseNow()
 		for word := range words {
+			if word == "end" {
+				return
+			}
 			if c.Write(r.Context(), websocket.MessageText, []byte(word)) != nil {
 				return
 			}
@@ -198,11 +201,75 @@ func TestAServerThatEndsItsWebSocketEndsTheVisitors(t *testing.T) {
 	if err := c.Write(t.Context(), websocket.MessageText, []byte("die")); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := c.Read(t.Context()); err == nil || t.Context().Err() != nil {
-		t.Errorf("read gave %v", err)
+	if _, _, err := c.Read(t.Context()); err == nil || t.Context().Err() != nil || websocket.CloseStatus(err) != -1 {
+		t.Errorf("read gave %v; the server sent no close frame, and the sandbox runs", err)
 	}
 	c.CloseNow()
 	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+}
+
+func TestAWebSocketIsClosedAsGoingAwayWhenItsNodeOrSandboxEnds(t *testing.T) {
+	for name, end := range map[string]func(f *front, words chan<- string){
+		"the node closes": func(f *front, _ chan<- string) { f.proxy.Close() },
+		"the sandbox stops": func(f *front, words chan<- string) {
+			f.node.set(func(n *fakeNode) { n.sb.State = sandbox.StateStopped })
+			words <- "end"
+		},
+		"the sandbox is about to stop": func(f *front, words chan<- string) {
+			f.node.set(func(n *fakeNode) { n.closing = true })
+			words <- "end"
+		},
+		"the sandbox was thawed to be stopped": func(f *front, words chan<- string) {
+			f.node.set(func(n *fakeNode) { n.sb.State = sandbox.StateAsleep })
+			words <- "end"
+		},
+		"the sandbox is destroyed": func(f *front, words chan<- string) {
+			f.node.set(func(n *fakeNode) { n.sb.ID = "another00000" })
+			words <- "end"
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f, c, words := listening(t)
+			end(f, words)
+			if _, got, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusGoingAway {
+				t.Errorf("read %q, %v", got, err)
+			}
+			eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+		})
+	}
+}
+
+// Frames are not mixed: a close frame within another one would be its payload.
+func TestFramesKnowsWhereAFrameEnds(t *testing.T) {
+	long := append([]byte{0x82, 126, 1, 0}, make([]byte, 256)...)
+	for name, test := range map[string]struct {
+		sent    []byte
+		between bool
+	}{
+		"nothing":              {nil, true},
+		"text":                 {[]byte{0x81, 2, 'h', 'i'}, true},
+		"two frames":           {[]byte{0x81, 2, 'h', 'i', 0x89, 0}, true},
+		"half a header":        {[]byte{0x81}, false},
+		"half a payload":       {[]byte{0x81, 2, 'h'}, false},
+		"16 bits of length":    {long, true},
+		"one byte less":        {long[:len(long)-1], false},
+		"half a 16 bit length": {long[:3], false},
+		"64 bits of length":    {[]byte{0x82, 127, 0, 0, 0, 0, 0, 0, 0, 1, 'x'}, true},
+		"a length beyond all":  {[]byte{0x82, 127, 255, 255, 255, 255, 255, 255, 255, 255, 'x'}, false},
+		"masked":               {[]byte{0x81, 0x81, 1, 2, 3, 4, 'x'}, true},
+		"half a mask":          {[]byte{0x81, 0x81, 1, 2}, false},
+		"a close frame":        {[]byte{0x88, 2, 3, 0xe8}, false},
+		"more behind a close":  {[]byte{0x88, 0, 0x81, 0}, false},
+	} {
+		var whole, bytewise frames
+		whole.scan(test.sent)
+		for i := range test.sent {
+			bytewise.scan(test.sent[i : i+1])
+		}
+		if whole.between() != test.between || bytewise.between() != test.between {
+			t.Errorf("%s: at once %v, byte by byte %v, want %v", name, whole.between(), bytewise.between(), test.between)
+		}
+	}
 }
 
 // Even a visitor who neither speaks nor closes leaves nothing behind.
