@@ -69,7 +69,7 @@ type Sandboxes interface {
 type manager struct{ *sandbox.Manager }
 
 func (m manager) Rouse(ctx context.Context, id sandbox.ID) error {
-	lease, err := m.Manager.Rouse(ctx, id)
+	lease, err := m.Manager.Rouse(ctx, id, sandbox.CauseEgress)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,9 +38,14 @@ type exchange struct {
 	tried     bool // the gate has dialled for us
 	unnoticed bool // its first dial found that the container had ended before
 
-	mu    sync.Mutex
-	lease Lease    // a dial that the pool began for us may end after the request
-	spare net.Conn // made by the gate, for the first dial
+	sleepAfter time.Duration // of the sandbox when the request came
+	lastByte   atomic.Int64  // of the stream, in Unix nanoseconds
+
+	mu      sync.Mutex
+	lease   Lease       // a dial that the pool began for us may end after the request
+	spare   net.Conn    // made by the gate, for the first dial
+	silence *time.Timer // the next checkSilence; nil unless the response is a stream
+	silent  bool        // the stream's silence has released the lease
 }
 
 type exchangeKey struct{}
@@ -81,6 +87,10 @@ func (x *exchange) acquire(ctx context.Context) error {
 	x.mu.Unlock()
 	sb := lease.Sandbox()
 	x.started, x.awake = sb.StartedAt, sb.StateSince
+	x.sleepAfter = time.Duration(sb.SleepAfter)
+	if x.sleepAfter == 0 {
+		x.sleepAfter = maxSilenceCheck
+	}
 	x.rises = len(sb.Declared) > 0
 	if x.woke = lease.Wake().Kind; x.woke != sandbox.WakeNone {
 		x.waited = time.Since(x.start)
@@ -102,6 +112,36 @@ func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, port sandbox.Port, u
 		return nil, errStillWaking
 	}
 	return lease, err
+}
+
+// rouse is acquire for a connection that is open already: it never starts a
+// container, which would not have that connection.
+func (p *Proxy) rouse(ctx context.Context, id sandbox.ID, port sandbox.Port, until time.Time, cause sandbox.Cause) (Lease, error) {
+	lease, err := p.sandboxes.AcquireRunning(id)
+	if !errors.Is(err, sandbox.ErrNotRunning) || port.Wake == sandbox.WakeRefuse {
+		return lease, err
+	}
+	ctx, cancel := context.WithDeadline(ctx, until)
+	defer cancel()
+	return p.sandboxes.Rouse(ctx, id, cause)
+}
+
+// leadsTo reports whether a connection of the exchange still leads into a live
+// container, through an exposed port.
+func (x *exchange) leadsTo(sb sandbox.Sandbox) bool {
+	if x.proxy.ctx.Err() != nil { // closing: nothing is woken any more
+		return false
+	}
+	if sb.State != sandbox.StateRunning && sb.State != sandbox.StateAsleep {
+		return false
+	}
+	return x.exposed(sb) && sb.StartedAt.Equal(x.started)
+}
+
+// exposed reports whether the port still is, to the same visitors.
+func (x *exchange) exposed(sb sandbox.Sandbox) bool {
+	port, ok := sb.Exposed(x.port.Port)
+	return ok && port.Access == x.port.Access && port.Token == x.port.Token
 }
 
 // starting reports whether the server may still be on its way up, so that a
@@ -230,6 +270,7 @@ func (x *exchange) noteWake(header http.Header) {
 // end gives back what the exchange holds.
 func (x *exchange) end() {
 	x.setSpare(nil)
+	x.endSilence()
 	x.release()
 }
 

@@ -142,6 +142,13 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 	return f.lease(f.kind), nil
 }
 
+func (f *fakeNode) Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
+	if sb, ok := f.ByID(id); !ok || sb.State == sandbox.StateStopped {
+		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotRunning)
+	}
+	return f.Acquire(ctx, id, cause)
+}
+
 func (f *fakeNode) Touch(sandbox.ID) { f.touches.Add(1) }
 
 func (f *fakeNode) LastLog(context.Context, sandbox.ID) string {

@@ -86,6 +86,7 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		return x.upgrade(res)
 	}
+	x.stream(req.Context(), res)
 	return res, nil
 }
 
@@ -134,6 +135,8 @@ func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) 
 	}
 	if bodyless {
 		dontRepeat(out)
+	} else {
+		out.Body = &requestBody{ReadCloser: req.Body, x: x, ctx: req.Context()}
 	}
 	res, err := over.RoundTrip(out)
 	if err != nil && !answered.Load() {

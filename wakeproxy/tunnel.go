@@ -61,7 +61,7 @@ func (t *tunnel) Read(b []byte) (int, error) {
 	}
 	n, err := t.stream.Read(b)
 	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
-	if !ok || !t.exposed(sb) {
+	if !ok || !t.x.exposed(sb) {
 		return t.goAway(b)
 	}
 	if t.webSocket {
@@ -70,7 +70,7 @@ func (t *tunnel) Read(b []byte) (int, error) {
 	if n > 0 {
 		t.x.proxy.sandboxes.Touch(t.x.id)
 	}
-	if err != nil && (t.webSocket || !t.leadsTo(sb)) {
+	if err != nil && (t.webSocket || !t.x.leadsTo(sb)) {
 		// A WebSocket has no half-open state (RFC 6455, section 7.1.1), and a
 		// container that has ended will neither read nor write: both ends
 		// close now, rather than when the visitor speaks next.
@@ -94,7 +94,7 @@ func (t *tunnel) goAway(b []byte) (int, error) {
 // ending reports whether the node or the sandbox ends, rather than the server's
 // side of one connection: a sandbox that stops gives no leases.
 func (t *tunnel) ending(sb sandbox.Sandbox) bool {
-	if !t.leadsTo(sb) {
+	if !t.x.leadsTo(sb) {
 		return true
 	}
 	if t.ctx.Err() != nil {
@@ -115,39 +115,21 @@ func (t *tunnel) ending(sb sandbox.Sandbox) bool {
 // socket any more, so nothing is woken for it; nor for a visitor who leaves.
 func (t *tunnel) Write(b []byte) (int, error) {
 	sb, ok := t.x.proxy.sandboxes.ByID(t.x.id)
-	if !ok || !t.leadsTo(sb) {
+	if !ok || !t.x.leadsTo(sb) {
 		return 0, errTunnelEnded
 	}
 	if sb.State == sandbox.StateAsleep && t.webSocket && isCloseFrame(b) {
 		return t.stream.Write(b) // the kernel keeps it until the sandbox wakes
 	}
-	lease, err := t.x.proxy.acquire(t.ctx, t.x.id, t.x.port, time.Now().Add(t.x.waitLimit), sandbox.CauseWebSocket)
+	lease, err := t.x.proxy.rouse(t.ctx, t.x.id, t.x.port, time.Now().Add(t.x.waitLimit), sandbox.CauseWebSocket)
 	if err != nil {
 		return 0, err
 	}
 	defer lease.Release()
-	if !t.leadsTo(lease.Sandbox()) { // it was stopped between the two
+	if !t.x.leadsTo(lease.Sandbox()) { // it was stopped and started between the two
 		return 0, errTunnelEnded
 	}
 	return t.stream.Write(b)
-}
-
-// leadsTo reports whether the connection still leads into a live container,
-// through an exposed port.
-func (t *tunnel) leadsTo(sb sandbox.Sandbox) bool {
-	if t.x.proxy.ctx.Err() != nil { // closing: nothing is woken any more
-		return false
-	}
-	if sb.State != sandbox.StateRunning && sb.State != sandbox.StateAsleep {
-		return false
-	}
-	return t.exposed(sb) && sb.StartedAt.Equal(t.x.started)
-}
-
-// exposed reports whether the port still is, to the same visitors.
-func (t *tunnel) exposed(sb sandbox.Sandbox) bool {
-	port, ok := sb.Exposed(t.x.port.Port)
-	return ok && port.Access == t.x.port.Access && port.Token == t.x.port.Token
 }
 
 // isCloseFrame reports whether b is all of a WebSocket close frame (RFC 6455,

@@ -30,6 +30,8 @@ type Sandboxes interface {
 	ByID(id sandbox.ID) (sandbox.Sandbox, bool)
 	// Acquire wakes the sandbox; see sandbox.Manager.Acquire.
 	Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error)
+	// Rouse wakes one that is asleep and starts no container; see sandbox.Manager.Rouse.
+	Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error)
 	// AcquireRunning returns sandbox.ErrNotRunning instead of waking.
 	AcquireRunning(id sandbox.ID) (Lease, error)
 	// Touch notes traffic that holds no lease.
@@ -56,6 +58,14 @@ func (m manager) Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause
 	lease, err := m.Manager.Acquire(ctx, id, cause)
 	if err != nil {
 		return nil, err // not a nil *sandbox.Lease in a Lease
+	}
+	return lease, nil
+}
+
+func (m manager) Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
+	lease, err := m.Manager.Rouse(ctx, id, cause)
+	if err != nil {
+		return nil, err
 	}
 	return lease, nil
 }

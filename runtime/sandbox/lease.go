@@ -59,11 +59,10 @@ func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, erro
 	return b.await(ctx, cause, true)
 }
 
-// Rouse is Acquire for what a sandbox waits for, such as bytes from upstream: it
-// wakes one that is asleep and never starts a container. One that is stopped has
-// nobody left who waits: ErrNotRunning, also when it turns out to have ended while
-// it slept. The other errors are those of Acquire.
-func (m *Manager) Rouse(ctx context.Context, id ID) (*Lease, error) {
+// Rouse is Acquire for what must not start a container, such as bytes of a
+// connection that is open: it wakes a sandbox that is asleep. One that is stopped
+// is ErrNotRunning, also when it turns out to have ended while it slept. The other errors are those of Acquire.
+func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error) {
 	b, err := m.box(id)
 	if err != nil {
 		return nil, err
@@ -75,7 +74,7 @@ func (m *Manager) Rouse(ctx context.Context, id ID) (*Lease, error) {
 	if s := b.state(); s != StateRunning && s != StateAsleep {
 		return nil, b.notRunning()
 	}
-	return b.await(ctx, CauseEgress, false)
+	return b.await(ctx, cause, false)
 }
 
 // AcquireRunning is Acquire for callers that must not wake: it returns

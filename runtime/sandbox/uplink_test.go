@@ -295,7 +295,7 @@ func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
-	rouse := func() (*sandbox.Lease, error) { return m.Rouse(t.Context(), sb.ID) }
+	rouse := func() (*sandbox.Lease, error) { return m.Rouse(t.Context(), sb.ID, sandbox.CauseEgress) }
 	lease, err := rouse()
 	if err != nil || lease.Wake().Kind != sandbox.WakeNone {
 		t.Fatalf("running: %v", err)
@@ -318,7 +318,7 @@ func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
 		t.Errorf("it was brought to %s", got)
 	}
 	mustBeWell(t, n, sb.ID)
-	if _, err := m.Rouse(t.Context(), "unknown00000"); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := m.Rouse(t.Context(), "unknown00000", sandbox.CauseEgress); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("unknown: %v", err)
 	}
 }
@@ -330,7 +330,7 @@ func TestRouseOfWhatDiedAsleepStartsNothing(t *testing.T) {
 	n.Crash(t, func() {}) // adopted asleep, nobody watches its guest
 	n.Engine.Kill(t, sb.ID)
 	n.Freezer.FailOnce(syscall.EIO)
-	if _, err := n.Manager.Rouse(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrNotRunning) {
+	if _, err := n.Manager.Rouse(t.Context(), sb.ID, sandbox.CauseEgress); !errors.Is(err, sandbox.ErrNotRunning) {
 		t.Errorf("rouse: %v", err)
 	}
 	if got := stateOf(t, n.Manager, sb.ID); got != sandbox.StateStopped {
@@ -360,7 +360,7 @@ func TestWhoWantsAStartGetsItForThoseWhoDoNot(t *testing.T) {
 		}
 		woken <- err
 	}
-	go func() { wait(m.Rouse(t.Context(), sb.ID)) }()
+	go func() { wait(m.Rouse(t.Context(), sb.ID, sandbox.CauseEgress)) }()
 	await(t, "one waits", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	go func() { wait(m.Acquire(t.Context(), sb.ID, sandbox.CauseExec)) }()
 	await(t, "both wait", func() bool { return m.Info(t.Context()).Waiters == 2 })
@@ -444,7 +444,7 @@ func TestRouseEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	roused := make(chan error, 1)
 	go func() {
-		_, err := n.Manager.Rouse(ctx, sb.ID)
+		_, err := n.Manager.Rouse(ctx, sb.ID, sandbox.CauseEgress)
 		roused <- err
 	}()
 	await(t, "it waits", func() bool { return n.Manager.Info(t.Context()).Waiters == 1 })

@@ -184,6 +184,43 @@ func TestServerThatNeverAnswersHoldsItsSandboxOnlyForItsVisitor(t *testing.T) {
 	}
 }
 
+func TestForceOverridesVisitors(t *testing.T) {
+	n := commonNode(t)
+	b := n.newWebBox(t)
+	c := n.browser(t, "h1")
+	answer := make(chan error, 1)
+	go func() {
+		text, _, err := fetch(within(t), c, b.url+"/held", http.StatusOK)
+		if err == nil && text != "waited" {
+			err = fmt.Errorf("the answer is %q", text)
+		}
+		answer <- err
+	}()
+	isOpen := func() bool {
+		text, _ := b.get(c, "/open", http.StatusOK)
+		return text == "1"
+	}
+	eventually(t, "the server has the request", isOpen)
+	if sb, err := n.API.ForceSleep(within(t), b.id); err != nil || sb.State != client.StateAsleep {
+		t.Fatalf("forced to sleep it is %s, %v", sb.State, err)
+	}
+	b.get(c, "/free", http.StatusOK) // the request was paused and goes on
+	b.must(<-answer)
+
+	lost := make(chan error, 1)
+	go func() {
+		_, _, err := fetch(within(t), c, b.url+"/never", http.StatusBadGateway)
+		lost <- err
+	}()
+	eventually(t, "the server has the request", isOpen)
+	if sb, err := n.API.ForceStop(within(t), b.id); err != nil || sb.State != client.StateStopped {
+		t.Fatalf("forced to stop it is %s, %v", sb.State, err)
+	}
+	b.must(<-lost)
+	b.get(c, "/", http.StatusOK)
+	b.sleep() // every lease has been released
+}
+
 func TestServerThatResetsIsABadGateway(t *testing.T) {
 	n := commonNode(t)
 	b := n.newWebBox(t)

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -110,6 +111,58 @@ func TestStreamKeepsItAwakeAsLongAsItLasts(t *testing.T) {
 				tick()
 			}
 			leave()
+			b.awaitState(client.StateAsleep)
+		})
+	}
+}
+
+func TestSilentStreamSurvivesSleep(t *testing.T) {
+	n := commonNode(t)
+	for _, proto := range []string{"h2", "h1"} {
+		t.Run(proto, func(t *testing.T) {
+			b := n.newWebBox(t, sleepAfter(time.Second))
+			c := n.browser(t, proto)
+			req, err := http.NewRequestWithContext(within(t), "GET", b.url+"/events", nil)
+			b.must(err)
+			resp, err := (&http.Client{Transport: c.Transport}).Do(req)
+			b.must(err)
+			defer resp.Body.Close()
+			lines := bufio.NewReader(resp.Body)
+			for range 3 {
+				if line, err := lines.ReadString('\n'); err != nil || line != "data: event\n" {
+					t.Fatalf("the stream sent %q, %v", line, err)
+				}
+				if _, err := lines.Discard(1); err != nil {
+					t.Fatal(err)
+				}
+				b.awaitState(client.StateAsleep)
+				b.get(c, "/event", http.StatusOK)
+			}
+			for _, e := range b.awaitEvents("woke", 3) {
+				if e.Kind != "warm" {
+					t.Errorf("it woke by %+v", e)
+				}
+			}
+		})
+	}
+}
+
+// A visitor who stops reading, as one does whose player is paused.
+func TestStalledDownloadSurvivesSleep(t *testing.T) {
+	n := commonNode(t)
+	for _, proto := range []string{"h2", "h1"} {
+		t.Run(proto, func(t *testing.T) {
+			b := n.newWebBox(t, sleepAfter(time.Second))
+			const size = 64 << 20 // more than all buffers on the way
+			req, err := http.NewRequestWithContext(within(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
+			b.must(err)
+			resp, err := (&http.Client{Transport: n.browser(t, proto).Transport}).Do(req)
+			b.must(err)
+			defer resp.Body.Close()
+			b.awaitState(client.StateAsleep)
+			if got, err := io.Copy(io.Discard, resp.Body); err != nil || got != size {
+				t.Errorf("got %d of %d bytes, %v", got, size, err)
+			}
 			b.awaitState(client.StateAsleep)
 		})
 	}

@@ -4,6 +4,7 @@
 //   /started     when this process began to listen; another after a cold wake
 //   /held        answers when somebody asks for /free
 //   /ticks       server-sent events, ten a second, without end
+//   /events      server-sent events: one at once, another whenever somebody asks for /event
 //   /zeros?n=    n bytes, at most 64 KiB at a time
 //   /never       never answers
 //   /reset       accepts and resets the connection
@@ -15,6 +16,7 @@ const crypto = require("crypto");
 
 const started = String(process.hrtime.bigint()) + "-" + Math.random();
 const held = [];
+const listeners = new Set();
 let open = 0;
 
 function keep(res) {
@@ -59,6 +61,14 @@ const server = http.createServer((req, res) => {
       res.on("close", () => clearInterval(timer));
       return;
     }
+    case "/events":
+      res.setHeader("Content-Type", "text/event-stream");
+      listeners.add(res);
+      res.on("close", () => listeners.delete(res));
+      return res.write("data: event\n\n");
+    case "/event":
+      listeners.forEach((listener) => listener.write("data: event\n\n"));
+      return res.end();
     case "/zeros":
       return zeros(res, Number(url.searchParams.get("n")));
     case "/never":
