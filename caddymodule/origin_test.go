@@ -203,7 +203,7 @@ func TestAPublicPreviewHasNoTokenInItsAddress(t *testing.T) {
 
 func TestARefusingPortAnswers410ThroughCaddy(t *testing.T) {
 	s := newSite(t)
-	sb, address := s.sandbox(hello, sandbox.Port{Wake: sandbox.WakeRefuse})
+	sb, address := s.sandbox(hello, sandbox.Port{Wake: sandbox.WakeNever})
 	if res := s.fetch(s.client(true), address); res.StatusCode != 200 {
 		t.Errorf("running: status %d", res.StatusCode)
 	}

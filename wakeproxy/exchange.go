@@ -22,6 +22,7 @@ type exchange struct {
 	proxy *Proxy
 	id    sandbox.ID
 	port  sandbox.Port
+	reach reach
 	// origin of the preview as the visitor's browser names it, and of the
 	// server as it is named inside the sandbox.
 	origin, inside string
@@ -65,6 +66,7 @@ func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port)
 		proxy:     h.proxy,
 		id:        id,
 		port:      port,
+		reach:     reachOf(r, port.Wake),
 		origin:    originOf(r, h.opts.Trusted(r)),
 		inside:    "localhost:" + strconv.Itoa(int(port.Port)),
 		start:     now,
@@ -76,9 +78,9 @@ func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port)
 // errStillWaking: the wake took longer than the request may wait.
 var errStillWaking = errors.New("the sandbox is still waking")
 
-// acquire takes the lease, which wakes the sandbox unless the port refuses that.
+// acquire takes the lease, which wakes the sandbox if the request may do that.
 func (x *exchange) acquire(ctx context.Context) error {
-	lease, err := x.proxy.acquire(ctx, x.id, x.port, x.until, sandbox.CausePreview)
+	lease, err := x.proxy.acquire(ctx, x.id, x.reach, x.until, sandbox.CausePreview)
 	if err != nil {
 		return err
 	}
@@ -98,15 +100,21 @@ func (x *exchange) acquire(ctx context.Context) error {
 	return nil
 }
 
-// acquire returns errStillWaking when until passes first.
-func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, port sandbox.Port, until time.Time, cause sandbox.Cause) (Lease, error) {
+// acquire returns errStillWaking when until passes first, and ErrNotRunning when
+// the sandbox is beyond reach.
+func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, reach reach, until time.Time, cause sandbox.Cause) (Lease, error) {
 	lease, err := p.sandboxes.AcquireRunning(id)
-	if !errors.Is(err, sandbox.ErrNotRunning) || port.Wake == sandbox.WakeRefuse {
+	if !errors.Is(err, sandbox.ErrNotRunning) || reach == reachRunning {
 		return lease, err
 	}
 	waitCtx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	lease, err = p.sandboxes.Acquire(waitCtx, id, cause)
+	// One that is being made was never stopped.
+	if sb, _ := p.sandboxes.ByID(id); reach == reachStopped || sb.State == sandbox.StateStarting {
+		lease, err = p.sandboxes.Acquire(waitCtx, id, cause)
+	} else {
+		lease, err = p.sandboxes.Rouse(waitCtx, id, cause)
+	}
 	var failed *sandbox.WakeError
 	if err != nil && !errors.As(err, &failed) && ctx.Err() == nil && waitCtx.Err() != nil {
 		return nil, errStillWaking
@@ -114,16 +122,14 @@ func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, port sandbox.Port, u
 	return lease, err
 }
 
-// rouse is acquire for a connection that is open already: it never starts a
-// container, which would not have that connection.
-func (p *Proxy) rouse(ctx context.Context, id sandbox.ID, port sandbox.Port, until time.Time, cause sandbox.Cause) (Lease, error) {
-	lease, err := p.sandboxes.AcquireRunning(id)
-	if !errors.Is(err, sandbox.ErrNotRunning) || port.Wake == sandbox.WakeRefuse {
-		return lease, err
+// resume acquires a lease for a connection that is open: no container is started
+// for it, which would not have that connection.
+func (x *exchange) resume(ctx context.Context, cause sandbox.Cause) (Lease, error) {
+	reach := reachAsleep
+	if x.port.Wake == sandbox.WakeNever {
+		reach = reachRunning
 	}
-	ctx, cancel := context.WithDeadline(ctx, until)
-	defer cancel()
-	return p.sandboxes.Rouse(ctx, id, cause)
+	return x.proxy.acquire(ctx, x.id, reach, time.Now().Add(x.waitLimit), cause)
 }
 
 // leadsTo reports whether a connection of the exchange still leads into a live

@@ -38,6 +38,8 @@ type fakeNode struct {
 	waking  chan struct{} // a wake ends when it is closed; nil: at once
 	kind    sandbox.WakeKind
 
+	begun atomic.Bool // a wake, which goes on without those who wait for it
+
 	log logBuffer
 
 	first atomic.Pointer[fakeLease] // that was ever given
@@ -85,6 +87,7 @@ func (f *fakeNode) set(change func(f *fakeNode)) {
 func (f *fakeNode) sleep(kind sandbox.WakeKind, waking chan struct{}) {
 	f.set(func(f *fakeNode) {
 		f.sb.State, f.kind, f.waking = sandbox.StateAsleep, kind, waking
+		f.begun.Store(false)
 		if kind == sandbox.WakeCold {
 			f.sb.State = sandbox.StateStopped
 		}
@@ -115,6 +118,7 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 	f.mu.Lock()
 	waking := f.waking
 	f.mu.Unlock()
+	f.begun.Store(true)
 	if waking != nil {
 		select {
 		case <-waking:
@@ -135,6 +139,7 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 		return f.lease(f.kind), nil
 	}
 	f.wakes.Add(1)
+	f.begun.Store(false)
 	f.sb.State, f.sb.StateSince = sandbox.StateRunning, time.Now()
 	if f.kind == sandbox.WakeCold {
 		f.sb.StartedAt = time.Now()
@@ -143,7 +148,7 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 }
 
 func (f *fakeNode) Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
-	if sb, ok := f.ByID(id); !ok || sb.State == sandbox.StateStopped {
+	if sb, ok := f.ByID(id); !ok || sb.State == sandbox.StateStopped && !f.begun.Load() {
 		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotRunning)
 	}
 	return f.Acquire(ctx, id, cause)

@@ -120,9 +120,11 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err 
 		writeProblem(w, r, nodeClosing)
 	case waiting && isNavigation(r):
 		writeWaitingPage(w)
+	case errors.Is(err, sandbox.ErrNotRunning) && isRobots(r):
+		writeRobots(w)
 	default:
 		x.noteWake(w.Header())
-		writeProblem(w, r, problemOf(err))
+		writeProblem(w, r, x.problemOf(err))
 	}
 }
 

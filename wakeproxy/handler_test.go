@@ -148,8 +148,8 @@ func TestAPortWithoutItsTokenIsNotPublic(t *testing.T) {
 	}
 }
 
-func TestModeRefuseAnswers410AndLeavesTheSandboxAlone(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{Wake: sandbox.WakeRefuse}), Options{})
+func TestModeNeverAnswers410AndLeavesTheSandboxAlone(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{Wake: sandbox.WakeNever}), Options{})
 	if res := f.do(f.request("GET", "/")); res.StatusCode != 200 {
 		t.Errorf("running: status %d", res.StatusCode)
 	}

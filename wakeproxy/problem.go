@@ -30,7 +30,17 @@ var (
 	}
 	notRunning = problem{
 		Status: http.StatusGone, Code: "sandbox_not_running", Title: "The sandbox is not running",
-		Detail: "Requests to this port do not wake it. Wake it by the API, or expose the port with wake mode hold.",
+		Detail: "Requests to this port do not wake it. Wake it by the API, or expose the port with another wake mode.",
+	}
+	sandboxStopped = problem{
+		Status: http.StatusServiceUnavailable, Code: "sandbox_stopped", Title: "The sandbox is stopped",
+		Detail: "What a page loads in the background, prefetches, HEAD requests and crawlers do not start it. " +
+			"Open or reload the page, or expose the port with wake mode any.",
+		retryAfter: 30,
+	}
+	sandboxAsleep = problem{
+		Status: http.StatusServiceUnavailable, Code: "sandbox_asleep", Title: "The sandbox is asleep",
+		Detail: "Prefetches do not wake it.", retryAfter: 30,
 	}
 	wakeTimeout = problem{
 		Status: http.StatusGatewayTimeout, Code: "wake_timeout", Title: "The sandbox is still waking",
@@ -115,6 +125,17 @@ func problemOf(err error) problem {
 		return bodyTooLarge
 	}
 	return connectionLost
+}
+
+// problemOf is problemOf for a request that may have been unable to wake the sandbox.
+func (x *exchange) problemOf(err error) problem {
+	if !errors.Is(err, sandbox.ErrNotRunning) || x.port.Wake == sandbox.WakeNever {
+		return problemOf(err)
+	}
+	if sb, _ := x.proxy.sandboxes.ByID(x.id); sb.State == sandbox.StateAsleep {
+		return sandboxAsleep
+	}
+	return sandboxStopped
 }
 
 // writeProblem answers with a problem: a page for browsers, a document for others.

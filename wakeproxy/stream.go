@@ -67,7 +67,7 @@ func (x *exchange) traffic(ctx context.Context) error {
 	case !x.leadsTo(sb):
 		return nil // the container has ended, and its connections with it
 	}
-	lease, err := x.proxy.rouse(ctx, x.id, x.port, time.Now().Add(x.waitLimit), sandbox.CausePreview)
+	lease, err := x.resume(ctx, sandbox.CausePreview)
 	if err != nil {
 		if sb, _ = x.proxy.sandboxes.ByID(x.id); errors.Is(err, sandbox.ErrNotRunning) && !x.leadsTo(sb) {
 			return nil

@@ -161,7 +161,7 @@ func TestStreamWakesNothingThatIsNotItsOwn(t *testing.T) {
 		}, io.EOF},
 		{"no longer exposed", sandbox.Port{}, func(n *fakeNode) { n.sb.State, n.sb.Ports = sandbox.StateAsleep, nil }, errTunnelEnded},
 		{"destroyed", sandbox.Port{}, func(n *fakeNode) { n.sb.ID = "another00000" }, errTunnelEnded},
-		{"never to be woken", sandbox.Port{Wake: sandbox.WakeRefuse}, func(n *fakeNode) { n.sb.State = sandbox.StateAsleep }, sandbox.ErrNotRunning},
+		{"never to be woken", sandbox.Port{Wake: sandbox.WakeNever}, func(n *fakeNode) { n.sb.State = sandbox.StateAsleep }, sandbox.ErrNotRunning},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

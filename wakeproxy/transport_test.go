@@ -468,7 +468,7 @@ func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
 		status int
 		code   string
 	}{
-		"refuses":    {sandbox.Port{Wake: sandbox.WakeRefuse}, "", 410, "sandbox_not_running"},
+		"refuses":    {sandbox.Port{Wake: sandbox.WakeNever}, "", 410, "sandbox_not_running"},
 		"has a body": {sandbox.Port{}, "data", 502, "connection_lost"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -121,7 +121,7 @@ func (t *tunnel) Write(b []byte) (int, error) {
 	if sb.State == sandbox.StateAsleep && t.webSocket && isCloseFrame(b) {
 		return t.stream.Write(b) // the kernel keeps it until the sandbox wakes
 	}
-	lease, err := t.x.proxy.rouse(t.ctx, t.x.id, t.x.port, time.Now().Add(t.x.waitLimit), sandbox.CauseWebSocket)
+	lease, err := t.x.resume(t.ctx, sandbox.CauseWebSocket)
 	if err != nil {
 		return 0, err
 	}

@@ -323,8 +323,8 @@ func TestClosingATunnelEndsTheWakeItWaitsFor(t *testing.T) {
 	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 }
 
-func TestAWebSocketToModeRefuseDoesNotWake(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{Wake: sandbox.WakeRefuse}), Options{})
+func TestAWebSocketToModeNeverDoesNotWake(t *testing.T) {
+	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{Wake: sandbox.WakeNever}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 	f.node.sleep(sandbox.WakeWarm, nil)

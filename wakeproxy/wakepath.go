@@ -1,6 +1,7 @@
 package wakeproxy
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,8 +12,8 @@ import (
 )
 
 // WakePath is the one path of a preview's host that we answer ourselves: the
-// waiting page's event stream. It wakes the sandbox, waits until the port
-// accepts connections, and sends one event: `ready`, or `failed` with a problem
+// waiting page's event stream. It joins the wake that the page's request began,
+// starts no sandbox that is stopped, waits until the port accepts connections, and sends one event: `ready`, or `failed` with a problem
 // document. When the wait limit passes first it just ends, and EventSource asks
 // again.
 const WakePath = "/.doze/wake"
@@ -26,9 +27,10 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	x := h.newExchange(r, id, port)
 	x.until = x.start.Add(x.waitLimit)
 	defer x.end()
-	if port.Wake == sandbox.WakeRefuse {
+	x.reach = min(x.reach, reachAsleep) // whatever asks: the page that waits has begun the wake
+	if x.reach == reachRunning {
 		if err := x.acquire(r.Context()); err != nil {
-			writeProblem(w, r, problemOf(err))
+			writeProblem(w, r, x.problemOf(err))
 			return
 		}
 	}
@@ -62,8 +64,19 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	case errors.Is(err, errNotReady):
 		sendFailed(w, portNotListening)
 	default:
-		sendFailed(w, problemOf(err))
+		sendFailed(w, x.wakeProblem(r.Context(), err))
 	}
+}
+
+// wakeProblem is problemOf for a page whose wake may have failed before it came to
+// listen.
+func (x *exchange) wakeProblem(ctx context.Context, err error) problem {
+	p := x.problemOf(err)
+	if sb, _ := x.proxy.sandboxes.ByID(x.id); p.Code == sandboxStopped.Code && sb.Condition != "" {
+		p = wakeFailed
+		p.LastLog = x.proxy.sandboxes.LastLog(ctx, x.id)
+	}
+	return p
 }
 
 func sendFailed(w http.ResponseWriter, p problem) {

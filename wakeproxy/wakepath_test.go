@@ -14,6 +14,7 @@ func TestTheWaitingPageHearsWhenTheSandboxIsReady(t *testing.T) {
 	f := newFront(t, node, Options{})
 	waking := make(chan struct{})
 	node.sleep(sandbox.WakeCold, waking)
+	node.begun.Store(true)
 	res := f.do(f.request("GET", WakePath)) // answered while it still waits
 	if res.StatusCode != 200 || res.Header.Get("Content-Type") != "text/event-stream" {
 		t.Fatalf("status %d, %v", res.StatusCode, res.Header)
@@ -31,6 +32,7 @@ func TestTheWaitingPageHearsWhyItFailed(t *testing.T) {
 	t.Run("wake", func(t *testing.T) {
 		f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
 		f.node.sleep(sandbox.WakeCold, nil)
+		f.node.begun.Store(true)
 		f.node.set(func(n *fakeNode) {
 			n.wakeErr = &sandbox.WakeError{ID: testID, Err: errors.New("exited"), LastLog: "no such\nfile"}
 		})
@@ -41,15 +43,34 @@ func TestTheWaitingPageHearsWhyItFailed(t *testing.T) {
 	t.Run("port", func(t *testing.T) {
 		f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 20 * time.Millisecond})
 		f.node.sleep(sandbox.WakeCold, nil)
+		f.node.begun.Store(true)
 		if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, "port_not_listening") {
 			t.Errorf("heard %q", got)
 		}
 	})
 }
 
+// Otherwise a page that waits would undo a stop.
+func TestTheWaitingPageStartsNothingThatIsStopped(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	f.node.sleep(sandbox.WakeCold, nil)
+	if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, `event: failed`) || !strings.Contains(got, `"sandbox_stopped"`) {
+		t.Errorf("heard %q", got)
+	}
+	// Nor is a wake that failed before the page could join it tried again.
+	f.node.set(func(n *fakeNode) { n.sb.Condition = "exited" })
+	if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, `"wake_failed"`) || !strings.Contains(got, lastLog) {
+		t.Errorf("heard %q", got)
+	}
+	if n := f.node.wakes.Load(); n != 0 {
+		t.Errorf("%d wakes", n)
+	}
+}
+
 func TestTheWaitingPageAsksAgainWhenAWakeIsLong(t *testing.T) {
 	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 10 * time.Millisecond})
 	f.node.sleep(sandbox.WakeCold, make(chan struct{}))
+	f.node.begun.Store(true)
 	if got := body(t, f.do(f.request("GET", WakePath))); got != "retry: 1000\n\n" {
 		t.Errorf("heard %q", got)
 	}

@@ -24,7 +24,7 @@ func (a *app) exposeCommand() *cobra.Command {
 		Long: `Give a port of a sandbox a preview URL and print it. Exposing a port again sets
 all of its modes, those that are missing to their defaults. Its URL stays unless its
 access changes.`,
-		Example:           "  doze expose shop 3000\n  doze expose shop 8080 --access public --wake refuse",
+		Example:           "  doze expose shop 3000\n  doze expose shop 8080 --access public --wake never",
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.completePort,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,7 +64,7 @@ access changes.`,
 		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
 	choice(&req.Access, "access", "token (the URL has a secret, the default) or public", "token", "public")
-	choice(&req.Wake, "wake", "hold (a request wakes the sandbox and waits, the default) or refuse (410 while it does not run)", "hold", "refuse")
+	choice(&req.Wake, "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
 	choice(&req.Host, "host", "rewrite (the server sees localhost:PORT, the default) or preserve (the preview's own)", "rewrite", "preserve")
 	choice(&req.WebSocket, "websocket", "release (a silent WebSocket lets the sandbox sleep, the default) or hold", "release", "hold")
 	f.DurationVar(&wait, "wait", 0, "wait for so long until somebody listens on the port; wakes the sandbox")

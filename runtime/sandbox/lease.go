@@ -60,8 +60,8 @@ func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, erro
 }
 
 // Rouse is Acquire for what must not start a container, such as bytes of a
-// connection that is open: it wakes a sandbox that is asleep. One that is stopped
-// is ErrNotRunning, also when it turns out to have ended while it slept. The other errors are those of Acquire.
+// connection that is open: it wakes a sandbox that is asleep, and joins the wake
+// of one that is being started. One that is stopped is ErrNotRunning, also when it turns out to have ended while it slept. The other errors are those of Acquire.
 func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error) {
 	b, err := m.box(id)
 	if err != nil {
@@ -71,7 +71,7 @@ func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error)
 		return &Lease{b: b}, nil
 	}
 	// Only the wake knows for sure; most that are stopped need none to say so.
-	if s := b.state(); s != StateRunning && s != StateAsleep {
+	if s := b.state(); s != StateRunning && s != StateAsleep && !b.waking() {
 		return nil, b.notRunning()
 	}
 	return b.await(ctx, cause, false)

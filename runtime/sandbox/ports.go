@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -79,17 +80,20 @@ func (p *Port) fill() error {
 		return &InvalidError{Field: "port", Reason: "0 is no port", Want: "use 1 to 65535"}
 	}
 	p.Access = cmp.Or(p.Access, AccessToken)
-	p.Wake = cmp.Or(p.Wake, WakeHold)
+	p.Wake = cmp.Or(p.Wake, WakeNavigation)
 	p.Host = cmp.Or(p.Host, HostRewrite)
 	p.WebSocket = cmp.Or(p.WebSocket, WebSocketRelease)
-	for _, c := range []struct{ field, value, a, b string }{
-		{"access", string(p.Access), string(AccessToken), string(AccessPublic)},
-		{"wake", string(p.Wake), string(WakeHold), string(WakeRefuse)},
-		{"host", string(p.Host), string(HostRewrite), string(HostPreserve)},
-		{"websocket", string(p.WebSocket), string(WebSocketRelease), string(WebSocketHold)},
+	for _, c := range []struct {
+		field, value string
+		modes        []string
+	}{
+		{"access", string(p.Access), []string{string(AccessToken), string(AccessPublic)}},
+		{"wake", string(p.Wake), []string{string(WakeAny), string(WakeNavigation), string(WakeNever)}},
+		{"host", string(p.Host), []string{string(HostRewrite), string(HostPreserve)}},
+		{"websocket", string(p.WebSocket), []string{string(WebSocketRelease), string(WebSocketHold)}},
 	} {
-		if c.value != c.a && c.value != c.b {
-			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is no mode", clip(c.value)), Want: fmt.Sprintf("use %s or %s", c.a, c.b)}
+		if !slices.Contains(c.modes, c.value) {
+			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is no mode", clip(c.value)), Want: "use " + strings.Join(c.modes, " or ")}
 		}
 	}
 	return nil

@@ -12,11 +12,11 @@ func TestExposeKeepsItsToken(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	first, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000})
-	if err != nil || len(first.Token) < 16 || first.Wake != sandbox.WakeHold || first.Host != sandbox.HostRewrite {
+	if err != nil || len(first.Token) < 16 || first.Wake != sandbox.WakeNavigation || first.Host != sandbox.HostRewrite {
 		t.Fatalf("%+v, error %v", first, err)
 	}
-	second, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000, Wake: sandbox.WakeRefuse})
-	if err != nil || second.Token != first.Token || second.Wake != sandbox.WakeRefuse {
+	second, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000, Wake: sandbox.WakeNever})
+	if err != nil || second.Token != first.Token || second.Wake != sandbox.WakeNever {
 		t.Fatalf("%+v, error %v", second, err)
 	}
 	public, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000, Access: sandbox.AccessPublic})

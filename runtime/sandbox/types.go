@@ -98,8 +98,12 @@ const (
 type WakeMode string
 
 const (
-	WakeHold   WakeMode = "hold"   // a request wakes the sandbox and waits; the default
-	WakeRefuse WakeMode = "refuse" // 410 while it is not running
+	// WakeNavigation is the default: every request but a prefetch wakes a sandbox
+	// that is asleep; one that is stopped is started by people who open a page and
+	// by programs, not by a page that is open already.
+	WakeNavigation WakeMode = "navigation"
+	WakeAny        WakeMode = "any"   // every request wakes and starts it
+	WakeNever      WakeMode = "never" // 410 while it is not running
 )
 
 // HostMode says which Host the server in the sandbox sees.

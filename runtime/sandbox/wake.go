@@ -82,6 +82,13 @@ func (b *box) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, err
 	return &Lease{b: b, wake: w.info}, nil
 }
 
+// waking reports whether a wake is in flight.
+func (b *box) waking() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.wake != nil
+}
+
 // abandon takes a waiter out of a wake. It reports false when the wake has
 // ended meanwhile, so that the waiter has its lease or error already.
 func (b *box) abandon(w *wake) bool {

@@ -94,7 +94,31 @@ func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 		}
 	}
 
-	// Stopped while nobody looks: Vite's page would ask for its server at once.
+	// Vite's page asks for its server again every second once its WebSocket is
+	// gone, and this one does too.
+	b.stop()
+	woke := len(b.events("woke"))
+	evaluate[any](p, `void (async () => {
+		window.refused = 0;
+		while (true) {
+			const answer = await fetch("/hosts", { cache: "no-store" }).catch(() => null);
+			const refused = answer?.status === 503 && answer.headers.has("Retry-After");
+			const socket = new WebSocket("wss://" + location.host);
+			const opened = await new Promise((end) => { socket.onopen = () => end(true); socket.onerror = () => end(false); });
+			if (refused && !opened) window.refused++;
+			await new Promise((end) => setTimeout(end, 250));
+		}
+	})()`)
+	p.waitFor("window.refused > 12") // three seconds
+	if state := b.state(); state != client.StateStopped || len(b.events("woke")) != woke {
+		t.Errorf("with a page open, the sandbox was stopped and is %s: %+v", state, b.events("woke")[woke:])
+	}
+	p.reload()
+	p.waitForText("h2", "another detail")
+	if events := b.events("woke"); len(events) != woke+1 || events[woke].Kind != "cold" {
+		t.Errorf("a reload woke it %d times: %+v", len(events)-woke, events[woke:])
+	}
+
 	p.leave()
 	b.write("/srv/page/slow", "")
 	b.stop()

@@ -69,10 +69,10 @@ func TestBrowserGetsAWaitingPageWhileAServerStarts(t *testing.T) {
 	}
 }
 
-func TestRefusingPortDoesNotWake(t *testing.T) {
+func TestPortThatNeverWakes(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
-	b.serve(client.ExposeRequest{Wake: "refuse"})
+	b.serve(client.ExposeRequest{Wake: "never"})
 	c := n.browser(t, "h2")
 	b.get(c, "/", http.StatusOK)
 	for _, rest := range []struct {

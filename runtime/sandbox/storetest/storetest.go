@@ -65,7 +65,7 @@ func Record(n int) sandbox.Sandbox {
 		SleepAfter: sandbox.Duration(time.Minute), StopAfter: sandbox.Duration(24 * time.Hour),
 		CreatedAt: at, LastActiveAt: at.Add(time.Hour), StateSince: at.Add(2 * time.Hour), StateReason: "idle",
 		HoldUntil: at.Add(3 * time.Hour),
-		Ports: []sandbox.Port{{Port: 3000, Access: sandbox.AccessToken, Token: "8d1f0c5e7a9b4d62", Wake: sandbox.WakeHold,
+		Ports: []sandbox.Port{{Port: 3000, Access: sandbox.AccessToken, Token: "8d1f0c5e7a9b4d62", Wake: sandbox.WakeNavigation,
 			Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease, CreatedAt: at}},
 		Processes: []guest.Process{{PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Restart: guest.RestartOnWake,
 			State: guest.ProcessExited, ExitCode: &code, Restarts: 1, StartedAt: at, ExitedAt: &at, LogFile: "/var/log/doze/12.log"}},
