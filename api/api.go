@@ -148,6 +148,7 @@ func New(cfg Config) (*API, error) {
 	a.registerFlows()
 	a.registerTrust()
 	a.registerNode()
+	a.registerQuarantine()
 	if err := a.registerOpenAPI(); err != nil {
 		return nil, err
 	}

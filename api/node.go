@@ -22,6 +22,8 @@ type Node struct {
 	Images         []string                  `json:"images" nullable:"false" doc:"Short names that create accepts"`
 	AllowedImages  []string                  `json:"allowed_images" nullable:"false" doc:"Patterns of other images that create accepts"`
 	LimitsEnforced []string                  `json:"limits_enforced" nullable:"false" doc:"Which limits of sizes this host enforces: cpu, memory, pids"`
+
+	Quarantined []QuarantinedSandbox `json:"quarantined" nullable:"false" doc:"Containers without a record, which the node keeps stopped"`
 }
 
 // EngineStatus says whether the container engine answers.
@@ -55,6 +57,7 @@ func (a *API) node(ctx context.Context, _ *struct{}) (*nodeOutput, error) {
 		Images:         orEmpty(info.Images),
 		AllowedImages:  orEmpty(info.Allow),
 		LimitsEnforced: orEmpty(info.Enforced),
+		Quarantined:    quarantinedOf(ownerOf(ctx), info.Quarantined),
 	}}, nil
 }
 

@@ -16,6 +16,8 @@ import (
 // routes are all there are, as promised to clients.
 var routes = []string{
 	"POST /sandbox",
+	"POST /node/quarantine/{id}/adopt",
+	"DELETE /node/quarantine/{id}",
 	"GET /sandbox",
 	"GET /sandbox/{id}",
 	"PATCH /sandbox/{id}",

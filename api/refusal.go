@@ -36,6 +36,7 @@ var sentinels = []struct {
 	want string // what would be right, after the error's own text
 }{
 	{sandbox.ErrDestroyed, CodeSandboxDestroyed, "create another"},
+	{sandbox.ErrNotQuarantined, CodeQuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
 	{sandbox.ErrNotFound, CodeSandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
 	{sandbox.ErrImageNotAllowed, CodeImageNotAllowed, "GET " + Prefix + "/node lists the images"},
 	{sandbox.ErrImageMissing, CodeImageMissing, "check the image's name and that its registry can be reached from the node"},

@@ -31,6 +31,9 @@ type Sandboxes interface {
 	StartProcess(ctx context.Context, id sandbox.ID, spec guest.ProcessSpec) (guest.Process, error)
 	StopProcess(ctx context.Context, id sandbox.ID, pid int, signal string) (guest.Process, error)
 
+	Adopt(ctx context.Context, owner string, id sandbox.ID, name string) (sandbox.Sandbox, error)
+	RemoveQuarantined(ctx context.Context, owner string, id sandbox.ID) error
+
 	Events(ctx context.Context, id sandbox.ID, after uint64, limit int) ([]sandbox.Event, error)
 	Subscribe(id sandbox.ID) (<-chan sandbox.Event, func(), error)
 	Info(ctx context.Context) sandbox.Info

@@ -61,7 +61,12 @@ func newServerHTTP2(t testing.TB) *server {
 
 func newUnstartedServer(t testing.TB, limits Limits) *server {
 	t.Helper()
-	s := &server{t: t, node: sandboxtest.Open(t, nil), egress: egresstest.New(t, testOwner)}
+	return newServerOn(t, sandboxtest.Open(t, nil), limits)
+}
+
+func newServerOn(t testing.TB, node *sandboxtest.Node, limits Limits) *server {
+	t.Helper()
+	s := &server{t: t, node: node, egress: egresstest.New(t, testOwner)}
 	s.api = newAPI(t, Config{Sandboxes: s.node.Manager, Egress: s.egress, Limits: limits})
 	s.http = httptest.NewUnstartedServer(s.api)
 	t.Cleanup(s.http.Close)

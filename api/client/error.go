@@ -36,13 +36,14 @@ func (e *Error) Error() string {
 
 // Codes of Error that this package's users tell apart.
 const (
-	CodeSandboxNotFound = "sandbox_not_found"
-	CodeBusy            = "busy"
-	CodePathNotFound    = "path_not_found"
-	CodeIsDirectory     = "is_a_directory"
-	CodeNotDirectory    = "not_a_directory"
-	CodeRange           = "range_not_satisfiable"
-	CodeUnauthorized    = "unauthorized"
+	CodeSandboxNotFound    = "sandbox_not_found"
+	CodeBusy               = "busy"
+	CodePathNotFound       = "path_not_found"
+	CodeIsDirectory        = "is_a_directory"
+	CodeNotDirectory       = "not_a_directory"
+	CodeRange              = "range_not_satisfiable"
+	CodeUnauthorized       = "unauthorized"
+	CodeQuarantineNotFound = "quarantine_not_found"
 
 	CodeNoEgress         = "no_egress"
 	CodeRevisionConflict = "revision_conflict"

@@ -117,3 +117,19 @@ func (c *Client) Node(ctx context.Context) (node Node, err error) {
 	_, err = c.call(ctx, request{method: http.MethodGet, path: "/node"}, &node)
 	return node, err
 }
+
+// Adopt makes a container in quarantine a sandbox again. An empty name is the one
+// that it was created with.
+func (c *Client) Adopt(ctx context.Context, id, name string) (sb Sandbox, err error) {
+	body := struct {
+		Name string `json:"name,omitempty"`
+	}{name}
+	_, err = c.call(ctx, request{method: http.MethodPost, path: "/node/quarantine/" + url.PathEscape(id) + "/adopt", body: body}, &sb)
+	return sb, err
+}
+
+// DeleteQuarantined removes a container in quarantine with its files.
+func (c *Client) DeleteQuarantined(ctx context.Context, id string) error {
+	_, err := c.call(ctx, request{method: http.MethodDelete, path: "/node/quarantine/" + url.PathEscape(id)}, nil)
+	return err
+}

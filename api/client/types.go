@@ -135,6 +135,20 @@ type Node struct {
 	Images         []string          `json:"images"`
 	AllowedImages  []string          `json:"allowed_images"`
 	LimitsEnforced []string          `json:"limits_enforced"`
+	// Quarantined are containers without a record, which the node keeps stopped.
+	Quarantined []QuarantinedSandbox `json:"quarantined"`
+}
+
+// QuarantinedSandbox is a container of which a node has no record. Name, Image and
+// Size are those that it was created with, as far as they are known.
+type QuarantinedSandbox struct {
+	ID        string    `json:"id"`
+	Name      string    `json:"name,omitempty"`
+	Image     string    `json:"image,omitempty"`
+	Size      string    `json:"size,omitempty"`
+	CreatedAt time.Time `json:"created_at,omitzero"`
+	Container bool      `json:"container"`
+	Problem   string    `json:"problem,omitempty"`
 }
 
 // EngineStatus says whether the container engine answers.

@@ -5,13 +5,18 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/display"
 	"github.com/doze-run/doze/cmd/internal/home"
+	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/runtime/doctor"
 )
 
@@ -35,6 +40,7 @@ about each thing that is amiss. Exits with 1 if a sandbox could not run.`,
 				return err
 			}
 			findings := doctor.Check(ctx, doctor.Config{Home: folder, Ports: freePorts(ctx, port)})
+			findings = append(findings, a.quarantineFindings(ctx, folder, port)...)
 			if asJSON {
 				err = display.JSON(a.out, map[string]any{"findings": findings}, "  ")
 			} else {
@@ -48,6 +54,56 @@ about each thing that is amiss. Exits with 1 if a sandbox could not run.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
+}
+
+// nodeLimit bounds the request to a node that may not run.
+const nodeLimit = 5 * time.Second
+
+// quarantineFindings are the containers that the running node has no record of;
+// none when no node answers.
+func (a *app) quarantineFindings(ctx context.Context, folder string, port int) []doctor.Finding {
+	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
+	defer cancel()
+	token := a.getenv("DOZE_TOKEN")
+	if token == "" {
+		text, err := os.ReadFile(filepath.Join(folder, "token"))
+		if err != nil {
+			return nil
+		}
+		token = strings.TrimSpace(string(text))
+	}
+	ca := cmp.Or(a.getenv("DOZE_CA"), filepath.Join(folder, "caddy", "pki", "authorities", "local", "root.crt"))
+	if _, err := os.Stat(ca); err != nil {
+		ca = ""
+	}
+	node, err := client.New(client.Config{
+		URL:   cmp.Or(a.getenv("DOZE_API"), fmt.Sprintf("https://api.doze.localhost:%d/api/v1", port)),
+		Token: token, CAFile: ca, UserAgent: "doze/" + version.String(),
+	})
+	if err != nil {
+		return nil
+	}
+	defer node.Close()
+	info, err := node.Node(ctx)
+	if err != nil {
+		return nil
+	}
+	var findings []doctor.Finding
+	for _, q := range info.Quarantined {
+		finding := doctor.Finding{Name: "quarantine", Level: doctor.LevelWarning}
+		if q.Container {
+			finding.Detail = fmt.Sprintf("the node has no record of container %s (name %q, image %s) and keeps it stopped", q.ID, q.Name, q.Image)
+			finding.Remedy = fmt.Sprintf("doze adopt %s makes it a sandbox again; doze rm --quarantined %s removes it with its files", q.ID, q.ID)
+		} else {
+			finding.Detail = fmt.Sprintf("the node has no record of the run folder of %s, which has no container", q.ID)
+			finding.Remedy = fmt.Sprintf("doze rm --quarantined %s removes it", q.ID)
+		}
+		if q.Problem != "" {
+			finding.Detail += "; it could not be stopped: " + q.Problem
+		}
+		findings = append(findings, finding)
+	}
+	return findings
 }
 
 // defaultHTTPSPort is that of a node as `make up` starts it.

@@ -1,8 +1,11 @@
 package main
 
 import (
+	"io"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -35,6 +38,41 @@ func TestCaddysCommandsAreUnderOneOfOurs(t *testing.T) {
 				t.Errorf("exit code %d, want %d, and output with %q:\n%s", code, c.code, c.words, out)
 			}
 		})
+	}
+}
+
+func TestDoctorListsContainersInQuarantine(t *testing.T) {
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/api/v1/node" || r.Header.Get("Authorization") != "Bearer secret" {
+			t.Errorf("request for %s", r.URL.Path)
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"quarantined":[{"id":"k3f9x2m7q1az","name":"shop","image":"base","container":true,"problem":"podman hangs"},{"id":"aaaaaaaaaaaa","container":false}]}`)
+	}))
+	defer node.Close()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "token"), []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"DOZE_API": node.URL + "/api/v1"}
+	a := &app{getenv: func(key string) string { return env[key] }}
+	got := a.quarantineFindings(t.Context(), folder, 8443)
+	if len(got) != 2 {
+		t.Fatalf("findings: %+v", got)
+	}
+	for i, words := range [][]string{
+		{"k3f9x2m7q1az", "shop", "podman hangs", "doze adopt k3f9x2m7q1az", "doze rm --quarantined k3f9x2m7q1az"},
+		{"aaaaaaaaaaaa", "run folder", "doze rm --quarantined aaaaaaaaaaaa"},
+	} {
+		for _, word := range words {
+			if f := got[i]; f.OK || f.Name != "quarantine" || !strings.Contains(f.Detail+f.Remedy, word) {
+				t.Errorf("finding %+v lacks %q", f, word)
+			}
+		}
+	}
+	node.Close()
+	if got := a.quarantineFindings(t.Context(), folder, 8443); len(got) != 0 {
+		t.Errorf("without a node: %+v", got)
 	}
 }
 

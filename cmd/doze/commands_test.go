@@ -622,6 +622,28 @@ func TestUntrustedNodeIsSaidToBeOne(t *testing.T) {
 	r.refused("DOZE_CA or --ca names the file", "ls")
 }
 
+func TestContainerInQuarantineIsAdoptedOrRemoved(t *testing.T) {
+	r := newRig(t)
+	for _, name := range []string{"a", "b"} {
+		r.loseRecord(decodeJSON[client.Sandbox](t, r.ok("create", name, "--json")).ID)
+		r.ok("create", name) // another of that name
+		id := string(r.node.Manager.Info(t.Context()).Quarantined[0].ID)
+		r.refused("(quarantine_not_found)", "rm", "--quarantined", name)
+		r.refused("(sandbox_conflict)", "adopt", id)
+		if name == "a" {
+			if out := r.ok("adopt", id, "--name", "again"); out != "again  stopped\n" {
+				t.Errorf("adopt: %q", out)
+			}
+			r.ok("exec", "again", "--", "true")
+		} else if out := r.ok("rm", "--quarantined", id); out != id+"  destroyed\n" {
+			t.Errorf("rm: %q", out)
+		}
+		r.refused("(quarantine_not_found)", "adopt", id)
+		r.ok("rm", "-f", "--quarantined", id)
+		r.ok("show", name)
+	}
+}
+
 func TestEveryCommandHasJSON(t *testing.T) {
 	r := newRig(t)
 	if err := os.WriteFile(filepath.Join(r.env["DOZE_HOME"], "token"), []byte("x"), 0o600); err != nil {
@@ -630,19 +652,21 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	dir := t.TempDir()
 	tree{"f": "x"}.write(t, dir)
 	r.ok("create", "a")
+	lost := decodeJSON[client.Sandbox](t, r.ok("create", "lost", "--json")).ID
+	r.loseRecord(lost)
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
 	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
 	rules, module := dir+"/rules.json", dir+"/p.wasm"
 	tree{"rules.json": "[]", "p.wasm": string(egresstest.Module(1)), "value": canary}.write(t, dir)
 	lines := map[string]string{ // how each is called
-		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "events": "events a", "top": "top",
+		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "adopt": "adopt " + lost, "events": "events a", "top": "top",
 		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
 		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
 		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
 		"policy push": "policy push p " + module, "policy ls": "policy ls", "policy rm": "policy rm p",
 		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
 	}
-	order := strings.Split("create,ls,show,sleep,wake,hold,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
+	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
 		"policy push,policy ls,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
 	var check func(path string, cmd *cobra.Command)
 	check = func(path string, cmd *cobra.Command) {

@@ -92,7 +92,7 @@ func (a *app) holdCommand() *cobra.Command {
 }
 
 func (a *app) removeCommand() *cobra.Command {
-	var force bool
+	var force, quarantined bool
 	cmd := &cobra.Command{
 		Use:               "rm SANDBOX...",
 		Aliases:           []string{"destroy"},
@@ -102,9 +102,13 @@ func (a *app) removeCommand() *cobra.Command {
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
 			done := a.waiting(name + ": rm")
-			err := node.Delete(ctx, name)
+			remove, missing := node.Delete, client.CodeSandboxNotFound
+			if quarantined {
+				remove, missing = node.DeleteQuarantined, client.CodeQuarantineNotFound
+			}
+			err := remove(ctx, name)
 			done()
-			if force && client.HasCode(err, client.CodeSandboxNotFound) {
+			if force && client.HasCode(err, missing) {
 				return nil
 			}
 			if err != nil {
@@ -118,5 +122,30 @@ func (a *app) removeCommand() *cobra.Command {
 		}),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error for one that does not exist")
+	cmd.Flags().BoolVar(&quarantined, "quarantined", false, "remove containers in quarantine, by their ids (doze doctor lists them)")
+	return cmd
+}
+
+func (a *app) adoptCommand() *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:   "adopt ID",
+		Short: "Make a container in quarantine a sandbox again",
+		Long: `Make a container in quarantine a sandbox again, with its files, stopped.
+
+A node quarantines a container of which it has no record, as after an older copy
+of its data was put back; doze doctor lists them. Ports and declared processes were
+in the record and are lost.`,
+		Args:    wants(1, 1),
+		Example: "  doze adopt k3f9x2m7q1az --name shop",
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			sb, err := node.Adopt(ctx, args[0], name)
+			if err != nil {
+				return err
+			}
+			return a.printState(sb)
+		}),
+	}
+	cmd.Flags().StringVar(&name, "name", "", "the sandbox's name (default the one that it was created with)")
 	return cmd
 }

@@ -47,11 +47,19 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	node := sandboxtest.Open(t, nil)
-	egress := egresstest.New(t, "tester")
+	r := &rig{t: t, node: sandboxtest.Open(t, nil), egress: egresstest.New(t, "tester"), env: map[string]string{
+		"DOZE_TOKEN": testToken, "DOZE_HOME": t.TempDir(),
+	}}
+	r.serve()
+	return r
+}
+
+// serve serves the API of the node's present Manager.
+func (r *rig) serve() {
+	r.t.Helper()
 	handler, err := api.New(api.Config{
-		Sandboxes: node.Manager,
-		Egress:    egress,
+		Sandboxes: r.node.Manager,
+		Egress:    r.egress,
 		Auth:      api.SingleToken(testToken, "tester"),
 		PreviewURL: func(sb sandbox.Sandbox, p sandbox.Port) string {
 			return "https://3000-" + string(sb.ID) + ".preview.test/"
@@ -59,13 +67,22 @@ func newRig(t *testing.T) *rig {
 		Version: "test",
 	})
 	if err != nil {
-		t.Fatal(err)
+		r.t.Fatal(err)
 	}
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	return &rig{t: t, node: node, egress: egress, server: server, env: map[string]string{
-		"DOZE_API": server.URL + api.Prefix, "DOZE_TOKEN": testToken, "DOZE_HOME": t.TempDir(),
-	}}
+	r.server = httptest.NewServer(handler)
+	r.t.Cleanup(r.server.Close)
+	r.env["DOZE_API"] = r.server.URL + api.Prefix
+}
+
+// loseRecord restarts the node without the record of a sandbox.
+func (r *rig) loseRecord(id string) {
+	r.t.Helper()
+	r.node.Crash(r.t, func() {
+		if err := r.node.Store.DeleteSandbox(r.t.Context(), sandbox.ID(id)); err != nil {
+			r.t.Fatal(err)
+		}
+	})
+	r.serve()
 }
 
 // result of a command line.

@@ -272,6 +272,10 @@ func containerOf(id sandbox.ID, data *define.InspectContainerData) sandbox.Conta
 		State:    stateOf(data.State.Status),
 		PID:      data.State.Pid,
 		ExitCode: int(data.State.ExitCode),
+
+		Origin:    data.Config.Labels[labelOrigin],
+		ImageRef:  data.ImageName,
+		CreatedAt: data.Created.UTC(),
 	}, data.ID)
 }
 
@@ -316,6 +320,10 @@ func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
 				State:    stateOf(f.State),
 				PID:      f.Pid,
 				ExitCode: int(f.ExitCode),
+
+				Origin:    f.Labels[labelOrigin],
+				ImageRef:  f.Image,
+				CreatedAt: f.Created.UTC(),
 			}, f.ID))
 		}
 		return nil

@@ -20,6 +20,7 @@ import (
 const (
 	labelNode    = "doze.node"
 	labelSandbox = "doze.sandbox"
+	labelOrigin  = "doze.origin" // sandbox.ContainerSpec.Origin
 )
 
 // capabilities are all that a sandbox's root has. They are the least with which
@@ -70,6 +71,9 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	s.Labels = map[string]string{
 		labelNode:    node,
 		labelSandbox: string(c.ID),
+	}
+	if c.Origin != "" {
+		s.Labels[labelOrigin] = c.Origin
 	}
 	s.Hostname = hostname(c.Name, c.ID)
 	s.Env = c.Env

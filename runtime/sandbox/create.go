@@ -135,7 +135,7 @@ func (m *Manager) claim(sb Sandbox) (b *box, created bool, err error) {
 	if len(m.boxes) >= m.config().MaxSandboxes {
 		return nil, false, fmt.Errorf("%w (%d)", ErrTooManySandboxes, m.config().MaxSandboxes)
 	}
-	for m.boxes[sb.ID] != nil {
+	for m.boxes[sb.ID] != nil || m.quarantined[sb.ID] != nil {
 		sb.ID = newID()
 	}
 	b = m.newBox(sb)
@@ -185,11 +185,10 @@ func (b *box) unmake(ctx context.Context) {
 	if err == nil {
 		return
 	}
-	b.m.log.Error("cleaning up after a failed creation; the next start of the node does it", "sandbox", b.id, "error", err)
-	// The journal may have written the record. It must not come back beside
-	// another sandbox that has got the name.
-	if err := b.erase(ctx); err != nil {
-		b.m.log.Error("removing the record of a failed creation", "sandbox", b.id, "error", err)
+	b.m.log.Error("failed to clean up after a failed creation; the next start of the node does it", "sandbox", b.id, "error", err)
+	// The record stays, or nothing would say that what is left may be removed.
+	if err := b.noteDestroyed(ctx, reasonNotCreated); err != nil {
+		b.m.log.Error("failed to write the record of a failed creation", "sandbox", b.id, "error", err)
 	}
 }
 
@@ -200,6 +199,12 @@ func (b *box) makeContainer(ctx context.Context) error {
 	})
 	if err != nil {
 		return err
+	}
+	// From here on the node can tell this creation, should it die during it, from a
+	// sandbox whose record was lost: a record in StateStarting is of one that was
+	// never acknowledged, and all that there is of it may be removed.
+	if err := b.save(ctx); err != nil {
+		return fmt.Errorf("writing its record: %w", err)
 	}
 	// coldStart creates the container that is not there yet.
 	return b.coldStart(ctx)
@@ -214,6 +219,7 @@ func (m *Manager) containerSpec(sb Sandbox, cgroupParent string) ContainerSpec {
 		CgroupParent: cgroupParent,
 		GuestBinary:  m.config().GuestBinary,
 		RunDir:       m.runDir(sb.ID),
+		Origin:       originOf(sb),
 	}
 }
 

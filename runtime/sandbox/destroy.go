@@ -37,7 +37,7 @@ func (b *box) destroy(ctx context.Context) error {
 	// A Destroy that failed half-way, also in an earlier run of the node, has
 	// noted and told it already.
 	if b.state() != StateDestroyed {
-		if err := b.noteDestroyed(ctx); err != nil {
+		if err := b.noteDestroyed(ctx, reasonAsked); err != nil {
 			return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
 		}
 		b.emit(Event{Type: EventDestroyed, Reason: reasonAsked})
@@ -65,10 +65,10 @@ func (b *box) interrupt() {
 // destruction. It is short, so that no record is too large to be destroyed.
 // Destroying is what makes room on a full disk: there, the journal writes it
 // when it can.
-func (b *box) noteDestroyed(ctx context.Context) error {
+func (b *box) noteDestroyed(ctx context.Context, reason string) error {
 	before := b.sandbox()
 	b.change(func(sb *Sandbox) {
-		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reasonAsked, time.Now().UTC()
+		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reason, time.Now().UTC()
 		sb.Env, sb.Processes, sb.Declared = nil, nil, nil
 	})
 	err := b.save(ctx)

@@ -9,6 +9,8 @@ import (
 var (
 	// ErrNotFound: no sandbox, port or process has that name.
 	ErrNotFound = errors.New("not found")
+	// ErrNotQuarantined: nothing of that id is in quarantine.
+	ErrNotQuarantined = errors.New("not in quarantine")
 	// ErrDestroyed: the sandbox is being destroyed.
 	ErrDestroyed = errors.New("sandbox is destroyed")
 	// ErrTooManyWaiters: more callers wait for a wake than the node allows.

@@ -20,6 +20,9 @@ type Info struct {
 	Enforced  []string // limits that are enforced
 	// EngineError says why the engine does not answer; empty when it does.
 	EngineError string
+	// Quarantined are containers and run folders without a record, in the order of
+	// their ids.
+	Quarantined []Quarantined
 }
 
 // Info asks the engine whether it answers, for at most a second.
@@ -41,6 +44,7 @@ func (m *Manager) Info(ctx context.Context) Info {
 		info.Leases += b.leases()
 	}
 	m.mu.RUnlock()
+	info.Quarantined = m.listQuarantined()
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	if err := m.engine.Ping(ctx); err != nil {

@@ -57,6 +57,8 @@ type Manager struct {
 	started bool
 	boxes   map[ID]*box
 	names   map[nameKey]*box
+	// quarantined are containers and run folders without a record, see quarantine.go.
+	quarantined map[ID]*quarantined
 }
 
 // New returns a Manager that Start makes usable.
@@ -76,6 +78,8 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		startedAt: time.Now().UTC(),
 		boxes:     map[ID]*box{},
 		names:     map[nameKey]*box{},
+
+		quarantined: map[ID]*quarantined{},
 	}
 	if m.uplink == nil {
 		m.uplink = noUplink{}

@@ -18,9 +18,10 @@ type metrics struct {
 var wakeBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 
 var (
-	sandboxesDesc = prometheus.NewDesc("doze_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
-	leasesDesc    = prometheus.NewDesc("doze_leases", "Leases held.", nil, nil)
-	waitersDesc   = prometheus.NewDesc("doze_waiters", "Callers that wait for a wake.", nil, nil)
+	sandboxesDesc   = prometheus.NewDesc("doze_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
+	leasesDesc      = prometheus.NewDesc("doze_leases", "Leases held.", nil, nil)
+	quarantinedDesc = prometheus.NewDesc("doze_quarantined_sandboxes", "Containers and run folders without a record.", nil, nil)
+	waitersDesc     = prometheus.NewDesc("doze_waiters", "Callers that wait for a wake.", nil, nil)
 )
 
 func newMetrics() *metrics {
@@ -54,6 +55,7 @@ func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
 	ch <- sandboxesDesc
 	ch <- leasesDesc
 	ch <- waitersDesc
+	ch <- quarantinedDesc
 }
 
 // Collect implements prometheus.Collector. It reads memory only.
@@ -69,7 +71,9 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 		states[b.state()]++
 		leases += b.leases()
 	}
+	quarantined := len(m.quarantined)
 	m.mu.RUnlock()
+	ch <- prometheus.MustNewConstMetric(quarantinedDesc, prometheus.GaugeValue, float64(quarantined))
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}

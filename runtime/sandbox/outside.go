@@ -26,6 +26,8 @@ type ContainerSpec struct {
 	CgroupParent string // absolute, as Freezer.Prepare gave it; empty: the engine's own choice
 	GuestBinary  string // host path, mounted read-only at guest.BinaryPath
 	RunDir       string // host path, mounted at guest.RunDir
+	// Origin is stored with the container as it is; it is opaque to the Engine.
+	Origin string
 }
 
 // ContainerState as an Engine sees it.
@@ -44,6 +46,10 @@ type Container struct {
 	State    ContainerState
 	PID      int // of its first process, on the host; 0 when not running
 	ExitCode int // valid when exited
+
+	Origin    string // as in its ContainerSpec; empty for one made before there was such a field
+	ImageRef  string // as the engine names it
+	CreatedAt time.Time
 }
 
 // Engine makes containers. All methods may be called at once from many

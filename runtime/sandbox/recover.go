@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"os"
 	"sync"
 	"time"
 )
@@ -18,7 +17,8 @@ const (
 
 // Start reads the store, asks the engine what exists, and makes the two agree:
 // running sandboxes are adopted, vanished ones become stopped, half-made and
-// half-destroyed ones are removed. A sandbox that cannot be adopted is stopped,
+// half-destroyed ones are removed, and containers without a record are quarantined.
+// A sandbox that cannot be adopted is stopped,
 // and keeps no other from starting. Requests for one that is still looked at when
 // Start returns wait for that. Before it returns, every other method answers
 // ErrClosed. After an error the Manager must be closed.
@@ -43,19 +43,30 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	for _, b := range boxes {
-		m.addLocked(b)
+		if b.toRemove() {
+			m.boxes[b.id] = b // its name may be another's by now
+		} else {
+			m.addLocked(b)
+		}
 	}
 	m.mu.Unlock()
+	m.quarantineUnknown(boxes, containers)
 
 	if err := m.recover(ctx, boxes, byID); err != nil {
 		return err
 	}
-	m.removeStrayRunDirs(ctx, boxes)
-	m.forgetStrays(ctx, boxes, byID)
+	m.forgetStrays(ctx, boxes)
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
 	return nil
+}
+
+// toRemove says, at start, whether nothing may be left of the sandbox: it was
+// destroyed, or the node died before its creation was acknowledged.
+func (b *box) toRemove() bool {
+	s := b.state()
+	return s == StateDestroyed || s == StateStarting
 }
 
 // recover brings boxes and containers into line, each in a goroutine of the
@@ -81,7 +92,7 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 	for id, b := range boxes {
 		c, exists := byID[id]
 		switch {
-		case b.state() == StateDestroyed:
+		case b.toRemove():
 			destroyed = append(destroyed, b)
 		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
 			b.foundStopped(exists)
@@ -96,17 +107,20 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 		}
 	}
 	for _, b := range destroyed {
+		if b.state() == StateStarting {
+			b.setState(StateDestroyed, reasonNotCreated)
+		}
 		begin(func(ctx context.Context) {
 			if err := b.destroy(ctx); err != nil {
 				m.log.Error("finishing a destruction; destroying it again or the next start does it", "sandbox", b.id, "error", err)
 			}
 		})
 	}
-	for id, c := range byID {
-		if boxes[id] == nil {
+	for _, q := range m.inQuarantine() {
+		if c := byID[q.ID]; c.State == ContainerRunning || c.State == ContainerPaused {
 			begin(func(ctx context.Context) {
-				if err := m.removeOrphan(ctx, c); err != nil {
-					m.log.Error("removing a half-made sandbox; the next start does it", "sandbox", id, "error", err)
+				if err := m.stopQuarantined(ctx, q); err != nil {
+					m.log.Error("failed to stop a container in quarantine", "sandbox", q.ID, "error", err)
 				}
 			})
 		}
@@ -131,50 +145,16 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 	return nil
 }
 
-// removeOrphan removes a container that no record names: the node died
-// before its creation was acknowledged.
-func (m *Manager) removeOrphan(ctx context.Context, c Container) error {
-	m.log.Info("removing a half-made sandbox", "sandbox", c.ID)
-	m.uplink.Forget(c.ID) // while the container says that there is something to remove
-	if err := m.engine.Remove(ctx, c.ID); err != nil {
-		return fmt.Errorf("removing the half-made %s: %w", c.ID, err)
-	}
-	return m.freezer.Remove(c.ID)
-}
-
-// removeStrayRunDirs removes folders of sandboxes that are no more, and what the
-// engine may have of those without a container.
-func (m *Manager) removeStrayRunDirs(ctx context.Context, boxes map[ID]*box) {
-	entries, err := os.ReadDir(m.cfg.Load().RunDir)
-	if err != nil {
-		m.log.Warn("reading the run folder", "error", err)
-		return
-	}
-	for _, e := range entries {
-		id := ID(e.Name())
-		if e.IsDir() && idPattern.MatchString(e.Name()) && boxes[id] == nil {
-			err := m.engine.Remove(ctx, id)
-			if err == nil {
-				err = m.removeRunDir(ctx, id)
-			}
-			if err != nil {
-				m.log.Warn("removing a stray run folder", "sandbox", id, "error", err)
-			}
-		}
-	}
-}
-
-// forgetStrays has the Uplink forget sandboxes that are no more. Of those that still
-// have a container removeOrphan does.
-func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box, byID map[ID]Container) {
+// forgetStrays has the Uplink forget sandboxes that are no more.
+func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box) {
 	for _, id := range m.uplink.Kept() {
-		if _, exists := byID[id]; exists || boxes[id] != nil {
+		if boxes[id] != nil || m.quarantinedByID(id) != nil {
 			continue
 		}
 		if ctx.Err() != nil {
 			return
 		}
-		m.log.Info("forgetting what is kept of a sandbox that is no more", "sandbox", id)
+		m.log.Info("deleted the egress state of a sandbox that is gone", "sandbox", id)
 		m.uplink.Forget(id)
 	}
 }

@@ -54,8 +54,8 @@ func TestRecovery(t *testing.T) {
 	if _, err := m.Get(owner, "half-destroyed"); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("half-destroyed: %v", err)
 	}
-	if n.Engine.Count() != 4 {
-		t.Errorf("%d containers, want 4: the orphan and the half-destroyed one are removed", n.Engine.Count())
+	if n.Engine.Count() != 5 {
+		t.Errorf("%d containers, want 5: the half-destroyed one is removed, and the one without a record is kept", n.Engine.Count())
 	}
 	for _, name := range []string{"running", "asleep", "stopped", "killed", "vanished"} {
 		got, _ := m.Get(owner, name)

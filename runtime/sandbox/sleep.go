@@ -16,6 +16,8 @@ const (
 	reasonShutdown = "node shutdown"
 	reasonLongIdle = "asleep for stop_after"
 	reasonVanished = "container vanished: its files are lost"
+	// reasonNotCreated is of a sandbox whose creation was not acknowledged.
+	reasonNotCreated = "its creation failed"
 )
 
 // errNotIdle is why the idle rule leaves a sandbox awake after all.

@@ -178,6 +178,7 @@ const (
 	EventPortExposed   EventType = "port_exposed"
 	EventPortClosed    EventType = "port_closed"
 	EventUpdated       EventType = "updated"
+	EventAdopted       EventType = "adopted" // from quarantine
 	EventDestroyed     EventType = "destroyed"
 )
 

@@ -262,6 +262,13 @@ func (n *Node) destroySandboxes() error {
 			errs = append(errs, fmt.Errorf("destroying %s: %w", sb.Name, err))
 		}
 	}
+	info, err := n.API.Node(ctx)
+	errs = append(errs, err)
+	for _, q := range info.Quarantined {
+		if err := n.API.DeleteQuarantined(ctx, q.ID); err != nil {
+			errs = append(errs, fmt.Errorf("removing %s from quarantine: %w", q.ID, err))
+		}
+	}
 	return errors.Join(errs...)
 }
 

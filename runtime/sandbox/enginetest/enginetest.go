@@ -67,6 +67,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"RemoveEndsOneThatIsJustDying", removeDying},
 		{"FoldersGoWithWhatContainersPutThere", removeFolder},
 		{"ListIsOfThisNodeAlone", listOwn},
+		{"OriginIsStoredWithTheContainer", storesOrigin},
 		{"OtherNodesContainersAreUnknown", othersUnknown},
 		{"IDCanComeAgainAfterRemove", again},
 		{"ManyContainersAtOnce", many},
@@ -363,6 +364,23 @@ func removeFolder(s *suite) {
 	}
 	if _, err := os.Lstat(filepath.Dir(spec.RunDir)); err != nil {
 		s.Errorf("the folder above: %v", err)
+	}
+}
+
+func storesOrigin(s *suite) {
+	spec := s.spec(NewID())
+	spec.Origin = `{"name":"app","env":{"A":"'\"$\n","B":"` + strings.Repeat("ü", 32<<10) + `"}}`
+	if err := s.Engine.Create(s.ctx, spec); err != nil {
+		s.Fatalf("Create: %v", err)
+	}
+	inspected, err := s.Engine.Inspect(s.ctx, spec.ID)
+	if err != nil {
+		s.Fatalf("Inspect: %v", err)
+	}
+	for method, c := range map[string]sandbox.Container{"List": s.listed(s.Engine)[spec.ID], "Inspect": inspected} {
+		if c.Origin != spec.Origin || c.ImageRef != spec.ImageRef || c.CreatedAt.IsZero() {
+			s.Errorf("%s has origin %.100q (%d bytes, want %d), image %q, made at %v", method, c.Origin, len(c.Origin), len(spec.Origin), c.ImageRef, c.CreatedAt)
+		}
 	}
 }
 

@@ -41,6 +41,7 @@ type container struct {
 	state  sandbox.ContainerState
 	pid    int
 	run    *guestRun // while running
+	made   time.Time
 }
 
 type block struct {
@@ -202,7 +203,12 @@ func (e *Engine) get(id sandbox.ID) (*container, error) {
 func (e *Engine) status(c *container) sandbox.Container {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return sandbox.Container{ID: c.spec.ID, State: c.state, PID: c.pid}
+	return c.seen()
+}
+
+// seen is the container as an Engine tells of it; e.mu is held.
+func (c *container) seen() sandbox.Container {
+	return sandbox.Container{ID: c.spec.ID, State: c.state, PID: c.pid, Origin: c.spec.Origin, ImageRef: c.spec.ImageRef, CreatedAt: c.made}
 }
 
 // EnsureImage implements sandbox.Engine.
@@ -233,7 +239,7 @@ func (e *Engine) Create(ctx context.Context, spec sandbox.ContainerSpec) error {
 	defer e.mu.Unlock()
 	if e.containers[spec.ID] == nil {
 		e.created++
-		e.containers[spec.ID] = &container{spec: spec, state: sandbox.ContainerCreated}
+		e.containers[spec.ID] = &container{spec: spec, state: sandbox.ContainerCreated, made: time.Now().UTC()}
 	}
 	return nil
 }
@@ -346,8 +352,8 @@ func (e *Engine) List(context.Context) ([]sandbox.Container, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var list []sandbox.Container
-	for id, c := range e.containers {
-		list = append(list, sandbox.Container{ID: id, State: c.state, PID: c.pid})
+	for _, c := range e.containers {
+		list = append(list, c.seen())
 	}
 	return list, nil
 }

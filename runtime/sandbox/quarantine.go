@@ -1,0 +1,319 @@
+package sandbox
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// The node never deletes a container or a folder because its record is missing: the
+// record may have been lost, with a damaged disk or an older copy of the data put
+// back. It keeps such a container in quarantine, stopped and without a network,
+// until somebody adopts or removes it.
+
+// Quarantined is a container without a record, or the run folder of one.
+type Quarantined struct {
+	ID ID
+	// What its container says of it; empty when unknown.
+	Name, Owner, Image, Size string
+	CreatedAt                time.Time
+	// Container says whether there is one. Without it only the run folder is left,
+	// and nothing can be adopted.
+	Container bool
+	// Problem says why the container could not be stopped yet; empty when it is.
+	Problem string
+}
+
+// quarantined is a Quarantined in memory.
+type quarantined struct {
+	ID        ID
+	origin    origin // zero when unknown
+	imageRef  string
+	createdAt time.Time
+	container bool
+	lock      chan struct{} // holds one element during a stop, an adoption or a removal
+	problem   string        // guarded by Manager.mu
+}
+
+// origin is what a container carries so that its sandbox can be rebuilt without
+// its record: what it was created with. The ports, the declared processes and later
+// changes of the sandbox are in its record alone.
+type origin struct {
+	Name       string            `json:"name"`
+	Owner      string            `json:"owner"`
+	Image      string            `json:"image"`
+	ImageRef   string            `json:"image_ref"`
+	Size       string            `json:"size"`
+	Env        map[string]string `json:"env,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	SleepAfter Duration          `json:"sleep_after"`
+	StopAfter  Duration          `json:"stop_after"`
+	CreatedAt  time.Time         `json:"created_at"`
+}
+
+// originOf encodes the origin of a sandbox for its ContainerSpec.
+func originOf(sb Sandbox) string {
+	b, err := json.Marshal(origin{
+		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
+		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, CreatedAt: sb.CreatedAt,
+	})
+	if err != nil {
+		return "" // strings, maps and times always encode
+	}
+	return string(b)
+}
+
+// quarantineUnknown quarantines, at start, the containers and run folders that no
+// record names.
+func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
+	found := map[ID]*quarantined{}
+	for _, c := range containers {
+		if boxes[c.ID] != nil {
+			continue
+		}
+		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: make(chan struct{}, 1)}
+		if err := json.Unmarshal([]byte(c.Origin), &q.origin); err != nil {
+			q.origin = origin{}
+		}
+		found[c.ID] = q
+	}
+	entries, err := os.ReadDir(m.config().RunDir)
+	if err != nil {
+		m.log.Warn("failed to read the run folder", "error", err)
+	}
+	for _, e := range entries {
+		id := ID(e.Name())
+		if e.IsDir() && idPattern.MatchString(e.Name()) && boxes[id] == nil && found[id] == nil {
+			found[id] = &quarantined{ID: id, lock: make(chan struct{}, 1)}
+		}
+	}
+	m.mu.Lock()
+	m.quarantined = found
+	m.mu.Unlock()
+	for id, q := range found {
+		if q.container {
+			m.log.Error("container without a record is in quarantine", "sandbox", id, "name", q.origin.Name, "image", q.imageRef,
+				"remedy", fmt.Sprintf("`doze adopt %s` makes it a sandbox again, `doze rm --quarantined %s` removes it", id, id))
+		} else {
+			m.log.Error("run folder without a record and a container is in quarantine", "sandbox", id,
+				"remedy", fmt.Sprintf("`doze rm --quarantined %s` removes it", id))
+		}
+	}
+}
+
+func (m *Manager) inQuarantine() []*quarantined {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return slices.Collect(maps.Values(m.quarantined))
+}
+
+func (m *Manager) quarantinedByID(id ID) *quarantined {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	return m.quarantined[id]
+}
+
+func (m *Manager) listQuarantined() []Quarantined {
+	m.mu.RLock()
+	defer m.mu.RUnlock()
+	list := make([]Quarantined, 0, len(m.quarantined))
+	for _, q := range m.quarantined {
+		created := q.origin.CreatedAt
+		if created.IsZero() {
+			created = q.createdAt
+		}
+		list = append(list, Quarantined{
+			ID: q.ID, Name: q.origin.Name, Owner: q.origin.Owner, Image: cmp.Or(q.origin.Image, q.imageRef), Size: q.origin.Size,
+			CreatedAt: created, Container: q.container, Problem: q.problem,
+		})
+	}
+	slices.SortFunc(list, func(a, b Quarantined) int { return strings.Compare(string(a.ID), string(b.ID)) })
+	return list
+}
+
+// stopQuarantined ends a container in quarantine and keeps its disk.
+func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err error) {
+	select {
+	case q.lock <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-q.lock }()
+	if m.quarantinedByID(q.ID) != q {
+		return nil // adopted or removed meanwhile
+	}
+	grace := m.config().StopGrace
+	ctx, cancel := context.WithTimeout(ctx, grace+stopSlack)
+	defer cancel()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if q.problem = ""; err != nil {
+			q.problem = cutText(err.Error(), maxReason)
+		}
+	}()
+	m.uplink.Detach(q.ID)
+	m.network.Forget(q.ID)
+	if _, err := m.freezer.Prepare(q.ID, m.limitsOf(q.origin.Size)); err != nil {
+		return fmt.Errorf("prepare the cgroup of %s: %w", q.ID, err)
+	}
+	if err := m.freezer.Thaw(ctx, q.ID); err != nil {
+		return fmt.Errorf("thaw %s: %w", q.ID, err)
+	}
+	if err := m.engine.Stop(ctx, q.ID, grace); err != nil && !errors.Is(err, ErrNoContainer) {
+		return fmt.Errorf("stop %s: %w", q.ID, err)
+	}
+	return m.freezer.Remove(q.ID)
+}
+
+// limitsOf are those of a size, or of the default size when there is no such size.
+func (m *Manager) limitsOf(size string) Limits {
+	cfg := m.config()
+	if limits, ok := cfg.Sizes[size]; ok {
+		return limits
+	}
+	return cfg.Sizes[cfg.DefaultSize]
+}
+
+// acquireQuarantined returns what is in quarantine under that id, locked; release
+// unlocks it. What another owner created is ErrNotQuarantined.
+func (m *Manager) acquireQuarantined(ctx context.Context, owner string, id ID) (q *quarantined, release func(), err error) {
+	unknown := fmt.Errorf("sandbox %s: %w", clip(string(id)), ErrNotQuarantined)
+	m.mu.RLock()
+	started := m.started
+	q = m.quarantined[id]
+	m.mu.RUnlock()
+	switch {
+	case !started:
+		return nil, nil, ErrClosed
+	case q == nil, q.origin.Owner != "" && q.origin.Owner != owner:
+		return nil, nil, unknown
+	}
+	select {
+	case q.lock <- struct{}{}:
+	case <-ctx.Done():
+		return nil, nil, ctx.Err()
+	}
+	release = func() { <-q.lock }
+	if m.quarantinedByID(id) != q {
+		release()
+		return nil, nil, unknown
+	}
+	return q, release, nil
+}
+
+// Adopt makes a container in quarantine a sandbox again: of that owner, stopped,
+// with its files, and with what it was created with. An empty name is the one that
+// it was created with. Its ports and declared processes were in its record and are
+// lost.
+//
+// Errors: ErrNotQuarantined, *InvalidError when it needs a name or has no container,
+// *ConflictError when the name is taken.
+func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (Sandbox, error) {
+	q, release, err := m.acquireQuarantined(ctx, owner, id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	defer release()
+	sb, err := m.rebuild(q, owner, name)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	b := m.newBox(sb)
+	b.turn <- struct{}{} // free: nobody knows the box yet
+	defer b.endTurn()
+	close(b.made)
+	b.leftover.Store(q.problem != "")
+	if err := m.addAdopted(b); err != nil {
+		return Sandbox{}, err
+	}
+	if err := b.save(ctx); err != nil {
+		m.remove(b)
+		// What failed may have reached the disk. Only the container is to stay.
+		return Sandbox{}, errors.Join(err, b.erase(context.WithoutCancel(ctx)))
+	}
+	m.mu.Lock()
+	delete(m.quarantined, id)
+	m.mu.Unlock()
+	b.emit(Event{Type: EventAdopted})
+	m.log.Info("adopted a sandbox from quarantine", "sandbox", id, "name", sb.Name)
+	b.arm()
+	return b.sandbox(), nil
+}
+
+// addAdopted adds the box under its name if that is free.
+func (m *Manager) addAdopted(b *box) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	sb := b.view.Load()
+	if m.names[nameKey{sb.Owner, sb.Name}] != nil {
+		return &ConflictError{Name: sb.Name, Reason: "exists", Want: "adopt it under another name"}
+	}
+	m.addLocked(b)
+	return nil
+}
+
+// rebuild returns the record of a sandbox in quarantine.
+func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
+	if !q.container {
+		return Sandbox{}, &InvalidError{Field: "id", Reason: fmt.Sprintf("%s has no container, only a run folder", q.ID), Want: "it can only be removed"}
+	}
+	cfg := m.config()
+	now := time.Now().UTC()
+	o := q.origin
+	known := o.Name != ""
+	sb := Sandbox{
+		ID: q.ID, Owner: owner, Name: cmp.Or(name, o.Name), Image: cmp.Or(o.Image, q.imageRef), ImageRef: cmp.Or(o.ImageRef, q.imageRef),
+		Size: o.Size, Env: o.Env, Labels: o.Labels, SleepAfter: o.SleepAfter, StopAfter: o.StopAfter, CreatedAt: o.CreatedAt,
+		State: StateStopped, StateReason: "adopted from quarantine", StateSince: now, LastActiveAt: now,
+		StartedAt: now, // some time before: its container exists
+	}
+	if sb.Name == "" {
+		return Sandbox{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("the container of %s does not say its name", q.ID), Want: "give one"}
+	}
+	if _, ok := cfg.Sizes[sb.Size]; !ok {
+		sb.Size = cfg.DefaultSize
+	}
+	if !known {
+		sb.SleepAfter, sb.StopAfter, sb.CreatedAt = Duration(cfg.SleepAfter), Duration(cfg.StopAfter), q.createdAt
+	}
+	return sb, sb.validate()
+}
+
+// RemoveQuarantined removes what is in quarantine under that id, with its files, and
+// returns when nothing is left of it. When ctx ends first, it goes on.
+func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) error {
+	return m.do(ctx, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+		defer cancel()
+		q, release, err := m.acquireQuarantined(ctx, owner, id)
+		if err != nil {
+			return err
+		}
+		defer release()
+		m.uplink.Detach(id)
+		m.network.Forget(id)
+		if err := m.engine.Remove(ctx, id); err != nil {
+			return fmt.Errorf("remove the container of %s: %w", id, err)
+		}
+		if err := m.freezer.Remove(id); err != nil {
+			return err
+		}
+		if err := m.removeRunDir(ctx, id); err != nil {
+			return err
+		}
+		m.uplink.Forget(id)
+		m.mu.Lock()
+		delete(m.quarantined, q.ID)
+		m.mu.Unlock()
+		m.log.Info("removed a container from quarantine", "sandbox", id, "name", q.origin.Name)
+		return nil
+	})
+}
