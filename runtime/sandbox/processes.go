@@ -143,8 +143,28 @@ func ends(signal string) bool {
 
 // restartDeclared starts the declared processes after a cold wake. One that
 // does not start is told in the timeline and keeps nobody else from starting.
-func (b *box) restartDeclared(ctx context.Context) {
-	for _, spec := range b.view.Load().Declared {
+func (b *box) restartDeclared(ctx context.Context) { b.startDeclared(ctx, b.view.Load().Declared) }
+
+// startMissing starts the declared processes that the guest, which an earlier run of
+// the node started, has never had: that run ended in the middle of its cold wake.
+// One that has ended by itself since then stays ended.
+func (b *box) startMissing(ctx context.Context) error {
+	declared := b.view.Load().Declared
+	if len(declared) == 0 {
+		return nil
+	}
+	started, err := b.guest.Processes(ctx)
+	if err != nil {
+		return fmt.Errorf("list its processes: %w", err)
+	}
+	b.startDeclared(ctx, slices.DeleteFunc(slices.Clone(declared), func(spec guest.ProcessSpec) bool {
+		return slices.ContainsFunc(started, func(p guest.Process) bool { return p.Name == spec.Name })
+	}))
+	return nil
+}
+
+func (b *box) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
+	for _, spec := range declared {
 		p, err := b.guest.StartProcess(ctx, spec)
 		if err != nil {
 			b.m.log.Warn("starting a declared process", "sandbox", b.id, "process", spec.Name, "error", err)

@@ -3,6 +3,9 @@ package sandbox_test
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -172,5 +175,67 @@ func TestSignalToWhatHasEndedEndsNothing(t *testing.T) {
 	}
 	if got, _ := m.ByID(sb.ID); len(got.Declared) != 1 {
 		t.Errorf("declared %+v, want web", got.Declared)
+	}
+}
+
+// A node that was killed in the middle of a cold wake has started the container, and
+// perhaps some of the declared processes.
+func TestAdoptionFinishesAColdWake(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	m := n.Manager
+	sb := create(t, m, "app")
+	for _, name := range []string{"first", "second", "over"} {
+		argv := []string{"sleep", "100000"}
+		if name == "over" {
+			argv = []string{"true"}
+		}
+		if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Name: name, Argv: argv, Restart: guest.RestartOnWake}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustStop(t, m, sb.ID)
+	before, _ := m.ByID(sb.ID)
+	const end = "over has ended"
+	n.Crash(t, func() {
+		if _, err := n.Engine.Start(t.Context(), sb.ID, sandbox.Limits{}); err != nil {
+			t.Fatal(err)
+		}
+		inside := guest.NewClient(filepath.Join(n.RunDir(sb.ID), guest.SocketName))
+		defer inside.Close()
+		for _, i := range []int{0, 2} {
+			if _, err := inside.StartProcess(t.Context(), before.Declared[i]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		await(t, end, func() bool {
+			list, err := inside.Processes(t.Context())
+			return err == nil && len(list) == 2 && list[1].State == guest.ProcessExited
+		})
+	})
+	m = n.Manager
+	got, _ := m.ByID(sb.ID)
+	if got.State != sandbox.StateRunning || !got.StartedAt.After(before.StartedAt) {
+		t.Errorf("it is %s, started at %v, before that at %v", got.State, got.StartedAt, before.StartedAt)
+	}
+	lease := acquire(t, m, sb.ID)
+	defer lease.Release()
+	list, err := lease.Guest().Processes(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	states := map[string][]guest.ProcessState{}
+	for _, p := range list {
+		states[p.Name] = append(states[p.Name], p.State)
+	}
+	want := map[string][]guest.ProcessState{"first": {guest.ProcessRunning}, "second": {guest.ProcessRunning}, "over": {guest.ProcessExited}}
+	if !maps.EqualFunc(states, want, slices.Equal) {
+		t.Errorf("processes: %v, want %v", states, want)
+	}
+	events, err := m.Events(t.Context(), sb.ID, 0, 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.ContainsFunc(events, func(ev sandbox.Event) bool { return ev.Type == sandbox.EventWoke && ev.Kind == sandbox.WakeCold }) {
+		t.Errorf("its wake is not in the timeline: %+v", events)
 	}
 }

@@ -216,12 +216,21 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 		return err
 	}
 	b.watch()
+	b.trustUplink(ctx)
+	if before.State == StateStopped { // the node died in the middle of a cold wake
+		b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), b.limits() })
+	}
+	if err := b.startMissing(ctx); err != nil {
+		return err
+	}
 	if before.State != StateRunning {
 		b.setState(StateRunning, "")
 	}
+	if before.State == StateStopped {
+		b.emit(Event{Type: EventWoke, Kind: WakeCold, Reason: "finished when the node started"})
+	}
 	b.setCondition("")
 	b.noteAttached(uplinkErr)
-	b.trustUplink(ctx)
 	b.touch()
 	b.open(0)
 	b.armWoken()

@@ -230,6 +230,9 @@ func (b *box) thaw(ctx context.Context) error {
 		b.watch()
 		b.setState(StateRunning, "")
 		b.trustUplink(ctx)
+		if err := b.startMissing(ctx); err != nil {
+			return fmt.Errorf("%w: %w", errUnusable, err)
+		}
 		return nil
 	}
 	b.setState(StateRunning, "")

@@ -382,3 +382,31 @@ func alive(pid int) bool {
 	_, after, _ := strings.Cut(string(text), ") ")
 	return !strings.HasPrefix(after, "Z") && !strings.HasPrefix(after, "X")
 }
+
+// The kill comes when the container runs and its guest may be asked already to start
+// what is declared.
+func TestNodeKilledDuringAColdWakeFinishesIt(t *testing.T) {
+	n := ownNode(t)
+	b := n.newWebBox(t)
+	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "100000"}, Name: "second", Restart: "on-wake"})
+	b.must(err)
+	for range 3 {
+		b.stop()
+		ctx, cancel := context.WithCancel(t.Context())
+		var waking sync.WaitGroup
+		waking.Go(func() { n.API.Wake(ctx, b.id) })
+		eventually(t, "its container runs", func() bool { return len(b.hostPIDs()) > 0 })
+		b.must(n.Kill())
+		cancel()
+		waking.Wait()
+		b.must(n.Start())
+		b.get(n.browser(t, "h2"), "/started", http.StatusOK)
+		eventually(t, "all declared processes run", func() bool {
+			running := map[string]bool{}
+			for _, p := range b.processes() {
+				running[p.Name] = running[p.Name] || p.State == client.ProcessRunning
+			}
+			return len(running) == 2 && running["second"] && !slices.Contains(slices.Collect(maps.Values(running)), false)
+		})
+	}
+}
