@@ -16,6 +16,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/redact"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -229,7 +230,7 @@ func (a *API) recover(w *timedWriter, r *http.Request) {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		a.log.Error("a request panicked", "method", r.Method, "path", clip(r.URL.Path), "panic", v, "stack", string(debug.Stack()))
+		a.log.Error("a request panicked", "method", r.Method, "path", clip(r.URL.Path), "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	if w.wrote || v == http.ErrAbortHandler {
 		// Half an answer must not look like a whole one.

@@ -49,6 +49,7 @@ func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	if h.app.isPreview(r.Host) {
 		return next.ServeHTTP(w, r)
 	}
+	skipAccessLog(r)
 	if r.TLS != nil && h.app.isPreview(r.TLS.ServerName) {
 		return refuseMisdirected(w)
 	}

@@ -201,7 +201,11 @@ func (a *App) Start() error {
 			return err
 		}
 	}
-	return a.held.apply(a)
+	if err := a.held.apply(a); err != nil {
+		return err
+	}
+	captureStandardLog(a.held.log)
+	return nil
 }
 
 // serve makes the node available to the handlers of this configuration.
@@ -246,7 +250,11 @@ func (a *App) Cleanup() error {
 	if a.held == nil {
 		return nil
 	}
-	return a.held.giveBack(a)
+	err := a.held.giveBack(a)
+	// The end of a configuration with a log of its own for the standard logger leads
+	// that to stderr, although the next configuration has begun.
+	captureStandardLog(a.held.log)
+	return err
 }
 
 // errNotOpen: a request came before the node was open.

@@ -161,14 +161,19 @@ func (s *site) mustLoad(options, sites string) {
 	}
 	// Caddy issues certificates in the background.
 	for _, host := range []string{apiHost, "any." + defaultPreviewDomain} {
-		eventually(s.t, host+" has a certificate", func() bool {
-			conn, err := tls.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), &tls.Config{ServerName: host, InsecureSkipVerify: true})
-			if err == nil {
-				conn.Close()
-			}
-			return err == nil
-		})
+		s.awaitCertificate(host)
 	}
+}
+
+func (s *site) awaitCertificate(host string) {
+	s.t.Helper()
+	eventually(s.t, host+" has a certificate", func() bool {
+		conn, err := tls.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), &tls.Config{ServerName: host, InsecureSkipVerify: true})
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	})
 }
 
 // client reaches the site under any host name; h2 says whether over HTTP/2.

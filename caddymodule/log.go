@@ -2,10 +2,28 @@ package caddymodule
 
 import (
 	"context"
+	"log"
 	"log/slog"
+	"net/http"
 	"slices"
 	"sync/atomic"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/doze-run/doze/redact"
 )
+
+// captureStandardLog sends to log what libraries write through the standard logger,
+// without what they quote. Caddy redirects the standard logger too, as it is written.
+func captureStandardLog(to *slog.Logger) {
+	log.SetFlags(0)
+	log.SetPrefix("")
+	log.SetOutput(redact.NewLibrary(to, slog.LevelWarn))
+}
+
+// skipAccessLog keeps a request out of Caddy's access logs, which show hosts with
+// tokens, queries and headers. The node logs API calls itself.
+func skipAccessLog(r *http.Request) { caddyhttp.SetVar(r.Context(), caddyhttp.LogSkipVar, true) }
 
 // logTarget is where the node logs: to the newest configuration's logger. The
 // node outlives configurations, whose loggers end with them.

@@ -1,8 +1,13 @@
 package caddymodule
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
+	"strings"
 	"sync"
 	"time"
 
@@ -10,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp/reverseproxy"
 
+	"github.com/doze-run/doze/redact"
 	"github.com/doze-run/doze/wakeproxy"
 )
 
@@ -97,6 +103,7 @@ func (p *Preview) Cleanup() error {
 
 // ServeHTTP answers one preview request.
 func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	skipAccessLog(r)
 	node, err := p.app.node()
 	if err != nil {
 		return refuseEarly(w)
@@ -132,6 +139,51 @@ func fromTrustedProxy(r *http.Request) bool {
 type transport struct{ app *App }
 
 func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	res, err := t.send(req)
+	redactRequest(req)
+	if err == nil && res.StatusCode != http.StatusSwitchingProtocols {
+		res.Body = loggableBody{res.Body}
+	}
+	return res, err
+}
+
+// redactRequest leaves of a request that was sent what the reverse proxy needs to
+// return the response. The reverse proxy logs this request when the response breaks
+// off, whatever the log's format.
+func redactRequest(req *http.Request) {
+	header := http.Header{}
+	for _, name := range []string{"Accept-Encoding", "Connection", "Upgrade"} {
+		if values := req.Header[name]; values != nil {
+			header[name] = values
+		}
+	}
+	req.Header = header
+	req.Host = redact.Text(req.Host)
+	req.RequestURI, _, _ = strings.Cut(req.RequestURI, "?")
+	if req.TLS != nil {
+		state := *req.TLS
+		state.ServerName = redact.Text(state.ServerName)
+		req.TLS = &state
+	}
+}
+
+// loggableBody is the body of a response whose errors do not quote it: the reverse
+// proxy logs them.
+type loggableBody struct{ io.ReadCloser }
+
+func (b loggableBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	switch {
+	case err == nil, err == io.EOF, errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, context.Canceled), errors.As(err, new(net.Error)):
+	default:
+		err = errMalformedBody
+	}
+	return n, err
+}
+
+var errMalformedBody = errors.New("malformed response body or trailer")
+
+func (t transport) send(req *http.Request) (*http.Response, error) {
 	node, err := t.app.node()
 	if err != nil {
 		if req.Body != nil {

@@ -39,6 +39,7 @@ func (p *Proxy) Provision(ctx caddy.Context) (err error) {
 // ServeHTTP carries a tunnel or a request. Tunnels over HTTP/1.1 outlive the
 // configuration that they came with; all end with the node.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
+	skipAccessLog(r)
 	if r.TLS != nil && p.app.isPreview(r.TLS.ServerName) {
 		return refuseMisdirected(w)
 	}

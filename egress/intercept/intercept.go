@@ -13,10 +13,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"runtime/debug"
+
+	"github.com/doze-run/doze/redact"
 )
 
 const (
@@ -107,7 +110,7 @@ func New(cfg Config) *Server {
 		ConnState:                    waits,
 		BaseContext:                  func(l net.Listener) context.Context { return l.(*connection).ctx },
 		DisableGeneralOptionsHandler: true, // of `OPTIONS *`
-		ErrorLog:                     slog.NewLogLogger(cfg.Log.Handler(), slog.LevelDebug),
+		ErrorLog:                     log.New(redact.NewLibrary(cfg.Log, slog.LevelDebug), "", 0),
 	}
 	return s
 }
@@ -213,7 +216,7 @@ func (s *Server) report(to *Destination, r *http.Request) {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		s.cfg.Log.Error("a handler of egress panicked", "host", to.Host, "method", r.Method, "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
+		s.cfg.Log.Error("a handler of egress panicked", "host", to.Host, "method", r.Method, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	panic(http.ErrAbortHandler)
 }

@@ -26,6 +26,8 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+
+	"github.com/doze-run/doze/redact"
 )
 
 // ErrDecided is returned by Flow.Accept for a flow that was accepted or refused before.
@@ -282,7 +284,7 @@ func (s *Stack) serve(a attempt, request *tcp.ForwarderRequest) {
 // a sandbox.
 func (s *Stack) recover(handling string) {
 	if p := recover(); p != nil {
-		s.cfg.Log.Error("handling "+handling+" of a sandbox panicked", "panic", p, "stack", string(debug.Stack()))
+		s.cfg.Log.Error("handling "+handling+" of a sandbox panicked", "panic", redact.Panic(p), "stack", string(debug.Stack()))
 	}
 }
 

@@ -1,0 +1,35 @@
+// Package redact removes from log lines what no reader of a log may see: the tokens of
+// previews, API keys, and what clients and upstreams sent and a library quotes.
+package redact
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Mark stands for what was removed.
+const Mark = "…"
+
+var (
+	// previewToken follows the port and the id in the host name of a preview:
+	// 3000-k3f9x2m7q1az-TOKEN. After it may come anything, so that a host name
+	// that was cut or escaped is recognized too.
+	previewToken = regexp.MustCompile(`(?i)\b([1-9][0-9]{0,4}-[a-z0-9]{12})-[a-z0-9]+`)
+	apiKey       = regexp.MustCompile(`\bdoze_[A-Za-z0-9]{16,}`)
+	query        = regexp.MustCompile(`\b(https?://[^\s"?#]*)\?[^\s"]*`)
+)
+
+// Text returns s without tokens of previews, API keys and queries of URLs. The port and
+// the id of the sandbox remain.
+func Text(s string) string {
+	if strings.Contains(s, "-") {
+		s = previewToken.ReplaceAllString(s, "$1-"+Mark)
+	}
+	if strings.Contains(s, "doze_") {
+		s = apiKey.ReplaceAllLiteralString(s, "doze_"+Mark)
+	}
+	if strings.Contains(s, "://") {
+		s = query.ReplaceAllString(s, "$1?"+Mark)
+	}
+	return s
+}
