@@ -148,6 +148,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 // opens it, and a mere validation does not.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx = ctx
+	warnOfPlainLogs(ctx.Logger())
 	if a.PreviewDomain == "" {
 		a.PreviewDomain = defaultPreviewDomain
 	}

@@ -92,6 +92,9 @@ func TestLogsShowNothingOfPreviewsThatGivesAccess(t *testing.T) {
 			if !strings.Contains(text, string(sb.ID)) {
 				t.Error("the log does not name the sandbox")
 			}
+			if warned := strings.Contains(text, "log format may show tokens"); warned != (options == "") {
+				t.Errorf("the node warned of the log format: %v", warned)
+			}
 		})
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/modules/logging"
+	"go.uber.org/zap"
 	"go.uber.org/zap/buffer"
 	"go.uber.org/zap/zapcore"
 	"golang.org/x/term"
@@ -128,6 +129,29 @@ func (e *LogEncoder) EncodeEntry(entry zapcore.Entry, fields []zapcore.Field) (*
 		f.AddTo(redactor{all})
 	}
 	return all.EncodeEntry(entry, nil)
+}
+
+// formatProbe counts the logs that are not redacted: each log's encoder calls it with
+// itself when a logger gets it as a field, and nothing is written.
+type formatProbe struct{ plain int }
+
+// MarshalLogObject implements zapcore.ObjectMarshaler.
+func (p *formatProbe) MarshalLogObject(encoder zapcore.ObjectEncoder) error {
+	if _, ok := encoder.(redactor); !ok {
+		p.plain++
+	}
+	return nil
+}
+
+// warnOfPlainLogs warns of logs without the format doze. The node keeps what gives
+// access out of every log that it can, but the rest of Caddy does not: it logs the names
+// of certificates that are obtained on demand, and at level DEBUG whole requests.
+func warnOfPlainLogs(log *zap.Logger) {
+	probe := new(formatProbe)
+	log.With(zap.Object("probe", probe))
+	if probe.plain > 0 {
+		log.Warn("log format may show tokens of previews", zap.Int("logs", probe.plain), zap.String("remedy", "add `format doze` to each `log`"))
+	}
 }
 
 // redactor passes fields on, redacted.

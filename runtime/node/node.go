@@ -135,6 +135,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 			return nil, fmt.Errorf("making the node's folders: %w", err)
 		}
 	}
+	restrict(cfg.Home, log)
 	findings := checkHost(ctx, cfg)
 	// The store is first: it is what keeps a second node out.
 	records, err := store.Open(filepath.Join(cfg.Home, "store"), log)

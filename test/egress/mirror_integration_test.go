@@ -172,6 +172,11 @@ func (s *servers) broken(w http.ResponseWriter, r *http.Request) {
 		"upgrade":  "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: " + secret + "\r\n\r\n" + secret,
 		"location": "HTTP/1.1 302 Found\r\nLocation: ://" + secret + "\r\nContent-Length: 0\r\n\r\n",
 		"abort":    "",
+		"204":      "HTTP/1.1 204 No Content\r\n\r\n" + secret,
+		"304":      "HTTP/1.1 304 Not Modified\r\n\r\n" + secret,
+		"between":  "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok" + secret + "\r\n",
+		"trailer":  "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-A\r\n\r\n2\r\nok\r\n0\r\nX-A: " + secret + "\r\n\r\n",
+		"trailers": "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n" + secret + "\r\n\r\n",
 	}
 	conn, _, err := http.NewResponseController(w).Hijack()
 	if err != nil {

@@ -1,0 +1,103 @@
+//go:build integration
+
+package egress
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/test/testnode"
+)
+
+// logHas waits until the node's log contains a text.
+func (n *node) logHas(t *testing.T, text string) {
+	t.Helper()
+	testnode.Eventually(t, fmt.Sprintf("the node's log contains %q", text), func() bool {
+		all, err := io.ReadAll(n.Said())
+		return err == nil && strings.Contains(string(all), text)
+	}, n.Log)
+}
+
+// Libraries log what broken responses contain; the node's log shows none of it, which
+// the search of the node's log when it ends verifies too.
+func TestBrokenResponsesOfAnUpstreamThatEchoesASecretStayOutOfTheLog(t *testing.T) {
+	b, secret := bearer(t, "logged", "logged.old.test")
+	for range 50 { // more than the log shows of one message
+		b.try("curl -sS https://logged.old.test/broken/204")
+	}
+	for _, form := range []string{"304", "between", "trailer", "trailers", "chunk", "line", "protocol", "cut"} {
+		b.try("curl -sS https://logged.old.test/broken/" + form)
+	}
+	b.node.logHas(t, "Unsolicited response received on idle HTTP channel")
+	if err := b.node.canary.lookThrough("the node's log", b.node.Said()); err != nil {
+		t.Error(err)
+	}
+	all, err := io.ReadAll(b.node.Said())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(all), secret) {
+		t.Error("the log shows the secret")
+	}
+	if n := strings.Count(string(all), "Unsolicited response received"); n > 10 {
+		t.Errorf("%d lines of one message of a library", n)
+	}
+}
+
+// brokenServer breaks off every response in the middle of a chunk.
+const brokenServer = `
+import socket
+s = socket.create_server(('', 3000))
+while True:
+    c, _ = s.accept()
+    c.recv(65536)
+    c.sendall(b'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\ncanary-of-the-server\r\n')
+    c.close()
+`
+
+func TestPreviewsThatBreakOffStayOutOfTheLog(t *testing.T) {
+	b := commonNode(t).newBox(t)
+	b.put("/tmp/server.py", strings.NewReader(brokenServer))
+	ctx := within(t)
+	if _, err := b.node.API.StartProcess(ctx, b.id, client.ProcessRequest{Command: "python3 /tmp/server.py"}); err != nil {
+		t.Fatal(err)
+	}
+	port, err := b.node.API.Expose(ctx, b.id, client.ExposeRequest{Port: 3000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, proto := range []string{"h1", "h2"} {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, port.URL+"page?key=canary-of-the-query", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Referer", "https://example.test/canary-of-the-referer")
+		visitor := b.node.Client(proto)
+		testnode.Eventually(t, "the preview breaks off", func() bool {
+			res, err := visitor.Do(req)
+			if err != nil {
+				return true
+			}
+			defer res.Body.Close()
+			_, err = io.ReadAll(res.Body)
+			return err != nil
+		})
+		visitor.CloseIdleConnections()
+	}
+	b.node.logHas(t, "aborting with incomplete response")
+	all, err := io.ReadAll(b.node.Said())
+	if err != nil {
+		t.Fatal(err)
+	}
+	label, _, _ := strings.Cut(strings.TrimPrefix(port.URL, "https://"), ".")
+	token := label[strings.LastIndexByte(label, '-')+1:]
+	for _, canary := range []string{token, "canary-of-the-query", "canary-of-the-referer", "canary-of-the-server"} {
+		if strings.Contains(string(all), canary) {
+			t.Errorf("the log shows %s", canary)
+		}
+	}
+}
