@@ -218,5 +218,10 @@ func (s *Server) report(to *Destination, r *http.Request) {
 	if v != http.ErrAbortHandler {
 		s.cfg.Log.Error("a handler of egress panicked", "host", to.Host, "method", r.Method, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
+	// The library's server reads what is left of the body before it closes the
+	// connection, and would wait for a client that waits for the response.
+	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok && c.plain != nil && r.ProtoMajor == 1 {
+		c.plain.aborted.Store(true)
+	}
 	panic(http.ErrAbortHandler)
 }

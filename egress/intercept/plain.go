@@ -37,6 +37,7 @@ type plain struct {
 	waits    atomic.Bool // for a request: none of HTTP/1.1 has a handler
 	broken   atomic.Bool // reading has failed: what the library's server says then, it says of that
 	lingers  atomic.Bool // when it is closed
+	aborted  atomic.Bool // a handler has ended it: nothing more is read
 }
 
 // linger is how long what a client sends is thrown away after the last answer, as the
@@ -71,6 +72,9 @@ func (c *connection) speak(conn net.Conn) *plain {
 }
 
 func (p *plain) Read(b []byte) (int, error) {
+	if p.aborted.Load() {
+		return 0, net.ErrClosed
+	}
 	n, err := p.Conn.Read(b)
 	if n > 0 {
 		p.requests.Scan(b[:n])
