@@ -36,7 +36,7 @@ func (a *API) registerPolicies() {
 		method: http.MethodPut, path: "/policies/{name}", id: "put-policy", tag: "policies",
 		summary: "Push a policy, or replace one",
 		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
-			"that they began with; the next ones get the new. One module is compiled at a time: try again after Retry-After if too many wait.",
+			"that they began with; the next ones get the new. One module of an owner is compiled at a time: try again after Retry-After if too many wait.",
 		codes: needsEgress(append([]Code{CodeNameInvalid, CodePolicyInvalid, CodeTooManyPolicies, CodeTooManyPushes, CodeTooManyCalls, CodeStoreFull}, bodyCodes...)...),
 	}, a.putPolicy)
 	// huma would read a body that it knows of into memory, so it is told later.

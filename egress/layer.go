@@ -97,7 +97,8 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compi
 }
 
 // compile compiles the modules that an owner's rules use, and holds them until
-// release is called: one module is compiled at a time, and it may take seconds. What
+// release is called: one module of an owner is compiled at a time, and it may take
+// seconds. What
 // cannot be compiled arm finds, and says where.
 func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (release func(), err error) {
 	var held []*policy.Module

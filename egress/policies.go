@@ -22,7 +22,7 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 	pushed := module{owner, name, modules.Digest(wasm), func() ([]byte, error) { return wasm, nil }}
 	// It has to be one, rules or not. Compiling takes a second, for which nobody
 	// else waits.
-	checked, err := e.pool.host.Compile(ctx, name, wasm)
+	checked, err := e.pool.compile(ctx, pushed)
 	var unusable *policy.CompileError
 	if errors.As(err, &unusable) {
 		return modules.Info{}, &modules.InvalidError{Field: "module", Reason: unusable.Err.Error(), Want: "build it with `doze policy build`"}

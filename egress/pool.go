@@ -64,6 +64,9 @@ func shipped(name string) (modules.Info, error) {
 // instances, stored values and what is said of them are the policy's own.
 type pool struct {
 	host *policy.Host
+	// compiling: of an owner's modules one is compiled at a time, so that the others
+	// wait for none of his.
+	compiling ownerTurns
 
 	mu    sync.Mutex // held while an instance is started, too
 	ready map[readyKey]*ready
@@ -80,7 +83,7 @@ type ready struct {
 }
 
 func newPool(host *policy.Host) *pool {
-	return &pool{host: host, ready: map[readyKey]*ready{}}
+	return &pool{host: host, compiling: ownerTurns{of: map[string]*ownerTurn{}}, ready: map[readyKey]*ready{}}
 }
 
 // take makes a policy ready, or shares one that is. The caller releases it.
@@ -115,6 +118,11 @@ func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	if err != nil {
 		return nil, err
 	}
+	leave, err := p.compiling.take(ctx, m.owner)
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
 	return p.host.Compile(ctx, m.name, wasm)
 }
 

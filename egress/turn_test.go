@@ -1,13 +1,16 @@
 package egress
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -108,6 +111,38 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 	r.changing.Unlock()
 	if err := <-set; err != nil {
 		t.Error(err)
+	}
+}
+
+// Nested blocks keep a compiler busy until it is ended.
+func TestAPushWaitsForNoOtherOwners(t *testing.T) {
+	r := newRig(t)
+	const depth = 100_000
+	hostile := guest("", wat.Code(bytes.Repeat(wat.Block, depth), bytes.Repeat(wat.End, depth), next))
+	ctx, cancel := context.WithCancel(within(t))
+	pushed := make(chan error, 3)
+	for i := range cap(pushed) { // end with ctx
+		go func() {
+			_, err := r.PutPolicy(ctx, "mallory", fmt.Sprint("slow", i), append(bytes.Clone(hostile), 0, 2, 1, byte('a'+i)))
+			pushed <- err
+		}()
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for r.pool.host.Compilers() == 0 {
+		<-tick.C
+	}
+	if _, err := r.PutPolicy(within(t), owner, "note", noting("a note")); err != nil {
+		t.Error(err)
+	}
+	if n := r.pool.host.Compilers(); n != 1 || len(pushed) != 0 {
+		t.Errorf("of an owner's modules %d are compiled at once, %d were", n, len(pushed))
+	}
+	cancel()
+	for range cap(pushed) {
+		if err := <-pushed; !errors.Is(err, context.Canceled) {
+			t.Errorf("got %v", err)
+		}
 	}
 }
 

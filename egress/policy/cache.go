@@ -6,9 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
-
-	"github.com/tetratelabs/wazero"
 )
 
 // cache keeps machine code on disk, each program's in a folder of its own, which
@@ -16,10 +15,7 @@ import (
 type cache struct {
 	dir   string
 	limit int64
-}
-
-func (c *cache) open(digest string) (wazero.CompilationCache, error) {
-	return wazero.NewCompilationCacheWithDir(filepath.Join(c.dir, digest))
+	mu    sync.Mutex // held while old code is removed
 }
 
 func (c *cache) remove(digest string) { _ = os.RemoveAll(filepath.Join(c.dir, digest)) }
@@ -27,6 +23,8 @@ func (c *cache) remove(digest string) { _ = os.RemoveAll(filepath.Join(c.dir, di
 // used marks a program as used just now, and removes those that were not used for
 // the longest time until the rest fits.
 func (c *cache) used(digest string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	now := time.Now()
 	_ = os.Chtimes(filepath.Join(c.dir, digest), now, now)
 	folders, err := os.ReadDir(c.dir)

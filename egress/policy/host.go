@@ -32,8 +32,10 @@ type Config struct {
 	CacheLimit int64
 	// MaxModule is how many bytes a module may have.
 	MaxModule int
-	// CompileLimit is how long it may take to compile one.
-	CompileLimit time.Duration
+	// CompileLimit is how much time of a processor it may take to compile one, in
+	// whole seconds, and CompileMemory how many bytes of memory.
+	CompileLimit  time.Duration
+	CompileMemory int
 	// MemoryLimit is how many bytes of memory an instance may have.
 	MemoryLimit int
 	// TimeLimit is how long a call may run, without the time that it waits for a
@@ -63,8 +65,9 @@ func Defaults() Config {
 	return Config{
 		CacheLimit:     512 << 20, // machine code is 3 to 5 times its module: some 60 of Go
 		MaxModule:      16 << 20,
-		CompileLimit:   30 * time.Second, // the largest of Go take 5 s on a slow machine
-		MemoryLimit:    16 << 20,         // Go's runtime has 4 MiB after its start
+		CompileLimit:   30 * time.Second, // the largest of Go take 7 s, and 280 MiB
+		CompileMemory:  1 << 30,
+		MemoryLimit:    16 << 20, // Go's runtime has 4 MiB after its start
 		TimeLimit:      50 * time.Millisecond,
 		StartLimit:     2 * time.Second,
 		RequestLimit:   1 << 20,
@@ -84,6 +87,7 @@ func (c Config) withDefaults() Config {
 	set(&c.CacheLimit, d.CacheLimit)
 	set(&c.MaxModule, d.MaxModule)
 	set(&c.CompileLimit, d.CompileLimit)
+	set(&c.CompileMemory, d.CompileMemory)
 	set(&c.MemoryLimit, d.MemoryLimit)
 	set(&c.TimeLimit, d.TimeLimit)
 	set(&c.StartLimit, d.StartLimit)
@@ -111,14 +115,16 @@ type Host struct {
 	config    Config
 	cache     *cache
 	kv        kv
-	compiling chan struct{} // one at a time: each takes a core or two, and memory
+	compiling chan struct{} // compilers that run
 	instances chan struct{} // as many as there are, in use or idle
 	short     atomic.Int64  // of instances: that many wait for one to end
 
 	mu       sync.Mutex
 	closed   bool
-	programs map[string]*program  // by digest
-	policies map[*Policy]struct{} // that have not ended
+	programs map[string]*program      // by digest
+	refused  map[string]error         // why modules cannot be used, by digest; some of the latest
+	pending  map[string]chan struct{} // digests that are compiled now; closed when that has ended
+	policies map[*Policy]struct{}     // that have not ended
 
 	configuring sync.WaitGroup // begins under mu, while it is not closed
 
@@ -134,9 +140,11 @@ func NewHost(config Config) (*Host, error) {
 	}
 	h := &Host{
 		config:    config,
-		compiling: make(chan struct{}, 1),
+		compiling: make(chan struct{}, maxCompilers),
 		instances: make(chan struct{}, config.InstancesInAll),
 		programs:  map[string]*program{},
+		refused:   map[string]error{},
+		pending:   map[string]chan struct{}{},
 		policies:  map[*Policy]struct{}{},
 		stop:      make(chan struct{}),
 		done:      make(chan struct{}),
@@ -145,11 +153,14 @@ func NewHost(config Config) (*Host, error) {
 		if err := os.MkdirAll(config.CacheDir, 0o700); err != nil {
 			return nil, fmt.Errorf("making the cache of compiled policies: %w", err)
 		}
-		h.cache = &cache{config.CacheDir, config.CacheLimit}
+		h.cache = &cache{dir: config.CacheDir, limit: config.CacheLimit}
 	}
 	go h.janitor()
 	return h, nil
 }
+
+// pages of memory that an instance may have.
+func (h *Host) pages() uint32 { return uint32(h.config.MemoryLimit / pageSize) }
 
 // Close ends the host and everything of it. No exchange may be under way; a Configure
 // may, and Close waits for it.
@@ -214,14 +225,22 @@ func (h *Host) Modules() int {
 	return len(h.programs)
 }
 
+// Compilers that run now.
+func (h *Host) Compilers() int { return len(h.compiling) }
+
 // Instances that there are now, of all policies.
 func (h *Host) Instances() int { return len(h.instances) }
 
 var errClosed = errors.New("the policy host is closed")
 
+// maxCompilers run at once. Each takes a core or two and CompileMemory at most. An
+// owner has one, so that it takes as many owners to keep another waiting.
+const maxCompilers = 4
+
 // Compile makes a module of WebAssembly. Its name is the policy's, for messages
-// and for what it stores. One module is compiled at a time, and the same bytes
-// once for as long as something uses them. Errors say what would be right.
+// and for what it stores. The same bytes are compiled once for as long as something
+// uses them. Errors: *CompileError for what is wrong with the module, which says what
+// would be right; that of ctx; others for what is wrong with the node.
 //
 // The caller owns the module and releases it.
 func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, error) {
@@ -230,27 +249,33 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	}
 	sum := sha256.Sum256(wasm)
 	digest := hex.EncodeToString(sum[:])
-	if p := h.known(digest); p != nil {
-		return newModule(name, p), nil
-	}
-	select {
-	case h.compiling <- struct{}{}:
-		defer func() { <-h.compiling }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	if p := h.known(digest); p != nil {
-		return newModule(name, p), nil
-	}
-	p, err := h.compile(ctx, digest, wasm)
-	if err != nil {
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
+	done, p, err := h.begin(ctx, digest)
+	if invalid := (*compilerError)(nil); errors.As(err, &invalid) {
 		return nil, &CompileError{name, err}
+	}
+	if err != nil {
+		return nil, err
+	}
+	if p != nil {
+		return newModule(name, p), nil
+	}
+	defer done()
+	p, err = h.compile(ctx, digest, wasm)
+	if err != nil && ctx.Err() != nil {
+		return nil, ctx.Err()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if invalid := (*compilerError)(nil); errors.As(err, &invalid) {
+		if len(h.refused) >= maxRefused {
+			clear(h.refused)
+		}
+		h.refused[digest] = invalid
+		return nil, &CompileError{name, invalid}
+	}
+	if err != nil {
+		return nil, err
+	}
 	if h.closed {
 		return nil, errors.Join(errClosed, p.close())
 	}
@@ -258,24 +283,57 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	return newModule(name, p), nil
 }
 
+// maxRefused bounds what is remembered of modules that cannot be used. What took a
+// compiler's time once is refused at once.
+const maxRefused = 1000
+
+// begin returns a program that is there already, with one more reference, or lets the
+// caller compile it until done is called. Others who want the same wait meanwhile.
+// Errors: *compilerError of what was refused before, or that of ctx.
+func (h *Host) begin(ctx context.Context, digest string) (done func(), p *program, err error) {
+	for {
+		h.mu.Lock()
+		if p := h.programs[digest]; p != nil {
+			p.references++
+			h.mu.Unlock()
+			return nil, p, nil
+		}
+		if err := h.refused[digest]; err != nil {
+			h.mu.Unlock()
+			return nil, nil, err
+		}
+		other := h.pending[digest]
+		if other == nil {
+			mine := make(chan struct{})
+			h.pending[digest] = mine
+			h.mu.Unlock()
+			return func() {
+				h.mu.Lock()
+				delete(h.pending, digest)
+				h.mu.Unlock()
+				close(mine)
+			}, nil, nil
+		}
+		h.mu.Unlock()
+		select {
+		case <-other:
+		case <-ctx.Done():
+			return nil, nil, ctx.Err()
+		}
+	}
+}
+
 // Compiled returns the module of a digest (sha256:<hex>) under a name, if something
 // uses its code already; otherwise nil. The caller owns the module and releases it.
 func (h *Host) Compiled(name, digest string) *Module {
-	if p := h.known(strings.TrimPrefix(digest, "sha256:")); p != nil {
-		return newModule(name, p)
-	}
-	return nil
-}
-
-// known returns a program that is there already, with one more reference.
-func (h *Host) known(digest string) *program {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p := h.programs[digest]
-	if p != nil {
-		p.references++
+	p := h.programs[strings.TrimPrefix(digest, "sha256:")]
+	if p == nil {
+		return nil
 	}
-	return p
+	p.references++
+	return newModule(name, p)
 }
 
 // CompileError says why a module cannot be a policy.

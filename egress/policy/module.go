@@ -2,7 +2,7 @@ package policy
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"sync/atomic"
 
 	"github.com/tetratelabs/wazero"
@@ -17,7 +17,7 @@ type program struct {
 	digest   string
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
-	cache    wazero.CompilationCache // which owns the code; may be nil
+	cache    wazero.CompilationCache // which owns the code
 	starts   []string                // functions that start an instance
 	// deaf: its handle_response does nothing and needs not be called.
 	deaf bool
@@ -27,13 +27,7 @@ type program struct {
 
 func (p *program) close() error {
 	ctx := context.Background()
-	err := p.runtime.Close(ctx)
-	if p.cache != nil {
-		if e := p.cache.Close(ctx); err == nil {
-			err = e
-		}
-	}
-	return err
+	return errors.Join(p.runtime.Close(ctx), p.cache.Close(ctx))
 }
 
 func (p *program) release() {
@@ -75,42 +69,21 @@ func (m *Module) Release() {
 	}
 }
 
-// compile is for one caller at a time.
+// compile makes a program. Errors: *compilerError for what is wrong with the module,
+// others for what is wrong with the node.
 func (h *Host) compile(ctx context.Context, digest string, wasm []byte) (*program, error) {
-	pages := uint32(h.config.MemoryLimit / pageSize)
-	m, err := meter.Instrument(wasm, pages)
+	m, err := meter.Instrument(wasm, h.pages())
+	if err == nil {
+		err = check(m)
+	}
 	if err != nil {
-		return nil, err
+		return nil, &compilerError{err.Error()}
 	}
-	if err := check(m); err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeoutCause(ctx, h.config.CompileLimit,
-		fmt.Errorf("compiling it takes longer than %v: make it smaller", h.config.CompileLimit))
-	defer cancel()
 	p := &program{host: h, digest: digest, references: 1, deaf: m.Exports[handleResponse].Empty}
 	for _, name := range []string{"_initialize", "_start"} {
 		if _, ok := m.Exports[name]; ok {
 			p.starts = append(p.starts, name)
 		}
 	}
-	if err := p.build(ctx, m, pages, h.cache); err != nil {
-		if cause := context.Cause(ctx); cause != nil {
-			return nil, cause
-		}
-		return nil, err
-	}
-	return p, nil
-}
-
-// build compiles with the cache, and where that fails, without: the cache must
-// not be what keeps a policy from running.
-func (p *program) build(ctx context.Context, m *meter.Module, pages uint32, c *cache) error {
-	if c != nil {
-		if err := p.assemble(ctx, m, pages, c); err == nil || ctx.Err() != nil {
-			return err
-		}
-		c.remove(p.digest)
-	}
-	return p.assemble(ctx, m, pages, nil)
+	return p, p.build(ctx, m)
 }

@@ -64,13 +64,23 @@ var (
 	Sub         = []byte{0x6b}
 )
 
-func I32Const(v int32) []byte     { return append([]byte{0x41}, signed(int64(v))...) }
-func I64Const(v int64) []byte     { return append([]byte{0x42}, signed(v)...) }
-func Call(f int) []byte           { return append([]byte{0x10}, unsigned(uint32(f))...) }
-func CallIndirect(t int) []byte   { return append(append([]byte{0x11}, unsigned(uint32(t))...), 0) }
-func RefFunc(f int) []byte        { return append([]byte{0xd2}, unsigned(uint32(f))...) }
-func Br(depth uint32) []byte      { return append([]byte{0x0c}, unsigned(depth)...) }
-func BrIf(depth uint32) []byte    { return append([]byte{0x0d}, unsigned(depth)...) }
+func I32Const(v int32) []byte   { return append([]byte{0x41}, signed(int64(v))...) }
+func I64Const(v int64) []byte   { return append([]byte{0x42}, signed(v)...) }
+func Call(f int) []byte         { return append([]byte{0x10}, unsigned(uint32(f))...) }
+func CallIndirect(t int) []byte { return append(append([]byte{0x11}, unsigned(uint32(t))...), 0) }
+func RefFunc(f int) []byte      { return append([]byte{0xd2}, unsigned(uint32(f))...) }
+func Br(depth uint32) []byte    { return append([]byte{0x0c}, unsigned(depth)...) }
+func BrIf(depth uint32) []byte  { return append([]byte{0x0d}, unsigned(depth)...) }
+
+// BrTable branches to each of so many blocks, the innermost first.
+func BrTable(blocks int) []byte {
+	code := append([]byte{0x0e}, unsigned(uint32(blocks-1))...)
+	for depth := range blocks {
+		code = append(code, unsigned(uint32(depth))...)
+	}
+	return code
+}
+
 func MemoryInit(s uint32) []byte  { return Code([]byte{0xfc, 8}, unsigned(s), []byte{0}) }
 func DataDrop(s uint32) []byte    { return append([]byte{0xfc, 9}, unsigned(s)...) }
 func LocalGet(local int) []byte   { return append([]byte{0x20}, unsigned(uint32(local))...) }

@@ -1,0 +1,139 @@
+package policy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/tetratelabs/wazero"
+	"github.com/tetratelabs/wazero/experimental"
+
+	"github.com/doze-run/doze/egress/policy/meter"
+)
+
+// compileWorkers: with more than one, wazero looks at its context before each
+// function.
+const compileWorkers = 2
+
+// limits of compiling a module.
+type limits struct {
+	pages   uint32 // of memory that its instances may have
+	seconds uint64 // of a processor
+	bytes   uint64 // of memory
+}
+
+// compilerError says what is wrong with a module. Other errors of compiling are the
+// node's.
+type compilerError struct{ reason string }
+
+func (e *compilerError) Error() string { return e.reason }
+
+// build loads the module's code. What is not in the cache, or damaged there, is
+// compiled by another process first: nobody can tell how long a compiler takes for a
+// module before it has, and a goroutine in a compiler cannot be ended.
+func (p *program) build(ctx context.Context, m *meter.Module) error {
+	h := p.host
+	if h.cache == nil {
+		dir, err := os.MkdirTemp("", "doze-policy-*")
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+		return p.compileAndLoad(ctx, m, filepath.Join(dir, p.digest))
+	}
+	dir := filepath.Join(h.cache.dir, p.digest)
+	// Only what a compiler has read within its limits is there, and is read here.
+	if _, err := os.Stat(dir); err != nil || p.load(m, dir) != nil {
+		if err := p.compileAndLoad(ctx, m, dir); err != nil {
+			return err
+		}
+	}
+	h.cache.used(p.digest)
+	return nil
+}
+
+// compileAndLoad has the module compiled into a folder, which is there when that is
+// done.
+func (p *program) compileAndLoad(ctx context.Context, m *meter.Module, dir string) error {
+	h := p.host
+	select {
+	case h.compiling <- struct{}{}:
+		defer func() { <-h.compiling }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	begun := dir + ".new"
+	if err := errors.Join(os.RemoveAll(dir), os.RemoveAll(begun)); err != nil {
+		return fmt.Errorf("remove a policy's code: %w", err)
+	}
+	defer os.RemoveAll(begun)
+	l := limits{h.pages(), uint64(max(1, h.config.CompileLimit.Seconds())), uint64(h.config.CompileMemory)}
+	if err := runCompiler(ctx, m.Binary, begun, l); err != nil {
+		return err
+	}
+	if err := os.Rename(begun, dir); err != nil {
+		return fmt.Errorf("store a policy's code: %w", err)
+	}
+	if err := p.load(m, dir); err != nil {
+		return fmt.Errorf("load a policy's code: %w", err)
+	}
+	return nil
+}
+
+// compileInto compiles a module into a folder, in this process.
+func compileInto(ctx context.Context, binary []byte, dir string, pages uint32) (err error) {
+	cache, err := wazero.NewCompilationCacheWithDir(dir)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, cache.Close(ctx)) }()
+	runtime := wazero.NewRuntimeWithConfig(ctx, runtimeConfig(pages).WithCompilationCache(cache))
+	defer func() { err = errors.Join(err, runtime.Close(ctx)) }()
+	_, err = runtime.CompileModule(experimental.WithCompilationWorkers(ctx, compileWorkers), binary)
+	if err != nil {
+		return &compilerError{err.Error()}
+	}
+	return nil
+}
+
+func runtimeConfig(pages uint32) wazero.RuntimeConfig {
+	return wazero.NewRuntimeConfig().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
+}
+
+// ended is a context that is over: with it, wazero takes code from its cache, and
+// compiles nothing.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// load makes the runtime, the host's modules in it, and the code as it is in a
+// folder. Reading a module is what a compiler begins with, so this takes no longer
+// than compiling it did.
+func (p *program) load(m *meter.Module, dir string) (err error) {
+	if p.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	p.runtime = wazero.NewRuntimeWithConfig(ctx, runtimeConfig(p.host.pages()).WithCompilationCache(p.cache))
+	defer func() {
+		if err != nil {
+			_ = p.close()
+			p.runtime, p.cache, p.compiled = nil, nil, nil
+		}
+	}()
+	for name, functions := range hostModules {
+		b := p.runtime.NewHostModuleBuilder(name)
+		for _, f := range functions {
+			b.NewFunctionBuilder().WithGoModuleFunction(f.bind(), f.params, f.results).WithName(f.name).Export(f.name)
+		}
+		if _, err = b.Instantiate(ctx); err != nil {
+			return fmt.Errorf("making the host's module %s: %w", name, err)
+		}
+	}
+	p.compiled, err = p.runtime.CompileModule(experimental.WithCompilationWorkers(ended, compileWorkers), m.Binary)
+	return err
+}

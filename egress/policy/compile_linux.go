@@ -1,0 +1,167 @@
+package policy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// compilerName is what this program is called where it compiles a module.
+const compilerName = "doze-policy-compiler"
+
+// Every program that runs policies is its own compiler, so that both are of the
+// same version, and no file has to be found.
+func init() {
+	if len(os.Args) == 5 && os.Args[0] == compilerName {
+		os.Exit(compilerMain(os.Args[1:], os.Stdin, os.Stderr))
+	}
+}
+
+// Exit codes of the compiler. Go's runtime ends a program that has no memory with 2.
+const (
+	exitInvalid  = 1 // the module; the reason is on stderr
+	exitNoMemory = 2 // or a defect of the compiler
+	exitTooLong  = 3
+	exitRace     = 66 // of the race detector, which has no memory or has found something
+	exitFailed   = 70 // the compiler, for want of something else
+)
+
+// maxCompilerOutput is how much of what the compiler says is read.
+const maxCompilerOutput = 4 << 10
+
+// patience is how much longer than its processor time a compiler may take by the
+// clock. It is for one that waits for a disk, or for a processor that it does not get.
+const patience = 20
+
+// runCompiler compiles a module into a folder, within limits, in a process of its own.
+// Errors: *compilerError, that of ctx, or what kept the process from running.
+func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error {
+	limited, cancel := context.WithTimeout(ctx, patience*time.Duration(l.seconds)*time.Second)
+	defer cancel()
+	c := exec.CommandContext(limited, "/proc/self/exe")
+	c.Args = []string{compilerName, dir, fmt.Sprint(l.pages), fmt.Sprint(l.seconds), fmt.Sprint(l.bytes)}
+	// Nothing of the node's own environment, in which there are secrets.
+	c.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=" + strconv.Itoa(compileWorkers), "GOMEMLIMIT=" + fmt.Sprint(l.bytes*3/4)}
+	c.Stdin = bytes.NewReader(binary)
+	output := &bounded{limit: maxCompilerOutput}
+	c.Stderr = output
+	err := c.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case limited.Err() != nil:
+		return errors.New("compile a policy: the node is too busy; try again later")
+	case !errors.As(err, &exit):
+		return fmt.Errorf("compile a policy: %w", err)
+	}
+	switch {
+	case exit.ExitCode() == exitTooLong:
+		return &compilerError{fmt.Sprintf("compiling it takes more than %d s of processor time: split its largest functions, or make it smaller", l.seconds)}
+	case exit.ExitCode() == exitInvalid:
+		return &compilerError{output.String()}
+	case exit.ExitCode() == exitNoMemory && strings.Contains(output.String(), "memory"),
+		exit.ExitCode() == exitRace && strings.Contains(output.String(), "failed to allocate"):
+		return &compilerError{fmt.Sprintf("compiling it takes more than %d MiB of memory: split its largest functions, or make it smaller", l.bytes>>20)}
+	}
+	return fmt.Errorf("compile a policy: %w: %s", err, output)
+}
+
+// bounded keeps the beginning of what is written.
+type bounded struct {
+	bytes.Buffer
+	limit int
+}
+
+func (b *bounded) Write(p []byte) (int, error) {
+	if n := min(len(p), b.limit-b.Len()); n > 0 {
+		b.Buffer.Write(p[:n])
+	}
+	return len(p), nil
+}
+
+// compilerMain is the program of the process that compiles: arguments are the
+// folder and the limits.
+func compilerMain(args []string, in io.Reader, out io.Writer) int {
+	err := func() error {
+		var numbers [3]uint64
+		for i := range numbers {
+			n, err := strconv.ParseUint(args[i+1], 10, 64)
+			if err != nil {
+				return err
+			}
+			numbers[i] = n
+		}
+		if err := limit(numbers[1], numbers[2]); err != nil {
+			return fmt.Errorf("limit the compiler: %w", err)
+		}
+		binary, err := io.ReadAll(in)
+		if err != nil {
+			return err
+		}
+		return compileInto(context.Background(), binary, args[0], uint32(numbers[0]))
+	}()
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(out, strings.TrimSpace(err.Error()))
+	if invalid := (*compilerError)(nil); errors.As(err, &invalid) {
+		return exitInvalid
+	}
+	return exitFailed
+}
+
+// limit bounds this process, which gives way to the others of the node, and is the
+// first to be ended where memory is short.
+func limit(seconds, bytes uint64) error {
+	before, err := dataSize()
+	if err != nil {
+		return err
+	}
+	most := before + shadow*bytes
+	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: most, Max: most}); err != nil {
+		return err
+	}
+	tooLong := make(chan os.Signal, 1)
+	signal.Notify(tooLong, unix.SIGXCPU)
+	go func() { // ends with the process
+		<-tooLong
+		os.Exit(exitTooLong)
+	}()
+	if err := unix.Setrlimit(unix.RLIMIT_CPU, &unix.Rlimit{Cur: seconds, Max: seconds + 5}); err != nil {
+		return err
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
+		return err
+	}
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 10)
+	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
+	return nil
+}
+
+// dataSize is what RLIMIT_DATA counts of this process, in bytes.
+func dataSize() (uint64, error) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, ok := strings.CutPrefix(line, "VmData:"); ok {
+			kilobytes, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(strings.TrimSpace(value), "kB")), 10, 64)
+			return kilobytes << 10, err
+		}
+	}
+	return 0, errors.New("/proc/self/status has no VmData")
+}
