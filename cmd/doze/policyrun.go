@@ -177,7 +177,7 @@ const (
 // newTrial runs a request through a module.
 func newTrial(ctx context.Context, r *recorded, name string, wasm []byte) (*trial, error) {
 	var log bytes.Buffer
-	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{ReplaceAttr: textOnly}))})
+	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: textOnly}))})
 	if err != nil {
 		return nil, err
 	}
@@ -192,6 +192,11 @@ func newTrial(ctx context.Context, r *recorded, name string, wasm []byte) (*tria
 	t.Cost.CompileMS = ms(time.Since(began))
 	began = time.Now()
 	p, err := module.Configure(ctx, r.Config)
+	if start := (*policy.StartError)(nil); errors.As(err, &start) {
+		t.Verdict, t.Reason, t.Detail = verdictFailed, err.Error(), start.Detail
+		t.addLog(log.String())
+		return t, nil
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -200,17 +205,22 @@ func newTrial(ctx context.Context, r *recorded, name string, wasm []byte) (*tria
 	if err := t.run(ctx, r, p, "test"); err != nil {
 		return nil, err
 	}
-	for line := range strings.Lines(log.String()) {
-		t.Log = append(t.Log, strings.TrimSpace(line))
-	}
+	t.addLog(log.String())
 	err = t.measure(ctx, r, p)
 	t.Cost.MemoryBytes = p.Memory() // one request at a time: of one instance
 	return t, err
 }
 
+// addLog takes what the policy has written so far.
+func (t *trial) addLog(lines string) {
+	for line := range strings.Lines(lines) {
+		t.Log = append(t.Log, strings.TrimSpace(line))
+	}
+}
+
 // textOnly leaves of a policy's line in the log what it wrote.
 func textOnly(_ []string, attr slog.Attr) slog.Attr {
-	if attr.Key == slog.TimeKey || attr.Key == "policy" {
+	if attr.Key == slog.TimeKey || attr.Key == "policy" || attr.Key == "sandbox" || attr.Key == "flow" {
 		return slog.Attr{}
 	}
 	return attr

@@ -151,7 +151,12 @@ func TestATrialOfAShippedPolicy(t *testing.T) {
 	r := trialRig(t, map[string]string{
 		"request.json": `{"url":"https://git.example.com/a.git/info/refs","secrets":{"password":"s3cret"}}`,
 	})
-	r.refused(`config: "user" is missing`, "policy", "test", "basic", "request.json")
+	// One that does not start says why, and what it wrote before.
+	got := r.doze("policy", "test", "basic", "request.json")
+	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: policy basic does not start: ") ||
+		!strings.Contains(got.out, `config: "user" is missing`) || !strings.Contains(got.out, "\nlog      level=ERROR") {
+		t.Errorf("got %+v", got)
+	}
 	out := r.ok("policy", "test", "basic", "request.json", "--config", `{"user":"deploy"}`)
 	if !strings.Contains(out, "> Authorization: Basic ZGVwbG95OnMzY3JldA==\n") {
 		t.Errorf("got %s", out)

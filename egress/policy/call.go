@@ -140,7 +140,7 @@ const (
 
 // denial of the exchange because the guest failed.
 func (i *instance) denial(err error) *Denial {
-	i.output.flush()
+	i.output.flush(i.call.exchange)
 	d := &Denial{Policy: i.policy.name, Status: http.StatusForbidden}
 	f := (*failure)(nil)
 	switch {
@@ -150,7 +150,7 @@ func (i *instance) denial(err error) *Denial {
 		d.Reason, d.Status = "the policy was stopped: "+f.reason, f.status
 	default:
 		d.Reason = "the policy failed: " + firstLine(err.Error())
-		if said := firstLine(string(i.output.tail)); said != "" {
+		if said := i.output.said(); said != "" {
 			d.Reason += ": " + said
 		}
 	}

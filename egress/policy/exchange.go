@@ -19,6 +19,8 @@ type Sandbox struct {
 // returns. Nobody else uses it meanwhile.
 type Exchange struct {
 	Sandbox Sandbox
+	// Flow is the id of the connection in the audit log.
+	Flow string
 	// Host is the clean name of the destination.
 	Host string
 

@@ -38,11 +38,10 @@ var handlerFunctions = []function{
 	{"get_config", params(2), params(1), func(c *call, s []uint64) {
 		s[0] = c.giveBytes(c.instance.policy.config, s[0], s[1])
 	}},
-	{"log_enabled", params(1), params(1), func(_ *call, s []uint64) {
-		if int32(s[0]) < 3 { // 3 is none
+	{"log_enabled", params(1), params(1), func(c *call, s []uint64) {
+		level, ok := levels[int32(s[0])]
+		if s[0] = 0; ok && c.instance.policy.logger.enabled(level) {
 			s[0] = 1
-		} else {
-			s[0] = 0
 		}
 	}},
 	{"log", params(3), nil, func(c *call, s []uint64) { c.log(int32(s[0]), c.bytes(s[1], s[2])) }},
@@ -109,10 +108,12 @@ func (c *call) enable(features uint32) {
 	c.features |= features
 }
 
+// levels of a log, as guests number them; 3 is none.
+var levels = map[int32]slog.Level{-1: slog.LevelDebug, 0: slog.LevelInfo, 1: slog.LevelWarn, 2: slog.LevelError}
+
 func (c *call) log(level int32, text []byte) {
-	levels := map[int32]slog.Level{-1: slog.LevelDebug, 0: slog.LevelInfo, 1: slog.LevelWarn, 2: slog.LevelError}
 	if l, ok := levels[level]; ok {
-		c.instance.output.logger.line(l, printable(string(text[:min(len(text), maxLine)]), maxLine))
+		c.instance.output.log(l, printable(string(text[:min(len(text), maxLine)]), maxLine), c.exchange)
 	}
 }
 
@@ -246,9 +247,14 @@ func (c *call) names(kind uint32) []string {
 	return names(h)
 }
 
+// values of a header field. A name that is none has no values, as in the reference
+// host: guests ask for what they were configured with.
 func (c *call) values(kind uint32, name string) []string {
-	key := canonical(name)
 	h, _ := c.fields(kind, false)
+	if !isName(name) {
+		return nil
+	}
+	key := canonical(name)
 	if kind == requestHeader && key == "Host" {
 		return []string{c.r.Host}
 	}

@@ -31,9 +31,13 @@ type weight struct {
 	fields, bytes int
 }
 
+func isName(name string) bool {
+	return len(name) <= maxHeaderBytes && httpguts.ValidHeaderFieldName(name)
+}
+
 // canonical is the name as http.Header has it; it ends the guest if it is none.
 func canonical(name string) string {
-	if len(name) > maxHeaderBytes || !httpguts.ValidHeaderFieldName(name) {
+	if !isName(name) {
 		fail("%.40q is no name of a header", name)
 	}
 	return textproto.CanonicalMIMEHeaderKey(name)

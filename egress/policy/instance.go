@@ -36,7 +36,7 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 	i.call.found = i.memory.within(context.Background())
 	i.call.run(starting)
 	err := i.instantiate()
-	i.output.flush()
+	i.output.flush(nil)
 	if err != nil {
 		d := i.denial(err)
 		i.close()
@@ -94,8 +94,8 @@ func (i *instance) close() {
 
 // rest lets go of everything of the last exchange.
 func (i *instance) rest() {
-	i.output.flush()
-	i.output.tail = i.output.tail[:0]
+	i.output.flush(i.call.exchange)
+	i.output.tail, i.output.failed = i.output.tail[:0], ""
 	i.call = call{}
 }
 

@@ -48,6 +48,12 @@ func (p *program) release() {
 
 // Module is a compiled module of a name.
 type Module struct {
+	// Owner is whose policy it is, for the node's log, and Lines gets all that policies
+	// write which are configured from then on. Both may be empty. Lines is called by
+	// many at once and must not wait.
+	Owner string
+	Lines func(Line)
+
 	name     string
 	program  *program
 	released atomic.Bool

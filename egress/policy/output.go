@@ -22,9 +22,21 @@ const (
 	logWindow = 10 * time.Second
 )
 
-// logger passes on what a policy says, but not more than is bearable.
+// Line is what a policy wrote: with the host's function log, or a line of its output.
+type Line struct {
+	Level slog.Level
+	Text  string // printable, in one line of at most 1 KiB
+	// Of the exchange in which it was written; empty while an instance starts.
+	Flow        string
+	Sandbox     string // its id
+	SandboxName string
+}
+
+// logger passes on what a policy writes: to its owner all, to the node's log no more
+// than is bearable.
 type logger struct {
-	log *slog.Logger
+	log  *slog.Logger
+	sink func(Line) // may be nil
 
 	mu      sync.Mutex
 	began   time.Time
@@ -32,7 +44,23 @@ type logger struct {
 	dropped int
 }
 
-func (l *logger) line(level slog.Level, text string) {
+// enabled says whether lines of a level go anywhere.
+func (l *logger) enabled(level slog.Level) bool {
+	return l.sink != nil || l.log.Enabled(context.Background(), level)
+}
+
+// line passes on a line that was written in an exchange, or nil.
+func (l *logger) line(level slog.Level, text string, x *Exchange) {
+	line := Line{Level: level, Text: text}
+	if x != nil {
+		line.Flow, line.Sandbox, line.SandboxName = x.Flow, x.Sandbox.ID, x.Sandbox.Name
+	}
+	if l.sink != nil {
+		l.sink(line)
+	}
+	if !l.log.Enabled(context.Background(), level) {
+		return
+	}
 	l.mu.Lock()
 	now := time.Now()
 	if now.Sub(l.began) >= logWindow {
@@ -47,38 +75,65 @@ func (l *logger) line(level slog.Level, text string) {
 	l.dropped = 0
 	l.mu.Unlock()
 	attributes := []slog.Attr{slog.String("text", text)}
+	if x != nil {
+		attributes = append(attributes, slog.String("sandbox", line.Sandbox), slog.String("flow", line.Flow))
+	}
 	if dropped > 0 {
 		attributes = append(attributes, slog.Int("lines_dropped_before", dropped))
 	}
 	l.log.LogAttrs(context.Background(), level, "policy says", attributes...)
 }
 
-// output is what one instance writes to stdout and stderr.
+// output is what one instance writes to stdout and stderr, or logs.
 type output struct {
 	logger *logger
 	line   []byte
 	tail   []byte // of the current exchange
+	failed string // the latest line that was logged as an error, in the current exchange
 }
 
-func (o *output) write(p []byte) {
+// remember takes the beginning of what an exchange writes.
+func (o *output) remember(p []byte) {
 	if room := maxTail - len(o.tail); room > 0 {
 		o.tail = append(o.tail, p[:min(room, len(p))]...)
 	}
+}
+
+// log takes a line that was logged.
+func (o *output) log(level slog.Level, text string, x *Exchange) {
+	o.remember([]byte(text + "\n"))
+	if level == slog.LevelError {
+		o.failed = text
+	}
+	o.logger.line(level, text, x)
+}
+
+func (o *output) write(p []byte, x *Exchange) {
+	o.remember(p)
 	for _, c := range p {
 		switch {
 		case c == '\n':
-			o.flush()
+			o.flush(x)
 		case len(o.line) < maxLine:
 			o.line = append(o.line, c)
 		}
 	}
 }
 
-func (o *output) flush() {
+// flush passes on a line that has no end yet.
+func (o *output) flush(x *Exchange) {
 	if len(o.line) > 0 {
-		o.logger.line(slog.LevelInfo, printable(string(o.line), maxLine))
+		o.logger.line(slog.LevelInfo, printable(string(o.line), maxLine), x)
 		o.line = o.line[:0]
 	}
+}
+
+// said is what explains best why the guest failed; empty: nothing does.
+func (o *output) said() string {
+	if o.failed != "" {
+		return o.failed
+	}
+	return firstLine(string(o.tail))
 }
 
 // printable makes one line of what a policy says.

@@ -46,7 +46,10 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 		host:   h,
 		places: make(chan struct{}, h.config.Instances),
 	}
-	p.logger.log = h.config.Log.With("policy", m.name)
+	p.logger.log, p.logger.sink = h.config.Log.With("policy", m.name), m.Lines
+	if m.Owner != "" {
+		p.logger.log = p.logger.log.With("owner", m.Owner)
+	}
 	p.retains.Store(1)
 
 	h.mu.Lock()
