@@ -1,12 +1,15 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/http"
+	"sync"
 	"time"
 
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -104,9 +107,47 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	}
 	defer lease.Release()
 	// The guest gives up first and says why; it is not trusted to.
-	ctx, cancel := context.WithTimeout(ctx, wait+answerGrace)
+	waitCtx, cancel := context.WithTimeout(ctx, wait+answerGrace)
 	defer cancel()
-	return fromGuest(lease.Guest().PortReady(ctx, port, wait))
+	waitCtx, end := context.WithCancelCause(waitCtx)
+	var watch sync.WaitGroup
+	watch.Go(func() { a.endOnCrash(waitCtx, end, id) })
+	err = lease.Guest().PortReady(waitCtx, port, wait)
+	end(nil)
+	watch.Wait()
+	var crashed *crashError
+	if err != nil && errors.As(context.Cause(waitCtx), &crashed) {
+		return problemf(CodePortNotReady, "nothing listens on port %d: process %s %s; its last lines: %s",
+			port, crashed.process.Name, crashed.process.Ending(), cmp.Or(lease.LastOutput(ctx, crashed.process.PID), "none"))
+	}
+	return fromGuest(err)
+}
+
+// crashError: the process that would have listened has ended.
+type crashError struct{ process guest.Process }
+
+func (e *crashError) Error() string { return "process " + e.process.Name + " " + e.process.Ending() }
+
+// crashCheck is between checks for a crash, each of which is a read from memory.
+const crashCheck = 100 * time.Millisecond
+
+// endOnCrash ends ctx with a *crashError when nothing is left in the sandbox that
+// could begin to listen on a port.
+func (a *API) endOnCrash(ctx context.Context, end context.CancelCauseFunc, id sandbox.ID) {
+	tick := time.NewTicker(crashCheck)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		sb, _ := a.sandboxes.ByID(id)
+		if process, ok := sb.Crashed(); ok {
+			end(&crashError{process})
+			return
+		}
+	}
 }
 
 func (a *API) ports(ctx context.Context, in *SandboxPath) (*portsOutput, error) {

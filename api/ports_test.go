@@ -3,8 +3,10 @@ package api
 import (
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -52,6 +54,23 @@ func TestExposeWaitsUntilSomebodyListens(t *testing.T) {
 	s.refused(CodePortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "20ms"})
 	if list := must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 1 {
 		t.Errorf("got %+v", list)
+	}
+}
+
+func TestExposeDoesNotWaitForAServerThatHasCrashed(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("web")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := listener.Addr().(*net.TCPAddr).Port
+	listener.Close()
+	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/web/process",
+		map[string]any{"command": "echo no such module >&2; exit 3", "name": "web", "restart": "on-wake"})
+	p := s.refused(CodePortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "5m"})
+	if !strings.Contains(p.Detail, "process web exited with code 3") || !strings.Contains(p.Detail, "no such module") {
+		t.Errorf("detail %q", p.Detail)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -173,14 +174,30 @@ func (x *exchange) awaitPort(ctx context.Context) error {
 	return err
 }
 
+// crashError: the process that would have listened has ended.
+type crashError struct{ process guest.Process }
+
+func (e *crashError) Error() string {
+	return fmt.Sprintf("nothing listens: process %s %s", e.process.Name, e.process.Ending())
+}
+
 // dialStarting is dial for a server that may still be on its way up. It returns
-// a *sandbox.WakeError when the container has ended instead.
+// a *sandbox.WakeError when the container has ended instead, and a *crashError
+// when the server has.
 func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 	first := !x.tried
 	x.tried = true
 	conn, err := x.dial(ctx)
-	if err == nil || ctx.Err() != nil || !errors.Is(err, syscall.ESRCH) && x.lives() {
+	if err == nil || ctx.Err() != nil {
 		return conn, err
+	}
+	if !errors.Is(err, syscall.ESRCH) && x.lives() {
+		if sb, _ := x.proxy.sandboxes.ByID(x.id); nobodyAccepts(err) {
+			if process, ok := sb.Crashed(); ok {
+				return nil, &crashError{process}
+			}
+		}
+		return nil, err
 	}
 	x.unnoticed = first
 	return nil, &sandbox.WakeError{

@@ -182,6 +182,11 @@ func (l *fakeLease) Release()                 { l.once.Do(func() { l.back.Store(
 func (l *fakeLease) Wake() sandbox.WakeInfo   { return l.wake }
 func (l *fakeLease) Sandbox() sandbox.Sandbox { sb, _ := l.f.ByID(testID); return sb }
 
+// lastOutput is what processes of the fake wrote last.
+const lastOutput = "Error: no <module>\n    at line 1"
+
+func (l *fakeLease) LastOutput(context.Context, int) string { return lastOutput }
+
 func (l *fakeLease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	l.f.dials.Add(1)
 	l.f.mu.Lock()

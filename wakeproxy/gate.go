@@ -39,8 +39,8 @@ type gate struct {
 
 // wait returns when dial has succeeded: for whoever tried with the connection,
 // for the others with nil. It returns errNotReady when ctx ends first, and at
-// once any error of dial but that nobody accepts. A *sandbox.WakeError is the
-// end for all who wait.
+// once any error of dial but that nobody accepts. A *sandbox.WakeError and a
+// *crashError are the end for all who wait.
 func (g *gates) wait(ctx context.Context, key gateKey, dial func(context.Context) (net.Conn, error)) (net.Conn, error) {
 	gt := g.join(key)
 	defer g.leave(key, gt)
@@ -61,11 +61,12 @@ func (g *gates) wait(ctx context.Context, key gateKey, dial func(context.Context
 	for {
 		conn, err := dial(ctx)
 		var ended *sandbox.WakeError
+		var crashed *crashError
 		switch {
 		case err == nil:
 			close(gt.opened)
 			return conn, nil
-		case errors.As(err, &ended):
+		case errors.As(err, &ended), errors.As(err, &crashed):
 			gt.err = err
 			close(gt.opened)
 			return nil, err

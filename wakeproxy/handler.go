@@ -124,7 +124,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err 
 		writeRobots(w)
 	default:
 		x.noteWake(w.Header())
-		writeProblem(w, r, x.problemOf(err))
+		writeProblem(w, r, x.problemOf(r.Context(), err))
 	}
 }
 

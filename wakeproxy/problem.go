@@ -1,12 +1,15 @@
 package wakeproxy
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"syscall"
 
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -19,8 +22,19 @@ type problem struct {
 	Code   string `json:"code"`
 	// LastLog is the last line that the container wrote before a wake failed.
 	LastLog string `json:"last_log,omitempty"`
+	// Process is the one that would have listened, when it has ended.
+	Process *endedProcess `json:"process,omitempty"`
 
 	retryAfter int // seconds; 0 sends none
+}
+
+// endedProcess is a declared process that ended with an error.
+type endedProcess struct {
+	Name     string `json:"name"`
+	ExitCode *int   `json:"exit_code,omitempty"`
+	Signal   string `json:"signal,omitempty"`
+	// Output is its last lines. Visitors of a public port do not get it.
+	Output string `json:"output,omitempty"`
 }
 
 var (
@@ -53,6 +67,9 @@ var (
 	portNotListening = problem{
 		Status: http.StatusBadGateway, Code: "port_not_listening", Title: "Nothing listens on the port",
 		Detail: "The sandbox is running, but no process in it accepts connections on this port.",
+	}
+	processExited = problem{
+		Status: http.StatusBadGateway, Code: "process_exited", Title: "The server has ended",
 	}
 	connectionLost = problem{
 		Status: http.StatusBadGateway, Code: "connection_lost", Title: "The server gave no answer",
@@ -127,15 +144,43 @@ func problemOf(err error) problem {
 	return connectionLost
 }
 
-// problemOf is problemOf for a request that may have been unable to wake the sandbox.
-func (x *exchange) problemOf(err error) problem {
-	if !errors.Is(err, sandbox.ErrNotRunning) || x.port.Wake == sandbox.WakeNever {
-		return problemOf(err)
-	}
-	if sb, _ := x.proxy.sandboxes.ByID(x.id); sb.State == sandbox.StateAsleep {
+// problemOf is problemOf with what is known of the sandbox.
+func (x *exchange) problemOf(ctx context.Context, err error) problem {
+	sb, _ := x.proxy.sandboxes.ByID(x.id)
+	var crashed *crashError
+	switch {
+	case errors.As(err, &crashed):
+		return x.crashProblem(ctx, crashed.process)
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errNotReady):
+		if process, ok := sb.Crashed(); ok {
+			return x.crashProblem(ctx, process)
+		}
+	case !errors.Is(err, sandbox.ErrNotRunning), x.port.Wake == sandbox.WakeNever:
+	case sb.State == sandbox.StateAsleep:
 		return sandboxAsleep
+	default:
+		return sandboxStopped
 	}
-	return sandboxStopped
+	p := problemOf(err)
+	if x.port.Access == sandbox.AccessPublic {
+		p.LastLog = ""
+	}
+	return p
+}
+
+// crashProblem names a process that has ended. Its words are for those who have
+// the preview's token: they work on it, and everybody else may read a public port.
+func (x *exchange) crashProblem(ctx context.Context, process guest.Process) problem {
+	p := processExited
+	p.Process = &endedProcess{Name: process.Name, ExitCode: process.ExitCode, Signal: process.Signal}
+	p.Detail = fmt.Sprintf("Nothing listens on the port: process %s %s.", process.Name, process.Ending())
+	x.mu.Lock()
+	lease := x.lease
+	x.mu.Unlock()
+	if x.port.Access != sandbox.AccessPublic && lease != nil {
+		p.Process.Output = lease.LastOutput(ctx, process.PID)
+	}
+	return p
 }
 
 // writeProblem answers with a problem: a page for browsers, a document for others.

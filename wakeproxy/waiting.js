@@ -10,8 +10,11 @@ source.addEventListener("failed", (event) => {
   document.body.className = "failed";
   document.title = problem.title;
   document.getElementById("title").textContent = problem.title;
-  document.getElementById("detail").textContent =
-    problem.detail + (problem.last_log ? " It last wrote: " + problem.last_log : "");
+  document.getElementById("detail").textContent = problem.detail;
+  const words = problem.process?.output || problem.last_log;
+  if (words) {
+    document.querySelector("main").append(Object.assign(document.createElement("pre"), { textContent: words }));
+  }
 });
 source.addEventListener("error", () => {
   // Closed for good, such as by a preview that is gone: the page itself says why.

@@ -30,7 +30,7 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	x.reach = min(x.reach, reachAsleep) // whatever asks: the page that waits has begun the wake
 	if x.reach == reachRunning {
 		if err := x.acquire(r.Context()); err != nil {
-			writeProblem(w, r, x.problemOf(err))
+			writeProblem(w, r, x.problemOf(r.Context(), err))
 			return
 		}
 	}
@@ -61,8 +61,6 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 		sendEvent(w, "event: ready\ndata: {}\n\n")
 	case errors.Is(err, errStillWaking), r.Context().Err() != nil:
 		// Asked again, or nobody is there.
-	case errors.Is(err, errNotReady):
-		sendFailed(w, portNotListening)
 	default:
 		sendFailed(w, x.wakeProblem(r.Context(), err))
 	}
@@ -71,10 +69,15 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 // wakeProblem is problemOf for a page whose wake may have failed before it came to
 // listen.
 func (x *exchange) wakeProblem(ctx context.Context, err error) problem {
-	p := x.problemOf(err)
+	p := x.problemOf(ctx, err)
+	if p.Code == portNotReady.Code { // the page has waited for as long as it may
+		p = portNotListening
+	}
 	if sb, _ := x.proxy.sandboxes.ByID(x.id); p.Code == sandboxStopped.Code && sb.Condition != "" {
 		p = wakeFailed
-		p.LastLog = x.proxy.sandboxes.LastLog(ctx, x.id)
+		if x.port.Access != sandbox.AccessPublic {
+			p.LastLog = x.proxy.sandboxes.LastLog(ctx, x.id)
+		}
 	}
 	return p
 }

@@ -45,6 +45,8 @@ type Lease interface {
 	Release()
 	Wake() sandbox.WakeInfo
 	Sandbox() sandbox.Sandbox
+	// LastOutput is the last lines that a process wrote; see sandbox.Lease.LastOutput.
+	LastOutput(ctx context.Context, pid int) string
 	// Dial returns syscall.ECONNREFUSED (wrapped) when nobody listens.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 }

@@ -11,6 +11,7 @@ package guest
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"fmt"
 	"time"
 )
 
@@ -153,6 +154,17 @@ type Process struct {
 	StartedAt time.Time  `json:"started_at"`
 	ExitedAt  *time.Time `json:"exited_at,omitempty"`
 	LogFile   string     `json:"log_file"` // path inside the sandbox
+}
+
+// Ending says how a process ended, such as "exited with code 1".
+func (p Process) Ending() string {
+	switch {
+	case p.State == ProcessExited && p.Signal != "":
+		return "was ended by " + p.Signal
+	case p.State == ProcessExited && p.ExitCode != nil:
+		return fmt.Sprintf("exited with code %d", *p.ExitCode)
+	}
+	return "is " + string(p.State)
 }
 
 // FileInfo is one entry of a listing.

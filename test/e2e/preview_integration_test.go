@@ -69,6 +69,23 @@ func TestBrowserGetsAWaitingPageWhileAServerStarts(t *testing.T) {
 	}
 }
 
+func TestVisitorsSeeWhyAServerCrashed(t *testing.T) {
+	n := commonNode(t)
+	b := n.newWebBox(t)
+	b.write("/srv/server.js", []byte("throw new Error('a broken <build>')"))
+	b.stop()
+	c := n.browser(t, "h2")
+	text, _ := b.get(c, "/", http.StatusBadGateway)
+	for _, want := range []string{"process_exited", "process web exited with code 1", "a broken \\u003cbuild\\u003e"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in %s", want, text)
+		}
+	}
+	b.write("/srv/server.js", webServer)
+	b.stop()
+	b.get(c, "/", http.StatusOK)
+}
+
 func TestPortThatNeverWakes(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)

@@ -1,0 +1,99 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// crashLoop is how often a process that is always restarted may have been, until
+// nobody waits for it any more: with the guest's backoff, 0.7 s.
+const crashLoop = 3
+
+// Crashed returns the process to blame when nothing listens on a port: the last of
+// the declared processes that ended, if every one of them has ended with an error
+// since the container started and no other process runs. One that ended well may
+// have left a daemon.
+func (sb *Sandbox) Crashed() (last guest.Process, ok bool) {
+	for _, p := range sb.Processes {
+		if p.State == guest.ProcessRunning {
+			return guest.Process{}, false
+		}
+	}
+	for _, spec := range sb.Declared {
+		p, known := sb.latest(spec.Name)
+		switch {
+		case !known, p.StartedAt.Before(sb.StartedAt), p.State != guest.ProcessExited, p.ExitedAt == nil:
+			return guest.Process{}, false
+		case p.Signal == "" && (p.ExitCode == nil || *p.ExitCode == 0):
+			return guest.Process{}, false
+		case p.Restart == guest.RestartAlways && p.Restarts < crashLoop:
+			return guest.Process{}, false
+		}
+		if !ok || p.ExitedAt.After(*last.ExitedAt) {
+			last, ok = p, true
+		}
+	}
+	return last, ok
+}
+
+// latest returns the process that was started last under a name.
+func (sb *Sandbox) latest(name string) (latest guest.Process, ok bool) {
+	for _, p := range sb.Processes {
+		if p.Name == name && (!ok || p.StartedAt.After(latest.StartedAt)) {
+			latest, ok = p, true
+		}
+	}
+	return latest, ok
+}
+
+const (
+	// lastOutputLines and lastOutputBytes bound LastOutput: a stack trace fits.
+	lastOutputLines = 20
+	lastOutputBytes = 4 << 10
+	// The guest has 256 KiB of a process's output, and is asked while a visitor waits.
+	lastOutputTime = 2 * time.Second
+)
+
+// LastOutput returns the last lines that a process wrote, at most 20 and 4 KiB, as
+// valid UTF-8 without control characters. What cannot be read is missing.
+func (l *Lease) LastOutput(ctx context.Context, pid int) string {
+	ctx, cancel := context.WithTimeout(ctx, lastOutputTime)
+	defer cancel()
+	logs, err := l.b.guest.Logs(ctx, pid, false)
+	if err != nil {
+		return ""
+	}
+	defer logs.Close()
+	var tail []byte
+	for {
+		ev, err := logs.Next()
+		if err != nil || ev.Process != nil {
+			if err != nil && !errors.Is(err, io.EOF) {
+				l.b.m.log.Debug("failed to read the last output of a process", "sandbox", l.b.id, "error", err)
+			}
+			return lastLines(tail)
+		}
+		tail = append(tail, ev.Data...)
+		if len(tail) > 2*lastOutputBytes {
+			tail = append(tail[:0], tail[len(tail)-lastOutputBytes:]...)
+		}
+	}
+}
+
+// lastLines is the end of what a process wrote, for people.
+func lastLines(output []byte) string {
+	output = output[max(0, len(output)-lastOutputBytes):]
+	text := strings.Map(func(r rune) rune {
+		if r < ' ' && r != '\n' && r != '\t' || r == '\u007f' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(string(output), ""))
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return strings.Join(lines[max(0, len(lines)-lastOutputLines):], "\n")
+}

@@ -1,0 +1,80 @@
+package wakeproxy
+
+import (
+	"encoding/json"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// declare gives the fake a declared process that never listens.
+func (f *fakeNode) declare() {
+	f.set(func(f *fakeNode) { f.sb.Declared = []guest.ProcessSpec{{Name: "web", Restart: guest.RestartOnWake}} })
+}
+
+// crash ends the declared process.
+func (f *fakeNode) crash() {
+	f.set(func(f *fakeNode) {
+		code, now := 3, time.Now()
+		f.sb.Processes = []guest.Process{{PID: 7, Name: "web", State: guest.ProcessExited, ExitCode: &code, StartedAt: now, ExitedAt: &now}}
+	})
+}
+
+func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
+	for _, access := range []sandbox.Access{sandbox.AccessToken, sandbox.AccessPublic} {
+		t.Run(string(access), func(t *testing.T) {
+			port, host := sandbox.Port{Access: access, Token: testToken}, previewHost()
+			if access == sandbox.AccessPublic {
+				port.Token, host = "", "3000-k3f9x2m7q1az."+domain
+			}
+			f := newFront(t, newFakeNode("", port), Options{WaitLimit: time.Hour, Patience: time.Hour})
+			f.node.declare()
+			f.node.sleep(sandbox.WakeCold, nil)
+			page := asNavigation(f.request("GET", "/"))
+			document, events := f.request("GET", "/"), f.request("GET", WakePath)
+			page.Host, document.Host, events.Host = host, host, host
+			f.node.begun.Store(true)
+			var waiting sync.WaitGroup
+			waiting.Go(func() {
+				res := f.do(page)
+				text := body(t, res)
+				if res.StatusCode != 502 || !strings.Contains(text, "process web exited with code 3") {
+					t.Errorf("the page: status %d: %s", res.StatusCode, text)
+				}
+				if got := strings.Contains(text, "Error: no &lt;module&gt;"); got != (access == sandbox.AccessToken) {
+					t.Errorf("the page shows the last lines: %v", got)
+				}
+			})
+			waiting.Go(func() {
+				res := f.do(document)
+				var p problem
+				if err := json.Unmarshal([]byte(body(t, res)), &p); err != nil {
+					t.Error(err)
+				}
+				if res.StatusCode != 502 || p.Code != "process_exited" || p.Process == nil || p.Process.Name != "web" || *p.Process.ExitCode != 3 {
+					t.Errorf("status %d, %+v", res.StatusCode, p)
+				} else if got := p.Process.Output == lastOutput; got != (access == sandbox.AccessToken) {
+					t.Errorf("the document has the last lines: %v", got)
+				}
+			})
+			waiting.Go(func() {
+				if got := body(t, f.do(events)); !strings.Contains(got, `"code":"process_exited"`) {
+					t.Errorf("the waiting page heard %q", got)
+				}
+			})
+			eventually(t, "all wait", func() bool { return f.proxy.inFlight() == 3 && f.node.dials.Load() > 3 })
+			f.node.crash()
+			waiting.Wait()
+
+			// Long after the start, nobody waits, and the reason is the same.
+			f.node.set(func(n *fakeNode) { n.sb.StartedAt = n.sb.StartedAt.Add(-time.Hour) })
+			late := f.request("GET", "/")
+			late.Host = host
+			wantProblem(t, f.do(late), 502, "process_exited")
+		})
+	}
+}
