@@ -22,6 +22,8 @@ type CreateRequest struct {
 	Labels map[string]string
 	// SleepAfter and StopAfter: nil means the node's default, 0 never.
 	SleepAfter, StopAfter *Duration
+	// TTL is how long the sandbox lives before it is destroyed; 0 means no limit.
+	TTL Duration
 }
 
 // Create returns the sandbox of that owner and name, made if it is not there
@@ -85,6 +87,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	if req.StopAfter != nil {
 		sb.StopAfter = *req.StopAfter
 	}
+	sb.setTTL(req.TTL, now)
 	if err := sb.validate(); err != nil {
 		return Sandbox{}, err
 	}
@@ -112,7 +115,10 @@ func (sb *Sandbox) validate() error {
 	if err := validateIdle("sleep_after", sb.SleepAfter); err != nil {
 		return err
 	}
-	return validateIdle("stop_after", sb.StopAfter)
+	if err := validateIdle("stop_after", sb.StopAfter); err != nil {
+		return err
+	}
+	return validateTTL(sb.TTL)
 }
 
 // claim takes the name and begins the creation, or finds who has it.

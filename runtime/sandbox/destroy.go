@@ -19,10 +19,11 @@ func (m *Manager) Destroy(ctx context.Context, id ID) error {
 	if err != nil {
 		return err
 	}
-	return m.do(ctx, b.destroy)
+	return m.do(ctx, func(ctx context.Context) error { return b.destroy(ctx, reasonAsked) })
 }
 
-func (b *box) destroy(ctx context.Context) error {
+// destroy is Destroy of one sandbox; reason is for its record and its event.
+func (b *box) destroy(ctx context.Context, reason string) error {
 	b.interrupt()
 	if err := b.takeTurn(ctx); err != nil {
 		return err
@@ -31,16 +32,29 @@ func (b *box) destroy(ctx context.Context) error {
 	if b.m.boxByID(b.id) != b {
 		return nil // destroyed by another caller meanwhile, or never finished
 	}
+	return b.destroyDue(ctx, reason, func() bool { return true })
+}
+
+// destroyDue destroys the sandbox if due says so, which is asked while no caller can
+// change the sandbox. Needs the turn.
+func (b *box) destroyDue(ctx context.Context, reason string, due func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	// From here on it is destroyed, also if the node dies in between.
 	// A Destroy that failed half-way, also in an earlier run of the node, has
 	// noted and told it already.
 	if b.state() != StateDestroyed {
-		if err := b.noteDestroyed(ctx, reasonAsked); err != nil {
+		b.updating.Lock()
+		if !due() {
+			b.updating.Unlock()
+			return nil
+		}
+		err := b.noteDestroyed(ctx, reason)
+		b.updating.Unlock()
+		if err != nil {
 			return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
 		}
-		b.emit(Event{Type: EventDestroyed, Reason: reasonAsked})
+		b.emit(Event{Type: EventDestroyed, Reason: reason})
 	}
 	if err := b.dismantle(ctx); err != nil {
 		return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))

@@ -30,3 +30,6 @@ func (m *Manager) WarmWake(id ID) (end func()) {
 		close(w.done)
 	}
 }
+
+// ExpireLate does what the timer of a sandbox does once its TTL has passed.
+func (m *Manager) ExpireLate(id ID) error { return m.boxByID(id).expire(m.ctx) }

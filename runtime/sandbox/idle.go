@@ -42,11 +42,17 @@ func (b *box) idleIn() time.Duration {
 
 // nextLook is how long until the sandbox in its present state needs a look:
 // whether it is idle, was asleep for stop_after, or is stopped while its
-// container runs on, or is to be attached to the Uplink again. It needs none when
-// ok is false.
+// container runs on, or is to be attached to the Uplink again, or expires. It needs
+// none when ok is false.
 func (b *box) nextLook() (d time.Duration, ok bool) {
 	if d, ok = b.nextLookOfState(); b.cutOff.Load() && (!ok || d > retryLook) {
-		return retryLook, true
+		d, ok = retryLook, true
+	}
+	if left, expires := b.expiresIn(); expires {
+		left = min(max(left, 0), maxExpiryTimer)
+		if !ok || left < d {
+			return left, true
+		}
 	}
 	return d, ok
 }
@@ -87,6 +93,9 @@ func (b *box) look(ctx context.Context) {
 // doDue does what is due in a state. By the time that it has the turn, the
 // sandbox may be in another one, in which it does nothing.
 func (b *box) doDue(ctx context.Context, state State) error {
+	if b.expired() {
+		return b.expire(ctx)
+	}
 	if b.cutOff.Load() {
 		if err := b.reattach(ctx); err != nil {
 			return err

@@ -111,7 +111,7 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 			b.setState(StateDestroyed, reasonNotCreated)
 		}
 		begin(func(ctx context.Context) {
-			if err := b.destroy(ctx); err != nil {
+			if err := b.destroy(ctx, b.view.Load().StateReason); err != nil {
 				m.log.Error("finishing a destruction; destroying it again or the next start does it", "sandbox", b.id, "error", err)
 			}
 		})
@@ -161,6 +161,7 @@ func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box) {
 
 // foundStopped notes at start that the container does not run.
 func (b *box) foundStopped(exists bool) {
+	defer b.arm() // it may expire
 	reason := "found ended when the node started"
 	if !exists {
 		reason = reasonVanished

@@ -13,6 +13,7 @@ const (
 	reasonIdle     = "idle"
 	reasonAsked    = "asked"
 	reasonForced   = "forced"
+	reasonExpired  = "ttl expired"
 	reasonShutdown = "node shutdown"
 	reasonLongIdle = "asleep for stop_after"
 	reasonVanished = "container vanished: its files are lost"

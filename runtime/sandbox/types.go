@@ -63,7 +63,11 @@ type Sandbox struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	SleepAfter Duration          `json:"sleep_after"` // 0: never by itself
 	StopAfter  Duration          `json:"stop_after"`  // 0: never by itself
-	CreatedAt  time.Time         `json:"created_at"`
+	// TTL is how long the sandbox lives from its creation or from the last change
+	// of TTL; 0: no limit. ExpiresAt is when that ends, zero without a limit.
+	TTL       Duration  `json:"ttl,omitzero"`
+	ExpiresAt time.Time `json:"expires_at,omitzero"`
+	CreatedAt time.Time `json:"created_at"`
 	// LastActiveAt is when somebody last used it: a lease, traffic or CPU.
 	LastActiveAt time.Time `json:"last_active_at"`
 	// StateSince is when State was entered; StateReason says why, such as

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 )
 
 // Patch is a change to a sandbox; nil fields stay.
@@ -12,6 +13,8 @@ type Patch struct {
 	Name                  *string
 	Labels                *map[string]string
 	SleepAfter, StopAfter *Duration
+	// TTL counts from the moment of the change; 0 removes the limit.
+	TTL *Duration
 }
 
 // Update changes a sandbox and returns it. It wakes nothing. Errors:
@@ -24,8 +27,12 @@ func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	before := b.sandbox()
+	if before.State == StateDestroyed {
+		return Sandbox{}, fmt.Errorf("sandbox %s: %w", id, ErrDestroyed)
+	}
 	after := before
-	p.apply(&after)
+	now := time.Now().UTC()
+	p.apply(&after, now)
 	if err := after.validate(); err != nil {
 		return Sandbox{}, err
 	}
@@ -33,10 +40,11 @@ func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
 		return Sandbox{}, err
 	}
 	err = b.changeSaved(ctx,
-		func(sb *Sandbox) { p.apply(sb) },
+		func(sb *Sandbox) { p.apply(sb, now) },
 		func(sb *Sandbox) {
 			sb.Name, sb.Labels = before.Name, before.Labels
 			sb.SleepAfter, sb.StopAfter = before.SleepAfter, before.StopAfter
+			sb.TTL, sb.ExpiresAt = before.TTL, before.ExpiresAt
 		})
 	if err != nil {
 		m.unname(b, before, after.Name)
@@ -50,7 +58,7 @@ func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
 	return b.sandbox(), nil
 }
 
-func (p Patch) apply(sb *Sandbox) {
+func (p Patch) apply(sb *Sandbox, now time.Time) {
 	if p.Name != nil {
 		sb.Name = *p.Name
 	}
@@ -62,6 +70,9 @@ func (p Patch) apply(sb *Sandbox) {
 	}
 	if p.StopAfter != nil {
 		sb.StopAfter = *p.StopAfter
+	}
+	if p.TTL != nil {
+		sb.setTTL(*p.TTL, now)
 	}
 }
 
