@@ -31,6 +31,8 @@ func (b *box) emit(ev Event) {
 	b.seq++
 	ev.Seq, ev.At, ev.Sandbox = b.seq, time.Now().UTC(), b.id
 	b.m.journal.append(ev)
+	sb := b.view.Load()
+	b.m.feed.add(FeedEvent{Event: ev, Name: sb.Name, Owner: sb.Owner})
 	for l := range b.listeners {
 		select {
 		case l.events <- ev:

@@ -33,3 +33,9 @@ func (m *Manager) WarmWake(id ID) (end func()) {
 
 // ExpireLate does what the timer of a sandbox does once its TTL has passed.
 func (m *Manager) ExpireLate(id ID) error { return m.boxByID(id).expire(m.ctx) }
+
+// FeedSize is how many events the feed keeps.
+const FeedSize = feedSize
+
+// EmitForTest adds an event to a sandbox's timeline.
+func (m *Manager) EmitForTest(id ID, ev Event) { m.boxByID(id).emit(ev) }

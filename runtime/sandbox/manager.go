@@ -42,6 +42,7 @@ type Manager struct {
 	log     *slog.Logger
 	journal *journal
 	metrics *metrics
+	feed    *feed
 
 	waiting   atomic.Int64 // callers that wait for a wake
 	startedAt time.Time
@@ -75,6 +76,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		log:       deps.Log,
 		journal:   newJournal(deps.Store, deps.Log),
 		metrics:   newMetrics(),
+		feed:      newFeed(),
 		startedAt: time.Now().UTC(),
 		boxes:     map[ID]*box{},
 		names:     map[nameKey]*box{},
@@ -142,6 +144,7 @@ func (m *Manager) Close(ctx context.Context) error {
 		b.dropListeners()
 		b.guest.Close()
 	}
+	m.feed.close()
 	// What waits here is little, and a caller in a hurry must not lose it.
 	m.journal.flush(context.WithoutCancel(ctx))
 	return ctx.Err()

@@ -101,8 +101,13 @@ type Freezer interface {
 	Thaw(ctx context.Context, id ID) error
 	// Frozen says whether Freeze is in force.
 	Frozen(ctx context.Context, id ID) (bool, error)
-	// CPUTime is the total user and system time of the sandbox.
+	// CPUTime is the total user and system time of the sandbox since its cgroup was
+	// made, that of processes that have ended included.
 	CPUTime(ctx context.Context, id ID) (time.Duration, error)
+	// Memory is what the sandbox holds, in bytes: what its cgroup is charged for
+	// where that is counted, else the sum of its processes' resident memory, in
+	// which pages that processes share count once for each.
+	Memory(ctx context.Context, id ID) (int64, error)
 	// Remove forgets the sandbox and removes its cgroup, which must be empty
 	// of processes. Idempotent.
 	Remove(id ID) error

@@ -46,6 +46,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"FreezeWithAnEndedContextLeavesItThawed", endedContext},
 		{"AnEmptySandboxFreezes", emptyFreezes},
 		{"CPUTimeCountsWhatRuns", cpuTime},
+		{"MemoryIsThatOfWhatRunsFrozenOrNot", memory},
 		{"UnknownSandboxesAreErrors", unknown},
 		{"RemoveForgets", remove},
 		{"ManyFreezeAndThawAtOnce", concurrent},
@@ -273,6 +274,27 @@ func cpuTime(s *suite) {
 	}
 }
 
+func memory(s *suite) {
+	b := s.box(2)
+	read := func() int64 {
+		s.Helper()
+		n, err := s.Freezer.Memory(s.ctx, b.id)
+		if err != nil {
+			s.Fatalf("Memory: %v", err)
+		}
+		return n
+	}
+	// A process of any kind takes more than its stack and less than the machine.
+	const least, most = 64 << 10, 1 << 40
+	if n := read(); n < least || n > most {
+		s.Errorf("running: %d bytes, want %d to %d", n, least, int64(most))
+	}
+	b.freeze()
+	if n := read(); n < least || n > most {
+		s.Errorf("frozen: %d bytes, want %d to %d", n, least, int64(most))
+	}
+}
+
 func unknown(s *suite) {
 	id := newID()
 	f := s.Freezer
@@ -287,6 +309,9 @@ func unknown(s *suite) {
 	}
 	if _, err := f.CPUTime(s.ctx, id); err == nil {
 		s.Error("CPUTime of an unknown sandbox succeeded")
+	}
+	if _, err := f.Memory(s.ctx, id); err == nil {
+		s.Error("Memory of an unknown sandbox succeeded")
 	}
 	if err := f.Remove(id); err != nil {
 		s.Errorf("Remove of an unknown sandbox: %v", err)

@@ -211,6 +211,12 @@ func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (used time.Duration,
 	return used, err
 }
 
+// Memory implements sandbox.Freezer: a megabyte for each sandbox.
+func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (bytes int64, err error) {
+	err = f.with(id, func(*cgroup) error { bytes = 1 << 20; return nil })
+	return bytes, err
+}
+
 // Remove implements sandbox.Freezer.
 func (f *Freezer) Remove(id sandbox.ID) error {
 	f.mu.Lock()

@@ -1,0 +1,87 @@
+package freezer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// Memory is what the sandbox's cgroup is charged for where the memory controller is
+// delegated, else the sum of its processes' resident memory. It works on frozen
+// sandboxes too and thaws none.
+func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (int64, error) {
+	b, err := f.box(id)
+	if err != nil {
+		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
+	}
+	n, err := readInt(filepath.Join(b.dir, "memory.current"))
+	if errors.Is(err, fs.ErrNotExist) {
+		n, err = residentBelow(b.dir)
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
+	}
+	return n, nil
+}
+
+func readInt(path string) (int64, error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+}
+
+// residentBelow adds up the resident memory of the processes in a cgroup and those
+// below it. Processes and cgroups that end meanwhile do not count.
+func residentBelow(dir string) (total int64, err error) {
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && path != dir:
+			return nil
+		case err != nil:
+			return err
+		case !entry.IsDir():
+			return nil
+		}
+		pids, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EOPNOTSUPP) {
+			return nil // removed meanwhile; a threaded cgroup counts in the one above
+		}
+		if err != nil {
+			return err
+		}
+		for pid := range strings.FieldsSeq(string(pids)) {
+			total += resident(pid)
+		}
+		return nil
+	})
+	return total, err
+}
+
+// resident is the resident memory of a process, 0 when it has ended.
+//
+// https://man7.org/linux/man-pages/man5/proc_pid_statm.5.html
+func resident(pid string) int64 {
+	text, err := os.ReadFile("/proc/" + pid + "/statm")
+	if err != nil {
+		return 0
+	}
+	fields := strings.Fields(string(text))
+	if len(fields) < 2 {
+		return 0
+	}
+	pages, err := strconv.ParseInt(fields[1], 10, 64)
+	if err != nil {
+		return 0
+	}
+	return pages * int64(os.Getpagesize())
+}
