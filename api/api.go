@@ -143,6 +143,7 @@ func New(cfg Config) (*API, error) {
 	a.registerLogs()
 	a.registerPorts()
 	a.registerEvents()
+	a.registerFeed()
 	a.registerRules()
 	a.registerSecrets()
 	a.registerPolicies()

@@ -24,6 +24,7 @@ type CreateBody struct {
 	Labels     map[string]string `json:"labels,omitempty" doc:"For finding it again"`
 	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle for so long, it sleeps; 0s for never; the node's default when missing"`
 	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Asleep for so long, it is stopped; 0s for never; the node's default when missing"`
+	TTL        *Duration         `json:"ttl,omitempty" doc:"The sandbox is destroyed with its files this long after its creation, whether it is in use or not; 0s or missing for never" example:"24h"`
 }
 
 type createOutput struct {
@@ -40,6 +41,7 @@ type listInput struct {
 	Exchange
 	Label  []string      `query:"label,explode" maxItems:"64" maxLength:"512" doc:"Only those with this label, as key=value; may be repeated"`
 	State  sandbox.State `query:"state" enum:"starting,running,asleep,stopped,archived,destroyed" doc:"Only those in this state"`
+	Usage  bool          `query:"usage" doc:"With the CPU time and the memory of each"`
 	Cursor string        `query:"cursor" maxLength:"255" doc:"What the page before said as next"`
 	Limit  int           `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most"`
 }
@@ -65,6 +67,7 @@ type UpdateBody struct {
 	Labels     *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
 	SleepAfter *Duration          `json:"sleep_after,omitempty"`
 	StopAfter  *Duration          `json:"stop_after,omitempty"`
+	TTL        *Duration          `json:"ttl,omitempty" doc:"Counts from now; 0s for never"`
 }
 
 func (a *API) registerSandboxes() {
@@ -79,7 +82,7 @@ func (a *API) registerSandboxes() {
 	}, a.create)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox", id: "list-sandboxes", tag: "sandboxes",
-		summary: "List sandboxes, in the order of their names", description: "Wakes nothing. Entries have no env and no processes.",
+		summary: "List sandboxes, in the order of their names", description: "Wakes nothing. Entries have no env and no processes, and usage only when asked for.",
 	}, a.list)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}", id: "get-sandbox", tag: "sandboxes",
@@ -113,6 +116,7 @@ func (a *API) create(ctx context.Context, in *createInput) (*createOutput, error
 		Labels:     in.Body.Labels,
 		SleepAfter: (*sandbox.Duration)(in.Body.SleepAfter),
 		StopAfter:  (*sandbox.Duration)(in.Body.StopAfter),
+		TTL:        (*sandbox.Duration)(in.Body.TTL),
 	})
 	if err != nil {
 		return nil, err
@@ -133,6 +137,9 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	page := SandboxList{Sandboxes: make([]Sandbox, len(sbs)), Next: next}
 	for i, sb := range sbs {
 		page.Sandboxes[i] = a.sandboxSummary(sb)
+		if in.Usage {
+			page.Sandboxes[i].Usage = a.usage(ctx, sb.ID)
+		}
 	}
 	return &listOutput{Body: page}, nil
 }
@@ -155,7 +162,21 @@ func parseLabels(pairs []string) (map[string]string, error) {
 
 func (a *API) get(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) {
 	sb, err := a.lookup(ctx, in.ID)
-	return a.showing(sb, err)
+	out, err := a.showing(sb, err)
+	if err != nil {
+		return nil, err
+	}
+	out.Body.Usage = a.usage(ctx, sb.ID)
+	return out, nil
+}
+
+// usage is nil when the sandbox is gone since.
+func (a *API) usage(ctx context.Context, id sandbox.ID) *Usage {
+	u, err := a.sandboxes.Usage(ctx, id)
+	if err != nil {
+		return nil
+	}
+	return &Usage{CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.Memory}
 }
 
 // showing is the answer of a call that returns a sandbox.
@@ -176,6 +197,7 @@ func (a *API) update(ctx context.Context, in *updateInput) (*sandboxOutput, erro
 		Labels:     in.Body.Labels,
 		SleepAfter: (*sandbox.Duration)(in.Body.SleepAfter),
 		StopAfter:  (*sandbox.Duration)(in.Body.StopAfter),
+		TTL:        (*sandbox.Duration)(in.Body.TTL),
 	}))
 }
 

@@ -36,6 +36,8 @@ type Sandboxes interface {
 
 	Events(ctx context.Context, id sandbox.ID, after uint64, limit int) ([]sandbox.Event, error)
 	Subscribe(id sandbox.ID) (<-chan sandbox.Event, func(), error)
+	Feed(owner, cursor string) (*sandbox.FeedReader, error)
+	Usage(ctx context.Context, id sandbox.ID) (sandbox.Usage, error)
 	Info(ctx context.Context) sandbox.Info
 }
 

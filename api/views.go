@@ -57,14 +57,24 @@ type Sandbox struct {
 	Labels       map[string]string `json:"labels"`
 	SleepAfter   Duration          `json:"sleep_after" doc:"Idle for so long, it sleeps; 0s means never by itself"`
 	StopAfter    Duration          `json:"stop_after" doc:"Asleep for so long, it is stopped; 0s means never by itself"`
+	TTL          Duration          `json:"ttl" doc:"How long it lives from its creation or from the last change of ttl; 0s means without a limit"`
+	ExpiresAt    time.Time         `json:"expires_at,omitzero" doc:"When it is destroyed with its files; missing without a ttl"`
 	CreatedAt    time.Time         `json:"created_at"`
 	LastActiveAt time.Time         `json:"last_active_at" doc:"When somebody last used it"`
 	HoldUntil    time.Time         `json:"hold_until,omitzero" doc:"It does not sleep by itself before"`
 	Ports        []Port            `json:"ports" nullable:"false"`
 	Processes    []guest.Process   `json:"processes,omitempty" nullable:"false" doc:"As last known; not in lists"`
 
+	Usage *Usage `json:"usage,omitempty" doc:"Of the machine; in lists only with usage=true"`
+
 	Condition      string    `json:"condition,omitempty" doc:"What is wrong with it, such as why its last wake failed; missing when nothing is"`
 	ConditionSince time.Time `json:"condition_since,omitzero"`
+}
+
+// Usage is what a sandbox uses of the machine.
+type Usage struct {
+	CPUSeconds  float64 `json:"cpu_seconds" doc:"CPU time of all its processes since the machine booted; it can restart at 0"`
+	MemoryBytes int64   `json:"memory_bytes" doc:"What it holds, asleep too; 0 when stopped. Where the node has no memory controller: the sum of its processes' resident memory"`
 }
 
 // Port is an exposed port as the API shows it. Its token is in the URL.
@@ -107,6 +117,8 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) Sandbox {
 		Labels:       labels,
 		SleepAfter:   Duration(sb.SleepAfter),
 		StopAfter:    Duration(sb.StopAfter),
+		TTL:          Duration(sb.TTL),
+		ExpiresAt:    sb.ExpiresAt,
 		CreatedAt:    sb.CreatedAt,
 		LastActiveAt: sb.LastActiveAt,
 		HoldUntil:    sb.HoldUntil,

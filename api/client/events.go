@@ -50,3 +50,55 @@ func (c *Client) Follow(ctx context.Context, idOrName string, after uint64, yiel
 		return yield(e)
 	})
 }
+
+// Feed returns the kept events of all sandboxes after a cursor, all with an empty
+// one. gap says that events between the cursor and the first one are not kept.
+func (c *Client) Feed(ctx context.Context, after string) (all []FeedEvent, gap bool, err error) {
+	for {
+		var page struct {
+			Events []FeedEvent `json:"events"`
+			Gap    bool        `json:"gap"`
+			Next   string      `json:"next"`
+		}
+		query := url.Values{"limit": {strconv.Itoa(eventPage)}}
+		if after != "" {
+			query.Set("after", after)
+		}
+		if _, err := c.call(ctx, request{method: http.MethodGet, path: "/events", query: query}, &page); err != nil {
+			return nil, false, err
+		}
+		all, gap = append(all, page.Events...), gap || page.Gap
+		if page.Next == "" {
+			return all, gap, nil
+		}
+		after = page.Next
+	}
+}
+
+// FollowFeed calls yield with the kept events of all sandboxes after a cursor and
+// then with those that happen. missed is called when some in between are not kept;
+// it may be nil. FollowFeed returns nil when the node shuts down.
+func (c *Client) FollowFeed(ctx context.Context, after string, yield func(FeedEvent) error, missed func() error) error {
+	var query url.Values
+	if after != "" {
+		query = url.Values{"after": {after}}
+	}
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: "/events", query: query})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	return stream.each(func(m message) error {
+		if m.event == "gap" {
+			if missed == nil {
+				return nil
+			}
+			return missed()
+		}
+		var e FeedEvent
+		if err := m.decode(&e); err != nil {
+			return err
+		}
+		return yield(e)
+	})
+}

@@ -18,6 +18,7 @@ type CreateRequest struct {
 	Labels     map[string]string `json:"labels,omitempty"`
 	SleepAfter *Duration         `json:"sleep_after,omitempty"`
 	StopAfter  *Duration         `json:"stop_after,omitempty"`
+	TTL        *Duration         `json:"ttl,omitempty"`
 }
 
 // Create returns the sandbox when it runs, and whether it was made by this call.

@@ -47,14 +47,24 @@ type Sandbox struct {
 	Labels       map[string]string `json:"labels"`
 	SleepAfter   Duration          `json:"sleep_after"`
 	StopAfter    Duration          `json:"stop_after"`
+	TTL          Duration          `json:"ttl"`
+	ExpiresAt    time.Time         `json:"expires_at,omitzero"`
 	CreatedAt    time.Time         `json:"created_at"`
 	LastActiveAt time.Time         `json:"last_active_at"`
 	HoldUntil    time.Time         `json:"hold_until,omitzero"`
 	Ports        []Port            `json:"ports"`
 	Processes    []Process         `json:"processes,omitempty"` // as last known; not in lists
 
+	Usage *Usage `json:"usage,omitempty"` // in lists only when asked for
+
 	Condition      string    `json:"condition,omitempty"` // what is wrong with it
 	ConditionSince time.Time `json:"condition_since,omitzero"`
+}
+
+// Usage is what a sandbox uses of the machine.
+type Usage struct {
+	CPUSeconds  float64 `json:"cpu_seconds"`
+	MemoryBytes int64   `json:"memory_bytes"`
 }
 
 // Port is an exposed port.
@@ -102,6 +112,13 @@ type Event struct {
 	Process  *Process  `json:"process,omitempty"`
 	Progress string    `json:"progress,omitempty"`
 	Until    time.Time `json:"until,omitzero"`
+}
+
+// FeedEvent is an event of any sandbox.
+type FeedEvent struct {
+	Event
+	Name   string `json:"name"`   // the sandbox's when it happened
+	Cursor string `json:"cursor"` // to go on after it
 }
 
 // File is one entry of a directory.

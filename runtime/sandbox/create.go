@@ -22,8 +22,8 @@ type CreateRequest struct {
 	Labels map[string]string
 	// SleepAfter and StopAfter: nil means the node's default, 0 never.
 	SleepAfter, StopAfter *Duration
-	// TTL is how long the sandbox lives before it is destroyed; 0 means no limit.
-	TTL Duration
+	// TTL is how long the sandbox lives before it is destroyed; nil or 0: no limit.
+	TTL *Duration
 }
 
 // Create returns the sandbox of that owner and name, made if it is not there
@@ -87,7 +87,9 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 	if req.StopAfter != nil {
 		sb.StopAfter = *req.StopAfter
 	}
-	sb.setTTL(req.TTL, now)
+	if req.TTL != nil {
+		sb.setTTL(*req.TTL, now)
+	}
 	if err := sb.validate(); err != nil {
 		return Sandbox{}, err
 	}

@@ -1,6 +1,7 @@
 package sandbox
 
 import (
+	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -22,6 +23,8 @@ var (
 	leasesDesc      = prometheus.NewDesc("doze_leases", "Leases held.", nil, nil)
 	quarantinedDesc = prometheus.NewDesc("doze_quarantined_sandboxes", "Containers and run folders without a record.", nil, nil)
 	waitersDesc     = prometheus.NewDesc("doze_waiters", "Callers that wait for a wake.", nil, nil)
+	cpuDesc         = prometheus.NewDesc("doze_sandbox_cpu_seconds_total", "CPU time of a sandbox since its cgroup was made.", []string{"sandbox", "name"}, nil)
+	memoryDesc      = prometheus.NewDesc("doze_sandbox_memory_bytes", "Memory of a sandbox that runs or is asleep.", []string{"sandbox", "name"}, nil)
 )
 
 func newMetrics() *metrics {
@@ -53,12 +56,15 @@ func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
 	m.metrics.wakeFailures.Describe(ch)
 	m.metrics.engineErrors.Describe(ch)
 	ch <- sandboxesDesc
+	ch <- cpuDesc
+	ch <- memoryDesc
 	ch <- leasesDesc
 	ch <- waitersDesc
 	ch <- quarantinedDesc
 }
 
-// Collect implements prometheus.Collector. It reads memory only.
+// Collect implements prometheus.Collector. It reads memory, and of sandboxes that
+// have a container what the kernel counts; it wakes none.
 func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.metrics.wakes.Collect(ch)
 	m.metrics.wakeSeconds.Collect(ch)
@@ -66,14 +72,23 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.metrics.engineErrors.Collect(ch)
 	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0}
 	var leases int64
+	var live []*box
 	m.mu.RLock()
 	for _, b := range m.boxes {
 		states[b.state()]++
 		leases += b.leases()
+		if b.pid.Load() != 0 {
+			live = append(live, b)
+		}
 	}
 	quarantined := len(m.quarantined)
 	m.mu.RUnlock()
 	ch <- prometheus.MustNewConstMetric(quarantinedDesc, prometheus.GaugeValue, float64(quarantined))
+	for _, b := range live {
+		u, name := b.usage(context.Background()), b.view.Load().Name
+		ch <- prometheus.MustNewConstMetric(cpuDesc, prometheus.CounterValue, u.CPU.Seconds(), string(b.id), name)
+		ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(u.Memory), string(b.id), name)
+	}
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}

@@ -46,14 +46,16 @@ func TestSandboxIsDestroyedWhenItsTTLPasses(t *testing.T) {
 
 func TestTTLCountsFromItsLastChange(t *testing.T) {
 	m := sandboxtest.Open(t, nil).Manager
-	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Name: "app", TTL: sandbox.Duration(time.Hour)})
+	ttl := sandbox.Duration(time.Hour)
+	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Name: "app", TTL: &ttl})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got := sb.ExpiresAt.Sub(sb.CreatedAt); got != time.Hour {
 		t.Errorf("expires %s after its creation, want 1h", got)
 	}
-	ttl, before := sandbox.Duration(2*time.Hour), time.Now()
+	before := time.Now()
+	ttl = sandbox.Duration(2 * time.Hour)
 	sb, err = m.Update(t.Context(), sb.ID, sandbox.Patch{TTL: &ttl})
 	if err != nil {
 		t.Fatal(err)
@@ -99,7 +101,7 @@ func TestTTLThatPassedWhileTheNodeWasDownIsApplied(t *testing.T) {
 func TestTTLOutOfRangeIsRefused(t *testing.T) {
 	m := sandboxtest.Open(t, nil).Manager
 	for _, ttl := range []time.Duration{-time.Second, time.Millisecond, 11 * 365 * 24 * time.Hour} {
-		_, _, err := m.Create(t.Context(), sandbox.CreateRequest{Name: "app", TTL: sandbox.Duration(ttl)})
+		_, _, err := m.Create(t.Context(), sandbox.CreateRequest{Name: "app", TTL: (*sandbox.Duration)(&ttl)})
 		var invalid *sandbox.InvalidError
 		if !errors.As(err, &invalid) || invalid.Field != "ttl" {
 			t.Errorf("ttl %s: error %v, want one of the field ttl", ttl, err)
