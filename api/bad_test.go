@@ -145,7 +145,7 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 		{"GET", "/sandbox?limit=0", CodeInvalidRequest, "query.limit"},
 		{"GET", "/sandbox?limit=1001", CodeInvalidRequest, "<= 1000"},
 		{"GET", "/sandbox?limit=ten", CodeInvalidRequest, "integer"},
-		{"GET", "/sandbox?stat=running", CodeInvalidRequest, "the parameters are label, state, cursor, limit"},
+		{"GET", "/sandbox?stat=running", CodeInvalidRequest, "the parameters are label, state, usage, cursor, limit"},
 		{"GET", "/sandbox?state=bored", CodeInvalidRequest, "asleep"},
 		{"GET", "/sandbox?label=x", CodeInvalidRequest, "key=value"},
 		{"GET", "/sandbox?label=", CodeInvalidRequest, "key=value"},

@@ -44,6 +44,7 @@ var routes = []string{
 	"POST /sandbox/{id}/stop",
 	"POST /sandbox/{id}/hold",
 	"GET /sandbox/{id}/events",
+	"GET /events",
 	"GET /sandbox/{id}/egress",
 	"POST /sandbox/{id}/egress/explain",
 	"GET /egress/flows",

@@ -32,6 +32,7 @@ func (c *Client) Create(ctx context.Context, req CreateRequest) (sb Sandbox, cre
 type Filter struct {
 	State  string
 	Labels []string // "key=value"
+	Usage  bool     // with what each uses of the machine
 }
 
 // listPage is how many sandboxes are asked for at once, the most a node answers.
@@ -44,6 +45,9 @@ func (c *Client) List(ctx context.Context, filter Filter) ([]Sandbox, error) {
 	query := url.Values{"limit": {strconv.Itoa(listPage)}}
 	if filter.State != "" {
 		query.Set("state", filter.State)
+	}
+	if filter.Usage {
+		query.Set("usage", "true")
 	}
 	if len(filter.Labels) > 0 {
 		query["label"] = slices.Clone(filter.Labels)
@@ -67,6 +71,21 @@ func (c *Client) List(ctx context.Context, filter Filter) ([]Sandbox, error) {
 // Get returns one sandbox and wakes nothing.
 func (c *Client) Get(ctx context.Context, idOrName string) (sb Sandbox, err error) {
 	_, err = c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName)}, &sb)
+	return sb, err
+}
+
+// UpdateRequest changes a sandbox; nil fields stay as they are.
+type UpdateRequest struct {
+	Name       *string            `json:"name,omitempty"`
+	Labels     *map[string]string `json:"labels,omitempty"` // replaces all labels
+	SleepAfter *Duration          `json:"sleep_after,omitempty"`
+	StopAfter  *Duration          `json:"stop_after,omitempty"`
+	TTL        *Duration          `json:"ttl,omitempty"` // counts from now
+}
+
+// Update changes a sandbox and wakes nothing.
+func (c *Client) Update(ctx context.Context, idOrName string, req UpdateRequest) (sb Sandbox, err error) {
+	_, err = c.call(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName), body: req}, &sb)
 	return sb, err
 }
 

@@ -358,13 +358,63 @@ func TestEventsFollowUntilDestroyed(t *testing.T) {
 	}
 }
 
+func TestEventsOfAllSandboxes(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	r.ok("create", "b")
+	r.ok("sleep", "a")
+	if out := r.ok("events"); !regexp.MustCompile(`(?m) a +created .*\n.* b +created .*\n.* a +slept `).MatchString(out) {
+		t.Errorf("events printed %q", out)
+	}
+	follower := r.program("events", "-f", "--json")
+	out, err := follower.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := follower.Start(); err != nil {
+		t.Fatal(err)
+	}
+	r.ok("wake", "a")
+	r.ok("rm", "b")
+	var seen []string
+	for lines := json.NewDecoder(out); len(seen) < 5; {
+		var e client.FeedEvent
+		if err := lines.Decode(&e); err != nil {
+			t.Fatalf("after %q: %v", seen, err)
+		}
+		seen = append(seen, e.Type+" "+e.Name)
+	}
+	if err := follower.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = follower.Wait() // ended by a signal
+	if got := strings.Join(seen, ", "); got != "created a, created b, slept a, woke a, destroyed b" {
+		t.Errorf("got %s", got)
+	}
+}
+
+func TestUpdate(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a", "--ttl", "24h")
+	if sb := decodeJSON[client.Sandbox](t, r.ok("show", "a", "--json")); time.Duration(sb.TTL) != 24*time.Hour || sb.ExpiresAt.IsZero() {
+		t.Errorf("created with ttl %s, expires at %s", time.Duration(sb.TTL), sb.ExpiresAt)
+	}
+	r.ok("update", "a", "--name", "b", "--label", "team=web", "--ttl", "0s")
+	sb := decodeJSON[client.Sandbox](t, r.ok("show", "b", "--json"))
+	if sb.Labels["team"] != "web" || sb.TTL != 0 || !sb.ExpiresAt.IsZero() {
+		t.Errorf("got labels %v, ttl %s, expires at %s", sb.Labels, time.Duration(sb.TTL), sb.ExpiresAt)
+	}
+	r.refused("nothing to change", "update", "b")
+	r.refused("ttl", "update", "b", "--ttl", "1ms")
+}
+
 func TestTopOnce(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	r.ok("sleep", "a")
 	r.ok("wake", "a")
 	out := r.ok("top", "--once")
-	if !regexp.MustCompile(`(?m)^a +running +\d+s +1 `).MatchString(out) || !strings.Contains(out, "1 running") {
+	if !regexp.MustCompile(`(?m)^a +running +\d+s +- +1\.0 MiB +1 `).MatchString(out) || !strings.Contains(out, "1 running") {
 		t.Errorf("top printed %q", out)
 	}
 	decodeJSON[snapshot](t, r.ok("top", "--json"))
@@ -659,14 +709,14 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	rules, module := dir+"/rules.json", dir+"/p.wasm"
 	tree{"rules.json": "[]", "p.wasm": string(egresstest.Module(1)), "value": canary}.write(t, dir)
 	lines := map[string]string{ // how each is called
-		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "adopt": "adopt " + lost, "events": "events a", "top": "top",
+		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "events": "events a", "top": "top",
 		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
 		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
 		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
 		"policy push": "policy push p " + module, "policy ls": "policy ls", "policy rm": "policy rm p",
 		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
 	}
-	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
+	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
 		"policy push,policy ls,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
 	var check func(path string, cmd *cobra.Command)
 	check = func(path string, cmd *cobra.Command) {

@@ -17,7 +17,7 @@ import (
 func (a *app) createCommand() *cobra.Command {
 	var req client.CreateRequest
 	var env, labels []string
-	var sleepAfter, stopAfter time.Duration
+	var sleepAfter, stopAfter, ttl time.Duration
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
@@ -42,6 +42,9 @@ is used as it is. Without a name the node makes one up.`,
 			if cmd.Flags().Changed("stop-after") {
 				req.StopAfter = (*client.Duration)(&stopAfter)
 			}
+			if cmd.Flags().Changed("ttl") {
+				req.TTL = (*client.Duration)(&ttl)
+			}
 			if !wait && req.Name == "" {
 				return fmt.Errorf("--wait=false needs a name to look for: doze create NAME --wait=false")
 			}
@@ -55,6 +58,7 @@ is used as it is. Without a name the node makes one up.`,
 	f.StringArrayVarP(&labels, "label", "l", nil, "KEY=VALUE to find it by; may be repeated")
 	f.DurationVar(&sleepAfter, "sleep-after", 0, "idle for so long, it sleeps; 0s for never")
 	f.DurationVar(&stopAfter, "stop-after", 0, "asleep for so long, it is stopped; 0s for never")
+	f.DurationVar(&ttl, "ttl", 0, "time after which it is destroyed with its files, in use or not; 0s for never")
 	f.BoolVar(&wait, "wait", true, "wait until it runs")
 	cmd.RegisterFlagCompletionFunc("image", a.completeNode(func(node client.Node) []string { return node.Images }))
 	cmd.RegisterFlagCompletionFunc("size", a.completeNode(func(node client.Node) []string { return slices.Sorted(maps.Keys(node.Sizes)) }))

@@ -15,12 +15,17 @@ import (
 func (a *app) eventsCommand() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
-		Use:               "events SANDBOX",
-		Short:             "Print what happened to a sandbox",
-		Long:              "Print what happened to a sandbox, oldest first. This does not wake it.",
-		Args:              wants(1, 1),
+		Use:   "events [SANDBOX]",
+		Short: "Print what happened to a sandbox, or to all",
+		Long: `Print what happened to a sandbox, oldest first, or without a name to all sandboxes:
+the newest 4,096 events since the node started. This wakes none of them.`,
+		Example:           "  doze events -f\n  doze events shop",
+		Args:              wants(0, 1),
 		ValidArgsFunction: a.completeFirst,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			if len(args) == 0 {
+				return a.feed(ctx, node, follow)
+			}
 			if follow {
 				return a.followEvents(ctx, node, args[0])
 			}

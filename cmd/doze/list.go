@@ -105,6 +105,13 @@ func (a *app) printSandbox(sb client.Sandbox) error {
 	t.row("last active", moment(sb.LastActiveAt))
 	t.row("sleeps after", span(time.Duration(sb.SleepAfter)))
 	t.row("stops after", span(time.Duration(sb.StopAfter)))
+	if !sb.ExpiresAt.IsZero() {
+		t.row("expires", sb.ExpiresAt.Local().Format(time.DateTime)+" (ttl "+span(time.Duration(sb.TTL))+")")
+	}
+	if u := sb.Usage; u != nil {
+		t.row("cpu time", cpuTime(u.CPUSeconds))
+		t.row("memory", size(u.MemoryBytes))
+	}
 	if !sb.HoldUntil.IsZero() {
 		t.row("held until", sb.HoldUntil.Local().Format(time.DateTime))
 	}

@@ -110,6 +110,14 @@ func milliseconds(ms float64) string {
 	return fmt.Sprintf("%.1fs", ms/1000)
 }
 
+// cpuTime is an amount of CPU time, such as 0.42s or 1h2m3s.
+func cpuTime(seconds float64) string {
+	if seconds < 60 {
+		return fmt.Sprintf("%.2fs", seconds)
+	}
+	return time.Duration(seconds * float64(time.Second)).Truncate(time.Second).String()
+}
+
 // orDash is s, or a hyphen where a cell would be empty.
 func orDash(s string) string {
 	if s == "" {

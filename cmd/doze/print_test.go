@@ -15,6 +15,7 @@ import (
 func TestTables(t *testing.T) {
 	before := func(d time.Duration) time.Time { return time.Now().Add(-d - d/100) }
 	code := 0
+	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
 	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "hold", Host: "rewrite", WebSocket: "release"}
 	web := client.Process{PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on-wake", State: "running", StartedAt: before(3 * time.Hour)}
 	done := client.Process{PID: 9, Name: "build", Command: "make all", Restart: "no", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
@@ -22,12 +23,12 @@ func TestTables(t *testing.T) {
 	lost := client.Process{PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
 	shop := client.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
 		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: "it cannot be woken", ConditionSince: before(time.Minute), Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
-		SleepAfter: client.Duration(time.Minute), StopAfter: client.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), LastActiveAt: before(3 * time.Minute),
+		SleepAfter: client.Duration(time.Minute), StopAfter: client.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), TTL: client.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
+		Usage: &client.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
 		Ports: []client.Port{port, {Port: 8080}}, Processes: []client.Process{web, done}}
 	bare := client.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
 	snap := snapshot{Sandboxes: []client.Sandbox{bare, shop}, Node: client.Node{NodeID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
 		Engine: client.EngineStatus{OK: true}, Sandboxes: map[string]int{"asleep": 1, "running": 1}, Leases: 2}}
-	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
 	events := []client.Event{
 		{Type: "image_pull", At: at, Progress: "layer 3 of 7"},
 		{Type: "created", At: at, TookMS: 140},
@@ -60,7 +61,7 @@ func TestTables(t *testing.T) {
 	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]client.Sandbox{shop, bare}) }))
 	golden(t, "show", printed(func(a *app) error { return a.printSandbox(shop) }))
 	golden(t, "top", printed(func(a *app) error {
-		return (&top{node: api, wakes: map[string]*wakeCount{}}).draw(context.Background(), a.out, snap, 1)
+		return newTop(api).draw(context.Background(), a.out, snap, 1)
 	}))
 	golden(t, "ps", r.ok("ps", "shop"))
 	golden(t, "events", r.ok("events", "shop"))

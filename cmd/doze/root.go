@@ -62,7 +62,7 @@ on this machine (DOZE_HOME).`,
 		}
 	}
 	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(),
-		a.holdCommand(), a.removeCommand(), a.adoptCommand(), a.eventsCommand(), a.topCommand())
+		a.holdCommand(), a.updateCommand(), a.removeCommand(), a.adoptCommand(), a.eventsCommand(), a.topCommand())
 	add(groupInside, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)

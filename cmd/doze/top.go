@@ -25,13 +25,13 @@ func (a *app) topCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top",
 		Short: "Watch sandboxes",
-		Long:  "Watch sandboxes: the busiest first. This wakes none of them. q or Ctrl-C ends it.",
+		Long:  "Watch sandboxes with their CPU use since the last reading and their memory. This wakes none of them. q or Ctrl-C ends it.",
 		Args:  wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			if interval < 100*time.Millisecond {
 				return fmt.Errorf("--interval %s is too short; use at least 100ms", interval)
 			}
-			t := &top{node: node, wakes: make(map[string]*wakeCount)}
+			t := newTop(node)
 			screen, ok := a.out.(*os.File)
 			if once || a.json || !ok || !isTerminal(screen) {
 				return t.once(ctx, a)
@@ -44,10 +44,54 @@ func (a *app) topCommand() *cobra.Command {
 	return cmd
 }
 
-// top is a table of sandboxes that is looked at again and again.
+// top is a table of sandboxes that is read again and again.
 type top struct {
 	node  *client.Client
 	wakes map[string]*wakeCount // by id
+	cpu   map[string]cpuSample  // by id, at the last reading
+}
+
+func newTop(node *client.Client) *top {
+	return &top{node: node, wakes: map[string]*wakeCount{}, cpu: map[string]cpuSample{}}
+}
+
+// cpuSample is the CPU time of a sandbox at a moment, and the share of a core that
+// it used until then; less than 0 when that is not known.
+type cpuSample struct {
+	at      time.Time
+	seconds float64
+	share   float64
+}
+
+// sampleCPU notes the CPU time of the sandboxes of one reading.
+func (t *top) sampleCPU(sandboxes []client.Sandbox) {
+	now, next := time.Now(), make(map[string]cpuSample, len(sandboxes))
+	for _, sb := range sandboxes {
+		if sb.Usage == nil {
+			continue
+		}
+		sample := cpuSample{at: now, seconds: sb.Usage.CPUSeconds, share: -1}
+		if before, ok := t.cpu[sb.ID]; ok && sample.seconds >= before.seconds && now.After(before.at) {
+			sample.share = (sample.seconds - before.seconds) / now.Sub(before.at).Seconds()
+		}
+		next[sb.ID] = sample
+	}
+	t.cpu = next
+}
+
+// usage is what the table says of a sandbox's CPU and memory.
+func (t *top) usage(sb client.Sandbox) (cpu, memory string) {
+	if sb.Usage == nil {
+		return "-", "-"
+	}
+	cpu, memory = "-", "-"
+	if share := t.cpu[sb.ID].share; share >= 0 {
+		cpu = fmt.Sprintf("%.1f%%", share*100)
+	}
+	if sb.Usage.MemoryBytes > 0 {
+		memory = size(sb.Usage.MemoryBytes)
+	}
+	return cpu, memory
 }
 
 // wakeCount counts the wakes of one sandbox, by reading only what is new in its
@@ -69,10 +113,11 @@ func (t *top) look(ctx context.Context) (snapshot, error) {
 	if err != nil {
 		return snapshot{}, err
 	}
-	sandboxes, err := t.node.List(ctx, client.Filter{})
+	sandboxes, err := t.node.List(ctx, client.Filter{Usage: true})
 	if err != nil {
 		return snapshot{}, err
 	}
+	t.sampleCPU(sandboxes)
 	slices.SortStableFunc(sandboxes, func(x, y client.Sandbox) int {
 		return cmp.Or(rank(x.State)-rank(y.State), y.LastActiveAt.Compare(x.LastActiveAt))
 	})
@@ -114,9 +159,10 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", snap.Node.NodeID, ago(snap.Node.StartedAt), engine,
 		snap.Node.Leases, snap.Node.Waiters, orDash(strings.Join(counts, ", ")))))
 	fmt.Fprintln(w)
-	table := newTable(w, "NAME", "STATE", "FOR", "WAKES", "ACTIVE", "PORTS", "SIZE", "IMAGE")
+	table := newTable(w, "NAME", "STATE", "FOR", "CPU", "MEMORY", "WAKES", "ACTIVE", "PORTS", "SIZE", "IMAGE")
 	for _, sb := range snap.Sandboxes[:min(rows, len(snap.Sandboxes))] {
-		table.row(sb.Name, sb.State, ago(sb.StateSince), t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
+		cpu, memory := t.usage(sb)
+		table.row(sb.Name, sb.State, ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
 	}
 	if err := table.end(); err != nil {
 		return err
