@@ -24,7 +24,7 @@ func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (int64, error) {
 	}
 	n, err := readInt(filepath.Join(b.dir, "memory.current"))
 	if errors.Is(err, fs.ErrNotExist) {
-		n, err = residentBelow(b.dir)
+		n, err = ResidentMemory(b.dir)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
@@ -40,9 +40,10 @@ func readInt(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// residentBelow adds up the resident memory of the processes in a cgroup and those
-// below it. Processes and cgroups that end meanwhile do not count.
-func residentBelow(dir string) (total int64, err error) {
+// ResidentMemory adds up the resident memory, in bytes, of the processes in the
+// cgroup at dir and those below it. Processes and cgroups that end meanwhile do not
+// count.
+func ResidentMemory(dir string) (total int64, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case errors.Is(err, fs.ErrNotExist) && path != dir:

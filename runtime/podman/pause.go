@@ -122,6 +122,30 @@ func (p *Pauser) CPUTime(ctx context.Context, id sandbox.ID) (time.Duration, err
 	return p.engine.cpuTime(ctx, id)
 }
 
+// Memory is the resident memory of the container's processes; 0 for a container
+// that does not run.
+func (p *Pauser) Memory(ctx context.Context, id sandbox.ID) (int64, error) {
+	if _, err := p.find(id); err != nil {
+		return 0, err
+	}
+	c, err := p.engine.Inspect(ctx, id)
+	if errors.Is(err, sandbox.ErrNoContainer) || err == nil && c.PID == 0 {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	handle, err := p.engine.handle(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	dir, err := cgroupOf(c, handle)
+	if err != nil {
+		return 0, err
+	}
+	return freezer.ResidentMemory(dir)
+}
+
 // Remove forgets the sandbox.
 func (p *Pauser) Remove(id sandbox.ID) error {
 	p.mu.Lock()
@@ -184,18 +208,27 @@ func (e *Engine) awaitPaused(ctx context.Context, id sandbox.ID) error {
 	if err != nil || c.State != sandbox.ContainerPaused {
 		return err // one that does not run has nothing to wait for
 	}
-	line, err := os.ReadFile("/proc/" + strconv.Itoa(c.PID) + "/cgroup")
+	dir, err := cgroupOf(c, handle)
 	if err != nil {
-		return fmt.Errorf("finding the cgroup of %s: %w", id, err)
-	}
-	dir, err := containerCgroup(string(line), handle)
-	if err != nil {
-		return fmt.Errorf("finding the cgroup of %s: %w", id, err)
+		return err
 	}
 	if err := freezer.AwaitFrozen(ctx, dir); err != nil {
 		return fmt.Errorf("pausing %s: %w", id, err)
 	}
 	return nil
+}
+
+// cgroupOf is the cgroup v2 folder of a container that runs or is paused.
+func cgroupOf(c sandbox.Container, handle string) (string, error) {
+	line, err := os.ReadFile("/proc/" + strconv.Itoa(c.PID) + "/cgroup")
+	if err != nil {
+		return "", fmt.Errorf("find the cgroup of %s: %w", c.ID, err)
+	}
+	dir, err := containerCgroup(string(line), handle)
+	if err != nil {
+		return "", fmt.Errorf("find the cgroup of %s: %w", c.ID, err)
+	}
+	return dir, nil
 }
 
 // containerCgroup is the cgroup v2 folder of a container, out of /proc/PID/cgroup
