@@ -94,6 +94,8 @@ type API struct {
 	calls      limiter
 	pushes     *pushes
 
+	execCommand *huma.Schema
+
 	mux  *http.ServeMux
 	huma huma.API
 }
@@ -137,6 +139,7 @@ func New(cfg Config) (*API, error) {
 	a.registerSandboxes()
 	a.registerLife()
 	a.registerExec()
+	a.registerExecSocket()
 	a.registerFiles()
 	a.registerArchives()
 	a.registerProcesses()

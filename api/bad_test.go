@@ -138,7 +138,7 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 		{"GET", "/sandbox/box/nothing", CodeNotFound, ""},
 		{"GET", "/sandbox/box/exec/more", CodeNotFound, ""},
 		{"DELETE", "/sandbox", CodeMethodNotAllowed, "GET, HEAD, POST"},
-		{"GET", "/sandbox/box/exec", CodeMethodNotAllowed, "POST"},
+		{"PUT", "/sandbox/box/exec", CodeMethodNotAllowed, "POST"},
 		{"POST", "/node", CodeMethodNotAllowed, "GET"},
 		{"BREW", "/node", CodeMethodNotAllowed, "GET"},
 		{"POST", "/openapi.json", CodeMethodNotAllowed, "GET"},
@@ -501,6 +501,7 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
 	exec := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
 	exec.expect("start")
+	socket, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
 	logs := s.open("GET", "/sandbox/box/process/"+itoa(pid)+"/logs?follow=true", nil)
 	logs.expect("stdout")
 	timeline := s.open("GET", "/sandbox/box/events?after=1000", nil, "Accept", eventStreamType)
@@ -515,6 +516,7 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 		}
 		stream.expectEnd()
 	}
+	socket.expectProblem(CodeNodeClosing, "")
 	got := <-buffered
 	s.checkProblem(CodeNodeClosing, "the buffered command", got)
 	if got.header.Get("Retry-After") == "" {

@@ -20,6 +20,7 @@ const (
 	CodeNotFound             Code = "not_found"
 	CodeMethodNotAllowed     Code = "method_not_allowed"
 	CodeRangeNotSatisfiable  Code = "range_not_satisfiable"
+	CodeUpgradeRequired      Code = "upgrade_required"
 	CodeClientGone           Code = "client_gone"
 )
 
@@ -103,6 +104,7 @@ var meanings = map[Code]meaning{
 	CodeNotFound:             {status: http.StatusNotFound, title: "There is no such route"},
 	CodeMethodNotAllowed:     {status: http.StatusMethodNotAllowed, title: "The route does not have this method"},
 	CodeRangeNotSatisfiable:  {status: http.StatusRequestedRangeNotSatisfiable, title: "The range lies outside the file"},
+	CodeUpgradeRequired:      {status: http.StatusUpgradeRequired, title: "The route is a WebSocket"},
 	CodeClientGone:           {status: statusClientGone, title: "The client went away"},
 
 	CodeSandboxNotFound:    {status: http.StatusNotFound, title: "There is no such sandbox"},

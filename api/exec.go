@@ -53,7 +53,7 @@ type ExecBody struct {
 // ExecResult is how a command ended, with its output.
 type ExecResult struct {
 	Stdout         string  `json:"stdout"`
-	StdoutEncoding string  `json:"stdout_encoding,omitempty" enum:"base64" doc:"base64 when the output is not UTF-8"`
+	StdoutEncoding string  `json:"stdout_encoding,omitempty" enum:"base64" doc:"base64 when the output is not UTF-8 or has NUL bytes"`
 	Stderr         string  `json:"stderr"`
 	StderrEncoding string  `json:"stderr_encoding,omitempty" enum:"base64"`
 	Truncated      bool    `json:"truncated" doc:"There was more output than max_output"`
@@ -71,7 +71,7 @@ type ExecStart struct {
 // Output is the data of the events stdout and stderr.
 type Output struct {
 	Data     string `json:"data"`
-	Encoding string `json:"encoding,omitempty" enum:"base64" doc:"base64 when data is not UTF-8"`
+	Encoding string `json:"encoding,omitempty" enum:"base64" doc:"base64 when data is not UTF-8 or has NUL bytes"`
 }
 
 // ExecComplete is the data of the event complete, the last one.
@@ -81,6 +81,9 @@ type ExecComplete struct {
 	TimedOut   bool    `json:"timed_out"`
 	DurationMS float64 `json:"duration_ms"`
 }
+
+// execCodes can come from both routes that run a command.
+var execCodes = []Code{CodeCommandNotFound, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeTooLarge, CodeTooManyProcesses, CodeTooManyStreams}
 
 func (a *API) registerExec() {
 	result := answerJSON[ExecResult](a, "The command has ended; or with stream: its output while it runs")
@@ -96,7 +99,7 @@ func (a *API) registerExec() {
 		summary: "Run a command",
 		description: "Wakes the sandbox. When the client goes away, the whole process tree is killed. " +
 			"If it cannot be known how the command ended, that is an error and never an exit code.",
-		codes:   onSandbox(wakeCodes, []Code{CodeCommandNotFound, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeTooLarge, CodeTooManyProcesses, CodeTooManyCalls, CodeTooManyStreams}),
+		codes:   onSandbox(wakeCodes, execCodes, []Code{CodeTooManyCalls}),
 		answers: map[int]*huma.Response{http.StatusOK: result},
 	}, a.exec)
 }
@@ -298,15 +301,14 @@ func (a *API) streamExec(in *execInput, run *running) {
 		case guest.ExecComplete:
 			stdout.flush()
 			stderr.flush()
-			s.send("complete", "", ExecComplete{
-				ExitCode:   ev.Result.ExitCode,
-				Signal:     ev.Result.Signal,
-				TimedOut:   ev.Result.TimedOut,
-				DurationMS: milliseconds(ev.Result.Duration),
-			})
+			s.send("complete", "", completeOf(ev.Result))
 			return
 		}
 	}
+}
+
+func completeOf(r *guest.ExecResult) ExecComplete {
+	return ExecComplete{ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, DurationMS: milliseconds(r.Duration)}
 }
 
 // outputSender sends one stream of bytes as events, whose text never ends in

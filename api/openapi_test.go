@@ -45,6 +45,7 @@ var routes = []string{
 	"POST /sandbox/{id}/hold",
 	"GET /sandbox/{id}/events",
 	"GET /events",
+	"GET /sandbox/{id}/exec",
 	"GET /sandbox/{id}/egress",
 	"POST /sandbox/{id}/egress/explain",
 	"GET /egress/flows",

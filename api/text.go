@@ -1,18 +1,19 @@
 package api
 
 import (
+	"bytes"
 	"encoding/base64"
 	"strings"
 	"unicode/utf8"
 )
 
-// encodingBase64 marks data that is not UTF-8.
+// encodingBase64 marks data that is not text.
 const encodingBase64 = "base64"
 
-// encode returns bytes as text: as they are when they are UTF-8, else in base64,
-// which encoding then says.
+// encode returns bytes as text: as they are when they are UTF-8 without NUL bytes,
+// of which JSON makes six each, else in base64, which encoding then says.
 func encode(b []byte) (text, encoding string) {
-	if utf8.Valid(b) {
+	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
 		return string(b), ""
 	}
 	return base64.StdEncoding.EncodeToString(b), encodingBase64

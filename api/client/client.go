@@ -50,6 +50,7 @@ type Client struct {
 	token     string
 	userAgent string
 	http      *http.Client
+	websocket *http.Client // HTTP/1.1 only
 }
 
 // New returns a client. It connects when it is first used.
@@ -74,29 +75,34 @@ func New(cfg Config) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
+	transport := func(http2 bool) *http.Transport {
+		return &http.Transport{
+			Proxy:               proxy,
+			DialContext:         dialContext,
+			TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+			ForceAttemptHTTP2:   http2,
+			TLSHandshakeTimeout: 10 * time.Second,
+			IdleConnTimeout:     90 * time.Second,
+			// A node that is gone ends its streams even when nobody tells so.
+			HTTP2: &http.HTTP2Config{SendPingTimeout: 20 * time.Second, PingTimeout: 15 * time.Second},
+		}
+	}
+	// The API does not redirect; following would send the token elsewhere.
+	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Client{
 		base:      strings.TrimSuffix(base.String(), "/"),
 		token:     cfg.Token,
 		userAgent: cfg.UserAgent,
-		http: &http.Client{
-			Transport: &http.Transport{
-				Proxy:               proxy,
-				DialContext:         dialContext,
-				TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-				ForceAttemptHTTP2:   true,
-				TLSHandshakeTimeout: 10 * time.Second,
-				IdleConnTimeout:     90 * time.Second,
-				// A node that is gone ends its streams even when nobody tells so.
-				HTTP2: &http.HTTP2Config{SendPingTimeout: 20 * time.Second, PingTimeout: 15 * time.Second},
-			},
-			// The API does not redirect; following would send the token elsewhere.
-			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
-		},
+		http:      &http.Client{Transport: transport(true), CheckRedirect: stay},
+		websocket: &http.Client{Transport: transport(false), CheckRedirect: stay},
 	}, nil
 }
 
 // Close closes idle connections.
-func (c *Client) Close() { c.http.CloseIdleConnections() }
+func (c *Client) Close() {
+	c.http.CloseIdleConnections()
+	c.websocket.CloseIdleConnections()
+}
 
 func loadRoots(file string) (*x509.CertPool, error) {
 	if file == "" {
@@ -151,10 +157,7 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	for key, values := range r.header {
 		req.Header[key] = values
 	}
-	req.Header.Set("User-Agent", c.userAgent)
-	if c.token != "" {
-		req.Header.Set("Authorization", "Bearer "+c.token)
-	}
+	c.identify(req.Header)
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
 	}
@@ -173,6 +176,14 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 		return nil, readError(resp)
 	}
 	return resp, nil
+}
+
+// identify sets the headers of every request.
+func (c *Client) identify(h http.Header) {
+	h.Set("User-Agent", c.userAgent)
+	if c.token != "" {
+		h.Set("Authorization", "Bearer "+c.token)
+	}
 }
 
 // call makes the call and decodes its JSON answer into out, unless out is nil.

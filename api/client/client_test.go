@@ -192,48 +192,54 @@ func TestListReadsAllPages(t *testing.T) {
 	}
 }
 
-// streamed returns what ExecStream makes of a stream of events.
-func streamed(t *testing.T, body string) (stdout, stderr string, result ExecResult, err error) {
+// followed returns what following a log makes of a stream of events.
+func followed(t *testing.T, body string) (stdout, stderr string, exit *Process, err error) {
 	t.Helper()
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 		io.WriteString(w, body)
 	})
 	var out, errs strings.Builder
-	result, err = c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecOutput{
-		Stdout: func(b []byte) error { out.Write(b); return nil },
-		Stderr: func(b []byte) error { errs.Write(b); return nil },
+	err = c.Logs(t.Context(), "a", 7, true, func(l Log) error {
+		switch {
+		case l.Exit != nil:
+			exit = l.Exit
+		case l.Stream == "stderr":
+			errs.Write(l.Data)
+		default:
+			out.Write(l.Data)
+		}
+		return nil
 	})
-	return out.String(), errs.String(), result, err
+	return out.String(), errs.String(), exit, err
 }
 
-func TestExecStream(t *testing.T) {
-	stdout, stderr, result, err := streamed(t, ":\n\nevent: start\ndata: {\"pid\":7}\n\n"+
-		"event: stdout\ndata: {\"data\":\"a\\n\"}\n\n"+
+func TestFollowedLog(t *testing.T) {
+	stdout, stderr, exit, err := followed(t, ":\n\nevent: stdout\ndata: {\"data\":\"a\\n\"}\n\n"+
 		"id: 4\r\nevent:stderr\r\ndata:{\"data\":\"/w==\",\r\ndata: \"encoding\":\"base64\"}\r\n\r\n"+
 		"event: news\ndata: {}\n\n"+
-		"event: complete\ndata: {\"exit_code\":3,\"duration_ms\":1.5}\n\n")
-	if err != nil || stdout != "a\n" || stderr != "\xff" || result.ExitCode != 3 {
-		t.Fatalf("got %q, %q, %+v, %v", stdout, stderr, result, err)
+		"event: exit\ndata: {\"exit_code\":3}\n\n")
+	if err != nil || stdout != "a\n" || stderr != "\xff" || exit == nil || *exit.ExitCode != 3 {
+		t.Fatalf("got %q, %q, %+v, %v", stdout, stderr, exit, err)
 	}
 }
 
-func TestExecStreamNeverInventsAnExitCode(t *testing.T) {
+func TestFollowedLogNeverInventsAnEnd(t *testing.T) {
 	tests := []struct {
 		name, body string
 		check      func(error) bool
 	}{
-		{"ends early", "event: stdout\ndata: {\"data\":\"a\"}\n\n", func(err error) bool { return errors.Is(err, errNoResult) }},
-		{"complete is cut off", "event: complete\ndata: {\"exit_code\":0}\n", func(err error) bool { return errors.Is(err, errNoResult) }},
+		{"ends early", "event: stdout\ndata: {\"data\":\"a\"}\n\n", func(err error) bool { return errors.Is(err, errNoEnd) }},
+		{"exit is cut off", "event: exit\ndata: {\"exit_code\":0}\n", func(err error) bool { return errors.Is(err, errNoEnd) }},
 		{"fails", "event: error\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return HasCode(err, "guest_lost") }},
 		{"unknown encoding", "event: stdout\ndata: {\"data\":\"a\",\"encoding\":\"rot13\"}\n\n", func(err error) bool { return err != nil }},
-		{"no JSON", "event: complete\ndata: x\n\n", func(err error) bool { return err != nil }},
+		{"no JSON", "event: exit\ndata: x\n\n", func(err error) bool { return err != nil }},
 		{"too large", "data: " + strings.Repeat("x", maxMessage+1) + "\n\n", func(err error) bool { return err != nil }},
 		{"too large in lines", strings.Repeat("data: "+strings.Repeat("x", 1<<20)+"\n", 9) + "\n", func(err error) bool { return err != nil }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, _, _, err := streamed(t, tt.body); !tt.check(err) {
+			if _, _, _, err := followed(t, tt.body); !tt.check(err) {
 				t.Fatalf("got %v", err)
 			}
 		})
@@ -287,7 +293,7 @@ func TestStdinIsSentWholeAndFits(t *testing.T) {
 			if size > 1<<20 {
 				t.Errorf("the request has %d bytes, more than a node takes", size)
 			}
-			body := ExecRequest{Stdin: stdin}.body(false)
+			body := ExecRequest{Stdin: stdin}.body()
 			if back, err := decodeText(body.Stdin, body.StdinEncoding); err != nil || string(back) != string(stdin) {
 				t.Errorf("what was sent is not what was given: %v", err)
 			}

@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
@@ -14,7 +15,7 @@ type ExecRequest struct {
 	Argv    []string          //
 	Cwd     string            // absolute
 	Env     map[string]string // added to the sandbox's
-	Stdin   []byte            // at most MaxStdin
+	Stdin   []byte            // at most MaxStdin; any size with ExecStream
 	Timeout Duration          // 0 means the node's default, NoTimeout none
 }
 
@@ -32,7 +33,7 @@ const maxText = 64 << 10
 // ExecResult is how a command ended.
 type ExecResult struct {
 	Stdout         string  `json:"stdout"`
-	StdoutEncoding string  `json:"stdout_encoding,omitempty"` // base64 when it is not UTF-8
+	StdoutEncoding string  `json:"stdout_encoding,omitempty"` // base64 when it is not text
 	Stderr         string  `json:"stderr"`
 	StderrEncoding string  `json:"stderr_encoding,omitempty"`
 	Truncated      bool    `json:"truncated"`
@@ -53,11 +54,10 @@ type execBody struct {
 	Stdin         string            `json:"stdin,omitempty"`
 	StdinEncoding string            `json:"stdin_encoding,omitempty"`
 	Timeout       *Duration         `json:"timeout,omitempty"`
-	Stream        bool              `json:"stream,omitempty"`
 }
 
-func (r ExecRequest) body(stream bool) execBody {
-	b := execBody{Command: r.Command, Argv: r.Argv, Cwd: r.Cwd, Env: r.Env, Stream: stream}
+func (r ExecRequest) body() execBody {
+	b := execBody{Command: r.Command, Argv: r.Argv, Cwd: r.Cwd, Env: r.Env}
 	if len(r.Stdin) > 0 {
 		b.Stdin = string(r.Stdin)
 		// JSON may write a byte as six; beyond maxText that could be too much.
@@ -65,57 +65,29 @@ func (r ExecRequest) body(stream bool) execBody {
 			b.Stdin, b.StdinEncoding = base64.StdEncoding.EncodeToString(r.Stdin), "base64"
 		}
 	}
-	if r.Timeout != 0 {
-		timeout := max(r.Timeout, 0)
-		b.Timeout = &timeout
-	}
+	b.Timeout = r.timeout()
 	return b
+}
+
+func (r ExecRequest) timeout() *Duration {
+	if r.Timeout == 0 {
+		return nil
+	}
+	timeout := max(r.Timeout, 0)
+	return &timeout
 }
 
 // Exec runs a command and returns its output when it has ended.
 func (c *Client) Exec(ctx context.Context, idOrName string, req ExecRequest) (result ExecResult, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "exec"), body: req.body(false)}, &result)
+	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "exec"), body: req.body()}, &result)
 	return result, err
 }
 
-// ExecOutput is where the output of a streamed command goes, as it comes.
-type ExecOutput struct {
-	Stdout func([]byte) error
-	Stderr func([]byte) error
-}
-
-// ExecStream runs a command and passes on its output while it runs. When ctx ends
-// before the command, the node kills its process tree.
-func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecRequest, out ExecOutput) (result ExecResult, err error) {
-	stream, err := c.openStream(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "exec"), body: req.body(true)})
-	if err != nil {
-		return ExecResult{}, err
+// EncodeOutput returns output in the API's form: as it is when it is UTF-8 without
+// NUL bytes, else in base64.
+func EncodeOutput(b []byte) (text, encoding string) {
+	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
+		return string(b), ""
 	}
-	defer stream.Close()
-	complete := false
-	err = stream.each(func(m message) error {
-		write := out.Stdout
-		switch m.event {
-		case "stdout":
-		case "stderr":
-			write = out.Stderr
-		case "complete":
-			complete = true
-			if err := m.decode(&result); err != nil {
-				return err
-			}
-			return errEnd
-		default:
-			return nil
-		}
-		data, err := m.output()
-		if err != nil {
-			return err
-		}
-		return write(data)
-	})
-	if err == nil && !complete {
-		err = errNoResult
-	}
-	return result, err
+	return base64.StdEncoding.EncodeToString(b), "base64"
 }

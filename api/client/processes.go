@@ -2,13 +2,11 @@ package client
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"net/http"
 	"net/url"
 	"strconv"
-	"unicode/utf8"
 )
 
 // ProcessRequest is a process to start in the background.
@@ -64,11 +62,12 @@ func (l Log) MarshalJSON() ([]byte, error) {
 	case l.Skipped > 0:
 		return json.Marshal(map[string]int64{"skipped": l.Skipped})
 	}
-	piece := map[string]string{"stream": l.Stream, "data": string(l.Data)}
-	if !utf8.Valid(l.Data) {
-		piece["data"], piece["encoding"] = base64.StdEncoding.EncodeToString(l.Data), "base64"
-	}
-	return json.Marshal(piece)
+	text, encoding := EncodeOutput(l.Data)
+	return json.Marshal(struct {
+		Data     string `json:"data"`
+		Encoding string `json:"encoding,omitempty"`
+		Stream   string `json:"stream"`
+	}{text, encoding, l.Stream})
 }
 
 // Logs calls yield with what was kept of a process's output, and with follow with

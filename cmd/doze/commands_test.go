@@ -18,10 +18,12 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/coder/websocket"
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
@@ -196,10 +198,6 @@ func TestExecRefusals(t *testing.T) {
 	r.refused("(command_not_found)", "exec", "a", "--", "no-such-command-here", "x")
 	r.refused("(sandbox_not_found)", "exec", "missing", "true")
 	r.refused("/relative", "exec", "a", "--cwd", "nowhere/relative", "true")
-	got := r.dozeWith(strings.Repeat("x", client.MaxStdin+1), "exec", "a", "cat")
-	if got.code != exitFailed || !strings.Contains(got.err, "doze cp") {
-		t.Errorf("too much input: got %+v", got)
-	}
 }
 
 func TestExecEndsWithTheCommandsCodeAsAProgram(t *testing.T) {
@@ -217,6 +215,140 @@ func TestExecEndsWithTheCommandsCodeAsAProgram(t *testing.T) {
 		if code != want || string(out) != "piped" {
 			t.Errorf("got exit code %d and %q, want %d", code, out, want)
 		}
+	}
+}
+
+// execProgram is doze exec as a process of its own, with pipes.
+type execProgram struct {
+	*exec.Cmd
+	t   *testing.T
+	in  io.WriteCloser
+	out *bufio.Reader
+}
+
+func (r *rig) execProgram(args ...string) *execProgram {
+	r.t.Helper()
+	p := &execProgram{Cmd: r.program(args...), t: r.t}
+	var err error
+	if p.in, err = p.StdinPipe(); err != nil {
+		r.t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	p.out = bufio.NewReader(out)
+	p.Stderr = os.Stderr
+	if err := p.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	return p
+}
+
+func (p *execProgram) expectLine(want string) {
+	p.t.Helper()
+	if line, err := p.out.ReadString('\n'); line != want+"\n" {
+		p.t.Fatalf("got %q, %v; want %q", line, err, want)
+	}
+}
+
+func (p *execProgram) write(text string) {
+	p.t.Helper()
+	if _, err := io.WriteString(p.in, text); err != nil {
+		p.t.Fatal(err)
+	}
+}
+
+func (p *execProgram) expectExit(code int) {
+	p.t.Helper()
+	if rest, err := io.ReadAll(p.out); err != nil || len(rest) > 0 {
+		p.t.Errorf("more output: %.100q, %v", rest, err)
+	}
+	p.Wait()
+	if got := p.ProcessState.ExitCode(); got != code {
+		p.t.Errorf("exit code %d, want %d", got, code)
+	}
+}
+
+// As programs start others: with a pipe for input that stays open.
+func TestExecRunsWhileItsInputIsOpen(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	p := r.execProgram("exec", "a", "-c", "echo up; exit 3")
+	p.expectLine("up")
+	p.expectExit(3)
+}
+
+func TestExecIsAConversation(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	p := r.execProgram("exec", "a", "-c", `while read a b; do echo $((a+b)); done; echo end`)
+	for i := range 5 {
+		p.write(fmt.Sprintf("%d %d\n", i, 40))
+		p.expectLine(strconv.Itoa(i + 40))
+	}
+	p.in.Close()
+	p.expectLine("end")
+	p.expectExit(0)
+}
+
+// Of a script's own input, exec -n takes nothing.
+func TestExecWithoutStdinLeavesItToTheScript(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer read.Close()
+	if _, err := write.WriteString("first\nsecond\n"); err != nil {
+		t.Fatal(err)
+	}
+	write.Close()
+	cmd := r.program("exec", "-n", "a", "--", "cat")
+	cmd.Stdin = read
+	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
+		t.Fatalf("got %q, %v", out, err)
+	}
+	if rest, _ := io.ReadAll(read); string(rest) != "first\nsecond\n" {
+		t.Errorf("%q is left", rest)
+	}
+}
+
+// A command that reads little does not have all of a large input read for it.
+func TestExecReadsNoMoreThanTheCommandTakes(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	p := r.execProgram("exec", "a", "-c", "read go; sleep 1000")
+	p.write("go\n")
+	chunk := strings.Repeat("x", 64<<10)
+	stuck := make(chan int, 1)
+	written := 0
+	var mu sync.Mutex
+	go func() {
+		for {
+			n, err := io.WriteString(p.in, chunk)
+			mu.Lock()
+			written += n
+			mu.Unlock()
+			if err != nil {
+				stuck <- written
+				return
+			}
+		}
+	}()
+	eventually(t, "the window is full", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return written >= 1<<20
+	})
+	p.Process.Signal(os.Interrupt)
+	p.Wait()
+	if n := <-stuck; n > 2<<20 {
+		t.Errorf("%d bytes were taken for a command that reads nothing", n)
+	}
+	if code := p.ProcessState.ExitCode(); code != exitInterrupted {
+		t.Errorf("exit code %d", code)
 	}
 }
 
@@ -554,7 +686,8 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 		case route == "a", route == "sleep":
 			json.NewEncoder(w).Encode(sb)
 		case route == "exec":
-			json.NewEncoder(w).Encode(client.ExecResult{Stdout: evil, Signal: evil})
+			complete, _ := json.Marshal(map[string]any{"type": "complete", "signal": evil})
+			answerExec(w, req, evil, string(complete))
 		case route == "process", route == "1":
 			json.NewEncoder(w).Encode(process)
 		case route == "expose":
@@ -591,15 +724,28 @@ func fakeNode(t *testing.T, answer http.HandlerFunc) *rig {
 	return &rig{t: t, server: node, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
 }
 
+// execCommand is what a client asks of a node.
+type execCommand struct{ Timeout string }
+
+// answerExec answers the exec of a client with output and a last message.
+func answerExec(w http.ResponseWriter, req *http.Request, output, last string) (command execCommand) {
+	conn, err := websocket.Accept(w, req, nil)
+	if err != nil {
+		return command
+	}
+	defer conn.CloseNow()
+	_, message, _ := conn.Read(req.Context())
+	json.Unmarshal(message, &command)
+	conn.Write(req.Context(), websocket.MessageBinary, []byte("\x01"+output))
+	conn.Write(req.Context(), websocket.MessageText, []byte(last))
+	conn.Read(context.Background()) // until the client has gone
+	return command
+}
+
 func TestOddExitCodesAreNoSuccess(t *testing.T) {
 	for _, code := range []int{256, 512, -1, -256, 1 << 40} {
 		r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
-			if req.Header.Get("Accept") == "text/event-stream" {
-				w.Header().Set("Content-Type", "text/event-stream")
-				fmt.Fprintf(w, "event: complete\ndata: {\"exit_code\":%d}\n\n", code)
-				return
-			}
-			fmt.Fprintf(w, "{\"exit_code\":%d}", code)
+			answerExec(w, req, "", fmt.Sprintf(`{"type":"complete","exit_code":%d}`, code))
 		})
 		r.refused("is no exit code", "exec", "a", "true")
 		if got := r.doze("exec", "--json", "a", "true"); got.code != exitFailed {
@@ -611,10 +757,7 @@ func TestOddExitCodesAreNoSuccess(t *testing.T) {
 func TestCommandsHaveNoTimeoutUnlessAsked(t *testing.T) {
 	asked := make(chan string, 1)
 	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
-		var body struct{ Timeout string }
-		json.NewDecoder(req.Body).Decode(&body)
-		asked <- body.Timeout
-		io.WriteString(w, "{}")
+		asked <- answerExec(w, req, "", `{"type":"complete"}`).Timeout
 	})
 	for want, args := range map[string][]string{
 		"0s": {"exec", "--json", "a", "true"}, "90s": {"exec", "--json", "--timeout", "1m30s", "a", "true"},
@@ -738,5 +881,21 @@ func TestEveryCommandHasJSON(t *testing.T) {
 		if !json.Valid([]byte(got.out)) || got.code != 0 {
 			t.Errorf("doze %s --json: exit code %d, output %q, error %q", lines[name], got.code, got.out, got.err)
 		}
+	}
+}
+
+// A shell on a terminal says what it can do there, and does it.
+func TestExecOfAShellOnATerminal(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "a")
+	term := newTerminal(t, 80, 24)
+	cmd := term.start(r, "exec", "a", "--", "sh")
+	term.await("the notice", func(s *screen) bool { return strings.Contains(s.String(), "sh has no terminal") })
+	term.press("echo $((6*7))\n")
+	term.await("the answer", func(s *screen) bool { return strings.Contains(s.String(), "\n42") })
+	term.press("exit 5\n")
+	cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 5 {
+		t.Errorf("exit code %d", code)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
 )
@@ -35,8 +36,11 @@ written, and doze exits with the command's exit code. Ctrl-C ends the command
 with all its processes.
 
 Several words are run as they are. A single argument with spaces in it, and what
-follows -c, is run by /bin/sh. What is piped into doze is the command's input,
-up to 700 KiB; doze cp copies more.
+follows -c, is run by /bin/sh.
+
+The command reads doze's standard input while it runs, as with ssh. In a loop that
+reads its own input (while read), give -n, or the command gets the rest of it. A
+program that needs a terminal does not find one.
 
 With -d the command runs in the background and is kept: doze ps, logs and kill
 are for it.`,
@@ -58,7 +62,7 @@ are for it.`,
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
 	flags.StringVar(&f.name, "name", "", "with -d: name of the process")
 	flags.StringVar(&f.restart, "restart", "", "with -d: no, always (when it ends, and on a cold wake) or on-wake (on a cold wake)")
-	flags.BoolVar(&f.noStdin, "no-stdin", false, "do not read this command's input")
+	flags.BoolVarP(&f.noStdin, "no-stdin", "n", false, "do not read standard input; the command's is empty")
 	cmd.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{"no", "always", "on-wake"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -100,26 +104,29 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 	if f.timeout == 0 {
 		req.Timeout = client.NoTimeout // nobody waits in vain: Ctrl-C ends it
 	}
+	streams := client.ExecStreams{Stdout: a.out, Stderr: a.err}
 	if !f.noStdin {
-		if req.Stdin, err = a.pipedInput(ctx); err != nil {
-			return err
-		}
+		streams.Stdin = a.stdin(argv)
 	}
-	return a.execAndWait(ctx, node, sandbox, req)
+	return a.execAndWait(ctx, node, sandbox, req, streams)
 }
 
-func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox string, req client.ExecRequest) error {
-	var result client.ExecResult
-	var err error
+func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox string, req client.ExecRequest, streams client.ExecStreams) error {
+	var stdout, stderr capture
 	if a.json {
-		if result, err = node.Exec(ctx, sandbox, req); err == nil {
-			err = a.printJSON(result)
-		}
-	} else {
-		result, err = node.ExecStream(ctx, sandbox, req, client.ExecOutput{Stdout: writeTo(a.out), Stderr: writeTo(a.err)})
+		streams.Stdout, streams.Stderr = &stdout, &stderr
 	}
+	result, err := node.ExecStream(ctx, sandbox, req, streams)
 	if err != nil {
 		return err
+	}
+	if a.json {
+		result.Stdout, result.StdoutEncoding = client.EncodeOutput(stdout.data)
+		result.Stderr, result.StderrEncoding = client.EncodeOutput(stderr.data)
+		result.Truncated = stdout.truncated || stderr.truncated
+		if err := a.printJSON(result); err != nil {
+			return err
+		}
 	}
 	if result.TimedOut {
 		fmt.Fprintln(a.err, "doze: the command was killed because it took longer than its time-out")
@@ -149,35 +156,51 @@ func commandOf(script string, words []string) (command string, argv []string, er
 	return "", words, nil
 }
 
-// pipedInput reads what is piped or redirected into this program, if anything is.
-func (a *app) pipedInput(ctx context.Context) ([]byte, error) {
-	if f, ok := a.in.(*os.File); ok {
-		info, err := f.Stat()
-		if err != nil || info.Mode()&os.ModeCharDevice != 0 { // a terminal or /dev/null
-			return nil, nil
-		}
+// stdin is what the command reads: nil when this program has no input, or may not
+// read it. Of a terminal, the lines that are typed.
+func (a *app) stdin(argv []string) io.Reader {
+	f, ok := a.in.(*os.File)
+	if !ok {
+		return a.in
 	}
-	type result struct {
-		data []byte
-		err  error
+	info, err := f.Stat()
+	if err != nil || isNull(info) {
+		return nil
 	}
-	read := make(chan result, 1)
-	go func() { // ends with the input, or with the program
-		data, err := io.ReadAll(io.LimitReader(a.in, client.MaxStdin+1))
-		read <- result{data, err}
-	}()
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case r := <-read:
-		if r.err != nil {
-			return nil, fmt.Errorf("reading the input: %w", r.err)
-		}
-		if len(r.data) > client.MaxStdin {
-			return nil, fmt.Errorf("the input has more than %s; copy it with doze cp and redirect it in the sandbox", size(client.MaxStdin))
-		}
-		return r.data, nil
+	fd := int(f.Fd())
+	if !term.IsTerminal(fd) {
+		return f
 	}
+	if !inForeground(fd) {
+		return nil
+	}
+	if len(argv) == 1 {
+		// Probably a shell or an interpreter, which does not prompt without a terminal.
+		fmt.Fprintf(a.err, "doze: %s has no terminal; it reads the lines that you type, Ctrl-D ends them\n", clean(argv[0]))
+	}
+	return f
+}
+
+// isNull says whether a file is /dev/null.
+func isNull(info os.FileInfo) bool {
+	null, err := os.Stat(os.DevNull)
+	return err == nil && os.SameFile(info, null)
+}
+
+// maxCapture is what --json prints of each of stdout and stderr, as the API does.
+const maxCapture = 1 << 20
+
+// capture keeps the first maxCapture bytes that are written to it.
+type capture struct {
+	data      []byte
+	truncated bool
+}
+
+func (c *capture) Write(b []byte) (int, error) {
+	kept := b[:min(len(b), maxCapture-len(c.data))]
+	c.data = append(c.data, kept...)
+	c.truncated = c.truncated || len(kept) < len(b)
+	return len(b), nil
 }
 
 func writeTo(w io.Writer) func([]byte) error {

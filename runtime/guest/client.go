@@ -148,6 +148,8 @@ type request struct {
 	json   any           // body, when body is nil
 	wait   time.Duration // that the guest is asked to take, beyond answerTimeout
 	ranges bool          // 206 and 416 are answers too
+
+	upgrade bool // 101 is the answer
 }
 
 // answer is a successful response whose body is not read yet. Its Close ends
@@ -217,13 +219,14 @@ func (c *Client) send(ctx context.Context, r request) (*answer, error) {
 		return nil, err
 	}
 	a := &answer{Response: resp, watch: watch}
+	accepted := resp.StatusCode == http.StatusOK
 	switch resp.StatusCode {
 	case http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
-		if !r.ranges {
-			break
-		}
-		fallthrough
-	case http.StatusOK:
+		accepted = r.ranges
+	case http.StatusSwitchingProtocols:
+		accepted = r.upgrade
+	}
+	if accepted {
 		watch.pause()
 		return a, nil
 	}

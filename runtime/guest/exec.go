@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync"
+	"time"
 )
 
 // ExecKind says what an ExecEvent carries.
@@ -16,6 +18,9 @@ const (
 	ExecStdout                       // Data
 	ExecStderr                       // Data
 	ExecComplete                     // Result; last
+	// With ExecRequest.StreamStdin:
+	ExecStdinAck    // Bytes of input were taken
+	ExecStdinClosed // the command reads no more input
 )
 
 // ExecEvent is one thing that happened to a command.
@@ -24,13 +29,20 @@ type ExecEvent struct {
 	PID    int         // inside the sandbox, of ExecStart
 	Data   []byte      // of ExecStdout and ExecStderr; valid until the next Next
 	Result *ExecResult // of ExecComplete
+	Bytes  int         // of ExecStdinAck
 }
 
-// ExecStream is a running command. It is not safe for concurrent use, but for
-// Close, which may be called at any time.
+// ExecStream is a running command. One goroutine may call Next and another
+// WriteStdin and CloseStdin; Close may be called at any time.
 type ExecStream struct {
 	frames
 	started bool
+
+	stdin   io.Writer     // nil without StreamStdin
+	stall   time.Duration // the longest that one write to stdin may take
+	header  [FrameHeader]byte
+	mu      sync.Mutex
+	unacked int // bytes of input on their way
 }
 
 // Exec runs a command. It returns once the guest has started it; a command that
@@ -43,11 +55,81 @@ type ExecStream struct {
 // discarded.
 func (c *Client) Exec(ctx context.Context, req ExecRequest) (*ExecStream, error) {
 	req.Defaults = c.defaultsOr(req.Defaults)
-	a, err := c.send(ctx, request{method: http.MethodPost, route: RouteExec, json: req})
+	r := request{method: http.MethodPost, route: RouteExec, json: req}
+	if req.StreamStdin {
+		r.header = http.Header{"Connection": {"Upgrade"}, "Upgrade": {UpgradeExec}}
+		r.upgrade = true
+	}
+	a, err := c.send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
-	return &ExecStream{frames: frames{answer: a}}, nil
+	s := &ExecStream{frames: frames{answer: a}, stall: c.stall}
+	if !req.StreamStdin {
+		return s, nil
+	}
+	s.stdin, _ = a.Body.(io.Writer)
+	if a.StatusCode != http.StatusSwitchingProtocols || s.stdin == nil {
+		a.Close()
+		return nil, fmt.Errorf("guest answered %s with status %d and does not read standard input", RouteExec, a.StatusCode)
+	}
+	// The transport does not watch an upgraded connection.
+	context.AfterFunc(a.watch.ctx, func() { a.Body.Close() })
+	return s, nil
+}
+
+// ErrStdinWindow refuses input beyond StdinWindow.
+var ErrStdinWindow = fmt.Errorf("more than %d bytes of standard input are not acknowledged", StdinWindow)
+
+// WriteStdin sends standard input. It does not wait for the command to read it:
+// the caller counts the bytes that it has sent and that no ExecStdinAck has
+// acknowledged, StdinWindow at most. More is ErrStdinWindow. After ExecStdinClosed
+// it is discarded.
+func (s *ExecStream) WriteStdin(p []byte) error {
+	s.mu.Lock()
+	if s.unacked+len(p) > StdinWindow {
+		s.mu.Unlock()
+		return ErrStdinWindow
+	}
+	s.unacked += len(p)
+	s.mu.Unlock()
+	for len(p) > 0 {
+		n := min(len(p), MaxFrame)
+		if err := s.writeFrame(FrameStdin, p[:n]); err != nil {
+			return err
+		}
+		p = p[n:]
+	}
+	return nil
+}
+
+// CloseStdin has the command read the end of its input after what was sent.
+func (s *ExecStream) CloseStdin() error { return s.writeFrame(FrameStdinEOF, nil) }
+
+func (s *ExecStream) writeFrame(t FrameType, p []byte) error {
+	// A guest of ours reads at once.
+	timer := time.AfterFunc(s.stall, func() { s.answer.watch.cancel(ErrNoAnswer) })
+	defer timer.Stop()
+	PutFrameHeader(s.header[:], t, len(p))
+	_, err := s.stdin.Write(s.header[:])
+	if err == nil && len(p) > 0 {
+		_, err = s.stdin.Write(p)
+	}
+	if err != nil {
+		return s.answer.watch.explain(lost(err))
+	}
+	return nil
+}
+
+// acknowledge notes that the guest took n bytes of input.
+func (s *ExecStream) acknowledge(n int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n <= 0 || n > s.unacked {
+		return fmt.Errorf("%w: %d bytes of standard input acknowledged, %d were sent", ErrFrame, n, s.unacked)
+	}
+	s.unacked -= n
+	return nil
 }
 
 // Next returns what happens next: ExecStart, output, ExecComplete, then io.EOF.
@@ -87,6 +169,17 @@ func (s *ExecStream) next() (ExecEvent, error) {
 		return ExecEvent{Kind: ExecStdout, Data: data}, nil
 	case FrameStderr:
 		return ExecEvent{Kind: ExecStderr, Data: data}, nil
+	case FrameStdinAck:
+		var v StdinAck
+		if err := json.Unmarshal(data, &v); err != nil {
+			return ExecEvent{}, fmt.Errorf("%w: unusable acknowledgement", ErrFrame)
+		}
+		if err := s.acknowledge(v.Bytes); err != nil {
+			return ExecEvent{}, err
+		}
+		return ExecEvent{Kind: ExecStdinAck, Bytes: v.Bytes}, nil
+	case FrameStdinClosed:
+		return ExecEvent{Kind: ExecStdinClosed}, nil
 	case FrameComplete:
 		var v ExecResult
 		if err := json.Unmarshal(data, &v); err != nil {
@@ -95,7 +188,11 @@ func (s *ExecStream) next() (ExecEvent, error) {
 		if err := v.check(); err != nil {
 			return ExecEvent{}, err
 		}
-		s.finish()
+		if s.stdin == nil {
+			s.finish()
+		} else {
+			s.fail(io.EOF)
+		}
 		return ExecEvent{Kind: ExecComplete, Result: &v}, nil
 	}
 	return ExecEvent{}, fmt.Errorf("%w: type %d in an exec", ErrFrame, t)

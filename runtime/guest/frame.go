@@ -19,6 +19,13 @@ const (
 	FrameComplete FrameType = 4 // exec: JSON of ExecResult, last
 	FrameExit     FrameType = 5 // logs: JSON of Process, last
 	FrameSkipped  FrameType = 6 // logs: JSON of Skipped
+
+	// With ExecRequest.StreamStdin, to the guest:
+	FrameStdin    FrameType = 7 // at most StdinWindow bytes that are not acknowledged
+	FrameStdinEOF FrameType = 8 // empty
+	// and from the guest:
+	FrameStdinAck    FrameType = 9  // JSON of StdinAck
+	FrameStdinClosed FrameType = 10 // empty: the command reads no more of it
 )
 
 // FrameHeader is the length of what precedes a payload.
@@ -27,6 +34,12 @@ const FrameHeader = 5
 // Started is the payload of FrameStart.
 type Started struct {
 	PID int `json:"pid"`
+}
+
+// StdinAck is the payload of FrameStdinAck: so many more bytes have gone from the
+// guest's buffer into the command's pipe.
+type StdinAck struct {
+	Bytes int `json:"bytes"`
 }
 
 // Skipped is the payload of FrameSkipped: so much output was overwritten before
@@ -53,7 +66,7 @@ func ReadFrame(r io.Reader, buf []byte) (FrameType, []byte, error) {
 		return 0, nil, err
 	}
 	t, n := FrameType(header[0]), binary.BigEndian.Uint32(header[1:])
-	if t < FrameStart || t > FrameSkipped {
+	if t < FrameStart || t > FrameStdinClosed {
 		return 0, nil, fmt.Errorf("%w: unknown type %d", ErrFrame, t)
 	}
 	if n > MaxFrame {

@@ -11,7 +11,7 @@ import (
 const (
 	RouteHello   = "/hello"   // GET → Hello
 	RouteTrust   = "/trust"   // PUT Trust → TrustResult
-	RouteExec    = "/exec"    // POST ExecRequest → frames
+	RouteExec    = "/exec"    // POST ExecRequest → frames, both ways with StreamStdin
 	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process; GET /{pid} → Process
 	RouteFile    = "/file"    // PUT path, mode: raw body → FileInfo; GET path (Range) → raw; DELETE path, recursive
 	RouteStat    = "/stat"    // GET path → FileInfo
@@ -26,6 +26,10 @@ const (
 	SuffixSignal = "/signal"  // POST RouteProcess/{pid}/signal signal → Process
 	SuffixLogs   = "/logs"    // GET RouteProcess/{pid}/logs follow → frames
 )
+
+// UpgradeExec is the protocol to which the connection of an exec with StreamStdin
+// is upgraded: frames in both directions.
+const UpgradeExec = "doze-exec"
 
 // MaxListing bounds the bytes of one directory listing; one that would be
 // longer is cut there and says so.

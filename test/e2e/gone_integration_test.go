@@ -43,6 +43,11 @@ func (n *node) usage(t *testing.T, b *box) usage {
 	return usage{goroutines, len(descriptors), len(n.children()), len(b.hostPIDs())}
 }
 
+// calls is a writer that calls it for every write.
+type calls func()
+
+func (c calls) Write(b []byte) (int, error) { c(); return len(b), nil }
+
 func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
@@ -56,7 +61,12 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 	}{
 		{"exec", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
 			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: "echo begun; sleep 1000 & sleep 1000"},
-				client.ExecOutput{Stdout: func([]byte) error { begun(); return nil }, Stderr: func([]byte) error { return nil }})
+				client.ExecStreams{Stdout: calls(begun)})
+			return err
+		}},
+		{"exec with unread input", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
+			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: "echo begun; sleep 1000 & sleep 1000"},
+				client.ExecStreams{Stdin: zeros{}, Stdout: calls(begun)})
 			return err
 		}},
 		{"buffered exec", func(ctx context.Context, _ *http.Client, i int, begun func()) error {

@@ -173,13 +173,8 @@ type running struct {
 	outputs [2]*outputPipe // stdout, stderr
 }
 
-// start starts the command, which reads input as its stdin.
-func (s *Server) start(c *command, input []byte) (*running, error) {
-	in, err := stdin(input)
-	if err != nil {
-		return nil, err
-	}
-	defer in.Close()
+// start starts the command with a standard input, which stays the caller's to close.
+func (s *Server) start(c *command, in *os.File) (*running, error) {
 	run := &running{}
 	files := []uintptr{in.Fd()}
 	for i := range run.outputs {

@@ -3,7 +3,9 @@ package server
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
+	"os"
 	"sync"
 	"time"
 
@@ -24,30 +26,70 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.Timeout < 0 {
 		return refuse(guest.CodeInvalid, "timeout %s is negative", req.Timeout)
 	}
+	if req.StreamStdin && (len(req.Stdin) > 0 || r.Header.Get("Upgrade") != guest.UpgradeExec) {
+		return refuse(guest.CodeInvalid, "stream_stdin needs the upgrade to %s and no stdin", guest.UpgradeExec)
+	}
 	cmd, err := s.command(req.Command, req.Argv, req.Cwd, variables{req.Env, req.Defaults})
 	if err != nil {
 		return err
 	}
-	run := &execution{server: s, began: time.Now()}
-	if run.running, err = s.start(cmd, req.Stdin); err != nil {
+	x := &execution{server: s, began: time.Now()}
+	var in *os.File
+	if req.StreamStdin {
+		x.stdin, in, err = newStdinPipe()
+	} else {
+		in, err = stdin(req.Stdin)
+	}
+	if err != nil {
 		return err
 	}
-	out := &frameWriter{w: w, rc: http.NewResponseController(w)}
+	x.running, err = s.start(cmd, in)
+	in.Close()
+	if err != nil {
+		if x.stdin != nil {
+			x.stdin.close()
+		}
+		return err
+	}
+	if req.StreamStdin {
+		return x.serveTunnel(w, req.Timeout)
+	}
+	out := &frameWriter{w: w, flush: http.NewResponseController(w).Flush}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	out.json(guest.FrameStart, guest.Started{PID: run.tree.root.pid}, true)
-
-	timedOut := run.send(r.Context(), req.Timeout, out)
-	out.json(guest.FrameComplete, run.result(timedOut), false)
+	out.json(guest.FrameStart, guest.Started{PID: x.tree.root.pid}, true)
+	x.serve(r.Context(), req.Timeout, out)
 	if out.failed() {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
 }
 
+// serveTunnel is serve over the connection itself, which carries the input too.
+func (x *execution) serveTunnel(w http.ResponseWriter, timeout time.Duration) error {
+	ctx, out, disconnect, err := x.server.connect(x, w)
+	if err != nil {
+		x.tree.kill()
+		x.wait()
+		x.close()
+		x.stdin.close()
+		return err
+	}
+	defer disconnect()
+	x.serve(ctx, timeout, out)
+	return nil
+}
+
+// serve sends the command's output, and how it ends.
+func (x *execution) serve(ctx context.Context, timeout time.Duration, out *frameWriter) {
+	timedOut := x.send(ctx, timeout, out)
+	out.json(guest.FrameComplete, x.result(timedOut), false)
+}
+
 // execution is a command whose output goes to one client.
 type execution struct {
 	*running
 	server *Server
+	stdin  *stdinPipe // nil when the input is not streamed
 	began  time.Time
 	took   time.Duration // until the command itself had exited
 }
@@ -112,10 +154,10 @@ func (x *execution) result(timedOut bool) guest.ExecResult {
 // frameWriter writes frames for several goroutines. Writing blocks while the
 // client does not read; that is how the command is slowed down.
 type frameWriter struct {
-	rc *http.ResponseController
+	flush func() error // nil when w does not buffer
 
 	mu  sync.Mutex
-	w   http.ResponseWriter
+	w   io.Writer
 	err error
 }
 
@@ -126,9 +168,12 @@ func (f *frameWriter) output(t guest.FrameType, frame []byte) error {
 }
 
 func (f *frameWriter) json(t guest.FrameType, v any, flush bool) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
+	var b []byte
+	if v != nil {
+		var err error
+		if b, err = json.Marshal(v); err != nil {
+			return err
+		}
 	}
 	frame := make([]byte, guest.FrameHeader, guest.FrameHeader+len(b))
 	guest.PutFrameHeader(frame, t, len(b))
@@ -142,8 +187,8 @@ func (f *frameWriter) write(b []byte, flush bool) error {
 		return f.err
 	}
 	_, f.err = f.w.Write(b)
-	if flush && f.err == nil {
-		f.err = f.rc.Flush()
+	if flush && f.err == nil && f.flush != nil {
+		f.err = f.flush()
 	}
 	return f.err
 }

@@ -48,14 +48,19 @@ func TestCommandThatEndedInTimeIsNotTimedOut(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		run, err := srv.start(cmd, nil)
+		in, err := stdin(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer in.Close()
+		run, err := srv.start(cmd, in)
 		if err != nil {
 			t.Fatal(err)
 		}
 		<-run.tree.root.done
 		x := &execution{running: run, server: srv, began: time.Now().Add(-time.Hour)}
 		w := httptest.NewRecorder()
-		timedOut := x.send(t.Context(), time.Minute, &frameWriter{w: w, rc: http.NewResponseController(w)})
+		timedOut := x.send(t.Context(), time.Minute, &frameWriter{w: w, flush: http.NewResponseController(w).Flush})
 		if res := x.result(timedOut); res.TimedOut || res.ExitCode != 1 {
 			t.Fatalf("result %+v", res)
 		}

@@ -36,8 +36,13 @@ func (ps *processes) startRun(p *process) (*processRun, error) {
 	if err != nil {
 		return nil, err
 	}
+	in, err := stdin(nil)
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
 	run := &processRun{}
-	run.running, err = ps.server.start(cmd, nil)
+	run.running, err = ps.server.start(cmd, in)
 	return run, err
 }
 

@@ -73,13 +73,13 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	follow := r.URL.Query().Get("follow") == "true"
-	out := &frameWriter{w: w, rc: http.NewResponseController(w)}
+	out := &frameWriter{w: w, flush: http.NewResponseController(w).Flush}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	// Before the header: what is written once the client has that is its to read,
 	// or skipped.
 	at, tail := p.log.span()
 	if follow {
-		out.rc.Flush() // the header; there may be no output for long
+		out.flush() // the header; there may be no output for long
 	}
 	for buf := make([]byte, 0, 4*ringRecord); ; {
 		part := p.log.read(at, buf)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"net/http"
 	"sync"
 	"time"
@@ -74,6 +75,15 @@ func (q *requests) wait(limit time.Duration) {
 	if q.timer != nil {
 		q.timer.Stop()
 	}
+	q.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	q.drain(ctx)
+}
+
+// drain waits until no request is under way or ctx ends. One caller at a time.
+func (q *requests) drain(ctx context.Context) {
+	q.mu.Lock()
 	if q.active == 0 {
 		q.mu.Unlock()
 		return
@@ -83,6 +93,6 @@ func (q *requests) wait(limit time.Duration) {
 	q.mu.Unlock()
 	select {
 	case <-idle:
-	case <-time.After(limit):
+	case <-ctx.Done():
 	}
 }

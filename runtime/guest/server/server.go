@@ -78,6 +78,7 @@ type Server struct {
 	events   *hub
 	requests *requests
 	spill    *discarder
+	tunnels  tunnels
 	trust    *trusted
 
 	socket net.Listener
@@ -184,8 +185,10 @@ func (s *Server) shutdown() {
 	defer cancel()
 	if s.cfg.Init {
 		s.http.Shutdown(ctx)
+		s.requests.drain(ctx)
 	}
 	s.http.Close()
+	s.tunnels.close()
 	s.requests.wait(handlersTimeout)
 	s.procs.wait()
 	s.spill.close()

@@ -1,0 +1,324 @@
+package client
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// Numbers of streams, with which binary messages begin.
+const (
+	stdinStream  = 0
+	stdoutStream = 1
+	stderrStream = 2
+)
+
+const (
+	// maxSocketMessage bounds a message of the node, which sends at most 64 KiB of
+	// output in one.
+	maxSocketMessage = 1 << 20
+	// stdinChunk is read from standard input at once.
+	stdinChunk = 32 << 10
+	// keepaliveInterval is shorter than the minute after which a node gives up a
+	// client of which it hears nothing, and than what proxies allow.
+	keepaliveInterval = 15 * time.Second
+)
+
+// ExecStreams are the standard streams of a command.
+type ExecStreams struct {
+	// Stdin is read while the command runs, and no further than the command's pipe
+	// and the node's buffer of 1 MiB take it. nil is an empty input. ExecStream does
+	// not wait for a Read that is under way when the command ends.
+	Stdin io.Reader
+	// Stdout and Stderr get the output as it comes, from one goroutine; nil discards
+	// it. While a Write blocks, so does the command that writes more.
+	Stdout, Stderr io.Writer
+}
+
+// ExecStream runs a command with streamed input and output. When ctx ends before
+// the command, the node kills its process tree.
+func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecRequest, streams ExecStreams) (ExecResult, error) {
+	if streams.Stdin == nil && len(req.Stdin) > 0 {
+		streams.Stdin = bytes.NewReader(req.Stdin)
+	}
+	conn, err := c.openSocket(ctx, sandboxPath(idOrName, "exec"))
+	if err != nil {
+		return ExecResult{}, err
+	}
+	defer conn.CloseNow()
+	conn.SetReadLimit(maxSocketMessage)
+	e := &execSocket{conn: conn, streams: streams, windowOpen: make(chan struct{}, 1)}
+	var cancel context.CancelCauseFunc
+	e.ctx, cancel = context.WithCancelCause(ctx)
+	e.fail = cancel
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	defer cancel(nil)
+	watching.Go(e.watch) // ended by cancel
+	err = e.send(execCommand{
+		Type: "exec", Command: req.Command, Argv: req.Argv, Cwd: req.Cwd, Env: req.Env,
+		Timeout: req.timeout(), StreamStdin: streams.Stdin != nil,
+	})
+	if err != nil {
+		return ExecResult{}, e.explain(err)
+	}
+	result, err := e.receive()
+	if err != nil {
+		return ExecResult{}, e.explain(err)
+	}
+	return result, nil
+}
+
+// openSocket connects to a route that is a WebSocket.
+func (c *Client) openSocket(ctx context.Context, path string) (*websocket.Conn, error) {
+	header := http.Header{}
+	c.identify(header)
+	conn, resp, err := websocket.Dial(ctx, c.base+path, &websocket.DialOptions{HTTPClient: c.websocket, HTTPHeader: header})
+	switch {
+	case err == nil:
+		return conn, nil
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case resp != nil:
+		return nil, readError(resp)
+	}
+	return nil, c.unreachable(err)
+}
+
+type execCommand struct {
+	Type        string            `json:"type"`
+	Command     string            `json:"command,omitempty"`
+	Argv        []string          `json:"argv,omitempty"`
+	Cwd         string            `json:"cwd,omitempty"`
+	Env         map[string]string `json:"env,omitempty"`
+	Timeout     *Duration         `json:"timeout,omitempty"`
+	StreamStdin bool              `json:"stream_stdin,omitempty"`
+}
+
+// execMessage is a text message of the node.
+type execMessage struct {
+	Type        string `json:"type"`
+	StdinWindow int    `json:"stdin_window"`
+	Bytes       int    `json:"bytes"`
+	Problem     *Error `json:"problem"`
+	ExecResult
+}
+
+// execSocket is the WebSocket of one command.
+type execSocket struct {
+	conn    *websocket.Conn
+	streams ExecStreams
+	ctx     context.Context
+	fail    context.CancelCauseFunc
+
+	mu         sync.Mutex
+	window     int           // bytes of input that may be sent
+	stdinEnded bool          // no more may
+	windowOpen chan struct{} // has an element after either has changed
+
+	received atomic.Int64 // messages
+	passing  atomic.Bool  // output to its writer, so that no message is read
+}
+
+// errNodeSilent: the connection is there, but the node behind it is not.
+var errNodeSilent = errors.New("the node does not answer any more; it is not known how the command ended")
+
+// explain returns why the exec has failed.
+func (e *execSocket) explain(err error) error {
+	if cause := context.Cause(e.ctx); cause != nil {
+		return cause
+	}
+	return err
+}
+
+func (e *execSocket) send(message any) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	return e.conn.Write(e.ctx, websocket.MessageText, b)
+}
+
+// receive passes output on until the command has ended.
+func (e *execSocket) receive() (ExecResult, error) {
+	buf := make([]byte, 64<<10)
+	for {
+		kind, r, err := e.conn.Reader(e.ctx)
+		if err == nil {
+			buf, err = readInto(buf, r)
+		}
+		if err != nil {
+			return ExecResult{}, fmt.Errorf("%w (%w)", errNoResult, err)
+		}
+		e.received.Add(1)
+		if kind == websocket.MessageBinary {
+			if err := e.pass(buf); err != nil {
+				return ExecResult{}, err
+			}
+			continue
+		}
+		var m execMessage
+		if err := json.Unmarshal(buf, &m); err != nil {
+			return ExecResult{}, fmt.Errorf("a message is not what this version expects: %w", err)
+		}
+		switch m.Type {
+		case "start":
+			if e.streams.Stdin != nil {
+				e.addWindow(m.StdinWindow)
+				go e.sendStdin() // ended by ctx, but for a Read that blocks
+			}
+		case "stdin_ack":
+			e.addWindow(m.Bytes)
+		case "stdin_closed":
+			e.endStdin()
+		case "complete":
+			return m.ExecResult, nil
+		case "error":
+			if m.Problem == nil {
+				m.Problem = &Error{}
+			}
+			return ExecResult{}, m.Problem
+		}
+	}
+}
+
+// pass writes a binary message to the writer of its stream.
+func (e *execSocket) pass(message []byte) error {
+	var w io.Writer
+	switch {
+	case len(message) == 0:
+		return nil
+	case message[0] == stdoutStream:
+		w = e.streams.Stdout
+	case message[0] == stderrStream:
+		w = e.streams.Stderr
+	}
+	if w == nil {
+		return nil
+	}
+	e.passing.Store(true)
+	defer e.passing.Store(false)
+	_, err := w.Write(message[1:])
+	return err
+}
+
+// sendStdin sends input until it ends or the command reads no more of it.
+func (e *execSocket) sendStdin() {
+	buf := make([]byte, 1+stdinChunk)
+	buf[0] = stdinStream
+	for {
+		n := e.waitWindow()
+		if n == 0 {
+			return
+		}
+		n, readErr := e.streams.Stdin.Read(buf[1 : 1+min(n, stdinChunk)])
+		if n > 0 {
+			e.addWindow(-n)
+			if e.conn.Write(e.ctx, websocket.MessageBinary, buf[:1+n]) != nil {
+				return // receive says why
+			}
+		}
+		switch {
+		case readErr == io.EOF:
+			e.send(map[string]string{"type": "stdin_eof"})
+			return
+		case readErr != nil:
+			e.fail(fmt.Errorf("reading standard input: %w", readErr))
+			return
+		}
+	}
+}
+
+// waitWindow waits until input may be sent, and returns how much: 0 when no more
+// may.
+func (e *execSocket) waitWindow() int {
+	for {
+		e.mu.Lock()
+		window, ended := e.window, e.stdinEnded
+		e.mu.Unlock()
+		switch {
+		case ended:
+			return 0
+		case window > 0:
+			return window
+		}
+		select {
+		case <-e.ctx.Done():
+			return 0
+		case <-e.windowOpen:
+		}
+	}
+}
+
+func (e *execSocket) addWindow(n int) {
+	e.mu.Lock()
+	e.window += n
+	e.mu.Unlock()
+	e.notifyWindow()
+}
+
+func (e *execSocket) endStdin() {
+	e.mu.Lock()
+	e.stdinEnded = true
+	e.mu.Unlock()
+	e.notifyWindow()
+}
+
+func (e *execSocket) notifyWindow() {
+	select {
+	case e.windowOpen <- struct{}{}:
+	default:
+	}
+}
+
+// watch tells the node that this client is there, and finds out when the node is
+// not. While output is passed on, no message is read, so the node cannot answer.
+func (e *execSocket) watch() {
+	ticker := time.NewTicker(keepaliveInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-e.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		if e.passing.Load() {
+			e.send(map[string]string{"type": "keepalive"})
+			continue
+		}
+		before := e.received.Load()
+		ctx, cancel := context.WithTimeout(e.ctx, keepaliveInterval)
+		err := e.conn.Ping(ctx)
+		cancel()
+		if err != nil && !e.passing.Load() && e.received.Load() == before {
+			e.fail(errNodeSilent)
+		}
+	}
+}
+
+// readInto reads r to its end into buf, growing it as needed.
+func readInto(buf []byte, r io.Reader) ([]byte, error) {
+	buf = buf[:0]
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+}

@@ -1,0 +1,474 @@
+package api
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// A command whose input is streamed has a WebSocket. Bytes are binary messages,
+// which begin with the number of their stream: the command's file descriptor.
+// Everything else is a text message with a JSON object that has a type.
+const (
+	stdinStream  = 0
+	stdoutStream = 1
+	stderrStream = 2
+)
+
+const (
+	// maxSocketMessage bounds a message of a client: a whole window of input, and a
+	// command as large as the body of any other request.
+	maxSocketMessage = max(guest.StdinWindow+1, maxJSON)
+	// lastWrite is how long a client has to take the message that ends its stream.
+	lastWrite = 5 * time.Second
+)
+
+// ExecCommand is the first message of a client: the command to run.
+type ExecCommand struct {
+	Type        string            `json:"type" enum:"exec"`
+	Command     string            `json:"command,omitempty" doc:"Run by /bin/sh -c; either this or argv" example:"sort"`
+	Argv        []string          `json:"argv,omitempty" nullable:"false" maxItems:"4096" doc:"Run as it is, without a shell"`
+	Cwd         string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
+	Env         map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
+	Timeout     *Duration         `json:"timeout,omitempty" doc:"After it, the whole process tree is killed. At most 24h; none when missing"`
+	StreamStdin bool              `json:"stream_stdin,omitempty" doc:"Standard input follows in binary messages; without it, it is empty"`
+}
+
+// ExecStdinEOF is a message of a client: its input has ended.
+type ExecStdinEOF struct {
+	Type string `json:"type" enum:"stdin_eof"`
+}
+
+// Keepalive is a message of a client that does not read at the moment, and
+// therefore answers no ping.
+type Keepalive struct {
+	Type string `json:"type" enum:"keepalive"`
+}
+
+// ExecStarted says that the command runs.
+type ExecStarted struct {
+	Type        string `json:"type" enum:"start"`
+	PID         int    `json:"pid" doc:"Inside the sandbox"`
+	StdinWindow int    `json:"stdin_window,omitempty" doc:"How many bytes of input may be sent that no stdin_ack has acknowledged; with stream_stdin only"`
+}
+
+// ExecStdinAck acknowledges input.
+type ExecStdinAck struct {
+	Type  string `json:"type" enum:"stdin_ack"`
+	Bytes int    `json:"bytes" doc:"So many more bytes have gone into the command's pipe"`
+}
+
+// ExecStdinClosed says that the command reads no more input. What is still sent is
+// discarded.
+type ExecStdinClosed struct {
+	Type string `json:"type" enum:"stdin_closed"`
+}
+
+// ExecCompleted says how the command ended. It is the last message.
+type ExecCompleted struct {
+	Type string `json:"type" enum:"complete"`
+	ExecComplete
+}
+
+// ExecFailed says why the command did not start, or why it is not known how it
+// ended. It is the last message.
+type ExecFailed struct {
+	Type    string  `json:"type" enum:"error"`
+	Problem Problem `json:"problem"`
+}
+
+type execSocketInput struct {
+	SandboxPath
+	Exchange
+}
+
+func (a *API) registerExecSocket() {
+	messages := func(types ...reflect.Type) *huma.Schema {
+		s := &huma.Schema{}
+		for _, t := range types {
+			s.OneOf = append(s.OneOf, a.schema(t))
+		}
+		return s
+	}
+	a.execCommand = a.schema(reflect.TypeFor[ExecCommand]())
+	register(a, route{
+		method: http.MethodGet, path: "/sandbox/{id}/exec", id: "exec-websocket", tag: "exec",
+		summary: "Run a command with streamed input and output, over a WebSocket",
+		description: "The client's first message is an ExecCommand. Then binary messages carry bytes, after a first byte that names " +
+			"the stream: 0 is standard input, 1 standard output, 2 standard error. Text messages are JSON: the client's are ExecStdinEOF and Keepalive, " +
+			"the node's are in the response. After complete or error the node closes the WebSocket. " +
+			"Wakes the sandbox. When the client disconnects, the whole process tree is killed; the end of the input is a message of its own.",
+		codes: onSandbox(wakeCodes, execCodes, []Code{CodeUpgradeRequired}),
+		answers: map[int]*huma.Response{http.StatusSwitchingProtocols: {
+			Description: "A WebSocket; the schema is that of the node's text messages, and of the client's",
+			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
+				messages(reflect.TypeFor[ExecStarted](), reflect.TypeFor[ExecStdinAck](), reflect.TypeFor[ExecStdinClosed](),
+					reflect.TypeFor[ExecCompleted](), reflect.TypeFor[ExecFailed]()),
+				messages(reflect.TypeFor[ExecCommand](), reflect.TypeFor[ExecStdinEOF](), reflect.TypeFor[Keepalive]()),
+			}}}},
+		}},
+	}, a.execSocket)
+}
+
+func (a *API) execSocket(ctx context.Context, in *execSocketInput) (*huma.StreamResponse, error) {
+	if p := checkUpgrade(in.r); p != nil {
+		return nil, p
+	}
+	sb, err := a.lookup(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.streams.enter(ctx, 1); err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { a.serveExecSocket(in, sb.ID) }}, nil
+}
+
+// checkUpgrade refuses what is not the handshake of a WebSocket (RFC 6455, section
+// 4.1) over HTTP/1.1.
+func checkUpgrade(r *http.Request) *Problem {
+	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(r.Header.Get("Sec-WebSocket-Key")))
+	if r.ProtoMajor == 1 && hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
+		r.Header.Get("Sec-WebSocket-Version") == "13" && err == nil && len(key) == 16 && len(r.Header.Values("Sec-WebSocket-Key")) == 1 {
+		return nil
+	}
+	return newProblem(CodeUpgradeRequired, "this route is a WebSocket; connect to it over HTTP/1.1 with a WebSocket client, or run the command with POST").
+		setHeader("Upgrade", "websocket")
+}
+
+func hasToken(h http.Header, name, token string) bool {
+	return slices.ContainsFunc(h.Values(name), func(value string) bool {
+		for part := range strings.SplitSeq(value, ",") {
+			if strings.EqualFold(strings.TrimSpace(part), token) {
+				return true
+			}
+		}
+		return false
+	})
+}
+
+// execSocket is the WebSocket of one command. Its ctx ends when the client has
+// disconnected, when it violates the protocol, and when the node closes; the cause
+// says which.
+type execSocket struct {
+	conn   *websocket.Conn
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	// writes is the context of all writes. It outlives ctx by lastWrite unless the
+	// client has disconnected: what ends the context of a write cuts the connection.
+	writes context.Context
+	cut    context.CancelFunc
+
+	command chan ExecCommand // the first message
+	stdin   atomic.Pointer[guest.ExecStream]
+	heard   atomic.Int64 // when something came from the client, in Unix nanoseconds
+	writing atomic.Bool
+	buf     []byte // of the goroutine that writes output
+}
+
+// violation is a Problem with what the client sent, after which nothing of it is
+// read any more.
+func violation(format string, args ...any) *Problem {
+	return problemf(CodeInvalidRequest, format, args...)
+}
+
+func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
+	s := &execSocket{command: make(chan ExecCommand, 1)}
+	s.ctx, s.cancel = context.WithCancelCause(in.r.Context())
+	defer s.cancel(nil)
+	s.writes, s.cut = context.WithCancel(context.Background())
+	defer s.cut()
+	var err error
+	s.conn, err = websocket.Accept(in.w, in.r, &websocket.AcceptOptions{
+		// No page of a browser can send the token that this request had.
+		InsecureSkipVerify: true,
+		OnPingReceived: func(context.Context, []byte) bool {
+			s.noteHeard()
+			// The library cuts the connection when a pong has to wait for long, and a
+			// client that is written to needs none.
+			return !s.writing.Load()
+		},
+		OnPongReceived: func(context.Context, []byte) { s.noteHeard() },
+	})
+	if err != nil {
+		a.log.Warn("failed to accept a WebSocket", "operation", in.operation, "sandbox", targetOf(in), "error", err)
+		return
+	}
+	s.conn.SetReadLimit(maxSocketMessage)
+	s.noteHeard()
+	var serving sync.WaitGroup
+	serving.Go(func() { s.cancel(s.receive(a)) })                      // ended by CloseNow
+	serving.Go(func() { s.watch(a.limits.Heartbeat, a.limits.Stall) }) // ended by ctx
+	defer context.AfterFunc(s.ctx, s.limitWrites)()
+	code := websocket.StatusNormalClosure
+	if err := s.run(a, id); err != nil {
+		code = websocket.StatusInternalError
+		if problem := s.problem(a, in, err); problem != nil {
+			s.send(ExecFailed{Type: "error", Problem: *problem})
+		}
+	}
+	if s.disconnected() {
+		s.conn.CloseNow()
+	}
+	s.conn.Close(code, "")
+	s.cancel(nil)
+	serving.Wait()
+}
+
+// limitWrites is called when ctx has ended.
+func (s *execSocket) limitWrites() {
+	if s.disconnected() {
+		s.cut()
+		return
+	}
+	time.AfterFunc(lastWrite, s.cut)
+}
+
+// disconnected says whether ctx has ended because the client is not there any more.
+func (s *execSocket) disconnected() bool {
+	var p *Problem
+	return clientGone(s.ctx) && !errors.As(context.Cause(s.ctx), &p)
+}
+
+// problem is what the client is told of an error; nil when it has disconnected.
+func (s *execSocket) problem(a *API, in *execSocketInput, err error) *Problem {
+	var p *Problem
+	switch {
+	case errors.As(context.Cause(s.ctx), &p):
+		return p
+	case s.disconnected():
+		return nil
+	}
+	return a.refuse(s.ctx, in.operation, targetOf(in), err)
+}
+
+// run runs the command that the client sends, and sends what it does.
+func (s *execSocket) run(a *API, id sandbox.ID) error {
+	var command ExecCommand
+	select {
+	case command = <-s.command:
+	case <-s.ctx.Done():
+		return s.ctx.Err()
+	case <-time.After(a.limits.Stall):
+		return violation("no command came within %s; send it as the first message", a.limits.Stall)
+	}
+	body := ExecBody{Command: command.Command, Argv: command.Argv, Cwd: command.Cwd, Env: command.Env, Timeout: command.Timeout, Stream: true}
+	req, err := body.request()
+	if err != nil {
+		return err
+	}
+	req.StreamStdin = command.StreamStdin
+	run, err := a.start(s.ctx, id, req)
+	if err != nil {
+		return err
+	}
+	defer a.end(run)
+	// Next does not know of a client that disconnected; closing the stream ends it,
+	// and the command.
+	defer context.AfterFunc(s.ctx, func() { run.stream.Close() })()
+	if req.StreamStdin {
+		s.stdin.Store(run.stream)
+	}
+	for {
+		ev, err := run.next()
+		if err == nil {
+			err = s.forward(ev, req.StreamStdin)
+		}
+		if err != nil {
+			if s.disconnected() {
+				run.outcome = outcomeClient
+			}
+			return err
+		}
+		if ev.Kind == guest.ExecComplete {
+			return nil
+		}
+	}
+}
+
+// forward sends an event of the command.
+func (s *execSocket) forward(ev guest.ExecEvent, stdin bool) error {
+	switch ev.Kind {
+	case guest.ExecStdout:
+		return s.sendOutput(stdoutStream, ev.Data)
+	case guest.ExecStderr:
+		return s.sendOutput(stderrStream, ev.Data)
+	case guest.ExecStart:
+		started := ExecStarted{Type: "start", PID: ev.PID}
+		if stdin {
+			started.StdinWindow = guest.StdinWindow
+		}
+		return s.send(started)
+	case guest.ExecStdinAck:
+		return s.send(ExecStdinAck{Type: "stdin_ack", Bytes: ev.Bytes})
+	case guest.ExecStdinClosed:
+		return s.send(ExecStdinClosed{Type: "stdin_closed"})
+	case guest.ExecComplete:
+		return s.send(ExecCompleted{Type: "complete", ExecComplete: completeOf(ev.Result)})
+	}
+	return nil
+}
+
+func (s *execSocket) sendOutput(stream byte, data []byte) error {
+	s.buf = append(append(s.buf[:0], stream), data...)
+	return s.write(websocket.MessageBinary, s.buf)
+}
+
+func (s *execSocket) send(message any) error {
+	b, err := json.Marshal(message)
+	if err != nil {
+		return err
+	}
+	return s.write(websocket.MessageText, b)
+}
+
+// write blocks while the client does not read; that is how the command is slowed
+// down. A failure ends ctx.
+func (s *execSocket) write(kind websocket.MessageType, b []byte) error {
+	s.writing.Store(true)
+	defer s.writing.Store(false)
+	err := s.conn.Write(s.writes, kind, b)
+	if err != nil {
+		s.cancel(context.Canceled)
+	}
+	return err
+}
+
+// receive reads what the client sends. It never waits for the command, so that a
+// client that disconnects is noticed at once. It returns why ctx shall end.
+func (s *execSocket) receive(a *API) error {
+	// A context that ends would cut the connection before its last message.
+	ctx := context.Background()
+	var buf []byte
+	first := true
+	for {
+		kind, r, err := s.conn.Reader(ctx)
+		if err != nil {
+			return context.Canceled
+		}
+		s.noteHeard()
+		if buf, err = readInto(buf, r); err != nil {
+			return context.Canceled
+		}
+		if first {
+			command, err := a.parseExecCommand(kind, buf)
+			if err != nil {
+				return err
+			}
+			s.command <- command
+			first = false
+			continue
+		}
+		switch {
+		case kind == websocket.MessageBinary:
+			err = s.receiveStdin(buf)
+		default:
+			err = s.receiveText(buf)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (command ExecCommand, err error) {
+	if kind != websocket.MessageText {
+		return command, violation(`the first message is binary; send the command as text: {"type":"exec","argv":["ls"]}`)
+	}
+	return command, a.parseJSON(a.execCommand, message, &command)
+}
+
+// receiveStdin passes input on. What comes when the command has ended is discarded.
+func (s *execSocket) receiveStdin(message []byte) error {
+	stream := s.stdin.Load()
+	switch {
+	case len(message) == 0 || message[0] != stdinStream:
+		return violation("a binary message does not begin with the byte 0; that is standard input's number")
+	case stream == nil:
+		return violation(`standard input came for a command without; send "stream_stdin": true with the command and wait for the message start`)
+	}
+	err := stream.WriteStdin(message[1:])
+	if errors.Is(err, guest.ErrStdinWindow) {
+		return violation("%v; wait for the messages stdin_ack", err)
+	}
+	return nil // how the command ends says more
+}
+
+func (s *execSocket) receiveText(message []byte) error {
+	var m struct {
+		Type string `json:"type"`
+	}
+	if err := json.Unmarshal(message, &m); err != nil {
+		return violation("a text message is not a JSON object: %v", err)
+	}
+	switch m.Type {
+	case "keepalive":
+	case "stdin_eof":
+		stream := s.stdin.Load()
+		if stream == nil {
+			return violation("stdin_eof came for a command without streamed input; wait for the message start")
+		}
+		stream.CloseStdin()
+	default:
+		return violation("there is no message %q; the types are stdin_eof and keepalive", clip(m.Type))
+	}
+	return nil
+}
+
+func (s *execSocket) noteHeard() { s.heard.Store(time.Now().UnixNano()) }
+
+// watch pings a client that is silent for a heartbeat, and gives it up when it is
+// silent for as long as stall.
+func (s *execSocket) watch(heartbeat, stall time.Duration) {
+	ticker := time.NewTicker(heartbeat)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		switch silent := time.Since(time.Unix(0, s.heard.Load())); {
+		case silent >= stall:
+			s.cancel(context.Canceled)
+			s.cut()
+		case silent >= heartbeat:
+			ctx, cancel := context.WithTimeout(s.ctx, heartbeat)
+			s.conn.Ping(ctx)
+			cancel()
+		}
+	}
+}
+
+// readInto reads r to its end into buf, growing it as needed.
+func readInto(buf []byte, r io.Reader) ([]byte, error) {
+	buf = buf[:0]
+	for {
+		if len(buf) == cap(buf) {
+			buf = append(buf, 0)[:len(buf)]
+		}
+		n, err := r.Read(buf[len(buf):cap(buf)])
+		buf = buf[:len(buf)+n]
+		if err == io.EOF {
+			return buf, nil
+		}
+		if err != nil {
+			return buf, err
+		}
+	}
+}

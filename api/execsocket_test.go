@@ -1,0 +1,419 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// wsExec is the client's end of the WebSocket of one command.
+type wsExec struct {
+	t    testing.TB
+	conn *websocket.Conn
+}
+
+func (s *server) dialExec(path string) *wsExec {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	s.t.Cleanup(cancel)
+	conn, _, err := websocket.Dial(ctx, s.http.URL+Prefix+path, &websocket.DialOptions{
+		HTTPClient: s.http.Client(), HTTPHeader: http.Header{"Authorization": {"Bearer " + testToken}},
+	})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { conn.CloseNow() })
+	conn.SetReadLimit(1 << 20)
+	return &wsExec{t: s.t, conn: conn}
+}
+
+// execWS starts a command and reads its start.
+func (s *server) execWS(command map[string]any) (*wsExec, ExecStarted) {
+	s.t.Helper()
+	e := s.dialExec("/sandbox/box/exec")
+	command["type"] = "exec"
+	e.sendJSON(command)
+	return e, expectMessage[ExecStarted](e, "start")
+}
+
+func (e *wsExec) send(kind websocket.MessageType, message string) {
+	e.t.Helper()
+	if err := e.conn.Write(e.t.Context(), kind, []byte(message)); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+func (e *wsExec) sendJSON(v any) {
+	e.t.Helper()
+	b, err := json.Marshal(v)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	e.send(websocket.MessageText, string(b))
+}
+
+func (e *wsExec) stdin(data string) {
+	e.t.Helper()
+	e.send(websocket.MessageBinary, "\x00"+data)
+}
+
+func (e *wsExec) read() (websocket.MessageType, string, error) {
+	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	defer cancel()
+	kind, b, err := e.conn.Read(ctx)
+	return kind, string(b), err
+}
+
+// expectMessage skips acknowledgements, unless it expects one.
+func expectMessage[T any](e *wsExec, want string) T {
+	e.t.Helper()
+	for {
+		kind, b, err := e.read()
+		if err != nil {
+			e.t.Fatalf("%v instead of the message %s", err, want)
+		}
+		var m struct {
+			Type string `json:"type"`
+		}
+		var v T
+		if kind != websocket.MessageText || json.Unmarshal([]byte(b), &m) != nil || json.Unmarshal([]byte(b), &v) != nil {
+			e.t.Fatalf("got %.200q, not the message %s", b, want)
+		}
+		if m.Type == "stdin_ack" && want != m.Type {
+			continue
+		}
+		if m.Type != want {
+			e.t.Fatalf("got %.500s, not the message %s", b, want)
+		}
+		return v
+	}
+}
+
+// expectOutput reads output of one stream until it is text.
+func (e *wsExec) expectOutput(stream byte, text string) {
+	e.t.Helper()
+	for got := ""; got != text; {
+		kind, b, err := e.read()
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		if kind == websocket.MessageText && strings.Contains(b, `"stdin_ack"`) {
+			continue
+		}
+		if kind != websocket.MessageBinary || b[0] != stream || !strings.HasPrefix(text, got+b[1:]) {
+			e.t.Fatalf("got %q after %q, want %q", b, got, text)
+		}
+		got += b[1:]
+	}
+}
+
+func (e *wsExec) expectComplete() ExecCompleted {
+	e.t.Helper()
+	c := expectMessage[ExecCompleted](e, "complete")
+	if _, b, err := e.read(); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
+		e.t.Fatalf("got %q, %v after the end", b, err)
+	}
+	return c
+}
+
+func (e *wsExec) expectProblem(code Code, words string) {
+	e.t.Helper()
+	p := expectMessage[ExecFailed](e, "error").Problem
+	if p.Code != code || p.Status != meanings[code].status || !strings.Contains(p.Detail, words) {
+		e.t.Errorf("got %+v, want %s with %q", p, code, words)
+	}
+	if _, b, err := e.read(); websocket.CloseStatus(err) == -1 {
+		e.t.Fatalf("got %q, %v after the error, not a close frame", b, err)
+	}
+}
+
+func TestExecWebSocketCarriesBytesBothWays(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	e, started := s.execWS(map[string]any{"command": "cat; echo err >&2; exit 3", "stream_stdin": true})
+	if started.PID <= 0 || started.StdinWindow != guest.StdinWindow {
+		t.Errorf("start is %+v", started)
+	}
+	for _, data := range []string{"hello\n", "\x00\xff\x01", "more"} {
+		e.stdin(data)
+		e.expectEcho(data)
+	}
+	e.sendJSON(ExecStdinEOF{Type: "stdin_eof"})
+	e.expectOutput(stderrStream, "err\n")
+	if c := e.expectComplete(); c.ExitCode != 3 || c.TimedOut || c.DurationMS <= 0 {
+		t.Errorf("complete is %+v", c)
+	}
+}
+
+// expectEcho reads until input has come back as output and is acknowledged, which
+// happen in any order.
+func (e *wsExec) expectEcho(data string) {
+	e.t.Helper()
+	out, acked := "", 0
+	for out != data || acked != len(data) {
+		kind, b, err := e.read()
+		if err != nil {
+			e.t.Fatal(err)
+		}
+		var ack ExecStdinAck
+		switch {
+		case kind == websocket.MessageBinary && b[0] == stdoutStream:
+			out += b[1:]
+		case kind == websocket.MessageText && json.Unmarshal([]byte(b), &ack) == nil && ack.Type == "stdin_ack":
+			acked += ack.Bytes
+		default:
+			e.t.Fatalf("got %q, not the echo of %q", b, data)
+		}
+		if !strings.HasPrefix(data, out) || acked > len(data) {
+			e.t.Fatalf("output %q and %d bytes acknowledged of %q", out, acked, data)
+		}
+	}
+}
+
+func TestExecWebSocketWithoutInput(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	e, started := s.execWS(map[string]any{"argv": []string{"cat"}})
+	if started.StdinWindow != 0 {
+		t.Errorf("start is %+v", started)
+	}
+	if c := e.expectComplete(); c.ExitCode != 0 {
+		t.Errorf("complete is %+v", c)
+	}
+}
+
+func TestExecWebSocketTellsOfInputThatIsNotRead(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	e, _ := s.execWS(map[string]any{"command": "exec <&-; echo closed; exec sleep 1000", "stream_stdin": true})
+	e.expectOutput(stdoutStream, "closed\n")
+	e.stdin("for nobody")
+	expectMessage[ExecStdinClosed](e, "stdin_closed")
+}
+
+func TestExecWebSocketRefusals(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, []byte("#!/bin/sh\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	const text, binary = websocket.MessageText, websocket.MessageBinary
+	for _, tc := range []struct {
+		name  string
+		kind  websocket.MessageType
+		first string
+		code  Code
+		words string
+	}{
+		{"binary", binary, "\x00x", CodeInvalidRequest, "the first message is binary"},
+		{"not JSON", text, "ls", CodeInvalidJSON, "send a JSON object"},
+		{"no type", text, `{"argv":["ls"]}`, CodeInvalidRequest, "type"},
+		{"no command", text, `{"type":"exec"}`, CodeInvalidRequest, "no command"},
+		{"both", text, `{"type":"exec","argv":["ls"],"command":"ls"}`, CodeInvalidRequest, "both"},
+		{"unknown field", text, `{"type":"exec","argv":["ls"],"stdin":"x"}`, CodeInvalidRequest, "stream_stdin"},
+		{"field twice", text, `{"type":"exec","argv":["ls"],"argv":["rm"]}`, CodeInvalidRequest, "more than once"},
+		{"timeout", text, `{"type":"exec","argv":["ls"],"timeout":"25h"}`, CodeInvalidRequest, "24h"},
+		{"missing program", text, `{"type":"exec","argv":["no-such-program"]}`, CodeCommandNotFound, "PATH"},
+		{"not executable", text, `{"type":"exec","argv":["` + plain + `"]}`, CodeNotPermitted, "executed"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e := s.dialExec("/sandbox/box/exec")
+			e.t = t
+			e.send(tc.kind, tc.first)
+			e.expectProblem(tc.code, tc.words)
+		})
+	}
+}
+
+func TestExecWebSocketViolationsEndTheCommand(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	for _, tc := range []struct {
+		name  string
+		stdin bool
+		send  func(*wsExec)
+		words string
+	}{
+		{"input of a command without", false, func(e *wsExec) { e.stdin("x") }, "stream_stdin"},
+		{"end of no input", false, func(e *wsExec) { e.sendJSON(ExecStdinEOF{Type: "stdin_eof"}) }, "without streamed input"},
+		{"another stream", true, func(e *wsExec) { e.send(websocket.MessageBinary, "\x01x") }, "byte 0"},
+		{"no stream", true, func(e *wsExec) { e.send(websocket.MessageBinary, "") }, "byte 0"},
+		{"not JSON", true, func(e *wsExec) { e.send(websocket.MessageText, "x") }, "not a JSON object"},
+		{"unknown type", true, func(e *wsExec) { e.send(websocket.MessageText, `{"type":"dance"}`) }, `"dance"`},
+		{"more than the window", true, func(e *wsExec) {
+			e.stdin(strings.Repeat("x", guest.StdinWindow))
+			e.stdin(strings.Repeat("x", guest.StdinWindow/2))
+		}, "stdin_ack"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			pid := filepath.Join(t.TempDir(), "pid")
+			e, _ := s.execWS(map[string]any{"command": "echo $$ >" + pid + "; echo up; exec sleep 1000", "stream_stdin": tc.stdin})
+			e.t = t
+			e.expectOutput(stdoutStream, "up\n")
+			tc.send(e)
+			e.expectProblem(CodeInvalidRequest, tc.words)
+			s.eventually("the command is killed", func() bool { return !alive(t, pid) })
+		})
+	}
+}
+
+func TestExecWebSocketIsRefusedBeforeTheHandshake(t *testing.T) {
+	s := newServer(t, Limits{MaxStreams: 1})
+	s.create("box")
+	handshake := []string{"Connection", "keep-alive, Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="}
+	with := func(name, value string) []string { return append(append([]string(nil), handshake...), name, value) }
+	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil)
+	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Version", "8")...)
+	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Key", "short")...)
+	s.refused(CodeSandboxNotFound, "GET", "/sandbox/none/exec", nil, handshake...)
+	s.refused(CodeUnauthorized, "GET", "/sandbox/box/exec", nil, with("Authorization", "")...)
+	e, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
+	s.refused(CodeTooManyStreams, "GET", "/sandbox/box/exec", nil, handshake...)
+	e.sendJSON(ExecStdinEOF{Type: "stdin_eof"})
+	e.expectComplete()
+}
+
+func TestExecWebSocketNeedsHTTP1(t *testing.T) {
+	s := newServerHTTP2(t)
+	s.create("box")
+	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil)
+}
+
+// A client that disconnects is noticed although the command reads nothing of what it
+// has sent and prints nothing.
+func TestExecWebSocketDisconnectKillsTheCommand(t *testing.T) {
+	s := newServer(t, Limits{})
+	id := s.create("box")
+	for name, disconnect := range map[string]func(*wsExec){
+		"cut":    func(e *wsExec) { e.conn.CloseNow() },
+		"closed": func(e *wsExec) { e.conn.Close(websocket.StatusGoingAway, "") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			pid := filepath.Join(t.TempDir(), "pid")
+			e, _ := s.execWS(map[string]any{"command": "sleep 1000 & echo $! >" + pid + "; echo up; wait", "stream_stdin": true})
+			e.expectOutput(stdoutStream, "up\n")
+			e.stdin(strings.Repeat("x", guest.StdinWindow))
+			disconnect(e)
+			s.eventually("the command's child is killed", func() bool { return !alive(t, pid) })
+			s.eventually("the lease is released", func() bool {
+				return s.do("POST", "/sandbox/"+id+"/sleep", nil).status == http.StatusOK
+			})
+		})
+	}
+}
+
+func TestExecWebSocketDisconnectDuringAWake(t *testing.T) {
+	s := newServer(t, Limits{MaxStreams: 1})
+	s.create("box")
+	e := s.dialExec("/sandbox/box/exec")
+	e.conn.CloseNow()
+	s.eventually("the stream is closed", func() bool { return s.api.streams.held.Load() == 0 })
+}
+
+// A client that does not read slows the command down, for as long as it says that it
+// is there, and loses nothing.
+func TestExecWebSocketSlowClientLosesNothing(t *testing.T) {
+	const stall, tick = 3 * time.Second, 100 * time.Millisecond
+	s := newServer(t, Limits{Heartbeat: tick, Stall: stall})
+	s.create("box")
+	const size = 20 << 20 // more than sockets and pipes buffer
+	e, _ := s.execWS(map[string]any{"command": "head -c 20971520 /dev/zero; echo end >&2"})
+	sent := 0
+	for range time.NewTicker(tick).C {
+		e.sendJSON(Keepalive{Type: "keepalive"})
+		if sent++; sent > int((stall+time.Second)/tick) {
+			break
+		}
+	}
+	out, errs := 0, ""
+	for out < size || errs != "end\n" {
+		kind, b, err := e.read()
+		if err != nil || kind != websocket.MessageBinary {
+			t.Fatalf("got %.100q, %v after %d bytes and %q", b, err, out, errs)
+		}
+		if b[0] == stderrStream {
+			errs += b[1:]
+			continue
+		}
+		out += len(b) - 1
+	}
+	if out != size {
+		t.Errorf("got %d bytes", out)
+	}
+	e.expectComplete()
+}
+
+// A client that neither reads nor says that it is there is given up.
+func TestExecWebSocketSilentClientIsGivenUp(t *testing.T) {
+	s := newServer(t, Limits{Heartbeat: 20 * time.Millisecond, Stall: 200 * time.Millisecond})
+	s.create("box")
+	pid := filepath.Join(t.TempDir(), "pid")
+	e, _ := s.execWS(map[string]any{"command": "echo $$ >" + pid + "; exec cat /dev/zero"})
+	s.eventually("the command runs", func() bool {
+		b, err := os.ReadFile(pid)
+		return err == nil && len(b) > 0
+	})
+	s.eventually("the command is killed", func() bool { return !alive(t, pid) })
+	e.conn.CloseNow()
+}
+
+// One that only listens answers pings, and is kept.
+func TestExecWebSocketSilentCommandIsKept(t *testing.T) {
+	s := newServer(t, Limits{Heartbeat: 20 * time.Millisecond, Stall: 2 * time.Second})
+	s.create("box")
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	pings := make(chan struct{}, 1000)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	conn, _, err := websocket.Dial(ctx, s.http.URL+Prefix+"/sandbox/box/exec", &websocket.DialOptions{
+		HTTPClient: s.http.Client(), HTTPHeader: http.Header{"Authorization": {"Bearer " + testToken}},
+		OnPingReceived: func(context.Context, []byte) bool { pings <- struct{}{}; return true },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.CloseNow()
+	e := &wsExec{t: t, conn: conn}
+	e.sendJSON(map[string]any{"type": "exec", "argv": []string{"cat", fifo}})
+	expectMessage[ExecStarted](e, "start")
+	completed := make(chan ExecCompleted, 1)
+	go func() { completed <- expectMessage[ExecCompleted](e, "complete") }()
+	for range 110 { // longer than a silent client is waited for
+		select {
+		case <-pings:
+		case <-ctx.Done():
+			t.Fatal("no ping came")
+		}
+	}
+	gate, err := os.OpenFile(fifo, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	gate.Close()
+	if c := <-completed; c.ExitCode != 0 {
+		t.Errorf("complete is %+v", c)
+	}
+}
+
+func TestExecWebSocketTimeout(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	e, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true, "timeout": "50ms"})
+	if c := e.expectComplete(); !c.TimedOut || c.Signal != "SIGKILL" {
+		t.Errorf("complete is %+v", c)
+	}
+}

@@ -1,0 +1,215 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"syscall"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// stdinAckBytes is how much input is written and acknowledged at once: a quarter of
+// the window, so that its sender need not pause.
+const stdinAckBytes = guest.StdinWindow / 4
+
+// stdinPipe carries a command's standard input from the connection of its client
+// to a pipe. It buffers guest.StdinWindow bytes at most, and always reads the
+// connection, so that a client that disconnects is noticed while the command reads
+// nothing.
+type stdinPipe struct {
+	pipe *os.File // our end; nonblocking
+
+	mu      sync.Mutex
+	changed sync.Cond // something to write, or the end
+	pending []byte    // received, not written yet
+	unacked int       // bytes received and not acknowledged
+	eof     bool      // the client sends no more
+	closed  bool      // the command reads no more
+}
+
+// newStdinPipe makes a pipe. The caller closes the returned file, which is the
+// command's end, once the command has it.
+func newStdinPipe() (*stdinPipe, *os.File, error) {
+	var fds [2]int
+	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
+		return nil, nil, os.NewSyscallError("pipe2", err)
+	}
+	if err := syscall.SetNonblock(fds[1], true); err != nil {
+		syscall.Close(fds[0])
+		syscall.Close(fds[1])
+		return nil, nil, os.NewSyscallError("fcntl", err)
+	}
+	p := &stdinPipe{pipe: os.NewFile(uintptr(fds[1]), "stdin")}
+	p.changed.L = &p.mu
+	return p, os.NewFile(uintptr(fds[0]), "stdin"), nil
+}
+
+// receive reads frames until the connection fails or its client violates the
+// protocol; the end of the input is no end of the connection.
+func (p *stdinPipe) receive(r io.Reader) error {
+	buf := make([]byte, execBuffer)
+	for {
+		t, data, err := guest.ReadFrame(r, buf)
+		if err != nil {
+			return err
+		}
+		if cap(data) > cap(buf) {
+			buf = data
+		}
+		switch t {
+		case guest.FrameStdin:
+			err = p.add(data)
+		case guest.FrameStdinEOF:
+			p.end()
+		default:
+			err = fmt.Errorf("%w: type %d from the client of an exec", guest.ErrFrame, t)
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (p *stdinPipe) add(data []byte) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closed:
+		return nil
+	case p.eof:
+		return errors.New("input after its end")
+	case p.unacked+len(data) > guest.StdinWindow:
+		return guest.ErrStdinWindow
+	}
+	p.unacked += len(data)
+	p.pending = append(p.pending, data...)
+	p.changed.Signal()
+	return nil
+}
+
+func (p *stdinPipe) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.eof = true
+	p.changed.Signal()
+}
+
+// close ends send. The command, if it still runs, reads the end of its input.
+func (p *stdinPipe) close() {
+	p.mu.Lock()
+	p.closed, p.pending = true, nil
+	p.changed.Signal()
+	p.mu.Unlock()
+	p.pipe.Close()
+}
+
+// next waits for input. It returns nil at the end.
+func (p *stdinPipe) next() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for len(p.pending) == 0 && !p.eof && !p.closed {
+		p.changed.Wait()
+	}
+	data := p.pending
+	p.pending = nil
+	return data
+}
+
+// send writes the input to the pipe until its end, or until the command reads no
+// more, and acknowledges what it wrote.
+func (p *stdinPipe) send(out *frameWriter) {
+	defer p.close()
+	for data := p.next(); len(data) > 0; data = p.next() {
+		for len(data) > 0 {
+			n, err := p.pipe.Write(data[:min(len(data), stdinAckBytes)])
+			if err != nil {
+				p.close()
+				out.json(guest.FrameStdinClosed, nil, true)
+				return
+			}
+			data = data[n:]
+			p.mu.Lock()
+			p.unacked -= n
+			p.mu.Unlock()
+			if out.json(guest.FrameStdinAck, guest.StdinAck{Bytes: n}, true) != nil {
+				return
+			}
+		}
+	}
+}
+
+// tunnels are the connections that commands with streamed input have taken over
+// from the HTTP server, which therefore does not close them.
+type tunnels struct {
+	mu     sync.Mutex
+	open   map[net.Conn]bool
+	closed bool
+}
+
+// add reports false after close.
+func (t *tunnels) add(conn net.Conn) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.closed {
+		return false
+	}
+	if t.open == nil {
+		t.open = map[net.Conn]bool{}
+	}
+	t.open[conn] = true
+	return true
+}
+
+func (t *tunnels) drop(conn net.Conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.open, conn)
+	conn.Close()
+}
+
+// close closes all connections; their commands are killed.
+func (t *tunnels) close() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = true
+	for conn := range t.open {
+		conn.Close()
+	}
+}
+
+// connect gives the command's input and output the connection of the request. The
+// returned context ends with the connection. disconnect ends both.
+func (s *Server) connect(x *execution, w http.ResponseWriter) (ctx context.Context, out *frameWriter, disconnect func(), err error) {
+	conn, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	if !s.tunnels.add(conn) {
+		conn.Close()
+		return nil, nil, nil, errStopping
+	}
+	out = &frameWriter{w: conn}
+	ctx, cancel := context.WithCancel(context.Background())
+	if _, err := io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: "+guest.UpgradeExec+"\r\n\r\n"); err != nil {
+		cancel() // as if it had disconnected later
+	}
+	out.json(guest.FrameStart, guest.Started{PID: x.tree.root.pid}, true) // before any acknowledgement
+	var carrying sync.WaitGroup
+	carrying.Go(func() { // ended by drop
+		defer cancel()
+		x.stdin.receive(buffered)
+	})
+	carrying.Go(func() { x.stdin.send(out) }) // ended by close
+	return ctx, out, func() {
+		x.stdin.close()
+		s.tunnels.drop(conn)
+		carrying.Wait()
+		cancel()
+	}, nil
+}

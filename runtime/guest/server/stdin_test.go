@@ -1,0 +1,284 @@
+package server_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// streamed is a command with streamed input, and what it printed.
+type streamed struct {
+	t      testing.TB
+	stream *guest.ExecStream
+	acked  int
+}
+
+func execStreamed(t testing.TB, c *guest.Client, argv ...string) *streamed {
+	t.Helper()
+	stream, err := c.Exec(t.Context(), guest.ExecRequest{Argv: argv, StreamStdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { stream.Close() })
+	s := &streamed{t: t, stream: stream}
+	if ev := s.next(); ev.Kind != guest.ExecStart {
+		t.Fatalf("first event %+v", ev)
+	}
+	return s
+}
+
+func (s *streamed) next() guest.ExecEvent {
+	s.t.Helper()
+	ev, err := s.stream.Next()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.acked += ev.Bytes
+	return ev
+}
+
+func (s *streamed) write(text string) {
+	s.t.Helper()
+	if err := s.stream.WriteStdin([]byte(text)); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *streamed) closeStdin() {
+	s.t.Helper()
+	if err := s.stream.CloseStdin(); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// expect reads output until the whole of it is text.
+func (s *streamed) expect(text string) {
+	s.t.Helper()
+	for got := ""; got != text; {
+		ev := s.next()
+		got += string(ev.Data)
+		if ev.Kind == guest.ExecComplete || !strings.HasPrefix(text, got) {
+			s.t.Fatalf("got %q, then %+v, not %q", got, ev, text)
+		}
+	}
+}
+
+func (s *streamed) complete() guest.ExecResult {
+	s.t.Helper()
+	for {
+		switch ev := s.next(); ev.Kind {
+		case guest.ExecComplete:
+			return *ev.Result
+		case guest.ExecStdout, guest.ExecStderr:
+			s.t.Fatalf("more output: %q", ev.Data)
+		}
+	}
+}
+
+func TestStdinIsReadWhileTheCommandRuns(t *testing.T) {
+	s := execStreamed(t, start(t, nil), "cat")
+	for i := range 3 {
+		line := fmt.Sprintf("line %d\n", i)
+		s.write(line)
+		s.expect(line)
+	}
+	s.closeStdin()
+	if r := s.complete(); r.ExitCode != 0 {
+		t.Fatalf("result %+v", r)
+	}
+}
+
+func TestStdinThatStaysOpenDoesNotKeepACommand(t *testing.T) {
+	s := execStreamed(t, start(t, nil), "sh", "-c", "echo begun; exit 3")
+	s.expect("begun\n")
+	if r := s.complete(); r.ExitCode != 3 {
+		t.Fatalf("result %+v", r)
+	}
+}
+
+func TestStdinOfManyWindowsArrivesWhole(t *testing.T) {
+	s := execStreamed(t, start(t, nil), "sha256sum")
+	hash := sha256.New()
+	chunk := make([]byte, 100_001)
+	sent := 0
+	for i := range 200 {
+		for j := range chunk {
+			chunk[j] = byte(i * j)
+		}
+		hash.Write(chunk)
+		for sent+len(chunk)-s.acked > guest.StdinWindow {
+			if ev := s.next(); ev.Kind != guest.ExecStdinAck {
+				t.Fatalf("event %+v while sending", ev)
+			}
+		}
+		if err := s.stream.WriteStdin(chunk); err != nil {
+			t.Fatal(err)
+		}
+		sent += len(chunk)
+	}
+	s.closeStdin()
+	var got bytes.Buffer
+	for {
+		ev := s.next()
+		got.Write(ev.Data)
+		if ev.Kind == guest.ExecComplete {
+			break
+		}
+	}
+	if want := fmt.Sprintf("%x  -\n", hash.Sum(nil)); got.String() != want {
+		t.Errorf("got %q, not %q", got.String(), want)
+	}
+}
+
+// A command that reads nothing takes a pipe's worth, and no more than the window is
+// accepted for it.
+func TestUnreadStdinIsBounded(t *testing.T) {
+	s := execStreamed(t, start(t, nil), "sleep", "1000")
+	chunk := make([]byte, 64<<10)
+	sent := 0
+	for {
+		err := s.stream.WriteStdin(chunk)
+		if errors.Is(err, guest.ErrStdinWindow) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sent += len(chunk); sent > 2*guest.StdinWindow {
+			t.Fatalf("%d bytes were accepted for a command that reads nothing", sent)
+		}
+	}
+}
+
+func TestStdinThatTheCommandClosesIsReported(t *testing.T) {
+	s := execStreamed(t, start(t, nil), "sh", "-c", "exec <&-; echo closed; exec sleep 1000")
+	s.expect("closed\n")
+	s.write("for nobody\n")
+	for s.next().Kind != guest.ExecStdinClosed {
+	}
+	s.write("discarded\n")
+}
+
+func TestDisconnectKillsACommandThatReadsNothing(t *testing.T) {
+	c := start(t, nil)
+	dir := fifoFolder(t)
+	s := execStreamed(t, c, "sh", "-c", "exec 3<>"+filepath.Join(dir, "fifo")+"; echo $$; sleep 1000 & wait")
+	ev := s.next()
+	pid := strings.TrimSpace(string(ev.Data))
+	s.write(strings.Repeat("x", guest.StdinWindow)) // more than a pipe holds
+	s.stream.Close()
+	eventually(t, "the command is killed", func() bool {
+		_, err := os.Stat("/proc/" + pid)
+		return os.IsNotExist(err)
+	})
+}
+
+func TestContextEndsAnExecWithStreamedInput(t *testing.T) {
+	c := start(t, nil)
+	ctx, cancel := context.WithCancel(t.Context())
+	s, err := c.Exec(ctx, guest.ExecRequest{Argv: []string{"sleep", "1000"}, StreamStdin: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if _, err := s.Next(); err != nil {
+		t.Fatal(err)
+	}
+	cancel()
+	if ev, err := s.Next(); err == nil {
+		t.Fatalf("event %+v after the context's end", ev)
+	}
+}
+
+func TestEndOfTheServerEndsAnExecWithStreamedInput(t *testing.T) {
+	c, end := serve(t, nil)
+	s := execStreamed(t, c, "sleep", "1000")
+	end()
+	if ev, err := s.stream.Next(); !errors.Is(err, guest.ErrLost) && (err != nil || ev.Kind != guest.ExecComplete) {
+		t.Fatalf("event %+v, error %v", ev, err)
+	}
+}
+
+// A process that inherited the input and never reads it keeps nobody waiting.
+func TestUnreadStdinOfABackgroundProcessDoesNotKeepAnExec(t *testing.T) {
+	s := execStreamed(t, start(t, nil), "sh", "-c", "read line; sleep 1000 & exit 5")
+	s.write("go\n" + strings.Repeat("x", guest.StdinWindow-3))
+	if r := s.complete(); r.ExitCode != 5 {
+		t.Fatalf("result %+v", r)
+	}
+}
+
+func TestTimeoutEndsACommandWithStreamedInput(t *testing.T) {
+	s, err := start(t, nil).Exec(t.Context(), guest.ExecRequest{Argv: []string{"cat"}, StreamStdin: true, Timeout: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	for {
+		ev, err := s.Next()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ev.Kind == guest.ExecComplete {
+			if !ev.Result.TimedOut || ev.Result.Signal != "SIGKILL" {
+				t.Errorf("result %+v", ev.Result)
+			}
+			return
+		}
+	}
+}
+
+// Whoever speaks to the guest without our client is bounded too.
+func TestStdinBeyondTheWindowEndsTheExec(t *testing.T) {
+	c := start(t, nil)
+	conn, err := net.Dial("unix", c.Socket())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(20 * time.Second))
+	body := `{"argv":["sleep","1000"],"stream_stdin":true}`
+	fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: guest\r\nConnection: Upgrade\r\nUpgrade: %s\r\nContent-Length: %d\r\n\r\n%s", guest.RouteExec, guest.UpgradeExec, len(body), body)
+	in := bufio.NewReader(conn)
+	resp, err := http.ReadResponse(in, nil)
+	if err != nil || resp.StatusCode != http.StatusSwitchingProtocols {
+		t.Fatalf("response %+v, error %v", resp, err)
+	}
+	frame := make([]byte, guest.FrameHeader+guest.MaxFrame)
+	guest.PutFrameHeader(frame, guest.FrameStdin, guest.MaxFrame)
+	for range 2*guest.StdinWindow/guest.MaxFrame + 1 {
+		if _, err := conn.Write(frame); err != nil {
+			break
+		}
+	}
+	for {
+		_, _, err := guest.ReadFrame(in, nil)
+		if err == nil {
+			continue
+		}
+		if !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, syscall.ECONNRESET) {
+			t.Errorf("the connection ended with %v", err)
+		}
+		return
+	}
+}
+
+func TestStreamedInputNeedsTheUpgrade(t *testing.T) {
+	c := start(t, nil)
+	_, err := c.Exec(t.Context(), guest.ExecRequest{Argv: []string{"cat"}, StreamStdin: true, Stdin: []byte("x")})
+	wantCode(t, err, guest.CodeInvalid, "no stdin")
+}
