@@ -64,6 +64,7 @@ const (
 // Inside a sandbox.
 const (
 	CodeCommandNotFound  Code = "command_not_found"
+	CodeNotExecutable    Code = "command_not_executable"
 	CodeNoShell          Code = "no_shell"
 	CodePathNotFound     Code = "path_not_found"
 	CodeAlreadyExists    Code = "already_exists"
@@ -139,6 +140,7 @@ var meanings = map[Code]meaning{
 	CodeTooManyPushes:    {status: http.StatusTooManyRequests, title: "Too many policies are pushed at once", retryAfter: 5},
 
 	CodeCommandNotFound:  {status: http.StatusUnprocessableEntity, title: "There is no such command"},
+	CodeNotExecutable:    {status: http.StatusUnprocessableEntity, title: "The command cannot be executed"},
 	CodeNoShell:          {status: http.StatusUnprocessableEntity, title: "The image has no shell"},
 	CodePathNotFound:     {status: http.StatusNotFound, title: "There is no such file"},
 	CodeAlreadyExists:    {status: http.StatusConflict, title: "It exists already"},

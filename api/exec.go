@@ -83,7 +83,7 @@ type ExecComplete struct {
 }
 
 // execCodes can come from both routes that run a command.
-var execCodes = []Code{CodeCommandNotFound, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeTooLarge, CodeTooManyProcesses, CodeTooManyStreams}
+var execCodes = []Code{CodeCommandNotFound, CodeNotExecutable, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeTooLarge, CodeTooManyProcesses, CodeTooManyStreams}
 
 func (a *API) registerExec() {
 	result := answerJSON[ExecResult](a, "The command has ended; or with stream: its output while it runs")

@@ -54,7 +54,7 @@ func (a *API) registerProcesses() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
 		summary: "Start a process in the background", description: "Wakes the sandbox. What the process prints is kept for its logs.",
-		codes: onSandbox(wakeCodes, []Code{CodeCommandNotFound, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeAlreadyExists, CodeTooLarge, CodeTooManyProcesses}),
+		codes: onSandbox(wakeCodes, []Code{CodeCommandNotFound, CodeNotExecutable, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeAlreadyExists, CodeTooLarge, CodeTooManyProcesses}),
 	}, a.startProcess)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",

@@ -152,6 +152,7 @@ var guestCodes = map[string]Code{
 	guest.CodeNotPermitted:  CodeNotPermitted,
 	guest.CodeNoSpace:       CodeNoSpaceLeft,
 	guest.CodeNoCommand:     CodeCommandNotFound,
+	guest.CodeNotExecutable: CodeNotExecutable,
 	guest.CodeNoShell:       CodeNoShell,
 	guest.CodeUnsafeArchive: CodeUnsafeArchive,
 	guest.CodeTooLarge:      CodeTooLarge,

@@ -45,6 +45,10 @@ const (
 	CodeUnauthorized       = "unauthorized"
 	CodeQuarantineNotFound = "quarantine_not_found"
 
+	CodeCommandNotFound      = "command_not_found"
+	CodeCommandNotExecutable = "command_not_executable"
+	CodeNoShell              = "no_shell"
+
 	CodeNoEgress         = "no_egress"
 	CodeRevisionConflict = "revision_conflict"
 	CodeSecretNotFound   = "secret_not_found"

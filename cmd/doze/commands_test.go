@@ -187,17 +187,57 @@ func TestExecJSON(t *testing.T) {
 func TestExecRefusals(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
-	r.refused("put -- before", "exec", "a", "ls", "-l")
-	r.refused("no command", "exec", "a")
-	r.refused("SANDBOX is missing", "exec")
-	r.refused("give one of them", "exec", "a", "-c", "true", "--", "true")
-	r.refused("add -d", "exec", "--name", "x", "a", "true")
-	r.refused("has no --timeout", "exec", "-d", "--timeout", "1s", "a", "true")
-	r.refused("no such variable", "exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true")
-	r.refused("write --env KEY=VALUE", "exec", "-e", "=x", "a", "true")
-	r.refused("(command_not_found)", "exec", "a", "--", "no-such-command-here", "x")
-	r.refused("(sandbox_not_found)", "exec", "missing", "true")
-	r.refused("/relative", "exec", "a", "--cwd", "nowhere/relative", "true")
+	plain := filepath.Join(t.TempDir(), "plain")
+	if err := os.WriteFile(plain, []byte("#!/bin/sh\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(code int, words string, args ...string) {
+		t.Helper()
+		got := r.doze(args...)
+		if got.code != code || !strings.Contains(got.err, words) || !strings.HasPrefix(got.err, "doze: ") || got.out != "" {
+			t.Errorf("doze %s: got %+v; want %d and an error with %q", strings.Join(args, " "), got, code, words)
+		}
+	}
+	for words, args := range map[string][]string{
+		"put -- before":         {"exec", "a", "ls", "-l"},
+		"no command":            {"exec", "a"},
+		"SANDBOX is missing":    {"exec"},
+		"give one of them":      {"exec", "a", "-c", "true", "--", "true"},
+		"add -d":                {"exec", "--name", "x", "a", "true"},
+		"has no --timeout":      {"exec", "-d", "--timeout", "1s", "a", "true"},
+		"no such variable":      {"exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true"},
+		"write --env KEY=VALUE": {"exec", "-e", "=x", "a", "true"},
+		"(sandbox_not_found)":   {"exec", "missing", "true"},
+		"/relative":             {"exec", "a", "--cwd", "nowhere/relative", "true"},
+		"(path_not_found)":      {"exec", "a", "--cwd", "/nowhere", "true"},
+	} {
+		refused(exitExecFailed, words, args...)
+	}
+	for _, flag := range []string{"-it", "-i", "-t", "-ti", "--interactive", "--tty"} {
+		refused(exitExecFailed, "leave -i and -t out", "exec", flag, "a", "bash")
+	}
+	for _, detach := range [][]string{nil, {"-d"}} {
+		exec := append([]string{"exec", "a"}, detach...)
+		refused(exitNotFound, "(command_not_found)", append(exec, "--", "no-such-command-here", "x")...)
+		refused(exitNotExecutable, "(command_not_executable)", append(exec, "--", plain)...)
+		refused(exitNotExecutable, "(command_not_executable)", append(exec, "--", "/")...)
+	}
+}
+
+// A code of doze's own is never one of the command's by chance: the node that is not
+// there, and the stream that breaks off.
+func TestExecFailuresHaveACodeOfTheirOwn(t *testing.T) {
+	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) { answerExec(w, req, "half", `{"type":"start","pid":1}`) })
+	if got := r.doze("exec", "-n", "a", "true"); got.code != exitExecFailed || got.out != "half" || !strings.Contains(got.err, "ended before") {
+		t.Errorf("broken off: got %+v", got)
+	}
+	r.server.Close()
+	if got := r.doze("exec", "-n", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "does not answer") {
+		t.Errorf("no node: got %+v", got)
+	}
+	if got := r.doze("ls"); got.code != exitFailed {
+		t.Errorf("ls: got %+v", got)
+	}
 }
 
 func TestExecEndsWithTheCommandsCodeAsAProgram(t *testing.T) {
@@ -738,7 +778,9 @@ func answerExec(w http.ResponseWriter, req *http.Request, output, last string) (
 	json.Unmarshal(message, &command)
 	conn.Write(req.Context(), websocket.MessageBinary, []byte("\x01"+output))
 	conn.Write(req.Context(), websocket.MessageText, []byte(last))
-	conn.Read(context.Background()) // until the client has gone
+	if strings.Contains(last, `"complete"`) {
+		conn.Read(context.Background()) // until the client has gone
+	}
 	return command
 }
 
@@ -747,8 +789,10 @@ func TestOddExitCodesAreNoSuccess(t *testing.T) {
 		r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
 			answerExec(w, req, "", fmt.Sprintf(`{"type":"complete","exit_code":%d}`, code))
 		})
-		r.refused("is no exit code", "exec", "a", "true")
-		if got := r.doze("exec", "--json", "a", "true"); got.code != exitFailed {
+		if got := r.doze("exec", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "is no exit code") {
+			t.Errorf("got %+v", got)
+		}
+		if got := r.doze("exec", "--json", "a", "true"); got.code != exitExecFailed {
 			t.Errorf("got %+v", got)
 		}
 	}
@@ -801,7 +845,11 @@ func TestUnwrittenOutputIsAnError(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		code := a.run(ctx, strings.Fields(args))
 		cancel()
-		if code != exitFailed || !strings.Contains(errs.String(), "no space left") {
+		want := exitFailed
+		if strings.HasPrefix(args, execName) {
+			want = exitExecFailed
+		}
+		if code != want || !strings.Contains(errs.String(), "no space left") {
 			t.Errorf("doze %s: got exit code %d and %q", args, code, errs.String())
 		}
 	}

@@ -26,10 +26,12 @@ type execFlags struct {
 	noStdin bool
 }
 
+const execName = "exec"
+
 func (a *app) execCommand() *cobra.Command {
 	var f execFlags
 	cmd := &cobra.Command{
-		Use:   "exec SANDBOX [-- COMMAND [ARG...] | -c SCRIPT]",
+		Use:   execName + " SANDBOX [-- COMMAND [ARG...] | -c SCRIPT]",
 		Short: "Run a command in a sandbox",
 		Long: `Run a command in a sandbox, waking it if it sleeps. Its output comes as it is
 written, and doze exits with the command's exit code. Ctrl-C ends the command
@@ -43,7 +45,13 @@ reads its own input (while read), give -n, or the command gets the rest of it. A
 program that needs a terminal does not find one.
 
 With -d the command runs in the background and is kept: doze ps, logs and kill
-are for it.`,
+are for it.
+
+Exit codes of doze's own:
+  125  doze failed: wrong usage, no such sandbox, a lost connection
+  126  the command cannot be executed
+  127  the command was not found
+  130  Ctrl-C`,
 		Example: `  doze exec shop -- npm test
   doze exec shop -c 'ls *.js | wc -l'
   echo 'print(6 * 7)' | doze exec shop -- python3 -

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/doze-run/doze/api/client"
 )
 
@@ -29,8 +31,12 @@ func main() {
 
 // Exit codes beside those of commands in a sandbox.
 const (
-	exitFailed      = 1
-	exitInterrupted = 130 // as shells say it: 128 + SIGINT
+	exitFailed = 1
+	// Of exec, whose other codes are the command's: as env, chroot and docker do.
+	exitExecFailed    = 125
+	exitNotExecutable = 126
+	exitNotFound      = 127
+	exitInterrupted   = 130 // as shells say it: 128 + SIGINT
 )
 
 // exitCode ends the program with that code and no further word.
@@ -45,7 +51,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if a.api != nil {
 		a.api.Close()
 	}
@@ -58,10 +64,23 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return exitInterrupted
 	case isBrokenPipe(err):
-		return exitFailed // whoever read our output has enough of it
+		return failureCode(cmd, err) // the reader of our output has enough of it
 	}
 	a.complain(err)
-	return exitFailed
+	return failureCode(cmd, err)
+}
+
+// failureCode is the exit code for an error of doze's own.
+func failureCode(cmd *cobra.Command, err error) int {
+	switch {
+	case cmd.Name() != execName:
+		return exitFailed
+	case client.HasCode(err, client.CodeCommandNotFound), client.HasCode(err, client.CodeNoShell):
+		return exitNotFound
+	case client.HasCode(err, client.CodeCommandNotExecutable):
+		return exitNotExecutable
+	}
+	return exitExecFailed
 }
 
 // complain prints an error with what is known to help.

@@ -231,6 +231,7 @@ const (
 	CodeNotPermitted  = "not_permitted"
 	CodeNoSpace       = "no_space_left"
 	CodeNoCommand     = "command_not_found"
+	CodeNotExecutable = "command_not_executable"
 	CodeNoShell       = "no_shell"
 	CodeUnsafeArchive = "unsafe_archive"
 	CodeTooLarge      = "too_large"

@@ -75,6 +75,7 @@ var statuses = map[string]int{
 	guest.CodeNotPermitted:  http.StatusForbidden,
 	guest.CodeNoSpace:       http.StatusInsufficientStorage,
 	guest.CodeNoCommand:     http.StatusBadRequest,
+	guest.CodeNotExecutable: http.StatusBadRequest,
 	guest.CodeNoShell:       http.StatusBadRequest,
 	guest.CodeUnsafeArchive: http.StatusBadRequest,
 	guest.CodeTooLarge:      http.StatusRequestEntityTooLarge,

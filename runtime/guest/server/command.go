@@ -162,7 +162,7 @@ func find(name, path, dir string) (string, error) {
 		denied = full
 	}
 	if denied != "" {
-		return "", refuse(guest.CodeNotPermitted, "%s is not executable", denied)
+		return "", refuse(guest.CodeNotExecutable, "%s is not executable", denied)
 	}
 	return "", refuse(guest.CodeNoCommand, "%q was not found in PATH (%s)", name, path)
 }
@@ -228,13 +228,13 @@ func (c *command) explain(err error) error {
 			return refuse(guest.CodeNoShell, "this image has no %s; give the program and its arguments as argv", shell)
 		}
 		if _, statErr := os.Stat(c.resolved()); statErr == nil {
-			return refuse(guest.CodeNoCommand, "%s exists, but the interpreter or loader that it names does not", c.path)
+			return refuse(guest.CodeNotExecutable, "%s exists, but the interpreter or loader that it names does not", c.path)
 		}
 		return refuse(guest.CodeNoCommand, "%s does not exist", c.path)
 	case syscall.ENOEXEC:
-		return refuse(guest.CodeNoCommand, "%s is no program for this machine and has no #! line", c.path)
+		return refuse(guest.CodeNotExecutable, "%s is not a program for this machine and has no #! line", c.path)
 	case syscall.EACCES, syscall.EPERM:
-		return refuse(guest.CodeNotPermitted, "%s may not be executed", c.path)
+		return refuse(guest.CodeNotExecutable, "%s may not be executed", c.path)
 	case syscall.E2BIG:
 		return refuse(guest.CodeTooLarge, "arguments and environment are too large")
 	case syscall.EAGAIN:
