@@ -26,7 +26,7 @@ type ExposeBody struct {
 	Port      int                   `json:"port" minimum:"1" maximum:"65535" example:"3000"`
 	Access    sandbox.Access        `json:"access,omitempty" enum:"token,public" default:"token" doc:"token: the URL has a secret; public: whoever knows the id"`
 	Wake      sandbox.WakeMode      `json:"wake,omitempty" enum:"any,navigation,never" default:"navigation" doc:"navigation: a request wakes a sandbox that is asleep, and only people who open a page and programs start one that is stopped, not a page that is open; any: every request does both; never: 410 while it does not run"`
-	Host      sandbox.HostMode      `json:"host,omitempty" enum:"rewrite,preserve" default:"rewrite" doc:"rewrite: the server sees localhost:PORT; preserve: the preview's own host"`
+	Host      sandbox.HostMode      `json:"host,omitempty" enum:"auto,rewrite,preserve" default:"auto" doc:"preserve: the server sees the preview's own host; rewrite: it sees http://localhost:PORT; auto: the preview's own unless the server refuses it"`
 	WebSocket sandbox.WebSocketMode `json:"websocket,omitempty" enum:"release,hold" default:"release" doc:"hold: an open WebSocket keeps the sandbox awake even when silent"`
 	Wait      Duration              `json:"wait,omitempty" doc:"Wait for so long, at most 5m, until somebody listens on the port. This wakes the sandbox"`
 }

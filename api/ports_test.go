@@ -14,7 +14,7 @@ func TestExposedPortKeepsItsURL(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("web")
 	p := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000})
-	if p.Port != 3000 || p.URL == "" || p.Access != sandbox.AccessToken || p.Wake != sandbox.WakeNavigation || p.Host != sandbox.HostRewrite ||
+	if p.Port != 3000 || p.URL == "" || p.Access != sandbox.AccessToken || p.Wake != sandbox.WakeNavigation || p.Host != sandbox.HostAuto ||
 		p.WebSocket != sandbox.WebSocketRelease || p.CreatedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}

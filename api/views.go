@@ -83,7 +83,7 @@ type Port struct {
 	URL       string                `json:"url"`
 	Access    sandbox.Access        `json:"access" enum:"token,public"`
 	Wake      sandbox.WakeMode      `json:"wake" enum:"hold,refuse"`
-	Host      sandbox.HostMode      `json:"host" enum:"rewrite,preserve"`
+	Host      sandbox.HostMode      `json:"host" enum:"auto,rewrite,preserve"`
 	WebSocket sandbox.WebSocketMode `json:"websocket" enum:"release,hold"`
 	CreatedAt time.Time             `json:"created_at"`
 }

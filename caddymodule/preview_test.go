@@ -42,7 +42,7 @@ func TestAPreviewWakesItsSandboxThroughCaddy(t *testing.T) {
 		if h2 != (res.ProtoMajor == 2) {
 			t.Errorf("over HTTP/%d", res.ProtoMajor)
 		}
-		want := "localhost:" + strconv.Itoa(int(sb.Ports[0].Port)) + " " + preview.Host + " https 127.0.0.1"
+		want := preview.Host + " " + preview.Host + " https 127.0.0.1"
 		if got := res.Header.Get("App"); got != want {
 			t.Errorf("the app saw %q, want %q", got, want)
 		}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -24,9 +23,7 @@ type exchange struct {
 	id    sandbox.ID
 	port  sandbox.Port
 	reach reach
-	// origin of the preview as the visitor's browser names it, and of the
-	// server as it is named inside the sandbox.
-	origin, inside string
+	names names
 
 	start, until time.Time // until: when waiting ends
 	waitLimit    time.Duration
@@ -68,8 +65,7 @@ func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port)
 		id:        id,
 		port:      port,
 		reach:     reachOf(r, port.Wake),
-		origin:    originOf(r, h.opts.Trusted(r)),
-		inside:    "localhost:" + strconv.Itoa(int(port.Port)),
+		names:     namesOf(r, h.opts.Trusted(r), port.Port),
 		start:     now,
 		until:     now.Add(limit),
 		waitLimit: h.opts.WaitLimit,

@@ -106,6 +106,7 @@ func (h *Handler) forward(ctx context.Context, x *exchange, w http.ResponseWrite
 		return err
 	}
 	out := r.WithContext(context.WithValue(ctx, exchangeKey{}, x))
+	out.Host = canonicalHost(r.Host)
 	out.Header = x.requestHeader(r.Header, h.opts.Trusted(r))
 	return h.next(w, out)
 }

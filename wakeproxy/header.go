@@ -1,28 +1,9 @@
 package wakeproxy
 
 import (
-	"net"
 	"net/http"
-	"strconv"
 	"strings"
-
-	"github.com/doze-run/doze/runtime/sandbox"
 )
-
-// originOf is the origin of a preview as a browser writes it.
-func originOf(r *http.Request, trusted bool) string {
-	scheme := "http"
-	if r.TLS != nil || trusted && r.Header.Get("X-Forwarded-Proto") == "https" {
-		scheme = "https"
-	}
-	host := lowerASCII(r.Host)
-	if scheme == "https" {
-		host = strings.TrimSuffix(host, ":443")
-	} else {
-		host = strings.TrimSuffix(host, ":80")
-	}
-	return scheme + "://" + host
-}
 
 // requestHeader is what the app gets of the visitor's headers. Authorization
 // and cookies are the app's own affair and pass; what the visitor says about
@@ -34,11 +15,6 @@ func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 		if strings.HasPrefix(name, "x-doze-") || !trusted && setByProxies(name) {
 			delete(out, key)
 		}
-	}
-	// Servers compare Origin with Host on WebSockets and forms: both change
-	// together or not at all. A foreign Origin stays what it is.
-	if x.port.Host != sandbox.HostPreserve && out.Get("Origin") == x.origin {
-		out.Set("Origin", "http://"+x.inside)
 	}
 	return out
 }
@@ -67,46 +43,22 @@ var proxyHeaders = map[string]bool{
 // redirect to where the app believes to be leads back to the preview, and a
 // cookie belongs to this preview alone.
 func (x *exchange) responseHeader(header http.Header) {
-	x.cleanHeader(header)
+	x.cleanHeader(header, x.names)
 	x.noteWake(header)
 }
 
 // cleanHeader is for every header that comes from the app, that of a 103 too.
-func (x *exchange) cleanHeader(header http.Header) {
+func (x *exchange) cleanHeader(header http.Header, n names) {
 	for key := range header {
 		if strings.HasPrefix(key, "X-Doze-") {
 			delete(header, key)
 		}
 	}
-	if location := header.Get("Location"); location != "" {
-		header.Set("Location", x.outside(location))
-	}
+	n.toVisitor(header)
 	cookies := header["Set-Cookie"]
 	for i, cookie := range cookies {
 		cookies[i] = withoutDomain(cookie)
 	}
-}
-
-// outside turns an absolute URL of the server inside the sandbox into one of
-// the preview, and returns any other as it is.
-func (x *exchange) outside(location string) string {
-	scheme, rest, ok := strings.Cut(location, "//")
-	if !ok || scheme != "" && !strings.EqualFold(scheme, "http:") && !strings.EqualFold(scheme, "https:") {
-		return location
-	}
-	end := strings.IndexAny(rest, "/?#")
-	if end < 0 {
-		end = len(rest)
-	}
-	host, port, err := net.SplitHostPort(rest[:end])
-	if err != nil || port != strconv.Itoa(int(x.port.Port)) {
-		return location
-	}
-	switch lowerASCII(host) {
-	case "localhost", "127.0.0.1", "::1", "0.0.0.0":
-		return x.origin + rest[end:]
-	}
-	return location
 }
 
 // withoutDomain drops the Domain attribute of a Set-Cookie. "localhost" would

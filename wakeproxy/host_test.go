@@ -4,8 +4,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func TestParseHost(t *testing.T) {
@@ -85,25 +83,31 @@ func FuzzParseHost(f *testing.F) {
 }
 
 // FuzzResponseHeader: whatever a sandbox answers, its cookies have no domain,
-// and a redirect is what it was or leads to the preview.
+// and a redirect is what it was, leads to the preview, or leads where it did and
+// names the preview as the address to come back to.
 func FuzzResponseHeader(f *testing.F) {
 	for _, seed := range [][2]string{
 		{"a=b; Domain=localhost; Path=/", "http://localhost:3000/login"},
 		{"domain=x;DOMAIN = .example.com", "//[::1]:3000?x#y"},
 		{";;;=;domain", "http:////localhost:3000"},
+		{"a=b", "https://elsewhere.example/?redirect_uri=http%3A%2F%2Flocalhost:3000%2F&x=%zz#f?redirect_uri=1"},
+		{"a=b", "http://" + previewHost() + ":3000/"},
 	} {
-		f.Add(seed[0], seed[1])
+		f.Add(seed[0], seed[1], true)
+		f.Add(seed[0], seed[1], false)
 	}
 	origin := "https://" + previewHost()
-	x := &exchange{origin: origin, inside: "localhost:3000", port: sandbox.Port{Port: 3000}}
-	f.Fuzz(func(t *testing.T, cookie, location string) {
+	f.Fuzz(func(t *testing.T, cookie, location string, rewrite bool) {
+		x := &exchange{names: names{origin: origin, port: 3000, rewrite: rewrite}}
 		header := http.Header{"Set-Cookie": {cookie}, "Location": {location}, "X-Doze-Wake": {cookie}}
-		x.cleanHeader(header)
+		x.cleanHeader(header, x.names)
 		if parsed, err := http.ParseSetCookie(header.Get("Set-Cookie")); err == nil && parsed.Domain != "" {
 			t.Errorf("the cookie %q became %q", cookie, header.Get("Set-Cookie"))
 		}
 		got := header.Get("Location")
-		if rest, ours := strings.CutPrefix(got, origin); got != location && (!ours || rest != "" && !strings.ContainsAny(rest[:1], "/?#")) {
+		target, _, _ := strings.Cut(location, "?")
+		gotTarget, _, _ := strings.Cut(got, "?")
+		if rest, ours := strings.CutPrefix(got, origin); gotTarget != target && (!ours || rest != "" && !strings.ContainsAny(rest[:1], "/?#")) {
 			t.Errorf("%q became %q", location, got)
 		}
 		if header.Get("X-Doze-Wake") != "" {

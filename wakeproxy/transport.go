@@ -69,12 +69,7 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 	}
-	res, err := x.send(x.proxy.pool, req, bodyless)
-	if err != nil && bodyless && isLost(err) {
-		if err = x.beforeRetry(req.Context(), err); err == nil {
-			res, err = x.send(x.proxy.unpooled, req, bodyless)
-		}
-	}
+	res, err := x.roundTripOnce(req, bodyless)
 	if err != nil {
 		return nil, err
 	}
@@ -88,6 +83,18 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 	}
 	x.stream(req.Context(), res)
 	return res, nil
+}
+
+// attempt sends the request under one of the server's names, and once more if
+// its connection is lost.
+func (x *exchange) attempt(req *http.Request, bodyless bool) (*http.Response, error) {
+	res, err := x.send(x.proxy.pool, req, bodyless)
+	if err != nil && bodyless && isLost(err) {
+		if err = x.beforeRetry(req.Context(), err); err == nil {
+			res, err = x.send(x.proxy.unpooled, req, bodyless)
+		}
+	}
+	return res, err
 }
 
 // errResponseInvalid: the server's status cannot be passed on.
@@ -115,24 +122,24 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// send makes one attempt. The request is copied, its headers are not changed.
+// send makes one attempt. The request is copied and stays as it is.
 func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) (*http.Response, error) {
 	var reused, answered atomic.Bool
+	names := x.names // the request that a 103 belongs to may be over when the next one is sent
 	out := req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		GotConn:              func(conn httptrace.GotConnInfo) { reused.Store(conn.Reused) },
 		GotFirstResponseByte: func() { answered.Store(true) },
 		// Called before the reverse proxy's own, which passes the header on.
 		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error {
-			x.cleanHeader(http.Header(header))
+			x.cleanHeader(http.Header(header), names)
 			return nil
 		},
 	}))
 	target := *req.URL
 	target.Scheme, target.Host = "http", x.poolKey(bodyless)
 	out.URL = &target
-	if x.port.Host != sandbox.HostPreserve {
-		out.Host = x.inside
-	}
+	out.Header = req.Header.Clone()
+	out.Host = names.toServer(out.Header)
 	if bodyless {
 		dontRepeat(out)
 	} else {

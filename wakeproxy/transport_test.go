@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
+	"net/url"
 	"runtime"
 	"strings"
 	"sync"
@@ -26,35 +27,183 @@ import (
 
 // PEERS 1: Vite's HMR breaks because Host differs between HTTP and WebSocket;
 // the WebSocket half is in tunnel_test.go.
-func TestTheServerSeesLocalhost(t *testing.T) {
+func TestAServerIsToldOneAddress(t *testing.T) {
+	preview := "http://" + previewHost()
+	inside := "localhost:3000"
 	for _, test := range []struct {
-		mode                 sandbox.HostMode
-		origin               string
-		wantHost, wantOrigin string
+		name            string
+		mode            sandbox.HostMode
+		origin, referer string
+		want            [3]string // Host, Origin, Referer
+		proto           string
 	}{
-		{sandbox.HostRewrite, "http://" + previewHost(), "localhost:3000", "http://localhost:3000"},
-		{sandbox.HostRewrite, "https://evil.example", "localhost:3000", "https://evil.example"},
-		{sandbox.HostRewrite, "null", "localhost:3000", "null"},
-		{sandbox.HostRewrite, "", "localhost:3000", ""},
-		{sandbox.HostPreserve, "http://" + previewHost(), previewHost(), "http://" + previewHost()},
+		{"rewrite", sandbox.HostRewrite, preview, preview + "/page?x=1", [3]string{inside, "http://" + inside, "http://" + inside + "/page?x=1"}, ""},
+		{"rewrite, another site", sandbox.HostRewrite, "https://evil.example", "https://evil.example/", [3]string{inside, "https://evil.example", "https://evil.example/"}, ""},
+		{"rewrite, a site that begins the same", sandbox.HostRewrite, preview + ".evil.example", preview + ".evil.example/", [3]string{inside, preview + ".evil.example", preview + ".evil.example/"}, ""},
+		{"rewrite, opaque", sandbox.HostRewrite, "null", "", [3]string{inside, "null", ""}, ""},
+		{"rewrite, none", sandbox.HostRewrite, "", "", [3]string{inside, "", ""}, ""},
+		{"rewrite, trailing dot", sandbox.HostRewrite, preview + ".", preview + "./", [3]string{inside, "http://" + inside, "http://" + inside + "/"}, ""},
+		{"preserve", sandbox.HostPreserve, preview, preview + "/", [3]string{previewHost(), preview, preview + "/"}, "http"},
+		{"preserve, trailing dot", sandbox.HostPreserve, preview + ".", preview + "./", [3]string{previewHost(), preview, preview + "/"}, "http"},
+		{"auto", sandbox.HostAuto, preview, preview + "/", [3]string{previewHost(), preview, preview + "/"}, "http"},
 	} {
-		t.Run(fmt.Sprint(test.mode, " ", test.origin), func(t *testing.T) {
-			var host, origin, forwardedHost, proto, client string
+		t.Run(test.name, func(t *testing.T) {
+			var got [3]string
+			var header http.Header
 			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
-				host, origin = r.Host, r.Header.Get("Origin")
-				forwardedHost, proto, client = r.Header.Get("X-Forwarded-Host"), r.Header.Get("X-Forwarded-Proto"), r.Header.Get("X-Forwarded-For")
+				header = r.Header
+				got = [3]string{r.Host, r.Header.Get("Origin"), r.Header.Get("Referer")}
 			}), sandbox.Port{Host: test.mode}), Options{})
-			req := f.request("POST", "/")
-			if test.origin != "" {
-				req.Header.Set("Origin", test.origin)
+			req := f.request("GET", "/")
+			req.Header.Set("X-Forwarded-Ssl", "on")
+			for name, value := range map[string]string{"Origin": test.origin, "Referer": test.referer} {
+				if value != "" {
+					req.Header.Set(name, value)
+				}
+			}
+			if strings.HasSuffix(test.name, "dot") {
+				req.Host += "."
 			}
 			f.do(req)
-			if host != test.wantHost || origin != test.wantOrigin {
-				t.Errorf("Host %q, Origin %q, want %q, %q", host, origin, test.wantHost, test.wantOrigin)
+			if got != test.want {
+				t.Errorf("Host, Origin, Referer: %q, want %q", got, test.want)
 			}
-			if forwardedHost != previewHost() || proto != "http" || client != "127.0.0.1" {
-				t.Errorf("forwarded for %q, %q, %q", forwardedHost, proto, client)
+			host := previewHost()
+			if test.mode == sandbox.HostRewrite {
+				host = ""
 			}
+			if forwarded, proto := header.Get("X-Forwarded-Host"), header.Get("X-Forwarded-Proto"); forwarded != host || proto != test.proto || header.Get("X-Forwarded-Ssl") != "" {
+				t.Errorf("X-Forwarded-Host %q, want %q; -Proto %q, want %q", forwarded, host, proto, test.proto)
+			}
+			if client := header.Get("X-Forwarded-For"); client != "127.0.0.1" {
+				t.Errorf("X-Forwarded-For %q", client)
+			}
+		})
+	}
+}
+
+// strict is a server that takes one host only, and counts its requests.
+func strict(host string, status int, requests *atomic.Int64) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		if r.Host != host {
+			w.WriteHeader(status)
+			return
+		}
+		if r.URL.Path == "/missing" {
+			w.WriteHeader(404)
+		}
+		io.Copy(w, r.Body)
+		io.WriteString(w, "hello")
+	}
+}
+
+func TestAServerThatRefusesThePreviewsHostIsToldLocalhost(t *testing.T) {
+	for status, path := range map[int]string{400: "/missing", 403: "/", 421: "/"} {
+		want := 200
+		if path == "/missing" {
+			want = 404
+		}
+		var requests atomic.Int64
+		f := newFront(t, newFakeNode(app(t, strict("localhost:3000", status, &requests)), sandbox.Port{}), Options{})
+		for range 3 {
+			if res := f.do(f.request("GET", path)); res.StatusCode != want || body(t, res) != "hello" {
+				t.Errorf("%d: status %d", status, res.StatusCode)
+			}
+		}
+		if n := requests.Load(); n != 4 {
+			t.Errorf("%d: 3 requests became %d; only the first one is sent twice", status, n)
+		}
+		if log := f.node.log.String(); strings.Count(log, "refuses the preview's host") != 1 || strings.Contains(log, testToken) {
+			t.Errorf("logged %q", log)
+		}
+	}
+}
+
+// A request with a body is sent once: to localhost, which servers do not refuse,
+// until it is known what they accept.
+func TestARequestWithABodyIsNotSentTwiceForItsHost(t *testing.T) {
+	var host atomic.Pointer[string]
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		host.Store(&r.Host)
+		if r.Method == "POST" && r.Host == previewHost() {
+			w.WriteHeader(403)
+		}
+	}), sandbox.Port{}), Options{})
+	post := func() int {
+		req := f.request("POST", "/hook")
+		req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data ")), 5
+		return f.do(req).StatusCode
+	}
+	if status := post(); status != 200 || *host.Load() != "localhost:3000" {
+		t.Errorf("the first one got %d from %s", status, *host.Load())
+	}
+	f.do(f.request("GET", "/"))
+	if *host.Load() != previewHost() {
+		t.Errorf("a GET went to %s", *host.Load())
+	}
+	if status := post(); status != 403 || *host.Load() != previewHost() {
+		t.Errorf("after a GET was accepted it got %d from %s", status, *host.Load())
+	}
+}
+
+func TestARefusalThatIsNotAboutTheHostStays(t *testing.T) {
+	var requests atomic.Int64
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		requests.Add(1)
+		w.WriteHeader(403)
+		io.WriteString(w, "as "+r.Host)
+	}), sandbox.Port{}), Options{})
+	const sent = 40
+	for range sent {
+		if got := body(t, f.do(f.request("GET", "/"))); got != "as "+previewHost() {
+			t.Errorf("got %q", got)
+		}
+	}
+	if n := requests.Load(); n != sent+maxVainHostChecks {
+		t.Errorf("%d requests became %d; after %d in vain none is sent twice", sent, n, maxVainHostChecks)
+	}
+	for _, mode := range []sandbox.HostMode{sandbox.HostPreserve, sandbox.HostRewrite} {
+		requests.Store(0)
+		f := newFront(t, newFakeNode(app(t, strict("neither", 403, &requests)), sandbox.Port{Host: mode}), Options{})
+		if res := f.do(f.request("GET", "/")); res.StatusCode != 403 || requests.Load() != 1 {
+			t.Errorf("%s: status %d after %d requests", mode, res.StatusCode, requests.Load())
+		}
+	}
+}
+
+// Some servers take pages under any host and refuse only WebSockets, by a status
+// or by ending the connection.
+func TestAWebSocketThatIsRefusedForItsOriginIsSentAsLocalhosts(t *testing.T) {
+	for name, refuse := range map[string]string{
+		"status":       "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
+		"no response":  "Unauthorized",
+		"hangs up":     "",
+		"bad response": "HTTP/1.1 4O3 Forbidden\r\n\r\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+				if r.Header.Get("Upgrade") == "" {
+					io.WriteString(w, "hello")
+					return
+				}
+				if r.Header.Get("Origin") == "http://localhost:3000" {
+					echo(w, r)
+					return
+				}
+				conn, _, err := http.NewResponseController(w).Hijack()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				defer conn.Close()
+				io.WriteString(conn, refuse)
+			}), sandbox.Port{}), Options{})
+			if got := body(t, f.do(f.request("GET", "/"))); got != "hello" {
+				t.Errorf("the page: %q", got)
+			}
+			c, _ := f.dial()
+			say(t, c, "hello")
 		})
 	}
 }
@@ -145,34 +294,43 @@ func TestATrustedProxyIsBelieved(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, r.Header.Get("Origin")+" "+r.Header.Get("X-Forwarded-Port"))
 	}), sandbox.Port{}), Options{Trusted: func(*http.Request) bool { return true }})
-	req := f.request("POST", "/")
+	req := f.request("GET", "/")
 	req.Header.Set("X-Forwarded-Proto", "https")
 	req.Header.Set("X-Forwarded-Port", "443")
 	req.Header.Set("Origin", "https://"+previewHost())
-	if got := body(t, f.do(req)); got != "http://localhost:3000 443" {
+	if got := body(t, f.do(req)); got != "https://"+previewHost()+" 443" {
 		t.Errorf("the app saw %q", got)
 	}
 }
 
 func TestRedirectsAndCookiesOfLocalhostBecomeThePreviews(t *testing.T) {
 	own := "http://" + previewHost()
+	foreign := "https://login.example/?client=1&redirect_uri="
 	for in, want := range map[string]string{
-		"http://localhost:3000/login?x=http://localhost:3000/#f": own + "/login?x=http://localhost:3000/#f",
-		"http://localhost:3000":                                  own,
-		"https://LOCALHOST:3000/a":                               own + "/a",
-		"http://127.0.0.1:3000/a":                                own + "/a",
-		"http://[::1]:3000/a":                                    own + "/a",
-		"//localhost:3000/a":                                     own + "/a",
-		"/relative":                                              "/relative",
-		"../up?u=//localhost:3000/":                              "../up?u=//localhost:3000/",
-		"http://localhost:3001/other":                            "http://localhost:3001/other",
-		"https://elsewhere.example/":                             "https://elsewhere.example/",
-		"http://localhost:3000.evil.example/":                    "http://localhost:3000.evil.example/",
+		"http://localhost/login":   own + "/login",
+		"https://localhost/login":  own + "/login",
+		"http://[::1]/a":           own + "/a",
+		"http://localhost:80/a":    "http://localhost:80/a",
+		own + "/a":                 own + "/a",
+		"https://" + previewHost(): own,
+		foreign + "http%3A%2F%2Flocalhost%3A3000%2Fcallback%3Fa%3Db&state=x#f": foreign + url.QueryEscape(own+"/callback?a=b") + "&state=x#f",
+		foreign + "http%3A%2F%2Flocalhost%3A3001%2Fcallback":                   foreign + "http%3A%2F%2Flocalhost%3A3001%2Fcallback",
+		"http://localhost:3000/login?x=http://localhost:3000/#f":               own + "/login?x=http://localhost:3000/#f",
+		"http://localhost:3000":               own,
+		"https://LOCALHOST:3000/a":            own + "/a",
+		"http://127.0.0.1:3000/a":             own + "/a",
+		"http://[::1]:3000/a":                 own + "/a",
+		"//localhost:3000/a":                  own + "/a",
+		"/relative":                           "/relative",
+		"../up?u=//localhost:3000/":           "../up?u=//localhost:3000/",
+		"http://localhost:3001/other":         "http://localhost:3001/other",
+		"https://elsewhere.example/":          "https://elsewhere.example/",
+		"http://localhost:3000.evil.example/": "http://localhost:3000.evil.example/",
 	} {
 		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header()["Location"] = []string{in}
 			w.WriteHeader(http.StatusFound)
-		}), sandbox.Port{}), Options{})
+		}), sandbox.Port{Host: sandbox.HostRewrite}), Options{})
 		if got := f.do(f.request("GET", "/")).Header.Get("Location"); got != want {
 			t.Errorf("Location %q became %q, want %q", in, got, want)
 		}
@@ -186,6 +344,55 @@ func TestRedirectsAndCookiesOfLocalhostBecomeThePreviews(t *testing.T) {
 	} {
 		if got := withoutDomain(in); got != want {
 			t.Errorf("cookie %q became %q, want %q", in, got, want)
+		}
+	}
+}
+
+// A server that knows the preview's name speaks of localhost for another reason.
+func TestRedirectsOfAServerThatKnowsThePreviewsName(t *testing.T) {
+	own := "http://" + previewHost()
+	foreign := "https://login.example/?redirect_uri="
+	for _, test := range []struct{ query, in, want string }{
+		{"", "https://" + previewHost() + "/a", own + "/a"},     // it knows nothing of TLS, or of none
+		{"", "http://" + previewHost() + ":3000/a", own + "/a"}, // nor of the port outside
+		{"", "http://localhost:3000/a", own + "/a"},             // its configuration says so
+		{"", "http://localhost/a", "http://localhost/a"},        // the visitor's own machine
+		{"", "http://localhost:4003/a", "http://localhost:4003/a"},
+		// An OAuth client in another sandbox, which serves the same port there.
+		{"", "https://localhost:3000/callback?code=1", "https://localhost:3000/callback?code=1"},
+		{"?redirect_uri=http%3A%2F%2Flocalhost%3A3000%2Fcallback", "http://localhost:3000/callback?code=1", "http://localhost:3000/callback?code=1"},
+		{"", foreign + url.QueryEscape("https://"+previewHost()+"/callback"), foreign + url.QueryEscape(own+"/callback")},
+	} {
+		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header()["Location"] = []string{test.in}
+			w.WriteHeader(http.StatusFound)
+		}), sandbox.Port{}), Options{})
+		if got := f.do(f.request("GET", "/"+test.query)).Header.Get("Location"); got != test.want {
+			t.Errorf("after %q, Location %q became %q, want %q", test.query, test.in, got, test.want)
+		}
+	}
+}
+
+func TestOtherHeadersThatNameTheServerNameThePreview(t *testing.T) {
+	own := "http://" + previewHost()
+	socket := "ws://" + previewHost()
+	for _, test := range []struct{ name, in, want string }{
+		{"Content-Location", "http://localhost:3000/a", own + "/a"},
+		{"Access-Control-Allow-Origin", "http://localhost:3000", own},
+		{"Access-Control-Allow-Origin", "*", "*"},
+		{"Access-Control-Allow-Origin", "https://other.example", "https://other.example"},
+		{"Link", `<http://localhost:3000/a?x=1>; rel="next", </b>; rel=x, <http://localhost:3001/>; rel=y`, `<` + own + `/a?x=1>; rel="next", </b>; rel=x, <http://localhost:3001/>; rel=y`},
+		{"Refresh", "5; url=http://localhost:3000/a", "5; url=" + own + "/a"},
+		{"Refresh", "0;URL='http://localhost:3000/a'", "0;URL='" + own + "/a'"},
+		{"Refresh", "5", "5"},
+		{"Content-Security-Policy", "connect-src 'self' ws://localhost:3000 http://localhost:3000/api; img-src https://cdn.example;", "connect-src 'self' " + socket + " " + own + "/api; img-src https://cdn.example;"},
+		{"Content-Security-Policy-Report-Only", "default-src http://localhost:3000", "default-src " + own},
+	} {
+		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			w.Header().Set(test.name, test.in)
+		}), sandbox.Port{Host: sandbox.HostRewrite}), Options{})
+		if got := f.do(f.request("GET", "/")).Header.Get(test.name); got != test.want {
+			t.Errorf("%s %q became %q, want %q", test.name, test.in, got, test.want)
 		}
 	}
 }

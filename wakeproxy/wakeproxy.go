@@ -88,6 +88,7 @@ type Proxy struct {
 	pool      *http.Transport
 	unpooled  *http.Transport // for retries: keeps no connection, so uses no kept one
 	gates     gates
+	hosts     hostChecks
 	counts    counts
 	log       *slog.Logger
 	sometimes rate.Sometimes // logs a dial that failed
@@ -132,6 +133,7 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 		pool:      pool,
 		unpooled:  unpooled,
 		gates:     gates{open: map[gateKey]*gate{}},
+		hosts:     hostChecks{known: map[gateKey]hostCheck{}},
 		counts:    counts{perSandbox: map[sandbox.ID]int{}},
 		log:       log,
 		sometimes: rate.Sometimes{Interval: logPause},

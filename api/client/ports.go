@@ -11,7 +11,7 @@ type ExposeRequest struct {
 	Port      uint16   `json:"port"`
 	Access    string   `json:"access,omitempty"`    // token, public
 	Wake      string   `json:"wake,omitempty"`      // hold, refuse
-	Host      string   `json:"host,omitempty"`      // rewrite, preserve
+	Host      string   `json:"host,omitempty"`      // auto, rewrite, preserve
 	WebSocket string   `json:"websocket,omitempty"` // release, hold
 	Wait      Duration `json:"wait,omitzero"`       // for somebody to listen; wakes the sandbox
 }

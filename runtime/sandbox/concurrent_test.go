@@ -88,7 +88,7 @@ func TestExposeAtOnceWithOtherModesEndsAsOneOfThem(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	asked := []sandbox.Port{
-		{Port: 3000, Access: sandbox.AccessToken, Wake: sandbox.WakeNavigation, Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease},
+		{Port: 3000, Access: sandbox.AccessToken, Wake: sandbox.WakeNavigation, Host: sandbox.HostAuto, WebSocket: sandbox.WebSocketRelease},
 		{Port: 3000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, WebSocket: sandbox.WebSocketHold},
 	}
 	const rounds = 400 // with two events each, fewer than a timeline keeps

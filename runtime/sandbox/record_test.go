@@ -12,7 +12,7 @@ func TestExposeKeepsItsToken(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	first, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000})
-	if err != nil || len(first.Token) < 16 || first.Wake != sandbox.WakeNavigation || first.Host != sandbox.HostRewrite {
+	if err != nil || len(first.Token) < 16 || first.Wake != sandbox.WakeNavigation || first.Host != sandbox.HostAuto {
 		t.Fatalf("%+v, error %v", first, err)
 	}
 	second, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000, Wake: sandbox.WakeNever})

@@ -114,7 +114,8 @@ const (
 type HostMode string
 
 const (
-	HostRewrite  HostMode = "rewrite"  // localhost:PORT; the default
+	HostAuto     HostMode = "auto"     // the preview's own unless the server refuses it; the default
+	HostRewrite  HostMode = "rewrite"  // localhost:PORT
 	HostPreserve HostMode = "preserve" // the preview's own
 )
 

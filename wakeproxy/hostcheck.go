@@ -1,0 +1,122 @@
+package wakeproxy
+
+import (
+	"net/http"
+	"sync"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// hostChecks remembers which servers refuse the preview's own host, as dev
+// servers do against DNS rebinding, and are told that they are localhost instead.
+type hostChecks struct {
+	mu    sync.Mutex
+	known map[gateKey]hostCheck
+}
+
+// hostCheck is what is known of one port of one run of a container.
+type hostCheck struct {
+	rewrite bool
+	vain    int // requests that were refused under either name
+}
+
+const (
+	// Answers such as 403 have other reasons too. A server that gave so many of
+	// them under both names does not mean the name.
+	maxVainHostChecks = 16
+	// Some 100 bytes each. Beyond it all are forgotten, which costs each server
+	// one request more.
+	maxHostChecks = 16384
+)
+
+func (c *hostChecks) get(key gateKey) (check hostCheck, known bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	check, known = c.known[key]
+	return check, known
+}
+
+// note stores the result of a request. first reports whether the server has just
+// been found to refuse the preview's host.
+func (c *hostChecks) note(key gateKey, accepted, rewrite bool) (first bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	check, known := c.known[key]
+	if !known && len(c.known) >= maxHostChecks {
+		clear(c.known)
+	}
+	first = accepted && rewrite && !check.rewrite
+	check.rewrite = check.rewrite || first
+	if !accepted {
+		check.vain++
+	}
+	c.known[key] = check
+	return first
+}
+
+// roundTripAuto sends a request with the preview's own host, unless the server is
+// known to refuse that, and once more as to localhost if it is refused. What
+// follows goes where the first accepted one went.
+func (x *exchange) roundTripAuto(req *http.Request, bodyless bool) (*http.Response, error) {
+	key := x.gateKey()
+	check, known := x.proxy.hosts.get(key)
+	twice := bodyless && repeatable(req) && !check.rewrite && check.vain < maxVainHostChecks
+	// Hardly a server refuses localhost, so a request that cannot be sent twice
+	// goes there until it is known that the preview's own host is accepted.
+	x.names.rewrite = check.rewrite || !known && !twice
+	res, err := x.attempt(req, bodyless)
+	if !twice || req.Context().Err() != nil {
+		return res, err
+	}
+	if !refusesHost(req, res, err) {
+		if err == nil {
+			x.proxy.hosts.note(key, true, false)
+		}
+		return res, err
+	}
+	first := x.names
+	x.names.rewrite = true
+	again, errAgain := x.attempt(req, bodyless)
+	accepted := errAgain == nil && again.StatusCode < 500 && !refusesHost(req, again, nil)
+	if x.proxy.hosts.note(key, accepted, true) {
+		x.proxy.log.Info("server refuses the preview's host; it is addressed as localhost", "sandbox", x.id, "port", x.port.Port)
+	}
+	if accepted {
+		if err == nil {
+			res.Body.Close()
+		}
+		return again, nil
+	}
+	if errAgain == nil {
+		again.Body.Close()
+	}
+	x.names = first
+	return res, err
+}
+
+// repeatable: safe methods may be sent twice (RFC 9110, section 9.2.1).
+func repeatable(req *http.Request) bool {
+	return req.Method == http.MethodGet || req.Method == http.MethodHead || req.Method == http.MethodOptions
+}
+
+// refusesHost reports whether a response may be about the request's host or
+// origin: 403 of Vite, Rails and webpack, 400 of Django, 421 of the standard. Some
+// just end a WebSocket's connection, or write what is no response.
+func refusesHost(req *http.Request, res *http.Response, err error) bool {
+	if err != nil {
+		return req.Header.Get("Upgrade") != ""
+	}
+	switch res.StatusCode {
+	case http.StatusBadRequest, http.StatusForbidden, http.StatusMisdirectedRequest:
+		return true
+	}
+	return false
+}
+
+func (x *exchange) roundTripOnce(req *http.Request, bodyless bool) (*http.Response, error) {
+	if x.port.Host == sandbox.HostRewrite || x.port.Host == sandbox.HostPreserve {
+		x.names.rewrite = x.port.Host == sandbox.HostRewrite
+		return x.attempt(req, bodyless)
+	}
+	return x.roundTripAuto(req, bodyless)
+}
