@@ -21,7 +21,7 @@ const vitePort = 5173
 // with the page open, it falls asleep, and it is stopped.
 func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 	b := create(t, n, client.CreateRequest{Name: "vite"})
-	b.put("/srv/page", modules(t), "project")
+	b.put("/srv/page", testnode.Modules(t, "project"), "project")
 	b.run("/srv/page", "npm", "run", "dev")
 	url := b.expose(vitePort)
 	edit := func(name, text string) {

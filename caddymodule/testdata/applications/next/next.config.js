@@ -1,0 +1,1 @@
+module.exports = { turbopack: { root: process.env.ROOT }, outputFileTracingRoot: process.env.ROOT };
