@@ -1,6 +1,7 @@
 package wakeproxy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -195,6 +196,13 @@ func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 		}
 		return nil, err
 	}
+	x.awaitNotice(ctx, time.Now().Add(noticeLimit))
+	switch sb, ok := x.proxy.sandboxes.ByID(x.id); {
+	case !ok, sb.State == sandbox.StateDestroyed:
+		return nil, &sandbox.WakeError{ID: x.id, Err: sandbox.ErrDestroyed}
+	case sb.StoppedOnPurpose():
+		return nil, &sandbox.WakeError{ID: x.id, Err: sandbox.ErrNotRunning}
+	}
 	x.unnoticed = first
 	return nil, &sandbox.WakeError{
 		ID:      x.id,
@@ -221,21 +229,38 @@ func (x *exchange) cameTooLate(err error) bool {
 // ended. The node notices in some milliseconds.
 func (x *exchange) acquireAnew(ctx context.Context) error {
 	x.release()
+	if !x.awaitNotice(ctx, x.until) {
+		return cmp.Or(ctx.Err(), errStillWaking)
+	}
+	// A request that was in flight does not undo the stop that ended it.
+	if sb, _ := x.proxy.sandboxes.ByID(x.id); sb.StoppedOnPurpose() {
+		return sandbox.ErrNotRunning
+	}
+	return x.acquire(ctx)
+}
+
+// awaitNotice waits until the node has noticed that the container has ended. It
+// reports false when ctx ends or until passes first.
+func (x *exchange) awaitNotice(ctx context.Context, until time.Time) bool {
 	tick := time.NewTicker(noticePause)
 	defer tick.Stop()
-	end := time.NewTimer(time.Until(x.until))
+	end := time.NewTimer(time.Until(until))
 	defer end.Stop()
 	for x.lives() {
 		select {
 		case <-tick.C:
 		case <-end.C:
-			return errStillWaking
+			return false
 		case <-ctx.Done():
-			return ctx.Err()
+			return false
 		}
 	}
-	return x.acquire(ctx)
+	return true
 }
+
+// noticeLimit is how long a visitor waits to be told why the container has ended:
+// the node notices in some milliseconds, and a stop ends soon after its container.
+const noticeLimit = time.Second
 
 // noticePause is between looks for whether the node has noticed the end of a
 // container, which are a read from memory each.

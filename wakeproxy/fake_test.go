@@ -154,6 +154,12 @@ func (f *fakeNode) Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause
 	return f.Acquire(ctx, id, cause)
 }
 
+func (f *fakeNode) Listens(context.Context, sandbox.ID, uint16) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.sb.State == sandbox.StateRunning && f.server != ""
+}
+
 func (f *fakeNode) Touch(sandbox.ID) { f.touches.Add(1) }
 
 func (f *fakeNode) LastLog(context.Context, sandbox.ID) string {

@@ -88,8 +88,12 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(h.proxy.ctx, cancel)()
 
-	if r.URL.Path == WakePath {
+	switch r.URL.Path {
+	case WakePath:
 		h.serveWake(w, r.WithContext(ctx), id, port)
+		return
+	case StatusPath:
+		h.serveStatus(w, r.WithContext(ctx), id, port)
 		return
 	}
 	x := h.newExchange(r, id, port)

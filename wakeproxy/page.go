@@ -10,13 +10,13 @@ import (
 )
 
 // The pages stand alone: no outside resource, one style and one script, which
-// their Content-Security-Policy names by hash. They say nothing about the
-// sandbox but that it wakes.
+// their Content-Security-Policy names by hash. They name neither the sandbox
+// nor the node.
 var (
 	//go:embed page.css
 	pageStyle string
-	//go:embed waiting.js
-	waitingScript string
+	//go:embed page.js
+	pageScript string
 	//go:embed waiting.html
 	waitingSource string
 	//go:embed problem.html
@@ -25,9 +25,8 @@ var (
 	waitingPage     = renderWaitingPage()
 	problemTemplate = template.Must(template.New("problem").Parse(problemSource))
 
-	waitingPolicy = "default-src 'none'; style-src '" + hashOf(pageStyle) + "'; script-src '" + hashOf(waitingScript) +
+	pagePolicy = "default-src 'none'; style-src '" + hashOf(pageStyle) + "'; script-src '" + hashOf(pageScript) +
 		"'; connect-src 'self'; base-uri 'none'; form-action 'none'"
-	problemPolicy = "default-src 'none'; style-src '" + hashOf(pageStyle) + "'; base-uri 'none'; form-action 'none'"
 )
 
 func renderWaitingPage() []byte {
@@ -35,8 +34,8 @@ func renderWaitingPage() []byte {
 	t := template.Must(template.New("waiting").Parse(waitingSource))
 	err := t.Execute(&b, map[string]any{
 		"Style":    template.CSS(pageStyle),
-		"Script":   template.JS(waitingScript),
-		"WakePath": WakePath,
+		"Script":   template.JS(pageScript),
+		"WakePath": WakePath, "StatusPath": StatusPath,
 	})
 	if err != nil {
 		panic(err) // a mistake in our own template
@@ -54,16 +53,28 @@ func hashOf(text string) string {
 // nothing. The page asks WakePath and reloads itself.
 func writeWaitingPage(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
-	w.Header().Set("Content-Security-Policy", waitingPolicy)
+	w.Header().Set("Content-Security-Policy", pagePolicy)
 	writeOwn(w, "text/html; charset=utf-8", http.StatusServiceUnavailable, waitingPage)
 }
 
-func writeProblemPage(w http.ResponseWriter, p problem) {
+// writeProblemPage answers a browser with a problem. What may pass by itself has a
+// button that tries again, and loads the page again when the server listens, if the
+// request can be repeated.
+func writeProblemPage(w http.ResponseWriter, r *http.Request, p problem) {
+	values := map[string]any{"Style": template.CSS(pageStyle), "Problem": p}
+	if p.mayPass() {
+		values["Button"] = "Try again"
+		if p.Code == sandboxStopped.Code {
+			values["Button"] = "Start the sandbox"
+		}
+		if r.Method == http.MethodGet {
+			values["StatusPath"], values["Script"] = StatusPath, template.JS(pageScript)
+		}
+	}
 	var b bytes.Buffer
-	err := problemTemplate.Execute(&b, map[string]any{"Style": template.CSS(pageStyle), "Problem": p})
-	if err != nil {
+	if err := problemTemplate.Execute(&b, values); err != nil {
 		panic(err) // a mistake in our own template
 	}
-	w.Header().Set("Content-Security-Policy", problemPolicy)
+	w.Header().Set("Content-Security-Policy", pagePolicy)
 	writeOwn(w, "text/html; charset=utf-8", p.Status, b.Bytes())
 }

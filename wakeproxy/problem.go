@@ -28,6 +28,11 @@ type problem struct {
 	retryAfter int // seconds; 0 sends none
 }
 
+// mayPass reports whether the same request may succeed later.
+func (p problem) mayPass() bool {
+	return p.Status >= http.StatusInternalServerError || p.Code == notRunning.Code
+}
+
 // endedProcess is a declared process that ended with an error.
 type endedProcess struct {
 	Name     string `json:"name"`
@@ -40,7 +45,7 @@ type endedProcess struct {
 var (
 	notFound = problem{
 		Status: http.StatusNotFound, Code: "preview_not_found", Title: "There is no such preview",
-		Detail: "The address may be mistyped, or the port is not exposed any more.",
+		Detail: "The address may be mistyped, the port is not exposed any more, or the sandbox was destroyed.",
 	}
 	notRunning = problem{
 		Status: http.StatusGone, Code: "sandbox_not_running", Title: "The sandbox is not running",
@@ -193,7 +198,7 @@ func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
 		w.Header().Set("Retry-After", strconv.Itoa(p.retryAfter))
 	}
 	if wantsHTML(r) {
-		writeProblemPage(w, p)
+		writeProblemPage(w, r, p)
 		return
 	}
 	body, err := json.Marshal(p)

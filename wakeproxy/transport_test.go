@@ -589,11 +589,25 @@ func TestAPortThatNeverComesUpGets504(t *testing.T) {
 
 // A container that ends fails at once all who wait for its port.
 func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
-	for name, end := range map[string]func(*fakeNode){
-		"noticed by the node":     func(n *fakeNode) { n.sb.State = sandbox.StateStopped },
-		"started again":           func(n *fakeNode) { n.sb.StartedAt = n.sb.StartedAt.Add(1) },
-		"noticed by the dial":     func(n *fakeNode) { n.dialErr = syscall.ESRCH },
-		"destroyed, so forgotten": func(n *fakeNode) { n.sb.ID = "another00000" },
+	for name, test := range map[string]struct {
+		end    func(*fakeNode)
+		status int
+		code   string
+	}{
+		"noticed by the node": {func(n *fakeNode) { n.sb.State = sandbox.StateStopped }, 502, "wake_failed"},
+		"started again":       {func(n *fakeNode) { n.sb.StartedAt = n.sb.StartedAt.Add(1) }, 502, "wake_failed"},
+		"noticed by the dial": {func(n *fakeNode) { n.dialErr = syscall.ESRCH }, 502, "wake_failed"},
+		"noticed by the dial before its owner's stop ends": {func(n *fakeNode) {
+			n.dialErr = syscall.ESRCH
+			go n.set(func(n *fakeNode) {
+				n.sb.State, n.sb.StateReason = sandbox.StateStopped, "asked"
+			})
+		}, 503, "sandbox_stopped"},
+		"destroyed, so forgotten": {func(n *fakeNode) { n.sb.ID = "another00000" }, 404, "preview_not_found"},
+		"being destroyed":         {func(n *fakeNode) { n.sb.State = sandbox.StateDestroyed }, 404, "preview_not_found"},
+		"stopped by its owner": {func(n *fakeNode) {
+			n.sb.State, n.sb.StateReason = sandbox.StateStopped, "asked"
+		}, 503, "sandbox_stopped"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := newFakeNode("", sandbox.Port{})
@@ -606,19 +620,22 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 				go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); answers <- res }()
 			}
 			eventually(t, "all wait for the port", func() bool { return f.proxy.waitersAt() == visitors })
-			node.set(end)
+			node.set(test.end)
 			for range visitors {
 				res := <-answers
 				if res == nil {
 					t.Fatal("no answer")
 				}
 				defer res.Body.Close()
-				if p := wantProblem(t, res, 502, "wake_failed"); p.LastLog != lastLog {
+				if p := wantProblem(t, res, test.status, test.code); (p.LastLog == lastLog) != (test.status == 502) {
 					t.Errorf("last_log %q", p.LastLog)
 				}
 			}
-			if n := node.lastLogs.Load(); n != 1 {
+			if n := node.lastLogs.Load(); n != 1 && test.status == 502 {
 				t.Errorf("the log was read %d times", n)
+			}
+			if n := node.wakes.Load(); n != 1 {
+				t.Errorf("%d wakes, want 1", n)
 			}
 		})
 	}

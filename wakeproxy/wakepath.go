@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// WakePath is the one path of a preview's host that we answer ourselves: the
+// WakePath is one of the two paths of a preview's host that we answer ourselves: the
 // waiting page's event stream. It joins the wake that the page's request began,
 // starts no sandbox that is stopped, waits until the port accepts connections, and sends one event: `ready`, or `failed` with a problem
 // document. When the wait limit passes first it just ends, and EventSource asks

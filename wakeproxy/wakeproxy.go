@@ -34,6 +34,8 @@ type Sandboxes interface {
 	Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error)
 	// AcquireRunning returns sandbox.ErrNotRunning instead of waking.
 	AcquireRunning(id sandbox.ID) (Lease, error)
+	// Listens reports whether a port accepts connections; it is no use of the sandbox.
+	Listens(ctx context.Context, id sandbox.ID, port uint16) bool
 	// Touch notes traffic that holds no lease.
 	Touch(id sandbox.ID)
 	// LastLog is the last line that the container wrote, if that is known.

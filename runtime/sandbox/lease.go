@@ -40,6 +40,22 @@ func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return l.b.m.network.Dial(ctx, l.b.id, int(l.b.pid.Load()), port)
 }
 
+// Listens reports whether the sandbox is running and accepts connections on a port.
+// It does not count as use, so that who asks again and again keeps nothing awake.
+func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
+	b, err := m.box(id)
+	if err != nil || !b.enter() {
+		return false
+	}
+	defer b.use.Add(-1) // not leave, which is the end of a use
+	conn, err := (&Lease{b: b}).Dial(ctx, port)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
 // Acquire wakes sandbox id if it sleeps and returns a Lease that keeps it awake
 // until Release. When the sandbox is running it takes no lock but that of the
 // map of all sandboxes, for reading, which nobody holds over I/O. Callers that

@@ -3,6 +3,7 @@ package sandbox_test
 import (
 	"context"
 	"errors"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +142,31 @@ func TestForcedSleepThatFailsLeavesItRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	other.Release()
+}
+
+func TestListensIsNoUseOfASandbox(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := uint16(listener.Addr().(*net.TCPAddr).Port)
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	before, _ := m.ByID(sb.ID)
+	if !m.Listens(t.Context(), sb.ID, port) {
+		t.Error("it does not listen")
+	}
+	if after, _ := m.ByID(sb.ID); !after.LastActiveAt.Equal(before.LastActiveAt) {
+		t.Errorf("it counts as use: %s after %s", after.LastActiveAt, before.LastActiveAt)
+	}
+	mustSleep(t, m, sb.ID) // no lease is left
+	if m.Listens(t.Context(), sb.ID, port) || stateOf(t, m, sb.ID) != sandbox.StateAsleep {
+		t.Error("it listens asleep, or was woken")
+	}
+	if m.Listens(t.Context(), "unknown00000", port) {
+		t.Error("a sandbox that does not exist listens")
+	}
 }
 
 // second is the shortest time of the idle rule. Tests set it once they watch.

@@ -90,6 +90,11 @@ type Sandbox struct {
 	Declared []guest.ProcessSpec `json:"declared,omitempty"`
 }
 
+// StoppedOnPurpose reports whether its owner stopped it: it did not end by itself.
+func (sb *Sandbox) StoppedOnPurpose() bool {
+	return sb.State == StateStopped && (sb.StateReason == reasonAsked || sb.StateReason == reasonForced)
+}
+
 // Access to a preview.
 type Access string
 

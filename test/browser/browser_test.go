@@ -50,6 +50,7 @@ func TestPreviews(t *testing.T) {
 	browser := startChromium(t, n)
 	t.Run("Vite", func(t *testing.T) { testVite(t, n, browser) })
 	t.Run("Stream", func(t *testing.T) { testStream(t, n, browser) })
+	t.Run("Pages", func(t *testing.T) { testPages(t, n, browser) })
 	t.Run("Nothing", func(t *testing.T) { testNothing(t, n, browser) })
 }
 
@@ -145,6 +146,12 @@ func (b *box) sleep() {
 func (b *box) stop() {
 	b.t.Helper()
 	b.settle("stop", client.StateStopped, b.node.API.Stop)
+}
+
+// forceStop ends its processes although it is used.
+func (b *box) forceStop() {
+	b.t.Helper()
+	b.settle("stop", client.StateStopped, b.node.API.ForceStop)
 }
 
 func (b *box) settle(what, state string, ask func(context.Context, string) (client.Sandbox, error)) {

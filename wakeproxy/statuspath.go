@@ -1,0 +1,38 @@
+package wakeproxy
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"time"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// StatusPath is the other path of a preview's host that we answer ourselves: our
+// pages ask it whether to load again. It wakes nothing and keeps nothing awake.
+const StatusPath = "/.doze/status"
+
+// previewStatus is the answer of StatusPath.
+type previewStatus struct {
+	// Listening: the sandbox is running and its port accepts connections.
+	Listening bool `json:"listening"`
+}
+
+// statusTimeout bounds the attempt to connect, which takes no time on a loopback.
+const statusTimeout = 2 * time.Second
+
+func (h *Handler) serveStatus(w http.ResponseWriter, r *http.Request, id sandbox.ID, port sandbox.Port) {
+	if r.Method != http.MethodGet {
+		w.Header().Set("Allow", http.MethodGet)
+		writeProblem(w, r, methodNotAllowed)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
+	defer cancel()
+	body, err := json.Marshal(previewStatus{Listening: h.proxy.sandboxes.Listens(ctx, id, port.Port)})
+	if err != nil {
+		panic(err) // a boolean
+	}
+	writeOwn(w, "application/json", http.StatusOK, body)
+}
