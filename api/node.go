@@ -23,6 +23,8 @@ type Node struct {
 	AllowedImages  []string                  `json:"allowed_images" nullable:"false" doc:"Patterns of other images that create accepts"`
 	LimitsEnforced []string                  `json:"limits_enforced" nullable:"false" doc:"Which limits of sizes this host enforces: cpu, memory, pids"`
 
+	DataRestored bool `json:"data_restored" doc:"Whether the node started on an older copy of its data, put back or cut short; until its next start"`
+
 	Quarantined []QuarantinedSandbox `json:"quarantined" nullable:"false" doc:"Containers without a record, which the node keeps stopped"`
 }
 
@@ -57,6 +59,7 @@ func (a *API) node(ctx context.Context, _ *struct{}) (*nodeOutput, error) {
 		Images:         orEmpty(info.Images),
 		AllowedImages:  orEmpty(info.Allow),
 		LimitsEnforced: orEmpty(info.Enforced),
+		DataRestored:   info.Restored,
 		Quarantined:    quarantinedOf(ownerOf(ctx), info.Quarantined),
 	}}, nil
 }

@@ -152,6 +152,8 @@ type Node struct {
 	Images         []string          `json:"images"`
 	AllowedImages  []string          `json:"allowed_images"`
 	LimitsEnforced []string          `json:"limits_enforced"`
+	// DataRestored says that the node started on an older copy of its data.
+	DataRestored bool `json:"data_restored"`
 	// Quarantined are containers without a record, which the node keeps stopped.
 	Quarantined []QuarantinedSandbox `json:"quarantined"`
 }

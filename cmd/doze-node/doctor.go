@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -18,17 +19,31 @@ import (
 	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/runtime/doctor"
+	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/runtime/store"
 )
 
 func (a *app) doctorCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, checkStore, reset bool
 	cmd := &cobra.Command{
-		Use:   "doctor",
+		Use:   "doctor [--store [PATH] [--reset]]",
 		Short: "Check whether a node can run on this machine",
 		Long: `Check whether a node can run on this machine as this user, and print what to do
-about each thing that is amiss. Exits with 1 if a sandbox could not run.`,
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+about each thing that is amiss. Exits with 1 if a sandbox could not run.
+
+With --store it reads all that the node keeps, by default in $DOZE_HOME/store, checks
+every checksum and changes nothing; the node must not run. With --reset it moves that
+folder aside and makes an empty one: the node then starts, keeps every sandbox in
+quarantine, and doze adopt brings each back with its files. Rules, secrets, policies,
+ports and declared processes are lost.`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if checkStore {
+				return a.checkStore(args, reset, asJSON)
+			}
+			if len(args) > 0 || reset {
+				return errors.New("a folder and --reset are for --store; use doze doctor --store [PATH] [--reset]")
+			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()
 			folder, err := home.Folder(a.getenv)
@@ -41,19 +56,70 @@ about each thing that is amiss. Exits with 1 if a sandbox could not run.`,
 			}
 			findings := doctor.Check(ctx, doctor.Config{Home: folder, Ports: freePorts(ctx, port)})
 			findings = append(findings, a.quarantineFindings(ctx, folder, port)...)
-			if asJSON {
-				err = display.JSON(a.out, map[string]any{"findings": findings}, "  ")
-			} else {
-				err = a.printFindings(findings)
-			}
-			if err == nil && !doctor.CanRun(findings) {
-				return errReported
-			}
-			return err
+			return a.report(findings, asJSON)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	cmd.Flags().BoolVar(&checkStore, "store", false, "check the node's store instead")
+	cmd.Flags().BoolVar(&reset, "reset", false, "move the store aside and make an empty one")
 	return cmd
+}
+
+// report prints findings and fails if no sandbox could run.
+func (a *app) report(findings []doctor.Finding, asJSON bool) error {
+	var err error
+	if asJSON {
+		err = display.JSON(a.out, map[string]any{"findings": findings}, "  ")
+	} else {
+		err = a.printFindings(findings)
+	}
+	if err == nil && !doctor.CanRun(findings) {
+		return errReported
+	}
+	return err
+}
+
+// checkStore checks a store that no node has open, or replaces it by an empty one.
+func (a *app) checkStore(args []string, reset, asJSON bool) error {
+	folder, err := home.Folder(a.getenv)
+	if err != nil {
+		return err
+	}
+	dir := node.StoreDir(folder)
+	if len(args) > 0 {
+		if dir, err = filepath.Abs(args[0]); err != nil {
+			return err
+		}
+	}
+	if err := store.InUse(dir); err != nil {
+		return fmt.Errorf("%w; end the node first", err)
+	}
+	finding := doctor.Finding{Name: "store", OK: true, Level: doctor.LevelInfo, Detail: "all of " + dir + " is as a node left it"}
+	if reset {
+		id, err := node.ReadNodeID(filepath.Dir(dir))
+		if err != nil {
+			return err
+		}
+		if id == "" {
+			return fmt.Errorf("%s does not name the node; write its id there: `podman ps -a --format '{{index .Labels \"doze.node\"}}'` prints it for each sandbox",
+				filepath.Join(filepath.Dir(dir), "node_id"))
+		}
+		aside, err := store.Reset(dir, id)
+		if err != nil {
+			return err
+		}
+		finding.Detail = dir + " is empty now; what was in it is in " + aside
+		return a.report([]doctor.Finding{finding}, asJSON)
+	}
+	err = store.Verify(dir)
+	var damage *store.DamageError
+	switch {
+	case errors.As(err, &damage):
+		finding = doctor.Finding{Name: "store", Level: doctor.LevelError, Detail: fmt.Sprintf("%s %s; lost: %s", damage.Path, damage.Problem, damage.Lost), Remedy: damage.Remedy}
+	case err != nil:
+		return err
+	}
+	return a.report([]doctor.Finding{finding}, asJSON)
 }
 
 // nodeLimit bounds the request to a node that may not run.
@@ -76,19 +142,26 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 	if _, err := os.Stat(ca); err != nil {
 		ca = ""
 	}
-	node, err := client.New(client.Config{
+	api, err := client.New(client.Config{
 		URL:   cmp.Or(a.getenv("DOZE_API"), fmt.Sprintf("https://api.doze.localhost:%d/api/v1", port)),
 		Token: token, CAFile: ca, UserAgent: "doze/" + version.String(),
 	})
 	if err != nil {
 		return nil
 	}
-	defer node.Close()
-	info, err := node.Node(ctx)
+	defer api.Close()
+	info, err := api.Node(ctx)
 	if err != nil {
 		return nil
 	}
 	var findings []doctor.Finding
+	if info.DataRestored {
+		findings = append(findings, doctor.Finding{
+			Name: "data", Level: doctor.LevelWarning,
+			Detail: "the node started on data that is older than its containers: a copy was put back, or the newest changes were lost",
+			Remedy: "look for containers in quarantine, and check rules, secrets and ports",
+		})
+	}
 	for _, q := range info.Quarantined {
 		finding := doctor.Finding{Name: "quarantine", Level: doctor.LevelWarning}
 		if q.Container {

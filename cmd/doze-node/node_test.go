@@ -107,3 +107,63 @@ func TestSecondNodeIsFoundWhereverTheCaddyfilePutsTheData(t *testing.T) {
 		t.Errorf("the first node's admin socket is another now (%v)", err)
 	}
 }
+
+func TestDoctorChecksAStoreOfflineAndReplacesIt(t *testing.T) {
+	home := t.TempDir()
+	dir := filepath.Join(home, "store")
+	doctor := func(args ...string) (code int, out string) {
+		t.Helper()
+		var text strings.Builder
+		a := &app{out: &text, err: &text, getenv: func(key string) string { return map[string]string{"DOZE_HOME": home}[key] }}
+		code = a.run(t.Context(), append([]string{"doctor"}, args...))
+		return code, text.String()
+	}
+	if code, out := doctor("--store"); code != exitFailed || !strings.Contains(out, dir) {
+		t.Errorf("without a store: exit code %d, %s", code, out)
+	}
+	records, err := store.Open(dir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := records.NodeID()
+	if err := records.PutDocument(t.Context(), "rules", "a", []byte("b")); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := doctor("--store"); code != exitFailed || !strings.Contains(out, "another node uses") {
+		t.Errorf("while a node runs: exit code %d, %s", code, out)
+	}
+	if err := records.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := doctor("--store", dir); code != 0 || !strings.HasPrefix(out, "ok ") {
+		t.Errorf("a good one: exit code %d, %s", code, out)
+	}
+	tables, err := filepath.Glob(filepath.Join(dir, "*.sst"))
+	if err != nil || len(tables) != 1 {
+		t.Fatalf("tables %v, %v", tables, err)
+	}
+	if err := os.Truncate(tables[0], 100); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := doctor("--store"); code != exitFailed || !strings.Contains(out, tables[0]) || !strings.Contains(out, "--reset") {
+		t.Errorf("a damaged one: exit code %d, %s", code, out)
+	}
+	if code, out := doctor("--store", "--reset"); code != exitFailed || !strings.Contains(out, "node_id") {
+		t.Errorf("reset of a node without a name: exit code %d, %s", code, out)
+	}
+	if err := os.WriteFile(filepath.Join(home, "node_id"), []byte(id+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if code, out := doctor("--store", "--reset"); code != 0 || !strings.Contains(out, ".damaged-") {
+		t.Errorf("reset: exit code %d, %s", code, out)
+	}
+	if records, err = store.OpenOf(id, dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := records.Close(); err != nil {
+		t.Error(err)
+	}
+	if code, _ := doctor("--reset"); code != exitFailed {
+		t.Error("--reset without --store is accepted")
+	}
+}

@@ -138,7 +138,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	restrict(cfg.Home, log)
 	findings := checkHost(ctx, cfg)
 	// The store is first: it is what keeps a second node out.
-	records, err := store.Open(filepath.Join(cfg.Home, "store"), log)
+	records, err := openStore(cfg.Home, log)
 	if err != nil {
 		return nil, err
 	}
@@ -157,6 +157,10 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	n.closers = append(n.closers, engine.Close)
+	restored, err := n.witness(ctx, engine, records, log)
+	if err != nil {
+		return nil, err
+	}
 	frost, err := openFreezer(cfg.Cgroup, engine, log)
 	if err != nil {
 		return nil, err
@@ -166,7 +170,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	n.closers = append(n.closers, inside.Close)
-	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, PublicRoots: publicRoots, Log: log}
+	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Restored: restored, PublicRoots: publicRoots, Log: log}
 	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, inside, log}); err != nil {
 		return nil, err
 	}
@@ -177,6 +181,27 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, errors.Join(fmt.Errorf("recovering the sandboxes: %w", err), n.Manager.Close(closeCtx))
 	}
 	return n, nil
+}
+
+// witness has every commit of the store noted beside Podman's containers. restored
+// says that the store is older than what is noted there.
+func (n *Node) witness(ctx context.Context, engine *podman.Engine, records *store.Badger, log *slog.Logger) (restored bool, err error) {
+	folder, err := engine.StorageFolder(ctx)
+	if err != nil {
+		return false, err
+	}
+	w, commits, err := openWitness(folder, records.NodeID(), n.config.Home, log)
+	if err != nil {
+		return false, err
+	}
+	n.closers = append(n.closers, w.Close)
+	if restored = commits > records.Commits(); restored {
+		log.Error("the node's data is older than its containers: a copy was put back, or the newest changes were lost",
+			"commits", records.Commits(), "expected_commits", commits, "remedy", "see `doze doctor`: containers without a record are in quarantine")
+		records.AdvanceCommits(commits)
+	}
+	records.Witness(w.note)
+	return restored, nil
 }
 
 // open makes the Manager and its Uplink.

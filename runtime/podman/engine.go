@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/containers/podman/v5/pkg/bindings"
+	"github.com/containers/podman/v5/pkg/bindings/system"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -164,6 +165,24 @@ func (e *Engine) Ping(ctx context.Context) error {
 		defer resp.Body.Close()
 		return resp.Process(nil)
 	})
+}
+
+// StorageFolder is where Podman keeps containers and images.
+func (e *Engine) StorageFolder(ctx context.Context) (folder string, err error) {
+	err = e.do(ctx, callLimit, func(ctx context.Context) error {
+		info, err := system.Info(ctx, nil)
+		if err == nil && info.Store != nil {
+			folder = info.Store.GraphRoot
+		}
+		return err
+	})
+	if err == nil && folder == "" {
+		err = errors.New("podman does not say it")
+	}
+	if err != nil {
+		return "", fmt.Errorf("find podman's storage: %w", err)
+	}
+	return folder, nil
 }
 
 var _ sandbox.Engine = (*Engine)(nil)

@@ -23,6 +23,8 @@ type Info struct {
 	// Quarantined are containers and run folders without a record, in the order of
 	// their ids.
 	Quarantined []Quarantined
+	// Restored says that the node started on an older copy of its data.
+	Restored bool
 }
 
 // Info asks the engine whether it answers, for at most a second.
@@ -37,6 +39,7 @@ func (m *Manager) Info(ctx context.Context) Info {
 		Images:    slices.Sorted(maps.Keys(cfg.Images.Names)),
 		Allow:     slices.Clone(cfg.Images.Allow),
 		Enforced:  m.freezer.Enforced(),
+		Restored:  m.restored,
 	}
 	m.mu.RLock()
 	for _, b := range m.boxes {

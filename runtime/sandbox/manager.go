@@ -26,7 +26,10 @@ type Deps struct {
 	// PublicRoots returns the PEM of the CAs that the public internet is trusted by,
 	// for images that bring none. It may be nil: then those have none.
 	PublicRoots func() ([]byte, error)
-	Log         *slog.Logger
+	// Restored says that the Store is an older copy that was put back. What it calls
+	// an unfinished creation may have been finished since.
+	Restored bool
+	Log      *slog.Logger
 }
 
 // Manager knows every sandbox of the node and is the one place that decides
@@ -43,6 +46,8 @@ type Manager struct {
 	journal *journal
 	metrics *metrics
 	feed    *feed
+
+	restored bool // see Deps
 
 	waiting   atomic.Int64 // callers that wait for a wake
 	startedAt time.Time
@@ -82,6 +87,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		names:     map[nameKey]*box{},
 
 		quarantined: map[ID]*quarantined{},
+		restored:    deps.Restored,
 	}
 	if m.uplink == nil {
 		m.uplink = noUplink{}

@@ -232,3 +232,28 @@ func TestFailedCreationThatCannotBeRemovedIsRemovedLater(t *testing.T) {
 		t.Errorf("app is %s, %s, error %v", got.ID, got.State, err)
 	}
 }
+
+// In an older copy of the store a creation may be unfinished that was finished since.
+func TestOlderCopyOfTheStoreRemovesNoUnfinishedCreation(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	n.Restored = true
+	n.Crash(t, func() {
+		record := n.Store.Record(t, sb.ID)
+		record.State = sandbox.StateStarting
+		if err := n.Store.PutSandbox(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
+	})
+	info := n.Manager.Info(t.Context())
+	if !info.Restored || len(info.Quarantined) != 1 || info.Quarantined[0].ID != sb.ID {
+		t.Fatalf("restored %v, in quarantine %+v", info.Restored, info.Quarantined)
+	}
+	if got, err := n.Manager.Adopt(t.Context(), owner, sb.ID, ""); err != nil || got.Name != "app" {
+		t.Errorf("adopt: %q, %v", got.Name, err)
+	}
+	acquire(t, n.Manager, sb.ID).Release()
+	if n.Engine.Created() != 1 {
+		t.Error("its container was made again")
+	}
+}

@@ -41,6 +41,11 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the sandboxes: %w", err)
 	}
+	if m.restored {
+		if err := m.forgetUnfinished(ctx, boxes); err != nil {
+			return err
+		}
+	}
 	m.mu.Lock()
 	for _, b := range boxes {
 		if b.toRemove() {
@@ -59,6 +64,22 @@ func (m *Manager) Start(ctx context.Context) error {
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
+	return nil
+}
+
+// forgetUnfinished removes the records of creations that an older copy of the store
+// calls unfinished. They may have been finished since the copy was made, so that what
+// there is of them goes to quarantine.
+func (m *Manager) forgetUnfinished(ctx context.Context, boxes map[ID]*box) error {
+	for id, b := range boxes {
+		if b.state() != StateStarting {
+			continue
+		}
+		if err := m.store.DeleteSandbox(ctx, id); err != nil {
+			return fmt.Errorf("remove the record of the unfinished %s: %w", id, err)
+		}
+		delete(boxes, id)
+	}
 	return nil
 }
 

@@ -41,6 +41,12 @@ type Badger struct {
 	room      *room
 	nodeID    string
 	maxRecord int
+	fresh     bool // made by this Open
+
+	// commits counts the writes that were on the disk when they were acknowledged,
+	// since the store was made. The writer changes it.
+	commits atomic.Uint64
+	witness atomic.Pointer[func(commits uint64)]
 
 	// The writer (see writer.go) owns every change; it ends when queue is closed
 	// and empty, and then closes done.
@@ -58,14 +64,23 @@ type Badger struct {
 // what a killed node left. log may be nil.
 //
 // Errors: ErrInUse (wrapped, with the pid) when another process has it open,
-// sandbox.ErrStoreFull (wrapped) when the disk has too little room to work.
+// *DamageError, sandbox.ErrStoreFull (wrapped) when the disk has too little room to
+// work.
 func Open(dir string, log *slog.Logger) (*Badger, error) {
-	return open(dir, log, defaultTuning)
+	return open(dir, "", log, defaultTuning)
 }
 
-func open(dir string, log *slog.Logger, t tuning) (s *Badger, err error) {
+// OpenOf is Open for the store of that node, which must be there: one that is empty
+// is a *DamageError, one of another node an error.
+func OpenOf(nodeID, dir string, log *slog.Logger) (*Badger, error) {
+	return open(dir, nodeID, log, defaultTuning)
+}
+
+var discard = slog.New(slog.DiscardHandler)
+
+func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error) {
 	if log == nil {
-		log = slog.New(slog.DiscardHandler)
+		log = discard
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the store's folder: %w", err)
@@ -85,7 +100,24 @@ func open(dir string, log *slog.Logger, t tuning) (s *Badger, err error) {
 	if err := removeEmptyLogs(dir); err != nil {
 		return nil, fmt.Errorf("cleaning up %s: %w", dir, err)
 	}
-	db, err := badger.Open(badgerOptions(dir, log, t))
+	files, err := storeFiles(dir)
+	if err != nil {
+		return nil, fmt.Errorf("read the store: %w", err)
+	}
+	fresh := files.empty()
+	switch {
+	case fresh && nodeID != "":
+		return nil, damaged(dir, dir, "all records, documents and events", "is empty, but the node %s had a store there", nodeID)
+	case !fresh:
+		if err := files.verify(); err != nil {
+			return nil, err
+		}
+	}
+	var db *badger.DB
+	err = noPanic(func() (err error) {
+		db, err = badger.Open(badgerOptions(dir, log, t))
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
 	}
@@ -94,19 +126,23 @@ func open(dir string, log *slog.Logger, t tuning) (s *Badger, err error) {
 			db.Close()
 		}
 	}()
-	nodeID, err := loadNodeID(db)
+	id, commits, err := load(db)
 	if err != nil {
-		return nil, fmt.Errorf("the node's id in %s: %w", dir, err)
+		return nil, fmt.Errorf("read the node's id in %s: %w", dir, err)
+	}
+	if nodeID != "" && id != nodeID {
+		return nil, fmt.Errorf("the store in %s is of node %s, and its folder of node %s; put the folder back that belongs to it", dir, id, nodeID)
 	}
 	room, err := newRoom(dir, t, log)
 	if err != nil {
 		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
 	}
 	s = &Badger{
-		db: db, log: log, lock: lock, room: room, nodeID: nodeID, maxRecord: t.maxRecord(),
+		db: db, log: log, lock: lock, room: room, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh,
 		queue: make(chan *write, maxQueue),
 		done:  make(chan struct{}),
 	}
+	s.commits.Store(commits)
 	go s.writer() // ends in Close
 	return s, nil
 }
@@ -131,6 +167,9 @@ func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 		WithCompression(options.None).
 		WithBlockCacheSize(0).
 		WithMetricsEnabled(false).
+		// What the disk damages while the node runs is an error when it is read. At
+		// open everything is verified, see verify.go.
+		WithChecksumVerificationMode(options.OnBlockRead).
 		// Merging tables is bounded to two at a time and ends in Close.
 		WithNumCompactors(2).
 		// Every value stays below the threshold and therefore in the tables. The value
@@ -141,28 +180,52 @@ func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 
 const nodeIDLen = 12
 
-// loadNodeID reads the node's id, and makes it in a new store.
-func loadNodeID(db *badger.DB) (string, error) {
-	var id string
-	err := db.View(func(txn *badger.Txn) error {
-		item, err := txn.Get(nodeIDKey)
-		if err != nil {
+// load reads the node's id, and makes it in a new store, and the count of commits.
+func load(db *badger.DB) (id string, commits uint64, err error) {
+	err = db.View(func(txn *badger.Txn) error {
+		if err := get(txn, commitsKey, &commits); err != nil && !errors.Is(err, badger.ErrKeyNotFound) {
 			return err
 		}
-		return item.Value(func(v []byte) error { return decode(v, &id) })
+		return get(txn, nodeIDKey, &id)
 	})
 	if !errors.Is(err, badger.ErrKeyNotFound) {
-		return id, err
+		return id, commits, err
+	}
+	if err := db.View(onlyEmpty); err != nil {
+		return "", 0, err
 	}
 	id = newNodeID()
+	return id, commits, putNodeID(db, id)
+}
+
+// onlyEmpty refuses a store that has lost its node id: with another, the node would
+// not know its containers.
+func onlyEmpty(txn *badger.Txn) error {
+	it := txn.NewIterator(badger.IteratorOptions{})
+	defer it.Close()
+	if it.Rewind(); it.Valid() {
+		return errors.New("the store has records and no node id")
+	}
+	return nil
+}
+
+func get(txn *badger.Txn, key []byte, v any) error {
+	item, err := txn.Get(key)
+	if err != nil {
+		return err
+	}
+	return item.Value(func(encoded []byte) error { return decode(encoded, v) })
+}
+
+func putNodeID(db *badger.DB, id string) error {
 	value, err := encode("node id", id, maxRecord)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if err := db.Update(func(txn *badger.Txn) error { return txn.Set(nodeIDKey, value) }); err != nil {
-		return "", err
+		return err
 	}
-	return id, db.Sync()
+	return db.Sync()
 }
 
 // newNodeID is 60 random bits in the lower half of base 32.
@@ -178,6 +241,23 @@ func newNodeID() string {
 
 // NodeID implements sandbox.Store.
 func (s *Badger) NodeID() string { return s.nodeID }
+
+// Fresh says whether Open made the store.
+func (s *Badger) Fresh() bool { return s.fresh }
+
+// Commits counts the writes of records and documents, in groups, since the store was
+// made. It only rises: a store that has fewer than it once had is an older copy.
+func (s *Badger) Commits() uint64 { return s.commits.Load() }
+
+// AdvanceCommits makes the count at least that, from the next write on.
+func (s *Badger) AdvanceCommits(least uint64) {
+	for n := s.commits.Load(); n < least && !s.commits.CompareAndSwap(n, least); n = s.commits.Load() {
+	}
+}
+
+// Witness has f called with the count of commits after each of them, before it is
+// acknowledged. f must return soon.
+func (s *Badger) Witness(f func(commits uint64)) { s.witness.Store(&f) }
 
 // PutSandbox implements sandbox.Store. A record of more than 800 KiB is refused
 // with a *sandbox.InvalidError.

@@ -142,11 +142,11 @@ func TestCloseOnAFullDiskLosesNothing(t *testing.T) {
 		if err := s.Close(); !errors.Is(err, sandbox.ErrStoreFull) {
 			t.Fatalf("got %v, want ErrStoreFull", err)
 		}
-		if _, err := open(store, nil, small); !errors.Is(err, sandbox.ErrStoreFull) {
+		if _, err := open(store, "", nil, small); !errors.Is(err, sandbox.ErrStoreFull) {
 			t.Fatalf("opening on a full disk: got %v, want ErrStoreFull", err)
 		}
 		fill.giveBack()
-		if _, err := open(store, nil, small); !errors.Is(err, ErrInUse) {
+		if _, err := open(store, "", nil, small); !errors.Is(err, ErrInUse) {
 			t.Fatalf("opening beside a store that could not close: got %v, want ErrInUse", err)
 		}
 		// Another process, which this one stands in for by a copy of the files.

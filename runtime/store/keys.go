@@ -11,12 +11,14 @@ import (
 // Keys. A prefix of two bytes names the kind, so that one kind is one range:
 //
 //	n/                      the node's id
+//	c/                      the count of commits
 //	s/<sandbox id>          the record of a sandbox
 //	e/<sandbox id>/<seq>    an event; seq is 8 bytes, big-endian, so that byte
 //	                        order is the order of the timeline
 //	d/<kind>/<name>         a document; kinds have no slash, names may
 var (
 	nodeIDKey     = []byte("n/")
+	commitsKey    = []byte("c/")
 	sandboxPrefix = []byte("s/")
 )
 

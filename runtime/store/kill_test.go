@@ -25,7 +25,7 @@ const childWriters = 8
 // was acknowledged as "<n> <round>".
 func writeUntilKilled(dir string) int {
 	fmt.Println("opening")
-	s, err := open(dir, nil, small)
+	s, err := open(dir, "", nil, small)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1

@@ -7,6 +7,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -51,14 +54,66 @@ func InUse(dir string) error {
 	return takeLock(f, dir)
 }
 
+const (
+	// dyingWait is how long a lock may outlive the process that took it: the kernel
+	// ends a killed process thread by thread, and one that it forked just then has the
+	// lock until its exec.
+	dyingWait = 5 * time.Second
+	dyingPoll = 5 * time.Millisecond
+)
+
 func takeLock(f *os.File, dir string) error {
+	b, err := io.ReadAll(io.LimitReader(f, 20))
+	if err != nil {
+		return fmt.Errorf("read the lock of the store: %w", err)
+	}
+	pid := string(bytes.TrimSpace(b))
+	deadline := time.Now().Add(dyingWait)
+	for {
+		err := Lock(f, dir)
+		if !errors.Is(err, ErrInUse) {
+			return err
+		}
+		if !dying(pid) || time.Now().After(deadline) {
+			return fmt.Errorf("%w (pid %s)", err, pid)
+		}
+		time.Sleep(dyingPoll)
+	}
+}
+
+// Lock takes a lock on the file until it is closed or the process ends. ErrInUse
+// (wrapped, with name) when another process has it.
+func Lock(f *os.File, name string) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		pid, _ := io.ReadAll(io.LimitReader(f, 20))
-		return fmt.Errorf("%w: %s (pid %s)", ErrInUse, dir, bytes.TrimSpace(pid))
+		return fmt.Errorf("%w: %s", ErrInUse, name)
 	}
 	if err != nil {
 		return fmt.Errorf("locking %s: %w", f.Name(), err)
 	}
 	return nil
+}
+
+// dying says whether the process has ended or was sent SIGKILL, or is unknown.
+func dying(pid string) bool {
+	status, err := os.ReadFile("/proc/" + pid + "/status")
+	if pid == "" || err != nil {
+		return true
+	}
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch key {
+		case "State":
+			if strings.HasPrefix(value, "Z") || strings.HasPrefix(value, "X") {
+				return true
+			}
+		case "SigPnd", "ShdPnd":
+			pending, err := strconv.ParseUint(value, 16, 64)
+			if err == nil && pending&(1<<(unix.SIGKILL-1)) != 0 {
+				return true
+			}
+		}
+	}
+	return false
 }

@@ -33,7 +33,7 @@ var small = tuning{memTable: 1 << 20, headroom: 16 << 20}
 
 func openAt(t *testing.T, dir string, tune tuning) *Badger {
 	t.Helper()
-	s, err := open(dir, nil, tune)
+	s, err := open(dir, "", nil, tune)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,7 +128,7 @@ func TestOpenSaysWhatIsWrongWithTheFolder(t *testing.T) {
 
 func TestOpenNeedsHeadroom(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := open(dir, nil, tuning{memTable: 8 << 20, headroom: 1 << 62}); !errors.Is(err, sandbox.ErrStoreFull) {
+	if _, err := open(dir, "", nil, tuning{memTable: 8 << 20, headroom: 1 << 62}); !errors.Is(err, sandbox.ErrStoreFull) {
 		t.Fatalf("got %v, want ErrStoreFull", err)
 	}
 	openAt(t, dir, defaultTuning) // nothing was left locked

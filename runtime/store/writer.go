@@ -141,6 +141,11 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	if !changes {
 		return nil
 	}
+	var commits uint64
+	if durable {
+		cost += commitCost
+		commits = s.commits.Add(1)
+	}
 	if err := s.room.admit(cost, onlyDeletes); err != nil {
 		return err
 	}
@@ -148,6 +153,15 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	defer txn.Discard()
 	for _, w := range group {
 		if err := apply(t, txn, w); err != nil {
+			return fmt.Errorf("writing to the store: %w", err)
+		}
+	}
+	if durable {
+		value, err := encode("count of commits", commits, s.maxRecord)
+		if err != nil {
+			return err
+		}
+		if err := txn.Set(commitsKey, value); err != nil {
 			return fmt.Errorf("writing to the store: %w", err)
 		}
 	}
@@ -161,8 +175,14 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	if err := s.db.Sync(); err != nil {
 		return fmt.Errorf("syncing the store: %w", err)
 	}
+	if f := s.witness.Load(); f != nil {
+		(*f)(commits)
+	}
 	return nil
 }
+
+// commitCost is more than what the count of commits takes in Badger's log.
+const commitCost = entryOverhead + 32
 
 func apply(t *timeline, txn *badger.Txn, w *write) error {
 	switch {

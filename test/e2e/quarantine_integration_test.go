@@ -3,12 +3,17 @@
 package e2e
 
 import (
+	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/test/testnode"
 )
 
 // keepCopy copies the store of a node that does not run, and returns what puts
@@ -44,6 +49,9 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	b.must(n.Start())
 	info, err := n.API.Node(within(t))
 	b.must(err)
+	if !info.DataRestored {
+		t.Error("that an older copy was put back is not reported")
+	}
 	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "younger" || !info.Quarantined[0].Container {
 		t.Fatalf("in quarantine: %+v", info.Quarantined)
 	}
@@ -63,4 +71,75 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 		t.Errorf("its file and environment: %q", out)
 	}
 	older.exec("true")
+}
+
+func TestNodeOnACopyOfAHomeDoesNotStart(t *testing.T) {
+	n := ownNode(t)
+	b := n.newBox(t)
+	b.exec("echo kept > /root/file")
+	b.must(n.Stop())
+	copied, err := testnode.New(testnode.Config{})
+	b.must(err)
+	t.Cleanup(func() {
+		if err := copied.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	if out, err := exec.Command("cp", "-a", n.Home+"/.", copied.Home).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	b.must(n.Start())
+	if err := copied.Start(); err == nil || !strings.Contains(err.Error(), "is a copy of it") {
+		t.Errorf("a node on the copy started: %v", err)
+	}
+	if out := b.exec("cat /root/file"); out != "kept" {
+		t.Errorf("the file has %q", out)
+	}
+}
+
+func TestNodeWithADamagedStoreSaysSoAndLosesNoSandbox(t *testing.T) {
+	n := ownNode(t)
+	b := n.newBox(t, func(req *client.CreateRequest) { req.Name = "damaged" })
+	b.exec("echo kept > /root/file")
+	b.must(n.Stop())
+	tables, err := filepath.Glob(filepath.Join(n.Home, "store", "*.sst"))
+	if err != nil || len(tables) == 0 {
+		t.Fatalf("tables: %v, %v", tables, err)
+	}
+	table := slices.MaxFunc(tables, func(a, b string) int { return int(size(t, a) - size(t, b)) })
+	f, err := os.OpenFile(table, os.O_RDWR, 0)
+	b.must(err)
+	_, err = f.WriteAt(make([]byte, 64), size(t, table)/3)
+	b.must(err)
+	b.must(f.Close())
+	if err := n.Start(); err == nil || !strings.Contains(err.Error(), table) || !strings.Contains(err.Error(), "--reset") || strings.Contains(err.Error(), "panic") {
+		t.Fatalf("the node starts, or does not say what is damaged: %v", err)
+	}
+	doctor := func(args ...string) string {
+		out, _ := n.Command(append([]string{"doctor", "--store"}, args...)...).CombinedOutput()
+		return string(out)
+	}
+	if out := doctor(); !strings.Contains(out, table) {
+		t.Errorf("doze doctor --store: %s", out)
+	}
+	if out := doctor("--reset"); !strings.Contains(out, ".damaged-") {
+		t.Errorf("doze doctor --store --reset: %s", out)
+	}
+	b.must(n.Start())
+	out, err := n.Command("adopt", b.id).CombinedOutput()
+	if err != nil || string(out) != fmt.Sprintln("damaged  stopped") {
+		t.Errorf("doze adopt: %v, %s", err, out)
+	}
+	if out := b.exec("cat /root/file"); out != "kept" {
+		t.Errorf("the file has %q", out)
+	}
+}
+
+func size(t *testing.T, path string) int64 {
+	t.Helper()
+	info, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info.Size()
 }

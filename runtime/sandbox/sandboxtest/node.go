@@ -26,7 +26,9 @@ type Node struct {
 	Store   *Store
 	Uplink  *Uplink                // nil: the next Manager has none
 	Roots   func() ([]byte, error) // of the next Manager
-	config  sandbox.Config
+	// Restored says that the next Manager's store is an older copy.
+	Restored bool
+	config   sandbox.Config
 }
 
 // New returns a started Manager that is closed with the test.
@@ -75,7 +77,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
 	deps := sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		PublicRoots: n.Roots, Restored: n.Restored, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}
 	if n.Uplink != nil {
 		n.Uplink.Restart()

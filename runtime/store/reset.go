@@ -1,0 +1,33 @@
+package store
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/dgraph-io/badger/v4"
+)
+
+// Reset moves the store in dir aside, to a folder beside it whose name it returns,
+// and makes an empty one of the same node. ErrInUse (wrapped) when a node has it open.
+func Reset(dir, nodeID string) (aside string, err error) {
+	if len(nodeID) != nodeIDLen {
+		return "", fmt.Errorf("invalid node id %q", nodeID)
+	}
+	if err := InUse(dir); err != nil {
+		return "", err
+	}
+	aside = dir + ".damaged-" + time.Now().UTC().Format("20060102T150405Z")
+	if err := os.Rename(dir, aside); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return "", fmt.Errorf("move the store aside: %w", err)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return aside, fmt.Errorf("make the store's folder: %w", err)
+	}
+	db, err := badger.Open(badgerOptions(dir, discard, defaultTuning))
+	if err != nil {
+		return aside, fmt.Errorf("make an empty store in %s: %w", dir, err)
+	}
+	return aside, errors.Join(putNodeID(db, nodeID), db.Close())
+}
