@@ -23,9 +23,29 @@ type Node struct {
 	AllowedImages  []string                  `json:"allowed_images" nullable:"false" doc:"Patterns of other images that create accepts"`
 	LimitsEnforced []string                  `json:"limits_enforced" nullable:"false" doc:"Which limits of sizes this host enforces: cpu, memory, pids"`
 
+	PendingOperations []PendingOperation `json:"pending_operations" nullable:"false" doc:"What could not be finished yet and is tried again until it is done, oldest first"`
+
 	DataRestored bool `json:"data_restored" doc:"Whether the node started on an older copy of its data, put back or cut short; until its next start"`
 
 	Quarantined []QuarantinedSandbox `json:"quarantined" nullable:"false" doc:"Containers without a record, which the node keeps stopped"`
+}
+
+// PendingOperation is something that the node tries again until it is done.
+type PendingOperation struct {
+	Operation sandbox.Operation `json:"operation" enum:"destroy,stop" doc:"destroy: remove what is left of a destroyed sandbox; stop: end a container in quarantine"`
+	Sandbox   sandbox.ID        `json:"sandbox"`
+	Since     time.Time         `json:"since" doc:"Of the first failure"`
+	Attempts  int               `json:"attempts"`
+	NextAt    time.Time         `json:"next_at"`
+	Error     string            `json:"error" doc:"Of the last attempt"`
+}
+
+func pendingOf(list []sandbox.PendingOperation) []PendingOperation {
+	pending := make([]PendingOperation, len(list))
+	for i, p := range list {
+		pending[i] = PendingOperation{Operation: p.Operation, Sandbox: p.ID, Since: p.Since, Attempts: p.Attempts, NextAt: p.NextAt, Error: validText(p.Error, maxGuestMessage)}
+	}
+	return pending
 }
 
 // EngineStatus says whether the container engine answers.
@@ -60,6 +80,8 @@ func (a *API) node(ctx context.Context, _ *struct{}) (*nodeOutput, error) {
 		AllowedImages:  orEmpty(info.Allow),
 		LimitsEnforced: orEmpty(info.Enforced),
 		DataRestored:   info.Restored,
+
+		PendingOperations: pendingOf(info.Pending),
 		Quarantined:    quarantinedOf(ownerOf(ctx), info.Quarantined),
 	}}, nil
 }

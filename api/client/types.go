@@ -152,10 +152,22 @@ type Node struct {
 	Images         []string          `json:"images"`
 	AllowedImages  []string          `json:"allowed_images"`
 	LimitsEnforced []string          `json:"limits_enforced"`
+	// PendingOperations are tried again until they are done.
+	PendingOperations []PendingOperation `json:"pending_operations"`
 	// DataRestored says that the node started on an older copy of its data.
 	DataRestored bool `json:"data_restored"`
 	// Quarantined are containers without a record, which the node keeps stopped.
 	Quarantined []QuarantinedSandbox `json:"quarantined"`
+}
+
+// PendingOperation is something that a node tries again until it is done.
+type PendingOperation struct {
+	Operation string    `json:"operation"`
+	Sandbox   string    `json:"sandbox"`
+	Since     time.Time `json:"since"`
+	Attempts  int       `json:"attempts"`
+	NextAt    time.Time `json:"next_at"`
+	Error     string    `json:"error"`
 }
 
 // QuarantinedSandbox is a container of which a node has no record. Name, Image and

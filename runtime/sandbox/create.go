@@ -193,11 +193,22 @@ func (b *box) unmake(ctx context.Context) {
 	if err == nil {
 		return
 	}
-	b.m.log.Error("failed to clean up after a failed creation; the next start of the node does it", "sandbox", b.id, "error", err)
 	// The record stays, or nothing would say that what is left may be removed.
 	if err := b.noteDestroyed(ctx, reasonNotCreated); err != nil {
 		b.m.log.Error("failed to write the record of a failed creation", "sandbox", b.id, "error", err)
 	}
+	b.m.retry(OperationDestroy, b.id, err, b.dismantleAgain)
+}
+
+// dismantleAgain is one more attempt to leave nothing of a failed creation.
+func (b *box) dismantleAgain(ctx context.Context) error {
+	if err := b.takeTurn(ctx); err != nil {
+		return err
+	}
+	defer b.endTurn()
+	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
+	defer cancel()
+	return b.dismantle(ctx)
 }
 
 func (b *box) makeContainer(ctx context.Context) error {

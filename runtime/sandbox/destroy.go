@@ -12,8 +12,8 @@ const destroyTimeout = time.Minute
 
 // Destroy removes the sandbox with its files, whatever it does at the moment,
 // and returns when nothing is left of it. When ctx ends first, it goes on.
-// A failed attempt leaves it destroyed: calling again, or the next start of the
-// node, finishes it.
+// A failed attempt leaves it destroyed: the node tries again until nothing is left,
+// and calling again tries at once.
 func (m *Manager) Destroy(ctx context.Context, id ID) error {
 	b, err := m.box(id)
 	if err != nil {
@@ -24,6 +24,16 @@ func (m *Manager) Destroy(ctx context.Context, id ID) error {
 
 // destroy is Destroy of one sandbox; reason is for its record and its event.
 func (b *box) destroy(ctx context.Context, reason string) error {
+	err := b.tryDestroy(ctx, reason)
+	b.destroyLater(err)
+	if err == nil {
+		b.m.done(OperationDestroy, b.id)
+	}
+	return err
+}
+
+// tryDestroy is one attempt.
+func (b *box) tryDestroy(ctx context.Context, reason string) error {
 	b.interrupt()
 	if err := b.takeTurn(ctx); err != nil {
 		return err

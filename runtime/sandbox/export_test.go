@@ -39,3 +39,8 @@ const FeedSize = feedSize
 
 // EmitForTest adds an event to a sandbox's timeline.
 func (m *Manager) EmitForTest(id ID, ev Event) { m.boxByID(id).emit(ev) }
+
+// RetryNow does what the timer of a pending operation does when it fires.
+func (m *Manager) RetryNow(operation Operation, id ID) {
+	m.attempt(m.ctx, pendingKey{operation, id})
+}

@@ -23,6 +23,8 @@ type Info struct {
 	// Quarantined are containers and run folders without a record, in the order of
 	// their ids.
 	Quarantined []Quarantined
+	// Pending are operations that the node tries again until they are done, oldest first.
+	Pending []PendingOperation
 	// Restored says that the node started on an older copy of its data.
 	Restored bool
 }
@@ -47,6 +49,7 @@ func (m *Manager) Info(ctx context.Context) Info {
 		info.Leases += b.leases()
 	}
 	m.mu.RUnlock()
+	info.Pending = m.retries.list()
 	info.Quarantined = m.listQuarantined()
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

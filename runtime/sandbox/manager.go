@@ -48,6 +48,7 @@ type Manager struct {
 	feed    *feed
 
 	restored bool // see Deps
+	retries  retries
 
 	waiting   atomic.Int64 // callers that wait for a wake
 	startedAt time.Time
@@ -88,6 +89,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 
 		quarantined: map[ID]*quarantined{},
 		restored:    deps.Restored,
+		retries:     retries{pending: map[pendingKey]*pendingRetry{}},
 	}
 	if m.uplink == nil {
 		m.uplink = noUplink{}
@@ -139,6 +141,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	if started { // else Start may still look at those that hang
 		m.sleepAll(ctx, boxes)
 	}
+	m.retries.close()
 	m.cancel(ErrClosed)
 	for _, b := range boxes {
 		b.unwatch()

@@ -132,16 +132,15 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 			b.setState(StateDestroyed, reasonNotCreated)
 		}
 		begin(func(ctx context.Context) {
-			if err := b.destroy(ctx, b.view.Load().StateReason); err != nil {
-				m.log.Error("finishing a destruction; destroying it again or the next start does it", "sandbox", b.id, "error", err)
-			}
+			_ = b.destroy(ctx, b.view.Load().StateReason) // and again, if it fails
 		})
 	}
 	for _, q := range m.inQuarantine() {
 		if c := byID[q.ID]; c.State == ContainerRunning || c.State == ContainerPaused {
 			begin(func(ctx context.Context) {
-				if err := m.stopQuarantined(ctx, q); err != nil {
-					m.log.Error("failed to stop a container in quarantine", "sandbox", q.ID, "error", err)
+				stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
+				if err := stop(ctx); err != nil {
+					m.retry(OperationStop, q.ID, err, stop)
 				}
 			})
 		}

@@ -1,0 +1,158 @@
+package sandbox
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// What the node has said yes to and could not finish, such as a destruction while
+// Podman was away, it tries again until it is done.
+
+const (
+	// retryMin and retryMax space the attempts. Podman is back within a second when it
+	// was killed; a full disk may take hours.
+	retryMin = time.Second
+	retryMax = time.Minute
+)
+
+// Operation names what is tried again.
+type Operation string
+
+const (
+	OperationDestroy Operation = "destroy" // remove what is left of a destroyed sandbox, or of a failed creation
+	OperationStop    Operation = "stop"    // end a container in quarantine
+)
+
+// PendingOperation is an operation that the node tries again until it is done.
+type PendingOperation struct {
+	Operation Operation
+	ID        ID
+	Since     time.Time // of the first failure
+	Attempts  int
+	Error     string // of the last attempt
+	NextAt    time.Time
+}
+
+// pendingKey names a pending operation.
+type pendingKey struct {
+	operation Operation
+	id        ID
+}
+
+// retries are the pending operations of a Manager.
+type retries struct {
+	mu      sync.Mutex
+	closed  bool
+	pending map[pendingKey]*pendingRetry
+}
+
+type pendingRetry struct {
+	PendingOperation
+	do    func(context.Context) error
+	timer *time.Timer
+}
+
+// retry has do called again, with increasing pauses, until it returns nil or the
+// Manager closes. err is of the attempt that has just failed. An operation that is
+// pending already keeps its next attempt.
+func (m *Manager) retry(operation Operation, id ID, err error, do func(context.Context) error) {
+	if m.ctx.Err() != nil {
+		return // the next start of the node finds it
+	}
+	key := pendingKey{operation, id}
+	r := &m.retries
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return
+	}
+	p := r.pending[key]
+	if p == nil {
+		p = &pendingRetry{PendingOperation: PendingOperation{Operation: operation, ID: id, Since: time.Now().UTC()}, do: do}
+		r.pending[key] = p
+	}
+	p.Attempts++
+	p.Error = cutText(err.Error(), maxReason)
+	if p.timer != nil {
+		return
+	}
+	wait := min(retryMin<<min(p.Attempts-1, 10), retryMax)
+	p.NextAt = time.Now().Add(wait).UTC()
+	p.timer = time.AfterFunc(wait, func() { m.spawn(func(ctx context.Context) { m.attempt(ctx, key) }) })
+	m.log.Warn("failed to finish an operation, trying again", "operation", operation, "sandbox", id, "attempts", p.Attempts, "retry_in", wait, "error", err)
+}
+
+// attempt tries a pending operation again.
+func (m *Manager) attempt(ctx context.Context, key pendingKey) {
+	r := &m.retries
+	r.mu.Lock()
+	p := r.pending[key]
+	if p != nil {
+		p.timer = nil
+	}
+	r.mu.Unlock()
+	if p == nil {
+		return // done meanwhile
+	}
+	if err := p.do(ctx); err != nil {
+		m.retry(key.operation, key.id, err, p.do)
+		return
+	}
+	m.done(key.operation, key.id)
+	m.log.Info("finished an operation that had failed", "operation", key.operation, "sandbox", key.id, "attempts", p.Attempts+1)
+}
+
+// done ends what retry began.
+func (m *Manager) done(operation Operation, id ID) {
+	r := &m.retries
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	key := pendingKey{operation, id}
+	if p := r.pending[key]; p != nil {
+		if p.timer != nil {
+			p.timer.Stop()
+		}
+		delete(r.pending, key)
+	}
+}
+
+// close ends all attempts.
+func (r *retries) close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	for _, p := range r.pending {
+		if p.timer != nil {
+			p.timer.Stop()
+		}
+	}
+}
+
+// list returns the pending operations, oldest first.
+func (r *retries) list() []PendingOperation {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]PendingOperation, 0, len(r.pending))
+	for _, p := range r.pending {
+		list = append(list, p.PendingOperation)
+	}
+	slices.SortFunc(list, func(a, b PendingOperation) int {
+		if c := a.Since.Compare(b.Since); c != 0 {
+			return c
+		}
+		return strings.Compare(string(a.ID), string(b.ID))
+	})
+	return list
+}
+
+// destroyLater has a destruction that was noted and failed finished. A sandbox that
+// is not destroyed yet was promised to nobody.
+func (b *box) destroyLater(err error) {
+	if err != nil && b.state() == StateDestroyed && !errors.Is(err, context.Canceled) {
+		b.m.retry(OperationDestroy, b.id, err, func(ctx context.Context) error { return b.tryDestroy(ctx, b.view.Load().StateReason) })
+	}
+}
