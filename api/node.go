@@ -82,7 +82,7 @@ func (a *API) node(ctx context.Context, _ *struct{}) (*nodeOutput, error) {
 		DataRestored:   info.Restored,
 
 		PendingOperations: pendingOf(info.Pending),
-		Quarantined:    quarantinedOf(ownerOf(ctx), info.Quarantined),
+		Quarantined:       quarantinedOf(ownerOf(ctx), info.Quarantined),
 	}}, nil
 }
 
