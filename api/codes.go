@@ -26,25 +26,27 @@ const (
 
 // Sandboxes and the node.
 const (
-	CodeSandboxNotFound    Code = "sandbox_not_found"
-	CodeSandboxDestroyed   Code = "sandbox_destroyed"
-	CodeSandboxConflict    Code = "sandbox_conflict"
-	CodeQuarantineNotFound Code = "quarantine_not_found"
-	CodeImageNotAllowed    Code = "image_not_allowed"
-	CodeImageMissing       Code = "image_missing"
-	CodeBusy               Code = "busy"
-	CodeWakeFailed         Code = "wake_failed"
-	CodePortNotExposed     Code = "port_not_exposed"
-	CodePortNotReady       Code = "port_not_ready"
-	CodeTooManyWaiters     Code = "too_many_waiters"
-	CodeTooManySandboxes   Code = "too_many_sandboxes"
-	CodeTooManyStreams     Code = "too_many_streams"
-	CodeTooManyCalls       Code = "too_many_calls"
-	CodeEngineUnavailable  Code = "engine_unavailable"
-	CodeNodeClosing        Code = "node_closing"
-	CodeStoreFull          Code = "store_full"
-	CodeTimeout            Code = "timeout"
-	CodeInternal           Code = "internal"
+	CodeSandboxNotFound      Code = "sandbox_not_found"
+	CodeSandboxDestroyed     Code = "sandbox_destroyed"
+	CodeSandboxConflict      Code = "sandbox_conflict"
+	CodeQuarantineNotFound   Code = "quarantine_not_found"
+	CodeImageNotAllowed      Code = "image_not_allowed"
+	CodeImageMissing         Code = "image_missing"
+	CodeBusy                 Code = "busy"
+	CodeFreezeFailed         Code = "freeze_failed"
+	CodeDescriptorsExhausted Code = "descriptors_exhausted"
+	CodeWakeFailed           Code = "wake_failed"
+	CodePortNotExposed       Code = "port_not_exposed"
+	CodePortNotReady         Code = "port_not_ready"
+	CodeTooManyWaiters       Code = "too_many_waiters"
+	CodeTooManySandboxes     Code = "too_many_sandboxes"
+	CodeTooManyStreams       Code = "too_many_streams"
+	CodeTooManyCalls         Code = "too_many_calls"
+	CodeEngineUnavailable    Code = "engine_unavailable"
+	CodeNodeClosing          Code = "node_closing"
+	CodeStoreFull            Code = "store_full"
+	CodeTimeout              Code = "timeout"
+	CodeInternal             Code = "internal"
 )
 
 // What sandboxes send out.
@@ -108,25 +110,27 @@ var meanings = map[Code]meaning{
 	CodeUpgradeRequired:      {status: http.StatusUpgradeRequired, title: "The route is a WebSocket"},
 	CodeClientGone:           {status: statusClientGone, title: "The client went away"},
 
-	CodeSandboxNotFound:    {status: http.StatusNotFound, title: "There is no such sandbox"},
-	CodeSandboxDestroyed:   {status: http.StatusGone, title: "The sandbox is destroyed"},
-	CodeSandboxConflict:    {status: http.StatusConflict, title: "The sandbox exists and differs"},
-	CodeQuarantineNotFound: {status: http.StatusNotFound, title: "No such container is in quarantine"},
-	CodeImageNotAllowed:    {status: http.StatusUnprocessableEntity, title: "The image is not allowed"},
-	CodeImageMissing:       {status: http.StatusUnprocessableEntity, title: "The image could not be had"},
-	CodeBusy:               {status: http.StatusConflict, title: "The sandbox is in use", retryAfter: 1},
-	CodeWakeFailed:         {status: http.StatusBadGateway, title: "The sandbox could not be woken"},
-	CodePortNotExposed:     {status: http.StatusNotFound, title: "The port is not exposed"},
-	CodePortNotReady:       {status: http.StatusGatewayTimeout, title: "Nobody listens on the port"},
-	CodeTooManyWaiters:     {status: http.StatusServiceUnavailable, title: "Too many requests wait for a wake", retryAfter: 1},
-	CodeTooManySandboxes:   {status: http.StatusServiceUnavailable, title: "The node is full", retryAfter: 60},
-	CodeTooManyStreams:     {status: http.StatusServiceUnavailable, title: "Too many streams are open", retryAfter: 5},
-	CodeTooManyCalls:       {status: http.StatusServiceUnavailable, title: "Too many calls are under way", retryAfter: 1},
-	CodeEngineUnavailable:  {status: http.StatusServiceUnavailable, title: "The container engine does not answer", retryAfter: 5},
-	CodeNodeClosing:        {status: http.StatusServiceUnavailable, title: "The node is starting or shutting down", retryAfter: 5},
-	CodeStoreFull:          {status: http.StatusInsufficientStorage, title: "The node's disk is full"},
-	CodeTimeout:            {status: http.StatusGatewayTimeout, title: "It took too long"},
-	CodeInternal:           {status: http.StatusInternalServerError, title: "The node failed"},
+	CodeSandboxNotFound:      {status: http.StatusNotFound, title: "There is no such sandbox"},
+	CodeSandboxDestroyed:     {status: http.StatusGone, title: "The sandbox is destroyed"},
+	CodeSandboxConflict:      {status: http.StatusConflict, title: "The sandbox exists and differs"},
+	CodeQuarantineNotFound:   {status: http.StatusNotFound, title: "No such container is in quarantine"},
+	CodeImageNotAllowed:      {status: http.StatusUnprocessableEntity, title: "The image is not allowed"},
+	CodeImageMissing:         {status: http.StatusUnprocessableEntity, title: "The image could not be had"},
+	CodeBusy:                 {status: http.StatusConflict, title: "The sandbox is in use", retryAfter: 1},
+	CodeFreezeFailed:         {status: http.StatusBadGateway, title: "The sandbox could not be put to sleep"},
+	CodeDescriptorsExhausted: {status: http.StatusServiceUnavailable, title: "The node has no file descriptors left", retryAfter: 5},
+	CodeWakeFailed:           {status: http.StatusBadGateway, title: "The sandbox could not be woken"},
+	CodePortNotExposed:       {status: http.StatusNotFound, title: "The port is not exposed"},
+	CodePortNotReady:         {status: http.StatusGatewayTimeout, title: "Nobody listens on the port"},
+	CodeTooManyWaiters:       {status: http.StatusServiceUnavailable, title: "Too many requests wait for a wake", retryAfter: 1},
+	CodeTooManySandboxes:     {status: http.StatusServiceUnavailable, title: "The node is full", retryAfter: 60},
+	CodeTooManyStreams:       {status: http.StatusServiceUnavailable, title: "Too many streams are open", retryAfter: 5},
+	CodeTooManyCalls:         {status: http.StatusServiceUnavailable, title: "Too many calls are under way", retryAfter: 1},
+	CodeEngineUnavailable:    {status: http.StatusServiceUnavailable, title: "The container engine does not answer", retryAfter: 5},
+	CodeNodeClosing:          {status: http.StatusServiceUnavailable, title: "The node is starting or shutting down", retryAfter: 5},
+	CodeStoreFull:            {status: http.StatusInsufficientStorage, title: "The node's disk is full"},
+	CodeTimeout:              {status: http.StatusGatewayTimeout, title: "It took too long"},
+	CodeInternal:             {status: http.StatusInternalServerError, title: "The node failed"},
 
 	CodeNoEgress:         {status: http.StatusNotImplemented, title: "The node lets nothing out"},
 	CodeRulesInvalid:     {status: http.StatusUnprocessableEntity, title: "The rules cannot work"},

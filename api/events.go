@@ -50,7 +50,7 @@ func (a *API) registerEvents() {
 var eventTypes = []sandbox.EventType{
 	sandbox.EventCreated, sandbox.EventImagePull, sandbox.EventWoke, sandbox.EventSlept, sandbox.EventStopped,
 	sandbox.EventWakeFailed, sandbox.EventHeld, sandbox.EventProcessStart, sandbox.EventProcessExited,
-	sandbox.EventPortExposed, sandbox.EventPortClosed, sandbox.EventUpdated, sandbox.EventAdopted, sandbox.EventDestroyed,
+	sandbox.EventPortExposed, sandbox.EventPortClosed, sandbox.EventUpdated, sandbox.EventAdopted, sandbox.EventDiskLost, sandbox.EventDestroyed,
 }
 
 func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {

@@ -28,7 +28,7 @@ func (a *API) registerLife() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "life",
 		summary: "Put a sandbox to sleep", description: "Answers when it sleeps. It keeps its memory. Ends a hold.",
-		codes: onSandbox([]Code{CodeBusy, CodeSandboxDestroyed, CodeStoreFull, CodeTimeout}),
+		codes: onSandbox([]Code{CodeBusy, CodeFreezeFailed, CodeSandboxDestroyed, CodeStoreFull, CodeTimeout}),
 	}, a.pause(a.sandboxes.Sleep, a.sandboxes.ForceSleep))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "life",

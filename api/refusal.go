@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"syscall"
 
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/ruleset"
@@ -35,6 +36,9 @@ var sentinels = []struct {
 	code Code
 	want string // what would be right, after the error's own text
 }{
+	{syscall.EMFILE, CodeDescriptorsExhausted, "raise the limit of open files of the node's user (LimitNOFILE of its unit, ulimit -n) and restart the node"},
+	{syscall.ENFILE, CodeDescriptorsExhausted, "raise the host's limit of open files (sysctl fs.file-max)"},
+	{sandbox.ErrFreezeFailed, CodeFreezeFailed, "it runs on; try again, or stop it"},
 	{sandbox.ErrDestroyed, CodeSandboxDestroyed, "create another"},
 	{sandbox.ErrNotQuarantined, CodeQuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
 	{sandbox.ErrNotFound, CodeSandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
@@ -92,11 +96,11 @@ func problemOf(ctx context.Context, err error) *Problem {
 	if errors.As(err, &wake) {
 		return problemf(CodeWakeFailed, "%v; GET its events to see what happened", err)
 	}
-	var network net.Error
+	network := networkError(err)
 	switch {
-	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &network) && network.Timeout():
+	case errors.Is(err, context.DeadlineExceeded), network != nil && network.Timeout():
 		return newProblem(CodeTimeout, "the sandbox did not answer in time; try again, or stop it and try again")
-	case errors.As(err, &network), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
+	case network != nil, errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return newProblem(CodeGuestLost, "the connection to the sandbox broke; GET its events to see why")
 	}
 	var failure guestFailure
@@ -104,6 +108,19 @@ func problemOf(ctx context.Context, err error) *Problem {
 		return newProblem(CodeGuestError, "the sandbox gave no usable answer; the node's log says more")
 	}
 	return newProblem(CodeInternal, "the node failed; its log says more")
+}
+
+// networkError returns the failure of a connection that err wraps, or nil. An errno
+// has the methods of a net.Error, too, but is of a file or a cgroup of the node's.
+func networkError(err error) net.Error {
+	var network net.Error
+	if !errors.As(err, &network) {
+		return nil
+	}
+	if _, ok := network.(syscall.Errno); ok {
+		return nil
+	}
+	return network
 }
 
 // clientGone says whether ctx, which is a request's, has ended because nobody

@@ -38,7 +38,7 @@ type route struct {
 }
 
 // commonCodes can come from any route that needs a token.
-var commonCodes = []Code{CodeUnauthorized, CodeInvalidRequest, CodeURITooLong, CodeNodeClosing, CodeInternal}
+var commonCodes = []Code{CodeUnauthorized, CodeInvalidRequest, CodeURITooLong, CodeNodeClosing, CodeDescriptorsExhausted, CodeInternal}
 
 // bodyCodes can come from any route with a JSON body.
 var bodyCodes = []Code{CodeInvalidJSON, CodeUnsupportedMediaType, CodeBodyTooLarge, CodeBodyIncomplete, CodeBodyTimeout}

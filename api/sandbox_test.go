@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -351,4 +353,18 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 			}
 		}
 	}
+}
+
+func TestFailuresOfTheNodeAreNotTheGuests(t *testing.T) {
+	s := newServer(t, Limits{})
+	must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "a"})
+	for _, c := range []struct {
+		err  error
+		code Code
+	}{{syscall.EIO, CodeFreezeFailed}, {&fs.PathError{Op: "open", Path: "cgroup.freeze", Err: syscall.EMFILE}, CodeDescriptorsExhausted}} {
+		s.node.Freezer.Fail(c.err, nil)
+		s.refused(c.code, "POST", "/sandbox/a/sleep", nil)
+	}
+	s.node.Freezer.Fail(nil, nil)
+	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/a/sleep", nil)
 }

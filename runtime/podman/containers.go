@@ -90,7 +90,10 @@ func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string, li
 	if err != nil {
 		return sandbox.Container{}, err
 	}
-	c := containerOf(id, data)
+	c, err := containerOf(id, data)
+	if err != nil {
+		return sandbox.Container{}, err
+	}
 	if c.State == sandbox.ContainerRunning {
 		if err := limitProcesses(c.PID, limits.PIDs); err != nil {
 			return c, fmt.Errorf("limiting the processes of %s: %w", id, err)
@@ -149,8 +152,11 @@ func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 		if err != nil {
 			return err
 		}
-		if stateOf(data.State.Status) != sandbox.ContainerRunning || isFirstProcess(data.State.Pid, data.ID) {
+		if stateOf(data.State.Status) != sandbox.ContainerRunning {
 			return nil
+		}
+		if runs, err := isFirstProcess(data.State.Pid, data.ID); runs || err != nil {
+			return err
 		}
 		if !isConmon(data.State.ConmonPid) { // else it is about to tell
 			e.standInForConmon(limited, data.ID)
@@ -263,10 +269,10 @@ func (e *Engine) Inspect(ctx context.Context, id sandbox.ID) (sandbox.Container,
 	if err != nil {
 		return sandbox.Container{}, err
 	}
-	return containerOf(id, data), nil
+	return containerOf(id, data)
 }
 
-func containerOf(id sandbox.ID, data *define.InspectContainerData) sandbox.Container {
+func containerOf(id sandbox.ID, data *define.InspectContainerData) (sandbox.Container, error) {
 	return actual(sandbox.Container{
 		ID:       id,
 		State:    stateOf(data.State.Status),
@@ -315,7 +321,7 @@ func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
 				continue
 			}
 			e.owned.Store(id, f.ID)
-			list = append(list, actual(sandbox.Container{
+			c, err := actual(sandbox.Container{
 				ID:       id,
 				State:    stateOf(f.State),
 				PID:      f.Pid,
@@ -324,7 +330,11 @@ func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
 				Origin:    f.Labels[labelOrigin],
 				ImageRef:  f.Image,
 				CreatedAt: f.Created.UTC(),
-			}, f.ID))
+			}, f.ID)
+			if err != nil {
+				return err
+			}
+			list = append(list, c)
 		}
 		return nil
 	})
@@ -372,33 +382,49 @@ func stateOf(s string) sandbox.ContainerState {
 
 // actual corrects a record by the process that it names. Podman learns of an
 // exit from conmon alone; where conmon was killed it never does.
-func actual(c sandbox.Container, handle string) sandbox.Container {
+func actual(c sandbox.Container, handle string) (sandbox.Container, error) {
 	switch c.State {
 	case sandbox.ContainerRunning, sandbox.ContainerPaused:
-		if isFirstProcess(c.PID, handle) {
+		runs, err := isFirstProcess(c.PID, handle)
+		if err != nil {
+			return sandbox.Container{}, err
+		}
+		if runs {
 			c.ExitCode = 0
-			return c
+			return c, nil
 		}
 		c.State, c.ExitCode = sandbox.ContainerExited, unknownExit
 	}
 	c.PID = 0
-	return c
+	return c, nil
 }
 
 // isFirstProcess says whether pid still is the first process of the container,
-// and not one that got the same number later.
-func isFirstProcess(pid int, handle string) bool {
+// and not one that got the same number later. An error says that it cannot be seen,
+// as without a file descriptor.
+func isFirstProcess(pid int, handle string) (bool, error) {
 	if pid <= 0 {
-		return false
+		return false, nil
 	}
 	proc := "/proc/" + strconv.Itoa(pid)
 	process, err := os.ReadFile(proc + "/status")
 	if err != nil || !isInit(string(process)) {
-		return false
+		return false, unseen(err)
 	}
 	// A container with a cgroup of its own has Podman's id in its name.
 	cgroup, err := os.ReadFile(proc + "/cgroup")
-	return err == nil && (!strings.Contains(string(cgroup), "libpod-") || strings.Contains(string(cgroup), handle))
+	if err != nil {
+		return false, unseen(err)
+	}
+	return !strings.Contains(string(cgroup), "libpod-") || strings.Contains(string(cgroup), handle), nil
+}
+
+// unseen returns an error unless it says that the process has ended.
+func unseen(err error) error {
+	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return nil
+	}
+	return fmt.Errorf("look at the container's first process: %w", err)
 }
 
 func isConmon(pid int) bool {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"golang.org/x/sys/unix"
+
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -155,9 +157,33 @@ func TestIsInit(t *testing.T) {
 
 func TestNoProcessIsFirstOfAnUnknownContainer(t *testing.T) {
 	for _, pid := range []int{0, -1, os.Getpid(), 1 << 22} {
-		if isFirstProcess(pid, "abc") {
-			t.Errorf("process %d", pid)
+		if first, err := isFirstProcess(pid, "abc"); first || err != nil {
+			t.Errorf("process %d: %v, %v", pid, first, err)
 		}
+	}
+}
+
+// Without a file descriptor nobody can see whether a process runs.
+func TestContainerDoesNotCountAsExitedForWantOfDescriptors(t *testing.T) {
+	var before unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 0, Max: before.Max}); err != nil {
+		t.Fatal(err)
+	}
+	c, err := actual(sandbox.Container{State: sandbox.ContainerRunning, PID: os.Getpid()}, "abc")
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("got %+v, %v", c, err)
+	}
+}
+
+func TestCallsWaitForAServiceLongerThanItsRestartIsPutOff(t *testing.T) {
+	if restartLimit < 2*backoffMax {
+		t.Errorf("a call waits %v, and the next attempt is up to %v away", restartLimit, backoffMax)
 	}
 }
 

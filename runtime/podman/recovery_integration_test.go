@@ -197,7 +197,10 @@ func TestRemoveWorksWithoutConmon(t *testing.T) {
 	if err := n.Remove(deadline(t), b.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the process is gone", func() bool { return !isFirstProcess(b.PID, data.ID) })
+	eventually(t, "the process is gone", func() bool {
+		first, err := isFirstProcess(b.PID, data.ID)
+		return err == nil && !first
+	})
 }
 
 func TestRemoveWorksOnAFrozenSandbox(t *testing.T) {

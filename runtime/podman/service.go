@@ -36,7 +36,7 @@ const (
 	// backoffMin and backoffMax space the attempts to start a service. The
 	// first one is short, since a wake may wait for it.
 	backoffMin = 50 * time.Millisecond
-	backoffMax = 5 * time.Second
+	backoffMax = 2 * time.Second // less than restartLimit, so that a call sees an attempt
 	// stopLimit is how long a service may take to end before it is killed.
 	stopLimit = 5 * time.Second
 )

@@ -39,6 +39,9 @@ type box struct {
 	view atomic.Pointer[Sandbox]
 
 	turn chan struct{} // holds one element while somebody has the turn
+	// diskLost says that the container was made again since the sandbox last ran.
+	// Needs the turn.
+	diskLost bool
 
 	names []nameKey // under which it is found; guarded by Manager.mu
 

@@ -25,6 +25,8 @@ var (
 	ErrBusy = errors.New("sandbox is in use")
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")
+	// ErrFreezeFailed: the processes of a sandbox could not be frozen, so it runs on.
+	ErrFreezeFailed = errors.New("its processes could not be frozen")
 	// ErrNoContainer is returned by an Engine for a container it does not have.
 	ErrNoContainer = errors.New("no such container")
 	// ErrImageMissing is returned by an Engine for an image that is neither

@@ -17,6 +17,8 @@ const (
 	reasonShutdown = "node shutdown"
 	reasonLongIdle = "asleep for stop_after"
 	reasonVanished = "container vanished: its files are lost"
+	// diskLostCondition stays until the sandbox changes its state again.
+	diskLostCondition = "its container was removed outside of doze: its files are lost, and it starts with those of its image"
 	// reasonNotCreated is of a sandbox whose creation was not acknowledged.
 	reasonNotCreated = "its creation failed"
 )
@@ -90,7 +92,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	if err := b.m.freezer.Freeze(freezeCtx, b.id); err != nil {
 		// Half of it may have happened: a caller who left, an engine that did
 		// it and could not say so.
-		err = fmt.Errorf("freezing %s: %w", b.id, errors.Join(err, b.unfreeze(ctx)))
+		err = fmt.Errorf("sandbox %s: %w: %w", b.id, ErrFreezeFailed, errors.Join(err, b.unfreeze(ctx)))
 		if how == modeShutdown {
 			return err // the next node finds it running, and sees for itself
 		}
@@ -248,6 +250,9 @@ func (b *box) ended(reason string) {
 	b.outOfReach()
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
 	b.setState(StateStopped, cutText(reason, maxReason))
+	if reason == reasonVanished {
+		b.setCondition(diskLostCondition)
+	}
 	b.disarm()
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }

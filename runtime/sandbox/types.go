@@ -189,6 +189,7 @@ const (
 	EventPortClosed    EventType = "port_closed"
 	EventUpdated       EventType = "updated"
 	EventAdopted       EventType = "adopted" // from quarantine
+	EventDiskLost      EventType = "disk_lost"
 	EventDestroyed     EventType = "destroyed"
 )
 

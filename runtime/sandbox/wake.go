@@ -250,6 +250,10 @@ func (b *box) coldStart(ctx context.Context) error {
 		return err
 	}
 	b.setState(StateRunning, "")
+	if b.diskLost {
+		b.diskLost = false
+		b.setCondition(diskLostCondition)
+	}
 	b.trustUplink(ctx)
 	b.restartDeclared(ctx)
 	return nil
@@ -293,9 +297,13 @@ func (b *box) start(ctx context.Context) error {
 	c, err := b.m.engine.Start(ctx, b.id, limits)
 	if errors.Is(err, ErrNoContainer) {
 		// New, or removed behind our back: then its files are gone.
-		if !sb.StartedAt.IsZero() && sb.StateReason != reasonVanished {
-			b.m.log.Error("a container vanished, making it again", "sandbox", b.id)
-			b.emit(Event{Type: EventStopped, Reason: reasonVanished})
+		if lost := !sb.StartedAt.IsZero(); lost {
+			if sb.StateReason != reasonVanished {
+				b.emit(Event{Type: EventStopped, Reason: reasonVanished})
+			}
+			b.m.log.Error("container was removed outside of doze, making it again", "sandbox", b.id)
+			b.emit(Event{Type: EventDiskLost, Reason: diskLostCondition})
+			b.diskLost = true
 		}
 		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
 			return fmt.Errorf("creating its container: %w", fullDisk(err))

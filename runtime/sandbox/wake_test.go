@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -234,6 +235,41 @@ func TestVanishedContainerIsMadeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	acquire(t, n.Manager, sb.ID).Release()
+}
+
+func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	stopped, running, atStart := create(t, n.Manager, "stopped"), create(t, n.Manager, "running"), create(t, n.Manager, "at-start")
+	mustStop(t, n.Manager, stopped.ID)
+	mustStop(t, n.Manager, atStart.ID)
+	n.Crash(t, func() {
+		if err := n.Engine.Remove(t.Context(), atStart.ID); err != nil {
+			t.Fatal(err)
+		}
+	})
+	m := n.Manager
+	mustAil(t, n, atStart.ID, "files are lost")
+	for _, id := range []sandbox.ID{stopped.ID, running.ID} {
+		if err := n.Engine.Remove(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	await(t, "the end of the running one is seen", func() bool { return stateOf(t, m, running.ID) == sandbox.StateStopped })
+	mustAil(t, n, running.ID, "files are lost")
+	for _, id := range []sandbox.ID{stopped.ID, running.ID, atStart.ID} {
+		acquire(t, m, id).Release()
+		mustAil(t, n, id, "files are lost")
+		events, err := m.Events(t.Context(), id, 0, 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.ContainsFunc(events, func(ev sandbox.Event) bool { return ev.Type == sandbox.EventDiskLost }) {
+			t.Errorf("the timeline does not tell of the lost files: %+v", events)
+		}
+		mustStop(t, m, id)
+		acquire(t, m, id).Release()
+		mustBeWell(t, n, id)
+	}
 }
 
 func BenchmarkAcquireRunning(b *testing.B) {

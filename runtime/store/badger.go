@@ -12,6 +12,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
@@ -22,13 +23,20 @@ import (
 // errClosed is returned by everything after Close.
 var errClosed = errors.New("the store is closed")
 
+// ErrStuck is returned when Badger does not end what it was asked for, as on a disk
+// that returns errors. What was acknowledged is in its log, and the next Open finds it.
+var ErrStuck = errors.New("the store's disk takes no writes; look for errors in the kernel's log and of Badger's in the node's")
+
 // tuning is what tests make smaller.
 type tuning struct {
 	memTable int64  // bytes of one memtable
 	headroom uint64 // bytes that must be free on the disk, see room
+	// stuckAfter is how long Badger may take for a write, or to close. A disk that
+	// returns errors has it try again for ever.
+	stuckAfter time.Duration
 }
 
-var defaultTuning = tuning{memTable: 8 << 20, headroom: defaultHeadroom}
+var defaultTuning = tuning{memTable: 8 << 20, headroom: defaultHeadroom, stuckAfter: 20 * time.Second}
 
 // maxRecord is the limit of one encoded value.
 func (t tuning) maxRecord() int { return int(min(maxRecord, t.memTable/10)) }
@@ -42,6 +50,9 @@ type Badger struct {
 	nodeID    string
 	maxRecord int
 	fresh     bool // made by this Open
+
+	stuckAfter time.Duration
+	stuck      atomic.Bool // Badger has not ended the last write
 
 	// commits counts the writes that were on the disk when they were acknowledged,
 	// since the store was made. The writer changes it.
@@ -138,7 +149,7 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
 	}
 	s = &Badger{
-		db: db, log: log, lock: lock, room: room, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh,
+		db: db, log: log, lock: lock, room: room, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh, stuckAfter: t.stuckAfter,
 		queue: make(chan *write, maxQueue),
 		done:  make(chan struct{}),
 	}
@@ -324,7 +335,8 @@ func (s *Badger) view(fn func(*badger.Txn) error) error {
 
 // Close ends the store when all writes before it are done. Idempotent.
 //
-// On a disk without headroom it returns ErrStoreFull: everything is on the disk,
+// On a disk that returns errors it returns ErrStuck (wrapped), and on one without
+// headroom it returns ErrStoreFull: everything is on the disk,
 // but Badger cannot turn its log into tables. The folder then stays locked until
 // the process ends, and the next Open recovers it like after a kill.
 func (s *Badger) Close() error {
@@ -337,8 +349,25 @@ func (s *Badger) close() error {
 	s.closed = true
 	close(s.queue)
 	s.mu.Unlock()
+	ended := make(chan error, 1)
+	go func() { ended <- s.end() }()           // ends with the process if the disk never answers
+	timeout := time.NewTimer(2 * s.stuckAfter) // a write may be stuck first
+	defer timeout.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timeout.C:
+		return fmt.Errorf("close the store: %w", ErrStuck)
+	}
+}
+
+// end ends the writer, the readers and Badger.
+func (s *Badger) end() error {
 	<-s.done
 	s.readers.Wait()
+	if s.stuck.Load() {
+		return fmt.Errorf("close the store: %w", ErrStuck)
+	}
 	if err := s.room.check(); err != nil {
 		return errors.Join(fmt.Errorf("closing the store: %w", err), s.db.Sync())
 	}

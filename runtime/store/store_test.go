@@ -4,11 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/dgraph-io/badger/v4/table"
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -19,17 +22,20 @@ func TestMain(m *testing.M) {
 	if dir := os.Getenv(childDirEnv); dir != "" {
 		os.Exit(writeUntilKilled(dir))
 	}
-	if os.Getenv(smallDiskEnv) != "" {
-		os.Exit(m.Run()) // a store that cannot close on a full disk leaks by contract
+	if os.Getenv(smallDiskEnv) != "" || os.Getenv(brokenDiskEnv) != "" {
+		os.Exit(m.Run()) // a store that cannot close on such a disk leaks by contract
 	}
 	goleak.VerifyTestMain(m)
 }
+
+// brokenDiskEnv makes the test binary run one test that leaves Badger behind.
+const brokenDiskEnv = "DOZE_STORE_TEST_BROKEN_DISK"
 
 // smallDiskEnv makes the test binary run one test on a disk of its own.
 const smallDiskEnv = "DOZE_STORE_TEST_SMALL_DISK"
 
 // small makes Badger change its files every few hundred writes.
-var small = tuning{memTable: 1 << 20, headroom: 16 << 20}
+var small = tuning{memTable: 1 << 20, headroom: 16 << 20, stuckAfter: time.Minute}
 
 func openAt(t *testing.T, dir string, tune tuning) *Badger {
 	t.Helper()
@@ -128,7 +134,7 @@ func TestOpenSaysWhatIsWrongWithTheFolder(t *testing.T) {
 
 func TestOpenNeedsHeadroom(t *testing.T) {
 	dir := t.TempDir()
-	if _, err := open(dir, "", nil, tuning{memTable: 8 << 20, headroom: 1 << 62}); !errors.Is(err, sandbox.ErrStoreFull) {
+	if _, err := open(dir, "", nil, tuning{memTable: 8 << 20, headroom: 1 << 62, stuckAfter: time.Minute}); !errors.Is(err, sandbox.ErrStoreFull) {
 		t.Fatalf("got %v, want ErrStoreFull", err)
 	}
 	openAt(t, dir, defaultTuning) // nothing was left locked
@@ -183,4 +189,74 @@ func FuzzDecodeSandbox(f *testing.F) {
 			t.Fatalf("%+v became %+v, %v", sb, back, err)
 		}
 	})
+}
+
+// A disk that returns errors has Badger try again for ever.
+func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
+	if os.Getenv(brokenDiskEnv) == "" {
+		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		child.Env = append(os.Environ(), brokenDiskEnv+"=1")
+		if out, err := child.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	dir := t.TempDir()
+	tune := small
+	tune.stuckAfter = 500 * time.Millisecond
+	s, err := open(dir, "", nil, tune)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 64 { // where tables would be
+		if err := os.Mkdir(filepath.Join(dir, table.IDToFilename(uint64(n))), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rec := storetest.Record(1)
+	rec.Env = map[string]string{"PAD": strings.Repeat("x", 60<<10)}
+	acknowledged := 0
+	for err == nil {
+		if err = s.PutSandbox(t.Context(), rec); err == nil {
+			acknowledged++
+		}
+	}
+	if !errors.Is(err, ErrStuck) || acknowledged == 0 {
+		t.Errorf("after %d writes: %v", acknowledged, err)
+	}
+	if err := s.DeleteSandbox(t.Context(), rec.ID); !errors.Is(err, ErrStuck) {
+		t.Errorf("the next write: %v", err)
+	}
+	if err := s.Close(); !errors.Is(err, ErrStuck) {
+		t.Errorf("close: %v", err)
+	}
+}
+
+func TestClosingOnADiskThatTakesNoTablesEnds(t *testing.T) {
+	if os.Getenv(brokenDiskEnv) == "" {
+		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		child.Env = append(os.Environ(), brokenDiskEnv+"=1")
+		if out, err := child.CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		return
+	}
+	dir := t.TempDir()
+	tune := small
+	tune.stuckAfter = 500 * time.Millisecond
+	s, err := open(dir, "", nil, tune)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 64 {
+		if err := os.Mkdir(filepath.Join(dir, table.IDToFilename(uint64(n))), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); !errors.Is(err, ErrStuck) {
+		t.Errorf("close: %v", err)
+	}
 }

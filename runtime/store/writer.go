@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/dgraph-io/badger/v4"
 
@@ -149,6 +150,9 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	if err := s.room.admit(cost, onlyDeletes); err != nil {
 		return err
 	}
+	if s.stuck.Load() { // a new transaction would wait for the one that is stuck
+		return ErrStuck
+	}
 	txn := s.db.NewTransaction(true)
 	defer txn.Discard()
 	for _, w := range group {
@@ -165,7 +169,7 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 			return fmt.Errorf("writing to the store: %w", err)
 		}
 	}
-	if err := txn.Commit(); err != nil {
+	if err := s.commitTxn(txn); err != nil {
 		return fmt.Errorf("writing to the store: %w", err)
 	}
 	s.room.written(cost)
@@ -183,6 +187,26 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 
 // commitCost is more than what the count of commits takes in Badger's log.
 const commitCost = entryOverhead + 32
+
+// commitTxn is txn.Commit that returns ErrStuck instead of waiting for ever for a disk
+// that takes no tables. From then on tryCommit returns that at once, until Badger has
+// ended the commit after all.
+func (s *Badger) commitTxn(txn *badger.Txn) error {
+	committed := make(chan error, 1)
+	s.stuck.Store(true)
+	txn.CommitWith(func(err error) {
+		s.stuck.Store(false)
+		committed <- err
+	})
+	timeout := time.NewTimer(s.stuckAfter)
+	defer timeout.Stop()
+	select {
+	case err := <-committed:
+		return err
+	case <-timeout.C:
+		return ErrStuck
+	}
+}
 
 func apply(t *timeline, txn *badger.Txn, w *write) error {
 	switch {
