@@ -29,6 +29,10 @@ func (e *Engine) Create(ctx context.Context, c sandbox.ContainerSpec) error {
 	if !errors.Is(err, sandbox.ErrNoContainer) || errors.Is(err, errOtherNode) {
 		return err // it exists already, or who knows
 	}
+	if !c.New {
+		return fmt.Errorf("creating %[1]s: podman has a disk of container %[2]s but no record of it, and the disk may have the sandbox's files; "+
+			"`podman ps -a --external` lists it, `podman mount %[2]s` shows the files, and `podman rm --storage %[2]s` removes them", c.ID, containerName(c.ID))
+	}
 	// A service that died on its way left a name and a disk without a container.
 	if err := e.remove(ctx, containerName(c.ID)); err != nil {
 		return fmt.Errorf("clearing away a half-made container: %w", err)

@@ -126,6 +126,7 @@ func (n *node) specIn(t testing.TB, id sandbox.ID, cgroupParent string) sandbox.
 		CgroupParent: cgroupParent,
 		GuestBinary:  binary,
 		RunDir:       run,
+		New:          true,
 	}
 }
 

@@ -385,3 +385,49 @@ func TestLogTailHandsOnEachLineOnce(t *testing.T) {
 		t.Error("nothing is logged after the file was emptied")
 	}
 }
+
+// Podman's database can lose a container whose disk is there.
+func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "podman.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var removed atomic.Int32
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Libpod-API-Version", "4.3.1")
+		w.Header().Set("Content-Type", "application/json")
+		switch path := r.URL.Path; {
+		case strings.HasSuffix(path, "/_ping"):
+		case strings.HasSuffix(path, "/info"):
+			fmt.Fprint(w, `{"host":{"cgroupManager":"cgroupfs"}}`)
+		case strings.HasSuffix(path, "/containers/create") && removed.Load() == 0:
+			w.WriteHeader(http.StatusInternalServerError)
+			fmt.Fprint(w, `{"message":"the container name \"doze-abcdefghijkl\" is already in use by 123","response":500}`)
+		case strings.HasSuffix(path, "/containers/create"):
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprint(w, `{"Id":"456"}`)
+		case r.Method == http.MethodDelete:
+			removed.Add(1)
+			fmt.Fprint(w, `[]`)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+			fmt.Fprint(w, `{"message":"no such container","response":404}`)
+		}
+	})}
+	go server.Serve(l) // until Close
+	defer server.Close()
+	e, err := Open(t.Context(), Config{Node: "node1", RunDir: t.TempDir(), Socket: socket, Command: "true", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	spec := sandbox.ContainerSpec{ID: "abcdefghijkl", RunDir: t.TempDir()}
+	if err := e.Create(t.Context(), spec); err == nil || !strings.Contains(err.Error(), "podman mount doze-abcdefghijkl") || removed.Load() != 0 {
+		t.Errorf("a sandbox that had a container: %v, %d removed", err, removed.Load())
+	}
+	spec.New = true
+	if err := e.Create(t.Context(), spec); err != nil || removed.Load() != 1 {
+		t.Errorf("a new sandbox: %v, %d removed", err, removed.Load())
+	}
+}

@@ -238,6 +238,7 @@ func (m *Manager) containerSpec(sb Sandbox, cgroupParent string) ContainerSpec {
 		CgroupParent: cgroupParent,
 		GuestBinary:  m.config().GuestBinary,
 		RunDir:       m.runDir(sb.ID),
+		New:          sb.StartedAt.IsZero(),
 		Origin:       originOf(sb),
 	}
 }

@@ -26,6 +26,10 @@ type ContainerSpec struct {
 	CgroupParent string // absolute, as Freezer.Prepare gave it; empty: the engine's own choice
 	GuestBinary  string // host path, mounted read-only at guest.BinaryPath
 	RunDir       string // host path, mounted at guest.RunDir
+	// New says that the sandbox has never had a container: what an engine may have
+	// under its id is of a Create that was cut off, and may be removed. Without it, such
+	// remains may have the sandbox's files, and Create returns an error.
+	New bool
 	// Origin is stored with the container as it is; it is opaque to the Engine.
 	Origin string
 }
