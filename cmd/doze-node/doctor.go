@@ -26,23 +26,28 @@ import (
 func (a *app) doctorCommand() *cobra.Command {
 	var asJSON, checkStore, reset bool
 	cmd := &cobra.Command{
-		Use:   "doctor [--store [PATH] [--reset]]",
+		Use:   "doctor",
 		Short: "Check whether a node can run on this machine",
 		Long: `Check whether a node can run on this machine as this user, and print what to do
 about each thing that is amiss. Exits with 1 if a sandbox could not run.
 
-With --store it reads all that the node keeps, by default in $DOZE_HOME/store, checks
-every checksum and changes nothing; the node must not run. With --reset it moves that
-folder aside and makes an empty one: the node then starts, keeps every sandbox in
+With --store [PATH] it reads all that the node keeps, by default in $DOZE_HOME/store,
+checks every checksum and changes nothing; the node must not run. With --reset it moves
+that folder aside and makes an empty one: the node then starts, keeps every sandbox in
 quarantine, and doze adopt brings each back with its files. Rules, secrets, policies,
 ports and declared processes are lost.`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if checkStore {
+				return cobra.MaximumNArgs(1)(cmd, args)
+			}
+			return cobra.NoArgs(cmd, args)
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if checkStore {
 				return a.checkStore(args, reset, asJSON)
 			}
-			if len(args) > 0 || reset {
-				return errors.New("a folder and --reset are for --store; use doze doctor --store [PATH] [--reset]")
+			if reset {
+				return errors.New("--reset is for --store; use doze doctor --store [PATH] --reset")
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()

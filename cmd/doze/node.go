@@ -24,7 +24,7 @@ func (a *app) nodeCommands() []*cobra.Command {
 		{"reload [--config FILE] [FLAGS OF CADDY]", "Give a running node its changed Caddyfile; sandboxes and previews go on"},
 		{"validate [--config FILE] [FLAGS OF CADDY]", "Check a Caddyfile"},
 		{"caddy COMMAND", "Any command of Caddy"},
-		{"doctor [--store [PATH] [--reset]]", "Check whether a node can run on this machine"},
+		{"doctor", "Check whether a node can run on this machine"},
 	} {
 		commands = append(commands, &cobra.Command{
 			Use:   c.use,
