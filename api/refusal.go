@@ -38,7 +38,6 @@ var sentinels = []struct {
 }{
 	{syscall.EMFILE, CodeDescriptorsExhausted, "raise the limit of open files of the node's user (LimitNOFILE of its unit, ulimit -n) and restart the node"},
 	{syscall.ENFILE, CodeDescriptorsExhausted, "raise the host's limit of open files (sysctl fs.file-max)"},
-	{sandbox.ErrFreezeFailed, CodeFreezeFailed, "it runs on; try again, or stop it"},
 	{sandbox.ErrDestroyed, CodeSandboxDestroyed, "create another"},
 	{sandbox.ErrNotQuarantined, CodeQuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
 	{sandbox.ErrNotFound, CodeSandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
@@ -91,6 +90,10 @@ func problemOf(ctx context.Context, err error) *Problem {
 		if errors.Is(err, s.err) {
 			return problemf(s.code, "%v; %s", err, s.want)
 		}
+	}
+	var freeze *sandbox.FreezeError
+	if errors.As(err, &freeze) {
+		return problemf(CodeFreezeFailed, "%v; it runs on; try again, or stop it", err)
 	}
 	var wake *sandbox.WakeError
 	if errors.As(err, &wake) {

@@ -186,6 +186,9 @@ func (b *box) setStateIf(may func() bool, s State, reason string) (entered bool)
 		if entered = may(); entered {
 			sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
 			sb.Condition, sb.ConditionSince = "", time.Time{}
+			if reason == reasonVanished {
+				sb.Condition, sb.ConditionSince = diskLostCondition, sb.StateSince
+			}
 		}
 	})
 	b.m.journal.dirty(b)

@@ -25,8 +25,6 @@ var (
 	ErrBusy = errors.New("sandbox is in use")
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")
-	// ErrFreezeFailed: the processes of a sandbox could not be frozen, so it runs on.
-	ErrFreezeFailed = errors.New("its processes could not be frozen")
 	// ErrNoContainer is returned by an Engine for a container it does not have.
 	ErrNoContainer = errors.New("no such container")
 	// ErrImageMissing is returned by an Engine for an image that is neither
@@ -71,6 +69,17 @@ type ConflictError struct {
 func (e *ConflictError) Error() string {
 	return fmt.Sprintf("sandbox %q %s; %s", e.Name, e.Reason, e.Want)
 }
+
+// FreezeError says that the processes of a sandbox could not be frozen, so that it
+// runs on.
+type FreezeError struct {
+	ID  ID
+	Err error
+}
+
+func (e *FreezeError) Error() string { return fmt.Sprintf("freezing %s: %v", e.ID, e.Err) }
+
+func (e *FreezeError) Unwrap() error { return e.Err }
 
 // WakeError says that a sandbox could not be woken or made.
 type WakeError struct {

@@ -191,9 +191,6 @@ func (b *box) foundStopped(exists bool) {
 	}
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
 	b.setState(StateStopped, reason)
-	if !exists {
-		b.setCondition(diskLostCondition)
-	}
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }
 

@@ -92,7 +92,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	if err := b.m.freezer.Freeze(freezeCtx, b.id); err != nil {
 		// Half of it may have happened: a caller who left, an engine that did
 		// it and could not say so.
-		err = fmt.Errorf("sandbox %s: %w: %w", b.id, ErrFreezeFailed, errors.Join(err, b.unfreeze(ctx)))
+		err = &FreezeError{ID: b.id, Err: errors.Join(err, b.unfreeze(ctx))}
 		if how == modeShutdown {
 			return err // the next node finds it running, and sees for itself
 		}
@@ -250,9 +250,6 @@ func (b *box) ended(reason string) {
 	b.outOfReach()
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
 	b.setState(StateStopped, cutText(reason, maxReason))
-	if reason == reasonVanished {
-		b.setCondition(diskLostCondition)
-	}
 	b.disarm()
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }
