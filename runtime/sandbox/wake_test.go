@@ -254,8 +254,8 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// Whether its end is seen before it is gone, or after, is up to chance.
 	await(t, "the end of the running one is seen", func() bool { return stateOf(t, m, running.ID) == sandbox.StateStopped })
-	mustAil(t, n, running.ID, "files are lost")
 	for _, id := range []sandbox.ID{stopped.ID, running.ID, atStart.ID} {
 		acquire(t, m, id).Release()
 		mustAil(t, n, id, "files are lost")
