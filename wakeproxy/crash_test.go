@@ -2,6 +2,7 @@ package wakeproxy
 
 import (
 	"encoding/json"
+	"net/http"
 	"strings"
 	"sync"
 	"testing"
@@ -77,4 +78,25 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 			wantProblem(t, f.do(late), 502, "process_exited")
 		})
 	}
+}
+
+// A stop ends the processes first, and then the container.
+func TestAServerThatAStopEndsHasNotCrashed(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: time.Hour})
+	f.node.declare()
+	f.node.sleep(sandbox.WakeCold, nil)
+	answer := make(chan *http.Response, 1)
+	go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); answer <- res }()
+	eventually(t, "it waits", func() bool { return f.node.dials.Load() > 3 })
+	f.node.set(func(n *fakeNode) { n.closing = true })
+	f.node.crash()
+	dials := f.node.dials.Load()
+	eventually(t, "it still waits", func() bool { return len(answer) > 0 || f.node.dials.Load() > dials+3 })
+	f.node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, "forced" })
+	res := <-answer
+	if res == nil {
+		t.Fatal("no answer")
+	}
+	defer res.Body.Close()
+	wantProblem(t, res, 503, "sandbox_stopped")
 }

@@ -178,6 +178,22 @@ func (e *crashError) Error() string {
 	return fmt.Sprintf("nothing listens: process %s %s", e.process.Name, e.process.Ending())
 }
 
+// crashed is Sandbox.Crashed unless the sandbox is being stopped, which ends its
+// processes too, and before the container.
+func (x *exchange) crashed() (guest.Process, bool) {
+	sb, _ := x.proxy.sandboxes.ByID(x.id)
+	process, ok := sb.Crashed()
+	if !ok {
+		return guest.Process{}, false
+	}
+	lease, err := x.proxy.sandboxes.AcquireRunning(x.id)
+	if err != nil {
+		return guest.Process{}, false
+	}
+	lease.Release()
+	return process, true
+}
+
 // dialStarting is dial for a server that may still be on its way up. It returns
 // a *sandbox.WakeError when the container has ended instead, and a *crashError
 // when the server has.
@@ -189,10 +205,8 @@ func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 		return conn, err
 	}
 	if !errors.Is(err, syscall.ESRCH) && x.lives() {
-		if sb, _ := x.proxy.sandboxes.ByID(x.id); nobodyAccepts(err) {
-			if process, ok := sb.Crashed(); ok {
-				return nil, &crashError{process}
-			}
+		if process, ok := x.crashed(); ok && nobodyAccepts(err) {
+			return nil, &crashError{process}
 		}
 		return nil, err
 	}

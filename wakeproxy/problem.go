@@ -157,7 +157,7 @@ func (x *exchange) problemOf(ctx context.Context, err error) problem {
 	case errors.As(err, &crashed):
 		return x.crashProblem(ctx, crashed.process)
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errNotReady):
-		if process, ok := sb.Crashed(); ok {
+		if process, ok := x.crashed(); ok {
 			return x.crashProblem(ctx, process)
 		}
 	case !errors.Is(err, sandbox.ErrNotRunning), x.port.Wake == sandbox.WakeNever:
