@@ -150,6 +150,7 @@ func New(cfg Config) (*API, error) {
 	a.registerRules()
 	a.registerSecrets()
 	a.registerPolicies()
+	a.registerPolicyLogs()
 	a.registerFlows()
 	a.registerTrust()
 	a.registerNode()

@@ -8,6 +8,7 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policylog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/vault"
@@ -46,6 +47,14 @@ type Egress interface {
 	// DeletePolicy returns modules.ErrUnknown, or modules.ErrInUse (wrapped, with the
 	// rules' names) while rules name it.
 	DeletePolicy(ctx context.Context, owner, name string) error
+
+	// HasPolicy says whether the owner's rules can name a policy.
+	HasPolicy(owner, name string) bool
+	// PolicyLogs are the lines that the owner's policy wrote, oldest first.
+	PolicyLogs(owner, name string, f policylog.Filter) []policylog.Line
+	// FollowPolicyLogs returns those and then what comes. The channel is closed when the
+	// policy is deleted, the node closes, or the function is called, which must be.
+	FollowPolicyLogs(owner, name string, f policylog.Filter) (<-chan policylog.Line, func())
 
 	// Flows are what a sandbox sent, oldest first.
 	Flows(id sandbox.ID, f audit.Filter) []audit.Entry

@@ -64,6 +64,7 @@ var routes = []string{
 	"GET /policies",
 	"GET /policies/{name}",
 	"DELETE /policies/{name}",
+	"GET /policies/{name}/logs",
 	"GET /node",
 	"GET /openapi.json",
 }

@@ -276,6 +276,7 @@ func (e *Egress) Close() error {
 	}
 	if e.pool != nil {
 		errs = append(errs, e.pool.host.Close())
+		e.pool.lines.Close()
 	}
 	e.audit.Close()
 	return errors.Join(errs...)

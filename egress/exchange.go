@@ -173,7 +173,7 @@ func (x *exchange) permit(w http.ResponseWriter, r *http.Request, steps []policy
 		return
 	}
 	x.policy.Sandbox = x.m.identity()
-	x.policy.Host = x.to.host
+	x.policy.Host, x.policy.Flow = x.to.host, x.to.flow
 	denial, err := policy.Serve(w, r, &x.policy, steps, http.HandlerFunc(x.forwardChanged))
 	if denial != nil && denial.Detail != "" { // for the policy's author; a sandbox can cause any number
 		x.m.e.log.Debug("a policy failed", "sandbox", x.m.id, "policy", denial.Policy, "detail", denial.Detail)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/policylog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/policies/builtin"
@@ -197,5 +198,6 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 		return err
 	}
 	e.pool.host.Forget(name, owner)
+	e.pool.lines.Forget(policylog.Policy{Owner: owner, Name: name})
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/policylog"
 	"github.com/doze-run/doze/policies/builtin"
 )
 
@@ -68,6 +69,8 @@ type pool struct {
 	// wait for none of his.
 	compiling ownerTurns
 
+	lines policylog.Log // of all policies
+
 	mu    sync.Mutex // held while an instance is started, too
 	ready map[readyKey]*ready
 }
@@ -100,6 +103,7 @@ func (p *pool) take(ctx context.Context, m module, config string) (*ready, error
 		return nil, err
 	}
 	defer c.Release() // the policy holds on to the code
+	c.Owner, c.Lines = m.owner, p.keepLines(m.owner, m.name)
 	configured, err := c.Configure(ctx, []byte(config))
 	if err != nil {
 		return nil, err

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 )
 
@@ -36,6 +37,68 @@ func (c *Client) Policies(ctx context.Context) ([]Policy, error) {
 	}
 	_, err := c.call(ctx, request{method: http.MethodGet, path: "/policies"}, &page)
 	return page.Policies, err
+}
+
+// PolicyLine is what a policy wrote.
+type PolicyLine struct {
+	Seq         uint64    `json:"seq"`
+	Time        time.Time `json:"time"`
+	Level       string    `json:"level"` // debug, info, warn, error
+	Text        string    `json:"text"`
+	Flow        string    `json:"flow,omitempty"`
+	Sandbox     string    `json:"sandbox,omitempty"` // its id
+	SandboxName string    `json:"sandbox_name,omitempty"`
+	Dropped     uint64    `json:"dropped,omitempty"` // lines before it that were lost
+}
+
+func policyLogsQuery(level string, after uint64) url.Values {
+	query := url.Values{"after": {strconv.FormatUint(after, 10)}}
+	if level != "" {
+		query.Set("level", level)
+	}
+	return query
+}
+
+func policyLogsPath(name string) string { return "/policies/" + url.PathEscape(name) + "/logs" }
+
+// PolicyLogs returns all kept lines of a policy with a higher seq, oldest first. With a
+// level only those of that level and above.
+func (c *Client) PolicyLogs(ctx context.Context, name, level string, after uint64) ([]PolicyLine, error) {
+	all := []PolicyLine{}
+	for {
+		var page struct {
+			Lines []PolicyLine `json:"lines"`
+			Next  uint64       `json:"next"`
+		}
+		query := policyLogsQuery(level, after)
+		query.Set("limit", strconv.Itoa(eventPage))
+		if _, err := c.call(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: query}, &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Lines...)
+		if page.Next <= after {
+			return all, nil
+		}
+		after = page.Next
+	}
+}
+
+// FollowPolicyLogs calls yield with all kept lines with a higher seq, and then with
+// those that come. It returns nil when the stream ends: the policy was deleted or the
+// node shuts down.
+func (c *Client) FollowPolicyLogs(ctx context.Context, name, level string, after uint64, yield func(PolicyLine) error) error {
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: policyLogsQuery(level, after)})
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	return stream.each(func(m message) error {
+		var line PolicyLine
+		if err := m.decode(&line); err != nil {
+			return err
+		}
+		return yield(line)
+	})
 }
 
 // DeletePolicy forgets a policy that was pushed.

@@ -16,6 +16,7 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policylog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/seal"
@@ -38,6 +39,7 @@ type Egress struct {
 	Owner   string
 	Store   *store.Memory
 	Log     *audit.Log
+	Lines   *policylog.Log
 	sets    *ruleset.Sets
 	vault   *vault.Vault
 	modules *modules.Modules
@@ -50,7 +52,7 @@ var nodeRules = []rule.Rule{{Name: "no-metadata", Hosts: []string{"metadata.inte
 // New returns an egress whose sandboxes are owner's. It ends with the test.
 func New(t testing.TB, owner string) *Egress {
 	t.Helper()
-	e := &Egress{Owner: owner, Store: store.NewMemory(), Log: audit.New(audit.Config{})}
+	e := &Egress{Owner: owner, Store: store.NewMemory(), Log: audit.New(audit.Config{}), Lines: new(policylog.Log)}
 	key, err := seal.Open(filepath.Join(t.TempDir(), "seal.key"))
 	check(t, err)
 	e.sets, err = ruleset.Open(context.Background(), e.Store)
@@ -158,7 +160,26 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if users := e.users(owner, name); users != nil {
 		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
 	}
-	return e.modules.Delete(ctx, owner, name)
+	if err := e.modules.Delete(ctx, owner, name); err != nil {
+		return err
+	}
+	e.Lines.Forget(policylog.Policy{Owner: owner, Name: name})
+	return nil
+}
+
+// HasPolicy implements api.Egress.
+func (e *Egress) HasPolicy(owner, name string) bool {
+	return slices.ContainsFunc(e.Policies(owner), func(i modules.Info) bool { return i.Name == name })
+}
+
+// PolicyLogs implements api.Egress.
+func (e *Egress) PolicyLogs(owner, name string, f policylog.Filter) []policylog.Line {
+	return e.Lines.Lines(policylog.Policy{Owner: owner, Name: name}, f)
+}
+
+// FollowPolicyLogs implements api.Egress.
+func (e *Egress) FollowPolicyLogs(owner, name string, f policylog.Filter) (<-chan policylog.Line, func()) {
+	return e.Lines.Follow(policylog.Policy{Owner: owner, Name: name}, f)
 }
 
 // Flows implements api.Egress.

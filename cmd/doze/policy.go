@@ -30,7 +30,7 @@ new, build and test need no node.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.policyNewCommand(), a.policyBuildCommand(), a.policyTestCommand(),
-		a.pushPolicyCommand(), a.listPoliciesCommand(), a.removePolicyCommand())
+		a.pushPolicyCommand(), a.listPoliciesCommand(), a.policyLogsCommand(), a.removePolicyCommand())
 	return cmd
 }
 

@@ -22,6 +22,8 @@ type limits struct {
 	pages   uint32 // of memory that its instances may have
 	seconds uint64 // of a processor
 	bytes   uint64 // of memory
+	// nice is by how much others come first.
+	nice uint64
 }
 
 // compilerError says what is wrong with a module. Other errors of compiling are the
@@ -69,7 +71,10 @@ func (p *program) compileAndLoad(ctx context.Context, m *meter.Module, dir strin
 		return fmt.Errorf("remove a policy's code: %w", err)
 	}
 	defer os.RemoveAll(begun)
-	l := limits{h.pages(), uint64(max(1, h.config.CompileLimit.Seconds())), uint64(h.config.CompileMemory)}
+	l := limits{h.pages(), uint64(max(1, h.config.CompileLimit.Seconds())), uint64(h.config.CompileMemory), 0}
+	if h.cache != nil { // a node's, which has more to do
+		l.nice = 10
+	}
 	if err := runCompiler(ctx, m.Binary, begun, l); err != nil {
 		return err
 	}

@@ -22,7 +22,7 @@ const compilerName = "doze-policy-compiler"
 // Every program that runs policies is its own compiler, so that both are of the
 // same version, and no file has to be found.
 func init() {
-	if len(os.Args) == 5 && os.Args[0] == compilerName {
+	if len(os.Args) == 6 && os.Args[0] == compilerName {
 		os.Exit(compilerMain(os.Args[1:], os.Stdin, os.Stderr))
 	}
 }
@@ -49,7 +49,7 @@ func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error
 	limited, cancel := context.WithTimeout(ctx, patience*time.Duration(l.seconds)*time.Second)
 	defer cancel()
 	c := exec.CommandContext(limited, "/proc/self/exe")
-	c.Args = []string{compilerName, dir, fmt.Sprint(l.pages), fmt.Sprint(l.seconds), fmt.Sprint(l.bytes)}
+	c.Args = []string{compilerName, dir, fmt.Sprint(l.pages), fmt.Sprint(l.seconds), fmt.Sprint(l.bytes), fmt.Sprint(l.nice)}
 	// Nothing of the node's own environment, in which there are secrets.
 	c.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=" + strconv.Itoa(compileWorkers), "GOMEMLIMIT=" + fmt.Sprint(l.bytes*3/4)}
 	c.Stdin = bytes.NewReader(binary)
@@ -96,7 +96,7 @@ func (b *bounded) Write(p []byte) (int, error) {
 // folder and the limits.
 func compilerMain(args []string, in io.Reader, out io.Writer) int {
 	err := func() error {
-		var numbers [3]uint64
+		var numbers [4]uint64
 		for i := range numbers {
 			n, err := strconv.ParseUint(args[i+1], 10, 64)
 			if err != nil {
@@ -104,7 +104,7 @@ func compilerMain(args []string, in io.Reader, out io.Writer) int {
 			}
 			numbers[i] = n
 		}
-		if err := limit(numbers[1], numbers[2]); err != nil {
+		if err := limit(numbers[1], numbers[2], int(numbers[3])); err != nil {
 			return fmt.Errorf("limit the compiler: %w", err)
 		}
 		binary, err := io.ReadAll(in)
@@ -125,12 +125,12 @@ func compilerMain(args []string, in io.Reader, out io.Writer) int {
 
 // limit bounds this process, which gives way to the others of the node, and is the
 // first to be ended where memory is short.
-func limit(seconds, bytes uint64) error {
+func limit(seconds, bytes uint64, nice int) error {
 	before, err := dataSize()
 	if err != nil {
 		return err
 	}
-	most := before + shadow*bytes
+	most := before + raceFactor*bytes
 	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: most, Max: most}); err != nil {
 		return err
 	}
@@ -146,7 +146,7 @@ func limit(seconds, bytes uint64) error {
 	if err := unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}); err != nil {
 		return err
 	}
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, 10)
+	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, nice)
 	_ = os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0)
 	return nil
 }

@@ -2,5 +2,6 @@
 
 package policy
 
-// shadow is how many times more memory a program takes than without a race detector.
-const shadow = 1
+// raceFactor is how many times more memory and time a program takes with the race
+// detector.
+const raceFactor = 1

@@ -2,6 +2,6 @@
 
 package policy
 
-// shadow is how many times more memory a program takes: the race detector has a
-// shadow of the heap.
-const shadow = 8
+// raceFactor is how many times more memory and time a program takes with the race
+// detector, at most.
+const raceFactor = 8

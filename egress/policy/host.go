@@ -65,7 +65,7 @@ func Defaults() Config {
 	return Config{
 		CacheLimit:     512 << 20, // machine code is 3 to 5 times its module: some 60 of Go
 		MaxModule:      16 << 20,
-		CompileLimit:   30 * time.Second, // the largest of Go take 7 s, and 280 MiB
+		CompileLimit:   raceFactor * 30 * time.Second, // the largest of Go take 7 s, and 280 MiB
 		CompileMemory:  1 << 30,
 		MemoryLimit:    16 << 20, // Go's runtime has 4 MiB after its start
 		TimeLimit:      50 * time.Millisecond,

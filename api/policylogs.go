@@ -1,0 +1,100 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"strconv"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policylog"
+)
+
+type policyLogsInput struct {
+	Exchange
+	NamePath
+	Level       policylog.Level `query:"level" enum:"debug,info,warn,error" doc:"Only lines of this level and above"`
+	After       uint64          `query:"after" doc:"Only those with a higher seq"`
+	Limit       int             `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most; a stream has no limit"`
+	LastEventID string          `header:"Last-Event-ID" maxLength:"20" doc:"Of a stream: go on after this one; wins over after"`
+}
+
+// PolicyLog is a page of what a policy wrote.
+type PolicyLog struct {
+	Lines []policylog.Line `json:"lines" nullable:"false"`
+	Next  uint64           `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
+}
+
+func (a *API) registerPolicyLogs() {
+	page := answerJSON[PolicyLog](a, "A page of lines, or with Accept: text/event-stream all of them and those to come")
+	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
+		"line": reflect.TypeFor[policylog.Line](), "error": reflect.TypeFor[Problem](),
+	})
+	register(a, route{
+		method: http.MethodGet, path: "/policies/{name}/logs", id: "list-policy-logs", tag: "policies",
+		summary: "What a policy of yours wrote, oldest first",
+		description: "Its lines by the function log, and of its output, with the flow and the sandbox in whose request it wrote them. The latest 1,000 are kept " +
+			"until the node restarts or the policy is deleted. As a stream it first sends those, then what comes; after a break go on with Last-Event-ID. " +
+			"A client that reads too slowly is told how many lines it lost (`dropped`).",
+		codes:   needsEgress(CodePolicyNotFound, CodeTooManyStreams),
+		answers: map[int]*huma.Response{http.StatusOK: page},
+	}, a.policyLogs)
+}
+
+func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.StreamResponse, err error) {
+	out, err := a.out()
+	if err != nil {
+		return nil, err
+	}
+	filter := policylog.Filter{After: in.After, Level: in.Level}
+	if in.LastEventID != "" {
+		if filter.After, err = strconv.ParseUint(in.LastEventID, 10, 64); err != nil {
+			return nil, invalid("header.Last-Event-ID", "it is not a number", "send the id of the last event that you have")
+		}
+	}
+	owner := ownerOf(ctx)
+	if !out.HasPolicy(owner, in.Name) {
+		return nil, modules.ErrUnknown
+	}
+	if wantsEvents(in.r) {
+		if err := a.streams.enter(ctx, 1); err != nil {
+			return nil, err
+		}
+		return &huma.StreamResponse{Body: func(huma.Context) { a.streamPolicyLogs(in, out, owner, filter) }}, nil
+	}
+	page := PolicyLog{Lines: out.PolicyLogs(owner, in.Name, filter)}
+	if len(page.Lines) > in.Limit {
+		page.Lines = page.Lines[:in.Limit]
+		page.Next = page.Lines[in.Limit-1].Seq
+	}
+	if page.Lines == nil {
+		page.Lines = []policylog.Line{}
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+}
+
+func (a *API) streamPolicyLogs(in *policyLogsInput, out Egress, owner string, filter policylog.Filter) {
+	s := a.openStream(in.Exchange, SandboxPath{})
+	defer s.close()
+	if in.r.Method == http.MethodHead {
+		return
+	}
+	lines, stop := out.FollowPolicyLogs(owner, in.Name, filter)
+	defer stop()
+	for {
+		select {
+		case <-s.ctx.Done():
+			s.fail(context.Cause(s.ctx))
+			return
+		case line, ok := <-lines:
+			if !ok {
+				return // the policy is gone, or the node closes
+			}
+			if s.send("line", formatID(line.Seq), line) != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,48 @@
+package egress
+
+import (
+	"testing"
+
+	"github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/egress/policylog"
+)
+
+// logging logs a line for each request, at a level.
+func logging(level int, text string) []byte {
+	imports := append(imports[:len(imports):len(imports)], wat.Import{Module: "http_handler", Name: "log", Params: i32s(3)})
+	return wat.Handler(imports, memoryWith(text), wat.Code(numbers(level, textAt, len(text)), wat.Call(len(imports)-1), next), wat.End).Binary()
+}
+
+func TestAnOwnerReadsWhatHisPoliciesWrote(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.push("one", logging(-1, "seen"))
+	b.push("two", logging(-1, "seen"))
+	first, second := through("one.web.test", "one", ""), through("two.web.test", "two", "")
+	second.Name = "second"
+	b.rules(first, second)
+	lines, stop := r.FollowPolicyLogs(owner, "one", policylog.Filter{})
+	defer stop()
+	b.want(b.get("https://one.web.test/"), 200, "this is")
+	flow := b.entry("one.web.test", nil)
+	kept := r.PolicyLogs(owner, "one", policylog.Filter{})
+	if len(kept) != 1 || kept[0] != <-lines {
+		t.Fatalf("got %+v", kept)
+	}
+	if got := kept[0]; got.Text != "seen" || got.Level != policylog.Debug || got.Flow != flow.Flow || got.Flow == "" ||
+		got.Sandbox != "k3f9x2m7q1az" || got.SandboxName != b.sb.Name || got.Seq == 0 || got.Time.IsZero() {
+		t.Errorf("got %+v", got)
+	}
+	for _, other := range [][2]string{{owner, "two"}, {operator, "one"}} {
+		if got := r.PolicyLogs(other[0], other[1], policylog.Filter{}); len(got) != 0 {
+			t.Errorf("%v has %+v", other, got)
+		}
+	}
+	b.rules()
+	if err := r.DeletePolicy(within(t), owner, "one"); err != nil {
+		t.Fatal(err)
+	}
+	if _, ok := <-lines; ok || r.HasPolicy(owner, "one") || len(r.PolicyLogs(owner, "one", policylog.Filter{})) != 0 {
+		t.Error("lines of a policy that was deleted are left")
+	}
+}
