@@ -11,6 +11,7 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -72,11 +73,25 @@ func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error
 		return &compilerError{fmt.Sprintf("compiling it takes more than %d s of processor time: split its largest functions, or make it smaller", l.seconds)}
 	case exit.ExitCode() == exitInvalid:
 		return &compilerError{output.String()}
-	case exit.ExitCode() == exitNoMemory && strings.Contains(output.String(), "memory"),
-		exit.ExitCode() == exitRace && strings.Contains(output.String(), "failed to allocate"):
+	case noMemory(exit, output.String(), l.bytes):
 		return &compilerError{fmt.Sprintf("compiling it takes more than %d MiB of memory: split its largest functions, or make it smaller", l.bytes>>20)}
 	}
-	return fmt.Errorf("compile a policy: %w: %s", err, output)
+	return fmt.Errorf("compile a policy: %w: %s", err, firstLine(output.String()))
+}
+
+// noMemory says whether the compiler ended for want of memory. Go's runtime says so in
+// several ways, one of which is that no thread can be started; that may be the
+// node's fault, unless the compiler had much of what it may have.
+func noMemory(exit *exec.ExitError, output string, limit uint64) bool {
+	switch exit.ExitCode() {
+	case exitNoMemory:
+		usage, ok := exit.SysUsage().(*syscall.Rusage)
+		much := ok && uint64(usage.Maxrss)<<10 >= limit/4
+		return strings.Contains(output, "memory") || much && strings.Contains(output, "thread")
+	case exitRace:
+		return strings.Contains(output, "failed to allocate")
+	}
+	return false
 }
 
 // bounded keeps the beginning of what is written.
