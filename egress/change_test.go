@@ -200,6 +200,36 @@ func TestPoliciesOfEqualBytesShareNothingButCode(t *testing.T) {
 	count("two.web.test", "b")
 }
 
+func TestWhatPoliciesStoredSurvivesARestartAndGoesWithThem(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	count := func(want string) {
+		t.Helper()
+		b.rules(through("a.web.test", "count", ""))
+		b.want(b.get("https://a.web.test/"), 200, "this is")
+		b.entry("a.web.test", func(e audit.Entry) bool { return slices.Equal(e.Notes, []string{want}) })
+	}
+	b.push("count", counting())
+	count("1")
+	r.reopen()
+	b.attach()
+	count("b")
+	b.rules()
+	full := errors.New("the disk is full")
+	r.documents.failWith(full)
+	if err := r.DeletePolicy(within(t), owner, "count"); !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	r.documents.failWith(nil)
+	if err := r.DeletePolicy(within(t), owner, "count"); err != nil {
+		t.Fatal(err)
+	}
+	r.reopen()
+	b.attach()
+	b.push("count", counting())
+	count("1")
+}
+
 func TestOfTheNodesPoliciesAnOwnerHasAShareOfHisOwnAll(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

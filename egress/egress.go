@@ -216,6 +216,7 @@ func (e *Egress) openModules(ctx context.Context) error {
 	s := e.cfg.Settings
 	host, err := policy.NewHost(policy.Config{
 		CacheDir:    filepath.Join(e.cfg.Folder, "compiled"),
+		Documents:   e.cfg.Documents,
 		MemoryLimit: int(s.PolicyMemory),
 		TimeLimit:   s.PolicyTime,
 		Log:         e.log,

@@ -194,10 +194,13 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if users := e.rulesThatUse(owner, name); len(users) > 0 {
 		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
 	}
+	// Before the policy: another of its name must not find them.
+	if err := e.pool.host.Forget(ctx, name, owner); err != nil {
+		return err
+	}
 	if err := e.modules.Delete(ctx, owner, name); err != nil {
 		return err
 	}
-	e.pool.host.Forget(name, owner)
 	e.pool.lines.Forget(policylog.Policy{Owner: owner, Name: name})
 	return nil
 }

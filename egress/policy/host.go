@@ -56,6 +56,8 @@ type Config struct {
 	WaitLimit time.Duration
 	// IdleLimit is how long instances are kept that nobody uses.
 	IdleLimit time.Duration
+	// Documents keeps what policies store; nil: it is kept in memory only.
+	Documents Documents
 	// Log takes what policies write.
 	Log *slog.Logger
 }
@@ -129,7 +131,7 @@ type Host struct {
 	configuring sync.WaitGroup // begins under mu, while it is not closed
 
 	stop chan struct{}
-	done chan struct{} // the janitor has ended
+	done sync.WaitGroup // janitor and writer
 }
 
 // NewHost makes a host, which Close ends.
@@ -147,7 +149,10 @@ func NewHost(config Config) (*Host, error) {
 		pending:   map[string]chan struct{}{},
 		policies:  map[*Policy]struct{}{},
 		stop:      make(chan struct{}),
-		done:      make(chan struct{}),
+	}
+	h.kv.documents, h.kv.log = config.Documents, config.Log
+	if err := h.kv.load(context.Background(), time.Now()); err != nil {
+		return nil, err
 	}
 	if config.CacheDir != "" {
 		if err := os.MkdirAll(config.CacheDir, 0o700); err != nil {
@@ -155,7 +160,10 @@ func NewHost(config Config) (*Host, error) {
 		}
 		h.cache = &cache{dir: config.CacheDir, limit: config.CacheLimit}
 	}
-	go h.janitor()
+	h.done.Go(h.janitor)
+	if config.Documents != nil {
+		h.done.Go(func() { h.kv.writer(h.stop) })
+	}
 	return h, nil
 }
 
@@ -175,12 +183,12 @@ func (h *Host) Close() error {
 	h.policies, h.programs = nil, nil
 	h.mu.Unlock()
 	close(h.stop)
-	<-h.done
+	h.done.Wait()
 	h.configuring.Wait() // a guest that starts has its memory
 	for p := range policies {
 		p.drain()
 	}
-	var errs []error
+	errs := []error{h.kv.write(context.Background(), time.Now(), true)}
 	for _, p := range programs {
 		errs = append(errs, p.close())
 	}
@@ -189,7 +197,6 @@ func (h *Host) Close() error {
 
 // janitor ends instances that nobody uses. It is the host's and ends with it.
 func (h *Host) janitor() {
-	defer close(h.done)
 	ticker := time.NewTicker(max(h.config.IdleLimit/2, time.Millisecond))
 	defer ticker.Stop()
 	for {
@@ -215,8 +222,11 @@ func (h *Host) live() []*Policy {
 	return all
 }
 
-// Forget drops what policies of that name have stored in a namespace.
-func (h *Host) Forget(name, namespace string) { h.kv.forget(spaceName(name, namespace)) }
+// Forget drops what policies of that name have stored in a namespace. With an error
+// nothing is dropped.
+func (h *Host) Forget(ctx context.Context, name, namespace string) error {
+	return h.kv.erase(ctx, spaceName(name, namespace))
+}
 
 // Modules whose code is in memory.
 func (h *Host) Modules() int {

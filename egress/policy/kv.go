@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What a namespace of a policy may store, in memory and as long as the node runs.
+// What a namespace of a policy may store.
 const (
 	maxKeys       = 1024
 	maxKey        = 256     // bytes
@@ -17,6 +17,7 @@ const (
 
 // kv is what policies remember.
 type kv struct {
+	persistence
 	mu     sync.Mutex
 	spaces map[string]*space
 }
@@ -27,6 +28,10 @@ type space struct {
 	entries map[string]entry
 	size    int
 	gone    bool // it is no longer in kv
+
+	changed uint16    // a bit for each page that has changed since it was written
+	stored  bool      // there may be documents of it
+	due     time.Time // when changes may be written
 }
 
 type entry struct {
@@ -97,7 +102,7 @@ func (k *kv) forget(name string) {
 func (k *kv) sweep(now time.Time) (found bool) {
 	for name, s := range k.spaces {
 		s.mu.Lock()
-		if s.expire(now); len(s.entries) == 0 {
+		if s.expire(now); len(s.entries) == 0 && (k.documents == nil || s.changed == 0) {
 			s.gone, found = true, true
 			delete(k.spaces, name)
 		}
@@ -124,6 +129,7 @@ func (s *space) expire(now time.Time) {
 func (s *space) remove(key string) {
 	s.size -= len(key) + len(s.entries[key].value)
 	delete(s.entries, key)
+	s.changed |= 1 << pageOf(key)
 }
 
 func (s *space) get(key string, now time.Time) ([]byte, bool) {
@@ -152,6 +158,7 @@ func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) 
 	}
 	s.entries[key] = e
 	s.size += len(key) + len(value)
+	s.changed |= 1 << pageOf(key)
 	return nil
 }
 
@@ -180,5 +187,6 @@ func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (
 		return 0, ErrLimit
 	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))
+	s.changed |= 1 << pageOf(key)
 	return sum, nil
 }

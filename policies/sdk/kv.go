@@ -21,7 +21,8 @@ func KVGet(key string) ([]byte, bool, error) {
 	return append([]byte(nil), n...), err == nil, err
 }
 
-// KVSet keeps value under key for so long; 0 is as long as the node runs.
+// KVSet keeps value under key for so long; 0 is until it is replaced or the
+// policy is deleted.
 func KVSet(key string, value []byte, ttl time.Duration) error {
 	if code := abi.KVSet(key, value, milliseconds(ttl)); code < 0 {
 		return failure("kv_set", key, code)
@@ -30,8 +31,8 @@ func KVSet(key string, value []byte, ttl time.Duration) error {
 }
 
 // KVAdd adds delta to the counter key, at once for all instances, and is its new
-// value. A counter that is not there begins with 0 and ends after ttl; 0 is as
-// long as the node runs.
+// value. A counter that is not there begins with 0 and ends after ttl; 0 is until
+// it is replaced or the policy is deleted.
 func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	var sum [8]byte
 	if code := abi.KVAdd(key, delta, milliseconds(ttl), &sum); code < 0 {

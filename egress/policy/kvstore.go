@@ -1,0 +1,273 @@
+package policy
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// Documents keeps what policies have stored over a restart; the comments of
+// store.Badger are the contract.
+type Documents interface {
+	PutDocument(ctx context.Context, kind, name string, value []byte) error
+	DeleteDocument(ctx context.Context, kind, name string) error
+	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+}
+
+// valuesKind is the kind of the documents that hold what policies have stored.
+const valuesKind = "policyvalues"
+
+const (
+	// pages of a space. Only those are written in which something has changed.
+	pages = 16
+	// maxPage is less than a document may have. A page is larger if most of the keys
+	// of a full space were chosen so that they are on the same; then it is not stored.
+	maxPage = 700 << 10
+	// writeAfter is how long changes wait to be written together, and writeRate how
+	// many bytes a second are written of a space: a policy that fills its 1 MiB again
+	// and again writes 1.4 GB a day.
+	writeAfter = time.Second
+	writeRate  = 16 << 10
+	// writeAgain is how long changes wait that could not be written.
+	writeAgain = time.Minute
+)
+
+// persistence writes spaces behind their changes.
+type persistence struct {
+	documents Documents // nil: nothing is written
+	log       *slog.Logger
+	writing   sync.Mutex // held while documents are written or deleted; before mu of kv and of spaces
+}
+
+// pageOf a key.
+func pageOf(key string) int {
+	h := fnv.New32a()
+	h.Write([]byte(key))
+	return int(h.Sum32() % pages)
+}
+
+// document is the name of a page of a space, which spaceName has named.
+func document(space string, page int) string {
+	policy, namespace, _ := strings.Cut(space, "\x00")
+	return fmt.Sprintf("%s/%x/%s", policy, page, namespace)
+}
+
+func parseDocument(name string) (space string, ok bool) {
+	policy, rest, _ := strings.Cut(name, "/")
+	_, namespace, ok := strings.Cut(rest, "/")
+	return spaceName(policy, namespace), ok
+}
+
+// load reads what was stored. What cannot be read is left where it is, and logged.
+func (k *kv) load(ctx context.Context, now time.Time) error {
+	if k.documents == nil {
+		return nil
+	}
+	err := k.documents.Documents(ctx, valuesKind, func(name string, value []byte) error {
+		space, ok := parseDocument(name)
+		entries, err := decodeEntries(value)
+		if !ok || err != nil {
+			k.log.Error("ignoring unreadable values of a policy", "document", name, "error", err)
+			return nil
+		}
+		s := k.space(space, now)
+		if s == nil {
+			k.log.Error("ignoring values of a policy: too many policies have some", "document", name)
+			return nil
+		}
+		s.stored = true
+		for key, e := range entries {
+			if e.expired(now) {
+				s.changed |= 1 << pageOf(key) // removes it from the document
+				continue
+			}
+			s.entries[key] = e
+			s.size += len(key) + len(e.value)
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("read the values of policies: %w", err)
+	}
+	return nil
+}
+
+// writer writes what has changed until stop is closed.
+func (k *kv) writer(stop <-chan struct{}) {
+	ticker := time.NewTicker(writeAfter)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case now := <-ticker.C:
+			if err := k.write(context.Background(), now, false); err != nil {
+				k.log.Error("failed to store values of policies", "error", err)
+			}
+		}
+	}
+}
+
+// write writes the pages that have changed and are due, or all that have changed.
+// It returns the first error; what failed is due again after a while.
+func (k *kv) write(ctx context.Context, now time.Time, all bool) (first error) {
+	if k.documents == nil {
+		return nil
+	}
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	k.mu.Lock()
+	spaces := maps.Clone(k.spaces)
+	k.mu.Unlock()
+	for name, s := range spaces {
+		for page, content := range s.changes(now, all) {
+			var err error
+			switch {
+			case len(content) > maxPage:
+				err = fmt.Errorf("a page of policy values has %d bytes; at most %d fit", len(content), maxPage)
+			case content == nil:
+				err = k.documents.DeleteDocument(ctx, valuesKind, document(name, page))
+			default:
+				err = k.documents.PutDocument(ctx, valuesKind, document(name, page), content)
+			}
+			if err != nil {
+				s.again(page, now)
+				if first == nil {
+					first = fmt.Errorf("%q: %w", document(name, page), err)
+				}
+			}
+		}
+	}
+	return first
+}
+
+// changes are the pages that have changed, if they are due; nil is one in which
+// nothing is left. They count as written.
+func (s *space) changes(now time.Time, all bool) map[int][]byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.gone || s.changed == 0 || !all && now.Before(s.due) {
+		return nil
+	}
+	contents := map[int][]byte{}
+	for page := range pages {
+		if s.changed&(1<<page) != 0 {
+			contents[page] = nil
+		}
+	}
+	for key, e := range s.entries {
+		page := pageOf(key)
+		if content, ok := contents[page]; ok && !e.expired(now) {
+			contents[page] = appendEntry(content, key, e)
+		}
+	}
+	written := 0
+	for _, content := range contents {
+		written += len(content)
+	}
+	s.changed, s.stored = 0, true
+	s.due = now.Add(max(writeAfter, time.Duration(written)*time.Second/writeRate))
+	return contents
+}
+
+// again has a page written that could not be.
+func (s *space) again(page int, now time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.changed |= 1 << page
+	s.due = now.Add(writeAgain)
+}
+
+// erase removes a space with its documents. With an error it is as it was.
+func (k *kv) erase(ctx context.Context, name string) error {
+	k.writing.Lock()
+	defer k.writing.Unlock()
+	k.mu.Lock()
+	s := k.spaces[name]
+	k.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	s.mu.Lock()
+	stored := s.stored
+	s.mu.Unlock()
+	if k.documents != nil && stored {
+		for page := range pages {
+			if err := k.documents.DeleteDocument(ctx, valuesKind, document(name, page)); err != nil {
+				s.mu.Lock()
+				s.changed = 1<<pages - 1
+				s.mu.Unlock()
+				return fmt.Errorf("delete the values of a policy: %w", err)
+			}
+		}
+	}
+	k.forget(name)
+	return nil
+}
+
+// entriesVersion is the first byte of a page.
+const entriesVersion = 1
+
+// appendEntry appends a key, a value and the time in ms at which it expires.
+func appendEntry(b []byte, key string, e entry) []byte {
+	if len(b) == 0 {
+		b = append(b, entriesVersion)
+	}
+	b = binary.AppendUvarint(b, uint64(len(key)))
+	b = append(b, key...)
+	b = binary.AppendUvarint(b, uint64(len(e.value)))
+	b = append(b, e.value...)
+	expires := int64(0)
+	if !e.expires.IsZero() {
+		expires = e.expires.UnixMilli()
+	}
+	return binary.AppendVarint(b, expires)
+}
+
+var errEntries = errors.New("it is not a page of values")
+
+func decodeEntries(b []byte) (map[string]entry, error) {
+	if len(b) == 0 || b[0] != entriesVersion {
+		return nil, errEntries
+	}
+	b = b[1:]
+	text := func(limit uint64) ([]byte, bool) {
+		n, used := binary.Uvarint(b)
+		if used <= 0 || n > limit || n > uint64(len(b)-used) {
+			return nil, false
+		}
+		t := b[used : used+int(n)]
+		b = b[used+int(n):]
+		return t, true
+	}
+	entries := map[string]entry{}
+	for len(b) > 0 {
+		key, ok := text(maxKey)
+		if !ok || len(key) == 0 || len(entries) == maxKeys {
+			return nil, errEntries
+		}
+		value, ok := text(maxValue)
+		if !ok {
+			return nil, errEntries
+		}
+		expires, used := binary.Varint(b)
+		if used <= 0 {
+			return nil, errEntries
+		}
+		b = b[used:]
+		e := entry{value: slices.Clone(value)}
+		if expires != 0 {
+			e.expires = time.UnixMilli(expires)
+		}
+		entries[string(key)] = e
+	}
+	return entries, nil
+}

@@ -1,0 +1,264 @@
+package policy
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// documents are a store in memory that can fail.
+type documents struct {
+	mu      sync.Mutex
+	values  map[string][]byte
+	fail    error
+	written chan struct{} // gets one after each write, if it is not nil
+}
+
+func (d *documents) change(f func()) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fail != nil {
+		return d.fail
+	}
+	f()
+	if d.written != nil {
+		d.written <- struct{}{}
+	}
+	return nil
+}
+
+func (d *documents) PutDocument(_ context.Context, kind, name string, value []byte) error {
+	return d.change(func() { d.values[kind+" "+name] = bytes.Clone(value) })
+}
+
+func (d *documents) DeleteDocument(_ context.Context, kind, name string) error {
+	return d.change(func() { delete(d.values, kind+" "+name) })
+}
+
+func (d *documents) Documents(_ context.Context, kind string, yield func(string, []byte) error) error {
+	d.mu.Lock()
+	all := maps.Clone(d.values)
+	d.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(all)) {
+		if rest, ok := strings.CutPrefix(name, kind+" "); ok {
+			if err := yield(rest, all[name]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func newDocuments() *documents { return &documents{values: map[string][]byte{}} }
+
+// openKV is a kv after a restart.
+func openKV(t *testing.T, d *documents, now time.Time) *kv {
+	t.Helper()
+	k := &kv{persistence: persistence{documents: d, log: slog.New(slog.DiscardHandler)}}
+	if err := k.load(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+func contents(k *kv, name string, now time.Time) map[string]string {
+	all := map[string]string{}
+	k.use(name, now, func(s *space) {
+		for key := range s.entries {
+			if v, ok := s.get(key, now); ok {
+				all[key] = string(v)
+			}
+		}
+	})
+	return all
+}
+
+func TestStoredValuesSurviveARestart(t *testing.T) {
+	now, d := time.Now(), newDocuments()
+	k := openKV(t, d, now)
+	name, other := spaceName("budget", "node/operator"), spaceName("budget", "ann")
+	want := map[string]string{}
+	k.use(name, now, func(s *space) {
+		for i := range 300 {
+			key := fmt.Sprintf("\x00\xff%d", i)
+			want[key] = strings.Repeat("v", i)
+			if err := s.set(key, []byte(want[key]), time.Hour, now); err != nil {
+				t.Fatal(err)
+			}
+		}
+		_, _ = s.add("count", 7, 0, now)
+		_ = s.set("ends", []byte("soon"), time.Minute, now)
+	})
+	k.use(other, now, func(s *space) { _ = s.set("a", []byte("1"), 0, now) })
+	if err := k.write(t.Context(), now, true); err != nil {
+		t.Fatal(err)
+	}
+	want["count"] = "\x07\x00\x00\x00\x00\x00\x00\x00"
+
+	later := now.Add(30 * time.Minute)
+	k = openKV(t, d, later)
+	if got := contents(k, name, later); !maps.Equal(got, want) {
+		t.Errorf("got %d values, want %d", len(got), len(want))
+	}
+	if got := contents(k, other, later); len(got) != 1 || got["a"] != "1" {
+		t.Errorf("got %v", got)
+	}
+	var fresh, loaded int
+	openKV(t, d, now).use(name, now, func(s *space) { loaded = s.size })
+	for key, value := range want {
+		fresh += len(key) + len(value)
+	}
+	if fresh += len("endssoon"); loaded != fresh {
+		t.Errorf("%d bytes were loaded, of %d", loaded, fresh)
+	}
+
+	// What has expired goes from the disk, too.
+	end := now.Add(2 * time.Hour)
+	k = openKV(t, d, end)
+	k.trim(end)
+	if err := k.write(t.Context(), end, true); err != nil {
+		t.Fatal(err)
+	}
+	for name, value := range d.values {
+		if strings.Contains(name, "operator") && !bytes.Contains(value, []byte("count")) {
+			t.Errorf("%q is left", name)
+		}
+	}
+}
+
+func TestOnlyWhatChangesIsWrittenAndNotTooOften(t *testing.T) {
+	now, d := time.Now(), newDocuments()
+	k := openKV(t, d, now)
+	name := spaceName("p", "ann")
+	fill := func() {
+		k.use(name, now, func(s *space) {
+			for i := range 200 {
+				_ = s.set(fmt.Sprint(i), make([]byte, maxValue), 0, now)
+			}
+		})
+	}
+	fill()
+	if err := k.write(t.Context(), now, false); err != nil || len(d.values) != pages {
+		t.Fatalf("%d documents, %v", len(d.values), err)
+	}
+	clear(d.values)
+	k.use(name, now, func(s *space) { _ = s.set("1", nil, 0, now) })
+	now = now.Add(time.Second)
+	if _ = k.write(t.Context(), now, false); len(d.values) != 0 {
+		t.Error("800 KiB are written each second")
+	}
+	now = now.Add(time.Minute)
+	if _ = k.write(t.Context(), now, false); len(d.values) != 1 {
+		t.Errorf("%d documents were written for one value", len(d.values))
+	}
+	now = now.Add(time.Minute)
+	clear(d.values)
+	if _ = k.write(t.Context(), now, true); len(d.values) != 0 {
+		t.Error("what has not changed was written")
+	}
+}
+
+func TestWhatCannotBeWrittenIsWrittenLater(t *testing.T) {
+	now, d := time.Now(), newDocuments()
+	k := openKV(t, d, now)
+	name := spaceName("p", "ann")
+	k.use(name, now, func(s *space) { _ = s.set("a", []byte("1"), 0, now) })
+	full := errors.New("the disk is full")
+	d.fail = full
+	if err := k.write(t.Context(), now, false); !errors.Is(err, full) {
+		t.Errorf("got %v", err)
+	}
+	if err := k.write(t.Context(), now.Add(time.Second), false); err != nil {
+		t.Errorf("it is tried again at once: %v", err)
+	}
+	d.fail = nil
+	if err := k.write(t.Context(), now.Add(2*writeAgain), false); err != nil {
+		t.Error(err)
+	}
+	if got := contents(openKV(t, d, now), name, now); got["a"] != "1" {
+		t.Errorf("got %v", got)
+	}
+}
+
+func TestErasedValuesAreGoneFromTheDisk(t *testing.T) {
+	now, d := time.Now(), newDocuments()
+	k := openKV(t, d, now)
+	one, two := spaceName("one", "ann"), spaceName("two", "ann")
+	for _, name := range []string{one, two} {
+		k.use(name, now, func(s *space) { _ = s.set("a", []byte("1"), 0, now) })
+	}
+	if err := k.write(t.Context(), now, true); err != nil {
+		t.Fatal(err)
+	}
+	d.fail = errors.New("the disk is full")
+	if err := k.erase(t.Context(), one); !errors.Is(err, d.fail) || contents(k, one, now)["a"] != "1" {
+		t.Errorf("got %v", err)
+	}
+	d.fail = nil
+	if err := k.erase(t.Context(), one); err != nil {
+		t.Error(err)
+	}
+	if err := k.write(t.Context(), now, true); err != nil {
+		t.Error(err)
+	}
+	k = openKV(t, d, now)
+	if a, b := contents(k, one, now), contents(k, two, now); len(a) != 0 || len(b) != 1 {
+		t.Errorf("left are %v and %v", a, b)
+	}
+}
+
+func TestUnreadableValuesAreIgnoredAndStay(t *testing.T) {
+	now, d := time.Now(), newDocuments()
+	good := appendEntry(nil, "a", entry{value: []byte("1")})
+	for name, value := range map[string][]byte{"p/0/ann": good, "p/1/ann": {9, 9}, "p/2/ann": nil, "p/3/ann": good[:3], "nobody's": good} {
+		d.values[valuesKind+" "+name] = value
+	}
+	k := openKV(t, d, now)
+	if got := contents(k, spaceName("p", "ann"), now); len(got) != 1 || len(d.values) != 5 {
+		t.Errorf("got %v of %d", got, len(d.values))
+	}
+}
+
+func FuzzDecodeEntries(f *testing.F) {
+	f.Add(appendEntry(appendEntry(nil, "a", entry{value: []byte("1")}), "b", entry{expires: time.UnixMilli(1e12)}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		entries, err := decodeEntries(b)
+		if err != nil {
+			return
+		}
+		var again []byte
+		for key, e := range entries {
+			if again = appendEntry(again, key, e); len(key) > maxKey || len(e.value) > maxValue {
+				t.Errorf("a key of %d bytes with %d", len(key), len(e.value))
+			}
+		}
+		if len(entries) > 0 {
+			if same, err := decodeEntries(again); err != nil || len(same) != len(entries) {
+				t.Errorf("got %v, %v", same, err)
+			}
+		}
+	})
+}
+
+// A host writes within a second or so, without being closed.
+func TestAHostWritesWhatPoliciesStore(t *testing.T) {
+	d := newDocuments()
+	d.written = make(chan struct{}, 100)
+	h := newHost(t, func(c *Config) { c.Documents = d })
+	p := scripted(t, h, "request kv-set a 1 0")
+	if _, x, err := exchange(p, request("GET", "/"), nil); err != nil || x.Denied != nil {
+		t.Fatalf("%+v, %v", x.Denied, err)
+	}
+	<-d.written
+	if got := contents(openKV(t, d, time.Now()), spaceName("script", ""), time.Now()); got["a"] != "1" {
+		t.Errorf("got %v", got)
+	}
+}
