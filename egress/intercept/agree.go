@@ -52,7 +52,8 @@ func (d *Destination) disagrees(r *http.Request, serverName string) (int, Refusa
 	return 0, Refusal{}
 }
 
-// complete makes the request's URL absolute.
+// complete makes the request's URL absolute, and its Host the host's name as rules and
+// secrets have it: servers may take another spelling for another host.
 func (d *Destination) complete(r *http.Request) {
 	r.URL.Scheme, r.URL.User = d.scheme(), nil
 	r.URL.Host = d.Host
@@ -62,6 +63,7 @@ func (d *Destination) complete(r *http.Request) {
 	if d.Port != defaultPort(r.URL.Scheme) {
 		r.URL.Host += ":" + strconv.Itoa(int(d.Port))
 	}
+	r.Host = r.URL.Host
 	if r.URL.Path == "" { // https://host as a whole
 		r.URL.Path = "/"
 	}

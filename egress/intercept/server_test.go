@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,15 +65,36 @@ func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
 }
 
 func TestSpellingsOfTheHostAgree(t *testing.T) {
-	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.RequestURI) }))
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Host+req.RequestURI) }))
 	for _, request := range []string{
 		"GET /x HTTP/1.1\r\nHost: API.Example.com.\r\n\r\n",
+		"GET /x HTTP/1.1\r\nHost: api.example.com.:443\r\n\r\n",
+		"GET /x HTTP/1.1\r\nHost: [api.example.com]\r\n\r\n",
+		"GET https://API.example.com./x HTTP/1.1\r\nHost: api.example.com\r\n\r\n",
 		"GET /x HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n",
 		"GET https://api.example.com/x HTTP/1.1\r\nHost: ignored.example\r\n\r\n",
 		"GET /x HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n",
 	} {
-		if res := r.ask(r.dialTLS(host, "http/1.1"), request); res.StatusCode != 200 || read(t, res) != "/x" {
-			t.Errorf("%q: %d", request, res.StatusCode)
+		if res := r.ask(r.dialTLS(host, "http/1.1"), request); res.StatusCode != 200 || read(t, res) != host+"/x" {
+			t.Errorf("%q: %d, or the upstream saw another host than %s", request, res.StatusCode, host)
+		}
+	}
+}
+
+func TestTheHostGoesUpstreamInItsCanonicalSpelling(t *testing.T) {
+	for _, c := range []struct {
+		to         Destination
+		sent, want string
+	}{
+		{Destination{Host: "api.example.com", Port: 443, TLS: true}, "API.example.com.:443", "api.example.com"},
+		{Destination{Host: "api.example.com", Port: 8443, TLS: true}, "[api.Example.com]:8443", "api.example.com:8443"},
+		{Destination{Host: "api.example.com", Port: 80}, "api.example.com.", "api.example.com"},
+		{Destination{Host: "2001:db8::1", Port: 80}, "[2001:DB8::1]", "[2001:db8::1]"},
+	} {
+		r := httptest.NewRequest("GET", "/", nil)
+		r.Host = c.sent
+		if c.to.complete(r); r.Host != c.want || r.URL.Host != c.want {
+			t.Errorf("%s became %s in the request and %s in its URL, want %s", c.sent, r.Host, r.URL.Host, c.want)
 		}
 	}
 }
