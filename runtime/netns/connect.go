@@ -5,17 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
-// connect connects the socket fd to a port on its loopback and takes it over:
+// connect connects the socket fd to an address in its network and takes it over:
 // it is closed if that fails. The wait is Go's poller's and ends with ctx.
-func connect(ctx context.Context, fd int, family wire.Family, port uint16) (net.Conn, error) {
+func connect(ctx context.Context, fd int, to netip.AddrPort) (net.Conn, error) {
 	file := os.NewFile(uintptr(fd), "sandbox")
 	defer file.Close() // the connection has a descriptor of its own
 	raw, err := file.SyscallConn()
@@ -35,7 +34,7 @@ func connect(ctx context.Context, fd int, family wire.Family, port uint16) (net.
 	err = raw.Write(func(fd uintptr) (done bool) {
 		if !begun {
 			begun = true
-			result = unix.Connect(int(fd), address(family, port))
+			result = unix.Connect(int(fd), socketOf(to))
 			return !errors.Is(result, unix.EINPROGRESS)
 		}
 		done, result = connected(int(fd))
@@ -73,9 +72,9 @@ func connected(fd int) (done bool, err error) {
 	return true, nil
 }
 
-func address(family wire.Family, port uint16) unix.Sockaddr {
-	if family == wire.IPv6 {
-		return &unix.SockaddrInet6{Port: int(port), Addr: [16]byte{15: 1}}
+func socketOf(to netip.AddrPort) unix.Sockaddr {
+	if to.Addr().Is6() {
+		return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
 	}
-	return &unix.SockaddrInet4{Port: int(port), Addr: [4]byte{127, 0, 0, 1}}
+	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 }

@@ -4,14 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
 // stall listens on a port of 127.0.0.1, 0 for any, accepts nothing, and has its
@@ -55,7 +54,7 @@ func TestAnEndedContextEndsADialThatIsUnderWay(t *testing.T) {
 	defer cancel()
 	ended := make(chan error, 1)
 	go func() { // ends with ctx
-		conn, err := connect(ctx, fd, wire.IPv4, port)
+		conn, err := connect(ctx, fd, netip.AddrPortFrom(loopback4, port))
 		if err == nil {
 			conn.Close()
 		}

@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"sync"
 	"syscall"
 	"time"
@@ -99,19 +100,27 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Dial connects to a TCP port on the loopback of the sandbox whose first
-// process has this pid: on 127.0.0.1, and if nobody listens there on ::1, where
-// some development servers listen only. The connection has TCP_NODELAY.
+// Dial connects to a TCP port of the sandbox whose first process has this pid:
+// on 127.0.0.1, and if nothing listens there on whichever of the sandbox's
+// addresses a server listens, such as ::1, 127.0.0.2 or its network device's.
+// The connection has TCP_NODELAY.
 //
-// Errors wrap syscall.ECONNREFUSED when nobody listens on the port, and
+// Errors wrap syscall.ECONNREFUSED when nothing listens on the port, and
 // syscall.ESRCH when the process is gone.
 func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) (net.Conn, error) {
-	conn, err := c.dialFamily(ctx, id, pid, port, wire.IPv4)
+	conn, err := c.dialAddress(ctx, id, pid, netip.AddrPortFrom(loopback4, port))
 	if errors.Is(err, syscall.ECONNREFUSED) {
-		six, err6 := c.dialFamily(ctx, id, pid, port, wire.IPv6)
-		// A sandbox without IPv6 is a refusal too, for which the first error stands.
-		if err6 == nil || !(errors.Is(err6, syscall.EAFNOSUPPORT) || errors.Is(err6, syscall.EADDRNOTAVAIL)) {
-			conn, err = six, err6
+		for _, addr := range listeners(pid, port) {
+			other, otherErr := c.dialAddress(ctx, id, pid, netip.AddrPortFrom(addr, port))
+			if otherErr == nil {
+				return other, nil
+			}
+			// It closed meanwhile, or the address is of no use inside either:
+			// that is a refusal too, for which the first error stands.
+			if ctx.Err() != nil || errors.Is(otherErr, syscall.ESRCH) {
+				err = otherErr
+				break
+			}
 		}
 	}
 	if err != nil {
@@ -120,12 +129,16 @@ func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) 
 	return conn, nil
 }
 
-func (c *Client) dialFamily(ctx context.Context, id sandbox.ID, pid int, port uint16, family wire.Family) (net.Conn, error) {
+func (c *Client) dialAddress(ctx context.Context, id sandbox.ID, pid int, to netip.AddrPort) (net.Conn, error) {
+	family := wire.IPv4
+	if to.Addr().Is6() {
+		family = wire.IPv6
+	}
 	fd, err := c.inside(ctx, id, pid, wire.Request{Op: wire.OpSocket, Family: family})
 	if err != nil {
 		return nil, err
 	}
-	return connect(ctx, fd, family, port)
+	return connect(ctx, fd, to)
 }
 
 // inside asks for a descriptor that is made in the sandbox whose first process has

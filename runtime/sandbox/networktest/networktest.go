@@ -55,6 +55,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 	}{
 		{"ReachesAnIPv4Listener", reaches("127.0.0.1")},
 		{"ReachesAListenerOnIPv6Only", reaches("::1")},
+		{"ReachesAListenerOnAnotherLoopbackAddressOnly", reaches("127.0.0.2")},
 		{"PrefersIPv4", prefersIPv4},
 		{"ARefusedPortSaysSo", refused},
 		{"AFullBacklogEndsWithTheDeadline", backlog},

@@ -62,7 +62,7 @@ func (l *Loopback) find(pid int, port uint16) (netip.AddrPort, error) {
 	if l.closed || pid != l.pid {
 		return netip.AddrPort{}, fmt.Errorf("there is no process %d", pid)
 	}
-	for _, ip := range []string{"127.0.0.1", "::1"} {
+	for _, ip := range []string{"127.0.0.1", "127.0.0.2", "::1"} {
 		if to, ok := l.leads[netip.AddrPortFrom(netip.MustParseAddr(ip), port)]; ok {
 			return to, nil
 		}
