@@ -1,8 +1,11 @@
 package wakeproxy
 
 import (
+	"errors"
 	"net/http"
+	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -104,7 +107,8 @@ func repeatable(req *http.Request) bool {
 // just end a WebSocket's connection, or write what is no response.
 func refusesHost(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
-		return req.Header.Get("Upgrade") != ""
+		hungUp := isLost(err) && !errors.Is(err, syscall.ECONNREFUSED) // which says that no server is up
+		return req.Header.Get("Upgrade") != "" && (hungUp || strings.Contains(err.Error(), "malformed HTTP"))
 	}
 	switch res.StatusCode {
 	case http.StatusBadRequest, http.StatusForbidden, http.StatusMisdirectedRequest:

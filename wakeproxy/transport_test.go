@@ -172,6 +172,20 @@ func TestARefusalThatIsNotAboutTheHostStays(t *testing.T) {
 	}
 }
 
+// A page that is open tries to connect again and again while its server is down.
+func TestAServerThatIsDownRefusesNoHost(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	for range 2 * maxVainHostChecks {
+		req := f.request("GET", "/hmr")
+		req.Header.Set("Connection", "Upgrade")
+		req.Header.Set("Upgrade", "websocket")
+		wantProblem(t, f.do(req), 502, "port_not_listening")
+	}
+	f.node.serve(app(t, echo))
+	c, _ := f.dial()
+	say(t, c, "hello")
+}
+
 // Some servers take pages under any host and refuse only WebSockets, by a status
 // or by ending the connection.
 func TestAWebSocketThatIsRefusedForItsOriginIsSentAsLocalhosts(t *testing.T) {
