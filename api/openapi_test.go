@@ -52,6 +52,7 @@ var routes = []string{
 	"POST /egress/explain",
 	"GET /sandbox/{id}/egress/rules",
 	"PUT /sandbox/{id}/egress/rules",
+	"GET /egress/presets",
 	"GET /egress/rules",
 	"PUT /egress/rules",
 	"GET /egress/node-rules",

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -16,6 +17,15 @@ import (
 type NodeRules struct {
 	Default rule.Default `json:"default" enum:"allow-public,deny" doc:"What becomes of what no rule is about"`
 	Rules   []rule.Rule  `json:"rules" nullable:"false"`
+}
+
+type presetsOutput struct {
+	Body Presets
+}
+
+// Presets that rules can name as hosts.
+type Presets struct {
+	Presets []preset.Preset `json:"presets" nullable:"false"`
 }
 
 type nodeRulesOutput struct {
@@ -65,6 +75,11 @@ func (a *API) registerRules() {
 		codes: needsEgress(),
 	}, a.nodeRules)
 	register(a, route{
+		method: http.MethodGet, path: "/egress/presets", id: "list-presets", tag: "egress",
+		summary: "The presets", description: "Named lists of hosts for rules: `preset:github` among a rule's hosts.",
+		codes: needsEgress(),
+	}, a.presets)
+	register(a, route{
 		method: http.MethodGet, path: "/egress/rules", id: "get-rules", tag: "egress",
 		summary: "Your rules, for all of your sandboxes", codes: needsEgress(),
 	}, func(ctx context.Context, _ *struct{}) (*rulesOutput, error) { return a.rules(ctx, "") })
@@ -95,6 +110,13 @@ func (a *API) registerRules() {
 		}
 		return a.setRules(ctx, sb.ID, in.Body, in.IfMatch)
 	})
+}
+
+func (a *API) presets(context.Context, *struct{}) (*presetsOutput, error) {
+	if _, err := a.out(); err != nil {
+		return nil, err
+	}
+	return &presetsOutput{Body: Presets{Presets: preset.All()}}, nil
 }
 
 func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {

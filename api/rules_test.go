@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 )
@@ -177,6 +178,30 @@ func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 	// What is not described by the document is taken as it is.
 	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules",
 		`{"rules":[{"name":"a","action":"policies","headers":{"x-a":"1"},"policies":[{"policy":"p","config":{"A":1,"a":[2]},"secrets":{"token":"t"}}]}]}`)
+}
+
+func TestPresetsAreListedAndUsedInRules(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	list := must[Presets](s, http.StatusOK, "GET", "/egress/presets", nil).Presets
+	if len(list) != len(preset.All()) {
+		t.Fatalf("got %+v", list)
+	}
+	for _, p := range list {
+		must[RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["preset:`+p.Name+`"],"action":"allow"}]}`)
+		host := strings.Replace(p.Hosts[len(p.Hosts)-1], "*", "x", 1)
+		e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://`+host+`/"}`)
+		if e.Verdict != rule.VerdictAllow || e.Rule != "owner/a" || e.Preset != p.Name {
+			t.Errorf("%s: %s is explained as %+v", p.Name, host, e)
+		}
+	}
+	if p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","hosts":["preset:nmp"],"action":"allow"}]}`); p.Errors[0].Location != "body.rules[0].hosts[0]" {
+		t.Errorf("got %+v", p)
+	}
+	p := s.refused(CodeInvalidRequest, "PUT", "/secrets/github", `{"value":"12345678","hosts":["preset:github"]}`)
+	if p.Errors[0].Location != "body.hosts[0]" || !strings.Contains(p.Detail, "bound to hosts, not to a preset") {
+		t.Errorf("got %+v", p)
+	}
 }
 
 func TestNodeRulesAreShownAndNotSet(t *testing.T) {

@@ -122,6 +122,7 @@ type Explanation struct {
 	Stage    string `json:"stage"`
 	Rule     string `json:"rule"`
 	Reason   string `json:"reason"`
+	Preset   string `json:"preset,omitempty"` // by which the rule matches the host
 	Private  bool   `json:"private,omitempty"`
 	Status   int    `json:"status,omitempty"`
 	Policies []struct {
@@ -146,6 +147,22 @@ func rulesPath(sandbox string) string {
 		return "/egress/rules"
 	}
 	return sandboxPath(sandbox, "egress", "rules")
+}
+
+// Preset is a named list of hosts: a rule's hosts can have `preset:NAME`.
+type Preset struct {
+	Name        string   `json:"name"`
+	Description string   `json:"description"`
+	Hosts       []string `json:"hosts"`
+}
+
+// Presets returns the presets by name.
+func (c *Client) Presets(ctx context.Context) ([]Preset, error) {
+	var list struct {
+		Presets []Preset `json:"presets"`
+	}
+	_, err := c.call(ctx, request{method: http.MethodGet, path: "/egress/presets"}, &list)
+	return list.Presets, err
 }
 
 // NodeRules returns the operator's rules.

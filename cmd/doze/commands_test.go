@@ -904,11 +904,11 @@ func TestEveryCommandHasJSON(t *testing.T) {
 		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
 		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
 		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
-		"policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
+		"egress presets": "egress presets", "policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
 		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
 	}
 	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
-		"policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
+		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
 	var check func(path string, cmd *cobra.Command)
 	check = func(path string, cmd *cobra.Command) {
 		for _, sub := range cmd.Commands() {

@@ -16,7 +16,7 @@ import (
 func (a *app) egressCommand() *cobra.Command {
 	cmd := group("egress", "What sandboxes send out: rules, and what became of it",
 		"What sandboxes send out: the rules that decide on it, and what became of it.")
-	cmd.AddCommand(a.rulesCommand(), a.tailCommand(), a.explainCommand(), a.authorityCommand())
+	cmd.AddCommand(a.rulesCommand(), a.tailCommand(), a.explainCommand(), a.presetsCommand(), a.authorityCommand())
 	return cmd
 }
 
@@ -216,6 +216,9 @@ func (a *app) printExplanation(e client.Explanation) error {
 	t := newTable(a.out)
 	t.row("verdict", e.Verdict)
 	t.row("rule", e.Rule)
+	if e.Preset != "" {
+		t.row("preset", e.Preset)
+	}
 	t.row("reason", e.Reason)
 	stage := stages[e.Stage]
 	if stage == "" {

@@ -125,6 +125,20 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 	}
 	r.refused("(invalid_request)", "egress", "rules", "--default", "allow")
 	r.refused("give it alone", "egress", "rules", "--node", "--default", "deny")
+	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"gh","hosts":["preset:github"],"action":"allow"}]`))
+	if out := r.ok("egress", "explain", "shop", "GET", "https://codeload.github.com/"); !strings.Contains(out, "preset    github\n") {
+		t.Errorf("explain printed\n%s", out)
+	}
+	if out := r.ok("egress", "presets"); !strings.Contains(out, "github ") || !strings.Contains(out, "anthropic ") {
+		t.Errorf("the presets are\n%s", out)
+	}
+	if out := r.ok("egress", "presets", "anthropic"); out != "api.anthropic.com\n" {
+		t.Errorf("the preset is %q", out)
+	}
+	if out := r.ok("egress", "presets", "preset:anthropic", "--json"); !strings.Contains(out, `"api.anthropic.com"`) {
+		t.Errorf("the preset is %q", out)
+	}
+	r.refused("there is no preset", "egress", "presets", "nmp")
 	if out := r.ok("egress", "rules", "--node"); !strings.Contains(out, "no-metadata") || !strings.HasSuffix(out, "default: allow-public\n") {
 		t.Errorf("got %q", out)
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -62,6 +63,49 @@ sandbox. With --default inherit the rules before decide.`,
 	cmd.MarkFlagFilename("set", "json")
 	cmd.RegisterFlagCompletionFunc("default", cobra.FixedCompletions([]string{"inherit", "deny"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
+}
+
+func (a *app) presetsCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "presets [NAME]",
+		Short: "List presets, which rules name as hosts",
+		Long: `List presets: named lists of the hosts that code hosts, model APIs and installers
+need. A rule names one as a host: "hosts": ["preset:github"]. With NAME, print
+the hosts of one.`,
+		Example: "  doze egress presets\n  doze egress presets github",
+		Args:    wants(0, 1),
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			presets, err := node.Presets(ctx)
+			if err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				return a.printPresets(presets)
+			}
+			i := slices.IndexFunc(presets, func(p client.Preset) bool { return p.Name == strings.TrimPrefix(args[0], "preset:") })
+			if i < 0 {
+				return fmt.Errorf("there is no preset %.80q; `doze egress presets` lists them", args[0])
+			}
+			if a.json {
+				return a.printJSON(presets[i])
+			}
+			for _, host := range presets[i].Hosts {
+				fmt.Fprintln(a.out, clean(host))
+			}
+			return nil
+		}),
+	}
+}
+
+func (a *app) printPresets(presets []client.Preset) error {
+	if a.json {
+		return a.printJSON(map[string]any{"presets": presets})
+	}
+	t := newTable(a.out, "NAME", "HOSTS", "WHAT")
+	for _, p := range presets {
+		t.row(p.Name, fmt.Sprint(len(p.Hosts)), p.Description)
+	}
+	return t.end()
 }
 
 func (a *app) printNodeRules(ctx context.Context, node *client.Client) error {

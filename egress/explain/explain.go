@@ -28,6 +28,8 @@ type Explanation struct {
 	// Rule that decides, as source/name, such as owner/github; "default" if none does.
 	Rule   string `json:"rule"`
 	Reason string `json:"reason"` // never empty
+	// Preset by which that rule matches the host, such as npm.
+	Preset string `json:"preset,omitempty"`
 	// Private: the host may be at a private address.
 	Private bool `json:"private,omitempty"`
 	// Status of the answer that a rule gives instead of the host.
@@ -68,6 +70,12 @@ type Known interface {
 
 // Of explains a request, which Parse made.
 func Of(t *rule.Table, r rule.Request, known Known) Explanation {
+	e := decide(t, r, known)
+	e.Preset = t.Preset(e.Rule, r.Host)
+	return e
+}
+
+func decide(t *rule.Table, r rule.Request, known Known) Explanation {
 	if r.Host != "" {
 		if d := t.Name(r.Host); d.Verdict == rule.VerdictDeny {
 			return of(DNS, d)

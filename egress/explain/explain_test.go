@@ -58,11 +58,13 @@ func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
 		layer(t, rule.Owner, `[{"name":"gh","hosts":["*.github.com"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"github","again":"github"}}],"placeholders":{"GITHUB_TOKEN":"github"}},
 			{"name":"gone","hosts":["gone.example"],"action":"policies","policies":[{"policy":"missing"}]},
 			{"name":"place","hosts":["place.example"],"action":"allow","placeholders":{"TOKEN":"github"}},
+			{"name":"pkg","hosts":["preset:mistral"],"action":"allow"},
 			{"name":"stub","hosts":["stub.example"],"action":"answer","answer":{"status":204}}]`),
 		layer(t, rule.Sandbox, `[{"name":"ro","hosts":["api.github.com"],"methods":["DELETE"],"action":"deny"}]`),
 	}}
 	for line, want := range map[string][]string{
 		"GET https://evil.example/":               {"deny dns node/no known for evil"},
+		"GET https://api.mistral.ai/":             {"allow connection owner/pkg the rule allows it", "preset=mistral"},
 		"GET https://example.com/a":               {"allow connection default no rule is about it", "untouched"},
 		"GET https://git.corp/":                   {"allow connection node/corp the rule allows it; the connection passes through", "private"},
 		"GET http://192.0.2.7/":                   {"allow connection node/net the rule allows it"},
@@ -137,6 +139,9 @@ func shown(e Explanation) string {
 	}
 	if e.Status != 0 {
 		text += fmt.Sprint(" ", e.Status)
+	}
+	if e.Preset != "" {
+		text += " preset=" + e.Preset
 	}
 	if e.Private {
 		text += " private"

@@ -3,6 +3,8 @@ package rule
 import (
 	"slices"
 	"strings"
+
+	"github.com/doze-run/doze/egress/preset"
 )
 
 // Default is what becomes of what no rule matches. The node's is AllowPublic or
@@ -229,6 +231,39 @@ func (t *Table) Decide(r Request) Decision {
 		d.Chain, d.Offers = nil, nil
 	}
 	return d
+}
+
+// Preset returns the preset by which a rule, as source/name, matches a host. It is
+// empty if the rule names the host itself, or does not match it.
+func (t *Table) Preset(id, host string) string {
+	for _, l := range t.Layers {
+		if l == nil {
+			continue
+		}
+		for i := range l.rules {
+			if r := &l.rules[i]; l.id(r) == id {
+				return r.preset(host)
+			}
+		}
+	}
+	return ""
+}
+
+func (c *compiled) preset(host string) (name string) {
+	for _, pattern := range c.Hosts {
+		hosts, err := CompileHosts(pattern)
+		if err != nil || !hosts.Match(host) {
+			continue
+		}
+		p, ok, _ := preset.Parse(pattern)
+		if !ok {
+			return ""
+		}
+		if name == "" {
+			name = p.Name
+		}
+	}
+	return name
 }
 
 // Placeholders returns the environment variables that the rules give a sandbox.

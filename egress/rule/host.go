@@ -4,10 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
 	"golang.org/x/net/idna"
+
+	"github.com/doze-run/doze/egress/preset"
 )
 
 // Names as browsers look them up (UTS 46): lower case, ASCII, no character that
@@ -91,7 +94,7 @@ func CleanPattern(pattern string) (name string, below bool, err error) {
 }
 
 // Hosts are compiled patterns: names, `*.example.com` (all below, without
-// example.com itself) and `**` (every name).
+// example.com itself), `**` (every name) and presets such as `preset:github`.
 type Hosts struct {
 	exact map[string]bool
 	below map[string]bool // "example.com" for all below it
@@ -102,6 +105,14 @@ func (h *Hosts) add(pattern string) error {
 	if pattern == "**" {
 		h.every = true
 		return nil
+	}
+	if p, ok, err := preset.Parse(pattern); ok {
+		for _, host := range p.Hosts {
+			if err := h.add(host); err != nil {
+				return err
+			}
+		}
+		return err
 	}
 	name, below, err := CleanPattern(pattern)
 	if err != nil {
@@ -137,6 +148,9 @@ func (h *Hosts) Every() bool { return h.every }
 func (h *Hosts) covers(pattern string) bool {
 	if h.every || pattern == "**" {
 		return h.every
+	}
+	if p, ok, _ := preset.Parse(pattern); ok {
+		return !slices.ContainsFunc(p.Hosts, func(host string) bool { return !h.covers(host) })
 	}
 	name, below, err := CleanPattern(pattern)
 	if err != nil {

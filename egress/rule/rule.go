@@ -17,7 +17,8 @@ type Rule struct {
 	// Name is unique in its layer: 1 to 64 of a-z, 0-9, - and _.
 	Name string `json:"name"`
 	// Hosts are names: `api.github.com`, `*.example.com` (all below, without
-	// example.com itself), `**` (every name).
+	// example.com itself), `**` (every name), or presets: `preset:github` (the hosts of
+	// the service, see package preset).
 	Hosts []string `json:"hosts,omitempty"`
 	// Addresses are networks, such as 203.0.113.0/24, or single addresses. A
 	// connection to an address that no name led to is refused unless a rule

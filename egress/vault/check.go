@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/net/publicsuffix"
 
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 )
 
@@ -69,6 +70,10 @@ func parsePatterns(hosts []string) ([]pattern, error) {
 		field := fmt.Sprintf("hosts[%d]", i)
 		if h == "**" || h == "*" {
 			return nil, &InvalidError{field, "a secret is bound to hosts, not to all of them", "name those that need it, such as api.github.com"}
+		}
+		if _, ok, _ := preset.Parse(h); ok {
+			return nil, &InvalidError{field, "a secret is bound to hosts, not to a preset: an update of doze may add hosts to those",
+				"name those that need it, such as api.github.com; `doze egress presets` lists them"}
 		}
 		name, below := strings.CutPrefix(h, "*.")
 		name, err := rule.CleanHost(name)

@@ -52,10 +52,7 @@ func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func
 				n.secret(t, secret, token, u.host)
 				u.rules(fmt.Sprintf(`[{"name":"client","hosts":[%q],"action":"policies","policies":[`+policy+`]}]`, u.host, secret))
 			} else {
-				u.write(privateCA, 0o644, n.servers.ca)
-				for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "PIP_CERT"} {
-					u.env[name] = privateCA
-				}
+				u.trustServers()
 			}
 			test(u)
 		})
@@ -64,6 +61,14 @@ func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func
 
 // withClients is for clients that the base image lacks.
 func withClients(req *client.CreateRequest) { req.Image = "localhost/doze/test-clients:latest" }
+
+// trustServers makes clients trust the certificates of the test's servers.
+func (u *user) trustServers() {
+	u.write(privateCA, 0o644, u.node.servers.ca)
+	for _, name := range []string{"SSL_CERT_FILE", "CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "GIT_SSL_CAINFO", "NODE_EXTRA_CA_CERTS", "PIP_CERT"} {
+		u.env[name] = privateCA
+	}
+}
 
 func (b *box) write(path string, mode os.FileMode, data []byte) {
 	b.t.Helper()

@@ -34,6 +34,7 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/test/egress/rpc"
 )
 
@@ -90,6 +91,15 @@ func (s *servers) serveClients(mux *http.ServeMux) {
 		handle(w.host("npm")+"/", npmRegistry)
 		handle(w.host("pypi")+"/", pythonIndex)
 	}
+}
+
+// presetHost is the first of a preset.
+func presetHost(name string) string {
+	p, _, err := preset.Parse(preset.Prefix + name)
+	if err != nil {
+		panic(err)
+	}
+	return p.Hosts[0]
 }
 
 func channelOf(m *sync.Map, host string) chan string {

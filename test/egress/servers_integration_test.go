@@ -18,12 +18,15 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+
+	"github.com/doze-run/doze/egress/preset"
 )
 
 // servers are what the names under .test lead to, on the loopback: HTTPS on port
@@ -95,9 +98,10 @@ func (s *servers) close() {
 	os.RemoveAll(s.repositories)
 }
 
-// resolve are the lines of the Caddyfile that make names lead here.
+// resolve are the lines of the Caddyfile that make names lead here, those of all
+// presets too: no test reaches the services.
 func (s *servers) resolve() []string {
-	return []string{
+	lines := []string{
 		fmt.Sprintf("resolve *.test %s", s.tlsAddr),
 		fmt.Sprintf("resolve *.plain.test %s", s.plainAddr),
 		fmt.Sprintf("resolve *.echo.test %s", s.echo.Addr()),
@@ -105,6 +109,20 @@ func (s *servers) resolve() []string {
 		fmt.Sprintf("resolve calls.pass.test %s", s.callsListener.Addr()),
 		fmt.Sprintf("resolve *.old.test %s", s.oldAddr),
 	}
+	for _, host := range presetHosts() {
+		lines = append(lines, fmt.Sprintf("resolve %s %s", host, s.tlsAddr))
+	}
+	return lines
+}
+
+// presetHosts are those of all presets.
+func presetHosts() []string {
+	var hosts []string
+	for _, p := range preset.All() {
+		hosts = append(hosts, p.Hosts...)
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts)
 }
 
 // certificate makes an authority and a certificate for all names below .test that
@@ -131,7 +149,7 @@ func (s *servers) certificate() (tls.Certificate, error) {
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "servers of the tests"},
 		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter,
-		DNSNames: []string{"*.test", "*.pass.test", "*.look.test", "*.old.test"},
+		DNSNames: append(presetHosts(), "*.test", "*.pass.test", "*.look.test", "*.old.test"),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, leaf, authority, &key.PublicKey, key)
