@@ -28,7 +28,7 @@ func TestEveryPolicyIsShippedWithItsPage(t *testing.T) {
 		if !ok {
 			t.Fatal(name)
 		}
-		for _, file := range []string{"README.md", "main.go", "policy_test.go", "request.json"} {
+		for _, file := range []string{"README.md", "main.go", "policy_test.go", "request.json", "tests.json"} {
 			if _, err := fs.Stat(source, file); err != nil {
 				t.Error(name, err)
 			}

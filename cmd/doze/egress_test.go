@@ -153,7 +153,8 @@ func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
 		}
 	}
 	for text, words := range map[string]string{
-		"": "it is empty", " ": "it is empty", "[": "no JSON", "{": "write a list", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "(invalid_request)",
+		"": "it is empty", " ": "it is empty", "[": "line 1, column 2: the JSON value does not end", "{": "write a list",
+		"[\n  {\"name\": \"a\" \"action\": \"deny\"}\n]": "-: line 2, column 16: invalid JSON", "\n{\"rules\": [],\n]": "line 3, column 1: invalid JSON", "{\"rules\":[]} []": "line 1, column 14: there is more", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "(invalid_request)",
 	} {
 		if got := r.dozeWith(text, "egress", "rules", "--set", "-"); got.code != exitFailed || !strings.Contains(got.err, words) {
 			t.Errorf("%q: got %+v, want %q", text, got, words)

@@ -24,7 +24,7 @@ request which a rule gives it, and changes it, refuses it or answers it. The com
 new, build and test need no node.`,
 		Example: `  doze policy new github --template bearer
   doze policy build github
-  doze policy test github/github.wasm github/request.json
+  doze policy test github/tests.json
   doze policy push github github/github.wasm`,
 		Args: wants(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },

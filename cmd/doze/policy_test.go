@@ -63,6 +63,9 @@ func TestANewPolicyBuildsByItself(t *testing.T) {
 	if err != nil || !bytes.HasPrefix(wasm, []byte("\x00asm\x01")) || !strings.Contains(out, "mine-1.wasm") {
 		t.Errorf("build printed %q, %v", out, err)
 	}
+	if out := r.ok("policy", "test", "mine-1/tests.json"); !strings.HasSuffix(out, "2 of 2 tests passed\n") {
+		t.Errorf("the tests of the module print %s", out)
+	}
 	built := decodeJSON[builtPolicy](t, r.ok("policy", "build", "mine-1", "-o", "other.wasm", "--json"))
 	if built.File != "other.wasm" || built.Bytes != int64(len(wasm)) || len(built.Digest) != 64 {
 		t.Errorf("got %+v", built)

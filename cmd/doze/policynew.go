@@ -21,8 +21,8 @@ func (a *app) policyNewCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "new NAME",
 		Short: "Begin a policy in Go, in a folder of that name",
-		Long: `Begin a policy in Go, in a folder of that name: a program with its tests, a recorded
-request, and the guest SDK. It builds without doze's own module and without network.
+		Long: `Begin a policy in Go, in a folder of that name: a program with its tests, natively and
+of the module, a recorded request, and the guest SDK. It builds without doze's own module and without network.
 
 Templates are the policies that doze ships: ` + strings.Join(policies.Names(), ", ") + `.`,
 		Example: "  doze policy new github --template bearer",
@@ -51,7 +51,7 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 			_, err := fmt.Fprintf(a.out, `%[1]s/  a policy like %[2]s; its README.md says what it takes
   (cd %[1]s && go test ./...)
   doze policy build %[1]s
-  doze policy test %[1]s/%[1]s.wasm %[1]s/request.json
+  doze policy test %[1]s/tests.json
 `, name, template)
 			return err
 		},
@@ -113,6 +113,9 @@ func (s scaffold) copy(from fs.FS, to string, skip func(file string) bool) error
 		if err != nil {
 			return err
 		}
+		if file == "tests.json" { // of the module that is built here
+			text = bytes.ReplaceAll(text, []byte(`"policy": "`+s.template+`"`), []byte(`"policy": "`+s.name+`.wasm"`))
+		}
 		if strings.HasSuffix(file, ".go") {
 			text = bytes.ReplaceAll(text, []byte(policies.ImportPath), []byte(s.module()+"/internal/sdk"))
 		}
@@ -129,7 +132,8 @@ A policy for doze, which began as %[2]s. What it does is in main.go.
 
     go test ./...                                natively, by internal/sdk/sdktest
     doze policy build .                          %[1]s.wasm
-    doze policy test %[1]s.wasm request.json     as the node runs it
+    doze policy test tests.json                  as the node runs it
+    doze policy test %[1]s.wasm request.json     one request, with what it costs
 
 In rules its name is that under which it was pushed. Of %[2]s doze says:
 %[3]s`, s.name, s.template, body)

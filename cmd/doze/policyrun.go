@@ -1,14 +1,12 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"maps"
 	"net/http"
 	"net/http/httptest"
@@ -16,8 +14,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
+	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/egress/policy"
@@ -26,24 +26,46 @@ import (
 )
 
 func (a *app) policyTestCommand() *cobra.Command {
-	var config string
+	var config, memory string
 	var secrets []string
+	var limits policy.Config
 	cmd := &cobra.Command{
-		Use:   "test MODULE REQUEST",
-		Short: "Run a recorded request through a policy, as the node does",
-		Long: `Run a recorded request through a policy, as the node does, and print what would be
-sent and what it costs in time and memory. Nothing leaves this machine.
+		Use:   "test FILE | test MODULE REQUEST",
+		Short: "Run requests through policies, as the node does",
+		Long: `Run requests through policies, as the node does, with its limits of memory and time.
+Nothing leaves this machine.
 
-MODULE is a .wasm file, or the name of a policy that doze ships. REQUEST is a file with
-JSON (method, url, headers, body; also config, secrets, sandbox and the host's response)
-or with a request as it is in HTTP/1.1. Values of secrets are for the test: they are
-printed where the node would put them.
+With one argument, FILE has tests: requests with what must become of them. It prints a
+line for each and exits with 1 if one fails. docs/egress.md has the format.
 
-Exits with 1 if the policy fails; to deny is no failure.`,
-		Example: `  doze policy test github.wasm request.json --secret token=example
+With two, a recorded request is run through one policy, and it prints what would be sent
+and what that costs in time and memory. MODULE is a .wasm file, or the name of a policy
+that doze ships. REQUEST is a file with JSON (method, url, headers, body; also config,
+secrets, sandbox and the host's response) or with a request as it is in HTTP/1.1. It
+exits with 1 if the policy fails; to deny is not a failure.
+
+Values of secrets are for the test: they are printed where the node would put them.`,
+		Example: `  doze policy test github/tests.json
+  doze policy test github.wasm request.json --secret token=example
   doze policy test github-app request.json --config '{"app":"1"}' --secret private_key=@key.pem`,
-		Args: wants(2, 2),
+		Args: wants(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if memory != "" {
+				n, err := humanize.ParseBytes(memory)
+				if err != nil || n < 1<<20 || n > 1<<30 {
+					return fmt.Errorf("--memory is %q; write 1MiB to 1GiB", memory)
+				}
+				limits.MemoryLimit = int(n)
+			}
+			if limits.TimeLimit < 0 {
+				return fmt.Errorf("--time is %v; write 1ms to 1m", limits.TimeLimit)
+			}
+			if len(args) == 1 {
+				if config != "" {
+					return errors.New("--config is for a single request; a file of tests has the configuration of each policy")
+				}
+				return a.testSuite(cmd.Context(), args[0], secrets, limits)
+			}
 			r, err := readRecorded(args[1])
 			if err != nil {
 				return err
@@ -51,11 +73,7 @@ Exits with 1 if the policy fails; to deny is no failure.`,
 			if err := r.add(config, secrets); err != nil {
 				return err
 			}
-			name, wasm, err := readModule(args[0])
-			if err != nil {
-				return err
-			}
-			trial, err := newTrial(cmd.Context(), r, name, wasm)
+			trial, err := newTrial(cmd.Context(), r, args[0], limits)
 			if err != nil {
 				return err
 			}
@@ -74,8 +92,30 @@ Exits with 1 if the policy fails; to deny is no failure.`,
 		},
 	}
 	cmd.Flags().StringVar(&config, "config", "", "the policy's configuration, or @FILE (default: that of REQUEST)")
-	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "a secret by the policy's name for it, NAME=VALUE or NAME=@FILE")
+	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "a secret, NAME=VALUE or NAME=@FILE")
+	cmd.Flags().StringVar(&memory, "memory", "", "memory of an instance, as the node's policy_memory (default 16MiB)")
+	cmd.Flags().DurationVar(&limits.TimeLimit, "time", 0, "time of a call, as the node's policy_time (default 50ms)")
 	return cmd
+}
+
+func (a *app) testSuite(ctx context.Context, file string, secrets []string, limits policy.Config) error {
+	s, err := readSuite(file, secrets)
+	if err != nil {
+		return err
+	}
+	results, err := s.run(ctx, limits)
+	if err != nil {
+		return err
+	}
+	if a.json {
+		err = a.printJSON(map[string]any{"tests": results})
+	} else {
+		err = a.printResults(results)
+	}
+	if err == nil && slices.ContainsFunc(results, func(r testResult) bool { return !r.OK }) {
+		return exitCode(exitFailed)
+	}
+	return err
 }
 
 // add takes what the command line says over what the file does.
@@ -87,21 +127,27 @@ func (r *recorded) add(config string, secrets []string) error {
 		}
 		r.Config = json.RawMessage(text)
 	}
+	var err error
+	r.Secrets, err = withFlags(r.Secrets, secrets)
+	return err
+}
+
+// withFlags adds secrets of the command line.
+func withFlags(secrets map[string]string, flags []string) (map[string]string, error) {
 	all := map[string]string{}
-	maps.Copy(all, r.Secrets)
-	for _, s := range secrets {
+	maps.Copy(all, secrets)
+	for _, s := range flags {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok || name == "" {
-			return errors.New("--secret is NAME=VALUE or NAME=@FILE")
+			return nil, errors.New("--secret is NAME=VALUE or NAME=@FILE")
 		}
 		value, err := valueOrFile(value)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		all[name] = value
 	}
-	r.Secrets = all
-	return nil
+	return all, nil
 }
 
 // valueOrFile is the text itself, or what is in the file after an @.
@@ -124,16 +170,17 @@ func readModule(module string) (name string, wasm []byte, err error) {
 	return strings.TrimSuffix(filepath.Base(module), ".wasm"), wasm, err
 }
 
-// Verdicts of a trial.
+// What becomes of a request.
 const (
 	verdictSent     = "sent"
 	verdictAnswered = "answered"
 	verdictDenied   = "denied"
 	verdictFailed   = "failed"
+	verdictInvalid  = "invalid" // a policy does not take its configuration
 )
 
-// trial is what became of a request.
-type trial struct {
+// outcome is what became of a request.
+type outcome struct {
 	Verdict string   `json:"verdict"`
 	Reason  string   `json:"reason,omitempty"`
 	Detail  string   `json:"detail,omitempty"` // of a failure
@@ -142,8 +189,18 @@ type trial struct {
 	Response *message `json:"response,omitempty"`
 	Secrets  []string `json:"secrets,omitempty"` // that are in what was sent
 	Notes    []string `json:"notes,omitempty"`
-	Log      []string `json:"log,omitempty"`
-	Cost     cost     `json:"cost"`
+	Log      []string `json:"log,omitempty"` // lines such as "info: text"
+}
+
+// summary is the verdict with its reason.
+func (o *outcome) summary() string {
+	return strings.TrimSuffix(o.Verdict+": "+o.Reason, ": ")
+}
+
+// trial is what became of a request, and what that costs.
+type trial struct {
+	outcome
+	Cost cost `json:"cost"`
 }
 
 // message is a request or a response.
@@ -166,6 +223,8 @@ type cost struct {
 	// MemoryBytes that the instance has after these requests, of WebAssembly; 0 if
 	// each of them ended it.
 	MemoryBytes int `json:"memory_bytes"`
+
+	memoryLimit int
 }
 
 // How long requests are measured for, and how many at most.
@@ -175,121 +234,49 @@ const (
 )
 
 // newTrial runs a request through a module.
-func newTrial(ctx context.Context, r *recorded, name string, wasm []byte) (*trial, error) {
-	var log bytes.Buffer
-	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: textOnly}))})
+func newTrial(ctx context.Context, r *recorded, path string, limits policy.Config) (*trial, error) {
+	runner, err := newRunner(limits)
 	if err != nil {
 		return nil, err
 	}
-	defer host.Close()
-	t := &trial{Cost: cost{ModuleBytes: len(wasm)}}
+	defer runner.close()
+	t := &trial{}
 	began := time.Now()
-	module, err := host.Compile(ctx, name, wasm)
+	module, err := runner.module(ctx, path)
 	if err != nil {
 		return nil, err
 	}
-	defer module.Release()
 	t.Cost.CompileMS = ms(time.Since(began))
+	t.Cost.ModuleBytes = module.size
 	began = time.Now()
-	p, err := module.Configure(ctx, r.Config)
+	chain, err := runner.configure(ctx, []step{{module: module, config: r.Config}})
 	if start := (*policy.StartError)(nil); errors.As(err, &start) {
-		t.Verdict, t.Reason, t.Detail = verdictFailed, err.Error(), start.Detail
-		t.addLog(log.String())
+		t.outcome = *runner.startFailure(verdictFailed, err)
 		return t, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	defer p.Release()
+	defer chain.release()
 	t.Cost.StartMS = ms(time.Since(began))
-	if err := t.run(ctx, r, p, "test"); err != nil {
+	o, err := chain.send(ctx, r, "test")
+	if err != nil {
 		return nil, err
 	}
-	t.addLog(log.String())
-	err = t.measure(ctx, r, p)
-	t.Cost.MemoryBytes = p.Memory() // one request at a time: of one instance
+	t.outcome = *o
+	err = t.measure(ctx, r, chain)
+	t.Cost.memoryLimit = runner.limits.MemoryLimit
+	t.Cost.MemoryBytes = chain.steps[0].Policy.Memory() // one request at a time: of one instance
 	return t, err
-}
-
-// addLog takes what the policy has written so far.
-func (t *trial) addLog(lines string) {
-	for line := range strings.Lines(lines) {
-		t.Log = append(t.Log, strings.TrimSpace(line))
-	}
-}
-
-// textOnly leaves of a policy's line in the log what it wrote.
-func textOnly(_ []string, attr slog.Attr) slog.Attr {
-	if attr.Key == slog.TimeKey || attr.Key == "policy" || attr.Key == "sandbox" || attr.Key == "flow" {
-		return slog.Attr{}
-	}
-	return attr
-}
-
-// run is one exchange. What policies keep is apart for each namespace.
-func (t *trial) run(ctx context.Context, r *recorded, p *policy.Policy, namespace string) error {
-	request, err := r.request()
-	if err != nil {
-		return err
-	}
-	x := &policy.Exchange{
-		Host: strings.ToLower(request.URL.Hostname()),
-		Sandbox: policy.Sandbox{
-			ID: cmp.Or(r.Sandbox.ID, "k3f9x2m7q1az"), Name: cmp.Or(r.Sandbox.Name, "test"),
-			Owner: cmp.Or(r.Sandbox.Owner, "tester"), Labels: r.Sandbox.Labels,
-		},
-	}
-	source := &testSecrets{set: reference.NewSet(r.secret)}
-	response := httptest.NewRecorder()
-	var renderErr error
-	upstream := http.HandlerFunc(func(w http.ResponseWriter, sent *http.Request) {
-		if t.Sent, t.Secrets, renderErr = source.render(sent); renderErr != nil {
-			return
-		}
-		maps.Copy(w.Header(), http.Header(r.Response.Headers))
-		w.WriteHeader(r.Response.Status)
-		io.WriteString(w, r.Response.Body)
-	})
-	denial, err := policy.Serve(response, request.WithContext(ctx), x, []policy.Step{{Policy: p, Secrets: source, Namespace: namespace}}, upstream)
-	t.Notes = x.Notes
-	switch {
-	case renderErr != nil:
-		t.Verdict, t.Reason = verdictFailed, renderErr.Error()
-	case denial != nil:
-		t.Verdict, t.Reason, t.Detail = verdictDenied, denial.Reason, denial.Detail
-		if denial.Detail != "" {
-			t.Verdict = verdictFailed
-		}
-		if source.err != nil {
-			t.Detail = strings.TrimSpace(source.err.Error() + "\n" + t.Detail)
-		}
-	case err != nil:
-		return err
-	default:
-		t.Verdict = verdictSent
-		if x.Answered != "" {
-			t.Verdict = verdictAnswered
-		}
-		t.Response = &message{Status: response.Code, Headers: response.Header(), Body: response.Body.String()}
-	}
-	return nil
-}
-
-func (r *recorded) secret(name string) ([]byte, error) {
-	value, ok := r.Secrets[name]
-	if !ok {
-		return nil, policy.ErrUnknown
-	}
-	return []byte(value), nil
 }
 
 // measure runs the request again and again. It counts apart from the first, so
 // that a policy with a budget says in the trial what it says to a first request.
-func (t *trial) measure(ctx context.Context, r *recorded, p *policy.Policy) error {
+func (t *trial) measure(ctx context.Context, r *recorded, c *chain) error {
 	var times []time.Duration
 	for began := time.Now(); time.Since(began) < measureFor && len(times) < measureRequests && ctx.Err() == nil; {
 		start := time.Now()
-		if err := new(trial).run(ctx, r, p, "measure"); err != nil {
+		if _, err := c.send(ctx, r, "measure"); err != nil {
 			return err
 		}
 		times = append(times, time.Since(start))
@@ -304,65 +291,6 @@ func (t *trial) measure(ctx context.Context, r *recorded, p *policy.Policy) erro
 
 func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
-
-// testSecrets are those of a recorded request, as a policy gets at them.
-type testSecrets struct {
-	set *reference.Set
-	err error // what a policy is told a number of only
-}
-
-func (s *testSecrets) Reference(name string) (string, error) {
-	ref, err := s.set.Secret(name)
-	return ref, s.told(err)
-}
-
-func (s *testSecrets) Encode(encoding int32, text string) (string, error) {
-	ref, err := s.set.Encode(reference.Encoding(encoding), text)
-	return ref, s.told(err)
-}
-
-func (s *testSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
-	mac, err := s.set.HMAC(name, prefix, parts)
-	return mac, s.told(err)
-}
-
-func (s *testSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	signature, err := s.set.Sign(name, algorithm, data)
-	return signature, s.told(err)
-}
-
-// told is the error as policies know it.
-func (s *testSecrets) told(err error) error {
-	switch {
-	case err == nil, errors.Is(err, policy.ErrUnknown):
-		return err
-	case errors.Is(err, reference.ErrLimit):
-		return policy.ErrLimit
-	}
-	s.err = err
-	return policy.ErrBadArgument
-}
-
-// render is the request as it would leave the node.
-func (s *testSecrets) render(r *http.Request) (*message, []string, error) {
-	used, err := s.set.Render(r)
-	if err != nil {
-		return nil, nil, err
-	}
-	inBody, err := s.set.RenderBody(r)
-	if err != nil {
-		return nil, nil, err
-	}
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return nil, nil, err
-	}
-	used = append(used, inBody...)
-	slices.Sort(used)
-	headers := r.Header.Clone()
-	headers.Set("Host", r.Host)
-	return &message{Method: r.Method, URL: r.URL.String(), Headers: headers, Body: string(body)}, slices.Compact(used), nil
-}
 
 // print prints a trial for people.
 func (t *trial) print(w io.Writer) error {
@@ -396,7 +324,7 @@ func (t *trial) print(w io.Writer) error {
 	fmt.Fprintf(&b, "%-8s %.1f µs a request (median of %d, p99 %.1f µs); %s to compile %s once, %s to start an instance\n",
 		"cost", c.MedianUS, c.Requests, c.P99US, milliseconds(c.CompileMS), size(int64(c.ModuleBytes)), milliseconds(c.StartMS))
 	if c.MemoryBytes > 0 {
-		fmt.Fprintf(&b, "%-8s %s after these requests, of at most %s\n", "memory", size(int64(c.MemoryBytes)), size(int64(policy.Defaults().MemoryLimit)))
+		fmt.Fprintf(&b, "%-8s %s after these requests, of at most %s\n", "memory", size(int64(c.MemoryBytes)), size(int64(c.memoryLimit)))
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -423,4 +351,280 @@ func (m *message) print(b *strings.Builder, mark string) {
 	if left := len(m.Body) - len(body); left > 0 {
 		fmt.Fprintf(b, "%s… and %s more\n", mark, size(int64(left)))
 	}
+}
+
+// runnerLimits are those of policies; what is zero is as on a node.
+type runnerLimits = policy.Config
+
+// startFailure is the outcome of a policy that does not take its configuration.
+func (r *runner) startFailure(verdict string, err error) *outcome {
+	o := &outcome{Verdict: verdict, Reason: err.Error(), Log: r.log.take()}
+	if start := (*policy.StartError)(nil); errors.As(err, &start) {
+		o.Detail = start.Detail
+	}
+	return o
+}
+
+// runner runs policies as the node does.
+type runner struct {
+	host    *policy.Host
+	limits  policy.Config
+	log     *policyLog
+	modules map[string]runnerModule // by file or shipped name
+	offset  time.Duration           // of the policies' clock
+}
+
+type runnerModule struct {
+	*policy.Module
+	size int
+}
+
+func newRunner(limits policy.Config) (*runner, error) {
+	r := &runner{log: new(policyLog), modules: map[string]runnerModule{}}
+	defaults := policy.Defaults()
+	limits.MemoryLimit = cmp.Or(limits.MemoryLimit, defaults.MemoryLimit)
+	limits.Now = func() time.Time { return time.Now().Add(r.offset) }
+	host, err := policy.NewHost(limits)
+	if err != nil {
+		return nil, err
+	}
+	r.host, r.limits = host, limits
+	return r, nil
+}
+
+func (r *runner) close() {
+	for _, m := range r.modules {
+		m.Release()
+	}
+	r.host.Close()
+}
+
+// advance moves the policies' clock. No exchange is under way.
+func (r *runner) advance(d time.Duration) { r.offset += d }
+
+// module compiles a file, or a policy that doze ships, once.
+func (r *runner) module(ctx context.Context, path string) (runnerModule, error) {
+	if m, ok := r.modules[path]; ok {
+		return m, nil
+	}
+	name, wasm, err := readModule(path)
+	if err != nil {
+		return runnerModule{}, err
+	}
+	m, err := r.host.Compile(ctx, name, wasm)
+	if err != nil {
+		return runnerModule{}, err
+	}
+	m.Lines = r.log.add
+	r.modules[path] = runnerModule{m, len(wasm)}
+	return r.modules[path], nil
+}
+
+// step is a policy of a chain.
+type step struct {
+	module  runnerModule
+	config  json.RawMessage
+	secrets map[string]string // see testSecrets.names
+}
+
+// chain is policies that are ready to run one after another.
+type chain struct {
+	runner *runner
+	steps  []policy.Step
+	names  []map[string]string
+}
+
+// configure starts an instance of each policy.
+func (r *runner) configure(ctx context.Context, steps []step) (*chain, error) {
+	c := &chain{runner: r}
+	for _, s := range steps {
+		p, err := s.module.Configure(ctx, s.config)
+		if err != nil {
+			c.release()
+			return nil, err
+		}
+		c.steps = append(c.steps, policy.Step{Policy: p})
+		c.names = append(c.names, s.secrets)
+	}
+	return c, nil
+}
+
+func (c *chain) release() {
+	for _, s := range c.steps {
+		s.Policy.Release()
+	}
+}
+
+// send is one exchange. What policies store is apart for each namespace.
+func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outcome, error) {
+	request, err := r.request()
+	if err != nil {
+		return nil, err
+	}
+	x := &policy.Exchange{
+		Host: strings.ToLower(request.URL.Hostname()),
+		Sandbox: policy.Sandbox{
+			ID: cmp.Or(r.Sandbox.ID, "k3f9x2m7q1az"), Name: cmp.Or(r.Sandbox.Name, "test"),
+			Owner: cmp.Or(r.Sandbox.Owner, "tester"), Labels: r.Sandbox.Labels,
+		},
+	}
+	set := reference.NewSet(r.secret)
+	steps, sources := slices.Clone(c.steps), make([]*testSecrets, len(c.steps))
+	for i := range steps {
+		sources[i] = &testSecrets{set: set, names: c.names[i]}
+		steps[i].Secrets, steps[i].Namespace = sources[i], namespace
+	}
+	o := &outcome{}
+	response := httptest.NewRecorder()
+	var renderErr error
+	upstream := http.HandlerFunc(func(w http.ResponseWriter, sent *http.Request) {
+		if o.Sent, o.Secrets, renderErr = render(set, sent); renderErr != nil {
+			return
+		}
+		maps.Copy(w.Header(), http.Header(r.Response.Headers).Clone())
+		w.WriteHeader(r.Response.Status)
+		io.WriteString(w, r.Response.Body)
+	})
+	denial, err := policy.Serve(response, request.WithContext(ctx), x, steps, upstream)
+	o.Notes, o.Log = x.Notes, c.runner.log.take()
+	switch {
+	case renderErr != nil:
+		o.Verdict, o.Reason = verdictFailed, renderErr.Error()
+	case denial != nil:
+		o.Verdict, o.Reason, o.Detail = verdictDenied, denial.Reason, denial.Detail
+		if denial.Detail != "" {
+			o.Verdict = verdictFailed
+		}
+		for _, s := range sources {
+			if s.err != nil {
+				o.Detail = strings.TrimSpace(s.err.Error() + "\n" + o.Detail)
+			}
+		}
+	case err != nil:
+		return nil, err
+	default:
+		o.Verdict = verdictSent
+		if x.Answered != "" {
+			o.Verdict = verdictAnswered
+		}
+		o.Response = &message{Status: response.Code, Headers: response.Header(), Body: response.Body.String()}
+	}
+	return o, nil
+}
+
+func (r *recorded) secret(name string) ([]byte, error) {
+	value, ok := r.Secrets[name]
+	if !ok {
+		return nil, policy.ErrUnknown
+	}
+	return []byte(value), nil
+}
+
+// testSecrets are the secrets of one exchange, as one policy gets at them.
+type testSecrets struct {
+	set *reference.Set
+	// names are those that the policy uses, to names of secrets; nil: they are the same.
+	names map[string]string
+	err   error // that the policy gets only a number for
+}
+
+// named returns the secret that the policy calls so.
+func (s *testSecrets) named(name string) (string, error) {
+	if s.names == nil {
+		return name, nil
+	}
+	secret, ok := s.names[name]
+	if !ok {
+		return "", policy.ErrUnknown
+	}
+	return secret, nil
+}
+
+func (s *testSecrets) Reference(name string) (string, error) {
+	secret, err := s.named(name)
+	if err != nil {
+		return "", err
+	}
+	ref, err := s.set.Secret(secret)
+	return ref, s.told(err)
+}
+
+func (s *testSecrets) Encode(encoding int32, text string) (string, error) {
+	ref, err := s.set.Encode(reference.Encoding(encoding), text)
+	return ref, s.told(err)
+}
+
+func (s *testSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
+	secret, err := s.named(name)
+	if err != nil {
+		return nil, err
+	}
+	mac, err := s.set.HMAC(secret, prefix, parts)
+	return mac, s.told(err)
+}
+
+func (s *testSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
+	secret, err := s.named(name)
+	if err != nil {
+		return nil, err
+	}
+	signature, err := s.set.Sign(secret, algorithm, data)
+	return signature, s.told(err)
+}
+
+// told is the error as policies know it.
+func (s *testSecrets) told(err error) error {
+	switch {
+	case err == nil, errors.Is(err, policy.ErrUnknown):
+		return err
+	case errors.Is(err, reference.ErrLimit):
+		return policy.ErrLimit
+	case errors.Is(err, reference.ErrEncoding), errors.Is(err, reference.ErrUnknown),
+		errors.Is(err, reference.ErrParts), errors.Is(err, reference.ErrAlgorithm):
+		s.err = err
+		return policy.ErrBadArgument
+	}
+	return err
+}
+
+// render is the request as it would leave the node.
+func render(set *reference.Set, r *http.Request) (*message, []string, error) {
+	used, err := set.Render(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	inBody, err := set.RenderBody(r)
+	if err != nil {
+		return nil, nil, err
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, nil, err
+	}
+	used = append(used, inBody...)
+	slices.Sort(used)
+	headers := r.Header.Clone()
+	headers.Set("Host", r.Host)
+	return &message{Method: r.Method, URL: r.URL.String(), Headers: headers, Body: string(body)}, slices.Compact(used), nil
+}
+
+// policyLog keeps the lines that policies write, as "info: text".
+type policyLog struct {
+	mu    sync.Mutex
+	lines []string
+}
+
+func (l *policyLog) add(line policy.Line) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lines = append(l.lines, strings.ToLower(line.Level.String())+": "+line.Text)
+}
+
+// take returns the lines since the last take.
+func (l *policyLog) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := l.lines
+	l.lines = nil
+	return lines
 }

@@ -4,9 +4,11 @@ import (
 	"encoding/base64"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/policies"
 	"github.com/doze-run/doze/policies/builtin"
 )
 
@@ -143,6 +145,19 @@ func TestWhatCannotBeTried(t *testing.T) {
 	}
 }
 
+func TestShippedPoliciesPassTheirTests(t *testing.T) {
+	folder, err := filepath.Abs("../../policies")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := policyRig(t)
+	for _, name := range policies.Names() {
+		if got := r.doze("policy", "test", filepath.Join(folder, name, "tests.json")); got.code != 0 {
+			t.Errorf("%s: %s%s", name, got.out, got.err)
+		}
+	}
+}
+
 // TestATrialOfAShippedPolicy is about one: compiling Go's modules takes seconds.
 func TestATrialOfAShippedPolicy(t *testing.T) {
 	if _, err := builtin.Module("basic"); errors.Is(err, builtin.ErrNotBuilt) {
@@ -154,7 +169,7 @@ func TestATrialOfAShippedPolicy(t *testing.T) {
 	// One that does not start says why, and what it wrote before.
 	got := r.doze("policy", "test", "basic", "request.json")
 	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: policy basic does not start: ") ||
-		!strings.Contains(got.out, `config: "user" is missing`) || !strings.Contains(got.out, "\nlog      level=ERROR") {
+		!strings.Contains(got.out, `config: "user" is missing`) || !strings.Contains(got.out, "\nlog      error: ") {
 		t.Errorf("got %+v", got)
 	}
 	out := r.ok("policy", "test", "basic", "request.json", "--config", `{"user":"deploy"}`)

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/jsonfile"
 )
 
 func (a *app) rulesCommand() *cobra.Command {
@@ -190,14 +191,14 @@ func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox stri
 // is for the node to say.
 func parseRules(text []byte) (client.RulesUpdate, error) {
 	const want = `write a list of rules, or {"rules": [...]}`
-	if text = bytes.TrimSpace(text); len(text) == 0 {
+	trimmed := bytes.TrimLeft(text, " \t\r\n")
+	if len(trimmed) == 0 {
 		return client.RulesUpdate{}, errors.New("it is empty; " + want)
 	}
-	if text[0] == '[' {
-		if !json.Valid(text) {
-			return client.RulesUpdate{}, errors.New("it is no JSON; " + want)
-		}
-		return client.RulesUpdate{Rules: text}, nil
+	if trimmed[0] == '[' {
+		var rules json.RawMessage
+		err := jsonfile.Decode(text, &rules)
+		return client.RulesUpdate{Rules: rules}, err
 	}
 	var set struct {
 		Revision  *int64          `json:"revision"`
@@ -206,9 +207,7 @@ func parseRules(text []byte) (client.RulesUpdate, error) {
 		Rules     json.RawMessage `json:"rules"`
 		Warnings  json.RawMessage `json:"warnings"`
 	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.DisallowUnknownFields()
-	if err := dec.Decode(&set); err != nil {
+	if err := jsonfile.Decode(text, &set); err != nil {
 		return client.RulesUpdate{}, fmt.Errorf("%w; %s", err, want)
 	}
 	if set.Rules == nil {

@@ -53,7 +53,7 @@ var egressFunctions = []function{
 	}},
 	{"deny", params(2), nil, func(c *call, s []uint64) { c.deny(c.bytes(s[0], s[1])) }},
 	{"audit_note", params(2), nil, func(c *call, s []uint64) { c.note(c.bytes(s[0], s[1])) }},
-	{"now", nil, []api.ValueType{i64}, func(_ *call, s []uint64) { s[0] = uint64(time.Now().UnixNano()) }},
+	{"now", nil, []api.ValueType{i64}, func(c *call, s []uint64) { s[0] = uint64(c.instance.policy.host.config.Now().UnixNano()) }},
 	{"kv_get", params(4), params(1), func(c *call, s []uint64) {
 		key := c.string(s[0], s[1], maxKey)
 		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
@@ -197,7 +197,8 @@ func (c *call) note(text []byte) {
 // stored runs f on what the policy has stored in this exchange's namespace.
 func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) {
 	c.inExchange()
-	p, now := c.instance.policy, time.Now()
+	p := c.instance.policy
+	now := p.host.config.Now()
 	result = code(ErrLimit)
 	p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
 		n, err := f(s, now)

@@ -60,6 +60,8 @@ type Config struct {
 	Documents Documents
 	// Log takes what policies write.
 	Log *slog.Logger
+	// Now is the time that policies see, and by which what they store expires.
+	Now func() time.Time
 }
 
 // Defaults of a Host.
@@ -100,6 +102,9 @@ func (c Config) withDefaults() Config {
 	set(&c.WaitLimit, d.WaitLimit)
 	set(&c.IdleLimit, d.IdleLimit)
 	set(&c.Log, d.Log)
+	if c.Now == nil {
+		c.Now = time.Now
+	}
 	return c
 }
 

@@ -39,7 +39,7 @@ var wasiFunctions = append([]function{
 			if monotonic {
 				return uint64(time.Since(started))
 			}
-			return uint64(time.Now().UnixNano())
+			return uint64(c.instance.policy.host.config.Now().UnixNano())
 		})
 	}},
 	{"random_get", params(2), params(1), func(c *call, s []uint64) {

@@ -1,0 +1,158 @@
+// Package jsonfile reads JSON that people write: strictly, and with the line and column
+// of a mistake.
+package jsonfile
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// maxFile bounds what Read reads.
+const maxFile = 16 << 20
+
+// Read decodes a file. Errors name it.
+func Read(file string, v any) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	switch {
+	case err != nil:
+		return err
+	case len(text) > maxFile:
+		return fmt.Errorf("%s: more than %d MiB", file, maxFile>>20)
+	}
+	if err := Decode(text, v); err != nil {
+		return fmt.Errorf("%s: %w", file, err)
+	}
+	return nil
+}
+
+// Decode decodes one JSON value with the fields that v has. Errors begin with the line
+// and the column of the mistake, where they are known.
+func Decode(text []byte, v any) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.DisallowUnknownFields()
+	if err := d.Decode(v); err != nil {
+		return located(text, err)
+	}
+	end := int(d.InputOffset())
+	if rest := bytes.TrimLeft(text[end:], " \t\r\n"); len(rest) > 0 {
+		return &Error{position(text, len(text)-len(rest)), "there is more after the end of the JSON value"}
+	}
+	return nil
+}
+
+// Error is a mistake with its place.
+type Error struct {
+	Place   Place
+	Problem string
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%v: %s", e.Place, e.Problem) }
+
+// Place in a text. The column counts characters from 1.
+type Place struct{ Line, Column int }
+
+func (p Place) String() string { return fmt.Sprintf("line %d, column %d", p.Line, p.Column) }
+
+// position is the place of the byte at an offset.
+func position(text []byte, offset int) Place {
+	before := text[:min(max(offset, 0), len(text))]
+	line := bytes.LastIndexByte(before, '\n') + 1
+	return Place{bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(before[line:]) + 1}
+}
+
+func located(text []byte, err error) error {
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.Is(err, io.EOF):
+		return &Error{position(text, len(text)), "the file is empty; write a JSON value"}
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return &Error{position(text, len(text)), "the JSON value does not end"}
+	case errors.As(err, &syntax):
+		return &Error{position(text, int(syntax.Offset)-1), "invalid JSON: " + syntax.Error()}
+	case errors.As(err, &kind):
+		// The offset is that of the value's end, or behind a bracket.
+		return &Error{position(text, int(kind.Offset)-1), fmt.Sprintf("%s is a JSON %s; it should be %s", field(kind.Field), kind.Value, expected(kind))}
+	}
+	// encoding/json has no type for it.
+	if quoted, ok := strings.CutPrefix(err.Error(), "json: unknown field "); ok {
+		if name, unquoteErr := strconv.Unquote(quoted); unquoteErr == nil {
+			problem := "unknown field " + quoted
+			if at := onlyKey(text, name); at >= 0 {
+				return &Error{position(text, at), problem}
+			}
+			return errors.New(problem)
+		}
+	}
+	return err
+}
+
+func field(name string) string {
+	if name == "" {
+		return "the value"
+	}
+	return name
+}
+
+func expected(e *json.UnmarshalTypeError) string {
+	switch e.Type.Kind().String() {
+	case "struct", "map":
+		return "an object"
+	case "slice", "array":
+		return "a list"
+	case "string":
+		return "text"
+	case "bool":
+		return "true or false"
+	}
+	return "a number"
+}
+
+// onlyKey returns where a key is that the text has once, or -1.
+func onlyKey(text []byte, name string) int {
+	d := json.NewDecoder(bytes.NewReader(text))
+	type frame struct{ object, key bool }
+	stack, found := []frame{}, -1
+	for {
+		token, err := d.Token()
+		if err != nil {
+			return found
+		}
+		top := len(stack) - 1
+		if delim, ok := token.(json.Delim); ok {
+			switch delim {
+			case '{', '[':
+				if top >= 0 && stack[top].object {
+					stack[top].key = true // a key follows its value
+				}
+				stack = append(stack, frame{delim == '{', true})
+			default:
+				stack = stack[:top]
+			}
+			continue
+		}
+		if top < 0 || !stack[top].object {
+			continue
+		}
+		if stack[top].key && token == name {
+			if found >= 0 {
+				return -1
+			}
+			end := int(d.InputOffset())
+			found = bytes.LastIndexByte(text[:end-1], '"')
+		}
+		stack[top].key = !stack[top].key
+	}
+}
