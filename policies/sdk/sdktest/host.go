@@ -3,7 +3,6 @@
 package sdktest
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/binary"
 	"encoding/json"
@@ -12,30 +11,55 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// host is the node in one exchange. As the node does, it panics at what the ABI
-// forbids.
+// Limits of the node.
+const (
+	maxBody        = 1 << 20 // of a request or response, in memory
+	maxURI         = 16 << 10
+	maxMethod      = 64
+	maxFields      = 256 // of a header
+	maxHeaderBytes = 64 << 10
+	maxReason      = 512
+	maxNotes       = 8
+	maxNote        = 256
+	maxLine        = 1 << 10 // of the log
+)
+
+const allFeatures = abi.BufferRequest | abi.BufferResponse | abi.Trailers | abi.RequestOnly
+
+type phase int
+
+const (
+	starting phase = iota
+	beforeNext
+	afterNext
+)
+
+// host is the node in one exchange. Where the node ends the policy, it panics.
 type host struct {
-	policy    *Policy
-	features  uint32
-	url       *url.URL
-	afterNext bool
+	policy   *Policy
+	phase    phase
+	features uint32
+	url      *url.URL
 
 	method, protocol, uri string
-	requestHeader         http.Header
-	requestTrailer        http.Header
-	status                int
-	responseHeader        http.Header
-	responseTrailer       http.Header
-	came                  [2][]byte        // bodies as they came
-	read                  [2]int           // how far they were read
-	written               [2]*bytes.Buffer // bodies that replace them
+	host                  string
+	header, trailer       http.Header
+	body                  requestBody
+	own                   answer  // what the policy answers instead of the upstream
+	upstream              *answer // what came back
+	buffered              bool    // the policy may change it
+	weight                struct{ request, response, trailer weight }
 
 	references references
+	signs      int
 	sent       Result
 	denied     bool
 	reason     string
@@ -45,25 +69,70 @@ type host struct {
 
 var _ abi.Host = (*host)(nil)
 
+// requestBody is the body of the request as the policy sees it.
+type requestBody struct {
+	came     []byte
+	read     int
+	consumed bool   // it was read and is gone
+	written  []byte // what is sent instead; nil: what came
+}
+
+// answer is a response.
+type answer struct {
+	status          int
+	header, trailer http.Header
+	body            []byte
+	read            int
+	written         bool // by the policy, in its current function
+}
+
+// fail is what the node does with a policy that breaks a rule of the ABI.
+func fail(format string, args ...any) {
+	panic("sdktest: the node stops the policy: " + fmt.Sprintf(format, args...))
+}
+
+// refusal stops the policy for what is not its mistake: a message or a secret.
+type refusal struct{ reason string }
+
+func refuse(format string, args ...any) { panic(refusal{fmt.Sprintf(format, args...)}) }
+
+func refuseLength(format string, args ...any) {
+	refuse("the policy was stopped: "+format, args...)
+}
+
+// stopping calls f, and denies the exchange if it ends with a refusal.
+func (h *host) stopping(f func()) {
+	defer func() {
+		switch reason := recover().(type) {
+		case nil:
+		case refusal:
+			h.denied, h.reason = true, reason.reason
+		default:
+			panic(reason)
+		}
+	}()
+	f()
+}
+
 func newHost(p *Policy, r *http.Request) *host {
 	h := &host{
-		policy: p, features: p.features, url: r.URL,
+		policy: p, phase: beforeNext, features: p.features, url: r.URL,
 		method: r.Method, protocol: r.Proto, uri: pathAndQuery(r.URL),
-		requestHeader: r.Header.Clone(), requestTrailer: r.Trailer.Clone(),
-		status: 200, responseHeader: http.Header{}, responseTrailer: http.Header{},
+		host: cmp.Or(r.Host, r.URL.Host), header: r.Header.Clone(), trailer: r.Trailer.Clone(),
+		own: answer{header: http.Header{}, trailer: http.Header{}},
 	}
-	if h.requestTrailer == nil {
-		h.requestTrailer = http.Header{}
+	h.header.Del("Host")
+	if h.trailer == nil {
+		h.trailer = http.Header{}
 	}
-	h.requestHeader.Set("Host", cmp.Or(r.Host, r.URL.Host))
 	if r.Body != nil {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			panic(err)
 		}
-		h.came[abi.RequestBody] = body
+		h.body.came = body
 		if r.ContentLength > 0 {
-			h.requestHeader.Set("Content-Length", fmt.Sprint(r.ContentLength))
+			h.header.Set("Content-Length", fmt.Sprint(r.ContentLength))
 		}
 	}
 	return h
@@ -77,95 +146,225 @@ func put(buf []byte, text string) uint32 {
 	return uint32(len(text))
 }
 
-func (h *host) need(feature uint32, what string) {
-	if h.features&feature == 0 {
-		panic("sdktest: the policy needs a feature for " + what + ": see sdk.Policy.Features")
+// printable is text as the node keeps it: one line, so many bytes.
+func printable(s string, limit int) string {
+	s = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, strings.ToValidUTF8(s, "\uFFFD"))
+	if s = strings.TrimSpace(s); len(s) <= limit {
+		return s
+	}
+	for limit > 0 && !utf8.RuneStart(s[limit]) {
+		limit--
+	}
+	return s[:limit]
+}
+
+func (h *host) inExchange() {
+	if h.phase == starting {
+		fail("it asked for a request while it was starting")
 	}
 }
 
 // beforeNext guards what concerns the request.
 func (h *host) beforeNext(what string) {
-	if h.afterNext {
-		panic("sdktest: too late to change " + what)
+	if h.inExchange(); h.phase != beforeNext {
+		fail("it %s after the request was sent", what)
 	}
 }
 
-// responseMutable guards what concerns the response.
-func (h *host) responseMutable(what string) {
-	if h.afterNext {
-		h.need(abi.BufferResponse, "changing "+what)
+// answer is what the policy works on: its own before the request is sent, then the
+// upstream's, if it is kept for it.
+func (h *host) answer(what string) *answer {
+	switch h.inExchange(); {
+	case h.phase == beforeNext:
+		return &h.own
+	case h.buffered:
+		return h.upstream
 	}
+	fail("it %s after the response was sent, without BufferResponse in sdk.Policy.Features", what)
+	return nil
 }
+
+func (h *host) maxBody() int { return cmp.Or(h.policy.MaxBody, maxBody) }
 
 func (h *host) EnableFeatures(features uint32) uint32 {
-	h.features |= features
+	if h.phase == afterNext {
+		fail("it enabled features after the request was sent")
+	}
+	h.features |= features & allFeatures
 	return h.features
 }
 
-func (h *host) GetConfig(buf []byte) uint32        { return put(buf, h.policy.config) }
-func (h *host) LogEnabled(level int32) bool        { return level >= abi.Info }
-func (h *host) Log(_ int32, message string)        { h.log = append(h.log, message) }
-func (h *host) GetMethod(buf []byte) uint32        { return put(buf, h.method) }
-func (h *host) GetURI(buf []byte) uint32           { return put(buf, h.uri) }
-func (h *host) GetSourceAddr(buf []byte) uint32    { return put(buf, "198.18.0.2:40000") }
-func (h *host) GetStatusCode() uint32              { return uint32(h.status) }
-func (h *host) GetProtocolVersion(b []byte) uint32 { return put(b, h.protocol) }
+func (h *host) GetConfig(buf []byte) uint32 { return put(buf, h.policy.config) }
+
+func (h *host) LogEnabled(level int32) bool { return level >= abi.Info && level <= abi.Error }
+
+func (h *host) Log(level int32, message string) {
+	if level >= abi.Debug && level <= abi.Error {
+		h.log = append(h.log, printable(message[:min(len(message), maxLine)], maxLine))
+	}
+}
+
+func (h *host) GetMethod(buf []byte) uint32 {
+	h.inExchange()
+	return put(buf, h.method)
+}
+
+func (h *host) GetURI(buf []byte) uint32 {
+	h.inExchange()
+	return put(buf, h.uri)
+}
+
+func (h *host) GetSourceAddr(buf []byte) uint32 {
+	h.inExchange()
+	return put(buf, "198.18.0.2:40000")
+}
+
+func (h *host) GetProtocolVersion(buf []byte) uint32 {
+	h.inExchange()
+	return put(buf, h.protocol)
+}
+
+func (h *host) GetStatusCode() uint32 {
+	return uint32(cmp.Or(h.answer("reads the status").status, http.StatusOK))
+}
 
 func (h *host) SetMethod(method string) {
-	h.beforeNext("the method")
+	h.beforeNext("sets the method")
+	if !isToken(method) || len(method) > maxMethod || method == http.MethodConnect {
+		fail("%.40q is not a method that a policy can set", method)
+	}
 	h.method = method
 }
 
 func (h *host) SetURI(uri string) {
-	h.beforeNext("the URI")
-	if !strings.HasPrefix(uri, "/") {
-		panic("sdktest: a URI begins with /, not " + uri)
+	h.beforeNext("sets the URI")
+	uri = cmp.Or(uri, "/")
+	if len(uri) > maxURI {
+		fail("its URI has more than %d bytes", maxURI)
+	}
+	if uri[0] != '/' || strings.ContainsFunc(uri, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '#' }) {
+		fail("%.80q is not a path with a query: it begins with a slash, and has no spaces, no # and nothing beyond ASCII", uri)
+	}
+	path, _, _ := strings.Cut(uri, "?")
+	if _, err := url.PathUnescape(path); err != nil {
+		fail("%.80q is not a path: %v", path, err)
 	}
 	h.uri = uri
 }
 
 func (h *host) SetStatusCode(code uint32) {
-	h.responseMutable("the status")
-	h.status = int(code)
+	if code < 200 || code > 999 {
+		fail("%d is not a status of an answer", code)
+	}
+	h.answer("sets the status").status = int(code)
 }
 
-func (h *host) header(kind uint32) http.Header {
+// fields of a kind, and what bounds them. The policy changes them if change is true.
+func (h *host) fields(kind uint32, change bool) (http.Header, *weight) {
+	h.inExchange()
+	response := func(what string, of func(*answer) http.Header) http.Header {
+		if h.phase == afterNext && !h.buffered && !change {
+			return of(h.upstream)
+		}
+		return of(h.answer(what))
+	}
 	switch kind {
 	case abi.RequestHeader:
-		return h.requestHeader
+		if change {
+			h.beforeNext("changes the request's header")
+		}
+		return h.header, &h.weight.request
+	case abi.RequestTrailer:
+		if change {
+			h.beforeNext("changes the request's trailer")
+		}
+		return h.trailer, &h.weight.trailer
 	case abi.ResponseHeader:
-		return h.responseHeader
+		return response("changes the response's header", func(a *answer) http.Header { return a.header }), &h.weight.response
+	case abi.ResponseTrailer:
+		return response("changes the response's trailer", func(a *answer) http.Header { return a.trailer }), &h.weight.trailer
 	}
-	h.need(abi.Trailers, "trailers")
-	if kind == abi.RequestTrailer {
-		return h.requestTrailer
-	}
-	return h.responseTrailer
+	fail("there is no header of kind %d", kind)
+	return nil, nil
 }
 
-// kept are headers that a policy cannot change: the node makes them. It passes
-// over changes of Content-Length, which a test should hear of too.
-var kept = []string{
-	"Host", "Connection", "Content-Length", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
+// reserved are headers that the node makes itself.
+var reserved = []string{
+	"Host", "Connection", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-func (h *host) mutable(kind uint32, name string) http.Header {
-	if kind == abi.RequestHeader || kind == abi.RequestTrailer {
-		h.beforeNext(name)
-	} else {
-		h.responseMutable(name)
-	}
-	if slices.Contains(kept, http.CanonicalHeaderKey(name)) {
-		panic("sdktest: the node does not let a policy change " + name)
-	}
-	return h.header(kind)
+// weight bounds a header.
+type weight struct {
+	known         bool
+	fields, bytes int
 }
 
-func checkValue(value string) {
-	if strings.ContainsAny(value, "\r\n\x00") {
-		panic("sdktest: a header's value is one line")
+// canonical is a header's name as http.Header has it.
+func canonical(name string) string {
+	if len(name) > maxHeaderBytes || !isToken(name) {
+		fail("%.40q is not a name of a header", name)
 	}
+	return http.CanonicalHeaderKey(name)
+}
+
+// mutable says whether a header is the policy's to change. The node computes
+// Content-Length, and passes over changes of it.
+func mutable(key string) bool {
+	if slices.Contains(reserved, key) {
+		fail("it changes header %s, which is the node's", key)
+	}
+	return key != "Content-Length"
+}
+
+func (w *weight) change(header http.Header, name, value string, add bool) {
+	key := canonical(name)
+	if !mutable(key) {
+		return
+	}
+	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+		fail("its value of header %.40q holds a line break or another control character", key)
+	}
+	if !add {
+		w.drop(header, key)
+	}
+	if !w.known {
+		w.known = true
+		for key, values := range header {
+			for _, v := range values {
+				w.fields++
+				w.bytes += len(key) + len(v)
+			}
+		}
+	}
+	w.fields++
+	w.bytes += len(key) + len(value)
+	if w.fields > maxFields || w.bytes > maxHeaderBytes {
+		fail("a header has more than %d fields or %d bytes", maxFields, maxHeaderBytes)
+	}
+	header[key] = append(header[key], value)
+}
+
+func (w *weight) drop(header http.Header, key string) {
+	if w.known {
+		for _, v := range header[key] {
+			w.fields--
+			w.bytes -= len(key) + len(v)
+		}
+	}
+	delete(header, key)
+}
+
+// isToken says whether a text is a token (RFC 9110, section 5.6.2).
+func isToken(s string) bool {
+	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return !(r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
+	})
 }
 
 func putAll(buf []byte, texts []string) uint64 {
@@ -177,79 +376,120 @@ func putAll(buf []byte, texts []string) uint64 {
 }
 
 func (h *host) GetHeaderNames(kind uint32, buf []byte) uint64 {
+	header, _ := h.fields(kind, false)
 	var names []string
-	for name := range h.header(kind) {
-		names = append(names, strings.ToLower(name))
+	for name, values := range header {
+		if len(values) > 0 {
+			names = append(names, strings.ToLower(name))
+		}
+	}
+	if kind == abi.RequestHeader {
+		names = append(names, "host")
 	}
 	slices.Sort(names)
 	return putAll(buf, names)
 }
 
 func (h *host) GetHeaderValues(kind uint32, name string, buf []byte) uint64 {
-	return putAll(buf, h.header(kind).Values(name))
+	header, _ := h.fields(kind, false)
+	if kind == abi.RequestHeader && strings.EqualFold(name, "Host") {
+		return putAll(buf, []string{h.host})
+	}
+	return putAll(buf, header.Values(name))
 }
 
 func (h *host) SetHeaderValue(kind uint32, name, value string) {
-	checkValue(value)
-	h.mutable(kind, name).Set(name, value)
+	header, weight := h.fields(kind, true)
+	weight.change(header, name, value, false)
 }
 
 func (h *host) AddHeaderValue(kind uint32, name, value string) {
-	checkValue(value)
-	h.mutable(kind, name).Add(name, value)
+	header, weight := h.fields(kind, true)
+	weight.change(header, name, value, true)
 }
 
-func (h *host) RemoveHeader(kind uint32, name string) { h.mutable(kind, name).Del(name) }
+func (h *host) RemoveHeader(kind uint32, name string) {
+	header, weight := h.fields(kind, true)
+	if key := canonical(name); mutable(key) {
+		weight.drop(header, key)
+	}
+}
 
 func (h *host) ReadBody(kind uint32, buf []byte) uint64 {
+	h.inExchange()
 	if len(buf) == 0 {
-		panic("sdktest: reading into nothing")
+		fail("it reads a body into no memory at all")
 	}
-	if kind == abi.ResponseBody {
-		h.need(abi.BufferResponse, "reading the response's body")
-	} else {
-		h.beforeNext("the request's body")
+	switch kind {
+	case abi.RequestBody:
+		return h.readRequest(buf)
+	case abi.ResponseBody:
+		a := h.answer("reads the response's body")
+		return next(a.body, &a.read, buf)
 	}
-	limit := h.policy.MaxBody
-	if limit == 0 {
-		limit = 1 << 20
-	}
-	if len(h.came[kind]) > limit {
-		h.Deny("the body is too large for a policy that reads it")
-		return abi.EOF
-	}
-	n := copy(buf, h.came[kind][h.read[kind]:])
-	h.read[kind] += n
-	if h.read[kind] == len(h.came[kind]) {
+	fail("there is no body of kind %d", kind)
+	return 0
+}
+
+// next gives what follows of a body.
+func next(body []byte, read *int, buf []byte) uint64 {
+	n := copy(buf, body[*read:])
+	if *read += n; *read == len(body) {
 		return abi.EOF | uint64(n)
 	}
 	return uint64(n)
 }
 
-func (h *host) WriteBody(kind uint32, body []byte) {
-	if kind == abi.ResponseBody {
-		h.responseMutable("the response's body")
-	} else {
-		h.beforeNext("the request's body")
+func (h *host) readRequest(buf []byte) uint64 {
+	if h.features&abi.BufferRequest == 0 {
+		if h.phase != beforeNext {
+			fail("it reads the request's body after the request was sent, without BufferRequest in sdk.Policy.Features")
+		}
+		h.body.consumed = true
+	} else if limit := h.maxBody(); len(h.body.came) > limit {
+		refuseLength("it looks at or writes the whole body of the request, which has more than %d bytes", limit)
 	}
-	if h.written[kind] == nil {
-		h.written[kind] = &bytes.Buffer{}
-	}
-	h.written[kind].Write(body)
+	return next(h.body.came, &h.body.read, buf)
 }
 
-// requestBody is what goes upstream: without buffering, what was read is gone.
+func (h *host) WriteBody(kind uint32, body []byte) {
+	switch kind {
+	case abi.RequestBody:
+		h.beforeNext("writes the request's body")
+		if len(h.body.written)+len(body) > h.maxBody() {
+			refuseLength("it looks at or writes the whole body of the request, which has more than %d bytes", h.maxBody())
+		}
+		h.body.written = append(append([]byte{}, h.body.written...), body...)
+	case abi.ResponseBody:
+		a := h.answer("writes the response's body")
+		if !a.written {
+			a.body, a.written, a.read = nil, true, 0
+		}
+		if len(a.body)+len(body) > h.maxBody() {
+			refuseLength("it writes more than %d bytes of a response", h.maxBody())
+		}
+		a.body = append(a.body, body...)
+	default:
+		fail("there is no body of kind %d", kind)
+	}
+}
+
+// requestBody is what goes upstream.
 func (h *host) requestBody() []byte {
 	switch {
-	case h.written[abi.RequestBody] != nil:
-		return h.written[abi.RequestBody].Bytes()
-	case h.features&abi.BufferRequest != 0:
-		return h.came[abi.RequestBody]
+	case h.body.written != nil:
+		if h.header.Get("Content-Length") != "" {
+			h.header.Set("Content-Length", strconv.Itoa(len(h.body.written)))
+		}
+		return h.body.written
+	case h.body.consumed:
+		fail("it read the request's body without BufferRequest in sdk.Policy.Features, and then passed the request on without it")
 	}
-	return h.came[abi.RequestBody][h.read[abi.RequestBody]:]
+	return h.body.came
 }
 
 func (h *host) Sandbox(buf []byte) int32 {
+	h.inExchange()
 	text, err := json.Marshal(h.policy.Sandbox)
 	if err != nil {
 		panic(err)
@@ -257,23 +497,27 @@ func (h *host) Sandbox(buf []byte) int32 {
 	return int32(put(buf, string(text)))
 }
 
-func (h *host) HostName(buf []byte) int32 { return int32(put(buf, h.url.Hostname())) }
+func (h *host) HostName(buf []byte) int32 {
+	h.inExchange()
+	return int32(put(buf, h.url.Hostname()))
+}
 
 func (h *host) Deny(reason string) {
-	if !h.denied {
-		h.denied, h.reason = true, reason
+	if h.inExchange(); !h.denied {
+		h.denied, h.reason = true, cmp.Or(printable(reason[:min(len(reason), 2*maxReason)], maxReason), "denied by a policy")
 	}
 }
 
 func (h *host) AuditNote(note string) {
-	if len(h.notes) < 8 {
-		h.notes = append(h.notes, note[:min(len(note), 256)])
+	if h.inExchange(); len(h.notes) < maxNotes {
+		h.notes = append(h.notes, printable(note[:min(len(note), 2*maxNote)], maxNote))
 	}
 }
 
 func (h *host) Now() int64 { return h.policy.Now.UnixNano() }
 
 func (h *host) KVGet(key string, buf []byte) int32 {
+	h.inExchange()
 	value, ok := h.policy.kv.get(key, h.policy.Now)
 	if !ok {
 		return abi.NotFound
@@ -282,11 +526,15 @@ func (h *host) KVGet(key string, buf []byte) int32 {
 }
 
 func (h *host) KVSet(key string, value []byte, ttl int64) int32 {
+	h.inExchange()
 	return h.policy.kv.set(key, value, ttl, h.policy.Now)
 }
 
 func (h *host) KVAdd(key string, delta, ttl int64, out *[8]byte) int32 {
+	h.inExchange()
 	sum, code := h.policy.kv.add(key, delta, ttl, h.policy.Now)
-	binary.LittleEndian.PutUint64(out[:], uint64(sum))
+	if code == 0 {
+		binary.LittleEndian.PutUint64(out[:], uint64(sum))
+	}
 	return code
 }

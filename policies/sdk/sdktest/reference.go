@@ -6,6 +6,7 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/elliptic"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/rsa"
@@ -15,64 +16,197 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"encoding/pem"
-	"regexp"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
+// Limits of the node.
+const (
+	maxReferences = 64
+	maxReference  = 192 << 10 // bytes that one stands for
+	maxHeld       = 1 << 20   // bytes that all of them stand for
+	maxName       = 256
+	maxText       = 64 << 10 // that is encoded, signed or hashed
+	maxParts      = 16
+	maxSigns      = 4 // of a request
+	maxPrivateKey = 5 << 10
+)
+
 // references stand for secrets and for encoded text, until the policy has ended.
-type references map[string]string
-
-var reference = regexp.MustCompile(`doze-ref-[a-z2-7]{26}`)
-
-func (h *host) refer(value string, buf []byte) int32 {
-	if h.references == nil {
-		h.references = references{}
-	}
-	for ref, v := range h.references {
-		if v == value {
-			return int32(put(buf, ref))
-		}
-	}
-	ref := "doze-ref-" + strings.ToLower(rand.Text())
-	h.references[ref] = value
-	return int32(put(buf, ref))
+type references struct {
+	prefix  string // of all, empty until there is one
+	entries []refEntry
+	held    int
 }
 
+type refEntry struct {
+	text, value string
+	secret      string // its name, if the value is just that
+	escaped     bool
+}
+
+const lead = "doze-ref-"
+
+// length of a reference: lead, 26 random characters, two digits.
+const length = len(lead) + 26 + len("-00")
+
+func (r *references) add(e refEntry) (string, bool) {
+	if len(r.entries) == maxReferences || len(e.value) > maxReference || r.held+len(e.value) > maxHeld {
+		return "", false
+	}
+	if r.prefix == "" {
+		r.prefix = lead + rand.Text() + "-"
+	}
+	e.text = fmt.Sprintf("%s%02d", r.prefix, len(r.entries))
+	r.entries = append(r.entries, e)
+	r.held += len(e.value)
+	return e.text, true
+}
+
+// in says whether a text has a reference, or the beginning of one.
+func (r *references) in(text string) bool { return r.prefix != "" && strings.Contains(text, r.prefix) }
+
 // render puts values in the place of references.
-func (h *host) render(text string) string {
-	return reference.ReplaceAllStringFunc(text, func(ref string) string {
-		if value, ok := h.references[ref]; ok {
-			return value
+func (r *references) render(text string, value func(refEntry) string) (string, error) {
+	if !r.in(text) {
+		return text, nil
+	}
+	var b strings.Builder
+	for {
+		before, _, found := strings.Cut(text, r.prefix)
+		b.WriteString(before)
+		if !found {
+			return b.String(), nil
 		}
-		return ref
-	})
+		text = text[len(before):]
+		i := slices.IndexFunc(r.entries, func(e refEntry) bool { return strings.HasPrefix(text, e.text) })
+		if i < 0 {
+			return "", errors.New("a reference that was not given out, or only a part of one")
+		}
+		b.WriteString(value(r.entries[i]))
+		text = text[length:]
+	}
+}
+
+func asIs(e refEntry) string { return e.value }
+
+func inURL(e refEntry) string {
+	if e.escaped {
+		return e.value
+	}
+	return percent(e.value)
+}
+
+// rendered is the request as it is sent.
+func (h *host) rendered(body string) Result {
+	check := func(place string, err error) {
+		if err != nil {
+			refuse("%s: %v", place, err)
+		}
+	}
+	if h.references.in(h.method) {
+		check("method", errors.New("no place for a secret"))
+	}
+	sent := Result{Method: h.method, Header: http.Header{"Host": {h.host}}}
+	var err error
+	path, query, found := strings.Cut(h.uri, "?")
+	path, err = h.references.render(path, inURL)
+	check("path", err)
+	query, err = h.references.render(query, inURL)
+	check("query", err)
+	if sent.URI = path; found {
+		sent.URI += "?" + query
+	}
+	for name, values := range h.header {
+		if h.references.prefix != "" && strings.Contains(strings.ToLower(name), strings.ToLower(h.references.prefix)) {
+			check("name of a header", errors.New("no place for a secret"))
+		}
+		for _, v := range values {
+			rendered, err := h.references.render(v, asIs)
+			check("header "+name, err)
+			if rendered != v && strings.ContainsFunc(rendered, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+				check("header "+name, errors.New("the secret has line breaks or control characters, which no header can hold"))
+			}
+			sent.Header[name] = append(sent.Header[name], rendered)
+		}
+	}
+	if h.body.written == nil { // what the client wrote has no references
+		sent.Body = body
+		return sent
+	}
+	sent.Body, err = h.references.render(body, asIs)
+	check("body", err)
+	if sent.Header.Get("Content-Length") != "" {
+		sent.Header.Set("Content-Length", fmt.Sprint(len(sent.Body)))
+	}
+	return sent
+}
+
+// usable says whether a secret can be used now; otherwise code is why not.
+func (h *host) usable(name string) (code int32, ok bool) {
+	switch {
+	case h.phase != beforeNext:
+		return abi.NotAllowed, false
+	case name == "" || len(name) > maxName:
+		return abi.BadArgument, false
+	}
+	return 0, true
 }
 
 func (h *host) SecretRef(name string, buf []byte) int32 {
+	if code, ok := h.usable(name); !ok {
+		return code
+	}
+	for _, e := range h.references.entries {
+		if e.secret == name {
+			return int32(put(buf, e.text))
+		}
+	}
 	value, ok := h.policy.Secrets[name]
 	if !ok {
 		return abi.NotFound
 	}
-	return h.refer(value, buf)
+	ref, ok := h.references.add(refEntry{value: value, secret: name})
+	if !ok {
+		return abi.LimitHit
+	}
+	return int32(put(buf, ref))
 }
 
 func (h *host) EncodeRef(encoding uint32, text string, buf []byte) int32 {
-	text = h.render(text)
-	switch encoding {
-	case abi.Base64:
-		text = base64.StdEncoding.EncodeToString([]byte(text))
-	case abi.Base64URL:
-		text = base64.RawURLEncoding.EncodeToString([]byte(text))
-	case abi.Hex:
-		text = hex.EncodeToString([]byte(text))
-	case abi.Percent:
-		text = percent(text)
-	default:
+	switch {
+	case h.phase != beforeNext:
+		return abi.NotAllowed
+	case encoding > abi.Percent || len(text) > maxText:
 		return abi.BadArgument
 	}
-	return h.refer(text, buf)
+	value, err := h.references.render(text, asIs)
+	switch {
+	case err != nil:
+		return abi.BadArgument
+	case len(value) > maxReference:
+		return abi.LimitHit
+	}
+	switch encoding {
+	case abi.Base64:
+		value = base64.StdEncoding.EncodeToString([]byte(value))
+	case abi.Base64URL:
+		value = base64.RawURLEncoding.EncodeToString([]byte(value))
+	case abi.Hex:
+		value = hex.EncodeToString([]byte(value))
+	case abi.Percent:
+		value = percent(value)
+	}
+	ref, ok := h.references.add(refEntry{value: value, escaped: encoding == abi.Percent})
+	if !ok {
+		return abi.LimitHit
+	}
+	return int32(put(buf, ref))
 }
 
 // percent escapes all but RFC 3986's unreserved characters.
@@ -89,68 +223,86 @@ func percent(text string) string {
 }
 
 func (h *host) HMACSHA256(name, prefix string, parts, buf []byte) int32 {
+	if code, ok := h.usable(name); !ok {
+		return code
+	}
+	if len(prefix) > maxName || len(parts) > maxText {
+		return abi.BadArgument
+	}
+	var list [][]byte
+	for len(parts) > 0 {
+		if len(parts) < 4 || uint64(len(parts)-4) < uint64(binary.LittleEndian.Uint32(parts)) || len(list) == maxParts {
+			return abi.BadArgument
+		}
+		size := binary.LittleEndian.Uint32(parts)
+		list, parts = append(list, parts[4:4+size]), parts[4+size:]
+	}
+	if len(list) == 0 {
+		return abi.BadArgument
+	}
 	secret, ok := h.policy.Secrets[name]
 	if !ok {
 		return abi.NotFound
 	}
-	key, n := []byte(prefix+secret), 0
-	for ; len(parts) > 0; n++ {
-		if len(parts) < 4 || uint32(len(parts)-4) < binary.LittleEndian.Uint32(parts) {
-			return abi.BadArgument
-		}
-		size := binary.LittleEndian.Uint32(parts)
+	key := []byte(prefix + secret)
+	for _, part := range list {
 		mac := hmac.New(sha256.New, key)
-		mac.Write(parts[4 : 4+size])
-		key, parts = mac.Sum(nil), parts[4+size:]
-	}
-	if n < 1 || n > 16 {
-		return abi.BadArgument
+		mac.Write(part)
+		key = mac.Sum(nil)
 	}
 	return int32(put(buf, string(key)))
 }
 
 func (h *host) Sign(name string, algorithm uint32, data, buf []byte) int32 {
+	if code, ok := h.usable(name); !ok {
+		return code
+	}
+	if len(data) > maxText || algorithm < abi.RS256 || algorithm > abi.ES256 {
+		return abi.BadArgument
+	}
+	if h.signs++; h.signs > maxSigns {
+		return abi.LimitHit
+	}
 	secret, ok := h.policy.Secrets[name]
 	if !ok {
 		return abi.NotFound
 	}
 	sum := sha256.Sum256(data)
-	var sig []byte
-	var err error
 	switch key := parseKey(secret).(type) {
 	case *rsa.PrivateKey:
-		if algorithm != abi.RS256 {
-			return abi.BadArgument
+		if algorithm == abi.RS256 {
+			sig, err := rsa.SignPKCS1v15(nil, key, crypto.SHA256, sum[:])
+			if err != nil {
+				refuse("secret %s: %v", name, err)
+			}
+			return int32(put(buf, string(sig)))
 		}
-		sig, err = key.Sign(rand.Reader, sum[:], crypto.SHA256)
 	case ed25519.PrivateKey:
-		if algorithm != abi.EdDSA {
-			return abi.BadArgument
+		if algorithm == abi.EdDSA {
+			return int32(put(buf, string(ed25519.Sign(key, data))))
 		}
-		sig = ed25519.Sign(key, data)
 	case *ecdsa.PrivateKey:
-		if algorithm != abi.ES256 || key.Curve.Params().BitSize != 256 {
-			return abi.BadArgument
-		}
-		r, s, signErr := ecdsa.Sign(rand.Reader, key, sum[:])
-		if err = signErr; err == nil {
-			sig = make([]byte, 64)
+		if algorithm == abi.ES256 && key.Curve == elliptic.P256() {
+			r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
+			if err != nil {
+				refuse("secret %s: %v", name, err)
+			}
+			sig := make([]byte, 64)
 			r.FillBytes(sig[:32])
 			s.FillBytes(sig[32:])
+			return int32(put(buf, string(sig)))
 		}
-	default:
-		return abi.BadArgument
+	case nil:
+		refuse("secret %s: no private key in PEM of at most %d bytes that can be read: PKCS #8, PKCS #1 or SEC 1, not encrypted", name, maxPrivateKey)
 	}
-	if err != nil {
-		return abi.BadArgument
-	}
-	return int32(put(buf, string(sig)))
+	refuse("secret %s is a key of another kind: RS256 takes RSA, EdDSA takes Ed25519, ES256 takes EC P-256", name)
+	return 0
 }
 
 // parseKey is a private key in PEM: PKCS #8, PKCS #1 or SEC 1. Nil if it is none.
 func parseKey(text string) any {
 	block, _ := pem.Decode([]byte(text))
-	if block == nil {
+	if block == nil || len(block.Bytes) > maxPrivateKey {
 		return nil
 	}
 	if key, err := x509.ParsePKCS8PrivateKey(block.Bytes); err == nil {

@@ -12,12 +12,18 @@
 //		}
 //	}
 //
+// Where the node would stop the policy, because it breaks a rule of the ABI or exceeds
+// a limit, Send panics with the reason. What is not the policy's mistake is denied, as the
+// node does: a message that is too long for a policy that looks at it whole, a secret that
+// is not a key.
+//
 // The policy is the one that the tested program gives to sdk.Serve. Tests of this
 // package are not run in parallel: a program has one policy.
 package sdktest
 
 import (
 	"bytes"
+	"cmp"
 	"io"
 	"maps"
 	"net/http"
@@ -85,7 +91,7 @@ var running *Policy
 
 // start is what happens to an instance before its first exchange.
 func (p *Policy) start() error {
-	h := &host{policy: p}
+	h := &host{policy: p, phase: starting}
 	var err error
 	abi.With(h, func() { err = abi.Loaded.Start() })
 	p.features, running = h.features, p
@@ -135,44 +141,46 @@ func (p *Policy) Send(r *http.Request) Result {
 	}
 	h := newHost(p, r)
 	var next uint64
-	abi.With(h, func() { next = abi.Loaded.HandleRequest() })
-	if !h.denied && next&1 == 1 {
+	h.stopping(func() {
+		abi.With(h, func() { next = abi.Loaded.HandleRequest() })
+		if h.denied || uint32(next) != 1 {
+			return
+		}
 		h.forward()
-		abi.With(h, func() { abi.Loaded.HandleResponse(uint32(next>>32), 0) })
-	}
+		if h.buffered || h.features&abi.RequestOnly == 0 {
+			abi.With(h, func() { abi.Loaded.HandleResponse(uint32(next>>32), 0) })
+		}
+	})
 	return h.result()
 }
 
 // forward sends what the policy made to the upstream.
 func (h *host) forward() {
-	sent := Result{
-		Method: h.method, URI: h.render(h.uri), Header: http.Header{},
-		Body: h.render(string(h.requestBody())),
-	}
-	for name, values := range h.requestHeader {
-		for _, v := range values {
-			sent.Header.Add(name, h.render(v))
-		}
-	}
-	h.sent = sent
+	body := h.requestBody()
+	h.sent = h.rendered(string(body))
 	response := &http.Response{StatusCode: 200}
 	if h.policy.Upstream != nil {
-		r := Request(sent.Method, h.url.Scheme+"://"+h.url.Host+sent.URI, sent.Body)
-		maps.Copy(r.Header, sent.Header)
+		r := Request(h.sent.Method, h.url.Scheme+"://"+h.url.Host+h.sent.URI, h.sent.Body)
+		maps.Copy(r.Header, h.sent.Header)
 		response = h.policy.Upstream(r)
 	}
-	h.status = response.StatusCode
-	h.responseHeader = http.Header{}
-	maps.Copy(h.responseHeader, response.Header)
+	h.phase = afterNext
+	h.buffered = h.features&abi.BufferResponse != 0 || h.own.written
+	// Fields that the policy set are defaults; what it wrote comes before the body.
+	h.upstream = &answer{status: response.StatusCode, header: h.own.header, trailer: http.Header{}, body: h.own.body}
+	maps.Copy(h.upstream.header, response.Header)
+	maps.Copy(h.upstream.trailer, response.Trailer)
 	if response.Body != nil {
 		defer response.Body.Close()
 		body, err := io.ReadAll(response.Body)
 		if err != nil {
 			panic(err)
 		}
-		h.came[abi.ResponseBody] = body
+		h.upstream.body = append(h.upstream.body, body...)
 	}
-	h.afterNext = true
+	if limit := h.maxBody(); h.buffered && len(h.upstream.body) > limit {
+		refuseLength("it looks at whole responses, and this one has more than %d bytes", limit)
+	}
 }
 
 func (h *host) result() Result {
@@ -182,12 +190,14 @@ func (h *host) result() Result {
 		r.Denied, r.Reason = true, h.reason
 		return r
 	}
-	body := h.came[abi.ResponseBody]
-	if h.written[abi.ResponseBody] != nil {
-		body = h.written[abi.ResponseBody].Bytes()
+	a := &h.own
+	if h.upstream != nil {
+		a = h.upstream
 	}
-	r.ResponseBody = string(body)
-	r.Response = &http.Response{StatusCode: h.status, Header: h.responseHeader, Body: io.NopCloser(bytes.NewReader(body))}
+	r.ResponseBody = string(a.body)
+	r.Response = &http.Response{
+		StatusCode: cmp.Or(a.status, http.StatusOK), Header: a.header, Trailer: a.trailer, Body: io.NopCloser(bytes.NewReader(a.body)),
+	}
 	return r
 }
 

@@ -1,0 +1,89 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/probe"
+)
+
+// What the node's host takes and refuses is what package sdktest takes and refuses,
+// which passes the same table.
+func TestProbesOnTheNodesHost(t *testing.T) {
+	module := filepath.Join(t.TempDir(), "probe.wasm")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", module, "../../policies/sdk/sdktest/testdata/probe/guest")
+	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=-buildvcs=false")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("building the probes: %v\n%s", err, out)
+	}
+	r, err := newRunner(policy.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.close()
+	compiled, err := r.module(t.Context(), module)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range probe.All {
+		t.Run(p.Name, func(t *testing.T) {
+			o := sendProbe(t.Context(), t, r, compiled, p)
+			if o.Verdict != p.Want || p.Reason != "" && o.Reason != p.Reason {
+				t.Errorf("%s %s, want %s %q", o.summary(), o.Detail, p.Want, p.Reason)
+			}
+			if p.Want == verdictFailed || p.Want == verdictInvalid {
+				return
+			}
+			if !slices.Equal(o.Notes, p.Notes) {
+				t.Errorf("notes are %.80q, want %.80q", o.Notes, p.Notes)
+			}
+			if p.Sent != "" && o.Sent.Method+" "+strings.TrimPrefix(o.Sent.URL, "https://api.example.com") != p.Sent {
+				t.Errorf("sent %s %s, want %s", o.Sent.Method, o.Sent.URL, p.Sent)
+			}
+			if p.SentBody != "" && o.Sent.Body != p.SentBody {
+				t.Errorf("sent the body %.80q, want %.80q", o.Sent.Body, p.SentBody)
+			}
+			for name, want := range p.Headers {
+				if value := strings.Join(o.Sent.Headers.Values(name), ", "); value != want {
+					t.Errorf("sent %s: %.80q, want %.80q", name, value, want)
+				}
+			}
+			for name, want := range p.GotHeaders {
+				if value := o.Response.Headers.Get(name); value != want {
+					t.Errorf("got %s: %.80q, want %.80q", name, value, want)
+				}
+			}
+			if p.Got != "" {
+				if response := fmt.Sprint(o.Response.Status, " ", o.Response.Body); response != p.Got {
+					t.Errorf("got %.80q, want %.80q", response, p.Got)
+				}
+			}
+		})
+	}
+}
+
+func sendProbe(ctx context.Context, t *testing.T, r *runner, module runnerModule, p probe.Probe) *outcome {
+	t.Helper()
+	c, err := r.configure(ctx, []step{{module: module, config: json.RawMessage(fmt.Sprintf(`{"probe":%q}`, p.Name))}})
+	if err != nil {
+		return &outcome{Verdict: verdictInvalid, Reason: err.Error()}
+	}
+	defer c.release()
+	o, err := c.send(ctx, &recorded{
+		Method: http.MethodPost, URL: probe.URL, Body: p.Body, Secrets: probe.Secrets,
+		Response: recordedResponse{Status: http.StatusOK, Headers: recordedHeader{probe.UpstreamHeader: {"yes"}}, Body: probe.UpstreamBody},
+	}, p.Name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o
+}
