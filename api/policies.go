@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"mime"
 	"net/http"
 
@@ -25,6 +26,16 @@ type policyOutput struct {
 type PolicyList struct {
 	Policies []modules.Info `json:"policies" nullable:"false"`
 	Next     string         `json:"next,omitempty" doc:"Always missing: an owner has few policies"`
+}
+
+type pushedPolicyOutput struct {
+	Body PushedPolicy
+}
+
+// PushedPolicy is a policy with what was found when it was pushed.
+type PushedPolicy struct {
+	modules.Info
+	Warnings []FieldError `json:"warnings,omitempty" doc:"What works, and may not be meant"`
 }
 
 type policiesOutput struct {
@@ -60,7 +71,7 @@ func (a *API) registerPolicies() {
 // commands does.
 const callsOfPush = modules.MaxModule >> 20
 
-func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput, error) {
+func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
@@ -82,7 +93,14 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput,
 	if err != nil {
 		return nil, err
 	}
-	return &policyOutput{Body: info}, nil
+	pushed := &pushedPolicyOutput{Body: PushedPolicy{Info: info}}
+	if info.ReplacesBuiltIn {
+		pushed.Body.Warnings = []FieldError{{
+			Location: "path.name", Message: fmt.Sprintf("doze ships a policy %q, and your rules that name it use yours from now on", info.Name),
+			Want: "push it under another name, and delete this one to use the shipped one",
+		}}
+	}
+	return pushed, nil
 }
 
 func isModule(contentType string) bool {

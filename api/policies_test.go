@@ -61,6 +61,20 @@ func TestWhatIsNoPolicyIsRefused(t *testing.T) {
 	}
 }
 
+func TestAPolicyNamedLikeAShippedOneGetsAWarning(t *testing.T) {
+	s := newServer(t, Limits{})
+	push := func(name string) PushedPolicy {
+		return must[PushedPolicy](s, http.StatusOK, "PUT", "/policies/"+name, bytes.NewReader(egresstest.Module(1)))
+	}
+	if p := push("sign"); p.Warnings != nil || p.ReplacesBuiltIn {
+		t.Errorf("got %+v", p)
+	}
+	p := push(egresstest.BuiltIn)
+	if len(p.Warnings) != 1 || p.Warnings[0].Location != "path.name" || !strings.Contains(p.Warnings[0].Message, `doze ships a policy "bearer"`) || !p.ReplacesBuiltIn {
+		t.Errorf("got %+v", p)
+	}
+}
+
 // zeros is an endless file.
 type zeros struct{}
 

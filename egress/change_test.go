@@ -332,6 +332,21 @@ func (b *box) load(url string, ok func(answer, error) bool) (stop func() (asked 
 	}
 }
 
+func TestAPushedPolicyThatReplacesAShippedOneSaysSo(t *testing.T) {
+	r := newRig(t)
+	for name, want := range map[string]bool{"bearer": true, "note": false} {
+		info, err := r.PutPolicy(within(t), owner, name, noting("a note"))
+		if err != nil || info.ReplacesBuiltIn != want {
+			t.Errorf("%s: got %+v, %v", name, info, err)
+		}
+	}
+	for _, p := range r.Policies(owner) {
+		if want := p.Name == "bearer"; p.ReplacesBuiltIn != want || p.BuiltIn == (p.Name == "bearer" || p.Name == "note") {
+			t.Errorf("listed as %+v", p)
+		}
+	}
+}
+
 func TestRulesAreReplacedUnderLoad(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

@@ -64,6 +64,7 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 		a.before.release()
 	}
 	info.UsedBy = e.rulesThatUse(owner, name)
+	info.ReplacesBuiltIn = slices.Contains(builtin.Names(), name)
 	return info, nil
 }
 
@@ -170,6 +171,7 @@ func (e *Egress) Policies(owner string) []modules.Info {
 		}
 	}
 	for i := range list {
+		list[i].ReplacesBuiltIn = !list[i].BuiltIn && slices.Contains(builtin.Names(), list[i].Name)
 		list[i].UsedBy = e.rulesThatUse(owner, list[i].Name)
 	}
 	slices.SortFunc(list, func(a, b modules.Info) int { return strings.Compare(a.Name, b.Name) })

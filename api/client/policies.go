@@ -20,6 +20,10 @@ type Policy struct {
 	BuiltIn   bool      `json:"built_in,omitempty"` // it comes with doze
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
 	UsedBy    []string  `json:"used_by,omitempty"` // rules, such as owner/NAME
+	// ReplacesBuiltIn: it was pushed, and doze ships one of that name.
+	ReplacesBuiltIn bool `json:"replaces_built_in,omitempty"`
+	// Warnings of PushPolicy.
+	Warnings []FieldError `json:"warnings,omitempty"`
 }
 
 // PushPolicy makes a policy of a WASM module, or replaces one.

@@ -131,7 +131,9 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, module []byt
 	if !bytes.HasPrefix(module, wasm) {
 		return modules.Info{}, &modules.InvalidError{Field: "module", Reason: "it is no WebAssembly module", Want: "build it with doze policy build"}
 	}
-	return e.modules.Put(ctx, owner, name, module)
+	info, err := e.modules.Put(ctx, owner, name, module)
+	info.ReplacesBuiltIn = name == BuiltIn
+	return info, err
 }
 
 // Policies implements api.Egress.

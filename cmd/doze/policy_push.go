@@ -26,33 +26,43 @@ with the module that they began with; the next ones get the new.`,
 			return []string{"wasm"}, cobra.ShellCompDirectiveFilterFileExt
 		},
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			f, err := os.Open(args[1])
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			info, err := f.Stat()
-			switch {
-			case err != nil:
-				return err
-			case !info.Mode().IsRegular():
-				return fmt.Errorf("%s is no file; name a WASM module", args[1])
-			case info.Size() > client.MaxPolicy:
-				return fmt.Errorf("%s has %s; a policy has at most %s", args[1], size(info.Size()), size(client.MaxPolicy))
-			}
 			done := a.waiting(args[0] + ": push")
-			policy, err := node.PushPolicy(ctx, args[0], f)
+			policy, err := pushFile(ctx, node, args[0], args[1])
 			done()
 			if err != nil {
 				return err
 			}
+			a.warn(policy.Warnings)
 			if a.json {
 				return a.printJSON(policy)
 			}
-			_, err = fmt.Fprintf(a.out, "%s  %s, %s\n", clean(policy.Name), clean(shortDigest(policy.Digest)), size(policy.Size))
-			return err
+			return a.printPushed(policy)
 		}),
 	}
+}
+
+// pushFile pushes a module.
+func pushFile(ctx context.Context, node *client.Client, name, file string) (client.Policy, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return client.Policy{}, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	switch {
+	case err != nil:
+		return client.Policy{}, err
+	case !info.Mode().IsRegular():
+		return client.Policy{}, fmt.Errorf("%s is no file; name a WASM module", file)
+	case info.Size() > client.MaxPolicy:
+		return client.Policy{}, fmt.Errorf("%s has %s; a policy has at most %s", file, size(info.Size()), size(client.MaxPolicy))
+	}
+	return node.PushPolicy(ctx, name, f)
+}
+
+func (a *app) printPushed(policy client.Policy) error {
+	_, err := fmt.Fprintf(a.out, "%s  %s, %s\n", clean(policy.Name), clean(shortDigest(policy.Digest)), size(policy.Size))
+	return err
 }
 
 // shortDigest is enough of a digest to tell modules apart.

@@ -177,14 +177,19 @@ func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox stri
 	if err != nil {
 		return err
 	}
-	for _, w := range set.Warnings {
-		fmt.Fprintf(a.err, "doze: warning: %s: %s; %s\n", clean(strings.TrimPrefix(w.Location, "body.")), clean(w.Message), clean(w.Want))
-	}
+	a.warn(set.Warnings)
 	if a.json {
 		return a.printJSON(set)
 	}
 	_, err = fmt.Fprintf(a.out, "revision %d\n", set.Revision)
 	return err
+}
+
+// warn prints what the API warns of.
+func (a *app) warn(warnings []client.FieldError) {
+	for _, w := range warnings {
+		fmt.Fprintf(a.err, "doze: warning: %s: %s; %s\n", clean(strings.TrimPrefix(w.Location, "body.")), clean(w.Message), clean(w.Want))
+	}
 }
 
 // parseRules reads a list of rules, or a set with its revision. What is in the rules

@@ -72,6 +72,9 @@ type Info struct {
 	// UsedBy are the rules that name it, as owner/NAME, or sandbox/ID/NAME. Who knows
 	// the rules fills it in.
 	UsedBy []string `json:"used_by,omitempty"`
+	// ReplacesBuiltIn: it was pushed, and doze ships one of that name, which the
+	// owner's rules do not reach.
+	ReplacesBuiltIn bool `json:"replaces_built_in,omitempty"`
 }
 
 // Modules holds modules on the disk. All methods may be called at once. Make one
