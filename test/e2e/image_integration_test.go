@@ -73,13 +73,13 @@ echo 'def main(): print("hello")' >greeter/__init__.py
 python -c 'from setuptools import build_meta as b; b.build_sdist("/tmp/sdist"); b.build_wheel("/tmp/wheel")' >/dev/null 2>&1`)
 	for _, kind := range []string{"wheel/greeter-1.0-py3-none-any.whl", "sdist/greeter-1.0.tar.gz"} {
 		b.exec("cd / && pip install --no-index --no-build-isolation /tmp/" + kind)
-		if got := b.exec("cd / && greet && python3 -c 'import greeter; greeter.main()'"); got != "hello\nhello\n" {
+		if got := b.exec("cd / && greet && python3 -c 'import greeter; greeter.main()'"); got != "hello\nhello" {
 			t.Errorf("%s: %q", kind, got)
 		}
 		b.exec("cd / && pip uninstall --yes greeter")
 	}
 	// A project's own environment is apart, as everywhere.
-	if got := b.exec("cd /tmp && python3 -m venv own && own/bin/python -c 'import sys; print(sys.prefix)'"); got != "/tmp/own\n" {
+	if got := b.exec("cd /tmp && python3 -m venv own && own/bin/python -c 'import sys; print(sys.prefix)'"); got != "/tmp/own" {
 		t.Errorf("a virtual environment is at %q", got)
 	}
 }
