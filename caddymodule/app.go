@@ -11,6 +11,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -179,6 +180,9 @@ func (a *App) Validate() error {
 	if a.PreviewDomain == "localhost" || net.ParseIP(a.PreviewDomain) != nil {
 		return fmt.Errorf("preview_domain is %q; use a domain that has subdomains, such as %s", a.PreviewDomain, defaultPreviewDomain)
 	}
+	if err := validateDomain(a.PreviewDomain); err != nil {
+		return fmt.Errorf("preview_domain: %w", err)
+	}
 	cfg := a.config().Sandbox
 	if _, named := cfg.Images.Names[cfg.Images.Default]; !named && len(cfg.Images.Allow) == 0 {
 		return fmt.Errorf("default_image is %q, which no `image` names; name it, or choose another default", cfg.Images.Default)
@@ -189,10 +193,32 @@ func (a *App) Validate() error {
 	return cfg.Validate()
 }
 
-// Start opens the node, or applies changed settings to the open one. A setting
-// that cannot change while the node runs is refused: then the reload fails and
+// maxPreviewDomain leaves room for the label of a preview (RFC 1035: 253 in all, and 63
+// for a label with its dot).
+const maxPreviewDomain = 253 - 64
+
+var domainLabel = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\z`)
+
+// validateDomain checks that a domain in lower case can be in URLs and certificates.
+func validateDomain(domain string) error {
+	if len(domain) > maxPreviewDomain {
+		return fmt.Errorf("%.80q… is too long; use at most %d characters", domain, maxPreviewDomain)
+	}
+	for label := range strings.SplitSeq(domain, ".") {
+		if !domainLabel.MatchString(label) {
+			return fmt.Errorf("%q is not a domain name; use labels of a-z, 0-9 and -, such as %s (other alphabets as xn--…)", domain, defaultPreviewDomain)
+		}
+	}
+	return nil
+}
+
+// Start opens the node, or applies changed settings to the open one. An address
+// that another process listens on is refused. A setting that cannot change while the node runs is refused: then the reload fails and
 // everything stays as it was.
 func (a *App) Start() error {
+	if err := a.checkListeners(); err != nil {
+		return err
+	}
 	if a.held == nil {
 		held, err := openNode(a)
 		if err != nil {

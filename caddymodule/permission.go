@@ -44,6 +44,16 @@ func (p *Permission) Provision(ctx caddy.Context) (err error) {
 	return nil
 }
 
+// Validate checks the domains.
+func (p *Permission) Validate() error {
+	for _, domain := range p.Domains {
+		if err := validateDomain(domain); err != nil {
+			return fmt.Errorf("permission doze: %w", err)
+		}
+	}
+	return nil
+}
+
 // CertificateAllowed implements caddytls.OnDemandPermission. It reads memory
 // only. The name is not repeated in the error: it holds the token.
 func (p *Permission) CertificateAllowed(_ context.Context, name string) error {
@@ -60,5 +70,6 @@ func (p *Permission) CertificateAllowed(_ context.Context, name string) error {
 // Interface guards
 var (
 	_ caddy.Provisioner           = (*Permission)(nil)
+	_ caddy.Validator             = (*Permission)(nil)
 	_ caddytls.OnDemandPermission = (*Permission)(nil)
 )

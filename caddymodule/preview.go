@@ -89,6 +89,9 @@ func (p *Preview) Validate() error {
 		if domain == "" || domain == "localhost" {
 			return fmt.Errorf("doze_preview: %q is no domain of previews; name one such as %s", domain, defaultPreviewDomain)
 		}
+		if err := validateDomain(domain); err != nil {
+			return fmt.Errorf("doze_preview: %w", err)
+		}
 	}
 	return nil
 }

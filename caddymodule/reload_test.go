@@ -4,16 +4,23 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -186,12 +193,16 @@ func TestValidationOpensNoNode(t *testing.T) {
 		return nil, nil, errNotOpen
 	}
 	for settings, want := range map[string]string{ // as JSON, which no parsing of a Caddyfile has checked
-		`"data": "` + t.TempDir() + `"`: "",
-		`"default_size": "huge"`:        "default_size",
-		`"default_image": "nope"`:       "default_image",
-		`"preview_port": 70000`:         "preview_port",
-		`"preview_domain": "localhost"`: "preview_domain",
-		`"sleep_after": "1ms"`:          "sleep_after",
+		`"data": "` + t.TempDir() + `"`:                         "",
+		`"default_size": "huge"`:                                "default_size",
+		`"default_image": "nope"`:                               "default_image",
+		`"preview_port": 70000`:                                 "preview_port",
+		`"preview_domain": "localhost"`:                         "preview_domain",
+		`"preview_domain": "foo_bar!"`:                          "preview_domain",
+		`"preview_domain": "a..b"`:                              "preview_domain",
+		`"preview_domain": "` + strings.Repeat("a.", 95) + `b"`: "preview_domain",
+		`"sizes": {"s": {"memory": 1}}`:                         "size s: memory",
+		`"sleep_after": "1ms"`:                                  "sleep_after",
 	} {
 		t.Setenv("DOZE_HOME", t.TempDir())
 		config := `{"admin": {"disabled": true}, "apps": {
@@ -206,6 +217,82 @@ func TestValidationOpensNoNode(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v", settings, err)
 		}
+	}
+}
+
+// listenEnv makes the test binary a process that listens on the address as Caddy does.
+const listenEnv = "DOZE_TEST_LISTEN"
+
+func TestMain(m *testing.M) {
+	if address := os.Getenv(listenEnv); address != "" {
+		config := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+			return c.Control(func(fd uintptr) { unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) })
+		}}
+		if _, err := config.Listen(context.Background(), "tcp", address); err != nil {
+			panic(err)
+		}
+		os.Stdout.WriteString("listening\n")
+		io.Copy(io.Discard, os.Stdin)
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestAReloadToAnAddressOfAnotherProcessIsRefused(t *testing.T) {
+	s := newSite(t)
+	_, address := s.sandbox(hello, sandbox.Port{})
+	theirs := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	other := exec.Command(os.Args[0])
+	other.Env = append(os.Environ(), listenEnv+"="+theirs, "GORACE=atexit_sleep_ms=0") // or -race has it wait for a second
+	in, err := other.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := other.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := other.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { in.Close(); other.Wait() })
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+		t.Fatalf("%q, %v", line, err)
+	}
+	site := "http://" + theirs + " {\n\trespond here\n}\n"
+	if err := s.load("", site); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d (caddymodule", other.Process.Pid)) || !strings.Contains(err.Error(), "tcp/"+theirs) {
+		t.Errorf("got %v", err)
+	}
+	if res := s.fetch(s.client(true), address); text(t, res) != "hello" {
+		t.Errorf("after a reload that failed: %s", res.Status)
+	}
+	in.Close()
+	other.Wait()
+	s.mustLoad("", site)
+	s.mustLoad("sleep_after 5m", site) // our own, from before
+}
+
+func TestTheAdminEndpointChecksPolicies(t *testing.T) {
+	s := newSite(t)
+	rule := func(policy string) string {
+		return fmt.Sprintf(`{"data": %q, "egress": {"rules": [{"name": "r", "hosts": ["a.example"], "action": "policies", "policies": [%s]}]}}`, s.home, policy)
+	}
+	for body, want := range map[string]string{
+		rule(`{"policy": "header", "config": {"name": "X-A"}}`): "",
+		rule(`{"policy": "header"}`):                            `"name" is missing`,
+		rule(`{"policy": "nope"}`):                              "no policy has this name",
+		`{"dota": "x"}`:                                         "unknown field",
+		`{"data": "/nowhere/at/all"}`:                           errNotOpen.Error(),
+		`{"egress": {"default": "x"}}`:                          "default is",
+	} {
+		err := handleCheck(httptest.NewRecorder(), httptest.NewRequest("POST", "/doze/check", strings.NewReader(body)))
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", body, err)
+		}
+	}
+	s.mustLoad("sleep_after 5m", "") // the checks have released the node
+	if s.opened != 1 {
+		t.Errorf("the node was opened %d times", s.opened)
 	}
 }
 

@@ -2,21 +2,21 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
 	"github.com/doze-run/doze/caddymodule"
+	"github.com/doze-run/doze/caddymodule/inuse"
 	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/runtime/store"
@@ -26,91 +26,18 @@ import (
 const packagedCaddyfile = "/etc/doze/Caddyfile"
 
 func (a *app) runCommand() *cobra.Command {
-	cmd := a.caddyfileCommand("run", "Run a node in the foreground")
-	cmd.PreRunE = func(_ *cobra.Command, args []string) error {
-		if slices.Contains(args, "--help") || slices.Contains(args, "-h") {
-			return nil
-		}
-		data, err := a.dataFolder(args)
-		if err != nil {
-			return err
-		}
-		// Before Caddy takes the admin socket from the node that has it.
-		return store.InUse(filepath.Join(data, "store"))
-	}
-	return cmd
-}
-
-// dataFolder is where a node with these arguments keeps its data: what its
-// configuration says, or else the home. A configuration that cannot be read is
-// for Caddy to report.
-func (a *app) dataFolder(args []string) (string, error) {
-	folder, err := a.setHome()
-	if err != nil {
-		return "", err
-	}
-	flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
-	flags.ParseErrorsAllowlist.UnknownFlags = true
-	flags.SetOutput(io.Discard)
-	file, adapter := flags.StringP("config", "c", "", ""), flags.StringP("adapter", "a", "", "")
-	if flags.Parse(a.withCaddyfile(args)) != nil {
-		return folder, nil
-	}
-	text, err := os.ReadFile(*file)
-	if err != nil {
-		return folder, nil
-	}
-	if *adapter != "" || filepath.Ext(*file) != ".json" {
-		adapts := caddyconfig.GetAdapter(cmp.Or(*adapter, "caddyfile"))
-		if adapts == nil {
-			return folder, nil
-		}
-		if text, _, err = adapts.Adapt(text, map[string]any{"filename": *file}); err != nil {
-			return folder, nil
-		}
-	}
-	var config struct {
-		Apps struct {
-			Doze struct {
-				Data string `json:"data"`
-			} `json:"doze"`
-		} `json:"apps"`
-	}
-	if json.Unmarshal(text, &config) != nil {
-		return folder, nil
-	}
-	return cmp.Or(config.Apps.Doze.Data, folder), nil
-}
-
-// setHome sets DOZE_HOME, of which the Caddyfile speaks, to the home.
-func (a *app) setHome() (string, error) {
-	folder, err := home.Folder(a.getenv)
-	if err != nil {
-		return "", err
-	}
-	if err := os.Setenv(home.Variable, folder); err != nil {
-		return "", fmt.Errorf("set %s: %w", home.Variable, err)
-	}
-	return folder, nil
-}
-
-func (a *app) reloadCommand() *cobra.Command {
-	return a.caddyfileCommand("reload", "Give a running node its changed Caddyfile; sandboxes and previews go on")
-}
-
-func (a *app) validateCommand() *cobra.Command {
-	return a.caddyfileCommand("validate", "Check a Caddyfile")
-}
-
-// caddyfileCommand hands over to the command of Caddy with the same name.
-func (a *app) caddyfileCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
-		Use:   name + " [--config FILE] [FLAGS OF CADDY]",
-		Short: short,
-		// Caddy reads the flags, --help too.
+		Use:   "run [--config FILE] [FLAGS OF CADDY]",
+		Short: "Run a node in the foreground",
+		// Caddy parses the flags, --help too.
 		DisableFlagParsing: true,
 		RunE: func(_ *cobra.Command, args []string) error {
-			return a.handOver(append([]string{name}, a.withCaddyfile(args)...))
+			if !slices.Contains(args, "--help") && !slices.Contains(args, "-h") {
+				if err := a.checkAlone(args); err != nil {
+					return err
+				}
+			}
+			return a.handOver(append([]string{"run"}, a.withCaddyfile(args)...))
 		},
 	}
 }
@@ -126,6 +53,82 @@ func (a *app) caddyCommand() *cobra.Command {
 	}
 }
 
+// checkAlone returns an error if another node has the folder of a node with these
+// arguments, or another process listens where it will: before Caddy listens beside
+// the other one or takes its admin socket away. A configuration that cannot be read is
+// for Caddy to report.
+func (a *app) checkAlone(args []string) error {
+	folder, err := a.setHome()
+	if err != nil {
+		return err
+	}
+	flags := pflag.NewFlagSet("run", pflag.ContinueOnError)
+	flags.ParseErrorsAllowlist.UnknownFlags = true
+	flags.SetOutput(io.Discard)
+	f := configFlags{}
+	f.add(flags)
+	config := &nodeConfig{}
+	if flags.Parse(a.withCaddyfile(args)) == nil && f.file != "" {
+		if text, err := f.read(); err == nil {
+			if adapted, _, err := f.adaptHere(text); err == nil {
+				config = parseConfig(adapted)
+			}
+		}
+	}
+	if err := store.InUse(filepath.Join(cmp.Or(config.Apps.Doze.Data, folder), "store")); err != nil {
+		return err
+	}
+	return config.checkAddresses()
+}
+
+// checkAddresses returns an error if another process listens on one of the
+// configuration's addresses, the admin endpoint's included.
+func (c *nodeConfig) checkAddresses() error {
+	listen := []string{c.adminAddress()}
+	for _, server := range c.Apps.HTTP.Servers {
+		listen = append(listen, server.Listen...)
+	}
+	replacer := caddy.NewReplacer()
+	for _, text := range listen {
+		address, err := caddy.ParseNetworkAddress(replacer.ReplaceAll(text, ""))
+		switch {
+		case err != nil: // for Caddy to report
+		case address.IsUnixNetwork():
+			err = checkSocket(address)
+		default:
+			err = inuse.CheckAll(address, false)
+		}
+		if err != nil && address.Network != "" {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkSocket returns an error if a process answers on a Unix socket, which Caddy
+// would remove to make its own.
+func checkSocket(address caddy.NetworkAddress) error {
+	path, _, _ := strings.Cut(address.Host, "|") // and the file's mode
+	conn, err := net.Dial(address.Network, path)
+	if err != nil {
+		return nil // nobody listens
+	}
+	conn.Close()
+	return fmt.Errorf("another process already listens on %s; stop it, or choose another path", path)
+}
+
+// setHome sets DOZE_HOME, which Caddyfiles use, to the home.
+func (a *app) setHome() (string, error) {
+	folder, err := home.Folder(a.getenv)
+	if err != nil {
+		return "", err
+	}
+	if err := os.Setenv(home.Variable, folder); err != nil {
+		return "", fmt.Errorf("set %s: %w", home.Variable, err)
+	}
+	return folder, nil
+}
+
 // withCaddyfile names the Caddyfile if the arguments do not.
 func (a *app) withCaddyfile(args []string) []string {
 	for _, arg := range args {
@@ -134,18 +137,24 @@ func (a *app) withCaddyfile(args []string) []string {
 			return args
 		}
 	}
-	file := a.getenv("DOZE_CADDYFILE")
-	if file == "" {
-		file = "Caddyfile"
-		if _, err := os.Stat(file); err != nil {
-			file = packagedCaddyfile
-		}
-	}
+	file := a.defaultCaddyfile()
 	args = append(slices.Clone(args), "--config", file)
-	if !slices.Contains(args, "--adapter") && !strings.HasPrefix(filepath.Base(file), "Caddyfile") && filepath.Ext(file) != ".json" {
-		args = append(args, "--adapter", "caddyfile")
+	if !slices.Contains(args, "--adapter") && adapterOf(file) != "" {
+		args = append(args, "--adapter", adapterOf(file))
 	}
 	return args
+}
+
+// defaultCaddyfile is DOZE_CADDYFILE, the Caddyfile in the working directory, or the
+// packaged one.
+func (a *app) defaultCaddyfile() string {
+	if file := a.getenv("DOZE_CADDYFILE"); file != "" {
+		return file
+	}
+	if _, err := os.Stat("Caddyfile"); err == nil {
+		return "Caddyfile"
+	}
+	return packagedCaddyfile
 }
 
 // handOver runs Caddy's own command line, which ends the program.

@@ -1,13 +1,18 @@
 package main
 
 import (
+	"bufio"
+	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -17,25 +22,20 @@ import (
 func TestCaddysCommandsAreUnderOneOfOurs(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "Caddyfile")
 	for _, c := range []struct {
-		name, caddyfile string
-		args            []string
-		code            int
-		words           string
+		name string
+		args []string
+		code int
+		says string
 	}{
-		{"any command of Caddy", "", []string{"caddy", "list-modules"}, 0, "http.handlers.doze_preview"},
-		{"one whose name is ours too", "", []string{"caddy", "stop", "--address", "unix/" + file + ".sock"}, 1, file + ".sock"},
-		{"validate", "{\n\tdoze {\n\t\tdata /nowhere\n\t}\n}\n", []string{"validate", "--config", file}, 0, "Valid configuration"},
-		{"validate refuses", "{\n\tdoze {\n\t\tdota /nowhere\n\t}\n}\n", []string{"validate", "--config", file}, 1, file + ":3"},
-		{"reload without a node", "{\n\tadmin unix/" + file + ".sock\n}\n", []string{"reload", "--config", file}, 1, file + ".sock"},
+		{"any command of Caddy", []string{"caddy", "list-modules"}, 0, "http.handlers.doze_preview"},
+		{"one whose name is ours too", []string{"caddy", "stop", "--address", "unix/" + file + ".sock"}, 1, file + ".sock"},
+		{"help of Caddy's", []string{"run", "--help"}, 0, "--pidfile"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := os.WriteFile(file, []byte(c.caddyfile), 0o644); err != nil {
-				t.Fatal(err)
-			}
 			cmd := program(t, t.TempDir(), c.args...)
 			out, _ := cmd.CombinedOutput()
-			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.words) {
-				t.Errorf("exit code %d, want %d, and output with %q:\n%s", code, c.code, c.words, out)
+			if code := cmd.ProcessState.ExitCode(); code != c.code || !strings.Contains(string(out), c.says) {
+				t.Errorf("exit code %d, want %d, and output with %q:\n%s", code, c.code, c.says, out)
 			}
 		})
 	}
@@ -165,5 +165,246 @@ func TestDoctorChecksAStoreOfflineAndReplacesIt(t *testing.T) {
 	}
 	if code, _ := doctor("--reset"); code != exitFailed {
 		t.Error("--reset without --store is accepted")
+	}
+}
+
+// node is a Caddy with doze's modules, but without sandboxes, in a folder of its own.
+type node struct {
+	t    *testing.T
+	home string
+	port int
+	cmd  *exec.Cmd
+}
+
+const siteCaddyfile = `{
+	admin unix/{$DOZE_HOME}/admin.sock|0600
+	persist_config off
+	auto_https off
+	storage file_system {$DOZE_HOME}/caddy
+	%s
+}
+http://127.0.0.1:{$TEST_PORT} {
+	bind 127.0.0.1
+	respond "{$TEST_GREETING}%s"
+}
+`
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	return ln.Addr().(*net.TCPAddr).Port
+}
+
+// startNode starts a node whose environment has a port and a greeting.
+func startNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{t: t, home: t.TempDir(), port: freePort(t)}
+	n.configure("", "")
+	n.cmd = program(t, n.home, "run", "--config", n.caddyfile())
+	n.cmd.Env = append(n.cmd.Env, "TEST_PORT="+strconv.Itoa(n.port), "TEST_GREETING=hello")
+	lines, err := n.cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		n.cmd.Process.Signal(os.Interrupt)
+		n.cmd.Wait()
+	})
+	var log strings.Builder
+	for scan := bufio.NewScanner(lines); scan.Scan(); {
+		fmt.Fprintln(&log, scan.Text())
+		if strings.Contains(scan.Text(), "serving initial configuration") {
+			go io.Copy(io.Discard, lines) // ends with the node
+			return n
+		}
+	}
+	t.Fatalf("the node did not start:\n%s", log.String())
+	return nil
+}
+
+func (n *node) caddyfile() string { return filepath.Join(n.home, "Caddyfile") }
+
+func (n *node) configure(global, greeting string) {
+	n.t.Helper()
+	if err := os.WriteFile(n.caddyfile(), fmt.Appendf(nil, siteCaddyfile, global, greeting), 0o644); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// doze runs a command in an environment that has the node's folder alone.
+func (n *node) doze(args ...string) (output string, code int) {
+	n.t.Helper()
+	cmd := program(n.t, n.home, args...)
+	out, _ := cmd.CombinedOutput()
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func (n *node) greeting() string {
+	n.t.Helper()
+	res, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", n.port))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	defer res.Body.Close()
+	text, err := io.ReadAll(res.Body)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestReloadUsesTheNodesEnvironment(t *testing.T) {
+	n := startNode(t)
+	n.configure("", " again")
+	if out, code := n.doze("reload", "--config", n.caddyfile()); code != 0 {
+		t.Fatalf("exit code %d: %s", code, out)
+	}
+	if got := n.greeting(); got != "hello again" {
+		t.Errorf("got %q", got)
+	}
+	// Imports are relative to the file, whatever the directories of the two processes.
+	if err := os.WriteFile(filepath.Join(n.home, "snippet"), []byte("log {\n\toutput discard\n}\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	n.configure("import snippet", " imported")
+	if out, code := n.doze("reload", "--config", n.caddyfile()); code != 0 || n.greeting() != "hello imported" {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	n.configure("nonsense", " refused")
+	if out, code := n.doze("reload", "--config", n.caddyfile()); code != exitFailed || !strings.HasPrefix(out, "doze: ") || !strings.Contains(out, n.caddyfile()+":6") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	if got := n.greeting(); got != "hello imported" {
+		t.Errorf("after a reload that was refused: %q", got)
+	}
+	other := t.TempDir()
+	cmd := program(t, other, "reload", "--config", n.caddyfile())
+	out, _ := cmd.CombinedOutput()
+	if !strings.Contains(string(out), "no node answers at unix/"+other+"/admin.sock") || cmd.ProcessState.ExitCode() != exitFailed {
+		t.Errorf("without a node: %s", out)
+	}
+}
+
+func TestASecondNodeDoesNotListenBesideTheFirst(t *testing.T) {
+	n := startNode(t)
+	for name, tt := range map[string]struct{ config, says string }{
+		"the port": {fmt.Sprintf("{\n\tadmin off\n}\nhttp://127.0.0.1:%d {\n\tbind 127.0.0.1\n}\n", n.port),
+			fmt.Sprintf("process %d (doze-node.test) already listens on tcp/127.0.0.1:%d;", n.cmd.Process.Pid, n.port)},
+		"all addresses":      {fmt.Sprintf("{\n\tadmin off\n}\nhttp://:%d {\n}\n", n.port), fmt.Sprintf("process %d ", n.cmd.Process.Pid)},
+		"the port for admin": {fmt.Sprintf("{\n\tadmin 127.0.0.1:%d\n}\n", n.port), fmt.Sprintf("process %d ", n.cmd.Process.Pid)},
+		"the admin socket":   {fmt.Sprintf("{\n\tadmin unix/%s/admin.sock|0600\n}\n", n.home), "another process already listens on " + n.home + "/admin.sock;"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			home := t.TempDir()
+			file := filepath.Join(home, "Caddyfile")
+			if err := os.WriteFile(file, []byte(tt.config), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			cmd := program(t, home, "run", "--config", file)
+			out, _ := cmd.CombinedOutput()
+			if code := cmd.ProcessState.ExitCode(); code != exitFailed || !strings.Contains(string(out), tt.says) {
+				t.Errorf("exit code %d, output %s; want %q", code, out, tt.says)
+			}
+		})
+	}
+	if got := n.greeting(); got != "hello" {
+		t.Errorf("the first node says %q", got)
+	}
+	if out, code := n.doze("reload", "--config", n.caddyfile(), "--force"); code != 0 {
+		t.Errorf("the first node has lost its admin socket: %s", out)
+	}
+}
+
+// entries lists a folder with all that is in it.
+func entries(t *testing.T, dir string) string {
+	t.Helper()
+	var list []string
+	if err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		list = append(list, path)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return strings.Join(list, "\n")
+}
+
+func TestValidateRefusesWhatReloadRefusesAndWritesNothing(t *testing.T) {
+	const frame = `{
+	admin unix/{$DOZE_HOME}/admin.sock|0600
+	persist_config off
+	storage file_system {$DOZE_HOME}/caddy
+	log {
+		output file {$DOZE_HOME}/log/node.log
+	}
+	doze {
+		data {$DOZE_HOME}
+		%s
+	}
+}
+api.doze.localhost {
+	tls internal
+	doze_api
+}
+`
+	rule := func(policy string) string {
+		return "egress {\n\trule r {\n\thosts a.example\n\tpolicy " + policy + "\n}\n}"
+	}
+	for _, tt := range []struct{ name, options, says string }{
+		{"a good one", "", "Valid configuration\n"},
+		{"an unknown option", "dota /nowhere", `unrecognized option of doze: "dota"`},
+		{"too little memory", "size s {\n\tmemory 1\n}", "size s: memory: 1 is too little for a sandbox; at least 32MiB"},
+		{"an impossible domain", "preview_domain foo_bar!", `preview_domain: "foo_bar!" is not a domain name`},
+		{"a policy's wrong configuration", rule("header"), `"name" is missing`},
+		{"a policy that may have been pushed", rule("own"), "doze: not checked, because no node runs: doze does not ship the policies own"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			home, user := t.TempDir(), t.TempDir()
+			file := filepath.Join(home, "Caddyfile")
+			if err := os.WriteFile(file, fmt.Appendf(nil, frame, tt.options), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			before := entries(t, home)
+			cmd := program(t, home, "validate", "--config", file)
+			cmd.Env = append(cmd.Env, "HOME="+user, "XDG_CONFIG_HOME=", "XDG_DATA_HOME=")
+			cmd.Dir = home
+			out, _ := cmd.CombinedOutput()
+			if !strings.Contains(string(out), tt.says) || (cmd.ProcessState.ExitCode() == 0) != strings.Contains(string(out), "Valid configuration\n") {
+				t.Errorf("exit code %d, output %s; want %q", cmd.ProcessState.ExitCode(), out, tt.says)
+			}
+			if after := entries(t, home); after != before {
+				t.Errorf("validate wrote files:\n%s", after)
+			}
+			if after := entries(t, user); after != user {
+				t.Errorf("validate wrote files:\n%s", after)
+			}
+		})
+	}
+}
+
+func TestValidateUsesTheNodesEnvironment(t *testing.T) {
+	n := startNode(t)
+	// Without TEST_PORT the address is http://127.0.0.1: and the option has no value.
+	n.configure("grace_period {$TEST_PORT}ms", "")
+	if out, code := n.doze("validate", "--config", n.caddyfile()); code != 0 || !strings.HasSuffix(out, "Valid configuration\n") {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	n.configure("grace_period {$TEST_NOTHING}ms", "")
+	if out, code := n.doze("validate", "--config", n.caddyfile()); code != exitFailed || !strings.Contains(out, `invalid duration "ms"`) {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	before := entries(t, n.home)
+	n.configure("", " changed")
+	if out, code := n.doze("validate", "--config", n.caddyfile()); code != 0 || n.greeting() != "hello" {
+		t.Errorf("exit code %d: %s", code, out)
+	}
+	if after := entries(t, n.home); after != before {
+		t.Errorf("validate wrote files:\n%s", after)
 	}
 }

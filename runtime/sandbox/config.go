@@ -65,6 +65,35 @@ func DefaultConfig() Config {
 	}
 }
 
+// The least that a size may have. The guest has 8 MB and 10 threads; with less than
+// this it does not start, or is killed with the first command.
+const (
+	minCPUs   = 0.01 // the kernel's: 1 ms of every 100 ms
+	minMemory = 32 << 20
+	minPIDs   = 16
+)
+
+// enough returns an error if a sandbox could not run within the limits.
+func (l Limits) enough(size string) error {
+	for _, limit := range []struct {
+		name         string
+		value, least float64
+		want         string
+	}{
+		{"cpus", l.CPUs, minCPUs, "at least 0.01"},
+		{"memory", float64(l.Memory), minMemory, "at least 32MiB"},
+		{"pids", float64(l.PIDs), minPIDs, "at least 16"},
+	} {
+		if limit.value != 0 && limit.value < limit.least {
+			return &InvalidError{
+				Field: fmt.Sprintf("size %s: %s", size, limit.name), Reason: fmt.Sprintf("%v is too little for a sandbox", limit.value),
+				Want: limit.want + ", or leave it out for no limit",
+			}
+		}
+	}
+	return nil
+}
+
 // Validate says what is wrong with the configuration and what would be right.
 func (c Config) Validate() error {
 	if len(c.Sizes) == 0 {
@@ -76,6 +105,9 @@ func (c Config) Validate() error {
 	for name, l := range c.Sizes {
 		if l.CPUs < 0 || l.Memory < 0 || l.PIDs < 0 {
 			return &InvalidError{Field: "size " + name, Reason: "a limit is negative", Want: "limits are positive, or 0 for none"}
+		}
+		if err := l.enough(name); err != nil {
+			return err
 		}
 	}
 	for _, d := range []struct {

@@ -25,6 +25,9 @@ func TestConfigurationThatCannotWorkIsRefused(t *testing.T) {
 		"max_sandboxes":     func(c *sandbox.Config) { c.MaxSandboxes = 0 },
 		"max_waiters":       func(c *sandbox.Config) { c.MaxWaiters = 0 },
 		"max_waiters_total": func(c *sandbox.Config) { c.MaxWaitersTotal = -1 },
+		"size s: memory":    func(c *sandbox.Config) { c.Sizes["s"] = sandbox.Limits{Memory: 1} },
+		"size s: cpus":      func(c *sandbox.Config) { c.Sizes["s"] = sandbox.Limits{CPUs: 0.001} },
+		"size s: pids":      func(c *sandbox.Config) { c.Sizes["s"] = sandbox.Limits{PIDs: 2} },
 		"allow_images":      func(c *sandbox.Config) { c.Images.Allow = []string{"["} },
 	} {
 		cfg := sandbox.DefaultConfig()

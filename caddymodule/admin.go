@@ -1,0 +1,142 @@
+package caddymodule
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"mime"
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/doze-run/doze/egress"
+)
+
+func init() {
+	caddy.RegisterModule(Admin{})
+}
+
+// Admin adds routes to Caddy's admin endpoint, which `doze reload` and `doze
+// validate` use.
+//
+//   - POST /doze/adapt?filename=PATH adapts a configuration in the environment of this
+//     process, and returns {"result": …, "warnings": […]}. Content-Type names the
+//     adapter as for /load; files that the configuration imports are relative to PATH.
+//   - POST /doze/check takes the JSON of the app `doze` and returns 200 if the
+//     running node could use it: its policies exist and accept their configurations.
+type Admin struct{}
+
+// CaddyModule returns the Caddy module information.
+func (Admin) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "admin.api.doze",
+		New: func() caddy.Module { return new(Admin) },
+	}
+}
+
+// Routes implements caddy.AdminRouter.
+func (Admin) Routes() []caddy.AdminRoute {
+	return []caddy.AdminRoute{
+		{Pattern: "/doze/adapt", Handler: caddy.AdminHandlerFunc(handleAdapt)},
+		{Pattern: "/doze/check", Handler: caddy.AdminHandlerFunc(handleCheck)},
+	}
+}
+
+// maxConfig bounds a configuration.
+const maxConfig = 16 << 20
+
+// readConfig reads the body of a POST.
+func readConfig(w http.ResponseWriter, r *http.Request) ([]byte, error) {
+	if r.Method != http.MethodPost {
+		return nil, caddy.APIError{HTTPStatus: http.StatusMethodNotAllowed, Err: errors.New("method not allowed; use POST")}
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxConfig))
+	if err != nil {
+		return nil, badRequest(err)
+	}
+	return body, nil
+}
+
+func badRequest(err error) error {
+	return caddy.APIError{HTTPStatus: http.StatusBadRequest, Err: err}
+}
+
+func handleAdapt(w http.ResponseWriter, r *http.Request) error {
+	body, err := readConfig(w, r)
+	if err != nil {
+		return err
+	}
+	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil {
+		return badRequest(fmt.Errorf("invalid Content-Type: %w", err))
+	}
+	_, name, _ := strings.Cut(mediaType, "/")
+	adapter := caddyconfig.GetAdapter(name)
+	if adapter == nil {
+		return badRequest(fmt.Errorf("unrecognized config adapter %q", name))
+	}
+	result, warnings, err := adapter.Adapt(body, map[string]any{"filename": r.URL.Query().Get("filename")})
+	if err != nil {
+		return badRequest(err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	return json.NewEncoder(w).Encode(map[string]any{"result": json.RawMessage(result), "warnings": warnings})
+}
+
+func handleCheck(w http.ResponseWriter, r *http.Request) error {
+	body, err := readConfig(w, r)
+	if err != nil {
+		return err
+	}
+	a := new(App)
+	if err := caddy.StrictUnmarshalJSON(body, a); err != nil {
+		return badRequest(err)
+	}
+	settings, err := a.Egress.settings()
+	if err != nil {
+		return badRequest(err)
+	}
+	held, err := takeOpenNode(a)
+	if err != nil {
+		return badRequest(err)
+	}
+	if held == nil {
+		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
+	}
+	defer a.releaseNode()
+	change, err := held.egress.Prepare(r.Context(), settings)
+	if err != nil {
+		return badRequest(err)
+	}
+	change.Discard()
+	return nil
+}
+
+// releaseNode gives back what takeOpenNode returned.
+func (a *App) releaseNode() {
+	if key, err := a.key(); err == nil {
+		if _, err := nodes.Delete(key); err != nil {
+			caddy.Log().Error("failed to close the node: " + err.Error())
+		}
+	}
+}
+
+// CheckPolicies checks the JSON of the app `doze` where no node runs: see
+// egress.CheckPolicies.
+func CheckPolicies(ctx context.Context, app []byte) (others []string, err error) {
+	a := new(App)
+	if err := caddy.StrictUnmarshalJSON(app, a); err != nil {
+		return nil, err
+	}
+	settings, err := a.Egress.settings()
+	if err != nil {
+		return nil, err
+	}
+	return egress.CheckPolicies(ctx, settings)
+}
+
+var _ caddy.AdminRouter = (*Admin)(nil)

@@ -1,0 +1,210 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"github.com/spf13/pflag"
+)
+
+// configFlags name a configuration.
+type configFlags struct{ file, adapter string }
+
+func (f *configFlags) add(flags *pflag.FlagSet) {
+	flags.StringVarP(&f.file, "config", "c", "", "configuration file, or - for standard input (default $DOZE_CADDYFILE, ./Caddyfile or "+packagedCaddyfile+")")
+	flags.StringVarP(&f.adapter, "adapter", "a", "", "config adapter (default caddyfile, unless the file's name ends in .json)")
+}
+
+// adapterOf is the adapter for a file: empty for JSON.
+func adapterOf(file string) string {
+	if filepath.Ext(file) == ".json" {
+		return ""
+	}
+	return "caddyfile"
+}
+
+func (f *configFlags) adapterName() string { return cmp.Or(f.adapter, adapterOf(f.file)) }
+
+// filename is the file's absolute path, to which its imports are relative.
+func (f *configFlags) filename() string {
+	if f.file == "-" {
+		return "Caddyfile"
+	}
+	path, err := filepath.Abs(f.file)
+	if err != nil {
+		return f.file
+	}
+	return path
+}
+
+func (f *configFlags) read() ([]byte, error) {
+	if f.file == "-" {
+		return io.ReadAll(os.Stdin)
+	}
+	return os.ReadFile(f.file)
+}
+
+// adaptHere returns the configuration as JSON, adapted in this process's environment.
+func (f *configFlags) adaptHere(text []byte) ([]byte, []caddyconfig.Warning, error) {
+	if f.adapterName() == "" {
+		return text, nil, nil
+	}
+	adapter := caddyconfig.GetAdapter(f.adapterName())
+	if adapter == nil {
+		return nil, nil, fmt.Errorf("unrecognized config adapter %q", f.adapterName())
+	}
+	return adapter.Adapt(text, map[string]any{"filename": f.filename()})
+}
+
+// nodeConfig is what this program needs to know of a configuration.
+type nodeConfig struct {
+	Admin struct {
+		Disabled bool   `json:"disabled"`
+		Listen   string `json:"listen"`
+	} `json:"admin"`
+	Apps struct {
+		Doze struct {
+			Data string `json:"data"`
+		} `json:"doze"`
+		HTTP struct {
+			Servers map[string]struct {
+				Listen []string `json:"listen"`
+			} `json:"servers"`
+		} `json:"http"`
+	} `json:"apps"`
+}
+
+// parseConfig ignores errors: Caddy reports them.
+func parseConfig(adapted []byte) *nodeConfig {
+	c := new(nodeConfig)
+	_ = json.Unmarshal(adapted, c)
+	return c
+}
+
+// adminAddress is where the node's admin endpoint listens; empty for nowhere.
+func (c *nodeConfig) adminAddress() string {
+	if c.Admin.Disabled {
+		return ""
+	}
+	return cmp.Or(c.Admin.Listen, caddy.DefaultAdminListen)
+}
+
+// admin is the admin endpoint of a running node.
+type admin struct{ address string }
+
+// errNoNode: no process answers on the admin endpoint.
+var errNoNode = errors.New("no node answers")
+
+// findAdmin returns the admin endpoint of the node that runs with a configuration:
+// at the address given, or else as the configuration says in this process's
+// environment, or else in the home.
+func (a *app) findAdmin(address string, f *configFlags, text []byte) (admin, error) {
+	folder, err := a.setHome()
+	if err != nil {
+		return admin{}, err
+	}
+	if address == "" {
+		if adapted, _, err := f.adaptHere(text); err == nil {
+			address = parseConfig(adapted).adminAddress()
+			if address == "" {
+				return admin{}, errors.New("the configuration has `admin off`; name the node's admin endpoint by --address")
+			}
+		}
+	}
+	return admin{cmp.Or(address, "unix/"+filepath.Join(folder, "admin.sock"))}, nil
+}
+
+// maxAnswer bounds what the admin endpoint answers: a configuration.
+const maxAnswer = 64 << 20
+
+// request makes a request. Errors: errNoNode (wrapped) if no process answers; that of
+// the node otherwise.
+func (n admin) request(method, path string, header http.Header, body []byte) ([]byte, error) {
+	address, err := caddy.ParseNetworkAddress(n.address)
+	if err != nil {
+		return nil, fmt.Errorf("admin endpoint %s: %w", n.address, err)
+	}
+	at, host := address.JoinHostPort(0), address.JoinHostPort(0)
+	if address.IsUnixNetwork() {
+		at, _, _ = strings.Cut(address.Host, "|") // and the file's mode
+		host = "127.0.0.1"
+	}
+	request, err := http.NewRequest(method, "http://"+host+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if !address.IsUnixNetwork() { // whose clients need no origin
+		request.Header.Set("Origin", "http://"+host)
+	}
+	request.Header.Set("Content-Type", "application/json")
+	maps.Copy(request.Header, header)
+	client := http.Client{Transport: &http.Transport{
+		DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, address.Network, at)
+		},
+	}}
+	response, err := client.Do(request)
+	var op *net.OpError
+	if errors.As(err, &op) && op.Op == "dial" {
+		return nil, fmt.Errorf("%w at %s: %w", errNoNode, n.address, op)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("admin endpoint %s: %w", n.address, err)
+	}
+	defer response.Body.Close()
+	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	if err == nil && response.StatusCode >= 400 {
+		var refusal struct {
+			Error string `json:"error"`
+		}
+		if json.Unmarshal(answer, &refusal) != nil || refusal.Error == "" {
+			refusal.Error = response.Status
+		}
+		err = errors.New(refusal.Error)
+	}
+	return answer, err
+}
+
+// adapt returns the configuration as JSON, adapted in the environment of the node.
+func (n admin) adapt(f *configFlags, text []byte) ([]byte, []caddyconfig.Warning, error) {
+	if f.adapterName() == "" {
+		return text, nil, nil
+	}
+	answer, err := n.request(http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), http.Header{"Content-Type": {"text/" + f.adapterName()}}, text)
+	if err != nil {
+		return nil, nil, err
+	}
+	var adapted struct {
+		Result   json.RawMessage
+		Warnings []caddyconfig.Warning
+	}
+	err = json.Unmarshal(answer, &adapted)
+	return adapted.Result, adapted.Warnings, err
+}
+
+func (a *app) warn(warnings []caddyconfig.Warning) {
+	for _, w := range warnings {
+		fmt.Fprintf(a.err, "doze: %s:%d: %s\n", w.File, w.Line, w.Message)
+	}
+}
+
+// ping returns errNoNode (wrapped) if no process answers.
+func (n admin) ping() error {
+	_, err := n.request(http.MethodGet, "/config/admin", nil, nil)
+	return err
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+
+	"github.com/spf13/cobra"
+)
+
+func (a *app) reloadCommand() *cobra.Command {
+	var f configFlags
+	var address string
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "reload",
+		Short: "Give a running node its changed Caddyfile; sandboxes and previews go on",
+		Long: `Give a running node its changed Caddyfile; sandboxes and previews go on.
+
+Variables such as {$DOZE_HTTPS_PORT} are replaced by the node, with the environment that
+it was started with, so that of this shell does not matter. If the node refuses the
+configuration it goes on with the one it has.`,
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error {
+			if f.file == "" {
+				f.file = a.defaultCaddyfile()
+			}
+			text, err := f.read()
+			if err != nil {
+				return err
+			}
+			node, err := a.findAdmin(address, &f, text)
+			if err != nil {
+				return err
+			}
+			config, warnings, err := node.adapt(&f, text)
+			if err != nil {
+				return err
+			}
+			a.warn(warnings)
+			// With these Caddy knows that it may read the same file again by SIGUSR1.
+			header := http.Header{"Caddy-Config-Source-File": {f.filename()}, "Caddy-Config-Source-Adapter": {f.adapterName()}}
+			if force {
+				header.Set("Cache-Control", "must-revalidate")
+			}
+			if _, err := node.request(http.MethodPost, "/load", header, config); err != nil {
+				return fmt.Errorf("the node refuses the configuration and goes on with the one before: %w", err)
+			}
+			return nil
+		},
+	}
+	f.add(cmd.Flags())
+	cmd.Flags().StringVar(&address, "address", "", "the node's admin endpoint (default: as the configuration says)")
+	cmd.Flags().BoolVarP(&force, "force", "f", false, "load the configuration even if it has not changed")
+	return cmd
+}

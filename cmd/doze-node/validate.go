@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/caddymodule"
+)
+
+func (a *app) validateCommand() *cobra.Command {
+	var f configFlags
+	var address string
+	cmd := &cobra.Command{
+		Use:   "validate",
+		Short: "Check a Caddyfile",
+		Long: `Check a Caddyfile: all that a reload checks, without a change to the node or to any file.
+
+If the node runs, its environment replaces variables such as {$DOZE_HTTPS_PORT}, and the
+policies that were pushed to it are known. Otherwise this shell's environment does.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			ctx, stop := interruptible(cmd.Context())
+			defer stop()
+			if f.file == "" {
+				f.file = a.defaultCaddyfile()
+			}
+			text, err := f.read()
+			if err != nil {
+				return err
+			}
+			if err := a.validate(ctx, address, &f, text); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintln(a.out, "Valid configuration")
+			return err
+		},
+	}
+	f.add(cmd.Flags())
+	cmd.Flags().StringVar(&address, "address", "", "the node's admin endpoint (default: as the configuration says)")
+	return cmd
+}
+
+func (a *app) validate(ctx context.Context, address string, f *configFlags, text []byte) error {
+	node, err := a.findAdmin(address, f, text)
+	running := err == nil
+	var config []byte
+	if running {
+		config, err = a.adaptAt(node, f, text)
+		if errors.Is(err, errNoNode) && address == "" {
+			running = false
+		} else if err != nil {
+			return err
+		}
+	}
+	if !running {
+		adapted, warnings, err := f.adaptHere(text)
+		if err != nil {
+			return err
+		}
+		a.warn(warnings)
+		config = adapted
+	}
+	if err := provision(config); err != nil {
+		return err
+	}
+	var parsed struct {
+		Apps struct {
+			Doze json.RawMessage `json:"doze"`
+		} `json:"apps"`
+	}
+	if err := json.Unmarshal(config, &parsed); err != nil || parsed.Apps.Doze == nil {
+		return err
+	}
+	if running {
+		_, err := node.request(http.MethodPost, "/doze/check", nil, parsed.Apps.Doze)
+		return err
+	}
+	others, err := caddymodule.CheckPolicies(ctx, parsed.Apps.Doze)
+	if err == nil && len(others) > 0 {
+		fmt.Fprintf(a.err, "doze: not checked, because no node runs: doze does not ship the policies %s, which must have been pushed\n", strings.Join(others, ", "))
+	}
+	return err
+}
+
+// adaptAt adapts in the node's environment.
+func (a *app) adaptAt(node admin, f *configFlags, text []byte) ([]byte, error) {
+	if f.adapterName() == "" { // nothing to adapt; is there a node?
+		return text, node.ping()
+	}
+	config, warnings, err := node.adapt(f, text)
+	a.warn(warnings)
+	return config, err
+}
+
+// provision has Caddy provision and validate all modules of a configuration, without
+// writing anything: certificate authorities are made in memory, and logs are
+// discarded.
+func provision(config []byte) error {
+	var raw map[string]any
+	if err := json.Unmarshal(config, &raw); err != nil {
+		return fmt.Errorf("decode the configuration: %w", err)
+	}
+	if err := checkStorage(config); err != nil {
+		return err
+	}
+	raw["storage"] = map[string]any{"module": storageModule}
+	if logs, ok := lookup(raw, "logging", "logs"); ok {
+		for _, log := range logs {
+			if log, ok := log.(map[string]any); ok {
+				log["writer"] = map[string]any{"output": "discard"}
+			}
+		}
+	}
+	if authorities, ok := lookup(raw, "apps", "pki", "certificate_authorities"); ok {
+		for _, authority := range authorities {
+			if authority, ok := authority.(map[string]any); ok {
+				delete(authority, "storage")
+			}
+		}
+	}
+	withoutFiles, err := json.Marshal(raw)
+	if err != nil {
+		return err
+	}
+	var cfg *caddy.Config
+	if err := caddy.StrictUnmarshalJSON(withoutFiles, &cfg); err != nil {
+		return fmt.Errorf("decode the configuration: %w", err)
+	}
+	return caddy.Validate(cfg)
+}
+
+// checkStorage checks the storage module, which provision replaces.
+func checkStorage(config []byte) error {
+	var c struct {
+		Storage json.RawMessage `json:"storage"`
+	}
+	if err := json.Unmarshal(config, &c); err != nil || c.Storage == nil {
+		return err
+	}
+	var name struct {
+		Module string `json:"module"`
+	}
+	if err := json.Unmarshal(c.Storage, &name); err != nil {
+		return fmt.Errorf("storage: %w", err)
+	}
+	if _, err := caddy.GetModule("caddy.storage." + name.Module); err != nil {
+		return fmt.Errorf("storage: %w", err)
+	}
+	return nil
+}
+
+// lookup finds an object within objects.
+func lookup(object map[string]any, path ...string) (map[string]any, bool) {
+	for _, name := range path {
+		inner, ok := object[name].(map[string]any)
+		if !ok {
+			return nil, false
+		}
+		object = inner
+	}
+	return object, true
+}

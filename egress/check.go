@@ -1,0 +1,57 @@
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/policies/builtin"
+)
+
+// CheckPolicies checks without a node whether the policies of rules can run: those
+// that doze ships accept their configurations. It returns the names of all other
+// policies, which may have been pushed to the node. Errors name the rules.
+func CheckPolicies(ctx context.Context, s Settings) (others []string, err error) {
+	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.DiscardHandler), MemoryLimit: int(s.PolicyMemory), TimeLimit: s.PolicyTime})
+	if err != nil {
+		return nil, err
+	}
+	defer host.Close()
+	pool := newPool(host)
+	seen := map[string]bool{}
+	e := &Egress{pool: pool}
+	find := func(owner, name string) (module, error) {
+		wasm, err := builtin.Module(name)
+		if errors.Is(err, builtin.ErrUnknown) {
+			if !seen[name] {
+				seen[name] = true
+				others = append(others, name)
+			}
+			return module{}, errPushed
+		}
+		if err != nil {
+			return module{}, err
+		}
+		return module{owner, name, modules.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
+	}
+	compiled, err := rule.Compile(rule.Node, s.Rules)
+	if err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
+	l, err := e.armAnyway(ctx, find, "", compiled)
+	if err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
+	defer l.release()
+	if err := l.problems(func(u use) bool { return !errors.Is(l.unready[u], errPushed) }); err != nil {
+		return nil, fmt.Errorf("egress: %w", err)
+	}
+	return others, nil
+}
+
+// errPushed: doze ships no policy of this name, but it may have been pushed.
+var errPushed = errors.New("not shipped")
