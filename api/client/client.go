@@ -21,8 +21,10 @@ import (
 	"time"
 )
 
-// DefaultURL is the API of a node as `make up` starts it.
-const DefaultURL = "https://api.doze.localhost:8443/api/v1"
+// DefaultURL is the API of a node as `make up` starts it, on this machine. It is an
+// address and not a name, because the resolvers of many systems do not know names under
+// localhost, and ::1 may come first for localhost itself.
+const DefaultURL = "https://127.0.0.1:8443/api/v1"
 
 // maxAnswer bounds a JSON answer. The largest is the output of a command: twice
 // 10 MiB, in base64 or escaped.

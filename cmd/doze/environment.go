@@ -20,9 +20,8 @@ import (
 
 // access is how to get to a node.
 type access struct {
-	URL   string `json:"DOZE_API"`
-	Token string `json:"DOZE_TOKEN"`
-	CA    string `json:"DOZE_CA"`
+	URL, Token string
+	CA         string // file
 }
 
 // local is how to get to the node on this machine. The token is empty when there
@@ -37,7 +36,7 @@ func (a *app) local() (acc access, home string, err error) {
 		if _, err := parsePort(port); err != nil {
 			return access{}, "", fmt.Errorf("DOZE_HTTPS_PORT: %w", err)
 		}
-		acc.URL = "https://api.doze.localhost:" + port + "/api/v1"
+		acc.URL = "https://127.0.0.1:" + port + "/api/v1"
 	}
 	acc.Token, err = readToken(filepath.Join(home, "token"))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
@@ -150,6 +149,12 @@ func (a *app) envCommand() *cobra.Command {
 
   eval "$(doze env)"
 
+DOZE_API, DOZE_TOKEN and DOZE_CA are for doze and for programs that use the API. With the
+others, curl, Python (urllib, requests, httpx), Node.js, Go and what uses OpenSSL trust
+the node's certificates beside those that they trust already: SSL_CERT_FILE, CURL_CA_BUNDLE
+and REQUESTS_CA_BUNDLE name a file with both, which this command writes into your cache
+folder, and NODE_EXTRA_CA_CERTS the node's CA alone.
+
 DOZE_HOME and DOZE_HTTPS_PORT say which node.`,
 		Args: wants(0, 0),
 		RunE: func(*cobra.Command, []string) error {
@@ -160,10 +165,27 @@ DOZE_HOME and DOZE_HTTPS_PORT say which node.`,
 			if acc.Token == "" {
 				return fmt.Errorf("%s can not be read: has the node been started? DOZE_HOME says where its folder is", filepath.Join(home, "token"))
 			}
-			if a.json {
-				return a.printJSON(acc)
+			variables := [][2]string{{"DOZE_API", acc.URL}, {"DOZE_TOKEN", acc.Token}, {"DOZE_CA", acc.CA}, {"NODE_EXTRA_CA_CERTS", acc.CA}}
+			bundle, err := a.trustBundle(acc.CA)
+			if err != nil {
+				fmt.Fprintf(a.err, "doze: SSL_CERT_FILE, CURL_CA_BUNDLE and REQUESTS_CA_BUNDLE are left out: %s\n", clean(err.Error()))
+			} else {
+				for _, name := range bundleVariables {
+					variables = append(variables, [2]string{name, bundle})
+				}
 			}
-			_, err = fmt.Fprintf(a.out, "export DOZE_API=%s\nexport DOZE_TOKEN=%s\nexport DOZE_CA=%s\n", shellQuote(acc.URL), shellQuote(acc.Token), shellQuote(acc.CA))
+			if a.json {
+				named := map[string]string{}
+				for _, v := range variables {
+					named[v[0]] = v[1]
+				}
+				return a.printJSON(named)
+			}
+			var text strings.Builder
+			for _, v := range variables {
+				fmt.Fprintf(&text, "export %s=%s\n", v[0], shellQuote(v[1]))
+			}
+			_, err = io.WriteString(a.out, text.String())
 			return err
 		},
 	}
