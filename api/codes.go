@@ -59,6 +59,7 @@ const (
 	CodePolicyNotFound   Code = "policy_not_found"
 	CodePolicyInvalid    Code = "policy_invalid"
 	CodePolicyInUse      Code = "policy_in_use"
+	CodePolicyBuiltIn    Code = "policy_built_in"
 	CodeTooManyPolicies  Code = "too_many_policies"
 	CodeTooManyPushes    Code = "too_many_pushes"
 )
@@ -140,6 +141,7 @@ var meanings = map[Code]meaning{
 	CodePolicyNotFound:   {status: http.StatusNotFound, title: "There is no such policy"},
 	CodePolicyInvalid:    {status: http.StatusUnprocessableEntity, title: "The module is no policy"},
 	CodePolicyInUse:      {status: http.StatusConflict, title: "Rules name the policy"},
+	CodePolicyBuiltIn:    {status: http.StatusConflict, title: "The policy is part of doze"},
 	CodeTooManyPolicies:  {status: http.StatusConflict, title: "There are too many policies"},
 	CodeTooManyPushes:    {status: http.StatusTooManyRequests, title: "Too many policies are pushed at once", retryAfter: 5},
 

@@ -44,7 +44,7 @@ type Egress interface {
 	// Policies are the owner's and those that come with doze, in the order of their
 	// names, each with the owner's rules that name it.
 	Policies(owner string) []modules.Info
-	// DeletePolicy returns modules.ErrUnknown, or modules.ErrInUse (wrapped, with the
+	// DeletePolicy returns modules.ErrUnknown, modules.ErrBuiltIn, or modules.ErrInUse (wrapped, with the
 	// rules' names) while rules name it.
 	DeletePolicy(ctx context.Context, owner, name string) error
 

@@ -63,7 +63,7 @@ func (a *API) registerPolicies() {
 	register(a, route{
 		method: http.MethodDelete, path: "/policies/{name}", id: "delete-policy", tag: "policies", status: http.StatusNoContent,
 		summary: "Forget a policy that was pushed", description: "Not while rules name it.",
-		codes: needsEgress(CodePolicyNotFound, CodePolicyInUse, CodeStoreFull),
+		codes: needsEgress(CodePolicyNotFound, CodePolicyInUse, CodePolicyBuiltIn, CodeStoreFull),
 	}, a.deletePolicy)
 }
 

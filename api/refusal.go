@@ -52,6 +52,7 @@ var sentinels = []struct {
 	{vault.ErrUnknown, CodeSecretNotFound, "GET " + Prefix + "/secrets lists those that exist"},
 	{vault.ErrTooMany, CodeTooManySecrets, "nothing has changed"},
 	{modules.ErrUnknown, CodePolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
+	{modules.ErrBuiltIn, CodePolicyBuiltIn, "only policies that were pushed can be deleted"},
 	{modules.ErrInUse, CodePolicyInUse, "change those rules first"},
 	{modules.ErrTooMany, CodeTooManyPolicies, "nothing has changed"},
 	{ruleset.ErrRevision, CodeRevisionConflict, "get them, make the change again and send the new revision"},

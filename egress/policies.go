@@ -179,7 +179,7 @@ func (e *Egress) Policies(owner string) []modules.Info {
 }
 
 // DeletePolicy forgets a pushed module, and what it has stored. Errors: modules.ErrUnknown for one that was
-// never pushed, modules.ErrInUse (wrapped, with the rules) for one that rules use.
+// never pushed, modules.ErrBuiltIn (wrapped) for one that doze ships, modules.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	leave, err := e.changes.take(ctx, owner)
 	if err != nil {
@@ -191,6 +191,9 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	}
 	defer e.changing.Unlock()
 	if _, err := e.modules.Get(owner, name); err != nil {
+		if slices.Contains(builtin.Names(), name) {
+			return fmt.Errorf("policy %s: %w", name, modules.ErrBuiltIn)
+		}
 		return err
 	}
 	if users := e.rulesThatUse(owner, name); len(users) > 0 {

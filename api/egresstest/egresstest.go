@@ -6,6 +6,7 @@ package egresstest
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -162,7 +163,11 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if users := e.users(owner, name); users != nil {
 		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
 	}
-	if err := e.modules.Delete(ctx, owner, name); err != nil {
+	err := e.modules.Delete(ctx, owner, name)
+	if errors.Is(err, modules.ErrUnknown) && name == BuiltIn {
+		return fmt.Errorf("policy %s: %w", name, modules.ErrBuiltIn)
+	}
+	if err != nil {
 		return err
 	}
 	e.Lines.Forget(policylog.Policy{Owner: owner, Name: name})

@@ -719,6 +719,17 @@ func TestTheLocalTokenIsForTheLocalNodeOnly(t *testing.T) {
 	if acc, err := a.access(); err != nil || acc.Token != "local" || acc.URL != client.DefaultURL {
 		t.Errorf("got %+v, %v", acc, err)
 	}
+	for _, address := range []string{"http://127.0.0.1:9999/api/v1", "HTTP://localhost:9999"} {
+		env["DOZE_API"] = address
+		if acc, err := a.access(); err == nil || acc.Token != "" || !strings.Contains(err.Error(), "not encrypted") {
+			t.Errorf("%s: got %+v, %v; any program may listen there", address, acc, err)
+		}
+		env["DOZE_TOKEN"] = "asked"
+		if acc, err := a.access(); err != nil || acc.Token != "asked" {
+			t.Errorf("%s: got %+v, %v", address, acc, err)
+		}
+		delete(env, "DOZE_TOKEN")
+	}
 	env["DOZE_API"] = "https://node.example.com/api/v1"
 	if acc, err := a.access(); err == nil || acc.Token != "" {
 		t.Errorf("got %+v; the token of this machine's node must not be sent elsewhere", acc)
@@ -747,6 +758,46 @@ func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
 	r.refused("set DOZE_TOKEN", "ls")
 	r.env["DOZE_TOKEN"], r.env["DOZE_API"] = "x", "http://127.0.0.1:1/api/v1"
 	r.refused("does not answer", "ls")
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	r := newRig(t)
+	for _, args := range []string{"help nosuch", "help egress nosuch"} {
+		got := r.doze(strings.Fields(args)...)
+		if got.code != exitUsage || got.out != "" || !strings.Contains(got.err, `there is no command "`+strings.TrimPrefix(args, "help ")+`"`) {
+			t.Errorf("doze %s: %+v", args, got)
+		}
+	}
+	for _, args := range []string{"exec", "egress rules"} {
+		if help, flag := r.ok(append([]string{"help"}, strings.Fields(args)...)...), r.ok(append(strings.Fields(args), "--help")...); help != flag {
+			t.Errorf("doze help %s and doze %s --help differ:\n%s\n%s", args, args, help, flag)
+		}
+	}
+	if long, short := r.ok("version"), r.ok("--version"); long != short || !strings.HasPrefix(long, "doze ") {
+		t.Errorf("%q and %q", long, short)
+	}
+}
+
+func TestPoliciesOfDozeCannotBeRemoved(t *testing.T) {
+	r := newRig(t)
+	r.refused("policy "+egresstest.BuiltIn+": the policy is part of doze; only policies that were pushed can be deleted (policy_built_in)", "policy", "rm", egresstest.BuiltIn)
+	r.refused("(policy_not_found)", "policy", "rm", "nope")
+}
+
+func TestErrorsNameTheSandboxAsTheCallerDid(t *testing.T) {
+	r := newRig(t)
+	r.ok("create", "shop")
+	sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json"))
+	lease, err := r.node.Manager.Acquire(t.Context(), sandbox.ID(sb.ID), sandbox.CauseExec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lease.Release()
+	for _, name := range []string{"shop", sb.ID} {
+		if got := r.doze("sleep", name); got.code != exitFailed || !strings.Contains(got.err, name) || !strings.Contains(got.err, "has 1 request in flight") {
+			t.Errorf("doze sleep %s: %+v", name, got)
+		}
+	}
 }
 
 func TestCompletionsAreNamesOfSandboxes(t *testing.T) {

@@ -24,7 +24,8 @@ SANDBOX:PATH.
 
 A folder becomes TARGET, or goes into TARGET if that is a folder already; with /.
 after its name only what is in it goes there. - is a tar stream from standard
-input or to standard output. A local name with a colon needs ./ before it.
+input or to standard output. A local name with a colon needs ./ before it. A relative
+path in a sandbox begins at its working directory, as for doze exec.
 
 Links that lead out of the folder, devices and sockets are left out, with a word
 about each.`,
@@ -37,6 +38,13 @@ about each.`,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) (err error) {
 			from, to := parsePlace(args[0]), parsePlace(args[1])
 			c := &copying{app: a, node: node, progress: newProgress(a.err)}
+			if from.local() != to.local() {
+				for _, p := range []*place{&from, &to} {
+					if err := c.absolute(ctx, p); err != nil {
+						return err
+					}
+				}
+			}
 			switch {
 			case from.local() == to.local():
 				return fmt.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
@@ -73,11 +81,25 @@ func parsePlace(text string) place {
 	if !ok || sandbox == "" || strings.ContainsAny(sandbox, `/\.`) {
 		return place{path: text}
 	}
-	// A relative path starts at the root, as docker cp has it.
-	if !strings.HasPrefix(inside, "/") {
-		inside = "/" + inside
-	}
 	return place{sandbox: sandbox, path: inside}
+}
+
+// absolute makes a relative path in a sandbox begin at the working directory, which
+// the sandbox knows.
+func (c *copying) absolute(ctx context.Context, p *place) error {
+	if p.local() || strings.HasPrefix(p.path, "/") {
+		return nil
+	}
+	result, err := c.node.Exec(ctx, p.sandbox, client.ExecRequest{Argv: []string{"pwd"}})
+	if err != nil {
+		return err
+	}
+	folder := strings.TrimSuffix(result.Stdout, "\n")
+	if result.ExitCode != 0 || !strings.HasPrefix(folder, "/") {
+		return fmt.Errorf("%s does not tell its working directory; give an absolute path, like %s:/%s", p.sandbox, p.sandbox, p.path)
+	}
+	p.path = strings.TrimSuffix(folder, "/") + "/" + p.path // not cleaned: a last / or . says something
+	return nil
 }
 
 func (p place) local() bool { return p.sandbox == "" }

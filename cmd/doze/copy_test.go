@@ -3,15 +3,19 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/api/client"
 )
 
 // tree is a folder: names to contents. A name that ends in / is an empty folder,
@@ -79,6 +83,39 @@ func (tr tree) check(t *testing.T, folder string) {
 			t.Errorf("%s: %s is %q, want %q", folder, name, got[name], want)
 		}
 	}
+}
+
+func TestRelativePathsBeginAtTheWorkingDirectory(t *testing.T) {
+	workdir := "/workspace\n"
+	written := make(chan string, 1)
+	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
+		switch path.Base(req.URL.Path) {
+		case "exec":
+			json.NewEncoder(w).Encode(client.ExecResult{Stdout: workdir})
+		case "write":
+			written <- req.URL.Query().Get("path")
+			io.WriteString(w, "{}")
+		default: // what is there: a folder, or nothing
+			w.Header().Set("Content-Type", "application/problem+json")
+			if req.URL.Query().Get("path") != "/workspace" {
+				w.WriteHeader(http.StatusNotFound)
+				json.NewEncoder(w).Encode(client.Error{Code: "path_not_found"})
+				return
+			}
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			json.NewEncoder(w).Encode(client.Error{Code: "is_a_directory"})
+		}
+	})
+	here := t.TempDir()
+	tree{"f": "x"}.write(t, here)
+	for to, want := range map[string]string{"a:": "/workspace/f", "a:other": "/workspace/other", "a:./x/y": "/workspace/x/y", "a:/etc/x": "/etc/x"} {
+		r.ok("cp", filepath.Join(here, "f"), to)
+		if got := <-written; got != want {
+			t.Errorf("cp f %s wrote %s, want %s", to, got, want)
+		}
+	}
+	workdir = ""
+	r.refused("give an absolute path, like a:/x", "cp", filepath.Join(here, "f"), "a:x")
 }
 
 func TestCopyFilesBothWays(t *testing.T) {

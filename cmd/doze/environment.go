@@ -60,7 +60,8 @@ func readToken(file string) (string, error) {
 
 // access is what flags and variables say, and for what they do not say the node on
 // this machine. The token and CA of this machine's node are for it alone: they are
-// not used with an address elsewhere.
+// not used with an address elsewhere, nor without TLS, where any program of this machine
+// may listen.
 func (a *app) access() (access, error) {
 	acc := access{
 		URL:   first(a.apiURL, a.getenv("DOZE_API")),
@@ -73,6 +74,9 @@ func (a *app) access() (access, error) {
 	}
 	if acc.URL == "" || isLocal(acc.URL) {
 		acc.URL = first(acc.URL, local.URL)
+		if acc.Token == "" && strings.HasPrefix(strings.ToLower(acc.URL), "http:") {
+			return access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
+		}
 		acc.Token = first(acc.Token, local.Token)
 		if _, err := os.Stat(local.CA); err == nil && acc.CA == "" {
 			acc.CA = local.CA

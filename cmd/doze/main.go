@@ -32,6 +32,7 @@ func main() {
 // Exit codes beside those of commands in a sandbox.
 const (
 	exitFailed = 1
+	exitUsage  = 2 // of help for a command that does not exist
 	// Of exec, whose other codes are the command's: as env, chroot and docker do.
 	exitExecFailed    = 125
 	exitNotExecutable = 126

@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/cmd/internal/version"
 )
 
 const (
@@ -46,7 +48,10 @@ on this machine (DOZE_HOME).`,
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the API's JSON")
 	root.PersistentFlags().StringVar(&a.apiURL, "api", "", "address of the API (default $DOZE_API, or this machine's node)")
 	root.PersistentFlags().StringVar(&a.caFile, "ca", "", "file with the CA of the node's certificate (default $DOZE_CA, or this machine's node's)")
+	root.Version = version.String()
+	root.SetVersionTemplate("doze {{.Version}}\n")
 	root.SetFlagErrorFunc(flagError)
+	root.SetHelpCommand(a.helpCommand())
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.MarkPersistentFlagFilename("ca")
 	root.AddGroup(
@@ -67,6 +72,33 @@ on this machine (DOZE_HOME).`,
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
 	return root
+}
+
+// helpCommand is cobra's, but an unknown command is an error.
+func (a *app) helpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Help about any command",
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) (words []string, _ cobra.ShellCompDirective) {
+			if found, rest, err := cmd.Root().Find(args); err == nil && len(rest) == 0 {
+				for _, sub := range found.Commands() {
+					if sub.IsAvailableCommand() {
+						words = append(words, sub.Name())
+					}
+				}
+			}
+			return words, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				a.complain(fmt.Errorf("there is no command %q; doze --help lists them", strings.Join(args, " ")))
+				return exitCode(exitUsage)
+			}
+			found.InitDefaultHelpFlag()
+			return found.Help()
+		},
+	}
 }
 
 // flagError says which command's help to read. Of exec it knows the usual cause.

@@ -40,6 +40,8 @@ var (
 	ErrDamaged = errors.New("the stored module is damaged: push it again")
 	// ErrInUse is for who knows the rules: a policy that one of them names stays.
 	ErrInUse = errors.New("rules name the policy")
+	// ErrBuiltIn is returned for a policy that doze ships, which has no module of the owner's.
+	ErrBuiltIn = errors.New("the policy is part of doze")
 	// ErrTooMany is returned when an owner has as much as he may have.
 	ErrTooMany = fmt.Errorf("an owner has at most %d policies of %d MiB in all: delete one first", MaxModules, MaxOfOwner>>20)
 )

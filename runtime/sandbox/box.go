@@ -68,6 +68,14 @@ type box struct {
 	erased   bool       // the record was removed
 }
 
+// String names the sandbox in errors: by name and id, since a client may know either.
+func (b *box) String() string {
+	if sb := b.view.Load(); sb != nil && sb.Name != "" {
+		return fmt.Sprintf("%s (%s)", sb.Name, b.id)
+	}
+	return string(b.id)
+}
+
 const closedBias = 1 << 40
 
 func (m *Manager) newBox(sb Sandbox) *box {
@@ -255,7 +263,7 @@ func (b *box) changeSaved(ctx context.Context, f, undo func(*Sandbox)) error {
 	b.change(f)
 	err := b.save(ctx)
 	if b.isGone() {
-		err = fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+		err = fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	if err != nil {
 		b.change(undo)

@@ -107,7 +107,7 @@ func (m *Manager) AcquireRunning(id ID) (*Lease, error) {
 }
 
 func (b *box) notRunning() error {
-	return fmt.Errorf("sandbox %s is %s: %w", b.id, b.state(), ErrNotRunning)
+	return fmt.Errorf("sandbox %s is %s: %w", b, b.state(), ErrNotRunning)
 }
 
 // Touch notes traffic of a sandbox for which nobody holds a lease.

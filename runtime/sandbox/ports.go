@@ -63,7 +63,7 @@ func (m *Manager) Unexpose(ctx context.Context, id ID, port uint16) error {
 	defer b.updating.Unlock()
 	before, ok := b.port(port)
 	if !ok {
-		return fmt.Errorf("port %d of sandbox %s is not exposed: %w", port, id, ErrNotFound)
+		return fmt.Errorf("port %d of sandbox %s is not exposed: %w", port, b, ErrNotFound)
 	}
 	err = b.changeSaved(ctx,
 		func(sb *Sandbox) { sb.Ports = withoutPort(sb.Ports, port) },

@@ -88,12 +88,12 @@ func (m *Manager) StopProcess(ctx context.Context, id ID, pid int, signal string
 	started := b.view.Load().StartedAt
 	known, ok := b.process(pid)
 	if !ok {
-		return guest.Process{}, fmt.Errorf("process %d of sandbox %s: %w", pid, id, ErrNotFound)
+		return guest.Process{}, fmt.Errorf("process %d of sandbox %s: %w", pid, b, ErrNotFound)
 	}
 	switch ending := signal == "" || ends(signal); {
 	case known.State == guest.ProcessRunning, !b.succeeded(known) && comesBack(known, started):
 	case !ending:
-		return guest.Process{}, fmt.Errorf("process %d of sandbox %s has ended: %w", pid, id, ErrNotFound)
+		return guest.Process{}, fmt.Errorf("process %d of sandbox %s has ended: %w", pid, b, ErrNotFound)
 	case b.succeeded(known):
 		return known, nil
 	default:
@@ -107,7 +107,7 @@ func (m *Manager) StopProcess(ctx context.Context, id ID, pid int, signal string
 	if !lease.Sandbox().StartedAt.Equal(started) {
 		// The pid was of the run before and may now be another's.
 		if known, ok = b.processNamed(known.Name); !ok {
-			return guest.Process{}, fmt.Errorf("process %d of sandbox %s ended when it stopped: %w", pid, id, ErrNotFound)
+			return guest.Process{}, fmt.Errorf("process %d of sandbox %s ended when it stopped: %w", pid, b, ErrNotFound)
 		}
 	}
 	var p guest.Process

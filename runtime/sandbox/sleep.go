@@ -73,7 +73,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 	}
 	defer b.endTurn()
 	if b.isGone() {
-		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	if b.state() != StateRunning {
 		if how == modeAsked || how == modeForced {
@@ -128,7 +128,10 @@ func (b *box) close(how mode) error {
 }
 
 func (b *box) busy() error {
-	return fmt.Errorf("sandbox %s has %d requests in flight: %w", b.id, b.leases(), ErrBusy)
+	if b.leases() == 1 {
+		return fmt.Errorf("sandbox %s has 1 request in flight: %w", b, ErrBusy)
+	}
+	return fmt.Errorf("sandbox %s has %d requests in flight: %w", b, b.leases(), ErrBusy)
 }
 
 // unfreeze takes back a freeze or what happened of it, also when ctx has ended,
@@ -174,7 +177,7 @@ func (b *box) stop(ctx context.Context, how mode, reason string) error {
 	}
 	defer b.endTurn()
 	if b.isGone() {
-		return fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	// Somebody may have woken it while this waited for the turn.
 	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {

@@ -81,7 +81,7 @@ func (m *Manager) rename(b *box, sb Sandbox, name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.boxes[b.id] != b {
-		return fmt.Errorf("sandbox %s: %w", b.id, ErrNotFound)
+		return fmt.Errorf("sandbox %s: %w", b, ErrNotFound)
 	}
 	key := nameKey{sb.Owner, name}
 	if other, ok := m.names[key]; ok && other != b {

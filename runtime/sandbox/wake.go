@@ -44,7 +44,7 @@ func (b *box) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, err
 	b.mu.Lock()
 	if b.gone {
 		b.mu.Unlock()
-		return nil, fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+		return nil, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	if b.enter() { // it woke meanwhile
 		b.mu.Unlock()
@@ -148,7 +148,7 @@ func (b *box) runWake(ctx context.Context, w *wake) {
 // wakeError is what waiters get: who ended ctx on purpose says why.
 func (b *box) wakeError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, ErrDestroyed) || errors.Is(cause, ErrClosed)) {
-		return fmt.Errorf("sandbox %s: %w", b.id, cause)
+		return fmt.Errorf("sandbox %s: %w", b, cause)
 	}
 	var we *WakeError
 	if err == nil || errors.As(err, &we) || errors.Is(err, ErrDestroyed) || errors.Is(err, ErrClosed) || errors.Is(err, ErrNotRunning) {
@@ -161,7 +161,7 @@ func (b *box) wakeError(ctx context.Context, err error) error {
 // want that. Needs the turn.
 func (b *box) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 	if b.isGone() {
-		return WakeNone, fmt.Errorf("sandbox %s: %w", b.id, ErrDestroyed)
+		return WakeNone, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	switch state := b.state(); state {
 	case StateRunning:
