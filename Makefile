@@ -41,7 +41,7 @@ down: ## end that node; its sandboxes sleep
 logs: ## the node's log
 	@packaging/node logs
 
-clean: ## end the node, remove its sandboxes and data, and bin/
+clean: ## end the node, remove its sandboxes and all its data, and bin/; images stay
 	@packaging/node clean
 	@rm -rf bin policies/builtin/modules/*.wasm*
 

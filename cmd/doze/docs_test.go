@@ -1,0 +1,68 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/api/egresstest"
+)
+
+// TestExamplesOfTheAPIRunAsPrinted runs those that need no sandbox, by the shell and
+// with the function that the page defines.
+func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "api.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	function := regexp.MustCompile(`(?m)^    api\(\) \{(?:.*\\\n)*.*\}$`).FindString(string(page))
+	if function == "" {
+		t.Fatal("the page defines no function api")
+	}
+	r := newRig(t)
+	dir := t.TempDir()
+	tree{"sign.wasm": string(egresstest.Module(1))}.write(t, dir)
+	ran := 0
+	for line := range strings.Lines(string(page)) {
+		example := strings.TrimSpace(line)
+		if !regexp.MustCompile(`^    api '?/(node|policies|openapi)`).MatchString(line) {
+			continue
+		}
+		ran++
+		cmd := exec.CommandContext(t.Context(), "bash", "-c", function+"\n"+example)
+		cmd.Dir = dir
+		cmd.Env = append(os.Environ(), "DOZE_API="+r.env["DOZE_API"], "DOZE_TOKEN="+testToken, "DOZE_CA=/etc/ssl/certs/ca-certificates.crt")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", example, err, out)
+		}
+	}
+	if ran == 0 {
+		t.Error("the page has no such example")
+	}
+	if strings.Contains(string(page), `"/app`) || strings.Contains(string(page), "path=/app") {
+		t.Error("the page has files in /app, which no image of doze's has")
+	}
+}
+
+// TestDocsLinkToFilesThatExist checks relative links of all pages.
+func TestDocsLinkToFilesThatExist(t *testing.T) {
+	root := filepath.Join("..", "..")
+	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(pages) == 0 {
+		t.Fatal(pages, err)
+	}
+	for _, page := range append(pages, filepath.Join(root, "README.md")) {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, link := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), link[1])); err != nil {
+				t.Errorf("%s: %v", page, err)
+			}
+		}
+	}
+}
