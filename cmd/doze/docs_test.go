@@ -26,9 +26,10 @@ func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
 	dir := t.TempDir()
 	tree{"sign.wasm": string(egresstest.Module(1))}.write(t, dir)
 	ran := 0
-	for line := range strings.Lines(string(page)) {
-		example := strings.TrimSpace(line)
-		if !regexp.MustCompile(`^    api '?/(node|policies|openapi)`).MatchString(line) {
+	runnable := regexp.MustCompile(`^(api '?/(policies|openapi)|api /node$|curl .*"\$DOZE_API/policies)`)
+	for line := range strings.Lines(strings.ReplaceAll(string(page), "\\\n", "")) {
+		example, indented := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "    ")
+		if !indented || !runnable.MatchString(example) {
 			continue
 		}
 		ran++
