@@ -106,7 +106,7 @@ func (c *nodeConfig) adminAddress() string {
 // admin is the admin endpoint of a running node.
 type admin struct{ address string }
 
-// errNoNode: no process answers on the admin endpoint.
+// errNoNode: no process listens on the admin endpoint.
 var errNoNode = errors.New("no node answers")
 
 // findAdmin returns the admin endpoint of the node that runs with a configuration:
@@ -128,10 +128,10 @@ func (a *app) findAdmin(address string, f *configFlags, text []byte) (admin, err
 	return admin{cmp.Or(address, "unix/"+filepath.Join(folder, "admin.sock"))}, nil
 }
 
-// maxAnswer bounds what the admin endpoint answers: a configuration.
-const maxAnswer = 64 << 20
+// maxResponse bounds a response of the admin endpoint: a configuration.
+const maxResponse = 64 << 20
 
-// request makes a request. Errors: errNoNode (wrapped) if no process answers; that of
+// request makes a request. Errors: errNoNode (wrapped) if no process listens; that of
 // the node otherwise.
 func (n admin) request(method, path string, header http.Header, body []byte) ([]byte, error) {
 	address, err := caddy.ParseNetworkAddress(n.address)
@@ -167,17 +167,17 @@ func (n admin) request(method, path string, header http.Header, body []byte) ([]
 		return nil, fmt.Errorf("admin endpoint %s: %w", n.address, err)
 	}
 	defer response.Body.Close()
-	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer))
+	text, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
 	if err == nil && response.StatusCode >= 400 {
 		var refusal struct {
 			Error string `json:"error"`
 		}
-		if json.Unmarshal(answer, &refusal) != nil || refusal.Error == "" {
+		if json.Unmarshal(text, &refusal) != nil || refusal.Error == "" {
 			refusal.Error = response.Status
 		}
 		err = errors.New(refusal.Error)
 	}
-	return answer, err
+	return text, err
 }
 
 // adapt returns the configuration as JSON, adapted in the environment of the node.
@@ -185,7 +185,7 @@ func (n admin) adapt(f *configFlags, text []byte) ([]byte, []caddyconfig.Warning
 	if f.adapterName() == "" {
 		return text, nil, nil
 	}
-	answer, err := n.request(http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), http.Header{"Content-Type": {"text/" + f.adapterName()}}, text)
+	response, err := n.request(http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), http.Header{"Content-Type": {"text/" + f.adapterName()}}, text)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -193,7 +193,7 @@ func (n admin) adapt(f *configFlags, text []byte) ([]byte, []caddyconfig.Warning
 		Result   json.RawMessage
 		Warnings []caddyconfig.Warning
 	}
-	err = json.Unmarshal(answer, &adapted)
+	err = json.Unmarshal(response, &adapted)
 	return adapted.Result, adapted.Warnings, err
 }
 
@@ -203,7 +203,7 @@ func (a *app) warn(warnings []caddyconfig.Warning) {
 	}
 }
 
-// ping returns errNoNode (wrapped) if no process answers.
+// ping returns errNoNode (wrapped) if no process listens.
 func (n admin) ping() error {
 	_, err := n.request(http.MethodGet, "/config/admin", nil, nil)
 	return err

@@ -111,7 +111,7 @@ func checkSocket(address caddy.NetworkAddress) error {
 	path, _, _ := strings.Cut(address.Host, "|") // and the file's mode
 	conn, err := net.Dial(address.Network, path)
 	if err != nil {
-		return nil // nobody listens
+		return nil // no process listens
 	}
 	conn.Close()
 	return fmt.Errorf("another process already listens on %s; stop it, or choose another path", path)

@@ -667,7 +667,7 @@ func TestProgramsTrustTheNodeByWhatEnvPrints(t *testing.T) {
 	for name, command := range clients {
 		address := `export DOZE_API=https://127.0.0.1:` + r.env["DOZE_HTTPS_PORT"] + "/api/v1\n"
 		if out, err := exec.Command("sh", "-c", address+command).Output(); err == nil {
-			t.Errorf("%s trusts the node without being told: %q", name, out)
+			t.Errorf("%s trusts the node without these variables: %q", name, out)
 		}
 		if out, err := exec.Command("sh", "-c", r.ok("env")+command).CombinedOutput(); err != nil || string(out) != "hello" {
 			t.Errorf("%s: %v: %s", name, err, out)

@@ -96,7 +96,7 @@ func (c *copying) absolute(ctx context.Context, p *place) error {
 	}
 	folder := strings.TrimSuffix(result.Stdout, "\n")
 	if result.ExitCode != 0 || !strings.HasPrefix(folder, "/") {
-		return fmt.Errorf("%s does not tell its working directory; give an absolute path, like %s:/%s", p.sandbox, p.sandbox, p.path)
+		return fmt.Errorf("the working directory of %s is unknown; give an absolute path, like %s:/%s", p.sandbox, p.sandbox, p.path)
 	}
 	p.path = strings.TrimSuffix(folder, "/") + "/" + p.path // not cleaned: a last / or . says something
 	return nil
