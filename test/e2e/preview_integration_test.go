@@ -130,8 +130,24 @@ func TestPreviewsAndTheAPIShareNoHost(t *testing.T) {
 	if status, _ := ask("www."+domain, "/api/v1/openapi.json"); status != http.StatusNotFound {
 		t.Errorf("the API's path under the preview domain: %d", status)
 	}
-	if status, _ := ask(fmt.Sprint("api.doze.localhost:", n.Port), "/started"); status != http.StatusNotFound {
-		t.Errorf("the preview's path on the API: %d", status)
+	for _, host := range []string{"127.0.0.1", "localhost", "api.doze.localhost"} {
+		host = fmt.Sprint(host, ":", n.Port)
+		if status, _ := ask(host, "/started"); status != http.StatusNotFound {
+			t.Errorf("the preview's path on the API at %s: %d", host, status)
+		}
+		if status, _ := ask(host, "/api/v1/node"); status != http.StatusOK {
+			t.Errorf("the API at %s: %d", host, status)
+		}
+	}
+}
+
+func TestMetricsCoverRequests(t *testing.T) {
+	n := commonNode(t)
+	if status, _ := n.do(t, "GET", "/node", "", nil); status != http.StatusOK {
+		t.Fatalf("the API: %d", status)
+	}
+	if n.metric(t, "caddy_http_requests_total") == 0 {
+		t.Error("the node's own Caddyfile does not count requests")
 	}
 }
 
