@@ -53,8 +53,8 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-// documented are the options in the tables of docs/caddyfile.md, by the heading
-// above them, and those of a size.
+// documented are the options in the tables of options of docs/caddyfile.md, by the
+// heading above them, and those of a size.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	content, err := os.ReadFile("../docs/caddyfile.md")
@@ -66,12 +66,17 @@ func documented(t *testing.T) map[string][]string {
 		"## The global option `doze`": "doze", "## `doze_preview`": "doze_preview",
 		"## The block `egress`": "egress", "## Rules of `egress`": "rule",
 	}
-	section := ""
+	section, table := "", ""
 	for line := range strings.Lines(string(content)) {
-		if strings.HasPrefix(line, "## ") {
+		switch {
+		case strings.HasPrefix(line, "## "):
 			section = sections[strings.TrimSpace(line)]
+		case !strings.HasPrefix(line, "|"):
+			table = ""
+		case table == "":
+			table = line // its head
 		}
-		if cell, ok := strings.CutPrefix(line, "| `"); ok && section != "" {
+		if cell, ok := strings.CutPrefix(line, "| `"); ok && section != "" && strings.HasPrefix(table, "| option ") {
 			if name := regexp.MustCompile("^[a-z_]+").FindString(cell); name != "" {
 				options[section] = append(options[section], name)
 			}
