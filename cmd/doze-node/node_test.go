@@ -168,8 +168,8 @@ func TestDoctorChecksAStoreOfflineAndReplacesIt(t *testing.T) {
 	}
 }
 
-// node is a Caddy with doze's modules, but without sandboxes, in a folder of its own.
-type node struct {
+// testNode is a Caddy with doze's modules, but without sandboxes, in a folder of its own.
+type testNode struct {
 	t    *testing.T
 	home string
 	port int
@@ -200,9 +200,9 @@ func freePort(t *testing.T) int {
 }
 
 // startNode starts a node whose environment has a port and a greeting.
-func startNode(t *testing.T) *node {
+func startNode(t *testing.T) *testNode {
 	t.Helper()
-	n := &node{t: t, home: t.TempDir(), port: freePort(t)}
+	n := &testNode{t: t, home: t.TempDir(), port: freePort(t)}
 	n.configure("", "")
 	n.cmd = program(t, n.home, "run", "--config", n.caddyfile())
 	n.cmd.Env = append(n.cmd.Env, "TEST_PORT="+strconv.Itoa(n.port), "TEST_GREETING=hello")
@@ -229,9 +229,9 @@ func startNode(t *testing.T) *node {
 	return nil
 }
 
-func (n *node) caddyfile() string { return filepath.Join(n.home, "Caddyfile") }
+func (n *testNode) caddyfile() string { return filepath.Join(n.home, "Caddyfile") }
 
-func (n *node) configure(global, greeting string) {
+func (n *testNode) configure(global, greeting string) {
 	n.t.Helper()
 	if err := os.WriteFile(n.caddyfile(), fmt.Appendf(nil, siteCaddyfile, global, greeting), 0o644); err != nil {
 		n.t.Fatal(err)
@@ -239,14 +239,14 @@ func (n *node) configure(global, greeting string) {
 }
 
 // doze runs a command in an environment that has the node's folder alone.
-func (n *node) doze(args ...string) (output string, code int) {
+func (n *testNode) doze(args ...string) (output string, code int) {
 	n.t.Helper()
 	cmd := program(n.t, n.home, args...)
 	out, _ := cmd.CombinedOutput()
 	return string(out), cmd.ProcessState.ExitCode()
 }
 
-func (n *node) greeting() string {
+func (n *testNode) greeting() string {
 	n.t.Helper()
 	res, err := http.Get(fmt.Sprintf("http://127.0.0.1:%d/", n.port))
 	if err != nil {
