@@ -92,6 +92,7 @@ check: ## gofmt, go vet, and the client for other systems
 test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
 	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
 	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
+	$(if $(filter ./... ./egress/policy,$(PACKAGES)),go test -timeout 10m -run TestAThousandReplacements -tags "$(TAGS)" ./egress/policy) # its memory bound
 
 # Every test binary runs as the unprivileged user, in a cgroup subtree of its
 # own, with the binaries under test in $DOZE_BIN. All packages share that user's

@@ -69,7 +69,7 @@ func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error
 		return fmt.Errorf("compile a policy: %w", err)
 	}
 	switch {
-	case exit.ExitCode() == exitTooLong:
+	case exit.ExitCode() == exitTooLong || killedTooLate(exit, l.seconds):
 		return &compilerError{fmt.Sprintf("compiling it takes more than %d s of processor time: split its largest functions, or make it smaller", l.seconds)}
 	case exit.ExitCode() == exitInvalid:
 		return &compilerError{output.String()}
@@ -77,6 +77,14 @@ func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error
 		return &compilerError{fmt.Sprintf("compiling it takes more than %d MiB of memory: split its largest functions, or make it smaller", l.bytes>>20)}
 	}
 	return fmt.Errorf("compile a policy: %w: %s", err, firstLine(output.String()))
+}
+
+// killedTooLate reports whether the kernel ended the compiler at the hard limit of its
+// processor time, as it does where the compiler got no processor for its own end.
+func killedTooLate(exit *exec.ExitError, seconds uint64) bool {
+	status, ok := exit.Sys().(syscall.WaitStatus)
+	used := exit.UserTime() + exit.SystemTime()
+	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL && used >= time.Duration(seconds)*time.Second
 }
 
 // noMemory says whether the compiler ended for want of memory. Go's runtime says so in
