@@ -2,7 +2,9 @@ package wakeproxy
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -99,4 +101,27 @@ func TestAServerThatAStopEndsHasNotCrashed(t *testing.T) {
 	}
 	defer res.Body.Close()
 	wantProblem(t, res, 503, "sandbox_stopped")
+}
+
+// The connection of a request may be lost before the node notes the stop that ended it.
+func TestARequestThatAStopEndsIsToldOfTheStop(t *testing.T) {
+	var node *fakeNode
+	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		node.set(func(n *fakeNode) { n.closing = true })
+		time.AfterFunc(50*time.Millisecond, func() {
+			node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, "forced" })
+		})
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn.Close()
+	}))
+	t.Cleanup(app.Close)
+	node = newFakeNode(app.Listener.Addr().String(), sandbox.Port{})
+	f := newFront(t, node, Options{})
+	req := f.request("POST", "/")
+	req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4
+	wantProblem(t, f.do(req), 503, "sandbox_stopped")
 }

@@ -253,6 +253,18 @@ func (x *exchange) acquireAnew(ctx context.Context) error {
 	return x.acquire(ctx)
 }
 
+// stoppedOnPurpose reports whether the owner has stopped the sandbox. While a stop is
+// under way, it waits for its end.
+func (x *exchange) stoppedOnPurpose(ctx context.Context) bool {
+	if lease, err := x.proxy.sandboxes.AcquireRunning(x.id); err == nil {
+		lease.Release()
+		return false
+	}
+	x.awaitNotice(ctx, time.Now().Add(noticeLimit))
+	sb, _ := x.proxy.sandboxes.ByID(x.id)
+	return sb.StoppedOnPurpose()
+}
+
 // awaitNotice waits until the node has noticed that the container has ended. It
 // reports false when ctx ends or until passes first.
 func (x *exchange) awaitNotice(ctx context.Context, until time.Time) bool {

@@ -51,6 +51,9 @@ func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
 			res, err = x.roundTrip(req)
 		}
 	}
+	if err != nil && isLost(err) && x.stoppedOnPurpose(req.Context()) {
+		err = sandbox.ErrNotRunning
+	}
 	if err != nil && p.ctx.Err() != nil {
 		// Not the cancellation that Close caused: reverse proxies take that for
 		// a visitor who left.

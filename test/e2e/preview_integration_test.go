@@ -242,7 +242,10 @@ func TestForceOverridesVisitors(t *testing.T) {
 
 	lost := make(chan error, 1)
 	go func() {
-		_, _, err := fetch(within(t), c, b.url+"/never", http.StatusBadGateway)
+		text, _, err := fetch(within(t), c, b.url+"/never", http.StatusServiceUnavailable)
+		if err == nil && !strings.Contains(text, "sandbox_stopped") {
+			err = fmt.Errorf("the answer is %q", text)
+		}
 		lost <- err
 	}()
 	eventually(t, "the server has the request", isOpen)
