@@ -190,8 +190,8 @@ func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
 		}
 		s.refused(CodeUnsupportedMediaType, "POST", "/sandbox/box/"+route, "x", "Content-Type", "text/plain")
 	}
-	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"exec sleep 1000"}`).PID
-	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/"+itoa(pid), `{"signal":"SIGHUP"}`)
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"exec sleep 1000"}`).ID
+	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/"+process, `{"signal":"SIGHUP"}`)
 	if list := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes; len(list) != 1 || list[0].State != guest.ProcessRunning {
 		t.Errorf("a refusal left %+v", list)
 	}
@@ -318,10 +318,10 @@ func (w *heldWriter) Write(b []byte) (int, error) {
 func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
-	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	for _, r := range []*http.Request{
 		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output":5000000}`),
-		s.request(t.Context(), "GET", "/sandbox/box/process/"+itoa(pid)+"/logs", nil),
+		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil),
 		s.request(t.Context(), "GET", "/sandbox/box/files?"+at(t.TempDir()), nil),
 	} {
 		want := int64(1)
@@ -444,10 +444,10 @@ func (w *brokenWriter) Write(b []byte) (int, error) {
 func TestFailedWriteEndsTheStream(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
-	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	for _, r := range []*http.Request{
 		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"echo x; exec sleep 1000","stream":true}`),
-		s.request(t.Context(), "GET", "/sandbox/box/process/"+itoa(pid)+"/logs?follow=true", nil),
+		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil),
 		s.request(t.Context(), "GET", "/sandbox/box/events", nil, "Accept", eventStreamType),
 	} {
 		ended := make(chan struct{})
@@ -498,11 +498,11 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	})
 	s.http.Start()
 	s.create("box")
-	pid := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).PID
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	exec := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
 	exec.expect("start")
 	socket, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
-	logs := s.open("GET", "/sandbox/box/process/"+itoa(pid)+"/logs?follow=true", nil)
+	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil)
 	logs.expect("stdout")
 	timeline := s.open("GET", "/sandbox/box/events?after=1000", nil, "Accept", eventStreamType)
 	buffered := make(chan answer, 1)
@@ -651,7 +651,7 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 func FuzzRequests(f *testing.F) {
 	for _, r := range routes {
 		method, path, _ := strings.Cut(r, " ")
-		path = strings.NewReplacer("{id}", "box", "{pid}", "1", "{port}", "3000").Replace(path)
+		path = strings.NewReplacer("{id}", "box", "{process}", "1", "{port}", "3000").Replace(path)
 		for _, body := range []string{"", "{}", `{"port":1}`, `{"command":7}`, `{"path":"relative"}`, `{"for":"1h","x":[[]]}`} {
 			f.Add(method, path, body, "application/json")
 		}

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 func TestExecReturnsOutputAndExitCode(t *testing.T) {
@@ -260,8 +262,8 @@ func TestDestroyEndsStreamsCleanly(t *testing.T) {
 	s.create("box")
 	exec := s.open("POST", "/sandbox/box/exec", map[string]any{"command": "sleep 1000", "stream": true})
 	exec.expect("start")
-	pid := must[struct{ PID int }](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; sleep 1000"}).PID
-	logs := s.open("GET", "/sandbox/box/process/"+itoa(pid)+"/logs?follow=true", nil)
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; sleep 1000"}).ID
+	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil)
 	logs.expect("stdout")
 	events := s.open("GET", "/sandbox/box/events", nil, "Accept", eventStreamType)
 	events.expect("created")

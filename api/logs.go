@@ -51,7 +51,7 @@ func (a *API) registerLogs() {
 		"error":   reflect.TypeFor[Problem](),
 	})
 	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/process/{pid}/logs", id: "get-logs", tag: "processes",
+		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "get-logs", tag: "processes",
 		summary: "Output of a process",
 		description: "Wakes the sandbox, because the output is kept inside it, and keeps it awake while it is followed. " +
 			"The process's log_file has more of it.",
@@ -69,10 +69,14 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 	if in.Follow {
 		room = &a.streams
 	}
+	process, err := sb.Process(in.Process)
+	if err != nil {
+		return nil, noProcess(sb, err)
+	}
 	if err := room.enter(ctx, 1); err != nil {
 		return nil, err
 	}
-	source, lease, err := a.openLogs(ctx, sb.ID, in.PID, in.Follow)
+	source, lease, err := a.openLogs(ctx, sb.ID, process.ID, in.Follow)
 	if err != nil {
 		return nil, err
 	}
@@ -94,12 +98,12 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, logs) }}, nil
 }
 
-func (a *API) openLogs(ctx context.Context, id sandbox.ID, pid int, follow bool) (*guest.LogStream, *sandbox.Lease, error) {
+func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follow bool) (*guest.LogStream, *sandbox.Lease, error) {
 	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseProcess)
 	if err != nil {
 		return nil, nil, err
 	}
-	source, err := lease.Guest().Logs(ctx, pid, follow)
+	source, err := lease.Guest().Logs(ctx, process, follow)
 	if err != nil {
 		lease.Release()
 		return nil, nil, fromGuest(err)

@@ -33,9 +33,9 @@ var routes = []string{
 	"GET /sandbox/{id}/files/archive",
 	"POST /sandbox/{id}/process",
 	"GET /sandbox/{id}/processes",
-	"GET /sandbox/{id}/process/{pid}",
-	"DELETE /sandbox/{id}/process/{pid}",
-	"GET /sandbox/{id}/process/{pid}/logs",
+	"GET /sandbox/{id}/process/{process}",
+	"DELETE /sandbox/{id}/process/{process}",
+	"GET /sandbox/{id}/process/{process}/logs",
 	"POST /sandbox/{id}/expose",
 	"GET /sandbox/{id}/ports",
 	"DELETE /sandbox/{id}/ports/{port}",
@@ -167,7 +167,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 			t.Errorf("write takes no %s", kind)
 		}
 	}
-	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/egress": "get", "/sandbox/{id}/process/{pid}/logs": "get"} {
+	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/egress": "get", "/sandbox/{id}/process/{process}/logs": "get"} {
 		for _, kind := range []string{"application/json", "text/event-stream"} {
 			if d.Paths[path][method].Responses["200"].Content[kind] == nil {
 				t.Errorf("%s answers no %s", path, kind)

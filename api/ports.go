@@ -118,7 +118,7 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	var crashed *crashError
 	if err != nil && errors.As(context.Cause(waitCtx), &crashed) {
 		return problemf(CodePortNotReady, "nothing listens on port %d: process %s %s; its last lines: %s",
-			port, crashed.process.Name, crashed.process.Ending(), cmp.Or(lease.LastOutput(ctx, crashed.process.PID), "none"))
+			port, crashed.process.Name, crashed.process.Ending(), cmp.Or(lease.LastOutput(ctx, crashed.process.ID), "none"))
 	}
 	return fromGuest(err)
 }

@@ -42,7 +42,7 @@ type processesOutput struct {
 // ProcessPath is the part of a request's input that names a process.
 type ProcessPath struct {
 	SandboxPath
-	PID int `path:"pid" minimum:"1" doc:"Inside the sandbox"`
+	Process string `path:"process" maxLength:"64" doc:"Id or name of the process; of several with the name, the one that runs, or else the last"`
 }
 
 type stopInput struct {
@@ -54,7 +54,7 @@ func (a *API) registerProcesses() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
 		summary: "Start a process in the background", description: "Wakes the sandbox. What the process prints is kept for its logs.",
-		codes: onSandbox(wakeCodes, []Code{CodeCommandNotFound, CodeNotExecutable, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeAlreadyExists, CodeTooLarge, CodeTooManyProcesses}),
+		codes: onSandbox(wakeCodes, []Code{CodeNameInvalid, CodeCommandNotFound, CodeNotExecutable, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeAlreadyExists, CodeTooLarge, CodeTooManyProcesses}),
 	}, a.startProcess)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",
@@ -62,12 +62,12 @@ func (a *API) registerProcesses() {
 		codes: onSandbox(),
 	}, a.processes)
 	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/process/{pid}", id: "get-process", tag: "processes",
+		method: http.MethodGet, path: "/sandbox/{id}/process/{process}", id: "get-process", tag: "processes",
 		summary: "Get a process as last known", description: "Wakes nothing.",
 		codes: onSandbox([]Code{CodeProcessNotFound}),
 	}, a.process)
 	register(a, route{
-		method: http.MethodDelete, path: "/sandbox/{id}/process/{pid}", id: "stop-process", tag: "processes",
+		method: http.MethodDelete, path: "/sandbox/{id}/process/{process}", id: "stop-process", tag: "processes",
 		summary: "End a process, or send it a signal", description: "Wakes the sandbox if the process may still run. A process that was ended is not started again.",
 		codes: onSandbox(wakeCodes, []Code{CodeProcessNotFound}),
 	}, a.stopProcess)
@@ -112,30 +112,42 @@ func (a *API) process(ctx context.Context, in *ProcessPath) (*processOutput, err
 	if err != nil {
 		return nil, err
 	}
-	// The last one with this pid: others are of runs before.
-	for i := len(sb.Processes) - 1; i >= 0; i-- {
-		if sb.Processes[i].PID == in.PID {
-			return &processOutput{Body: sb.Processes[i]}, nil
-		}
+	p, err := sb.Process(in.Process)
+	if err != nil {
+		return nil, noProcess(sb, err)
 	}
-	return nil, noProcess(sb.ID, in.PID)
+	return &processOutput{Body: p}, nil
 }
 
-func noProcess(id sandbox.ID, pid int) *Problem {
-	return problemf(CodeProcessNotFound, "there is no process %d; GET %s/sandbox/%s/processes lists those that are known", pid, Prefix, id)
+// noProcess is the problem for a *sandbox.ProcessError; another error stays as it is.
+func noProcess(sb sandbox.Sandbox, err error) error {
+	var missing *sandbox.ProcessError
+	switch {
+	case !errors.As(err, &missing):
+		return err
+	case missing.Known != nil:
+		return newProblem(CodeProcessNotFound, missing.Error())
+	case len(sb.Processes) == 0:
+		return problemf(CodeProcessNotFound, "%v; sandbox %s has had no processes in the background", missing, sb.Name)
+	}
+	var known []string
+	for _, p := range sb.Processes[max(0, len(sb.Processes)-maxNamed):] {
+		known = append(known, clip(p.Name)+" ("+p.ID+")")
+	}
+	return problemf(CodeProcessNotFound, "%v; a process is named by its id or name: %s", missing, strings.Join(known, ", "))
 }
+
+// maxNamed is how many processes an error names.
+const maxNamed = 10
 
 func (a *API) stopProcess(ctx context.Context, in *stopInput) (*processOutput, error) {
 	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	process, err := a.sandboxes.StopProcess(ctx, sb.ID, in.PID, strings.ToUpper(in.Signal))
-	if errors.Is(err, sandbox.ErrNotFound) {
-		err = noProcess(sb.ID, in.PID)
-	}
+	process, err := a.sandboxes.StopProcess(ctx, sb.ID, in.Process, strings.ToUpper(in.Signal))
 	if err != nil {
-		return nil, fromGuest(err)
+		return nil, fromGuest(noProcess(sb, err))
 	}
 	return &processOutput{Body: process}, nil
 }

@@ -3,7 +3,9 @@ package api
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -19,7 +21,7 @@ func TestProcessRunsAndEnds(t *testing.T) {
 	if p.PID <= 0 || p.Name != "web" || p.State != guest.ProcessRunning || p.Restart != guest.RestartOnWake || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}
-	path := fmt.Sprintf("/sandbox/box/process/%d", p.PID)
+	path := "/sandbox/box/process/" + p.ID
 	if got := must[guest.Process](s, http.StatusOK, "GET", path, nil); got.PID != p.PID || got.Name != "web" {
 		t.Errorf("got %+v", got)
 	}
@@ -35,21 +37,50 @@ func TestProcessRunsAndEnds(t *testing.T) {
 	}
 }
 
+func TestNameStandsForAProcessInEveryRoute(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	start := func(command string) guest.Process {
+		return must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": command, "name": "web"})
+	}
+	first := start("echo first")
+	s.eventually("the first has ended", func() bool {
+		return must[guest.Process](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID, nil).State == guest.ProcessExited
+	})
+	second := start("echo second; exec sleep 1000")
+	if second.ID == first.ID {
+		t.Fatalf("two processes have the id %s", first.ID)
+	}
+	if got := must[guest.Process](s, http.StatusOK, "GET", "/sandbox/box/process/web", nil); got.ID != second.ID {
+		t.Errorf("web is %+v, not the one that runs", got)
+	}
+	logs := s.open("GET", "/sandbox/box/process/web/logs?follow=true", nil)
+	if out := parse[Output](t, logs.expect("stdout")); out.Data != "second\n" {
+		t.Errorf("the log of web has %+v", out)
+	}
+	if got := must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/web", nil); got.ID != second.ID || got.Signal != "SIGTERM" {
+		t.Errorf("ended %+v", got)
+	}
+	if got := must[Logs](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID+"/logs", nil); len(got.Logs) != 1 || got.Logs[0].Data != "first\n" {
+		t.Errorf("the log of the first has %+v", got)
+	}
+}
+
 func TestSignalIsOnlyDelivered(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
 		map[string]any{"command": `trap 'echo hup' HUP; echo ready; while :; do sleep 0.01; done`})
-	logs := s.open("GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=true", p.PID), nil)
+	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=true", nil)
 	logs.expect("stdout")
-	got := must[guest.Process](s, http.StatusOK, "DELETE", fmt.Sprintf("/sandbox/box/process/%d?signal=hup", p.PID), nil)
+	got := must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=hup", nil)
 	if got.State != guest.ProcessRunning {
 		t.Errorf("got %+v", got)
 	}
 	if out := parse[Output](t, logs.expect("stdout")); out.Data != "hup\n" {
 		t.Errorf("got %+v", out)
 	}
-	must[guest.Process](s, http.StatusOK, "DELETE", fmt.Sprintf("/sandbox/box/process/%d?signal=SIGKILL", p.PID), nil)
+	must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=SIGKILL", nil)
 	exit := parse[guest.Process](t, logs.expect("exit"))
 	if exit.Signal != "SIGKILL" || exit.PID != p.PID {
 		t.Errorf("got %+v", exit)
@@ -61,7 +92,7 @@ func TestLogsAreKeptInOrder(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": `printf 'héllo\n'; printf '\377' >&2; exit 4`})
-	path := fmt.Sprintf("/sandbox/box/process/%d/logs", p.PID)
+	path := "/sandbox/box/process/" + p.ID + "/logs"
 	follow := s.open("GET", path+"?follow=true", nil)
 	var exit guest.Process
 	for {
@@ -95,7 +126,7 @@ func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
-	logs := s.open("GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=1", p.PID), nil)
+	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=1", nil)
 	logs.expect("stdout")
 	s.refused(CodeBusy, "POST", "/sandbox/box/sleep", nil)
 	logs.close()
@@ -109,7 +140,7 @@ func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
-	logs := s.open("GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=1", p.PID), nil)
+	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=1", nil)
 	logs.expect("stdout")
 	for _, route := range []string{"sleep", "stop"} {
 		if p := s.refused(CodeBusy, "POST", "/sandbox/box/"+route+"?force=false", nil); !strings.Contains(p.Detail, "force=true") {
@@ -142,19 +173,28 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	}
 	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
 	s.refused(CodeAlreadyExists, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
-	for _, path := range []string{"/process/999999", "/process/999999/logs", "/process/999999/logs?follow=true"} {
+	for _, path := range []string{"/process/p-aaaaaaaa", "/process/two/logs", "/process/p-aaaaaaaa/logs?follow=true"} {
 		s.refused(CodeProcessNotFound, "GET", "/sandbox/box"+path, nil)
 		s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody"+path, nil)
 	}
-	s.refused(CodeProcessNotFound, "DELETE", "/sandbox/box/process/999999", nil)
-	pid := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0].PID
-	s.refused(CodeInvalidRequest, "DELETE", fmt.Sprintf("/sandbox/box/process/%d?signal=SIGNONSENSE", pid), nil)
-	for _, pid := range []string{"0", "-1", "x", "1.5", "99999999999999999999"} {
-		s.refused(CodeInvalidRequest, "GET", "/sandbox/box/process/"+pid, nil)
-		s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/"+pid, nil)
-		s.refused(CodeInvalidRequest, "GET", "/sandbox/box/process/"+pid+"/logs", nil)
+	s.refused(CodeProcessNotFound, "DELETE", "/sandbox/box/process/p-aaaaaaaa", nil)
+	one := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0]
+	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/one?signal=SIGNONSENSE", nil)
+	// A pid is no name of a process: it may be another's after a wake.
+	for _, name := range []string{"0", "-1", "x", "1.5", strconv.Itoa(one.PID), "%2e%2e", "p-"} {
+		for _, p := range []Problem{
+			s.refused(CodeProcessNotFound, "GET", "/sandbox/box/process/"+name, nil),
+			s.refused(CodeProcessNotFound, "DELETE", "/sandbox/box/process/"+name, nil),
+			s.refused(CodeProcessNotFound, "GET", "/sandbox/box/process/"+name+"/logs", nil),
+		} {
+			if !strings.Contains(p.Detail, "one ("+one.ID+")") {
+				t.Errorf("detail is %q", p.Detail)
+			}
+		}
 	}
-	s.refused(CodeInvalidRequest, "GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=maybe", pid), nil)
+	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/process/"+strings.Repeat("x", 65), nil)
+	s.refused(CodeNameInvalid, "POST", "/sandbox/box/process", `{"command":"true","name":"p-k3f9x2m7"}`)
+	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/process/one/logs?follow=maybe", nil)
 	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/processes", nil)
 	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/process", `{"command":"true"}`)
 }
@@ -181,12 +221,18 @@ func TestLogsWithoutEndAreCut(t *testing.T) {
 			for err := error(nil); err == nil; {
 				_, err = w.Write(frame)
 			}
+		case r.URL.Path == guest.RouteProcess:
+			io.WriteString(w, `{"pid":1,"id":"p-aaaaaaaa","name":"web","state":"running","restart":"no"}`)
 		default:
 			http.NotFound(w, r)
 		}
 	}))
 	s.create("box")
-	logs := must[Logs](s, http.StatusOK, "GET", "/sandbox/box/process/1/logs", nil)
+	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"true"}`)
+	if p.ID == "p-aaaaaaaa" {
+		t.Error("the guest decides on the id")
+	}
+	logs := must[Logs](s, http.StatusOK, "GET", "/sandbox/box/process/web/logs", nil)
 	if len(logs.Logs) != 1 || len(logs.Logs[0].Data) != maxLogs || !logs.Truncated {
 		t.Errorf("%d chunks, truncated %v", len(logs.Logs), logs.Truncated)
 	}

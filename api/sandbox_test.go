@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -218,12 +219,12 @@ func TestReadsWakeNothing(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("dozing")
 	must[Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3000})
-	pid := must[struct{ PID int }](s, http.StatusCreated, "POST", "/sandbox/dozing/process", map[string]any{"command": "sleep 1000"}).PID
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/dozing/process", map[string]any{"command": "sleep 1000"}).ID
 	s.sleep(id)
 	_, thaws := s.node.Freezer.Counts()
 	for _, path := range []string{
 		"/sandbox", "/sandbox/dozing", "/sandbox/dozing/ports", "/sandbox/dozing/processes",
-		fmt.Sprintf("/sandbox/dozing/process/%d", pid), "/sandbox/dozing/events", "/node", "/openapi.json",
+		"/sandbox/dozing/process/" + process, "/sandbox/dozing/events", "/node", "/openapi.json",
 	} {
 		if got := s.do("GET", path, nil); got.status != http.StatusOK {
 			t.Errorf("%s: status %d: %s", path, got.status, got.body)
@@ -246,7 +247,7 @@ func TestEveryUseWakes(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("woken")
 	dir := t.TempDir()
-	pid := must[struct{ PID int }](s, http.StatusCreated, "POST", "/sandbox/woken/process", map[string]any{"command": "sleep 1000"}).PID
+	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/woken/process", map[string]any{"command": "sleep 1000"}).ID
 	for _, tc := range []struct {
 		method, path string
 		body         any
@@ -259,9 +260,9 @@ func TestEveryUseWakes(t *testing.T) {
 		{"POST", "/files/move", map[string]any{"from": dir + "/f", "to": dir + "/g"}},
 		{"GET", "/files/archive?path=" + dir, nil},
 		{"DELETE", "/files?path=" + dir + "/g", nil},
-		{"GET", fmt.Sprintf("/process/%d/logs", pid), nil},
+		{"GET", "/process/" + process + "/logs", nil},
 		{"POST", "/process", map[string]any{"command": "true"}},
-		{"DELETE", fmt.Sprintf("/process/%d", pid), nil},
+		{"DELETE", "/process/" + process, nil},
 		{"POST", "/wake", nil},
 	} {
 		t.Run(tc.method+" "+tc.path, func(t *testing.T) {
@@ -298,8 +299,8 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 	s := newServer(t, Limits{})
 	dir := t.TempDir()
 	sandboxFields := []string{"id", "name", "owner", "image", "size", "state", "labels", "created_at", "last_active_at", "sleep_after", "stop_after"}
-	processFields := []string{"pid", "name", "state", "started_at", "log_file"}
-	var pid float64
+	processFields := []string{"id", "pid", "name", "state", "started_at", "log_file"}
+	var process string
 	for _, tc := range []struct {
 		method, path, body string
 		list               string // the fields are those of its first entry
@@ -317,25 +318,25 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 		{"GET", "/sandbox/box/files?path=" + dir, "", "files", []string{"name", "path", "type", "size", "mode", "modified_at"}},
 		{"POST", "/sandbox/box/process", `{"command":"echo x; sleep 1000"}`, "", processFields},
 		{"GET", "/sandbox/box/processes", "", "processes", processFields},
-		{"GET", "/sandbox/box/process/PID", "", "", processFields},
-		{"DELETE", "/sandbox/box/process/PID", "", "", append([]string{"exit_code", "signal"}, processFields...)},
-		{"GET", "/sandbox/box/process/PID/logs", "", "logs", []string{"stream", "data"}},
+		{"GET", "/sandbox/box/process/ID", "", "", processFields},
+		{"DELETE", "/sandbox/box/process/ID", "", "", append([]string{"exit_code", "signal"}, processFields...)},
+		{"GET", "/sandbox/box/process/ID/logs", "", "logs", []string{"stream", "data"}},
 		{"POST", "/sandbox/box/expose", `{"port":3000}`, "", []string{"port", "url", "access", "wake", "host", "websocket"}},
 		{"GET", "/sandbox/box/ports", "", "ports", []string{"port", "url", "access", "wake", "host", "websocket"}},
 		{"GET", "/sandbox/box/events", "", "events", []string{"type", "at", "seq"}},
 		{"POST", "/sandbox/box/stop", "", "", sandboxFields},
 		{"GET", "/node", "", "", []string{"version", "limits_enforced", "sandboxes", "leases", "waiters"}},
 	} {
-		got := s.do(tc.method, strings.Replace(tc.path, "PID", fmt.Sprint(int(pid)), 1), tc.body)
+		got := s.do(tc.method, strings.Replace(tc.path, "/ID", "/"+process, 1), tc.body)
 		var fields map[string]any
 		if err := json.Unmarshal(got.body, &fields); err != nil || got.status >= 300 {
 			t.Fatalf("%s %s: status %d: %s", tc.method, tc.path, got.status, got.body)
 		}
-		if number, ok := fields["pid"].(float64); ok {
-			pid = number
+		if strings.HasPrefix(fmt.Sprint(fields["id"]), "p-") {
+			process = fields["id"].(string)
 		}
 		if strings.HasSuffix(tc.path, "/process") { // what it writes before it is ended is in the logs below
-			logs := s.open("GET", fmt.Sprintf("/sandbox/box/process/%d/logs?follow=true", int(pid)), nil)
+			logs := s.open("GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil)
 			logs.expect("stdout")
 			logs.close()
 		}

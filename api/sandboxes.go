@@ -29,7 +29,7 @@ type Sandboxes interface {
 	Expose(ctx context.Context, id sandbox.ID, port sandbox.Port) (sandbox.Port, error)
 	Unexpose(ctx context.Context, id sandbox.ID, port uint16) error
 	StartProcess(ctx context.Context, id sandbox.ID, spec guest.ProcessSpec) (guest.Process, error)
-	StopProcess(ctx context.Context, id sandbox.ID, pid int, signal string) (guest.Process, error)
+	StopProcess(ctx context.Context, id sandbox.ID, idOrName, signal string) (guest.Process, error)
 
 	Adopt(ctx context.Context, owner string, id sandbox.ID, name string) (sandbox.Sandbox, error)
 	RemoveQuarantined(ctx context.Context, owner string, id sandbox.ID) error

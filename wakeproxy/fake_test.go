@@ -191,7 +191,7 @@ func (l *fakeLease) Sandbox() sandbox.Sandbox { sb, _ := l.f.ByID(testID); retur
 // lastOutput is what processes of the fake wrote last.
 const lastOutput = "Error: no <module>\n    at line 1"
 
-func (l *fakeLease) LastOutput(context.Context, int) string { return lastOutput }
+func (l *fakeLease) LastOutput(context.Context, string) string { return lastOutput }
 
 func (l *fakeLease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	l.f.dials.Add(1)

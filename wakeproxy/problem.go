@@ -183,7 +183,7 @@ func (x *exchange) crashProblem(ctx context.Context, process guest.Process) prob
 	lease := x.lease
 	x.mu.Unlock()
 	if x.port.Access != sandbox.AccessPublic && lease != nil {
-		p.Process.Output = lease.LastOutput(ctx, process.PID)
+		p.Process.Output = lease.LastOutput(ctx, process.ID)
 	}
 	return p
 }

@@ -48,7 +48,7 @@ type Lease interface {
 	Wake() sandbox.WakeInfo
 	Sandbox() sandbox.Sandbox
 	// LastOutput is the last lines that a process wrote; see sandbox.Lease.LastOutput.
-	LastOutput(ctx context.Context, pid int) string
+	LastOutput(ctx context.Context, process string) string
 	// Dial returns syscall.ECONNREFUSED (wrapped) when nobody listens.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 }

@@ -200,7 +200,7 @@ func followed(t *testing.T, body string) (stdout, stderr string, exit *Process, 
 		io.WriteString(w, body)
 	})
 	var out, errs strings.Builder
-	err = c.Logs(t.Context(), "a", 7, true, func(l Log) error {
+	err = c.Logs(t.Context(), "a", "p-aaaaaaaa", true, func(l Log) error {
 		switch {
 		case l.Exit != nil:
 			exit = l.Exit

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
-	"strconv"
 )
 
 // ProcessRequest is a process to start in the background.
@@ -34,10 +33,10 @@ func (c *Client) Processes(ctx context.Context, idOrName string) ([]Process, err
 	return page.Processes, err
 }
 
-// StopProcess ends a process and its tree. With a signal, such as SIGHUP, it only
+// StopProcess ends a process, named by its id or name, and its tree. With a signal, such as SIGHUP, it only
 // delivers that.
-func (c *Client) StopProcess(ctx context.Context, idOrName string, pid int, signal string) (p Process, err error) {
-	r := request{method: http.MethodDelete, path: sandboxPath(idOrName, "process", strconv.Itoa(pid))}
+func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal string) (p Process, err error) {
+	r := request{method: http.MethodDelete, path: sandboxPath(idOrName, "process", url.PathEscape(process))}
 	if signal != "" {
 		r.query = url.Values{"signal": {signal}}
 	}
@@ -72,8 +71,8 @@ func (l Log) MarshalJSON() ([]byte, error) {
 
 // Logs calls yield with what was kept of a process's output, and with follow with
 // what comes, until the process ends or yield returns an error.
-func (c *Client) Logs(ctx context.Context, idOrName string, pid int, follow bool, yield func(Log) error) error {
-	path := sandboxPath(idOrName, "process", strconv.Itoa(pid), "logs")
+func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool, yield func(Log) error) error {
+	path := sandboxPath(idOrName, "process", url.PathEscape(process), "logs")
 	if follow {
 		return c.followLogs(ctx, path, yield)
 	}

@@ -80,7 +80,8 @@ type Port struct {
 
 // Process is a background process as last seen.
 type Process struct {
-	PID       int        `json:"pid"`
+	ID        string     `json:"id"`  // of this process alone
+	PID       int        `json:"pid"` // inside the sandbox
 	Name      string     `json:"name"`
 	Command   string     `json:"command,omitempty"`
 	Argv      []string   `json:"argv,omitempty"`

@@ -216,7 +216,7 @@ func TestInitEndsEverythingOnTerm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	logs, err := c.Logs(t.Context(), p.PID, true)
+	logs, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)
 	}

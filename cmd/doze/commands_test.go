@@ -434,19 +434,19 @@ func alive(pid int) bool {
 func TestBackgroundProcesses(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
-	r.refused("no other in the background", "logs", "a", "web")
+	r.refused("has had no processes in the background", "logs", "a", "web")
 	out := r.ok("exec", "-d", "--name", "web", "--restart", "on-wake", "a", "-c", "echo up; echo oops >&2; sleep 1000")
-	if !regexp.MustCompile(`^\d+  web\n$`).MatchString(out) {
+	if !regexp.MustCompile(`^p-[a-z0-9]{8}  web\n$`).MatchString(out) {
 		t.Errorf("exec -d printed %q", out)
 	}
-	if out := r.ok("ps", "a"); !regexp.MustCompile(`(?m)^\d+ +web +running +on-wake +\d+s +echo up`).MatchString(out) {
+	if out := r.ok("ps", "a"); !regexp.MustCompile(`(?m)^p-[a-z0-9]{8} +web +\d+ +running +on-wake +\d+s +echo up`).MatchString(out) {
 		t.Errorf("ps printed %q", out)
 	}
 	eventually(t, "the output is there", func() bool {
 		got := r.doze("logs", "a", "web")
 		return got == result{out: "up\n", err: "oops\n"}
 	})
-	r.refused("it has web", "logs", "a", "wep")
+	r.refused("web (p-", "logs", "a", "wep")
 	if out := r.ok("logs", "--json", "a", "web"); !strings.Contains(out, `{"data":"up\n","stream":"stdout"}`) {
 		t.Errorf("logs --json printed %q", out)
 	}
@@ -456,7 +456,7 @@ func TestBackgroundProcesses(t *testing.T) {
 	if err := follower.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if out := r.ok("kill", "a", "web"); !regexp.MustCompile(`^\d+  web  exited \(SIG\w+\)\n$`).MatchString(out) {
+	if out := r.ok("kill", "a", "web"); !regexp.MustCompile(`^p-[a-z0-9]{8}  web  exited \(SIG\w+\)\n$`).MatchString(out) {
 		t.Errorf("kill printed %q", out)
 	}
 	if err := follower.Wait(); err != nil || followed.String() != "up\n" {
@@ -837,7 +837,7 @@ func TestCompletionsAreNamesOfSandboxes(t *testing.T) {
 
 func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 	const evil = "\x1b]0;owned\x07\x1b[2J\u202e\u009b2J\x7f\U000e0001\nname"
-	process := client.Process{PID: 1, Name: evil, Command: evil, Cwd: evil, Restart: evil, State: evil, Signal: evil, LogFile: evil}
+	process := client.Process{ID: evil, PID: 1, Name: evil, Command: evil, Cwd: evil, Restart: evil, State: evil, Signal: evil, LogFile: evil}
 	event := client.Event{Seq: 1, Type: evil, Kind: evil, Cause: evil, Reason: evil, Progress: evil, Process: &process}
 	sb := client.Sandbox{ID: "k3f9x2m7q1az", Name: "a", State: evil, StateReason: evil, Processes: []client.Process{process},
 		Labels: map[string]string{"a": evil}, Env: map[string]string{"A": evil}, Image: evil}
@@ -870,7 +870,7 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 		}
 	})
 	for _, args := range []string{
-		"ps a", "ls", "ls -q", "show a", "show nobody", "events a", "events -f a", "logs -f a 1", "logs a web", "kill a 1", "exec -d a true",
+		"ps a", "ls", "ls -q", "show a", "show nobody", "events a", "events -f a", "logs -f a 1", "kill a nobody", "kill a 1", "exec -d a true",
 		"sleep a", "create a", "expose a 80", "open a 80", "top --once", "__complete kill a x", "__complete logs a \x1b",
 		"ps a --json", "ls --json", "show a --json", "events a --json", "events -f a --json", "logs -f a 1 --json", "kill a 1 --json",
 		"exec -d a true --json", "exec --json a true", "top --json", "expose a 80 --json",

@@ -134,7 +134,7 @@ func eventDetails(e client.Event) string {
 	add("%s", e.Progress, e.Progress != "")
 	if p := e.Process; p != nil {
 		add("%s", p.Name, true)
-		add("pid %d", p.PID, true)
+		add("%s", p.ID, true)
 		add("%s", processState(*p), true)
 	}
 	return strings.Join(parts, ", ")

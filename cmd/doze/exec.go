@@ -88,7 +88,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return fmt.Errorf("--name and --restart are for processes in the background; add -d")
 	}
 	if f.detach && f.timeout != 0 {
-		return fmt.Errorf("a process in the background has no --timeout; end it with doze kill %s PID", sandbox)
+		return fmt.Errorf("a process in the background has no --timeout; end it with doze kill %s PROCESS", sandbox)
 	}
 	if f.timeout < 0 {
 		return fmt.Errorf("--timeout %s lies in the past; write it like 30s", f.timeout)
@@ -105,7 +105,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		if a.json {
 			return a.printJSON(p)
 		}
-		_, err = fmt.Fprintf(a.out, "%d  %s\n", p.PID, clean(p.Name))
+		_, err = fmt.Fprintf(a.out, "%s  %s\n", clean(p.ID), clean(p.Name))
 		return err
 	}
 	req := client.ExecRequest{Command: command, Argv: argv, Cwd: f.cwd, Env: env, Timeout: client.Duration(f.timeout)}

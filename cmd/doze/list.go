@@ -125,7 +125,7 @@ func (a *app) printSandbox(sb client.Sandbox) error {
 		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.Host, p.WebSocket))
 	}
 	for _, p := range sb.Processes {
-		t.row("process", fmt.Sprintf("%d  %s  %s  %s", p.PID, p.Name, processState(p), commandLine(p.Command, p.Argv)))
+		t.row("process", fmt.Sprintf("%s  %s  %s  %s", p.ID, p.Name, processState(p), commandLine(p.Command, p.Argv)))
 	}
 	return t.end()
 }

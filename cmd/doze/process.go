@@ -26,9 +26,9 @@ func (a *app) psCommand() *cobra.Command {
 			if a.json {
 				return a.printJSON(map[string]any{"processes": processes})
 			}
-			t := newTable(a.out, "PID", "NAME", "STATE", "RESTART", "STARTED", "COMMAND")
+			t := newTable(a.out, "ID", "NAME", "PID", "STATE", "RESTART", "STARTED", "COMMAND")
 			for _, p := range processes {
-				t.row(strconv.Itoa(p.PID), p.Name, processState(p), p.Restart, ago(p.StartedAt), commandLine(p.Command, p.Argv))
+				t.row(p.ID, p.Name, strconv.Itoa(p.PID), processState(p), p.Restart, ago(p.StartedAt), commandLine(p.Command, p.Argv))
 			}
 			return t.end()
 		}),
@@ -56,14 +56,15 @@ func commandLine(command string, argv []string) string {
 func (a *app) logsCommand() *cobra.Command {
 	var follow bool
 	cmd := &cobra.Command{
-		Use:   "logs SANDBOX PID|NAME",
+		Use:   "logs SANDBOX PROCESS",
 		Short: "Print the output of a process in the background",
-		Long: `Print the output of a process in the background. This wakes the sandbox, because
+		Long: `Print the output of a process in the background, named by its id or its name.
+This wakes the sandbox, because
 the output is kept inside it; -f keeps it awake.`,
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.completeProcess,
-		RunE: a.withProcess(func(ctx context.Context, node *client.Client, sandbox string, pid int) error {
-			return node.Logs(ctx, sandbox, pid, follow, a.printLog)
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			return node.Logs(ctx, args[0], args[1], follow, a.printLog)
 		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the process ends")
@@ -86,62 +87,20 @@ func (a *app) printLog(l client.Log) error {
 	return writeTo(a.out)(l.Data)
 }
 
-// withProcess runs a command for the process that its arguments SANDBOX PID|NAME
-// name.
-func (a *app) withProcess(run func(ctx context.Context, node *client.Client, sandbox string, pid int) error) func(*cobra.Command, []string) error {
-	return a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-		pid, err := processID(ctx, node, args[0], args[1])
-		if err != nil {
-			return err
-		}
-		return run(ctx, node, args[0], pid)
-	})
-}
-
-// processID finds a process by its pid or name. Of several with the same name it
-// is the one that runs, or else the last.
-func processID(ctx context.Context, node *client.Client, sandbox, pidOrName string) (int, error) {
-	if pid, err := strconv.Atoi(pidOrName); err == nil {
-		return pid, nil
-	}
-	processes, err := node.Processes(ctx, sandbox)
-	if err != nil {
-		return 0, err
-	}
-	pid := 0
-	var names []string
-	for _, p := range processes {
-		names = append(names, p.Name)
-		if p.Name != pidOrName {
-			continue
-		}
-		if p.State == client.ProcessRunning {
-			return p.PID, nil
-		}
-		pid = p.PID
-	}
-	if pid > 0 {
-		return pid, nil
-	}
-	if len(names) == 0 {
-		return 0, fmt.Errorf("%s has no process %q, and no other in the background either; doze exec -d starts one", sandbox, pidOrName)
-	}
-	return 0, fmt.Errorf("%s has no process %q; it has %s", sandbox, pidOrName, strings.Join(names, ", "))
-}
-
 func (a *app) killCommand() *cobra.Command {
 	var signal string
 	cmd := &cobra.Command{
-		Use:   "kill SANDBOX PID|NAME",
+		Use:   "kill SANDBOX PROCESS",
 		Short: "End a process in the background, or send it a signal",
-		Long: `End a process in the background with all that it started: SIGTERM, and after 5
+		Long: `End a process in the background, named by its id or its name, with all that it
+started: SIGTERM, and after 5
 seconds SIGKILL. It is not started again. With --signal only that is sent.`,
 		Example:           "  doze kill shop web\n  doze kill --signal HUP shop web",
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.completeProcess,
-		RunE: a.withProcess(func(ctx context.Context, node *client.Client, sandbox string, pid int) error {
-			done := a.waiting(fmt.Sprintf("%s: kill %d", sandbox, pid))
-			p, err := node.StopProcess(ctx, sandbox, pid, signal)
+		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
+			done := a.waiting(fmt.Sprintf("%s: kill %s", args[0], args[1]))
+			p, err := node.StopProcess(ctx, args[0], args[1], signal)
 			done()
 			if err != nil {
 				return err
@@ -149,7 +108,7 @@ seconds SIGKILL. It is not started again. With --signal only that is sent.`,
 			if a.json {
 				return a.printJSON(p)
 			}
-			_, err = fmt.Fprintf(a.out, "%d  %s  %s\n", p.PID, clean(p.Name), clean(processState(p)))
+			_, err = fmt.Fprintf(a.out, "%s  %s  %s\n", clean(p.ID), clean(p.Name), clean(processState(p)))
 			return err
 		}),
 	}

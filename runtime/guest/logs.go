@@ -31,9 +31,9 @@ type LogStream struct {
 // writes from then on, across restarts, until it has ended for good; nothing is
 // lost between the two. Without follow, all of it has the time of one answer.
 // Errors: CodeNoProcess.
-func (c *Client) Logs(ctx context.Context, pid int, follow bool) (*LogStream, error) {
+func (c *Client) Logs(ctx context.Context, id string, follow bool) (*LogStream, error) {
 	a, err := c.send(ctx, request{
-		method: http.MethodGet, route: processRoute(pid, SuffixLogs),
+		method: http.MethodGet, route: processRoute(id, SuffixLogs),
 		query: url.Values{"follow": {strconv.FormatBool(follow)}},
 	})
 	if err != nil {

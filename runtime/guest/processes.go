@@ -2,6 +2,7 @@ package guest
 
 import (
 	"context"
+	"crypto/rand"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -11,6 +12,28 @@ import (
 
 // maxSignal bounds the name of a signal, the longest of which is "SIGSTKFLT".
 const maxSignal = 16
+
+const (
+	processIDPrefix = "p-"
+	processIDChars  = "abcdefghijklmnopqrstuvwxyz0123456789"
+	processIDLength = 8 // 41 bits: processes of one sandbox do not meet
+)
+
+// NewProcessID returns a random id of a process, such as "p-k3f9x2m7".
+func NewProcessID() string {
+	b := make([]byte, processIDLength)
+	rand.Read(b)
+	for i := range b {
+		b[i] = processIDChars[int(b[i])%len(processIDChars)]
+	}
+	return processIDPrefix + string(b)
+}
+
+// IsProcessID reports whether s has the form of a process's id.
+func IsProcessID(s string) bool {
+	random, ok := strings.CutPrefix(s, processIDPrefix)
+	return ok && len(random) == processIDLength && strings.Trim(random, processIDChars) == ""
+}
 
 // StartProcess starts a background process. Errors: CodeExists when a running
 // process has that name, CodeTooMany, CodeNoCommand, CodeNoShell, CodeInvalid.
@@ -34,19 +57,17 @@ func (c *Client) Processes(ctx context.Context) ([]Process, error) {
 	return list, nil
 }
 
-// Process returns one process. After restarts its first pid, which StartProcess
-// returned, and its latest 15 still name it, unless another process has got that
-// pid since. Errors: CodeNoProcess.
-func (c *Client) Process(ctx context.Context, pid int) (Process, error) {
-	return c.process(ctx, request{method: http.MethodGet, route: processRoute(pid, "")})
+// Process returns one process. Errors: CodeNoProcess.
+func (c *Client) Process(ctx context.Context, id string) (Process, error) {
+	return c.process(ctx, request{method: http.MethodGet, route: processRoute(id, "")})
 }
 
 // StopProcess sends SIGTERM to the process and everything that it started,
 // SIGKILL to what is left after grace, and returns when it has ended. It will
 // not be restarted. One that has ended already is no error.
-func (c *Client) StopProcess(ctx context.Context, pid int, grace time.Duration) (Process, error) {
+func (c *Client) StopProcess(ctx context.Context, id string, grace time.Duration) (Process, error) {
 	return c.process(ctx, request{
-		method: http.MethodPost, route: processRoute(pid, SuffixStop),
+		method: http.MethodPost, route: processRoute(id, SuffixStop),
 		query: url.Values{"grace": {grace.String()}}, wait: grace,
 	})
 }
@@ -55,9 +76,9 @@ func (c *Client) StopProcess(ctx context.Context, pid int, grace time.Duration) 
 // process as it then is. SIGTERM, SIGINT, SIGQUIT and SIGKILL go to its whole
 // process group and mean that it shall end: it will not be restarted. Any other
 // goes to the process alone; when it dies of it, it will not be restarted either.
-func (c *Client) SignalProcess(ctx context.Context, pid int, signal string) (Process, error) {
+func (c *Client) SignalProcess(ctx context.Context, id string, signal string) (Process, error) {
 	return c.process(ctx, request{
-		method: http.MethodPost, route: processRoute(pid, SuffixSignal),
+		method: http.MethodPost, route: processRoute(id, SuffixSignal),
 		query: url.Values{"signal": {signal}},
 	})
 }
@@ -70,9 +91,7 @@ func (c *Client) process(ctx context.Context, r request) (Process, error) {
 	return p, p.check()
 }
 
-func processRoute(pid int, suffix string) string {
-	return fmt.Sprintf("%s/%d%s", RouteProcess, pid, suffix)
-}
+func processRoute(id, suffix string) string { return RouteProcess + "/" + url.PathEscape(id) + suffix }
 
 // check refuses a process that no guest of ours would report.
 func (p *Process) check() error {
@@ -85,6 +104,9 @@ func (p *Process) check() error {
 	case RestartNo, RestartAlways, RestartOnWake:
 	default:
 		return fmt.Errorf("guest reported a process with the unknown restart %q", cut(string(p.Restart), 20))
+	}
+	if !IsProcessID(p.ID) {
+		return fmt.Errorf("guest reported a process with the id %q", cut(p.ID, 20))
 	}
 	if p.PID <= 0 {
 		return fmt.Errorf("guest reported a process with the pid %d", p.PID)

@@ -128,6 +128,9 @@ type ProcessSpec struct {
 	// Defaults as in ExecRequest. When the guest restarts the process, it has those
 	// that it was first started with.
 	Defaults map[string]string `json:"defaults,omitempty"`
+	// ID names the process for ever; see NewProcessID. Empty means that the guest
+	// makes one.
+	ID string `json:"id,omitempty"`
 	// Name is unique among the running processes of a sandbox; empty means
 	// that the guest picks one.
 	Name    string  `json:"name,omitempty"`
@@ -147,7 +150,8 @@ const (
 
 // Process is a background process as last seen.
 type Process struct {
-	PID     int          `json:"pid"` // inside the sandbox
+	ID      string       `json:"id"`  // of this process alone, over its restarts and cold wakes
+	PID     int          `json:"pid"` // inside the sandbox, of its latest life
 	Name    string       `json:"name"`
 	Command string       `json:"command,omitempty"`
 	Argv    []string     `json:"argv,omitempty"`

@@ -96,7 +96,7 @@ func TestLogThatDoesNotEndIsLeft(t *testing.T) {
 			c.answer = 100 * time.Millisecond
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
-			s, err := c.Logs(ctx, 1, false)
+			s, err := c.Logs(ctx, "p-aaaaaaaa", false)
 			for err == nil {
 				_, err = s.Next()
 			}
@@ -132,7 +132,7 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 			return err
 		},
 		"a silent log": func(ctx context.Context, c *Client) error {
-			s, err := c.Logs(ctx, 1, true)
+			s, err := c.Logs(ctx, "p-aaaaaaaa", true)
 			for err == nil {
 				_, err = s.Next()
 			}
@@ -147,7 +147,7 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 			return err
 		},
 		"stopping with grace": func(ctx context.Context, c *Client) error {
-			_, err := c.StopProcess(ctx, 1, time.Minute)
+			_, err := c.StopProcess(ctx, "p-aaaaaaaa", time.Minute)
 			return err
 		},
 		"a port": func(ctx context.Context, c *Client) error { return c.PortReady(ctx, 1, time.Minute) },
@@ -160,12 +160,12 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 					gone(conn)
 					return
 				}
-				answer := body(`{"pid":1,"state":"exited","restart":"no","exit_code":0}`)
+				answer := body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":0}`)
 				switch {
 				case r.URL.Path == RouteExec:
 					answer = chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{}`), true)
 				case strings.HasSuffix(r.URL.Path, SuffixLogs):
-					answer = chunked(frame(FrameExit, `{"pid":1,"state":"exited","restart":"no","exit_code":0}`), true)
+					answer = chunked(frame(FrameExit, `{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":0}`), true)
 				}
 				if stream {
 					end := strings.Index(string(answer), "\r\n\r\n") + 4

@@ -12,7 +12,7 @@ const (
 	RouteHello   = "/hello"   // GET → Hello
 	RouteTrust   = "/trust"   // PUT Trust → TrustResult
 	RouteExec    = "/exec"    // POST ExecRequest → frames, both ways with StreamStdin
-	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process; GET /{pid} → Process
+	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process; GET /{id} → Process
 	RouteFile    = "/file"    // PUT path, mode: raw body → FileInfo; GET path (Range) → raw; DELETE path, recursive
 	RouteStat    = "/stat"    // GET path → FileInfo
 	RouteList    = "/list"    // GET path, recursive, hidden → lines of ListLine
@@ -22,9 +22,9 @@ const (
 	RoutePort    = "/port"    // GET port, wait → {}
 	RouteEvents  = "/events"  // GET → lines of Event
 	RouteHold    = "/hold"    // POST for, on InsideSocketName only
-	SuffixStop   = "/stop"    // POST RouteProcess/{pid}/stop grace → Process
-	SuffixSignal = "/signal"  // POST RouteProcess/{pid}/signal signal → Process
-	SuffixLogs   = "/logs"    // GET RouteProcess/{pid}/logs follow → frames
+	SuffixStop   = "/stop"    // POST RouteProcess/{id}/stop grace → Process
+	SuffixSignal = "/signal"  // POST RouteProcess/{id}/signal signal → Process
+	SuffixLogs   = "/logs"    // GET RouteProcess/{id}/logs follow → frames
 )
 
 // UpgradeExec is the protocol to which the connection of an exec with StreamStdin

@@ -59,12 +59,12 @@ const (
 	lastOutputTime = 2 * time.Second
 )
 
-// LastOutput returns the last lines that a process wrote, at most 20 and 4 KiB, as
+// LastOutput returns the last lines that the process with that id wrote, at most 20 and 4 KiB, as
 // valid UTF-8 without control characters. What cannot be read is missing.
-func (l *Lease) LastOutput(ctx context.Context, pid int) string {
+func (l *Lease) LastOutput(ctx context.Context, process string) string {
 	ctx, cancel := context.WithTimeout(ctx, lastOutputTime)
 	defer cancel()
-	logs, err := l.b.guest.Logs(ctx, pid, false)
+	logs, err := l.b.guest.Logs(ctx, process, false)
 	if err != nil {
 		return ""
 	}

@@ -62,7 +62,7 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 		"garbage":               says("\x00\xff{"),
 		"a line without an end": says(strings.Repeat("x", guest.MaxFrame+1)),
 		"an unknown event":      says(`{"type":"reboot"}`),
-		"a process of no state": says(`{"type":"process","process":{"pid":1,"state":"x","restart":"no"}}`),
+		"a process of no state": says(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"x","restart":"no"}}`),
 		"a hold for ever":       says(`{"type":"hold","hold":9000000000000000000}`),
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -118,7 +118,7 @@ func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 	n.Engine.Answer(hostile(func(w http.ResponseWriter, r *http.Request) {
 		lines := json.NewEncoder(w)
 		for pid := 1; r.Context().Err() == nil; pid++ {
-			p := guest.Process{PID: pid, Name: "p", State: guest.ProcessRunning, Restart: guest.RestartNo}
+			p := guest.Process{ID: guest.NewProcessID(), PID: pid, Name: "p", State: guest.ProcessRunning, Restart: guest.RestartNo}
 			if lines.Encode(guest.Event{Type: guest.EventProcess, Process: &p}) != nil {
 				return
 			}

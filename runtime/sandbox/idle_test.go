@@ -229,7 +229,7 @@ func TestEveryPathToSleepEndsAlike(t *testing.T) {
 			if kind := lease.Wake().Kind; kind == sandbox.WakeCold {
 				t.Error("it woke cold")
 			}
-			if got, err := lease.Guest().Process(t.Context(), p.PID); err != nil || got.State != guest.ProcessRunning {
+			if got, err := lease.Guest().Process(t.Context(), p.ID); err != nil || got.State != guest.ProcessRunning {
 				t.Errorf("its process is %+v, error %v", got, err)
 			}
 		})

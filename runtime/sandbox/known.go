@@ -28,7 +28,7 @@ func (b *box) noteProcess(p guest.Process) {
 	b.change(func(sb *Sandbox) {
 		list := make([]guest.Process, 0, len(sb.Processes)+1)
 		for _, old := range sb.Processes {
-			if !replaces(p, old) {
+			if old.ID != p.ID {
 				list = append(list, old)
 				continue
 			}
@@ -53,12 +53,6 @@ func (b *box) noteProcess(p guest.Process) {
 	case exited:
 		b.emit(Event{Type: EventProcessExited, Process: &brief})
 	}
-}
-
-// replaces says whether p and old are one entry: the same pid, or, as a
-// process that was restarted gets a new pid, the same running name.
-func replaces(p, old guest.Process) bool {
-	return old.PID == p.PID || old.Name == p.Name && old.State == guest.ProcessRunning && p.State == guest.ProcessRunning
 }
 
 // staler says whether p is older news than old: the answer to a start can
@@ -149,6 +143,21 @@ func writtenRune(r rune) int {
 		return 2
 	}
 	return utf8.RuneLen(r)
+}
+
+// identifyProcesses gives ids to processes of records that were written before there
+// were any.
+func (sb *Sandbox) identifyProcesses() {
+	for i := range sb.Declared {
+		if sb.Declared[i].ID == "" {
+			sb.Declared[i].ID = guest.NewProcessID()
+		}
+	}
+	for i := range sb.Processes {
+		if sb.Processes[i].ID == "" {
+			sb.Processes[i].ID = guest.NewProcessID()
+		}
+	}
 }
 
 // lost marks what ran as lost: nobody saw how it ended.

@@ -3,6 +3,7 @@ package sandbox
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -28,6 +29,10 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 	if spec.Restart == "" {
 		spec.Restart = guest.RestartNo
 	}
+	if guest.IsProcessID(spec.Name) {
+		return guest.Process{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("%q has the form of a process id", spec.Name), Want: "use another name"}
+	}
+	spec.ID = guest.NewProcessID()
 	lease, err := m.Acquire(ctx, id, CauseProcess)
 	if err != nil {
 		return guest.Process{}, err
@@ -35,7 +40,7 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 	defer lease.Release()
 	b := lease.b
 	if spec.Restart == guest.RestartNo {
-		p, err := b.guest.StartProcess(ctx, spec)
+		p, err := b.startProcess(ctx, spec)
 		if err == nil {
 			b.noteProcess(p)
 		}
@@ -45,19 +50,26 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 	if err := mayDeclare(b.view.Load().Declared, spec); err != nil {
 		return guest.Process{}, err
 	}
-	p, err := b.guest.StartProcess(ctx, spec)
+	p, err := b.startProcess(ctx, spec)
 	if err != nil {
 		return guest.Process{}, err
 	}
 	b.noteProcess(p)
 	if err := b.declare(ctx, declaredSpec(spec, p.Name)); err != nil {
 		// Not acknowledged, so it must not run on either.
-		if _, stopErr := b.guest.StopProcess(context.WithoutCancel(ctx), p.PID, 0); stopErr != nil {
+		if _, stopErr := b.guest.StopProcess(context.WithoutCancel(ctx), p.ID, 0); stopErr != nil {
 			b.m.log.Warn("ending a process that could not be declared", "sandbox", id, "error", stopErr)
 		}
 		return guest.Process{}, err
 	}
 	return p, nil
+}
+
+// startProcess starts a process under the id of its spec, whatever the guest says.
+func (b *box) startProcess(ctx context.Context, spec guest.ProcessSpec) (guest.Process, error) {
+	p, err := b.guest.StartProcess(ctx, spec)
+	p.ID = spec.ID
+	return p, err
 }
 
 // mayDeclare refuses a declaration for which the record has no room.
@@ -77,53 +89,93 @@ func mayDeclare(declared []guest.ProcessSpec, spec guest.ProcessSpec) error {
 	return nil
 }
 
+// ProcessError says that a sandbox has no process with an id or a name, or that it
+// has ended. It is ErrNotFound.
+type ProcessError struct {
+	Process string // as the caller wrote it
+	Known   *guest.Process
+}
+
+func (e *ProcessError) Error() string {
+	if e.Known == nil {
+		return fmt.Sprintf("there is no process %q", e.Process)
+	}
+	return fmt.Sprintf("process %s (%s) has ended: it %s", e.Known.ID, e.Known.Name, e.Known.Ending())
+}
+
+func (e *ProcessError) Unwrap() error { return ErrNotFound }
+
+// Process returns the process that an id or a name stands for, as last known. Of
+// several with one name it is the one that runs, or else the last. Errors:
+// *ProcessError.
+func (sb *Sandbox) Process(idOrName string) (guest.Process, error) {
+	found := -1
+	for i, p := range sb.Processes {
+		switch {
+		case p.ID == idOrName:
+			return p, nil
+		case p.Name == idOrName && (found < 0 || p.State == guest.ProcessRunning || sb.Processes[found].State != guest.ProcessRunning):
+			found = i
+		}
+	}
+	if found < 0 {
+		return guest.Process{}, &ProcessError{Process: cutText(idOrName, maxEventText)}
+	}
+	return sb.Processes[found], nil
+}
+
 // StopProcess wakes the sandbox and ends a process for good: SIGTERM to its
 // whole tree, SIGKILL after 5 s; or, with a signal such as "SIGHUP", only
 // delivers that one. A process that is ended is no longer declared.
-func (m *Manager) StopProcess(ctx context.Context, id ID, pid int, signal string) (guest.Process, error) {
+func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal string) (guest.Process, error) {
 	b, err := m.box(id)
 	if err != nil {
 		return guest.Process{}, err
 	}
-	started := b.view.Load().StartedAt
-	known, ok := b.process(pid)
-	if !ok {
-		return guest.Process{}, fmt.Errorf("process %d of sandbox %s: %w", pid, b, ErrNotFound)
+	view := b.view.Load()
+	known, err := view.Process(idOrName)
+	if err != nil {
+		return guest.Process{}, err
 	}
 	switch ending := signal == "" || ends(signal); {
-	case known.State == guest.ProcessRunning, !b.succeeded(known) && comesBack(known, started):
+	case known.State == guest.ProcessRunning, comesBack(known, view.StartedAt):
 	case !ending:
-		return guest.Process{}, fmt.Errorf("process %d of sandbox %s has ended: %w", pid, b, ErrNotFound)
-	case b.succeeded(known):
-		return known, nil
+		return guest.Process{}, &ProcessError{Process: idOrName, Known: &known}
 	default:
-		return known, b.undeclare(ctx, known.Name)
+		return known, b.undeclare(ctx, known.ID)
 	}
 	lease, err := m.Acquire(ctx, id, CauseProcess)
 	if err != nil {
 		return guest.Process{}, err
 	}
 	defer lease.Release()
-	if !lease.Sandbox().StartedAt.Equal(started) {
-		// The pid was of the run before and may now be another's.
-		if known, ok = b.processNamed(known.Name); !ok {
-			return guest.Process{}, fmt.Errorf("process %d of sandbox %s ended when it stopped: %w", pid, b, ErrNotFound)
-		}
-	}
 	var p guest.Process
 	if signal == "" {
-		p, err = b.guest.StopProcess(ctx, known.PID, stopProcessGrace)
+		p, err = b.guest.StopProcess(ctx, known.ID, stopProcessGrace)
 	} else {
-		p, err = b.guest.SignalProcess(ctx, known.PID, signal)
+		p, err = b.guest.SignalProcess(ctx, known.ID, signal)
+	}
+	var refused *guest.Error
+	if errors.As(err, &refused) && refused.Code == guest.CodeNoProcess {
+		// It was of the run before, or has ended meanwhile.
+		if known, err = b.view.Load().Process(known.ID); err == nil {
+			err = &ProcessError{Process: idOrName, Known: &known}
+		}
 	}
 	if err != nil {
 		return guest.Process{}, err
 	}
+	p.ID = known.ID
 	b.noteProcess(p)
 	if signal == "" || ends(signal) {
-		return p, b.undeclare(ctx, p.Name)
+		return p, b.undeclare(ctx, p.ID)
 	}
 	return p, nil
+}
+
+// declares reports whether a cold wake starts the process with that id again.
+func (sb *Sandbox) declares(id string) bool {
+	return slices.ContainsFunc(sb.Declared, func(spec guest.ProcessSpec) bool { return spec.ID == id })
 }
 
 // comesBack says whether a process that ended in the run of the container that
@@ -165,7 +217,7 @@ func (b *box) startMissing(ctx context.Context) error {
 
 func (b *box) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 	for _, spec := range declared {
-		p, err := b.guest.StartProcess(ctx, spec)
+		p, err := b.startProcess(ctx, spec)
 		if err != nil {
 			b.m.log.Warn("starting a declared process", "sandbox", b.id, "process", spec.Name, "error", err)
 			b.emit(Event{Type: EventWakeFailed, Reason: fmt.Sprintf("declared process %s did not start: %v", spec.Name, err)})
@@ -173,38 +225,6 @@ func (b *box) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 		}
 		b.noteProcess(p)
 	}
-}
-
-// process returns a process by pid, as last known; a running one wins over
-// one of an earlier run with the same pid.
-func (b *box) process(pid int) (guest.Process, bool) {
-	list := b.view.Load().Processes
-	for _, p := range slices.Backward(list) {
-		if p.PID == pid {
-			return p, true
-		}
-	}
-	return guest.Process{}, false
-}
-
-func (b *box) processNamed(name string) (guest.Process, bool) {
-	for _, p := range slices.Backward(b.view.Load().Processes) {
-		if p.Name == name && p.State == guest.ProcessRunning {
-			return p, true
-		}
-	}
-	return guest.Process{}, false
-}
-
-// succeeded says whether a later process has the name of one that has ended. The
-// declaration is then that one's.
-func (b *box) succeeded(p guest.Process) bool {
-	for _, other := range b.view.Load().Processes {
-		if other.Name == p.Name && other.PID != p.PID && other.StartedAt.After(p.StartedAt) {
-			return true
-		}
-	}
-	return false
 }
 
 func (b *box) declare(ctx context.Context, spec guest.ProcessSpec) error {
@@ -219,15 +239,20 @@ func (b *box) declare(ctx context.Context, spec guest.ProcessSpec) error {
 		func(sb *Sandbox) { sb.Declared = before })
 }
 
-func (b *box) undeclare(ctx context.Context, name string) error {
+// undeclare has the process with that id not start again. Another one may have its
+// name, and a declaration of its own.
+func (b *box) undeclare(ctx context.Context, id string) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()
-	before := b.view.Load().Declared
-	if len(undeclared(before, name)) == len(before) {
+	view := b.view.Load()
+	before := view.Declared
+	if !view.declares(id) {
 		return nil
 	}
 	return b.changeSaved(ctx,
-		func(sb *Sandbox) { sb.Declared = undeclared(before, name) },
+		func(sb *Sandbox) {
+			sb.Declared = slices.DeleteFunc(slices.Clone(before), func(spec guest.ProcessSpec) bool { return spec.ID == id })
+		},
 		func(sb *Sandbox) { sb.Declared = before })
 }
 

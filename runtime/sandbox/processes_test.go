@@ -40,13 +40,13 @@ func TestColdWakeRestartsDeclaredProcesses(t *testing.T) {
 	}
 	lease := acquire(t, m, sb.ID)
 	defer lease.Release()
-	running := map[string]int{}
+	running := map[string]string{}
 	for _, p := range lease.Sandbox().Processes {
 		if p.State == guest.ProcessRunning {
-			running[p.Name] = p.PID
+			running[p.Name] = p.ID
 		}
 	}
-	if running["web"] == 0 || running["once"] != 0 {
+	if running["web"] == "" || running["once"] != "" {
 		t.Fatalf("running after a cold wake: %v, want web alone", running)
 	}
 	if _, err := m.StopProcess(t.Context(), sb.ID, running["web"], ""); err != nil {
@@ -114,23 +114,23 @@ func TestEndingAnEarlierRunKeepsTheDeclarationOfTheNext(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
-	var pids []int
+	var ids []string
 	for _, argv := range [][]string{{"true"}, {"sleep", "600"}} {
 		p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: argv, Name: "web", Restart: guest.RestartOnWake})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if pids = append(pids, p.PID); len(pids) == 1 {
+		if ids = append(ids, p.ID); len(ids) == 1 {
 			nextEvent(t, events, sandbox.EventProcessExited)
 		}
 	}
-	if _, err := m.StopProcess(t.Context(), sb.ID, pids[0], ""); err != nil {
+	if _, err := m.StopProcess(t.Context(), sb.ID, ids[0], ""); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := m.ByID(sb.ID); len(got.Declared) != 1 {
 		t.Errorf("declared %+v, want web", got.Declared)
 	}
-	if _, err := m.StopProcess(t.Context(), sb.ID, pids[1], ""); err != nil {
+	if _, err := m.StopProcess(t.Context(), sb.ID, ids[1], ""); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := m.ByID(sb.ID); len(got.Declared) != 0 {
@@ -148,7 +148,7 @@ func TestProcessThatWaitsForItsRestartCanBeEnded(t *testing.T) {
 		t.Fatal(err)
 	}
 	nextEvent(t, events, sandbox.EventProcessExited)
-	if _, err := m.StopProcess(t.Context(), sb.ID, p.PID, ""); err != nil {
+	if _, err := m.StopProcess(t.Context(), sb.ID, p.ID, ""); err != nil {
 		t.Fatal(err)
 	}
 	if got, _ := m.ByID(sb.ID); len(got.Declared) != 0 {
@@ -170,7 +170,7 @@ func TestSignalToWhatHasEndedEndsNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	nextEvent(t, events, sandbox.EventProcessExited)
-	if _, err := m.StopProcess(t.Context(), sb.ID, p.PID, "SIGHUP"); !errors.Is(err, sandbox.ErrNotFound) {
+	if _, err := m.StopProcess(t.Context(), sb.ID, p.ID, "SIGHUP"); !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("SIGHUP to a process that has ended: %v", err)
 	}
 	if got, _ := m.ByID(sb.ID); len(got.Declared) != 1 {
@@ -237,5 +237,62 @@ func TestAdoptionFinishesAColdWake(t *testing.T) {
 	}
 	if !slices.ContainsFunc(events, func(ev sandbox.Event) bool { return ev.Type == sandbox.EventWoke && ev.Kind == sandbox.WakeCold }) {
 		t.Errorf("its wake is not in the timeline: %+v", events)
+	}
+}
+
+// A process keeps its id over cold wakes, whatever pid it gets; one that is not
+// started again keeps its id, too, and lends it to no other.
+func TestProcessesKeepTheirIDsOverColdWakes(t *testing.T) {
+	m := sandboxtest.New(t)
+	sb := create(t, m, "app")
+	start := func(name string, restart guest.Restart) guest.Process {
+		t.Helper()
+		p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: name, Restart: restart})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !guest.IsProcessID(p.ID) {
+			t.Fatalf("the id is %q", p.ID)
+		}
+		return p
+	}
+	once, web := start("once", guest.RestartNo), start("web", guest.RestartOnWake)
+	seen := map[string]bool{once.ID: true, web.ID: true}
+	for range 3 {
+		if _, err := m.Stop(t.Context(), sb.ID); err != nil {
+			t.Fatal(err)
+		}
+		acquire(t, m, sb.ID).Release()
+		other := start("", guest.RestartNo)
+		if seen[other.ID] {
+			t.Errorf("the id %s was used again", other.ID)
+		}
+		seen[other.ID] = true
+		now, _ := m.ByID(sb.ID)
+		for _, idOrName := range []string{web.ID, "web"} {
+			if p, err := now.Process(idOrName); err != nil || p.ID != web.ID || p.State != guest.ProcessRunning {
+				t.Errorf("%s is %+v, %v", idOrName, p, err)
+			}
+		}
+		if p, err := now.Process(once.ID); err != nil || p.Name != "once" || p.State == guest.ProcessRunning {
+			t.Errorf("once is %+v, %v", p, err)
+		}
+		if len(now.Processes) != len(seen) {
+			t.Errorf("%d processes are known, want %d", len(now.Processes), len(seen))
+		}
+	}
+	// What has ended is never another process, even for a signal.
+	var missing *sandbox.ProcessError
+	if _, err := m.StopProcess(t.Context(), sb.ID, once.ID, "SIGHUP"); !errors.As(err, &missing) || !errors.Is(err, sandbox.ErrNotFound) {
+		t.Errorf("SIGHUP to a process that has ended: %v", err)
+	}
+	if p, err := m.StopProcess(t.Context(), sb.ID, once.ID, ""); err != nil || p.ID != once.ID || p.State == guest.ProcessRunning {
+		t.Errorf("ending a process that has ended: %+v, %v", p, err)
+	}
+	if p, err := m.StopProcess(t.Context(), sb.ID, "web", ""); err != nil || p.ID != web.ID || p.State != guest.ProcessExited {
+		t.Errorf("ending web: %+v, %v", p, err)
+	}
+	if got, _ := m.ByID(sb.ID); len(got.Declared) != 0 {
+		t.Errorf("declared %+v after it was ended", got.Declared)
 	}
 }

@@ -116,7 +116,7 @@ func (b *box) showLogs() {
 	defer cancel()
 	processes, err := b.node.API.Processes(ctx, b.id)
 	for _, p := range processes {
-		err = errors.Join(err, b.node.API.Logs(ctx, b.id, p.PID, false, func(l client.Log) error {
+		err = errors.Join(err, b.node.API.Logs(ctx, b.id, p.ID, false, func(l client.Log) error {
 			b.t.Logf("%s: %s", p.Name, l.Data)
 			return nil
 		}))

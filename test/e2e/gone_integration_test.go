@@ -93,8 +93,8 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer n.API.StopProcess(context.WithoutCancel(ctx), b.id, p.PID, "")
-			return n.API.Logs(ctx, b.id, p.PID, true, func(client.Log) error { begun(); return nil })
+			defer n.API.StopProcess(context.WithoutCancel(ctx), b.id, p.ID, "")
+			return n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { begun(); return nil })
 		}},
 		{"preview stream", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
 			return read(ctx, c, b.url+"/ticks", begun)

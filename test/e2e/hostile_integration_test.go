@@ -232,12 +232,12 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 		p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: command, Name: "loud"})
 		b.must(err)
 		var exit *client.Process
-		b.must(n.API.Logs(t.Context(), b.id, p.PID, true, func(l client.Log) error { exit = l.Exit; return nil }))
+		b.must(n.API.Logs(t.Context(), b.id, p.ID, true, func(l client.Log) error { exit = l.Exit; return nil }))
 		if exit == nil || exit.ExitCode == nil || *exit.ExitCode != 3 {
 			t.Errorf("it ended as %+v", exit)
 		}
 		kept := 0
-		b.must(n.API.Logs(within(t), b.id, p.PID, false, func(l client.Log) error { kept += len(l.Data); return nil }))
+		b.must(n.API.Logs(within(t), b.id, p.ID, false, func(l client.Log) error { kept += len(l.Data); return nil }))
 		if kept == 0 || kept > 512<<10 {
 			t.Errorf("%d bytes of its output are kept", kept)
 		}
@@ -299,7 +299,7 @@ func TestIdleGuestIsSmall(t *testing.T) {
 	b.must(errors.Join(err, out.Close()))
 	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: "seq 100000; exec sleep 100000"})
 	b.must(err)
-	b.must(n.API.Logs(within(t), b.id, p.PID, false, func(client.Log) error { return nil }))
+	b.must(n.API.Logs(within(t), b.id, p.ID, false, func(client.Log) error { return nil }))
 	// It gives memory back soon after the last request.
 	eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest })
 	b.sleep()
@@ -357,8 +357,8 @@ func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
 	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: deafToTerm, Restart: "always"})
 	b.must(err)
 	ctx, heard := context.WithCancel(within(t))
-	_ = n.API.Logs(ctx, b.id, p.PID, true, func(client.Log) error { heard(); return nil })
-	stopped, err := n.API.StopProcess(within(t), b.id, p.PID, "")
+	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })
+	stopped, err := n.API.StopProcess(within(t), b.id, p.ID, "")
 	b.must(err)
 	if stopped.State != "exited" || stopped.Signal != "SIGKILL" {
 		t.Errorf("got %+v", stopped)
@@ -372,7 +372,7 @@ func TestSandboxWhoseProcessIgnoresSIGTERMStops(t *testing.T) {
 	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: deafToTerm})
 	b.must(err)
 	ctx, heard := context.WithCancel(within(t))
-	_ = n.API.Logs(ctx, b.id, p.PID, true, func(client.Log) error { heard(); return nil })
+	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })
 	b.stop()
 	if left := b.hostPIDs(); len(left) != 0 {
 		t.Errorf("%d of its processes are left", len(left))

@@ -267,7 +267,7 @@ func TestServerThatResetsIsABadGateway(t *testing.T) {
 		}
 	}
 	b.get(c, "/", http.StatusOK)
-	_, err := n.API.StopProcess(within(t), b.id, b.web.PID, "")
+	_, err := n.API.StopProcess(within(t), b.id, b.web.ID, "")
 	b.must(err)
 	if text, _ := b.get(c, "/", http.StatusBadGateway); !strings.Contains(text, "port_not_listening") {
 		t.Errorf("nobody listens: %s", text)

@@ -43,7 +43,7 @@ func TestAnAnswerWakesTheSandboxThatWaitsForIt(t *testing.T) {
 			release("the answer")
 			testnode.Eventually(t, "the answer woke it", func() bool { return b.show().State == "running" })
 			var text strings.Builder
-			err = n.API.Logs(within(t), b.id, p.PID, true, func(l client.Log) error { text.Write(l.Data); return nil })
+			err = n.API.Logs(within(t), b.id, p.ID, true, func(l client.Log) error { text.Write(l.Data); return nil })
 			if err != nil || !strings.Contains(text.String(), "the answer") {
 				t.Errorf("got %q, %v", text.String(), err)
 			}

@@ -40,7 +40,7 @@ func next(t *testing.T, events *guest.EventStream) guest.Event {
 func TestEventsRepeatWhatIsKnownThenTellChanges(t *testing.T) {
 	c := start(t, nil)
 	old := startProcess(t, c, guest.ProcessSpec{Command: "exit 5"})
-	waitProcess(t, c, old.PID, "the first has ended", exited)
+	waitProcess(t, c, old.ID, "the first has ended", exited)
 	running := startProcess(t, c, guest.ProcessSpec{Argv: []string{"sleep", "1000"}})
 	events := subscribe(t, c)
 	if ev := next(t, events); ev.Type != guest.EventProcess || ev.Process.PID != old.PID || *ev.Process.ExitCode != 5 {
@@ -49,7 +49,7 @@ func TestEventsRepeatWhatIsKnownThenTellChanges(t *testing.T) {
 	if ev := next(t, events); ev.Process.PID != running.PID || ev.Process.State != guest.ProcessRunning {
 		t.Errorf("second event %+v", ev.Process)
 	}
-	if _, err := c.SignalProcess(t.Context(), running.PID, "KILL"); err != nil {
+	if _, err := c.SignalProcess(t.Context(), running.ID, "KILL"); err != nil {
 		t.Fatal(err)
 	}
 	if ev := next(t, events); ev.Process.PID != running.PID || ev.Process.Signal != "SIGKILL" || ev.Process.State != guest.ProcessExited {

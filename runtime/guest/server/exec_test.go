@@ -225,11 +225,11 @@ func TestExitCodeComesFromTheEndOfTheCommandOnly(t *testing.T) {
 	t.Run("process", func(t *testing.T) {
 		p := startProcess(t, c, guest.ProcessSpec{Command: "exec >&- 2>&-; : > closed; read x < fifo; exit 7", Cwd: fifoFolder(t)})
 		eventually(t, "it has closed its outputs", func() bool { _, err := os.Stat(p.Cwd + "/closed"); return err == nil })
-		if now, err := c.Process(t.Context(), p.PID); err != nil || now.State != guest.ProcessRunning || now.ExitCode != nil || now.ExitedAt != nil {
+		if now, err := c.Process(t.Context(), p.ID); err != nil || now.State != guest.ProcessRunning || now.ExitCode != nil || now.ExitedAt != nil {
 			t.Errorf("while it runs it is %+v, %v", now, err)
 		}
 		openFIFO(t, p.Cwd)
-		if _, _, end := readLog(t, c, p.PID, true); end == nil || end.ExitCode == nil || *end.ExitCode != 7 {
+		if _, _, end := readLog(t, c, p.ID, true); end == nil || end.ExitCode == nil || *end.ExitCode != 7 {
 			t.Errorf("it ended as %+v", end)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 )
 
 // process is a background process over all its restarts. processes.mu guards
-// view, run, last, pids and stopping.
+// view, run, last and stopping.
 type process struct {
 	spec guest.ProcessSpec
 	log  *processLog
@@ -20,7 +20,6 @@ type process struct {
 	view     guest.Process
 	run      *processRun    // the latest
 	last     syscall.Signal // the last signal that a client had delivered to run
-	pids     []int          // that name it, oldest first
 	stopping bool           // stop is closed
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -27,12 +28,12 @@ func startProcess(t testing.TB, c *guest.Client, spec guest.ProcessSpec) guest.P
 }
 
 // waitProcess waits until a process is as the condition wants it.
-func waitProcess(t testing.TB, c *guest.Client, pid int, what string, condition func(guest.Process) bool) guest.Process {
+func waitProcess(t testing.TB, c *guest.Client, id, what string, condition func(guest.Process) bool) guest.Process {
 	t.Helper()
 	var p guest.Process
 	eventually(t, what, func() bool {
 		var err error
-		if p, err = c.Process(t.Context(), pid); err != nil {
+		if p, err = c.Process(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}
 		return condition(p)
@@ -43,9 +44,9 @@ func waitProcess(t testing.TB, c *guest.Client, pid int, what string, condition 
 func exited(p guest.Process) bool { return p.State == guest.ProcessExited }
 
 // readLog reads a log to its end.
-func readLog(t testing.TB, c *guest.Client, pid int, follow bool) (stdout, stderr string, end *guest.Process) {
+func readLog(t testing.TB, c *guest.Client, id string, follow bool) (stdout, stderr string, end *guest.Process) {
 	t.Helper()
-	s, err := c.Logs(t.Context(), pid, follow)
+	s, err := c.Logs(t.Context(), id, follow)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +77,7 @@ func TestProcessRunsAndEnds(t *testing.T) {
 	if p.PID <= 0 || p.Name != "short" || p.Restart != guest.RestartNo || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("started as %+v", p)
 	}
-	stdout, stderr, end := readLog(t, c, p.PID, true)
+	stdout, stderr, end := readLog(t, c, p.ID, true)
 	if stdout != "out\n" || stderr != "err\n" {
 		t.Errorf("log %q, %q", stdout, stderr)
 	}
@@ -87,7 +88,7 @@ func TestProcessRunsAndEnds(t *testing.T) {
 	if err != nil || len(file) != len("out\nerr\n") {
 		t.Errorf("log file has %q, %v", file, err)
 	}
-	again, _, end := readLog(t, c, p.PID, false)
+	again, _, end := readLog(t, c, p.ID, false)
 	if again != "out\n" || end == nil {
 		t.Errorf("an ended process's log is %q, %+v", again, end)
 	}
@@ -126,7 +127,7 @@ func TestNamesAreUniqueAmongTheRunning(t *testing.T) {
 	first := startProcess(t, c, spec)
 	_, err := c.StartProcess(t.Context(), spec)
 	wantCode(t, err, guest.CodeExists, "web")
-	if _, err := c.StopProcess(t.Context(), first.PID, time.Second); err != nil {
+	if _, err := c.StopProcess(t.Context(), first.ID, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	second := startProcess(t, c, spec)
@@ -140,16 +141,29 @@ func TestNamesAreUniqueAmongTheRunning(t *testing.T) {
 	}
 }
 
-func TestUnknownPID(t *testing.T) {
+func TestUnknownID(t *testing.T) {
 	c := start(t, nil)
-	_, err := c.Process(t.Context(), 1)
-	wantCode(t, err, guest.CodeNoProcess, "pid 1")
-	_, err = c.StopProcess(t.Context(), os.Getpid(), 0)
+	_, err := c.Process(t.Context(), "p-aaaaaaaa")
+	wantCode(t, err, guest.CodeNoProcess, "p-aaaaaaaa")
+	_, err = c.StopProcess(t.Context(), strconv.Itoa(os.Getpid()), 0)
 	wantCode(t, err, guest.CodeNoProcess, "")
-	_, err = c.SignalProcess(t.Context(), os.Getpid(), "KILL")
+	_, err = c.SignalProcess(t.Context(), "../events", "KILL")
 	wantCode(t, err, guest.CodeNoProcess, "")
-	_, err = c.Logs(t.Context(), 2, false)
+	_, err = c.Logs(t.Context(), "1", false)
 	wantCode(t, err, guest.CodeNoProcess, "")
+}
+
+func TestIDIsTheClients(t *testing.T) {
+	c := start(t, nil)
+	spec := guest.ProcessSpec{ID: guest.NewProcessID(), Argv: []string{"sleep", "1000"}}
+	if p := startProcess(t, c, spec); p.ID != spec.ID {
+		t.Errorf("got the id %q, not %q", p.ID, spec.ID)
+	}
+	_, err := c.StartProcess(t.Context(), spec)
+	wantCode(t, err, guest.CodeExists, spec.ID)
+	spec.ID = "p-1"
+	_, err = c.StartProcess(t.Context(), spec)
+	wantCode(t, err, guest.CodeInvalid, "p-1")
 }
 
 func TestStopProcess(t *testing.T) {
@@ -169,15 +183,15 @@ func TestStopProcess(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
 			p := startProcess(t, c, guest.ProcessSpec{Command: tt.command, Restart: guest.RestartAlways})
-			eventually(t, "it is up", func() bool { out, _, _ := readLog(t, c, p.PID, false); return out == "up\n" })
-			got, err := c.StopProcess(t.Context(), p.PID, tt.grace)
+			eventually(t, "it is up", func() bool { out, _, _ := readLog(t, c, p.ID, false); return out == "up\n" })
+			got, err := c.StopProcess(t.Context(), p.ID, tt.grace)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if got.State != guest.ProcessExited || got.Signal != tt.want || got.ExitCode == nil || *got.ExitCode != tt.code || got.Restarts != 0 {
 				t.Errorf("stopped as %+v", got)
 			}
-			if again, err := c.StopProcess(t.Context(), p.PID, tt.grace); err != nil || again.State != guest.ProcessExited {
+			if again, err := c.StopProcess(t.Context(), p.ID, tt.grace); err != nil || again.State != guest.ProcessExited {
 				t.Errorf("stopping it again: %+v, %v", again, err)
 			}
 		})
@@ -191,7 +205,7 @@ func TestStopKillsTheTree(t *testing.T) {
 			dir := t.TempDir()
 			p := startProcess(t, c, guest.ProcessSpec{Command: tt.command, Cwd: dir})
 			eventually(t, "it has children", func() bool { return server.AliveIn(dir) > 1 })
-			if _, err := c.StopProcess(t.Context(), p.PID, 100*time.Millisecond); err != nil {
+			if _, err := c.StopProcess(t.Context(), p.ID, 100*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
 			if n := server.AliveIn(dir); n > 0 {
@@ -206,26 +220,26 @@ func TestSignalProcess(t *testing.T) {
 	const traps = `trap 'echo hup' HUP; trap 'echo int' INT; echo up; while :; do sleep 0.01; done`
 	p := startProcess(t, c, guest.ProcessSpec{Command: traps, Restart: guest.RestartAlways})
 	wait := func(want string) {
-		eventually(t, want, func() bool { out, _, _ := readLog(t, c, p.PID, false); return strings.Contains(out, want) })
+		eventually(t, want, func() bool { out, _, _ := readLog(t, c, p.ID, false); return strings.Contains(out, want) })
 	}
 	wait("up")
 	for _, name := range []string{"SIGHUP", "hup"} {
-		if got, err := c.SignalProcess(t.Context(), p.PID, name); err != nil || got.State != guest.ProcessRunning {
+		if got, err := c.SignalProcess(t.Context(), p.ID, name); err != nil || got.State != guest.ProcessRunning {
 			t.Fatalf("%s: %+v, %v", name, got, err)
 		}
 	}
 	wait("hup")
-	_, err := c.SignalProcess(t.Context(), p.PID, "SIGNOTHING")
+	_, err := c.SignalProcess(t.Context(), p.ID, "SIGNOTHING")
 	wantCode(t, err, guest.CodeInvalid, "SIGHUP")
-	if _, err := c.SignalProcess(t.Context(), p.PID, "USR1"); err != nil {
+	if _, err := c.SignalProcess(t.Context(), p.ID, "USR1"); err != nil {
 		t.Fatal(err)
 	}
-	got := waitProcess(t, c, p.PID, "it died of the signal", exited)
-	_, _, end := readLog(t, c, p.PID, true) // ends only when there is no restart
+	got := waitProcess(t, c, p.ID, "it died of the signal", exited)
+	_, _, end := readLog(t, c, p.ID, true) // ends only when there is no restart
 	if got.Signal != "SIGUSR1" || end == nil || end.Restarts != 0 {
 		t.Fatalf("ended as %+v, log %+v", got, end)
 	}
-	_, err = c.SignalProcess(t.Context(), p.PID, "TERM")
+	_, err = c.SignalProcess(t.Context(), p.ID, "TERM")
 	wantCode(t, err, guest.CodeNoProcess, "ended")
 }
 
@@ -237,7 +251,7 @@ func TestRestartAlways(t *testing.T) {
 		Command: "setsid sleep 1000 & echo life; read x < fifo; exit 1", Cwd: fifoFolder(t),
 		Name: "crash", Restart: guest.RestartAlways, Env: map[string]string{"RESTART": mark},
 	})
-	log, err := c.Logs(t.Context(), p.PID, true)
+	log, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -247,7 +261,7 @@ func TestRestartAlways(t *testing.T) {
 		if ev, err := log.Next(); err != nil || string(ev.Data) != "life\n" {
 			t.Fatalf("life %d says %q, %+v, %v", n, ev.Data, ev.Process, err)
 		}
-		now, err := c.Process(t.Context(), p.PID) // by the pid of its first life
+		now, err := c.Process(t.Context(), p.ID)
 		if err != nil || now.State != guest.ProcessRunning || now.Restarts != n || now.Name != "crash" || (now.PID == p.PID) != (n == 0) || now.ExitCode != nil {
 			t.Fatalf("in life %d it is %+v, %v", n, now, err)
 		}
@@ -257,7 +271,7 @@ func TestRestartAlways(t *testing.T) {
 		}
 		openFIFO(t, p.Cwd)
 	}
-	stopped, err := c.StopProcess(t.Context(), p.PID, 20*time.Second)
+	stopped, err := c.StopProcess(t.Context(), p.ID, 20*time.Second)
 	if err != nil || stopped.State != guest.ProcessExited || stopped.Restarts != restarts || stopped.Signal != "SIGTERM" {
 		t.Fatalf("stopped as %+v, %v", stopped, err)
 	}
@@ -274,7 +288,7 @@ func TestRestartOnWakeAndNoAreNotRestarted(t *testing.T) {
 		t.Run(string(restart), func(t *testing.T) {
 			c := start(t, nil)
 			p := startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: restart})
-			if _, _, end := readLog(t, c, p.PID, true); end == nil || end.Restarts != 0 || end.Restart != restart {
+			if _, _, end := readLog(t, c, p.ID, true); end == nil || end.Restarts != 0 || end.Restart != restart {
 				t.Fatalf("ended as %+v", end)
 			}
 		})
@@ -290,7 +304,7 @@ func TestLogsFollowWithoutLossAfterReplay(t *testing.T) {
 		fmt.Fprintln(&want, i)
 	}
 	for range 3 { // begun at different moments
-		if out, _, end := readLog(t, c, p.PID, true); out != want.String() || end == nil {
+		if out, _, end := readLog(t, c, p.ID, true); out != want.String() || end == nil {
 			t.Fatalf("got %d bytes that end in %q, want %d", len(out), out[max(0, len(out)-20):], want.Len())
 		}
 	}
@@ -302,7 +316,7 @@ func TestProcessThatPrintsOneGigabyteIsBounded(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&before)
 	p := startProcess(t, c, guest.ProcessSpec{Command: "head -c 1073741824 /dev/zero; echo end"})
-	follow, err := c.Logs(t.Context(), p.PID, true)
+	follow, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -312,7 +326,7 @@ func TestProcessThatPrintsOneGigabyteIsBounded(t *testing.T) {
 	if follow.Close(); err != io.EOF {
 		t.Fatal(err)
 	}
-	out, _, end := readLog(t, c, p.PID, true)
+	out, _, end := readLog(t, c, p.ID, true)
 	runtime.GC()
 	runtime.ReadMemStats(&after)
 	if !strings.HasSuffix(out, "end\n") || len(out) > 256<<10 || len(out) < 200<<10 || end == nil {
@@ -338,13 +352,13 @@ func TestProcessThatPrintsOneGigabyteIsBounded(t *testing.T) {
 func TestSlowFollowerIsToldWhatItMissed(t *testing.T) {
 	c := start(t, nil)
 	p := startProcess(t, c, guest.ProcessSpec{Command: "read x < fifo; head -c 30000000 /dev/zero", Cwd: fifoFolder(t)})
-	s, err := c.Logs(t.Context(), p.PID, true)
+	s, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer s.Close()
 	openFIFO(t, p.Cwd)
-	waitProcess(t, c, p.PID, "it has ended, although nobody reads its log", exited)
+	waitProcess(t, c, p.ID, "it has ended, although nobody reads its log", exited)
 	var got, skipped int64
 	for {
 		ev, err := s.Next()
@@ -378,13 +392,13 @@ func openFIFO(t *testing.T, dir string) {
 func TestHistoryIsBounded(t *testing.T) {
 	c := start(t, nil)
 	first := startProcess(t, c, guest.ProcessSpec{Argv: []string{"true"}})
-	waitProcess(t, c, first.PID, "the first has ended", exited)
+	waitProcess(t, c, first.ID, "the first has ended", exited)
 	for range 64 {
 		p := startProcess(t, c, guest.ProcessSpec{Argv: []string{"true"}})
-		readLog(t, c, p.PID, true)
+		readLog(t, c, p.ID, true)
 	}
 	eventually(t, "the first is forgotten", func() bool {
-		_, err := c.Process(t.Context(), first.PID)
+		_, err := c.Process(t.Context(), first.ID)
 		return codeOf(err) == guest.CodeNoProcess
 	})
 	if _, err := os.Stat(first.LogFile); !os.IsNotExist(err) {
@@ -412,10 +426,10 @@ func TestLongCommandsFitInAList(t *testing.T) {
 	if err != nil || len(list) != 1 || len(list[0].Argv) != 4 || list[0].Argv[3] != "…" {
 		t.Fatalf("listed as %+.300v, %v", list, err)
 	}
-	if _, err := c.StopProcess(t.Context(), p.PID, 0); err != nil {
+	if _, err := c.StopProcess(t.Context(), p.ID, 0); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, end := readLog(t, c, p.PID, true); end == nil {
+	if _, _, end := readLog(t, c, p.ID, true); end == nil {
 		t.Error("its log has no end")
 	}
 }
@@ -427,7 +441,7 @@ func TestLogsWithoutDisk(t *testing.T) {
 	}
 	c := start(t, func(cfg *server.Config) { cfg.LogDir = filepath.Join(file, "log") })
 	p := startProcess(t, c, guest.ProcessSpec{Command: "echo kept"})
-	if out, _, _ := readLog(t, c, p.PID, true); out != "kept\n" {
+	if out, _, _ := readLog(t, c, p.ID, true); out != "kept\n" {
 		t.Errorf("log is %q", out)
 	}
 }

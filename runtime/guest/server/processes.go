@@ -17,7 +17,6 @@ import (
 const (
 	maxProcesses = 256 // that run or wait for a restart; more are CodeTooMany
 	maxHistory   = 64  // ended ones that are remembered; older ones are forgotten, with their logs
-	maxPIDs      = 16  // numbers by which a process is found: of its first life, and of the latest
 	maxName      = 64
 	// maxShown bounds what is shown of a command line, and of a folder, so that a
 	// list of all processes stays below guest.MaxJSON.
@@ -32,13 +31,12 @@ type processes struct {
 	mu      sync.Mutex
 	active  map[string]*process // by name: running, or about to be started
 	history []*process          // ended, oldest first
-	byPID   map[int]*process    // the latest with each pid
 	unnamed int                 // how many had no name
 	closed  bool
 }
 
 func newProcesses(s *Server) *processes {
-	ps := &processes{server: s, active: map[string]*process{}, byPID: map[int]*process{}}
+	ps := &processes{server: s, active: map[string]*process{}}
 	ps.pruneLogs()
 	return ps
 }
@@ -105,6 +103,9 @@ func checkSpec(spec *guest.ProcessSpec) error {
 	default:
 		return refuse(guest.CodeInvalid, "restart %q is unknown; it is \"no\", \"always\" or \"on-wake\"", spec.Restart)
 	}
+	if spec.ID != "" && !guest.IsProcessID(spec.ID) {
+		return refuse(guest.CodeInvalid, "id %.20q is unusable", spec.ID)
+	}
 	const allowed = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-"
 	if len(spec.Name) > maxName || strings.Trim(spec.Name, allowed) != "" || strings.HasPrefix(spec.Name, ".") || strings.HasPrefix(spec.Name, "-") {
 		return refuse(guest.CodeInvalid, "name %.100q is unusable; a name has at most %d letters, digits, \".\", \"_\" and \"-\", and begins with neither \".\" nor \"-\"", spec.Name, maxName)
@@ -124,6 +125,8 @@ func (ps *processes) reserve(p *process) error {
 		return refuse(guest.CodeTooMany, "%d processes run already, which is the limit", maxProcesses)
 	case name != "" && ps.active[name] != nil:
 		return refuse(guest.CodeExists, "a process with the name %q runs already", name)
+	case p.spec.ID != "" && ps.byID(p.spec.ID) != nil:
+		return refuse(guest.CodeExists, "there is a process with the id %s", p.spec.ID)
 	}
 	for name == "" {
 		ps.unnamed++
@@ -133,7 +136,7 @@ func (ps *processes) reserve(p *process) error {
 	}
 	ps.active[name] = p
 	p.view = guest.Process{
-		Name: name, Command: shorten(p.spec.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
+		ID: cmp.Or(p.spec.ID, guest.NewProcessID()), Name: name, Command: shorten(p.spec.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
 		Restart: p.spec.Restart, LogFile: filepath.Join(ps.server.cfg.LogDir, name+".log"),
 	}
 	return nil
@@ -168,12 +171,6 @@ func (ps *processes) started(p *process, run *processRun) bool {
 	p.run, p.last = run, 0
 	p.view.PID, p.view.State, p.view.StartedAt = run.tree.root.pid, guest.ProcessRunning, time.Now()
 	p.view.ExitCode, p.view.Signal, p.view.ExitedAt = nil, "", nil
-	if len(p.pids) == maxPIDs {
-		ps.forgetPID(p, p.pids[1])
-		p.pids = slices.Delete(p.pids, 1, 2)
-	}
-	p.pids = append(p.pids, p.view.PID)
-	ps.byPID[p.view.PID] = p
 	ps.publish(p)
 	return true
 }
@@ -209,9 +206,6 @@ func (ps *processes) ended(p *process) {
 // forget drops an ended process, and its log unless another one writes there.
 // ps.mu is held.
 func (ps *processes) forget(p *process) {
-	for _, pid := range p.pids {
-		ps.forgetPID(p, pid)
-	}
 	p.run.close()
 	p.log.close()
 	shared := ps.active[p.view.Name] != nil || slices.ContainsFunc(ps.history, func(q *process) bool {
@@ -219,12 +213,6 @@ func (ps *processes) forget(p *process) {
 	})
 	if !shared {
 		removeLog(p.view.LogFile)
-	}
-}
-
-func (ps *processes) forgetPID(p *process, pid int) {
-	if ps.byPID[pid] == p {
-		delete(ps.byPID, pid)
 	}
 }
 
@@ -283,14 +271,29 @@ func (ps *processes) viewOf(p *process) guest.Process {
 	return p.view
 }
 
-// find returns the process that a pid names.
-func (ps *processes) find(pid int) (*process, error) {
+// find returns the process with that id.
+func (ps *processes) find(id string) (*process, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	if p := ps.byPID[pid]; p != nil {
+	if p := ps.byID(id); p != nil && p.run != nil {
 		return p, nil
 	}
-	return nil, refuse(guest.CodeNoProcess, "no background process has the pid %d", pid)
+	return nil, refuse(guest.CodeNoProcess, "no background process has the id %.20q", id)
+}
+
+// byID returns the process with that id, or nil. ps.mu is held.
+func (ps *processes) byID(id string) *process {
+	for _, p := range ps.active {
+		if p.view.ID == id {
+			return p
+		}
+	}
+	for _, p := range ps.history {
+		if p.view.ID == id {
+			return p
+		}
+	}
+	return nil
 }
 
 // stop ends a process and what it left running, and waits for that.
@@ -316,9 +319,9 @@ func (ps *processes) signal(p *process, sig syscall.Signal) (guest.Process, erro
 	switch err := p.run.tree.root.signal(sig, asksToEnd(sig)); {
 	case err == syscall.ESRCH && active && asksToEnd(sig): // it waits for a restart that will not come
 	case err == syscall.ESRCH:
-		return guest.Process{}, refuse(guest.CodeNoProcess, "process %d has ended", p.view.PID)
+		return guest.Process{}, refuse(guest.CodeNoProcess, "process %s has ended", p.view.ID)
 	case err != nil:
-		return guest.Process{}, refuse(codeOf(err), "signalling process %d: %v", p.view.PID, err)
+		return guest.Process{}, refuse(codeOf(err), "signalling process %s: %v", p.view.ID, err)
 	}
 	return p.view, nil
 }

@@ -38,25 +38,21 @@ func TestListOfAllProcessesFitsInAnAnswer(t *testing.T) {
 	}
 }
 
-func TestProcessIsFoundByItsFirstAndItsLatestPIDs(t *testing.T) {
+func TestProcessIsFoundByItsIDOverAllItsLives(t *testing.T) {
 	ps := newProcesses(&Server{cfg: Config{LogDir: t.TempDir()}, events: newHub()})
 	p := &process{}
 	if err := ps.reserve(p); err != nil {
 		t.Fatal(err)
 	}
-	const lives = 3 * maxPIDs
-	for pid := 1; pid <= lives; pid++ {
+	for pid := 1; pid <= 40; pid++ {
 		if !ps.started(p, &processRun{running: &running{tree: &tree{root: &child{pid: pid}}}}) {
 			t.Fatal("it shall not start")
 		}
-	}
-	for pid := 1; pid <= lives; pid++ {
-		_, err := ps.find(pid)
-		if known := pid == 1 || pid > lives-(maxPIDs-1); (err == nil) != known {
-			t.Errorf("pid %d of %d: %v", pid, lives, err)
+		if found, err := ps.find(p.view.ID); err != nil || found != p {
+			t.Errorf("life %d: found %v, %v", pid, found, err)
 		}
 	}
-	if len(ps.byPID) != maxPIDs {
-		t.Errorf("%d pids are kept", len(ps.byPID))
+	if err := ps.reserve(&process{spec: guest.ProcessSpec{ID: p.view.ID}}); err == nil {
+		t.Error("another process got the same id")
 	}
 }

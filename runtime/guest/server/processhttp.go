@@ -2,7 +2,6 @@ package server
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -110,11 +109,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) processOf(r *http.Request) (*process, error) {
-	pid, err := strconv.Atoi(r.PathValue("pid"))
-	if err != nil {
-		return nil, refuse(guest.CodeInvalid, "%.20q is no pid", r.PathValue("pid"))
-	}
-	return s.procs.find(pid)
+	return s.procs.find(r.PathValue("id"))
 }
 
 // durationOf reads a duration from a request's query.

@@ -84,19 +84,19 @@ func TestWhatIsWrittenAfterTheHeaderIsReadOrSkipped(t *testing.T) {
 	}
 }
 
-// newLogged is a server with the process 1, which has a log and nothing else.
+// newLogged is a server with one process, which has a log and nothing else.
 func newLogged(t *testing.T) (*Server, *process) {
 	s := &Server{cfg: Config{LogDir: t.TempDir()}}
 	s.procs = newProcesses(s)
-	p := &process{log: &processLog{}}
-	s.procs.byPID[1] = p
+	p := &process{log: &processLog{}, run: &processRun{}, view: guest.Process{ID: "p-aaaaaaaa"}}
+	s.procs.history = append(s.procs.history, p)
 	return s, p
 }
 
 func getLogs(t *testing.T, s *Server, w http.ResponseWriter, query string) {
 	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), "GET", guest.RouteProcess+"/1"+guest.SuffixLogs+query, nil)
-	r.SetPathValue("pid", "1")
+	r := httptest.NewRequestWithContext(t.Context(), "GET", guest.RouteProcess+"/p-aaaaaaaa"+guest.SuffixLogs+query, nil)
+	r.SetPathValue("id", "p-aaaaaaaa")
 	if err := s.logs(w, r); err != nil {
 		t.Fatal(err)
 	}
