@@ -6,6 +6,7 @@
 package api
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -93,6 +94,8 @@ type API struct {
 	streams    limiter
 	calls      limiter
 	pushes     *pushes
+	// Lines of calls in the log.
+	callLines, refusedLines *lineLimit
 
 	execCommand *huma.Schema
 
@@ -123,7 +126,8 @@ func New(cfg Config) (*API, error) {
 		metrics:    cfg.Metrics,
 		limits:     cfg.Limits.withDefaults(),
 		pushes:     newPushes(),
-		mux:        http.NewServeMux(),
+		callLines:  newLineLimit(callsPerSecond, callsBurst), refusedLines: newLineLimit(refusedPerSecond, refusedBurst),
+		mux: http.NewServeMux(),
 	}
 	if a.log == nil {
 		a.log = slog.New(slog.DiscardHandler)
@@ -167,7 +171,9 @@ func New(cfg Config) (*API, error) {
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := newTimedWriter(rw, a.limits.Stall)
 	defer w.finish(r)
-	defer a.recover(w, r)
+	c := newCall(w, r)
+	defer a.record(c, w)
+	defer a.recover(w, r, c.id)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if p := checkAddress(r); p != nil {
@@ -180,15 +186,17 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			p.write(w)
 			return
 		}
+		c.owner = owner
 		r = r.WithContext(withOwner(r.Context(), owner))
 	}
 	if handler, pattern := a.mux.Handler(r); pattern == "" {
 		a.noRoute(handler, r).write(w)
 		return
 	}
-	ctx, leave := withPlaces(r.Context())
+	ctx, leave := withPlaces(context.WithValue(r.Context(), requestIDKey{}, c.id))
 	defer leave()
-	a.mux.ServeHTTP(w, r.WithContext(ctx))
+	c.routed = r.WithContext(ctx)
+	a.mux.ServeHTTP(w, c.routed)
 }
 
 func checkAddress(r *http.Request) *Problem {
@@ -229,13 +237,13 @@ func (p *statusProbe) WriteHeader(status int)      { p.status = status }
 func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
 
 // recover keeps a panic from one request to itself.
-func (a *API) recover(w *timedWriter, r *http.Request) {
+func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {
 	v := recover()
 	if v == nil {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		a.log.Error("a request panicked", "method", r.Method, "path", clip(r.URL.Path), "panic", redact.Panic(v), "stack", string(debug.Stack()))
+		a.log.Error("a request panicked", "method", r.Method, "path", clip(r.URL.Path), "request_id", requestID, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	if w.wrote || v == http.ErrAbortHandler {
 		// Half an answer must not look like a whole one.

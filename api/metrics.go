@@ -1,6 +1,7 @@
 package api
 
 import (
+	"strconv"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -9,12 +10,22 @@ import (
 // Metrics are the API's own; those of sandboxes are the Manager's. One Metrics
 // may serve several APIs, one after the other or at once.
 type Metrics struct {
-	exec *prometheus.HistogramVec
+	exec  *prometheus.HistogramVec
+	calls *prometheus.CounterVec
+	took  *prometheus.HistogramVec
 }
 
 // NewMetrics returns metrics that count from zero.
 func NewMetrics() *Metrics {
-	return &Metrics{exec: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	return &Metrics{calls: prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "doze_api_requests_total",
+		Help: "API calls that have ended.",
+	}, []string{"method", "route", "status"}), took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+		Name: "doze_api_request_duration_seconds",
+		Help: "How long API calls took, streams included, until their end.",
+		// From a read of memory to a stream of an hour.
+		Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 60, 600, 3600},
+	}, []string{"method", "route"}), exec: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "doze_exec_duration_seconds",
 		Help: "How long commands ran, as the node saw it, without the wake.",
 		// From a builtin of a warm shell to a long build.
@@ -34,10 +45,28 @@ func (m *Metrics) observeExec(outcome string, took time.Duration) {
 	m.exec.WithLabelValues(outcome).Observe(took.Seconds())
 }
 
+// observeCall counts a call. One without a route may have any method, which is not
+// counted by its name.
+func (m *Metrics) observeCall(method, route string, status int, took time.Duration) {
+	if route == "" {
+		method = ""
+	}
+	m.calls.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
+	m.took.WithLabelValues(method, route).Observe(took.Seconds())
+}
+
 // Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) { m.exec.Describe(ch) }
+func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
+	m.exec.Describe(ch)
+	m.calls.Describe(ch)
+	m.took.Describe(ch)
+}
 
 // Collect implements prometheus.Collector.
-func (m *Metrics) Collect(ch chan<- prometheus.Metric) { m.exec.Collect(ch) }
+func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
+	m.exec.Collect(ch)
+	m.calls.Collect(ch)
+	m.took.Collect(ch)
+}
 
 var _ prometheus.Collector = (*Metrics)(nil)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+
+	"github.com/doze-run/doze/requestid"
 )
 
 const problemType = "application/problem+json"
@@ -21,6 +23,8 @@ type Problem struct {
 	Detail string       `json:"detail" doc:"What was wrong this time, and what would be right"`
 	Code   Code         `json:"code" doc:"Stable, for programs"`
 	Errors []FieldError `json:"errors,omitempty" nullable:"false" doc:"The single faults of an invalid request"`
+	// RequestID is set when the problem is sent.
+	RequestID string `json:"request_id,omitempty" doc:"The response's X-Request-Id, by which the node's log names the request"`
 
 	header http.Header
 }
@@ -58,6 +62,14 @@ func (p *Problem) setHeader(key, value string) *Problem {
 	return p
 }
 
+// of returns the problem as it is sent to a request. Problems are shared, and stay as
+// they are.
+func (p *Problem) of(requestID string) *Problem {
+	sent := *p
+	sent.RequestID = requestID
+	return &sent
+}
+
 // Error makes a Problem an error, so that handlers can return one.
 func (p *Problem) Error() string { return string(p.Code) + ": " + p.Detail }
 
@@ -72,7 +84,7 @@ func (p *Problem) ContentType(string) string { return problemType }
 
 // write answers with the problem, outside of huma.
 func (p *Problem) write(w http.ResponseWriter) {
-	body, err := json.Marshal(p)
+	body, err := json.Marshal(p.of(w.Header().Get(requestid.Header)))
 	if err != nil {
 		panic(err) // strings and numbers only
 	}

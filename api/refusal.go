@@ -23,11 +23,11 @@ func (a *API) refuse(ctx context.Context, operation, id string, err error) *Prob
 	switch {
 	case p.Code == CodeNodeClosing: // whatever is under way then ends so
 	case p.Code == CodeInternal:
-		a.log.Error("a request failed", "operation", operation, "sandbox", id, "error", err)
+		a.log.Error("a request failed", "operation", operation, "sandbox", id, "request_id", requestIDOf(ctx), "error", err)
 	case p.Status >= http.StatusInternalServerError:
-		a.log.Warn("a request was not served", "operation", operation, "sandbox", id, "code", p.Code, "error", err)
+		a.log.Warn("a request was not served", "operation", operation, "sandbox", id, "code", p.Code, "request_id", requestIDOf(ctx), "error", err)
 	}
-	return p
+	return p.of(requestIDOf(ctx))
 }
 
 // sentinels are told apart by errors.Is, first match first.

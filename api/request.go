@@ -275,7 +275,7 @@ func (a *API) problemTransformer(ctx huma.Context, _ string, v any) (any, error)
 	if model, ok := v.(*huma.ErrorModel); ok {
 		details = model.Errors
 	}
-	return a.faults(ctx.Operation(), failure.GetStatus(), failure.Error(), details), nil
+	return a.faults(ctx.Operation(), failure.GetStatus(), failure.Error(), details).of(requestIDOf(ctx.Context())), nil
 }
 
 // faults is the Problem of a request that huma refused with that status.

@@ -170,6 +170,9 @@ func (s *server) checkProblem(code Code, what string, got answer) Problem {
 	if p.Code != code || p.Status != got.status || p.Title == "" || p.Detail == "" || p.Type != problemBase+string(p.Code) {
 		s.t.Fatalf("%s: status %d, not a whole problem with code %s: %.500s", what, got.status, code, got.body)
 	}
+	if id := got.header.Get("X-Request-Id"); id == "" || p.RequestID != id {
+		s.t.Fatalf("%s: X-Request-Id %q, request_id %q", what, id, p.RequestID)
+	}
 	if want := meanings[code].status; got.status != want {
 		s.t.Fatalf("%s: status %d of %s, not %d", what, got.status, code, want)
 	}

@@ -20,6 +20,7 @@ type timedWriter struct {
 	control *http.ResponseController
 	stall   time.Duration
 	wrote   bool // the header has gone
+	status  int  // of the header; 0 before it
 }
 
 func newTimedWriter(w http.ResponseWriter, stall time.Duration) *timedWriter {
@@ -31,6 +32,9 @@ func (w *timedWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 func (w *timedWriter) WriteHeader(status int) {
 	w.wrote = true
+	if w.status < 200 && w.status != http.StatusSwitchingProtocols {
+		w.status = status
+	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
@@ -44,6 +48,14 @@ func (w *timedWriter) Write(b []byte) (n int, _ error) {
 			return n, err
 		}
 	}
+}
+
+// statusSent is the status that the client got.
+func (w *timedWriter) statusSent() int {
+	if w.status == 0 {
+		return http.StatusOK
+	}
+	return w.status
 }
 
 // FlushError implements what http.ResponseController.Flush looks for.

@@ -51,11 +51,11 @@ func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	}
 	skipAccessLog(r)
 	if r.TLS != nil && h.app.isPreview(r.TLS.ServerName) {
-		return refuseMisdirected(w)
+		return refuseMisdirected(w, r)
 	}
 	node, err := h.app.node()
 	if err != nil {
-		return refuseEarly(w)
+		return refuseEarly(w, r)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)

@@ -23,6 +23,7 @@ import (
 
 	"github.com/doze-run/doze/api"
 	"github.com/doze-run/doze/egress/forward"
+	"github.com/doze-run/doze/requestid"
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/wakeproxy"
@@ -297,23 +298,25 @@ func (a *App) node() (*live, error) {
 
 // refuseEarly answers a request that comes before the node is open. It is no
 // error for the log, which would show the host and so a preview's token.
-func refuseEarly(w http.ResponseWriter) error {
+func refuseEarly(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Retry-After", "1")
-	return refuse(w, http.StatusServiceUnavailable, `{"title":"The node is starting or shutting down","status":503,"detail":"Try again in a moment.","code":"node_closing"}`)
+	return refuse(w, r, http.StatusServiceUnavailable, `{"title":"The node is starting or shutting down","status":503,"detail":"Try again in a moment.","code":"node_closing"}`)
 }
 
 // refuseMisdirected answers a request for the API that came over a connection
 // for a preview. A browser that shares connections makes another one.
-func refuseMisdirected(w http.ResponseWriter) error {
-	return refuse(w, http.StatusMisdirectedRequest, `{"title":"The connection is not for the API","status":421,"detail":"It was made for the name of a preview. Connect with the API's own name.","code":"misdirected_request"}`)
+func refuseMisdirected(w http.ResponseWriter, r *http.Request) error {
+	return refuse(w, r, http.StatusMisdirectedRequest, `{"title":"The connection is not for the API","status":421,"detail":"It was made for the name of a preview. Connect with the API's own name.","code":"misdirected_request"}`)
 }
 
 // refuse answers with a problem document like the API's.
-func refuse(w http.ResponseWriter, status int, problem string) error {
+func refuse(w http.ResponseWriter, r *http.Request, status int, problem string) error {
+	id := requestid.Of(r)
+	w.Header().Set(requestid.Header, id)
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_, err := io.WriteString(w, problem)
+	_, err := io.WriteString(w, strings.TrimSuffix(problem, "}")+`,"request_id":"`+id+`"}`)
 	return err
 }
 

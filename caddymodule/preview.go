@@ -109,7 +109,7 @@ func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	skipAccessLog(r)
 	node, err := p.app.node()
 	if err != nil {
-		return refuseEarly(w)
+		return refuseEarly(w, r)
 	}
 	p.once.Do(func() {
 		p.handler = wakeproxy.NewHandler(node.proxy, p.next, wakeproxy.Options{

@@ -41,11 +41,11 @@ func (p *Proxy) Provision(ctx caddy.Context) (err error) {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	skipAccessLog(r)
 	if r.TLS != nil && p.app.isPreview(r.TLS.ServerName) {
-		return refuseMisdirected(w)
+		return refuseMisdirected(w, r)
 	}
 	node, err := p.app.node()
 	if err != nil {
-		return refuseEarly(w)
+		return refuseEarly(w, r)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)

@@ -152,7 +152,6 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	}
 	e := &Egress{
 		cfg: cfg, log: cfg.Log,
-		audit:   audit.New(audit.Config{Log: cfg.Log}),
 		budget:  stack.NewBudget(cfg.Settings.MaxConnections, maxWide),
 		owners:  map[string]*layer{},
 		own:     map[sandbox.ID]*layer{},
@@ -163,6 +162,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		changes:  ownerTurns{of: map[string]*ownerTurn{}},
 		changing: newTurn(),
 	}
+	e.audit = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
 	e.flows.Store(uint64(time.Now().UnixMicro()))
 	e.ctx, e.end = context.WithCancel(context.Background())
 	defer func() {
@@ -253,6 +253,13 @@ func (e *Egress) armOwners(ctx context.Context) (err error) {
 func (e *Egress) Bind(m *sandbox.Manager) { e.bind(manager{m}) }
 
 func (e *Egress) bind(s Sandboxes) { e.sandboxes = s }
+
+// nameOf returns the name of a sandbox, for the log. What is not a sandbox, such as a
+// client of the proxy, has none.
+func (e *Egress) nameOf(id string) string {
+	sb, _ := e.sandboxes.ByID(sandbox.ID(id))
+	return sb.Name
+}
 
 // Close detaches every sandbox and ends what runs.
 func (e *Egress) Close() error {

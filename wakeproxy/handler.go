@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/subtle"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
 	"time"
 
+	"github.com/doze-run/doze/requestid"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -129,8 +131,27 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err 
 		writeRobots(w)
 	default:
 		x.noteWake(w.Header())
-		writeProblem(w, r, x.problemOf(r.Context(), err))
+		p := x.problemOf(r.Context(), err)
+		writeProblem(w, r, p)
+		h.proxy.logFailure(x, r, p, w.Header().Get(requestid.Header))
 	}
+}
+
+// logFailure logs a request that the node answered for the application.
+func (p *Proxy) logFailure(x *exchange, r *http.Request, failure problem, requestID string) {
+	if !p.failures.Allow() {
+		p.suppressed.Add(1)
+		return
+	}
+	attrs := []slog.Attr{
+		slog.String("sandbox", string(x.id)), slog.Int("port", int(x.port.Port)), slog.String("code", failure.Code),
+		slog.Int("status", failure.Status), slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000),
+		slog.String("request_id", requestID),
+	}
+	if n := p.suppressed.Swap(0); n > 0 {
+		attrs = append(attrs, slog.Uint64("suppressed", n))
+	}
+	p.log.LogAttrs(r.Context(), slog.LevelInfo, "preview request failed", attrs...)
 }
 
 // statusClientGone is for the access log: nobody receives it.

@@ -39,10 +39,30 @@ func wantProblem(t *testing.T, res *http.Response, status int, code string) prob
 	if res.StatusCode != status || p.Status != status || p.Code != code {
 		t.Errorf("answered %d with %+v, want %d %s", res.StatusCode, p, status, code)
 	}
+	if id := res.Header.Get("X-Request-Id"); id == "" || p.RequestID != id {
+		t.Errorf("X-Request-Id %q, request_id %q", id, p.RequestID)
+	}
 	if got := res.Header.Get("Content-Type"); got != "application/problem+json" {
 		t.Errorf("Content-Type %q", got)
 	}
 	return p
+}
+
+func TestAFailedRequestIsLoggedWithItsRequestID(t *testing.T) {
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	req := f.request("GET", "/?canary")
+	req.Header.Set("Referer", "https://canary.example/")
+	p := wantProblem(t, f.do(req), 502, "port_not_listening")
+	var got string
+	eventually(t, "the failure is logged", func() bool { got = f.node.log.String(); return got != "" })
+	for _, want := range []string{"preview request failed", "sandbox=" + string(testID), "port=3000", "code=port_not_listening", "status=502", "request_id=" + p.RequestID} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%q is missing in %q", want, got)
+		}
+	}
+	if strings.Contains(got, "canary") || strings.Contains(got, testToken) {
+		t.Errorf("logged %q", got)
+	}
 }
 
 // asNavigation makes a request a browser's navigation.
@@ -111,6 +131,7 @@ func TestEveryMismatchIsTheSame404(t *testing.T) {
 	} {
 		req := f.request("GET", "/")
 		req.Host = host
+		req.Header.Set("X-Request-Id", "the-same") // the node would make one up for each
 		res := f.do(req)
 		res.Header.Del("Date")
 		got := fmt.Sprint(res.StatusCode, res.Header, body(t, res))

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"syscall"
 
+	"github.com/doze-run/doze/requestid"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -24,6 +25,8 @@ type problem struct {
 	LastLog string `json:"last_log,omitempty"`
 	// Process is the one that would have listened, when it has ended.
 	Process *endedProcess `json:"process,omitempty"`
+	// RequestID is the response's X-Request-Id, by which the node's log names it.
+	RequestID string `json:"request_id,omitempty"`
 
 	retryAfter int // seconds; 0 sends none
 }
@@ -190,6 +193,8 @@ func (x *exchange) crashProblem(ctx context.Context, process guest.Process) prob
 
 // writeProblem answers with a problem: a page for browsers, a document for others.
 func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
+	p.RequestID = requestid.Of(r)
+	w.Header().Set(requestid.Header, p.RequestID)
 	if origin := r.Header.Get("Origin"); origin != "" {
 		p.LastLog = "" // the sandbox's own words are for its own pages
 		allowOrigin(w.Header(), origin)
@@ -216,7 +221,7 @@ func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
 func allowOrigin(h http.Header, origin string) {
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Set("Access-Control-Allow-Credentials", "true")
-	h.Set("Access-Control-Expose-Headers", "Retry-After, X-Doze-Wake")
+	h.Set("Access-Control-Expose-Headers", "Retry-After, X-Doze-Wake, X-Request-Id")
 }
 
 // writeOwn writes an answer of our own, which nobody may keep or reinterpret.

@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -94,6 +95,9 @@ type Proxy struct {
 	counts    counts
 	log       *slog.Logger
 	sometimes rate.Sometimes // logs a dial that failed
+	// Lines about requests that failed; suppressed is how many there were since the last.
+	failures   *rate.Limiter
+	suppressed atomic.Uint64
 
 	ctx   context.Context // ends with Close
 	close context.CancelFunc
@@ -113,7 +117,10 @@ const (
 )
 
 // logPause: visitors cause what is logged, so it is bounded.
-const logPause = time.Second
+const (
+	logPause                         = time.Second
+	failuresPerSecond, failuresBurst = 2, 100
+)
 
 // New returns a Proxy for the sandboxes. It logs what keeps the node, not a
 // sandbox, from making connections. Close it when no Handler uses it.
@@ -139,6 +146,7 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 		counts:    counts{perSandbox: map[sandbox.ID]int{}},
 		log:       log,
 		sometimes: rate.Sometimes{Interval: logPause},
+		failures:  rate.NewLimiter(failuresPerSecond, failuresBurst),
 		ctx:       ctx,
 		close:     cancel,
 	}

@@ -17,6 +17,8 @@ type Error struct {
 	Detail string `json:"detail"`
 	// Errors are the single faults of an invalid request.
 	Errors []FieldError `json:"errors,omitempty"`
+	// RequestID names the request in the node's log.
+	RequestID string `json:"request_id,omitempty"`
 }
 
 // FieldError is one fault of a request.

@@ -329,6 +329,17 @@ func TestLinesAreBoundedAndRefusalsApart(t *testing.T) {
 	}
 }
 
+func TestLinesHaveTheNameOfTheSandbox(t *testing.T) {
+	var out bytes.Buffer
+	names := map[string]string{"s": "shop"}
+	l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Name: func(id string) string { return names[id] }})
+	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow})
+	l.Record(Entry{Sandbox: "operator", Kind: Request, Verdict: Allow})
+	if got := out.String(); !strings.Contains(got, "sandbox=s name=shop") || strings.Count(got, "name=") != 1 {
+		t.Errorf("logged %q", got)
+	}
+}
+
 func TestTheLineAfterSuppressedOnesCountsThem(t *testing.T) {
 	var out bytes.Buffer
 	l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil))})

@@ -30,7 +30,7 @@ func (b *book) line(l *Log, e *Entry) {
 		l.metrics.suppressed.Inc()
 		return
 	}
-	attrs := e.attrs()
+	attrs := e.attrs(l.cfg.Name(e.Sandbox))
 	if n := budget.suppressed.Swap(0); n > 0 {
 		attrs = append(attrs, slog.Uint64("suppressed", n))
 	}
@@ -44,8 +44,8 @@ func (b *book) lastLine(l *Log, sandbox string) {
 	}
 }
 
-// attrs are those of the JSON, without what is empty.
-func (e *Entry) attrs() []slog.Attr {
+// attrs are those of the JSON, without what is empty, and the sandbox's name.
+func (e *Entry) attrs(name string) []slog.Attr {
 	attrs := make([]slog.Attr, 0, 24)
 	text := func(key, value string) {
 		if value != "" {
@@ -58,6 +58,7 @@ func (e *Entry) attrs() []slog.Attr {
 		}
 	}
 	text("sandbox", e.Sandbox)
+	text("name", name)
 	number("seq", int64(e.Seq))
 	text("flow", e.Flow)
 	text("kind", string(e.Kind))

@@ -24,6 +24,8 @@ type Config struct {
 	LineBurst int
 	// Log gets the lines; none if nil.
 	Log *slog.Logger
+	// Name returns the name of a sandbox for its lines, or nothing.
+	Name func(sandbox string) string
 }
 
 func (c *Config) defaults() {
@@ -44,6 +46,9 @@ func (c *Config) defaults() {
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
+	}
+	if c.Name == nil {
+		c.Name = func(string) string { return "" }
 	}
 }
 

@@ -58,6 +58,8 @@ type box struct {
 	heard    chan struct{}      // closed when that watcher has read all that the guest said
 	trusts   string             // digest of the CAs that this run of the guest was given
 
+	lines *lifeLimit
+
 	telling   sync.Mutex // held while an event is told, so that events keep their order; guards:
 	seq       uint64     // of the newest event
 	seqLoaded bool
@@ -87,6 +89,7 @@ func (m *Manager) newBox(sb Sandbox) *box {
 		made:      make(chan struct{}),
 		breaks:    rate.NewLimiter(breaksPerSecond, breaksBurst),
 		listeners: map[*listener]struct{}{},
+		lines:     newLifeLimit(),
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.use.Store(-closedBias)

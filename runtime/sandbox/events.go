@@ -33,6 +33,9 @@ func (b *box) emit(ev Event) {
 	b.m.journal.append(ev)
 	sb := b.view.Load()
 	b.m.feed.add(FeedEvent{Event: ev, Name: sb.Name, Owner: sb.Owner})
+	if line, ok := b.lifeLine(ev); ok {
+		b.m.journal.log(line)
+	}
 	for l := range b.listeners {
 		select {
 		case l.events <- ev:

@@ -24,26 +24,38 @@ const (
 // journal writes what need not be on disk at once: events, and records whose
 // state can be found again after a crash. A wake therefore never waits for the disk.
 type journal struct {
-	store Store
-	log   *slog.Logger
-	wake  chan struct{} // holds one element when there is something to write
+	store  Store
+	logger *slog.Logger
+	wake   chan struct{} // holds one element when there is something to write
 
 	mu      sync.Mutex
 	events  []Event
 	dropped int
 	boxes   map[*box]struct{}
+	// lines for the node's log wait here too: no wake waits for the log either.
+	lines []slog.Record
 
 	writing sync.Mutex // one flush at a time, so that events keep their order
 }
 
 func newJournal(store Store, log *slog.Logger) *journal {
-	return &journal{store: store, log: log, wake: make(chan struct{}, 1), boxes: map[*box]struct{}{}}
+	return &journal{store: store, logger: log, wake: make(chan struct{}, 1), boxes: map[*box]struct{}{}}
 }
 
 func (j *journal) append(ev Event) {
 	j.mu.Lock()
 	j.events = append(j.events, ev)
 	j.trimLocked()
+	j.mu.Unlock()
+	j.signal()
+}
+
+// log writes a line to the node's log soon. Lines beyond journalRoom are dropped.
+func (j *journal) log(line slog.Record) {
+	j.mu.Lock()
+	if len(j.lines) < journalRoom {
+		j.lines = append(j.lines, line)
+	}
 	j.mu.Unlock()
 	j.signal()
 }
@@ -95,11 +107,12 @@ func (j *journal) flush(ctx context.Context) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
 	j.mu.Lock()
-	events, boxes, dropped := j.events, j.boxes, j.dropped
-	j.events, j.boxes, j.dropped = nil, map[*box]struct{}{}, 0
+	events, boxes, dropped, lines := j.events, j.boxes, j.dropped, j.lines
+	j.events, j.boxes, j.dropped, j.lines = nil, map[*box]struct{}{}, 0, nil
 	j.mu.Unlock()
+	logLines(j.logger, lines)
 	if dropped > 0 {
-		j.log.Error("events were dropped because they could not be written", "count", dropped)
+		j.logger.Error("events were dropped because they could not be written", "count", dropped)
 	}
 	var errs []error
 	if len(events) > 0 {
@@ -116,7 +129,7 @@ func (j *journal) flush(ctx context.Context) error {
 	if err != nil {
 		j.signal()
 		if ctx.Err() == nil {
-			j.log.Error("writing events and states; trying again soon", "error", err)
+			j.logger.Error("writing events and states; trying again soon", "error", err)
 		}
 	}
 	return err
@@ -152,7 +165,7 @@ func (j *journal) write(ctx context.Context, events []Event) error {
 		return err
 	}
 	if len(events) == 1 {
-		j.log.Error("the store refuses an event", "sandbox", events[0].Sandbox, "type", events[0].Type, "error", err)
+		j.logger.Error("the store refuses an event", "sandbox", events[0].Sandbox, "type", events[0].Type, "error", err)
 		return nil
 	}
 	half := len(events) / 2

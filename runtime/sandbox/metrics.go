@@ -13,6 +13,7 @@ type metrics struct {
 	wakeSeconds  *prometheus.HistogramVec
 	wakeFailures prometheus.Counter
 	engineErrors *prometheus.CounterVec
+	events       *prometheus.CounterVec
 }
 
 // A warm wake takes about 0.1 ms, a cold one 50 ms and more.
@@ -41,6 +42,9 @@ func newMetrics() *metrics {
 		engineErrors: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "doze_engine_errors_total", Help: "Errors of the container engine by operation.",
 		}, []string{"operation"}),
+		events: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_sandbox_events_total", Help: "Changes in the life of sandboxes by type.",
+		}, []string{"type"}),
 	}
 }
 
@@ -55,6 +59,7 @@ func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
 	m.metrics.wakeSeconds.Describe(ch)
 	m.metrics.wakeFailures.Describe(ch)
 	m.metrics.engineErrors.Describe(ch)
+	m.metrics.events.Describe(ch)
 	ch <- sandboxesDesc
 	ch <- cpuDesc
 	ch <- memoryDesc
@@ -70,6 +75,7 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.metrics.wakeSeconds.Collect(ch)
 	m.metrics.wakeFailures.Collect(ch)
 	m.metrics.engineErrors.Collect(ch)
+	m.metrics.events.Collect(ch)
 	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0}
 	var leases int64
 	var live []*box

@@ -5,12 +5,15 @@
 package sandboxtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -28,7 +31,27 @@ type Node struct {
 	Roots   func() ([]byte, error) // of the next Manager
 	// Restored says that the next Manager's store is an older copy.
 	Restored bool
+	Log      *Log
 	config   sandbox.Config
+}
+
+// Log is what Managers logged, as JSON.
+type Log struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (l *Log) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *Log) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
 }
 
 // New returns a started Manager that is closed with the test.
@@ -52,7 +75,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), config: cfg}
+	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg}
 	n.Restart(t)
 	t.Cleanup(func() {
 		if err := n.Manager.Close(context.Background()); err != nil {
@@ -77,7 +100,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
 	deps := sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Restored: n.Restored, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		PublicRoots: n.Roots, Restored: n.Restored, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
 	}
 	if n.Uplink != nil {
 		n.Uplink.Restart()

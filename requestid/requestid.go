@@ -1,0 +1,41 @@
+// Package requestid names requests, so that a client's error can be found in the
+// node's log.
+package requestid
+
+import (
+	"crypto/rand"
+	"net/http"
+)
+
+// Header has the id of a request, in requests and in responses.
+const Header = "X-Request-Id"
+
+const (
+	maxLength = 64
+	// length of an id that the node chooses: 80 random bits, which nobody reads
+	// aloud wrongly.
+	length = 16
+)
+
+// Of returns the id that the client chose, or a new one if it chose none or one that
+// is not 1 to 64 letters, digits, hyphens, underscores and dots.
+func Of(r *http.Request) string {
+	if values := r.Header[Header]; len(values) == 1 && valid(values[0]) {
+		return values[0]
+	}
+	return rand.Text()[:length]
+}
+
+func valid(id string) bool {
+	if id == "" || len(id) > maxLength {
+		return false
+	}
+	for i := range len(id) {
+		switch c := id[i]; {
+		case c >= 'a' && c <= 'z', c >= 'A' && c <= 'Z', c >= '0' && c <= '9', c == '-', c == '_', c == '.':
+		default:
+			return false
+		}
+	}
+	return true
+}

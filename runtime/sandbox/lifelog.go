@@ -1,0 +1,80 @@
+package sandbox
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+
+	"golang.org/x/time/rate"
+)
+
+// lifeMessages are the lines in the node's log, by the event that they are about.
+var lifeMessages = map[EventType]string{
+	EventCreated:    "sandbox created",
+	EventWoke:       "sandbox woke",
+	EventSlept:      "sandbox slept",
+	EventStopped:    "sandbox stopped",
+	EventDestroyed:  "sandbox destroyed",
+	EventWakeFailed: "sandbox failed to wake",
+}
+
+// Visitors cause wakes, and wakes that fail: each sandbox has lifeBurst lines at once,
+// and one a second after that.
+const (
+	lifeBurst     = 60
+	lifePerSecond = 1
+)
+
+// lifeLimit bounds the lines of one sandbox.
+type lifeLimit struct {
+	limiter    *rate.Limiter
+	suppressed atomic.Uint64 // since the last line
+}
+
+func newLifeLimit() *lifeLimit {
+	return &lifeLimit{limiter: rate.NewLimiter(lifePerSecond, lifeBurst)}
+}
+
+// lifeLine returns the line about an event of b, if it has one.
+func (b *box) lifeLine(ev Event) (slog.Record, bool) {
+	message, ok := lifeMessages[ev.Type]
+	if !ok {
+		return slog.Record{}, false
+	}
+	b.m.metrics.events.WithLabelValues(string(ev.Type)).Inc()
+	if !b.lines.limiter.Allow() {
+		b.lines.suppressed.Add(1)
+		return slog.Record{}, false
+	}
+	level := slog.LevelInfo
+	if ev.Type == EventWakeFailed {
+		level = slog.LevelWarn
+	}
+	sb := b.view.Load()
+	line := slog.NewRecord(ev.At, level, message, 0)
+	line.AddAttrs(slog.String("sandbox", string(b.id)), slog.String("name", sb.Name), slog.String("owner", sb.Owner))
+	for _, attr := range []slog.Attr{
+		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", ev.Reason),
+	} {
+		if attr.Value.String() != "" {
+			line.AddAttrs(attr)
+		}
+	}
+	if ev.TookMS != 0 {
+		line.AddAttrs(slog.Float64("duration_ms", ev.TookMS))
+	}
+	if n := b.lines.suppressed.Swap(0); n > 0 {
+		line.AddAttrs(slog.Uint64("suppressed", n))
+	}
+	return line, true
+}
+
+// logLines writes lines to the node's log.
+func logLines(log *slog.Logger, lines []slog.Record) {
+	ctx := context.Background()
+	for _, line := range lines {
+		if log.Enabled(ctx, line.Level) {
+			_ = log.Handler().Handle(ctx, line) // a log that fails has nowhere to report it
+		}
+	}
+}
