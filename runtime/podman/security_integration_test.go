@@ -251,6 +251,60 @@ for pid in children:
     os.waitpid(pid, 0)
 `
 
+// The kernel counts keyrings by user, and the sandboxes' users are the same.
+func TestNoSandboxUsesUpTheKeyringsOfAnother(t *testing.T) {
+	n := open(t)
+	greedy := n.boot(t, baseImage)
+	before := keyrings(t)
+	if out := greedy.must("python3 -c '" + makeKeyrings + "'"); out != "38 38 38" { // ENOSYS
+		t.Errorf("add_key, request_key and keyctl: errno %q, want 38 each", out)
+	}
+	if after := keyrings(t); after > before+100 { // other sandboxes may have started meanwhile
+		t.Errorf("the users of sandboxes have %d keys, %d before", after, before)
+	}
+	n.boot(t, baseImage).must("true")
+}
+
+// makeKeyrings makes keyrings until it is refused, by each system call, and prints the
+// errors.
+const makeKeyrings = `
+import ctypes, platform
+libc = ctypes.CDLL(None, use_errno=True)
+first = {"x86_64": 248, "aarch64": 217}[platform.machine()] # add_key, request_key, keyctl
+def refused(call):
+    for n in range(30000):
+        ctypes.set_errno(0)
+        if call(n) < 0:
+            return str(ctypes.get_errno())
+    return "none"
+ring, mine = b"keyring", ctypes.c_int(-2)
+print(refused(lambda n: libc.syscall(first, ring, b"%d" % n, None, 0, mine)),
+      refused(lambda n: libc.syscall(first + 1, ring, b"%d" % n, None, mine)),
+      refused(lambda n: libc.syscall(first + 2, 1, b"%d" % n)))
+`
+
+// keyrings counts the keys of the node user's sub-ids.
+func keyrings(t *testing.T) (total int) {
+	t.Helper()
+	text, err := os.ReadFile("/proc/key-users")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line) // UID: usage nkeys/nikeys qnkeys/maxkeys qnbytes/maxbytes
+		if len(fields) < 4 {
+			t.Fatalf("unknown line %q", line)
+		}
+		count, _, _ := strings.Cut(fields[3], "/")
+		n, err := strconv.Atoi(count)
+		if err != nil {
+			t.Fatalf("unknown line %q", line)
+		}
+		total += n
+	}
+	return total
+}
+
 func TestAptPipNpmAndGitWorkAsRoot(t *testing.T) {
 	b := open(t).boot(t, baseImage)
 	for _, command := range []string{
