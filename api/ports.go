@@ -27,6 +27,7 @@ type ExposeBody struct {
 	Access    sandbox.Access        `json:"access,omitempty" enum:"token,public" default:"token" doc:"token: the URL has a secret; public: whoever knows the id"`
 	Wake      sandbox.WakeMode      `json:"wake,omitempty" enum:"any,navigation,never" default:"navigation" doc:"navigation: a request wakes a sandbox that is asleep, and only people who open a page and programs start one that is stopped, not a page that is open; any: every request does both; never: 410 while it does not run"`
 	Host      sandbox.HostMode      `json:"host,omitempty" enum:"auto,rewrite,preserve" default:"auto" doc:"preserve: the server sees the preview's own host; rewrite: it sees http://localhost:PORT; auto: the preview's own unless the server refuses it"`
+	Protocol  sandbox.Protocol      `json:"protocol,omitempty" enum:"auto,http1,h2c" default:"auto" doc:"h2c: the server speaks HTTP/2 without TLS, as gRPC does; http1: HTTP/1.1; auto: h2c for gRPC and for servers that answer HTTP/1.1 with HTTP/2"`
 	WebSocket sandbox.WebSocketMode `json:"websocket,omitempty" enum:"release,hold" default:"release" doc:"hold: an open WebSocket keeps the sandbox awake even when silent"`
 	Wait      Duration              `json:"wait,omitempty" doc:"Wait for so long, at most 5m, until somebody listens on the port. This wakes the sandbox"`
 }
@@ -84,6 +85,7 @@ func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) 
 		Access:    in.Body.Access,
 		Wake:      in.Body.Wake,
 		Host:      in.Body.Host,
+		Protocol:  in.Body.Protocol,
 		WebSocket: in.Body.WebSocket,
 	})
 	if err != nil {

@@ -14,12 +14,12 @@ func TestExposedPortKeepsItsURL(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("web")
 	p := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000})
-	if p.Port != 3000 || p.URL == "" || p.Access != sandbox.AccessToken || p.Wake != sandbox.WakeNavigation || p.Host != sandbox.HostAuto ||
+	if p.Port != 3000 || p.URL == "" || p.Access != sandbox.AccessToken || p.Wake != sandbox.WakeNavigation || p.Host != sandbox.HostAuto || p.Protocol != sandbox.ProtocolAuto ||
 		p.WebSocket != sandbox.WebSocketRelease || p.CreatedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}
-	again := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000, "wake": "never", "host": "preserve", "websocket": "hold"})
-	if again.URL != p.URL || again.Wake != sandbox.WakeNever || again.Host != sandbox.HostPreserve || again.WebSocket != sandbox.WebSocketHold {
+	again := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000, "wake": "never", "host": "preserve", "protocol": "h2c", "websocket": "hold"})
+	if again.URL != p.URL || again.Wake != sandbox.WakeNever || again.Host != sandbox.HostPreserve || again.Protocol != sandbox.ProtocolH2C || again.WebSocket != sandbox.WebSocketHold {
 		t.Errorf("got %+v", again)
 	}
 	must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 80, "access": "public"})

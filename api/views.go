@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"time"
@@ -84,6 +85,7 @@ type Port struct {
 	Access    sandbox.Access        `json:"access" enum:"token,public"`
 	Wake      sandbox.WakeMode      `json:"wake" enum:"hold,refuse"`
 	Host      sandbox.HostMode      `json:"host" enum:"auto,rewrite,preserve"`
+	Protocol  sandbox.Protocol      `json:"protocol" enum:"auto,http1,h2c"`
 	WebSocket sandbox.WebSocketMode `json:"websocket" enum:"release,hold"`
 	CreatedAt time.Time             `json:"created_at"`
 }
@@ -144,6 +146,7 @@ func (a *API) portView(sb sandbox.Sandbox, p sandbox.Port) Port {
 		Access:    p.Access,
 		Wake:      p.Wake,
 		Host:      p.Host,
+		Protocol:  cmp.Or(p.Protocol, sandbox.ProtocolAuto),
 		WebSocket: p.WebSocket,
 		CreatedAt: p.CreatedAt,
 	}

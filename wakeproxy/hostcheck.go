@@ -19,8 +19,11 @@ type hostChecks struct {
 
 // hostCheck is what is known of one port of one run of a container.
 type hostCheck struct {
+	decided bool // a request has been accepted or refused under one of the names
 	rewrite bool
-	vain    int // requests that were refused under either name
+	vain    int  // requests that were refused under either name
+	probed  bool // whether it speaks HTTP/2 without TLS, which h2c says
+	h2c     bool
 }
 
 const (
@@ -32,11 +35,27 @@ const (
 	maxHostChecks = 16384
 )
 
-func (c *hostChecks) get(key gateKey) (check hostCheck, known bool) {
+// get returns what is known of a server, the zero value when nothing is.
+func (c *hostChecks) get(key gateKey) hostCheck {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	check, known = c.known[key]
-	return check, known
+	return c.known[key]
+}
+
+// noteH2C stores whether the server speaks HTTP/2 without TLS.
+func (c *hostChecks) noteH2C(key gateKey, h2c bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	check := c.known[key]
+	check.probed, check.h2c = true, h2c
+	c.putLocked(key, check)
+}
+
+func (c *hostChecks) putLocked(key gateKey, check hostCheck) {
+	if _, known := c.known[key]; !known && len(c.known) >= maxHostChecks {
+		clear(c.known)
+	}
+	c.known[key] = check
 }
 
 // note stores the result of a request. first reports whether the server has just
@@ -44,16 +63,14 @@ func (c *hostChecks) get(key gateKey) (check hostCheck, known bool) {
 func (c *hostChecks) note(key gateKey, accepted, rewrite bool) (first bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	check, known := c.known[key]
-	if !known && len(c.known) >= maxHostChecks {
-		clear(c.known)
-	}
+	check := c.known[key]
+	check.decided = true
 	first = accepted && rewrite && !check.rewrite
 	check.rewrite = check.rewrite || first
 	if !accepted {
 		check.vain++
 	}
-	c.known[key] = check
+	c.putLocked(key, check)
 	return first
 }
 
@@ -62,11 +79,11 @@ func (c *hostChecks) note(key gateKey, accepted, rewrite bool) (first bool) {
 // follows goes where the first accepted one went.
 func (x *exchange) roundTripAuto(req *http.Request, bodyless bool) (*http.Response, error) {
 	key := x.gateKey()
-	check, known := x.proxy.hosts.get(key)
+	check := x.proxy.hosts.get(key)
 	twice := bodyless && repeatable(req) && !check.rewrite && check.vain < maxVainHostChecks
 	// Hardly a server refuses localhost, so a request that cannot be sent twice
 	// goes there until it is known that the preview's own host is accepted.
-	x.names.rewrite = check.rewrite || !known && !twice
+	x.names.rewrite = check.rewrite || !check.decided && !twice
 	res, err := x.attempt(req, bodyless)
 	if !twice || req.Context().Err() != nil {
 		return res, err

@@ -87,6 +87,10 @@ var (
 		Status: http.StatusBadGateway, Code: "response_invalid", Title: "The server's response is not valid HTTP",
 		Detail: "The server in the sandbox sent a status that HTTP does not allow here.",
 	}
+	protocolMismatch = problem{
+		Status: http.StatusBadGateway, Code: "protocol_mismatch", Title: "The server speaks HTTP/2 only",
+		Detail: "It was asked in HTTP/1.1. Expose the port with protocol h2c, or try again if it has protocol auto.",
+	}
 	bodyTooLarge = problem{
 		Status: http.StatusRequestEntityTooLarge, Code: "body_too_large", Title: "The body is too large",
 		Detail: "This node does not take bodies of that size.",
@@ -144,6 +148,8 @@ func problemOf(err error) problem {
 		return portNotReady
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return portNotListening
+	case errors.Is(err, errHTTP2):
+		return protocolMismatch
 	case errors.Is(err, errResponseInvalid):
 		return responseInvalid
 	case errors.As(err, &tooLarge):

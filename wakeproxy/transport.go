@@ -89,15 +89,27 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // attempt sends the request under one of the server's names, and once more if
-// its connection is lost.
+// its connection is lost, or if the server speaks HTTP/2 only.
 func (x *exchange) attempt(req *http.Request, bodyless bool) (*http.Response, error) {
-	res, err := x.send(x.proxy.pool, req, bodyless)
+	h2c := x.speaksH2C(req)
+	first, again := x.proxy.pool, x.proxy.unpooled
+	if h2c {
+		first, again = x.proxy.h2c, x.proxy.h2c
+	}
+	res, err := x.send(first, req, bodyless)
+	known := h2c || isReused(err)
 	if err != nil && bodyless && isLost(err) {
 		if err = x.beforeRetry(req.Context(), err); err == nil {
-			res, err = x.send(x.proxy.unpooled, req, bodyless)
+			res, err = x.send(again, req, bodyless)
 		}
 	}
-	return res, err
+	if err == nil || known || !x.foundH2C(req.Context(), err) {
+		return res, err
+	}
+	if x.port.Protocol == sandbox.ProtocolHTTP1 || !bodyless || !repeatable(req) {
+		return nil, fmt.Errorf("%w: %w", errHTTP2, err)
+	}
+	return x.send(x.proxy.h2c, req, bodyless)
 }
 
 // errResponseInvalid: the server's status cannot be passed on.
@@ -143,10 +155,11 @@ func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) 
 	out.URL = &target
 	out.Header = req.Header.Clone()
 	out.Host = names.toServer(out.Header)
-	if bodyless {
-		dontRepeat(out)
-	} else {
+	switch {
+	case !bodyless:
 		out.Body = &requestBody{ReadCloser: req.Body, x: x, ctx: req.Context()}
+	case over != x.proxy.h2c:
+		dontRepeat(out)
 	}
 	res, err := over.RoundTrip(out)
 	if err != nil && !answered.Load() {
@@ -226,6 +239,12 @@ type beforeAnswerError struct {
 }
 
 func (e *beforeAnswerError) Unwrap() error { return e.error }
+
+// isReused reports whether the connection had served before it was lost.
+func isReused(err error) bool {
+	var before *beforeAnswerError
+	return errors.As(err, &before) && before.reused
+}
 
 // isLost reports whether the connection was refused or lost before the first
 // byte of an answer.

@@ -90,6 +90,7 @@ type Proxy struct {
 	sandboxes Sandboxes
 	pool      *http.Transport
 	unpooled  *http.Transport // for retries: keeps no connection, so uses no kept one
+	h2c       *http.Transport // HTTP/2 without TLS
 	gates     gates
 	hosts     hostChecks
 	counts    counts
@@ -137,10 +138,14 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 	}
 	unpooled := pool.Clone()
 	unpooled.DisableKeepAlives = true
+	h2c := pool.Clone()
+	h2c.Protocols = new(http.Protocols)
+	h2c.Protocols.SetUnencryptedHTTP2(true)
 	return &Proxy{
 		sandboxes: sandboxes,
 		pool:      pool,
 		unpooled:  unpooled,
+		h2c:       h2c,
 		gates:     gates{open: map[gateKey]*gate{}},
 		hosts:     hostChecks{known: map[gateKey]hostCheck{}},
 		counts:    counts{perSandbox: map[sandbox.ID]int{}},
@@ -157,4 +162,5 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 func (p *Proxy) Close() {
 	p.close()
 	p.pool.CloseIdleConnections()
+	p.h2c.CloseIdleConnections()
 }

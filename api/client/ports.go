@@ -12,6 +12,7 @@ type ExposeRequest struct {
 	Access    string   `json:"access,omitempty"`    // token, public
 	Wake      string   `json:"wake,omitempty"`      // hold, refuse
 	Host      string   `json:"host,omitempty"`      // auto, rewrite, preserve
+	Protocol  string   `json:"protocol,omitempty"`  // auto, http1, h2c
 	WebSocket string   `json:"websocket,omitempty"` // release, hold
 	Wait      Duration `json:"wait,omitzero"`       // for somebody to listen; wakes the sandbox
 }

@@ -74,6 +74,7 @@ type Port struct {
 	Access    string    `json:"access"`
 	Wake      string    `json:"wake"`
 	Host      string    `json:"host"`
+	Protocol  string    `json:"protocol"`
 	WebSocket string    `json:"websocket"`
 	CreatedAt time.Time `json:"created_at"`
 }

@@ -469,12 +469,12 @@ func TestPreviews(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	r.refused("doze expose a PORT", "open", "a")
-	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "never", "--host", "preserve", "--websocket", "hold")
+	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "never", "--host", "preserve", "--protocol", "h2c", "--websocket", "hold")
 	if !regexp.MustCompile(`^https://\S+\n$`).MatchString(out) {
 		t.Errorf("expose printed %q", out)
 	}
 	port := decodeJSON[client.Port](t, r.ok("open", "a", "--json"))
-	if port.Access != "public" || port.Wake != "never" || port.Host != "preserve" || port.WebSocket != "hold" {
+	if port.Access != "public" || port.Wake != "never" || port.Host != "preserve" || port.Protocol != "h2c" || port.WebSocket != "hold" {
 		t.Errorf("got %+v", port)
 	}
 	if got := r.ok("open", "a"); got != out {

@@ -122,7 +122,7 @@ func (a *app) printSandbox(sb client.Sandbox) error {
 		t.row("env", key+"="+sb.Env[key])
 	}
 	for _, p := range sb.Ports {
-		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.Host, p.WebSocket))
+		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host %s, protocol %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.Host, p.Protocol, p.WebSocket))
 	}
 	for _, p := range sb.Processes {
 		t.row("process", fmt.Sprintf("%s  %s  %s  %s", p.ID, p.Name, processState(p), commandLine(p.Command, p.Argv)))

@@ -82,6 +82,7 @@ func (p *Port) fill() error {
 	p.Access = cmp.Or(p.Access, AccessToken)
 	p.Wake = cmp.Or(p.Wake, WakeNavigation)
 	p.Host = cmp.Or(p.Host, HostAuto)
+	p.Protocol = cmp.Or(p.Protocol, ProtocolAuto)
 	p.WebSocket = cmp.Or(p.WebSocket, WebSocketRelease)
 	for _, c := range []struct {
 		field, value string
@@ -90,6 +91,7 @@ func (p *Port) fill() error {
 		{"access", string(p.Access), []string{string(AccessToken), string(AccessPublic)}},
 		{"wake", string(p.Wake), []string{string(WakeAny), string(WakeNavigation), string(WakeNever)}},
 		{"host", string(p.Host), []string{string(HostAuto), string(HostRewrite), string(HostPreserve)}},
+		{"protocol", string(p.Protocol), []string{string(ProtocolAuto), string(ProtocolHTTP1), string(ProtocolH2C)}},
 		{"websocket", string(p.WebSocket), []string{string(WebSocketRelease), string(WebSocketHold)}},
 	} {
 		if !slices.Contains(c.modes, c.value) {

@@ -12,7 +12,7 @@ func TestExposeKeepsItsToken(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	first, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000})
-	if err != nil || len(first.Token) < 16 || first.Wake != sandbox.WakeNavigation || first.Host != sandbox.HostAuto {
+	if err != nil || len(first.Token) < 16 || first.Wake != sandbox.WakeNavigation || first.Host != sandbox.HostAuto || first.Protocol != sandbox.ProtocolAuto {
 		t.Fatalf("%+v, error %v", first, err)
 	}
 	second, err := m.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000, Wake: sandbox.WakeNever})
@@ -24,7 +24,7 @@ func TestExposeKeepsItsToken(t *testing.T) {
 		t.Fatalf("%+v, error %v", public, err)
 	}
 	var invalid *sandbox.InvalidError
-	for _, bad := range []sandbox.Port{{Port: 0}, {Port: 1, Access: "x"}, {Port: 1, Wake: "x"}, {Port: 1, Host: "x"}, {Port: 1, WebSocket: "x"}} {
+	for _, bad := range []sandbox.Port{{Port: 0}, {Port: 1, Access: "x"}, {Port: 1, Wake: "x"}, {Port: 1, Host: "x"}, {Port: 1, Protocol: "x"}, {Port: 1, WebSocket: "x"}} {
 		if _, err := m.Expose(t.Context(), sb.ID, bad); !errors.As(err, &invalid) {
 			t.Errorf("%+v: %v", bad, err)
 		}

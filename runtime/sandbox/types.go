@@ -124,6 +124,15 @@ const (
 	HostPreserve HostMode = "preserve" // the preview's own
 )
 
+// Protocol says which HTTP the server in the sandbox speaks.
+type Protocol string
+
+const (
+	ProtocolAuto  Protocol = "auto"  // h2c for gRPC and for servers that answer HTTP/1.1 with HTTP/2; the default
+	ProtocolHTTP1 Protocol = "http1" // HTTP/1.1
+	ProtocolH2C   Protocol = "h2c"   // HTTP/2 without TLS, with prior knowledge
+)
+
 // WebSocketMode says whether a silent upgraded connection keeps its sandbox awake.
 type WebSocketMode string
 
@@ -140,6 +149,7 @@ type Port struct {
 	Token     string        `json:"token,omitempty"` // empty when public
 	Wake      WakeMode      `json:"wake"`
 	Host      HostMode      `json:"host"`
+	Protocol  Protocol      `json:"protocol,omitempty"` // empty in records of before: auto
 	WebSocket WebSocketMode `json:"websocket"`
 	CreatedAt time.Time     `json:"created_at"`
 }

@@ -1,0 +1,216 @@
+package caddymodule
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/net/http2"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/test/egress/rpc"
+)
+
+// grpcServer serves package rpc's service in a sandbox and returns a client of
+// its preview.
+func (s *site) grpcServer(protocol sandbox.Protocol) (sandbox.Sandbox, *grpc.ClientConn) {
+	s.t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	server.RegisterService(&rpc.Service, nil)
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(ln) }()
+	s.t.Cleanup(func() {
+		server.Stop()
+		if err := <-served; err != nil {
+			s.t.Error(err)
+		}
+	})
+	sb, address := s.sandboxAt(sandbox.Port{Port: uint16(ln.Addr().(*net.TCPAddr).Port), Protocol: protocol})
+	preview, err := url.Parse(address)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	client, err := grpc.NewClient("passthrough:///"+preview.Host,
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{InsecureSkipVerify: true})), // the CA is the test's own
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)))
+		}))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { client.Close() })
+	return sb, client
+}
+
+func TestGRPCThroughAPreview(t *testing.T) {
+	s := newSite(t)
+	for _, protocol := range []sandbox.Protocol{sandbox.ProtocolAuto, sandbox.ProtocolH2C} {
+		sb, client := s.grpcServer(protocol)
+		t.Run(string(protocol), func(t *testing.T) {
+			callAll(t, client)
+			eventually(t, "it sleeps", func() bool { _, err := s.Manager.Sleep(t.Context(), sb.ID); return err == nil })
+			callAll(t, client)
+			eventually(t, "it stops", func() bool { _, err := s.Manager.Stop(t.Context(), sb.ID); return err == nil })
+			callAll(t, client)
+			if got := s.get(sb.ID).State; got != sandbox.StateRunning {
+				t.Errorf("after its calls it is %s", got)
+			}
+		})
+	}
+}
+
+// callAll makes a call of each kind.
+func callAll(t *testing.T, client *grpc.ClientConn) {
+	t.Helper()
+	var trailer metadata.MD
+	ended := func(what string) {
+		t.Helper()
+		if got := trailer.Get(rpc.Trailer); len(got) != 1 || got[0] != rpc.TrailerValue {
+			t.Errorf("%s: trailers %v", what, trailer)
+		}
+	}
+
+	text := new(wrapperspb.StringValue)
+	if err := client.Invoke(t.Context(), rpc.Echo, wrapperspb.String("hello"), text, grpc.Trailer(&trailer)); err != nil || text.Value != "hello" {
+		t.Fatalf("unary: %q, %v", text.Value, err)
+	}
+	ended("unary")
+	err := client.Invoke(t.Context(), rpc.Echo, wrapperspb.String("fail"), text, grpc.Trailer(&trailer))
+	if got := status.Convert(err); got.Code() != rpc.Failure.Code() || got.Message() != rpc.Failure.Message() {
+		t.Errorf("a failure: %v", err)
+	}
+	ended("a failure")
+
+	count, err := client.NewStream(t.Context(), rpc.CountStream, rpc.Count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const last = 1000
+	if err := errors.Join(count.SendMsg(wrapperspb.String(strconv.Itoa(last))), count.CloseSend()); err != nil {
+		t.Fatal(err)
+	}
+	for i := 1; i <= last; i++ {
+		if err := count.RecvMsg(text); err != nil || text.Value != strconv.Itoa(i) {
+			t.Fatalf("message %d of a server's stream: %q, %v", i, text.Value, err)
+		}
+	}
+	if err := count.RecvMsg(text); err != io.EOF {
+		t.Errorf("the end of a server's stream: %v", err)
+	}
+	trailer = count.Trailer()
+	ended("a server's stream")
+
+	chat, err := client.NewStream(t.Context(), rpc.ChatStream, rpc.Chat)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, word := range []string{"one", "two", strings.Repeat("long", 1<<15)} {
+		if err := chat.SendMsg(wrapperspb.String(word)); err != nil {
+			t.Fatal(err)
+		}
+		if err := chat.RecvMsg(text); err != nil || text.Value != word {
+			t.Fatalf("both streams: %d bytes came back, %v", len(text.Value), err)
+		}
+	}
+	if err := chat.CloseSend(); err != nil {
+		t.Fatal(err)
+	}
+	if err := chat.RecvMsg(text); err != io.EOF {
+		t.Errorf("the end of both streams: %v", err)
+	}
+	trailer = chat.Trailer()
+	ended("both streams")
+}
+
+func TestGRPCToAServerThatDoesNotListenIsUnavailable(t *testing.T) {
+	s := newSite(t)
+	sb, client := s.grpcServer(sandbox.ProtocolAuto)
+	if err := s.Manager.Unexpose(t.Context(), sb.ID, sb.Ports[0].Port); err != nil {
+		t.Fatal(err)
+	}
+	err := client.Invoke(t.Context(), rpc.Echo, wrapperspb.String("hello"), new(wrapperspb.StringValue))
+	if code := status.Code(err); code != codes.Unimplemented { // gRPC's word for 404
+		t.Errorf("a preview that does not exist: %v", err)
+	}
+}
+
+// h2cOnly is a server that speaks HTTP/2 without TLS and nothing else.
+func h2cOnly(t *testing.T) uint16 {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Trailer", "End")
+		io.WriteString(w, r.Proto+" "+string(body))
+		w.Header().Set("End", "reached")
+	})
+	t.Cleanup(func() { ln.Close() })
+	go func() { // ends with the listener
+		for {
+			conn, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			// It sends its SETTINGS before it reads anything.
+			go new(http2.Server).ServeConn(conn, &http2.ServeConnOpts{Handler: handler})
+		}
+	}()
+	return uint16(ln.Addr().(*net.TCPAddr).Port)
+}
+
+func TestServersOfHTTP2WithoutTLS(t *testing.T) {
+	s := newSite(t)
+	send := func(address, method, body string) (int, string, http.Header) {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), method, address, strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		res := s.do(s.client(true), req)
+		return res.StatusCode, text(t, res), res.Trailer
+	}
+	for _, protocol := range []sandbox.Protocol{sandbox.ProtocolAuto, sandbox.ProtocolH2C} {
+		_, address := s.sandboxAt(sandbox.Port{Port: h2cOnly(t), Protocol: protocol})
+		for _, method := range []string{"GET", "POST"} {
+			if status, got, trailer := send(address, method, strings.Repeat("x", len(method)-3)); status != 200 || got != "HTTP/2.0 "+strings.Repeat("x", len(method)-3) || trailer.Get("End") != "reached" {
+				t.Errorf("%s %s: %d %q, trailers %v", protocol, method, status, got, trailer)
+			}
+		}
+	}
+	_, address := s.sandboxAt(sandbox.Port{Port: h2cOnly(t), Protocol: sandbox.ProtocolAuto})
+	if status, got, _ := send(address, "POST", "first"); status != 502 || !strings.Contains(got, "protocol_mismatch") {
+		t.Errorf("a POST that comes first: %d %q", status, got)
+	}
+	if status, got, _ := send(address, "POST", "second"); status != 200 || got != "HTTP/2.0 second" {
+		t.Errorf("the second POST: %d %q", status, got)
+	}
+	_, address = s.sandboxAt(sandbox.Port{Port: h2cOnly(t), Protocol: sandbox.ProtocolHTTP1})
+	for range 2 {
+		if status, got, _ := send(address, "GET", ""); status != 502 || !strings.Contains(got, "protocol_mismatch") {
+			t.Errorf("with protocol http1: %d %q", status, got)
+		}
+	}
+}

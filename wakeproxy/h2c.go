@@ -1,0 +1,98 @@
+package wakeproxy
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// probeTimeout bounds the question whether a server speaks HTTP/2. One that does
+// sends its SETTINGS at once (RFC 9113, section 3.4).
+const probeTimeout = 2 * time.Second
+
+// errHTTP2: the server speaks HTTP/2 without TLS, and was asked in HTTP/1.1.
+var errHTTP2 = errors.New("the server speaks HTTP/2")
+
+// speaksH2C decides by what is known before the request is sent.
+func (x *exchange) speaksH2C(req *http.Request) bool {
+	switch x.port.Protocol {
+	case sandbox.ProtocolHTTP1:
+		return false
+	case sandbox.ProtocolH2C:
+		return true
+	}
+	if x.proxy.hosts.get(x.gateKey()).h2c {
+		return true
+	}
+	kind := req.Header.Get("Content-Type")
+	return req.ProtoMajor == 2 && strings.HasPrefix(kind, "application/grpc") && !strings.HasPrefix(kind, "application/grpc-web")
+}
+
+// foundH2C reports whether the server, which failed a request of HTTP/1.1 with err,
+// speaks HTTP/2 instead. Such a server answers with a frame or just hangs up; which
+// of the two arrives is a race, so it is asked in HTTP/2, once for each run of the
+// container.
+func (x *exchange) foundH2C(ctx context.Context, err error) bool {
+	if ctx.Err() != nil || !maybeHTTP2(err) {
+		return false
+	}
+	key := x.gateKey()
+	if check := x.proxy.hosts.get(key); check.probed {
+		return check.h2c
+	}
+	h2c := x.probeH2C(ctx)
+	x.proxy.hosts.noteH2C(key, h2c)
+	return h2c
+}
+
+// maybeHTTP2 reports whether err may be what a server of HTTP/2 does to a new
+// connection of HTTP/1.1.
+func maybeHTTP2(err error) bool {
+	if strings.Contains(err.Error(), "malformed HTTP") {
+		return true
+	}
+	// ErrClosed: net/http closed the connection because of what it read, while it was
+	// writing the body.
+	for _, hungUp := range []error{syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
+		if errors.Is(err, hungUp) {
+			return true
+		}
+	}
+	return false
+}
+
+// probeH2C begins a connection of HTTP/2 with prior knowledge (RFC 9113, section
+// 3.3) and reports whether the server does the same.
+func (x *exchange) probeH2C(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := dialSandbox(ctx, "", "")
+	if err != nil {
+		return false
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
+	defer stop()
+	if _, err := conn.Write([]byte(http2.ClientPreface)); err != nil {
+		return false
+	}
+	framer := http2.NewFramer(conn, conn)
+	if err := framer.WriteSettings(); err != nil {
+		return false
+	}
+	frame, err := framer.ReadFrame() // at most 16 MiB, the framer's limit; SETTINGS are some bytes
+	if err != nil {
+		return false
+	}
+	_, ok := frame.(*http2.SettingsFrame)
+	return ok
+}
