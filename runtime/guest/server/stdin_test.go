@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -215,7 +216,21 @@ func TestEndOfTheServerEndsAnExecWithStreamedInput(t *testing.T) {
 
 // A process that inherited the input and never reads it keeps nobody waiting.
 func TestUnreadStdinOfABackgroundProcessDoesNotKeepAnExec(t *testing.T) {
-	s := execStreamed(t, start(t, nil), "sh", "-c", "read line; sleep 1000 & exit 5")
+	pidFile := filepath.Join(t.TempDir(), "pid")
+	t.Cleanup(func() {
+		text, err := os.ReadFile(pidFile)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Error(err)
+		}
+	})
+	s := execStreamed(t, start(t, nil), "sh", "-c", `read line; sleep 1000 & echo $! >"$0"; exit 5`, pidFile)
 	s.write("go\n" + strings.Repeat("x", guest.StdinWindow-3))
 	if r := s.complete(); r.ExitCode != 5 {
 		t.Fatalf("result %+v", r)
