@@ -190,7 +190,7 @@ func TestReadsWakeNothing(t *testing.T) {
 		known := len(b.events("woke"))
 		for _, path := range []string{
 			"/sandbox", "/sandbox/" + b.id, "/sandbox/" + b.id + "/ports", "/sandbox/" + b.id + "/processes",
-			fmt.Sprintf("/sandbox/%s/process/%d", b.id, b.web.PID), "/sandbox/" + b.id + "/events", "/node",
+			"/sandbox/" + b.id + "/process/" + b.web.ID, "/sandbox/" + b.id + "/events", "/events", "/node",
 		} {
 			if status, text := n.do(t, "GET", path, "", nil); status != http.StatusOK {
 				t.Errorf("GET %s: %d %s", path, status, text)
