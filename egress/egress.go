@@ -88,6 +88,8 @@ type Config struct {
 	// Settings to begin with.
 	Settings Settings
 	Log      *slog.Logger
+	// PolicyCompiler is policy.Config.Compiler.
+	PolicyCompiler string
 }
 
 // Egress is the way out of all sandboxes of a node. It implements
@@ -216,6 +218,7 @@ func (e *Egress) openModules(ctx context.Context) error {
 	s := e.cfg.Settings
 	host, err := policy.NewHost(policy.Config{
 		CacheDir:    filepath.Join(e.cfg.Folder, "compiled"),
+		Compiler:    e.cfg.PolicyCompiler,
 		Documents:   e.cfg.Documents,
 		MemoryLimit: int(s.PolicyMemory),
 		TimeLimit:   s.PolicyTime,

@@ -10,6 +10,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"log/slog"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/dial"
+	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/stack/stacktest"
@@ -35,7 +37,23 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// compiler compiles policies for all tests.
+var compiler string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "doze-egress-")
+	if err == nil {
+		compiler, err = policytest.BuildCompiler(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		_ = os.RemoveAll(dir)
+		os.Exit(code)
+	}))
+}
 
 // patience bounds what a test waits for. It is no measure of speed.
 const patience = 60 * time.Second
@@ -74,6 +92,7 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	r.config = Config{
 		Folder: t.TempDir(), Documents: r.documents, Devices: &devices{t: t, networks: map[sandbox.ID]*attached{}},
 		Operator: operator, Settings: s.settings(), Log: slog.New(slog.NewTextHandler(r.log, nil)),
+		PolicyCompiler: compiler,
 	}
 	for _, c := range change {
 		c(&r.config)

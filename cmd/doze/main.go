@@ -117,4 +117,6 @@ type app struct {
 	caFile string
 
 	api *client.Client // made by node, once
+	// policies is how policies are compiled and run here; what is zero is as on a node.
+	policies runnerLimits
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"flag"
+	"fmt"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -16,6 +17,8 @@ import (
 
 	"github.com/doze-run/doze/api"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -28,7 +31,25 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
+}
+
+// compiling is how tests compile policies: each module once.
+var compiling policy.Config
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "doze-policies")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	compiling.CacheDir = filepath.Join(dir, "code")
+	if compiling.Compiler, err = policytest.BuildCompiler(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
 }
 
 const testToken = "a-token-for-tests"
@@ -99,7 +120,7 @@ func (r *rig) dozeWith(stdin string, args ...string) result {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	var out, errs bytes.Buffer
-	a := &app{in: strings.NewReader(stdin), out: &out, err: &errs, getenv: func(key string) string { return r.env[key] }}
+	a := &app{in: strings.NewReader(stdin), out: &out, err: &errs, getenv: func(key string) string { return r.env[key] }, policies: compiling}
 	code := a.run(ctx, args)
 	return result{out.String(), errs.String(), code}
 }

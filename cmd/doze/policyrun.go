@@ -28,7 +28,7 @@ import (
 func (a *app) policyTestCommand() *cobra.Command {
 	var config, memory string
 	var secrets []string
-	var limits policy.Config
+	limits := a.policies
 	cmd := &cobra.Command{
 		Use:   "test FILE | test MODULE REQUEST",
 		Short: "Run requests through policies, as the node does",

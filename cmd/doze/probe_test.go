@@ -12,7 +12,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/probe"
 )
 
@@ -25,7 +24,7 @@ func TestProbesOnTheNodesHost(t *testing.T) {
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building the probes: %v\n%s", err, out)
 	}
-	r, err := newRunner(policy.Config{})
+	r, err := newRunner(compiling)
 	if err != nil {
 		t.Fatal(err)
 	}

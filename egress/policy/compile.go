@@ -75,7 +75,7 @@ func (p *program) compileAndLoad(ctx context.Context, m *meter.Module, dir strin
 	if h.cache != nil { // a node's, which has more to do
 		l.nice = 10
 	}
-	if err := runCompiler(ctx, m.Binary, begun, l); err != nil {
+	if err := runCompiler(ctx, h.config.Compiler, m.Binary, begun, l); err != nil {
 		return err
 	}
 	if err := os.Rename(begun, dir); err != nil {

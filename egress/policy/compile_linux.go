@@ -2,6 +2,7 @@ package policy
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,8 +21,8 @@ import (
 // compilerName is what this program is called where it compiles a module.
 const compilerName = "doze-policy-compiler"
 
-// Every program that runs policies is its own compiler, so that both are of the
-// same version, and no file has to be found.
+// Every program that runs policies is its own compiler unless Config.Compiler names
+// another, so that both are of the same version, and no file has to be found.
 func init() {
 	if len(os.Args) == 6 && os.Args[0] == compilerName {
 		os.Exit(compilerMain(os.Args[1:], os.Stdin, os.Stderr))
@@ -33,7 +34,6 @@ const (
 	exitInvalid  = 1 // the module; the reason is on stderr
 	exitNoMemory = 2 // or a defect of the compiler
 	exitTooLong  = 3
-	exitRace     = 66 // of the race detector, which has no memory or has found something
 	exitFailed   = 70 // the compiler, for want of something else
 )
 
@@ -46,10 +46,10 @@ const patience = 20
 
 // runCompiler compiles a module into a folder, within limits, in a process of its own.
 // Errors: *compilerError, that of ctx, or what kept the process from running.
-func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error {
+func runCompiler(ctx context.Context, program string, binary []byte, dir string, l limits) error {
 	limited, cancel := context.WithTimeout(ctx, patience*time.Duration(l.seconds)*time.Second)
 	defer cancel()
-	c := exec.CommandContext(limited, "/proc/self/exe")
+	c := exec.CommandContext(limited, cmp.Or(program, "/proc/self/exe"))
 	c.Args = []string{compilerName, dir, fmt.Sprint(l.pages), fmt.Sprint(l.seconds), fmt.Sprint(l.bytes), fmt.Sprint(l.nice)}
 	// Nothing of the node's own environment, in which there are secrets.
 	c.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=" + strconv.Itoa(compileWorkers), "GOMEMLIMIT=" + fmt.Sprint(l.bytes*3/4)}
@@ -91,15 +91,12 @@ func killedTooLate(exit *exec.ExitError, seconds uint64) bool {
 // several ways, one of which is that no thread can be started; that may be the
 // node's fault, unless the compiler had much of what it may have.
 func noMemory(exit *exec.ExitError, output string, limit uint64) bool {
-	switch exit.ExitCode() {
-	case exitNoMemory:
-		usage, ok := exit.SysUsage().(*syscall.Rusage)
-		much := ok && uint64(usage.Maxrss)<<10 >= limit/4
-		return strings.Contains(output, "memory") || much && strings.Contains(output, "thread")
-	case exitRace:
-		return strings.Contains(output, "failed to allocate")
+	if exit.ExitCode() != exitNoMemory {
+		return false
 	}
-	return false
+	usage, ok := exit.SysUsage().(*syscall.Rusage)
+	much := ok && uint64(usage.Maxrss)<<10 >= limit/4
+	return strings.Contains(output, "memory") || much && strings.Contains(output, "thread")
 }
 
 // bounded keeps the beginning of what is written.
@@ -153,7 +150,7 @@ func limit(seconds, bytes uint64, nice int) error {
 	if err != nil {
 		return err
 	}
-	most := before + raceFactor*bytes
+	most := before + bytes
 	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: most, Max: most}); err != nil {
 		return err
 	}

@@ -5,7 +5,7 @@ package policy
 import "context"
 
 // runCompiler compiles a module into a folder. Nodes run on Linux; elsewhere policies
-// are tried by those who wrote them, without limits.
-func runCompiler(ctx context.Context, binary []byte, dir string, l limits) error {
+// are tried by those who wrote them, without limits, in this process.
+func runCompiler(ctx context.Context, _ string, binary []byte, dir string, l limits) error {
 	return compileInto(ctx, binary, dir, l.pages)
 }

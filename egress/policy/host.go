@@ -30,6 +30,9 @@ type Config struct {
 	// CacheLimit is how many bytes CacheDir may take. What was not used for the
 	// longest time is removed first.
 	CacheLimit int64
+	// Compiler is the program that compiles modules, one that has this package in it;
+	// empty: the running one.
+	Compiler string
 	// MaxModule is how many bytes a module may have.
 	MaxModule int
 	// CompileLimit is how much time of a processor it may take to compile one, in
@@ -69,7 +72,7 @@ func Defaults() Config {
 	return Config{
 		CacheLimit:     512 << 20, // machine code is 3 to 5 times its module: some 60 of Go
 		MaxModule:      16 << 20,
-		CompileLimit:   raceFactor * 30 * time.Second, // the largest of Go take 7 s, and 280 MiB
+		CompileLimit:   30 * time.Second, // the largest of Go take 7 s, and 280 MiB
 		CompileMemory:  1 << 30,
 		MemoryLimit:    16 << 20, // Go's runtime has 4 MiB after its start
 		TimeLimit:      50 * time.Millisecond,

@@ -9,16 +9,14 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/egress/policy/policytest"
 )
 
 func TestMain(m *testing.M) {
-	code := m.Run()
-	if built.dir != "" {
-		_ = os.RemoveAll(built.dir)
-	}
+	code := runTests(m)
 	if code == 0 {
 		if err := goleak.Find(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -28,11 +26,27 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// built are the guests of testdata, which are compiled once.
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "doze-policies")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	built.dir, built.modules = dir, map[string][]byte{}
+	if built.compiler, err = policytest.BuildCompiler(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// built is what tests share: the compiler, and the guests of testdata, each of which is
+// built once.
 var built struct {
 	sync.Mutex
-	dir     string
-	modules map[string][]byte
+	dir, compiler string
+	modules       map[string][]byte
 }
 
 // guest compiles testdata/name with the Go that runs the test.
@@ -42,13 +56,6 @@ func guest(t testing.TB, name string) []byte {
 	defer built.Unlock()
 	if m := built.modules[name]; m != nil {
 		return m
-	}
-	if built.dir == "" {
-		dir, err := os.MkdirTemp("", "doze-policies")
-		if err != nil {
-			t.Fatal(err)
-		}
-		built.dir, built.modules = dir, map[string][]byte{}
 	}
 	file := filepath.Join(built.dir, name+".wasm")
 	build := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file, "./testdata/"+name)
@@ -65,16 +72,11 @@ func guest(t testing.TB, name string) []byte {
 }
 
 // codeCache is shared by the tests of a run: compiling Go's modules takes long.
-func codeCache(t testing.TB) string {
-	t.Helper()
-	guest(t, "bearer")
-	return filepath.Join(built.dir, "code")
-}
+func codeCache() string { return filepath.Join(built.dir, "code") }
 
 func newHost(t testing.TB, change func(*Config)) *Host {
 	t.Helper()
-	// The race detector slows the compiler down, too.
-	config := Config{CacheDir: codeCache(t), CompileLimit: 10 * time.Minute}
+	config := Config{CacheDir: codeCache(), Compiler: built.compiler}
 	if change != nil {
 		change(&config)
 	}

@@ -1,7 +1,0 @@
-//go:build race
-
-package policy
-
-// raceFactor is how many times more memory and time a program takes with the race
-// detector, at most.
-const raceFactor = 8
