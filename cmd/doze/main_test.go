@@ -146,8 +146,10 @@ func (r *rig) refused(words string, args ...string) {
 
 // program is the command line as a process of its own, which the test's end or
 // too long a time kills.
-func (r *rig) program(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+func (r *rig) program(args ...string) *exec.Cmd { return r.programWithin(patience, args...) }
+
+func (r *rig) programWithin(limit time.Duration, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	r.t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), mainEnv+"=1", "GORACE=atexit_sleep_ms=0") // or -race has each wait for a second

@@ -21,15 +21,16 @@ func (a *app) policyCommand() *cobra.Command {
 		Short: "Write, try and push policies, which look at requests of sandboxes",
 		Long: `Write, try and push policies. A policy is a WebAssembly module that sees each
 request which a rule gives it, and changes it, refuses it or answers it. The commands
-new, build and test need no node.`,
+new, build and test need no node, and dev does without one.`,
 		Example: `  doze policy new github --template bearer
+  doze policy dev github
   doze policy build github
   doze policy test github/tests.json
   doze policy push github github/github.wasm`,
 		Args: wants(0, 0),
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(a.policyNewCommand(), a.policyBuildCommand(), a.policyTestCommand(),
+	cmd.AddCommand(a.policyNewCommand(), a.policyDevCommand(), a.policyBuildCommand(), a.policyTestCommand(),
 		a.pushPolicyCommand(), a.listPoliciesCommand(), a.policyLogsCommand(), a.removePolicyCommand())
 	return cmd
 }

@@ -110,7 +110,7 @@ func (a *app) testSuite(ctx context.Context, file string, secrets []string, limi
 	if a.json {
 		err = a.printJSON(map[string]any{"tests": results})
 	} else {
-		err = a.printResults(results)
+		err = printResults(a.out, results)
 	}
 	if err == nil && slices.ContainsFunc(results, func(r testResult) bool { return !r.OK }) {
 		return exitCode(exitFailed)

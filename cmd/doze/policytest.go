@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"path/filepath"
@@ -407,7 +408,7 @@ func (w *suiteWant) differences(o *outcome, secrets map[string]string) (list []s
 }
 
 // printResults prints a line for each test, and what does not hold.
-func (a *app) printResults(results []testResult) error {
+func printResults(w io.Writer, results []testResult) error {
 	failed := 0
 	for _, r := range results {
 		word := "ok  "
@@ -415,24 +416,24 @@ func (a *app) printResults(results []testResult) error {
 			word = "FAIL"
 			failed++
 		}
-		fmt.Fprintf(a.out, "%s  %s\n", word, clean(r.Name))
+		fmt.Fprintf(w, "%s  %s\n", word, clean(r.Name))
 		for _, f := range r.Failures {
-			fmt.Fprintf(a.out, "      %s\n", clean(f))
+			fmt.Fprintf(w, "      %s\n", clean(f))
 		}
 		if r.OK || r.Last == nil {
 			continue
 		}
 		for line := range strings.Lines(r.Last.Detail) {
-			fmt.Fprintf(a.out, "      %s\n", clean(strings.TrimRight(line, "\n")))
+			fmt.Fprintf(w, "      %s\n", clean(strings.TrimRight(line, "\n")))
 		}
 		for _, line := range r.Last.Log {
-			fmt.Fprintf(a.out, "      log: %s\n", clean(line))
+			fmt.Fprintf(w, "      log: %s\n", clean(line))
 		}
 	}
 	if failed > 0 {
-		_, err := fmt.Fprintf(a.out, "%d of %d tests failed\n", failed, len(results))
+		_, err := fmt.Fprintf(w, "%d of %d tests failed\n", failed, len(results))
 		return err
 	}
-	_, err := fmt.Fprintf(a.out, "%d of %d tests passed\n", len(results), len(results))
+	_, err := fmt.Fprintf(w, "%d of %d tests passed\n", len(results), len(results))
 	return err
 }
