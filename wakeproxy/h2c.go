@@ -57,8 +57,11 @@ func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 // maybeHTTP2 reports whether err may be what a server of HTTP/2 does to a new
 // connection of HTTP/1.1.
 func maybeHTTP2(err error) bool {
-	if strings.Contains(err.Error(), "malformed HTTP") {
-		return true
+	// The second is how net/http closes a connection that was answered before it was asked.
+	for _, text := range []string{"malformed HTTP", "readLoopPeekFailLocked"} {
+		if strings.Contains(err.Error(), text) {
+			return true
+		}
 	}
 	// ErrClosed: net/http closed the connection because of what it read, while it was
 	// writing the body.
