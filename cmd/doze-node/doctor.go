@@ -29,7 +29,8 @@ func (a *app) doctorCommand() *cobra.Command {
 		Use:   "doctor",
 		Short: "Check whether a node can run on this machine",
 		Long: `Check whether a node can run on this machine as this user, and print what to do
-about each thing that is amiss. Exits with 1 if a sandbox could not run.
+about each thing that is amiss. Exits with 1 if a sandbox could not run. Root checks for
+the node that runs with $DOZE_HOME, as its user and in its environment.
 
 With --store [PATH] it reads all that the node keeps, by default in $DOZE_HOME/store,
 checks every checksum and changes nothing; the node must not run. With --reset it moves
@@ -54,6 +55,13 @@ ports and declared processes are lost.`,
 			folder, err := home.Folder(a.getenv)
 			if err != nil {
 				return err
+			}
+			if n := findNode(folder); n != nil && n.runsAsOther() && os.Geteuid() == 0 {
+				again := []string{"doctor"}
+				if asJSON {
+					again = append(again, "--json")
+				}
+				return a.runAsNode(ctx, n, folder, again)
 			}
 			port, err := a.httpsPort()
 			if err != nil {
@@ -101,6 +109,9 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 	}
 	finding := doctor.Finding{Name: "store", OK: true, Level: doctor.LevelInfo, Detail: "all of " + dir + " is as a node left it"}
 	if reset {
+		if err := checkOwner(os.Geteuid(), filepath.Dir(dir)); err != nil {
+			return err
+		}
 		id, err := node.ReadNodeID(filepath.Dir(dir))
 		if err != nil {
 			return err
@@ -148,7 +159,7 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 		ca = ""
 	}
 	api, err := client.New(client.Config{
-		URL:   cmp.Or(a.getenv("DOZE_API"), fmt.Sprintf("https://api.doze.localhost:%d/api/v1", port)),
+		URL:   cmp.Or(a.getenv("DOZE_API"), fmt.Sprintf("https://127.0.0.1:%d/api/v1", port)),
 		Token: token, CAFile: ca, UserAgent: "doze/" + version.String(),
 	})
 	if err != nil {
