@@ -17,6 +17,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/display"
 	"github.com/doze-run/doze/cmd/internal/home"
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/runtime/doctor"
 	"github.com/doze-run/doze/runtime/node"
@@ -48,7 +49,7 @@ ports and declared processes are lost.`,
 				return a.checkStore(args, reset, asJSON)
 			}
 			if reset {
-				return errors.New("--reset is for --store; use doze doctor --store [PATH] --reset")
+				return usage.Errorf("--reset is for --store; use doze doctor --store [PATH] --reset")
 			}
 			ctx, stop := interruptible(cmd.Context())
 			defer stop()

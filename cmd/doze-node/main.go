@@ -16,6 +16,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/cmd/internal/display"
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/cmd/internal/version"
 )
 
@@ -49,6 +50,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 	case !errors.Is(err, errReported):
 		fmt.Fprintf(a.err, "doze: %s\n", display.Clean(strings.TrimSpace(err.Error())))
 	}
+	if wrong := (*usage.Error)(nil); errors.As(err, &wrong) {
+		return usage.ExitCode
+	}
 	return exitFailed
 }
 
@@ -63,6 +67,7 @@ func (a *app) rootCommand() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(a.runCommand(), a.reloadCommand(), a.validateCommand(), a.caddyCommand(), a.doctorCommand(), a.versionCommand())
+	usage.Check(root, nil)
 	return root
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/doctor"
 )
 
@@ -88,9 +89,11 @@ error    tun                /dev/net/tun is not writable
 
 func TestWrongArgumentsAreRefused(t *testing.T) {
 	for args, words := range map[string]string{
-		"doctor x": `unknown command "x"`, "doctor --nope": "unknown flag: --nope", "nope": `unknown command "nope"`,
+		"doctor x": `unknown command "x"`, "doctor --nope": "unknown flag: --nope", "nope": `doze has no command "nope"`,
+		"doctor --store x y": "accepts at most 1 arg", "doctor --reset": "--reset is for --store", "reload x": `unknown command "x"`, "reload --nope": "unknown flag: --nope",
+		"validate x": `unknown command "x"`, "validate --nope": "unknown flag: --nope", "version x": `unknown command "x"`, "version --nope": "unknown flag: --nope",
 	} {
-		if out, errs, code := run(t, strings.Fields(args)...); code != exitFailed || !strings.HasPrefix(errs, "doze: ") || !strings.Contains(errs, words) || out != "" {
+		if out, errs, code := run(t, strings.Fields(args)...); code != usage.ExitCode || !strings.HasPrefix(errs, "doze: ") || !strings.Contains(errs, words) || out != "" {
 			t.Errorf("doze %s: exit code %d, output %q, error %q", args, code, out, errs)
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/store"
 )
 
@@ -163,7 +164,7 @@ func TestDoctorChecksAStoreOfflineAndReplacesIt(t *testing.T) {
 	if err := records.Close(); err != nil {
 		t.Error(err)
 	}
-	if code, _ := doctor("--reset"); code != exitFailed {
+	if code, _ := doctor("--reset"); code != usage.ExitCode {
 		t.Error("--reset without --store is accepted")
 	}
 }

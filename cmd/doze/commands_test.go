@@ -18,6 +18,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +31,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -92,7 +94,7 @@ func TestCreateWithoutWaiting(t *testing.T) {
 	if out := r.ok("create", "slow", "--wait=false"); !strings.Contains(out, "was there, running") {
 		t.Errorf("create printed %q", out)
 	}
-	r.refused("needs a name", "create", "--wait=false")
+	r.misused("needs a name", "create", "--wait=false")
 }
 
 func TestListFilters(t *testing.T) {
@@ -483,10 +485,10 @@ func TestPreviews(t *testing.T) {
 	r.ok("expose", "a", "3001")
 	r.refused("say which: 3000,3001", "open", "a")
 	r.refused("port 9 of a", "open", "a", "9")
-	r.refused("from 1 to 65535", "expose", "a", "70000")
+	r.misused("from 1 to 65535", "expose", "a", "70000")
 	r.refused("access", "expose", "a", "80", "--access", "secret")
-	r.refused("--access is for nothing", "expose", "a", "3000", "--remove", "--access", "public")
-	r.refused("--wait is for nothing", "expose", "a", "3000", "--remove", "--wait", "1s")
+	r.misused("--access is for nothing", "expose", "a", "3000", "--remove", "--access", "public")
+	r.misused("--wait is for nothing", "expose", "a", "3000", "--remove", "--wait", "1s")
 	if out := r.ok("expose", "a", "3000", "--remove"); out != "3000  closed\n" {
 		t.Errorf("expose --remove printed %q", out)
 	}
@@ -578,7 +580,7 @@ func TestUpdate(t *testing.T) {
 	if sb.Labels["team"] != "web" || sb.TTL != 0 || !sb.ExpiresAt.IsZero() {
 		t.Errorf("got labels %v, ttl %s, expires at %s", sb.Labels, time.Duration(sb.TTL), sb.ExpiresAt)
 	}
-	r.refused("nothing to change", "update", "b")
+	r.misused("nothing to change", "update", "b")
 	r.refused("ttl", "update", "b", "--ttl", "1ms")
 }
 
@@ -592,7 +594,7 @@ func TestTopOnce(t *testing.T) {
 		t.Errorf("top printed %q", out)
 	}
 	decodeJSON[snapshot](t, r.ok("top", "--json"))
-	r.refused("too short", "top", "--interval", "1ms")
+	r.misused("too short", "top", "--interval", "1ms")
 }
 
 func TestReadingWakesNothing(t *testing.T) {
@@ -742,13 +744,13 @@ func TestTheLocalTokenIsForTheLocalNodeOnly(t *testing.T) {
 
 func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
 	r := newRig(t)
-	r.refused(`there is no command "slep"; did you mean sleep`, "slep")
-	r.refused("doze ls --help", "ls", "--stat", "x")
-	r.refused(`"b" is too much; use it like this: doze create [NAME]`, "create", "a", "b")
-	r.refused("PORT is missing; use it like this: doze expose SANDBOX PORT", "expose", "a")
+	r.misused(`there is no command "slep"; did you mean sleep`, "slep")
+	r.misused("doze ls --help", "ls", "--stat", "x")
+	r.misused(`"b" is too much; use it like this: doze create [NAME]`, "create", "a", "b")
+	r.misused("PORT is missing; use it like this: doze expose SANDBOX PORT", "expose", "a")
 	r.refused("(name_invalid)", "create", "No_Such")
-	r.refused("write --label KEY=VALUE", "create", "a", "--label", "x")
-	r.refused("is no duration", "hold", "a", "soon")
+	r.misused("write --label KEY=VALUE", "create", "a", "--label", "x")
+	r.misused("is no duration", "hold", "a", "soon")
 	r.env["DOZE_TOKEN"] = "two words"
 	r.refused("was it copied whole", "ls")
 	r.env["DOZE_TOKEN"] = "wrong"
@@ -764,7 +766,7 @@ func TestHelpAndVersion(t *testing.T) {
 	r := newRig(t)
 	for _, args := range []string{"help nosuch", "help egress nosuch"} {
 		got := r.doze(strings.Fields(args)...)
-		if got.code != exitUsage || got.out != "" || !strings.Contains(got.err, `there is no command "`+strings.TrimPrefix(args, "help ")+`"`) {
+		if got.code != usage.ExitCode || got.out != "" || !strings.Contains(got.err, `there is no command "`+strings.TrimPrefix(args, "help ")+`"`) {
 			t.Errorf("doze %s: %+v", args, got)
 		}
 	}
@@ -1017,6 +1019,91 @@ func TestContainerInQuarantineIsAdoptedOrRemoved(t *testing.T) {
 	}
 }
 
+// commandLines are how each command that speaks to the node is called, with files in
+// dir, and with a container in quarantine.
+func commandLines(t *testing.T, dir, lost string) map[string]string {
+	t.Helper()
+	rules, module := dir+"/rules.json", dir+"/p.wasm"
+	tree{"rules.json": "[]", "p.wasm": string(egresstest.Module(1)), "value": canary}.write(t, dir)
+	return map[string]string{
+		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "events": "events a", "top": "top",
+		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
+		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
+		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
+		"egress presets": "egress presets", "policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
+		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
+	}
+}
+
+// commands are all commands by the words that call them, without those of the node's
+// program.
+func commands(of *cobra.Command) map[string]*cobra.Command {
+	all := map[string]*cobra.Command{}
+	for _, sub := range of.Commands() {
+		if sub.DisableFlagParsing {
+			continue
+		}
+		all[sub.Name()] = sub
+		for name, cmd := range commands(sub) {
+			all[sub.Name()+" "+name] = cmd
+		}
+	}
+	return all
+}
+
+// failure is the exit code of a command that fails, of exec the one that is not the command's.
+func failure(name string, code int) int {
+	if name == execName {
+		return exitExecFailed
+	}
+	return code
+}
+
+func TestWrongCommandLinesHaveOneExitCode(t *testing.T) {
+	r := &rig{t: t, env: map[string]string{"DOZE_HOME": t.TempDir()}}
+	all := commands((&app{getenv: os.Getenv}).rootCommand())
+	if len(all) < 40 {
+		t.Fatalf("there are %d commands", len(all))
+	}
+	wrong := func(name string, args ...string) {
+		t.Helper()
+		got := r.doze(append(strings.Fields(name), args...)...)
+		if want := failure(name, usage.ExitCode); got.code != want || got.out != "" || !strings.HasPrefix(got.err, "doze: ") {
+			t.Errorf("doze %s %s: exit code %d, want %d; output %q, error %q", name, strings.Join(args, " "), got.code, want, got.out, got.err)
+		}
+	}
+	many := slices.Repeat([]string{"x"}, 30)
+	wrong("no-such-command")
+	wrong("--no-such-flag")
+	for name, cmd := range all {
+		wrong(name, "--no-such-flag")
+		if cmd.HasSubCommands() {
+			wrong(name, "no-such-command")
+		}
+		if cmd.Args != nil && cmd.Args(cmd, many) != nil {
+			wrong(name, many...)
+		}
+		if cmd.Args != nil && cmd.Args(cmd, nil) != nil {
+			wrong(name)
+		}
+	}
+}
+
+func TestFailuresHaveOneExitCode(t *testing.T) {
+	r := &rig{t: t, env: map[string]string{"DOZE_HOME": t.TempDir(), "DOZE_API": "http://127.0.0.1:1/api/v1", "DOZE_TOKEN": "x"}}
+	dir := t.TempDir()
+	tree{"f": "x"}.write(t, dir)
+	for name, line := range commandLines(t, dir, "aaaaaaaaaaaa") {
+		if name == "env" || name == "version" { // need no node
+			continue
+		}
+		got := r.doze(strings.Fields(line)...)
+		if want := failure(name, exitFailed); got.code != want || !strings.HasPrefix(got.err, "doze: ") {
+			t.Errorf("doze %s: exit code %d, want %d; output %q, error %q", line, got.code, want, got.out, got.err)
+		}
+	}
+}
+
 func TestEveryCommandHasJSON(t *testing.T) {
 	r := newRig(t)
 	if err := os.WriteFile(filepath.Join(r.env["DOZE_HOME"], "token"), []byte("x"), 0o600); err != nil {
@@ -1029,16 +1116,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	r.loseRecord(lost)
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
 	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
-	rules, module := dir+"/rules.json", dir+"/p.wasm"
-	tree{"rules.json": "[]", "p.wasm": string(egresstest.Module(1)), "value": canary}.write(t, dir)
-	lines := map[string]string{ // how each is called
-		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "events": "events a", "top": "top",
-		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
-		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
-		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
-		"egress presets": "egress presets", "policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
-		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
-	}
+	lines := commandLines(t, dir, lost)
 	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
 		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
 	var check func(path string, cmd *cobra.Command)

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) copyCommand() *cobra.Command {
@@ -47,13 +48,13 @@ about each.`,
 			}
 			switch {
 			case from.local() == to.local():
-				return fmt.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
+				return usage.Errorf("one of the two must be in a sandbox, like shop:/workspace, and the other here")
 			case from.path == "-" && from.local() && isTerminal(a.in):
 				return fmt.Errorf("- is a tar stream, and standard input is a terminal; pipe one into doze, like this: tar -c . | doze cp - %s", args[1])
 			case to.path == "-" && to.local() && isTerminal(a.out):
 				return fmt.Errorf("- is a tar stream, and standard output is a terminal; redirect it, like this: doze cp %s - > FILE.tar", args[0])
 			case to.path == "-" && to.local() && a.json:
-				return fmt.Errorf("standard output cannot have both a tar stream and --json; leave one of them away")
+				return usage.Errorf("standard output cannot have both a tar stream and --json; leave one of them away")
 			case from.local():
 				err = c.upload(ctx, from.path, to)
 			default:

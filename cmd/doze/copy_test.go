@@ -215,8 +215,8 @@ func TestCopyRefusals(t *testing.T) {
 	tree{"file": "x", "folder/": ""}.write(t, here)
 	tree{"file": "x"}.write(t, there)
 	file, folder := filepath.Join(here, "file"), filepath.Join(here, "folder")
-	r.refused("must be in a sandbox", "cp", file, folder)
-	r.refused("must be in a sandbox", "cp", "a:/x", "b:/y")
+	r.misused("must be in a sandbox", "cp", file, folder)
+	r.misused("must be in a sandbox", "cp", "a:/x", "b:/y")
 	r.refused("no such file", "cp", filepath.Join(here, "missing"), "a:/")
 	r.refused("there is no a:"+there+"/missing", "cp", "a:"+there+"/missing", here)
 	r.refused("is a file, which a folder", "cp", folder, "a:"+there+"/file")
@@ -224,7 +224,7 @@ func TestCopyRefusals(t *testing.T) {
 	r.refused("leave the last / away", "cp", file, "a:"+there+"/none/")
 	r.refused("leave the last / away", "cp", "a:"+there+"/file", here+"/none/")
 	r.refused("(sandbox_not_found)", "cp", file, "missing:/x")
-	r.refused("cannot have both", "cp", "--json", "a:"+there, "-")
+	r.misused("cannot have both", "cp", "--json", "a:"+there, "-")
 }
 
 // TestUnpackWritesNothingOutside sends what a hostile sandbox could.

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) createCommand() *cobra.Command {
@@ -46,7 +47,7 @@ is used as it is. Without a name the node makes one up.`,
 				req.TTL = (*client.Duration)(&ttl)
 			}
 			if !wait && req.Name == "" {
-				return fmt.Errorf("--wait=false needs a name to look for: doze create NAME --wait=false")
+				return usage.Errorf("--wait=false needs a name to look for: doze create NAME --wait=false")
 			}
 			return a.create(cmd.Context(), req, wait)
 		},
@@ -176,7 +177,7 @@ func (a *app) environ(list []string) (map[string]string, error) {
 		if !strings.Contains(entry, "=") {
 			value, ok := os.LookupEnv(entry)
 			if !ok {
-				return nil, fmt.Errorf("--env %s: this shell has no such variable; write --env %s=VALUE", entry, entry)
+				return nil, usage.Errorf("--env %s: this shell has no such variable; write --env %s=VALUE", entry, entry)
 			}
 			entry += "=" + value
 		}
@@ -191,7 +192,7 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	for _, entry := range list {
 		key, value, ok := strings.Cut(entry, "=")
 		if !ok || key == "" {
-			return nil, fmt.Errorf("--%s %s is no pair; write --%s KEY=VALUE", flag, entry, flag)
+			return nil, usage.Errorf("--%s %s is no pair; write --%s KEY=VALUE", flag, entry, flag)
 		}
 		if values == nil {
 			values = make(map[string]string)

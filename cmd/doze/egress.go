@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) egressCommand() *cobra.Command {
@@ -185,7 +186,7 @@ node's proxy.`,
 			for _, h := range headers {
 				name, value, ok := strings.Cut(h, ":")
 				if !ok {
-					return fmt.Errorf("%q is no header; write --header 'NAME: VALUE'", h)
+					return usage.Errorf("%q is no header; write --header 'NAME: VALUE'", h)
 				}
 				req.Headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
 			}

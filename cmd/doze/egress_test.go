@@ -10,6 +10,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -73,10 +74,10 @@ func TestSecretsAreReadFromInputOrAFile(t *testing.T) {
 
 func TestSecretsAreNoArguments(t *testing.T) {
 	r := newRig(t)
-	if got := r.doze("secret", "set", "github", canary, "--host", "a.example"); got.code != exitFailed || !strings.Contains(got.err, "--from-file") || strings.Contains(got.err, "canary") {
+	if got := r.doze("secret", "set", "github", canary, "--host", "a.example"); got.code != usage.ExitCode || !strings.Contains(got.err, "--from-file") || strings.Contains(got.err, "canary") {
 		t.Errorf("got %+v", got)
 	}
-	r.refused("--host api.github.com", "secret", "set", "github")
+	r.misused("--host api.github.com", "secret", "set", "github")
 	r.refused("there is no value", "secret", "set", "github", "--host", "a.example")
 	r.refused("no such file", "secret", "set", "github", "--host", "a.example", "--from-file", filepath.Join(t.TempDir(), "missing"))
 	for _, c := range []struct{ stdin, words string }{
@@ -87,7 +88,7 @@ func TestSecretsAreNoArguments(t *testing.T) {
 			t.Errorf("got %.300v", got)
 		}
 	}
-	r.refused("has no command", "secret", "get", "github")
+	r.misused("has no command", "secret", "get", "github")
 }
 
 func TestRulesGoToAFileAndBack(t *testing.T) {
@@ -124,7 +125,7 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 		t.Errorf("after --set and --default inherit the rules are\n%s", out)
 	}
 	r.refused("(invalid_request)", "egress", "rules", "--default", "allow")
-	r.refused("give it alone", "egress", "rules", "--node", "--default", "deny")
+	r.misused("give it alone", "egress", "rules", "--node", "--default", "deny")
 	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"gh","hosts":["preset:github"],"action":"allow"}]`))
 	if out := r.ok("egress", "explain", "shop", "GET", "https://codeload.github.com/"); !strings.Contains(out, "preset    github\n") {
 		t.Errorf("explain printed\n%s", out)
@@ -160,7 +161,7 @@ func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
 			t.Errorf("%q: got %+v, want %q", text, got, words)
 		}
 	}
-	r.refused("give it alone", "egress", "rules", "--node", "--set", "-")
+	r.misused("give it alone", "egress", "rules", "--node", "--set", "-")
 	r.refused("(sandbox_not_found)", "egress", "rules", "nobody")
 }
 
@@ -281,8 +282,8 @@ func TestTailPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 	if code := follower.ProcessState.ExitCode(); code != exitInterrupted {
 		t.Errorf("it ended with %d", code)
 	}
-	r.refused("SANDBOX|--proxy is missing", "egress", "tail")
-	r.refused(`"shop" is too much`, "egress", "tail", "--proxy", "shop")
+	r.misused("SANDBOX|--proxy is missing", "egress", "tail")
+	r.misused(`"shop" is too much`, "egress", "tail", "--proxy", "shop")
 }
 
 func TestExplainNamesTheRule(t *testing.T) {
@@ -300,11 +301,11 @@ func TestExplainNamesTheRule(t *testing.T) {
 	if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", "shop", "GET", "https://api.github.com/", "--json")); e.Rule != "default" {
 		t.Errorf("got %+v", e)
 	}
-	r.refused("write --header", "egress", "explain", "shop", "GET", "https://a.example/", "-H", "x")
+	r.misused("write --header", "egress", "explain", "shop", "GET", "https://a.example/", "-H", "x")
 	r.refused("(invalid_request)", "egress", "explain", "shop", "GET", "a.example")
-	r.refused("URL is missing", "egress", "explain", "shop", "GET")
-	r.refused("URL is missing", "egress", "explain", "--proxy", "GET")
-	r.refused(`"x" is too much`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
+	r.misused("URL is missing", "egress", "explain", "shop", "GET")
+	r.misused("URL is missing", "egress", "explain", "--proxy", "GET")
+	r.misused(`"x" is too much`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
 	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"no","hosts":["a.example"],"action":"deny"}]`))
 	for of, want := range map[string]string{"shop": "sandbox/no", "--proxy": "default"} {
 		if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", of, "GET", "https://a.example/", "--json")); e.Rule != want {

@@ -34,7 +34,7 @@ func (a *app) local() (acc access, home string, err error) {
 	acc = access{URL: client.DefaultURL, CA: filepath.Join(home, "caddy", "pki", "authorities", "local", "root.crt")}
 	if port := a.getenv("DOZE_HTTPS_PORT"); port != "" {
 		if _, err := parsePort(port); err != nil {
-			return access{}, "", fmt.Errorf("DOZE_HTTPS_PORT: %w", err)
+			return access{}, "", fmt.Errorf("DOZE_HTTPS_PORT: %v", err)
 		}
 		acc.URL = "https://127.0.0.1:" + port + "/api/v1"
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 // execFlags are the flags of exec.
@@ -85,13 +86,13 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return err
 	}
 	if !f.detach && (f.name != "" || f.restart != "") {
-		return fmt.Errorf("--name and --restart are for processes in the background; add -d")
+		return usage.Errorf("--name and --restart are for processes in the background; add -d")
 	}
 	if f.detach && f.timeout != 0 {
-		return fmt.Errorf("a process in the background has no --timeout; end it with doze kill %s PROCESS", sandbox)
+		return usage.Errorf("a process in the background has no --timeout; end it with doze kill %s PROCESS", sandbox)
 	}
 	if f.timeout < 0 {
-		return fmt.Errorf("--timeout %s lies in the past; write it like 30s", f.timeout)
+		return usage.Errorf("--timeout %s lies in the past; write it like 30s", f.timeout)
 	}
 	node, err := a.node()
 	if err != nil {
@@ -153,11 +154,11 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 func commandOf(script string, words []string) (command string, argv []string, err error) {
 	switch {
 	case script != "" && len(words) > 0:
-		return "", nil, fmt.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
+		return "", nil, usage.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
 	case script != "":
 		return script, nil, nil
 	case len(words) == 0:
-		return "", nil, fmt.Errorf("there is no command; write it after --, like this: doze exec SANDBOX -- ls -l")
+		return "", nil, usage.Errorf("there is no command; write it after --, like this: doze exec SANDBOX -- ls -l")
 	case len(words) == 1 && strings.ContainsAny(words[0], " \t\n"):
 		return words[0], nil, nil
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func main() {
@@ -32,7 +33,6 @@ func main() {
 // Exit codes beside those of commands in a sandbox.
 const (
 	exitFailed = 1
-	exitUsage  = 2 // of help for a command that does not exist
 	// Of exec, whose other codes are the command's: as env, chroot and docker do.
 	exitExecFailed    = 125
 	exitNotExecutable = 126
@@ -73,7 +73,10 @@ func (a *app) run(ctx context.Context, args []string) int {
 
 // failureCode is the exit code for an error of doze's own.
 func failureCode(cmd *cobra.Command, err error) int {
+	wrong := (*usage.Error)(nil)
 	switch {
+	case cmd.Name() != execName && errors.As(err, &wrong):
+		return usage.ExitCode
 	case cmd.Name() != execName:
 		return exitFailed
 	case client.HasCode(err, client.CodeCommandNotFound), client.HasCode(err, client.CodeNoShell):

@@ -17,6 +17,7 @@ import (
 
 	"github.com/doze-run/doze/api"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -138,9 +139,20 @@ func (r *rig) ok(args ...string) string {
 // refused runs a command line that must fail with these words.
 func (r *rig) refused(words string, args ...string) {
 	r.t.Helper()
+	r.refusedWith(exitFailed, words, args...)
+}
+
+// misused runs a command line that is wrong.
+func (r *rig) misused(words string, args ...string) {
+	r.t.Helper()
+	r.refusedWith(usage.ExitCode, words, args...)
+}
+
+func (r *rig) refusedWith(code int, words string, args ...string) {
+	r.t.Helper()
 	got := r.doze(args...)
-	if got.code != exitFailed || !strings.Contains(got.err, words) || !strings.HasPrefix(got.err, "doze: ") || got.out != "" {
-		r.t.Errorf("doze %s: exit code %d, output %q, error %q; want 1 and an error with %q", strings.Join(args, " "), got.code, got.out, got.err, words)
+	if got.code != code || !strings.Contains(got.err, words) || !strings.HasPrefix(got.err, "doze: ") || got.out != "" {
+		r.t.Errorf("doze %s: exit code %d, output %q, error %q; want %d and an error with %q", strings.Join(args, " "), got.code, got.out, got.err, code, words)
 	}
 }
 

@@ -27,8 +27,6 @@ new, build and test need no node, and dev does without one.`,
   doze policy build github
   doze policy test github/tests.json
   doze policy push github github/github.wasm`,
-		Args: wants(0, 0),
-		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(a.policyNewCommand(), a.policyDevCommand(), a.policyBuildCommand(), a.policyTestCommand(),
 		a.pushPolicyCommand(), a.listPoliciesCommand(), a.policyLogsCommand(), a.removePolicyCommand())

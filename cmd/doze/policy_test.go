@@ -85,10 +85,10 @@ func TestEveryTemplateIsWhole(t *testing.T) {
 
 func TestWhatCannotBeANewPolicy(t *testing.T) {
 	r := policyRig(t)
-	r.refused("no name of a policy", "policy", "new", "../up")
-	r.refused("no name of a policy", "policy", "new", "Upper")
-	r.refused("there are aws-sigv4, basic", "policy", "new", "a", "--template", "none")
-	r.refused("NAME is missing", "policy", "new")
+	r.misused("no name of a policy", "policy", "new", "../up")
+	r.misused("no name of a policy", "policy", "new", "Upper")
+	r.misused("there are aws-sigv4, basic", "policy", "new", "a", "--template", "none")
+	r.misused("NAME is missing", "policy", "new")
 	r.ok("policy", "new", "a")
 	r.refused("is there already", "policy", "new", "a")
 }

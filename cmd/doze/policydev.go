@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) policyDevCommand() *cobra.Command {
@@ -41,7 +42,7 @@ as changes.`,
 			if !noPush {
 				d.name = cmp.Or(d.name, filepath.Base(d.dir))
 				if !policyName.MatchString(d.name) {
-					return fmt.Errorf("%.80q is not a name for a policy; give one of a-z, 0-9, - and _ with --name", d.name)
+					return usage.Errorf("%.80q is not a name for a policy; give one of a-z, 0-9, - and _ with --name", d.name)
 				}
 				if d.node, err = a.node(); err != nil {
 					return fmt.Errorf("%w; --no-push builds and tests without a node", err)

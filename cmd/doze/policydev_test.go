@@ -122,7 +122,7 @@ func TestPolicyDevBuildsTestsAndPushes(t *testing.T) {
 	if err := os.Rename("mine", "My policy"); err != nil {
 		t.Fatal(err)
 	}
-	r.refused("give one of a-z, 0-9, - and _ with --name", "policy", "dev", "My policy", "--once")
+	r.misused("give one of a-z, 0-9, - and _ with --name", "policy", "dev", "My policy", "--once")
 }
 
 func TestPolicyDevFollowsChanges(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/cmd/internal/version"
 	"github.com/doze-run/doze/policies"
 )
@@ -32,9 +33,9 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 			source, ok := policies.Source(template)
 			switch {
 			case !policyName.MatchString(name):
-				return fmt.Errorf("%.80q is no name of a policy: 1 to 64 of a-z, 0-9, - and _", name)
+				return usage.Errorf("%.80q is no name of a policy: 1 to 64 of a-z, 0-9, - and _", name)
 			case !ok:
-				return fmt.Errorf("there is no template %.80q; there are %s", template, strings.Join(policies.Names(), ", "))
+				return usage.Errorf("there is no template %.80q; there are %s", template, strings.Join(policies.Names(), ", "))
 			}
 			if err := os.Mkdir(name, 0o777); errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("%s is there already; take another name, or remove it", name)

@@ -20,6 +20,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/reference"
 	"github.com/doze-run/doze/policies/builtin"
@@ -53,16 +54,16 @@ Values of secrets are for the test: they are printed where the node would put th
 			if memory != "" {
 				n, err := humanize.ParseBytes(memory)
 				if err != nil || n < 1<<20 || n > 1<<30 {
-					return fmt.Errorf("--memory is %q; write 1MiB to 1GiB", memory)
+					return usage.Errorf("--memory is %q; write 1MiB to 1GiB", memory)
 				}
 				limits.MemoryLimit = int(n)
 			}
 			if limits.TimeLimit < 0 {
-				return fmt.Errorf("--time is %v; write 1ms to 1m", limits.TimeLimit)
+				return usage.Errorf("--time is %v; write 1ms to 1m", limits.TimeLimit)
 			}
 			if len(args) == 1 {
 				if config != "" {
-					return errors.New("--config is for a single request; a file of tests has the configuration of each policy")
+					return usage.Errorf("--config is for a single request; a file of tests has the configuration of each policy")
 				}
 				return a.testSuite(cmd.Context(), args[0], secrets, limits)
 			}
@@ -139,7 +140,7 @@ func withFlags(secrets map[string]string, flags []string) (map[string]string, er
 	for _, s := range flags {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok || name == "" {
-			return nil, errors.New("--secret is NAME=VALUE or NAME=@FILE")
+			return nil, usage.Errorf("--secret is NAME=VALUE or NAME=@FILE")
 		}
 		value, err := valueOrFile(value)
 		if err != nil {

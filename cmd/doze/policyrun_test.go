@@ -123,7 +123,6 @@ func TestWhatCannotBeTried(t *testing.T) {
 		"newline.json": `{"url":"https://api.example.com/","secrets":{"token":"a\r\nb: c"}}`,
 	})
 	for _, tt := range []struct{ args, want string }{
-		{"example.wasm", "REQUEST is missing"},
 		{"example.wasm none.json", "no such file"},
 		{"none.wasm ok.json", "no such file"},
 		{"none ok.json", "no such file"},
@@ -133,12 +132,13 @@ func TestWhatCannotBeTried(t *testing.T) {
 		{"example.wasm header.json", "header A is text or a list"},
 		{"example.wasm status.json", "200 to 599"},
 		{"example.wasm text", "neither JSON nor a request"},
-		{"example.wasm ok.json --secret token", "NAME=VALUE"},
 		{"example.wasm ok.json --secret token=@none", "no such file"},
 		{"example.wasm ok.json --config @none", "no such file"},
 	} {
 		r.refused(tt.want, append([]string{"policy", "test"}, strings.Fields(tt.args)...)...)
 	}
+	r.misused("REQUEST is missing", "policy", "test", "example.wasm")
+	r.misused("NAME=VALUE", "policy", "test", "example.wasm", "ok.json", "--secret", "token")
 	got := r.doze("policy", "test", "example.wasm", "newline.json")
 	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: header X-Api-Key") {
 		t.Errorf("a line break in a secret: %+v", got)

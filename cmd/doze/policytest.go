@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/cmd/internal/jsonfile"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 // suite is a file of requests with what must become of each. They are sent one after
@@ -159,7 +160,7 @@ const (
 // readSuite reads a file of tests.
 func readSuite(file string, secrets []string) (*suite, error) {
 	if filepath.Ext(file) == ".wasm" {
-		return nil, errors.New("REQUEST is missing; use it like this: doze policy test MODULE REQUEST")
+		return nil, usage.Errorf("REQUEST is missing; use it like this: doze policy test MODULE REQUEST")
 	}
 	s := &suite{folder: filepath.Dir(file)}
 	if err := jsonfile.Read(file, s); err != nil {

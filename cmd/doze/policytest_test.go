@@ -123,9 +123,9 @@ func TestSuitesThatAreRefused(t *testing.T) {
 	} {
 		r.refused(want, "policy", "test", writeInto(t, "tests.json", text))
 	}
-	r.refused("--config is for a single request", "policy", "test", writeInto(t, "tests.json", suiteFile), "--config", "{}")
+	r.misused("--config is for a single request", "policy", "test", writeInto(t, "tests.json", suiteFile), "--config", "{}")
 	r.refused("no such file", "policy", "test", "none.json")
-	r.refused("--memory is", "policy", "test", "tests.json", "--memory", "1KiB")
+	r.misused("--memory is", "policy", "test", "tests.json", "--memory", "1KiB")
 }
 
 // TestASuiteHasStateAndAClock is about a shipped policy: compiling it takes seconds.

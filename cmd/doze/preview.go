@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) exposeCommand() *cobra.Command {
@@ -30,7 +31,7 @@ access changes.`,
 		PreRunE: func(cmd *cobra.Command, _ []string) error {
 			for _, flag := range modes {
 				if remove && cmd.Flags().Changed(flag) {
-					return fmt.Errorf("--remove ends the preview, so --%s is for nothing; give one of them", flag)
+					return usage.Errorf("--remove ends the preview, so --%s is for nothing; give one of them", flag)
 				}
 			}
 			return nil
@@ -87,7 +88,7 @@ func (a *app) unexpose(ctx context.Context, node *client.Client, sandbox string,
 func parsePort(text string) (uint16, error) {
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		return 0, fmt.Errorf("%q is no port; it is a number from 1 to 65535", text)
+		return 0, usage.Errorf("%q is no port; it is a number from 1 to 65535", text)
 	}
 	return uint16(port), nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/cmd/internal/version"
 )
 
@@ -42,7 +43,7 @@ on this machine (DOZE_HOME).`,
 			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 				hint = " did you mean " + strings.Join(near, " or ") + "?"
 			}
-			return fmt.Errorf("there is no command %q;%s doze --help lists them", args[0], hint)
+			return usage.Errorf("there is no command %q;%s doze --help lists them", args[0], hint)
 		},
 	}
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the API's JSON")
@@ -50,7 +51,6 @@ on this machine (DOZE_HOME).`,
 	root.PersistentFlags().StringVar(&a.caFile, "ca", "", "file with the CA of the node's certificate (default $DOZE_CA, or this machine's node's)")
 	root.Version = version.String()
 	root.SetVersionTemplate("doze {{.Version}}\n")
-	root.SetFlagErrorFunc(flagError)
 	root.SetHelpCommand(a.helpCommand())
 	root.CompletionOptions.SetDefaultShellCompDirective(cobra.ShellCompDirectiveNoFileComp)
 	root.MarkPersistentFlagFilename("ca")
@@ -71,6 +71,8 @@ on this machine (DOZE_HOME).`,
 	add(groupInside, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
+	root.InitDefaultCompletionCmd()
+	usage.Check(root, flagError)
 	return root
 }
 
@@ -92,8 +94,7 @@ func (a *app) helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				a.complain(fmt.Errorf("there is no command %q; doze --help lists them", strings.Join(args, " ")))
-				return exitCode(exitUsage)
+				return usage.Errorf("there is no command %q; doze --help lists them", strings.Join(args, " "))
 			}
 			found.InitDefaultHelpFlag()
 			return found.Help()

@@ -15,6 +15,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/jsonfile"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) rulesCommand() *cobra.Command {
@@ -40,7 +41,7 @@ sandbox. With --default inherit the rules before decide.`,
 			sandbox := first(args...)
 			switch {
 			case node && (sandbox != "" || file != "" || def != ""):
-				return errors.New("--node is about the operator's rules, which are in the node's Caddyfile; give it alone")
+				return usage.Errorf("--node is about the operator's rules, which are in the node's Caddyfile; give it alone")
 			case node:
 				return a.printNodeRules(ctx, api)
 			case file != "":

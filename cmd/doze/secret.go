@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) secretCommand() *cobra.Command {
@@ -23,18 +24,7 @@ func (a *app) secretCommand() *cobra.Command {
 
 // group is a command that only has others below it.
 func group(name, short, long string) *cobra.Command {
-	return &cobra.Command{
-		Use:   name,
-		Short: short,
-		Long:  long,
-		Args:  cobra.ArbitraryArgs,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return cmd.Help()
-			}
-			return fmt.Errorf("%s has no command %q; %s --help lists them", cmd.CommandPath(), args[0], cmd.CommandPath())
-		},
-	}
+	return &cobra.Command{Use: name, Short: short, Long: long}
 }
 
 func (a *app) setSecretCommand() *cobra.Command {
@@ -60,7 +50,7 @@ It is sent to the hosts that --host names, and to no others.`,
 		ValidArgsFunction: a.completeSecret,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			if len(hosts) == 0 {
-				return errors.New("say where the secret may be sent to: --host api.github.com; may be repeated")
+				return usage.Errorf("say where the secret may be sent to: --host api.github.com; may be repeated")
 			}
 			value, err := a.readSecret(file)
 			if err != nil {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) topCommand() *cobra.Command {
@@ -29,7 +30,7 @@ func (a *app) topCommand() *cobra.Command {
 		Args:  wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			if interval < 100*time.Millisecond {
-				return fmt.Errorf("--interval %s is too short; use at least 100ms", interval)
+				return usage.Errorf("--interval %s is too short; use at least 100ms", interval)
 			}
 			t := newTop(node)
 			screen, ok := a.out.(*os.File)

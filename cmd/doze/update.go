@@ -2,12 +2,12 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) updateCommand() *cobra.Command {
@@ -49,7 +49,7 @@ does not wake it.`,
 			}
 		}
 		if req == (client.UpdateRequest{}) {
-			return fmt.Errorf("nothing to change; %s --help lists what can be changed", cmd.CommandPath())
+			return usage.Errorf("nothing to change; %s --help lists what can be changed", cmd.CommandPath())
 		}
 		sb, err := node.Update(ctx, args[0], req)
 		if err != nil {
