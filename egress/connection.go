@@ -218,7 +218,7 @@ func (c *connection) intercept(ctx context.Context, s *opened, tls bool, h http.
 // interception is how requests to a destination are served.
 func (m *sender) interception(to destination, tls bool, h http.Handler) intercept.Destination {
 	return intercept.Destination{
-		Host: to.host, Port: to.port, TLS: tls, Handler: h,
+		Host: to.host, Port: to.port, TLS: tls, Flow: to.flow, Handler: h,
 		Refused: func(r *http.Request, status int, why intercept.Refusal) {
 			m.record(audit.Entry{
 				Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port, Method: r.Method, Path: r.URL.EscapedPath(),
@@ -261,7 +261,7 @@ func (c *connection) refusing(reason string) http.Handler {
 }
 
 func (c *connection) refusal(reason string) intercept.Refusal {
-	return intercept.Refusal{Code: codeDenied, Reason: reason, Host: c.to.host, Rule: c.decision.Rule}
+	return intercept.Refusal{Code: codeDenied, Reason: reason, Host: c.to.host, Rule: c.decision.Rule, Flow: c.to.flow}
 }
 
 // pass dials the server and carries what both say.
@@ -288,7 +288,7 @@ func (c *connection) unreached(err error) {
 		c.flow.Refuse(http.StatusForbidden, c.refusal(err.Error()))
 		return
 	}
-	c.flow.Refuse(http.StatusBadGateway, intercept.Refusal{Code: intercept.CodeUnreachable, Reason: err.Error(), Host: c.to.host})
+	c.flow.Refuse(http.StatusBadGateway, intercept.Refusal{Code: intercept.CodeUnreachable, Reason: err.Error(), Host: c.to.host, Flow: c.to.flow})
 }
 
 // carry is pass for a client that has spoken already.

@@ -145,7 +145,7 @@ func (x *exchange) record() {
 func (x *exchange) refuse(w http.ResponseWriter, r *http.Request, status int, code, reason string) {
 	x.denied(status, reason)
 	intercept.Refuse(w, r, status, intercept.Refusal{
-		Code: code, Reason: reason, Host: x.to.host, Rule: x.decided.Rule,
+		Code: code, Reason: reason, Host: x.to.host, Rule: x.decided.Rule, Flow: x.to.flow,
 	})
 }
 
@@ -276,7 +276,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 	}
 	filter := x.filter()
 	r = way{x.m, x.decided.Private}.along(r)
-	result := x.m.e.upstream.Load().forwarder.Forward(w, r, filter)
+	result := x.m.e.upstream.Load().forwarder.Forward(w, r, x.to.flow, filter)
 	x.entry.Status, x.entry.BytesIn, x.entry.BytesOut = result.Status, result.BytesIn, result.BytesOut
 	x.entry.Address = result.Address.Addr()
 	x.used(x.exchanged.Names())

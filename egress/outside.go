@@ -87,8 +87,9 @@ func (e *Egress) enter(ctx context.Context, owner string) (*visit, intercept.Ref
 
 func (o *outside) exceeded(what string) intercept.Refusal {
 	reason := "a limit was reached: " + what
-	o.record(audit.Entry{Kind: audit.Connection, Verdict: audit.Deny, Reason: reason})
-	return intercept.Refusal{Code: codeLimit, Reason: reason}
+	flow := o.e.newFlow()
+	o.record(audit.Entry{Kind: audit.Connection, Flow: flow, Verdict: audit.Deny, Reason: reason})
+	return intercept.Refusal{Code: codeLimit, Reason: reason, Flow: flow}
 }
 
 func (s *visit) leave() {

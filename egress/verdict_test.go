@@ -3,6 +3,7 @@ package egress
 import (
 	"bufio"
 	"crypto/tls"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -95,12 +96,24 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 		if e.Verdict != c.verdict || e.Rule != c.rule || !strings.Contains(e.Reason, c.reason) || e.Status != c.status || e.Kind != audit.Request {
 			t.Errorf("%s: the audit log says %+v", c.url, e)
 		}
+		if c.code != "" {
+			wantFlow(t, a, e)
+		}
 	}
 	if e := b.entry("no.web.test", nil); len(e.Notes) != 1 || e.Notes[0] != "a note" || len(e.Policies) != 2 {
 		t.Errorf("the audit log says %+v", e)
 	}
 	if got := b.servers.count(); got != 1 {
 		t.Errorf("the servers got %d requests", got)
+	}
+}
+
+// wantFlow fails the test unless a refusal names the flow of its entry in the audit log.
+func wantFlow(t *testing.T, a answer, e audit.Entry) {
+	t.Helper()
+	var refusal struct{ Flow string }
+	if err := json.Unmarshal([]byte(a.body), &refusal); err != nil || refusal.Flow == "" || refusal.Flow != e.Flow {
+		t.Errorf("the refusal is %s, its entry is of flow %q", a.body, e.Flow)
 	}
 }
 
@@ -207,8 +220,10 @@ func TestNamesHaveToAgree(t *testing.T) {
 	for _, url := range []string{"https://look.web.test/", "http://pass.plain.test/"} {
 		r := newRequest(t, "GET", url, nil)
 		r.Host = "other.web.test"
-		b.want(b.do(r), http.StatusMisdirectedRequest, `"code":"misdirected"`)
+		a := b.do(r)
+		b.want(a, http.StatusMisdirectedRequest, `"code":"misdirected"`)
 		e := b.entry(r.URL.Host, func(e audit.Entry) bool { return e.Kind == audit.Request })
+		wantFlow(t, a, e)
 		if e.Verdict != audit.Deny || e.Status != 421 || !strings.Contains(e.Reason, "other.web.test") {
 			t.Errorf("the audit log says %+v", e)
 		}
@@ -351,10 +366,13 @@ func TestServersThatAreNotThereAreErrors(t *testing.T) {
 	r.servers.web.Close()
 	b := r.box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "look", Hosts: []string{"look.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
-	b.want(b.get("https://look.web.test/"), 502, "upstream_unreachable")
-	if e := b.entry("look.web.test", nil); e.Verdict != audit.Error || e.Status != 502 || !strings.Contains(e.Reason, "no connection") {
+	unreachable := b.get("https://look.web.test/")
+	b.want(unreachable, 502, "upstream_unreachable")
+	e := b.entry("look.web.test", nil)
+	if e.Verdict != audit.Error || e.Status != 502 || !strings.Contains(e.Reason, "no connection") {
 		t.Errorf("the audit log says %+v", e)
 	}
+	wantFlow(t, unreachable, e)
 	if _, err := b.try(newRequest(t, "GET", "https://pass.web.test/", nil)); err == nil {
 		t.Error("it was answered")
 	}

@@ -96,6 +96,9 @@ func (a *app) complain(err error) {
 			fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Want, "; ")))
 		}
 	}
+	if refused != nil && refused.Status >= 500 && refused.RequestID != "" {
+		fmt.Fprintf(a.err, "  the node's log has more about request %s\n", clean(refused.RequestID))
+	}
 	var unreachable *client.UnreachableError
 	var distrusted *tls.CertificateVerificationError
 	switch {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
@@ -66,6 +68,25 @@ func TestTables(t *testing.T) {
 	golden(t, "ps", r.ok("ps", "shop"))
 	golden(t, "events", r.ok("events", "shop"))
 	golden(t, "help", r.ok("--help"))
+}
+
+func TestAnErrorOfTheNodeNamesTheRequest(t *testing.T) {
+	status, code := 0, ""
+	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(status)
+		fmt.Fprintf(w, `{"status":%d,"code":%q,"title":"No","detail":"it is so","request_id":"KZ6U73GMTDT7NWRR"}`, status, code)
+	}))
+	defer node.Close()
+	r := &rig{t: t, env: map[string]string{"DOZE_API": node.URL + "/api/v1", "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
+	status, code = 503, "engine_unavailable"
+	if got := r.doze("show", "a"); got.err != "doze: it is so (engine_unavailable)\n  the node's log has more about request KZ6U73GMTDT7NWRR\n" {
+		t.Errorf("got %q", got.err)
+	}
+	status, code = 404, "sandbox_not_found"
+	if got := r.doze("show", "a"); strings.Contains(got.err, "KZ6U") {
+		t.Errorf("got %q", got.err)
+	}
 }
 
 func TestUnits(t *testing.T) {

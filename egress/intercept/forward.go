@@ -45,10 +45,10 @@ type Result struct {
 // r. With a filter all that the host says passes through that, decoded if it was
 // compressed, and the host is not asked for parts of anything.
 //
-// What fails before there is an answer is answered with a Refusal: 502, unless a
-// *RefusedError says another status.
-func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, filter Filter) Result {
-	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname()}
+// What fails before there is an answer is answered with a Refusal, of this flow: 502,
+// unless a *RefusedError says another status.
+func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, flow string, filter Filter) Result {
+	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname(), flow: flow}
 	defer o.finish()
 	o.send()
 	return o.result()
@@ -61,6 +61,7 @@ type onward struct {
 	r      *http.Request
 	filter Filter // nil: none
 	host   string
+	flow   string
 
 	status   int
 	failure  *Failure
@@ -333,7 +334,7 @@ func (o *onward) fail(f *Failure) {
 		o.w.Header()["Connection"] = []string{"close"}
 	}
 	o.failure, o.status = f, f.Status
-	Refuse(o.w, o.r, f.Status, Refusal{Code: f.Code, Reason: f.Reason, Host: o.host})
+	Refuse(o.w, o.r, f.Status, Refusal{Code: f.Code, Reason: f.Reason, Host: o.host, Flow: o.flow})
 }
 
 // breakOff ends an answer before its end.

@@ -412,7 +412,7 @@ func TestPoolsShareNoConnections(t *testing.T) {
 	for _, pool := range []string{"one", "one", "two", "one", "a.b:1/%", "two"} {
 		req, _ := http.NewRequestWithContext(context.WithValue(t.Context(), poolKey{}, pool), "GET", "http://"+host+"/", nil)
 		w := &recorder{header: http.Header{}}
-		if res := f.Forward(w, req, nil); res.Err != nil || w.status != 204 {
+		if res := f.Forward(w, req, "", nil); res.Err != nil || w.status != 204 {
 			t.Fatalf("%+v", res)
 		}
 	}

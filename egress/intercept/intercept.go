@@ -48,6 +48,7 @@ type Destination struct {
 	Host string // clean: lower case, no dot at the end; or the text of an address
 	Port uint16
 	TLS  bool
+	Flow string // of refusals, see Refusal.Flow
 	// Handler is called with requests that agree with the destination. Their
 	// URL is absolute, with the path as it was sent. Their header is without what
 	// is about the client's connection (RFC 9110, section 7.6.1), but for Te:
@@ -60,6 +61,7 @@ type Destination struct {
 }
 
 func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
+	why.Flow = d.Flow
 	d.refused(r, status, why)
 	Refuse(w, r, status, why)
 }

@@ -193,7 +193,7 @@ func TestConnectionOutlivesAReplacedBody(t *testing.T) {
 			io.ReadAll(req.Body)
 			req.Body = io.NopCloser(strings.NewReader("other"))
 			req.ContentLength = 5
-			f.Forward(w, req, nil)
+			f.Forward(w, req, "", nil)
 		})
 	})
 	f = NewForwarder(ForwarderConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {

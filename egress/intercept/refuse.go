@@ -13,6 +13,8 @@ type Refusal struct {
 	Reason string `json:"reason"` // for people
 	Host   string `json:"host"`
 	Rule   string `json:"rule"` // that refused, such as node/github; empty if none did
+	// Flow names the connection, as the audit log does.
+	Flow string `json:"flow,omitempty"`
 }
 
 // HeaderRefused is in refusals, with their code: so that a client can tell them from
@@ -41,7 +43,7 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
 		w.WriteHeader(http.StatusOK)
 		return
 	}
-	body, _ := json.Marshal(why) // four strings: no error
+	body, _ := json.Marshal(why) // strings: no error
 	body = append(body, '\n')
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))

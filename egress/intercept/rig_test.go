@@ -119,7 +119,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	}
 	if d.Handler == nil {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			result := f.Forward(w, req, r.filter)
+			result := f.Forward(w, req, "f1", r.filter)
 			r.results <- result
 			if result.Cut {
 				panic(http.ErrAbortHandler)
