@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/doze-run/doze/egress"
+	"github.com/doze-run/doze/runtime/node"
 )
 
 func init() {
@@ -27,7 +28,8 @@ func init() {
 //     process, and returns {"result": …, "warnings": […]}. Content-Type names the
 //     adapter as for /load; files that the configuration imports are relative to PATH.
 //   - POST /doze/check takes the JSON of the app `doze` and returns 200 if the
-//     running node could use it: its policies exist and accept their configurations.
+//     running node could use it: it changes nothing that only a restart can change, and its
+//     policies exist and accept their configurations.
 type Admin struct{}
 
 // CaddyModule returns the Caddy module information.
@@ -96,8 +98,7 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	if err := caddy.StrictUnmarshalJSON(body, a); err != nil {
 		return badRequest(err)
 	}
-	settings, err := a.Egress.settings()
-	if err != nil {
+	if _, err := a.Egress.settings(); err != nil {
 		return badRequest(err)
 	}
 	held, err := takeOpenNode(a)
@@ -105,15 +106,33 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 		return badRequest(err)
 	}
 	if held == nil {
-		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
+		return a.notOpen()
 	}
 	defer a.releaseNode()
-	change, err := held.egress.Prepare(r.Context(), settings)
+	_, change, err := held.prepare(r.Context(), a)
 	if err != nil {
 		return badRequest(err)
 	}
 	change.Discard()
 	return nil
+}
+
+// notOpen is why the node of a is not open: it is starting, or the one that runs in this
+// process has another folder.
+func (a *App) notOpen() error {
+	want, err := a.key()
+	if err != nil {
+		return badRequest(err)
+	}
+	have := ""
+	nodes.Range(func(key, _ any) bool {
+		have, _ = key.(string)
+		return false
+	})
+	if have == "" || have == want {
+		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
+	}
+	return badRequest(node.FixedError{Option: "data", Have: have, Want: want})
 }
 
 // releaseNode gives back what takeOpenNode returned.

@@ -59,10 +59,17 @@ func (n *testNode) open(ctx context.Context, cfg node.Config, log *slog.Logger) 
 
 func (n *testNode) Token() string { return testToken }
 
-// Apply refuses as node.Node does.
-func (n *testNode) Apply(cfg node.Config) error {
+// Check refuses as node.Node does.
+func (n *testNode) Check(cfg node.Config) error {
 	if cfg.PodmanSocket != n.config.PodmanSocket {
-		return fmt.Errorf("podman_socket cannot change from %q to %q while the node runs: restart it", n.config.PodmanSocket, cfg.PodmanSocket)
+		return node.FixedError{Option: "podman_socket", Have: n.config.PodmanSocket, Want: cfg.PodmanSocket}
+	}
+	return nil
+}
+
+func (n *testNode) Apply(cfg node.Config) error {
+	if err := n.Check(cfg); err != nil {
+		return err
 	}
 	n.config = cfg
 	return nil

@@ -49,6 +49,7 @@ type heldNode struct {
 type openedNode interface {
 	Token() string
 	Apply(node.Config) error
+	Check(node.Config) error
 	Close(context.Context) error
 }
 
@@ -153,18 +154,28 @@ func (h *heldNode) apply(a *App) error {
 	return nil
 }
 
-func (h *heldNode) use(a *App) error {
+// prepare checks whether the node can have the settings of a. Unless it fails, the
+// caller applies or discards the change of egress.
+func (h *heldNode) prepare(ctx context.Context, a *App) (node.Config, *egress.Change, error) {
 	cfg := a.config()
 	key, err := a.key()
 	if err != nil {
-		return err
+		return cfg, nil, err
 	}
 	cfg.Home = key
 	settings, err := a.Egress.settings()
 	if err != nil {
-		return err
+		return cfg, nil, err
 	}
-	change, err := h.egress.Prepare(a.ctx, settings)
+	if err := h.node.Check(cfg); err != nil {
+		return cfg, nil, err
+	}
+	change, err := h.egress.Prepare(ctx, settings)
+	return cfg, change, err
+}
+
+func (h *heldNode) use(a *App) error {
+	cfg, change, err := h.prepare(a.ctx, a)
 	if err != nil {
 		return err
 	}

@@ -282,8 +282,9 @@ func TestTheAdminEndpointChecksPolicies(t *testing.T) {
 		rule(`{"policy": "header"}`):                            `"name" is missing`,
 		rule(`{"policy": "nope"}`):                              "no policy has this name",
 		`{"dota": "x"}`:                                         "unknown field",
-		`{"data": "/nowhere/at/all"}`:                           errNotOpen.Error(),
-		`{"egress": {"default": "x"}}`:                          "default is",
+		`{"data": "/nowhere/at/all"}`:                           fmt.Sprintf(`data cannot change from %q to "/nowhere/at/all" while the node runs: restart it`, s.home),
+		fmt.Sprintf(`{"data": %q, "podman_socket": "/elsewhere.sock"}`, s.home): `podman_socket cannot change from "" to "/elsewhere.sock" while the node runs: restart it`,
+		`{"egress": {"default": "x"}}`:                                          "default is",
 	} {
 		err := handleCheck(httptest.NewRecorder(), httptest.NewRequest("POST", "/doze/check", strings.NewReader(body)))
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {

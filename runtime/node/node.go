@@ -251,9 +251,21 @@ func (n *Node) Home() string { return n.config.Home }
 // Apply changes the configuration of the running node. What only a restart can
 // change is refused, and then nothing is changed.
 func (n *Node) Apply(cfg Config) error {
+	if err := n.Check(cfg); err != nil {
+		return err
+	}
 	if err := cfg.fill(); err != nil {
 		return err
 	}
+	return n.Manager.Configure(cfg.Sandbox)
+}
+
+// Check returns the error that Apply would. It changes nothing.
+func (n *Node) Check(cfg Config) error {
+	if err := cfg.fill(); err != nil {
+		return err
+	}
+	var refused error
 	for _, c := range []struct{ option, have, want string }{
 		{"data", n.config.Home, cfg.Home},
 		{"token_file", n.config.TokenFile, cfg.TokenFile},
@@ -262,11 +274,25 @@ func (n *Node) Apply(cfg Config) error {
 		{"podman_socket", n.config.PodmanSocket, cfg.PodmanSocket},
 		{"cgroup", n.config.Cgroup, cfg.Cgroup},
 	} {
-		if c.have != c.want {
-			return fmt.Errorf("%s cannot change from %q to %q while the node runs: restart it", c.option, c.have, c.want)
+		switch fixed := (FixedError{c.option, c.have, c.want}); {
+		case c.have == c.want:
+		case refused == nil:
+			refused = fixed
+		default:
+			refused = fmt.Errorf("%w; %w", refused, fixed)
 		}
 	}
-	return n.Manager.Configure(cfg.Sandbox)
+	if refused != nil {
+		return refused
+	}
+	return cfg.Sandbox.Validate()
+}
+
+// FixedError is about an option that only a restart can change.
+type FixedError struct{ Option, Have, Want string }
+
+func (e FixedError) Error() string {
+	return fmt.Sprintf("%s cannot change from %q to %q while the node runs: restart it", e.Option, e.Have, e.Want)
 }
 
 // Close puts the running sandboxes to sleep and ends the node. The next node

@@ -1,0 +1,43 @@
+package node
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+func TestWhatOnlyARestartChangesIsNamed(t *testing.T) {
+	running := Config{Home: t.TempDir(), Sandbox: sandbox.DefaultConfig()}
+	if err := running.fill(); err != nil {
+		t.Fatal(err)
+	}
+	n := &Node{config: running}
+	same := Config{Home: running.Home, Sandbox: sandbox.DefaultConfig()}
+	same.Sandbox.MaxSandboxes++
+	if err := n.Check(same); err != nil {
+		t.Errorf("nothing of it needs a restart: %v", err)
+	}
+	other := same
+	other.Guest, other.TokenFile = "/elsewhere/guest", "/elsewhere/token"
+	err := n.Check(other)
+	if err == nil {
+		t.Fatal("it is accepted")
+	}
+	for _, want := range []string{
+		`guest cannot change from "` + running.Guest + `" to "/elsewhere/guest" while the node runs: restart it`,
+		`token_file cannot change from "` + running.TokenFile + `" to "/elsewhere/token"`,
+	} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v\nlacks %s", err, want)
+		}
+	}
+	if err := n.Apply(other); err == nil {
+		t.Error("it is applied")
+	}
+	other = same
+	other.Sandbox.MaxSandboxes = -1
+	if err := n.Check(other); err == nil {
+		t.Error("invalid settings of sandboxes are accepted")
+	}
+}
