@@ -323,6 +323,27 @@ func keyrings(_ context.Context, cfg Config) Finding {
 	return atLeast(cfg, "keyrings", "kernel.keys.maxkeys", minKeys, "each sandbox takes one keyring")
 }
 
+// minEpoll is more than fits into memory.
+const minEpoll = 1 << 40
+
+func epoll(_ context.Context, cfg Config) Finding {
+	const name, key = "epoll", "fs.epoll.max_user_watches"
+	if n, ok := number(cfg, "/proc/sys/fs/epoll/max_user_watches"); ok && n < minEpoll {
+		return amiss(name, LevelWarning, fmt.Sprintf("%s; or: sysctl -w %s=%d", setup, key, minEpoll),
+			"%s is %d for all sandboxes together; one of them can use them up", key, n)
+	}
+	return fine(name, "no sandbox can use up the watches of another")
+}
+
+func pipes(_ context.Context, cfg Config) Finding {
+	const name, key = "pipes", "fs.pipe-user-pages-soft"
+	if n, ok := number(cfg, "/proc/sys/fs/pipe-user-pages-soft"); ok && n != 0 {
+		return amiss(name, LevelWarning, fmt.Sprintf("%s; or: sysctl -w %s=0", setup, key),
+			"%s is %d for all sandboxes together; one of them can make the pipes of the others slow", key, n)
+	}
+	return fine(name, "no sandbox can use up the buffers of another")
+}
+
 // atLeast checks a kernel limit that many sandboxes reach.
 func atLeast(cfg Config, name, key string, want int, why string) Finding {
 	n, ok := number(cfg, "/proc/sys/"+strings.ReplaceAll(key, ".", "/"))

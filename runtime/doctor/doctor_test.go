@@ -92,6 +92,8 @@ func well(t *testing.T) (*host, Config) {
 	for path, text := range map[string]string{
 		"/proc/sys/user/max_user_namespaces":                   "96365\n",
 		"/proc/sys/fs/inotify/max_user_instances":              "8192\n",
+		"/proc/sys/fs/epoll/max_user_watches":                  "1099511627776\n",
+		"/proc/sys/fs/pipe-user-pages-soft":                    "0\n",
 		"/proc/sys/kernel/keys/maxkeys":                        "20000\n",
 		"/proc/cgroups":                                        "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t1\t1\nmemory\t0\t1\t1\npids\t0\t1\t1\n",
 		"/etc/subuid":                                          "someone:100000:65536\ndoze:165536:65536\n",
@@ -221,6 +223,12 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 		{"few inotify instances", func(t *testing.T, h *host, _ *Config) {
 			h.write(t, "/proc/sys/fs/inotify/max_user_instances", "128\n")
 		}, "inotify", LevelWarning, "sysctl -w fs.inotify.max_user_instances=8192", false},
+		{"few epoll watches", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/fs/epoll/max_user_watches", "5491511\n")
+		}, "epoll", LevelWarning, "sysctl -w fs.epoll.max_user_watches=1099511627776", false},
+		{"few pages for pipes", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/fs/pipe-user-pages-soft", "16384\n")
+		}, "pipes", LevelWarning, "sysctl -w fs.pipe-user-pages-soft=0", false},
 		{"few keyrings", func(t *testing.T, h *host, _ *Config) {
 			h.write(t, "/proc/sys/kernel/keys/maxkeys", "200\n")
 		}, "keyrings", LevelWarning, "sysctl -w kernel.keys.maxkeys=", false},
