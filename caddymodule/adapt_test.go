@@ -61,7 +61,7 @@ func documented(t *testing.T) map[string][]string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	options := map[string][]string{"size": {"cpus", "memory", "pids"}}
+	options := map[string][]string{"size": {"cpus", "memory", "pids", "user_namespaces", "inotify_instances", "inotify_watches", "pending_signals", "message_queue_bytes"}}
 	sections := map[string]string{
 		"## The global option `doze`": "doze", "## `doze_preview`": "doze_preview",
 		"## The block `egress`": "egress", "## Rules of `egress`": "rule",

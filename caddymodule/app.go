@@ -43,12 +43,14 @@ type App struct {
 	// file `token` in the data folder.
 	TokenFile string `json:"token_file,omitempty"`
 	// The socket of a Podman API service. Default: the user's own; if none
-	// answers there, the node starts and supervises one.
+	// answers there, or its OCI runtime is not the node's, the node starts and
+	// supervises one.
 	PodmanSocket string `json:"podman_socket,omitempty"`
 	// The path of the program doze-guest, which becomes the first process of
 	// every sandbox. Default: beside the running program.
 	Guest string `json:"guest,omitempty"`
-	// The path of the program doze-netns. Default: beside the running program.
+	// The path of the program doze-netns, which dials into sandboxes and starts them
+	// within their quotas. Default: beside the running program.
 	NetnsHelper string `json:"netns_helper,omitempty"`
 	// The cgroup v2 subtree that belongs to the node's user, such as
 	// /sys/fs/cgroup/doze. Default: the environment variable DOZE_CGROUP.
@@ -113,7 +115,8 @@ type App struct {
 	live     atomic.Pointer[live]
 }
 
-// Size is what a sandbox may use. What is left out of a new size has no limit.
+// Size is what a sandbox may use. What is left out of a new size has no limit, unless it
+// has a default.
 type Size struct {
 	// CPU cores, such as 0.25.
 	CPUs float64 `json:"cpus,omitempty"`
@@ -121,6 +124,17 @@ type Size struct {
 	Memory int64 `json:"memory,omitempty"`
 	// Processes and threads.
 	PIDs int64 `json:"pids,omitempty"`
+	// User namespaces that programs may make, for sandboxes of their own, as bubblewrap
+	// and Chromium do. Default: 0, none.
+	UserNamespaces int64 `json:"user_namespaces,omitempty"`
+	// Inotify instances: each program that watches files has one or more. Default: 128.
+	InotifyInstances int64 `json:"inotify_instances,omitempty"`
+	// Files and folders that are watched by inotify. Default: 65536.
+	InotifyWatches int64 `json:"inotify_watches,omitempty"`
+	// Queued signals, and POSIX timers. Default: 1024.
+	PendingSignals int64 `json:"pending_signals,omitempty"`
+	// Bytes of POSIX message queues. Default: 204800.
+	MessageQueueBytes int64 `json:"message_queue_bytes,omitempty"`
 }
 
 // live is what handlers serve with once the node is open.
@@ -359,10 +373,18 @@ func (a *App) domains(own []string) []string {
 func (a *App) config() node.Config {
 	sb := sandbox.DefaultConfig()
 	for name, size := range a.Sizes {
-		limits := sb.Sizes[name]
+		limits, known := sb.Sizes[name]
+		if !known {
+			limits.Quotas = sandbox.DefaultQuotas()
+		}
 		set(&limits.CPUs, size.CPUs)
 		set(&limits.Memory, size.Memory)
 		set(&limits.PIDs, size.PIDs)
+		set(&limits.UserNamespaces, size.UserNamespaces)
+		set(&limits.InotifyInstances, size.InotifyInstances)
+		set(&limits.InotifyWatches, size.InotifyWatches)
+		set(&limits.PendingSignals, size.PendingSignals)
+		set(&limits.MessageQueueBytes, size.MessageQueueBytes)
 		sb.Sizes[name] = limits
 	}
 	sb.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}

@@ -183,12 +183,20 @@ func (s *Size) parseOption(o options) error {
 	case "memory":
 		return o.bytes(&s.Memory)
 	case "pids":
-		var pids int
-		err := o.count(&pids)
-		s.PIDs = int64(pids)
-		return err
+		return o.count64(&s.PIDs, 1)
+	case "user_namespaces":
+		return o.count64(&s.UserNamespaces, 0)
+	case "inotify_instances":
+		return o.count64(&s.InotifyInstances, 1)
+	case "inotify_watches":
+		return o.count64(&s.InotifyWatches, 1)
+	case "pending_signals":
+		return o.count64(&s.PendingSignals, 1)
+	case "message_queue_bytes":
+		return o.bytes(&s.MessageQueueBytes)
 	default:
-		return o.Errf("unrecognized option of a size: %q; it has cpus, memory and pids", name)
+		return o.Errf("unrecognized option of a size: %q; it has cpus, memory, pids, user_namespaces, "+
+			"inotify_instances, inotify_watches, pending_signals and message_queue_bytes", name)
 	}
 }
 
@@ -346,15 +354,24 @@ func (o options) positiveDuration(to *caddy.Duration) error {
 }
 
 func (o options) count(to *int) error {
+	var n int64
+	if err := o.count64(&n, 1); err != nil {
+		return err
+	}
+	*to = int(n)
+	return nil
+}
+
+func (o options) count64(to *int64, least int64) error {
 	name, text := o.Val(), ""
 	if err := o.text(&text); err != nil {
 		return err
 	}
 	n, err := strconv.ParseInt(text, 10, 32)
-	if err != nil || n < 1 {
-		return o.Errf("%s is %q; it is a whole number from 1", name, text)
+	if err != nil || n < least {
+		return o.Errf("%s is %q; it is a whole number from %d", name, text, least)
 	}
-	*to = int(n)
+	*to = n
 	return nil
 }
 

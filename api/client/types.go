@@ -139,6 +139,12 @@ type Limits struct {
 	CPUs   float64 `json:"cpus,omitempty"`
 	Memory int64   `json:"memory,omitempty"`
 	PIDs   int64   `json:"pids,omitempty"`
+
+	UserNamespaces    int64 `json:"user_namespaces,omitempty"`
+	InotifyInstances  int64 `json:"inotify_instances,omitempty"`
+	InotifyWatches    int64 `json:"inotify_watches,omitempty"`
+	PendingSignals    int64 `json:"pending_signals,omitempty"`
+	MessageQueueBytes int64 `json:"message_queue_bytes,omitempty"`
 }
 
 // Node is what a node says of itself.

@@ -6,19 +6,28 @@
 //
 // Run it by Podman's own `podman unshare` to find Podman's user namespace, and
 // by nsenter to serve in it without a podman process that stays.
+//
+// Under the name doze-crun it is the OCI runtime of sandboxes, which Podman starts: see
+// package ociruntime.
 package main
 
 import (
 	"os"
+	"path/filepath"
 	"runtime/debug"
+	"strings"
 
 	"github.com/doze-run/doze/runtime/netns/helper"
+	"github.com/doze-run/doze/runtime/podman/ociruntime"
 )
 
 // buildVersion is set by the build: -ldflags "-X main.buildVersion=…".
 var buildVersion = "unknown"
 
 func main() {
+	if strings.HasPrefix(filepath.Base(os.Args[0]), ociruntime.Name) {
+		os.Exit(ociruntime.Main(os.Args))
+	}
 	// The helper lives as long as the node and must cost next to nothing.
 	debug.SetGCPercent(20)
 	if len(os.Args) != 2 {

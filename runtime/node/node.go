@@ -152,7 +152,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	if err := report(<-findings, log); err != nil {
 		return nil, err
 	}
-	engine, err := podman.Open(ctx, podman.Config{Node: records.NodeID(), RunDir: cfg.Sandbox.RunDir, Socket: cfg.PodmanSocket, Log: log})
+	engine, err := podman.Open(ctx, podman.Config{Node: records.NodeID(), RunDir: cfg.Sandbox.RunDir, Socket: cfg.PodmanSocket, Helper: cfg.NetnsHelper, Log: log})
 	if err != nil {
 		return nil, err
 	}

@@ -64,11 +64,14 @@ func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
 // believes of the container.
 const startTries = 3
 
-// Start starts the container and bounds its processes.
+// Start starts the container within the limits.
 func (e *Engine) Start(ctx context.Context, id sandbox.ID, limits sandbox.Limits) (sandbox.Container, error) {
 	handle, err := e.handle(ctx, id)
 	if err != nil {
 		return sandbox.Container{}, err
+	}
+	if err := e.writeQuotas(id, limits); err != nil {
+		return sandbox.Container{}, fmt.Errorf("writing the quotas of %s: %w", id, err)
 	}
 	for try := 1; ; try++ {
 		c, err := e.startOnce(ctx, id, handle, limits)
@@ -126,10 +129,8 @@ func (e *Engine) homeless(ctx context.Context, id sandbox.ID) error {
 // limitProcesses sets RLIMIT_NPROC of a first process that has no children yet.
 // Since Linux 5.14 it counts by user and user namespace, so it bounds each user
 // of this sandbox by itself: a fork bomb ends there even where the pids controller
-// is not delegated. (A sandbox that uses many of its users can have more; only
-// the controller counts them together.) It cannot stand in the container's spec:
-// the runtime would have it before it makes the user namespace, which would then
-// bound the sum of all sandboxes of the node by the limit of one.
+// is not delegated. The OCI runtime bounds them together, but containers that were made
+// before have another one.
 func limitProcesses(pid int, limit int64) error {
 	if limit == 0 {
 		return nil // none was asked for

@@ -25,7 +25,7 @@ type Config struct {
 	// Node is the id of the node, which labels its containers. Required.
 	Node string
 	// RunDir is the folder of the service that the node starts when there is
-	// none, for podman.sock, podman.log and seccomp.json, and of what containers
+	// none, for podman.sock, podman.log, seccomp.json and doze-crun, and of what containers
 	// have instead of files that Podman makes. Required; it must exist, outlive a
 	// reboot, and sandboxes must not see it.
 	RunDir string
@@ -34,6 +34,8 @@ type Config struct {
 	Socket string
 	// Command is the podman to start. Default: podman, from PATH.
 	Command string
+	// Helper is the program doze-netns, which is the OCI runtime of sandboxes. Required.
+	Helper string
 	// Log gets what the service writes. Default: slog.Default().
 	Log *slog.Logger
 }
@@ -51,12 +53,14 @@ type Engine struct {
 	// owned remembers which containers are of this node: sandbox.ID →
 	// Podman's id of the container.
 	owned sync.Map
+	// quotas is held while a file of quotas is written.
+	quotas sync.Mutex
 }
 
 // Open finds or starts an API service and returns when it answers.
 func Open(ctx context.Context, cfg Config) (*Engine, error) {
-	if cfg.Node == "" || cfg.RunDir == "" {
-		return nil, errors.New("podman: Node and RunDir are required")
+	if cfg.Node == "" || cfg.RunDir == "" || cfg.Helper == "" {
+		return nil, errors.New("podman: Node, RunDir and Helper are required")
 	}
 	run, err := filepath.Abs(cfg.RunDir)
 	if err != nil {
@@ -82,7 +86,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		return nil, fmt.Errorf("writing the seccomp profile: %w", err)
 	}
 	own := files{run: run}
-	if err := own.prepare(); err != nil {
+	if err := own.prepare(cfg.Helper); err != nil {
 		return nil, fmt.Errorf("making the sandboxes' files: %w", err)
 	}
 	e := &Engine{
@@ -91,7 +95,7 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 		profile: profile,
 		files:   own,
 		log:     cfg.Log,
-		service: newService(cfg.Command, cfg.Socket, filepath.Join(run, "podman.sock"), cfg.Log),
+		service: newService(cfg.Command, own.ociRuntime(), cfg.Socket, filepath.Join(run, "podman.sock"), cfg.Log),
 	}
 	e.service.start()
 	if _, err := e.service.connection(ctx, startLimit); err != nil {

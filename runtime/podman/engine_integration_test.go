@@ -52,6 +52,7 @@ func openIn(t testing.TB, dir, id string) *node {
 func openWith(t testing.TB, cfg Config) *node {
 	t.Helper()
 	cfg.Socket = filepath.Join(cfg.RunDir, "none.sock") // the user's own is not the test's
+	cfg.Helper = helperProgram()
 	cfg.Log = slog.New(slog.NewTextHandler(testLog{t}, nil))
 	e, err := Open(deadline(t), cfg)
 	if err != nil {
@@ -81,6 +82,9 @@ func openWith(t testing.TB, cfg Config) *node {
 	})
 	return n
 }
+
+// helperProgram is doze-netns.
+func helperProgram() string { return filepath.Join(os.Getenv("DOZE_BIN"), "doze-netns") }
 
 // testLog hands on the engine's log.
 type testLog struct{ t testing.TB }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"github.com/doze-run/doze/runtime/netns/link"
+	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -22,6 +23,13 @@ func (f files) containerEnv() string { return filepath.Join(f.run, "containerenv
 
 // resolvConf names the node as the name server. Of all sandboxes.
 func (f files) resolvConf() string { return filepath.Join(f.run, "resolv.conf") }
+
+// ociRuntime is the program that Podman runs containers with. Podman remembers this path
+// for each container, which therefore is not where the program is installed.
+func (f files) ociRuntime() string { return filepath.Join(f.run, ociruntime.Name) }
+
+// quotas are read by the OCI runtime at each start.
+func (f files) quotas(id sandbox.ID) string { return f.path(id, "quotas") }
 
 func (f files) hosts(id sandbox.ID) string    { return f.path(id, "hosts") }
 func (f files) hostname(id sandbox.ID) string { return f.path(id, "hostname") }
@@ -39,11 +47,12 @@ func (f files) path(id sandbox.ID, name string) string {
 var resolvConf = fmt.Sprintf("nameserver %s\nnameserver %s\noptions timeout:2 attempts:2\n", link.Gateway, link.SecondServer)
 
 // prepare makes what is of all sandboxes.
-func (f files) prepare() error {
+func (f files) prepare(helper string) error {
 	if err := os.MkdirAll(filepath.Join(f.run, "etc"), 0o700); err != nil {
 		return err
 	}
 	return errors.Join(
+		linkTo(helper, f.ociRuntime()),
 		writeReadable(f.containerEnv(), ""),
 		writeReadable(f.resolvConf(), resolvConf))
 }
@@ -58,12 +67,28 @@ func (f files) write(id sandbox.ID, hostname string) error {
 // remove removes a sandbox's files. Idempotent.
 func (f files) remove(id sandbox.ID) error {
 	var errs []error
-	for _, path := range []string{f.hosts(id), f.hostname(id)} {
+	for _, path := range []string{f.hosts(id), f.hostname(id), f.quotas(id)} {
 		if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// linkTo makes path a symbolic link to the program, or replaces it.
+func linkTo(program, path string) error {
+	program, err := filepath.Abs(program)
+	if err != nil {
+		return err
+	}
+	temporary := path + ".new" // a container may start meanwhile
+	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(program, temporary); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
 }
 
 // writeReadable writes a file that sandboxes can read, whatever the umask: their

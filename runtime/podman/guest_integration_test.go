@@ -18,9 +18,10 @@ import (
 
 // box is a running sandbox with the real guest.
 type box struct {
-	t    testing.TB
-	n    *node
-	spec sandbox.ContainerSpec
+	t      testing.TB
+	n      *node
+	spec   sandbox.ContainerSpec
+	limits sandbox.Limits
 	sandbox.Container
 	guest *guest.Client
 }
@@ -28,11 +29,16 @@ type box struct {
 // boot starts a sandbox of an image and waits for its guest.
 func (n *node) boot(t testing.TB, image string) *box {
 	t.Helper()
+	return n.bootWithin(t, image, limits)
+}
+
+func (n *node) bootWithin(t testing.TB, image string, limits sandbox.Limits) *box {
+	t.Helper()
 	spec := n.spec(t, enginetest.NewID())
 	spec.GuestBinary = guestBinary(t)
 	spec.ImageRef = image
 	spec.Env = map[string]string{"DOZE_TEST": "as asked"}
-	b := &box{t: t, n: n, spec: spec, guest: guest.NewClient(filepath.Join(spec.RunDir, guest.SocketName))}
+	b := &box{t: t, n: n, spec: spec, limits: limits, guest: guest.NewClient(filepath.Join(spec.RunDir, guest.SocketName))}
 	t.Cleanup(func() {
 		b.guest.Close()
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -55,7 +61,7 @@ func (n *node) boot(t testing.TB, image string) *box {
 // start starts the container, or starts it again, and waits for its guest.
 func (b *box) start() {
 	b.t.Helper()
-	c, err := b.n.Start(deadline(b.t), b.spec.ID, limits)
+	c, err := b.n.Start(deadline(b.t), b.spec.ID, b.limits)
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func probe(part string) int {
 
 // victim is a node that waits to be killed.
 func victim(dir string) {
-	if _, err := Open(context.Background(), Config{Node: "victim", RunDir: dir, Socket: dir + "/none.sock"}); err != nil {
+	if _, err := Open(context.Background(), Config{Node: "victim", RunDir: dir, Socket: dir + "/none.sock", Helper: helperProgram()}); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}

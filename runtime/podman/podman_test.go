@@ -21,6 +21,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -201,12 +202,12 @@ func TestServicesThatDieSoonAreSpaced(t *testing.T) {
 		case r.URL.Path == "/_ping" && pings.Add(1)%2 == 0:
 			w.WriteHeader(http.StatusInternalServerError) // it answered once, and is dead now
 		case strings.HasSuffix(r.URL.Path, "/info"):
-			io.WriteString(w, `{"host":{"cgroupManager":"cgroupfs"}}`)
+			io.WriteString(w, `{"host":{"cgroupManager":"cgroupfs","ociRuntime":{"path":"/run/doze-crun"}}}`)
 		}
 	})}
 	go server.Serve(l) // until Close
 	defer server.Close()
-	s := newService("no-such-podman", socket, filepath.Join(t.TempDir(), "podman.sock"), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	s := newService("no-such-podman", "/run/doze-crun", socket, filepath.Join(t.TempDir(), "podman.sock"), slog.New(slog.NewTextHandler(t.Output(), nil)))
 	s.start()
 	defer s.close()
 	const deaths = 4
@@ -386,6 +387,36 @@ func TestLogTailHandsOnEachLineOnce(t *testing.T) {
 	}
 }
 
+// By another runtime, sandboxes would have no quotas.
+func TestServiceWithAnotherRuntimeIsNotUsed(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "podman.sock")
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Libpod-API-Version", "4.3.1")
+		if strings.HasSuffix(r.URL.Path, "/info") {
+			io.WriteString(w, `{"host":{"cgroupManager":"cgroupfs","ociRuntime":{"name":"crun","path":"/usr/bin/crun"}}}`)
+		}
+	})}
+	go server.Serve(l) // until Close
+	defer server.Close()
+	s := newService("no-such-podman", "/run/doze-crun", socket, filepath.Join(t.TempDir(), "podman.sock"), slog.New(slog.NewTextHandler(t.Output(), nil)))
+	conn, err := dial(t.Context(), socket, startLimit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.close()
+	if err := s.fits(t.Context(), conn); err == nil || !strings.Contains(err.Error(), `set runtime = "/run/doze-crun"`) {
+		t.Errorf("the service of another runtime: %v", err)
+	}
+	if conn, err := s.connect(t.Context()); err == nil { // it tries to start its own
+		conn.close()
+		t.Error("it is used")
+	}
+}
+
 // Podman's database can lose a container whose disk is there.
 func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "podman.sock")
@@ -393,6 +424,7 @@ func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T)
 	if err != nil {
 		t.Fatal(err)
 	}
+	run := t.TempDir()
 	var removed atomic.Int32
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Libpod-API-Version", "4.3.1")
@@ -400,7 +432,7 @@ func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T)
 		switch path := r.URL.Path; {
 		case strings.HasSuffix(path, "/_ping"):
 		case strings.HasSuffix(path, "/info"):
-			fmt.Fprint(w, `{"host":{"cgroupManager":"cgroupfs"}}`)
+			fmt.Fprintf(w, `{"host":{"cgroupManager":"cgroupfs","ociRuntime":{"path":%q}}}`, filepath.Join(run, ociruntime.Name))
 		case strings.HasSuffix(path, "/containers/create") && removed.Load() == 0:
 			w.WriteHeader(http.StatusInternalServerError)
 			fmt.Fprint(w, `{"message":"the container name \"doze-abcdefghijkl\" is already in use by 123","response":500}`)
@@ -417,7 +449,7 @@ func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T)
 	})}
 	go server.Serve(l) // until Close
 	defer server.Close()
-	e, err := Open(t.Context(), Config{Node: "node1", RunDir: t.TempDir(), Socket: socket, Command: "true", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	e, err := Open(t.Context(), Config{Node: "node1", RunDir: run, Socket: socket, Command: "true", Helper: "true", Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -47,6 +47,7 @@ const (
 // has left the service's process group and session.
 type service struct {
 	command string // the podman to start
+	runtime string // the OCI runtime of sandboxes
 	shared  string // socket of the user's own service, used if it fits; may be empty
 	own     string // socket of the service that nodes on this data start
 	log     *slog.Logger
@@ -71,9 +72,10 @@ type child struct {
 	err    error         // valid once exited is closed
 }
 
-func newService(command, shared, own string, log *slog.Logger) *service {
+func newService(command, runtime, shared, own string, log *slog.Logger) *service {
 	return &service{
 		command: command,
+		runtime: runtime,
 		shared:  shared,
 		own:     own,
 		log:     log,
@@ -176,7 +178,7 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 	if s.shared != "" {
 		conn, err := dial(ctx, s.shared, pingLimit)
 		if err == nil {
-			if err = fits(ctx, conn); err == nil {
+			if err = s.fits(ctx, conn); err == nil {
 				return conn, nil
 			}
 			s.log.Info("not using the user's podman service", "socket", s.shared, "reason", err)
@@ -184,14 +186,19 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 		}
 	}
 	if conn, err := dial(ctx, s.own, pingLimit); err == nil {
-		return conn, nil
+		if err = s.fits(ctx, conn); err == nil {
+			return conn, nil
+		}
+		s.log.Info("replacing the podman service of an earlier node", "reason", err)
+		conn.close()
 	}
 	return s.spawn(ctx)
 }
 
-// fits says whether a service that was not started here makes containers below
-// the cgroup that it is told. With systemd as cgroup manager it does not.
-func fits(ctx context.Context, conn *connection) error {
+// fits says whether a service that was not started here runs containers by the OCI
+// runtime of sandboxes, and below the cgroup that it is told. With systemd as cgroup
+// manager it does not.
+func (s *service) fits(ctx context.Context, conn *connection) error {
 	ctx, cancel := context.WithTimeout(ctx, pingLimit)
 	defer cancel()
 	var info *define.Info
@@ -204,6 +211,13 @@ func fits(ctx context.Context, conn *connection) error {
 	}
 	if m := info.Host.CgroupManager; m != "cgroupfs" {
 		return fmt.Errorf("its cgroup manager is %s, not cgroupfs", m)
+	}
+	path := ""
+	if r := info.Host.OCIRuntime; r != nil {
+		path = r.Path
+	}
+	if path != s.runtime {
+		return fmt.Errorf("its OCI runtime is %q; set runtime = %q under [engine] in its containers.conf", path, s.runtime)
 	}
 	return nil
 }
@@ -253,7 +267,7 @@ func (s *service) startChild() (*child, error) {
 	}
 	defer log.Close()
 	// A path by way of the working directory may be of any length.
-	cmd := exec.Command(s.command, "--cgroup-manager=cgroupfs", "--log-level=warn",
+	cmd := exec.Command(s.command, "--cgroup-manager=cgroupfs", "--runtime="+s.runtime, "--log-level=warn",
 		"system", "service", "--time=0", "unix:///proc/self/cwd/"+filepath.Base(s.own))
 	cmd.Dir = filepath.Dir(s.own)
 	cmd.Stdout, cmd.Stderr = log, log

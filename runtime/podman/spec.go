@@ -1,6 +1,7 @@
 package podman
 
 import (
+	"fmt"
 	"strings"
 	"syscall"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -47,6 +49,9 @@ const (
 	// shmSize of /dev/shm in bytes, as Docker's and Podman's default. It is
 	// memory that no controller may count, so it is not more.
 	shmSize = 64 << 20
+	// maxTerminals of a sandbox. All sandboxes of the machine share 3,072, by the
+	// kernel's defaults (kernel.pty.max less kernel.pty.reserve).
+	maxTerminals = 256
 	// maxFiles a process may open. The node's own limit applies where it is lower.
 	maxFiles = 65536
 	// oomScore makes the kernel end a sandbox rather than the node when the
@@ -63,8 +68,8 @@ func containerName(id sandbox.ID) string { return "doze-" + string(id) }
 // generate says how Podman makes the container. The image gives its root file
 // system, its environment and its working directory; entry point, command, user,
 // volumes, health check and stop signal of the image are not used. Limits of
-// memory, CPU and processes are set on the parent cgroup by the Freezer, and one of
-// processes by Start.
+// memory, CPU and processes are set on the parent cgroup by the Freezer, and all others by
+// the OCI runtime, which reads them when the container starts.
 func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen.SpecGenerator {
 	s := specgen.NewSpecGenerator(c.ImageRef, false)
 	s.Name = containerName(c.ID)
@@ -72,6 +77,7 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 		labelNode:    node,
 		labelSandbox: string(c.ID),
 	}
+	s.Annotations = map[string]string{ociruntime.Annotation: own.quotas(c.ID)}
 	if c.Origin != "" {
 		s.Labels[labelOrigin] = c.Origin
 	}
@@ -141,6 +147,12 @@ func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
 		Type:        "bind",
 		Source:      c.RunDir,
 		Options:     []string{"bind", "rw", "nosuid", "nodev", "noexec", "private"},
+	}, {
+		Destination: "/dev/pts", // as Podman's, but for max
+		Type:        "devpts",
+		Source:      "devpts",
+		Options: []string{"private", "rw", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5",
+			fmt.Sprintf("max=%d", maxTerminals)},
 	}}
 	for destination, source := range map[string]string{
 		"/etc/hosts":         own.hosts(c.ID),

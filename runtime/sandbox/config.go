@@ -45,9 +45,9 @@ type Config struct {
 func DefaultConfig() Config {
 	return Config{
 		Sizes: map[string]Limits{
-			"lite":     {CPUs: 0.25, Memory: 256 << 20, PIDs: 128},
-			"basic":    {CPUs: 1, Memory: 1 << 30, PIDs: 512},
-			"standard": {CPUs: 2, Memory: 4 << 30, PIDs: 1024},
+			"lite":     {CPUs: 0.25, Memory: 256 << 20, PIDs: 128, Quotas: DefaultQuotas()},
+			"basic":    {CPUs: 1, Memory: 1 << 30, PIDs: 512, Quotas: DefaultQuotas()},
+			"standard": {CPUs: 2, Memory: 4 << 30, PIDs: 1024, Quotas: DefaultQuotas()},
 		},
 		DefaultSize:   "basic",
 		Images:        Images{Default: "base"},
@@ -107,6 +107,9 @@ func (c Config) Validate() error {
 			return &InvalidError{Field: "size " + name, Reason: "a limit is negative", Want: "limits are positive, or 0 for none"}
 		}
 		if err := l.enough(name); err != nil {
+			return err
+		}
+		if err := l.Quotas.validate(name); err != nil {
 			return err
 		}
 	}

@@ -28,7 +28,10 @@ func TestConfigurationThatCannotWorkIsRefused(t *testing.T) {
 		"size s: memory":    func(c *sandbox.Config) { c.Sizes["s"] = sandbox.Limits{Memory: 1} },
 		"size s: cpus":      func(c *sandbox.Config) { c.Sizes["s"] = sandbox.Limits{CPUs: 0.001} },
 		"size s: pids":      func(c *sandbox.Config) { c.Sizes["s"] = sandbox.Limits{PIDs: 2} },
-		"allow_images":      func(c *sandbox.Config) { c.Images.Allow = []string{"["} },
+		"size s: user_namespaces": func(c *sandbox.Config) {
+			c.Sizes["s"] = sandbox.Limits{Quotas: sandbox.Quotas{UserNamespaces: 1 << 31}}
+		},
+		"allow_images": func(c *sandbox.Config) { c.Images.Allow = []string{"["} },
 	} {
 		cfg := sandbox.DefaultConfig()
 		spoil(&cfg)

@@ -15,6 +15,7 @@ type Limits struct {
 	CPUs   float64 `json:"cpus,omitempty"`   // cores, such as 0.25
 	Memory int64   `json:"memory,omitempty"` // bytes
 	PIDs   int64   `json:"pids,omitempty"`   // processes and threads
+	Quotas
 }
 
 // ContainerSpec is what an Engine makes a container of.

@@ -1,0 +1,413 @@
+// Package ociruntime is the OCI runtime of sandboxes: crun, for which it makes the user
+// namespace of each sandbox, below one more that is between Podman's and the sandbox's own.
+//
+// That one is what bounds a sandbox as a whole. The kernel counts inotify
+// instances, pending signals and their kind by user and user namespace, and once more
+// in the namespace above, for the user that made the one below. Limits of a
+// sandbox's own namespace hold for each of its 65,535 users by itself; in the
+// namespace above, all of them are one.
+//
+// Sources: kernel/ucount.c; https://man7.org/linux/man-pages/man7/namespaces.7.html,
+// "The /proc/sys/user directory".
+package ociruntime
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// Name of the program as Podman calls it: doze-netns under this name is the
+	// OCI runtime.
+	Name = "doze-crun"
+	// Annotation of a container with the path of its Quotas. A container without
+	// it is no sandbox, and crun runs as it would otherwise.
+	Annotation = "doze.quotas"
+
+	// bounding and holding are the names of the processes that set the quotas, in a user
+	// namespace around the sandbox's, and keep the sandbox's own until crun has joined it.
+	bounding = Name + "-bounding"
+	holding  = Name + "-holding"
+)
+
+// Quotas of a sandbox, all its users together.
+type Quotas struct {
+	// Sysctls are files of /proc/sys/user and their content. The kernel may lack
+	// one, and then has nothing that it would bound.
+	Sysctls map[string]int64 `json:"sysctls"`
+	// NPROC, SIGPENDING and MSGQUEUE are resource limits; zero for none. They are no
+	// higher than the caller's own.
+	NPROC      int64 `json:"nproc,omitempty"`
+	SIGPENDING int64 `json:"sigpending,omitempty"`
+	MSGQUEUE   int64 `json:"msgqueue,omitempty"`
+}
+
+// Write stores q at path, for the container's next start. It writes nothing if that is
+// what the file has.
+func (q Quotas) Write(path string) error {
+	want, err := json.Marshal(q)
+	if err != nil {
+		return err
+	}
+	if have, err := os.ReadFile(path); err == nil && string(have) == string(want) {
+		return nil
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, want, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+func read(path string) (q Quotas, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return q, err
+	}
+	if err := json.Unmarshal(text, &q); err != nil {
+		return q, fmt.Errorf("%s: %w", path, err)
+	}
+	for name := range q.Sysctls {
+		if name != filepath.Base(name) {
+			return q, fmt.Errorf("%s: invalid name %q", path, name)
+		}
+	}
+	return q, nil
+}
+
+// Main runs the program with its arguments, the first of which is its name, and
+// returns its exit code, unless the process becomes crun.
+func Main(args []string) int {
+	var err error
+	code := 1
+	switch {
+	case args[0] == bounding && len(args) == 2:
+		err = bound(args[1])
+	case args[0] == holding:
+		_, err = io.Copy(io.Discard, os.Stdin)
+	default:
+		code, err = run(args[1:])
+	}
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", Name, err)
+		return 1
+	}
+	return code
+}
+
+// run becomes crun, or for the creation of a sandbox runs it with a user namespace to join.
+func run(args []string) (int, error) {
+	path := configOf(args)
+	if path == "" {
+		return 1, execCrun(args)
+	}
+	c, err := readConfig(path)
+	if err != nil {
+		return 1, err
+	}
+	if c.Annotations[Annotation] == "" {
+		return 1, execCrun(args)
+	}
+	quotas, err := read(c.Annotations[Annotation])
+	if err != nil {
+		return 1, err
+	}
+	namespace, release, err := namespaceWithin(task{quotas, c.Linux.UIDMappings, c.Linux.GIDMappings})
+	if err != nil {
+		return 1, fmt.Errorf("make the sandbox's user namespace: %w", err)
+	}
+	defer release()
+	if err := joinNamespace(path, namespace); err != nil {
+		return 1, err
+	}
+	program, err := findCrun()
+	if err != nil {
+		return 1, err
+	}
+	cmd := exec.Command(program, args...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	err = cmd.Run()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
+		return exit.ExitCode(), nil // crun has said why
+	}
+	return 0, err
+}
+
+// task of the process that makes a sandbox's user namespace.
+type task struct {
+	Quotas Quotas
+	UIDs   []mapping
+	GIDs   []mapping
+}
+
+// mapping of ids, as a container's configuration has it.
+type mapping struct {
+	ContainerID int `json:"containerID"`
+	HostID      int `json:"hostID"`
+	Size        int `json:"size"`
+}
+
+// namespaceWithin makes a user namespace with quotas and the sandbox's own in it, and returns
+// the path of the latter, which is valid until release.
+func namespaceWithin(t task) (path string, release func(), err error) {
+	text, err := json.Marshal(t)
+	if err != nil {
+		return "", nil, err
+	}
+	uids, err := identity("/proc/self/uid_map")
+	if err != nil {
+		return "", nil, err
+	}
+	gids, err := identity("/proc/self/gid_map")
+	if err != nil {
+		return "", nil, err
+	}
+	cmd := inUserNamespace(uids, gids, bounding, string(text))
+	hold, err := cmd.StdinPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	answer, err := cmd.StdoutPipe()
+	if err != nil {
+		return "", nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return "", nil, err
+	}
+	release = func() {
+		hold.Close()
+		_ = cmd.Wait()
+	}
+	var pid int
+	if _, err := fmt.Fscanln(answer, &pid); err != nil {
+		hold.Close()
+		return "", nil, errors.Join(err, cmd.Wait())
+	}
+	return fmt.Sprintf("/proc/%d/ns/user", pid), release, nil
+}
+
+// bound sets the quotas, makes the sandbox's user namespace, prints the id of a process in it,
+// and waits for the end of standard input. It has all capabilities in its user namespace, which
+// the sandbox's root lacks.
+func bound(text string) error {
+	var t task
+	if err := json.Unmarshal([]byte(text), &t); err != nil {
+		return err
+	}
+	if err := t.Quotas.set(); err != nil {
+		return fmt.Errorf("bound the sandbox: %w", err)
+	}
+	cmd := inUserNamespace(sysMappings(t.UIDs), sysMappings(t.GIDs), holding)
+	cmd.Stdin = os.Stdin
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	fmt.Println(cmd.Process.Pid)
+	return cmd.Wait()
+}
+
+// inUserNamespace is a command that runs this program, by that name, in a new user namespace.
+func inUserNamespace(uids, gids []syscall.SysProcIDMap, name string, args ...string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Args = append([]string{name}, args...)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:                 syscall.CLONE_NEWUSER,
+		UidMappings:                uids,
+		GidMappings:                gids,
+		GidMappingsEnableSetgroups: true,
+	}
+	return cmd
+}
+
+func sysMappings(list []mapping) []syscall.SysProcIDMap {
+	converted := make([]syscall.SysProcIDMap, len(list))
+	for i, m := range list {
+		converted[i] = syscall.SysProcIDMap{ContainerID: m.ContainerID, HostID: m.HostID, Size: m.Size}
+	}
+	return converted
+}
+
+// set bounds this process's user namespace, and those that it makes.
+func (q Quotas) set() error {
+	for _, name := range slices.Sorted(maps.Keys(q.Sysctls)) {
+		err := os.WriteFile(filepath.Join("/proc/sys/user", name), strconv.AppendInt(nil, q.Sysctls[name], 10), 0)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	for _, limit := range []struct {
+		resource int
+		value    int64
+	}{{unix.RLIMIT_NPROC, q.NPROC}, {unix.RLIMIT_SIGPENDING, q.SIGPENDING}, {unix.RLIMIT_MSGQUEUE, q.MSGQUEUE}} {
+		if limit.value == 0 {
+			continue
+		}
+		// What the maker of a user namespace may use is what all users in it may use together.
+		var own unix.Rlimit
+		if err := unix.Getrlimit(limit.resource, &own); err != nil {
+			return err
+		}
+		n := min(uint64(limit.value), own.Max)
+		if err := unix.Setrlimit(limit.resource, &unix.Rlimit{Cur: n, Max: n}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// configOf returns the path of the container's configuration if args tell crun to create one.
+func configOf(args []string) string {
+	create := slices.Index(args, "create")
+	if create < 0 {
+		return ""
+	}
+	bundle := "."
+	for i, arg := range args[create:] {
+		if value, ok := strings.CutPrefix(arg, "--bundle="); ok {
+			bundle = value
+		} else if (arg == "--bundle" || arg == "-b") && create+i+1 < len(args) {
+			bundle = args[create+i+1]
+		}
+	}
+	return filepath.Join(bundle, "config.json")
+}
+
+// config is what is read of a container's configuration.
+type config struct {
+	Annotations map[string]string `json:"annotations"`
+	Linux       struct {
+		UIDMappings []mapping `json:"uidMappings"`
+		GIDMappings []mapping `json:"gidMappings"`
+	} `json:"linux"`
+}
+
+func readConfig(path string) (c config, err error) {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return c, err
+	}
+	if err := json.Unmarshal(text, &c); err != nil {
+		return c, fmt.Errorf("%s: %w", path, err)
+	}
+	return c, nil
+}
+
+// joinNamespace puts the path of a user namespace into a container's configuration, which
+// Podman writes before each start, in the place of one to be made.
+func joinNamespace(path, namespace string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return err
+	}
+	var container, linux map[string]json.RawMessage
+	var namespaces []struct {
+		Type string `json:"type"`
+		Path string `json:"path,omitempty"`
+	}
+	err = json.Unmarshal(text, &container)
+	if err == nil {
+		err = json.Unmarshal(container["linux"], &linux)
+	}
+	if err == nil {
+		err = json.Unmarshal(linux["namespaces"], &namespaces)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", path, err)
+	}
+	found := false
+	for i := range namespaces {
+		if n := &namespaces[i]; n.Type == "user" {
+			n.Path, found = namespace, true
+		}
+	}
+	if !found {
+		return fmt.Errorf("%s: the sandbox has no user namespace", path)
+	}
+	delete(linux, "uidMappings")
+	delete(linux, "gidMappings")
+	if linux["namespaces"], err = json.Marshal(namespaces); err != nil {
+		return err
+	}
+	if container["linux"], err = json.Marshal(linux); err != nil {
+		return err
+	}
+	if text, err = json.Marshal(container); err != nil {
+		return err
+	}
+	temporary := path + ".new"
+	if err := os.WriteFile(temporary, text, info.Mode().Perm()); err != nil {
+		return err
+	}
+	return os.Rename(temporary, path)
+}
+
+// identity maps all ids of this user namespace to themselves.
+func identity(file string) ([]syscall.SysProcIDMap, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var list []syscall.SysProcIDMap
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line) // first id here, first id above, count
+		if len(fields) != 3 {
+			return nil, fmt.Errorf("%s: unknown line %q", file, line)
+		}
+		first, err := strconv.Atoi(fields[0])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		count, err := strconv.Atoi(fields[2])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		list = append(list, syscall.SysProcIDMap{ContainerID: first, HostID: first, Size: count})
+	}
+	return list, nil
+}
+
+// folders that crun may be in: Podman runs its OCI runtime without PATH for some commands,
+// and looks for crun there itself.
+var folders = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/run/current-system/sw/bin"}
+
+// findCrun looks in PATH first.
+func findCrun() (string, error) {
+	path, err := exec.LookPath("crun")
+	if err == nil {
+		return path, nil
+	}
+	for _, folder := range folders {
+		if path, err := exec.LookPath(filepath.Join(folder, "crun")); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("%w, nor in %s", err, strings.Join(folders, ", "))
+}
+
+// execCrun replaces this process.
+func execCrun(args []string) error {
+	path, err := findCrun()
+	if err != nil {
+		return err
+	}
+	err = syscall.Exec(path, append([]string{path}, args...), os.Environ())
+	return fmt.Errorf("run %s: %w", path, err)
+}

@@ -1,0 +1,301 @@
+//go:build integration
+
+package podman
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// roomy are limits with a quota of each kind that a test reaches in a moment.
+var roomy = sandbox.Limits{PIDs: 256, Quotas: sandbox.Quotas{
+	InotifyInstances: 40, InotifyWatches: 300, PendingSignals: 50, MessageQueueBytes: 200 << 10,
+}}
+
+// The kernel counts for each user. A sandbox has 65,535 of them, and all sandboxes of a
+// node together are one user's.
+func TestNoSandboxUsesUpTheQuotasOfAnother(t *testing.T) {
+	for _, c := range []struct {
+		kind string
+		most int64 // of all users of a sandbox
+	}{
+		{"inotify_instance", roomy.InotifyInstances},
+		{"inotify_watch", roomy.InotifyWatches},
+		{"signal", roomy.PendingSignals},
+		{"message_queue", 2}, // each takes 80 KiB
+		{"process", roomy.PIDs + ownProcesses},
+	} {
+		t.Run(c.kind, func(t *testing.T) {
+			n := open(t)
+			greedy, other := n.bootWithin(t, baseImage, roomy), n.bootWithin(t, baseImage, roomy)
+			other.write(t, "/tmp/take.py", take)
+			greedy.write(t, "/tmp/take.py", take)
+			for _, users := range []int{1, 8} {
+				got := greedy.takeAll(t, c.kind, users)
+				if got > c.most || got < c.most/2 {
+					t.Errorf("%d users took %d, the limit of the sandbox is %d", users, got, c.most)
+				}
+				if out, code := other.try("python3 /tmp/take.py " + c.kind + " 1 1"); out != "1" || code != 0 {
+					t.Errorf("the other sandbox, beside %d users: %q, code %d", users, out, code)
+				}
+				greedy.must("read -r takers </tmp/takers; kill -KILL $takers")
+				eventually(t, "it has processes and queues again", func() bool {
+					_, code := greedy.try("rm -f /dev/mqueue/*")
+					return code == 0
+				})
+			}
+		})
+	}
+}
+
+// A size says whether programs may make user namespaces, in which they have all capabilities.
+func TestUserNamespacesAreAMatterOfTheSize(t *testing.T) {
+	n := open(t)
+	b := n.bootWithin(t, baseImage, roomy)
+	try := func(when string, most int) {
+		t.Helper()
+		for _, c := range []struct {
+			name, program string
+		}{
+			{"unshare", nestUserNamespaces},
+			{"clone", forkInUserNamespaces},
+		} {
+			// The kernel frees namespaces some time after their last process.
+			eventually(t, when+", by "+c.name, func() bool {
+				out, code := b.exec(guest.ExecRequest{Argv: []string{"python3", "-c", c.program}, Timeout: patience})
+				got, errno, _ := strings.Cut(strings.TrimSpace(out), " ")
+				if n, err := strconv.Atoi(got); err != nil || n > most || errno != "28" || code != 0 { // ENOSPC
+					t.Fatalf("%s, by %s: %q, want \"%d 28\"", when, c.name, out, most)
+				}
+				return got == strconv.Itoa(most)
+			})
+		}
+	}
+	try("without", 0)
+	if err := n.Stop(deadline(t), b.spec.ID, grace); err != nil {
+		t.Fatal(err)
+	}
+	b.limits.UserNamespaces = 3
+	b.start()
+	try("with three", 3)
+	eventually(t, "a sandbox within the sandbox", func() bool {
+		out, code := b.try("setpriv --reuid 1000 --regid 1000 --clear-groups unshare --user --map-root-user --mount --net --pid --fork --uts --ipc --cgroup " +
+			"sh -c 'mount -t tmpfs none /mnt && echo mounted'")
+		return out == "mounted" && code == 0
+	})
+	if err := n.Stop(deadline(t), b.spec.ID, grace); err != nil {
+		t.Fatal(err)
+	}
+	b.limits.UserNamespaces = 0
+	b.start()
+	try("without, again", 0)
+}
+
+// nestUserNamespaces makes each namespace in the one before, and prints how many it made and
+// the error of the last. It does so as another user than root, who may not map itself without
+// CAP_SETFCAP.
+const nestUserNamespaces = `
+import ctypes, os
+libc = ctypes.CDLL(None, use_errno=True)
+os.setgid(1000)
+os.setuid(1000)
+libc.prctl(4, 1) # it may write its uid_map
+n = 0
+while True:
+    uid, gid = os.getuid(), os.getgid()
+    if libc.unshare(0x10000000) != 0:
+        break
+    for name, text in ("uid_map", f"0 {uid} 1"), ("setgroups", "deny"), ("gid_map", f"0 {gid} 1"):
+        with open(f"/proc/self/{name}", "w") as f:
+            f.write(text)
+    n += 1
+print(n, ctypes.get_errno())
+`
+
+// forkInUserNamespaces makes each namespace in a process of its own, beside the others, and
+// prints how many it made and the error of the last.
+const forkInUserNamespaces = `
+import ctypes, os, platform, signal
+libc = ctypes.CDLL(None, use_errno=True)
+clone = {"x86_64": 56, "aarch64": 220}[platform.machine()]
+children = []
+while True:
+    pid = libc.syscall(clone, 0x10000000 | signal.SIGCHLD, 0, 0, 0, 0)
+    if pid == 0:
+        signal.pause()
+    if pid < 0:
+        print(len(children), ctypes.get_errno())
+        break
+    children.append(pid)
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+`
+
+// The kernel counts the pages of pipes by user, and the users of sandboxes are the same.
+// packaging/host/setup lifts the limit.
+func TestNoSandboxMakesThePipesOfAnotherSmall(t *testing.T) {
+	n := open(t)
+	greedy, other := n.boot(t, baseImage), n.boot(t, baseImage)
+	greedy.must("setsid python3 -c '" + `
+import os, signal
+pipes = [os.pipe() for _ in range(3000)]
+open("/tmp/taken", "w").write("all")
+signal.alarm(60)
+signal.pause()
+` + "' >/dev/null 2>&1 </dev/null & until [ -s /tmp/taken ]; do sleep 0.01; done")
+	if out := other.must("python3 -c 'import fcntl, os; print(fcntl.fcntl(os.pipe()[0], fcntl.F_GETPIPE_SZ))'"); out != "65536" {
+		t.Errorf("a pipe of the other sandbox holds %s bytes, want 65536", out)
+	}
+}
+
+func TestSandboxHasItsOwnTerminals(t *testing.T) {
+	n := open(t)
+	b := n.boot(t, baseImage)
+	out := b.must("python3 -c '" + `
+import os
+n, fds = 0, []
+try:
+    while n < 1000:
+        fds.append(os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
+        n += 1
+except OSError as e:
+    print(n, e.errno)
+` + "'")
+	if want := fmt.Sprintf("%d 28", maxTerminals); out != want {
+		t.Errorf("it opened %s terminals, want %s", out, want)
+	}
+	b.must("script -qec true /dev/null")
+}
+
+// takeAll takes as much as users of the sandbox get, and keeps it.
+func (b *box) takeAll(t testing.TB, kind string, users int) int64 {
+	t.Helper()
+	b.must(fmt.Sprintf("rm -f /tmp/taken; setsid python3 /tmp/take.py %s %d 600000 >/tmp/output 2>&1 </dev/null &", kind, users))
+	var got int64
+	eventually(t, "it has taken all that it gets", func() bool {
+		content, err := b.guest.ReadFile(deadline(t), "/tmp/taken", "")
+		if err != nil {
+			return false
+		}
+		defer content.Body.Close()
+		text, err := io.ReadAll(content.Body)
+		if err != nil {
+			return false
+		}
+		got, err = strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+		return err == nil
+	})
+	return got
+}
+
+// write writes a file of the sandbox.
+func (b *box) write(t testing.TB, path, content string) {
+	t.Helper()
+	if out, code := b.exec(guest.ExecRequest{Argv: []string{"/bin/sh", "-c", `printf %s "$1" >"$2"`, "-", content, path}, Timeout: patience}); code != 0 {
+		t.Fatalf("writing %s: %s", path, out)
+	}
+}
+
+// take is called with a kind, how many users take it, and how much each wants. With a want
+// of 1 it prints what it got, and ends; otherwise it writes the sum to /tmp/taken when no user
+// gets more, its process ids to /tmp/takers, and waits.
+const take = `
+import ctypes, os, resource, signal, sys, tempfile
+kind, users, want = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+libc = ctypes.CDLL(None, use_errno=True)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+files = tempfile.mkdtemp()
+os.chmod(files, 0o755)
+if kind == "inotify_watch" and want > 1:
+    for n in range(8000):
+        open(f"{files}/{n}", "w").close()
+else:
+    open(f"{files}/0", "w").close()
+children = []
+
+def one(n):
+    "takes one more, and says whether it got it"
+    if kind == "inotify_instance":
+        return libc.inotify_init1(0) >= 0
+    if kind == "inotify_watch":
+        global instance
+        if n % 8000 == 0:
+            instance = libc.inotify_init1(0)
+        return libc.inotify_add_watch(instance, f"{files}/{n % 8000}".encode(), 2) >= 0
+    if kind == "signal":
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
+        return libc.sigqueue(os.getpid(), signal.SIGRTMIN, ctypes.c_void_p(n)) == 0
+    if kind == "message_queue":
+        name = f"/{os.getpid()}.{n}".encode()
+        got = libc.mq_open(name, os.O_CREAT | os.O_RDWR, 0o600, None) >= 0
+        if want == 1:
+            libc.mq_unlink(name)
+        return got
+    if kind == "process":
+        if n == 3000:
+            return False
+        try:
+            pid = os.fork()
+        except OSError:
+            return False
+        if pid == 0:
+            signal.alarm(60)
+            signal.pause()
+            os._exit(0)
+        children.append(pid)
+        return True
+
+def all(user):
+    if user:
+        os.setresgid(user, user, user)
+        os.setresuid(user, user, user)
+    n = 0
+    while n < want and one(n):
+        n += 1
+    for pid in children[-8:] if want > 1 else []: # the sandbox needs some for its commands
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        children.remove(pid)
+        n -= 1
+    return n
+
+if want == 1:
+    print(all(0))
+    for pid in children:
+        os.kill(pid, signal.SIGKILL)
+    sys.exit()
+takers, total = [], 0
+for user in range(users):
+    r, w = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:
+        break
+    if pid == 0:
+        got = all(1000 + user if user else 0)
+        os.write(w, f"{got} {' '.join(map(str, children))}".encode())
+        os.close(w)
+        signal.alarm(60)
+        signal.pause()
+        os._exit(0)
+    os.close(w)
+    got, *more = map(int, os.read(r, 1 << 16).split())
+    os.close(r)
+    takers += [pid, *more]
+    total += got
+with open("/tmp/takers", "w") as f:
+    print(*takers, os.getpid(), file=f)
+with open("/tmp/taken.new", "w") as f:
+    print(total, file=f)
+os.rename("/tmp/taken.new", "/tmp/taken")
+signal.alarm(60)
+signal.pause()
+`
