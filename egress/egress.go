@@ -22,6 +22,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -44,7 +45,7 @@ import (
 // Devices makes network devices in sandboxes; the comments of netns.Client are the
 // contract.
 type Devices interface {
-	TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, error)
+	TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
 }
 
 // Documents keeps what must outlive the node; the comments of store.Badger are the

@@ -58,12 +58,13 @@ func (e *Egress) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error 
 		return err
 	}
 	m.detach() // an older one of this process holds the name of the device
-	device, err := e.cfg.Devices.TUN(ctx, sb.ID, pid)
+	device, listener, err := e.cfg.Devices.TUN(ctx, sb.ID, pid)
 	if err != nil {
 		return fmt.Errorf("making its network device: %w", err)
 	}
 	s, err := stack.New(stack.Config{
 		Device:   device,
+		Listener: listener,
 		Handler:  m,
 		Limits:   stack.Limits{Connections: e.settings.Load().MaxSandboxConnections},
 		Budget:   e.budget,

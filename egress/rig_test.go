@@ -33,6 +33,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/stack/stacktest"
+	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
 )
@@ -41,6 +42,7 @@ import (
 var compiler string
 
 func TestMain(m *testing.M) {
+	tuntest.Inside()
 	dir, err := os.MkdirTemp("", "doze-egress-")
 	if err == nil {
 		compiler, err = policytest.BuildCompiler(dir)
@@ -251,7 +253,7 @@ func (s *sandboxes) remove(id sandbox.ID) {
 	delete(s.all, id)
 }
 
-// devices are pairs of sockets. It implements Devices.
+// devices are in network namespaces of the tests. It implements Devices.
 type devices struct {
 	t testing.TB
 
@@ -266,25 +268,28 @@ type attached struct {
 	pid int
 }
 
-func (d *devices) TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, error) {
+func (d *devices) TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, *net.TCPListener, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.ended[pid] {
-		return nil, errors.New("there is no such process")
+		return nil, nil, errors.New("there is no such process")
 	}
-	device, network := stacktest.Device(d.t)
-	d.networks[id] = &attached{network, pid}
-	go func() { // ends with the device
-		<-network.Gone()
-		network.Close()
-	}()
+	network := d.networks[id]
+	if network == nil || network.pid != pid {
+		if network != nil {
+			network.Close()
+		}
+		network = &attached{stacktest.New(d.t), pid}
+		d.networks[id] = network
+	}
+	device, listener := network.Device(d.t)
 	if d.made != nil {
 		d.made()
 	}
-	return device, nil
+	return device, listener, nil
 }
 
 func (d *devices) network(id sandbox.ID) *attached {

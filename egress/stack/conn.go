@@ -1,164 +1,78 @@
 package stack
 
 import (
-	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net"
 	"os"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-	"gvisor.dev/gvisor/pkg/waiter"
+	"golang.org/x/sys/unix"
 )
 
-// Conn is an accepted flow: the node's end of a connection with a sandbox. It is a
-// net.Conn whose halves can be closed one by one, and which io.Copy moves in large
-// pieces in both directions.
+// Conn is an accepted flow: the node's end of a connection with a sandbox, a socket in
+// the sandbox's network namespace. It is a net.Conn whose halves can be closed one by
+// one, and io.Copy between it and another TCP connection leaves the bytes in the
+// kernel (splice(2)).
 //
 // It has no keep-alive and is not given up however long the sandbox is silent: the
-// other side is a kernel on this machine, which says when a connection ends.
+// other side is this machine's kernel, which acknowledges also while the sandbox is
+// frozen.
 type Conn struct {
-	flow     *Flow
-	endpoint tcpip.Endpoint
-	queue    *waiter.Queue
-	wide     bool
-
-	reading, writing   sync.Mutex // one reader and one writer at a time
-	readable, writable event
-	readLimit          deadline
-	writeLimit         deadline
-
-	closed   atomic.Bool
-	ending   waiter.Entry
-	released sync.Once
+	stack  *Stack
+	tcp    *net.TCPConn
+	wide   bool
+	closed atomic.Bool
 }
 
-// event is told when the endpoint may have become ready.
-type event struct {
-	entry waiter.Entry
-	came  chan struct{}
-}
-
-func (e *event) register(queue *waiter.Queue, mask waiter.EventMask) {
-	e.entry, e.came = waiter.NewChannelEntry(mask)
-	queue.EventRegister(&e.entry)
-}
-
-func newConn(f *Flow, endpoint tcpip.Endpoint, queue *waiter.Queue) *Conn {
-	c := &Conn{flow: f, endpoint: endpoint, queue: queue, wide: f.stack.widen()}
-	c.readLimit.init()
-	c.writeLimit.init()
-	c.readable.register(queue, waiter.ReadableEvents|waiter.EventHUp|waiter.EventErr)
-	c.writable.register(queue, waiter.WritableEvents|waiter.EventHUp|waiter.EventErr)
-	c.ending = waiter.NewFunctionEntry(waiter.EventHUp, func(waiter.EventMask) { c.release() })
-	queue.EventRegister(&c.ending)
+// newConn takes the connection over. A node that is killed resets it: what it was
+// sending must not look whole.
+func newConn(s *Stack, tcp *net.TCPConn) *Conn {
+	c := &Conn{stack: s, tcp: tcp, wide: s.widen()}
+	_ = tcp.SetLinger(0)
+	_ = tcp.SetKeepAlive(false)
 	if !c.wide { // a size that was set does not grow
-		options := endpoint.SocketOptions()
-		options.SetReceiveBufferSize(narrowBuffer, true)
-		options.SetSendBufferSize(narrowBuffer, true)
+		_ = tcp.SetReadBuffer(narrowBuffer)
+		_ = tcp.SetWriteBuffer(narrowBuffer)
 	}
-	// Whoever writes small pieces waits for their effect.
-	endpoint.SocketOptions().SetDelayOption(false)
 	return c
 }
 
-// release gives back the room of a connection that is closed and of which the
-// netstack keeps nothing any more. The netstack calls it with locks held.
-func (c *Conn) release() {
-	if !c.closed.Load() {
-		return
-	}
-	switch tcp.EndpointState(c.endpoint.State()) {
-	case tcp.StateClose, tcp.StateError:
-		c.released.Do(func() { c.flow.stack.release(c.wide) })
-	}
-}
+// narrowBuffer is what a socket is asked for that is not wide; Linux doubles it
+// (socket(7), SO_RCVBUF).
+const narrowBuffer = 64 << 10
 
 // Read implements net.Conn. A reset by the sandbox is syscall.ECONNRESET.
 func (c *Conn) Read(b []byte) (int, error) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	if len(b) == 0 {
-		return 0, nil
+	n, err := c.tcp.Read(b)
+	if n > 0 {
+		c.sent()
 	}
-	for {
-		if c.closed.Load() {
-			return 0, net.ErrClosed
-		}
-		if c.readLimit.passed() {
-			return 0, os.ErrDeadlineExceeded
-		}
-		w := tcpip.SliceWriter(b)
-		result, err := c.endpoint.Read(&w, tcpip.ReadOptions{})
-		switch err.(type) {
-		case nil:
-			c.endpoint.ModerateRecvBuf(result.Count)
-			if sent := c.flow.stack.cfg.Sent; sent != nil {
-				sent()
-			}
-			return result.Count, nil
-		case *tcpip.ErrClosedForReceive:
-			return 0, io.EOF
-		case *tcpip.ErrWouldBlock:
-			c.readLimit.wait(c.readable.came)
-		default:
-			return 0, connError("read", err)
-		}
+	return n, err
+}
+
+func (c *Conn) sent() {
+	if sent := c.stack.cfg.Sent; sent != nil {
+		sent()
 	}
 }
 
 // Write implements net.Conn. It returns when all of b is in the send buffer; that is
 // also sent after Close.
 func (c *Conn) Write(b []byte) (int, error) {
-	if len(b) == 0 {
-		return 0, nil
-	}
-	return c.write(bytes.NewReader(b))
-}
-
-// payload is what write sends: as many bytes as its Len says.
-type payload interface {
-	io.Reader
-	Len() int
-}
-
-// write sends all of a payload that is not empty.
-func (c *Conn) write(p payload) (written int, err error) {
-	c.writing.Lock()
-	defer c.writing.Unlock()
 	if err := c.arrive(); err != nil {
 		return 0, &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
 	}
-	for p.Len() > 0 {
-		if c.closed.Load() {
-			return written, net.ErrClosed
-		}
-		if c.writeLimit.passed() {
-			return written, os.ErrDeadlineExceeded
-		}
-		// Atomic: the room that there is stays until the payload is read.
-		n, err := c.endpoint.Write(p, tcpip.WriteOptions{Atomic: true})
-		written += int(n)
-		switch err.(type) {
-		case nil:
-		case *tcpip.ErrWouldBlock:
-			c.writeLimit.wait(c.writable.came)
-		default:
-			return written, connError("write", err)
-		}
-	}
-	return written, nil
+	return c.tcp.Write(b)
 }
 
 // arrive tells Config.Arriving that something is about to come. Nothing comes any
 // more when the stack ends.
 func (c *Conn) arrive() error {
-	s := c.flow.stack
+	s := c.stack
 	if s.cfg.Arriving == nil {
 		return nil
 	}
@@ -168,78 +82,183 @@ func (c *Conn) arrive() error {
 	return s.cfg.Arriving(s.ctx)
 }
 
+// WriteTo implements io.WriterTo: what the sandbox sends goes to w, until it ends.
+func (c *Conn) WriteTo(w io.Writer) (moved int64, err error) {
+	return transfer(w, c.tcp, func() error { c.sent(); return nil })
+}
+
+// ReadFrom implements io.ReaderFrom: r goes to the sandbox, until it ends.
+func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
+	if from, ok := r.(*net.TCPConn); ok {
+		return transfer(c.tcp, from, c.arrive)
+	}
+	return io.Copy(struct{ io.Writer }{c}, r)
+}
+
+// transfer moves what a connection receives to w until its end. Before each piece,
+// which is what it has received meanwhile, it calls arrives.
+func transfer(w io.Writer, from *net.TCPConn, arrives func() error) (moved int64, err error) {
+	raw, err := from.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	piece := &io.LimitedReader{R: from}
+	for {
+		received, err := await(raw)
+		if err == io.EOF {
+			return moved, nil
+		}
+		if err == nil {
+			err = arrives()
+		}
+		if err != nil {
+			return moved, err
+		}
+		piece.N = int64(received)
+		n, err := io.Copy(w, piece)
+		moved += n
+		if err != nil {
+			return moved, err
+		}
+	}
+}
+
+// await waits until a socket has received something, and returns how much, at least 1,
+// or io.EOF at its end.
+func await(raw syscall.RawConn) (n int, err error) {
+	waited := raw.Read(func(fd uintptr) bool {
+		n, err = received(int(fd))
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	if waited != nil { // it was closed, or its deadline has passed
+		return 0, waited
+	}
+	return n, err
+}
+
+// received is await without waiting: its error is EAGAIN if there is nothing yet.
+func received(fd int) (int, error) {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
+	if err != nil {
+		return 0, os.NewSyscallError("ioctl", err)
+	}
+	if n > 0 {
+		return n, nil
+	}
+	for { // whether there is nothing, or will be nothing
+		n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK)
+		switch {
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil:
+			return 0, os.NewSyscallError("recv", err)
+		case n == 0:
+			return 0, io.EOF
+		}
+		return n, nil
+	}
+}
+
 // CloseWrite says to the sandbox that nothing more comes. What it sends can still
 // be read.
 func (c *Conn) CloseWrite() error {
 	if err := c.arrive(); err != nil {
 		return err
 	}
-	if err := c.endpoint.Shutdown(tcpip.ShutdownWrite); err != nil {
-		return connError("close", err)
-	}
-	return nil
+	return c.tcp.CloseWrite()
 }
 
 // Close closes both halves. What was written is still delivered, also to a sandbox
-// that takes it only when it wakes. As in Linux, a connection with data that nobody
-// has read is reset. Idempotent.
+// that takes it only when it wakes. As always in Linux, a connection with data that was
+// not read is reset. Idempotent.
 func (c *Conn) Close() error {
-	if !c.closed.Swap(true) {
-		c.endpoint.Close()
-		c.ended()
+	if c.closed.Swap(true) {
+		return nil
 	}
-	return nil
+	_ = c.tcp.SetLinger(-1)
+	rest := c.undelivered()
+	err := c.tcp.Close()
+	if rest == nil {
+		c.end()
+	} else if !c.stack.background(func() { c.linger(rest) }) {
+		c.abandon(rest)
+	}
+	_ = c.arrive() // its kernel has the end, but the sandbox may be asleep
+	return err
+}
+
+// undelivered returns the socket once more if the sandbox has not taken everything:
+// Linux gives up a socket without a descriptor after some minutes. The end of the
+// stream follows what there is.
+func (c *Conn) undelivered() (rest *os.File) {
+	raw, err := c.tcp.SyscallConn()
+	if err != nil {
+		return nil
+	}
+	_ = raw.Control(func(fd uintptr) {
+		if unsent, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err != nil || unsent == 0 {
+			return
+		}
+		if unread, err := unix.IoctlGetInt(int(fd), unix.SIOCINQ); err != nil || unread > 0 {
+			return
+		}
+		if again, err := unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); err == nil {
+			_ = unix.Shutdown(again, unix.SHUT_WR)
+			rest = os.NewFile(uintptr(again), "undelivered")
+		}
+	})
+	return rest
+}
+
+// linger waits until the sandbox has ended its half too, which it does when it has
+// taken everything, or the stack ends. What it still sends has no reader.
+func (c *Conn) linger(rest *os.File) {
+	stop := context.AfterFunc(c.stack.ctx, func() { _ = rest.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := rest.Read(make([]byte, 1)); err != io.EOF {
+		c.abandon(rest)
+		return
+	}
+	_ = rest.Close()
+	c.end()
+}
+
+// abandon resets a connection that was to be delivered.
+func (c *Conn) abandon(rest *os.File) {
+	if raw, err := rest.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) {
+			_ = unix.SetsockoptLinger(int(fd), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+		})
+	}
+	_ = rest.Close()
+	c.end()
 }
 
 // Abort resets the connection. What the sandbox did not take is lost.
 func (c *Conn) Abort() {
-	if !c.closed.Swap(true) {
-		c.endpoint.Abort()
-		c.endpoint.Close()
-		c.ended()
+	if c.closed.Swap(true) {
+		return
 	}
+	_ = c.tcp.SetLinger(0)
+	_ = c.tcp.Close()
+	c.end()
+	_ = c.arrive()
 }
 
-func (c *Conn) ended() {
-	c.readLimit.set(time.Time{})
-	c.writeLimit.set(time.Time{})
-	c.release()
-	_ = c.arrive() // the end is with the sandbox's kernel, whoever sleeps
-}
+// end gives the room of the connection back.
+func (c *Conn) end() { c.stack.remove(c) }
 
 // LocalAddr is what the sandbox dialled.
-func (c *Conn) LocalAddr() net.Addr { return net.TCPAddrFromAddrPort(c.flow.Destination()) }
+func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 
 // RemoteAddr is where in the sandbox the connection comes from.
-func (c *Conn) RemoteAddr() net.Addr { return net.TCPAddrFromAddrPort(c.flow.Source()) }
+func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
 
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.readLimit.set(t) }
+func (c *Conn) SetReadDeadline(t time.Time) error { return c.tcp.SetReadDeadline(t) }
 
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.writeLimit.set(t) }
+func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadline(t) }
 
-func (c *Conn) SetDeadline(t time.Time) error {
-	return errors.Join(c.readLimit.set(t), c.writeLimit.set(t))
-}
-
-// connError gives an error of the netstack the number that a socket's would have.
-func connError(op string, err tcpip.Error) error {
-	var number error
-	switch err.(type) {
-	case *tcpip.ErrConnectionReset:
-		number = syscall.ECONNRESET
-	case *tcpip.ErrConnectionAborted, *tcpip.ErrAborted:
-		number = syscall.ECONNABORTED
-	case *tcpip.ErrTimeout:
-		number = syscall.ETIMEDOUT
-	case *tcpip.ErrClosedForSend:
-		number = syscall.EPIPE
-	case *tcpip.ErrNotConnected:
-		number = syscall.ENOTCONN
-	default:
-		number = errors.New(err.String())
-	}
-	return &net.OpError{Op: op, Net: "tcp", Err: number}
-}
+func (c *Conn) SetDeadline(t time.Time) error { return c.tcp.SetDeadline(t) }
 
 var _ interface {
 	net.Conn

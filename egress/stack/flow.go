@@ -1,33 +1,43 @@
 package stack
 
 import (
+	"net"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
+	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
-	"gvisor.dev/gvisor/pkg/waiter"
+	"github.com/doze-run/doze/runtime/netns/link"
 )
+
+// endpoints name a connection: where in the sandbox it comes from, and where it goes.
+type endpoints struct {
+	from uint16 // the port; the address is the sandbox's
+	to   netip.AddrPort
+}
 
 // Flow is a connection that a sandbox asks for: its SYN has come, and nothing was
 // answered yet.
 type Flow struct {
-	stack   *Stack
-	attempt attempt
-	request *tcp.ForwarderRequest
-	decided atomic.Bool
-	conn    *Conn // if it was accepted
+	stack     *Stack
+	endpoints endpoints
+	decided   atomic.Bool
+	conn      *Conn // if it was accepted
+
+	syn      []byte            // the packet; of stack.mu
+	released bool              // the SYN went on; of stack.mu
+	opened   chan *net.TCPConn // what became of it
 }
 
 // Destination is what the sandbox dials.
-func (f *Flow) Destination() netip.AddrPort {
-	return addrPort(f.attempt.LocalAddress, f.attempt.LocalPort)
-}
+func (f *Flow) Destination() netip.AddrPort { return f.endpoints.to }
 
 // Source is where in the sandbox it comes from.
-func (f *Flow) Source() netip.AddrPort {
-	return addrPort(f.attempt.RemoteAddress, f.attempt.RemotePort)
-}
+func (f *Flow) Source() netip.AddrPort { return netip.AddrPortFrom(link.Sandbox, f.endpoints.from) }
+
+// handshakeLimit bounds the handshake, which both sides leave to the one kernel: it
+// takes longer only when the sandbox gave up before.
+const handshakeLimit = 5 * time.Second
 
 // Accept completes the handshake. The Conn is closed at the latest when Handler.TCP
 // returns. Errors: ErrDecided; syscall.ECONNABORTED if the sandbox gave up or the
@@ -36,27 +46,32 @@ func (f *Flow) Accept() (*Conn, error) {
 	if f.decided.Swap(true) {
 		return nil, ErrDecided
 	}
-	queue := new(waiter.Queue)
-	endpoint, failed := f.request.CreateEndpoint(queue)
-	f.request.Complete(failed != nil)
-	f.stack.decided(f.attempt)
-	if failed != nil {
-		f.stack.release(false)
-		return nil, connError("accept", failed)
+	s := f.stack
+	s.mu.Lock()
+	f.released = true
+	_ = s.device.send(f.syn)
+	s.mu.Unlock()
+	limit := time.NewTimer(handshakeLimit)
+	defer limit.Stop()
+	var tcp *net.TCPConn
+	select {
+	case tcp = <-f.opened:
+	case <-limit.C:
+	case <-s.ctx.Done():
 	}
-	f.conn = newConn(f, endpoint, queue)
+	if f.conn = s.accepted(f, tcp); f.conn == nil {
+		return nil, &net.OpError{Op: "accept", Net: "tcp", Err: syscall.ECONNABORTED}
+	}
 	return f.conn, nil
 }
 
-// Refuse answers with a reset, as if nobody listened. It does nothing to a flow that
-// was decided.
+// Refuse answers with a reset, as if nothing listened there. It does nothing to a flow
+// that was decided.
 func (f *Flow) Refuse() {
 	if f.decided.Swap(true) {
 		return
 	}
-	f.request.Complete(true)
-	f.stack.decided(f.attempt)
-	f.stack.release(false)
+	f.stack.refuse(f)
 }
 
 // end is called when the Handler has returned.
@@ -65,8 +80,4 @@ func (f *Flow) end() {
 	if f.conn != nil {
 		_ = f.conn.Close()
 	}
-}
-
-func addrPort(a tcpip.Address, port uint16) netip.AddrPort {
-	return netip.AddrPortFrom(netip.AddrFrom4(a.As4()), port)
 }

@@ -14,15 +14,14 @@ type Limits struct {
 	// may take as long as dialling does, or for the sandbox to complete the
 	// handshake; default 128. One more is reset.
 	Attempts int
-	// Wide is how many connections may have buffers that grow with their use, up
-	// to 2 MiB to receive and 1 MiB to send, with 256 KiB each way in between that
-	// a splice holds; default 64. All others have 128 KiB and 64 KiB each way. So a
-	// hostile sandbox ties up 0.6 GiB at most.
+	// Wide is how many connections may have socket buffers that grow with their use,
+	// up to link.MaxReceiveBuffer and link.MaxSendBuffer; default 64. All others have
+	// 128 KiB each way. So what a hostile sandbox makes the node hold is 0.4 GiB at most.
 	Wide int
 	// Queries is how many name queries may be in flight; default 64. One more gets
 	// no answer, and whoever asked asks again.
 	Queries int
-	// Idle is how long the netstack is kept without a connection; default 1 minute.
+	// Idle is how long the listener is served without a connection; default 1 minute.
 	Idle time.Duration
 }
 
@@ -49,8 +48,8 @@ type Budget struct {
 }
 
 // NewBudget returns a Budget of so many connections, of which so many may have
-// buffers that grow. That bounds the memory which hostile sandboxes can tie up: 3.5 MiB
-// for each that is wide, 384 KiB for each that is not.
+// buffers that grow. That bounds the memory which hostile sandboxes can tie up: 3 MiB
+// for each that is wide, 256 KiB for each that is not.
 func NewBudget(connections, wide int) *Budget {
 	b := new(Budget)
 	b.SetConnections(connections)

@@ -3,7 +3,6 @@ package stack
 import (
 	"net/netip"
 
-	"gvisor.dev/gvisor/pkg/buffer"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/checksum"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -32,34 +31,56 @@ var (
 // What no kernel sends by this device is dropped: IPv6, which the device has not;
 // another source address; IP options; fragments, for the MTU is as large as packets
 // get, so that nothing has to be kept until its other half comes.
-func (s *Stack) packet(view *buffer.View) (more bool) {
+func (s *Stack) packet(b []byte) (more bool) {
 	if !s.awake {
 		s.arise()
 	}
-	b := view.AsSlice()
 	ip := header.IPv4(b)
 	if len(b) < header.IPv4MinimumSize || ip.HeaderLength() != header.IPv4MinimumSize || !ip.IsValid(len(b)) ||
 		ip.More() || ip.FragmentOffset() != 0 || ip.SourceAddress() != sandbox {
-		view.Release()
 		return s.ctx.Err() == nil
 	}
-	view.CapLength(int(ip.TotalLength()))
+	ip = ip[:ip.TotalLength()]
 	switch ip.TransportProtocol() {
 	case header.TCPProtocolNumber:
-		n := s.netstack.Load()
-		if n == nil {
-			n = newNetstack(s.device, s, s.cfg.clock)
-			s.netstack.Store(n)
-		}
-		n.deliver(view)
-		return s.ctx.Err() == nil
+		s.segment(ip)
 	case header.UDPProtocolNumber:
 		s.datagram(ip)
 	case header.ICMPv4ProtocolNumber:
 		s.ping(ip)
 	}
-	view.Release()
 	return s.ctx.Err() == nil
+}
+
+// segment takes the first segment of a connection; its others do not come this way.
+func (s *Stack) segment(ip header.IPv4) {
+	tcp := header.TCP(ip.Payload())
+	if len(tcp) < header.TCPMinimumSize || !unicast(ip.DestinationAddress()) ||
+		tcp.Flags()&(header.TCPFlagSyn|header.TCPFlagAck|header.TCPFlagRst) != header.TCPFlagSyn {
+		return
+	}
+	e := endpoints{tcp.SourcePort(), netip.AddrPortFrom(netip.AddrFrom4(ip.DestinationAddress().As4()), tcp.DestinationPort())}
+	if f := s.admit(e, ip); f != nil {
+		go s.serve(f)
+	}
+}
+
+// reset answers a SYN as if nothing listened where it goes (RFC 9293, 3.10.7.1).
+func (s *Stack) reset(ip header.IPv4) {
+	syn := header.TCP(ip.Payload())
+	next := syn.SequenceNumber() + 1
+	if offset := int(syn.DataOffset()); offset <= len(syn) {
+		next += uint32(len(syn) - offset)
+	}
+	packet := newPacket(ip.DestinationAddress(), header.TCPProtocolNumber, header.TCPMinimumSize)
+	tcp := header.TCP(packet.Payload())
+	tcp.Encode(&header.TCPFields{
+		SrcPort: syn.DestinationPort(), DstPort: syn.SourcePort(), AckNum: next,
+		DataOffset: header.TCPMinimumSize, Flags: header.TCPFlagRst | header.TCPFlagAck,
+	})
+	sum := header.PseudoHeaderChecksum(header.TCPProtocolNumber, ip.DestinationAddress(), sandbox, header.TCPMinimumSize)
+	tcp.SetChecksum(^checksum.Checksum(tcp, sum))
+	_ = s.device.send(packet)
 }
 
 // ping answers an echo request, whatever it is addressed to: that an address is

@@ -1,12 +1,15 @@
-// Package stack is the other end of a sandbox's network device: a TCP/IP stack in
-// the node's own memory. What the sandbox dials becomes a Flow, which a Handler
-// accepts or refuses; its name queries go to the Handler too; everything else that
-// leaves the device is answered with a refusal or not at all.
+// Package stack is the other end of a sandbox's network device. What the sandbox
+// dials becomes a Flow, which a Handler accepts or refuses; its name queries go to the
+// Handler too; everything else that leaves the device is answered with a refusal or not
+// at all.
 //
-// TCP is gVisor's netstack. It is made with the first packet that needs it and ended
-// when no connection has been there for a while, so a sandbox that sends nothing
-// costs one goroutine that waits. Datagrams need no stack: name queries, pings and
-// the refusal of all other UDP are answered packet by packet, without a state.
+// Of TCP only the first packet of a connection leaves the device. The Handler may take
+// its time: nothing was answered yet, so what is refused or not there does not look
+// connected to the sandbox. To accept it, the packet goes back through the device; the
+// kernel then completes the connection with a socket of the node's that listens in the
+// sandbox's network namespace, and carries it on its loopback (package link). Name
+// queries, pings and the refusal of all other UDP are answered packet by packet,
+// without a state. A sandbox that sends nothing costs one goroutine that waits.
 //
 // The other side is hostile. Whatever it sends is bounded by Limits, per sandbox, and
 // by a Budget over all of them.
@@ -17,15 +20,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"runtime/debug"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
 
 	"github.com/doze-run/doze/redact"
 )
@@ -51,9 +55,12 @@ type Config struct {
 	// Device is what package tun makes, or anything else whose reads and writes are
 	// of one IP packet each, such as one end of a packet socket pair. It has to be
 	// non-blocking. The Stack owns it, also when New fails.
-	Device  *os.File
-	Handler Handler
-	Limits  Limits
+	Device *os.File
+	// Listener takes the connections whose first packet goes back through the device.
+	// The Stack owns it, also when New fails.
+	Listener *net.TCPListener
+	Handler  Handler
+	Limits   Limits
 	// Budget is shared by all stacks; nil: only Limits bound.
 	Budget *Budget
 	// Exceeded is told, at most once per exceededEvery and kind, that something was
@@ -71,8 +78,6 @@ type Config struct {
 	Arriving func(ctx context.Context) error
 	// Log is for what nobody can be told otherwise; the caller adds the sandbox.
 	Log *slog.Logger
-
-	clock tcpip.Clock // nil: the real one
 }
 
 // Stack serves one device. Make one with New.
@@ -82,20 +87,21 @@ type Stack struct {
 	ctx    context.Context // ends with the stack
 	cancel context.CancelFunc
 
-	awake    bool                     // since the last rest there was a packet; the reader's alone
-	netstack atomic.Pointer[netstack] // nil while nobody needs it; made and ended by the reader
-	refused  refusals                 // the reader's alone
-	exceeded map[Exceeded]time.Time   // when it was told last; the reader's alone
-	queries  chan struct{}            // one for each name query in flight
-	running  sync.WaitGroup
-	done     chan struct{} // closed when the reader has ended and released everything
+	awake    bool                   // since the last rest there was a packet; the reader's alone
+	refused  refusals               // the reader's alone
+	exceeded map[Exceeded]time.Time // when it was told last; the reader's alone
+	queries  chan struct{}          // one for each name query in flight
+	running  sync.WaitGroup         // handlers, and what goes on after them
+	accepts  sync.WaitGroup         // the goroutine of the listener, while the reader is awake
+	done     chan struct{}          // closed when the reader has ended and released everything
 
 	mu        sync.Mutex
 	closing   bool
-	flows     int                  // connections, from the attempt until the last trace of them is gone
-	wide      int                  // of them with buffers that grow
-	attempts  map[attempt]struct{} // undecided flows
-	idleSince time.Time            // when flows became 0, or the reader awoke
+	flows     int                 // connections, from the attempt until the last trace of them is gone
+	wide      int                 // of them with buffers that grow
+	attempts  map[endpoints]*Flow // those that are not open yet
+	conns     map[*Conn]struct{}
+	idleSince time.Time // when flows became 0, or the reader awoke
 }
 
 // New returns a Stack that serves cfg.Device until Close.
@@ -106,14 +112,16 @@ func New(cfg Config) (*Stack, error) {
 	cfg.Limits = cfg.Limits.withDefaults()
 	device, err := openDevice(cfg.Device)
 	if err != nil {
-		return nil, fmt.Errorf("opening a sandbox's network device: %w", err)
+		cfg.Listener.Close()
+		return nil, fmt.Errorf("open a sandbox's network device: %w", err)
 	}
 	s := &Stack{
 		cfg:      cfg,
 		device:   device,
 		queries:  make(chan struct{}, cfg.Limits.Queries),
 		done:     make(chan struct{}),
-		attempts: make(map[attempt]struct{}),
+		attempts: make(map[endpoints]*Flow),
+		conns:    make(map[*Conn]struct{}),
 		exceeded: make(map[Exceeded]time.Time),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -133,12 +141,11 @@ func (s *Stack) Close() error {
 	return s.device.close()
 }
 
-// read takes packets from the device until that ends or Close is called. It alone
-// makes and ends the netstack, between packets, so that nobody has to lock it.
+// read takes packets from the device until that ends or Close is called.
 func (s *Stack) read() {
 	defer close(s.done)
 	for {
-		err := s.device.read(s.packet, s.waits)
+		err := s.device.read(s.packet)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			if s.ctx.Err() == nil {
 				s.cfg.Log.Info("a sandbox's network device ended", "error", err)
@@ -152,8 +159,20 @@ func (s *Stack) read() {
 	s.end()
 }
 
-// rest ends the netstack if there was no connection for long enough. It returns false
-// when the Stack is to end.
+// arise makes the reader rest again after a while, also if no connection follows
+// the packet that awoke it. Only the reader calls it.
+func (s *Stack) arise() {
+	s.awake = true
+	_ = s.cfg.Listener.SetDeadline(time.Time{})
+	s.accepts.Go(s.accept)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idleSince = time.Now()
+	s.wakeWhenIdle()
+}
+
+// rest ends what a sandbox without connections has no use for. It returns false when
+// the Stack is to end.
 func (s *Stack) rest() bool {
 	s.mu.Lock()
 	if s.closing {
@@ -169,8 +188,8 @@ func (s *Stack) rest() bool {
 	s.mu.Unlock()
 	if idle && wait <= 0 {
 		s.awake = false
-		s.endNetstack()
-		s.device.rest()
+		_ = s.cfg.Listener.SetDeadline(time.Unix(1, 0))
+		s.accepts.Wait()
 	}
 	return true
 }
@@ -182,102 +201,163 @@ func (s *Stack) wakeWhenIdle() {
 	}
 }
 
-// waits is called before the reader waits.
-func (s *Stack) waits() {
-	if !s.awake {
-		s.device.rest()
+// accept takes connections from the listener until that is closed or its deadline
+// passes.
+func (s *Stack) accept() {
+	for {
+		tcp, err := s.cfg.Listener.AcceptTCP()
+		switch {
+		case err == nil:
+			s.open(tcp)
+		case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed):
+			return
+		default: // the node is out of descriptors: the sandbox's attempts end by themselves
+			s.cfg.Log.Warn("accept a sandbox's connection", "error", err)
+			select {
+			case <-time.After(acceptAgain):
+			case <-s.ctx.Done():
+			}
+		}
 	}
 }
 
-// arise makes the reader rest again after a while, also if no connection follows
-// the packet that awoke it. Only the reader calls it.
-func (s *Stack) arise() {
-	s.awake = true
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.idleSince = time.Now()
-	s.wakeWhenIdle()
-}
+// acceptAgain is the pause after the listener failed.
+const acceptAgain = 100 * time.Millisecond
 
-func (s *Stack) endNetstack() {
-	if n := s.netstack.Swap(nil); n != nil {
-		n.end()
+// open hands a connection to its Flow. One whose Flow has given up is reset.
+func (s *Stack) open(tcp *net.TCPConn) {
+	from, _ := tcp.RemoteAddr().(*net.TCPAddr)
+	to, _ := tcp.LocalAddr().(*net.TCPAddr)
+	if from != nil && to != nil {
+		local := to.AddrPort()
+		e := endpoints{uint16(from.Port), netip.AddrPortFrom(local.Addr().Unmap(), local.Port())}
+		s.mu.Lock()
+		f := s.attempts[e]
+		if f != nil && f.released {
+			delete(s.attempts, e)
+			f.opened <- tcp
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
 	}
+	_ = tcp.SetLinger(0)
+	_ = tcp.Close()
 }
 
 // end resets all connections and waits for the handlers.
 func (s *Stack) end() {
 	s.cancel()
-	finished := make(chan struct{})
-	go func() { // ends with the last handler
-		s.running.Wait()
-		close(finished)
-	}()
-	// A handler that just now accepts a flow has an endpoint only a moment later,
-	// and nobody would tell it to give up.
-	again := time.NewTicker(10 * time.Millisecond)
-	defer again.Stop()
-	for waiting := true; waiting; {
-		if n := s.netstack.Load(); n != nil {
-			n.abort()
-		}
-		select {
-		case <-finished:
-			waiting = false
-		case <-again.C:
-		}
+	_ = s.cfg.Listener.Close()
+	s.accepts.Wait()
+	s.mu.Lock()
+	s.closing = true
+	conns := slices.Collect(maps.Keys(s.conns))
+	s.mu.Unlock()
+	for _, c := range conns {
+		c.Abort()
 	}
-	s.endNetstack()
-	s.device.rest()
+	s.running.Wait()
 }
 
-// admit takes room for a connection attempt if there is some. Only the reader calls
-// it, so that nobody waits for the handlers while one is added.
-func (s *Stack) admit(a attempt) (admitted, known bool) {
-	admitted, known, full := s.takeRoom(a)
+// admit returns the Flow of a connection attempt if it is a new one and there is room
+// for it. Only the reader calls it. What there is no room for is reset.
+func (s *Stack) admit(e endpoints, syn header.IPv4) *Flow {
+	f, full := s.takeRoom(e, syn)
 	if full != "" {
+		s.reset(syn)
 		s.tell(full)
 	}
-	return admitted, known
+	return f
 }
 
 // takeRoom is admit without a word about what there is no room for.
-func (s *Stack) takeRoom(a attempt) (taken, known bool, full Exceeded) {
+func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, known := s.attempts[a]; known {
-		return false, true, ""
+	if f := s.attempts[e]; f != nil { // sent again, or anew
+		f.syn = append(f.syn[:0], syn...)
+		if f.released {
+			_ = s.device.send(f.syn)
+		}
+		return nil, ""
 	}
 	switch {
 	case s.closing:
-		return false, false, ""
+		return nil, ""
 	case len(s.attempts) >= s.cfg.Limits.Attempts:
-		return false, false, Attempts
+		return nil, Attempts
 	case s.flows >= s.cfg.Limits.Connections:
-		return false, false, Connections
+		return nil, Connections
 	case !s.cfg.Budget.Take():
-		return false, false, AllConnections
+		return nil, AllConnections
 	}
-	s.attempts[a] = struct{}{}
+	f := &Flow{stack: s, endpoints: e, syn: slices.Clone(syn), opened: make(chan *net.TCPConn, 1)}
+	s.attempts[e] = f
 	s.flows++
 	s.running.Add(1)
-	return true, false, ""
-}
-
-// withdraw undoes admit.
-func (s *Stack) withdraw(a attempt) {
-	s.decided(a)
-	s.release(false)
-	s.running.Done()
+	return f, ""
 }
 
 // serve hands one connection attempt to the Handler.
-func (s *Stack) serve(a attempt, request *tcp.ForwarderRequest) {
+func (s *Stack) serve(f *Flow) {
 	defer s.running.Done()
-	f := &Flow{stack: s, attempt: a, request: request}
 	defer f.end()
 	defer s.recover("a connection")
 	s.cfg.Handler.TCP(s.ctx, f)
+}
+
+// accepted makes the Conn of a Flow, or returns nil if there is none: tcp is nil when
+// the Flow has not waited for it, and what has come just now is reset.
+func (s *Stack) accepted(f *Flow, tcp *net.TCPConn) *Conn {
+	s.mu.Lock()
+	delete(s.attempts, f.endpoints)
+	s.mu.Unlock()
+	if tcp == nil {
+		select {
+		case tcp = <-f.opened:
+		default:
+			s.release(false)
+			return nil
+		}
+	}
+	c := newConn(s, tcp)
+	s.mu.Lock()
+	closing := s.closing
+	s.conns[c] = struct{}{}
+	s.mu.Unlock()
+	if closing {
+		c.Abort()
+		return nil
+	}
+	return c
+}
+
+// refuse resets a connection attempt.
+func (s *Stack) refuse(f *Flow) {
+	s.mu.Lock()
+	delete(s.attempts, f.endpoints)
+	s.reset(f.syn)
+	s.mu.Unlock()
+	s.release(false)
+}
+
+// background runs what goes on after a handler; it is false when the stack ends.
+func (s *Stack) background(f func()) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closing {
+		s.running.Go(f)
+	}
+	return !s.closing
+}
+
+// remove gives the room of a connection back.
+func (s *Stack) remove(c *Conn) {
+	s.mu.Lock()
+	delete(s.conns, c)
+	s.mu.Unlock()
+	s.release(c.wide)
 }
 
 // recover keeps the node alive if the Handler panics: what it handles was sent by
@@ -286,13 +366,6 @@ func (s *Stack) recover(handling string) {
 	if p := recover(); p != nil {
 		s.cfg.Log.Error("handling "+handling+" of a sandbox panicked", "panic", redact.Panic(p), "stack", string(debug.Stack()))
 	}
-}
-
-// decided notes that an attempt is none any more.
-func (s *Stack) decided(a attempt) {
-	s.mu.Lock()
-	delete(s.attempts, a)
-	s.mu.Unlock()
 }
 
 // release gives the room of one connection back.

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -20,7 +22,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/link"
-	"github.com/doze-run/doze/runtime/netns/tun"
 )
 
 // patience bounds what waits for an event. It is no measure of speed.
@@ -47,8 +48,8 @@ func (h handler) DNS(ctx context.Context, server netip.Addr, query []byte) []byt
 
 func start(t testing.TB, cfg Config) (*Stack, *kernel) {
 	t.Helper()
-	k, device := newKernel(t)
-	cfg.Device = device
+	k, device, listener := newKernel(t)
+	cfg.Device, cfg.Listener = device, listener
 	s, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -116,8 +117,8 @@ func (s *Stack) connections() int {
 func TestAConnIsANetConn(t *testing.T) {
 	nettest.TestConn(t, func() (c1, c2 net.Conn, stop func(), err error) {
 		h, conns := accepted(t)
-		k, device := newKernel(t)
-		s, err := New(Config{Device: device, Handler: h})
+		k, device, listener := newKernel(t)
+		s, err := New(Config{Device: device, Listener: listener, Handler: h})
 		if err != nil {
 			return nil, nil, nil, err
 		}
@@ -357,14 +358,14 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 func (k *kernel) connect(t testing.TB, address string) (fd int) {
 	t.Helper()
 	to := netip.MustParseAddrPort(address)
-	var err error
-	k.in(func() {
+	err := k.In(func() (err error) {
 		if fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
-			return
+			return err
 		}
 		if err = unix.Connect(fd, &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}); errors.Is(err, unix.EINPROGRESS) {
 			err = nil
 		}
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -396,36 +397,46 @@ func testOneGrows(t *testing.T, cfg Config) {
 			_, _ = io.CopyN(client, client, much)
 			_ = client.CloseWrite()
 		}()
-		var in, out pieces
 		filled := make(chan struct{})
 		go func() { // ends with the connection
 			defer close(filled)
-			_, _ = io.CopyN(server, &in, much)
+			_, _ = server.Write(make([]byte, much))
 		}()
-		if _, err := io.Copy(&out, server); err != nil {
+		if _, err := io.Copy(io.Discard, server); err != nil {
 			t.Fatal(err)
 		}
 		<-filled
-		options := server.endpoint.SocketOptions()
-		t.Logf("receive buffer %d KiB, send buffer %d KiB", options.GetReceiveBufferSize()>>10, options.GetSendBufferSize()>>10)
-		if n > 0 && (options.GetReceiveBufferSize() > narrowBuffer || options.GetSendBufferSize() > narrowBuffer) {
+		receive, send := bufferSizes(t, server.tcp)
+		t.Logf("receive buffer %d KiB, send buffer %d KiB", receive>>10, send>>10)
+		if n > 0 && (receive > 2*narrowBuffer || send > 2*narrowBuffer) {
 			t.Error("they grew")
 		}
-		if n > 0 && (in.largest > narrowBuffer || out.largest > narrowBuffer) {
-			t.Errorf("pieces of %d and %d bytes are on their way besides", in.largest, out.largest)
+		if receive > link.MaxReceiveBuffer || send > link.MaxSendBuffer {
+			t.Error("they grew beyond what the namespace allows")
+		}
+		if n == 0 && receive <= 2*narrowBuffer && send <= 2*narrowBuffer {
+			t.Error("they did not grow")
 		}
 	}
 }
 
-// pieces can be read for ever, and written to, and keeps how large pieces were.
-type pieces struct{ largest int }
-
-func (p *pieces) Read(b []byte) (int, error) {
-	p.largest = max(p.largest, len(b))
-	return len(b), nil
+func bufferSizes(t *testing.T, conn *net.TCPConn) (receive, send int) {
+	t.Helper()
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = raw.Control(func(fd uintptr) {
+		var failed [2]error
+		receive, failed[0] = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF)
+		send, failed[1] = unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF)
+		err = errors.Join(failed[:]...)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return receive, send
 }
-
-func (p *pieces) Write(b []byte) (int, error) { return p.Read(b) }
 
 func TestADeviceThatBlocksIsRefused(t *testing.T) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -439,21 +450,24 @@ func TestADeviceThatBlocksIsRefused(t *testing.T) {
 	}
 }
 
-func TestTheNetstackIsThereOnlyWhileItIsOfUse(t *testing.T) {
+func TestTheListenerIsServedOnlyWhileItIsOfUse(t *testing.T) {
 	h, conns := accepted(t)
-	s, k := start(t, Config{Handler: h, Limits: Limits{Idle: 10 * time.Millisecond}})
-	made := func() bool { return s.netstack.Load() != nil }
-	if made() {
-		t.Error("it was made before a packet came")
+	_, k := start(t, Config{Handler: h, Limits: Limits{Idle: 10 * time.Millisecond}})
+	serving := func() bool {
+		all := make([]byte, 1<<20)
+		return strings.Contains(string(all[:runtime.Stack(all, true)]), "(*Stack).accept(")
+	}
+	if serving() {
+		t.Error("it was before a packet came")
 	}
 	for range 3 {
 		client, server := pair(t, k, conns)
-		if !made() {
-			t.Error("there is a connection and no netstack")
+		if !serving() {
+			t.Error("there is a connection and it is not")
 		}
 		client.Close()
 		server.Close()
-		eventually(t, "it is ended", func() bool { return !made() })
+		eventually(t, "it is not any more", func() bool { return !serving() })
 	}
 }
 
@@ -583,29 +597,96 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	eventually(t, "their room is free again", func() bool { return s.connections() == 0 })
 }
 
-// The node was killed, and has started again.
-func TestAConnectionFromBeforeIsResetWhenTheSandboxSends(t *testing.T) {
+// The sandbox must not take what a node sent before it was killed for the whole.
+func TestAKilledNodeResetsItsConnections(t *testing.T) {
 	h, conns := accepted(t)
-	s, k := start(t, Config{Handler: h})
-	client, _ := pair(t, k, conns)
-	if err := s.device.close(); err != nil { // and nobody says goodbye
+	_, k := start(t, Config{Handler: h})
+	client, server := pair(t, k, conns)
+	if _, err := io.WriteString(server, "the first half"); err != nil {
 		t.Fatal(err)
 	}
-	var fd int
-	var err error
-	k.in(func() { fd, err = tun.Make() })
-	if err != nil {
+	b := make([]byte, 100)
+	if _, err := client.Read(b); err != nil {
 		t.Fatal(err)
 	}
-	again, err := New(Config{Device: os.NewFile(uintptr(fd), "tun"), Handler: h})
-	if err != nil {
+	if err := server.tcp.Close(); err != nil { // as the kernel does at the end of a process
 		t.Fatal(err)
 	}
-	defer again.Close()
-	if _, err := io.WriteString(client, "is anybody there?"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Read(make([]byte, 1)); !errors.Is(err, syscall.ECONNRESET) {
+	if _, err := client.Read(b); !errors.Is(err, syscall.ECONNRESET) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// What the sandbox has no room for waits, for it may sleep, and counts until it is gone.
+func TestWhatIsClosedIsDeliveredLater(t *testing.T) {
+	h, conns := accepted(t)
+	s, k := start(t, Config{Handler: h})
+	client, server := pair(t, k, conns)
+	var sent []byte
+	for writable(t, server.tcp) { // until neither side has room
+		piece := bytes.Repeat([]byte("0123456789abcdef"), 1<<8)
+		_ = server.SetWriteDeadline(time.Now().Add(time.Millisecond))
+		n, err := server.Write(piece)
+		sent = append(sent, piece[:n]...)
+		if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal(err)
+		}
+	}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.connections(); n != 1 {
+		t.Errorf("%d connections count while it waits", n)
+	}
+	if got, err := io.ReadAll(client); err != nil || !bytes.Equal(got, sent) {
+		t.Fatalf("%d bytes of %d, %v", len(got), len(sent), err)
+	}
+	client.Close()
+	eventually(t, "its room is free again", func() bool { return s.connections() == 0 })
+}
+
+// Its first packet is sent again and again meanwhile.
+func TestAConnectionWaitsForItsHandler(t *testing.T) {
+	proceed := make(chan struct{})
+	h, conns := accepted(t)
+	_, k := start(t, Config{Handler: handler{tcp: func(ctx context.Context, f *Flow) {
+		<-proceed
+		h.tcp(ctx, f)
+	}}})
+	fd := k.connect(t, somewhere)
+	defer unix.Close(fd)
+	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+	if n, err := unix.Poll(events, 2500); n != 0 || err != nil { // longer than the first retransmission takes
+		t.Errorf("it looks connected: %d, %v", n, err)
+	}
+	close(proceed)
+	server := <-conns
+	if n, err := unix.Poll(events, int(patience.Milliseconds())); n != 1 || err != nil || events[0].Revents&unix.POLLERR != 0 {
+		t.Fatalf("it is not connected: %d, %v, %x", n, err, events[0].Revents)
+	}
+	if _, err := unix.Write(fd, []byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := server.Read(make([]byte, 2)); n != 1 || err != nil {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A client that has left while the Handler decided is none.
+func TestASandboxThatGaveUpIsNotAccepted(t *testing.T) {
+	began, proceed, ended := make(chan struct{}), make(chan struct{}), make(chan error)
+	s, k := start(t, Config{Handler: handler{tcp: func(ctx context.Context, f *Flow) {
+		close(began)
+		<-proceed
+		_, err := f.Accept()
+		ended <- err
+	}}})
+	fd := k.connect(t, somewhere)
+	<-began
+	unix.Close(fd)
+	close(proceed)
+	if err := <-ended; !errors.Is(err, syscall.ECONNABORTED) {
+		t.Errorf("got %v", err)
+	}
+	eventually(t, "its room is free again", func() bool { return s.connections() == 0 })
 }

@@ -50,11 +50,14 @@ func boxDevice() error {
 
 func attach(t testing.TB, c *Client, id sandbox.ID, pid int) *os.File {
 	t.Helper()
-	device, err := c.TUN(testContext(t), id, pid)
+	device, listener, err := c.TUN(testContext(t), id, pid)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { device.Close() })
+	if err := listener.Close(); err != nil {
+		t.Fatal(err)
+	}
 	return device
 }
 
@@ -65,12 +68,12 @@ func readSYN(t testing.TB, device *os.File) (from, to netip.AddrPort) {
 		t.Fatal(err)
 	}
 	for {
-		b := make([]byte, link.PacketHeader+link.MTU)
+		b := make([]byte, link.MTU)
 		n, err := device.Read(b)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b = b[min(n, link.PacketHeader):n]; len(b) < 40 || b[0] != 0x45 || b[9] != unix.IPPROTO_TCP {
+		if b = b[:n]; len(b) < 40 || b[0] != 0x45 || b[9] != unix.IPPROTO_TCP {
 			t.Fatalf("the kernel sent by itself: %x", b)
 		}
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:])), binary.BigEndian.Uint16(b[20:])),
@@ -96,9 +99,10 @@ func TestASandboxIsAttachedOnceAtATime(t *testing.T) {
 	c := open(t, config())
 	b := startBox(t, id, namespaces...)
 	device := attach(t, c, id, b.PID())
-	if second, err := c.TUN(testContext(t), id, b.PID()); !errors.Is(err, ErrAttached) {
+	if second, listener, err := c.TUN(testContext(t), id, b.PID()); !errors.Is(err, ErrAttached) {
 		if err == nil {
 			second.Close()
+			listener.Close()
 		}
 		t.Fatalf("a second device: %v", err)
 	}
@@ -130,9 +134,10 @@ func TestADeviceIsMadeOnlyForTheSandbox(t *testing.T) {
 	c := open(t, config())
 	other := startBox(t, "nstun0000003", namespaces...)
 	for name, pid := range map[string]int{"another sandbox": other.PID(), "the node": os.Getpid(), "nothing": 0} {
-		device, err := c.TUN(testContext(t), "nstun0000004", pid)
+		device, listener, err := c.TUN(testContext(t), "nstun0000004", pid)
 		if err == nil {
 			device.Close()
+			listener.Close()
 			t.Errorf("%s has a device now", name)
 		}
 	}
@@ -143,10 +148,11 @@ func BenchmarkTUN(b *testing.B) {
 	c := open(b, config())
 	box := startBox(b, id, namespaces...)
 	for b.Loop() {
-		device, err := c.TUN(testContext(b), id, box.PID())
+		device, listener, err := c.TUN(testContext(b), id, box.PID())
 		if err != nil {
 			b.Fatal(err)
 		}
 		device.Close()
+		listener.Close()
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -61,7 +62,7 @@ type Documents interface {
 // Devices makes network devices in sandboxes; the comments of netns.Client are the
 // contract.
 type Devices interface {
-	TUN(ctx context.Context, id sandbox.ID, pid int) (*os.File, error)
+	TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
 }
 
 // Uplink is the sandboxes' way out, which needs the Manager as the Manager needs it.

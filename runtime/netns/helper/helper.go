@@ -145,6 +145,8 @@ func (s *server) serve(r wire.Request) (fd int, err error) {
 		return s.socket(r)
 	case wire.OpTUN:
 		return s.inside(r, tun.Make)
+	case wire.OpListener:
+		return s.inside(r, tun.Listen)
 	case wire.OpForget:
 		s.boxes.forget(r.ID)
 		return -1, nil

@@ -52,3 +52,8 @@ func appendAttribute(b []byte, kind uint16, value []byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, kind)
 	return append(b, value...)
 }
+
+func appendRtMsg(b []byte, m unix.RtMsg) []byte {
+	b = append(b, m.Family, m.Dst_len, m.Src_len, m.Tos, m.Table, m.Protocol, m.Scope, m.Type)
+	return binary.NativeEndian.AppendUint32(b, m.Flags)
+}

@@ -39,7 +39,7 @@ func makeDevice(fd int) error {
 	if err != nil {
 		return err
 	}
-	device.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	device.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, device); err != nil {
 		return fmt.Errorf("making %s: %w", link.Device, err)
 	}
@@ -63,18 +63,20 @@ func configure() error {
 	binary.BigEndian.PutUint32(mask[:], ^uint32(0)<<(32-link.Prefix.Bits()))
 	for _, step := range []struct {
 		what    string
+		device  string
 		request uint
 		set     func(*unix.Ifreq) error
 	}{
-		{"its MTU", unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(link.MTU); return nil }},
-		{"its address", unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(address[:]) }},
-		{"its netmask", unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) }},
-		{"it up", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error {
+		{"lo up", "lo", unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error { r.SetUint16(unix.IFF_UP); return nil }},
+		{"its MTU", link.Device, unix.SIOCSIFMTU, func(r *unix.Ifreq) error { r.SetUint32(link.MTU); return nil }},
+		{"its address", link.Device, unix.SIOCSIFADDR, func(r *unix.Ifreq) error { return r.SetInet4Addr(address[:]) }},
+		{"its netmask", link.Device, unix.SIOCSIFNETMASK, func(r *unix.Ifreq) error { return r.SetInet4Addr(mask[:]) }},
+		{"it up", link.Device, unix.SIOCSIFFLAGS, func(r *unix.Ifreq) error {
 			r.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 			return nil
 		}},
 	} {
-		request, err := unix.NewIfreq(link.Device) // the value is a union: a fresh one each time
+		request, err := unix.NewIfreq(step.device) // the value is a union: a fresh one each time
 		if err == nil {
 			err = step.set(request)
 		}
@@ -92,7 +94,10 @@ func configure() error {
 	if err := unix.IoctlIfreq(control, unix.SIOCGIFINDEX, device); err != nil {
 		return fmt.Errorf("finding its index: %w", err)
 	}
-	return defaultRoute(device.Uint32())
+	if err := defaultRoute(device.Uint32()); err != nil {
+		return err
+	}
+	return configureRedirect()
 }
 
 // withoutIPv6 keeps the device from having addresses of its own making. It is
@@ -117,12 +122,7 @@ func defaultRoute(index uint32) error {
 		Scope:    unix.RT_SCOPE_UNIVERSE,
 		Type:     unix.RTN_UNICAST,
 	}
-	body := []byte{
-		route.Family, route.Dst_len, route.Src_len, route.Tos,
-		route.Table, route.Protocol, route.Scope, route.Type,
-	}
-	body = binary.NativeEndian.AppendUint32(body, route.Flags)
-	body = appendAttribute(body, unix.RTA_GATEWAY, gateway[:])
+	body := appendAttribute(appendRtMsg(nil, route), unix.RTA_GATEWAY, gateway[:])
 	body = appendAttribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
 	return netlink(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // Version is raised with every change of the layout or of an Op's meaning.
-const Version = 2
+const Version = 3
 
 // MaxPacket bounds a packet, both ways.
 const MaxPacket = 4096
@@ -33,6 +33,9 @@ const (
 	// OpTUN makes the network device of package link in the network namespace of
 	// the process PID. The answer carries its other end.
 	OpTUN Op = 3
+	// OpListener makes the listener of package link in the network namespace of the
+	// process PID, which has its device. The answer carries it.
+	OpListener Op = 4
 )
 
 // Family of a socket.
@@ -63,7 +66,7 @@ type Request struct {
 	Op     Op
 	Family Family // OpSocket
 	Seq    uint32 // chosen by the node; never 0
-	PID    uint32 // OpSocket, OpTUN: the first process of the sandbox
+	PID    uint32 // the first process of the sandbox; not for OpForget
 	ID     string
 	// Cgroup that the process has to be in or below, so that a number which
 	// was used again for another process is noticed; empty: not checked.

@@ -15,18 +15,24 @@ import (
 // insideVariable is set in a test that runs again in namespaces of its own.
 const insideVariable = "DOZE_TEST_INSIDE"
 
-// Main is the TestMain of a package whose tests make network devices. It runs them
-// again as root of a user namespace and a network namespace, where they may, without
-// any privilege outside, and where 127.0.0.1 can be used. Goroutines that are left are
-// a failure.
+// Main is the TestMain of a package whose tests make network devices: Inside, then the
+// tests. Goroutines that are left are a failure.
 func Main(m *testing.M) {
+	Inside()
+	goleak.VerifyTestMain(m)
+}
+
+// Inside runs the test program again as root of a user namespace and a network
+// namespace, where it may make devices, without any privilege outside, and where
+// 127.0.0.1 can be used. It returns there only; here the program ends with the exit
+// code of that.
+func Inside() {
 	if os.Getenv(insideVariable) == "" {
 		os.Exit(inside())
 	}
 	if err := loopbackUp(); err != nil {
 		panic(err)
 	}
-	goleak.VerifyTestMain(m)
 }
 
 // inside runs the test again and returns its exit code.

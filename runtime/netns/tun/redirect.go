@@ -1,0 +1,159 @@
+package tun
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/runtime/netns/link"
+)
+
+const (
+	// mark is on packets that the kernel delivers to itself, whatever their address.
+	mark = 0xd02e
+	// table of the routing policy database in which everything is local.
+	table = 100
+	// loopbackIndex is the interface index of lo, the first device of every namespace.
+	loopbackIndex = 1
+)
+
+// configureRedirect has the kernel of the namespace deliver the TCP of the sandbox to
+// sockets of its own, see package link.
+func configureRedirect() error {
+	for name, value := range map[string]string{
+		// The SYN that comes back through the device is from the namespace's own address.
+		"conf/" + link.Device + "/accept_local": "1",
+		// The larger of the two counts.
+		"conf/all/rp_filter":                 "0",
+		"conf/" + link.Device + "/rp_filter": "0",
+		// The least, the size that a buffer begins with, and the most.
+		"tcp_rmem": fmt.Sprint("4096 131072 ", link.MaxReceiveBuffer),
+		"tcp_wmem": fmt.Sprint("4096 65536 ", link.MaxSendBuffer),
+	} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
+			return err
+		}
+	}
+	if err := addLocalTable(); err != nil {
+		return err
+	}
+	return addRules()
+}
+
+// addLocalTable makes marked packets local.
+func addLocalTable() error {
+	route := unix.RtMsg{Family: unix.AF_INET, Table: table, Protocol: unix.RTPROT_BOOT, Scope: unix.RT_SCOPE_HOST, Type: unix.RTN_LOCAL}
+	body := appendAttribute(appendRtMsg(nil, route), unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, loopbackIndex))
+	if err := netlink(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body); err != nil {
+		return fmt.Errorf("adding a local route: %w", err)
+	}
+	// struct fib_rule_hdr has the layout of struct rtmsg; its last byte before the flags is the action.
+	rule := unix.RtMsg{Family: unix.AF_INET, Table: table, Type: unix.FR_ACT_TO_TBL}
+	body = appendAttribute(appendRtMsg(nil, rule), unix.FRA_FWMARK, binary.NativeEndian.AppendUint32(nil, mark))
+	err := netlink(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("adding a routing rule: %w", err)
+	}
+	return nil
+}
+
+// addRules replaces the nftables rules of the namespace.
+func addRules() error {
+	c, err := nftables.New()
+	if err != nil {
+		return err
+	}
+	t := &nftables.Table{Family: nftables.TableFamilyIPv4, Name: "doze"}
+	c.AddTable(t)
+	c.DelTable(t) // with what an earlier node made
+	c.AddTable(t)
+	out := c.AddChain(&nftables.Chain{
+		Name: "output", Table: t, Type: nftables.ChainTypeRoute,
+		Hooknum: nftables.ChainHookOutput, Priority: nftables.ChainPriorityMangle,
+	})
+	c.AddRule(&nftables.Rule{Table: t, Chain: out, Exprs: append(
+		append(device(expr.MetaKeyOIFNAME), tcpFlags(expr.CmpOpNeq)...), setMark()...,
+	)})
+	in := c.AddChain(&nftables.Chain{
+		Name: "prerouting", Table: t, Type: nftables.ChainTypeFilter,
+		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityMangle,
+	})
+	address := link.Listener.Addr().As4()
+	c.AddRule(&nftables.Rule{Table: t, Chain: in, Exprs: append(append(append(
+		device(expr.MetaKeyIIFNAME), tcpFlags(expr.CmpOpEq)...), setMark()...),
+		&expr.Immediate{Register: 1, Data: address[:]},
+		&expr.Immediate{Register: 2, Data: binaryutil.BigEndian.PutUint16(link.Listener.Port())},
+		&expr.TProxy{Family: unix.NFPROTO_IPV4, TableFamily: unix.NFPROTO_IPV4, RegAddr: 1, RegPort: 2},
+	)})
+	return c.Flush()
+}
+
+func device(key expr.MetaKey) []expr.Any {
+	name := make([]byte, unix.IFNAMSIZ)
+	copy(name, link.Device)
+	return []expr.Any{
+		&expr.Meta{Key: key, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: name},
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: 1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: []byte{unix.IPPROTO_TCP}},
+	}
+}
+
+// Flags of TCP, RFC 9293, 3.1.
+const (
+	tcpFlagsOffset = 13
+	syn            = 0x02
+	rst            = 0x04
+	ack            = 0x10
+)
+
+// tcpFlags compares: is the packet the first one of a connection?
+func tcpFlags(op expr.CmpOp) []expr.Any {
+	return []expr.Any{
+		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlagsOffset, Len: 1},
+		&expr.Bitwise{SourceRegister: 1, DestRegister: 1, Len: 1, Mask: []byte{syn | ack | rst}, Xor: []byte{0}},
+		&expr.Cmp{Op: op, Register: 1, Data: []byte{syn}},
+	}
+}
+
+func setMark() []expr.Any {
+	return []expr.Any{
+		&expr.Immediate{Register: 1, Data: binaryutil.NativeEndian.PutUint32(mark)},
+		&expr.Meta{Key: expr.MetaKeyMARK, SourceRegister: true, Register: 1},
+	}
+}
+
+// Listen makes, in the network namespace of the calling thread, the socket that takes
+// the connections whose first packet comes back through the device. The descriptor is non-blocking and close-on-exec.
+func Listen() (fd int, err error) {
+	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("making a socket: %w", err)
+	}
+	for option, level := range map[int]int{unix.SO_REUSEADDR: unix.SOL_SOCKET, unix.IP_TRANSPARENT: unix.SOL_IP} {
+		if err == nil {
+			err = unix.SetsockoptInt(fd, level, option, 1)
+		}
+	}
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrInet4{Port: int(link.Listener.Port()), Addr: link.Listener.Addr().As4()})
+	}
+	if err == nil {
+		err = unix.Listen(fd, backlog)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("listening on %s: %w", link.Listener, err)
+	}
+	return fd, nil
+}
+
+// backlog is how many connections may wait to be accepted: more than there are
+// attempts at once.
+const backlog = 1024
