@@ -46,7 +46,7 @@ clean: ## end the node, remove its sandboxes and all its data, and bin/; images 
 	@rm -rf bin policies/builtin/modules/*.wasm*
 
 doctor: build ## what keeps a node from running on this host, with remedies
-	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/doze bin/doze-node $(TEST_HOME)/bin
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
 build: policies ## the programs: bin/doze, bin/doze-node, bin/doze-guest and bin/doze-netns

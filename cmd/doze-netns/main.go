@@ -2,6 +2,7 @@
 // it; nobody else has a use for it.
 //
 //	doze-netns serve   answer requests on standard input, a packet socket, until it is closed
+//	doze-netns check   make the network of a sandbox in a namespace of its own, and end
 //	doze-netns probe   send this process's user namespace over standard input, and end
 //
 // Run it by Podman's own `podman unshare` to find Podman's user namespace, and
@@ -31,12 +32,14 @@ func main() {
 	// The helper lives as long as the node and must cost next to nothing.
 	debug.SetGCPercent(20)
 	if len(os.Args) != 2 {
-		fail("usage: doze-netns serve|probe|version")
+		fail("usage: doze-netns serve|check|probe|version")
 	}
 	var err error
 	switch os.Args[1] {
 	case "serve":
 		err = helper.Serve(0)
+	case "check":
+		err = helper.Check()
 	case "probe":
 		err = helper.Probe(0)
 	case "version":

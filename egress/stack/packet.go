@@ -13,7 +13,7 @@ import (
 const (
 	dnsPort = 53
 	// maxQuery bounds a name query: EDNS(0) asks for names of 255 bytes with options,
-	// and nobody sends more than an Ethernet frame holds.
+	// and resolvers send no more than an Ethernet frame holds.
 	maxQuery = 1500
 	// quoted is what an ICMP error repeats of the packet that it is about: its IP
 	// header and 8 bytes, RFC 792.

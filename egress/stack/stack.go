@@ -76,7 +76,7 @@ type Config struct {
 	// written, and for the end of a connection; an error is that of the write. ctx ends
 	// with the stack. May be nil.
 	Arriving func(ctx context.Context) error
-	// Log is for what nobody can be told otherwise; the caller adds the sandbox.
+	// Log gets what has no other receiver; the caller adds the sandbox.
 	Log *slog.Logger
 }
 

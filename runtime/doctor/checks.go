@@ -298,6 +298,20 @@ func tun(_ context.Context, cfg Config) Finding {
 	}
 }
 
+// network tries what a sandbox's network needs of the kernel beside the device.
+func network(ctx context.Context, cfg Config) Finding {
+	const name = "network"
+	podman, err := cfg.Host.Find("podman")
+	if err == nil {
+		_, err = cfg.Host.Run(ctx, podman, "unshare", "--", cfg.NetnsHelper, "check")
+	}
+	if err != nil {
+		return amiss(name, LevelError, "modprobe -a nf_tables nft_tproxy; or a kernel with CONFIG_NF_TABLES and CONFIG_NFT_TPROXY",
+			"the network of a sandbox cannot be made: %v", err)
+	}
+	return fine(name, "the network of a sandbox can be made")
+}
+
 func disk(_ context.Context, cfg Config) Finding {
 	const name = "disk"
 	free, err := cfg.Host.Free(cfg.Home)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -42,6 +43,8 @@ type Config struct {
 	Cgroup string
 	// RuntimeDir is Podman's folder for sockets; default $XDG_RUNTIME_DIR.
 	RuntimeDir string
+	// NetnsHelper is the path of doze-netns; default: beside this program.
+	NetnsHelper string
 	// Ports that the node will listen on. Leave out those that a running node
 	// has already.
 	Ports []int
@@ -63,7 +66,7 @@ func Check(ctx context.Context, cfg Config) []Finding {
 		subIDs("sub-uids", "/etc/subuid", "--add-subuids"),
 		subIDs("sub-gids", "/etc/subgid", "--add-subgids"),
 		idMappers, runtimeDir, cgroup, controllers, podmanVersion, programs, storage,
-		tun, disk, inotify, keyrings, epoll, pipes, openFiles,
+		tun, network, disk, inotify, keyrings, epoll, pipes, openFiles,
 	}
 	for _, port := range cfg.Ports {
 		checks = append(checks, portFree(port))
@@ -90,6 +93,9 @@ func CanRun(findings []Finding) bool {
 func (c Config) withDefaults() Config {
 	if c.Host == nil {
 		c.Host = Machine{}
+	}
+	if program, err := os.Executable(); c.NetnsHelper == "" && err == nil {
+		c.NetnsHelper = filepath.Join(filepath.Dir(program), "doze-netns")
 	}
 	if c.User == "" {
 		c.User = strconv.Itoa(os.Getuid())

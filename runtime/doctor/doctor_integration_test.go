@@ -2,12 +2,16 @@
 
 package doctor
 
-import "testing"
+import (
+	"os"
+	"path/filepath"
+	"testing"
+)
 
 // On a host that packaging/host/setup has prepared, entered by
 // packaging/host/enter, a sandbox can run.
 func TestAPreparedHostIsWell(t *testing.T) {
-	findings := Check(t.Context(), Config{})
+	findings := Check(t.Context(), Config{NetnsHelper: filepath.Join(os.Getenv("DOZE_BIN"), "doze-netns")})
 	for _, f := range findings {
 		t.Logf("%+v", f)
 		if !f.OK && f.Level == LevelError {

@@ -78,12 +78,14 @@ func (h *host) remove(t *testing.T, path string) {
 
 const podmanInfo = "/usr/bin/podman info --format {{.Store.GraphDriverName}}"
 
+const networkCheck = "/usr/bin/podman unshare -- /usr/bin/doze-netns check"
+
 // well is a host with nothing amiss.
 func well(t *testing.T) (*host, Config) {
 	h := &host{
 		root:   t.TempDir(),
 		uid:    999,
-		output: map[string]string{"/usr/bin/podman --version": "podman version 5.4.2\n", podmanInfo: "overlay\n"},
+		output: map[string]string{"/usr/bin/podman --version": "podman version 5.4.2\n", podmanInfo: "overlay\n", networkCheck: ""},
 		denied: map[string]bool{},
 		listen: map[int]error{},
 		free:   100 << 30,
@@ -120,12 +122,13 @@ func well(t *testing.T) (*host, Config) {
 		}
 	}
 	return h, Config{
-		User:       "doze",
-		Home:       "/var/lib/doze",
-		Cgroup:     "/sys/fs/cgroup/doze",
-		RuntimeDir: "/run/doze",
-		Ports:      []int{8443},
-		Host:       h,
+		User:        "doze",
+		Home:        "/var/lib/doze",
+		Cgroup:      "/sys/fs/cgroup/doze",
+		RuntimeDir:  "/run/doze",
+		NetnsHelper: "/usr/bin/doze-netns",
+		Ports:       []int{8443},
+		Host:        h,
 	}
 }
 
@@ -216,6 +219,8 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 			"tun", LevelError, "modprobe tun", false},
 		{"a TUN device for root", func(_ *testing.T, h *host, _ *Config) { h.denied["/dev/net/tun"] = true },
 			"tun", LevelError, "chmod 0666 /dev/net/tun", false},
+		{"a kernel without tproxy", func(_ *testing.T, h *host, _ *Config) { delete(h.output, networkCheck) },
+			"network", LevelError, "modprobe -a nf_tables nft_tproxy", false},
 		{"little disk", func(_ *testing.T, h *host, _ *Config) { h.free = 2 << 30 },
 			"disk", LevelWarning, "DOZE_HOME", false},
 		{"no disk", func(_ *testing.T, h *host, _ *Config) { h.free = 100 << 20 },

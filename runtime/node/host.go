@@ -14,7 +14,7 @@ import (
 func checkHost(ctx context.Context, cfg Config) <-chan []doctor.Finding {
 	findings := make(chan []doctor.Finding, 1)
 	go func() { // ends by itself: Check is bounded
-		findings <- doctor.Check(ctx, doctor.Config{Home: cfg.Home, Cgroup: cfg.Cgroup})
+		findings <- doctor.Check(ctx, doctor.Config{Home: cfg.Home, Cgroup: cfg.Cgroup, NetnsHelper: cfg.NetnsHelper})
 	}()
 	return findings
 }
