@@ -259,7 +259,7 @@ func requestPairs(ctx context.Context, a clientArguments) (r clientResult, err e
 			slices.Reverse(times)
 		}
 		for j, url := range urls {
-			one, err := repeat(ctx, 0, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
+			one, err := repeat(ctx, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
 			if err != nil {
 				return r, err
 			}
@@ -280,7 +280,7 @@ func firstRequests(ctx context.Context, a clientArguments) (r clientResult, err 
 			return r, err
 		}
 		url := strings.Replace(a.to, "*", fmt.Sprint("new-", i), 1)
-		one, err := repeat(ctx, 0, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
+		one, err := repeat(ctx, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
 		if err != nil {
 			return r, err
 		}

@@ -4,13 +4,11 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
-	"strings"
 	"time"
 )
 
 const (
-	proxyRounds = 4
+	proxyRounds = 5
 	proxyTime   = 3 * time.Second // of one round of one side
 )
 
@@ -19,7 +17,7 @@ var proxies = []struct {
 	name  string
 	start func(ctx context.Context, folder, originCA string) (*proxy, error)
 	bar   float64
-}{{"mitmproxy", startMitmproxy, 10}, {"squid with bump", startSquid, 0.8}}
+}{{"mitmproxy", startMitmproxy, 10}, {"squid with bump", startSquid, 1}}
 
 // measureIntercept: small GETs over 32 connections, each with a header that holds a
 // secret. The client is this program on all sides: in a sandbox for ours, on the
@@ -29,76 +27,82 @@ func measureIntercept(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, port, _ := strings.Cut(b.node.origin.HTTPS, ":")
-	arguments := []string{"-do", "load", "-connections", fmt.Sprint(loadConnections), "-duration", proxyTime.String()}
-	running := make([]*proxy, len(proxies))
-	failed := make([]error, len(proxies))
-	for i, p := range proxies {
-		folder := filepath.Join(b.node.folder, fmt.Sprint("peer-", i))
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			return nil, err
-		}
-		if running[i], failed[i] = p.start(ctx, folder, b.node.originCA()); failed[i] == nil {
-			defer running[i].end()
-		}
+	arguments := []string{"-do", "load", "-connections", fmt.Sprint(loadConnections), "-duration", b.lasting(proxyTime).String()}
+	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
+		return perSecond(b.node.client(ctx, sb.ID, append(arguments, "-to", lookURL)...))
+	}}
+	all := []*contender{ours}
+	for _, p := range proxies {
+		peer, end := besideProxy(ctx, b, p.name, p.start, func(ctx context.Context, at *proxy) (float64, error) {
+			return perSecond(runBeside(ctx, b, append(arguments, "-to", b.node.origin.local("/"), "-proxy", at.URL, "-ca", at.CA)...))
+		})
+		defer end()
+		all = append(all, peer)
 	}
-	var ours []float64
-	theirs := make([][]float64, len(proxies))
-	for round := range proxyRounds + 1 {
-		r, err := b.node.client(ctx, sb.ID, append(arguments, "-to", lookURL)...)
-		if err != nil {
-			return nil, err
-		}
-		if r.Failed > 0 {
-			return nil, fmt.Errorf("%d requests failed: %s", r.Failed, r.Failure)
-		}
-		if round > 0 { // the first is the warm-up
-			ours = append(ours, float64(r.Requests)/r.Seconds)
-		}
-		for i, p := range running {
-			if failed[i] != nil {
-				continue
-			}
-			r, err := runBeside(ctx, b, append(arguments, "-to", "https://localhost:"+port+"/", "-proxy", p.URL, "-ca", p.CA)...)
-			switch {
-			case err != nil:
-				failed[i] = err
-			case r.Failed > 0:
-				failed[i] = fmt.Errorf("%d requests failed: %s", r.Failed, r.Failure)
-			case round > 0:
-				theirs[i] = append(theirs[i], float64(r.Requests)/r.Seconds)
-			}
-		}
+	if err := takeTurns(ctx, proxyRounds, all...); err != nil {
+		return nil, err
 	}
-	rows := make([]row, len(proxies))
+	var rows []row
 	for i, p := range proxies {
-		rows[i] = proxyRow(p.name, p.bar, median(ours), theirs[i], failed[i])
+		rows = append(rows, proxyRow(p.bar, ours, all[i+1]))
 	}
 	return rows, nil
 }
 
-func proxyRow(name string, bar, ours float64, theirs []float64, failed error) row {
+// perSecond is the rate of a load in which no request failed.
+func perSecond(r clientResult, err error) (float64, error) {
+	if err == nil && r.Failed > 0 {
+		err = fmt.Errorf("%d requests failed: %s", r.Failed, r.Failure)
+	}
+	return float64(r.Requests) / r.Seconds, err
+}
+
+// besideProxy starts a peer for a contender whose round uses it. One that does not
+// start fails each round with the reason. The caller ends it.
+func besideProxy(ctx context.Context, b *bench, name string, start func(ctx context.Context, folder, originCA string) (*proxy, error),
+	round func(ctx context.Context, at *proxy) (float64, error),
+) (c *contender, end func()) {
+	folder, err := os.MkdirTemp(b.node.folder, "peer")
+	var running *proxy
+	if err == nil {
+		running, err = start(ctx, folder, b.node.originCA())
+	}
+	c = &contender{name: name, round: func(ctx context.Context) (float64, error) {
+		if err != nil {
+			return 0, err
+		}
+		return round(ctx, running)
+	}}
+	return c, func() {
+		if err == nil {
+			running.end()
+		}
+	}
+}
+
+func proxyRow(bar float64, ours, peer *contender) row {
 	r := row{
-		Figure: "intercepted HTTPS with bearer, small GETs, 32 connections, requests per second against " + name,
-		Bar:    fmt.Sprintf("≥ %g", bar),
-		Values: map[string]float64{"doze_per_s": ours},
+		Figure: "intercepted HTTPS with bearer, small GETs, 32 connections, requests per second against " + peer.name,
+		Bar:    fmt.Sprintf("≥ %.1f", bar),
+		Values: values{}.add("doze_per_s", ours.spread()),
 		Note:   "HTTP/1.1 on both sides; all add the header and verify the origin; ours through a sandbox's network, with audit and scrubbing, the peer an explicit proxy without a log",
 	}
-	if failed != nil {
-		r.Measured = fmt.Sprintf("no peer (doze %.0f/s)", ours)
-		r.Note = failed.Error()
+	if err := peer.missing(proxyRounds); err != nil {
+		r.Measured = fmt.Sprintf("no peer (doze %s/s)", ours.spread().text("%.0f"))
+		r.Note = err.Error()
 		return r
 	}
-	peer := median(theirs)
-	r.Values["peer_per_s"], r.Values["ratio"] = peer, ours/peer
-	r.Measured = fmt.Sprintf("%.2f (%.0f/s, %.0f/s)", ours/peer, ours, peer)
-	r.Met = ours >= bar*peer
+	ratio := ours.over(peer)
+	r.Values.add("peer_per_s", peer.spread()).add("ratio", ratio)
+	r.Measured = fmt.Sprintf("%s (%.0f/s, %.0f/s)", ratio.text("%.2f"), ours.spread().median(), peer.spread().median())
+	r.Met = ratio.median() >= bar
 	return r
 }
 
 const (
-	pairCount = 4000
-	addedBar  = 300 * time.Microsecond
+	pairRounds = 5
+	pairCount  = 800 // in each round
+	addedBar   = 0.3 // ms
 )
 
 // measureAdded: what interception and a policy add to a request, beside the same
@@ -108,110 +112,137 @@ func measureAdded(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := b.node.client(ctx, sb.ID, "-do", "pairs", "-to", lookURL, "-than", passURL, "-count", fmt.Sprint(pairCount))
-	if err != nil {
-		return nil, err
+	var intercepted, passed samples
+	var added spread
+	for range pairRounds {
+		r, err := b.node.client(ctx, sb.ID, "-do", "pairs", "-to", lookURL, "-than", passURL, "-count", fmt.Sprint(b.count(pairCount)))
+		if err != nil {
+			return nil, err
+		}
+		added = append(added, ms(r.Times.p50()-r.Than.p50()))
+		intercepted, passed = append(intercepted, r.Times...), append(passed, r.Than...)
 	}
-	added := r.Times.p50() - r.Than.p50()
 	return []row{{
 		Figure:   "added p50 by interception and one policy, against pass-through",
 		Bar:      "≤ 0.3 ms",
-		Measured: fmt.Sprintf("%.3f ms (%.3f, %.3f)", ms(added), ms(r.Times.p50()), ms(r.Than.p50())),
-		Met:      added <= addedBar,
-		Values:   map[string]float64{"added_p50_ms": ms(added), "intercepted_p50_ms": ms(r.Times.p50()), "passed_p50_ms": ms(r.Than.p50()), "intercepted_p99_ms": ms(r.Times.p99()), "passed_p99_ms": ms(r.Than.p99())},
+		Measured: fmt.Sprintf("%s ms (%.3f, %.3f)", added.text("%.3f"), ms(intercepted.p50()), ms(passed.p50())),
+		Met:      added.median() <= addedBar,
+		Values: values{
+			"intercepted_p50_ms": ms(intercepted.p50()), "passed_p50_ms": ms(passed.p50()),
+			"intercepted_p99_ms": ms(intercepted.p99()), "passed_p99_ms": ms(passed.p99()),
+		}.add("added_p50_ms", added),
 	}}, nil
 }
 
 const (
-	newHosts = 200
+	newHosts = 40 // in each round
 	firstBar = 10 * time.Millisecond
 )
 
-// measureFirst: from looking a name up to the answer, when nobody has asked for it.
+// measureFirst: from looking a name up to the response, for a name that is new.
 func measureFirst(ctx context.Context, b *bench) ([]row, error) {
 	sb, err := b.node.withClient(ctx, "first")
 	if err != nil {
 		return nil, err
 	}
-	r, err := b.node.client(ctx, sb.ID, "-do", "first", "-to", "https://*.look.test/", "-count", fmt.Sprint(newHosts))
+	round := 0
+	p50s, all, err := inRounds(latencyRounds, func() (samples, error) {
+		round++
+		r, err := b.node.client(ctx, sb.ID, "-do", "first", "-to", fmt.Sprintf("https://*-%d.look.test/", round), "-count", fmt.Sprint(b.count(newHosts)))
+		return r.Times, err
+	})
 	if err != nil {
 		return nil, err
 	}
-	return []row{{
-		Figure:   "first request to a new host, intercepted",
-		Bar:      "p50 ≤ 10 ms",
-		Measured: fmt.Sprintf("p50 %.2f ms, p99 %.2f ms", ms(r.Times.p50()), ms(r.Times.p99())),
-		Met:      r.Times.p50() <= firstBar,
-		Values:   map[string]float64{"p50_ms": ms(r.Times.p50()), "p99_ms": ms(r.Times.p99())},
-		Note:     "name, connection, leaf, both handshakes, policy, answer",
-	}}, nil
+	r := timesRow("first request to a new host, intercepted", "p50 ≤ 10 ms", timesBars{p50: firstBar}, p50s, all)
+	r.Note = "name, connection, leaf, both handshakes, policy, response"
+	return []row{r}, nil
 }
 
 const (
 	blobBytes  = 1 << 30
 	blobRounds = 3
-	blobBar    = 300e6 // bytes a second
-	blobGrowth = 64 << 20
+	blobBar    = 400 // MB a second
+	blobGrowth = 64  // MiB
 )
 
-// measureBlob: a large body through interception and scrubbing, and what the node's
-// memory does meanwhile.
+// measureBlob: a large body through interception and scrubbing, beside the same
+// passed through and through a peer that scrubs nothing, and what the node's memory
+// does meanwhile.
 func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 	sb, err := b.node.withClient(ctx, "blob")
 	if err != nil {
 		return nil, err
 	}
-	fetch := func(host string, bytes int64) (clientResult, error) {
-		r, err := b.node.client(ctx, sb.ID, "-do", "blob", "-to", fmt.Sprintf("https://%s/blob?bytes=%d", host, bytes))
+	bytes := int64(b.count(blobBytes))
+	path := fmt.Sprintf("blob?bytes=%d", bytes)
+	rate := func(r clientResult, err error) (float64, error) {
 		if err == nil && r.Bytes != bytes {
 			err = fmt.Errorf("got %d bytes of %d", r.Bytes, bytes)
 		}
-		return r, err
+		return r.perSecond() / 1e6, err
 	}
-	const look, pass = "api.look.test", "api.pass.test"
-	for _, host := range []string{look, pass} {
-		if _, err := fetch(host, blobBytes/16); err != nil {
-			return nil, err
-		}
+	through := func(name, url string) *contender {
+		return &contender{name: name, round: func(ctx context.Context) (float64, error) {
+			return rate(b.node.client(ctx, sb.ID, "-do", "blob", "-to", url+path))
+		}}
+	}
+	looked, passed := through("intercepted", lookURL), through("passed through", passURL)
+	squid, end := besideProxy(ctx, b, "squid with bump", startSquid, func(ctx context.Context, at *proxy) (float64, error) {
+		return rate(runBeside(ctx, b, "-do", "blob", "-to", b.node.origin.local("/"+path), "-proxy", at.URL, "-ca", at.CA))
+	})
+	defer end()
+	if _, err := looked.round(ctx); err != nil { // the memory that one takes is not growth
+		return nil, err
 	}
 	before, err := b.node.rss()
 	if err != nil {
 		return nil, err
 	}
 	watch := watchRSS(ctx, b.node)
-	var rates, passed []float64
-	for range blobRounds {
-		r, err := fetch(look, blobBytes)
-		if err != nil {
-			return nil, err
-		}
-		rates = append(rates, r.perSecond())
-		if r, err = fetch(pass, blobBytes); err != nil {
-			return nil, err
-		}
-		passed = append(passed, r.perSecond())
+	if err := takeTurns(ctx, blobRounds, looked, passed, squid); err != nil {
+		return nil, err
 	}
 	seen, err := watch()
 	if err != nil {
 		return nil, err
 	}
-	growth := maximum(seen) - float64(before)
-	rate := median(rates)
-	return []row{{
+	growth := (seen.max() - float64(before)) / (1 << 20)
+	mine, pass := looked.spread(), passed.spread()
+	rows := []row{{
 		Figure:   "1 GiB body through interception and scrubbing; growth of the node's memory (RSS)",
-		Bar:      "≥ 300 MB/s; ≤ 64 MiB",
-		Measured: fmt.Sprintf("%.0f MB/s; %.0f MiB", rate/1e6, growth/(1<<20)),
-		Met:      rate >= blobBar && growth <= blobGrowth,
-		Values:   map[string]float64{"mb_s": rate / 1e6, "passed_mb_s": median(passed) / 1e6, "rss_growth_mib": growth / (1 << 20), "rss_before_mib": float64(before) / (1 << 20)},
-		Note:     fmt.Sprintf("random bytes, HTTP/1.1; the same passed through: %.0f MB/s", median(passed)/1e6),
-	}}, nil
+		Bar:      fmt.Sprintf("≥ %d MB/s; ≤ %d MiB", blobBar, blobGrowth),
+		Measured: fmt.Sprintf("%s MB/s; %.0f MiB", mine.text("%.0f"), growth),
+		Met:      mine.median() >= blobBar && growth <= blobGrowth,
+		Values:   values{"rss_growth_mib": growth, "rss_before_mib": float64(before) / (1 << 20)}.add("mb_s", mine),
+		Note:     "random bytes, HTTP/1.1",
+	}, {
+		Figure:   "the same passed through",
+		Bar:      noBar,
+		Measured: fmt.Sprintf("%s MB/s", pass.text("%.0f")),
+		Met:      true,
+		Values:   values{}.add("mb_s", pass),
+	}, {
+		Figure: "the same through squid with bump, on the loopback, which scrubs nothing; ours against it",
+		Bar:    noBar,
+		Met:    true,
+	}}
+	peer := &rows[len(rows)-1]
+	if err := squid.missing(blobRounds); err != nil {
+		peer.Measured, peer.Note = "no peer", err.Error()
+		return rows, nil
+	}
+	theirs, ratio := squid.spread(), looked.over(squid)
+	peer.Measured = fmt.Sprintf("%s MB/s; %s", theirs.text("%.0f"), ratio.text("%.2f"))
+	peer.Values = values{}.add("mb_s", theirs).add("ratio", ratio)
+	return rows, nil
 }
 
 // watchRSS samples the node's memory until the returned function is called.
-func watchRSS(ctx context.Context, n *node) (stop func() ([]float64, error)) {
+func watchRSS(ctx context.Context, n *node) (stop func() (spread, error)) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
-	var seen []float64
+	var seen spread
 	var failed error
 	go func() { // ends in stop
 		defer close(done)
@@ -229,7 +260,7 @@ func watchRSS(ctx context.Context, n *node) (stop func() ([]float64, error)) {
 			seen = append(seen, float64(rss))
 		}
 	}()
-	return func() ([]float64, error) {
+	return func() (spread, error) {
 		cancel()
 		<-done
 		return seen, failed

@@ -14,6 +14,23 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
+// latencyRounds is how many rounds a figure of times has.
+const latencyRounds = 5
+
+// timesBars are those of the median and, unless it is 0, of the 99th percentile.
+type timesBars struct{ p50, p99 time.Duration }
+
+// timesRow is the row of a figure of times without a peer.
+func timesRow(figure, bar string, bars timesBars, p50s spread, all samples) row {
+	return row{
+		Figure:   figure,
+		Bar:      bar,
+		Measured: fmt.Sprintf("p50 %s ms, p99 %.2f ms", p50s.text("%.2f"), ms(all.p99())),
+		Met:      p50s.median() <= ms(bars.p50) && (bars.p99 == 0 || all.p99() <= bars.p99),
+		Values:   values{"p99_ms": ms(all.p99())}.add("p50_ms", p50s),
+	}
+}
+
 // measureWake: a preview request that finds the sandbox asleep, each paired
 // with the same request right after it, awake.
 func measureWake(ctx context.Context, b *bench) ([]row, error) {
@@ -21,34 +38,35 @@ func measureWake(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var asleep, awake, added samples
-	for range 300 {
-		if _, err := b.node.API.Sleep(ctx, sb.ID); err != nil {
-			return nil, err
+	var asleep, awake samples
+	p50s, added, err := inRounds(latencyRounds, func() (samples, error) {
+		var added samples
+		for range b.count(60) {
+			if _, err := b.node.API.Sleep(ctx, sb.ID); err != nil {
+				return nil, err
+			}
+			wakes := []string{"warm", ""} // what each of the two must have cost
+			pair, err := repeat(ctx, 2, func() error {
+				want := wakes[0]
+				wakes = wakes[1:]
+				return b.node.getWaking(ctx, url, want)
+			})
+			if err != nil {
+				return nil, err
+			}
+			asleep, awake = append(asleep, pair[0]), append(awake, pair[1])
+			added = append(added, pair[0]-pair[1])
 		}
-		wakes := []string{"warm", ""} // what each of the two must have cost
-		pair, err := repeat(ctx, 0, 2, func() error {
-			want := wakes[0]
-			wakes = wakes[1:]
-			return b.node.getWaking(ctx, url, want)
-		})
-		if err != nil {
-			return nil, err
-		}
-		asleep, awake = append(asleep, pair[0]), append(awake, pair[1])
-		added = append(added, pair[0]-pair[1])
+		return added, nil
+	})
+	if err != nil {
+		return nil, err
 	}
-	return []row{{
-		Figure:   "wake of a preview, added to the same request awake",
-		Bar:      "p50 ≤ 1 ms, p99 ≤ 5 ms",
-		Measured: fmt.Sprintf("p50 %.2f ms, p99 %.2f ms", ms(added.p50()), ms(added.p99())),
-		Met:      added.p50() <= time.Millisecond && added.p99() <= 5*time.Millisecond,
-		Values: map[string]float64{
-			"added_p50_ms": ms(added.p50()), "added_p99_ms": ms(added.p99()),
-			"asleep_p50_ms": ms(asleep.p50()), "awake_p50_ms": ms(awake.p50()),
-		},
-		Note: fmt.Sprintf("asleep p50 %.2f ms, awake p50 %.2f ms; Sablier publishes 1.5 ms p50 and 4.9 ms p99 for an app that runs", ms(asleep.p50()), ms(awake.p50())),
-	}}, nil
+	r := timesRow("wake of a preview, added to the same request awake", "p50 ≤ 1 ms, p99 ≤ 5 ms",
+		timesBars{time.Millisecond, 5 * time.Millisecond}, p50s, added)
+	r.Values["asleep_p50_ms"], r.Values["awake_p50_ms"] = ms(asleep.p50()), ms(awake.p50())
+	r.Note = fmt.Sprintf("asleep p50 %.2f ms, awake p50 %.2f ms; Sablier publishes 1.5 ms p50 and 4.9 ms p99 for an app that runs", ms(asleep.p50()), ms(awake.p50()))
+	return []row{r}, nil
 }
 
 // measureThaw: our thaw against Podman's unpause of the same container.
@@ -65,27 +83,38 @@ func measureThaw(ctx context.Context, b *bench) ([]row, error) {
 	if _, err := f.Prepare(id, sandbox.Limits{}); err != nil {
 		return nil, err
 	}
-	ours, err := pairs(300, func() error { return f.Freeze(ctx, id) }, func() error { return f.Thaw(ctx, id) })
-	if err != nil {
-		return nil, err
-	}
 	conn, err := connectPodman(ctx, b.node.Home)
 	if err != nil {
 		return nil, err
 	}
-	container := "doze-" + sb.ID
-	podman, err := pairs(30, func() error { return containers.Pause(conn, container, nil) }, func() error { return containers.Unpause(conn, container, nil) })
-	if err != nil {
+	name := "doze-" + sb.ID
+	// p50 in ms of calls of second, each after one of first.
+	p50 := func(n int, first, second func() error) (float64, error) {
+		s, err := pairs(n, first, second)
+		if err != nil {
+			return 0, err
+		}
+		return float64(s.p50().Nanoseconds()) / 1e6, nil
+	}
+	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
+		return p50(b.count(60), func() error { return f.Freeze(ctx, id) }, func() error { return f.Thaw(ctx, id) })
+	}}
+	podman := &contender{name: "podman", round: func(context.Context) (float64, error) {
+		return p50(b.count(10), func() error { return containers.Pause(conn, name, nil) }, func() error { return containers.Unpause(conn, name, nil) })
+	}}
+	if err := takeTurns(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
-	ratio := float64(podman.p50()) / float64(ours.p50())
-	thaw := float64(ours.p50().Nanoseconds())
+	if err := podman.missing(latencyRounds); err != nil {
+		return nil, err
+	}
+	ratio, theirs, thaw := podman.over(ours), podman.spread(), ours.spread()
 	return []row{{
 		Figure:   "Podman's unpause (API) against our thaw",
 		Bar:      "≥ 20 times slower",
-		Measured: fmt.Sprintf("%.0f times (%.2f ms, %.3f ms)", ratio, ms(podman.p50()), thaw/1e6),
-		Met:      ratio >= 20,
-		Values:   map[string]float64{"ratio": ratio, "podman_p50_ms": ms(podman.p50()), "thaw_p50_us": thaw / 1e3},
+		Measured: fmt.Sprintf("%s times (%.2f ms, %.3f ms)", ratio.text("%.0f"), theirs.median(), thaw.median()),
+		Met:      ratio.median() >= 20,
+		Values:   values{}.add("ratio", ratio).add("podman_p50_ms", theirs).add("thaw_p50_us", thaw.times(1000)),
 	}}, nil
 }
 
@@ -104,25 +133,25 @@ func connectPodman(ctx context.Context, home string) (context.Context, error) {
 
 // measureCreate: from nothing to the result of the first command.
 func measureCreate(ctx context.Context, b *bench) ([]row, error) {
-	i := 0
-	times, err := repeat(ctx, 2, 30, func() error {
-		i++
-		sb, err := b.node.create(ctx, fmt.Sprint("create-", i), 0)
-		if err != nil {
-			return err
-		}
-		return b.node.exec(ctx, sb.ID, "true")
-	})
+	made := 0
+	round := func(n int) (samples, error) {
+		return repeat(ctx, n, func() error {
+			made++
+			sb, err := b.node.create(ctx, fmt.Sprint("create-", made), 0)
+			if err != nil {
+				return err
+			}
+			return b.node.exec(ctx, sb.ID, "true")
+		})
+	}
+	if _, err := round(2); err != nil { // not counted
+		return nil, err
+	}
+	p50s, all, err := inRounds(latencyRounds, func() (samples, error) { return round(b.count(10)) })
 	if err != nil {
 		return nil, err
 	}
-	return []row{{
-		Figure:   "create to first exec result, image present",
-		Bar:      "p50 ≤ 150 ms",
-		Measured: fmt.Sprintf("p50 %.0f ms, p99 %.0f ms", ms(times.p50()), ms(times.p99())),
-		Met:      times.p50() <= 150*time.Millisecond,
-		Values:   map[string]float64{"p50_ms": ms(times.p50()), "p99_ms": ms(times.p99())},
-	}}, nil
+	return []row{timesRow("create to first exec result, image present", "p50 ≤ 150 ms", timesBars{p50: 150 * time.Millisecond}, p50s, all)}, nil
 }
 
 // measureColdWake: from stopped to the first answer of a declared server.
@@ -131,24 +160,15 @@ func measureColdWake(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	var times samples
-	for range 30 {
-		if _, err := b.node.API.Stop(ctx, sb.ID); err != nil {
-			return nil, err
-		}
-		one, err := repeat(ctx, 0, 1, func() error { return b.node.getWaking(ctx, url, "cold") })
-		if err != nil {
-			return nil, err
-		}
-		times = append(times, one...)
+	p50s, all, err := inRounds(latencyRounds, func() (samples, error) {
+		return pairs(b.count(10),
+			func() error { _, err := b.node.API.Stop(ctx, sb.ID); return err },
+			func() error { return b.node.getWaking(ctx, url, "cold") })
+	})
+	if err != nil {
+		return nil, err
 	}
-	return []row{{
-		Figure:   "stopped to first byte of a small server declared on-wake",
-		Bar:      "p50 ≤ 200 ms",
-		Measured: fmt.Sprintf("p50 %.0f ms, p99 %.0f ms", ms(times.p50()), ms(times.p99())),
-		Met:      times.p50() <= 200*time.Millisecond,
-		Values:   map[string]float64{"p50_ms": ms(times.p50()), "p99_ms": ms(times.p99())},
-	}}, nil
+	return []row{timesRow("stopped to first byte of a small server declared on_wake", "p50 ≤ 200 ms", timesBars{p50: 200 * time.Millisecond}, p50s, all)}, nil
 }
 
 // measureExec: `true` through the API, and by podman exec beside it.
@@ -157,13 +177,37 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	ours, err := repeat(ctx, 20, 500, func() error { return b.node.exec(ctx, sb.ID, "true") })
-	if err != nil {
+	var all samples
+	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
+		s, err := repeat(ctx, b.count(100), func() error { return b.node.exec(ctx, sb.ID, "true") })
+		if err != nil {
+			return 0, err
+		}
+		all = append(all, s...)
+		return ms(s.p50()), nil
+	}}
+	podman := &contender{name: "podman exec", round: func(ctx context.Context) (float64, error) { return podmanExec(ctx, b, sb.ID) }}
+	if err := takeTurns(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
-	// One shell runs all of them, so that starting this much larger program's children does not count.
-	const n = 20
-	script := fmt.Sprintf("podman exec doze-%s true; date +%%s%%N; for i in $(seq %d); do podman exec doze-%s true || exit 1; done; date +%%s%%N", sb.ID, n, sb.ID)
+	if err := podman.missing(latencyRounds); err != nil {
+		return nil, err
+	}
+	p50s, theirs, ratio := ours.spread(), podman.spread(), podman.over(ours)
+	return []row{{
+		Figure:   "exec `true` through the HTTPS API; podman exec beside it",
+		Bar:      "p50 ≤ 5 ms; ≥ 15 times faster",
+		Measured: fmt.Sprintf("p50 %s ms; %s times faster (%.0f ms)", p50s.text("%.2f"), ratio.text("%.0f"), theirs.median()),
+		Met:      p50s.median() <= 5 && ratio.median() >= 15,
+		Values:   values{"p99_ms": ms(all.p99())}.add("p50_ms", p50s).add("podman_mean_ms", theirs).add("ratio", ratio),
+	}}, nil
+}
+
+// podmanExec is the mean of a few calls in ms. One shell runs all of them, so that
+// starting this much larger program's children does not count.
+func podmanExec(ctx context.Context, b *bench, id string) (float64, error) {
+	const n = 4
+	script := fmt.Sprintf("podman exec doze-%[1]s true; date +%%s%%N; for i in $(seq %[2]d); do podman exec doze-%[1]s true || exit 1; done; date +%%s%%N", id, n)
 	cmd := exec.CommandContext(ctx, "sh", "-c", script)
 	cmd.Dir = b.node.Home
 	out, err := cmd.Output()
@@ -172,19 +216,11 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 		if errors.As(err, &exit) {
 			err = fmt.Errorf("%w: %s", err, exit.Stderr)
 		}
-		return nil, err
+		return 0, err
 	}
 	var start, end int64
 	if _, err := fmt.Sscan(string(out), &start, &end); err != nil {
-		return nil, fmt.Errorf("timing podman exec: %w in %q", err, out)
+		return 0, fmt.Errorf("timing podman exec: %w in %q", err, out)
 	}
-	podman := time.Duration((end - start) / n)
-	ratio := float64(podman) / float64(ours.p50())
-	return []row{{
-		Figure:   "exec `true` through the HTTPS API; podman exec beside it",
-		Bar:      "p50 ≤ 5 ms; ≥ 15 times faster",
-		Measured: fmt.Sprintf("p50 %.2f ms; %.0f times faster (%.0f ms)", ms(ours.p50()), ratio, ms(podman)),
-		Met:      ours.p50() <= 5*time.Millisecond && ratio >= 15,
-		Values:   map[string]float64{"p50_ms": ms(ours.p50()), "p99_ms": ms(ours.p99()), "podman_mean_ms": ms(podman), "ratio": ratio},
-	}}, nil
+	return float64(end-start) / n / 1e6, nil
 }

@@ -31,7 +31,6 @@ func podmanSockets(home string) []string {
 
 // measureThroughput: requests per second through a preview, against Caddy's
 // reverse_proxy in the same process to the same server outside of a sandbox.
-// The two take turns, so that the machine's drift meets both.
 func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
 	_, url, err := b.node.withServer(ctx, "throughput")
 	if err != nil {
@@ -50,43 +49,39 @@ func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
 	if err := b.node.awaitAnswer(ctx, peerURL); err != nil {
 		return nil, err
 	}
-	var ours, theirs int64
-	for round := range loadRounds + 1 {
-		a, err := load(ctx, b.node, url)
-		if err != nil {
-			return nil, err
-		}
-		c, err := load(ctx, b.node, peerURL)
-		if err != nil {
-			return nil, err
-		}
-		if round > 0 { // the first is the warm-up
-			ours, theirs = ours+a, theirs+c
-		}
+	contend := func(name, url string) *contender {
+		return &contender{name: name, round: func(ctx context.Context) (float64, error) { return load(ctx, b, url) }}
 	}
-	seconds := loadRounds * loadTime.Seconds()
-	ratio := float64(ours) / float64(theirs)
+	ours, theirs := contend("doze", url), contend("reverse_proxy", peerURL)
+	if err := takeTurns(ctx, loadRounds, ours, theirs); err != nil {
+		return nil, err
+	}
+	if err := theirs.missing(loadRounds); err != nil {
+		return nil, err
+	}
+	ratio, mine, peers := ours.over(theirs), ours.spread(), theirs.spread()
 	return []row{{
 		Figure:   "requests per second through a preview, against reverse_proxy outside of a sandbox",
 		Bar:      "≥ 0.8",
-		Measured: fmt.Sprintf("%.2f (%.0f/s, %.0f/s)", ratio, float64(ours)/seconds, float64(theirs)/seconds),
-		Met:      ratio >= 0.8,
-		Values:   map[string]float64{"ratio": ratio, "preview_per_s": float64(ours) / seconds, "reverse_proxy_per_s": float64(theirs) / seconds},
+		Measured: fmt.Sprintf("%s (%.0f/s, %.0f/s)", ratio.text("%.2f"), mine.median(), peers.median()),
+		Met:      ratio.median() >= 0.8,
+		Values:   values{}.add("ratio", ratio).add("preview_per_s", mine).add("reverse_proxy_per_s", peers),
 	}}, nil
 }
 
-// load counts the requests that loadConnections clients make in loadTime.
-func load(ctx context.Context, n *node, url string) (int64, error) {
+// load returns how many requests a second loadConnections clients make.
+func load(ctx context.Context, b *bench, url string) (float64, error) {
 	ctx, cancel := context.WithTimeout(ctx, loadTime+time.Minute)
 	defer cancel()
 	var count atomic.Int64
 	var failed atomic.Pointer[error]
-	end := time.Now().Add(loadTime)
+	began := time.Now()
+	end := began.Add(b.lasting(loadTime))
 	var wg sync.WaitGroup
 	for range loadConnections {
 		wg.Go(func() {
 			for time.Now().Before(end) {
-				if err := n.get(ctx, url); err != nil {
+				if err := b.node.get(ctx, url); err != nil {
 					failed.Store(&err)
 					return
 				}
@@ -98,5 +93,5 @@ func load(ctx context.Context, n *node, url string) (int64, error) {
 	if err := failed.Load(); err != nil {
 		return 0, *err
 	}
-	return count.Load(), nil
+	return float64(count.Load()) / time.Since(began).Seconds(), nil
 }

@@ -13,6 +13,8 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -20,12 +22,25 @@ import (
 
 // row is one line of the table.
 type row struct {
-	Figure   string             `json:"figure"`
-	Bar      string             `json:"bar"`
-	Measured string             `json:"measured"`
-	Met      bool               `json:"met"`
-	Values   map[string]float64 `json:"values"` // what Measured was made of, with the unit in the name
-	Note     string             `json:"note,omitempty"`
+	Figure   string `json:"figure"`
+	Bar      string `json:"bar"`
+	Measured string `json:"measured"`
+	Met      bool   `json:"met"`    // true without a bar
+	Values   values `json:"values"` // what Measured was made of, with the unit in the name
+	Note     string `json:"note,omitempty"`
+}
+
+// noBar is that of a row which is there for comparison.
+const noBar = "–"
+
+// values collects those of a row.
+type values map[string]float64
+
+// add adds the median of the rounds as name, and the least and the greatest as
+// name_min and name_max.
+func (v values) add(name string, s spread) values {
+	v[name], v[name+"_min"], v[name+"_max"] = s.median(), s.min(), s.max()
+	return v
 }
 
 // figures in the order of the table. Each measures on its own sandboxes and
@@ -43,6 +58,7 @@ var figures = []struct {
 	{"throughput", startNode, measureThroughput},
 	{"asleep", startNode, measureAsleep},
 	{"start", startNode, measureStart},
+	{"fleet", startNode, measureFleet},
 	{"stream", startEgressNode, measureStream},
 	{"intercept", startEgressNode, measureIntercept},
 	{"added", startEgressNode, measureAdded},
@@ -55,7 +71,24 @@ var figures = []struct {
 // bench is what the figures share.
 type bench struct {
 	node     *node
+	quick    bool
 	progress func(format string, args ...any)
+}
+
+// count is n, or a small part of it in a quick run.
+func (b *bench) count(n int) int {
+	if b.quick {
+		return max(n/20, 2)
+	}
+	return n
+}
+
+// lasting is d, or a small part of it in a quick run.
+func (b *bench) lasting(d time.Duration) time.Duration {
+	if b.quick {
+		return d / 10
+	}
+	return d
 }
 
 func main() {
@@ -79,12 +112,13 @@ func main() {
 }
 
 func run(ctx context.Context) error {
-	bin := flag.String("bin", "bin", "folder of doze, doze-guest, doze-netns and this program")
+	bin := flag.String("bin", "bin", "folder of doze's programs and of this one")
 	out := flag.String("json", "build/bench.json", "file that gets the figures as JSON")
-	only := flag.String("only", "", "measure this figure alone")
+	only := flag.String("only", "", "measure these figures alone, separated by commas")
+	quick := flag.Bool("quick", false, "few repetitions: shows that the figures can be measured, not what they are")
 	flag.Parse()
 
-	b := &bench{progress: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
+	b := &bench{quick: *quick, progress: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
 	if cgroup() == "" {
 		return errors.New("there is no DOZE_CGROUP: start it by packaging/host/enter, as `make bench` does")
 	}
@@ -95,7 +129,7 @@ func run(ctx context.Context) error {
 	var rows []row
 	var errs []error
 	for _, f := range figures {
-		if *only != "" && f.name != *only {
+		if *only != "" && !slices.Contains(strings.Split(*only, ","), f.name) {
 			continue
 		}
 		if ctx.Err() != nil {
@@ -123,7 +157,10 @@ func print(rows []row) {
 	fmt.Fprintln(w, "figure\tbar\tmeasured\tmet")
 	for _, r := range rows {
 		met := "yes"
-		if !r.Met {
+		switch {
+		case r.Bar == noBar:
+			met = noBar
+		case !r.Met:
 			met = "NO"
 		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Figure, r.Bar, r.Measured, met)

@@ -33,17 +33,15 @@ const caddyfile = `{
 		level ERROR
 	}
 }
-https://api.doze.localhost:{$DOZE_HTTPS_PORT} {
+127.0.0.1, api.doze.localhost {
 	tls internal
-	handle /api/v1/* {
-		doze_api
-	}
+	doze_api
 }
-https://*.preview.doze.localhost:{$DOZE_HTTPS_PORT} {
+*.preview.doze.localhost {
 	tls internal
-	doze_preview preview.doze.localhost
+	doze_preview
 }
-https://peer.doze.localhost:{$DOZE_HTTPS_PORT} {
+peer.doze.localhost {
 	tls internal
 	reverse_proxy 127.0.0.1:{$BENCH_PEER_PORT}
 }

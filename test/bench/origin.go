@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -54,6 +55,12 @@ func startOrigin(program string) (*origin, error) {
 		return nil, fmt.Errorf("starting the origin: %w", err)
 	}
 	return o, nil
+}
+
+// local is its URL on the loopback, for which its certificate is valid.
+func (o *origin) local(path string) string {
+	_, port, _ := strings.Cut(o.HTTPS, ":")
+	return "https://localhost:" + port + path
 }
 
 func (o *origin) end() {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 // serverPort is where the small server listens in a sandbox.
@@ -41,7 +42,7 @@ func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration
 	return sb, err
 }
 
-// withServer makes a sandbox in which the small server runs, declared on-wake,
+// withServer makes a sandbox in which the small server runs, declared on_wake,
 // and returns its preview URL.
 func (n *node) withServer(ctx context.Context, name string) (sb client.Sandbox, url string, err error) {
 	if sb, err = n.create(ctx, name, 0); err != nil {
@@ -56,7 +57,7 @@ func (n *node) withServer(ctx context.Context, name string) (sb client.Sandbox, 
 		return sb, "", err
 	}
 	_, err = n.API.StartProcess(ctx, sb.ID, client.ProcessRequest{
-		Argv: []string{"/srv/bench", "serve", fmt.Sprint("127.0.0.1:", serverPort)}, Name: "server", Restart: "on-wake",
+		Argv: []string{"/srv/bench", "serve", fmt.Sprint("127.0.0.1:", serverPort)}, Name: "server", Restart: string(guest.RestartOnWake),
 	})
 	if err != nil {
 		return sb, "", err

@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"time"
+)
+
+const (
+	fleet       = 500
+	fleetRounds = 3
+	lists       = 10 // in each round
+)
+
+// measureFleet: what the life of a node costs with many sandboxes that run.
+func measureFleet(ctx context.Context, b *bench) ([]row, error) {
+	none, err := goroutines(ctx, b.node.Home)
+	if err != nil {
+		return nil, err
+	}
+	count := b.count(fleet)
+	if _, err := b.populate(ctx, count, 0); err != nil {
+		return nil, err
+	}
+	var starts, adopted, stops, list spread
+	var each spread // goroutines
+	for range fleetRounds {
+		began := time.Now()
+		if err := b.node.Stop(); err != nil {
+			return nil, err
+		}
+		stops = append(stops, time.Since(began).Seconds())
+		began = time.Now()
+		if err := b.node.Start(); err != nil {
+			return nil, err
+		}
+		starts = append(starts, time.Since(began).Seconds())
+		if err := b.awaitRunning(ctx, count); err != nil {
+			return nil, err
+		}
+		adopted = append(adopted, time.Since(began).Seconds())
+		times, err := repeat(ctx, b.count(lists), func() error { return b.node.Command("ls").Run() })
+		if err != nil {
+			return nil, fmt.Errorf("doze ls: %w", err)
+		}
+		list = append(list, ms(times.p50()))
+		have, err := goroutines(ctx, b.node.Home)
+		if err != nil {
+			return nil, err
+		}
+		each = append(each, float64(have-none)/float64(count))
+	}
+	return []row{{
+		Figure:   fmt.Sprintf("node start with %d running sandboxes until it serves and all are adopted", count),
+		Bar:      "≤ 4 s",
+		Measured: fmt.Sprintf("%s s (serves after %s)", adopted.text("%.2f"), starts.text("%.2f")),
+		Met:      adopted.median() <= 4,
+		Values:   values{}.add("serves_s", starts).add("adopted_s", adopted),
+	}, {
+		Figure:   fmt.Sprintf("SIGTERM until the node has ended, %d running sandboxes put to sleep", count),
+		Bar:      "≤ 2 s",
+		Measured: stops.text("%.2f") + " s",
+		Met:      stops.median() <= 2,
+		Values:   values{}.add("stop_s", stops),
+	}, {
+		Figure:   fmt.Sprintf("`doze ls` with %d sandboxes", count),
+		Bar:      "p50 ≤ 100 ms",
+		Measured: "p50 " + list.text("%.0f") + " ms",
+		Met:      list.median() <= 100,
+		Values:   values{}.add("p50_ms", list),
+	}, {
+		Figure:   "goroutines of the node for each running sandbox",
+		Bar:      "≤ 4",
+		Measured: each.text("%.1f"),
+		Met:      each.median() <= 4,
+		Values:   values{}.add("goroutines", each),
+	}}, nil
+}
+
+// awaitRunning returns when every sandbox has been adopted.
+func (b *bench) awaitRunning(ctx context.Context, count int) error {
+	ctx, cancel := context.WithTimeout(ctx, sleepWait)
+	defer cancel()
+	for {
+		info, err := b.node.API.Node(ctx)
+		if err != nil {
+			return err
+		}
+		if info.Sandboxes["running"] == count {
+			return nil
+		}
+		select {
+		case <-time.After(50 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("of %d sandboxes: %v", count, info.Sandboxes)
+		}
+	}
+}
+
+// goroutines of the node, by its admin socket.
+func goroutines(ctx context.Context, home string) (n int, err error) {
+	t := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(home, "admin.sock"))
+	}}
+	defer t.CloseIdleConnections()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/debug/pprof/goroutine?debug=1", nil)
+	if err != nil {
+		return 0, err
+	}
+	resp, err := (&http.Client{Transport: t}).Do(req)
+	if err != nil {
+		return 0, err
+	}
+	defer resp.Body.Close()
+	if _, err := fmt.Fscanf(resp.Body, "goroutine profile: total %d", &n); err != nil {
+		return 0, fmt.Errorf("count goroutines: %s: %w", resp.Status, err)
+	}
+	return n, nil
+}
