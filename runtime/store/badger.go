@@ -67,6 +67,11 @@ type Badger struct {
 	closed    bool         // guarded by mu
 	readers   sync.WaitGroup
 	unwritten atomic.Int64 // events that were queued and not yet written
+	// The merger (see merge.go) ends with endMerger, and then closes merged.
+	tableMade chan struct{} // capacity 1
+	endMerger context.CancelFunc
+	merged    chan struct{}
+
 	closeOnce sync.Once
 	closeErr  error
 }
@@ -150,11 +155,17 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 	}
 	s = &Badger{
 		db: db, log: log, lock: lock, room: room, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh, stuckAfter: t.stuckAfter,
-		queue: make(chan *write, maxQueue),
-		done:  make(chan struct{}),
+		queue:     make(chan *write, maxQueue),
+		done:      make(chan struct{}),
+		tableMade: make(chan struct{}, 1),
+		merged:    make(chan struct{}),
 	}
 	s.commits.Store(commits)
+	s.noteTable()
+	merging, endMerger := context.WithCancel(context.Background())
+	s.endMerger = endMerger
 	go s.writer() // ends in Close
+	go s.merger(merging)
 	return s, nil
 }
 
@@ -181,8 +192,9 @@ func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 		// What the disk damages while the node runs is an error when it is read. At
 		// open everything is verified, see verify.go.
 		WithChecksumVerificationMode(options.OnBlockRead).
-		// Merging tables is bounded to two at a time and ends in Close.
-		WithNumCompactors(2).
+		// See merger.
+		WithNumCompactors(0).
+		WithNumLevelZeroTables(level0Tables).
 		// Every value stays below the threshold and therefore in the tables. The value
 		// log stays empty, so it needs no garbage collection and cannot be torn.
 		WithValueThreshold(int64(t.maxRecord()) + 1).
@@ -349,6 +361,7 @@ func (s *Badger) close() error {
 	s.closed = true
 	close(s.queue)
 	s.mu.Unlock()
+	s.endMerger()
 	ended := make(chan error, 1)
 	go func() { ended <- s.end() }()           // ends with the process if the disk never answers
 	timeout := time.NewTimer(2 * s.stuckAfter) // a write may be stuck first
@@ -371,6 +384,7 @@ func (s *Badger) end() error {
 	if err := s.room.check(); err != nil {
 		return errors.Join(fmt.Errorf("closing the store: %w", err), s.db.Sync())
 	}
+	<-s.merged
 	return errors.Join(s.db.Close(), s.lock.Close())
 }
 

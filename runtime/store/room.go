@@ -83,16 +83,20 @@ func (r *room) admit(cost int64, onlyDeletes bool) error {
 	return err
 }
 
-// written accounts for a transaction that was committed.
-func (r *room) written(cost int64) {
+// written accounts for a transaction that was committed. It reports whether Badger
+// has turned to another log, and makes a table of what the last one has.
+func (r *room) written(cost int64) (turned bool) {
 	r.used += cost
 	if _, err := os.Stat(r.walPath(r.active + 1)); err == nil {
 		r.active++
 		r.used = cost
 		r.allocate()
-	} else if !r.allocated {
+		return true
+	}
+	if !r.allocated {
 		r.allocate()
 	}
+	return false
 }
 
 func (r *room) walPath(n int) string {

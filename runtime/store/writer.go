@@ -172,7 +172,9 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	if err := s.commitTxn(txn); err != nil {
 		return fmt.Errorf("writing to the store: %w", err)
 	}
-	s.room.written(cost)
+	if turned := s.room.written(cost); turned {
+		s.noteTable()
+	}
 	if !durable {
 		return nil
 	}

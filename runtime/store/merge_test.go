@@ -1,0 +1,59 @@
+package store
+
+import (
+	"bytes"
+	"fmt"
+	"testing"
+	"time"
+)
+
+// awaitMerged waits until Badger's tables have been merged into a lower level.
+func awaitMerged(t *testing.T, s *Badger) {
+	t.Helper()
+	deadline := time.After(time.Minute)
+	for {
+		levels := s.db.Levels()
+		for _, l := range levels[1:] {
+			if l.NumTables > 0 {
+				return
+			}
+		}
+		select {
+		case <-time.After(time.Millisecond):
+		case <-deadline:
+			t.Fatalf("all %d tables are in level 0", levels[0].NumTables)
+		}
+	}
+}
+
+func TestTablesAreMergedWhileTheStoreIsWritten(t *testing.T) {
+	s := openAt(t, t.TempDir(), small)
+	value := bytes.Repeat([]byte("x"), 90<<10)
+	// Of 1 MiB each, four times as many as Badger takes without merging.
+	const tables = 60
+	for n := range (tables << 20) / len(value) {
+		if err := s.PutDocument(t.Context(), "kind", fmt.Sprint("name-", n%10), value); err != nil {
+			t.Fatalf("write %d: %v", n, err)
+		}
+	}
+	awaitMerged(t, s)
+}
+
+func TestTablesThatEarlierRunsLeftAreMerged(t *testing.T) {
+	dir := t.TempDir()
+	for n := range level0Tables + 2 {
+		s := openAt(t, dir, small)
+		if err := s.PutDocument(t.Context(), "kind", fmt.Sprint("name-", n), []byte("value")); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := openAt(t, dir, small)
+	awaitMerged(t, s)
+	found := 0
+	if err := s.Documents(t.Context(), "kind", func(string, []byte) error { found++; return nil }); err != nil || found != level0Tables+2 {
+		t.Fatalf("%d documents are there after merging, want %d (%v)", found, level0Tables+2, err)
+	}
+}
