@@ -35,6 +35,9 @@ const (
 	// maxIdle connections are kept: more than that many calls at once to one
 	// sandbox are rare, and a connect costs 50 µs.
 	maxIdle = 16
+	// idleTimeout is how long they are: each costs two goroutines here, and one and a
+	// descriptor in the guest.
+	idleTimeout = 30 * time.Second
 	// maxError bounds an error's JSON and maxMessage its text.
 	maxError   = 64 << 10
 	maxMessage = 4 << 10
@@ -70,6 +73,7 @@ func (e *VersionError) Error() string {
 type Client struct {
 	socket    string
 	transport *http.Transport
+	dedicated dedicated     // for a request that lasts as long as the guest
 	answer    time.Duration // answerTimeout
 	stall     time.Duration // stallTimeout
 	defaults  func() map[string]string
@@ -79,15 +83,17 @@ type Client struct {
 // which the path may have any length. The last component of the path must not
 // be a symbolic link.
 func NewClient(socket string) *Client {
-	return &Client{socket: socket, answer: answerTimeout, stall: stallTimeout, transport: &http.Transport{
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			ctx, cancel := context.WithTimeout(ctx, dialTimeout)
-			defer cancel()
-			return dialSocket(ctx, socket)
-		},
+	dial := func(ctx context.Context) (net.Conn, error) {
+		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+		defer cancel()
+		return dialSocket(ctx, socket)
+	}
+	return &Client{socket: socket, answer: answerTimeout, stall: stallTimeout, dedicated: dedicated{dial}, transport: &http.Transport{
+		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression:     true,
 		MaxIdleConns:           maxIdle,
 		MaxIdleConnsPerHost:    maxIdle,
+		IdleConnTimeout:        idleTimeout,
 		MaxResponseHeaderBytes: maxHeader,
 	}}
 }
@@ -149,7 +155,8 @@ type request struct {
 	wait   time.Duration // that the guest is asked to take, beyond answerTimeout
 	ranges bool          // 206 and 416 are answers too
 
-	upgrade bool // 101 is the answer
+	upgrade   bool // 101 is the answer
+	dedicated bool // has a connection of its own
 }
 
 // answer is a successful response whose body is not read yet. Its Close ends
@@ -212,7 +219,11 @@ func (c *Client) send(ctx context.Context, r request) (*answer, error) {
 	default:
 		watch.set(c.answer + r.wait)
 	}
-	resp, err := c.transport.RoundTrip(req.WithContext(ctx))
+	var transport http.RoundTripper = c.transport
+	if r.dedicated {
+		transport = c.dedicated
+	}
+	resp, err := transport.RoundTrip(req.WithContext(ctx))
 	if err != nil {
 		err = watch.explain(lost(err))
 		watch.stop()

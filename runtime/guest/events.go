@@ -20,7 +20,7 @@ type EventStream struct {
 // guest knows, so that a caller who lost a stream misses nothing but how often a
 // process was restarted in between.
 func (c *Client) Events(ctx context.Context) (*EventStream, error) {
-	a, err := c.send(ctx, request{method: http.MethodGet, route: RouteEvents})
+	a, err := c.send(ctx, request{method: http.MethodGet, route: RouteEvents, dedicated: true})
 	if err != nil {
 		return nil, err
 	}
