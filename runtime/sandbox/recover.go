@@ -256,6 +256,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 	b.touch()
 	b.open(0)
 	b.armWoken()
+	b.guest.Close() // hundreds are adopted at once, and few have a request soon
 	return nil
 }
 
