@@ -10,7 +10,6 @@ import (
 )
 
 const (
-	fleet       = 500
 	fleetRounds = 3
 	lists       = 10 // in each round
 )
@@ -21,13 +20,15 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	count := b.count(fleet)
+	count := b.count(b.fleet)
 	if _, err := b.populate(ctx, count, 0); err != nil {
 		return nil, err
 	}
 	var starts, adopted, stops, list spread
 	var each spread // goroutines
 	for range fleetRounds {
+		// A client that is connected by HTTP/2 would be told to leave, and given a second.
+		b.node.API.Close()
 		began := time.Now()
 		if err := b.node.Stop(); err != nil {
 			return nil, err

@@ -72,6 +72,7 @@ var figures = []struct {
 type bench struct {
 	node     *node
 	quick    bool
+	fleet    int // sandboxes of the figure of that name
 	progress func(format string, args ...any)
 }
 
@@ -116,9 +117,10 @@ func run(ctx context.Context) error {
 	out := flag.String("json", "build/bench.json", "file that gets the figures as JSON")
 	only := flag.String("only", "", "measure these figures alone, separated by commas")
 	quick := flag.Bool("quick", false, "few repetitions: shows that the figures can be measured, not what they are")
+	fleet := flag.Int("fleet", 500, "sandboxes of the figure fleet")
 	flag.Parse()
 
-	b := &bench{quick: *quick, progress: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
+	b := &bench{quick: *quick, fleet: *fleet, progress: func(format string, args ...any) { fmt.Fprintf(os.Stderr, format+"\n", args...) }}
 	if cgroup() == "" {
 		return errors.New("there is no DOZE_CGROUP: start it by packaging/host/enter, as `make bench` does")
 	}

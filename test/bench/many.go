@@ -11,11 +11,10 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -143,15 +142,21 @@ func (b *bench) populate(ctx context.Context, count int, sleepAfter time.Duratio
 
 // concurrently calls f for 0 to n-1, makers at once, until one fails.
 func concurrently(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(makers)
-	for i := range n {
-		if ctx.Err() != nil {
-			break
-		}
-		g.Go(func() error { return f(ctx, i) })
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var next atomic.Int64
+	var all sync.WaitGroup
+	for range makers {
+		all.Go(func() {
+			for i := int(next.Add(1)) - 1; i < n && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
+				if err := f(ctx, i); err != nil {
+					cancel(err)
+				}
+			}
+		})
 	}
-	return g.Wait()
+	all.Wait()
+	return context.Cause(ctx)
 }
 
 // programs of which a node with sandboxes is made.
