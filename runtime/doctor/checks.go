@@ -337,16 +337,23 @@ func keyrings(_ context.Context, cfg Config) Finding {
 	return atLeast(cfg, "keyrings", "kernel.keys.maxkeys", minKeys, "each sandbox takes one keyring")
 }
 
-// minEpoll is more than fits into memory.
-const minEpoll = 1 << 40
+// plenty is more than fits into memory.
+const plenty = 1 << 40
 
-func epoll(_ context.Context, cfg Config) Finding {
-	const name, key = "epoll", "fs.epoll.max_user_watches"
-	if n, ok := number(cfg, "/proc/sys/fs/epoll/max_user_watches"); ok && n < minEpoll {
-		return amiss(name, LevelWarning, fmt.Sprintf("%s; or: sysctl -w %s=%d", setup, key, minEpoll),
-			"%s is %d for all sandboxes together; one of them can use them up", key, n)
+// shared are limits that no namespace divides between sandboxes. What they bound is memory.
+func shared(_ context.Context, cfg Config) Finding {
+	const name = "shared limits"
+	var low []string
+	for _, key := range []string{"fs.epoll.max_user_watches", "fs.aio-max-nr", "fs.file-max"} {
+		if n, ok := number(cfg, "/proc/sys/"+strings.ReplaceAll(key, ".", "/")); ok && n < plenty {
+			low = append(low, fmt.Sprintf("%s=%d", key, plenty))
+		}
 	}
-	return fine(name, "no sandbox can use up the watches of another")
+	if len(low) > 0 {
+		return amiss(name, LevelWarning, fmt.Sprintf("%s; or: sysctl -w %s", setup, strings.Join(low, " ")),
+			"one sandbox can use up what all of them share, until %d limits of the kernel are raised", len(low))
+	}
+	return fine(name, "no sandbox can use up the epoll watches, asynchronous I/O or open files of the others")
 }
 
 func pipes(_ context.Context, cfg Config) Finding {

@@ -66,7 +66,7 @@ func Check(ctx context.Context, cfg Config) []Finding {
 		subIDs("sub-uids", "/etc/subuid", "--add-subuids"),
 		subIDs("sub-gids", "/etc/subgid", "--add-subgids"),
 		idMappers, runtimeDir, cgroup, controllers, podmanVersion, programs, storage,
-		tun, network, disk, inotify, keyrings, epoll, pipes, openFiles,
+		tun, network, disk, inotify, keyrings, shared, pipes, openFiles,
 	}
 	for _, port := range cfg.Ports {
 		checks = append(checks, portFree(port))

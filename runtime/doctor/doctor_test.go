@@ -95,6 +95,8 @@ func well(t *testing.T) (*host, Config) {
 		"/proc/sys/user/max_user_namespaces":                   "96365\n",
 		"/proc/sys/fs/inotify/max_user_instances":              "8192\n",
 		"/proc/sys/fs/epoll/max_user_watches":                  "1099511627776\n",
+		"/proc/sys/fs/aio-max-nr":                              "1099511627776\n",
+		"/proc/sys/fs/file-max":                                "9223372036854775807\n",
 		"/proc/sys/fs/pipe-user-pages-soft":                    "0\n",
 		"/proc/sys/kernel/keys/maxkeys":                        "20000\n",
 		"/proc/cgroups":                                        "#subsys_name\thierarchy\tnum_cgroups\tenabled\ncpu\t0\t1\t1\nmemory\t0\t1\t1\npids\t0\t1\t1\n",
@@ -230,7 +232,13 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 		}, "inotify", LevelWarning, "sysctl -w fs.inotify.max_user_instances=8192", false},
 		{"few epoll watches", func(t *testing.T, h *host, _ *Config) {
 			h.write(t, "/proc/sys/fs/epoll/max_user_watches", "5491511\n")
-		}, "epoll", LevelWarning, "sysctl -w fs.epoll.max_user_watches=1099511627776", false},
+		}, "shared limits", LevelWarning, "sysctl -w fs.epoll.max_user_watches=1099511627776", false},
+		{"little asynchronous I/O", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/fs/aio-max-nr", "65536\n")
+		}, "shared limits", LevelWarning, "sysctl -w fs.aio-max-nr=1099511627776", false},
+		{"few open files of the machine", func(t *testing.T, h *host, _ *Config) {
+			h.write(t, "/proc/sys/fs/file-max", "2466170\n")
+		}, "shared limits", LevelWarning, "sysctl -w fs.file-max=1099511627776", false},
 		{"few pages for pipes", func(t *testing.T, h *host, _ *Config) {
 			h.write(t, "/proc/sys/fs/pipe-user-pages-soft", "16384\n")
 		}, "pipes", LevelWarning, "sysctl -w fs.pipe-user-pages-soft=0", false},

@@ -155,6 +155,33 @@ signal.pause()
 	}
 }
 
+// The kernel counts asynchronous I/O for the whole machine. packaging/host/setup raises the
+// limit.
+func TestNoSandboxUsesUpTheAsynchronousIOOfAnother(t *testing.T) {
+	n := open(t)
+	greedy, other := n.boot(t, baseImage), n.boot(t, baseImage)
+	const program = `
+import ctypes, platform, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+setup = {"x86_64": 206, "aarch64": 0}[platform.machine()]
+made, want = 0, int(sys.argv[1])
+while made < want and libc.syscall(setup, 1000, ctypes.byref(ctypes.c_ulong())) == 0:
+    made += 1
+print(made, flush=True)
+if want > 1:
+    signal.alarm(60)
+    signal.pause()
+`
+	for _, b := range []*box{greedy, other} {
+		b.write(t, "/tmp/aio.py", program)
+	}
+	// 100,000, of 65,536 by the kernel's default.
+	greedy.must("setsid python3 /tmp/aio.py 100 >/tmp/taken 2>&1 </dev/null & until [ -s /tmp/taken ]; do sleep 0.01; done")
+	if out := other.must("python3 /tmp/aio.py 1"); out != "1" {
+		t.Errorf("the other sandbox made %s contexts, want 1", out)
+	}
+}
+
 func TestSandboxHasItsOwnTerminals(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
