@@ -136,8 +136,8 @@ func (a *app) runAsNode(ctx context.Context, n *runningNode, folder string, args
 func startInNamespace(cmd *exec.Cmd, namespace *os.File) error {
 	started := make(chan error, 1)
 	go func() {
-		// The thread, whose namespace it is that the process inherits, ends with the
-		// goroutine: it is not unlocked.
+		// The process inherits the namespace of this thread, which ends with the goroutine
+		// because it is not unlocked.
 		runtime.LockOSThread()
 		started <- func() error {
 			if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -152,8 +152,8 @@ func startInNamespace(cmd *exec.Cmd, namespace *os.File) error {
 	return <-started
 }
 
-// checkOwner returns an error if user is root and a folder another user's, who could
-// not use what root would make there.
+// checkOwner returns an error if user is root and the folder belongs to another user,
+// whose node could not open files that root makes.
 func checkOwner(user int, dir string) error {
 	var info unix.Stat_t
 	if user != 0 || unix.Stat(dir, &info) != nil || info.Uid == 0 {
