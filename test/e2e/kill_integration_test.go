@@ -410,3 +410,29 @@ func TestNodeKilledDuringAColdWakeFinishesIt(t *testing.T) {
 		})
 	}
 }
+
+// The service is stopped first, so that the destruction waits in it when it is killed.
+func TestDestructionDuringWhichPodmanIsKilledIsFinished(t *testing.T) {
+	n := ownNode(t)
+	b := n.newBox(t)
+	first, service := b.hostPID(), n.child(t, "podman")
+	b.must(syscall.Kill(service, syscall.SIGSTOP))
+	ctx, ended := within(t), make(chan error, 1)
+	go func() { ended <- n.API.Delete(ctx, b.id) }()
+	eventually(t, "the destruction has begun", func() bool {
+		sb, err := n.API.Get(ctx, b.id)
+		b.must(err)
+		return sb.State == "destroyed"
+	})
+	b.must(syscall.Kill(service, syscall.SIGKILL))
+	t.Logf("the destruction ended with %v", <-ended)
+	eventually(t, "it is finished", func() bool {
+		info, err := n.API.Node(within(t))
+		b.must(err)
+		return len(info.PendingOperations) == 0 && !alive(first)
+	})
+	if left := strings.TrimSpace(n.podman(t, "ps", "--all", "--quiet", "--filter", "name=doze-"+b.id)); left != "" {
+		t.Errorf("its container is there: %s", left)
+	}
+	n.newBox(t).exec("true")
+}
