@@ -158,7 +158,11 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	n.closers = append(n.closers, engine.Close)
-	restored, err := n.witness(ctx, engine, records, log)
+	storage, err := engine.StorageFolder(ctx)
+	if err != nil {
+		return nil, err
+	}
+	restored, err := n.witness(storage, records, log)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +175,8 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		return nil, err
 	}
 	n.closers = append(n.closers, inside.Close)
-	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Restored: restored, PublicRoots: publicRoots, Log: log}
+	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Restored: restored,
+		Creations: creationsDir(storage, records.NodeID()), PublicRoots: publicRoots, Log: log}
 	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, inside, log}); err != nil {
 		return nil, err
 	}
@@ -186,12 +191,8 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 
 // witness has every commit of the store noted beside Podman's containers. restored
 // says that the store is older than what is noted there.
-func (n *Node) witness(ctx context.Context, engine *podman.Engine, records *store.Badger, log *slog.Logger) (restored bool, err error) {
-	folder, err := engine.StorageFolder(ctx)
-	if err != nil {
-		return false, err
-	}
-	w, commits, err := openWitness(folder, records.NodeID(), n.config.Home, log)
+func (n *Node) witness(storage string, records *store.Badger, log *slog.Logger) (restored bool, err error) {
+	w, commits, err := openWitness(storage, records.NodeID(), n.config.Home, log)
 	if err != nil {
 		return false, err
 	}

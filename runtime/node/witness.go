@@ -27,13 +27,21 @@ type witness struct {
 	log  *slog.Logger
 }
 
+// nodesDir is a folder of nodes' own in that of Podman's containers.
+func nodesDir(containers string) string { return filepath.Join(containers, "doze") }
+
+// creationsDir is where a node notes the creations that are under way.
+func creationsDir(containers, nodeID string) string {
+	return filepath.Join(nodesDir(containers), nodeID+".creating")
+}
+
 // countLen is the length of the count in the file: digits of a uint64.
 const countLen = 20
 
 // openWitness opens, or makes, the witness of a node in the folder of Podman's
 // containers. ErrInUse (wrapped) when a node with that id has it.
 func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness, commits uint64, err error) {
-	dir := filepath.Join(containers, "doze")
+	dir := nodesDir(containers)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, 0, fmt.Errorf("make the folder of the node's witness: %w", err)
 	}

@@ -170,6 +170,9 @@ func (b *box) make(ctx context.Context) {
 	if err == nil {
 		err = b.save(ctx)
 	}
+	if err == nil {
+		err = b.m.creations.end(b.id)
+	}
 	if err != nil {
 		b.makeErr = b.wakeError(ctx, err)
 		b.m.log.Error("creating a sandbox", "sandbox", b.id, "error", err)
@@ -220,8 +223,11 @@ func (b *box) makeContainer(ctx context.Context) error {
 		return err
 	}
 	// From here on the node can tell this creation, should it die during it, from a
-	// sandbox whose record was lost: a record in StateStarting is of one that was
+	// sandbox whose record was lost: one with a record in StateStarting and a note was
 	// never acknowledged, and all that there is of it may be removed.
+	if err := b.m.creations.begin(b.id); err != nil {
+		return err
+	}
 	if err := b.save(ctx); err != nil {
 		return fmt.Errorf("writing its record: %w", err)
 	}

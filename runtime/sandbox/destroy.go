@@ -129,5 +129,8 @@ func (b *box) dismantle(ctx context.Context) error {
 		return err
 	}
 	b.m.uplink.Forget(b.id) // before its record: nobody would know of it any more
-	return b.erase(ctx)
+	if err := b.erase(ctx); err != nil {
+		return err
+	}
+	return b.m.creations.end(b.id) // after it, which would be of a finished creation
 }

@@ -26,6 +26,9 @@ type Deps struct {
 	// PublicRoots returns the PEM of the CAs that the public internet is trusted by,
 	// for images that bring none. It may be nil: then those have none.
 	PublicRoots func() ([]byte, error)
+	// Creations is a folder for notes of the creations that are under way. It belongs
+	// to the Engine's containers and is not part of a copy of the Store. Required.
+	Creations string
 	// Restored says that the Store is an older copy that was put back. What it calls
 	// an unfinished creation may have been finished since.
 	Restored bool
@@ -47,8 +50,9 @@ type Manager struct {
 	metrics *metrics
 	feed    *feed
 
-	restored bool // see Deps
-	retries  retries
+	restored  bool // see Deps
+	creations creations
+	retries   retries
 
 	waiting   atomic.Int64 // callers that wait for a wake
 	startedAt time.Time
@@ -73,6 +77,9 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
+	if deps.Creations == "" {
+		return nil, errors.New("sandbox: Deps has no Creations")
+	}
 	m := &Manager{
 		freezer:   deps.Freezer,
 		network:   deps.Network,
@@ -89,6 +96,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 
 		quarantined: map[ID]*quarantined{},
 		restored:    deps.Restored,
+		creations:   creations{deps.Creations},
 		retries:     retries{pending: map[pendingKey]*pendingRetry{}},
 	}
 	if m.uplink == nil {

@@ -198,11 +198,7 @@ func TestCreationThatWasNotAcknowledgedIsRemovedAtStart(t *testing.T) {
 		t.Errorf("acknowledged, its record is %s", got)
 	}
 	// As when the node was killed before the acknowledgement.
-	n.Crash(t, func() {
-		if err := n.Store.PutSandbox(t.Context(), journal[0]); err != nil {
-			t.Fatal(err)
-		}
-	})
+	n.Crash(t, func() { n.Unfinish(t, sb.ID) })
 	again := create(t, n.Manager, "app") // the name is free at once
 	await(t, "it is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
 	if n.Engine.Count() != 1 || n.Freezer.Prepared(sb.ID) || n.Uplink.Knows(sb.ID) {
@@ -238,13 +234,7 @@ func TestOlderCopyOfTheStoreRemovesNoUnfinishedCreation(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Restored = true
-	n.Crash(t, func() {
-		record := n.Store.Record(t, sb.ID)
-		record.State = sandbox.StateStarting
-		if err := n.Store.PutSandbox(t.Context(), record); err != nil {
-			t.Fatal(err)
-		}
-	})
+	n.Crash(t, func() { n.Unfinish(t, sb.ID) })
 	info := n.Manager.Info(t.Context())
 	if !info.Restored || len(info.Quarantined) != 1 || info.Quarantined[0].ID != sb.ID {
 		t.Fatalf("restored %v, in quarantine %+v", info.Restored, info.Quarantined)
@@ -256,4 +246,80 @@ func TestOlderCopyOfTheStoreRemovesNoUnfinishedCreation(t *testing.T) {
 	if n.Engine.Created() != 1 {
 		t.Error("its container was made again")
 	}
+}
+
+// A copy of the store that is not known to be older, as after a loss of power, may call a
+// creation unfinished that was acknowledged since.
+func TestSandboxThatWasAcknowledgedIsNeverTakenForAnUnfinishedCreation(t *testing.T) {
+	for _, state := range []sandbox.State{sandbox.StateRunning, sandbox.StateAsleep, sandbox.StateStopped} {
+		t.Run(string(state), func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb, gone := create(t, n.Manager, "app"), create(t, n.Manager, "gone")
+			if err := n.Manager.Destroy(t.Context(), gone.ID); err != nil {
+				t.Fatal(err)
+			}
+			switch state {
+			case sandbox.StateAsleep:
+				mustSleep(t, n.Manager, sb.ID)
+			case sandbox.StateStopped:
+				mustStop(t, n.Manager, sb.ID)
+			}
+			kept := filepath.Join(n.RunDir(sb.ID), "kept")
+			if err := os.WriteFile(kept, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			n.Crash(t, func() {
+				gone.State = sandbox.StateStarting
+				record := n.Store.Record(t, sb.ID)
+				record.State = sandbox.StateStarting
+				if err := errors.Join(n.Store.PutSandbox(t.Context(), record), n.Store.PutSandbox(t.Context(), gone)); err != nil {
+					t.Fatal(err)
+				}
+			})
+			info := n.Manager.Info(t.Context())
+			if len(info.Quarantined) != 1 || info.Quarantined[0].ID != sb.ID || len(info.Pending) != 0 {
+				t.Fatalf("in quarantine %+v, pending %+v", info.Quarantined, info.Pending)
+			}
+			if got, err := n.Manager.Adopt(t.Context(), owner, sb.ID, ""); err != nil || got.Name != "app" {
+				t.Errorf("adopt: %q, %v", got.Name, err)
+			}
+			acquire(t, n.Manager, sb.ID).Release()
+			if _, err := os.Lstat(kept); err != nil || n.Engine.Created() != 2 || n.Engine.Count() != 1 {
+				t.Errorf("its run folder: %v; %d containers were made, %d are there", err, n.Engine.Created(), n.Engine.Count())
+			}
+			if n.Store.Record(t, gone.ID).ID != "" {
+				t.Error("the record of one of which nothing is left stays")
+			}
+		})
+	}
+}
+
+func TestTheNoteOfACreationEndsWithIt(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	release := n.Engine.Block("create")
+	made := make(chan error, 1)
+	go func() {
+		_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
+		made <- err
+	}()
+	n.Engine.AwaitBlocked(t, "create")
+	if ids := n.UnderWay(t); len(ids) != 1 {
+		t.Errorf("before the container is made: %q", ids)
+	}
+	release()
+	if err := <-made; err != nil {
+		t.Fatal(err)
+	}
+	if ids := n.UnderWay(t); len(ids) != 0 {
+		t.Errorf("acknowledged: %q", ids)
+	}
+	n.Engine.Fail("start", syscall.EIO)
+	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "fails"}); !errors.Is(err, syscall.EIO) {
+		t.Fatal(err)
+	}
+	await(t, "its note is removed", func() bool { return len(n.UnderWay(t)) == 0 })
+	n.Engine.Fail("start", nil)
+	killed := create(t, n.Manager, "killed")
+	n.Crash(t, func() { n.Unfinish(t, killed.ID) })
+	await(t, "that of one that was killed, too", func() bool { return len(n.UnderWay(t)) == 0 && n.Engine.Count() == 1 })
 }

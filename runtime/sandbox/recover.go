@@ -42,10 +42,8 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("reading the sandboxes: %w", err)
 	}
-	if m.restored {
-		if err := m.forgetUnfinished(ctx, boxes); err != nil {
-			return err
-		}
+	if err := m.forgetUnfinished(ctx, boxes); err != nil {
+		return err
 	}
 	m.mu.Lock()
 	for _, b := range boxes {
@@ -68,18 +66,26 @@ func (m *Manager) Start(ctx context.Context) error {
 	return nil
 }
 
-// forgetUnfinished removes the records of creations that an older copy of the store
-// calls unfinished. They may have been finished since the copy was made, so that what
-// there is of them goes to quarantine.
+// forgetUnfinished removes the records of unfinished creations that may have been
+// finished since: in an older copy of the store, or without a note that they are under
+// way. What there is of them goes to quarantine.
 func (m *Manager) forgetUnfinished(ctx context.Context, boxes map[ID]*box) error {
+	unfinished := map[ID]bool{}
 	for id, b := range boxes {
 		if b.state() != StateStarting {
+			continue
+		}
+		if !m.restored && m.creations.underWay(id) {
+			unfinished[id] = true
 			continue
 		}
 		if err := m.store.DeleteSandbox(ctx, id); err != nil {
 			return fmt.Errorf("remove the record of the unfinished %s: %w", id, err)
 		}
 		delete(boxes, id)
+	}
+	if err := m.creations.retain(func(id ID) bool { return unfinished[id] }); err != nil {
+		m.log.Warn("failed to remove notes of creations that are over", "error", err)
 	}
 	return nil
 }

@@ -96,9 +96,8 @@ func TestCgroupOfAnUnfinishedCreationIsRemovedAtStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() {
-		record := n.Store.Record(t, sb.ID)
-		record.State = sandbox.StateStarting
-		if err := errors.Join(n.Store.PutSandbox(t.Context(), record), n.Engine.Remove(t.Context(), sb.ID)); err != nil {
+		n.Unfinish(t, sb.ID)
+		if err := n.Engine.Remove(t.Context(), sb.ID); err != nil {
 			t.Fatal(err)
 		}
 	})

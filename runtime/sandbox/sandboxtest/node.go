@@ -32,7 +32,9 @@ type Node struct {
 	// Restored says that the next Manager's store is an older copy.
 	Restored bool
 	Log      *Log
-	config   sandbox.Config
+
+	config    sandbox.Config
+	creations string // folder
 }
 
 // Log is what Managers logged, as JSON.
@@ -75,7 +77,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg}
+	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg, creations: t.TempDir()}
 	n.Restart(t)
 	t.Cleanup(func() {
 		if err := n.Manager.Close(context.Background()); err != nil {
@@ -100,7 +102,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
 	deps := sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Restored: n.Restored, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
+		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
 	}
 	if n.Uplink != nil {
 		n.Uplink.Restart()
@@ -124,6 +126,30 @@ func (n *Node) Crash(t testing.TB, meanwhile func()) {
 	n.Freezer.Fail(nil, nil)
 	meanwhile()
 	n.Restart(t)
+}
+
+// Unfinish makes a sandbox's record, and what is noted beside the containers, as they
+// were before its creation was acknowledged. Use it in Crash.
+func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
+	t.Helper()
+	record := n.Store.Record(t, id)
+	record.State = sandbox.StateStarting
+	if err := errors.Join(n.Store.PutSandbox(t.Context(), record), os.WriteFile(filepath.Join(n.creations, string(id)), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// UnderWay returns the creations that are noted as such.
+func (n *Node) UnderWay(t testing.TB) (ids []sandbox.ID) {
+	t.Helper()
+	files, err := os.ReadDir(n.creations)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		ids = append(ids, sandbox.ID(f.Name()))
+	}
+	return ids
 }
 
 // Store is an in-memory store whose disk can be full, and that can refuse events.

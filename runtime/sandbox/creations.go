@@ -1,0 +1,53 @@
+package sandbox
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+// creations notes which creations are under way, by an empty file for each, in a folder
+// beside the containers. A record in StateStarting alone does not prove that its
+// sandbox was never acknowledged: in an older copy of the store it may have been since.
+type creations struct{ dir string }
+
+// begin notes a creation before there is anything of it.
+func (c creations) begin(id ID) error {
+	if err := os.MkdirAll(c.dir, 0o700); err != nil {
+		return fmt.Errorf("note the creation: %w", err)
+	}
+	if err := os.WriteFile(filepath.Join(c.dir, string(id)), nil, 0o600); err != nil {
+		return fmt.Errorf("note the creation: %w", err)
+	}
+	return nil
+}
+
+// end notes that a creation is over, before it is acknowledged. Idempotent.
+func (c creations) end(id ID) error {
+	if err := os.Remove(filepath.Join(c.dir, string(id))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("note the end of the creation: %w", err)
+	}
+	return nil
+}
+
+// underWay reports whether a creation has begun and is not over.
+func (c creations) underWay(id ID) bool {
+	_, err := os.Lstat(filepath.Join(c.dir, string(id)))
+	return err == nil
+}
+
+// retain removes the notes of all but these.
+func (c creations) retain(wanted func(ID) bool) error {
+	files, err := os.ReadDir(c.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, file := range files {
+		if id := ID(file.Name()); !wanted(id) {
+			err = errors.Join(err, c.end(id))
+		}
+	}
+	return err
+}
