@@ -20,6 +20,9 @@ const (
 	// makes a stream no faster.
 	MaxReceiveBuffer = 2 << 20
 	MaxSendBuffer    = 1 << 20
+	// MaxTimeWait bounds the sockets in TIME_WAIT (tcp(7), tcp_max_tw_buckets), some
+	// 250 bytes of kernel memory each.
+	MaxTimeWait = 8192
 )
 
 var (

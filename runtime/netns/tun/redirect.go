@@ -35,6 +35,8 @@ func configureRedirect() error {
 		// The least, the size that a buffer begins with, and the most.
 		"tcp_rmem": fmt.Sprint("4096 131072 ", link.MaxReceiveBuffer),
 		"tcp_wmem": fmt.Sprint("4096 65536 ", link.MaxSendBuffer),
+		// What is left of connections that have ended: of both ends, for a minute.
+		"tcp_max_tw_buckets": fmt.Sprint(link.MaxTimeWait),
 	} {
 		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
 			return err

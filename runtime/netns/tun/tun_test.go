@@ -5,10 +5,13 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 )
 
@@ -66,4 +69,66 @@ func TestADeviceThatIsNotMadeLeavesNoDescriptor(t *testing.T) {
 	if after := tuns(t); !slices.Equal(before, after) {
 		t.Errorf("descriptors %v are left", after)
 	}
+}
+
+// A program may open and close connections as fast as it can.
+func TestWhatSocketsHoldIsBounded(t *testing.T) {
+	inNamespace(t, func() {
+		fd, err := Make()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		for name, want := range map[string][]string{
+			"tcp_rmem":           {"4096", "131072", strconv.Itoa(link.MaxReceiveBuffer)},
+			"tcp_wmem":           {"4096", "65536", strconv.Itoa(link.MaxSendBuffer)},
+			"tcp_max_tw_buckets": {strconv.Itoa(link.MaxTimeWait)},
+		} {
+			got, err := os.ReadFile("/proc/sys/net/ipv4/" + name)
+			if err != nil || !slices.Equal(strings.Fields(string(got)), want) {
+				t.Errorf("%s is %s, %v", name, got, err)
+			}
+		}
+	})
+}
+
+// A packet that goes around the node's decision reaches no listener.
+func TestTheListenerTakesOnlyWhatTheNodeLetsIn(t *testing.T) {
+	inNamespace(t, func() {
+		fd, err := Make()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		listener, err := Listen()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(listener)
+		client, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(client)
+		// What only a process with CAP_NET_ADMIN in the namespace may do.
+		if err := unix.SetsockoptInt(client, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := unix.Bind(client, &unix.SockaddrInet4{Addr: link.Sandbox.As4()}); err != nil {
+			t.Error(err)
+			return
+		}
+		if err := unix.Connect(client, &unix.SockaddrInet4{Port: 443, Addr: [4]byte{203, 0, 113, 9}}); !errors.Is(err, unix.EINPROGRESS) {
+			t.Errorf("connect: %v", err)
+		}
+		events := []unix.PollFd{{Fd: int32(client), Events: unix.POLLOUT}, {Fd: int32(listener), Events: unix.POLLIN}}
+		if n, err := unix.Poll(events, 200); n != 0 || err != nil {
+			t.Errorf("something was connected: %+v, %v", events, err)
+		}
+	})
 }
