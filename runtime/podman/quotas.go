@@ -9,6 +9,13 @@ import (
 // itself. crun makes one, and some mount namespaces more for a moment.
 const ownNamespaces = 64
 
+// Quotas of fanotify, the first an eighth of what Linux allows a user. Few programs use it: without
+// privileges it does little more than inotify.
+const (
+	maxFanotifyGroups = 16
+	maxFanotifyMarks  = 8192
+)
+
 // ownProcesses are more than the OCI runtime has while it starts a sandbox, which count as the
 // sandbox's. They also make the pids controller refuse first where it is delegated.
 const ownProcesses = 16
@@ -27,6 +34,8 @@ func quotasOf(limits sandbox.Limits) ociruntime.Quotas {
 		"max_user_namespaces":   1 + q.UserNamespaces, // the sandbox's own
 		"max_inotify_instances": q.InotifyInstances,
 		"max_inotify_watches":   q.InotifyWatches,
+		"max_fanotify_groups":   maxFanotifyGroups,
+		"max_fanotify_marks":    maxFanotifyMarks,
 	}
 	// Only within a user namespace of its own may a program make others.
 	for _, kind := range []string{"cgroup", "ipc", "mnt", "net", "pid", "time", "uts"} {

@@ -27,6 +27,7 @@ func TestNoSandboxUsesUpTheQuotasOfAnother(t *testing.T) {
 	}{
 		{"inotify_instance", roomy.InotifyInstances},
 		{"inotify_watch", roomy.InotifyWatches},
+		{"fanotify_group", maxFanotifyGroups},
 		{"signal", roomy.PendingSignals},
 		{"message_queue", 2}, // each takes 80 KiB
 		{"process", roomy.PIDs + ownProcesses},
@@ -257,6 +258,8 @@ def one(n):
         if n % 8000 == 0:
             instance = libc.inotify_init1(0)
         return libc.inotify_add_watch(instance, f"{files}/{n % 8000}".encode(), 2) >= 0
+    if kind == "fanotify_group":
+        return libc.fanotify_init(0x200, 0) >= 0 # FAN_REPORT_FID, without which it takes privileges
     if kind == "signal":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN})
         return libc.sigqueue(os.getpid(), signal.SIGRTMIN, ctypes.c_void_p(n)) == 0
