@@ -5,12 +5,16 @@ package podman
 import (
 	"fmt"
 	"io"
+	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 )
 
 // roomy are limits with a quota of each kind that a test reaches in a moment.
@@ -200,6 +204,41 @@ except OSError as e:
 		t.Errorf("it opened %s terminals, want %s", out, want)
 	}
 	b.must("script -qec true /dev/null")
+}
+
+// What a node without quotas left behind would start sandboxes without them.
+func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	socket := filepath.Join(dir, "podman.sock")
+	earlier := exec.Command("podman", "--cgroup-manager=cgroupfs", "system", "service", "--time=0", "unix://"+socket)
+	if err := earlier.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = earlier.Wait()
+	}()
+	t.Cleanup(func() {
+		_ = earlier.Process.Kill()
+		<-ended
+	})
+	eventually(t, "the service answers", func() bool {
+		conn, err := dial(t.Context(), socket, patience)
+		if err == nil {
+			conn.close()
+		}
+		return err == nil
+	})
+	n := openIn(t, dir, string(enginetest.NewID()))
+	<-ended
+	if path := n.service.runtime; path != filepath.Join(dir, ociruntime.Name) {
+		t.Errorf("its OCI runtime is %s", path)
+	}
+	b := n.bootWithin(t, baseImage, roomy)
+	if out := b.must("python3 -c 'import ctypes; l = ctypes.CDLL(None); print(sum(l.inotify_init1(0) >= 0 for _ in range(1000)))'"); out != "40" {
+		t.Errorf("a sandbox has %s inotify instances, want 40", out)
+	}
 }
 
 // takeAll takes as much as users of the sandbox get, and keeps it.

@@ -186,18 +186,24 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 		}
 	}
 	if conn, err := dial(ctx, s.own, pingLimit); err == nil {
-		if err = s.fits(ctx, conn); err == nil {
+		var other misfit
+		if !errors.As(s.fits(ctx, conn), &other) { // without an answer, watch finds out why
 			return conn, nil
 		}
-		s.log.Info("replacing the podman service of an earlier node", "reason", err)
+		s.log.Info("replacing the podman service of an earlier node", "reason", other)
 		conn.close()
 	}
 	return s.spawn(ctx)
 }
 
+// misfit is why a service cannot be used.
+type misfit string
+
+func (m misfit) Error() string { return string(m) }
+
 // fits says whether a service that was not started here runs containers by the OCI
 // runtime of sandboxes, and below the cgroup that it is told. With systemd as cgroup
-// manager it does not.
+// manager it does not. It returns a misfit, or why the service did not answer.
 func (s *service) fits(ctx context.Context, conn *connection) error {
 	ctx, cancel := context.WithTimeout(ctx, pingLimit)
 	defer cancel()
@@ -210,14 +216,14 @@ func (s *service) fits(ctx context.Context, conn *connection) error {
 		return err
 	}
 	if m := info.Host.CgroupManager; m != "cgroupfs" {
-		return fmt.Errorf("its cgroup manager is %s, not cgroupfs", m)
+		return misfit(fmt.Sprintf("its cgroup manager is %s, not cgroupfs", m))
 	}
 	path := ""
 	if r := info.Host.OCIRuntime; r != nil {
 		path = r.Path
 	}
 	if path != s.runtime {
-		return fmt.Errorf("its OCI runtime is %q; set runtime = %q under [engine] in its containers.conf", path, s.runtime)
+		return misfit(fmt.Sprintf("its OCI runtime is %q; set runtime = %q under [engine] in its containers.conf", path, s.runtime))
 	}
 	return nil
 }
