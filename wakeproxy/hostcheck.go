@@ -22,6 +22,7 @@ type hostCheck struct {
 	decided bool // a request has been accepted or refused under one of the names
 	rewrite bool
 	vain    int  // requests that were refused under either name
+	told    bool // that the server refuses what its own pages send
 	probed  bool // whether it speaks HTTP/2 without TLS, which h2c says
 	h2c     bool
 }
@@ -49,6 +50,19 @@ func (c *hostChecks) noteH2C(key gateKey, h2c bool) {
 	check := c.known[key]
 	check.probed, check.h2c = true, h2c
 	c.putLocked(key, check)
+}
+
+// tell reports whether this is the first call for a server.
+func (c *hostChecks) tell(key gateKey) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	check := c.known[key]
+	if check.told {
+		return false
+	}
+	check.told = true
+	c.putLocked(key, check)
+	return true
 }
 
 func (c *hostChecks) putLocked(key gateKey, check hostCheck) {
@@ -137,7 +151,21 @@ func refusesHost(req *http.Request, res *http.Response, err error) bool {
 func (x *exchange) roundTripOnce(req *http.Request, bodyless bool) (*http.Response, error) {
 	if x.port.Host == sandbox.HostRewrite || x.port.Host == sandbox.HostPreserve {
 		x.names.rewrite = x.port.Host == sandbox.HostRewrite
-		return x.attempt(req, bodyless)
+		res, err := x.attempt(req, bodyless)
+		return x.tellOrigin(req, res, err)
 	}
-	return x.roundTripAuto(req, bodyless)
+	res, err := x.roundTripAuto(req, bodyless)
+	return x.tellOrigin(req, res, err)
+}
+
+// tellOrigin logs, once for each run of the container, that a server refuses what its
+// own page sends to it: one that knows nothing of the TLS in front of it takes the page
+// for another site's. The request is not sent again, for it may have had an effect.
+func (x *exchange) tellOrigin(req *http.Request, res *http.Response, err error) (*http.Response, error) {
+	if err == nil && res.StatusCode == http.StatusForbidden && !x.names.rewrite && !repeatable(req) &&
+		req.Header.Get("Origin") == x.names.origin && x.proxy.hosts.tell(x.gateKey()) {
+		x.proxy.log.Warn("server refuses a request from its own page; if it compares Origin with its own scheme, expose the port with host rewrite",
+			"sandbox", x.id, "port", x.port.Port, "method", req.Method)
+	}
+	return res, err
 }

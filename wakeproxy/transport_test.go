@@ -120,6 +120,39 @@ func TestAServerThatRefusesThePreviewsHostIsToldLocalhost(t *testing.T) {
 	}
 }
 
+// Django does so with ALLOWED_HOSTS = ["*"] and no SECURE_PROXY_SSL_HEADER.
+func TestARefusedFormOfTheServersOwnPageIsLogged(t *testing.T) {
+	for _, host := range []sandbox.HostMode{sandbox.HostAuto, sandbox.HostPreserve, sandbox.HostRewrite} {
+		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == "POST" && r.Header.Get("Origin") != "http://localhost:3000" {
+				w.WriteHeader(403)
+			}
+		}), sandbox.Port{Host: host}), Options{})
+		f.do(f.request("GET", "/"))
+		post := func(origin string) int {
+			req := f.request("POST", "/")
+			req.Header.Set("Origin", origin)
+			return f.do(req).StatusCode
+		}
+		own := "http://" + f.request("POST", "/").Host
+		if post("https://other.test"); strings.Contains(f.node.log.String(), "host rewrite") {
+			t.Errorf("%s: another site's is logged: %s", host, f.node.log.String())
+		}
+		want, lines := 403, 1
+		if host == sandbox.HostRewrite {
+			want, lines = 200, 0
+		}
+		for range 2 {
+			if got := post(own); got != want {
+				t.Errorf("%s: status %d", host, got)
+			}
+		}
+		if log := f.node.log.String(); strings.Count(log, "host rewrite") != lines || strings.Contains(log, testToken) {
+			t.Errorf("%s: logged %q", host, log)
+		}
+	}
+}
+
 // A request with a body is sent once: to localhost, which servers do not refuse,
 // until it is known what they accept.
 func TestARequestWithABodyIsNotSentTwiceForItsHost(t *testing.T) {
