@@ -204,15 +204,19 @@ func (s *Stack) wakeWhenIdle() {
 // accept takes connections from the listener until that is closed or its deadline
 // passes.
 func (s *Stack) accept() {
-	for {
+	for failed := false; ; {
 		tcp, err := s.cfg.Listener.AcceptTCP()
 		switch {
 		case err == nil:
+			failed = false
 			s.open(tcp)
 		case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed):
 			return
 		default: // the node is out of descriptors: the sandbox's attempts end by themselves
-			s.cfg.Log.Warn("accept a sandbox's connection", "error", err)
+			if !failed { // once in a row
+				s.cfg.Log.Warn("connection of a sandbox cannot be accepted", "error", err)
+			}
+			failed = true
 			select {
 			case <-time.After(acceptAgain):
 			case <-s.ctx.Done():
