@@ -155,7 +155,7 @@ func CheckPolicies(ctx context.Context, app []byte) (others []string, err error)
 	if err != nil {
 		return nil, err
 	}
-	return egress.CheckPolicies(ctx, settings)
+	return egress.CheckPolicies(ctx, settings, PolicyCompiler)
 }
 
 var _ caddy.AdminRouter = (*Admin)(nil)

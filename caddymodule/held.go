@@ -115,7 +115,7 @@ func openNode(a *App) (*heldNode, error) {
 		cfg.Uplink = func(ctx context.Context, parts node.Parts) (node.Uplink, error) {
 			out, err = egress.Open(ctx, egress.Config{
 				Folder: parts.Folder, Documents: parts.Documents, Devices: parts.Devices,
-				Operator: owner, Settings: settings, Log: parts.Log,
+				Operator: owner, Settings: settings, Log: parts.Log, PolicyCompiler: PolicyCompiler,
 			})
 			return out, err
 		}

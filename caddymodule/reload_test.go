@@ -22,6 +22,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -235,7 +236,19 @@ func TestMain(m *testing.M) {
 		io.Copy(io.Discard, os.Stdin)
 		return
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "doze-compiler-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	if PolicyCompiler, err = policytest.BuildCompiler(dir); err != nil {
+		panic(err)
+	}
+	return m.Run()
 }
 
 func TestAReloadToAnAddressOfAnotherProcessIsRefused(t *testing.T) {

@@ -14,9 +14,10 @@ import (
 
 // CheckPolicies checks without a node whether the policies of rules can run: those
 // that doze ships accept their configurations. It returns the names of all other
-// policies, which may have been pushed to the node. Errors name the rules.
-func CheckPolicies(ctx context.Context, s Settings) (others []string, err error) {
-	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.DiscardHandler), MemoryLimit: int(s.PolicyMemory), TimeLimit: s.PolicyTime})
+// policies, which may have been pushed to the node. Errors name the rules. The compiler
+// is that of policy.Config.
+func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []string, err error) {
+	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.DiscardHandler), Compiler: compiler, MemoryLimit: int(s.PolicyMemory), TimeLimit: s.PolicyTime})
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/caddymodule"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/doctor"
 )
 
@@ -20,9 +22,30 @@ const mainEnv = "DOZE_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
+		caddymodule.PolicyCompiler = os.Getenv(compilerEnv)
 		main()
 	}
-	os.Exit(m.Run())
+	os.Exit(runTests(m))
+}
+
+// compilerEnv names the compiler of policies to the program.
+const compilerEnv = "DOZE_TEST_COMPILER"
+
+func runTests(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "doze-compiler-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	compiler, err := policytest.BuildCompiler(dir)
+	if err != nil {
+		panic(err)
+	}
+	caddymodule.PolicyCompiler = compiler
+	if err := os.Setenv(compilerEnv, compiler); err != nil {
+		panic(err)
+	}
+	return m.Run()
 }
 
 // patience bounds what a test waits for. Only a failure takes so long.
