@@ -94,16 +94,22 @@ func (n *runningNode) groups() (groups []uint32, err error) {
 	return groups, nil
 }
 
-// runAsNode runs this program again as the node's user, in the node's environment and
-// its mount namespace, where its cgroups are. It wants root.
+// runAsNode runs the node's program as the node's user, in the node's environment and
+// its mount namespace, where its cgroups are. This program may be in a folder that the
+// other user cannot reach, with what is beside it. It wants root.
 func (a *app) runAsNode(ctx context.Context, n *runningNode, folder string, args []string) error {
 	var err error
 	fail := func(err error) error { return fmt.Errorf("run as the node of %s: %w", folder, err) }
 	if n.credential.Groups, err = n.groups(); err != nil {
 		return fail(err)
 	}
-	// By this link the other user need not be able to reach the program's folder.
-	cmd := exec.CommandContext(ctx, "/proc/self/exe", args...)
+	program, err := os.Open(filepath.Join(n.proc, "exe"))
+	if err != nil {
+		return fail(err)
+	}
+	defer program.Close()
+	cmd := exec.CommandContext(ctx, "/proc/self/fd/3", args...)
+	cmd.ExtraFiles = []*os.File{program}
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr = a.out, a.err
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &n.credential}
