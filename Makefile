@@ -23,7 +23,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench tags check test-unit test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check test-unit test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -75,6 +75,12 @@ bench: build setup ## the figures that a node must reach, peers beside it: BENCH
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
+
+soak: build setup ## work on a node for DURATION (15m) and look for what it does not release
+	@packaging/host/as-root images/build-base
+	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
+	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
+	$(ENTER) -- $(TEST_HOME)/bin/bench soak -bin $(TEST_HOME)/bin -duration $(or $(DURATION),15m) $(SOAK)
 
 tags: ## the build tags, for GOFLAGS
 	@echo '$(TAGS)' | tr ' ' ','

@@ -58,7 +58,7 @@ func startEgressNode(bin string) (_ *node, err error) {
 	if n.Node, err = testnode.New(testnode.Config{Bin: bin, Caddyfile: text, Env: []string{"BENCH_PEER_PORT=9"}}); err != nil {
 		return n, err
 	}
-	if err := n.Start(); err != nil {
+	if err := n.start(); err != nil {
 		return n, err
 	}
 	_, err = n.API.PutSecret(context.Background(), "bench", []byte(benchToken), []string{"*.look.test"})

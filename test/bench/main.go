@@ -1,6 +1,6 @@
 // Bench measures a node of this machine and the peers beside it, and prints a
 // table. `make bench` runs it as the node's user, by packaging/host/enter, with
-// everything that it needs built.
+// everything that it needs built. `make soak` has it work on a node for a long time.
 package main
 
 import (
@@ -103,6 +103,8 @@ func main() {
 		err = serveOrigin()
 	case len(arguments) > 0 && arguments[0] == "client":
 		err = runClient(ctx, arguments[1:])
+	case len(arguments) > 0 && arguments[0] == "soak":
+		err = runSoak(ctx, arguments[1:])
 	default:
 		err = run(ctx)
 	}

@@ -179,8 +179,21 @@ type census struct {
 // each is the memory of one of count sandboxes in MiB.
 func (c census) each(count int) float64 { return float64(c.pss) / float64(count) / (1 << 20) }
 
-// processes counts all that a node started, and all in and around its sandboxes.
+// processes counts all that a node with sandboxes started, and all in and around them.
 func processes(home string, ids []string) (census, error) {
+	c, err := takeCensus(home, ids)
+	if err != nil {
+		return c, err
+	}
+	for _, name := range programs {
+		if c.byName[name] == 0 {
+			return c, fmt.Errorf("no %s is among the processes", name)
+		}
+	}
+	return c, nil
+}
+
+func takeCensus(home string, ids []string) (census, error) {
 	c := census{byName: map[string]int64{}, cpu: map[string]time.Duration{}}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -223,11 +236,6 @@ func processes(home string, ids []string) (census, error) {
 		}
 	}
 	c.at = time.Now()
-	for _, name := range programs {
-		if c.byName[name] == 0 {
-			return c, fmt.Errorf("no %s is among the processes", name)
-		}
-	}
 	return c, nil
 }
 

@@ -69,12 +69,16 @@ func startNode(bin string) (*node, error) {
 		return nil, err
 	}
 	n := &node{Node: made, peerPort: peerPort}
+	return n, n.start()
+}
+
+func (n *node) start() error {
 	if err := n.Start(); err != nil {
-		return n, err
+		return err
 	}
 	n.web = n.Client("h1")
 	n.web.Timeout = time.Minute
-	return n, nil
+	return nil
 }
 
 // get fetches a preview or the peer and reads all of it.

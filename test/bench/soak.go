@@ -1,0 +1,302 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+const (
+	// soakWarm is how long a node works before its resources are counted: what it
+	// keeps on purpose, such as pools and caches, it has then.
+	soakWarm = 30 * time.Second
+	// soakSettle bounds the wait until the resources are back, for connections that
+	// are kept for a while (30 s) and instances of policies (1 min).
+	soakSettle = 5 * time.Minute
+	// What may be there beyond the count at the beginning: what happens to be under
+	// way, such as a sign of life of Podman's service.
+	soakSlack  = 10
+	soakGrowth = 64 << 20 // of memory
+)
+
+// runSoak works on a node for a long time and returns an error for each call that
+// failed, and for what the node has not released at the end.
+func runSoak(ctx context.Context, arguments []string) error {
+	f := flag.NewFlagSet("soak", flag.ContinueOnError)
+	bin := f.String("bin", "bin", "folder of doze's programs and of this one")
+	duration := f.Duration("duration", 15*time.Minute, "how long to work")
+	count := f.Int("sandboxes", 20, "how many there are at once")
+	if err := f.Parse(arguments); err != nil {
+		return err
+	}
+	programs, err := filepath.Abs(*bin)
+	if err != nil {
+		return err
+	}
+	n, err := startEgressNode(programs)
+	if err == nil {
+		s := &soak{node: n}
+		err = s.run(ctx, *count, *duration)
+		fmt.Printf("%d operations, %d failed\n", s.done.Load(), s.failed.Load())
+	}
+	if n != nil {
+		err = errors.Join(err, n.remove())
+	}
+	return err
+}
+
+type soak struct {
+	node         *node
+	done, failed atomic.Int64
+	rounds       int
+}
+
+// held is what a node has of the machine.
+type held struct {
+	goroutines, descriptors, cgroups, processes int
+	rss                                         int64
+}
+
+func (h held) String() string {
+	return fmt.Sprintf("%d goroutines, %d descriptors, %d cgroups, %d processes, %d MiB", h.goroutines, h.descriptors, h.cgroups, h.processes, h.rss>>20)
+}
+
+// over says what h has beyond before; empty if nothing.
+func (h held) over(before held) string {
+	var over []string
+	for _, d := range []struct {
+		what          string
+		have, allowed int
+	}{
+		{"goroutines", h.goroutines, before.goroutines + soakSlack},
+		{"descriptors", h.descriptors, before.descriptors + soakSlack},
+		{"cgroups", h.cgroups, before.cgroups},
+		{"processes", h.processes, before.processes},
+		{"bytes of memory", int(h.rss), int(before.rss) + soakGrowth},
+	} {
+		if d.have > d.allowed {
+			over = append(over, fmt.Sprintf("%d %s, at most %d expected", d.have, d.what, d.allowed))
+		}
+	}
+	return strings.Join(over, "; ")
+}
+
+func (s *soak) run(ctx context.Context, count int, duration time.Duration) error {
+	if err := s.work(ctx, count, min(soakWarm, duration)); err != nil {
+		return err
+	}
+	before, err := s.settle(ctx, nil)
+	if err != nil {
+		return err
+	}
+	fmt.Println("after the beginning:", before)
+	if err := s.work(ctx, count, duration); err != nil {
+		return err
+	}
+	after, err := s.settle(ctx, &before)
+	fmt.Println("at the end:", after)
+	return err
+}
+
+// held counts what the node has.
+func (s *soak) held(ctx context.Context) (h held, err error) {
+	if h.goroutines, err = goroutines(ctx, s.node.Home); err != nil {
+		return h, err
+	}
+	descriptors, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", s.node.PID()))
+	if err != nil {
+		return h, err
+	}
+	h.descriptors = len(descriptors)
+	cgroups, err := os.ReadDir(filepath.Join(cgroup(), "sandboxes"))
+	if err != nil {
+		return h, err
+	}
+	for _, c := range cgroups {
+		if c.IsDir() {
+			h.cgroups++
+		}
+	}
+	all, err := takeCensus(s.node.Home, nil)
+	if err != nil {
+		return h, err
+	}
+	h.processes = all.count
+	h.rss, err = s.node.rss()
+	return h, err
+}
+
+// settle counts what the node has with no sandbox, once it has not less than a few
+// seconds before, or not more than before.
+func (s *soak) settle(ctx context.Context, before *held) (held, error) {
+	deadline := time.After(soakSettle)
+	var last held
+	for {
+		h, err := s.held(ctx)
+		if err != nil {
+			return h, err
+		}
+		switch {
+		case before != nil && h.over(*before) == "", before == nil && h.goroutines >= last.goroutines && last.goroutines > 0:
+			return h, nil
+		}
+		last = h
+		select {
+		case <-time.After(5 * time.Second):
+		case <-deadline:
+			if before == nil {
+				return h, fmt.Errorf("the node does not come to rest: %s", h)
+			}
+			return h, fmt.Errorf("the node has not released: %s", h.over(*before))
+		case <-ctx.Done():
+			return h, ctx.Err()
+		}
+	}
+}
+
+// work makes sandboxes, does to each of them whatever comes for the time, and
+// destroys them.
+func (s *soak) work(ctx context.Context, count int, duration time.Duration) error {
+	s.rounds++
+	boxes := make([]*soakBox, count)
+	err := concurrently(ctx, count, func(ctx context.Context, i int) (err error) {
+		boxes[i], err = s.newBox(ctx, fmt.Sprintf("soak-%d-%d", s.rounds, i))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	end := time.Now().Add(duration)
+	for _, b := range boxes {
+		all.Go(func() {
+			for time.Now().Before(end) && ctx.Err() == nil {
+				op := soakOperations[rand.IntN(len(soakOperations))]
+				s.done.Add(1)
+				if err := op.do(ctx, b); err != nil && ctx.Err() == nil {
+					s.failed.Add(1)
+					mu.Lock()
+					if len(errs) < 20 {
+						errs = append(errs, fmt.Errorf("%s: %w", op.name, err))
+					}
+					mu.Unlock()
+				}
+				select { // else the machine is never idle, and nothing falls asleep
+				case <-time.After(rand.N(2 * time.Second)):
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	all.Wait()
+	errs = append(errs, concurrently(ctx, count, func(ctx context.Context, i int) error { return s.node.API.Delete(ctx, boxes[i].id) }))
+	return errors.Join(errs...)
+}
+
+// soakBox is a sandbox with a server. One goroutine uses it.
+type soakBox struct {
+	node    *node
+	id, url string
+	files   map[string][sha256.Size]byte // by path, what was written
+}
+
+func (s *soak) newBox(ctx context.Context, name string) (*soakBox, error) {
+	sb, err := s.node.withClient(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	after := client.Duration(time.Second) // asleep between operations
+	if _, err := s.node.API.Update(ctx, sb.ID, client.UpdateRequest{SleepAfter: &after}); err != nil {
+		return nil, err
+	}
+	_, err = s.node.API.StartProcess(ctx, sb.ID, client.ProcessRequest{
+		Argv: []string{clientProgram, "serve", fmt.Sprint("127.0.0.1:", serverPort)}, Name: "server", Restart: string(guest.RestartOnWake),
+	})
+	if err != nil {
+		return nil, err
+	}
+	port, err := s.node.API.Expose(ctx, sb.ID, client.ExposeRequest{Port: serverPort})
+	if err != nil {
+		return nil, err
+	}
+	return &soakBox{node: s.node, id: sb.ID, url: port.URL, files: map[string][sha256.Size]byte{}}, s.node.awaitAnswer(ctx, port.URL)
+}
+
+var soakOperations = []struct {
+	name string
+	do   func(context.Context, *soakBox) error
+}{
+	{"exec", func(ctx context.Context, b *soakBox) error {
+		return b.node.exec(ctx, b.id, "sh", "-c", "echo $$ & wait")
+	}},
+	{"preview", func(ctx context.Context, b *soakBox) error { return b.node.get(ctx, b.url) }},
+	{"write", soakWrite},
+	{"read", soakRead},
+	{"egress, intercepted", func(ctx context.Context, b *soakBox) error { return b.load(ctx, lookURL) }},
+	{"egress, passed through", func(ctx context.Context, b *soakBox) error { return b.load(ctx, passURL) }},
+	{"process", soakProcess},
+	{"sleep", func(ctx context.Context, b *soakBox) error { _, err := b.node.API.Sleep(ctx, b.id); return err }},
+	{"stop", func(ctx context.Context, b *soakBox) error { _, err := b.node.API.Stop(ctx, b.id); return err }},
+	{"list", func(ctx context.Context, b *soakBox) error {
+		_, err := b.node.API.List(ctx, client.Filter{})
+		return err
+	}},
+	{"events", func(ctx context.Context, b *soakBox) error {
+		_, err := b.node.API.Events(ctx, b.id, 0)
+		return err
+	}},
+}
+
+func soakWrite(ctx context.Context, b *soakBox) error {
+	path := fmt.Sprintf("/srv/soak-%d", rand.IntN(20))
+	content := bytes.Repeat([]byte{byte(rand.IntN(256))}, rand.IntN(1<<20))
+	_, err := b.node.API.WriteFile(ctx, b.id, path, 0o644, bytes.NewReader(content))
+	if err == nil {
+		b.files[path] = sha256.Sum256(content)
+	}
+	return err
+}
+
+// soakRead checks one of the files that were written.
+func soakRead(ctx context.Context, b *soakBox) error {
+	for path, want := range b.files {
+		result, err := b.node.API.Exec(ctx, b.id, client.ExecRequest{Argv: []string{"sha256sum", path}})
+		if err == nil && !strings.HasPrefix(result.Stdout, hex.EncodeToString(want[:])) {
+			err = fmt.Errorf("%s is not what was written: %+v", path, result)
+		}
+		return err
+	}
+	return nil
+}
+
+// soakProcess starts a process and ends it.
+func soakProcess(ctx context.Context, b *soakBox) error {
+	p, err := b.node.API.StartProcess(ctx, b.id, client.ProcessRequest{Argv: []string{"sleep", "1000"}})
+	if err != nil {
+		return err
+	}
+	_, err = b.node.API.StopProcess(ctx, b.id, p.ID, "")
+	return err
+}
+
+// load makes requests for a moment.
+func (b *soakBox) load(ctx context.Context, url string) error {
+	_, err := perSecond(b.node.client(ctx, b.id, "-do", "load", "-connections", "4", "-duration", "200ms", "-to", url))
+	return err
+}
