@@ -98,6 +98,7 @@ func main() {
 	var err error
 	switch arguments := os.Args[1:]; {
 	case len(arguments) == 2 && arguments[0] == "serve":
+		stop() // SIGTERM ends it: else a stop of its sandbox takes as long as it may
 		err = serve(arguments[1])
 	case len(arguments) == 1 && arguments[0] == "origin":
 		err = serveOrigin()
