@@ -17,7 +17,7 @@ import (
 
 // Serve answers requests on the packet socket control until its other end is
 // closed, which is no error: with the node its helper ends. It serves one
-// request at a time, each some 20 µs, a network device 0.4 ms; the node bounds how
+// request at a time, each some 20 µs, a network device 0.8 ms; the node bounds how
 // many wait.
 //
 // It keeps the calling goroutine's thread for itself. Between requests that
