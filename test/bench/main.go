@@ -102,6 +102,8 @@ func main() {
 		err = serve(arguments[1])
 	case len(arguments) == 1 && arguments[0] == "origin":
 		err = serveOrigin()
+	case len(arguments) == 4 && arguments[0] == "floor":
+		err = serveFloor(arguments[1], arguments[2], arguments[3])
 	case len(arguments) > 0 && arguments[0] == "client":
 		err = runClient(ctx, arguments[1:])
 	case len(arguments) > 0 && arguments[0] == "soak":
