@@ -14,7 +14,7 @@ import (
 )
 
 // Lines of API calls in the log: refused ones without a valid token have a budget of
-// their own, so that nobody hides calls behind a flood.
+// their own, so that a flood of one kind hides no calls of another.
 const (
 	callsPerSecond, callsBurst     = 100, 2000
 	refusedPerSecond, refusedBurst = 1, 60

@@ -180,7 +180,7 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	s.refused(CodeProcessNotFound, "DELETE", "/sandbox/box/process/p-aaaaaaaa", nil)
 	one := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0]
 	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/one?signal=SIGNONSENSE", nil)
-	// A pid is no name of a process: it may be another's after a wake.
+	// The routes refuse pids: after a wake the same pid may belong to another process.
 	for _, name := range []string{"0", "-1", "x", "1.5", strconv.Itoa(one.PID), "%2e%2e", "p-"} {
 		for _, p := range []Problem{
 			s.refused(CodeProcessNotFound, "GET", "/sandbox/box/process/"+name, nil),
