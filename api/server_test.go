@@ -11,11 +11,13 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/api/egresstest"
@@ -136,7 +138,47 @@ func (s *server) send(req *http.Request) answer {
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
 	}
-	return answer{resp.StatusCode, resp.Header, b}
+	got := answer{resp.StatusCode, resp.Header, b}
+	s.checkDocumented(req, got)
+	return got
+}
+
+// checkDocumented expects the status of an answer, and its JSON, to be as the OpenAPI
+// document describes them.
+func (s *server) checkDocumented(req *http.Request, got answer) {
+	s.t.Helper()
+	_, pattern := s.api.mux.Handler(req)
+	method, path, _ := strings.Cut(pattern, " ")
+	item := s.api.documented(strings.TrimPrefix(path, Prefix))
+	if item == nil {
+		return
+	}
+	op := map[string]*huma.Operation{"GET": item.Get, "PUT": item.Put, "POST": item.Post, "PATCH": item.Patch, "DELETE": item.Delete}[method]
+	response := op.Responses[strconv.Itoa(got.status)]
+	if response == nil {
+		s.t.Errorf("%s: the document has no status %d: %.300s", pattern, got.status, got.body)
+		return
+	}
+	kind, _, _ := strings.Cut(got.header.Get("Content-Type"), ";")
+	content := response.Content[kind]
+	if len(response.Content) > 0 && content == nil && req.Method != http.MethodHead && op.Path != "/sandbox/{id}/files/read" {
+		s.t.Errorf("%s: the document has no %s at status %d", pattern, kind, got.status)
+	}
+	if content == nil || len(got.body) == 0 || !strings.HasSuffix(kind, "json") {
+		return
+	}
+	var tree any
+	if err := json.Unmarshal(got.body, &tree); err != nil {
+		s.t.Errorf("%s: %v in %.300s", pattern, err, got.body)
+		return
+	}
+	var result huma.ValidateResult
+	where := huma.NewPathBuffer(nil, 0)
+	where.Push("body")
+	huma.Validate(s.api.huma.OpenAPI().Components.Schemas, content.Schema, where, huma.ModeReadFromServer, tree, &result)
+	for _, err := range result.Errors {
+		s.t.Errorf("%s: status %d is not as documented: %v: %.500s", pattern, got.status, err, got.body)
+	}
 }
 
 // must expects a status and decodes the answer.

@@ -83,7 +83,7 @@ type Port struct {
 	Port      uint16                `json:"port"`
 	URL       string                `json:"url"`
 	Access    sandbox.Access        `json:"access" enum:"token,public"`
-	Wake      sandbox.WakeMode      `json:"wake" enum:"hold,refuse"`
+	Wake      sandbox.WakeMode      `json:"wake" enum:"any,navigation,never"`
 	Host      sandbox.HostMode      `json:"host" enum:"auto,rewrite,preserve"`
 	Protocol  sandbox.Protocol      `json:"protocol" enum:"auto,http1,h2c"`
 	WebSocket sandbox.WebSocketMode `json:"websocket" enum:"release,hold"`

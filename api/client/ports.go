@@ -10,7 +10,7 @@ import (
 type ExposeRequest struct {
 	Port      uint16   `json:"port"`
 	Access    string   `json:"access,omitempty"`    // token, public
-	Wake      string   `json:"wake,omitempty"`      // hold, refuse
+	Wake      string   `json:"wake,omitempty"`      // any, navigation, never
 	Host      string   `json:"host,omitempty"`      // auto, rewrite, preserve
 	Protocol  string   `json:"protocol,omitempty"`  // auto, http1, h2c
 	WebSocket string   `json:"websocket,omitempty"` // release, hold
