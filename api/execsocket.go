@@ -250,7 +250,7 @@ func (s *execSocket) problem(a *API, in *execSocketInput, err error) *Problem {
 	var p *Problem
 	switch {
 	case errors.As(context.Cause(s.ctx), &p):
-		return p
+		return p.of(requestIDOf(s.ctx))
 	case s.disconnected():
 		return nil
 	}

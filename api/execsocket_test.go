@@ -18,15 +18,16 @@ import (
 
 // wsExec is the client's end of the WebSocket of one command.
 type wsExec struct {
-	t    testing.TB
-	conn *websocket.Conn
+	t         testing.TB
+	conn      *websocket.Conn
+	requestID string // X-Request-Id of the handshake's response
 }
 
 func (s *server) dialExec(path string) *wsExec {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
 	s.t.Cleanup(cancel)
-	conn, _, err := websocket.Dial(ctx, s.http.URL+Prefix+path, &websocket.DialOptions{
+	conn, resp, err := websocket.Dial(ctx, s.http.URL+Prefix+path, &websocket.DialOptions{
 		HTTPClient: s.http.Client(), HTTPHeader: http.Header{"Authorization": {"Bearer " + testToken}},
 	})
 	if err != nil {
@@ -34,7 +35,7 @@ func (s *server) dialExec(path string) *wsExec {
 	}
 	s.t.Cleanup(func() { conn.CloseNow() })
 	conn.SetReadLimit(1 << 20)
-	return &wsExec{t: s.t, conn: conn}
+	return &wsExec{t: s.t, conn: conn, requestID: resp.Header.Get("X-Request-Id")}
 }
 
 // execWS starts a command and reads its start.
@@ -131,6 +132,9 @@ func (e *wsExec) expectProblem(code Code, words string) {
 	p := expectMessage[ExecFailed](e, "error").Problem
 	if p.Code != code || p.Status != meanings[code].status || !strings.Contains(p.Detail, words) {
 		e.t.Errorf("got %+v, want %s with %q", p, code, words)
+	}
+	if p.RequestID == "" || p.RequestID != e.requestID {
+		e.t.Errorf("the problem %s has request_id %q, the response's X-Request-Id is %q", code, p.RequestID, e.requestID)
 	}
 	if _, b, err := e.read(); websocket.CloseStatus(err) == -1 {
 		e.t.Fatalf("got %q, %v after the error, not a close frame", b, err)
