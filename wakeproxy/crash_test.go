@@ -78,6 +78,14 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 			late := f.request("GET", "/")
 			late.Host = host
 			wantProblem(t, f.do(late), 502, "process_exited")
+
+			// A page of another origin may read the document, but not the process's output.
+			foreign := f.request("GET", "/")
+			foreign.Host = host
+			foreign.Header.Set("Origin", "https://elsewhere.example")
+			if p := wantProblem(t, f.do(foreign), 502, "process_exited"); p.Process == nil || p.Process.Output != "" {
+				t.Errorf("a page of another origin can read %+v", p.Process)
+			}
 		})
 	}
 }

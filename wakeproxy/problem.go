@@ -36,6 +36,17 @@ func (p problem) mayPass() bool {
 	return p.Status >= http.StatusInternalServerError || p.Code == notRunning.Code
 }
 
+// withoutOutput is the problem without what a sandbox wrote, which is for its own pages.
+func (p problem) withoutOutput() problem {
+	p.LastLog = ""
+	if p.Process != nil {
+		process := *p.Process
+		process.Output = ""
+		p.Process = &process
+	}
+	return p
+}
+
 // endedProcess is a declared process that ended with an error.
 type endedProcess struct {
 	Name     string `json:"name"`
@@ -202,7 +213,7 @@ func writeProblem(w http.ResponseWriter, r *http.Request, p problem) {
 	p.RequestID = requestid.Of(r)
 	w.Header().Set(requestid.Header, p.RequestID)
 	if origin := r.Header.Get("Origin"); origin != "" {
-		p.LastLog = "" // the sandbox's own words are for its own pages
+		p = p.withoutOutput()
 		allowOrigin(w.Header(), origin)
 	}
 	if p.retryAfter > 0 {
