@@ -19,6 +19,11 @@ import (
 // sends its SETTINGS at once (RFC 9113, section 3.4).
 const probeTimeout = 2 * time.Second
 
+// maxProbeFrame is how long the frames of a server may be that was not told otherwise
+// (RFC 9113, section 4.2). The framer's own limit is 16 MiB, which it allocates as soon
+// as a frame announces them, for each request that probes at that moment.
+const maxProbeFrame = 16 << 10
+
 // errHTTP2: the server speaks HTTP/2 without TLS, and was asked in HTTP/1.1.
 var errHTTP2 = errors.New("the server speaks HTTP/2")
 
@@ -89,10 +94,11 @@ func (x *exchange) probeH2C(ctx context.Context) bool {
 		return false
 	}
 	framer := http2.NewFramer(conn, conn)
+	framer.SetMaxReadFrameSize(maxProbeFrame)
 	if err := framer.WriteSettings(); err != nil {
 		return false
 	}
-	frame, err := framer.ReadFrame() // at most 16 MiB, the framer's limit; SETTINGS are some bytes
+	frame, err := framer.ReadFrame()
 	if err != nil {
 		return false
 	}

@@ -2,6 +2,7 @@ package wakeproxy
 
 import (
 	"context"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -9,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/net/http2"
+
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // closing tells when net/http has closed a connection.
@@ -40,5 +43,40 @@ func TestSettingsBeforeTheRequestMayBeHTTP2(t *testing.T) {
 	}
 	if _, err := transport.RoundTrip(req); err == nil || !maybeHTTP2(err) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// RFC 9113, section 4.2: a peer sends no frame above 16,384 bytes unless it is told that
+// it may. The length that a frame announces is the memory that reading it takes.
+func TestProbeRefusesLargeFrames(t *testing.T) {
+	for settings, ok := range map[int]bool{1: true, 16384 / 6: true, 16384/6 + 1: false} {
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer listener.Close()
+		go func() {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			all := make([]http2.Setting, settings)
+			for i := range all {
+				all[i] = http2.Setting{ID: http2.SettingID(0x1000 + i), Val: 1}
+			}
+			http2.NewFramer(conn, conn).WriteSettings(all...)
+			io.Copy(io.Discard, conn) // ends when the probe does
+		}()
+		f := newFront(t, newFakeNode(listener.Addr().String(), sandbox.Port{}), Options{})
+		lease, err := f.node.AcquireRunning(testID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x := &exchange{proxy: f.proxy, id: testID, port: sandbox.Port{Port: 3000}, lease: lease}
+		if got := x.probeH2C(context.WithValue(t.Context(), exchangeKey{}, x)); got != ok {
+			t.Errorf("SETTINGS of %d bytes: %v, want %v", 6*settings, got, ok)
+		}
+		lease.Release()
 	}
 }
