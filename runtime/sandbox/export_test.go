@@ -44,3 +44,6 @@ func (m *Manager) EmitForTest(id ID, ev Event) { m.boxByID(id).emit(ev) }
 func (m *Manager) RetryNow(operation Operation, id ID) {
 	m.attempt(m.ctx, pendingKey{operation, id})
 }
+
+// Recoverers is how many sandboxes Start looks at together.
+const Recoverers = recoverers

@@ -37,9 +37,12 @@ type quarantined struct {
 	origin    origin // zero when unknown
 	imageRef  string
 	createdAt time.Time
-	container bool
 	lock      chan struct{} // holds one element during a stop, an adoption or a removal
-	problem   string        // guarded by Manager.mu
+
+	// Written with lock and Manager.mu held, read with either of them:
+	container bool
+	running   bool // its container may run
+	problem   string
 }
 
 // origin is what a container carries so that its sandbox can be rebuilt without
@@ -78,7 +81,8 @@ func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
 		if boxes[c.ID] != nil {
 			continue
 		}
-		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: make(chan struct{}, 1)}
+		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: make(chan struct{}, 1),
+			running: c.State == ContainerRunning || c.State == ContainerPaused}
 		if err := json.Unmarshal([]byte(c.Origin), &q.origin); err != nil {
 			q.origin = origin{}
 		}
@@ -155,7 +159,8 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 	defer func() {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		if q.problem = ""; err != nil {
+		q.problem = ""
+		if err != nil {
 			q.problem = cutText(err.Error(), maxReason)
 		}
 	}()
@@ -170,6 +175,9 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 	if err := m.engine.Stop(ctx, q.ID, grace); err != nil && !errors.Is(err, ErrNoContainer) {
 		return fmt.Errorf("stop %s: %w", q.ID, err)
 	}
+	m.mu.Lock()
+	q.running = false
+	m.mu.Unlock()
 	return m.freezer.Remove(q.ID)
 }
 
@@ -230,7 +238,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 	b.turn <- struct{}{} // free: nobody knows the box yet
 	defer b.endTurn()
 	close(b.made)
-	b.leftover.Store(q.problem != "")
+	b.leftover.Store(q.running)
 	if err := m.addAdopted(b); err != nil {
 		return Sandbox{}, err
 	}
@@ -303,6 +311,9 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 		if err := m.engine.Remove(ctx, id); err != nil {
 			return fmt.Errorf("remove the container of %s: %w", id, err)
 		}
+		m.mu.Lock()
+		q.container, q.running, q.problem = false, false, ""
+		m.mu.Unlock()
 		if err := m.freezer.Remove(id); err != nil {
 			return err
 		}

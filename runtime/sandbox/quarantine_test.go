@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -127,6 +128,61 @@ func TestWhatIsInQuarantineIsRemovedWhenAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	acquire(t, m, b.ID).Release()
+}
+
+// Containers in quarantine are stopped some at a time, and the node serves meanwhile.
+func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	var ids []sandbox.ID
+	for i := range sandbox.Recoverers + 1 {
+		ids = append(ids, create(t, n.Manager, fmt.Sprint("app-", i)).ID)
+	}
+	release := n.Engine.Block("stop")
+	loseRecord(t, n, ids...)
+	m := n.Manager
+	// All but one are being stopped, and their adoption would wait for that.
+	adopted := make(chan sandbox.ID, len(ids))
+	for _, id := range ids {
+		go func() {
+			if _, err := m.Adopt(t.Context(), owner, id, ""); err != nil {
+				t.Error(err)
+			}
+			adopted <- id
+		}()
+	}
+	<-adopted
+	release()
+	for range len(ids) - 1 {
+		<-adopted
+	}
+	for _, id := range ids {
+		await(t, "its container is stopped", func() bool { return exited(t, n, id) })
+	}
+}
+
+func TestRemovalFromQuarantineThatFailedHalfWayLeavesNothingToAdopt(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	if err := os.WriteFile(filepath.Join(n.RunDir(sb.ID), "file"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	loseRecord(t, n, sb.ID)
+	m := n.Manager
+	n.Engine.Fail("remove_folder", syscall.EIO)
+	if err := m.RemoveQuarantined(t.Context(), owner, sb.ID); !errors.Is(err, syscall.EIO) {
+		t.Fatalf("remove: %v", err)
+	}
+	var invalid *sandbox.InvalidError
+	if _, err := m.Adopt(t.Context(), owner, sb.ID, ""); !errors.As(err, &invalid) || invalid.Field != "id" {
+		t.Errorf("adopt: %v, want that it has no container", err)
+	}
+	if list := m.Info(t.Context()).Quarantined; len(list) != 1 || list[0].Container {
+		t.Errorf("in quarantine: %+v, want the run folder alone", list)
+	}
+	n.Engine.Fail("remove_folder", nil)
+	if err := m.RemoveQuarantined(t.Context(), owner, sb.ID); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestAdoptRefusesWhatItCannotDo(t *testing.T) {

@@ -143,7 +143,7 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 		})
 	}
 	for _, q := range m.inQuarantine() {
-		if c := byID[q.ID]; c.State == ContainerRunning || c.State == ContainerPaused {
+		if q.running {
 			begin(func(ctx context.Context) {
 				stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
 				if err := stop(ctx); err != nil {

@@ -26,6 +26,11 @@ func TestDestructionThatFailedIsTriedAgainUntilNothingIsLeft(t *testing.T) {
 				}
 			})
 		},
+		"by its TTL": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			ttl := second
+			update(t, n.Manager, id, sandbox.Patch{TTL: &ttl})
+			await(t, "its destruction is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
