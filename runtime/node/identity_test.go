@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/doze-run/doze/runtime/store"
@@ -67,6 +68,9 @@ func TestWitnessRemembersTheCountAndKeepsASecondNodeOut(t *testing.T) {
 	w, commits, err = open("/a")
 	if err != nil || commits != 42 {
 		t.Fatalf("again: %d, %v", commits, err)
+	}
+	if _, _, err := open("/home/b"); err == nil || !strings.Contains(err.Error(), "its data in /a: ") {
+		t.Errorf("a second node: %v; want the folder of the first", err)
 	}
 	w.Close()
 	if err := os.WriteFile(filepath.Join(containers, "doze", "abcdefghijkl"), []byte("garbage"), 0o600); err != nil {

@@ -58,7 +58,7 @@ func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness,
 	holder := ""
 	if b, err := io.ReadAll(io.LimitReader(file, 1<<12)); err == nil {
 		count, rest, _ := strings.Cut(string(b), "\n")
-		holder = strings.TrimSpace(rest)
+		holder, _, _ = strings.Cut(rest, "\n") // the end of a longer one may follow
 		if commits, err = strconv.ParseUint(strings.TrimSpace(count), 10, 64); err != nil && count != "" {
 			log.Warn("ignoring unreadable witness of the store", "file", path, "error", err)
 			commits = 0
