@@ -90,14 +90,30 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	quarantined := len(m.quarantined)
 	m.mu.RUnlock()
 	ch <- prometheus.MustNewConstMetric(quarantinedDesc, prometheus.GaugeValue, float64(quarantined))
-	for _, b := range live {
-		u, name := b.usage(context.Background()), b.view.Load().Name
-		ch <- prometheus.MustNewConstMetric(cpuDesc, prometheus.CounterValue, u.CPU.Seconds(), string(b.id), name)
-		ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(u.Memory), string(b.id), name)
-	}
+	m.collectUsage(ch, live)
 	for state, n := range states {
 		ch <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), string(state))
 	}
 	ch <- prometheus.MustNewConstMetric(leasesDesc, prometheus.GaugeValue, float64(leases))
 	ch <- prometheus.MustNewConstMetric(waitersDesc, prometheus.GaugeValue, float64(m.waiting.Load()))
+}
+
+// collectLimit bounds the time for the usage of all sandboxes, which takes 30 µs for
+// each. Without a cgroup of the node's own Podman is asked, which may hang.
+const collectLimit = 5 * time.Second
+
+// collectUsage collects what sandboxes use. What cannot be read has no sample: a
+// counter of 0 would look like one that began anew.
+func (m *Manager) collectUsage(ch chan<- prometheus.Metric, live []*box) {
+	ctx, cancel := context.WithTimeout(context.Background(), collectLimit)
+	defer cancel()
+	for _, b := range live {
+		name := b.view.Load().Name
+		if cpu, err := m.freezer.CPUTime(ctx, b.id); err == nil {
+			ch <- prometheus.MustNewConstMetric(cpuDesc, prometheus.CounterValue, cpu.Seconds(), string(b.id), name)
+		}
+		if memory, err := m.freezer.Memory(ctx, b.id); err == nil {
+			ch <- prometheus.MustNewConstMetric(memoryDesc, prometheus.GaugeValue, float64(memory), string(b.id), name)
+		}
+	}
 }

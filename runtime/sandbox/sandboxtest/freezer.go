@@ -33,6 +33,8 @@ type cgroup struct {
 	cpu    time.Duration
 	share  float64 // of a core, which it uses since the time below
 	since  time.Time
+
+	usageErr error
 }
 
 func (c *cgroup) used() time.Duration {
@@ -121,6 +123,11 @@ func (f *Freezer) WorkAlways(id sandbox.ID, share float64) {
 	}
 }
 
+// FailUsage makes CPUTime and Memory of a sandbox return err; nil ends that.
+func (f *Freezer) FailUsage(id sandbox.ID, err error) {
+	_ = f.with(id, func(c *cgroup) error { c.usageErr = err; return nil })
+}
+
 // Limits returns the limits that the sandbox was last prepared with.
 func (f *Freezer) Limits(id sandbox.ID) sandbox.Limits {
 	f.mu.Lock()
@@ -207,13 +214,13 @@ func (f *Freezer) Frozen(_ context.Context, id sandbox.ID) (frozen bool, err err
 
 // CPUTime implements sandbox.Freezer.
 func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (used time.Duration, err error) {
-	err = f.with(id, func(c *cgroup) error { used = c.used(); return nil })
+	err = f.with(id, func(c *cgroup) error { used = c.used(); return c.usageErr })
 	return used, err
 }
 
 // Memory implements sandbox.Freezer: a megabyte for each sandbox.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (bytes int64, err error) {
-	err = f.with(id, func(*cgroup) error { bytes = 1 << 20; return nil })
+	err = f.with(id, func(c *cgroup) error { bytes = 1 << 20; return c.usageErr })
 	return bytes, err
 }
 
