@@ -145,9 +145,12 @@ func writtenRune(r rune) int {
 	return utf8.RuneLen(r)
 }
 
-// identifyProcesses gives ids to processes of records that were written before there
-// were any.
-func (sb *Sandbox) identifyProcesses() {
+// upgrade gives a record of an earlier version what it lacks: ids of processes, and the
+// present names of modes.
+func (sb *Sandbox) upgrade() {
+	for i := range sb.Ports {
+		sb.Ports[i].upgrade()
+	}
 	for i := range sb.Declared {
 		if sb.Declared[i].ID == "" {
 			sb.Declared[i].ID = guest.NewProcessID()

@@ -74,6 +74,17 @@ func (m *Manager) Unexpose(ctx context.Context, id ID, port uint16) error {
 	return err
 }
 
+// upgrade translates the modes of earlier versions.
+func (p *Port) upgrade() {
+	switch p.Wake {
+	case "hold":
+		p.Wake = WakeNavigation
+	case "refuse":
+		p.Wake = WakeNever
+	}
+	p.Protocol = cmp.Or(p.Protocol, ProtocolAuto)
+}
+
 // fill puts in the defaults and refuses what is no mode.
 func (p *Port) fill() error {
 	if p.Port == 0 {

@@ -2,6 +2,7 @@ package sandbox_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -116,5 +117,33 @@ func TestListPages(t *testing.T) {
 	}
 	if page, _ := m.List(owner, sandbox.Filter{State: sandbox.StateAsleep}, "", 0); len(page) != 0 {
 		t.Errorf("asleep: %v", page)
+	}
+}
+
+// Records of before the modes of waking had other names keep what they meant.
+func TestPortsOfEarlierVersionsKeepTheirMode(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	sb := create(t, n.Manager, "app")
+	mustStop(t, n.Manager, sb.ID)
+	n.Crash(t, func() {
+		record := n.Store.Record(t, sb.ID)
+		record.Ports = []sandbox.Port{
+			{Port: 3000, Access: sandbox.AccessToken, Token: "t", Wake: "hold", Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease},
+			{Port: 4000, Access: sandbox.AccessPublic, Wake: "refuse", Host: sandbox.HostPreserve, WebSocket: sandbox.WebSocketHold},
+		}
+		if err := n.Store.PutSandbox(t.Context(), record); err != nil {
+			t.Fatal(err)
+		}
+	})
+	got, ok := n.Manager.ByID(sb.ID)
+	if !ok || len(got.Ports) != 2 {
+		t.Fatalf("ports: %+v", got.Ports)
+	}
+	want := []sandbox.Port{
+		{Port: 3000, Access: sandbox.AccessToken, Token: "t", Wake: sandbox.WakeNavigation, Host: sandbox.HostRewrite, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketRelease},
+		{Port: 4000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketHold},
+	}
+	if !slices.Equal(got.Ports, want) {
+		t.Errorf("ports %+v, want %+v", got.Ports, want)
 	}
 }

@@ -33,7 +33,7 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 	boxes := map[ID]*box{}
 	err = m.store.Sandboxes(ctx, func(sb Sandbox) error {
-		sb.identifyProcesses()
+		sb.upgrade()
 		b := m.newBox(sb)
 		close(b.made)
 		boxes[sb.ID] = b
