@@ -54,6 +54,7 @@ func (c *Client) Follow(ctx context.Context, idOrName string, after uint64, yiel
 // Feed returns the kept events of all sandboxes after a cursor, all with an empty
 // one. gap says that events between the cursor and the first one are not kept.
 func (c *Client) Feed(ctx context.Context, after string) (all []FeedEvent, gap bool, err error) {
+	all = []FeedEvent{}
 	for {
 		var page struct {
 			Events []FeedEvent `json:"events"`

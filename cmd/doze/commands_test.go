@@ -536,6 +536,9 @@ func TestEventsFollowUntilDestroyed(t *testing.T) {
 
 func TestEventsOfAllSandboxes(t *testing.T) {
 	r := newRig(t)
+	if out := r.ok("events", "--json"); !strings.Contains(out, `"events": []`) {
+		t.Errorf("without events it printed %s", out)
+	}
 	r.ok("create", "a")
 	r.ok("create", "b")
 	r.ok("sleep", "a")
