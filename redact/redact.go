@@ -16,7 +16,7 @@ var (
 	// that was cut or escaped is recognized too.
 	previewToken = regexp.MustCompile(`(?i)\b([1-9][0-9]{0,4}-[a-z0-9]{12})-[a-z0-9]+`)
 	apiKey       = regexp.MustCompile(`\bdoze_[A-Za-z0-9]{16,}`)
-	query        = regexp.MustCompile(`\b(https?://[^\s"?#]*)\?[^\s"]*`)
+	query        = regexp.MustCompile(`\b((?:http|ws)s?://[^\s"?#]*)\?[^\s"]*`)
 )
 
 // Text returns s without tokens of previews, API keys and queries of URLs. The port and

@@ -19,6 +19,7 @@ func TestTextKeepsWhatNamesTheSandboxAndDropsWhatGivesAccess(t *testing.T) {
 		"Bearer doze_0123456789abcdefghijklmnopqrstuv":               "Bearer doze_…",
 		"doze_preview":                            "doze_preview",
 		`Get "https://a.test/x?key=1&b=2": EOF`:   `Get "https://a.test/x?…": EOF`,
+		`dial "wss://a.test/x?key=1": EOF`:        `dial "wss://a.test/x?…": EOF`,
 		"2026-11-22 is-a-date":                    "2026-11-22 is-a-date",
 		"8d1f0c52-1234-5678-9abc-def012345678 id": "8d1f0c52-1234-5678-9abc-def012345678 id",
 	} {
