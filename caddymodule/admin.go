@@ -98,6 +98,9 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	if err := caddy.StrictUnmarshalJSON(body, a); err != nil {
 		return badRequest(err)
 	}
+	if err := a.validateSizes(); err != nil {
+		return badRequest(err)
+	}
 	if _, err := a.Egress.settings(); err != nil {
 		return badRequest(err)
 	}

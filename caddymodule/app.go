@@ -198,6 +198,9 @@ func (a *App) Validate() error {
 	if err := validateDomain(a.PreviewDomain); err != nil {
 		return fmt.Errorf("preview_domain: %w", err)
 	}
+	if err := a.validateSizes(); err != nil {
+		return err
+	}
 	cfg := a.config().Sandbox
 	if _, named := cfg.Images.Names[cfg.Images.Default]; !named && len(cfg.Images.Allow) == 0 {
 		return fmt.Errorf("default_image is %q, which no `image` names; name it, or choose another default", cfg.Images.Default)
@@ -206,6 +209,16 @@ func (a *App) Validate() error {
 		return err
 	}
 	return cfg.Validate()
+}
+
+// validateSizes checks what a Caddyfile cannot say.
+func (a *App) validateSizes() error {
+	for name, size := range a.Sizes {
+		if size == nil {
+			return fmt.Errorf("size %q is null; write {} for one without limits of its own", name)
+		}
+	}
+	return nil
 }
 
 // maxPreviewDomain leaves room for the label of a preview (RFC 1035: 253 in all, and 63

@@ -40,9 +40,14 @@ func init() {
 //		allow_images      <pattern...>
 //		default_image     <name|reference>
 //		size <name> {
-//			cpus   <cores>
-//			memory <size>
-//			pids   <count>
+//			cpus                <cores>
+//			memory              <size>
+//			pids                <count>
+//			user_namespaces     <count>
+//			inotify_instances   <count>
+//			inotify_watches     <count>
+//			pending_signals     <count>
+//			message_queue_bytes <size>
 //		}
 //		default_size      <name>
 //		sleep_after       <duration>
@@ -56,8 +61,12 @@ func init() {
 //		max_waiters_total <count>
 //		preview_domain    <domain>
 //		preview_port      <port>
+//		egress {
+//			...
+//		}
 //	}
 //
+// The syntax of egress is at parseEgress.
 // `image`, `allow_images` and `size` may be repeated. All are documented at
 // the fields of App.
 func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {

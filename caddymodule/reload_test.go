@@ -297,6 +297,7 @@ func TestTheAdminEndpointChecksPolicies(t *testing.T) {
 		`{"dota": "x"}`:                                         "unknown field",
 		`{"data": "/nowhere/at/all"}`:                           fmt.Sprintf(`data cannot change from %q to "/nowhere/at/all" while the node runs: restart it`, s.home),
 		fmt.Sprintf(`{"data": %q, "podman_socket": "/elsewhere.sock"}`, s.home): `podman_socket cannot change from "" to "/elsewhere.sock" while the node runs: restart it`,
+		fmt.Sprintf(`{"data": %q, "sizes": {"tiny": null}}`, s.home):            `size "tiny" is null; write {} for one without limits of its own`,
 		`{"egress": {"default": "x"}}`:                                          "default is",
 	} {
 		err := handleCheck(httptest.NewRecorder(), httptest.NewRequest("POST", "/doze/check", strings.NewReader(body)))
