@@ -133,7 +133,7 @@ const maxResponse = 64 << 20
 
 // request makes a request. Errors: errNoNode (wrapped) if no process listens; that of
 // the node otherwise.
-func (n admin) request(method, path string, header http.Header, body []byte) ([]byte, error) {
+func (n admin) request(ctx context.Context, method, path string, header http.Header, body []byte) ([]byte, error) {
 	address, err := caddy.ParseNetworkAddress(n.address)
 	if err != nil {
 		return nil, fmt.Errorf("admin endpoint %s: %w", n.address, err)
@@ -143,7 +143,7 @@ func (n admin) request(method, path string, header http.Header, body []byte) ([]
 		at, _, _ = strings.Cut(address.Host, "|") // and the file's mode
 		host = "127.0.0.1"
 	}
-	request, err := http.NewRequest(method, "http://"+host+path, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, method, "http://"+host+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
@@ -181,11 +181,11 @@ func (n admin) request(method, path string, header http.Header, body []byte) ([]
 }
 
 // adapt returns the configuration as JSON, adapted in the environment of the node.
-func (n admin) adapt(f *configFlags, text []byte) ([]byte, []caddyconfig.Warning, error) {
+func (n admin) adapt(ctx context.Context, f *configFlags, text []byte) ([]byte, []caddyconfig.Warning, error) {
 	if f.adapterName() == "" {
 		return text, nil, nil
 	}
-	response, err := n.request(http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), http.Header{"Content-Type": {"text/" + f.adapterName()}}, text)
+	response, err := n.request(ctx, http.MethodPost, "/doze/adapt?filename="+url.QueryEscape(f.filename()), http.Header{"Content-Type": {"text/" + f.adapterName()}}, text)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -204,7 +204,7 @@ func (a *app) warn(warnings []caddyconfig.Warning) {
 }
 
 // ping returns errNoNode (wrapped) if no process listens.
-func (n admin) ping() error {
-	_, err := n.request(http.MethodGet, "/config/admin", nil, nil)
+func (n admin) ping(ctx context.Context) error {
+	_, err := n.request(ctx, http.MethodGet, "/config/admin", nil, nil)
 	return err
 }

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -15,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/store"
@@ -407,5 +410,39 @@ func TestValidateUsesTheNodesEnvironment(t *testing.T) {
 	}
 	if after := entries(t, n.home); after != before {
 		t.Errorf("validate wrote files:\n%s", after)
+	}
+}
+
+func TestValidateEndsWhenItIsInterrupted(t *testing.T) {
+	folder := t.TempDir()
+	t.Setenv("DOZE_HOME", folder)
+	listener, err := net.Listen("unix", filepath.Join(folder, "hangs.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	asked := make(chan struct{}, 1)
+	node := &http.Server{Handler: http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		asked <- struct{}{}
+		<-r.Context().Done()
+	})}
+	go node.Serve(listener)
+	defer node.Close()
+	ctx, interrupt := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		a := &app{out: io.Discard, err: io.Discard, getenv: os.Getenv}
+		ended <- a.validate(ctx, "unix/"+listener.Addr().String(), &configFlags{file: "Caddyfile"}, nil)
+	}()
+	<-asked
+	interrupt()
+	select {
+	case err := <-ended:
+		if !errors.Is(err, context.Canceled) {
+			t.Errorf("it ended with %v", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it goes on although it was interrupted")
+		node.Close()
+		<-ended
 	}
 }

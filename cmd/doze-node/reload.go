@@ -20,7 +20,7 @@ Variables such as {$DOZE_HTTPS_PORT} are replaced by the node, with the environm
 it was started with, so that of this shell does not matter. If the node refuses the
 configuration it goes on with the one it has.`,
 		Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.file == "" {
 				f.file = a.defaultCaddyfile()
 			}
@@ -32,7 +32,7 @@ configuration it goes on with the one it has.`,
 			if err != nil {
 				return err
 			}
-			config, warnings, err := node.adapt(&f, text)
+			config, warnings, err := node.adapt(cmd.Context(), &f, text)
 			if err != nil {
 				return err
 			}
@@ -42,7 +42,7 @@ configuration it goes on with the one it has.`,
 			if force {
 				header.Set("Cache-Control", "must-revalidate")
 			}
-			if _, err := node.request(http.MethodPost, "/load", header, config); err != nil {
+			if _, err := node.request(cmd.Context(), http.MethodPost, "/load", header, config); err != nil {
 				return fmt.Errorf("the node refuses the configuration and goes on with the one before: %w", err)
 			}
 			return nil

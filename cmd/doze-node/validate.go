@@ -52,7 +52,7 @@ func (a *app) validate(ctx context.Context, address string, f *configFlags, text
 	running := err == nil
 	var config []byte
 	if running {
-		config, err = a.adaptAt(node, f, text)
+		config, err = a.adaptAt(ctx, node, f, text)
 		if errors.Is(err, errNoNode) && address == "" {
 			running = false
 		} else if err != nil {
@@ -79,7 +79,7 @@ func (a *app) validate(ctx context.Context, address string, f *configFlags, text
 		return err
 	}
 	if running {
-		_, err := node.request(http.MethodPost, "/doze/check", nil, parsed.Apps.Doze)
+		_, err := node.request(ctx, http.MethodPost, "/doze/check", nil, parsed.Apps.Doze)
 		return err
 	}
 	others, err := caddymodule.CheckPolicies(ctx, parsed.Apps.Doze)
@@ -90,11 +90,11 @@ func (a *app) validate(ctx context.Context, address string, f *configFlags, text
 }
 
 // adaptAt adapts in the node's environment.
-func (a *app) adaptAt(node admin, f *configFlags, text []byte) ([]byte, error) {
+func (a *app) adaptAt(ctx context.Context, node admin, f *configFlags, text []byte) ([]byte, error) {
 	if f.adapterName() == "" { // nothing to adapt; is there a node?
-		return text, node.ping()
+		return text, node.ping(ctx)
 	}
-	config, warnings, err := node.adapt(f, text)
+	config, warnings, err := node.adapt(ctx, f, text)
 	a.warn(warnings)
 	return config, err
 }
