@@ -238,6 +238,9 @@ func (a *app) printExplanation(e client.Explanation) error {
 	for _, s := range e.Secrets {
 		t.row("secret", strings.TrimSuffix(s.Name+"; "+s.Problem, "; "))
 	}
+	for _, s := range e.Placeholders {
+		t.row("placeholder", strings.TrimSuffix(s.Name+"; "+s.Problem, "; "))
+	}
 	return t.end()
 }
 

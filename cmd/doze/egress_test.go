@@ -298,6 +298,13 @@ func TestExplainNamesTheRule(t *testing.T) {
 	}
 	golden(t, "explain", r.ok("egress", "explain", "shop", "GET", "https://api.github.com/user", "-H", "X-A: 1")+
 		r.ok("egress", "explain", "shop", "GET", "https://metadata.internal/")+r.ok("egress", "explain", "shop", "CONNECT", "tcp://db.example:5432"))
+	r.ok("create", "laptop")
+	r.ok("egress", "rules", "laptop", "--set", writeFile(t, "place.json",
+		`[{"name":"place","hosts":["api.github.com"],"action":"allow","placeholders":{"TOKEN":"github","OTHER":"none"}}]`))
+	if out := r.ok("egress", "explain", "laptop", "GET", "https://api.github.com/"); !regexp.MustCompile(`(?m)^placeholder +github$`).MatchString(out) ||
+		!regexp.MustCompile(`(?m)^placeholder +none; .`).MatchString(out) {
+		t.Errorf("placeholders are explained as\n%s", out)
+	}
 	if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", "shop", "GET", "https://api.github.com/", "--json")); e.Rule != "default" {
 		t.Errorf("got %+v", e)
 	}

@@ -58,7 +58,7 @@ Values of secrets are for the test: they are printed where the node would put th
 				}
 				limits.MemoryLimit = int(n)
 			}
-			if limits.TimeLimit < 0 {
+			if cmd.Flags().Changed("time") && (limits.TimeLimit < time.Millisecond || limits.TimeLimit > time.Minute) {
 				return usage.Errorf("--time is %v; write 1ms to 1m", limits.TimeLimit)
 			}
 			if len(args) == 1 {

@@ -126,6 +126,9 @@ func TestSuitesThatAreRefused(t *testing.T) {
 	r.misused("--config is for a single request", "policy", "test", writeInto(t, "tests.json", suiteFile), "--config", "{}")
 	r.refused("no such file", "policy", "test", "none.json")
 	r.misused("--memory is", "policy", "test", "tests.json", "--memory", "1KiB")
+	for _, wrong := range []string{"0s", "1us", "2m", "-1s"} {
+		r.misused("write 1ms to 1m", "policy", "test", "tests.json", "--time", wrong)
+	}
 }
 
 // TestASuiteHasStateAndAClock is about a shipped policy: compiling it takes seconds.
