@@ -18,7 +18,7 @@ func TestTables(t *testing.T) {
 	before := func(d time.Duration) time.Time { return time.Now().Add(-d - d/100) }
 	code := 0
 	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
-	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "hold", Host: "auto", Protocol: "auto", WebSocket: "release"}
+	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "navigation", Host: "auto", Protocol: "auto", WebSocket: "release"}
 	web := client.Process{ID: "p-aaaaaa12", PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on-wake", State: "running", StartedAt: before(3 * time.Hour)}
 	done := client.Process{ID: "p-aaaaaaa9", PID: 9, Name: "build", Command: "make all", Restart: "no", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
 	killed := client.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "no", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
