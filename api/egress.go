@@ -9,6 +9,7 @@ import (
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/vault"
@@ -22,8 +23,11 @@ type Egress interface {
 	// NodeRules are those of the operator, which only the node's configuration
 	// changes, and what becomes of what no rule is about.
 	NodeRules() (rule.Default, []rule.Rule)
-	// Rules returns those of a sandbox, or with an empty id those of the owner.
-	Rules(ctx context.Context, owner string, id sandbox.ID) (ruleset.Set, error)
+	// Presets are the lists of hosts that rules can name.
+	Presets() []preset.Preset
+	// Rules returns those of a sandbox, or with an empty id those of the owner. Warnings
+	// are about rules that no longer do what they seem to.
+	Rules(ctx context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error)
 	// SetRules replaces them, all at once, for the next request of each sandbox. Errors:
 	// ruleset.ErrRevision; *rule.Error for each fault, joined. Warnings are about rules
 	// that were set and do not do what they seem to.

@@ -40,7 +40,7 @@ type rulesOutput struct {
 // RuleSet is the rules of a scope, with what was found when they were set.
 type RuleSet struct {
 	ruleset.Set
-	Warnings []FieldError `json:"warnings,omitempty" doc:"In the answer to PUT: rules that are set and do not do what they seem to. At most 20"`
+	Warnings []FieldError `json:"warnings,omitempty" doc:"Rules that are set and do not do what they seem to, at most 20: all of them in the answer to PUT, and those whose preset is no longer defined in the answer to GET"`
 }
 
 type setOwnerRulesInput struct {
@@ -76,7 +76,7 @@ func (a *API) registerRules() {
 	}, a.nodeRules)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/presets", id: "list-presets", tag: "egress",
-		summary: "The presets", description: "Named lists of hosts for rules: `preset:github` among a rule's hosts.",
+		summary: "The presets", description: "Named lists of hosts for rules: `preset:github` among a rule's hosts. Some come with doze, others are defined by the node's operator.",
 		codes: needsEgress(),
 	}, a.presets)
 	register(a, route{
@@ -113,10 +113,11 @@ func (a *API) registerRules() {
 }
 
 func (a *API) presets(context.Context, *struct{}) (*presetsOutput, error) {
-	if _, err := a.out(); err != nil {
+	out, err := a.out()
+	if err != nil {
 		return nil, err
 	}
-	return &presetsOutput{Body: Presets{Presets: preset.All()}}, nil
+	return &presetsOutput{Body: Presets{Presets: out.Presets()}}, nil
 }
 
 func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {
@@ -137,11 +138,11 @@ func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	set, err := out.Rules(ctx, ownerOf(ctx), id)
+	set, warnings, err := out.Rules(ctx, ownerOf(ctx), id)
 	if err != nil {
 		return nil, err
 	}
-	return rulesOf(set, nil), nil
+	return rulesOf(set, warnings), nil
 }
 
 func (a *API) setRules(ctx context.Context, id sandbox.ID, body RulesBody, ifMatch string) (*rulesOutput, error) {

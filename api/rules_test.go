@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
@@ -184,7 +187,7 @@ func TestPresetsAreListedAndUsedInRules(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	list := must[Presets](s, http.StatusOK, "GET", "/egress/presets", nil).Presets
-	if len(list) != len(preset.All()) {
+	if len(list) != len(preset.All())+1 || !slices.ContainsFunc(list, func(p preset.Preset) bool { return cmp.Equal(p, egresstest.Registry) }) {
 		t.Fatalf("got %+v", list)
 	}
 	for _, p := range list {
@@ -201,6 +204,35 @@ func TestPresetsAreListedAndUsedInRules(t *testing.T) {
 	p := s.refused(CodeInvalidRequest, "PUT", "/secrets/github", `{"value":"12345678","hosts":["preset:github"]}`)
 	if p.Errors[0].Location != "body.hosts[0]" || !strings.Contains(p.Detail, "bound to hosts, not to a preset") {
 		t.Errorf("got %+v", p)
+	}
+}
+
+// Rules stay as they are when the operator removes a preset that they name, and their
+// owner is told.
+func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
+	s := newServer(t, Limits{})
+	s.create("box")
+	const rules = `{"default":"deny","rules":[{"name":"a","hosts":["preset:registry"],"action":"allow"}]}`
+	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
+		must[RuleSet](s, http.StatusOK, "PUT", path, rules)
+		if got := must[RuleSet](s, http.StatusOK, "GET", path, nil); got.Warnings != nil {
+			t.Errorf("%s: got %+v", path, got)
+		}
+	}
+	s.egress.RemovePresets()
+	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
+		got := must[RuleSet](s, http.StatusOK, "GET", path, nil)
+		if len(got.Rules) != 1 || len(got.Warnings) != 1 || got.Warnings[0].Location != "body.rules[0].hosts" ||
+			got.Warnings[0].Message != `"a" names preset:registry, which is not defined on this node: it allows none of its hosts` {
+			t.Errorf("%s: got %+v", path, got)
+		}
+		if p := s.refused(CodeRulesInvalid, "PUT", path, rules); p.Errors[0].Location != "body.rules[0].hosts[0]" {
+			t.Errorf("%s: got %+v", path, p)
+		}
+	}
+	e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://registry.example.com/"}`)
+	if e.Verdict != rule.VerdictDeny || !strings.HasSuffix(e.Reason, "; owner/a names preset:registry, which is not defined on this node") {
+		t.Errorf("explained as %+v", e)
 	}
 }
 

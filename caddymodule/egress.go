@@ -3,15 +3,18 @@ package caddymodule
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"net/url"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/dial"
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 )
 
@@ -23,6 +26,10 @@ type Egress struct {
 	// The node's rules. They come before those of owners and of sandboxes, and
 	// none of those can allow what one of these denies.
 	Rules []rule.Rule `json:"rules,omitempty"`
+	// Lists of hosts that the rules of the node, of owners and of sandboxes can name:
+	// `preset:npm` for the one that is called `npm` here. One with the name of a preset
+	// that comes with doze replaces it. At most 100.
+	Presets map[string]Preset `json:"presets,omitempty"`
 	// Addresses of hosts, instead of those that DNS gives: names, or patterns
 	// such as `*.corp.example`. They may be private, and may have a port, to which
 	// connections to the host then go whatever port they ask for.
@@ -53,6 +60,24 @@ type Egress struct {
 	PolicyTime caddy.Duration `json:"policy_time,omitempty"`
 }
 
+// Preset is a named list of hosts.
+type Preset struct {
+	// What it is for; owners read it in the list of presets.
+	Description string `json:"description,omitempty"`
+	// Names, or `*.` and a name for all below it. 1 to 200.
+	Hosts []string `json:"hosts"`
+}
+
+// presets are those of the operator and those that come with doze.
+func (e *Egress) presets() (*rule.Presets, error) {
+	var list []preset.Preset
+	for _, name := range slices.Sorted(maps.Keys(e.Presets)) {
+		p := e.Presets[name]
+		list = append(list, preset.Preset{Name: name, Description: p.Description, Hosts: p.Hosts})
+	}
+	return rule.NewPresets(list)
+}
+
 // settings checks all that can be checked without the node.
 func (e *Egress) settings() (egress.Settings, error) {
 	s, err := e.said()
@@ -79,8 +104,12 @@ func (e *Egress) said() (egress.Settings, error) {
 	if s.Default != rule.AllowPublic && s.Default != rule.DenyAll {
 		return s, fmt.Errorf("egress: default is %q; write %s or %s", e.Default, rule.AllowPublic, rule.DenyAll)
 	}
+	var err error
+	if s.Presets, err = e.presets(); err != nil {
+		return s, fmt.Errorf("egress: %w", err)
+	}
 	s.Rules = e.Rules
-	if _, err := rule.Compile(rule.Node, e.Rules); err != nil {
+	if _, err := rule.Compile(rule.Node, e.Rules, s.Presets); err != nil {
 		return s, fmt.Errorf("egress: %w", err)
 	}
 	switch e.ECH {
@@ -94,7 +123,6 @@ func (e *Egress) said() (egress.Settings, error) {
 	set(&s.MaxSandboxConnections, e.MaxSandboxConnections)
 	set(&s.PolicyMemory, e.PolicyMemory)
 	set(&s.PolicyTime, time.Duration(e.PolicyTime))
-	var err error
 	if s.Resolve, err = overrides(e.Resolve); err != nil {
 		return s, err
 	}

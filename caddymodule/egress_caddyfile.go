@@ -34,6 +34,10 @@ import (
 //				secret <name in the policy> <secret>
 //			}
 //		}
+//		preset <name> [<pattern...>] {
+//			description <text>
+//			hosts       <pattern...>
+//		}
 //		resolve                 <host> <address...>
 //		name_servers            <address...>
 //		upstream_ca             <file>
@@ -45,7 +49,8 @@ import (
 //		policy_time             <duration>
 //	}
 //
-// A rule has one of allow, deny and answer, or one policy or more.
+// A rule has one of allow, deny and answer, or one policy or more. Presets may follow the
+// rules that name them.
 func (a *App) parseEgress(o options) error {
 	if a.Egress != nil {
 		return o.Err("egress is already set; put all of it into one block")
@@ -54,21 +59,83 @@ func (a *App) parseEgress(o options) error {
 		return o.ArgErr()
 	}
 	a.Egress = new(Egress)
-	inner := options{Dispenser: o.Dispenser, seen: map[string]bool{}}
-	for nesting := o.Nesting(); o.NextBlock(nesting); {
+	block := o.NewFromNextSegment()
+	if err := a.Egress.parsePresets(block); err != nil {
+		return err
+	}
+	block.Reset()
+	block.Next() // egress
+	inner := options{Dispenser: block, seen: map[string]bool{}}
+	for nesting := block.Nesting(); block.NextBlock(nesting); {
 		if err := a.Egress.parseOption(inner); err != nil {
 			return err
 		}
 		// What was well before is well, so that a mistake is in this line.
 		if _, err := a.Egress.said(); err != nil {
-			return o.WrapErr(err)
+			return block.WrapErr(err)
 		}
+	}
+	return nil
+}
+
+// parsePresets reads the presets of the block egress, which are before all rules.
+func (e *Egress) parsePresets(d *caddyfile.Dispenser) error {
+	d.Next() // egress
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		option := d.NewFromNextSegment()
+		if option.Next(); option.Val() != "preset" {
+			continue
+		}
+		if err := e.parsePreset(option); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
+	if !d.NextArg() {
+		return d.ArgErr()
+	}
+	name := d.Val()
+	if _, twice := e.Presets[name]; twice {
+		return d.Errf("preset %s is already set", name)
+	}
+	p := Preset{Hosts: d.RemainingArgs()}
+	o := options{Dispenser: d, seen: map[string]bool{}}
+	for nesting := d.Nesting(); d.NextBlock(nesting); {
+		switch d.Val() {
+		case "description":
+			if err := o.text(&p.Description); err != nil {
+				return err
+			}
+		case "hosts":
+			hosts := d.RemainingArgs()
+			if len(hosts) == 0 {
+				return d.ArgErr()
+			}
+			p.Hosts = append(p.Hosts, hosts...)
+		default:
+			return d.Errf("unrecognized option of a preset: %q; it has description and hosts", d.Val())
+		}
+	}
+	if e.Presets == nil {
+		e.Presets = map[string]Preset{}
+	}
+	e.Presets[name] = p
+	if _, err := e.presets(); err != nil {
+		d.Reset()
+		d.Next()
+		return d.WrapErr(err)
 	}
 	return nil
 }
 
 func (e *Egress) parseOption(o options) error {
 	switch name := o.Val(); name {
+	case "preset":
+		o.NextSegment() // parsePresets has read it
+		return nil
 	case "default":
 		return o.text((*string)(&e.Default))
 	case "rule":
@@ -129,7 +196,11 @@ func (e *Egress) parseRule(o options) error {
 		return err
 	}
 	// The layer's own checks, so that a mistake has its position in the file.
-	if _, err := rule.Compile(rule.Node, append(e.Rules[:len(e.Rules):len(e.Rules)], r)); err != nil {
+	presets, err := e.presets()
+	if err != nil {
+		return whole.WrapErr(err)
+	}
+	if _, err := rule.Compile(rule.Node, append(e.Rules[:len(e.Rules):len(e.Rules)], r), presets); err != nil {
 		whole.Reset()
 		whole.Next()
 		return whole.WrapErr(err)

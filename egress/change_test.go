@@ -53,7 +53,7 @@ func TestRulesWithMistakesChangeNothing(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	r.documents.failWith(nil)
-	if set, _ := r.Rules(within(t), owner, b.sb.ID); set.Revision != 1 || len(set.Rules) != 1 {
+	if set, _, _ := r.Rules(within(t), owner, b.sb.ID); set.Revision != 1 || len(set.Rules) != 1 {
 		t.Errorf("the rules are %+v", set)
 	}
 	b.want(b.get("https://a.web.test/"), 200, "this is")
@@ -71,7 +71,7 @@ func TestWhoGivesUpStartsNoMorePolicies(t *testing.T) {
 	ctx, cancel := context.WithCancel(within(t))
 	e := r.Egress
 	started := 0
-	rules, err := rule.Compile(rule.Sandbox, []rule.Rule{through("a.web.test", "note", ""), {Name: "second", Hosts: []string{"b.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "other"}}}})
+	rules, err := rule.Compile(rule.Sandbox, []rule.Rule{through("a.web.test", "note", ""), {Name: "second", Hosts: []string{"b.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "other"}}}}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

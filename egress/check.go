@@ -39,7 +39,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		}
 		return module{owner, name, modules.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
 	}
-	compiled, err := rule.Compile(rule.Node, s.Rules)
+	compiled, err := rule.Compile(rule.Node, s.Rules, s.Presets)
 	if err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}

@@ -156,6 +156,17 @@ func (l *layer) policy(u rule.Use) (*ready, error) {
 	return nil, fmt.Errorf("policy %q cannot run: %w", u.Policy, l.unready[key])
 }
 
+// withPresets returns the layer with other presets, which takes the place of this one: what
+// it holds is not acquired again. nil for nil.
+func (l *layer) withPresets(presets *rule.Presets) *layer {
+	if l == nil {
+		return nil
+	}
+	with := *l
+	with.Layer = l.Layer.WithPresets(presets)
+	return &with
+}
+
 // release gives back the policies. What runs of them goes on to its end.
 func (l *layer) release() {
 	if l == nil {

@@ -17,6 +17,8 @@ type Settings struct {
 	Default rule.Default
 	// Rules of the node.
 	Rules []rule.Rule
+	// Presets that all rules can name; nil for those that come with doze.
+	Presets *rule.Presets
 	// Resolve says where hosts are, instead of DNS: names, or `*.` and a name.
 	Resolve map[string]dial.Override
 	// NameServers are asked for the addresses of all other hosts; the system's if

@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"maps"
+	"slices"
 
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -67,9 +70,19 @@ func scopeOf(owner string, id sandbox.ID) ruleset.Scope {
 	return ruleset.OfSandbox(id)
 }
 
-// Rules returns the rules of a sandbox, or with an empty id those of the owner.
-func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, error) {
-	return e.sets.Get(scopeOf(owner, id)), nil
+// Presets returns the lists of hosts that rules can name. The caller does not change them.
+func (e *Egress) Presets() []preset.Preset { return e.settings.Load().Presets.All() }
+
+// Rules returns the rules of a sandbox, or with an empty id those of the owner, and what
+// no longer does what it seems to.
+func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error) {
+	scope := scopeOf(owner, id)
+	set := e.sets.Get(scope)
+	l, err := set.StoredLayer(scope, e.settings.Load().Presets)
+	if err != nil {
+		return ruleset.Set{}, nil, err
+	}
+	return set, l.PresetWarnings(), nil
 }
 
 // SetRules replaces the rules of an owner's sandbox, or with an empty id his own,
@@ -92,8 +105,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer leave()
-	compiled, err := e.sets.Updated(scope, u).Layer(scope)
-	if err != nil {
+	if _, err := e.sets.Updated(scope, u).Layer(scope, e.settings.Load().Presets); err != nil {
 		return ruleset.Set{}, nil, err
 	}
 	done, err := e.changeWith(ctx, owner, u.Rules)
@@ -101,6 +113,11 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer done()
+	presets := e.settings.Load().Presets // no reload replaces them until done
+	compiled, err := e.sets.Updated(scope, u).Layer(scope, presets)
+	if err != nil {
+		return ruleset.Set{}, nil, err
+	}
 	if id != "" && !e.lives(id) { // or its rules would be there for ever
 		return ruleset.Set{}, nil, sandbox.ErrNotFound
 	}
@@ -110,7 +127,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
-	set, err := e.sets.Replace(ctx, scope, u)
+	set, err := e.sets.Replace(ctx, scope, u, presets)
 	if err != nil {
 		armed.release()
 		return ruleset.Set{}, nil, err
@@ -168,7 +185,7 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 	if len(set.Rules) == 0 && set.Default == rule.Inherit {
 		return nil, nil
 	}
-	compiled, err := set.Layer(scope)
+	compiled, err := set.StoredLayer(scope, e.settings.Load().Presets)
 	if err != nil {
 		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
@@ -210,7 +227,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 	if err := e.changing.take(ctx); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
-	node, err := rule.Compile(rule.Node, s.Rules)
+	node, err := rule.Compile(rule.Node, s.Rules, s.Presets)
 	if err == nil {
 		c.node, err = e.arm(ctx, e.moduleOf, e.cfg.Operator, node)
 	}
@@ -232,6 +249,13 @@ func (c *Change) Apply() {
 	before, node := e.upstream.Swap(c.upstreams), e.node
 	e.node = c.node
 	e.settings.Store(&c.settings)
+	for owner, l := range e.owners {
+		e.owners[owner] = l.withPresets(c.settings.Presets)
+	}
+	for id, l := range e.own {
+		e.own[id] = l.withPresets(c.settings.Presets)
+	}
+	e.reportUndefinedPresets()
 	e.budget.SetConnections(c.settings.MaxConnections)
 	e.buildAll(everySender)
 	node.release()
@@ -239,6 +263,29 @@ func (c *Change) Apply() {
 		before.retire()
 	}
 }
+
+// reportUndefinedPresets logs the presets that stored rules name and that are not
+// defined: one line for each preset, however many rules name it.
+func (e *Egress) reportUndefinedPresets() {
+	users := map[string][]string{}
+	for scope, set := range e.sets.All() {
+		l, err := set.StoredLayer(scope, e.settings.Load().Presets)
+		if err != nil {
+			continue // armKept says so
+		}
+		for _, name := range l.UndefinedPresets() {
+			users[name] = append(users[name], scope.String())
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(users)) {
+		slices.Sort(users[name])
+		e.log.Warn("rules name a preset that is not defined: those that allow it match none of its hosts, all others deny every host",
+			"preset", name, "rules_of", users[name][:min(len(users[name]), maxReported)], "count", len(users[name]))
+	}
+}
+
+// maxReported users of a preset in a line of the log.
+const maxReported = 10
 
 // Discard gives back what was prepared.
 func (c *Change) Discard() {

@@ -153,7 +153,7 @@ func TestPoliciesThatTakeTooLongToStartAreRefusedWithTheirPlace(t *testing.T) {
 	limited, cancel := context.WithCancelCause(t.Context())
 	cancel(errReadyLimit)
 	rules := []rule.Rule{{Name: "first", Hosts: []string{"b.test"}, Action: rule.Allow}, through("a.web.test", "bearer", "")}
-	compiled, err := rule.Compile(rule.Sandbox, rules)
+	compiled, err := rule.Compile(rule.Sandbox, rules, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

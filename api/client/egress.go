@@ -154,6 +154,7 @@ type Preset struct {
 	Name        string   `json:"name"`
 	Description string   `json:"description"`
 	Hosts       []string `json:"hosts"`
+	Source      string   `json:"source"` // built_in, or node: defined by the node's operator
 }
 
 // Presets returns the presets by name.

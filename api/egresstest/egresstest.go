@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/ruleset"
 	"github.com/doze-run/doze/egress/seal"
@@ -45,10 +46,14 @@ type Egress struct {
 	vault   *vault.Vault
 	modules *modules.Modules
 	node    *rule.Layer
+	presets *rule.Presets
 }
 
 // nodeRules are those of every Egress, with the default allow-public.
 var nodeRules = []rule.Rule{{Name: "no-metadata", Hosts: []string{"metadata.internal"}, Action: rule.Deny, Reason: "no sandbox needs it"}}
+
+// Registry is the operator's preset of every Egress.
+var Registry = preset.Preset{Name: "registry", Description: "The packages of this site", Hosts: []string{"registry.example.com"}, Source: preset.Node}
 
 // New returns an egress whose sandboxes are owner's. It ends with the test.
 func New(t testing.TB, owner string) *Egress {
@@ -62,7 +67,9 @@ func New(t testing.TB, owner string) *Egress {
 	check(t, err)
 	e.modules, err = modules.Open(context.Background(), e.Store, t.TempDir())
 	check(t, err)
-	e.node, err = rule.Compile(rule.Node, nodeRules)
+	e.presets, err = rule.NewPresets([]preset.Preset{Registry})
+	check(t, err)
+	e.node, err = rule.Compile(rule.Node, nodeRules, e.presets)
 	check(t, err)
 	t.Cleanup(e.Log.Close)
 	return e
@@ -88,15 +95,22 @@ func scope(owner string, id sandbox.ID) ruleset.Scope {
 	return ruleset.OfOwner(owner)
 }
 
+// Presets implements api.Egress.
+func (e *Egress) Presets() []preset.Preset { return e.presets.All() }
+
+// RemovePresets removes the operator's preset.
+func (e *Egress) RemovePresets() { e.presets = nil }
+
 // Rules implements api.Egress.
-func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, error) {
-	return e.sets.Get(scope(owner, id)), nil
+func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error) {
+	scope := scope(owner, id)
+	return e.sets.Get(scope), e.layer(scope).PresetWarnings(), nil
 }
 
 // SetRules implements api.Egress.
 func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error) {
 	scope := scope(owner, id)
-	set, err := e.sets.Replace(ctx, scope, u)
+	set, err := e.sets.Replace(ctx, scope, u, e.presets)
 	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
@@ -212,7 +226,7 @@ func (e *Egress) Explain(_ context.Context, id sandbox.ID, method, url string, h
 
 // layer is the rules of a scope, which were compiled before they were kept.
 func (e *Egress) layer(scope ruleset.Scope) *rule.Layer {
-	l, err := e.sets.Get(scope).Layer(scope)
+	l, err := e.sets.Get(scope).StoredLayer(scope, e.presets)
 	if err != nil {
 		panic(err)
 	}

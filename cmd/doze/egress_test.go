@@ -130,7 +130,7 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 	if out := r.ok("egress", "explain", "shop", "GET", "https://codeload.github.com/"); !strings.Contains(out, "preset    github\n") {
 		t.Errorf("explain printed\n%s", out)
 	}
-	if out := r.ok("egress", "presets"); !strings.Contains(out, "github ") || !strings.Contains(out, "anthropic ") {
+	if out := r.ok("egress", "presets"); !regexp.MustCompile(`(?m)^github +built_in +7 `).MatchString(out) || !regexp.MustCompile(`(?m)^registry +node +1 +The packages of this site$`).MatchString(out) {
 		t.Errorf("the presets are\n%s", out)
 	}
 	if out := r.ok("egress", "presets", "anthropic"); out != "api.anthropic.com\n" {

@@ -53,6 +53,7 @@ sandbox. With --default inherit the rules before decide.`,
 			if err != nil {
 				return err
 			}
+			a.warn(set.Warnings)
 			if a.json {
 				return a.printJSON(set)
 			}
@@ -71,9 +72,10 @@ func (a *app) presetsCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "presets [NAME]",
 		Short: "List presets, which rules name as hosts",
-		Long: `List presets: named lists of the hosts that code hosts, model APIs and installers
-need. A rule names one as a host: "hosts": ["preset:github"]. With NAME, print
-the hosts of one.`,
+		Long: `List presets: named lists of hosts. Those with the source built_in come with doze:
+code hosts, model APIs and installers. Those with the source node are defined by the
+node's operator, such as package registries. A rule names one as a host:
+"hosts": ["preset:github"]. With NAME, print the hosts of one.`,
 		Example: "  doze egress presets\n  doze egress presets github",
 		Args:    wants(0, 1),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -103,9 +105,9 @@ func (a *app) printPresets(presets []client.Preset) error {
 	if a.json {
 		return a.printJSON(map[string]any{"presets": presets})
 	}
-	t := newTable(a.out, "NAME", "HOSTS", "WHAT")
+	t := newTable(a.out, "NAME", "SOURCE", "HOSTS", "WHAT")
 	for _, p := range presets {
-		t.row(p.Name, fmt.Sprint(len(p.Hosts)), p.Description)
+		t.row(p.Name, p.Source, fmt.Sprint(len(p.Hosts)), p.Description)
 	}
 	return t.end()
 }

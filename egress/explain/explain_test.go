@@ -41,7 +41,7 @@ func layer(t *testing.T, source rule.Source, text string) *rule.Layer {
 	if err := json.Unmarshal([]byte(text), &rules); err != nil {
 		t.Fatal(err)
 	}
-	l, err := rule.Compile(source, rules)
+	l, err := rule.Compile(source, rules, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,54 +1,47 @@
 // Package preset has named lists of the hosts that code hosts, model APIs and
-// installers need, so that rules can name the service: `preset:github`.
+// installers need, so that rules can name the service: `preset:github`. Operators define
+// more of them, such as the package registries that their sandboxes use.
 //
 // A list has what the service's own clients connect to by default and nothing else.
 // Hosts that strangers can have content on are left out unless the service does not work
 // without them; then the description says so. Names are stable: stored rules have them.
 package preset
 
-import (
-	"fmt"
-	"slices"
-	"strings"
-)
-
 // Prefix of a preset's name where a host pattern is expected. No host name has a colon.
 const Prefix = "preset:"
+
+// Source says who defined a preset.
+type Source string
+
+const (
+	// BuiltIn presets come with doze.
+	BuiltIn Source = "built_in"
+	// Node presets are the operator's, in the node's configuration.
+	Node Source = "node"
+)
 
 // Preset is a named list of host patterns.
 type Preset struct {
 	Name        string   `json:"name"`
 	Description string   `json:"description"`
 	Hosts       []string `json:"hosts"` // names, and `*.example.com` for all below
+	Source      Source   `json:"source" enum:"built_in,node"`
 }
 
-// All returns the presets by name. The caller does not change them.
-func All() []Preset { return presets }
-
-// Parse returns the preset that a host pattern such as `preset:github` names. Other
-// patterns are not presets.
-func Parse(pattern string) (p Preset, isPreset bool, err error) {
-	name, isPreset := strings.CutPrefix(pattern, Prefix)
-	if !isPreset {
-		return Preset{}, false, nil
-	}
-	i, found := slices.BinarySearchFunc(presets, name, func(p Preset, name string) int { return strings.Compare(p.Name, name) })
-	if !found {
-		return Preset{}, true, fmt.Errorf("%.80q is not a preset; use one of %s", name, strings.Join(names(), ", "))
-	}
-	return presets[i], true, nil
-}
-
-func names() []string {
-	list := make([]string, len(presets))
-	for i, p := range presets {
-		list[i] = p.Name
+// All returns the presets that come with doze, in the order of their names.
+func All() []Preset {
+	list := make([]Preset, len(builtIn))
+	for i, p := range builtIn {
+		list[i] = Preset{p.name, p.description, p.hosts, BuiltIn}
 	}
 	return list
 }
 
-// presets in the order of their names.
-var presets = []Preset{
+// builtIn presets in the order of their names.
+var builtIn = []struct {
+	name, description string
+	hosts             []string
+}{
 	{"anthropic", "The Anthropic API", []string{"api.anthropic.com"}},
 	{"bitbucket", "Bitbucket Cloud: git over HTTPS and the API", []string{"bitbucket.org", "api.bitbucket.org"}},
 	{"deepseek", "The DeepSeek API", []string{"api.deepseek.com"}},

@@ -25,26 +25,12 @@ func TestPresetsAreListsOfHosts(t *testing.T) {
 				t.Errorf("%s: %s: %v", p.Name, h, err)
 			}
 		}
-		got, ok, err := preset.Parse(preset.Prefix + p.Name)
-		if !ok || err != nil || got.Name != p.Name {
-			t.Errorf("%s: got %+v, %v, %v", p.Name, got, ok, err)
+		if p.Source != preset.BuiltIn {
+			t.Errorf("%s: the source is %q", p.Name, p.Source)
 		}
 	}
 	if !slices.IsSorted(names) || len(slices.Compact(slices.Clone(names))) != len(names) {
 		t.Errorf("not in the order of their names: %v", names)
-	}
-}
-
-func TestWhatIsNoPreset(t *testing.T) {
-	for _, pattern := range []string{"npm", "*.npm.example", "**", "", "preset"} {
-		if _, ok, err := preset.Parse(pattern); ok || err != nil {
-			t.Errorf("%q: %v, %v", pattern, ok, err)
-		}
-	}
-	for _, pattern := range []string{"preset:nmp", "preset:", "preset:NPM", "preset:npm "} {
-		if _, ok, err := preset.Parse(pattern); !ok || err == nil || !strings.Contains(err.Error(), "use one of anthropic, ") {
-			t.Errorf("%q: %v, %v", pattern, ok, err)
-		}
 	}
 }
 

@@ -69,9 +69,13 @@ const defaultRule = "default"
 
 func (l *Layer) id(r *compiled) string { return string(l.source) + "/" + r.Name }
 
-func (l *Layer) deny(r *compiled) Decision {
+// deny is the decision of a rule that denies, on a host unless empty.
+func (l *Layer) deny(r *compiled, host string) Decision {
 	reason := r.Reason
-	if reason == "" {
+	switch {
+	case host != "" && !r.hosts.Match(host):
+		reason = "the rule " + r.undefined() + ", so that it denies every host"
+	case reason == "":
 		reason = "denied by a rule"
 	}
 	return Decision{Verdict: VerdictDeny, Rule: l.id(r), Reason: reason}
@@ -113,8 +117,27 @@ func (t *Table) fallback(denying int, named bool) Decision {
 		d.Reason = "no name led to this address, and no rule allows it"
 	default:
 		d.Verdict = VerdictAllow
+		return d
+	}
+	if undefined := t.undefined(); undefined != "" {
+		d.Reason += "; " + undefined
 	}
 	return d
+}
+
+// undefined says which rule names a preset that is not defined, or nothing.
+func (t *Table) undefined() string {
+	for _, l := range t.Layers {
+		if l == nil {
+			continue
+		}
+		for i := range l.rules {
+			if r := &l.rules[i]; len(r.hosts.undefined) > 0 {
+				return l.id(r) + " " + r.undefined()
+			}
+		}
+	}
+	return ""
 }
 
 // Name decides whether a name is answered by DNS: unless nothing could be
@@ -128,13 +151,13 @@ func (t *Table) Name(host string) Decision {
 		for i := range l.rules {
 			r := &l.rules[i]
 			switch {
-			case !r.hosts.Match(host):
+			case !r.hosts.Match(host) && !r.anyHost():
 			case r.Action != Deny:
 				if last = layer; allowed.Verdict == "" {
 					allowed = Decision{Verdict: VerdictAllow, Rule: l.id(r)}
 				}
 			case !r.inspects && len(r.Ports) == 0:
-				return l.deny(r)
+				return l.deny(r, host)
 			}
 		}
 	}
@@ -156,7 +179,7 @@ func (t *Table) Connect(r Request) Decision {
 		settled := false // by a rule that matches every request
 		for i := range l.rules {
 			c := &l.rules[i]
-			if !c.destined(&r) || settled && c.Action != Deny {
+			if c.destined(&r) == no || settled && c.Action != Deny {
 				continue
 			}
 			private = private || c.Private && c.Action != Deny
@@ -166,7 +189,7 @@ func (t *Table) Connect(r Request) Decision {
 					inspect = Decision{Verdict: VerdictInspect, Rule: l.id(c)}
 				}
 			case c.Action == Deny:
-				return l.deny(c)
+				return l.deny(c, r.Host)
 			default:
 				settled, last = true, layer
 				if first.Verdict == "" {
@@ -213,12 +236,11 @@ func (t *Table) Decide(r Request) Decision {
 					continue
 				}
 				if c.Action != Deny {
-					return Decision{Verdict: VerdictDeny, Rule: l.id(c),
-						Reason: "its path or headers can be read in several ways, of which only some are this rule's"}
+					return Decision{Verdict: VerdictDeny, Rule: l.id(c), Reason: c.unsureReason(r.Host)}
 				}
 			}
 			if c.Action == Deny {
-				return l.deny(c)
+				return l.deny(c, r.Host)
 			}
 			settled, last = true, layer
 			d.add(l, c)
@@ -242,25 +264,25 @@ func (t *Table) Preset(id, host string) string {
 		}
 		for i := range l.rules {
 			if r := &l.rules[i]; l.id(r) == id {
-				return r.preset(host)
+				return r.preset(host, l.presets)
 			}
 		}
 	}
 	return ""
 }
 
-func (c *compiled) preset(host string) (name string) {
+func (c *compiled) preset(host string, defined *Presets) (name string) {
 	for _, pattern := range c.Hosts {
-		hosts, err := CompileHosts(pattern)
+		hosts, err := compileHosts(defined, pattern)
 		if err != nil || !hosts.Match(host) {
 			continue
 		}
-		p, ok, _ := preset.Parse(pattern)
+		of, ok := strings.CutPrefix(pattern, preset.Prefix)
 		if !ok {
 			return ""
 		}
 		if name == "" {
-			name = p.Name
+			name = of
 		}
 	}
 	return name
@@ -312,16 +334,29 @@ func (d *Decision) add(l *Layer, c *compiled) {
 }
 
 // destined says whether the rule is about the destination.
-func (c *compiled) destined(r *Request) bool {
-	if r.Host != "" {
-		if !c.hosts.Match(r.Host) {
-			return false
-		}
-	} else if !c.hasAddress(r) {
-		return false
+func (c *compiled) destined(r *Request) match {
+	if ports := c.ports(); len(ports) > 0 && !slices.ContainsFunc(ports, func(p Ports) bool { return p.contains(r.Port) }) {
+		return no
 	}
-	ports := c.ports()
-	return len(ports) == 0 || slices.ContainsFunc(ports, func(p Ports) bool { return p.contains(r.Port) })
+	switch {
+	case r.Host == "" && c.hasAddress(r), r.Host != "" && c.hosts.Match(r.Host):
+		return yes
+	case r.Host != "" && c.anyHost():
+		return unsure
+	}
+	return no
+}
+
+// anyHost says whether every host may be one of the rule's, as a preset that it names is
+// not defined. To a rule that allows, none is.
+func (c *compiled) anyHost() bool { return c.Action != Allow && len(c.hosts.undefined) > 0 }
+
+// unsureReason is why a rule of which it depends whether it matches denies a request.
+func (c *compiled) unsureReason(host string) string {
+	if host != "" && !c.hosts.Match(host) {
+		return "the rule " + c.undefined() + ", so that it may be about every host"
+	}
+	return "its path or headers can be read in several ways, of which only some are this rule's"
 }
 
 // ports that the rule is about; none for all.
@@ -352,7 +387,8 @@ type match int
 
 const (
 	no match = iota
-	// unsure: it depends on who reads the request. Then a rule does not allow
+	// unsure: it depends on who reads the request, or on a preset that is not
+	// defined. Then a rule does not allow
 	// it, and one that denies does. One with policies or an answer denies it
 	// too: otherwise a spelling would be enough to get past them.
 	unsure
@@ -360,13 +396,14 @@ const (
 )
 
 func (c *compiled) matches(r *Request, paths []string, left *effort) match {
-	if !c.destined(r) || c.Scheme != "" && (c.Scheme == "https") != r.HTTPS {
+	destined := c.destined(r)
+	if destined == no || c.Scheme != "" && (c.Scheme == "https") != r.HTTPS {
 		return no
 	}
 	if c.methods != nil && !c.methods[c.method(r)] {
 		return no
 	}
-	return min(c.matchPath(paths, left), c.matchHeaders(r.Header, left))
+	return min(destined, c.matchPath(paths, left), c.matchHeaders(r.Header, left))
 }
 
 // method is what the rule compares. Methods are case-sensitive (RFC 9110), which

@@ -148,7 +148,7 @@ func TestWarningsAreBounded(t *testing.T) {
 		r.Methods = []string{"GET"}
 		rules = append(rules, r)
 	}
-	l, err := Compile(Owner, rules)
+	l, err := Compile(Owner, rules, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -179,7 +179,7 @@ func TestActionIsInferred(t *testing.T) {
 		if err := json.Unmarshal([]byte("["+rule+"]"), &list); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Compile(Owner, list); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := Compile(Owner, list, nil); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %s", rule, err, want)
 		}
 	}

@@ -104,7 +104,7 @@ func steps(l *Layer, r Request) int {
 // The work for a request grows with its path, and not with its square.
 func TestWorkForAPathIsLinear(t *testing.T) {
 	for _, pattern := range []string{"/**a*a**a*a**b", "/*a*a*a*a*a*a*a*b", "/" + strings.Repeat("**a", 15) + "/b", "/**" + strings.Repeat("a", 300) + "**b"} {
-		l, err := Compile(Node, []Rule{{Name: "a", Paths: []string{pattern}, Action: Deny}})
+		l, err := Compile(Node, []Rule{{Name: "a", Paths: []string{pattern}, Action: Deny}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestWorkForAPathIsLinear(t *testing.T) {
 // Most patterns do not fit where they begin or end, whatever is between.
 func TestWhatDoesNotBeginOrEndLikeAPatternCostsNextToNothing(t *testing.T) {
 	for _, pattern := range []string{"/b/**a**a**", "/**a**a**/b"} {
-		l, err := Compile(Node, []Rule{{Name: "a", Paths: []string{pattern}, Action: Deny}})
+		l, err := Compile(Node, []Rule{{Name: "a", Paths: []string{pattern}, Action: Deny}}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +142,7 @@ func starHeavy(action Action) []Rule {
 
 func TestTheWorkForARequestIsBounded(t *testing.T) {
 	for _, action := range []Action{Allow, Deny} {
-		l, err := Compile(Owner, starHeavy(action))
+		l, err := Compile(Owner, starHeavy(action), nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -176,7 +176,7 @@ func TestStarsAndLengthOfPatternsAreBounded(t *testing.T) {
 		"length of all rules":       {many(MaxGlobText/1000+1, "/"+strings.Repeat("a", 999)), "132000 bytes"},
 		"as long as all may be":     {many(MaxGlobText/1000, "/"+strings.Repeat("a", 999)), ""},
 	} {
-		_, err := Compile(Node, c.rules)
+		_, err := Compile(Node, c.rules, nil)
 		if (err == nil) != (c.want == "") || err != nil && !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: got %v, want %q", name, err, c.want)
 		}

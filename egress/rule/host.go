@@ -99,21 +99,25 @@ type Hosts struct {
 	exact map[string]bool
 	below map[string]bool // "example.com" for all below it
 	every bool
+	// presets that are named, each once. They are shared by all rules that name them.
+	presets []*Hosts
+	// undefined are the presets that are named and not defined.
+	undefined []string
 }
 
-func (h *Hosts) add(pattern string) error {
+func (h *Hosts) add(pattern string, defined *Presets) error {
 	if pattern == "**" {
 		h.every = true
 		return nil
 	}
-	if p, ok, err := preset.Parse(pattern); ok {
-		for _, host := range p.Hosts {
-			if err := h.add(host); err != nil {
-				return err
-			}
-		}
-		return err
+	if name, ok := strings.CutPrefix(pattern, preset.Prefix); ok {
+		return h.addPreset(name, defined)
 	}
+	return h.addName(pattern)
+}
+
+// addName adds a name, or `*.` and a name.
+func (h *Hosts) addName(pattern string) error {
 	name, below, err := CleanPattern(pattern)
 	if err != nil {
 		return err
@@ -129,12 +133,41 @@ func (h *Hosts) add(pattern string) error {
 	return nil
 }
 
+// addPreset adds a preset, or an undefined one with an error that says so.
+func (h *Hosts) addPreset(name string, defined *Presets) error {
+	p, err := defined.lookup(name)
+	if err != nil {
+		if !slices.Contains(h.undefined, name) {
+			h.undefined = append(h.undefined, name)
+		}
+		return err
+	}
+	if !slices.Contains(h.presets, p) {
+		h.presets = append(h.presets, p)
+	}
+	return nil
+}
+
+// withPresets returns the hosts of valid patterns with the presets that are defined now.
+func (h *Hosts) withPresets(patterns []string, defined *Presets) Hosts {
+	with := *h
+	with.presets, with.undefined = nil, nil
+	for _, pattern := range patterns {
+		if name, ok := strings.CutPrefix(pattern, preset.Prefix); ok {
+			_ = with.addPreset(name, defined) // undefined has the error
+		}
+	}
+	return with
+}
+
 // CompileHosts compiles patterns; the error says what is wrong with the first that
-// is none.
-func CompileHosts(patterns ...string) (*Hosts, error) {
+// is none. The presets are those that come with doze.
+func CompileHosts(patterns ...string) (*Hosts, error) { return compileHosts(nil, patterns...) }
+
+func compileHosts(defined *Presets, patterns ...string) (*Hosts, error) {
 	h := new(Hosts)
 	for _, p := range patterns {
-		if err := h.add(p); err != nil {
+		if err := h.add(p, defined); err != nil {
 			return nil, err
 		}
 	}
@@ -145,18 +178,22 @@ func CompileHosts(patterns ...string) (*Hosts, error) {
 func (h *Hosts) Every() bool { return h.every }
 
 // covers says whether every host that a valid pattern matches is matched.
-func (h *Hosts) covers(pattern string) bool {
+func (h *Hosts) covers(pattern string, defined *Presets) bool {
 	if h.every || pattern == "**" {
 		return h.every
 	}
-	if p, ok, _ := preset.Parse(pattern); ok {
-		return !slices.ContainsFunc(p.Hosts, func(host string) bool { return !h.covers(host) })
+	if name, ok := strings.CutPrefix(pattern, preset.Prefix); ok {
+		hosts := defined.hosts(name)
+		return len(hosts) > 0 && !slices.ContainsFunc(hosts, func(host string) bool { return !h.covers(host, defined) })
 	}
 	name, below, err := CleanPattern(pattern)
-	if err != nil {
+	switch {
+	case err != nil:
 		return false
+	case below:
+		return h.matchesBelow(name)
 	}
-	return below && h.below[name] || !below && h.exact[name] || h.belowAny(name)
+	return h.Match(name)
 }
 
 // overlaps says whether some host is matched by both.
@@ -165,23 +202,41 @@ func (h *Hosts) overlaps(other *Hosts) bool {
 		return true
 	}
 	for _, pair := range [2][2]*Hosts{{h, other}, {other, h}} {
-		for name := range pair[0].exact {
-			if pair[1].Match(name) {
-				return true
+		for _, list := range append([]*Hosts{pair[0]}, pair[0].presets...) {
+			for name := range list.exact {
+				if pair[1].Match(name) {
+					return true
+				}
 			}
-		}
-		for name := range pair[0].below {
-			if pair[1].below[name] || pair[1].belowAny(name) {
-				return true
+			for name := range list.below {
+				if pair[1].matchesBelow(name) {
+					return true
+				}
 			}
 		}
 	}
 	return false
 }
 
+// size is the number of patterns, those of presets included.
+func (h *Hosts) size() int {
+	n := len(h.exact) + len(h.below)
+	for _, p := range h.presets {
+		n += p.size()
+	}
+	return n
+}
+
 // Match says whether a pattern matches the host, which CleanHost has cleaned.
 func (h *Hosts) Match(host string) bool {
-	return h.every || h.exact[host] || h.belowAny(host)
+	return h.every || h.exact[host] || h.belowAny(host) ||
+		slices.ContainsFunc(h.presets, func(p *Hosts) bool { return p.Match(host) })
+}
+
+// matchesBelow says whether all hosts below a name are matched by one pattern.
+func (h *Hosts) matchesBelow(name string) bool {
+	return h.every || h.below[name] || h.belowAny(name) ||
+		slices.ContainsFunc(h.presets, func(p *Hosts) bool { return p.matchesBelow(name) })
 }
 
 // belowAny says whether a pattern such as `*.example.com` matches the host.

@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/doze-run/doze/egress/preset"
 )
 
 // Source of a layer.
@@ -25,9 +27,10 @@ const (
 
 // Layer is a checked list of rules. It does not change.
 type Layer struct {
-	source Source
-	rules  []compiled
-	def    Default
+	source  Source
+	rules   []compiled
+	def     Default
+	presets *Presets
 }
 
 type compiled struct {
@@ -58,16 +61,27 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("%s: %s: %s", where, e.Field, e.Problem)
 }
 
-// Compile checks rules and makes a layer of them. The error names every mistake.
-func Compile(source Source, rules []Rule) (*Layer, error) {
+// Compile checks rules and makes a layer of them, with the presets that there are. The
+// error names every mistake.
+func Compile(source Source, rules []Rule, presets *Presets) (*Layer, error) {
+	return compile(source, rules, presets, false)
+}
+
+// CompileStored is Compile for rules that were accepted before: a preset that is not
+// defined any more is not an error. See Layer.WithPresets for what such rules do.
+func CompileStored(source Source, rules []Rule, presets *Presets) (*Layer, error) {
+	return compile(source, rules, presets, true)
+}
+
+func compile(source Source, rules []Rule, presets *Presets, stored bool) (*Layer, error) {
 	if err := bounded(rules); err != nil {
 		return nil, err
 	}
-	l := &Layer{source: source, rules: make([]compiled, 0, len(rules))}
+	l := &Layer{source: source, rules: make([]compiled, 0, len(rules)), presets: presets}
 	names := map[string]bool{}
 	var problems []error
 	for i, r := range rules {
-		c := compiler{source: source, index: i, compiled: compiled{Rule: r}}
+		c := compiler{source: source, index: i, compiled: compiled{Rule: r}, presets: presets, stored: stored}
 		c.name(names)
 		c.infer()
 		c.destination()
@@ -87,8 +101,13 @@ func bounded(rules []Rule) error {
 	if len(rules) > MaxRules {
 		return fmt.Errorf("%d rules: at most %d fit", len(rules), MaxRules)
 	}
-	globs, stars, text, uses := 0, 0, 0, map[string]bool{}
+	presets, globs, stars, text, uses := 0, 0, 0, 0, map[string]bool{}
 	for _, r := range rules {
+		for _, h := range r.Hosts {
+			if strings.HasPrefix(h, preset.Prefix) {
+				presets++
+			}
+		}
 		globs += len(r.Paths) + len(r.Headers)
 		for pattern := range r.globs() {
 			stars += countStars(pattern)
@@ -99,6 +118,8 @@ func bounded(rules []Rule) error {
 		}
 	}
 	switch {
+	case presets > MaxPresetNames:
+		return fmt.Errorf("%d presets in hosts of all rules: at most %d fit", presets, MaxPresetNames)
 	case globs > MaxGlobs:
 		return fmt.Errorf("%d paths and headers in all rules: at most %d fit; say more with `*`", globs, MaxGlobs)
 	case stars > MaxGlobStars:
@@ -145,6 +166,62 @@ func (l *Layer) WithDefault(def Default) *Layer {
 	return &with
 }
 
+// WithPresets returns the layer with the presets that are defined now; nil for nil.
+//
+// A preset that is not defined has no hosts for a rule that allows. Every other rule may
+// have been about any host: one that denies does, and one with policies or an answer denies
+// what it would have been asked about.
+func (l *Layer) WithPresets(presets *Presets) *Layer {
+	if l == nil {
+		return nil
+	}
+	with := *l
+	with.presets = presets
+	with.rules = slices.Clone(l.rules)
+	for i := range with.rules {
+		r := &with.rules[i]
+		r.hosts = r.hosts.withPresets(r.Hosts, presets)
+	}
+	return &with
+}
+
+// UndefinedPresets returns the names of the presets that rules name and that are not
+// defined, each once.
+func (l *Layer) UndefinedPresets() []string {
+	var names []string
+	for i := range l.rules {
+		names = append(names, l.rules[i].hosts.undefined...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// PresetWarnings warns of the rules that name presets which are not defined.
+func (l *Layer) PresetWarnings() []Warning {
+	var warnings []Warning
+	for i := range l.rules {
+		r := &l.rules[i]
+		if len(r.hosts.undefined) == 0 || len(warnings) == MaxWarnings {
+			continue
+		}
+		effect := "it allows none of its hosts"
+		if r.Action != Allow {
+			effect = "it denies every host"
+		}
+		warnings = append(warnings, Warning{Index: i, Field: "hosts", Problem: fmt.Sprintf("%q %s: %s", r.Name, r.undefined(), effect),
+			Remedy: "name the hosts themselves, or ask the node's operator for the preset"})
+	}
+	return warnings
+}
+
+// undefined says which preset of the rule is not defined, or nothing.
+func (c *compiled) undefined() string {
+	if len(c.hosts.undefined) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("names %s%.64s, which is not defined on this node", preset.Prefix, c.hosts.undefined[0])
+}
+
 // Default of an owner's or a sandbox's layer.
 func (l *Layer) Default() Default {
 	if l == nil || l.def == "" {
@@ -176,6 +253,8 @@ func (l *Layer) Rules() []Rule {
 
 type compiler struct {
 	compiled
+	presets  *Presets
+	stored   bool // the rules were accepted before
 	source   Source
 	index    int
 	problems []error
@@ -231,7 +310,11 @@ func (c *compiler) destination() {
 		c.bad("addresses", "a rule has hosts or addresses: make two rules")
 	}
 	for i, h := range c.Hosts {
-		if err := c.compiled.hosts.add(h); err != nil {
+		err := c.compiled.hosts.add(h, c.presets)
+		if name, ok := strings.CutPrefix(h, preset.Prefix); ok && c.stored && namePattern.MatchString(name) {
+			continue // undefined has it
+		}
+		if err != nil {
 			c.bad(fmt.Sprintf("hosts[%d]", i), "%v", err)
 		}
 	}

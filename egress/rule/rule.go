@@ -18,7 +18,7 @@ type Rule struct {
 	Name string `json:"name"`
 	// Hosts are names: `api.github.com`, `*.example.com` (all below, without
 	// example.com itself), `**` (every name), or presets: `preset:github` (the hosts of
-	// the service, see package preset).
+	// a service, see Presets).
 	Hosts []string `json:"hosts,omitempty"`
 	// Addresses are networks, such as 203.0.113.0/24, or single addresses. A
 	// connection to an address that no name led to is refused unless a rule
@@ -112,6 +112,8 @@ const (
 	MaxGlobStars = 4000
 	MaxGlobText  = 128 << 10
 	MaxStars     = 16 // of one path or header
+	// MaxPresetNames in all rules: a host is compared with each preset.
+	MaxPresetNames = 1000
 	// MaxUses of policies with different configurations in all rules: each is an
 	// instance that starts when the rules are given.
 	MaxUses = 100

@@ -19,7 +19,7 @@ func layerOf(t testing.TB, source Source, rules string) *Layer {
 	if err := json.Unmarshal([]byte(rules), &list); err != nil {
 		t.Fatal(err)
 	}
-	l, err := Compile(source, list)
+	l, err := Compile(source, list, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -322,7 +322,7 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 			if err := json.Unmarshal([]byte(`[{"name":"first","action":"deny"},`+c.rule+`]`), &list); err != nil {
 				t.Fatal(err)
 			}
-			l, err := Compile(Source(c.source), list)
+			l, err := Compile(Source(c.source), list, nil)
 			var problem *Error
 			if l != nil || !errors.As(err, &problem) || problem.Index != 1 || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v, %v; want %q", l, err, c.want)
@@ -335,7 +335,7 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 			t.Errorf("ports %s were taken as %v", ports, r.Ports)
 		}
 	}
-	if _, err := Compile(Node, make([]Rule, MaxRules+1)); err == nil {
+	if _, err := Compile(Node, make([]Rule, MaxRules+1), nil); err == nil {
 		t.Error("any number of rules was taken")
 	}
 	for what, fill := range map[string]func(r *Rule, i int){
@@ -352,12 +352,12 @@ func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 			fill(&r, i)
 			rules = append(rules, r)
 		}
-		if _, err := Compile(Node, rules); err != nil {
+		if _, err := Compile(Node, rules, nil); err != nil {
 			t.Errorf("%d rules with %s: %v", most, what, err)
 		}
 		more := Rule{Name: "more", Action: Allow}
 		fill(&more, most)
-		if _, err := Compile(Node, append(rules, more)); err == nil || !strings.Contains(err.Error(), what) {
+		if _, err := Compile(Node, append(rules, more), nil); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("any number of %s was taken: %v", what, err)
 		}
 	}

@@ -140,7 +140,7 @@ func (w *warner) shadowed(deny *compiled) []shadow {
 		if !deny.coversRequests(r) {
 			continue
 		}
-		if hosts, all := deny.coversHosts(r); all {
+		if hosts, all := deny.coversHosts(r, w.layer.presets); all {
 			list = append(list, shadow{index: i, name: r.Name})
 		} else if len(hosts) > 0 {
 			list = append(list, shadow{i, r.Name, hosts})
@@ -152,12 +152,12 @@ func (w *warner) shadowed(deny *compiled) []shadow {
 // comparisons is about how many it takes to compare two rules.
 func (c *compiled) comparisons(other *compiled) int {
 	return 1 + len(c.Methods)*len(other.Methods) + len(c.Paths)*len(other.Paths) + len(c.Headers) + len(c.Ports)*len(other.Ports) +
-		len(other.Hosts) + len(c.addresses)*len(other.addresses)
+		other.hosts.size()*(1+len(c.hosts.presets)) + len(c.addresses)*len(other.addresses)
 }
 
 // coversHosts returns the patterns of another rule of which every host is one of the
 // rule's, and whether these are all.
-func (c *compiled) coversHosts(other *compiled) (hosts []string, all bool) {
+func (c *compiled) coversHosts(other *compiled, defined *Presets) (hosts []string, all bool) {
 	if len(other.addresses) > 0 {
 		return nil, c.catchAll() || !slices.ContainsFunc(other.addresses, func(o netip.Prefix) bool {
 			return !slices.ContainsFunc(c.addresses, func(p netip.Prefix) bool { return p.Bits() <= o.Bits() && p.Contains(o.Addr()) })
@@ -167,7 +167,7 @@ func (c *compiled) coversHosts(other *compiled) (hosts []string, all bool) {
 		return nil, c.hosts.every
 	}
 	for _, h := range other.Hosts {
-		if c.hosts.covers(h) {
+		if c.hosts.covers(h, defined) {
 			hosts = append(hosts, h)
 		}
 	}
@@ -218,7 +218,8 @@ func (w *warner) secrets(index int, r *compiled, lookup Secrets) {
 			w.add(index, field, fmt.Sprintf("%q uses secret %q, which does not exist", r.Name, name), "set it with `doze secret set "+name+" --host HOST`")
 			return
 		}
-		if hosts, err := CompileHosts(bound...); err == nil && len(r.addresses) == 0 && !r.hosts.overlaps(hosts) {
+		w.comparisons -= r.hosts.size() + len(bound)*(1+len(r.hosts.presets))
+		if hosts, err := CompileHosts(bound...); err == nil && w.comparisons >= 0 && len(r.addresses) == 0 && !r.hosts.overlaps(hosts) {
 			w.add(index, field, fmt.Sprintf("%q uses secret %q, which is bound to none of its hosts (it is bound to %s)", r.Name, name, strings.Join(bound[:min(len(bound), maxNames)], ", ")),
 				"bind the secret to them, or name its hosts in the rule")
 		}

@@ -93,13 +93,22 @@ type Update struct {
 	IfRevision *int64
 }
 
-// Layer compiles the rules for their scope.
-func (s Set) Layer(scope Scope) (*rule.Layer, error) {
+// Layer compiles the rules for their scope, with the presets that there are.
+func (s Set) Layer(scope Scope, presets *rule.Presets) (*rule.Layer, error) {
+	return s.compile(scope, presets, rule.Compile)
+}
+
+// StoredLayer is Layer for rules that were set before: see rule.CompileStored.
+func (s Set) StoredLayer(scope Scope, presets *rule.Presets) (*rule.Layer, error) {
+	return s.compile(scope, presets, rule.CompileStored)
+}
+
+func (s Set) compile(scope Scope, presets *rule.Presets, compile func(rule.Source, []rule.Rule, *rule.Presets) (*rule.Layer, error)) (*rule.Layer, error) {
 	def, err := rule.ParseDefault(string(s.Default))
 	if err != nil {
 		return nil, err
 	}
-	l, err := rule.Compile(scope.Source(), s.Rules)
+	l, err := compile(scope.Source(), s.Rules, presets)
 	if err != nil {
 		return nil, err
 	}
@@ -178,11 +187,11 @@ func (s *Sets) Updated(scope Scope, u Update) Set {
 // returns, and not at all when it fails.
 //
 // Errors: ErrRevision (wrapped), those of Set.Layer, or the store's.
-func (s *Sets) Replace(ctx context.Context, scope Scope, u Update) (Set, error) {
+func (s *Sets) Replace(ctx context.Context, scope Scope, u Update, presets *rule.Presets) (Set, error) {
 	s.change.Lock()
 	defer s.change.Unlock()
 	next := s.Updated(scope, u)
-	if _, err := next.Layer(scope); err != nil {
+	if _, err := next.Layer(scope, presets); err != nil {
 		return Set{}, err
 	}
 	if u.IfRevision != nil && *u.IfRevision != next.Revision {
@@ -248,7 +257,7 @@ func decode(scope Scope, value []byte) (Set, error) {
 	dec.DisallowUnknownFields() // a newer doze may have written rules that match less
 	err := dec.Decode(&set)
 	if err == nil {
-		_, err = set.Layer(scope)
+		_, err = set.StoredLayer(scope, nil) // presets come and go
 	}
 	if err != nil {
 		set.Rules = []rule.Rule{unreadable}

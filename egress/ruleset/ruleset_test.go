@@ -38,7 +38,7 @@ func deny(name string) []rule.Rule {
 
 func replace(t testing.TB, s *Sets, scope Scope, rules []rule.Rule) Set {
 	t.Helper()
-	set, err := s.Replace(context.Background(), scope, Update{Rules: rules})
+	set, err := s.Replace(context.Background(), scope, Update{Rules: rules}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func replace(t testing.TB, s *Sets, scope Scope, rules []rule.Rule) Set {
 func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
 	table := rule.Table{Default: rule.AllowPublic}
 	for i, scope := range []Scope{owner, sandbox} {
-		layer, err := s.Get(scope).Layer(scope)
+		layer, err := s.Get(scope).Layer(scope, nil)
 		if err != nil {
 			panic(err) // what is kept was compiled
 		}
@@ -82,11 +82,11 @@ func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
 func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
 	s := open(t, store.NewMemory())
 	scope, revision := OfOwner("a"), int64(0)
-	set, err := s.Replace(t.Context(), scope, Update{Rules: deny("one"), IfRevision: &revision})
+	set, err := s.Replace(t.Context(), scope, Update{Rules: deny("one"), IfRevision: &revision}, nil)
 	if err != nil || set.Revision != 1 || set.UpdatedAt.IsZero() {
 		t.Fatalf("got %+v, %v", set, err)
 	}
-	_, err = s.Replace(t.Context(), scope, Update{Rules: deny("two"), IfRevision: &revision})
+	_, err = s.Replace(t.Context(), scope, Update{Rules: deny("two"), IfRevision: &revision}, nil)
 	var conflict *RevisionError
 	if !errors.Is(err, ErrRevision) || !errors.As(err, &conflict) || conflict.Have != 1 || conflict.Want != 0 {
 		t.Errorf("got %v, want ErrRevision", err)
@@ -106,7 +106,7 @@ func TestOneOfManyWhoChangeTheSameRevisionWins(t *testing.T) {
 	for n := range cap(won) {
 		wg.Go(func() {
 			revision, name := int64(0), fmt.Sprint(n)
-			switch _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: deny(name), IfRevision: &revision}); {
+			switch _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: deny(name), IfRevision: &revision}, nil); {
 			case err == nil:
 				won <- name
 			case !errors.Is(err, ErrRevision):
@@ -160,7 +160,7 @@ func TestRulesAreThereAfterAnotherOpen(t *testing.T) {
 func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 	s := open(t, store.NewMemory())
 	replace(t, s, OfOwner("a"), deny("one"))
-	_, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)})
+	_, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)}, nil)
 	var problem *rule.Error
 	if !errors.As(err, &problem) || problem.Index != 1 {
 		t.Errorf("got %v, want the second rule's error", err)
@@ -168,7 +168,7 @@ func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
 		t.Errorf("got %+v", got)
 	}
-	if _, err := s.Replace(t.Context(), OfSandbox("a"), Update{Rules: rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`)}); !errors.As(err, &problem) {
+	if _, err := s.Replace(t.Context(), OfSandbox("a"), Update{Rules: rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`)}, nil); !errors.As(err, &problem) {
 		t.Errorf("a sandbox's rule allows private addresses: %v", err)
 	}
 }
@@ -181,11 +181,11 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	for i := range large {
 		large[i] = rule.Rule{Name: fmt.Sprint(i), Action: rule.Deny, Reason: strings.Repeat("x", rule.MaxText)}
 	}
-	if _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: large}); err == nil {
+	if _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: large}, nil); err == nil {
 		t.Error("more was taken than the store holds")
 	}
 	docs.Close()
-	if _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: deny("two")}); err == nil {
+	if _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: deny("two")}, nil); err == nil {
 		t.Error("Replace said that it was stored")
 	}
 	if err := s.Delete(t.Context(), OfOwner("a")); err == nil {
@@ -236,7 +236,7 @@ func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
 		t.Errorf("at first %q", got)
 	}
 	for i, step := range []struct{ set, want rule.Default }{{"", rule.Inherit}, {rule.DenyAll, rule.DenyAll}, {"", rule.DenyAll}, {rule.Inherit, rule.Inherit}, {rule.DenyAll, rule.DenyAll}} {
-		set, err := s.Replace(t.Context(), scope, Update{Default: step.set})
+		set, err := s.Replace(t.Context(), scope, Update{Default: step.set}, nil)
 		if err != nil || set.Default != step.want || s.Get(scope).Default != step.want {
 			t.Errorf("step %d: got %+v, %v, want %s", i, set, err, step.want)
 		}
@@ -245,7 +245,7 @@ func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
 	if got := verdict(s, scope, Scope{}, "good.example"); got != rule.VerdictDeny || len(s.Faults()) > 0 {
 		t.Errorf("read again, got %s, %v", got, s.Faults())
 	}
-	if _, err := s.Replace(t.Context(), scope, Update{Default: rule.AllowPublic}); err == nil || !strings.Contains(err.Error(), "write inherit or deny") {
+	if _, err := s.Replace(t.Context(), scope, Update{Default: rule.AllowPublic}, nil); err == nil || !strings.Contains(err.Error(), "write inherit or deny") {
 		t.Errorf("got %v", err)
 	}
 }

@@ -71,8 +71,8 @@ func parsePatterns(hosts []string) ([]pattern, error) {
 		if h == "**" || h == "*" {
 			return nil, &InvalidError{field, "a secret is bound to hosts, not to all of them", "name those that need it, such as api.github.com"}
 		}
-		if _, ok, _ := preset.Parse(h); ok {
-			return nil, &InvalidError{field, "a secret is bound to hosts, not to a preset: an update of doze may add hosts to those",
+		if strings.HasPrefix(h, preset.Prefix) {
+			return nil, &InvalidError{field, "a secret is bound to hosts, not to a preset: an update of doze or the operator may add hosts to those",
 				"name those that need it, such as api.github.com; `doze egress presets` lists them"}
 		}
 		name, below := strings.CutPrefix(h, "*.")

@@ -22,6 +22,7 @@ import (
 	"net/http/cgi"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -95,11 +96,8 @@ func (s *servers) serveClients(mux *http.ServeMux) {
 
 // presetHost is the first of a preset.
 func presetHost(name string) string {
-	p, _, err := preset.Parse(preset.Prefix + name)
-	if err != nil {
-		panic(err)
-	}
-	return p.Hosts[0]
+	list := preset.All()
+	return list[slices.IndexFunc(list, func(p preset.Preset) bool { return p.Name == name })].Hosts[0]
 }
 
 func channelOf(m *sync.Map, host string) chan string {

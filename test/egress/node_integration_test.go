@@ -114,6 +114,17 @@ func ownNode(t *testing.T, egress ...string) *node {
 	return n
 }
 
+// reload changes the node's Caddyfile and reloads it.
+func (n *node) reload(t *testing.T, caddyfile string) {
+	t.Helper()
+	if err := n.Configure(caddyfile); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := n.Command("reload", "--config", n.Caddyfile()).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 func (n *node) remove() error {
 	err := errors.Join(n.search(), n.Remove())
 	n.servers.close()

@@ -49,12 +49,7 @@ func newProxied(t *testing.T) *proxied {
 		t.Fatal(err)
 	}
 	site := fmt.Sprintf("\n:%[1]d, proxy.doze.localhost:%[1]d {\n\tdoze_proxy\n}\n", port)
-	if err := n.Configure(string(config) + site); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := n.Command("reload", "--config", n.Caddyfile(), "--adapter", "caddyfile", "--address", "unix/"+n.Home+"/admin.sock").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	n.reload(t, string(config)+site)
 	if err := os.WriteFile(p.ca, append([]byte(p.api("GET", "/egress/ca", "")), n.servers.ca...), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -109,7 +109,7 @@ func (s *servers) resolve() []string {
 		fmt.Sprintf("resolve calls.pass.test %s", s.callsListener.Addr()),
 		fmt.Sprintf("resolve *.old.test %s", s.oldAddr),
 	}
-	for _, host := range presetHosts() {
+	for _, host := range append(presetHosts(), mirrors...) {
 		lines = append(lines, fmt.Sprintf("resolve %s %s", host, s.tlsAddr))
 	}
 	return lines
