@@ -127,15 +127,10 @@ func (a *App) notOpen() error {
 	if err != nil {
 		return badRequest(err)
 	}
-	have := ""
-	nodes.Range(func(key, _ any) bool {
-		have, _ = key.(string)
-		return false
-	})
-	if have == "" || have == want {
-		return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
+	if have := otherFolder(want); have != "" {
+		return badRequest(node.FixedError{Option: "data", Have: have, Want: want})
 	}
-	return badRequest(node.FixedError{Option: "data", Have: have, Want: want})
+	return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
 }
 
 // releaseNode gives back what takeOpenNode returned.

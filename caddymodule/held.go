@@ -94,11 +94,27 @@ func takeOpenNode(a *App) (*heldNode, error) {
 	return held.(*heldNode), nil
 }
 
-// openNode takes the node and opens it if it is not open.
+// otherFolder is the data folder of the node that is open in this process unless that is
+// key; empty otherwise.
+func otherFolder(key string) (other string) {
+	nodes.Range(func(have, _ any) bool {
+		if have != key {
+			other, _ = have.(string)
+		}
+		return other == ""
+	})
+	return other
+}
+
+// openNode takes the node and opens it if it is not open. A process has one node: a
+// reload cannot change its folder.
 func openNode(a *App) (*heldNode, error) {
 	key, err := a.key()
 	if err != nil {
 		return nil, err
+	}
+	if other := otherFolder(key); other != "" {
+		return nil, node.FixedError{Option: "data", Have: other, Want: key}
 	}
 	held, _, err := nodes.LoadOrNew(key, func() (caddy.Destructor, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)

@@ -147,6 +147,25 @@ func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 	}
 }
 
+func TestAReloadDoesNotMoveTheNodeToAnotherFolder(t *testing.T) {
+	s := newSite(t)
+	_, address := s.sandbox(hello, sandbox.Port{})
+	home, other := s.home, t.TempDir()
+	s.home = other
+	err := s.load("", "")
+	s.home = home
+	if want := (node.FixedError{Option: "data", Have: home, Want: other}).Error(); err == nil || !strings.Contains(err.Error(), want) {
+		t.Fatalf("the reload gave %v, want %s", err, want)
+	}
+	if s.opened != 1 {
+		t.Errorf("the node was opened %d times", s.opened)
+	}
+	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Errorf("then the preview answered %q", got)
+	}
+	s.mustLoad("sleep_after 2m", "")
+}
+
 func TestAReloadThatFailsElsewhereTakesItsSettingsBack(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(hello, sandbox.Port{})
