@@ -94,6 +94,8 @@ func buildPolicy(ctx context.Context, dir, output string) (builtPolicy, error) {
 	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	switch {
+	case ctx.Err() != nil:
+		return builtPolicy{}, ctx.Err()
 	case errors.Is(err, exec.ErrNotFound):
 		return builtPolicy{}, errors.New("there is no go in PATH; policies in Go need Go 1.24 or later (https://go.dev/dl)")
 	case err != nil:

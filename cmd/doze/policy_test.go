@@ -2,10 +2,13 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/doze-run/doze/policies"
@@ -104,4 +107,29 @@ func TestWhatCannotBeBuilt(t *testing.T) {
 	r.refused("undefined: undefined", "policy", "build", "a")
 	t.Setenv("PATH", t.TempDir())
 	r.refused("there is no go in PATH", "policy", "build", "a")
+}
+
+func TestABuildThatIsInterruptedSaysSo(t *testing.T) {
+	dir, started := t.TempDir(), filepath.Join(t.TempDir(), "started")
+	if err := syscall.Mkfifo(started, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	compiler := filepath.Join(dir, "go")
+	if err := os.WriteFile(compiler, []byte("#!/bin/sh\necho >"+started+"\nexec /bin/sleep 1000\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir)
+	ctx, interrupt := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := buildPolicy(ctx, dir, "")
+		ended <- err
+	}()
+	if _, err := os.ReadFile(started); err != nil { // waits for the compiler
+		t.Error(err)
+	}
+	interrupt()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
 }
