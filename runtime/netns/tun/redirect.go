@@ -37,6 +37,8 @@ func configureRedirect() error {
 		"tcp_wmem": fmt.Sprint("4096 65536 ", link.MaxSendBuffer),
 		// What is left of connections that have ended: of both ends, for a minute.
 		"tcp_max_tw_buckets": fmt.Sprint(link.MaxTimeWait),
+		// Otherwise the host's: BBR paces what it sends, and leaves processors idle.
+		"tcp_congestion_control": "reno", // part of every kernel, allowed in every namespace
 	} {
 		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
 			return err

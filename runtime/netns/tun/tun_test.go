@@ -93,6 +93,28 @@ func TestWhatSocketsHoldIsBounded(t *testing.T) {
 	})
 }
 
+// Pacing, as that of BBR, is for a network that may be full: here there is only memory.
+func TestTheHostsCongestionControlDoesNotPaceASandbox(t *testing.T) {
+	inNamespace(t, func() {
+		fd, err := Make()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(socket)
+		got, err := unix.GetsockoptString(socket, unix.IPPROTO_TCP, unix.TCP_CONGESTION)
+		if err != nil || got != "reno" {
+			t.Errorf("the congestion control is %q, %v", got, err)
+		}
+	})
+}
+
 // A packet that goes around the node's decision reaches no listener.
 func TestTheListenerTakesOnlyWhatTheNodeLetsIn(t *testing.T) {
 	inNamespace(t, func() {
