@@ -201,7 +201,7 @@ func (h *host) EnableFeatures(features uint32) uint32 {
 
 func (h *host) GetConfig(buf []byte) uint32 { return put(buf, h.policy.config) }
 
-func (h *host) LogEnabled(level int32) bool { return level >= abi.Info && level <= abi.Error }
+func (h *host) LogEnabled(level int32) bool { return level >= abi.Debug && level <= abi.Error }
 
 func (h *host) Log(level int32, message string) {
 	if level >= abi.Debug && level <= abi.Error {

@@ -156,6 +156,13 @@ var All = []Probe{
 	{Name: "write the request's body after it was sent", Request: letPass, Want: "failed", Response: after(func() { abi.WriteBody(abi.RequestBody, []byte("x")) })},
 	{Name: "read the request's body after it was sent", Request: letPass, Want: "failed", Response: after(func() { abi.ReadBody(abi.RequestBody, some) })},
 
+	// The log.
+	{Name: "ask for each level of the log", Want: "sent", Notes: []string{"-2 false", "-1 true", "0 true", "1 true", "2 true", "3 false"}, Request: pass(func() {
+		for level := int32(-2); level <= 3; level++ {
+			sdk.Note(strconv.Itoa(int(level)) + " " + strconv.FormatBool(abi.LogEnabled(level)))
+		}
+	})},
+
 	// Responses.
 	{Name: "change the response, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.SetHeaderValue(abi.ResponseHeader, "X-A", "b") })},
 	{Name: "remove a header of the response, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.RemoveHeader(abi.ResponseHeader, "X-A") })},
