@@ -142,6 +142,29 @@ func (m *Manager) listQuarantined() []Quarantined {
 	return list
 }
 
+// stopAllQuarantined begins, at start, to end the containers in quarantine, recoverers
+// at once. No sandbox waits for them.
+func (m *Manager) stopAllQuarantined() {
+	slots := make(chan struct{}, recoverers)
+	for _, q := range m.inQuarantine() {
+		if !q.running {
+			continue
+		}
+		m.spawn(func(ctx context.Context) {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			case <-ctx.Done():
+				return
+			}
+			stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
+			if err := stop(ctx); err != nil {
+				m.retry(OperationStop, q.ID, err, stop)
+			}
+		})
+	}
+}
+
 // stopQuarantined ends a container in quarantine and keeps its disk.
 func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err error) {
 	select {

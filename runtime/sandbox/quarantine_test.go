@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -137,9 +138,14 @@ func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
 	for i := range sandbox.Recoverers + 1 {
 		ids = append(ids, create(t, n.Manager, fmt.Sprint("app-", i)).ID)
 	}
+	healthy := create(t, n.Manager, "healthy").ID
 	release := n.Engine.Block("stop")
 	loseRecord(t, n, ids...)
 	m := n.Manager
+	if strings.Contains(n.Log.String(), "do not answer") {
+		t.Error("the node has waited for the stop of containers in quarantine")
+	}
+	acquire(t, m, healthy).Release()
 	// All but one are being stopped, and their adoption would wait for that.
 	adopted := make(chan sandbox.ID, len(ids))
 	for _, id := range ids {

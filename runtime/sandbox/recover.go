@@ -142,16 +142,7 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 			_ = b.destroy(ctx, b.view.Load().StateReason) // and again, if it fails
 		})
 	}
-	for _, q := range m.inQuarantine() {
-		if q.running {
-			begin(func(ctx context.Context) {
-				stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
-				if err := stop(ctx); err != nil {
-					m.retry(OperationStop, q.ID, err, stop)
-				}
-			})
-		}
-	}
+	m.stopAllQuarantined()
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }() // ends with those that it waits for
 	timeout := time.NewTimer(recoverWait)
