@@ -304,8 +304,8 @@ func (s *Badger) DeleteSandbox(ctx context.Context, id sandbox.ID) error {
 }
 
 // Sandboxes implements sandbox.Store. A record that cannot be read ends it with
-// an error: a node that went on would take the sandbox for one that was never
-// made, and remove its container.
+// an error: a node that went on would take the sandbox's container for one without
+// a record.
 func (s *Badger) Sandboxes(ctx context.Context, yield func(sandbox.Sandbox) error) error {
 	return s.view(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: sandboxPrefix, PrefetchValues: true, PrefetchSize: 64})

@@ -261,7 +261,8 @@ func (f files) verifyOrphans(m badger.Manifest, newest uint64) error {
 }
 
 // verifyLog checks a write-ahead log. It may end in the middle of an entry, where the
-// node or the machine ended, but nothing comes after that.
+// node or the machine ended, but nothing comes after that. A loss of power during a sync
+// may leave a gap, which looks like damage to what was acknowledged.
 func (f files) verifyLog(name string) (newest uint64, err error) {
 	path := filepath.Join(f.dir, name)
 	data, err := os.ReadFile(path)
