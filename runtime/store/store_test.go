@@ -28,7 +28,8 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// brokenDiskEnv makes the test binary run one test that leaves Badger behind.
+// brokenDiskEnv makes the test binary run one test that leaves Badger behind, in the
+// folder that it names.
 const brokenDiskEnv = "DOZE_STORE_TEST_BROKEN_DISK"
 
 // smallDiskEnv makes the test binary run one test on a disk of its own.
@@ -191,17 +192,24 @@ func FuzzDecodeSandbox(f *testing.F) {
 	})
 }
 
+// runOnBrokenDisk runs the test in another process. The folder is removed when that has
+// ended, because Badger goes on to write there.
+func runOnBrokenDisk(t *testing.T) {
+	t.Helper()
+	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+	child.Env = append(os.Environ(), brokenDiskEnv+"="+t.TempDir())
+	if out, err := child.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 // A disk that returns errors has Badger try again for ever.
 func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
-	if os.Getenv(brokenDiskEnv) == "" {
-		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-		child.Env = append(os.Environ(), brokenDiskEnv+"=1")
-		if out, err := child.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	dir := os.Getenv(brokenDiskEnv)
+	if dir == "" {
+		runOnBrokenDisk(t)
 		return
 	}
-	dir := t.TempDir()
 	tune := small
 	tune.stuckAfter = 500 * time.Millisecond
 	s, err := open(dir, "", nil, tune)
@@ -233,15 +241,11 @@ func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
 }
 
 func TestClosingOnADiskThatTakesNoTablesEnds(t *testing.T) {
-	if os.Getenv(brokenDiskEnv) == "" {
-		child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
-		child.Env = append(os.Environ(), brokenDiskEnv+"=1")
-		if out, err := child.CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
+	dir := os.Getenv(brokenDiskEnv)
+	if dir == "" {
+		runOnBrokenDisk(t)
 		return
 	}
-	dir := t.TempDir()
 	tune := small
 	tune.stuckAfter = 500 * time.Millisecond
 	s, err := open(dir, "", nil, tune)
