@@ -35,6 +35,8 @@ type box struct {
 	leftover atomic.Bool
 	// cutOff says that the container runs and could not be attached to the Uplink.
 	cutOff atomic.Bool
+	// failures in a row of what the timer does, see retryIn.
+	failures atomic.Int32
 	// view is what readers get; it is replaced under mu, never changed.
 	view atomic.Pointer[Sandbox]
 

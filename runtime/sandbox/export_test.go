@@ -1,11 +1,16 @@
 package sandbox
 
+import "time"
+
 // Look does what the timer of a sandbox does when it fires.
 func (m *Manager) Look(id ID) { m.boxByID(id).look(m.ctx) }
 
 // LookLate does what Look does when the state was that one until just before it
 // gets the turn.
 func (m *Manager) LookLate(id ID, was State) { _ = m.boxByID(id).doDue(m.ctx, was) }
+
+// RetryIn is the pause before what failed is tried again.
+func (m *Manager) RetryIn(id ID) time.Duration { return m.boxByID(id).retryIn() }
 
 // Armed says whether a timer is set.
 func (m *Manager) Armed(id ID) bool {

@@ -19,9 +19,15 @@ const (
 	looksPerIdle = 4
 	minLook      = 250 * time.Millisecond
 	maxLook      = 15 * time.Second
-	// retryLook follows a sleep, a stop or an attachment that failed.
+	// retryLook follows a sleep, a stop or an attachment that failed. It doubles with
+	// each that fails in a row, up to retryMax: while a freeze is tried, requests wait.
 	retryLook = 5 * time.Second
 )
+
+// retryIn is the pause before what failed is tried again.
+func (b *box) retryIn() time.Duration {
+	return min(retryLook<<min(max(b.failures.Load()-1, 0), 10), retryMax)
+}
 
 // idleIn is how long the sandbox must stay as it is until the idle rule
 // applies; 0 or less means now.
@@ -45,8 +51,9 @@ func (b *box) idleIn() time.Duration {
 // container runs on, or is to be attached to the Uplink again, or expires. It needs
 // none when ok is false.
 func (b *box) nextLook() (d time.Duration, ok bool) {
-	if d, ok = b.nextLookOfState(); b.cutOff.Load() && (!ok || d > retryLook) {
-		d, ok = retryLook, true
+	d, ok = b.nextLookOfState()
+	if again := b.retryIn(); b.cutOff.Load() && (!ok || d > again) {
+		d, ok = again, true
 	}
 	if left, expires := b.expiresIn(); expires {
 		left = min(max(left, 0), maxExpiryTimer)
@@ -72,7 +79,7 @@ func (b *box) nextLookOfState() (d time.Duration, ok bool) {
 	case sb.State == StateAsleep && sb.StopAfter != 0:
 		return max(b.stopIn(), 0), true
 	case sb.State == StateStopped && b.leftover.Load():
-		return retryLook, true
+		return b.retryIn(), true
 	}
 	return 0, false
 }
@@ -83,10 +90,14 @@ func (b *box) look(ctx context.Context) {
 	err := b.doDue(ctx, b.state())
 	switch {
 	case err == nil, errors.Is(err, errNotIdle), errors.Is(err, ErrBusy):
+		if !b.leftover.Load() && !b.cutOff.Load() {
+			b.failures.Store(0)
+		}
 		b.arm()
 	case !errors.Is(err, ErrDestroyed) && ctx.Err() == nil:
 		b.m.log.Error("what is due for the sandbox failed, trying again", "sandbox", b.id, "state", b.state(), "error", err)
-		b.armIn(retryLook)
+		b.failures.Add(1)
+		b.armIn(b.retryIn())
 	}
 }
 

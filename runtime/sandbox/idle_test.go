@@ -235,3 +235,63 @@ func TestEveryPathToSleepEndsAlike(t *testing.T) {
 		})
 	}
 }
+
+func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail, mend func(*testing.T, *sandboxtest.Node, sandbox.ID)
+	}{
+		"a sleep": {
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Freezer.Fail(syscall.EIO, nil) },
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Freezer.Fail(nil, nil) },
+		},
+		"a stop": {
+			func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+				second := sandbox.Duration(time.Second)
+				update(t, n.Manager, id, sandbox.Patch{StopAfter: &second})
+				n.Engine.Fail("stop", syscall.EIO)
+				mustSleep(t, n.Manager, id)
+			},
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Engine.Fail("stop", nil) },
+		},
+		"the end of a container": {
+			func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+				n.Engine.Fail("stop", syscall.EIO)
+				n.Crash(t, func() { deafen(t, n, id) })
+				await(t, "it is given up", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+			},
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Engine.Fail("stop", nil) },
+		},
+		"an attachment": {
+			func(t *testing.T, n *sandboxtest.Node, _ sandbox.ID) {
+				n.Uplink.Fail(syscall.EIO)
+				n.Crash(t, func() {})
+			},
+			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Uplink.Fail(nil) },
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			second := sandbox.Duration(time.Second)
+			update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
+			least := n.Manager.RetryIn(sb.ID)
+			c.fail(t, n, sb.ID)
+			before := least
+			await(t, "the pauses have grown", func() bool {
+				n.Manager.Look(sb.ID)
+				now := n.Manager.RetryIn(sb.ID)
+				if now < before || now > time.Minute {
+					t.Fatalf("after %s it is tried again in %s", before, now)
+				}
+				before = now
+				return now == time.Minute
+			})
+			c.mend(t, n, sb.ID)
+			await(t, "it begins anew", func() bool {
+				n.Manager.Look(sb.ID)
+				return n.Manager.RetryIn(sb.ID) == least
+			})
+		})
+	}
+}

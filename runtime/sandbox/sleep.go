@@ -274,6 +274,7 @@ func (b *box) kill(ctx context.Context, grace time.Duration) {
 	}
 	switch {
 	case err != nil:
+		b.failures.Add(1)
 		b.m.log.Error("ending what is left of a container", "sandbox", b.id, "error", err)
 		if b.view.Load().Condition == "" {
 			b.setCondition(leftoverCondition + err.Error())

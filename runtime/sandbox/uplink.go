@@ -57,6 +57,7 @@ const cutOffCondition = "it has no network; the node tries again: "
 func (b *box) noteAttached(err error) {
 	switch {
 	case err != nil:
+		b.failures.Add(1)
 		if !b.cutOff.Swap(true) {
 			b.m.log.Error("a sandbox has no network; trying again", "sandbox", b.id, "error", err)
 		}
