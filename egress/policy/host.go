@@ -158,7 +158,7 @@ func NewHost(config Config) (*Host, error) {
 		policies:  map[*Policy]struct{}{},
 		stop:      make(chan struct{}),
 	}
-	h.kv.documents, h.kv.log = config.Documents, config.Log
+	h.kv.documents, h.kv.log, h.kv.changed = config.Documents, config.Log, make(chan struct{}, 1)
 	if err := h.kv.load(context.Background(), time.Now()); err != nil {
 		return nil, err
 	}
@@ -170,7 +170,7 @@ func NewHost(config Config) (*Host, error) {
 	}
 	h.done.Go(h.janitor)
 	if config.Documents != nil {
-		h.done.Go(func() { h.kv.writer(h.stop) })
+		h.done.Go(func() { h.kv.writer(h.stop, h.kv.write) })
 	}
 	return h, nil
 }

@@ -29,7 +29,8 @@ type space struct {
 	size    int
 	gone    bool // it is no longer in kv
 
-	changed uint16    // a bit for each page that has changed since it was written
+	changed uint16 // a bit for each page that has changed since it was written; see mark
+	notify  chan<- struct{}
 	stored  bool      // there may be documents of it
 	due     time.Time // when changes may be written
 }
@@ -81,7 +82,7 @@ func (k *kv) space(name string, now time.Time) *space {
 	if k.spaces == nil {
 		k.spaces = map[string]*space{}
 	}
-	s := &space{entries: map[string]entry{}}
+	s := &space{entries: map[string]entry{}, notify: k.changed}
 	k.spaces[name] = s
 	return s
 }
@@ -129,7 +130,19 @@ func (s *space) expire(now time.Time) {
 func (s *space) remove(key string) {
 	s.size -= len(key) + len(s.entries[key].value)
 	delete(s.entries, key)
-	s.changed |= 1 << pageOf(key)
+	s.mark(1 << pageOf(key))
+}
+
+// mark has pages written. The writer is notified of the first change only: until these are
+// written it knows of the space.
+func (s *space) mark(pages uint16) {
+	if s.changed == 0 {
+		select {
+		case s.notify <- struct{}{}:
+		default:
+		}
+	}
+	s.changed |= pages
 }
 
 func (s *space) get(key string, now time.Time) ([]byte, bool) {
@@ -158,7 +171,7 @@ func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) 
 	}
 	s.entries[key] = e
 	s.size += len(key) + len(value)
-	s.changed |= 1 << pageOf(key)
+	s.mark(1 << pageOf(key))
 	return nil
 }
 
@@ -187,6 +200,6 @@ func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (
 		return 0, ErrLimit
 	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))
-	s.changed |= 1 << pageOf(key)
+	s.mark(1 << pageOf(key))
 	return sum, nil
 }

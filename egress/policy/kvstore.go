@@ -45,6 +45,8 @@ type persistence struct {
 	documents Documents // nil: nothing is written
 	log       *slog.Logger
 	writing   sync.Mutex // held while documents are written or deleted; before mu of kv and of spaces
+	// changed gets one when a space has changed in which nothing was to be written.
+	changed chan struct{}
 }
 
 // pageOf a key.
@@ -86,7 +88,7 @@ func (k *kv) load(ctx context.Context, now time.Time) error {
 		s.stored = true
 		for key, e := range entries {
 			if e.expired(now) {
-				s.changed |= 1 << pageOf(key) // removes it from the document
+				s.mark(1 << pageOf(key)) // removes it from the document
 				continue
 			}
 			s.entries[key] = e
@@ -100,20 +102,54 @@ func (k *kv) load(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// writer writes what has changed until stop is closed.
-func (k *kv) writer(stop <-chan struct{}) {
-	ticker := time.NewTicker(writeAfter)
-	defer ticker.Stop()
+// writer has write called when changes are due, until stop is closed. While nothing
+// changes it does not wake.
+func (k *kv) writer(stop <-chan struct{}, write func(ctx context.Context, now time.Time, all bool) error) {
+	timer := time.NewTimer(0)
+	timer.Stop()
+	defer timer.Stop()
+	var at time.Time // when the timer fires; zero: never
+	wakeAt := func(due time.Time) {
+		if at.IsZero() || due.Before(at) {
+			at = due
+			timer.Reset(time.Until(due))
+		}
+	}
 	for {
 		select {
 		case <-stop:
 			return
-		case now := <-ticker.C:
-			if err := k.write(context.Background(), now, false); err != nil {
+		case <-k.changed:
+			wakeAt(time.Now().Add(writeAfter))
+		case now := <-timer.C:
+			if err := write(context.Background(), now, false); err != nil {
 				k.log.Error("failed to store values of policies", "error", err)
+			}
+			if at = k.nextDue(now); !at.IsZero() {
+				timer.Reset(time.Until(at))
 			}
 		}
 	}
+}
+
+// nextDue is when the next changes are to be written, at least writeAfter from now; zero
+// if there are none.
+func (k *kv) nextDue(now time.Time) (next time.Time) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	earliest := now.Add(writeAfter)
+	for _, s := range k.spaces {
+		s.mu.Lock()
+		due := s.due
+		if due.Before(earliest) {
+			due = earliest
+		}
+		if s.changed != 0 && (next.IsZero() || due.Before(next)) {
+			next = due
+		}
+		s.mu.Unlock()
+	}
+	return next
 }
 
 // write writes the pages that have changed and are due, or all that have changed.
@@ -182,7 +218,7 @@ func (s *space) changes(now time.Time, all bool) map[int][]byte {
 func (s *space) again(page int, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.changed |= 1 << page
+	s.changed |= 1 << page // the writer looks for it after write
 	s.due = now.Add(writeAgain)
 }
 
@@ -203,7 +239,7 @@ func (k *kv) erase(ctx context.Context, name string) error {
 		for page := range pages {
 			if err := k.documents.DeleteDocument(ctx, valuesKind, document(name, page)); err != nil {
 				s.mu.Lock()
-				s.changed = 1<<pages - 1
+				s.mark(1<<pages - 1)
 				s.mu.Unlock()
 				return fmt.Errorf("delete the values of a policy: %w", err)
 			}

@@ -10,7 +10,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -225,6 +227,76 @@ func TestUnreadableValuesAreIgnoredAndStay(t *testing.T) {
 	if got := contents(k, spaceName("p", "ann"), now); len(got) != 1 || len(d.values) != 5 {
 		t.Errorf("got %v of %d", got, len(d.values))
 	}
+}
+
+// The writer wakes to write, and not while nothing changes.
+func TestWriterWakesOnlyToWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDocuments()
+		k := &kv{persistence: persistence{documents: d, log: slog.New(slog.DiscardHandler), changed: make(chan struct{}, 1)}}
+		var wakeUps atomic.Int64
+		stop, ended := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(ended)
+			k.writer(stop, func(ctx context.Context, now time.Time, all bool) error {
+				wakeUps.Add(1)
+				return k.write(ctx, now, all)
+			})
+		}()
+		one, two := spaceName("p", "ann"), spaceName("p", "bob")
+		set := func(name, key string) {
+			k.use(name, time.Now(), func(s *space) { _ = s.set(key, []byte("1"), 0, time.Now()) })
+		}
+		// after lets the fake clock go on, and compares the wake-ups until then.
+		after := func(d time.Duration, what string, want int64) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			if got := wakeUps.Swap(0); got != want {
+				t.Errorf("%s: %d wake-ups, want %d", what, got, want)
+			}
+		}
+		stored := func(name, key string) {
+			t.Helper()
+			if contents(openKV(t, d, time.Now()), name, time.Now())[key] != "1" {
+				t.Errorf("%s is not stored", key)
+			}
+		}
+		fail := func(err error) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.fail = err
+		}
+		after(time.Hour, "nothing was ever stored", 0)
+		for i := range 100 { // of two policies' owners
+			set(one, fmt.Sprint(i))
+			set(two, fmt.Sprint(i))
+		}
+		after(writeAfter, "200 values at once", 1)
+		stored(one, "99")
+		stored(two, "99")
+		after(time.Hour, "nothing has changed since", 0)
+
+		set(one, "a")
+		after(writeAfter/2, "a change waits for others", 0)
+		set(one, "b")
+		after(writeAfter/2, "both are written", 1)
+		stored(one, "b")
+
+		// What cannot be written holds up nothing else, and is tried again.
+		fail(errors.New("the disk is full"))
+		set(one, "c")
+		after(writeAfter, "the disk is full", 1)
+		fail(nil)
+		set(two, "d")
+		after(writeAfter, "another one's change", 1)
+		stored(two, "d")
+		after(writeAgain-writeAfter, "the second attempt", 1)
+		stored(one, "c")
+		after(time.Hour, "nothing is left to write", 0)
+		close(stop)
+		<-ended
+	})
 }
 
 func FuzzDecodeEntries(f *testing.F) {
