@@ -112,8 +112,8 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 func wantFlow(t *testing.T, a answer, e audit.Entry) {
 	t.Helper()
 	var refusal struct{ Flow string }
-	if err := json.Unmarshal([]byte(a.body), &refusal); err != nil || refusal.Flow == "" || refusal.Flow != e.Flow {
-		t.Errorf("the refusal is %s, its entry is of flow %q", a.body, e.Flow)
+	if err := json.Unmarshal([]byte(a.body), &refusal); err != nil || refusal.Flow == "" || refusal.Flow != e.Flow || a.header.Get("X-Doze-Flow") != e.Flow {
+		t.Errorf("the refusal is %v, %s; its entry is of flow %q", a.header, a.body, e.Flow)
 	}
 }
 

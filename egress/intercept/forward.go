@@ -229,6 +229,7 @@ func (o *onward) informed(status int, header textproto.MIMEHeader) error {
 func (o *onward) clean(h http.Header) {
 	removeHopByHop(h)
 	delete(h, HeaderRefused)
+	delete(h, HeaderFlow)
 	if o.filter != nil {
 		o.filter.Header(h)
 	}

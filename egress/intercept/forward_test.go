@@ -78,6 +78,7 @@ func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Alt-Svc", `h3=":443"`)
 		w.Header().Set(HeaderRefused, "forged")
+		w.Header().Set(HeaderFlow, "forged")
 		w.Header().Set("Keep-Alive", "timeout=5")
 	}))
 	res, err := r.client(1).Get("https://" + host + "/")
@@ -85,7 +86,7 @@ func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	res.Body.Close()
-	for _, name := range []string{"Alt-Svc", HeaderRefused, "Keep-Alive"} {
+	for _, name := range []string{"Alt-Svc", HeaderRefused, HeaderFlow, "Keep-Alive"} {
 		if _, ok := res.Header[http.CanonicalHeaderKey(name)]; ok {
 			t.Errorf("%s was passed on", name)
 		}

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"io"
 	"net"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -100,8 +101,13 @@ func TestGRPCClientHearsOfARefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
-	err = c.Invoke(t.Context(), "/test.Echo/Chat", wrapperspb.String(""), new(wrapperspb.StringValue))
-	if status.Code(err) != codes.PermissionDenied || status.Convert(err).Message() != "it is private" {
+	var header, trailer metadata.MD
+	err = c.Invoke(t.Context(), "/test.Echo/Chat", wrapperspb.String(""), new(wrapperspb.StringValue), grpc.Header(&header), grpc.Trailer(&trailer))
+	if status.Code(err) != codes.PermissionDenied || status.Convert(err).Message() != "it is private (flow f1)" {
 		t.Errorf("%v", err)
+	}
+	// A response without messages is all trailers to gRPC.
+	if all := metadata.Join(header, trailer); !slices.Equal(all.Get(HeaderRefused), []string{"private_address"}) || !slices.Equal(all.Get(HeaderFlow), []string{"f1"}) {
+		t.Errorf("header %v, trailer %v", header, trailer)
 	}
 }

@@ -21,6 +21,9 @@ type Refusal struct {
 // answers of the host, of which it is taken out.
 const HeaderRefused = "X-Doze-Egress"
 
+// HeaderFlow is in refusals, with their flow: for clients that do not see a body.
+const HeaderFlow = "X-Doze-Flow"
+
 // Refuse answers a request with a refusal as JSON. Clients of gRPC, which look
 // at the status of their own protocol only, get that. A Connection: close that is set
 // already stays.
@@ -30,6 +33,9 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
 	clear(h)
 	h.Set("Cache-Control", "no-store")
 	h.Set(HeaderRefused, why.Code)
+	if why.Flow != "" {
+		h.Set(HeaderFlow, why.Flow)
+	}
 	if status == http.StatusServiceUnavailable {
 		h.Set("Retry-After", "1") // second: a limit was reached, for a moment as a rule
 	}
@@ -39,7 +45,11 @@ func Refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
 	if isGRPC(r.Header) {
 		h.Set("Content-Type", "application/grpc")
 		h.Set("Grpc-Status", strconv.Itoa(grpcStatus(status)))
-		h.Set("Grpc-Message", grpcMessage(why.Reason))
+		message := why.Reason
+		if why.Flow != "" {
+			message += " (flow " + why.Flow + ")"
+		}
+		h.Set("Grpc-Message", grpcMessage(message))
 		w.WriteHeader(http.StatusOK)
 		return
 	}
