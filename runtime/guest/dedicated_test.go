@@ -48,7 +48,14 @@ func TestEventStreamEndsWithItsContextAndWithClose(t *testing.T) {
 func TestEventStreamThatDoesNotBeginIsLeft(t *testing.T) {
 	c := scriptedGuest(t, func(_ *http.Request, conn net.Conn) { gone(conn) })
 	c.answer = 20 * time.Millisecond
-	if _, err := c.Events(t.Context()); !errors.Is(err, ErrNoAnswer) {
-		t.Errorf("got %v, want ErrNoAnswer", err)
+	ended := make(chan error, 1)
+	go func() { _, err := c.Events(t.Context()); ended <- err }() // ends with the test
+	select {
+	case err := <-ended:
+		if !errors.Is(err, ErrNoAnswer) {
+			t.Errorf("got %v, want ErrNoAnswer", err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("Events still waits")
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -24,6 +25,7 @@ func scriptedGuest(t *testing.T, script func(*http.Request, net.Conn)) *Client {
 		t.Fatal(err)
 	}
 	done := make(chan struct{})
+	var scripts sync.WaitGroup
 	go func() { // ended by l.Close
 		defer close(done)
 		for {
@@ -31,16 +33,18 @@ func scriptedGuest(t *testing.T, script func(*http.Request, net.Conn)) *Client {
 			if err != nil {
 				return
 			}
-			go func() { // ended by the script
+			scripts.Go(func() { // ended by the script, or with the test
 				defer conn.Close()
+				stop := context.AfterFunc(t.Context(), func() { conn.Close() })
+				defer stop()
 				if req, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
 					script(req, conn)
 				}
-			}()
+			})
 		}
 	}()
 	c := NewClient(socket)
-	t.Cleanup(func() { c.Close(); l.Close(); <-done })
+	t.Cleanup(func() { c.Close(); l.Close(); <-done; scripts.Wait() })
 	return c
 }
 
