@@ -55,11 +55,14 @@ func (a *API) registerFeed() {
 }
 
 func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, error) {
-	after := in.After
+	after, location := in.After, "query.after"
 	if in.LastEventID != "" {
-		after = in.LastEventID
+		after, location = in.LastEventID, "header.Last-Event-ID"
 	}
 	reader, err := a.sandboxes.Feed(ownerOf(ctx), after)
+	if bad := (*sandbox.InvalidError)(nil); errors.As(err, &bad) {
+		return nil, invalid(location, bad.Reason, bad.Want)
+	}
 	if err != nil {
 		return nil, err
 	}

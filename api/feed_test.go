@@ -50,6 +50,14 @@ func TestFeedSaysThatEventsWereMissed(t *testing.T) {
 	stream := s.open("GET", "/events?after=otherrun-7", nil, "Accept", eventStreamType)
 	stream.expect("gap")
 	stream.expect("created")
+	for location, p := range map[string]Problem{
+		"query.after":          s.refused(CodeInvalidRequest, "GET", "/events?after=x", nil),
+		"header.Last-Event-ID": s.refused(CodeInvalidRequest, "GET", "/events", nil, "Last-Event-ID", "x"),
+	} {
+		if len(p.Errors) != 1 || p.Errors[0].Location != location {
+			t.Errorf("the fault of %s is %+v", location, p)
+		}
+	}
 	for _, query := range []string{"after=x", "after=-1", "limit=0", "limit=1001", "since=1"} {
 		s.refused(CodeInvalidRequest, "GET", "/events?"+query, nil)
 	}

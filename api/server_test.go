@@ -147,13 +147,10 @@ func (s *server) send(req *http.Request) answer {
 // document describes them.
 func (s *server) checkDocumented(req *http.Request, got answer) {
 	s.t.Helper()
-	_, pattern := s.api.mux.Handler(req)
-	method, path, _ := strings.Cut(pattern, " ")
-	item := s.api.documented(strings.TrimPrefix(path, Prefix))
-	if item == nil {
+	op, pattern := s.documented(req)
+	if op == nil {
 		return
 	}
-	op := map[string]*huma.Operation{"GET": item.Get, "PUT": item.Put, "POST": item.Post, "PATCH": item.Patch, "DELETE": item.Delete}[method]
 	response := op.Responses[strconv.Itoa(got.status)]
 	if response == nil {
 		s.t.Errorf("%s: the document has no status %d: %.300s", pattern, got.status, got.body)
@@ -172,13 +169,53 @@ func (s *server) checkDocumented(req *http.Request, got answer) {
 		s.t.Errorf("%s: %v in %.300s", pattern, err, got.body)
 		return
 	}
+	s.checkSchema(pattern, content.Schema, tree)
+}
+
+// documented returns the operation of a request; nil where no route matches.
+func (s *server) documented(req *http.Request) (op *huma.Operation, pattern string) {
+	_, pattern = s.api.mux.Handler(req)
+	method, path, _ := strings.Cut(pattern, " ")
+	item := s.api.documented(strings.TrimPrefix(path, Prefix))
+	if item == nil {
+		return nil, pattern
+	}
+	return map[string]*huma.Operation{"GET": item.Get, "PUT": item.Put, "POST": item.Post, "PATCH": item.Patch, "DELETE": item.Delete}[method], pattern
+}
+
+// checkSchema expects decoded JSON to be as a schema of the OpenAPI document describes it.
+func (s *server) checkSchema(what string, schema *huma.Schema, tree any) {
+	s.t.Helper()
 	var result huma.ValidateResult
 	where := huma.NewPathBuffer(nil, 0)
 	where.Push("body")
-	huma.Validate(s.api.huma.OpenAPI().Components.Schemas, content.Schema, where, huma.ModeReadFromServer, tree, &result)
+	huma.Validate(s.api.huma.OpenAPI().Components.Schemas, schema, where, huma.ModeReadFromServer, tree, &result)
 	for _, err := range result.Errors {
-		s.t.Errorf("%s: status %d is not as documented: %v: %.500s", pattern, got.status, err, got.body)
+		s.t.Errorf("%s is not as documented: %v in %.500v", what, err, tree)
 	}
+}
+
+// checkEvent expects an event of a stream to be as the OpenAPI document describes it.
+func (s *server) checkEvent(req *http.Request, ev sse) {
+	s.t.Helper()
+	op, pattern := s.documented(req)
+	content := op.Responses["200"].Content[eventStreamType]
+	if content == nil {
+		s.t.Errorf("%s: the document has no events", pattern)
+		return
+	}
+	var data any
+	if err := json.Unmarshal([]byte(ev.data), &data); err != nil {
+		s.t.Errorf("%s: %v in %.300s", pattern, err, ev.data)
+		return
+	}
+	for _, kind := range content.Schema.Items.OneOf {
+		if kind.Properties["event"].Enum[0] == ev.name {
+			s.checkSchema(pattern+": event "+ev.name, kind.Properties["data"], data)
+			return
+		}
+	}
+	s.t.Errorf("%s: the document has no event %s", pattern, ev.name)
 }
 
 // must expects a status and decodes the answer.
@@ -261,6 +298,7 @@ type events struct {
 	resp   *http.Response
 	lines  *bufio.Reader
 	cancel context.CancelFunc
+	check  func(sse) // that it is as documented
 }
 
 // sse is one event; comment lines are events named ":".
@@ -271,12 +309,14 @@ type sse struct {
 func (s *server) open(method, path string, body any, headers ...string) *events {
 	s.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	resp, err := s.http.Client().Do(s.request(ctx, method, path, body, headers...))
+	req := s.request(ctx, method, path, body, headers...)
+	resp, err := s.http.Client().Do(req)
 	if err != nil {
 		cancel()
 		s.t.Fatal(err)
 	}
 	e := &events{t: s.t, resp: resp, lines: bufio.NewReader(resp.Body), cancel: cancel}
+	e.check = func(ev sse) { s.checkEvent(req, ev) }
 	s.t.Cleanup(e.close)
 	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != eventStreamType {
 		b, _ := io.ReadAll(resp.Body)
@@ -306,6 +346,9 @@ func (e *events) next() (sse, bool) {
 		key, value, _ := strings.Cut(line, ": ")
 		switch {
 		case line == "" && ev != (sse{}):
+			if ev.name != ":" {
+				e.check(ev)
+			}
 			return ev, true
 		case line == ":":
 			ev.name = ":"
