@@ -44,8 +44,8 @@ func (x *exchange) speaksH2C(req *http.Request) bool {
 
 // foundH2C reports whether the server, which failed a request of HTTP/1.1 with err,
 // speaks HTTP/2 instead. Such a server answers with a frame or just hangs up; which
-// of the two arrives is a race, so it is asked in HTTP/2, once for each run of the
-// container.
+// of the two arrives is a race, so it is asked in HTTP/2, until it has answered once
+// in this run of the container.
 func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 	if ctx.Err() != nil || !maybeHTTP2(err) {
 		return false
@@ -54,8 +54,10 @@ func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 	if check := x.proxy.hosts.get(key); check.probed {
 		return check.h2c
 	}
-	h2c := x.probeH2C(ctx)
-	x.proxy.hosts.noteH2C(key, h2c)
+	h2c, answered := x.probeH2C(ctx)
+	if answered {
+		x.proxy.hosts.noteH2C(key, h2c)
+	}
 	return h2c
 }
 
@@ -79,29 +81,34 @@ func maybeHTTP2(err error) bool {
 }
 
 // probeH2C begins a connection of HTTP/2 with prior knowledge (RFC 9113, section
-// 3.3) and reports whether the server does the same.
-func (x *exchange) probeH2C(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+// 3.3) and reports whether the server does the same. A server that says nothing within
+// probeTimeout does not; answered is false when the visitor leaves before, or the server
+// cannot be reached or hangs up, as one that restarts does.
+func (x *exchange) probeH2C(visitor context.Context) (h2c, answered bool) {
+	ctx, cancel := context.WithTimeout(visitor, probeTimeout)
 	defer cancel()
 	conn, err := dialSandbox(ctx, "", "")
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Now()) })
 	defer stop()
 	if _, err := conn.Write([]byte(http2.ClientPreface)); err != nil {
-		return false
+		return false, false
 	}
 	framer := http2.NewFramer(conn, conn)
 	framer.SetMaxReadFrameSize(maxProbeFrame)
 	if err := framer.WriteSettings(); err != nil {
-		return false
+		return false, false
 	}
 	frame, err := framer.ReadFrame()
-	if err != nil {
-		return false
+	switch {
+	case err == nil:
+		_, h2c = frame.(*http2.SettingsFrame)
+		return h2c, true
+	case visitor.Err() != nil, errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		return false, false
 	}
-	_, ok := frame.(*http2.SettingsFrame)
-	return ok
+	return false, true
 }

@@ -68,15 +68,80 @@ func TestProbeRefusesLargeFrames(t *testing.T) {
 			http2.NewFramer(conn, conn).WriteSettings(all...)
 			io.Copy(io.Discard, conn) // ends when the probe does
 		}()
-		f := newFront(t, newFakeNode(listener.Addr().String(), sandbox.Port{}), Options{})
-		lease, err := f.node.AcquireRunning(testID)
-		if err != nil {
-			t.Fatal(err)
-		}
-		x := &exchange{proxy: f.proxy, id: testID, port: sandbox.Port{Port: 3000}, lease: lease}
-		if got := x.probeH2C(context.WithValue(t.Context(), exchangeKey{}, x)); got != ok {
+		x, ctx := probing(t, listener.Addr().String())
+		if got := x.foundH2C(ctx, io.EOF); got != ok {
 			t.Errorf("SETTINGS of %d bytes: %v, want %v", 6*settings, got, ok)
 		}
-		lease.Release()
+	}
+}
+
+// probing is an exchange with a server at an address, with the context of its request.
+func probing(t *testing.T, address string) (*exchange, context.Context) {
+	t.Helper()
+	f := newFront(t, newFakeNode(address, sandbox.Port{}), Options{})
+	lease, err := f.node.AcquireRunning(testID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(lease.Release)
+	x := &exchange{proxy: f.proxy, id: testID, port: sandbox.Port{Port: 3000}, lease: lease}
+	return x, context.WithValue(t.Context(), exchangeKey{}, x)
+}
+
+// What a visitor does who leaves, and a server that restarts, says nothing of the protocol.
+func TestAProbeThatWasNotAnsweredIsRepeated(t *testing.T) {
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := listener.Addr().String()
+	x, ctx := probing(t, address)
+
+	leaving, leave := context.WithCancel(ctx)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		io.ReadFull(conn, make([]byte, len(http2.ClientPreface)))
+		leave()
+		io.Copy(io.Discard, conn)
+	}()
+	if x.foundH2C(leaving, io.EOF) {
+		t.Error("found without an answer")
+	}
+
+	hungUp := make(chan struct{})
+	go func() {
+		defer close(hungUp)
+		if conn, err := listener.Accept(); err == nil {
+			conn.Close()
+		}
+	}()
+	if x.foundH2C(ctx, io.EOF) {
+		t.Error("found at a server that hangs up")
+	}
+	listener.Close()
+	<-hungUp
+	if x.foundH2C(ctx, io.EOF) {
+		t.Error("found where nothing listens")
+	}
+
+	if listener, err = net.Listen("tcp", address); err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		http2.NewFramer(conn, conn).WriteSettings()
+		io.Copy(io.Discard, conn)
+	}()
+	if !x.foundH2C(ctx, io.EOF) {
+		t.Error("not found at a server that answers")
 	}
 }
