@@ -111,6 +111,10 @@ func (x *exchange) roundTripAuto(req *http.Request, bodyless bool) (*http.Respon
 	first := x.names
 	x.names.rewrite = true
 	again, errAgain := x.attempt(req, bodyless)
+	if errAgain != nil && req.Context().Err() != nil { // the visitor has left
+		x.names = first
+		return res, err
+	}
 	accepted := errAgain == nil && again.StatusCode < 500 && !refusesHost(req, again, nil)
 	if x.proxy.hosts.note(key, accepted, true) {
 		x.proxy.log.Info("server refuses the preview's host; it is addressed as localhost", "sandbox", x.id, "port", x.port.Port)

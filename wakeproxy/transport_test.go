@@ -205,6 +205,37 @@ func TestARefusalThatIsNotAboutTheHostStays(t *testing.T) {
 	}
 }
 
+// A visitor who leaves while a request is sent a second time says nothing of the server.
+func TestVisitorsWhoLeaveDoNotEndTheSecondAttempt(t *testing.T) {
+	second := make(chan struct{})
+	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case !strings.HasPrefix(r.Host, "localhost:"):
+			w.WriteHeader(http.StatusForbidden)
+		case r.URL.Path == "/slow":
+			second <- struct{}{}
+			<-r.Context().Done()
+		}
+	}), sandbox.Port{}), Options{})
+	for range maxVainHostChecks {
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan struct{})
+		go func() {
+			defer close(left)
+			if res, err := f.Client().Transport.RoundTrip(f.request("GET", "/slow").WithContext(ctx)); err == nil {
+				res.Body.Close()
+			}
+		}()
+		<-second
+		leave()
+		<-left
+		eventually(t, "its handler has returned", func() bool { return f.proxy.inFlight() == 0 })
+	}
+	if res := f.do(f.request("GET", "/")); res.StatusCode != http.StatusOK {
+		t.Errorf("then a request was answered with %d", res.StatusCode)
+	}
+}
+
 // A page that is open tries to connect again and again while its server is down.
 func TestAServerThatIsDownRefusesNoHost(t *testing.T) {
 	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
