@@ -8,6 +8,13 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
+func TestAContainerThatCannotBeAdoptedIsNamedByThePath(t *testing.T) {
+	p := problemOf(t.Context(), &sandbox.InvalidError{Field: "id", Reason: "it has no container", Want: "it can only be removed"})
+	if len(p.Errors) != 1 || p.Errors[0].Location != "path.id" {
+		t.Errorf("got %+v", p.Errors)
+	}
+}
+
 func TestContainersInQuarantineAreListedAdoptedAndRemoved(t *testing.T) {
 	node := sandboxtest.Open(t, nil)
 	var ids []sandbox.ID

@@ -154,8 +154,12 @@ func problemOfInvalid(e *sandbox.InvalidError) *Problem {
 	case e.Field == "name":
 		code = CodeNameInvalid
 	}
+	location := "body." + e.Field
+	if e.Field == "id" {
+		location = "path.id"
+	}
 	p := newProblem(code, e.Error())
-	p.Errors = []FieldError{{Location: "body." + e.Field, Message: e.Reason, Want: e.Want}}
+	p.Errors = []FieldError{{Location: location, Message: e.Reason, Want: e.Want}}
 	return p
 }
 
