@@ -16,7 +16,7 @@ type QuarantinedSandbox struct {
 	Size      string     `json:"size,omitempty"`
 	CreatedAt time.Time  `json:"created_at,omitzero"`
 	Container bool       `json:"container" doc:"Whether there is a container, which can be adopted; else only its run folder is left"`
-	Problem   string     `json:"problem,omitempty" doc:"Why its container could not be stopped yet; missing when it is stopped"`
+	Problem   string     `json:"problem,omitempty" doc:"Why it could not be stopped yet, or not be removed; missing when nothing has failed"`
 }
 
 // QuarantinePath is the part of a request's input that names a container in quarantine.

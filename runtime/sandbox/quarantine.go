@@ -27,7 +27,8 @@ type Quarantined struct {
 	// Container says whether there is one. Without it only the run folder is left,
 	// and nothing can be adopted.
 	Container bool
-	// Problem says why the container could not be stopped yet; empty when it is.
+	// Problem says why it could not be stopped yet, or not be removed; empty when nothing
+	// has failed.
 	Problem string
 }
 
@@ -319,9 +320,10 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 }
 
 // RemoveQuarantined removes what is in quarantine under that id, with its files, and
-// returns when nothing is left of it. When ctx ends first, it goes on.
+// returns when nothing is left of it. When ctx ends first, it goes on, and what keeps it
+// from its end is its Problem.
 func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) error {
-	return m.do(ctx, func(ctx context.Context) error {
+	return m.do(ctx, func(ctx context.Context) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 		defer cancel()
 		q, release, err := m.acquireQuarantined(ctx, owner, id)
@@ -329,6 +331,13 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			return err
 		}
 		defer release()
+		defer func() {
+			if err != nil {
+				m.mu.Lock()
+				defer m.mu.Unlock()
+				q.problem = cutText(err.Error(), maxReason)
+			}
+		}()
 		m.uplink.Detach(id)
 		m.network.Forget(id)
 		if err := m.engine.Remove(ctx, id); err != nil {

@@ -182,8 +182,8 @@ func TestRemovalFromQuarantineThatFailedHalfWayLeavesNothingToAdopt(t *testing.T
 	if _, err := m.Adopt(t.Context(), owner, sb.ID, ""); !errors.As(err, &invalid) || invalid.Field != "id" {
 		t.Errorf("adopt: %v, want that it has no container", err)
 	}
-	if list := m.Info(t.Context()).Quarantined; len(list) != 1 || list[0].Container {
-		t.Errorf("in quarantine: %+v, want the run folder alone", list)
+	if list := m.Info(t.Context()).Quarantined; len(list) != 1 || list[0].Container || !strings.Contains(list[0].Problem, syscall.EIO.Error()) {
+		t.Errorf("in quarantine: %+v, want the run folder alone, and why", list)
 	}
 	n.Engine.Fail("remove_folder", nil)
 	if err := m.RemoveQuarantined(t.Context(), owner, sb.ID); err != nil {
