@@ -59,13 +59,7 @@ func (n *testNode) open(ctx context.Context, cfg node.Config, log *slog.Logger) 
 
 func (n *testNode) Token() string { return testToken }
 
-// Check refuses as node.Node does.
-func (n *testNode) Check(cfg node.Config) error {
-	if cfg.PodmanSocket != n.config.PodmanSocket {
-		return node.FixedError{Option: "podman_socket", Have: n.config.PodmanSocket, Want: cfg.PodmanSocket}
-	}
-	return nil
-}
+func (n *testNode) Check(cfg node.Config) error { return n.config.CheckChange(cfg) }
 
 func (n *testNode) Apply(cfg node.Config) error {
 	if err := n.Check(cfg); err != nil {

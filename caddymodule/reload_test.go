@@ -131,15 +131,20 @@ func TestRequestsGoOnDuringReloads(t *testing.T) {
 func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(hello, sandbox.Port{})
-	err := s.load("podman_socket /elsewhere.sock\nsleep_after 9m", "")
-	if err == nil || !strings.Contains(err.Error(), "podman_socket cannot change") {
-		t.Fatalf("the reload gave %v", err)
-	}
-	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
-		t.Errorf("then the preview answered %q", got)
-	}
-	if got := s.config.Sandbox.SleepAfter; got != time.Minute {
-		t.Errorf("sleep_after is %s", got)
+	for _, option := range []string{"token_file", "guest", "netns_helper", "podman_socket", "cgroup"} {
+		err := s.load(option+" /elsewhere\nsleep_after 9m", "")
+		if err == nil || !strings.Contains(err.Error(), option+" cannot change from ") || !strings.Contains(err.Error(), "while the node runs: restart it") {
+			t.Fatalf("%s: the reload gave %v", option, err)
+		}
+		if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
+			t.Errorf("%s: then the preview answered %q", option, got)
+		}
+		if got := s.config.Sandbox.SleepAfter; got != time.Minute {
+			t.Errorf("%s: sleep_after is %s", option, got)
+		}
+		if s.opened != 1 {
+			t.Fatalf("%s: the node was opened %d times", option, s.opened)
+		}
 	}
 	s.mustLoad("sleep_after 2m", "")
 	if got := s.config.Sandbox.SleepAfter; got != 2*time.Minute {

@@ -355,6 +355,7 @@ func TestValidateRefusesWhatReloadRefusesAndWritesNothing(t *testing.T) {
 api.doze.localhost {
 	tls internal
 	doze_api
+	acme_server
 }
 `
 	rule := func(policy string) string {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
@@ -100,9 +101,10 @@ func (a *app) adaptAt(ctx context.Context, node admin, f *configFlags, text []by
 }
 
 // provision has Caddy provision and validate all modules of a configuration, without
-// writing anything: certificate authorities are made in memory, and logs are
-// discarded.
-func provision(config []byte) error {
+// writing anything of the node's: certificate authorities are made in memory, logs are
+// discarded, and the database of acme_server, which the running node has locked, is
+// made in a temporary folder.
+func provision(config []byte) (err error) {
 	var raw map[string]any
 	if err := json.Unmarshal(config, &raw); err != nil {
 		return fmt.Errorf("decode the configuration: %w", err)
@@ -132,6 +134,14 @@ func provision(config []byte) error {
 	var cfg *caddy.Config
 	if err := caddy.StrictUnmarshalJSON(withoutFiles, &cfg); err != nil {
 		return fmt.Errorf("decode the configuration: %w", err)
+	}
+	data, err := os.MkdirTemp("", "doze-validate-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(data)) }()
+	if err := os.Setenv("XDG_DATA_HOME", data); err != nil { // see caddy.AppDataDir
+		return err
 	}
 	return caddy.Validate(cfg)
 }

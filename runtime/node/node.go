@@ -263,18 +263,22 @@ func (n *Node) Apply(cfg Config) error {
 }
 
 // Check returns the error that Apply would. It changes nothing.
-func (n *Node) Check(cfg Config) error {
-	if err := cfg.fill(); err != nil {
+func (n *Node) Check(cfg Config) error { return n.config.CheckChange(cfg) }
+
+// CheckChange checks whether a running node with the configuration c can have the next
+// one: a FixedError for each option that only a restart can change.
+func (c Config) CheckChange(next Config) error {
+	if err := errors.Join(c.fill(), next.fill()); err != nil {
 		return err
 	}
 	var refused error
 	for _, c := range []struct{ option, have, want string }{
-		{"data", n.config.Home, cfg.Home},
-		{"token_file", n.config.TokenFile, cfg.TokenFile},
-		{"guest", n.config.Guest, cfg.Guest},
-		{"netns_helper", n.config.NetnsHelper, cfg.NetnsHelper},
-		{"podman_socket", n.config.PodmanSocket, cfg.PodmanSocket},
-		{"cgroup", n.config.Cgroup, cfg.Cgroup},
+		{"data", c.Home, next.Home},
+		{"token_file", c.TokenFile, next.TokenFile},
+		{"guest", c.Guest, next.Guest},
+		{"netns_helper", c.NetnsHelper, next.NetnsHelper},
+		{"podman_socket", c.PodmanSocket, next.PodmanSocket},
+		{"cgroup", c.Cgroup, next.Cgroup},
 	} {
 		switch fixed := (FixedError{c.option, c.have, c.want}); {
 		case c.have == c.want:
@@ -287,7 +291,7 @@ func (n *Node) Check(cfg Config) error {
 	if refused != nil {
 		return refused
 	}
-	return cfg.Sandbox.Validate()
+	return next.Sandbox.Validate()
 }
 
 // FixedError is about an option that only a restart can change.
