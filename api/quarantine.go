@@ -11,7 +11,7 @@ import (
 // QuarantinedSandbox is a container of which the node has no record.
 type QuarantinedSandbox struct {
 	ID        sandbox.ID `json:"id"`
-	Name      string     `json:"name,omitempty" doc:"That it was created with; missing when its container does not say it"`
+	Name      string     `json:"name,omitempty" doc:"That it had last; missing when its container does not say it"`
 	Image     string     `json:"image,omitempty"`
 	Size      string     `json:"size,omitempty"`
 	CreatedAt time.Time  `json:"created_at,omitzero"`
@@ -33,14 +33,14 @@ type adoptInput struct {
 
 // AdoptBody says how a container becomes a sandbox again.
 type AdoptBody struct {
-	Name string `json:"name,omitempty" doc:"The name that it was created with when missing" example:"shop"`
+	Name string `json:"name,omitempty" doc:"The name that it had last when missing" example:"shop"`
 }
 
 func (a *API) registerQuarantine() {
 	register(a, route{
 		method: http.MethodPost, path: "/node/quarantine/{id}/adopt", id: "adopt-sandbox", tag: "node",
 		summary: "Make a container in quarantine a sandbox again",
-		description: "With its files and with what it was created with, stopped. Its ports and declared processes were in the record that was lost. " +
+		description: "With its files and with the settings, ports and declared processes that it had last, stopped. Its TTL begins anew. " +
 			"GET /node lists what is in quarantine.",
 		codes: []Code{CodeQuarantineNotFound, CodeNameInvalid, CodeSandboxConflict, CodeStoreFull, CodeTimeout},
 	}, a.adopt)

@@ -139,7 +139,7 @@ func (c *Client) Node(ctx context.Context) (node Node, err error) {
 }
 
 // Adopt makes a container in quarantine a sandbox again. An empty name is the one
-// that it was created with.
+// that it had last.
 func (c *Client) Adopt(ctx context.Context, id, name string) (sb Sandbox, err error) {
 	body := struct {
 		Name string `json:"name,omitempty"`

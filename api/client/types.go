@@ -179,7 +179,7 @@ type PendingOperation struct {
 }
 
 // QuarantinedSandbox is a container of which a node has no record. Name, Image and
-// Size are those that it was created with, as far as they are known.
+// Size are those that it had last, as far as they are known.
 type QuarantinedSandbox struct {
 	ID        string    `json:"id"`
 	Name      string    `json:"name,omitempty"`

@@ -36,8 +36,8 @@ the node that runs with $DOZE_HOME, as its user and in its environment.
 With --store [PATH] it reads all that the node keeps, by default in $DOZE_HOME/store,
 checks every checksum and changes nothing; the node must not run. With --reset it moves
 that folder aside and makes an empty one: the node then starts, keeps every sandbox in
-quarantine, and doze adopt brings each back with its files. Rules, secrets, policies,
-ports and declared processes are lost.`,
+quarantine, and doze adopt brings each back with its files, ports and declared
+processes. Rules, secrets and policies are lost.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if checkStore {
 				return cobra.MaximumNArgs(1)(cmd, args)

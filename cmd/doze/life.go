@@ -132,11 +132,12 @@ func (a *app) adoptCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "adopt ID",
 		Short: "Make a container in quarantine a sandbox again",
-		Long: `Make a container in quarantine a sandbox again, with its files, stopped.
+		Long: `Make a container in quarantine a sandbox again, stopped, with its files and with the
+settings, ports and declared processes that it had last. Its ttl begins anew.
 
 A node quarantines a container of which it has no record, as after an older copy
-of its data was put back; doze doctor lists them. Ports and declared processes were
-in the record and are lost.`,
+of its data was put back; doze doctor lists them. Rules and secrets of the sandbox are
+in the node's data alone: check them with doze rules.`,
 		Args:    wants(1, 1),
 		Example: "  doze adopt k3f9x2m7q1az --name shop",
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
@@ -147,6 +148,6 @@ in the record and are lost.`,
 			return a.printState(sb)
 		}),
 	}
-	cmd.Flags().StringVar(&name, "name", "", "the sandbox's name (default the one that it was created with)")
+	cmd.Flags().StringVar(&name, "name", "", "the sandbox's name (default the one that it had last)")
 	return cmd
 }

@@ -176,7 +176,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	}
 	n.closers = append(n.closers, inside.Close)
 	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Restored: restored,
-		Creations: creationsDir(storage, records.NodeID()), PublicRoots: publicRoots, Log: log}
+		Creations: creationsDir(storage, records.NodeID()), Origins: originsDir(storage, records.NodeID()), PublicRoots: publicRoots, Log: log}
 	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, inside, log}); err != nil {
 		return nil, err
 	}

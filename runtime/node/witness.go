@@ -35,6 +35,11 @@ func creationsDir(containers, nodeID string) string {
 	return filepath.Join(nodesDir(containers), nodeID+".creating")
 }
 
+// originsDir is where a node notes the settings of its sandboxes.
+func originsDir(containers, nodeID string) string {
+	return filepath.Join(nodesDir(containers), nodeID+".origins")
+}
+
 // countLen is the length of the count in the file: digits of a uint64.
 const countLen = 20
 

@@ -290,7 +290,7 @@ func TestDestroyRemovesWhatASandboxPutIntoItsRunFolder(t *testing.T) {
 	cfg.RunDir, cfg.GuestBinary = n.dir, guestBinary(t)
 	cfg.Images.Names = map[string]string{"base": baseImage}
 	m, err := sandbox.New(cfg, sandbox.Deps{Engine: n, Freezer: NewPauser(n.Engine),
-		Network: sandboxtest.NewNetwork(), Store: store.NewMemory(), Creations: t.TempDir(), Log: n.log})
+		Network: sandboxtest.NewNetwork(), Store: store.NewMemory(), Creations: t.TempDir(), Origins: t.TempDir(), Log: n.log})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,6 +70,7 @@ type box struct {
 	updating sync.Mutex // held through a change that a caller asks for: name, times, ports, declared processes
 	saving   sync.Mutex // held while the record is written, so that writes keep their order; guards:
 	erased   bool       // the record was removed
+	origin   string     // as noted beside the container; empty when unknown
 }
 
 // String names the sandbox in errors: by name and id, since a client may know either.
@@ -242,7 +243,12 @@ func (b *box) save(ctx context.Context) error {
 	if b.erased || b.isGone() && b.state() != StateDestroyed {
 		return nil
 	}
-	return b.m.store.PutSandbox(ctx, b.sandbox())
+	sb := b.sandbox()
+	if err := b.m.store.PutSandbox(ctx, sb); err != nil {
+		return err
+	}
+	b.noteOrigin(sb)
+	return nil
 }
 
 // erase removes the record; the box is gone already.

@@ -147,6 +147,7 @@ func (m *Manager) claim(sb Sandbox) (b *box, created bool, err error) {
 		sb.ID = newID()
 	}
 	b = m.newBox(sb)
+	b.origin = originLabel(sb)
 	b.turn <- struct{}{} // make has the turn from the first moment
 	makeCtx, end := context.WithCancelCause(m.ctx)
 	b.endMake = end
@@ -245,7 +246,7 @@ func (m *Manager) containerSpec(sb Sandbox, cgroupParent string) ContainerSpec {
 		GuestBinary:  m.config().GuestBinary,
 		RunDir:       m.runDir(sb.ID),
 		New:          sb.StartedAt.IsZero(),
-		Origin:       originOf(sb),
+		Origin:       originLabel(sb),
 	}
 }
 

@@ -128,6 +128,9 @@ func (b *box) dismantle(ctx context.Context) error {
 	if err := b.m.removeRunDir(ctx, b.id); err != nil {
 		return err
 	}
+	if err := b.removeOrigin(); err != nil {
+		return err
+	}
 	b.m.uplink.Forget(b.id) // before its record: nobody would know of it any more
 	if err := b.erase(ctx); err != nil {
 		return err

@@ -29,6 +29,10 @@ type Deps struct {
 	// Creations is a folder for notes of the creations that are under way. It belongs
 	// to the Engine's containers and is not part of a copy of the Store. Required.
 	Creations string
+	// Origins is a folder for the settings of sandboxes as of their last change, from
+	// which those whose records are lost are rebuilt. It belongs to the Engine's
+	// containers, too. Required.
+	Origins string
 	// Restored says that the Store is an older copy that was put back. What it calls
 	// an unfinished creation may have been finished since.
 	Restored bool
@@ -52,6 +56,7 @@ type Manager struct {
 
 	restored  bool // see Deps
 	creations creations
+	origins   origins
 	retries   retries
 
 	waiting   atomic.Int64 // callers that wait for a wake
@@ -77,8 +82,8 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if deps.Creations == "" {
-		return nil, errors.New("sandbox: Deps has no Creations")
+	if deps.Creations == "" || deps.Origins == "" {
+		return nil, errors.New("sandbox: Deps has no Creations or no Origins")
 	}
 	m := &Manager{
 		freezer:   deps.Freezer,
@@ -97,6 +102,7 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		quarantined: map[ID]*quarantined{},
 		restored:    deps.Restored,
 		creations:   creations{deps.Creations},
+		origins:     origins{deps.Origins},
 		retries:     retries{pending: map[pendingKey]*pendingRetry{}},
 	}
 	if m.uplink == nil {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 // The node never deletes a container or a folder because its record is missing: the
@@ -46,34 +48,6 @@ type quarantined struct {
 	problem   string
 }
 
-// origin is what a container carries so that its sandbox can be rebuilt without
-// its record: what it was created with. The ports, the declared processes and later
-// changes of the sandbox are in its record alone.
-type origin struct {
-	Name       string            `json:"name"`
-	Owner      string            `json:"owner"`
-	Image      string            `json:"image"`
-	ImageRef   string            `json:"image_ref"`
-	Size       string            `json:"size"`
-	Env        map[string]string `json:"env,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	SleepAfter Duration          `json:"sleep_after"`
-	StopAfter  Duration          `json:"stop_after"`
-	CreatedAt  time.Time         `json:"created_at"`
-}
-
-// originOf encodes the origin of a sandbox for its ContainerSpec.
-func originOf(sb Sandbox) string {
-	b, err := json.Marshal(origin{
-		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
-		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, CreatedAt: sb.CreatedAt,
-	})
-	if err != nil {
-		return "" // strings, maps and times always encode
-	}
-	return string(b)
-}
-
 // quarantineUnknown quarantines, at start, the containers and run folders that no
 // record names.
 func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
@@ -84,7 +58,11 @@ func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
 		}
 		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: make(chan struct{}, 1),
 			running: c.State == ContainerRunning || c.State == ContainerPaused}
-		if err := json.Unmarshal([]byte(c.Origin), &q.origin); err != nil {
+		noted, err := m.origins.read(c.ID, c.Origin)
+		if err != nil {
+			m.log.Warn("failed to read what a sandbox was changed to; using what it was created with", "sandbox", c.ID, "error", err)
+		}
+		if err := json.Unmarshal([]byte(noted), &q.origin); err != nil {
 			q.origin = origin{}
 		}
 		found[c.ID] = q
@@ -242,9 +220,8 @@ func (m *Manager) acquireQuarantined(ctx context.Context, owner string, id ID) (
 }
 
 // Adopt makes a container in quarantine a sandbox again: of that owner, stopped,
-// with its files, and with what it was created with. An empty name is the one that
-// it was created with. Its ports and declared processes were in its record and are
-// lost.
+// with its files, and with the settings, ports and declared processes that it had last.
+// An empty name is the one that it had. Its TTL begins anew.
 //
 // Errors: ErrNotQuarantined, *InvalidError when it needs a name or has no container,
 // *ConflictError when the name is taken.
@@ -304,6 +281,7 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 	sb := Sandbox{
 		ID: q.ID, Owner: owner, Name: cmp.Or(name, o.Name), Image: cmp.Or(o.Image, q.imageRef), ImageRef: cmp.Or(o.ImageRef, q.imageRef),
 		Size: o.Size, Env: o.Env, Labels: o.Labels, SleepAfter: o.SleepAfter, StopAfter: o.StopAfter, CreatedAt: o.CreatedAt,
+		Ports: o.Ports, Declared: o.Declared, Processes: declaredProcesses(o.Declared),
 		State: StateStopped, StateReason: "adopted from quarantine", StateSince: now, LastActiveAt: now,
 		StartedAt: now, // some time before: its container exists
 	}
@@ -316,7 +294,18 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 	if !known {
 		sb.SleepAfter, sb.StopAfter, sb.CreatedAt = Duration(cfg.SleepAfter), Duration(cfg.StopAfter), q.createdAt
 	}
+	sb.setTTL(o.TTL, now)
 	return sb, sb.validate()
+}
+
+// declaredProcesses are the declared processes as last known: not how they ended.
+func declaredProcesses(declared []guest.ProcessSpec) (list []guest.Process) {
+	for _, spec := range declared {
+		list = append(list, shorten(guest.Process{
+			ID: spec.ID, Name: spec.Name, Command: spec.Command, Argv: spec.Argv, Cwd: spec.Cwd, Restart: spec.Restart, State: guest.ProcessLost,
+		}, maxProcessText))
+	}
+	return newest(list)
 }
 
 // RemoveQuarantined removes what is in quarantine under that id, with its files, and
@@ -350,6 +339,9 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			return err
 		}
 		if err := m.removeRunDir(ctx, id); err != nil {
+			return err
+		}
+		if err := m.origins.remove(id); err != nil {
 			return err
 		}
 		m.uplink.Forget(id)

@@ -54,6 +54,7 @@ func (m *Manager) Start(ctx context.Context) error {
 		}
 	}
 	m.mu.Unlock()
+	m.readOrigins(boxes, byID)
 	m.quarantineUnknown(boxes, containers)
 
 	if err := m.recover(ctx, boxes, byID); err != nil {

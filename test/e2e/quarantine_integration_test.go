@@ -11,6 +11,9 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/test/testnode"
@@ -43,6 +46,15 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	older.must(n.Start())
 	b := n.newBox(t, func(req *client.CreateRequest) { req.Name, req.Env = "younger", map[string]string{"KEPT": "too"} })
 	b.exec("echo kept > /root/file")
+	public, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: 3000, Access: "public", Wake: "never", Host: "preserve"})
+	b.must(err)
+	private, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: 4000})
+	b.must(err)
+	_, err = n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "3600"}, Name: "web", Restart: "on-wake"})
+	b.must(err)
+	name, ttl := "renamed", client.Duration(time.Hour)
+	_, err = n.API.Update(within(t), b.id, client.UpdateRequest{Name: &name, TTL: &ttl})
+	b.must(err)
 	pid := b.hostPID()
 	b.must(n.Kill()) // its container runs on
 	restore()
@@ -52,7 +64,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	if !info.DataRestored {
 		t.Error("that an older copy was put back is not reported")
 	}
-	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "younger" || !info.Quarantined[0].Container {
+	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "renamed" || !info.Quarantined[0].Container {
 		t.Fatalf("in quarantine: %+v", info.Quarantined)
 	}
 	eventually(t, "it is stopped", func() bool {
@@ -64,11 +76,19 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	}
 	adopted, err := n.API.Adopt(within(t), b.id, "")
 	b.must(err)
-	if adopted.ID != b.id || adopted.Name != "younger" || adopted.State != client.StateStopped {
+	if adopted.ID != b.id || adopted.Name != "renamed" || adopted.State != client.StateStopped || adopted.TTL != ttl {
 		t.Errorf("adopted %+v", adopted)
+	}
+	if diff := cmp.Diff([]client.Port{public, private}, adopted.Ports); diff != "" {
+		t.Errorf("its ports (-before +after):\n%s", diff)
 	}
 	if out := b.exec("cat /root/file; echo $KEPT"); out != "kept\ntoo" {
 		t.Errorf("its file and environment: %q", out)
+	}
+	processes, err := n.API.Processes(within(t), b.id)
+	b.must(err)
+	if len(processes) != 1 || processes[0].Name != "web" || processes[0].State != "running" {
+		t.Errorf("its declared process: %+v", processes)
 	}
 	older.exec("true")
 }

@@ -35,6 +35,7 @@ type Node struct {
 
 	config    sandbox.Config
 	creations string // folder
+	origins   string // folder
 }
 
 // Log is what Managers logged, as JSON.
@@ -77,7 +78,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg, creations: t.TempDir()}
+	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
 	n.Restart(t)
 	t.Cleanup(func() {
 		if err := n.Manager.Close(context.Background()); err != nil {
@@ -102,7 +103,7 @@ func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
 	deps := sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
+		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Origins: n.origins, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
 	}
 	if n.Uplink != nil {
 		n.Uplink.Restart()
@@ -138,6 +139,9 @@ func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
 		t.Fatal(err)
 	}
 }
+
+// OriginFile is where the settings of a sandbox are noted beside its container.
+func (n *Node) OriginFile(id sandbox.ID) string { return filepath.Join(n.origins, string(id)) }
 
 // UnderWay returns the creations that are noted as such.
 func (n *Node) UnderWay(t testing.TB) (ids []sandbox.ID) {

@@ -1,0 +1,156 @@
+package sandbox
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+// origin is what a container carries so that its sandbox can be rebuilt without its
+// record. Its label has what the sandbox was created with, for Podman cannot change the
+// labels of a container that exists; origins has it as of the last change.
+type origin struct {
+	Name       string              `json:"name"`
+	Owner      string              `json:"owner"`
+	Image      string              `json:"image"`
+	ImageRef   string              `json:"image_ref"`
+	Size       string              `json:"size"`
+	Env        map[string]string   `json:"env,omitempty"`
+	Labels     map[string]string   `json:"labels,omitempty"`
+	SleepAfter Duration            `json:"sleep_after"`
+	StopAfter  Duration            `json:"stop_after"`
+	TTL        Duration            `json:"ttl,omitzero"`
+	CreatedAt  time.Time           `json:"created_at"`
+	Ports      []Port              `json:"ports,omitempty"`
+	Declared   []guest.ProcessSpec `json:"declared,omitempty"`
+}
+
+// originOf encodes the origin of a sandbox.
+func originOf(sb Sandbox) string {
+	b, err := json.Marshal(origin{
+		Name: sb.Name, Owner: sb.Owner, Image: sb.Image, ImageRef: sb.ImageRef, Size: sb.Size, Env: sb.Env, Labels: sb.Labels,
+		SleepAfter: sb.SleepAfter, StopAfter: sb.StopAfter, TTL: sb.TTL, CreatedAt: sb.CreatedAt, Ports: sb.Ports, Declared: sb.Declared,
+	})
+	if err != nil {
+		return "" // strings, maps and times always encode
+	}
+	return string(b)
+}
+
+// originLabel is the origin for the label of a new container. Ports, which have tokens,
+// and declared processes are in origins only.
+func originLabel(sb Sandbox) string {
+	sb.Ports, sb.Declared = nil, nil
+	return originOf(sb)
+}
+
+// origins has a file for each sandbox that was changed since its container was made, in
+// a folder beside the containers.
+type origins struct{ dir string }
+
+// read returns the origin of a sandbox as of its last change, which is in label if it
+// was not changed.
+func (o origins) read(id ID, label string) (string, error) {
+	b, err := os.ReadFile(filepath.Join(o.dir, string(id)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return label, nil
+	}
+	if err == nil && !json.Valid(b) {
+		err = errors.New("invalid JSON")
+	}
+	if err != nil {
+		return label, fmt.Errorf("read what the sandbox was last changed to: %w", err)
+	}
+	return string(b), nil
+}
+
+// write replaces the origin of a sandbox and returns once it is on disk. One caller at
+// a time writes that of one sandbox.
+func (o origins) write(id ID, origin string) (err error) {
+	path := filepath.Join(o.dir, string(id))
+	next := path + ".new"
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("note the sandbox's settings beside its container: %w", err), o.removeFile(next))
+		}
+	}()
+	if err := os.MkdirAll(o.dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(next, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(origin)
+	if err == nil {
+		err = f.Sync()
+	}
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(next, path)
+}
+
+// remove is idempotent.
+func (o origins) remove(id ID) error {
+	path := filepath.Join(o.dir, string(id))
+	return errors.Join(o.removeFile(path), o.removeFile(path+".new"))
+}
+
+func (origins) removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// noteOrigin writes the origin of the sandbox if it has changed. What fails is written
+// with the next record: the record itself is on disk. Needs b.saving.
+func (b *box) noteOrigin(sb Sandbox) {
+	if sb.State == StateStarting || sb.State == StateDestroyed {
+		return
+	}
+	current := originOf(sb)
+	if current == b.origin {
+		return
+	}
+	if err := b.m.origins.write(b.id, current); err != nil {
+		b.m.log.Warn("failed to note what a sandbox was changed to", "sandbox", b.id, "error", err)
+		return
+	}
+	b.origin = current
+}
+
+// removeOrigin removes the note of a sandbox that is being removed.
+func (b *box) removeOrigin() error {
+	b.saving.Lock()
+	defer b.saving.Unlock()
+	return b.m.origins.remove(b.id)
+}
+
+// readOrigins reads, at start, what is noted of the sandboxes, and has written what an
+// earlier version did not note.
+func (m *Manager) readOrigins(boxes map[ID]*box, byID map[ID]Container) {
+	for id, b := range boxes {
+		if b.toRemove() {
+			continue
+		}
+		noted, err := m.origins.read(id, byID[id].Origin)
+		if err != nil {
+			m.log.Warn("replacing an unreadable note", "sandbox", id, "error", err)
+			noted = ""
+		}
+		b.saving.Lock()
+		b.origin = noted
+		b.saving.Unlock()
+		if noted != originOf(*b.view.Load()) {
+			m.journal.dirty(b)
+		}
+	}
+}
