@@ -55,6 +55,7 @@ const (
 // Freezer freezes by writing cgroup.freeze. Make one with Open.
 type Freezer struct {
 	dir      string   // …/sandboxes
+	shared   *os.File // dir, locked: one lock for each Freezer on it
 	enforced []string // controllers that are delegated down to a sandbox
 
 	mu    sync.Mutex
@@ -70,7 +71,8 @@ type box struct {
 }
 
 // Open uses the cgroup v2 subtree at dir, such as /sys/fs/cgroup/doze, which
-// must belong to this process's user. What it needs there it makes.
+// must belong to this process's user. What it needs there it makes. Several nodes may
+// share a subtree.
 func Open(dir string) (*Freezer, error) {
 	dir = filepath.Clean(dir)
 	if !strings.HasPrefix(dir, MountPoint+"/") {
@@ -92,7 +94,64 @@ func Open(dir string) (*Freezer, error) {
 		return nil, err
 	}
 	f.enforced = enforced
+	if f.shared, err = os.Open(f.dir); err == nil {
+		err = flock(f.shared, unix.LOCK_SH)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock the sandboxes' cgroup: %w", err), f.Close())
+	}
 	return f, nil
+}
+
+// Close ends the use of the subtree. The sandboxes' cgroups stay.
+func (f *Freezer) Close() error {
+	if f.shared == nil {
+		return nil
+	}
+	return f.shared.Close()
+}
+
+func flock(f *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(f.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// RemoveStale removes the empty cgroups of sandboxes that are not known, which a crash or
+// an earlier version left, and returns how many. The kernel refuses to remove a cgroup
+// with a process. While another node uses the subtree none is removed: an empty one may
+// be that of a container which it is about to start. No sandbox that is not known may be prepared
+// meanwhile.
+func (f *Freezer) RemoveStale(known func(sandbox.ID) bool) (removed int, err error) {
+	err = flock(f.shared, unix.LOCK_EX|unix.LOCK_NB)
+	// A lock that changes its kind is released first, also if that fails.
+	defer func() { err = errors.Join(err, flock(f.shared, unix.LOCK_SH)) }()
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("lock the sandboxes' cgroup: %w", err)
+	}
+	entries, err := os.ReadDir(f.dir)
+	if err != nil {
+		return 0, fmt.Errorf("list the sandboxes' cgroups: %w", err)
+	}
+	var errs []error
+	for _, entry := range entries {
+		id := sandbox.ID(entry.Name())
+		if !entry.IsDir() || !sandbox.IsID(entry.Name()) || known(id) {
+			continue
+		}
+		switch err := removeTree(filepath.Join(f.dir, entry.Name())); {
+		case err == nil:
+			removed++
+		case !errors.Is(err, syscall.EBUSY):
+			errs = append(errs, err)
+		}
+	}
+	return removed, errors.Join(errs...)
 }
 
 // delegate hands the controllers of our limits from the subtree to the

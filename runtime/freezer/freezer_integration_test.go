@@ -113,6 +113,92 @@ func open(t testing.TB) *freezer.Freezer {
 	return f
 }
 
+// subtree makes a subtree that no other node uses.
+func subtree(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(os.Getenv("DOZE_CGROUP"), "test-"+strings.ToLower(t.Name()))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// Deepest first; the kernel removes only what has no process.
+		if err := exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").Run(); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
+}
+
+func openAt(t *testing.T, dir string) *freezer.Freezer {
+	t.Helper()
+	f, err := freezer.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
+}
+
+func TestEmptyCgroupsOfUnknownSandboxesAreRemoved(t *testing.T) {
+	dir := subtree(t)
+	const empty, nested, occupied, known = sandbox.ID("empty0000000"), sandbox.ID("nested000000"), sandbox.ID("occupied0000"), sandbox.ID("known0000000")
+	earlier := openAt(t, dir)
+	var c *process
+	for _, id := range []sandbox.ID{empty, nested, occupied, known} {
+		parent, err := earlier.Prepare(id, sandbox.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id == occupied {
+			c = start(t, parent)
+			t.Cleanup(c.Stop)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "sandboxes", string(nested), "a", "b"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "sandboxes", "other-tool"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := earlier.Close(); err != nil {
+		t.Fatal(err)
+	}
+	left := func() (names []string) {
+		entries, err := os.ReadDir(filepath.Join(dir, "sandboxes"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				names = append(names, e.Name())
+			}
+		}
+		return names
+	}
+	f, other := openAt(t, dir), openAt(t, dir)
+	isKnown := func(id sandbox.ID) bool { return id == known }
+	for range 2 { // the lock is as before
+		if n, err := f.RemoveStale(isKnown); n != 0 || err != nil || len(left()) != 5 {
+			t.Fatalf("beside another node: removed %d, %v; left %q", n, err, left())
+		}
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := f.RemoveStale(isKnown); n != 2 || err != nil {
+		t.Errorf("removed %d, %v", n, err)
+	}
+	if got, want := left(), []string{string(known), string(occupied), "other-tool"}; !slices.Equal(got, want) {
+		t.Errorf("left %q, want %q", got, want)
+	}
+	// Its lock is shared again.
+	openAt(t, dir)
+	c.Stop()
+	if err := f.Remove(occupied); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestConformance(t *testing.T) {
 	freezertest.Run(t, func(t *testing.T) freezertest.System {
 		return freezertest.System{

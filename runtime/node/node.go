@@ -166,7 +166,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	if err != nil {
 		return nil, err
 	}
-	frost, err := openFreezer(cfg.Cgroup, engine, log)
+	frost, err := n.openFreezer(engine, log)
 	if err != nil {
 		return nil, err
 	}
@@ -186,6 +186,7 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 		defer cancel()
 		return nil, errors.Join(fmt.Errorf("recovering the sandboxes: %w", err), n.Manager.Close(closeCtx))
 	}
+	n.removeStaleCgroups(frost, log)
 	return n, nil
 }
 
@@ -227,13 +228,34 @@ func (n *Node) open(ctx context.Context, deps sandbox.Deps, parts Parts) error {
 	return nil
 }
 
-func openFreezer(cgroup string, engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
-	if cgroup == "" {
+func (n *Node) openFreezer(engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
+	if n.config.Cgroup == "" {
 		log.Warn("no cgroup subtree: sandboxes sleep and wake slowly, and nothing limits them",
 			"remedy", "start the node by packaging/host/enter or by packaging/doze.service")
 		return podman.NewPauser(engine), nil
 	}
-	return freezer.Open(cgroup)
+	f, err := freezer.Open(n.config.Cgroup)
+	if err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, f.Close)
+	return f, nil
+}
+
+// removeStaleCgroups removes what earlier runs left of sandboxes that are gone. It is
+// only a little memory of the kernel's, so a failure keeps no node from starting.
+func (n *Node) removeStaleCgroups(frost sandbox.Freezer, log *slog.Logger) {
+	f, ok := frost.(*freezer.Freezer)
+	if !ok {
+		return
+	}
+	removed, err := f.RemoveStale(n.Manager.Knows)
+	if err != nil {
+		log.Warn("failed to remove empty cgroups of sandboxes that are gone", "error", err)
+	}
+	if removed > 0 {
+		log.Info("removed empty cgroups of sandboxes that are gone", "count", removed)
+	}
 }
 
 // sandboxCgroup names the sandboxes' cgroup as /proc/PID/cgroup does.

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -39,6 +41,32 @@ func open(t *testing.T, home, bin string) *node.Node {
 		t.Fatal(err)
 	}
 	return n
+}
+
+func TestNodeRemovesEmptyCgroupsOfSandboxesThatAreGone(t *testing.T) {
+	bin := programs(t)
+	home, err := os.MkdirTemp(os.Getenv("HOME"), "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(home) })
+	// No other node of the tests uses it.
+	subtree := filepath.Join(os.Getenv("DOZE_CGROUP"), "test-stale")
+	gone := filepath.Join(subtree, "sandboxes", "gone00000000")
+	if err := os.MkdirAll(gone, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for _, dir := range []string{gone, filepath.Dir(gone), subtree} {
+			syscall.Rmdir(dir)
+		}
+	})
+	t.Setenv("DOZE_CGROUP", subtree)
+	shut(t, open(t, home, bin))
+	if _, err := os.Lstat(gone); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it is left: %v", err)
+	}
+	shut(t, open(t, home, bin)) // the lock has ended with the node
 }
 
 func shut(t *testing.T, n *node.Node) {

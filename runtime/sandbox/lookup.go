@@ -13,6 +13,10 @@ func (m *Manager) boxByID(id ID) *box {
 	return m.boxes[id]
 }
 
+// Knows reports whether there is a sandbox with that id, also one that is being
+// destroyed, or a container in quarantine.
+func (m *Manager) Knows(id ID) bool { return m.boxByID(id) != nil || m.quarantinedByID(id) != nil }
+
 func (m *Manager) box(id ID) (*box, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()

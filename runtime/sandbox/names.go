@@ -117,3 +117,6 @@ func validateIdle(field string, d Duration) error {
 	}
 	return nil
 }
+
+// IsID reports whether a text has the form of a sandbox's id.
+func IsID(text string) bool { return idPattern.MatchString(text) }

@@ -73,7 +73,7 @@ func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
 	}
 	for _, e := range entries {
 		id := ID(e.Name())
-		if e.IsDir() && idPattern.MatchString(e.Name()) && boxes[id] == nil && found[id] == nil {
+		if e.IsDir() && IsID(e.Name()) && boxes[id] == nil && found[id] == nil {
 			found[id] = &quarantined{ID: id, lock: make(chan struct{}, 1)}
 		}
 	}
