@@ -294,7 +294,49 @@ func (f files) verifyLog(name string) (newest uint64, err error) {
 			return 0, damaged(f.dir, path, lost, "has a wrong checksum or a gap at byte %d, and entries after it", at)
 		}
 	}
+	if wasComplete(data, at) {
+		return 0, damaged(f.dir, path, lost, "has a wrong checksum at byte %d, in its last entry, which was written to its end", at)
+	}
 	return newest, nil
+}
+
+// wasComplete says whether the entry at that offset of a log, which logEntry does not
+// accept, was written to its end and changed since.
+//
+// A write that a kill or a loss of power cut short lacks bytes, and those are zero:
+// the file was, Badger copies an entry into the mapped file from its begin to its end,
+// and the kernel writes whole pages, each as it was at some moment of that copy. So the
+// last byte of the entry is zero, or that of one of its pages. A complete entry in which
+// that byte happens to be zero is taken for one that was cut short.
+func wasComplete(data []byte, at int) bool {
+	const page = 4096
+	entry := data[at:]
+	if header, n := entryLength(entry); n > 0 && n <= len(entry) && entry[n-1] != 0 {
+		for end := (at+header)/page*page + page; ; end += page {
+			if end >= at+n {
+				return true
+			}
+			if data[end-1] == 0 {
+				break
+			}
+		}
+	}
+	// One wrong byte in the lengths makes the entry seem to end elsewhere.
+	for i := range min(maxEntryHeader, len(entry)) {
+		if (at+i+1)%page == 0 {
+			continue // it may be all that its page lacks
+		}
+		before := entry[i]
+		for change := 1; change < 256; change++ {
+			entry[i] = before ^ byte(change)
+			if n, _ := logEntry(entry); n > 0 {
+				entry[i] = before
+				return true
+			}
+		}
+		entry[i] = before
+	}
+	return false
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -306,33 +348,48 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 //
 // Lengths and expiry are varints. A key ends with 8 bytes of its version, inverted.
 func logEntry(data []byte) (n int, version uint64) {
+	header, n := entryLength(data)
+	if n == 0 || n > len(data) {
+		return 0, 0
+	}
+	key, _ := binary.Uvarint(data[2:])
+	versionAt := header + int(key) - 8
+	if !ourKey(data[header:versionAt]) {
+		return 0, 0
+	}
+	checksum := n - crc32.Size
+	if crc32.Checksum(data[:checksum], castagnoli) != binary.BigEndian.Uint32(data[checksum:]) {
+		return 0, 0
+	}
+	return n, ^binary.BigEndian.Uint64(data[versionAt:])
+}
+
+// maxEntryHeader is the longest that comes before a key: flags, lengths of at most 512 and
+// of about a million, and no expiry.
+const maxEntryHeader = 2 + 2 + 3 + 1
+
+// entryLength returns the length of the header of the entry that data begins with, and of
+// all of it, which may be more than data has; 0 if no entry of the store is like that.
+func entryLength(data []byte) (header, n int) {
 	if len(data) < 2 {
 		return 0, 0
 	}
-	n = 2
+	header = 2
 	var fields [3]uint64 // length of key, length of value, expiry
 	for i := range fields {
-		v, size := binary.Uvarint(data[n:])
+		v, size := binary.Uvarint(data[header:])
 		if size <= 0 {
 			return 0, 0
 		}
 		fields[i] = v
-		n += size
+		header += size
 	}
 	const maxKey = 512 // more than any key of the store
 	key, value := fields[0], fields[1]
-	if key <= 8 || key > maxKey || value > maxRecord+1 || uint64(len(data)-n) < key+value+crc32.Size {
+	if key <= 8 || key > maxKey || value > maxRecord+1 {
 		return 0, 0
 	}
-	if !ourKey(data[n : n+int(key)-8]) {
-		return 0, 0
-	}
-	version = ^binary.BigEndian.Uint64(data[n+int(key)-8:])
-	n += int(key + value)
-	if crc32.Checksum(data[:n], castagnoli) != binary.BigEndian.Uint32(data[n:]) {
-		return 0, 0
-	}
-	return n + crc32.Size, version
+	return header, header + int(key+value) + crc32.Size
 }
 
 // ourKey says whether the store or Badger writes such keys. It saves the checksum of

@@ -217,6 +217,119 @@ func TestTornEndOfTheLogIsNoDamage(t *testing.T) {
 	}
 }
 
+// lastEntry returns the log of a store of a node that was killed, and where its last
+// entry begins and ends. large says that the entry is longer than a page.
+func lastEntry(t *testing.T, large bool) (dir, path string, begin, end int) {
+	t.Helper()
+	for try := range 20 {
+		source := filepath.Join(t.TempDir(), "store")
+		s := openAt(t, source, small)
+		pad := strings.Repeat("x", 100+try)
+		if large {
+			pad = strings.Repeat("y", 20<<10+try)
+		}
+		rec := storetest.Record(1)
+		rec.Env = map[string]string{"PAD": pad}
+		if err := s.PutSandbox(t.Context(), rec); err != nil {
+			t.Fatal(err)
+		}
+		dir = filepath.Join(t.TempDir(), "copy")
+		if err := os.CopyFS(dir, os.DirFS(source)); err != nil {
+			t.Fatal(err)
+		}
+		path = found(t, dir, "*.mem")
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		begin, end = 0, logHeader
+		for {
+			n, _ := logEntry(data[end:])
+			if n == 0 {
+				break
+			}
+			if end += n; n > 20<<10 && large {
+				begin = end - n
+				break
+			}
+			begin = end - n
+		}
+		clear(data[end:]) // what ends the transaction, if the large one is meant
+		if data[end-1] != 0 {
+			if err := os.WriteFile(path, data, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			return dir, path, begin, end
+		}
+	}
+	t.Fatal("the last byte of each log is zero")
+	return "", "", 0, 0
+}
+
+func TestWrongByteInTheLastEntryOfTheLogIsDamage(t *testing.T) {
+	for name, large := range map[string]bool{"small": false, "of several pages": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, path, begin, end := lastEntry(t, large)
+			if err := Verify(dir); err != nil {
+				t.Fatal(err)
+			}
+			f, err := os.OpenFile(path, os.O_RDWR, 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			for offset := begin; offset < end; offset += max(1, (end-begin)/50) {
+				var b [1]byte
+				if _, err := f.ReadAt(b[:], int64(offset)); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := f.WriteAt([]byte{b[0] ^ 0x10}, int64(offset)); err != nil {
+					t.Fatal(err)
+				}
+				var damage *DamageError
+				if err := Verify(dir); !errors.As(err, &damage) || damage.Path != path || !strings.Contains(damage.Problem, "last entry") {
+					t.Errorf("byte %d of %d: %v", offset-begin, end-begin, err)
+				}
+				if _, err := f.WriteAt(b[:], int64(offset)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// What a kill or a loss of power leaves of the last entry is its begin, or some of its pages.
+func TestPartOfTheLastEntryOfTheLogIsNoDamage(t *testing.T) {
+	for name, large := range map[string]bool{"small": false, "of several pages": true} {
+		t.Run(name, func(t *testing.T) {
+			dir, path, begin, end := lastEntry(t, large)
+			whole, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			write := func(what string, from, to int) {
+				data := slices.Clone(whole)
+				clear(data[from:to])
+				if err := os.WriteFile(path, data, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				if err := Verify(dir); err != nil {
+					t.Errorf("%s: %v", what, err)
+				}
+			}
+			for from := begin; from < end; from += max(1, (end-begin)/50) {
+				write(fmt.Sprintf("%d of %d bytes", from-begin, end-begin), from, end)
+			}
+			const page = 4096
+			for at := begin / page * page; at < end; at += page {
+				write(fmt.Sprintf("all but the page at %d", at), max(at, begin), min(at+page, end))
+				// One that was written during the copy.
+				write(fmt.Sprintf("half of the page at %d", at), min(max(at+page/2, begin), end), min(at+page, end))
+			}
+		})
+	}
+}
+
 func TestStoreOfANodeMustBeThatNodes(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	s := openAt(t, dir, small)
