@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -55,9 +56,21 @@ func furnish(t *testing.T, n *sandboxtest.Node) sandbox.Sandbox {
 }
 
 func TestAdoptedSandboxHasItsLatestSettings(t *testing.T) {
+	t.Run("stopped", func(t *testing.T) { adoptFurnished(t, false) })
+	t.Run("running still", func(t *testing.T) { adoptFurnished(t, true) })
+}
+
+func adoptFurnished(t *testing.T, running bool) {
 	n := sandboxtest.Open(t, nil)
 	last := furnish(t, n)
+	if running {
+		n.Engine.Fail("stop", syscall.EIO)
+	}
 	loseRecord(t, n, last.ID)
+	await(t, "its stop was tried", func() bool {
+		list := n.Manager.Info(t.Context()).Quarantined
+		return len(list) == 1 && (list[0].Problem != "") == running && exited(t, n, last.ID) != running
+	})
 	if list := n.Manager.Info(t.Context()).Quarantined; len(list) != 1 || list[0].Name != "shop" {
 		t.Fatalf("in quarantine: %+v", list)
 	}
@@ -87,6 +100,8 @@ func TestAdoptedSandboxHasItsLatestSettings(t *testing.T) {
 		now, _ := n.Manager.ByID(last.ID)
 		if p, err := now.Process(name); err != nil || p.State != guest.ProcessRunning || p.ID != want.ID {
 			t.Errorf("after its wake, process %s is %+v, %v; it was %+v", name, p, err, want)
+		} else if (p.PID == want.PID) != running {
+			t.Errorf("process %s is %d, was %d", name, p.PID, want.PID)
 		}
 	}
 }

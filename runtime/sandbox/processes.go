@@ -209,6 +209,9 @@ func (b *box) startMissing(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list its processes: %w", err)
 	}
+	for _, p := range started {
+		b.noteProcess(p)
+	}
 	b.startDeclared(ctx, slices.DeleteFunc(slices.Clone(declared), func(spec guest.ProcessSpec) bool {
 		return slices.ContainsFunc(started, func(p guest.Process) bool { return p.Name == spec.Name })
 	}))

@@ -242,7 +242,11 @@ func (b *box) thaw(ctx context.Context) error {
 // coldStart starts the container again, waits for its guest and starts what
 // was declared. On failure the sandbox is stopped.
 func (b *box) coldStart(ctx context.Context) error {
+	ranOn := b.leftover.Load() // it may be running with its processes
 	err := b.start(ctx)
+	if err == nil && ranOn {
+		err = b.startMissing(ctx)
+	}
 	if err != nil {
 		err = &WakeError{ID: b.id, Err: err, LastLog: b.lastLog(ctx)}
 		b.outOfReach()
@@ -255,7 +259,9 @@ func (b *box) coldStart(ctx context.Context) error {
 		b.setCondition(diskLostCondition)
 	}
 	b.trustUplink(ctx)
-	b.restartDeclared(ctx)
+	if !ranOn {
+		b.restartDeclared(ctx)
+	}
 	return nil
 }
 
