@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -14,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/doze-run/doze/test/testnode"
@@ -31,7 +33,26 @@ var common struct {
 	err  error
 }
 
+// startHome makes the test binary a process that starts a node with that home and then
+// waits until it is killed.
+const startHome = "DOZE_TEST_START_HOME"
+
 func TestMain(m *testing.M) {
+	if home := os.Getenv(startHome); home != "" {
+		text, err := testnode.ProjectCaddyfile()
+		if err != nil {
+			panic(err)
+		}
+		n, err := testnode.New(testnode.Config{Home: home, Caddyfile: text})
+		if err == nil {
+			err = n.Start()
+		}
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(n.PID())
+		select {}
+	}
 	code := m.Run()
 	if n := common.node; n != nil {
 		if code != 0 {
@@ -155,4 +176,38 @@ func (n *node) podman(t *testing.T, args ...string) string {
 		t.Fatalf("podman %v: %v\n%s", args, err, out)
 	}
 	return string(out)
+}
+
+func TestNodeEndsWithTheTestThatStartedIt(t *testing.T) {
+	home, err := os.MkdirTemp(os.Getenv("HOME"), "node")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(home) })
+	parent := exec.Command("/proc/self/exe")
+	parent.Env = append(os.Environ(), startHome+"="+home)
+	parent.Stderr = t.Output()
+	out, err := parent.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := parent.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var pid int
+	_, err = fmt.Fscan(out, &pid)
+	if kerr := parent.Process.Kill(); err != nil || kerr != nil {
+		t.Fatal(err, kerr)
+	}
+	parent.Wait()
+	ended := func() bool { // a zombie has no program
+		_, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		return errors.Is(err, os.ErrNotExist)
+	}
+	t.Cleanup(func() {
+		if !ended() {
+			syscall.Kill(pid, syscall.SIGKILL)
+		}
+	})
+	eventually(t, "the node has ended", ended)
 }

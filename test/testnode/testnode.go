@@ -153,9 +153,14 @@ func (n *Node) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// RunCommand is what Start starts.
+// RunCommand is what Start starts: the node's own program. `doze run` becomes that by an
+// exec that any of its threads may make, and the kernel keeps a parent-death signal only
+// where the first thread does.
 func (n *Node) RunCommand() *exec.Cmd {
-	return n.Command("run", "--config", n.Caddyfile(), "--adapter", "caddyfile")
+	cmd := n.Command("run", "--config", n.Caddyfile(), "--adapter", "caddyfile")
+	cmd.Path = n.Program("doze-node")
+	cmd.Args[0] = cmd.Path
+	return cmd
 }
 
 // URL is where the API is, with a path of it.
