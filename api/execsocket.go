@@ -362,7 +362,7 @@ func (s *execSocket) receive(a *API) error {
 			return context.Canceled
 		}
 		s.noteHeard()
-		if buf, err = readInto(buf, r); err != nil {
+		if buf, err = s.readMessage(buf, r); err != nil {
 			return context.Canceled
 		}
 		if first {
@@ -455,8 +455,8 @@ func (s *execSocket) watch(heartbeat, stall time.Duration) {
 	}
 }
 
-// readInto reads r to its end into buf, growing it as needed.
-func readInto(buf []byte, r io.Reader) ([]byte, error) {
+// readMessage reads r to its end into buf, growing it as needed.
+func (s *execSocket) readMessage(buf []byte, r io.Reader) ([]byte, error) {
 	buf = buf[:0]
 	for {
 		if len(buf) == cap(buf) {
@@ -464,6 +464,7 @@ func readInto(buf []byte, r io.Reader) ([]byte, error) {
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
+		s.noteHeard()
 		if err == io.EOF {
 			return buf, nil
 		}

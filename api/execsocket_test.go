@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -420,5 +421,34 @@ func TestExecWebSocketTimeout(t *testing.T) {
 	e, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true, "timeout": "50ms"})
 	if c := e.expectComplete(); !c.TimedOut || c.Signal != "SIGKILL" {
 		t.Errorf("complete is %+v", c)
+	}
+}
+
+// slowMessage is a message that comes in pieces.
+type slowMessage struct {
+	s      *execSocket
+	pieces int
+	silent int // pieces after which the client counted as silent
+}
+
+func (m *slowMessage) Read(b []byte) (int, error) {
+	if m.s.heard.Swap(0) == 0 {
+		m.silent++
+	}
+	if m.pieces--; m.pieces < 0 {
+		return 0, io.EOF
+	}
+	return copy(b, "x"), nil
+}
+
+// A large message may take longer than a client may be silent, and no pong comes
+// within a frame.
+func TestExecWebSocketClientThatSendsSlowlyIsNotSilent(t *testing.T) {
+	s := &execSocket{}
+	s.noteHeard()
+	m := &slowMessage{s: s, pieces: 10}
+	message, err := s.readMessage(nil, m)
+	if err != nil || string(message) != "xxxxxxxxxx" || m.silent > 0 {
+		t.Errorf("got %q, %v; %d of the pieces did not count", message, err, m.silent)
 	}
 }
