@@ -12,7 +12,8 @@ func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 	out := header.Clone()
 	for key := range out {
 		name := strings.ReplaceAll(lowerASCII(key), "_", "-")
-		if strings.HasPrefix(name, "x-doze-") || !trusted && setByProxies(name) {
+		// A trusted proxy replaces these headers, but may let another spelling pass.
+		if strings.HasPrefix(name, "x-doze-") || (!trusted || strings.Contains(key, "_")) && setByProxies(name) {
 			delete(out, key)
 		}
 	}

@@ -371,10 +371,17 @@ func TestErrorsOfTheNodeAreReadableByScripts(t *testing.T) {
 func TestATrustedProxyIsBelieved(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, r.Header.Get("Origin")+" "+r.Header.Get("X-Forwarded-Port"))
+		for name, values := range r.Header {
+			if strings.Contains(name, "_") {
+				t.Errorf("a proxy's header passed in a visitor's spelling: %s: %q", name, values)
+			}
+		}
 	}), sandbox.Port{}), Options{Trusted: func(*http.Request) bool { return true }})
 	req := f.request("GET", "/")
 	req.Header.Set("X-Forwarded-Proto", "https")
 	req.Header.Set("X-Forwarded-Port", "443")
+	req.Header.Set("X_Forwarded_Host", "forged.example") // no proxy writes it so, and it may let a visitor's pass
+	req.Header.Set("X-Forwarded_Proto", "http")
 	req.Header.Set("Origin", "https://"+previewHost())
 	if got := body(t, f.do(req)); got != "https://"+previewHost()+" 443" {
 		t.Errorf("the app saw %q", got)
