@@ -83,6 +83,7 @@ type operation struct {
 	Summary     string
 	Codes       []string `json:"x-problem-codes"`
 	Security    []any
+	Parameters  []struct{ Name string }
 	RequestBody struct{ Content map[string]any }
 	Responses   map[string]struct {
 		Description string
@@ -215,6 +216,35 @@ func TestReferenceNamesEveryRouteAndCode(t *testing.T) {
 	for _, m := range regexp.MustCompile(`<a id="([^"]+)"></a>`).FindAllStringSubmatch(string(text), -1) {
 		if _, ok := meanings[Code(m[1])]; !ok {
 			t.Errorf("docs/api.md explains %s, which does not exist", m[1])
+		}
+	}
+}
+
+func TestReferenceNamesEveryParameterAndField(t *testing.T) {
+	text, err := os.ReadFile("../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	words := map[string]bool{}
+	for _, word := range regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_-]*`).FindAllString(string(text), -1) {
+		words[word] = true
+	}
+	d, _ := readDocument(t)
+	for path, methods := range d.Paths {
+		for method, op := range methods {
+			for _, p := range op.Parameters {
+				if !words[p.Name] {
+					t.Errorf("docs/api.md does not name the parameter %s of %s %s", p.Name, method, path)
+				}
+			}
+		}
+	}
+	for name, schema := range d.Components.Schemas {
+		fields, _ := schema["properties"].(map[string]any)
+		for field := range fields {
+			if !words[field] {
+				t.Errorf("docs/api.md does not name the field %s of %s", field, name)
+			}
 		}
 	}
 }
