@@ -9,8 +9,8 @@ import (
 )
 
 // connection is a sandbox's, and at the same time the listener from which the
-// library's server accepts it: so that one server is enough for all of them,
-// and its Serve returns when the connection has ended.
+// library's server accepts it if it speaks HTTP/2: so that one server is enough for all
+// of them, and its Serve returns when the connection has ended.
 type connection struct {
 	to         *Destination
 	ctx        context.Context // of its requests; has the connection in it
@@ -18,8 +18,7 @@ type connection struct {
 	raw        net.Conn
 	wire       *wire     // over raw
 	tls        *tls.Conn // over wire; nil: none
-	plain      *plain    // over tls, or over wire; nil over HTTP/2 in TLS
-	served     net.Conn  // plain, in plainTLS over that, or tls
+	served     net.Conn  // by the library's server
 	accepted   bool      // used by Accept only
 
 	closing sync.Once
@@ -29,7 +28,7 @@ type connection struct {
 	entered atomic.Int64 // requests that have a handler, or had
 
 	mu       sync.Mutex
-	handlers int           // and others that have begun
+	handlers int           // that have begun
 	ended    bool          // no handler begins any more
 	idle     chan struct{} // closed when it has ended and no handler runs
 }
@@ -71,25 +70,13 @@ func (c *connection) Addr() net.Addr { return c.raw.LocalAddr() }
 
 // enter counts the handler of a request in, unless the connection has ended.
 func (c *connection) enter() bool {
-	if !c.begin() {
-		return false
-	}
-	c.entered.Add(1)
-	if c.plain != nil {
-		c.plain.waits.Store(false)
-	}
-	return true
-}
-
-// begin counts in who speaks of the connection's requests, until leave, unless the
-// connection has ended.
-func (c *connection) begin() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
 		return false
 	}
 	c.handlers++
+	c.entered.Add(1)
 	return true
 }
 

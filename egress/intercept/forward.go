@@ -5,6 +5,7 @@ import (
 	"io"
 	"maps"
 	"mime"
+	"net"
 	"net/http"
 	"net/http/httptrace"
 	"net/netip"
@@ -98,13 +99,13 @@ func (o *onward) finish() {
 }
 
 func (o *onward) send() {
-	out := o.request()
+	out, to := o.request()
 	if out.Body != nil {
 		// Otherwise HTTP/1.1 ends what was not read of the body when the answer
 		// begins. Not every writer can.
 		http.NewResponseController(o.w).EnableFullDuplex()
 	}
-	res, err := o.f.over(o.r).RoundTrip(out)
+	res, err := o.f.roundTrip(out, to, o.r.ProtoMajor, o.connected, o.informed)
 	o.mu.Lock()
 	o.answered = true
 	o.mu.Unlock()
@@ -142,9 +143,6 @@ func (o *onward) early() bool {
 	if !ok || o.r.ProtoMajor != 1 || o.body == nil || in.whole.Load() {
 		return false
 	}
-	if c, ok := o.r.Context().Value(connectionKey{}).(*connection); ok && c.plain != nil {
-		c.plain.lingers.Store(true)
-	}
 	return true
 }
 
@@ -160,9 +158,9 @@ func (o *onward) unsent(f *Failure) *Failure {
 }
 
 // request returns the request as it is sent on.
-func (o *onward) request() *http.Request {
+func (o *onward) request() (*http.Request, *target) {
 	r := o.r
-	to := target{host: o.host, port: defaultPort(r.URL.Scheme), upgrade: isWebSocket(upgradeOf(r.Header))}
+	to := &target{host: o.host, port: defaultPort(r.URL.Scheme), upgrade: isWebSocket(upgradeOf(r.Header))}
 	if _, port, ok := splitAuthority(r.URL.Host); ok && port != 0 {
 		to.port = port
 	}
@@ -189,12 +187,13 @@ func (o *onward) request() *http.Request {
 	}
 	ctx := context.WithValue(r.Context(), targetKey{}, to)
 	return out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn: o.connected, Got1xxResponse: o.informed,
-	}))
+		GotConn:        func(info httptrace.GotConnInfo) { o.connected(info.Conn.RemoteAddr()) },
+		Got1xxResponse: o.informed,
+	})), to
 }
 
-func (o *onward) connected(info httptrace.GotConnInfo) {
-	if a, ok := info.Conn.RemoteAddr().(interface{ AddrPort() netip.AddrPort }); ok {
+func (o *onward) connected(host net.Addr) {
+	if a, ok := host.(interface{ AddrPort() netip.AddrPort }); ok {
 		o.mu.Lock()
 		o.address = a.AddrPort()
 		o.mu.Unlock()

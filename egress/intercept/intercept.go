@@ -9,16 +9,21 @@
 package intercept
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"log"
 	"log/slog"
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strings"
+	"sync"
 
+	"github.com/doze-run/doze/egress/http1"
 	"github.com/doze-run/doze/redact"
 )
 
@@ -78,9 +83,14 @@ func (d *Destination) refused(r *http.Request, status int, why Refusal) {
 // There are no time limits toward a sandbox: while it sleeps it can neither
 // finish a header nor use an idle connection, and it finds both as it left them.
 type Server struct {
-	cfg  Config
-	tls  *tls.Config
-	http *http.Server
+	cfg   Config
+	tls   *tls.Config
+	http1 http1.Server
+	http2 *http.Server
+
+	mu     sync.Mutex
+	open   map[*connection]struct{}
+	closed bool
 }
 
 // New returns a Server. It has no goroutines but those of the connections.
@@ -88,7 +98,8 @@ func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	s := &Server{cfg: cfg}
+	s := &Server{cfg: cfg, open: map[*connection]struct{}{}}
+	s.http1 = http1.Server{Handler: s.ServeHTTP, Refuse: s.unreadable, MaxHead: maxHeader}
 	s.tls = &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		NextProtos:     []string{"h2", "http/1.1"},
@@ -97,10 +108,9 @@ func New(cfg Config) *Server {
 		DynamicRecordSizingDisabled: true,
 	}
 	protocols := new(http.Protocols)
-	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true) // by prior knowledge: gRPC without TLS
-	s.http = &http.Server{
+	s.http2 = &http.Server{
 		Handler:        s,
 		MaxHeaderBytes: maxHeader,
 		Protocols:      protocols,
@@ -109,7 +119,6 @@ func New(cfg Config) *Server {
 			MaxReceiveBufferPerStream:     maxUploadStream,
 			MaxReceiveBufferPerConnection: maxUpload,
 		},
-		ConnState:                    waits,
 		BaseContext:                  func(l net.Listener) context.Context { return l.(*connection).ctx },
 		DisableGeneralOptionsHandler: true, // of `OPTIONS *`
 		ErrorLog:                     log.New(redact.NewLibrary(cfg.Log, slog.LevelDebug), "", 0),
@@ -130,6 +139,10 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 	defer cancel()
 	c := newConnection(ctx, conn, &d)
 	defer c.Close()
+	if !s.add(c) {
+		return nil
+	}
+	defer s.remove(c)
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if d.TLS {
 		c.tls = tls.Server(c.wire, s.tls)
@@ -138,18 +151,82 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 		}
 		c.serverName = c.tls.ConnectionState().ServerName
 	}
-	c.serve()
-	if err := s.http.Serve(c); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
+	if err := s.speak(c); err != nil {
 		return err
 	}
 	cancel()
 	c.handlersDone()
 	if c.tls != nil && c.entered.Load() == 0 {
+		c.Close()
 		if err := rejection(c.tls); err != nil {
 			return fmt.Errorf("TLS with a client of %s: %w", d.Host, err)
 		}
 	}
 	return nil
+}
+
+// speak serves the connection by the protocol that its client speaks.
+func (s *Server) speak(c *connection) error {
+	switch {
+	case c.tls == nil:
+		start, is := readPreface(c.wire)
+		in := io.MultiReader(bytes.NewReader(start), c.wire)
+		if !is {
+			s.http1.Serve(c.ctx, c.wire, in)
+			return nil
+		}
+		c.served = &prefaced{c.wire, in}
+	case c.tls.ConnectionState().NegotiatedProtocol == "h2":
+		c.served = c.tls
+	default:
+		s.http1.Serve(c.ctx, c.tls, c.tls)
+		return nil
+	}
+	if err := s.http2.Serve(c); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// preface is what a client of HTTP/2 sends first (RFC 9113, section 3.4).
+const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+// readPreface reads as much of a connection as may be the preface, and reports whether it
+// is. What ends the connection comes again.
+func readPreface(conn io.Reader) (start []byte, is bool) {
+	start = make([]byte, 0, len(preface))
+	for len(start) < len(preface) && strings.HasPrefix(preface, string(start)) {
+		n, err := conn.Read(start[len(start):cap(start)])
+		start = start[:len(start)+n]
+		if err != nil {
+			break
+		}
+	}
+	return start, string(start) == preface
+}
+
+// prefaced is a connection of which the start was read.
+type prefaced struct {
+	net.Conn
+	in io.Reader
+}
+
+func (p *prefaced) Read(b []byte) (int, error) { return p.in.Read(b) }
+
+func (s *Server) add(c *connection) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.open[c] = struct{}{}
+	return true
+}
+
+func (s *Server) remove(c *connection) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.open, c)
 }
 
 // rejection is the alert with which the client ended a connection that is closed, or
@@ -163,9 +240,16 @@ func rejection(t *tls.Conn) error {
 	return nil
 }
 
-// Close ends all connections but those that were upgraded: these end with the
-// context of their Serve. Serve then closes each new one at once.
-func (s *Server) Close() error { return s.http.Close() }
+// Close ends all connections. Serve then closes each new one at once.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.open {
+		c.Close()
+	}
+	s.mu.Unlock()
+	return s.http2.Close()
+}
 
 func (s *Server) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
 	ctx := hello.Context()
@@ -179,11 +263,20 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		panic(http.ErrAbortHandler)
 	}
 	defer c.leave()
-	if why := c.uncertain(w); why != "" {
-		c.to.refuse(w, r, http.StatusBadRequest, Refusal{Code: CodeFraming, Reason: why, Host: c.to.Host})
-		return
-	}
 	s.serve(w, r, c.to, c.serverName)
+}
+
+// codeMalformed is of requests that are not HTTP/1.1, or not as this is spoken here.
+const codeMalformed = "malformed"
+
+// unreadable answers a request of HTTP/1.1 that cannot be read.
+func (s *Server) unreadable(w http.ResponseWriter, r *http.Request, why *http1.RequestError) {
+	to := connectionOf(r.Context()).to
+	code := codeMalformed
+	if why.Framing {
+		code = CodeFraming
+	}
+	to.refuse(w, r, why.Status, Refusal{Code: code, Reason: why.Reason, Host: to.Host})
 }
 
 // ServeRequest is Serve for one request that did not come over a connection to its
@@ -219,11 +312,6 @@ func (s *Server) report(to *Destination, r *http.Request) {
 	}
 	if v != http.ErrAbortHandler {
 		s.cfg.Log.Error("a handler of egress panicked", "host", to.Host, "method", r.Method, "panic", redact.Panic(v), "stack", string(debug.Stack()))
-	}
-	// The library's server reads what is left of the body before it closes the
-	// connection, and would wait for a client that waits for the response.
-	if c, ok := r.Context().Value(connectionKey{}).(*connection); ok && c.plain != nil && r.ProtoMajor == 1 {
-		c.plain.aborted.Store(true)
 	}
 	panic(http.ErrAbortHandler)
 }

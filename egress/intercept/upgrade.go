@@ -36,9 +36,6 @@ func (o *onward) upgrade(res *http.Response) {
 	defer t.Close()
 	defer context.AfterFunc(o.r.Context(), t.Close)()
 
-	if c, ok := o.r.Context().Value(connectionKey{}).(*connection); ok && c.plain != nil {
-		c.plain.requests.Stop()
-	}
 	conn.SetDeadline(time.Time{}) // of the library's server
 	head := &http.Response{StatusCode: res.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: res.Header}
 	if err := head.Write(buffered); err == nil {

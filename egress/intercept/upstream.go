@@ -5,10 +5,15 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/hex"
+	"errors"
 	"net"
 	"net/http"
+	"net/textproto"
 	"strconv"
+	"sync"
 	"time"
+
+	"github.com/doze-run/doze/egress/http1"
 )
 
 const (
@@ -21,8 +26,8 @@ const (
 	idleTime = 50 * time.Second
 	// handshakeTime is for TLS with a host, after the connection was made.
 	handshakeTime = 10 * time.Second
-	// continueTime is how long a host has to answer `Expect: 100-continue`
-	// before it is sent the body unasked (as curl waits).
+	// continueTime is how long a host has to answer `Expect: 100-continue` over HTTP/2
+	// before it is sent the body unasked.
 	continueTime = time.Second
 	// maxAnswerHeader is of an answer's header: some hosts set many cookies.
 	maxAnswerHeader = 256 << 10
@@ -69,14 +74,15 @@ type ForwarderConfig struct {
 type Forwarder struct {
 	cfg          ForwarderConfig
 	sessions     tls.ClientSessionCache
+	kept         *http1.Pool // of HTTP/1.1
 	wide, narrow transports
 	ahead        chan struct{} // of downloads
 }
 
-// transports make connections with the same windows.
+// transports make connections of HTTP/2 with the same windows.
 type transports struct {
-	secure *http.Transport // https, and http by HTTP/1.1
-	plain2 *http.Transport // http by HTTP/2
+	secure *http.Transport // for https
+	plain  *http.Transport // for http
 }
 
 // NewForwarder returns a Forwarder. Close it.
@@ -85,6 +91,7 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 		cfg.Attempt = func(context.Context) (func(), error) { return func() {}, nil }
 	}
 	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
+	f.kept = http1.NewPool(idleInAll, idlePerHost, idleTime)
 	f.wide, f.narrow = f.transports(maxStreamAhead), f.transports(narrowStreamAhead)
 	return f
 }
@@ -92,17 +99,17 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 // Close closes the connections that wait for a request. Those in use end with
 // their requests.
 func (f *Forwarder) Close() {
+	f.kept.CloseIdle()
 	for _, t := range []transports{f.wide, f.narrow} {
 		t.secure.CloseIdleConnections()
-		t.plain2.CloseIdleConnections()
+		t.plain.CloseIdleConnections()
 	}
 }
 
 func (f *Forwarder) transports(ahead int) transports {
 	t := transports{f.transport(ahead), f.transport(ahead)}
-	t.secure.Protocols.SetHTTP1(true)
 	t.secure.Protocols.SetHTTP2(true)
-	t.plain2.Protocols.SetUnencryptedHTTP2(true)
+	t.plain.Protocols.SetUnencryptedHTTP2(true)
 	return t
 }
 
@@ -126,18 +133,64 @@ func (f *Forwarder) transport(ahead int) *http.Transport {
 	}
 }
 
-// over returns the transport for a request. One without TLS goes on by the
-// protocol it came by: there is no other way to know what the host speaks, and
-// gRPC needs HTTP/2.
-func (f *Forwarder) over(r *http.Request) *http.Transport {
+// roundTrip sends a request on. One without TLS goes on by the protocol it came by:
+// there is no other way to know what the host speaks, and gRPC needs HTTP/2. With TLS
+// it goes over a connection that is kept, or by what the host chooses of both.
+//
+// The request's body is read no more, once it is closed. connected and informed are
+// told of what happens before there is a response.
+func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connected func(net.Addr), informed func(int, textproto.MIMEHeader) error) (*http.Response, error) {
 	t := f.wide
 	if f.cfg.Narrow != nil && f.cfg.Narrow(r.Context()) {
 		t = f.narrow
 	}
-	if r.URL.Scheme == "http" && r.ProtoMajor == 2 {
-		return t.plain2
+	secure := r.URL.Scheme == "https"
+	if !secure && version == 2 {
+		return t.plain.RoundTrip(r)
 	}
-	return t.secure
+	key := r.URL.Scheme + "://" + r.URL.Host
+	send := func(c *http1.Conn) (*http.Response, error) {
+		connected(c.RemoteAddr())
+		return c.RoundTrip(r, informed, func(reusable bool) {
+			if reusable {
+				f.kept.Put(key, c)
+			}
+		})
+	}
+	if c := f.kept.Get(key); c != nil {
+		res, err := send(c)
+		if !errors.Is(err, http1.ErrStale) || !repeatable(r) {
+			return res, err
+		}
+	}
+	if !secure || to.upgrade {
+		c, err := f.connect(r.Context(), to, secure)
+		if err != nil {
+			return nil, err
+		}
+		return send(c)
+	}
+	to.kept = func(c *http1.Conn) { f.kept.Put(key, c) }
+	res, err := t.secure.RoundTrip(r)
+	if c := to.take(); c != nil {
+		if errors.Is(err, errHTTP1) {
+			if u, ok := r.Body.(*upload); ok {
+				u.closed.Store(false) // by the transport that has sent nothing of it
+			}
+			return send(c)
+		}
+		f.kept.Put(key, c) // another connection was there first
+	}
+	return res, err
+}
+
+// repeatable reports whether a request may be sent twice (RFC 9110, section 9.2.2).
+func repeatable(r *http.Request) bool {
+	switch r.Method {
+	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
+		return r.Body == nil
+	}
+	return false
 }
 
 // target is where a request goes: in its context, because the name by which the
@@ -146,13 +199,41 @@ type target struct {
 	host    string
 	port    uint16
 	upgrade bool // by HTTP/1.1 only
+
+	mu    sync.Mutex
+	conn  *http1.Conn       // made for the request, by a host that speaks HTTP/1.1
+	taken bool              // the request needs no connection any more
+	kept  func(*http1.Conn) // takes one that comes too late
+}
+
+// errHTTP1 is told to the library's transport, which is for HTTP/2.
+var errHTTP1 = errors.New("the host speaks HTTP/1.1")
+
+// give is told of a connection that was made for the request.
+func (t *target) give(c *http1.Conn) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.taken {
+		t.kept(c)
+		return
+	}
+	t.conn = c
+}
+
+// take returns the connection that was made for the request, if one was. One that comes
+// later is kept for others.
+func (t *target) take() *http1.Conn {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.taken = true
+	return t.conn
 }
 
 type targetKey struct{}
 
 // pooled returns the host of the URL by which the library finds connections.
 // The encoding leaves no two pools and hosts with the same.
-func (f *Forwarder) pooled(ctx context.Context, t target) string {
+func (f *Forwarder) pooled(ctx context.Context, t *target) string {
 	key := make([]byte, 0, 128)
 	if f.cfg.Pool != nil {
 		key = hex.AppendEncode(key, []byte(f.cfg.Pool(ctx)))
@@ -161,32 +242,65 @@ func (f *Forwarder) pooled(ctx context.Context, t target) string {
 	return net.JoinHostPort(string(append(key, t.host...)), strconv.Itoa(int(t.port)))
 }
 
+// dial is for HTTP/2 without TLS.
 func (f *Forwarder) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	done, err := f.cfg.Attempt(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	t := ctx.Value(targetKey{}).(target)
+	t := ctx.Value(targetKey{}).(*target)
 	return f.cfg.Dial(ctx, t.host, t.port)
 }
 
+// dialTLS is for hosts of which it is not known what they speak. The connection to one
+// that speaks HTTP/1.1 goes to the request, by its target, with errHTTP1.
 func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	done, err := f.cfg.Attempt(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	t := ctx.Value(targetKey{}).(target)
-	raw, err := f.cfg.Dial(ctx, t.host, t.port)
+	t := ctx.Value(targetKey{}).(*target)
+	conn, raw, err := f.handshake(ctx, t, "h2", "http/1.1")
 	if err != nil {
 		return nil, err
 	}
-	protocols := []string{"h2", "http/1.1"}
-	if t.upgrade {
-		protocols = protocols[1:]
+	if conn.ConnectionState().NegotiatedProtocol == "h2" {
+		return conn, nil
 	}
-	conn := tls.Client(raw, &tls.Config{
+	t.give(http1.NewConn(conn, raw, maxAnswerHeader))
+	return nil, errHTTP1
+}
+
+// connect makes a connection of HTTP/1.1.
+func (f *Forwarder) connect(ctx context.Context, t *target, secure bool) (*http1.Conn, error) {
+	done, err := f.cfg.Attempt(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if !secure {
+		raw, err := f.cfg.Dial(ctx, t.host, t.port)
+		if err != nil {
+			return nil, err
+		}
+		return http1.NewConn(raw, raw, maxAnswerHeader), nil
+	}
+	conn, raw, err := f.handshake(ctx, t, "http/1.1")
+	if err != nil {
+		return nil, err
+	}
+	return http1.NewConn(conn, raw, maxAnswerHeader), nil
+}
+
+// handshake connects by TLS to a host that speaks one of the protocols.
+func (f *Forwarder) handshake(ctx context.Context, t *target, protocols ...string) (conn *tls.Conn, raw net.Conn, err error) {
+	raw, err = f.cfg.Dial(ctx, t.host, t.port)
+	if err != nil {
+		return nil, nil, err
+	}
+	conn = tls.Client(raw, &tls.Config{
 		ServerName:         t.host,
 		RootCAs:            f.cfg.RootCAs,
 		NextProtos:         protocols,
@@ -197,9 +311,9 @@ func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) 
 	defer cancel()
 	if err := conn.HandshakeContext(ctx); err != nil {
 		raw.Close()
-		return nil, &handshakeError{err}
+		return nil, nil, &handshakeError{err}
 	}
-	return conn, nil
+	return conn, raw, nil
 }
 
 // handshakeError is TLS with a host that failed.

@@ -1,0 +1,359 @@
+package http1
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"net/http/httputil"
+	"net/textproto"
+	"net/url"
+	"strconv"
+	"strings"
+	"sync"
+
+	"golang.org/x/net/http/httpguts"
+)
+
+// RequestError is a request that cannot be read. Its connection ends.
+type RequestError struct {
+	Status int // of the answer
+	// Framing: the request says in two ways where it ends (RFC 9112, section 6.1).
+	Framing bool
+	Reason  string
+}
+
+func (e *RequestError) Error() string { return e.Reason }
+
+func malformed(format string, args ...any) *RequestError {
+	return &RequestError{Status: http.StatusBadRequest, Reason: fmt.Sprintf(format, args...)}
+}
+
+const reasonTwoEnds = "it says in two ways where it ends: by Transfer-Encoding, and by Content-Length or HTTP/1.0 (RFC 9112, section 6.1)"
+
+// readRequest reads the head of the next request. An error that is no *RequestError is of
+// the connection: io.EOF between two requests.
+func (c *serverConn) readRequest() (*http.Request, error) {
+	c.in.left, c.minor = c.s.MaxHead+bufferSize, 1
+	line, err := c.requestLine()
+	if err != nil {
+		return nil, c.headError(err)
+	}
+	method, target, version, ok := cutLine(line)
+	if !ok || !httpguts.ValidHeaderFieldName(method) { // both are tokens
+		return nil, malformed("malformed request line %.80q", line)
+	}
+	r := &http.Request{Method: method, RequestURI: target, Proto: version, RemoteAddr: c.remote}
+	if r.ProtoMajor, r.ProtoMinor, ok = http.ParseHTTPVersion(version); !ok {
+		return nil, malformed("malformed HTTP version %.80q", version)
+	}
+	if r.ProtoMajor == 1 {
+		c.minor = r.ProtoMinor
+	}
+	if r.Header, err = fields(c.lines); err != nil {
+		return nil, c.headError(err)
+	}
+	if r.ProtoMajor != 1 {
+		return nil, &RequestError{Status: http.StatusHTTPVersionNotSupported, Reason: "unsupported protocol version"}
+	}
+	if err := parseTarget(r); err != nil {
+		return nil, err
+	}
+	if err := parseHost(r); err != nil {
+		return nil, err
+	}
+	if err := c.frame(r); err != nil {
+		return nil, err
+	}
+	r.Close = httpguts.HeaderValuesContainsToken(r.Header["Connection"], "close") ||
+		r.ProtoMinor == 0 && !httpguts.HeaderValuesContainsToken(r.Header["Connection"], "keep-alive")
+	return r, nil
+}
+
+// requestLine skips the line breaks that some clients send after a body (RFC 9112,
+// section 2.2).
+func (c *serverConn) requestLine() (string, error) {
+	for range 4 {
+		b, err := c.r.Peek(1)
+		if err != nil {
+			return "", err
+		}
+		if b[0] != '\r' && b[0] != '\n' {
+			break
+		}
+		_, _ = c.r.Discard(1)
+	}
+	line, err := c.r.ReadString('\n')
+	return strings.TrimSuffix(strings.TrimSuffix(line, "\n"), "\r"), err
+}
+
+// fields reads a header or trailers.
+func fields(lines *textproto.Reader) (http.Header, error) {
+	fields, err := lines.ReadMIMEHeader()
+	if err != nil {
+		return nil, err
+	}
+	for name, values := range fields {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return nil, malformed("invalid name of a header field: %.80q", name)
+		}
+		for _, value := range values {
+			if !httpguts.ValidHeaderFieldValue(value) {
+				return nil, malformed("invalid value of header field %.80s", name)
+			}
+		}
+	}
+	return http.Header(fields), nil
+}
+
+// headError describes an error of reading a head.
+func (c *serverConn) headError(err error) error {
+	var protocol textproto.ProtocolError
+	switch {
+	case errors.Is(err, errTooLarge):
+		return &RequestError{Status: http.StatusRequestHeaderFieldsTooLarge, Reason: http.StatusText(http.StatusRequestHeaderFieldsTooLarge)}
+	case errors.As(err, &protocol):
+		return malformed("%.80s", string(protocol))
+	}
+	return err
+}
+
+func cutLine(line string) (method, target, version string, ok bool) {
+	method, rest, ok1 := strings.Cut(line, " ")
+	target, version, ok2 := strings.Cut(rest, " ")
+	return method, target, version, ok1 && ok2
+}
+
+func parseTarget(r *http.Request) *RequestError {
+	target := r.RequestURI
+	authority := r.Method == http.MethodConnect && !strings.HasPrefix(target, "/")
+	if authority {
+		target = "http://" + target
+	}
+	u, err := url.ParseRequestURI(target)
+	if err != nil {
+		return malformed("malformed request target %.80q", r.RequestURI)
+	}
+	if authority {
+		u.Scheme = ""
+	}
+	r.URL = u
+	return nil
+}
+
+func parseHost(r *http.Request) *RequestError {
+	hosts := r.Header["Host"]
+	switch {
+	case len(hosts) > 1:
+		return malformed("too many Host headers")
+	case len(hosts) == 0 && r.ProtoMinor > 0 && r.Method != http.MethodConnect:
+		return malformed("missing required Host header")
+	case len(hosts) == 1 && !httpguts.ValidHostHeader(hosts[0]):
+		return malformed("malformed Host header")
+	}
+	r.Host = r.URL.Host
+	if r.Host == "" && len(hosts) == 1 {
+		r.Host = hosts[0]
+	}
+	delete(r.Header, "Host")
+	return nil
+}
+
+// frame gives the request its body (RFC 9112, section 6.3).
+func (c *serverConn) frame(r *http.Request) *RequestError {
+	codings, isCoded := r.Header["Transfer-Encoding"]
+	lengths, isMeasured := r.Header["Content-Length"]
+	c.body = nil
+	r.Body = http.NoBody
+	switch {
+	case isCoded && (isMeasured || r.ProtoMinor == 0):
+		return &RequestError{Status: http.StatusBadRequest, Framing: true, Reason: reasonTwoEnds}
+	case isCoded && (len(codings) != 1 || !strings.EqualFold(codings[0], "chunked")):
+		return &RequestError{Status: http.StatusNotImplemented, Reason: "Unsupported transfer encoding"}
+	case isCoded:
+		if err := announceTrailers(r); err != nil {
+			return err
+		}
+		delete(r.Header, "Transfer-Encoding")
+		r.TransferEncoding, r.ContentLength = []string{"chunked"}, -1
+		c.body = &requestBody{c: c, r: r, from: httputil.NewChunkedReader(c.r)}
+	case isMeasured:
+		length, err := strconv.ParseUint(lengths[0], 10, 63)
+		if err != nil || strings.TrimLeft(lengths[0], "0123456789") != "" {
+			return malformed("malformed Content-Length %.80q", lengths[0])
+		}
+		for _, other := range lengths[1:] {
+			if other != lengths[0] {
+				return malformed("the request has different lengths in Content-Length")
+			}
+		}
+		r.Header["Content-Length"] = lengths[:1]
+		if r.ContentLength = int64(length); length > 0 {
+			c.body = &requestBody{c: c, r: r, from: &io.LimitedReader{R: c.r, N: int64(length)}}
+		}
+	}
+	expect := r.Header["Expect"]
+	switch {
+	case len(expect) == 0:
+	case r.ProtoMinor == 0 || !strings.EqualFold(expect[0], "100-continue") || len(expect) > 1:
+		return &RequestError{Status: http.StatusExpectationFailed, Reason: http.StatusText(http.StatusExpectationFailed)}
+	case c.body != nil:
+		c.body.awaited = true
+	}
+	if c.body != nil {
+		r.Body = c.body
+	}
+	return nil
+}
+
+// framingFields must not be in trailers (RFC 9110, section 6.5.1).
+var framingFields = []string{"Transfer-Encoding", "Content-Length", "Trailer", "Host"}
+
+func announceTrailers(r *http.Request) *RequestError {
+	announced, ok := r.Header["Trailer"]
+	if !ok {
+		return nil
+	}
+	delete(r.Header, "Trailer")
+	r.Trailer = http.Header{}
+	for _, field := range announced {
+		for name := range strings.SplitSeq(field, ",") {
+			if name = http.CanonicalHeaderKey(textproto.TrimString(name)); name != "" {
+				r.Trailer[name] = nil
+			}
+		}
+	}
+	for _, name := range framingFields {
+		if _, ok := r.Trailer[name]; ok {
+			return malformed("%s must not be a trailer", name)
+		}
+	}
+	return nil
+}
+
+// requestBody is the body of the request under way. It may be read by another goroutine
+// than the handler's, until the handler has returned.
+type requestBody struct {
+	c    *serverConn
+	r    *http.Request // gets the trailers
+	from io.Reader     // chunks, or so many bytes
+
+	mu      sync.Mutex
+	awaited bool  // the client waits to hear that it is wanted
+	err     error // that ended it: io.EOF at its end
+}
+
+var errBodyClosed = errors.New("http1: the body of a request is read after its handler has returned")
+
+func (b *requestBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.err != nil {
+		return 0, b.err
+	}
+	if b.awaited {
+		b.awaited = false
+		if err := b.c.w.proceed(); err != nil {
+			b.err = err
+			return 0, err
+		}
+	}
+	n, err := b.next(p)
+	if b.err = err; err == io.EOF {
+		b.c.watch()
+	}
+	return n, err
+}
+
+// next reads what comes next, whoever wants it.
+func (b *requestBody) next(p []byte) (int, error) {
+	n, err := b.from.Read(p)
+	if measured, ok := b.from.(*io.LimitedReader); ok {
+		switch {
+		case measured.N == 0:
+			err = io.EOF
+		case err == io.EOF:
+			err = io.ErrUnexpectedEOF
+		}
+	} else if err == io.EOF {
+		err = b.trailers()
+	}
+	return n, err
+}
+
+// trailers reads what is after the last chunk, and returns io.EOF. Lines end with CRLF
+// only, as those of chunks.
+func (b *requestBody) trailers() error {
+	var section []byte
+	for {
+		line, err := b.c.r.ReadSlice('\n')
+		switch {
+		case err == io.EOF:
+			return io.ErrUnexpectedEOF
+		case err != nil:
+			return fmt.Errorf("http1: reading trailers: %w", err)
+		case !bytes.HasSuffix(line, []byte("\r\n")) || len(section)+len(line) > maxTrailers:
+			return errTrailers
+		}
+		section = append(section, line...)
+		if len(line) == len("\r\n") {
+			break
+		}
+	}
+	if len(section) == len("\r\n") {
+		return io.EOF
+	}
+	trailer, err := fields(textproto.NewReader(bufio.NewReader(bytes.NewReader(section))))
+	if err != nil {
+		return err
+	}
+	for _, name := range framingFields {
+		delete(trailer, name)
+	}
+	if b.r.Trailer == nil {
+		b.r.Trailer = http.Header{}
+	}
+	maps.Copy(b.r.Trailer, trailer)
+	return io.EOF
+}
+
+var errTrailers = errors.New("http1: trailers that are too long, or lines that do not end with CRLF")
+
+// Close implements io.Closer. The server ends what was not read.
+func (b *requestBody) Close() error { return nil }
+
+// whole reports whether the body was read to its end.
+func (b *requestBody) whole() bool {
+	if b == nil {
+		return true
+	}
+	if !b.mu.TryLock() { // it is being read
+		return false
+	}
+	defer b.mu.Unlock()
+	return b.err == io.EOF
+}
+
+// stop ends reading by others: one that waits for the client is interrupted. It returns
+// what has ended the body: io.EOF at its end, nil if that goes on.
+func (b *requestBody) stop() error {
+	if b == nil {
+		return io.EOF
+	}
+	if !b.mu.TryLock() {
+		b.c.interrupt()
+		b.mu.Lock()
+		if b.err == nil { // it was about to return
+			b.err = errBodyClosed
+		}
+	}
+	defer b.mu.Unlock()
+	err := b.err
+	if err == nil {
+		b.err = errBodyClosed
+	}
+	return err
+}
