@@ -43,7 +43,8 @@ func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
 }
 
 // ForceSleep is Sleep although leases are held: requests and commands that are
-// under way pause, and continue with the next wake.
+// under way pause, and continue with the next wake. Transfers of files and the input of
+// commands fail when they have paused for a minute.
 func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
 	return m.sleep(ctx, id, modeForced, reasonForced)
 }
