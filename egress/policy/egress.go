@@ -201,6 +201,9 @@ func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) 
 	now := p.host.config.Now()
 	result = code(ErrLimit)
 	p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
+		if p.forgotten.Load() { // asked here, or the space may be of after Forget
+			s = &space{entries: map[string]entry{}}
+		}
 		n, err := f(s, now)
 		if err != nil {
 			result = code(err)

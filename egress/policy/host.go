@@ -230,9 +230,15 @@ func (h *Host) live() []*Policy {
 	return all
 }
 
-// Forget drops what policies of that name have stored in a namespace. With an error
-// nothing is dropped.
+// Forget drops what policies of that name have stored in a namespace, their owner's, and
+// what they store there from then on in exchanges that are under way. With an error
+// nothing that was stored is dropped.
 func (h *Host) Forget(ctx context.Context, name, namespace string) error {
+	for _, p := range h.live() { // before: what is stored meanwhile is erased
+		if p.name == name && p.owner == namespace {
+			p.forgotten.Store(true)
+		}
+	}
 	return h.kv.erase(ctx, spaceName(name, namespace))
 }
 

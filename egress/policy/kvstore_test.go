@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -332,5 +333,29 @@ func TestAHostWritesWhatPoliciesStore(t *testing.T) {
 	<-d.written
 	if got := contents(openKV(t, d, time.Now()), spaceName("script", ""), time.Now()); got["a"] != "1" {
 		t.Errorf("got %v", got)
+	}
+}
+
+// An exchange may end after its policy was deleted, and a later policy of its name must
+// not find what it stores.
+func TestAnExchangeThatOutlivesItsPolicyStoresNothing(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.Documents = newDocuments() })
+	p := scripted(t, h, "request kv-set a 1 0\nresponse kv-set a 2 0\nresponse kv-get a")
+	_, x, err := exchange(p, request("GET", "/"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := h.Forget(r.Context(), "script", ""); err != nil {
+			t.Error(err)
+		}
+	}))
+	if err != nil || x.Denied != nil {
+		t.Fatalf("%+v, %v", x.Denied, err)
+	}
+	if got := contents(&h.kv, spaceName("script", ""), time.Now()); len(got) != 0 {
+		t.Errorf("stored are %v", got)
+	}
+	if _, _, err := exchange(scripted(t, h, "request kv-set a 3 0"), request("GET", "/"), nil); err != nil {
+		t.Fatal(err)
+	}
+	if got := contents(&h.kv, spaceName("script", ""), time.Now()); got["a"] != "3" {
+		t.Errorf("a later policy has stored %v", got)
 	}
 }

@@ -24,6 +24,9 @@ type Policy struct {
 	logger  logger
 	places  chan struct{} // taken by instances in use
 	retains atomic.Int64  // 0: it has ended
+	owner   string
+	// forgotten: what exchanges that are under way store is dropped, see Host.Forget.
+	forgotten atomic.Bool
 
 	mu     sync.Mutex
 	ended  bool
@@ -42,6 +45,7 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 	p := &Policy{
 		module: m.program,
 		name:   m.name,
+		owner:  m.Owner,
 		config: slices.Clone(config),
 		host:   h,
 		places: make(chan struct{}, h.config.Instances),
