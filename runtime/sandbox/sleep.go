@@ -254,7 +254,7 @@ func (b *box) ended(reason string) {
 	b.outOfReach()
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
 	b.setState(StateStopped, cutText(reason, maxReason))
-	b.disarm()
+	b.arm() // it may expire
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }
 

@@ -69,6 +69,40 @@ func TestTTLCountsFromItsLastChange(t *testing.T) {
 	}
 }
 
+// Its timer serves other purposes, too, which end with the state.
+func TestTTLOutlivesChangesOfState(t *testing.T) {
+	for name, enter := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID){
+		"asleep":  func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { mustSleep(t, n.Manager, id) },
+		"stopped": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { mustStop(t, n.Manager, id) },
+		"ended by itself": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			n.Engine.Kill(t, id)
+			await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+		},
+		"vanished": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			if err := n.Engine.Remove(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+		},
+		"ended while asleep": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
+			mustSleep(t, n.Manager, id)
+			if err := n.Engine.Remove(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+			await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			hour := sandbox.Duration(time.Hour)
+			update(t, n.Manager, sb.ID, sandbox.Patch{TTL: &hour})
+			enter(t, n, sb.ID)
+			await(t, "its timer is set", func() bool { return n.Manager.Armed(sb.ID) })
+		})
+	}
+}
+
 // The timer may fire just before a caller extends the TTL.
 func TestExtendedTTLWinsOverALateTimer(t *testing.T) {
 	m := sandboxtest.Open(t, nil).Manager
