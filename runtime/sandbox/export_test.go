@@ -52,3 +52,8 @@ func (m *Manager) RetryNow(operation Operation, id ID) {
 
 // Recoverers is how many sandboxes Start looks at together.
 const Recoverers = recoverers
+
+// StopQuarantined does what the start of the node has done.
+func (m *Manager) StopQuarantined(id ID) error {
+	return m.stopQuarantined(m.ctx, m.quarantinedByID(id))
+}

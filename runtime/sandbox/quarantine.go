@@ -44,8 +44,9 @@ type quarantined struct {
 
 	// Written with lock and Manager.mu held, read with either of them:
 	container bool
-	running   bool // its container may run
+	running   bool // its container may run, or its cgroup be there
 	problem   string
+	removal   string // why a removal failed
 }
 
 // quarantineUnknown quarantines, at start, the containers and run folders that no
@@ -114,7 +115,7 @@ func (m *Manager) listQuarantined() []Quarantined {
 		}
 		list = append(list, Quarantined{
 			ID: q.ID, Name: q.origin.Name, Owner: q.origin.Owner, Image: cmp.Or(q.origin.Image, q.imageRef), Size: q.origin.Size,
-			CreatedAt: created, Container: q.container, Problem: q.problem,
+			CreatedAt: created, Container: q.container, Problem: cmp.Or(q.removal, q.problem),
 		})
 	}
 	slices.SortFunc(list, func(a, b Quarantined) int { return strings.Compare(string(a.ID), string(b.ID)) })
@@ -152,7 +153,7 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 		return ctx.Err()
 	}
 	defer func() { <-q.lock }()
-	if m.quarantinedByID(q.ID) != q {
+	if m.quarantinedByID(q.ID) != q || !q.running {
 		return nil // adopted or removed meanwhile
 	}
 	grace := m.config().StopGrace
@@ -177,10 +178,13 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 	if err := m.engine.Stop(ctx, q.ID, grace); err != nil && !errors.Is(err, ErrNoContainer) {
 		return fmt.Errorf("stop %s: %w", q.ID, err)
 	}
+	if err := m.freezer.Remove(q.ID); err != nil {
+		return err
+	}
 	m.mu.Lock()
 	q.running = false
 	m.mu.Unlock()
-	return m.freezer.Remove(q.ID)
+	return nil
 }
 
 // limitsOf are those of a size, or of the default size when there is no such size.
@@ -324,7 +328,7 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			if err != nil {
 				m.mu.Lock()
 				defer m.mu.Unlock()
-				q.problem = cutText(err.Error(), maxReason)
+				q.removal = cutText(err.Error(), maxReason)
 			}
 		}()
 		m.uplink.Detach(id)

@@ -178,6 +178,9 @@ func TestRemovalFromQuarantineThatFailedHalfWayLeavesNothingToAdopt(t *testing.T
 	if err := m.RemoveQuarantined(t.Context(), owner, sb.ID); !errors.Is(err, syscall.EIO) {
 		t.Fatalf("remove: %v", err)
 	}
+	if err := m.StopQuarantined(sb.ID); err != nil { // which was to come before
+		t.Fatal(err)
+	}
 	var invalid *sandbox.InvalidError
 	if _, err := m.Adopt(t.Context(), owner, sb.ID, ""); !errors.As(err, &invalid) || invalid.Field != "id" {
 		t.Errorf("adopt: %v, want that it has no container", err)
