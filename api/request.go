@@ -214,14 +214,16 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request, most int64, want 
 	if r.ContentLength > most {
 		return nil, tooLarge(most, want)
 	}
-	body, err := io.ReadAll(io.LimitReader(newTimedBody(w, r.Body, a.limits.Stall), most+1))
+	var body bytes.Buffer
+	body.Grow(int(max(0, r.ContentLength)) + bytes.MinRead) // or it is read into one buffer after another
+	_, err := body.ReadFrom(io.LimitReader(newTimedBody(w, r.Body, a.limits.Stall), most+1))
 	switch {
 	case err != nil:
 		return nil, bodyProblem(err)
-	case int64(len(body)) > most:
+	case int64(body.Len()) > most:
 		return nil, tooLarge(most, want)
 	}
-	return body, nil
+	return body.Bytes(), nil
 }
 
 // checkType refuses a body that says it is no JSON.

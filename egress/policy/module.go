@@ -43,6 +43,10 @@ func (p *program) release() {
 		if err := p.close(); err != nil {
 			h.config.Log.Error("closing a policy's code", "digest", p.digest, "error", err)
 		}
+		select {
+		case h.unmap <- struct{}{}:
+		default: // it is known already
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/debug"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -374,6 +375,58 @@ func TestAThousandReplacementsUnderLoadFailNoRequestAndLeaveNothing(t *testing.T
 	if grown > 20<<20 && !raceEnabled {
 		t.Errorf("the process has grown by %d MiB", grown>>20)
 	}
+}
+
+// Machine code is not on Go's heap, and a collection is what unmaps it: it must not wait for
+// one that garbage brings about.
+func TestCodeOfAPolicyThatEndedIsUnmapped(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	h := newHost(t, nil)
+	before := codeMappings(t)
+	m := compile(t, h, "x", responder())
+	p, err := m.Configure(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Release()
+	if n := codeMappings(t); n <= before {
+		t.Fatalf("%d mappings of code with a policy, %d without", n, before)
+	}
+	collections := countCollections()
+	p.Release()
+	for deadline := time.Now().Add(30 * time.Second); codeMappings(t) > before; runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d mappings of code are left, there were %d", codeMappings(t), before)
+		}
+		if countCollections() > collections { // it may have found the policy on a stack still
+			select {
+			case h.unmap <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// countCollections is how many there were.
+func countCollections() uint32 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return m.NumGC
+}
+
+// codeMappings counts executable memory that is not of a file.
+func codeMappings(t *testing.T) (n int) {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if f := strings.Fields(line); len(f) == 5 && strings.Contains(f[1], "x") {
+			n++
+		}
+	}
+	return n
 }
 
 func TestTheCacheIsBoundedAndTheOldestGoFirst(t *testing.T) {

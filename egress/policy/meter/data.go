@@ -24,7 +24,8 @@ func (m *parser) dataOf(r *reader) []byte {
 	m.segments = m.given
 	s := &reader{data: r.data, at: r.at, err: r.err}
 	r.at = len(r.data)
-	j := joiner{out: make([]byte, 0, len(r.data))}
+	// Zeros between segments take more than what they replace: a third more with Go.
+	j := joiner{out: make([]byte, constBytes, len(r.data)+len(r.data)*3/8)}
 	for range m.given {
 		j.add(s)
 	}
@@ -33,7 +34,8 @@ func (m *parser) dataOf(r *reader) []byte {
 	}
 	j.end()
 	m.segments = j.segments
-	return append(appendU32(nil, uint32(j.segments)), j.out...)
+	putConst(j.out, uint32(j.segments))
+	return j.out
 }
 
 // countOf is the number of segments, for those who want it before the code.
@@ -54,12 +56,12 @@ func (m *parser) countOf(r *reader) []byte {
 // joiner joins segments of which one follows soon after another: what lies between
 // is zero, and stays so unless an earlier one has filled it.
 type joiner struct {
-	out      []byte
-	segments int    // in out
-	begun    bool   // there is one that is not in out yet:
-	offset   uint64 // where it begins
-	content  []byte
-	filled   []extent // by those in out
+	out      []byte   // room for the number of segments, and the segments
+	segments int      // in out
+	begun    bool     // the last one can go on:
+	offset   uint64   // where it begins in memory
+	content  int      // where its content begins in out, behind its length
+	filled   []extent // by those before it
 }
 
 // extent of memory, without its end.
@@ -81,13 +83,24 @@ func (j *joiner) add(r *reader) {
 		return
 	}
 	data := r.take(r.u32())
-	if at := j.offset + uint64(len(j.content)); j.begun && offset >= at && offset-at <= maxGap && j.isZero(extent{at, offset}) {
-		j.content = append(j.content, make([]byte, offset-at)...)
+	if at := j.offset + uint64(len(j.out)-j.content); j.begun && offset >= at && offset-at <= maxGap && j.isZero(extent{at, offset}) {
+		j.out = append(j.out, zeros[:offset-at]...)
 	} else {
 		j.end()
-		j.begun, j.offset = true, offset
+		j.begin(offset)
 	}
-	j.content = append(j.content, data...)
+	j.out = append(j.out, data...)
+}
+
+var zeros [maxGap]byte
+
+// begin writes what stands before the content of a segment. Its length is not known yet.
+func (j *joiner) begin(offset uint64) {
+	j.begun, j.offset = true, offset
+	j.out = appendI32(append(j.out, 0, 0x41), uint32(offset))
+	j.out = append(j.out, 0x0b)
+	j.out = append(j.out, zeros[:constBytes]...)
+	j.content = len(j.out)
 }
 
 // isZero says whether no segment in out fills any of it.
@@ -103,17 +116,16 @@ func (j *joiner) isZero(gap extent) bool {
 	return true
 }
 
-// end writes the last segment.
+// end writes the length of the last segment.
 func (j *joiner) end() {
 	if !j.begun {
 		return
 	}
-	j.out = appendI32(append(j.out, 0, 0x41), uint32(j.offset))
-	j.out = appendU32(append(j.out, 0x0b), uint32(len(j.content)))
-	j.out = append(j.out, j.content...)
+	size := len(j.out) - j.content
+	putConst(j.out[j.content-constBytes:], uint32(size))
 	j.segments++
 	if len(j.filled) <= maxExtents {
-		j.filled = append(j.filled, extent{j.offset, j.offset + uint64(len(j.content))})
+		j.filled = append(j.filled, extent{j.offset, j.offset + uint64(size)})
 	}
-	j.begun, j.content = false, j.content[:0]
+	j.begun = false
 }

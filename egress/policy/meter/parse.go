@@ -371,7 +371,7 @@ func (m *parser) codeOf(r *reader) []byte {
 	m.empty = map[uint32]bool{}
 	out := make([]byte, 0, len(r.data)+len(r.data)/2)
 	out = appendU32(out, uint32(n))
-	var written []byte // of one function at a time
+	var last body // its buffers serve the next one
 	for i := range n {
 		size := r.u32()
 		if size > maxBody {
@@ -384,9 +384,9 @@ func (m *parser) codeOf(r *reader) []byte {
 		if size == 2 && code[0] == 0 && code[1] == 0x0b {
 			m.empty[m.imported+uint32(i)] = true
 		}
-		b := &body{reader: reader{data: code}, m: m, out: written[:0], params: len(m.types[defined[i]].Params)}
+		b := &body{reader: reader{data: code}, m: m, out: last.out[:0], open: last.open[:0], params: len(m.types[defined[i]].Params)}
 		out = b.rewrite(out)
-		written = b.out
+		last = *b
 		if b.err != nil {
 			r.fail(fmt.Errorf("function %d: %w", m.imported+uint32(i), b.err))
 			return nil

@@ -132,8 +132,8 @@ func appendI32(b []byte, v uint32) []byte {
 // constBytes is how long putConst writes, for any number that is not negative.
 const constBytes = 5
 
-// putConst writes a number below 1<<31 as a signed LEB128 of fixed length: its
-// place is kept before it is known.
+// putConst writes a number below 1<<31 as a LEB128 of fixed length, the same signed and
+// unsigned: its place is kept before it is known.
 func putConst(b []byte, v uint32) {
 	for i := range constBytes - 1 {
 		b[i] = byte(v>>(7*i))&0x7f | 0x80
