@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 HOME = Path("/var/lib/doze")
 UNIT = Path("/sys/fs/cgroup/system.slice/doze.service")
+TREE = Path("/opt/doze")
 CADDYFILE = Path("/etc/doze/Caddyfile")
 # What the checks before the reboot leave to those after it.
 KEPT = Path("/var/lib/doze-vm.json")
@@ -29,6 +30,33 @@ WAIT = 120  # seconds, for whatever takes long on a machine without KVM
 LITE = {"memory.max": str(256 << 20), "memory.swap.max": "0", "pids.max": "128", "cpu.max": "25000 100000"}
 
 Proc = collections.namedtuple("Proc", "pid uids inner command")
+
+
+# What docs/operations.md says.
+
+
+def documented(section):
+    """The commands of a section of docs/operations.md for a node of systemd."""
+    text = (TREE / "docs/operations.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    found = []
+    for line in text.splitlines():
+        if line.startswith("    "):
+            command, _, comment = line.strip().partition(" #")
+            found.append(comment.partition("of systemd: ")[2] or command.strip())
+    assert found, f"no command in section {section}"
+    return found
+
+
+def follow(*commands):
+    """Does what is documented, as root in the source tree."""
+    env = {"PATH": os.environ["PATH"], "HOME": "/root", "DOZE_HOME": str(HOME), "DOZE_HTTPS_PORT": "443"}
+    script = "\n".join(commands)
+    done = subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", script], capture_output=True, text=True, timeout=4 * WAIT, env=env, stdin=subprocess.DEVNULL, cwd=TREE
+    )  # fmt: skip
+    if done.returncode:
+        raise AssertionError(f"{script}: exit {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
 
 
 # What the machine says.
@@ -200,13 +228,12 @@ def check_after_reboot(function):
 
 
 @check
-def systemctl_start_starts_it(ctx):
+def the_documented_installation_starts_it(ctx):
     began = time.monotonic()
-    run("systemctl", "start", "doze")
-    ready = time.monotonic() - began
+    assert unit("ActiveState") == "active" and unit("UnitFileState") == "enabled", unit("ActiveState")
     ctx.node = main_pid()
     until("its certificates", up)  # Caddy gets them in the background
-    return f"ready after {ready:.1f} s, answers after {time.monotonic() - began:.1f} s"
+    return f"answers {time.monotonic() - began:.1f} s after it was ready"
 
 
 @check
@@ -401,7 +428,7 @@ def stop_ends_the_node_only(ctx):
     run("systemctl", "stop", "doze")
     took = time.monotonic() - began
     assert unit("ActiveState") == "inactive" and unit("Result") == "success", f"{unit('ActiveState')}, {unit('Result')}"
-    left = [p for p in processes(UNIT) if "doze run" in p.command or "system service" in p.command]
+    left = [p for p in processes(UNIT) if "doze-node run" in p.command or "system service" in p.command]
     assert not left, left
     for sandbox in (ctx.lite, ctx.other):
         assert sandbox.init() == sandbox.first
@@ -421,6 +448,58 @@ def start_finds_them_again(ctx):
     states = ctx.lite.state(), ctx.other.state()
     assert states == ("asleep", "running"), states
     return f"{took:.1f} s; {unharmed(ctx)}"
+
+
+@check
+def documented_start_reload_logs_and_stop_work(ctx):
+    commands = documented("Start, reload, logs, stop")
+    said = follow(*commands)
+    assert '"msg":' in said, f"no log: {said}"
+    assert unit("ActiveState") == "inactive", unit("ActiveState")
+    follow(commands[0])
+    until("the node", up)
+    ctx.node = main_pid()
+    return f"{len(commands)} commands; {unharmed(ctx)}"
+
+
+@check
+def documented_change_of_the_token_works(ctx):
+    before = (HOME / "token").read_text()
+    follow(*documented("Change the token"))
+    until("the node", up)
+    ctx.node = main_pid()
+    assert (HOME / "token").read_text() != before, "the token is the old one"
+    return unharmed(ctx)
+
+
+@check
+def documented_upgrade_works(ctx):
+    # There is neither a repository nor a compiler here, and the image is another.
+    commands = [c for c in documented("Upgrade") if not c.startswith("git pull") and "build-base" not in c]
+    assert len(commands) == 3, commands
+    follow(*commands)
+    until("the node", up)
+    assert main_pid() != ctx.node, "the node was not restarted"
+    ctx.node = main_pid()
+    return f"{len(commands)} commands; {unharmed(ctx)}"
+
+
+@check
+def documented_backup_works(ctx):
+    commands = [c for c in documented("Back up") if "-xpf" not in c]
+    assert len(commands) == 4 and commands[1] == "systemctl stop doze", commands
+    follow(*commands)
+    until("the node", up)
+    ctx.node = main_pid()
+    archived = set(run("tar", "-tf", str(TREE / "doze.tar")).splitlines())
+    for wanted in ("var/lib/doze/token", "var/lib/doze/egress/seal.key", "var/lib/doze/.local/share/containers/storage/overlay/"):
+        assert wanted in archived, f"the archive lacks {wanted}"
+    for sandbox in (ctx.lite, ctx.other):
+        assert sandbox.state() == "stopped", sandbox.state()
+        woke, _ = sandbox.visit()
+        assert woke == "cold", woke
+        sandbox.remember()
+    return f"{len(commands)} commands, {len(archived)} files"
 
 
 @check_after_reboot
@@ -462,6 +541,21 @@ def destroy_leaves_nothing(ctx):
     return f"{helpers()} processes"
 
 
+@check_after_reboot
+def documented_uninstalling_leaves_nothing(ctx):
+    Sandbox.create("left", "lite")
+    commands = documented("Uninstall")
+    begin = next(i for i, c in enumerate(commands) if c.startswith("doze ls"))
+    follow(*commands[begin:])
+    left = [p for p in (HOME, CADDYFILE, Path("/usr/lib/doze"), Path("/usr/bin/doze"), Path("/run/doze"), UNIT) if os.path.lexists(p)]
+    assert not left, left
+    try:
+        pwd.getpwnam("doze")
+    except KeyError:
+        return f"{len(commands) - begin} commands"
+    raise AssertionError("user doze is left")
+
+
 class Context:
     """What the checks hand on to each other."""
 
@@ -485,6 +579,7 @@ def failures(checks, ctx):
             failed.append(name)
             print(f"FAIL {name}: {type(err).__name__}: {err}", flush=True)
             print("".join(traceback.format_tb(err.__traceback__)), flush=True)
+            print(run("journalctl", "--no-pager", "--boot", "--unit", "doze", "--lines", "15"), flush=True)
     return failed
 
 
