@@ -158,15 +158,24 @@ func TestPolicyDevFollowsChanges(t *testing.T) {
 			}
 		}
 	}
+	// The change is what the test changed, and nothing that the build before it wrote.
+	changed := func(name string) {
+		t.Helper()
+		if got := next(); got.Step != "change" || got.Message != name {
+			t.Fatalf("got %+v, want the change of %s", got, name)
+		}
+	}
 	expect("build", "push", "watch")
 	first := r.pushed("mine")
 
 	// A mistake ends nothing. Building writes into the folder, which is not a change.
 	const function = "func main() {"
 	replaceIn(t, "mine/main.go", function, "var _ = missing\n\n"+function)
-	expect("change", "build failed")
+	changed("main.go")
+	expect("build failed")
 	replaceIn(t, "mine/main.go", "var _ = missing\n\n", "func init() { println(1) }\n\n")
-	expect("change", "build", "push")
+	changed("main.go")
+	expect("build", "push")
 	if now := r.pushed("mine"); now == first || now == "" {
 		t.Errorf("the node has %q", now)
 	}
@@ -175,11 +184,10 @@ func TestPolicyDevFollowsChanges(t *testing.T) {
 	if err := os.Mkdir("mine/internal/extra", 0o777); err != nil {
 		t.Fatal(err)
 	}
-	expect("change", "build", "push")
+	changed("internal/extra")
+	expect("build", "push")
 	writeWhole(t, "mine/internal/extra/extra.go", "package extra\n")
-	if got := next(); got.Step != "change" || got.Message != "internal/extra/extra.go" {
-		t.Errorf("got %+v", got)
-	}
+	changed("internal/extra/extra.go")
 	expect("build", "push")
 
 	if err := dev.Process.Signal(syscall.SIGINT); err != nil {
