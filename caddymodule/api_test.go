@@ -36,16 +36,21 @@ func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
 			return (&Preview{app: new(App)}).ServeHTTP(w, r, nothing)
 		},
 	} {
-		w := httptest.NewRecorder()
-		if err := serve(w, httptest.NewRequestWithContext(t.Context(), "GET", "https://"+apiHost+"/", nil)); err != nil {
+		w, r := httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", "https://"+apiHost+"/", nil)
+		r.Header.Set("X-Request-Id", "build-7.1_a")
+		if err := serve(w, r); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		var problem struct {
-			Status int
-			Code   string
+			Status    int
+			Code      string
+			RequestID string `json:"request_id"`
 		}
 		if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Code != 503 || problem.Status != 503 || problem.Code != "node_closing" || w.Header().Get("Retry-After") == "" {
 			t.Errorf("%s: %d %s, %v", name, w.Code, w.Body, err)
+		}
+		if id := w.Header().Get("X-Request-Id"); id != "build-7.1_a" || problem.RequestID != id {
+			t.Errorf("%s: X-Request-Id %q, request_id %q", name, id, problem.RequestID)
 		}
 	}
 }

@@ -58,6 +58,8 @@ func TestWhichHostsAConnectionMayName(t *testing.T) {
 			res := s.ask(over, host, "/api/v1/node")
 			if got := text(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"misdirected_request"`) || strings.Contains(got, "node_id") {
 				t.Errorf("the API answered over a preview's connection: %d %s", res.StatusCode, got)
+			} else if id := res.Header.Get("X-Request-Id"); id == "" || !strings.Contains(got, `"request_id":"`+id+`"`) {
+				t.Errorf("X-Request-Id %q of %s", id, got)
 			}
 		}
 		if res := s.ask(s.from(apiHost, h2), apiHost, "/api/v1/node"); res.StatusCode != 200 {

@@ -70,9 +70,10 @@ func frame(t FrameType, payload string) string {
 	return string(b) + payload
 }
 
-// everyCall makes every call of a client and reads each stream to its end.
-func everyCall(ctx context.Context, c *Client) map[string]error {
-	errs := map[string]error{}
+// everyCall makes every call of a client and reads each stream to its end. items counts
+// what the streams of logs and events had before.
+func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map[string]int) {
+	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1} // Next is called once more
 	_, errs["Hello"] = c.Hello(ctx)
 	_, errs["Run"] = c.Run(ctx, ExecRequest{Command: "x"}, 1<<10)
 	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: "x"})
@@ -105,7 +106,7 @@ func everyCall(ctx context.Context, c *Client) map[string]error {
 	if s, err := c.Logs(ctx, "p-aaaaaaaa", true); err != nil {
 		errs["Logs"] = err
 	} else {
-		for err == nil {
+		for ; err == nil; items["Logs"]++ {
 			_, err = s.Next()
 		}
 		errs["Logs"] = err
@@ -113,13 +114,13 @@ func everyCall(ctx context.Context, c *Client) map[string]error {
 	if s, err := c.Events(ctx); err != nil {
 		errs["Events"] = err
 	} else {
-		for err == nil {
+		for ; err == nil; items["Events"]++ {
 			_, err = s.Next()
 		}
 		s.Close()
 		errs["Events"] = err
 	}
-	return errs
+	return errs, items
 }
 
 func TestHostileAnswersAreErrors(t *testing.T) {
@@ -128,10 +129,12 @@ func TestHostileAnswersAreErrors(t *testing.T) {
 		name   string
 		answer []byte
 		only   string // the call that must fail; default: all
+		good   int    // items of a stream that precede what is wrong
 	}{
 		{name: "nothing"},
 		{name: "no HTTP", answer: []byte("SSH-2.0-OpenSSH_9.2\r\n")},
 		{name: "endless header", answer: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20))},
+		{name: "header of 1 MB", answer: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\nContent-Length: 25\r\n\r\n" + `{"type":"hold","hold":1}` + "\n")},
 		{name: "many informational answers", answer: []byte(strings.Repeat("HTTP/1.1 103 Early\r\nX: y\r\n\r\n", 10_000))},
 		{name: "switched protocols", answer: []byte("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")},
 		{name: "redirect", answer: []byte("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n")},
@@ -167,21 +170,23 @@ func TestHostileAnswersAreErrors(t *testing.T) {
 		{name: "event of a process with an unusable signal", answer: body(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
 		{name: "log's frame in an exec", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Run"},
 		{name: "exec's frame in a log", answer: chunked(frame(FrameComplete, `{}`), true), only: "Logs"},
-		{name: "log that follows without end", answer: chunked(frame(FrameStdout, `x`), true), only: "Logs"},
+		{name: "log that follows without end", answer: chunked(frame(FrameStdout, `x`), true), only: "Logs", good: 1},
 		{name: "log that skips backwards", answer: chunked(frame(FrameSkipped, `{"bytes":-1}`), true), only: "Logs"},
 		{name: "listing without end", answer: body(`{"entry":{"name":"x"}}` + "\n"), only: "List"},
 		{name: "line of a listing over the limit", answer: body(`{"entry":{"name":"` + strings.Repeat("x", MaxFrame) + `"}}`), only: "List"},
 		{name: "more entries than allowed", answer: body(strings.Repeat(`{"entry":{}}`+"\n", MaxEntries+1) + `{"end":{}}`), only: "List"},
 		{name: "event of an unknown type", answer: body(`{"type":"x"}` + "\n"), only: "Events"},
+		{name: "event of no process", answer: body(`{"type":"process"}` + "\n"), only: "Events"},
 		{name: "hold for ever", answer: body(`{"type":"hold","hold":9000000000000000000}` + "\n"), only: "Events"},
 		{name: "hold backwards", answer: body(`{"type":"hold","hold":-1}` + "\n"), only: "Events"},
 		{name: "event over the limit", answer: body(`{"type":"` + strings.Repeat("x", MaxFrame) + `"}`), only: "Events"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := hostileGuest(t, tt.answer)
-			for call, err := range everyCall(t.Context(), c) {
-				if (tt.only == "" || tt.only == call) && (err == nil || err == io.EOF) {
-					t.Errorf("%s took it: %v", call, err)
+			errs, items := everyCall(t.Context(), c)
+			for call, err := range errs {
+				if (tt.only == "" || tt.only == call) && (err == nil || err == io.EOF || items[call] > tt.good) {
+					t.Errorf("%s took it: %v after %d items", call, err, items[call])
 				}
 			}
 		})
@@ -232,7 +237,8 @@ func TestGuestThatDoesNotAnswer(t *testing.T) {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	for call, err := range everyCall(ctx, c) {
+	errs, _ := everyCall(ctx, c)
+	for call, err := range errs {
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%s: %v", call, err)
 		}

@@ -208,7 +208,7 @@ func TestStreamThatIsCutInALineIsLost(t *testing.T) {
 		"listing": chunked(`{"entry":{"name":"x"}}`+"\n"+`{"ent`, true),
 		"events":  chunked(`{"type":"hold","hold":1}`+"\n"+`{"ty`, true),
 	} {
-		errs := everyCall(t.Context(), hostileGuest(t, answer))
+		errs, _ := everyCall(t.Context(), hostileGuest(t, answer))
 		if call := map[string]string{"listing": "List", "events": "Events"}[name]; !errors.Is(errs[call], ErrLost) {
 			t.Errorf("%s: %v", name, errs[call])
 		}
