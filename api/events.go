@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"reflect"
-	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -17,9 +16,7 @@ const eventPage = 500
 type eventsInput struct {
 	SandboxPath
 	Exchange
-	After       uint64 `query:"after" doc:"Only events with a higher seq"`
-	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most; a stream has no limit"`
-	LastEventID string `header:"Last-Event-ID" maxLength:"20" doc:"Of a stream: go on after this event; wins over after"`
+	PageQuery
 }
 
 // EventList is a page of a timeline.
@@ -54,12 +51,9 @@ var eventTypes = []sandbox.EventType{
 }
 
 func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
-	after := in.After
-	if in.LastEventID != "" {
-		var err error
-		if after, err = strconv.ParseUint(in.LastEventID, 10, 64); err != nil {
-			return nil, invalid("header.Last-Event-ID", "it is no number", "send the id of the last event that you have")
-		}
+	after, err := in.after()
+	if err != nil {
+		return nil, err
 	}
 	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
@@ -79,15 +73,9 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 	if err != nil {
 		return nil, err
 	}
-	page := EventList{Events: events}
-	if len(events) > in.Limit {
-		page.Events = events[:in.Limit]
-		page.Next = page.Events[in.Limit-1].Seq
-	}
-	if page.Events == nil {
-		page.Events = []sandbox.Event{}
-	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+	var list EventList
+	list.Events, list.Next = page(in.PageQuery, events, func(e sandbox.Event) uint64 { return e.Seq })
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
 }
 
 // lastKnown is the seq that a stream goes on after: the reader's own, or, when the

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"reflect"
-	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -20,12 +19,10 @@ type flowsInput struct {
 // FlowsQuery is which flows are wanted, whoever sent them.
 type FlowsQuery struct {
 	Exchange
-	Kind        audit.Kind    `query:"kind" enum:"dns,connection,request" doc:"Only this kind"`
-	Verdict     audit.Verdict `query:"verdict" enum:"allow,deny,answer,error" doc:"Only those of which this became"`
-	Host        string        `query:"host" maxLength:"255" doc:"Only to this host, or with *.example.com to those below one"`
-	After       uint64        `query:"after" doc:"Only those with a higher seq"`
-	Limit       int           `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most; a stream has no limit"`
-	LastEventID string        `header:"Last-Event-ID" maxLength:"20" doc:"Of a stream: go on after this one; wins over after"`
+	Kind    audit.Kind    `query:"kind" enum:"dns,connection,request" doc:"Only this kind"`
+	Verdict audit.Verdict `query:"verdict" enum:"allow,deny,answer,error" doc:"Only those of which this became"`
+	Host    string        `query:"host" maxLength:"255" doc:"Only to this host, or with *.example.com to those below one"`
+	PageQuery
 }
 
 // FlowList is a page of what a sandbox sent.
@@ -127,11 +124,9 @@ func (a *API) outsideFlows(ctx context.Context, in *FlowsQuery) (*huma.StreamRes
 }
 
 func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, find func() (source, error)) (_ *huma.StreamResponse, err error) {
-	filter := audit.Filter{Kind: in.Kind, Verdict: in.Verdict, Host: in.Host, After: in.After}
-	if in.LastEventID != "" {
-		if filter.After, err = strconv.ParseUint(in.LastEventID, 10, 64); err != nil {
-			return nil, invalid("header.Last-Event-ID", "it is no number", "send the id of the last event that you have")
-		}
+	filter := audit.Filter{Kind: in.Kind, Verdict: in.Verdict, Host: in.Host}
+	if filter.After, err = in.after(); err != nil {
+		return nil, err
 	}
 	from, err := find()
 	if err != nil {
@@ -143,15 +138,9 @@ func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, find func() (sourc
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFlows(in, from, filter) }}, nil
 	}
-	page := FlowList{Flows: from.list(filter)}
-	if len(page.Flows) > in.Limit {
-		page.Flows = page.Flows[:in.Limit]
-		page.Next = page.Flows[in.Limit-1].Seq
-	}
-	if page.Flows == nil {
-		page.Flows = []audit.Entry{}
-	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+	var list FlowList
+	list.Flows, list.Next = page(in.PageQuery, from.list(filter), func(e audit.Entry) uint64 { return e.Seq })
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
 }
 
 func (a *API) streamFlows(in *FlowsQuery, from source, filter audit.Filter) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"reflect"
-	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -15,10 +14,8 @@ import (
 type policyLogsInput struct {
 	Exchange
 	NamePath
-	Level       policylog.Level `query:"level" enum:"debug,info,warn,error" doc:"Only lines of this level and above"`
-	After       uint64          `query:"after" doc:"Only those with a higher seq"`
-	Limit       int             `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most; a stream has no limit"`
-	LastEventID string          `header:"Last-Event-ID" maxLength:"20" doc:"Of a stream: go on after this one; wins over after"`
+	Level policylog.Level `query:"level" enum:"debug,info,warn,error" doc:"Only lines of this level and above"`
+	PageQuery
 }
 
 // PolicyLog is a page of what a policy wrote.
@@ -48,11 +45,9 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.Stre
 	if err != nil {
 		return nil, err
 	}
-	filter := policylog.Filter{After: in.After, Level: in.Level}
-	if in.LastEventID != "" {
-		if filter.After, err = strconv.ParseUint(in.LastEventID, 10, 64); err != nil {
-			return nil, invalid("header.Last-Event-ID", "it is not a number", "send the id of the last event that you have")
-		}
+	filter := policylog.Filter{Level: in.Level}
+	if filter.After, err = in.after(); err != nil {
+		return nil, err
 	}
 	owner := ownerOf(ctx)
 	if !out.HasPolicy(owner, in.Name) {
@@ -64,15 +59,9 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.Stre
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamPolicyLogs(in, out, owner, filter) }}, nil
 	}
-	page := PolicyLog{Lines: out.PolicyLogs(owner, in.Name, filter)}
-	if len(page.Lines) > in.Limit {
-		page.Lines = page.Lines[:in.Limit]
-		page.Next = page.Lines[in.Limit-1].Seq
-	}
-	if page.Lines == nil {
-		page.Lines = []policylog.Line{}
-	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, page) }}, nil
+	var list PolicyLog
+	list.Lines, list.Next = page(in.PageQuery, out.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
+	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
 }
 
 func (a *API) streamPolicyLogs(in *policyLogsInput, out Egress, owner string, filter policylog.Filter) {

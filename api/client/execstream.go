@@ -150,16 +150,19 @@ func (e *execSocket) send(message any) error {
 
 // receive passes output on until the command has ended.
 func (e *execSocket) receive() (ExecResult, error) {
-	buf := make([]byte, 64<<10)
+	var message bytes.Buffer
+	message.Grow(64 << 10)
 	for {
 		kind, r, err := e.conn.Reader(e.ctx)
 		if err == nil {
-			buf, err = readInto(buf, r)
+			message.Reset()
+			_, err = message.ReadFrom(r)
 		}
 		if err != nil {
 			return ExecResult{}, fmt.Errorf("%w (%w)", errNoResult, err)
 		}
 		e.received.Add(1)
+		buf := message.Bytes() // until the next message
 		if kind == websocket.MessageBinary {
 			if err := e.pass(buf); err != nil {
 				return ExecResult{}, err
@@ -301,24 +304,6 @@ func (e *execSocket) watch() {
 		cancel()
 		if err != nil && !e.passing.Load() && e.received.Load() == before {
 			e.fail(errNodeSilent)
-		}
-	}
-}
-
-// readInto reads r to its end into buf, growing it as needed.
-func readInto(buf []byte, r io.Reader) ([]byte, error) {
-	buf = buf[:0]
-	for {
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
-		}
-		n, err := r.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if err == io.EOF {
-			return buf, nil
-		}
-		if err != nil {
-			return buf, err
 		}
 	}
 }

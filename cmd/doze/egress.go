@@ -107,20 +107,9 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 			last = kept[older-1].Seq
 		}
 	}
-	for {
-		var unprinted error // what came and could not be printed
-		err := node.FollowFlows(ctx, sandbox, filter, last, func(f client.Flow) error {
-			last = f.Seq
-			unprinted = print(f)
-			return unprinted
-		})
-		if unprinted != nil {
-			return unprinted
-		}
-		if again, err := goOn(ctx, err); !again {
-			return err
-		}
-	}
+	return followFrom(ctx, last, func(f client.Flow) uint64 { return f.Seq }, print, func(after uint64, each func(client.Flow) error) error {
+		return node.FollowFlows(ctx, sandbox, filter, after, each)
+	})
 }
 
 func (a *app) printFlow(f client.Flow) error {

@@ -97,8 +97,8 @@ func goOn(ctx context.Context, err error) (again bool, _ error) {
 	switch {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
-	case client.HasCode(err, client.CodeSandboxNotFound):
-		return false, nil // destroyed while nobody listened
+	case client.HasCode(err, client.CodeSandboxNotFound), client.HasCode(err, client.CodePolicyNotFound):
+		return false, nil // deleted since this command began
 	case errors.As(err, &refused) && refused.Status < 500, client.HasCode(err, client.CodeNoEgress):
 		return false, err
 	}
@@ -109,6 +109,26 @@ func goOn(ctx context.Context, err error) (again bool, _ error) {
 		return false, ctx.Err()
 	case <-timer.C:
 		return true, nil
+	}
+}
+
+// followFrom passes on what comes after a seq, and goes on when the node comes back. follow
+// calls its function with each item until the stream or the function fails.
+func followFrom[T any](ctx context.Context, after uint64, seq func(T) uint64, print func(T) error,
+	follow func(after uint64, each func(T) error) error) error {
+	for {
+		var unprinted error // what came and could not be printed
+		err := follow(after, func(item T) error {
+			after = seq(item)
+			unprinted = print(item)
+			return unprinted
+		})
+		if unprinted != nil {
+			return unprinted
+		}
+		if again, err := goOn(ctx, err); !again {
+			return err
+		}
 	}
 }
 

@@ -66,23 +66,9 @@ func (a *app) followPolicyLogs(ctx context.Context, node *client.Client, name, l
 		}
 		last = line.Seq
 	}
-	for {
-		var unprinted error // what came and could not be printed
-		err := node.FollowPolicyLogs(ctx, name, level, last, func(l client.PolicyLine) error {
-			last = l.Seq
-			unprinted = print(l)
-			return unprinted
-		})
-		if unprinted != nil {
-			return unprinted
-		}
-		if client.HasCode(err, client.CodePolicyNotFound) {
-			return nil // it was there when this command began
-		}
-		if again, err := goOn(ctx, err); !again {
-			return err
-		}
-	}
+	return followFrom(ctx, last, func(l client.PolicyLine) uint64 { return l.Seq }, print, func(after uint64, each func(client.PolicyLine) error) error {
+		return node.FollowPolicyLogs(ctx, name, level, after, each)
+	})
 }
 
 func (a *app) printPolicyLine(l client.PolicyLine) error {
