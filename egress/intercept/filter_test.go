@@ -147,15 +147,7 @@ func TestDecodedEventsComeAtOnce(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer res.Body.Close()
-			for _, event := range []string{"data: 1\n\n", "data: two\n\n"} {
-				more <- event
-				b := make([]byte, len(event))
-				if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != event {
-					t.Fatalf("%q, %v", b, err)
-				}
-			}
-			close(more)
-			read(t, res)
+			sendEvents(t, more, res)
 		})
 	}
 }

@@ -227,16 +227,23 @@ func TestEventsComeAtOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer res.Body.Close()
-		for _, event := range []string{"data: 1\n\n", "data: two\n\n"} {
-			more <- event
-			b := make([]byte, len(event))
-			if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != event {
-				t.Fatalf("%q, %v", b, err)
-			}
-		}
-		close(more)
-		read(t, res)
+		sendEvents(t, more, res)
 	})
+}
+
+// sendEvents has the host send events and close, and fails the test unless each comes when it
+// is sent.
+func sendEvents(t *testing.T, more chan<- string, res *http.Response) {
+	t.Helper()
+	for _, event := range []string{"data: 1\n\n", "data: two\n\n"} {
+		more <- event
+		b := make([]byte, len(event))
+		if _, err := io.ReadFull(res.Body, b); err != nil || string(b) != event {
+			t.Fatalf("%q, %v", b, err)
+		}
+	}
+	close(more)
+	read(t, res)
 }
 
 // A host that answers before it has read the body, and reads no more of it.

@@ -21,6 +21,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
 )
@@ -38,7 +39,7 @@ const boxVariable = "DOZE_TEST_BOX"
 const noRaceDelay = "GORACE=atexit_sleep_ms=0"
 
 func boxMain(id string) {
-	if err := loopbackUp(); err != nil {
+	if err := tuntest.LoopbackUp(); err != nil {
 		fmt.Println(err)
 		os.Exit(1)
 	}
@@ -69,20 +70,6 @@ func boxMain(id string) {
 		fmt.Println("ok")
 	}
 	os.Exit(0)
-}
-
-func loopbackUp() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	lo.SetUint16(unix.IFF_UP)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo)
 }
 
 func boxServe(id sandbox.ID, ip, port string) error {

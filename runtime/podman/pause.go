@@ -107,16 +107,22 @@ func (p *Pauser) Frozen(ctx context.Context, id sandbox.ID) (bool, error) {
 	return c.State == sandbox.ContainerPaused, err
 }
 
-// CPUTime is what Podman's statistics say; 0 for a container that does not run.
-func (p *Pauser) CPUTime(ctx context.Context, id sandbox.ID) (time.Duration, error) {
+// container returns that of a known sandbox, with no PID unless it runs.
+func (p *Pauser) container(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
 	if _, err := p.find(id); err != nil {
-		return 0, err
+		return sandbox.Container{}, err
 	}
 	c, err := p.engine.Inspect(ctx, id)
-	if errors.Is(err, sandbox.ErrNoContainer) || err == nil && c.PID == 0 {
-		return 0, nil
+	if errors.Is(err, sandbox.ErrNoContainer) {
+		return sandbox.Container{}, nil
 	}
-	if err != nil {
+	return c, err
+}
+
+// CPUTime is what Podman's statistics say; 0 for a container that does not run.
+func (p *Pauser) CPUTime(ctx context.Context, id sandbox.ID) (time.Duration, error) {
+	c, err := p.container(ctx, id)
+	if err != nil || c.PID == 0 {
 		return 0, err
 	}
 	return p.engine.cpuTime(ctx, id)
@@ -125,14 +131,8 @@ func (p *Pauser) CPUTime(ctx context.Context, id sandbox.ID) (time.Duration, err
 // Memory is the resident memory of the container's processes; 0 for a container
 // that does not run.
 func (p *Pauser) Memory(ctx context.Context, id sandbox.ID) (int64, error) {
-	if _, err := p.find(id); err != nil {
-		return 0, err
-	}
-	c, err := p.engine.Inspect(ctx, id)
-	if errors.Is(err, sandbox.ErrNoContainer) || err == nil && c.PID == 0 {
-		return 0, nil
-	}
-	if err != nil {
+	c, err := p.container(ctx, id)
+	if err != nil || c.PID == 0 {
 		return 0, err
 	}
 	handle, err := p.engine.handle(ctx, id)

@@ -203,12 +203,14 @@ func runOnBrokenDisk(t *testing.T) {
 	}
 }
 
-// A disk that returns errors has Badger try again for ever.
-func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
+// onBrokenDisk returns a store whose disk takes no tables, in a process of the test's own:
+// nil in the process that has run it.
+func onBrokenDisk(t *testing.T) *Badger {
+	t.Helper()
 	dir := os.Getenv(brokenDiskEnv)
 	if dir == "" {
 		runOnBrokenDisk(t)
-		return
+		return nil
 	}
 	tune := small
 	tune.stuckAfter = 500 * time.Millisecond
@@ -221,9 +223,19 @@ func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	return s
+}
+
+// A disk that returns errors has Badger try again for ever.
+func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
+	s := onBrokenDisk(t)
+	if s == nil {
+		return
+	}
 	rec := storetest.Record(1)
 	rec.Env = map[string]string{"PAD": strings.Repeat("x", 60<<10)}
 	acknowledged := 0
+	var err error
 	for err == nil {
 		if err = s.PutSandbox(t.Context(), rec); err == nil {
 			acknowledged++
@@ -241,21 +253,9 @@ func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
 }
 
 func TestClosingOnADiskThatTakesNoTablesEnds(t *testing.T) {
-	dir := os.Getenv(brokenDiskEnv)
-	if dir == "" {
-		runOnBrokenDisk(t)
+	s := onBrokenDisk(t)
+	if s == nil {
 		return
-	}
-	tune := small
-	tune.stuckAfter = 500 * time.Millisecond
-	s, err := open(dir, "", nil, tune)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for n := range 64 {
-		if err := os.Mkdir(filepath.Join(dir, table.IDToFilename(uint64(n))), 0o700); err != nil {
-			t.Fatal(err)
-		}
 	}
 	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
 		t.Fatal(err)

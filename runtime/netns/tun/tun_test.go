@@ -34,6 +34,20 @@ func inNamespace(t *testing.T, f func()) {
 	}
 }
 
+// withDevice calls f in a network namespace of its own that has a device.
+func withDevice(t *testing.T, f func()) {
+	t.Helper()
+	inNamespace(t, func() {
+		fd, err := Make()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(fd)
+		f()
+	})
+}
+
 // tuns are the descriptors that this process has of /dev/net/tun.
 func tuns(t *testing.T) (open []string) {
 	t.Helper()
@@ -73,13 +87,7 @@ func TestADeviceThatIsNotMadeLeavesNoDescriptor(t *testing.T) {
 
 // A program may open and close connections as fast as it can.
 func TestWhatSocketsHoldIsBounded(t *testing.T) {
-	inNamespace(t, func() {
-		fd, err := Make()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer unix.Close(fd)
+	withDevice(t, func() {
 		for name, want := range map[string][]string{
 			"tcp_rmem":           {"4096", "131072", strconv.Itoa(link.MaxReceiveBuffer)},
 			"tcp_wmem":           {"4096", "65536", strconv.Itoa(link.MaxSendBuffer)},
@@ -95,13 +103,7 @@ func TestWhatSocketsHoldIsBounded(t *testing.T) {
 
 // Pacing, as that of BBR, is for a network that may be full: here there is only memory.
 func TestTheHostsCongestionControlDoesNotPaceASandbox(t *testing.T) {
-	inNamespace(t, func() {
-		fd, err := Make()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer unix.Close(fd)
+	withDevice(t, func() {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Error(err)
@@ -117,13 +119,7 @@ func TestTheHostsCongestionControlDoesNotPaceASandbox(t *testing.T) {
 
 // A packet that goes around the node's decision reaches no listener.
 func TestTheListenerTakesOnlyWhatTheNodeLetsIn(t *testing.T) {
-	inNamespace(t, func() {
-		fd, err := Make()
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer unix.Close(fd)
+	withDevice(t, func() {
 		listener, err := Listen()
 		if err != nil {
 			t.Error(err)

@@ -30,7 +30,7 @@ func Inside() {
 	if os.Getenv(insideVariable) == "" {
 		os.Exit(inside())
 	}
-	if err := loopbackUp(); err != nil {
+	if err := LoopbackUp(); err != nil {
 		panic(err)
 	}
 }
@@ -53,8 +53,8 @@ func inside() int {
 	return cmd.ProcessState.ExitCode()
 }
 
-// loopbackUp makes 127.0.0.1 usable in the namespace of the tests.
-func loopbackUp() error {
+// LoopbackUp makes 127.0.0.1 usable in the network namespace of the thread.
+func LoopbackUp() error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
