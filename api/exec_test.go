@@ -348,6 +348,7 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 	s.eventually("there is room again", func() bool {
 		return s.do("POST", "/sandbox/box/exec", `{"command":"true"}`).status == http.StatusOK
 	})
+	s.eventually("the stream has ended", func() bool { return s.api.streams.held.Load() == 0 })
 	again := s.open("POST", "/sandbox/box/exec", `{"command":"true","stream":true}`)
 	again.expect("start")
 }

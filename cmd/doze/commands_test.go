@@ -506,13 +506,7 @@ func TestEventsFollowUntilDestroyed(t *testing.T) {
 		t.Errorf("events printed %q", out)
 	}
 	follower := r.program("events", "-f", "--json", "a")
-	out, err := follower.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := follower.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := r.output(follower)
 	r.ok("wake", "a")
 	var seen []string
 	lines := json.NewDecoder(out)
@@ -546,13 +540,7 @@ func TestEventsOfAllSandboxes(t *testing.T) {
 		t.Errorf("events printed %q", out)
 	}
 	follower := r.program("events", "-f", "--json")
-	out, err := follower.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := follower.Start(); err != nil {
-		t.Fatal(err)
-	}
+	out := r.output(follower)
 	r.ok("wake", "a")
 	r.ok("rm", "b")
 	var seen []string

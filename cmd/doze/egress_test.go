@@ -215,14 +215,7 @@ func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
 	id := r.id("shop")
 	r.sent(id)
 	follower := r.program("egress", "tail", "-f", "-n", "1", "shop")
-	out, err := follower.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := follower.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	lines := bufio.NewScanner(r.output(follower))
 	next := func() string { lines.Scan(); return lines.Text() }
 	if line := next(); !strings.Contains(line, "api.github.com") {
 		t.Errorf("it begins with %q", line)
@@ -259,14 +252,7 @@ func TestTailPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 		t.Errorf("got %+v", flows)
 	}
 	follower := r.program("egress", "tail", "--proxy", "-f", "-n", "1")
-	out, err := follower.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := follower.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	lines := bufio.NewScanner(r.output(follower))
 	for _, host := range []string{"api.github.com", "evil.example"} {
 		if !lines.Scan() || !strings.Contains(lines.Text(), host) {
 			t.Errorf("got %q, want %s", lines.Text(), host)

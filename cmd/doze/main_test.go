@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"net/http/httptest"
 	"os"
 	"os/exec"
@@ -169,6 +170,19 @@ func (r *rig) programWithin(limit time.Duration, args ...string) *exec.Cmd {
 		cmd.Env = append(cmd.Env, key+"="+value)
 	}
 	return cmd
+}
+
+// output starts a program and returns what it prints.
+func (r *rig) output(program *exec.Cmd) io.Reader {
+	r.t.Helper()
+	out, err := program.StdoutPipe()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if err := program.Start(); err != nil {
+		r.t.Fatal(err)
+	}
+	return out
 }
 
 func decodeJSON[T any](t *testing.T, text string) T {

@@ -131,14 +131,7 @@ func TestPolicyDevFollowsChanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	dev := r.programWithin(10*patience, "policy", "dev", "mine", "--json")
-	out, err := dev.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := dev.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	lines := bufio.NewScanner(r.output(dev))
 	next := func() (s devStep) {
 		t.Helper()
 		if !lines.Scan() {

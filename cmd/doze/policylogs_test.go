@@ -53,14 +53,7 @@ func TestLogsOfAPolicyAreFollowedUntilItIsDeleted(t *testing.T) {
 	r.ok("policy", "push", "mine", module)
 	r.wrote("mine", "one", "two")
 	follower := r.program("policy", "logs", "-f", "-n", "1", "mine")
-	out, err := follower.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := follower.Start(); err != nil {
-		t.Fatal(err)
-	}
-	lines := bufio.NewScanner(out)
+	lines := bufio.NewScanner(r.output(follower))
 	if lines.Scan(); !strings.HasSuffix(lines.Text(), "two") {
 		t.Errorf("it begins with %q", lines.Text())
 	}

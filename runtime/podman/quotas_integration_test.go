@@ -231,7 +231,14 @@ func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
 		return err == nil
 	})
 	n := openIn(t, dir, string(enginetest.NewID()))
-	<-ended
+	eventually(t, "the earlier service has ended", func() bool {
+		select {
+		case <-ended:
+			return true
+		default:
+			return false
+		}
+	})
 	if path := n.service.runtime; path != filepath.Join(dir, ociruntime.Name) {
 		t.Errorf("its OCI runtime is %s", path)
 	}
