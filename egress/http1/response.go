@@ -27,11 +27,12 @@ type responseWriter struct {
 	header http.Header
 
 	mu       sync.Mutex // guards out against the "continue" of a body's reader
-	status   int        // 0: not yet known
-	sent     bool       // the head is
+	status   int        // 0: not yet known; then its line and fields are in out
+	sent     bool       // the whole head is in out
 	last     bool       // the connection ends with this response
 	hijacked bool
-	head     http.Header // as it was with WriteHeader
+	dated    bool // what the header has
+	typed    bool
 	bodiless bool
 	length   int64 // that was announced; -1: none
 	written  int64
@@ -45,7 +46,7 @@ type responseWriter struct {
 func (w *responseWriter) begin(r *http.Request) {
 	w.r, w.header = r, http.Header{}
 	w.status, w.sent, w.last = 0, false, r.Close
-	w.head, w.bodiless, w.length, w.written, w.chunked = nil, false, -1, 0, false
+	w.bodiless, w.length, w.written, w.chunked = false, -1, 0, false
 	w.trailers, w.short = nil, w.short[:0]
 }
 
@@ -56,7 +57,7 @@ func (w *responseWriter) Header() http.Header { return w.header }
 func (w *responseWriter) proceed() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.sent || w.hijacked {
+	if w.status != 0 || w.hijacked {
 		return nil
 	}
 	_, _ = w.out.WriteString("HTTP/1.1 100 Continue\r\n\r\n")
@@ -64,7 +65,7 @@ func (w *responseWriter) proceed() error {
 }
 
 // WriteHeader implements http.ResponseWriter. Informational responses are sent at once,
-// the header of others with the first of the body.
+// others with the first of the body.
 func (w *responseWriter) WriteHeader(status int) {
 	if status < 100 || status > 999 {
 		panic(fmt.Sprintf("http1: invalid status %d", status))
@@ -72,41 +73,40 @@ func (w *responseWriter) WriteHeader(status int) {
 	if w.status != 0 || w.hijacked {
 		return
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if status < 200 && status != http.StatusSwitchingProtocols {
 		w.inform(status)
 		return
 	}
+	h := w.header
 	w.status = status
-	w.head = w.header.Clone() // what is set from now on is trailers
 	w.bodiless = w.r.Method == http.MethodHead || status == http.StatusNoContent || status == http.StatusNotModified
-	if lengths := w.head["Content-Length"]; len(lengths) == 1 {
+	if lengths := h["Content-Length"]; len(lengths) == 1 && status != http.StatusNoContent {
 		if n, err := strconv.ParseInt(lengths[0], 10, 64); err == nil && n >= 0 {
 			w.length = n
 		}
 	}
-	if w.length < 0 || status == http.StatusNoContent {
-		delete(w.head, "Content-Length")
-	}
-	for _, field := range w.head["Trailer"] {
+	for _, field := range h["Trailer"] {
 		for name := range strings.SplitSeq(field, ",") {
 			if name = http.CanonicalHeaderKey(strings.TrimSpace(name)); name != "" {
 				w.trailers = append(w.trailers, name)
 			}
 		}
 	}
-	if httpguts.HeaderValuesContainsToken(w.head["Connection"], "close") {
-		w.last = true
-	}
-	delete(w.head, "Connection")
-	delete(w.head, "Transfer-Encoding")
+	w.last = w.last || httpguts.HeaderValuesContainsToken(h["Connection"], "close")
+	_, w.dated = h["Date"]
+	_, w.typed = h["Content-Type"]
+	w.typed = w.typed || h.Get("Content-Encoding") != ""
+	w.statusLine(status)
+	w.fields(h)
 }
 
+// inform sends an informational response. w.mu is held.
 func (w *responseWriter) inform(status int) {
 	if w.r.ProtoMinor == 0 {
 		return
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.statusLine(status)
 	w.fields(w.header)
 	_, _ = w.out.WriteString("\r\n")
@@ -129,11 +129,19 @@ func (w *responseWriter) statusLine(status int) {
 	_, _ = w.out.WriteString("\r\n")
 }
 
-// fields writes those of a header that are valid, in no certain order. What a host or a
-// policy sets must not begin another response.
+// fields writes the valid fields of a header that are not about framing, in no certain
+// order. What a host or a policy sets must not begin another response. w.mu is held.
 func (w *responseWriter) fields(h http.Header) {
 	for name, values := range h {
-		if len(values) == 0 || strings.HasPrefix(name, http.TrailerPrefix) || !httpguts.ValidHeaderFieldName(name) {
+		switch name {
+		case "Connection", "Content-Length", "Transfer-Encoding":
+			continue
+		case "Trailer":
+			if w.r.ProtoMinor == 0 || w.length >= 0 || w.bodiless { // there are none without chunks
+				continue
+			}
+		}
+		if len(values) == 0 || !httpguts.ValidHeaderFieldName(name) { // as those with http.TrailerPrefix
 			continue
 		}
 		for _, value := range values {
@@ -192,26 +200,23 @@ func (w *responseWriter) begun(more []byte) {
 		return
 	}
 	w.sent = true
-	h := w.head
 	if w.length < 0 && !w.bodiless {
 		w.chunked = w.r.ProtoMinor > 0
 		w.last = w.last || !w.chunked // else its end is that of the connection
 	}
-	w.statusLine(w.status)
-	if _, ok := h["Date"]; !ok {
+	if !w.dated {
 		writeField(w.out, "Date", time.Now().UTC().Format(http.TimeFormat))
 	}
 	start := w.short
 	if len(start) == 0 {
 		start = more
 	}
-	if _, ok := h["Content-Type"]; !ok && len(start) > 0 && h.Get("Content-Encoding") == "" {
+	if !w.typed && len(start) > 0 {
 		writeField(w.out, "Content-Type", http.DetectContentType(start))
 	}
-	if len(w.trailers) > 0 && !w.chunked {
-		delete(h, "Trailer")
+	if w.length >= 0 {
+		writeField(w.out, "Content-Length", strconv.FormatInt(w.length, 10))
 	}
-	w.fields(h)
 	if w.chunked {
 		writeField(w.out, "Transfer-Encoding", "chunked")
 	}
@@ -275,7 +280,6 @@ func (w *responseWriter) finish() error {
 	trailers := w.trailing()
 	if !w.sent && !w.bodiless && w.length < 0 && len(trailers) == 0 && len(w.trailers) == 0 {
 		w.length = int64(len(w.short))
-		w.head["Content-Length"] = []string{strconv.Itoa(len(w.short))}
 	}
 	if !w.bodiless && w.length >= 0 && w.written != w.length {
 		return io.ErrShortWrite

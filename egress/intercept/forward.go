@@ -1,13 +1,11 @@
 package intercept
 
 import (
-	"context"
 	"io"
 	"maps"
 	"mime"
 	"net"
 	"net/http"
-	"net/http/httptrace"
 	"net/netip"
 	"net/textproto"
 	"net/url"
@@ -185,11 +183,7 @@ func (o *onward) request() (*http.Request, *target) {
 			}
 		}
 	}
-	ctx := context.WithValue(r.Context(), targetKey{}, to)
-	return out.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		GotConn:        func(info httptrace.GotConnInfo) { o.connected(info.Conn.RemoteAddr()) },
-		Got1xxResponse: o.informed,
-	})), to
+	return out.WithContext(r.Context()), to
 }
 
 func (o *onward) connected(host net.Addr) {

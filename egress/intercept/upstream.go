@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"net/textproto"
 	"strconv"
 	"sync"
@@ -144,9 +145,16 @@ func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connecte
 	if f.cfg.Narrow != nil && f.cfg.Narrow(r.Context()) {
 		t = f.narrow
 	}
+	traced := func() *http.Request {
+		ctx := context.WithValue(r.Context(), targetKey{}, to)
+		return r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+			GotConn:        func(info httptrace.GotConnInfo) { connected(info.Conn.RemoteAddr()) },
+			Got1xxResponse: informed,
+		}))
+	}
 	secure := r.URL.Scheme == "https"
 	if !secure && version == 2 {
-		return t.plain.RoundTrip(r)
+		return t.plain.RoundTrip(traced())
 	}
 	key := r.URL.Scheme + "://" + r.URL.Host
 	send := func(c *http1.Conn) (*http.Response, error) {
@@ -171,7 +179,7 @@ func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connecte
 		return send(c)
 	}
 	to.kept = func(c *http1.Conn) { f.kept.Put(key, c) }
-	res, err := t.secure.RoundTrip(r)
+	res, err := t.secure.RoundTrip(traced())
 	if c := to.take(); c != nil {
 		if errors.Is(err, errHTTP1) {
 			if u, ok := r.Body.(*upload); ok {
@@ -193,8 +201,8 @@ func repeatable(r *http.Request) bool {
 	return false
 }
 
-// target is where a request goes: in its context, because the name by which the
-// library dials is that of the pool.
+// target is where a request goes: in the context of one that the library's transport
+// sends, because the name by which that dials is that of the pool.
 type target struct {
 	host    string
 	port    uint16
