@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/textproto"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,8 +77,12 @@ func (c *Conn) Close() error {
 // alive reports whether the connection, over which no request is under way, can be used
 // once more: the server has neither closed it nor sent anything.
 func (c *Conn) alive() bool {
-	if c.r.Buffered() > 0 {
-		return false
+	if c.conn != c.raw { // TLS may have read more than it was asked for
+		_ = c.raw.SetReadDeadline(time.Unix(1, 0))
+		_, err := c.r.Peek(1)
+		if !errors.Is(err, os.ErrDeadlineExceeded) || c.raw.SetReadDeadline(time.Time{}) != nil {
+			return false
+		}
 	}
 	s, ok := c.raw.(syscall.Conn)
 	if !ok {

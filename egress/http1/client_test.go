@@ -3,10 +3,13 @@ package http1
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/textproto"
 	"net/url"
 	"strings"
@@ -204,6 +207,35 @@ func TestConnectionThatIsNotAlive(t *testing.T) {
 		close(sent)
 		if _, err := d.r.Peek(1); after == "" && err != io.EOF || d.alive() {
 			t.Errorf("%s: alive; %v", name, err)
+		}
+	}
+}
+
+// What follows a response in its TLS record was sent unasked, too.
+func TestConnectionWithMoreInItsTLS(t *testing.T) {
+	const size = 12 << 10                // so much that the rest is read past the buffer
+	server := httptest.NewTLSServer(nil) // for its certificate
+	defer server.Close()
+	for _, more := range []string{"", ok} {
+		d := dial(t, func(raw net.Conn, _ *bufio.Reader) {
+			conn := tls.Server(raw, &tls.Config{Certificates: server.TLS.Certificates, DynamicRecordSizingDisabled: true})
+			if _, err := http.ReadRequest(bufio.NewReader(conn)); err != nil {
+				t.Error(err)
+			}
+			io.WriteString(conn, fmt.Sprintf("HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s%s", size, strings.Repeat("x", size), more))
+			io.Copy(io.Discard, conn)
+		})
+		conn := tls.Client(d.raw, &tls.Config{InsecureSkipVerify: true})
+		d.Conn = NewConn(conn, d.raw, 8<<10)
+		res, err := d.send(newRequest(t.Context(), "GET", "/", nil, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{res.Body}, make([]byte, 2*size)); err != nil {
+			t.Error(err)
+		}
+		if got := <-d.reusable && d.alive(); got != (more == "") {
+			t.Errorf("with %q: alive %v", more, got)
 		}
 	}
 }
