@@ -198,10 +198,10 @@ func (t *exchange) head() error {
 	r, w := t.r, t.c.w
 	target := r.URL.RequestURI()
 	if strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
-		return fmt.Errorf("http1: the request's target %.80q has characters that are not allowed", target)
+		return errors.New("http1: the request's target has characters that are not allowed")
 	}
 	if !httpguts.ValidHostHeader(r.Host) {
-		return fmt.Errorf("http1: the request's host %.80q is not valid", r.Host)
+		return errors.New("http1: the request's host is not valid")
 	}
 	_, _ = w.WriteString(r.Method)
 	_ = w.WriteByte(' ')

@@ -82,7 +82,7 @@ func writeFields(w io.StringWriter, h http.Header) error {
 			continue
 		}
 		if !httpguts.ValidHeaderFieldName(name) {
-			return fmt.Errorf("http1: invalid name of a header field: %q", name)
+			return errors.New("http1: invalid name of a header field")
 		}
 		names = append(names, name)
 	}

@@ -18,7 +18,8 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// RequestError is a request that cannot be read. Its connection ends.
+// RequestError is a request that cannot be read. Its connection ends. The Reason quotes
+// nothing of the request, which may be a secret.
 type RequestError struct {
 	Status int // of the answer
 	// Framing: the request says in two ways where it ends (RFC 9112, section 6.1).
@@ -28,8 +29,8 @@ type RequestError struct {
 
 func (e *RequestError) Error() string { return e.Reason }
 
-func malformed(format string, args ...any) *RequestError {
-	return &RequestError{Status: http.StatusBadRequest, Reason: fmt.Sprintf(format, args...)}
+func malformed(what string) *RequestError {
+	return &RequestError{Status: http.StatusBadRequest, Reason: "malformed " + what}
 }
 
 const reasonTwoEnds = "it says in two ways where it ends: by Transfer-Encoding, and by Content-Length or HTTP/1.0 (RFC 9112, section 6.1)"
@@ -44,11 +45,11 @@ func (c *serverConn) readRequest() (*http.Request, error) {
 	}
 	method, target, version, ok := cutLine(line)
 	if !ok || !httpguts.ValidHeaderFieldName(method) { // both are tokens
-		return nil, malformed("malformed request line %.80q", line)
+		return nil, malformed("request line")
 	}
 	r := &http.Request{Method: method, RequestURI: target, Proto: version, RemoteAddr: c.remote}
 	if r.ProtoMajor, r.ProtoMinor, ok = http.ParseHTTPVersion(version); !ok {
-		return nil, malformed("malformed HTTP version %.80q", version)
+		return nil, malformed("HTTP version")
 	}
 	if r.ProtoMajor == 1 {
 		c.minor = r.ProtoMinor
@@ -98,11 +99,11 @@ func fields(lines *textproto.Reader) (http.Header, error) {
 	}
 	for name, values := range fields {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return nil, malformed("invalid name of a header field: %.80q", name)
+			return nil, malformed("name of a header field")
 		}
 		for _, value := range values {
 			if !httpguts.ValidHeaderFieldValue(value) {
-				return nil, malformed("invalid value of header field %.80s", name)
+				return nil, malformed("value of a header field")
 			}
 		}
 	}
@@ -116,7 +117,7 @@ func (c *serverConn) headError(err error) error {
 	case errors.Is(err, errTooLarge):
 		return &RequestError{Status: http.StatusRequestHeaderFieldsTooLarge, Reason: http.StatusText(http.StatusRequestHeaderFieldsTooLarge)}
 	case errors.As(err, &protocol):
-		return malformed("%.80s", string(protocol))
+		return malformed("header")
 	}
 	return err
 }
@@ -135,7 +136,7 @@ func parseTarget(r *http.Request) *RequestError {
 	}
 	u, err := url.ParseRequestURI(target)
 	if err != nil {
-		return malformed("malformed request target %.80q", r.RequestURI)
+		return malformed("request target")
 	}
 	if authority {
 		u.Scheme = ""
@@ -148,11 +149,11 @@ func parseHost(r *http.Request) *RequestError {
 	hosts := r.Header["Host"]
 	switch {
 	case len(hosts) > 1:
-		return malformed("too many Host headers")
+		return &RequestError{Status: http.StatusBadRequest, Reason: "too many Host headers"}
 	case len(hosts) == 0 && r.ProtoMinor > 0 && r.Method != http.MethodConnect:
-		return malformed("missing required Host header")
+		return &RequestError{Status: http.StatusBadRequest, Reason: "missing required Host header"}
 	case len(hosts) == 1 && !httpguts.ValidHostHeader(hosts[0]):
-		return malformed("malformed Host header")
+		return malformed("Host header")
 	}
 	r.Host = r.URL.Host
 	if r.Host == "" && len(hosts) == 1 {
@@ -183,11 +184,11 @@ func (c *serverConn) frame(r *http.Request) *RequestError {
 	case isMeasured:
 		length, err := strconv.ParseUint(lengths[0], 10, 63)
 		if err != nil || strings.TrimLeft(lengths[0], "0123456789") != "" {
-			return malformed("malformed Content-Length %.80q", lengths[0])
+			return malformed("Content-Length")
 		}
 		for _, other := range lengths[1:] {
 			if other != lengths[0] {
-				return malformed("the request has different lengths in Content-Length")
+				return malformed("Content-Length: different lengths")
 			}
 		}
 		r.Header["Content-Length"] = lengths[:1]
@@ -228,7 +229,7 @@ func announceTrailers(r *http.Request) *RequestError {
 	}
 	for _, name := range framingFields {
 		if _, ok := r.Trailer[name]; ok {
-			return malformed("%s must not be a trailer", name)
+			return malformed("Trailer: " + name + " must not be one")
 		}
 	}
 	return nil

@@ -116,6 +116,26 @@ func TestOnlyRequestsWithOneEndAreServed(t *testing.T) {
 	}
 }
 
+// What cannot be read may be a secret, and the reason is for logs.
+func TestReasonsQuoteNothing(t *testing.T) {
+	for _, sent := range []string{
+		"GET /?canary\r\n\r\n",
+		"GET http://%zz/canary HTTP/1.1\r\n" + host + "\r\n",
+		"GET / HTTP/1.canary\r\n" + host + "\r\n",
+		"GET / HTTP/1.1\r\n" + host + "Authorization : canary\r\n\r\n",
+		"GET / HTTP/1.1\r\n" + host + "canary\r\n\r\n",
+		"GET / HTTP/1.1\r\n" + host + "X: canary\x00\r\n\r\n",
+		"GET / HTTP/1.1\r\nHost: canary/\r\n\r\n",
+		"GET / HTTP/1.1\r\n" + host + "Content-Length: canary\r\n\r\n",
+		"GET / HTTP/1.1\r\n" + host + "Transfer-Encoding: canary\r\n\r\n",
+		"GET / HTTP/1.1\r\n" + host + "Expect: canary\r\n\r\n",
+	} {
+		if served, refused := serve([]byte(sent), 4096); len(served) > 0 || refused == nil || strings.Contains(refused.Reason, "canary") {
+			t.Errorf("%q: served %q; %v", sent, served, refused)
+		}
+	}
+}
+
 var (
 	hasCoding = regexp.MustCompile(`(?im)^transfer-encoding:`)
 	hasLength = regexp.MustCompile(`(?im)^content-length:`)

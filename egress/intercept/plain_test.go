@@ -90,7 +90,7 @@ func TestUnreadableRequestsAreRefused(t *testing.T) {
 			}{
 				"GET / HTTP/1.1\r\n\r\n": {400, "missing required Host header"},
 				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTransfer-Encoding: gzip\r\n\r\n":            {501, "Unsupported transfer encoding"},
-				"GET / HTTP/1.7\r\nHost: api.example.com\r\nX: \xff\x00\r\n\r\n":                        {400, "malformed MIME header"},
+				"GET / HTTP/1.7\r\nHost: api.example.com\r\nX: \xff\x00\r\n\r\n":                        {400, "malformed header"},
 				"GET / HTTP/3.0\r\nHost: api.example.com\r\n\r\n":                                       {505, "unsupported protocol version"},
 				"GET / HTTP/1.1\r\nHost: api.example.com\r\nExpect: wonders\r\n\r\n":                    {417, "Expectation Failed"},
 				"GET / HTTP/1.1\r\nHost: api.example.com\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n": {431, "Request Header Fields Too Large"},

@@ -51,6 +51,9 @@ func TestChromium(t *testing.T) {
 		want := map[string]string{"look": "", "pass": "intercepted because its ClientHello has ECH"}[u.zone]
 		paths := map[string]bool{}
 		for _, f := range u.flows(client.FlowFilter{Host: u.host, Kind: "request"}) {
+			if f.Path == "/favicon.ico" { // the browser may end before that is answered
+				continue
+			}
 			if paths[f.Path] = true; f.Verdict != "allow" || f.Reason != want {
 				u.t.Errorf("the audit log says %+v", f)
 			}

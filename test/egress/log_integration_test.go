@@ -22,17 +22,16 @@ func (n *node) logHas(t *testing.T, text string) {
 	}, n.Log)
 }
 
-// Libraries log what broken responses contain; the node's log shows none of it, which
+// Libraries may log what broken responses contain; the node's log shows none of it, which
 // the search of the node's log when it ends verifies too.
 func TestBrokenResponsesOfAnUpstreamThatEchoesASecretStayOutOfTheLog(t *testing.T) {
 	b, secret := bearer(t, "logged", "logged.old.test")
-	for range 50 { // more than the log shows of one message
-		b.try("curl -sS https://logged.old.test/broken/204")
-	}
-	for _, form := range []string{"304", "between", "trailer", "trailers", "chunk", "line", "protocol", "cut"} {
+	for _, form := range []string{"204", "304", "between", "trailer", "trailers", "chunk", "line", "protocol", "cut"} {
 		b.try("curl -sS https://logged.old.test/broken/" + form)
 	}
-	b.node.logHas(t, "Unsolicited response received on idle HTTP channel")
+	for _, reason := range []string{"did not answer as HTTP asks for", "ended the connection before"} {
+		b.audited(client.FlowFilter{Host: "logged.old.test", Kind: "request", Verdict: "error"}, reason)
+	}
 	if err := b.node.canary.lookThrough("the node's log", b.node.Said()); err != nil {
 		t.Error(err)
 	}
@@ -42,9 +41,6 @@ func TestBrokenResponsesOfAnUpstreamThatEchoesASecretStayOutOfTheLog(t *testing.
 	}
 	if strings.Contains(string(all), secret) {
 		t.Error("the log shows the secret")
-	}
-	if n := strings.Count(string(all), "Unsolicited response received"); n > 10 {
-		t.Errorf("%d lines of one message of a library", n)
 	}
 }
 
