@@ -22,42 +22,41 @@ import (
 )
 
 const (
-	// continueTime is how long a server has to answer `Expect: 100-continue` before it
-	// is sent the body unasked, as curl waits.
-	continueTime = time.Second
-	// uploadTime is how long what is written of a request may take after its response
-	// has ended, for the connection to be kept.
-	uploadTime = time.Second
-	// maxInformational bounds the 1xx responses to a request.
+	// continueTimeout is how long to wait for a response to `Expect: 100-continue` before
+	// the body is sent anyway, as in curl.
+	continueTimeout = time.Second
+	// uploadTimeout is how long an upload may go on after the end of its response before
+	// the connection is closed instead of reused.
+	uploadTimeout = time.Second
+	// maxInformational is the limit of 1xx responses to a request.
 	maxInformational = 32
 )
 
-// ErrStale is returned for a kept connection that the server had closed before it
-// answered: the request may be sent again over another if it is idempotent.
-var ErrStale = errors.New("http1: the server closed the kept connection")
+// ErrStale is the error of a reused connection that the server closed before the response.
+// An idempotent request may be sent again over another connection.
+var ErrStale = errors.New("http1: server closed idle connection")
 
 var (
 	errInformational = errors.New("http1: too many 1xx responses")
-	errBodyLength    = errors.New("http1: the request's body has not the length that was announced")
-	errNotContinued  = errors.New("http1: the response came before the body was asked for")
+	errBodyLength    = errors.New("http1: request body does not match Content-Length")
+	errNotContinued  = errors.New("http1: final response instead of 100 Continue")
 )
 
-// Conn is a connection to a server. It carries one request at a time.
+// Conn is a client connection. It carries one request at a time.
 type Conn struct {
-	conn net.Conn // TLS, or raw
+	conn net.Conn // TLS over raw, or raw itself
 	raw  net.Conn
 	in   limited
 	r    *bufio.Reader
 	w    *bufio.Writer
-	used bool // for an earlier request
+	used bool // it has carried a request before
 
 	maxHead int64
-	done    func(reusable bool) // of the request under way, called once
 	closing sync.Once
 }
 
-// NewConn returns a connection over conn, which is TLS over raw or raw itself. The head
-// of a response has at most maxHead bytes.
+// NewConn returns a client connection over conn, which is TLS over raw or raw itself. A
+// response head is limited to maxHead bytes.
 func NewConn(conn, raw net.Conn, maxHead int64) *Conn {
 	c := &Conn{conn: conn, raw: raw, maxHead: maxHead, w: bufio.NewWriterSize(conn, bufferSize)}
 	c.in.r = conn
@@ -65,19 +64,20 @@ func NewConn(conn, raw net.Conn, maxHead int64) *Conn {
 	return c
 }
 
-// RemoteAddr is the server's.
+// RemoteAddr returns the server's address.
 func (c *Conn) RemoteAddr() net.Addr { return c.raw.RemoteAddr() }
 
-// Close closes the connection, at once. It may be called at any time and more than once.
+// Close closes the connection without a TLS close_notify. It may be called concurrently
+// and more than once.
 func (c *Conn) Close() error {
-	c.closing.Do(func() { _ = c.raw.Close() }) // TLS would wait for its goodbye to be written
+	c.closing.Do(func() { _ = c.raw.Close() })
 	return nil
 }
 
-// alive reports whether the connection, over which no request is under way, can be used
-// once more: the server has neither closed it nor sent anything.
+// alive reports whether the idle connection can be reused: the server has neither closed
+// it nor sent anything unsolicited.
 func (c *Conn) alive() bool {
-	if c.conn != c.raw { // TLS may have read more than it was asked for
+	if c.conn != c.raw { // TLS may have buffered more than was read
 		_ = c.raw.SetReadDeadline(time.Unix(1, 0))
 		_, err := c.r.Peek(1)
 		if !errors.Is(err, os.ErrDeadlineExceeded) || c.raw.SetReadDeadline(time.Time{}) != nil {
@@ -86,7 +86,7 @@ func (c *Conn) alive() bool {
 	}
 	s, ok := c.raw.(syscall.Conn)
 	if !ok {
-		return true // a failure shows as ErrStale
+		return true // RoundTrip returns ErrStale if not
 	}
 	raw, err := s.SyscallConn()
 	if err != nil {
@@ -101,14 +101,14 @@ func (c *Conn) alive() bool {
 	return err == nil && silent
 }
 
-// RoundTrip sends a request and returns the head of its response, whose body the caller
-// closes. The request's URL has the path and query; its Host is the authority, its
-// header has neither Host nor anything about framing. informed is told of 1xx responses
-// but 100 and 101. When the context of the request ends the connection is closed.
+// RoundTrip sends a request and returns its response; the caller closes the body. Of the
+// request it uses Method, the path and query of URL, Host, Header (without Host and
+// framing), Body, ContentLength and Trailer. It calls informed for each 1xx response except
+// 100 and 101. The end of the request's context closes the connection.
 //
-// The body of the request is not closed, and may still be read after the response has
-// ended: the caller ends that. done is called once, after an error too: when the
-// response has ended, and with whether another request may follow.
+// RoundTrip does not close the request's body, and may read it until after the end of the
+// response; the caller stops that. It calls done exactly once, when the exchange has
+// ended or failed, and reports whether the connection is reusable.
 func (c *Conn) RoundTrip(r *http.Request, informed func(int, textproto.MIMEHeader) error, done func(reusable bool)) (*http.Response, error) {
 	t := &exchange{c: c, r: r, finished: done}
 	t.release = context.AfterFunc(r.Context(), func() { _ = c.Close() })
@@ -123,32 +123,32 @@ func (c *Conn) RoundTrip(r *http.Request, informed func(int, textproto.MIMEHeade
 	return res, nil
 }
 
-// exchange is a request under way, and its response.
+// exchange is a request in flight and its response.
 type exchange struct {
 	c        *Conn
 	r        *http.Request
-	release  func() bool // from the request's context
+	release  func() bool // detaches the request's context
 	finished func(reusable bool)
-	uploads  *upload // nil: there is no body
+	upload   *upload // nil without a body
 	over     atomic.Bool
 }
 
 func (t *exchange) run(informed func(int, textproto.MIMEHeader) error) (*http.Response, error) {
 	c := t.c
-	if err := t.head(); err != nil {
+	if err := t.writeHead(); err != nil {
 		return nil, err
 	}
-	if t.uploads == nil {
+	if t.upload == nil {
 		if err := c.w.Flush(); err != nil {
-			return nil, t.unsent(err)
+			return nil, t.unanswered(err)
 		}
 	} else {
-		go t.uploads.run()
+		go t.upload.run()
 	}
 	for range maxInformational {
 		c.in.left = c.maxHead
 		if _, err := c.r.Peek(1); err != nil {
-			return nil, t.unsent(err)
+			return nil, t.unanswered(err)
 		}
 		res, err := http.ReadResponse(c.r, t.r)
 		if err != nil {
@@ -158,11 +158,11 @@ func (t *exchange) run(informed func(int, textproto.MIMEHeader) error) (*http.Re
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return nil, t.broken(err)
+			return nil, t.cause(err)
 		}
 		switch status := res.StatusCode; {
 		case status == http.StatusContinue:
-			t.uploads.goOn(true)
+			t.upload.decide(true)
 		case status == http.StatusSwitchingProtocols, status < 100, status > 199:
 			return t.response(res), nil
 		default:
@@ -174,34 +174,34 @@ func (t *exchange) run(informed func(int, textproto.MIMEHeader) error) (*http.Re
 	return nil, errInformational
 }
 
-// unsent is an error before the first byte of the response. A server that reads a
-// kept connection closes it at the same time.
-func (t *exchange) unsent(err error) error {
+// unanswered describes an error before the first byte of the response: ErrStale if the
+// server closed a reused connection.
+func (t *exchange) unanswered(err error) error {
 	if t.c.used && (errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)) {
-		return fmt.Errorf("%w: %w", ErrStale, t.broken(err))
+		return fmt.Errorf("%w: %w", ErrStale, t.cause(err))
 	}
-	return t.broken(err)
+	return t.cause(err)
 }
 
-// broken prefers the reason for which the upload has closed the connection.
-func (t *exchange) broken(err error) error {
-	if t.uploads != nil {
-		if cause := t.uploads.failed.Load(); cause != nil {
-			return *cause
+// cause prefers the error for which the upload closed the connection.
+func (t *exchange) cause(err error) error {
+	if t.upload != nil {
+		if failure := t.upload.failed.Load(); failure != nil {
+			return *failure
 		}
 	}
 	return err
 }
 
-// head writes what is before the body, and prepares that.
-func (t *exchange) head() error {
+// writeHead writes the request line and the header, and prepares the upload.
+func (t *exchange) writeHead() error {
 	r, w := t.r, t.c.w
 	target := r.URL.RequestURI()
 	if strings.ContainsFunc(target, func(c rune) bool { return c <= ' ' || c == 0x7f }) {
-		return errors.New("http1: the request's target has characters that are not allowed")
+		return errors.New("http1: invalid character in request target")
 	}
 	if !httpguts.ValidHostHeader(r.Host) {
-		return errors.New("http1: the request's host is not valid")
+		return errors.New("http1: invalid host")
 	}
 	_, _ = w.WriteString(r.Method)
 	_ = w.WriteByte(' ')
@@ -210,7 +210,7 @@ func (t *exchange) head() error {
 	_, _ = w.WriteString(r.Host)
 	_, _ = w.WriteString("\r\n")
 	if err := writeFields(w, r.Header); err != nil {
-		w.Reset(t.c.conn) // nothing of it is sent
+		w.Reset(t.c.conn) // discard the partial head
 		return err
 	}
 	hasBody := r.Body != nil && r.Body != http.NoBody && r.ContentLength != 0
@@ -228,52 +228,53 @@ func (t *exchange) head() error {
 	case hasBody:
 		writeField(w, "Content-Length", strconv.FormatInt(r.ContentLength, 10))
 	case r.Method == http.MethodPost, r.Method == http.MethodPut, r.Method == http.MethodPatch:
-		writeField(w, "Content-Length", "0") // servers expect it (RFC 9110, section 8.6)
+		writeField(w, "Content-Length", "0") // RFC 9110, section 8.6
 	}
 	_, err := w.WriteString("\r\n")
 	if hasBody {
-		t.uploads = &upload{c: t.c, r: r, over: make(chan struct{})}
+		t.upload = &upload{c: t.c, r: r, over: make(chan struct{})}
 		if httpguts.HeaderValuesContainsToken(r.Header["Expect"], "100-continue") {
-			t.uploads.proceed = make(chan bool, 1)
+			t.upload.proceed = make(chan bool, 1)
 		}
 	}
 	return err
 }
 
-// response returns the response as the caller reads it.
+// response wraps the body of a final response.
 func (t *exchange) response(res *http.Response) *http.Response {
 	t.c.in.left = 1<<63 - 1
 	if res.StatusCode == http.StatusSwitchingProtocols {
 		res.Body = &switched{Reader: t.c.r, t: t}
 		return res
 	}
-	t.uploads.goOn(false) // the server does not want a body that it has not asked for
+	t.upload.decide(false) // no 100: the server does not want the body
 	reusable := !res.Close
 	if res.Body == http.NoBody {
-		t.end(reusable)
+		t.complete(reusable)
 		return res
 	}
 	res.Body = &responseBody{t: t, body: res.Body, reusable: reusable}
 	return res
 }
 
-// end is after the whole response was read.
-func (t *exchange) end(reusable bool) {
+// complete ends the exchange after the whole response was read. The connection is
+// reusable once the upload has ended, too.
+func (t *exchange) complete(reusable bool) {
 	switch {
-	case !reusable || t.c.r.Buffered() > 0: // what comes unasked answers nothing
+	case !reusable || t.c.r.Buffered() > 0: // unsolicited data
 		t.finish(false)
-	case t.uploads == nil:
+	case t.upload == nil:
 		t.finish(true)
 	default:
 		select {
-		case <-t.uploads.over:
-			t.finish(t.uploads.failed.Load() == nil)
+		case <-t.upload.over:
+			t.finish(t.upload.failed.Load() == nil)
 		default:
 			go func() {
 				select {
-				case <-t.uploads.over:
-					t.finish(t.uploads.failed.Load() == nil)
-				case <-time.After(uploadTime):
+				case <-t.upload.over:
+					t.finish(t.upload.failed.Load() == nil)
+				case <-time.After(uploadTimeout):
 					t.finish(false)
 				}
 			}()
@@ -281,12 +282,12 @@ func (t *exchange) end(reusable bool) {
 	}
 }
 
-// finish ends the exchange. It may be called more than once.
+// finish ends the exchange. Only the first call has an effect.
 func (t *exchange) finish(reusable bool) {
 	if t.over.Swap(true) {
 		return
 	}
-	if !t.release() || !reusable { // the context has ended, and closes the connection
+	if !t.release() || !reusable { // the end of the context closes the connection, too
 		reusable = false
 		_ = t.c.Close()
 	}
@@ -294,20 +295,20 @@ func (t *exchange) finish(reusable bool) {
 	t.finished(reusable)
 }
 
-// responseBody ends its exchange with its end.
+// responseBody completes its exchange at EOF.
 type responseBody struct {
 	t        *exchange
 	body     io.ReadCloser
 	reusable bool
-	whole    atomic.Bool // it was read to its end
+	atEOF    atomic.Bool
 }
 
 func (b *responseBody) Read(p []byte) (int, error) {
 	n, err := b.body.Read(p)
 	switch {
 	case err == io.EOF:
-		if !b.whole.Swap(true) {
-			b.t.end(b.reusable)
+		if !b.atEOF.Swap(true) {
+			b.t.complete(b.reusable)
 		}
 	case err != nil:
 		if cause := b.t.r.Context().Err(); cause != nil {
@@ -318,16 +319,16 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the response: before its end with its connection, for the rest may be long.
-// It may be called while another goroutine reads.
+// Close closes the connection unless the body was read to EOF. It may be called
+// concurrently with Read.
 func (b *responseBody) Close() error {
-	if !b.whole.Load() {
+	if !b.atEOF.Load() {
 		b.t.finish(false)
 	}
 	return nil
 }
 
-// switched is a connection that speaks another protocol from now on.
+// switched is the body of a 101 response: the connection in its new protocol.
 type switched struct {
 	io.Reader
 	t *exchange
@@ -336,7 +337,7 @@ type switched struct {
 func (s *switched) Write(b []byte) (int, error) { return s.t.c.conn.Write(b) }
 func (s *switched) Close() error                { s.t.finish(false); return nil }
 
-// CloseWrite says that no more will be sent.
+// CloseWrite closes the sending side.
 func (s *switched) CloseWrite() error {
 	if half, ok := s.t.c.conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()
@@ -344,19 +345,19 @@ func (s *switched) CloseWrite() error {
 	return errors.ErrUnsupported
 }
 
-// upload is the body of a request on its way to the server, in a goroutine of its own:
-// the server may answer before its end.
+// upload sends the body of a request in its own goroutine, since the server may respond
+// before the end of the body.
 type upload struct {
 	c       *Conn
 	r       *http.Request
-	proceed chan bool // nil: the server is not asked first
+	proceed chan bool // receives whether the body is wanted; nil without Expect
 	over    chan struct{}
 	failed  atomic.Pointer[error]
 }
 
-// goOn says whether the body is wanted. It may be called on nil, and more than once: the
-// first counts.
-func (u *upload) goOn(wanted bool) {
+// decide reports whether the server wants the body. Only the first call has an effect. u may
+// be nil.
+func (u *upload) decide(wanted bool) {
 	if u == nil || u.proceed == nil {
 		return
 	}
@@ -374,12 +375,12 @@ func (u *upload) run() {
 	}
 	u.failed.Store(&err)
 	if !errors.Is(err, errNotContinued) && !errors.As(err, new(*writeError)) {
-		_ = u.c.Close() // the server would wait for the rest
+		_ = u.c.Close() // the server would wait for the rest of the body
 	}
 }
 
-// writeError is of the connection to the server, which may have answered before it
-// closed that.
+// writeError is a failed write to the server, which may have sent a response before it
+// closed the connection.
 type writeError struct{ error }
 
 func (e *writeError) Unwrap() error { return e.error }
@@ -389,7 +390,7 @@ func (u *upload) send() error {
 		return &writeError{err}
 	}
 	if u.proceed != nil {
-		wait := time.NewTimer(continueTime)
+		wait := time.NewTimer(continueTimeout)
 		defer wait.Stop()
 		select {
 		case wanted := <-u.proceed:
@@ -402,13 +403,13 @@ func (u *upload) send() error {
 	p := pieces.Get().(*piece)
 	defer pieces.Put(p)
 	if u.r.ContentLength >= 0 && len(u.r.Trailer) == 0 {
-		return u.measured(p)
+		return u.sendSized(p)
 	}
-	return u.chunked(p)
+	return u.sendChunked(p)
 }
 
-// measured sends a body whose length was announced.
-func (u *upload) measured(p *piece) error {
+// sendSized sends a body with Content-Length.
+func (u *upload) sendSized(p *piece) error {
 	left := u.r.ContentLength
 	for {
 		n, err := u.r.Body.Read(p.data())
@@ -431,7 +432,8 @@ func (u *upload) measured(p *piece) error {
 	}
 }
 
-func (u *upload) chunked(p *piece) error {
+// sendChunked sends a body in chunks, with its trailers.
+func (u *upload) sendChunked(p *piece) error {
 	for {
 		n, err := u.r.Body.Read(p.data())
 		if n > 0 {
@@ -446,7 +448,7 @@ func (u *upload) chunked(p *piece) error {
 			return err
 		}
 	}
-	w := u.c.w // is empty
+	w := u.c.w // empty: the head was flushed
 	_, _ = w.WriteString("0\r\n")
 	if err := writeFields(w, u.r.Trailer); err != nil {
 		return err

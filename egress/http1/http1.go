@@ -1,10 +1,10 @@
-// Package http1 speaks HTTP/1.1 (RFC 9112) as a proxy has to: it serves a client's
-// connection and sends requests to servers in the goroutine that handles the request,
-// and refuses every message whose end is not certain.
+// Package http1 implements HTTP/1.1 (RFC 9112) for an intercepting proxy. A request is
+// read, sent upstream and answered in one goroutine, and a message with ambiguous framing
+// is refused.
 //
-// net/http uses two more goroutines for each connection on either side, which costs an
-// intercepted request more than everything else that is done with it. It also accepts
-// requests that say in two ways where they end.
+// net/http uses two more goroutines per connection on either side. For small requests
+// they cost more CPU time than everything else that the proxy does. net/http also accepts
+// requests that have both Transfer-Encoding and Content-Length.
 package http1
 
 import (
@@ -20,19 +20,18 @@ import (
 )
 
 const (
-	// bufferSize is for what is read from and written to a connection: most heads fit.
+	// bufferSize is the size of a connection's read and write buffers. Most heads fit.
 	bufferSize = 4 << 10
-	// pieceSize is read of a body at a time: two records of TLS.
+	// pieceSize is how much of a body is read at a time: two TLS records.
 	pieceSize = 32 << 10
-	// maxTrailers bounds the trailer section of a body, in bytes. A line of it has at most
-	// bufferSize.
+	// maxTrailers is the size limit of a trailer section. A line of it is at most
+	// bufferSize long.
 	maxTrailers = 16 << 10
 )
 
-var errTooLarge = errors.New("http1: the head of the message is too large")
+var errTooLarge = errors.New("http1: message head too large")
 
-// limited bounds what is read from a connection for a head: left is how many bytes may
-// still come.
+// limited fails with errTooLarge after left bytes. It bounds the size of a head.
 type limited struct {
 	r    io.Reader
 	left int64
@@ -47,18 +46,18 @@ func (l *limited) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// room for a chunk's size and line break before the data, and the line break after it.
+// Space for a chunk's size and line break before the data, and for the line break after it.
 const beforeChunk, afterChunk = 8, 2
 
-// piece is read of a body, with room to make a chunk of it in place.
+// piece is a buffer for a part of a body that can be framed as a chunk in place.
 type piece [beforeChunk + pieceSize + afterChunk]byte
 
 var pieces = sync.Pool{New: func() any { return new(piece) }}
 
 func (p *piece) data() []byte { return p[beforeChunk : beforeChunk+pieceSize] }
 
-// chunk returns the chunk that has the first n bytes of the data (RFC 9112, section 7.1).
-// n is not 0.
+// chunk returns the first n bytes of the data as a chunk (RFC 9112, section 7.1). n is
+// not 0.
 func (p *piece) chunk(n int) []byte {
 	const hex = "0123456789abcdef"
 	start := beforeChunk
@@ -72,8 +71,8 @@ func (p *piece) chunk(n int) []byte {
 	return p[start:end]
 }
 
-// writeFields writes a header without its end, in the order of names. Names and values
-// are checked: what a policy sets must not begin another message.
+// writeFields writes header fields sorted by name, without the empty line after them. It
+// rejects invalid names and values, which could inject another message.
 func writeFields(w io.StringWriter, h http.Header) error {
 	var room [24]string
 	names := room[:0]
@@ -82,7 +81,7 @@ func writeFields(w io.StringWriter, h http.Header) error {
 			continue
 		}
 		if !httpguts.ValidHeaderFieldName(name) {
-			return errors.New("http1: invalid name of a header field")
+			return errors.New("http1: invalid header field name")
 		}
 		names = append(names, name)
 	}
@@ -90,7 +89,7 @@ func writeFields(w io.StringWriter, h http.Header) error {
 	for _, name := range names {
 		for _, value := range h[name] {
 			if !httpguts.ValidHeaderFieldValue(value) {
-				return fmt.Errorf("http1: invalid value of header field %s", name) // which may be a secret
+				return fmt.Errorf("http1: invalid value of header field %s", name) // the value may be a secret
 			}
 			writeField(w, name, value)
 		}
@@ -98,7 +97,7 @@ func writeFields(w io.StringWriter, h http.Header) error {
 	return nil
 }
 
-// writeField writes a field whose name and value are valid. Errors show with the flush of w.
+// writeField writes a valid field. The flush of w reports its error.
 func writeField(w io.StringWriter, name, value string) {
 	_, _ = w.WriteString(name)
 	_, _ = w.WriteString(": ")

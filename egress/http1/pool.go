@@ -6,35 +6,35 @@ import (
 	"time"
 )
 
-// Pool keeps connections that wait for the next request, by keys. Its zero value is not
-// usable; see NewPool.
+// Pool holds idle connections by key. Use NewPool.
 type Pool struct {
-	maxInAll, maxByKey int
-	maxIdle            time.Duration
+	maxConns, maxPerKey int
+	maxIdle             time.Duration
 
 	mu     sync.Mutex
-	byKey  map[string][]*kept // oldest first
-	byAge  list.List          // of *kept, oldest first
-	expire *time.Timer        // nil: nothing expires
+	byKey  map[string][]*idleConn // oldest first
+	byAge  list.List              // of *idleConn, oldest first
+	expiry *time.Timer            // nil if the pool was empty when it fired last
 }
 
-type kept struct {
-	key  string
-	conn *Conn
-	from time.Time
-	age  *list.Element
+type idleConn struct {
+	key   string
+	conn  *Conn
+	since time.Time
+	age   *list.Element
 }
 
-// NewPool returns an empty pool that keeps up to maxInAll connections, and maxByKey of
-// one key, for maxIdle.
-func NewPool(maxInAll, maxByKey int, maxIdle time.Duration) *Pool {
-	return &Pool{maxInAll: maxInAll, maxByKey: maxByKey, maxIdle: maxIdle, byKey: map[string][]*kept{}}
+// NewPool returns an empty pool. It holds up to maxConns connections, up to maxPerKey of
+// them under one key, each for up to maxIdle.
+func NewPool(maxConns, maxPerKey int, maxIdle time.Duration) *Pool {
+	return &Pool{maxConns: maxConns, maxPerKey: maxPerKey, maxIdle: maxIdle, byKey: map[string][]*idleConn{}}
 }
 
-// Get takes the connection out that was put in last, or returns nil.
+// Get removes and returns the connection that was added last under the key and that is
+// still usable. It returns nil if there is none.
 func (p *Pool) Get(key string) *Conn {
 	for {
-		c := p.take(key)
+		c := p.pop(key)
 		if c == nil || c.alive() {
 			return c
 		}
@@ -42,7 +42,7 @@ func (p *Pool) Get(key string) *Conn {
 	}
 }
 
-func (p *Pool) take(key string) *Conn {
+func (p *Pool) pop(key string) *Conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	waiting := p.byKey[key]
@@ -54,8 +54,8 @@ func (p *Pool) take(key string) *Conn {
 	return k.conn
 }
 
-// remove takes out what is at the index of its key. p.mu is held.
-func (p *Pool) remove(k *kept, i int) {
+// remove removes the connection at index i of its key. p.mu is held.
+func (p *Pool) remove(k *idleConn, i int) {
 	waiting := p.byKey[k.key]
 	copy(waiting[i:], waiting[i+1:])
 	waiting[len(waiting)-1] = nil
@@ -67,61 +67,61 @@ func (p *Pool) remove(k *kept, i int) {
 	p.byAge.Remove(k.age)
 }
 
-// oldest is the connection that has waited longest, or nil. p.mu is held.
-func (p *Pool) oldest() *kept {
+// oldest returns the connection that has been idle longest, or nil. p.mu is held.
+func (p *Pool) oldest() *idleConn {
 	e := p.byAge.Front()
 	if e == nil {
 		return nil
 	}
-	return e.Value.(*kept)
+	return e.Value.(*idleConn)
 }
 
-// Put keeps a connection. Where there are too many the oldest is closed.
+// Put adds an idle connection. At a limit it closes the oldest one.
 func (p *Pool) Put(key string, c *Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	k := &kept{key: key, conn: c, from: time.Now()}
+	k := &idleConn{key: key, conn: c, since: time.Now()}
 	switch waiting := p.byKey[key]; {
-	case len(waiting) >= p.maxByKey:
-		p.drop(waiting[0])
-	case p.byAge.Len() >= p.maxInAll:
-		p.drop(p.oldest())
+	case len(waiting) >= p.maxPerKey:
+		p.evict(waiting[0])
+	case p.byAge.Len() >= p.maxConns:
+		p.evict(p.oldest())
 	}
 	k.age = p.byAge.PushBack(k)
 	p.byKey[key] = append(p.byKey[key], k)
-	if p.expire == nil {
-		p.expire = time.AfterFunc(p.maxIdle, p.expired)
+	if p.expiry == nil {
+		p.expiry = time.AfterFunc(p.maxIdle, p.evictExpired)
 	}
 }
 
-// drop closes a connection, which is the oldest of its key. p.mu is held.
-func (p *Pool) drop(k *kept) {
+// evict closes the oldest connection of its key. p.mu is held.
+func (p *Pool) evict(k *idleConn) {
 	p.remove(k, 0)
 	_ = k.conn.Close()
 }
 
-// expired closes the connections that have waited too long.
-func (p *Pool) expired() {
+// evictExpired closes the connections that have been idle too long.
+func (p *Pool) evictExpired() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k := p.oldest(); ; k = p.oldest() {
 		if k == nil {
-			p.expire = nil
+			p.expiry = nil
 			return
 		}
-		if left := p.maxIdle - time.Since(k.from); left > 0 {
-			p.expire.Reset(left)
+		if left := p.maxIdle - time.Since(k.since); left > 0 {
+			p.expiry.Reset(left)
 			return
 		}
-		p.drop(k)
+		p.evict(k)
 	}
 }
 
-// CloseIdle closes the connections that wait.
+// CloseIdle closes all idle connections.
 func (p *Pool) CloseIdle() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for k := p.oldest(); k != nil; k = p.oldest() {
-		p.drop(k)
+		p.evict(k)
 	}
 }

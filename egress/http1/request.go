@@ -18,11 +18,11 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// RequestError is a request that cannot be read. Its connection ends. The Reason quotes
-// nothing of the request, which may be a secret.
+// RequestError is a request that cannot be served; its connection ends. The Reason quotes
+// nothing of the request, which may contain a secret.
 type RequestError struct {
-	Status int // of the answer
-	// Framing: the request says in two ways where it ends (RFC 9112, section 6.1).
+	Status int // of the response
+	// Framing: where the request ends is ambiguous (RFC 9112, section 6.1).
 	Framing bool
 	Reason  string
 }
@@ -33,10 +33,10 @@ func malformed(what string) *RequestError {
 	return &RequestError{Status: http.StatusBadRequest, Reason: "malformed " + what}
 }
 
-const reasonTwoEnds = "it says in two ways where it ends: by Transfer-Encoding, and by Content-Length or HTTP/1.0 (RFC 9112, section 6.1)"
+const reasonAmbiguous = "ambiguous framing: Transfer-Encoding together with Content-Length or HTTP/1.0 (RFC 9112, section 6.1)"
 
-// readRequest reads the head of the next request. An error that is no *RequestError is of
-// the connection: io.EOF between two requests.
+// readRequest reads the head of the next request. An error other than a *RequestError is
+// the connection's: io.EOF between two requests.
 func (c *serverConn) readRequest() (*http.Request, error) {
 	c.in.left, c.minor = c.s.MaxHead+bufferSize, 1
 	line, err := c.requestLine()
@@ -74,8 +74,8 @@ func (c *serverConn) readRequest() (*http.Request, error) {
 	return r, nil
 }
 
-// requestLine skips the line breaks that some clients send after a body (RFC 9112,
-// section 2.2).
+// requestLine reads the request line. It skips the empty lines that some clients send after
+// a body (RFC 9112, section 2.2).
 func (c *serverConn) requestLine() (string, error) {
 	for range 4 {
 		b, err := c.r.Peek(1)
@@ -110,7 +110,7 @@ func fields(lines *textproto.Reader) (http.Header, error) {
 	return http.Header(fields), nil
 }
 
-// headError describes an error of reading a head.
+// headError turns a parser's error into a *RequestError. It returns others as they are.
 func (c *serverConn) headError(err error) error {
 	var protocol textproto.ProtocolError
 	switch {
@@ -163,7 +163,7 @@ func parseHost(r *http.Request) *RequestError {
 	return nil
 }
 
-// frame gives the request its body (RFC 9112, section 6.3).
+// frame sets the request's body and its length (RFC 9112, section 6.3).
 func (c *serverConn) frame(r *http.Request) *RequestError {
 	codings, isCoded := r.Header["Transfer-Encoding"]
 	lengths, isMeasured := r.Header["Content-Length"]
@@ -171,7 +171,7 @@ func (c *serverConn) frame(r *http.Request) *RequestError {
 	r.Body = http.NoBody
 	switch {
 	case isCoded && (isMeasured || r.ProtoMinor == 0):
-		return &RequestError{Status: http.StatusBadRequest, Framing: true, Reason: reasonTwoEnds}
+		return &RequestError{Status: http.StatusBadRequest, Framing: true, Reason: reasonAmbiguous}
 	case isCoded && (len(codings) != 1 || !strings.EqualFold(codings[0], "chunked")):
 		return &RequestError{Status: http.StatusNotImplemented, Reason: "Unsupported transfer encoding"}
 	case isCoded:
@@ -210,7 +210,7 @@ func (c *serverConn) frame(r *http.Request) *RequestError {
 	return nil
 }
 
-// framingFields must not be in trailers (RFC 9110, section 6.5.1).
+// framingFields are not allowed in trailers (RFC 9110, section 6.5.1).
 var framingFields = []string{"Transfer-Encoding", "Content-Length", "Trailer", "Host"}
 
 func announceTrailers(r *http.Request) *RequestError {
@@ -235,19 +235,19 @@ func announceTrailers(r *http.Request) *RequestError {
 	return nil
 }
 
-// requestBody is the body of the request under way. It may be read by another goroutine
-// than the handler's, until the handler has returned.
+// requestBody is the body of the current request. Any goroutine may read it until the
+// handler returns.
 type requestBody struct {
 	c    *serverConn
 	r    *http.Request // gets the trailers
 	from io.Reader     // chunks, or so many bytes
 
 	mu      sync.Mutex
-	awaited bool  // the client waits to hear that it is wanted
-	err     error // that ended it: io.EOF at its end
+	awaited bool  // the client waits for 100 Continue
+	err     error // sticky; io.EOF at the end
 }
 
-var errBodyClosed = errors.New("http1: the body of a request is read after its handler has returned")
+var errBodyClosed = errors.New("http1: request body read after the handler returned")
 
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.mu.Lock()
@@ -257,20 +257,20 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	}
 	if b.awaited {
 		b.awaited = false
-		if err := b.c.w.proceed(); err != nil {
+		if err := b.c.w.writeContinue(); err != nil {
 			b.err = err
 			return 0, err
 		}
 	}
-	n, err := b.next(p)
+	n, err := b.read(p)
 	if b.err = err; err == io.EOF {
 		b.c.watch()
 	}
 	return n, err
 }
 
-// next reads what comes next, whoever wants it.
-func (b *requestBody) next(p []byte) (int, error) {
+// read reads from the connection. The caller holds b.mu, or nothing else can read.
+func (b *requestBody) read(p []byte) (int, error) {
 	n, err := b.from.Read(p)
 	if measured, ok := b.from.(*io.LimitedReader); ok {
 		switch {
@@ -280,14 +280,14 @@ func (b *requestBody) next(p []byte) (int, error) {
 			err = io.ErrUnexpectedEOF
 		}
 	} else if err == io.EOF {
-		err = b.trailers()
+		err = b.readTrailers()
 	}
 	return n, err
 }
 
-// trailers reads what is after the last chunk, and returns io.EOF. Lines end with CRLF
-// only, as those of chunks.
-func (b *requestBody) trailers() error {
+// readTrailers reads the trailer section after the last chunk and returns io.EOF. As in
+// chunks, a line must end with CRLF.
+func (b *requestBody) readTrailers() error {
 	var section []byte
 	for {
 		line, err := b.c.r.ReadSlice('\n')
@@ -321,13 +321,13 @@ func (b *requestBody) trailers() error {
 	return io.EOF
 }
 
-var errTrailers = errors.New("http1: trailers that are too long, or lines that do not end with CRLF")
+var errTrailers = errors.New("http1: malformed or too long trailer section")
 
-// Close implements io.Closer. The server ends what was not read.
+// Close implements io.Closer. The server discards the rest.
 func (b *requestBody) Close() error { return nil }
 
-// whole reports whether the body was read to its end.
-func (b *requestBody) whole() bool {
+// atEOF reports whether the body was read to its end.
+func (b *requestBody) atEOF() bool {
 	if b == nil {
 		return true
 	}
@@ -338,8 +338,8 @@ func (b *requestBody) whole() bool {
 	return b.err == io.EOF
 }
 
-// stop ends reading by others: one that waits for the client is interrupted. It returns
-// what has ended the body: io.EOF at its end, nil if that goes on.
+// stop makes Read fail, and interrupts one that waits for the client. It returns the body's
+// error until then: io.EOF at its end, nil if more of it follows.
 func (b *requestBody) stop() error {
 	if b == nil {
 		return io.EOF
@@ -347,7 +347,7 @@ func (b *requestBody) stop() error {
 	if !b.mu.TryLock() {
 		b.c.interrupt()
 		b.mu.Lock()
-		if b.err == nil { // it was about to return
+		if b.err == nil { // the interrupted Read returned data
 			b.err = errBodyClosed
 		}
 	}

@@ -15,46 +15,45 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// shortBody is how much of a body is kept back to learn its length.
-const shortBody = 2 << 10
+// maxUnsized is how much of a body is buffered to send it with Content-Length.
+const maxUnsized = 2 << 10
 
-// responseWriter is the http.ResponseWriter of a connection, for one request after the
-// other.
+// responseWriter is a connection's http.ResponseWriter. It is reused for each request.
 type responseWriter struct {
 	c      *serverConn
 	out    *bufio.Writer
 	r      *http.Request
 	header http.Header
 
-	mu       sync.Mutex // guards out against the "continue" of a body's reader
-	status   int        // 0: not yet known; then its line and fields are in out
-	sent     bool       // the whole head is in out
-	last     bool       // the connection ends with this response
+	mu       sync.Mutex // guards out against writeContinue by the body's reader
+	status   int        // 0 before WriteHeader, which writes the status line and the fields
+	headDone bool       // the rest of the head was written
+	last     bool       // the connection ends after this response
 	hijacked bool
-	dated    bool // what the header has
-	typed    bool
+	hasDate  bool
+	hasType  bool
 	bodiless bool
-	length   int64 // that was announced; -1: none
+	length   int64 // Content-Length, or -1
 	written  int64
 	chunked  bool
-	trailers []string // that were announced
-	short    []byte   // body that waits for its length
-	err      error    // of writing to the connection
+	trailers []string // announced names
+	unsized  []byte   // body while its length is unknown
+	err      error    // first error of writing to the connection
 }
 
-// begin prepares for the response to r.
-func (w *responseWriter) begin(r *http.Request) {
+// reset prepares the response to r.
+func (w *responseWriter) reset(r *http.Request) {
 	w.r, w.header = r, http.Header{}
-	w.status, w.sent, w.last = 0, false, r.Close
+	w.status, w.headDone, w.last = 0, false, r.Close
 	w.bodiless, w.length, w.written, w.chunked = false, -1, 0, false
-	w.trailers, w.short = nil, w.short[:0]
+	w.trailers, w.unsized = nil, w.unsized[:0]
 }
 
 // Header implements http.ResponseWriter.
 func (w *responseWriter) Header() http.Header { return w.header }
 
-// proceed tells the client that the body of its request is wanted.
-func (w *responseWriter) proceed() error {
+// writeContinue asks the client for the body, unless the response has begun.
+func (w *responseWriter) writeContinue() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.status != 0 || w.hijacked {
@@ -64,8 +63,7 @@ func (w *responseWriter) proceed() error {
 	return w.out.Flush()
 }
 
-// WriteHeader implements http.ResponseWriter. Informational responses are sent at once,
-// others with the first of the body.
+// WriteHeader implements http.ResponseWriter. It flushes informational responses only.
 func (w *responseWriter) WriteHeader(status int) {
 	if status < 100 || status > 999 {
 		panic(fmt.Sprintf("http1: invalid status %d", status))
@@ -76,7 +74,7 @@ func (w *responseWriter) WriteHeader(status int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if status < 200 && status != http.StatusSwitchingProtocols {
-		w.inform(status)
+		w.writeInformational(status)
 		return
 	}
 	h := w.header
@@ -95,25 +93,25 @@ func (w *responseWriter) WriteHeader(status int) {
 		}
 	}
 	w.last = w.last || httpguts.HeaderValuesContainsToken(h["Connection"], "close")
-	_, w.dated = h["Date"]
-	_, w.typed = h["Content-Type"]
-	w.typed = w.typed || h.Get("Content-Encoding") != ""
-	w.statusLine(status)
-	w.fields(h)
+	_, w.hasDate = h["Date"]
+	_, w.hasType = h["Content-Type"]
+	w.hasType = w.hasType || h.Get("Content-Encoding") != ""
+	w.writeStatusLine(status)
+	w.writeFields(h)
 }
 
-// inform sends an informational response. w.mu is held.
-func (w *responseWriter) inform(status int) {
+// writeInformational sends a 1xx response. w.mu is held.
+func (w *responseWriter) writeInformational(status int) {
 	if w.r.ProtoMinor == 0 {
 		return
 	}
-	w.statusLine(status)
-	w.fields(w.header)
+	w.writeStatusLine(status)
+	w.writeFields(w.header)
 	_, _ = w.out.WriteString("\r\n")
-	w.note(w.out.Flush())
+	w.recordError(w.out.Flush())
 }
 
-func (w *responseWriter) statusLine(status int) {
+func (w *responseWriter) writeStatusLine(status int) {
 	version := "HTTP/1.1 "
 	if w.r.ProtoMinor == 0 {
 		version = "HTTP/1.0 "
@@ -129,30 +127,30 @@ func (w *responseWriter) statusLine(status int) {
 	_, _ = w.out.WriteString("\r\n")
 }
 
-// fields writes the valid fields of a header that are not about framing, in no certain
-// order. What a host or a policy sets must not begin another response. w.mu is held.
-func (w *responseWriter) fields(h http.Header) {
+// writeFields writes the valid fields of a header, without those of framing, in random
+// order. It replaces line breaks, which could inject another response. w.mu is held.
+func (w *responseWriter) writeFields(h http.Header) {
 	for name, values := range h {
 		switch name {
 		case "Connection", "Content-Length", "Transfer-Encoding":
 			continue
 		case "Trailer":
-			if w.r.ProtoMinor == 0 || w.length >= 0 || w.bodiless { // there are none without chunks
+			if w.r.ProtoMinor == 0 || w.length >= 0 || w.bodiless { // trailers need chunks
 				continue
 			}
 		}
-		if len(values) == 0 || !httpguts.ValidHeaderFieldName(name) { // as those with http.TrailerPrefix
+		if len(values) == 0 || !httpguts.ValidHeaderFieldName(name) { // includes those with http.TrailerPrefix
 			continue
 		}
 		for _, value := range values {
-			writeField(w.out, name, lineless.Replace(value))
+			writeField(w.out, name, lineBreaks.Replace(value))
 		}
 	}
 }
 
-var lineless = strings.NewReplacer("\n", " ", "\r", " ")
+var lineBreaks = strings.NewReplacer("\n", " ", "\r", " ")
 
-func (w *responseWriter) note(err error) {
+func (w *responseWriter) recordError(err error) {
 	if w.err == nil {
 		w.err = err
 	}
@@ -179,39 +177,39 @@ func (w *responseWriter) Write(b []byte) (int, error) {
 	if w.length >= 0 && w.written > w.length {
 		return 0, http.ErrContentLength
 	}
-	if !w.sent && w.length < 0 && len(w.short)+len(b) <= shortBody {
-		w.short = append(w.short, b...)
+	if !w.headDone && w.length < 0 && len(w.unsized)+len(b) <= maxUnsized {
+		w.unsized = append(w.unsized, b...)
 		return len(b), nil
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.begun(b)
-	w.data(b)
+	w.finishHead(b)
+	w.writeBody(b)
 	if w.err != nil {
 		return 0, w.err
 	}
 	return len(b), nil
 }
 
-// begun sends the head and what was kept back, if that was not done. more is what follows.
-// w.mu is held.
-func (w *responseWriter) begun(more []byte) {
-	if w.sent {
+// finishHead writes the rest of the head and what was buffered of the body, if that was not
+// done before. next is the next part of the body. w.mu is held.
+func (w *responseWriter) finishHead(next []byte) {
+	if w.headDone {
 		return
 	}
-	w.sent = true
+	w.headDone = true
 	if w.length < 0 && !w.bodiless {
 		w.chunked = w.r.ProtoMinor > 0
-		w.last = w.last || !w.chunked // else its end is that of the connection
+		w.last = w.last || !w.chunked // else the end of the connection ends the body
 	}
-	if !w.dated {
+	if !w.hasDate {
 		writeField(w.out, "Date", time.Now().UTC().Format(http.TimeFormat))
 	}
-	start := w.short
+	start := w.unsized
 	if len(start) == 0 {
-		start = more
+		start = next
 	}
-	if !w.typed && len(start) > 0 {
+	if !w.hasType && len(start) > 0 {
 		writeField(w.out, "Content-Type", http.DetectContentType(start))
 	}
 	if w.length >= 0 {
@@ -226,15 +224,15 @@ func (w *responseWriter) begun(more []byte) {
 		writeField(w.out, "Connection", "keep-alive")
 	}
 	_, err := w.out.WriteString("\r\n")
-	w.note(err)
-	if len(w.short) > 0 {
-		w.data(w.short)
-		w.short = w.short[:0]
+	w.recordError(err)
+	if len(w.unsized) > 0 {
+		w.writeBody(w.unsized)
+		w.unsized = w.unsized[:0]
 	}
 }
 
-// data writes a part of the body. w.mu is held.
-func (w *responseWriter) data(b []byte) {
+// writeBody writes a part of the body. w.mu is held.
+func (w *responseWriter) writeBody(b []byte) {
 	if len(b) == 0 {
 		return
 	}
@@ -246,13 +244,13 @@ func (w *responseWriter) data(b []byte) {
 	if w.chunked {
 		_, err = w.out.WriteString("\r\n")
 	}
-	w.note(err)
+	w.recordError(err)
 }
 
 // Flush implements http.Flusher.
 func (w *responseWriter) Flush() { _ = w.FlushError() }
 
-// FlushError sends what was written.
+// FlushError sends what was written so far.
 func (w *responseWriter) FlushError() error {
 	if w.hijacked {
 		return http.ErrHijacked
@@ -262,41 +260,41 @@ func (w *responseWriter) FlushError() error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.begun(nil)
-	w.note(w.out.Flush())
+	w.finishHead(nil)
+	w.recordError(w.out.Flush())
 	return w.err
 }
 
-// EnableFullDuplex is for http.ResponseController: it is always so.
+// EnableFullDuplex is for http.ResponseController; it is always enabled.
 func (w *responseWriter) EnableFullDuplex() error { return nil }
 
-// finish ends the response. An error says that the client did not get the whole.
+// finish completes the response. An error means that the client did not get all of it.
 func (w *responseWriter) finish() error {
 	if w.status == 0 {
 		w.WriteHeader(http.StatusOK)
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	trailers := w.trailing()
-	if !w.sent && !w.bodiless && w.length < 0 && len(trailers) == 0 && len(w.trailers) == 0 {
-		w.length = int64(len(w.short))
+	trailers := w.trailerFields()
+	if !w.headDone && !w.bodiless && w.length < 0 && len(trailers) == 0 && len(w.trailers) == 0 {
+		w.length = int64(len(w.unsized))
 	}
 	if !w.bodiless && w.length >= 0 && w.written != w.length {
 		return io.ErrShortWrite
 	}
-	w.begun(nil)
+	w.finishHead(nil)
 	if w.chunked {
 		_, _ = w.out.WriteString("0\r\n")
-		w.fields(trailers)
+		w.writeFields(trailers)
 		_, _ = w.out.WriteString("\r\n")
 	}
-	w.note(w.out.Flush())
+	w.recordError(w.out.Flush())
 	return w.err
 }
 
-// trailing are the trailers: those that were announced, and those with the prefix of
-// net/http.
-func (w *responseWriter) trailing() http.Header {
+// trailerFields returns the trailers: the announced ones and those with
+// http.TrailerPrefix.
+func (w *responseWriter) trailerFields() http.Header {
 	var t http.Header
 	add := func(name string, values []string) {
 		if t == nil {
@@ -324,13 +322,13 @@ func (w *responseWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	switch {
 	case w.hijacked:
 		return nil, nil, http.ErrHijacked
-	case w.sent:
-		return nil, nil, errors.New("http1: the response has begun")
-	case !w.c.body.whole():
-		return nil, nil, errors.New("http1: the body of the request was not read")
+	case w.headDone:
+		return nil, nil, errors.New("http1: hijack after the head of the response")
+	case !w.c.body.atEOF():
+		return nil, nil, errors.New("http1: hijack before the end of the request's body")
 	}
 	w.hijacked = true
-	w.c.source.ignore()
+	w.c.source.stopWatch()
 	w.c.in.left = unlimited
 	return w.c.conn, bufio.NewReadWriter(w.c.r, w.out), nil
 }

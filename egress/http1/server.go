@@ -14,34 +14,36 @@ import (
 
 const (
 	unlimited = 1<<63 - 1
-	// watchAfter so much time a handler's client is watched, so that it is known to have
-	// left. For shorter ones that is not worth its cost.
+	// watchAfter is how long a handler runs before the server watches for the client's
+	// disconnect. Watching takes a goroutine, which costs more than a short handler can
+	// save.
 	watchAfter = 100 * time.Millisecond
-	// maxRest is read of a body that a handler did not read, to keep the connection.
-	maxRest = 256 << 10
-	// linger is how long what a client sends is thrown away after the last response. Else
-	// its kernel would hear a reset, and the client maybe nothing of the response
-	// (RFC 9112, section 9.6).
-	linger = 500 * time.Millisecond
+	// maxDiscard is how much of an unread body is discarded to reuse the connection.
+	maxDiscard = 256 << 10
+	// lingerTime is how long the client's data is discarded after the last response. A
+	// reset could destroy the response before the client has read it (RFC 9112, section
+	// 9.6).
+	lingerTime = 500 * time.Millisecond
 )
 
-// Server serves connections. Its fields are not changed after the first.
+// Server serves client connections. Its fields must not change once it serves.
 type Server struct {
-	// Handler is called with each request, in the goroutine of Serve. It may panic with
-	// http.ErrAbortHandler, which ends Serve before the response has ended. The body of
-	// the request may be read while the response is written, and by other goroutines, until
-	// the Handler has returned. The context of the request ends when it has returned or the
-	// client has left. The writer is an http.Flusher and http.Hijacker.
+	// Handler handles each request in the goroutine of Serve. A panic with
+	// http.ErrAbortHandler ends Serve without completing the response. The request's body
+	// may be read during the response, and by other goroutines until Handler returns. The
+	// request's context ends when Handler returns or the client disconnects. The
+	// ResponseWriter implements http.Flusher and http.Hijacker, and is always full duplex.
 	Handler func(w http.ResponseWriter, r *http.Request)
-	// Refuse answers a request that cannot be read. Its header is empty.
+	// Refuse responds to a request that cannot be served. The request has no method, URL
+	// or header.
 	Refuse func(w http.ResponseWriter, r *http.Request, why *RequestError)
-	// MaxHead bounds the head of a request, in bytes.
+	// MaxHead is the size limit of a request's head.
 	MaxHead int64
 }
 
-// Serve serves a connection until its end. What the client sends is read from in, which
-// is conn or what was read of that before it. There are no time limits toward the client.
-// The caller closes conn: afterwards, or earlier to end Serve.
+// Serve serves a connection until its end. It reads from in, which is conn or conn with
+// data that was read before. It sets no time limits. The caller closes conn, after Serve
+// or earlier to end it.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, in io.Reader) {
 	c := newServerConn(s, conn, in)
 	defer c.release()
@@ -60,8 +62,8 @@ type serverConn struct {
 	lines  *textproto.Reader // over r
 	w      responseWriter
 
-	body  *requestBody // of the request under way; nil: none
-	minor int          // version of its protocol
+	body  *requestBody // the current request's, nil if it has none
+	minor int          // HTTP minor version of the current request
 }
 
 var (
@@ -82,7 +84,7 @@ func newServerConn(s *Server, conn net.Conn, in io.Reader) *serverConn {
 	return c
 }
 
-// release gives the buffers back, unless somebody has taken the connection over.
+// release returns the buffers to their pools, unless the connection was hijacked.
 func (c *serverConn) release() {
 	if c.w.hijacked {
 		return
@@ -93,7 +95,7 @@ func (c *serverConn) release() {
 	writers.Put(c.w.out)
 }
 
-// serve serves a request, and reports whether another may follow.
+// serve serves one request and reports whether another may follow.
 func (c *serverConn) serve(ctx context.Context) (more bool) {
 	r, err := c.readRequest()
 	if err != nil {
@@ -107,21 +109,21 @@ func (c *serverConn) serve(ctx context.Context) (more bool) {
 	if c.body != nil {
 		c.body.r = r
 	}
-	c.w.begin(r)
-	c.source.gone = cancel
+	c.w.reset(r)
+	c.source.onDisconnect = cancel
 	if c.body == nil {
 		c.watch()
 	}
 	aborted := c.handle(r)
-	rest := c.body.stop()
-	c.source.ignore()
+	bodyErr := c.body.stop()
+	c.source.stopWatch()
 	if aborted || c.w.hijacked {
 		return false
 	}
-	return c.finish(rest)
+	return c.finish(bodyErr)
 }
 
-// handle calls the handler, and reports whether that has ended the connection.
+// handle calls the handler and reports whether it aborted.
 func (c *serverConn) handle(r *http.Request) (aborted bool) {
 	defer func() {
 		if v := recover(); v == http.ErrAbortHandler {
@@ -134,29 +136,29 @@ func (c *serverConn) handle(r *http.Request) (aborted bool) {
 	return false
 }
 
-// finish ends the response, and reports whether another request may follow. rest is what
-// has ended the body.
-func (c *serverConn) finish(rest error) bool {
+// finish completes the response and reports whether another request may follow. bodyErr is
+// the result of stopping the request's body.
+func (c *serverConn) finish(bodyErr error) bool {
 	if c.w.finish() != nil {
 		return false
 	}
-	if !c.w.last && (rest == io.EOF || rest == nil && c.skipRest()) {
+	if !c.w.last && (bodyErr == io.EOF || bodyErr == nil && c.discardBody()) {
 		return true
 	}
-	c.goodbye()
+	c.linger()
 	return false
 }
 
-// skipRest reads the rest of a body that no handler has read, if it is short, as one reads
-// the next request.
-func (c *serverConn) skipRest() bool {
-	if c.body.awaited { // the client does not know whether to send it
+// discardBody discards the rest of the body and reports whether it was short enough. Like
+// reading the next request it has no time limit.
+func (c *serverConn) discardBody() bool {
+	if c.body.awaited { // whether the client sends it is open
 		return false
 	}
 	p := pieces.Get().(*piece)
 	defer pieces.Put(p)
-	for n := 0; n < maxRest; {
-		read, err := c.body.next(p[:])
+	for n := 0; n < maxDiscard; {
+		read, err := c.body.read(p[:])
 		if n += read; err != nil {
 			return err == io.EOF
 		}
@@ -164,7 +166,8 @@ func (c *serverConn) skipRest() bool {
 	return false
 }
 
-// refuse answers a request that cannot be read. Nobody hears of the end of a connection.
+// refuse responds to a request that cannot be served. Errors of the connection get no
+// response.
 func (c *serverConn) refuse(ctx context.Context, err error) {
 	why, ok := err.(*RequestError)
 	if !ok {
@@ -172,60 +175,62 @@ func (c *serverConn) refuse(ctx context.Context, err error) {
 	}
 	r := (&http.Request{ProtoMajor: 1, ProtoMinor: c.minor, Header: http.Header{}, URL: new(url.URL)}).WithContext(ctx)
 	c.body = nil
-	c.w.begin(r)
+	c.w.reset(r)
 	c.w.last = true
 	c.s.Refuse(&c.w, r, why)
 	if c.w.finish() == nil {
-		c.goodbye()
+		c.linger()
 	}
 }
 
-// goodbye says that no more will be sent, and waits for the client to say so, too.
-func (c *serverConn) goodbye() {
+// linger closes the sending side and discards what the client still sends, for up to
+// lingerTime.
+func (c *serverConn) linger() {
 	half, ok := c.conn.(interface{ CloseWrite() error })
-	if ok && half.CloseWrite() == nil && c.conn.SetReadDeadline(time.Now().Add(linger)) == nil {
+	if ok && half.CloseWrite() == nil && c.conn.SetReadDeadline(time.Now().Add(lingerTime)) == nil {
 		p := pieces.Get().(*piece)
 		defer pieces.Put(p)
 		for {
-			if _, err := c.conn.Read(p[:]); err != nil { // at last the deadline
+			if _, err := c.conn.Read(p[:]); err != nil { // at the latest by the deadline
 				break
 			}
 		}
 	}
 }
 
-// watch has the client watched if the handler takes long. The request was read to its end.
+// watch starts to watch for the client's disconnect if the handler runs for long. The
+// request was read to its end.
 func (c *serverConn) watch() {
 	if c.r.Buffered() == 0 {
-		c.source.watchLater()
+		c.source.scheduleWatch()
 	}
 }
 
-// interrupt ends a Read of the connection that waits.
+// interrupt makes a blocked Read of the connection fail.
 func (c *serverConn) interrupt() { _ = c.conn.SetReadDeadline(time.Unix(1, 0)) }
 
-// source is what the client sends. While a handler runs it can be read in advance, to
-// hear that the client has left.
+// source reads from the client. While a handler runs it can read one byte ahead, to detect
+// a disconnect.
 type source struct {
-	conn net.Conn
-	in   io.Reader // over conn
-	gone func()    // called when the client has left
+	conn         net.Conn
+	in           io.Reader // over conn
+	onDisconnect func()
 
-	mu       sync.Mutex
-	changed  sync.Cond
-	timer    *time.Timer
-	waiting  bool // the timer runs
-	watching bool // a goroutine reads
-	stopped  bool // it shall end
-	has      bool // next was read
-	next     [1]byte
-	err      error // of reading
+	mu        sync.Mutex
+	changed   sync.Cond
+	timer     *time.Timer
+	scheduled bool // the timer runs
+	watching  bool // a goroutine reads
+	stopped   bool // its Read was interrupted
+	hasByte   bool // ahead was read
+	ahead     [1]byte
+	err       error // of the watch
 }
 
-// Read implements io.Reader. Nobody watches.
+// Read implements io.Reader. It must not be called during a watch.
 func (s *source) Read(b []byte) (int, error) {
-	if s.has && len(b) > 0 {
-		b[0], s.has = s.next[0], false
+	if s.hasByte && len(b) > 0 {
+		b[0], s.hasByte = s.ahead[0], false
 		return 1, nil
 	}
 	if s.err != nil {
@@ -234,11 +239,11 @@ func (s *source) Read(b []byte) (int, error) {
 	return s.in.Read(b)
 }
 
-// watchLater begins to watch after watchAfter, until ignore.
-func (s *source) watchLater() {
+// scheduleWatch starts a watch after watchAfter, unless stopWatch comes first.
+func (s *source) scheduleWatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.waiting = true
+	s.scheduled = true
 	if s.timer == nil {
 		s.timer = time.AfterFunc(watchAfter, s.watch)
 	} else {
@@ -248,31 +253,31 @@ func (s *source) watchLater() {
 
 func (s *source) watch() {
 	s.mu.Lock()
-	if !s.waiting || s.has || s.err != nil {
+	if !s.scheduled || s.hasByte || s.err != nil {
 		s.mu.Unlock()
 		return
 	}
-	s.waiting, s.watching, s.stopped = false, true, false
+	s.scheduled, s.watching, s.stopped = false, true, false
 	s.mu.Unlock()
-	n, err := s.in.Read(s.next[:])
+	n, err := s.in.Read(s.ahead[:])
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.has = n > 0
+	s.hasByte = n > 0
 	if err != nil && !s.stopped {
 		s.err = err
-		s.gone()
+		s.onDisconnect()
 	}
 	s.watching = false
 	s.changed.Broadcast()
 }
 
-// ignore ends watching. When it has returned the connection can be read again.
-func (s *source) ignore() {
+// stopWatch ends a watch. After it the connection can be read again.
+func (s *source) stopWatch() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.waiting {
-		s.waiting = false
-		s.timer.Stop() // one that fires all the same finds that nothing waits
+	if s.scheduled {
+		s.scheduled = false
+		s.timer.Stop() // a call that has begun finds scheduled false
 	}
 	if !s.watching {
 		return

@@ -451,6 +451,29 @@ func TestPlainHTTPKeepsItsVersion(t *testing.T) {
 	})
 }
 
+// The connection of an upgrade, which is for HTTP/1.1, does not carry other requests.
+func TestRefusedUpgradeDoesNotChangeTheProtocol(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		io.WriteString(w, req.Proto+" "+req.RemoteAddr)
+	}))
+	conn := r.dialTLS(host, "http/1.1")
+	ask := func(fields string) (proto, address string) {
+		proto, address, _ = strings.Cut(read(t, r.ask(conn, "GET / HTTP/1.1\r\nHost: api.example.com\r\n"+fields+"\r\n")), " ")
+		return proto, address
+	}
+	const upgrade = "Connection: Upgrade\r\nUpgrade: websocket\r\n"
+	first, address := ask(upgrade)
+	if first != "HTTP/1.1" {
+		t.Errorf("the upgrade was sent by %s", first)
+	}
+	if other, _ := ask(""); other != "HTTP/2.0" {
+		t.Errorf("the next request was sent by %s", other)
+	}
+	if again, same := ask(upgrade); again != "HTTP/1.1" || same != address {
+		t.Errorf("the next upgrade was sent by %s from %s, not %s", again, same, address)
+	}
+}
+
 func TestHeadHasNoBody(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { w.Header().Set("Content-Length", "1000") }))

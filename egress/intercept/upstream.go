@@ -75,7 +75,7 @@ type ForwarderConfig struct {
 type Forwarder struct {
 	cfg          ForwarderConfig
 	sessions     tls.ClientSessionCache
-	kept         *http1.Pool // of HTTP/1.1
+	idle         *http1.Pool // connections of HTTP/1.1
 	wide, narrow transports
 	ahead        chan struct{} // of downloads
 }
@@ -92,7 +92,7 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 		cfg.Attempt = func(context.Context) (func(), error) { return func() {}, nil }
 	}
 	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
-	f.kept = http1.NewPool(idleInAll, idlePerHost, idleTime)
+	f.idle = http1.NewPool(idleInAll, idlePerHost, idleTime)
 	f.wide, f.narrow = f.transports(maxStreamAhead), f.transports(narrowStreamAhead)
 	return f
 }
@@ -100,7 +100,7 @@ func NewForwarder(cfg ForwarderConfig) *Forwarder {
 // Close closes the connections that wait for a request. Those in use end with
 // their requests.
 func (f *Forwarder) Close() {
-	f.kept.CloseIdle()
+	f.idle.CloseIdle()
 	for _, t := range []transports{f.wide, f.narrow} {
 		t.secure.CloseIdleConnections()
 		t.plain.CloseIdleConnections()
@@ -134,12 +134,12 @@ func (f *Forwarder) transport(ahead int) *http.Transport {
 	}
 }
 
-// roundTrip sends a request on. One without TLS goes on by the protocol it came by:
-// there is no other way to know what the host speaks, and gRPC needs HTTP/2. With TLS
-// it goes over a connection that is kept, or by what the host chooses of both.
+// roundTrip sends a request upstream. Without TLS it uses the protocol of the client: there
+// is no other way to know what the upstream speaks, and gRPC needs HTTP/2. With TLS the
+// upstream chooses when it is dialed; an idle connection of HTTP/1.1 is reused.
 //
-// The request's body is read no more, once it is closed. connected and informed are
-// told of what happens before there is a response.
+// It calls connected for each connection that it uses, and informed for each 1xx response
+// except 100 and 101.
 func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connected func(net.Addr), informed func(int, textproto.MIMEHeader) error) (*http.Response, error) {
 	t := f.wide
 	if f.cfg.Narrow != nil && f.cfg.Narrow(r.Context()) {
@@ -157,15 +157,18 @@ func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connecte
 		return t.plain.RoundTrip(traced())
 	}
 	key := r.URL.Scheme + "://" + r.URL.Host
+	if to.upgrade { // others would get HTTP/1.1 of an upstream that speaks HTTP/2
+		key += " upgrade"
+	}
 	send := func(c *http1.Conn) (*http.Response, error) {
 		connected(c.RemoteAddr())
 		return c.RoundTrip(r, informed, func(reusable bool) {
 			if reusable {
-				f.kept.Put(key, c)
+				f.idle.Put(key, c)
 			}
 		})
 	}
-	if c := f.kept.Get(key); c != nil {
+	if c := f.idle.Get(key); c != nil {
 		res, err := send(c)
 		if !errors.Is(err, http1.ErrStale) || !repeatable(r) {
 			return res, err
@@ -178,21 +181,21 @@ func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connecte
 		}
 		return send(c)
 	}
-	to.kept = func(c *http1.Conn) { f.kept.Put(key, c) }
+	to.unused = func(c *http1.Conn) { f.idle.Put(key, c) }
 	res, err := t.secure.RoundTrip(traced())
-	if c := to.take(); c != nil {
+	if c := to.accept(); c != nil {
 		if errors.Is(err, errHTTP1) {
 			if u, ok := r.Body.(*upload); ok {
-				u.closed.Store(false) // by the transport that has sent nothing of it
+				u.closed.Store(false) // by net/http, which has not read from it
 			}
 			return send(c)
 		}
-		f.kept.Put(key, c) // another connection was there first
+		f.idle.Put(key, c) // net/http has used another connection
 	}
 	return res, err
 }
 
-// repeatable reports whether a request may be sent twice (RFC 9110, section 9.2.2).
+// repeatable reports whether a request may be sent again (RFC 9110, section 9.2.2).
 func repeatable(r *http.Request) bool {
 	switch r.Method {
 	case http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace:
@@ -201,39 +204,39 @@ func repeatable(r *http.Request) bool {
 	return false
 }
 
-// target is where a request goes: in the context of one that the library's transport
-// sends, because the name by which that dials is that of the pool.
+// target is where a request goes. net/http dials by the pool's key, so requests that it
+// sends have their target in the context.
 type target struct {
 	host    string
 	port    uint16
 	upgrade bool // by HTTP/1.1 only
 
-	mu    sync.Mutex
-	conn  *http1.Conn       // made for the request, by a host that speaks HTTP/1.1
-	taken bool              // the request needs no connection any more
-	kept  func(*http1.Conn) // takes one that comes too late
+	mu     sync.Mutex
+	conn   *http1.Conn       // dialed for the request; the upstream speaks HTTP/1.1
+	done   bool              // the request does not need a connection any more
+	unused func(*http1.Conn) // gets a connection that was dialed too late
 }
 
-// errHTTP1 is told to the library's transport, which is for HTTP/2.
-var errHTTP1 = errors.New("the host speaks HTTP/1.1")
+// errHTTP1 is what net/http's transport, which is for HTTP/2, gets instead of a connection.
+var errHTTP1 = errors.New("the upstream speaks HTTP/1.1")
 
-// give is told of a connection that was made for the request.
-func (t *target) give(c *http1.Conn) {
+// offer hands over a connection that was dialed for the request.
+func (t *target) offer(c *http1.Conn) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.taken {
-		t.kept(c)
+	if t.done {
+		t.unused(c)
 		return
 	}
 	t.conn = c
 }
 
-// take returns the connection that was made for the request, if one was. One that comes
-// later is kept for others.
-func (t *target) take() *http1.Conn {
+// accept returns the connection that was dialed for the request, or nil. Later ones are
+// unused.
+func (t *target) accept() *http1.Conn {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.taken = true
+	t.done = true
 	return t.conn
 }
 
@@ -261,8 +264,8 @@ func (f *Forwarder) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return f.cfg.Dial(ctx, t.host, t.port)
 }
 
-// dialTLS is for hosts of which it is not known what they speak. The connection to one
-// that speaks HTTP/1.1 goes to the request, by its target, with errHTTP1.
+// dialTLS is for upstreams whose protocol is not known. It hands a connection of HTTP/1.1
+// to the request's target and returns errHTTP1.
 func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	done, err := f.cfg.Attempt(ctx)
 	if err != nil {
@@ -277,11 +280,11 @@ func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) 
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
 		return conn, nil
 	}
-	t.give(http1.NewConn(conn, raw, maxAnswerHeader))
+	t.offer(http1.NewConn(conn, raw, maxAnswerHeader))
 	return nil, errHTTP1
 }
 
-// connect makes a connection of HTTP/1.1.
+// connect dials an upstream by HTTP/1.1.
 func (f *Forwarder) connect(ctx context.Context, t *target, secure bool) (*http1.Conn, error) {
 	done, err := f.cfg.Attempt(ctx)
 	if err != nil {
@@ -302,7 +305,7 @@ func (f *Forwarder) connect(ctx context.Context, t *target, secure bool) (*http1
 	return http1.NewConn(conn, raw, maxAnswerHeader), nil
 }
 
-// handshake connects by TLS to a host that speaks one of the protocols.
+// handshake dials an upstream by TLS and offers it the protocols.
 func (f *Forwarder) handshake(ctx context.Context, t *target, protocols ...string) (conn *tls.Conn, raw net.Conn, err error) {
 	raw, err = f.cfg.Dial(ctx, t.host, t.port)
 	if err != nil {

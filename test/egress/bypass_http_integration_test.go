@@ -71,7 +71,7 @@ func TestNoSecondRequestIsSmuggledPastARule(t *testing.T) {
 				t.Errorf("%s got %+v", host, got)
 			}
 		}
-		for _, reason := range []string{"not there", "says in two ways where it ends", "Unsupported transfer encoding", "malformed header", "malformed Content-Length"} {
+		for _, reason := range []string{"not there", "ambiguous framing", "Unsupported transfer encoding", "malformed header", "malformed Content-Length"} {
 			b.audited(client.FlowFilter{Host: host, Kind: "request"}, reason)
 		}
 	}
