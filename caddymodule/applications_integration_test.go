@@ -5,6 +5,8 @@ package caddymodule
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
+	"errors"
 	"io/fs"
 	"net"
 	"net/http"
@@ -14,6 +16,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,11 +39,17 @@ const startLimit = 3 * time.Minute
 func TestApplications(t *testing.T) {
 	dir := testnode.Modules(t, "testdata/applications")
 	copyOver(t, dir, "testdata/applications")
+	addModulesOfVSCode(t, dir)
 	s := newSite(t)
 	s.mustLoad("preview_domain "+applicationsDomain, "*."+applicationsDomain+" {\n\ttls internal\n\tdoze_preview\n}")
 
 	node := func(argv ...string) []string { return append([]string{"node"}, argv...) }
 	django := []string{"/usr/bin/python3", "django_app.py"}
+	rails := []string{"/usr/bin/puma", "--quiet", "--config", "-", "--bind", "tcp://127.0.0.1:$PORT", "rails_app.ru"}
+	data := t.TempDir()
+	codeServer := node("--require", "./code_server_argon2.js", "node_modules/code-server/out/node/entry.js",
+		"--auth", "none", "--bind-addr", "127.0.0.1:$PORT", "--disable-telemetry", "--disable-update-check",
+		"--config", filepath.Join(data, "config.yaml"), "--user-data-dir", data)
 	cases := map[string]struct {
 		argv []string
 		dir  string
@@ -50,12 +59,12 @@ func TestApplications(t *testing.T) {
 		"Vite 8":                   {argv: node("../node_modules/vite/bin/vite.js", "--host", "127.0.0.1", "--strictPort", "--port", "$PORT"), dir: "vite", test: testViteServer},
 		"Next.js 16, dev server":   {argv: node("../node_modules/next/dist/bin/next", "dev", "-H", "127.0.0.1", "-p", "$PORT"), dir: "next", env: "ROOT=" + dir, test: testNext},
 		"Django, default settings": {argv: django, test: testDjango},
-		"Django, SECURE_PROXY_SSL_HEADER and SECURE_SSL_REDIRECT":            {argv: django, env: "PROXY=1", test: testDjangoBehindAProxy},
-		"Rails, host authorization of development and origin check of forms": {argv: node("checks.js"), env: "HOSTS=1", test: testForms},
-		"Rails, origin check of forms, any host":                             {argv: node("checks.js"), test: testForms},
-		"code-server, origin check of WebSockets":                            {argv: node("checks.js"), test: testWebSocket},
-		"Express, secure session cookies, `trust proxy`":                     {argv: node("express.js"), test: testSession},
-		"Express, OAuth `redirect_uri` from the request":                     {argv: node("express.js"), test: testOAuth},
+		"Django, SECURE_PROXY_SSL_HEADER and SECURE_SSL_REDIRECT": {argv: django, env: "PROXY=1", test: testDjangoBehindAProxy},
+		"Rails in development":                           {argv: rails, env: "RAILS_ENV=development", test: testRailsInDevelopment},
+		"Rails in production, `force_ssl`":               {argv: rails, env: "RAILS_ENV=production", test: testRailsInProduction},
+		"code-server":                                    {argv: codeServer, test: testCodeServer},
+		"Express, secure session cookies, `trust proxy`": {argv: node("express.js"), test: testSession},
+		"Express, OAuth `redirect_uri` from the request": {argv: node("express.js"), test: testOAuth},
 	}
 	rows := documentedApplications(t)
 	for name := range cases {
@@ -71,10 +80,11 @@ func TestApplications(t *testing.T) {
 		}
 		t.Run(name, func(t *testing.T) {
 			port := freePort(t)
-			for i, arg := range test.argv {
-				test.argv[i] = strings.ReplaceAll(arg, "$PORT", strconv.Itoa(port))
+			argv := slices.Clone(test.argv)
+			for i, arg := range argv {
+				argv[i] = strings.ReplaceAll(arg, "$PORT", strconv.Itoa(port))
 			}
-			runApplication(t, filepath.Join(dir, test.dir), port, test.argv, test.env)
+			runApplication(t, filepath.Join(dir, test.dir), port, argv, test.env)
 			_, address := s.sandboxAt(sandbox.Port{Port: uint16(port)})
 			jar, err := cookiejar.New(nil)
 			if err != nil {
@@ -127,6 +137,18 @@ func copyOver(t *testing.T, to, from string) {
 		return os.WriteFile(filepath.Join(to, name), content, 0o644)
 	})
 	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// addModulesOfVSCode installs the dependencies of the VS Code within code-server.
+// code-server's own install script would do that and build native modules, which
+// the editor's page and its connection to the server do not need.
+func addModulesOfVSCode(t *testing.T, dir string) {
+	t.Helper()
+	vscode := filepath.Join(dir, "node_modules/code-server/lib/vscode")
+	modules := filepath.Join(testnode.Modules(t, vscode), "node_modules")
+	if err := os.Symlink(modules, filepath.Join(vscode, "node_modules")); err != nil && !errors.Is(err, fs.ErrExist) {
 		t.Fatal(err)
 	}
 }
@@ -216,16 +238,33 @@ func (a *application) post(path, body string, want int) (string, http.Header) {
 // webSocket opens one as a page of the preview does.
 func (a *application) webSocket(path string, protocols ...string) *websocket.Conn {
 	a.t.Helper()
-	c, res, err := websocket.Dial(a.t.Context(), "wss"+strings.TrimPrefix(a.origin, "https")+path, &websocket.DialOptions{
-		HTTPClient:   a.site.client(false),
-		HTTPHeader:   http.Header{"Origin": {a.origin}},
-		Subprotocols: protocols,
-	})
+	c, res, err := a.dial(path, a.origin, protocols...)
 	if err != nil {
 		a.t.Fatalf("the WebSocket %s: %v, %v", path, err, res)
 	}
 	a.t.Cleanup(func() { c.CloseNow() })
 	return c
+}
+
+// refuseForeignWebSocket expects the application to refuse a WebSocket of another origin's page.
+func (a *application) refuseForeignWebSocket(path string, status int, protocols ...string) {
+	a.t.Helper()
+	c, res, err := a.dial(path, "https://other.example.test", protocols...)
+	if err == nil {
+		c.CloseNow()
+		a.t.Fatalf("a page of another origin can open the WebSocket %s", path)
+	}
+	if res == nil || res.StatusCode != status {
+		a.t.Errorf("a page of another origin that opens the WebSocket %s got %v, %v, want status %d", path, res, err, status)
+	}
+}
+
+func (a *application) dial(path, origin string, protocols ...string) (*websocket.Conn, *http.Response, error) {
+	return websocket.Dial(a.t.Context(), "wss"+strings.TrimPrefix(a.origin, "https")+path, &websocket.DialOptions{
+		HTTPClient:   a.site.client(false),
+		HTTPHeader:   http.Header{"Origin": {origin}},
+		Subprotocols: protocols,
+	})
 }
 
 func (a *application) find(in, expression string) string {
@@ -284,14 +323,59 @@ func testDjangoBehindAProxy(a *application) {
 	}
 }
 
-func testForms(a *application) {
-	a.visit("GET", "/", "", "", 200)
-	a.post("/", "x=1", 200)
+func testRailsInDevelopment(a *application) {
+	testRails(a, "http://localhost:"+strconv.Itoa(a.port))
 }
 
-func testWebSocket(a *application) {
-	a.visit("GET", "/", "", "", 200)
-	a.webSocket("/")
+func testRailsInProduction(a *application) {
+	header := testRails(a, a.origin)
+	if cookie := header.Get("Set-Cookie"); !strings.Contains(cookie, "; secure") {
+		a.t.Errorf("the cookie %q is not secure", cookie)
+	}
+}
+
+// testRails logs in to an application that builds its URLs from base. It
+// returns the header of the response to the form.
+func testRails(a *application, base string) http.Header {
+	a.t.Helper()
+	token, _ := a.visit("GET", "/", "", "", 200)
+	form := url.Values{"authenticity_token": {token}}.Encode()
+	_, header := a.post("/login", form, 302)
+	if to := header.Get("Location"); to != a.origin+"/me" {
+		a.t.Errorf("the visitor goes to %s, want %s/me", to, a.origin)
+	}
+	if got, _ := a.visit("GET", "/me", "", "", 200); got != "user alice at "+base {
+		a.t.Errorf("got %q, want user alice at %s", got, base)
+	}
+	a.post("/login", "", 422) // without the token
+
+	const cable = "actioncable-v1-json"
+	c := a.webSocket("/cable", cable)
+	if _, message, err := c.Read(a.t.Context()); err != nil || !strings.Contains(string(message), "welcome") {
+		a.t.Errorf("Action Cable said %q, %v", message, err)
+	}
+	a.refuseForeignWebSocket("/cable", 404, cable)
+	return header
+}
+
+// testCodeServer opens the page and begins the handshake that the page makes
+// with the server of VS Code.
+func testCodeServer(a *application) {
+	page, _ := a.visit("GET", "/", "", "", 200)
+	path := "/" + a.find(page, `'(stable-[0-9a-f]+)/static'`) +
+		"?reconnectionToken=b7a3c1de-0000-4000-8000-000000000001&reconnection=false&skipWebSocketFrames=false"
+	c := a.webSocket(path)
+	const control = 2
+	request := []byte(`{"type":"auth","auth":"00000000000000000000","data":"x"}`)
+	message := append([]byte{control}, make([]byte, 8)...) // the ids of the message and of what it acknowledges
+	message = binary.BigEndian.AppendUint32(message, uint32(len(request)))
+	if err := c.Write(a.t.Context(), websocket.MessageBinary, append(message, request...)); err != nil {
+		a.t.Fatal(err)
+	}
+	if _, got, err := c.Read(a.t.Context()); err != nil || !strings.Contains(string(got), `"type":"sign"`) {
+		a.t.Errorf("the server of VS Code said %q, %v", got, err)
+	}
+	a.refuseForeignWebSocket(path, 403)
 }
 
 func testSession(a *application) {

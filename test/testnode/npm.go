@@ -18,7 +18,12 @@ import (
 // under a name that the lock file decides.
 func Modules(t testing.TB, project string) string {
 	t.Helper()
-	lock, err := os.ReadFile(filepath.Join(project, "package-lock.json"))
+	lockFile := "package-lock.json"
+	lock, err := os.ReadFile(filepath.Join(project, lockFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		lockFile = "npm-shrinkwrap.json" // as published packages name it
+		lock, err = os.ReadFile(filepath.Join(project, lockFile))
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +48,7 @@ func Modules(t testing.TB, project string) string {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(fresh)
-	for _, name := range []string{"package.json", "package-lock.json"} {
+	for _, name := range []string{"package.json", lockFile} {
 		text, err := os.ReadFile(filepath.Join(project, name))
 		if err != nil {
 			t.Fatal(err)
