@@ -30,7 +30,7 @@ type Egress interface {
 	Rules(ctx context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error)
 	// SetRules replaces them, all at once, for the next request of each sandbox. Errors:
 	// ruleset.ErrRevision; *rule.Error for each fault, joined. Warnings are about rules
-	// that were set and do not do what they seem to.
+	// that were accepted but may not work as intended.
 	SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error)
 
 	// PutSecret copies value. Errors: *vault.InvalidError, vault.ErrTooMany (also in a

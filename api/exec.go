@@ -131,7 +131,7 @@ func checkCommand(command string, argv []string, cwd string, env map[string]stri
 	const want = `send either "command": "ls -l" or "argv": ["ls", "-l"]`
 	switch {
 	case command == "" && (len(argv) == 0 || argv[0] == ""):
-		return invalid("body.command", "there is no command", want)
+		return invalid("body.command", "no command given", want)
 	case command != "" && len(argv) > 0:
 		return invalid("body.command", "there are both command and argv", want)
 	case strings.ContainsRune(command, 0) || slices.ContainsFunc(argv, func(word string) bool { return strings.ContainsRune(word, 0) }):

@@ -40,7 +40,7 @@ type rulesOutput struct {
 // RuleSet is the rules of a scope, with what was found when they were set.
 type RuleSet struct {
 	ruleset.Set
-	Warnings []FieldError `json:"warnings,omitempty" doc:"Rules that are set and do not do what they seem to, at most 20: all of them in the answer to PUT, and those whose preset is no longer defined in the answer to GET"`
+	Warnings []FieldError `json:"warnings,omitempty" doc:"Rules that were accepted but may not work as intended, at most 20: all of them in the answer to PUT, and those whose preset is no longer defined in the answer to GET"`
 }
 
 type setOwnerRulesInput struct {

@@ -25,7 +25,7 @@ func (d Duration) MarshalText() ([]byte, error) {
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil || v < 0 {
-		return fmt.Errorf(`%q is no duration; write it like "60s", "5m" or "1h30m"`, clip(string(text)))
+		return fmt.Errorf(`invalid duration %q; write it like "60s", "5m" or "1h30m"`, clip(string(text)))
 	}
 	*d = Duration(v)
 	return nil

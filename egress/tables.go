@@ -87,7 +87,7 @@ func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.
 
 // SetRules replaces the rules of an owner's sandbox, or with an empty id his own,
 // for the next request. Mistakes are errors with their positions, and change nothing;
-// warnings are about rules that are in force and do not do what they seem to.
+// warnings are about rules that are in force but may not work as intended.
 func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error) {
 	set, layers, err := e.setRules(ctx, owner, id, u)
 	if err != nil {

@@ -18,7 +18,7 @@ type RuleSet struct {
 	// Rules is their list as the API writes it: a program that does not know a field
 	// of a newer node must not lose it.
 	Rules json.RawMessage `json:"rules"`
-	// Warnings of SetRules are about rules that are set and do not do what they seem to.
+	// Warnings of SetRules are about rules that were accepted but may not work as intended.
 	Warnings []FieldError `json:"warnings,omitempty"`
 }
 

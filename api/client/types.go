@@ -18,7 +18,7 @@ func (d Duration) MarshalText() ([]byte, error) {
 func (d *Duration) UnmarshalText(text []byte) error {
 	v, err := time.ParseDuration(string(text))
 	if err != nil {
-		return fmt.Errorf("%q is no duration", text)
+		return fmt.Errorf("invalid duration %q", text)
 	}
 	*d = Duration(v)
 	return nil

@@ -735,13 +735,13 @@ func TestTheLocalTokenIsForTheLocalNodeOnly(t *testing.T) {
 
 func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
 	r := newRig(t)
-	r.misused(`there is no command "slep"; did you mean sleep`, "slep")
+	r.misused(`unknown command "slep"; did you mean sleep`, "slep")
 	r.misused("doze ls --help", "ls", "--stat", "x")
-	r.misused(`"b" is too much; use it like this: doze create [NAME]`, "create", "a", "b")
-	r.misused("PORT is missing; use it like this: doze expose SANDBOX PORT", "expose", "a")
+	r.misused(`unexpected argument "b"; usage: doze create [NAME]`, "create", "a", "b")
+	r.misused("PORT is missing; usage: doze expose SANDBOX PORT", "expose", "a")
 	r.refused("(name_invalid)", "create", "No_Such")
 	r.misused("write --label KEY=VALUE", "create", "a", "--label", "x")
-	r.misused("is no duration", "hold", "a", "soon")
+	r.misused("invalid duration", "hold", "a", "soon")
 	r.env["DOZE_TOKEN"] = "two words"
 	r.refused("was it copied whole", "ls")
 	r.env["DOZE_TOKEN"] = "wrong"
@@ -757,7 +757,7 @@ func TestHelpAndVersion(t *testing.T) {
 	r := newRig(t)
 	for _, args := range []string{"help nosuch", "help egress nosuch"} {
 		got := r.doze(strings.Fields(args)...)
-		if got.code != usage.ExitCode || got.out != "" || !strings.Contains(got.err, `there is no command "`+strings.TrimPrefix(args, "help ")+`"`) {
+		if got.code != usage.ExitCode || got.out != "" || !strings.Contains(got.err, `unknown command "`+strings.TrimPrefix(args, "help ")+`"`) {
 			t.Errorf("doze %s: %+v", args, got)
 		}
 	}
@@ -863,7 +863,7 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 		}
 	})
 	for _, args := range []string{
-		"ps a", "ls", "ls -q", "show a", "show nobody", "events a", "events -f a", "logs -f a 1", "kill a nobody", "kill a 1", "exec -d a true",
+		"ps a", "ls", "ls -q", "show a", "show absent", "events a", "events -f a", "logs -f a 1", "kill a absent", "kill a 1", "exec -d a true",
 		"sleep a", "create a", "expose a 80", "open a 80", "top --once", "__complete kill a x", "__complete logs a \x1b",
 		"ps a --json", "ls --json", "show a --json", "events a --json", "events -f a --json", "logs -f a 1 --json", "kill a 1 --json",
 		"exec -d a true --json", "exec --json a true", "top --json", "expose a 80 --json",

@@ -192,7 +192,7 @@ func pairs(flag string, list []string) (map[string]string, error) {
 	for _, entry := range list {
 		key, value, ok := strings.Cut(entry, "=")
 		if !ok || key == "" {
-			return nil, usage.Errorf("--%s %s is no pair; write --%s KEY=VALUE", flag, entry, flag)
+			return nil, usage.Errorf("invalid pair --%s %s; write --%s KEY=VALUE", flag, entry, flag)
 		}
 		if values == nil {
 			values = make(map[string]string)

@@ -175,7 +175,7 @@ node's proxy.`,
 			for _, h := range headers {
 				name, value, ok := strings.Cut(h, ":")
 				if !ok {
-					return usage.Errorf("%q is no header; write --header 'NAME: VALUE'", h)
+					return usage.Errorf("invalid header %q; write --header 'NAME: VALUE'", h)
 				}
 				req.Headers[strings.TrimSpace(name)] = strings.TrimSpace(value)
 			}

@@ -269,7 +269,7 @@ func TestTailPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 		t.Errorf("it ended with %d", code)
 	}
 	r.misused("SANDBOX|--proxy is missing", "egress", "tail")
-	r.misused(`"shop" is too much`, "egress", "tail", "--proxy", "shop")
+	r.misused(`unexpected argument "shop"`, "egress", "tail", "--proxy", "shop")
 }
 
 func TestExplainNamesTheRule(t *testing.T) {
@@ -298,7 +298,7 @@ func TestExplainNamesTheRule(t *testing.T) {
 	r.refused("(invalid_request)", "egress", "explain", "shop", "GET", "a.example")
 	r.misused("URL is missing", "egress", "explain", "shop", "GET")
 	r.misused("URL is missing", "egress", "explain", "--proxy", "GET")
-	r.misused(`"x" is too much`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
+	r.misused(`unexpected argument "x"`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
 	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"no","hosts":["a.example"],"action":"deny"}]`))
 	for of, want := range map[string]string{"shop": "sandbox/no", "--proxy": "default"} {
 		if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", of, "GET", "https://a.example/", "--json")); e.Rule != want {

@@ -158,7 +158,7 @@ func commandOf(script string, words []string) (command string, argv []string, er
 	case script != "":
 		return script, nil, nil
 	case len(words) == 0:
-		return "", nil, usage.Errorf("there is no command; write it after --, like this: doze exec SANDBOX -- ls -l")
+		return "", nil, usage.Errorf("no command given; write it after --: doze exec SANDBOX -- ls -l")
 	case len(words) == 1 && strings.ContainsAny(words[0], " \t\n"):
 		return words[0], nil, nil
 	}

@@ -81,7 +81,7 @@ func (a *app) holdCommand() *cobra.Command {
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			d, err := time.ParseDuration(args[1])
 			if err != nil || d < 0 {
-				return usage.Errorf("%q is no duration; write it like 30m, 90s or 1h30m", args[1])
+				return usage.Errorf("invalid duration %q; write it like 30m, 90s or 1h30m", args[1])
 			}
 			sb, err := node.Hold(ctx, args[0], d)
 			if err != nil {

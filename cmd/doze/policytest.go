@@ -160,7 +160,7 @@ const (
 // readSuite reads a file of tests.
 func readSuite(file string, secrets []string) (*suite, error) {
 	if filepath.Ext(file) == ".wasm" {
-		return nil, usage.Errorf("REQUEST is missing; use it like this: doze policy test MODULE REQUEST")
+		return nil, usage.Errorf("REQUEST is missing; usage: doze policy test MODULE REQUEST")
 	}
 	s := &suite{folder: filepath.Dir(file)}
 	if err := jsonfile.Read(file, s); err != nil {

@@ -43,7 +43,7 @@ on this machine (DOZE_HOME).`,
 			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 				hint = " did you mean " + strings.Join(near, " or ") + "?"
 			}
-			return usage.Errorf("there is no command %q;%s doze --help lists them", args[0], hint)
+			return usage.Errorf("unknown command %q;%s doze --help lists the commands", args[0], hint)
 		},
 	}
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print the API's JSON")
@@ -94,7 +94,7 @@ func (a *app) helpCommand() *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			found, rest, err := cmd.Root().Find(args)
 			if err != nil || len(rest) > 0 {
-				return usage.Errorf("there is no command %q; doze --help lists them", strings.Join(args, " "))
+				return usage.Errorf("unknown command %q; doze --help lists the commands", strings.Join(args, " "))
 			}
 			found.InitDefaultHelpFlag()
 			return found.Help()
@@ -126,7 +126,7 @@ func isInteractiveFlag(err error) bool {
 }
 
 // wants returns a check of the number of arguments; most < 0 means any. The error
-// names what is missing or too much, and repeats how the command is used.
+// names the missing or unexpected argument and the usage of the command.
 func wants(least, most int) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		_, usage, _ := strings.Cut(cmd.Use, " ")
@@ -136,10 +136,10 @@ func wants(least, most int) cobra.PositionalArgs {
 			missing := strings.Fields(usage)[len(args)]
 			wrong = strings.TrimSuffix(missing, "...") + " is missing"
 		case most >= 0 && len(args) > most:
-			wrong = fmt.Sprintf("%q is too much", args[most])
+			wrong = fmt.Sprintf("unexpected argument %q", args[most])
 		default:
 			return nil
 		}
-		return errors.New(wrong + "; use it like this: " + strings.TrimSpace(cmd.CommandPath()+" "+usage))
+		return errors.New(wrong + "; usage: " + strings.TrimSpace(cmd.CommandPath()+" "+usage))
 	}
 }

@@ -42,7 +42,7 @@ It is sent to the hosts that --host names, and to no others.`,
 		Example: `  doze secret set github --host api.github.com < token.txt
   doze secret set deploy-key --host git.example.com --from-file key.pem`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) > 1 { // what is too much may be the value, so it is not repeated
+			if len(args) > 1 { // the unexpected argument may be the value: do not repeat it
 				return errors.New("the value is no argument, where others could see it: write it to the standard input, or name its file with --from-file")
 			}
 			return wants(1, 1)(cmd, args)

@@ -42,7 +42,7 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	}
 	v, err := time.ParseDuration(text)
 	if err != nil {
-		return fmt.Errorf(`%q is no duration: write it like "60s", "5m" or "1h30m"`, text)
+		return fmt.Errorf(`invalid duration %q; write it like "60s", "5m" or "1h30m"`, text)
 	}
 	*d = Duration(v)
 	return nil
