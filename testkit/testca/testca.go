@@ -1,0 +1,105 @@
+// Package testca makes certificate authorities and certificates for servers in tests
+// and measurements.
+package testca
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"time"
+)
+
+// validity of all certificates, from an hour ago.
+const validity = 24 * time.Hour
+
+// Authority signs certificates. It is safe for concurrent use.
+type Authority struct {
+	Certificate *x509.Certificate
+	Key         *ecdsa.PrivateKey
+}
+
+// NewAuthority makes an authority with a P-256 key.
+func NewAuthority(subject pkix.Name) (*Authority, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	template, err := newTemplate(subject)
+	if err != nil {
+		return nil, err
+	}
+	template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
+	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
+	if err != nil {
+		return nil, err
+	}
+	// As parsed it has a key identifier, which leaves must name: Python's TLS
+	// rejects a chain without.
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, err
+	}
+	return &Authority{Certificate: cert, Key: key}, nil
+}
+
+// PEM returns the authority's certificate.
+func (a *Authority) PEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.Certificate.Raw})
+}
+
+// Pool returns a pool with the authority's certificate alone.
+func (a *Authority) Pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.Certificate)
+	return p
+}
+
+// Leaf makes a server's certificate for host names, wildcards and IP addresses.
+func (a *Authority) Leaf(names ...string) (tls.Certificate, error) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template, err := newTemplate(pkix.Name{CommonName: "server under test"})
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	template.KeyUsage, template.ExtKeyUsage = x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
+	for _, name := range names {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.Certificate, key.Public(), a.Key)
+	if err != nil {
+		return tls.Certificate{}, err
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, nil
+}
+
+// New makes an authority, and a certificate of it for the names.
+func New(names ...string) (leaf tls.Certificate, caPEM []byte, err error) {
+	a, err := NewAuthority(pkix.Name{CommonName: "authority of the tests"})
+	if err != nil {
+		return leaf, nil, err
+	}
+	leaf, err = a.Leaf(names...)
+	return leaf, a.PEM(), err
+}
+
+func newTemplate(subject pkix.Name) (*x509.Certificate, error) {
+	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	return &x509.Certificate{SerialNumber: serial, Subject: subject, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity - time.Hour)}, nil
+}

@@ -1,0 +1,54 @@
+package testca
+
+import (
+	"bytes"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"testing"
+)
+
+func TestLeafIsValidForItsNames(t *testing.T) {
+	leaf, pem, err := New("a.test", "*.b.test", "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(leaf.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	if !roots.AppendCertsFromPEM(pem) {
+		t.Fatalf("no certificate in %q", pem)
+	}
+	for name, valid := range map[string]bool{"a.test": true, "x.b.test": true, "127.0.0.1": true, "c.test": false, "127.0.0.2": false} {
+		if _, err := cert.Verify(x509.VerifyOptions{DNSName: name, Roots: roots}); (err == nil) != valid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	other, err := NewAuthority(pkix.Name{CommonName: "another"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cert.Verify(x509.VerifyOptions{DNSName: "a.test", Roots: other.Pool()}); err == nil {
+		t.Error("another authority verifies it")
+	}
+}
+
+// Python's TLS rejects chains without these identifiers.
+func TestLeafNamesTheKeyOfItsAuthority(t *testing.T) {
+	a, err := NewAuthority(pkix.Name{CommonName: "authority"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := a.Leaf("a.test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(leaf.Certificate[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(cert.AuthorityKeyId) == 0 || !bytes.Equal(cert.AuthorityKeyId, a.Certificate.SubjectKeyId) {
+		t.Errorf("authority key %x, want %x", cert.AuthorityKeyId, a.Certificate.SubjectKeyId)
+	}
+}

@@ -1,0 +1,116 @@
+// Package testkit holds what tests share: waiting for conditions, comparing,
+// golden files, logs, upstream servers, memory figures. Only tests import it.
+package testkit
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"runtime"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// Patience bounds every wait of a test. It only ends tests that would otherwise
+// hang, so it is far above what anything takes and says nothing about speed.
+const Patience = time.Minute
+
+// Main runs the tests of a package and fails if goroutines are left when they end.
+func Main(m *testing.M, options ...goleak.Option) { goleak.VerifyTestMain(m, options...) }
+
+// Context returns a context that ends with the test's cleanup, or after Patience.
+// Unlike t.Context, it is still usable in the test's own cleanup functions.
+func Context(t testing.TB) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), Patience)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// Eventually polls until holds returns true. After Patience it ends the test with
+// what was awaited and the details.
+func Eventually(t testing.TB, what string, holds func() bool, detail ...func() string) {
+	t.Helper()
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(Patience); !holds(); <-tick.C {
+		if time.Now().After(deadline) {
+			fatal(t, "did not happen within "+Patience.String()+": "+what, detail)
+		}
+	}
+}
+
+// Receive returns the next value of a channel. It ends the test after Patience, and
+// if the channel is closed.
+func Receive[T any](t testing.TB, what string, c <-chan T) T {
+	t.Helper()
+	timer := time.NewTimer(Patience)
+	defer timer.Stop()
+	select {
+	case v, ok := <-c:
+		if !ok {
+			t.Fatalf("channel closed instead of: %s", what)
+		}
+		return v
+	case <-timer.C:
+		t.Fatalf("did not happen within %v: %s", Patience, what)
+	}
+	panic("unreachable")
+}
+
+// Closed waits until a channel is closed and ends the test after Patience.
+func Closed(t testing.TB, what string, c <-chan struct{}) {
+	t.Helper()
+	timer := time.NewTimer(Patience)
+	defer timer.Stop()
+	for {
+		select {
+		case _, ok := <-c:
+			if !ok {
+				return
+			}
+		case <-timer.C:
+			t.Fatalf("did not happen within %v: %s", Patience, what)
+		}
+	}
+}
+
+// Stacks returns the stacks of all goroutines, as a detail for Eventually.
+func Stacks() string {
+	b := make([]byte, 1<<20)
+	return string(b[:runtime.Stack(b, true)])
+}
+
+// FreePort returns a TCP port of 127.0.0.1 on which nothing listens. Another process
+// may take it: bind to port 0 where the program under test can report its address.
+func FreePort(t testing.TB) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+// Body reads and closes the body of a response.
+func Body(t testing.TB, res *http.Response) string {
+	t.Helper()
+	defer res.Body.Close()
+	b, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatalf("read body after %d bytes: %v", len(b), err)
+	}
+	return string(b)
+}
+
+func fatal(t testing.TB, message string, detail []func() string) {
+	t.Helper()
+	for _, d := range detail {
+		message += "\n" + d()
+	}
+	t.Fatal(message)
+}
