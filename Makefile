@@ -23,7 +23,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check test-unit test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose test-unit test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -85,13 +85,16 @@ soak: build setup ## work on a node for DURATION (15m) and look for what it does
 tags: ## the build tags, for GOFLAGS
 	@echo '$(TAGS)' | tr ' ' ','
 
-check: ## gofmt, go vet, and the client for other systems
+check: prose ## gofmt, go vet, the language, and the client for other systems
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
 	go vet -tags "integration $(TAGS)" ./...
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
+
+prose: ## the language of code and documents; CONTRIBUTING.md has the rules
+	go run ./internal/prose
 
 # Compiled before and run one package at a time: a test that has a core to itself
 # fails only for a reason of its own.

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// HeapGrowth returns by how many bytes the live heap grew while f ran. What f leaves
-// reachable counts, garbage does not.
+// HeapGrowth returns by how many bytes the live heap grew while f ran. Memory
+// that stays reachable counts, garbage does not.
 //
 // The race detector changes memory figures, so under -race it ends the test: put the
 // test into a file *_memory_test.go with the constraint !race and name it TestMemory….
@@ -22,7 +22,7 @@ func HeapGrowth(t testing.TB, f func()) int64 {
 }
 
 // ResidentGrowth returns by how many bytes the process's resident memory grew while
-// f ran, without what the Go runtime can give back. See HeapGrowth about -race.
+// f ran, without memory that the Go runtime can return to the system. See HeapGrowth about -race.
 func ResidentGrowth(t testing.TB, f func()) int64 {
 	t.Helper()
 	refuseRace(t)

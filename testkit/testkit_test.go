@@ -32,9 +32,9 @@ func (f *fakeT) Helper()                   {}
 func (f *fakeT) Cleanup(c func())          { f.cleanups = append(f.cleanups, c) }
 func (f *fakeT) Output() io.Writer         { return &f.output }
 func (f *fakeT) Errorf(s string, a ...any) { f.failed = append(f.failed, fmt.Sprintf(s, a...)) }
-func (f *fakeT) Fatalf(s string, a ...any) { f.Errorf(s, a...); f.end() }
-func (f *fakeT) Fatal(a ...any)            { f.Errorf("%s", fmt.Sprint(a...)); f.end() }
-func (f *fakeT) end()                      { f.fatal = true; runtime.Goexit() }
+func (f *fakeT) Fatalf(s string, a ...any) { f.Errorf(s, a...); f.exit() }
+func (f *fakeT) Fatal(a ...any)            { f.Errorf("%s", fmt.Sprint(a...)); f.exit() }
+func (f *fakeT) exit()                     { f.fatal = true; runtime.Goexit() }
 
 // run runs a test function until it returns or fails, and then its cleanups.
 func run(f func(t *fakeT)) *fakeT {

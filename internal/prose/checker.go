@@ -1,0 +1,213 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Finding is a text that a rule forbids.
+type Finding struct {
+	Path    string
+	Line    int
+	Rule    *Rule
+	Text    string // the forbidden part
+	Context string // the paragraph, string or name around it
+}
+
+func (f Finding) String() string {
+	return fmt.Sprintf("%s:%d: prose/%s: %q; write %s", f.Path, f.Line, f.Rule.ID, f.Text, f.Rule.Instead)
+}
+
+// checker applies the rules to files. It is safe for concurrent use.
+type checker struct {
+	terms   map[string]bool // of the glossary, in lower case
+	methods methodNames
+}
+
+// own are files that quote what the rules forbid.
+var own = []string{folder + "/rules.go", folder + "/rules_test.go", folder + "/baseline_test.go", allowFile}
+
+var (
+	testdata   = regexp.MustCompile(`(^|/)testdata/`)
+	shellNames = regexp.MustCompile(`^(Makefile|Caddyfile.*|Containerfile|.*\.service|.*\.sh)$`)
+)
+
+// file returns what is found in a file.
+func (c *checker) file(name string, src []byte) ([]Finding, error) {
+	if slices.Contains(own, name) || testdata.MatchString(name) {
+		return nil, nil
+	}
+	base := path.Base(name)
+	units := []*unit{single(name, File, 1, strings.TrimSuffix(base, path.Ext(base)))}
+	var found []Finding
+	switch {
+	case strings.HasSuffix(name, ".go"):
+		s, err := golang(name, src)
+		if err != nil {
+			return nil, err
+		}
+		if s == nil {
+			return nil, nil
+		}
+		units, found = append(units, s.units...), s.found
+		c.methods.add(s.methods)
+	case strings.HasSuffix(name, ".md"):
+		units = append(units, markdown(name, string(src))...)
+		found = c.boldTerms(name, units)
+	case strings.HasPrefix(name, "docs/pictures/") && strings.HasSuffix(name, ".txt"):
+		for i, line := range strings.Split(string(src), "\n") {
+			units = append(units, single(name, Doc, i+1, line))
+		}
+	case shellNames.MatchString(base) || strings.HasPrefix(string(src), "#!") && strings.Contains(firstLine(string(src)), "sh"):
+		units = append(units, shell(name, string(src))...)
+	default:
+		return nil, nil
+	}
+	for _, u := range units {
+		found = append(found, c.unit(u)...)
+	}
+	return found, nil
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// unit applies the rules that have a pattern or words.
+func (c *checker) unit(u *unit) []Finding {
+	var found []Finding
+	lower := asciiLower(u.text)
+	var name []string
+	isName := u.kind&(Name|Local|File) != 0
+	if isName {
+		name = words(u.text)
+		lower = strings.Join(name, " ")
+	}
+	for _, r := range rules {
+		if r.In&u.kind == 0 {
+			continue
+		}
+		if r.Words != nil {
+			for i, w := range name {
+				if r.Words[w] && !c.terms[w] && (r.Unless == nil || !r.Unless(match{unit: u, words: name, index: i})) {
+					found = append(found, Finding{u.path, u.line(0), r, u.text, u.text})
+					break
+				}
+			}
+			continue
+		}
+		if r.Pattern == nil || !containsAny(lower, r.Trigger) {
+			continue
+		}
+		for _, at := range r.Pattern.FindAllStringIndex(lower, -1) {
+			m := match{unit: u, before: lower[:at[0]], text: lower[at[0]:at[1]], after: lower[at[1]:]}
+			if c.terms[strings.TrimSpace(m.text)] || r.Unless != nil && r.Unless(m) {
+				continue
+			}
+			if isName {
+				found = append(found, Finding{u.path, u.line(0), r, u.text, u.text})
+				break
+			}
+			start := at[0] + len(m.text) - len(strings.TrimLeft(m.text, " .;:("))
+			found = append(found, Finding{u.path, u.line(start), r, strings.TrimSpace(u.text[start:at[1]]), u.text})
+		}
+	}
+	return found
+}
+
+func containsAny(s string, parts []string) bool {
+	return len(parts) == 0 || slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(s, p) })
+}
+
+// asciiLower lowers the letters of ASCII only, so that offsets stay valid.
+func asciiLower(s string) string {
+	b := []byte(s)
+	for i, c := range b {
+		if 'A' <= c && c <= 'Z' {
+			b[i] = c + 'a' - 'A'
+		}
+	}
+	return string(b)
+}
+
+// methodNames counts how often unexported methods' names are declared.
+type methodNames struct {
+	mu  sync.Mutex
+	all map[string][]declared
+}
+
+func (m *methodNames) add(methods []declared) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all == nil {
+		m.all = map[string][]declared{}
+	}
+	for _, d := range methods {
+		m.all[d.name] = append(m.all[d.name], d)
+	}
+}
+
+// maxMethods bounds how many unexported methods may share a name.
+const maxMethods = 12
+
+// ordinary names mean the same everywhere, as in the standard library.
+var ordinary = wordSet(`accept add close dial flush get lock next open read remove reset run send serve set start stop unlock wait write`)
+
+func (m *methodNames) findings() []Finding {
+	var found []Finding
+	for name, all := range m.all {
+		if len(all) > maxMethods && !ordinary[name] {
+			for _, d := range all {
+				found = append(found, Finding{d.path, d.line, ruleMethodName, name, name})
+			}
+		}
+	}
+	return found
+}
+
+// The glossary has a heading of the second level for each term.
+var (
+	glossaryTerm = regexp.MustCompile(`(?m)^## (.+)$`)
+	bold         = regexp.MustCompile(`\*\*([^*]+)\*\*`)
+)
+
+// readGlossary returns the terms of the glossary. A heading may have several: "wake, sleep".
+func readGlossary(file string) (map[string]bool, error) {
+	b, err := os.ReadFile(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	terms := map[string]bool{}
+	for _, m := range glossaryTerm.FindAllStringSubmatch(string(b), -1) {
+		for term := range strings.SplitSeq(m[1], ",") {
+			terms[strings.ToLower(strings.TrimSpace(term))] = true
+		}
+	}
+	return terms, nil
+}
+
+// boldTerms finds words in bold that the glossary does not define, except at the beginning of
+// a paragraph, an item or a cell, where bold marks a heading.
+func (c *checker) boldTerms(name string, units []*unit) []Finding {
+	var found []Finding
+	for _, u := range units {
+		for _, at := range bold.FindAllStringSubmatchIndex(u.text, -1) {
+			term := strings.ToLower(u.text[at[2]:at[3]])
+			if u.kind == Doc && at[0] > 0 && !u.heading && !c.terms[term] && !c.terms[strings.TrimSuffix(term, "s")] {
+				found = append(found, Finding{name, u.line(at[0]), ruleGlossary, u.text[at[2]:at[3]], u.text})
+			}
+		}
+	}
+	return found
+}

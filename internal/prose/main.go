@@ -1,0 +1,190 @@
+// Prose checks the language of the repository: comments, errors, logs, identifiers,
+// names of tests and files, documents, shell scripts. CONTRIBUTING.md lists its rules.
+//
+//	go run ./internal/prose             findings beyond the baseline fail
+//	go run ./internal/prose PATH...     all findings below the paths, without the baseline
+//	go run ./internal/prose -baseline   write the baseline
+//	go run ./internal/prose -strict     a baseline that is too high fails, too
+//	go run ./internal/prose -warn       also print the rules that never fail
+//
+// Exceptions are in allow.txt, each with its reason.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// Paths inside the repository.
+const (
+	folder       = "internal/prose"
+	baselineDir  = folder + "/baseline"
+	allowFile    = folder + "/allow.txt"
+	glossaryFile = "docs/glossary.md"
+)
+
+func main() {
+	write := flag.Bool("baseline", false, "write the baseline")
+	strict := flag.Bool("strict", false, "fail if the baseline is higher than what is found")
+	warn := flag.Bool("warn", false, "also print findings of rules that never fail")
+	flag.Parse()
+	ok, err := run(flag.Args(), *write, *strict, *warn)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "prose:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+func run(paths []string, write, strict, warn bool) (bool, error) {
+	if err := chdirTop(); err != nil {
+		return false, err
+	}
+	files, err := listFiles()
+	if err != nil {
+		return false, err
+	}
+	found, faults, err := check(files)
+	if err != nil {
+		return false, err
+	}
+	for _, f := range faults {
+		fmt.Println(f)
+	}
+	var failing []Finding
+	for _, f := range found {
+		switch {
+		case !f.Rule.Warn:
+			failing = append(failing, f)
+		case warn && below(f.Path, paths):
+			fmt.Println("warning:", f)
+		}
+	}
+	if len(paths) > 0 {
+		failing = slices.DeleteFunc(failing, func(f Finding) bool { return !below(f.Path, paths) })
+		for _, f := range failing {
+			fmt.Println(f)
+		}
+		return len(failing) == 0, nil
+	}
+	counted := count(failing)
+	if write {
+		return len(faults) == 0, writeBaseline(baselineDir, counted)
+	}
+	base, err := readBaseline(baselineDir)
+	if err != nil {
+		return false, err
+	}
+	report := compare(base, counted)
+	if len(report.Over) > 0 {
+		printOver(report, failing)
+	}
+	for _, line := range report.Notes {
+		fmt.Println("prose:", line)
+	}
+	return len(faults) == 0 && len(report.Over) == 0 && !(strict && len(report.Notes) > 0), nil
+}
+
+// below reports whether a path is one of the paths or in one of them.
+func below(path string, paths []string) bool {
+	return len(paths) == 0 || slices.ContainsFunc(paths, func(p string) bool {
+		p = filepath.Clean(strings.TrimSuffix(p, "/..."))
+		return p == "." || path == p || strings.HasPrefix(path, p+"/")
+	})
+}
+
+// chdirTop changes to the top folder of the repository.
+func chdirTop() error {
+	top, err := exec.Command("git", "rev-parse", "--show-toplevel").Output()
+	if err != nil {
+		return fmt.Errorf("find the top folder of the repository: %w", err)
+	}
+	return os.Chdir(strings.TrimSpace(string(top)))
+}
+
+// listFiles returns the files of the repository that exist, also those to be added.
+func listFiles() ([]string, error) {
+	out, err := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	if err != nil {
+		return nil, fmt.Errorf("git ls-files: %w", err)
+	}
+	files := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+	slices.Sort(files)
+	files = slices.Compact(files)
+	return slices.DeleteFunc(files, func(f string) bool { _, err := os.Stat(f); return err != nil }), nil
+}
+
+// check returns what the rules find in the files, without the exceptions, and faults of
+// the list of exceptions itself.
+func check(files []string) (found []Finding, faults []string, err error) {
+	terms, err := readGlossary(glossaryFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	allowed, err := readAllowed(allowFile)
+	if err != nil {
+		return nil, nil, err
+	}
+	c := &checker{terms: terms}
+	results, errs := make([][]Finding, len(files)), make([]error, len(files))
+	next := make(chan int)
+	var all sync.WaitGroup
+	for range runtime.GOMAXPROCS(0) {
+		all.Go(func() {
+			for i := range next {
+				src, err := os.ReadFile(files[i])
+				if err == nil {
+					results[i], err = c.file(files[i], src)
+				}
+				errs[i] = err
+			}
+		})
+	}
+	for i := range files {
+		next <- i
+	}
+	close(next)
+	all.Wait()
+	for i, err := range errs {
+		if err != nil {
+			return nil, nil, err
+		}
+		found = append(found, results[i]...)
+	}
+	found = append(found, c.methods.findings()...)
+	found, faults = allowed.filter(found)
+	sortFindings(found)
+	return found, faults, nil
+}
+
+// printOver prints the findings that are beyond the baseline: those in lines that changed
+// since the baseline was written, or all of the rule if that cannot be known.
+func printOver(r comparison, found []Finding) {
+	changed := changedLines(baselineDir)
+	for _, o := range r.Over {
+		var in, fresh []Finding
+		for _, f := range found {
+			if f.Rule.ID == o.Rule && lot(f.Path) == o.Lot {
+				in = append(in, f)
+				if changed.has(f.Path, f.Line) {
+					fresh = append(fresh, f)
+				}
+			}
+		}
+		if len(fresh) == 0 {
+			fresh = in
+		}
+		for _, f := range fresh {
+			fmt.Println(f)
+		}
+		fmt.Printf("prose: %s has %d findings of prose/%s, its baseline has %d: rewrite the new ones (see CONTRIBUTING.md, Language)\n", o.Lot, o.Found, o.Rule, o.Base)
+	}
+}

@@ -1,0 +1,321 @@
+package main
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// Rule is something not to write.
+type Rule struct {
+	ID      string
+	In      Kind
+	Pattern *regexp.Regexp  // of the text in lower case
+	Trigger []string        // one of them is in every text that the pattern matches
+	Words   map[string]bool // forbidden as words of a name, in place of a pattern
+	Unless  func(match) bool
+	Instead string // completes "write …"
+	Warn    bool   // never fails
+
+	// Examples, for CONTRIBUTING.md and the tests: what the rule finds and what to write.
+	// Those of rules for prose are sentences, all others are Go code or paths.
+	Bad, Good string
+}
+
+// match is where a pattern or a word was found.
+type match struct {
+	unit                *unit
+	before, text, after string // in lower case
+
+	words []string // of a name
+	index int      // of the word
+}
+
+// previous returns the word before a match, without the punctuation between.
+func (m match) previous() string {
+	const punctuation = " ,;:.()\"'*`"
+	before := strings.TrimRight(m.before, punctuation)
+	return strings.Trim(before[strings.LastIndex(before, " ")+1:], punctuation)
+}
+
+func re(s string) *regexp.Regexp { return regexp.MustCompile(s) }
+
+// Rules that no pattern describes; golang.go and checker.go apply them.
+var (
+	ruleErrorGerund = &Rule{
+		ID: "error-gerund", In: Error, Instead: "the verb: thaw %s: %w",
+		Bad: `return fmt.Errorf("thawing %s: %w", id, err)`, Good: `return fmt.Errorf("thaw %s: %w", id, err)`,
+	}
+	ruleErrorCapital = &Rule{
+		ID: "error-capital", In: Error, Instead: "a lower-case letter at the beginning",
+		Bad: `return errors.New("Invalid name")`, Good: `return errors.New("invalid name")`,
+	}
+	ruleLogGerund = &Rule{
+		ID: "log-gerund", In: Log, Instead: "an event (sandbox woke) or failed to X",
+		Bad: `log.Info("waking a sandbox", "sandbox", id)`, Good: `log.Info("sandbox woke", "sandbox", id)`,
+	}
+	ruleLogForm = &Rule{
+		ID: "log-form", In: Log, Instead: "failed to X, ignoring X, or an event with its verb",
+		Bad: `log.Warn("podman", "line", line)`, Good: `log.Warn("podman printed a warning", "line", line)`,
+	}
+	ruleLogCase = &Rule{
+		ID: "log-case", In: Log, Instead: "a lower-case letter at the beginning",
+		Bad: `log.Info("Sandbox woke")`, Good: `log.Info("sandbox woke")`,
+	}
+	ruleLogConstant = &Rule{
+		ID: "log-constant", In: Log, Instead: "a constant message, with what varies in attributes",
+		Bad: `log.Info("woke " + id)`, Good: `log.Info("sandbox woke", "sandbox", id)`,
+	}
+	ruleLogKey = &Rule{
+		ID: "log-key", In: Log, Instead: "a key in snake_case",
+		Bad: `log.Info("sandbox woke", "durationMS", ms)`, Good: `log.Info("sandbox woke", "duration_ms", ms)`,
+	}
+	ruleMethodName = &Rule{
+		ID: "method-name", In: Name, Instead: "what is ended, found or changed: the name has too many methods",
+		Bad: "more than 12 unexported methods `end`", Good: "`closeStream`, `stopTimer`",
+	}
+	ruleTestkit = &Rule{
+		ID: "testkit-import", In: Name, Instead: "the code in the test: only tests and packages for them import testkit",
+		Bad: `import "github.com/doze-run/doze/testkit"`, Good: `import "testing"`,
+	}
+	ruleGlossary = &Rule{
+		ID: "glossary-term", In: Doc, Instead: "the term without bold, or define it in " + glossaryFile,
+		Bad: "A sandbox has a **frobnicator**.", Good: "A sandbox has a frobnicator.",
+	}
+)
+
+const (
+	inText  = Prose | TestName
+	inNames = Name | File
+)
+
+// rules in the order of CONTRIBUTING.md's table.
+var rules = []*Rule{
+	{
+		ID: "nobody", In: inText | Local | Name, Trigger: []string{"nobody"}, Pattern: re(`\bnobody\b`),
+		Unless:  func(m match) bool { return m.previous() == "user" || m.previous() == "group" },
+		Instead: "the subject: no client, no request, no longer used",
+		Bad:     "Nobody waits for the lock.", Good: "No request waits for the lock.",
+	},
+	{
+		ID: "whoever", In: inText, Trigger: []string{"ever"}, Pattern: re(`\bwho(?:so|m)?ever\b`),
+		Instead: "the caller that, the client that",
+		Bad:     "Whoever holds the lease releases it.", Good: "The caller that holds the lease releases it.",
+	},
+	{
+		ID: "who", In: inText, Trigger: []string{"who"}, Pattern: re(`\bwho(?:m)?\b`),
+		Unless:  func(m match) bool { return persons[m.previous()] || persons[strings.TrimSuffix(m.previous(), "s")] },
+		Instead: "the client, the operator, the request: who needs a person before it",
+		Bad:     "Who finds no instance waits for one.", Good: "Clients who find no instance wait for one.",
+	},
+	{
+		ID: "somebody", In: inText | Local | Name, Trigger: []string{"body"}, Pattern: re(`\b(?:some|any|every)body\b`),
+		Instead: "a caller, any client, all users",
+		Bad:     "Somebody uses the sandbox.", Good: "A client uses the sandbox.",
+	},
+	{
+		ID: "is-no", In: inText, Trigger: []string{" no "}, Pattern: re(`\b(?:is|are|was|were|be|been)\s+no\s+[a-z%"'*]\S*`),
+		Unless:  isNoIsFine,
+		Instead: "is not a X, invalid X, has no X",
+		Bad:     "It is no request that can be carried.", Good: "It is not a request that can be carried.",
+	},
+	{
+		ID: "no-such", In: inText, Trigger: []string{"no such"}, Pattern: re(`\bno such\b`),
+		// Texts of errno, and of Go's resolver.
+		Unless: func(m match) bool {
+			return startsWithAny(m.after, " file", " process", " host", " device", " attribute")
+		},
+		Instead: "unknown X, X does not exist",
+		Bad:     "There is no such sandbox.", Good: "The sandbox does not exist.",
+	},
+	{
+		ID: "that-of", In: inText, Trigger: []string{"that of ", "those of "}, Pattern: re(`\b(?:that|those) of\b`),
+		Unless:  func(m match) bool { return strings.HasPrefix(m.after, " course") },
+		Instead: "the owner's X, or the noun again",
+		Bad:     "The rules are those of the owner.", Good: "The rules are the owner's.",
+	},
+	{
+		ID: "of-which", In: inText, Trigger: []string{"of wh"}, Pattern: re(`\bof (?:which|whose|whom)\b`),
+		Unless:  func(m match) bool { return quantities[m.previous()] },
+		Instead: "whose X, or a sentence of its own",
+		Bad:     "A node of which all sandboxes run.", Good: "A node whose sandboxes all run.",
+	},
+	{
+		ID: "is-there", In: inText, Trigger: []string{" there"},
+		Pattern: re(`\b(?:that|which|what) (?:is|are|was|were) (?:already |still |not )?there\b|\b(?:is|are|was|were) (?:already |still |not )?there(?:\s*[.;,:)]|$)`),
+		Instead: "exists, is present; existing X",
+		Bad:     "A file that is there stays.", Good: "An existing file stays.",
+	},
+	{
+		ID: "headless-what", In: Prose, Trigger: []string{"what "}, Pattern: re(`(?:^|[.!?] )what [^?.;:]*`),
+		Unless:  whatIsFine,
+		Instead: "the noun: the state that, the bytes that",
+		Bad:     "What a policy wrote stays for a day.", Good: "The output of a policy stays for a day.",
+	},
+	{
+		ID: "says", In: inText, Trigger: []string{"say", "said"},
+		Pattern: re(`\b(?:says?|said|saying) (?:whether|that|why|what|how|when|where|which|who|so|if)\b`),
+		Instead: "reports whether, returns, describes, documents",
+		Bad:     "Running says whether the sandbox runs.", Good: "Running reports whether the sandbox runs.",
+	},
+	{
+		ID: "told", In: inText, Trigger: []string{"tell", "told"}, Pattern: re(`\b(?:tells?|told|telling)\b`),
+		Instead: "report, notify, inform; distinguish",
+		Bad:     "The guest is told of the change.", Good: "The guest is notified of the change.",
+	},
+	{
+		ID: "hears", In: inText, Trigger: []string{"hear"}, Pattern: re(`\b(?:hears?|heard|hearing)\b`),
+		Instead: "receives, is notified",
+		Bad:     "The client hears of the end.", Good: "The client is notified of the end.",
+	},
+	{
+		ID: "gives-back", In: inText, Trigger: []string{" back"},
+		Pattern: re(`\b(?:gives?|gave|given|giving|puts?|putting|hands?|handed|handing) (?:it |them |\w+ \w+ )?back\b`),
+		Instead: "release, return, restore",
+		Bad:     "It gives the slot back.", Good: "It releases the slot.",
+	},
+	{
+		ID: "for-ever", In: inText, Trigger: []string{"for ever", "for good"}, Pattern: re(`\bfor (?:ever\b|good\b)`),
+		Unless:  func(m match) bool { return startsWithAny(m.after, " reason", " measure", " cause") },
+		Instead: "permanently, indefinitely",
+		Bad:     "The name is reserved for ever.", Good: "The name is reserved permanently.",
+	},
+	{
+		ID: "at-once", In: inText, Trigger: []string{"at once"}, Pattern: re(`\bat once\b`),
+		Instead: "immediately; concurrently, at the same time",
+		Bad:     "It ends at once.", Good: "It ends immediately.",
+	},
+	{
+		ID: "beside", In: inText, Trigger: []string{"beside"}, Pattern: re(`\bbeside\b`),
+		Instead: "next to, in addition to, in parallel with",
+		Bad:     "A file beside the store.", Good: "A file next to the store.",
+	},
+	{
+		ID: "archaic", In: inText,
+		Trigger: []string{"amiss", "lately", "wholly", "thereby", "mend", "thus", "whence", "therein", "thereof", "whereof", "nought", "naught", "lest", "ere "},
+		Pattern: re(`\b(?:amiss|lately|wholly|thereby|mend(?:s|ed|ing)?|thus|whence|therein|thereof|whereof|nought|naught|lest|ere)\b`),
+		Instead: "wrong, recently, entirely, repair, so: plain modern words",
+		Bad:     "Something was wrong lately.", Good: "Something was wrong recently.",
+	},
+	{
+		ID: "he", In: inText, Trigger: []string{"he", "his", "him"}, Pattern: re(`\b(?:he|his|him|himself|she|her|hers|herself)\b`),
+		Instead: "it, its, they, their",
+		Bad:     "An owner sees his sandboxes.", Good: "Owners see their sandboxes.",
+	},
+	{
+		ID: "has-it", In: inText, Trigger: []string{" it ", " them ", " itself "},
+		Pattern: re(`\b(?:has|have|had|having) (?:it|them|itself|themselves) (?:\w+ed|do|done|make|made|send|sent|run|read|write|written|know|known|be|go|start|stop|wake|sleep|built|given|set|kept|put|say|said|wait)\b`),
+		Instead: "makes X do, requests X; an active verb",
+		Bad:     "The node has it removed.", Good: "The node removes it.",
+	},
+	{
+		ID: "anew", In: inText | Local | Name, Trigger: []string{"anew", "once more"}, Pattern: re(`\banew\b|\bonce more\b`),
+		Instead: "again",
+		Bad:     "It begins anew.", Good: "It begins again.",
+	},
+	{
+		ID: "look-at", In: inText, Trigger: []string{"look"}, Pattern: re(`\blook(?:s|ed|ing)? (?:at|for|into|after|upon)\b`),
+		Instead: "inspect, search, poll, read",
+		Bad:     "It looks at the cgroup every second.", Good: "It polls the cgroup every second.",
+	},
+	{
+		ID: "answers", In: inText, Trigger: []string{"answer"}, Pattern: re(`\banswer(?:s|ed|ing)?\b`),
+		Unless:  answersQuestion,
+		Instead: "responds, response (DNS alone has answers)",
+		Bad:     "The server answers 404.", Good: "The server responds 404.",
+	},
+	{
+		ID: "kept", In: Prose, Warn: true, Trigger: []string{"kept", "keep"}, Pattern: re(`\b(?:kept|keeps?)\b`),
+		Instead: "stored, cached, retained",
+		Bad:     "The names are kept.", Good: "The names are stored.",
+	},
+	{
+		ID: "spelling", In: inText | Local | Name,
+		Trigger: []string{"ll", "our", "is", "centre", "licence", "grey", "catalogue", "programme", "whilst", "amongst", "artefact", "analys"},
+		Pattern: re(`\b(?:dial|cancel|label|model|signal|travel|channel|tunnel|marshal|unmarshal|level|total|equal|fuel|panel)l(?:ed|ing|er|ers)\b` +
+			`|\b(?:behaviour|colour|honour|favour|neighbour|flavour|harbour|rumour|armour|labour)(?:s|ed|ing|able|al|ite)?\b` +
+			`|\b(?:recogn|normal|author|organ|minim|maxim|optim|initial|serial|summar|util|synchron|categor|custom|final|general|priorit|special|standard|token|visual|central|local|real|emphas|apolog|critic|material|neutral|stabil|random|sanit)is(?:e|ed|es|er|ers|ing|ation|ations)\b` +
+			`|\b(?:centre|centred|licence|licences|grey|catalogue|catalogues|programme|programmes|whilst|amongst|artefacts?|analyse[ds]?|analysing|defence|offence)\b`),
+		Instead: "US spelling: dialed, canceled, recognized, behavior",
+		Bad:     "The host was dialled.", Good: "The host was dialed.",
+	},
+	{
+		ID: "name", In: inNames,
+		Words: wordSet(`turn turns room rooms place places take takes taken leave leaves give gives given tell tells told said asked opened
+			keep keeps kept rest look looks greet outside sender senders member members way ways along answer answers deaf frost inside
+			anyway worse lives ail ails whose`),
+		Unless:  nameIsFine,
+		Instead: "the field's term: acquire, release, quota, slot, response, report, stored, poll, route",
+		Bad:     "func (l *limiter) takePlace() {}", Good: "func (l *limiter) acquireSlot() {}",
+	},
+	{
+		ID: "name-local", In: Local, Words: wordSet(`told said deaf frost worse lives ail ails whose`),
+		Instead: "the field's term: reported, parsed, result",
+		Bad:     "func f() { told := 1; _ = told }", Good: "func f() { reported := 1; _ = reported }",
+	},
+	ruleMethodName, ruleErrorGerund, ruleErrorCapital, ruleLogForm, ruleLogGerund, ruleLogCase, ruleLogConstant, ruleLogKey, ruleGlossary, ruleTestkit,
+}
+
+func ruleByID(id string) *Rule {
+	if i := slices.IndexFunc(rules, func(r *Rule) bool { return r.ID == id }); i >= 0 {
+		return rules[i]
+	}
+	return nil
+}
+
+// persons may be followed by who.
+var persons = wordSet(`client caller owner user operator visitor author agent attacker program people person anyone someone everyone those
+	reader developer engineer administrator admin maintainer one customer`)
+
+// quantities may be followed by "of which".
+var quantities = wordSet(`one two three four five both most some many each all none any half part either neither few several first last least`)
+
+func startsWithAny(s string, prefixes ...string) bool {
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s, p) })
+}
+
+var (
+	thereBefore = re(`\bthere(?:'s|\s+(?:can|must|may|might|will|would|shall|should|has|have|had|to|need|never|still|then|also|simply|\w+ly))*\s*$`)
+	comparative = re(`\sno\s+(?:longer|more|less|fewer|different|sooner|later|earlier|further|farther|better|worse|larger|smaller|bigger|higher|lower|faster|slower|greater|wider|shorter|older|newer|other|\w+er than)\b`)
+)
+
+// isNoIsFine: "there is no X", "is no longer".
+func isNoIsFine(m match) bool {
+	return thereBefore.MatchString(m.before) || comparative.MatchString(m.text+m.after[:min(len(m.after), 20)])
+}
+
+// whatIsFine: a question, or a heading.
+func whatIsFine(m match) bool {
+	return m.unit.heading || strings.HasPrefix(m.after, "?")
+}
+
+var (
+	dnsPath = re(`(?:^|/)dns(?:/|[._])|^egress/names|/bypass_names`)
+	dnsText = re(`\bdns\b|\bquer(?:y|ies)\b|\bquestions?\b|\bname servers?\b|\bresolv\w+|\bnxdomain\b|\bservfail\b|\baaaa\b|\becho\b|\bttls?\b|\bphone\b`)
+)
+
+// answersQuestion: DNS has answers, as have questions.
+func answersQuestion(m match) bool {
+	return dnsPath.MatchString(m.unit.path) || dnsText.MatchString(asciiLower(m.unit.text))
+}
+
+// nameIsFine: words that are a term together with the next one, and answers of DNS.
+func nameIsFine(m match) bool {
+	next := ""
+	if m.index+1 < len(m.words) {
+		next = m.words[m.index+1]
+	}
+	switch m.words[m.index] {
+	case "keep":
+		return next == "alive" || next == "alives"
+	case "look":
+		return next == "up" || next == "ahead"
+	case "take":
+		return next == "over"
+	case "answer", "answers":
+		return dnsPath.MatchString(m.unit.path)
+	case "turn":
+		return next == "off" || next == "on"
+	}
+	return false
+}
