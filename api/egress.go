@@ -6,13 +6,13 @@ import (
 	"net/http"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/explain"
-	"github.com/doze-run/doze/egress/modules"
-	"github.com/doze-run/doze/egress/policylog"
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -42,13 +42,13 @@ type Egress interface {
 	DeleteSecret(ctx context.Context, owner, name string) error
 
 	// PutPolicy takes a module that was compiled and found to be a policy. Errors:
-	// *modules.InvalidError, with the Field "module" for what the compiler says;
-	// modules.ErrTooMany.
-	PutPolicy(ctx context.Context, owner, name string, wasm []byte) (modules.Info, error)
+	// *catalog.InvalidError, with the Field "module" for what the compiler says;
+	// catalog.ErrTooMany.
+	PutPolicy(ctx context.Context, owner, name string, wasm []byte) (catalog.Info, error)
 	// Policies are the owner's and those that come with doze, in the order of their
 	// names, each with the owner's rules that name it.
-	Policies(owner string) []modules.Info
-	// DeletePolicy returns modules.ErrUnknown, modules.ErrBuiltIn, or modules.ErrInUse (wrapped, with the
+	Policies(owner string) []catalog.Info
+	// DeletePolicy returns catalog.ErrUnknown, catalog.ErrBuiltIn, or catalog.ErrInUse (wrapped, with the
 	// rules' names) while rules name it.
 	DeletePolicy(ctx context.Context, owner, name string) error
 
@@ -94,7 +94,7 @@ func problemOfEgress(err error) *Problem {
 	if errors.As(err, &secret) {
 		return problemOfField(CodeInvalidRequest, secret.Field, secret.Reason, secret.Want)
 	}
-	var module *modules.InvalidError
+	var module *catalog.InvalidError
 	if errors.As(err, &module) {
 		code := CodePolicyInvalid
 		if module.Field != "module" {

@@ -8,7 +8,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/explain"
+	"github.com/doze-run/doze/egress/rule/explain"
 )
 
 type flowsInput struct {

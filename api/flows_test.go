@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 

@@ -10,9 +10,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/explain"
-	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/explain"
 )
 
 const (
@@ -49,7 +49,7 @@ var schemaNames = map[reflect.Type]string{
 	reflect.TypeFor[audit.Policy]():   "FlowPolicy",
 	reflect.TypeFor[explain.Policy](): "ExplainedPolicy",
 	reflect.TypeFor[explain.Secret](): "ExplainedSecret",
-	reflect.TypeFor[modules.Info]():   "Policy",
+	reflect.TypeFor[catalog.Info]():   "Policy",
 	reflect.TypeFor[rule.Answer]():    "RuleAnswer",
 	reflect.TypeFor[rule.Use]():       "RulePolicy",
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policy/catalog"
 )
 
 const wasmType = "application/wasm"
@@ -19,12 +19,12 @@ type putPolicyInput struct {
 }
 
 type policyOutput struct {
-	Body modules.Info
+	Body catalog.Info
 }
 
 // PolicyList lists policies.
 type PolicyList struct {
-	Policies []modules.Info `json:"policies" nullable:"false"`
+	Policies []catalog.Info `json:"policies" nullable:"false"`
 	Next     string         `json:"next,omitempty" doc:"Always missing: an owner has few policies"`
 }
 
@@ -34,7 +34,7 @@ type pushedPolicyOutput struct {
 
 // PushedPolicy is a policy with what was found when it was pushed.
 type PushedPolicy struct {
-	modules.Info
+	catalog.Info
 	Warnings []FieldError `json:"warnings,omitempty" doc:"What works, and may not be meant"`
 }
 
@@ -69,7 +69,7 @@ func (a *API) registerPolicies() {
 
 // callsOfPush is what a module in memory counts for: one for each MiB, as output of
 // commands does.
-const callsOfPush = modules.MaxModule >> 20
+const callsOfPush = catalog.MaxModule >> 20
 
 func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyOutput, error) {
 	out, err := a.out()
@@ -85,7 +85,7 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyO
 	if err := a.calls.enter(ctx, callsOfPush); err != nil {
 		return nil, err
 	}
-	module, err := a.readBody(in.w, in.r, modules.MaxModule, "leave symbols and unused code out of the module")
+	module, err := a.readBody(in.w, in.r, catalog.MaxModule, "leave symbols and unused code out of the module")
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +115,7 @@ func (a *API) policies(ctx context.Context, _ *struct{}) (*policiesOutput, error
 	}
 	list := PolicyList{Policies: out.Policies(ownerOf(ctx))}
 	if list.Policies == nil {
-		list.Policies = []modules.Info{}
+		list.Policies = []catalog.Info{}
 	}
 	return &policiesOutput{Body: list}, nil
 }
@@ -130,7 +130,7 @@ func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
 			return &policyOutput{Body: p}, nil
 		}
 	}
-	return nil, modules.ErrUnknown
+	return nil, catalog.ErrUnknown
 }
 
 func (a *API) deletePolicy(ctx context.Context, in *NamePath) (*struct{}, error) {

@@ -12,24 +12,24 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/egresstest"
-	"github.com/doze-run/doze/egress/modules"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 )
 
 func TestPoliciesArePushedAndListed(t *testing.T) {
 	s := newServer(t, Limits{})
 	module := egresstest.Module(1)
-	got := must[modules.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(module), "Content-Type", "application/wasm")
-	if got.Digest != modules.Digest(module) || got.Size != int64(len(module)) || got.BuiltIn {
+	got := must[catalog.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(module), "Content-Type", "application/wasm")
+	if got.Digest != catalog.Digest(module) || got.Size != int64(len(module)) || got.BuiltIn {
 		t.Errorf("got %+v", got)
 	}
-	must[modules.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
+	must[catalog.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
 	list := must[PolicyList](s, http.StatusOK, "GET", "/policies", nil)
-	if len(list.Policies) != 2 || list.Policies[0].Name != egresstest.BuiltIn || !list.Policies[0].BuiltIn || list.Policies[1].Digest != modules.Digest(egresstest.Module(2)) {
+	if len(list.Policies) != 2 || list.Policies[0].Name != egresstest.BuiltIn || !list.Policies[0].BuiltIn || list.Policies[1].Digest != catalog.Digest(egresstest.Module(2)) {
 		t.Errorf("got %+v", list)
 	}
 	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"gh","hosts":["a.example"],"action":"policies","policies":[{"policy":"sign"}]}]}`)
-	if p := must[modules.Info](s, http.StatusOK, "GET", "/policies/sign", nil); strings.Join(p.UsedBy, " ") != "owner/gh" {
+	if p := must[catalog.Info](s, http.StatusOK, "GET", "/policies/sign", nil); strings.Join(p.UsedBy, " ") != "owner/gh" {
 		t.Errorf("got %+v", p)
 	}
 	if p := s.refused(CodePolicyInUse, "DELETE", "/policies/sign", nil); !strings.Contains(p.Detail, "owner/gh") {
@@ -50,12 +50,12 @@ func TestWhatIsNoPolicyIsRefused(t *testing.T) {
 	s.refused(CodePolicyInvalid, "PUT", "/policies/sign", nil)
 	s.refused(CodeNameInvalid, "PUT", "/policies/Sign", bytes.NewReader(egresstest.Module(1)))
 	s.refused(CodeUnsupportedMediaType, "PUT", "/policies/sign", `{"module":"…"}`)
-	large := s.refused(CodeBodyTooLarge, "PUT", "/policies/sign", bytes.NewReader(make([]byte, modules.MaxModule+1)))
+	large := s.refused(CodeBodyTooLarge, "PUT", "/policies/sign", bytes.NewReader(make([]byte, catalog.MaxModule+1)))
 	if strings.Contains(large.Detail, "raw bytes") {
 		t.Errorf("the remedy is another's: %s", large.Detail)
 	}
 	// Of a length that is not known beforehand, too.
-	s.refused(CodeBodyTooLarge, "PUT", "/policies/sign", io.LimitReader(zeros{}, modules.MaxModule+1))
+	s.refused(CodeBodyTooLarge, "PUT", "/policies/sign", io.LimitReader(zeros{}, catalog.MaxModule+1))
 	if list := must[PolicyList](s, http.StatusOK, "GET", "/policies", nil); len(list.Policies) != 1 {
 		t.Errorf("got %+v", list)
 	}
@@ -127,7 +127,7 @@ func TestAnOwnersPushesAreBounded(t *testing.T) {
 		rest.Close()
 	}
 	pushed.Wait()
-	must[modules.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
+	must[catalog.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
 }
 
 func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/doze-run/doze/egress/modules"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 type policyLogsInput struct {
@@ -51,7 +51,7 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.Stre
 	}
 	owner := ownerOf(ctx)
 	if !out.HasPolicy(owner, in.Name) {
-		return nil, modules.ErrUnknown
+		return nil, catalog.ErrUnknown
 	}
 	if wantsEvents(in.r) {
 		if err := a.streams.enter(ctx, 1); err != nil {

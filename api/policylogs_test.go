@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/egresstest"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 // writes records lines of an owner's policy.

@@ -8,9 +8,9 @@ import (
 	"net/http"
 	"syscall"
 
-	"github.com/doze-run/doze/egress/modules"
-	"github.com/doze-run/doze/egress/ruleset"
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -51,10 +51,10 @@ var sentinels = []struct {
 	{sandbox.ErrClosed, CodeNodeClosing, "try again"},
 	{vault.ErrUnknown, CodeSecretNotFound, "GET " + Prefix + "/secrets lists those that exist"},
 	{vault.ErrTooMany, CodeTooManySecrets, "nothing has changed"},
-	{modules.ErrUnknown, CodePolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
-	{modules.ErrBuiltIn, CodePolicyBuiltIn, "only policies that were pushed can be deleted"},
-	{modules.ErrInUse, CodePolicyInUse, "change those rules first"},
-	{modules.ErrTooMany, CodeTooManyPolicies, "nothing has changed"},
+	{catalog.ErrUnknown, CodePolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
+	{catalog.ErrBuiltIn, CodePolicyBuiltIn, "only policies that were pushed can be deleted"},
+	{catalog.ErrInUse, CodePolicyInUse, "change those rules first"},
+	{catalog.ErrTooMany, CodeTooManyPolicies, "nothing has changed"},
 	{ruleset.ErrRevision, CodeRevisionConflict, "get them, make the change again and send the new revision"},
 	{guest.ErrLost, CodeGuestLost, "the sandbox ended or stopped meanwhile; GET its events to see why"},
 	{guest.ErrNoAnswer, CodeTimeout, "try again, or stop the sandbox and try again"},

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 

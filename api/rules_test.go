@@ -10,10 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/doze-run/doze/api/egresstest"
-	"github.com/doze-run/doze/egress/explain"
-	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 )
 
 const oneRule = `{"rules":[{"name":"no","hosts":["evil.example"],"ports":["443","8000-8100"],"action":"deny","reason":"r"}]}`

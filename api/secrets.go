@@ -4,7 +4,7 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/secret/vault"
 )
 
 // NamePath is the part of a request's input that names something of the owner's.

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/secret/vault"
 )
 
 const canary = "canary-5f1d0c7e9a"

@@ -22,7 +22,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyevents"
 
 	"github.com/doze-run/doze/api"
-	"github.com/doze-run/doze/egress/forward"
+	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/requestid"
 	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -141,7 +141,7 @@ type Size struct {
 type live struct {
 	*heldNode
 	api     *api.API
-	forward *forward.Handler
+	forward *proxy.Handler
 }
 
 const (
@@ -279,7 +279,7 @@ func (a *App) serve(held *heldNode) error {
 	if err != nil {
 		return err
 	}
-	proxy, err := forward.New(forward.Config{Authenticate: keys.Authenticate, Way: held.egress})
+	proxy, err := proxy.New(proxy.Config{Authenticate: keys.Authenticate, Way: held.egress})
 	if err != nil {
 		return err
 	}

@@ -13,9 +13,9 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/doze-run/doze/egress"
-	"github.com/doze-run/doze/egress/dial"
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // Egress says what sandboxes may send out, and how.

@@ -14,9 +14,9 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 )
 
 func TestRulesWithMistakesChangeNothing(t *testing.T) {
@@ -106,8 +106,8 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	if _, _, err := r.SetRules(within(t), owner, "", ruleset.Update{Rules: []rule.Rule{through("b.web.test", "note", "")}}); err != nil {
 		t.Fatal(err)
 	}
-	var invalid *modules.InvalidError
-	for name, wasm := range map[string][]byte{"text": []byte("no module"), "nothing": nil, "a part": noting("x")[:40], "much": bytes.Repeat([]byte{0}, modules.MaxModule+1)} {
+	var invalid *catalog.InvalidError
+	for name, wasm := range map[string][]byte{"text": []byte("no module"), "nothing": nil, "a part": noting("x")[:40], "much": bytes.Repeat([]byte{0}, catalog.MaxModule+1)} {
 		if _, err := r.PutPolicy(within(t), owner, "note", wasm); !errors.As(err, &invalid) {
 			t.Errorf("%s: %v", name, err)
 		}
@@ -121,7 +121,7 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	if _, err := r.PutPolicy(within(t), owner, "no name", noting("second")); !errors.As(err, &invalid) {
 		t.Errorf("got %v", err)
 	}
-	if err := r.DeletePolicy(within(t), owner, "note"); !errors.Is(err, modules.ErrInUse) || !strings.Contains(err.Error(), "owner/through, sandbox/k3f9x2m7q1az/through") {
+	if err := r.DeletePolicy(within(t), owner, "note"); !errors.Is(err, catalog.ErrInUse) || !strings.Contains(err.Error(), "owner/through, sandbox/k3f9x2m7q1az/through") {
 		t.Errorf("got %v", err)
 	}
 	b.want(b.get("https://a.web.test/"), 200, "this is")
@@ -137,7 +137,7 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	if err := r.DeletePolicy(within(t), owner, "note"); err != nil {
 		t.Error(err)
 	}
-	if err := r.DeletePolicy(within(t), owner, "note"); !errors.Is(err, modules.ErrUnknown) {
+	if err := r.DeletePolicy(within(t), owner, "note"); !errors.Is(err, catalog.ErrUnknown) {
 		t.Errorf("got %v", err)
 	}
 	r.uses(t, 0)

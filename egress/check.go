@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/policies/builtin"
 )
@@ -37,7 +37,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		if err != nil {
 			return module{}, err
 		}
-		return module{owner, name, modules.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
+		return module{owner, name, catalog.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
 	}
 	compiled, err := rule.Compile(rule.Node, s.Rules, s.Presets)
 	if err != nil {

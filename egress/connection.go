@@ -14,12 +14,12 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/clienthello"
-	"github.com/doze-run/doze/egress/dial"
-	"github.com/doze-run/doze/egress/forward"
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/network/dial"
+	"github.com/doze-run/doze/egress/network/stack"
+	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/stack"
+	"github.com/doze-run/doze/egress/tls/clienthello"
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
@@ -62,7 +62,7 @@ func (m *member) TCP(ctx context.Context, f *stack.Flow) {
 // flow is a sandbox's connection that was not answered yet. It implements asked.
 type flow struct{ *stack.Flow }
 
-func (f flow) Accept() (forward.Conn, error) {
+func (f flow) Accept() (proxy.Conn, error) {
 	conn, err := f.Flow.Accept()
 	if err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func (f flow) explains() bool { return false }
 // asked is a connection that a client asks for and that was not answered yet.
 type asked interface {
 	// Accept is called once at most, and not after Refuse.
-	Accept() (forward.Conn, error)
+	Accept() (proxy.Conn, error)
 	Refuse(status int, why intercept.Refusal)
 	// explains says whether Refuse tells the client why.
 	explains() bool
@@ -343,7 +343,7 @@ var errSilent = errors.New("the client ended the connection before it had said a
 
 // opened is an accepted connection of which the first bytes may have been read.
 type opened struct {
-	forward.Conn
+	proxy.Conn
 	first []byte      // read, and to be read again
 	wants string      // the host of which a ClientHello has to be; empty if it was checked
 	kept  atomic.Bool // it outlives the connection to the server

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/clienthello/hellotest"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
 // greases sends a request for authority over HTTPS to a host. Its ClientHello has ECH

@@ -5,15 +5,15 @@
 //
 // Egress puts the parts together:
 //
-//	stack     packets of a sandbox ↔ connections
-//	dns       names ↔ addresses that stand for them
-//	rule      what may leave, and through which policies
-//	dial      resolves, checks and dials real addresses
-//	forward   a proxy: the same for programs that are in no sandbox
-//	intercept requests within TLS, by leaves of ca
-//	policy    runs WASM modules over requests
-//	vault     secrets; reference, placeholder and scrub keep them out of sandboxes
-//	audit     what was decided
+//	network/stack    packets of a sandbox ↔ connections
+//	network/dns      names ↔ addresses that stand for them
+//	network/dial     resolves, checks and dials real addresses
+//	rule             what may leave, and through which policies
+//	proxy            the same for programs outside of sandboxes
+//	http/intercept   requests within TLS, with leaf certificates of tls/ca
+//	policy           runs WASM modules over requests
+//	secret/vault     secrets; reference, placeholder and scrub keep them out of sandboxes
+//	audit            what was decided
 package egress
 
 import (
@@ -31,14 +31,14 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/ca"
-	"github.com/doze-run/doze/egress/intercept"
-	"github.com/doze-run/doze/egress/modules"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/network/stack"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/ruleset"
-	"github.com/doze-run/doze/egress/seal"
-	"github.com/doze-run/doze/egress/stack"
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/egress/tls/ca"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -100,7 +100,7 @@ type Egress struct {
 	log            *slog.Logger
 	vault          *vault.Vault
 	sets           *ruleset.Sets
-	modules        *modules.Modules
+	modules        *catalog.Modules
 	pool           *pool
 	ca             *ca.Authority
 	server         *intercept.Server
@@ -229,7 +229,7 @@ func (e *Egress) openModules(ctx context.Context) error {
 		return err
 	}
 	e.pool = newPool(host)
-	if e.modules, err = modules.Open(ctx, e.cfg.Documents, filepath.Join(e.cfg.Folder, "policies")); err != nil {
+	if e.modules, err = catalog.Open(ctx, e.cfg.Documents, filepath.Join(e.cfg.Folder, "policies")); err != nil {
 		return err
 	}
 	for _, fault := range e.modules.Faults() {

@@ -10,13 +10,13 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/dial"
-	"github.com/doze-run/doze/egress/intercept"
-	"github.com/doze-run/doze/egress/placeholder"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/reference"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/secret/placeholder"
+	"github.com/doze-run/doze/egress/secret/reference"
+	"github.com/doze-run/doze/egress/secret/vault"
 )
 
 // Codes of refusals. They do not change.

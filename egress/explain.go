@@ -4,9 +4,9 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/doze-run/doze/egress/explain"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/doze-run/doze/egress/intercept"
-	"github.com/doze-run/doze/egress/scrub"
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/secret/scrub"
+	"github.com/doze-run/doze/egress/secret/vault"
 )
 
 // maxFilters bounds the filters that are kept, in bytes: one takes some 20 KB, and

@@ -16,7 +16,7 @@ import (
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/uplinktest"
 )

@@ -11,11 +11,11 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/dns"
-	"github.com/doze-run/doze/egress/placeholder"
+	"github.com/doze-run/doze/egress/network/dns"
+	"github.com/doze-run/doze/egress/network/stack"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
-	"github.com/doze-run/doze/egress/stack"
+	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/placeholder"
 	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/sandbox"
 )

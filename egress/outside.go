@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/forward"
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -100,8 +100,8 @@ func (s *visit) leave() {
 	s.e.served.Done()
 }
 
-// Connect implements forward.Way.
-func (e *Egress) Connect(ctx context.Context, owner string, to forward.Target, t *forward.Tunnel) {
+// Connect implements proxy.Way.
+func (e *Egress) Connect(ctx context.Context, owner string, to proxy.Target, t *proxy.Tunnel) {
 	s, full := e.enter(ctx, owner)
 	if s == nil {
 		t.Refuse(http.StatusServiceUnavailable, full)
@@ -111,8 +111,8 @@ func (e *Egress) Connect(ctx context.Context, owner string, to forward.Target, t
 	s.connect(s.ctx, destination{host: to.Host, addr: to.Address, port: to.Port, flow: e.newFlow()}, tunnel{t, s.ctx})
 }
 
-// Request implements forward.Way.
-func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, to forward.Target) {
+// Request implements proxy.Way.
+func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, to proxy.Target) {
 	s, full := e.enter(r.Context(), owner)
 	if s == nil {
 		intercept.Refuse(w, r, http.StatusServiceUnavailable, full)
@@ -134,12 +134,12 @@ func cut(w http.ResponseWriter) {
 
 // tunnel is a CONNECT that was not answered yet. It implements asked.
 type tunnel struct {
-	*forward.Tunnel
+	*proxy.Tunnel
 	ctx context.Context
 }
 
 // Accept returns a connection that ends with the tunnel's context.
-func (t tunnel) Accept() (forward.Conn, error) {
+func (t tunnel) Accept() (proxy.Conn, error) {
 	conn, err := t.Tunnel.Accept()
 	if err != nil {
 		return nil, err
@@ -162,4 +162,4 @@ func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (flows <-chan 
 	return e.audit.Follow(outsideName(owner), f)
 }
 
-var _ forward.Way = (*Egress)(nil)
+var _ proxy.Way = (*Egress)(nil)

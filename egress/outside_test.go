@@ -20,9 +20,9 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/forward"
+	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 )
 
 const proxyKey = "doze_key-of-ann"
@@ -37,7 +37,7 @@ type agent struct {
 // agent starts a proxy with TLS, and a client of it.
 func (r *rig) agent() *agent {
 	r.t.Helper()
-	handler, err := forward.New(forward.Config{Way: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
+	handler, err := proxy.New(proxy.Config{Way: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
 	if err != nil {
 		r.t.Fatal(err)
 	}
@@ -388,7 +388,7 @@ func TestARequestWhoseClientTakesNothingEndsWithTheNode(t *testing.T) {
 	go func() { // ends with the node
 		defer close(ended)
 		defer func() { _ = recover() }() // http.ErrAbortHandler
-		r.Request(w, newRequest(t, "GET", "http://a.plain.test/", nil), owner, forward.Target{Host: "a.plain.test", Port: 80})
+		r.Request(w, newRequest(t, "GET", "http://a.plain.test/", nil), owner, proxy.Target{Host: "a.plain.test", Port: 80})
 	}()
 	<-w.writing
 	r.reopen()

@@ -9,9 +9,9 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/doze-run/doze/egress/intercept"
-	"github.com/doze-run/doze/egress/placeholder"
+	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret/placeholder"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 

@@ -7,11 +7,11 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/policies/builtin"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -19,40 +19,40 @@ import (
 // PutPolicy pushes a module. The owner's rules that name it use it from their next
 // request on. If one of them cannot use it, the error says which, and nothing
 // changes.
-func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte) (modules.Info, error) {
-	pushed := module{owner, name, modules.Digest(wasm), func() ([]byte, error) { return wasm, nil }}
+func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte) (catalog.Info, error) {
+	pushed := module{owner, name, catalog.Digest(wasm), func() ([]byte, error) { return wasm, nil }}
 	// It has to be one, rules or not. Compiling takes a second, for which nobody
 	// else waits.
 	checked, err := e.pool.compile(ctx, pushed)
 	var unusable *policy.CompileError
 	if errors.As(err, &unusable) {
-		return modules.Info{}, &modules.InvalidError{Field: "module", Reason: unusable.Err.Error(), Want: "build it with `doze policy build`"}
+		return catalog.Info{}, &catalog.InvalidError{Field: "module", Reason: unusable.Err.Error(), Want: "build it with `doze policy build`"}
 	}
 	if err != nil {
-		return modules.Info{}, err
+		return catalog.Info{}, err
 	}
 	defer checked.Release()
 	leave, err := e.changes.take(ctx, owner)
 	if err != nil {
-		return modules.Info{}, err
+		return catalog.Info{}, err
 	}
 	defer leave()
 	if err := e.changing.take(ctx); err != nil {
-		return modules.Info{}, err
+		return catalog.Info{}, err
 	}
 	defer e.changing.Unlock()
 	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
 	defer cancel()
 	anew, err := e.armAnew(limited, pushed)
 	if err != nil {
-		return modules.Info{}, err
+		return catalog.Info{}, err
 	}
 	info, err := e.modules.Put(ctx, owner, name, wasm)
 	if err != nil {
 		for _, a := range anew {
 			a.layer.release()
 		}
-		return modules.Info{}, err
+		return catalog.Info{}, err
 	}
 	for _, a := range anew {
 		a.place(a.layer)
@@ -158,12 +158,12 @@ func prefixed(prefix string, names []string) []string {
 
 // Policies lists what the owner's rules can name: those that doze ships and those
 // that he pushed, which come before shipped ones of the same name.
-func (e *Egress) Policies(owner string) []modules.Info {
+func (e *Egress) Policies(owner string) []catalog.Info {
 	e.changing.Lock()
 	defer e.changing.Unlock()
 	list := e.modules.List(owner)
 	for _, name := range builtin.Names() {
-		if slices.ContainsFunc(list, func(i modules.Info) bool { return i.Name == name }) {
+		if slices.ContainsFunc(list, func(i catalog.Info) bool { return i.Name == name }) {
 			continue
 		}
 		if info, err := shipped(name); err == nil {
@@ -174,12 +174,12 @@ func (e *Egress) Policies(owner string) []modules.Info {
 		list[i].ReplacesBuiltIn = !list[i].BuiltIn && slices.Contains(builtin.Names(), list[i].Name)
 		list[i].UsedBy = e.rulesThatUse(owner, list[i].Name)
 	}
-	slices.SortFunc(list, func(a, b modules.Info) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(list, func(a, b catalog.Info) int { return strings.Compare(a.Name, b.Name) })
 	return list
 }
 
-// DeletePolicy forgets a pushed module, and what it has stored. Errors: modules.ErrUnknown for one that was
-// never pushed, modules.ErrBuiltIn (wrapped) for one that doze ships, modules.ErrInUse (wrapped, with the rules) for one that rules use.
+// DeletePolicy forgets a pushed module, and what it has stored. Errors: catalog.ErrUnknown for one that was
+// never pushed, catalog.ErrBuiltIn (wrapped) for one that doze ships, catalog.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	leave, err := e.changes.take(ctx, owner)
 	if err != nil {
@@ -192,12 +192,12 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	defer e.changing.Unlock()
 	if _, err := e.modules.Get(owner, name); err != nil {
 		if slices.Contains(builtin.Names(), name) {
-			return fmt.Errorf("policy %s: %w", name, modules.ErrBuiltIn)
+			return fmt.Errorf("policy %s: %w", name, catalog.ErrBuiltIn)
 		}
 		return err
 	}
 	if users := e.rulesThatUse(owner, name); len(users) > 0 {
-		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
+		return fmt.Errorf("%w: %s", catalog.ErrInUse, strings.Join(users, ", "))
 	}
 	// Before the policy: another of its name must not find them.
 	if err := e.pool.host.Forget(ctx, name, owner); err != nil {

@@ -4,7 +4,7 @@ import (
 	"log/slog"
 
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 // HasPolicy says whether an owner's rules can name a policy.

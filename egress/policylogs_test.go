@@ -4,7 +4,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/internal/wat"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 // logging logs a line for each request, at a level.

@@ -7,9 +7,9 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/doze-run/doze/egress/modules"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/policies/builtin"
 )
 
@@ -28,7 +28,7 @@ func (e *Egress) moduleOf(owner, name string) (module, error) {
 			return wasm, err
 		}}, nil
 	}
-	if !errors.Is(err, modules.ErrUnknown) {
+	if !errors.Is(err, catalog.ErrUnknown) {
 		return module{}, err
 	}
 	info, err = shipped(name)
@@ -46,15 +46,15 @@ func (e *Egress) moduleOf(owner, name string) (module, error) {
 var described sync.Map
 
 // shipped describes a policy that doze ships. Errors are those of builtin.Module.
-func shipped(name string) (modules.Info, error) {
+func shipped(name string) (catalog.Info, error) {
 	if info, ok := described.Load(name); ok {
-		return info.(modules.Info), nil
+		return info.(catalog.Info), nil
 	}
 	wasm, err := builtin.Module(name)
 	if err != nil {
-		return modules.Info{}, err
+		return catalog.Info{}, err
 	}
-	info := modules.Info{Name: name, Digest: modules.Digest(wasm), Size: int64(len(wasm)), BuiltIn: true}
+	info := catalog.Info{Name: name, Digest: catalog.Digest(wasm), Size: int64(len(wasm)), BuiltIn: true}
 	described.Store(name, info)
 	return info, nil
 }

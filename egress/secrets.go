@@ -3,7 +3,7 @@ package egress
 import (
 	"context"
 
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/secret/vault"
 )
 
 // PutSecret keeps a secret, or a new value of one. Rules use it from their next

@@ -7,7 +7,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/doze-run/doze/egress/dial"
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/rule"
 )
 

@@ -9,7 +9,7 @@ import (
 	"sync"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/clienthello"
+	"github.com/doze-run/doze/egress/tls/clienthello"
 )
 
 // splice carries what both ends say until both have ended, and writes what came

@@ -12,7 +12,7 @@ import (
 
 	"github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 

@@ -7,8 +7,8 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/doze-run/doze/egress/dial"
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/network/dial"
 )
 
 // upstreams are the ways to servers under some settings.

@@ -15,14 +15,14 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/explain"
-	"github.com/doze-run/doze/egress/modules"
-	"github.com/doze-run/doze/egress/policylog"
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/ruleset"
-	"github.com/doze-run/doze/egress/seal"
-	"github.com/doze-run/doze/egress/vault"
+	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
 )
@@ -44,7 +44,7 @@ type Egress struct {
 	Lines   *policylog.Log
 	sets    *ruleset.Sets
 	vault   *vault.Vault
-	modules *modules.Modules
+	modules *catalog.Modules
 	node    *rule.Layer
 	presets *rule.Presets
 }
@@ -65,7 +65,7 @@ func New(t testing.TB, owner string) *Egress {
 	check(t, err)
 	e.vault, err = vault.Open(context.Background(), e.Store, key)
 	check(t, err)
-	e.modules, err = modules.Open(context.Background(), e.Store, t.TempDir())
+	e.modules, err = catalog.Open(context.Background(), e.Store, t.TempDir())
 	check(t, err)
 	e.presets, err = rule.NewPresets([]preset.Preset{Registry})
 	check(t, err)
@@ -142,9 +142,9 @@ func (e *Egress) DeleteSecret(ctx context.Context, owner, name string) error {
 }
 
 // PutPolicy implements api.Egress. It takes what begins as a module does.
-func (e *Egress) PutPolicy(ctx context.Context, owner, name string, module []byte) (modules.Info, error) {
+func (e *Egress) PutPolicy(ctx context.Context, owner, name string, module []byte) (catalog.Info, error) {
 	if !bytes.HasPrefix(module, wasm) {
-		return modules.Info{}, &modules.InvalidError{Field: "module", Reason: "it is no WebAssembly module", Want: "build it with doze policy build"}
+		return catalog.Info{}, &catalog.InvalidError{Field: "module", Reason: "it is no WebAssembly module", Want: "build it with doze policy build"}
 	}
 	info, err := e.modules.Put(ctx, owner, name, module)
 	info.ReplacesBuiltIn = name == BuiltIn
@@ -152,9 +152,9 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, module []byt
 }
 
 // Policies implements api.Egress.
-func (e *Egress) Policies(owner string) []modules.Info {
-	list := append(e.modules.List(owner), modules.Info{Name: BuiltIn, Digest: modules.Digest(wasm), Size: int64(len(wasm)), BuiltIn: true})
-	slices.SortFunc(list, func(a, b modules.Info) int { return strings.Compare(a.Name, b.Name) })
+func (e *Egress) Policies(owner string) []catalog.Info {
+	list := append(e.modules.List(owner), catalog.Info{Name: BuiltIn, Digest: catalog.Digest(wasm), Size: int64(len(wasm)), BuiltIn: true})
+	slices.SortFunc(list, func(a, b catalog.Info) int { return strings.Compare(a.Name, b.Name) })
 	for i := range list {
 		list[i].UsedBy = e.users(owner, list[i].Name)
 	}
@@ -175,11 +175,11 @@ func (e *Egress) users(owner, policy string) []string {
 // DeletePolicy implements api.Egress.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if users := e.users(owner, name); users != nil {
-		return fmt.Errorf("%w: %s", modules.ErrInUse, strings.Join(users, ", "))
+		return fmt.Errorf("%w: %s", catalog.ErrInUse, strings.Join(users, ", "))
 	}
 	err := e.modules.Delete(ctx, owner, name)
-	if errors.Is(err, modules.ErrUnknown) && name == BuiltIn {
-		return fmt.Errorf("policy %s: %w", name, modules.ErrBuiltIn)
+	if errors.Is(err, catalog.ErrUnknown) && name == BuiltIn {
+		return fmt.Errorf("policy %s: %w", name, catalog.ErrBuiltIn)
 	}
 	if err != nil {
 		return err
@@ -190,7 +190,7 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 
 // HasPolicy implements api.Egress.
 func (e *Egress) HasPolicy(owner, name string) bool {
-	return slices.ContainsFunc(e.Policies(owner), func(i modules.Info) bool { return i.Name == name })
+	return slices.ContainsFunc(e.Policies(owner), func(i catalog.Info) bool { return i.Name == name })
 }
 
 // PolicyLogs implements api.Egress.
@@ -267,7 +267,7 @@ func (k known) Policy(_ rule.Source, u rule.Use) (string, error) {
 			return p.Digest, nil
 		}
 	}
-	return "", modules.ErrUnknown
+	return "", catalog.ErrUnknown
 }
 
 func (k known) Secret(_ rule.Source, name, host string) error {

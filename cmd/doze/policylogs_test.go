@@ -8,7 +8,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
-	"github.com/doze-run/doze/egress/policylog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
 // wrote records lines of a policy.

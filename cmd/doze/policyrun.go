@@ -22,7 +22,7 @@ import (
 
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/reference"
+	"github.com/doze-run/doze/egress/secret/reference"
 	"github.com/doze-run/doze/policies/builtin"
 )
 

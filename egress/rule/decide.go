@@ -4,7 +4,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // Default is what becomes of what no rule matches. The node's is AllowPublic or

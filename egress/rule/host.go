@@ -10,7 +10,7 @@ import (
 
 	"golang.org/x/net/idna"
 
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // Names as browsers look them up (UTS 46): lower case, ASCII, no character that

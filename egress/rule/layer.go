@@ -13,7 +13,7 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // Source of a layer.

@@ -9,7 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 func TestPresetsAreHosts(t *testing.T) {

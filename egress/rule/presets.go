@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // Limits of the operator's presets. More is an error of NewPresets.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/reference"
+	"github.com/doze-run/doze/egress/secret/reference"
 	"github.com/doze-run/doze/policies/builtin"
 )
 

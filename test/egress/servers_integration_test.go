@@ -26,7 +26,7 @@ import (
 
 	"google.golang.org/grpc"
 
-	"github.com/doze-run/doze/egress/preset"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // servers are what the names under .test lead to, on the loopback: HTTPS on port

@@ -22,7 +22,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/doze-run/doze/egress/clienthello/hellotest"
+	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
 // patience with a server. It decides only how long a broken one keeps a test.

@@ -1,4 +1,4 @@
-package forward
+package proxy
 
 import (
 	"bufio"
@@ -8,7 +8,7 @@ import (
 	"net"
 	"net/http"
 
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
 )
 
 // Conn is a client's connection to where it wanted to go.

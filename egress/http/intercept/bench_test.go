@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/doze-run/doze/egress/ca"
+	"github.com/doze-run/doze/egress/tls/ca"
 )
 
 var small = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 func TestPresetsAreListsOfHosts(t *testing.T) {
@@ -38,7 +38,7 @@ var update = flag.Bool("update", false, "write the table of docs/egress.md")
 
 // The table in the documentation is this one.
 func TestDocumentation(t *testing.T) {
-	const file = "../../docs/egress.md"
+	const file = "../../../docs/egress.md"
 	page, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)

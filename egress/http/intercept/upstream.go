@@ -14,7 +14,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/doze-run/doze/egress/http1"
+	"github.com/doze-run/doze/egress/http/http1"
 )
 
 const (

@@ -5,7 +5,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/doze-run/doze/egress/stack/stacktest"
+	"github.com/doze-run/doze/egress/network/stack/stacktest"
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 )
 

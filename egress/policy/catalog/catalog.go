@@ -1,7 +1,7 @@
-// Package modules keeps the policies that owners push. They are too large for the
+// Package catalog keeps the policies that owners push. They are too large for the
 // store's documents, so each is a file named after its digest, and a document says
 // which owner calls it what.
-package modules
+package catalog
 
 import (
 	"bytes"

@@ -1,4 +1,4 @@
-package forward
+package proxy
 
 import (
 	"bufio"
@@ -18,7 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

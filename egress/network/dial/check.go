@@ -5,7 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/doze-run/doze/egress/address"
+	"github.com/doze-run/doze/egress/network/address"
 )
 
 // RefusedError says that a target may not be reached, for a reason that is for

@@ -17,7 +17,7 @@ import (
 	"github.com/miekg/dns"
 	"go.uber.org/goleak"
 
-	"github.com/doze-run/doze/egress/address"
+	"github.com/doze-run/doze/egress/network/address"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -1,11 +1,11 @@
-// Package forward is an HTTP proxy for programs that are in no sandbox. Who they
+// Package proxy is an HTTP proxy for programs that are in no sandbox. Who they
 // belong to is said by a key; what becomes of what they send is decided by the
 // same rules as for a sandbox.
 //
 // A Handler understands what clients of a proxy send: CONNECT, over HTTP/1.1 and
 // HTTP/2, and requests with an absolute URI (RFC 9110, section 9.3.6; RFC 9112,
 // section 3.2.2). What leads out is behind a Way.
-package forward
+package proxy
 
 import (
 	"context"
@@ -14,7 +14,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
 )
 
 // Codes of refusals by a Handler. They do not change.
@@ -60,7 +60,7 @@ type Handler struct{ cfg Config }
 // New returns a Handler.
 func New(cfg Config) (*Handler, error) {
 	if cfg.Authenticate == nil || cfg.Way == nil {
-		return nil, errors.New("forward: Config has no Authenticate or no Way")
+		return nil, errors.New("proxy: Config has no Authenticate or no Way")
 	}
 	return &Handler{cfg}, nil
 }

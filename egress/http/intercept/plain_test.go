@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/net/http2"
 
-	"github.com/doze-run/doze/egress/clienthello/hellotest"
+	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
 // What could be read in two ways is refused, or sent on in one.

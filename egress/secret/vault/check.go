@@ -8,8 +8,8 @@ import (
 
 	"golang.org/x/net/publicsuffix"
 
-	"github.com/doze-run/doze/egress/preset"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // Limits. What is beyond is refused when it is put.

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/doze-run/doze/egress/address"
+	"github.com/doze-run/doze/egress/network/address"
 	"github.com/doze-run/doze/egress/rule"
 )
 

@@ -13,7 +13,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/doze-run/doze/egress/seal"
+	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/runtime/store"
 )
 

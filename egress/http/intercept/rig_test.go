@@ -18,7 +18,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/doze-run/doze/egress/ca"
+	"github.com/doze-run/doze/egress/tls/ca"
 )
 
 func TestMain(m *testing.M) {

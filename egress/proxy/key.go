@@ -1,4 +1,4 @@
-package forward
+package proxy
 
 import (
 	"encoding/base64"
@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/doze-run/doze/egress/intercept"
+	"github.com/doze-run/doze/egress/http/intercept"
 )
 
 // maxKey is longer than any key and short enough to hash for anybody.

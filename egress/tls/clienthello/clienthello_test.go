@@ -13,7 +13,7 @@ import (
 	"testing/iotest"
 	"time"
 
-	"github.com/doze-run/doze/egress/clienthello/hellotest"
+	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
 // say returns what a client of this configuration sends first.
