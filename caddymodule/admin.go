@@ -14,7 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/doze-run/doze/egress"
-	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/node"
 )
 
 func init() {

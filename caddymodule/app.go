@@ -23,8 +23,8 @@ import (
 
 	"github.com/doze-run/doze/api"
 	"github.com/doze-run/doze/egress/proxy"
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/requestid"
-	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/wakeproxy"
 )

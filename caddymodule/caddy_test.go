@@ -20,7 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
-	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/runtime/store"

@@ -15,7 +15,7 @@ import (
 
 	"github.com/doze-run/doze/api"
 	"github.com/doze-run/doze/egress"
-	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/wakeproxy"
 )

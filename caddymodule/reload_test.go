@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/egress/policy/policytest"
-	"github.com/doze-run/doze/runtime/node"
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 

@@ -19,8 +19,8 @@ import (
 	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/cmd/internal/version"
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/doctor"
-	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/store"
 )
 

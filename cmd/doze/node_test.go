@@ -54,7 +54,7 @@ func TestClientImportsNoServer(t *testing.T) {
 		for _, server := range []string{
 			"github.com/caddyserver/", "github.com/containers/", "go.podman.io/", "gvisor.dev/", "github.com/dgraph-io/", "github.com/quic-go/",
 			"github.com/danielgtaylor/huma/", "github.com/prometheus/",
-			"github.com/doze-run/doze/runtime/", "github.com/doze-run/doze/caddymodule", "github.com/doze-run/doze/wakeproxy",
+			"github.com/doze-run/doze/node/", "github.com/doze-run/doze/runtime/", "github.com/doze-run/doze/caddymodule", "github.com/doze-run/doze/wakeproxy",
 		} {
 			if strings.HasPrefix(name+"/", server) {
 				t.Errorf("cmd/doze depends on %s", name)

@@ -14,8 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/guest"
-	"github.com/doze-run/doze/runtime/node"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
 )
@@ -25,7 +25,7 @@ func programs(t *testing.T) string {
 	t.Helper()
 	dir := os.Getenv("DOZE_BIN")
 	if dir == "" {
-		t.Fatal("DOZE_BIN is not set: run this by `make test-integration PACKAGES=./runtime/node`")
+		t.Fatal("DOZE_BIN is not set: run this by `make test-integration PACKAGES=./node`")
 	}
 	return dir
 }
