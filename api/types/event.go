@@ -1,0 +1,104 @@
+package types
+
+import "time"
+
+// Event is an entry of a sandbox's timeline. Fields from Kind on depend on Type.
+type Event struct {
+	Seq        uint64      `json:"seq" doc:"Number of the event, rising within a sandbox"`
+	Type       EventType   `json:"type" doc:"What happened"`
+	Time       time.Time   `json:"time" doc:"When it happened"`
+	Sandbox    string      `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
+	Kind       WakeKind    `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
+	DurationMS float64     `json:"duration_ms,omitempty" doc:"Of created and woke: how long it took, in milliseconds"`
+	Cause      Cause       `json:"cause,omitempty" doc:"Of woke: what woke the sandbox"`
+	Reason     StateReason `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why"`
+	Error      string      `json:"error,omitempty" doc:"Description of what went wrong, for people"`
+	Port       uint16      `json:"port,omitempty" doc:"Of port_exposed and port_closed: the port"`
+	Process    *Process    `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`
+	Progress   string      `json:"progress,omitempty" doc:"Of image_pull_progress: a line for people"`
+	Until      time.Time   `json:"until,omitzero" doc:"Of held: when the hold ends; missing if it was ended"`
+}
+
+// EventType is what happened. The server-sent event of an Event has the same name.
+type EventType string
+
+const (
+	EventTypeCreated           EventType = "created"
+	EventTypeImagePullProgress EventType = "image_pull_progress"
+	EventTypeWoke              EventType = "woke"
+	EventTypeSlept             EventType = "slept"
+	EventTypeStopped           EventType = "stopped"
+	EventTypeWakeFailed        EventType = "wake_failed"
+	EventTypeHeld              EventType = "held"
+	EventTypeProcessStarted    EventType = "process_started"
+	EventTypeProcessExited     EventType = "process_exited"
+	EventTypePortExposed       EventType = "port_exposed"
+	EventTypePortClosed        EventType = "port_closed"
+	EventTypeUpdated           EventType = "updated"
+	EventTypeAdopted           EventType = "adopted" // from quarantine
+	EventTypeDiskLost          EventType = "disk_lost"
+	EventTypeDestroyed         EventType = "destroyed"
+)
+
+// Values returns all types.
+func (EventType) Values() []EventType {
+	return []EventType{
+		EventTypeCreated, EventTypeImagePullProgress, EventTypeWoke, EventTypeSlept, EventTypeStopped, EventTypeWakeFailed, EventTypeHeld,
+		EventTypeProcessStarted, EventTypeProcessExited, EventTypePortExposed, EventTypePortClosed, EventTypeUpdated, EventTypeAdopted,
+		EventTypeDiskLost, EventTypeDestroyed,
+	}
+}
+
+// WakeKind is how a sandbox woke.
+type WakeKind string
+
+const (
+	WakeKindWarm WakeKind = "warm" // resumed from memory
+	WakeKindCold WakeKind = "cold" // started from disk
+)
+
+// Values returns all kinds.
+func (WakeKind) Values() []WakeKind { return []WakeKind{WakeKindWarm, WakeKindCold} }
+
+// Cause is what woke a sandbox.
+type Cause string
+
+const (
+	CausePreview   Cause = "preview"
+	CauseExec      Cause = "exec"
+	CauseFiles     Cause = "files"
+	CauseProcess   Cause = "process"
+	CauseWebSocket Cause = "websocket"
+	CauseEgress    Cause = "egress"    // data on a connection that it made
+	CauseRequested Cause = "requested" // a call that wakes it
+)
+
+// Values returns all causes.
+func (Cause) Values() []Cause {
+	return []Cause{CausePreview, CauseExec, CauseFiles, CauseProcess, CauseWebSocket, CauseEgress, CauseRequested}
+}
+
+// EventList is a page of a sandbox's timeline.
+type EventList struct {
+	Events     []Event `json:"events" nullable:"false" doc:"Events, oldest first"`
+	NextCursor string  `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
+}
+
+// FeedEvent is an event of any of the owner's sandboxes.
+type FeedEvent struct {
+	Event
+	SandboxName string `json:"sandbox_name" doc:"Name of the sandbox when it happened" example:"shop"`
+	Cursor      string `json:"cursor" doc:"Cursor or Last-Event-ID for continuing after this event"`
+}
+
+// FeedPage is a page of the events of all of the owner's sandboxes.
+type FeedPage struct {
+	Events     []FeedEvent `json:"events" nullable:"false" doc:"Events, oldest first"`
+	Gap        bool        `json:"gap,omitempty" doc:"Whether events between the cursor and the first event of the page are no longer retained; the sandboxes' own timelines have them"`
+	NextCursor string      `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
+}
+
+// FeedGap is the data of the event gap: the stream has missed events.
+type FeedGap struct {
+	Detail string `json:"detail" doc:"Description for people"`
+}

@@ -1,0 +1,131 @@
+package types
+
+import "time"
+
+// Sandbox is a named Linux environment with its own disk, processes and network.
+type Sandbox struct {
+	ID           string            `json:"id" doc:"12 characters of a-z and 0-9; never changes" example:"k3f9x2m7q2az"`
+	Name         string            `json:"name" doc:"Unique per owner; also the host name inside the sandbox" example:"shop"`
+	Owner        string            `json:"owner" doc:"Owner of the sandbox"`
+	Image        string            `json:"image" doc:"Image as requested at creation" example:"base"`
+	ImageRef     string            `json:"image_ref" doc:"Full reference of the image"`
+	Size         string            `json:"size" doc:"Name of the sandbox's size" example:"basic"`
+	State        State             `json:"state" doc:"Whether the sandbox is starting, running, asleep, stopped or destroyed"`
+	StateSince   time.Time         `json:"state_since" doc:"When the sandbox entered its state"`
+	StateReason  StateReason       `json:"state_reason,omitempty" doc:"Why the sandbox entered its state; missing if it was created or woken"`
+	Env          map[string]string `json:"env,omitempty" doc:"Environment of all its commands and processes; missing in lists"`
+	Labels       map[string]string `json:"labels" doc:"The owner's labels"`
+	SleepAfter   Duration          `json:"sleep_after" doc:"Idle time after which the sandbox goes to sleep; 0s: never by itself"`
+	StopAfter    Duration          `json:"stop_after" doc:"Time asleep after which the sandbox is stopped; 0s: never by itself"`
+	TTL          Duration          `json:"ttl" doc:"Lifetime since the creation or the last change of ttl; 0s: unlimited"`
+	ExpiresAt    time.Time         `json:"expires_at,omitzero" doc:"When the sandbox is destroyed with its files; missing without a ttl"`
+	CreatedAt    time.Time         `json:"created_at" doc:"When the sandbox was created"`
+	LastActiveAt time.Time         `json:"last_active_at" doc:"When the sandbox was last used"`
+	HoldUntil    time.Time         `json:"hold_until,omitzero" doc:"Until when the sandbox is kept from sleeping by itself; missing without a hold"`
+	Ports        []Port            `json:"ports" nullable:"false" doc:"Exposed ports"`
+	Processes    []Process         `json:"processes,omitempty" nullable:"false" doc:"Background processes as last known; missing in lists"`
+	Usage        *Usage            `json:"usage,omitempty" doc:"Resources in use; in lists only with usage=true"`
+	Condition    *Condition        `json:"condition,omitempty" doc:"What is wrong with the sandbox; missing if nothing is"`
+}
+
+// State of a sandbox.
+type State string
+
+const (
+	StateStarting  State = "starting"  // being created, or in its first start
+	StateRunning   State = "running"   // has CPU
+	StateAsleep    State = "asleep"    // memory kept, no CPU
+	StateStopped   State = "stopped"   // disk kept, no memory
+	StateDestroyed State = "destroyed" // being removed
+)
+
+// Values returns all states.
+func (State) Values() []State {
+	return []State{StateStarting, StateRunning, StateAsleep, StateStopped, StateDestroyed}
+}
+
+// StateReason is why a sandbox changed its state.
+type StateReason string
+
+const (
+	StateReasonIdle          StateReason = "idle"           // sleep_after passed
+	StateReasonRequested     StateReason = "requested"      // by a call of the API
+	StateReasonForced        StateReason = "forced"         // by a call with force
+	StateReasonTTLExpired    StateReason = "ttl_expired"    // ttl passed
+	StateReasonNodeShutdown  StateReason = "node_shutdown"  // the node shut down
+	StateReasonStopAfter     StateReason = "stop_after"     // stop_after passed
+	StateReasonContainerLost StateReason = "container_lost" // the container was removed outside of doze
+	StateReasonCreateFailed  StateReason = "create_failed"  // the creation failed
+	StateReasonAdopted       StateReason = "adopted"        // adopted from quarantine
+)
+
+// Values returns all reasons.
+func (StateReason) Values() []StateReason {
+	return []StateReason{
+		StateReasonIdle, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
+		StateReasonStopAfter, StateReasonContainerLost, StateReasonCreateFailed, StateReasonAdopted,
+	}
+}
+
+// Condition is what is wrong with a sandbox. A successful change of its state ends it.
+type Condition struct {
+	Code    ConditionCode `json:"code" doc:"Stable identifier of the condition, for programs"`
+	Message string        `json:"message" doc:"Description for people" example:"its last wake failed: no such image"`
+	Since   time.Time     `json:"since" doc:"When the condition began"`
+}
+
+// ConditionCode identifies a condition.
+type ConditionCode string
+
+const (
+	ConditionCodeWakeFailed     ConditionCode = "wake_failed"     // the last wake failed
+	ConditionCodeDiskLost       ConditionCode = "disk_lost"       // its files were lost with its container
+	ConditionCodeStopIncomplete ConditionCode = "stop_incomplete" // parts of its container are still to be removed
+	ConditionCodeNetworkLost    ConditionCode = "network_lost"    // it has no network
+	ConditionCodeUnresponsive   ConditionCode = "unresponsive"    // its guest does not respond
+)
+
+// Values returns all codes.
+func (ConditionCode) Values() []ConditionCode {
+	return []ConditionCode{
+		ConditionCodeWakeFailed, ConditionCodeDiskLost, ConditionCodeStopIncomplete, ConditionCodeNetworkLost, ConditionCodeUnresponsive,
+	}
+}
+
+// Usage is the resources that a sandbox uses.
+type Usage struct {
+	CPUSeconds  float64 `json:"cpu_seconds" doc:"CPU time of all its processes since the host booted; can restart at 0"`
+	MemoryBytes int64   `json:"memory_bytes" doc:"Memory in use, also while asleep; 0 when stopped. On hosts without a memory controller: the sum of its processes' resident memory"`
+}
+
+// SandboxList is a page of sandboxes.
+type SandboxList struct {
+	Sandboxes  []Sandbox `json:"sandboxes" nullable:"false" doc:"Sandboxes in the order of their names"`
+	NextCursor string    `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
+}
+
+// CreateSandboxRequest creates a sandbox, or finds it by its name.
+type CreateSandboxRequest struct {
+	Name       string            `json:"name,omitempty" doc:"1 to 63 of a-z, 0-9 and hyphens; generated if missing" example:"shop"`
+	Image      string            `json:"image,omitempty" doc:"Short name of an image of the node, or a reference that the node allows; default: the node's" example:"base"`
+	Size       string            `json:"size,omitempty" doc:"Size of the sandbox, one of the node's; default: the node's" example:"basic"`
+	Env        map[string]string `json:"env,omitempty" doc:"Environment of all commands and processes in the sandbox"`
+	Labels     map[string]string `json:"labels,omitempty" doc:"Labels for finding the sandbox"`
+	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never; default: the node's"`
+	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never; default: the node's"`
+	TTL        *Duration         `json:"ttl,omitempty" doc:"Time after which the sandbox is destroyed with its files, even if it is in use; 0s: never, which is the default" example:"24h"`
+}
+
+// UpdateSandboxRequest changes a sandbox. Missing fields stay as they are.
+type UpdateSandboxRequest struct {
+	Name       *string            `json:"name,omitempty" nullable:"false" doc:"New name, 1 to 63 of a-z, 0-9 and hyphens"`
+	Labels     *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
+	SleepAfter *Duration          `json:"sleep_after,omitempty" doc:"Idle time after which the sandbox goes to sleep; 0s: never"`
+	StopAfter  *Duration          `json:"stop_after,omitempty" doc:"Time asleep after which the sandbox is stopped; 0s: never"`
+	TTL        *Duration          `json:"ttl,omitempty" doc:"Time from now after which the sandbox is destroyed; 0s: never"`
+}
+
+// HoldRequest keeps a sandbox from sleeping by itself.
+type HoldRequest struct {
+	Duration Duration `json:"duration" doc:"Length of the hold from now; 0s ends the hold" example:"30m"`
+}
