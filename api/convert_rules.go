@@ -1,0 +1,121 @@
+package api
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/egress/rule"
+)
+
+// RulesOf converts rules of the API, or of the node's configuration, which have the
+// same form. The error joins a *rule.Error for each value that has no counterpart;
+// all other checks are rule.Compile's.
+func RulesOf(rules []types.Rule) ([]rule.Rule, error) {
+	converted := make([]rule.Rule, len(rules))
+	var errs []error
+	for i, r := range rules {
+		var ruleErrs []*rule.Error
+		converted[i], ruleErrs = ruleOf(r)
+		for _, err := range ruleErrs {
+			err.Index = i
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return converted, nil
+}
+
+// RuleOf converts one rule, see RulesOf. The errors have the Index 0.
+func RuleOf(r types.Rule) (rule.Rule, error) {
+	rules, err := RulesOf([]types.Rule{r})
+	if err != nil {
+		return rule.Rule{}, err
+	}
+	return rules[0], nil
+}
+
+func ruleOf(r types.Rule) (converted rule.Rule, errs []*rule.Error) {
+	invalid := func(field, format string, args ...any) {
+		errs = append(errs, &rule.Error{Rule: r.Name, Field: field, Problem: fmt.Sprintf(format, args...)})
+	}
+	converted = rule.Rule{
+		Name:         r.Name,
+		Hosts:        r.Hosts,
+		Addresses:    r.Addresses,
+		Private:      r.AllowPrivate,
+		Scheme:       r.Scheme,
+		Methods:      r.Methods,
+		Paths:        r.Paths,
+		Headers:      r.Headers,
+		Reason:       r.Reason,
+		Placeholders: r.Placeholders,
+	}
+	switch r.Action {
+	case "": // package rule infers it
+	case types.RuleActionAllow:
+		converted.Action = rule.Allow
+	case types.RuleActionDeny:
+		converted.Action = rule.Deny
+	default:
+		invalid("action", "unknown action %.40q; use allow or deny, or no action in a rule with policies or respond", r.Action)
+	}
+	for i, text := range r.Ports {
+		ports, err := rule.ParsePorts(text)
+		if err != nil {
+			invalid(fmt.Sprintf("ports[%d]", i), "%v", err)
+		}
+		converted.Ports = append(converted.Ports, ports)
+	}
+	if r.Respond != nil {
+		converted.Answer = &rule.Answer{Status: r.Respond.Status, Headers: r.Respond.Headers, Body: r.Respond.Body}
+	}
+	for _, p := range r.Policies {
+		converted.Policies = append(converted.Policies, rule.Use{Policy: p.Name, Config: p.Config, Secrets: p.Secrets})
+	}
+	return converted, errs
+}
+
+// RuleTo is the reverse of RuleOf. The action of a rule with policies or a response is
+// implied.
+func RuleTo(r rule.Rule) types.Rule {
+	converted := types.Rule{
+		Name:         r.Name,
+		Hosts:        r.Hosts,
+		Addresses:    r.Addresses,
+		AllowPrivate: r.Private,
+		Scheme:       r.Scheme,
+		Methods:      r.Methods,
+		Paths:        r.Paths,
+		Headers:      r.Headers,
+		Reason:       r.Reason,
+		Placeholders: r.Placeholders,
+	}
+	switch r.Action {
+	case rule.Allow:
+		converted.Action = types.RuleActionAllow
+	case rule.Deny:
+		converted.Action = types.RuleActionDeny
+	}
+	for _, ports := range r.Ports {
+		converted.Ports = append(converted.Ports, ports.String())
+	}
+	if r.Answer != nil {
+		converted.Respond = &types.RuleResponse{Status: r.Answer.Status, Headers: r.Answer.Headers, Body: r.Answer.Body}
+	}
+	for _, use := range r.Policies {
+		converted.Policies = append(converted.Policies, types.RulePolicy{Name: use.Policy, Config: use.Config, Secrets: use.Secrets})
+	}
+	return converted
+}
+
+// RulesTo is the reverse of RulesOf. It never returns nil.
+func RulesTo(rules []rule.Rule) []types.Rule {
+	converted := make([]types.Rule, len(rules))
+	for i, r := range rules {
+		converted[i] = RuleTo(r)
+	}
+	return converted
+}
