@@ -77,8 +77,9 @@ type Sandbox struct {
 	// Condition says what is wrong with it, such as why its last wake failed or
 	// why it could not be stopped; empty when nothing is. It is for people. A
 	// change of state that succeeds ends it.
-	Condition      string    `json:"condition,omitempty"`
-	ConditionSince time.Time `json:"condition_since,omitzero"`
+	Condition      string        `json:"condition,omitempty"`
+	ConditionCode  ConditionCode `json:"condition_code,omitempty"` // empty when Condition is
+	ConditionSince time.Time     `json:"condition_since,omitzero"`
 	// StartedAt is when its container last started: each cold wake changes it,
 	// and connections from before it are dead.
 	StartedAt time.Time       `json:"started_at,omitzero"`
@@ -94,6 +95,17 @@ type Sandbox struct {
 func (sb *Sandbox) StoppedOnPurpose() bool {
 	return sb.State == StateStopped && (sb.StateReason == reasonAsked || sb.StateReason == reasonForced)
 }
+
+// ConditionCode identifies what is wrong with a sandbox, for programs.
+type ConditionCode string
+
+const (
+	ConditionWakeFailed     ConditionCode = "wake_failed"     // the last wake failed
+	ConditionDiskLost       ConditionCode = "disk_lost"       // its files were lost with its container
+	ConditionStopIncomplete ConditionCode = "stop_incomplete" // remains of its container are still to be removed
+	ConditionNetworkLost    ConditionCode = "network_lost"    // it has no network
+	ConditionUnresponsive   ConditionCode = "unresponsive"    // it has not responded since the node started
+)
 
 // Access to a preview.
 type Access string
@@ -216,6 +228,7 @@ type Event struct {
 	TookMS   float64        `json:"took_ms,omitempty"` // woke, created
 	Cause    Cause          `json:"cause,omitempty"`   // woke
 	Reason   string         `json:"reason,omitempty"`  // slept, stopped, wake_failed
+	Error    string         `json:"error,omitempty"`   // what went wrong, for people
 	Port     uint16         `json:"port,omitempty"`
 	Process  *guest.Process `json:"process,omitempty"`
 	Progress string         `json:"progress,omitempty"` // image_pull
