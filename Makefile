@@ -10,6 +10,8 @@ VERSION_PACKAGE := github.com/doze-run/doze/cmd/internal/version
 PACKAGES ?= ./...
 # The packages that have integration tests.
 INTEGRATION := $(shell grep -rlE '^//go:build .*integration' --include='*_test.go' . | xargs -n1 dirname | sort -u)
+# The packages that have tests of memory figures.
+MEMORY := $(shell git ls-files '*_memory_test.go' | xargs -rn1 dirname | sort -u | sed 's,^,./,')
 RUN ?= .
 
 # The policies that doze ships, which go into the node as WebAssembly.
@@ -101,6 +103,7 @@ prose: ## the language of code and documents; CONTRIBUTING.md has the rules
 test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestName
 	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
 	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
+	$(if $(filter ./...,$(PACKAGES)),go test -p 1 -timeout 10m -run '^TestMemory' -tags "$(TAGS)" $(MEMORY)) # without -race, which changes figures
 	$(if $(filter ./... ./egress/policy,$(PACKAGES)),go test -timeout 10m -run TestAThousandReplacements -tags "$(TAGS)" ./egress/policy) # its memory bound
 
 # Every test binary runs as the unprivileged user, in a cgroup subtree of its

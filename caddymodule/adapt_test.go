@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,9 +15,9 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
-)
 
-var update = flag.Bool("update", false, "write what the Caddyfiles in testdata adapt to")
+	"github.com/doze-run/doze/testkit"
+)
 
 const dashes = "\n----------\n"
 
@@ -35,20 +34,11 @@ func TestAdapt(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			config, want, ok := strings.Cut(string(content), dashes)
-			if !ok && !*update {
+			config, _, ok := strings.Cut(string(content), dashes)
+			if !ok && !testkit.Update() {
 				t.Fatal("no line of dashes")
 			}
-			got := adapt(t, config)
-			if *update {
-				if err := os.WriteFile(file, []byte(config+dashes+got+"\n"), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if strings.TrimSpace(want) != got {
-				t.Errorf("adapts to\n%s", got)
-			}
+			testkit.Golden(t, file, []byte(config+dashes+adapt(t, config)+"\n"))
 		})
 	}
 }

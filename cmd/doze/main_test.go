@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"flag"
 	"fmt"
 	"io"
 	"net/http/httptest"
@@ -23,6 +22,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // mainEnv makes the test binary the program itself, for tests of exit codes,
@@ -194,26 +194,11 @@ func decodeJSON[T any](t *testing.T, text string) T {
 	return v
 }
 
-var update = flag.Bool("update", false, "write the golden files anew")
-
 // golden compares output with testdata/<name>.golden. Moments are masked.
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	got = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`).ReplaceAllString(got, "YYYY-MM-DD hh:mm:ss")
-	file := filepath.Join("testdata", name+".golden")
-	if *update {
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		return
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s differs; go test -update writes it anew\n--- got\n%s\n--- want\n%s", file, got, want)
-	}
+	testkit.Golden(t, filepath.Join("testdata", name+".golden"), []byte(got))
 }
 
 // eventually waits until check returns true.
