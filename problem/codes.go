@@ -249,7 +249,7 @@ var (
 	})
 	ProcessNotFound = define(Definition{
 		Name: "process_not_found", Status: http.StatusNotFound, Title: "Process not found", Group: groupInside, From: API,
-		Meaning: "The sandbox has no process with this id or name, or the process has ended and cannot be signalled.",
+		Meaning: "The sandbox has no process with this id or name, or the process has ended and cannot be signaled.",
 	})
 	ProcessExists = define(Definition{
 		Name: "process_exists", Status: http.StatusConflict, Title: "Process exists", Group: groupInside, From: API,
