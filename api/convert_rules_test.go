@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// fullRule has a value in every field. It is no rule that Compile accepts.
+// fullRule has a value in every field. Compile does not accept it.
 func fullRule() types.Rule {
 	return types.Rule{
 		Name: "full", Hosts: []string{"*.example.com"}, Addresses: []string{"203.0.113.0/24"}, AllowPrivate: true,
@@ -110,6 +110,6 @@ func TestRulesWithoutCounterpartAreRefused(t *testing.T) {
 		t.Errorf("the errors differ (-want +got):\n%s", diff)
 	}
 	if _, err := RuleOf(types.Rule{Action: "answer"}); err == nil {
-		t.Error("RuleOf accepts the action answer")
+		t.Error("RuleOf accepts an unknown action")
 	}
 }

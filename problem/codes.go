@@ -26,7 +26,7 @@ type Group string
 const (
 	groupRequests     Group = "Requests"
 	groupSandboxes    Group = "Sandboxes"
-	groupInside       Group = "Commands, files and processes"
+	groupCommands     Group = "Commands, files and processes"
 	groupNode         Group = "The node"
 	groupEgressConfig Group = "Rules, secrets and policies"
 	groupPreviews     Group = "Previews"
@@ -200,71 +200,71 @@ var (
 // Inside a sandbox.
 var (
 	CommandNotFound = define(Definition{
-		Name: "command_not_found", Status: http.StatusUnprocessableEntity, Title: "Command not found", Group: groupInside, From: API,
+		Name: "command_not_found", Status: http.StatusUnprocessableEntity, Title: "Command not found", Group: groupCommands, From: API,
 		Meaning: "The sandbox has no program with the name in `argv[0]`.",
 	})
 	CommandNotExecutable = define(Definition{
-		Name: "command_not_executable", Status: http.StatusUnprocessableEntity, Title: "Command not executable", Group: groupInside, From: API,
+		Name: "command_not_executable", Status: http.StatusUnprocessableEntity, Title: "Command not executable", Group: groupCommands, From: API,
 		Meaning: "The file in `argv[0]` cannot be executed: it lacks the permission, is a directory, or needs a binary format or interpreter that the sandbox does not have.",
 	})
 	ShellNotFound = define(Definition{
-		Name: "shell_not_found", Status: http.StatusUnprocessableEntity, Title: "Shell not found", Group: groupInside, From: API,
+		Name: "shell_not_found", Status: http.StatusUnprocessableEntity, Title: "Shell not found", Group: groupCommands, From: API,
 		Meaning: "`command` needs `/bin/sh`, which the image does not have. Use `argv`.",
 	})
 	PathNotFound = define(Definition{
-		Name: "path_not_found", Status: http.StatusNotFound, Title: "Path not found", Group: groupInside, From: API,
+		Name: "path_not_found", Status: http.StatusNotFound, Title: "Path not found", Group: groupCommands, From: API,
 		Meaning: "The sandbox has no file or directory with this path.",
 	})
 	PathExists = define(Definition{
-		Name: "path_exists", Status: http.StatusConflict, Title: "Path exists", Group: groupInside, From: API,
+		Name: "path_exists", Status: http.StatusConflict, Title: "Path exists", Group: groupCommands, From: API,
 		Meaning: "A directory with this path exists and cannot be replaced.",
 	})
 	PathNotDirectory = define(Definition{
-		Name: "path_not_directory", Status: http.StatusConflict, Title: "Not a directory", Group: groupInside, From: API,
+		Name: "path_not_directory", Status: http.StatusConflict, Title: "Not a directory", Group: groupCommands, From: API,
 		Meaning: "The path, or a part of it, is not a directory.",
 	})
 	PathIsDirectory = define(Definition{
-		Name: "path_is_directory", Status: http.StatusConflict, Title: "Is a directory", Group: groupInside, From: API,
+		Name: "path_is_directory", Status: http.StatusConflict, Title: "Is a directory", Group: groupCommands, From: API,
 		Meaning: "The path is a directory; a file is expected.",
 	})
 	DirectoryNotEmpty = define(Definition{
-		Name: "directory_not_empty", Status: http.StatusConflict, Title: "Directory not empty", Group: groupInside, From: API,
+		Name: "directory_not_empty", Status: http.StatusConflict, Title: "Directory not empty", Group: groupCommands, From: API,
 		Meaning: "The directory has entries. Use `recursive=true` to delete them too.",
 	})
 	PathNotPermitted = define(Definition{
-		Name: "path_not_permitted", Status: http.StatusForbidden, Title: "Path not permitted", Group: groupInside, From: API,
+		Name: "path_not_permitted", Status: http.StatusForbidden, Title: "Path not permitted", Group: groupCommands, From: API,
 		Meaning: "The path is read-only or protected.",
 	})
 	SandboxDiskFull = define(Definition{
-		Name: "sandbox_disk_full", Status: http.StatusInsufficientStorage, Title: "Sandbox disk full", Group: groupInside, From: API,
+		Name: "sandbox_disk_full", Status: http.StatusInsufficientStorage, Title: "Sandbox disk full", Group: groupCommands, From: API,
 		Meaning: "The sandbox has no disk space left. A file that was to be replaced is unchanged.",
 	})
 	RequestTooLarge = define(Definition{
-		Name: "request_too_large", Status: http.StatusRequestEntityTooLarge, Title: "Request too large for the sandbox", Group: groupInside, From: API,
+		Name: "request_too_large", Status: http.StatusRequestEntityTooLarge, Title: "Request too large for the sandbox", Group: groupCommands, From: API,
 		Meaning: "The request exceeds a limit of the sandbox, such as 4 MiB for a command with its environment.",
 	})
 	ArchiveUnsafe = define(Definition{
-		Name: "archive_unsafe", Status: http.StatusUnprocessableEntity, Title: "Unsafe archive", Group: groupInside, From: API,
+		Name: "archive_unsafe", Status: http.StatusUnprocessableEntity, Title: "Unsafe archive", Group: groupCommands, From: API,
 		Meaning: "An entry of the archive has `..`, an absolute path, or a link that leads out of the directory. Earlier entries are unpacked.",
 	})
 	ProcessNotFound = define(Definition{
-		Name: "process_not_found", Status: http.StatusNotFound, Title: "Process not found", Group: groupInside, From: API,
+		Name: "process_not_found", Status: http.StatusNotFound, Title: "Process not found", Group: groupCommands, From: API,
 		Meaning: "The sandbox has no process with this id or name, or the process has ended and cannot be signaled.",
 	})
 	ProcessExists = define(Definition{
-		Name: "process_exists", Status: http.StatusConflict, Title: "Process exists", Group: groupInside, From: API,
+		Name: "process_exists", Status: http.StatusConflict, Title: "Process exists", Group: groupCommands, From: API,
 		Meaning: "A process with this name is running. Use another name, or end that process first.",
 	})
 	ProcessLimitExceeded = define(Definition{
-		Name: "process_limit_exceeded", Status: http.StatusConflict, Title: "Too many processes", Group: groupInside, From: API,
+		Name: "process_limit_exceeded", Status: http.StatusConflict, Title: "Too many processes", Group: groupCommands, From: API,
 		Meaning: "The sandbox runs 256 background processes, or as many processes as its size allows.",
 	})
 	GuestLost = define(Definition{
-		Name: "guest_lost", Status: http.StatusBadGateway, Title: "Sandbox stopped during the request", Group: groupInside, From: API,
+		Name: "guest_lost", Status: http.StatusBadGateway, Title: "Sandbox stopped during the request", Group: groupCommands, From: API,
 		Meaning: "The sandbox ended or stopped before the request was complete. The result of a command is unknown. The sandbox's events have the cause.",
 	})
 	GuestError = define(Definition{
-		Name: "guest_error", Status: http.StatusBadGateway, Title: "Sandbox failed", Group: groupInside, From: API,
+		Name: "guest_error", Status: http.StatusBadGateway, Title: "Sandbox failed", Group: groupCommands, From: API,
 		Meaning: "The sandbox sent an invalid response. The node's log has the cause.",
 	})
 )
@@ -321,7 +321,7 @@ var (
 	})
 	SecretLimitExceeded = define(Definition{
 		Name: "secret_limit_exceeded", Status: http.StatusConflict, Title: "Too many secrets", Group: groupEgressConfig, From: API,
-		Meaning: "You have 1,000 secrets, or 100 secrets or 256 KiB for one host; `detail` says which. Delete one first.",
+		Meaning: "You have 1,000 secrets, or 100 secrets or 256 KiB for one host; `detail` names the limit. Delete one first.",
 	})
 	PolicyNotFound = define(Definition{
 		Name: "policy_not_found", Status: http.StatusNotFound, Title: "Policy not found", Group: groupEgressConfig, From: API,
@@ -329,7 +329,7 @@ var (
 	})
 	PolicyInvalid = define(Definition{
 		Name: "policy_invalid", Status: http.StatusUnprocessableEntity, Title: "Invalid policy", Group: groupEgressConfig, From: API,
-		Meaning: "The body is not a WebAssembly module, or the module lacks what a policy needs; `detail` says what.",
+		Meaning: "The body is not a WebAssembly module, or the module lacks something that a policy needs; `detail` names it.",
 	})
 	PolicyInUse = define(Definition{
 		Name: "policy_in_use", Status: http.StatusConflict, Title: "Policy in use", Group: groupEgressConfig, From: API,
@@ -344,7 +344,7 @@ var (
 		Meaning: "You have 100 policies, or policies of 256 MiB in total. Delete one first.",
 	})
 	PushLimitExceeded = define(Definition{
-		Name: "push_limit_exceeded", Status: http.StatusTooManyRequests, RetryAfter: 5, Title: "Too many policies pushed at once", Group: groupEgressConfig, From: API,
+		Name: "push_limit_exceeded", Status: http.StatusTooManyRequests, RetryAfter: 5, Title: "Too many concurrent pushes", Group: groupEgressConfig, From: API,
 		Meaning: "Two of your policies, or eight of all owners, are being pushed.",
 	})
 )
@@ -465,7 +465,7 @@ var (
 	})
 	EgressLimitExceeded = define(Definition{
 		Name: "egress_limit_exceeded", Status: http.StatusServiceUnavailable, RetryAfter: 1, Title: "Too many connections or requests", Group: groupEgress, From: outbound,
-		Meaning: "The sandbox, the owner or the node has as many connections, or requests in progress, as it may. `detail` says which.",
+		Meaning: "The sandbox, the owner or the node has as many connections, or requests in progress, as it may. `detail` names the limit.",
 	})
 	UpstreamUnreachable = define(Definition{
 		Name: "upstream_unreachable", Status: http.StatusBadGateway, Title: "Upstream unreachable", Group: groupEgress, From: outbound,

@@ -6,7 +6,7 @@ import "fmt"
 // It never quotes a secret.
 type InvalidError struct {
 	Field  string // name of the field in the API, such as hosts[2]
-	Reason string // what is wrong
+	Reason string // description of the error
 	Want   string // how to fix it
 }
 

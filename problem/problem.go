@@ -18,7 +18,7 @@ const (
 	// ContentType of a problem document.
 	ContentType = "application/problem+json"
 	// HeaderError is the response header with the code of a Problem. No other
-	// response has it, so clients can tell errors of the node from those of a server.
+	// response has it, so clients can distinguish the node's errors from a server's.
 	HeaderError = "Doze-Error"
 	// HeaderFlow is the response header with the Flow of a Problem.
 	HeaderFlow = "Doze-Flow"
@@ -82,7 +82,7 @@ type EndedProcess struct {
 	Output   string `json:"output,omitempty" doc:"Its last lines of output; missing on public ports"`
 }
 
-// New returns the Problem of a code. The detail says what went wrong in this case
+// New returns the Problem of a code. The detail describes the error in this case
 // and how to fix it. New panics if c is not defined by this package.
 func New(c Code, detail string) *Problem {
 	d, ok := registry[c.name]

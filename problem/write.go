@@ -37,7 +37,7 @@ func (p *Problem) Write(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// writeGRPC sends p to a gRPC client, which looks at the gRPC status only.
+// writeGRPC sends p to a gRPC client, which reads the gRPC status only.
 func (p *Problem) writeGRPC(w http.ResponseWriter) {
 	message := p.Detail
 	if p.Flow != "" {

@@ -14,7 +14,7 @@ type Port struct {
 	CreatedAt  time.Time     `json:"created_at" doc:"When the port was exposed"`
 }
 
-// Access is who can open a preview.
+// Access is the kind of client that can open a preview.
 type Access string
 
 const (

@@ -3,5 +3,5 @@
 // and the tag doc is the documentation of a field.
 //
 // Values of an enumeration are not a closed list for clients: a newer node has more.
-// Values returns those of this version. Constants are named after their type.
+// Values returns the values of this version. Constants are named after their type.
 package types

@@ -307,7 +307,7 @@ func nameIsFine(m match) bool {
 	}
 	switch m.words[m.index] {
 	case "keep":
-		return next == "alive" || next == "alives"
+		return next == "alive" || next == "alives" || next == "awake"
 	case "look":
 		return next == "up" || next == "ahead"
 	case "take":

@@ -228,7 +228,7 @@ type Event struct {
 	TookMS   float64        `json:"took_ms,omitempty"` // woke, created
 	Cause    Cause          `json:"cause,omitempty"`   // woke
 	Reason   string         `json:"reason,omitempty"`  // slept, stopped, wake_failed
-	Error    string         `json:"error,omitempty"`   // what went wrong, for people
+	Error    string         `json:"error,omitempty"`   // description of the failure, for people
 	Port     uint16         `json:"port,omitempty"`
 	Process  *guest.Process `json:"process,omitempty"`
 	Progress string         `json:"progress,omitempty"` // image_pull
