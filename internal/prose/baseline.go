@@ -161,17 +161,21 @@ type lines map[string]map[int]bool
 
 func (l lines) has(path string, line int) bool { return l[path][line] || l[path][0] }
 
-// changedLines returns the lines that changed since a folder was last committed. It is
-// empty without git or commits.
-func changedLines(dir string) lines {
-	changed := lines{}
-	commit, err := exec.Command("git", "log", "-1", "--format=%H", "--", dir).Output()
-	if err != nil || len(bytes.TrimSpace(commit)) == 0 {
-		return changed
+// changedLines returns the lines that changed since the branch left main, or on main since
+// a folder was last committed. It is empty without git or commits.
+func changedLines(dir string) (changed lines, onBranch bool) {
+	changed = lines{}
+	base := gitLine("merge-base", "HEAD", "main")
+	onBranch = base != "" && gitLine("branch", "--show-current") != "main"
+	if !onBranch {
+		base = gitLine("log", "-1", "--format=%H", "--", dir)
 	}
-	diff, err := exec.Command("git", "diff", "-U0", "--no-color", "--no-ext-diff", string(bytes.TrimSpace(commit))).Output()
+	if base == "" {
+		return changed, false
+	}
+	diff, err := exec.Command("git", "diff", "-U0", "--no-color", "--no-ext-diff", base).Output()
 	if err != nil {
-		return changed
+		return changed, false
 	}
 	if untracked, err := exec.Command("git", "ls-files", "--others", "--exclude-standard").Output(); err == nil {
 		for path := range strings.Lines(string(untracked)) {
@@ -190,7 +194,13 @@ func changedLines(dir string) lines {
 			}
 		}
 	}
-	return changed
+	return changed, onBranch
+}
+
+// gitLine returns the line that a git command prints, or nothing if it fails.
+func gitLine(args ...string) string {
+	out, _ := exec.Command("git", args...).Output()
+	return string(bytes.TrimSpace(out))
 }
 
 // hunk reads the new lines' first number and count from "@@ -a,b +c,d @@".

@@ -158,24 +158,65 @@ func TestRunFailsBeyondTheBaselineOnly(t *testing.T) {
 	}
 }
 
-func TestChangedLinesAreThoseSinceTheBaseline(t *testing.T) {
-	repository(t, map[string]string{"a.go": "1\n2\n3\n4\n", "base/x.txt": "told 1\n"})
-	if got := changedLines("base"); len(got) != 0 {
-		t.Errorf("without a commit: %v", got)
-	}
+func TestBranchDoesNotFailForFindingsOfMain(t *testing.T) {
+	repository(t, map[string]string{"api/a.go": "package api\n\n// It ends at once.\nvar x int\n"})
+	git(t, "checkout", "-q", "-b", "main")
 	git(t, "add", "-A")
 	git(t, "commit", "-qm", "one")
-	write(t, "a.go", "1\nnew\nnew\n2\n3\nchanged\n")
-	write(t, "b.go", "untracked\n")
-	got := changedLines("base")
-	var lines []string
-	for n := range 8 {
-		if got.has("a.go", n) {
-			lines = append(lines, fmt.Sprint(n))
+	want := func(what string, want, strict bool) {
+		t.Helper()
+		if ok, err := run(nil, false, strict, false); err != nil || ok != want {
+			t.Errorf("%s: %v, %v", what, ok, err)
 		}
 	}
-	testkit.Diff(t, "changed lines", strings.Join(lines, " "), "2 3 6")
-	if !got.has("b.go", 7) || got.has("c.go", 1) {
-		t.Errorf("changed: %v", got)
+	want("on main", false, false)
+	git(t, "checkout", "-q", "-b", "branch")
+	want("on a branch", true, false)
+	want("on a branch, strictly", false, true)
+	write(t, "cmd/b.go", "package cmd\n\n// It begins at once.\nvar y int\n")
+	want("on a branch with another", false, false)
+}
+
+func TestChangedLinesAreThoseSinceMainOrTheBaseline(t *testing.T) {
+	repository(t, map[string]string{"a.go": "1\n2\n3\n4\n", "base/x.txt": "told 1\n"})
+	git(t, "checkout", "-q", "-b", "main")
+	branch := false
+	want := func(what, want string) {
+		t.Helper()
+		got, onBranch := changedLines("base")
+		if onBranch != branch {
+			t.Errorf("%s: on a branch: %v", what, onBranch)
+		}
+		var lines []string
+		for n := range 8 {
+			if got.has("a.go", n) {
+				lines = append(lines, fmt.Sprint(n))
+			}
+		}
+		testkit.Diff(t, "changed lines "+what, strings.Join(lines, " "), want)
+		if got.has("c.go", 1) {
+			t.Errorf("%s: a file that does not exist has changed: %v", what, got)
+		}
+	}
+	commit := func() {
+		t.Helper()
+		git(t, "add", "-A")
+		git(t, "commit", "-qm", "one")
+	}
+	want("without a commit", "")
+	commit()
+	write(t, "a.go", "1\nnew\nnew\n2\n3\nchanged\n")
+	want("not committed", "2 3 6")
+	commit()
+	want("committed on main after the baseline", "2 3 6")
+	git(t, "checkout", "-q", "-b", "branch")
+	branch = true
+	want("of main, on a branch", "")
+	write(t, "a.go", "1\nnew\nnew\n2\nbranch\nchanged\n")
+	commit()
+	want("committed on a branch", "5")
+	write(t, "b.go", "untracked\n")
+	if got, _ := changedLines("base"); !got.has("b.go", 7) {
+		t.Errorf("an untracked file has not changed: %v", got)
 	}
 }

@@ -84,13 +84,11 @@ func run(paths []string, write, strict, warn bool) (bool, error) {
 		return false, err
 	}
 	report := compare(base, counted)
-	if len(report.Over) > 0 {
-		printOver(report, failing)
-	}
+	over := len(report.Over) > 0 && (printOver(report, failing) || strict)
 	for _, line := range report.Notes {
 		fmt.Println("prose:", line)
 	}
-	return len(faults) == 0 && len(report.Over) == 0 && !(strict && len(report.Notes) > 0), nil
+	return len(faults) == 0 && !over && !(strict && len(report.Notes) > 0), nil
 }
 
 // below reports whether a path is one of the paths or in one of them.
@@ -165,26 +163,31 @@ func check(files []string) (found []Finding, faults []string, err error) {
 	return found, faults, nil
 }
 
-// printOver prints the findings that are beyond the baseline: those in lines that changed
-// since the baseline was written, or all of the rule if that cannot be known.
-func printOver(r comparison, found []Finding) {
-	changed := changedLines(baselineDir)
+// maxPrinted bounds how many findings of a rule are printed for a lot.
+const maxPrinted = 20
+
+// printOver prints the lots that are beyond the baseline, with their findings in lines that
+// changed. On a branch, lots without such findings are beyond it because of what landed on
+// main: it returns false if all are.
+func printOver(r comparison, found []Finding) (failed bool) {
+	changed, onBranch := changedLines(baselineDir)
 	for _, o := range r.Over {
-		var in, fresh []Finding
+		printed := 0
 		for _, f := range found {
-			if f.Rule.ID == o.Rule && lot(f.Path) == o.Lot {
-				in = append(in, f)
-				if changed.has(f.Path, f.Line) {
-					fresh = append(fresh, f)
+			if f.Rule.ID == o.Rule && lot(f.Path) == o.Lot && changed.has(f.Path, f.Line) {
+				if printed++; printed <= maxPrinted {
+					fmt.Println(f)
 				}
 			}
 		}
-		if len(fresh) == 0 {
-			fresh = in
+		blame := "rewrite the new ones (see CONTRIBUTING.md, Language)"
+		if onBranch && printed == 0 {
+			blame = "not because of this branch"
+		} else {
+			failed = true
 		}
-		for _, f := range fresh {
-			fmt.Println(f)
-		}
-		fmt.Printf("prose: %s has %d findings of prose/%s, its baseline has %d: rewrite the new ones (see CONTRIBUTING.md, Language)\n", o.Lot, o.Found, o.Rule, o.Base)
+		fmt.Printf("prose: %s has %d findings of prose/%s, its baseline has %d: %s\n", o.Lot, o.Found, o.Rule, o.Base, blame)
 	}
+	fmt.Printf("prose: all findings of a file or folder: go run ./%s PATH\n", folder)
+	return failed
 }
