@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -90,21 +91,13 @@ func (a *API) out() (Egress, error) {
 
 // problemOfEgress finds the Problem for the typed errors of egress, or nil.
 func problemOfEgress(err error) *Problem {
-	var secret *vault.InvalidError
-	if errors.As(err, &secret) {
-		return problemOfField(CodeInvalidRequest, secret.Field, secret.Reason, secret.Want)
-	}
-	var module *catalog.InvalidError
-	if errors.As(err, &module) {
-		code := CodePolicyInvalid
-		if module.Field != "module" {
-			code = CodeInvalidRequest
+	var invalid *problem.InvalidError
+	if errors.As(err, &invalid) {
+		code := CodeInvalidRequest
+		if invalid.Field == "module" {
+			code = CodePolicyInvalid
 		}
-		return problemOfField(code, module.Field, module.Reason, module.Want)
-	}
-	var request *explain.InvalidError
-	if errors.As(err, &request) {
-		return problemOfField(CodeInvalidRequest, request.Field, request.Reason, request.Want)
+		return problemOfField(code, invalid.Field, invalid.Reason, invalid.Want)
 	}
 	var fault *rule.Error
 	if errors.As(err, &fault) {

@@ -19,6 +19,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Limits. What is beyond is refused when it is pushed.
@@ -47,13 +49,7 @@ var (
 )
 
 // InvalidError refuses what cannot be a policy.
-type InvalidError struct {
-	Field  string // name or module
-	Reason string // what is wrong
-	Want   string // what would be right
-}
-
-func (e *InvalidError) Error() string { return fmt.Sprintf("%s: %s; %s", e.Field, e.Reason, e.Want) }
+type InvalidError = problem.InvalidError
 
 // Documents is what is needed of a store; the comments of store.Badger are the
 // contract.
@@ -163,9 +159,9 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 	case owner == "" || len(owner) > maxOwner:
 		return Info{}, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))
 	case !namePattern.MatchString(name):
-		return Info{}, &InvalidError{"name", fmt.Sprintf("%.80q is no name of a policy", name), "use 1 to 64 of a-z, 0-9, - and _"}
+		return Info{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("%.80q is no name of a policy", name), Want: "use 1 to 64 of a-z, 0-9, - and _"}
 	case len(module) == 0 || len(module) > MaxModule:
-		return Info{}, &InvalidError{"module", fmt.Sprintf("it has %d bytes", len(module)), fmt.Sprintf("use at most %d", MaxModule)}
+		return Info{}, &InvalidError{Field: "module", Reason: fmt.Sprintf("it has %d bytes", len(module)), Want: fmt.Sprintf("use at most %d", MaxModule)}
 	}
 	m.change.Lock()
 	defer m.change.Unlock()

@@ -35,14 +35,14 @@ func check(owner, name string, value []byte, hosts []string) ([]pattern, error) 
 		return nil, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))
 	}
 	if !namePattern.MatchString(name) {
-		return nil, &InvalidError{"name", fmt.Sprintf("%.80q is no name of a secret", name), "use 1 to 64 of a-z, 0-9, - and _"}
+		return nil, &InvalidError{Field: "name", Reason: fmt.Sprintf("%.80q is no name of a secret", name), Want: "use 1 to 64 of a-z, 0-9, - and _"}
 	}
 	switch n := len(value); {
 	case n < MinValue:
-		return nil, &InvalidError{"value", fmt.Sprintf("it has %d bytes, and something so short cannot be told from other text in answers", n),
-			fmt.Sprintf("use at least %d", MinValue)}
+		return nil, &InvalidError{Field: "value", Reason: fmt.Sprintf("it has %d bytes, and something so short cannot be told from other text in answers", n),
+			Want: fmt.Sprintf("use at least %d", MinValue)}
 	case n > MaxValue:
-		return nil, &InvalidError{"value", fmt.Sprintf("it has %d bytes", n), fmt.Sprintf("use at most %d", MaxValue)}
+		return nil, &InvalidError{Field: "value", Reason: fmt.Sprintf("it has %d bytes", n), Want: fmt.Sprintf("use at most %d", MaxValue)}
 	}
 	patterns, err := parsePatterns(hosts)
 	if err != nil {
@@ -50,10 +50,10 @@ func check(owner, name string, value []byte, hosts []string) ([]pattern, error) 
 	}
 	for i, h := range patterns {
 		if h.below && open(h.name) {
-			return nil, &InvalidError{"hosts", fmt.Sprintf("%s: anybody can have a name below %s", h, h.name), "name the hosts that need it"}
+			return nil, &InvalidError{Field: "hosts", Reason: fmt.Sprintf("%s: anybody can have a name below %s", h, h.name), Want: "name the hosts that need it"}
 		}
 		if slices.Contains(patterns[:i], h) {
-			return nil, &InvalidError{"hosts", fmt.Sprintf("%s is there twice", h), "name it once"}
+			return nil, &InvalidError{Field: "hosts", Reason: fmt.Sprintf("%s is there twice", h), Want: "name it once"}
 		}
 	}
 	return patterns, nil
@@ -62,23 +62,23 @@ func check(owner, name string, value []byte, hosts []string) ([]pattern, error) 
 // parsePatterns reads hosts, stored ones too.
 func parsePatterns(hosts []string) ([]pattern, error) {
 	if n := len(hosts); n == 0 || n > MaxHosts {
-		return nil, &InvalidError{"hosts", fmt.Sprintf("there are %d", n),
-			fmt.Sprintf("name 1 to %d hosts that the secret may be sent to, such as api.github.com", MaxHosts)}
+		return nil, &InvalidError{Field: "hosts", Reason: fmt.Sprintf("there are %d", n),
+			Want: fmt.Sprintf("name 1 to %d hosts that the secret may be sent to, such as api.github.com", MaxHosts)}
 	}
 	patterns := make([]pattern, 0, len(hosts))
 	for i, h := range hosts {
 		field := fmt.Sprintf("hosts[%d]", i)
 		if h == "**" || h == "*" {
-			return nil, &InvalidError{field, "a secret is bound to hosts, not to all of them", "name those that need it, such as api.github.com"}
+			return nil, &InvalidError{Field: field, Reason: "a secret is bound to hosts, not to all of them", Want: "name those that need it, such as api.github.com"}
 		}
 		if strings.HasPrefix(h, preset.Prefix) {
-			return nil, &InvalidError{field, "a secret is bound to hosts, not to a preset: an update of doze or the operator may add hosts to those",
-				"name those that need it, such as api.github.com; `doze egress presets` lists them"}
+			return nil, &InvalidError{Field: field, Reason: "a secret is bound to hosts, not to a preset: an update of doze or the operator may add hosts to those",
+				Want: "name those that need it, such as api.github.com; `doze egress presets` lists them"}
 		}
 		name, below := strings.CutPrefix(h, "*.")
 		name, err := rule.CleanHost(name)
 		if err != nil {
-			return nil, &InvalidError{field, err.Error(), "use names such as api.github.com, and *.example.com for all below"}
+			return nil, &InvalidError{Field: field, Reason: err.Error(), Want: "use names such as api.github.com, and *.example.com for all below"}
 		}
 		patterns = append(patterns, pattern{name, below})
 	}

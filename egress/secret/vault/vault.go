@@ -18,6 +18,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 var (
@@ -34,13 +36,7 @@ var (
 )
 
 // InvalidError refuses a secret that cannot work. It never holds the value.
-type InvalidError struct {
-	Field  string // name, value or hosts[2]
-	Reason string // what is wrong
-	Want   string // what would be right
-}
-
-func (e *InvalidError) Error() string { return fmt.Sprintf("%s: %s; %s", e.Field, e.Reason, e.Want) }
+type InvalidError = problem.InvalidError
 
 // Documents is what the vault needs of a store; the comments of store.Badger are
 // the contract.
