@@ -28,7 +28,7 @@ type ExposeBody struct {
 	Wake      sandbox.WakeMode      `json:"wake,omitempty" enum:"any,navigation,never" default:"navigation" doc:"navigation: a request wakes a sandbox that is asleep, and only people who open a page and programs start one that is stopped, not a page that is open; any: every request does both; never: 410 while it does not run"`
 	Host      sandbox.HostMode      `json:"host,omitempty" enum:"auto,rewrite,preserve" default:"auto" doc:"preserve: the server sees the preview's own host; rewrite: it sees http://localhost:PORT; auto: the preview's own unless the server refuses it"`
 	Protocol  sandbox.Protocol      `json:"protocol,omitempty" enum:"auto,http1,h2c" default:"auto" doc:"h2c: the server speaks HTTP/2 without TLS, as gRPC does; http1: HTTP/1.1; auto: h2c for gRPC and for servers that answer HTTP/1.1 with HTTP/2"`
-	WebSocket sandbox.WebSocketMode `json:"websocket,omitempty" enum:"release,hold" default:"release" doc:"hold: an open WebSocket keeps the sandbox awake even when silent"`
+	WebSocket sandbox.WebSocketMode `json:"websocket,omitempty" enum:"sleep,keep_awake" default:"sleep" doc:"keep_awake: an open WebSocket keeps the sandbox awake even when silent"`
 	Wait      Duration              `json:"wait,omitempty" doc:"Wait for so long, at most 5m, until somebody listens on the port. This wakes the sandbox"`
 }
 

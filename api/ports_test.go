@@ -18,7 +18,7 @@ func TestExposedPortKeepsItsURL(t *testing.T) {
 		p.WebSocket != sandbox.WebSocketRelease || p.CreatedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}
-	again := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000, "wake": "never", "host": "preserve", "protocol": "h2c", "websocket": "hold"})
+	again := must[Port](s, http.StatusOK, "POST", "/sandbox/web/expose", map[string]any{"port": 3000, "wake": "never", "host": "preserve", "protocol": "h2c", "websocket": "keep_awake"})
 	if again.URL != p.URL || again.Wake != sandbox.WakeNever || again.Host != sandbox.HostPreserve || again.Protocol != sandbox.ProtocolH2C || again.WebSocket != sandbox.WebSocketHold {
 		t.Errorf("got %+v", again)
 	}
@@ -67,7 +67,7 @@ func TestExposeDoesNotWaitForAServerThatHasCrashed(t *testing.T) {
 	port := listener.Addr().(*net.TCPAddr).Port
 	listener.Close()
 	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/web/process",
-		map[string]any{"command": "echo no such module >&2; exit 3", "name": "web", "restart": "on-wake"})
+		map[string]any{"command": "echo no such module >&2; exit 3", "name": "web", "restart": "on_wake"})
 	p := s.refused(CodePortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "5m"})
 	if !strings.Contains(p.Detail, "process web exited with code 3") || !strings.Contains(p.Detail, "no such module") {
 		t.Errorf("detail %q", p.Detail)

@@ -22,7 +22,7 @@ type ProcessBody struct {
 	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
 	Env     map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
 	Name    string            `json:"name,omitempty" maxLength:"64" pattern:"^[A-Za-z0-9_][A-Za-z0-9._-]*$" patternDescription:"letters, digits, . _ and -, beginning with neither . nor -" doc:"Unique among running processes; the sandbox picks one when missing"`
-	Restart guest.Restart     `json:"restart,omitempty" enum:"no,always,on-wake" default:"no" doc:"always: when it ends and on a cold wake; on-wake: on a cold wake only"`
+	Restart guest.Restart     `json:"restart,omitempty" enum:"never,always,on_wake" default:"never" doc:"always: when it ends and on a cold wake; on_wake: on a cold wake only"`
 }
 
 type processOutput struct {

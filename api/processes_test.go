@@ -17,7 +17,7 @@ func TestProcessRunsAndEnds(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
-		map[string]any{"command": "echo up; exec sleep 1000", "name": "web", "restart": "on-wake", "cwd": "/", "env": map[string]string{"A": "b"}})
+		map[string]any{"command": "echo up; exec sleep 1000", "name": "web", "restart": "on_wake", "cwd": "/", "env": map[string]string{"A": "b"}})
 	if p.PID <= 0 || p.Name != "web" || p.State != guest.ProcessRunning || p.Restart != guest.RestartOnWake || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}
@@ -222,7 +222,7 @@ func TestLogsWithoutEndAreCut(t *testing.T) {
 				_, err = w.Write(frame)
 			}
 		case r.URL.Path == guest.RouteProcess:
-			io.WriteString(w, `{"pid":1,"id":"p-aaaaaaaa","name":"web","state":"running","restart":"no"}`)
+			io.WriteString(w, `{"pid":1,"id":"p-aaaaaaaa","name":"web","state":"running","restart":"never"}`)
 		default:
 			http.NotFound(w, r)
 		}

@@ -40,7 +40,7 @@ type sandboxOutput struct {
 type listInput struct {
 	Exchange
 	Label  []string      `query:"label,explode" maxItems:"64" maxLength:"512" doc:"Only those with this label, as key=value; may be repeated"`
-	State  sandbox.State `query:"state" enum:"starting,running,asleep,stopped,archived,destroyed" doc:"Only those in this state"`
+	State  sandbox.State `query:"state" enum:"starting,running,asleep,stopped,destroyed" doc:"Only those in this state"`
 	Usage  bool          `query:"usage" doc:"With the CPU time and the memory of each"`
 	Cursor string        `query:"cursor" maxLength:"255" doc:"What the page before said as next"`
 	Limit  int           `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most"`

@@ -51,9 +51,9 @@ type Sandbox struct {
 	Image        string            `json:"image" doc:"As asked for"`
 	ImageRef     string            `json:"image_ref" doc:"What the image's name stands for"`
 	Size         string            `json:"size"`
-	State        sandbox.State     `json:"state" enum:"starting,running,asleep,stopped,archived,destroyed"`
+	State        sandbox.State     `json:"state" enum:"starting,running,asleep,stopped,destroyed"`
 	StateSince   time.Time         `json:"state_since"`
-	StateReason  string            `json:"state_reason,omitempty" doc:"Why it is in that state"`
+	StateReason  string            `json:"state_reason,omitempty" enum:"idle,stop_after,requested,forced,ttl_expired,node_shutdown,recovered,container_exited,container_lost,guest_unresponsive,recovery_failed,stop_failed,create_failed,adopted" doc:"Why it is in that state; absent after a wake"`
 	Env          map[string]string `json:"env,omitempty" doc:"Its environment; not in lists"`
 	Labels       map[string]string `json:"labels"`
 	SleepAfter   Duration          `json:"sleep_after" doc:"Idle for so long, it sleeps; 0s means never by itself"`
@@ -86,7 +86,7 @@ type Port struct {
 	Wake      sandbox.WakeMode      `json:"wake" enum:"any,navigation,never"`
 	Host      sandbox.HostMode      `json:"host" enum:"auto,rewrite,preserve"`
 	Protocol  sandbox.Protocol      `json:"protocol" enum:"auto,http1,h2c"`
-	WebSocket sandbox.WebSocketMode `json:"websocket" enum:"release,hold"`
+	WebSocket sandbox.WebSocketMode `json:"websocket" enum:"sleep,keep_awake"`
 	CreatedAt time.Time             `json:"created_at"`
 }
 
@@ -115,7 +115,7 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) Sandbox {
 		Size:         sb.Size,
 		State:        sb.State,
 		StateSince:   sb.StateSince,
-		StateReason:  sb.StateReason,
+		StateReason:  string(sb.StateReason),
 		Labels:       labels,
 		SleepAfter:   Duration(sb.SleepAfter),
 		StopAfter:    Duration(sb.StopAfter),

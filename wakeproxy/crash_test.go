@@ -102,7 +102,7 @@ func TestAServerThatAStopEndsHasNotCrashed(t *testing.T) {
 	f.node.crash()
 	dials := f.node.dials.Load()
 	eventually(t, "it still waits", func() bool { return len(answer) > 0 || f.node.dials.Load() > dials+3 })
-	f.node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, "forced" })
+	f.node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonForced })
 	res := <-answer
 	if res == nil {
 		t.Fatal("no answer")
@@ -117,7 +117,7 @@ func TestARequestThatAStopEndsIsToldOfTheStop(t *testing.T) {
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		node.set(func(n *fakeNode) { n.closing = true })
 		time.AfterFunc(50*time.Millisecond, func() {
-			node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, "forced" })
+			node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonForced })
 		})
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {

@@ -685,13 +685,13 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 		"noticed by the dial before its owner's stop ends": {func(n *fakeNode) {
 			n.dialErr = syscall.ESRCH
 			go n.set(func(n *fakeNode) {
-				n.sb.State, n.sb.StateReason = sandbox.StateStopped, "asked"
+				n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonRequested
 			})
 		}, 503, "sandbox_stopped"},
 		"destroyed, so forgotten": {func(n *fakeNode) { n.sb.ID = "another00000" }, 404, "preview_not_found"},
 		"being destroyed":         {func(n *fakeNode) { n.sb.State = sandbox.StateDestroyed }, 404, "preview_not_found"},
 		"stopped by its owner": {func(n *fakeNode) {
-			n.sb.State, n.sb.StateReason = sandbox.StateStopped, "asked"
+			n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonRequested
 		}, 503, "sandbox_stopped"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ type ExposeRequest struct {
 	Wake      string   `json:"wake,omitempty"`      // any, navigation, never
 	Host      string   `json:"host,omitempty"`      // auto, rewrite, preserve
 	Protocol  string   `json:"protocol,omitempty"`  // auto, http1, h2c
-	WebSocket string   `json:"websocket,omitempty"` // release, hold
+	WebSocket string   `json:"websocket,omitempty"` // sleep, keep_awake
 	Wait      Duration `json:"wait,omitzero"`       // for somebody to listen; wakes the sandbox
 }
 

@@ -15,7 +15,7 @@ type ProcessRequest struct {
 	Cwd     string            `json:"cwd,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
 	Name    string            `json:"name,omitempty"`
-	Restart string            `json:"restart,omitempty"` // no, always, on-wake
+	Restart string            `json:"restart,omitempty"` // never, always, on_wake
 }
 
 // StartProcess wakes the sandbox and starts a process in the background.

@@ -110,6 +110,7 @@ type Event struct {
 	TookMS   float64   `json:"took_ms,omitempty"`
 	Cause    string    `json:"cause,omitempty"`
 	Reason   string    `json:"reason,omitempty"`
+	Error    string    `json:"error,omitempty"` // what went wrong, for people
 	Port     uint16    `json:"port,omitempty"`
 	Process  *Process  `json:"process,omitempty"`
 	Progress string    `json:"progress,omitempty"`

@@ -437,11 +437,11 @@ func TestBackgroundProcesses(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	r.refused("has had no processes in the background", "logs", "a", "web")
-	out := r.ok("exec", "-d", "--name", "web", "--restart", "on-wake", "a", "-c", "echo up; echo oops >&2; sleep 1000")
+	out := r.ok("exec", "-d", "--name", "web", "--restart", "on_wake", "a", "-c", "echo up; echo oops >&2; sleep 1000")
 	if !regexp.MustCompile(`^p-[a-z0-9]{8}  web\n$`).MatchString(out) {
 		t.Errorf("exec -d printed %q", out)
 	}
-	if out := r.ok("ps", "a"); !regexp.MustCompile(`(?m)^p-[a-z0-9]{8} +web +\d+ +running +on-wake +\d+s +echo up`).MatchString(out) {
+	if out := r.ok("ps", "a"); !regexp.MustCompile(`(?m)^p-[a-z0-9]{8} +web +\d+ +running +on_wake +\d+s +echo up`).MatchString(out) {
 		t.Errorf("ps printed %q", out)
 	}
 	eventually(t, "the output is there", func() bool {
@@ -471,12 +471,12 @@ func TestPreviews(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	r.refused("doze expose a PORT", "open", "a")
-	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "never", "--host", "preserve", "--protocol", "h2c", "--websocket", "hold")
+	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "never", "--host", "preserve", "--protocol", "h2c", "--websocket", "keep_awake")
 	if !regexp.MustCompile(`^https://\S+\n$`).MatchString(out) {
 		t.Errorf("expose printed %q", out)
 	}
 	port := decodeJSON[client.Port](t, r.ok("open", "a", "--json"))
-	if port.Access != "public" || port.Wake != "never" || port.Host != "preserve" || port.Protocol != "h2c" || port.WebSocket != "hold" {
+	if port.Access != "public" || port.Wake != "never" || port.Host != "preserve" || port.Protocol != "h2c" || port.WebSocket != "keep_awake" {
 		t.Errorf("got %+v", port)
 	}
 	if got := r.ok("open", "a"); got != out {

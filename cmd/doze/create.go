@@ -130,7 +130,7 @@ func fits(sb client.Sandbox, req client.CreateRequest) bool {
 // followPull says how the pull of a sandbox's image goes.
 func followPull(ctx context.Context, node *client.Client, sb client.Sandbox, pulls chan<- string) {
 	node.Follow(ctx, sb.ID, 0, func(e client.Event) error {
-		if e.Type != "image_pull" {
+		if e.Type != "image_pull_progress" {
 			return nil
 		}
 		select {

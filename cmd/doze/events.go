@@ -149,6 +149,7 @@ func eventDetails(e client.Event) string {
 	add("in %s", milliseconds(e.TookMS), e.TookMS > 0)
 	add("for %s", e.Cause, e.Cause != "")
 	add("%s", e.Reason, e.Reason != "")
+	add("%s", e.Error, e.Error != "")
 	add("port %d", e.Port, e.Port != 0)
 	add("until %s", e.Until.Local().Format(time.DateTime), !e.Until.IsZero())
 	add("%s", e.Progress, e.Progress != "")

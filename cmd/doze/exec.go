@@ -56,7 +56,7 @@ Exit codes of doze's own:
 		Example: `  doze exec shop -- npm test
   doze exec shop -c 'ls *.js | wc -l'
   echo 'print(6 * 7)' | doze exec shop -- python3 -
-  doze exec -d --name web --restart on-wake --cwd /workspace shop -- npm run dev`,
+  doze exec -d --name web --restart on_wake --cwd /workspace shop -- npm run dev`,
 		Args:              wants(1, -1),
 		ValidArgsFunction: a.completeFirst,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -70,9 +70,9 @@ Exit codes of doze's own:
 	flags.DurationVar(&f.timeout, "timeout", 0, "kill it with all its processes after so long (default never)")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
 	flags.StringVar(&f.name, "name", "", "with -d: name of the process")
-	flags.StringVar(&f.restart, "restart", "", "with -d: no, always (when it ends, and on a cold wake) or on-wake (on a cold wake)")
+	flags.StringVar(&f.restart, "restart", "", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)")
 	flags.BoolVarP(&f.noStdin, "no-stdin", "n", false, "do not read standard input; the command's is empty")
-	cmd.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{"no", "always", "on-wake"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{"never", "always", "on_wake"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 

@@ -68,7 +68,7 @@ access changes.`,
 	choice(&req.Wake, "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
 	choice(&req.Host, "host", "auto (the server sees the preview's host unless it refuses that, the default), rewrite (localhost:PORT) or preserve", "auto", "rewrite", "preserve")
 	choice(&req.Protocol, "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
-	choice(&req.WebSocket, "websocket", "release (a silent WebSocket lets the sandbox sleep, the default) or hold", "release", "hold")
+	choice(&req.WebSocket, "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
 	f.DurationVar(&wait, "wait", 0, "wait for so long until somebody listens on the port; wakes the sandbox")
 	f.BoolVar(&remove, "remove", false, "end the preview; its URL is gone for good")
 	return cmd

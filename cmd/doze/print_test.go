@@ -18,10 +18,10 @@ func TestTables(t *testing.T) {
 	before := func(d time.Duration) time.Time { return time.Now().Add(-d - d/100) }
 	code := 0
 	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
-	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "navigation", Host: "auto", Protocol: "auto", WebSocket: "release"}
-	web := client.Process{ID: "p-aaaaaa12", PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on-wake", State: "running", StartedAt: before(3 * time.Hour)}
-	done := client.Process{ID: "p-aaaaaaa9", PID: 9, Name: "build", Command: "make all", Restart: "no", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
-	killed := client.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "no", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
+	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "navigation", Host: "auto", Protocol: "auto", WebSocket: "sleep"}
+	web := client.Process{ID: "p-aaaaaa12", PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on_wake", State: "running", StartedAt: before(3 * time.Hour)}
+	done := client.Process{ID: "p-aaaaaaa9", PID: 9, Name: "build", Command: "make all", Restart: "never", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
+	killed := client.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "never", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
 	lost := client.Process{ID: "p-aaaaaa11", PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
 	shop := client.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
 		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: "it cannot be woken", ConditionSince: before(time.Minute), Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
@@ -32,7 +32,7 @@ func TestTables(t *testing.T) {
 	snap := snapshot{Sandboxes: []client.Sandbox{bare, shop}, Node: client.Node{NodeID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
 		Engine: client.EngineStatus{OK: true}, Sandboxes: map[string]int{"asleep": 1, "running": 1}, Leases: 2}}
 	events := []client.Event{
-		{Type: "image_pull", At: at, Progress: "layer 3 of 7"},
+		{Type: "image_pull_progress", At: at, Progress: "layer 3 of 7"},
 		{Type: "created", At: at, TookMS: 140},
 		{Type: "woke", At: at, Kind: "warm", TookMS: 0.26, Cause: "preview"},
 		{Type: "slept", At: at, Reason: "idle"},

@@ -29,7 +29,7 @@ comes from DOZE_API, DOZE_TOKEN and DOZE_CA, or else from the folder of the node
 on this machine (DOZE_HOME).`,
 		Example: `  doze create shop
   doze exec shop -- node --version
-  doze exec -d --name web --restart on-wake shop -- npm run dev
+  doze exec -d --name web --restart on_wake shop -- npm run dev
   doze expose shop 3000`,
 		SilenceUsage:               true,
 		SilenceErrors:              true,

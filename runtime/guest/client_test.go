@@ -146,10 +146,10 @@ func TestHostileAnswersAreErrors(t *testing.T) {
 		{name: "chunks cut", answer: chunked("{", false)},
 		{name: "JSON over the limit", answer: body(`{"version":"` + strings.Repeat("x", MaxJSON) + `"}`), only: "Hello"},
 		{name: "another protocol", answer: body(`{"protocol":99}`), only: "Hello"},
-		{name: "process without a pid", answer: body(`{"id":"p-aaaaaaaa","pid":0,"state":"running","restart":"no"}`), only: "Process"},
-		{name: "process without an id", answer: body(`{"pid":1,"state":"running","restart":"no"}`), only: "Process"},
-		{name: "process with an unusable id", answer: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"no"}`), only: "Process"},
-		{name: "process in an unknown state", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"flying","restart":"no"}`), only: "StartProcess"},
+		{name: "process without a pid", answer: body(`{"id":"p-aaaaaaaa","pid":0,"state":"running","restart":"never"}`), only: "Process"},
+		{name: "process without an id", answer: body(`{"pid":1,"state":"running","restart":"never"}`), only: "Process"},
+		{name: "process with an unusable id", answer: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"never"}`), only: "Process"},
+		{name: "process in an unknown state", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"flying","restart":"never"}`), only: "StartProcess"},
 		{name: "process with an unknown restart", answer: body(`[{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"x"}]`), only: "Processes"},
 		{name: "unknown frame", answer: chunked(frame(99, ""), true), only: "Run"},
 		{name: "frame over the limit", answer: chunked(string(huge), true), only: "Run"},
@@ -163,11 +163,11 @@ func TestHostileAnswersAreErrors(t *testing.T) {
 		{name: "command that took less than nothing", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"duration":-1}`), true), only: "Run"},
 		{name: "signal that is none", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"\u001b[2J"}`), true), only: "Run"},
 		{name: "long signal", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"SIGKILLSIGKILLSIGKILL"}`), true), only: "Run"},
-		{name: "running process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"no","exit_code":0}`), only: "Process"},
-		{name: "lost process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"lost","restart":"no","exit_code":0}`), only: "Process"},
-		{name: "ended process without an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no"}`), only: "Process"},
-		{name: "process with an exit code out of range", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":-1}`), only: "StopProcess"},
-		{name: "event of a process with an unusable signal", answer: body(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
+		{name: "running process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never","exit_code":0}`), only: "Process"},
+		{name: "lost process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"lost","restart":"never","exit_code":0}`), only: "Process"},
+		{name: "ended process without an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never"}`), only: "Process"},
+		{name: "process with an exit code out of range", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":-1}`), only: "StopProcess"},
+		{name: "event of a process with an unusable signal", answer: body(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
 		{name: "log's frame in an exec", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Run"},
 		{name: "exec's frame in a log", answer: chunked(frame(FrameComplete, `{}`), true), only: "Logs"},
 		{name: "log that follows without end", answer: chunked(frame(FrameStdout, `x`), true), only: "Logs", good: 1},
@@ -365,11 +365,11 @@ func FuzzReadFrame(f *testing.F) {
 func FuzzClient(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(body(`{"protocol":1,"version":"x","pid":1}`))
-	f.Add(body(`{"id":"p-aaaaaaaa","pid":1,"name":"x","state":"running","restart":"no","started_at":"2026-01-01T00:00:00Z"}`))
+	f.Add(body(`{"id":"p-aaaaaaaa","pid":1,"name":"x","state":"running","restart":"never","started_at":"2026-01-01T00:00:00Z"}`))
 	f.Add(body(`{"entry":{"name":"x","path":"/x"}}` + "\n" + `{"end":{"truncated":false}}` + "\n"))
 	f.Add(body(`{"type":"hold","hold":1000}` + "\n"))
 	f.Add(chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x")+frame(FrameComplete, `{"exit_code":1}`), true))
-	f.Add(chunked(frame(FrameSkipped, `{"bytes":1}`)+frame(FrameExit, `{"pid":1,"state":"exited","restart":"no","exit_code":0}`), true))
+	f.Add(chunked(frame(FrameSkipped, `{"bytes":1}`)+frame(FrameExit, `{"pid":1,"state":"exited","restart":"never","exit_code":0}`), true))
 	f.Add([]byte("HTTP/1.1 409 X\r\nContent-Length: 38\r\n\r\n{\"code\":\"already_exists\",\"message\":\"\"}"))
 	f.Add([]byte("HTTP/1.1 206 X\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\n\r\nxx"))
 	f.Add([]byte("HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"))

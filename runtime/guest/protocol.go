@@ -17,7 +17,7 @@ import (
 
 // ProtocolVersion is raised whenever node and guest of different builds could
 // misunderstand each other. The node refuses a guest with another version.
-const ProtocolVersion = 3
+const ProtocolVersion = 4
 
 // Where things are inside a sandbox. The node mounts BinaryPath read-only and
 // RunDir writable; both folders belong to doze alone.
@@ -114,9 +114,9 @@ type ExecResult struct {
 type Restart string
 
 const (
-	RestartNo     Restart = "no"      // stays ended; the default
+	RestartNo     Restart = "never"   // stays ended; the default
 	RestartAlways Restart = "always"  // started again when it exits, and on a cold wake
-	RestartOnWake Restart = "on-wake" // started again on a cold wake only
+	RestartOnWake Restart = "on_wake" // started again on a cold wake only
 )
 
 // ProcessSpec is a process that runs in the background.

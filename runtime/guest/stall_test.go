@@ -164,12 +164,12 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 					gone(conn)
 					return
 				}
-				answer := body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":0}`)
+				answer := body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":0}`)
 				switch {
 				case r.URL.Path == RouteExec:
 					answer = chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{}`), true)
 				case strings.HasSuffix(r.URL.Path, SuffixLogs):
-					answer = chunked(frame(FrameExit, `{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"no","exit_code":0}`), true)
+					answer = chunked(frame(FrameExit, `{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":0}`), true)
 				}
 				if stream {
 					end := strings.Index(string(answer), "\r\n\r\n") + 4

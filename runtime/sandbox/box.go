@@ -189,18 +189,18 @@ func (b *box) changeLocked(f func(*Sandbox)) {
 }
 
 // setState enters a state, which ends what was wrong before. Needs the turn.
-func (b *box) setState(s State, reason string) {
+func (b *box) setState(s State, reason StateReason) {
 	b.setStateIf(func() bool { return true }, s, reason)
 }
 
 // setStateIf is setState if may, which is asked under mu, says so. It reports
 // what may said.
-func (b *box) setStateIf(may func() bool, s State, reason string) (entered bool) {
+func (b *box) setStateIf(may func() bool, s State, reason StateReason) (entered bool) {
 	b.change(func(sb *Sandbox) {
 		if entered = may(); entered {
 			sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
 			sb.Condition, sb.ConditionSince = "", time.Time{}
-			if reason == reasonVanished {
+			if reason == ReasonContainerLost {
 				sb.Condition, sb.ConditionSince = diskLostCondition, sb.StateSince
 			}
 		}
@@ -221,7 +221,7 @@ func (b *box) setCondition(what string) {
 		case sb.Condition == "":
 			sb.ConditionSince = time.Now().UTC()
 		}
-		sb.Condition = cutText(what, maxReason)
+		sb.Condition = cutText(what, maxErrorText)
 	})
 	b.m.journal.dirty(b)
 }

@@ -136,8 +136,8 @@ func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { stranger.Store(true) })
 	got := mustAil(t, n, sb.ID, "could not be adopted")
-	if got.State != sandbox.StateStopped || !strings.Contains(got.Condition, "speaks protocol") {
-		t.Errorf("it is %s: %s", got.State, got.Condition)
+	if got.State != sandbox.StateStopped || got.StateReason != sandbox.ReasonRecoveryFailed || !strings.Contains(got.Condition, "speaks protocol") {
+		t.Errorf("it is %s (%s): %s", got.State, got.StateReason, got.Condition)
 	}
 	n.Engine.Answer(nil)
 	acquire(t, n.Manager, sb.ID).Release()

@@ -198,7 +198,7 @@ func (b *box) unmake(ctx context.Context) {
 		return
 	}
 	// The record stays, or nothing would say that what is left may be removed.
-	if err := b.noteDestroyed(ctx, reasonNotCreated); err != nil {
+	if err := b.noteDestroyed(ctx, ReasonCreateFailed); err != nil {
 		b.m.log.Error("failed to write the record of a failed creation", "sandbox", b.id, "error", err)
 	}
 	b.m.retry(OperationDestroy, b.id, err, b.dismantleAgain)

@@ -19,11 +19,11 @@ func (m *Manager) Destroy(ctx context.Context, id ID) error {
 	if err != nil {
 		return err
 	}
-	return m.do(ctx, func(ctx context.Context) error { return b.destroy(ctx, reasonAsked) })
+	return m.do(ctx, func(ctx context.Context) error { return b.destroy(ctx, ReasonRequested) })
 }
 
 // destroy is Destroy of one sandbox; reason is for its record and its event.
-func (b *box) destroy(ctx context.Context, reason string) error {
+func (b *box) destroy(ctx context.Context, reason StateReason) error {
 	err := b.tryDestroy(ctx, reason)
 	b.destroyLater(err)
 	if err == nil {
@@ -33,7 +33,7 @@ func (b *box) destroy(ctx context.Context, reason string) error {
 }
 
 // tryDestroy is one attempt.
-func (b *box) tryDestroy(ctx context.Context, reason string) error {
+func (b *box) tryDestroy(ctx context.Context, reason StateReason) error {
 	b.interrupt()
 	if err := b.takeTurn(ctx); err != nil {
 		return err
@@ -47,7 +47,7 @@ func (b *box) tryDestroy(ctx context.Context, reason string) error {
 
 // destroyDue destroys the sandbox if due says so, which is asked while no caller can
 // change the sandbox. Needs the turn.
-func (b *box) destroyDue(ctx context.Context, reason string, due func() bool) error {
+func (b *box) destroyDue(ctx context.Context, reason StateReason, due func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	// From here on it is destroyed, also if the node dies in between.
@@ -89,7 +89,7 @@ func (b *box) interrupt() {
 // destruction. It is short, so that no record is too large to be destroyed.
 // Destroying is what makes room on a full disk: there, the journal writes it
 // when it can.
-func (b *box) noteDestroyed(ctx context.Context, reason string) error {
+func (b *box) noteDestroyed(ctx context.Context, reason StateReason) error {
 	before := b.sandbox()
 	b.change(func(sb *Sandbox) {
 		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reason, time.Now().UTC()

@@ -11,12 +11,12 @@ const listenerRoom = 256
 
 type listener struct{ events chan Event }
 
-// maxReason bounds the reason of an event; a guest's words may be in it.
-const maxReason = 1000
+// maxErrorText bounds the error of an event and a condition; a guest's words may be in them.
+const maxErrorText = 1000
 
 // emit adds an event to the timeline and tells those who listen.
 func (b *box) emit(ev Event) {
-	ev.Reason = cutText(ev.Reason, maxReason)
+	ev.Error = cutText(ev.Error, maxErrorText)
 	b.telling.Lock()
 	defer b.telling.Unlock()
 	if !b.seqLoaded { // the first since the node started

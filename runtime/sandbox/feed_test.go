@@ -67,14 +67,14 @@ func TestFeedReportsWhatItNoLongerKeeps(t *testing.T) {
 	cursor := nextOf(t, r).Cursor
 	for i := range sandbox.FeedSize + 10 {
 		name := fmt.Sprintf("app-%d", i)
-		m.EmitForTest(sb.ID, sandbox.Event{Type: sandbox.EventUpdated, Reason: name})
+		m.EmitForTest(sb.ID, sandbox.Event{Type: sandbox.EventUpdated, Error: name})
 	}
 	behind := feedOf(t, m, sb.Owner, cursor)
 	if _, err := behind.Next(t.Context()); !errors.Is(err, sandbox.ErrFeedGap) {
 		t.Fatalf("error %v, want a gap", err)
 	}
-	if ev := nextOf(t, behind); ev.Reason != "app-10" {
-		t.Errorf("goes on with %q, want the oldest kept event", ev.Reason)
+	if ev := nextOf(t, behind); ev.Error != "app-10" {
+		t.Errorf("goes on with %q, want the oldest kept event", ev.Error)
 	}
 	if err := m.Close(t.Context()); err != nil {
 		t.Fatal(err)

@@ -62,7 +62,7 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 		"garbage":               says("\x00\xff{"),
 		"a line without an end": says(strings.Repeat("x", guest.MaxFrame+1)),
 		"an unknown event":      says(`{"type":"reboot"}`),
-		"a process of no state": says(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"x","restart":"no"}}`),
+		"a process of no state": says(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"x","restart":"never"}}`),
 		"a hold for ever":       says(`{"type":"hold","hold":9000000000000000000}`),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -121,10 +121,10 @@ func (b *box) doDue(ctx context.Context, state State) error {
 		}
 		// After a first look that came late nobody knows yet whether it works.
 		if first := b.noteCPU(ctx); !first && b.idleIn() <= 0 {
-			return b.sleep(ctx, modeIdle, reasonIdle)
+			return b.sleep(ctx, modeIdle, ReasonIdle)
 		}
 	case StateAsleep:
-		return b.stop(ctx, modeIdle, reasonLongIdle)
+		return b.stop(ctx, modeIdle, ReasonStopAfter)
 	case StateStopped:
 		return b.endLeftover(ctx)
 	}

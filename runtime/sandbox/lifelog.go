@@ -54,7 +54,7 @@ func (b *box) lifeLine(ev Event) (slog.Record, bool) {
 	line := slog.NewRecord(ev.At, level, message, 0)
 	line.AddAttrs(slog.String("sandbox", string(b.id)), slog.String("name", sb.Name), slog.String("owner", sb.Owner))
 	for _, attr := range []slog.Attr{
-		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", ev.Reason),
+		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", string(ev.Reason)), slog.String("error", ev.Error),
 	} {
 		if attr.Value.String() != "" {
 			line.AddAttrs(attr)

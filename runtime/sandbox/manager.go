@@ -181,7 +181,7 @@ func (m *Manager) sleepAll(ctx context.Context, boxes []*box) {
 			continue
 		}
 		wg.Go(func() {
-			if err := b.sleep(ctx, modeShutdown, reasonShutdown); err != nil && !errors.Is(err, ErrDestroyed) {
+			if err := b.sleep(ctx, modeShutdown, ReasonNodeShutdown); err != nil && !errors.Is(err, ErrDestroyed) {
 				m.log.Error("putting a sandbox to sleep at shutdown", "sandbox", b.id, "error", err)
 			}
 		})

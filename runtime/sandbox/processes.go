@@ -23,7 +23,7 @@ const (
 const stopProcessGrace = 5 * time.Second
 
 // StartProcess wakes the sandbox and starts a background process in it. With
-// a Restart other than "no" it is declared: a cold wake starts it again.
+// a Restart other than "never" it is declared: a cold wake starts it again.
 // Errors of the guest come as *guest.Error.
 func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpec) (guest.Process, error) {
 	if spec.Restart == "" {
@@ -76,7 +76,7 @@ func (b *box) startProcess(ctx context.Context, spec guest.ProcessSpec) (guest.P
 func mayDeclare(declared []guest.ProcessSpec, spec guest.ProcessSpec) error {
 	declared = undeclared(declared, spec.Name)
 	if len(declared) >= maxDeclared {
-		return &InvalidError{Field: "restart", Reason: fmt.Sprintf("the sandbox has %d declared processes", maxDeclared), Want: `end one first, or use "no"`}
+		return &InvalidError{Field: "restart", Reason: fmt.Sprintf("the sandbox has %d declared processes", maxDeclared), Want: `end one first, or use "never"`}
 	}
 	b, err := json.Marshal(append(declared, spec))
 	if err != nil {
@@ -84,7 +84,7 @@ func mayDeclare(declared []guest.ProcessSpec, spec guest.ProcessSpec) error {
 	}
 	if len(b) > maxDeclaredBytes {
 		return &InvalidError{Field: "restart", Reason: fmt.Sprintf("the declared processes would have %d bytes in all", len(b)),
-			Want: fmt.Sprintf(`at most %d are kept: put what is long into a file, or use "no"`, maxDeclaredBytes)}
+			Want: fmt.Sprintf(`at most %d are kept: put what is long into a file, or use "never"`, maxDeclaredBytes)}
 	}
 	return nil
 }
@@ -223,7 +223,7 @@ func (b *box) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 		p, err := b.startProcess(ctx, spec)
 		if err != nil {
 			b.m.log.Warn("starting a declared process", "sandbox", b.id, "process", spec.Name, "error", err)
-			b.emit(Event{Type: EventWakeFailed, Reason: fmt.Sprintf("declared process %s did not start: %v", spec.Name, err)})
+			b.emit(Event{Type: EventWakeFailed, Error: fmt.Sprintf("declared process %s did not start: %v", spec.Name, err)})
 			continue
 		}
 		b.noteProcess(p)

@@ -164,7 +164,7 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 		defer m.mu.Unlock()
 		q.problem = ""
 		if err != nil {
-			q.problem = cutText(err.Error(), maxReason)
+			q.problem = cutText(err.Error(), maxErrorText)
 		}
 	}()
 	m.uplink.Detach(q.ID)
@@ -286,7 +286,7 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 		ID: q.ID, Owner: owner, Name: cmp.Or(name, o.Name), Image: cmp.Or(o.Image, q.imageRef), ImageRef: cmp.Or(o.ImageRef, q.imageRef),
 		Size: o.Size, Env: o.Env, Labels: o.Labels, SleepAfter: o.SleepAfter, StopAfter: o.StopAfter, CreatedAt: o.CreatedAt,
 		Ports: o.Ports, Declared: o.Declared, Processes: declaredProcesses(o.Declared),
-		State: StateStopped, StateReason: "adopted from quarantine", StateSince: now, LastActiveAt: now,
+		State: StateStopped, StateReason: ReasonAdopted, StateSince: now, LastActiveAt: now,
 		StartedAt: now, // some time before: its container exists
 	}
 	if sb.Name == "" {
@@ -328,7 +328,7 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 			if err != nil {
 				m.mu.Lock()
 				defer m.mu.Unlock()
-				q.removal = cutText(err.Error(), maxReason)
+				q.removal = cutText(err.Error(), maxErrorText)
 			}
 		}()
 		m.uplink.Detach(id)

@@ -79,7 +79,7 @@ func TestSandboxWithoutARecordIsKeptAndCanBeAdopted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.Name != "app" || got.State != sandbox.StateStopped || got.Image != "other" || got.ImageRef != made.ImageRef || got.Size != "standard" ||
+			if got.Name != "app" || got.State != sandbox.StateStopped || got.StateReason != sandbox.ReasonAdopted || got.Image != "other" || got.ImageRef != made.ImageRef || got.Size != "standard" ||
 				!maps.Equal(got.Env, made.Env) || !maps.Equal(got.Labels, made.Labels) || got.SleepAfter != sleepAfter || !got.CreatedAt.Equal(made.CreatedAt) {
 				t.Errorf("adopted: %+v, made: %+v", got, made)
 			}

@@ -137,7 +137,7 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 	}
 	for _, b := range destroyed {
 		if b.state() == StateStarting {
-			b.setState(StateDestroyed, reasonNotCreated)
+			b.setState(StateDestroyed, ReasonCreateFailed)
 		}
 		begin(func(ctx context.Context) {
 			_ = b.destroy(ctx, b.view.Load().StateReason) // and again, if it fails
@@ -181,9 +181,9 @@ func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box) {
 // foundStopped notes at start that the container does not run.
 func (b *box) foundStopped(exists bool) {
 	defer b.arm() // it may expire
-	reason := "found ended when the node started"
+	reason := ReasonContainerExited
 	if !exists {
-		reason = reasonVanished
+		reason = ReasonContainerLost
 	}
 	if before := b.view.Load(); before.State == StateStopped && (exists || before.StateReason == reason) {
 		return
@@ -212,11 +212,11 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 	uplinkErr := b.attach(ctx)
 	// One that the node put to sleep only because it shut down goes on. If it died
 	// before it could write that down, a hold says so too.
-	resume := before.State == StateAsleep && before.StateReason == reasonShutdown ||
+	resume := before.State == StateAsleep && before.StateReason == ReasonNodeShutdown ||
 		before.State != StateAsleep && time.Now().Before(before.HoldUntil)
 	if frozen && !resume {
 		if before.State != StateAsleep {
-			b.setState(StateAsleep, "found asleep when the node started")
+			b.setState(StateAsleep, ReasonRecovered)
 		}
 		if b.view.Load().Condition == unansweredCondition {
 			b.setCondition("")
@@ -247,7 +247,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 		b.setState(StateRunning, "")
 	}
 	if before.State == StateStopped {
-		b.emit(Event{Type: EventWoke, Kind: WakeCold, Reason: "finished when the node started"})
+		b.emit(Event{Type: EventWoke, Kind: WakeCold, Reason: ReasonRecovered})
 	}
 	b.setCondition("")
 	b.noteAttached(uplinkErr)
@@ -263,7 +263,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 // the turn.
 func (b *box) giveUp(ctx context.Context, why error) {
 	b.m.log.Error("a sandbox cannot be adopted: stopping it", "sandbox", b.id, "error", why)
-	b.ended("could not be adopted: " + why.Error())
+	b.ended(ReasonRecoveryFailed, why.Error())
 	b.failed(fmt.Errorf("it could not be adopted, and was stopped: %w", why))
 	b.kill(ctx, b.m.config().StopGrace)
 }

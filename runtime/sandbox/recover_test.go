@@ -39,13 +39,17 @@ func TestRecovery(t *testing.T) {
 		}
 	})
 	m = n.Manager
-	for name, want := range map[string]sandbox.State{
-		"running": sandbox.StateRunning, "asleep": sandbox.StateAsleep, "stopped": sandbox.StateStopped,
-		"killed": sandbox.StateStopped, "vanished": sandbox.StateStopped,
+	for name, want := range map[string]struct {
+		state  sandbox.State
+		reason sandbox.StateReason
+	}{
+		"running": {sandbox.StateRunning, ""}, "asleep": {sandbox.StateAsleep, sandbox.ReasonRequested},
+		"stopped": {sandbox.StateStopped, sandbox.ReasonRequested}, "killed": {sandbox.StateStopped, sandbox.ReasonContainerExited},
+		"vanished": {sandbox.StateStopped, sandbox.ReasonContainerLost},
 	} {
 		got, err := m.Get(owner, name)
-		if err != nil || got.State != want {
-			t.Errorf("%s: state %s (%s), error %v; want %s", name, got.State, got.StateReason, err, want)
+		if err != nil || got.State != want.state || got.StateReason != want.reason {
+			t.Errorf("%s: state %s (%s), error %v; want %s (%s)", name, got.State, got.StateReason, err, want.state, want.reason)
 		}
 	}
 	if got, _ := m.Get(owner, "running"); len(got.Ports) != 1 || got.Ports[0] != port {
@@ -108,10 +112,13 @@ func TestHoldDecidesOnlyForWhatRan(t *testing.T) {
 			t.Errorf("%s is %s (%s), want %s", got.Name, got.State, got.StateReason, want)
 		}
 	}
+	if got, _ := n.Manager.ByID(free.ID); got.StateReason != sandbox.ReasonRecovered {
+		t.Errorf("%s is asleep for reason %q, want that it was found so", got.Name, got.StateReason)
+	}
 }
 
 func TestLostFilesAreToldWheneverTheContainerVanished(t *testing.T) {
-	const lost = "container vanished: its files are lost"
+	const lost = sandbox.ReasonContainerLost
 	type told struct{ stops, lost int }
 	tell := func(m *sandbox.Manager, id sandbox.ID) (n told) {
 		t.Helper()

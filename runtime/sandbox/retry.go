@@ -76,7 +76,7 @@ func (m *Manager) retry(operation Operation, id ID, err error, do func(context.C
 		r.pending[key] = p
 	}
 	p.Attempts++
-	p.Error = cutText(err.Error(), maxReason)
+	p.Error = cutText(err.Error(), maxErrorText)
 	if p.timer != nil {
 		return
 	}

@@ -8,20 +8,8 @@ import (
 	"time"
 )
 
-// Reasons of state changes.
-const (
-	reasonIdle     = "idle"
-	reasonAsked    = "asked"
-	reasonForced   = "forced"
-	reasonExpired  = "ttl expired"
-	reasonShutdown = "node shutdown"
-	reasonLongIdle = "asleep for stop_after"
-	reasonVanished = "container vanished: its files are lost"
-	// diskLostCondition stays until the sandbox changes its state again.
-	diskLostCondition = "its container was removed outside of doze: its files are lost, and it starts with those of its image"
-	// reasonNotCreated is of a sandbox whose creation was not acknowledged.
-	reasonNotCreated = "its creation failed"
-)
+// diskLostCondition stays until the sandbox changes its state again.
+const diskLostCondition = "its container was removed outside of doze: its files are lost, and it starts with those of its image"
 
 // errNotIdle is why the idle rule leaves a sandbox awake after all.
 var errNotIdle = errors.New("not idle")
@@ -30,26 +18,26 @@ var errNotIdle = errors.New("not idle")
 type mode int
 
 const (
-	modeIdle     mode = iota // only when sleep_after or stop_after has passed
-	modeAsked                // unless a lease is held; a sleep ends a hold
-	modeForced               // as asked, although leases are held
-	modeShutdown             // although leases are held; holds stay
+	modeIdle      mode = iota // only when sleep_after or stop_after has passed
+	modeRequested             // unless a lease is held; a sleep ends a hold
+	modeForced                // as asked, although leases are held
+	modeShutdown              // although leases are held; holds stay
 )
 
 // Sleep puts the sandbox to sleep and returns it. One that is asleep or stopped
 // already stays so and is no error. It ends a hold. ErrBusy while a lease is held.
 func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
-	return m.sleep(ctx, id, modeAsked, reasonAsked)
+	return m.sleep(ctx, id, modeRequested, ReasonRequested)
 }
 
 // ForceSleep is Sleep although leases are held: requests and commands that are
 // under way pause, and continue with the next wake. Transfers of files and the input of
 // commands fail when they have paused for a minute.
 func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
-	return m.sleep(ctx, id, modeForced, reasonForced)
+	return m.sleep(ctx, id, modeForced, ReasonForced)
 }
 
-func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason string) (Sandbox, error) {
+func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
 	b, err := m.box(id)
 	if err != nil {
 		return Sandbox{}, err
@@ -68,7 +56,7 @@ const freezeWait = 5 * time.Second
 // shutdown all come here. That nobody uses the sandbox is checked and the door
 // closed in one atomic step; who arrives afterwards waits for the turn and
 // wakes it again.
-func (b *box) sleep(ctx context.Context, how mode, reason string) error {
+func (b *box) sleep(ctx context.Context, how mode, reason StateReason) error {
 	if err := b.takeTurn(ctx); err != nil {
 		return err
 	}
@@ -77,7 +65,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
 	if b.state() != StateRunning {
-		if how == modeAsked || how == modeForced {
+		if how == modeRequested || how == modeForced {
 			b.endHold()
 		}
 		return nil
@@ -99,7 +87,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason string) error {
 		}
 		return b.failed(err)
 	}
-	if how == modeAsked || how == modeForced {
+	if how == modeRequested || how == modeForced {
 		b.endHold()
 	}
 	// What a hold or an update said while it froze counts: they were told that it runs.
@@ -147,16 +135,16 @@ func (b *box) unfreeze(ctx context.Context) error {
 // Stop ends all processes of the sandbox, keeps its disk, and returns it. One
 // that is stopped already is no error. ErrBusy while a lease is held.
 func (m *Manager) Stop(ctx context.Context, id ID) (Sandbox, error) {
-	return m.stop(ctx, id, modeAsked, reasonAsked)
+	return m.stop(ctx, id, modeRequested, ReasonRequested)
 }
 
 // ForceStop is Stop although leases are held: requests and commands that are
 // under way end with the sandbox's processes.
 func (m *Manager) ForceStop(ctx context.Context, id ID) (Sandbox, error) {
-	return m.stop(ctx, id, modeForced, reasonForced)
+	return m.stop(ctx, id, modeForced, ReasonForced)
 }
 
-func (m *Manager) stop(ctx context.Context, id ID, how mode, reason string) (Sandbox, error) {
+func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
 	b, err := m.box(id)
 	if err != nil {
 		return Sandbox{}, err
@@ -172,7 +160,7 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason string) (San
 // stopSlack is what the engine gets to stop a container beyond the grace.
 const stopSlack = 30 * time.Second
 
-func (b *box) stop(ctx context.Context, how mode, reason string) error {
+func (b *box) stop(ctx context.Context, how mode, reason StateReason) error {
 	if err := b.takeTurn(ctx); err != nil {
 		return err
 	}
@@ -195,7 +183,7 @@ func (b *box) stop(ctx context.Context, how mode, reason string) error {
 		}
 	case StateAsleep:
 		// A forced sleep paused what holds leases; a stop ends it.
-		if how == modeAsked && b.leases() > 0 {
+		if how == modeRequested && b.leases() > 0 {
 			return b.busy()
 		}
 		// Its processes get their chance to end well.
@@ -207,7 +195,7 @@ func (b *box) stop(ctx context.Context, how mode, reason string) error {
 	}
 	err := b.m.engine.Stop(ctx, b.id, grace)
 	if errors.Is(err, ErrNoContainer) {
-		err, reason = nil, reasonVanished
+		err, reason = nil, ReasonContainerLost
 	}
 	if err != nil {
 		err = fmt.Errorf("stopping %s: %w", b.id, err)
@@ -219,7 +207,7 @@ func (b *box) stop(ctx context.Context, how mode, reason string) error {
 		return b.failed(errors.Join(err, b.refreeze(ctx)))
 	}
 	b.hearOut(ctx)
-	b.ended(reason)
+	b.ended(reason, "")
 	// It has stopped, and on a full disk that is found again: the journal writes it
 	// when there is room.
 	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
@@ -237,7 +225,7 @@ func (b *box) refreeze(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	b.setState(StateRunning, "could neither be stopped nor frozen")
+	b.setState(StateRunning, ReasonStopFailed)
 	if !b.watched() {
 		b.watch()
 	}
@@ -247,15 +235,16 @@ func (b *box) refreeze(ctx context.Context) error {
 	return fmt.Errorf("freezing %s again: %w", b.id, err)
 }
 
-// ended notes that the container no longer runs. Needs the turn.
-func (b *box) ended(reason string) {
+// ended notes that the container no longer runs; failure says what went wrong, if
+// something did. Needs the turn.
+func (b *box) ended(reason StateReason, failure string) {
 	b.closeNow()
 	b.unwatch()
 	b.outOfReach()
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
-	b.setState(StateStopped, cutText(reason, maxReason))
+	b.setState(StateStopped, reason)
 	b.arm() // it may expire
-	b.emit(Event{Type: EventStopped, Reason: reason})
+	b.emit(Event{Type: EventStopped, Reason: reason, Error: failure})
 }
 
 // leftoverCondition begins what kill says when it failed.

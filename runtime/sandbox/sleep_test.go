@@ -101,7 +101,7 @@ func TestForceSleepsAndStopsUnderALease(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, err := m.ForceSleep(t.Context(), sb.ID)
-	if err != nil || got.State != sandbox.StateAsleep || got.StateReason != "forced" || !got.HoldUntil.IsZero() {
+	if err != nil || got.State != sandbox.StateAsleep || got.StateReason != sandbox.ReasonForced || !got.HoldUntil.IsZero() {
 		t.Errorf("forced sleep: %s because %q, held until %v, error %v", got.State, got.StateReason, got.HoldUntil, err)
 	}
 	// The lease still counts: what it stands for is paused, and not to be ended by a stop.
@@ -177,7 +177,7 @@ func TestIdleSandboxSleepsThenStops(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second, StopAfter: &second})
-	if ev := nextEvent(t, events, sandbox.EventSlept); ev.Reason != "idle" {
+	if ev := nextEvent(t, events, sandbox.EventSlept); ev.Reason != sandbox.ReasonIdle {
 		t.Errorf("slept %+v", ev)
 	}
 	nextEvent(t, events, sandbox.EventStopped)

@@ -56,7 +56,7 @@ func (b *box) expire(ctx context.Context) error {
 		return nil // destroyed by a caller meanwhile
 	}
 	// A caller may have extended the TTL since the timer fired.
-	err := b.destroyDue(ctx, reasonExpired, b.expired)
+	err := b.destroyDue(ctx, ReasonTTLExpired, b.expired)
 	b.destroyLater(err) // a destroyed sandbox has no timer
 	return err
 }

@@ -30,7 +30,7 @@ func TestSandboxIsDestroyedWhenItsTTLPasses(t *testing.T) {
 			c.enter(t, m, sb.ID)
 			ttl := second
 			update(t, m, sb.ID, sandbox.Patch{TTL: &ttl})
-			if ev := nextEvent(t, events, sandbox.EventDestroyed); ev.Reason != "ttl expired" {
+			if ev := nextEvent(t, events, sandbox.EventDestroyed); ev.Reason != sandbox.ReasonTTLExpired {
 				t.Errorf("destroyed for %q, want its TTL", ev.Reason)
 			}
 			await(t, "nothing is left of it", func() bool {

@@ -22,8 +22,27 @@ const (
 	StateRunning   State = "running"   // has CPU
 	StateAsleep    State = "asleep"    // frozen: memory kept, no CPU
 	StateStopped   State = "stopped"   // disk kept, no memory
-	StateArchived  State = "archived"  // kept off the node
 	StateDestroyed State = "destroyed" // final
+)
+
+// StateReason says why a sandbox entered its state.
+type StateReason string
+
+const (
+	ReasonIdle              StateReason = "idle"               // not used for sleep_after
+	ReasonStopAfter         StateReason = "stop_after"         // asleep for stop_after
+	ReasonRequested         StateReason = "requested"          // by a client of the API
+	ReasonForced            StateReason = "forced"             // requested although it was in use
+	ReasonTTLExpired        StateReason = "ttl_expired"        // destroyed at the end of its ttl
+	ReasonNodeShutdown      StateReason = "node_shutdown"      // wakes when the node starts again
+	ReasonRecovered         StateReason = "recovered"          // found in this state when the node started
+	ReasonContainerExited   StateReason = "container_exited"   // its container ended by itself
+	ReasonContainerLost     StateReason = "container_lost"     // its container was removed outside of doze, with its files
+	ReasonGuestUnresponsive StateReason = "guest_unresponsive" // doze-guest did not respond, and was killed
+	ReasonRecoveryFailed    StateReason = "recovery_failed"    // the node could not take it over when it started
+	ReasonStopFailed        StateReason = "stop_failed"        // running: it could neither be stopped nor frozen again
+	ReasonCreateFailed      StateReason = "create_failed"      // its creation was not acknowledged
+	ReasonAdopted           StateReason = "adopted"            // from quarantine
 )
 
 // Duration is a time.Duration that reads and writes as text, such as "60s".
@@ -70,10 +89,9 @@ type Sandbox struct {
 	CreatedAt time.Time `json:"created_at"`
 	// LastActiveAt is when somebody last used it: a lease, traffic or CPU.
 	LastActiveAt time.Time `json:"last_active_at"`
-	// StateSince is when State was entered; StateReason says why, such as
-	// "idle", "asked", "container vanished: its files are lost".
-	StateSince  time.Time `json:"state_since"`
-	StateReason string    `json:"state_reason,omitempty"`
+	// StateSince is when State was entered; StateReason says why. A wake leaves none.
+	StateSince  time.Time   `json:"state_since"`
+	StateReason StateReason `json:"state_reason,omitempty"`
 	// Condition says what is wrong with it, such as why its last wake failed or
 	// why it could not be stopped; empty when nothing is. It is for people. A
 	// change of state that succeeds ends it.
@@ -93,7 +111,7 @@ type Sandbox struct {
 
 // StoppedOnPurpose reports whether its owner stopped it: it did not end by itself.
 func (sb *Sandbox) StoppedOnPurpose() bool {
-	return sb.State == StateStopped && (sb.StateReason == reasonAsked || sb.StateReason == reasonForced)
+	return sb.State == StateStopped && (sb.StateReason == ReasonRequested || sb.StateReason == ReasonForced)
 }
 
 // ConditionCode identifies what is wrong with a sandbox, for programs.
@@ -149,8 +167,8 @@ const (
 type WebSocketMode string
 
 const (
-	WebSocketRelease WebSocketMode = "release" // it does not; the default
-	WebSocketHold    WebSocketMode = "hold"
+	WebSocketRelease WebSocketMode = "sleep"      // it does not; the default
+	WebSocketHold    WebSocketMode = "keep_awake" // it does
 )
 
 // Port is an exposed TCP port of a sandbox. Exposing it again changes its modes
@@ -176,7 +194,7 @@ const (
 	CauseProcess   Cause = "process"
 	CauseWebSocket Cause = "websocket"
 	CauseEgress    Cause = "egress" // something that it waits for came from upstream
-	CauseAsked     Cause = "asked"
+	CauseAsked     Cause = "requested"
 )
 
 // WakeKind says what a wake had to do.
@@ -199,7 +217,7 @@ type EventType string
 
 const (
 	EventCreated       EventType = "created"
-	EventImagePull     EventType = "image_pull"
+	EventImagePull     EventType = "image_pull_progress"
 	EventWoke          EventType = "woke"
 	EventSlept         EventType = "slept"
 	EventStopped       EventType = "stopped"
@@ -226,11 +244,11 @@ type Event struct {
 	Sandbox  ID             `json:"sandbox"`
 	Kind     WakeKind       `json:"kind,omitempty"`    // woke
 	TookMS   float64        `json:"took_ms,omitempty"` // woke, created
-	Cause    Cause          `json:"cause,omitempty"`   // woke
-	Reason   string         `json:"reason,omitempty"`  // slept, stopped, wake_failed
-	Error    string         `json:"error,omitempty"`   // description of the failure, for people
+	Cause    Cause          `json:"cause,omitempty"`   // woke, wake_failed
+	Reason   StateReason    `json:"reason,omitempty"`  // woke, slept, stopped, destroyed
+	Error    string         `json:"error,omitempty"`   // stopped, wake_failed, disk_lost: what went wrong, for people
 	Port     uint16         `json:"port,omitempty"`
 	Process  *guest.Process `json:"process,omitempty"`
-	Progress string         `json:"progress,omitempty"` // image_pull
+	Progress string         `json:"progress,omitempty"` // image_pull_progress
 	Until    time.Time      `json:"until,omitzero"`     // held
 }

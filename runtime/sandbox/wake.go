@@ -122,7 +122,7 @@ func (b *box) runWake(ctx context.Context, w *wake) {
 	case errors.Is(err, ErrDestroyed), errors.Is(err, ErrClosed), errors.Is(err, ErrNotRunning):
 	case err != nil:
 		b.m.metrics.wakeFailures.Inc()
-		b.emit(Event{Type: EventWakeFailed, Cause: w.cause, Reason: err.Error()})
+		b.emit(Event{Type: EventWakeFailed, Cause: w.cause, Error: err.Error()})
 		b.failed(err)
 	case kind != WakeNone:
 		b.m.metrics.woke(kind, w.cause, info.Took)
@@ -187,11 +187,11 @@ func (b *box) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 		if inspectErr != nil && !errors.Is(inspectErr, ErrNoContainer) {
 			return WakeNone, errors.Join(err, inspectErr)
 		}
-		reason := "container ended while asleep"
 		if inspectErr != nil {
-			reason = reasonVanished
+			b.ended(ReasonContainerLost, "")
+		} else {
+			b.ended(ReasonContainerExited, "its container ended while asleep")
 		}
-		b.ended(reason)
 		return b.startFor(ctx, w)
 	case StateStopped:
 		return b.startFor(ctx, w)
@@ -304,11 +304,11 @@ func (b *box) start(ctx context.Context) error {
 	if errors.Is(err, ErrNoContainer) {
 		// New, or removed behind our back: then its files are gone.
 		if lost := !sb.StartedAt.IsZero(); lost {
-			if sb.StateReason != reasonVanished {
-				b.emit(Event{Type: EventStopped, Reason: reasonVanished})
+			if sb.StateReason != ReasonContainerLost {
+				b.emit(Event{Type: EventStopped, Reason: ReasonContainerLost})
 			}
 			b.m.log.Error("container was removed outside of doze, making it again", "sandbox", b.id)
-			b.emit(Event{Type: EventDiskLost, Reason: diskLostCondition})
+			b.emit(Event{Type: EventDiskLost, Error: diskLostCondition})
 			b.diskLost = true
 		}
 		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {

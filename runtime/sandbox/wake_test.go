@@ -214,7 +214,10 @@ func TestKilledGuestIsFoundAndWokenAgain(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
 	n.Engine.Kill(t, sb.ID)
-	nextEvent(t, events, sandbox.EventStopped)
+	stopped := nextEvent(t, events, sandbox.EventStopped)
+	if stopped.Reason != sandbox.ReasonContainerExited || !strings.Contains(stopped.Error, "exited with code ") {
+		t.Errorf("stopped for reason %q, error %q", stopped.Reason, stopped.Error)
+	}
 	lease := acquire(t, n.Manager, sb.ID)
 	defer lease.Release()
 	if kind := lease.Wake().Kind; kind != sandbox.WakeCold {
@@ -263,7 +266,9 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(events, func(ev sandbox.Event) bool { return ev.Type == sandbox.EventDiskLost }) {
+		if !slices.ContainsFunc(events, func(ev sandbox.Event) bool {
+			return ev.Type == sandbox.EventDiskLost && ev.Reason == "" && strings.Contains(ev.Error, "files are lost")
+		}) {
 			t.Errorf("the timeline does not tell of the lost files: %+v", events)
 		}
 		mustStop(t, m, id)

@@ -160,7 +160,7 @@ func (b *box) askAfter(ctx context.Context) {
 				return // the next node looks again
 			}
 			b.m.log.Error("the guest neither answers nor ended: killing it", "sandbox", b.id, "error", helloErr)
-			b.ended("its guest did not answer")
+			b.ended(ReasonGuestUnresponsive, helloErr.Error())
 			b.kill(ctx, 0)
 			return
 		}
@@ -187,11 +187,11 @@ func (b *box) foundEnded(ctx context.Context) bool {
 	c, err := b.m.engine.Inspect(ctx, b.id)
 	switch {
 	case err == nil && c.State != ContainerRunning && c.State != ContainerPaused:
-		b.ended(fmt.Sprintf("its guest ended with code %d", c.ExitCode))
+		b.ended(ReasonContainerExited, fmt.Sprintf("its container exited with code %d", c.ExitCode))
 		b.kill(ctx, 0)
 		return true
 	case errors.Is(err, ErrNoContainer):
-		b.ended(reasonVanished)
+		b.ended(ReasonContainerLost, "")
 		return true
 	}
 	return false

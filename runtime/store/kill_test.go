@@ -41,7 +41,7 @@ func writeUntilKilled(dir string) int {
 		go func() {
 			for round := rounds[storetest.ID(n)] + 1; ; round++ {
 				sb := storetest.Record(n)
-				sb.StateReason = strconv.Itoa(round)
+				sb.StateReason = sandbox.StateReason(strconv.Itoa(round))
 				if err := s.PutDocument(context.Background(), "rules", string(sb.ID), []byte(sb.StateReason)); err != nil {
 					failed <- err
 					return
@@ -78,7 +78,7 @@ func checkDocuments(t *testing.T, s *Badger, rounds map[sandbox.ID]int) {
 func storedRounds(s sandbox.Store) (map[sandbox.ID]int, error) {
 	rounds := make(map[sandbox.ID]int)
 	err := s.Sandboxes(context.Background(), func(sb sandbox.Sandbox) (err error) {
-		rounds[sb.ID], err = strconv.Atoi(sb.StateReason)
+		rounds[sb.ID], err = strconv.Atoi(string(sb.StateReason))
 		return err
 	})
 	return rounds, err

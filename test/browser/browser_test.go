@@ -100,7 +100,7 @@ func (b *box) remove(path string) {
 // run starts a process that is started again at every cold wake.
 func (b *box) run(cwd string, argv ...string) {
 	b.t.Helper()
-	_, err := b.node.API.StartProcess(b.t.Context(), b.id, client.ProcessRequest{Argv: argv, Cwd: cwd, Name: "web", Restart: "on-wake"})
+	_, err := b.node.API.StartProcess(b.t.Context(), b.id, client.ProcessRequest{Argv: argv, Cwd: cwd, Name: "web", Restart: "on_wake"})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -21,7 +21,7 @@ func TestServersOnAnyAddressOfTheSandboxAreReached(t *testing.T) {
 		port := 4000 + i
 		_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{
 			Argv: []string{"node", "-e", `http.createServer((q, s) => s.end("on " + process.argv[1])).listen(process.argv[2], process.argv[1])`, address, strconv.Itoa(port)},
-			Name: "on-" + strconv.Itoa(port), Restart: "on-wake",
+			Name: "on-" + strconv.Itoa(port), Restart: "on_wake",
 		})
 		b.must(err)
 		exposed, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: uint16(port), Wait: client.Duration(patience)})

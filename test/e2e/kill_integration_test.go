@@ -388,7 +388,7 @@ func alive(pid int) bool {
 func TestNodeKilledDuringAColdWakeFinishesIt(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
-	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "100000"}, Name: "second", Restart: "on-wake"})
+	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "100000"}, Name: "second", Restart: "on_wake"})
 	b.must(err)
 	for range 3 {
 		b.stop()

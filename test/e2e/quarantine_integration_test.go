@@ -50,7 +50,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	b.must(err)
 	private, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: 4000})
 	b.must(err)
-	_, err = n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "3600"}, Name: "web", Restart: "on-wake"})
+	_, err = n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "3600"}, Name: "web", Restart: "on_wake"})
 	b.must(err)
 	name, ttl := "renamed", client.Duration(time.Hour)
 	_, err = n.API.Update(within(t), b.id, client.UpdateRequest{Name: &name, TTL: &ttl})

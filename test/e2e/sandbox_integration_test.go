@@ -90,7 +90,7 @@ func (b *box) serve(expose client.ExposeRequest) {
 func (b *box) serveBy(expose client.ExposeRequest, process client.ProcessRequest) {
 	b.t.Helper()
 	b.write("/srv/server.js", webServer)
-	process.Name, process.Restart = "web", "on-wake"
+	process.Name, process.Restart = "web", "on_wake"
 	var err error
 	b.web, err = b.node.API.StartProcess(within(b.t), b.id, process)
 	b.must(err)

@@ -54,7 +54,7 @@ func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
 	}
 	b.patch(`{"stop_after":"1s"}`)
 	b.awaitState(client.StateStopped)
-	if stopped := b.awaitEvents("stopped", 1); len(stopped) != 1 || stopped[0].Reason != "asleep for stop_after" {
+	if stopped := b.awaitEvents("stopped", 1); len(stopped) != 1 || stopped[0].Reason != "stop_after" {
 		t.Errorf("it stopped: %+v", stopped)
 	}
 }
@@ -79,7 +79,7 @@ func TestSilentWebSocketSurvivesSleep(t *testing.T) {
 func TestWebSocketMayHoldItAwake(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t, sleepAfter(time.Second))
-	b.serve(client.ExposeRequest{WebSocket: "hold"})
+	b.serve(client.ExposeRequest{WebSocket: "keep_awake"})
 	conn := b.dialWebSocket(n.browser(t, "h1"))
 	b.outlast()
 	b.echo(conn, "still here")

@@ -157,7 +157,7 @@ func TestEveryWayInWakes(t *testing.T) {
 		{"logs", "process", func(t *testing.T) error {
 			return n.API.Logs(within(t), b.id, b.web.ID, false, func(client.Log) error { return nil })
 		}},
-		{"asked", "asked", func(t *testing.T) error {
+		{"requested", "requested", func(t *testing.T) error {
 			_, err := n.API.Wake(within(t), b.id)
 			return err
 		}},

@@ -102,7 +102,7 @@ func TestProcessRefusals(t *testing.T) {
 	}{
 		{"nothing to run", guest.ProcessSpec{}, guest.CodeInvalid, "set command or argv"},
 		{"missing program", guest.ProcessSpec{Argv: []string{"no-such"}}, guest.CodeNoCommand, "PATH"},
-		{"unknown restart", guest.ProcessSpec{Command: "true", Restart: "sometimes"}, guest.CodeInvalid, "on-wake"},
+		{"unknown restart", guest.ProcessSpec{Command: "true", Restart: "sometimes"}, guest.CodeInvalid, "on_wake"},
 		{"name with a slash", guest.ProcessSpec{Command: "true", Name: "../x"}, guest.CodeInvalid, "name"},
 		{"hidden name", guest.ProcessSpec{Command: "true", Name: ".x"}, guest.CodeInvalid, "name"},
 		{"long name", guest.ProcessSpec{Command: "true", Name: strings.Repeat("x", 1<<20)}, guest.CodeInvalid, "64"},

@@ -101,7 +101,7 @@ func checkSpec(spec *guest.ProcessSpec) error {
 	switch spec.Restart {
 	case guest.RestartNo, guest.RestartAlways, guest.RestartOnWake:
 	default:
-		return refuse(guest.CodeInvalid, "restart %q is unknown; it is \"no\", \"always\" or \"on-wake\"", spec.Restart)
+		return refuse(guest.CodeInvalid, "restart %q is unknown; it is \"never\", \"always\" or \"on_wake\"", spec.Restart)
 	}
 	if spec.ID != "" && !guest.IsProcessID(spec.ID) {
 		return refuse(guest.CodeInvalid, "id %.20q is unusable", spec.ID)

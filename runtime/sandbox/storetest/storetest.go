@@ -63,7 +63,7 @@ func Record(n int) sandbox.Sandbox {
 		Env:        map[string]string{"NODE_ENV": "development", "PORT": "3000"},
 		Labels:     map[string]string{"team": "web", "n": fmt.Sprint(n)},
 		SleepAfter: sandbox.Duration(time.Minute), StopAfter: sandbox.Duration(24 * time.Hour),
-		CreatedAt: at, LastActiveAt: at.Add(time.Hour), StateSince: at.Add(2 * time.Hour), StateReason: "idle",
+		CreatedAt: at, LastActiveAt: at.Add(time.Hour), StateSince: at.Add(2 * time.Hour), StateReason: sandbox.ReasonIdle,
 		HoldUntil: at.Add(3 * time.Hour),
 		Ports: []sandbox.Port{{Port: 3000, Access: sandbox.AccessToken, Token: "8d1f0c5e7a9b4d62", Wake: sandbox.WakeNavigation,
 			Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease, CreatedAt: at}},
@@ -343,7 +343,7 @@ func concurrent(t *testing.T, s sandbox.Store) {
 		wg.Go(func() {
 			for round := uint64(1); round <= rounds; round++ {
 				sb := Record(n)
-				sb.StateReason = fmt.Sprint(round)
+				sb.StateReason = sandbox.StateReason(fmt.Sprint(round))
 				if err := errors.Join(
 					s.PutSandbox(t.Context(), sb),
 					s.AppendEvents(t.Context(), Events(n, round, round)),
@@ -366,7 +366,7 @@ func concurrent(t *testing.T, s sandbox.Store) {
 		t.Fatalf("got %d records, want %d", len(all), workers)
 	}
 	for id, sb := range all {
-		if sb.StateReason != fmt.Sprint(rounds) {
+		if sb.StateReason != sandbox.StateReason(fmt.Sprint(rounds)) {
 			t.Errorf("%s has round %s, want the last one", id, sb.StateReason)
 		}
 	}

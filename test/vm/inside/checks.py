@@ -167,7 +167,7 @@ class Sandbox:
     def serve(self):
         """Serves a page with a preview; a counter beside it shows that it lives on."""
         self.exec("mkdir -p /srv && echo 'good morning' >/srv/index.html")
-        api("POST", f"/sandbox/{self.id}/process", {"command": "exec httpd -f -p 8000 -h /srv", "restart": "on-wake"})
+        api("POST", f"/sandbox/{self.id}/process", {"command": "exec httpd -f -p 8000 -h /srv", "restart": "on_wake"})
         self.url = api("POST", f"/sandbox/{self.id}/expose", {"port": 8000, "wait": "60s"})["url"]
         self.remember()
         self.visit()
