@@ -61,7 +61,7 @@ func TestEventStreamGoesOnAfterABreak(t *testing.T) {
 	last := stream.expect("slept")
 	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil)
 	woke := parse[sandbox.Event](t, stream.expect("woke"))
-	if woke.Kind != sandbox.WakeWarm || woke.Cause != sandbox.CauseAsked || woke.At.IsZero() {
+	if woke.Kind != sandbox.WakeWarm || woke.Cause != sandbox.CauseAsked || woke.Time.IsZero() {
 		t.Errorf("got %+v", woke)
 	}
 	stream.close()

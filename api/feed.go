@@ -21,8 +21,8 @@ type feedInput struct {
 // FeedEvent is an event of any of the owner's sandboxes.
 type FeedEvent struct {
 	sandbox.Event
-	Name   string `json:"name" doc:"The sandbox's name when it happened"`
-	Cursor string `json:"cursor" doc:"Send it as after, or as Last-Event-ID, to go on after this event"`
+	SandboxName string `json:"sandbox_name" doc:"The sandbox's name when it happened"`
+	Cursor      string `json:"cursor" doc:"Send it as after, or as Last-Event-ID, to go on after this event"`
 }
 
 // FeedPage is a part of the feed.
@@ -96,7 +96,7 @@ func jsonResponse(x Exchange, body any) *huma.StreamResponse {
 }
 
 func feedEvent(ev sandbox.FeedEvent) FeedEvent {
-	return FeedEvent{Event: ev.Event, Name: ev.Name, Cursor: ev.Cursor}
+	return FeedEvent{Event: ev.Event, SandboxName: ev.Name, Cursor: ev.Cursor}
 }
 
 func (a *API) streamFeed(in *feedInput, reader *sandbox.FeedReader) {

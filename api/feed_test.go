@@ -16,7 +16,7 @@ func TestFeedHasEventsOfAllSandboxes(t *testing.T) {
 	page := must[FeedPage](s, http.StatusOK, "GET", "/events", nil)
 	var got []string
 	for _, ev := range page.Events {
-		got = append(got, string(ev.Type)+" "+ev.Name)
+		got = append(got, string(ev.Type)+" "+ev.SandboxName)
 	}
 	if len(got) != 3 || got[0] != "created one" || got[1] != "created two" || got[2] != "slept one" {
 		t.Fatalf("got %q", got)

@@ -73,20 +73,21 @@ func TestSandboxIsWrittenAsPromised(t *testing.T) {
 func TestConditionIsShownUntilItIsRight(t *testing.T) {
 	s := newServer(t, Limits{})
 	sb := must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "web"})
-	if sb.Condition != "" || !sb.ConditionSince.IsZero() {
-		t.Errorf("a new one has the condition %q since %v", sb.Condition, sb.ConditionSince)
+	if sb.Condition != nil {
+		t.Errorf("a new one has the condition %+v", sb.Condition)
 	}
 	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/stop", nil)
 	s.node.Engine.Fail("start", errors.New("exec format error"))
 	if got := s.do("POST", "/sandbox/web/wake", ""); got.status < 500 {
 		t.Fatalf("wake: status %d: %s", got.status, got.body)
 	}
-	if sb := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/web", nil); !strings.Contains(sb.Condition, "exec format error") || sb.ConditionSince.IsZero() || sb.State != sandbox.StateStopped {
-		t.Errorf("it is %s with the condition %q since %v", sb.State, sb.Condition, sb.ConditionSince)
+	sb = must[Sandbox](s, http.StatusOK, "GET", "/sandbox/web", nil)
+	if c := sb.Condition; sb.State != sandbox.StateStopped || c == nil || c.Code != "wake_failed" || !strings.Contains(c.Message, "exec format error") || c.Since.IsZero() {
+		t.Errorf("it is %s with the condition %+v", sb.State, sb.Condition)
 	}
 	s.node.Engine.Fail("start", nil)
-	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/wake", nil); sb.Condition != "" || !sb.ConditionSince.IsZero() {
-		t.Errorf("woken, it has the condition %q since %v", sb.Condition, sb.ConditionSince)
+	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/wake", nil); sb.Condition != nil {
+		t.Errorf("woken, it has the condition %+v", sb.Condition)
 	}
 }
 
@@ -323,7 +324,7 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 		{"GET", "/sandbox/box/process/ID/logs", "", "logs", []string{"stream", "data"}},
 		{"POST", "/sandbox/box/expose", `{"port":3000}`, "", []string{"port", "url", "access", "wake", "host", "websocket"}},
 		{"GET", "/sandbox/box/ports", "", "ports", []string{"port", "url", "access", "wake", "host", "websocket"}},
-		{"GET", "/sandbox/box/events", "", "events", []string{"type", "at", "seq"}},
+		{"GET", "/sandbox/box/events", "", "events", []string{"type", "time", "seq"}},
 		{"POST", "/sandbox/box/stop", "", "", sandboxFields},
 		{"GET", "/node", "", "", []string{"version", "limits_enforced", "sandboxes", "leases", "waiters"}},
 	} {

@@ -68,8 +68,14 @@ type Sandbox struct {
 
 	Usage *Usage `json:"usage,omitempty" doc:"Of the machine; in lists only with usage=true"`
 
-	Condition      string    `json:"condition,omitempty" doc:"What is wrong with it, such as why its last wake failed; missing when nothing is"`
-	ConditionSince time.Time `json:"condition_since,omitzero"`
+	Condition *Condition `json:"condition,omitempty" doc:"What is wrong with it, such as why its last wake failed; absent when nothing is"`
+}
+
+// Condition is what is wrong with a sandbox.
+type Condition struct {
+	Code    string    `json:"code" enum:"wake_failed,sleep_failed,stop_failed,destroy_failed,recovery_failed,disk_lost,stop_incomplete,network_lost,trust_failed,unresponsive" doc:"For programs"`
+	Message string    `json:"message" doc:"For people"`
+	Since   time.Time `json:"since" doc:"When a condition of this code began"`
 }
 
 // Usage is what a sandbox uses of the machine.
@@ -125,10 +131,15 @@ func (a *API) sandboxSummary(sb sandbox.Sandbox) Sandbox {
 		LastActiveAt: sb.LastActiveAt,
 		HoldUntil:    sb.HoldUntil,
 		Ports:        a.portViews(sb),
-
-		Condition:      sb.Condition,
-		ConditionSince: sb.ConditionSince,
+		Condition:    conditionView(sb.Condition),
 	}
+}
+
+func conditionView(c sandbox.Condition) *Condition {
+	if c.Code == "" {
+		return nil
+	}
+	return &Condition{Code: string(c.Code), Message: c.Message, Since: c.Since}
 }
 
 func (a *API) portViews(sb sandbox.Sandbox) []Port {

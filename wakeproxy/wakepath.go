@@ -73,7 +73,7 @@ func (x *exchange) wakeProblem(ctx context.Context, err error) problem {
 	if p.Code == portNotReady.Code { // the page has waited for as long as it may
 		p = portNotListening
 	}
-	if sb, _ := x.proxy.sandboxes.ByID(x.id); p.Code == sandboxStopped.Code && sb.Condition != "" {
+	if sb, _ := x.proxy.sandboxes.ByID(x.id); p.Code == sandboxStopped.Code && sb.Condition.Code != "" {
 		p = wakeFailed
 		if x.port.Access != sandbox.AccessPublic {
 			p.LastLog = x.proxy.sandboxes.LastLog(ctx, x.id)

@@ -58,7 +58,9 @@ func TestTheWaitingPageStartsNothingThatIsStopped(t *testing.T) {
 		t.Errorf("heard %q", got)
 	}
 	// Nor is a wake that failed before the page could join it tried again.
-	f.node.set(func(n *fakeNode) { n.sb.Condition = "exited" })
+	f.node.set(func(n *fakeNode) {
+		n.sb.Condition = sandbox.Condition{Code: sandbox.ConditionWakeFailed, Message: "exited"}
+	})
 	if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, `"wake_failed"`) || !strings.Contains(got, lastLog) {
 		t.Errorf("heard %q", got)
 	}

@@ -57,8 +57,14 @@ type Sandbox struct {
 
 	Usage *Usage `json:"usage,omitempty"` // in lists only when asked for
 
-	Condition      string    `json:"condition,omitempty"` // what is wrong with it
-	ConditionSince time.Time `json:"condition_since,omitzero"`
+	Condition *Condition `json:"condition,omitempty"` // what is wrong with it; nil when nothing is
+}
+
+// Condition is what is wrong with a sandbox.
+type Condition struct {
+	Code    string    `json:"code"`    // for programs, such as "wake_failed"
+	Message string    `json:"message"` // for people
+	Since   time.Time `json:"since"`
 }
 
 // Usage is what a sandbox uses of the machine.
@@ -81,20 +87,20 @@ type Port struct {
 
 // Process is a background process as last seen.
 type Process struct {
-	ID        string     `json:"id"`  // of this process alone
-	PID       int        `json:"pid"` // inside the sandbox
-	Name      string     `json:"name"`
-	Command   string     `json:"command,omitempty"`
-	Argv      []string   `json:"argv,omitempty"`
-	Cwd       string     `json:"cwd,omitempty"`
-	Restart   string     `json:"restart"`
-	State     string     `json:"state"`
-	ExitCode  *int       `json:"exit_code,omitempty"` // nil while unknown
-	Signal    string     `json:"signal,omitempty"`
-	Restarts  int        `json:"restarts"`
-	StartedAt time.Time  `json:"started_at"`
-	ExitedAt  *time.Time `json:"exited_at,omitempty"`
-	LogFile   string     `json:"log_file"`
+	ID           string     `json:"id"`  // of this process alone
+	PID          int        `json:"pid"` // inside the sandbox
+	Name         string     `json:"name"`
+	Command      string     `json:"command,omitempty"`
+	Argv         []string   `json:"argv,omitempty"`
+	Cwd          string     `json:"cwd,omitempty"`
+	Restart      string     `json:"restart"`
+	State        string     `json:"state"`
+	ExitCode     *int       `json:"exit_code,omitempty"` // nil while unknown
+	Signal       string     `json:"signal,omitempty"`
+	RestartCount int        `json:"restart_count"`
+	StartedAt    time.Time  `json:"started_at"`
+	ExitedAt     *time.Time `json:"exited_at,omitempty"`
+	LogFile      string     `json:"log_file"`
 }
 
 // ProcessRunning is the state of a process that runs.
@@ -102,26 +108,26 @@ const ProcessRunning = "running"
 
 // Event is one entry of a sandbox's timeline.
 type Event struct {
-	Seq      uint64    `json:"seq"`
-	Type     string    `json:"type"`
-	At       time.Time `json:"at"`
-	Sandbox  string    `json:"sandbox"`
-	Kind     string    `json:"kind,omitempty"`
-	TookMS   float64   `json:"took_ms,omitempty"`
-	Cause    string    `json:"cause,omitempty"`
-	Reason   string    `json:"reason,omitempty"`
-	Error    string    `json:"error,omitempty"` // what went wrong, for people
-	Port     uint16    `json:"port,omitempty"`
-	Process  *Process  `json:"process,omitempty"`
-	Progress string    `json:"progress,omitempty"`
-	Until    time.Time `json:"until,omitzero"`
+	Seq        uint64    `json:"seq"`
+	Type       string    `json:"type"`
+	Time       time.Time `json:"time"`
+	Sandbox    string    `json:"sandbox"`
+	Kind       string    `json:"kind,omitempty"`
+	DurationMS float64   `json:"duration_ms,omitempty"`
+	Cause      string    `json:"cause,omitempty"`
+	Reason     string    `json:"reason,omitempty"`
+	Error      string    `json:"error,omitempty"` // what went wrong, for people
+	Port       uint16    `json:"port,omitempty"`
+	Process    *Process  `json:"process,omitempty"`
+	Progress   string    `json:"progress,omitempty"`
+	Until      time.Time `json:"until,omitzero"`
 }
 
 // FeedEvent is an event of any sandbox.
 type FeedEvent struct {
 	Event
-	Name   string `json:"name"`   // the sandbox's when it happened
-	Cursor string `json:"cursor"` // to go on after it
+	SandboxName string `json:"sandbox_name"` // when it happened
+	Cursor      string `json:"cursor"`       // to go on after it
 }
 
 // File is one entry of a directory.

@@ -10,8 +10,8 @@ type Event struct {
 	Sandbox    string      `json:"sandbox" doc:"Id of the sandbox" example:"k3f9x2m7q2az"`
 	Kind       WakeKind    `json:"kind,omitempty" doc:"Of woke: warm (resumed from memory) or cold (started from disk)"`
 	DurationMS float64     `json:"duration_ms,omitempty" doc:"Of created and woke: how long it took, in milliseconds"`
-	Cause      Cause       `json:"cause,omitempty" doc:"Of woke: what woke the sandbox"`
-	Reason     StateReason `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why"`
+	Cause      Cause       `json:"cause,omitempty" doc:"Of woke and wake_failed: what woke the sandbox"`
+	Reason     StateReason `json:"reason,omitempty" doc:"Of slept, stopped and destroyed: why; of woke: recovered if the node finished the wake when it started"`
 	Error      string      `json:"error,omitempty" doc:"Description of what went wrong, for people"`
 	Port       uint16      `json:"port,omitempty" doc:"Of port_exposed and port_closed: the port"`
 	Process    *Process    `json:"process,omitempty" doc:"Of process_started and process_exited: the process"`

@@ -48,22 +48,28 @@ func (State) Values() []State {
 type StateReason string
 
 const (
-	StateReasonIdle          StateReason = "idle"           // sleep_after passed
-	StateReasonRequested     StateReason = "requested"      // by a call of the API
-	StateReasonForced        StateReason = "forced"         // by a call with force
-	StateReasonTTLExpired    StateReason = "ttl_expired"    // ttl passed
-	StateReasonNodeShutdown  StateReason = "node_shutdown"  // the node shut down
-	StateReasonStopAfter     StateReason = "stop_after"     // stop_after passed
-	StateReasonContainerLost StateReason = "container_lost" // the container was removed outside of doze
-	StateReasonCreateFailed  StateReason = "create_failed"  // the creation failed
-	StateReasonAdopted       StateReason = "adopted"        // adopted from quarantine
+	StateReasonIdle              StateReason = "idle"               // sleep_after passed
+	StateReasonStopAfter         StateReason = "stop_after"         // stop_after passed
+	StateReasonRequested         StateReason = "requested"          // by a call of the API
+	StateReasonForced            StateReason = "forced"             // by a call with force
+	StateReasonTTLExpired        StateReason = "ttl_expired"        // ttl passed
+	StateReasonNodeShutdown      StateReason = "node_shutdown"      // the node shut down
+	StateReasonRecovered         StateReason = "recovered"          // found in this state when the node started
+	StateReasonContainerExited   StateReason = "container_exited"   // the container ended by itself
+	StateReasonContainerLost     StateReason = "container_lost"     // the container was removed outside of doze
+	StateReasonGuestUnresponsive StateReason = "guest_unresponsive" // doze-guest did not respond, and was killed
+	StateReasonRecoveryFailed    StateReason = "recovery_failed"    // the node could not take it over when it started
+	StateReasonStopFailed        StateReason = "stop_failed"        // running: neither stopping nor freezing it again succeeded
+	StateReasonCreateFailed      StateReason = "create_failed"      // the creation failed
+	StateReasonAdopted           StateReason = "adopted"            // adopted from quarantine
 )
 
 // Values returns all reasons.
 func (StateReason) Values() []StateReason {
 	return []StateReason{
-		StateReasonIdle, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
-		StateReasonStopAfter, StateReasonContainerLost, StateReasonCreateFailed, StateReasonAdopted,
+		StateReasonIdle, StateReasonStopAfter, StateReasonRequested, StateReasonForced, StateReasonTTLExpired, StateReasonNodeShutdown,
+		StateReasonRecovered, StateReasonContainerExited, StateReasonContainerLost, StateReasonGuestUnresponsive,
+		StateReasonRecoveryFailed, StateReasonStopFailed, StateReasonCreateFailed, StateReasonAdopted,
 	}
 }
 
@@ -79,16 +85,22 @@ type ConditionCode string
 
 const (
 	ConditionCodeWakeFailed     ConditionCode = "wake_failed"     // the last wake failed
+	ConditionCodeSleepFailed    ConditionCode = "sleep_failed"    // the last sleep failed
+	ConditionCodeStopFailed     ConditionCode = "stop_failed"     // the last stop failed
+	ConditionCodeDestroyFailed  ConditionCode = "destroy_failed"  // destroying it failed and is tried again
+	ConditionCodeRecoveryFailed ConditionCode = "recovery_failed" // the node could not take it over, and stopped it
 	ConditionCodeDiskLost       ConditionCode = "disk_lost"       // its files were lost with its container
 	ConditionCodeStopIncomplete ConditionCode = "stop_incomplete" // parts of its container are still to be removed
 	ConditionCodeNetworkLost    ConditionCode = "network_lost"    // it has no network
+	ConditionCodeTrustFailed    ConditionCode = "trust_failed"    // its programs may not trust the node's CA
 	ConditionCodeUnresponsive   ConditionCode = "unresponsive"    // its guest does not respond
 )
 
 // Values returns all codes.
 func (ConditionCode) Values() []ConditionCode {
 	return []ConditionCode{
-		ConditionCodeWakeFailed, ConditionCodeDiskLost, ConditionCodeStopIncomplete, ConditionCodeNetworkLost, ConditionCodeUnresponsive,
+		ConditionCodeWakeFailed, ConditionCodeSleepFailed, ConditionCodeStopFailed, ConditionCodeDestroyFailed, ConditionCodeRecoveryFailed,
+		ConditionCodeDiskLost, ConditionCodeStopIncomplete, ConditionCodeNetworkLost, ConditionCodeTrustFailed, ConditionCodeUnresponsive,
 	}
 }
 

@@ -244,7 +244,7 @@ func TestInitEndsEverythingOnTerm(t *testing.T) {
 	for err = nil; err == nil && last.Process == nil; { // the shell may still write that its child was terminated
 		last, err = logs.Next()
 	}
-	if err != nil || *last.Process.ExitCode != 0 || last.Process.Restarts != 0 {
+	if err != nil || *last.Process.ExitCode != 0 || last.Process.RestartCount != 0 {
 		t.Errorf("the process ended as %+v, %v", last.Process, err)
 	}
 	select {

@@ -549,7 +549,7 @@ func TestEventsOfAllSandboxes(t *testing.T) {
 		if err := lines.Decode(&e); err != nil {
 			t.Fatalf("after %q: %v", seen, err)
 		}
-		seen = append(seen, e.Type+" "+e.Name)
+		seen = append(seen, e.Type+" "+e.SandboxName)
 	}
 	if err := follower.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)

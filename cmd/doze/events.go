@@ -133,7 +133,7 @@ func followFrom[T any](ctx context.Context, after uint64, seq func(T) uint64, pr
 }
 
 func (a *app) printEvent(e client.Event) error {
-	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-16s  %s", e.At.Local().Format("2006-01-02 15:04:05.000"), clean(e.Type), clean(eventDetails(e))), " "))
+	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-19s  %s", e.Time.Local().Format("2006-01-02 15:04:05.000"), clean(e.Type), clean(eventDetails(e))), " "))
 	return err
 }
 
@@ -146,7 +146,7 @@ func eventDetails(e client.Event) string {
 		}
 	}
 	add("%s", e.Kind, e.Kind != "")
-	add("in %s", milliseconds(e.TookMS), e.TookMS > 0)
+	add("in %s", milliseconds(e.DurationMS), e.DurationMS > 0)
 	add("for %s", e.Cause, e.Cause != "")
 	add("%s", e.Reason, e.Reason != "")
 	add("%s", e.Error, e.Error != "")

@@ -56,7 +56,7 @@ func (a *app) followFeed(ctx context.Context, node *client.Client) error {
 }
 
 func (a *app) printFeedEvent(e client.FeedEvent) error {
-	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-20s  %-16s  %s",
-		e.At.Local().Format("2006-01-02 15:04:05.000"), clean(e.Name), clean(e.Type), clean(eventDetails(e.Event))), " "))
+	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-20s  %-19s  %s",
+		e.Time.Local().Format("2006-01-02 15:04:05.000"), clean(e.SandboxName), clean(e.Type), clean(eventDetails(e.Event))), " "))
 	return err
 }

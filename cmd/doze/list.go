@@ -96,8 +96,8 @@ func (a *app) printSandbox(sb client.Sandbox) error {
 	t.row("name", sb.Name)
 	t.row("id", sb.ID)
 	t.row("state", sb.State+" for "+ago(sb.StateSince)+because(sb.StateReason))
-	if sb.Condition != "" {
-		t.row("condition", sb.Condition+" (for "+ago(sb.ConditionSince)+")")
+	if c := sb.Condition; c != nil {
+		t.row("condition", c.Message+" (for "+ago(c.Since)+")")
 	}
 	t.row("image", sb.Image+" ("+sb.ImageRef+")")
 	t.row("size", sb.Size)

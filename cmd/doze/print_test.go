@@ -24,7 +24,7 @@ func TestTables(t *testing.T) {
 	killed := client.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "never", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
 	lost := client.Process{ID: "p-aaaaaa11", PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
 	shop := client.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
-		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: "it cannot be woken", ConditionSince: before(time.Minute), Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
+		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: &client.Condition{Code: "wake_failed", Message: "it cannot be woken", Since: before(time.Minute)}, Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
 		SleepAfter: client.Duration(time.Minute), StopAfter: client.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), TTL: client.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
 		Usage: &client.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
 		Ports: []client.Port{port, {Port: 8080}}, Processes: []client.Process{web, done}}
@@ -32,14 +32,14 @@ func TestTables(t *testing.T) {
 	snap := snapshot{Sandboxes: []client.Sandbox{bare, shop}, Node: client.Node{NodeID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
 		Engine: client.EngineStatus{OK: true}, Sandboxes: map[string]int{"asleep": 1, "running": 1}, Leases: 2}}
 	events := []client.Event{
-		{Type: "image_pull_progress", At: at, Progress: "layer 3 of 7"},
-		{Type: "created", At: at, TookMS: 140},
-		{Type: "woke", At: at, Kind: "warm", TookMS: 0.26, Cause: "preview"},
-		{Type: "slept", At: at, Reason: "idle"},
-		{Type: "process_exited", At: at, Process: &killed},
-		{Type: "port_exposed", At: at, Port: 3000},
-		{Type: "held", At: at, Until: at.Add(time.Hour)},
-		{Type: "woke", At: at, Kind: "cold", TookMS: 1830, Cause: "exec"},
+		{Type: "image_pull_progress", Time: at, Progress: "layer 3 of 7"},
+		{Type: "created", Time: at, DurationMS: 140},
+		{Type: "woke", Time: at, Kind: "warm", DurationMS: 0.26, Cause: "preview"},
+		{Type: "slept", Time: at, Reason: "idle"},
+		{Type: "process_exited", Time: at, Process: &killed},
+		{Type: "port_exposed", Time: at, Port: 3000},
+		{Type: "held", Time: at, Until: at.Add(time.Hour)},
+		{Type: "woke", Time: at, Kind: "cold", DurationMS: 1830, Cause: "exec"},
 	}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

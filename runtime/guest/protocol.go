@@ -159,12 +159,12 @@ type Process struct {
 	Restart Restart      `json:"restart"`
 	State   ProcessState `json:"state"`
 	// ExitCode is nil until the process was reaped; it is never invented.
-	ExitCode  *int       `json:"exit_code,omitempty"`
-	Signal    string     `json:"signal,omitempty"`
-	Restarts  int        `json:"restarts"`
-	StartedAt time.Time  `json:"started_at"`
-	ExitedAt  *time.Time `json:"exited_at,omitempty"`
-	LogFile   string     `json:"log_file"` // path inside the sandbox
+	ExitCode     *int       `json:"exit_code,omitempty"`
+	Signal       string     `json:"signal,omitempty"`
+	RestartCount int        `json:"restart_count"`
+	StartedAt    time.Time  `json:"started_at"`
+	ExitedAt     *time.Time `json:"exited_at,omitempty"`
+	LogFile      string     `json:"log_file"` // path inside the sandbox
 }
 
 // Ending says how a process ended, such as "exited with code 1".

@@ -199,9 +199,9 @@ func (b *box) setStateIf(may func() bool, s State, reason StateReason) (entered 
 	b.change(func(sb *Sandbox) {
 		if entered = may(); entered {
 			sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
-			sb.Condition, sb.ConditionSince = "", time.Time{}
+			sb.Condition = Condition{}
 			if reason == ReasonContainerLost {
-				sb.Condition, sb.ConditionSince = diskLostCondition, sb.StateSince
+				sb.Condition = Condition{Code: ConditionDiskLost, Message: diskLostMessage, Since: sb.StateSince}
 			}
 		}
 	})
@@ -209,28 +209,38 @@ func (b *box) setStateIf(may func() bool, s State, reason StateReason) (entered 
 	return entered
 }
 
-// setCondition notes what is wrong; empty when nothing is.
-func (b *box) setCondition(what string) {
-	if what == "" && b.view.Load().Condition == "" {
+// setCondition notes what is wrong. It is since the first of successive conditions
+// of one code.
+func (b *box) setCondition(code ConditionCode, message string) {
+	b.change(func(sb *Sandbox) {
+		since := sb.Condition.Since
+		if sb.Condition.Code != code {
+			since = time.Now().UTC()
+		}
+		sb.Condition = Condition{Code: code, Message: cutText(message, maxErrorText), Since: since}
+	})
+	b.m.journal.dirty(b)
+}
+
+// endCondition ends what is wrong, whatever it is.
+func (b *box) endCondition() {
+	b.endConditionOf(b.view.Load().Condition.Code)
+}
+
+// endConditionOf ends the condition if it has that code.
+func (b *box) endConditionOf(code ConditionCode) {
+	if code == "" || b.view.Load().Condition.Code != code {
 		return
 	}
-	b.change(func(sb *Sandbox) {
-		switch {
-		case what == "":
-			sb.ConditionSince = time.Time{}
-		case sb.Condition == "":
-			sb.ConditionSince = time.Now().UTC()
-		}
-		sb.Condition = cutText(what, maxErrorText)
-	})
+	b.change(func(sb *Sandbox) { sb.Condition = Condition{} })
 	b.m.journal.dirty(b)
 }
 
 // failed notes why something could not be done to the sandbox, and returns it.
 // That a caller left, or that the node ends, is nothing wrong with the sandbox.
-func (b *box) failed(err error) error {
+func (b *box) failed(code ConditionCode, err error) error {
 	if err != nil && !errors.Is(err, context.Canceled) {
-		b.setCondition(err.Error())
+		b.setCondition(code, err.Error())
 	}
 	return err
 }

@@ -15,11 +15,11 @@ import (
 )
 
 // mustAil checks that the condition of a sandbox says so, in memory and on disk.
-func mustAil(t *testing.T, n *sandboxtest.Node, id sandbox.ID, words string) sandbox.Sandbox {
+func mustAil(t *testing.T, n *sandboxtest.Node, id sandbox.ID, code sandbox.ConditionCode, words string) sandbox.Sandbox {
 	t.Helper()
 	got, _ := n.Manager.ByID(id)
-	if !strings.Contains(got.Condition, words) || got.ConditionSince.IsZero() || time.Since(got.ConditionSince) < 0 {
-		t.Errorf("it is %s; its condition since %v is %q, want %q", got.State, got.ConditionSince, got.Condition, words)
+	if c := got.Condition; c.Code != code || !strings.Contains(c.Message, words) || c.Since.IsZero() || time.Since(c.Since) < 0 {
+		t.Errorf("it is %s; its condition is %+v, want %s: %q", got.State, c, code, words)
 	}
 	await(t, "the condition is on disk", func() bool { return n.Store.Record(t, id).Condition == got.Condition })
 	return got
@@ -27,10 +27,10 @@ func mustAil(t *testing.T, n *sandboxtest.Node, id sandbox.ID, words string) san
 
 func mustBeWell(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 	t.Helper()
-	if got, _ := n.Manager.ByID(id); got.Condition != "" || !got.ConditionSince.IsZero() {
-		t.Errorf("it is %s; its condition since %v is %q, want none", got.State, got.ConditionSince, got.Condition)
+	if got, _ := n.Manager.ByID(id); got.Condition != (sandbox.Condition{}) {
+		t.Errorf("it is %s; its condition is %+v, want none", got.State, got.Condition)
 	}
-	await(t, "that is on disk", func() bool { return n.Store.Record(t, id).Condition == "" })
+	await(t, "that is on disk", func() bool { return n.Store.Record(t, id).Condition == sandbox.Condition{} })
 }
 
 func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
@@ -41,6 +41,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name    string
 		spoil   func()
 		try     func() error
+		code    sandbox.ConditionCode
 		words   string
 		mend    func()
 		succeed func()
@@ -48,6 +49,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name:    "a sleep that fails",
 		spoil:   func() { n.Freezer.Fail(syscall.EBUSY, nil) },
 		try:     func() error { _, err := n.Manager.Sleep(t.Context(), sb.ID); return err },
+		code:    sandbox.ConditionSleepFailed,
 		words:   "freezing " + string(sb.ID) + ": device or resource busy",
 		mend:    func() { n.Freezer.Fail(nil, nil) },
 		succeed: func() { mustSleep(t, n.Manager, sb.ID) },
@@ -55,6 +57,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name:    "a stop that fails asleep",
 		spoil:   func() { n.Engine.Fail("stop", sandbox.ErrEngineDown) },
 		try:     func() error { _, err := n.Manager.Stop(t.Context(), sb.ID); return err },
+		code:    sandbox.ConditionStopFailed,
 		words:   "stopping " + string(sb.ID) + ": the container engine does not answer",
 		mend:    func() { n.Engine.Fail("stop", nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustSleep(t, n.Manager, sb.ID) },
@@ -62,6 +65,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name:    "a warm wake that fails",
 		spoil:   func() { n.Freezer.Fail(nil, syscall.EIO) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
+		code:    sandbox.ConditionWakeFailed,
 		words:   "thawing " + string(sb.ID) + ": input/output error",
 		mend:    func() { n.Freezer.Fail(nil, nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
@@ -69,6 +73,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name:    "a stop that fails",
 		spoil:   func() { n.Engine.Fail("stop", sandbox.ErrEngineDown) },
 		try:     func() error { _, err := n.Manager.Stop(t.Context(), sb.ID); return err },
+		code:    sandbox.ConditionStopFailed,
 		words:   "the container engine does not answer",
 		mend:    func() { n.Engine.Fail("stop", nil) },
 		succeed: func() { mustStop(t, n.Manager, sb.ID) },
@@ -76,6 +81,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name:    "a start that fails",
 		spoil:   func() { n.Engine.Fail("start", sandbox.ErrEngineDown) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
+		code:    sandbox.ConditionWakeFailed,
 		words:   "starting its container: the container engine does not answer; it last wrote: " + sandboxtest.LastLog,
 		mend:    func() { n.Engine.Fail("start", nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustStop(t, n.Manager, sb.ID) },
@@ -83,6 +89,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		name:    "a guest that is refused",
 		spoil:   func() { n.Engine.Answer(sandboxtest.Stranger) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
+		code:    sandbox.ConditionWakeFailed,
 		words:   "speaks protocol",
 		mend:    func() { n.Engine.Answer(nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
@@ -91,12 +98,12 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		if err := c.try(); err == nil {
 			t.Errorf("%s: it did not fail", c.name)
 		}
-		first := mustAil(t, n, sb.ID, c.words)
+		first := mustAil(t, n, sb.ID, c.code, c.words)
 		if err := c.try(); err == nil {
 			t.Errorf("%s: it did not fail", c.name)
 		}
-		if again := mustAil(t, n, sb.ID, c.words); !again.ConditionSince.Equal(first.ConditionSince) {
-			t.Errorf("%s: its condition is since %v, and was since %v", c.name, again.ConditionSince, first.ConditionSince)
+		if again := mustAil(t, n, sb.ID, c.code, c.words); !again.Condition.Since.Equal(first.Condition.Since) {
+			t.Errorf("%s: its condition is since %v, and was since %v", c.name, again.Condition.Since, first.Condition.Since)
 		}
 		c.mend()
 		c.succeed()
@@ -112,10 +119,10 @@ func TestConditionOutlivesTheNode(t *testing.T) {
 	if _, err := n.Manager.Wake(t.Context(), sb.ID); err == nil {
 		t.Error("it woke")
 	}
-	before := mustAil(t, n, sb.ID, "input/output error")
+	before := mustAil(t, n, sb.ID, sandbox.ConditionWakeFailed, "input/output error")
 	n.Crash(t, func() {})
-	if after := mustAil(t, n, sb.ID, "input/output error"); !after.ConditionSince.Equal(before.ConditionSince) {
-		t.Errorf("since %v, want %v", after.ConditionSince, before.ConditionSince)
+	if after := mustAil(t, n, sb.ID, sandbox.ConditionWakeFailed, "input/output error"); !after.Condition.Since.Equal(before.Condition.Since) {
+		t.Errorf("since %v, want %v", after.Condition.Since, before.Condition.Since)
 	}
 	n.Engine.Fail("start", nil)
 	acquire(t, n.Manager, sb.ID).Release()
@@ -135,9 +142,9 @@ func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
 	}))
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { stranger.Store(true) })
-	got := mustAil(t, n, sb.ID, "could not be adopted")
-	if got.State != sandbox.StateStopped || got.StateReason != sandbox.ReasonRecoveryFailed || !strings.Contains(got.Condition, "speaks protocol") {
-		t.Errorf("it is %s (%s): %s", got.State, got.StateReason, got.Condition)
+	got := mustAil(t, n, sb.ID, sandbox.ConditionRecoveryFailed, "could not be adopted")
+	if got.State != sandbox.StateStopped || got.StateReason != sandbox.ReasonRecoveryFailed || !strings.Contains(got.Condition.Message, "speaks protocol") {
+		t.Errorf("it is %s (%s): %+v", got.State, got.StateReason, got.Condition)
 	}
 	n.Engine.Answer(nil)
 	acquire(t, n.Manager, sb.ID).Release()
@@ -153,7 +160,7 @@ func TestConditionTellsOfALeftover(t *testing.T) {
 	n.Engine.Kill(t, sb.ID)
 	nextEvent(t, events, sandbox.EventStopped)
 	await(t, "its end is tried", func() bool { return n.Manager.Armed(sb.ID) })
-	mustAil(t, n, sb.ID, "cannot be ended: the container engine does not answer")
+	mustAil(t, n, sb.ID, sandbox.ConditionStopIncomplete, "cannot be ended: the container engine does not answer")
 	n.Engine.Fail("stop", nil)
 	n.Manager.Look(sb.ID)
 	mustBeWell(t, n, sb.ID)
@@ -166,7 +173,7 @@ func TestConditionTellsWhyItIsNotDestroyed(t *testing.T) {
 	if err := n.Manager.Destroy(t.Context(), sb.ID); err == nil {
 		t.Error("it was destroyed")
 	}
-	if got := mustAil(t, n, sb.ID, "the container engine does not answer"); got.State != sandbox.StateDestroyed {
+	if got := mustAil(t, n, sb.ID, sandbox.ConditionDestroyFailed, "the container engine does not answer"); got.State != sandbox.StateDestroyed {
 		t.Errorf("it is %s", got.State)
 	}
 	n.Engine.Fail("remove", nil)

@@ -31,7 +31,7 @@ func (sb *Sandbox) Crashed() (last guest.Process, ok bool) {
 			return guest.Process{}, false
 		case p.Signal == "" && (p.ExitCode == nil || *p.ExitCode == 0):
 			return guest.Process{}, false
-		case p.Restart == guest.RestartAlways && p.Restarts < crashLoop:
+		case p.Restart == guest.RestartAlways && p.RestartCount < crashLoop:
 			return guest.Process{}, false
 		}
 		if !ok || p.ExitedAt.After(*last.ExitedAt) {

@@ -18,7 +18,7 @@ func TestCrashedIsTheLastOfProcessesThatAllFailed(t *testing.T) {
 	edit := func(p guest.Process, change func(*guest.Process)) guest.Process { change(&p); return p }
 	running := guest.Process{Name: "web", State: guest.ProcessRunning, StartedAt: at(9)}
 	always := func(restarts int) func(*guest.Process) {
-		return func(p *guest.Process) { p.Restart, p.Restarts = guest.RestartAlways, restarts }
+		return func(p *guest.Process) { p.Restart, p.RestartCount = guest.RestartAlways, restarts }
 	}
 	for name, test := range map[string]struct {
 		declared  string

@@ -182,7 +182,7 @@ func (b *box) make(ctx context.Context) {
 		close(b.made)
 		return
 	}
-	b.emit(Event{Type: EventCreated, TookMS: milliseconds(time.Since(start))})
+	b.emit(Event{Type: EventCreated, DurationMS: milliseconds(time.Since(start))})
 	b.touch()
 	b.open(0)
 	close(b.made)

@@ -234,7 +234,7 @@ func TestPullIsToldInTheTimeline(t *testing.T) {
 	for _, ev := range events {
 		told = append(told, string(ev.Type)+" "+ev.Progress)
 	}
-	if got := strings.Join(told, ", "); got != "image_pull fetching layer 1 of 2, image_pull fetching layer 2 of 2, created " {
+	if got := strings.Join(told, ", "); got != "image_pull_progress fetching layer 1 of 2, image_pull_progress fetching layer 2 of 2, created " {
 		t.Errorf("timeline: %s", got)
 	}
 }

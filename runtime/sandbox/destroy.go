@@ -62,12 +62,12 @@ func (b *box) destroyDue(ctx context.Context, reason StateReason, due func() boo
 		err := b.noteDestroyed(ctx, reason)
 		b.updating.Unlock()
 		if err != nil {
-			return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
+			return b.failed(ConditionDestroyFailed, fmt.Errorf("destroying %s: %w", b.id, err))
 		}
 		b.emit(Event{Type: EventDestroyed, Reason: reason})
 	}
 	if err := b.dismantle(ctx); err != nil {
-		return b.failed(fmt.Errorf("destroying %s: %w", b.id, err))
+		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroying %s: %w", b.id, err))
 	}
 	b.m.remove(b)
 	return nil

@@ -29,7 +29,7 @@ func (b *box) emit(ev Event) {
 		b.seq, b.seqLoaded = seq, true
 	}
 	b.seq++
-	ev.Seq, ev.At, ev.Sandbox = b.seq, time.Now().UTC(), b.id
+	ev.Seq, ev.Time, ev.Sandbox = b.seq, time.Now().UTC(), b.id
 	b.m.journal.append(ev)
 	sb := b.view.Load()
 	b.m.feed.add(FeedEvent{Event: ev, Name: sb.Name, Owner: sb.Owner})

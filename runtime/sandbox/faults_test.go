@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -63,7 +62,7 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 	m := n.Manager
 
 	for _, id := range []sandbox.ID{deaf.ID, slow.ID} {
-		mustAil(t, n, id, "it has not answered since the node started")
+		mustAil(t, n, id, sandbox.ConditionUnresponsive, "it has not responded since the node started")
 	}
 	hangs.Store(false)
 	if kind := acquire(t, m, slow.ID).Wake().Kind; kind != sandbox.WakeNone { // adopted meanwhile
@@ -81,7 +80,7 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 	await(t, "the deaf one is given up", func() bool { return stateOf(t, m, deaf.ID) == sandbox.StateStopped })
 	await(t, "why it was is told", func() bool {
 		got, _ := m.ByID(deaf.ID)
-		return strings.Contains(got.Condition, "could not be adopted")
+		return got.Condition.Code == sandbox.ConditionRecoveryFailed
 	})
 	n.Engine.Fail("stop", nil)
 	await(t, "its container is stopped", func() bool {

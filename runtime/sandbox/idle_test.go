@@ -80,8 +80,8 @@ func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
 	last, _ := m.ByID(sb.ID)
 	twoSeconds := 2 * second
 	update(t, m, sb.ID, sandbox.Patch{StopAfter: &twoSeconds})
-	if stopped := nextEvent(t, events, sandbox.EventStopped); stopped.At.Sub(last.StateSince) < 2*time.Second {
-		t.Errorf("stopped %s after it fell asleep, want 2 s or more", stopped.At.Sub(last.StateSince))
+	if stopped := nextEvent(t, events, sandbox.EventStopped); stopped.Time.Sub(last.StateSince) < 2*time.Second {
+		t.Errorf("stopped %s after it fell asleep, want 2 s or more", stopped.Time.Sub(last.StateSince))
 	}
 }
 
@@ -127,8 +127,8 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 	for _, id := range []sandbox.ID{leased.ID, idle.ID} {
 		update(t, n.Manager, id, sandbox.Patch{SleepAfter: &second})
 	}
-	if slept := nextEvent(t, others, sandbox.EventSlept); slept.At.Sub(idle.LastActiveAt) < time.Second {
-		t.Errorf("it slept %s after its last use", slept.At.Sub(idle.LastActiveAt))
+	if slept := nextEvent(t, others, sandbox.EventSlept); slept.Time.Sub(idle.LastActiveAt) < time.Second {
+		t.Errorf("it slept %s after its last use", slept.Time.Sub(idle.LastActiveAt))
 	}
 	n.Manager.Look(leased.ID)
 	if s := stateOf(t, n.Manager, leased.ID); s != sandbox.StateRunning {
@@ -136,8 +136,8 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 	}
 	released := time.Now()
 	lease.Release()
-	if slept := nextEvent(t, events, sandbox.EventSlept); slept.At.Sub(released) < time.Second {
-		t.Errorf("it slept %s after its lease was given back", slept.At.Sub(released))
+	if slept := nextEvent(t, events, sandbox.EventSlept); slept.Time.Sub(released) < time.Second {
+		t.Errorf("it slept %s after its lease was given back", slept.Time.Sub(released))
 	}
 }
 

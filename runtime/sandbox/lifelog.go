@@ -51,7 +51,7 @@ func (b *box) lifeLine(ev Event) (slog.Record, bool) {
 		level = slog.LevelWarn
 	}
 	sb := b.view.Load()
-	line := slog.NewRecord(ev.At, level, message, 0)
+	line := slog.NewRecord(ev.Time, level, message, 0)
 	line.AddAttrs(slog.String("sandbox", string(b.id)), slog.String("name", sb.Name), slog.String("owner", sb.Owner))
 	for _, attr := range []slog.Attr{
 		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", string(ev.Reason)), slog.String("error", ev.Error),
@@ -60,8 +60,8 @@ func (b *box) lifeLine(ev Event) (slog.Record, bool) {
 			line.AddAttrs(attr)
 		}
 	}
-	if ev.TookMS != 0 {
-		line.AddAttrs(slog.Float64("duration_ms", ev.TookMS))
+	if ev.DurationMS != 0 {
+		line.AddAttrs(slog.Float64("duration_ms", ev.DurationMS))
 	}
 	if n := b.lines.suppressed.Swap(0); n > 0 {
 		line.AddAttrs(slog.Uint64("suppressed", n))

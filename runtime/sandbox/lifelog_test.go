@@ -63,7 +63,7 @@ func TestLogHasALineForEachEventOfALife(t *testing.T) {
 				t.Errorf("line %v", line)
 			}
 		case "sandbox failed to wake":
-			if line["level"] != "WARN" || line["cause"] != "exec" || line["reason"] == nil {
+			if line["level"] != "WARN" || line["cause"] != "exec" || line["error"] == nil {
 				t.Errorf("line %v", line)
 			}
 		}

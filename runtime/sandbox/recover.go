@@ -154,8 +154,9 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 		m.log.Warn("some sandboxes do not answer; the node serves without waiting for them")
 		for _, b := range boxes {
 			// Before Start returns only recover takes turns.
-			if len(b.turn) > 0 && b.view.Load().Condition == "" {
-				b.setCondition(unansweredCondition)
+			if len(b.turn) > 0 && b.view.Load().Condition.Code == "" {
+				// For this one Start did not wait.
+				b.setCondition(ConditionUnresponsive, "it has not responded since the node started")
 			}
 		}
 	case <-ctx.Done():
@@ -193,9 +194,6 @@ func (b *box) foundStopped(exists bool) {
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }
 
-// unansweredCondition is that of a sandbox for which Start did not wait.
-const unansweredCondition = "it has not answered since the node started"
-
 // adopt takes over a container that runs, frozen or not. Needs the turn. An
 // error says why the sandbox cannot be used.
 func (b *box) adopt(ctx context.Context, c Container) error {
@@ -218,9 +216,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 		if before.State != StateAsleep {
 			b.setState(StateAsleep, ReasonRecovered)
 		}
-		if b.view.Load().Condition == unansweredCondition {
-			b.setCondition("")
-		}
+		b.endConditionOf(ConditionUnresponsive)
 		b.noteAttached(uplinkErr)
 		b.arm()
 		return nil
@@ -249,7 +245,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 	if before.State == StateStopped {
 		b.emit(Event{Type: EventWoke, Kind: WakeCold, Reason: ReasonRecovered})
 	}
-	b.setCondition("")
+	b.endCondition()
 	b.noteAttached(uplinkErr)
 	b.touch()
 	b.open(0)
@@ -264,6 +260,6 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 func (b *box) giveUp(ctx context.Context, why error) {
 	b.m.log.Error("a sandbox cannot be adopted: stopping it", "sandbox", b.id, "error", why)
 	b.ended(ReasonRecoveryFailed, why.Error())
-	b.failed(fmt.Errorf("it could not be adopted, and was stopped: %w", why))
+	b.failed(ConditionRecoveryFailed, fmt.Errorf("it could not be adopted, and was stopped: %w", why))
 	b.kill(ctx, b.m.config().StopGrace)
 }

@@ -4,12 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 )
 
-// diskLostCondition stays until the sandbox changes its state again.
-const diskLostCondition = "its container was removed outside of doze: its files are lost, and it starts with those of its image"
+// diskLostMessage is of ConditionDiskLost, which stays until the sandbox changes its state again.
+const diskLostMessage = "its container was removed outside of doze: its files are lost, and it starts with those of its image"
 
 // errNotIdle is why the idle rule leaves a sandbox awake after all.
 var errNotIdle = errors.New("not idle")
@@ -85,7 +84,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason StateReason) error {
 		if how == modeShutdown {
 			return err // the next node finds it running, and sees for itself
 		}
-		return b.failed(err)
+		return b.failed(ConditionSleepFailed, err)
 	}
 	if how == modeRequested || how == modeForced {
 		b.endHold()
@@ -94,7 +93,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason StateReason) error {
 	idle := func() bool { return how != modeIdle || b.idleIn() <= 0 }
 	if !b.setStateIf(idle, StateAsleep, reason) {
 		if err := b.unfreeze(ctx); err != nil {
-			return b.failed(fmt.Errorf("thawing %s, which is in use: %w", b.id, err))
+			return b.failed(ConditionSleepFailed, fmt.Errorf("thawing %s, which is in use: %w", b.id, err))
 		}
 		return errNotIdle
 	}
@@ -188,7 +187,7 @@ func (b *box) stop(ctx context.Context, how mode, reason StateReason) error {
 		}
 		// Its processes get their chance to end well.
 		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
-			return b.failed(fmt.Errorf("thawing %s to stop it: %w", b.id, err))
+			return b.failed(ConditionStopFailed, fmt.Errorf("thawing %s to stop it: %w", b.id, err))
 		}
 	default:
 		return nil
@@ -202,9 +201,9 @@ func (b *box) stop(ctx context.Context, how mode, reason StateReason) error {
 		// Whatever half of it happened, its watcher or the next wake finds it.
 		if before == StateRunning {
 			b.open(0)
-			return b.failed(err)
+			return b.failed(ConditionStopFailed, err)
 		}
-		return b.failed(errors.Join(err, b.refreeze(ctx)))
+		return b.failed(ConditionStopFailed, errors.Join(err, b.refreeze(ctx)))
 	}
 	b.hearOut(ctx)
 	b.ended(reason, "")
@@ -247,9 +246,6 @@ func (b *box) ended(reason StateReason, failure string) {
 	b.emit(Event{Type: EventStopped, Reason: reason, Error: failure})
 }
 
-// leftoverCondition begins what kill says when it failed.
-const leftoverCondition = "it is stopped, but what is left of its container cannot be ended: "
-
 // kill ends what is left of the container of a sandbox that is stopped. What
 // fails is tried again by look. Needs the turn.
 func (b *box) kill(ctx context.Context, grace time.Duration) {
@@ -266,11 +262,11 @@ func (b *box) kill(ctx context.Context, grace time.Duration) {
 	case err != nil:
 		b.failures.Add(1)
 		b.m.log.Error("ending what is left of a container", "sandbox", b.id, "error", err)
-		if b.view.Load().Condition == "" {
-			b.setCondition(leftoverCondition + err.Error())
+		if b.view.Load().Condition.Code == "" {
+			b.setCondition(ConditionStopIncomplete, "it is stopped, but what is left of its container cannot be ended: "+err.Error())
 		}
-	case strings.HasPrefix(b.view.Load().Condition, leftoverCondition):
-		b.setCondition("")
+	default:
+		b.endConditionOf(ConditionStopIncomplete)
 	}
 	b.leftover.Store(err != nil)
 	b.arm()

@@ -41,7 +41,7 @@ func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 		t.Fatalf("acquire: %v", err)
 	}
 	await(t, "why it does not sleep is told", func() bool {
-		return strings.HasPrefix(lease.Sandbox().Condition, "freezing "+string(sb.ID))
+		return strings.HasPrefix(lease.Sandbox().Condition.Message, "freezing "+string(sb.ID))
 	})
 	release()
 	lease.Release()
@@ -217,8 +217,8 @@ func TestHoldKeepsAwakeUntilItEnds(t *testing.T) {
 		t.Fatalf("hold until %v, error %v", held.HoldUntil, err)
 	}
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
-	if ev := nextEvent(t, events, sandbox.EventSlept); ev.At.Before(held.HoldUntil) {
-		t.Errorf("slept at %v, before %v", ev.At, held.HoldUntil)
+	if ev := nextEvent(t, events, sandbox.EventSlept); ev.Time.Before(held.HoldUntil) {
+		t.Errorf("slept at %v, before %v", ev.Time, held.HoldUntil)
 	}
 	var invalid *sandbox.InvalidError
 	if _, err := n.Manager.Hold(t.Context(), sb.ID, 48*time.Hour); !errors.As(err, &invalid) {
@@ -259,7 +259,7 @@ func TestTimelineTellsWhatHappened(t *testing.T) {
 	}
 	var types []string
 	for i, ev := range events {
-		if ev.Seq != uint64(i+1) || ev.Sandbox != sb.ID || ev.At.IsZero() {
+		if ev.Seq != uint64(i+1) || ev.Sandbox != sb.ID || ev.Time.IsZero() {
 			t.Errorf("event %d: %+v", i, ev)
 		}
 		types = append(types, string(ev.Type))

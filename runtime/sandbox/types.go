@@ -45,6 +45,29 @@ const (
 	ReasonAdopted           StateReason = "adopted"            // from quarantine
 )
 
+// Condition is what is wrong with a sandbox.
+type Condition struct {
+	Code    ConditionCode `json:"code"`
+	Message string        `json:"message"` // for people
+	Since   time.Time     `json:"since"`   // when a condition of this code began
+}
+
+// ConditionCode tells conditions apart.
+type ConditionCode string
+
+const (
+	ConditionWakeFailed     ConditionCode = "wake_failed"     // its last wake failed
+	ConditionSleepFailed    ConditionCode = "sleep_failed"    // its last sleep failed
+	ConditionStopFailed     ConditionCode = "stop_failed"     // its last stop failed
+	ConditionDestroyFailed  ConditionCode = "destroy_failed"  // destroying it failed and is tried again
+	ConditionRecoveryFailed ConditionCode = "recovery_failed" // the node could not take it over, and stopped it
+	ConditionDiskLost       ConditionCode = "disk_lost"       // its files are lost with its container
+	ConditionStopIncomplete ConditionCode = "stop_incomplete" // stopped, but its container cannot be ended; tried again
+	ConditionNetworkLost    ConditionCode = "network_lost"    // it has no network; tried again
+	ConditionTrustFailed    ConditionCode = "trust_failed"    // its programs may not trust the node's CA
+	ConditionUnresponsive   ConditionCode = "unresponsive"    // it has not responded since the node started
+)
+
 // Duration is a time.Duration that reads and writes as text, such as "60s".
 type Duration time.Duration
 
@@ -92,12 +115,9 @@ type Sandbox struct {
 	// StateSince is when State was entered; StateReason says why. A wake leaves none.
 	StateSince  time.Time   `json:"state_since"`
 	StateReason StateReason `json:"state_reason,omitempty"`
-	// Condition says what is wrong with it, such as why its last wake failed or
-	// why it could not be stopped; empty when nothing is. It is for people. A
-	// change of state that succeeds ends it.
-	Condition      string        `json:"condition,omitempty"`
-	ConditionCode  ConditionCode `json:"condition_code,omitempty"` // empty when Condition is
-	ConditionSince time.Time     `json:"condition_since,omitzero"`
+	// Condition says what is wrong with it, such as why its last wake failed; zero
+	// when nothing is. A change of state that succeeds ends it.
+	Condition Condition `json:"condition,omitzero"`
 	// StartedAt is when its container last started: each cold wake changes it,
 	// and connections from before it are dead.
 	StartedAt time.Time       `json:"started_at,omitzero"`
@@ -113,17 +133,6 @@ type Sandbox struct {
 func (sb *Sandbox) StoppedOnPurpose() bool {
 	return sb.State == StateStopped && (sb.StateReason == ReasonRequested || sb.StateReason == ReasonForced)
 }
-
-// ConditionCode identifies what is wrong with a sandbox, for programs.
-type ConditionCode string
-
-const (
-	ConditionWakeFailed     ConditionCode = "wake_failed"     // the last wake failed
-	ConditionDiskLost       ConditionCode = "disk_lost"       // its files were lost with its container
-	ConditionStopIncomplete ConditionCode = "stop_incomplete" // remains of its container are still to be removed
-	ConditionNetworkLost    ConditionCode = "network_lost"    // it has no network
-	ConditionUnresponsive   ConditionCode = "unresponsive"    // it has not responded since the node started
-)
 
 // Access to a preview.
 type Access string
@@ -233,22 +242,23 @@ const (
 	EventDestroyed     EventType = "destroyed"
 )
 
-// Event is one entry of a sandbox's timeline. Fields beyond Seq, Type, At and
-// Sandbox depend on Type.
+// Event is one entry of a sandbox's timeline. Fields beyond Seq, Type, Time
+// and Sandbox depend on Type.
 type Event struct {
 	// Seq rises within a sandbox. When the node is killed, events of its last
 	// moments may be lost, although they were told; others then get their seqs.
-	Seq      uint64         `json:"seq"`
-	Type     EventType      `json:"type"`
-	At       time.Time      `json:"at"`
-	Sandbox  ID             `json:"sandbox"`
-	Kind     WakeKind       `json:"kind,omitempty"`    // woke
-	TookMS   float64        `json:"took_ms,omitempty"` // woke, created
-	Cause    Cause          `json:"cause,omitempty"`   // woke, wake_failed
-	Reason   StateReason    `json:"reason,omitempty"`  // woke, slept, stopped, destroyed
-	Error    string         `json:"error,omitempty"`   // stopped, wake_failed, disk_lost: what went wrong, for people
-	Port     uint16         `json:"port,omitempty"`
-	Process  *guest.Process `json:"process,omitempty"`
-	Progress string         `json:"progress,omitempty"` // image_pull_progress
-	Until    time.Time      `json:"until,omitzero"`     // held
+	Seq     uint64    `json:"seq"`
+	Type    EventType `json:"type"`
+	Time    time.Time `json:"time"`
+	Sandbox ID        `json:"sandbox"`
+	Kind    WakeKind  `json:"kind,omitempty"` // woke
+	// DurationMS is how long it took: woke, created.
+	DurationMS float64        `json:"duration_ms,omitempty"`
+	Cause      Cause          `json:"cause,omitempty"`  // woke, wake_failed
+	Reason     StateReason    `json:"reason,omitempty"` // woke, slept, stopped, destroyed
+	Error      string         `json:"error,omitempty"`  // stopped, wake_failed, disk_lost: description of the failure, for people
+	Port       uint16         `json:"port,omitempty"`
+	Process    *guest.Process `json:"process,omitempty"`
+	Progress   string         `json:"progress,omitempty"` // image_pull_progress
+	Until      time.Time      `json:"until,omitzero"`     // held
 }

@@ -3,7 +3,6 @@ package sandbox
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
@@ -48,9 +47,6 @@ func (b *box) outOfReach() {
 	b.guest.Close()
 }
 
-// cutOffCondition begins what is said of an adopted sandbox that has no network.
-const cutOffCondition = "it has no network; the node tries again: "
-
 // noteAttached notes whether an adopted sandbox could be attached. It is worth
 // more without a network than stopped, so it stays as it is, and look tries again.
 // Needs the turn.
@@ -61,9 +57,9 @@ func (b *box) noteAttached(err error) {
 		if !b.cutOff.Swap(true) {
 			b.m.log.Error("a sandbox has no network; trying again", "sandbox", b.id, "error", err)
 		}
-		b.setCondition(cutOffCondition + err.Error())
-	case b.cutOff.Swap(false) && strings.HasPrefix(b.view.Load().Condition, cutOffCondition):
-		b.setCondition("")
+		b.setCondition(ConditionNetworkLost, "it has no network; the node tries again: "+err.Error())
+	case b.cutOff.Swap(false):
+		b.endConditionOf(ConditionNetworkLost)
 	}
 }
 
@@ -119,7 +115,7 @@ func (b *box) trustUplink(ctx context.Context) {
 	}
 	if err != nil {
 		b.m.log.Warn("a sandbox may not trust the node's CA", "sandbox", b.id, "error", err)
-		_ = b.failed(fmt.Errorf("its programs may not trust the node's CA: %w", err))
+		_ = b.failed(ConditionTrustFailed, fmt.Errorf("its programs may not trust the node's CA: %w", err))
 	}
 }
 

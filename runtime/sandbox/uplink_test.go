@@ -98,7 +98,7 @@ func TestSandboxThatCannotBeAttachedDoesNotStart(t *testing.T) {
 	if _, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CauseExec); !errors.As(err, &we) || !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("acquire: %v", err)
 	}
-	mustAil(t, n, sb.ID, "too many open files")
+	mustAil(t, n, sb.ID, sandbox.ConditionWakeFailed, "too many open files")
 	c, err := n.Engine.Inspect(t.Context(), sb.ID)
 	if err != nil || c.State == sandbox.ContainerRunning {
 		t.Errorf("its container is %s, error %v", c.State, err)
@@ -222,14 +222,14 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 	n.Crash(t, func() { n.Uplink.Fail(syscall.EMFILE) })
 	m := n.Manager
 	for id, want := range map[sandbox.ID]sandbox.State{running.ID: sandbox.StateRunning, asleep.ID: sandbox.StateAsleep} {
-		if got := mustAil(t, n, id, "no network"); got.State != want {
+		if got := mustAil(t, n, id, sandbox.ConditionNetworkLost, "no network"); got.State != want {
 			t.Errorf("%s is %s, want %s", got.Name, got.State, want)
 		}
 		if !m.Armed(id) {
 			t.Error("nobody tries again")
 		}
 		m.Look(id)
-		mustAil(t, n, id, "too many open files")
+		mustAil(t, n, id, sandbox.ConditionNetworkLost, "too many open files")
 	}
 	mustStop(t, m, stopped.ID)
 	n.Uplink.Fail(nil)
@@ -583,7 +583,7 @@ func TestSandboxThatCannotTrustTheUplinkRunsAndSaysWhy(t *testing.T) {
 	n.Engine.Answer(g)
 	n.Uplink.SetTrust(newCA(t))
 	sb := create(t, n.Manager, "app")
-	if got := mustAil(t, n, sb.ID, "the disk is full"); got.State != sandbox.StateRunning {
+	if got := mustAil(t, n, sb.ID, sandbox.ConditionTrustFailed, "the disk is full"); got.State != sandbox.StateRunning {
 		t.Errorf("it is %s", got.State)
 	}
 	g.told()
@@ -607,5 +607,5 @@ func TestHostWithoutRootsSaysSo(t *testing.T) {
 	n.Uplink.SetTrust(newCA(t))
 	n.Roots = func() ([]byte, error) { return nil, errors.New("install ca-certificates") }
 	n.Crash(t, func() {})
-	mustAil(t, n, create(t, n.Manager, "app").ID, "install ca-certificates")
+	mustAil(t, n, create(t, n.Manager, "app").ID, sandbox.ConditionTrustFailed, "install ca-certificates")
 }

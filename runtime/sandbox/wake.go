@@ -123,10 +123,10 @@ func (b *box) runWake(ctx context.Context, w *wake) {
 	case err != nil:
 		b.m.metrics.wakeFailures.Inc()
 		b.emit(Event{Type: EventWakeFailed, Cause: w.cause, Error: err.Error()})
-		b.failed(err)
+		b.failed(ConditionWakeFailed, err)
 	case kind != WakeNone:
 		b.m.metrics.woke(kind, w.cause, info.Took)
-		b.emit(Event{Type: EventWoke, Kind: kind, Cause: w.cause, TookMS: milliseconds(info.Took)})
+		b.emit(Event{Type: EventWoke, Kind: kind, Cause: w.cause, DurationMS: milliseconds(info.Took)})
 	}
 
 	b.mu.Lock()
@@ -256,7 +256,7 @@ func (b *box) coldStart(ctx context.Context) error {
 	b.setState(StateRunning, "")
 	if b.diskLost {
 		b.diskLost = false
-		b.setCondition(diskLostCondition)
+		b.setCondition(ConditionDiskLost, diskLostMessage)
 	}
 	b.trustUplink(ctx)
 	if !ranOn {
@@ -308,7 +308,7 @@ func (b *box) start(ctx context.Context) error {
 				b.emit(Event{Type: EventStopped, Reason: ReasonContainerLost})
 			}
 			b.m.log.Error("container was removed outside of doze, making it again", "sandbox", b.id)
-			b.emit(Event{Type: EventDiskLost, Error: diskLostCondition})
+			b.emit(Event{Type: EventDiskLost, Error: diskLostMessage})
 			b.diskLost = true
 		}
 		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {

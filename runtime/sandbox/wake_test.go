@@ -251,7 +251,7 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 		}
 	})
 	m := n.Manager
-	mustAil(t, n, atStart.ID, "files are lost")
+	mustAil(t, n, atStart.ID, sandbox.ConditionDiskLost, "files are lost")
 	for _, id := range []sandbox.ID{stopped.ID, running.ID} {
 		if err := n.Engine.Remove(t.Context(), id); err != nil {
 			t.Fatal(err)
@@ -261,7 +261,7 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 	await(t, "the end of the running one is seen", func() bool { return stateOf(t, m, running.ID) == sandbox.StateStopped })
 	for _, id := range []sandbox.ID{stopped.ID, running.ID, atStart.ID} {
 		acquire(t, m, id).Release()
-		mustAil(t, n, id, "files are lost")
+		mustAil(t, n, id, sandbox.ConditionDiskLost, "files are lost")
 		events, err := m.Events(t.Context(), id, 0, 100)
 		if err != nil {
 			t.Fatal(err)

@@ -71,7 +71,7 @@ func BenchmarkAppendEvent(b *testing.B) {
 	defer s.Close()
 	events := storetest.Events(1, 1, 1)
 	for b.Loop() {
-		events[0].At = time.Now()
+		events[0].Time = time.Now()
 		if err := s.AppendEvents(b.Context(), events); err != nil {
 			b.Fatal(err)
 		}

@@ -60,7 +60,7 @@ func TestEventsRepeatWhatIsKnownThenTellChanges(t *testing.T) {
 		state    guest.ProcessState
 		restarts int
 	}{{guest.ProcessRunning, 0}, {guest.ProcessExited, 0}, {guest.ProcessRunning, 1}, {guest.ProcessExited, 1}} {
-		if ev := next(t, events); ev.Process.Name != p.Name || ev.Process.State != want.state || ev.Process.Restarts != want.restarts {
+		if ev := next(t, events); ev.Process.Name != p.Name || ev.Process.State != want.state || ev.Process.RestartCount != want.restarts {
 			t.Errorf("got %+v, want %+v", ev.Process, want)
 		}
 	}

@@ -188,7 +188,7 @@ func TestStopProcess(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got.State != guest.ProcessExited || got.Signal != tt.want || got.ExitCode == nil || *got.ExitCode != tt.code || got.Restarts != 0 {
+			if got.State != guest.ProcessExited || got.Signal != tt.want || got.ExitCode == nil || *got.ExitCode != tt.code || got.RestartCount != 0 {
 				t.Errorf("stopped as %+v", got)
 			}
 			if again, err := c.StopProcess(t.Context(), p.ID, tt.grace); err != nil || again.State != guest.ProcessExited {
@@ -236,7 +236,7 @@ func TestSignalProcess(t *testing.T) {
 	}
 	got := waitProcess(t, c, p.ID, "it died of the signal", exited)
 	_, _, end := readLog(t, c, p.ID, true) // ends only when there is no restart
-	if got.Signal != "SIGUSR1" || end == nil || end.Restarts != 0 {
+	if got.Signal != "SIGUSR1" || end == nil || end.RestartCount != 0 {
 		t.Fatalf("ended as %+v, log %+v", got, end)
 	}
 	_, err = c.SignalProcess(t.Context(), p.ID, "TERM")
@@ -262,7 +262,7 @@ func TestRestartAlways(t *testing.T) {
 			t.Fatalf("life %d says %q, %+v, %v", n, ev.Data, ev.Process, err)
 		}
 		now, err := c.Process(t.Context(), p.ID)
-		if err != nil || now.State != guest.ProcessRunning || now.Restarts != n || now.Name != "crash" || (now.PID == p.PID) != (n == 0) || now.ExitCode != nil {
+		if err != nil || now.State != guest.ProcessRunning || now.RestartCount != n || now.Name != "crash" || (now.PID == p.PID) != (n == 0) || now.ExitCode != nil {
 			t.Fatalf("in life %d it is %+v, %v", n, now, err)
 		}
 		eventually(t, "its shell and its sleep are alive, and nothing of earlier lives", func() bool { return aliveWith(t, mark) == 2 })
@@ -272,10 +272,10 @@ func TestRestartAlways(t *testing.T) {
 		openFIFO(t, p.Cwd)
 	}
 	stopped, err := c.StopProcess(t.Context(), p.ID, 20*time.Second)
-	if err != nil || stopped.State != guest.ProcessExited || stopped.Restarts != restarts || stopped.Signal != "SIGTERM" {
+	if err != nil || stopped.State != guest.ProcessExited || stopped.RestartCount != restarts || stopped.Signal != "SIGTERM" {
 		t.Fatalf("stopped as %+v, %v", stopped, err)
 	}
-	if ev, err := log.Next(); err != nil || ev.Process == nil || ev.Process.Restarts != restarts {
+	if ev, err := log.Next(); err != nil || ev.Process == nil || ev.Process.RestartCount != restarts {
 		t.Errorf("the log ends with %q, %+v, %v", ev.Data, ev.Process, err)
 	}
 	if n := aliveWith(t, mark); n != 0 {
@@ -288,7 +288,7 @@ func TestRestartOnWakeAndNoAreNotRestarted(t *testing.T) {
 		t.Run(string(restart), func(t *testing.T) {
 			c := start(t, nil)
 			p := startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: restart})
-			if _, _, end := readLog(t, c, p.ID, true); end == nil || end.Restarts != 0 || end.Restart != restart {
+			if _, _, end := readLog(t, c, p.ID, true); end == nil || end.RestartCount != 0 || end.Restart != restart {
 				t.Fatalf("ended as %+v", end)
 			}
 		})

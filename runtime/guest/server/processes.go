@@ -166,7 +166,7 @@ func (ps *processes) started(p *process, run *processRun) bool {
 		return false
 	}
 	if p.run != nil {
-		p.view.Restarts++
+		p.view.RestartCount++
 	}
 	p.run, p.last = run, 0
 	p.view.PID, p.view.State, p.view.StartedAt = run.tree.root.pid, guest.ProcessRunning, time.Now()

@@ -24,7 +24,7 @@ func TestListOfAllProcessesFitsInAnAnswer(t *testing.T) {
 			}
 			code, now := 255, time.Now()
 			p.view.PID, p.view.State, p.view.StartedAt, p.view.ExitedAt = 4<<20, guest.ProcessExited, now, &now
-			p.view.ExitCode, p.view.Signal, p.view.Restarts = &code, "SIGSTKFLT", 1<<31
+			p.view.ExitCode, p.view.Signal, p.view.RestartCount = &code, "SIGSTKFLT", 1<<31
 			p.view.LogFile = strings.Repeat("l", 200)
 			list := make([]guest.Process, maxProcesses+maxHistory)
 			for i := range list {

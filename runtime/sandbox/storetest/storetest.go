@@ -68,7 +68,7 @@ func Record(n int) sandbox.Sandbox {
 		Ports: []sandbox.Port{{Port: 3000, Access: sandbox.AccessToken, Token: "8d1f0c5e7a9b4d62", Wake: sandbox.WakeNavigation,
 			Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease, CreatedAt: at}},
 		Processes: []guest.Process{{PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Restart: guest.RestartOnWake,
-			State: guest.ProcessExited, ExitCode: &code, Restarts: 1, StartedAt: at, ExitedAt: &at, LogFile: "/var/log/doze/12.log"}},
+			State: guest.ProcessExited, ExitCode: &code, RestartCount: 1, StartedAt: at, ExitedAt: &at, LogFile: "/var/log/doze/12.log"}},
 		Declared: []guest.ProcessSpec{{Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Env: map[string]string{"A": "b"},
 			Name: "web", Restart: guest.RestartOnWake}},
 	}
@@ -79,7 +79,7 @@ func ID(n int) sandbox.ID { return sandbox.ID(fmt.Sprintf("sb%010d", n)) }
 
 // Event returns an event of the sandbox ID(n).
 func Event(n int, seq uint64) sandbox.Event {
-	return sandbox.Event{Seq: seq, Type: sandbox.EventWoke, At: time.Now().UTC(), Sandbox: ID(n), Kind: sandbox.WakeWarm, TookMS: 0.25, Cause: sandbox.CausePreview}
+	return sandbox.Event{Seq: seq, Type: sandbox.EventWoke, Time: time.Now().UTC(), Sandbox: ID(n), Kind: sandbox.WakeWarm, DurationMS: 0.25, Cause: sandbox.CausePreview}
 }
 
 // Events returns events of the sandbox ID(n) with these seqs, both included.
@@ -217,7 +217,7 @@ func badID(t *testing.T, s sandbox.Store) {
 
 func eventsInOrder(t *testing.T, s sandbox.Store) {
 	want := Events(1, 1, 300) // crosses every byte boundary below 2^9
-	want[7].Process = &guest.Process{PID: 3, Name: "web", State: guest.ProcessLost, Restart: guest.RestartNo, StartedAt: want[7].At}
+	want[7].Process = &guest.Process{PID: 3, Name: "web", State: guest.ProcessLost, Restart: guest.RestartNo, StartedAt: want[7].Time}
 	must(t, s.AppendEvents(t.Context(), want[:100]))
 	must(t, s.AppendEvents(t.Context(), nil))
 	must(t, s.AppendEvents(t.Context(), want[100:]))
@@ -295,8 +295,8 @@ func eventsBoundedWithGaps(t *testing.T, s sandbox.Store) {
 
 func eventsExpire(t *testing.T, s sandbox.Store) {
 	events := Events(1, 1, 3)
-	events[0].At = time.Now().Add(-sandbox.KeepEvents - time.Hour)
-	events[1].At = time.Now().Add(-sandbox.KeepEvents + time.Hour)
+	events[0].Time = time.Now().Add(-sandbox.KeepEvents - time.Hour)
+	events[1].Time = time.Now().Add(-sandbox.KeepEvents + time.Hour)
 	must(t, s.AppendEvents(t.Context(), events))
 	got, err := s.Events(t.Context(), ID(1), 0, 10)
 	must(t, err)
