@@ -15,7 +15,7 @@ import (
 
 // NodeRules are the operator's.
 type NodeRules struct {
-	Default rule.Default `json:"default" enum:"allow-public,deny" doc:"What becomes of what no rule is about"`
+	Default rule.Default `json:"default" enum:"allow_public,deny" doc:"What becomes of what no rule is about"`
 	Rules   []rule.Rule  `json:"rules" nullable:"false"`
 }
 

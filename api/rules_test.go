@@ -109,7 +109,7 @@ func TestTheDefaultOfRules(t *testing.T) {
 				t.Errorf("%s: %s: then %q", path, step.body, set.Default)
 			}
 		}
-		for _, bad := range []string{`"allow-public"`, `""`, `1`} {
+		for _, bad := range []string{`"allow_public"`, `""`, `1`} {
 			s.refused(CodeInvalidRequest, "PUT", path, `{"default":`+bad+`,"rules":[]}`)
 		}
 	}

@@ -88,16 +88,15 @@ type App struct {
 	CreateTimeout caddy.Duration `json:"create_timeout,omitempty"`
 	// How long processes have between SIGTERM and SIGKILL when their sandbox
 	// stops. Default: 10s.
-	StopGrace caddy.Duration `json:"stop_grace,omitempty"`
+	StopGracePeriod caddy.Duration `json:"stop_grace_period,omitempty"`
 
 	// How many sandboxes the node has at most; one more is refused.
 	// Default: 20000.
 	MaxSandboxes int `json:"max_sandboxes,omitempty"`
-	// How many requests wait for the wake of one sandbox at most; one more
-	// gets 503. Default: 4096.
+	// How many requests wait for wakes at most; one more gets 503. Default: 16384.
 	MaxWaiters int `json:"max_waiters,omitempty"`
-	// How many requests wait for wakes in all at most. Default: 16384.
-	MaxWaitersTotal int `json:"max_waiters_total,omitempty"`
+	// The same for the wake of one sandbox. Default: 4096.
+	MaxWaitersPerSandbox int `json:"max_waiters_per_sandbox,omitempty"`
 
 	// The domain under which previews live; it never carries the API.
 	// Default: preview.doze.localhost.
@@ -418,10 +417,10 @@ func (a *App) config() node.Config {
 	}
 	set(&sb.WakeTimeout, time.Duration(a.WakeTimeout))
 	set(&sb.CreateTimeout, time.Duration(a.CreateTimeout))
-	set(&sb.StopGrace, time.Duration(a.StopGrace))
+	set(&sb.StopGrace, time.Duration(a.StopGracePeriod))
 	set(&sb.MaxSandboxes, a.MaxSandboxes)
 	set(&sb.MaxWaiters, a.MaxWaiters)
-	set(&sb.MaxWaitersTotal, a.MaxWaitersTotal)
+	set(&sb.MaxWaitersPerSandbox, a.MaxWaitersPerSandbox)
 	return node.Config{
 		Home:         a.Data,
 		TokenFile:    a.TokenFile,

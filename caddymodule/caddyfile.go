@@ -30,16 +30,16 @@ func init() {
 // parseApp sets up the doze app from the global option. Syntax:
 //
 //	doze {
-//		data              <folder>
-//		token_file        <file>
-//		podman_socket     <socket>
-//		guest             <program>
-//		netns_helper      <program>
-//		cgroup            <folder>
-//		image             <name> <reference>
-//		allow_images      <pattern...>
-//		default_image     <name|reference>
-//		size <name> {
+//		data                    <folder>
+//		token_file              <file>
+//		podman_socket           <socket>
+//		guest                   <program>
+//		netns_helper            <program>
+//		cgroup                  <folder>
+//		image                   <name> <reference>
+//		allow_images            <pattern...>
+//		default_image           <name|reference>
+//		size                    <name> {
 //			cpus                <cores>
 //			memory              <size>
 //			pids                <count>
@@ -49,18 +49,18 @@ func init() {
 //			pending_signals     <count>
 //			message_queue_bytes <size>
 //		}
-//		default_size      <name>
-//		sleep_after       <duration>
-//		stop_after        <duration>
-//		idle_cpu          <cores>
-//		wake_timeout      <duration>
-//		create_timeout    <duration>
-//		stop_grace        <duration>
-//		max_sandboxes     <count>
-//		max_waiters       <count>
-//		max_waiters_total <count>
-//		preview_domain    <domain>
-//		preview_port      <port>
+//		default_size            <name>
+//		sleep_after             <duration>
+//		stop_after              <duration>
+//		idle_cpu                <cores>
+//		wake_timeout            <duration>
+//		create_timeout          <duration>
+//		stop_grace_period       <duration>
+//		max_sandboxes           <count>
+//		max_waiters             <count>
+//		max_waiters_per_sandbox <count>
+//		preview_domain          <domain>
+//		preview_port            <port>
 //		egress {
 //			...
 //		}
@@ -129,14 +129,14 @@ func (a *App) parseOption(o options) error {
 		return o.positiveDuration(&a.WakeTimeout)
 	case "create_timeout":
 		return o.positiveDuration(&a.CreateTimeout)
-	case "stop_grace":
-		return o.positiveDuration(&a.StopGrace)
+	case "stop_grace_period":
+		return o.positiveDuration(&a.StopGracePeriod)
 	case "max_sandboxes":
 		return o.count(&a.MaxSandboxes)
 	case "max_waiters":
 		return o.count(&a.MaxWaiters)
-	case "max_waiters_total":
-		return o.count(&a.MaxWaitersTotal)
+	case "max_waiters_per_sandbox":
+		return o.count(&a.MaxWaitersPerSandbox)
 	case "preview_domain":
 		return o.text(&a.PreviewDomain)
 	case "preview_port":
@@ -144,7 +144,7 @@ func (a *App) parseOption(o options) error {
 	case "egress":
 		return a.parseEgress(o)
 	default:
-		return o.Errf("unrecognized option of doze: %q", name)
+		return o.Errf("unrecognized subdirective '%s' of doze", name)
 	}
 }
 
@@ -204,7 +204,7 @@ func (s *Size) parseOption(o options) error {
 	case "message_queue_bytes":
 		return o.bytes(&s.MessageQueueBytes)
 	default:
-		return o.Errf("unrecognized option of a size: %q; it has cpus, memory, pids, user_namespaces, "+
+		return o.Errf("unrecognized subdirective '%s' of size; it has cpus, memory, pids, user_namespaces, "+
 			"inotify_instances, inotify_watches, pending_signals and message_queue_bytes", name)
 	}
 }
@@ -218,7 +218,7 @@ func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		return nil, h.ArgErr()
 	}
 	if h.NextBlock(0) {
-		return nil, h.Errf("doze_api has no options: %q", h.Val())
+		return nil, h.Errf("unrecognized subdirective '%s'; doze_api has none", h.Val())
 	}
 	return new(API), nil
 }
@@ -239,7 +239,7 @@ func parseProxy(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 		return nil, h.ArgErr()
 	}
 	if h.NextBlock(0) {
-		return nil, h.Errf("doze_proxy has no options: %q", h.Val())
+		return nil, h.Errf("unrecognized subdirective '%s'; doze_proxy has none", h.Val())
 	}
 	return new(Proxy), nil
 }
@@ -247,11 +247,11 @@ func parseProxy(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 // parsePreview sets up the handler of previews. Syntax:
 //
 //	doze_preview [<matcher>] [<domain...>] {
-//		domain               <domain...>
-//		wait_limit           <duration>
-//		patience             <duration>
-//		max_requests         <count>
-//		max_sandbox_requests <count>
+//		domain                   <domain...>
+//		wait_timeout             <duration>
+//		waiting_page_after       <duration>
+//		max_requests             <count>
+//		max_requests_per_sandbox <count>
 //	}
 //
 // Domains may be given on the line, in the block, or both.
@@ -276,16 +276,16 @@ func (p *Preview) parseOption(o options) error {
 		}
 		p.Domains = append(p.Domains, domains...)
 		return nil
-	case "wait_limit":
-		return o.positiveDuration(&p.WaitLimit)
-	case "patience":
-		return o.positiveDuration(&p.Patience)
+	case "wait_timeout":
+		return o.positiveDuration(&p.WaitTimeout)
+	case "waiting_page_after":
+		return o.positiveDuration(&p.WaitingPageAfter)
 	case "max_requests":
 		return o.count(&p.MaxRequests)
-	case "max_sandbox_requests":
-		return o.count(&p.MaxSandboxRequests)
+	case "max_requests_per_sandbox":
+		return o.count(&p.MaxRequestsPerSandbox)
 	default:
-		return o.Errf("unrecognized option of doze_preview: %q", name)
+		return o.Errf("unrecognized subdirective '%s' of doze_preview", name)
 	}
 }
 
@@ -296,7 +296,7 @@ func (p *Permission) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	d.Next() // consume module name
 	p.Domains = d.RemainingArgs()
 	if d.NextBlock(0) {
-		return d.Errf("the permission doze has no options: %q", d.Val())
+		return d.Errf("unrecognized subdirective '%s'; permission doze has none", d.Val())
 	}
 	return nil
 }

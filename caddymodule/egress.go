@@ -20,8 +20,8 @@ import (
 
 // Egress says what sandboxes may send out, and how.
 type Egress struct {
-	// What becomes of what no rule matches: `allow-public` lets it through to
-	// public addresses, `deny` refuses it. Default: `allow-public`.
+	// What becomes of what no rule matches: `allow_public` lets it through to
+	// public addresses, `deny` refuses it. Default: `allow_public`.
 	Default rule.Default `json:"default,omitempty"`
 	// The node's rules. They come before those of owners and of sandboxes, and
 	// none of those can allow what one of these denies.
@@ -37,10 +37,10 @@ type Egress struct {
 	// DNS servers that are asked for the addresses of hosts: addresses, with a
 	// port unless it is 53. The first is asked until it does not answer, then the
 	// next. Default: the system's.
-	NameServers []string `json:"name_servers,omitempty"`
+	Resolvers []string `json:"resolvers,omitempty"`
 	// Files with certificates (PEM) of authorities that upstream servers may
 	// have theirs of, besides the system's.
-	UpstreamCAs []string `json:"upstream_cas,omitempty"`
+	UpstreamCAFiles []string `json:"upstream_ca_files,omitempty"`
 	// The URL of an HTTP proxy (CONNECT) through which upstream servers are
 	// reached. Default: none.
 	UpstreamProxy string `json:"upstream_proxy,omitempty"`
@@ -52,12 +52,12 @@ type Egress struct {
 	// How many connections all sandboxes have at most. Default: 16384.
 	MaxConnections int `json:"max_connections,omitempty"`
 	// How many connections one sandbox has at most. Default: 1024.
-	MaxSandboxConnections int `json:"max_sandbox_connections,omitempty"`
+	MaxConnectionsPerSandbox int `json:"max_connections_per_sandbox,omitempty"`
 	// How much memory an instance of a policy has at most, in bytes. Default: 16 MiB.
-	PolicyMemory int64 `json:"policy_memory,omitempty"`
+	PolicyMemoryLimit int64 `json:"policy_memory_limit,omitempty"`
 	// How long a policy may compute at most for one request or response.
 	// Default: 50ms.
-	PolicyTime caddy.Duration `json:"policy_time,omitempty"`
+	PolicyTimeLimit caddy.Duration `json:"policy_time_limit,omitempty"`
 }
 
 // Preset is a named list of hosts.
@@ -84,7 +84,7 @@ func (e *Egress) settings() (egress.Settings, error) {
 	if err != nil || e == nil {
 		return s, err
 	}
-	for _, path := range e.UpstreamCAs {
+	for _, path := range e.UpstreamCAFiles {
 		pem, err := os.ReadFile(path)
 		if err != nil {
 			return s, fmt.Errorf("egress: upstream_ca: %w", err)
@@ -120,13 +120,13 @@ func (e *Egress) said() (egress.Settings, error) {
 		return s, fmt.Errorf("egress: ech is %q; write intercept or allow", e.ECH)
 	}
 	set(&s.MaxConnections, e.MaxConnections)
-	set(&s.MaxSandboxConnections, e.MaxSandboxConnections)
-	set(&s.PolicyMemory, e.PolicyMemory)
-	set(&s.PolicyTime, time.Duration(e.PolicyTime))
+	set(&s.MaxSandboxConnections, e.MaxConnectionsPerSandbox)
+	set(&s.PolicyMemory, e.PolicyMemoryLimit)
+	set(&s.PolicyTime, time.Duration(e.PolicyTimeLimit))
 	if s.Resolve, err = overrides(e.Resolve); err != nil {
 		return s, err
 	}
-	if s.NameServers, err = nameServers(e.NameServers); err != nil {
+	if s.NameServers, err = resolvers(e.Resolvers); err != nil {
 		return s, err
 	}
 	if s.UpstreamProxy, err = proxyURL(e.UpstreamProxy); err != nil {
@@ -143,7 +143,7 @@ func overrides(resolve map[string][]string) (map[string]dial.Override, error) {
 		for i, text := range texts {
 			a, err := addrPort(text)
 			if err != nil {
-				return nil, fmt.Errorf("egress: resolve %s: %q is no address: write it like 10.1.2.3 or 10.1.2.3:8443", host, text)
+				return nil, fmt.Errorf("egress: resolve %s: invalid address %q; write it like 10.1.2.3 or 10.1.2.3:8443", host, text)
 			}
 			if i > 0 && a.Port() != o.Port {
 				return nil, fmt.Errorf("egress: resolve %s: all addresses have the same port, or none", host)
@@ -158,12 +158,12 @@ func overrides(resolve map[string][]string) (map[string]dial.Override, error) {
 // dnsPort of name servers (RFC 1035).
 const dnsPort = 53
 
-func nameServers(texts []string) ([]netip.AddrPort, error) {
+func resolvers(texts []string) ([]netip.AddrPort, error) {
 	var servers []netip.AddrPort
 	for _, text := range texts {
 		a, err := addrPort(text)
 		if err != nil {
-			return nil, fmt.Errorf("egress: name_servers: %q is no address: write it like 10.1.2.3 or 10.1.2.3:5353", text)
+			return nil, fmt.Errorf("egress: resolvers: invalid address %q; write it like 10.1.2.3 or 10.1.2.3:5353", text)
 		}
 		if a.Port() == 0 {
 			a = netip.AddrPortFrom(a.Addr(), dnsPort)
@@ -190,7 +190,7 @@ func proxyURL(text string) (*url.URL, error) {
 	}
 	if err != nil {
 		// The URL may hold a password, so it is not repeated.
-		return nil, errors.New("egress: upstream_proxy: write it like http://proxy.example:3128")
+		return nil, errors.New("egress: upstream_proxy: invalid URL; write it like http://proxy.example:3128")
 	}
 	return u, nil
 }

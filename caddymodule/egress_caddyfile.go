@@ -13,12 +13,12 @@ import (
 // parseEgress reads what sandboxes may send out. Syntax:
 //
 //	egress {
-//		default allow-public|deny
+//		default allow_public|deny
 //		rule <name> {
 //			hosts       <pattern...>
 //			addresses   <network...>
 //			ports       <port|first-last...>
-//			private
+//			allow_private
 //			scheme      http|https
 //			methods     <method...>
 //			paths       <glob...>
@@ -26,7 +26,7 @@ import (
 //			placeholder <variable> <secret>
 //			allow
 //			deny        [<reason>]
-//			answer      <status> [<body>] {
+//			respond     <status> [<body>] {
 //				header <name> <value>
 //			}
 //			policy <name> {
@@ -38,18 +38,18 @@ import (
 //			description <text>
 //			hosts       <pattern...>
 //		}
-//		resolve                 <host> <address...>
-//		name_servers            <address...>
-//		upstream_ca             <file>
-//		upstream_proxy          <url>
-//		ech                     intercept|allow
-//		max_connections         <count>
-//		max_sandbox_connections <count>
-//		policy_memory           <size>
-//		policy_time             <duration>
+//		resolve                     <host> <address...>
+//		resolvers                   <address...>
+//		upstream_ca                 <file...>
+//		upstream_proxy              <url>
+//		ech                         intercept|allow
+//		max_connections             <count>
+//		max_connections_per_sandbox <count>
+//		policy_memory_limit         <size>
+//		policy_time_limit           <duration>
 //	}
 //
-// A rule has one of allow, deny and answer, or one policy or more. Presets may follow the
+// A rule has one of allow, deny and respond, or one policy or more. Presets may follow the
 // rules that name them.
 func (a *App) parseEgress(o options) error {
 	if a.Egress != nil {
@@ -116,7 +116,7 @@ func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
 			}
 			p.Hosts = append(p.Hosts, hosts...)
 		default:
-			return d.Errf("unrecognized option of a preset: %q; it has description and hosts", d.Val())
+			return d.Errf("unrecognized subdirective '%s' of preset; it has description and hosts", d.Val())
 		}
 	}
 	if e.Presets == nil {
@@ -142,19 +142,19 @@ func (e *Egress) parseOption(o options) error {
 		return e.parseRule(o)
 	case "resolve":
 		return e.parseResolve(o)
-	case "name_servers":
+	case "resolvers":
 		servers := o.RemainingArgs()
 		if len(servers) == 0 {
 			return o.ArgErr()
 		}
-		e.NameServers = append(e.NameServers, servers...)
+		e.Resolvers = append(e.Resolvers, servers...)
 		return nil
 	case "upstream_ca":
 		files := o.RemainingArgs()
 		if len(files) == 0 {
 			return o.ArgErr()
 		}
-		e.UpstreamCAs = append(e.UpstreamCAs, files...)
+		e.UpstreamCAFiles = append(e.UpstreamCAFiles, files...)
 		return nil
 	case "upstream_proxy":
 		return o.text(&e.UpstreamProxy)
@@ -162,14 +162,14 @@ func (e *Egress) parseOption(o options) error {
 		return o.text(&e.ECH)
 	case "max_connections":
 		return o.count(&e.MaxConnections)
-	case "max_sandbox_connections":
-		return o.count(&e.MaxSandboxConnections)
-	case "policy_memory":
-		return o.bytes(&e.PolicyMemory)
-	case "policy_time":
-		return o.positiveDuration(&e.PolicyTime)
+	case "max_connections_per_sandbox":
+		return o.count(&e.MaxConnectionsPerSandbox)
+	case "policy_memory_limit":
+		return o.bytes(&e.PolicyMemoryLimit)
+	case "policy_time_limit":
+		return o.positiveDuration(&e.PolicyTimeLimit)
 	default:
-		return o.Errf("unrecognized option of egress: %q", name)
+		return o.Errf("unrecognized subdirective '%s' of egress", name)
 	}
 }
 
@@ -237,7 +237,7 @@ func (p ruleParser) parseOption() error {
 		return p.list(&r.Addresses)
 	case "ports":
 		return p.ports()
-	case "private":
+	case "allow_private":
 		r.Private = true
 		return p.nothing()
 	case "scheme":
@@ -263,11 +263,11 @@ func (p ruleParser) parseOption() error {
 			r.Reason = p.Val()
 		}
 		return p.nothing()
-	case "answer":
+	case "respond":
 		if err := p.act(rule.Respond); err != nil {
 			return err
 		}
-		return p.answer()
+		return p.respond()
 	case "policy":
 		if r.Action != rule.Policies {
 			if err := p.act(rule.Policies); err != nil {
@@ -276,14 +276,14 @@ func (p ruleParser) parseOption() error {
 		}
 		return p.policy()
 	default:
-		return p.Errf("unrecognized option of a rule: %q", name)
+		return p.Errf("unrecognized subdirective '%s' of rule", name)
 	}
 }
 
 // act sets what the rule does, once.
 func (p ruleParser) act(a rule.Action) error {
 	if p.rule.Action != "" {
-		return p.Errf("the rule's action is already %s; a rule has one of allow, deny and answer, or policies", p.rule.Action)
+		return p.Err("the rule's action is already set; a rule has one of allow, deny and respond, or policies")
 	}
 	p.rule.Action = a
 	return nil
@@ -337,20 +337,20 @@ func (p ruleParser) ports() error {
 	return nil
 }
 
-func (p ruleParser) answer() error {
+func (p ruleParser) respond() error {
 	args := p.RemainingArgs()
 	if len(args) == 0 || len(args) > 2 {
 		return p.ArgErr()
 	}
 	status, err := strconv.Atoi(args[0])
 	if err != nil {
-		return p.Errf("answer: %q is no status: write a number such as 200", args[0])
+		return p.Errf("respond: invalid status %q; write a number such as 200", args[0])
 	}
 	a := &rule.Answer{Status: status, Body: strings.Join(args[1:], "")}
 	p.rule.Answer = a
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		if p.Val() != "header" {
-			return p.Errf("unrecognized option of an answer: %q; it has header", p.Val())
+			return p.Errf("unrecognized subdirective '%s' of respond; it has header", p.Val())
 		}
 		if err := p.pair(&a.Headers); err != nil {
 			return err
@@ -375,7 +375,7 @@ func (p ruleParser) policy() error {
 				return p.ArgErr()
 			}
 			if !json.Valid([]byte(config)) {
-				return p.Errf("config of policy %s is no JSON: write it in backquotes, such as `{\"user\": \"git\"}`", use.Policy)
+				return p.Errf("invalid JSON in the config of policy %s; write it in backquotes, such as `{\"user\": \"git\"}`", use.Policy)
 			}
 			use.Config = json.RawMessage(config)
 		case "secret":
@@ -383,7 +383,7 @@ func (p ruleParser) policy() error {
 				return err
 			}
 		default:
-			return p.Errf("unrecognized option of a policy: %q; it has config and secret", p.Val())
+			return p.Errf("unrecognized subdirective '%s' of policy; it has config and secret", p.Val())
 		}
 	}
 	p.rule.Policies = append(p.rule.Policies, use)

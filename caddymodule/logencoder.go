@@ -95,7 +95,7 @@ func (e *LogEncoder) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 	}
 	for d.NextBlock(0) {
 		if d.Val() != "wrap" {
-			return d.Errf("unrecognized subdirective %q", d.Val())
+			return d.Errf("unrecognized subdirective '%s'", d.Val())
 		}
 		if !d.NextArg() {
 			return d.ArgErr()

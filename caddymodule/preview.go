@@ -31,15 +31,15 @@ type Preview struct {
 	Domains []string `json:"domains,omitempty"`
 	// How long a request waits for a wake, and for the port to accept
 	// connections after a cold one, before it gets 504. Default: 30s.
-	WaitLimit caddy.Duration `json:"wait_limit,omitempty"`
+	WaitTimeout caddy.Duration `json:"wait_timeout,omitempty"`
 	// How long a browser's navigation waits before it gets the waiting page.
 	// Default: 1s.
-	Patience caddy.Duration `json:"patience,omitempty"`
+	WaitingPageAfter caddy.Duration `json:"waiting_page_after,omitempty"`
 	// How many requests, upgraded connections included, are in flight to all
 	// sandboxes at most; one more gets 503. Default: 16384.
 	MaxRequests int `json:"max_requests,omitempty"`
 	// The same for one sandbox. Default: 4096.
-	MaxSandboxRequests int `json:"max_sandbox_requests,omitempty"`
+	MaxRequestsPerSandbox int `json:"max_requests_per_sandbox,omitempty"`
 
 	app     *App
 	proxy   *reverseproxy.Handler
@@ -82,12 +82,12 @@ func (p *Preview) Provision(ctx caddy.Context) (err error) {
 
 // Validate checks the settings.
 func (p *Preview) Validate() error {
-	if p.WaitLimit < 0 || p.Patience < 0 || p.MaxRequests < 0 || p.MaxSandboxRequests < 0 {
+	if p.WaitTimeout < 0 || p.WaitingPageAfter < 0 || p.MaxRequests < 0 || p.MaxRequestsPerSandbox < 0 {
 		return fmt.Errorf("doze_preview: a limit is negative; limits are positive, or 0 for the default")
 	}
 	for _, domain := range p.Domains {
 		if domain == "" || domain == "localhost" {
-			return fmt.Errorf("doze_preview: %q is no domain of previews; name one such as %s", domain, defaultPreviewDomain)
+			return fmt.Errorf("doze_preview: %q is not a preview domain; name one such as %s", domain, defaultPreviewDomain)
 		}
 		if err := validateDomain(domain); err != nil {
 			return fmt.Errorf("doze_preview: %w", err)
@@ -113,12 +113,12 @@ func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	}
 	p.once.Do(func() {
 		p.handler = wakeproxy.NewHandler(node.proxy, p.next, wakeproxy.Options{
-			Domains:            p.Domains,
-			WaitLimit:          time.Duration(p.WaitLimit),
-			Patience:           time.Duration(p.Patience),
-			MaxRequests:        p.MaxRequests,
-			MaxSandboxRequests: p.MaxSandboxRequests,
-			Trusted:            fromTrustedProxy,
+			Domains:               p.Domains,
+			WaitTimeout:           time.Duration(p.WaitTimeout),
+			WaitingPageAfter:      time.Duration(p.WaitingPageAfter),
+			MaxRequests:           p.MaxRequests,
+			MaxRequestsPerSandbox: p.MaxRequestsPerSandbox,
+			Trusted:               fromTrustedProxy,
 		})
 	})
 	p.handler.ServeHTTP(w, r)

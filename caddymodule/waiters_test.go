@@ -68,7 +68,7 @@ func TestWaitersAreBoundedPerSandboxAndInAll(t *testing.T) {
 		{"in all", 100, 3, true, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := newSiteWith(t, func(c *sandbox.Config) { c.MaxWaiters, c.MaxWaitersTotal = test.each, test.all })
+			s := newSiteWith(t, func(c *sandbox.Config) { c.MaxWaitersPerSandbox, c.MaxWaiters = test.each, test.all })
 			sb, address := s.sandbox(hello, sandbox.Port{})
 			other, otherAddress := s.sandbox(hello, sandbox.Port{})
 			s.stop(sb.ID)

@@ -60,9 +60,9 @@ func (s *Settings) Validate() error {
 	case s.MaxConnections < 1 || s.MaxSandboxConnections < 1:
 		return errors.New("egress: the limits of connections are whole numbers from 1")
 	case s.PolicyMemory < 1<<20 || s.PolicyMemory > 1<<30:
-		return fmt.Errorf("egress: policy_memory is %d bytes; write 1MiB to 1GiB", s.PolicyMemory)
+		return fmt.Errorf("egress: policy_memory_limit is %d bytes; write 1MiB to 1GiB", s.PolicyMemory)
 	case s.PolicyTime < time.Millisecond || s.PolicyTime > time.Minute:
-		return fmt.Errorf("egress: policy_time is %v; write 1ms to 1m", s.PolicyTime)
+		return fmt.Errorf("egress: policy_time_limit is %v; write 1ms to 1m", s.PolicyTime)
 	}
 	c := dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy}
 	if err := c.Validate(); err != nil {

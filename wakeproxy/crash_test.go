@@ -34,7 +34,7 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 			if access == sandbox.AccessPublic {
 				port.Token, host = "", "3000-k3f9x2m7q1az."+domain
 			}
-			f := newFront(t, newFakeNode("", port), Options{WaitLimit: time.Hour, Patience: time.Hour})
+			f := newFront(t, newFakeNode("", port), Options{WaitTimeout: time.Hour, WaitingPageAfter: time.Hour})
 			f.node.declare()
 			f.node.sleep(sandbox.WakeCold, nil)
 			page := asNavigation(f.request("GET", "/"))
@@ -92,7 +92,7 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 
 // A stop ends the processes first, and then the container.
 func TestAServerThatAStopEndsHasNotCrashed(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: time.Hour})
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitTimeout: time.Hour})
 	f.node.declare()
 	f.node.sleep(sandbox.WakeCold, nil)
 	answer := make(chan *http.Response, 1)

@@ -27,7 +27,7 @@ type exchange struct {
 	names names
 
 	start, until time.Time // until: when waiting ends
-	waitLimit    time.Duration
+	waitTimeout  time.Duration
 	waited       time.Duration // for the wake and for the port
 
 	woke    sandbox.WakeKind
@@ -57,19 +57,19 @@ func exchangeOf(ctx context.Context) *exchange {
 
 func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port) *exchange {
 	now := time.Now()
-	limit := h.opts.WaitLimit
+	limit := h.opts.WaitTimeout
 	if isNavigation(r) {
-		limit = min(limit, h.opts.Patience)
+		limit = min(limit, h.opts.WaitingPageAfter)
 	}
 	return &exchange{
-		proxy:     h.proxy,
-		id:        id,
-		port:      port,
-		reach:     reachOf(r, port.Wake),
-		names:     namesOf(r, h.opts.Trusted(r), port.Port),
-		start:     now,
-		until:     now.Add(limit),
-		waitLimit: h.opts.WaitLimit,
+		proxy:       h.proxy,
+		id:          id,
+		port:        port,
+		reach:       reachOf(r, port.Wake),
+		names:       namesOf(r, h.opts.Trusted(r), port.Port),
+		start:       now,
+		until:       now.Add(limit),
+		waitTimeout: h.opts.WaitTimeout,
 	}
 }
 
@@ -127,7 +127,7 @@ func (x *exchange) resume(ctx context.Context, cause sandbox.Cause) (Lease, erro
 	if x.port.Wake == sandbox.WakeNever {
 		reach = reachRunning
 	}
-	return x.proxy.acquire(ctx, x.id, reach, time.Now().Add(x.waitLimit), cause)
+	return x.proxy.acquire(ctx, x.id, reach, time.Now().Add(x.waitTimeout), cause)
 }
 
 // leadsTo reports whether a connection of the exchange still leads into a live
@@ -153,7 +153,7 @@ func (x *exchange) exposed(sb sandbox.Sandbox) bool {
 // somebody who still waits, and within the wait limit after any start of a
 // container that has something to start.
 func (x *exchange) starting() bool {
-	return x.woke == sandbox.WakeCold || x.rises && time.Since(x.started) < x.waitLimit || x.proxy.gates.waitedAt(x.gateKey())
+	return x.woke == sandbox.WakeCold || x.rises && time.Since(x.started) < x.waitTimeout || x.proxy.gates.waitedAt(x.gateKey())
 }
 
 func (x *exchange) gateKey() gateKey {

@@ -21,33 +21,33 @@ type Next func(w http.ResponseWriter, r *http.Request) error
 type Options struct {
 	// Domains under which previews live, such as "preview.example.com".
 	Domains []string
-	// WaitLimit is how long a request waits for a wake, and for the port to
+	// WaitTimeout is how long a request waits for a wake, and for the port to
 	// accept connections after a cold one: default 30 s, below the 60 s after
 	// which most clients and load balancers give up. Beyond it: 504.
-	WaitLimit time.Duration
-	// Patience is how long a browser's navigation waits before it gets the
+	WaitTimeout time.Duration
+	// WaitingPageAfter is how long a browser's navigation waits before it gets the
 	// waiting page: default 1 s, after which people think that nothing happens.
-	Patience time.Duration
-	// MaxRequests in flight in all, default 16384, and MaxSandboxRequests for
+	WaitingPageAfter time.Duration
+	// MaxRequests in flight in all, default 16384, and MaxRequestsPerSandbox for
 	// one sandbox, default 4096; upgraded connections count. Beyond it: 503.
-	MaxRequests, MaxSandboxRequests int
+	MaxRequests, MaxRequestsPerSandbox int
 	// Trusted says whether a request came through a proxy whose X-Forwarded-*
 	// headers are true; nil trusts none.
 	Trusted func(*http.Request) bool
 }
 
 func (o Options) withDefaults() Options {
-	if o.WaitLimit == 0 {
-		o.WaitLimit = 30 * time.Second
+	if o.WaitTimeout == 0 {
+		o.WaitTimeout = 30 * time.Second
 	}
-	if o.Patience == 0 {
-		o.Patience = time.Second
+	if o.WaitingPageAfter == 0 {
+		o.WaitingPageAfter = time.Second
 	}
 	if o.MaxRequests == 0 {
 		o.MaxRequests = 16384
 	}
-	if o.MaxSandboxRequests == 0 {
-		o.MaxSandboxRequests = 4096
+	if o.MaxRequestsPerSandbox == 0 {
+		o.MaxRequestsPerSandbox = 4096
 	}
 	if o.Trusted == nil {
 		o.Trusted = func(*http.Request) bool { return false }
@@ -80,7 +80,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, r, notFound)
 		return
 	}
-	if !h.proxy.counts.enter(id, h.opts.MaxSandboxRequests, h.opts.MaxRequests) {
+	if !h.proxy.counts.enter(id, h.opts.MaxRequestsPerSandbox, h.opts.MaxRequests) {
 		writeProblem(w, r, tooManyRequests)
 		return
 	}

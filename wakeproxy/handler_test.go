@@ -184,7 +184,7 @@ func TestModeNeverAnswers410AndLeavesTheSandboxAlone(t *testing.T) {
 
 // PEERS 7: the wake takes longer than the request may wait; it goes on.
 func TestARequestThatWaitsTooLongGets504AndTheNextOneSucceeds(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitLimit: 10 * time.Millisecond})
+	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitTimeout: 10 * time.Millisecond})
 	waking := make(chan struct{})
 	f.node.sleep(sandbox.WakeWarm, waking)
 	res := f.do(f.request("POST", "/"))
@@ -231,7 +231,7 @@ func TestFailuresOfAWake(t *testing.T) {
 }
 
 func TestABrowserThatWouldWaitGetsTheWaitingPage(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{Patience: 10 * time.Millisecond})
+	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitingPageAfter: 10 * time.Millisecond})
 	waking := make(chan struct{})
 	f.node.sleep(sandbox.WakeWarm, waking)
 
@@ -279,7 +279,7 @@ func TestEveryoneElseIsHeld(t *testing.T) {
 		{"an image", func(r *http.Request) { r.Header.Set("Accept", "image/png,*/*") }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{Patience: time.Nanosecond})
+			f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitingPageAfter: time.Nanosecond})
 			waking := make(chan struct{})
 			f.node.sleep(sandbox.WakeWarm, waking)
 			req := f.request("GET", "/")
@@ -350,7 +350,7 @@ func TestAVisitorWhoLeavesStopsNoWakeAndLeavesNothingBehind(t *testing.T) {
 
 func TestRequestsAreBoundedPerSandboxAndInAll(t *testing.T) {
 	for name, opts := range map[string]Options{
-		"per sandbox": {MaxSandboxRequests: 2},
+		"per sandbox": {MaxRequestsPerSandbox: 2},
 		"in all":      {MaxRequests: 2},
 	} {
 		t.Run(name, func(t *testing.T) {

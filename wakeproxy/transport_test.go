@@ -663,7 +663,7 @@ func TestADeclaredServerIsWaitedForAfterAnyStart(t *testing.T) {
 }
 
 func TestAPortThatNeverComesUpGets504(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 20 * time.Millisecond})
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitTimeout: 20 * time.Millisecond})
 	f.node.sleep(sandbox.WakeCold, nil)
 	res := f.do(f.request("POST", "/"))
 	wantProblem(t, res, 504, "port_not_ready")

@@ -25,7 +25,7 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 		return
 	}
 	x := h.newExchange(r, id, port)
-	x.until = x.start.Add(x.waitLimit)
+	x.until = x.start.Add(x.waitTimeout)
 	defer x.end()
 	x.reach = min(x.reach, reachAsleep) // whatever asks: the page that waits has begun the wake
 	if x.reach == reachRunning {

@@ -41,7 +41,7 @@ func TestTheWaitingPageHearsWhyItFailed(t *testing.T) {
 		}
 	})
 	t.Run("port", func(t *testing.T) {
-		f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 20 * time.Millisecond})
+		f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitTimeout: 20 * time.Millisecond})
 		f.node.sleep(sandbox.WakeCold, nil)
 		f.node.begun.Store(true)
 		if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, "port_not_listening") {
@@ -70,7 +70,7 @@ func TestTheWaitingPageStartsNothingThatIsStopped(t *testing.T) {
 }
 
 func TestTheWaitingPageAsksAgainWhenAWakeIsLong(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitLimit: 10 * time.Millisecond})
+	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitTimeout: 10 * time.Millisecond})
 	f.node.sleep(sandbox.WakeCold, make(chan struct{}))
 	f.node.begun.Store(true)
 	if got := body(t, f.do(f.request("GET", WakePath))); got != "retry: 1000\n\n" {

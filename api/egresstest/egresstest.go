@@ -49,7 +49,7 @@ type Egress struct {
 	presets *rule.Presets
 }
 
-// nodeRules are those of every Egress, with the default allow-public.
+// nodeRules are those of every Egress, with the default allow_public.
 var nodeRules = []rule.Rule{{Name: "no-metadata", Hosts: []string{"metadata.internal"}, Action: rule.Deny, Reason: "no sandbox needs it"}}
 
 // Registry is the operator's preset of every Egress.

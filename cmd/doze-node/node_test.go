@@ -363,7 +363,7 @@ api.doze.localhost {
 	}
 	for _, tt := range []struct{ name, options, says string }{
 		{"a good one", "", "Valid configuration\n"},
-		{"an unknown option", "dota /nowhere", `unrecognized option of doze: "dota"`},
+		{"an unknown option", "dota /nowhere", `unrecognized subdirective 'dota' of doze`},
 		{"too little memory", "size s {\n\tmemory 1\n}", "size s: memory: 1 is too little for a sandbox; at least 32MiB"},
 		{"an impossible domain", "preview_domain foo_bar!", `preview_domain: "foo_bar!" is not a domain name`},
 		{"a policy's wrong configuration", rule("header"), `"name" is missing`},

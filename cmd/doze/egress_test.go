@@ -140,7 +140,7 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 		t.Errorf("the preset is %q", out)
 	}
 	r.refused("there is no preset", "egress", "presets", "nmp")
-	if out := r.ok("egress", "rules", "--node"); !strings.Contains(out, "no-metadata") || !strings.HasSuffix(out, "default: allow-public\n") {
+	if out := r.ok("egress", "rules", "--node"); !strings.Contains(out, "no-metadata") || !strings.HasSuffix(out, "default: allow_public\n") {
 		t.Errorf("got %q", out)
 	}
 }

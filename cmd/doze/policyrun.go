@@ -94,8 +94,8 @@ Values of secrets are for the test: they are printed where the node would put th
 	}
 	cmd.Flags().StringVar(&config, "config", "", "the policy's configuration, or @FILE (default: that of REQUEST)")
 	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "a secret, NAME=VALUE or NAME=@FILE")
-	cmd.Flags().StringVar(&memory, "memory", "", "memory of an instance, as the node's policy_memory (default 16MiB)")
-	cmd.Flags().DurationVar(&limits.TimeLimit, "time", 0, "time of a call, as the node's policy_time (default 50ms)")
+	cmd.Flags().StringVar(&memory, "memory", "", "memory of an instance, as the node's policy_memory_limit (default 16MiB)")
+	cmd.Flags().DurationVar(&limits.TimeLimit, "time", 0, "time of a call, as the node's policy_time_limit (default 50ms)")
 	return cmd
 }
 

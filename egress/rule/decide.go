@@ -13,7 +13,7 @@ type Default string
 
 const (
 	// AllowPublic lets through what goes to a public address by its name.
-	AllowPublic Default = "allow-public"
+	AllowPublic Default = "allow_public"
 	// DenyAll refuses what matches no rule of the same layer or a later one.
 	DenyAll Default = "deny"
 	// Inherit leaves it to the layers before.

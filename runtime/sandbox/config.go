@@ -36,9 +36,9 @@ type Config struct {
 
 	// MaxSandboxes of the node. One more is refused with ErrTooManySandboxes.
 	MaxSandboxes int
-	// MaxWaiters per sandbox and MaxWaitersTotal of the node are callers that
+	// MaxWaiters of the node and MaxWaitersPerSandbox are callers that
 	// wait for a wake at once. One more gets ErrTooManyWaiters.
-	MaxWaiters, MaxWaitersTotal int
+	MaxWaiters, MaxWaitersPerSandbox int
 }
 
 // DefaultConfig returns the defaults; RunDir, GuestBinary and Images are the caller's.
@@ -60,8 +60,8 @@ func DefaultConfig() Config {
 		MaxSandboxes:  20_000,
 		// A page and its assets make about 100 requests at once; a burst of
 		// 1,000 visitors to one sleeping sandbox must all be answered.
-		MaxWaiters:      4096,
-		MaxWaitersTotal: 16_384,
+		MaxWaiters:           16_384,
+		MaxWaitersPerSandbox: 4096,
 	}
 }
 
@@ -125,13 +125,13 @@ func (c Config) Validate() error {
 		field string
 		value int64
 	}{{"wake_timeout", int64(c.WakeTimeout)}, {"create_timeout", int64(c.CreateTimeout)}, {"max_sandboxes", int64(c.MaxSandboxes)},
-		{"max_waiters", int64(c.MaxWaiters)}, {"max_waiters_total", int64(c.MaxWaitersTotal)}} {
+		{"max_waiters", int64(c.MaxWaiters)}, {"max_waiters_per_sandbox", int64(c.MaxWaitersPerSandbox)}} {
 		if n.value <= 0 {
 			return &InvalidError{Field: n.field, Reason: "is not positive", Want: "leave it out for the default"}
 		}
 	}
 	if c.StopGrace < 0 {
-		return &InvalidError{Field: "stop_grace", Reason: "is negative", Want: "0 or more"}
+		return &InvalidError{Field: "stop_grace_period", Reason: "is negative", Want: "0 or more"}
 	}
 	if c.IdleCPU < 0 {
 		return &InvalidError{Field: "idle_cpu", Reason: "is negative", Want: "0 or more"}

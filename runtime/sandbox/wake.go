@@ -24,7 +24,7 @@ type wake struct {
 // await joins the wake in flight, or starts one, and waits for it. Without cold, a
 // sandbox that is stopped stays so, and the error is ErrNotRunning.
 func (b *box) await(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
-	if n := b.m.waiting.Add(1); n > int64(b.m.config().MaxWaitersTotal) {
+	if n := b.m.waiting.Add(1); n > int64(b.m.config().MaxWaiters) {
 		b.m.waiting.Add(-1)
 		return nil, ErrTooManyWaiters
 	}
@@ -61,7 +61,7 @@ func (b *box) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, err
 		}
 		b.wake = w
 	}
-	if w.waiters >= b.m.config().MaxWaiters {
+	if w.waiters >= b.m.config().MaxWaitersPerSandbox {
 		b.mu.Unlock()
 		return nil, ErrTooManyWaiters
 	}

@@ -111,7 +111,7 @@ func TestWakeOutlivesItsCaller(t *testing.T) {
 }
 
 func TestWaitersAreBounded(t *testing.T) {
-	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.MaxWaiters = 3 })
+	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.MaxWaitersPerSandbox = 3 })
 	sb := create(t, n.Manager, "app")
 	if _, err := n.Manager.Stop(t.Context(), sb.ID); err != nil {
 		t.Fatal(err)

@@ -163,7 +163,7 @@ func TestAddressesByNumberLeadNowhere(t *testing.T) {
 
 // A rule for all addresses and all hosts does not mean the node.
 func TestAWideRuleDoesNotLeadToTheNode(t *testing.T) {
-	n := ownNode(t, "rule wide {\naddresses 0.0.0.0/0 ::/0\nprivate\nallow\n}")
+	n := ownNode(t, "rule wide {\naddresses 0.0.0.0/0 ::/0\nallow_private\nallow\n}")
 	d := newDecoy(t)
 	b := n.newBox(t)
 	for _, a := range machine(t) {

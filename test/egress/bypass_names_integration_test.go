@@ -93,7 +93,7 @@ func addresses(texts ...string) (list []netip.Addr) {
 func TestNamesDoNotLeadToPrivateAddresses(t *testing.T) {
 	names := newNameServer(t)
 	d := newDecoy(t)
-	n := ownNode(t, "name_servers "+names.LocalAddr().String(), "rule private {\nhosts *.corp.example\nprivate\nallow\n}",
+	n := ownNode(t, "resolvers "+names.LocalAddr().String(), "rule private {\nhosts *.corp.example\nallow_private\nallow\n}",
 		"rule look {\nhosts *.seen.example\npaths /**\nallow\n}")
 	b := n.newBox(t)
 	own := machine(t)
@@ -132,7 +132,7 @@ func TestNamesDoNotLeadToPrivateAddresses(t *testing.T) {
 func TestANameThatChangesLeadsNowhereElse(t *testing.T) {
 	names := newNameServer(t)
 	d := newDecoy(t)
-	n := ownNode(t, "name_servers "+names.LocalAddr().String())
+	n := ownNode(t, "resolvers "+names.LocalAddr().String())
 	b := n.newBox(t)
 	names.say("turns.rebound.example", addresses("192.0.2.1"), addresses("127.0.0.1"), addresses("192.0.2.1"), addresses("127.0.0.1"))
 	names.say("both.rebound.example", addresses("192.0.2.1", "127.0.0.1", "::1"))
@@ -148,7 +148,7 @@ func TestANameThatChangesLeadsNowhereElse(t *testing.T) {
 // Names carry nothing out: that one is asked for is told to nobody.
 func TestNamesThatAreAskedForDoNotLeaveTheNode(t *testing.T) {
 	names := newNameServer(t)
-	n := ownNode(t, "name_servers "+names.LocalAddr().String(), "rule never {\nhosts *.denied.example\ndeny\n}")
+	n := ownNode(t, "resolvers "+names.LocalAddr().String(), "rule never {\nhosts *.denied.example\ndeny\n}")
 	b := n.newBox(t).canSay()
 	label := strings.Repeat("a", 60)
 	long := strings.Join([]string{label, label, label, "tunnel.example"}, ".")
