@@ -159,9 +159,7 @@ func New(cfg Config) (*API, error) {
 	a.registerTrust()
 	a.registerNode()
 	a.registerQuarantine()
-	if err := a.registerOpenAPI(); err != nil {
-		return nil, err
-	}
+	a.registerOpenAPI()
 	return a, nil
 }
 

@@ -107,7 +107,7 @@ func (a *API) registerExecSocket() {
 	}
 	a.execCommand = a.schema(reflect.TypeFor[ExecCommand]())
 	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/exec", id: "exec-websocket", tag: "exec",
+		method: http.MethodGet, path: "/sandbox/{id}/exec", id: "exec-websocket", tag: "exec", status: http.StatusSwitchingProtocols,
 		summary: "Run a command with streamed input and output, over a WebSocket",
 		description: "The client's first message is an ExecCommand. Then binary messages carry bytes, after a first byte that names " +
 			"the stream: 0 is standard input, 1 standard output, 2 standard error. Text messages are JSON: the client's are ExecStdinEOF and Keepalive, " +

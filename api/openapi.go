@@ -2,10 +2,9 @@ package api
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"net/http"
 	"reflect"
+	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -28,7 +27,7 @@ func (a *API) newDocument() *huma.OpenAPI {
 		OpenAPI: "3.1.0",
 		Info: &huma.Info{
 			Title:       "doze",
-			Version:     a.version,
+			Version:     documentVersion,
 			Description: "Sandboxes that sleep until someone knocks. Errors are problem documents (RFC 9457) with a stable `code`.",
 			License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
 		},
@@ -66,10 +65,10 @@ type openAPIOutput struct {
 	Body        []byte
 }
 
-// registerOpenAPI adds the document's own route, last, and writes the document
-// once for all.
-func (a *API) registerOpenAPI() error {
-	var document []byte
+// registerOpenAPI adds the document's own route, last. The first request for the
+// document writes it.
+func (a *API) registerOpenAPI() {
+	document := sync.OnceValues(a.document)
 	register(a, route{
 		method: http.MethodGet, path: openAPIPath, id: "openapi", tag: "node", open: true,
 		summary: "The OpenAPI 3.1 document", description: "Needs no token.",
@@ -79,13 +78,10 @@ func (a *API) registerOpenAPI() error {
 			Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{Type: huma.TypeObject}}},
 		}},
 	}, func(context.Context, *struct{}) (*openAPIOutput, error) {
-		return &openAPIOutput{ContentType: "application/json", Body: document}, nil
+		text, err := document()
+		if err != nil {
+			return nil, err
+		}
+		return &openAPIOutput{ContentType: "application/json", Body: text}, nil
 	})
-	// huma describes its own error type, which no route answers with.
-	delete(a.huma.OpenAPI().Components.Schemas.Map(), "ErrorModel")
-	var err error
-	if document, err = json.Marshal(a.huma.OpenAPI()); err != nil {
-		return fmt.Errorf("api: writing the OpenAPI document: %w", err)
-	}
-	return nil
 }

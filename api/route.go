@@ -98,6 +98,7 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 		Summary:       rt.summary,
 		Description:   rt.description,
 		Tags:          []string{rt.tag},
+		Security:      []map[string][]string{}, // none, for open routes
 		DefaultStatus: rt.status,
 		Responses:     map[string]*huma.Response{},
 		Metadata:      map[string]any{},

@@ -59,6 +59,10 @@ func (a *API) registerTransfers() {
 
 	content := answerBytes("The file", octetStream)
 	partial := answerBytes("The ranges that were asked for", octetStream)
+	notModified := &huma.Response{Description: "The file still has the ETag of If-None-Match"}
+	for _, response := range []*huma.Response{content, partial, notModified} {
+		response.Headers = map[string]*huma.Param{"ETag": {}}
+	}
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/files/read", id: "read-file", tag: "files",
 		summary: "Read a file",
@@ -68,7 +72,7 @@ func (a *API) registerTransfers() {
 		answers: map[int]*huma.Response{
 			http.StatusOK:             content,
 			http.StatusPartialContent: partial,
-			http.StatusNotModified:    {Description: "The file still has the ETag of If-None-Match"},
+			http.StatusNotModified:    notModified,
 		},
 	}, a.readFile)
 }

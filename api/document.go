@@ -1,0 +1,210 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// documentVersion is the version of the API. Compatible additions do not change it.
+const documentVersion = "1.0"
+
+const schemasPrefix = "#/components/schemas/"
+
+// tags of operations, in the order in which the document lists them.
+var tags = []struct{ name, description string }{
+	{"sandboxes", "Create, list, change and destroy sandboxes."},
+	{"life", "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
+	{"exec", "Run commands in a sandbox and get their output."},
+	{"files", "Read, write and list files of a sandbox; pack and unpack whole folders."},
+	{"processes", "Start, list and stop background processes of a sandbox; read their logs."},
+	{"ports", "Expose ports of a sandbox, each at an address of its own."},
+	{"events", "What happened to sandboxes."},
+	{"egress", "Rules for the network traffic that leaves sandboxes, and the traffic itself."},
+	{"secrets", "Secrets that policies add to outgoing requests. Sandboxes never see them."},
+	{"policies", "Programs that inspect and change outgoing requests."},
+	{"node", "The node itself."},
+}
+
+// responseHeaders are the headers that the document describes.
+var responseHeaders = map[string]map[string]any{
+	"X-Request-Id": {
+		"description": "Identifies the request in the node's log: the X-Request-Id of the request if it has a valid one, else a new one.",
+		"schema":      map[string]any{"type": "string"},
+	},
+	"Location": {
+		"description": "Path of the new resource.",
+		"schema":      map[string]any{"type": "string", "format": "uri-reference"},
+	},
+	"ETag": {
+		"description": "Revision of the resource.",
+		"schema":      map[string]any{"type": "string"},
+	},
+}
+
+// document returns the OpenAPI document of all routes, as the node serves it.
+//
+// Huma describes what the server accepts, and validates requests with its schemas.
+// The document promises less about responses, and says more to people: so it is
+// edited as JSON, which leaves huma's schemas as they are.
+func (a *API) document() ([]byte, error) {
+	text, err := json.Marshal(a.huma.OpenAPI())
+	if err != nil {
+		return nil, fmt.Errorf("encode the OpenAPI document: %w", err)
+	}
+	d := openAPIDocument{}
+	if err := json.Unmarshal(text, &d); err != nil {
+		return nil, fmt.Errorf("decode the OpenAPI document: %w", err)
+	}
+	d.removePatternDescriptions()
+	d.addDefaultResponses()
+	d.removeUnusedSchemas()
+	d.openResponses()
+	d.describeHeaders()
+	d.describeTags()
+	var out bytes.Buffer
+	enc := json.NewEncoder(&out) // sorts the keys
+	enc.SetEscapeHTML(false)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(d); err != nil {
+		return nil, fmt.Errorf("encode the OpenAPI document: %w", err)
+	}
+	return out.Bytes(), nil
+}
+
+// openAPIDocument is the document as JSON.
+type openAPIDocument map[string]any
+
+// field returns the object at a path of keys. It is made if it is missing.
+func field(object map[string]any, keys ...string) map[string]any {
+	for _, key := range keys {
+		next, ok := object[key].(map[string]any)
+		if !ok {
+			next = map[string]any{}
+			object[key] = next
+		}
+		object = next
+	}
+	return object
+}
+
+func (d openAPIDocument) schemas() map[string]any { return field(d, "components", "schemas") }
+
+// eachOperation calls f with every operation.
+func (d openAPIDocument) eachOperation(f func(operation map[string]any)) {
+	for _, path := range field(d, "paths") {
+		for _, operation := range path.(map[string]any) {
+			f(operation.(map[string]any))
+		}
+	}
+}
+
+// eachResponse calls f with every response and its status, which may be "default".
+func (d openAPIDocument) eachResponse(f func(status string, response map[string]any)) {
+	d.eachOperation(func(operation map[string]any) {
+		for status, response := range field(operation, "responses") {
+			f(status, response.(map[string]any))
+		}
+	})
+}
+
+// eachObject calls f with value and every object below it.
+func eachObject(value any, f func(map[string]any)) {
+	switch value := value.(type) {
+	case map[string]any:
+		f(value)
+		for _, below := range value {
+			eachObject(below, f)
+		}
+	case []any:
+		for _, below := range value {
+			eachObject(below, f)
+		}
+	}
+}
+
+// eachSchema calls f with every object below value, and below the schemas that it refers
+// to. It adds the names of those to visited, and skips names that are already in it.
+func (d openAPIDocument) eachSchema(value any, visited map[string]bool, f func(map[string]any)) {
+	eachObject(value, func(object map[string]any) {
+		f(object)
+		ref, _ := object["$ref"].(string)
+		if name, ok := strings.CutPrefix(ref, schemasPrefix); ok && !visited[name] {
+			visited[name] = true
+			d.eachSchema(d.schemas()[name], visited, f)
+		}
+	})
+}
+
+// removePatternDescriptions removes huma's own keyword, which is not one of OpenAPI's.
+func (d openAPIDocument) removePatternDescriptions() {
+	eachObject(map[string]any(d), func(object map[string]any) {
+		if _, ok := object["patternDescription"].(string); ok {
+			delete(object, "patternDescription")
+		}
+	})
+}
+
+// addDefaultResponses gives every operation a Problem for all other statuses, so that
+// clients handle codes which a newer node adds.
+func (d openAPIDocument) addDefaultResponses() {
+	d.eachOperation(func(operation map[string]any) {
+		field(operation, "responses")["default"] = map[string]any{
+			"description": "Any other problem",
+			"content":     map[string]any{problemType: map[string]any{"schema": map[string]any{"$ref": schemasPrefix + reflect.TypeFor[Problem]().Name()}}},
+		}
+	})
+}
+
+// removeUnusedSchemas removes what no route refers to, such as huma's own error type.
+func (d openAPIDocument) removeUnusedSchemas() {
+	used := map[string]bool{}
+	d.eachSchema(d["paths"], used, func(map[string]any) {})
+	for name := range d.schemas() {
+		if !used[name] {
+			delete(d.schemas(), name)
+		}
+	}
+}
+
+// openResponses permits unknown fields in everything that a response contains, because
+// fields may be added. A schema that requests share with responses is open too; the
+// server still refuses unknown fields in requests.
+func (d openAPIDocument) openResponses() {
+	visited := map[string]bool{}
+	d.eachResponse(func(_ string, response map[string]any) {
+		d.eachSchema(response, visited, func(object map[string]any) {
+			if object["additionalProperties"] == false {
+				delete(object, "additionalProperties")
+			}
+		})
+	})
+}
+
+// describeHeaders replaces the headers of responses with references to responseHeaders,
+// and adds those that every response has.
+func (d openAPIDocument) describeHeaders() {
+	used := field(d, "components", "headers")
+	d.eachResponse(func(_ string, response map[string]any) {
+		headers := field(response, "headers")
+		headers["X-Request-Id"] = nil
+		delete(headers, "Content-Type") // content describes it
+		for name := range headers {
+			if header, ok := responseHeaders[name]; ok {
+				used[name] = header
+				headers[name] = map[string]any{"$ref": "#/components/headers/" + name}
+			}
+		}
+	})
+}
+
+// describeTags lists the tags with their descriptions.
+func (d openAPIDocument) describeTags() {
+	var list []any
+	for _, tag := range tags {
+		list = append(list, map[string]any{"name": tag.name, "description": tag.description})
+	}
+	d["tags"] = list
+}
