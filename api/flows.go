@@ -20,7 +20,7 @@ type flowsInput struct {
 type FlowsQuery struct {
 	Exchange
 	Kind    audit.Kind    `query:"kind" enum:"dns,connection,request" doc:"Only this kind"`
-	Verdict audit.Verdict `query:"verdict" enum:"allow,deny,answer,error" doc:"Only flows with this verdict"`
+	Verdict audit.Verdict `query:"verdict" enum:"allow,deny,respond,error" doc:"Only flows with this verdict"`
 	Host    string        `query:"host" maxLength:"255" doc:"Only to this host, or with *.example.com to those below one"`
 	PageQuery
 }

@@ -20,7 +20,7 @@ func NewMetrics() *Metrics {
 	return &Metrics{calls: prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "doze_api_requests_total",
 		Help: "API calls that have ended.",
-	}, []string{"method", "route", "status"}), took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+	}, []string{"method", "route", "code"}), took: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "doze_api_request_duration_seconds",
 		Help: "How long API calls took, streams included, until their end.",
 		// From a read of memory to a stream of an hour.
@@ -47,11 +47,11 @@ func (m *Metrics) observeExec(outcome string, took time.Duration) {
 
 // observeCall counts a call. One without a route may have any method, which is not
 // counted by its name.
-func (m *Metrics) observeCall(method, route string, status int, took time.Duration) {
+func (m *Metrics) observeCall(method, route string, code int, took time.Duration) {
 	if route == "" {
 		method = ""
 	}
-	m.calls.WithLabelValues(method, route, strconv.Itoa(status)).Inc()
+	m.calls.WithLabelValues(method, route, strconv.Itoa(code)).Inc()
 	m.took.WithLabelValues(method, route).Observe(took.Seconds())
 }
 

@@ -156,7 +156,7 @@ func (x *exchange) denied(status int, reason string) {
 
 // answer gives a rule's own response.
 func (x *exchange) answer(w http.ResponseWriter, a *rule.Answer) {
-	x.entry.Verdict, x.entry.Status = audit.Answer, a.Status
+	x.entry.Verdict, x.entry.Status = audit.Respond, a.Status
 	for name, value := range a.Headers {
 		w.Header().Set(name, value)
 	}
@@ -187,7 +187,7 @@ func (x *exchange) permit(w http.ResponseWriter, r *http.Request, steps []policy
 	case denial != nil:
 		x.refuse(w, r, denial.Status, codePolicy, denial.Error())
 	case x.policy.Answered != "":
-		x.entry.Verdict, x.entry.Status = audit.Answer, x.policy.Status
+		x.entry.Verdict, x.entry.Status = audit.Respond, x.policy.Status
 		x.entry.Reason = "answered by policy " + x.policy.Answered
 	}
 }

@@ -95,7 +95,7 @@ type Flow struct {
 // FlowFilter says which flows somebody wants. What is empty matches all.
 type FlowFilter struct {
 	Kind    string // dns, connection, request
-	Verdict string // allow, deny, answer, error
+	Verdict string // allow, deny, respond, error
 	Host    string // a name, or *.example.com
 }
 

@@ -61,7 +61,7 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 		f.StringVar(target, name, "", what)
 		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	choice(&filter.Verdict, "verdict", "only those of which this became: allow, deny, answer or error", "allow", "deny", "answer", "error")
+	choice(&filter.Verdict, "verdict", "only those of which this became: allow, deny, respond or error", "allow", "deny", "respond", "error")
 	choice(&filter.Kind, "kind", "only dns, connection or request", "dns", "connection", "request")
 	return cmd
 }

@@ -335,7 +335,7 @@ func TestLinesHaveTheNameOfTheSandbox(t *testing.T) {
 	l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Name: func(id string) string { return names[id] }})
 	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow})
 	l.Record(Entry{Sandbox: "operator", Kind: Request, Verdict: Allow})
-	if got := out.String(); !strings.Contains(got, "sandbox=s name=shop") || strings.Count(got, "name=") != 1 {
+	if got := out.String(); !strings.Contains(got, "sandbox=s sandbox_name=shop") || strings.Count(got, "name=") != 1 {
 		t.Errorf("logged %q", got)
 	}
 }
@@ -357,6 +357,8 @@ func TestMetrics(t *testing.T) {
 	registry := prometheus.NewPedanticRegistry()
 	registry.MustRegister(l)
 	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Allow, BytesOut: 5, BytesIn: 7, Duration: 20})
+	l.Record(Entry{Sandbox: "s", Kind: Request, Verdict: Respond, BytesOut: 1})
+	l.Record(Entry{Sandbox: "s", Kind: Connection, Verdict: Allow, BytesOut: 3, BytesIn: 4, Duration: 30})
 	l.Record(Entry{Sandbox: "s", Kind: DNS, Verdict: Deny})
 	families, err := registry.Gather()
 	if err != nil {
@@ -373,10 +375,12 @@ func TestMetrics(t *testing.T) {
 		}
 	}
 	want := []string{
-		"doze_egress_bytes_total in request 7", "doze_egress_bytes_total out request 5",
-		"doze_egress_duration_seconds request 1",
-		"doze_egress_lines_suppressed_total 0",
-		"doze_egress_total dns deny 1", "doze_egress_total request allow 1",
+		"doze_egress_connection_bytes_total in 4", "doze_egress_connection_bytes_total out 3",
+		"doze_egress_connection_duration_seconds 1", "doze_egress_connections_total allow 1",
+		"doze_egress_dns_refusals_total 1", "doze_egress_log_lines_suppressed_total 0",
+		"doze_egress_request_bytes_total in 7", "doze_egress_request_bytes_total out 6",
+		"doze_egress_request_duration_seconds 2",
+		"doze_egress_requests_total allow 1", "doze_egress_requests_total respond 1",
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("got  %v\nwant %v", got, want)

@@ -24,10 +24,10 @@ const (
 type Verdict string
 
 const (
-	Allow  Verdict = "allow"  // it went to the host
-	Deny   Verdict = "deny"   // it was refused
-	Answer Verdict = "answer" // a rule answered instead of the host
-	Error  Verdict = "error"  // it was allowed and failed
+	Allow   Verdict = "allow"   // it went to the host
+	Deny    Verdict = "deny"    // it was refused
+	Respond Verdict = "respond" // a rule or a policy responded instead of the host
+	Error   Verdict = "error"   // it was allowed and failed
 )
 
 // Entry is one flow, request or refusal, told when it has ended. Texts that are

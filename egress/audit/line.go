@@ -58,7 +58,7 @@ func (e *Entry) attrs(name string) []slog.Attr {
 		}
 	}
 	text("sandbox", e.Sandbox)
-	text("name", name)
+	text("sandbox_name", name)
 	number("seq", int64(e.Seq))
 	text("flow", e.Flow)
 	text("kind", string(e.Kind))

@@ -5,60 +5,91 @@ import "github.com/prometheus/client_golang/prometheus"
 // metrics of a Log. Names and labels are public: docs/metrics.md. No label holds
 // what a sandbox chose.
 type metrics struct {
-	entries    *prometheus.CounterVec
-	bytes      *prometheus.CounterVec
-	seconds    *prometheus.HistogramVec
-	suppressed prometheus.Counter
+	requests    traffic
+	connections traffic
+	dnsRefusals prometheus.Counter
+	suppressed  prometheus.Counter
 }
 
-// From a refusal, which takes microseconds, to a model's answer of minutes.
+// traffic counts entries of one kind.
+type traffic struct {
+	total   *prometheus.CounterVec
+	bytes   *prometheus.CounterVec
+	seconds prometheus.Histogram
+}
+
+// From a refusal, which takes microseconds, to a model's response of minutes.
 var durationBuckets = []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300}
 
 func newMetrics() *metrics {
 	return &metrics{
-		entries: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "doze_egress_total", Help: "Flows and requests of sandboxes that have ended, and names refused, by kind and verdict.",
-		}, []string{"kind", "verdict"}),
-		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
-			Name: "doze_egress_bytes_total", Help: "Bytes of flows and requests that have ended, by kind and direction.",
-		}, []string{"kind", "direction"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "doze_egress_duration_seconds", Help: "How long flows and requests took.", Buckets: durationBuckets,
-		}, []string{"kind"}),
+		requests:    newTraffic("request", "requests of sandboxes that were intercepted and have ended"),
+		connections: newTraffic("connection", "connections of sandboxes that passed through and have ended"),
+		dnsRefusals: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "doze_egress_dns_refusals_total", Help: "Names that sandboxes asked for and that were refused.",
+		}),
 		suppressed: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "doze_egress_lines_suppressed_total", Help: "Entries without a line in the log, because their sandbox had too many.",
+			Name: "doze_egress_log_lines_suppressed_total", Help: "Entries without a line in the log, because their sandbox had too many.",
 		}),
 	}
 }
 
-func (m *metrics) count(e *Entry) {
-	kind := string(e.Kind)
-	m.entries.WithLabelValues(kind, string(e.Verdict)).Inc()
+func newTraffic(subject, what string) traffic {
+	return traffic{
+		total: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_egress_" + subject + "s_total", Help: "Number of " + what + ", by verdict.",
+		}, []string{"verdict"}),
+		bytes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "doze_egress_" + subject + "_bytes_total", Help: "Bytes of " + what + ", by direction.",
+		}, []string{"direction"}),
+		seconds: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "doze_egress_" + subject + "_duration_seconds", Help: "Duration of " + what + ".", Buckets: durationBuckets,
+		}),
+	}
+}
+
+func (t traffic) count(e *Entry) {
+	t.total.WithLabelValues(string(e.Verdict)).Inc()
 	if e.BytesOut > 0 {
-		m.bytes.WithLabelValues(kind, "out").Add(float64(e.BytesOut))
+		t.bytes.WithLabelValues("out").Add(float64(e.BytesOut))
 	}
 	if e.BytesIn > 0 {
-		m.bytes.WithLabelValues(kind, "in").Add(float64(e.BytesIn))
+		t.bytes.WithLabelValues("in").Add(float64(e.BytesIn))
 	}
-	if e.Kind != DNS {
-		m.seconds.WithLabelValues(kind).Observe(e.Duration.seconds())
+	t.seconds.Observe(e.Duration.seconds())
+}
+
+func (m *metrics) count(e *Entry) {
+	switch e.Kind {
+	case DNS:
+		m.dnsRefusals.Inc()
+	case Connection:
+		m.connections.count(e)
+	case Request:
+		m.requests.count(e)
+	}
+}
+
+func (m *metrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{
+		m.requests.total, m.requests.bytes, m.requests.seconds,
+		m.connections.total, m.connections.bytes, m.connections.seconds,
+		m.dnsRefusals, m.suppressed,
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (l *Log) Describe(ch chan<- *prometheus.Desc) {
-	l.metrics.entries.Describe(ch)
-	l.metrics.bytes.Describe(ch)
-	l.metrics.seconds.Describe(ch)
-	l.metrics.suppressed.Describe(ch)
+	for _, c := range l.metrics.collectors() {
+		c.Describe(ch)
+	}
 }
 
 // Collect implements prometheus.Collector.
 func (l *Log) Collect(ch chan<- prometheus.Metric) {
-	l.metrics.entries.Collect(ch)
-	l.metrics.bytes.Collect(ch)
-	l.metrics.seconds.Collect(ch)
-	l.metrics.suppressed.Collect(ch)
+	for _, c := range l.metrics.collectors() {
+		c.Collect(ch)
+	}
 }
 
 var _ prometheus.Collector = (*Log)(nil)

@@ -33,7 +33,7 @@ type Verdict string
 const (
 	VerdictAllow  Verdict = "allow"
 	VerdictDeny   Verdict = "deny"
-	VerdictAnswer Verdict = "answer"
+	VerdictAnswer Verdict = "respond"
 	// VerdictInspect is for connections only: it depends on the requests.
 	VerdictInspect Verdict = "inspect"
 )

@@ -52,7 +52,7 @@ func (b *box) lifeLine(ev Event) (slog.Record, bool) {
 	}
 	sb := b.view.Load()
 	line := slog.NewRecord(ev.Time, level, message, 0)
-	line.AddAttrs(slog.String("sandbox", string(b.id)), slog.String("name", sb.Name), slog.String("owner", sb.Owner))
+	line.AddAttrs(slog.String("sandbox", string(b.id)), slog.String("sandbox_name", sb.Name), slog.String("owner", sb.Owner))
 	for _, attr := range []slog.Attr{
 		slog.String("kind", string(ev.Kind)), slog.String("cause", string(ev.Cause)), slog.String("reason", string(ev.Reason)), slog.String("error", ev.Error),
 	} {

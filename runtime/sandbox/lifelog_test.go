@@ -19,7 +19,7 @@ func lifeLines(t *testing.T, n *sandboxtest.Node, id sandbox.ID) (lines []map[st
 		if err := json.Unmarshal([]byte(text), &line); err != nil {
 			t.Fatalf("%q: %v", text, err)
 		}
-		if line["sandbox"] == string(id) && line["name"] != nil {
+		if line["sandbox"] == string(id) && line["sandbox_name"] != nil {
 			lines = append(lines, line)
 		}
 	}
@@ -54,7 +54,7 @@ func TestLogHasALineForEachEventOfALife(t *testing.T) {
 	var messages []string
 	for _, line := range lifeLines(t, n, sb.ID) {
 		messages = append(messages, line["msg"].(string))
-		if line["name"] != "app" || line["owner"] != owner {
+		if line["sandbox_name"] != "app" || line["owner"] != owner {
 			t.Errorf("line %v", line)
 		}
 		switch line["msg"] {

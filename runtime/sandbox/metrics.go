@@ -21,11 +21,11 @@ var wakeBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, 
 
 var (
 	sandboxesDesc   = prometheus.NewDesc("doze_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
-	leasesDesc      = prometheus.NewDesc("doze_leases", "Leases held.", nil, nil)
+	leasesDesc      = prometheus.NewDesc("doze_sandbox_leases", "Leases held.", nil, nil)
 	quarantinedDesc = prometheus.NewDesc("doze_quarantined_sandboxes", "Containers and run folders without a record.", nil, nil)
-	waitersDesc     = prometheus.NewDesc("doze_waiters", "Callers that wait for a wake.", nil, nil)
-	cpuDesc         = prometheus.NewDesc("doze_sandbox_cpu_seconds_total", "CPU time of a sandbox since its cgroup was made.", []string{"sandbox", "name"}, nil)
-	memoryDesc      = prometheus.NewDesc("doze_sandbox_memory_bytes", "Memory of a sandbox that runs or is asleep.", []string{"sandbox", "name"}, nil)
+	waitersDesc     = prometheus.NewDesc("doze_wake_waiters", "Callers that wait for a wake.", nil, nil)
+	cpuDesc         = prometheus.NewDesc("doze_sandbox_cpu_seconds_total", "CPU time of a sandbox since its cgroup was made.", []string{"sandbox", "sandbox_name"}, nil)
+	memoryDesc      = prometheus.NewDesc("doze_sandbox_memory_bytes", "Memory of a sandbox that runs or is asleep.", []string{"sandbox", "sandbox_name"}, nil)
 )
 
 func newMetrics() *metrics {

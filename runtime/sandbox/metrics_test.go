@@ -26,7 +26,7 @@ func samples(t *testing.T, m *sandbox.Manager, metric string) map[string]float64
 		}
 		for _, sample := range family.GetMetric() {
 			for _, label := range sample.GetLabel() {
-				if label.GetName() == "name" {
+				if label.GetName() == "sandbox_name" {
 					values[label.GetValue()] = sample.GetCounter().GetValue() + sample.GetGauge().GetValue()
 				}
 			}

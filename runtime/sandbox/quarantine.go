@@ -83,7 +83,7 @@ func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
 	m.mu.Unlock()
 	for id, q := range found {
 		if q.container {
-			m.log.Error("container without a record is in quarantine", "sandbox", id, "name", q.origin.Name, "image", q.imageRef,
+			m.log.Error("container without a record is in quarantine", "sandbox", id, "sandbox_name", q.origin.Name, "image", q.imageRef,
 				"remedy", fmt.Sprintf("`doze adopt %s` makes it a sandbox again, `doze rm --quarantined %s` removes it", id, id))
 		} else {
 			m.log.Error("run folder without a record and a container is in quarantine", "sandbox", id,
@@ -256,7 +256,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 	delete(m.quarantined, id)
 	m.mu.Unlock()
 	b.emit(Event{Type: EventAdopted})
-	m.log.Info("adopted a sandbox from quarantine", "sandbox", id, "name", sb.Name)
+	m.log.Info("adopted a sandbox from quarantine", "sandbox", id, "sandbox_name", sb.Name)
 	b.arm()
 	return b.sandbox(), nil
 }
@@ -352,7 +352,7 @@ func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) er
 		m.mu.Lock()
 		delete(m.quarantined, q.ID)
 		m.mu.Unlock()
-		m.log.Info("removed a container from quarantine", "sandbox", id, "name", q.origin.Name)
+		m.log.Info("removed a container from quarantine", "sandbox", id, "sandbox_name", q.origin.Name)
 		return nil
 	})
 }

@@ -163,7 +163,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 				slow.stop()
 			}
 			await(ctx, begun, func() bool {
-				return n.metric(t, "doze_leases")+n.metric(t, "doze_waiters") > float64(i) // all of them wait
+				return n.metric(t, "doze_sandbox_leases")+n.metric(t, "doze_wake_waiters") > float64(i) // all of them wait
 			})
 			_, _, err := fetch(ctx, c, slow.url, http.StatusOK)
 			return err
@@ -263,7 +263,7 @@ func (n *node) settle(t *testing.T, b *box) {
 	b.get(c, "/", http.StatusOK) // it is awake and its server is up
 	c.CloseIdleConnections()
 	eventually(t, "all leases are given back", func() bool {
-		return n.metric(t, "doze_leases") == 0 && n.metric(t, "doze_waiters") == 0
+		return n.metric(t, "doze_sandbox_leases") == 0 && n.metric(t, "doze_wake_waiters") == 0
 	})
 	eventually(t, "no process of a client is left inside", func() bool { return len(b.hostPIDs()) <= 2 })
 }

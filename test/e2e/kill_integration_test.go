@@ -284,7 +284,7 @@ func TestVisitorWhoWaitsForAServerHearsThatItsSandboxDied(t *testing.T) {
 		}()
 	}
 	eventually(t, "all of them wait", func() bool {
-		return n.metric(t, "doze_leases")+n.metric(t, "doze_waiters") == float64(cap(answers))
+		return n.metric(t, "doze_sandbox_leases")+n.metric(t, "doze_wake_waiters") == float64(cap(answers))
 	})
 	b.awaitState(client.StateRunning)
 	b.killFirst(n)
