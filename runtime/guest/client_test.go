@@ -16,11 +16,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // hostileGuest answers every connection with these bytes and closes it.
 func hostileGuest(t testing.TB, answer []byte) *Client {

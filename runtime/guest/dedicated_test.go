@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"testing"
 	"time"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestEventStreamEndsWithItsContextAndWithClose(t *testing.T) {
@@ -33,13 +35,8 @@ func TestEventStreamEndsWithItsContextAndWithClose(t *testing.T) {
 			ended := make(chan error, 1)
 			go func() { _, err := s.Next(); ended <- err }() // ends with the stream
 			tc.end(cancel, s)
-			select {
-			case err := <-ended:
-				if err == nil || tc.want != nil && !errors.Is(err, tc.want) {
-					t.Errorf("got %v, want %v", err, tc.want)
-				}
-			case <-time.After(time.Minute):
-				t.Fatal("Next still waits")
+			if err := testkit.Receive(t, "the end of Next", ended); err == nil || tc.want != nil && !errors.Is(err, tc.want) {
+				t.Errorf("got %v, want %v", err, tc.want)
 			}
 		})
 	}
@@ -50,12 +47,7 @@ func TestEventStreamThatDoesNotBeginIsLeft(t *testing.T) {
 	c.answer = 20 * time.Millisecond
 	ended := make(chan error, 1)
 	go func() { _, err := c.Events(t.Context()); ended <- err }() // ends with the test
-	select {
-	case err := <-ended:
-		if !errors.Is(err, ErrNoAnswer) {
-			t.Errorf("got %v, want ErrNoAnswer", err)
-		}
-	case <-time.After(time.Minute):
-		t.Error("Events still waits")
+	if err := testkit.Receive(t, "the end of Events", ended); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("got %v, want ErrNoAnswer", err)
 	}
 }

@@ -17,13 +17,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // This test binary is also what runs in the sandboxes of the tests: it reads
@@ -195,12 +195,11 @@ func (b *netBox) Stop() {
 		_ = b.in.Close()
 		_ = b.cmd.Wait()
 		// All its processes have ended, and the kernel is about to notice.
-		ctx := testContext(b.t)
-		err := unix.Rmdir(b.cgroup)
-		for errors.Is(err, unix.EBUSY) && ctx.Err() == nil {
-			time.Sleep(time.Millisecond) // between looks
+		var err error
+		testkit.Eventually(b.t, "the cgroup is not busy", func() bool {
 			err = unix.Rmdir(b.cgroup)
-		}
+			return !errors.Is(err, unix.EBUSY)
+		})
 		if err != nil {
 			b.t.Errorf("its cgroup stays: %v", err)
 		}

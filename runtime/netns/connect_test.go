@@ -8,9 +8,10 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // stall listens on a port of 127.0.0.1, 0 for any, accepts nothing, and has its
@@ -60,21 +61,17 @@ func TestAnEndedContextEndsADialThatIsUnderWay(t *testing.T) {
 		}
 		ended <- err
 	}()
-	for !dialled(t, port) {
+	testkit.Eventually(t, "a connection is attempted", func() bool {
 		select {
 		case err := <-ended:
 			t.Fatalf("the dial ended before its context: %v", err)
-		case <-time.After(time.Millisecond): // between looks
+		default:
 		}
-	}
+		return dialled(t, port)
+	})
 	cancel()
-	select {
-	case err := <-ended:
-		if !errors.Is(err, context.Canceled) {
-			t.Errorf("%v is not the context's error", err)
-		}
-	case <-time.After(30 * time.Second):
-		t.Error("the dial goes on after its context has ended")
+	if err := testkit.Receive(t, "the end of the dial", ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v, want the context's error", err)
 	}
 }
 

@@ -18,12 +18,12 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/netns/wire"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/networktest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // nodeVariable makes this test binary a node that only holds a Client.
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 		fmt.Printf("podman unshare: %v: %s\n", err, out)
 		os.Exit(1)
 	}
-	goleak.VerifyTestMain(m)
+	testkit.Main(m)
 }
 
 func config() Config {
@@ -66,15 +66,9 @@ func open(t testing.TB, cfg Config) *Client {
 	return c
 }
 
-func testContext(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func (c *Client) helperPID(t testing.TB) int {
 	t.Helper()
-	h, err := c.helper(testContext(t), nil)
+	h, err := c.helper(testkit.Context(t), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +77,7 @@ func (c *Client) helperPID(t testing.TB) int {
 
 func dial(t testing.TB, c *Client, id sandbox.ID, b *netBox, port uint16) net.Conn {
 	t.Helper()
-	conn, err := c.Dial(testContext(t), id, b.PID(), port)
+	conn, err := c.Dial(testkit.Context(t), id, b.PID(), port)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -112,7 +106,7 @@ func waitGone(t testing.TB, pid int) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	limit, _ := testContext(t).Deadline()
+	limit, _ := testkit.Context(t).Deadline()
 	for { // readable when it has ended, pidfd_open(2)
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, int(time.Until(limit).Milliseconds()))
 		if n > 0 {
@@ -161,7 +155,7 @@ func TestOnlySandboxesAreReached(t *testing.T) {
 		{"a helper", open(t, cfg).helperPID(t), wire.StatusForeign},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			conn, err := c.Dial(testContext(t), "sandbox00000", test.pid, port)
+			conn, err := c.Dial(testkit.Context(t), "sandbox00000", test.pid, port)
 			if err == nil {
 				conn.Close()
 				t.Fatal("the dial succeeded")
@@ -207,7 +201,7 @@ func TestTheProcessMustBeTheSandboxs(t *testing.T) {
 	c := open(t, config())
 	other := startBox(t, "nsother00000", namespaces...)
 	other.Serve(t, "127.0.0.1", 3000)
-	conn, err := c.Dial(testContext(t), "nsmine000000", other.PID(), 3000)
+	conn, err := c.Dial(testkit.Context(t), "nsmine000000", other.PID(), 3000)
 	if err == nil {
 		conn.Close()
 		t.Fatal("the dial reached the other sandbox")
@@ -252,7 +246,7 @@ func TestAHelperThatHangsIsReplaced(t *testing.T) {
 	defer c.Close() // before answerLimit is written again
 	b := startBox(t, id, namespaces...)
 	b.Serve(t, "127.0.0.1", 3000)
-	ctx := testContext(t)
+	ctx := testkit.Context(t)
 	reached := func() { // the new helper, too, may take longer than answerLimit
 		t.Helper()
 		for {
@@ -300,7 +294,7 @@ func TestHelperEndsWithClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitGone(t, pid)
-	if _, err := c.Dial(testContext(t), "sandbox00000", os.Getpid(), 80); !errors.Is(err, ErrClosed) {
+	if _, err := c.Dial(testkit.Context(t), "sandbox00000", os.Getpid(), 80); !errors.Is(err, ErrClosed) {
 		t.Fatalf("Dial after Close: %v", err)
 	}
 	c.Forget("sandbox00000")
@@ -354,7 +348,7 @@ func TestHelperIsSmallAndKeepsLittle(t *testing.T) {
 	b := startBox(t, id, namespaces...)
 	b.Serve(t, "127.0.0.1", 3000)
 	for range 500 {
-		conn, err := c.Dial(testContext(t), id, b.PID(), 3000)
+		conn, err := c.Dial(testkit.Context(t), id, b.PID(), 3000)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -385,13 +379,13 @@ func TestAHelperThatCannotStartSaysWhy(t *testing.T) {
 	cfg := config()
 	cfg.Helper = filepath.Join(t.TempDir(), "no-such-helper")
 	c := open(t, cfg)
-	_, err := c.Dial(testContext(t), "sandbox00000", os.Getpid(), 80)
+	_, err := c.Dial(testkit.Context(t), "sandbox00000", os.Getpid(), 80)
 	if err == nil || !strings.Contains(err.Error(), "no-such-helper") {
 		t.Fatalf("got %v", err)
 	}
 	cfg.Podman = "no-such-podman"
 	c = open(t, cfg)
-	_, err = c.Dial(testContext(t), "sandbox00000", os.Getpid(), 80)
+	_, err = c.Dial(testkit.Context(t), "sandbox00000", os.Getpid(), 80)
 	if err == nil || !strings.Contains(err.Error(), "no-such-podman") {
 		t.Fatalf("got %v", err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // boxDevice says what of the device differs from package link. It runs in a sandbox.
@@ -50,7 +51,7 @@ func boxDevice() error {
 
 func attach(t testing.TB, c *Client, id sandbox.ID, pid int) *os.File {
 	t.Helper()
-	device, listener, err := c.TUN(testContext(t), id, pid)
+	device, listener, err := c.TUN(testkit.Context(t), id, pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func TestASandboxIsAttachedOnceAtATime(t *testing.T) {
 	c := open(t, config())
 	b := startBox(t, id, namespaces...)
 	device := attach(t, c, id, b.PID())
-	if second, listener, err := c.TUN(testContext(t), id, b.PID()); !errors.Is(err, ErrAttached) {
+	if second, listener, err := c.TUN(testkit.Context(t), id, b.PID()); !errors.Is(err, ErrAttached) {
 		if err == nil {
 			second.Close()
 			listener.Close()
@@ -134,7 +135,7 @@ func TestADeviceIsMadeOnlyForTheSandbox(t *testing.T) {
 	c := open(t, config())
 	other := startBox(t, "nstun0000003", namespaces...)
 	for name, pid := range map[string]int{"another sandbox": other.PID(), "the node": os.Getpid(), "nothing": 0} {
-		device, listener, err := c.TUN(testContext(t), "nstun0000004", pid)
+		device, listener, err := c.TUN(testkit.Context(t), "nstun0000004", pid)
 		if err == nil {
 			device.Close()
 			listener.Close()
@@ -148,7 +149,7 @@ func BenchmarkTUN(b *testing.B) {
 	c := open(b, config())
 	box := startBox(b, id, namespaces...)
 	for b.Loop() {
-		device, listener, err := c.TUN(testContext(b), id, box.PID())
+		device, listener, err := c.TUN(testkit.Context(b), id, box.PID())
 		if err != nil {
 			b.Fatal(err)
 		}

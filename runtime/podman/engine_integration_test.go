@@ -5,7 +5,6 @@ package podman
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // baseImage is made by images/build-base.
@@ -26,8 +26,8 @@ const baseImage = "localhost/doze/base:latest"
 // grace is how long first processes may take to end by themselves.
 const grace = time.Second
 
-// patience bounds what a test waits for. It is no measure of speed.
-const patience = 20 * time.Second
+// commandTimeout bounds commands in sandboxes. It ends before testkit.Context.
+const commandTimeout = testkit.Patience / 2
 
 // limits of the tests' sandboxes.
 var limits = sandbox.Limits{PIDs: 64}
@@ -53,8 +53,8 @@ func openWith(t testing.TB, cfg Config) *node {
 	t.Helper()
 	cfg.Socket = filepath.Join(cfg.RunDir, "none.sock") // the user's own is not the test's
 	cfg.Helper = helperProgram()
-	cfg.Log = slog.New(slog.NewTextHandler(testLog{t}, nil))
-	e, err := Open(deadline(t), cfg)
+	cfg.Log = testkit.NewLog(t).Logger()
+	e, err := Open(testkit.Context(t), cfg)
 	if err != nil {
 		t.Fatalf("Open: %v", err)
 	}
@@ -65,7 +65,7 @@ func openWith(t testing.TB, cfg Config) *node {
 			return
 		default:
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		left, err := e.List(ctx)
 		if err != nil || len(left) > 0 {
@@ -85,20 +85,6 @@ func openWith(t testing.TB, cfg Config) *node {
 
 // helperProgram is doze-netns.
 func helperProgram() string { return filepath.Join(os.Getenv("DOZE_BIN"), "doze-netns") }
-
-// testLog hands on the engine's log.
-type testLog struct{ t testing.TB }
-
-func (l testLog) Write(b []byte) (int, error) {
-	l.t.Logf("%s", strings.TrimSuffix(string(b), "\n"))
-	return len(b), nil
-}
-
-func deadline(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	t.Cleanup(cancel)
-	return ctx
-}
 
 // spec is of a container with the test binary as its first process.
 // What it needs goes with the test.
@@ -151,7 +137,7 @@ func cgroup(t testing.TB, id sandbox.ID) string {
 // removeCgroup removes the parent of a sandbox, which has ended.
 func removeCgroup(t testing.TB, parent string) {
 	t.Helper()
-	eventually(t, "the cgroup is empty", func() bool { return removeTree(freezer.MountPoint + parent) })
+	testkit.Eventually(t, "the cgroup is empty", func() bool { return removeTree(freezer.MountPoint + parent) })
 }
 
 // removeTree removes a cgroup with those below it; false while one is in use.
@@ -162,16 +148,6 @@ func removeTree(dir string) bool {
 	}
 	err := os.Remove(dir)
 	return err == nil || errors.Is(err, os.ErrNotExist)
-}
-
-// eventually polls until ok holds.
-func eventually(t testing.TB, what string, ok func() bool) {
-	t.Helper()
-	for began := time.Now(); !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Since(began) > patience {
-			t.Fatalf("waited %v in vain: %s", patience, what)
-		}
-	}
 }
 
 func TestEngineConformance(t *testing.T) {
@@ -213,7 +189,7 @@ func (n *node) kill(t testing.TB, pid int) {
 	if err := unshared(t, "kill", "-KILL", itoa(pid)); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the process is gone", func() bool {
+	testkit.Eventually(t, "the process is gone", func() bool {
 		return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 	})
 }

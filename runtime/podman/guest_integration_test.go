@@ -5,15 +5,16 @@ package podman
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // box is a running sandbox with the real guest.
@@ -41,13 +42,13 @@ func (n *node) bootWithin(t testing.TB, image string, limits sandbox.Limits) *bo
 	b := &box{t: t, n: n, spec: spec, limits: limits, guest: guest.NewClient(filepath.Join(spec.RunDir, guest.SocketName))}
 	t.Cleanup(func() {
 		b.guest.Close()
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		if err := n.Remove(ctx, spec.ID); err != nil {
 			t.Error(err)
 		}
 	})
-	ctx := deadline(t)
+	ctx := testkit.Context(t)
 	if err := n.EnsureImage(ctx, image, nil); err != nil {
 		t.Fatalf("%v: run images/build-base and images/build-test", err)
 	}
@@ -61,7 +62,7 @@ func (n *node) bootWithin(t testing.TB, image string, limits sandbox.Limits) *bo
 // start starts the container, or starts it again, and waits for its guest.
 func (b *box) start() {
 	b.t.Helper()
-	c, err := b.n.Start(deadline(b.t), b.spec.ID, b.limits)
+	c, err := b.n.Start(testkit.Context(b.t), b.spec.ID, b.limits)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -72,23 +73,21 @@ func (b *box) start() {
 func (b *box) ready() {
 	b.t.Helper()
 	var last error
-	for began := time.Now(); time.Since(began) < patience; time.Sleep(2 * time.Millisecond) {
-		if _, last = b.guest.Hello(b.t.Context()); last == nil {
-			return
-		}
-	}
-	b.t.Fatalf("the guest does not answer: %v", last)
+	testkit.Eventually(b.t, "the guest responds", func() bool {
+		_, last = b.guest.Hello(b.t.Context())
+		return last == nil
+	}, func() string { return fmt.Sprint(last) })
 }
 
 // try runs a command in the sandbox's shell.
 func (b *box) try(command string) (output string, code int) {
 	b.t.Helper()
-	return b.exec(guest.ExecRequest{Command: command, Timeout: patience})
+	return b.exec(guest.ExecRequest{Command: command, Timeout: commandTimeout})
 }
 
 func (b *box) exec(req guest.ExecRequest) (output string, code int) {
 	b.t.Helper()
-	stream, err := b.guest.Exec(deadline(b.t), req)
+	stream, err := b.guest.Exec(testkit.Context(b.t), req)
 	if err != nil {
 		b.t.Fatalf("exec %+v: %v", req, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/freezertest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestPauserConformance(t *testing.T) {
@@ -77,7 +78,7 @@ func (p *paused) boot(t testing.TB, id sandbox.ID, cgroupParent string) *counter
 		t.Fatal(err)
 	}
 	c := &counters{n: p.n, t: t, spec: spec, page: mapPage(file)}
-	ctx := deadline(t)
+	ctx := testkit.Context(t)
 	if err := p.n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +100,7 @@ func (c counter) Stop() {
 	if c.page == nil {
 		return
 	}
-	if err := c.n.Remove(deadline(c.t), c.spec.ID); err != nil {
+	if err := c.n.Remove(testkit.Context(c.t), c.spec.ID); err != nil {
 		c.t.Error(err)
 	}
 	removeCgroup(c.t, c.spec.CgroupParent)

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // registry is Debian's docker-registry on loopback, behind a door that counts
@@ -33,7 +33,7 @@ type registry struct {
 func startRegistry(t *testing.T) *registry {
 	t.Helper()
 	dir := t.TempDir()
-	behind := freePort(t)
+	behind := freeAddress(t)
 	config := filepath.Join(dir, "config.yml")
 	err := os.WriteFile(config, fmt.Appendf(nil, `version: 0.1
 log: {level: error, accesslog: {disabled: true}}
@@ -44,7 +44,8 @@ http: {addr: "%s"}
 		t.Fatal(err)
 	}
 	cmd := exec.Command("docker-registry", "serve", config)
-	cmd.Stdout, cmd.Stderr = testLog{t}, testLog{t}
+	log := testkit.NewLog(t)
+	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatalf("%v: apt-get install docker-registry", err)
 	}
@@ -52,7 +53,7 @@ http: {addr: "%s"}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	eventually(t, "the registry answers", func() bool {
+	testkit.Eventually(t, "the registry answers", func() bool {
 		resp, err := http.Get("http://" + behind + "/v2/")
 		if err != nil {
 			return false
@@ -81,14 +82,10 @@ func podman(t *testing.T, arguments ...string) {
 	}
 }
 
-func freePort(t *testing.T) string {
+// freeAddress is one on which nothing listens.
+func freeAddress(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
+	return fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
 }
 
 func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
@@ -99,7 +96,7 @@ func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
 	for range 5 {
 		group.Go(func() {
 			var lines []string
-			if err := n.EnsureImage(deadline(t), ref, func(line string) { lines = append(lines, line) }); err != nil {
+			if err := n.EnsureImage(testkit.Context(t), ref, func(line string) { lines = append(lines, line) }); err != nil {
 				t.Error(err)
 			}
 			if len(lines) == 0 {
@@ -111,12 +108,12 @@ func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
 	if count := r.pulls.Load(); count != 1 {
 		t.Errorf("the registry was asked for the image %d times", count)
 	}
-	if err := n.EnsureImage(deadline(t), ref, func(line string) { t.Errorf("it is there: %s", line) }); err != nil {
+	if err := n.EnsureImage(testkit.Context(t), ref, func(line string) { t.Errorf("it is there: %s", line) }); err != nil {
 		t.Fatal(err)
 	}
 	spec := n.spec(t, enginetest.NewID())
 	spec.ImageRef, spec.GuestBinary = ref, guestBinary(t)
-	ctx := deadline(t)
+	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
@@ -131,12 +128,12 @@ func TestPullGoesOnWithoutTheCallerThatBeganIt(t *testing.T) {
 	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:2")
 	r.shut.Lock()
 	begun := make(chan struct{}, 100)
-	first, leave := context.WithCancel(deadline(t))
+	first, leave := context.WithCancel(testkit.Context(t))
 	left, got := make(chan error, 1), make(chan error, 1)
 	go func() { left <- n.EnsureImage(first, ref, func(string) { begun <- struct{}{} }) }()
 	<-begun
-	go func() { got <- n.EnsureImage(deadline(t), ref, nil) }()
-	eventually(t, "two wait for the pull", func() bool { return n.pulls.waiting(ref) == 2 })
+	go func() { got <- n.EnsureImage(testkit.Context(t), ref, nil) }()
+	testkit.Eventually(t, "two wait for the pull", func() bool { return n.pulls.waiting(ref) == 2 })
 	leave()
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("who left got %v", err)
@@ -152,7 +149,7 @@ func TestPullEndsWithItsLastCaller(t *testing.T) {
 	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:3")
 	r.shut.Lock()
 	begun := make(chan struct{}, 100)
-	ctx, leave := context.WithCancel(deadline(t))
+	ctx, leave := context.WithCancel(testkit.Context(t))
 	left := make(chan error, 1)
 	go func() { left <- n.EnsureImage(ctx, ref, func(string) { begun <- struct{}{} }) }()
 	<-begun
@@ -162,10 +159,10 @@ func TestPullEndsWithItsLastCaller(t *testing.T) {
 	}
 	n.pulls.group.Wait() // no pull runs any more
 	r.shut.Unlock()
-	if exists, err := n.exists(deadline(t), ref); err != nil || exists {
+	if exists, err := n.exists(testkit.Context(t), ref); err != nil || exists {
 		t.Errorf("the image is there: %v, %v", exists, err)
 	}
-	if err := n.EnsureImage(deadline(t), ref, nil); err != nil {
+	if err := n.EnsureImage(testkit.Context(t), ref, nil); err != nil {
 		t.Errorf("the next pull: %v", err)
 	}
 }
@@ -173,11 +170,11 @@ func TestPullEndsWithItsLastCaller(t *testing.T) {
 func TestRegistrysReasonIsTold(t *testing.T) {
 	n, r := open(t), startRegistry(t)
 	for ref, want := range map[string]string{
-		r.image("nothing:here"):        "manifest unknown",
-		freePort(t) + "/nobody:latest": syscall.ECONNREFUSED.Error(),
-		"localhost/doze/nothing:here":  "made on this machine",
+		r.image("nothing:here"):           "manifest unknown",
+		freeAddress(t) + "/nobody:latest": syscall.ECONNREFUSED.Error(),
+		"localhost/doze/nothing:here":     "made on this machine",
 	} {
-		err := n.EnsureImage(deadline(t), ref, nil)
+		err := n.EnsureImage(testkit.Context(t), ref, nil)
 		if !errors.Is(err, sandbox.ErrImageMissing) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), ref) {
 			t.Errorf("EnsureImage(%s): %v, want ErrImageMissing with %q", ref, err, want)
 		}
@@ -190,14 +187,14 @@ func TestServiceKilledDuringAPullIsReported(t *testing.T) {
 	r.shut.Lock()
 	begun := make(chan struct{}, 100)
 	got := make(chan error, 1)
-	go func() { got <- n.EnsureImage(deadline(t), ref, func(string) { begun <- struct{}{} }) }()
+	go func() { got <- n.EnsureImage(testkit.Context(t), ref, func(string) { begun <- struct{}{} }) }()
 	<-begun
 	n.killService(t)
 	r.shut.Unlock()
 	if err := <-got; !errors.Is(err, sandbox.ErrEngineDown) {
 		t.Errorf("EnsureImage: %v, want ErrEngineDown", err)
 	}
-	if err := n.EnsureImage(deadline(t), ref, nil); err != nil {
+	if err := n.EnsureImage(testkit.Context(t), ref, nil); err != nil {
 		t.Errorf("the next pull: %v", err)
 	}
 }

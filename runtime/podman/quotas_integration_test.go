@@ -15,6 +15,7 @@ import (
 	"github.com/doze-run/doze/runtime/podman/ociruntime"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // roomy are limits with a quota of each kind that a test reaches in a moment.
@@ -50,7 +51,7 @@ func TestNoSandboxUsesUpTheQuotasOfAnother(t *testing.T) {
 					t.Errorf("the other sandbox, beside %d users: %q, code %d", users, out, code)
 				}
 				greedy.must("read -r takers </tmp/takers; kill -KILL $takers")
-				eventually(t, "it has processes and queues again", func() bool {
+				testkit.Eventually(t, "it has processes and queues again", func() bool {
 					_, code := greedy.try("rm -f /dev/mqueue/*")
 					return code == 0
 				})
@@ -72,8 +73,8 @@ func TestUserNamespacesAreAMatterOfTheSize(t *testing.T) {
 			{"clone", forkInUserNamespaces},
 		} {
 			// The kernel frees namespaces some time after their last process.
-			eventually(t, when+", by "+c.name, func() bool {
-				out, code := b.exec(guest.ExecRequest{Argv: []string{"python3", "-c", c.program}, Timeout: patience})
+			testkit.Eventually(t, when+", by "+c.name, func() bool {
+				out, code := b.exec(guest.ExecRequest{Argv: []string{"python3", "-c", c.program}, Timeout: commandTimeout})
 				got, errno, _ := strings.Cut(strings.TrimSpace(out), " ")
 				if n, err := strconv.Atoi(got); err != nil || n > most || errno != "28" || code != 0 { // ENOSPC
 					t.Fatalf("%s, by %s: %q, want \"%d 28\"", when, c.name, out, most)
@@ -83,18 +84,18 @@ func TestUserNamespacesAreAMatterOfTheSize(t *testing.T) {
 		}
 	}
 	try("without", 0)
-	if err := n.Stop(deadline(t), b.spec.ID, grace); err != nil {
+	if err := n.Stop(testkit.Context(t), b.spec.ID, grace); err != nil {
 		t.Fatal(err)
 	}
 	b.limits.UserNamespaces = 3
 	b.start()
 	try("with three", 3)
-	eventually(t, "a sandbox within the sandbox", func() bool {
+	testkit.Eventually(t, "a sandbox within the sandbox", func() bool {
 		out, code := b.try("setpriv --reuid 1000 --regid 1000 --clear-groups unshare --user --map-root-user --mount --net --pid --fork --uts --ipc --cgroup " +
 			"sh -c 'mount -t tmpfs none /mnt && echo mounted'")
 		return out == "mounted" && code == 0
 	})
-	if err := n.Stop(deadline(t), b.spec.ID, grace); err != nil {
+	if err := n.Stop(testkit.Context(t), b.spec.ID, grace); err != nil {
 		t.Fatal(err)
 	}
 	b.limits.UserNamespaces = 0
@@ -223,15 +224,15 @@ func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
 		_ = earlier.Process.Kill()
 		<-ended
 	})
-	eventually(t, "the service answers", func() bool {
-		conn, err := dial(t.Context(), socket, patience)
+	testkit.Eventually(t, "the service answers", func() bool {
+		conn, err := dial(t.Context(), socket, testkit.Patience)
 		if err == nil {
 			conn.close()
 		}
 		return err == nil
 	})
 	n := openIn(t, dir, string(enginetest.NewID()))
-	eventually(t, "the earlier service has ended", func() bool {
+	testkit.Eventually(t, "the earlier service has ended", func() bool {
 		select {
 		case <-ended:
 			return true
@@ -253,8 +254,8 @@ func (b *box) takeAll(t testing.TB, kind string, users int) int64 {
 	t.Helper()
 	b.must(fmt.Sprintf("rm -f /tmp/taken; setsid python3 /tmp/take.py %s %d 600000 >/tmp/output 2>&1 </dev/null &", kind, users))
 	var got int64
-	eventually(t, "it has taken all that it gets", func() bool {
-		content, err := b.guest.ReadFile(deadline(t), "/tmp/taken", "")
+	testkit.Eventually(t, "it has taken all that it gets", func() bool {
+		content, err := b.guest.ReadFile(testkit.Context(t), "/tmp/taken", "")
 		if err != nil {
 			return false
 		}
@@ -272,7 +273,7 @@ func (b *box) takeAll(t testing.TB, kind string, users int) int64 {
 // write writes a file of the sandbox.
 func (b *box) write(t testing.TB, path, content string) {
 	t.Helper()
-	if out, code := b.exec(guest.ExecRequest{Argv: []string{"/bin/sh", "-c", `printf %s "$1" >"$2"`, "-", content, path}, Timeout: patience}); code != 0 {
+	if out, code := b.exec(guest.ExecRequest{Argv: []string{"/bin/sh", "-c", `printf %s "$1" >"$2"`, "-", content, path}, Timeout: commandTimeout}); code != 0 {
 		t.Fatalf("writing %s: %s", path, out)
 	}
 }

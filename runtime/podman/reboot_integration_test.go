@@ -14,6 +14,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // ownStorage is a Podman with folders of its own, so that a test may treat them as
@@ -41,7 +42,7 @@ func newStorage(t *testing.T) ownStorage {
 	}
 	t.Cleanup(func() { // the files belong to sub-ids
 		// conmon has a podman clean up after each container, when it gets to it.
-		eventually(t, "nobody works in the storage", func() bool { return !works(t, dir) })
+		testkit.Eventually(t, "nobody works in the storage", func() bool { return !works(t, dir) })
 		if err := unshared(t, "sh", "-c", fmt.Sprintf("umount -l %s/root/overlay; rm -rf %s", dir, dir)); err != nil {
 			t.Error(err)
 		}
@@ -91,7 +92,7 @@ func TestContainerStartsAfterAReboot(t *testing.T) {
 	n := openWith(t, Config{Node: string(enginetest.NewID()), RunDir: t.TempDir(), Command: s.command})
 	b := n.boot(t, image)
 	b.must("echo kept >/file")
-	data, err := n.inspect(deadline(t), b.ID)
+	data, err := n.inspect(testkit.Context(t), b.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +105,7 @@ func TestContainerStartsAfterAReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.killService(t)
-	c, err := n.Inspect(deadline(t), b.ID)
+	c, err := n.Inspect(testkit.Context(t), b.ID)
 	if err != nil || c.State != sandbox.ContainerExited && c.State != sandbox.ContainerCreated || c.PID != 0 {
 		t.Errorf("Inspect says %+v, %v", c, err)
 	}
@@ -117,10 +118,10 @@ func TestContainerStartsAfterAReboot(t *testing.T) {
 func TestCreateLeavesAnotherNodesContainerAlone(t *testing.T) {
 	n, other := open(t), open(t)
 	b := n.boot(t, baseImage)
-	if err := other.Create(deadline(t), b.spec); err == nil || !strings.Contains(err.Error(), "another node") {
+	if err := other.Create(testkit.Context(t), b.spec); err == nil || !strings.Contains(err.Error(), "another node") {
 		t.Errorf("Create: %v", err)
 	}
-	if c, err := n.Inspect(deadline(t), b.ID); err != nil || c != b.Container {
+	if c, err := n.Inspect(testkit.Context(t), b.ID); err != nil || c != b.Container {
 		t.Errorf("Inspect says %+v, %v", c, err)
 	}
 }
@@ -128,7 +129,7 @@ func TestCreateLeavesAnotherNodesContainerAlone(t *testing.T) {
 func TestContainerThatNeverStartedHasNoLog(t *testing.T) {
 	n := open(t)
 	spec := n.spec(t, enginetest.NewID())
-	ctx := deadline(t)
+	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
 	}

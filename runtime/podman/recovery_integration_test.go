@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/testkit"
 )
 
 // servicePID is the process that answers for the engine.
@@ -45,7 +46,7 @@ func TestKilledServiceHarmsNoContainerAndComesBack(t *testing.T) {
 	for range 3 {
 		n.killService(t)
 		// The call that finds nobody waits for the next service.
-		c, err := n.Inspect(deadline(t), b.ID)
+		c, err := n.Inspect(testkit.Context(t), b.ID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -75,7 +76,7 @@ func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
 			t.Errorf("during the kill: %v", err)
 		}
 		// Whatever was left half-made, the next attempt gets there.
-		ctx := deadline(t)
+		ctx := testkit.Context(t)
 		if err := n.Create(ctx, spec); err != nil {
 			t.Fatal(err)
 		}
@@ -102,7 +103,7 @@ func TestServiceThatCannotComeBackIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.killService(t)
-	if err := n.Ping(deadline(t)); !errors.Is(err, sandbox.ErrEngineDown) {
+	if err := n.Ping(testkit.Context(t)); !errors.Is(err, sandbox.ErrEngineDown) {
 		t.Errorf("Ping: %v, want ErrEngineDown", err)
 	} else if !strings.Contains(err.Error(), link) {
 		t.Errorf("the error does not say why: %v", err)
@@ -110,7 +111,7 @@ func TestServiceThatCannotComeBackIsReported(t *testing.T) {
 	if err := os.Symlink(command, link); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the service is back", func() bool { return n.Ping(deadline(t)) == nil })
+	testkit.Eventually(t, "the service is back", func() bool { return n.Ping(testkit.Context(t)) == nil })
 }
 
 func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
@@ -122,7 +123,7 @@ func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
 	}
 	socket := filepath.Join(dir, "podman.sock")
 	var before int
-	eventually(t, "the first node's service listens", func() (ok bool) {
+	testkit.Eventually(t, "the first node's service listens", func() (ok bool) {
 		var err error
 		before, err = listener(socket)
 		return err == nil
@@ -138,7 +139,7 @@ func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
 	// It still is when it has to write into its log, and goes with the node.
 	spec := n.spec(t, enginetest.NewID())
 	spec.ImageRef = "localhost/doze/no-such-image:latest"
-	if err := n.Create(deadline(t), spec); !errors.Is(err, sandbox.ErrImageMissing) {
+	if err := n.Create(testkit.Context(t), spec); !errors.Is(err, sandbox.ErrImageMissing) {
 		t.Errorf("Create: %v, want ErrImageMissing", err)
 	}
 	if now := n.servicePID(t); now != before {
@@ -155,7 +156,7 @@ func TestServiceEndsWithTheEngine(t *testing.T) {
 	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
 		t.Errorf("the service is still there: %v", err)
 	}
-	if err := n.Ping(deadline(t)); !errors.Is(err, sandbox.ErrEngineDown) {
+	if err := n.Ping(testkit.Context(t)); !errors.Is(err, sandbox.ErrEngineDown) {
 		t.Errorf("Ping after Close: %v", err)
 	}
 }
@@ -163,7 +164,7 @@ func TestServiceEndsWithTheEngine(t *testing.T) {
 func TestContainerWhoseConmonWasKilled(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
-	data, err := n.inspect(deadline(t), b.ID)
+	data, err := n.inspect(testkit.Context(t), b.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,12 +175,12 @@ func TestContainerWhoseConmonWasKilled(t *testing.T) {
 		t.Errorf("after its conmon: %q", out)
 	}
 	n.kill(t, b.PID) // now nobody tells Podman
-	c, err := n.Inspect(deadline(t), b.ID)
+	c, err := n.Inspect(testkit.Context(t), b.ID)
 	if err != nil || c.State != sandbox.ContainerExited || c.PID != 0 {
 		t.Errorf("Inspect says %+v, %v", c, err)
 	}
 	b.start()
-	if c, err := n.Inspect(deadline(t), b.ID); err != nil || c.PID != b.PID {
+	if c, err := n.Inspect(testkit.Context(t), b.ID); err != nil || c.PID != b.PID {
 		t.Errorf("Inspect says %+v, %v; Start said %+v", c, err, b.Container)
 	}
 }
@@ -187,17 +188,17 @@ func TestContainerWhoseConmonWasKilled(t *testing.T) {
 func TestRemoveWorksWithoutConmon(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
-	data, err := n.inspect(deadline(t), b.ID)
+	data, err := n.inspect(testkit.Context(t), b.ID)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(data.State.ConmonPid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.Remove(deadline(t), b.ID); err != nil {
+	if err := n.Remove(testkit.Context(t), b.ID); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the process is gone", func() bool {
+	testkit.Eventually(t, "the process is gone", func() bool {
 		first, err := isFirstProcess(b.PID, data.ID)
 		return err == nil && !first
 	})
@@ -211,17 +212,17 @@ func TestRemoveWorksOnAFrozenSandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	events := filepath.Join(filepath.Dir(freeze), "cgroup.events")
-	eventually(t, "the sandbox is frozen", func() bool {
+	testkit.Eventually(t, "the sandbox is frozen", func() bool {
 		data, err := os.ReadFile(events)
 		return err == nil && strings.Contains(string(data), "frozen 1")
 	})
-	if c, err := n.Inspect(deadline(t), b.ID); err != nil || c != b.Container {
+	if c, err := n.Inspect(testkit.Context(t), b.ID); err != nil || c != b.Container {
 		t.Errorf("Inspect says %+v, %v", c, err)
 	}
-	if err := n.Remove(deadline(t), b.ID); err != nil {
+	if err := n.Remove(testkit.Context(t), b.ID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Inspect(deadline(t), b.ID); !errors.Is(err, sandbox.ErrNoContainer) {
+	if _, err := n.Inspect(testkit.Context(t), b.ID); !errors.Is(err, sandbox.ErrNoContainer) {
 		t.Errorf("Inspect after Remove: %v", err)
 	}
 }
@@ -230,7 +231,7 @@ func TestDiskOutlivesStopCrashAndStart(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
 	b.must("echo one >/root/a && chown 1000:1000 /root/a")
-	if err := n.Stop(deadline(t), b.ID, grace); err != nil {
+	if err := n.Stop(testkit.Context(t), b.ID, grace); err != nil {
 		t.Fatal(err)
 	}
 	b.start()
@@ -246,19 +247,19 @@ func TestFirstProcessThatFailsIsReportedWithItsLastWords(t *testing.T) {
 	n := open(t)
 	spec := n.spec(t, enginetest.NewID())
 	spec.Env = map[string]string{"DOZE_TEST_PROBE": "fail"}
-	if err := n.Create(deadline(t), spec); err != nil {
+	if err := n.Create(testkit.Context(t), spec); err != nil {
 		t.Fatal(err)
 	}
-	defer n.Remove(deadline(t), spec.ID)
-	_, err := n.Start(deadline(t), spec.ID, limits)
+	defer n.Remove(testkit.Context(t), spec.ID)
+	_, err := n.Start(testkit.Context(t), spec.ID, limits)
 	if err != nil && !strings.Contains(err.Error(), "last words") {
 		t.Errorf("Start: %v", err)
 	}
-	eventually(t, "the exit is seen", func() bool {
-		c, err := n.Inspect(deadline(t), spec.ID)
+	testkit.Eventually(t, "the exit is seen", func() bool {
+		c, err := n.Inspect(testkit.Context(t), spec.ID)
 		return err == nil && c.State == sandbox.ContainerExited && c.ExitCode == 7
 	})
-	if line, err := n.LastLog(deadline(t), spec.ID); err != nil || line != "last words" {
+	if line, err := n.LastLog(testkit.Context(t), spec.ID); err != nil || line != "last words" {
 		t.Errorf("LastLog: %q, %v", line, err)
 	}
 }
@@ -266,12 +267,12 @@ func TestFirstProcessThatFailsIsReportedWithItsLastWords(t *testing.T) {
 func TestContainerOfAnotherCgroupSubtreeSaysSo(t *testing.T) {
 	n := open(t)
 	spec := n.specIn(t, enginetest.NewID(), "/another-node-of-this-host/sandboxes/x")
-	ctx := deadline(t)
+	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := n.Remove(deadline(t), spec.ID); err != nil {
+		if err := n.Remove(testkit.Context(t), spec.ID); err != nil {
 			t.Error(err)
 		}
 	}()
@@ -294,11 +295,11 @@ func TestDestroyRemovesWhatASandboxPutIntoItsRunFolder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer m.Close(deadline(t))
-	if err := m.Start(deadline(t)); err != nil {
+	defer m.Close(testkit.Context(t))
+	if err := m.Start(testkit.Context(t)); err != nil {
 		t.Fatal(err)
 	}
-	sb, _, err := m.Create(deadline(t), sandbox.CreateRequest{Owner: "o", Name: "app"})
+	sb, _, err := m.Create(testkit.Context(t), sandbox.CreateRequest{Owner: "o", Name: "app"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,7 +312,7 @@ for level in range(5000):
     os.mkdir("deep")
     os.chdir("deep")
 '`)
-	if err := m.Destroy(deadline(t), sb.ID); err != nil {
+	if err := m.Destroy(testkit.Context(t), sb.ID); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(run); !errors.Is(err, os.ErrNotExist) {
@@ -323,7 +324,7 @@ func TestStopKillsWhatDoesNotListen(t *testing.T) {
 	n := open(t)
 	spec := n.spec(t, enginetest.NewID())
 	spec.Env = map[string]string{"DOZE_TEST_PROBE": "deaf"}
-	ctx := deadline(t)
+	ctx := testkit.Context(t)
 	if err := n.Create(ctx, spec); err != nil {
 		t.Fatal(err)
 	}
@@ -344,7 +345,7 @@ func TestManySandboxesStartAtOnce(t *testing.T) {
 	var group sync.WaitGroup
 	for range 10 {
 		b := n.spec(t, enginetest.NewID())
-		t.Cleanup(func() { n.Remove(deadline(t), b.ID) })
+		t.Cleanup(func() { n.Remove(testkit.Context(t), b.ID) })
 		group.Go(func() {
 			if err := n.Create(t.Context(), b); err != nil {
 				t.Error(err)

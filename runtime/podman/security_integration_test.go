@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // allowed is what capabilities says, as the kernel does.
@@ -188,7 +189,7 @@ func TestSandboxHasHostsHostNameAndResolverOfItsOwn(t *testing.T) {
 			"/etc/resolv.conf":   "nameserver 198.18.0.1\nnameserver 198.18.0.53\noptions timeout:2 attempts:2\n",
 			"/run/.containerenv": "",
 		} {
-			content, err := b.guest.ReadFile(deadline(t), file, "")
+			content, err := b.guest.ReadFile(testkit.Context(t), file, "")
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -204,7 +205,7 @@ func TestSandboxHasHostsHostNameAndResolverOfItsOwn(t *testing.T) {
 				t.Errorf("localhost and its own name resolve to %s", resolved)
 			}
 		}
-		if err := n.Remove(deadline(t), b.spec.ID); err != nil {
+		if err := n.Remove(testkit.Context(t), b.spec.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -219,14 +220,14 @@ func TestForkBombStaysWithinTheLimit(t *testing.T) {
 	b, other := n.boot(t, baseImage), n.boot(t, baseImage)
 	_, _ = b.exec(guest.ExecRequest{
 		Argv:    []string{"python3", "-c", bomb},
-		Timeout: patience,
+		Timeout: commandTimeout,
 	})
 	out := b.must("cat /tmp/most")
 	if count, err := strconv.Atoi(out); err != nil || int64(count) > limits.PIDs || int64(count) < limits.PIDs/2 {
 		t.Errorf("it reached %q processes, limit %d", out, limits.PIDs)
 	}
 	other.must("true") // the neighbour's processes are not counted
-	eventually(t, "the sandbox can start processes again", func() bool {
+	testkit.Eventually(t, "the sandbox can start processes again", func() bool {
 		_, code := b.try("true")
 		return code == 0
 	})

@@ -4,93 +4,62 @@ package podman
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
 	"io"
-	"math/big"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/trust"
+	"github.com/doze-run/doze/testkit"
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 // authority is a CA as a node has one.
 type authority struct {
-	t    *testing.T
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  string
-}
-
-// sign signs a certificate for a new key.
-func sign(t *testing.T, template, parent *x509.Certificate, signer *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if signer == nil {
-		signer = key
-	}
-	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
-		t.Fatal(err)
-	}
-	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert, key
+	*testca.Authority
+	t   *testing.T
+	pem string
 }
 
 func newAuthority(t *testing.T) *authority {
 	t.Helper()
-	template := &x509.Certificate{
-		Subject: pkix.Name{CommonName: "doze node of the tests", Organization: []string{"doze"}},
-		IsCA:    true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	a, err := testca.NewAuthority(pkix.Name{CommonName: "doze node of the tests", Organization: []string{"doze"}})
+	if err != nil {
+		t.Fatal(err)
 	}
-	a := &authority{t: t}
-	a.cert, a.key = sign(t, template, template, nil)
-	a.pem = string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: a.cert.Raw}))
-	return a
+	return &authority{a, t, string(a.PEM())}
 }
 
 // serve has a web server in the sandbox, which shows a leaf of the CA for localhost,
 // on a port, in a folder with a git repository.
 func (a *authority) serve(b *box, port int) {
 	a.t.Helper()
-	leaf, key := sign(a.t, &x509.Certificate{
-		Subject: pkix.Name{CommonName: "localhost"}, DNSNames: []string{"localhost"},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}, KeyUsage: x509.KeyUsageDigitalSignature,
-	}, a.cert, a.key)
-	der, err := x509.MarshalPKCS8PrivateKey(key)
+	leaf, err := a.Leaf("localhost")
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(leaf.PrivateKey)
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	file := fmt.Sprintf("/srv/%d.pem", port)
-	both := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Raw}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})...)
-	if _, err := b.guest.WriteFile(deadline(a.t), file, 0o600, bytes.NewReader(both)); err != nil {
+	both := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})...)
+	if _, err := b.guest.WriteFile(testkit.Context(a.t), file, 0o600, bytes.NewReader(both)); err != nil {
 		a.t.Fatal(err)
 	}
 	b.must("mkdir -p /srv/www && cd /srv/www && [ -d repo.git ] || { git init -q --bare repo.git && git -C repo.git update-server-info; }")
-	_, err = b.guest.StartProcess(deadline(a.t), guest.ProcessSpec{
+	_, err = b.guest.StartProcess(testkit.Context(a.t), guest.ProcessSpec{
 		Name: fmt.Sprint("web-", port), Cwd: "/srv/www", Argv: []string{"python3", "-c", webServer, file, fmt.Sprint(port)},
 	})
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	if err := b.guest.PortReady(deadline(a.t), uint16(port), patience); err != nil {
+	if err := b.guest.PortReady(testkit.Context(a.t), uint16(port), testkit.Patience/2); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -146,7 +115,7 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 
 func (b *box) trust(t guest.Trust) guest.TrustResult {
 	b.t.Helper()
-	res, err := b.guest.Trust(deadline(b.t), t)
+	res, err := b.guest.Trust(testkit.Context(b.t), t)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -177,11 +146,11 @@ func TestClientsTrustTheNodeByDefault(t *testing.T) {
 	wantTrust(b, "after the renewal", 8002, true)
 
 	before := b.must("find /etc/ssl /etc/doze /usr/local/share -newermt '2000-01-01' -printf '%p %T@ %s\\n' | sort")
-	if err := b.n.Stop(deadline(t), b.spec.ID, time.Second); err != nil {
+	if err := b.n.Stop(testkit.Context(t), b.spec.ID, time.Second); err != nil {
 		t.Fatal(err)
 	}
 	b.start()
-	if h, err := b.guest.Hello(deadline(t)); err != nil || h.Trust != "" {
+	if h, err := b.guest.Hello(testkit.Context(t)); err != nil || h.Trust != "" {
 		t.Errorf("another run says that it was told %q, %v", h.Trust, err)
 	}
 	b.trust(guest.Trust{CA: newer.pem})
@@ -210,7 +179,7 @@ func TestImagesWithoutCAsGetThem(t *testing.T) {
 			t.Errorf("%s still wants them", image)
 		}
 		for file, want := range map[string]string{trust.CAFile: node.pem, trust.BundleFile: public.pem + node.pem} {
-			content, err := b.guest.ReadFile(deadline(t), file, "")
+			content, err := b.guest.ReadFile(testkit.Context(t), file, "")
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -3,27 +3,20 @@ package store
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
-	"time"
+
+	"github.com/dgraph-io/badger/v4"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // awaitMerged waits until Badger's tables have been merged into a lower level.
 func awaitMerged(t *testing.T, s *Badger) {
 	t.Helper()
-	deadline := time.After(time.Minute)
-	for {
-		levels := s.db.Levels()
-		for _, l := range levels[1:] {
-			if l.NumTables > 0 {
-				return
-			}
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-deadline:
-			t.Fatalf("all %d tables are in level 0", levels[0].NumTables)
-		}
-	}
+	testkit.Eventually(t, "a table is in a lower level", func() bool {
+		return slices.ContainsFunc(s.db.Levels()[1:], func(l badger.LevelInfo) bool { return l.NumTables > 0 })
+	}, func() string { return fmt.Sprintf("%d tables are in level 0", s.db.Levels()[0].NumTables) })
 }
 
 func TestTablesAreMergedWhileTheStoreIsWritten(t *testing.T) {

@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"github.com/dgraph-io/badger/v4/table"
-	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/storetest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(smallDiskEnv) != "" || os.Getenv(brokenDiskEnv) != "" {
 		os.Exit(m.Run()) // a store that cannot close on such a disk leaks by contract
 	}
-	goleak.VerifyTestMain(m)
+	testkit.Main(m)
 }
 
 // brokenDiskEnv makes the test binary run one test that leaves Badger behind, in the

@@ -35,12 +35,14 @@ func NewAuthority(subject pkix.Name) (*Authority, error) {
 		return nil, err
 	}
 	template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
+	// Key identifiers distinguish authorities of one subject for OpenSSL. Leaves name
+	// them, too: Python's TLS rejects a chain without.
+	template.SubjectKeyId = template.SerialNumber.Bytes()
+	template.AuthorityKeyId = template.SubjectKeyId
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		return nil, err
 	}
-	// As parsed it has a key identifier, which leaves must name: Python's TLS
-	// rejects a chain without.
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
 		return nil, err

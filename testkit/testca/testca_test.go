@@ -34,11 +34,14 @@ func TestLeafIsValidForItsNames(t *testing.T) {
 	}
 }
 
-// Python's TLS rejects chains without these identifiers.
-func TestLeafNamesTheKeyOfItsAuthority(t *testing.T) {
+// OpenSSL and Python's TLS need these identifiers.
+func TestCertificatesNameTheKeyOfTheirAuthority(t *testing.T) {
 	a, err := NewAuthority(pkix.Name{CommonName: "authority"})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if id := a.Certificate.AuthorityKeyId; len(id) == 0 || !bytes.Equal(id, a.Certificate.SubjectKeyId) {
+		t.Errorf("the authority names the key %x, want its own %x", id, a.Certificate.SubjectKeyId)
 	}
 	leaf, err := a.Leaf("a.test")
 	if err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 // entry is one entry of an archive in a test.
@@ -324,7 +325,7 @@ func TestBrokenArchives(t *testing.T) {
 		if _, err := c.PutArchive(t.Context(), dir, body); err == nil {
 			t.Error("no error")
 		}
-		eventually(t, "the half file is gone", func() bool { e, _ := os.ReadDir(dir); return len(e) == 0 })
+		testkit.Eventually(t, "the half file is gone", func() bool { e, _ := os.ReadDir(dir); return len(e) == 0 })
 	})
 }
 
@@ -412,7 +413,7 @@ func TestArchivesUnpackedAtOnceDoNotMixTheirFiles(t *testing.T) {
 	if _, err := more.Write(first[:1<<19]); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the first is in the middle of its file", func() bool { e, _ := os.ReadDir(dir); return len(e) == 3 })
+	testkit.Eventually(t, "the first is in the middle of its file", func() bool { e, _ := os.ReadDir(dir); return len(e) == 3 })
 	if _, err := c.PutArchive(t.Context(), dir, bytes.NewReader(makeTar(t, entry{name: "b", body: "b"}))); err != nil {
 		t.Error(err)
 	}

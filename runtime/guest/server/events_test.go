@@ -15,6 +15,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 func subscribe(t *testing.T, c *guest.Client) *guest.EventStream {
@@ -156,7 +157,7 @@ func TestConnectionsFromInsideAreLimited(t *testing.T) {
 	}
 	// Whoever accepts them waits until one has ended.
 	served := 0
-	eventually(t, "no more connections are accepted", func() bool {
+	testkit.Eventually(t, "no more connections are accepted", func() bool {
 		buf := make([]byte, 4<<20)
 		stacks := string(buf[:runtime.Stack(buf, true)])
 		served = strings.Count(stacks, "created by net/http.(*Server).Serve in")

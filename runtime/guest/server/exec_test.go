@@ -18,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 func run(t testing.TB, c *guest.Client, req guest.ExecRequest) guest.Output {
@@ -141,11 +142,11 @@ func TestOutputBeforeExitReachesSlowClient(t *testing.T) {
 			}
 			ended := func() bool { return !aliveAs(began.PID, "sh") }
 			stuck := func() bool { return stuckIn("server.(*outputPipe).copy", "net.(*conn).Write") }
-			eventually(t, "the command has ended, or waits for its client", func() bool {
+			testkit.Eventually(t, "the command has ended, or waits for its client", func() bool {
 				return ended() || stuck() && stdoutIsFull(began.PID)
 			})
 			if ended() {
-				eventually(t, "its output is read, or waits for its client", func() bool { return stuck() || !isIn("server.(*outputPipe).copy") })
+				testkit.Eventually(t, "its output is read, or waits for its client", func() bool { return stuck() || !isIn("server.(*outputPipe).copy") })
 				if stuck() {
 					late++
 					time.Sleep(2 * server.DrainMax) // nothing else tells that it is over
@@ -169,7 +170,7 @@ func TestOutputBeforeExitReachesSlowClient(t *testing.T) {
 				t.Errorf("%d processes were left in the background", n)
 			}
 			openFIFO(t, dir)
-			eventually(t, "the background process has ended", func() bool { return server.AliveIn(dir) == 0 })
+			testkit.Eventually(t, "the background process has ended", func() bool { return server.AliveIn(dir) == 0 })
 		})
 	}
 	if late == 0 {
@@ -198,7 +199,7 @@ func TestBackgroundProcessDoesNotHoldExec(t *testing.T) {
 		t.Fatalf("got %q, %+v", out.Stdout, out.Result)
 	}
 	openFIFO(t, dir)
-	eventually(t, "the background process went on", func() bool {
+	testkit.Eventually(t, "the background process went on", func() bool {
 		_, err := os.Stat(filepath.Join(dir, "done"))
 		return err == nil
 	})
@@ -224,7 +225,7 @@ func TestExitCodeComesFromTheEndOfTheCommandOnly(t *testing.T) {
 	})
 	t.Run("process", func(t *testing.T) {
 		p := startProcess(t, c, guest.ProcessSpec{Command: "exec >&- 2>&-; : > closed; read x < fifo; exit 7", Cwd: fifoFolder(t)})
-		eventually(t, "it has closed its outputs", func() bool { _, err := os.Stat(p.Cwd + "/closed"); return err == nil })
+		testkit.Eventually(t, "it has closed its outputs", func() bool { _, err := os.Stat(p.Cwd + "/closed"); return err == nil })
 		if now, err := c.Process(t.Context(), p.ID); err != nil || now.State != guest.ProcessRunning || now.ExitCode != nil || now.ExitedAt != nil {
 			t.Errorf("while it runs it is %+v, %v", now, err)
 		}
@@ -287,7 +288,7 @@ func TestClientGoneKillsTheTree(t *testing.T) {
 				}
 			}
 			leave.how(s, cancel)
-			eventually(t, "the tree is killed", func() bool { return aliveWith(t, mark) == 0 })
+			testkit.Eventually(t, "the tree is killed", func() bool { return aliveWith(t, mark) == 0 })
 			if _, err := s.Next(); err == nil || err == io.EOF {
 				t.Errorf("Next after leaving returned %v", err)
 			}
@@ -321,7 +322,7 @@ func TestClientThatStopsReadingSlowsTheCommandDown(t *testing.T) {
 	// Nobody reads on. Who reads the command's output is who sends it to the
 	// client: once that one waits for the socket, nothing leaves the command's
 	// pipe any more before the client reads, and the command cannot end.
-	eventually(t, "whoever reads the output waits for the client", func() bool {
+	testkit.Eventually(t, "whoever reads the output waits for the client", func() bool {
 		if aliveAs(ev.PID, "dd") {
 			return stuckIn("server.(*outputPipe).copy", "net.(*conn).Write")
 		}

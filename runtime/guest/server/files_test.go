@@ -18,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 func mustWrite(t testing.TB, path, content string, mode fs.FileMode) {
@@ -176,7 +177,7 @@ func TestUploadThatEndsEarlyLeavesTheFile(t *testing.T) {
 			if got := mustRead(t, dir+"/file"); got != "old" {
 				t.Errorf("file holds %.20q", got)
 			}
-			eventually(t, "the temporary file is gone", func() bool {
+			testkit.Eventually(t, "the temporary file is gone", func() bool {
 				entries, _ := os.ReadDir(dir)
 				return len(entries) == 1
 			})
@@ -203,9 +204,9 @@ func TestConnectionCutInUpload(t *testing.T) {
 			t.Fatal(err)
 		}
 		fmt.Fprintf(conn, "PUT /file?path=%s/file HTTP/1.1\r\nHost: x\r\n%s", dir, framing)
-		eventually(t, "the upload has begun", func() bool { e, _ := os.ReadDir(dir); return len(e) == 2 })
+		testkit.Eventually(t, "the upload has begun", func() bool { e, _ := os.ReadDir(dir); return len(e) == 2 })
 		conn.Close()
-		eventually(t, "the upload is over", func() bool { e, _ := os.ReadDir(dir); return len(e) == 1 })
+		testkit.Eventually(t, "the upload is over", func() bool { e, _ := os.ReadDir(dir); return len(e) == 1 })
 		if got := mustRead(t, dir+"/file"); got != "old" {
 			t.Errorf("file holds %q", got)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 func startProcess(t testing.TB, c *guest.Client, spec guest.ProcessSpec) guest.Process {
@@ -31,7 +32,7 @@ func startProcess(t testing.TB, c *guest.Client, spec guest.ProcessSpec) guest.P
 func waitProcess(t testing.TB, c *guest.Client, id, what string, condition func(guest.Process) bool) guest.Process {
 	t.Helper()
 	var p guest.Process
-	eventually(t, what, func() bool {
+	testkit.Eventually(t, what, func() bool {
 		var err error
 		if p, err = c.Process(t.Context(), id); err != nil {
 			t.Fatal(err)
@@ -183,7 +184,7 @@ func TestStopProcess(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
 			p := startProcess(t, c, guest.ProcessSpec{Command: tt.command, Restart: guest.RestartAlways})
-			eventually(t, "it is up", func() bool { out, _, _ := readLog(t, c, p.ID, false); return out == "up\n" })
+			testkit.Eventually(t, "it is up", func() bool { out, _, _ := readLog(t, c, p.ID, false); return out == "up\n" })
 			got, err := c.StopProcess(t.Context(), p.ID, tt.grace)
 			if err != nil {
 				t.Fatal(err)
@@ -204,7 +205,7 @@ func TestStopKillsTheTree(t *testing.T) {
 			c := start(t, nil)
 			dir := t.TempDir()
 			p := startProcess(t, c, guest.ProcessSpec{Command: tt.command, Cwd: dir})
-			eventually(t, "it has children", func() bool { return server.AliveIn(dir) > 1 })
+			testkit.Eventually(t, "it has children", func() bool { return server.AliveIn(dir) > 1 })
 			if _, err := c.StopProcess(t.Context(), p.ID, 100*time.Millisecond); err != nil {
 				t.Fatal(err)
 			}
@@ -220,7 +221,7 @@ func TestSignalProcess(t *testing.T) {
 	const traps = `trap 'echo hup' HUP; trap 'echo int' INT; echo up; while :; do sleep 0.01; done`
 	p := startProcess(t, c, guest.ProcessSpec{Command: traps, Restart: guest.RestartAlways})
 	wait := func(want string) {
-		eventually(t, want, func() bool { out, _, _ := readLog(t, c, p.ID, false); return strings.Contains(out, want) })
+		testkit.Eventually(t, want, func() bool { out, _, _ := readLog(t, c, p.ID, false); return strings.Contains(out, want) })
 	}
 	wait("up")
 	for _, name := range []string{"SIGHUP", "hup"} {
@@ -265,7 +266,7 @@ func TestRestartAlways(t *testing.T) {
 		if err != nil || now.State != guest.ProcessRunning || now.RestartCount != n || now.Name != "crash" || (now.PID == p.PID) != (n == 0) || now.ExitCode != nil {
 			t.Fatalf("in life %d it is %+v, %v", n, now, err)
 		}
-		eventually(t, "its shell and its sleep are alive, and nothing of earlier lives", func() bool { return aliveWith(t, mark) == 2 })
+		testkit.Eventually(t, "its shell and its sleep are alive, and nothing of earlier lives", func() bool { return aliveWith(t, mark) == 2 })
 		if n == restarts {
 			break
 		}
@@ -397,7 +398,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		p := startProcess(t, c, guest.ProcessSpec{Argv: []string{"true"}})
 		readLog(t, c, p.ID, true)
 	}
-	eventually(t, "the first is forgotten", func() bool {
+	testkit.Eventually(t, "the first is forgotten", func() bool {
 		_, err := c.Process(t.Context(), first.ID)
 		return codeOf(err) == guest.CodeNoProcess
 	})

@@ -7,17 +7,15 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMain(m *testing.M) {
@@ -25,7 +23,7 @@ func TestMain(m *testing.M) {
 	// shell cannot trap it. What this process catches is not ignored by its children;
 	// the guest's own program does the same.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	goleak.VerifyTestMain(m)
+	testkit.Main(m)
 }
 
 // start serves a guest in this process until the test ends and returns a client
@@ -63,18 +61,6 @@ func serve(t testing.TB, change func(*server.Config)) (client *guest.Client, end
 	})
 	t.Cleanup(end)
 	return client, end
-}
-
-// eventually fails the test when the condition does not come true in time.
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for tick := time.NewTicker(5 * time.Millisecond); !condition(); <-tick.C {
-		if time.Now().After(deadline) {
-			buf := make([]byte, 1<<20)
-			t.Fatalf("waited in vain: %s\n%s", what, buf[:runtime.Stack(buf, true)])
-		}
-	}
 }
 
 // codeOf is the code of a guest's refusal, or empty.

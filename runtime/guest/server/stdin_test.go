@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // streamed is a command with streamed input, and what it printed.
@@ -182,7 +183,7 @@ func TestDisconnectKillsACommandThatReadsNothing(t *testing.T) {
 	pid := strings.TrimSpace(string(ev.Data))
 	s.write(strings.Repeat("x", guest.StdinWindow)) // more than a pipe holds
 	s.stream.Close()
-	eventually(t, "the command is killed", func() bool {
+	testkit.Eventually(t, "the command is killed", func() bool {
 		_, err := os.Stat("/proc/" + pid)
 		return os.IsNotExist(err)
 	})

@@ -1,12 +1,7 @@
 package server_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
+	"crypto/x509/pkix"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,20 +11,16 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
 	"github.com/doze-run/doze/runtime/guest/trust"
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 func newCA(t testing.TB) string {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := testca.NewAuthority(pkix.Name{CommonName: "CA"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), IsCA: true, BasicConstraintsValid: true}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
+	return string(a.PEM())
 }
 
 // startIn is start with a root folder of its own, in which commands cannot run.

@@ -2,16 +2,11 @@ package trust_test
 
 import (
 	"bytes"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,31 +14,19 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/runtime/guest/trust"
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 // newCA makes the PEM of a CA.
 func newCA(t testing.TB, name pkix.Name) []byte {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	a, err := testca.NewAuthority(name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
-	if err != nil {
-		t.Fatal(err)
-	}
-	id := serial.Bytes() // by which OpenSSL tells CAs of one subject apart
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: serial, Subject: name, SubjectKeyId: id, AuthorityKeyId: id, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}, &x509.Certificate{Subject: name}, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return a.PEM()
 }
 
 func nodeCA(t testing.TB) []byte {
@@ -384,24 +367,16 @@ func TestWhatCannotBeWrittenIsToldAndTheRestIsDone(t *testing.T) {
 
 func TestWhatIsNoCAIsRefused(t *testing.T) {
 	im := newImage(t, nil)
-	leaf := func() []byte {
-		key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "leaf"}}
-		der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	}()
+	leaf, _, err := testca.New("a.test")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, text := range map[string][]byte{
 		"nothing":      nil,
 		"text":         []byte("hello"),
 		"a key":        pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}),
 		"garbage":      pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("x")}),
-		"a leaf":       leaf,
+		"a leaf":       pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]}),
 		"far too many": bytes.Repeat(nodeCA(t), 17),
 	} {
 		if _, err := im.store.Install(text, nil); !errors.Is(err, trust.ErrInvalid) {
