@@ -46,7 +46,7 @@ func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
 			Code      string
 			RequestID string `json:"request_id"`
 		}
-		if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Code != 503 || problem.Status != 503 || problem.Code != "node_closing" || w.Header().Get("Retry-After") == "" {
+		if err := json.Unmarshal(w.Body.Bytes(), &problem); err != nil || w.Code != 503 || problem.Status != 503 || problem.Code != "node_unavailable" || w.Header().Get("Retry-After") == "" {
 			t.Errorf("%s: %d %s, %v", name, w.Code, w.Body, err)
 		}
 		if id := w.Header().Get("X-Request-Id"); id != "build-7.1_a" || problem.RequestID != id {

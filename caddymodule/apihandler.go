@@ -51,11 +51,13 @@ func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	}
 	skipAccessLog(r)
 	if r.TLS != nil && h.app.isPreview(r.TLS.ServerName) {
-		return refuseMisdirected(w, r)
+		misdirected.Write(w, r)
+		return nil
 	}
 	node, err := h.app.node()
 	if err != nil {
-		return refuseEarly(w, r)
+		notOpen.Write(w, r)
+		return nil
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)

@@ -8,9 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -24,7 +22,7 @@ import (
 	"github.com/doze-run/doze/api"
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/node"
-	"github.com/doze-run/doze/requestid"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/wakeproxy"
 )
@@ -322,29 +320,12 @@ func (a *App) node() (*live, error) {
 	return nil, errNotOpen
 }
 
-// refuseEarly answers a request that comes before the node is open. It is no
-// error for the log, which would show the host and so a preview's token.
-func refuseEarly(w http.ResponseWriter, r *http.Request) error {
-	w.Header().Set("Retry-After", "1")
-	return refuse(w, r, http.StatusServiceUnavailable, `{"title":"The node is starting or shutting down","status":503,"detail":"Try again in a moment.","code":"node_closing"}`)
-}
+// notOpen answers requests that come before the node is open.
+var notOpen = problem.New(problem.NodeUnavailable, "Try again in a moment.").WithHeader("Retry-After", "1")
 
-// refuseMisdirected answers a request for the API that came over a connection
+// misdirected answers a request for the API that came over a connection
 // for a preview. A browser that shares connections makes another one.
-func refuseMisdirected(w http.ResponseWriter, r *http.Request) error {
-	return refuse(w, r, http.StatusMisdirectedRequest, `{"title":"The connection is not for the API","status":421,"detail":"It was made for the name of a preview. Connect with the API's own name.","code":"misdirected_request"}`)
-}
-
-// refuse answers with a problem document like the API's.
-func refuse(w http.ResponseWriter, r *http.Request, status int, problem string) error {
-	id := requestid.Of(r)
-	w.Header().Set(requestid.Header, id)
-	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	_, err := io.WriteString(w, strings.TrimSuffix(problem, "}")+`,"request_id":"`+id+`"}`)
-	return err
-}
+var misdirected = problem.New(problem.RequestMisdirected, "The connection was made for the name of a preview. Connect with the API's own name.")
 
 func (a *App) previewURL(sb sandbox.Sandbox, port sandbox.Port) string {
 	name := wakeproxy.Name{Port: port.Port, ID: sb.ID}

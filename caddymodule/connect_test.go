@@ -159,7 +159,7 @@ func testConnect(t *testing.T, connect func(*site, string) (io.ReadWriteCloser, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if res.StatusCode != 200 || res.Header.Get("X-Doze-Wake") != "warm" {
+	if res.StatusCode != 200 || res.Header.Get("Doze-Wake") != "warm" {
 		t.Errorf("status %d, %v", res.StatusCode, res.Header)
 	}
 	sayFrame(t, c, "one")

@@ -12,6 +12,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/rule"
@@ -25,7 +27,7 @@ type Egress struct {
 	Default rule.Default `json:"default,omitempty"`
 	// The node's rules. They come before those of owners and of sandboxes, and
 	// none of those can allow what one of these denies.
-	Rules []rule.Rule `json:"rules,omitempty"`
+	Rules []types.Rule `json:"rules,omitempty"`
 	// Lists of hosts that the rules of the node, of owners and of sandboxes can name:
 	// `preset:npm` for the one that is called `npm` here. One with the name of a preset
 	// that comes with doze replaces it. At most 100.
@@ -108,8 +110,7 @@ func (e *Egress) said() (egress.Settings, error) {
 	if s.Presets, err = e.presets(); err != nil {
 		return s, fmt.Errorf("egress: %w", err)
 	}
-	s.Rules = e.Rules
-	if _, err := rule.Compile(rule.Node, e.Rules, s.Presets); err != nil {
+	if s.Rules, err = compiledRules(e.Rules, s.Presets); err != nil {
 		return s, fmt.Errorf("egress: %w", err)
 	}
 	switch e.ECH {
@@ -133,6 +134,18 @@ func (e *Egress) said() (egress.Settings, error) {
 		return s, err
 	}
 	return s, s.Validate()
+}
+
+// compiledRules converts rules and checks them as a layer of the node.
+func compiledRules(rules []types.Rule, presets *rule.Presets) ([]rule.Rule, error) {
+	converted, err := api.RulesOf(rules)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := rule.Compile(rule.Node, converted, presets); err != nil {
+		return nil, err
+	}
+	return converted, nil
 }
 
 // overrides parses addresses with or without a port.

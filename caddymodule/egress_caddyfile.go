@@ -7,6 +7,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
 )
 
@@ -200,7 +201,7 @@ func (e *Egress) parseRule(o options) error {
 	if err != nil {
 		return whole.WrapErr(err)
 	}
-	if _, err := rule.Compile(rule.Node, append(e.Rules[:len(e.Rules):len(e.Rules)], r), presets); err != nil {
+	if _, err := compiledRules(append(e.Rules[:len(e.Rules):len(e.Rules)], r), presets); err != nil {
 		whole.Reset()
 		whole.Next()
 		return whole.WrapErr(err)
@@ -209,8 +210,8 @@ func (e *Egress) parseRule(o options) error {
 	return nil
 }
 
-func parseRule(d *caddyfile.Dispenser) (rule.Rule, error) {
-	var r rule.Rule
+func parseRule(d *caddyfile.Dispenser) (types.Rule, error) {
+	var r types.Rule
 	if !d.AllArgs(&r.Name) {
 		return r, d.ArgErr()
 	}
@@ -225,7 +226,7 @@ func parseRule(d *caddyfile.Dispenser) (rule.Rule, error) {
 
 type ruleParser struct {
 	options
-	rule *rule.Rule
+	rule *types.Rule
 }
 
 func (p ruleParser) parseOption() error {
@@ -238,7 +239,7 @@ func (p ruleParser) parseOption() error {
 	case "ports":
 		return p.ports()
 	case "allow_private":
-		r.Private = true
+		r.AllowPrivate = true
 		return p.nothing()
 	case "scheme":
 		return p.text(&r.Scheme)
@@ -251,26 +252,28 @@ func (p ruleParser) parseOption() error {
 	case "placeholder":
 		return p.pair(&r.Placeholders)
 	case "allow":
-		if err := p.act(rule.Allow); err != nil {
+		if err := p.undecided(); err != nil {
 			return err
 		}
+		r.Action = types.RuleActionAllow
 		return p.nothing()
 	case "deny":
-		if err := p.act(rule.Deny); err != nil {
+		if err := p.undecided(); err != nil {
 			return err
 		}
+		r.Action = types.RuleActionDeny
 		if p.NextArg() {
 			r.Reason = p.Val()
 		}
 		return p.nothing()
 	case "respond":
-		if err := p.act(rule.Respond); err != nil {
+		if err := p.undecided(); err != nil {
 			return err
 		}
 		return p.respond()
 	case "policy":
-		if r.Action != rule.Policies {
-			if err := p.act(rule.Policies); err != nil {
+		if len(r.Policies) == 0 {
+			if err := p.undecided(); err != nil {
 				return err
 			}
 		}
@@ -280,12 +283,11 @@ func (p ruleParser) parseOption() error {
 	}
 }
 
-// act sets what the rule does, once.
-func (p ruleParser) act(a rule.Action) error {
-	if p.rule.Action != "" {
+// undecided returns an error if the rule has an action, a response or policies.
+func (p ruleParser) undecided() error {
+	if p.rule.Action != "" || p.rule.Respond != nil || len(p.rule.Policies) > 0 {
 		return p.Err("the rule's action is already set; a rule has one of allow, deny and respond, or policies")
 	}
-	p.rule.Action = a
 	return nil
 }
 
@@ -328,11 +330,10 @@ func (p ruleParser) ports() error {
 		return p.ArgErr()
 	}
 	for _, v := range values {
-		ports, err := rule.ParsePorts(v)
-		if err != nil {
+		if _, err := rule.ParsePorts(v); err != nil {
 			return p.WrapErr(err)
 		}
-		p.rule.Ports = append(p.rule.Ports, ports)
+		p.rule.Ports = append(p.rule.Ports, v)
 	}
 	return nil
 }
@@ -346,13 +347,13 @@ func (p ruleParser) respond() error {
 	if err != nil {
 		return p.Errf("respond: invalid status %q; write a number such as 200", args[0])
 	}
-	a := &rule.Answer{Status: status, Body: strings.Join(args[1:], "")}
-	p.rule.Answer = a
+	response := &types.RuleResponse{Status: status, Body: strings.Join(args[1:], "")}
+	p.rule.Respond = response
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
 		if p.Val() != "header" {
 			return p.Errf("unrecognized subdirective '%s' of respond; it has header", p.Val())
 		}
-		if err := p.pair(&a.Headers); err != nil {
+		if err := p.pair(&response.Headers); err != nil {
 			return err
 		}
 	}
@@ -360,8 +361,8 @@ func (p ruleParser) respond() error {
 }
 
 func (p ruleParser) policy() error {
-	var use rule.Use
-	if !p.AllArgs(&use.Policy) {
+	var use types.RulePolicy
+	if !p.AllArgs(&use.Name) {
 		return p.ArgErr()
 	}
 	for nesting := p.Nesting(); p.NextBlock(nesting); {
@@ -369,13 +370,13 @@ func (p ruleParser) policy() error {
 		case "config":
 			var config string
 			if use.Config != nil {
-				return p.Errf("config of policy %s is already set", use.Policy)
+				return p.Errf("config of policy %s is already set", use.Name)
 			}
 			if !p.AllArgs(&config) {
 				return p.ArgErr()
 			}
 			if !json.Valid([]byte(config)) {
-				return p.Errf("invalid JSON in the config of policy %s; write it in backquotes, such as `{\"user\": \"git\"}`", use.Policy)
+				return p.Errf("invalid JSON in the config of policy %s; write it in backquotes, such as `{\"user\": \"git\"}`", use.Name)
 			}
 			use.Config = json.RawMessage(config)
 		case "secret":

@@ -201,7 +201,7 @@ func TestServersOfHTTP2WithoutTLS(t *testing.T) {
 		}
 	}
 	_, address := s.sandboxAt(sandbox.Port{Port: h2cOnly(t), Protocol: sandbox.ProtocolAuto})
-	if status, got, _ := send(address, "POST", "first"); status != 502 || !strings.Contains(got, "protocol_mismatch") {
+	if status, got, _ := send(address, "POST", "first"); status != 502 || !strings.Contains(got, "server_protocol_mismatch") {
 		t.Errorf("a POST that comes first: %d %q", status, got)
 	}
 	if status, got, _ := send(address, "POST", "second"); status != 200 || got != "HTTP/2.0 second" {
@@ -209,7 +209,7 @@ func TestServersOfHTTP2WithoutTLS(t *testing.T) {
 	}
 	_, address = s.sandboxAt(sandbox.Port{Port: h2cOnly(t), Protocol: sandbox.ProtocolHTTP1})
 	for range 2 {
-		if status, got, _ := send(address, "GET", ""); status != 502 || !strings.Contains(got, "protocol_mismatch") {
+		if status, got, _ := send(address, "GET", ""); status != 502 || !strings.Contains(got, "server_protocol_mismatch") {
 			t.Errorf("with protocol http1: %d %q", status, got)
 		}
 	}

@@ -122,7 +122,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		return types["doze_exec_duration_seconds"] != "" && types["doze_api_request_duration_seconds"] != ""
 	})
 	for name, m := range documented {
-		// Counters with labels and without samples are not gathered; their names tell.
+		// Counters with labels and without samples are not gathered; they end in _total.
 		got := types[name]
 		if got == "" && strings.HasSuffix(name, "_total") {
 			got = "counter"

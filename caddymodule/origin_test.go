@@ -56,7 +56,7 @@ func TestWhichHostsAConnectionMayName(t *testing.T) {
 		}
 		for _, host := range []string{apiHost, strings.ToUpper(apiHost)} {
 			res := s.ask(over, host, "/api/v1/node")
-			if got := text(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"misdirected_request"`) || strings.Contains(got, "node_id") {
+			if got := text(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"request_misdirected"`) || strings.Contains(got, "node_id") {
 				t.Errorf("the API answered over a preview's connection: %d %s", res.StatusCode, got)
 			} else if id := res.Header.Get("X-Request-Id"); id == "" || !strings.Contains(got, `"request_id":"`+id+`"`) {
 				t.Errorf("X-Request-Id %q of %s", id, got)
@@ -137,17 +137,17 @@ func TestASandboxSetsNothingBeyondItsPreview(t *testing.T) {
 			h.Add("Set-Cookie", "token="+testToken+"; Path=/; DoMaIn = "+domain+"; Secure")
 		}
 		h["Set-Cookie"] = append(h["Set-Cookie"], "a=b;domain=doze.localhost;domain=localhost")
-		h.Set("X-Doze-Wake", "cold")
-		h.Set("X-Doze-Anything", "forged")
+		h.Set("Doze-Wake", "cold")
+		h.Set("Doze-Anything", "forged")
 		h.Set("Connection", "X-Hop")
 		h.Set("X-Hop", "hop-by-hop")
 		h.Set("Keep-Alive", "timeout=5")
 		h.Set("Proxy-Authenticate", "Basic")
-		h.Set("App", strings.Join([]string{r.Header.Get("X-Hop"), r.Header.Get("Keep-Alive"), r.Header.Get("Proxy-Authorization"), r.Header.Get("Proxy-Connection"), r.Header.Get("Te"), r.Header.Get("X-Doze-Sandbox"), r.Header.Get("Connection")}, ""))
+		h.Set("App", strings.Join([]string{r.Header.Get("X-Hop"), r.Header.Get("Keep-Alive"), r.Header.Get("Proxy-Authorization"), r.Header.Get("Proxy-Connection"), r.Header.Get("Te"), r.Header.Get("Doze-Sandbox"), r.Header.Get("Connection")}, ""))
 	}, sandbox.Port{})
 	for _, h2 := range []bool{false, true} {
 		req, _ := http.NewRequestWithContext(t.Context(), "GET", address, nil)
-		req.Header.Set("X-Doze-Sandbox", "forged")
+		req.Header.Set("Doze-Sandbox", "forged")
 		if !h2 { // HTTP/2 has none of these
 			req.Header.Set("Connection", "X-Hop, keep-alive")
 			for _, name := range []string{"X-Hop", "Keep-Alive", "Proxy-Authorization", "Proxy-Connection", "Te"} {
@@ -167,7 +167,7 @@ func TestASandboxSetsNothingBeyondItsPreview(t *testing.T) {
 				t.Errorf("the cookie %q has a domain, %v", cookie, err)
 			}
 		}
-		for _, name := range []string{"X-Doze-Wake", "X-Doze-Anything", "X-Hop", "Keep-Alive", "Proxy-Authenticate"} {
+		for _, name := range []string{"Doze-Wake", "Doze-Anything", "X-Hop", "Keep-Alive", "Proxy-Authenticate"} {
 			if got := res.Header.Get(name); got != "" {
 				t.Errorf("%s: %s", name, got)
 			}

@@ -109,7 +109,8 @@ func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 	skipAccessLog(r)
 	node, err := p.app.node()
 	if err != nil {
-		return refuseEarly(w, r)
+		notOpen.Write(w, r)
+		return nil
 	}
 	p.once.Do(func() {
 		p.handler = wakeproxy.NewHandler(node.proxy, p.next, wakeproxy.Options{

@@ -36,7 +36,7 @@ func TestAPreviewWakesItsSandboxThroughCaddy(t *testing.T) {
 		req.Header.Set("X-Forwarded-Host", "forged")
 		req.Header.Set("Keep-Alive", "hop-by-hop")
 		res := s.do(s.client(h2), req)
-		if text(t, res) != "hello" || res.Header.Get("X-Doze-Wake") != "warm" || !strings.HasPrefix(res.Header.Get("Server-Timing"), "wake;dur=") {
+		if text(t, res) != "hello" || res.Header.Get("Doze-Wake") != "warm" || !strings.HasPrefix(res.Header.Get("Server-Timing"), "wake;dur=") {
 			t.Errorf("status %d, %v", res.StatusCode, res.Header)
 		}
 		if h2 != (res.ProtoMajor == 2) {

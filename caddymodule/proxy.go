@@ -41,11 +41,13 @@ func (p *Proxy) Provision(ctx caddy.Context) (err error) {
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	skipAccessLog(r)
 	if r.TLS != nil && p.app.isPreview(r.TLS.ServerName) {
-		return refuseMisdirected(w, r)
+		misdirected.Write(w, r)
+		return nil
 	}
 	node, err := p.app.node()
 	if err != nil {
-		return refuseEarly(w, r)
+		notOpen.Write(w, r)
+		return nil
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)

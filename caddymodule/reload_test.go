@@ -312,14 +312,14 @@ func TestAReloadToAnAddressOfAnotherProcessIsRefused(t *testing.T) {
 func TestTheAdminEndpointChecksPolicies(t *testing.T) {
 	s := newSite(t)
 	rule := func(policy string) string {
-		return fmt.Sprintf(`{"data": %q, "egress": {"rules": [{"name": "r", "hosts": ["a.example"], "action": "policies", "policies": [%s]}]}}`, s.home, policy)
+		return fmt.Sprintf(`{"data": %q, "egress": {"rules": [{"name": "r", "hosts": ["a.example"], "policies": [%s]}]}}`, s.home, policy)
 	}
 	for body, want := range map[string]string{
-		rule(`{"policy": "header", "config": {"name": "X-A"}}`): "",
-		rule(`{"policy": "header"}`):                            `"name" is missing`,
-		rule(`{"policy": "nope"}`):                              "no policy has this name",
-		`{"dota": "x"}`:                                         "unknown field",
-		`{"data": "/nowhere/at/all"}`:                           fmt.Sprintf(`data cannot change from %q to "/nowhere/at/all" while the node runs: restart it`, s.home),
+		rule(`{"name": "header", "config": {"name": "X-A"}}`): "",
+		rule(`{"name": "header"}`):                            `"name" is missing`,
+		rule(`{"name": "nope"}`):                              "no policy has this name",
+		`{"dota": "x"}`:                                       "unknown field",
+		`{"data": "/nowhere/at/all"}`:                         fmt.Sprintf(`data cannot change from %q to "/nowhere/at/all" while the node runs: restart it`, s.home),
 		fmt.Sprintf(`{"data": %q, "podman_socket": "/elsewhere.sock"}`, s.home): `podman_socket cannot change from "" to "/elsewhere.sock" while the node runs: restart it`,
 		fmt.Sprintf(`{"data": %q, "sizes": {"tiny": null}}`, s.home):            `size "tiny" is null; write {} for one without limits of its own`,
 		`{"egress": {"default": "x"}}`:                                          "default is",

@@ -18,7 +18,7 @@ type answer struct {
 	header  http.Header
 	problem struct {
 		Code    string
-		LastLog string `json:"last_log"`
+		LastLog string `json:"container_output"`
 	}
 	err error
 }
@@ -84,7 +84,7 @@ func TestWaitersAreBoundedPerSandboxAndInAll(t *testing.T) {
 				visit := s.visit(t.Context(), to)
 				go func() { all <- <-visit }()
 			}
-			if a := <-all; a.err != nil || a.status != 503 || a.problem.Code != "too_many_waiters" || a.header.Get("Retry-After") == "" {
+			if a := <-all; a.err != nil || a.status != 503 || a.problem.Code != "waiter_limit_exceeded" || a.header.Get("Retry-After") == "" {
 				t.Errorf("one too many got %+v", a)
 			}
 			release()
@@ -122,7 +122,7 @@ func TestAContainerThatDoesNotStartFailsItsWaitersWithItsLastLine(t *testing.T) 
 		t.Errorf("the visitor got %+v", a)
 	}
 	s.Engine.Fail("start", nil)
-	if a := <-s.visit(t.Context(), address); a.err != nil || a.status != 200 || a.header.Get("X-Doze-Wake") != "cold" {
+	if a := <-s.visit(t.Context(), address); a.err != nil || a.status != 200 || a.header.Get("Doze-Wake") != "cold" {
 		t.Errorf("then %+v", a)
 	}
 }
@@ -151,7 +151,7 @@ func TestRequestsInFlightAreToldThatTheNodeCloses(t *testing.T) {
 	visit := s.visit(t.Context(), address)
 	<-reached
 	newestApp(t).held.endRequests()
-	if a := <-visit; a.err != nil || a.status != 503 || a.problem.Code != "node_closing" || a.header.Get("Retry-After") == "" {
+	if a := <-visit; a.err != nil || a.status != 503 || a.problem.Code != "node_unavailable" || a.header.Get("Retry-After") == "" {
 		t.Errorf("the visitor got %+v", a)
 	}
 }

@@ -357,8 +357,11 @@ func TestGRPCStatus(t *testing.T) {
 		r.Header.Set("Content-Type", "application/grpc")
 		New(d.Code(), "").Write(w, r)
 		want := "7"
-		if d.Status >= 500 {
+		switch {
+		case d.Status >= 500:
 			want = "14"
+		case d.Status == http.StatusNotFound:
+			want = "12"
 		}
 		if got := w.Header().Get("Grpc-Status"); got != want {
 			t.Errorf("%s: status %s, want %s", d.Name, got, want)

@@ -13,10 +13,11 @@ import (
 )
 
 // unconverted are folders whose packages do not use this one yet.
-var unconverted = []string{"api", "caddymodule", "cmd", "egress", "wakeproxy"}
+var unconverted = []string{"api", "cmd", "egress"}
 
 // otherWords are texts of other enumerations that are spelled like codes.
 var otherWords = map[string][]string{
+	"caddymodule":     {"wake_timeout"}, // an option
 	"api/types":       {"wake_failed", "sleep_failed", "process_exited"},
 	"runtime/sandbox": {"wake_failed", "sleep_failed", "process_exited", "wake_timeout"},
 	"runtime/guest":   {"path_not_found", "process_not_found", "directory_not_empty", "command_not_found", "command_not_executable", "port_not_ready", "guest_error"}, // the guest's own codes

@@ -56,13 +56,18 @@ func isGRPC(h http.Header) bool {
 	return ok && (suffix == "" || suffix[0] == '+' || suffix[0] == ';')
 }
 
-// grpcStatus returns PERMISSION_DENIED for errors of the client, and UNAVAILABLE,
-// which clients may retry, for others:
+// grpcStatus returns UNIMPLEMENTED for 404, as gRPC clients themselves do,
+// PERMISSION_DENIED for other errors of the client, and UNAVAILABLE, which clients
+// may retry, for the rest:
 // https://github.com/grpc/grpc/blob/master/doc/statuscodes.md
+// https://github.com/grpc/grpc/blob/master/doc/http-grpc-status-mapping.md
 func grpcStatus(status int) int {
-	const permissionDenied, unavailable = 7, 14
-	if status >= 500 {
+	const permissionDenied, unimplemented, unavailable = 7, 12, 14
+	switch {
+	case status >= 500:
 		return unavailable
+	case status == http.StatusNotFound:
+		return unimplemented
 	}
 	return permissionDenied
 }

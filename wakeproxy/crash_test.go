@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -54,11 +55,11 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 			})
 			waiting.Go(func() {
 				res := f.do(document)
-				var p problem
+				var p problem.Problem
 				if err := json.Unmarshal([]byte(body(t, res)), &p); err != nil {
 					t.Error(err)
 				}
-				if res.StatusCode != 502 || p.Code != "process_exited" || p.Process == nil || p.Process.Name != "web" || *p.Process.ExitCode != 3 {
+				if res.StatusCode != 502 || p.Code != problem.ProcessExited || p.Process == nil || p.Process.Name != "web" || *p.Process.ExitCode != 3 {
 					t.Errorf("status %d, %+v", res.StatusCode, p)
 				} else if got := p.Process.Output == lastOutput; got != (access == sandbox.AccessToken) {
 					t.Errorf("the document has the last lines: %v", got)

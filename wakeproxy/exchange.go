@@ -333,7 +333,7 @@ func (x *exchange) noteWake(header http.Header) {
 	if x.woke == sandbox.WakeNone {
 		return
 	}
-	header.Set("X-Doze-Wake", string(x.woke))
+	header.Set("Doze-Wake", string(x.woke))
 	header.Add("Server-Timing", fmt.Sprintf("wake;dur=%.3f", float64(x.waited.Microseconds())/1000))
 }
 

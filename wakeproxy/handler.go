@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/requestid"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -138,13 +139,13 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err 
 }
 
 // logFailure logs a request that the node answered for the application.
-func (p *Proxy) logFailure(x *exchange, r *http.Request, failure problem, requestID string) {
+func (p *Proxy) logFailure(x *exchange, r *http.Request, failure *problem.Problem, requestID string) {
 	if !p.failures.Allow() {
 		p.suppressed.Add(1)
 		return
 	}
 	attrs := []slog.Attr{
-		slog.String("sandbox", string(x.id)), slog.Int("port", int(x.port.Port)), slog.String("code", failure.Code),
+		slog.String("sandbox", string(x.id)), slog.Int("port", int(x.port.Port)), slog.String("code", failure.Code.String()),
 		slog.Int("status", failure.Status), slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000),
 		slog.String("request_id", requestID),
 	}

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -29,14 +30,14 @@ func body(t *testing.T, res *http.Response) string {
 }
 
 // wantProblem checks status and code of a problem document.
-func wantProblem(t *testing.T, res *http.Response, status int, code string) problem {
+func wantProblem(t *testing.T, res *http.Response, status int, code string) problem.Problem {
 	t.Helper()
-	var p problem
+	var p problem.Problem
 	text := body(t, res)
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		t.Fatalf("%d with %q: %v", res.StatusCode, text, err)
 	}
-	if res.StatusCode != status || p.Status != status || p.Code != code {
+	if res.StatusCode != status || p.Status != status || p.Code.String() != code || res.Header.Get(problem.HeaderError) != code {
 		t.Errorf("answered %d with %+v, want %d %s", res.StatusCode, p, status, code)
 	}
 	if id := res.Header.Get("X-Request-Id"); id == "" || p.RequestID != id {
@@ -78,7 +79,7 @@ func TestARunningSandboxIsServedAndSaysNothingOfWakes(t *testing.T) {
 	if res.StatusCode != 200 || body(t, res) != "hello" {
 		t.Errorf("status %d", res.StatusCode)
 	}
-	if got := res.Header.Get("X-Doze-Wake") + res.Header.Get("Server-Timing"); got != "" {
+	if got := res.Header.Get("Doze-Wake") + res.Header.Get("Server-Timing"); got != "" {
 		t.Errorf("says %q", got)
 	}
 	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
@@ -90,8 +91,8 @@ func TestARequestWakesASleepingSandboxAndSaysSo(t *testing.T) {
 			f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
 			f.node.sleep(kind, nil)
 			res := f.do(f.request("GET", "/"))
-			if res.StatusCode != 200 || res.Header.Get("X-Doze-Wake") != string(kind) {
-				t.Errorf("status %d, X-Doze-Wake %q", res.StatusCode, res.Header.Get("X-Doze-Wake"))
+			if res.StatusCode != 200 || res.Header.Get("Doze-Wake") != string(kind) {
+				t.Errorf("status %d, Doze-Wake %q", res.StatusCode, res.Header.Get("Doze-Wake"))
 			}
 			var ms float64
 			if _, err := fmt.Sscanf(res.Header.Get("Server-Timing"), "wake;dur=%f", &ms); err != nil {
@@ -103,12 +104,12 @@ func TestARequestWakesASleepingSandboxAndSaysSo(t *testing.T) {
 
 func TestTheAppCannotForgeWakeHeaders(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("X-Doze-Wake", "warm")
+		w.Header().Set("Doze-Wake", "warm")
 		w.Header().Set("Server-Timing", "db;dur=3")
 	}), sandbox.Port{}), Options{})
 	res := f.do(f.request("GET", "/"))
-	if got := res.Header.Get("X-Doze-Wake"); got != "" {
-		t.Errorf("X-Doze-Wake %q", got)
+	if got := res.Header.Get("Doze-Wake"); got != "" {
+		t.Errorf("Doze-Wake %q", got)
 	}
 	if got := res.Header.Get("Server-Timing"); got != "db;dur=3" {
 		t.Errorf("the app's own Server-Timing became %q", got)
@@ -206,11 +207,11 @@ func TestFailuresOfAWake(t *testing.T) {
 		code   string
 		retry  bool
 	}{
-		{"too many waiters", sandbox.ErrTooManyWaiters, 503, "too_many_waiters", true},
+		{"too many waiters", sandbox.ErrTooManyWaiters, 503, "waiter_limit_exceeded", true},
 		{"container exits", &sandbox.WakeError{ID: testID, Err: errors.New("its container exited with code 1"), LastLog: "boom"}, 502, "wake_failed", false},
 		{"a wake's own time-out", &sandbox.WakeError{ID: testID, Err: context.DeadlineExceeded}, 502, "wake_failed", false},
 		{"engine down", &sandbox.WakeError{ID: testID, Err: sandbox.ErrEngineDown}, 503, "engine_unavailable", true},
-		{"closing", sandbox.ErrClosed, 503, "node_closing", true},
+		{"closing", sandbox.ErrClosed, 503, "node_unavailable", true},
 		{"destroyed meanwhile", sandbox.ErrDestroyed, 404, "preview_not_found", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -223,8 +224,8 @@ func TestFailuresOfAWake(t *testing.T) {
 				t.Errorf("Retry-After %q", res.Header.Get("Retry-After"))
 			}
 			var failed *sandbox.WakeError
-			if errors.As(test.err, &failed) && p.LastLog != failed.LastLog {
-				t.Errorf("last_log %q, want %q", p.LastLog, failed.LastLog)
+			if errors.As(test.err, &failed) && p.ContainerOutput != failed.LastLog {
+				t.Errorf("container_output %q, want %q", p.ContainerOutput, failed.LastLog)
 			}
 		})
 	}
@@ -366,7 +367,7 @@ func TestRequestsAreBoundedPerSandboxAndInAll(t *testing.T) {
 			}
 			eventually(t, "two are in flight", func() bool { return f.proxy.inFlight() == 2 })
 			res := f.do(f.request("GET", "/"))
-			wantProblem(t, res, 503, "too_many_requests")
+			wantProblem(t, res, 503, "request_limit_exceeded")
 			if res.Header.Get("Retry-After") == "" {
 				t.Error("no Retry-After")
 			}
@@ -421,7 +422,7 @@ func TestCloseEndsRequestsInFlight(t *testing.T) {
 	f.proxy.Close()
 	if res := <-done; res != nil {
 		defer res.Body.Close()
-		wantProblem(t, res, 503, "node_closing")
+		wantProblem(t, res, 503, "node_unavailable")
 	}
 	eventually(t, "all have left", func() bool { return f.proxy.inFlight() == 0 && f.node.leases.Load() == 0 })
 }

@@ -13,7 +13,7 @@ func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 	for key := range out {
 		name := strings.ReplaceAll(lowerASCII(key), "_", "-")
 		// A trusted proxy replaces these headers, but may let another spelling pass.
-		if strings.HasPrefix(name, "x-doze-") || (!trusted || strings.Contains(key, "_")) && setByProxies(name) {
+		if strings.HasPrefix(name, "doze-") || (!trusted || strings.Contains(key, "_")) && setByProxies(name) {
 			delete(out, key)
 		}
 	}
@@ -51,7 +51,7 @@ func (x *exchange) responseHeader(header http.Header) {
 // cleanHeader is for every header that comes from the app, that of a 103 too.
 func (x *exchange) cleanHeader(header http.Header, n names) {
 	for key := range header {
-		if strings.HasPrefix(key, "X-Doze-") {
+		if strings.HasPrefix(key, "Doze-") {
 			delete(header, key)
 		}
 	}

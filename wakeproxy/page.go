@@ -6,7 +6,11 @@ import (
 	_ "embed"
 	"encoding/base64"
 	"html/template"
+	"maps"
 	"net/http"
+
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/requestid"
 )
 
 // The pages stand alone: no outside resource, one style and one script, which
@@ -60,11 +64,11 @@ func writeWaitingPage(w http.ResponseWriter) {
 // writeProblemPage answers a browser with a problem. What may pass by itself has a
 // button that tries again, and loads the page again when the server listens, if the
 // request can be repeated.
-func writeProblemPage(w http.ResponseWriter, r *http.Request, p problem) {
+func writeProblemPage(w http.ResponseWriter, r *http.Request, p *problem.Problem) {
 	values := map[string]any{"Style": template.CSS(pageStyle), "Problem": p}
-	if p.mayPass() {
+	if mayPass(p) {
 		values["Button"] = "Try again"
-		if p.Code == sandboxStopped.Code {
+		if p.Code == problem.SandboxStopped {
 			values["Button"] = "Start the sandbox"
 		}
 		if r.Method == http.MethodGet {
@@ -75,6 +79,8 @@ func writeProblemPage(w http.ResponseWriter, r *http.Request, p problem) {
 	if err := problemTemplate.Execute(&b, values); err != nil {
 		panic(err) // a mistake in our own template
 	}
+	maps.Copy(w.Header(), p.GetHeaders())
+	w.Header().Set(requestid.Header, p.RequestID)
 	w.Header().Set("Content-Security-Policy", pagePolicy)
 	writeOwn(w, "text/html; charset=utf-8", p.Status, b.Bytes())
 }

@@ -45,7 +45,7 @@ function show(problem) {
   document.title = problem.title;
   document.getElementById("title").textContent = problem.title;
   document.getElementById("detail").textContent = problem.detail;
-  const words = problem.process?.output || problem.last_log;
+  const words = problem.process?.output || problem.container_output;
   if (words) {
     const pre = Object.assign(document.createElement("pre"), { textContent: words });
     document.getElementById("detail").after(pre);

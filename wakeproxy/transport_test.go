@@ -291,9 +291,9 @@ func TestWhatTheVisitorSaysAboutProxiesIsReplaced(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header }), sandbox.Port{}), Options{})
 	req := f.request("GET", "/")
 	for _, name := range []string{
-		"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "X-Doze-Wake", "X-Doze-Anything",
+		"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "Doze-Wake", "Doze-Anything",
 		"X-Real-Ip", "True-Client-Ip", "CF-Connecting-IP", "X-Client-IP", "X-Cluster-Client-Ip", "X-Original-Host", "Proxy",
-		"X_Forwarded_For", "x_real_ip", "X_Doze_Wake", "X-Forwarded",
+		"X_Forwarded_For", "x_real_ip", "Doze_Wake", "X-Forwarded",
 	} {
 		req.Header.Set(name, "forged")
 	}
@@ -333,7 +333,7 @@ func TestAStatusThatHTTPDoesNotAllowIsABadGateway(t *testing.T) {
 				req.Header.Set("Connection", "Upgrade")
 				req.Header.Set("Upgrade", test.upgrade)
 			}
-			wantProblem(t, f.do(req), 502, "response_invalid")
+			wantProblem(t, f.do(req), 502, "server_response_invalid")
 		})
 	}
 }
@@ -667,7 +667,7 @@ func TestAPortThatNeverComesUpGets504(t *testing.T) {
 	f.node.sleep(sandbox.WakeCold, nil)
 	res := f.do(f.request("POST", "/"))
 	wantProblem(t, res, 504, "port_not_ready")
-	if res.Header.Get("X-Doze-Wake") != "cold" {
+	if res.Header.Get("Doze-Wake") != "cold" {
 		t.Error("does not say that it woke the sandbox")
 	}
 }
@@ -712,8 +712,8 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 					t.Fatal("no answer")
 				}
 				defer res.Body.Close()
-				if p := wantProblem(t, res, test.status, test.code); (p.LastLog == lastLog) != (test.status == 502) {
-					t.Errorf("last_log %q", p.LastLog)
+				if p := wantProblem(t, res, test.status, test.code); (p.ContainerOutput == lastLog) != (test.status == 502) {
+					t.Errorf("container_output %q", p.ContainerOutput)
 				}
 			}
 			if n := node.lastLogs.Load(); n != 1 && test.status == 502 {
@@ -760,8 +760,8 @@ func TestAContainerThatEndedUnnoticedIsStartedByTheRequest(t *testing.T) {
 					t.Fatal("no answer")
 				}
 				defer res.Body.Close()
-				if res.StatusCode != 200 || res.Header.Get("X-Doze-Wake") != "cold" {
-					t.Errorf("status %d, woke %q", res.StatusCode, res.Header.Get("X-Doze-Wake"))
+				if res.StatusCode != 200 || res.Header.Get("Doze-Wake") != "cold" {
+					t.Errorf("status %d, woke %q", res.StatusCode, res.Header.Get("Doze-Wake"))
 				}
 				eventually(t, "no lease is held", func() bool { return node.leases.Load() == 0 })
 			})
@@ -778,7 +778,7 @@ func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
 		code   string
 	}{
 		"refuses":    {sandbox.Port{Wake: sandbox.WakeNever}, "", 410, "sandbox_not_running"},
-		"has a body": {sandbox.Port{}, "data", 502, "connection_lost"},
+		"has a body": {sandbox.Port{}, "data", 502, "server_disconnected"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := newFakeNode("", c.port)
@@ -1025,7 +1025,7 @@ func TestADialThatTheNodeCannotMakeIsLogged(t *testing.T) {
 	}
 	f.node.set(func(n *fakeNode) { n.dialErr = errors.New("the namespace helper ended") })
 	for range 20 {
-		if p := wantProblem(t, f.do(f.request("GET", "/")), 502, "connection_lost"); strings.Contains(p.Detail, "helper") {
+		if p := wantProblem(t, f.do(f.request("GET", "/")), 502, "server_disconnected"); strings.Contains(p.Detail, "helper") {
 			t.Errorf("the visitor reads %q", p.Detail)
 		}
 	}
@@ -1039,7 +1039,7 @@ func TestADialThatTheNodeCannotMakeIsLogged(t *testing.T) {
 func TestEarlyHintsAreCleanedLikeAnswers(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</a.css>; rel=preload")
-		w.Header().Set("X-Doze-Wake", "warm")
+		w.Header().Set("Doze-Wake", "warm")
 		w.Header().Set("Set-Cookie", "a=b; Domain=example.com; Path=/")
 		w.WriteHeader(http.StatusEarlyHints)
 	}), sandbox.Port{}), Options{})
@@ -1048,7 +1048,7 @@ func TestEarlyHintsAreCleanedLikeAnswers(t *testing.T) {
 	f.do(req.WithContext(httptrace.WithClientTrace(req.Context(), &httptrace.ClientTrace{
 		Got1xxResponse: func(_ int, header textproto.MIMEHeader) error { early = http.Header(header).Clone(); return nil },
 	})))
-	if early.Get("Link") == "" || early.Get("X-Doze-Wake") != "" || early.Get("Set-Cookie") != "a=b; Path=/" {
+	if early.Get("Link") == "" || early.Get("Doze-Wake") != "" || early.Get("Set-Cookie") != "a=b; Path=/" {
 		t.Errorf("the hints became %v", early)
 	}
 }
@@ -1065,5 +1065,5 @@ func TestAnAnswersHeaderIsBounded(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Huge", strings.Repeat("x", 2*maxResponseHeader))
 	}), sandbox.Port{}), Options{})
-	wantProblem(t, f.do(f.request("GET", "/")), 502, "connection_lost")
+	wantProblem(t, f.do(f.request("GET", "/")), 502, "server_disconnected")
 }

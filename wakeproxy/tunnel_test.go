@@ -73,8 +73,8 @@ func TestASilentWebSocketHoldsNoLeaseAndSurvivesSleep(t *testing.T) {
 	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
 	f.node.sleep(sandbox.WakeWarm, nil)
 	c, res := f.dial()
-	if got := res.Header.Get("X-Doze-Wake"); got != "warm" {
-		t.Errorf("X-Doze-Wake %q", got)
+	if got := res.Header.Get("Doze-Wake"); got != "warm" {
+		t.Errorf("Doze-Wake %q", got)
 	}
 	say(t, c, "one")
 	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -68,21 +69,21 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 
 // wakeProblem is problemOf for a page whose wake may have failed before it came to
 // listen.
-func (x *exchange) wakeProblem(ctx context.Context, err error) problem {
+func (x *exchange) wakeProblem(ctx context.Context, err error) *problem.Problem {
 	p := x.problemOf(ctx, err)
-	if p.Code == portNotReady.Code { // the page has waited for as long as it may
+	if p.Code == problem.PortNotReady { // the page has waited for as long as it may
 		p = portNotListening
 	}
-	if sb, _ := x.proxy.sandboxes.ByID(x.id); p.Code == sandboxStopped.Code && sb.Condition.Code != "" {
+	if sb, _ := x.proxy.sandboxes.ByID(x.id); p.Code == problem.SandboxStopped && sb.Condition.Code != "" {
 		p = wakeFailed
 		if x.port.Access != sandbox.AccessPublic {
-			p.LastLog = x.proxy.sandboxes.LastLog(ctx, x.id)
+			p = withContainerOutput(p, x.proxy.sandboxes.LastLog(ctx, x.id))
 		}
 	}
 	return p
 }
 
-func sendFailed(w http.ResponseWriter, p problem) {
+func sendFailed(w http.ResponseWriter, p *problem.Problem) {
 	data, err := json.Marshal(p)
 	if err != nil {
 		panic(err) // strings and numbers only

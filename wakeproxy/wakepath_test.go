@@ -36,7 +36,7 @@ func TestTheWaitingPageHearsWhyItFailed(t *testing.T) {
 		f.node.set(func(n *fakeNode) {
 			n.wakeErr = &sandbox.WakeError{ID: testID, Err: errors.New("exited"), LastLog: "no such\nfile"}
 		})
-		if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, "event: failed\ndata: {") || !strings.Contains(got, `"last_log":"no such\nfile"`) {
+		if got := body(t, f.do(f.request("GET", WakePath))); !strings.Contains(got, "event: failed\ndata: {") || !strings.Contains(got, `"container_output":"no such\nfile"`) {
 			t.Errorf("heard %q", got)
 		}
 	})

@@ -94,7 +94,7 @@ func (n *node) getWaking(ctx context.Context, url, wake string) error {
 	if err != nil {
 		return err
 	}
-	if got := header.Get("X-Doze-Wake"); got != wake {
+	if got := header.Get("Doze-Wake"); got != wake {
 		return fmt.Errorf("%s: the wake was %q, not %q", url, got, wake)
 	}
 	return nil

@@ -133,7 +133,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	}
 	b.get(c, "/", http.StatusOK)
 	b.sleep()
-	if again, header := b.get(c, "/started", http.StatusOK); again != started || header.Get("X-Doze-Wake") != "warm" {
+	if again, header := b.get(c, "/started", http.StatusOK); again != started || header.Get("Doze-Wake") != "warm" {
 		t.Errorf("after a sleep: started %s and %s, %v", started, again, header)
 	}
 	b.write("/srv/more", []byte("more"))

@@ -27,7 +27,7 @@ func TestDeclaredServerAnswersAfterStop(t *testing.T) {
 	if before == after {
 		t.Error("the server was never stopped")
 	}
-	if header.Get("X-Doze-Wake") != "cold" {
+	if header.Get("Doze-Wake") != "cold" {
 		t.Errorf("headers %v", header)
 	}
 	if woke := b.awaitEvents("woke", 1); len(woke) != 1 || woke[0].Kind != "cold" {
@@ -263,7 +263,7 @@ func TestServerThatResetsIsABadGateway(t *testing.T) {
 	b := n.newWebBox(t)
 	c := n.browser(t, "h2")
 	for range 20 {
-		if text, _ := b.get(c, "/reset", http.StatusBadGateway); !strings.Contains(text, "connection_lost") {
+		if text, _ := b.get(c, "/reset", http.StatusBadGateway); !strings.Contains(text, "server_disconnected") {
 			t.Fatalf("got %s", text)
 		}
 	}

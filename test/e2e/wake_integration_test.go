@@ -124,7 +124,7 @@ func TestEveryWayInWakes(t *testing.T) {
 	}{
 		{"preview", "preview", func(t *testing.T) error {
 			_, header := b.get(c, "/", http.StatusOK)
-			if header.Get("X-Doze-Wake") != "warm" || !strings.HasPrefix(header.Get("Server-Timing"), "wake;dur=") {
+			if header.Get("Doze-Wake") != "warm" || !strings.HasPrefix(header.Get("Server-Timing"), "wake;dur=") {
 				return fmt.Errorf("headers %v", header)
 			}
 			return nil

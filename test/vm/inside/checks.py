@@ -191,7 +191,7 @@ class Sandbox:
             connection.close()
         assert response.status == 200 and text == "good morning\n", f"preview: {response.status} {text}"
         timing = response.headers.get("Server-Timing", "").partition("dur=")[2]
-        return response.headers.get("X-Doze-Wake"), float(timing or 0)
+        return response.headers.get("Doze-Wake"), float(timing or 0)
 
     def same(self):
         """Its processes are those of the beginning, and it answers."""
