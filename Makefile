@@ -25,7 +25,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose test-unit test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose test-unit test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -90,7 +90,7 @@ tags: ## the build tags, for GOFLAGS
 check: prose ## gofmt, go vet, the language, and the client for other systems
 	@unformatted=$$(git ls-files -z --cached --others --exclude-standard -- '*.go' | xargs -0 gofmt -l); \
 	if [ -n "$$unformatted" ]; then echo "run gofmt -w on:"; echo "$$unformatted"; exit 1; fi
-	go vet -tags "integration $(TAGS)" ./...
+	go vet -tags "integration clients $(TAGS)" ./...
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
@@ -105,6 +105,9 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
 	$(if $(filter ./...,$(PACKAGES)),go test -p 1 -timeout 10m -run '^TestMemory' -tags "$(TAGS)" $(MEMORY)) # without -race, which changes figures
 	$(if $(filter ./... ./egress/policy,$(PACKAGES)),go test -timeout 10m -run TestAThousandReplacements -tags "$(TAGS)" ./egress/policy) # its memory bound
+
+test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js
+	go test -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients
 
 # Every test binary runs as the unprivileged user, in a cgroup subtree of its
 # own, with the binaries under test in $DOZE_BIN. All packages share that user's
