@@ -20,6 +20,7 @@ import (
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/tls/clienthello"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
@@ -71,7 +72,7 @@ func (f flow) Accept() (proxy.Conn, error) {
 }
 
 // Refuse resets the connection, which cannot say why.
-func (f flow) Refuse(int, intercept.Refusal) { f.Flow.Refuse() }
+func (f flow) Refuse(*problem.Problem) { f.Flow.Refuse() }
 
 func (f flow) explains() bool { return false }
 
@@ -79,7 +80,7 @@ func (f flow) explains() bool { return false }
 type asked interface {
 	// Accept is called once at most, and not after Refuse.
 	Accept() (proxy.Conn, error)
-	Refuse(status int, why intercept.Refusal)
+	Refuse(why *problem.Problem)
 	// explains says whether Refuse tells the client why.
 	explains() bool
 }
@@ -219,10 +220,10 @@ func (c *connection) intercept(ctx context.Context, s *opened, tls bool, h http.
 func (m *sender) interception(to destination, tls bool, h http.Handler) intercept.Destination {
 	return intercept.Destination{
 		Host: to.host, Port: to.port, TLS: tls, Flow: to.flow, Handler: h,
-		Refused: func(r *http.Request, status int, why intercept.Refusal) {
+		Refused: func(r *http.Request, why *problem.Problem) {
 			m.record(audit.Entry{
 				Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port, Method: r.Method, Path: r.URL.EscapedPath(),
-				Verdict: audit.Deny, Reason: why.Reason, Status: status,
+				Verdict: audit.Deny, Reason: why.Detail, Status: why.Status,
 			})
 		},
 	}
@@ -233,7 +234,7 @@ func (m *sender) interception(to destination, tls bool, h http.Handler) intercep
 func (c *connection) refuse(ctx context.Context) {
 	c.deny(c.decision.Reason)
 	if c.flow.explains() || c.to.host == "" || c.to.port != httpPort && c.to.port != httpsPort {
-		c.flow.Refuse(http.StatusForbidden, c.refusal(c.decision.Reason))
+		c.flow.Refuse(c.refusal(c.decision.Reason))
 		return
 	}
 	conn, err := c.flow.Accept()
@@ -256,12 +257,12 @@ func (c *connection) refuse(ctx context.Context) {
 // refusing answers every request with the reason.
 func (c *connection) refusing(reason string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		intercept.Refuse(w, r, http.StatusForbidden, c.refusal(reason))
+		intercept.Refuse(w, r, c.refusal(reason))
 	})
 }
 
-func (c *connection) refusal(reason string) intercept.Refusal {
-	return intercept.Refusal{Code: codeDenied, Reason: reason, Host: c.to.host, Rule: c.decision.Rule, Flow: c.to.flow}
+func (c *connection) refusal(reason string) *problem.Problem {
+	return problem.New(problem.EgressDenied, reason).WithFlow(c.to.host, c.decision.Rule, c.to.flow)
 }
 
 // pass dials the server and carries what both say.
@@ -285,10 +286,10 @@ func (c *connection) pass(ctx context.Context) {
 // unreached refuses the connection because there is none to the server.
 func (c *connection) unreached(err error) {
 	if verdictOf(err) == audit.Deny {
-		c.flow.Refuse(http.StatusForbidden, c.refusal(err.Error()))
+		c.flow.Refuse(c.refusal(err.Error()))
 		return
 	}
-	c.flow.Refuse(http.StatusBadGateway, intercept.Refusal{Code: intercept.CodeUnreachable, Reason: err.Error(), Host: c.to.host, Flow: c.to.flow})
+	c.flow.Refuse(problem.New(problem.UpstreamUnreachable, err.Error()).WithFlow(c.to.host, "", c.to.flow))
 }
 
 // carry is pass for a client that has spoken already.

@@ -17,14 +17,8 @@ import (
 	"github.com/doze-run/doze/egress/secret/placeholder"
 	"github.com/doze-run/doze/egress/secret/reference"
 	"github.com/doze-run/doze/egress/secret/vault"
-)
-
-// Codes of refusals. They do not change.
-const (
-	codeDenied      = "egress_denied"       // by a rule, or for want of one
-	codePolicy      = "policy_denied"       // by a policy, or because it failed
-	codeSecret      = "secret_refused"      // a secret must not go there
-	codePlaceholder = "placeholder_refused" // a placeholder must not go there
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/requestid"
 )
 
 // handler serves the requests of a connection.
@@ -35,7 +29,7 @@ func (m *sender) handler(to destination, tls bool) http.Handler {
 // serve serves a request. The reason is written of it unless there is one for what
 // became of it.
 func (m *sender) serve(w http.ResponseWriter, r *http.Request, to destination, tls bool, reason string) {
-	x := &exchange{m: m, to: to, tls: tls, began: time.Now()}
+	x := &exchange{m: m, to: to, tls: tls, began: time.Now(), requestID: r.Header.Get(requestid.Header)}
 	x.entry = audit.Entry{
 		Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port,
 		Method: r.Method, Path: r.URL.EscapedPath(), Reason: reason,
@@ -45,15 +39,18 @@ func (m *sender) serve(w http.ResponseWriter, r *http.Request, to destination, t
 
 // exchange is a request with its response.
 type exchange struct {
-	m       *sender
-	to      destination
-	tls     bool
-	began   time.Time
-	refs    *reference.Set // made when a policy asks for a secret
-	policy  policy.Exchange
-	table   *table // that decided
-	decided rule.Decision
-	entry   audit.Entry
+	m     *sender
+	to    destination
+	tls   bool
+	began time.Time
+	// requestID is the client's X-Request-Id, or empty. The request's may become a
+	// secret later.
+	requestID string
+	refs      *reference.Set // made when a policy asks for a secret
+	policy    policy.Exchange
+	table     *table // that decided
+	decided   rule.Decision
+	entry     audit.Entry
 
 	exchanged *placeholder.Exchanged // nil: none was in it
 	held      int64                  // bytes of its body in memory
@@ -73,13 +70,13 @@ func (x *exchange) serve(w http.ResponseWriter, r *http.Request) {
 	x.entry.Rule = x.decided.Rule
 	switch {
 	case err != nil:
-		x.refuse(w, r, http.StatusForbidden, codePolicy, err.Error())
+		x.refuse(w, r, problem.PolicyFailed, err.Error())
 	case x.decided.Verdict == rule.VerdictAllow:
 		x.permit(w, r, steps)
 	case x.decided.Verdict == rule.VerdictAnswer:
 		x.answer(w, x.decided.Answer)
 	default:
-		x.refuse(w, r, http.StatusForbidden, codeDenied, x.decided.Reason)
+		x.refuse(w, r, problem.EgressDenied, x.decided.Reason)
 	}
 }
 
@@ -141,12 +138,11 @@ func (x *exchange) record() {
 	x.m.record(x.entry)
 }
 
-// refuse answers that the request was denied, and why.
-func (x *exchange) refuse(w http.ResponseWriter, r *http.Request, status int, code, reason string) {
-	x.denied(status, reason)
-	intercept.Refuse(w, r, status, intercept.Refusal{
-		Code: code, Reason: reason, Host: x.to.host, Rule: x.decided.Rule, Flow: x.to.flow,
-	})
+// refuse sends a refusal of the request and records it.
+func (x *exchange) refuse(w http.ResponseWriter, r *http.Request, code problem.Code, reason string) {
+	why := problem.New(code, reason).WithFlow(x.to.host, x.decided.Rule, x.to.flow).For(requestid.Or(x.requestID))
+	x.denied(why.Status, reason)
+	intercept.Refuse(w, r, why)
 }
 
 // denied notes that the request was refused.
@@ -182,10 +178,8 @@ func (x *exchange) permit(w http.ResponseWriter, r *http.Request, steps []policy
 	case denial != nil && err != nil:
 		x.denied(0, denial.Error())
 		panic(err) // cuts the response
-	case denial != nil && denial.Secret:
-		x.refuse(w, r, denial.Status, codeSecret, denial.Error())
 	case denial != nil:
-		x.refuse(w, r, denial.Status, codePolicy, denial.Error())
+		x.refuse(w, r, denial.Code, denial.Error())
 	case x.policy.Answered != "":
 		x.entry.Verdict, x.entry.Status = audit.Respond, x.policy.Status
 		x.entry.Reason = "answered by policy " + x.policy.Answered
@@ -252,7 +246,7 @@ func release(steps []policy.Step) {
 // forwardChanged is forward for a request that policies may have changed.
 func (x *exchange) forwardChanged(w http.ResponseWriter, r *http.Request) {
 	if reason := x.recheck(r); reason != "" {
-		x.refuse(w, r, http.StatusForbidden, codeDenied, reason)
+		x.refuse(w, r, problem.EgressDenied, reason)
 		return
 	}
 	x.forward(w, r)
@@ -264,19 +258,19 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 	var refused *placeholder.RefusedError
 	switch err := x.exchangePlaceholders(r); {
 	case errors.As(err, &refused):
-		x.refuse(w, r, http.StatusForbidden, codePlaceholder, err.Error())
+		x.refuse(w, r, problem.PlaceholderNotAllowed, err.Error())
 		return
 	case err != nil: // its body did not come to its end
 		x.entry.Verdict, x.entry.Reason = audit.Error, "the client ended the request"
 		panic(http.ErrAbortHandler)
 	}
 	if err := x.render(r); err != nil {
-		x.refuse(w, r, http.StatusForbidden, codeSecret, err.Error())
+		x.refuse(w, r, problem.SecretNotAllowed, err.Error())
 		return
 	}
 	filter := x.filter()
 	r = way{x.m, x.decided.Private}.along(r)
-	result := x.m.e.upstream.Load().forwarder.Forward(w, r, x.to.flow, filter)
+	result := x.m.e.upstream.Load().forwarder.Forward(w, r, x.to.flow, x.requestID, filter)
 	x.entry.Status, x.entry.BytesIn, x.entry.BytesOut = result.Status, result.BytesIn, result.BytesOut
 	x.entry.Address = result.Address.Addr()
 	x.used(x.exchanged.Names())

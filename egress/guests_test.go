@@ -148,6 +148,16 @@ func buffering() []byte {
 	return wat.Handler(imports, memory(), wat.Code(numbers(2), wat.Call(12), wat.Drop, next), wat.Code(numbers(0), wat.Drop, wat.End)).Binary()
 }
 
+// writing writes more than 1 MiB of the body of this kind: 0 is the request's, 1 the
+// response's.
+func writing(kind int) []byte {
+	code := []byte{}
+	for range 17 {
+		code = append(code, wat.Code(numbers(kind, 0, 64<<10), wat.Call(5))...)
+	}
+	return guest(memory(), wat.Code(code, next))
+}
+
 // trapping fails.
 func trapping() []byte { return guest(memory(), wat.Code(wat.Unreachable, wat.End)) }
 

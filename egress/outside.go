@@ -9,11 +9,9 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/proxy"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
-
-// codeLimit: an owner or the node has as many connections as it may.
-const codeLimit = "egress_limit"
 
 // outside is what an owner has outside of sandboxes: the clients of the proxy that
 // show one of his keys. The node's rules and his own apply to them.
@@ -56,12 +54,14 @@ type visit struct {
 	stop func() bool
 }
 
-// enter counts a connection or request in. If there is no room the refusal says so.
-func (e *Egress) enter(ctx context.Context, owner string) (*visit, intercept.Refusal) {
-	closing := intercept.Refusal{Code: codeLimit, Reason: "the node is shutting down"}
+// errClosing refuses connections and requests while the node closes.
+var errClosing = problem.New(problem.NodeUnavailable, "the node is shutting down")
+
+// enter counts a connection or request in, or returns why it is refused.
+func (e *Egress) enter(ctx context.Context, owner string) (*visit, *problem.Problem) {
 	o, err := e.outsideOf(ctx, owner)
 	if err != nil {
-		return nil, closing
+		return nil, errClosing
 	}
 	if most := e.settings.Load().MaxSandboxConnections; o.connections.Add(1) > int64(most) {
 		o.connections.Add(-1)
@@ -76,20 +76,20 @@ func (e *Egress) enter(ctx context.Context, owner string) (*visit, intercept.Ref
 	if e.closed {
 		o.connections.Add(-1)
 		e.budget.Give()
-		return nil, closing
+		return nil, errClosing
 	}
 	e.served.Add(1)
 	s := &visit{outside: o}
 	s.ctx, s.end = context.WithCancel(ctx)
 	s.stop = context.AfterFunc(e.ctx, s.end)
-	return s, intercept.Refusal{}
+	return s, nil
 }
 
-func (o *outside) exceeded(what string) intercept.Refusal {
+func (o *outside) exceeded(what string) *problem.Problem {
 	reason := "a limit was reached: " + what
 	flow := o.e.newFlow()
 	o.record(audit.Entry{Kind: audit.Connection, Flow: flow, Verdict: audit.Deny, Reason: reason})
-	return intercept.Refusal{Code: codeLimit, Reason: reason, Flow: flow}
+	return problem.New(problem.EgressLimitExceeded, reason).WithFlow("", "", flow)
 }
 
 func (s *visit) leave() {
@@ -102,9 +102,9 @@ func (s *visit) leave() {
 
 // Connect implements proxy.Way.
 func (e *Egress) Connect(ctx context.Context, owner string, to proxy.Target, t *proxy.Tunnel) {
-	s, full := e.enter(ctx, owner)
-	if s == nil {
-		t.Refuse(http.StatusServiceUnavailable, full)
+	s, refused := e.enter(ctx, owner)
+	if refused != nil {
+		t.Refuse(refused)
 		return
 	}
 	defer s.leave()
@@ -113,9 +113,9 @@ func (e *Egress) Connect(ctx context.Context, owner string, to proxy.Target, t *
 
 // Request implements proxy.Way.
 func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, to proxy.Target) {
-	s, full := e.enter(r.Context(), owner)
-	if s == nil {
-		intercept.Refuse(w, r, http.StatusServiceUnavailable, full)
+	s, refused := e.enter(r.Context(), owner)
+	if refused != nil {
+		intercept.Refuse(w, r, refused)
 		return
 	}
 	defer s.leave()

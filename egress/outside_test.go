@@ -23,6 +23,7 @@ import (
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/problem"
 )
 
 const proxyKey = "doze_key-of-ann"
@@ -172,7 +173,7 @@ func TestADeniedTunnelIsAnsweredWithItsReason(t *testing.T) {
 	} {
 		_, from, res := a.connect(to)
 		body, err := io.ReadAll(io.LimitReader(from, res.ContentLength))
-		if err != nil || res.StatusCode != want.status || !strings.Contains(string(body), want.reason) {
+		if err != nil || res.StatusCode != want.status || !strings.Contains(string(body), want.reason) || res.Header.Get(problem.HeaderError) != "egress_denied" {
 			t.Errorf("%s: %d %q, %v", to, res.StatusCode, body, err)
 		}
 	}
@@ -307,8 +308,8 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 		}
 		open = append(open, conn)
 	}
-	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != 503 {
-		t.Errorf("one more: %s", res.Status)
+	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != 503 || res.Header.Get(problem.HeaderError) != "egress_limit_exceeded" {
+		t.Errorf("one more: %s %v", res.Status, res.Header)
 	}
 	if n := a.budget.Connections(); n != 2 {
 		t.Errorf("%d connections count", n)
@@ -375,8 +376,8 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	if n := node.budget.Connections(); n != 0 {
 		t.Errorf("%d connections count", n)
 	}
-	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != http.StatusServiceUnavailable {
-		t.Errorf("a tunnel through a node that is closed: %s", res.Status)
+	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != http.StatusServiceUnavailable || res.Header.Get(problem.HeaderError) != "node_unavailable" {
+		t.Errorf("a tunnel through a node that is closed: %s %v", res.Status, res.Header)
 	}
 	r.open() // for who closes it
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/secret/placeholder"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -121,7 +122,7 @@ func (b refusable) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	var refused *placeholder.RefusedError
 	if errors.As(err, &refused) {
-		err = &intercept.RefusedError{Code: codePlaceholder, Reason: err.Error(), Err: err}
+		err = &intercept.RefusedError{Code: problem.PlaceholderNotAllowed, Reason: err.Error(), Err: err}
 	}
 	return n, err
 }

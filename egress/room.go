@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/problem"
 )
 
 // maxSenderRequests and maxRequests are how many requests are under way, of one sender
@@ -82,12 +83,12 @@ func (m *sender) finish() {
 
 // full refuses a request for which there is no room.
 func (x *exchange) full(w http.ResponseWriter, r *http.Request, of string) {
-	x.refuse(w, r, http.StatusServiceUnavailable, codeLimit, "a limit was reached: "+of)
+	x.refuse(w, r, problem.EgressLimitExceeded, "a limit was reached: "+of)
 }
 
 // errAttempts is why a request is refused for which another connection would be made.
 var errAttempts = &intercept.RefusedError{
-	Code: codeLimit, Status: http.StatusServiceUnavailable,
+	Code:   problem.EgressLimitExceeded,
 	Reason: "a limit was reached: connections to servers that are being made",
 }
 

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/problem"
 )
 
 // A connection that is being made outlives its request, which costs a sandbox nothing.
@@ -34,7 +35,7 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	<-came
 	leave()
 	<-left
-	b.want(b.get("https://a.tcp.test/"), 503, `"code":"egress_limit"`)
+	b.want(b.get("https://a.tcp.test/"), 503, `"code":"egress_limit_exceeded"`)
 	b.entry("a.tcp.test", func(e audit.Entry) bool {
 		return e.Verdict == audit.Deny && e.Status == 503 && strings.Contains(e.Reason, "being made")
 	})
@@ -95,7 +96,7 @@ func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
 	}
 	a := b.get("http://a.plain.test/more")
 	b.want(a, 503, "requests under way")
-	if a.header.Get("Retry-After") == "" || a.header.Get("X-Doze-Egress") != codeLimit {
+	if a.header.Get("Retry-After") == "" || a.header.Get(problem.HeaderError) != "egress_limit_exceeded" {
 		t.Errorf("its header is %v", a.header)
 	}
 	e := b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/more" })

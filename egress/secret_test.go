@@ -70,7 +70,7 @@ func TestASecretThatIsNotAtHandRefusesTheRequest(t *testing.T) {
 		b.rules(through(host, c.policy, c.secret))
 		a := b.get(c.url)
 		b.want(a, 403, c.reason)
-		b.want(a, 403, `"code":"secret_refused"`)
+		b.want(a, 403, `"code":"secret_not_allowed"`)
 		if e := b.entry(host, nil); e.Verdict != audit.Deny || len(e.Secrets) != 0 || e.Status != 403 {
 			t.Errorf("%s: the audit log says %+v", c.name, e)
 		}
@@ -245,7 +245,7 @@ func TestASecretIsNotSentToWhoIsNotVerifiablyItsHost(t *testing.T) {
 	for name, rules := range map[string]rule.Rule{"a policy": through("a.other.test", "bearer", "api"), "a placeholder": offering("a.other.test")} {
 		b.rules(rules)
 		req := newRequest(t, "POST", "https://a.other.test/", strings.NewReader(b.Environment(b.sb.ID)["API_TOKEN"]))
-		b.want(b.do(req), 502, `"code":"upstream_certificate"`)
+		b.want(b.do(req), 502, `"code":"upstream_certificate_invalid"`)
 		if b.servers.count() != 0 {
 			t.Fatalf("%s: the server got %+v", name, b.servers.last(t))
 		}
@@ -298,7 +298,7 @@ func TestAPlaceholderIsExchangedTowardItsHostOnly(t *testing.T) {
 		"a body of unknown length ": with("http://a.plain.test/", io.MultiReader(strings.NewReader(text)), ""),
 	} {
 		a := b.do(r)
-		b.want(a, 403, `"code":"placeholder_refused"`)
+		b.want(a, 403, `"code":"placeholder_not_allowed"`)
 		e := b.entry(r.URL.Host, func(e audit.Entry) bool { return e.Verdict == audit.Deny })
 		if !strings.Contains(e.Reason, "placeholder") || len(e.Secrets) != 0 {
 			t.Errorf("%s: the audit log says %+v", name, e)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/network/dial"
+	"github.com/doze-run/doze/problem"
 )
 
 // upstreams are the ways to servers under some settings.
@@ -80,7 +81,7 @@ func (u *upstreams) dial(ctx context.Context, host string, port uint16) (net.Con
 	conn, err := u.dialer.Dial(ctx, dial.Target{Host: host, Port: port, Private: wayOf(ctx).private})
 	var refused *dial.RefusedError
 	if errors.As(err, &refused) {
-		err = &intercept.RefusedError{Code: codeDenied, Reason: err.Error(), Err: err}
+		err = &intercept.RefusedError{Code: problem.EgressDenied, Reason: err.Error(), Err: err}
 	}
 	return conn, err
 }

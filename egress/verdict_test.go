@@ -4,7 +4,9 @@ import (
 	"bufio"
 	"crypto/tls"
 	"encoding/json"
+	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptrace"
@@ -14,7 +16,10 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/requestid"
 )
 
 const token = "tok-V9x2QmZ7LwR4sK8pB3nD"
@@ -84,11 +89,11 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 		{"GET", "https://answer.web.test/", 410, "gone", "", audit.Respond, "sandbox/answer", ""},
 		{"GET", "https://no.web.test/", 403, "denied by policy no: the policy says no", "policy_denied", audit.Deny, "sandbox/no", "denied by policy no: the policy says no"},
 		{"GET", "https://own.web.test/", 418, "short and stout", "", audit.Respond, "sandbox/own", "answered by policy own"},
-		{"GET", "https://trap.web.test/", 403, "the policy failed", "policy_denied", audit.Deny, "sandbox/trap", "unreachable"},
+		{"GET", "https://trap.web.test/", 403, "the policy failed", "policy_failed", audit.Deny, "sandbox/trap", "unreachable"},
 	} {
 		a := b.do(newRequest(t, c.method, c.url, nil))
 		b.want(a, c.status, c.text)
-		if got := a.header.Get("X-Doze-Egress"); got != c.code {
+		if got := a.header.Get("Doze-Error"); got != c.code {
 			t.Errorf("%s: its code is %q, want %q", c.url, got, c.code)
 		}
 		host := strings.Split(c.url, "/")[2]
@@ -108,11 +113,119 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 	}
 }
 
+// TestEachRefusalHasTheCodeOfItsCause: the status of a refusal follows from its code.
+func TestEachRefusalHasTheCodeOfItsCause(t *testing.T) {
+	r := newRig(t)
+	if err := r.reload(func(s *Settings) {
+		s.Resolve = maps.Clone(s.Resolve)
+		s.Resolve["cert.other.test"] = s.Resolve["*.web.test"] // its certificate is for the latter
+		gone, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		gone.Close()
+		s.Resolve["gone.other.test"] = dial.Override{Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}, Port: uint16(gone.Addr().(*net.TCPAddr).Port)}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	b := r.box("k3f9x2m7q1az")
+	b.secret("api", token, "offer.web.test", "bound.web.test")
+	for name, module := range map[string][]byte{
+		"deny": denying("not today"), "trap": trapping(), "uploading": writing(0), "responding": writing(1), "buffering": buffering(), "bearer": bearer(1),
+	} {
+		b.push(name, module)
+	}
+	policy := func(host, policy string) rule.Rule {
+		made := through(host, policy, "")
+		made.Name = strings.SplitN(host, ".", 2)[0]
+		return made
+	}
+	look := func(name, host string) rule.Rule {
+		return rule.Rule{Name: name, Hosts: []string{host}, Methods: []string{"GET"}, Action: rule.Allow}
+	}
+	secret := through("secret.web.test", "bearer", "api")
+	b.rules(
+		rule.Rule{Name: "rule", Hosts: []string{"rule.web.test"}, Paths: []string{"/**"}, Action: rule.Deny, Reason: "not that one"},
+		policy("deny.web.test", "deny"), policy("trap.web.test", "trap"), policy("uploading.web.test", "uploading"),
+		policy("responding.web.test", "responding"), policy("buffering.web.test", "buffering"), secret, offering("offer.web.test"),
+		look("look", "look.web.test"), look("cert", "cert.other.test"), look("gone", "gone.other.test"),
+	)
+	b.servers.handle(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = w.Write(make([]byte, 2<<20)) // more than policies may hold in memory
+	})
+	placeholder := b.Environment(b.sb.ID)["API_TOKEN"]
+	for name, c := range map[string]struct {
+		url    string
+		change func(*http.Request)
+		code   problem.Code
+		status int
+		rule   string
+		detail string
+	}{
+		"a rule":                        {"https://rule.web.test/", nil, problem.EgressDenied, 403, "sandbox/rule", "not that one"},
+		"a policy":                      {"https://deny.web.test/", nil, problem.PolicyDenied, 403, "sandbox/deny", "denied by policy deny: not today"},
+		"a policy that traps":           {"https://trap.web.test/", nil, problem.PolicyFailed, 403, "sandbox/trap", "the policy failed"},
+		"a request that gets too large": {"https://uploading.web.test/", nil, problem.PolicyBodyTooLarge, 413, "sandbox/uploading", "1048576 bytes"},
+		"a response of a policy":        {"https://responding.web.test/", nil, problem.PolicyResponseTooLarge, 502, "sandbox/responding", "1048576 bytes"},
+		"a response for a policy":       {"https://buffering.web.test/", nil, problem.PolicyResponseTooLarge, 502, "sandbox/buffering", "1048576 bytes"},
+		"a secret for another host":     {"https://secret.web.test/", nil, problem.SecretNotAllowed, 403, "sandbox/through", "is not bound to secret.web.test"},
+		"a placeholder for another host": {"https://look.web.test/", func(r *http.Request) { r.Header.Set("Authorization", placeholder) },
+			problem.PlaceholderNotAllowed, 403, "sandbox/look", "no rule that permits this request offers it"},
+		"another host":                   {"https://look.web.test/", func(r *http.Request) { r.Host = "other.web.test" }, problem.RequestMisdirected, 421, "", "other.web.test"},
+		"a certificate for another host": {"https://cert.other.test/", nil, problem.UpstreamCertificateInvalid, 502, "", "for other names"},
+		"an unreachable server":          {"https://gone.other.test/", nil, problem.UpstreamUnreachable, 502, "", "connection refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req := newRequest(t, "GET", c.url, nil)
+			req.Header.Set(requestid.Header, "of-the-client")
+			if c.change != nil {
+				c.change(req)
+			}
+			a := b.do(req)
+			var why problem.Problem
+			if err := json.Unmarshal([]byte(a.body), &why); err != nil {
+				t.Fatalf("%v: %s", err, a.body)
+			}
+			if a.status != c.status || why.Status != c.status || why.Code != c.code || why.Rule != c.rule || why.Host != req.URL.Host || !strings.Contains(why.Detail, c.detail) {
+				t.Errorf("got %d %s", a.status, a.body)
+			}
+			if a.header.Get(problem.HeaderError) != c.code.String() || a.header.Get("Content-Type") != problem.ContentType ||
+				why.RequestID != "of-the-client" || a.header.Get(requestid.Header) != "of-the-client" {
+				t.Errorf("header %v, body %s", a.header, a.body)
+			}
+			e := b.entry(req.URL.Host, func(e audit.Entry) bool { return e.Flow == why.Flow && e.Reason == why.Detail })
+			if e.Status != c.status {
+				t.Errorf("the audit log says %+v", e)
+			}
+		})
+	}
+}
+
+// A response has the id of its request, which may be where a placeholder was.
+func TestARefusalHasNoSecretInItsRequestID(t *testing.T) {
+	r := newRig(t)
+	b := r.box("k3f9x2m7q1az")
+	b.secret("api", token, "a.web.test")
+	b.rules(offering("a.web.test"))
+	text := b.Environment(b.sb.ID)["API_TOKEN"]
+	r.servers.web.Close()
+	req := newRequest(t, "GET", "https://a.web.test/", nil)
+	req.Header.Set(requestid.Header, text)
+	a := b.do(req)
+	b.want(a, 502, `"request_id":"`+text+`"`)
+	if got := a.header.Get(requestid.Header); got != text {
+		t.Errorf("the request's id is %q, want %q", got, text)
+	}
+	if all := fmt.Sprint(a); strings.Contains(all, token) {
+		t.Errorf("the refusal has the secret: %s", all)
+	}
+}
+
 // wantFlow fails the test unless a refusal names the flow of its entry in the audit log.
 func wantFlow(t *testing.T, a answer, e audit.Entry) {
 	t.Helper()
 	var refusal struct{ Flow string }
-	if err := json.Unmarshal([]byte(a.body), &refusal); err != nil || refusal.Flow == "" || refusal.Flow != e.Flow || a.header.Get("X-Doze-Flow") != e.Flow {
+	if err := json.Unmarshal([]byte(a.body), &refusal); err != nil || refusal.Flow == "" || refusal.Flow != e.Flow || a.header.Get("Doze-Flow") != e.Flow {
 		t.Errorf("the refusal is %v, %s; its entry is of flow %q", a.header, a.body, e.Flow)
 	}
 }
@@ -221,7 +334,7 @@ func TestNamesHaveToAgree(t *testing.T) {
 		r := newRequest(t, "GET", url, nil)
 		r.Host = "other.web.test"
 		a := b.do(r)
-		b.want(a, http.StatusMisdirectedRequest, `"code":"misdirected"`)
+		b.want(a, http.StatusMisdirectedRequest, `"code":"request_misdirected"`)
 		e := b.entry(r.URL.Host, func(e audit.Entry) bool { return e.Kind == audit.Request })
 		wantFlow(t, a, e)
 		if e.Verdict != audit.Deny || e.Status != 421 || !strings.Contains(e.Reason, "other.web.test") {
@@ -251,7 +364,7 @@ func TestAConnectionInUseIsNotTakenForAnotherHost(t *testing.T) {
 		}
 	}
 	ask("a.web.test", http.StatusOK, "this is a.web.test")
-	ask("b.web.test", http.StatusMisdirectedRequest, `"code":"misdirected"`)
+	ask("b.web.test", http.StatusMisdirectedRequest, `"code":"request_misdirected"`)
 	ask("a.web.test", http.StatusOK, "this is a.web.test")
 	if e := b.entry("a.web.test", func(e audit.Entry) bool { return e.Status == 421 }); e.Verdict != audit.Deny || !strings.Contains(e.Reason, "b.web.test") {
 		t.Errorf("the audit log says %+v", e)
@@ -337,7 +450,7 @@ func TestADeniedConnectionIsAnsweredWithTheReason(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "port", Hosts: []string{"a.web.test", "a.plain.test"}, Ports: []rule.Ports{{First: 80, Last: 80}, {First: 443, Last: 443}}, Action: rule.Deny, Reason: "not there"})
 	for _, url := range []string{"https://a.web.test/", "http://a.plain.test/"} {
-		b.want(b.get(url), 403, `"reason":"not there"`)
+		b.want(b.get(url), 403, `"detail":"not there"`)
 		host := strings.Split(url, "/")[2]
 		if e := b.entry(host, nil); e.Kind != audit.Connection || e.Verdict != audit.Deny || e.Rule != "sandbox/port" {
 			t.Errorf("the audit log says %+v", e)
@@ -399,19 +512,21 @@ func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	for policy, want := range map[string]string{
-		"harmless": "",
-		"admin":    `"reason":"as its policies changed it, not for sandboxes","host":"a.web.test","rule":"node/admin"`,
-		"watched":  "its policies changed it into one to which other rules apply",
+	for policy, want := range map[string][]string{
+		"harmless": nil,
+		"admin":    {`"detail":"as its policies changed it, not for sandboxes"`, `"host":"a.web.test","rule":"node/admin"`},
+		"watched":  {"its policies changed it into one to which other rules apply"},
 	} {
 		before := b.servers.count()
 		b.rules(through("a.web.test", policy, "none"))
 		a := b.get("https://a.web.test/")
-		if want == "" {
+		if want == nil {
 			b.want(a, 200, "")
 			continue
 		}
-		b.want(a, 403, want)
+		for _, text := range want {
+			b.want(a, 403, text)
+		}
 		if b.servers.count() != before {
 			t.Errorf("%s: a request got there", policy)
 		}

@@ -317,21 +317,22 @@ func TestRequestIDOfTheResponse(t *testing.T) {
 
 func TestWriteToGRPC(t *testing.T) {
 	for _, test := range []struct {
-		contentType string
-		grpc        bool
+		method, contentType string
+		grpc                bool
 	}{
-		{"application/grpc", true},
-		{"application/grpc+proto", true},
-		{"application/grpc;charset=utf-8", true},
-		{"application/grpc-web", false},
-		{"application/json", false},
-		{"", false},
+		{"POST", "application/grpc", true},
+		{"POST", "application/grpc+proto", true},
+		{"POST", "application/grpc;charset=utf-8", true},
+		{"POST", "application/grpc-web", false},
+		{"POST", "application/json", false},
+		{"POST", "", false},
+		{"CONNECT", "application/grpc", false},
 	} {
-		w, r := httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil)
+		w, r := httptest.NewRecorder(), httptest.NewRequest(test.method, "/", nil)
 		r.Header.Set("Content-Type", test.contentType)
 		New(EgressDenied, "100% déjà").WithFlow("example.com", "", "f1").Write(w, r)
 		if test.grpc != (w.Code == http.StatusOK) {
-			t.Errorf("%q gets status %d", test.contentType, w.Code)
+			t.Errorf("%s with %q gets status %d", test.method, test.contentType, w.Code)
 		}
 		if !test.grpc {
 			continue

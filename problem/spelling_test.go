@@ -13,7 +13,7 @@ import (
 )
 
 // unconverted are folders whose packages do not use this one yet.
-var unconverted = []string{"api", "cmd", "egress"}
+var unconverted = []string{"api", "cmd"}
 
 // otherWords are texts of other enumerations that are spelled like codes.
 var otherWords = map[string][]string{

@@ -24,7 +24,7 @@ func (p *Problem) Write(w http.ResponseWriter, r *http.Request) {
 	h.Set(requestid.Header, sent.RequestID)
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	if isGRPC(r.Header) {
+	if isGRPC(r) {
 		sent.writeGRPC(w)
 		return
 	}
@@ -51,9 +51,11 @@ func (p *Problem) writeGRPC(w http.ResponseWriter) {
 	w.WriteHeader(http.StatusOK)
 }
 
-func isGRPC(h http.Header) bool {
-	suffix, ok := strings.CutPrefix(h.Get("Content-Type"), "application/grpc")
-	return ok && (suffix == "" || suffix[0] == '+' || suffix[0] == ';')
+// isGRPC reports whether r is a call of gRPC. A CONNECT is not, whatever its
+// Content-Type: the status 200 of a response to a call would accept the tunnel.
+func isGRPC(r *http.Request) bool {
+	suffix, ok := strings.CutPrefix(r.Header.Get("Content-Type"), "application/grpc")
+	return ok && r.Method == http.MethodPost && (suffix == "" || suffix[0] == '+' || suffix[0] == ';')
 }
 
 // grpcStatus returns UNIMPLEMENTED for 404, as gRPC clients themselves do,

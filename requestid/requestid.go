@@ -20,8 +20,16 @@ const (
 // Of returns the id that the client chose, or a new one if it chose none or one that
 // is not 1 to 64 letters, digits, hyphens, underscores and dots.
 func Of(r *http.Request) string {
-	if values := r.Header[Header]; len(values) == 1 && valid(values[0]) {
-		return values[0]
+	if values := r.Header[Header]; len(values) == 1 {
+		return Or(values[0])
+	}
+	return Or("")
+}
+
+// Or returns an id that a client chose if Of would, and a new one otherwise.
+func Or(id string) string {
+	if valid(id) {
+		return id
 	}
 	return rand.Text()[:length]
 }

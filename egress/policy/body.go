@@ -2,10 +2,11 @@ package policy
 
 import (
 	"bytes"
-	"fmt"
 	"io"
 	"net/http"
 	"strconv"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // body of the request, as one guest sees it.
@@ -50,7 +51,7 @@ func (c *call) keepRequest() {
 	c.wait(func() { kept, err = io.ReadAll(io.LimitReader(c.r.Body, int64(limit)+1)) })
 	switch {
 	case err != nil:
-		fail("the request's body could not be read: %.200v", err)
+		unreadable(err)
 	case len(kept) > limit:
 		tooLong(limit)
 	}
@@ -59,10 +60,12 @@ func (c *call) keepRequest() {
 }
 
 func tooLong(limit int) {
-	panic(&failure{
-		reason: fmt.Sprintf("it looks at or writes the whole body of the request, which has more than %d bytes", limit),
-		status: http.StatusRequestEntityTooLarge,
-	})
+	failWith(problem.PolicyBodyTooLarge, "it reads or writes the whole body of the request, which has more than %d bytes", limit)
+}
+
+// unreadable ends a guest that reads a body which the client did not send to its end.
+func unreadable(err error) {
+	failWith(problem.BodyIncomplete, "the body of the request could not be read: %.200v", err)
 }
 
 // replaced is a body that is read from memory, in front of one that is closed.
@@ -100,7 +103,7 @@ func (c *call) sendRequest() error {
 			c.r.Header["Content-Length"] = []string{strconv.Itoa(len(c.body.written))}
 		}
 	case c.body.consumed:
-		return &failure{reason: "it read the request's body without buffer_request, and then passed the request on without it", status: http.StatusForbidden}
+		return &failure{"it read the request's body without buffer_request, and then passed the request on without it", problem.PolicyFailed}
 	}
 	return nil
 }

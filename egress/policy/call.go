@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/tetratelabs/wazero/api"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // phase of a call: what a guest may do depends on it.
@@ -117,15 +119,17 @@ func (c *call) wait(f func()) {
 // failure ends a guest from within a host function.
 type failure struct {
 	reason string
-	status int  // of the refusal
-	secret bool // one could not be had, for that reason
+	code   problem.Code // of the refusal
 }
 
 func (f *failure) Error() string { return f.reason }
 
 // fail ends the guest, which did something that it may not do.
-func fail(format string, args ...any) {
-	panic(&failure{reason: fmt.Sprintf(format, args...), status: http.StatusForbidden})
+func fail(format string, args ...any) { failWith(problem.PolicyFailed, format, args...) }
+
+// failWith ends the guest with the code of the refusal.
+func failWith(code problem.Code, format string, args ...any) {
+	panic(&failure{fmt.Sprintf(format, args...), code})
 }
 
 // exited is a guest that ended itself.
@@ -141,13 +145,13 @@ const (
 // denial of the exchange because the guest failed.
 func (i *instance) denial(err error) *Denial {
 	i.output.flush(i.call.exchange)
-	d := &Denial{Policy: i.policy.name, Status: http.StatusForbidden}
+	d := &Denial{Policy: i.policy.name, Code: problem.PolicyFailed}
 	f := (*failure)(nil)
 	switch {
-	case errors.As(err, &f) && f.secret:
-		d.Reason, d.Status, d.Secret = f.reason, f.status, true
+	case errors.As(err, &f) && f.code == problem.SecretNotAllowed:
+		d.Reason, d.Code = f.reason, f.code
 	case f != nil:
-		d.Reason, d.Status = "the policy was stopped: "+f.reason, f.status
+		d.Reason, d.Code = "the policy was stopped: "+f.reason, f.code
 	default:
 		d.Reason = "the policy failed: " + firstLine(err.Error())
 		if said := i.output.said(); said != "" {

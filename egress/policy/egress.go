@@ -3,10 +3,11 @@ package policy
 import (
 	"encoding/binary"
 	"errors"
-	"net/http"
 	"time"
 
 	"github.com/tetratelabs/wazero/api"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Results of functions of doze_egress_v1 that are no lengths.
@@ -100,7 +101,7 @@ func code(err error) uint64 {
 	case errors.Is(err, ErrLimit):
 		n = codeLimit
 	default:
-		panic(&failure{reason: err.Error(), status: http.StatusForbidden, secret: true})
+		panic(&failure{err.Error(), problem.SecretNotAllowed})
 	}
 	return uint64(uint32(n))
 }
@@ -183,7 +184,7 @@ func (c *call) deny(reason []byte) {
 	if text == "" {
 		text = "denied by a policy"
 	}
-	c.denied = &Denial{Policy: c.instance.policy.name, Reason: text, Status: http.StatusForbidden}
+	c.denied = &Denial{Policy: c.instance.policy.name, Reason: text, Code: problem.PolicyDenied}
 }
 
 // note keeps one for the audit log; those that are too many are left out.

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/problem"
 )
 
 // vault records what it is asked for.
@@ -64,7 +65,7 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	for err, code := range map[error]string{ErrUnknown: "-1", ErrNotAllowed: "-2", ErrBadArgument: "-3", ErrLimit: "-4"} {
 		expectNotes(t, run(&vault{err: err}), code, code, code, code, "-2")
 	}
-	if d := run(&vault{err: errors.New("sealed")}).Denied; d == nil || d.Status != 403 || !d.Secret || d.Reason != "sealed" {
+	if d := run(&vault{err: errors.New("sealed")}).Denied; d == nil || d.Code != problem.SecretNotAllowed || d.Reason != "sealed" {
 		t.Errorf("got %+v", d)
 	}
 	expectNotes(t, func() *Exchange {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Sandbox is who sends a request, as policies see it.
@@ -64,15 +66,13 @@ type Denial struct {
 	// Detail is for the policy's author: the trace of a trap and what the policy
 	// wrote last. Empty if the policy denied.
 	Detail string
-	// Status that the refusal is to have: 403, or 413, 502 or 503 where a limit
-	// of the host was reached.
-	Status int
-	// Secret: the policy could not have a secret, and Reason is the source's.
-	Secret bool
+	// Code of the refusal: PolicyDenied if the policy denied; SecretNotAllowed if it
+	// asked for a secret that its source refused, for Reason; otherwise why it failed.
+	Code problem.Code
 }
 
 func (d *Denial) Error() string {
-	if d.Secret {
+	if d.Code == problem.SecretNotAllowed {
 		return "policy " + d.Policy + " cannot use a secret: " + d.Reason
 	}
 	return "denied by policy " + d.Policy + ": " + d.Reason

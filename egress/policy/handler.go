@@ -278,7 +278,7 @@ func (c *call) readBody(kind uint32, at, limit uint64) uint64 {
 		case io.EOF:
 			return end | uint64(n)
 		}
-		fail("the request's body could not be read: %.200v", err)
+		unreadable(err)
 	case responseBody:
 		n, ended := c.answer("reads the response's body").next(b)
 		if ended {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/problem"
 )
 
 // responder handles responses too, so that it is held for the whole exchange.
@@ -61,7 +62,7 @@ func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
 		release := hold(t, p, p)
 		began := time.Now()
 		_, x, _ := exchange(p, request("GET", "/"), nil)
-		if x.Denied == nil || x.Denied.Status != http.StatusServiceUnavailable || !strings.HasPrefix(x.Denied.Reason, "busy") {
+		if x.Denied == nil || x.Denied.Code != problem.PolicyUnavailable || !strings.HasPrefix(x.Denied.Reason, "busy") {
 			t.Errorf("got %+v", x.Denied)
 		}
 		if waited := time.Since(began); waited != h.config.WaitLimit {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // answer is a response in memory.
@@ -25,7 +27,7 @@ func (a *answer) write(b []byte, limit int) {
 		a.body, a.written, a.read = nil, true, nil
 	}
 	if len(a.body)+len(b) > limit {
-		panic(&failure{reason: fmt.Sprintf("it writes more than %d bytes of a response", limit), status: http.StatusBadGateway})
+		failWith(problem.PolicyResponseTooLarge, "it writes more than %d bytes of a response", limit)
 	}
 	a.body = append(a.body, b...)
 }

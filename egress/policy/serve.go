@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Serve runs steps around next: each sees the request that the one before it has
@@ -26,7 +28,7 @@ func Serve(w http.ResponseWriter, r *http.Request, x *Exchange, steps []Step, ne
 			for _, s := range steps[:i] {
 				s.Policy.Release()
 			}
-			x.Denied = &Denial{Policy: s.Policy.name, Reason: "the policy was removed", Status: http.StatusServiceUnavailable}
+			x.Denied = &Denial{Policy: s.Policy.name, Reason: "the policy was removed", Code: problem.PolicyUnavailable}
 			return x.Denied, nil
 		}
 	}
@@ -100,7 +102,7 @@ func (c *call) checked(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &failure{reason: err.Error(), status: http.StatusForbidden}
+	return &failure{err.Error(), problem.PolicyFailed}
 }
 
 // around runs the rest, and then the guest's handle_response.
@@ -110,7 +112,7 @@ func around(held *holder, context uint32, w http.ResponseWriter, r *http.Request
 	inner := w
 	if c.features&bufferResponse != 0 {
 		if upgrades(r) {
-			return &Denial{Policy: i.policy.name, Status: http.StatusForbidden,
+			return &Denial{Policy: i.policy.name, Code: problem.PolicyFailed,
 				Reason: "the policy looks at whole responses, and a connection that changes its protocol has none"}, nil
 		}
 		c.buffer = &recorder{live: w.Header().Clone(), limit: i.policy.host.config.ResponseLimit}
@@ -123,7 +125,7 @@ func around(held *holder, context uint32, w http.ResponseWriter, r *http.Request
 		c.buffer.finish()
 		if c.buffer.over && d == nil {
 			// Who could not write on may have panicked because of that.
-			panicked, d = nil, &Denial{Policy: i.policy.name, Status: http.StatusBadGateway,
+			panicked, d = nil, &Denial{Policy: i.policy.name, Code: problem.PolicyResponseTooLarge,
 				Reason: fmt.Sprintf("the policy looks at whole responses, and this one has more than %d bytes", c.buffer.limit)}
 		}
 	}
@@ -186,7 +188,7 @@ func (h *holder) drop() {
 
 // unavailable is the denial when no instance could be had.
 func unavailable(p *Policy, err error) *Denial {
-	d := &Denial{Policy: p.name, Status: http.StatusServiceUnavailable}
+	d := &Denial{Policy: p.name, Code: problem.PolicyUnavailable}
 	var start *StartError
 	switch {
 	case errors.Is(err, errBusy):

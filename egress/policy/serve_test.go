@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // scripted is a policy that does what its lines say.
@@ -122,7 +124,7 @@ func TestADenialEndsTheExchangeAndLeavesTheAnswerToTheCaller(t *testing.T) {
 	d, err := Serve(w, request("GET", "/"), x, []Step{{Policy: first}, {Policy: second}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		t.Error("the request was sent")
 	}))
-	if err != nil || d == nil || *d != (Denial{Policy: "script", Reason: "not on Fridays", Status: 403}) || x.Denied != d {
+	if err != nil || d == nil || *d != (Denial{Policy: "script", Reason: "not on Fridays", Code: problem.PolicyDenied}) || x.Denied != d {
 		t.Fatalf("got %+v, %v", d, err)
 	}
 	if len(w.Header()) > 0 || w.Body.Len() > 0 {
@@ -182,7 +184,7 @@ func TestARequestsBodyIsBufferedForThePolicyAndSent(t *testing.T) {
 	}
 
 	_, _, x = send(read, strings.Repeat("x", 101))
-	if x.Denied == nil || x.Denied.Status != http.StatusRequestEntityTooLarge || !strings.Contains(x.Denied.Reason, "100 bytes") {
+	if x.Denied == nil || x.Denied.Code != problem.PolicyBodyTooLarge || !strings.Contains(x.Denied.Reason, "100 bytes") {
 		t.Errorf("got %+v", x.Denied)
 	}
 

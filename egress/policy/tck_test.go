@@ -18,7 +18,7 @@ func handler(t testing.TB, steps []Step, next http.Handler) http.Handler {
 		}
 		if d != nil {
 			t.Logf("denied: %+v", *d)
-			http.Error(w, d.Reason, d.Status)
+			http.Error(w, d.Reason, d.Code.Definition().Status)
 		}
 	})
 }

@@ -15,14 +15,7 @@ import (
 	"strings"
 
 	"github.com/doze-run/doze/egress/http/intercept"
-)
-
-// Codes of refusals by a Handler. They do not change.
-const (
-	CodeKey       = "proxy_key"       // 407: no key, or none that is valid
-	CodePlaintext = "proxy_plaintext" // 403: a key would be sent for anybody to read
-	CodeTarget    = "proxy_target"    // 400: nothing that a proxy can be asked for
-	CodeHeader    = "proxy_header"    // 431: a header that is too long
+	"github.com/doze-run/doze/problem"
 )
 
 // maxHeader is of a request's header, all fields: as for requests within a
@@ -68,21 +61,21 @@ func New(cfg Config) (*Handler, error) {
 // ServeHTTP implements http.Handler.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !confidential(r) {
-		refuse(w, r, http.StatusForbidden, CodePlaintext, "this proxy takes keys from other machines by TLS only: use https:// in the proxy's address")
+		intercept.Refuse(w, r, problem.New(problem.ProxyTLSRequired, "from other machines, this proxy accepts API keys over TLS only; use https:// in the proxy's URL"))
 		return
 	}
 	owner, ok := h.authenticate(r)
 	if !ok {
-		askForKey(w, r)
+		requireKey(w, r)
 		return
 	}
 	if size(r.Header) > maxHeader {
-		refuse(w, r, http.StatusRequestHeaderFieldsTooLarge, CodeHeader, "the request's header is longer than 64 KiB")
+		intercept.Refuse(w, r, problem.New(problem.HeaderTooLarge, "the header of the request has more than 64 KiB"))
 		return
 	}
 	to, err := target(r)
 	if err != nil {
-		refuse(w, r, http.StatusBadRequest, CodeTarget, err.Error())
+		intercept.Refuse(w, r, problem.New(problem.TargetInvalid, err.Error()))
 		return
 	}
 	strip(r.Header)
@@ -94,11 +87,6 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	t := &Tunnel{w: w, r: r}
 	defer t.end()
 	h.cfg.Way.Connect(r.Context(), owner, to, t)
-}
-
-// refuse answers instead of a Way.
-func refuse(w http.ResponseWriter, r *http.Request, status int, code, reason string) {
-	intercept.Refuse(w, r, status, intercept.Refusal{Code: code, Reason: reason})
 }
 
 // strip takes out what was for this proxy: the key first of all, which neither a

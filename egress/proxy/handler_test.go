@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +19,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/problem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -48,7 +49,7 @@ func (y *way) Connect(ctx context.Context, owner string, to Target, t *Tunnel) {
 		y.connect(ctx, t)
 		return
 	}
-	t.Refuse(http.StatusForbidden, intercept.Refusal{Code: "no", Reason: "said the test"})
+	t.Refuse(problem.New(problem.EgressDenied, "said the test"))
 }
 
 func (y *way) Request(w http.ResponseWriter, r *http.Request, _ string, to Target) {
@@ -114,7 +115,7 @@ func TestOnlyWhoShowsAKeyIsServed(t *testing.T) {
 		if want := map[bool]int{true: http.StatusNoContent, false: http.StatusProxyAuthRequired}[ok]; res.StatusCode != want || ok != (len(y.asked) == 1) {
 			t.Errorf("%.40q: %d, asked %v", field, res.StatusCode, y.asked)
 		}
-		if !ok && (len(res.Header["Proxy-Authenticate"]) != 2 || res.Header.Get(intercept.HeaderRefused) != CodeKey) {
+		if !ok && (len(res.Header["Proxy-Authenticate"]) != 2 || res.Header.Get(problem.HeaderError) != "proxy_authentication_required") {
 			t.Errorf("%.40q: %v", field, res.Header)
 		}
 	}
@@ -199,10 +200,39 @@ func TestWhatTheServerSaysOfItselfIsNotTheHosts(t *testing.T) {
 	}
 }
 
-func TestALongHeaderIsRefused(t *testing.T) {
-	res := handle(t, &way{}, "GET http://a.example/ HTTP/1.1\nHost: a.example\nProxy-Authorization: Bearer "+key+"\nX: "+strings.Repeat("x", maxHeader))
-	if res.StatusCode != http.StatusRequestHeaderFieldsTooLarge {
-		t.Error(res.Status)
+// The codes of refusals by the proxy itself, with their statuses.
+func TestRefusals(t *testing.T) {
+	authorization := "\nProxy-Authorization: Bearer " + key
+	for name, c := range map[string]struct {
+		request string
+		from    string // "": this machine
+		code    problem.Code
+		status  int
+		detail  string
+	}{
+		"no key":            {"GET http://a.example/ HTTP/1.1\nHost: a.example", "", problem.ProxyAuthenticationRequired, 407, "no API key; send a key"},
+		"invalid key":       {"GET http://a.example/ HTTP/1.1\nHost: a.example" + authorization + "x", "", problem.ProxyAuthenticationRequired, 407, "invalid API key; send a key"},
+		"key without TLS":   {"GET http://a.example/ HTTP/1.1\nHost: a.example" + authorization, "192.0.2.1:5000", problem.ProxyTLSRequired, 403, "use https://"},
+		"too long a header": {"GET http://a.example/ HTTP/1.1\nHost: a.example" + authorization + "\nX: " + strings.Repeat("x", maxHeader), "", problem.HeaderTooLarge, 431, "64 KiB"},
+		"no target":         {"GET / HTTP/1.1\nHost: a.example" + authorization, "", problem.TargetInvalid, 400, "CONNECT"},
+		"no port":           {"CONNECT a.example HTTP/1.1\nHost: a.example" + authorization, "", problem.TargetInvalid, 400, "example.com:443"},
+		"a decision":        {"CONNECT a.example:7 HTTP/1.1\nHost: a.example:7" + authorization, "", problem.EgressDenied, 403, "said the test"},
+		"a call of gRPC":    {"CONNECT a.example:7 HTTP/1.1\nHost: a.example:7\nContent-Type: application/grpc" + authorization, "", problem.EgressDenied, 403, "said the test"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			res := handle(t, &way{}, c.request, func(r *http.Request) {
+				if c.from != "" {
+					r.RemoteAddr = c.from
+				}
+			})
+			var why problem.Problem
+			if err := json.NewDecoder(res.Body).Decode(&why); err != nil {
+				t.Fatal(err)
+			}
+			if res.StatusCode != c.status || why.Status != c.status || why.Code != c.code || !strings.Contains(why.Detail, c.detail) || res.Header.Get(problem.HeaderError) != c.code.String() {
+				t.Errorf("%s %v %+v", res.Status, res.Header, why)
+			}
+		})
 	}
 }
 
@@ -317,8 +347,8 @@ func TestAbortEndsAWriteThatNobodyReads(t *testing.T) {
 func TestATunnelIsDecidedOnOnce(t *testing.T) {
 	result := make(chan error, 1)
 	y := &way{connect: func(_ context.Context, tunnel *Tunnel) {
-		tunnel.Refuse(http.StatusForbidden, intercept.Refusal{Code: "no", Reason: "first"})
-		tunnel.Refuse(http.StatusBadGateway, intercept.Refusal{Code: "no", Reason: "second"})
+		tunnel.Refuse(problem.New(problem.EgressDenied, "first"))
+		tunnel.Refuse(problem.New(problem.UpstreamUnreachable, "second"))
 		_, err := tunnel.Accept()
 		result <- err
 	}}

@@ -6,7 +6,7 @@ import (
 	"net/netip"
 	"strings"
 
-	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/problem"
 )
 
 // maxKey is longer than any key and short enough to hash for anybody.
@@ -55,19 +55,15 @@ func keyOf(field string) string {
 	return ""
 }
 
-// askForKey answers a client that showed none, or none that is valid.
-func askForKey(w http.ResponseWriter, r *http.Request) {
-	reason := "the proxy wants a key of this node's API, as the password of any user or as a bearer token in Proxy-Authorization"
+// requireKey refuses a request without a valid key.
+func requireKey(w http.ResponseWriter, r *http.Request) {
+	detail := "no API key"
 	if r.Header.Get("Proxy-Authorization") != "" {
-		reason = "the key is not valid; " + reason
+		detail = "invalid API key"
 	}
-	intercept.Refuse(challenging{w}, r, http.StatusProxyAuthRequired, intercept.Refusal{Code: CodeKey, Reason: reason})
-}
-
-// challenging says with the header how to authenticate.
-type challenging struct{ http.ResponseWriter }
-
-func (c challenging) WriteHeader(status int) {
-	c.Header()["Proxy-Authenticate"] = []string{`Basic realm="doze", charset="UTF-8"`, `Bearer realm="doze"`}
-	c.ResponseWriter.WriteHeader(status)
+	detail += "; send a key of this node's API in Proxy-Authorization, as the password of any user or as a bearer token"
+	h := w.Header()
+	clear(h)
+	h["Proxy-Authenticate"] = []string{`Basic realm="doze", charset="UTF-8"`, `Bearer realm="doze"`}
+	problem.New(problem.ProxyAuthenticationRequired, detail).Write(w, r)
 }

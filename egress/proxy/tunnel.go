@@ -9,6 +9,7 @@ import (
 	"net/http"
 
 	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/problem"
 )
 
 // Conn is a client's connection to where it wanted to go.
@@ -62,13 +63,13 @@ func (t *Tunnel) Accept() (Conn, error) {
 	return t.conn, nil
 }
 
-// Refuse answers that there is no connection, and why.
-func (t *Tunnel) Refuse(status int, why intercept.Refusal) {
+// Refuse sends why there is no connection.
+func (t *Tunnel) Refuse(why *problem.Problem) {
 	if t.decided {
 		return
 	}
 	t.decided = true
-	intercept.Refuse(t.w, t.r, status, why)
+	intercept.Refuse(t.w, t.r, why)
 }
 
 // end closes what Way.Connect left open. Clients of HTTP/2 see their stream reset if

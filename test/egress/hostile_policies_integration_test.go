@@ -70,7 +70,7 @@ func TestAPolicyThatDoesHarmDeniesItsRequestsAndNothingElse(t *testing.T) {
 		b.rules(fmt.Sprintf(`[{"name":"harm","hosts":[%q],"action":"policies","policies":[{"policy":"harm","config":{"do":%q,"at":%q}}]}]`, host, c.do, c.at))
 		for range 3 { // the instance is gone each time
 			r := b.try("curl -sS -w ' %{http_code}' --max-time 60 https://" + host + "/")
-			if !strings.HasSuffix(r.Stdout, " 403") && !strings.HasSuffix(r.Stdout, " 502") || !strings.Contains(r.Stdout, `"code":"policy_denied"`) {
+			if !strings.HasSuffix(r.Stdout, " 403") && !strings.HasSuffix(r.Stdout, " 502") || !strings.Contains(r.Stdout, `"code":"policy_failed"`) {
 				t.Errorf("%s at %s: %+v", c.do, c.at, r)
 			}
 		}

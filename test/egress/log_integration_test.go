@@ -29,7 +29,7 @@ func TestBrokenResponsesOfAnUpstreamThatEchoesASecretStayOutOfTheLog(t *testing.
 	for _, form := range []string{"204", "304", "between", "trailer", "trailers", "chunk", "line", "protocol", "cut"} {
 		b.try("curl -sS https://logged.old.test/broken/" + form)
 	}
-	for _, reason := range []string{"did not answer as HTTP asks for", "ended the connection before"} {
+	for _, reason := range []string{"is not valid HTTP", "closed the connection before"} {
 		b.audited(client.FlowFilter{Host: "logged.old.test", Kind: "request", Verdict: "error"}, reason)
 	}
 	if err := b.node.canary.lookThrough("the node's log", b.node.Said()); err != nil {

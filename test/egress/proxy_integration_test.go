@@ -103,7 +103,7 @@ func TestCurlOutsideOfSandboxesGoesByTheSameRules(t *testing.T) {
 	}
 
 	// Without TLS no secret goes out.
-	if out, code := p.curl(p.Token, "http://b.look.test/"); code != 0 || !strings.Contains(out, "secret_refused") {
+	if out, code := p.curl(p.Token, "http://b.look.test/"); code != 0 || !strings.Contains(out, "secret_not_allowed") {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 	if out, code := p.curl(p.Token, "http://c.plain.test/x"); code != 0 || !strings.Contains(out, `"uri":"/x"`) || strings.Contains(out, "Proxy") {

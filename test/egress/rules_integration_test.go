@@ -23,7 +23,7 @@ func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
 		t.Errorf("a denied name: %+v", r)
 	}
 	if r := b.try("curl -sS -w ' %{http_code}' -d x https://reads.look.test/"); !strings.HasSuffix(r.Stdout, " 403") ||
-		!strings.Contains(r.Stdout, `"reason":"only reading"`) || !strings.Contains(r.Stdout, `"rule":"sandbox/writes"`) {
+		!strings.Contains(r.Stdout, `"detail":"only reading"`) || !strings.Contains(r.Stdout, `"rule":"sandbox/writes"`) {
 		t.Errorf("a denied request: %+v", r)
 	}
 	if got := b.exec("curl -sS https://reads.look.test/"); answer(t, got).Method != "GET" {

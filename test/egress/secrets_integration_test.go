@@ -75,7 +75,7 @@ func TestASecretGoesNowhereElse(t *testing.T) {
 	b.rules(`[{"name":"all","hosts":["*.look.test","*.plain.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"bound"}}]}]`)
 	for _, url := range []string{"https://other.look.test/", "http://bound.plain.test/"} {
 		r := b.try("curl -sS -w ' %{http_code}' " + url)
-		if !strings.HasSuffix(r.Stdout, " 403") || !strings.Contains(r.Stdout, `"reason"`) {
+		if !strings.HasSuffix(r.Stdout, " 403") || !strings.Contains(r.Stdout, `"code":"secret_not_allowed"`) {
 			t.Errorf("%s: %+v", url, r)
 		}
 	}

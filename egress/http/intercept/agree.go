@@ -1,55 +1,43 @@
 package intercept
 
 import (
-	"fmt"
 	"net/http"
 	"net/netip"
 	"strconv"
 	"strings"
 
 	"golang.org/x/net/http/httpguts"
+
+	"github.com/doze-run/doze/problem"
 )
 
-// Codes of refusals by a Server.
-const (
-	CodeMisdirected = "misdirected" // 421: a name that is not the connection's host
-	CodeConnect     = "connect"     // 405: CONNECT inside of a connection
-	CodeTarget      = "target"      // 400: a request target that is no path
-	CodeUpgrade     = "upgrade"     // 403: to another protocol than WebSocket
-	CodeFraming     = "framing"     // 400: a request whose end, or beginning, is not certain
-)
-
-// disagrees says with which status and why a request is refused: status 0 if it
-// is what its connection is for. The name in TLS, the one in the request and
-// the one that led here by DNS have to be the same: rules and secrets are about
-// the last, servers go by the others.
-func (d *Destination) disagrees(r *http.Request, serverName string) (int, Refusal) {
-	refuse := func(status int, code, format string, args ...any) (int, Refusal) {
-		return status, Refusal{Code: code, Reason: fmt.Sprintf(format, args...), Host: d.Host}
-	}
+// disagrees returns why a request is refused, or nil if it matches its connection.
+// The server name of TLS, the host of the request and the name that was looked up
+// must be the same: rules and secrets apply to the last, servers use the others.
+func (d *Destination) disagrees(r *http.Request, serverName string) *problem.Problem {
 	switch _, err := netip.ParseAddr(d.Host); {
 	case !d.TLS, sameHost(serverName, d.Host):
 	case serverName != "":
-		return refuse(http.StatusMisdirectedRequest, CodeMisdirected, "the TLS handshake was for %.80q, the connection is to %s", serverName, d.Host)
+		return problem.Newf(problem.RequestMisdirected, "the TLS handshake was for %.80q, the connection is to %s", serverName, d.Host)
 	case err != nil: // clients send no name for an address
-		return refuse(http.StatusMisdirectedRequest, CodeMisdirected, "the TLS handshake named no host (SNI), the connection is to %s", d.Host)
+		return problem.Newf(problem.RequestMisdirected, "the TLS handshake named no host (SNI), the connection is to %s", d.Host)
 	}
 	if r.Method == http.MethodConnect {
-		return refuse(http.StatusMethodNotAllowed, CodeConnect, "this is %s itself and no proxy: CONNECT is not carried", d.Host)
+		return problem.Newf(problem.MethodNotAllowed, "the connection is to %s itself and not to a proxy; do not send CONNECT", d.Host)
 	}
 	if r.URL.Scheme != "" && r.URL.Scheme != d.scheme() {
-		return refuse(http.StatusMisdirectedRequest, CodeMisdirected, "the request is for %.80q, the connection is to %s by %s", r.URL.Scheme+"://"+r.URL.Host, d.Host, d.scheme())
+		return problem.Newf(problem.RequestMisdirected, "the request is for %.80q, the connection is to %s by %s", r.URL.Scheme+"://"+r.URL.Host, d.Host, d.scheme())
 	}
 	if host, port, ok := splitAuthority(r.Host); !ok || !sameHost(host, d.Host) || port != 0 && port != d.Port {
-		return refuse(http.StatusMisdirectedRequest, CodeMisdirected, "the request is for %.80q, the connection is to %s port %d", r.Host, d.Host, d.Port)
+		return problem.Newf(problem.RequestMisdirected, "the request is for %.80q, the connection is to %s port %d", r.Host, d.Host, d.Port)
 	}
 	if r.URL.Opaque != "" || r.URL.Path != "" && r.URL.Path[0] != '/' {
-		return refuse(http.StatusBadRequest, CodeTarget, "the request target %.80q is no path", r.RequestURI)
+		return problem.Newf(problem.TargetInvalid, "the request target %.80q is not a path", r.RequestURI)
 	}
 	if protocol := upgradeOf(r.Header); protocol != "" && !isWebSocket(protocol) && !strings.EqualFold(protocol, "h2c") {
-		return refuse(http.StatusForbidden, CodeUpgrade, "an upgrade to %.80q: only WebSocket is carried", protocol)
+		return problem.Newf(problem.UpgradeNotAllowed, "upgrade to %.80q; only WebSocket is allowed", protocol)
 	}
-	return 0, Refusal{}
+	return nil
 }
 
 // complete makes the request's URL absolute, and its Host the host's name as rules and

@@ -224,7 +224,7 @@ func BenchmarkFirstRequestToAHost(b *testing.B) {
 		b.StartTimer()
 		go func() {
 			served <- s.Serve(ctx, there, Destination{Host: host, Port: 443, TLS: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				f.Forward(w, req, "", nil)
+				f.Forward(w, req, "", "", nil)
 			})})
 		}()
 		conn := tls.Client(here, &tls.Config{ServerName: host, InsecureSkipVerify: true})

@@ -5,6 +5,8 @@ import (
 	"math"
 	"net/http"
 	"sync"
+
+	"github.com/doze-run/doze/problem"
 )
 
 const (
@@ -78,13 +80,14 @@ func (d *download) pieces(limit int64) error {
 // send writes to the client.
 func (d *download) send(b []byte) error {
 	if _, err := d.to.Write(b); err != nil {
-		return left(err)
+		return disconnected(err)
 	}
 	return nil
 }
 
-func left(err error) *Failure {
-	return &Failure{Code: CodeLeft, Reason: "the client ended the request", Err: err}
+// disconnected is the failure of a request whose client has closed its connection.
+func disconnected(err error) *Failure {
+	return &Failure{Code: problem.ClientDisconnected, Reason: "the client closed the connection before the end of the response", Err: err}
 }
 
 // sendNow has the client get what was written, if it does not wait for more. An
@@ -116,7 +119,7 @@ func (d *download) sendAll(a *ahead) (err error) {
 	if d.wire != nil {
 		defer func() {
 			if failed := d.wire.release(); failed != nil && err == io.EOF {
-				err = left(failed)
+				err = disconnected(failed)
 			}
 		}()
 	}
@@ -126,7 +129,7 @@ func (d *download) sendAll(a *ahead) (err error) {
 			d.sendNow()
 			if d.wire != nil {
 				if err := d.wire.release(); err != nil {
-					return left(err)
+					return disconnected(err)
 				}
 			}
 			b, err = a.take(true)

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"testing"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // A large answer is read ahead, and its pieces are gathered: neither may hold back
@@ -80,7 +82,7 @@ func TestLargeAnswerEndsWithItsClient(t *testing.T) {
 			t.Error("the host may go on")
 		}
 		var f *Failure
-		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != CodeLeft {
+		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != problem.ClientDisconnected {
 			t.Errorf("%+v", result)
 		}
 	})
@@ -102,7 +104,7 @@ func TestLargeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 			t.Error("the client takes it for all of the answer")
 		}
 		var f *Failure
-		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != CodeBroken || result.Status != 200 {
+		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != problem.UpstreamDisconnected || result.Status != 200 {
 			t.Errorf("%+v", result)
 		}
 	})

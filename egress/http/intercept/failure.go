@@ -1,7 +1,6 @@
 package intercept
 
 import (
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -9,26 +8,17 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"net/http"
 	"syscall"
+
+	"golang.org/x/net/http2"
+
+	"github.com/doze-run/doze/problem"
 )
 
-// Codes of requests that were sent on, or were to be, and came to nothing.
-const (
-	CodeUnreachable = "upstream_unreachable" // 502: no connection
-	CodeTimeout     = "upstream_timeout"     // 502: no connection in time
-	CodeCertificate = "upstream_certificate" // 502: it is not verifiably that host
-	CodeTLS         = "upstream_tls"         // 502: no TLS with it
-	CodeBroken      = "upstream_broken"      // 502: it ended, or answered with no HTTP
-	CodeUnreadable  = "upstream_unreadable"  // 502: an answer in which no secret could be found
-	CodeBody        = "client_body"          // 400: a body that is no HTTP
-	CodeLeft        = "client_left"          // the client ended the request
-)
-
-// RefusedError is returned by a Dial or Attempt that does not want to connect.
+// RefusedError is an error of a Dial, an Attempt or a request's body that the client
+// gets as a refusal.
 type RefusedError struct {
-	Status int // of the answer; 0 stands for 403
-	Code   string
+	Code   problem.Code
 	Reason string
 	Err    error // may be nil
 }
@@ -36,11 +26,12 @@ type RefusedError struct {
 func (e *RefusedError) Error() string { return e.Reason }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Failure is why a request was not answered, or not to its end. Its text may be
-// shown to anybody: it has nothing that the host sent.
+// Failure is the reason for which a request got no response, or part of one. Its
+// text can be shown to the client: it quotes nothing that the host sent.
 type Failure struct {
-	Status int // that the client got; 0 if none
-	Code   string
+	// Code of the refusal, if the response had not begun. The client gets no
+	// refusal with ClientDisconnected.
+	Code   problem.Code
 	Reason string
 	Err    error // the cause, which may quote the host
 }
@@ -53,7 +44,7 @@ func failed(ctx context.Context, host string, err error) *Failure {
 	if described := (*Failure)(nil); errors.As(err, &described) {
 		return described
 	}
-	f := &Failure{Status: http.StatusBadGateway, Err: err}
+	f := &Failure{Err: err}
 	var (
 		refused   *RefusedError
 		unknown   *tls.CertificateVerificationError
@@ -62,32 +53,34 @@ func failed(ctx context.Context, host string, err error) *Failure {
 		op        *net.OpError
 		timeout   net.Error
 		errno     syscall.Errno
+		reset     http2.StreamError
 	)
 	switch {
 	case errors.As(err, &refused):
-		f.Status, f.Code, f.Reason = cmp.Or(refused.Status, http.StatusForbidden), refused.Code, refused.Reason
+		f.Code, f.Reason = refused.Code, refused.Reason
 	case errors.Is(ctx.Err(), context.Canceled):
-		f.Status, f.Code, f.Reason = 0, CodeLeft, "the client ended the request"
+		return disconnected(err)
 	case errors.As(err, &unknown):
-		f.Code, f.Reason = CodeCertificate, fmt.Sprintf("the certificate of %s cannot be verified: %s", host, certificateProblem(unknown.Err))
+		f.Code, f.Reason = problem.UpstreamCertificateInvalid, fmt.Sprintf("the certificate of %s cannot be verified: %s", host, certificateProblem(unknown.Err))
 	case errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, context.DeadlineExceeded):
-		f.Code, f.Reason = CodeTimeout, host+" did not answer in time"
+		f.Code, f.Reason = problem.UpstreamTimeout, host+" did not respond in time"
 	case errors.As(err, &handshake):
-		f.Code, f.Reason = CodeTLS, "no TLS with "+host
+		f.Code, f.Reason = problem.UpstreamTLSFailed, "the TLS handshake with "+host+" failed"
 		var alert tls.AlertError
 		if errors.As(err, &alert) {
-			f.Reason += ": it said " + alert.Error()
+			f.Reason += ": its alert is " + alert.Error()
 		}
 	case errors.As(err, &dns):
-		f.Code, f.Reason = CodeUnreachable, "the name "+host+" cannot be resolved"
+		f.Code, f.Reason = problem.UpstreamUnreachable, "the name "+host+" cannot be resolved"
 	case errors.As(err, &op) && op.Op == "dial" && errors.As(err, &errno):
-		f.Code, f.Reason = CodeUnreachable, fmt.Sprintf("no connection to %s: %s", host, errno)
+		f.Code, f.Reason = problem.UpstreamUnreachable, fmt.Sprintf("no connection to %s: %s", host, errno)
 	case errors.As(err, &op) && op.Op == "dial":
-		f.Code, f.Reason = CodeUnreachable, "no connection to "+host
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE):
-		f.Code, f.Reason = CodeBroken, host+" ended the connection before its answer was complete"
+		f.Code, f.Reason = problem.UpstreamUnreachable, "no connection to "+host
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.ECONNRESET), errors.Is(err, syscall.EPIPE),
+		errors.As(err, &reset):
+		f.Code, f.Reason = problem.UpstreamDisconnected, host+" closed the connection before its response was complete"
 	default:
-		f.Code, f.Reason = CodeBroken, host+" did not answer as HTTP asks for"
+		f.Code, f.Reason = problem.UpstreamResponseInvalid, "the response of "+host+" is not valid HTTP"
 	}
 	return f
 }
@@ -111,7 +104,7 @@ func certificateProblem(err error) string {
 	return "it is not valid"
 }
 
-// unreadable is an answer that a filter could not look at.
+// unreadable is the failure of a response that a filter cannot read.
 func unreadable(host, format string, args ...any) *Failure {
-	return &Failure{Status: http.StatusBadGateway, Code: CodeUnreadable, Reason: "the answer of " + host + " " + fmt.Sprintf(format, args...)}
+	return &Failure{Code: problem.UpstreamResponseUnreadable, Reason: "the response of " + host + " " + fmt.Sprintf(format, args...)}
 }

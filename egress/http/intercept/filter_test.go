@@ -17,6 +17,8 @@ import (
 	"github.com/coder/websocket"
 	"github.com/klauspost/compress/flate"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/doze-run/doze/problem"
 )
 
 const secret = "TOPSECRET"
@@ -168,7 +170,7 @@ func TestWhatAFilterCannotReadIsRefused(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if body := read(t, res); res.StatusCode != 502 || !strings.Contains(body, CodeUnreadable) || strings.Contains(strings.ToUpper(body), secret[:8]) {
+			if body := read(t, res); res.StatusCode != 502 || !strings.Contains(body, problem.UpstreamResponseUnreadable.String()) || strings.Contains(strings.ToUpper(body), secret[:8]) {
 				t.Errorf("%d %s", res.StatusCode, body)
 			}
 		})
@@ -281,7 +283,7 @@ func TestWebSocketWhoseFramesAreCompressedUnaskedIsRefused(t *testing.T) {
 		io.WriteString(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Extensions: permessage-deflate\r\n\r\n")
 	}), filtered(mask{}))
 	res := r.ask(r.dialTLS(host, "http/1.1"), "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
-	if body := read(t, res); res.StatusCode != 502 || !strings.Contains(body, CodeUnreadable) {
+	if body := read(t, res); res.StatusCode != 502 || !strings.Contains(body, problem.UpstreamResponseUnreadable.String()) {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
 }

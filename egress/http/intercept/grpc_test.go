@@ -15,6 +15,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // echo is a service with one method whose both sides stream.
@@ -91,7 +93,7 @@ func TestGRPC(t *testing.T) {
 func TestGRPCClientHearsOfARefusal(t *testing.T) {
 	r := start(t, grpc.NewServer(), func(_ *rig, _ *Destination, c *ForwarderConfig) {
 		c.Dial = func(context.Context, string, uint16) (net.Conn, error) {
-			return nil, &RefusedError{Code: "private_address", Reason: "it is private"}
+			return nil, &RefusedError{Code: problem.EgressDenied, Reason: "it is private"}
 		}
 	})
 	c, err := grpc.NewClient("passthrough:///"+host, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: r.trust})), grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
@@ -107,7 +109,7 @@ func TestGRPCClientHearsOfARefusal(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 	// A response without messages is all trailers to gRPC.
-	if all := metadata.Join(header, trailer); !slices.Equal(all.Get(HeaderRefused), []string{"private_address"}) || !slices.Equal(all.Get(HeaderFlow), []string{"f1"}) {
+	if all := metadata.Join(header, trailer); !slices.Equal(all.Get(problem.HeaderError), []string{"egress_denied"}) || !slices.Equal(all.Get(problem.HeaderFlow), []string{"f1"}) {
 		t.Errorf("header %v, trailer %v", header, trailer)
 	}
 }

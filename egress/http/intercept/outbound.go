@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"fmt"
 	"io"
 	"maps"
 	"mime"
@@ -9,8 +10,12 @@ import (
 	"net/netip"
 	"net/textproto"
 	"net/url"
+	"strings"
 	"sync"
 	"sync/atomic"
+
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/requestid"
 )
 
 // Filter looks at what comes back from a host, and may change it. One is used
@@ -44,10 +49,10 @@ type Result struct {
 // r. With a filter all that the host says passes through that, decoded if it was
 // compressed, and the host is not asked for parts of anything.
 //
-// What fails before there is an answer is answered with a Refusal, of this flow: 502,
-// unless a *RefusedError says another status.
-func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, flow string, filter Filter) Result {
-	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname(), flow: flow}
+// A request that fails before the response has begun is refused, with this flow and
+// request id; the X-Request-Id of r may be a secret by now.
+func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, flow, requestID string, filter Filter) Result {
+	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname(), flow: flow, requestID: requestID}
 	defer o.finish()
 	o.send()
 	return o.result()
@@ -61,6 +66,8 @@ type onward struct {
 	filter Filter // nil: none
 	host   string
 	flow   string
+	// requestID is the client's X-Request-Id, or empty.
+	requestID string
 
 	status   int
 	failure  *Failure
@@ -116,7 +123,7 @@ func (o *onward) send() {
 	case status == http.StatusSwitchingProtocols:
 		o.upgrade(res)
 	case status < 200 || status > 999: // which the library reads, and does not write
-		o.fail(&Failure{Status: http.StatusBadGateway, Code: CodeBroken, Reason: o.host + " answered with a status that is none"})
+		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: fmt.Sprintf("%s responded with the invalid status %d", o.host, status)})
 	default:
 		o.answer(res)
 	}
@@ -146,11 +153,11 @@ func (o *onward) early() bool {
 
 // unsent blames the client for a request whose body could not be read.
 func (o *onward) unsent(f *Failure) *Failure {
-	if f.Code != CodeBroken || o.body == nil {
+	if f.Code != problem.UpstreamDisconnected && f.Code != problem.UpstreamResponseInvalid || o.body == nil {
 		return f
 	}
 	if err := o.body.broken.Load(); err != nil {
-		return &Failure{Status: http.StatusBadRequest, Code: CodeBody, Reason: "the body of the request cannot be read to its end", Err: *err}
+		return &Failure{Code: problem.BodyIncomplete, Reason: "the body of the request is incomplete or not valid HTTP", Err: *err}
 	}
 	return f
 }
@@ -221,8 +228,11 @@ func (o *onward) informed(status int, header textproto.MIMEHeader) error {
 // clean makes a header of the host one for the client.
 func (o *onward) clean(h http.Header) {
 	removeHopByHop(h)
-	delete(h, HeaderRefused)
-	delete(h, HeaderFlow)
+	for name := range h {
+		if strings.HasPrefix(name, "Doze-") { // the node's, such as of a refusal
+			delete(h, name)
+		}
+	}
 	if o.filter != nil {
 		o.filter.Header(h)
 	}
@@ -317,7 +327,7 @@ func trailerNames(trailer http.Header) []string {
 
 // fail answers a request for which there is no answer of the host.
 func (o *onward) fail(f *Failure) {
-	if f.Status == 0 {
+	if f.Code == problem.ClientDisconnected {
 		o.breakOff(f)
 		return
 	}
@@ -327,8 +337,9 @@ func (o *onward) fail(f *Failure) {
 	if o.early() {
 		o.w.Header()["Connection"] = []string{"close"}
 	}
-	o.failure, o.status = f, f.Status
-	Refuse(o.w, o.r, f.Status, Refusal{Code: f.Code, Reason: f.Reason, Host: o.host, Flow: o.flow})
+	why := problem.New(f.Code, f.Reason).WithFlow(o.host, "", o.flow).For(requestid.Or(o.requestID))
+	o.failure, o.status = f, why.Status
+	Refuse(o.w, o.r, why)
 }
 
 // breakOff ends an answer before its end.

@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,6 +21,8 @@ import (
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/doze-run/doze/problem"
 )
 
 func TestRequestArrivesAsItWasSent(t *testing.T) {
@@ -77,16 +78,24 @@ func TestRequestArrivesAsItWasSent(t *testing.T) {
 func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		w.Header().Set("Alt-Svc", `h3=":443"`)
-		w.Header().Set(HeaderRefused, "forged")
-		w.Header().Set(HeaderFlow, "forged")
+		w.Header().Set(problem.HeaderError, "forged")
+		w.Header().Set(problem.HeaderFlow, "forged")
+		w.Header().Set("doze-anything", "forged")
 		w.Header().Set("Keep-Alive", "timeout=5")
+		w.Header().Set("Trailer", "Doze-Wake")
+		io.WriteString(w, "hello")
+		w.Header().Set("Doze-Wake", "forged")
+		w.Header().Set(http.TrailerPrefix+"Doze-Error", "forged")
 	}))
 	res, err := r.client(1).Get("https://" + host + "/")
 	if err != nil {
 		t.Fatal(err)
 	}
-	res.Body.Close()
-	for _, name := range []string{"Alt-Svc", HeaderRefused, HeaderFlow, "Keep-Alive"} {
+	read(t, res)
+	if len(res.Trailer) > 0 {
+		t.Errorf("the trailers %v were passed on", res.Trailer)
+	}
+	for _, name := range []string{"Alt-Svc", problem.HeaderError, problem.HeaderFlow, "Doze-Anything", "Keep-Alive"} {
 		if _, ok := res.Header[http.CanonicalHeaderKey(name)]; ok {
 			t.Errorf("%s was passed on", name)
 		}
@@ -289,7 +298,7 @@ func TestCancellationReachesTheHost(t *testing.T) {
 		<-failed
 		<-ended
 		var f *Failure
-		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != CodeLeft || result.Status != 0 {
+		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != problem.ClientDisconnected || result.Status != 0 {
 			t.Errorf("%+v", result)
 		}
 	})
@@ -311,7 +320,7 @@ func TestBrokenAnswerIsNotTakenForWhole(t *testing.T) {
 			res.Body.Close()
 		}
 		var f *Failure
-		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != CodeBroken || result.Status != 200 {
+		if result := <-r.results; !errors.As(result.Err, &f) || f.Code != problem.UpstreamDisconnected || result.Status != 200 {
 			t.Errorf("%+v", result)
 		}
 	})
@@ -350,21 +359,33 @@ func TestFailuresAreReadable(t *testing.T) {
 			}
 		}
 	}
+	unencrypted := func(_ *rig, _ *Destination, c *ForwarderConfig) {
+		c.Dial = func(context.Context, string, uint16) (net.Conn, error) {
+			here, there := net.Pipe()
+			go func() {
+				there.Read(make([]byte, 4096))
+				io.WriteString(there, "HTTP/1.1 400 Bad Request\r\n\r\n")
+				there.Close()
+			}()
+			return here, nil
+		}
+	}
 	for name, c := range map[string]struct {
 		how    option
-		status int
-		code   string
+		code   problem.Code
 		reason string // part of it
 	}{
-		"unknown authority":  {nobody, 502, CodeCertificate, "signed by an unknown authority"},
-		"refused by dial":    {dial(&RefusedError{Code: "private_address", Reason: "10.1.2.3 is private", Err: io.EOF}), 403, "private_address", "10.1.2.3 is private"},
-		"no name":            {dial(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), 502, CodeUnreachable, "cannot be resolved"},
-		"nobody listens":     {unused(t), 502, CodeUnreachable, "connection refused"},
-		"timeout":            {dial(context.DeadlineExceeded), 502, CodeTimeout, "in time"},
-		"ends":               {speaks(""), 502, CodeBroken, "ended the connection"},
-		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), 502, CodeBroken, "did not answer as HTTP"},
-		"no status of HTTP":  {speaks("HTTP/1.1 042 secret\r\nContent-Length: 0\r\n\r\n"), 502, CodeBroken, "a status that is none"},
-		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), 502, CodeBroken, "not asked for"},
+		"unknown authority":  {nobody, problem.UpstreamCertificateInvalid, "signed by an unknown authority"},
+		"refused by dial":    {dial(&RefusedError{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF}), problem.EgressDenied, "10.1.2.3 is private"},
+		"no name":            {dial(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), problem.UpstreamUnreachable, "cannot be resolved"},
+		"nobody listens":     {unused(t), problem.UpstreamUnreachable, "connection refused"},
+		"timeout":            {dial(context.DeadlineExceeded), problem.UpstreamTimeout, "in time"},
+		"ends":               {speaks(""), problem.UpstreamDisconnected, "closed the connection"},
+		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), problem.UpstreamResponseInvalid, "is not valid HTTP"},
+		"no status of HTTP":  {speaks("HTTP/1.1 042 secret\r\nContent-Length: 0\r\n\r\n"), problem.UpstreamResponseInvalid, "the invalid status 42"},
+		"TLS that fails":     {unencrypted, problem.UpstreamTLSFailed, "the TLS handshake with api.example.com failed"},
+		"over a limit":       {dial(&RefusedError{Code: problem.EgressLimitExceeded, Reason: "a limit was reached"}), problem.EgressLimitExceeded, "a limit was reached"},
+		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), problem.UpstreamResponseInvalid, "did not ask for"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, http.NotFoundHandler(), c.how)
@@ -376,13 +397,9 @@ func TestFailuresAreReadable(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var why Refusal
-			body := read(t, res)
-			if err := json.Unmarshal([]byte(body), &why); err != nil || res.StatusCode != c.status || why.Code != c.code || why.Host != host || !strings.Contains(why.Reason, c.reason) {
-				t.Errorf("%d %s: %v", res.StatusCode, body, err)
-			}
+			why := wantRefusal(t, res, c.code, c.reason)
 			result := <-r.results
-			if result.Err == nil || result.Err.Error() != why.Reason || strings.Contains(body, "secret") {
+			if result.Err == nil || result.Err.Error() != why.Detail || result.Status != why.Status || strings.Contains(why.Detail, "secret") {
 				t.Errorf("%+v", result)
 			}
 			if log := r.log.String(); log != "" {
@@ -420,7 +437,7 @@ func TestPoolsShareNoConnections(t *testing.T) {
 	for _, pool := range []string{"one", "one", "two", "one", "a.b:1/%", "two"} {
 		req, _ := http.NewRequestWithContext(context.WithValue(t.Context(), poolKey{}, pool), "GET", "http://"+host+"/", nil)
 		w := &recorder{header: http.Header{}}
-		if res := f.Forward(w, req, "", nil); res.Err != nil || w.status != 204 {
+		if res := f.Forward(w, req, "", "", nil); res.Err != nil || w.status != 204 {
 			t.Fatalf("%+v", res)
 		}
 	}

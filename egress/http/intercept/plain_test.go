@@ -16,6 +16,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
+	"github.com/doze-run/doze/problem"
 )
 
 // What could be read in two ways is refused, or sent on in one.
@@ -73,8 +74,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 			}
 			// Who was refused is known to the node, too, unless a body was to blame.
 			last := answer[max(0, strings.LastIndex(answer, "HTTP/1.")):]
-			if told, _ := r.told(); (len(told) == 1) != (!strings.HasPrefix(last, "HTTP/1.1 200") && c.arrives != "/first") {
-				t.Errorf("told of %+v; last answer %q", told, last)
+			if refused := r.refusals(); (len(refused) == 1) != (!strings.HasPrefix(last, "HTTP/1.1 200") && c.arrives != "/first") {
+				t.Errorf("refused %+v; last answer %q", refused, last)
 			}
 		})
 	}
@@ -85,22 +86,22 @@ func TestUnreadableRequestsAreRefused(t *testing.T) {
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
 		t.Run(name, func(t *testing.T) {
 			for request, want := range map[string]struct {
-				status int
+				code   problem.Code
 				reason string
 			}{
-				"GET / HTTP/1.1\r\n\r\n": {400, "missing required Host header"},
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTransfer-Encoding: gzip\r\n\r\n":            {501, "Unsupported transfer encoding"},
-				"GET / HTTP/1.7\r\nHost: api.example.com\r\nX: \xff\x00\r\n\r\n":                        {400, "malformed header"},
-				"GET / HTTP/3.0\r\nHost: api.example.com\r\n\r\n":                                       {505, "unsupported protocol version"},
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nExpect: wonders\r\n\r\n":                    {417, "Expectation Failed"},
-				"GET / HTTP/1.1\r\nHost: api.example.com\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n": {431, "Request Header Fields Too Large"},
+				"GET / HTTP/1.1\r\n\r\n": {problem.RequestMalformed, "missing required Host header"},
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nTransfer-Encoding: gzip\r\n\r\n":            {problem.TransferEncodingUnsupported, "Unsupported transfer encoding"},
+				"GET / HTTP/1.7\r\nHost: api.example.com\r\nX: \xff\x00\r\n\r\n":                        {problem.RequestMalformed, "malformed header"},
+				"GET / HTTP/3.0\r\nHost: api.example.com\r\n\r\n":                                       {problem.HTTPVersionUnsupported, "unsupported protocol version"},
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nExpect: wonders\r\n\r\n":                    {problem.ExpectationUnsupported, "Expectation Failed"},
+				"GET / HTTP/1.1\r\nHost: api.example.com\r\nX: " + strings.Repeat("x", 80<<10) + "\r\n": {problem.HeaderTooLarge, "Request Header Fields Too Large"},
 			} {
 				r := start(t, http.NotFoundHandler(), o...)
-				if answer := r.say("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n" + request); !strings.Contains(answer, "HTTP/1.1 "+strconv.Itoa(want.status)) {
+				if answer := r.say("GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n" + request); !strings.Contains(answer, "HTTP/1.1 "+strconv.Itoa(want.code.Definition().Status)) || !strings.Contains(answer, `"code":"`+want.code.String()+`"`) {
 					t.Errorf("%.80q: answer %q", request, answer)
 				}
-				if told, statuses := r.told(); len(told) != 1 || statuses[0] != want.status || !strings.Contains(told[0].Reason, want.reason) {
-					t.Errorf("%.80q: told of %d, %+v", request, statuses, told)
+				if refused := r.refusals(); len(refused) != 1 || refused[0].Code != want.code || !strings.Contains(refused[0].Detail, want.reason) {
+					t.Errorf("%.80q: refused %+v", request, refused)
 				}
 			}
 		})
@@ -118,7 +119,7 @@ func TestNothingComesAfterABrokenBody(t *testing.T) {
 					u := startUpload(t, early, chunked, o...)
 					answer := u.then(broken + smuggled)
 					if strings.Contains(answer, "/smuggled") || !strings.Contains(answer, "Connection: close") ||
-						!early && !strings.Contains(answer, `"code":"client_body"`) {
+						!early && !strings.Contains(answer, `"code":"body_incomplete"`) {
 						t.Errorf("answer %q", answer)
 					}
 				})
@@ -158,8 +159,8 @@ func TestAnswerBeforeTheEndOfABody(t *testing.T) {
 			if !strings.Contains(answer, "seen /first") || !strings.Contains(answer, "Connection: close") || strings.Contains(answer, "seen /inside") || strings.Contains(answer, "seen /after") {
 				t.Errorf("%s, %q: answer %q", name, body, answer)
 			}
-			if told, _ := u.told(); len(told) > 0 {
-				t.Errorf("%s, %q: told of %+v", name, body, told)
+			if refused := u.refusals(); len(refused) > 0 {
+				t.Errorf("%s, %q: refused %+v", name, body, refused)
 			}
 		}
 	}
@@ -191,7 +192,7 @@ func TestConnectionOutlivesAReplacedBody(t *testing.T) {
 			io.ReadAll(req.Body)
 			req.Body = io.NopCloser(strings.NewReader("other"))
 			req.ContentLength = 5
-			f.Forward(w, req, "", nil)
+			f.Forward(w, req, "", "", nil)
 		})
 	})
 	f = NewForwarder(ForwarderConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
@@ -269,9 +270,9 @@ func TestPrefaceThatIsNone(t *testing.T) {
 			conn := r.connect()
 			io.WriteString(conn, request+second)
 			answer, _ := io.ReadAll(conn)
-			told, statuses := r.told()
-			if strings.Contains(string(answer), "/second") || len(told) != 1 || statuses[0] != http.StatusHTTPVersionNotSupported {
-				t.Errorf("%s: %q: told of %+v; answer %q", name, request, told, answer)
+			refused := r.refusals()
+			if strings.Contains(string(answer), "/second") || len(refused) != 1 || refused[0].Code != problem.HTTPVersionUnsupported {
+				t.Errorf("%s: %q: refused %+v; answer %q", name, request, refused, answer)
 			}
 		}
 	}
@@ -337,7 +338,7 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := New(Config{Certificate: mustAuthority().Certificate})
 			defer s.Close()
-			var told []Refusal // by whom Serve waits for
+			var refused []*problem.Problem // by whom Serve waits for
 			for range 10 {
 				here, there := tcp(t)
 				ctx, cancel := context.WithCancel(t.Context())
@@ -345,14 +346,14 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 				go func() {
 					defer close(served)
 					s.Serve(ctx, there, Destination{Host: host, Port: 443, TLS: true, Handler: http.NotFoundHandler(),
-						Refused: func(_ *http.Request, _ int, why Refusal) { told = append(told, why) }})
+						Refused: func(_ *http.Request, why *problem.Problem) { refused = append(refused, why) }})
 				}()
 				end(t, here, cancel)
 				<-served
 				cancel()
 			}
-			if len(told) > 0 {
-				t.Errorf("told of %+v", told)
+			if len(refused) > 0 {
+				t.Errorf("refused %+v", refused)
 			}
 		})
 	}
@@ -375,8 +376,8 @@ func TestWhatComesWithAnErrorIsTold(t *testing.T) {
 	io.WriteString(conn, "GARBAGE\r\n\r\n")
 	raw.Write(append(gathered.held, append([]byte{21, 3, 3, 0, 26}, make([]byte, 26)...)...)) // an alert that nobody sealed
 	io.Copy(io.Discard, raw)
-	if told, _ := r.told(); len(told) != 1 || told[0].Code != codeMalformed {
-		t.Errorf("told of %+v", told)
+	if refused := r.refusals(); len(refused) != 1 || refused[0].Code != problem.RequestMalformed {
+		t.Errorf("refused %+v", refused)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net"
@@ -19,6 +20,8 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/egress/tls/ca"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/requestid"
 )
 
 func TestMain(m *testing.M) {
@@ -42,11 +45,10 @@ type rig struct {
 
 	withoutTLS bool
 
-	mu       sync.Mutex
-	refused  []Refusal
-	statuses []int // of refused
-	results  chan Result
-	log      syncBuffer
+	mu      sync.Mutex
+	refused []*problem.Problem
+	results chan Result
+	log     syncBuffer
 }
 
 type syncBuffer struct {
@@ -80,10 +82,10 @@ func filtered(f Filter) option {
 func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	t.Helper()
 	r := &rig{t: t, results: make(chan Result, 1024)}
-	d := Destination{Host: host, Port: 443, TLS: true, Refused: func(req *http.Request, status int, why Refusal) {
+	d := Destination{Host: host, Port: 443, TLS: true, Flow: "f1", Refused: func(req *http.Request, why *problem.Problem) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.refused, r.statuses = append(r.refused, why), append(r.statuses, status)
+		r.refused = append(r.refused, why)
 		_ = req.URL.EscapedPath() // as those do who are told
 	}}
 	cfg := ForwarderConfig{}
@@ -119,7 +121,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	}
 	if d.Handler == nil {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			result := f.Forward(w, req, "f1", r.filter)
+			result := f.Forward(w, req, "f1", req.Header.Get(requestid.Header), r.filter)
 			r.results <- result
 			if result.Cut {
 				panic(http.ErrAbortHandler)
@@ -226,11 +228,32 @@ func (r *rig) dialTLS(serverName string, protocols ...string) *tls.Conn {
 	return conn
 }
 
-// told returns what the destination was told to be refused.
-func (r *rig) told() (why []Refusal, statuses []int) {
+// refusals returns what the destination was told to be refused.
+func (r *rig) refusals() []*problem.Problem {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.refused, r.statuses
+	return r.refused
+}
+
+// wantRefusal fails the test unless the response is a refusal with the code and its
+// status, from flow f1, with text in its detail. It returns the refusal.
+func wantRefusal(t *testing.T, res *http.Response, code problem.Code, text string) *problem.Problem {
+	t.Helper()
+	body := read(t, res)
+	why := &problem.Problem{}
+	if err := json.Unmarshal([]byte(body), why); err != nil {
+		t.Fatalf("%v: %s", err, body)
+	}
+	if res.StatusCode != code.Definition().Status || why.Status != res.StatusCode || why.Code != code || why.Host != host || why.Flow != "f1" ||
+		why.Type != problem.TypeBase+code.String() || why.Title != code.Definition().Title || !strings.Contains(why.Detail, text) {
+		t.Errorf("got %d %s, want %s with %q", res.StatusCode, body, code, text)
+	}
+	h := res.Header
+	if h.Get("Content-Type") != problem.ContentType || h.Get("Cache-Control") != "no-store" || h.Get(problem.HeaderError) != code.String() || h.Get(problem.HeaderFlow) != "f1" ||
+		why.RequestID == "" || h.Get(requestid.Header) != why.RequestID {
+		t.Errorf("header %v", h)
+	}
+	return why
 }
 
 // connect is as a client in the sandbox, for HTTP/1.1.

@@ -25,6 +25,7 @@ import (
 	"sync/atomic"
 
 	"github.com/doze-run/doze/egress/http/http1"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/redact"
 )
 
@@ -54,28 +55,24 @@ type Destination struct {
 	Host string // clean: lower case, no dot at the end; or the text of an address
 	Port uint16
 	TLS  bool
-	Flow string // of refusals, see Refusal.Flow
+	Flow string // of refusals
 	// Handler is called with requests that agree with the destination. Their
 	// URL is absolute, with the path as it was sent. Their header is without what
 	// is about the client's connection (RFC 9110, section 7.6.1), but for Te:
 	// trailers and for what asks for a WebSocket.
 	Handler http.Handler
-	// Refused is told of requests that were answered by the Server: those that did not
-	// agree, and those of HTTP/1.1 that could not be read, with an r of which method
-	// and path are empty. May be nil.
-	Refused func(r *http.Request, status int, why Refusal)
+	// Refused is called for requests that the Server refuses: those that do not agree,
+	// and those of HTTP/1.1 that cannot be read, whose r has an empty method and path.
+	// May be nil.
+	Refused func(r *http.Request, why *problem.Problem)
 }
 
-func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, status int, why Refusal) {
-	why.Flow = d.Flow
-	d.refused(r, status, why)
-	Refuse(w, r, status, why)
-}
-
-func (d *Destination) refused(r *http.Request, status int, why Refusal) {
+func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, why *problem.Problem) {
+	why = why.WithFlow(d.Host, "", d.Flow)
 	if d.Refused != nil {
-		d.Refused(r, status, why)
+		d.Refused(r, why)
 	}
+	Refuse(w, r, why)
 }
 
 // Server speaks HTTP/1.1 and HTTP/2 with sandboxes. It may serve any number of
@@ -267,17 +264,27 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.serve(w, r, c.to, c.serverName)
 }
 
-// codeMalformed is of requests that are not HTTP/1.1, or not as this is spoken here.
-const codeMalformed = "malformed"
-
-// unreadable answers a request of HTTP/1.1 that cannot be read.
-func (s *Server) unreadable(w http.ResponseWriter, r *http.Request, why *http1.RequestError) {
-	to := connectionOf(r.Context()).to
-	code := codeMalformed
-	if why.Framing {
-		code = CodeFraming
+// codeOf returns the code of a request of HTTP/1.1 that cannot be read. It has the
+// status of err.
+func codeOf(err *http1.RequestError) problem.Code {
+	switch {
+	case err.Framing:
+		return problem.RequestAmbiguous
+	case err.Status == http.StatusExpectationFailed:
+		return problem.ExpectationUnsupported
+	case err.Status == http.StatusRequestHeaderFieldsTooLarge:
+		return problem.HeaderTooLarge
+	case err.Status == http.StatusNotImplemented:
+		return problem.TransferEncodingUnsupported
+	case err.Status == http.StatusHTTPVersionNotSupported:
+		return problem.HTTPVersionUnsupported
 	}
-	to.refuse(w, r, why.Status, Refusal{Code: code, Reason: why.Reason, Host: to.Host})
+	return problem.RequestMalformed
+}
+
+// unreadable refuses a request of HTTP/1.1 that cannot be read.
+func (s *Server) unreadable(w http.ResponseWriter, r *http.Request, why *http1.RequestError) {
+	connectionOf(r.Context()).to.refuse(w, r, problem.New(codeOf(why), why.Reason))
 }
 
 // ServeRequest is Serve for one request that did not come over a connection to its
@@ -291,8 +298,8 @@ func (s *Server) ServeRequest(w http.ResponseWriter, r *http.Request, d Destinat
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, serverName string) {
 	defer s.report(to, r)
-	if status, why := to.disagrees(r, serverName); status != 0 {
-		to.refuse(w, r, status, why)
+	if why := to.disagrees(r, serverName); why != nil {
+		to.refuse(w, r, why)
 		return
 	}
 	in := &inbound{request: r}

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -12,12 +11,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
+
+	"github.com/doze-run/doze/egress/http/http1"
+	"github.com/doze-run/doze/problem"
 )
 
 func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
@@ -27,40 +28,47 @@ func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		serverName string
 		request    string
-		status     int
-		code       string
+		code       problem.Code
 	}{
-		"another host":           {host, "GET / HTTP/1.1\r\nHost: other.example\r\n\r\n", 421, CodeMisdirected},
-		"another port":           {host, "GET / HTTP/1.1\r\nHost: api.example.com:444\r\n\r\n", 421, CodeMisdirected},
-		"port 0":                 {host, "GET / HTTP/1.1\r\nHost: api.example.com:0\r\n\r\n", 421, CodeMisdirected},
-		"two dots":               {host, "GET / HTTP/1.1\r\nHost: api.example.com..\r\n\r\n", 421, CodeMisdirected},
-		"brackets":               {host, "GET / HTTP/1.1\r\nHost: [api.example.com\r\n\r\n", 421, CodeMisdirected},
-		"no host":                {host, "GET / HTTP/1.0\r\n\r\n", 421, CodeMisdirected},
-		"absolute, another host": {host, "GET https://other.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
-		"absolute, no TLS":       {host, "GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
-		"another name in TLS":    {"other.example", "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
-		"no name in TLS":         {"", "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 421, CodeMisdirected},
-		"CONNECT":                {host, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n", 405, CodeConnect},
-		"asterisk":               {host, "OPTIONS * HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 400, CodeTarget},
-		"opaque":                 {host, "GET https:other.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 400, CodeTarget},
-		"upgrade":                {host, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n", 403, CodeUpgrade},
-		"two upgrades":           {host, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: upgrade\r\nUpgrade: websocket, tcp\r\n\r\n", 403, CodeUpgrade},
+		"another host":           {host, "GET / HTTP/1.1\r\nHost: other.example\r\n\r\n", problem.RequestMisdirected},
+		"another port":           {host, "GET / HTTP/1.1\r\nHost: api.example.com:444\r\n\r\n", problem.RequestMisdirected},
+		"port 0":                 {host, "GET / HTTP/1.1\r\nHost: api.example.com:0\r\n\r\n", problem.RequestMisdirected},
+		"two dots":               {host, "GET / HTTP/1.1\r\nHost: api.example.com..\r\n\r\n", problem.RequestMisdirected},
+		"brackets":               {host, "GET / HTTP/1.1\r\nHost: [api.example.com\r\n\r\n", problem.RequestMisdirected},
+		"no host":                {host, "GET / HTTP/1.0\r\n\r\n", problem.RequestMisdirected},
+		"absolute, another host": {host, "GET https://other.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", problem.RequestMisdirected},
+		"absolute, no TLS":       {host, "GET http://api.example.com/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", problem.RequestMisdirected},
+		"another name in TLS":    {"other.example", "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", problem.RequestMisdirected},
+		"no name in TLS":         {"", "GET / HTTP/1.1\r\nHost: api.example.com\r\n\r\n", problem.RequestMisdirected},
+		"CONNECT":                {host, "CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com:443\r\n\r\n", problem.MethodNotAllowed},
+		"asterisk":               {host, "OPTIONS * HTTP/1.1\r\nHost: api.example.com\r\n\r\n", problem.TargetInvalid},
+		"opaque":                 {host, "GET https:other.example/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", problem.TargetInvalid},
+		"upgrade":                {host, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: upgrade\r\nUpgrade: SPDY/3.1\r\n\r\n", problem.UpgradeNotAllowed},
+		"two upgrades":           {host, "GET / HTTP/1.1\r\nHost: api.example.com\r\nConnection: upgrade\r\nUpgrade: websocket, tcp\r\n\r\n", problem.UpgradeNotAllowed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := start(t, reached)
 			res := r.ask(r.dialTLS(c.serverName, "http/1.1"), c.request)
-			var why Refusal
-			if err := json.NewDecoder(res.Body).Decode(&why); err != nil || res.StatusCode != c.status || why.Code != c.code || why.Host != host || why.Reason == "" {
-				t.Errorf("%d %+v, %v", res.StatusCode, why, err)
+			why := wantRefusal(t, res, c.code, "")
+			if refused := r.refusals(); len(refused) != 1 || refused[0].Code != c.code || refused[0].Detail != why.Detail || why.Detail == "" {
+				t.Errorf("the destination refused %+v", refused)
 			}
-			if res.Header.Get("Cache-Control") != "no-store" || res.Header.Get(HeaderRefused) != c.code {
-				t.Errorf("header %v", res.Header)
-			}
-			if r.mu.Lock(); !slices.Contains(r.refused, why) {
-				t.Errorf("the owner was told of %+v", r.refused)
-			}
-			r.mu.Unlock()
 		})
+	}
+}
+
+// The response to a request that cannot be read has the status that http1 gives it.
+func TestUnreadableRequestsHaveACodeWithTheirStatus(t *testing.T) {
+	seen := map[problem.Code]bool{}
+	for _, err := range []http1.RequestError{
+		{Status: http.StatusBadRequest}, {Status: http.StatusBadRequest, Framing: true}, {Status: http.StatusExpectationFailed},
+		{Status: http.StatusRequestHeaderFieldsTooLarge}, {Status: http.StatusNotImplemented}, {Status: http.StatusHTTPVersionNotSupported},
+	} {
+		code := codeOf(&err)
+		if code.Definition().Status != err.Status || seen[code] {
+			t.Errorf("%+v has the code %s with status %d", err, code, code.Definition().Status)
+		}
+		seen[code] = true
 	}
 }
 
@@ -226,12 +234,12 @@ func TestRefusalInTheProtocolOfTheClient(t *testing.T) {
 	r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *ForwarderConfig) {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip") // what a policy had begun with
-			Refuse(w, req, 403, Refusal{Code: "denied", Reason: "nö: 100%", Host: host, Rule: "node/x"})
+			Refuse(w, req, problem.New(problem.EgressDenied, "nö: 100%").WithFlow(host, "node/x", "f1"))
 		})
 	})
 	req, _ := http.NewRequest("HEAD", "https://"+host+"/", nil)
 	res, err := r.client(2).Do(req)
-	if err != nil || res.StatusCode != 403 || res.ContentLength <= 0 || res.Header.Get(HeaderRefused) != "denied" || res.Header.Get("Content-Encoding") != "" {
+	if err != nil || res.StatusCode != 403 || res.ContentLength <= 0 || res.Header.Get(problem.HeaderError) != "egress_denied" || res.Header.Get("Content-Encoding") != "" {
 		t.Errorf("HEAD: %v, %v", res, err)
 	}
 	for kind, grpc := range map[string]bool{"application/grpc": true, "application/grpc+proto": true, "application/grpc-web": false, "application/json": false} {
@@ -241,9 +249,13 @@ func TestRefusalInTheProtocolOfTheClient(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		body := read(t, res)
-		if grpc && (res.StatusCode != 200 || res.Header.Get("Grpc-Status") != "7" || res.Header.Get("Grpc-Message") != "n%C3%B6: 100%25") ||
-			!grpc && (res.StatusCode != 403 || body != `{"code":"denied","reason":"nö: 100%","host":"api.example.com","rule":"node/x"}`+"\n") {
+		if !grpc {
+			if why := wantRefusal(t, res, problem.EgressDenied, "nö: 100%"); why.Rule != "node/x" {
+				t.Errorf("%s: %+v", kind, why)
+			}
+			continue
+		}
+		if body := read(t, res); res.StatusCode != 200 || body != "" || res.Header.Get("Grpc-Status") != "7" || res.Header.Get("Grpc-Message") != "n%C3%B6: 100%25 (flow f1)" {
 			t.Errorf("%s: %d %v %s", kind, res.StatusCode, res.Header, body)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // leaveGrace is how long a host has to end a WebSocket whose client has said its
@@ -17,7 +19,7 @@ const leaveGrace = 2 * time.Second
 func (o *onward) upgrade(res *http.Response) {
 	host, ok := res.Body.(io.ReadWriteCloser)
 	if !ok || !isWebSocket(upgradeOf(res.Header)) || !isWebSocket(upgradeOf(o.r.Header)) {
-		o.fail(&Failure{Status: http.StatusBadGateway, Code: CodeBroken, Reason: o.host + " changed to a protocol that was not asked for"})
+		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: o.host + " switched to a protocol that the request did not ask for"})
 		return
 	}
 	if _, compressed := res.Header["Sec-Websocket-Extensions"]; compressed && o.filter != nil {
@@ -28,7 +30,7 @@ func (o *onward) upgrade(res *http.Response) {
 	res.Header["Connection"], res.Header["Upgrade"] = []string{"Upgrade"}, []string{"websocket"}
 	conn, buffered, err := http.NewResponseController(o.w).Hijack()
 	if err != nil {
-		o.fail(&Failure{Status: http.StatusBadGateway, Code: CodeUpgrade, Reason: "this connection cannot become a WebSocket", Err: err})
+		o.fail(&Failure{Code: problem.UpgradeFailed, Reason: "this connection cannot become a WebSocket", Err: err})
 		return
 	}
 	o.status = res.StatusCode
@@ -42,7 +44,7 @@ func (o *onward) upgrade(res *http.Response) {
 		err = buffered.Flush()
 	}
 	if err != nil {
-		o.failure = &Failure{Code: CodeLeft, Reason: "the client ended the request", Err: err}
+		o.failure = disconnected(err)
 		return
 	}
 	down := io.Reader(&counted{host, &o.received})
