@@ -200,7 +200,7 @@ func testNothing(t *testing.T, n *testnode.Node, browser context.Context) {
 	p := openTab(t, browser)
 
 	response := p.open(port.URL)
-	p.waitFor(`document.title === "Nothing listens on the port"`)
+	p.waitFor(`document.title === "Port not listening"`)
 	if response.Status != http.StatusBadGateway {
 		t.Errorf("a port on which nobody listens: status %d", response.Status)
 	}
@@ -209,7 +209,7 @@ func testNothing(t *testing.T, n *testnode.Node, browser context.Context) {
 	}
 
 	response = p.open(strings.Replace(port.URL, "https://8000-", "https://8001-", 1))
-	p.waitFor(`document.title === "There is no such preview"`)
+	p.waitFor(`document.title === "Preview not found"`)
 	p.waitFor(`document.body.innerText.includes("404 preview_not_found")`)
 	if response.Status != http.StatusNotFound {
 		t.Errorf("a preview that does not exist: status %d", response.Status)

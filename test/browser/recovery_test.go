@@ -37,7 +37,7 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 
 	// Nothing listens, and then something does.
 	p.open(exposed.URL)
-	title("Nothing listens on the port")
+	title("Port not listening")
 	b.write("/srv/pages/index.html", "<!doctype html><title>up</title>")
 	b.run("/srv/pages", "sh", "-c", "if [ -e fail ]; then echo no such module >&2; exit 3; fi; while [ -e wait ]; do sleep 0.05; done; exec python3 -m http.server 8000")
 	title("up")
@@ -50,7 +50,7 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 	if response := p.open(exposed.URL); response.Status != http.StatusBadGateway && response.Status != http.StatusServiceUnavailable {
 		t.Errorf("a server that crashes: status %d", response.Status)
 	}
-	title("The server has ended")
+	title("Process exited")
 	says("process web exited with code 3")
 	says("no such module")
 	b.stop()
@@ -69,14 +69,14 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 
 	// The button starts it, and a stop while the page waits is not undone.
 	click()
-	title("The server has ended")
+	title("Process exited")
 	b.remove("/srv/pages/fail")
 	b.write("/srv/pages/wait", "")
 	b.stop()
 	click()
 	title("Waking up…")
 	b.forceStop() // the page that waits keeps it busy
-	title("The sandbox is stopped")
+	title("Sandbox stopped")
 	woke = len(b.events("woke"))
 	p.waitFor(`document.querySelector("a.button").textContent === "Start the sandbox"`)
 	if state := b.state(); state != client.StateStopped {
@@ -100,5 +100,5 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 	if err := n.API.Delete(t.Context(), b.id); err != nil {
 		t.Fatal(err)
 	}
-	title("There is no such preview")
+	title("Preview not found")
 }
