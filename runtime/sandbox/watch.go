@@ -160,7 +160,7 @@ func (b *box) askAfter(ctx context.Context) {
 				return // the next node looks again
 			}
 			b.m.log.Error("the guest neither answers nor ended: killing it", "sandbox", b.id, "error", helloErr)
-			b.ended(ReasonGuestUnresponsive, helloErr.Error())
+			b.ended(ReasonGuestUnresponsive, fmt.Sprintf("its guest did not respond: %v", helloErr))
 			b.kill(ctx, 0)
 			return
 		}
