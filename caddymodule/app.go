@@ -323,9 +323,9 @@ func (a *App) node() (*live, error) {
 // notOpen answers requests that come before the node is open.
 var notOpen = problem.New(problem.NodeUnavailable, "Try again in a moment.").WithHeader("Retry-After", "1")
 
-// misdirected answers a request for the API that came over a connection
+// misdirected answers a request for the API or the proxy that came over a connection
 // for a preview. A browser that shares connections makes another one.
-var misdirected = problem.New(problem.RequestMisdirected, "The connection was made for the name of a preview. Connect with the API's own name.")
+var misdirected = problem.New(problem.RequestMisdirected, "The connection was made for the name of a preview. Connect with the name of this site.")
 
 func (a *App) previewURL(sb sandbox.Sandbox, port sandbox.Port) string {
 	name := wakeproxy.Name{Port: port.Port, ID: sb.ID}
