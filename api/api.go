@@ -17,6 +17,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/redact"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -31,7 +32,7 @@ const maxURI = 16 << 10
 // Config of an API. Sandboxes, Auth and PreviewURL are needed.
 type Config struct {
 	Sandboxes Sandboxes
-	// Egress is what sandboxes send out; nil answers all of it with no_egress.
+	// Egress is what sandboxes send out; nil answers all of it with egress_disabled.
 	Egress Egress
 	Auth   Authenticator
 	// PreviewURL returns the address of an exposed port.
@@ -50,11 +51,11 @@ type Config struct {
 // Limits of what clients may hold at once, and for how long.
 type Limits struct {
 	// MaxStreams is how many server-sent event streams are open at once,
-	// default 1024. One more gets too_many_streams.
+	// default 1024. One more gets stream_limit_exceeded.
 	MaxStreams int
 	// MaxCalls is how many buffered commands and file transfers are under way
 	// at once, until their answers have been written, default 512. One more gets
-	// too_many_calls. A command counts once for each MiB of output that it may
+	// call_limit_exceeded. A command counts once for each MiB of output that it may
 	// keep, so this also bounds memory.
 	MaxCalls int
 	// Heartbeat is how long a stream is silent before it gets a comment line,
@@ -135,9 +136,9 @@ func New(cfg Config) (*API, error) {
 	if a.metrics == nil {
 		a.metrics = NewMetrics()
 	}
-	a.streams = limiter{most: int64(a.limits.MaxStreams), refuse: problemf(CodeTooManyStreams,
+	a.streams = limiter{most: int64(a.limits.MaxStreams), refuse: problem.Newf(problem.StreamLimitExceeded,
 		"%d streams are open, which is as many as this node allows; close one or try again later", a.limits.MaxStreams)}
-	a.calls = limiter{most: int64(a.limits.MaxCalls), refuse: problemf(CodeTooManyCalls,
+	a.calls = limiter{most: int64(a.limits.MaxCalls), refuse: problem.Newf(problem.CallLimitExceeded,
 		"%d commands and transfers are under way, which is as many as this node allows; try again later", a.limits.MaxCalls)}
 	a.huma = a.newHuma()
 	a.registerSandboxes()
@@ -175,20 +176,20 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	if p := checkAddress(r); p != nil {
-		p.write(w)
+		p.Write(w, r)
 		return
 	}
 	if r.URL.Path != Prefix+openAPIPath {
 		owner, p := a.authenticate(r)
 		if p != nil {
-			p.write(w)
+			p.Write(w, r)
 			return
 		}
 		c.owner = owner
 		r = r.WithContext(withOwner(r.Context(), owner))
 	}
 	if handler, pattern := a.mux.Handler(r); pattern == "" {
-		a.noRoute(handler, r).write(w)
+		a.noRoute(handler, r).Write(w, r)
 		return
 	}
 	ctx, leave := withPlaces(context.WithValue(r.Context(), requestIDKey{}, c.id))
@@ -197,25 +198,25 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, c.routed)
 }
 
-func checkAddress(r *http.Request) *Problem {
+func checkAddress(r *http.Request) *problem.Problem {
 	if n := len(r.URL.EscapedPath()) + len(r.URL.RawQuery); n > maxURI {
-		return problemf(CodeURITooLong, "path and query have %d bytes; at most %d are allowed", n, maxURI)
+		return problem.Newf(problem.URITooLong, "path and query have %d bytes; at most %d are allowed", n, maxURI)
 	}
 	if _, err := url.ParseQuery(r.URL.RawQuery); err != nil {
-		return problemf(CodeInvalidRequest, "the query cannot be read: %v; write it as name=value&name=value with %%XX for special characters", err)
+		return problem.Newf(problem.RequestInvalid, "the query cannot be read: %v; write it as name=value&name=value with %%XX for special characters", err)
 	}
 	return nil
 }
 
 // noRoute asks the mux's own refusal whether it is for the path or the method.
-func (a *API) noRoute(refusal http.Handler, r *http.Request) *Problem {
+func (a *API) noRoute(refusal http.Handler, r *http.Request) *problem.Problem {
 	var probe statusProbe
 	refusal.ServeHTTP(&probe, r)
 	if probe.status == http.StatusMethodNotAllowed {
 		allow := probe.Header().Get("Allow")
-		return problemf(CodeMethodNotAllowed, "%s has no method %s; use %s", clip(r.URL.Path), clip(r.Method), allow).setHeader("Allow", allow)
+		return problem.Newf(problem.MethodNotAllowed, "%s has no method %s; use %s", clip(r.URL.Path), clip(r.Method), allow).WithHeader("Allow", allow)
 	}
-	return problemf(CodeNotFound, "%s is no route; all routes are in %s", clip(r.URL.Path), Prefix+openAPIPath)
+	return problem.Newf(problem.RouteNotFound, "%s is no route; all routes are in %s", clip(r.URL.Path), Prefix+openAPIPath)
 }
 
 // statusProbe keeps status and headers of an answer and drops its body.
@@ -247,7 +248,7 @@ func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {
 		// Half an answer must not look like a whole one.
 		panic(http.ErrAbortHandler)
 	}
-	newProblem(CodeInternal, "the node failed while it answered; its log says more").write(w)
+	problem.New(problem.InternalError, "the node failed while it answered; its log says more").Write(w, r)
 }
 
 // clip keeps what an answer repeats of its request short.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -25,7 +26,7 @@ func (a *API) registerArchives() {
 		summary: "Unpack a tar stream into a directory",
 		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; the directory is made if it is missing. What would reach " +
 			"out of the directory is refused. Entries before the refused one, or before the upload broke off, stay.",
-		codes:   onSandbox(wakeCodes, fileCodes, []Code{CodeUnsafeArchive, CodeBodyIncomplete, CodeBodyTimeout}),
+		codes:   onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
 		answers: map[int]*huma.Response{http.StatusOK: answerJSON[guest.ArchiveResult](a, "What was unpacked")},
 	}, a.putArchive)
 	a.documented(path).Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(tarType)}

@@ -6,6 +6,8 @@ import (
 	"crypto/subtle"
 	"net/http"
 	"strings"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Authenticator decides whose request it is. It is called for every request and
@@ -35,11 +37,11 @@ func (s singleToken) Authenticate(token string) (string, bool) {
 const maxToken = 4096
 
 // authenticate returns whose request it is, or the refusal.
-func (a *API) authenticate(r *http.Request) (string, *Problem) {
+func (a *API) authenticate(r *http.Request) (string, *problem.Problem) {
 	header := r.Header.Get("Authorization")
 	if header == "" {
-		return "", problemf(CodeUnauthorized, "the request has no token; send the header Authorization: Bearer TOKEN").
-			setHeader("WWW-Authenticate", `Bearer realm="doze"`)
+		return "", problem.Newf(problem.Unauthorized, "the request has no token; send the header Authorization: Bearer TOKEN").
+			WithHeader("WWW-Authenticate", `Bearer realm="doze"`)
 	}
 	scheme, token, _ := strings.Cut(header, " ")
 	if strings.EqualFold(scheme, "Bearer") && len(token) <= maxToken {
@@ -47,8 +49,8 @@ func (a *API) authenticate(r *http.Request) (string, *Problem) {
 			return owner, nil
 		}
 	}
-	return "", problemf(CodeUnauthorized, "the token is not valid; send the header Authorization: Bearer TOKEN with this node's token").
-		setHeader("WWW-Authenticate", `Bearer realm="doze", error="invalid_token"`)
+	return "", problem.Newf(problem.Unauthorized, "the token is not valid; send the header Authorization: Bearer TOKEN with this node's token").
+		WithHeader("WWW-Authenticate", `Bearer realm="doze", error="invalid_token"`)
 }
 
 type ownerKey struct{}

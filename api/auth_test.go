@@ -7,6 +7,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/problem"
 )
 
 func TestRoutesNeedTheToken(t *testing.T) {
@@ -31,7 +33,7 @@ func TestRoutesNeedTheToken(t *testing.T) {
 				}
 				w := httptest.NewRecorder()
 				a.ServeHTTP(w, r)
-				if w.Code != http.StatusUnauthorized || w.Header().Get("Content-Type") != problemType ||
+				if w.Code != http.StatusUnauthorized || w.Header().Get("Content-Type") != problem.ContentType ||
 					!strings.Contains(w.Body.String(), `"code":"unauthorized"`) || !strings.HasPrefix(w.Header().Get("WWW-Authenticate"), "Bearer ") {
 					t.Errorf("%s: status %d, header %v: %s", target, w.Code, w.Header(), w.Body)
 				}
@@ -77,7 +79,7 @@ func TestTokenIsNeverLogged(t *testing.T) {
 	r.Header.Set("Authorization", "Bearer "+testToken)
 	w := httptest.NewRecorder()
 	a.ServeHTTP(w, r)
-	if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"code":"internal"`) {
+	if w.Code != http.StatusInternalServerError || !strings.Contains(w.Body.String(), `"code":"internal_error"`) {
 		t.Errorf("status %d: %s", w.Code, w.Body)
 	}
 	if !strings.Contains(log.String(), "panicked") || strings.Contains(log.String(), testToken) {

@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -27,39 +28,39 @@ func TestBadBodiesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	for _, tc := range []struct {
 		name, body string
-		code       Code
+		code       problem.Code
 		says       string // in the detail
 	}{
-		{"empty", ``, CodeInvalidJSON, "empty"},
-		{"no JSON", `name=shop`, CodeInvalidJSON, "JSON object"},
-		{"half", `{"name":"sh`, CodeInvalidJSON, "JSON object"},
-		{"two", `{}{}`, CodeInvalidJSON, "JSON object"},
-		{"no UTF-8", "{\"name\":\"\xff\"}", CodeInvalidJSON, "UTF-8"},
-		{"deep", strings.Repeat("[", 50_000), CodeInvalidJSON, ""},
-		{"list", `[]`, CodeInvalidRequest, "object"},
-		{"null", `null`, CodeInvalidRequest, "object"},
-		{"text", `"shop"`, CodeInvalidRequest, "object"},
-		{"unknown field", `{"nam":"shop"}`, CodeInvalidRequest, "body.nam: there is no such field; the fields are env, image, labels, name, size, sleep_after, stop_after"},
-		{"field in another case", `{"Name":"shop"}`, CodeInvalidRequest, "body.Name: there is no such field; the fields are env,"},
-		{"field twice", `{"name":"a","name":"b"}`, CodeInvalidRequest, "body.name: it is there more than once"},
-		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, CodeInvalidRequest, "body.env.A: it is there more than once"},
-		{"twice deep below", strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, 5_000) + `{"a":1,"a":2}` + strings.Repeat("}", 5_000), CodeInvalidRequest, "it is there more than once"},
-		{"wrong type", `{"name":7}`, CodeInvalidRequest, "body.name: expected string"},
-		{"bad duration", `{"sleep_after":"soon"}`, CodeInvalidRequest, `"60s"`},
-		{"number for a duration", `{"sleep_after":60}`, CodeInvalidRequest, "expected string"},
-		{"negative duration", `{"sleep_after":"-1s"}`, CodeInvalidRequest, `"60s"`},
-		{"duration out of range", `{"sleep_after":"1ms"}`, CodeInvalidRequest, "sleep_after"},
-		{"enormous duration", `{"sleep_after":"99999999999999999h"}`, CodeInvalidRequest, "duration"},
-		{"bad name", `{"name":"Not A Name"}`, CodeNameInvalid, "hyphens"},
-		{"long name", `{"name":"` + strings.Repeat("x", 900_000) + `"}`, CodeNameInvalid, "63"},
-		{"huge name", `{"name":"` + strings.Repeat("x", 2<<20) + `"}`, CodeBodyTooLarge, "1048576"},
-		{"image that is not allowed", `{"image":"docker.io/evil"}`, CodeImageNotAllowed, "base"},
-		{"unknown size", `{"size":"giant"}`, CodeInvalidRequest, "lite"},
-		{"bad env name", `{"env":{"A=B":"c"}}`, CodeInvalidRequest, "env"},
-		{"env with NUL", `{"env":{"A":"\u0000"}}`, CodeInvalidRequest, "NUL"},
-		{"too much env", `{"env":{"A":"` + strings.Repeat("x", 100_000) + `"}}`, CodeInvalidRequest, "at most"},
-		{"bad label", `{"labels":{" ":"x"}}`, CodeInvalidRequest, "labels"},
-		{"label that is no text", `{"labels":{"a":1}}`, CodeInvalidRequest, "expected string"},
+		{"empty", ``, problem.JSONInvalid, "empty"},
+		{"no JSON", `name=shop`, problem.JSONInvalid, "JSON object"},
+		{"half", `{"name":"sh`, problem.JSONInvalid, "JSON object"},
+		{"two", `{}{}`, problem.JSONInvalid, "JSON object"},
+		{"no UTF-8", "{\"name\":\"\xff\"}", problem.JSONInvalid, "UTF-8"},
+		{"deep", strings.Repeat("[", 50_000), problem.JSONInvalid, ""},
+		{"list", `[]`, problem.RequestInvalid, "object"},
+		{"null", `null`, problem.RequestInvalid, "object"},
+		{"text", `"shop"`, problem.RequestInvalid, "object"},
+		{"unknown field", `{"nam":"shop"}`, problem.RequestInvalid, "body.nam: there is no such field; the fields are env, image, labels, name, size, sleep_after, stop_after"},
+		{"field in another case", `{"Name":"shop"}`, problem.RequestInvalid, "body.Name: there is no such field; the fields are env,"},
+		{"field twice", `{"name":"a","name":"b"}`, problem.RequestInvalid, "body.name: it is there more than once"},
+		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, problem.RequestInvalid, "body.env.A: it is there more than once"},
+		{"twice deep below", strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, 5_000) + `{"a":1,"a":2}` + strings.Repeat("}", 5_000), problem.RequestInvalid, "it is there more than once"},
+		{"wrong type", `{"name":7}`, problem.RequestInvalid, "body.name: expected string"},
+		{"bad duration", `{"sleep_after":"soon"}`, problem.RequestInvalid, `"60s"`},
+		{"number for a duration", `{"sleep_after":60}`, problem.RequestInvalid, "expected string"},
+		{"negative duration", `{"sleep_after":"-1s"}`, problem.RequestInvalid, `"60s"`},
+		{"duration out of range", `{"sleep_after":"1ms"}`, problem.RequestInvalid, "sleep_after"},
+		{"enormous duration", `{"sleep_after":"99999999999999999h"}`, problem.RequestInvalid, "duration"},
+		{"bad name", `{"name":"Not A Name"}`, problem.NameInvalid, "hyphens"},
+		{"long name", `{"name":"` + strings.Repeat("x", 900_000) + `"}`, problem.NameInvalid, "63"},
+		{"huge name", `{"name":"` + strings.Repeat("x", 2<<20) + `"}`, problem.BodyTooLarge, "1048576"},
+		{"image that is not allowed", `{"image":"docker.io/evil"}`, problem.ImageNotAllowed, "base"},
+		{"unknown size", `{"size":"giant"}`, problem.RequestInvalid, "lite"},
+		{"bad env name", `{"env":{"A=B":"c"}}`, problem.RequestInvalid, "env"},
+		{"env with NUL", `{"env":{"A":"\u0000"}}`, problem.RequestInvalid, "NUL"},
+		{"too much env", `{"env":{"A":"` + strings.Repeat("x", 100_000) + `"}}`, problem.RequestInvalid, "at most"},
+		{"bad label", `{"labels":{" ":"x"}}`, problem.RequestInvalid, "labels"},
+		{"label that is no text", `{"labels":{"a":1}}`, problem.RequestInvalid, "expected string"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := s.refused(tc.code, "POST", "/sandbox", tc.body)
@@ -78,7 +79,7 @@ func TestBadBodiesAreRefused(t *testing.T) {
 
 func TestBodyThatIsNoJSONSaysSoWhateverElseIsWrong(t *testing.T) {
 	s := newServer(t, Limits{})
-	s.refused(CodeInvalidJSON, "POST", "/sandbox/"+strings.Repeat("x", 256)+"/exec", "{")
+	s.refused(problem.JSONInvalid, "POST", "/sandbox/"+strings.Repeat("x", 256)+"/exec", "{")
 }
 
 func TestManyFaultsMakeAShortAnswer(t *testing.T) {
@@ -89,7 +90,7 @@ func TestManyFaultsMakeAShortAnswer(t *testing.T) {
 		body.WriteString(`"` + strings.Repeat("é", 3) + itoa(i) + `":1,`)
 	}
 	body.WriteString(`"name":"x"}`)
-	p := s.refused(CodeInvalidRequest, "POST", "/sandbox", body.String())
+	p := s.refused(problem.RequestInvalid, "POST", "/sandbox", body.String())
 	if len(p.Errors) != maxFaults {
 		t.Errorf("%d faults are listed", len(p.Errors))
 	}
@@ -115,7 +116,7 @@ func TestDeepBodyTakesLittleMemory(t *testing.T) {
 func TestWrongContentTypeIsRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	for _, kind := range []string{"text/plain", "application/xml", "multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "nonsense", "application/jsonp"} {
-		p := s.refused(CodeUnsupportedMediaType, "POST", "/sandbox", `{}`, "Content-Type", kind)
+		p := s.refused(problem.MediaTypeUnsupported, "POST", "/sandbox", `{}`, "Content-Type", kind)
 		if !strings.Contains(p.Detail, "application/json") {
 			t.Errorf("detail is %q", p.Detail)
 		}
@@ -130,43 +131,43 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 	s.create("box")
 	for _, tc := range []struct {
 		method, path string
-		code         Code
+		code         problem.Code
 		says         string
 	}{
-		{"GET", "/", CodeNotFound, "/api/v1/openapi.json"},
-		{"GET", "/sandboxes", CodeNotFound, "/api/v1/openapi.json"},
-		{"GET", "/sandbox/box/nothing", CodeNotFound, ""},
-		{"GET", "/sandbox/box/exec/more", CodeNotFound, ""},
-		{"DELETE", "/sandbox", CodeMethodNotAllowed, "GET, HEAD, POST"},
-		{"PUT", "/sandbox/box/exec", CodeMethodNotAllowed, "POST"},
-		{"POST", "/node", CodeMethodNotAllowed, "GET"},
-		{"BREW", "/node", CodeMethodNotAllowed, "GET"},
-		{"POST", "/openapi.json", CodeMethodNotAllowed, "GET"},
-		{"GET", "/sandbox?limit=0", CodeInvalidRequest, "query.limit"},
-		{"GET", "/sandbox?limit=1001", CodeInvalidRequest, "<= 1000"},
-		{"GET", "/sandbox?limit=ten", CodeInvalidRequest, "integer"},
-		{"GET", "/sandbox?stat=running", CodeInvalidRequest, "the parameters are label, state, usage, cursor, limit"},
-		{"GET", "/sandbox?state=bored", CodeInvalidRequest, "asleep"},
-		{"GET", "/sandbox?label=x", CodeInvalidRequest, "key=value"},
-		{"GET", "/sandbox?label=", CodeInvalidRequest, "key=value"},
-		{"GET", "/sandbox?label==x", CodeInvalidRequest, "key=value"},
-		{"GET", "/sandbox?label=a=1&label=a=2", CodeInvalidRequest, "two values"},
-		{"GET", "/sandbox?limit=1;cursor=2", CodeInvalidRequest, "query"},
-		{"GET", "/sandbox?limit=%zz", CodeInvalidRequest, "query"},
-		{"GET", "/sandbox?cursor=" + strings.Repeat("x", 256), CodeInvalidRequest, "255"},
-		{"GET", "/sandbox?cursor=" + strings.Repeat("x", maxURI), CodeURITooLong, "16384"},
-		{"GET", "/sandbox/" + strings.Repeat("x", maxURI), CodeURITooLong, ""},
-		{"GET", "/sandbox/" + strings.Repeat("x", 256), CodeInvalidRequest, "255"},
-		{"GET", "/sandbox/nobody", CodeSandboxNotFound, "/api/v1/sandbox"},
-		{"GET", "/sandbox/%2e%2e%2fetc", CodeSandboxNotFound, ""},
-		{"GET", "/sandbox/%00", CodeSandboxNotFound, ""},
-		{"GET", "/sandbox/BOX", CodeSandboxNotFound, ""},
-		{"GET", "/node?verbose=1", CodeInvalidRequest, "this route has none"},
-		{"GET", "/sandbox?limit=1&limit=2", CodeInvalidRequest, "query.limit: it is there more than once"},
-		{"GET", "/sandbox?state=", CodeInvalidRequest, "query.state: it has no value"},
-		{"GET", "/sandbox/box/events?after=1&after=1", CodeInvalidRequest, "query.after"},
-		{"GET", "/sandbox/box/files/read?path=/etc/hosts&path=/etc/passwd", CodeInvalidRequest, "query.path"},
-		{"DELETE", "/sandbox/box/process/1?signal=", CodeInvalidRequest, "query.signal: it has no value"},
+		{"GET", "/", problem.RouteNotFound, "/api/v1/openapi.json"},
+		{"GET", "/sandboxes", problem.RouteNotFound, "/api/v1/openapi.json"},
+		{"GET", "/sandbox/box/nothing", problem.RouteNotFound, ""},
+		{"GET", "/sandbox/box/exec/more", problem.RouteNotFound, ""},
+		{"DELETE", "/sandbox", problem.MethodNotAllowed, "GET, HEAD, POST"},
+		{"PUT", "/sandbox/box/exec", problem.MethodNotAllowed, "POST"},
+		{"POST", "/node", problem.MethodNotAllowed, "GET"},
+		{"BREW", "/node", problem.MethodNotAllowed, "GET"},
+		{"POST", "/openapi.json", problem.MethodNotAllowed, "GET"},
+		{"GET", "/sandbox?limit=0", problem.RequestInvalid, "query.limit"},
+		{"GET", "/sandbox?limit=1001", problem.RequestInvalid, "<= 1000"},
+		{"GET", "/sandbox?limit=ten", problem.RequestInvalid, "integer"},
+		{"GET", "/sandbox?stat=running", problem.RequestInvalid, "the parameters are label, state, usage, cursor, limit"},
+		{"GET", "/sandbox?state=bored", problem.RequestInvalid, "asleep"},
+		{"GET", "/sandbox?label=x", problem.RequestInvalid, "key=value"},
+		{"GET", "/sandbox?label=", problem.RequestInvalid, "key=value"},
+		{"GET", "/sandbox?label==x", problem.RequestInvalid, "key=value"},
+		{"GET", "/sandbox?label=a=1&label=a=2", problem.RequestInvalid, "two values"},
+		{"GET", "/sandbox?limit=1;cursor=2", problem.RequestInvalid, "query"},
+		{"GET", "/sandbox?limit=%zz", problem.RequestInvalid, "query"},
+		{"GET", "/sandbox?cursor=" + strings.Repeat("x", 256), problem.RequestInvalid, "255"},
+		{"GET", "/sandbox?cursor=" + strings.Repeat("x", maxURI), problem.URITooLong, "16384"},
+		{"GET", "/sandbox/" + strings.Repeat("x", maxURI), problem.URITooLong, ""},
+		{"GET", "/sandbox/" + strings.Repeat("x", 256), problem.RequestInvalid, "255"},
+		{"GET", "/sandbox/nobody", problem.SandboxNotFound, "/api/v1/sandbox"},
+		{"GET", "/sandbox/%2e%2e%2fetc", problem.SandboxNotFound, ""},
+		{"GET", "/sandbox/%00", problem.SandboxNotFound, ""},
+		{"GET", "/sandbox/BOX", problem.SandboxNotFound, ""},
+		{"GET", "/node?verbose=1", problem.RequestInvalid, "this route has none"},
+		{"GET", "/sandbox?limit=1&limit=2", problem.RequestInvalid, "query.limit: it is there more than once"},
+		{"GET", "/sandbox?state=", problem.RequestInvalid, "query.state: it has no value"},
+		{"GET", "/sandbox/box/events?after=1&after=1", problem.RequestInvalid, "query.after"},
+		{"GET", "/sandbox/box/files/read?path=/etc/hosts&path=/etc/passwd", problem.RequestInvalid, "query.path"},
+		{"DELETE", "/sandbox/box/process/1?signal=", problem.RequestInvalid, "query.signal: it has no value"},
 	} {
 		p := s.refused(tc.code, tc.method, tc.path, nil)
 		if !strings.Contains(p.Detail, tc.says) {
@@ -182,21 +183,21 @@ func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	for _, route := range []string{"sleep", "stop", "wake"} {
-		for body, code := range map[string]Code{`{"for":"5m"}`: CodeInvalidRequest, `5m`: CodeInvalidRequest, "{}{}": CodeInvalidRequest} {
+		for body, code := range map[string]problem.Code{`{"for":"5m"}`: problem.RequestInvalid, `5m`: problem.RequestInvalid, "{}{}": problem.RequestInvalid} {
 			p := s.refused(code, "POST", "/sandbox/box/"+route, body)
 			if p.Detail != "body: this route has no fields; send no body" {
 				t.Errorf("detail is %q", p.Detail)
 			}
 		}
-		s.refused(CodeUnsupportedMediaType, "POST", "/sandbox/box/"+route, "x", "Content-Type", "text/plain")
+		s.refused(problem.MediaTypeUnsupported, "POST", "/sandbox/box/"+route, "x", "Content-Type", "text/plain")
 	}
 	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"exec sleep 1000"}`).ID
-	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/"+process, `{"signal":"SIGHUP"}`)
+	s.refused(problem.RequestInvalid, "DELETE", "/sandbox/box/process/"+process, `{"signal":"SIGHUP"}`)
 	if list := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes; len(list) != 1 || list[0].State != guest.ProcessRunning {
 		t.Errorf("a refusal left %+v", list)
 	}
-	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box", `{"force":true}`)
-	s.refused(CodeInvalidRequest, "GET", "/sandbox", `{"limit":5}`)
+	s.refused(problem.RequestInvalid, "DELETE", "/sandbox/box", `{"force":true}`)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox", `{"limit":5}`)
 	if state := s.state(id); state != sandbox.StateRunning {
 		t.Errorf("a refusal made it %s", state)
 	}
@@ -238,17 +239,17 @@ func TestRefusalsWakeNothing(t *testing.T) {
 			`{"argv":["true"],"cwd":"relative"}`, `{"argv":["true"],"cwd":"/\u0000"}`, `{"argv":["a\u0000"]}`, `{"command":"a\u0000"}`, `{"argv":[""]}`,
 			`{"argv":["true"],"env":{"A=B":"c"}}`, `{"argv":["true"],"env":{"":"c"}}`, `{"argv":["true"],"env":{"A":"\u0000"}}`,
 		} {
-			s.refused(CodeInvalidRequest, "POST", "/sandbox/box/"+route, body)
+			s.refused(problem.RequestInvalid, "POST", "/sandbox/box/"+route, body)
 		}
 	}
 	for _, name := range []string{"a b", "-a", ".a", "a/b", strings.Repeat("x", 65)} {
-		s.refused(CodeInvalidRequest, "POST", "/sandbox/box/process", map[string]any{"command": "true", "name": name})
+		s.refused(problem.RequestInvalid, "POST", "/sandbox/box/process", map[string]any{"command": "true", "name": name})
 	}
 	for _, path := range []string{"/files?path=x", "/files/read?path=x", "/files/archive?path=x"} {
-		s.refused(CodeInvalidRequest, "GET", "/sandbox/box"+path, nil)
+		s.refused(problem.RequestInvalid, "GET", "/sandbox/box"+path, nil)
 	}
-	s.refused(CodeInvalidRequest, "PUT", "/sandbox/box/files/write?path=/f&mode=000", strings.NewReader("x"))
-	s.refused(CodeInvalidRequest, "POST", "/sandbox/box/expose", `{"port":80,"wait":"6m"}`)
+	s.refused(problem.RequestInvalid, "PUT", "/sandbox/box/files/write?path=/f&mode=000", strings.NewReader("x"))
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/box/expose", `{"port":80,"wait":"6m"}`)
 	if state := s.state(id); state != sandbox.StateAsleep {
 		t.Errorf("a refusal made it %s", state)
 	}
@@ -258,8 +259,8 @@ func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
 	for name, tc := range map[string]struct {
 		close  bool
 		limits Limits
-		code   Code
-	}{"broken": {true, Limits{}, CodeBodyIncomplete}, "slow": {false, Limits{Stall: 100 * time.Millisecond}, CodeBodyTimeout}} {
+		code   problem.Code
+	}{"broken": {true, Limits{}, problem.BodyIncomplete}, "slow": {false, Limits{Stall: 100 * time.Millisecond}, problem.BodyTimeout}} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t, tc.limits)
 			conn, err := net.Dial("tcp", s.http.Listener.Addr().String())
@@ -273,7 +274,7 @@ func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
 			}
 			conn.SetReadDeadline(time.Now().Add(patience))
 			got, err := io.ReadAll(io.LimitReader(conn, 4096))
-			if !strings.Contains(string(got), `"code":"`+string(tc.code)+`"`) {
+			if !strings.Contains(string(got), `"code":"`+tc.code.String()+`"`) {
 				t.Errorf("got %q, %v", got, err)
 			}
 		})
@@ -511,14 +512,14 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 
 	exit()
 	for name, stream := range map[string]*events{"exec": exec, "logs": logs, "timeline": timeline} {
-		if p := parse[Problem](t, stream.expect("error")); p.Code != CodeNodeClosing {
+		if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.NodeUnavailable {
 			t.Errorf("%s: got %+v", name, p)
 		}
 		stream.expectEnd()
 	}
-	socket.expectProblem(CodeNodeClosing, "")
+	socket.expectProblem(problem.NodeUnavailable, "")
 	got := <-buffered
-	s.checkProblem(CodeNodeClosing, "the buffered command", got)
+	s.checkProblem(problem.NodeUnavailable, "the buffered command", got)
 	if got.header.Get("Retry-After") == "" {
 		t.Error("there is no Retry-After")
 	}
@@ -570,25 +571,25 @@ func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	s.node.Engine.Fail("image", sandbox.ErrImageMissing)
-	s.refused(CodeImageMissing, "POST", "/sandbox", `{"name":"other"}`)
+	s.refused(problem.ImageUnavailable, "POST", "/sandbox", `{"name":"other"}`)
 	s.node.Engine.Fail("image", nil)
 	s.node.Engine.Fail("start", errors.New("exec format error"))
-	p := s.refused(CodeWakeFailed, "POST", "/sandbox", `{"name":"other"}`)
+	p := s.refused(problem.WakeFailed, "POST", "/sandbox", `{"name":"other"}`)
 	if !strings.Contains(p.Detail, "exec format error") {
 		t.Errorf("detail is %q", p.Detail)
 	}
 	s.node.Engine.Fail("start", sandbox.ErrEngineDown)
 	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
 	got := s.do("POST", "/sandbox/box/wake", nil)
-	s.checkProblem(CodeEngineUnavailable, "wake", got)
+	s.checkProblem(problem.EngineUnavailable, "wake", got)
 	if got.header.Get("Retry-After") == "" {
 		t.Error("there is no Retry-After")
 	}
-	s.refused(CodeEngineUnavailable, "POST", "/sandbox/box/exec", `{"command":"true"}`)
+	s.refused(problem.EngineUnavailable, "POST", "/sandbox/box/exec", `{"command":"true"}`)
 	s.node.Engine.Fail("start", nil)
 	s.node.Store.Fill(true)
-	s.refused(CodeStoreFull, "POST", "/sandbox/box/expose", `{"port":3000}`)
-	s.refused(CodeStoreFull, "PATCH", "/sandbox/"+id, `{"labels":{}}`)
+	s.refused(problem.NodeDiskFull, "POST", "/sandbox/box/expose", `{"port":3000}`)
+	s.refused(problem.NodeDiskFull, "PATCH", "/sandbox/"+id, `{"labels":{}}`)
 	s.node.Store.Fill(false)
 	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil); len(sb.Ports) != 0 {
 		t.Errorf("a refused port is there: %+v", sb.Ports)
@@ -605,28 +606,28 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 		name string
 		ctx  context.Context
 		err  error
-		want Code
+		want problem.Code
 	}{
-		{"not found", nil, sandbox.ErrNotFound, CodeSandboxNotFound},
-		{"destroyed", nil, wake(sandbox.ErrDestroyed), CodeSandboxDestroyed},
-		{"waiters", nil, sandbox.ErrTooManyWaiters, CodeTooManyWaiters},
-		{"sandboxes", nil, sandbox.ErrTooManySandboxes, CodeTooManySandboxes},
-		{"busy", nil, sandbox.ErrBusy, CodeBusy},
-		{"closed", nil, sandbox.ErrClosed, CodeNodeClosing},
-		{"image", nil, wake(sandbox.ErrImageMissing), CodeImageMissing},
-		{"engine", nil, wake(sandbox.ErrEngineDown), CodeEngineUnavailable},
-		{"store", nil, sandbox.ErrStoreFull, CodeStoreFull},
-		{"wake", nil, wake(errors.New("boom")), CodeWakeFailed},
-		{"lost", nil, fromGuest(guest.ErrLost), CodeGuestLost},
-		{"no answer", nil, guest.ErrNoAnswer, CodeTimeout},
-		{"deadline", nil, context.DeadlineExceeded, CodeTimeout},
-		{"network", nil, &net.OpError{Op: "dial", Err: errors.New("refused")}, CodeGuestLost},
-		{"guest's nonsense", nil, fromGuest(errors.New("unusable JSON")), CodeGuestError},
-		{"guest's own code", nil, &guest.Error{Status: 200, Code: "<script>", Message: "x"}, CodeGuestError},
-		{"guest's code", nil, &guest.Error{Status: 500, Code: guest.CodeNoSpace, Message: "full"}, CodeNoSpaceLeft},
-		{"client gone", canceled, wake(context.Canceled), CodeClientGone},
-		{"node closing", closing, wake(context.Canceled), CodeNodeClosing},
-		{"anything else", nil, errors.New("secret internals"), CodeInternal},
+		{"not found", nil, sandbox.ErrNotFound, problem.SandboxNotFound},
+		{"destroyed", nil, wake(sandbox.ErrDestroyed), problem.SandboxDestroyed},
+		{"waiters", nil, sandbox.ErrTooManyWaiters, problem.WaiterLimitExceeded},
+		{"sandboxes", nil, sandbox.ErrTooManySandboxes, problem.SandboxLimitExceeded},
+		{"busy", nil, sandbox.ErrBusy, problem.SandboxBusy},
+		{"closed", nil, sandbox.ErrClosed, problem.NodeUnavailable},
+		{"image", nil, wake(sandbox.ErrImageMissing), problem.ImageUnavailable},
+		{"engine", nil, wake(sandbox.ErrEngineDown), problem.EngineUnavailable},
+		{"store", nil, sandbox.ErrStoreFull, problem.NodeDiskFull},
+		{"wake", nil, wake(errors.New("boom")), problem.WakeFailed},
+		{"lost", nil, fromGuest(guest.ErrLost), problem.GuestLost},
+		{"no answer", nil, guest.ErrNoAnswer, problem.SandboxTimeout},
+		{"deadline", nil, context.DeadlineExceeded, problem.SandboxTimeout},
+		{"network", nil, &net.OpError{Op: "dial", Err: errors.New("refused")}, problem.GuestLost},
+		{"guest's nonsense", nil, fromGuest(errors.New("unusable JSON")), problem.GuestError},
+		{"guest's own code", nil, &guest.Error{Status: 200, Code: "<script>", Message: "x"}, problem.GuestError},
+		{"guest's code", nil, &guest.Error{Status: 500, Code: guest.CodeNoSpace, Message: "full"}, problem.SandboxDiskFull},
+		{"client gone", canceled, wake(context.Canceled), problem.ClientDisconnected},
+		{"node closing", closing, wake(context.Canceled), problem.NodeUnavailable},
+		{"anything else", nil, errors.New("secret internals"), problem.InternalError},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			ctx := tc.ctx
@@ -687,9 +688,9 @@ func FuzzRequests(f *testing.F) {
 		case w.Code == http.StatusInternalServerError:
 			t.Fatalf("%s %q %q: %s", method, path, body, w.Body)
 		case w.Code >= 400:
-			var p Problem
-			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Header().Get("Content-Type") != problemType ||
-				p.Code == "" || p.Status != w.Code || p.Detail == "" || meanings[p.Code].status != w.Code {
+			var p problem.Problem
+			if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Header().Get("Content-Type") != problem.ContentType ||
+				p.Code == (problem.Code{}) || p.Status != w.Code || p.Detail == "" || p.Code.Definition().Status != w.Code {
 				t.Fatalf("%s %q %q: status %d, header %v: %s", method, path, body, w.Code, w.Header(), w.Body)
 			}
 		}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
@@ -89,7 +90,7 @@ func TestClientsChooseTheRequestID(t *testing.T) {
 	if got := s.do("GET", "/node", nil, "X-Request-Id", "build-7.1_a"); got.header.Get("X-Request-Id") != "build-7.1_a" {
 		t.Errorf("header %v", got.header)
 	}
-	p := s.refused(CodeSandboxNotFound, "GET", "/sandbox/none", nil, "X-Request-Id", "build-8")
+	p := s.refused(problem.SandboxNotFound, "GET", "/sandbox/none", nil, "X-Request-Id", "build-8")
 	if p.RequestID != "build-8" {
 		t.Errorf("problem %+v", p)
 	}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // documentVersion is the version of the API. Compatible additions do not change it.
@@ -153,7 +155,7 @@ func (d openAPIDocument) addDefaultResponses() {
 	d.eachOperation(func(operation map[string]any) {
 		field(operation, "responses")["default"] = map[string]any{
 			"description": "Any other problem",
-			"content":     map[string]any{problemType: map[string]any{"schema": map[string]any{"$ref": schemasPrefix + reflect.TypeFor[Problem]().Name()}}},
+			"content":     map[string]any{problem.ContentType: map[string]any{"schema": map[string]any{"$ref": schemasPrefix + reflect.TypeFor[problem.Problem]().Name()}}},
 		}
 	})
 }

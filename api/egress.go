@@ -78,24 +78,26 @@ type Egress interface {
 }
 
 // needsEgress are the codes of every route of egress, and more.
-func needsEgress(codes ...Code) []Code { return append([]Code{CodeNoEgress}, codes...) }
+func needsEgress(codes ...problem.Code) []problem.Code {
+	return append([]problem.Code{problem.EgressDisabled}, codes...)
+}
 
 // out returns what carries what sandboxes send out, or the refusal of a node
 // without.
 func (a *API) out() (Egress, error) {
 	if a.egress == nil {
-		return nil, newProblem(CodeNoEgress, "this node's sandboxes have no network; its operator has to configure egress")
+		return nil, problem.New(problem.EgressDisabled, "this node's sandboxes have no network; its operator has to configure egress")
 	}
 	return a.egress, nil
 }
 
 // problemOfEgress finds the Problem for the typed errors of egress, or nil.
-func problemOfEgress(err error) *Problem {
+func problemOfEgress(err error) *problem.Problem {
 	var invalid *problem.InvalidError
 	if errors.As(err, &invalid) {
-		code := CodeInvalidRequest
+		code := problem.RequestInvalid
 		if invalid.Field == "module" {
-			code = CodePolicyInvalid
+			code = problem.PolicyInvalid
 		}
 		return problemOfField(code, invalid.Field, invalid.Reason, invalid.Want)
 	}
@@ -108,18 +110,18 @@ func problemOfEgress(err error) *Problem {
 
 // problemOfField is the Problem of one field: the name is in the path, the module is
 // the body.
-func problemOfField(code Code, field, reason, want string) *Problem {
+func problemOfField(code problem.Code, field, reason, want string) *problem.Problem {
 	location := "body." + field
 	switch field {
 	case "name":
 		location = "path.name"
-		if code == CodeInvalidRequest {
-			code = CodeNameInvalid
+		if code == problem.RequestInvalid {
+			code = problem.NameInvalid
 		}
 	case "module":
 		location = "body"
 	}
-	p := problemf(code, "%s: %s; %s", field, reason, want)
-	p.Errors = []FieldError{{Location: location, Message: reason, Want: want}}
+	p := problem.Newf(code, "%s: %s; %s", field, reason, want)
+	p.Errors = []problem.FieldError{{Location: location, Message: reason, Hint: want}}
 	return p
 }

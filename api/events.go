@@ -7,6 +7,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -31,14 +32,14 @@ func (a *API) registerEvents() {
 	for _, kind := range eventTypes {
 		kinds[string(kind)] = reflect.TypeFor[sandbox.Event]()
 	}
-	kinds["error"] = reflect.TypeFor[Problem]()
+	kinds["error"] = reflect.TypeFor[problem.Problem]()
 	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/events", id: "list-events", tag: "events",
 		summary: "The timeline of a sandbox, oldest first",
 		description: "Wakes nothing. As a stream it first sends what has happened, then what happens, each event once; " +
 			"after a break go on with Last-Event-ID. The stream ends when the sandbox is destroyed.",
-		codes:   onSandbox([]Code{CodeTooManyStreams}),
+		codes:   onSandbox([]problem.Code{problem.StreamLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.events)
 }

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -43,13 +44,13 @@ func TestTimelineIsPaged(t *testing.T) {
 		t.Errorf("got %+v", none)
 	}
 	for _, query := range []string{"limit=0", "limit=1001", "limit=x", "after=-1", "after=x", "since=1"} {
-		s.refused(CodeInvalidRequest, "GET", "/sandbox/box/events?"+query, nil)
+		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/events?"+query, nil)
 	}
 	for _, last := range []string{"x", "-1", "1.5", "999999999999999999999"} {
-		s.refused(CodeInvalidRequest, "GET", "/sandbox/box/events", nil, "Accept", eventStreamType, "Last-Event-ID", last)
+		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/events", nil, "Accept", eventStreamType, "Last-Event-ID", last)
 	}
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/events", nil)
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/events", nil, "Accept", eventStreamType)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/events", nil)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/events", nil, "Accept", eventStreamType)
 }
 
 func TestEventStreamGoesOnAfterABreak(t *testing.T) {

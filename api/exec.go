@@ -13,6 +13,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -83,7 +84,7 @@ type ExecComplete struct {
 }
 
 // execCodes can come from both routes that run a command.
-var execCodes = []Code{CodeCommandNotFound, CodeNotExecutable, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeTooLarge, CodeTooManyProcesses, CodeTooManyStreams}
+var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
 
 func (a *API) registerExec() {
 	result := answerJSON[ExecResult](a, "The command has ended; or with stream: its output while it runs")
@@ -92,14 +93,14 @@ func (a *API) registerExec() {
 		"stdout":   reflect.TypeFor[Output](),
 		"stderr":   reflect.TypeFor[Output](),
 		"complete": reflect.TypeFor[ExecComplete](),
-		"error":    reflect.TypeFor[Problem](),
+		"error":    reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/exec", id: "exec", tag: "exec",
 		summary: "Run a command",
 		description: "Wakes the sandbox. When the client goes away, the whole process tree is killed. " +
 			"If it cannot be known how the command ended, that is an error and never an exit code.",
-		codes:   onSandbox(wakeCodes, execCodes, []Code{CodeTooManyCalls}),
+		codes:   onSandbox(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: result},
 	}, a.exec)
 }

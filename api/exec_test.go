@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -242,7 +243,7 @@ func TestStreamsAndTransfersWorkOverHTTP2(t *testing.T) {
 	stream.expect("stdout")
 	stream.expect("complete")
 	stream.expectEnd()
-	s.refused(CodeNotFound, "GET", "/nowhere", nil)
+	s.refused(problem.RouteNotFound, "GET", "/nowhere", nil)
 }
 
 func TestLostCommandHasNoExitCode(t *testing.T) {
@@ -251,7 +252,7 @@ func TestLostCommandHasNoExitCode(t *testing.T) {
 	stream := s.open("POST", "/sandbox/box/exec", map[string]any{"command": "sleep 1000", "stream": true})
 	stream.expect("start")
 	s.node.Engine.Kill(t, sandboxID(id))
-	if p := parse[Problem](t, stream.expect("error")); p.Code != CodeGuestLost {
+	if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.GuestLost {
 		t.Errorf("got %+v", p)
 	}
 	stream.expectEnd()
@@ -290,32 +291,32 @@ func TestDestroyEndsStreamsCleanly(t *testing.T) {
 func TestBadCommandsAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	for body, code := range map[string]Code{
-		`{}`:                                        CodeInvalidRequest,
-		`{"command":"a","argv":["b"]}`:              CodeInvalidRequest,
-		`{"command":""}`:                            CodeInvalidRequest,
-		`{"argv":[]}`:                               CodeInvalidRequest,
-		`{"argv":[""]}`:                             CodeInvalidRequest,
-		`{"argv":"ls"}`:                             CodeInvalidRequest,
-		`{"argv":[1]}`:                              CodeInvalidRequest,
-		`{"argv":["true"],"timeout":"25h"}`:         CodeInvalidRequest,
-		`{"argv":["true"],"timeout":"-1s"}`:         CodeInvalidRequest,
-		`{"argv":["true"],"timeout":10}`:            CodeInvalidRequest,
-		`{"argv":["true"],"timeout":"9999999999h"}`: CodeInvalidRequest,
-		`{"argv":["true"],"max_output":10485761}`:   CodeInvalidRequest,
-		`{"argv":["true"],"max_output":0}`:          CodeInvalidRequest,
-		`{"argv":["true"],"stdin":"%%","stdin_encoding":"base64"}`:         CodeInvalidRequest,
-		`{"argv":["true"],"cmd":"x"}`:                                      CodeInvalidRequest,
-		`{"argv":["true"],"cwd":"relative"}`:                               CodeInvalidRequest,
-		`{"argv":["true"],"env":{"A":1}}`:                                  CodeInvalidRequest,
-		`{"argv":["true"],"env":["A=1"]}`:                                  CodeInvalidRequest,
-		`{"argv":["no-such-command-anywhere"]}`:                            CodeCommandNotFound,
-		`{"argv":["no-such-command-anywhere"],"stream":true}`:              CodeCommandNotFound,
-		`{"argv":["true"],"stdin":"` + strings.Repeat("x", maxJSON) + `"}`: CodeBodyTooLarge,
+	for body, code := range map[string]problem.Code{
+		`{}`:                                        problem.RequestInvalid,
+		`{"command":"a","argv":["b"]}`:              problem.RequestInvalid,
+		`{"command":""}`:                            problem.RequestInvalid,
+		`{"argv":[]}`:                               problem.RequestInvalid,
+		`{"argv":[""]}`:                             problem.RequestInvalid,
+		`{"argv":"ls"}`:                             problem.RequestInvalid,
+		`{"argv":[1]}`:                              problem.RequestInvalid,
+		`{"argv":["true"],"timeout":"25h"}`:         problem.RequestInvalid,
+		`{"argv":["true"],"timeout":"-1s"}`:         problem.RequestInvalid,
+		`{"argv":["true"],"timeout":10}`:            problem.RequestInvalid,
+		`{"argv":["true"],"timeout":"9999999999h"}`: problem.RequestInvalid,
+		`{"argv":["true"],"max_output":10485761}`:   problem.RequestInvalid,
+		`{"argv":["true"],"max_output":0}`:          problem.RequestInvalid,
+		`{"argv":["true"],"stdin":"%%","stdin_encoding":"base64"}`:         problem.RequestInvalid,
+		`{"argv":["true"],"cmd":"x"}`:                                      problem.RequestInvalid,
+		`{"argv":["true"],"cwd":"relative"}`:                               problem.RequestInvalid,
+		`{"argv":["true"],"env":{"A":1}}`:                                  problem.RequestInvalid,
+		`{"argv":["true"],"env":["A=1"]}`:                                  problem.RequestInvalid,
+		`{"argv":["no-such-command-anywhere"]}`:                            problem.CommandNotFound,
+		`{"argv":["no-such-command-anywhere"],"stream":true}`:              problem.CommandNotFound,
+		`{"argv":["true"],"stdin":"` + strings.Repeat("x", maxJSON) + `"}`: problem.BodyTooLarge,
 	} {
 		s.refused(code, "POST", "/sandbox/box/exec", body)
 	}
-	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/exec", `{"argv":["true"]}`)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/exec", `{"argv":["true"]}`)
 }
 
 func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
@@ -325,11 +326,11 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 	stream := s.open("POST", "/sandbox/box/exec", command)
 	stream.expect("start")
 	got := s.do("POST", "/sandbox/box/exec", command)
-	s.checkProblem(CodeTooManyStreams, "second stream", got)
+	s.checkProblem(problem.StreamLimitExceeded, "second stream", got)
 	if got.header.Get("Retry-After") == "" {
 		t.Error("there is no Retry-After")
 	}
-	s.refused(CodeTooManyStreams, "GET", "/sandbox/box/events", nil, "Accept", eventStreamType)
+	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/events", nil, "Accept", eventStreamType)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -340,8 +341,8 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 		}
 	}()
 	s.eventually("the call is under way", func() bool { return s.api.calls.held.Load() == 1 })
-	s.refused(CodeTooManyCalls, "POST", "/sandbox/box/exec", `{"command":"true"}`)
-	s.refused(CodeTooManyCalls, "GET", "/sandbox/box/files?path=/", nil)
+	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", `{"command":"true"}`)
+	s.refused(problem.CallLimitExceeded, "GET", "/sandbox/box/files?path=/", nil)
 	cancel()
 	<-ended
 	stream.close()
@@ -359,7 +360,7 @@ func TestCommandCountsByWhatItMayKeep(t *testing.T) {
 	for _, most := range []int{1, 1 << 20, 2 << 20, 3 << 20} {
 		must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output": most})
 	}
-	s.refused(CodeTooManyCalls, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output": 3<<20 + 1})
+	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output": 3<<20 + 1})
 	if n := s.api.calls.held.Load(); n != 0 {
 		t.Errorf("%d places are held", n)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/coder/websocket"
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -88,8 +89,8 @@ type ExecCompleted struct {
 // ExecFailed says why the command did not start, or why it is not known how it
 // ended. It is the last message.
 type ExecFailed struct {
-	Type    string  `json:"type" enum:"error"`
-	Problem Problem `json:"problem"`
+	Type    string          `json:"type" enum:"error"`
+	Problem problem.Problem `json:"problem"`
 }
 
 type execSocketInput struct {
@@ -113,7 +114,7 @@ func (a *API) registerExecSocket() {
 			"the stream: 0 is standard input, 1 standard output, 2 standard error. Text messages are JSON: the client's are ExecStdinEOF and Keepalive, " +
 			"the node's are in the response. After complete or error the node closes the WebSocket. " +
 			"Wakes the sandbox. When the client disconnects, the whole process tree is killed; the end of the input is a message of its own.",
-		codes: onSandbox(wakeCodes, execCodes, []Code{CodeUpgradeRequired}),
+		codes: onSandbox(wakeCodes, execCodes, []problem.Code{problem.UpgradeRequired}),
 		answers: map[int]*huma.Response{http.StatusSwitchingProtocols: {
 			Description: "A WebSocket; the schema is that of the node's text messages, and of the client's",
 			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
@@ -141,14 +142,14 @@ func (a *API) execSocket(ctx context.Context, in *execSocketInput) (*huma.Stream
 
 // checkUpgrade refuses what is not the handshake of a WebSocket (RFC 6455, section
 // 4.1) over HTTP/1.1.
-func checkUpgrade(r *http.Request) *Problem {
+func checkUpgrade(r *http.Request) *problem.Problem {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(r.Header.Get("Sec-WebSocket-Key")))
 	if r.ProtoMajor == 1 && hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
 		r.Header.Get("Sec-WebSocket-Version") == "13" && err == nil && len(key) == 16 && len(r.Header.Values("Sec-WebSocket-Key")) == 1 {
 		return nil
 	}
-	return newProblem(CodeUpgradeRequired, "this route is a WebSocket; connect to it over HTTP/1.1 with a WebSocket client, or run the command with POST").
-		setHeader("Upgrade", "websocket")
+	return problem.New(problem.UpgradeRequired, "this route is a WebSocket; connect to it over HTTP/1.1 with a WebSocket client, or run the command with POST").
+		WithHeader("Upgrade", "websocket")
 }
 
 func hasToken(h http.Header, name, token string) bool {
@@ -183,8 +184,8 @@ type execSocket struct {
 
 // violation is a Problem with what the client sent, after which nothing of it is
 // read any more.
-func violation(format string, args ...any) *Problem {
-	return problemf(CodeInvalidRequest, format, args...)
+func violation(format string, args ...any) *problem.Problem {
+	return problem.Newf(problem.RequestInvalid, format, args...)
 }
 
 func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
@@ -218,8 +219,8 @@ func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
 	code := websocket.StatusNormalClosure
 	if err := s.run(a, id); err != nil {
 		code = websocket.StatusInternalError
-		if problem := s.problem(a, in, err); problem != nil {
-			s.send(ExecFailed{Type: "error", Problem: *problem})
+		if p := s.problem(a, in, err); p != nil {
+			s.send(ExecFailed{Type: "error", Problem: *p})
 		}
 	}
 	if s.disconnected() {
@@ -241,16 +242,16 @@ func (s *execSocket) limitWrites() {
 
 // disconnected says whether ctx has ended because the client is not there any more.
 func (s *execSocket) disconnected() bool {
-	var p *Problem
+	var p *problem.Problem
 	return clientGone(s.ctx) && !errors.As(context.Cause(s.ctx), &p)
 }
 
 // problem is what the client is told of an error; nil when it has disconnected.
-func (s *execSocket) problem(a *API, in *execSocketInput, err error) *Problem {
-	var p *Problem
+func (s *execSocket) problem(a *API, in *execSocketInput, err error) *problem.Problem {
+	var p *problem.Problem
 	switch {
 	case errors.As(context.Cause(s.ctx), &p):
-		return p.of(requestIDOf(s.ctx))
+		return p.For(requestIDOf(s.ctx))
 	case s.disconnected():
 		return nil
 	}

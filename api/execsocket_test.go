@@ -14,6 +14,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -128,10 +129,10 @@ func (e *wsExec) expectComplete() ExecCompleted {
 	return c
 }
 
-func (e *wsExec) expectProblem(code Code, words string) {
+func (e *wsExec) expectProblem(code problem.Code, words string) {
 	e.t.Helper()
 	p := expectMessage[ExecFailed](e, "error").Problem
-	if p.Code != code || p.Status != meanings[code].status || !strings.Contains(p.Detail, words) {
+	if p.Code != code || p.Status != code.Definition().Status || !strings.Contains(p.Detail, words) {
 		e.t.Errorf("got %+v, want %s with %q", p, code, words)
 	}
 	if p.RequestID == "" || p.RequestID != e.requestID {
@@ -218,19 +219,19 @@ func TestExecWebSocketRefusals(t *testing.T) {
 		name  string
 		kind  websocket.MessageType
 		first string
-		code  Code
+		code  problem.Code
 		words string
 	}{
-		{"binary", binary, "\x00x", CodeInvalidRequest, "the first message is binary"},
-		{"not JSON", text, "ls", CodeInvalidJSON, "send a JSON object"},
-		{"no type", text, `{"argv":["ls"]}`, CodeInvalidRequest, "type"},
-		{"no command", text, `{"type":"exec"}`, CodeInvalidRequest, "no command"},
-		{"both", text, `{"type":"exec","argv":["ls"],"command":"ls"}`, CodeInvalidRequest, "both"},
-		{"unknown field", text, `{"type":"exec","argv":["ls"],"stdin":"x"}`, CodeInvalidRequest, "stream_stdin"},
-		{"field twice", text, `{"type":"exec","argv":["ls"],"argv":["rm"]}`, CodeInvalidRequest, "more than once"},
-		{"timeout", text, `{"type":"exec","argv":["ls"],"timeout":"25h"}`, CodeInvalidRequest, "24h"},
-		{"missing program", text, `{"type":"exec","argv":["no-such-program"]}`, CodeCommandNotFound, "PATH"},
-		{"not executable", text, `{"type":"exec","argv":["` + plain + `"]}`, CodeNotExecutable, "executed"},
+		{"binary", binary, "\x00x", problem.RequestInvalid, "the first message is binary"},
+		{"not JSON", text, "ls", problem.JSONInvalid, "send a JSON object"},
+		{"no type", text, `{"argv":["ls"]}`, problem.RequestInvalid, "type"},
+		{"no command", text, `{"type":"exec"}`, problem.RequestInvalid, "no command"},
+		{"both", text, `{"type":"exec","argv":["ls"],"command":"ls"}`, problem.RequestInvalid, "both"},
+		{"unknown field", text, `{"type":"exec","argv":["ls"],"stdin":"x"}`, problem.RequestInvalid, "stream_stdin"},
+		{"field twice", text, `{"type":"exec","argv":["ls"],"argv":["rm"]}`, problem.RequestInvalid, "more than once"},
+		{"timeout", text, `{"type":"exec","argv":["ls"],"timeout":"25h"}`, problem.RequestInvalid, "24h"},
+		{"missing program", text, `{"type":"exec","argv":["no-such-program"]}`, problem.CommandNotFound, "PATH"},
+		{"not executable", text, `{"type":"exec","argv":["` + plain + `"]}`, problem.CommandNotExecutable, "executed"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			e := s.dialExec("/sandbox/box/exec")
@@ -267,7 +268,7 @@ func TestExecWebSocketViolationsEndTheCommand(t *testing.T) {
 			e.t = t
 			e.expectOutput(stdoutStream, "up\n")
 			tc.send(e)
-			e.expectProblem(CodeInvalidRequest, tc.words)
+			e.expectProblem(problem.RequestInvalid, tc.words)
 			s.eventually("the command is killed", func() bool { return !alive(t, pid) })
 		})
 	}
@@ -278,13 +279,13 @@ func TestExecWebSocketIsRefusedBeforeTheHandshake(t *testing.T) {
 	s.create("box")
 	handshake := []string{"Connection", "keep-alive, Upgrade", "Upgrade", "websocket", "Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="}
 	with := func(name, value string) []string { return append(append([]string(nil), handshake...), name, value) }
-	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil)
-	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Version", "8")...)
-	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Key", "short")...)
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/none/exec", nil, handshake...)
-	s.refused(CodeUnauthorized, "GET", "/sandbox/box/exec", nil, with("Authorization", "")...)
+	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil)
+	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Version", "8")...)
+	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil, with("Sec-WebSocket-Key", "short")...)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/none/exec", nil, handshake...)
+	s.refused(problem.Unauthorized, "GET", "/sandbox/box/exec", nil, with("Authorization", "")...)
 	e, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
-	s.refused(CodeTooManyStreams, "GET", "/sandbox/box/exec", nil, handshake...)
+	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/exec", nil, handshake...)
 	e.sendJSON(ExecStdinEOF{Type: "stdin_eof"})
 	e.expectComplete()
 }
@@ -292,7 +293,7 @@ func TestExecWebSocketIsRefusedBeforeTheHandshake(t *testing.T) {
 func TestExecWebSocketNeedsHTTP1(t *testing.T) {
 	s := newServerHTTP2(t)
 	s.create("box")
-	s.refused(CodeUpgradeRequired, "GET", "/sandbox/box/exec", nil)
+	s.refused(problem.UpgradeRequired, "GET", "/sandbox/box/exec", nil)
 }
 
 // A client that disconnects is noticed although the command reads nothing of what it

@@ -8,6 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -39,7 +40,7 @@ type FeedGap struct {
 
 func (a *API) registerFeed() {
 	page := answerJSON[FeedPage](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
-	kinds := map[string]reflect.Type{"gap": reflect.TypeFor[FeedGap](), "error": reflect.TypeFor[Problem]()}
+	kinds := map[string]reflect.Type{"gap": reflect.TypeFor[FeedGap](), "error": reflect.TypeFor[problem.Problem]()}
 	for _, kind := range eventTypes {
 		kinds[string(kind)] = reflect.TypeFor[FeedEvent]()
 	}
@@ -49,7 +50,7 @@ func (a *API) registerFeed() {
 		summary: "The events of all sandboxes, oldest first",
 		description: "The newest 4,096 of the node, kept in memory since it started. Wakes nothing. As a stream it first sends those after the cursor, " +
 			"then each event as it happens; an event `gap` says that some were missed. Each sandbox's own timeline keeps more.",
-		codes:   []Code{CodeTooManyStreams},
+		codes:   []problem.Code{problem.StreamLimitExceeded},
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.feed)
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -50,16 +51,16 @@ func TestFeedSaysThatEventsWereMissed(t *testing.T) {
 	stream := s.open("GET", "/events?after=otherrun-7", nil, "Accept", eventStreamType)
 	stream.expect("gap")
 	stream.expect("created")
-	for location, p := range map[string]Problem{
-		"query.after":          s.refused(CodeInvalidRequest, "GET", "/events?after=x", nil),
-		"header.Last-Event-ID": s.refused(CodeInvalidRequest, "GET", "/events", nil, "Last-Event-ID", "x"),
+	for location, p := range map[string]problem.Problem{
+		"query.after":          s.refused(problem.RequestInvalid, "GET", "/events?after=x", nil),
+		"header.Last-Event-ID": s.refused(problem.RequestInvalid, "GET", "/events", nil, "Last-Event-ID", "x"),
 	} {
 		if len(p.Errors) != 1 || p.Errors[0].Location != location {
 			t.Errorf("the fault of %s is %+v", location, p)
 		}
 	}
 	for _, query := range []string{"after=x", "after=-1", "limit=0", "limit=1001", "since=1"} {
-		s.refused(CodeInvalidRequest, "GET", "/events?"+query, nil)
+		s.refused(problem.RequestInvalid, "GET", "/events?"+query, nil)
 	}
 }
 
@@ -88,5 +89,5 @@ func TestTTLIsSetChangedAndRemoved(t *testing.T) {
 	if sb := must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/one", `{"ttl":"0s"}`); sb.TTL != 0 || !sb.ExpiresAt.IsZero() {
 		t.Errorf("without a limit: ttl %s, expires at %s", time.Duration(sb.TTL), sb.ExpiresAt)
 	}
-	s.refused(CodeInvalidRequest, "PATCH", "/sandbox/one", `{"ttl":"1ms"}`)
+	s.refused(problem.RequestInvalid, "PATCH", "/sandbox/one", `{"ttl":"1ms"}`)
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -75,8 +76,8 @@ type MoveBody struct {
 }
 
 // fileCodes can come from any route that touches files.
-var fileCodes = []Code{CodePathNotFound, CodeNotDirectory, CodeIsDirectory, CodeAlreadyExists, CodeNotPermitted,
-	CodeNoSpaceLeft, CodeTooLarge, CodeTooManyCalls}
+var fileCodes = []problem.Code{problem.PathNotFound, problem.PathNotDirectory, problem.PathIsDirectory, problem.PathExists, problem.PathNotPermitted,
+	problem.SandboxDiskFull, problem.RequestTooLarge, problem.CallLimitExceeded}
 
 func (a *API) registerFiles() {
 	a.registerTransfers()
@@ -88,7 +89,7 @@ func (a *API) registerFiles() {
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/files", id: "delete-file", tag: "files", status: http.StatusNoContent,
 		summary: "Delete a file or directory", description: "Wakes the sandbox.",
-		codes: onSandbox(wakeCodes, fileCodes, []Code{CodeNotEmpty}),
+		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.DirectoryNotEmpty}),
 	}, a.deleteFile)
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/mkdir", id: "make-directory", tag: "files",

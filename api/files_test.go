@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -85,23 +86,23 @@ func TestJSONFormWritesAFile(t *testing.T) {
 	if info, _ := os.Stat(path); info.Mode().Perm() != 0o600 {
 		t.Errorf("its mode is %s", info.Mode())
 	}
-	for body, code := range map[string]Code{
-		`{"path":"` + path + `"}`:                                   CodeInvalidRequest,
-		`{"content":"x"}`:                                           CodeInvalidRequest,
-		`{"path":"relative","content":"x"}`:                         CodeInvalidRequest,
-		`{"path":"` + path + `","content":"x","encoding":"rot13"}`:  CodeInvalidRequest,
-		`{"path":"` + path + `","content":"%","encoding":"base64"}`: CodeInvalidRequest,
-		`{"path":"` + path + `","content":"x","mode":"rwx"}`:        CodeInvalidRequest,
-		`{"path":"` + path + `","content":"x","mode":"7777"}`:       CodeInvalidRequest,
-		`{"path":"` + path + `","contents":"x"}`:                    CodeInvalidRequest,
-		`{"path":`:                                                  CodeInvalidJSON,
-		``:                                                          CodeInvalidJSON,
-		`[]`:                                                        CodeInvalidRequest,
-		`{"path":"/f","content":"` + strings.Repeat("x", maxFileJSON) + `"}`: CodeBodyTooLarge,
+	for body, code := range map[string]problem.Code{
+		`{"path":"` + path + `"}`:                                   problem.RequestInvalid,
+		`{"content":"x"}`:                                           problem.RequestInvalid,
+		`{"path":"relative","content":"x"}`:                         problem.RequestInvalid,
+		`{"path":"` + path + `","content":"x","encoding":"rot13"}`:  problem.RequestInvalid,
+		`{"path":"` + path + `","content":"%","encoding":"base64"}`: problem.RequestInvalid,
+		`{"path":"` + path + `","content":"x","mode":"rwx"}`:        problem.RequestInvalid,
+		`{"path":"` + path + `","content":"x","mode":"7777"}`:       problem.RequestInvalid,
+		`{"path":"` + path + `","contents":"x"}`:                    problem.RequestInvalid,
+		`{"path":`:                                                  problem.JSONInvalid,
+		``:                                                          problem.JSONInvalid,
+		`[]`:                                                        problem.RequestInvalid,
+		`{"path":"/f","content":"` + strings.Repeat("x", maxFileJSON) + `"}`: problem.BodyTooLarge,
 	} {
 		s.refused(code, "PUT", write, body)
 	}
-	s.refused(CodeInvalidRequest, "PUT", write, strings.NewReader("raw without a path"))
+	s.refused(problem.RequestInvalid, "PUT", write, strings.NewReader("raw without a path"))
 	if b, _ := os.ReadFile(path); string(b) != "\xff\x00" {
 		t.Errorf("refusals made the file %q", b)
 	}
@@ -123,7 +124,7 @@ func TestRangesAreServed(t *testing.T) {
 		t.Errorf("If-Range: status %d: %q", got.status, got.body)
 	}
 	got := s.do("GET", read, nil, "Range", "bytes=20-30")
-	s.checkProblem(CodeRangeNotSatisfiable, "range beyond the end", got)
+	s.checkProblem(problem.RangeNotSatisfiable, "range beyond the end", got)
 	if got.header.Get("Content-Range") != "bytes */10" {
 		t.Errorf("Content-Range is %q", got.header.Get("Content-Range"))
 	}
@@ -275,8 +276,8 @@ func TestDirectoriesAreMadeListedMovedAndDeleted(t *testing.T) {
 	if f := must[guest.FileInfo](s, http.StatusOK, "POST", "/sandbox/box/files/move", map[string]any{"from": in("a/x"), "to": in("c/z")}); f.Path != in("c/z") {
 		t.Errorf("got %+v", f)
 	}
-	s.refused(CodePathNotFound, "GET", "/sandbox/box/files/read?"+at(in("a/x")), nil)
-	s.refused(CodeNotEmpty, "DELETE", "/sandbox/box/files?"+at(in("a")), nil)
+	s.refused(problem.PathNotFound, "GET", "/sandbox/box/files/read?"+at(in("a/x")), nil)
+	s.refused(problem.DirectoryNotEmpty, "DELETE", "/sandbox/box/files?"+at(in("a")), nil)
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/box/files?recursive=true&"+at(in("a")), nil)
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/box/files?"+at(in("c/z")), nil)
 	if list := must[FileList](s, http.StatusOK, "GET", "/sandbox/box/files?"+at(in("c")), nil); list.Files == nil || len(list.Files) != 0 {
@@ -328,11 +329,11 @@ func TestArchiveGoesInAndOut(t *testing.T) {
 	w.WriteHeader(&tar.Header{Name: "../evil", Typeflag: tar.TypeReg, Size: 1})
 	w.Write([]byte("x"))
 	w.Close()
-	s.refused(CodeUnsafeArchive, "PUT", "/sandbox/box/files/archive?"+at(dir+"/in"), io.Reader(&buf))
+	s.refused(problem.ArchiveUnsafe, "PUT", "/sandbox/box/files/archive?"+at(dir+"/in"), io.Reader(&buf))
 	if _, err := os.Stat(dir + "/evil"); err == nil {
 		t.Error("it was unpacked")
 	}
-	s.refused(CodeInvalidRequest, "PUT", "/sandbox/box/files/archive?"+at(dir+"/in"), strings.NewReader(strings.Repeat("no tar at all ", 100)))
+	s.refused(problem.RequestInvalid, "PUT", "/sandbox/box/files/archive?"+at(dir+"/in"), strings.NewReader(strings.Repeat("no tar at all ", 100)))
 }
 
 func TestBadFileRequestsAreRefused(t *testing.T) {
@@ -342,48 +343,48 @@ func TestBadFileRequestsAreRefused(t *testing.T) {
 	file := filepath.Join(dir, "f")
 	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(file), strings.NewReader("x"))
 	for _, tc := range []struct {
-		code         Code
+		code         problem.Code
 		method, path string
 		body         any
 	}{
-		{CodePathNotFound, "GET", "/files/read?" + at(dir+"/none"), nil},
-		{CodeIsDirectory, "GET", "/files/read?" + at(dir), nil},
-		{CodePathNotFound, "GET", "/files?" + at(dir+"/none"), nil},
-		{CodeNotDirectory, "GET", "/files?" + at(file), nil},
-		{CodePathNotFound, "DELETE", "/files?" + at(dir+"/none"), nil},
-		{CodePathNotFound, "GET", "/files/archive?" + at(dir+"/none"), nil},
-		{CodeIsDirectory, "PUT", "/files/write?" + at(dir), strings.NewReader("x")},
-		{CodeNotDirectory, "PUT", "/files/write?" + at(file+"/below"), strings.NewReader("x")},
-		{CodePathNotFound, "POST", "/files/move", map[string]any{"from": dir + "/none", "to": dir + "/x"}},
-		{CodeInvalidRequest, "POST", "/files/move", map[string]any{"from": dir}},
-		{CodeInvalidRequest, "POST", "/files/move", map[string]any{"from": "x", "to": "/y"}},
-		{CodeInvalidRequest, "POST", "/files/mkdir", map[string]any{"path": "x"}},
-		{CodeInvalidRequest, "POST", "/files/mkdir", map[string]any{"path": "/x\x00y"}},
-		{CodeInvalidRequest, "POST", "/files/mkdir", map[string]any{"path": "/" + strings.Repeat("ü", 2500)}},
-		{CodeInvalidRequest, "GET", "/files", nil},
-		{CodeInvalidRequest, "GET", "/files?path=", nil},
-		{CodeInvalidRequest, "GET", "/files?path=relative", nil},
-		{CodeInvalidRequest, "GET", "/files?path=/&recursive=maybe", nil},
-		{CodeInvalidRequest, "GET", "/files?path=/&deep=true", nil},
-		{CodeInvalidRequest, "GET", "/files/read", nil},
-		{CodeInvalidRequest, "GET", "/files/read?path=%00", nil},
-		{CodeInvalidRequest, "GET", "/files/archive", nil},
-		{CodeInvalidRequest, "PUT", "/files/archive", nil},
-		{CodeInvalidRequest, "PUT", "/files/write?mode=9&" + at(file), strings.NewReader("y")},
-		{CodeInvalidRequest, "PUT", "/files/write?mode=04755&" + at(file), strings.NewReader("y")},
-		{CodeInvalidRequest, "DELETE", "/files", nil},
+		{problem.PathNotFound, "GET", "/files/read?" + at(dir+"/none"), nil},
+		{problem.PathIsDirectory, "GET", "/files/read?" + at(dir), nil},
+		{problem.PathNotFound, "GET", "/files?" + at(dir+"/none"), nil},
+		{problem.PathNotDirectory, "GET", "/files?" + at(file), nil},
+		{problem.PathNotFound, "DELETE", "/files?" + at(dir+"/none"), nil},
+		{problem.PathNotFound, "GET", "/files/archive?" + at(dir+"/none"), nil},
+		{problem.PathIsDirectory, "PUT", "/files/write?" + at(dir), strings.NewReader("x")},
+		{problem.PathNotDirectory, "PUT", "/files/write?" + at(file+"/below"), strings.NewReader("x")},
+		{problem.PathNotFound, "POST", "/files/move", map[string]any{"from": dir + "/none", "to": dir + "/x"}},
+		{problem.RequestInvalid, "POST", "/files/move", map[string]any{"from": dir}},
+		{problem.RequestInvalid, "POST", "/files/move", map[string]any{"from": "x", "to": "/y"}},
+		{problem.RequestInvalid, "POST", "/files/mkdir", map[string]any{"path": "x"}},
+		{problem.RequestInvalid, "POST", "/files/mkdir", map[string]any{"path": "/x\x00y"}},
+		{problem.RequestInvalid, "POST", "/files/mkdir", map[string]any{"path": "/" + strings.Repeat("ü", 2500)}},
+		{problem.RequestInvalid, "GET", "/files", nil},
+		{problem.RequestInvalid, "GET", "/files?path=", nil},
+		{problem.RequestInvalid, "GET", "/files?path=relative", nil},
+		{problem.RequestInvalid, "GET", "/files?path=/&recursive=maybe", nil},
+		{problem.RequestInvalid, "GET", "/files?path=/&deep=true", nil},
+		{problem.RequestInvalid, "GET", "/files/read", nil},
+		{problem.RequestInvalid, "GET", "/files/read?path=%00", nil},
+		{problem.RequestInvalid, "GET", "/files/archive", nil},
+		{problem.RequestInvalid, "PUT", "/files/archive", nil},
+		{problem.RequestInvalid, "PUT", "/files/write?mode=9&" + at(file), strings.NewReader("y")},
+		{problem.RequestInvalid, "PUT", "/files/write?mode=04755&" + at(file), strings.NewReader("y")},
+		{problem.RequestInvalid, "DELETE", "/files", nil},
 	} {
 		s.refused(tc.code, tc.method, "/sandbox/box"+tc.path, tc.body)
-		if tc.code == CodePathNotFound || tc.code == CodeInvalidRequest {
+		if tc.code == problem.PathNotFound || tc.code == problem.RequestInvalid {
 			continue
 		}
-		s.refused(CodeSandboxNotFound, tc.method, "/sandbox/nobody"+tc.path, tc.body)
+		s.refused(problem.SandboxNotFound, tc.method, "/sandbox/nobody"+tc.path, tc.body)
 	}
 	if b, _ := os.ReadFile(file); string(b) != "x" {
 		t.Errorf("refusals made the file %q", b)
 	}
 	s.sleep(id)
-	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/files?path=relative", nil)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/files?path=relative", nil)
 	if state := s.state(id); state != "asleep" {
 		t.Errorf("a refusal woke it: %s", state)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/problem"
 )
 
 type flowsInput struct {
@@ -53,7 +54,7 @@ type explainOutput struct {
 
 func (a *API) registerFlows() {
 	page := answerJSON[FlowList](a, "A page of flows, or with Accept: text/event-stream all of them and those to come")
-	kinds := map[string]reflect.Type{"error": reflect.TypeFor[Problem]()}
+	kinds := map[string]reflect.Type{"error": reflect.TypeFor[problem.Problem]()}
 	for _, kind := range []audit.Kind{audit.DNS, audit.Connection, audit.Request} {
 		kinds[string(kind)] = reflect.TypeFor[audit.Entry]()
 	}
@@ -63,7 +64,7 @@ func (a *API) registerFlows() {
 		summary: "What a sandbox sent, and what became of it, oldest first",
 		description: "The latest 1,000 are kept until the node restarts. Wakes nothing. As a stream it first sends those, then what comes; after a break go " +
 			"on with Last-Event-ID. Who reads too slowly is told how many it lost (`dropped`). The stream ends when the sandbox is destroyed.",
-		codes:   onSandbox(needsEgress(CodeTooManyStreams)),
+		codes:   onSandbox(needsEgress(problem.StreamLimitExceeded)),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.flows)
 	register(a, route{
@@ -76,7 +77,7 @@ func (a *API) registerFlows() {
 		method: http.MethodGet, path: "/egress/flows", id: "list-proxy-flows", tag: "egress",
 		summary:     "What the owner's programs outside of sandboxes sent through the proxy, oldest first",
 		description: "As with a sandbox's flows. Their `sandbox` is `proxy/` and the owner.",
-		codes:       needsEgress(CodeTooManyStreams),
+		codes:       needsEgress(problem.StreamLimitExceeded),
 		answers:     map[int]*huma.Response{http.StatusOK: page},
 	}, a.outsideFlows)
 	register(a, route{

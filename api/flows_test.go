@@ -11,6 +11,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -61,10 +62,10 @@ func TestFlowsArePagedAndFiltered(t *testing.T) {
 		t.Errorf("got %s", got.body)
 	}
 	for _, query := range []string{"verdict=maybe", "kind=tcp", "limit=0", "limit=1001", "after=-1", "since=1", "host="} {
-		s.refused(CodeInvalidRequest, "GET", "/sandbox/box/egress?"+query, nil)
+		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress?"+query, nil)
 	}
-	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/egress", nil)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/egress", nil)
 }
 
 func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
@@ -115,9 +116,9 @@ func TestFollowersOfFlowsAreBoundedAndToldThatTheNodeCloses(t *testing.T) {
 	record(s, id, "a.example")
 	stream := s.open("GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
 	stream.expect("request")
-	s.refused(CodeTooManyStreams, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
+	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
 	closing(sandbox.ErrClosed)
-	if p := parse[Problem](t, stream.expect("error")); p.Code != CodeNodeClosing {
+	if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.NodeUnavailable {
 		t.Errorf("got %+v", p)
 	}
 	stream.expectEnd()
@@ -155,11 +156,11 @@ func TestExplanationsNameTheRule(t *testing.T) {
 	for body, where := range map[string]string{
 		`{"url":"example.com"}`: "body.url", `{"url":"ftp://example.com/"}`: "body.url", `{"method":"G T","url":"https://example.com/"}`: "body.method", `{}`: "body.url",
 	} {
-		if p := s.refused(CodeInvalidRequest, "POST", "/sandbox/box/egress/explain", body); p.Errors[0].Location != where {
+		if p := s.refused(problem.RequestInvalid, "POST", "/sandbox/box/egress/explain", body); p.Errors[0].Location != where {
 			t.Errorf("%s: %+v", body, p)
 		}
 	}
-	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/egress/explain", withHeader)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/egress/explain", withHeader)
 	if s.state(id) != sandbox.StateAsleep {
 		t.Error("explaining woke it")
 	}
@@ -185,5 +186,5 @@ func TestARequestFromOutsideOfSandboxesIsExplainedByTheOwnersRules(t *testing.T)
 	if e.Rule != "owner/no" || e.Verdict != rule.VerdictDeny {
 		t.Errorf("got %+v", e)
 	}
-	s.refused(CodeInvalidRequest, "POST", "/egress/explain", `{"url":"a.example"}`)
+	s.refused(problem.RequestInvalid, "POST", "/egress/explain", `{"url":"a.example"}`)
 }

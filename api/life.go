@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -28,7 +29,7 @@ func (a *API) registerLife() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "life",
 		summary: "Put a sandbox to sleep", description: "Answers when it sleeps. It keeps its memory. Ends a hold.",
-		codes: onSandbox([]Code{CodeBusy, CodeFreezeFailed, CodeSandboxDestroyed, CodeStoreFull, CodeTimeout}),
+		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, a.pause(a.sandboxes.Sleep, a.sandboxes.ForceSleep))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "life",
@@ -38,12 +39,12 @@ func (a *API) registerLife() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "life",
 		summary: "Stop a sandbox", description: "Answers when its processes have ended. It keeps its files.",
-		codes: onSandbox([]Code{CodeBusy, CodeSandboxDestroyed, CodeEngineUnavailable, CodeStoreFull, CodeTimeout}),
+		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, a.pause(a.sandboxes.Stop, a.sandboxes.ForceStop))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "life",
 		summary: "Keep a sandbox from sleeping by itself", description: "Replaces the hold before. Does not wake it.",
-		codes: onSandbox([]Code{CodeSandboxDestroyed, CodeStoreFull}),
+		codes: onSandbox([]problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull}),
 	}, a.hold)
 }
 

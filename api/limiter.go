@@ -3,13 +3,15 @@ package api
 import (
 	"context"
 	"sync/atomic"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // limiter bounds how many of something are under way. It never waits: a caller
 // who comes too late is refused and may try again.
 type limiter struct {
 	most   int64
-	refuse *Problem
+	refuse *problem.Problem
 	held   atomic.Int64
 }
 

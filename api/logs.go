@@ -9,6 +9,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -48,14 +49,14 @@ func (a *API) registerLogs() {
 		"stderr":  reflect.TypeFor[Output](),
 		"skipped": reflect.TypeFor[Skipped](),
 		"exit":    reflect.TypeFor[guest.Process](),
-		"error":   reflect.TypeFor[Problem](),
+		"error":   reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "get-logs", tag: "processes",
 		summary: "Output of a process",
 		description: "Wakes the sandbox, because the output is kept inside it, and keeps it awake while it is followed. " +
 			"The process's log_file has more of it.",
-		codes:   onSandbox(wakeCodes, []Code{CodeProcessNotFound, CodeTooManyCalls, CodeTooManyStreams}),
+		codes:   onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.logs)
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/problem"
 )
 
 const (
@@ -72,7 +73,7 @@ func (a *API) registerOpenAPI() {
 	register(a, route{
 		method: http.MethodGet, path: openAPIPath, id: "openapi", tag: "node", open: true,
 		summary: "The OpenAPI 3.1 document", description: "Needs no token.",
-		codes: []Code{CodeURITooLong, CodeInvalidRequest},
+		codes: []problem.Code{problem.URITooLong, problem.RequestInvalid},
 		answers: map[int]*huma.Response{http.StatusOK: {
 			Description: "The document",
 			Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{Type: huma.TypeObject}}},

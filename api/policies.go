@@ -9,6 +9,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/problem"
 )
 
 const wasmType = "application/wasm"
@@ -35,7 +36,7 @@ type pushedPolicyOutput struct {
 // PushedPolicy is a policy with what was found when it was pushed.
 type PushedPolicy struct {
 	catalog.Info
-	Warnings []FieldError `json:"warnings,omitempty" doc:"What works, and may not be meant"`
+	Warnings []problem.FieldError `json:"warnings,omitempty" doc:"What works, and may not be meant"`
 }
 
 type policiesOutput struct {
@@ -48,7 +49,7 @@ func (a *API) registerPolicies() {
 		summary: "Push a policy, or replace one",
 		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
 			"that they began with; the next ones get the new. One module of an owner is compiled at a time: try again after Retry-After if too many wait.",
-		codes: needsEgress(append([]Code{CodeNameInvalid, CodePolicyInvalid, CodeTooManyPolicies, CodeTooManyPushes, CodeTooManyCalls, CodeStoreFull}, bodyCodes...)...),
+		codes: needsEgress(append([]problem.Code{problem.NameInvalid, problem.PolicyInvalid, problem.PolicyLimitExceeded, problem.PushLimitExceeded, problem.CallLimitExceeded, problem.NodeDiskFull}, bodyCodes...)...),
 	}, a.putPolicy)
 	// huma would read a body that it knows of into memory, so it is told later.
 	a.documented("/policies/{name}").Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(wasmType)}
@@ -58,12 +59,12 @@ func (a *API) registerPolicies() {
 	}, a.policies)
 	register(a, route{
 		method: http.MethodGet, path: "/policies/{name}", id: "get-policy", tag: "policies",
-		summary: "Get a policy", description: "With the rules that name it, without the module.", codes: needsEgress(CodePolicyNotFound),
+		summary: "Get a policy", description: "With the rules that name it, without the module.", codes: needsEgress(problem.PolicyNotFound),
 	}, a.policy)
 	register(a, route{
 		method: http.MethodDelete, path: "/policies/{name}", id: "delete-policy", tag: "policies", status: http.StatusNoContent,
 		summary: "Forget a policy that was pushed", description: "Not while rules name it.",
-		codes: needsEgress(CodePolicyNotFound, CodePolicyInUse, CodePolicyBuiltIn, CodeStoreFull),
+		codes: needsEgress(problem.PolicyNotFound, problem.PolicyInUse, problem.PolicyBuiltIn, problem.NodeDiskFull),
 	}, a.deletePolicy)
 }
 
@@ -77,7 +78,7 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyO
 		return nil, err
 	}
 	if kind := in.r.Header.Get("Content-Type"); kind != "" && !isModule(kind) {
-		return nil, problemf(CodeUnsupportedMediaType, "the body is %s; send %s", clip(kind), wasmType)
+		return nil, problem.Newf(problem.MediaTypeUnsupported, "the body is %s; send %s", clip(kind), wasmType)
 	}
 	if err := a.pushes.enter(ctx); err != nil {
 		return nil, err
@@ -95,9 +96,9 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyO
 	}
 	pushed := &pushedPolicyOutput{Body: PushedPolicy{Info: info}}
 	if info.ReplacesBuiltIn {
-		pushed.Body.Warnings = []FieldError{{
+		pushed.Body.Warnings = []problem.FieldError{{
 			Location: "path.name", Message: fmt.Sprintf("doze ships a policy %q, and your rules that name it use yours from now on", info.Name),
-			Want: "push it under another name, and delete this one to use the shipped one",
+			Hint: "push it under another name, and delete this one to use the shipped one",
 		}}
 	}
 	return pushed, nil

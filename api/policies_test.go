@@ -14,6 +14,7 @@ import (
 	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/problem"
 )
 
 func TestPoliciesArePushedAndListed(t *testing.T) {
@@ -32,30 +33,30 @@ func TestPoliciesArePushedAndListed(t *testing.T) {
 	if p := must[catalog.Info](s, http.StatusOK, "GET", "/policies/sign", nil); strings.Join(p.UsedBy, " ") != "owner/gh" {
 		t.Errorf("got %+v", p)
 	}
-	if p := s.refused(CodePolicyInUse, "DELETE", "/policies/sign", nil); !strings.Contains(p.Detail, "owner/gh") {
+	if p := s.refused(problem.PolicyInUse, "DELETE", "/policies/sign", nil); !strings.Contains(p.Detail, "owner/gh") {
 		t.Errorf("got %s", p.Detail)
 	}
 	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[]}`)
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/policies/sign", nil)
-	s.refused(CodePolicyNotFound, "GET", "/policies/sign", nil)
-	s.refused(CodePolicyNotFound, "DELETE", "/policies/sign", nil)
+	s.refused(problem.PolicyNotFound, "GET", "/policies/sign", nil)
+	s.refused(problem.PolicyNotFound, "DELETE", "/policies/sign", nil)
 }
 
 func TestWhatIsNoPolicyIsRefused(t *testing.T) {
 	s := newServer(t, Limits{})
-	p := s.refused(CodePolicyInvalid, "PUT", "/policies/sign", strings.NewReader("#!/bin/sh"))
+	p := s.refused(problem.PolicyInvalid, "PUT", "/policies/sign", strings.NewReader("#!/bin/sh"))
 	if len(p.Errors) != 1 || p.Errors[0].Location != "body" || !strings.Contains(p.Detail, "no WebAssembly module") {
 		t.Errorf("got %+v", p)
 	}
-	s.refused(CodePolicyInvalid, "PUT", "/policies/sign", nil)
-	s.refused(CodeNameInvalid, "PUT", "/policies/Sign", bytes.NewReader(egresstest.Module(1)))
-	s.refused(CodeUnsupportedMediaType, "PUT", "/policies/sign", `{"module":"…"}`)
-	large := s.refused(CodeBodyTooLarge, "PUT", "/policies/sign", bytes.NewReader(make([]byte, catalog.MaxModule+1)))
+	s.refused(problem.PolicyInvalid, "PUT", "/policies/sign", nil)
+	s.refused(problem.NameInvalid, "PUT", "/policies/Sign", bytes.NewReader(egresstest.Module(1)))
+	s.refused(problem.MediaTypeUnsupported, "PUT", "/policies/sign", `{"module":"…"}`)
+	large := s.refused(problem.BodyTooLarge, "PUT", "/policies/sign", bytes.NewReader(make([]byte, catalog.MaxModule+1)))
 	if strings.Contains(large.Detail, "raw bytes") {
 		t.Errorf("the remedy is another's: %s", large.Detail)
 	}
 	// Of a length that is not known beforehand, too.
-	s.refused(CodeBodyTooLarge, "PUT", "/policies/sign", io.LimitReader(zeros{}, catalog.MaxModule+1))
+	s.refused(problem.BodyTooLarge, "PUT", "/policies/sign", io.LimitReader(zeros{}, catalog.MaxModule+1))
 	if list := must[PolicyList](s, http.StatusOK, "GET", "/policies", nil); len(list.Policies) != 1 {
 		t.Errorf("got %+v", list)
 	}
@@ -82,7 +83,7 @@ func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
 func TestPushesAreBounded(t *testing.T) {
 	s := newServer(t, Limits{MaxCalls: callsOfPush - 1})
-	s.refused(CodeTooManyCalls, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
+	s.refused(problem.CallLimitExceeded, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
 }
 
 func TestAnOwnersPushesAreBounded(t *testing.T) {
@@ -117,7 +118,7 @@ func TestAnOwnersPushesAreBounded(t *testing.T) {
 		}
 	}
 	got := s.do("PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
-	if p := s.checkProblem(CodeTooManyPushes, "one more", got); p.Status != http.StatusTooManyRequests || got.header.Get("Retry-After") == "" {
+	if p := s.checkProblem(problem.PushLimitExceeded, "one more", got); p.Status != http.StatusTooManyRequests || got.header.Get("Retry-After") == "" {
 		t.Errorf("got %+v, %v", p, got.header)
 	}
 	for _, rest := range bodies {
@@ -169,5 +170,5 @@ func TestTrustedCertificatesAreThere(t *testing.T) {
 	if got := s.do("GET", "/egress/ca", nil); got.status != http.StatusOK || string(got.body) != egresstest.PEM || got.header.Get("Content-Type") != pemType {
 		t.Errorf("%d, %s: %s", got.status, got.header.Get("Content-Type"), got.body)
 	}
-	s.refused(CodeUnauthorized, "GET", "/egress/ca", nil, "Authorization", "")
+	s.refused(problem.Unauthorized, "GET", "/egress/ca", nil, "Authorization", "")
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/problem"
 )
 
 type policyLogsInput struct {
@@ -27,7 +28,7 @@ type PolicyLog struct {
 func (a *API) registerPolicyLogs() {
 	page := answerJSON[PolicyLog](a, "A page of lines, or with Accept: text/event-stream all of them and those to come")
 	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"line": reflect.TypeFor[policylog.Line](), "error": reflect.TypeFor[Problem](),
+		"line": reflect.TypeFor[policylog.Line](), "error": reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/policies/{name}/logs", id: "list-policy-logs", tag: "policies",
@@ -35,7 +36,7 @@ func (a *API) registerPolicyLogs() {
 		description: "Its lines by the function log, and of its output, with the flow and the sandbox in whose request it wrote them. The latest 1,000 are kept " +
 			"until the node restarts or the policy is deleted. As a stream it first sends those, then what comes; after a break go on with Last-Event-ID. " +
 			"A client that reads too slowly is told how many lines it lost (`dropped`).",
-		codes:   needsEgress(CodePolicyNotFound, CodeTooManyStreams),
+		codes:   needsEgress(problem.PolicyNotFound, problem.StreamLimitExceeded),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.policyLogs)
 }

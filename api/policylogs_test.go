@@ -8,6 +8,7 @@ import (
 
 	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/problem"
 )
 
 // writes records lines of an owner's policy.
@@ -46,10 +47,10 @@ func TestLinesOfAPolicyArePagedAndFiltered(t *testing.T) {
 		t.Errorf("got %s", got.body)
 	}
 	for _, query := range []string{"level=loud", "limit=0", "limit=1001", "after=-1"} {
-		s.refused(CodeInvalidRequest, "GET", "/policies/bearer/logs?"+query, nil)
+		s.refused(problem.RequestInvalid, "GET", "/policies/bearer/logs?"+query, nil)
 	}
-	s.refused(CodeInvalidRequest, "GET", "/policies/bearer/logs", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
-	s.refused(CodePolicyNotFound, "GET", "/policies/nothing/logs", nil)
+	s.refused(problem.RequestInvalid, "GET", "/policies/bearer/logs", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
+	s.refused(problem.PolicyNotFound, "GET", "/policies/nothing/logs", nil)
 }
 
 func TestLinesOfAPolicyAreFollowedAndGoOnAfterABreak(t *testing.T) {
@@ -77,6 +78,6 @@ func TestLinesOfAPolicyAreFollowedAndGoOnAfterABreak(t *testing.T) {
 func TestFollowersOfPoliciesAreBounded(t *testing.T) {
 	s := newServer(t, Limits{MaxStreams: 1})
 	stream := s.open("GET", "/policies/bearer/logs", nil, "Accept", eventStreamType)
-	s.refused(CodeTooManyStreams, "GET", "/policies/bearer/logs", nil, "Accept", eventStreamType)
+	s.refused(problem.StreamLimitExceeded, "GET", "/policies/bearer/logs", nil, "Accept", eventStreamType)
 	stream.close()
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -57,7 +58,7 @@ func (a *API) registerPorts() {
 		summary: "Give a port a preview URL",
 		description: "Exposing it again sets all of its modes, those that are missing to their defaults; its URL stays unless its access changes. Wakes nothing unless it is to wait. " +
 			"With port_not_ready the port is exposed all the same.",
-		codes: onSandbox(wakeCodes, []Code{CodePortNotReady, CodeTooManyCalls}),
+		codes: onSandbox(wakeCodes, []problem.Code{problem.PortNotReady, problem.CallLimitExceeded}),
 	}, a.expose)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/ports", id: "list-ports", tag: "ports",
@@ -67,7 +68,7 @@ func (a *API) registerPorts() {
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/ports/{port}", id: "delete-port", tag: "ports", status: http.StatusNoContent,
 		summary: "End the preview of a port", description: "Its URL is gone for good. Wakes nothing.",
-		codes: onSandbox([]Code{CodePortNotExposed, CodeStoreFull}),
+		codes: onSandbox([]problem.Code{problem.PortNotExposed, problem.NodeDiskFull}),
 	}, a.unexpose)
 }
 
@@ -119,7 +120,7 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	watch.Wait()
 	var crashed *crashError
 	if err != nil && errors.As(context.Cause(waitCtx), &crashed) {
-		return problemf(CodePortNotReady, "nothing listens on port %d: process %s %s; its last lines: %s",
+		return problem.Newf(problem.PortNotReady, "nothing listens on port %d: process %s %s; its last lines: %s",
 			port, crashed.process.Name, crashed.process.Ending(), cmp.Or(lease.LastOutput(ctx, crashed.process.ID), "none"))
 	}
 	return fromGuest(err)
@@ -167,7 +168,7 @@ func (a *API) unexpose(ctx context.Context, in *portInput) (*struct{}, error) {
 	}
 	err = a.sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
 	if errors.Is(err, sandbox.ErrNotFound) {
-		err = newProblem(CodePortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists those that are", in.Port, Prefix, sb.ID))
+		err = problem.New(problem.PortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists those that are", in.Port, Prefix, sb.ID))
 	}
 	return nil, err
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -31,7 +32,7 @@ func TestExposedPortKeepsItsURL(t *testing.T) {
 		t.Errorf("the sandbox has %+v", sb.Ports)
 	}
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/web/ports/3000", nil)
-	s.refused(CodePortNotExposed, "DELETE", "/sandbox/web/ports/3000", nil)
+	s.refused(problem.PortNotExposed, "DELETE", "/sandbox/web/ports/3000", nil)
 	if list = must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 1 {
 		t.Errorf("got %+v", list)
 	}
@@ -51,7 +52,7 @@ func TestExposeWaitsUntilSomebodyListens(t *testing.T) {
 		t.Errorf("it is %s", state)
 	}
 	listener.Close()
-	s.refused(CodePortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "20ms"})
+	s.refused(problem.PortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "20ms"})
 	if list := must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 1 {
 		t.Errorf("got %+v", list)
 	}
@@ -68,7 +69,7 @@ func TestExposeDoesNotWaitForAServerThatHasCrashed(t *testing.T) {
 	listener.Close()
 	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/web/process",
 		map[string]any{"command": "echo no such module >&2; exit 3", "name": "web", "restart": "on_wake"})
-	p := s.refused(CodePortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "5m"})
+	p := s.refused(problem.PortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait": "5m"})
 	if !strings.Contains(p.Detail, "process web exited with code 3") || !strings.Contains(p.Detail, "no such module") {
 		t.Errorf("detail %q", p.Detail)
 	}
@@ -82,14 +83,14 @@ func TestBadPortsAreRefused(t *testing.T) {
 		`{"port":1,"access":"all"}`, `{"port":1,"wake":"maybe"}`, `{"port":1,"host":""}`, `{"port":1,"websocket":true}`,
 		`{"port":1,"wait":"6m"}`, `{"port":1,"wait":"-1s"}`, `{"port":1,"wait":5}`, `{"port":1,"token":"mine"}`,
 	} {
-		s.refused(CodeInvalidRequest, "POST", "/sandbox/web/expose", body)
+		s.refused(problem.RequestInvalid, "POST", "/sandbox/web/expose", body)
 	}
 	for _, port := range []string{"0", "65536", "x", "-1"} {
-		s.refused(CodeInvalidRequest, "DELETE", "/sandbox/web/ports/"+port, nil)
+		s.refused(problem.RequestInvalid, "DELETE", "/sandbox/web/ports/"+port, nil)
 	}
-	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/expose", map[string]any{"port": 1})
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/ports", nil)
-	s.refused(CodeSandboxNotFound, "DELETE", "/sandbox/nobody/ports/1", nil)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/expose", map[string]any{"port": 1})
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/ports", nil)
+	s.refused(problem.SandboxNotFound, "DELETE", "/sandbox/nobody/ports/1", nil)
 	if list := must[PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 0 {
 		t.Errorf("refusals exposed %+v", list)
 	}

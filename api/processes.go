@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -54,7 +55,7 @@ func (a *API) registerProcesses() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
 		summary: "Start a process in the background", description: "Wakes the sandbox. What the process prints is kept for its logs.",
-		codes: onSandbox(wakeCodes, []Code{CodeNameInvalid, CodeCommandNotFound, CodeNotExecutable, CodeNoShell, CodePathNotFound, CodeNotDirectory, CodeNotPermitted, CodeAlreadyExists, CodeTooLarge, CodeTooManyProcesses}),
+		codes: onSandbox(wakeCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
 	}, a.startProcess)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",
@@ -64,12 +65,12 @@ func (a *API) registerProcesses() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}", id: "get-process", tag: "processes",
 		summary: "Get a process as last known", description: "Wakes nothing.",
-		codes: onSandbox([]Code{CodeProcessNotFound}),
+		codes: onSandbox([]problem.Code{problem.ProcessNotFound}),
 	}, a.process)
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/process/{process}", id: "stop-process", tag: "processes",
 		summary: "End a process, or send it a signal", description: "Wakes the sandbox if the process may still run. A process that was ended is not started again.",
-		codes: onSandbox(wakeCodes, []Code{CodeProcessNotFound}),
+		codes: onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound}),
 	}, a.stopProcess)
 }
 
@@ -90,9 +91,19 @@ func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput,
 		Restart: in.Body.Restart,
 	})
 	if err != nil {
-		return nil, fromGuest(err)
+		return nil, fromGuest(startError(err))
 	}
 	return &processOutput{Body: process}, nil
+}
+
+// startError gives the error of a name in use its own code: the guest uses the same
+// code for paths and processes that exist.
+func startError(err error) error {
+	var failure *guest.Error
+	if errors.As(err, &failure) && failure.Code == guest.CodeExists {
+		return problem.New(problem.ProcessExists, validText(failure.Message, maxGuestMessage))
+	}
+	return err
 }
 
 func (a *API) processes(ctx context.Context, in *SandboxPath) (*processesOutput, error) {
@@ -126,15 +137,15 @@ func noProcess(sb sandbox.Sandbox, err error) error {
 	case !errors.As(err, &missing):
 		return err
 	case missing.Known != nil:
-		return newProblem(CodeProcessNotFound, missing.Error())
+		return problem.New(problem.ProcessNotFound, missing.Error())
 	case len(sb.Processes) == 0:
-		return problemf(CodeProcessNotFound, "%v; sandbox %s has had no processes in the background", missing, sb.Name)
+		return problem.Newf(problem.ProcessNotFound, "%v; sandbox %s has had no processes in the background", missing, sb.Name)
 	}
 	var known []string
 	for _, p := range sb.Processes[max(0, len(sb.Processes)-maxNamed):] {
 		known = append(known, clip(p.Name)+" ("+p.ID+")")
 	}
-	return problemf(CodeProcessNotFound, "%v; a process is named by its id or name: %s", missing, strings.Join(known, ", "))
+	return problem.Newf(problem.ProcessNotFound, "%v; a process is named by its id or name: %s", missing, strings.Join(known, ", "))
 }
 
 // maxNamed is how many processes an error names.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -128,7 +129,7 @@ func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
 	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=1", nil)
 	logs.expect("stdout")
-	s.refused(CodeBusy, "POST", "/sandbox/box/sleep", nil)
+	s.refused(problem.SandboxBusy, "POST", "/sandbox/box/sleep", nil)
 	logs.close()
 	s.sleep(id)
 	if n := s.api.streams.held.Load(); n != 0 {
@@ -143,7 +144,7 @@ func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
 	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=1", nil)
 	logs.expect("stdout")
 	for _, route := range []string{"sleep", "stop"} {
-		if p := s.refused(CodeBusy, "POST", "/sandbox/box/"+route+"?force=false", nil); !strings.Contains(p.Detail, "force=true") {
+		if p := s.refused(problem.SandboxBusy, "POST", "/sandbox/box/"+route+"?force=false", nil); !strings.Contains(p.Detail, "force=true") {
 			t.Errorf("%s: detail %q does not offer force", route, p.Detail)
 		}
 	}
@@ -153,50 +154,50 @@ func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
 	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop?force=true", nil); sb.State != sandbox.StateStopped {
 		t.Errorf("forced to stop it is %s", sb.State)
 	}
-	s.refused(CodeInvalidRequest, "POST", "/sandbox/box/sleep?force=maybe", nil)
-	s.refused(CodeInvalidRequest, "POST", "/sandbox/box/wake?force=true", nil)
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/box/sleep?force=maybe", nil)
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/box/wake?force=true", nil)
 }
 
 func TestBadProcessRequestsAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	for body, code := range map[string]Code{
-		`{}`:                                    CodeInvalidRequest,
-		`{"command":"a","argv":["b"]}`:          CodeInvalidRequest,
-		`{"command":"a","restart":"sometimes"}`: CodeInvalidRequest,
-		`{"command":"a","name":7}`:              CodeInvalidRequest,
-		`{"command":"a","stream":true}`:         CodeInvalidRequest,
-		`{"argv":["no-such-command-anywhere"]}`: CodeCommandNotFound,
-		`{"command":"a","name":"` + strings.Repeat("x", 200) + `"}`: CodeInvalidRequest,
+	for body, code := range map[string]problem.Code{
+		`{}`:                                    problem.RequestInvalid,
+		`{"command":"a","argv":["b"]}`:          problem.RequestInvalid,
+		`{"command":"a","restart":"sometimes"}`: problem.RequestInvalid,
+		`{"command":"a","name":7}`:              problem.RequestInvalid,
+		`{"command":"a","stream":true}`:         problem.RequestInvalid,
+		`{"argv":["no-such-command-anywhere"]}`: problem.CommandNotFound,
+		`{"command":"a","name":"` + strings.Repeat("x", 200) + `"}`: problem.RequestInvalid,
 	} {
 		s.refused(code, "POST", "/sandbox/box/process", body)
 	}
 	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
-	s.refused(CodeAlreadyExists, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
+	s.refused(problem.ProcessExists, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
 	for _, path := range []string{"/process/p-aaaaaaaa", "/process/two/logs", "/process/p-aaaaaaaa/logs?follow=true"} {
-		s.refused(CodeProcessNotFound, "GET", "/sandbox/box"+path, nil)
-		s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody"+path, nil)
+		s.refused(problem.ProcessNotFound, "GET", "/sandbox/box"+path, nil)
+		s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody"+path, nil)
 	}
-	s.refused(CodeProcessNotFound, "DELETE", "/sandbox/box/process/p-aaaaaaaa", nil)
+	s.refused(problem.ProcessNotFound, "DELETE", "/sandbox/box/process/p-aaaaaaaa", nil)
 	one := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0]
-	s.refused(CodeInvalidRequest, "DELETE", "/sandbox/box/process/one?signal=SIGNONSENSE", nil)
+	s.refused(problem.RequestInvalid, "DELETE", "/sandbox/box/process/one?signal=SIGNONSENSE", nil)
 	// The routes refuse pids: after a wake the same pid may belong to another process.
 	for _, name := range []string{"0", "-1", "x", "1.5", strconv.Itoa(one.PID), "%2e%2e", "p-"} {
-		for _, p := range []Problem{
-			s.refused(CodeProcessNotFound, "GET", "/sandbox/box/process/"+name, nil),
-			s.refused(CodeProcessNotFound, "DELETE", "/sandbox/box/process/"+name, nil),
-			s.refused(CodeProcessNotFound, "GET", "/sandbox/box/process/"+name+"/logs", nil),
+		for _, p := range []problem.Problem{
+			s.refused(problem.ProcessNotFound, "GET", "/sandbox/box/process/"+name, nil),
+			s.refused(problem.ProcessNotFound, "DELETE", "/sandbox/box/process/"+name, nil),
+			s.refused(problem.ProcessNotFound, "GET", "/sandbox/box/process/"+name+"/logs", nil),
 		} {
 			if !strings.Contains(p.Detail, "one ("+one.ID+")") {
 				t.Errorf("detail is %q", p.Detail)
 			}
 		}
 	}
-	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/process/"+strings.Repeat("x", 65), nil)
-	s.refused(CodeNameInvalid, "POST", "/sandbox/box/process", `{"command":"true","name":"p-k3f9x2m7"}`)
-	s.refused(CodeInvalidRequest, "GET", "/sandbox/box/process/one/logs?follow=maybe", nil)
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/processes", nil)
-	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/process", `{"command":"true"}`)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/"+strings.Repeat("x", 65), nil)
+	s.refused(problem.NameInvalid, "POST", "/sandbox/box/process", `{"command":"true","name":"p-k3f9x2m7"}`)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/one/logs?follow=maybe", nil)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/processes", nil)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/process", `{"command":"true"}`)
 }
 
 func TestTooManyProcessesIsSaid(t *testing.T) {
@@ -205,7 +206,7 @@ func TestTooManyProcessesIsSaid(t *testing.T) {
 	for range 256 { // as many as a guest runs
 		must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
 	}
-	s.refused(CodeTooManyProcesses, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
+	s.refused(problem.ProcessLimitExceeded, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
 }
 
 // A process in the sandbox that took the guest's place may say so much.

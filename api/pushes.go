@@ -3,6 +3,8 @@ package api
 import (
 	"context"
 	"sync"
+
+	"github.com/doze-run/doze/problem"
 )
 
 const (
@@ -32,9 +34,9 @@ func (p *pushes) enter(ctx context.Context) error {
 	defer p.mu.Unlock()
 	switch {
 	case p.byOwner[owner] == maxOwnerPushes:
-		return problemf(CodeTooManyPushes, "you push %d policies already, of which one is compiled at a time; try again when one is answered", maxOwnerPushes)
+		return problem.Newf(problem.PushLimitExceeded, "you push %d policies already, of which one is compiled at a time; try again when one is answered", maxOwnerPushes)
 	case p.all == maxPushes:
-		return problemf(CodeTooManyPushes, "%d policies are pushed already, of which one is compiled at a time; try again later", maxPushes)
+		return problem.Newf(problem.PushLimitExceeded, "%d policies are pushed already, of which one is compiled at a time; try again later", maxPushes)
 	}
 	p.all++
 	p.byOwner[owner]++

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -42,12 +43,12 @@ func (a *API) registerQuarantine() {
 		summary: "Make a container in quarantine a sandbox again",
 		description: "With its files and with the settings, ports and declared processes that it had last, stopped. Its TTL begins anew. " +
 			"GET /node lists what is in quarantine.",
-		codes: []Code{CodeQuarantineNotFound, CodeNameInvalid, CodeSandboxConflict, CodeStoreFull, CodeTimeout},
+		codes: []problem.Code{problem.QuarantineNotFound, problem.NameInvalid, problem.SandboxConflict, problem.NodeDiskFull, problem.SandboxTimeout},
 	}, a.adopt)
 	register(a, route{
 		method: http.MethodDelete, path: "/node/quarantine/{id}", id: "delete-quarantined", tag: "node", status: http.StatusNoContent,
 		summary: "Remove a container in quarantine with its files", description: "This cannot be undone. Goes on when the client goes away.",
-		codes: []Code{CodeQuarantineNotFound, CodeEngineUnavailable, CodeTimeout},
+		codes: []problem.Code{problem.QuarantineNotFound, problem.EngineUnavailable, problem.SandboxTimeout},
 	}, a.removeQuarantined)
 }
 

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -45,13 +46,13 @@ func TestContainersInQuarantineAreListedAdoptedAndRemoved(t *testing.T) {
 		t.Errorf("the owner sees %v", got)
 	}
 	at := func(id sandbox.ID) string { return "/node/quarantine/" + string(id) }
-	s.refused(CodeQuarantineNotFound, "POST", at(ids[2])+"/adopt", map[string]any{})
-	s.refused(CodeQuarantineNotFound, "DELETE", at(ids[2]), nil)
-	s.refused(CodeNameInvalid, "POST", at(ids[0])+"/adopt", map[string]any{"name": "No Name"})
+	s.refused(problem.QuarantineNotFound, "POST", at(ids[2])+"/adopt", map[string]any{})
+	s.refused(problem.QuarantineNotFound, "DELETE", at(ids[2]), nil)
+	s.refused(problem.NameInvalid, "POST", at(ids[0])+"/adopt", map[string]any{"name": "No Name"})
 	if got := must[Sandbox](s, http.StatusOK, "POST", at(ids[0])+"/adopt", map[string]any{}); got.ID != ids[0] || got.Name != "a" || got.State != sandbox.StateStopped {
 		t.Errorf("adopted %+v", got)
 	}
-	s.refused(CodeSandboxConflict, "POST", at(ids[1])+"/adopt", map[string]any{"name": "a"})
+	s.refused(problem.SandboxConflict, "POST", at(ids[1])+"/adopt", map[string]any{"name": "a"})
 	if got := s.do("DELETE", at(ids[1]), nil); got.status != http.StatusNoContent {
 		t.Errorf("remove: %d %s", got.status, got.body)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -18,57 +19,57 @@ import (
 // refuse turns the error of a request, or of what streams its answer, into the
 // Problem that the client gets. What failed on the node's side is logged here and
 // nowhere else.
-func (a *API) refuse(ctx context.Context, operation, id string, err error) *Problem {
+func (a *API) refuse(ctx context.Context, operation, id string, err error) *problem.Problem {
 	p := problemOf(ctx, err)
 	switch {
-	case p.Code == CodeNodeClosing: // whatever is under way then ends so
-	case p.Code == CodeInternal:
+	case p.Code == problem.NodeUnavailable: // whatever is under way then ends so
+	case p.Code == problem.InternalError:
 		a.log.Error("a request failed", "operation", operation, "sandbox", id, "request_id", requestIDOf(ctx), "error", err)
 	case p.Status >= http.StatusInternalServerError:
-		a.log.Warn("a request was not served", "operation", operation, "sandbox", id, "code", p.Code, "request_id", requestIDOf(ctx), "error", err)
+		a.log.Warn("a request was not served", "operation", operation, "sandbox", id, "code", p.Code.String(), "request_id", requestIDOf(ctx), "error", err)
 	}
-	return p.of(requestIDOf(ctx))
+	return p.For(requestIDOf(ctx))
 }
 
 // sentinels are told apart by errors.Is, first match first.
 var sentinels = []struct {
 	err  error
-	code Code
+	code problem.Code
 	want string // what would be right, after the error's own text
 }{
-	{syscall.EMFILE, CodeDescriptorsExhausted, "raise the limit of open files of the node's user (LimitNOFILE of its unit, ulimit -n) and restart the node"},
-	{syscall.ENFILE, CodeDescriptorsExhausted, "raise the host's limit of open files (sysctl fs.file-max)"},
-	{sandbox.ErrDestroyed, CodeSandboxDestroyed, "create another"},
-	{sandbox.ErrNotQuarantined, CodeQuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
-	{sandbox.ErrNotFound, CodeSandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
-	{sandbox.ErrImageNotAllowed, CodeImageNotAllowed, "GET " + Prefix + "/node lists the images"},
-	{sandbox.ErrImageMissing, CodeImageMissing, "check the image's name and that its registry can be reached from the node"},
-	{sandbox.ErrTooManyWaiters, CodeTooManyWaiters, "try again after Retry-After seconds"},
-	{sandbox.ErrTooManySandboxes, CodeTooManySandboxes, "delete one first"},
-	{sandbox.ErrBusy, CodeBusy, "try again when its requests, commands and transfers have ended, or with force=true"},
-	{sandbox.ErrStoreFull, CodeStoreFull, "free disk space on the node; nothing has changed"},
-	{sandbox.ErrEngineDown, CodeEngineUnavailable, "try again; doze doctor on the node says what is wrong"},
-	{sandbox.ErrClosed, CodeNodeClosing, "try again"},
-	{vault.ErrUnknown, CodeSecretNotFound, "GET " + Prefix + "/secrets lists those that exist"},
-	{vault.ErrTooMany, CodeTooManySecrets, "nothing has changed"},
-	{catalog.ErrUnknown, CodePolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
-	{catalog.ErrBuiltIn, CodePolicyBuiltIn, "only policies that were pushed can be deleted"},
-	{catalog.ErrInUse, CodePolicyInUse, "change those rules first"},
-	{catalog.ErrTooMany, CodeTooManyPolicies, "nothing has changed"},
-	{ruleset.ErrRevision, CodeRevisionConflict, "get them, make the change again and send the new revision"},
-	{guest.ErrLost, CodeGuestLost, "the sandbox ended or stopped meanwhile; GET its events to see why"},
-	{guest.ErrNoAnswer, CodeTimeout, "try again, or stop the sandbox and try again"},
+	{syscall.EMFILE, problem.DescriptorsExhausted, "raise the limit of open files of the node's user (LimitNOFILE of its unit, ulimit -n) and restart the node"},
+	{syscall.ENFILE, problem.DescriptorsExhausted, "raise the host's limit of open files (sysctl fs.file-max)"},
+	{sandbox.ErrDestroyed, problem.SandboxDestroyed, "create another"},
+	{sandbox.ErrNotQuarantined, problem.QuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
+	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
+	{sandbox.ErrImageNotAllowed, problem.ImageNotAllowed, "GET " + Prefix + "/node lists the images"},
+	{sandbox.ErrImageMissing, problem.ImageUnavailable, "check the image's name and that its registry can be reached from the node"},
+	{sandbox.ErrTooManyWaiters, problem.WaiterLimitExceeded, "try again after Retry-After seconds"},
+	{sandbox.ErrTooManySandboxes, problem.SandboxLimitExceeded, "delete one first"},
+	{sandbox.ErrBusy, problem.SandboxBusy, "try again when its requests, commands and transfers have ended, or with force=true"},
+	{sandbox.ErrStoreFull, problem.NodeDiskFull, "free disk space on the node; nothing has changed"},
+	{sandbox.ErrEngineDown, problem.EngineUnavailable, "try again; doze doctor on the node says what is wrong"},
+	{sandbox.ErrClosed, problem.NodeUnavailable, "try again"},
+	{vault.ErrUnknown, problem.SecretNotFound, "GET " + Prefix + "/secrets lists those that exist"},
+	{vault.ErrTooMany, problem.SecretLimitExceeded, "nothing has changed"},
+	{catalog.ErrUnknown, problem.PolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
+	{catalog.ErrBuiltIn, problem.PolicyBuiltIn, "only policies that were pushed can be deleted"},
+	{catalog.ErrInUse, problem.PolicyInUse, "change those rules first"},
+	{catalog.ErrTooMany, problem.PolicyLimitExceeded, "nothing has changed"},
+	{ruleset.ErrRevision, problem.RevisionConflict, "get them, make the change again and send the new revision"},
+	{guest.ErrLost, problem.GuestLost, "the sandbox ended or stopped meanwhile; GET its events to see why"},
+	{guest.ErrNoAnswer, problem.SandboxTimeout, "try again, or stop the sandbox and try again"},
 }
 
 // problemOf finds the Problem for any error that the runtime returns.
-func problemOf(ctx context.Context, err error) *Problem {
-	var problem *Problem
-	if errors.As(err, &problem) {
-		return problem
+func problemOf(ctx context.Context, err error) *problem.Problem {
+	var p *problem.Problem
+	if errors.As(err, &p) {
+		return p
 	}
 	switch {
 	case clientGone(ctx):
-		return newProblem(CodeClientGone, "the client closed the connection")
+		return problem.New(problem.ClientDisconnected, "the client closed the connection")
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
@@ -81,7 +82,7 @@ func problemOf(ctx context.Context, err error) *Problem {
 	}
 	var conflict *sandbox.ConflictError
 	if errors.As(err, &conflict) {
-		return newProblem(CodeSandboxConflict, conflict.Error())
+		return problem.New(problem.SandboxConflict, conflict.Error())
 	}
 	var refused *guest.Error
 	if errors.As(err, &refused) {
@@ -89,29 +90,29 @@ func problemOf(ctx context.Context, err error) *Problem {
 	}
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
-			return problemf(s.code, "%v; %s", err, s.want)
+			return problem.Newf(s.code, "%v; %s", err, s.want)
 		}
 	}
 	var freeze *sandbox.FreezeError
 	if errors.As(err, &freeze) {
-		return problemf(CodeFreezeFailed, "%v; it runs on; try again, or stop it", err)
+		return problem.Newf(problem.SleepFailed, "%v; it runs on; try again, or stop it", err)
 	}
 	var wake *sandbox.WakeError
 	if errors.As(err, &wake) {
-		return problemf(CodeWakeFailed, "%v; GET its events to see what happened", err)
+		return problem.Newf(problem.WakeFailed, "%v; GET its events to see what happened", err)
 	}
 	network := networkError(err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), network != nil && network.Timeout():
-		return newProblem(CodeTimeout, "the sandbox did not answer in time; try again, or stop it and try again")
+		return problem.New(problem.SandboxTimeout, "the sandbox did not answer in time; try again, or stop it and try again")
 	case network != nil, errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return newProblem(CodeGuestLost, "the connection to the sandbox broke; GET its events to see why")
+		return problem.New(problem.GuestLost, "the connection to the sandbox broke; GET its events to see why")
 	}
 	var failure guestFailure
 	if errors.As(err, &failure) {
-		return newProblem(CodeGuestError, "the sandbox gave no usable answer; the node's log says more")
+		return problem.New(problem.GuestError, "the sandbox gave no usable answer; the node's log says more")
 	}
-	return newProblem(CodeInternal, "the node failed; its log says more")
+	return problem.New(problem.InternalError, "the node failed; its log says more")
 }
 
 // networkError returns the failure of a connection that err wraps, or nil. An errno
@@ -146,51 +147,51 @@ func fromGuest(err error) error {
 	return guestFailure{err}
 }
 
-func problemOfInvalid(e *sandbox.InvalidError) *Problem {
-	code := CodeInvalidRequest
+func problemOfInvalid(e *sandbox.InvalidError) *problem.Problem {
+	code := problem.RequestInvalid
 	switch {
 	case errors.Is(e, sandbox.ErrImageNotAllowed):
-		code = CodeImageNotAllowed
+		code = problem.ImageNotAllowed
 	case e.Field == "name":
-		code = CodeNameInvalid
+		code = problem.NameInvalid
 	}
 	location := "body." + e.Field
 	if e.Field == "id" {
 		location = "path.id"
 	}
-	p := newProblem(code, e.Error())
-	p.Errors = []FieldError{{Location: location, Message: e.Reason, Want: e.Want}}
+	p := problem.New(code, e.Error())
+	p.Errors = []problem.FieldError{{Location: location, Message: e.Reason, Hint: e.Want}}
 	return p
 }
 
 // guestCodes are the codes of a guest that mean the same here. The guest runs
 // beside hostile code: whatever else it says is a guest_error.
-var guestCodes = map[string]Code{
-	guest.CodeInvalid:       CodeInvalidRequest,
-	guest.CodeNotFound:      CodePathNotFound,
-	guest.CodeNoProcess:     CodeProcessNotFound,
-	guest.CodeTooMany:       CodeTooManyProcesses,
-	guest.CodeExists:        CodeAlreadyExists,
-	guest.CodeNotDirectory:  CodeNotDirectory,
-	guest.CodeIsDirectory:   CodeIsDirectory,
-	guest.CodeNotEmpty:      CodeNotEmpty,
-	guest.CodeNotPermitted:  CodeNotPermitted,
-	guest.CodeNoSpace:       CodeNoSpaceLeft,
-	guest.CodeNoCommand:     CodeCommandNotFound,
-	guest.CodeNotExecutable: CodeNotExecutable,
-	guest.CodeNoShell:       CodeNoShell,
-	guest.CodeUnsafeArchive: CodeUnsafeArchive,
-	guest.CodeTooLarge:      CodeTooLarge,
-	guest.CodePortNotReady:  CodePortNotReady,
+var guestCodes = map[string]problem.Code{
+	guest.CodeInvalid:       problem.RequestInvalid,
+	guest.CodeNotFound:      problem.PathNotFound,
+	guest.CodeNoProcess:     problem.ProcessNotFound,
+	guest.CodeTooMany:       problem.ProcessLimitExceeded,
+	guest.CodeExists:        problem.PathExists,
+	guest.CodeNotDirectory:  problem.PathNotDirectory,
+	guest.CodeIsDirectory:   problem.PathIsDirectory,
+	guest.CodeNotEmpty:      problem.DirectoryNotEmpty,
+	guest.CodeNotPermitted:  problem.PathNotPermitted,
+	guest.CodeNoSpace:       problem.SandboxDiskFull,
+	guest.CodeNoCommand:     problem.CommandNotFound,
+	guest.CodeNotExecutable: problem.CommandNotExecutable,
+	guest.CodeNoShell:       problem.ShellNotFound,
+	guest.CodeUnsafeArchive: problem.ArchiveUnsafe,
+	guest.CodeTooLarge:      problem.RequestTooLarge,
+	guest.CodePortNotReady:  problem.PortNotReady,
 }
 
 // maxGuestMessage bounds what is repeated of a guest's words.
 const maxGuestMessage = 1000
 
-func problemOfGuest(e *guest.Error) *Problem {
+func problemOfGuest(e *guest.Error) *problem.Problem {
 	code, ok := guestCodes[e.Code]
 	if !ok {
-		code = CodeGuestError
+		code = problem.GuestError
 	}
-	return newProblem(code, validText(e.Message, maxGuestMessage))
+	return problem.New(code, validText(e.Message, maxGuestMessage))
 }

@@ -16,6 +16,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // bodySchemaKey is where an operation's Metadata keeps the schema of its body.
@@ -51,12 +53,12 @@ func (a *API) readJSON(most int64) func(huma.Context, func(huma.Context)) {
 		r, w := humago.Unwrap(ctx)
 		body, err := a.jsonBody(w, r, most)
 		if err != nil {
-			problemOf(r.Context(), err).write(w)
+			problemOf(r.Context(), err).Write(w, r)
 			return
 		}
 		schema := ctx.Operation().Metadata[bodySchemaKey].(*huma.Schema)
 		if err := a.checkNames(schema, body); err != nil {
-			problemOf(r.Context(), err).write(w)
+			problemOf(r.Context(), err).Write(w, r)
 			return
 		}
 		r.Body = io.NopCloser(bytes.NewReader(body))
@@ -83,7 +85,7 @@ func (a *API) refuseBody(ctx huma.Context, next func(huma.Context)) {
 		}
 	}
 	if err != nil {
-		problemOf(r.Context(), err).write(w)
+		problemOf(r.Context(), err).Write(w, r)
 		return
 	}
 	next(ctx)
@@ -96,7 +98,7 @@ func (a *API) checkQuery(ctx huma.Context, next func(huma.Context)) {
 	query := r.URL.Query()
 	for _, p := range ctx.Operation().Parameters {
 		values := query[p.Name]
-		var fault *Problem
+		var fault *problem.Problem
 		switch {
 		case p.In != "query" || len(values) == 0 || p.Schema.Type == huma.TypeArray:
 			continue
@@ -106,7 +108,7 @@ func (a *API) checkQuery(ctx huma.Context, next func(huma.Context)) {
 			fault = invalid("query."+p.Name, "it has no value", "give it one, or leave it away")
 		}
 		if fault != nil {
-			fault.write(w)
+			fault.Write(w, r)
 			return
 		}
 	}
@@ -199,9 +201,9 @@ func (a *API) jsonBody(w http.ResponseWriter, r *http.Request, most int64) ([]by
 	case err != nil:
 		return nil, err
 	case len(body) == 0:
-		return nil, newProblem(CodeInvalidJSON, "the body is empty; send a JSON object")
+		return nil, problem.New(problem.JSONInvalid, "the body is empty; send a JSON object")
 	case !utf8.Valid(body):
-		return nil, newProblem(CodeInvalidJSON, "the body is not UTF-8; JSON is (RFC 8259)")
+		return nil, problem.New(problem.JSONInvalid, "the body is not UTF-8; JSON is (RFC 8259)")
 	}
 	return body, nil
 }
@@ -229,7 +231,7 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request, most int64, want 
 // checkType refuses a body that says it is no JSON.
 func checkType(r *http.Request) error {
 	if header := r.Header.Get("Content-Type"); header != "" && !isJSON(header) {
-		return problemf(CodeUnsupportedMediaType, "the body is %s; send application/json", clip(header))
+		return problem.Newf(problem.MediaTypeUnsupported, "the body is %s; send application/json", clip(header))
 	}
 	return nil
 }
@@ -240,23 +242,23 @@ func isJSON(header string) bool {
 	return err == nil && mediaType == "application/json"
 }
 
-func tooLarge(most int64, want string) *Problem {
-	return problemf(CodeBodyTooLarge, "the body is larger than the %d bytes that are allowed here; %s", most, want)
+func tooLarge(most int64, want string) *problem.Problem {
+	return problem.Newf(problem.BodyTooLarge, "the body is larger than the %d bytes that are allowed here; %s", most, want)
 }
 
 // bodyProblem says why a body could not be read to its end.
-func bodyProblem(err error) *Problem {
+func bodyProblem(err error) *problem.Problem {
 	var network net.Error
 	if errors.As(err, &network) && network.Timeout() {
-		return newProblem(CodeBodyTimeout, "the rest of the body did not come in time; send it without long pauses")
+		return problem.New(problem.BodyTimeout, "the rest of the body did not come in time; send it without long pauses")
 	}
-	return newProblem(CodeBodyIncomplete, "the connection ended before the body did; nothing has changed; send it again")
+	return problem.New(problem.BodyIncomplete, "the connection ended before the body did; nothing has changed; send it again")
 }
 
 // invalid is the Problem of one fault in a request.
-func invalid(location, message, want string) *Problem {
-	p := problemf(CodeInvalidRequest, "%s: %s; %s", location, message, want)
-	p.Errors = []FieldError{{Location: location, Message: message, Want: want}}
+func invalid(location, message, want string) *problem.Problem {
+	p := problem.Newf(problem.RequestInvalid, "%s: %s; %s", location, message, want)
+	p.Errors = []problem.FieldError{{Location: location, Message: message, Hint: want}}
 	return p
 }
 
@@ -266,7 +268,7 @@ const maxFaults = 20
 // problemTransformer makes a Problem of what huma itself finds wrong with a
 // request. It is called for every answer.
 func (a *API) problemTransformer(ctx huma.Context, _ string, v any) (any, error) {
-	if _, ours := v.(*Problem); ours {
+	if _, ours := v.(*problem.Problem); ours {
 		return v, nil
 	}
 	failure, ok := v.(huma.StatusError)
@@ -277,19 +279,23 @@ func (a *API) problemTransformer(ctx huma.Context, _ string, v any) (any, error)
 	if model, ok := v.(*huma.ErrorModel); ok {
 		details = model.Errors
 	}
-	return a.faults(ctx.Operation(), failure.GetStatus(), failure.Error(), details).of(requestIDOf(ctx.Context())), nil
+	p := a.faults(ctx.Operation(), failure.GetStatus(), failure.Error(), details).For(requestIDOf(ctx.Context()))
+	for name, values := range p.GetHeaders() {
+		ctx.SetHeader(name, values[0])
+	}
+	return p, nil
 }
 
 // faults is the Problem of a request that huma refused with that status.
-func (a *API) faults(op *huma.Operation, status int, message string, details []*huma.ErrorDetail) *Problem {
+func (a *API) faults(op *huma.Operation, status int, message string, details []*huma.ErrorDetail) *problem.Problem {
 	switch {
 	case status == http.StatusBadRequest && len(details) > 0:
 		// It could not parse the body, which it finds out last.
-		return problemf(CodeInvalidJSON, "%s; send a JSON object", clip(details[len(details)-1].Message))
+		return problem.Newf(problem.JSONInvalid, "%s; send a JSON object", clip(details[len(details)-1].Message))
 	case status != http.StatusUnprocessableEntity:
-		return newProblem(CodeInternal, "the node failed; its log says more")
+		return problem.New(problem.InternalError, "the node failed; its log says more")
 	}
-	p := newProblem(CodeInvalidRequest, message)
+	p := problem.New(problem.RequestInvalid, message)
 	for _, d := range details {
 		if d == nil {
 			continue
@@ -302,16 +308,16 @@ func (a *API) faults(op *huma.Operation, status int, message string, details []*
 	if len(p.Errors) > 0 {
 		first := p.Errors[0]
 		p.Detail = first.Location + ": " + first.Message
-		if first.Want != "" {
-			p.Detail += "; " + first.Want
+		if first.Hint != "" {
+			p.Detail += "; " + first.Hint
 		}
 	}
 	return p
 }
 
 // fault says one fault in our words, and what would be right.
-func (a *API) fault(op *huma.Operation, d *huma.ErrorDetail) FieldError {
-	f := FieldError{Location: clip(d.Location), Message: clip(d.Message)}
+func (a *API) fault(op *huma.Operation, d *huma.ErrorDetail) problem.FieldError {
+	f := problem.FieldError{Location: clip(d.Location), Message: clip(d.Message)}
 	parent, _, _ := cutLast(d.Location, ".")
 	if name, ok := strings.CutPrefix(d.Message, "expected required property "); ok {
 		name, _, _ = strings.Cut(name, " ")
@@ -321,13 +327,13 @@ func (a *API) fault(op *huma.Operation, d *huma.ErrorDetail) FieldError {
 	case "unexpected property":
 		f.Message = "there is no such field"
 		if names := a.fieldsAt(op, parent); len(names) > 0 {
-			f.Want = "the fields are " + strings.Join(names, ", ")
+			f.Hint = "the fields are " + strings.Join(names, ", ")
 		}
 	case "unknown query parameter":
 		f.Message = "there is no such parameter"
-		f.Want = "this route has none"
+		f.Hint = "this route has none"
 		if names := queryNames(op); len(names) > 0 {
-			f.Want = "the parameters are " + strings.Join(names, ", ")
+			f.Hint = "the parameters are " + strings.Join(names, ", ")
 		}
 	}
 	return f
@@ -387,7 +393,7 @@ func queryNames(op *huma.Operation) []string {
 func (a *API) parseJSON(schema *huma.Schema, body []byte, into any) error {
 	var tree any
 	if err := json.Unmarshal(body, &tree); err != nil {
-		return problemf(CodeInvalidJSON, "%v; send a JSON object", err)
+		return problem.Newf(problem.JSONInvalid, "%v; send a JSON object", err)
 	}
 	if err := a.checkNames(schema, body); err != nil {
 		return err
@@ -398,7 +404,7 @@ func (a *API) parseJSON(schema *huma.Schema, body []byte, into any) error {
 	huma.Validate(a.huma.OpenAPI().Components.Schemas, schema, path, huma.ModeWriteToServer, tree, &result)
 	if len(result.Errors) == 0 {
 		if err := json.Unmarshal(body, into); err != nil {
-			return problemf(CodeInvalidRequest, "body: %v", err)
+			return problem.Newf(problem.RequestInvalid, "body: %v", err)
 		}
 		return nil
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // maxJSON bounds a JSON body, maxFileJSON one that carries a file. Larger files
@@ -30,7 +32,7 @@ type route struct {
 	description  string
 	status       int // of success; 0 means 200, or 204 without a body
 	// codes are the refusals that this route can answer beside common ones.
-	codes []Code
+	codes []problem.Code
 	// open routes need no token.
 	open bool
 	// answers describes successes that are not derived from the output type.
@@ -38,18 +40,18 @@ type route struct {
 }
 
 // commonCodes can come from any route that needs a token.
-var commonCodes = []Code{CodeUnauthorized, CodeInvalidRequest, CodeURITooLong, CodeNodeClosing, CodeDescriptorsExhausted, CodeInternal}
+var commonCodes = []problem.Code{problem.Unauthorized, problem.RequestInvalid, problem.URITooLong, problem.NodeUnavailable, problem.DescriptorsExhausted, problem.InternalError}
 
 // bodyCodes can come from any route with a JSON body.
-var bodyCodes = []Code{CodeInvalidJSON, CodeUnsupportedMediaType, CodeBodyTooLarge, CodeBodyIncomplete, CodeBodyTimeout}
+var bodyCodes = []problem.Code{problem.JSONInvalid, problem.MediaTypeUnsupported, problem.BodyTooLarge, problem.BodyIncomplete, problem.BodyTimeout}
 
 // wakeCodes can come from any route that wakes a sandbox.
-var wakeCodes = []Code{CodeSandboxDestroyed, CodeTooManyWaiters, CodeWakeFailed, CodeEngineUnavailable, CodeStoreFull,
-	CodeGuestLost, CodeGuestError, CodeTimeout}
+var wakeCodes = []problem.Code{problem.SandboxDestroyed, problem.WaiterLimitExceeded, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull,
+	problem.GuestLost, problem.GuestError, problem.SandboxTimeout}
 
 // onSandbox are the codes of a route with an {id}, and more.
-func onSandbox(codes ...[]Code) []Code {
-	return slices.Concat([]Code{CodeSandboxNotFound}, slices.Concat(codes...))
+func onSandbox(codes ...[]problem.Code) []problem.Code {
+	return slices.Concat([]problem.Code{problem.SandboxNotFound}, slices.Concat(codes...))
 }
 
 // SandboxPath is the part of a request's input that names a sandbox.
@@ -144,12 +146,12 @@ func targetOf(in any) string {
 }
 
 // documentProblems puts the codes into the operation, grouped by status.
-func (a *API) documentProblems(op *huma.Operation, codes []Code) {
+func (a *API) documentProblems(op *huma.Operation, codes []problem.Code) {
 	byStatus := map[int][]string{}
 	for _, code := range codes {
-		status := meanings[code].status
-		if !slices.Contains(byStatus[status], string(code)) {
-			byStatus[status] = append(byStatus[status], string(code))
+		status := code.Definition().Status
+		if !slices.Contains(byStatus[status], code.String()) {
+			byStatus[status] = append(byStatus[status], code.String())
 		}
 	}
 	all := []string{}
@@ -158,7 +160,7 @@ func (a *API) documentProblems(op *huma.Operation, codes []Code) {
 		all = append(all, list...)
 		op.Responses[strconv.Itoa(status)] = &huma.Response{
 			Description: "Problem: `" + strings.Join(list, "`, `") + "`",
-			Content:     map[string]*huma.MediaType{problemType: {Schema: a.schema(reflect.TypeFor[Problem]())}},
+			Content:     map[string]*huma.MediaType{problem.ContentType: {Schema: a.schema(reflect.TypeFor[problem.Problem]())}},
 		}
 	}
 	op.Extensions = map[string]any{codesExtension: all}

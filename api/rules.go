@@ -10,6 +10,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -40,7 +41,7 @@ type rulesOutput struct {
 // RuleSet is the rules of a scope, with what was found when they were set.
 type RuleSet struct {
 	ruleset.Set
-	Warnings []FieldError `json:"warnings,omitempty" doc:"Rules that were accepted but may not work as intended, at most 20: all of them in the answer to PUT, and those whose preset is no longer defined in the answer to GET"`
+	Warnings []problem.FieldError `json:"warnings,omitempty" doc:"Rules that were accepted but may not work as intended, at most 20: all of them in the answer to PUT, and those whose preset is no longer defined in the answer to GET"`
 }
 
 type setOwnerRulesInput struct {
@@ -68,7 +69,7 @@ type RulesCondition struct {
 func (a *API) registerRules() {
 	const described = "Applies to the next request of each sandbox, whether it runs or not. Rules that cannot work change nothing. " +
 		"Send the ETag as If-Match to replace only what you have seen."
-	codes := needsEgress(CodeRulesInvalid, CodeRevisionConflict, CodeStoreFull)
+	codes := needsEgress(problem.RulesInvalid, problem.RevisionConflict, problem.NodeDiskFull)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/node-rules", id: "get-node-rules", tag: "egress",
 		summary: "The rules of the node", description: "They stand before all others. Only the node's Caddyfile changes them.",
@@ -171,7 +172,7 @@ func rulesOf(set ruleset.Set, warnings []rule.Warning) *rulesOutput {
 		if w.Field != "" {
 			location += "." + w.Field
 		}
-		out.Body.Warnings = append(out.Body.Warnings, FieldError{Location: location, Message: w.Problem, Want: w.Remedy})
+		out.Body.Warnings = append(out.Body.Warnings, problem.FieldError{Location: location, Message: w.Problem, Hint: w.Remedy})
 	}
 	return out
 }
@@ -193,8 +194,8 @@ func parseRevision(ifMatch string) (*int64, error) {
 }
 
 // problemOfRules lists what is wrong with rules, each where it is.
-func problemOfRules(err error) *Problem {
-	var faults []FieldError
+func problemOfRules(err error) *problem.Problem {
+	var faults []problem.FieldError
 	var first *rule.Error
 	total := 0
 	for _, e := range flatten(err) {
@@ -206,14 +207,14 @@ func problemOfRules(err error) *Problem {
 			first = fault
 		}
 		if total <= maxFaults {
-			faults = append(faults, FieldError{Location: fmt.Sprintf("body.rules[%d].%s", fault.Index, fault.Field), Message: fault.Problem})
+			faults = append(faults, problem.FieldError{Location: fmt.Sprintf("body.rules[%d].%s", fault.Index, fault.Field), Message: fault.Problem})
 		}
 	}
 	detail := first.Error()
 	if total > 1 {
 		detail += fmt.Sprintf("; and %d more", total-1)
 	}
-	p := newProblem(CodeRulesInvalid, detail)
+	p := problem.New(problem.RulesInvalid, detail)
 	p.Errors = faults
 	return p
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/problem"
 )
 
 const oneRule = `{"rules":[{"name":"no","hosts":["evil.example"],"ports":["443","8000-8100"],"action":"deny","reason":"r"}]}`
@@ -36,8 +37,8 @@ func TestRulesComeBackAsTheyWereSet(t *testing.T) {
 			t.Errorf("%s: %+v", path, set)
 		}
 	}
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/nobody/egress/rules", nil)
-	s.refused(CodeSandboxNotFound, "PUT", "/sandbox/nobody/egress/rules", oneRule)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/egress/rules", nil)
+	s.refused(problem.SandboxNotFound, "PUT", "/sandbox/nobody/egress/rules", oneRule)
 }
 
 func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
@@ -49,7 +50,7 @@ func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
 	}{{`"0"`, `"1"`}, {`"0"`, ""}, {`"1"`, `"2"`}, {"*", `"3"`}, {`"2"`, ""}, {` "3" `, `"4"`}, {`"99"`, ""}} {
 		got := put(step.ifMatch)
 		if step.etag == "" {
-			if p := s.checkProblem(CodeRevisionConflict, step.ifMatch, got); !strings.Contains(p.Detail, "they are at revision") {
+			if p := s.checkProblem(problem.RevisionConflict, step.ifMatch, got); !strings.Contains(p.Detail, "they are at revision") {
 				t.Errorf("%s: %s", step.ifMatch, p.Detail)
 			}
 		} else if got.status != http.StatusOK || got.header.Get("ETag") != step.etag {
@@ -57,7 +58,7 @@ func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
 		}
 	}
 	for _, bad := range []string{"4", `"four"`, `W/"4"`, `"4`, `"-1"`, `"4", "5"`, `""`} {
-		s.checkProblem(CodeInvalidRequest, bad, put(bad))
+		s.checkProblem(problem.RequestInvalid, bad, put(bad))
 	}
 	if set := must[ruleset.Set](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 4 {
 		t.Errorf("they are at %d", set.Revision)
@@ -74,7 +75,7 @@ func TestRulesThatNeverApplyGetAWarning(t *testing.T) {
 		if len(set.Warnings) < 2 {
 			t.Fatalf("%s: %+v", path, set.Warnings)
 		}
-		if w := set.Warnings[0]; w.Location != "body.rules[1]" || !strings.Contains(w.Message, `"rest" denies what "npm" and "gh" allow`) || w.Want != `remove "rest" and set "default": "deny"` {
+		if w := set.Warnings[0]; w.Location != "body.rules[1]" || !strings.Contains(w.Message, `"rest" denies what "npm" and "gh" allow`) || w.Hint != `remove "rest" and set "default": "deny"` {
 			t.Errorf("%s: got %+v", path, w)
 		}
 		last := set.Warnings[len(set.Warnings)-1]
@@ -110,7 +111,7 @@ func TestTheDefaultOfRules(t *testing.T) {
 			}
 		}
 		for _, bad := range []string{`"allow_public"`, `""`, `1`} {
-			s.refused(CodeInvalidRequest, "PUT", path, `{"default":`+bad+`,"rules":[]}`)
+			s.refused(problem.RequestInvalid, "PUT", path, `{"default":`+bad+`,"rules":[]}`)
 		}
 	}
 	must[RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["a.example"],"action":"allow"}]}`)
@@ -125,7 +126,7 @@ func TestTheDefaultOfRules(t *testing.T) {
 func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 	s := newServer(t, Limits{})
 	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", oneRule)
-	p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[
+	p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[
 		{"name":"ok","action":"allow"},
 		{"name":"ok","hosts":["a.example","https://b.example"],"action":"allow"},
 		{"name":"corp","private":true,"action":"perhaps"}]}`)
@@ -143,7 +144,7 @@ func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 	for i := range many {
 		many[i] = `{"name":"A","action":"deny"}`
 	}
-	if p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[`+strings.Join(many, ",")+`]}`); len(p.Errors) != maxFaults {
+	if p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[`+strings.Join(many, ",")+`]}`); len(p.Errors) != maxFaults {
 		t.Errorf("%d faults are listed", len(p.Errors))
 	}
 	if set := must[ruleset.Set](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 1 {
@@ -164,20 +165,20 @@ func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 		`{"rules":{}}`: "body.rules",
 		`{}`:           "body.rules",
 	} {
-		if p := s.refused(CodeInvalidRequest, "PUT", "/egress/rules", body); len(p.Errors) == 0 || p.Errors[0].Location != where {
+		if p := s.refused(problem.RequestInvalid, "PUT", "/egress/rules", body); len(p.Errors) == 0 || p.Errors[0].Location != where {
 			t.Errorf("%s: %+v, want %s", body, p, where)
 		}
 	}
-	if p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a"}]}`); p.Errors[0].Location != "body.rules[0].action" {
+	if p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a"}]}`); p.Errors[0].Location != "body.rules[0].action" {
 		t.Errorf("got %+v", p)
 	}
-	p := s.refused(CodeInvalidRequest, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","host":["x"]}]}`)
-	if !strings.Contains(p.Errors[0].Want, "hosts, methods, name") {
+	p := s.refused(problem.RequestInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","host":["x"]}]}`)
+	if !strings.Contains(p.Errors[0].Hint, "hosts, methods, name") {
 		t.Errorf("the fields are not named: %+v", p.Errors[0])
 	}
-	s.refused(CodeInvalidRequest, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","ports":["http"]}]}`)
+	s.refused(problem.RequestInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","ports":["http"]}]}`)
 	long := fmt.Sprintf(`{"rules":[%s{"name":"a","action":"allow"}]}`, strings.Repeat(`{"name":"a","action":"allow"},`, rule.MaxRules))
-	s.refused(CodeInvalidRequest, "PUT", "/egress/rules", long)
+	s.refused(problem.RequestInvalid, "PUT", "/egress/rules", long)
 	// What is not described by the document is taken as it is.
 	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules",
 		`{"rules":[{"name":"a","action":"policies","headers":{"x-a":"1"},"policies":[{"policy":"p","config":{"A":1,"a":[2]},"secrets":{"token":"t"}}]}]}`)
@@ -198,10 +199,10 @@ func TestPresetsAreListedAndUsedInRules(t *testing.T) {
 			t.Errorf("%s: %s is explained as %+v", p.Name, host, e)
 		}
 	}
-	if p := s.refused(CodeRulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","hosts":["preset:nmp"],"action":"allow"}]}`); p.Errors[0].Location != "body.rules[0].hosts[0]" {
+	if p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","hosts":["preset:nmp"],"action":"allow"}]}`); p.Errors[0].Location != "body.rules[0].hosts[0]" {
 		t.Errorf("got %+v", p)
 	}
-	p := s.refused(CodeInvalidRequest, "PUT", "/secrets/github", `{"value":"12345678","hosts":["preset:github"]}`)
+	p := s.refused(problem.RequestInvalid, "PUT", "/secrets/github", `{"value":"12345678","hosts":["preset:github"]}`)
 	if p.Errors[0].Location != "body.hosts[0]" || !strings.Contains(p.Detail, "bound to hosts, not to a preset") {
 		t.Errorf("got %+v", p)
 	}
@@ -226,7 +227,7 @@ func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
 			got.Warnings[0].Message != `"a" names preset:registry, which is not defined on this node: it allows none of its hosts` {
 			t.Errorf("%s: got %+v", path, got)
 		}
-		if p := s.refused(CodeRulesInvalid, "PUT", path, rules); p.Errors[0].Location != "body.rules[0].hosts[0]" {
+		if p := s.refused(problem.RulesInvalid, "PUT", path, rules); p.Errors[0].Location != "body.rules[0].hosts[0]" {
 			t.Errorf("%s: got %+v", path, p)
 		}
 	}
@@ -242,7 +243,7 @@ func TestNodeRulesAreShownAndNotSet(t *testing.T) {
 	if got.Default != rule.AllowPublic || len(got.Rules) != 1 || got.Rules[0].Name != "no-metadata" {
 		t.Errorf("got %+v", got)
 	}
-	s.refused(CodeMethodNotAllowed, "PUT", "/egress/node-rules", oneRule)
+	s.refused(problem.MethodNotAllowed, "PUT", "/egress/node-rules", oneRule)
 }
 
 func TestANodeWithoutEgressSaysSo(t *testing.T) {
@@ -265,6 +266,6 @@ func TestANodeWithoutEgressSaysSo(t *testing.T) {
 		if !strings.Contains(path, "/egress") && !strings.Contains(path, "/secrets") && !strings.Contains(path, "/policies") {
 			continue
 		}
-		s.refused(CodeNoEgress, method, strings.NewReplacer("{id}", "box", "{name}", "n").Replace(path), body)
+		s.refused(problem.EgressDisabled, method, strings.NewReplacer("{id}", "box", "{name}", "n").Replace(path), body)
 	}
 }

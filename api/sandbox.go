@@ -8,6 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -76,8 +77,8 @@ func (a *API) registerSandboxes() {
 		summary: "Create a sandbox, or find it by name",
 		description: "Answers 201 when it was made and runs, 200 when it was there. The creation goes on when the client " +
 			"goes away; asking again joins it. Pulling a missing image shows in the events.",
-		codes: []Code{CodeNameInvalid, CodeImageNotAllowed, CodeImageMissing, CodeSandboxConflict, CodeTooManySandboxes,
-			CodeSandboxDestroyed, CodeWakeFailed, CodeEngineUnavailable, CodeStoreFull, CodeTimeout},
+		codes: []problem.Code{problem.NameInvalid, problem.ImageNotAllowed, problem.ImageUnavailable, problem.SandboxConflict, problem.SandboxLimitExceeded,
+			problem.SandboxDestroyed, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
 		answers: map[int]*huma.Response{http.StatusOK: answerJSON[Sandbox](a, "It was there")},
 	}, a.create)
 	register(a, route{
@@ -92,12 +93,12 @@ func (a *API) registerSandboxes() {
 	register(a, route{
 		method: http.MethodPatch, path: "/sandbox/{id}", id: "update-sandbox", tag: "sandboxes",
 		summary: "Change name, labels or times of a sandbox", description: "Wakes nothing. Image, size and env are for ever.",
-		codes: onSandbox([]Code{CodeNameInvalid, CodeSandboxConflict, CodeSandboxDestroyed, CodeStoreFull}),
+		codes: onSandbox([]problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxDestroyed, problem.NodeDiskFull}),
 	}, a.update)
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}", id: "delete-sandbox", tag: "sandboxes", status: http.StatusNoContent,
 		summary: "Destroy a sandbox with its files", description: "Whatever runs in it is killed. Goes on when the client goes away.",
-		codes: onSandbox([]Code{CodeEngineUnavailable, CodeStoreFull, CodeTimeout}),
+		codes: onSandbox([]problem.Code{problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, a.destroy)
 }
 

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -31,8 +32,8 @@ func TestCreateIsIdempotentByName(t *testing.T) {
 	if again.ID != made.ID {
 		t.Errorf("again it is %s, not %s", again.ID, made.ID)
 	}
-	s.refused(CodeSandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "image": "other", "size": "lite"})
-	s.refused(CodeSandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "size": "basic"})
+	s.refused(problem.SandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "image": "other", "size": "lite"})
+	s.refused(problem.SandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "size": "basic"})
 
 	for _, idOrName := range []string{"shop", string(made.ID)} {
 		if got := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/"+idOrName, nil); got.ID != made.ID {
@@ -151,10 +152,10 @@ func TestUpdateChangesWhatItNames(t *testing.T) {
 	if sb.Name != "new" || sb.Labels["k"] != "v" || time.Duration(sb.StopAfter) != 2*time.Hour {
 		t.Errorf("got %+v", sb)
 	}
-	s.refused(CodeSandboxNotFound, "PATCH", "/sandbox/old", map[string]any{"stop_after": "2h"})
-	s.refused(CodeSandboxConflict, "PATCH", "/sandbox/new", map[string]any{"name": "taken"})
-	s.refused(CodeNameInvalid, "PATCH", "/sandbox/new", map[string]any{"name": "No Name"})
-	s.refused(CodeInvalidRequest, "PATCH", "/sandbox/new", map[string]any{"image": "other"})
+	s.refused(problem.SandboxNotFound, "PATCH", "/sandbox/old", map[string]any{"stop_after": "2h"})
+	s.refused(problem.SandboxConflict, "PATCH", "/sandbox/new", map[string]any{"name": "taken"})
+	s.refused(problem.NameInvalid, "PATCH", "/sandbox/new", map[string]any{"name": "No Name"})
+	s.refused(problem.RequestInvalid, "PATCH", "/sandbox/new", map[string]any{"image": "other"})
 	if got := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/new", nil); got.Name != "new" || got.Labels["k"] != "v" {
 		t.Errorf("refusals changed it: %+v", got)
 	}
@@ -164,8 +165,8 @@ func TestDestroyedSandboxIsGone(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("brief")
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/brief", nil)
-	s.refused(CodeSandboxNotFound, "GET", "/sandbox/"+id, nil)
-	s.refused(CodeSandboxNotFound, "DELETE", "/sandbox/brief", nil)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/"+id, nil)
+	s.refused(problem.SandboxNotFound, "DELETE", "/sandbox/brief", nil)
 	if n := s.node.Engine.Count(); n != 0 {
 		t.Errorf("%d containers are left", n)
 	}
@@ -194,11 +195,11 @@ func TestSleepWakeStopAnswerWhenDone(t *testing.T) {
 		t.Errorf("still held until %s", sb.HoldUntil)
 	}
 	for _, verb := range []string{"sleep", "wake", "stop"} {
-		s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/"+verb, nil)
+		s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/"+verb, nil)
 	}
-	s.refused(CodeSandboxNotFound, "POST", "/sandbox/nobody/hold", map[string]any{"for": "1m"})
-	s.refused(CodeInvalidRequest, "POST", "/sandbox/life/hold", map[string]any{"for": "1000h"})
-	s.refused(CodeInvalidRequest, "POST", "/sandbox/life/hold", map[string]any{})
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/hold", map[string]any{"for": "1m"})
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{"for": "1000h"})
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{})
 }
 
 func TestSandboxInUseDoesNotSleep(t *testing.T) {
@@ -207,7 +208,7 @@ func TestSandboxInUseDoesNotSleep(t *testing.T) {
 	stream := s.open("POST", "/sandbox/used/exec", map[string]any{"command": "sleep 100", "stream": true})
 	stream.expect("start")
 	for _, verb := range []string{"sleep", "stop"} {
-		p := s.refused(CodeBusy, "POST", "/sandbox/used/"+verb, nil)
+		p := s.refused(problem.SandboxBusy, "POST", "/sandbox/used/"+verb, nil)
 		if !strings.Contains(p.Detail, "1 request") {
 			t.Errorf("detail is %q", p.Detail)
 		}
@@ -362,8 +363,8 @@ func TestFailuresOfTheNodeAreNotTheGuests(t *testing.T) {
 	must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "a"})
 	for _, c := range []struct {
 		err  error
-		code Code
-	}{{syscall.EIO, CodeFreezeFailed}, {&fs.PathError{Op: "open", Path: "cgroup.freeze", Err: syscall.EMFILE}, CodeDescriptorsExhausted}} {
+		code problem.Code
+	}{{syscall.EIO, problem.SleepFailed}, {&fs.PathError{Op: "open", Path: "cgroup.freeze", Err: syscall.EMFILE}, problem.DescriptorsExhausted}} {
 		s.node.Freezer.Fail(c.err, nil)
 		s.refused(c.code, "POST", "/sandbox/a/sleep", nil)
 	}

@@ -5,6 +5,7 @@ import (
 	"net/http"
 
 	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/problem"
 )
 
 // NamePath is the part of a request's input that names something of the owner's.
@@ -43,7 +44,7 @@ func (a *API) registerSecrets() {
 		method: http.MethodPut, path: "/secrets/{name}", id: "put-secret", tag: "secrets",
 		summary:     "Make a secret, or replace its value and hosts",
 		description: "For the next request of each sandbox. It is kept encrypted and sent to no host but those that it names.",
-		codes:       needsEgress(CodeNameInvalid, CodeTooManySecrets, CodeStoreFull),
+		codes:       needsEgress(problem.NameInvalid, problem.SecretLimitExceeded, problem.NodeDiskFull),
 	}, a.putSecret)
 	register(a, route{
 		method: http.MethodGet, path: "/secrets", id: "list-secrets", tag: "secrets",
@@ -51,12 +52,12 @@ func (a *API) registerSecrets() {
 	}, a.secrets)
 	register(a, route{
 		method: http.MethodGet, path: "/secrets/{name}", id: "get-secret", tag: "secrets",
-		summary: "Get a secret", description: "Without its value.", codes: needsEgress(CodeSecretNotFound),
+		summary: "Get a secret", description: "Without its value.", codes: needsEgress(problem.SecretNotFound),
 	}, a.secret)
 	register(a, route{
 		method: http.MethodDelete, path: "/secrets/{name}", id: "delete-secret", tag: "secrets", status: http.StatusNoContent,
 		summary: "Forget a secret", description: "Requests of rules that use it are refused from then on.",
-		codes: needsEgress(CodeSecretNotFound, CodeStoreFull),
+		codes: needsEgress(problem.SecretNotFound, problem.NodeDiskFull),
 	}, a.deleteSecret)
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/problem"
 )
 
 const canary = "canary-5f1d0c7e9a"
@@ -40,8 +41,8 @@ func TestSecretsArePutAndNeverRead(t *testing.T) {
 		}
 	}
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/secrets/github", nil)
-	s.refused(CodeSecretNotFound, "GET", "/secrets/github", nil)
-	s.refused(CodeSecretNotFound, "DELETE", "/secrets/github", nil)
+	s.refused(problem.SecretNotFound, "GET", "/secrets/github", nil)
+	s.refused(problem.SecretNotFound, "DELETE", "/secrets/github", nil)
 }
 
 func TestSecretsAreTheirOwners(t *testing.T) {
@@ -52,8 +53,8 @@ func TestSecretsAreTheirOwners(t *testing.T) {
 	if list := s.do("GET", "/secrets", nil); strings.TrimSpace(string(list.body)) != `{"secrets":[]}` {
 		t.Errorf("got %s", list.body)
 	}
-	s.refused(CodeSecretNotFound, "GET", "/secrets/theirs", nil)
-	s.refused(CodeSecretNotFound, "DELETE", "/secrets/theirs", nil)
+	s.refused(problem.SecretNotFound, "GET", "/secrets/theirs", nil)
+	s.refused(problem.SecretNotFound, "DELETE", "/secrets/theirs", nil)
 }
 
 // A refusal never repeats the value, wherever it was by mistake, and nor does the log.
@@ -62,33 +63,33 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.api.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	for _, c := range []struct {
-		code           Code
+		code           problem.Code
 		path, body     string
 		where, details string
 	}{
-		{CodeNameInvalid, "/secrets/A%20B", `{"value":"` + canary + `","hosts":["a.example"]}`, "path.name", "1 to 64"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"canary","hosts":["a.example"]}`, "body.value", "at least 8"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":["a.example","**"]}`, "body.hosts[1]", "name those that need it"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":["*.com"]}`, "body.hosts", "anybody"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":[]}`, "body.hosts", "such as"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":["` + canary + `"],"hosts":["a.example"]}`, "body.value", ""},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","hosts":"a.example"}`, "body.hosts", ""},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `"}`, "body.hosts", "missing"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","encoding":"base64","hosts":["a.example"]}`, "body.value", "no base64"},
-		{CodeInvalidRequest, "/secrets/a", `{"value":"` + canary + `","value":"` + canary + `","hosts":["a.example"]}`, "body.value", "more than once"},
-		{CodeInvalidJSON, "/secrets/a", `{"value":` + canary + `}`, "", ""},
-		{CodeInvalidJSON, "/secrets/a", canary, "", ""},
+		{problem.NameInvalid, "/secrets/A%20B", `{"value":"` + canary + `","hosts":["a.example"]}`, "path.name", "1 to 64"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"canary","hosts":["a.example"]}`, "body.value", "at least 8"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":["a.example","**"]}`, "body.hosts[1]", "name those that need it"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":["*.com"]}`, "body.hosts", "anybody"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":[]}`, "body.hosts", "such as"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":["` + canary + `"],"hosts":["a.example"]}`, "body.value", ""},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":"a.example"}`, "body.hosts", ""},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `"}`, "body.hosts", "missing"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","encoding":"base64","hosts":["a.example"]}`, "body.value", "no base64"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","value":"` + canary + `","hosts":["a.example"]}`, "body.value", "more than once"},
+		{problem.JSONInvalid, "/secrets/a", `{"value":` + canary + `}`, "", ""},
+		{problem.JSONInvalid, "/secrets/a", canary, "", ""},
 	} {
 		p := s.refused(c.code, "PUT", c.path, c.body)
 		if text := p.Error() + p.Title; strings.Contains(text, "canary") || !strings.Contains(text, c.details) {
 			t.Errorf("%s: %s", c.body, text)
 		}
-		if c.where != "" && (len(p.Errors) != 1 || p.Errors[0].Location != c.where || strings.Contains(p.Errors[0].Message+p.Errors[0].Want, "canary")) {
+		if c.where != "" && (len(p.Errors) != 1 || p.Errors[0].Location != c.where || strings.Contains(p.Errors[0].Message+p.Errors[0].Hint, "canary")) {
 			t.Errorf("%s: %+v, want %s", c.body, p.Errors, c.where)
 		}
 	}
 	s.egress.Store.Close()
-	s.refused(CodeInternal, "PUT", "/secrets/a", `{"value":"`+canary+`","hosts":["a.example"]}`)
+	s.refused(problem.InternalError, "PUT", "/secrets/a", `{"value":"`+canary+`","hosts":["a.example"]}`)
 	if !strings.Contains(log.String(), "storing the secret a") || strings.Contains(log.String(), "canary") {
 		t.Errorf("the log is %s", log.String())
 	}
@@ -104,7 +105,7 @@ func TestSecretsOfAHostAreBounded(t *testing.T) {
 			t.Fatalf("%d: %s", got.status, got.body)
 		}
 	}
-	if p := s.checkProblem(CodeTooManySecrets, "one more", put("more", vault.MinValue)); !strings.Contains(p.Detail, "*.example.com") {
+	if p := s.checkProblem(problem.SecretLimitExceeded, "one more", put("more", vault.MinValue)); !strings.Contains(p.Detail, "*.example.com") {
 		t.Errorf("got %s", p.Detail)
 	}
 }

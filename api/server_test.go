@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -143,7 +145,7 @@ func (s *server) send(req *http.Request) answer {
 	return got
 }
 
-// checkDocumented expects the status of an answer, and its JSON, to be as the OpenAPI
+// checkDocumented expects the status and code of an answer, and its JSON, to be as the OpenAPI
 // document describes them.
 func (s *server) checkDocumented(req *http.Request, got answer) {
 	s.t.Helper()
@@ -155,6 +157,9 @@ func (s *server) checkDocumented(req *http.Request, got answer) {
 	if response == nil {
 		s.t.Errorf("%s: the document has no status %d: %.300s", pattern, got.status, got.body)
 		return
+	}
+	if code := got.header.Get(problem.HeaderError); code != "" && !slices.Contains(op.Extensions[codesExtension].([]string), code) {
+		s.t.Errorf("%s: the document has no code %s", pattern, code)
 	}
 	kind, _, _ := strings.Cut(got.header.Get("Content-Type"), ";")
 	content := response.Content[kind]
@@ -235,24 +240,24 @@ func must[T any](s *server, want int, method, path string, body any, headers ...
 }
 
 // refused expects a problem document with that code.
-func (s *server) refused(code Code, method, path string, body any, headers ...string) Problem {
+func (s *server) refused(code problem.Code, method, path string, body any, headers ...string) problem.Problem {
 	s.t.Helper()
 	return s.checkProblem(code, fmt.Sprintf("%s %.100s", method, path), s.do(method, path, body, headers...))
 }
 
-func (s *server) checkProblem(code Code, what string, got answer) Problem {
+func (s *server) checkProblem(code problem.Code, what string, got answer) problem.Problem {
 	s.t.Helper()
-	var p Problem
-	if err := json.Unmarshal(got.body, &p); err != nil || got.header.Get("Content-Type") != problemType {
+	var p problem.Problem
+	if err := json.Unmarshal(got.body, &p); err != nil || got.header.Get("Content-Type") != problem.ContentType {
 		s.t.Fatalf("%s: status %d, type %q, no problem document: %.300s", what, got.status, got.header.Get("Content-Type"), got.body)
 	}
-	if p.Code != code || p.Status != got.status || p.Title == "" || p.Detail == "" || p.Type != problemBase+string(p.Code) {
+	if p.Code != code || p.Status != got.status || p.Title == "" || p.Detail == "" || p.Type != problem.TypeBase+p.Code.String() || got.header.Get(problem.HeaderError) != p.Code.String() {
 		s.t.Fatalf("%s: status %d, not a whole problem with code %s: %.500s", what, got.status, code, got.body)
 	}
 	if id := got.header.Get("X-Request-Id"); id == "" || p.RequestID != id {
 		s.t.Fatalf("%s: X-Request-Id %q, request_id %q", what, id, p.RequestID)
 	}
-	if want := meanings[code].status; got.status != want {
+	if want := code.Definition().Status; got.status != want {
 		s.t.Fatalf("%s: status %d of %s, not %d", what, got.status, code, want)
 	}
 	return p

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 const eventStreamType = "text/event-stream"
@@ -32,7 +34,7 @@ func wantsEvents(r *http.Request) bool {
 type eventStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	refuse func(error) *Problem // logs
+	refuse func(error) *problem.Problem // logs
 
 	mu      sync.Mutex // guards the writer
 	w       http.ResponseWriter
@@ -53,7 +55,7 @@ func (a *API) openStream(x Exchange, target SandboxPath) *eventStream {
 	w.WriteHeader(http.StatusOK)
 	s := &eventStream{w: w, control: http.NewResponseController(w), every: a.limits.Heartbeat}
 	s.ctx, s.cancel = context.WithCancel(x.r.Context())
-	s.refuse = func(err error) *Problem { return a.refuse(s.ctx, x.operation, targetOf(target), err) }
+	s.refuse = func(err error) *problem.Problem { return a.refuse(s.ctx, x.operation, targetOf(target), err) }
 	s.flush()
 	s.beat = time.NewTimer(s.every)
 	s.beaten.Go(s.heartbeat)

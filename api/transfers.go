@@ -12,6 +12,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -68,7 +69,7 @@ func (a *API) registerTransfers() {
 		summary: "Read a file",
 		description: "Wakes the sandbox. The Content-Type follows the file's name. Has an ETag and understands Range and If-None-Match. " +
 			"An answer that breaks off is ended by closing the connection, never as if it were whole.",
-		codes: onSandbox(wakeCodes, fileCodes, []Code{CodeRangeNotSatisfiable}),
+		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.RangeNotSatisfiable}),
 		answers: map[int]*huma.Response{
 			http.StatusOK:             content,
 			http.StatusPartialContent: partial,
@@ -155,8 +156,8 @@ func (a *API) readFile(ctx context.Context, in *readFileInput) (*huma.StreamResp
 		}
 		if content.Status == http.StatusRequestedRangeNotSatisfiable {
 			content.Body.Close()
-			return nil, nil, problemf(CodeRangeNotSatisfiable, "%s lies outside the file; its size is in Content-Range", clip(ranges)).
-				setHeader("Content-Range", clip(content.ContentRange))
+			return nil, nil, problem.Newf(problem.RangeNotSatisfiable, "%s lies outside the file; its size is in Content-Range", clip(ranges)).
+				WithHeader("Content-Range", clip(content.ContentRange))
 		}
 		return content.Body, func(h http.Header) int { return fileHeader(h, in, content) }, nil
 	})

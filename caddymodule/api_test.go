@@ -84,7 +84,7 @@ func TestAPICallsInFlightAreToldThatTheNodeCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	if problem := text(t, res); res.StatusCode != 503 || !strings.Contains(problem, `"node_closing"`) || res.Header.Get("Retry-After") == "" {
+	if problem := text(t, res); res.StatusCode != 503 || !strings.Contains(problem, `"node_unavailable"`) || res.Header.Get("Retry-After") == "" {
 		t.Errorf("the client got %d, %v, %s", res.StatusCode, res.Header, problem)
 	}
 }

@@ -138,7 +138,7 @@ type request struct {
 }
 
 // send makes the call and returns its answer, whose body the caller closes. An
-// answer that is no success is returned as *Error.
+// answer that is no success is returned as *problem.Problem.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	body, contentType := r.raw, r.contentType
 	if r.body != nil {

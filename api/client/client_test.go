@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/problem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -105,15 +107,15 @@ func TestErrorsAreProblems(t *testing.T) {
 		}
 		w.Header().Set("Content-Type", "application/problem+json")
 		w.WriteHeader(http.StatusNotFound)
-		io.WriteString(w, `{"title":"There is no such sandbox","status":404,"code":"sandbox_not_found","detail":"no sandbox \"a/b\""}`)
+		io.WriteString(w, `{"title":"Sandbox not found","status":404,"code":"sandbox_not_found","detail":"no sandbox \"a/b\""}`)
 	})
 	_, err := c.Get(t.Context(), "a/b")
-	var e *Error
-	if !errors.As(err, &e) || e.Code != CodeSandboxNotFound || e.Status != 404 || e.Error() != `no sandbox "a/b" (sandbox_not_found)` {
+	var e *problem.Problem
+	if !errors.As(err, &e) || e.Code != problem.SandboxNotFound || e.Status != 404 || e.Error() != `sandbox_not_found: no sandbox "a/b"` {
 		t.Fatalf("got %v", err)
 	}
-	if !HasCode(fmt.Errorf("wrapped: %w", err), CodeSandboxNotFound) {
-		t.Fatal("HasCode does not look into wrapped errors")
+	if !problem.Has(fmt.Errorf("wrapped: %w", err), problem.SandboxNotFound) {
+		t.Fatal("problem.Has does not look into wrapped errors")
 	}
 }
 
@@ -138,7 +140,8 @@ func TestAnotherServersAnswerIsSaidToBeOne(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := serve(t, tt.handler).Node(t.Context()); !HasCode(err, "unexpected_answer") {
+			var unexpected *UnexpectedResponseError
+			if _, err := serve(t, tt.handler).Node(t.Context()); !errors.As(err, &unexpected) || !strings.Contains(err.Error(), unexpected.Host+" responded with status ") {
 				t.Fatalf("got %v", err)
 			}
 		})
@@ -231,7 +234,7 @@ func TestFollowedLogNeverInventsAnEnd(t *testing.T) {
 	}{
 		{"ends early", "event: stdout\ndata: {\"data\":\"a\"}\n\n", func(err error) bool { return errors.Is(err, errNoEnd) }},
 		{"exit is cut off", "event: exit\ndata: {\"exit_code\":0}\n", func(err error) bool { return errors.Is(err, errNoEnd) }},
-		{"fails", "event: error\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return HasCode(err, "guest_lost") }},
+		{"fails", "event: error\ndata: {\"code\":\"guest_lost\",\"detail\":\"gone\",\"status\":502}\n\n", func(err error) bool { return problem.Has(err, problem.GuestLost) }},
 		{"unknown encoding", "event: stdout\ndata: {\"data\":\"a\",\"encoding\":\"rot13\"}\n\n", func(err error) bool { return err != nil }},
 		{"no JSON", "event: exit\ndata: x\n\n", func(err error) bool { return err != nil }},
 		{"too large", "data: " + strings.Repeat("x", maxMessage+1) + "\n\n", func(err error) bool { return err != nil }},

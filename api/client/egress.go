@@ -8,6 +8,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // RuleSet is the rules of an owner or of a sandbox.
@@ -19,7 +21,7 @@ type RuleSet struct {
 	// of a newer node must not lose it.
 	Rules json.RawMessage `json:"rules"`
 	// Warnings of SetRules are about rules that were accepted but may not work as intended.
-	Warnings []FieldError `json:"warnings,omitempty"`
+	Warnings []problem.FieldError `json:"warnings,omitempty"`
 }
 
 // RulesUpdate is a change of rules.
@@ -27,7 +29,7 @@ type RulesUpdate struct {
 	Default string          // inherit or deny; empty leaves it as it is
 	Rules   json.RawMessage // replace all that there are
 	// IfRevision, unless nil, is the only revision that is replaced: otherwise SetRules
-	// returns an *Error with CodeRevisionConflict.
+	// returns an *Error with problem.RevisionConflict.
 	IfRevision *int64
 }
 

@@ -1,88 +1,41 @@
 package client
 
 import (
+	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"mime"
 	"net/http"
+
+	"github.com/doze-run/doze/problem"
 )
 
-// Error is an answer that is no success: a problem document (RFC 9457).
-type Error struct {
-	Status int    `json:"status"`
-	Code   string `json:"code"` // stable, for programs
-	Title  string `json:"title"`
-	Detail string `json:"detail"`
-	// Errors are the single faults of an invalid request.
-	Errors []FieldError `json:"errors,omitempty"`
-	// RequestID names the request in the node's log.
-	RequestID string `json:"request_id,omitempty"`
+// UnexpectedResponseError is an error response that does not come from a node, such as
+// that of a proxy in front of it.
+type UnexpectedResponseError struct {
+	Host        string
+	Status      int
+	ContentType string // media type; empty if the response has none
 }
 
-// FieldError is one fault of a request.
-type FieldError struct {
-	Location string `json:"location"`
-	Message  string `json:"message"`
-	Want     string `json:"want,omitempty"`
+func (e *UnexpectedResponseError) Error() string {
+	return fmt.Sprintf("%s responded with status %d %s and %s; is this the address of a node's API?",
+		e.Host, e.Status, http.StatusText(e.Status), contentName(e.ContentType))
 }
 
-func (e *Error) Error() string {
-	text := e.Detail
-	if text == "" {
-		text = e.Title
-	}
-	return fmt.Sprintf("%s (%s)", text, e.Code)
-}
-
-// Codes of Error that this package's users tell apart.
-const (
-	CodeSandboxNotFound    = "sandbox_not_found"
-	CodeBusy               = "busy"
-	CodePathNotFound       = "path_not_found"
-	CodeIsDirectory        = "is_a_directory"
-	CodeNotDirectory       = "not_a_directory"
-	CodeRange              = "range_not_satisfiable"
-	CodeUnauthorized       = "unauthorized"
-	CodeQuarantineNotFound = "quarantine_not_found"
-
-	CodeCommandNotFound      = "command_not_found"
-	CodeCommandNotExecutable = "command_not_executable"
-	CodeNoShell              = "no_shell"
-
-	CodeNoEgress         = "no_egress"
-	CodeRevisionConflict = "revision_conflict"
-	CodeSecretNotFound   = "secret_not_found"
-	CodePolicyNotFound   = "policy_not_found"
-)
-
-// HasCode says whether err is an *Error with that code.
-func HasCode(err error, code string) bool {
-	var e *Error
-	return errors.As(err, &e) && e.Code == code
-}
-
-// readError makes an Error of any answer, also of a proxy's in between.
+// readError returns the *problem.Problem of a response, or an *UnexpectedResponseError.
 func readError(resp *http.Response) error {
-	e := &Error{}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
 	mediaType, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type"))
-	if err == nil && mediaType == "application/problem+json" && json.Unmarshal(body, e) == nil && e.Code != "" {
-		e.Status = resp.StatusCode
-		return e
+	if mediaType == problem.ContentType {
+		p := &problem.Problem{}
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxProblem))
+		if err == nil && json.Unmarshal(body, p) == nil && p.Code != (problem.Code{}) {
+			p.Status = resp.StatusCode
+			return p
+		}
 	}
-	return &Error{
-		Status: resp.StatusCode,
-		Code:   "unexpected_answer",
-		Title:  "This is not the answer of a node",
-		Detail: fmt.Sprintf("%s answered %s with %s; is this the address of a node's API?", resp.Request.URL.Host, resp.Status, contentName(mediaType)),
-	}
+	return &UnexpectedResponseError{Host: resp.Request.URL.Host, Status: resp.StatusCode, ContentType: mediaType}
 }
 
-func contentName(mediaType string) string {
-	if mediaType == "" {
-		return "no content type"
-	}
-	return mediaType
-}
+func contentName(mediaType string) string { return cmp.Or(mediaType, "no content type") }

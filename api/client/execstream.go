@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/coder/websocket"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Numbers of streams, with which binary messages begin.
@@ -106,10 +108,10 @@ type execCommand struct {
 
 // execMessage is a text message of the node.
 type execMessage struct {
-	Type        string `json:"type"`
-	StdinWindow int    `json:"stdin_window"`
-	Bytes       int    `json:"bytes"`
-	Problem     *Error `json:"problem"`
+	Type        string           `json:"type"`
+	StdinWindow int              `json:"stdin_window"`
+	Bytes       int              `json:"bytes"`
+	Problem     *problem.Problem `json:"problem"`
 	ExecResult
 }
 
@@ -187,7 +189,7 @@ func (e *execSocket) receive() (ExecResult, error) {
 			return m.ExecResult, nil
 		case "error":
 			if m.Problem == nil {
-				m.Problem = &Error{}
+				m.Problem = &problem.Problem{}
 			}
 			return ExecResult{}, m.Problem
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/coder/websocket"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // execNode is the node's end of one exec.
@@ -83,7 +85,7 @@ func TestExecStreamNeverInventsAnExitCode(t *testing.T) {
 		{"closes early", func(n *execNode) { n.conn.Close(websocket.StatusNormalClosure, "") }, func(err error) bool { return errors.Is(err, errNoResult) }},
 		{"fails", func(n *execNode) {
 			n.text(`{"type":"error","problem":{"code":"guest_lost","detail":"gone","status":502}}`)
-		}, func(err error) bool { return HasCode(err, "guest_lost") }},
+		}, func(err error) bool { return problem.Has(err, problem.GuestLost) }},
 		{"fails without a problem", func(n *execNode) { n.text(`{"type":"error"}`) }, func(err error) bool { return err != nil }},
 		{"not JSON", func(n *execNode) { n.text(`complete`) }, func(err error) bool { return err != nil }},
 		{"too large", func(n *execNode) { n.binary("\x01" + strings.Repeat("x", maxSocketMessage)) }, func(err error) bool { return errors.Is(err, errNoResult) }},
@@ -102,7 +104,7 @@ func TestExecStreamReadsRefusals(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 		io.WriteString(w, `{"code":"sandbox_not_found","detail":"no","status":404}`)
 	})
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{}); !HasCode(err, CodeSandboxNotFound) {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{}); !problem.Has(err, problem.SandboxNotFound) {
 		t.Fatalf("got %v", err)
 	}
 }

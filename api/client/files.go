@@ -7,6 +7,8 @@ import (
 	"io/fs"
 	"net/http"
 	"net/url"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // Kind of what is at a path.
@@ -29,11 +31,11 @@ func (c *Client) Stat(ctx context.Context, idOrName, path string) (Kind, error) 
 	case err == nil:
 		resp.Body.Close()
 		return KindFile, nil
-	case HasCode(err, CodeRange): // an empty file
+	case problem.Has(err, problem.RangeNotSatisfiable): // an empty file
 		return KindFile, nil
-	case HasCode(err, CodeIsDirectory):
+	case problem.Has(err, problem.PathIsDirectory):
 		return KindDirectory, nil
-	case HasCode(err, CodePathNotFound):
+	case problem.Has(err, problem.PathNotFound):
 		return KindNone, nil
 	}
 	return KindNone, err

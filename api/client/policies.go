@@ -7,6 +7,8 @@ import (
 	"net/url"
 	"strconv"
 	"time"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // MaxPolicy bounds a module that is pushed.
@@ -23,7 +25,7 @@ type Policy struct {
 	// ReplacesBuiltIn: it was pushed, and doze ships one of that name.
 	ReplacesBuiltIn bool `json:"replaces_built_in,omitempty"`
 	// Warnings of PushPolicy.
-	Warnings []FieldError `json:"warnings,omitempty"`
+	Warnings []problem.FieldError `json:"warnings,omitempty"`
 }
 
 // PushPolicy makes a policy of a WASM module, or replaces one.

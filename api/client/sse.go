@@ -11,6 +11,8 @@ import (
 	"io"
 	"mime"
 	"net/http"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // maxMessage bounds one server-sent event. A node sends at most 64 KiB of output
@@ -89,7 +91,7 @@ func newStream(ctx context.Context, resp *http.Response) *stream {
 func (s *stream) Close() error { return s.body.Close() }
 
 // each calls fn with every message until the stream ends, which returns nil, or
-// fn returns an error. An event "error" is returned as *Error.
+// fn returns an error. An event "error" is returned as *problem.Problem.
 func (s *stream) each(fn func(message) error) error {
 	for {
 		m, err := s.next()
@@ -100,11 +102,11 @@ func (s *stream) each(fn func(message) error) error {
 			return err
 		}
 		if m.event == "error" {
-			problem := &Error{}
-			if err := m.decode(problem); err != nil {
+			p := &problem.Problem{}
+			if err := m.decode(p); err != nil {
 				return err
 			}
-			return problem
+			return p
 		}
 		if err := fn(m); err != nil {
 			if err == errEnd {

@@ -32,6 +32,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -58,8 +59,8 @@ func TestLifeOfASandbox(t *testing.T) {
 	if out := r.ok("rm", "shop"); out != "shop  destroyed\n" {
 		t.Errorf("rm printed %q", out)
 	}
-	r.refused("(sandbox_not_found)", "show", "shop")
-	r.refused("(sandbox_not_found)", "rm", "shop")
+	r.refused("sandbox_not_found: ", "show", "shop")
+	r.refused("sandbox_not_found: ", "rm", "shop")
 	r.ok("rm", "--force", "shop")
 }
 
@@ -73,7 +74,7 @@ func TestForceIsOfferedWhenASandboxIsBusy(t *testing.T) {
 	}
 	defer lease.Release()
 	for _, step := range []struct{ command, state string }{{"sleep", "asleep"}, {"stop", "stopped"}} {
-		r.refused("(busy)\n  --force ", step.command, "shop")
+		r.refused("or with force=true\n  --force ", step.command, "shop")
 		if out, want := r.ok(step.command, "--force", "shop"), "shop  "+step.state+"\n"; out != want {
 			t.Errorf("%s --force printed %q, want %q", step.command, out, want)
 		}
@@ -87,10 +88,10 @@ func TestCreateWithoutWaiting(t *testing.T) {
 	if !strings.Contains(out, "created, starting") {
 		t.Errorf("create printed %q", out)
 	}
-	r.refused("(sandbox_conflict)", "create", "slow", "--wait=false", "--image", "other")
+	r.refused("sandbox_conflict: ", "create", "slow", "--wait=false", "--image", "other")
 	release()
 	eventually(t, "slow runs", func() bool { return strings.Contains(r.ok("show", "slow"), "running") })
-	r.refused("(sandbox_conflict)", "create", "slow", "--wait=false", "--image", "other")
+	r.refused("sandbox_conflict: ", "create", "slow", "--wait=false", "--image", "other")
 	if out := r.ok("create", "slow", "--wait=false"); !strings.Contains(out, "was there, running") {
 		t.Errorf("create printed %q", out)
 	}
@@ -211,9 +212,9 @@ func TestExecRefusals(t *testing.T) {
 		"has no --timeout":      {"exec", "-d", "--timeout", "1s", "a", "true"},
 		"no such variable":      {"exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true"},
 		"write --env KEY=VALUE": {"exec", "-e", "=x", "a", "true"},
-		"(sandbox_not_found)":   {"exec", "missing", "true"},
+		"sandbox_not_found: ":   {"exec", "missing", "true"},
 		"/relative":             {"exec", "a", "--cwd", "nowhere/relative", "true"},
-		"(path_not_found)":      {"exec", "a", "--cwd", "/nowhere", "true"},
+		"path_not_found: ":      {"exec", "a", "--cwd", "/nowhere", "true"},
 	} {
 		refused(exitExecFailed, words, args...)
 	}
@@ -222,9 +223,9 @@ func TestExecRefusals(t *testing.T) {
 	}
 	for _, detach := range [][]string{nil, {"-d"}} {
 		exec := append([]string{"exec", "a"}, detach...)
-		refused(exitNotFound, "(command_not_found)", append(exec, "--", "no-such-command-here", "x")...)
-		refused(exitNotExecutable, "(command_not_executable)", append(exec, "--", plain)...)
-		refused(exitNotExecutable, "(command_not_executable)", append(exec, "--", "/")...)
+		refused(exitNotFound, "command_not_found: ", append(exec, "--", "no-such-command-here", "x")...)
+		refused(exitNotExecutable, "command_not_executable: ", append(exec, "--", plain)...)
+		refused(exitNotExecutable, "command_not_executable: ", append(exec, "--", "/")...)
 	}
 }
 
@@ -464,7 +465,7 @@ func TestBackgroundProcesses(t *testing.T) {
 	if err := follower.Wait(); err != nil || followed.String() != "up\n" {
 		t.Errorf("logs -f: %v, %q, %q", err, followed.String(), end.String())
 	}
-	r.refused("(process_not_found)", "kill", "a", "99999999")
+	r.refused("process_not_found: ", "kill", "a", "99999999")
 }
 
 func TestPreviews(t *testing.T) {
@@ -495,7 +496,7 @@ func TestPreviews(t *testing.T) {
 	if closed := decodeJSON[client.Port](t, r.ok("expose", "a", "3001", "--remove", "--json")); closed.Port != 3001 {
 		t.Errorf("got %+v", closed)
 	}
-	r.refused("(port_not_exposed)", "expose", "a", "3000", "--remove")
+	r.refused("port_not_exposed: ", "expose", "a", "3000", "--remove")
 }
 
 func TestEventsFollowUntilDestroyed(t *testing.T) {
@@ -739,13 +740,13 @@ func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
 	r.misused("doze ls --help", "ls", "--stat", "x")
 	r.misused(`unexpected argument "b"; usage: doze create [NAME]`, "create", "a", "b")
 	r.misused("PORT is missing; usage: doze expose SANDBOX PORT", "expose", "a")
-	r.refused("(name_invalid)", "create", "No_Such")
+	r.refused("name_invalid: ", "create", "No_Such")
 	r.misused("write --label KEY=VALUE", "create", "a", "--label", "x")
 	r.misused("invalid duration", "hold", "a", "soon")
 	r.env["DOZE_TOKEN"] = "two words"
 	r.refused("was it copied whole", "ls")
 	r.env["DOZE_TOKEN"] = "wrong"
-	r.refused("(unauthorized)", "ls")
+	r.refused("unauthorized: ", "ls")
 	r.env["DOZE_TOKEN"] = ""
 	r.env["DOZE_API"] = "https://node.example.com/api/v1"
 	r.refused("set DOZE_TOKEN", "ls")
@@ -773,8 +774,8 @@ func TestHelpAndVersion(t *testing.T) {
 
 func TestPoliciesOfDozeCannotBeRemoved(t *testing.T) {
 	r := newRig(t)
-	r.refused("policy "+egresstest.BuiltIn+": the policy is part of doze; only policies that were pushed can be deleted (policy_built_in)", "policy", "rm", egresstest.BuiltIn)
-	r.refused("(policy_not_found)", "policy", "rm", "nope")
+	r.refused("policy_built_in: policy "+egresstest.BuiltIn+": the policy is part of doze; only policies that were pushed can be deleted", "policy", "rm", egresstest.BuiltIn)
+	r.refused("policy_not_found: ", "policy", "rm", "nope")
 }
 
 func TestErrorsNameTheSandboxAsTheCallerDid(t *testing.T) {
@@ -847,7 +848,7 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 		case route == "nobody":
 			w.Header().Set("Content-Type", "application/problem+json")
 			w.WriteHeader(http.StatusNotFound)
-			json.NewEncoder(w).Encode(client.Error{Code: evil, Detail: evil, Errors: []client.FieldError{{Location: evil}, {Message: evil}}})
+			json.NewEncoder(w).Encode(map[string]any{"code": evil, "detail": evil, "errors": []problem.FieldError{{Location: evil}, {Message: evil}}})
 		case route == "a", route == "sleep":
 			json.NewEncoder(w).Encode(sb)
 		case route == "exec":
@@ -994,8 +995,8 @@ func TestContainerInQuarantineIsAdoptedOrRemoved(t *testing.T) {
 		r.loseRecord(decodeJSON[client.Sandbox](t, r.ok("create", name, "--json")).ID)
 		r.ok("create", name) // another of that name
 		id := string(r.node.Manager.Info(t.Context()).Quarantined[0].ID)
-		r.refused("(quarantine_not_found)", "rm", "--quarantined", name)
-		r.refused("(sandbox_conflict)", "adopt", id)
+		r.refused("quarantine_not_found: ", "rm", "--quarantined", name)
+		r.refused("sandbox_conflict: ", "adopt", id)
 		if name == "a" {
 			if out := r.ok("adopt", id, "--name", "again"); out != "again  stopped\n" {
 				t.Errorf("adopt: %q", out)
@@ -1004,7 +1005,7 @@ func TestContainerInQuarantineIsAdoptedOrRemoved(t *testing.T) {
 		} else if out := r.ok("rm", "--quarantined", id); out != id+"  destroyed\n" {
 			t.Errorf("rm: %q", out)
 		}
-		r.refused("(quarantine_not_found)", "adopt", id)
+		r.refused("quarantine_not_found: ", "adopt", id)
 		r.ok("rm", "-f", "--quarantined", id)
 		r.ok("show", name)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 )
 
 // tree is a folder: names to contents. A name that ends in / is an empty folder,
@@ -99,11 +100,11 @@ func TestRelativePathsBeginAtTheWorkingDirectory(t *testing.T) {
 			w.Header().Set("Content-Type", "application/problem+json")
 			if req.URL.Query().Get("path") != "/workspace" {
 				w.WriteHeader(http.StatusNotFound)
-				json.NewEncoder(w).Encode(client.Error{Code: "path_not_found"})
+				json.NewEncoder(w).Encode(problem.New(problem.PathNotFound, ""))
 				return
 			}
 			w.WriteHeader(http.StatusUnprocessableEntity)
-			json.NewEncoder(w).Encode(client.Error{Code: "is_a_directory"})
+			json.NewEncoder(w).Encode(problem.New(problem.PathIsDirectory, ""))
 		}
 	})
 	here := t.TempDir()
@@ -223,7 +224,7 @@ func TestCopyRefusals(t *testing.T) {
 	r.refused("is a file, which a folder", "cp", "a:"+there, file)
 	r.refused("leave the last / away", "cp", file, "a:"+there+"/none/")
 	r.refused("leave the last / away", "cp", "a:"+there+"/file", here+"/none/")
-	r.refused("(sandbox_not_found)", "cp", file, "missing:/x")
+	r.refused("sandbox_not_found: ", "cp", file, "missing:/x")
 	r.misused("cannot have both", "cp", "--json", "a:"+there, "-")
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) createCommand() *cobra.Command {
@@ -147,7 +148,7 @@ func awaitSandbox(ctx context.Context, node *client.Client, name string) (client
 	defer tick.Stop()
 	for {
 		sb, err := node.Get(ctx, name)
-		if err == nil || !client.HasCode(err, client.CodeSandboxNotFound) {
+		if err == nil || !problem.Has(err, problem.SandboxNotFound) {
 			return sb, err
 		}
 		select {

@@ -69,7 +69,7 @@ func TestSecretsAreReadFromInputOrAFile(t *testing.T) {
 	if out := r.ok("secret", "rm", "github"); out != "github  removed\n" {
 		t.Errorf("rm printed %q", out)
 	}
-	r.refused("(secret_not_found)", "secret", "rm", "github")
+	r.refused("secret_not_found: ", "secret", "rm", "github")
 }
 
 func TestSecretsAreNoArguments(t *testing.T) {
@@ -107,7 +107,7 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 		if out := r.ok(append(scope, "--set", saved)...); out != "revision 2\n" {
 			t.Errorf("setting what was printed, it printed %q", out)
 		}
-		r.refused("(revision_conflict)", append(scope, "--set", saved)...)
+		r.refused("revision_conflict: ", append(scope, "--set", saved)...)
 		if got := r.dozeWith("[]", append(scope, "--set", "-", "--json")...); !strings.Contains(got.out, `"rules": []`) || !strings.Contains(got.out, `"revision": 3`) {
 			t.Errorf("got %+v", got)
 		}
@@ -124,7 +124,7 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 	if out := r.ok("egress", "rules", "shop"); strings.Contains(out, "npm") || !strings.HasSuffix(out, "default: inherit\n") {
 		t.Errorf("after --set and --default inherit the rules are\n%s", out)
 	}
-	r.refused("(invalid_request)", "egress", "rules", "--default", "allow")
+	r.refused("request_invalid: ", "egress", "rules", "--default", "allow")
 	r.misused("give it alone", "egress", "rules", "--node", "--default", "deny")
 	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"gh","hosts":["preset:github"],"action":"allow"}]`))
 	if out := r.ok("egress", "explain", "shop", "GET", "https://codeload.github.com/"); !strings.Contains(out, "preset    github\n") {
@@ -148,21 +148,21 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
 	r := newRig(t)
 	got := r.dozeWith(`{"rules":[{"name":"a","hosts":["https://a.example"],"action":"perhaps"}]}`, "egress", "rules", "--set", "-")
-	for _, words := range []string{"rule 1 (a)", "(rules_invalid)", "body.rules[0].hosts[0]: ", "body.rules[0].action: "} {
+	for _, words := range []string{"rule 1 (a)", "rules_invalid: ", "body.rules[0].hosts[0]: ", "body.rules[0].action: "} {
 		if got.code != exitFailed || !strings.Contains(got.err, words) {
 			t.Errorf("got %+v, want %q", got, words)
 		}
 	}
 	for text, words := range map[string]string{
 		"": "it is empty", " ": "it is empty", "[": "line 1, column 2: the JSON value does not end", "{": "write a list",
-		"[\n  {\"name\": \"a\" \"action\": \"deny\"}\n]": "-: line 2, column 16: invalid JSON", "\n{\"rules\": [],\n]": "line 3, column 1: invalid JSON", "{\"rules\":[]} []": "line 1, column 14: there is more", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "(invalid_request)",
+		"[\n  {\"name\": \"a\" \"action\": \"deny\"}\n]": "-: line 2, column 16: invalid JSON", "\n{\"rules\": [],\n]": "line 3, column 1: invalid JSON", "{\"rules\":[]} []": "line 1, column 14: there is more", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "request_invalid: ",
 	} {
 		if got := r.dozeWith(text, "egress", "rules", "--set", "-"); got.code != exitFailed || !strings.Contains(got.err, words) {
 			t.Errorf("%q: got %+v, want %q", text, got, words)
 		}
 	}
 	r.misused("give it alone", "egress", "rules", "--node", "--set", "-")
-	r.refused("(sandbox_not_found)", "egress", "rules", "nobody")
+	r.refused("sandbox_not_found: ", "egress", "rules", "nobody")
 }
 
 // sent records three flows of a sandbox.
@@ -205,8 +205,8 @@ func TestTailPrintsWhatWasSent(t *testing.T) {
 	if sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json")); sb.State != string(sandbox.StateAsleep) {
 		t.Errorf("reading woke it: %s", sb.State)
 	}
-	r.refused("(invalid_request)", "egress", "tail", "shop", "--verdict", "maybe")
-	r.refused("(sandbox_not_found)", "egress", "tail", "nobody")
+	r.refused("request_invalid: ", "egress", "tail", "shop", "--verdict", "maybe")
+	r.refused("sandbox_not_found: ", "egress", "tail", "nobody")
 }
 
 func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
@@ -295,7 +295,7 @@ func TestExplainNamesTheRule(t *testing.T) {
 		t.Errorf("got %+v", e)
 	}
 	r.misused("write --header", "egress", "explain", "shop", "GET", "https://a.example/", "-H", "x")
-	r.refused("(invalid_request)", "egress", "explain", "shop", "GET", "a.example")
+	r.refused("request_invalid: ", "egress", "explain", "shop", "GET", "a.example")
 	r.misused("URL is missing", "egress", "explain", "shop", "GET")
 	r.misused("URL is missing", "egress", "explain", "--proxy", "GET")
 	r.misused(`unexpected argument "x"`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
@@ -320,13 +320,13 @@ func TestPoliciesArePushed(t *testing.T) {
 		t.Fatal(got.err)
 	}
 	golden(t, "policies", regexp.MustCompile(`\d+s `).ReplaceAllString(r.ok("policy", "ls"), "0s "))
-	r.refused("(policy_in_use)", "policy", "rm", "sign")
+	r.refused("policy_in_use: ", "policy", "rm", "sign")
 	r.dozeWith("[]", "egress", "rules", "--set", "-")
 	if out := r.ok("policy", "rm", "sign", "--json"); !strings.Contains(out, `"state": "removed"`) {
 		t.Errorf("rm printed %q", out)
 	}
-	r.refused("(policy_not_found)", "policy", "rm", "sign")
-	r.refused("(policy_invalid)", "policy", "push", "sign", writeFile(t, "x.wasm", "#!/bin/sh"))
+	r.refused("policy_not_found: ", "policy", "rm", "sign")
+	r.refused("policy_invalid: ", "policy", "push", "sign", writeFile(t, "x.wasm", "#!/bin/sh"))
 	r.refused("no such file", "policy", "push", "sign", file+".missing")
 	r.refused("is no file", "policy", "push", "sign", t.TempDir())
 	large := writeFile(t, "large.wasm", "")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) eventsCommand() *cobra.Command {
@@ -93,13 +94,14 @@ func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox str
 // goOn says whether a follower begins again after its stream has ended with err, and
 // otherwise how he ends. It waits a moment for the node to come back.
 func goOn(ctx context.Context, err error) (again bool, _ error) {
-	var refused *client.Error
+	var refused *problem.Problem
+	var unexpected *client.UnexpectedResponseError
 	switch {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
-	case client.HasCode(err, client.CodeSandboxNotFound), client.HasCode(err, client.CodePolicyNotFound):
+	case problem.Has(err, problem.SandboxNotFound), problem.Has(err, problem.PolicyNotFound):
 		return false, nil // deleted since this command began
-	case errors.As(err, &refused) && refused.Status < 500, client.HasCode(err, client.CodeNoEgress):
+	case errors.As(err, &refused) && refused.Status < 500, errors.As(err, &unexpected) && unexpected.Status < 500, problem.Has(err, problem.EgressDisabled):
 		return false, err
 	}
 	timer := time.NewTimer(reconnectAfter)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) sleepCommand() *cobra.Command {
@@ -103,13 +104,13 @@ func (a *app) removeCommand() *cobra.Command {
 		ValidArgsFunction: a.completeSandboxes,
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
 			done := a.waiting(name + ": rm")
-			remove, missing := node.Delete, client.CodeSandboxNotFound
+			remove, missing := node.Delete, problem.SandboxNotFound
 			if quarantined {
-				remove, missing = node.DeleteQuarantined, client.CodeQuarantineNotFound
+				remove, missing = node.DeleteQuarantined, problem.QuarantineNotFound
 			}
 			err := remove(ctx, name)
 			done()
-			if force && client.HasCode(err, missing) {
+			if force && problem.Has(err, missing) {
 				return nil
 			}
 			if err != nil {

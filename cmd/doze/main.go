@@ -18,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/problem"
 )
 
 func main() {
@@ -79,9 +80,9 @@ func failureCode(cmd *cobra.Command, err error) int {
 		return usage.ExitCode
 	case cmd.Name() != execName:
 		return exitFailed
-	case client.HasCode(err, client.CodeCommandNotFound), client.HasCode(err, client.CodeNoShell):
+	case problem.Has(err, problem.CommandNotFound), problem.Has(err, problem.ShellNotFound):
 		return exitNotFound
-	case client.HasCode(err, client.CodeCommandNotExecutable):
+	case problem.Has(err, problem.CommandNotExecutable):
 		return exitNotExecutable
 	}
 	return exitExecFailed
@@ -90,10 +91,10 @@ func failureCode(cmd *cobra.Command, err error) int {
 // complain prints an error with what is known to help.
 func (a *app) complain(err error) {
 	fmt.Fprintf(a.err, "doze: %s\n", clean(strings.TrimSpace(err.Error())))
-	var refused *client.Error
+	var refused *problem.Problem
 	if errors.As(err, &refused) && len(refused.Errors) > 1 {
 		for _, fault := range refused.Errors {
-			fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Want, "; ")))
+			fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Hint, "; ")))
 		}
 	}
 	if refused != nil && refused.Status >= 500 && refused.RequestID != "" {
@@ -104,7 +105,7 @@ func (a *app) complain(err error) {
 	switch {
 	case errors.As(err, &distrusted):
 		fmt.Fprintln(a.err, "  DOZE_CA or --ca names the file with the CA of the node's certificate; on the node's machine `doze env` prints it")
-	case client.HasCode(err, client.CodeBusy):
+	case problem.Has(err, problem.SandboxBusy):
 		fmt.Fprintln(a.err, "  --force does it all the same: sleep pauses what is under way, stop ends it")
 	case errors.As(err, &unreachable):
 		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` says what it needs")

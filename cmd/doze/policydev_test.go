@@ -111,7 +111,7 @@ func TestPolicyDevBuildsTestsAndPushes(t *testing.T) {
 	// A push that fails is a failure, and without a node the rest works.
 	r.env["DOZE_TOKEN"] = "wrong"
 	got = r.doze("policy", "dev", "mine", "--once", "--name", "other")
-	if got.code != exitFailed || !strings.Contains(got.out, "push    failed  ") || !strings.Contains(got.out, "(unauthorized)") {
+	if got.code != exitFailed || !strings.Contains(got.out, "push    failed  ") || !strings.Contains(got.out, "unauthorized: ") {
 		t.Errorf("exit code %d, %s%s", got.code, got.out, got.err)
 	}
 	delete(r.env, "DOZE_TOKEN")

@@ -40,8 +40,8 @@ func TestLogsOfAPolicyArePrinted(t *testing.T) {
 	if len(lines) != 2 || lines[1].Text != "bad token" || lines[1].Flow != "f1" || lines[1].Sandbox != "k3f9x2m7q1az" {
 		t.Errorf("got %+v", lines)
 	}
-	r.refused("(invalid_request)", "policy", "logs", "bearer", "--level", "loud")
-	r.refused("(policy_not_found)", "policy", "logs", "unknown")
+	r.refused("request_invalid: ", "policy", "logs", "bearer", "--level", "loud")
+	r.refused("policy_not_found: ", "policy", "logs", "unknown")
 }
 
 func TestLogsOfAPolicyAreFollowedUntilItIsDeleted(t *testing.T) {

@@ -80,7 +80,7 @@ func TestAnErrorOfTheNodeNamesTheRequest(t *testing.T) {
 	defer node.Close()
 	r := &rig{t: t, env: map[string]string{"DOZE_API": node.URL + "/api/v1", "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
 	status, code = 503, "engine_unavailable"
-	if got := r.doze("show", "a"); got.err != "doze: it is so (engine_unavailable)\n  the node's log has more about request KZ6U73GMTDT7NWRR\n" {
+	if got := r.doze("show", "a"); got.err != "doze: engine_unavailable: it is so\n  the node's log has more about request KZ6U73GMTDT7NWRR\n" {
 		t.Errorf("got %q", got.err)
 	}
 	status, code = 404, "sandbox_not_found"

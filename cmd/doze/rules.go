@@ -16,6 +16,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/cmd/internal/jsonfile"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) rulesCommand() *cobra.Command {
@@ -189,9 +190,9 @@ func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox stri
 }
 
 // warn prints what the API warns of.
-func (a *app) warn(warnings []client.FieldError) {
+func (a *app) warn(warnings []problem.FieldError) {
 	for _, w := range warnings {
-		fmt.Fprintf(a.err, "doze: warning: %s: %s; %s\n", clean(strings.TrimPrefix(w.Location, "body.")), clean(w.Message), clean(w.Want))
+		fmt.Fprintf(a.err, "doze: warning: %s: %s; %s\n", clean(strings.TrimPrefix(w.Location, "body.")), clean(w.Message), clean(w.Hint))
 	}
 }
 

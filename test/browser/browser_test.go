@@ -13,6 +13,7 @@ import (
 	"github.com/chromedp/cdproto/security"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -161,7 +162,7 @@ func (b *box) settle(what, state string, ask func(context.Context, string) (clie
 	// The browser's last request may be in flight still.
 	testnode.Eventually(b.t, what, func() bool {
 		sb, err = ask(b.t.Context(), b.id)
-		return !client.HasCode(err, "busy")
+		return !problem.Has(err, problem.SandboxBusy)
 	}, func() string { return err.Error() })
 	if err != nil {
 		b.t.Fatal(err)

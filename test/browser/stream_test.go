@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -24,7 +25,7 @@ func testStream(t *testing.T, n *testnode.Node, browser context.Context) {
 	p.waitFor("window.count > 1")
 	before := len(b.events("slept"))
 
-	if _, err := n.API.Sleep(t.Context(), b.id); !client.HasCode(err, "busy") {
+	if _, err := n.API.Sleep(t.Context(), b.id); !problem.Has(err, problem.SandboxBusy) {
 		t.Errorf("asked to sleep while somebody listens: %v, want busy", err)
 	}
 	p.waitFor("window.count > 60") // three times sleep_after

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 )
 
 // smallDisk returns a folder on a file system of its own with that many MiB. It is
@@ -111,7 +112,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 		{"POST", "/sandbox/" + b.id + "/process", `{"argv":["sleep","100000"],"name":"new","restart":"always"}`},
 	} {
 		status, text := n.do(t, refused.method, refused.path, "application/json", strings.NewReader(refused.body))
-		if status != http.StatusInsufficientStorage || !strings.Contains(text, `"code":"store_full"`) || !strings.Contains(text, "free disk space") {
+		if status != http.StatusInsufficientStorage || !strings.Contains(text, `"code":"node_disk_full"`) || !strings.Contains(text, "free disk space") {
 			t.Errorf("%s %s on a full disk: %d %s", refused.method, refused.path, status, text)
 		}
 	}
@@ -171,7 +172,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	if asleep.state() != client.StateRunning || made.state() != client.StateAsleep {
 		t.Errorf("the others are %s and %s", asleep.state(), made.state())
 	}
-	if _, err := n.API.Get(within(t), removed.id); !client.HasCode(err, client.CodeSandboxNotFound) {
+	if _, err := n.API.Get(within(t), removed.id); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("the deleted one: %v", err)
 	}
 	b.stop() // what is declared is there too

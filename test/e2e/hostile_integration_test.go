@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -30,14 +31,14 @@ func TestMissingImageIsAProblemAndLeavesNothing(t *testing.T) {
 	n := commonNode(t)
 	const image = "localhost/nobody/has/this:v1"
 	_, _, err := n.API.Create(within(t), client.CreateRequest{Name: "no-image", Image: image})
-	if !client.HasCode(err, "image_missing") || !strings.Contains(err.Error(), image) {
+	if !problem.Has(err, problem.ImageUnavailable) || !strings.Contains(err.Error(), image) {
 		t.Errorf("got %v", err)
 	}
 	_, _, err = n.API.Create(within(t), client.CreateRequest{Name: "no-image", Image: "example.com/a:b"})
-	if !client.HasCode(err, "image_not_allowed") {
+	if !problem.Has(err, problem.ImageNotAllowed) {
 		t.Errorf("an image that is not allowed: %v", err)
 	}
-	if _, err := n.API.Get(within(t), "no-image"); !client.HasCode(err, client.CodeSandboxNotFound) {
+	if _, err := n.API.Get(within(t), "no-image"); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("it is there: %v", err)
 	}
 	known := map[string]bool{}
@@ -66,9 +67,9 @@ func TestHugeNamesAreRefused(t *testing.T) {
 		{"more than a body may have", "POST", "/sandbox", `{"name":"` + long + `"}`, http.StatusRequestEntityTooLarge, "body_too_large"},
 		{"as much as a body may have", "POST", "/sandbox", `{"name":"` + long[:mib-100] + `"}`, http.StatusUnprocessableEntity, "name_invalid"},
 		{"image", "POST", "/sandbox", `{"name":"a","image":"` + long[:mib-100] + `"}`, http.StatusUnprocessableEntity, ""},
-		{"label", "POST", "/sandbox", `{"name":"a","labels":{"` + long[:mib-100] + `":"b"}}`, http.StatusUnprocessableEntity, "invalid_request"},
+		{"label", "POST", "/sandbox", `{"name":"a","labels":{"` + long[:mib-100] + `":"b"}}`, http.StatusUnprocessableEntity, "request_invalid"},
 		{"path", "GET", "/sandbox/" + long[:17_000], "", http.StatusRequestURITooLong, "uri_too_long"},
-		{"deep JSON", "POST", "/sandbox", strings.Repeat("[", mib-100), http.StatusBadRequest, "invalid_json"},
+		{"deep JSON", "POST", "/sandbox", strings.Repeat("[", mib-100), http.StatusBadRequest, "json_invalid"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			status, text := n.do(t, c.method, c.path, "application/json", strings.NewReader(c.body))
@@ -77,7 +78,7 @@ func TestHugeNamesAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := n.API.Get(within(t), "a"); !client.HasCode(err, client.CodeSandboxNotFound) {
+	if _, err := n.API.Get(within(t), "a"); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("a refused request has made a sandbox: %v", err)
 	}
 }
@@ -112,11 +113,11 @@ func TestArchivesThatReachOutAreRefused(t *testing.T) {
 			}
 			b.must(w.Close())
 			err := b.node.API.PutArchive(within(t), b.id, "/srv/in", &archive)
-			want := "unsafe_archive"
+			want := problem.ArchiveUnsafe
 			if name == "device" {
-				want = "invalid_request"
+				want = problem.RequestInvalid
 			}
-			if !client.HasCode(err, want) {
+			if !problem.Has(err, want) {
 				t.Errorf("got %v, want %s", err, want)
 			}
 			if found := b.exec("find / /srv /srv/in -xdev -maxdepth 2 -name out; find /srv -type f -links +1; find /srv -type l; find /srv -type b"); found != "" {
@@ -392,8 +393,8 @@ func TestFullDiskOfASandboxIsAProblem(t *testing.T) {
 		t.Fatalf("/dev/shm has %d bytes, %v", size, err)
 	}
 	_, err = n.API.WriteFile(within(t), b.id, "/dev/shm/f", 0, io.LimitReader(&pattern{}, int64(2*size)))
-	if !client.HasCode(err, "no_space_left") {
-		t.Errorf("got %v, want no_space_left", err)
+	if !problem.Has(err, problem.SandboxDiskFull) {
+		t.Errorf("got %v, want sandbox_disk_full", err)
 	}
 	if left := b.exec("ls -A /dev/shm; cat /dev/shm/f"); left != "f\nbefore" {
 		t.Errorf("left: %s", left)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 )
 
 func TestDeclaredServerAnswersAfterStop(t *testing.T) {
@@ -205,7 +206,7 @@ func TestServerThatNeverAnswersHoldsItsSandboxOnlyForItsVisitor(t *testing.T) {
 				text, _ := b.get(c, "/open", http.StatusOK)
 				return text == "1"
 			})
-			if _, err := n.API.Sleep(within(t), b.id); !client.HasCode(err, "busy") {
+			if _, err := n.API.Sleep(within(t), b.id); !problem.Has(err, problem.SandboxBusy) {
 				t.Errorf("putting it to sleep under a request: %v, want busy", err)
 			}
 			leave()

@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -71,7 +72,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 		_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid)))
 		return os.IsNotExist(err)
 	})
-	if _, err := n.API.Get(within(t), b.id); !client.HasCode(err, client.CodeSandboxNotFound) {
+	if _, err := n.API.Get(within(t), b.id); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("it is a sandbox without a record: %v", err)
 	}
 	adopted, err := n.API.Adopt(within(t), b.id, "")

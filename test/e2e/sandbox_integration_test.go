@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -61,7 +62,7 @@ func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if err := n.API.Delete(ctx, b.id); err != nil && !client.HasCode(err, client.CodeSandboxNotFound) {
+		if err := n.API.Delete(ctx, b.id); err != nil && !problem.Has(err, problem.SandboxNotFound) {
 			t.Error(err)
 		}
 	})
@@ -192,7 +193,7 @@ func (b *box) rest(how func(context.Context, string) (client.Sandbox, error)) {
 	b.t.Helper()
 	eventually(b.t, "it is not busy", func() bool {
 		_, err := how(within(b.t), b.id)
-		if client.HasCode(err, "busy") {
+		if problem.Has(err, problem.SandboxBusy) {
 			return false
 		}
 		b.must(err)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 )
 
 // crowd is how many visitors come at once.
@@ -83,7 +84,7 @@ func TestRequestsAreAnsweredWhileItIsPutToSleep(t *testing.T) {
 					switch {
 					case err == nil:
 						slept.Add(1)
-					case ctx.Err() == nil && !client.HasCode(err, "busy"):
+					case ctx.Err() == nil && !problem.Has(err, problem.SandboxBusy):
 						t.Error(err)
 						return
 					}

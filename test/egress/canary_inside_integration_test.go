@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 )
 
 // everything passes on what can be read in a sandbox: see the program of that name.
@@ -56,7 +57,7 @@ func (n *node) searchInside(ctx context.Context, id string) error {
 	if !n.Runs() {
 		return nil
 	}
-	if _, err := n.API.Get(ctx, id); client.HasCode(err, client.CodeSandboxNotFound) {
+	if _, err := n.API.Get(ctx, id); problem.Has(err, problem.SandboxNotFound) {
 		return nil
 	}
 	return n.everything(ctx, id, func(all io.Reader) error {

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -92,7 +93,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	for _, do := range []string{"loop", "output", "memory", "trap", "error"} {
 		rules := fmt.Sprintf(`[{"name":"harm","hosts":["starts.look.test"],"action":"policies","policies":[{"policy":"starts","config":{"do":%q,"at":"start"}}]}]`, do)
 		_, err := n.API.SetRules(within(t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)})
-		var refused *client.Error
+		var refused *problem.Problem
 		if !errors.As(err, &refused) || refused.Status >= 500 || !strings.Contains(err.Error(), "starts") {
 			t.Errorf("%s: %v", do, err)
 		}
@@ -122,7 +123,7 @@ func TestWhatIsNoPolicyIsRefusedWithAReason(t *testing.T) {
 		{"200 MB", "16777216 bytes", padded(wasm, 200e6)},
 	} {
 		_, err := n.API.PushPolicy(within(t), "wrong", bytes.NewReader(c.module))
-		var refused *client.Error
+		var refused *problem.Problem
 		if !errors.As(err, &refused) || refused.Status < 400 || refused.Status >= 500 || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -163,7 +164,7 @@ func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
 		if err := n.searchBox(ctx, b.id); err != nil {
 			t.Error(err)
 		}
-		if err := n.API.Delete(ctx, b.id); err != nil && !client.HasCode(err, client.CodeSandboxNotFound) {
+		if err := n.API.Delete(ctx, b.id); err != nil && !problem.Has(err, problem.SandboxNotFound) {
 			t.Error(err)
 		}
 	})
