@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 
 	"github.com/doze-run/doze/problem"
@@ -13,7 +14,13 @@ import (
 // documentVersion is the version of the API. Compatible additions do not change it.
 const documentVersion = "1.0"
 
-const schemasPrefix = "#/components/schemas/"
+// exampleRequestID is the request id of all examples.
+const exampleRequestID = "G2MGFUZCA7UASKWV"
+
+const (
+	schemasPrefix  = "#/components/schemas/"
+	examplesPrefix = "#/components/examples/"
+)
 
 // tags of operations, in the order in which the document lists them.
 var tags = []struct{ name, description string }{
@@ -40,6 +47,14 @@ var responseHeaders = map[string]map[string]any{
 		"description": "Path of the new resource.",
 		"schema":      map[string]any{"type": "string", "format": "uri-reference"},
 	},
+	"Retry-After": {
+		"description": "Seconds to wait before the request is sent again.",
+		"schema":      map[string]any{"type": "integer"},
+	},
+	problem.HeaderError: {
+		"description": "The problem's code. Responses without a problem do not have it.",
+		"schema":      map[string]any{"type": "string"},
+	},
 	"ETag": {
 		"description": "Revision of the resource.",
 		"schema":      map[string]any{"type": "string"},
@@ -64,6 +79,7 @@ func (a *API) document() ([]byte, error) {
 	d.addDefaultResponses()
 	d.removeUnusedSchemas()
 	d.openResponses()
+	d.describeProblems()
 	d.describeHeaders()
 	d.describeTags()
 	var out bytes.Buffer
@@ -209,4 +225,35 @@ func (d openAPIDocument) describeTags() {
 		list = append(list, map[string]any{"name": tag.name, "description": tag.description})
 	}
 	d["tags"] = list
+}
+
+// describeProblems gives each response with problems an example of each of its codes, and
+// the headers that they have.
+func (d openAPIDocument) describeProblems() {
+	d.eachOperation(func(operation map[string]any) {
+		add := func(status string, code problem.Code) {
+			definition := code.Definition()
+			response := field(operation, "responses", status)
+			headers := field(response, "headers")
+			headers[problem.HeaderError] = nil
+			if definition.RetryAfter > 0 {
+				headers["Retry-After"] = nil
+			}
+			media := field(response, "content", problem.ContentType)
+			field(media, "examples")[definition.Name] = map[string]any{"$ref": examplesPrefix + definition.Name}
+			field(d, "components", "examples")[definition.Name] = map[string]any{
+				"summary":     definition.Title,
+				"description": definition.Meaning,
+				"value":       problem.New(code, definition.Title).For(exampleRequestID),
+			}
+		}
+		codes, _ := operation[codesExtension].([]any)
+		for _, name := range codes {
+			var code problem.Code
+			if code.UnmarshalText([]byte(name.(string))) == nil && code.Definition().Name != "" {
+				add(strconv.Itoa(code.Definition().Status), code)
+			}
+		}
+		add("default", problem.InternalError)
+	})
 }

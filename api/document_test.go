@@ -2,12 +2,15 @@ package api
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/doze-run/doze/problem"
 )
 
 // readTree returns the document as JSON, as the node serves it.
@@ -188,5 +191,47 @@ func TestWebSocketHasNoOtherSuccess(t *testing.T) {
 	responses := field(d, "paths", "/sandbox/{id}/exec", "get", "responses")
 	if responses["101"] == nil || responses["200"] != nil {
 		t.Errorf("responses are %v", slices.Sorted(maps.Keys(responses)))
+	}
+}
+
+func TestProblemsHaveTheirHeadersAndExamples(t *testing.T) {
+	d := readTree(t)
+	examples := field(d, "components", "examples")
+	retries := 0
+	for path, operations := range field(d, "paths") {
+		for method, operation := range operations.(map[string]any) {
+			for status, response := range field(operation.(map[string]any), "responses") {
+				name, response := method+" "+path+" "+status, response.(map[string]any)
+				listed := field(response, "content", problem.ContentType, "examples")
+				headers := field(response, "headers")
+				if status < "400" {
+					if len(listed) > 0 || headers[problem.HeaderError] != nil {
+						t.Errorf("%s has problems", name)
+					}
+					continue
+				}
+				if len(listed) == 0 || headers[problem.HeaderError] == nil {
+					t.Errorf("%s: %d examples, headers %v", name, len(listed), headers)
+				}
+				retry := false
+				for code := range listed {
+					p := field(examples, code, "value")
+					if p["code"] != code || status != "default" && fmt.Sprint(p["status"]) != status {
+						t.Errorf("%s: the example of %s is %v", name, code, p)
+					}
+					definition := slices.IndexFunc(problem.All(), func(d problem.Definition) bool { return d.Name == code })
+					retry = retry || problem.All()[definition].RetryAfter > 0
+				}
+				if retry {
+					retries++
+				}
+				if retry != (headers["Retry-After"] != nil) {
+					t.Errorf("%s: Retry-After is %v", name, headers["Retry-After"])
+				}
+			}
+		}
+	}
+	if retries < 50 {
+		t.Errorf("only %d responses with Retry-After", retries)
 	}
 }
