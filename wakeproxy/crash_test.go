@@ -116,9 +116,11 @@ func TestAServerThatAStopEndsHasNotCrashed(t *testing.T) {
 func TestARequestThatAStopEndsIsToldOfTheStop(t *testing.T) {
 	var node *fakeNode
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		node.set(func(n *fakeNode) { n.closing = true })
-		time.AfterFunc(50*time.Millisecond, func() {
-			node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonForced })
+		node.set(func(n *fakeNode) {
+			n.closing = true
+			n.read = func(n *fakeNode) { // so the proxy has to ask again
+				n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonForced
+			}
 		})
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {

@@ -38,6 +38,8 @@ type fakeNode struct {
 	waking  chan struct{} // a wake ends when it is closed; nil: at once
 	kind    sandbox.WakeKind
 
+	read func(f *fakeNode) // changes the sandbox after each ByID; nil: nothing
+
 	begun atomic.Bool // a wake, which goes on without those who wait for it
 
 	log logBuffer
@@ -102,7 +104,11 @@ func (f *fakeNode) ByID(id sandbox.ID) (sandbox.Sandbox, bool) {
 	if id != f.sb.ID {
 		return sandbox.Sandbox{}, false
 	}
-	return f.sb, true
+	sb := f.sb
+	if f.read != nil {
+		f.read(f)
+	}
+	return sb, true
 }
 
 func (f *fakeNode) AcquireRunning(id sandbox.ID) (Lease, error) {

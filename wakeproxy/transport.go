@@ -256,7 +256,8 @@ func isLost(err error) bool {
 	if before.reused {
 		return true // net/http has many words for that, most of them not exported
 	}
-	for _, lost := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF} {
+	// net.ErrClosed: net/http closed the connection at its end, while it sent the body.
+	for _, lost := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
 		if errors.Is(err, lost) {
 			return true
 		}
