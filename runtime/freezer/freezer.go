@@ -1,10 +1,9 @@
-// Package freezer stops and resumes sandboxes by cgroup v2's own freezer, sets
-// their limits and reads their CPU time.
+// Package freezer freezes and thaws sandboxes with the freezer of cgroup v2, sets
+// their limits, and reads their CPU time and memory.
 //
-// Each sandbox has one cgroup, <subtree>/sandboxes/<id>, and its container's
-// cgroups are below it. That cgroup belongs to the node, not to the engine or
-// the container, so that freezing, accounting and limits do not depend on how
-// the engine lays out its own.
+// Each sandbox has one cgroup, <subtree>/sandboxes/<id>; its container's cgroups are
+// below it. That cgroup belongs to the node, not to the engine or the container, so
+// that freezing, accounting and limits do not depend on the engine's cgroup layout.
 //
 // https://docs.kernel.org/admin-guide/cgroup-v2.html
 package freezer
@@ -24,55 +23,57 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // MountPoint is where cgroup v2 is mounted, by convention of every container
-// runtime. Cgroup parents are given relative to it.
+// runtime. Prepare returns cgroups relative to it.
 const MountPoint = "/sys/fs/cgroup"
 
 const (
 	// spin is how long Freeze reads cgroup.events without pause. A freeze takes
-	// 30 to 70 µs when a core is free for each process that has to stop; and a
-	// notification may come 10 ms late, because the kernel sends at most one
-	// per 10 ms and file (CGROUP_FILE_NOTIFY_MIN_INTV).
+	// 30 to 70 µs if each process that has to stop finds a free core, whereas a
+	// notification can be 10 ms late: the kernel sends at most one per 10 ms and
+	// file (CGROUP_FILE_NOTIFY_MIN_INTV).
 	spin = 200 * time.Microsecond
-	// pause is the longest wait for a notification before looking again.
+	// pause is the longest wait for a notification before the file is read again.
 	pause = time.Millisecond
 
-	// cpuPeriod is the kernel's default, in microseconds, and cpuQuotaMin the
-	// least quota it accepts.
+	// cpuPeriod is the kernel's default period of cpu.max, and cpuQuotaMin the
+	// smallest quota that the kernel accepts, both in microseconds.
 	cpuPeriod   = 100_000
 	cpuQuotaMin = 1_000
 
-	// removeWait bounds how long Remove waits for processes that were killed
-	// to be gone; the kernel takes milliseconds.
+	// removeWait bounds how long Remove waits for killed processes to exit, which
+	// takes milliseconds.
 	removeWait = 2 * time.Second
 )
 
-// Freezer freezes by writing cgroup.freeze. Make one with Open.
+// Freezer freezes sandboxes by writing to cgroup.freeze. Its methods may be called
+// concurrently. Create one with Open.
 type Freezer struct {
 	dir      string   // …/sandboxes
-	shared   *os.File // dir, locked: one lock for each Freezer on it
-	enforced []string // controllers that are delegated down to a sandbox
+	shared   *os.File // dir, with a shared lock for each Freezer on it
+	enforced []string // controllers that are delegated down to the sandboxes
 
-	mu    sync.Mutex
-	boxes map[sandbox.ID]*box
+	mu      sync.Mutex
+	cgroups map[sandbox.ID]*cgroup
 }
 
-// box is one sandbox's cgroup.
-type box struct {
+// cgroup is one sandbox's cgroup.
+type cgroup struct {
 	dir string
-	// turn is held by whoever freezes or thaws: a channel, because waiting for
-	// it must end with a context.
-	turn chan struct{}
+	// sem serializes reads and writes of cgroup.freeze. It is not a mutex because
+	// waiting for it must end with a context.
+	sem *semaphore.Weighted
 }
 
-// Open uses the cgroup v2 subtree at dir, such as /sys/fs/cgroup/doze, which
-// must belong to this process's user. What it needs there it makes. Several nodes may
-// share a subtree.
+// Open uses the cgroup v2 subtree at dir, such as /sys/fs/cgroup/doze, which must
+// belong to this process's user, and creates the cgroup of the sandboxes in it. Several
+// nodes may share a subtree. The caller closes the Freezer.
 func Open(dir string) (*Freezer, error) {
 	dir = filepath.Clean(dir)
 	if !strings.HasPrefix(dir, MountPoint+"/") {
@@ -83,11 +84,11 @@ func Open(dir string) (*Freezer, error) {
 		return nil, fmt.Errorf("cgroup subtree %s: %w", dir, err)
 	}
 	if st.Type != unix.CGROUP2_SUPER_MAGIC {
-		return nil, fmt.Errorf("%s is no cgroup v2; start the node by packaging/host/enter", dir)
+		return nil, fmt.Errorf("%s is not a cgroup v2 subtree; start the node with packaging/host/enter", dir)
 	}
-	f := &Freezer{dir: filepath.Join(dir, "sandboxes"), boxes: make(map[sandbox.ID]*box)}
+	f := &Freezer{dir: filepath.Join(dir, "sandboxes"), cgroups: make(map[sandbox.ID]*cgroup)}
 	if err := os.Mkdir(f.dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, fmt.Errorf("making the sandboxes' cgroup: %w", err)
+		return nil, fmt.Errorf("create the sandboxes' cgroup: %w", err)
 	}
 	enforced, err := delegate(dir, f.dir)
 	if err != nil {
@@ -103,7 +104,7 @@ func Open(dir string) (*Freezer, error) {
 	return f, nil
 }
 
-// Close ends the use of the subtree. The sandboxes' cgroups stay.
+// Close releases the lock on the subtree. The sandboxes' cgroups remain.
 func (f *Freezer) Close() error {
 	if f.shared == nil {
 		return nil
@@ -119,14 +120,14 @@ func flock(f *os.File, how int) error {
 	}
 }
 
-// RemoveStale removes the empty cgroups of sandboxes that are not known, which a crash or
-// an earlier version left, and returns how many. The kernel refuses to remove a cgroup
-// with a process. While another node uses the subtree none is removed: an empty one may
-// be that of a container which it is about to start. No sandbox that is not known may be prepared
-// meanwhile.
+// RemoveStale removes the empty cgroups of unknown sandboxes, left over from a crash or an
+// earlier version, and returns their number. Cgroups with processes remain: the kernel
+// refuses to remove them. While another node uses the subtree, RemoveStale removes none,
+// because an empty cgroup may belong to a container that the other node is about to start.
+// Callers must not Prepare an unknown sandbox before RemoveStale returns.
 func (f *Freezer) RemoveStale(known func(sandbox.ID) bool) (removed int, err error) {
 	err = flock(f.shared, unix.LOCK_EX|unix.LOCK_NB)
-	// A lock that changes its kind is released first, also if that fails.
+	// Converting a lock releases it first, even if the conversion then fails.
 	defer func() { err = errors.Join(err, flock(f.shared, unix.LOCK_SH)) }()
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return 0, nil
@@ -154,58 +155,59 @@ func (f *Freezer) RemoveStale(known func(sandbox.ID) bool) (removed int, err err
 	return removed, errors.Join(errs...)
 }
 
-// delegate hands the controllers of our limits from the subtree to the
-// sandboxes, as far as the kernel offers them there, and returns which.
+// delegate enables the controllers of the limits for the subtree's and the sandboxes'
+// children, and returns those that the kernel enabled.
 func delegate(subtree, sandboxes string) ([]string, error) {
 	var enforced []string
 	for _, name := range []string{"cpu", "memory", "pids"} {
-		// The subtree's own hand-on fails while a process is directly in it,
-		// which whoever prepared the subtree has ruled out, or has not.
+		// The kernel refuses this for the subtree while a process is directly in it;
+		// packaging/host/enter starts the node in a child of the subtree.
 		enable(subtree, name)
 		enable(sandboxes, name)
-		on, err := os.ReadFile(filepath.Join(sandboxes, "cgroup.subtree_control"))
+		enabled, err := os.ReadFile(filepath.Join(sandboxes, "cgroup.subtree_control"))
 		if err != nil {
-			return nil, fmt.Errorf("reading the sandboxes' controllers: %w", err)
+			return nil, fmt.Errorf("read the sandboxes' controllers: %w", err)
 		}
-		if slices.Contains(strings.Fields(string(on)), name) {
+		if slices.Contains(strings.Fields(string(enabled)), name) {
 			enforced = append(enforced, name)
 		}
 	}
 	return enforced, nil
 }
 
-// enable hands controller name on to dir's children. Whether it did is read
-// back by the caller.
+// enable enables a controller for dir's children. The caller reads back whether that
+// succeeded.
 func enable(dir, name string) {
 	_ = write(dir, "cgroup.subtree_control", "+"+name)
 }
 
-// Enforced names the limits that are enforced.
+// Enforced returns the limits that are enforced, of "cpu", "memory" and "pids".
 func (f *Freezer) Enforced() []string { return slices.Clone(f.enforced) }
 
-// Prepare makes the sandbox's cgroup with its limits, or sets the limits of
-// the one that is there, and returns the parent for the container.
+// Prepare creates the sandbox's cgroup if it does not exist, sets its limits, and returns
+// it, relative to MountPoint, as the cgroup parent of the container. Limits that are not
+// Enforced are ignored.
 func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) {
 	if !valid(id) {
-		return "", fmt.Errorf("%q is no sandbox id", id)
+		return "", fmt.Errorf("invalid sandbox id %q", id)
 	}
 	dir := filepath.Join(f.dir, string(id))
 	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return "", fmt.Errorf("making the cgroup of %s: %w", id, err)
+		return "", fmt.Errorf("create the cgroup of %s: %w", id, err)
 	}
-	if err := f.limit(dir, limits); err != nil {
-		return "", fmt.Errorf("limiting %s: %w", id, err)
+	if err := f.setLimits(dir, limits); err != nil {
+		return "", fmt.Errorf("set the limits of %s: %w", id, err)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.boxes[id] == nil {
-		f.boxes[id] = &box{dir: dir, turn: make(chan struct{}, 1)}
+	if f.cgroups[id] == nil {
+		f.cgroups[id] = &cgroup{dir: dir, sem: semaphore.NewWeighted(1)}
 	}
 	return strings.TrimPrefix(dir, MountPoint), nil
 }
 
-// limit writes the limits whose controllers are there.
-func (f *Freezer) limit(dir string, limits sandbox.Limits) error {
+// setLimits writes the limits whose controllers are enabled.
+func (f *Freezer) setLimits(dir string, limits sandbox.Limits) error {
 	for _, controller := range f.enforced {
 		switch controller {
 		case "cpu":
@@ -216,8 +218,8 @@ func (f *Freezer) limit(dir string, limits sandbox.Limits) error {
 			if err := write(dir, "memory.max", orMax(limits.Memory)); err != nil {
 				return err
 			}
-			// Without this a sandbox at its limit moves on into the node's
-			// swap. A kernel without swap accounting lacks the file.
+			// Otherwise a sandbox at its limit uses the node's swap. A kernel
+			// without swap accounting lacks the file.
 			swap := "0"
 			if limits.Memory == 0 {
 				swap = "max"
@@ -249,45 +251,47 @@ func orMax(n int64) string {
 	return strconv.FormatInt(n, 10)
 }
 
-// Freeze returns when every process is frozen. When ctx ends before that, the
-// sandbox is thawed again and Freeze returns ctx's error.
+// Freeze returns when every process is frozen. If it fails, it thaws the sandbox again;
+// if ctx ends first, it returns ctx's error (wrapped). A sandbox that was not prepared
+// returns sandbox.ErrNotFound (wrapped).
 func (f *Freezer) Freeze(ctx context.Context, id sandbox.ID) error {
-	b, err := f.take(ctx, id)
+	c, err := f.lockCgroup(ctx, id)
 	if err != nil {
-		return fmt.Errorf("freezing %s: %w", id, err)
+		return fmt.Errorf("freeze %s: %w", id, err)
 	}
-	defer b.leave()
-	if err := b.freeze(ctx); err != nil {
-		return fmt.Errorf("freezing %s: %w", id, errors.Join(err, write(b.dir, "cgroup.freeze", "0")))
+	defer c.sem.Release(1)
+	if err := c.freeze(ctx); err != nil {
+		return fmt.Errorf("freeze %s: %w", id, errors.Join(err, write(c.dir, "cgroup.freeze", "0")))
 	}
 	return nil
 }
 
-func (b *box) freeze(ctx context.Context) error {
-	if err := write(b.dir, "cgroup.freeze", "1"); err != nil {
+func (c *cgroup) freeze(ctx context.Context) error {
+	if err := write(c.dir, "cgroup.freeze", "1"); err != nil {
 		return err
 	}
-	return AwaitFrozen(ctx, b.dir)
+	return AwaitFrozen(ctx, c.dir)
 }
 
-// AwaitFrozen returns when every process of the cgroup at dir, and below it, is
-// frozen. Whoever freezes it has said so already: this waits for the kernel.
+// AwaitFrozen waits until every process in the cgroup at dir, and below it, is frozen, or
+// ctx ends. The caller has already requested the freeze, by cgroup.freeze or through an
+// engine.
 func AwaitFrozen(ctx context.Context, dir string) error {
 	events, err := os.Open(filepath.Join(dir, "cgroup.events"))
 	if err != nil {
 		return err
 	}
 	defer events.Close()
-	fd := int(events.Fd()) // kernfs files are not Go's poller's: they block
+	fd := int(events.Fd()) // blocking: Go's poller does not handle kernfs files
 	start := time.Now()
 	var buf [128]byte
 	for {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("its processes did not all stop: %w", err)
+			return fmt.Errorf("not all of its processes stopped: %w", err)
 		}
 		n, err := unix.Pread(fd, buf[:], 0)
 		if err != nil {
-			return fmt.Errorf("reading cgroup.events: %w", err)
+			return fmt.Errorf("read cgroup.events: %w", err)
 		}
 		if strings.Contains(string(buf[:n]), "frozen 1\n") {
 			return nil
@@ -296,72 +300,74 @@ func AwaitFrozen(ctx context.Context, dir string) error {
 			runtime.Gosched()
 			continue
 		}
-		// The read above marked what was seen, so no change is missed.
+		// The read above marked that state as seen, so Poll misses no later change.
 		_, err = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, int(pause/time.Millisecond))
 		if err != nil && !errors.Is(err, unix.EINTR) {
-			return fmt.Errorf("waiting for cgroup.events: %w", err)
+			return fmt.Errorf("wait for cgroup.events: %w", err)
 		}
 	}
 }
 
-// Thaw returns once the processes may run.
+// Thaw lets the processes run again. It returns as soon as they may run. A sandbox that
+// was not prepared returns sandbox.ErrNotFound (wrapped).
 func (f *Freezer) Thaw(ctx context.Context, id sandbox.ID) error {
-	b, err := f.take(ctx, id)
+	c, err := f.lockCgroup(ctx, id)
 	if err != nil {
-		return fmt.Errorf("thawing %s: %w", id, err)
+		return fmt.Errorf("thaw %s: %w", id, err)
 	}
-	defer b.leave()
-	if err := write(b.dir, "cgroup.freeze", "0"); err != nil {
-		return fmt.Errorf("thawing %s: %w", id, err)
+	defer c.sem.Release(1)
+	if err := write(c.dir, "cgroup.freeze", "0"); err != nil {
+		return fmt.Errorf("thaw %s: %w", id, err)
 	}
 	return nil
 }
 
-// Frozen says whether Freeze is in force.
+// Frozen reports whether Freeze is in force, also a Freeze by another process. It waits
+// for a concurrent Freeze or Thaw.
 func (f *Freezer) Frozen(ctx context.Context, id sandbox.ID) (bool, error) {
-	b, err := f.take(ctx, id)
+	c, err := f.lockCgroup(ctx, id)
 	if err != nil {
-		return false, fmt.Errorf("reading the freezer of %s: %w", id, err)
+		return false, fmt.Errorf("read the freezer of %s: %w", id, err)
 	}
-	defer b.leave()
-	value, err := os.ReadFile(filepath.Join(b.dir, "cgroup.freeze"))
+	defer c.sem.Release(1)
+	value, err := os.ReadFile(filepath.Join(c.dir, "cgroup.freeze"))
 	if err != nil {
-		return false, fmt.Errorf("reading the freezer of %s: %w", id, err)
+		return false, fmt.Errorf("read the freezer of %s: %w", id, err)
 	}
 	return strings.TrimSpace(string(value)) == "1", nil
 }
 
-// CPUTime is the total user and system time of the sandbox, that of processes
-// which have ended included.
+// CPUTime returns the sandbox's total user and system time, including ended processes.
 func (f *Freezer) CPUTime(_ context.Context, id sandbox.ID) (time.Duration, error) {
-	b, err := f.box(id)
+	c, err := f.cgroup(id)
 	if err != nil {
-		return 0, fmt.Errorf("reading the CPU time of %s: %w", id, err)
+		return 0, fmt.Errorf("read the CPU time of %s: %w", id, err)
 	}
-	stat, err := os.ReadFile(filepath.Join(b.dir, "cpu.stat"))
+	stat, err := os.ReadFile(filepath.Join(c.dir, "cpu.stat"))
 	if err != nil {
-		return 0, fmt.Errorf("reading the CPU time of %s: %w", id, err)
+		return 0, fmt.Errorf("read the CPU time of %s: %w", id, err)
 	}
 	for line := range strings.Lines(string(stat)) {
 		if value, ok := strings.CutPrefix(line, "usage_usec "); ok {
 			usec, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
 			if err != nil {
-				return 0, fmt.Errorf("reading the CPU time of %s: %w", id, err)
+				return 0, fmt.Errorf("read the CPU time of %s: %w", id, err)
 			}
 			return time.Duration(usec) * time.Microsecond, nil
 		}
 	}
-	return 0, fmt.Errorf("reading the CPU time of %s: cpu.stat has no usage_usec", id)
+	return 0, fmt.Errorf("read the CPU time of %s: cpu.stat has no usage_usec", id)
 }
 
-// Remove forgets the sandbox and removes its cgroup. Processes that are being
-// killed are waited for, at most two seconds.
+// Remove forgets the sandbox and removes its cgroup. It waits at most two seconds for
+// killed processes to exit, and fails if some still run then. Removing an unknown sandbox
+// succeeds.
 func (f *Freezer) Remove(id sandbox.ID) error {
 	if !valid(id) {
 		return nil // never prepared
 	}
 	f.mu.Lock()
-	delete(f.boxes, id)
+	delete(f.cgroups, id)
 	f.mu.Unlock()
 	dir := filepath.Join(f.dir, string(id))
 	deadline := time.Now().Add(removeWait)
@@ -369,7 +375,7 @@ func (f *Freezer) Remove(id sandbox.ID) error {
 		err := removeTree(dir)
 		if err == nil || !errors.Is(err, syscall.EBUSY) || time.Now().After(deadline) {
 			if err != nil {
-				return fmt.Errorf("removing the cgroup of %s: %w", id, err)
+				return fmt.Errorf("remove the cgroup of %s: %w", id, err)
 			}
 			return nil
 		}
@@ -377,7 +383,7 @@ func (f *Freezer) Remove(id sandbox.ID) error {
 	}
 }
 
-// removeTree removes a cgroup and those below it, deepest first.
+// removeTree removes a cgroup and all cgroups below it, deepest first.
 func removeTree(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -394,20 +400,20 @@ func removeTree(dir string) error {
 			return err
 		}
 	}
-	// Rmdir and not os.Remove, which would try to unlink first.
+	// Rmdir instead of os.Remove, which would try to unlink first.
 	if err := unix.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return &fs.PathError{Op: "rmdir", Path: dir, Err: err}
 	}
 	return nil
 }
 
-// waitEmpty waits for a change of dir's cgroup.events, some milliseconds at
-// most and not beyond the deadline.
+// waitEmpty waits for a change of dir's cgroup.events, for at most 10 ms and not beyond
+// the deadline.
 func waitEmpty(dir string, deadline time.Time) {
-	const look = 10 * time.Millisecond
+	const maxWait = 10 * time.Millisecond
 	events, err := os.Open(filepath.Join(dir, "cgroup.events"))
 	if err != nil {
-		return // gone: removeTree will see
+		return // gone, as the next removeTree finds
 	}
 	defer events.Close()
 	fd := int(events.Fd())
@@ -416,43 +422,41 @@ func waitEmpty(dir string, deadline time.Time) {
 	if err != nil {
 		return
 	}
-	wait := min(look, time.Until(deadline))
+	wait := min(maxWait, time.Until(deadline))
 	if strings.Contains(string(buf[:n]), "populated 0\n") {
 		wait = time.Millisecond // its processes are gone but not yet reaped
 	}
 	_, _ = unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLPRI}}, int(max(wait, 0).Milliseconds()))
 }
 
-func (f *Freezer) box(id sandbox.ID) (*box, error) {
+func (f *Freezer) cgroup(id sandbox.ID) (*cgroup, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b := f.boxes[id]
-	if b == nil {
+	c := f.cgroups[id]
+	if c == nil {
 		return nil, fmt.Errorf("its cgroup was not prepared: %w", sandbox.ErrNotFound)
 	}
-	return b, nil
+	return c, nil
 }
 
-// take returns the box once it is the caller's turn with it; the caller leaves.
-func (f *Freezer) take(ctx context.Context, id sandbox.ID) (*box, error) {
-	b, err := f.box(id)
+// lockCgroup returns the sandbox's cgroup with its semaphore acquired; the caller
+// releases it.
+func (f *Freezer) lockCgroup(ctx context.Context, id sandbox.ID) (*cgroup, error) {
+	c, err := f.cgroup(id)
 	if err != nil {
 		return nil, err
 	}
+	// Acquire may succeed with a context that has ended.
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	select {
-	case b.turn <- struct{}{}:
-		return b, nil
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	if err := c.sem.Acquire(ctx, 1); err != nil {
+		return nil, err
 	}
+	return c, nil
 }
 
-func (b *box) leave() { <-b.turn }
-
-// valid keeps ids from naming anything but one folder.
+// valid reports whether an id names exactly one folder.
 func valid(id sandbox.ID) bool {
 	if id == "" || len(id) > 64 {
 		return false
@@ -462,8 +466,8 @@ func valid(id sandbox.ID) bool {
 	}) < 0
 }
 
-// write writes a value to one of dir's files. Cgroup files take a value in one
-// write or refuse it; os.WriteFile would also try to create and truncate.
+// write writes a value to one of dir's files. Cgroup files accept a value in a single
+// write; os.WriteFile would also try to create and truncate.
 func write(dir, name, value string) error {
 	file, err := os.OpenFile(filepath.Join(dir, name), os.O_WRONLY, 0)
 	if err != nil {

@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// count counts for ever in a file's first eight bytes.
+// count increments the number in a file's first eight bytes until the process is killed.
 func count(path string) {
 	file, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {
@@ -64,7 +64,7 @@ func start(t testing.TB, parent string) *process {
 	if err := file.Truncate(int64(os.Getpagesize())); err != nil {
 		t.Fatal(err)
 	}
-	// A cgroup below, as an engine would make one: freezing reaches down.
+	// A child cgroup, as an engine would create it: freezing is recursive.
 	dir := filepath.Join(freezer.MountPoint, parent, fmt.Sprintf("container-%d", time.Now().UnixNano()))
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		t.Fatal(err)
@@ -113,7 +113,7 @@ func open(t testing.TB) *freezer.Freezer {
 	return f
 }
 
-// subtree makes a subtree that no other node uses.
+// subtree creates a subtree that no other node uses.
 func subtree(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(os.Getenv("DOZE_CGROUP"), "test-"+strings.ToLower(t.Name()))
@@ -121,7 +121,7 @@ func subtree(t *testing.T) string {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		// Deepest first; the kernel removes only what has no process.
+		// Deepest first; the kernel removes only cgroups without processes.
 		if err := exec.Command("find", dir, "-depth", "-type", "d", "-exec", "rmdir", "{}", "+").Run(); err != nil {
 			t.Error(err)
 		}
@@ -179,7 +179,7 @@ func TestEmptyCgroupsOfUnknownSandboxesAreRemoved(t *testing.T) {
 	isKnown := func(id sandbox.ID) bool { return id == known }
 	for range 2 { // the lock is as before
 		if n, err := f.RemoveStale(isKnown); n != 0 || err != nil || len(left()) != 5 {
-			t.Fatalf("beside another node: removed %d, %v; left %q", n, err, left())
+			t.Fatalf("with another node on the subtree: removed %d, %v; left %q", n, err, left())
 		}
 	}
 	if err := other.Close(); err != nil {
@@ -210,8 +210,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// What is written as a limit is what the kernel then says, for every limit that
-// Enforced names.
+// The kernel reports each limit of Enforced as it was set.
 func TestLimitsAreSet(t *testing.T) {
 	f := open(t)
 	const id = "limits000000"
@@ -247,8 +246,8 @@ func TestLimitsAreSet(t *testing.T) {
 	t.Logf("enforced here: %v", f.Enforced())
 }
 
-// A sandbox that was left frozen by a node that died is found frozen by the next.
-func TestAnotherFreezerFindsItFrozen(t *testing.T) {
+// A new node finds a sandbox frozen that a crashed node left frozen.
+func TestFrozenReportsTheFreezeOfAnEarlierNode(t *testing.T) {
 	ctx := context.Background()
 	const id = "adopted00000"
 	first := open(t)
@@ -268,8 +267,8 @@ func TestAnotherFreezerFindsItFrozen(t *testing.T) {
 	}
 }
 
-// Remove gives up on a sandbox whose processes nobody ends, and says so.
-func TestRemoveOfALivingSandboxIsAnError(t *testing.T) {
+// Remove returns an error for a sandbox whose processes do not end.
+func TestRemoveFailsWhileProcessesRun(t *testing.T) {
 	f := open(t)
 	const id = "living000000"
 	parent, err := f.Prepare(id, sandbox.Limits{})
@@ -305,7 +304,7 @@ func BenchmarkFreezeThaw(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				// Idle, as what falls asleep is.
+				// Idle, as the processes of a sandbox that falls asleep are.
 				cmd := exec.Command("sleep", "1000")
 				cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd()), Pdeathsig: syscall.SIGKILL}
 				if err := cmd.Start(); err != nil {

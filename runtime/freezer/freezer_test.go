@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-func TestOpenRefusesWhatIsNoCgroup(t *testing.T) {
+func TestOpenRefusesFoldersOutsideOfCgroupV2(t *testing.T) {
 	for _, dir := range []string{"", "/", "/tmp", MountPoint, MountPoint + "/../../tmp", t.TempDir()} {
 		if _, err := Open(dir); err == nil {
 			t.Errorf("Open(%q) succeeded", dir)
@@ -32,7 +32,7 @@ func TestValuesForTheKernel(t *testing.T) {
 	}
 }
 
-func TestIDsNameOneFolderOnly(t *testing.T) {
+func TestValidIDsNameOneFolder(t *testing.T) {
 	for id, want := range map[sandbox.ID]bool{
 		"k3f9x2m7q1az":                      true,
 		"":                                  false,

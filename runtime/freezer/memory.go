@@ -14,17 +14,17 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Memory is what the sandbox's cgroup is charged for where the memory controller is
-// delegated, else the sum of its processes' resident memory. It works on frozen
-// sandboxes too and thaws none.
+// Memory returns the bytes that the sandbox's cgroup is charged for if the memory
+// controller is delegated, else its processes' ResidentMemory. A frozen sandbox stays
+// frozen.
 func (f *Freezer) Memory(_ context.Context, id sandbox.ID) (int64, error) {
-	b, err := f.box(id)
+	c, err := f.cgroup(id)
 	if err != nil {
 		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
 	}
-	n, err := readInt(filepath.Join(b.dir, "memory.current"))
+	n, err := readInt(filepath.Join(c.dir, "memory.current"))
 	if errors.Is(err, fs.ErrNotExist) {
-		n, err = ResidentMemory(b.dir)
+		n, err = ResidentMemory(c.dir)
 	}
 	if err != nil {
 		return 0, fmt.Errorf("read the memory of %s: %w", id, err)
@@ -40,9 +40,9 @@ func readInt(path string) (int64, error) {
 	return strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
 }
 
-// ResidentMemory adds up the resident memory, in bytes, of the processes in the
-// cgroup at dir and those below it. Processes and cgroups that end meanwhile do not
-// count.
+// ResidentMemory returns the total resident memory, in bytes, of the processes in the
+// cgroup at dir and below it. Memory that processes share counts once for each of them.
+// Processes and cgroups that end during the call do not count.
 func ResidentMemory(dir string) (total int64, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -55,7 +55,7 @@ func ResidentMemory(dir string) (total int64, err error) {
 		}
 		pids, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
 		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENODEV) || errors.Is(err, syscall.EOPNOTSUPP) {
-			return nil // removed meanwhile; a threaded cgroup counts in the one above
+			return nil // removed meanwhile; a threaded cgroup counts in its parent
 		}
 		if err != nil {
 			return err
@@ -68,7 +68,7 @@ func ResidentMemory(dir string) (total int64, err error) {
 	return total, err
 }
 
-// resident is the resident memory of a process, 0 when it has ended.
+// resident returns the resident memory of a process in bytes, 0 if it has ended.
 //
 // https://man7.org/linux/man-pages/man5/proc_pid_statm.5.html
 func resident(pid string) int64 {
