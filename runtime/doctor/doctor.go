@@ -1,5 +1,5 @@
-// Package doctor says whether a node can run on this host, and for each thing
-// that is amiss the command that puts it right.
+// Package doctor checks whether a node can run on this host, and finds for each problem
+// the command that fixes it.
 package doctor
 
 import (
@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// Level says how bad a Finding is.
+// Level is the severity of a Finding.
 type Level string
 
 const (
 	LevelError   Level = "error"   // a sandbox could not run
-	LevelWarning Level = "warning" // sandboxes run, but worse or less safely
-	LevelInfo    Level = "info"    // nothing is amiss
+	LevelWarning Level = "warning" // sandboxes run, but slower or less safely
+	LevelInfo    Level = "info"    // the check passed
 )
 
 // Finding is the result of one check.
@@ -28,12 +28,12 @@ type Finding struct {
 	OK     bool   `json:"ok"`
 	Level  Level  `json:"level"`
 	Detail string `json:"detail"`
-	// Remedy is what to type or change; empty when OK.
+	// Remedy is the command or change that fixes the problem; empty when OK.
 	Remedy string `json:"remedy,omitempty"`
 }
 
-// Config says what to check. The zero Config checks for the user, the
-// environment and the home of this process.
+// Config selects the node to check for. The zero Config checks for this process's user,
+// environment and home.
 type Config struct {
 	// User that the node runs as; default: this process's.
 	User string
@@ -43,20 +43,21 @@ type Config struct {
 	Cgroup string
 	// RuntimeDir is Podman's folder for sockets; default $XDG_RUNTIME_DIR.
 	RuntimeDir string
-	// NetnsHelper is the path of doze-netns; default: beside this program.
+	// NetnsHelper is the path of doze-netns; default: in the folder of this program.
 	NetnsHelper string
-	// Ports that the node will listen on. Leave out those that a running node
-	// has already.
+	// Ports that the node will listen on. Omit the ports on which a running node already
+	// listens.
 	Ports []int
-	// Host is what is asked; default: this machine.
+	// Host answers the checks' questions; default: this machine.
 	Host Host
 }
 
-// limit bounds all checks together. Podman's own start-up is the slowest, with
-// some 0.2 s, or 2 s when it is the user's first.
+// limit bounds all checks together. The slowest is Podman's own start-up, with some
+// 0.2 s, or 2 s when it is the user's first.
 const limit = 20 * time.Second
 
-// Check makes all checks, at once, and returns their findings in a fixed order.
+// Check runs all checks concurrently, for at most 20 seconds, and returns one finding for
+// each in a fixed order.
 func Check(ctx context.Context, cfg Config) []Finding {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -80,7 +81,7 @@ func Check(ctx context.Context, cfg Config) []Finding {
 	return findings
 }
 
-// CanRun says whether a sandbox could run: no finding of LevelError is amiss.
+// CanRun reports whether a sandbox could run: no check failed with LevelError.
 func CanRun(findings []Finding) bool {
 	for _, f := range findings {
 		if !f.OK && f.Level == LevelError {
@@ -119,10 +120,10 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-func fine(name, format string, args ...any) Finding {
+func passed(name, format string, args ...any) Finding {
 	return Finding{Name: name, OK: true, Level: LevelInfo, Detail: fmt.Sprintf(format, args...)}
 }
 
-func amiss(name string, level Level, remedy, format string, args ...any) Finding {
+func failed(name string, level Level, remedy, format string, args ...any) Finding {
 	return Finding{Name: name, Level: level, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
 }

@@ -10,7 +10,7 @@ import (
 
 // On a host that packaging/host/setup has prepared, entered by
 // packaging/host/enter, a sandbox can run.
-func TestAPreparedHostIsWell(t *testing.T) {
+func TestAPreparedHostCanRunSandboxes(t *testing.T) {
 	findings := Check(t.Context(), Config{NetnsHelper: filepath.Join(os.Getenv("DOZE_BIN"), "doze-netns")})
 	for _, f := range findings {
 		t.Logf("%+v", f)

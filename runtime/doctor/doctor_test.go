@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// host is a Host whose files are below a folder of the test's.
+// host is a Host whose files are below a temporary folder.
 type host struct {
 	root   string
 	uid    int
-	output map[string]string // of commands with their arguments
-	denied map[string]bool   // paths that may not be used
+	output map[string]string // by command with its arguments
+	denied map[string]bool   // paths to which access is denied
 	listen map[int]error
 	free   uint64
 	files  uint64
@@ -80,8 +80,8 @@ const podmanInfo = "/usr/bin/podman info --format {{.Store.GraphDriverName}}"
 
 const networkCheck = "/usr/bin/podman unshare -- /usr/bin/doze-netns check"
 
-// well is a host with nothing amiss.
-func well(t *testing.T) (*host, Config) {
+// healthyHost returns a host on which every check passes.
+func healthyHost(t *testing.T) (*host, Config) {
 	h := &host{
 		root:   t.TempDir(),
 		uid:    999,
@@ -134,8 +134,8 @@ func well(t *testing.T) (*host, Config) {
 	}
 }
 
-func TestNothingIsAmissOnAGoodHost(t *testing.T) {
-	_, cfg := well(t)
+func TestAllChecksPassOnAHealthyHost(t *testing.T) {
+	_, cfg := healthyHost(t)
 	findings := Check(t.Context(), cfg)
 	for _, f := range findings {
 		if !f.OK || f.Remedy != "" || f.Detail == "" || f.Name == "" || f.Level == "" {
@@ -151,10 +151,10 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 	for _, c := range []struct {
 		fault  string
 		make   func(*testing.T, *host, *Config)
-		name   string // of the finding that is then amiss
+		name   string // of the check that fails
 		level  Level
 		remedy string // part of it
-		others bool   // other findings are amiss too
+		others bool   // other checks fail too
 	}{
 		{"root", func(_ *testing.T, h *host, _ *Config) { h.uid = 0 },
 			"user", LevelError, "packaging/host/enter -- doze run", true},
@@ -187,17 +187,17 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 		}, "newuidmap", LevelError, "chmod u+s /usr/bin/newgidmap", false},
 		{"no XDG_RUNTIME_DIR folder", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/run/doze") },
 			"runtime folder", LevelError, "install -d -m 0700 -o doze /run/doze", false},
-		{"somebody else's XDG_RUNTIME_DIR", func(_ *testing.T, h *host, _ *Config) { h.denied["/run/doze"] = true },
+		{"another user's XDG_RUNTIME_DIR", func(_ *testing.T, h *host, _ *Config) { h.denied["/run/doze"] = true },
 			"runtime folder", LevelError, "install -d", false},
 		{"no subtree", func(_ *testing.T, _ *host, cfg *Config) { cfg.Cgroup = "-" },
 			"cgroup", LevelError, "packaging/host/enter", true},
 		{"cgroup v1", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.controllers") },
 			"cgroup", LevelError, "packaging/host/enter", false},
-		{"a subtree of root's", func(_ *testing.T, h *host, _ *Config) { h.denied["/sys/fs/cgroup/doze/cgroup.procs"] = true },
+		{"a subtree owned by root", func(_ *testing.T, h *host, _ *Config) { h.denied["/sys/fs/cgroup/doze/cgroup.procs"] = true },
 			"cgroup", LevelError, "packaging/doze.service", false},
 		{"no freezer", func(t *testing.T, h *host, _ *Config) { h.remove(t, "/sys/fs/cgroup/doze/cgroup.freeze") },
 			"cgroup", LevelError, "Linux 5.2", false},
-		{"controllers not handed on", func(t *testing.T, h *host, _ *Config) {
+		{"controllers not delegated", func(t *testing.T, h *host, _ *Config) {
 			h.write(t, "/sys/fs/cgroup/doze/sandboxes/cgroup.subtree_control", "cpu\n")
 		}, "limits", LevelWarning, "Delegate=yes", false},
 		{"controllers in cgroup v1", func(t *testing.T, h *host, _ *Config) {
@@ -256,7 +256,7 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 		}, "port 443", LevelError, "net.ipv4.ip_unprivileged_port_start=443", false},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
-			h, cfg := well(t)
+			h, cfg := healthyHost(t)
 			c.make(t, h, &cfg)
 			findings := Check(t.Context(), cfg)
 			found := false
@@ -270,7 +270,7 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 				switch {
 				case f.Name != c.name:
 					if !c.others {
-						t.Errorf("amiss too: %+v", f)
+						t.Errorf("another check failed: %+v", f)
 					}
 				case f.Level != c.level || !strings.Contains(f.Remedy, c.remedy):
 					t.Errorf("got %+v; want level %s and a remedy with %q", f, c.level, c.remedy)
@@ -282,30 +282,30 @@ func TestEachFaultIsFoundWithItsRemedy(t *testing.T) {
 				t.Error("not found")
 			}
 			if got, want := CanRun(findings), c.level != LevelError; got != want {
-				t.Errorf("CanRun says %v", got)
+				t.Errorf("CanRun is %v", got)
 			}
 		})
 	}
 }
 
 func TestWithoutASubtreeSandboxesStillRun(t *testing.T) {
-	_, cfg := well(t)
+	_, cfg := healthyHost(t)
 	t.Setenv("DOZE_CGROUP", "")
 	cfg.Cgroup = ""
 	findings := Check(t.Context(), cfg)
-	amiss := 0
+	failures := 0
 	for _, f := range findings {
 		if !f.OK {
-			amiss++
+			failures++
 		}
 	}
-	if amiss != 2 || !CanRun(findings) {
+	if failures != 2 || !CanRun(findings) {
 		t.Errorf("%+v", findings)
 	}
 }
 
-func TestAnUbuntuWithItsProfileIsWell(t *testing.T) {
-	h, cfg := well(t)
+func TestAppArmorProfileOfUbuntuPasses(t *testing.T) {
+	h, cfg := healthyHost(t)
 	h.write(t, "/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1\n")
 	h.write(t, "/etc/apparmor.d/podman", "profile podman /usr/bin/podman flags=(unconfined) {\n  userns,\n}\n")
 	if findings := Check(t.Context(), cfg); !CanRun(findings) {
@@ -313,7 +313,7 @@ func TestAnUbuntuWithItsProfileIsWell(t *testing.T) {
 	}
 }
 
-// The machine answers what is true of any machine.
+// TestMachine checks facts that hold on any machine.
 func TestMachine(t *testing.T) {
 	m := Machine{}
 	if _, err := m.Find("no-such-command"); !errors.Is(err, fs.ErrNotExist) {

@@ -16,26 +16,26 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is what the checks ask. Paths are absolute.
+// Host is the machine that the checks inspect. Paths are absolute.
 type Host interface {
 	UID() int
 	ReadFile(path string) ([]byte, error)
 	Stat(path string) (fs.FileInfo, error)
-	// Access returns nil if this process may use the path so: unix.R_OK,
-	// unix.W_OK, unix.X_OK.
+	// Access returns nil if this process may use the path in the given mode, a
+	// combination of unix.R_OK, unix.W_OK and unix.X_OK.
 	Access(path string, mode uint32) error
-	// OpenDevice opens a device for reading and writing, and closes it.
+	// OpenDevice opens a device for reading and writing, and closes it again.
 	OpenDevice(path string) error
-	// Find returns the path of a command; fs.ErrNotExist (wrapped) without one.
+	// Find returns the path of a command, or fs.ErrNotExist (wrapped).
 	Find(command string) (string, error)
-	// Run returns what a command writes to standard output.
+	// Run runs a command and returns its standard output.
 	Run(ctx context.Context, command string, args ...string) (string, error)
-	// Listen says whether this process could listen on a TCP port.
+	// Listen returns nil if this process could listen on a TCP port.
 	Listen(port int) error
-	// Free is how many bytes this process may still write below path, which
-	// need not exist yet.
+	// Free returns how many bytes this process may still write below path, which
+	// does not have to exist yet.
 	Free(path string) (uint64, error)
-	// OpenFiles is how many descriptors this process may have at once.
+	// OpenFiles returns the limit of this process's open descriptors.
 	OpenFiles() (uint64, error)
 }
 
@@ -55,7 +55,8 @@ func (Machine) OpenDevice(path string) error {
 	return f.Close()
 }
 
-// Find also looks where Podman does and where a user's PATH often does not.
+// Find also searches the folders that Podman searches and that are often missing from a
+// user's PATH.
 func (Machine) Find(command string) (string, error) {
 	if path, err := exec.LookPath(command); err == nil {
 		return path, nil
@@ -71,10 +72,10 @@ func (Machine) Find(command string) (string, error) {
 
 func (Machine) Run(ctx context.Context, command string, args ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, command, args...)
-	var out, complaint bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &complaint
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
 	if err := cmd.Run(); err != nil {
-		lines := strings.Split(strings.TrimSpace(complaint.String()), "\n")
+		lines := strings.Split(strings.TrimSpace(errOut.String()), "\n")
 		if last := lines[len(lines)-1]; last != "" {
 			return "", fmt.Errorf("%w: %s", err, last)
 		}
