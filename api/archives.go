@@ -7,6 +7,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -27,7 +28,7 @@ func (a *API) registerArchives() {
 		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; the directory is made if it is missing. What would reach " +
 			"out of the directory is refused. Entries before the refused one, or before the upload broke off, stay.",
 		codes:   onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
-		answers: map[int]*huma.Response{http.StatusOK: answerJSON[guest.ArchiveResult](a, "What was unpacked")},
+		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.ArchiveResult](a, "What was unpacked")},
 	}, a.putArchive)
 	a.documented(path).Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(tarType)}
 	register(a, route{
@@ -54,7 +55,9 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, result) }}, nil
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		writeJSON(in.w, http.StatusOK, types.ArchiveResult{Files: result.Files, Bytes: result.Bytes})
+	}}, nil
 }
 
 func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamResponse, error) {

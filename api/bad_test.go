@@ -19,6 +19,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -321,7 +322,7 @@ func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
 	id := s.create("box")
 	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	for _, r := range []*http.Request{
-		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output":5000000}`),
+		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output_bytes":5000000}`),
 		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil),
 		s.request(t.Context(), "GET", "/sandbox/box/files?"+at(t.TempDir()), nil),
 	} {
@@ -448,7 +449,7 @@ func TestFailedWriteEndsTheStream(t *testing.T) {
 	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	for _, r := range []*http.Request{
 		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"echo x; exec sleep 1000","stream":true}`),
-		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil),
+		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType),
 		s.request(t.Context(), "GET", "/sandbox/box/events", nil, "Accept", eventStreamType),
 	} {
 		ended := make(chan struct{})
@@ -503,7 +504,7 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	exec := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
 	exec.expect("start")
 	socket, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
-	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil)
+	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	timeline := s.open("GET", "/sandbox/box/events?after=1000", nil, "Accept", eventStreamType)
 	buffered := make(chan answer, 1)
@@ -545,7 +546,7 @@ func TestFailuresOfStreamsAndDownloadsAreLogged(t *testing.T) {
 	s.api.log = slog.New(slog.NewTextHandler(log, nil))
 	id := s.create("box")
 	path := filepath.Join(t.TempDir(), "large")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))
 	stream := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
 	stream.expect("start")
 	resp, err := s.http.Client().Do(s.request(t.Context(), "GET", "/sandbox/box/files/archive?"+at(filepath.Dir(path)), nil))
@@ -656,7 +657,7 @@ func FuzzRequests(f *testing.F) {
 		for _, body := range []string{"", "{}", `{"port":1}`, `{"command":7}`, `{"path":"relative"}`, `{"for":"1h","x":[[]]}`} {
 			f.Add(method, path, body, "application/json")
 		}
-		f.Add(method, path+"?path=/nonexistent/f&limit=1&follow=0&label=a=b", "raw", octetStream)
+		f.Add(method, path+"?path=/nonexistent/f&limit=1&label=a=b", "raw", octetStream)
 	}
 	f.Add("GET", "/sandbox/../../node", "", "")
 	f.Add("GET", "//sandbox", "", "")

@@ -13,6 +13,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -35,64 +36,19 @@ const (
 type execInput struct {
 	SandboxPath
 	Exchange
-	Body ExecBody
-}
-
-// ExecBody is a command.
-type ExecBody struct {
-	Command       string            `json:"command,omitempty" doc:"Run by /bin/sh -c; either this or argv" example:"ls -l"`
-	Argv          []string          `json:"argv,omitempty" nullable:"false" maxItems:"4096" doc:"Run as it is, without a shell"`
-	Cwd           string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
-	Env           map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
-	Stdin         string            `json:"stdin,omitempty"`
-	StdinEncoding string            `json:"stdin_encoding,omitempty" enum:"utf-8,base64" default:"utf-8"`
-	Timeout       *Duration         `json:"timeout,omitempty" doc:"After it, the whole process tree is killed. At most 24h, 0s for none; when missing, 10m without stream and none with it"`
-	Stream        bool              `json:"stream,omitempty" doc:"Answer with server-sent events while it runs"`
-	MaxOutput     int               `json:"max_output,omitempty" minimum:"1" maximum:"10485760" default:"1048576" doc:"Bytes of stdout and of stderr to keep; without stream only"`
-}
-
-// ExecResult is how a command ended, with its output.
-type ExecResult struct {
-	Stdout         string  `json:"stdout"`
-	StdoutEncoding string  `json:"stdout_encoding,omitempty" enum:"base64" doc:"base64 when the output is not UTF-8 or has NUL bytes"`
-	Stderr         string  `json:"stderr"`
-	StderrEncoding string  `json:"stderr_encoding,omitempty" enum:"base64"`
-	Truncated      bool    `json:"truncated" doc:"There was more output than max_output"`
-	ExitCode       int     `json:"exit_code" doc:"128+n when signal n ended it"`
-	Signal         string  `json:"signal,omitempty" doc:"That ended it, such as SIGKILL"`
-	TimedOut       bool    `json:"timed_out" doc:"It was killed because of timeout"`
-	DurationMS     float64 `json:"duration_ms"`
-}
-
-// ExecStart is the data of the event start.
-type ExecStart struct {
-	PID int `json:"pid" doc:"Inside the sandbox"`
-}
-
-// Output is the data of the events stdout and stderr.
-type Output struct {
-	Data     string `json:"data"`
-	Encoding string `json:"encoding,omitempty" enum:"base64" doc:"base64 when data is not UTF-8 or has NUL bytes"`
-}
-
-// ExecComplete is the data of the event complete, the last one.
-type ExecComplete struct {
-	ExitCode   int     `json:"exit_code"`
-	Signal     string  `json:"signal,omitempty"`
-	TimedOut   bool    `json:"timed_out"`
-	DurationMS float64 `json:"duration_ms"`
+	Body types.ExecRequest
 }
 
 // execCodes can come from both routes that run a command.
 var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
 
 func (a *API) registerExec() {
-	result := answerJSON[ExecResult](a, "The command has ended; or with stream: its output while it runs")
+	result := answerJSON[types.ExecResult](a, "The command has ended; or with stream: its output while it runs")
 	result.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"start":    reflect.TypeFor[ExecStart](),
-		"stdout":   reflect.TypeFor[Output](),
-		"stderr":   reflect.TypeFor[Output](),
-		"complete": reflect.TypeFor[ExecComplete](),
+		"start":    reflect.TypeFor[types.ExecStart](),
+		"stdout":   reflect.TypeFor[types.Output](),
+		"stderr":   reflect.TypeFor[types.Output](),
+		"complete": reflect.TypeFor[types.ExecComplete](),
 		"error":    reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
@@ -105,16 +61,16 @@ func (a *API) registerExec() {
 	}, a.exec)
 }
 
-// request turns the body into the guest's words.
-func (b *ExecBody) request() (guest.ExecRequest, error) {
-	if err := checkCommand(b.Command, b.Argv, b.Cwd, b.Env); err != nil {
+// execRequestOf converts a request to run a command for the guest.
+func execRequestOf(b types.ExecRequest) (guest.ExecRequest, error) {
+	if err := checkCommand(b.Command); err != nil {
 		return guest.ExecRequest{}, err
 	}
 	stdin, err := decode(b.Stdin, b.StdinEncoding, "body.stdin")
 	if err != nil {
 		return guest.ExecRequest{}, err
 	}
-	req := guest.ExecRequest{Command: b.Command, Argv: b.Argv, Cwd: b.Cwd, Env: b.Env, Stdin: stdin}
+	req := guest.ExecRequest{Command: b.Command.Command, Argv: b.Argv, Cwd: b.Cwd, Env: b.Env, Stdin: stdin}
 	switch {
 	case b.Timeout != nil:
 		req.Timeout = time.Duration(*b.Timeout)
@@ -128,25 +84,25 @@ func (b *ExecBody) request() (guest.ExecRequest, error) {
 }
 
 // checkCommand refuses what cannot be run, before anything is woken for it.
-func checkCommand(command string, argv []string, cwd string, env map[string]string) error {
+func checkCommand(c types.Command) error {
 	const want = `send either "command": "ls -l" or "argv": ["ls", "-l"]`
 	switch {
-	case command == "" && (len(argv) == 0 || argv[0] == ""):
+	case c.Command == "" && (len(c.Argv) == 0 || c.Argv[0] == ""):
 		return invalid("body.command", "no command given", want)
-	case command != "" && len(argv) > 0:
+	case c.Command != "" && len(c.Argv) > 0:
 		return invalid("body.command", "there are both command and argv", want)
-	case strings.ContainsRune(command, 0) || slices.ContainsFunc(argv, func(word string) bool { return strings.ContainsRune(word, 0) }):
+	case strings.ContainsRune(c.Command, 0) || slices.ContainsFunc(c.Argv, func(word string) bool { return strings.ContainsRune(word, 0) }):
 		return invalid("body.command", "it has a NUL byte", "send such bytes as stdin, in base64")
 	}
-	for name, value := range env {
+	for name, value := range c.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
 			return invalid("body.env", strconv.Quote(clip(name))+" is no variable", "a name has no =, and neither name nor value a NUL byte")
 		}
 	}
-	if cwd == "" {
+	if c.Cwd == "" {
 		return nil
 	}
-	return checkPath("body.cwd", cwd)
+	return checkPath("body.cwd", c.Cwd)
 }
 
 // running is a command that has been started.
@@ -161,7 +117,7 @@ type running struct {
 }
 
 func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
-	req, err := in.Body.request()
+	req, err := execRequestOf(in.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +128,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, er
 	if in.Body.Stream {
 		err = a.streams.enter(ctx, 1)
 	} else {
-		err = a.calls.enter(ctx, places(in.Body.MaxOutput))
+		err = a.calls.enter(ctx, places(in.Body.MaxOutputBytes))
 	}
 	if err != nil {
 		return nil, err
@@ -188,7 +144,7 @@ func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, er
 		}}, nil
 	}
 	defer a.end(run)
-	result, err := run.collect(in.Body.MaxOutput)
+	result, err := run.collect(in.Body.MaxOutputBytes)
 	if err != nil {
 		return nil, err
 	}
@@ -248,7 +204,7 @@ func (run *running) next() (guest.ExecEvent, error) {
 
 // collect reads all output to the command's end and keeps the first `most`
 // bytes of each stream.
-func (run *running) collect(most int) (*ExecResult, error) {
+func (run *running) collect(most int) (*types.ExecResult, error) {
 	stdout, stderr := capture{most: most}, capture{most: most}
 	for {
 		ev, err := run.next()
@@ -261,13 +217,7 @@ func (run *running) collect(most int) (*ExecResult, error) {
 		case guest.ExecStderr:
 			stderr.add(ev.Data)
 		case guest.ExecComplete:
-			r := &ExecResult{
-				Truncated:  stdout.truncated || stderr.truncated,
-				ExitCode:   ev.Result.ExitCode,
-				Signal:     ev.Result.Signal,
-				TimedOut:   ev.Result.TimedOut,
-				DurationMS: milliseconds(ev.Result.Duration),
-			}
+			r := &types.ExecResult{Truncated: stdout.truncated || stderr.truncated, ExecExit: execExitOf(ev.Result)}
 			r.Stdout, r.StdoutEncoding = stdout.text()
 			r.Stderr, r.StderrEncoding = stderr.text()
 			return r, nil
@@ -294,7 +244,7 @@ func (a *API) streamExec(in *execInput, run *running) {
 		}
 		switch ev.Kind {
 		case guest.ExecStart:
-			s.send("start", "", ExecStart{PID: ev.PID})
+			s.send("start", "", types.ExecStart{PID: ev.PID})
 		case guest.ExecStdout:
 			stdout.send(ev.Data)
 		case guest.ExecStderr:
@@ -302,14 +252,14 @@ func (a *API) streamExec(in *execInput, run *running) {
 		case guest.ExecComplete:
 			stdout.flush()
 			stderr.flush()
-			s.send("complete", "", completeOf(ev.Result))
+			s.send("complete", "", types.ExecComplete{ExecExit: execExitOf(ev.Result)})
 			return
 		}
 	}
 }
 
-func completeOf(r *guest.ExecResult) ExecComplete {
-	return ExecComplete{ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, DurationMS: milliseconds(r.Duration)}
+func execExitOf(r *guest.ExecResult) types.ExecExit {
+	return types.ExecExit{ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, DurationMS: milliseconds(r.Duration)}
 }
 
 // outputSender sends one stream of bytes as events, whose text never ends in
@@ -331,7 +281,7 @@ func (o *outputSender) emit(b []byte) {
 		return
 	}
 	text, encoding := encode(b)
-	o.s.send(o.event, "", Output{Data: text, Encoding: encoding})
+	o.s.send(o.event, "", types.Output{Data: text, Encoding: encoding})
 }
 
 // milliseconds with three decimals, which is as exact as it is.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -25,22 +26,22 @@ func TestExecReturnsOutputAndExitCode(t *testing.T) {
 	for _, tc := range []struct {
 		name string
 		body map[string]any
-		want ExecResult
+		want types.ExecResult
 	}{
-		{"command", map[string]any{"command": "echo out; echo err >&2; exit 3"}, ExecResult{Stdout: "out\n", Stderr: "err\n", ExitCode: 3}},
-		{"argv", map[string]any{"argv": []string{"printf", "%s|", "a b", "$HOME"}}, ExecResult{Stdout: "a b|$HOME|"}},
-		{"cwd", map[string]any{"command": "pwd", "cwd": dir}, ExecResult{Stdout: dir + "\n"}},
-		{"env", map[string]any{"command": "echo $X", "env": map[string]string{"X": "y z"}}, ExecResult{Stdout: "y z\n"}},
-		{"stdin", map[string]any{"command": "cat", "stdin": "héllo"}, ExecResult{Stdout: "héllo"}},
-		{"binary stdin", map[string]any{"command": "od -An -tx1", "stdin": "/wA=", "stdin_encoding": "base64"}, ExecResult{Stdout: " ff 00\n"}},
-		{"binary output", map[string]any{"command": `printf '\377\001'; printf text >&2`}, ExecResult{Stdout: "/wE=", StdoutEncoding: "base64", Stderr: "text"}},
-		{"signal", map[string]any{"command": "kill -9 $$"}, ExecResult{ExitCode: 137, Signal: "SIGKILL"}},
-		{"no such command in a shell", map[string]any{"command": "exit 127"}, ExecResult{ExitCode: 127}},
-		{"max_output", map[string]any{"command": "printf 12345; printf 123 >&2", "max_output": 4}, ExecResult{Stdout: "1234", Stderr: "123", Truncated: true}},
-		{"max_output exactly", map[string]any{"command": "printf 1234", "max_output": 4}, ExecResult{Stdout: "1234"}},
+		{"command", map[string]any{"command": "echo out; echo err >&2; exit 3"}, types.ExecResult{Stdout: "out\n", Stderr: "err\n", ExecExit: types.ExecExit{ExitCode: 3}}},
+		{"argv", map[string]any{"argv": []string{"printf", "%s|", "a b", "$HOME"}}, types.ExecResult{Stdout: "a b|$HOME|"}},
+		{"cwd", map[string]any{"command": "pwd", "cwd": dir}, types.ExecResult{Stdout: dir + "\n"}},
+		{"env", map[string]any{"command": "echo $X", "env": map[string]string{"X": "y z"}}, types.ExecResult{Stdout: "y z\n"}},
+		{"stdin", map[string]any{"command": "cat", "stdin": "héllo"}, types.ExecResult{Stdout: "héllo"}},
+		{"binary stdin", map[string]any{"command": "od -An -tx1", "stdin": "/wA=", "stdin_encoding": "base64"}, types.ExecResult{Stdout: " ff 00\n"}},
+		{"binary output", map[string]any{"command": `printf '\377\001'; printf text >&2`}, types.ExecResult{Stdout: "/wE=", StdoutEncoding: "base64", Stderr: "text"}},
+		{"signal", map[string]any{"command": "kill -9 $$"}, types.ExecResult{ExecExit: types.ExecExit{ExitCode: 137, Signal: "SIGKILL"}}},
+		{"no such command in a shell", map[string]any{"command": "exit 127"}, types.ExecResult{ExecExit: types.ExecExit{ExitCode: 127}}},
+		{"max_output_bytes", map[string]any{"command": "printf 12345; printf 123 >&2", "max_output_bytes": 4}, types.ExecResult{Stdout: "1234", Stderr: "123", Truncated: true}},
+		{"max_output_bytes exactly", map[string]any{"command": "printf 1234", "max_output_bytes": 4}, types.ExecResult{Stdout: "1234"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got := must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", tc.body)
+			got := must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", tc.body)
 			if got.DurationMS <= 0 {
 				t.Errorf("duration is %v", got.DurationMS)
 			}
@@ -55,7 +56,7 @@ func TestExecReturnsOutputAndExitCode(t *testing.T) {
 func TestExecKeepsReadingWhatItDoesNotKeep(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	got := must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "head -c 30000000 /dev/zero | tr '\\0' x; echo done >&2"})
+	got := must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "head -c 30000000 /dev/zero | tr '\\0' x; echo done >&2"})
 	if len(got.Stdout) != defaultOutput || !got.Truncated || got.Stderr != "done\n" || got.ExitCode != 0 {
 		t.Errorf("stdout has %d bytes, truncated %v, stderr %q, exit code %d", len(got.Stdout), got.Truncated, got.Stderr, got.ExitCode)
 	}
@@ -73,7 +74,7 @@ func TestTimeoutKillsTheTreeAndSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer held.Close()
-	got := must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec",
+	got := must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec",
 		map[string]any{"command": "exec 3>" + fifo + "; echo before; sleep 1000 & echo up >&3; wait", "timeout": "300ms"})
 	if !got.TimedOut || got.ExitCode == 0 {
 		t.Errorf("got %+v", got)
@@ -112,20 +113,20 @@ func TestExecStreamsWhileTheCommandRuns(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "gate")
 	stream := s.open("POST", "/sandbox/box/exec", map[string]any{
 		"command": "mkfifo " + fifo + "; printf one; cat " + fifo + "; printf two >&2; exit 5", "stream": true})
-	if start := parse[ExecStart](t, stream.expect("start")); start.PID <= 0 {
+	if start := parse[types.ExecStart](t, stream.expect("start")); start.PID <= 0 {
 		t.Errorf("pid is %d", start.PID)
 	}
-	if out := parse[Output](t, stream.expect("stdout")); out.Data != "one" {
+	if out := parse[types.Output](t, stream.expect("stdout")); out.Data != "one" {
 		t.Errorf("stdout is %+v", out)
 	}
 	// The command waits until it is read that it wrote.
 	if err := os.WriteFile(fifo, nil, 0); err != nil {
 		t.Fatal(err)
 	}
-	if out := parse[Output](t, stream.expect("stderr")); out.Data != "two" {
+	if out := parse[types.Output](t, stream.expect("stderr")); out.Data != "two" {
 		t.Errorf("stderr is %+v", out)
 	}
-	if done := parse[ExecComplete](t, stream.expect("complete")); done.ExitCode != 5 || done.TimedOut || done.DurationMS <= 0 {
+	if done := parse[types.ExecComplete](t, stream.expect("complete")); done.ExitCode != 5 || done.TimedOut || done.DurationMS <= 0 {
 		t.Errorf("complete is %+v", done)
 	}
 	stream.expectEnd()
@@ -148,9 +149,9 @@ func TestStreamedTextIsNeverCutInARune(t *testing.T) {
 		if ev.name == "complete" {
 			break
 		}
-		piece := parse[Output](t, ev)
+		piece := parse[types.Output](t, ev)
 		b := []byte(piece.Data)
-		if piece.Encoding == encodingBase64 {
+		if piece.Encoding == types.EncodingBase64 {
 			b, _ = base64.StdEncoding.DecodeString(piece.Data)
 		}
 		if ev.name == "stdout" {
@@ -172,7 +173,7 @@ func TestStreamedTimeoutSaysSo(t *testing.T) {
 	s.create("box")
 	stream := s.open("POST", "/sandbox/box/exec", map[string]any{"argv": []string{"sleep", "1000"}, "stream": true, "timeout": "50ms"})
 	stream.expect("start")
-	if done := parse[ExecComplete](t, stream.expect("complete")); !done.TimedOut {
+	if done := parse[types.ExecComplete](t, stream.expect("complete")); !done.TimedOut {
 		t.Errorf("complete is %+v", done)
 	}
 }
@@ -264,7 +265,7 @@ func TestDestroyEndsStreamsCleanly(t *testing.T) {
 	exec := s.open("POST", "/sandbox/box/exec", map[string]any{"command": "sleep 1000", "stream": true})
 	exec.expect("start")
 	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; sleep 1000"}).ID
-	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil)
+	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	events := s.open("GET", "/sandbox/box/events", nil, "Accept", eventStreamType)
 	events.expect("created")
@@ -292,19 +293,19 @@ func TestBadCommandsAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	for body, code := range map[string]problem.Code{
-		`{}`:                                        problem.RequestInvalid,
-		`{"command":"a","argv":["b"]}`:              problem.RequestInvalid,
-		`{"command":""}`:                            problem.RequestInvalid,
-		`{"argv":[]}`:                               problem.RequestInvalid,
-		`{"argv":[""]}`:                             problem.RequestInvalid,
-		`{"argv":"ls"}`:                             problem.RequestInvalid,
-		`{"argv":[1]}`:                              problem.RequestInvalid,
-		`{"argv":["true"],"timeout":"25h"}`:         problem.RequestInvalid,
-		`{"argv":["true"],"timeout":"-1s"}`:         problem.RequestInvalid,
-		`{"argv":["true"],"timeout":10}`:            problem.RequestInvalid,
-		`{"argv":["true"],"timeout":"9999999999h"}`: problem.RequestInvalid,
-		`{"argv":["true"],"max_output":10485761}`:   problem.RequestInvalid,
-		`{"argv":["true"],"max_output":0}`:          problem.RequestInvalid,
+		`{}`:                                            problem.RequestInvalid,
+		`{"command":"a","argv":["b"]}`:                  problem.RequestInvalid,
+		`{"command":""}`:                                problem.RequestInvalid,
+		`{"argv":[]}`:                                   problem.RequestInvalid,
+		`{"argv":[""]}`:                                 problem.RequestInvalid,
+		`{"argv":"ls"}`:                                 problem.RequestInvalid,
+		`{"argv":[1]}`:                                  problem.RequestInvalid,
+		`{"argv":["true"],"timeout":"25h"}`:             problem.RequestInvalid,
+		`{"argv":["true"],"timeout":"-1s"}`:             problem.RequestInvalid,
+		`{"argv":["true"],"timeout":10}`:                problem.RequestInvalid,
+		`{"argv":["true"],"timeout":"9999999999h"}`:     problem.RequestInvalid,
+		`{"argv":["true"],"max_output_bytes":10485761}`: problem.RequestInvalid,
+		`{"argv":["true"],"max_output_bytes":0}`:        problem.RequestInvalid,
 		`{"argv":["true"],"stdin":"%%","stdin_encoding":"base64"}`:         problem.RequestInvalid,
 		`{"argv":["true"],"cmd":"x"}`:                                      problem.RequestInvalid,
 		`{"argv":["true"],"cwd":"relative"}`:                               problem.RequestInvalid,
@@ -358,9 +359,9 @@ func TestCommandCountsByWhatItMayKeep(t *testing.T) {
 	s := newServer(t, Limits{MaxCalls: 3})
 	s.create("box")
 	for _, most := range []int{1, 1 << 20, 2 << 20, 3 << 20} {
-		must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output": most})
+		must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output_bytes": most})
 	}
-	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output": 3<<20 + 1})
+	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output_bytes": 3<<20 + 1})
 	if n := s.api.calls.held.Load(); n != 0 {
 		t.Errorf("%d places are held", n)
 	}
@@ -381,8 +382,8 @@ func TestSilentStreamGetsAHeartbeat(t *testing.T) {
 func TestExecIsMeasured(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", `{"command":"true"}`)
-	must[ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", `{"command":"sleep 1000","timeout":"10ms"}`)
+	must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", `{"command":"true"}`)
+	must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", `{"command":"sleep 1000","timeout":"10ms"}`)
 	if got := execs(t, s.api.metrics); got[outcomeExited] != 1 || got[outcomeTimedOut] != 1 || len(got) != 2 {
 		t.Errorf("counted were %v", got)
 	}

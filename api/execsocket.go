@@ -17,18 +17,10 @@ import (
 	"github.com/coder/websocket"
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
-)
-
-// A command whose input is streamed has a WebSocket. Bytes are binary messages,
-// which begin with the number of their stream: the command's file descriptor.
-// Everything else is a text message with a JSON object that has a type.
-const (
-	stdinStream  = 0
-	stdoutStream = 1
-	stderrStream = 2
 )
 
 const (
@@ -39,60 +31,9 @@ const (
 	lastWrite = 5 * time.Second
 )
 
-// ExecCommand is the first message of a client: the command to run.
-type ExecCommand struct {
-	Type        string            `json:"type" enum:"exec"`
-	Command     string            `json:"command,omitempty" doc:"Run by /bin/sh -c; either this or argv" example:"sort"`
-	Argv        []string          `json:"argv,omitempty" nullable:"false" maxItems:"4096" doc:"Run as it is, without a shell"`
-	Cwd         string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
-	Env         map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
-	Timeout     *Duration         `json:"timeout,omitempty" doc:"After it, the whole process tree is killed. At most 24h; none when missing"`
-	StreamStdin bool              `json:"stream_stdin,omitempty" doc:"Standard input follows in binary messages; without it, it is empty"`
-}
-
-// ExecStdinEOF is a message of a client: its input has ended.
-type ExecStdinEOF struct {
-	Type string `json:"type" enum:"stdin_eof"`
-}
-
-// Keepalive is a message of a client that does not read at the moment, and
-// therefore answers no ping.
-type Keepalive struct {
-	Type string `json:"type" enum:"keepalive"`
-}
-
-// ExecStarted says that the command runs.
-type ExecStarted struct {
-	Type        string `json:"type" enum:"start"`
-	PID         int    `json:"pid" doc:"Inside the sandbox"`
-	StdinWindow int    `json:"stdin_window,omitempty" doc:"How many bytes of input may be sent that no stdin_ack has acknowledged; with stream_stdin only"`
-}
-
-// ExecStdinAck acknowledges input.
-type ExecStdinAck struct {
-	Type  string `json:"type" enum:"stdin_ack"`
-	Bytes int    `json:"bytes" doc:"So many more bytes have gone into the command's pipe"`
-}
-
-// ExecStdinClosed says that the command reads no more input. What is still sent is
-// discarded.
-type ExecStdinClosed struct {
-	Type string `json:"type" enum:"stdin_closed"`
-}
-
-// ExecCompleted says how the command ended. It is the last message.
-type ExecCompleted struct {
-	Type string `json:"type" enum:"complete"`
-	ExecComplete
-}
-
-// ExecFailed says why the command did not start, or why it is not known how it
-// ended. It is the last message.
-type ExecFailed struct {
-	Type    string          `json:"type" enum:"error"`
-	Problem problem.Problem `json:"problem"`
-}
-
+// execSocketInput is the request for a WebSocket, over which the input of a command is
+// streamed. Bytes are binary messages, which begin with the number of their stream.
+// Everything else is a text message with a JSON object that has a type.
 type execSocketInput struct {
 	SandboxPath
 	Exchange
@@ -106,9 +47,9 @@ func (a *API) registerExecSocket() {
 		}
 		return s
 	}
-	a.execCommand = a.schema(reflect.TypeFor[ExecCommand]())
+	a.execCommand = a.schema(reflect.TypeFor[types.ExecCommand]())
 	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/exec", id: "exec-websocket", tag: "exec", status: http.StatusSwitchingProtocols,
+		method: http.MethodGet, path: "/sandbox/{id}/exec", id: "exec-stream", tag: "exec", status: http.StatusSwitchingProtocols,
 		summary: "Run a command with streamed input and output, over a WebSocket",
 		description: "The client's first message is an ExecCommand. Then binary messages carry bytes, after a first byte that names " +
 			"the stream: 0 is standard input, 1 standard output, 2 standard error. Text messages are JSON: the client's are ExecStdinEOF and Keepalive, " +
@@ -118,9 +59,9 @@ func (a *API) registerExecSocket() {
 		answers: map[int]*huma.Response{http.StatusSwitchingProtocols: {
 			Description: "A WebSocket; the schema is that of the node's text messages, and of the client's",
 			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
-				messages(reflect.TypeFor[ExecStarted](), reflect.TypeFor[ExecStdinAck](), reflect.TypeFor[ExecStdinClosed](),
-					reflect.TypeFor[ExecCompleted](), reflect.TypeFor[ExecFailed]()),
-				messages(reflect.TypeFor[ExecCommand](), reflect.TypeFor[ExecStdinEOF](), reflect.TypeFor[Keepalive]()),
+				messages(reflect.TypeFor[types.ExecStarted](), reflect.TypeFor[types.ExecStdinAck](), reflect.TypeFor[types.ExecStdinClosed](),
+					reflect.TypeFor[types.ExecCompleted](), reflect.TypeFor[types.ExecFailed]()),
+				messages(reflect.TypeFor[types.ExecCommand](), reflect.TypeFor[types.ExecStdinEOF](), reflect.TypeFor[types.Keepalive]()),
 			}}}},
 		}},
 	}, a.execSocket)
@@ -175,7 +116,7 @@ type execSocket struct {
 	writes context.Context
 	cut    context.CancelFunc
 
-	command chan ExecCommand // the first message
+	command chan types.ExecCommand // the first message
 	stdin   atomic.Pointer[guest.ExecStream]
 	heard   atomic.Int64 // when something came from the client, in Unix nanoseconds
 	writing atomic.Bool
@@ -189,7 +130,7 @@ func violation(format string, args ...any) *problem.Problem {
 }
 
 func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
-	s := &execSocket{command: make(chan ExecCommand, 1)}
+	s := &execSocket{command: make(chan types.ExecCommand, 1)}
 	s.ctx, s.cancel = context.WithCancelCause(in.r.Context())
 	defer s.cancel(nil)
 	s.writes, s.cut = context.WithCancel(context.Background())
@@ -220,7 +161,7 @@ func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
 	if err := s.run(a, id); err != nil {
 		code = websocket.StatusInternalError
 		if p := s.problem(a, in, err); p != nil {
-			s.send(ExecFailed{Type: "error", Problem: *p})
+			s.send(types.ExecFailed{Type: types.ExecMessageTypeError, Problem: p})
 		}
 	}
 	if s.disconnected() {
@@ -260,7 +201,7 @@ func (s *execSocket) problem(a *API, in *execSocketInput, err error) *problem.Pr
 
 // run runs the command that the client sends, and sends what it does.
 func (s *execSocket) run(a *API, id sandbox.ID) error {
-	var command ExecCommand
+	var command types.ExecCommand
 	select {
 	case command = <-s.command:
 	case <-s.ctx.Done():
@@ -268,8 +209,7 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 	case <-time.After(a.limits.Stall):
 		return violation("no command came within %s; send it as the first message", a.limits.Stall)
 	}
-	body := ExecBody{Command: command.Command, Argv: command.Argv, Cwd: command.Cwd, Env: command.Env, Timeout: command.Timeout, Stream: true}
-	req, err := body.request()
+	req, err := execRequestOf(types.ExecRequest{Command: command.Command, Timeout: command.Timeout, Stream: true})
 	if err != nil {
 		return err
 	}
@@ -306,21 +246,21 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 func (s *execSocket) forward(ev guest.ExecEvent, stdin bool) error {
 	switch ev.Kind {
 	case guest.ExecStdout:
-		return s.sendOutput(stdoutStream, ev.Data)
+		return s.sendOutput(types.StreamStdout, ev.Data)
 	case guest.ExecStderr:
-		return s.sendOutput(stderrStream, ev.Data)
+		return s.sendOutput(types.StreamStderr, ev.Data)
 	case guest.ExecStart:
-		started := ExecStarted{Type: "start", PID: ev.PID}
+		started := types.ExecStarted{Type: types.ExecMessageTypeStart, PID: ev.PID}
 		if stdin {
-			started.StdinWindow = guest.StdinWindow
+			started.StdinWindowBytes = guest.StdinWindow
 		}
 		return s.send(started)
 	case guest.ExecStdinAck:
-		return s.send(ExecStdinAck{Type: "stdin_ack", Bytes: ev.Bytes})
+		return s.send(types.ExecStdinAck{Type: types.ExecMessageTypeStdinAck, Bytes: ev.Bytes})
 	case guest.ExecStdinClosed:
-		return s.send(ExecStdinClosed{Type: "stdin_closed"})
+		return s.send(types.ExecStdinClosed{Type: types.ExecMessageTypeStdinClosed})
 	case guest.ExecComplete:
-		return s.send(ExecCompleted{Type: "complete", ExecComplete: completeOf(ev.Result)})
+		return s.send(types.ExecCompleted{Type: types.ExecMessageTypeComplete, ExecExit: execExitOf(ev.Result)})
 	}
 	return nil
 }
@@ -387,7 +327,7 @@ func (s *execSocket) receive(a *API) error {
 	}
 }
 
-func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (command ExecCommand, err error) {
+func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (command types.ExecCommand, err error) {
 	if kind != websocket.MessageText {
 		return command, violation(`the first message is binary; send the command as text: {"type":"exec","argv":["ls"]}`)
 	}
@@ -398,7 +338,7 @@ func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (comm
 func (s *execSocket) receiveStdin(message []byte) error {
 	stream := s.stdin.Load()
 	switch {
-	case len(message) == 0 || message[0] != stdinStream:
+	case len(message) == 0 || message[0] != types.StreamStdin:
 		return violation("a binary message does not begin with the byte 0; that is standard input's number")
 	case stream == nil:
 		return violation(`standard input came for a command without; send "stream_stdin": true with the command and wait for the message start`)
@@ -412,21 +352,21 @@ func (s *execSocket) receiveStdin(message []byte) error {
 
 func (s *execSocket) receiveText(message []byte) error {
 	var m struct {
-		Type string `json:"type"`
+		Type types.ExecMessageType `json:"type"`
 	}
 	if err := json.Unmarshal(message, &m); err != nil {
 		return violation("a text message is not a JSON object: %v", err)
 	}
 	switch m.Type {
-	case "keepalive":
-	case "stdin_eof":
+	case types.ExecMessageTypeKeepalive:
+	case types.ExecMessageTypeStdinEOF:
 		stream := s.stdin.Load()
 		if stream == nil {
 			return violation("stdin_eof came for a command without streamed input; wait for the message start")
 		}
 		stream.CloseStdin()
 	default:
-		return violation("there is no message %q; the types are stdin_eof and keepalive", clip(m.Type))
+		return violation("there is no message %q; the types are stdin_eof and keepalive", clip(string(m.Type)))
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -41,12 +42,12 @@ func (s *server) dialExec(path string) *wsExec {
 }
 
 // execWS starts a command and reads its start.
-func (s *server) execWS(command map[string]any) (*wsExec, ExecStarted) {
+func (s *server) execWS(command map[string]any) (*wsExec, types.ExecStarted) {
 	s.t.Helper()
 	e := s.dialExec("/sandbox/box/exec")
 	command["type"] = "exec"
 	e.sendJSON(command)
-	return e, expectMessage[ExecStarted](e, "start")
+	return e, expectMessage[types.ExecStarted](e, "start")
 }
 
 func (e *wsExec) send(kind websocket.MessageType, message string) {
@@ -120,9 +121,9 @@ func (e *wsExec) expectOutput(stream byte, text string) {
 	}
 }
 
-func (e *wsExec) expectComplete() ExecCompleted {
+func (e *wsExec) expectComplete() types.ExecCompleted {
 	e.t.Helper()
-	c := expectMessage[ExecCompleted](e, "complete")
+	c := expectMessage[types.ExecCompleted](e, "complete")
 	if _, b, err := e.read(); websocket.CloseStatus(err) != websocket.StatusNormalClosure {
 		e.t.Fatalf("got %q, %v after the end", b, err)
 	}
@@ -131,7 +132,7 @@ func (e *wsExec) expectComplete() ExecCompleted {
 
 func (e *wsExec) expectProblem(code problem.Code, words string) {
 	e.t.Helper()
-	p := expectMessage[ExecFailed](e, "error").Problem
+	p := expectMessage[types.ExecFailed](e, "error").Problem
 	if p.Code != code || p.Status != code.Definition().Status || !strings.Contains(p.Detail, words) {
 		e.t.Errorf("got %+v, want %s with %q", p, code, words)
 	}
@@ -147,15 +148,15 @@ func TestExecWebSocketCarriesBytesBothWays(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	e, started := s.execWS(map[string]any{"command": "cat; echo err >&2; exit 3", "stream_stdin": true})
-	if started.PID <= 0 || started.StdinWindow != guest.StdinWindow {
+	if started.PID <= 0 || started.StdinWindowBytes != guest.StdinWindow {
 		t.Errorf("start is %+v", started)
 	}
 	for _, data := range []string{"hello\n", "\x00\xff\x01", "more"} {
 		e.stdin(data)
 		e.expectEcho(data)
 	}
-	e.sendJSON(ExecStdinEOF{Type: "stdin_eof"})
-	e.expectOutput(stderrStream, "err\n")
+	e.sendJSON(types.ExecStdinEOF{Type: "stdin_eof"})
+	e.expectOutput(types.StreamStderr, "err\n")
 	if c := e.expectComplete(); c.ExitCode != 3 || c.TimedOut || c.DurationMS <= 0 {
 		t.Errorf("complete is %+v", c)
 	}
@@ -171,9 +172,9 @@ func (e *wsExec) expectEcho(data string) {
 		if err != nil {
 			e.t.Fatal(err)
 		}
-		var ack ExecStdinAck
+		var ack types.ExecStdinAck
 		switch {
-		case kind == websocket.MessageBinary && b[0] == stdoutStream:
+		case kind == websocket.MessageBinary && b[0] == types.StreamStdout:
 			out += b[1:]
 		case kind == websocket.MessageText && json.Unmarshal([]byte(b), &ack) == nil && ack.Type == "stdin_ack":
 			acked += ack.Bytes
@@ -190,7 +191,7 @@ func TestExecWebSocketWithoutInput(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	e, started := s.execWS(map[string]any{"argv": []string{"cat"}})
-	if started.StdinWindow != 0 {
+	if started.StdinWindowBytes != 0 {
 		t.Errorf("start is %+v", started)
 	}
 	if c := e.expectComplete(); c.ExitCode != 0 {
@@ -202,9 +203,9 @@ func TestExecWebSocketTellsOfInputThatIsNotRead(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	e, _ := s.execWS(map[string]any{"command": "exec <&-; echo closed; exec sleep 1000", "stream_stdin": true})
-	e.expectOutput(stdoutStream, "closed\n")
+	e.expectOutput(types.StreamStdout, "closed\n")
 	e.stdin("for nobody")
-	expectMessage[ExecStdinClosed](e, "stdin_closed")
+	expectMessage[types.ExecStdinClosed](e, "stdin_closed")
 }
 
 func TestExecWebSocketRefusals(t *testing.T) {
@@ -252,7 +253,7 @@ func TestExecWebSocketViolationsEndTheCommand(t *testing.T) {
 		words string
 	}{
 		{"input of a command without", false, func(e *wsExec) { e.stdin("x") }, "stream_stdin"},
-		{"end of no input", false, func(e *wsExec) { e.sendJSON(ExecStdinEOF{Type: "stdin_eof"}) }, "without streamed input"},
+		{"end of no input", false, func(e *wsExec) { e.sendJSON(types.ExecStdinEOF{Type: "stdin_eof"}) }, "without streamed input"},
 		{"another stream", true, func(e *wsExec) { e.send(websocket.MessageBinary, "\x01x") }, "byte 0"},
 		{"no stream", true, func(e *wsExec) { e.send(websocket.MessageBinary, "") }, "byte 0"},
 		{"not JSON", true, func(e *wsExec) { e.send(websocket.MessageText, "x") }, "not a JSON object"},
@@ -266,7 +267,7 @@ func TestExecWebSocketViolationsEndTheCommand(t *testing.T) {
 			pid := filepath.Join(t.TempDir(), "pid")
 			e, _ := s.execWS(map[string]any{"command": "echo $$ >" + pid + "; echo up; exec sleep 1000", "stream_stdin": tc.stdin})
 			e.t = t
-			e.expectOutput(stdoutStream, "up\n")
+			e.expectOutput(types.StreamStdout, "up\n")
 			tc.send(e)
 			e.expectProblem(problem.RequestInvalid, tc.words)
 			s.eventually("the command is killed", func() bool { return !alive(t, pid) })
@@ -286,7 +287,7 @@ func TestExecWebSocketIsRefusedBeforeTheHandshake(t *testing.T) {
 	s.refused(problem.Unauthorized, "GET", "/sandbox/box/exec", nil, with("Authorization", "")...)
 	e, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
 	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/exec", nil, handshake...)
-	e.sendJSON(ExecStdinEOF{Type: "stdin_eof"})
+	e.sendJSON(types.ExecStdinEOF{Type: "stdin_eof"})
 	e.expectComplete()
 }
 
@@ -308,7 +309,7 @@ func TestExecWebSocketDisconnectKillsTheCommand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			pid := filepath.Join(t.TempDir(), "pid")
 			e, _ := s.execWS(map[string]any{"command": "sleep 1000 & echo $! >" + pid + "; echo up; wait", "stream_stdin": true})
-			e.expectOutput(stdoutStream, "up\n")
+			e.expectOutput(types.StreamStdout, "up\n")
 			e.stdin(strings.Repeat("x", guest.StdinWindow))
 			disconnect(e)
 			s.eventually("the command's child is killed", func() bool { return !alive(t, pid) })
@@ -337,7 +338,7 @@ func TestExecWebSocketSlowClientLosesNothing(t *testing.T) {
 	e, _ := s.execWS(map[string]any{"command": "head -c 20971520 /dev/zero; echo end >&2"})
 	sent := 0
 	for range time.NewTicker(tick).C {
-		e.sendJSON(Keepalive{Type: "keepalive"})
+		e.sendJSON(types.Keepalive{Type: "keepalive"})
 		if sent++; sent > int((stall+time.Second)/tick) {
 			break
 		}
@@ -348,7 +349,7 @@ func TestExecWebSocketSlowClientLosesNothing(t *testing.T) {
 		if err != nil || kind != websocket.MessageBinary {
 			t.Fatalf("got %.100q, %v after %d bytes and %q", b, err, out, errs)
 		}
-		if b[0] == stderrStream {
+		if b[0] == types.StreamStderr {
 			errs += b[1:]
 			continue
 		}
@@ -396,9 +397,9 @@ func TestExecWebSocketSilentCommandIsKept(t *testing.T) {
 	defer conn.CloseNow()
 	e := &wsExec{t: t, conn: conn}
 	e.sendJSON(map[string]any{"type": "exec", "argv": []string{"cat", fifo}})
-	expectMessage[ExecStarted](e, "start")
-	completed := make(chan ExecCompleted, 1)
-	go func() { completed <- expectMessage[ExecCompleted](e, "complete") }()
+	expectMessage[types.ExecStarted](e, "start")
+	completed := make(chan types.ExecCompleted, 1)
+	go func() { completed <- expectMessage[types.ExecCompleted](e, "complete") }()
 	for begun := time.Now(); time.Since(begun) < stall+stall/4; { // longer than a silent client is waited for
 		select {
 		case <-pings:

@@ -5,11 +5,13 @@ import (
 	"io/fs"
 	"net/http"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -32,19 +34,12 @@ type listFilesInput struct {
 	Hidden    bool `query:"hidden" doc:"Also names that begin with a dot"`
 }
 
-// FileList is a directory listing.
-type FileList struct {
-	Files     []guest.FileInfo `json:"files" nullable:"false"`
-	Next      string           `json:"next,omitempty" doc:"Always missing: a listing is whole, or truncated"`
-	Truncated bool             `json:"truncated" doc:"There were more entries than one answer can carry; list its directories one by one"`
-}
-
 type listFilesOutput struct {
-	Body FileList
+	Body types.FileList
 }
 
 type fileOutput struct {
-	Body guest.FileInfo
+	Body types.File
 }
 
 type deleteFileInput struct {
@@ -55,24 +50,12 @@ type deleteFileInput struct {
 
 type mkdirInput struct {
 	SandboxPath
-	Body MkdirBody
-}
-
-// MkdirBody names a directory to make.
-type MkdirBody struct {
-	Path string `json:"path" maxLength:"4096" doc:"Absolute"`
-	Mode string `json:"mode,omitempty" pattern:"^0?([1-7][0-7]{2}|0[1-7][0-7]|00[1-7])$" patternDescription:"octal permissions such as 0755" doc:"0755 when missing"`
+	Body types.MakeDirectoryRequest
 }
 
 type moveInput struct {
 	SandboxPath
-	Body MoveBody
-}
-
-// MoveBody renames a file or directory.
-type MoveBody struct {
-	From string `json:"from" maxLength:"4096" doc:"Absolute"`
-	To   string `json:"to" maxLength:"4096" doc:"Absolute; a file there is replaced, a directory is not"`
+	Body types.MoveFileRequest
 }
 
 // fileCodes can come from any route that touches files.
@@ -154,15 +137,13 @@ func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*listFilesOutp
 		return nil, err
 	}
 	out := &listFilesOutput{}
-	err := a.withFiles(ctx, in.ID, func(g *guest.Client) (err error) {
-		out.Body.Files, out.Body.Truncated, err = g.List(ctx, in.Path, guest.ListOptions{Recursive: in.Recursive, Hidden: in.Hidden})
+	err := a.withFiles(ctx, in.ID, func(g *guest.Client) error {
+		files, truncated, err := g.List(ctx, in.Path, guest.ListOptions{Recursive: in.Recursive, Hidden: in.Hidden})
+		out.Body = types.FileList{Files: filesOf(files), Truncated: truncated}
 		return err
 	})
 	if err != nil {
 		return nil, err
-	}
-	if out.Body.Files == nil {
-		out.Body.Files = []guest.FileInfo{}
 	}
 	return out, nil
 }
@@ -198,8 +179,9 @@ func (a *API) moveFile(ctx context.Context, in *moveInput) (*fileOutput, error) 
 // showingFile is the answer of a call that returns a file.
 func (a *API) showingFile(ctx context.Context, idOrName string, do func(*guest.Client) (guest.FileInfo, error)) (*fileOutput, error) {
 	out := &fileOutput{}
-	err := a.withFiles(ctx, idOrName, func(g *guest.Client) (err error) {
-		out.Body, err = do(g)
+	err := a.withFiles(ctx, idOrName, func(g *guest.Client) error {
+		info, err := do(g)
+		out.Body = fileOf(info)
 		return err
 	})
 	if err != nil {
@@ -209,4 +191,30 @@ func (a *API) showingFile(ctx context.Context, idOrName string, do func(*guest.C
 }
 
 // writeFileSchema is the JSON form of a small file.
-func (a *API) writeFileSchema() *huma.Schema { return a.schema(reflect.TypeFor[WriteFileBody]()) }
+func (a *API) writeFileSchema() *huma.Schema {
+	return a.schema(reflect.TypeFor[types.WriteFileRequest]())
+}
+
+func fileOf(f guest.FileInfo) types.File {
+	return types.File{
+		Name: f.Name, Path: f.Path, Type: fileTypeOf(f.Type), Size: f.Size, Mode: f.Mode, ModifiedAt: f.ModifiedAt, Target: f.Target,
+	}
+}
+
+// filesOf converts a listing. It never returns nil, which would be null in JSON.
+func filesOf(list []guest.FileInfo) []types.File {
+	files := make([]types.File, len(list))
+	for i, f := range list {
+		files[i] = fileOf(f)
+	}
+	return files
+}
+
+// fileTypeOf returns "other" for a type that the API does not have: the guest is not
+// trusted.
+func fileTypeOf(name string) types.FileType {
+	if t := types.FileType(name); slices.Contains(t.Values(), t) {
+		return t
+	}
+	return types.FileTypeOther
+}

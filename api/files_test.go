@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -34,7 +35,7 @@ func TestFileIsReadAsItWasWritten(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := filepath.Join(dir, tc.name)
-			info := must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?mode=0640&"+at(path), strings.NewReader(tc.content))
+			info := must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?mode=0640&"+at(path), strings.NewReader(tc.content))
 			if info.Path != path || info.Size != int64(len(tc.content)) || info.Mode != "0640" || info.Type != "file" {
 				t.Errorf("got %+v", info)
 			}
@@ -64,7 +65,7 @@ func TestRawBodyIsTheFileWhateverItsType(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	path := filepath.Join(t.TempDir(), "package.json")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), `{"name":"x"}`, "Content-Type", "application/json")
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), `{"name":"x"}`, "Content-Type", "application/json")
 	if b, _ := os.ReadFile(path); string(b) != `{"name":"x"}` {
 		t.Errorf("the file is %q", b)
 	}
@@ -75,11 +76,11 @@ func TestJSONFormWritesAFile(t *testing.T) {
 	s.create("box")
 	path := filepath.Join(t.TempDir(), "f")
 	write := "/sandbox/box/files/write"
-	must[guest.FileInfo](s, http.StatusOK, "PUT", write, map[string]any{"path": path, "content": "héllo", "mode": "0600"})
+	must[types.File](s, http.StatusOK, "PUT", write, map[string]any{"path": path, "content": "héllo", "mode": "0600"})
 	if b, _ := os.ReadFile(path); string(b) != "héllo" {
 		t.Errorf("the file is %q", b)
 	}
-	must[guest.FileInfo](s, http.StatusOK, "PUT", write, map[string]any{"path": path, "content": "/wA=", "encoding": "base64"})
+	must[types.File](s, http.StatusOK, "PUT", write, map[string]any{"path": path, "content": "/wA=", "encoding": "base64"})
 	if b, _ := os.ReadFile(path); string(b) != "\xff\x00" {
 		t.Errorf("the file is %q", b)
 	}
@@ -112,7 +113,7 @@ func TestRangesAreServed(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	path := filepath.Join(t.TempDir(), "f")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), strings.NewReader("0123456789"))
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), strings.NewReader("0123456789"))
 	read := "/sandbox/box/files/read?" + at(path)
 	for ranges, want := range map[string]string{"bytes=0-3": "0123", "bytes=5-": "56789", "bytes=-2": "89"} {
 		got := s.do("GET", read, nil, "Range", ranges)
@@ -151,7 +152,7 @@ func TestLargeFileGoesThroughBothWays(t *testing.T) {
 	s.create("box")
 	const size = 64 << 20
 	path := filepath.Join(t.TempDir(), "large")
-	info := must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: size}))
+	info := must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: size}))
 	if info.Size != size {
 		t.Fatalf("written were %d bytes", info.Size)
 	}
@@ -175,7 +176,7 @@ func TestUploadThatBreaksOffChangesNothing(t *testing.T) {
 	id := s.create("box")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), strings.NewReader("before"))
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), strings.NewReader("before"))
 	for _, route := range []string{"files/write?" + at(path), "files/archive?" + at(dir)} {
 		started := make(chan struct{})
 		pr, pw := io.Pipe()
@@ -208,7 +209,7 @@ func TestClientThatLeavesADownloadLeaksNothing(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	path := filepath.Join(t.TempDir(), "large")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 32 << 20}))
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 32 << 20}))
 	for _, route := range []string{"files/read?" + at(path), "files/archive?" + at(filepath.Dir(path))} {
 		ctx, cancel := context.WithCancel(t.Context())
 		resp, err := s.http.Client().Do(s.request(ctx, "GET", "/sandbox/box/"+route, nil))
@@ -229,7 +230,7 @@ func TestDownloadThatBreaksIsNotTakenForWhole(t *testing.T) {
 	id := s.create("box")
 	dir := t.TempDir()
 	path := filepath.Join(dir, "large")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))
 	// A tar has no length, so only the connection's end can tell.
 	resp, err := s.http.Client().Do(s.request(t.Context(), "GET", "/sandbox/box/files/archive?"+at(dir), nil))
 	if err != nil {
@@ -250,12 +251,12 @@ func TestDirectoriesAreMadeListedMovedAndDeleted(t *testing.T) {
 	s.create("box")
 	dir := t.TempDir()
 	in := func(parts ...string) string { return filepath.Join(append([]string{dir}, parts...)...) }
-	if d := must[guest.FileInfo](s, http.StatusOK, "POST", "/sandbox/box/files/mkdir", map[string]any{"path": in("a/b"), "mode": "0700"}); d.Type != "directory" {
+	if d := must[types.File](s, http.StatusOK, "POST", "/sandbox/box/files/mkdir", map[string]any{"path": in("a/b"), "mode": "0700"}); d.Type != "directory" {
 		t.Errorf("got %+v", d)
 	}
-	must[guest.FileInfo](s, http.StatusOK, "POST", "/sandbox/box/files/mkdir", map[string]any{"path": in("a/b")})
+	must[types.File](s, http.StatusOK, "POST", "/sandbox/box/files/mkdir", map[string]any{"path": in("a/b")})
 	for _, name := range []string{"a/x", "a/.hidden", "a/b/y"} {
-		must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(in(name)), strings.NewReader(name))
+		must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(in(name)), strings.NewReader(name))
 	}
 	for query, want := range map[string][]string{
 		"":                            {"b", "x"},
@@ -263,7 +264,7 @@ func TestDirectoriesAreMadeListedMovedAndDeleted(t *testing.T) {
 		"&recursive=true":             {"b", "x", "y"},
 		"&recursive=true&hidden=true": {".hidden", "b", "x", "y"},
 	} {
-		list := must[FileList](s, http.StatusOK, "GET", "/sandbox/box/files?"+at(in("a"))+query, nil)
+		list := must[types.FileList](s, http.StatusOK, "GET", "/sandbox/box/files?"+at(in("a"))+query, nil)
 		var names []string
 		for _, f := range list.Files {
 			names = append(names, f.Name)
@@ -273,14 +274,14 @@ func TestDirectoriesAreMadeListedMovedAndDeleted(t *testing.T) {
 			t.Errorf("%s: got %v", query, names)
 		}
 	}
-	if f := must[guest.FileInfo](s, http.StatusOK, "POST", "/sandbox/box/files/move", map[string]any{"from": in("a/x"), "to": in("c/z")}); f.Path != in("c/z") {
+	if f := must[types.File](s, http.StatusOK, "POST", "/sandbox/box/files/move", map[string]any{"from": in("a/x"), "to": in("c/z")}); f.Path != in("c/z") {
 		t.Errorf("got %+v", f)
 	}
 	s.refused(problem.PathNotFound, "GET", "/sandbox/box/files/read?"+at(in("a/x")), nil)
 	s.refused(problem.DirectoryNotEmpty, "DELETE", "/sandbox/box/files?"+at(in("a")), nil)
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/box/files?recursive=true&"+at(in("a")), nil)
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/box/files?"+at(in("c/z")), nil)
-	if list := must[FileList](s, http.StatusOK, "GET", "/sandbox/box/files?"+at(in("c")), nil); list.Files == nil || len(list.Files) != 0 {
+	if list := must[types.FileList](s, http.StatusOK, "GET", "/sandbox/box/files?"+at(in("c")), nil); list.Files == nil || len(list.Files) != 0 {
 		t.Errorf("got %+v", list)
 	}
 }
@@ -298,7 +299,7 @@ func TestArchiveGoesInAndOut(t *testing.T) {
 		io.WriteString(w, content)
 	}
 	w.Close()
-	res := must[guest.ArchiveResult](s, http.StatusOK, "PUT", "/sandbox/box/files/archive?"+at(dir+"/in"), io.Reader(&buf))
+	res := must[types.ArchiveResult](s, http.StatusOK, "PUT", "/sandbox/box/files/archive?"+at(dir+"/in"), io.Reader(&buf))
 	if res.Files != 2 {
 		t.Errorf("got %+v", res)
 	}
@@ -341,7 +342,7 @@ func TestBadFileRequestsAreRefused(t *testing.T) {
 	id := s.create("box")
 	dir := t.TempDir()
 	file := filepath.Join(dir, "f")
-	must[guest.FileInfo](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(file), strings.NewReader("x"))
+	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(file), strings.NewReader("x"))
 	for _, tc := range []struct {
 		code         problem.Code
 		method, path string
@@ -387,5 +388,14 @@ func TestBadFileRequestsAreRefused(t *testing.T) {
 	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/files?path=relative", nil)
 	if state := s.state(id); state != "asleep" {
 		t.Errorf("a refusal woke it: %s", state)
+	}
+}
+
+// A process in the sandbox that took the guest's place may send any type.
+func TestUnknownTypesOfFilesAreOther(t *testing.T) {
+	for name, want := range map[string]types.FileType{"symlink": types.FileTypeSymlink, "other": types.FileTypeOther, "socket": types.FileTypeOther, "": types.FileTypeOther} {
+		if got := fileOf(guest.FileInfo{Name: "x", Type: name}).Type; got != want {
+			t.Errorf("%q became %q, want %q", name, got, want)
+		}
 	}
 }

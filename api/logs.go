@@ -9,6 +9,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -21,41 +22,22 @@ const maxLogs = 8 << 20
 type logsInput struct {
 	ProcessPath
 	Exchange
-	Follow bool `query:"follow" doc:"Answer with server-sent events: what was kept, then what comes"`
-}
-
-// Logs is what was kept of a process's output, in the order in which it came.
-type Logs struct {
-	Logs      []LogChunk `json:"logs" nullable:"false"`
-	Next      string     `json:"next,omitempty" doc:"Always missing: what is kept is bounded"`
-	Truncated bool       `json:"truncated" doc:"There was more than one answer can carry"`
-}
-
-// LogChunk is a piece of output.
-type LogChunk struct {
-	Stream string `json:"stream" enum:"stdout,stderr"`
-	Output
-}
-
-// Skipped is the data of the event skipped.
-type Skipped struct {
-	Bytes int64 `json:"bytes" doc:"Output that was overwritten before this reader got to it"`
 }
 
 func (a *API) registerLogs() {
-	page := answerJSON[Logs](a, "What was kept; or with follow: that, and what comes until the process ends")
+	page := answerJSON[types.Log](a, "Output that the sandbox has kept; as events also the output that follows, until the process ends")
 	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"stdout":  reflect.TypeFor[Output](),
-		"stderr":  reflect.TypeFor[Output](),
-		"skipped": reflect.TypeFor[Skipped](),
+		"stdout":  reflect.TypeFor[types.Output](),
+		"stderr":  reflect.TypeFor[types.Output](),
+		"dropped": reflect.TypeFor[types.LogsDropped](),
 		"exit":    reflect.TypeFor[guest.Process](),
 		"error":   reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "get-logs", tag: "processes",
+		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "list-process-logs", tag: "processes",
 		summary: "Output of a process",
-		description: "Wakes the sandbox, because the output is kept inside it, and keeps it awake while it is followed. " +
-			"The process's log_file has more of it.",
+		description: "Wakes the sandbox, which stores the output. With Accept: text/event-stream, sends the stored output and then new output as " +
+			"events, and keeps the sandbox awake. The process's log_file has more output.",
 		codes:   onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.logs)
@@ -66,8 +48,9 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 	if err != nil {
 		return nil, err
 	}
+	follow := wantsEvents(in.r)
 	room := &a.calls
-	if in.Follow {
+	if follow {
 		room = &a.streams
 	}
 	process, err := sb.Process(in.Process)
@@ -77,7 +60,7 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 	if err := room.enter(ctx, 1); err != nil {
 		return nil, err
 	}
-	source, lease, err := a.openLogs(ctx, sb.ID, process.ID, in.Follow)
+	source, lease, err := a.openLogs(ctx, sb.ID, process.ID, follow)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +68,7 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 		source.Close()
 		lease.Release()
 	}
-	if in.Follow {
+	if follow {
 		return &huma.StreamResponse{Body: func(huma.Context) {
 			defer end()
 			a.streamLogs(in, source)
@@ -113,8 +96,8 @@ func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follo
 }
 
 // collectLogs reads what was kept to its end, or until there is no room for more.
-func collectLogs(source *guest.LogStream) (*Logs, error) {
-	c := logCollector{joiners: map[string]*runeJoiner{"stdout": {}, "stderr": {}}, room: maxLogs}
+func collectLogs(source *guest.LogStream) (*types.Log, error) {
+	c := logCollector{joiners: map[types.LogStream]*runeJoiner{types.LogStreamStdout: {}, types.LogStreamStderr: {}}, room: maxLogs}
 	for {
 		ev, err := source.Next()
 		switch {
@@ -125,7 +108,7 @@ func collectLogs(source *guest.LogStream) (*Logs, error) {
 		case ev.Skipped > 0:
 			c.truncated = true
 		default:
-			stream := streamName(ev.Stream)
+			stream := logStreamOf(ev.Stream)
 			c.add(stream, c.joiners[stream].join(ev.Data))
 			if c.truncated && c.room == 0 {
 				return c.finish(), nil
@@ -136,18 +119,18 @@ func collectLogs(source *guest.LogStream) (*Logs, error) {
 
 // logCollector joins what came from one stream in a row, and bounds it all.
 type logCollector struct {
-	joiners   map[string]*runeJoiner
+	joiners   map[types.LogStream]*runeJoiner
 	chunks    []rawChunk
 	room      int
 	truncated bool
 }
 
 type rawChunk struct {
-	stream string
+	stream types.LogStream
 	data   []byte
 }
 
-func (c *logCollector) add(stream string, b []byte) {
+func (c *logCollector) add(stream types.LogStream, b []byte) {
 	if len(b) > c.room {
 		c.truncated = true
 		b = b[:c.room]
@@ -165,24 +148,24 @@ func (c *logCollector) add(stream string, b []byte) {
 	last.data = append(last.data, b...)
 }
 
-func (c *logCollector) finish() *Logs {
-	for _, stream := range []string{"stdout", "stderr"} {
+func (c *logCollector) finish() *types.Log {
+	for _, stream := range types.LogStream("").Values() {
 		c.add(stream, c.joiners[stream].rest())
 	}
-	logs := &Logs{Logs: make([]LogChunk, len(c.chunks)), Truncated: c.truncated}
+	logs := &types.Log{Logs: make([]types.LogChunk, len(c.chunks)), Truncated: c.truncated}
 	for i, chunk := range c.chunks {
 		text, encoding := encode(chunk.data)
-		logs.Logs[i] = LogChunk{Stream: chunk.stream, Output: Output{Data: text, Encoding: encoding}}
+		logs.Logs[i] = types.LogChunk{Stream: chunk.stream, Output: types.Output{Data: text, Encoding: encoding}}
 	}
 	return logs
 }
 
-// streamName is "stdout" or "stderr", whatever a guest says.
-func streamName(name string) string {
-	if name == "stderr" {
-		return name
+// logStreamOf returns stdout for a stream that the API does not have.
+func logStreamOf(name string) types.LogStream {
+	if name == string(types.LogStreamStderr) {
+		return types.LogStreamStderr
 	}
-	return "stdout"
+	return types.LogStreamStdout
 }
 
 func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
@@ -193,9 +176,9 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 	}
 	stop := context.AfterFunc(s.ctx, func() { source.Close() })
 	defer stop()
-	senders := map[string]*outputSender{
-		"stdout": {s: s, event: "stdout"},
-		"stderr": {s: s, event: "stderr"},
+	senders := map[types.LogStream]*outputSender{
+		types.LogStreamStdout: {s: s, event: "stdout"},
+		types.LogStreamStderr: {s: s, event: "stderr"},
 	}
 	for {
 		ev, err := source.Next()
@@ -203,8 +186,8 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 		case clientGone(s.ctx):
 			return
 		case errors.Is(err, io.EOF), err == nil && ev.Process != nil:
-			senders["stdout"].flush()
-			senders["stderr"].flush()
+			senders[types.LogStreamStdout].flush()
+			senders[types.LogStreamStderr].flush()
 			if ev.Process != nil {
 				s.send("exit", "", ev.Process)
 			}
@@ -213,9 +196,9 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 			s.fail(fromGuest(err))
 			return
 		case ev.Skipped > 0:
-			s.send("skipped", "", Skipped{Bytes: ev.Skipped})
+			s.send("dropped", "", types.LogsDropped{Bytes: ev.Skipped})
 			continue
 		}
-		senders[streamName(ev.Stream)].send(ev.Data)
+		senders[logStreamOf(ev.Stream)].send(ev.Data)
 	}
 }

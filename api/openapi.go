@@ -34,7 +34,7 @@ func (a *API) newDocument() *huma.OpenAPI {
 		},
 		Servers: []*huma.Server{{URL: Prefix}},
 		Components: &huma.Components{
-			Schemas: huma.NewMapRegistry("#/components/schemas/", schemaName),
+			Schemas: newSchemas(),
 			SecuritySchemes: map[string]*huma.SecurityScheme{
 				securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},
 			},

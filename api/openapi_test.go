@@ -162,7 +162,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 			t.Errorf("schema %s is missing", ref[1])
 		}
 	}
-	for _, name := range []string{"Sandbox", "Problem", "ExecResult", "Process", "FileInfo", "Event", "Port", "Rule", "RuleSet", "Secret", "Policy", "Flow", "Explanation"} {
+	for _, name := range []string{"Sandbox", "Problem", "ExecResult", "Process", "File", "Event", "Port", "Rule", "RuleSet", "Secret", "Policy", "Flow", "Explanation"} {
 		if d.Components.Schemas[name] == nil {
 			t.Errorf("schema %s is missing", name)
 		}

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -75,7 +76,7 @@ func (a *API) registerProcesses() {
 }
 
 func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput, error) {
-	if err := checkCommand(in.Body.Command, in.Body.Argv, in.Body.Cwd, in.Body.Env); err != nil {
+	if err := checkCommand(types.Command{Command: in.Body.Command, Argv: in.Body.Argv, Cwd: in.Body.Cwd, Env: in.Body.Env}); err != nil {
 		return nil, err
 	}
 	sb, err := a.lookup(ctx, in.ID)

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -55,14 +56,14 @@ func TestNameStandsForAProcessInEveryRoute(t *testing.T) {
 	if got := must[guest.Process](s, http.StatusOK, "GET", "/sandbox/box/process/web", nil); got.ID != second.ID {
 		t.Errorf("web is %+v, not the one that runs", got)
 	}
-	logs := s.open("GET", "/sandbox/box/process/web/logs?follow=true", nil)
-	if out := parse[Output](t, logs.expect("stdout")); out.Data != "second\n" {
+	logs := s.open("GET", "/sandbox/box/process/web/logs", nil, "Accept", eventStreamType)
+	if out := parse[types.Output](t, logs.expect("stdout")); out.Data != "second\n" {
 		t.Errorf("the log of web has %+v", out)
 	}
 	if got := must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/web", nil); got.ID != second.ID || got.Signal != "SIGTERM" {
 		t.Errorf("ended %+v", got)
 	}
-	if got := must[Logs](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID+"/logs", nil); len(got.Logs) != 1 || got.Logs[0].Data != "first\n" {
+	if got := must[types.Log](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID+"/logs", nil); len(got.Logs) != 1 || got.Logs[0].Data != "first\n" {
 		t.Errorf("the log of the first has %+v", got)
 	}
 }
@@ -72,13 +73,13 @@ func TestSignalIsOnlyDelivered(t *testing.T) {
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
 		map[string]any{"command": `trap 'echo hup' HUP; echo ready; while :; do sleep 0.01; done`})
-	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=true", nil)
+	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	got := must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=hup", nil)
 	if got.State != guest.ProcessRunning {
 		t.Errorf("got %+v", got)
 	}
-	if out := parse[Output](t, logs.expect("stdout")); out.Data != "hup\n" {
+	if out := parse[types.Output](t, logs.expect("stdout")); out.Data != "hup\n" {
 		t.Errorf("got %+v", out)
 	}
 	must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=SIGKILL", nil)
@@ -94,7 +95,7 @@ func TestLogsAreKeptInOrder(t *testing.T) {
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": `printf 'héllo\n'; printf '\377' >&2; exit 4`})
 	path := "/sandbox/box/process/" + p.ID + "/logs"
-	follow := s.open("GET", path+"?follow=true", nil)
+	follow := s.open("GET", path, nil, "Accept", eventStreamType)
 	var exit guest.Process
 	for {
 		ev, ok := follow.next()
@@ -109,15 +110,15 @@ func TestLogsAreKeptInOrder(t *testing.T) {
 	if exit.ExitCode == nil || *exit.ExitCode != 4 {
 		t.Errorf("got %+v", exit)
 	}
-	logs := must[Logs](s, http.StatusOK, "GET", path, nil)
-	got := map[string]Output{}
+	logs := must[types.Log](s, http.StatusOK, "GET", path, nil)
+	got := map[types.LogStream]types.Output{}
 	for _, chunk := range logs.Logs {
 		got[chunk.Stream] = chunk.Output
 	}
-	if got["stdout"] != (Output{Data: "héllo\n"}) || got["stderr"] != (Output{Data: "/w==", Encoding: "base64"}) || logs.Truncated {
+	if got["stdout"] != (types.Output{Data: "héllo\n"}) || got["stderr"] != (types.Output{Data: "/w==", Encoding: "base64"}) || logs.Truncated {
 		t.Errorf("got %+v", logs)
 	}
-	head := s.do("HEAD", path+"?follow=true", nil)
+	head := s.do("HEAD", path, nil, "Accept", eventStreamType)
 	if head.status != http.StatusOK || len(head.body) > 0 {
 		t.Errorf("HEAD: status %d: %q", head.status, head.body)
 	}
@@ -127,7 +128,7 @@ func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
-	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=1", nil)
+	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	s.refused(problem.SandboxBusy, "POST", "/sandbox/box/sleep", nil)
 	logs.close()
@@ -141,7 +142,7 @@ func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
-	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs?follow=1", nil)
+	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	for _, route := range []string{"sleep", "stop"} {
 		if p := s.refused(problem.SandboxBusy, "POST", "/sandbox/box/"+route+"?force=false", nil); !strings.Contains(p.Detail, "force=true") {
@@ -174,7 +175,7 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	}
 	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
 	s.refused(problem.ProcessExists, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
-	for _, path := range []string{"/process/p-aaaaaaaa", "/process/two/logs", "/process/p-aaaaaaaa/logs?follow=true"} {
+	for _, path := range []string{"/process/p-aaaaaaaa", "/process/two/logs", "/process/p-aaaaaaaa/logs"} {
 		s.refused(problem.ProcessNotFound, "GET", "/sandbox/box"+path, nil)
 		s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody"+path, nil)
 	}
@@ -195,7 +196,7 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	}
 	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/"+strings.Repeat("x", 65), nil)
 	s.refused(problem.NameInvalid, "POST", "/sandbox/box/process", `{"command":"true","name":"p-k3f9x2m7"}`)
-	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/one/logs?follow=maybe", nil)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/one/logs?follow=true", nil)
 	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/processes", nil)
 	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/process", `{"command":"true"}`)
 }
@@ -233,7 +234,7 @@ func TestLogsWithoutEndAreCut(t *testing.T) {
 	if p.ID == "p-aaaaaaaa" {
 		t.Error("the guest decides on the id")
 	}
-	logs := must[Logs](s, http.StatusOK, "GET", "/sandbox/box/process/web/logs", nil)
+	logs := must[types.Log](s, http.StatusOK, "GET", "/sandbox/box/process/web/logs", nil)
 	if len(logs.Logs) != 1 || len(logs.Logs[0].Data) != maxLogs || !logs.Truncated {
 		t.Errorf("%d chunks, truncated %v", len(logs.Logs), logs.Truncated)
 	}

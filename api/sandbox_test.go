@@ -338,7 +338,7 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 			process = fields["id"].(string)
 		}
 		if strings.HasSuffix(tc.path, "/process") { // what it writes before it is ended is in the logs below
-			logs := s.open("GET", "/sandbox/box/process/"+process+"/logs?follow=true", nil)
+			logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 			logs.expect("stdout")
 			logs.close()
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/problem"
 )
@@ -66,7 +67,7 @@ func (a *API) putSecret(ctx context.Context, in *putSecretInput) (*secretOutput,
 	if err != nil {
 		return nil, err
 	}
-	value, err := decode(in.Body.Value, in.Body.Encoding, "body.value")
+	value, err := decode(in.Body.Value, types.Encoding(in.Body.Encoding), "body.value")
 	if err != nil {
 		return nil, err
 	}

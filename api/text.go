@@ -5,23 +5,22 @@ import (
 	"encoding/base64"
 	"strings"
 	"unicode/utf8"
-)
 
-// encodingBase64 marks data that is not text.
-const encodingBase64 = "base64"
+	"github.com/doze-run/doze/api/types"
+)
 
 // encode returns bytes as text: as they are when they are UTF-8 without NUL bytes,
 // of which JSON makes six each, else in base64, which encoding then says.
-func encode(b []byte) (text, encoding string) {
+func encode(b []byte) (text string, encoding types.Encoding) {
 	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
 		return string(b), ""
 	}
-	return base64.StdEncoding.EncodeToString(b), encodingBase64
+	return base64.StdEncoding.EncodeToString(b), types.EncodingBase64
 }
 
 // decode is the inverse of encode.
-func decode(text, encoding, location string) ([]byte, error) {
-	if encoding != encodingBase64 {
+func decode(text string, encoding types.Encoding, location string) ([]byte, error) {
+	if encoding != types.EncodingBase64 {
 		return []byte(text), nil
 	}
 	b, err := base64.StdEncoding.DecodeString(text)
@@ -89,7 +88,7 @@ func (c *capture) add(b []byte) {
 
 // text is what was kept. Where the limit cut a rune in two, its half is dropped
 // rather than all of the text turned into base64.
-func (c *capture) text() (text, encoding string) {
+func (c *capture) text() (text string, encoding types.Encoding) {
 	b := c.bytes
 	if c.truncated {
 		b = b[:len(b)-incompleteTail(b)]

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"unicode/utf8"
+
+	"github.com/doze-run/doze/api/types"
 )
 
 // Whatever the chunks, text stays text and no byte is lost.
@@ -57,18 +59,18 @@ func TestEncodeMarksWhatIsNoText(t *testing.T) {
 }
 
 func TestCollectedLogsJoinWhatBelongsTogether(t *testing.T) {
-	c := logCollector{joiners: map[string]*runeJoiner{"stdout": {}, "stderr": {}}, room: 12}
-	say := func(stream, data string) { c.add(stream, c.joiners[stream].join([]byte(data))) }
+	c := logCollector{joiners: map[types.LogStream]*runeJoiner{"stdout": {}, "stderr": {}}, room: 12}
+	say := func(stream types.LogStream, data string) { c.add(stream, c.joiners[stream].join([]byte(data))) }
 	say("stdout", "a\xc3") // é in two pieces, with another stream between them
 	say("stderr", "oops")
 	say("stdout", "\xa9b")
 	say("stdout", "c")
 	say("stdout", strings.Repeat("x", 100))
 	logs := c.finish()
-	want := []LogChunk{
-		{Stream: "stdout", Output: Output{Data: "a"}},
-		{Stream: "stderr", Output: Output{Data: "oops"}},
-		{Stream: "stdout", Output: Output{Data: "ébcxxx"}},
+	want := []types.LogChunk{
+		{Stream: "stdout", Output: types.Output{Data: "a"}},
+		{Stream: "stderr", Output: types.Output{Data: "oops"}},
+		{Stream: "stdout", Output: types.Output{Data: "ébcxxx"}},
 	}
 	if len(logs.Logs) != len(want) || !logs.Truncated {
 		t.Fatalf("got %+v", logs)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -24,15 +25,6 @@ type writeFileInput struct {
 	Exchange
 	Path string `query:"path" maxLength:"4096" doc:"Absolute path in the sandbox; needed unless the body is the JSON form"`
 	FileMode
-}
-
-// WriteFileBody is the JSON form of a small file, for clients that cannot send
-// raw bytes.
-type WriteFileBody struct {
-	Path     string `json:"path" maxLength:"4096" doc:"Absolute"`
-	Content  string `json:"content"`
-	Encoding string `json:"encoding,omitempty" enum:"utf-8,base64" default:"utf-8" doc:"Of content"`
-	Mode     string `json:"mode,omitempty" pattern:"^0?([1-7][0-7]{2}|0[1-7][0-7]|00[1-7])$" patternDescription:"octal permissions such as 0644" doc:"An existing file keeps its own when missing; a new one gets 0644"`
 }
 
 type readFileInput struct {
@@ -51,7 +43,7 @@ func (a *API) registerTransfers() {
 			"body is the JSON form, of at most 4 MiB. The file is replaced as a whole: an upload that breaks off changes nothing. " +
 			"Missing directories are made.",
 		codes:   onSandbox(wakeCodes, fileCodes, bodyCodes),
-		answers: map[int]*huma.Response{http.StatusOK: answerJSON[guest.FileInfo](a, "The file as written")},
+		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.File](a, "The file as written")},
 	}, a.writeFile)
 	// huma would read a body that it knows of into memory, so it is told later.
 	body := rawContent(octetStream)
@@ -101,7 +93,7 @@ func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.Stre
 	if err != nil {
 		return nil, err
 	}
-	var body WriteFileBody
+	var body types.WriteFileRequest
 	if err := a.parseJSON(a.writeFileSchema(), raw, &body); err != nil {
 		return nil, err
 	}

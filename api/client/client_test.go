@@ -17,6 +17,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -290,7 +291,7 @@ func TestStdinIsSentWholeAndFits(t *testing.T) {
 				size = r.ContentLength
 				io.WriteString(w, "{}")
 			})
-			if _, err := c.Exec(t.Context(), "a", ExecRequest{Command: "cat", Stdin: stdin}); err != nil {
+			if _, err := c.Exec(t.Context(), "a", ExecRequest{Command: types.Command{Command: "cat"}, Stdin: stdin}); err != nil {
 				t.Fatal(err)
 			}
 			if size > 1<<20 {

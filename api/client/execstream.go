@@ -14,14 +14,8 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
-)
-
-// Numbers of streams, with which binary messages begin.
-const (
-	stdinStream  = 0
-	stdoutStream = 1
-	stderrStream = 2
 )
 
 const (
@@ -48,13 +42,13 @@ type ExecStreams struct {
 
 // ExecStream runs a command with streamed input and output. When ctx ends before
 // the command, the node kills its process tree.
-func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecRequest, streams ExecStreams) (ExecResult, error) {
+func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecRequest, streams ExecStreams) (types.ExecExit, error) {
 	if streams.Stdin == nil && len(req.Stdin) > 0 {
 		streams.Stdin = bytes.NewReader(req.Stdin)
 	}
 	conn, err := c.openSocket(ctx, sandboxPath(idOrName, "exec"))
 	if err != nil {
-		return ExecResult{}, err
+		return types.ExecExit{}, err
 	}
 	defer conn.CloseNow()
 	conn.SetReadLimit(maxSocketMessage)
@@ -66,16 +60,15 @@ func (c *Client) ExecStream(ctx context.Context, idOrName string, req ExecReques
 	defer watching.Wait()
 	defer cancel(nil)
 	watching.Go(e.watch) // ended by cancel
-	err = e.send(execCommand{
-		Type: "exec", Command: req.Command, Argv: req.Argv, Cwd: req.Cwd, Env: req.Env,
-		Timeout: req.timeout(), StreamStdin: streams.Stdin != nil,
+	err = e.send(types.ExecCommand{
+		Type: types.ExecMessageTypeExec, Command: req.Command, Timeout: req.timeout(), StreamStdin: streams.Stdin != nil,
 	})
 	if err != nil {
-		return ExecResult{}, e.explain(err)
+		return types.ExecExit{}, e.explain(err)
 	}
 	result, err := e.receive()
 	if err != nil {
-		return ExecResult{}, e.explain(err)
+		return types.ExecExit{}, e.explain(err)
 	}
 	return result, nil
 }
@@ -96,23 +89,13 @@ func (c *Client) openSocket(ctx context.Context, path string) (*websocket.Conn, 
 	return nil, c.unreachable(err)
 }
 
-type execCommand struct {
-	Type        string            `json:"type"`
-	Command     string            `json:"command,omitempty"`
-	Argv        []string          `json:"argv,omitempty"`
-	Cwd         string            `json:"cwd,omitempty"`
-	Env         map[string]string `json:"env,omitempty"`
-	Timeout     *Duration         `json:"timeout,omitempty"`
-	StreamStdin bool              `json:"stream_stdin,omitempty"`
-}
-
-// execMessage is a text message of the node.
+// execMessage is a text message of the node, of any type.
 type execMessage struct {
-	Type        string           `json:"type"`
-	StdinWindow int              `json:"stdin_window"`
-	Bytes       int              `json:"bytes"`
-	Problem     *problem.Problem `json:"problem"`
-	ExecResult
+	Type             types.ExecMessageType `json:"type"`
+	StdinWindowBytes int                   `json:"stdin_window_bytes"`
+	Bytes            int                   `json:"bytes"`
+	Problem          *problem.Problem      `json:"problem"`
+	types.ExecExit
 }
 
 // execSocket is the WebSocket of one command.
@@ -151,7 +134,7 @@ func (e *execSocket) send(message any) error {
 }
 
 // receive passes output on until the command has ended.
-func (e *execSocket) receive() (ExecResult, error) {
+func (e *execSocket) receive() (types.ExecExit, error) {
 	var message bytes.Buffer
 	message.Grow(64 << 10)
 	for {
@@ -161,37 +144,37 @@ func (e *execSocket) receive() (ExecResult, error) {
 			_, err = message.ReadFrom(r)
 		}
 		if err != nil {
-			return ExecResult{}, fmt.Errorf("%w (%w)", errNoResult, err)
+			return types.ExecExit{}, fmt.Errorf("%w (%w)", errNoResult, err)
 		}
 		e.received.Add(1)
 		buf := message.Bytes() // until the next message
 		if kind == websocket.MessageBinary {
 			if err := e.pass(buf); err != nil {
-				return ExecResult{}, err
+				return types.ExecExit{}, err
 			}
 			continue
 		}
 		var m execMessage
 		if err := json.Unmarshal(buf, &m); err != nil {
-			return ExecResult{}, fmt.Errorf("a message is not what this version expects: %w", err)
+			return types.ExecExit{}, fmt.Errorf("a message is not what this version expects: %w", err)
 		}
 		switch m.Type {
-		case "start":
+		case types.ExecMessageTypeStart:
 			if e.streams.Stdin != nil {
-				e.addWindow(m.StdinWindow)
+				e.addWindow(m.StdinWindowBytes)
 				go e.sendStdin() // ended by ctx, but for a Read that blocks
 			}
-		case "stdin_ack":
+		case types.ExecMessageTypeStdinAck:
 			e.addWindow(m.Bytes)
-		case "stdin_closed":
+		case types.ExecMessageTypeStdinClosed:
 			e.endStdin()
-		case "complete":
-			return m.ExecResult, nil
-		case "error":
+		case types.ExecMessageTypeComplete:
+			return m.ExecExit, nil
+		case types.ExecMessageTypeError:
 			if m.Problem == nil {
 				m.Problem = &problem.Problem{}
 			}
-			return ExecResult{}, m.Problem
+			return types.ExecExit{}, m.Problem
 		}
 	}
 }
@@ -202,9 +185,9 @@ func (e *execSocket) pass(message []byte) error {
 	switch {
 	case len(message) == 0:
 		return nil
-	case message[0] == stdoutStream:
+	case message[0] == types.StreamStdout:
 		w = e.streams.Stdout
-	case message[0] == stderrStream:
+	case message[0] == types.StreamStderr:
 		w = e.streams.Stderr
 	}
 	if w == nil {
@@ -219,7 +202,7 @@ func (e *execSocket) pass(message []byte) error {
 // sendStdin sends input until it ends or the command reads no more of it.
 func (e *execSocket) sendStdin() {
 	buf := make([]byte, 1+stdinChunk)
-	buf[0] = stdinStream
+	buf[0] = types.StreamStdin
 	for {
 		n := e.waitWindow()
 		if n == 0 {
@@ -234,7 +217,7 @@ func (e *execSocket) sendStdin() {
 		}
 		switch {
 		case readErr == io.EOF:
-			e.send(map[string]string{"type": "stdin_eof"})
+			e.send(types.ExecStdinEOF{Type: types.ExecMessageTypeStdinEOF})
 			return
 		case readErr != nil:
 			e.fail(fmt.Errorf("reading standard input: %w", readErr))
@@ -297,7 +280,7 @@ func (e *execSocket) watch() {
 		case <-ticker.C:
 		}
 		if e.passing.Load() {
-			e.send(map[string]string{"type": "keepalive"})
+			e.send(types.Keepalive{Type: types.ExecMessageTypeKeepalive})
 			continue
 		}
 		before := e.received.Load()

@@ -12,6 +12,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -69,7 +70,7 @@ func TestExecStreamPassesOutputInItsOrder(t *testing.T) {
 		n.text(`{"type":"complete","exit_code":3,"signal":"","timed_out":true,"duration_ms":1.5}`)
 	})
 	var order bytes.Buffer
-	result, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{Stdout: &order, Stderr: &order})
+	result, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{Stdout: &order, Stderr: &order})
 	if err != nil || order.String() != "out \x00\xfferrmore" || result.ExitCode != 3 || !result.TimedOut || result.DurationMS != 1.5 {
 		t.Fatalf("got %q, %+v, %v", order.String(), result, err)
 	}
@@ -91,7 +92,7 @@ func TestExecStreamNeverInventsAnExitCode(t *testing.T) {
 		{"too large", func(n *execNode) { n.binary("\x01" + strings.Repeat("x", maxSocketMessage)) }, func(err error) bool { return errors.Is(err, errNoResult) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			if _, err := serveExec(t, tt.node).ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{}); !tt.check(err) {
+			if _, err := serveExec(t, tt.node).ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{}); !tt.check(err) {
 				t.Fatalf("got %v", err)
 			}
 		})
@@ -104,7 +105,7 @@ func TestExecStreamReadsRefusals(t *testing.T) {
 		w.WriteHeader(http.StatusNotFound)
 		io.WriteString(w, `{"code":"sandbox_not_found","detail":"no","status":404}`)
 	})
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{}); !problem.Has(err, problem.SandboxNotFound) {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{}); !problem.Has(err, problem.SandboxNotFound) {
 		t.Fatalf("got %v", err)
 	}
 }
@@ -122,7 +123,7 @@ func TestExecStreamReadsNoMoreInputThanTheWindow(t *testing.T) {
 		if n.command["stream_stdin"] != true {
 			t.Errorf("command %v", n.command)
 		}
-		n.text(`{"type":"start","pid":7,"stdin_window":100000}`)
+		n.text(`{"type":"start","pid":7,"stdin_window_bytes":100000}`)
 		for got := 0; got < window; {
 			m, err := n.read()
 			if err != nil || m == "" || m[0] != 0 {
@@ -134,7 +135,7 @@ func TestExecStreamReadsNoMoreInputThanTheWindow(t *testing.T) {
 		n.text(`{"type":"complete"}`)
 	})
 	in := &reads{}
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{Stdin: in}); err != nil {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{Stdin: in}); err != nil {
 		t.Fatal(err)
 	}
 	if in.n != window {
@@ -144,7 +145,7 @@ func TestExecStreamReadsNoMoreInputThanTheWindow(t *testing.T) {
 
 func TestExecStreamSendsInputAndItsEnd(t *testing.T) {
 	c := serveExec(t, func(n *execNode) {
-		n.text(`{"type":"start","pid":7,"stdin_window":4}`)
+		n.text(`{"type":"start","pid":7,"stdin_window_bytes":4}`)
 		for _, want := range []string{"\x00abcd", "\x00ef", `{"type":"stdin_eof"}`} {
 			if m, err := n.read(); m != want || err != nil {
 				t.Errorf("message %q, error %v; want %q", m, err, want)
@@ -153,21 +154,21 @@ func TestExecStreamSendsInputAndItsEnd(t *testing.T) {
 		}
 		n.text(`{"type":"complete"}`)
 	})
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{Stdin: strings.NewReader("abcdef")}); err != nil {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{Stdin: strings.NewReader("abcdef")}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 func TestExecStreamStopsReadingInputThatTheCommandClosed(t *testing.T) {
 	c := serveExec(t, func(n *execNode) {
-		n.text(`{"type":"start","pid":7,"stdin_window":4}`)
+		n.text(`{"type":"start","pid":7,"stdin_window_bytes":4}`)
 		n.read()
 		n.text(`{"type":"stdin_closed"}`)
 		n.text(`{"type":"stdin_ack","bytes":4}`)
 		n.text(`{"type":"complete"}`)
 	})
 	in := &reads{}
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{Stdin: in}); err != nil || in.n != 4 {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{Stdin: in}); err != nil || in.n != 4 {
 		t.Fatalf("%d bytes were read; error %v", in.n, err)
 	}
 }
@@ -183,11 +184,11 @@ func (failing) Write([]byte) (int, error) { return 0, errFailing }
 func TestExecStreamFailsWithItsInput(t *testing.T) {
 	ended := make(chan string, 1)
 	c := serveExec(t, func(n *execNode) {
-		n.text(`{"type":"start","pid":7,"stdin_window":4}`)
+		n.text(`{"type":"start","pid":7,"stdin_window_bytes":4}`)
 		m, _ := n.read()
 		ended <- m
 	})
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{Stdin: failing{}}); !errors.Is(err, errFailing) {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{Stdin: failing{}}); !errors.Is(err, errFailing) {
 		t.Errorf("got %v", err)
 	}
 	if m := <-ended; m != "" {
@@ -201,7 +202,7 @@ func TestExecStreamFailsWithItsOutput(t *testing.T) {
 		n.binary("\x01a")
 		n.read()
 	})
-	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: "x"}, ExecStreams{Stdout: failing{}}); !errors.Is(err, errFailing) {
+	if _, err := c.ExecStream(t.Context(), "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{Stdout: failing{}}); !errors.Is(err, errFailing) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -215,7 +216,7 @@ func TestExecStreamEndsWithItsContext(t *testing.T) {
 		_, err := n.read()
 		gone <- err
 	})
-	if _, err := c.ExecStream(ctx, "a", ExecRequest{Command: "x"}, ExecStreams{}); !errors.Is(err, context.Canceled) {
+	if _, err := c.ExecStream(ctx, "a", ExecRequest{Command: types.Command{Command: "x"}}, ExecStreams{}); !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v", err)
 	}
 	if <-gone == nil {

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -43,7 +44,7 @@ func (c *Client) Stat(ctx context.Context, idOrName, path string) (Kind, error) 
 
 // WriteFile writes a file of any size. It replaces the file as a whole, or on an
 // error not at all. Mode 0 keeps that of an existing file.
-func (c *Client) WriteFile(ctx context.Context, idOrName, path string, mode fs.FileMode, body io.Reader) (file File, err error) {
+func (c *Client) WriteFile(ctx context.Context, idOrName, path string, mode fs.FileMode, body io.Reader) (file types.File, err error) {
 	query := pathQuery(path)
 	if mode != 0 {
 		query.Set("mode", fmt.Sprintf("%04o", mode.Perm()))

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+
+	"github.com/doze-run/doze/api/types"
 )
 
 // ProcessRequest is a process to start in the background.
@@ -47,9 +49,9 @@ func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal stri
 // Log is a piece of a process's output, or a gap in it. The last of a followed
 // log has Exit instead: the process as it ended.
 type Log struct {
-	Stream  string // stdout, stderr
+	Stream  types.LogStream
 	Data    []byte
-	Skipped int64 // bytes that were overwritten before they could be read
+	Dropped int64 // number of bytes that were overwritten before they were sent
 	Exit    *Process
 }
 
@@ -58,15 +60,11 @@ func (l Log) MarshalJSON() ([]byte, error) {
 	switch {
 	case l.Exit != nil:
 		return json.Marshal(map[string]*Process{"exit": l.Exit})
-	case l.Skipped > 0:
-		return json.Marshal(map[string]int64{"skipped": l.Skipped})
+	case l.Dropped > 0:
+		return json.Marshal(map[string]types.LogsDropped{"dropped": {Bytes: l.Dropped}})
 	}
 	text, encoding := EncodeOutput(l.Data)
-	return json.Marshal(struct {
-		Data     string `json:"data"`
-		Encoding string `json:"encoding,omitempty"`
-		Stream   string `json:"stream"`
-	}{text, encoding, l.Stream})
+	return json.Marshal(types.LogChunk{Stream: l.Stream, Output: types.Output{Data: text, Encoding: encoding}})
 }
 
 // Logs calls yield with what was kept of a process's output, and with follow with
@@ -76,17 +74,12 @@ func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool
 	if follow {
 		return c.followLogs(ctx, path, yield)
 	}
-	var page struct {
-		Logs []struct {
-			Stream string `json:"stream"`
-			output
-		} `json:"logs"`
-	}
+	var page types.Log
 	if _, err := c.call(ctx, request{method: http.MethodGet, path: path}, &page); err != nil {
 		return err
 	}
 	for _, l := range page.Logs {
-		data, err := l.bytes()
+		data, err := decodeText(l.Data, l.Encoding)
 		if err != nil {
 			return err
 		}
@@ -98,7 +91,7 @@ func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool
 }
 
 func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) error) error {
-	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: path, query: url.Values{"follow": {"true"}}})
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: path})
 	if err != nil {
 		return err
 	}
@@ -111,7 +104,7 @@ func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) er
 			if err != nil {
 				return err
 			}
-			return yield(Log{Stream: m.event, Data: data})
+			return yield(Log{Stream: types.LogStream(m.event), Data: data})
 		case "exit":
 			var p Process
 			if err := m.decode(&p); err != nil {
@@ -119,14 +112,12 @@ func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) er
 			}
 			ended = true
 			return yield(Log{Exit: &p})
-		case "skipped":
-			var gap struct {
-				Bytes int64 `json:"bytes"`
-			}
-			if err := m.decode(&gap); err != nil {
+		case "dropped":
+			var dropped types.LogsDropped
+			if err := m.decode(&dropped); err != nil {
 				return err
 			}
-			return yield(Log{Skipped: gap.Bytes})
+			return yield(Log{Dropped: dropped.Bytes})
 		}
 		return nil
 	})

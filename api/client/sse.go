@@ -12,6 +12,7 @@ import (
 	"mime"
 	"net/http"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -35,28 +36,20 @@ func (m message) decode(into any) error {
 	return nil
 }
 
-// output is a piece of output in the API's form.
-type output struct {
-	Data     string `json:"data"`
-	Encoding string `json:"encoding"`
-}
-
-func (o output) bytes() ([]byte, error) { return decodeText(o.Data, o.Encoding) }
-
 func (m message) output() ([]byte, error) {
-	var o output
+	var o types.Output
 	if err := m.decode(&o); err != nil {
 		return nil, err
 	}
-	return o.bytes()
+	return decodeText(o.Data, o.Encoding)
 }
 
 // decodeText returns the bytes of what the API wrote as text.
-func decodeText(text, encoding string) ([]byte, error) {
+func decodeText(text string, encoding types.Encoding) ([]byte, error) {
 	switch encoding {
-	case "", "utf-8":
+	case "", types.EncodingUTF8:
 		return []byte(text), nil
-	case "base64":
+	case types.EncodingBase64:
 		return base64.StdEncoding.DecodeString(text)
 	}
 	return nil, fmt.Errorf("output has the encoding %q, which this version does not know", encoding)

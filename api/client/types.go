@@ -130,17 +130,6 @@ type FeedEvent struct {
 	Cursor      string `json:"cursor"`       // to go on after it
 }
 
-// File is one entry of a directory.
-type File struct {
-	Name       string    `json:"name"`
-	Path       string    `json:"path"`
-	Type       string    `json:"type"`
-	Size       int64     `json:"size"`
-	Mode       string    `json:"mode"`
-	ModifiedAt time.Time `json:"modified_at"`
-	Target     string    `json:"target,omitempty"`
-}
-
 // Limits of a size.
 type Limits struct {
 	CPUs   float64 `json:"cpus,omitempty"`

@@ -31,6 +31,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -183,7 +184,7 @@ func TestExecJSON(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	got := r.doze("exec", "--json", "a", "-c", "echo out; echo err >&2; exit 4")
-	res := decodeJSON[client.ExecResult](t, got.out)
+	res := decodeJSON[types.ExecResult](t, got.out)
 	if got.code != 4 || res.Stdout != "out\n" || res.Stderr != "err\n" || res.ExitCode != 4 {
 		t.Errorf("got %+v", got)
 	}
@@ -450,7 +451,7 @@ func TestBackgroundProcesses(t *testing.T) {
 		return got == result{out: "up\n", err: "oops\n"}
 	})
 	r.refused("web (p-", "logs", "a", "wep")
-	if out := r.ok("logs", "--json", "a", "web"); !strings.Contains(out, `{"data":"up\n","stream":"stdout"}`) {
+	if out := r.ok("logs", "--json", "a", "web"); !strings.Contains(out, `{"stream":"stdout","data":"up\n"}`) {
 		t.Errorf("logs --json printed %q", out)
 	}
 	follower := r.program("logs", "-f", "a", "web")
@@ -942,13 +943,13 @@ func TestCommandsHaveNoTimeoutUnlessAsked(t *testing.T) {
 func TestLogsSayWhatIsMissing(t *testing.T) {
 	r := fakeNode(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
-		io.WriteString(w, "event: stdout\ndata: {\"data\":\"x\"}\n\nevent: skipped\ndata: {\"bytes\":2048}\n\n")
+		io.WriteString(w, "event: stdout\ndata: {\"data\":\"x\"}\n\nevent: dropped\ndata: {\"bytes\":2048}\n\n")
 	})
 	got := r.doze("logs", "-f", "a", "1")
 	if got.code != exitFailed || got.out != "x" || !strings.Contains(got.err, "2.0 KiB of output are left out") || !strings.Contains(got.err, "ended before the process") {
 		t.Errorf("got %+v", got)
 	}
-	if got := r.doze("logs", "-f", "--json", "a", "1"); !strings.Contains(got.out, `{"skipped":2048}`) {
+	if got := r.doze("logs", "-f", "--json", "a", "1"); !strings.Contains(got.out, `{"dropped":{"bytes":2048}}`) {
 		t.Errorf("got %+v", got)
 	}
 }

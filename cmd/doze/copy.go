@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -91,7 +92,7 @@ func (c *copying) absolute(ctx context.Context, p *place) error {
 	if p.local() || strings.HasPrefix(p.path, "/") {
 		return nil
 	}
-	result, err := c.node.Exec(ctx, p.sandbox, client.ExecRequest{Argv: []string{"pwd"}})
+	result, err := c.node.Exec(ctx, p.sandbox, client.ExecRequest{Command: types.Command{Argv: []string{"pwd"}}})
 	if err != nil {
 		return err
 	}

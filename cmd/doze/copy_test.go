@@ -15,7 +15,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -92,7 +92,7 @@ func TestRelativePathsBeginAtTheWorkingDirectory(t *testing.T) {
 	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
 		switch path.Base(req.URL.Path) {
 		case "exec":
-			json.NewEncoder(w).Encode(client.ExecResult{Stdout: workdir})
+			json.NewEncoder(w).Encode(types.ExecResult{Stdout: workdir})
 		case "write":
 			written <- req.URL.Query().Get("path")
 			io.WriteString(w, "{}")

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -109,7 +110,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		_, err = fmt.Fprintf(a.out, "%s  %s\n", clean(p.ID), clean(p.Name))
 		return err
 	}
-	req := client.ExecRequest{Command: command, Argv: argv, Cwd: f.cwd, Env: env, Timeout: client.Duration(f.timeout)}
+	req := client.ExecRequest{Command: types.Command{Command: command, Argv: argv, Cwd: f.cwd, Env: env}, Timeout: types.Duration(f.timeout)}
 	if f.timeout == 0 {
 		req.Timeout = client.NoTimeout // nobody waits in vain: Ctrl-C ends it
 	}
@@ -125,26 +126,26 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 	if a.json {
 		streams.Stdout, streams.Stderr = &stdout, &stderr
 	}
-	result, err := node.ExecStream(ctx, sandbox, req, streams)
+	exit, err := node.ExecStream(ctx, sandbox, req, streams)
 	if err != nil {
 		return err
 	}
 	if a.json {
+		result := types.ExecResult{Truncated: stdout.truncated || stderr.truncated, ExecExit: exit}
 		result.Stdout, result.StdoutEncoding = client.EncodeOutput(stdout.data)
 		result.Stderr, result.StderrEncoding = client.EncodeOutput(stderr.data)
-		result.Truncated = stdout.truncated || stderr.truncated
 		if err := a.printJSON(result); err != nil {
 			return err
 		}
 	}
-	if result.TimedOut {
+	if exit.TimedOut {
 		fmt.Fprintln(a.err, "doze: the command was killed because it took longer than its time-out")
 	}
-	if result.ExitCode < 0 || result.ExitCode > 255 {
-		return fmt.Errorf("the sandbox says that the command ended with %d, which is no exit code", result.ExitCode)
+	if exit.ExitCode < 0 || exit.ExitCode > 255 {
+		return fmt.Errorf("the sandbox says that the command ended with %d, which is no exit code", exit.ExitCode)
 	}
-	if result.ExitCode != 0 {
-		return exitCode(result.ExitCode)
+	if exit.ExitCode != 0 {
+		return exitCode(exit.ExitCode)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -75,13 +76,13 @@ func (a *app) printLog(l client.Log) error {
 	switch {
 	case a.json:
 		return a.printLine(l)
-	case l.Skipped > 0:
-		_, err := fmt.Fprintf(a.err, "doze: %s of output are left out: they were overwritten before they could be read\n", size(l.Skipped))
+	case l.Dropped > 0:
+		_, err := fmt.Fprintf(a.err, "doze: %s of output are left out: they were overwritten before they could be read\n", size(l.Dropped))
 		return err
 	case l.Exit != nil:
 		fmt.Fprintf(a.err, "doze: %s is %s\n", clean(l.Exit.Name), clean(processState(*l.Exit)))
 		return nil
-	case l.Stream == "stderr":
+	case l.Stream == types.LogStreamStderr:
 		return writeTo(a.err)(l.Data)
 	}
 	return writeTo(a.out)(l.Data)

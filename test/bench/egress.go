@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -104,7 +105,7 @@ func (n *node) withClient(ctx context.Context, name string) (client.Sandbox, err
 // client runs a client in a sandbox.
 func (n *node) client(ctx context.Context, id string, arguments ...string) (r clientResult, err error) {
 	argv := append([]string{clientProgram, "client", "-ca", clientCA}, arguments...)
-	result, err := n.API.Exec(ctx, id, client.ExecRequest{Argv: argv, Timeout: client.NoTimeout})
+	result, err := n.API.Exec(ctx, id, client.ExecRequest{Command: types.Command{Argv: argv}, Timeout: client.NoTimeout})
 	if err != nil {
 		return r, err
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -71,7 +72,7 @@ func (n *node) withServer(ctx context.Context, name string) (sb client.Sandbox, 
 
 // exec runs a command to its end.
 func (n *node) exec(ctx context.Context, id string, argv ...string) error {
-	result, err := n.API.Exec(ctx, id, client.ExecRequest{Argv: argv})
+	result, err := n.API.Exec(ctx, id, client.ExecRequest{Command: types.Command{Argv: argv}})
 	if err == nil && result.ExitCode != 0 {
 		err = fmt.Errorf("%v failed: %q", argv, result.Stderr)
 	}

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -276,7 +277,7 @@ func soakWrite(ctx context.Context, b *soakBox) error {
 // soakRead checks one of the files that were written.
 func soakRead(ctx context.Context, b *soakBox) error {
 	for path, want := range b.files {
-		result, err := b.node.API.Exec(ctx, b.id, client.ExecRequest{Argv: []string{"sha256sum", path}})
+		result, err := b.node.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Argv: []string{"sha256sum", path}}})
 		if err == nil && !strings.HasPrefix(result.Stdout, hex.EncodeToString(want[:])) {
 			err = fmt.Errorf("%s is not what was written: %+v", path, result)
 		}

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -82,7 +83,7 @@ func TestOneGiBOfOutputArrivesWhole(t *testing.T) {
 			want := strings.Fields(b.exec(command + " | sha256sum"))[0]
 			got := &slowly{Hash: sha256.New(), pause: func() {
 				// Another command runs to its end meanwhile.
-				if _, err := n.API.Exec(within(t), b.id, client.ExecRequest{Argv: []string{"true"}}); err != nil {
+				if _, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"true"}}}); err != nil {
 					t.Error(err)
 				}
 			}}

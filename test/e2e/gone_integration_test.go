@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // usage is what a node uses that it could leak.
@@ -60,12 +61,12 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		enter func(ctx context.Context, c *http.Client, i int, begun func()) error
 	}{
 		{"exec", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
-			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: "echo begun; sleep 1000 & sleep 1000"},
+			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "echo begun; sleep 1000 & sleep 1000"}},
 				client.ExecStreams{Stdout: calls(begun)})
 			return err
 		}},
 		{"exec with unread input", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
-			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: "echo begun; sleep 1000 & sleep 1000"},
+			_, err := n.API.ExecStream(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "echo begun; sleep 1000 & sleep 1000"}},
 				client.ExecStreams{Stdin: zeros{}, Stdout: calls(begun)})
 			return err
 		}},
@@ -75,7 +76,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 				kind, _ := n.API.Stat(ctx, b.id, file)
 				return kind == client.KindFile
 			})
-			_, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: "trap '' TERM HUP; touch " + file + "; sleep 1000"})
+			_, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Command: "trap '' TERM HUP; touch " + file + "; sleep 1000"}})
 			return err
 		}},
 		{"upload", func(ctx context.Context, _ *http.Client, i int, begun func()) error {

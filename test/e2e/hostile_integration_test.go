@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -223,7 +224,7 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 	b := n.newBox(t)
 	const command = "yes 0123456789abcdef | head -c 1000000000; echo done >&2; exit 3"
 	n.StaysSmall(t, func() {
-		result, err := n.API.Exec(t.Context(), b.id, client.ExecRequest{Command: command, Timeout: client.NoTimeout})
+		result, err := n.API.Exec(t.Context(), b.id, client.ExecRequest{Command: types.Command{Command: command}, Timeout: client.NoTimeout})
 		b.must(err)
 		if !result.Truncated || len(result.Stdout) != mib || result.ExitCode != 3 || result.Stderr != "done\n" {
 			t.Errorf("truncated %t, %d bytes, exit code %d, stderr %q", result.Truncated, len(result.Stdout), result.ExitCode, result.Stderr)
@@ -341,7 +342,7 @@ func TestCommandThatIgnoresSIGTERMIsKilledByItsTimeout(t *testing.T) {
 	idle := len(b.hostPIDs())
 	// A busy machine may need longer until both are deaf.
 	for timeout, deaf := time.Second, false; !deaf; timeout *= 2 {
-		result, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: deafToTerm + " & " + deafToTerm, Timeout: client.Duration(timeout)})
+		result, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: deafToTerm + " & " + deafToTerm}, Timeout: types.Duration(timeout)})
 		b.must(err)
 		if !result.TimedOut || result.ExitCode == 0 {
 			t.Errorf("got %+v", result)

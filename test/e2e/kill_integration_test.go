@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // acknowledged is what a node has said yes to, by several clients at once.
@@ -61,7 +62,9 @@ func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client
 	for range 4 {
 		repeat(func(int) { fetch(ctx, c, b.url, http.StatusOK) })
 	}
-	repeat(func(int) { n.API.Exec(ctx, b.id, client.ExecRequest{Argv: []string{"sleep", "0.01"}}) })
+	repeat(func(int) {
+		n.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Argv: []string{"sleep", "0.01"}}})
+	})
 	repeat(func(i int) {
 		name := fmt.Sprintf("made-%d-%d", round, i)
 		if sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, Size: "lite", SleepAfter: duration(0)}); err == nil {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -50,7 +51,7 @@ print(n)'`)
 			command := "true"
 			for depth := 1; depth <= c.namespaces+1; depth++ {
 				command = fmt.Sprintf("unshare --user --map-root-user sh -c %q", command)
-				run := func() client.ExecResult {
+				run := func() types.ExecResult {
 					return c.b.try("setpriv --reuid 1000 --regid 1000 --clear-groups " + command)
 				}
 				if depth > c.namespaces {

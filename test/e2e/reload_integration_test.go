@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
@@ -56,12 +57,12 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 	}
 	next()
 	type ended struct {
-		result client.ExecResult
+		result types.ExecResult
 		err    error
 	}
 	command := make(chan ended, 1)
 	go func() {
-		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: "touch /tmp/begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo done"})
+		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: "touch /tmp/begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo done"}})
 		command <- ended{r, err}
 	}()
 	eventually(t, "the command runs", func() bool { return b.try("test -e /tmp/begun").ExitCode == 0 })

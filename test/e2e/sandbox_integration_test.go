@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -135,9 +136,9 @@ func (b *box) exec(command string) string {
 	return strings.TrimSpace(result.Stdout)
 }
 
-func (b *box) try(command string) client.ExecResult {
+func (b *box) try(command string) types.ExecResult {
 	b.t.Helper()
-	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: command, Timeout: client.Duration(patience)})
+	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}, Timeout: types.Duration(patience)})
 	b.must(err)
 	return result
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func (b *box) dialWebSocket(c *http.Client) *websocket.Conn {
@@ -208,13 +209,13 @@ func TestRunningCommandKeepsItAwake(t *testing.T) {
 	b := n.newBox(t, sleepAfter(time.Second))
 	b.exec("mkfifo /tmp/begun /tmp/go")
 	type ended struct {
-		result client.ExecResult
+		result types.ExecResult
 		err    error
 	}
 	command := make(chan ended, 1)
 	go func() {
 		// It waits without using the CPU.
-		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: "echo >/tmp/begun; cat /tmp/go"})
+		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: "echo >/tmp/begun; cat /tmp/go"}})
 		command <- ended{r, err}
 	}()
 	b.exec("cat /tmp/begun")

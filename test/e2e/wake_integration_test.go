@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -131,7 +132,7 @@ func TestEveryWayInWakes(t *testing.T) {
 			return nil
 		}},
 		{"exec", "exec", func(t *testing.T) error {
-			_, err := n.API.Exec(within(t), b.id, client.ExecRequest{Argv: []string{"true"}})
+			_, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"true"}}})
 			return err
 		}},
 		{"files", "files", func(t *testing.T) error {

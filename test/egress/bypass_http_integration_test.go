@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // speak sends bytes as they are, over TLS to hosts of *.look.test and without
@@ -17,7 +18,7 @@ func (b *box) speak(host, bytes string) string {
 	if strings.HasSuffix(host, ".look.test") {
 		argv = []string{"python3", "/tmp/say.py", "tls", host, "443", host}
 	}
-	r, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Argv: argv, Stdin: []byte(bytes)})
+	r, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: types.Command{Argv: argv}, Stdin: []byte(bytes)})
 	if err != nil {
 		b.t.Fatal(err)
 	}

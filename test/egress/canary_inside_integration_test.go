@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -32,7 +33,7 @@ func (n *node) everything(ctx context.Context, id string, look func(io.Reader) e
 	if _, err := n.API.WriteFile(ctx, id, program, 0o755, f); err != nil {
 		return err
 	}
-	r, err := n.API.Exec(ctx, id, client.ExecRequest{Command: program + " >" + output})
+	r, err := n.API.Exec(ctx, id, client.ExecRequest{Command: types.Command{Command: program + " >" + output}})
 	if err != nil {
 		return err
 	}
@@ -111,7 +112,7 @@ func TestTheCanaryFindsWhatASandboxCanRead(t *testing.T) {
 		value := hex.EncodeToString(sum[:16])
 		values[place] = value
 		text := strings.Join(strings.Split(value, ""), ",")
-		r, err := b.node.API.Exec(within(t), b.id, client.ExecRequest{Argv: []string{"sh", "-c", command, "sh", text}})
+		r, err := b.node.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"sh", "-c", command, "sh", text}}})
 		if err != nil || r.ExitCode != 0 {
 			t.Fatalf("%s: %+v, %v", place, r, err)
 		}

@@ -21,7 +21,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -230,7 +230,7 @@ func (n *node) searchBox(ctx context.Context, id string) error {
 }
 
 // checked looks for secrets in what a sandbox got.
-func (b *box) checked(command string, r client.ExecResult) {
+func (b *box) checked(command string, r types.ExecResult) {
 	b.t.Helper()
 	for _, text := range []string{r.Stdout, r.Stderr} {
 		for _, found := range b.node.canary.look("the output of "+command, plain(text, r)) {
@@ -240,7 +240,7 @@ func (b *box) checked(command string, r client.ExecResult) {
 }
 
 // plain is what a command wrote, however the API had to put it.
-func plain(text string, r client.ExecResult) []byte {
+func plain(text string, r types.ExecResult) []byte {
 	if r.StdoutEncoding == "base64" || r.StderrEncoding == "base64" {
 		if b, err := base64.StdEncoding.DecodeString(text); err == nil {
 			return b

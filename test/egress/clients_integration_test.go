@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // way from a client to a server.
@@ -81,7 +82,7 @@ func (b *box) write(path string, mode os.FileMode, data []byte) {
 // what it prints.
 func (u *user) does(command string) string {
 	u.t.Helper()
-	r, err := u.node.API.Exec(u.t.Context(), u.id, client.ExecRequest{Command: command, Env: u.env, Timeout: client.NoTimeout})
+	r, err := u.node.API.Exec(u.t.Context(), u.id, client.ExecRequest{Command: types.Command{Command: command, Env: u.env}, Timeout: client.NoTimeout})
 	if err != nil {
 		u.t.Fatalf("%s: %v", command, err)
 	}

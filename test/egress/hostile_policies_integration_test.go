@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -153,18 +154,18 @@ func TestAPolicyIsReplacedUnderLoadWithoutAFailedRequest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testnode.Patience)
 	defer cancel()
 	type outcome struct {
-		result client.ExecResult
+		result types.ExecResult
 		err    error
 	}
 	load := make(chan outcome, 1)
 	go func() { // ends when /tmp/stop is there
-		r, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: `
+		r, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Command: `
 			for i in 1 2 3 4; do
 				while [ ! -e /tmp/stop ]; do
 					curl -sS -o /dev/null -w '%{http_code}\n' 'https://turns.look.test/[1-50]'
 				done >/tmp/codes.$i 2>&1 &
 			done
-			wait`})
+			wait`}})
 		load <- outcome{r, err}
 	}()
 	for i := range replacements {

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -172,9 +173,9 @@ func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
 }
 
 // try runs a shell command and returns what came of it.
-func (b *box) try(command string) client.ExecResult {
+func (b *box) try(command string) types.ExecResult {
 	b.t.Helper()
-	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: command})
+	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}})
 	if err != nil {
 		b.t.Fatalf("%s: %v", command, err)
 	}
