@@ -107,7 +107,7 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 	$(if $(filter ./... ./egress/policy,$(PACKAGES)),go test -timeout 10m -run TestAThousandReplacements -tags "$(TAGS)" ./egress/policy) # its memory bound
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js
-	go test -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients
+	go test -race -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients
 
 # Every test binary runs as the unprivileged user, in a cgroup subtree of its
 # own, with the binaries under test in $DOZE_BIN. All packages share that user's

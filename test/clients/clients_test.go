@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -71,7 +70,6 @@ func TestGoClientCompiles(t *testing.T) {
 // and the document.
 func project(t *testing.T) string {
 	t.Helper()
-	checkNode(t)
 	dir := t.TempDir()
 	if err := os.CopyFS(dir, os.DirFS("testdata/npm")); err != nil {
 		t.Fatal(err)
@@ -82,26 +80,6 @@ func project(t *testing.T) string {
 	}
 	writeDocument(t, dir)
 	return dir
-}
-
-// checkNode fails if the linter cannot run on this Node.
-func checkNode(t *testing.T) {
-	t.Helper()
-	const major, minor = 20, 19
-	out, complaint, err := run(t, ".", "node", "--version")
-	if err != nil {
-		t.Fatalf("node --version: %v: %s", err, complaint)
-	}
-	version := strings.TrimPrefix(strings.TrimSpace(string(out)), "v")
-	parts := strings.Split(version, ".")
-	if len(parts) != 3 {
-		t.Fatalf("node --version printed %q", out)
-	}
-	haveMajor, _ := strconv.Atoi(parts[0])
-	haveMinor, _ := strconv.Atoi(parts[1])
-	if haveMajor < major || haveMajor == major && haveMinor < minor {
-		t.Fatalf("Node.js %s is too old; install %d.%d or later", version, major, minor)
-	}
 }
 
 // noSandboxes is for an API that serves its document only.
