@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-func TestWhatOnlyARestartChangesIsNamed(t *testing.T) {
+func TestCheckChangeNamesOptionsThatNeedARestart(t *testing.T) {
 	running := Config{Home: t.TempDir(), Sandbox: sandbox.DefaultConfig()}
 	if err := running.fill(); err != nil {
 		t.Fatal(err)
@@ -16,7 +16,7 @@ func TestWhatOnlyARestartChangesIsNamed(t *testing.T) {
 	same := Config{Home: running.Home, Sandbox: sandbox.DefaultConfig()}
 	same.Sandbox.MaxSandboxes++
 	if err := n.Check(same); err != nil {
-		t.Errorf("nothing of it needs a restart: %v", err)
+		t.Errorf("no option needs a restart: %v", err)
 	}
 	other := same
 	other.Guest, other.TokenFile = "/elsewhere/guest", "/elsewhere/token"

@@ -8,7 +8,7 @@ import (
 	"github.com/doze-run/doze/runtime/doctor"
 )
 
-func TestReportSaysEveryRemedyAndFailsOnlyWhereNoSandboxCouldRun(t *testing.T) {
+func TestReportHasEveryRemedyAndFailsOnlyIfNoSandboxCouldRun(t *testing.T) {
 	tun := doctor.Finding{Name: "tun", Level: doctor.LevelWarning, Detail: "/dev/net/tun cannot be opened", Remedy: "chmod 0666 /dev/net/tun"}
 	subIDs := doctor.Finding{Name: "sub-uids", Level: doctor.LevelError, Detail: "none", Remedy: "usermod --add-subuids"}
 	podman := doctor.Finding{Name: "podman", Level: doctor.LevelError, Detail: "podman is missing", Remedy: "apt-get install podman"}
@@ -18,9 +18,9 @@ func TestReportSaysEveryRemedyAndFailsOnlyWhereNoSandboxCouldRun(t *testing.T) {
 		errors   []string // nil: no error
 		logged   []string
 	}{
-		"nothing amiss": {[]doctor.Finding{fine}, nil, nil},
-		"a warning":     {[]doctor.Finding{fine, tun}, nil, []string{tun.Detail, tun.Remedy}},
-		"errors":        {[]doctor.Finding{subIDs, tun, podman}, []string{subIDs.Remedy, podman.Detail, podman.Remedy}, []string{tun.Remedy}},
+		"all passed": {[]doctor.Finding{fine}, nil, nil},
+		"a warning":  {[]doctor.Finding{fine, tun}, nil, []string{tun.Detail, tun.Remedy}},
+		"errors":     {[]doctor.Finding{subIDs, tun, podman}, []string{subIDs.Remedy, podman.Detail, podman.Remedy}, []string{tun.Remedy}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder
@@ -45,7 +45,7 @@ func TestReportSaysEveryRemedyAndFailsOnlyWhereNoSandboxCouldRun(t *testing.T) {
 	}
 }
 
-func TestTokenIsMadeOnceAndShortOnesAreRefused(t *testing.T) {
+func TestTokenIsCreatedOnceAndShortTokensAreRefused(t *testing.T) {
 	path := t.TempDir() + "/token"
 	first, err := readToken(path)
 	if err != nil || len(first) < minToken {

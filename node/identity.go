@@ -12,16 +12,15 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-// nodeIDFile in the home names the node to which the home belongs. It is beside the
-// store, so that a store that is gone, or is another node's, is noticed: a node with a
-// new id would not know its containers.
+// nodeIDFile in the home has the id of the node to which the home belongs. It is not in
+// the store, so that a missing store, or another node's, is detected: a node with a new
+// id would not recognize its containers.
 const nodeIDFile = "node_id"
 
 // StoreDir is the folder of the store in a node's home.
 func StoreDir(home string) string { return filepath.Join(home, "store") }
 
-// ReadNodeID returns the id of the node to which a home belongs, empty if it does not
-// say so.
+// ReadNodeID returns the id of the node to which a home belongs, or "" if it has none yet.
 func ReadNodeID(home string) (string, error) {
 	b, err := os.ReadFile(filepath.Join(home, nodeIDFile))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,8 +32,8 @@ func ReadNodeID(home string) (string, error) {
 	return strings.TrimSpace(string(b)), nil
 }
 
-// openStore opens the store of the node to which the home belongs, and makes both when
-// the home is new.
+// openStore opens the store of the node to which the home belongs. In a new home it
+// creates the store and the node's id. The caller closes the store.
 func openStore(home string, log *slog.Logger) (*store.Badger, error) {
 	id, err := ReadNodeID(home)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-func TestHomeAndStoreAreOfOneNode(t *testing.T) {
+func TestHomeAndStoreBelongToOneNode(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	home := t.TempDir()
 	records, err := openStore(home, log)
@@ -23,7 +23,7 @@ func TestHomeAndStoreAreOfOneNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := ReadNodeID(home); err != nil || got != id {
-		t.Errorf("the home says %q, %v; want %s", got, err, id)
+		t.Errorf("the home has the id %q, %v; want %s", got, err, id)
 	}
 	// As of an earlier version.
 	if err := os.Remove(filepath.Join(home, nodeIDFile)); err != nil {
@@ -44,7 +44,7 @@ func TestHomeAndStoreAreOfOneNode(t *testing.T) {
 	}
 }
 
-func TestWitnessRemembersTheCountAndKeepsASecondNodeOut(t *testing.T) {
+func TestWitnessStoresTheCountAndExcludesASecondNode(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	containers := t.TempDir()
 	open := func(home string) (*witness, uint64, error) { return openWitness(containers, "abcdefghijkl", home, log) }
@@ -52,8 +52,8 @@ func TestWitnessRemembersTheCountAndKeepsASecondNodeOut(t *testing.T) {
 	if err != nil || commits != 0 {
 		t.Fatalf("new: %d, %v", commits, err)
 	}
-	w.note(41)
-	w.note(42)
+	w.record(41)
+	w.record(42)
 	if _, _, err := open("/home/b"); !errors.Is(err, store.ErrInUse) {
 		t.Errorf("a second node: %v", err)
 	}

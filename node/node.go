@@ -1,5 +1,5 @@
-// Package node puts the parts of a node together: the store, the engine, the
-// freezer, the way into the sandboxes, and the Manager over them.
+// Package node assembles a node: the store, the engine, the freezer, the access to the
+// sandboxes' networks, and the Manager that uses them.
 package node
 
 import (
@@ -22,53 +22,51 @@ import (
 
 // Config of a node. Only Home is required.
 type Config struct {
-	// Home is the folder with all that the node keeps. One node at a time uses it.
+	// Home is the folder with all of the node's data. One node at a time may use it.
 	Home string
-	// TokenFile holds the API token and is made if it is missing. Default: Home/token.
+	// TokenFile holds the API token and is created if it is missing. Default: Home/token.
 	TokenFile string
 	// Guest and NetnsHelper are the paths of doze-guest and doze-netns.
-	// Default: beside the running program.
+	// Default: in the folder of the running program.
 	Guest, NetnsHelper string
-	// PodmanSocket of a Podman service to use. Default: the user's own; where
-	// it does not answer, the node starts one.
+	// PodmanSocket of the Podman service to use. Default: the user's own; if that does
+	// not respond, the node starts one.
 	PodmanSocket string
 	// Cgroup is the cgroup v2 subtree that belongs to the node's user. Default:
-	// $DOZE_CGROUP. Without one, sandboxes are frozen by Podman, which takes
-	// about 100 times as long, and have no limits.
+	// $DOZE_CGROUP. Without one, Podman freezes the sandboxes, which takes about 100
+	// times as long, and no limits are enforced.
 	Cgroup string
-	// Sandbox configures the Manager; its RunDir and GuestBinary are set here.
+	// Sandbox configures the Manager. Open replaces its RunDir and GuestBinary.
 	Sandbox sandbox.Config
-	// Uplink makes the sandboxes' way out, before any sandbox is recovered; the
-	// node closes it. Without one, sandboxes have none.
+	// Uplink opens the sandboxes' uplink, before any sandbox is recovered; the node
+	// closes it. If it is nil, sandboxes have no uplink.
 	Uplink func(context.Context, Parts) (Uplink, error)
 }
 
-// Parts of a node that its Uplink works with. They live longer than it.
+// Parts of a node that its Uplink uses. The node closes them after the Uplink.
 type Parts struct {
-	Folder    string // the Uplink's own, below Home
+	Folder    string // for the Uplink's files, below Home
 	Documents Documents
 	Devices   Devices
 	Log       *slog.Logger
 }
 
-// Documents are kept in the node's store; the comments of store.Badger are the
-// contract.
+// Documents are stored in the node's store; store.Badger documents the contract.
 type Documents interface {
 	PutDocument(ctx context.Context, kind, name string, value []byte) error
 	DeleteDocument(ctx context.Context, kind, name string) error
 	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
 }
 
-// Devices makes network devices in sandboxes; the comments of netns.Client are the
-// contract.
+// Devices creates network devices in sandboxes; netns.Client documents the contract.
 type Devices interface {
 	TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
 }
 
-// Uplink is the sandboxes' way out, which needs the Manager as the Manager needs it.
+// Uplink connects the sandboxes to networks. It uses the Manager, and the Manager uses it.
 type Uplink interface {
 	sandbox.Uplink
-	// Bind gives it the Manager, which has not started.
+	// Bind sets the Manager, before the Manager starts.
 	Bind(*sandbox.Manager)
 	Close() error
 }
@@ -86,14 +84,14 @@ func (c *Config) fill() error {
 	if err != nil {
 		return err
 	}
-	beside := filepath.Dir(program)
+	programs := filepath.Dir(program)
 	for _, d := range []struct {
 		field *string
 		value string
 	}{
 		{&c.TokenFile, filepath.Join(c.Home, "token")},
-		{&c.Guest, filepath.Join(beside, "doze-guest")},
-		{&c.NetnsHelper, filepath.Join(beside, "doze-netns")},
+		{&c.Guest, filepath.Join(programs, "doze-guest")},
+		{&c.NetnsHelper, filepath.Join(programs, "doze-netns")},
 		{&c.Cgroup, os.Getenv("DOZE_CGROUP")},
 	} {
 		if *d.field == "" {
@@ -115,12 +113,14 @@ type Node struct {
 	closers []func() error
 }
 
-// failedStartLimit bounds the end of a node that could not recover.
+// failedStartLimit bounds how long a node that failed to recover takes to close.
 const failedStartLimit = 30 * time.Second
 
-// Open brings a node up: it takes the store, finds or starts Podman, and
-// recovers what the last run left. A home that another node uses returns
-// store.ErrInUse (wrapped).
+// Open starts a node: it locks and opens the store, finds or starts Podman, and recovers
+// the sandboxes of earlier runs. The caller closes the node.
+//
+// Errors: store.ErrInUse (wrapped) if another node uses the home or its containers,
+// *store.DamageError, and an error with remedies if no sandbox can run on this host.
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
@@ -133,12 +133,12 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	}()
 	for _, dir := range []string{cfg.Home, cfg.Sandbox.RunDir} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("making the node's folders: %w", err)
+			return nil, fmt.Errorf("create the node's folders: %w", err)
 		}
 	}
 	restrict(cfg.Home, log)
 	findings := checkHost(ctx, cfg)
-	// The store is first: it is what keeps a second node out.
+	// The store is first: its lock excludes a second node.
 	records, err := openStore(cfg.Home, log)
 	if err != nil {
 		return nil, err
@@ -166,32 +166,32 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	if err != nil {
 		return nil, err
 	}
-	frost, err := n.openFreezer(engine, log)
+	sandboxFreezer, err := n.openFreezer(engine, log)
 	if err != nil {
 		return nil, err
 	}
-	inside, err := netns.Open(netns.Config{Helper: cfg.NetnsHelper, Cgroup: sandboxCgroup(cfg.Cgroup), Log: log})
+	network, err := netns.Open(netns.Config{Helper: cfg.NetnsHelper, Cgroup: sandboxCgroup(cfg.Cgroup), Log: log})
 	if err != nil {
 		return nil, err
 	}
-	n.closers = append(n.closers, inside.Close)
-	deps := sandbox.Deps{Engine: engine, Freezer: frost, Network: inside, Store: records, Restored: restored,
+	n.closers = append(n.closers, network.Close)
+	deps := sandbox.Deps{Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, Restored: restored,
 		Creations: creationsDir(storage, records.NodeID()), Origins: originsDir(storage, records.NodeID()), PublicRoots: publicRoots, Log: log}
-	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, inside, log}); err != nil {
+	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, network, log}); err != nil {
 		return nil, err
 	}
 	if err := n.Manager.Start(ctx); err != nil {
-		// Before the parts that it works with are closed.
+		// Before the parts that the Manager uses are closed.
 		closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStartLimit)
 		defer cancel()
-		return nil, errors.Join(fmt.Errorf("recovering the sandboxes: %w", err), n.Manager.Close(closeCtx))
+		return nil, errors.Join(fmt.Errorf("recover the sandboxes: %w", err), n.Manager.Close(closeCtx))
 	}
-	n.removeStaleCgroups(frost, log)
+	n.removeStaleCgroups(sandboxFreezer, log)
 	return n, nil
 }
 
-// witness has every commit of the store noted beside Podman's containers. restored
-// says that the store is older than what is noted there.
+// witness records every commit of the store in the folder of Podman's containers. restored
+// reports whether the store is older than the recorded count.
 func (n *Node) witness(storage string, records *store.Badger, log *slog.Logger) (restored bool, err error) {
 	w, commits, err := openWitness(storage, records.NodeID(), n.config.Home, log)
 	if err != nil {
@@ -199,15 +199,15 @@ func (n *Node) witness(storage string, records *store.Badger, log *slog.Logger) 
 	}
 	n.closers = append(n.closers, w.Close)
 	if restored = commits > records.Commits(); restored {
-		log.Error("the node's data is older than its containers: a copy was put back, or the newest changes were lost",
+		log.Error("the node's data is older than its containers: an older copy was restored, or the newest changes were lost",
 			"commits", records.Commits(), "expected_commits", commits, "remedy", "see `doze doctor`: containers without a record are in quarantine")
 		records.AdvanceCommits(commits)
 	}
-	records.Witness(w.note)
+	records.Witness(w.record)
 	return restored, nil
 }
 
-// open makes the Manager and its Uplink.
+// open opens the Uplink and creates the Manager.
 func (n *Node) open(ctx context.Context, deps sandbox.Deps, parts Parts) error {
 	var uplink Uplink
 	if n.config.Uplink != nil {
@@ -230,8 +230,8 @@ func (n *Node) open(ctx context.Context, deps sandbox.Deps, parts Parts) error {
 
 func (n *Node) openFreezer(engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
 	if n.config.Cgroup == "" {
-		log.Warn("no cgroup subtree: sandboxes sleep and wake slowly, and nothing limits them",
-			"remedy", "start the node by packaging/host/enter or by packaging/doze.service")
+		log.Warn("no cgroup subtree was found: sandboxes sleep and wake slowly, and their limits are not enforced",
+			"remedy", "start the node with packaging/host/enter or packaging/doze.service")
 		return podman.NewPauser(engine), nil
 	}
 	f, err := freezer.Open(n.config.Cgroup)
@@ -242,10 +242,10 @@ func (n *Node) openFreezer(engine *podman.Engine, log *slog.Logger) (sandbox.Fre
 	return f, nil
 }
 
-// removeStaleCgroups removes what earlier runs left of sandboxes that are gone. It is
-// only a little memory of the kernel's, so a failure keeps no node from starting.
-func (n *Node) removeStaleCgroups(frost sandbox.Freezer, log *slog.Logger) {
-	f, ok := frost.(*freezer.Freezer)
+// removeStaleCgroups removes the cgroups of sandboxes that no longer exist. They cost only
+// a little of the kernel's memory, so a failure does not prevent the node from starting.
+func (n *Node) removeStaleCgroups(sandboxFreezer sandbox.Freezer, log *slog.Logger) {
+	f, ok := sandboxFreezer.(*freezer.Freezer)
 	if !ok {
 		return
 	}
@@ -258,7 +258,8 @@ func (n *Node) removeStaleCgroups(frost sandbox.Freezer, log *slog.Logger) {
 	}
 }
 
-// sandboxCgroup names the sandboxes' cgroup as /proc/PID/cgroup does.
+// sandboxCgroup returns the sandboxes' cgroup as /proc/PID/cgroup names it, or "" without
+// a subtree.
 func sandboxCgroup(cgroup string) string {
 	if cgroup == "" {
 		return ""
@@ -266,14 +267,14 @@ func sandboxCgroup(cgroup string) string {
 	return strings.TrimPrefix(cgroup, freezer.MountPoint) + "/sandboxes"
 }
 
-// Token is the API token. Never log it.
+// Token returns the API token. Never log it.
 func (n *Node) Token() string { return n.token }
 
-// Home is the node's folder.
+// Home returns the node's folder, an absolute path.
 func (n *Node) Home() string { return n.config.Home }
 
-// Apply changes the configuration of the running node. What only a restart can
-// change is refused, and then nothing is changed.
+// Apply changes the configuration of the running node. It returns the error of Check, and
+// then changes nothing.
 func (n *Node) Apply(cfg Config) error {
 	if err := n.Check(cfg); err != nil {
 		return err
@@ -284,11 +285,12 @@ func (n *Node) Apply(cfg Config) error {
 	return n.Manager.Configure(cfg.Sandbox)
 }
 
-// Check returns the error that Apply would. It changes nothing.
+// Check returns the error that Apply would return. It changes nothing.
 func (n *Node) Check(cfg Config) error { return n.config.CheckChange(cfg) }
 
-// CheckChange checks whether a running node with the configuration c can have the next
-// one: a FixedError for each option that only a restart can change.
+// CheckChange checks whether a running node can change from configuration c to next. It
+// returns a FixedError for each option that only a restart can change, joined by "; ", or
+// the error of next.Sandbox.Validate.
 func (c Config) CheckChange(next Config) error {
 	if err := errors.Join(c.fill(), next.fill()); err != nil {
 		return err
@@ -316,15 +318,15 @@ func (c Config) CheckChange(next Config) error {
 	return next.Sandbox.Validate()
 }
 
-// FixedError is about an option that only a restart can change.
+// FixedError reports an option that only a restart can change.
 type FixedError struct{ Option, Have, Want string }
 
 func (e FixedError) Error() string {
 	return fmt.Sprintf("%s cannot change from %q to %q while the node runs: restart it", e.Option, e.Have, e.Want)
 }
 
-// Close puts the running sandboxes to sleep and ends the node. The next node
-// on the same home resumes them.
+// Close puts the running sandboxes to sleep and closes the node. The next node on the same
+// home resumes them.
 func (n *Node) Close(ctx context.Context) error {
 	var errs []error
 	if n.Manager != nil {

@@ -64,9 +64,9 @@ func TestNodeRemovesEmptyCgroupsOfSandboxesThatAreGone(t *testing.T) {
 	t.Setenv("DOZE_CGROUP", subtree)
 	shut(t, open(t, home, bin))
 	if _, err := os.Lstat(gone); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("it is left: %v", err)
+		t.Errorf("the cgroup of a removed sandbox remains: %v", err)
 	}
-	shut(t, open(t, home, bin)) // the lock has ended with the node
+	shut(t, open(t, home, bin)) // Close released the lock
 }
 
 func shut(t *testing.T, n *node.Node) {
@@ -157,8 +157,8 @@ func TestNodeFromStartToRestart(t *testing.T) {
 		if _, err := conn.Write([]byte("GET / HTTP/1.0\r\n\r\n")); err != nil {
 			t.Fatal(err)
 		}
-		if answer, err := io.ReadAll(conn); err != nil || len(answer) == 0 {
-			t.Errorf("answer of %d bytes, error %v", len(answer), err)
+		if response, err := io.ReadAll(conn); err != nil || len(response) == 0 {
+			t.Errorf("response of %d bytes, error %v", len(response), err)
 		}
 	}
 	dial(m)

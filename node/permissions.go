@@ -9,12 +9,12 @@ import (
 	"slices"
 )
 
-// private are the entries of the node's folder that other users may not read, as
-// patterns.
+// private has patterns of the entries in the node's folder that other users may not read.
 var private = []string{"run", "store", "egress", "caddy", "token", "node*.log*", "node.err"}
 
-// restrict takes all permissions of other users from the node's folder and from what in
-// it has secrets or says what sandboxes do: earlier versions and other umasks left more.
+// restrict removes all permissions of other users from the node's folder and its private
+// entries, which have secrets or describe what sandboxes do. Earlier versions and other
+// umasks created them with wider permissions. Failures are logged.
 func restrict(home string, log *slog.Logger) {
 	paths := []string{home}
 	entries, err := os.ReadDir(home)

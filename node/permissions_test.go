@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestWhatEarlierVersionsLeftReadableIsRestricted(t *testing.T) {
+func TestPermissionsOfEarlierVersionsAreRestricted(t *testing.T) {
 	home := filepath.Join(t.TempDir(), "home")
 	outside := filepath.Join(t.TempDir(), "outside")
 	modes := map[string]fs.FileMode{

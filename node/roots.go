@@ -7,7 +7,7 @@ import (
 	"os"
 )
 
-// rootFiles are where distributions keep the public CAs, as crypto/x509 looks for them.
+// rootFiles are the distributions' files of public CAs, as crypto/x509 searches them.
 var rootFiles = []string{
 	"/etc/ssl/certs/ca-certificates.crt",                // Debian, Ubuntu, Alpine, Arch
 	"/etc/pki/tls/certs/ca-bundle.crt",                  // Fedora, RHEL
@@ -16,8 +16,8 @@ var rootFiles = []string{
 	"/etc/ssl/cert.pem",                                 // Alpine
 }
 
-// publicRoots is the PEM of the CAs that this host trusts, for sandboxes of images
-// that bring none. It is read anew each time: the host renews it.
+// publicRoots returns the PEM of the CAs that this host trusts, for sandboxes of images
+// without any. It reads them again each time, because the host renews them.
 func publicRoots() ([]byte, error) {
 	if file := os.Getenv("SSL_CERT_FILE"); file != "" {
 		return os.ReadFile(file)

@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// minToken is the least length of a token that an operator wrote himself.
+// minToken is the minimum length, in characters, of a token that the operator chose.
 const minToken = 32
 
-// readToken returns the token in the file, which it makes, with mode 0600 and
-// 160 random bits, if it is not there.
+// readToken returns the token in the file. If the file does not exist, it creates it with
+// mode 0600 and a token of 160 random bits.
 func readToken(path string) (string, error) {
 	b, err := os.ReadFile(path)
 	switch {
@@ -21,29 +21,29 @@ func readToken(path string) (string, error) {
 		token := "doze_" + strings.ToLower(rand.Text()+rand.Text()[:6])
 		return token, writeNew(path, token+"\n")
 	case err != nil:
-		return "", fmt.Errorf("reading the API token: %w", err)
+		return "", fmt.Errorf("read the API token: %w", err)
 	}
 	token := strings.TrimSpace(string(b))
 	if len(token) < minToken {
-		return "", fmt.Errorf("the API token in %s has %d characters; use at least %d, or remove the file and one is made", path, len(token), minToken)
+		return "", fmt.Errorf("the API token in %s has %d characters; use at least %d, or remove the file to have one created", path, len(token), minToken)
 	}
 	return token, nil
 }
 
-// writeNew writes a private file so that it is there whole or not at all, also
-// after a loss of power.
+// writeNew writes a private file atomically: even after a loss of power it is complete or
+// does not exist.
 func writeNew(path, content string) error {
 	part := path + ".part"
 	f, err := os.OpenFile(part, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	_, err = f.WriteString(content)
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	if err := os.Rename(part, path); err != nil {
-		return fmt.Errorf("writing %s: %w", path, err)
+		return fmt.Errorf("write %s: %w", path, err)
 	}
 	return nil
 }

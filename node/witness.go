@@ -14,41 +14,41 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-// witness is a file in the folder of Podman's containers with how many commits the
-// node's store has had. A store with fewer is an older copy that was put back: what
-// the containers are is then newer than what the store says. The file is locked while
-// the node runs, so that two nodes on copies of one home do not use the same
-// containers.
+// witness is a file in the folder of Podman's containers with the number of commits that
+// the node's store has had. A store with fewer commits is an older copy that was restored:
+// the containers are newer than its records. The file is locked while the node runs, so
+// that two nodes on copies of one home do not use the same containers.
 //
-// Nothing waits until it is on the disk: after a loss of power it may be behind the
-// store, and then an older copy may not be noticed; it is never ahead of it.
+// The file is not synced. After a loss of power its count may be lower than the store's,
+// and then an older copy may go unnoticed; it is never higher.
 type witness struct {
 	file *os.File
 	log  *slog.Logger
 }
 
-// nodesDir is a folder of nodes' own in that of Podman's containers.
+// nodesDir is the folder of all nodes' files inside the folder of Podman's containers.
 func nodesDir(containers string) string { return filepath.Join(containers, "doze") }
 
-// creationsDir is where a node notes the creations that are under way.
+// creationsDir is the folder in which a node records the creations in progress.
 func creationsDir(containers, nodeID string) string {
 	return filepath.Join(nodesDir(containers), nodeID+".creating")
 }
 
-// originsDir is where a node notes the settings of its sandboxes.
+// originsDir is the folder in which a node records the settings of its sandboxes.
 func originsDir(containers, nodeID string) string {
 	return filepath.Join(nodesDir(containers), nodeID+".origins")
 }
 
-// countLen is the length of the count in the file: digits of a uint64.
+// countLen is the length of the count in the file: the decimal digits of a uint64.
 const countLen = 20
 
-// openWitness opens, or makes, the witness of a node in the folder of Podman's
-// containers. ErrInUse (wrapped) when a node with that id has it.
+// openWitness opens the witness of a node in the folder of Podman's containers, and
+// creates it if it does not exist. commits is the recorded count, 0 if it is unreadable.
+// It returns store.ErrInUse (wrapped) if a running node has the same id.
 func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness, commits uint64, err error) {
 	dir := nodesDir(containers)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, 0, fmt.Errorf("make the folder of the node's witness: %w", err)
+		return nil, 0, fmt.Errorf("create the folder of the node's witness: %w", err)
 	}
 	path := filepath.Join(dir, nodeID)
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
@@ -62,8 +62,8 @@ func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness,
 	}()
 	holder := ""
 	if b, err := io.ReadAll(io.LimitReader(file, 1<<12)); err == nil {
-		count, rest, _ := strings.Cut(string(b), "\n")
-		holder, _, _ = strings.Cut(rest, "\n") // the end of a longer one may follow
+		count, after, _ := strings.Cut(string(b), "\n")
+		holder, _, _ = strings.Cut(after, "\n") // the end of a longer path may follow
 		if commits, err = strconv.ParseUint(strings.TrimSpace(count), 10, 64); err != nil && count != "" {
 			log.Warn("ignoring unreadable witness of the store", "file", path, "error", err)
 			commits = 0
@@ -71,8 +71,8 @@ func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness,
 	}
 	if err := lockWitness(file, path); err != nil {
 		if errors.Is(err, store.ErrInUse) {
-			return nil, 0, fmt.Errorf("node %s runs already on these containers, with its data in %s: %s is a copy of it; a node needs data of its own, "+
-				"so remove %[4]s and its store from the copy: %[5]w", nodeID, holder, home, filepath.Join(home, nodeIDFile), err)
+			return nil, 0, fmt.Errorf("node %s already runs on these containers, with its data in %s: %s is a copy of it; a node needs its own data, "+
+				"so remove %[4]s and the store from the copy: %[5]w", nodeID, holder, home, filepath.Join(home, nodeIDFile), err)
 		}
 		return nil, 0, err
 	}
@@ -84,7 +84,7 @@ func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness,
 }
 
 const (
-	// lockWait is how long the lock of a killed node may outlive that of its store.
+	// lockWait is how long the lock of a killed node may outlive the lock of its store.
 	lockWait = 2 * time.Second
 	lockPoll = 5 * time.Millisecond
 )
@@ -100,8 +100,8 @@ func lockWitness(file *os.File, path string) error {
 	}
 }
 
-// note writes the count of commits; it takes a microsecond.
-func (w *witness) note(commits uint64) {
+// record writes the count of commits; it takes a microsecond.
+func (w *witness) record(commits uint64) {
 	if _, err := w.file.WriteAt(fmt.Appendf(nil, "%0*d", countLen, commits), 0); err != nil {
 		w.log.Warn("failed to write the witness of the store", "error", err)
 	}

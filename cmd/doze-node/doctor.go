@@ -175,7 +175,7 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 	if info.DataRestored {
 		findings = append(findings, doctor.Finding{
 			Name: "data", Level: doctor.LevelWarning,
-			Detail: "the node started on data that is older than its containers: a copy was put back, or the newest changes were lost",
+			Detail: "the node started on data that is older than its containers: an older copy was restored, or the newest changes were lost",
 			Remedy: "look for containers in quarantine, and check rules, secrets and ports",
 		})
 	}
