@@ -79,8 +79,8 @@ func TestDoctorExitsWith1WhereNoSandboxCouldRun(t *testing.T) {
 	}
 	t.Setenv("XDG_RUNTIME_DIR", file)
 	for _, test := range []struct{ args, finding string }{
-		{"doctor", "error    runtime folder     " + file + " cannot be used: it is no folder\n"},
-		{"doctor --json", `"detail": "` + file + ` cannot be used: it is no folder"`},
+		{"doctor", "error    runtime folder     " + file + " cannot be used: it is not a folder\n"},
+		{"doctor --json", `"detail": "` + file + ` cannot be used: it is not a folder"`},
 	} {
 		out, errs, code := run(t, strings.Fields(test.args)...)
 		if code != exitFailed || !strings.Contains(out, test.finding) || errs != "" {
