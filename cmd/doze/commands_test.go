@@ -1022,7 +1022,7 @@ func commandLines(t *testing.T, dir, lost string) map[string]string {
 		"create": "create a", "ls": "ls", "show": "show a", "sleep": "sleep a", "wake": "wake a", "hold": "hold a 0s", "update": "update a --sleep-after 5m", "adopt": "adopt " + lost, "events": "events a", "top": "top",
 		"exec": "exec a true", "cp": "cp " + dir + "/f a:" + dir + "/g", "ps": "ps a", "logs": "logs a web", "kill": "kill a web",
 		"expose": "expose a 80", "open": "open a", "stop": "stop a", "rm": "rm a", "env": "env", "version": "version",
-		"egress rules": "egress rules a --set " + rules, "egress tail": "egress tail a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
+		"egress rules": "egress rules a --set " + rules, "egress flows": "egress flows a", "egress explain": "egress explain a GET https://a.example/", "egress ca": "egress ca",
 		"egress presets": "egress presets", "policy push": "policy push p " + module, "policy ls": "policy ls", "policy logs": "policy logs p", "policy rm": "policy rm p",
 		"secret set": "secret set s --host a.example --from-file " + dir + "/value", "secret ls": "secret ls", "secret rm": "secret rm s",
 	}
@@ -1110,7 +1110,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
 	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
 	lines := commandLines(t, dir, lost)
-	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress tail,egress explain,egress ca,"+
+	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
 		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
 	var check func(path string, cmd *cobra.Command)
 	check = func(path string, cmd *cobra.Command) {

@@ -17,35 +17,35 @@ import (
 func (a *app) egressCommand() *cobra.Command {
 	cmd := group("egress", "What sandboxes send out: rules, and what became of it",
 		"What sandboxes send out: the rules that decide on it, and what became of it.")
-	cmd.AddCommand(a.rulesCommand(), a.tailCommand(), a.explainCommand(), a.presetsCommand(), a.authorityCommand())
+	cmd.AddCommand(a.rulesCommand(), a.flowsCommand(), a.explainCommand(), a.presetsCommand(), a.authorityCommand())
 	return cmd
 }
 
-func (a *app) tailCommand() *cobra.Command {
+func (a *app) flowsCommand() *cobra.Command {
 	var follow bool
 	var filter client.FlowFilter
 	var of whose
-	lines := 0
+	tail := 0
 	cmd := &cobra.Command{
-		Use:   "tail SANDBOX|--proxy",
+		Use:   "flows SANDBOX|--proxy",
 		Short: "Print what a sandbox sent, and what became of it",
 		Long: `Print what a sandbox sent, and what became of it, oldest first. The latest 1,000 are
 kept. This does not wake it.
 
 With --proxy it is what your programs outside of sandboxes sent through the node's proxy.`,
-		Example:           "  doze egress tail shop -f --verdict deny\n  doze egress tail --proxy",
+		Example:           "  doze egress flows shop -f --verdict deny\n  doze egress flows --proxy",
 		Args:              of.wants(0),
 		ValidArgsFunction: of.complete(a),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			sandbox, _ := of.split(args)
 			if follow {
-				return a.followFlows(ctx, node, sandbox, filter, lines)
+				return a.followFlows(ctx, node, sandbox, filter, tail)
 			}
 			flows, err := node.Flows(ctx, sandbox, filter, 0)
 			if err != nil {
 				return err
 			}
-			flows = lastOf(flows, lines)
+			flows = lastOf(flows, tail)
 			if a.json {
 				return a.printJSON(map[string]any{"flows": flows})
 			}
@@ -55,7 +55,7 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 	of.flag(cmd)
 	f := cmd.Flags()
 	f.BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed, with --proxy for ever")
-	f.IntVarP(&lines, "lines", "n", 0, "begin with so many of those that are kept; 0 for all")
+	f.IntVarP(&tail, "tail", "n", 0, "begin with this many of the latest flows; 0 for all")
 	f.StringVar(&filter.Host, "host", "", "only to this host, or with *.example.com to those below one")
 	choice := func(target *string, name, what string, values ...string) {
 		f.StringVar(target, name, "", what)
@@ -84,7 +84,7 @@ func (a *app) printFlows(flows []client.Flow) error {
 }
 
 // followFlows prints each flow once, and goes on when the node comes back.
-func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox string, filter client.FlowFilter, lines int) error {
+func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox string, filter client.FlowFilter, tail int) error {
 	if sandbox != "" {
 		// By id from here on: another sandbox may get the name.
 		sb, err := node.Get(ctx, sandbox)
@@ -98,12 +98,12 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 		print = func(f client.Flow) error { return a.printLine(f) }
 	}
 	var last uint64
-	if lines > 0 {
+	if tail > 0 {
 		kept, err := node.Flows(ctx, sandbox, filter, 0)
 		if err != nil {
 			return err
 		}
-		if older := len(kept) - lines; older > 0 {
+		if older := len(kept) - tail; older > 0 {
 			last = kept[older-1].Seq
 		}
 	}

@@ -178,35 +178,35 @@ func (r *rig) sent(id string) {
 	}
 }
 
-func TestTailPrintsWhatWasSent(t *testing.T) {
+func TestFlowsPrintsWhatWasSent(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
 	r.ok("sleep", "shop")
 	r.sent(r.id("shop"))
-	golden(t, "tail", regexp.MustCompile(`\.\d{3}  `).ReplaceAllString(r.ok("egress", "tail", "shop"), ".mmm  "))
+	golden(t, "flows", regexp.MustCompile(`\.\d{3}  `).ReplaceAllString(r.ok("egress", "flows", "shop"), ".mmm  "))
 	for _, c := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"--verdict", "deny"}, "evil.example"},
-		{[]string{"--host", "*.example", "-n", "1"}, "db.example"},
+		{[]string{"--host", "*.example", "--tail", "1"}, "db.example"},
 		{[]string{"--kind", "request"}, "api.github.com"},
 		{[]string{"-n", "1"}, "api.github.com"},
 	} {
-		out := r.ok(append([]string{"egress", "tail", "shop"}, c.args...)...)
+		out := r.ok(append([]string{"egress", "flows", "shop"}, c.args...)...)
 		if strings.Count(out, "\n") != 1 || !strings.Contains(out, c.want) {
 			t.Errorf("%v: got %q, want %s", c.args, out, c.want)
 		}
 	}
-	flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "tail", "shop", "--json")).Flows
+	flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "flows", "shop", "--json")).Flows
 	if len(flows) != 3 || flows[2].Policies[0].Name != "bearer" {
 		t.Errorf("got %+v", flows)
 	}
 	if sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json")); sb.State != string(sandbox.StateAsleep) {
 		t.Errorf("reading woke it: %s", sb.State)
 	}
-	r.refused("request_invalid: ", "egress", "tail", "shop", "--verdict", "maybe")
-	r.refused("sandbox_not_found: ", "egress", "tail", "nobody")
+	r.refused("request_invalid: ", "egress", "flows", "shop", "--verdict", "maybe")
+	r.refused("sandbox_not_found: ", "egress", "flows", "nobody")
 }
 
 func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
@@ -214,7 +214,7 @@ func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
 	r.ok("create", "shop")
 	id := r.id("shop")
 	r.sent(id)
-	follower := r.program("egress", "tail", "-f", "-n", "1", "shop")
+	follower := r.program("egress", "flows", "-f", "-n", "1", "shop")
 	lines := bufio.NewScanner(r.output(follower))
 	next := func() string { lines.Scan(); return lines.Text() }
 	if line := next(); !strings.Contains(line, "api.github.com") {
@@ -236,22 +236,22 @@ func TestTailFollowsUntilTheSandboxIsDestroyed(t *testing.T) {
 	}
 }
 
-func TestTailPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
+func TestFlowsPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
 	r.sent(r.id("shop"))
-	if out := r.ok("egress", "tail", "--proxy"); out != "" {
+	if out := r.ok("egress", "flows", "--proxy"); out != "" {
 		t.Errorf("what a sandbox sent is in it: %q", out)
 	}
 	r.sent("proxy/tester")
 	r.sent("proxy/another")
-	if out := r.ok("egress", "tail", "--proxy", "--verdict", "deny"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "evil.example") {
+	if out := r.ok("egress", "flows", "--proxy", "--verdict", "deny"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "evil.example") {
 		t.Errorf("got %q", out)
 	}
-	if flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "tail", "--proxy", "--json")).Flows; len(flows) != 3 || flows[0].Sandbox != "proxy/tester" {
+	if flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "flows", "--proxy", "--json")).Flows; len(flows) != 3 || flows[0].Sandbox != "proxy/tester" {
 		t.Errorf("got %+v", flows)
 	}
-	follower := r.program("egress", "tail", "--proxy", "-f", "-n", "1")
+	follower := r.program("egress", "flows", "--proxy", "-f", "-n", "1")
 	lines := bufio.NewScanner(r.output(follower))
 	for _, host := range []string{"api.github.com", "evil.example"} {
 		if !lines.Scan() || !strings.Contains(lines.Text(), host) {
@@ -268,8 +268,8 @@ func TestTailPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 	if code := follower.ProcessState.ExitCode(); code != exitInterrupted {
 		t.Errorf("it ended with %d", code)
 	}
-	r.misused("SANDBOX|--proxy is missing", "egress", "tail")
-	r.misused(`unexpected argument "shop"`, "egress", "tail", "--proxy", "shop")
+	r.misused("SANDBOX|--proxy is missing", "egress", "flows")
+	r.misused(`unexpected argument "shop"`, "egress", "flows", "--proxy", "shop")
 }
 
 func TestExplainNamesTheRule(t *testing.T) {

@@ -13,12 +13,12 @@ import (
 func (a *app) policyLogsCommand() *cobra.Command {
 	var follow bool
 	var level string
-	lines := 0
+	tail := 0
 	cmd := &cobra.Command{
 		Use:   "logs NAME",
 		Short: "Print what a policy wrote",
 		Long: `Print what a policy wrote, oldest first, each line with the flow and the sandbox in whose
-request it was written. "doze egress tail SANDBOX --json" has the same flows. The latest
+request it was written. "doze egress flows SANDBOX --json" has the same flows. The latest
 1,000 lines are kept until the node restarts.`,
 		Example:           "  doze policy logs sign -f --level warn",
 		Args:              wants(1, 1),
@@ -28,8 +28,8 @@ request it was written. "doze egress tail SANDBOX --json" has the same flows. Th
 			if err != nil {
 				return err
 			}
-			if lines > 0 && len(kept) > lines {
-				kept = kept[len(kept)-lines:]
+			if tail > 0 && len(kept) > tail {
+				kept = kept[len(kept)-tail:]
 			}
 			if follow {
 				return a.followPolicyLogs(ctx, node, args[0], level, kept)
@@ -47,7 +47,7 @@ request it was written. "doze egress tail SANDBOX --json" has the same flows. Th
 	}
 	f := cmd.Flags()
 	f.BoolVarP(&follow, "follow", "f", false, "go on until the policy is deleted")
-	f.IntVarP(&lines, "lines", "n", 0, "begin with this many of the lines that are kept; 0 for all")
+	f.IntVarP(&tail, "tail", "n", 0, "begin with this many of the latest lines; 0 for all")
 	f.StringVar(&level, "level", "", "only lines of this level and above: debug, info, warn or error")
 	cmd.RegisterFlagCompletionFunc("level", cobra.FixedCompletions([]string{"debug", "info", "warn", "error"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
