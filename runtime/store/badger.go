@@ -1,6 +1,6 @@
-// Package store keeps what must outlive the node: the records of sandboxes, the
-// timelines of their events, and documents of other parts. Badger is the store of a node; Memory behaves
-// the same and forgets everything, for tests.
+// Package store persists the node's state: the records of sandboxes, the timelines of their
+// events, and documents of other packages. Badger is the store of a node. Memory behaves the
+// same without persistence, for tests.
 package store
 
 import (
@@ -20,53 +20,54 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// errClosed is returned by everything after Close.
+// errClosed is returned by all methods after Close.
 var errClosed = errors.New("the store is closed")
 
-// ErrStuck is returned when Badger does not end what it was asked for, as on a disk
-// that returns errors. What was acknowledged is in its log, and the next Open finds it.
-var ErrStuck = errors.New("the store's disk takes no writes; look for errors in the kernel's log and of Badger's in the node's")
+// ErrStuck is returned when Badger does not finish a write or its Close, as on a disk that
+// returns errors. Acknowledged writes are in its log, and the next Open recovers them.
+var ErrStuck = errors.New("the store's disk accepts no writes; check the logs of the kernel and the node for errors of the disk and of Badger")
 
-// tuning is what tests make smaller.
+// tuning has the values that tests reduce.
 type tuning struct {
 	memTable int64  // bytes of one memtable
-	headroom uint64 // bytes that must be free on the disk, see room
-	// stuckAfter is how long Badger may take for a write, or to close. A disk that
-	// returns errors has it try again for ever.
+	headroom uint64 // bytes that must be free on the disk, see reserve
+	// stuckAfter is how long a write, or half of Close, may take. On a disk that returns
+	// errors, Badger retries indefinitely.
 	stuckAfter time.Duration
 }
 
 var defaultTuning = tuning{memTable: 8 << 20, headroom: defaultHeadroom, stuckAfter: 20 * time.Second}
 
-// maxRecord is the limit of one encoded value.
+// maxRecord is the maximum size of one encoded value, in bytes.
 func (t tuning) maxRecord() int { return int(min(maxRecord, t.memTable/10)) }
 
-// Badger implements sandbox.Store in a folder that one process at a time may use.
+// Badger implements sandbox.Store in a folder that one process at a time may use. Its
+// methods may be called concurrently.
 type Badger struct {
 	db        *badger.DB
 	log       *slog.Logger
 	lock      *os.File
-	room      *room
+	reserve   *reserve
 	nodeID    string
 	maxRecord int
-	fresh     bool // made by this Open
+	fresh     bool // created by this Open
 
 	stuckAfter time.Duration
-	stuck      atomic.Bool // Badger has not ended the last write
+	stuck      atomic.Bool // Badger has not finished the last write
 
-	// commits counts the writes that were on the disk when they were acknowledged,
-	// since the store was made. The writer changes it.
+	// commits counts, since the creation of the store, the writes that were synced before
+	// they were acknowledged. The writer changes it.
 	commits atomic.Uint64
 	witness atomic.Pointer[func(commits uint64)]
 
-	// The writer (see writer.go) owns every change; it ends when queue is closed
-	// and empty, and then closes done.
+	// The writer (see writer.go) makes every change. It ends when queue is closed and
+	// empty, and then closes done.
 	queue     chan *write
 	done      chan struct{}
-	mu        sync.RWMutex // held for reading while a write is queued
+	mu        sync.RWMutex // read-locked while a write is queued
 	closed    bool         // guarded by mu
 	readers   sync.WaitGroup
-	unwritten atomic.Int64 // events that were queued and not yet written
+	unwritten atomic.Int64 // queued events that are not written yet
 	// The merger (see merge.go) ends with endMerger, and then closes merged.
 	tableMade chan struct{} // capacity 1
 	endMerger context.CancelFunc
@@ -76,18 +77,18 @@ type Badger struct {
 	closeErr  error
 }
 
-// Open opens the store in dir and makes both when they are missing. It recovers
-// what a killed node left. log may be nil.
+// Open opens the store in dir and creates both if they do not exist. It recovers the store
+// of a killed node. log may be nil. The caller closes the store.
 //
-// Errors: ErrInUse (wrapped, with the pid) when another process has it open,
-// *DamageError, sandbox.ErrStoreFull (wrapped) when the disk has too little room to
-// work.
+// Errors: ErrInUse (wrapped, with the pid) if another process has it open,
+// *DamageError, sandbox.ErrStoreFull (wrapped) if the disk has less free space than
+// writes need.
 func Open(dir string, log *slog.Logger) (*Badger, error) {
 	return open(dir, "", log, defaultTuning)
 }
 
-// OpenOf is Open for the store of that node, which must be there: one that is empty
-// is a *DamageError, one of another node an error.
+// OpenOf is Open for the existing store of a node. An empty folder is a *DamageError, and
+// the store of another node an error.
 func OpenOf(nodeID, dir string, log *slog.Logger) (*Badger, error) {
 	return open(dir, nodeID, log, defaultTuning)
 }
@@ -99,9 +100,9 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 		log = discard
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the store's folder: %w", err)
+		return nil, fmt.Errorf("create the store's folder: %w", err)
 	}
-	if err := (&room{dir: dir, headroom: t.headroom}).check(); err != nil {
+	if err := (&reserve{dir: dir, headroom: t.headroom}).check(); err != nil {
 		return nil, err
 	}
 	lock, err := lockDir(dir)
@@ -114,7 +115,7 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 		}
 	}()
 	if err := removeEmptyLogs(dir); err != nil {
-		return nil, fmt.Errorf("cleaning up %s: %w", dir, err)
+		return nil, fmt.Errorf("clean up %s: %w", dir, err)
 	}
 	files, err := storeFiles(dir)
 	if err != nil {
@@ -135,7 +136,7 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
+		return nil, fmt.Errorf("open the store in %s: %w", dir, err)
 	}
 	defer func() {
 		if err != nil {
@@ -147,14 +148,14 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 		return nil, fmt.Errorf("read the node's id in %s: %w", dir, err)
 	}
 	if nodeID != "" && id != nodeID {
-		return nil, fmt.Errorf("the store in %s is of node %s, and its folder of node %s; put the folder back that belongs to it", dir, id, nodeID)
+		return nil, fmt.Errorf("the store in %s belongs to node %s, its home to node %s; restore the store of node %[3]s", dir, id, nodeID)
 	}
-	room, err := newRoom(dir, t, log)
+	reserve, err := newReserve(dir, t, log)
 	if err != nil {
-		return nil, fmt.Errorf("opening the store in %s: %w", dir, err)
+		return nil, fmt.Errorf("open the store in %s: %w", dir, err)
 	}
 	s = &Badger{
-		db: db, log: log, lock: lock, room: room, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh, stuckAfter: t.stuckAfter,
+		db: db, log: log, lock: lock, reserve: reserve, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh, stuckAfter: t.stuckAfter,
 		queue:     make(chan *write, maxQueue),
 		done:      make(chan struct{}),
 		tableMade: make(chan struct{}, 1),
@@ -174,28 +175,28 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 	return badger.DefaultOptions(dir).
 		WithLogger(badgerLog{log}).
-		// Badger has one switch for all writes. Off, and db.Sync after what must be
-		// on disk (see writer): an event costs 5 µs and a record one msync
-		// (0.28 ms on ext4) that all who wait share; with the switch on, each event
-		// would cost its own.
+		// This switch applies to all writes. It is off, and the writer calls db.Sync
+		// after writes that must be on the disk: an event costs 5 µs, and a record one
+		// msync (0.28 ms on ext4) that concurrent writes share. If it were on, each
+		// event would cost an msync.
 		WithSyncWrites(false).
-		// The writer is the only one that changes anything, so nothing conflicts.
+		// Only the writer changes data, so transactions cannot conflict.
 		WithDetectConflicts(false).
-		// The default of 64 MiB costs five times as much memory as all the data.
+		// The default of 64 MiB uses five times as much memory as all the data.
 		WithMemTableSize(t.memTable).
 		WithNumMemtables(2).
-		// Without compression there is no block cache: tables are memory maps, so
-		// the kernel's page cache does its work and gives memory back by itself.
+		// Without compression there is no block cache: tables are memory maps, and
+		// the kernel's page cache takes its role and shrinks when memory is short.
 		WithCompression(options.None).
 		WithBlockCacheSize(0).
 		WithMetricsEnabled(false).
-		// What the disk damages while the node runs is an error when it is read. At
-		// open everything is verified, see verify.go.
+		// A block that the disk damaged while the node runs is an error when it is
+		// read. Open verifies everything, see verify.go.
 		WithChecksumVerificationMode(options.OnBlockRead).
 		// See merger.
 		WithNumCompactors(0).
 		WithNumLevelZeroTables(level0Tables).
-		// Every value stays below the threshold and therefore in the tables. The value
+		// Every value is below the threshold and therefore in the tables. The value
 		// log stays empty, so it needs no garbage collection and cannot be torn.
 		WithValueThreshold(int64(t.maxRecord()) + 1).
 		WithValueLogFileSize(1 << 20)
@@ -203,7 +204,7 @@ func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 
 const nodeIDLen = 12
 
-// load reads the node's id, and makes it in a new store, and the count of commits.
+// load reads the node's id and the count of commits. In a new store it creates the id.
 func load(db *badger.DB) (id string, commits uint64, err error) {
 	err = db.View(func(txn *badger.Txn) error {
 		if err := get(txn, commitsKey, &commits); err != nil && !errors.Is(err, badger.ErrKeyNotFound) {
@@ -221,8 +222,8 @@ func load(db *badger.DB) (id string, commits uint64, err error) {
 	return id, commits, putNodeID(db, id)
 }
 
-// onlyEmpty refuses a store that has lost its node id: with another, the node would
-// not know its containers.
+// onlyEmpty refuses a store that has lost its node id: with another id, the node would not
+// recognize its containers.
 func onlyEmpty(txn *badger.Txn) error {
 	it := txn.NewIterator(badger.IteratorOptions{})
 	defer it.Close()
@@ -251,7 +252,7 @@ func putNodeID(db *badger.DB, id string) error {
 	return db.Sync()
 }
 
-// newNodeID is 60 random bits in the lower half of base 32.
+// newNodeID returns 60 random bits in lower-case base 32.
 func newNodeID() string {
 	const digits = "abcdefghijklmnopqrstuvwxyz234567"
 	var b [nodeIDLen]byte
@@ -265,21 +266,23 @@ func newNodeID() string {
 // NodeID implements sandbox.Store.
 func (s *Badger) NodeID() string { return s.nodeID }
 
-// Fresh says whether Open made the store.
+// Fresh reports whether Open created the store.
 func (s *Badger) Fresh() bool { return s.fresh }
 
-// Commits counts the writes of records and documents, in groups, since the store was
-// made. It only rises: a store that has fewer than it once had is an older copy.
+// Commits returns the number of groups of records and documents that were written since
+// the store was created. It never decreases: a store with fewer commits than before is an
+// older copy.
 func (s *Badger) Commits() uint64 { return s.commits.Load() }
 
-// AdvanceCommits makes the count at least that, from the next write on.
+// AdvanceCommits raises the count of commits to at least that number. The next write
+// stores it.
 func (s *Badger) AdvanceCommits(least uint64) {
 	for n := s.commits.Load(); n < least && !s.commits.CompareAndSwap(n, least); n = s.commits.Load() {
 	}
 }
 
-// Witness has f called with the count of commits after each of them, before it is
-// acknowledged. f must return soon.
+// Witness sets a function that the store calls after each commit with the count of commits,
+// before it acknowledges the commit. It must not block: all writes wait for it.
 func (s *Badger) Witness(f func(commits uint64)) { s.witness.Store(&f) }
 
 // PutSandbox implements sandbox.Store. A record of more than 800 KiB is refused
@@ -303,9 +306,8 @@ func (s *Badger) DeleteSandbox(ctx context.Context, id sandbox.ID) error {
 	return s.writeAndWait(ctx, &write{key: sandboxKey(id)})
 }
 
-// Sandboxes implements sandbox.Store. A record that cannot be read ends it with
-// an error: a node that went on would take the sandbox's container for one without
-// a record.
+// Sandboxes implements sandbox.Store. It fails on the first unreadable record: a node that
+// ignored the record would treat the sandbox's container as one without a record.
 func (s *Badger) Sandboxes(ctx context.Context, yield func(sandbox.Sandbox) error) error {
 	return s.view(func(txn *badger.Txn) error {
 		it := txn.NewIterator(badger.IteratorOptions{Prefix: sandboxPrefix, PrefetchValues: true, PrefetchSize: 64})
@@ -345,12 +347,12 @@ func (s *Badger) view(fn func(*badger.Txn) error) error {
 	return s.db.View(fn)
 }
 
-// Close ends the store when all writes before it are done. Idempotent.
+// Close closes the store after all earlier writes. Idempotent.
 //
-// On a disk that returns errors it returns ErrStuck (wrapped), and on one without
-// headroom it returns ErrStoreFull: everything is on the disk,
-// but Badger cannot turn its log into tables. The folder then stays locked until
-// the process ends, and the next Open recovers it like after a kill.
+// It returns ErrStuck (wrapped) on a disk that returns errors, and sandbox.ErrStoreFull
+// (wrapped) on a disk without headroom. Acknowledged writes are on the disk then, but
+// Badger cannot write its log into tables. The folder stays locked until the process ends,
+// and the next Open recovers the store as after a kill.
 func (s *Badger) Close() error {
 	s.closeOnce.Do(func() { s.closeErr = s.close() })
 	return s.closeErr
@@ -363,7 +365,7 @@ func (s *Badger) close() error {
 	s.mu.Unlock()
 	s.endMerger()
 	ended := make(chan error, 1)
-	go func() { ended <- s.end() }()           // ends with the process if the disk never answers
+	go func() { ended <- s.shutDown() }()      // ends with the process if the disk never responds
 	timeout := time.NewTimer(2 * s.stuckAfter) // a write may be stuck first
 	defer timeout.Stop()
 	select {
@@ -374,15 +376,15 @@ func (s *Badger) close() error {
 	}
 }
 
-// end ends the writer, the readers and Badger.
-func (s *Badger) end() error {
+// shutDown waits for the writer and the readers, and closes Badger.
+func (s *Badger) shutDown() error {
 	<-s.done
 	s.readers.Wait()
 	if s.stuck.Load() {
 		return fmt.Errorf("close the store: %w", ErrStuck)
 	}
-	if err := s.room.check(); err != nil {
-		return errors.Join(fmt.Errorf("closing the store: %w", err), s.db.Sync())
+	if err := s.reserve.check(); err != nil {
+		return errors.Join(fmt.Errorf("close the store: %w", err), s.db.Sync())
 	}
 	<-s.merged
 	return errors.Join(s.db.Close(), s.lock.Close())

@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/storetest"
 )
 
-// BenchmarkOpenAndLoad10000 is what the store adds to the start of a node. It
-// also reports the memory that stays.
+// BenchmarkOpenAndLoad10000 measures how much the store adds to the start of a node, and
+// how much memory it uses afterwards.
 func BenchmarkOpenAndLoad10000(b *testing.B) {
 	dir := b.TempDir()
 	fill(b, dir, 10_000)
@@ -48,7 +48,7 @@ func BenchmarkPutSandbox(b *testing.B) {
 			}
 		}
 	})
-	b.Run("64 at once", func(b *testing.B) {
+	b.Run("64 concurrently", func(b *testing.B) {
 		var n atomic.Int64
 		b.SetParallelism(32)
 		b.RunParallel(func(pb *testing.PB) {

@@ -12,22 +12,22 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Documents are small values that the store keeps for others under a kind and a
-// name, such as rules, secrets and policies. What is in them is their owner's
-// affair; like records they are on the disk when a write returns.
+// Documents are small values of other packages, such as rules, secrets and policies, that
+// the store holds under a kind and a name. The store does not interpret them. Like records
+// they are on the disk when a write returns.
 
-// maxDocumentName leaves room for an owner and a name of his.
+// maxDocumentName, in bytes, suffices for an owner and a name that the owner chose.
 const maxDocumentName = 200
 
-// maxDocumentKind bounds the word that stands before all names of a kind.
+// maxDocumentKind bounds the kind, in bytes.
 const maxDocumentKind = 32
 
-// encodingBytes marks a value that is stored as it was given.
+// encodingBytes marks a value that is stored unchanged.
 const encodingBytes = 2
 
 // PutDocument writes the document, replacing an older one of the same kind and
-// name. Kinds are 1 to 32 of a-z, names 1 to 200 bytes of any kind. A value of
-// more than 800 KiB is refused with a *sandbox.InvalidError, as is a bad kind or
+// name. Kinds have 1 to 32 characters of a-z, names 1 to 200 arbitrary bytes. A value of
+// more than 800 KiB is refused with a *sandbox.InvalidError, as is an invalid kind or
 // name; a full disk returns sandbox.ErrStoreFull (wrapped).
 func (s *Badger) PutDocument(ctx context.Context, kind, name string, value []byte) error {
 	key, err := documentKey(kind, name)
@@ -50,9 +50,9 @@ func (s *Badger) DeleteDocument(ctx context.Context, kind, name string) error {
 	return s.writeAndWait(ctx, &write{key: key})
 }
 
-// Documents calls yield for every document of the kind, in the order of the names'
-// bytes, until it returns an error, which Documents then returns. The value belongs
-// to yield, which may write.
+// Documents calls yield for every document of the kind, in the byte order of the names,
+// until yield returns an error, which Documents then returns. yield owns the value, and
+// may call the methods of the store.
 func (s *Badger) Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error {
 	if err := checkKind(kind); err != nil {
 		return err
@@ -82,7 +82,7 @@ func (s *Badger) Documents(ctx context.Context, kind string, yield func(name str
 	})
 }
 
-// PutDocument is as that of Badger.
+// PutDocument has the contract of Badger.PutDocument.
 func (m *Memory) PutDocument(ctx context.Context, kind, name string, value []byte) error {
 	key, err := documentKey(kind, name)
 	if err != nil {
@@ -95,7 +95,7 @@ func (m *Memory) PutDocument(ctx context.Context, kind, name string, value []byt
 	return m.change(ctx, func() { m.documents[string(key)] = encoded })
 }
 
-// DeleteDocument is as that of Badger.
+// DeleteDocument has the contract of Badger.DeleteDocument.
 func (m *Memory) DeleteDocument(ctx context.Context, kind, name string) error {
 	key, err := documentKey(kind, name)
 	if err != nil {
@@ -104,7 +104,7 @@ func (m *Memory) DeleteDocument(ctx context.Context, kind, name string) error {
 	return m.change(ctx, func() { delete(m.documents, string(key)) })
 }
 
-// Documents is as that of Badger.
+// Documents has the contract of Badger.Documents.
 func (m *Memory) Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error {
 	if err := checkKind(kind); err != nil {
 		return err
@@ -140,10 +140,10 @@ func (m *Memory) Documents(ctx context.Context, kind string, yield func(name str
 	return nil
 }
 
-// checkKind refuses kinds that would read as another key.
+// checkKind refuses kinds that would make a key ambiguous.
 func checkKind(kind string) error {
 	if len(kind) == 0 || len(kind) > maxDocumentKind || strings.Trim(kind, "abcdefghijklmnopqrstuvwxyz") != "" {
-		return &sandbox.InvalidError{Field: "kind", Reason: fmt.Sprintf("%.40q is no kind of document", kind), Want: "1 to 32 of a-z"}
+		return &sandbox.InvalidError{Field: "kind", Reason: fmt.Sprintf("%.40q is not a kind of document", kind), Want: "1 to 32 of a-z"}
 	}
 	return nil
 }
@@ -169,7 +169,7 @@ func encodeDocument(kind string, value []byte, limit int) ([]byte, error) {
 	return append([]byte{encodingBytes}, value...), nil
 }
 
-// decodeDocument may keep encoded.
+// decodeDocument returns the value of a document, which may share memory with encoded.
 func decodeDocument(kind, name string, encoded []byte) ([]byte, error) {
 	switch {
 	case len(encoded) == 0:

@@ -11,19 +11,19 @@ import (
 	"github.com/doze-run/doze/runtime/store/documentstest"
 )
 
-func TestMemoryKeepsDocuments(t *testing.T) {
+func TestMemoryStoresDocuments(t *testing.T) {
 	documentstest.Run(t, func(*testing.T) documentstest.Documents { return NewMemory() })
 }
 
-func TestBadgerKeepsDocuments(t *testing.T) {
+func TestBadgerStoresDocuments(t *testing.T) {
 	documentstest.Run(t, func(t *testing.T) documentstest.Documents { return openAt(t, t.TempDir(), defaultTuning) })
 }
 
-func TestBadgerKeepsDocumentsWhileItsFilesChange(t *testing.T) {
+func TestBadgerStoresDocumentsWhileItsFilesChange(t *testing.T) {
 	documentstest.Run(t, func(t *testing.T) documentstest.Documents { return openAt(t, t.TempDir(), small) })
 }
 
-func TestDocumentsAreThereAfterAnotherOpen(t *testing.T) {
+func TestDocumentsSurviveReopening(t *testing.T) {
 	dir := t.TempDir()
 	s := openAt(t, dir, defaultTuning)
 	if err := s.PutDocument(t.Context(), "secrets", "owner/token", []byte("sealed")); err != nil {
@@ -40,7 +40,7 @@ func TestDocumentsAreThereAfterAnotherOpen(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	if got := storetest.All(t, s); len(got) != 1 {
-		t.Errorf("got %d sandboxes beside the document, want 1", len(got))
+		t.Errorf("got %d sandboxes in addition to the document, want 1", len(got))
 	}
 }
 
@@ -49,14 +49,14 @@ func TestDocumentsNeedHeadroom(t *testing.T) {
 	if err := s.PutDocument(t.Context(), "rules", "a", nil); err != nil {
 		t.Fatal(err)
 	}
-	s.room.headroom = 1 << 62
+	s.reserve.headroom = 1 << 62
 	if err := s.PutDocument(t.Context(), "rules", "b", nil); !errors.Is(err, sandbox.ErrStoreFull) {
 		t.Errorf("got %v, want ErrStoreFull", err)
 	}
 	if err := s.DeleteDocument(t.Context(), "rules", "a"); err != nil {
-		t.Errorf("deleting on a full disk: %v", err)
+		t.Errorf("delete on a full disk: %v", err)
 	}
-	s.room.headroom = 0
+	s.reserve.headroom = 0
 }
 
 func TestDocumentOfAnotherEncodingIsRefused(t *testing.T) {
@@ -64,6 +64,6 @@ func TestDocumentOfAnotherEncodingIsRefused(t *testing.T) {
 	m.documents["d/rules/a"] = []byte{encodingBytes + 1, 'x'}
 	err := m.Documents(context.Background(), "rules", func(string, []byte) error { return nil })
 	if err == nil || !strings.Contains(err.Error(), `document rules "a"`) || !strings.Contains(err.Error(), "newer doze") {
-		t.Errorf("got %v, want an error that says which and why", err)
+		t.Errorf("got %v, want an error that names the document and the cause", err)
 	}
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/storetest"
 )
 
-// These tests run in a child of their own with a user and a mount namespace, in
-// which they mount a small tmpfs: real ENOSPC, and a SIGBUS ends only the child.
+// inSmallDisk runs the test in a child process with its own user and mount namespace, in
+// which it mounts a small tmpfs: ENOSPC is real, and a SIGBUS ends only the child.
 func inSmallDisk(t *testing.T, megabytes int, run func(t *testing.T, dir string)) {
 	if os.Getenv(smallDiskEnv) != "" {
 		dir := t.TempDir()
@@ -41,7 +41,7 @@ func inSmallDisk(t *testing.T, megabytes int, run func(t *testing.T, dir string)
 	}
 }
 
-// filler takes all room of the disk in steps, as a sandbox might.
+// filler fills the disk in steps, as a sandbox might.
 type filler struct {
 	t    *testing.T
 	file *os.File
@@ -55,8 +55,8 @@ func newFiller(t *testing.T, dir string) *filler {
 	return &filler{t, f}
 }
 
-// take returns false when the disk is full to the last page.
-func (f *filler) take(bytes int) bool {
+// write returns false when the disk is full to the last page.
+func (f *filler) write(bytes int) bool {
 	for bytes > 0 {
 		n, err := f.file.Write(make([]byte, min(bytes, 1<<20)))
 		bytes -= n
@@ -70,26 +70,26 @@ func (f *filler) take(bytes int) bool {
 	return true
 }
 
-func (f *filler) giveBack() {
+func (f *filler) remove() {
 	f.file.Close()
 	if err := os.Remove(f.file.Name()); err != nil {
 		f.t.Fatal(err)
 	}
 }
 
-func TestStoreGoesOnWhenAFullDiskHasRoomAgain(t *testing.T) {
+func TestStoreRecoversWhenAFullDiskHasSpaceAgain(t *testing.T) {
 	inSmallDisk(t, 96, func(t *testing.T, dir string) {
 		s := openAt(t, filepath.Join(dir, "store"), small)
 		fill := newFiller(t, dir)
 		acknowledged, refused := 0, 0
-		for n, room := 0, true; room || refused < 100; n++ {
-			room = fill.take(256 << 10)
+		for n, space := 0, true; space || refused < 100; n++ {
+			space = fill.write(256 << 10)
 			err := s.PutSandbox(t.Context(), storetest.Record(n))
 			switch {
 			case err == nil && refused == 0:
 				acknowledged++
 			case err == nil:
-				t.Fatalf("record %d was taken after one was refused", n)
+				t.Fatalf("record %d was accepted after one was refused", n)
 			case errors.Is(err, sandbox.ErrStoreFull):
 				refused++
 			default:
@@ -100,21 +100,21 @@ func TestStoreGoesOnWhenAFullDiskHasRoomAgain(t *testing.T) {
 			}
 		}
 		if acknowledged == 0 {
-			t.Fatal("no record was taken before the disk was full")
+			t.Fatal("no record was accepted before the disk was full")
 		}
 		if got := storetest.All(t, s); len(got) != acknowledged {
 			t.Fatalf("%d records are readable, %d were acknowledged", len(got), acknowledged)
 		}
-		// What frees the disk must work on a full one.
+		// Deletes, which free the disk, must work on a full one.
 		for n := range 10 {
 			if err := s.DeleteSandbox(t.Context(), storetest.ID(n)); err != nil {
-				t.Fatalf("deleting on a full disk: %v", err)
+				t.Fatalf("delete on a full disk: %v", err)
 			}
 		}
-		fill.giveBack()
+		fill.remove()
 		for n := range 3000 {
 			if err := s.PutSandbox(t.Context(), storetest.Record(10_000+n)); err != nil {
-				t.Fatalf("with room again: %v", err)
+				t.Fatalf("with space again: %v", err)
 			}
 		}
 		if err := s.Close(); err != nil {
@@ -137,19 +137,19 @@ func TestCloseOnAFullDiskLosesNothing(t *testing.T) {
 			}
 		}
 		fill := newFiller(t, dir)
-		for fill.take(1 << 20) {
+		for fill.write(1 << 20) {
 		}
 		if err := s.Close(); !errors.Is(err, sandbox.ErrStoreFull) {
 			t.Fatalf("got %v, want ErrStoreFull", err)
 		}
 		if _, err := open(store, "", nil, small); !errors.Is(err, sandbox.ErrStoreFull) {
-			t.Fatalf("opening on a full disk: got %v, want ErrStoreFull", err)
+			t.Fatalf("open on a full disk: got %v, want ErrStoreFull", err)
 		}
-		fill.giveBack()
+		fill.remove()
 		if _, err := open(store, "", nil, small); !errors.Is(err, ErrInUse) {
-			t.Fatalf("opening beside a store that could not close: got %v, want ErrInUse", err)
+			t.Fatalf("open while a store that could not close has the lock: got %v, want ErrInUse", err)
 		}
-		// Another process, which this one stands in for by a copy of the files.
+		// A copy of the files takes the role of another process.
 		copied := filepath.Join(dir, "copy")
 		if err := os.CopyFS(copied, os.DirFS(store)); err != nil {
 			t.Fatal(err)

@@ -8,7 +8,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Keys. A prefix of two bytes names the kind, so that one kind is one range:
+// Keys begin with a prefix for their kind, so that one kind is one range:
 //
 //	n/                      the node's id
 //	c/                      the count of commits
@@ -41,10 +41,10 @@ func eventSeq(id sandbox.ID, key []byte) uint64 {
 	return binary.BigEndian.Uint64(key[len(eventPrefix(id)):])
 }
 
-// maxID bounds the ids that become part of a key. The Manager's are 12 long.
+// maxID bounds the ids in keys, in bytes. The Manager's ids have 12.
 const maxID = 64
 
-// checkID refuses ids that would read as another key.
+// checkID refuses ids that would make a key ambiguous.
 func checkID(id sandbox.ID) error {
 	if len(id) == 0 || len(id) > maxID {
 		return &sandbox.InvalidError{Field: "id", Reason: fmt.Sprintf("is %d bytes long", len(id)), Want: "12 characters of [a-z0-9]"}

@@ -15,14 +15,14 @@ import (
 	"github.com/doze-run/doze/runtime/store/documentstest"
 )
 
-// childDirEnv makes the test binary a writer on that folder.
+// childDirEnv makes the test binary a writer in the folder that the variable names.
 const childDirEnv = "DOZE_STORE_TEST_DIR"
 
 const childWriters = 8
 
 // writeUntilKilled writes documents, records and events as fast as it can from several
-// goroutines. It prints "opening", "open <node id>", and then each write that
-// was acknowledged as "<n> <round>".
+// goroutines. It prints "opening", "open <node id>", and then each acknowledged write as
+// "<n> <round>".
 func writeUntilKilled(dir string) int {
 	fmt.Println("opening")
 	s, err := open(dir, "", nil, small)
@@ -50,7 +50,7 @@ func writeUntilKilled(dir string) int {
 					failed <- err
 					return
 				}
-				fmt.Println(n, round) // one write, so lines stay whole
+				fmt.Println(n, round) // a single write, so that lines do not mix
 				seq := uint64(round)
 				if err := s.AppendEvents(context.Background(), storetest.Events(n, seq, seq)); err != nil {
 					failed <- err
@@ -63,8 +63,8 @@ func writeUntilKilled(dir string) int {
 	return 1
 }
 
-// checkDocuments wants each document to be as far as the record that was written
-// after it, or one further.
+// checkDocuments checks that each document is in the round of the record that was written
+// after it, or in the next one.
 func checkDocuments(t *testing.T, s *Badger, rounds map[sandbox.ID]int) {
 	t.Helper()
 	documents := documentstest.All(t, s, "rules")
@@ -106,7 +106,7 @@ func TestNothingAcknowledgedIsLostWhenKilled(t *testing.T) {
 			t.Fatal(err)
 		}
 		for id, want := range acknowledged {
-			// The write after the last acknowledged one may be there too.
+			// The write after the last acknowledged one may have succeeded too.
 			if got := rounds[id]; got < want || got > want+1 {
 				t.Fatalf("kill %d: %s is at round %d, acknowledged was %d", kill, id, got, want)
 			}
@@ -151,11 +151,11 @@ func runAndKill(t *testing.T, dir string, lines int) map[sandbox.ID]int {
 		if read == lines {
 			cmd.Process.Kill()
 		}
-		read++ // what is in the pipe was acknowledged too
+		read++ // lines in the pipe were acknowledged too
 	}
 	cmd.Wait()
 	if read <= lines {
-		t.Fatalf("the writer ended by itself after %d lines", read)
+		t.Fatalf("the writer ended without a kill after %d lines", read)
 	}
 	return acknowledged
 }

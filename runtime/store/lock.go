@@ -14,55 +14,54 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrInUse is returned by Open, wrapped with the pid, when another node uses
-// the folder.
+// ErrInUse is returned by Open, wrapped with the pid, if another node uses the folder.
 var ErrInUse = errors.New("another node uses this folder")
 
 const lockName = "node.lock"
 
-// lockDir takes the folder for this process until the file is closed or the
-// process ends, however it ends. The file itself stays: removing it would let
-// two processes lock two files of the same name.
+// lockDir locks the folder for this process until the returned file is closed or the
+// process ends, in whatever way. The lock file is never removed: two processes could then
+// lock two files of the same name.
 func lockDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, fmt.Errorf("opening the lock of the store: %w", err)
+		return nil, fmt.Errorf("open the lock of the store: %w", err)
 	}
-	if err := takeLock(f, dir); err != nil {
+	if err := acquireLock(f, dir); err != nil {
 		f.Close()
 		return nil, err
 	}
-	// The pid is for people; a full disk may leave it empty and harms nothing.
+	// The pid is for error messages. On a full disk it may be missing, which is harmless.
 	if err := f.Truncate(0); err == nil {
 		fmt.Fprintf(f, "%d\n", os.Getpid())
 	}
 	return f, nil
 }
 
-// InUse returns what Open would when another node uses the folder, and nil when
-// none does or there is no such folder. It is for those who must know before
-// they touch anything else of that node.
+// InUse returns ErrInUse (wrapped, with the pid) if another node uses the folder, and nil
+// if none does or the folder does not exist. Callers use it before they change other files
+// of that node.
 func InUse(dir string) error {
 	f, err := os.OpenFile(filepath.Join(dir, lockName), os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
-		return fmt.Errorf("opening the lock of the store: %w", err)
+		return fmt.Errorf("open the lock of the store: %w", err)
 	}
-	defer f.Close() // gives the lock back
-	return takeLock(f, dir)
+	defer f.Close() // releases the lock
+	return acquireLock(f, dir)
 }
 
 const (
-	// dyingWait is how long a lock may outlive the process that took it: the kernel
-	// ends a killed process thread by thread, and one that it forked just then has the
-	// lock until its exec.
+	// dyingWait is how long a lock may outlive the process that acquired it: the kernel
+	// ends a killed process thread by thread, and a child that it forked just before
+	// has the lock until its exec.
 	dyingWait = 5 * time.Second
 	dyingPoll = 5 * time.Millisecond
 )
 
-func takeLock(f *os.File, dir string) error {
+func acquireLock(f *os.File, dir string) error {
 	b, err := io.ReadAll(io.LimitReader(f, 20))
 	if err != nil {
 		return fmt.Errorf("read the lock of the store: %w", err)
@@ -81,20 +80,20 @@ func takeLock(f *os.File, dir string) error {
 	}
 }
 
-// Lock takes a lock on the file until it is closed or the process ends. ErrInUse
-// (wrapped, with name) when another process has it.
+// Lock locks the file until it is closed or the process ends. It does not wait: if another
+// process has the lock, it returns ErrInUse, wrapped with name.
 func Lock(f *os.File, name string) error {
 	err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		return fmt.Errorf("%w: %s", ErrInUse, name)
 	}
 	if err != nil {
-		return fmt.Errorf("locking %s: %w", f.Name(), err)
+		return fmt.Errorf("lock %s: %w", f.Name(), err)
 	}
 	return nil
 }
 
-// dying says whether the process has ended or was sent SIGKILL, or is unknown.
+// dying reports whether the process has ended, was sent SIGKILL, or is unknown.
 func dying(pid string) bool {
 	status, err := os.ReadFile("/proc/" + pid + "/status")
 	if pid == "" || err != nil {

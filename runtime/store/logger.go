@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// badgerLog gives Badger's messages to slog. What Badger calls information is
-// about its own files, so it is debug here.
+// badgerLog forwards Badger's messages to slog. Badger's informational messages are about
+// its own files, so they are logged as debug.
 type badgerLog struct{ log *slog.Logger }
 
 func (l badgerLog) Errorf(format string, args ...any) { l.log.Error(line(format, args)) }
@@ -16,7 +16,7 @@ func (l badgerLog) Warningf(format string, args ...any) { l.log.Warn(line(format
 
 func (l badgerLog) Infof(format string, args ...any) { l.log.Debug(line(format, args)) }
 
-// Debugf is dropped: Badger formats several lines for every write.
+// Debugf drops the message: Badger has several for every write.
 func (l badgerLog) Debugf(string, ...any) {}
 
 func line(format string, args []any) string {

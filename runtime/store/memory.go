@@ -10,8 +10,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Memory is a sandbox.Store that keeps nothing beyond its own life. It encodes
-// what it is given, so that callers cannot share memory with it either.
+// Memory is a sandbox.Store without persistence. It encodes all values as Badger does, so
+// that it shares no memory with its callers. Its methods may be called concurrently.
 type Memory struct {
 	nodeID string
 
@@ -155,7 +155,7 @@ func (m *Memory) LastSeq(ctx context.Context, id sandbox.ID) (uint64, error) {
 	return seq, err
 }
 
-// live drops what has expired and returns the rest.
+// live drops the expired events of a sandbox and returns the others.
 func (m *Memory) live(id sandbox.ID) []encodedEvent {
 	now := time.Now()
 	list := slices.DeleteFunc(m.events[id], func(e encodedEvent) bool { return !e.expires.After(now) })
@@ -175,7 +175,7 @@ func (m *Memory) Close() error {
 	return nil
 }
 
-// change runs fn alone, unless ctx has ended or the store is closed.
+// change runs fn with mu locked, unless ctx has ended or the store is closed.
 func (m *Memory) change(ctx context.Context, fn func()) error {
 	if err := ctx.Err(); err != nil {
 		return err

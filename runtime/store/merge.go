@@ -6,19 +6,19 @@ import (
 )
 
 const (
-	// level0Tables is how many tables may be in Badger's level 0 until they are
-	// merged. Each memtable becomes one, as does each Close; every read looks into all
-	// of them. It is Badger's default.
+	// level0Tables is how many tables Badger's level 0 may have before they are merged.
+	// Each full memtable and each Close adds one, and every read searches all of them.
+	// It is Badger's default.
 	level0Tables = 5
-	// mergeRetryMin and mergeRetryMax space the attempts after one has failed, as on a
-	// full disk. At 15 tables Badger takes no more of them, and writes wait.
+	// mergeRetryMin and mergeRetryMax bound the pause after a failed attempt, as on a
+	// full disk. At 15 tables Badger adds no more of them, and writes wait.
 	mergeRetryMin = time.Second
 	mergeRetryMax = time.Minute
 )
 
 // merger merges Badger's tables when there are many: after Open, and when the writer
-// says that one more is being made. Badger's own compactors would look for that
-// 20 times a second each, which costs an idle node 0.5 % of a core.
+// notifies it of a new one. Badger's own compactors would each poll for that 20 times a
+// second, which costs an idle node 0.5 % of a core.
 func (s *Badger) merger(ctx context.Context) {
 	defer close(s.merged)
 	for {
@@ -29,7 +29,7 @@ func (s *Badger) merger(ctx context.Context) {
 		}
 		pause := mergeRetryMin
 		for ctx.Err() == nil && s.db.Levels()[0].NumTables > level0Tables {
-			err := s.room.check() // merging writes new tables before it removes the old
+			err := s.reserve.check() // merging writes new tables before it removes the old ones
 			if err == nil {
 				err = s.db.Flatten(1)
 			}
@@ -46,10 +46,10 @@ func (s *Badger) merger(ctx context.Context) {
 	}
 }
 
-// noteTable has merger look whether tables are to be merged.
+// noteTable makes the merger check the number of tables.
 func (s *Badger) noteTable() {
 	select {
 	case s.tableMade <- struct{}{}:
-	default: // it is about to look
+	default: // it is about to check
 	}
 }

@@ -22,7 +22,7 @@ func awaitMerged(t *testing.T, s *Badger) {
 func TestTablesAreMergedWhileTheStoreIsWritten(t *testing.T) {
 	s := openAt(t, t.TempDir(), small)
 	value := bytes.Repeat([]byte("x"), 90<<10)
-	// Of 1 MiB each, four times as many as Badger takes without merging.
+	// Of 1 MiB each; four times as many as Badger accepts without merging.
 	const tables = 60
 	for n := range (tables << 20) / len(value) {
 		if err := s.PutDocument(t.Context(), "kind", fmt.Sprint("name-", n%10), value); err != nil {
@@ -32,7 +32,7 @@ func TestTablesAreMergedWhileTheStoreIsWritten(t *testing.T) {
 	awaitMerged(t, s)
 }
 
-func TestTablesThatEarlierRunsLeftAreMerged(t *testing.T) {
+func TestTablesOfEarlierRunsAreMerged(t *testing.T) {
 	dir := t.TempDir()
 	for n := range level0Tables + 2 {
 		s := openAt(t, dir, small)
@@ -47,6 +47,6 @@ func TestTablesThatEarlierRunsLeftAreMerged(t *testing.T) {
 	awaitMerged(t, s)
 	found := 0
 	if err := s.Documents(t.Context(), "kind", func(string, []byte) error { found++; return nil }); err != nil || found != level0Tables+2 {
-		t.Fatalf("%d documents are there after merging, want %d (%v)", found, level0Tables+2, err)
+		t.Fatalf("%d documents after merging, want %d (%v)", found, level0Tables+2, err)
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// A value is one byte with the version of its encoding, then JSON. Within a
-// version fields are only added; readers ignore fields that they do not know.
+// A value is one byte with the version of its encoding, then JSON. Within a version, fields
+// are only added, and readers ignore unknown fields.
 const encodingJSON = 1
 
-// maxRecord bounds one value: a transaction holds at least one, and Badger takes
+// maxRecord bounds one value, in bytes: a transaction holds at least one, and Badger accepts
 // transactions of up to 15 % of a memtable.
 const maxRecord = 800 << 10
 
@@ -22,7 +22,7 @@ var errEmptyRecord = errors.New("record is empty")
 func encode(what string, v any, limit int) ([]byte, error) {
 	body, err := json.Marshal(v)
 	if err != nil {
-		return nil, fmt.Errorf("encoding %s: %w", what, err)
+		return nil, fmt.Errorf("encode %s: %w", what, err)
 	}
 	if len(body) >= limit {
 		return nil, &sandbox.InvalidError{
@@ -44,14 +44,14 @@ func decode(value []byte, into any) error {
 	return json.Unmarshal(value[1:], into)
 }
 
-// decodeSandbox decodes the record that is stored for id.
+// decodeSandbox decodes the record of a sandbox.
 func decodeSandbox(id sandbox.ID, value []byte) (sandbox.Sandbox, error) {
 	var sb sandbox.Sandbox
 	if err := decode(value, &sb); err != nil {
 		return sandbox.Sandbox{}, fmt.Errorf("record of sandbox %s: %w", id, err)
 	}
 	if sb.ID != id {
-		return sandbox.Sandbox{}, fmt.Errorf("record of sandbox %s: it names another, %q", id, sb.ID)
+		return sandbox.Sandbox{}, fmt.Errorf("record of sandbox %s: it has the id %q", id, sb.ID)
 	}
 	return sb, nil
 }

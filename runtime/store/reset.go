@@ -9,8 +9,9 @@ import (
 	"github.com/dgraph-io/badger/v4"
 )
 
-// Reset moves the store in dir aside, to a folder beside it whose name it returns,
-// and makes an empty one of the same node. ErrInUse (wrapped) when a node has it open.
+// Reset moves the store in dir aside, to a folder next to it whose path it returns, and
+// creates an empty one for the same node. It returns ErrInUse (wrapped) if a node has the
+// store open. If it fails after the move, it returns the path as well.
 func Reset(dir, nodeID string) (aside string, err error) {
 	if len(nodeID) != nodeIDLen {
 		return "", fmt.Errorf("invalid node id %q", nodeID)
@@ -23,11 +24,11 @@ func Reset(dir, nodeID string) (aside string, err error) {
 		return "", fmt.Errorf("move the store aside: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return aside, fmt.Errorf("make the store's folder: %w", err)
+		return aside, fmt.Errorf("create the store's folder: %w", err)
 	}
 	db, err := badger.Open(badgerOptions(dir, discard, defaultTuning))
 	if err != nil {
-		return aside, fmt.Errorf("make an empty store in %s: %w", dir, err)
+		return aside, fmt.Errorf("create an empty store in %s: %w", dir, err)
 	}
 	return aside, errors.Join(putNodeID(db, nodeID), db.Close())
 }

@@ -23,16 +23,16 @@ func TestMain(m *testing.M) {
 		os.Exit(writeUntilKilled(dir))
 	}
 	if os.Getenv(smallDiskEnv) != "" || os.Getenv(brokenDiskEnv) != "" {
-		os.Exit(m.Run()) // a store that cannot close on such a disk leaks by contract
+		os.Exit(m.Run()) // a store that cannot close on such a disk leaks goroutines, as documented
 	}
 	testkit.Main(m)
 }
 
-// brokenDiskEnv makes the test binary run one test that leaves Badger behind, in the
-// folder that it names.
+// brokenDiskEnv makes the test binary run one test, which leaves Badger running, in the
+// folder that the variable names.
 const brokenDiskEnv = "DOZE_STORE_TEST_BROKEN_DISK"
 
-// smallDiskEnv makes the test binary run one test on a disk of its own.
+// smallDiskEnv makes the test binary run one test on its own disk.
 const smallDiskEnv = "DOZE_STORE_TEST_SMALL_DISK"
 
 // small makes Badger change its files every few hundred writes.
@@ -60,7 +60,7 @@ func TestBadgerConformsWhileItsFilesChange(t *testing.T) {
 	storetest.Run(t, func(t *testing.T) sandbox.Store { return openAt(t, t.TempDir(), small) })
 }
 
-func TestEverythingIsThereAfterAnotherOpen(t *testing.T) {
+func TestStoredDataSurvivesReopening(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := openAt(t, dir, defaultTuning)
 	node := s.NodeID()
@@ -90,7 +90,7 @@ func TestEverythingIsThereAfterAnotherOpen(t *testing.T) {
 	}
 }
 
-func TestEventsStayBoundedAfterAnotherOpen(t *testing.T) {
+func TestEventsStayBoundedAcrossOpens(t *testing.T) {
 	dir := t.TempDir()
 	for from := uint64(1); from < 3000; from += 600 {
 		s := openAt(t, dir, small)
@@ -107,7 +107,7 @@ func TestEventsStayBoundedAfterAnotherOpen(t *testing.T) {
 	}
 }
 
-func TestSecondOpenSaysWhoUsesTheFolder(t *testing.T) {
+func TestSecondOpenReportsTheProcessThatUsesTheFolder(t *testing.T) {
 	dir := t.TempDir()
 	first := openAt(t, dir, defaultTuning)
 	_, err := Open(dir, nil)
@@ -123,7 +123,7 @@ func TestSecondOpenSaysWhoUsesTheFolder(t *testing.T) {
 	openAt(t, dir, defaultTuning)
 }
 
-func TestOpenSaysWhatIsWrongWithTheFolder(t *testing.T) {
+func TestOpenNamesAnUnusableFolder(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -141,7 +141,7 @@ func TestOpenNeedsHeadroom(t *testing.T) {
 	openAt(t, dir, defaultTuning) // nothing was left locked
 }
 
-func TestLogsWithoutAByteAreNoObstacle(t *testing.T) {
+func TestEmptyLogsDoNotPreventOpening(t *testing.T) {
 	dir := t.TempDir()
 	s := openAt(t, dir, defaultTuning)
 	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
@@ -163,7 +163,7 @@ func TestLogsWithoutAByteAreNoObstacle(t *testing.T) {
 func TestNewerEncodingIsRefused(t *testing.T) {
 	_, err := decodeSandbox("a", []byte{2, '{', '}'})
 	if err == nil || !strings.Contains(err.Error(), "newer doze") {
-		t.Fatalf("got %v, want an error that says that the build is too old", err)
+		t.Fatalf("got %v, want an error that reports a build that is too old", err)
 	}
 }
 
@@ -184,7 +184,7 @@ func FuzzDecodeSandbox(f *testing.F) {
 		}
 		again, err := encode("sandbox", sb, 2*len(value)+maxRecord)
 		if err != nil {
-			t.Fatalf("what was decoded cannot be encoded: %v", err)
+			t.Fatalf("the decoded record cannot be encoded: %v", err)
 		}
 		if back, err := decodeSandbox(storetest.ID(1), again); err != nil || !reflect.DeepEqual(sb, back) {
 			t.Fatalf("%+v became %+v, %v", sb, back, err)
@@ -192,8 +192,8 @@ func FuzzDecodeSandbox(f *testing.F) {
 	})
 }
 
-// runOnBrokenDisk runs the test in another process. The folder is removed when that has
-// ended, because Badger goes on to write there.
+// runOnBrokenDisk runs the test in another process. The folder is removed after that has
+// ended, because Badger continues to write there.
 func runOnBrokenDisk(t *testing.T) {
 	t.Helper()
 	child := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
@@ -203,8 +203,8 @@ func runOnBrokenDisk(t *testing.T) {
 	}
 }
 
-// onBrokenDisk returns a store whose disk takes no tables, in a process of the test's own:
-// nil in the process that has run it.
+// onBrokenDisk returns a store whose disk accepts no tables, in a process for this test. It
+// returns nil in the process that ran that one.
 func onBrokenDisk(t *testing.T) *Badger {
 	t.Helper()
 	dir := os.Getenv(brokenDiskEnv)
@@ -218,7 +218,7 @@ func onBrokenDisk(t *testing.T) *Badger {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for n := range 64 { // where tables would be
+	for n := range 64 { // in place of the tables
 		if err := os.Mkdir(filepath.Join(dir, table.IDToFilename(uint64(n))), 0o700); err != nil {
 			t.Fatal(err)
 		}
@@ -226,8 +226,8 @@ func onBrokenDisk(t *testing.T) *Badger {
 	return s
 }
 
-// A disk that returns errors has Badger try again for ever.
-func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
+// On a disk that returns errors, Badger retries indefinitely.
+func TestDiskWithoutTablesBlocksNeitherWritersNorClose(t *testing.T) {
 	s := onBrokenDisk(t)
 	if s == nil {
 		return
@@ -252,7 +252,7 @@ func TestDiskThatTakesNoTablesStopsNeitherWritersNorTheEnd(t *testing.T) {
 	}
 }
 
-func TestClosingOnADiskThatTakesNoTablesEnds(t *testing.T) {
+func TestCloseReturnsOnADiskWithoutTables(t *testing.T) {
 	s := onBrokenDisk(t)
 	if s == nil {
 		return

@@ -9,8 +9,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// maxEvent bounds one event. A process with a very long command line is the
-// largest.
+// maxEvent bounds one event, in bytes. The largest are about processes with a very long
+// command line.
 const maxEvent = 64 << 10
 
 // maxAppend bounds the events of one write, which is one transaction.
@@ -24,8 +24,8 @@ type encodedEvent struct {
 	expires time.Time
 }
 
-// AppendEvents implements sandbox.Store. It waits for a place in the writer's queue
-// and no longer, so not for the disk. When one event is refused, none is kept.
+// AppendEvents implements sandbox.Store. It returns when the events are in the writer's
+// queue, and does not wait for the disk. If one event is refused, none is stored.
 func (s *Badger) AppendEvents(ctx context.Context, events []sandbox.Event) error {
 	encoded := make([]encodedEvent, 0, len(events))
 	for _, e := range events {
@@ -45,11 +45,11 @@ func (s *Badger) AppendEvents(ctx context.Context, events []sandbox.Event) error
 	if len(encoded) == 0 {
 		return ctx.Err()
 	}
-	// Asked here as well as by the writer, because nobody waits for the writer.
-	if err := s.room.check(); err != nil {
+	// The writer checks this too, but its error would not reach the caller.
+	if err := s.reserve.check(); err != nil {
 		return err
 	}
-	for _, w := range split(encoded, s.room.memTable/8) {
+	for _, w := range split(encoded, s.reserve.memTable/8) {
 		s.unwritten.Add(int64(len(w.events)))
 		if err := s.enqueue(ctx, w); err != nil {
 			s.unwritten.Add(-int64(len(w.events)))
@@ -59,7 +59,8 @@ func (s *Badger) AppendEvents(ctx context.Context, events []sandbox.Event) error
 	return nil
 }
 
-// encodeEvent leaves the process out of an event that would be too large with it.
+// encodeEvent omits the command line of the process from an event that would be too large
+// with it.
 func encodeEvent(e sandbox.Event, limit int) ([]byte, error) {
 	value, err := encode("event", e, limit)
 	if err == nil || e.Process == nil {
@@ -71,7 +72,7 @@ func encodeEvent(e sandbox.Event, limit int) ([]byte, error) {
 	return encode("event", e, limit)
 }
 
-// split makes writes that fit into a transaction of that cost each.
+// split groups events into writes that each fit into a transaction of maxCost.
 func split(events []encodedEvent, maxCost int64) []*write {
 	var writes []*write
 	w := &write{}
@@ -103,7 +104,7 @@ func (s *Badger) Events(ctx context.Context, id sandbox.ID, after uint64, limit 
 			var e sandbox.Event
 			if err := item.Value(func(v []byte) error { return decode(v, &e) }); err != nil {
 				// A timeline with a gap is better than none.
-				s.log.Warn("an event cannot be read", "sandbox", id, "seq", eventSeq(id, item.Key()), "error", err)
+				s.log.Warn("ignoring unreadable event", "sandbox", id, "seq", eventSeq(id, item.Key()), "error", err)
 				continue
 			}
 			events = append(events, e)
@@ -130,7 +131,7 @@ func (s *Badger) LastSeq(ctx context.Context, id sandbox.ID) (uint64, error) {
 	return seq, err
 }
 
-// catchUp waits until the events are written that were appended before.
+// catchUp waits until all events that were appended before are written.
 func (s *Badger) catchUp(ctx context.Context) error {
 	if s.unwritten.Load() == 0 {
 		return ctx.Err()
@@ -138,17 +139,17 @@ func (s *Badger) catchUp(ctx context.Context) error {
 	return s.writeAndWait(ctx, &write{})
 }
 
-// timeline keeps at most sandbox.MaxEvents per sandbox. It belongs to the writer.
+// timeline bounds the events of each sandbox to sandbox.MaxEvents. It belongs to the writer.
 type timeline struct {
-	// oldest is a lower bound of the seqs that are stored. It saves an iterator
-	// per event, and may be forgotten at any time.
+	// oldest caches a lower bound of the stored seqs, which saves an iterator per event.
+	// Entries may be dropped at any time.
 	oldest map[sandbox.ID]uint64
 }
 
 // maxOldest bounds the memory of a timeline to about 4 MB.
 const maxOldest = 50_000
 
-// append adds e and removes what is older than the newest MaxEvents.
+// append adds e and removes the events that are older than the newest MaxEvents.
 func (t *timeline) append(txn *badger.Txn, e encodedEvent) error {
 	entry := badger.NewEntry(e.key, e.value)
 	entry.ExpiresAt = uint64(e.expires.Unix())
@@ -178,7 +179,8 @@ func (t *timeline) append(txn *badger.Txn, e encodedEvent) error {
 	return nil
 }
 
-// firstSeq is the first seq from on that is stored for id, or otherwise none.
+// firstSeq returns the first stored seq of id that is at least from, or none if there is
+// none.
 func firstSeq(txn *badger.Txn, id sandbox.ID, from, none uint64) uint64 {
 	it := txn.NewIterator(badger.IteratorOptions{Prefix: eventPrefix(id)})
 	defer it.Close()

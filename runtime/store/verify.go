@@ -20,18 +20,18 @@ import (
 	"github.com/dgraph-io/ristretto/v2/z"
 )
 
-// Badger opens a damaged store, too: it leaves out a table whose checksum is wrong,
-// cuts its log at the first byte that is, and begins anew where its manifest is
-// missing. What was acknowledged is then gone without a word. So every file is read
-// and checked before Badger sees it. That takes 0.04 s for 100 MB.
+// Badger opens even a damaged store: it skips a table with a wrong checksum, cuts its log
+// at the first wrong byte, and starts empty if its manifest is missing. Acknowledged writes
+// are then lost without an error. Therefore every file is read and checked before Badger
+// opens the store. That takes 0.04 s for 100 MB.
 
-// DamageError says that the files of a store are not what a node left there, also
-// not one that was killed.
+// DamageError reports that the files of a store are not as a node left them, even a killed
+// one.
 type DamageError struct {
 	Path    string // of the file or folder
-	Problem string // what is wrong with it
-	Lost    string // what was in it
-	Remedy  string // what to do
+	Problem string // the damage, as the predicate of a sentence about Path
+	Lost    string // the data that was in it
+	Remedy  string // instructions for the operator
 }
 
 func (e *DamageError) Error() string {
@@ -50,19 +50,19 @@ const (
 	registrySanity = "Hello Badger" // follows the IV
 )
 
-// remedies names what an operator can do about a store that is damaged.
+// remedy describes what the operator can do about a damaged store.
 func remedy(dir string) string {
-	return fmt.Sprintf("put a backup of %[1]s back; without one, `doze doctor --store %[1]s --reset` moves it aside and makes an empty one, "+
-		"and `doze adopt` brings back each sandbox with its files", dir)
+	return fmt.Sprintf("restore a backup of %[1]s; without one, `doze doctor --store %[1]s --reset` moves it aside and creates an empty one, "+
+		"and `doze adopt` recovers each sandbox with its files", dir)
 }
 
 func damaged(dir, path, lost, problem string, args ...any) *DamageError {
 	return &DamageError{Path: path, Problem: fmt.Sprintf(problem, args...), Lost: lost, Remedy: remedy(dir)}
 }
 
-// Verify reads all files of the store in dir, which no node may have open, and
-// changes nothing. It returns a *DamageError when one of them is damaged, and
-// fs.ErrNotExist (wrapped) when there is no store.
+// Verify reads and checks all files of the store in dir, and changes nothing. No node may
+// have the store open. It returns a *DamageError if a file is damaged, and fs.ErrNotExist
+// (wrapped) if there is no store.
 func Verify(dir string) error {
 	files, err := storeFiles(dir)
 	if err != nil {
@@ -74,7 +74,7 @@ func Verify(dir string) error {
 	return files.verify()
 }
 
-// files of a store by kind.
+// files lists the files of a store by kind.
 type files struct {
 	dir                 string
 	manifest            bool
@@ -105,7 +105,7 @@ func storeFiles(dir string) (f files, err error) {
 	return f, nil
 }
 
-// empty says whether there is no store. Badger makes the manifest first.
+// empty reports whether there is no store. Badger creates the manifest first.
 func (f files) empty() bool {
 	return !f.manifest && !f.registry && len(f.tables)+len(f.logs)+len(f.value) == 0
 }
@@ -115,7 +115,7 @@ func (f files) verify() error {
 	if err != nil {
 		return err
 	}
-	var newest uint64                                              // version that the manifest's tables and the logs have
+	var newest uint64                                              // version in the manifest's tables and the logs
 	for _, id := range slices.Sorted(maps.Keys(manifest.Tables)) { // so that the first error is always the same
 		version, err := f.verifyTable(table.IDToFilename(id))
 		if err != nil {
@@ -141,8 +141,8 @@ func (f files) verify() error {
 	return f.verifyValueLogs()
 }
 
-// readManifest returns the list of tables; torn says that its last entry is not
-// complete, as after a loss of power.
+// readManifest returns the list of tables. torn reports whether its last entry is
+// incomplete, as after a loss of power.
 func (f files) readManifest() (m badger.Manifest, torn bool, err error) {
 	path := filepath.Join(f.dir, badger.ManifestFilename)
 	const lost = "the list of the store's tables, without which none of them can be used"
@@ -169,7 +169,7 @@ func (f files) readManifest() (m badger.Manifest, torn bool, err error) {
 	return m, end < info.Size(), nil
 }
 
-// verifyTable checks every block of a table, and returns its newest version.
+// verifyTable checks every block of a table and returns its newest version.
 func (f files) verifyTable(name string) (version uint64, err error) {
 	path := filepath.Join(f.dir, name)
 	info, err := os.Stat(path)
@@ -201,8 +201,8 @@ func (f files) verifyTable(name string) (version uint64, err error) {
 	return version, nil
 }
 
-// checkFooter checks the lengths at the end of a table, with which Badger reads
-// before it has a checksum: where they are wrong it ends the process.
+// checkFooter checks the lengths at the end of a table. Badger uses them before it has a
+// checksum, and ends the process if they are wrong.
 //
 //	… index | length of index | checksum of index | length of checksum
 func checkFooter(path string, size int64) error {
@@ -211,7 +211,7 @@ func checkFooter(path string, size int64) error {
 		return err
 	}
 	defer file.Close()
-	const maxChecksum = 64 // bytes; it has an algorithm and one integer
+	const maxChecksum = 64 // bytes; it consists of an algorithm and one integer
 	length := func(at int64) (int64, error) {
 		var b [4]byte
 		if at < 0 {
@@ -239,9 +239,8 @@ func checkFooter(path string, size int64) error {
 	return nil
 }
 
-// verifyOrphans looks at the tables that a torn manifest does not name. A node that
-// was killed leaves such tables, but what is in them is elsewhere too. Badger removes
-// them.
+// verifyOrphans checks the tables that a torn manifest does not list. A killed node leaves
+// such tables, but their contents exist in other files as well. Badger removes them.
 func (f files) verifyOrphans(m badger.Manifest, newest uint64) error {
 	for _, name := range f.tables {
 		id, ok := table.ParseFileID(name)
@@ -253,16 +252,16 @@ func (f files) verifyOrphans(m badger.Manifest, newest uint64) error {
 			continue // half-written
 		}
 		if version > newest {
-			return damaged(f.dir, filepath.Join(f.dir, badger.ManifestFilename), "the newest records, documents and events, those of "+name,
+			return damaged(f.dir, filepath.Join(f.dir, badger.ManifestFilename), "the newest records, documents and events, which are in "+name,
 				"is truncated")
 		}
 	}
 	return nil
 }
 
-// verifyLog checks a write-ahead log. It may end in the middle of an entry, where the
-// node or the machine ended, but nothing comes after that. A loss of power during a sync
-// may leave a gap, which looks like damage to what was acknowledged.
+// verifyLog checks a write-ahead log. If the node or the machine was stopped, the log may
+// end in the middle of an entry, with nothing after it. A loss of power during a sync may
+// leave a gap, which cannot be distinguished from damage to acknowledged writes.
 func (f files) verifyLog(name string) (newest uint64, err error) {
 	path := filepath.Join(f.dir, name)
 	data, err := os.ReadFile(path)
@@ -271,7 +270,7 @@ func (f files) verifyLog(name string) (newest uint64, err error) {
 	}
 	const lost = "the newest records, documents and events"
 	if len(data) == 0 {
-		return 0, nil // just made or about to be removed
+		return 0, nil // just created or about to be removed
 	}
 	if len(data) < logHeader {
 		return 0, damaged(f.dir, path, lost, "is truncated to %d bytes", len(data))
@@ -300,14 +299,14 @@ func (f files) verifyLog(name string) (newest uint64, err error) {
 	return newest, nil
 }
 
-// wasComplete says whether the entry at that offset of a log, which logEntry does not
-// accept, was written to its end and changed since.
+// wasComplete reports whether the entry at that offset of a log, which logEntry does not
+// accept, was written completely and changed afterwards.
 //
-// A write that a kill or a loss of power cut short lacks bytes, and those are zero:
-// the file was, Badger copies an entry into the mapped file from its begin to its end,
-// and the kernel writes whole pages, each as it was at some moment of that copy. So the
-// last byte of the entry is zero, or that of one of its pages. A complete entry in which
-// that byte happens to be zero is taken for one that was cut short.
+// A write that a kill or a loss of power interrupted lacks bytes, and the missing bytes are
+// zero: the file was zero before, Badger copies an entry into the mapped file from start to
+// end, and the kernel writes whole pages, each as it was at some moment of that copy. So
+// either the last byte of the entry is zero, or the last byte of one of its pages. A
+// complete entry in which that byte happens to be zero is treated as interrupted.
 func wasComplete(data []byte, at int) bool {
 	const page = 4096
 	entry := data[at:]
@@ -324,7 +323,7 @@ func wasComplete(data []byte, at int) bool {
 	// One wrong byte in the lengths makes the entry seem to end elsewhere.
 	for i := range min(maxEntryHeader, len(entry)) {
 		if (at+i+1)%page == 0 {
-			continue // it may be all that its page lacks
+			continue // its page may lack only this byte
 		}
 		before := entry[i]
 		for change := 1; change < 256; change++ {
@@ -341,8 +340,8 @@ func wasComplete(data []byte, at int) bool {
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// logEntry returns the length of the entry that data begins with, 0 if there is
-// none, and its version.
+// logEntry returns the length and the version of the entry at the start of data, 0 if there
+// is none.
 //
 //	flags | user flags | length of key | length of value | expiry | key | value | CRC
 //
@@ -364,12 +363,12 @@ func logEntry(data []byte) (n int, version uint64) {
 	return n, ^binary.BigEndian.Uint64(data[versionAt:])
 }
 
-// maxEntryHeader is the longest that comes before a key: flags, lengths of at most 512 and
-// of about a million, and no expiry.
+// maxEntryHeader is the maximum length of an entry's header, in bytes: flags, lengths of at
+// most 512 and of about a million, and no expiry.
 const maxEntryHeader = 2 + 2 + 3 + 1
 
-// entryLength returns the length of the header of the entry that data begins with, and of
-// all of it, which may be more than data has; 0 if no entry of the store is like that.
+// entryLength returns the lengths of the header and of the whole entry at the start of data.
+// The entry may be longer than data. Both are 0 if the header is not one of the store's.
 func entryLength(data []byte) (header, n int) {
 	if len(data) < 2 {
 		return 0, 0
@@ -392,8 +391,8 @@ func entryLength(data []byte) (header, n int) {
 	return header, header + int(key+value) + crc32.Size
 }
 
-// ourKey says whether the store or Badger writes such keys. It saves the checksum of
-// most of what is no entry.
+// ourKey reports whether the store or Badger writes such keys. It avoids the checksum for
+// most data that is not an entry.
 func ourKey(key []byte) bool {
 	return len(key) >= 2 && key[1] == '/' || bytes.HasPrefix(key, []byte("!badger!"))
 }
@@ -401,7 +400,7 @@ func ourKey(key []byte) bool {
 // verifyRegistry checks the list of encryption keys, which is empty.
 func (f files) verifyRegistry() error {
 	if !f.registry {
-		return nil // Badger makes another
+		return nil // Badger creates another
 	}
 	path := filepath.Join(f.dir, keyRegistry)
 	data, err := os.ReadFile(path)
@@ -409,7 +408,7 @@ func (f files) verifyRegistry() error {
 		return err
 	}
 	if len(data) != registryIV+len(registrySanity) || string(data[registryIV:]) != registrySanity {
-		return &DamageError{Path: path, Problem: "is not what a node wrote", Lost: "nothing: the store encrypts nothing with keys of its own", Remedy: "remove this file"}
+		return &DamageError{Path: path, Problem: "was not written by a node", Lost: "nothing: the store encrypts nothing with keys of its own", Remedy: "remove this file"}
 	}
 	return nil
 }
@@ -423,7 +422,7 @@ func (f files) verifyValueLogs() error {
 			return err
 		}
 		if len(data) == 0 {
-			continue // just made or about to be removed
+			continue // just created or about to be removed
 		}
 		if len(data) < logHeader || binary.BigEndian.Uint64(data) != 0 || len(bytes.TrimRight(data[logHeader:], "\x00")) > 0 {
 			return &DamageError{Path: path, Problem: "is truncated or overwritten", Lost: "nothing: the store keeps no values in this file", Remedy: "remove this file"}
@@ -432,8 +431,8 @@ func (f files) verifyValueLogs() error {
 	return nil
 }
 
-// noPanic returns what f returns, and a panic of Badger's on data that it does not
-// expect as an error.
+// noPanic calls f, and returns a panic in Badger, on data that it does not expect, as an
+// error.
 func noPanic(f func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true)) // of a page that the disk cannot read
 	defer func() {
@@ -444,7 +443,7 @@ func noPanic(f func() error) (err error) {
 	return f()
 }
 
-// firstLine of an error or a panic: those of Badger's have stacks and dumps.
+// firstLine returns the first line of an error or a panic: Badger's have stacks and dumps.
 func firstLine(v any) string {
 	for line := range strings.Lines(fmt.Sprint(v)) {
 		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "==") {

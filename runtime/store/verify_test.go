@@ -19,8 +19,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/storetest"
 )
 
-// written returns a folder with a store that has several tables and, unless closed,
-// a log; its node is not running.
+// written returns a folder with a store of several tables and, unless closed, a log. No
+// process has the store open.
 func written(t *testing.T, closed bool) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "store")
@@ -47,7 +47,7 @@ func written(t *testing.T, closed bool) string {
 	return copied
 }
 
-// found returns the path of the one file of that kind that has most in it.
+// found returns the path of the matching file with the most content.
 func found(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	names, err := filepath.Glob(filepath.Join(dir, pattern))
@@ -111,7 +111,7 @@ func TestDamagedStoreDoesNotOpen(t *testing.T) {
 		words  string
 	}{
 		"flipped byte in a table":       {true, "*.sst", flip(third), "checksum"},
-		"flipped byte at its begin":     {true, "*.sst", flip(begin), "checksum"},
+		"flipped byte at its start":     {true, "*.sst", flip(begin), "checksum"},
 		"flipped byte at its end":       {true, "*.sst", flip(end), ""},
 		"zeros in a table":              {true, "*.sst", overwrite(third, make([]byte, 4096)), "checksum"},
 		"zeros at its end":              {true, "*.sst", overwrite(func(n int) int { return n - 64 }, make([]byte, 64)), "end"},
@@ -154,7 +154,7 @@ func TestDamagedStoreDoesNotOpen(t *testing.T) {
 					t.Fatalf("%s: %v, want a *DamageError", method, err)
 				}
 				if damage.Path != path || damage.Lost == "" || damage.Remedy == "" || !strings.Contains(damage.Problem, c.words) || len(err.Error()) > 1500 {
-					t.Errorf("%s: %v; want it to name %s and say %q", method, err, path, c.words)
+					t.Errorf("%s: %v; want it to contain %s and %q", method, err, path, c.words)
 				}
 			}
 		})
@@ -199,8 +199,8 @@ func TestStoreThatIsNotDamagedVerifies(t *testing.T) {
 	}
 }
 
-// A log ends in the middle of an entry where the machine lost its power.
-func TestTornEndOfTheLogIsNoDamage(t *testing.T) {
+// After a loss of power, a log ends in the middle of an entry.
+func TestLogWithATornEndIsNotDamaged(t *testing.T) {
 	dir := written(t, false)
 	path := found(t, dir, "*.mem")
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
@@ -217,8 +217,8 @@ func TestTornEndOfTheLogIsNoDamage(t *testing.T) {
 	}
 }
 
-// lastEntry returns the log of a store of a node that was killed, and where its last
-// entry begins and ends. large says that the entry is longer than a page.
+// lastEntry returns the log of a killed node's store, and the start and end of its last
+// entry. If large is set, the entry is longer than a page.
 func lastEntry(t *testing.T, large bool) (dir, path string, begin, end int) {
 	t.Helper()
 	for try := range 20 {
@@ -254,7 +254,7 @@ func lastEntry(t *testing.T, large bool) (dir, path string, begin, end int) {
 			}
 			begin = end - n
 		}
-		clear(data[end:]) // what ends the transaction, if the large one is meant
+		clear(data[end:]) // the end mark of the transaction, after the large entry
 		if data[end-1] != 0 {
 			if err := os.WriteFile(path, data, 0o600); err != nil {
 				t.Fatal(err)
@@ -266,7 +266,7 @@ func lastEntry(t *testing.T, large bool) (dir, path string, begin, end int) {
 	return "", "", 0, 0
 }
 
-func TestWrongByteInTheLastEntryOfTheLogIsDamage(t *testing.T) {
+func TestWrongByteInTheLastEntryIsDetected(t *testing.T) {
 	for name, large := range map[string]bool{"small": false, "of several pages": true} {
 		t.Run(name, func(t *testing.T) {
 			dir, path, begin, end := lastEntry(t, large)
@@ -298,8 +298,8 @@ func TestWrongByteInTheLastEntryOfTheLogIsDamage(t *testing.T) {
 	}
 }
 
-// What a kill or a loss of power leaves of the last entry is its begin, or some of its pages.
-func TestPartOfTheLastEntryOfTheLogIsNoDamage(t *testing.T) {
+// A kill or a loss of power leaves the start of the last entry, or some of its pages.
+func TestPartialLastEntryIsNotDamage(t *testing.T) {
 	for name, large := range map[string]bool{"small": false, "of several pages": true} {
 		t.Run(name, func(t *testing.T) {
 			dir, path, begin, end := lastEntry(t, large)
@@ -323,25 +323,25 @@ func TestPartOfTheLastEntryOfTheLogIsNoDamage(t *testing.T) {
 			const page = 4096
 			for at := begin / page * page; at < end; at += page {
 				write(fmt.Sprintf("all but the page at %d", at), max(at, begin), min(at+page, end))
-				// One that was written during the copy.
+				// A page that was written during the copy.
 				write(fmt.Sprintf("half of the page at %d", at), min(max(at+page/2, begin), end), min(at+page, end))
 			}
 		})
 	}
 }
 
-func TestStoreOfANodeMustBeThatNodes(t *testing.T) {
+func TestStoreMustBelongToTheNode(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "store")
 	s := openAt(t, dir, small)
 	id := s.NodeID()
 	if !s.Fresh() {
-		t.Error("a store that was made is not fresh")
+		t.Error("a new store is not fresh")
 	}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := open(dir, id, nil, small); err != nil || s.Fresh() {
-		t.Errorf("its own: %v", err)
+		t.Errorf("the node's own: %v", err)
 	} else if err := s.Close(); err != nil {
 		t.Error(err)
 	}
@@ -350,14 +350,14 @@ func TestStoreOfANodeMustBeThatNodes(t *testing.T) {
 	}
 	var damage *DamageError
 	if _, err := open(filepath.Join(t.TempDir(), "none"), id, nil, small); !errors.As(err, &damage) {
-		t.Errorf("a store that is gone: %v", err)
+		t.Errorf("a missing store: %v", err)
 	}
 	aside, err := Reset(dir, id)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := Verify(aside); err != nil {
-		t.Errorf("what was moved aside: %v", err)
+		t.Errorf("the store that was moved aside: %v", err)
 	}
 	s, err = open(dir, id, nil, small)
 	if err != nil {
@@ -368,7 +368,7 @@ func TestStoreOfANodeMustBeThatNodes(t *testing.T) {
 		t.Error("the new one is not empty")
 	}
 	if _, err := Reset(dir, id); !errors.Is(err, ErrInUse) {
-		t.Errorf("one that is open: %v", err)
+		t.Errorf("an open store: %v", err)
 	}
 }
 
@@ -404,7 +404,7 @@ func TestCommitsOnlyRise(t *testing.T) {
 	}
 }
 
-func TestStoreThatLostItsNodeIDDoesNotGetAnother(t *testing.T) {
+func TestStoreWithoutItsNodeIDDoesNotOpen(t *testing.T) {
 	dir := t.TempDir()
 	s := openAt(t, dir, small)
 	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
@@ -441,7 +441,7 @@ func TestLockOfAProcessThatHasEndedIsAwaited(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := InUse(dir); !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprint(os.Getpid())) {
-		t.Errorf("of a process that lives: %v", err)
+		t.Errorf("of a running process: %v", err)
 	}
 	if err := os.WriteFile(path, fmt.Appendln(nil, child.Process.Pid), 0o600); err != nil {
 		t.Fatal(err)
@@ -457,7 +457,7 @@ func TestLockOfAProcessThatHasEndedIsAwaited(t *testing.T) {
 	select {
 	case err := <-opened:
 		t.Fatalf("it did not wait: %v", err)
-	case <-time.After(20 * time.Millisecond): // a wait cannot be seen otherwise
+	case <-time.After(20 * time.Millisecond): // a wait cannot be observed otherwise
 	}
 	held.Close()
 	if err := <-opened; err != nil {

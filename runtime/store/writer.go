@@ -11,10 +11,10 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// maxQueue bounds the writes that wait; beyond it callers wait for a place.
+// maxQueue bounds the queued writes. If the queue is full, callers wait for it.
 const maxQueue = 1024
 
-// maxGroup bounds what one transaction takes from the queue.
+// maxGroup bounds the writes of one transaction.
 const maxGroup = 256
 
 // write is one entry of the writer's queue: a record or document, some
@@ -23,15 +23,15 @@ type write struct {
 	key    []byte // of a record or document
 	value  []byte // nil deletes it
 	events []encodedEvent
-	// done gets the outcome, and nil means that nobody waits. It has room for one.
+	// done receives the outcome. It has a capacity of one, and is nil if no caller waits.
 	done chan error
 }
 
-// durable says whether the write must be on the disk before done.
+// durable reports whether the write must be on the disk before done is sent.
 func (w *write) durable() bool { return w.key != nil }
 
-// cost is an upper bound of what the write takes in Badger's log. Every event may
-// push out an older one.
+// cost returns an upper bound of the write's bytes in Badger's log. Every event may evict
+// an older one.
 func (w *write) cost() int64 {
 	var n int64
 	if w.key != nil {
@@ -43,9 +43,8 @@ func (w *write) cost() int64 {
 	return n
 }
 
-// writeAndWait queues w and returns its outcome. ctx bounds only the wait for a
-// place in the queue: what has got one will be written, so the caller must know
-// how that went.
+// writeAndWait queues w and returns its outcome. ctx bounds only the wait for the queue: a
+// queued write is made in any case, so the caller must learn its outcome.
 func (s *Badger) writeAndWait(ctx context.Context, w *write) error {
 	w.done = make(chan error, 1)
 	if err := s.enqueue(ctx, w); err != nil {
@@ -71,24 +70,24 @@ func (s *Badger) enqueue(ctx context.Context, w *write) error {
 	}
 }
 
-// writer makes all changes, in the order of the queue. It takes what waits as one
-// transaction, which Badger keeps in one log, and syncs that once for all: a record
-// takes 0.28 ms alone, and with 64 callers at once there are 39,000 a second.
+// writer makes all changes, in the order of the queue. It combines the queued writes into
+// one transaction, which Badger writes to a single log, and syncs that log once: a record
+// alone takes 0.28 ms, and 64 concurrent callers reach 39,000 records per second.
 func (s *Badger) writer() {
 	defer close(s.done)
 	t := timeline{oldest: make(map[sandbox.ID]uint64)}
 	for first := range s.queue {
-		group, rest := s.collect(first)
+		group, next := s.collect(first)
 		s.commit(&t, group)
-		if rest != nil {
-			s.commit(&t, []*write{rest})
+		if next != nil {
+			s.commit(&t, []*write{next})
 		}
 	}
 }
 
-// collect takes what waits beside first, up to what fits into one transaction. rest
-// was taken from the queue and did not fit.
-func (s *Badger) collect(first *write) (group []*write, rest *write) {
+// collect returns first and the writes that are queued behind it, as far as they fit into
+// one transaction. next is a write that was dequeued but did not fit, or nil.
+func (s *Badger) collect(first *write) (group []*write, next *write) {
 	group = append(group, first)
 	cost := first.cost()
 	for len(group) < maxGroup {
@@ -99,7 +98,7 @@ func (s *Badger) collect(first *write) (group []*write, rest *write) {
 			}
 			cost += w.cost()
 			// Badger refuses a transaction of 15 % of the memtable.
-			if cost > s.room.memTable/8 {
+			if cost > s.reserve.memTable/8 {
 				return group, w
 			}
 			group = append(group, w)
@@ -110,10 +109,10 @@ func (s *Badger) collect(first *write) (group []*write, rest *write) {
 	return group, nil
 }
 
-// commit writes the group and tells all who wait how it went.
+// commit writes the group and sends the outcome to all waiting callers.
 func (s *Badger) commit(t *timeline, group []*write) {
 	err := s.tryCommit(t, group)
-	// Deletes may still fit where the group as a whole does not.
+	// Deletes alone may still fit.
 	if errors.Is(err, sandbox.ErrStoreFull) && len(group) > 1 {
 		for _, w := range group {
 			s.commit(t, []*write{w})
@@ -147,17 +146,17 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 		cost += commitCost
 		commits = s.commits.Add(1)
 	}
-	if err := s.room.admit(cost, onlyDeletes); err != nil {
+	if err := s.reserve.admit(cost, onlyDeletes); err != nil {
 		return err
 	}
-	if s.stuck.Load() { // a new transaction would wait for the one that is stuck
+	if s.stuck.Load() { // a new transaction would wait for the stuck one
 		return ErrStuck
 	}
 	txn := s.db.NewTransaction(true)
 	defer txn.Discard()
 	for _, w := range group {
 		if err := apply(t, txn, w); err != nil {
-			return fmt.Errorf("writing to the store: %w", err)
+			return fmt.Errorf("write to the store: %w", err)
 		}
 	}
 	if durable {
@@ -166,20 +165,20 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 			return err
 		}
 		if err := txn.Set(commitsKey, value); err != nil {
-			return fmt.Errorf("writing to the store: %w", err)
+			return fmt.Errorf("write to the store: %w", err)
 		}
 	}
 	if err := s.commitTxn(txn); err != nil {
-		return fmt.Errorf("writing to the store: %w", err)
+		return fmt.Errorf("write to the store: %w", err)
 	}
-	if turned := s.room.written(cost); turned {
+	if rotated := s.reserve.written(cost); rotated {
 		s.noteTable()
 	}
 	if !durable {
 		return nil
 	}
 	if err := s.db.Sync(); err != nil {
-		return fmt.Errorf("syncing the store: %w", err)
+		return fmt.Errorf("sync the store: %w", err)
 	}
 	if f := s.witness.Load(); f != nil {
 		(*f)(commits)
@@ -187,12 +186,12 @@ func (s *Badger) tryCommit(t *timeline, group []*write) error {
 	return nil
 }
 
-// commitCost is more than what the count of commits takes in Badger's log.
+// commitCost is an upper bound of the bytes of the count of commits in Badger's log.
 const commitCost = entryOverhead + 32
 
-// commitTxn is txn.Commit that returns ErrStuck instead of waiting for ever for a disk
-// that takes no tables. From then on tryCommit returns that at once, until Badger has
-// ended the commit after all.
+// commitTxn is txn.Commit, but returns ErrStuck after stuckAfter instead of waiting
+// indefinitely for a disk that accepts no tables. tryCommit then returns ErrStuck immediately
+// until Badger finishes that commit.
 func (s *Badger) commitTxn(txn *badger.Txn) error {
 	committed := make(chan error, 1)
 	s.stuck.Store(true)

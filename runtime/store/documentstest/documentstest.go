@@ -1,4 +1,4 @@
-// Package documentstest is the conformance suite of stores of documents.
+// Package documentstest is the conformance suite for stores of documents.
 package documentstest
 
 import (
@@ -15,8 +15,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Documents is what is tested. Who keeps documents declares the part of it that he
-// needs; the comments of store.Badger are the contract.
+// Documents is the interface under test. store.Badger documents its contract. Packages that
+// store documents declare the part that they need.
 type Documents interface {
 	PutDocument(ctx context.Context, kind, name string, value []byte) error
 	DeleteDocument(ctx context.Context, kind, name string) error
@@ -24,24 +24,24 @@ type Documents interface {
 	Close() error
 }
 
-// Run checks the stores that open makes. Each must be empty, and Run closes it.
+// Run checks the stores that open returns. Each must be empty; Run closes it.
 func Run(t *testing.T, open func(t *testing.T) Documents) {
 	tests := []struct {
 		name string
 		run  func(t *testing.T, d Documents)
 	}{
-		{"documents come back as they were put, in order", comeBack},
+		{"documents are listed unchanged, in order", listed},
 		{"a document replaces the older one", replaces},
 		{"a deleted document is gone and deleting is idempotent", deleted},
-		{"kinds are apart", kindsApart},
-		{"any bytes make a name", anyName},
-		{"nobody shares memory with the store", copied},
+		{"kinds are separate", kindsSeparate},
+		{"names are arbitrary bytes", anyName},
+		{"callers share no memory with the store", copied},
 		{"yield's error ends the iteration", yieldError},
 		{"yield may write", yieldWrites},
-		{"what is too large is refused and changes nothing", tooLarge},
+		{"a document that is too large is refused and changes nothing", tooLarge},
 		{"bad kinds and names are refused", badKeys},
 		{"an ended context changes nothing", endedContext},
-		{"all methods work at once", concurrent},
+		{"all methods work concurrently", concurrent},
 		{"a closed store refuses", closedRefuses},
 	}
 	for _, tt := range tests {
@@ -53,7 +53,8 @@ func Run(t *testing.T, open func(t *testing.T) Documents) {
 	}
 }
 
-// All returns every document of a kind, and fails when their names are not in order.
+// All returns every document of a kind by name, and fails the test if the names are not in
+// order.
 func All(t *testing.T, d Documents, kind string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -69,7 +70,7 @@ func All(t *testing.T, d Documents, kind string) map[string]string {
 	return all
 }
 
-func comeBack(t *testing.T, d Documents) {
+func listed(t *testing.T, d Documents) {
 	want := map[string]string{}
 	for n := range 300 {
 		name, value := fmt.Sprintf("owner/%d", n), fmt.Sprintf("value %d\x00\xff", n)
@@ -102,7 +103,7 @@ func deleted(t *testing.T, d Documents) {
 	}
 }
 
-func kindsApart(t *testing.T, d Documents) {
+func kindsSeparate(t *testing.T, d Documents) {
 	must(t, d.PutDocument(t.Context(), "rule", "s/a", []byte("1")))
 	must(t, d.PutDocument(t.Context(), "rules", "a", []byte("2")))
 	must(t, d.DeleteDocument(t.Context(), "rul", "es/a"))
