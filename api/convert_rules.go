@@ -6,6 +6,8 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 )
 
 // RulesOf converts rules of the API, or of the node's configuration, which have the
@@ -116,6 +118,32 @@ func RulesTo(rules []rule.Rule) []types.Rule {
 	converted := make([]types.Rule, len(rules))
 	for i, r := range rules {
 		converted[i] = RuleTo(r)
+	}
+	return converted
+}
+
+func ruleSetOf(set ruleset.Set, warnings []rule.Warning) types.RuleSet {
+	converted := types.RuleSet{
+		Revision:  set.Revision,
+		UpdatedAt: set.UpdatedAt,
+		Default:   types.RuleDefault(set.Default),
+		Rules:     RulesTo(set.Rules),
+	}
+	for _, w := range warnings {
+		location := fmt.Sprintf("body.rules[%d]", w.Index)
+		if w.Field != "" {
+			location += "." + w.Field
+		}
+		converted.Warnings = append(converted.Warnings, types.Warning{Location: location, Message: w.Problem, Hint: w.Remedy})
+	}
+	return converted
+}
+
+// presetsOf never returns nil.
+func presetsOf(presets []preset.Preset) []types.Preset {
+	converted := make([]types.Preset, len(presets))
+	for i, p := range presets {
+		converted[i] = types.Preset{Name: p.Name, Description: p.Description, Hosts: p.Hosts, Source: types.PresetSource(p.Source)}
 	}
 	return converted
 }

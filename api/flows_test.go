@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
-	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -128,9 +128,9 @@ func TestExplanationsNameTheRule(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	s.sleep(id)
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules",
-		`{"rules":[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"github"}}]}]}`)
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"ro","hosts":["api.github.com"],"methods":["PUT"],"action":"deny","reason":"read only"}]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules",
+		`{"rules":[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"policies":[{"name":"bearer","secrets":{"token":"github"}}]}]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"ro","hosts":["api.github.com"],"methods":["PUT"],"action":"deny","reason":"read only"}]}`)
 	ask := func(body string) explain.Explanation {
 		return must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", body)
 	}
@@ -181,7 +181,7 @@ func TestFlowsFromOutsideOfSandboxesAreTheOwners(t *testing.T) {
 
 func TestARequestFromOutsideOfSandboxesIsExplainedByTheOwnersRules(t *testing.T) {
 	s := newServer(t, Limits{})
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"no","hosts":["a.example"],"action":"deny"}]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"no","hosts":["a.example"],"action":"deny"}]}`)
 	e := must[explain.Explanation](s, http.StatusOK, "POST", "/egress/explain", `{"url":"https://a.example/x"}`)
 	if e.Rule != "owner/no" || e.Verdict != rule.VerdictDeny {
 		t.Errorf("got %+v", e)

@@ -10,7 +10,6 @@ import (
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/policy/catalog"
-	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/problem"
 )
@@ -50,8 +49,6 @@ var schemaNames = map[reflect.Type]string{
 	reflect.TypeFor[explain.Policy](): "ExplainedPolicy",
 	reflect.TypeFor[explain.Secret](): "ExplainedSecret",
 	reflect.TypeFor[catalog.Info]():   "Policy",
-	reflect.TypeFor[rule.Answer]():    "RuleAnswer",
-	reflect.TypeFor[rule.Use]():       "RulePolicy",
 }
 
 func schemaName(t reflect.Type, hint string) string {

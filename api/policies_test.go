@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/catalog"
-	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -29,14 +29,14 @@ func TestPoliciesArePushedAndListed(t *testing.T) {
 	if len(list.Policies) != 2 || list.Policies[0].Name != egresstest.BuiltIn || !list.Policies[0].BuiltIn || list.Policies[1].Digest != catalog.Digest(egresstest.Module(2)) {
 		t.Errorf("got %+v", list)
 	}
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"gh","hosts":["a.example"],"action":"policies","policies":[{"policy":"sign"}]}]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"gh","hosts":["a.example"],"policies":[{"name":"sign"}]}]}`)
 	if p := must[catalog.Info](s, http.StatusOK, "GET", "/policies/sign", nil); strings.Join(p.UsedBy, " ") != "owner/gh" {
 		t.Errorf("got %+v", p)
 	}
 	if p := s.refused(problem.PolicyInUse, "DELETE", "/policies/sign", nil); !strings.Contains(p.Detail, "owner/gh") {
 		t.Errorf("got %s", p.Detail)
 	}
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[]}`)
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/policies/sign", nil)
 	s.refused(problem.PolicyNotFound, "GET", "/policies/sign", nil)
 	s.refused(problem.PolicyNotFound, "DELETE", "/policies/sign", nil)

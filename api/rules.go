@@ -7,58 +7,35 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// NodeRules are the operator's.
-type NodeRules struct {
-	Default rule.Default `json:"default" enum:"allow_public,deny" doc:"What becomes of what no rule is about"`
-	Rules   []rule.Rule  `json:"rules" nullable:"false"`
-}
-
 type presetsOutput struct {
-	Body Presets
-}
-
-// Presets that rules can name as hosts.
-type Presets struct {
-	Presets []preset.Preset `json:"presets" nullable:"false"`
+	Body types.PresetList
 }
 
 type nodeRulesOutput struct {
-	Body NodeRules
+	Body types.NodeRules
 }
 
 type rulesOutput struct {
 	ETag string `header:"ETag"`
-	Body RuleSet
-}
-
-// RuleSet is the rules of a scope, with what was found when they were set.
-type RuleSet struct {
-	ruleset.Set
-	Warnings []problem.FieldError `json:"warnings,omitempty" doc:"Rules that were accepted but may not work as intended, at most 20: all of them in the answer to PUT, and those whose preset is no longer defined in the answer to GET"`
+	Body types.RuleSet
 }
 
 type setOwnerRulesInput struct {
 	RulesCondition
-	Body RulesBody
+	Body types.SetRulesRequest
 }
 
 type setSandboxRulesInput struct {
 	SandboxPath
 	RulesCondition
-	Body RulesBody
-}
-
-// RulesBody replaces all rules of a scope.
-type RulesBody struct {
-	Default rule.Default `json:"default,omitempty" enum:"inherit,deny" doc:"What becomes of what matches no rule: inherit leaves it to the rules before, deny refuses what matches neither these rules nor later ones. Without it the default stays as it is"`
-	Rules   []rule.Rule  `json:"rules" nullable:"false" maxItems:"1000" doc:"In this order: the first that matches counts, unless another denies"`
+	Body types.SetRulesRequest
 }
 
 // RulesCondition is the part of a request's input that says which rules it knows.
@@ -118,7 +95,7 @@ func (a *API) presets(context.Context, *struct{}) (*presetsOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &presetsOutput{Body: Presets{Presets: out.Presets()}}, nil
+	return &presetsOutput{Body: types.PresetList{Presets: presetsOf(out.Presets())}}, nil
 }
 
 func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {
@@ -127,10 +104,7 @@ func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {
 		return nil, err
 	}
 	def, rules := out.NodeRules()
-	if rules == nil {
-		rules = []rule.Rule{}
-	}
-	return &nodeRulesOutput{Body: NodeRules{Default: def, Rules: rules}}, nil
+	return &nodeRulesOutput{Body: types.NodeRules{Default: types.RuleDefault(def), Rules: RulesTo(rules)}}, nil
 }
 
 // rules answers with the rules of a sandbox, or with an empty id with the owner's.
@@ -143,10 +117,10 @@ func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	return rulesOf(set, warnings), nil
+	return newRulesOutput(set, warnings), nil
 }
 
-func (a *API) setRules(ctx context.Context, id sandbox.ID, body RulesBody, ifMatch string) (*rulesOutput, error) {
+func (a *API) setRules(ctx context.Context, id sandbox.ID, body types.SetRulesRequest, ifMatch string) (*rulesOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
@@ -155,26 +129,19 @@ func (a *API) setRules(ctx context.Context, id sandbox.ID, body RulesBody, ifMat
 	if err != nil {
 		return nil, err
 	}
-	set, warnings, err := out.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: body.Default, Rules: body.Rules, IfRevision: revision})
+	rules, err := RulesOf(body.Rules)
 	if err != nil {
 		return nil, err
 	}
-	return rulesOf(set, warnings), nil
+	set, warnings, err := out.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision})
+	if err != nil {
+		return nil, err
+	}
+	return newRulesOutput(set, warnings), nil
 }
 
-func rulesOf(set ruleset.Set, warnings []rule.Warning) *rulesOutput {
-	if set.Rules == nil {
-		set.Rules = []rule.Rule{}
-	}
-	out := &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: RuleSet{Set: set}}
-	for _, w := range warnings {
-		location := fmt.Sprintf("body.rules[%d]", w.Index)
-		if w.Field != "" {
-			location += "." + w.Field
-		}
-		out.Body.Warnings = append(out.Body.Warnings, problem.FieldError{Location: location, Message: w.Problem, Hint: w.Remedy})
-	}
-	return out
+func newRulesOutput(set ruleset.Set, warnings []rule.Warning) *rulesOutput {
+	return &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: ruleSetOf(set, warnings)}
 }
 
 // parseRevision reads an If-Match (RFC 9110, section 13.1.1): none or * is any

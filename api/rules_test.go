@@ -10,10 +10,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/egress/rule/preset"
-	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -27,13 +27,13 @@ func TestRulesComeBackAsTheyWereSet(t *testing.T) {
 		if none.header.Get("ETag") != `"0"` || strings.TrimSpace(string(none.body)) != `{"revision":0,"default":"inherit","rules":[]}` {
 			t.Errorf("%s: at first %s, %s", path, none.header.Get("ETag"), none.body)
 		}
-		set := must[ruleset.Set](s, http.StatusOK, "PUT", path, oneRule)
+		set := must[types.RuleSet](s, http.StatusOK, "PUT", path, oneRule)
 		got := s.do("GET", path, nil)
 		if set.Revision != 1 || got.header.Get("ETag") != `"1"` || !strings.Contains(string(got.body), oneRule[1:len(oneRule)-1]) {
 			t.Errorf("%s: set %+v, then %s, %s", path, set, got.header.Get("ETag"), got.body)
 		}
-		must[ruleset.Set](s, http.StatusOK, "PUT", path, `{"rules":[]}`)
-		if set := must[ruleset.Set](s, http.StatusOK, "GET", path, nil); set.Revision != 2 || len(set.Rules) != 0 {
+		must[types.RuleSet](s, http.StatusOK, "PUT", path, `{"rules":[]}`)
+		if set := must[types.RuleSet](s, http.StatusOK, "GET", path, nil); set.Revision != 2 || len(set.Rules) != 0 {
 			t.Errorf("%s: %+v", path, set)
 		}
 	}
@@ -60,7 +60,7 @@ func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
 	for _, bad := range []string{"4", `"four"`, `W/"4"`, `"4`, `"-1"`, `"4", "5"`, `""`} {
 		s.checkProblem(problem.RequestInvalid, bad, put(bad))
 	}
-	if set := must[ruleset.Set](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 4 {
+	if set := must[types.RuleSet](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 4 {
 		t.Errorf("they are at %d", set.Revision)
 	}
 }
@@ -69,9 +69,9 @@ func TestRulesThatNeverApplyGetAWarning(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	const shadowed = `{"rules":[{"name":"npm","hosts":["npm.example"],"action":"allow"},{"name":"rest","hosts":["**"],"action":"deny"},
-		{"name":"gh","hosts":["gh.example"],"policies":[{"policy":"bearer","secrets":{"token":"gone"}}]}]}`
+		{"name":"gh","hosts":["gh.example"],"policies":[{"name":"bearer","secrets":{"token":"gone"}}]}]}`
 	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
-		set := must[RuleSet](s, http.StatusOK, "PUT", path, shadowed)
+		set := must[types.RuleSet](s, http.StatusOK, "PUT", path, shadowed)
 		if len(set.Warnings) < 2 {
 			t.Fatalf("%s: %+v", path, set.Warnings)
 		}
@@ -82,16 +82,16 @@ func TestRulesThatNeverApplyGetAWarning(t *testing.T) {
 		if last.Location != "body.rules[2].policies[0].secrets[token]" || !strings.Contains(last.Message, `secret "gone", which does not exist`) {
 			t.Errorf("%s: got %+v", path, last)
 		}
-		if got := must[RuleSet](s, http.StatusOK, "GET", path, nil); got.Warnings != nil || len(got.Rules) != 3 {
+		if got := must[types.RuleSet](s, http.StatusOK, "GET", path, nil); got.Warnings != nil || len(got.Rules) != 3 {
 			t.Errorf("%s: read %+v", path, got)
 		}
 	}
 	// The sandbox's rules are compared with the owner's and the node's, too.
-	set := must[RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"a","hosts":["metadata.internal"],"action":"allow"}]}`)
+	set := must[types.RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"a","hosts":["metadata.internal"],"action":"allow"}]}`)
 	if len(set.Warnings) != 2 || !strings.Contains(set.Warnings[0].Message, "node/no-metadata denies") || !strings.Contains(set.Warnings[1].Message, "owner/rest denies") {
 		t.Errorf("got %+v", set.Warnings)
 	}
-	if set := must[RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"npm","hosts":["npm.example"],"action":"allow"}]}`); set.Warnings != nil {
+	if set := must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"npm","hosts":["npm.example"],"action":"allow"}]}`); set.Warnings != nil {
 		t.Errorf("got %+v", set.Warnings)
 	}
 }
@@ -103,10 +103,10 @@ func TestTheDefaultOfRules(t *testing.T) {
 		for _, step := range []struct{ body, want string }{
 			{`{"rules":[]}`, "inherit"}, {`{"default":"deny","rules":[]}`, "deny"}, {oneRule, "deny"}, {`{"default":"inherit","rules":[]}`, "inherit"},
 		} {
-			if set := must[RuleSet](s, http.StatusOK, "PUT", path, step.body); string(set.Default) != step.want {
+			if set := must[types.RuleSet](s, http.StatusOK, "PUT", path, step.body); string(set.Default) != step.want {
 				t.Errorf("%s: %s: got %q", path, step.body, set.Default)
 			}
-			if set := must[RuleSet](s, http.StatusOK, "GET", path, nil); string(set.Default) != step.want {
+			if set := must[types.RuleSet](s, http.StatusOK, "GET", path, nil); string(set.Default) != step.want {
 				t.Errorf("%s: %s: then %q", path, step.body, set.Default)
 			}
 		}
@@ -114,7 +114,7 @@ func TestTheDefaultOfRules(t *testing.T) {
 			s.refused(problem.RequestInvalid, "PUT", path, `{"default":`+bad+`,"rules":[]}`)
 		}
 	}
-	must[RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["a.example"],"action":"allow"}]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["a.example"],"action":"allow"}]}`)
 	for url, want := range map[string]string{"https://a.example/": "allow sandbox/a", "https://b.example/": "deny default"} {
 		e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"`+url+`"}`)
 		if got := string(e.Verdict) + " " + e.Rule; got != want {
@@ -125,19 +125,20 @@ func TestTheDefaultOfRules(t *testing.T) {
 
 func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 	s := newServer(t, Limits{})
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules", oneRule)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", oneRule)
 	p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[
 		{"name":"ok","action":"allow"},
 		{"name":"ok","hosts":["a.example","https://b.example"],"action":"allow"},
-		{"name":"corp","private":true,"action":"perhaps"}]}`)
+		{"name":"corp","allow_private":true,"policies":[{"name":"../p"}]},
+		{"name":"stub","respond":{"status":99}}]}`)
 	var places []string
 	for _, e := range p.Errors {
 		places = append(places, e.Location)
 	}
-	want := []string{"body.rules[1].name", "body.rules[1].hosts[1]", "body.rules[2].private", "body.rules[2].action"}
+	want := []string{"body.rules[1].name", "body.rules[1].hosts[1]", "body.rules[2].allow_private", "body.rules[2].policies[0].name", "body.rules[3].respond.status"}
 	slices.Sort(places)
 	slices.Sort(want)
-	if !slices.Equal(places, want) || !strings.Contains(p.Detail, "rule 2 (ok)") || !strings.Contains(p.Detail, "and 3 more") {
+	if !slices.Equal(places, want) || !strings.Contains(p.Detail, "rule 2 (ok)") || !strings.Contains(p.Detail, "and 4 more") {
 		t.Errorf("got %v, %s", places, p.Detail)
 	}
 	many := make([]string, 50)
@@ -147,7 +148,7 @@ func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 	if p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[`+strings.Join(many, ",")+`]}`); len(p.Errors) != maxFaults {
 		t.Errorf("%d faults are listed", len(p.Errors))
 	}
-	if set := must[ruleset.Set](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 1 {
+	if set := must[types.RuleSet](s, http.StatusOK, "GET", "/egress/rules", nil); set.Revision != 1 {
 		t.Errorf("something was applied: %+v", set)
 	}
 }
@@ -155,13 +156,13 @@ func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	for body, where := range map[string]string{
-		`{"rules":[{"action":"allow"}]}`:                                                                       "body.rules[0].name",
-		`{"rules":[{"name":"a","action":"allow","host":["x"]}]}`:                                               "body.rules[0].host",
-		`{"rules":[{"name":"a","action":"deny","Action":"allow"}]}`:                                            "body.rules[0].Action",
-		`{"rules":[{"name":"a","action":"deny","action":"allow"}]}`:                                            "body.rules[0].action",
-		`{"rules":[{"name":"a","action":"answer","answer":{"status":200,"Body":"x"}}]}`:                        "body.rules[0].answer.Body",
-		`{"rules":[{"name":"a","action":"policies","policies":[{"policy":"p"},{"policy":"q","Secrets":{}}]}]}`: "body.rules[0].policies[1].Secrets",
-		`{"rules":[{"name":"a","action":"allow","ports":[443]}]}`:                                              "body.rules[0].ports[0]",
+		`{"rules":[{"action":"allow"}]}`:                                               "body.rules[0].name",
+		`{"rules":[{"name":"a","action":"allow","host":["x"]}]}`:                       "body.rules[0].host",
+		`{"rules":[{"name":"a","action":"deny","Action":"allow"}]}`:                    "body.rules[0].Action",
+		`{"rules":[{"name":"a","action":"deny","action":"allow"}]}`:                    "body.rules[0].action",
+		`{"rules":[{"name":"a","respond":{"status":200,"Body":"x"}}]}`:                 "body.rules[0].respond.Body",
+		`{"rules":[{"name":"a","policies":[{"name":"p"},{"name":"q","Secrets":{}}]}]}`: "body.rules[0].policies[1].Secrets",
+		`{"rules":[{"name":"a","action":"allow","ports":[443]}]}`:                      "body.rules[0].ports[0]",
 		`{"rules":{}}`: "body.rules",
 		`{}`:           "body.rules",
 	} {
@@ -176,23 +177,29 @@ func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 	if !strings.Contains(p.Errors[0].Hint, "hosts, methods, name") {
 		t.Errorf("the fields are not named: %+v", p.Errors[0])
 	}
-	s.refused(problem.RequestInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","ports":["http"]}]}`)
+	if p := s.refused(problem.RulesInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"a","action":"allow","ports":["443","http"]}]}`); len(p.Errors) != 1 || p.Errors[0].Location != "body.rules[0].ports[1]" {
+		t.Errorf("got %+v", p)
+	}
+	p = s.refused(problem.RequestInvalid, "PUT", "/egress/rules", `{"rules":[{"name":"b","action":"answer"},{"name":"c","action":"policies"}]}`)
+	if len(p.Errors) != 2 || p.Errors[0].Location != "body.rules[0].action" || p.Errors[1].Location != "body.rules[1].action" || !strings.Contains(p.Errors[1].Message, "allow, deny") {
+		t.Errorf("got %+v", p)
+	}
 	long := fmt.Sprintf(`{"rules":[%s{"name":"a","action":"allow"}]}`, strings.Repeat(`{"name":"a","action":"allow"},`, rule.MaxRules))
 	s.refused(problem.RequestInvalid, "PUT", "/egress/rules", long)
 	// What is not described by the document is taken as it is.
-	must[ruleset.Set](s, http.StatusOK, "PUT", "/egress/rules",
-		`{"rules":[{"name":"a","action":"policies","headers":{"x-a":"1"},"policies":[{"policy":"p","config":{"A":1,"a":[2]},"secrets":{"token":"t"}}]}]}`)
+	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules",
+		`{"rules":[{"name":"a","headers":{"x-a":"1"},"policies":[{"name":"p","config":{"A":1,"a":[2]},"secrets":{"token":"t"}}]}]}`)
 }
 
 func TestPresetsAreListedAndUsedInRules(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	list := must[Presets](s, http.StatusOK, "GET", "/egress/presets", nil).Presets
-	if len(list) != len(preset.All())+1 || !slices.ContainsFunc(list, func(p preset.Preset) bool { return cmp.Equal(p, egresstest.Registry) }) {
+	list := must[types.PresetList](s, http.StatusOK, "GET", "/egress/presets", nil).Presets
+	if len(list) != len(preset.All())+1 || !slices.ContainsFunc(list, func(p types.Preset) bool { return cmp.Equal(p, presetsOf([]preset.Preset{egresstest.Registry})[0]) }) {
 		t.Fatalf("got %+v", list)
 	}
 	for _, p := range list {
-		must[RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["preset:`+p.Name+`"],"action":"allow"}]}`)
+		must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["preset:`+p.Name+`"],"action":"allow"}]}`)
 		host := strings.Replace(p.Hosts[len(p.Hosts)-1], "*", "x", 1)
 		e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://`+host+`/"}`)
 		if e.Verdict != rule.VerdictAllow || e.Rule != "owner/a" || e.Preset != p.Name {
@@ -215,14 +222,14 @@ func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
 	s.create("box")
 	const rules = `{"default":"deny","rules":[{"name":"a","hosts":["preset:registry"],"action":"allow"}]}`
 	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
-		must[RuleSet](s, http.StatusOK, "PUT", path, rules)
-		if got := must[RuleSet](s, http.StatusOK, "GET", path, nil); got.Warnings != nil {
+		must[types.RuleSet](s, http.StatusOK, "PUT", path, rules)
+		if got := must[types.RuleSet](s, http.StatusOK, "GET", path, nil); got.Warnings != nil {
 			t.Errorf("%s: got %+v", path, got)
 		}
 	}
 	s.egress.RemovePresets()
 	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
-		got := must[RuleSet](s, http.StatusOK, "GET", path, nil)
+		got := must[types.RuleSet](s, http.StatusOK, "GET", path, nil)
 		if len(got.Rules) != 1 || len(got.Warnings) != 1 || got.Warnings[0].Location != "body.rules[0].hosts" ||
 			got.Warnings[0].Message != `"a" names preset:registry, which is not defined on this node: it allows none of its hosts` {
 			t.Errorf("%s: got %+v", path, got)
@@ -239,8 +246,8 @@ func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
 
 func TestNodeRulesAreShownAndNotSet(t *testing.T) {
 	s := newServer(t, Limits{})
-	got := must[NodeRules](s, http.StatusOK, "GET", "/egress/node-rules", nil)
-	if got.Default != rule.AllowPublic || len(got.Rules) != 1 || got.Rules[0].Name != "no-metadata" {
+	got := must[types.NodeRules](s, http.StatusOK, "GET", "/egress/node-rules", nil)
+	if got.Default != types.RuleDefaultAllowPublic || len(got.Rules) != 1 || got.Rules[0].Name != "no-metadata" {
 		t.Errorf("got %+v", got)
 	}
 	s.refused(problem.MethodNotAllowed, "PUT", "/egress/node-rules", oneRule)

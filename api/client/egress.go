@@ -35,19 +35,19 @@ type RulesUpdate struct {
 
 // Rule is what of a rule is shown.
 type Rule struct {
-	Name      string   `json:"name"`
-	Hosts     []string `json:"hosts"`
-	Addresses []string `json:"addresses"`
-	Private   bool     `json:"private"`
-	Ports     []string `json:"ports"`
-	Scheme    string   `json:"scheme"`
-	Methods   []string `json:"methods"`
-	Paths     []string `json:"paths"`
+	Name         string   `json:"name"`
+	Hosts        []string `json:"hosts"`
+	Addresses    []string `json:"addresses"`
+	AllowPrivate bool     `json:"allow_private"`
+	Ports        []string `json:"ports"`
+	Scheme       string   `json:"scheme"`
+	Methods      []string `json:"methods"`
+	Paths        []string `json:"paths"`
 	// Headers that a request has to have.
 	Headers  map[string]string `json:"headers"`
 	Action   string            `json:"action"`
 	Reason   string            `json:"reason"`
-	Answer   json.RawMessage   `json:"answer"`
+	Respond  json.RawMessage   `json:"respond"`
 	Policies []RulePolicy      `json:"policies"`
 	// Placeholders are environment variables, to names of secrets.
 	Placeholders map[string]string `json:"placeholders"`
@@ -55,7 +55,7 @@ type Rule struct {
 
 // RulePolicy is a policy with the secrets that it gets.
 type RulePolicy struct {
-	Policy  string            `json:"policy"`
+	Name    string            `json:"name"`
 	Secrets map[string]string `json:"secrets"`
 }
 

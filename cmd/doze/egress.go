@@ -287,13 +287,13 @@ func nonEmpty(values ...string) []string {
 func ruleEffect(r client.Rule) string {
 	var policies []string
 	for _, p := range r.Policies {
-		policies = append(policies, p.Policy)
+		policies = append(policies, p.Name)
 	}
 	switch {
 	case len(policies) > 0:
 		return "through " + strings.Join(policies, " ")
-	case r.Action == "" && r.Answer != nil:
-		return "answer"
+	case r.Respond != nil:
+		return "respond"
 	case r.Reason != "":
 		return r.Action + ": " + r.Reason
 	}

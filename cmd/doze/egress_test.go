@@ -97,7 +97,7 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 	for _, scope := range [][]string{{"egress", "rules"}, {"egress", "rules", "shop"}} {
 		list := writeFile(t, "rules.json", `[
 			{"name":"no","hosts":["evil.example"],"ports":["443"],"action":"deny","reason":"for evil"},
-			{"name":"gh","hosts":["api.github.com"],"methods":["GET"],"paths":["/user"],"headers":{"x-a":"*"},"action":"policies","policies":[{"policy":"bearer","config":{"a":1}}]},
+			{"name":"gh","hosts":["api.github.com"],"methods":["GET"],"paths":["/user"],"headers":{"x-a":"*"},"policies":[{"name":"bearer","config":{"a":1}}]},
 			{"name":"all","action":"allow"}]`)
 		if out := r.ok(append(scope, "--set", list)...); out != "revision 1\n" {
 			t.Errorf("set printed %q", out)
@@ -147,8 +147,8 @@ func TestRulesGoToAFileAndBack(t *testing.T) {
 
 func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
 	r := newRig(t)
-	got := r.dozeWith(`{"rules":[{"name":"a","hosts":["https://a.example"],"action":"perhaps"}]}`, "egress", "rules", "--set", "-")
-	for _, words := range []string{"rule 1 (a)", "rules_invalid: ", "body.rules[0].hosts[0]: ", "body.rules[0].action: "} {
+	got := r.dozeWith(`{"rules":[{"name":"a","hosts":["https://a.example"],"policies":[{"name":"A"}]}]}`, "egress", "rules", "--set", "-")
+	for _, words := range []string{"rule 1 (a)", "rules_invalid: ", "body.rules[0].hosts[0]: ", "body.rules[0].policies[0].name: "} {
 		if got.code != exitFailed || !strings.Contains(got.err, words) {
 			t.Errorf("got %+v, want %q", got, words)
 		}
@@ -275,7 +275,7 @@ func TestFlowsPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 func TestExplainNamesTheRule(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
-	if got := r.dozeWith(`[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"github"}}]}]`,
+	if got := r.dozeWith(`[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"policies":[{"name":"bearer","secrets":{"token":"github"}}]}]`,
 		"egress", "rules", "--set", "-"); got.code != 0 {
 		t.Fatal(got.err)
 	}
@@ -316,7 +316,7 @@ func TestPoliciesArePushed(t *testing.T) {
 	if out := r.ok("policy", "push", "sign", file); !regexp.MustCompile(`^sign  sha256:[0-9a-f]{12}, 9 B\n$`).MatchString(out) {
 		t.Errorf("push printed %q", out)
 	}
-	if got := r.dozeWith(`[{"name":"gh","hosts":["a.example"],"action":"policies","policies":[{"policy":"sign"}]}]`, "egress", "rules", "--set", "-"); got.code != 0 {
+	if got := r.dozeWith(`[{"name":"gh","hosts":["a.example"],"policies":[{"name":"sign"}]}]`, "egress", "rules", "--set", "-"); got.code != 0 {
 		t.Fatal(got.err)
 	}
 	golden(t, "policies", regexp.MustCompile(`\d+s `).ReplaceAllString(r.ok("policy", "ls"), "0s "))

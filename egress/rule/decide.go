@@ -389,7 +389,7 @@ const (
 	no match = iota
 	// unsure: it depends on who reads the request, or on a preset that is not
 	// defined. Then a rule does not allow
-	// it, and one that denies does. One with policies or an answer denies it
+	// it, and one that denies does. One with policies or a response denies it
 	// too: otherwise a spelling would be enough to get past them.
 	unsure
 	yes

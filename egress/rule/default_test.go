@@ -169,11 +169,13 @@ func TestActionIsInferred(t *testing.T) {
 		t.Errorf("got %+v", d)
 	}
 	for rule, want := range map[string]string{
-		`{"name":"n","hosts":["a.example"]}`:                                                 "action: missing; write allow or deny, or give the rule policies or an answer",
-		`{"name":"n","policies":[{"policy":"x"}],"answer":{"status":204}}`:                   `answer: given, but the action is "policies"`,
-		`{"name":"n","action":"deny","policies":[{"policy":"x"}]}`:                           `policies: given, but the action is "deny"`,
-		`{"name":"n","action":"policies"}`:                                                   "policies: 0: name 1 to 16",
-		`{"name":"n","action":"answer","policies":[{"policy":"x"}],"answer":{"status":204}}`: `policies: given, but the action is "answer"`,
+		`{"name":"n","hosts":["a.example"]}`:                                                 "action: missing; use allow or deny, or give the rule policies or respond",
+		`{"name":"n","policies":[{"policy":"x"}],"answer":{"status":204}}`:                   "respond: cannot be combined with policies; make two rules",
+		`{"name":"n","action":"deny","policies":[{"policy":"x"}]}`:                           `policies: cannot be combined with the action "deny"; make two rules`,
+		`{"name":"n","action":"allow","answer":{"status":204}}`:                              `respond: cannot be combined with the action "allow"; make two rules`,
+		`{"name":"n","action":"policies"}`:                                                   "policies: 0 policies; use 1 to 16",
+		`{"name":"n","action":"answer","policies":[{"policy":"x"}],"answer":{"status":204}}`: "policies: cannot be combined with respond; make two rules",
+		`{"name":"n","answer":{"status":204},"placeholders":{"TOKEN":"x"}}`:                  "placeholders: cannot be combined with respond; make two rules",
 	} {
 		var list []Rule
 		if err := json.Unmarshal([]byte("["+rule+"]"), &list); err != nil {

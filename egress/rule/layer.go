@@ -169,7 +169,7 @@ func (l *Layer) WithDefault(def Default) *Layer {
 // WithPresets returns the layer with the presets that are defined now; nil for nil.
 //
 // A preset that is not defined has no hosts for a rule that allows. Every other rule may
-// have been about any host: one that denies does, and one with policies or an answer denies
+// have been about any host: one that denies does, and one with policies or a response denies
 // what it would have been asked about.
 func (l *Layer) WithPresets(presets *Presets) *Layer {
 	if l == nil {
@@ -291,7 +291,7 @@ func (c *compiler) name(taken map[string]bool) {
 	taken[c.Name] = true
 }
 
-// infer sets the action of a rule that has policies or an answer and names none.
+// infer sets the action of a rule that has policies or a response, and no action.
 func (c *compiler) infer() {
 	switch {
 	case c.Action != "":
@@ -330,7 +330,7 @@ func (c *compiler) destination() {
 	}
 	if c.source != Node {
 		if c.Private {
-			c.bad("private", "only the node's rules may allow private addresses")
+			c.bad("allow_private", "only the node's rules may allow private addresses")
 		}
 		if len(c.Addresses) > 0 && c.Action != Deny {
 			c.bad("addresses", "only the node's rules may allow addresses: name the host")
@@ -435,9 +435,9 @@ func (c *compiler) action() {
 	switch c.Action {
 	case Allow, Deny, Respond, Policies:
 	case "":
-		c.bad("action", "missing; write allow or deny, or give the rule policies or an answer")
+		c.bad("action", "missing; use allow or deny, or give the rule policies or respond")
 	default:
-		c.bad("action", "%.20q: write allow or deny, or give the rule policies or an answer", c.Action)
+		c.bad("action", "unknown action %.20q; use allow or deny, or no action in a rule with policies or respond", c.Action)
 	}
 	if c.text("reason", c.Reason) && c.Reason != "" && c.Action != Deny {
 		c.bad("reason", "only a rule that denies has one")
@@ -453,26 +453,26 @@ func (c *compiler) action() {
 func (c *compiler) answer() {
 	if c.Action != Respond {
 		if c.Answer != nil {
-			c.bad("answer", "given, but the action is %q", c.Action)
+			c.excluded("respond")
 		}
 		return
 	}
 	if c.Answer == nil {
-		c.bad("answer", `missing: write {"status": 200, "body": "…"}`)
+		c.bad("respond", `missing; write {"status": 200, "body": "…"}`)
 		return
 	}
 	if s := c.Answer.Status; s < 200 || s > 599 {
-		c.bad("answer.status", "%d: write 200 to 599", s)
+		c.bad("respond.status", "%d is out of range; use 200 to 599", s)
 	}
 	if n := len(c.Answer.Body); n > MaxAnswer {
-		c.bad("answer.body", "%d bytes: at most %d fit", n, MaxAnswer)
+		c.bad("respond.body", "%d bytes; use at most %d", n, MaxAnswer)
 	}
-	c.entries("answer.headers", len(c.Answer.Headers))
+	c.entries("respond.headers", len(c.Answer.Headers))
 	seen := map[string]bool{}
 	for name, value := range c.Answer.Headers {
-		field := fmt.Sprintf("answer.headers[%.80s]", name)
+		field := fmt.Sprintf("respond.headers[%.80s]", name)
 		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
-			c.bad(field, "no header that can be sent")
+			c.bad(field, "invalid header")
 		}
 		key := http.CanonicalHeaderKey(name)
 		if slices.Contains(framing, key) {
@@ -483,6 +483,18 @@ func (c *compiler) answer() {
 		}
 		seen[key] = true
 	}
+}
+
+// excluded reports a field that a rule with this action cannot have.
+func (c *compiler) excluded(field string) {
+	with := "respond"
+	switch c.Action {
+	case Allow, Deny:
+		with = fmt.Sprintf("the action %q", c.Action)
+	case Policies:
+		with = "policies"
+	}
+	c.bad(field, "cannot be combined with %s; make two rules", with)
 }
 
 // unseen are headers of requests that no rule sees, so that one which names them
@@ -497,23 +509,23 @@ var framing = []string{"Connection", "Content-Length", "Keep-Alive", "Te", "Trai
 func (c *compiler) chain() {
 	if c.Action != Policies {
 		if len(c.Policies) > 0 {
-			c.bad("policies", "given, but the action is %q", c.Action)
+			c.excluded("policies")
 		}
 		return
 	}
 	if n := len(c.Policies); n == 0 || n > MaxChain {
-		c.bad("policies", "%d: name 1 to %d", n, MaxChain)
+		c.bad("policies", "%d policies; use 1 to %d", n, MaxChain)
 	}
 	for i, use := range c.Policies {
 		field := fmt.Sprintf("policies[%d]", i)
 		if !namePattern.MatchString(use.Policy) {
-			c.bad(field+".policy", "%.80q: a name is 1 to 64 of a-z, 0-9, - and _", use.Policy)
+			c.bad(field+".name", "%.80q: a name is 1 to 64 of a-z, 0-9, - and _", use.Policy)
 		}
 		if len(use.Config) > MaxConfig {
 			c.bad(field+".config", "%d bytes: at most %d fit", len(use.Config), MaxConfig)
 		}
 		if len(use.Config) > 0 && !json.Valid(use.Config) {
-			c.bad(field+".config", "no JSON")
+			c.bad(field+".config", "invalid JSON")
 		}
 		for as, secret := range use.Secrets {
 			if !namePattern.MatchString(as) || !namePattern.MatchString(secret) {
@@ -529,7 +541,7 @@ var variablePattern = regexp.MustCompile(`\A[A-Za-z_][A-Za-z0-9_]{0,63}\z`)
 func (c *compiler) placeholders() {
 	c.entries("placeholders", len(c.Placeholders))
 	if len(c.Placeholders) > 0 && c.Action != Allow && c.Action != Policies {
-		c.bad("placeholders", "given, but the action is %q", c.Action)
+		c.excluded("placeholders")
 	}
 	for variable, secret := range c.Placeholders {
 		field := fmt.Sprintf("placeholders[%.80s]", variable)

@@ -44,7 +44,7 @@ type Rule struct {
 	// is anything.
 	Headers map[string]string `json:"headers,omitempty"`
 
-	// Action is what the rule does. A rule with policies or an answer needs none.
+	// Action is what the rule does. A rule with policies or a response needs none.
 	Action Action `json:"action,omitempty"`
 	// Reason of a denial, for whoever reads the refusal.
 	Reason string `json:"reason,omitempty"`

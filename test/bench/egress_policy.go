@@ -132,7 +132,7 @@ func measureReplace(ctx context.Context, b *bench) ([]row, error) {
 			return nil, err
 		}
 	}
-	const rules = `[{"name":"replaced","hosts":["replaced.look.test"],"action":"policies","policies":[{"policy":"replaced","secrets":{"token":"bench"}}]}]`
+	const rules = `[{"name":"replaced","hosts":["replaced.look.test"],"policies":[{"name":"replaced","secrets":{"token":"bench"}}]}]`
 	if err := b.node.rules(ctx, sb.ID, rules); err != nil {
 		return nil, err
 	}

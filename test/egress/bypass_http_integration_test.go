@@ -119,7 +119,7 @@ func TestARedirectGivesNoRights(t *testing.T) {
 	b, value := bearer(t, "redirected", "redirects.look.test")
 	n := b.node
 	b.rules(`[
-		{"name":"api","hosts":["redirects.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"redirected"}}]},
+		{"name":"api","hosts":["redirects.look.test"],"policies":[{"name":"bearer","secrets":{"token":"redirected"}}]},
 		{"name":"no","hosts":["denied.look.test"],"action":"deny","reason":"not this one"}
 	]`)
 	r := b.try("curl -sS -L --location-trusted --max-time 20 'https://redirects.look.test/elsewhere?to=https://denied.look.test/'")

@@ -37,8 +37,8 @@ const privateCA = "/srv/private-ca.pem"
 
 // withBearer is the policy of most of these tests, withBasic that of git's.
 const (
-	withBearer = `{"policy":"bearer","secrets":{"token":"%s"}}`
-	withBasic  = `{"policy":"basic","config":{"user":"` + gitUser + `"},"secrets":{"password":"%s"}}`
+	withBearer = `{"name":"bearer","secrets":{"token":"%s"}}`
+	withBasic  = `{"name":"basic","config":{"user":"` + gitUser + `"},"secrets":{"password":"%s"}}`
 )
 
 // eachWay runs a test in a sandbox whose requests to a host are authenticated by
@@ -51,7 +51,7 @@ func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func
 			if w.zone == "look" {
 				secret := host + "-token"
 				n.secret(t, secret, token, u.host)
-				u.rules(fmt.Sprintf(`[{"name":"client","hosts":[%q],"action":"policies","policies":[`+policy+`]}]`, u.host, secret))
+				u.rules(fmt.Sprintf(`[{"name":"client","hosts":[%q],"policies":[`+policy+`]}]`, u.host, secret))
 			} else {
 				u.trustServers()
 			}

@@ -64,7 +64,7 @@ func TestFromANewPolicyToAnAuthenticatedRequest(t *testing.T) {
 	}
 	a.doze("", "policy", "push", "mine", "mine/mine.wasm")
 	a.doze(token+"\n", "secret", "set", "flow-token", "--host", host)
-	a.doze(`[{"name":"mine","hosts":["`+host+`"],"action":"policies","policies":[{"policy":"mine","secrets":{"token":"flow-token"}}]}]`,
+	a.doze(`[{"name":"mine","hosts":["`+host+`"],"policies":[{"name":"mine","secrets":{"token":"flow-token"}}]}]`,
 		"egress", "rules", b.id, "--set", "-")
 
 	if out := a.doze("", "egress", "explain", b.id, "GET", "https://"+host+"/user"); !strings.Contains(out, "sandbox/mine") {

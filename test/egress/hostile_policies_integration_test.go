@@ -69,7 +69,7 @@ func TestAPolicyThatDoesHarmDeniesItsRequestsAndNothingElse(t *testing.T) {
 		{"trap", "response", "on purpose"},
 	} {
 		host := c.do + "-" + c.at + ".look.test"
-		b.rules(fmt.Sprintf(`[{"name":"harm","hosts":[%q],"action":"policies","policies":[{"policy":"harm","config":{"do":%q,"at":%q}}]}]`, host, c.do, c.at))
+		b.rules(fmt.Sprintf(`[{"name":"harm","hosts":[%q],"policies":[{"name":"harm","config":{"do":%q,"at":%q}}]}]`, host, c.do, c.at))
 		for range 3 { // the instance is gone each time
 			r := b.try("curl -sS -w ' %{http_code}' --max-time 60 https://" + host + "/")
 			if !strings.HasSuffix(r.Stdout, " 403") && !strings.HasSuffix(r.Stdout, " 502") || !strings.Contains(r.Stdout, `"code":"policy_failed"`) {
@@ -92,7 +92,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	b := n.newBox(t)
 	b.rules(`[{"name":"kept","hosts":["kept.look.test"],"action":"deny","reason":"kept"}]`)
 	for _, do := range []string{"loop", "output", "memory", "trap", "error"} {
-		rules := fmt.Sprintf(`[{"name":"harm","hosts":["starts.look.test"],"action":"policies","policies":[{"policy":"starts","config":{"do":%q,"at":"start"}}]}]`, do)
+		rules := fmt.Sprintf(`[{"name":"harm","hosts":["starts.look.test"],"policies":[{"name":"starts","config":{"do":%q,"at":"start"}}]}]`, do)
 		_, err := n.API.SetRules(within(t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)})
 		var refused *problem.Problem
 		if !errors.As(err, &refused) || refused.Status >= 500 || !strings.Contains(err.Error(), "starts") {
@@ -149,7 +149,7 @@ func TestAPolicyIsReplacedUnderLoadWithoutAFailedRequest(t *testing.T) {
 	wasm := hostile(t)
 	n.push(t, "turns", wasm)
 	b := n.newBox(t)
-	b.rules(`[{"name":"turns","hosts":["turns.look.test"],"action":"policies","policies":[{"policy":"turns"}]}]`)
+	b.rules(`[{"name":"turns","hosts":["turns.look.test"],"policies":[{"name":"turns"}]}]`)
 	b.exec("rm -f /tmp/stop; curl -sSf -o /tmp/first https://turns.look.test/")
 	ctx, cancel := context.WithTimeout(t.Context(), testnode.Patience)
 	defer cancel()

@@ -40,7 +40,7 @@ func bearer(t *testing.T, name, host string) (*box, string) {
 	value := "tok-" + name + "-Jq7TzW2nHs5XcVb9"
 	n.secret(t, name, value, host)
 	b := n.newBox(t)
-	b.rules(fmt.Sprintf(`[{"name":"api","hosts":[%q],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":%q}}]}]`, host, name))
+	b.rules(fmt.Sprintf(`[{"name":"api","hosts":[%q],"policies":[{"name":"bearer","secrets":{"token":%q}}]}]`, host, name))
 	return b, value
 }
 
@@ -101,7 +101,7 @@ func TestErrorsDoNotRepeatAnAddressWithASecret(t *testing.T) {
 	n := commonNode(t)
 	n.secret(t, "queried", "tok-queried-Jq7TzW2nHs5XcVb9", host)
 	b := n.newBox(t)
-	b.rules(`[{"name":"api","hosts":["query.old.test"],"action":"policies","policies":[{"policy":"query","config":{"name":"key"},"secrets":{"value":"queried"}}]}]`)
+	b.rules(`[{"name":"api","hosts":["query.old.test"],"policies":[{"name":"query","config":{"name":"key"},"secrets":{"value":"queried"}}]}]`)
 	for _, form := range []string{"abort", "status", "cut", "location"} {
 		b.try("curl -sSi --max-time 60 https://" + host + "/broken/" + form)
 	}
@@ -122,7 +122,7 @@ func TestASecretCannotAddALine(t *testing.T) {
 	}
 	n.canary.watch(string(value))
 	b := n.newBox(t)
-	b.rules(`[{"name":"api","hosts":["lines.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"lines"}}]}]`)
+	b.rules(`[{"name":"api","hosts":["lines.look.test"],"policies":[{"name":"bearer","secrets":{"token":"lines"}}]}]`)
 	if r := b.try("curl -sS -w ' %{http_code}' https://" + host + "/"); !strings.HasSuffix(r.Stdout, " 403") {
 		t.Errorf("got %+v", r)
 	}
@@ -144,7 +144,7 @@ time.sleep(1000)
 func TestNothingInASandboxHasItsSecrets(t *testing.T) {
 	const host = "memory.look.test"
 	b, _ := bearer(t, "memory", host)
-	b.rules(`[{"name":"api","hosts":["memory.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"memory"}}],"placeholders":{"API_TOKEN":"memory"}}]`)
+	b.rules(`[{"name":"api","hosts":["memory.look.test"],"policies":[{"name":"bearer","secrets":{"token":"memory"}}],"placeholders":{"API_TOKEN":"memory"}}]`)
 	b.put("/tmp/keeps.py", strings.NewReader(keeps))
 	b.exec("curl -sS -o /var/tmp/answer https://" + host + "/mirror/header -D /var/tmp/header")
 	b.exec("setsid python3 /tmp/keeps.py >/var/tmp/ready 2>&1 & until [ -s /var/tmp/ready ]; do sleep 0.01; done; grep ready /var/tmp/ready")

@@ -16,7 +16,7 @@ func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
 		{"name":"never","hosts":["never.look.test"],"action":"deny","reason":"not this one"},
 		{"name":"writes","hosts":["reads.look.test"],"methods":["POST"],"action":"deny","reason":"only reading"},
 		{"name":"port","hosts":["port.pass.test"],"ports":["443"],"action":"deny","reason":"not by TLS"},
-		{"name":"still","hosts":["still.look.test"],"action":"answer","answer":{"status":418,"headers":{"X-Tea":"green"},"body":"short and stout"}}
+		{"name":"still","hosts":["still.look.test"],"respond":{"status":418,"headers":{"X-Tea":"green"},"body":"short and stout"}}
 	]`)
 	// Its name is not answered.
 	if r := b.try("curl -sS https://never.look.test/"); r.ExitCode != 6 {

@@ -43,7 +43,7 @@ func TestARequestArrivesAuthenticatedAndTheSandboxNeverSeesTheSecret(t *testing.
 	n := commonNode(t)
 	n.secret(t, "bearer-test", token, "bearer.look.test")
 	b := n.newBox(t)
-	b.rules(`[{"name":"api","hosts":["bearer.look.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"bearer-test"}}]}]`)
+	b.rules(`[{"name":"api","hosts":["bearer.look.test"],"policies":[{"name":"bearer","secrets":{"token":"bearer-test"}}]}]`)
 
 	text := b.exec("curl -sS -H 'Authorization: Bearer mine' https://bearer.look.test/user?q=1")
 	got := n.servers.requests("bearer.look.test")
@@ -72,7 +72,7 @@ func TestASecretGoesNowhereElse(t *testing.T) {
 	n := commonNode(t)
 	n.secret(t, "bound", token, "bound.look.test")
 	b := n.newBox(t)
-	b.rules(`[{"name":"all","hosts":["*.look.test","*.plain.test"],"action":"policies","policies":[{"policy":"bearer","secrets":{"token":"bound"}}]}]`)
+	b.rules(`[{"name":"all","hosts":["*.look.test","*.plain.test"],"policies":[{"name":"bearer","secrets":{"token":"bound"}}]}]`)
 	for _, url := range []string{"https://other.look.test/", "http://bound.plain.test/"} {
 		r := b.try("curl -sS -w ' %{http_code}' " + url)
 		if !strings.HasSuffix(r.Stdout, " 403") || !strings.Contains(r.Stdout, `"code":"secret_not_allowed"`) {
