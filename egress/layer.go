@@ -84,7 +84,7 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compi
 			if cause := context.Cause(ctx); cause != nil {
 				l.release()
 				if errors.Is(cause, errReadyLimit) {
-					return nil, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: cause.Error()}
+					return nil, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: fmt.Sprintf("%q: %v", u.Policy, cause)}
 				}
 				return nil, cause
 			}

@@ -159,7 +159,7 @@ func TestPoliciesThatTakeTooLongToStartAreRefusedWithTheirPlace(t *testing.T) {
 	}
 	_, err = r.arm(limited, r.moduleOf, owner, compiled)
 	var fault *rule.Error
-	if !errors.As(err, &fault) || fault.Index != 1 || fault.Field != "policies[0]" || fault.Problem != errReadyLimit.Error() {
+	if !errors.As(err, &fault) || fault.Index != 1 || fault.Field != "policies[0]" || fault.Problem != `"bearer": `+errReadyLimit.Error() {
 		t.Errorf("got %v", err)
 	}
 	r.uses(t, 0)
