@@ -242,13 +242,13 @@ func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		a.log.Error("a request panicked", "method", r.Method, "path", clip(r.URL.Path), "request_id", requestID, "panic", redact.Panic(v), "stack", string(debug.Stack()))
+		a.log.Error("request panicked", "method", r.Method, "path", clip(r.URL.Path), "request_id", requestID, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	if w.wrote || v == http.ErrAbortHandler {
 		// Half an answer must not look like a whole one.
 		panic(http.ErrAbortHandler)
 	}
-	problem.New(problem.InternalError, "the node failed while it answered; its log says more").Write(w, r)
+	problem.New(problem.InternalError, "the node failed; its log has the cause").Write(w, r)
 }
 
 // clip keeps what an answer repeats of its request short.

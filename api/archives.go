@@ -56,7 +56,7 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 		return nil, err
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) {
-		writeJSON(in.w, http.StatusOK, types.ArchiveResult{Files: result.Files, Bytes: result.Bytes})
+		writeJSON(in.w, http.StatusOK, archiveResultOf(result))
 	}}, nil
 }
 
@@ -71,4 +71,8 @@ func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 			return http.StatusOK
 		}, err
 	})
+}
+
+func archiveResultOf(r guest.ArchiveResult) types.ArchiveResult {
+	return types.ArchiveResult{Files: r.Files, Bytes: r.Bytes}
 }

@@ -121,7 +121,6 @@ func problemOfField(code problem.Code, field, reason, want string) *problem.Prob
 	case "module":
 		location = "body"
 	}
-	p := problem.Newf(code, "%s: %s; %s", field, reason, want)
-	p.Errors = []problem.FieldError{{Location: location, Message: reason, Hint: want}}
-	return p
+	return problem.Newf(code, "%s: %s; %s", field, reason, want).
+		WithErrors(problem.FieldError{Location: location, Message: reason, Hint: want})
 }

@@ -257,9 +257,8 @@ func bodyProblem(err error) *problem.Problem {
 
 // invalid is the Problem of one fault in a request.
 func invalid(location, message, want string) *problem.Problem {
-	p := problem.Newf(problem.RequestInvalid, "%s: %s; %s", location, message, want)
-	p.Errors = []problem.FieldError{{Location: location, Message: message, Hint: want}}
-	return p
+	return problem.Newf(problem.RequestInvalid, "%s: %s; %s", location, message, want).
+		WithErrors(problem.FieldError{Location: location, Message: message, Hint: want})
 }
 
 // maxFaults bounds how many faults of one request are listed.
@@ -293,7 +292,7 @@ func (a *API) faults(op *huma.Operation, status int, message string, details []*
 		// It could not parse the body, which it finds out last.
 		return problem.Newf(problem.JSONInvalid, "%s; send a JSON object", clip(details[len(details)-1].Message))
 	case status != http.StatusUnprocessableEntity:
-		return problem.New(problem.InternalError, "the node failed; its log says more")
+		return problem.New(problem.InternalError, "the node failed; its log has the cause")
 	}
 	p := problem.New(problem.RequestInvalid, message)
 	for _, d := range details {

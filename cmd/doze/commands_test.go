@@ -775,7 +775,7 @@ func TestHelpAndVersion(t *testing.T) {
 
 func TestPoliciesOfDozeCannotBeRemoved(t *testing.T) {
 	r := newRig(t)
-	r.refused("policy_built_in: policy "+egresstest.BuiltIn+": the policy is part of doze; only policies that were pushed can be deleted", "policy", "rm", egresstest.BuiltIn)
+	r.refused("policy_built_in: policy "+egresstest.BuiltIn+": the policy is part of doze; only pushed policies can be deleted", "policy", "rm", egresstest.BuiltIn)
 	r.refused("policy_not_found: ", "policy", "rm", "nope")
 }
 

@@ -16,52 +16,51 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// refuse turns the error of a request, or of what streams its answer, into the
-// Problem that the client gets. What failed on the node's side is logged here and
-// nowhere else.
+// refuse returns the problem for the error of a request or of its streamed response.
+// It logs failures of the node; its callers do not.
 func (a *API) refuse(ctx context.Context, operation, id string, err error) *problem.Problem {
 	p := problemOf(ctx, err)
 	switch {
-	case p.Code == problem.NodeUnavailable: // whatever is under way then ends so
+	case p.Code == problem.NodeUnavailable: // all requests in progress end like this
 	case p.Code == problem.InternalError:
-		a.log.Error("a request failed", "operation", operation, "sandbox", id, "request_id", requestIDOf(ctx), "error", err)
+		a.log.Error("request failed", "operation", operation, "sandbox", id, "request_id", requestIDOf(ctx), "error", err)
 	case p.Status >= http.StatusInternalServerError:
-		a.log.Warn("a request was not served", "operation", operation, "sandbox", id, "code", p.Code.String(), "request_id", requestIDOf(ctx), "error", err)
+		a.log.Warn("request failed", "operation", operation, "sandbox", id, "code", p.Code.String(), "request_id", requestIDOf(ctx), "error", err)
 	}
 	return p.For(requestIDOf(ctx))
 }
 
-// sentinels are told apart by errors.Is, first match first.
+// sentinels are compared with errors.Is, in this order.
 var sentinels = []struct {
 	err  error
 	code problem.Code
-	want string // what would be right, after the error's own text
+	hint string // follows the error's text
 }{
 	{syscall.EMFILE, problem.DescriptorsExhausted, "raise the limit of open files of the node's user (LimitNOFILE of its unit, ulimit -n) and restart the node"},
 	{syscall.ENFILE, problem.DescriptorsExhausted, "raise the host's limit of open files (sysctl fs.file-max)"},
-	{sandbox.ErrDestroyed, problem.SandboxDestroyed, "create another"},
+	{sandbox.ErrDestroyed, problem.SandboxDestroyed, "create a new one"},
 	{sandbox.ErrNotQuarantined, problem.QuarantineNotFound, "GET " + Prefix + "/node lists what is in quarantine"},
-	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists those that exist"},
-	{sandbox.ErrImageNotAllowed, problem.ImageNotAllowed, "GET " + Prefix + "/node lists the images"},
-	{sandbox.ErrImageMissing, problem.ImageUnavailable, "check the image's name and that its registry can be reached from the node"},
-	{sandbox.ErrTooManyWaiters, problem.WaiterLimitExceeded, "try again after Retry-After seconds"},
+	{sandbox.ErrNotFound, problem.SandboxNotFound, "GET " + Prefix + "/sandbox lists yours"},
+	{sandbox.ErrImageNotAllowed, problem.ImageNotAllowed, "GET " + Prefix + "/node lists the allowed images"},
+	{sandbox.ErrImageMissing, problem.ImageUnavailable, "check the name of the image, and that the node can reach its registry"},
+	{sandbox.ErrTooManyWaiters, problem.WaiterLimitExceeded, "try again after the seconds in Retry-After"},
 	{sandbox.ErrTooManySandboxes, problem.SandboxLimitExceeded, "delete one first"},
 	{sandbox.ErrBusy, problem.SandboxBusy, "try again when its requests, commands and transfers have ended, or with force=true"},
 	{sandbox.ErrStoreFull, problem.NodeDiskFull, "free disk space on the node; nothing has changed"},
-	{sandbox.ErrEngineDown, problem.EngineUnavailable, "try again; doze doctor on the node says what is wrong"},
+	{sandbox.ErrEngineDown, problem.EngineUnavailable, "try again; doze doctor on the node finds the cause"},
 	{sandbox.ErrClosed, problem.NodeUnavailable, "try again"},
-	{vault.ErrUnknown, problem.SecretNotFound, "GET " + Prefix + "/secrets lists those that exist"},
+	{vault.ErrUnknown, problem.SecretNotFound, "GET " + Prefix + "/secrets lists yours"},
 	{vault.ErrTooMany, problem.SecretLimitExceeded, "nothing has changed"},
-	{catalog.ErrUnknown, problem.PolicyNotFound, "GET " + Prefix + "/policies lists those that exist"},
-	{catalog.ErrBuiltIn, problem.PolicyBuiltIn, "only policies that were pushed can be deleted"},
+	{catalog.ErrUnknown, problem.PolicyNotFound, "GET " + Prefix + "/policies lists yours"},
+	{catalog.ErrBuiltIn, problem.PolicyBuiltIn, "only pushed policies can be deleted"},
 	{catalog.ErrInUse, problem.PolicyInUse, "change those rules first"},
 	{catalog.ErrTooMany, problem.PolicyLimitExceeded, "nothing has changed"},
-	{ruleset.ErrRevision, problem.RevisionConflict, "get them, make the change again and send the new revision"},
-	{guest.ErrLost, problem.GuestLost, "the sandbox ended or stopped meanwhile; GET its events to see why"},
+	{ruleset.ErrRevision, problem.RevisionConflict, "get the rules, make the change again, and send their new revision"},
+	{guest.ErrLost, problem.GuestLost, "the sandbox ended or stopped; its events have the cause"},
 	{guest.ErrNoAnswer, problem.SandboxTimeout, "try again, or stop the sandbox and try again"},
 }
 
-// problemOf finds the Problem for any error that the runtime returns.
+// problemOf returns the problem for an error of the runtime or of egress.
 func problemOf(ctx context.Context, err error) *problem.Problem {
 	var p *problem.Problem
 	if errors.As(err, &p) {
@@ -90,33 +89,33 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	}
 	for _, s := range sentinels {
 		if errors.Is(err, s.err) {
-			return problem.Newf(s.code, "%v; %s", err, s.want)
+			return problem.Newf(s.code, "%v; %s", err, s.hint)
 		}
 	}
 	var freeze *sandbox.FreezeError
 	if errors.As(err, &freeze) {
-		return problem.Newf(problem.SleepFailed, "%v; it runs on; try again, or stop it", err)
+		return problem.Newf(problem.SleepFailed, "%v; the sandbox is still running; try again, or stop it", err)
 	}
 	var wake *sandbox.WakeError
 	if errors.As(err, &wake) {
-		return problem.Newf(problem.WakeFailed, "%v; GET its events to see what happened", err)
+		return problem.Newf(problem.WakeFailed, "%v; the events of the sandbox have the cause", err)
 	}
 	network := networkError(err)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded), network != nil && network.Timeout():
-		return problem.New(problem.SandboxTimeout, "the sandbox did not answer in time; try again, or stop it and try again")
+		return problem.New(problem.SandboxTimeout, "the sandbox did not respond in time; try again; if that fails, stop it and try again")
 	case network != nil, errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
-		return problem.New(problem.GuestLost, "the connection to the sandbox broke; GET its events to see why")
+		return problem.New(problem.GuestLost, "lost the connection to the sandbox; its events have the cause")
 	}
 	var failure guestFailure
 	if errors.As(err, &failure) {
-		return problem.New(problem.GuestError, "the sandbox gave no usable answer; the node's log says more")
+		return problem.New(problem.GuestError, "the sandbox sent an invalid response; the node's log has the cause")
 	}
-	return problem.New(problem.InternalError, "the node failed; its log says more")
+	return problem.New(problem.InternalError, "the node failed; its log has the cause")
 }
 
-// networkError returns the failure of a connection that err wraps, or nil. An errno
-// has the methods of a net.Error, too, but is of a file or a cgroup of the node's.
+// networkError returns the failure of a connection that err wraps, or nil. A
+// syscall.Errno also has the methods of a net.Error, but comes from a file or a cgroup.
 func networkError(err error) net.Error {
 	var network net.Error
 	if !errors.As(err, &network) {
@@ -128,14 +127,14 @@ func networkError(err error) net.Error {
 	return network
 }
 
-// clientGone says whether ctx, which is a request's, has ended because nobody
-// waits for the answer any more: not because the node closes.
+// clientGone reports whether ctx, a request's, has ended because the client
+// disconnected, and not because the node is shutting down.
 func clientGone(ctx context.Context) bool {
 	return errors.Is(ctx.Err(), context.Canceled) && !errors.Is(context.Cause(ctx), sandbox.ErrClosed)
 }
 
-// guestFailure marks an error that came from a guest: what nobody can make
-// sense of is then the sandbox's failure, not the node's.
+// guestFailure marks an error of a guest. If it is unknown, the sandbox has failed and
+// not the node.
 type guestFailure struct{ error }
 
 func (f guestFailure) Unwrap() error { return f.error }
@@ -159,13 +158,11 @@ func problemOfInvalid(e *sandbox.InvalidError) *problem.Problem {
 	if e.Field == "id" {
 		location = "path.id"
 	}
-	p := problem.New(code, e.Error())
-	p.Errors = []problem.FieldError{{Location: location, Message: e.Reason, Hint: e.Want}}
-	return p
+	return problem.New(code, e.Error()).WithErrors(problem.FieldError{Location: location, Message: e.Reason, Hint: e.Want})
 }
 
-// guestCodes are the codes of a guest that mean the same here. The guest runs
-// beside hostile code: whatever else it says is a guest_error.
+// guestCodes are the codes of guests. Other codes become guest_error: a guest is not
+// trusted.
 var guestCodes = map[string]problem.Code{
 	guest.CodeInvalid:       problem.RequestInvalid,
 	guest.CodeNotFound:      problem.PathNotFound,
@@ -185,7 +182,7 @@ var guestCodes = map[string]problem.Code{
 	guest.CodePortNotReady:  problem.PortNotReady,
 }
 
-// maxGuestMessage bounds what is repeated of a guest's words.
+// maxGuestMessage is the maximum number of bytes of a guest's message in a problem.
 const maxGuestMessage = 1000
 
 func problemOfGuest(e *guest.Error) *problem.Problem {
