@@ -1,7 +1,7 @@
-// Package caddymodule puts doze into Caddy: the app that owns the node, the
-// handlers of the API and of previews, and the permission for certificates. It
-// registers, parses, provisions, validates and cleans up; what the parts do is
-// in packages api, wakeproxy and runtime.
+// Package caddymodule contains the Caddy modules: the app that owns the node, the
+// handlers of the API, previews and the proxy, and the permission for certificates.
+// They register, parse, provision, validate and clean up; the behavior is in
+// packages api, wakeproxy, egress and runtime.
 package caddymodule
 
 import (

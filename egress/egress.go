@@ -1,7 +1,6 @@
-// Package egress is the way out of sandboxes: a network that knows whose every
-// connection is and by which name its destination was asked for, that lets
-// through what the rules permit, and that adds the credentials which the sandbox
-// never sees.
+// Package egress is the outbound network of sandboxes: it identifies the sandbox and
+// the host name of every connection, permits traffic by rules, and adds credentials
+// that the sandbox never sees.
 //
 // Egress puts the parts together:
 //

@@ -1,5 +1,5 @@
-// Package policies has the sources of the guest SDK and of the policies that doze
-// ships, which are also templates for others. Package builtin has the modules.
+// Package policies embeds the sources of the SDK and of the policies that doze ships,
+// which are also templates for new ones. Package builtin has the modules.
 package policies
 
 import (

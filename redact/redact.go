@@ -1,5 +1,5 @@
-// Package redact removes from log lines what no reader of a log may see: the tokens of
-// previews, API keys, and what clients and upstreams sent and a library quotes.
+// Package redact removes confidential text from log lines: the tokens of previews, API
+// keys, and input of clients and upstreams that a library quotes.
 package redact
 
 import (

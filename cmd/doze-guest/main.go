@@ -1,6 +1,6 @@
 // Command doze-guest is PID 1 in every sandbox: it serves the node on a Unix
-// socket and does what an init has to do. It needs no file but /proc, so that
-// it works in any Linux image.
+// socket and reaps processes. It needs no file but /proc, so that it works in any
+// Linux image.
 //
 // Inside a sandbox, any program may ask that the sandbox be kept awake:
 //

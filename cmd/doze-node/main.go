@@ -1,6 +1,6 @@
 // Command doze-node is a node: Caddy with doze's modules, and the commands that
-// look after a node on this machine. `doze` hands over to it, so that users call
-// doze and a client need not load a server.
+// operate a node on this machine. `doze` executes it for these commands, so that users
+// call doze and a client does not load a server.
 package main
 
 import (

@@ -1,6 +1,5 @@
-// Package audit keeps what sandboxes sent, or wanted to send, and what became of
-// it: the latest entries of each sandbox in memory, a line in the node's log, and
-// metrics.
+// Package audit records outbound flows with their verdicts: the latest entries of each
+// sandbox in memory, a line for each in the node's log, and metrics.
 //
 // Entries hold no query string, no value of a header, no body and no secret:
 // what is not in Entry cannot be kept.

@@ -1,6 +1,5 @@
-// Package proxy is an HTTP proxy for programs that are in no sandbox. Who they
-// belong to is said by a key; what becomes of what they send is decided by the
-// same rules as for a sandbox.
+// Package proxy is the HTTP proxy for programs outside of sandboxes. A key identifies
+// their owner, whose rules decide on their requests as on a sandbox's.
 //
 // A Handler understands what clients of a proxy send: CONNECT, over HTTP/1.1 and
 // HTTP/2, and requests with an absolute URI (RFC 9110, section 9.3.6; RFC 9112,

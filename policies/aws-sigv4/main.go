@@ -1,4 +1,4 @@
-// Aws-sigv4 signs requests to AWS and to what speaks its signature, version 4.
+// Aws-sigv4 signs requests to AWS, and to services with its signature version 4.
 //
 // https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html
 package main

@@ -1,4 +1,4 @@
-// Package builtin has the modules of the policies that doze ships.
+// Package builtin embeds the modules of the policies that doze ships.
 //
 // They are compiled by `make policies`, which `make build` does first, into the
 // folder modules, and are not in the repository. A program that was built by

@@ -1,4 +1,4 @@
-// Readonly lets through what reads, and refuses all else.
+// Readonly permits requests that only read, and refuses all others.
 package main
 
 import (

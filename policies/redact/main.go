@@ -1,4 +1,4 @@
-// Redact takes what should not leave out of the bodies of requests.
+// Redact removes confidential text from the bodies of requests.
 package main
 
 import (

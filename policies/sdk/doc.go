@@ -1,5 +1,5 @@
 // Package sdk is for writing policies of doze in Go: programs that see each
-// request that a sandbox sends, and change it, refuse it or answer it.
+// request of a sandbox, and change it, refuse it or respond to it.
 //
 //	package main
 //

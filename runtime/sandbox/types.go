@@ -1,5 +1,5 @@
-// Package sandbox says what a sandbox is and how it lives. Its Manager is the
-// one place that decides a sandbox's state; everybody else asks it for a Lease.
+// Package sandbox defines sandboxes and their life cycle. Its Manager is the only
+// place that decides a sandbox's state; all other parts acquire a Lease.
 package sandbox
 
 import (

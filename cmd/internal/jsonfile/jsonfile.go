@@ -1,5 +1,5 @@
-// Package jsonfile reads JSON that people write: strictly, and with the line and column
-// of a mistake.
+// Package jsonfile reads JSON files that people write, strictly: errors have the line and
+// the column.
 package jsonfile
 
 import (

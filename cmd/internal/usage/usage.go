@@ -1,4 +1,4 @@
-// Package usage tells command lines that are wrong from commands that fail.
+// Package usage distinguishes invalid command lines from commands that fail.
 package usage
 
 import (

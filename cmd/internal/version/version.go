@@ -1,4 +1,4 @@
-// Package version says which version of doze a program is.
+// Package version returns the version of a program of doze.
 package version
 
 import (

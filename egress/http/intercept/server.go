@@ -1,5 +1,5 @@
-// Package intercept speaks HTTP with a sandbox in the name of the host that it
-// wanted to reach, and sends the requests on to that host.
+// Package intercept serves HTTP to a sandbox in the name of an upstream, and forwards
+// the requests to that upstream.
 //
 // A Server takes a connection whose destination is known, answers its TLS with a
 // certificate for that host, and hands each request to the destination's

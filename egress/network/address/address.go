@@ -1,7 +1,6 @@
-// Package address says which network addresses a sandbox may be connected to
-// without an operator's word: only those that are globally reachable by the
-// registries of IANA, and of which no part leads to another kind of address by
-// translation or tunnelling.
+// Package address classifies network addresses: unless an operator permits more, a
+// sandbox reaches only addresses that are globally reachable by the registries of IANA
+// and do not lead to others by translation or tunneling.
 package address
 
 import (

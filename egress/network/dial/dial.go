@@ -1,4 +1,4 @@
-// Package dial connects to where a sandbox may go. A name is resolved when a
+// Package dial connects to upstreams: it resolves, checks and dials. A name is resolved when a
 // connection to it is made, every answer is checked, and one that passed is
 // dialled: no answer that comes later counts. So a name whose answers change
 // (DNS rebinding), or that has a public and a private address at once, leads to

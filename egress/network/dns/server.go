@@ -1,6 +1,6 @@
-// Package dns answers a sandbox's questions for names. Each allowed name gets an
-// address of its own of link.Pool, which leads nowhere: a connection to it comes
-// to the node, which knows by it the name that was meant.
+// Package dns is the name server of sandboxes. Each allowed name gets an address of
+// its own from link.Pool: a connection to this address reaches the node, which
+// identifies the name by it.
 //
 // No query leaves the node: whether a name exists is found out when a connection
 // to it is dialled. So names carry nothing out of a sandbox, and one that does

@@ -1,6 +1,6 @@
-// Package catalog keeps the policies that owners push. They are too large for the
-// store's documents, so each is a file named after its digest, and a document says
-// which owner calls it what.
+// Package catalog stores the policies that owners push. They are too large for the
+// store's documents, so each is a file named after its digest, and a document has
+// its names by owner.
 package catalog
 
 import (

@@ -1,4 +1,4 @@
-// Package policylog keeps the latest lines that each policy wrote, in memory, for
+// Package policylog retains the latest lines of output of each policy, in memory, for
 // the policy's owner.
 //
 // Policies hold no secret and see no response before secrets were taken out of it, so

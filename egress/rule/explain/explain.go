@@ -1,5 +1,5 @@
-// Package explain says what would become of a request, and why, without sending
-// anything.
+// Package explain reports how the rules would decide on a request, and why, without
+// sending anything.
 package explain
 
 import (

@@ -1,5 +1,5 @@
-// Package preset has named lists of the hosts that code hosts, model APIs and
-// installers need, so that rules can name the service: `preset:github`. Operators define
+// Package preset defines named lists of the hosts of code hosts, model APIs and
+// installers, so that rules can name the service: `preset:github`. Operators define
 // more of them, such as the package registries that their sandboxes use.
 //
 // A list has what the service's own clients connect to by default and nothing else.

@@ -1,6 +1,6 @@
-// Package ruleset keeps the rules of owners and of sandboxes: checked before they
-// are taken, durable when they are acknowledged, and counted by revisions, so that
-// two who change them at once do not undo each other.
+// Package ruleset stores the rules of owners and sandboxes: checked before they are
+// accepted, durable when they are acknowledged, and with revisions, so that
+// concurrent changes do not undo each other.
 package ruleset
 
 import (

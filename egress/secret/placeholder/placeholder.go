@@ -1,6 +1,6 @@
-// Package placeholder lets a client inside a sandbox hold a text in the place of
-// a secret: what asks for a token in an environment variable gets one that is
-// worth nothing, and which the node exchanges on its way to where the secret may go.
+// Package placeholder defines texts that programs in a sandbox hold in the place of
+// secrets, such as a token in an environment variable: the node replaces them on their
+// way to the hosts that the secret is bound to.
 package placeholder
 
 import (

@@ -1,6 +1,6 @@
-// Package reference lets a policy place a secret in a request without ever
-// holding a byte of it: the policy writes a reference, the host puts the value
-// in its place when the policy has ended.
+// Package reference lets a policy place a secret in a request without holding a byte
+// of it: the policy writes a reference, and the host replaces it with the value after the
+// policy has ended.
 package reference
 
 import (

@@ -1,5 +1,5 @@
-// Package scrub takes secrets out of what comes back to a sandbox: an upstream
-// that echoes a header, an error page that quotes a request.
+// Package scrub removes secrets from responses to a sandbox: an upstream may echo a
+// header, an error page may quote a request.
 //
 // An occurrence is a value as it is, in base64 (standard or URL alphabet, at each
 // of the three alignments) or in hex (lower or upper case); and each of these as

@@ -1,5 +1,5 @@
-// Package seal encrypts what the node keeps at rest and nobody may read: secrets,
-// and the key of its certificate authority.
+// Package seal encrypts secrets, and the key of the node's certificate authority, for
+// the disk.
 //
 // A value is sealed with AES-256-GCM for a purpose, and opens for that purpose
 // only: who can write to the store cannot make one value pass for another.

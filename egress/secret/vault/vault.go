@@ -1,5 +1,5 @@
-// Package vault keeps the secrets of owners: values that the node puts into their
-// requests, that go to no host but those they are bound to, and that nobody can
+// Package vault stores the secrets of owners: values that the node puts into their
+// requests, only to the hosts that the secret is bound to, and that no client can
 // read again.
 //
 // At rest they are sealed. In memory they are not: each request to a bound host

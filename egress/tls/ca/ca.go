@@ -1,6 +1,5 @@
-// Package ca is the node's own certification authority, which only its
-// sandboxes trust: it signs the leaf certificates that intercepted connections
-// are answered with.
+// Package ca is the node's own certificate authority, which only its sandboxes
+// trust: it signs the leaf certificates of intercepted connections.
 //
 // Its key is made once and kept, sealed, in a record. Some months before a root
 // certificate ends a new one is made; for a while sandboxes are told to trust

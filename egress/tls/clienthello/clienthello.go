@@ -1,6 +1,5 @@
-// Package clienthello reads the first message of a TLS connection without
-// answering it: what a connection says of itself before it is passed on or
-// intercepted.
+// Package clienthello reads the first message of a TLS connection, before the
+// connection is passed through or intercepted.
 package clienthello
 
 import (

@@ -1,5 +1,5 @@
 // Package server is the guest's side of package guest: it runs commands and
-// processes, reads and writes files, and says what happens in its sandbox. It is
+// processes, reads and writes files, and reports events of its sandbox. It is
 // the body of cmd/doze-guest and can be used in-process by tests:
 //
 //	srv, err := server.New(server.Config{RunDir: t.TempDir(), LogDir: t.TempDir(), AnyPeer: true})

@@ -1,6 +1,6 @@
-// Package trust makes the programs of a sandbox trust the node's CAs, in whatever
-// image: it adds them to the system's store as the distribution would, to Java's and,
-// by policies, to browsers', and keeps two files for the clients that read a variable.
+// Package trust makes the programs of a sandbox trust the node's CAs, in any image:
+// it adds them to the system's store as the distribution would, to Java's and, by
+// policies, to browsers', and writes two files for clients that read a variable.
 // What it adds is replaced by the next Install; all else stays as it is.
 package trust
 

@@ -1,6 +1,6 @@
 // Package helper is the namespace helper: it runs in the user namespace of
 // rootless Podman, where it may enter the network namespaces of sandboxes, and
-// hands the node sockets and network devices that were made there. It is kept small, in memory and
+// creates sockets and network devices there for the node. It is kept small, in memory and
 // in what it can be asked for, because it holds privileges that the node lacks.
 package helper
 

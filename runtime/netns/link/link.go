@@ -1,6 +1,6 @@
-// Package link says what the network of a sandbox looks like from inside: one
-// device, the same in every sandbox, for who sends is known by the device and not
-// by an address.
+// Package link defines the network inside a sandbox: one device with the same
+// addresses in every sandbox, because the device identifies the sandbox, not an
+// address.
 //
 // The addresses are of 198.18.0.0/15, which is for measurements between networks
 // (RFC 2544) and which nobody reaches through the internet: a name that leads

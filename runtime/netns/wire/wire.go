@@ -1,5 +1,5 @@
 // Package wire is the protocol between the node and its namespace helper: one
-// packet per request and one per answer, over a SOCK_SEQPACKET pair. An answer
+// packet per request and one per response, over a SOCK_SEQPACKET pair. An answer
 // may carry one descriptor. Numbers are little-endian.
 //
 //	request  version u8, op u8, family u8, 0, seq u32, pid u32, len(id) u16, len(cgroup) u16, id, cgroup

@@ -1,7 +1,7 @@
-// Package ociruntime is the OCI runtime of sandboxes: crun, for which it makes the user
-// namespace of each sandbox, below one more that is between Podman's and the sandbox's own.
+// Package ociruntime is the OCI runtime of sandboxes: crun, in a user namespace that bounds
+// each sandbox, between Podman's and the sandbox's own.
 //
-// That one is what bounds a sandbox as a whole. The kernel counts inotify
+// The kernel counts inotify
 // instances, pending signals and their kind by user and user namespace, and once more
 // in the namespace above, for the user that made the one below. Limits of a
 // sandbox's own namespace hold for each of its 65,535 users by itself; in the

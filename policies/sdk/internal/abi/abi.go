@@ -1,5 +1,5 @@
-// Package abi is what a policy and its host say to each other: the http-wasm
-// handler ABI (module http_handler) and what doze adds to it (module
+// Package abi is the interface between a policy and its host: the http-wasm
+// handler ABI (module http_handler) and doze's own functions (module
 // doze_egress_v1). In WebAssembly its functions are imports; natively they go to
 // the Host that a test has put in place.
 //
