@@ -25,7 +25,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose test-unit test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose docs pictures test-unit test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -97,6 +97,12 @@ check: prose ## gofmt, go vet, the language, and the client for other systems
 
 prose: ## the language of code and documents; CONTRIBUTING.md has the rules
 	go run ./internal/prose
+
+docs: ## the parts of documents that are generated from code
+	go run ./internal/docs
+
+pictures: ## docs/pictures/*.svg, from their sources in *.txt
+	cd docs/pictures && GOFLAGS= go run .
 
 # Compiled before and run one package at a time: a test that has a core to itself
 # fails only for a reason of its own.
