@@ -34,7 +34,7 @@ type Egress interface {
 	// that were accepted but may not work as intended.
 	SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error)
 
-	// PutSecret copies value. Errors: *vault.InvalidError, vault.ErrTooMany (also in a
+	// PutSecret copies value. Errors: *problem.InvalidError, vault.ErrTooMany (also in a
 	// *vault.HostFullError).
 	PutSecret(ctx context.Context, owner, name string, value []byte, hosts []string) (vault.Secret, error)
 	// Secrets are in the order of their names.
@@ -43,7 +43,7 @@ type Egress interface {
 	DeleteSecret(ctx context.Context, owner, name string) error
 
 	// PutPolicy takes a module that was compiled and found to be a policy. Errors:
-	// *catalog.InvalidError, with the Field "module" for what the compiler says;
+	// *problem.InvalidError, with the Field "module" for what the compiler says;
 	// catalog.ErrTooMany.
 	PutPolicy(ctx context.Context, owner, name string, wasm []byte) (catalog.Info, error)
 	// Policies are the owner's and those that come with doze, in the order of their
@@ -66,7 +66,7 @@ type Egress interface {
 	// FollowFlows returns those and then what comes. The channel is closed when the
 	// sandbox is gone, the node closes, or the function is called, which must be.
 	FollowFlows(id sandbox.ID, f audit.Filter) (<-chan audit.Entry, func())
-	// Explain says what would become of a request. Errors: *explain.InvalidError.
+	// Explain says what would become of a request. Errors: *problem.InvalidError.
 	Explain(ctx context.Context, id sandbox.ID, method, url string, header http.Header) (explain.Explanation, error)
 	// OutsideFlows, FollowOutsideFlows and ExplainOutside are the same for what the
 	// owner has outside of sandboxes: the clients of the proxy.

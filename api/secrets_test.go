@@ -70,7 +70,7 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 		{problem.NameInvalid, "/secrets/A%20B", `{"value":"` + canary + `","hosts":["a.example"]}`, "path.name", "1 to 64"},
 		{problem.RequestInvalid, "/secrets/a", `{"value":"canary","hosts":["a.example"]}`, "body.value", "at least 8"},
 		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":["a.example","**"]}`, "body.hosts[1]", "name those that need it"},
-		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":["*.com"]}`, "body.hosts", "anybody"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":["*.com"]}`, "body.hosts", "anyone can register a name below com"},
 		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":[]}`, "body.hosts", "such as"},
 		{problem.RequestInvalid, "/secrets/a", `{"value":["` + canary + `"],"hosts":["a.example"]}`, "body.value", ""},
 		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":"a.example"}`, "body.hosts", ""},

@@ -17,6 +17,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/problem"
 )
 
 func TestRulesWithMistakesChangeNothing(t *testing.T) {
@@ -106,7 +107,7 @@ func TestPushesWithMistakesChangeNothing(t *testing.T) {
 	if _, _, err := r.SetRules(within(t), owner, "", ruleset.Update{Rules: []rule.Rule{through("b.web.test", "note", "")}}); err != nil {
 		t.Fatal(err)
 	}
-	var invalid *catalog.InvalidError
+	var invalid *problem.InvalidError
 	for name, wasm := range map[string][]byte{"text": []byte("no module"), "nothing": nil, "a part": noting("x")[:40], "much": bytes.Repeat([]byte{0}, catalog.MaxModule+1)} {
 		if _, err := r.PutPolicy(within(t), owner, "note", wasm); !errors.As(err, &invalid) {
 			t.Errorf("%s: %v", name, err)

@@ -11,7 +11,7 @@ import (
 )
 
 // Explain says what would become of a request of the sandbox. Nothing is sent.
-// Errors: *explain.InvalidError, or sandbox.ErrNotFound.
+// Errors: *problem.InvalidError, or sandbox.ErrNotFound.
 func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string, header http.Header) (explain.Explanation, error) {
 	r, err := explain.Parse(method, url, header)
 	if err != nil {
@@ -29,7 +29,7 @@ func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string,
 }
 
 // ExplainOutside says what would become of a request that the owner's programs
-// outside of sandboxes send through the proxy. Errors: *explain.InvalidError, or
+// outside of sandboxes send through the proxy. Errors: *problem.InvalidError, or
 // sandbox.ErrClosed.
 func (e *Egress) ExplainOutside(ctx context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
 	r, err := explain.Parse(method, url, header)

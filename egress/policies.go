@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/policies/builtin"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -26,7 +27,7 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 	checked, err := e.pool.compile(ctx, pushed)
 	var unusable *policy.CompileError
 	if errors.As(err, &unusable) {
-		return catalog.Info{}, &catalog.InvalidError{Field: "module", Reason: unusable.Err.Error(), Want: "build it with `doze policy build`"}
+		return catalog.Info{}, &problem.InvalidError{Field: "module", Reason: unusable.Err.Error(), Want: "build it with `doze policy build`"}
 	}
 	if err != nil {
 		return catalog.Info{}, err

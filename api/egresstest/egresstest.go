@@ -23,6 +23,7 @@ import (
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
 )
@@ -144,7 +145,7 @@ func (e *Egress) DeleteSecret(ctx context.Context, owner, name string) error {
 // PutPolicy implements api.Egress. It takes what begins as a module does.
 func (e *Egress) PutPolicy(ctx context.Context, owner, name string, module []byte) (catalog.Info, error) {
 	if !bytes.HasPrefix(module, wasm) {
-		return catalog.Info{}, &catalog.InvalidError{Field: "module", Reason: "it is no WebAssembly module", Want: "build it with doze policy build"}
+		return catalog.Info{}, &problem.InvalidError{Field: "module", Reason: "not a WebAssembly module", Want: "build it with doze policy build"}
 	}
 	info, err := e.modules.Put(ctx, owner, name, module)
 	info.ReplacesBuiltIn = name == BuiltIn

@@ -48,9 +48,6 @@ var (
 	ErrTooMany = fmt.Errorf("an owner has at most %d policies of %d MiB in all: delete one first", MaxModules, MaxOfOwner>>20)
 )
 
-// InvalidError refuses what cannot be a policy.
-type InvalidError = problem.InvalidError
-
 // Documents is what is needed of a store; the comments of store.Badger are the
 // contract.
 type Documents interface {
@@ -153,15 +150,15 @@ var namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
 // Put keeps a module under a name, replacing the one that is there. It is on the
 // disk when Put returns. Whether it is a policy is for others to say, before.
 //
-// Errors: *InvalidError, ErrTooMany, the store's, or the disk's.
+// Errors: *problem.InvalidError, ErrTooMany, the store's, or the disk's.
 func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (Info, error) {
 	switch {
 	case owner == "" || len(owner) > maxOwner:
 		return Info{}, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))
 	case !namePattern.MatchString(name):
-		return Info{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("%.80q is no name of a policy", name), Want: "use 1 to 64 of a-z, 0-9, - and _"}
+		return Info{}, &problem.InvalidError{Field: "name", Reason: fmt.Sprintf("invalid name %.80q", name), Want: "use 1 to 64 of a-z, 0-9, - and _"}
 	case len(module) == 0 || len(module) > MaxModule:
-		return Info{}, &InvalidError{Field: "module", Reason: fmt.Sprintf("it has %d bytes", len(module)), Want: fmt.Sprintf("use at most %d", MaxModule)}
+		return Info{}, &problem.InvalidError{Field: "module", Reason: fmt.Sprintf("%d bytes", len(module)), Want: fmt.Sprintf("use at most %d", MaxModule)}
 	}
 	m.change.Lock()
 	defer m.change.Unlock()

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store"
 )
 
@@ -144,7 +145,7 @@ func TestWhatCannotBeAPolicyIsRefused(t *testing.T) {
 		{"../x", []byte("m"), "name"}, {"", []byte("m"), "name"}, {"Sign", []byte("m"), "name"},
 		{"sign", nil, "module"}, {"sign", make([]byte, MaxModule+1), "module"},
 	} {
-		var invalid *InvalidError
+		var invalid *problem.InvalidError
 		if _, err := m.Put(t.Context(), "a", c.name, c.module); !errors.As(err, &invalid) || invalid.Field != c.field {
 			t.Errorf("%q with %d bytes: %v, want an InvalidError of %s", c.name, len(c.module), err, c.field)
 		}

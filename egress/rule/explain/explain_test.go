@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/problem"
 )
 
 // known has the policy bearer, and the secret github for api.github.com. It says
@@ -164,7 +165,7 @@ func TestRequestsAreParsed(t *testing.T) {
 		{"GET", "tcp://example.com", "url"}, {"GET", "https://a_b!c/", "url"}, {"GET", "https://2130706433/", "url"}, {"GET", "https://[fe80::1%25eth0]/", "url"},
 		{"", "https://example.com/", "method"}, {"G T", "https://example.com/", "method"},
 	} {
-		var invalid *InvalidError
+		var invalid *problem.InvalidError
 		if _, err := Parse(c[0], c[1], nil); !errors.As(err, &invalid) || invalid.Field != c[2] {
 			t.Errorf("%q %q: %v, want an InvalidError of %s", c[0], c[1], err, c[2])
 		}

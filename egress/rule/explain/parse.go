@@ -13,9 +13,6 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// InvalidError refuses what is no request.
-type InvalidError = problem.InvalidError
-
 // defaultPorts of the schemes that can be explained; tcp has none.
 var defaultPorts = map[string]uint16{"http": 80, "https": 443, "tcp": 0}
 
@@ -26,33 +23,33 @@ func Parse(method, address string, header http.Header) (rule.Request, error) {
 	const want = "write https://HOST/PATH, http://HOST/PATH or tcp://HOST:PORT"
 	u, err := url.Parse(address)
 	if err != nil || u.Hostname() == "" || u.Opaque != "" || u.User != nil {
-		return rule.Request{}, &InvalidError{Field: "url", Reason: fmt.Sprintf("%.80q is no address of a request", address), Want: want}
+		return rule.Request{}, &problem.InvalidError{Field: "url", Reason: fmt.Sprintf("invalid URL %.80q", address), Want: want}
 	}
 	port, known := defaultPorts[u.Scheme]
 	if !known {
-		return rule.Request{}, &InvalidError{Field: "url", Reason: fmt.Sprintf("the scheme %.20q cannot be explained", u.Scheme), Want: want}
+		return rule.Request{}, &problem.InvalidError{Field: "url", Reason: fmt.Sprintf("unsupported scheme %.20q", u.Scheme), Want: want}
 	}
 	if text := u.Port(); text != "" {
 		n, err := strconv.ParseUint(text, 10, 16)
 		if err != nil {
-			return rule.Request{}, &InvalidError{Field: "url", Reason: fmt.Sprintf("%.20q is no port", text), Want: "use 1 to 65535"}
+			return rule.Request{}, &problem.InvalidError{Field: "url", Reason: fmt.Sprintf("invalid port %.20q", text), Want: "use 1 to 65535"}
 		}
 		port = uint16(n)
 	}
 	if port == 0 {
-		return rule.Request{}, &InvalidError{Field: "url", Reason: "it names no port", Want: want}
+		return rule.Request{}, &problem.InvalidError{Field: "url", Reason: "no port", Want: want}
 	}
 	r := rule.Request{Port: port, HTTPS: u.Scheme == "https"}
 	if a, err := netip.ParseAddr(u.Hostname()); err == nil && a.Zone() == "" {
 		r.Address = a
 	} else if r.Host, err = rule.CleanHost(u.Hostname()); err != nil {
-		return rule.Request{}, &InvalidError{Field: "url", Reason: err.Error(), Want: want}
+		return rule.Request{}, &problem.InvalidError{Field: "url", Reason: err.Error(), Want: want}
 	}
 	if u.Scheme == "tcp" {
 		return r, nil
 	}
 	if !httpguts.ValidHeaderFieldName(method) { // both are tokens, RFC 9110
-		return rule.Request{}, &InvalidError{Field: "method", Reason: fmt.Sprintf("%.20q is no method", method), Want: "write GET, in capitals"}
+		return rule.Request{}, &problem.InvalidError{Field: "method", Reason: fmt.Sprintf("invalid method %.20q", method), Want: "use a method in capitals, such as GET"}
 	}
 	r.Method, r.Path = method, u.EscapedPath()
 	if r.Path == "" {

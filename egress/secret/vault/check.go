@@ -10,6 +10,7 @@ import (
 
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/problem"
 )
 
 // Limits. What is beyond is refused when it is put.
@@ -35,14 +36,14 @@ func check(owner, name string, value []byte, hosts []string) ([]pattern, error) 
 		return nil, fmt.Errorf("an owner has 1 to %d bytes, this one has %d", maxOwner, len(owner))
 	}
 	if !namePattern.MatchString(name) {
-		return nil, &InvalidError{Field: "name", Reason: fmt.Sprintf("%.80q is no name of a secret", name), Want: "use 1 to 64 of a-z, 0-9, - and _"}
+		return nil, &problem.InvalidError{Field: "name", Reason: fmt.Sprintf("invalid name %.80q", name), Want: "use 1 to 64 of a-z, 0-9, - and _"}
 	}
 	switch n := len(value); {
 	case n < MinValue:
-		return nil, &InvalidError{Field: "value", Reason: fmt.Sprintf("it has %d bytes, and something so short cannot be told from other text in answers", n),
+		return nil, &problem.InvalidError{Field: "value", Reason: fmt.Sprintf("%d bytes; a value so short cannot be found in responses without matching other text", n),
 			Want: fmt.Sprintf("use at least %d", MinValue)}
 	case n > MaxValue:
-		return nil, &InvalidError{Field: "value", Reason: fmt.Sprintf("it has %d bytes", n), Want: fmt.Sprintf("use at most %d", MaxValue)}
+		return nil, &problem.InvalidError{Field: "value", Reason: fmt.Sprintf("%d bytes", n), Want: fmt.Sprintf("use at most %d", MaxValue)}
 	}
 	patterns, err := parsePatterns(hosts)
 	if err != nil {
@@ -50,10 +51,10 @@ func check(owner, name string, value []byte, hosts []string) ([]pattern, error) 
 	}
 	for i, h := range patterns {
 		if h.below && open(h.name) {
-			return nil, &InvalidError{Field: "hosts", Reason: fmt.Sprintf("%s: anybody can have a name below %s", h, h.name), Want: "name the hosts that need it"}
+			return nil, &problem.InvalidError{Field: "hosts", Reason: fmt.Sprintf("%s: anyone can register a name below %s", h, h.name), Want: "name the hosts that need it"}
 		}
 		if slices.Contains(patterns[:i], h) {
-			return nil, &InvalidError{Field: "hosts", Reason: fmt.Sprintf("%s is there twice", h), Want: "name it once"}
+			return nil, &problem.InvalidError{Field: "hosts", Reason: fmt.Sprintf("duplicate host %s", h), Want: "name it once"}
 		}
 	}
 	return patterns, nil
@@ -62,23 +63,23 @@ func check(owner, name string, value []byte, hosts []string) ([]pattern, error) 
 // parsePatterns reads hosts, stored ones too.
 func parsePatterns(hosts []string) ([]pattern, error) {
 	if n := len(hosts); n == 0 || n > MaxHosts {
-		return nil, &InvalidError{Field: "hosts", Reason: fmt.Sprintf("there are %d", n),
+		return nil, &problem.InvalidError{Field: "hosts", Reason: fmt.Sprintf("%d hosts", n),
 			Want: fmt.Sprintf("name 1 to %d hosts that the secret may be sent to, such as api.github.com", MaxHosts)}
 	}
 	patterns := make([]pattern, 0, len(hosts))
 	for i, h := range hosts {
 		field := fmt.Sprintf("hosts[%d]", i)
 		if h == "**" || h == "*" {
-			return nil, &InvalidError{Field: field, Reason: "a secret is bound to hosts, not to all of them", Want: "name those that need it, such as api.github.com"}
+			return nil, &problem.InvalidError{Field: field, Reason: "a secret is bound to hosts, not to all of them", Want: "name those that need it, such as api.github.com"}
 		}
 		if strings.HasPrefix(h, preset.Prefix) {
-			return nil, &InvalidError{Field: field, Reason: "a secret is bound to hosts, not to a preset: an update of doze or the operator may add hosts to those",
+			return nil, &problem.InvalidError{Field: field, Reason: "a secret is bound to hosts, not to a preset: an update of doze or the operator may add hosts to those",
 				Want: "name those that need it, such as api.github.com; `doze egress presets` lists them"}
 		}
 		name, below := strings.CutPrefix(h, "*.")
 		name, err := rule.CleanHost(name)
 		if err != nil {
-			return nil, &InvalidError{Field: field, Reason: err.Error(), Want: "use names such as api.github.com, and *.example.com for all below"}
+			return nil, &problem.InvalidError{Field: field, Reason: err.Error(), Want: "use names such as api.github.com, and *.example.com for all below"}
 		}
 		patterns = append(patterns, pattern{name, below})
 	}

@@ -18,8 +18,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/doze-run/doze/problem"
 )
 
 var (
@@ -34,9 +32,6 @@ var (
 	// wrapped in a *HostFullError when one of the hosts has.
 	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
 )
-
-// InvalidError refuses a secret that cannot work. It never holds the value.
-type InvalidError = problem.InvalidError
 
 // Documents is what the vault needs of a store; the comments of store.Badger are
 // the contract.
@@ -119,7 +114,7 @@ func (v *Vault) Version() int64 { return v.version.Load() }
 // Put makes a secret, or replaces value and hosts of the one that is there. It is on
 // the disk and in force when Put returns. value is copied.
 //
-// Errors: *InvalidError, ErrTooMany, *HostFullError, or the store's.
+// Errors: *problem.InvalidError, ErrTooMany, *HostFullError, or the store's.
 func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts []string) (Secret, error) {
 	patterns, err := check(owner, name, value, hosts)
 	if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store"
 )
 
@@ -329,7 +330,7 @@ func TestWhatCannotWorkIsRefusedWithARemedy(t *testing.T) {
 			v := newVault(t)
 			before := v.Version()
 			_, err := v.Put(t.Context(), "a", c.name, []byte(c.value), c.hosts)
-			var invalid *InvalidError
+			var invalid *problem.InvalidError
 			if !errors.As(err, &invalid) || invalid.Field != c.field || !strings.Contains(err.Error(), c.want) {
 				t.Errorf("got %v; want %s and %q", err, c.field, c.want)
 			}
