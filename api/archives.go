@@ -25,8 +25,8 @@ func (a *API) registerArchives() {
 	register(a, route{
 		method: http.MethodPut, path: path, id: "put-archive", tag: "files",
 		summary: "Unpack a tar stream into a directory",
-		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; the directory is made if it is missing. What would reach " +
-			"out of the directory is refused. Entries before the refused one, or before the upload broke off, stay.",
+		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; a missing directory is made. An entry that " +
+			"leads out of the directory is refused. Entries before it, or before the end of an incomplete upload, stay.",
 		codes:   onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
 		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.ArchiveResult](a, "What was unpacked")},
 	}, a.putArchive)
@@ -34,8 +34,8 @@ func (a *API) registerArchives() {
 	register(a, route{
 		method: http.MethodGet, path: path, id: "get-archive", tag: "files",
 		summary: "Pack a directory or file as a tar stream",
-		description: "Wakes the sandbox. Paths in the tar are relative to the directory. An answer that breaks off is ended by closing " +
-			"the connection, never as if it were whole.",
+		description: "Wakes the sandbox. Paths in the tar are relative to the directory. If the response cannot be " +
+			"completed, the connection is closed.",
 		codes:   onSandbox(wakeCodes, fileCodes),
 		answers: map[int]*huma.Response{http.StatusOK: answerBytes("The tar", tarType)},
 	}, a.getArchive)

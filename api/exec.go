@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// bufferedTimeout is the default of a command whose output is collected: its
-	// client sees nothing until it ends, so it must end. Streams have none.
+	// bufferedTimeout is the default timeout of a command whose output is collected: its
+	// client sees nothing until the command ends. Streams have no default.
 	bufferedTimeout = 10 * time.Minute
 	maxExecTimeout  = 24 * time.Hour
-	// defaultOutput and maxOutput bound what is collected of stdout and of
+	// defaultOutput and maxOutput limit the bytes that are collected of stdout and of
 	// stderr. The rest is read and dropped, so that the command is not blocked.
 	defaultOutput = 1 << 20
 	maxOutput     = 10 << 20
-	// answerGrace is how much longer than agreed the node waits for a guest,
-	// which keeps the time itself but is not trusted to.
+	// answerGrace is how long the node waits for the result after a command's timeout.
+	// The guest enforces the timeout, but is not trusted to.
 	answerGrace = 15 * time.Second
 )
 
@@ -39,7 +39,7 @@ type execInput struct {
 	Body types.ExecRequest
 }
 
-// execCodes can come from both routes that run a command.
+// execCodes are the codes of both routes that run a command.
 var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
 
 func (a *API) registerExec() {
@@ -54,8 +54,8 @@ func (a *API) registerExec() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/exec", id: "exec", tag: "exec",
 		summary: "Run a command",
-		description: "Wakes the sandbox. When the client goes away, the whole process tree is killed. " +
-			"If it cannot be known how the command ended, that is an error and never an exit code.",
+		description: "Wakes the sandbox. When the client disconnects, the whole process tree is killed. " +
+			"If it is unknown how the command ended, the response is an error, never an exit code.",
 		codes:   onSandbox(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: result},
 	}, a.exec)
@@ -78,25 +78,25 @@ func execRequestOf(b types.ExecRequest) (guest.ExecRequest, error) {
 		req.Timeout = bufferedTimeout
 	}
 	if req.Timeout > maxExecTimeout {
-		return guest.ExecRequest{}, invalid("body.timeout", "it is longer than 24h", "use at most 24h; what runs longer is a process: POST …/process")
+		return guest.ExecRequest{}, invalid("body.timeout", "longer than 24h", "use at most 24h, or start a background process: POST …/process")
 	}
 	return req, nil
 }
 
-// checkCommand refuses what cannot be run, before anything is woken for it.
+// checkCommand refuses an invalid command before the sandbox is woken for it.
 func checkCommand(c types.Command) error {
 	const want = `send either "command": "ls -l" or "argv": ["ls", "-l"]`
 	switch {
 	case c.Command == "" && (len(c.Argv) == 0 || c.Argv[0] == ""):
 		return invalid("body.command", "no command given", want)
 	case c.Command != "" && len(c.Argv) > 0:
-		return invalid("body.command", "there are both command and argv", want)
+		return invalid("body.command", "both command and argv are given", want)
 	case strings.ContainsRune(c.Command, 0) || slices.ContainsFunc(c.Argv, func(word string) bool { return strings.ContainsRune(word, 0) }):
-		return invalid("body.command", "it has a NUL byte", "send such bytes as stdin, in base64")
+		return invalid("body.command", "contains a NUL byte", "send binary data as stdin, in base64")
 	}
 	for name, value := range c.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") || strings.ContainsRune(value, 0) {
-			return invalid("body.env", strconv.Quote(clip(name))+" is no variable", "a name has no =, and neither name nor value a NUL byte")
+			return invalid("body.env", strconv.Quote(clip(name))+" is not a valid variable", "a name has no =, and neither name nor value a NUL byte")
 		}
 	}
 	if c.Cwd == "" {
@@ -105,14 +105,14 @@ func checkCommand(c types.Command) error {
 	return checkPath("body.cwd", c.Cwd)
 }
 
-// running is a command that has been started.
+// running is a started command.
 type running struct {
-	client context.Context // ends when the client has gone
+	client context.Context // ends when the client disconnects
 	stream *guest.ExecStream
 	cancel context.CancelFunc
 	lease  *sandbox.Lease
 	began  time.Time
-	// outcome is for the metrics.
+	// outcome is the label of the metric.
 	outcome string
 }
 
@@ -151,8 +151,8 @@ func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, er
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, result) }}, nil
 }
 
-// places is how many calls a command counts as: what it may keep in memory is
-// bounded for all together.
+// places is how many calls a command counts as: one for each MiB of output, which
+// bounds the memory of all commands.
 func places(maxOutput int) int64 {
 	return max(1, (int64(maxOutput)+defaultOutput-1)/defaultOutput)
 }
@@ -175,7 +175,7 @@ func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (
 	return run, nil
 }
 
-// end kills the command if it still runs, and gives all back.
+// end kills the command if it is still running, and releases the sandbox.
 func (a *API) end(run *running) {
 	run.stream.Close()
 	run.cancel()
@@ -183,14 +183,14 @@ func (a *API) end(run *running) {
 	a.metrics.observeExec(run.outcome, time.Since(run.began))
 }
 
-// next returns the next event and notes how the command ended.
+// next returns the next event and sets outcome at the end of the command.
 func (run *running) next() (guest.ExecEvent, error) {
 	ev, err := run.stream.Next()
 	switch {
 	case err != nil && clientGone(run.client):
 		run.outcome = outcomeClient
 	case err == io.EOF:
-		err = guest.ErrLost // it comes after the complete event only, where nobody asks
+		err = guest.ErrLost // EOF comes after the complete event only, after which next is not called
 	case err == nil && ev.Kind == guest.ExecComplete && ev.Result == nil:
 		err = guest.ErrLost
 	case err == nil && ev.Kind == guest.ExecComplete:
@@ -202,8 +202,8 @@ func (run *running) next() (guest.ExecEvent, error) {
 	return ev, fromGuest(err)
 }
 
-// collect reads all output to the command's end and keeps the first `most`
-// bytes of each stream.
+// collect reads all output until the command ends, and returns at most `most` bytes of
+// each stream.
 func (run *running) collect(most int) (*types.ExecResult, error) {
 	stdout, stderr := capture{most: most}, capture{most: most}
 	for {
@@ -228,8 +228,8 @@ func (run *running) collect(most int) (*types.ExecResult, error) {
 func (a *API) streamExec(in *execInput, run *running) {
 	s := a.openStream(in.Exchange, in.SandboxPath)
 	defer s.close()
-	// Next does not know of a client that stopped reading; closing the stream
-	// ends it, and the command.
+	// Next does not end when the client disconnects; closing the stream ends it and the
+	// command.
 	stop := context.AfterFunc(s.ctx, func() { run.stream.Close() })
 	defer stop()
 	stdout, stderr := outputSender{s: s, event: "stdout"}, outputSender{s: s, event: "stderr"}
@@ -262,9 +262,8 @@ func execExitOf(r *guest.ExecResult) types.ExecExit {
 	return types.ExecExit{ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, DurationMS: milliseconds(r.Duration)}
 }
 
-// outputSender sends one stream of bytes as events, whose text never ends in
-// the middle of a rune. A failed write ends the stream's context, so nobody
-// needs its error.
+// outputSender sends a stream of bytes as events, whose text never ends in the middle
+// of a rune. It ignores errors of writes: they end the stream's context.
 type outputSender struct {
 	s      *eventStream
 	event  string
@@ -273,7 +272,7 @@ type outputSender struct {
 
 func (o *outputSender) send(b []byte) { o.emit(o.joiner.join(b)) }
 
-// flush sends what looked like the start of a rune and was not.
+// flush sends the bytes that might have been the start of a rune.
 func (o *outputSender) flush() { o.emit(o.joiner.rest()) }
 
 func (o *outputSender) emit(b []byte) {
@@ -284,7 +283,7 @@ func (o *outputSender) emit(b []byte) {
 	o.s.send(o.event, "", types.Output{Data: text, Encoding: encoding})
 }
 
-// milliseconds with three decimals, which is as exact as it is.
+// milliseconds returns d in milliseconds, rounded to microseconds.
 func milliseconds(d time.Duration) float64 {
 	return math.Round(float64(d)/float64(time.Microsecond)) / 1000
 }

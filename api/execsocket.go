@@ -24,10 +24,10 @@ import (
 )
 
 const (
-	// maxSocketMessage bounds a message of a client: a whole window of input, and a
-	// command as large as the body of any other request.
+	// maxSocketMessage is the maximum size of a message of a client: a whole window of
+	// input, or a command as large as the body of other requests.
 	maxSocketMessage = max(guest.StdinWindow+1, maxJSON)
-	// lastWrite is how long a client has to take the message that ends its stream.
+	// lastWrite is how long a client has to read the last message.
 	lastWrite = 5 * time.Second
 )
 
@@ -53,7 +53,7 @@ func (a *API) registerExecSocket() {
 		summary: "Run a command with streamed input and output, over a WebSocket",
 		description: "The client's first message is an ExecCommand. Then binary messages carry bytes, after a first byte that names " +
 			"the stream: 0 is standard input, 1 standard output, 2 standard error. Text messages are JSON: the client's are ExecStdinEOF and Keepalive, " +
-			"the node's are in the response. After complete or error the node closes the WebSocket. " +
+			"the node's are in the response. The node closes the WebSocket after complete or error. " +
 			"Wakes the sandbox. When the client disconnects, the whole process tree is killed; the end of the input is a message of its own.",
 		codes: onSandbox(wakeCodes, execCodes, []problem.Code{problem.UpgradeRequired}),
 		answers: map[int]*huma.Response{http.StatusSwitchingProtocols: {
@@ -81,8 +81,8 @@ func (a *API) execSocket(ctx context.Context, in *execSocketInput) (*huma.Stream
 	return &huma.StreamResponse{Body: func(huma.Context) { a.serveExecSocket(in, sb.ID) }}, nil
 }
 
-// checkUpgrade refuses what is not the handshake of a WebSocket (RFC 6455, section
-// 4.1) over HTTP/1.1.
+// checkUpgrade refuses requests that are not the handshake of a WebSocket (RFC 6455,
+// section 4.1) over HTTP/1.1.
 func checkUpgrade(r *http.Request) *problem.Problem {
 	key, err := base64.StdEncoding.DecodeString(strings.TrimSpace(r.Header.Get("Sec-WebSocket-Key")))
 	if r.ProtoMajor == 1 && hasToken(r.Header, "Connection", "upgrade") && hasToken(r.Header, "Upgrade", "websocket") &&
@@ -104,27 +104,26 @@ func hasToken(h http.Header, name, token string) bool {
 	})
 }
 
-// execSocket is the WebSocket of one command. Its ctx ends when the client has
-// disconnected, when it violates the protocol, and when the node closes; the cause
-// says which.
+// execSocket is the WebSocket of one command. Its ctx ends when the client disconnects
+// or violates the protocol, and when the node shuts down; the cause says which.
 type execSocket struct {
 	conn   *websocket.Conn
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	// writes is the context of all writes. It outlives ctx by lastWrite unless the
-	// client has disconnected: what ends the context of a write cuts the connection.
+	// client has disconnected: when the context of a write ends, the connection is closed.
 	writes context.Context
 	cut    context.CancelFunc
 
 	command chan types.ExecCommand // the first message
 	stdin   atomic.Pointer[guest.ExecStream]
-	heard   atomic.Int64 // when something came from the client, in Unix nanoseconds
+	heard   atomic.Int64 // when the client last sent anything, in Unix nanoseconds
 	writing atomic.Bool
 	buf     []byte // of the goroutine that writes output
 }
 
-// violation is a Problem with what the client sent, after which nothing of it is
-// read any more.
+// violation returns the problem of a client that violated the protocol. No more of its
+// messages are read.
 func violation(format string, args ...any) *problem.Problem {
 	return problem.Newf(problem.RequestInvalid, format, args...)
 }
@@ -137,12 +136,12 @@ func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
 	defer s.cut()
 	var err error
 	s.conn, err = websocket.Accept(in.w, in.r, &websocket.AcceptOptions{
-		// No page of a browser can send the token that this request had.
+		// Pages of other origins cannot send the token that this request had.
 		InsecureSkipVerify: true,
 		OnPingReceived: func(context.Context, []byte) bool {
 			s.noteHeard()
-			// The library cuts the connection when a pong has to wait for long, and a
-			// client that is written to needs none.
+			// The library closes the connection when a pong is delayed for long; a client
+			// that is being written to needs no pong.
 			return !s.writing.Load()
 		},
 		OnPongReceived: func(context.Context, []byte) { s.noteHeard() },
@@ -181,13 +180,13 @@ func (s *execSocket) limitWrites() {
 	time.AfterFunc(lastWrite, s.cut)
 }
 
-// disconnected says whether ctx has ended because the client is not there any more.
+// disconnected reports whether ctx has ended because the client disconnected.
 func (s *execSocket) disconnected() bool {
 	var p *problem.Problem
 	return clientGone(s.ctx) && !errors.As(context.Cause(s.ctx), &p)
 }
 
-// problem is what the client is told of an error; nil when it has disconnected.
+// problem returns the problem to send for an error, or nil if the client has disconnected.
 func (s *execSocket) problem(a *API, in *execSocketInput, err error) *problem.Problem {
 	var p *problem.Problem
 	switch {
@@ -199,7 +198,7 @@ func (s *execSocket) problem(a *API, in *execSocketInput, err error) *problem.Pr
 	return a.refuse(s.ctx, in.operation, targetOf(in), err)
 }
 
-// run runs the command that the client sends, and sends what it does.
+// run runs the command of the client and sends its output and result.
 func (s *execSocket) run(a *API, id sandbox.ID) error {
 	var command types.ExecCommand
 	select {
@@ -207,7 +206,7 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 	case <-s.ctx.Done():
 		return s.ctx.Err()
 	case <-time.After(a.limits.Stall):
-		return violation("no command came within %s; send it as the first message", a.limits.Stall)
+		return violation("no command within %s; send it as the first message", a.limits.Stall)
 	}
 	req, err := execRequestOf(types.ExecRequest{Command: command.Command, Timeout: command.Timeout, Stream: true})
 	if err != nil {
@@ -219,8 +218,8 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 		return err
 	}
 	defer a.end(run)
-	// Next does not know of a client that disconnected; closing the stream ends it,
-	// and the command.
+	// Next does not end when the client disconnects; closing the stream ends it and the
+	// command.
 	defer context.AfterFunc(s.ctx, func() { run.stream.Close() })()
 	if req.StreamStdin {
 		s.stdin.Store(run.stream)
@@ -278,8 +277,8 @@ func (s *execSocket) send(message any) error {
 	return s.write(websocket.MessageText, b)
 }
 
-// write blocks while the client does not read; that is how the command is slowed
-// down. A failure ends ctx.
+// write blocks while the client does not read, which slows the command down. A failure
+// ends ctx.
 func (s *execSocket) write(kind websocket.MessageType, b []byte) error {
 	s.writing.Store(true)
 	defer s.writing.Store(false)
@@ -290,10 +289,10 @@ func (s *execSocket) write(kind websocket.MessageType, b []byte) error {
 	return err
 }
 
-// receive reads what the client sends. It never waits for the command, so that a
-// client that disconnects is noticed at once. It returns why ctx shall end.
+// receive reads the messages of the client and returns the cause with which ctx ends. It
+// never waits for the command, so it notices at once when the client disconnects.
 func (s *execSocket) receive(a *API) error {
-	// A context that ends would cut the connection before its last message.
+	// If this context ended, the connection would be closed before its last message.
 	ctx := context.Background()
 	var buf []byte
 	first := true
@@ -334,20 +333,20 @@ func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (comm
 	return command, a.parseJSON(a.execCommand, message, &command)
 }
 
-// receiveStdin passes input on. What comes when the command has ended is discarded.
+// receiveStdin forwards input. Input that arrives after the end of the command is discarded.
 func (s *execSocket) receiveStdin(message []byte) error {
 	stream := s.stdin.Load()
 	switch {
 	case len(message) == 0 || message[0] != types.StreamStdin:
-		return violation("a binary message does not begin with the byte 0; that is standard input's number")
+		return violation("a binary message does not begin with the byte 0, the number of standard input")
 	case stream == nil:
-		return violation(`standard input came for a command without; send "stream_stdin": true with the command and wait for the message start`)
+		return violation(`standard input for a command that has none; send "stream_stdin": true with the command and wait for the message start`)
 	}
 	err := stream.WriteStdin(message[1:])
 	if errors.Is(err, guest.ErrStdinWindow) {
 		return violation("%v; wait for the messages stdin_ack", err)
 	}
-	return nil // how the command ends says more
+	return nil // other errors show in how the command ends
 }
 
 func (s *execSocket) receiveText(message []byte) error {
@@ -362,19 +361,19 @@ func (s *execSocket) receiveText(message []byte) error {
 	case types.ExecMessageTypeStdinEOF:
 		stream := s.stdin.Load()
 		if stream == nil {
-			return violation("stdin_eof came for a command without streamed input; wait for the message start")
+			return violation("stdin_eof for a command without streamed input, or before the message start")
 		}
 		stream.CloseStdin()
 	default:
-		return violation("there is no message %q; the types are stdin_eof and keepalive", clip(string(m.Type)))
+		return violation("unknown type of message %q; use stdin_eof or keepalive", clip(string(m.Type)))
 	}
 	return nil
 }
 
 func (s *execSocket) noteHeard() { s.heard.Store(time.Now().UnixNano()) }
 
-// watch pings a client that is silent for a heartbeat, and gives it up when it is
-// silent for as long as stall.
+// watch pings a client that is silent for a heartbeat, and closes the connection of one
+// that is silent for stall.
 func (s *execSocket) watch(heartbeat, stall time.Duration) {
 	ticker := time.NewTicker(heartbeat)
 	defer ticker.Stop()

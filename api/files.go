@@ -30,8 +30,8 @@ type FileMode struct {
 type listFilesInput struct {
 	SandboxPath
 	FilePath
-	Recursive bool `query:"recursive" doc:"Also what is in the directories below"`
-	Hidden    bool `query:"hidden" doc:"Also names that begin with a dot"`
+	Recursive bool `query:"recursive" doc:"Include the content of subdirectories"`
+	Hidden    bool `query:"hidden" doc:"Include names that begin with a dot"`
 }
 
 type listFilesOutput struct {
@@ -45,7 +45,7 @@ type fileOutput struct {
 type deleteFileInput struct {
 	SandboxPath
 	FilePath
-	Recursive bool `query:"recursive" doc:"Also a directory that is not empty"`
+	Recursive bool `query:"recursive" doc:"Delete a directory with its content"`
 }
 
 type mkdirInput struct {
@@ -58,7 +58,7 @@ type moveInput struct {
 	Body types.MoveFileRequest
 }
 
-// fileCodes can come from any route that touches files.
+// fileCodes are the codes of all routes for files.
 var fileCodes = []problem.Code{problem.PathNotFound, problem.PathNotDirectory, problem.PathIsDirectory, problem.PathExists, problem.PathNotPermitted,
 	problem.SandboxDiskFull, problem.RequestTooLarge, problem.CallLimitExceeded}
 
@@ -76,12 +76,12 @@ func (a *API) registerFiles() {
 	}, a.deleteFile)
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/mkdir", id: "make-directory", tag: "files",
-		summary: "Make a directory, and those above it", description: "Wakes the sandbox. One that exists is left as it is.",
+		summary: "Make a directory with its parents", description: "Wakes the sandbox. An existing directory is left unchanged.",
 		codes: onSandbox(wakeCodes, fileCodes),
 	}, a.mkdir)
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/move", id: "move-file", tag: "files",
-		summary: "Rename a file or directory", description: "Wakes the sandbox. Makes the directories above the new path.",
+		summary: "Rename a file or directory", description: "Wakes the sandbox. Makes missing parents of the new path.",
 		codes: onSandbox(wakeCodes, fileCodes),
 	}, a.moveFile)
 }
@@ -91,8 +91,8 @@ func (a *API) withFiles(ctx context.Context, idOrName string, do func(*guest.Cli
 	return a.withLease(ctx, idOrName, sandbox.CauseFiles, func(lease *sandbox.Lease) error { return do(lease.Guest()) })
 }
 
-// withLease wakes the sandbox and runs do, whose errors are the guest's, while
-// it is awake.
+// withLease wakes the sandbox and runs do while it is awake. The errors of do are the
+// guest's.
 func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Cause, do func(*sandbox.Lease) error) error {
 	sb, err := a.lookup(ctx, idOrName)
 	if err != nil {
@@ -109,14 +109,14 @@ func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Caus
 	return fromGuest(do(lease))
 }
 
-// checkPath refuses what can be no path, before anything is woken for it.
+// checkPath refuses an invalid path before the sandbox is woken for it.
 func checkPath(location, path string) error {
 	const want = "send an absolute path such as /root/app.js"
 	switch {
 	case !strings.HasPrefix(path, "/"):
 		return invalid(location, clip(path)+" is not absolute", want)
 	case strings.ContainsRune(path, 0):
-		return invalid(location, "it has a NUL byte", want)
+		return invalid(location, "contains a NUL byte", want)
 	case len(path) > maxPath:
 		return invalid(location, "it has "+strconv.Itoa(len(path))+" bytes", "send at most "+strconv.Itoa(maxPath))
 	}
@@ -126,7 +126,7 @@ func checkPath(location, path string) error {
 // maxPath is Linux's PATH_MAX.
 const maxPath = 4096
 
-// parseMode reads what the pattern of mode lets through; empty is 0.
+// parseMode parses a mode that its pattern accepts; an empty one is 0.
 func parseMode(mode string) fs.FileMode {
 	bits, _ := strconv.ParseUint(mode, 8, 32)
 	return fs.FileMode(bits)
@@ -176,7 +176,7 @@ func (a *API) moveFile(ctx context.Context, in *moveInput) (*fileOutput, error) 
 	})
 }
 
-// showingFile is the answer of a call that returns a file.
+// showingFile responds with the file that do returns.
 func (a *API) showingFile(ctx context.Context, idOrName string, do func(*guest.Client) (guest.FileInfo, error)) (*fileOutput, error) {
 	out := &fileOutput{}
 	err := a.withFiles(ctx, idOrName, func(g *guest.Client) error {
@@ -190,7 +190,7 @@ func (a *API) showingFile(ctx context.Context, idOrName string, do func(*guest.C
 	return out, nil
 }
 
-// writeFileSchema is the JSON form of a small file.
+// writeFileSchema returns the schema of the JSON form of a small file.
 func (a *API) writeFileSchema() *huma.Schema {
 	return a.schema(reflect.TypeFor[types.WriteFileRequest]())
 }

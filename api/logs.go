@@ -15,8 +15,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// maxLogs is more than a guest keeps of a process's output; what a broken one
-// sends beyond is not read.
+// maxLogs is the maximum number of bytes that are read of the output of a process. It
+// is more than a guest stores.
 const maxLogs = 8 << 20
 
 type logsInput struct {
@@ -95,7 +95,7 @@ func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follo
 	return source, lease, nil
 }
 
-// collectLogs reads what was kept to its end, or until there is no room for more.
+// collectLogs reads the stored output, at most maxLogs bytes of it.
 func collectLogs(source *guest.LogStream) (*types.Log, error) {
 	c := logCollector{joiners: map[types.LogStream]*runeJoiner{types.LogStreamStdout: {}, types.LogStreamStderr: {}}, room: maxLogs}
 	for {
@@ -117,7 +117,7 @@ func collectLogs(source *guest.LogStream) (*types.Log, error) {
 	}
 }
 
-// logCollector joins what came from one stream in a row, and bounds it all.
+// logCollector joins consecutive output of the same stream, and limits the total.
 type logCollector struct {
 	joiners   map[types.LogStream]*runeJoiner
 	chunks    []rawChunk

@@ -15,7 +15,7 @@ import (
 
 const eventStreamType = "text/event-stream"
 
-// wantsEvents says whether a request asks for server-sent events.
+// wantsEvents reports whether a request accepts server-sent events.
 func wantsEvents(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		for part := range strings.SplitSeq(accept, ",") {
@@ -28,9 +28,9 @@ func wantsEvents(r *http.Request) bool {
 	return false
 }
 
-// eventStream sends server-sent events. Its ctx ends when the client has gone,
-// when a write fails, when the node closes, which its client is told, and when the
-// stream is closed; whoever waits for the next thing to send waits for ctx too.
+// eventStream sends server-sent events. Its ctx ends when the client disconnects, when
+// a write fails, when the node shuts down, and when the stream is closed. Code that
+// waits for the next event must also wait for ctx.
 type eventStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -62,8 +62,8 @@ func (a *API) openStream(x Exchange, target SandboxPath) *eventStream {
 	return s
 }
 
-// heartbeat keeps a silent stream open, and finds out that its client has gone
-// where the server does not. It ends with ctx.
+// heartbeat keeps a silent stream open, and detects disconnected clients that the server
+// does not. It ends with ctx.
 func (s *eventStream) heartbeat() {
 	for {
 		select {
@@ -122,7 +122,7 @@ func (s *eventStream) flush() error {
 	return nil
 }
 
-// fail tells the client, if there still is one, why the stream ends before its end.
+// fail sends the error with which the stream ends, unless the client has disconnected.
 func (s *eventStream) fail(err error) {
 	if !clientGone(s.ctx) {
 		s.send("error", "", s.refuse(err))

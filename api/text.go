@@ -9,8 +9,8 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// encode returns bytes as text: as they are when they are UTF-8 without NUL bytes,
-// of which JSON makes six each, else in base64, which encoding then says.
+// encode returns bytes as text: unchanged if they are UTF-8 without NUL bytes, which
+// take six bytes each in JSON, and in base64 otherwise.
 func encode(b []byte) (text string, encoding types.Encoding) {
 	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
 		return string(b), ""
@@ -25,20 +25,19 @@ func decode(text string, encoding types.Encoding, location string) ([]byte, erro
 	}
 	b, err := base64.StdEncoding.DecodeString(text)
 	if err != nil {
-		return nil, invalid(location, "it is no base64: "+err.Error(), "write it in standard base64 with padding (RFC 4648 section 4)")
+		return nil, invalid(location, "invalid base64: "+err.Error(), "use standard base64 with padding (RFC 4648 section 4)")
 	}
 	return b, nil
 }
 
-// runeJoiner passes on chunks of a byte stream so that no UTF-8 sequence is
-// split between two of them. What may be the start of one waits for the next.
+// runeJoiner forwards chunks of a byte stream so that no UTF-8 sequence is split between
+// two of them: bytes that may be the start of a sequence wait for the next chunk.
 type runeJoiner struct {
 	kept [utf8.UTFMax - 1]byte
 	n    int
 }
 
-// join returns what can be passed on; it is valid until the next call and may
-// be empty.
+// join returns the bytes to forward, which may be none. They are valid until the next call.
 func (j *runeJoiner) join(chunk []byte) []byte {
 	if j.n > 0 {
 		chunk = append(j.kept[:j.n:j.n], chunk...)
@@ -49,7 +48,7 @@ func (j *runeJoiner) join(chunk []byte) []byte {
 	return chunk[:len(chunk)-tail]
 }
 
-// rest returns what waited for a next chunk that does not come.
+// rest returns the bytes that wait for a next chunk, at the end of the stream.
 func (j *runeJoiner) rest() []byte {
 	rest := j.kept[:j.n]
 	j.n = 0
@@ -71,7 +70,7 @@ func incompleteTail(b []byte) int {
 	return 0
 }
 
-// capture keeps the first bytes of a stream and forgets the others.
+// capture stores the first bytes of a stream and drops the others.
 type capture struct {
 	bytes     []byte
 	most      int
@@ -86,8 +85,8 @@ func (c *capture) add(b []byte) {
 	c.bytes = append(c.bytes, b...)
 }
 
-// text is what was kept. Where the limit cut a rune in two, its half is dropped
-// rather than all of the text turned into base64.
+// text returns the stored bytes. A rune that the limit split is dropped, so that the
+// text does not become base64.
 func (c *capture) text() (text string, encoding types.Encoding) {
 	b := c.bytes
 	if c.truncated {
@@ -96,7 +95,7 @@ func (c *capture) text() (text string, encoding types.Encoding) {
 	return encode(b)
 }
 
-// validText makes text of what a stranger says, at most `most` bytes long.
+// validText returns at most `most` bytes of untrusted text as valid UTF-8.
 func validText(s string, most int) string {
 	if len(s) > most {
 		s = s[:most] + "…"

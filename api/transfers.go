@@ -23,7 +23,7 @@ const octetStream = "application/octet-stream"
 type writeFileInput struct {
 	SandboxPath
 	Exchange
-	Path string `query:"path" maxLength:"4096" doc:"Absolute path in the sandbox; needed unless the body is the JSON form"`
+	Path string `query:"path" maxLength:"4096" doc:"Absolute path in the sandbox; required unless the body is the JSON form"`
 	FileMode
 }
 
@@ -32,26 +32,26 @@ type readFileInput struct {
 	Exchange
 	FilePath
 	Range       string `header:"Range" maxLength:"512" doc:"One or more ranges of bytes, as in HTTP"`
-	IfNoneMatch string `header:"If-None-Match" maxLength:"512" doc:"304 when the file's ETag is this one"`
+	IfNoneMatch string `header:"If-None-Match" maxLength:"512" doc:"Respond with 304 if the file has this ETag"`
 }
 
 func (a *API) registerTransfers() {
 	register(a, route{
 		method: http.MethodPut, path: "/sandbox/{id}/files/write", id: "write-file", tag: "files",
 		summary: "Write a file",
-		description: "Wakes the sandbox. With `path` in the query the body is the file, of any size, whatever its type; without it the " +
-			"body is the JSON form, of at most 4 MiB. The file is replaced as a whole: an upload that breaks off changes nothing. " +
+		description: "Wakes the sandbox. With `path` in the query, the body is the file, of any size and type; without, the " +
+			"body is the JSON form, of at most 4 MiB. The file is replaced as a whole: an incomplete upload changes nothing. " +
 			"Missing directories are made.",
 		codes:   onSandbox(wakeCodes, fileCodes, bodyCodes),
 		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.File](a, "The file as written")},
 	}, a.writeFile)
-	// huma would read a body that it knows of into memory, so it is told later.
+	// Added after registering the route, because huma reads bodies of a known type into memory.
 	body := rawContent(octetStream)
 	body["application/json"] = &huma.MediaType{Schema: a.writeFileSchema()}
 	a.documented("/sandbox/{id}/files/write").Put.RequestBody = &huma.RequestBody{Required: true, Content: body}
 
 	content := answerBytes("The file", octetStream)
-	partial := answerBytes("The ranges that were asked for", octetStream)
+	partial := answerBytes("The requested ranges", octetStream)
 	notModified := &huma.Response{Description: "The file still has the ETag of If-None-Match"}
 	for _, response := range []*huma.Response{content, partial, notModified} {
 		response.Headers = map[string]*huma.Param{"ETag": {}}
@@ -59,8 +59,8 @@ func (a *API) registerTransfers() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/files/read", id: "read-file", tag: "files",
 		summary: "Read a file",
-		description: "Wakes the sandbox. The Content-Type follows the file's name. Has an ETag and understands Range and If-None-Match. " +
-			"An answer that breaks off is ended by closing the connection, never as if it were whole.",
+		description: "Wakes the sandbox. The Content-Type depends on the name of the file. Supports Range and If-None-Match. " +
+			"If the response cannot be completed, the connection is closed.",
 		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.RangeNotSatisfiable}),
 		answers: map[int]*huma.Response{
 			http.StatusOK:             content,
@@ -70,7 +70,7 @@ func (a *API) registerTransfers() {
 	}, a.readFile)
 }
 
-// documented returns a route's place in the OpenAPI document.
+// documented returns the path item of a route in the OpenAPI document.
 func (a *API) documented(path string) *huma.PathItem { return a.huma.OpenAPI().Paths[path] }
 
 func (a *API) writeFile(ctx context.Context, in *writeFileInput) (*huma.StreamResponse, error) {
@@ -87,7 +87,7 @@ func (a *API) writeFile(ctx context.Context, in *writeFileInput) (*huma.StreamRe
 
 func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.StreamResponse, error) {
 	if !isJSON(in.r.Header.Get("Content-Type")) {
-		return nil, invalid("query.path", "it is missing", "send path=/absolute/path with the file as the body, or application/json with path and content in it")
+		return nil, invalid("query.path", "missing", "send path=/absolute/path with the file as the body, or application/json with path and content in it")
 	}
 	raw, err := a.jsonBody(in.w, in.r, maxFileJSON)
 	if err != nil {
@@ -122,7 +122,7 @@ func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, mo
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, out.Body) }}, nil
 }
 
-// uploadError says of a failed upload whether its sender failed.
+// uploadError returns the problem of an upload whose sender failed, or else err.
 func uploadError(body io.Reader, err error) error {
 	if err == nil {
 		return nil
@@ -139,7 +139,7 @@ func (a *API) readFile(ctx context.Context, in *readFileInput) (*huma.StreamResp
 	}
 	ranges := in.Range
 	if in.r.Header.Get("If-Range") != "" {
-		ranges = "" // the whole file is always a right answer (RFC 9110, 14.2)
+		ranges = "" // responding with the whole file is always correct (RFC 9110, 14.2)
 	}
 	return a.download(ctx, in.SandboxPath, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
 		content, err := g.ReadFile(ctx, in.Path, ranges)
@@ -155,8 +155,8 @@ func (a *API) readFile(ctx context.Context, in *readFileInput) (*huma.StreamResp
 	})
 }
 
-// fileHeader describes the content of a file to the client. The file's owner is
-// not trusted: nothing that he serves may run as a page of the API's origin.
+// fileHeader sets the header of a response with the content of a file. The content is
+// not trusted: it must not run as a page of the API's origin.
 func fileHeader(h http.Header, in *readFileInput, content *guest.FileContent) (status int) {
 	h.Set("Content-Type", contentType(in.Path, content))
 	h.Set("Content-Security-Policy", "default-src 'none'; sandbox")
@@ -183,8 +183,8 @@ func fileHeader(h http.Header, in *readFileInput, content *guest.FileContent) (s
 	return http.StatusOK
 }
 
-// contentType follows the file's name. Of what the guest says it believes one
-// thing only: that the answer has several ranges, whose boundary it chose.
+// contentType returns the type for the file's name. The guest's type is used only for a
+// response with several ranges, whose boundary the guest chose.
 func contentType(name string, content *guest.FileContent) string {
 	if mediaType, _, err := mime.ParseMediaType(content.ContentType); err == nil && mediaType == "multipart/byteranges" {
 		return content.ContentType
@@ -195,14 +195,14 @@ func contentType(name string, content *guest.FileContent) string {
 	return octetStream
 }
 
-// isETag says whether a guest's word has the form of an entity tag.
+// isETag reports whether s has the form of an entity tag.
 func isETag(s string) bool {
 	opaque := strings.TrimPrefix(s, "W/")
 	return len(s) <= 256 && len(opaque) >= 2 && opaque[0] == '"' && opaque[len(opaque)-1] == '"' &&
 		!strings.ContainsAny(opaque[1:len(opaque)-1], "\" \t\r\n")
 }
 
-// matchesETag compares as If-None-Match does (RFC 9110, 13.1.2), weakly.
+// matchesETag compares weakly, as If-None-Match does (RFC 9110, 13.1.2).
 func matchesETag(header, etag string) bool {
 	if strings.TrimSpace(header) == "*" {
 		return true
@@ -215,8 +215,8 @@ func matchesETag(header, etag string) bool {
 	return false
 }
 
-// download wakes the sandbox, opens a source in it and answers with its bytes.
-// open returns the source and what sets the header and returns the status.
+// download wakes the sandbox, opens a source in it and responds with its bytes. Open
+// returns the source, and a function that sets the header and returns the status.
 func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open func(*guest.Client) (io.ReadCloser, func(http.Header) int, error)) (*huma.StreamResponse, error) {
 	sb, err := a.lookup(ctx, target.ID)
 	if err != nil {
@@ -244,8 +244,8 @@ func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open
 		}
 		if _, err := io.Copy(x.w, source); err != nil {
 			a.refuse(ctx, x.operation, targetOf(target), fromGuest(err))
-			// The header has gone: only a broken connection still says that the
-			// rest is missing.
+			// The header has been sent: only closing the connection shows that the
+			// response is incomplete.
 			panic(http.ErrAbortHandler)
 		}
 	}}, nil
