@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -170,14 +172,18 @@ func (c *copying) uploadFile(ctx context.Context, source string, to place) error
 }
 
 func (c *copying) uploadFolder(ctx context.Context, source string, to place) error {
+	source, err := filepath.EvalSymlinks(source)
+	if err != nil {
+		return err
+	}
 	r, w := io.Pipe()
 	packed := make(chan error, 1)
 	go func() { // ends when the folder is packed or the other end of the pipe closes
-		err := c.pack(source, w)
+		err := archive.Pack(ctx, w, source, "", archive.PackOptions{ExactTimes: true, Skip: c.skipped, Content: c.content})
 		w.CloseWithError(err)
 		packed <- err
 	}()
-	err := c.node.PutArchive(ctx, to.sandbox, to.path, r)
+	err = c.node.PutArchive(ctx, to.sandbox, to.path, r)
 	r.Close()
 	if packErr := <-packed; packErr != nil && packErr != io.ErrClosedPipe {
 		return packErr
@@ -223,10 +229,25 @@ func (c *copying) download(ctx context.Context, from place, target string) error
 		return err
 	}
 	defer tar.Close()
+	return c.unpack(ctx, tar, kind, target)
+}
+
+// unpack writes what the sandbox sent to target.
+func (c *copying) unpack(ctx context.Context, tar io.Reader, kind client.Kind, target string) error {
+	o := archive.UnpackOptions{Skip: c.skipped, Content: c.content, FolderMode: 0o700} // so that their owner can delete them
 	if kind == client.KindFile {
-		return c.unpackFile(tar, target)
+		target, o.File = filepath.Split(target)
+		target = cmp.Or(target, ".")
+	} else if err := os.MkdirAll(target, 0o777); err != nil {
+		return err
 	}
-	return c.unpack(tar, target)
+	root, err := os.OpenRoot(target)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	_, err = archive.Unpack(ctx, root, tar, o)
+	return err
 }
 
 // counting counts and shows what is read from r.
@@ -244,10 +265,16 @@ func (r countingReader) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// leftOut says that something was not copied.
-func (c *copying) leftOut(name, why string) {
+// content counts a file and what is read of it.
+func (c *copying) content(r io.Reader) io.Reader {
+	c.files.Add(1)
+	return c.counting(r)
+}
+
+// skipped reports that something was not copied.
+func (c *copying) skipped(name, reason string) {
 	c.progress.wipe()
-	fmt.Fprintf(c.app.err, "doze: left out %s: %s\n", clean(name), clean(why))
+	fmt.Fprintf(c.app.err, "doze: left out %s: it %s\n", clean(name), clean(reason))
 }
 
 func (c *copying) report() error {

@@ -7,9 +7,9 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
-	"strings"
 	"syscall"
 
+	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -106,7 +106,13 @@ func codeOf(err error) string {
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			return guest.CodeNotFound
-		case escapes(err):
+		case errors.Is(err, archive.ErrInvalid), errors.Is(err, archive.ErrSpecial):
+			return guest.CodeInvalid
+		case errors.Is(err, archive.ErrUnsafe):
+			return guest.CodeUnsafeArchive
+		case errors.Is(err, archive.ErrTooLarge):
+			return guest.CodeTooLarge
+		case errors.Is(err, archive.ErrReserved):
 			return guest.CodeNotPermitted
 		}
 		return guest.CodeInternal
@@ -132,11 +138,4 @@ func codeOf(err error) string {
 		return guest.CodeTooLarge
 	}
 	return guest.CodeInternal
-}
-
-// escapes says whether an os.Root refused a path that leads out of it; the
-// standard library has no exported error for that.
-func escapes(err error) bool {
-	var p *fs.PathError
-	return errors.As(err, &p) && strings.Contains(p.Err.Error(), "escapes from parent")
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/doze-run/doze/archive"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -47,14 +48,15 @@ func movePath(ctx context.Context, from, to string) error {
 	return os.RemoveAll(from)
 }
 
-// copyInto copies a file, link or folder into folder, through the same tar code
-// that archives go through.
+// copyInto copies a file, link or folder into folder, as an archive.
 func copyInto(ctx context.Context, folder, from string) error {
 	r, w := io.Pipe()
 	go func() { // ended by the end of the copy: closing r fails its writes
-		w.CloseWithError(pack(ctx, w, from, filepath.Base(from), true))
+		w.CloseWithError(archive.Pack(ctx, w, from, filepath.Base(from), archive.PackOptions{
+			Links: true, SameFilesystem: true, Owners: true, ExactTimes: true, Strict: true,
+		}))
 	}()
-	_, err := unpack(ctx, folder, "", r, true)
+	_, err := unpack(ctx, folder, r, archive.UnpackOptions{Trusted: true})
 	r.CloseWithError(err)
 	return err
 }

@@ -1,4 +1,4 @@
-package server
+package archive
 
 import (
 	"archive/tar"
@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestNamesOfFilesWithSeveralAreBounded(t *testing.T) {
+func TestRememberedHardLinksAreBounded(t *testing.T) {
 	dir := t.TempDir()
 	for _, file := range []string{"few", "many"} {
 		if err := os.WriteFile(dir+"/"+file, nil, 0o644); err != nil {
@@ -18,7 +18,11 @@ func TestNamesOfFilesWithSeveralAreBounded(t *testing.T) {
 		}
 	}
 	var out bytes.Buffer
-	p := &packer{ctx: t.Context(), tar: tar.NewWriter(&out), links: map[inode]string{}}
+	root, err := os.Lstat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPacker(t.Context(), &out, root, PackOptions{})
 	add := func(file string) byte {
 		t.Helper()
 		out.Reset()
@@ -39,7 +43,7 @@ func TestNamesOfFilesWithSeveralAreBounded(t *testing.T) {
 	}
 }
 
-func TestWhatVanishesWhileItIsPackedIsLeftOut(t *testing.T) {
+func TestVanishedFilesAreLeftOut(t *testing.T) {
 	dir := t.TempDir()
 	for _, err := range []error{os.Mkdir(dir+"/folder", 0o755), os.WriteFile(dir+"/file", nil, 0o644), os.Symlink("x", dir+"/link")} {
 		if err != nil {
@@ -60,7 +64,7 @@ func TestWhatVanishesWhileItIsPackedIsLeftOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		var out bytes.Buffer
-		p := &packer{ctx: t.Context(), tar: tar.NewWriter(&out), device: statOf(info).Dev, links: map[inode]string{}}
+		p := newPacker(t.Context(), &out, info, PackOptions{})
 		if err := p.add(path, entry.Name(), info); err != nil || out.Len() > 0 {
 			t.Errorf("%s: %d bytes, %v", entry.Name(), out.Len(), err)
 		}

@@ -1,0 +1,25 @@
+//go:build !linux
+
+package archive
+
+import (
+	"io/fs"
+	"os"
+	"path/filepath"
+)
+
+const openFlags = 0
+
+// statOf knows nothing here: files with several names are packed once for each, and
+// owners are not.
+func statOf(fs.FileInfo) stat { return stat{} }
+
+// realPath returns the path of the open folder that name led to. It is for a
+// client, whose folder only its own user can change.
+func realPath(_ *os.Root, name string) (string, error) {
+	name, err := filepath.Abs(name)
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(name)
+}
