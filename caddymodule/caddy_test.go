@@ -50,10 +50,9 @@ func (n *testNode) open(ctx context.Context, cfg node.Config, log *slog.Logger) 
 	}
 	n.config = cfg
 	var err error
-	if n.uplink, err = cfg.Uplink(ctx, node.Parts{Folder: cfg.Home + "/egress", Documents: n.documents, Log: log}); err != nil {
+	if n.uplink, err = cfg.Uplink(ctx, node.Parts{Folder: cfg.Home + "/egress", Sandboxes: n.Manager, Documents: n.documents, Log: log}); err != nil {
 		return nil, nil, err
 	}
-	n.uplink.Bind(n.Manager)
 	return n, n.Manager, nil
 }
 

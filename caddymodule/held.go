@@ -130,7 +130,7 @@ func openNode(a *App) (*heldNode, error) {
 		var out *egress.Egress
 		cfg.Uplink = func(ctx context.Context, parts node.Parts) (node.Uplink, error) {
 			out, err = egress.Open(ctx, egress.Config{
-				Folder: parts.Folder, Documents: parts.Documents, Devices: parts.Devices,
+				Folder: parts.Folder, Documents: parts.Documents, Device: parts.Device, Sandboxes: egress.Of(parts.Sandboxes),
 				Operator: owner, Settings: settings, Log: parts.Log, PolicyCompiler: PolicyCompiler,
 			})
 			return out, err

@@ -41,11 +41,9 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Devices makes network devices in sandboxes; the comments of netns.Client are the
-// contract.
-type Devices interface {
-	TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
-}
+// DeviceFunc makes a network device in a sandbox; the comments of netns.Client.TUN are
+// the contract.
+type DeviceFunc func(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
 
 // Documents keeps what must outlive the node; the comments of store.Badger are the
 // contract.
@@ -65,7 +63,9 @@ type Sandboxes interface {
 	Rouse(ctx context.Context, id sandbox.ID) error
 }
 
-// manager is a Manager as Sandboxes.
+// Of adapts a Manager.
+func Of(m *sandbox.Manager) Sandboxes { return manager{m} }
+
 type manager struct{ *sandbox.Manager }
 
 func (m manager) Rouse(ctx context.Context, id sandbox.ID) error {
@@ -82,7 +82,10 @@ type Config struct {
 	// Folder is where modules and their compiled forms are kept.
 	Folder    string
 	Documents Documents
-	Devices   Devices
+	Device    DeviceFunc
+	// Sandboxes are asked about what is attached, and woken; see Of. The Manager need
+	// not have started.
+	Sandboxes Sandboxes
 	// Operator is the owner whose secrets and modules the node's rules use.
 	Operator string
 	// Settings to begin with.
@@ -115,8 +118,6 @@ type Egress struct {
 	settings atomic.Pointer[Settings]
 	requests atomic.Int64  // under way
 	flows    atomic.Uint64 // the number of the latest connection; they begin at the time in microseconds
-	// sandboxes is set by Bind, before anything is attached.
-	sandboxes Sandboxes
 
 	ctx context.Context // ends with Close
 	end context.CancelFunc
@@ -252,15 +253,10 @@ func (e *Egress) armOwners(ctx context.Context) (err error) {
 	return nil
 }
 
-// Bind implements node.Uplink.
-func (e *Egress) Bind(m *sandbox.Manager) { e.bind(manager{m}) }
-
-func (e *Egress) bind(s Sandboxes) { e.sandboxes = s }
-
 // nameOf returns the name of a sandbox, for the log. What is not a sandbox, such as a
 // client of the proxy, has none.
 func (e *Egress) nameOf(id string) string {
-	sb, _ := e.sandboxes.ByID(sandbox.ID(id))
+	sb, _ := e.cfg.Sandboxes.ByID(sandbox.ID(id))
 	return sb.Name
 }
 

@@ -17,7 +17,7 @@ func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string,
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	sb, ok := e.sandboxes.ByID(id)
+	sb, ok := e.cfg.Sandboxes.ByID(id)
 	if !ok {
 		return explain.Explanation{}, sandbox.ErrNotFound
 	}

@@ -44,7 +44,7 @@ func TestEgressIsAnUplink(t *testing.T) {
 	var pids atomic.Int64
 	uplinktest.Run(t, func(t *testing.T) uplinktest.System {
 		r := newRig(t)
-		d := r.config.Devices.(*devices)
+		d := r.devices
 		d.ended = map[int]bool{}
 		return uplinktest.System{
 			Uplink: r.Egress,
@@ -71,7 +71,7 @@ func TestNothingIsAttachedWhileEgressCloses(t *testing.T) {
 	r := newRig(t)
 	sb := sandbox.Sandbox{ID: "k3f9x2m7q1az", Owner: owner}
 	r.sandboxes.put(sb)
-	d := r.config.Devices.(*devices)
+	d := r.devices
 	d.made = func() { r.close() } // between the device and its stack
 	if err := r.Attach(within(t), sb, 1); !errors.Is(err, sandbox.ErrClosed) {
 		t.Errorf("got %v", err)

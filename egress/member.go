@@ -58,7 +58,7 @@ func (e *Egress) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error 
 		return err
 	}
 	m.detach() // an older one of this process holds the name of the device
-	device, listener, err := e.cfg.Devices.TUN(ctx, sb.ID, pid)
+	device, listener, err := e.cfg.Device(ctx, sb.ID, pid)
 	if err != nil {
 		return fmt.Errorf("making its network device: %w", err)
 	}
@@ -70,7 +70,7 @@ func (e *Egress) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error 
 		Budget:   e.budget,
 		Exceeded: m.exceeded,
 		Refused:  m.refusedDatagram,
-		Sent:     func() { e.sandboxes.Touch(sb.ID) },
+		Sent:     func() { e.cfg.Sandboxes.Touch(sb.ID) },
 		Arriving: m.wake,
 		Log:      e.log.With("sandbox", sb.ID),
 	})
@@ -210,7 +210,7 @@ func (m *member) detach() {
 
 // wake makes sure that the sandbox runs for what comes from upstream, unless it is
 // stopped: then its connections are at their end too.
-func (m *member) wake(ctx context.Context) error { return m.e.sandboxes.Rouse(ctx, m.id) }
+func (m *member) wake(ctx context.Context) error { return m.e.cfg.Sandboxes.Rouse(ctx, m.id) }
 
 // decideName says whether DNS answers a name.
 func (m *member) decideName(name string) (bool, string) {
@@ -243,7 +243,7 @@ func (m *member) refusedDatagram(to netip.AddrPort) {
 
 // DNS implements stack.Handler.
 func (m *member) DNS(_ context.Context, server netip.Addr, query []byte) []byte {
-	m.e.sandboxes.Touch(m.id)
+	m.e.cfg.Sandboxes.Touch(m.id)
 	if server == link.SecondServer {
 		return m.names.AnswerSecond(query)
 	}

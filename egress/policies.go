@@ -145,7 +145,7 @@ func (e *Egress) rulesThatUse(owner, name string) []string {
 }
 
 func (e *Egress) ownerOf(id sandbox.ID) string {
-	sb, _ := e.sandboxes.ByID(id)
+	sb, _ := e.cfg.Sandboxes.ByID(id)
 	return sb.Owner
 }
 

@@ -80,6 +80,7 @@ type rig struct {
 	config    Config
 	documents *documents
 	sandboxes *sandboxes
+	devices   *devices
 	servers   *servers
 	log       *lines
 }
@@ -91,8 +92,9 @@ func newRig(t testing.TB, change ...func(*Config)) *rig {
 	s := newServers(t)
 	r := &rig{t: t, servers: s, documents: &documents{Memory: store.NewMemory()}, log: &lines{}}
 	r.sandboxes = &sandboxes{all: map[sandbox.ID]sandbox.Sandbox{}, touched: map[sandbox.ID]int{}}
+	r.devices = &devices{t: t, networks: map[sandbox.ID]*attached{}}
 	r.config = Config{
-		Folder: t.TempDir(), Documents: r.documents, Devices: &devices{t: t, networks: map[sandbox.ID]*attached{}},
+		Folder: t.TempDir(), Documents: r.documents, Device: r.devices.TUN, Sandboxes: r.sandboxes,
 		Operator: operator, Settings: s.settings(), Log: slog.New(slog.NewTextHandler(r.log, nil)),
 		PolicyCompiler: compiler,
 	}
@@ -110,7 +112,6 @@ func (r *rig) open() {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	e.bind(r.sandboxes)
 	r.Egress = e
 }
 
@@ -253,7 +254,7 @@ func (s *sandboxes) remove(id sandbox.ID) {
 	delete(s.all, id)
 }
 
-// devices are in network namespaces of the tests. It implements Devices.
+// devices are in network namespaces of the tests. TUN is a DeviceFunc.
 type devices struct {
 	t testing.TB
 
@@ -321,7 +322,7 @@ func (b *box) attach() {
 	if err := b.Attach(within(b.t), b.sb, 1); err != nil {
 		b.t.Fatal(err)
 	}
-	b.Network = b.config.Devices.(*devices).network(b.sb.ID).Network
+	b.Network = b.devices.network(b.sb.ID).Network
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(b.Trust())
 	roots.AppendCertsFromPEM(b.servers.ca)

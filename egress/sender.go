@@ -35,7 +35,7 @@ func (m *sender) identity() policy.Sandbox {
 	if m.id == "" {
 		return policy.Sandbox{ID: m.name(), Owner: m.owner}
 	}
-	sb, _ := m.e.sandboxes.ByID(m.id) // of one that is being destroyed name and labels may be gone
+	sb, _ := m.e.cfg.Sandboxes.ByID(m.id) // of one that is being destroyed name and labels may be gone
 	return policy.Sandbox{ID: string(m.id), Name: sb.Name, Owner: m.owner, Labels: sb.Labels}
 }
 

@@ -175,7 +175,7 @@ func (e *Egress) changeWith(ctx context.Context, owner string, rules []rule.Rule
 
 // lives says whether a sandbox is there, and not about to be forgotten.
 func (e *Egress) lives(id sandbox.ID) bool {
-	sb, ok := e.sandboxes.ByID(id)
+	sb, ok := e.cfg.Sandboxes.ByID(id)
 	return ok && sb.State != sandbox.StateDestroyed
 }
 

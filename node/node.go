@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-// Config of a node. Only Home is required.
+// Config of a node. Home and Uplink are required.
 type Config struct {
 	// Home is the folder with all of the node's data. One node at a time may use it.
 	Home string
@@ -38,16 +38,17 @@ type Config struct {
 	Cgroup string
 	// Sandbox configures the Manager. Open replaces its RunDir and GuestBinary.
 	Sandbox sandbox.Config
-	// Uplink opens the sandboxes' uplink, before any sandbox is recovered; the node
-	// closes it. If it is nil, sandboxes have no uplink.
+	// Uplink connects the sandboxes to the internet. It is made before any sandbox is
+	// recovered, and the node closes it.
 	Uplink func(context.Context, Parts) (Uplink, error)
 }
 
 // Parts of a node that its Uplink uses. The node closes them after the Uplink.
 type Parts struct {
-	Folder    string // for the Uplink's files, below Home
+	Folder    string           // for the Uplink's files, below Home
+	Sandboxes *sandbox.Manager // has not started
 	Documents Documents
-	Devices   Devices
+	Device    func(ctx context.Context, id sandbox.ID, pid int) (*os.File, *net.TCPListener, error)
 	Log       *slog.Logger
 }
 
@@ -58,16 +59,9 @@ type Documents interface {
 	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
 }
 
-// Devices creates network devices in sandboxes; netns.Client documents the contract.
-type Devices interface {
-	TUN(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
-}
-
-// Uplink connects the sandboxes to networks. It uses the Manager, and the Manager uses it.
+// Uplink is a sandbox.Uplink that the node closes.
 type Uplink interface {
 	sandbox.Uplink
-	// Bind sets the Manager, before the Manager starts.
-	Bind(*sandbox.Manager)
 	Close() error
 }
 
@@ -177,14 +171,11 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	n.closers = append(n.closers, network.Close)
 	deps := sandbox.Deps{Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, Restored: restored,
 		Creations: creationsDir(storage, records.NodeID()), Origins: originsDir(storage, records.NodeID()), PublicRoots: publicRoots, Log: log}
-	if err := n.open(ctx, deps, Parts{filepath.Join(cfg.Home, "egress"), records, network, log}); err != nil {
+	if n.Manager, err = sandbox.New(cfg.Sandbox, deps); err != nil {
 		return nil, err
 	}
-	if err := n.Manager.Start(ctx); err != nil {
-		// Before the parts that the Manager uses are closed.
-		closeCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStartLimit)
-		defer cancel()
-		return nil, errors.Join(fmt.Errorf("recover the sandboxes: %w", err), n.Manager.Close(closeCtx))
+	if err := n.start(ctx, Parts{filepath.Join(cfg.Home, "egress"), n.Manager, records, network.TUN, log}); err != nil {
+		return nil, err
 	}
 	n.removeStaleCgroups(sandboxFreezer, log)
 	return n, nil
@@ -207,23 +198,18 @@ func (n *Node) witness(storage string, records *store.Badger, log *slog.Logger) 
 	return restored, nil
 }
 
-// open opens the Uplink and creates the Manager.
-func (n *Node) open(ctx context.Context, deps sandbox.Deps, parts Parts) error {
-	var uplink Uplink
-	if n.config.Uplink != nil {
-		var err error
-		if uplink, err = n.config.Uplink(ctx, parts); err != nil {
-			return err
-		}
-		n.closers = append(n.closers, uplink.Close)
-		deps.Uplink = uplink
-	}
-	var err error
-	if n.Manager, err = sandbox.New(n.config.Sandbox, deps); err != nil {
+// start makes the Uplink and has the Manager recover the sandboxes.
+func (n *Node) start(ctx context.Context, parts Parts) error {
+	uplink, err := n.config.Uplink(ctx, parts)
+	if err != nil {
 		return err
 	}
-	if uplink != nil {
-		uplink.Bind(n.Manager)
+	n.closers = append(n.closers, uplink.Close)
+	if err := n.Manager.Start(ctx, uplink); err != nil {
+		// Before the parts that the Manager uses are closed.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStartLimit)
+		defer cancel()
+		return errors.Join(fmt.Errorf("recover the sandboxes: %w", err), n.Manager.Close(ctx))
 	}
 	return nil
 }

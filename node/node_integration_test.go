@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -36,6 +37,12 @@ func open(t *testing.T, home, bin string) *node.Node {
 	cfg.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
 	n, err := node.Open(context.Background(), node.Config{
 		Home: home, Guest: filepath.Join(bin, "doze-guest"), NetnsHelper: filepath.Join(bin, "doze-netns"), Sandbox: cfg,
+		Uplink: func(ctx context.Context, p node.Parts) (node.Uplink, error) {
+			return egress.Open(ctx, egress.Config{
+				Folder: p.Folder, Documents: p.Documents, Device: p.Device, Sandboxes: egress.Of(p.Sandboxes),
+				Operator: "operator", Settings: egress.DefaultSettings(), Log: p.Log,
+			})
+		},
 	}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)

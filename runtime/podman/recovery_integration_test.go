@@ -296,7 +296,7 @@ func TestDestroyRemovesWhatASandboxPutIntoItsRunFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close(testkit.Context(t))
-	if err := m.Start(testkit.Context(t)); err != nil {
+	if err := m.Start(testkit.Context(t), sandboxtest.NewUplink(t)); err != nil {
 		t.Fatal(err)
 	}
 	sb, _, err := m.Create(testkit.Context(t), sandbox.CreateRequest{Owner: "o", Name: "app"})

@@ -271,7 +271,7 @@ func TestStartThatIsGivenUpCanBeClosed(t *testing.T) {
 	m := n.Unstarted(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
-	if err := m.Start(ctx); !errors.Is(err, context.DeadlineExceeded) {
+	if err := m.Start(ctx, n.Uplink); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("start: %v", err)
 	}
 	closeCtx, cancelClose := context.WithTimeout(t.Context(), 30*time.Second)

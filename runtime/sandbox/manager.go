@@ -21,8 +21,6 @@ type Deps struct {
 	Freezer Freezer
 	Network Network
 	Store   Store
-	// Uplink may be nil: then sandboxes have no network but their loopback.
-	Uplink Uplink
 	// PublicRoots returns the PEM of the CAs that the public internet is trusted by,
 	// for images that bring none. It may be nil: then those have none.
 	PublicRoots func() ([]byte, error)
@@ -47,7 +45,7 @@ type Manager struct {
 	freezer Freezer
 	network Network
 	store   Store
-	uplink  Uplink // never nil
+	uplink  Uplink // set by Start
 	roots   func() ([]byte, error)
 	log     *slog.Logger
 	journal *journal
@@ -89,7 +87,6 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		freezer:   deps.Freezer,
 		network:   deps.Network,
 		store:     deps.Store,
-		uplink:    deps.Uplink,
 		roots:     deps.PublicRoots,
 		log:       deps.Log,
 		journal:   newJournal(deps.Store, deps.Log),
@@ -104,9 +101,6 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		creations:   creations{deps.Creations},
 		origins:     origins{deps.Origins},
 		retries:     retries{pending: map[pendingKey]*pendingRetry{}},
-	}
-	if m.uplink == nil {
-		m.uplink = noUplink{}
 	}
 	m.engine = countedEngine{deps.Engine, m.metrics.engineErrors}
 	m.cfg.Store(&cfg)

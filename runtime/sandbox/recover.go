@@ -21,8 +21,10 @@ const (
 // A sandbox that cannot be adopted is stopped,
 // and keeps no other from starting. Requests for one that is still looked at when
 // Start returns wait for that. Before it returns, every other method answers
-// ErrClosed. After an error the Manager must be closed.
-func (m *Manager) Start(ctx context.Context) error {
+// ErrClosed. After an error the Manager must be closed. The Uplink is the caller's, who
+// closes it after the Manager.
+func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
+	m.uplink = uplink
 	containers, err := m.engine.List(ctx)
 	if err != nil {
 		return fmt.Errorf("asking the engine for its containers: %w", err)

@@ -8,16 +8,6 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// noUplink is that of a node whose sandboxes have no way out.
-type noUplink struct{}
-
-func (noUplink) Attach(context.Context, Sandbox, int) error { return nil }
-func (noUplink) Detach(ID)                                  {}
-func (noUplink) Forget(ID)                                  {}
-func (noUplink) Kept() []ID                                 { return nil }
-func (noUplink) Trust() []byte                              { return nil }
-func (noUplink) Environment(ID) map[string]string           { return nil }
-
 const (
 	// attachWait bounds an attachment, which takes some milliseconds.
 	attachWait = 10 * time.Second

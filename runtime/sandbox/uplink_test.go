@@ -272,25 +272,6 @@ func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
 	await(t, "it is detached", func() bool { return n.Uplink.Attached(sb.ID) == 0 })
 }
 
-func TestNodeWithoutUplinkServes(t *testing.T) {
-	n := sandboxtest.Open(t, nil)
-	if err := n.Manager.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	uplink := n.Uplink
-	n.Uplink = nil
-	n.Restart(t)
-	sb := create(t, n.Manager, "app")
-	mustSleep(t, n.Manager, sb.ID)
-	acquire(t, n.Manager, sb.ID).Release()
-	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
-		t.Error(err)
-	}
-	if uplink.Attaches() != 0 {
-		t.Error("an Uplink that it does not have was used")
-	}
-}
-
 func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager

@@ -27,7 +27,7 @@ type Node struct {
 	Engine  *Engine
 	Freezer *Freezer
 	Store   *Store
-	Uplink  *Uplink                // nil: the next Manager has none
+	Uplink  *Uplink
 	Roots   func() ([]byte, error) // of the next Manager
 	// Restored says that the next Manager's store is an older copy.
 	Restored bool
@@ -92,7 +92,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 func (n *Node) Restart(t testing.TB) {
 	t.Helper()
 	m := n.Unstarted(t)
-	if err := m.Start(t.Context()); err != nil {
+	if err := m.Start(t.Context(), n.Uplink); err != nil {
 		t.Fatal(err)
 	}
 	n.Manager = m
@@ -101,19 +101,20 @@ func (n *Node) Restart(t testing.TB) {
 // Unstarted returns a new Manager on what the old one left; the caller closes it.
 func (n *Node) Unstarted(t testing.TB) *sandbox.Manager {
 	t.Helper()
-	deps := sandbox.Deps{
-		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Origins: n.origins, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
-	}
-	if n.Uplink != nil {
-		n.Uplink.Restart()
-		deps.Uplink = n.Uplink
-	}
-	m, err := sandbox.New(n.config, deps)
+	m, err := sandbox.New(n.config, n.Deps(t))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+// Deps are for a new Manager on what the old one left.
+func (n *Node) Deps(t testing.TB) sandbox.Deps {
+	n.Uplink.Restart()
+	return sandbox.Deps{
+		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
+		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Origins: n.origins, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
+	}
 }
 
 // Crash ends the Manager without letting it put anything to sleep, as a
