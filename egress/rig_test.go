@@ -42,7 +42,7 @@ import (
 var compiler string
 
 func TestMain(m *testing.M) {
-	tuntest.Inside()
+	tuntest.EnterNamespaces()
 	dir, err := os.MkdirTemp("", "doze-egress-")
 	if err == nil {
 		compiler, err = policytest.BuildCompiler(dir)

@@ -26,16 +26,16 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// This test binary is also what runs in the sandboxes of the tests: it reads
-// commands from its standard input until that ends.
+// The test binary also runs in the sandboxes of the tests: it reads commands from its
+// standard input until end of file.
 //
 //	serve IP PORT   networktest's server
 //	stall PORT      a listener with a full backlog
-//	device          is it as package link says?
+//	device          checks the device against package link
 //	dial IP:PORT    begins to dial
 const boxVariable = "DOZE_TEST_BOX"
 
-// The race detector lets a process linger for a second at its end.
+// The race detector delays the end of a process by a second.
 const noRaceDelay = "GORACE=atexit_sleep_ms=0"
 
 func boxMain(id string) {
@@ -106,8 +106,8 @@ func boxStall(port string) error {
 	return err
 }
 
-// netBox is a process in a network namespace that belongs to a user namespace
-// below Podman's, in the cgroup of its sandbox, as a container is.
+// netBox is a process in a network namespace that belongs to a user namespace below
+// Podman's, in the cgroup of its sandbox, like the process of a container.
 type netBox struct {
 	t      testing.TB
 	cmd    *exec.Cmd
@@ -173,8 +173,8 @@ func (b *netBox) do(t testing.TB, command string) {
 	if _, err := fmt.Fprintln(b.in, command); err != nil {
 		t.Fatal(err)
 	}
-	if answer := b.line(t); answer != "ok" {
-		t.Fatalf("%s: %s", command, answer)
+	if response := b.line(t); response != "ok" {
+		t.Fatalf("%s: %s", command, response)
 	}
 }
 
@@ -194,14 +194,14 @@ func (b *netBox) Stop() {
 	b.stop.Do(func() {
 		_ = b.in.Close()
 		_ = b.cmd.Wait()
-		// All its processes have ended, and the kernel is about to notice.
+		// All its processes have ended, but the kernel may not have reaped them yet.
 		var err error
 		testkit.Eventually(b.t, "the cgroup is not busy", func() bool {
 			err = unix.Rmdir(b.cgroup)
 			return !errors.Is(err, unix.EBUSY)
 		})
 		if err != nil {
-			b.t.Errorf("its cgroup stays: %v", err)
+			b.t.Errorf("its cgroup remains: %v", err)
 		}
 	})
 }

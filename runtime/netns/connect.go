@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// connect connects the socket fd to an address in its network and takes it over:
-// it is closed if that fails. The wait is Go's poller's and ends with ctx.
+// connect connects the socket fd to an address in its network namespace, and owns fd: if
+// it fails, it closes it. The wait blocks no thread and ends with ctx.
 func connect(ctx context.Context, fd int, to netip.AddrPort) (net.Conn, error) {
 	file := os.NewFile(uintptr(fd), "sandbox")
-	defer file.Close() // the connection has a descriptor of its own
+	defer file.Close() // the connection has its own descriptor
 	raw, err := file.SyscallConn()
 	if err != nil {
-		return nil, fmt.Errorf("using the sandbox's socket: %w", err)
+		return nil, fmt.Errorf("use the sandbox's socket: %w", err)
 	}
 	if deadline, ok := ctx.Deadline(); ok {
 		if err := file.SetWriteDeadline(deadline); err != nil {
-			return nil, fmt.Errorf("setting a deadline on the sandbox's socket: %w", err)
+			return nil, fmt.Errorf("set a deadline on the sandbox's socket: %w", err)
 		}
 	}
 	stop := context.AfterFunc(ctx, func() { _ = file.SetWriteDeadline(time.Unix(1, 0)) })
@@ -45,19 +45,19 @@ func connect(ctx context.Context, fd int, to netip.AddrPort) (net.Conn, error) {
 		<-ctx.Done() // the poller's clock may be a little ahead of ctx's
 		return nil, ctx.Err()
 	case err != nil:
-		return nil, fmt.Errorf("connecting: %w", err)
+		return nil, fmt.Errorf("wait for the connection: %w", err)
 	case result != nil:
 		return nil, os.NewSyscallError("connect", result)
 	}
 	conn, err := net.FileConn(file) // sets TCP_NODELAY and keep-alives
 	if err != nil {
-		return nil, fmt.Errorf("using the sandbox's socket: %w", err)
+		return nil, fmt.Errorf("use the sandbox's socket: %w", err)
 	}
 	return conn, nil
 }
 
-// connected says whether a connection attempt has ended, and how. A wake-up may
-// be about the time before the attempt.
+// connected reports whether a connection attempt has ended, and with which error. The
+// poller may wake it for the state of the socket before the attempt.
 func connected(fd int) (done bool, err error) {
 	errno, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
 	if err != nil {

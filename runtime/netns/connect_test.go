@@ -14,8 +14,8 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// stall listens on a port of 127.0.0.1, 0 for any, accepts nothing, and has its
-// backlog full. The sockets are the caller's, the listening one first.
+// stall listens on a port of 127.0.0.1, 0 for any, accepts no connection, and fills its
+// backlog. The caller closes the sockets; the listening one is first.
 func stall(port int) (sockets [2]int, err error) {
 	for i := range sockets {
 		if sockets[i], err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0); err != nil {
@@ -30,11 +30,11 @@ func stall(port int) (sockets [2]int, err error) {
 	if err != nil {
 		return sockets, err
 	}
-	// The kernel queues one connection more than the backlog says.
+	// The kernel queues one connection more than the backlog.
 	return sockets, unix.Connect(sockets[1], bound)
 }
 
-func TestAnEndedContextEndsADialThatIsUnderWay(t *testing.T) {
+func TestContextEndsAPendingDial(t *testing.T) {
 	sockets, err := stall(0)
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestAnEndedContextEndsADialThatIsUnderWay(t *testing.T) {
 			t.Fatalf("the dial ended before its context: %v", err)
 		default:
 		}
-		return dialled(t, port)
+		return attempted(t, port)
 	})
 	cancel()
 	if err := testkit.Receive(t, "the end of the dial", ended); !errors.Is(err, context.Canceled) {
@@ -75,8 +75,8 @@ func TestAnEndedContextEndsADialThatIsUnderWay(t *testing.T) {
 	}
 }
 
-// dialled says whether a connection to a port of 127.0.0.1 is attempted.
-func dialled(t *testing.T, port uint16) bool {
+// attempted reports whether a connection to a port of 127.0.0.1 is being attempted.
+func attempted(t *testing.T, port uint16) bool {
 	t.Helper()
 	table, err := os.ReadFile("/proc/self/net/tcp")
 	if err != nil {

@@ -18,12 +18,12 @@ import (
 	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
-// errGone: the helper ended before it answered.
+// errGone: the helper ended before it responded.
 var errGone = errors.New("the namespace helper ended")
 
-// answerLimit bounds the wait for an answer. They come within 0.1 ms; a helper
-// that takes this long hangs, and is replaced. A variable for the tests.
-var answerLimit = 5 * time.Second
+// responseLimit bounds the wait for a response. Responses take less than 0.1 ms; a helper
+// that takes this long hangs, and is replaced. Tests reduce it.
+var responseLimit = 5 * time.Second
 
 // helper is one running helper process.
 type helper struct {
@@ -33,23 +33,23 @@ type helper struct {
 	seq     atomic.Uint32
 
 	mu      sync.Mutex
-	waiting map[uint32]chan reply // nil once it is gone
-	// silent is since when it owes an answer, also to those who did not wait
-	// for it; zero when it owes none.
+	waiting map[uint32]chan reply // by seq; nil after the helper ended
+	// silent is the time since which responses are pending, including those that no
+	// caller waits for any longer; zero if none is.
 	silent time.Time
 
-	gone chan struct{} // closed when it was reaped
+	gone chan struct{} // closed when the process was reaped
 }
 
-// reply to one request: a descriptor, or -1, or why there is none.
+// reply is the outcome of a request: a descriptor, which is -1 if err is set.
 type reply struct {
 	fd  int
 	err error
 }
 
-// launch starts command with one end of a packet socket as its standard input,
-// and waits for its greeting. The descriptor that came with it, or -1, is the
-// caller's.
+// launch starts command with one end of a packet socket as its standard input, and waits
+// for its greeting. The caller owns the returned descriptor, which came with the greeting;
+// it is -1 if none did.
 func launch(ctx context.Context, command []string, extra ...*os.File) (_ *helper, greeting int, err error) {
 	control, theirs, err := packetPair()
 	if err != nil {
@@ -67,11 +67,11 @@ func launch(ctx context.Context, command []string, extra ...*os.File) (_ *helper
 	h.cmd.Stderr = h.stderr
 	h.cmd.WaitDelay = time.Second
 	h.cmd.ExtraFiles = extra
-	// A signal to the node's terminal is the node's to handle.
+	// Only the node handles signals of its terminal.
 	h.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := h.cmd.Start(); err != nil {
 		control.Close()
-		return nil, -1, fmt.Errorf("starting the namespace helper: %w", err)
+		return nil, -1, fmt.Errorf("start the namespace helper: %w", err)
 	}
 	theirs.Close()
 	stop := context.AfterFunc(ctx, func() { _ = control.SetReadDeadline(time.Unix(1, 0)) })
@@ -87,16 +87,16 @@ func launch(ctx context.Context, command []string, extra ...*os.File) (_ *helper
 		if ctx.Err() != nil {
 			err = ctx.Err()
 		}
-		return nil, -1, fmt.Errorf("starting the namespace helper by %s: %w%s", command[0], err, h.stderr.note())
+		return nil, -1, fmt.Errorf("start the namespace helper with %s: %w%s", command[0], err, h.stderr.suffix())
 	}
 	return h, greeting, nil
 }
 
-// packetPair makes the control socket. Neither end is inherited by accident.
+// packetPair creates the control socket. Both ends are close-on-exec.
 func packetPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, nil, fmt.Errorf("making the namespace helper's socket: %w", err)
+		return nil, nil, fmt.Errorf("create the namespace helper's socket: %w", err)
 	}
 	theirs = os.NewFile(uintptr(fds[1]), "control")
 	file := os.NewFile(uintptr(fds[0]), "control")
@@ -104,33 +104,33 @@ func packetPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	conn, err := net.FileConn(file)
 	if err != nil {
 		theirs.Close()
-		return nil, nil, fmt.Errorf("making the namespace helper's socket: %w", err)
+		return nil, nil, fmt.Errorf("create the namespace helper's socket: %w", err)
 	}
 	return conn.(*net.UnixConn), theirs, nil
 }
 
-// receive reads one answer and the descriptor that came with it, or -1.
-func (h *helper) receive() (wire.Answer, int, error) {
+// receive reads one response and the descriptor that came with it, or -1.
+func (h *helper) receive() (wire.Response, int, error) {
 	var buf [wire.MaxPacket]byte
 	rights := make([]byte, unix.CmsgSpace(4))
 	n, oobn, _, _, err := h.control.ReadMsgUnix(buf[:], rights) // close-on-exec
 	if err != nil {
-		return wire.Answer{}, -1, err
+		return wire.Response{}, -1, err
 	}
 	fd, err := descriptor(rights[:oobn])
 	if err != nil {
-		return wire.Answer{}, -1, err
+		return wire.Response{}, -1, err
 	}
 	if n == 0 {
 		closeFD(fd)
-		return wire.Answer{}, -1, errGone
+		return wire.Response{}, -1, errGone
 	}
-	answer, err := wire.ParseAnswer(buf[:n])
+	response, err := wire.ParseResponse(buf[:n])
 	if err != nil {
 		closeFD(fd)
-		return wire.Answer{}, -1, err
+		return wire.Response{}, -1, err
 	}
-	return answer, fd, nil
+	return response, fd, nil
 }
 
 func descriptor(rights []byte) (int, error) {
@@ -139,7 +139,7 @@ func descriptor(rights []byte) (int, error) {
 	}
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil {
-		return -1, fmt.Errorf("reading a descriptor: %w", err)
+		return -1, fmt.Errorf("read a descriptor: %w", err)
 	}
 	for _, message := range messages {
 		fds, err := unix.ParseUnixRights(&message)
@@ -160,17 +160,17 @@ func closeFD(fd int) {
 	}
 }
 
-// run hands out answers until the helper ends, and reaps it. It is the one
-// reader of the control socket.
+// run delivers responses until the helper ends, and reaps it. It is the only reader of
+// the control socket.
 func (h *helper) run() error {
 	var err error
 	for {
-		var answer wire.Answer
+		var response wire.Response
 		var fd int
-		if answer, fd, err = h.receive(); err != nil {
+		if response, fd, err = h.receive(); err != nil {
 			break
 		}
-		h.deliver(answer, fd)
+		h.deliver(response, fd)
 	}
 	h.close()
 	h.mu.Lock()
@@ -180,32 +180,32 @@ func (h *helper) run() error {
 	for _, c := range waiting {
 		c <- reply{-1, errGone}
 	}
-	// It ends by itself now that its socket is closed, unless it hangs.
+	// It ends by itself because its socket is closed, unless it hangs.
 	kill := time.AfterFunc(time.Second, func() { _ = h.cmd.Process.Kill() })
 	exit := h.cmd.Wait()
 	kill.Stop()
 	close(h.gone)
 	if exit != nil {
-		return fmt.Errorf("%w%s", exit, h.stderr.note())
+		return fmt.Errorf("%w%s", exit, h.stderr.suffix())
 	}
 	return err
 }
 
-func (h *helper) deliver(answer wire.Answer, fd int) {
+func (h *helper) deliver(response wire.Response, fd int) {
 	h.mu.Lock()
-	c := h.waiting[answer.Seq]
-	delete(h.waiting, answer.Seq)
+	c := h.waiting[response.Seq]
+	delete(h.waiting, response.Seq)
 	h.silent = time.Time{}
 	if len(h.waiting) > 0 {
 		h.silent = time.Now()
 	}
 	h.mu.Unlock()
 	switch {
-	case c == nil: // whoever asked has left, or wants no answer
+	case c == nil: // no caller waits for it, or no longer
 		closeFD(fd)
-	case answer.Status != wire.StatusOK:
+	case response.Status != wire.StatusOK:
 		closeFD(fd)
-		c <- reply{-1, &AnswerError{answer.Status, syscall.Errno(answer.Errno), answer.Text}}
+		c <- reply{-1, &HelperError{response.Status, syscall.Errno(response.Errno), response.Text}}
 	case fd < 0:
 		c <- reply{-1, errors.New("the namespace helper sent no descriptor")}
 	default:
@@ -213,8 +213,9 @@ func (h *helper) deliver(answer wire.Answer, fd int) {
 	}
 }
 
-// ask sends a request and waits for its answer. The descriptor is the caller's.
-func (h *helper) ask(ctx context.Context, r wire.Request) (int, error) {
+// request sends a request and waits for its response. The caller owns the returned
+// descriptor. Errors wrap errGone if the helper ended or hangs.
+func (h *helper) request(ctx context.Context, r wire.Request) (int, error) {
 	c := make(chan reply, 1) // deliver never waits
 	h.mu.Lock()
 	if h.waiting == nil {
@@ -226,7 +227,7 @@ func (h *helper) ask(ctx context.Context, r wire.Request) (int, error) {
 	if h.silent.IsZero() {
 		h.silent = time.Now()
 	}
-	hung := time.NewTimer(time.Until(h.silent.Add(answerLimit)))
+	hung := time.NewTimer(time.Until(h.silent.Add(responseLimit)))
 	defer hung.Stop()
 	h.mu.Unlock()
 	if err := h.send(r); err != nil {
@@ -242,11 +243,11 @@ func (h *helper) ask(ctx context.Context, r wire.Request) (int, error) {
 	case <-hung.C:
 		h.abandon(r.Seq, c)
 		h.close() // run kills it then
-		return -1, fmt.Errorf("%w: it did not answer for %v", errGone, answerLimit)
+		return -1, fmt.Errorf("%w: it did not respond for %v", errGone, responseLimit)
 	}
 }
 
-// abandon gives up on an answer, and on the descriptor if it came just now.
+// abandon stops waiting for a response, and closes its descriptor if it has just arrived.
 func (h *helper) abandon(seq uint32, c chan reply) {
 	h.mu.Lock()
 	_, mine := h.waiting[seq]
@@ -257,14 +258,13 @@ func (h *helper) abandon(seq uint32, c chan reply) {
 	}
 }
 
-// post sends a request whose answer nobody waits for.
+// post sends a request without waiting for its response.
 func (h *helper) post(r wire.Request) {
 	r.Seq = h.next()
-	_ = h.send(r) // a helper that is gone has nothing to do either
+	_ = h.send(r) // if the helper has ended, the request is moot
 }
 
-// send never waits: a socket with no room for one more request is that of a
-// helper which hangs.
+// send never waits: if the socket is full, the helper hangs.
 func (h *helper) send(r wire.Request) error {
 	packet, err := r.AppendTo(nil)
 	if err != nil {
@@ -285,7 +285,7 @@ func (h *helper) send(r wire.Request) error {
 	return nil
 }
 
-// next is the number of a request; 0 is the greeting's.
+// next returns the sequence number of a new request; 0 is the greeting's.
 func (h *helper) next() uint32 {
 	for {
 		if n := h.seq.Add(1); n != 0 {
@@ -294,10 +294,10 @@ func (h *helper) next() uint32 {
 	}
 }
 
-// close makes the helper end; run then reaps it.
+// close ends the helper by closing its socket; run then reaps it.
 func (h *helper) close() { h.control.Close() }
 
-// tail keeps the last bytes of what a process writes to standard error.
+// tail stores the last bytes that a process writes to standard error.
 type tail struct {
 	mu   sync.Mutex
 	last []byte
@@ -315,8 +315,8 @@ func (t *tail) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// note is what was written, as the end of an error's text.
-func (t *tail) note() string {
+// suffix returns the stored bytes, after a colon, to end the text of an error.
+func (t *tail) suffix() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	text := bytes.TrimSpace(t.last)

@@ -7,8 +7,8 @@ import (
 	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
-// One that does not take a request at once would count as one that hangs.
-func TestABusyHelpersSocketHoldsAllRequests(t *testing.T) {
+// The node treats a helper whose socket is full as one that hangs.
+func TestSocketOfABusyHelperHoldsAllRequests(t *testing.T) {
 	ours, theirs, err := packetPair()
 	if err != nil {
 		t.Fatal(err)

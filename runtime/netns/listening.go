@@ -14,16 +14,17 @@ import (
 )
 
 const (
-	// The kernel lists sockets that listen before all others, in lines of 150
-	// bytes. The sandbox decides how many there are.
+	// maxSocketTable bounds, in bytes, how much of the table is read. The kernel lists
+	// listening sockets first, in lines of 150 bytes. Their number is up to the sandbox.
 	maxSocketTable = 256 << 10
-	// A port has few listeners on addresses that are not the usual ones.
+	// maxListeners bounds the returned addresses. A port rarely has listeners on more
+	// than one or two.
 	maxListeners = 4
 )
 
-// listeners returns the addresses on which sockets in the network namespace of
-// a process listen on the port, those of IPv4 first. It only reads, so a process
-// number that was used again does no harm: it leads into no connection.
+// listeners returns the addresses on which sockets in the network namespace of a process
+// listen on the port, IPv4 first. It only reads, so a pid that was reused is harmless: the
+// helper refuses a connection to another sandbox.
 func listeners(pid int, port uint16) []netip.Addr {
 	var found []netip.Addr
 	for _, table := range []string{"tcp", "tcp6"} {
@@ -37,9 +38,9 @@ func listeners(pid int, port uint16) []netip.Addr {
 	return found[:min(len(found), maxListeners)]
 }
 
-// listed reads a table of sockets: "sl local_address rem_address st …" with
-// hexadecimal ADDRESS:PORT, and 0A for a socket that listens (proc_net_tcp in the
-// kernel's documentation). An address that stands for all is the loopback's.
+// listed parses a table of sockets: "sl local_address rem_address st …" with hexadecimal
+// ADDRESS:PORT, and 0A for a listening socket (proc_net_tcp in the kernel's documentation).
+// It returns the loopback address in place of an unspecified one.
 func listed(table io.Reader, port uint16) []netip.Addr {
 	var found []netip.Addr
 	lines := bufio.NewScanner(table)
@@ -60,8 +61,8 @@ func listed(table io.Reader, port uint16) []netip.Addr {
 	return found
 }
 
-// socketAddress parses an address of 4 or 16 bytes, which the kernel writes as
-// words in the machine's order.
+// socketAddress parses an address of 4 or 16 bytes, which the kernel writes as words in
+// native byte order.
 func socketAddress(text string) (netip.Addr, bool) {
 	b, err := hex.DecodeString(text)
 	if err != nil || len(b)%4 != 0 {

@@ -1,11 +1,12 @@
-// Package netns reaches into the network namespaces of sandboxes.
+// Package netns opens connections and network devices in the network namespaces of
+// sandboxes.
 //
-// A Go process cannot enter a user namespace, and only within Podman's may one
-// enter the network namespace of a rootless container. So a small process does,
-// the namespace helper (command doze-netns): it makes a socket inside the
-// sandbox and hands over its descriptor, and the node connects that socket and
-// uses it like any other. Connections do not pass through the helper and
-// outlive it. The sandbox's own network device comes the same way.
+// Only a process in Podman's user namespace may enter the network namespace of a rootless
+// container, and a Go process cannot enter a user namespace. Therefore a small process does,
+// the namespace helper (command doze-netns): it creates a socket inside the sandbox and
+// passes its descriptor to the node, which connects it and uses it like any other socket.
+// Connections do not pass through the helper and outlive it. The sandbox's network device
+// is passed in the same way.
 package netns
 
 import (
@@ -19,6 +20,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/doze-run/doze/runtime/netns/wire"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -26,48 +29,47 @@ import (
 // ErrClosed is returned after Close.
 var ErrClosed = errors.New("the namespace helper was shut down")
 
-// maxRequests bounds the requests that wait for the helper. It serves one in
-// some 20 µs; who finds the queue full waits for a place, as long as his context
-// allows. The socket must hold them all, for one that is full counts as that of
-// a helper which hangs: Linux gives it 212,992 bytes (net.core.wmem_default), and
-// counts some 770 for a request with a cgroup's name of up to 100 bytes, 1,280 with
-// one of up to 400.
+// maxRequests bounds the requests in flight. The helper serves one in some 20 µs; callers
+// beyond the bound wait for it until their context ends. The socket must hold all requests,
+// because send treats a full socket as a helper that hangs. Its buffer on Linux has 212,992
+// bytes (net.core.wmem_default). A request uses some 770 of them with a cgroup's name of up
+// to 100 bytes, and 1,280 with one of up to 400.
 const maxRequests = 128
 
 // Config of a Client.
 type Config struct {
-	// Helper is the path of doze-netns. Its folder must be open to the node's
-	// user only as far as executing goes.
+	// Helper is the path of doze-netns. The node's user needs only execute permission
+	// for its folder.
 	Helper string
 	// Podman is the command; default "podman", searched in PATH.
 	Podman string
-	// Cgroup is the parent of all sandboxes' cgroups as the kernel names it,
-	// such as /doze/sandboxes. If it is set, the process of sandbox id has to
-	// be in <Cgroup>/<id> or below: so a process number that was used again
-	// never leads into another sandbox.
+	// Cgroup is the parent of all sandboxes' cgroups as the kernel names it, such as
+	// /doze/sandboxes. If it is set, the process of sandbox id must be in <Cgroup>/<id>
+	// or below, so that a reused pid never reaches another sandbox.
 	Cgroup string
-	Log    *slog.Logger
+	Log    *slog.Logger // may be nil
 }
 
-// Client dials into sandboxes. Make one with Open; it is safe for concurrent use.
+// Client connects to sandboxes. Its methods may be called concurrently. Create one with
+// Open.
 type Client struct {
-	cfg   Config
-	slots chan struct{} // one for each request in flight
+	cfg      Config
+	inFlight *semaphore.Weighted // of maxRequests
 
 	mu       sync.Mutex
 	current  *helper       // nil before the first start and after a crash
-	starting chan struct{} // closed when the start under way ends; nil without one
+	starting chan struct{} // closed when the current start ends; nil without one
 	startErr error         // of the last start
-	failures int           // starts in a row that did not lead to a served request
-	notUntil time.Time     // no start before
+	failures int           // consecutive starts without a served request
+	notUntil time.Time     // earliest time of the next start
 	closed   bool
-	end      context.CancelFunc // ends a start under way
+	end      context.CancelFunc // ends the current start
 	ctx      context.Context
 	running  sync.WaitGroup // goroutines of starts and helpers
 }
 
-// Open returns a Client and begins to start its helper. Dials wait for that,
-// and a start that fails is tried again when somebody dials.
+// Open returns a Client and begins to start its helper. Dials wait for the start. If it
+// fails, the next Dial tries again. The caller closes the Client.
 func Open(cfg Config) (*Client, error) {
 	if cfg.Helper == "" {
 		return nil, errors.New("the path of the namespace helper is not set")
@@ -78,7 +80,7 @@ func Open(cfg Config) (*Client, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
-	c := &Client{cfg: cfg, slots: make(chan struct{}, maxRequests)}
+	c := &Client{cfg: cfg, inFlight: semaphore.NewWeighted(maxRequests)}
 	c.ctx, c.end = context.WithCancel(context.Background())
 	c.mu.Lock()
 	c.startLocked()
@@ -86,7 +88,7 @@ func Open(cfg Config) (*Client, error) {
 	return c, nil
 }
 
-// Close ends the helper and waits until it is gone. Connections live on.
+// Close ends the helper and waits for its exit. Open connections and devices remain usable.
 // Idempotent.
 func (c *Client) Close() error {
 	c.mu.Lock()
@@ -100,13 +102,13 @@ func (c *Client) Close() error {
 	return nil
 }
 
-// Dial connects to a TCP port of the sandbox whose first process has this pid:
-// on 127.0.0.1, and if nothing listens there on whichever of the sandbox's
-// addresses a server listens, such as ::1, 127.0.0.2 or its network device's.
-// The connection has TCP_NODELAY.
+// Dial connects to a TCP port of the sandbox whose first process has this pid: on
+// 127.0.0.1, and if no server listens there, on any other address of the sandbox on which
+// one does, such as ::1, 127.0.0.2 or the address of its network device. The connection has
+// TCP_NODELAY, and outlives the Client.
 //
-// Errors wrap syscall.ECONNREFUSED when nothing listens on the port, and
-// syscall.ESRCH when the process is gone.
+// Errors wrap syscall.ECONNREFUSED if no server listens on the port, syscall.ESRCH if the
+// process has ended, ErrClosed, and a *HelperError if the helper refused.
 func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) (net.Conn, error) {
 	conn, err := c.dialAddress(ctx, id, pid, netip.AddrPortFrom(loopback4, port))
 	if errors.Is(err, syscall.ECONNREFUSED) {
@@ -115,8 +117,8 @@ func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) 
 			if otherErr == nil {
 				return other, nil
 			}
-			// It closed meanwhile, or the address is of no use inside either:
-			// that is a refusal too, for which the first error stands.
+			// The listener closed meanwhile, or its address cannot be used inside
+			// either: that is a refusal too, which the first error represents.
 			if ctx.Err() != nil || errors.Is(otherErr, syscall.ESRCH) {
 				err = otherErr
 				break
@@ -124,7 +126,7 @@ func (c *Client) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16) 
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("dialling port %d of %s: %w", port, id, err)
+		return nil, fmt.Errorf("dial port %d of %s: %w", port, id, err)
 	}
 	return conn, nil
 }
@@ -134,16 +136,16 @@ func (c *Client) dialAddress(ctx context.Context, id sandbox.ID, pid int, to net
 	if to.Addr().Is6() {
 		family = wire.IPv6
 	}
-	fd, err := c.inside(ctx, id, pid, wire.Request{Op: wire.OpSocket, Family: family})
+	fd, err := c.requestFor(ctx, id, pid, wire.Request{Op: wire.OpSocket, Family: family})
 	if err != nil {
 		return nil, err
 	}
 	return connect(ctx, fd, to)
 }
 
-// inside asks for a descriptor that is made in the sandbox whose first process has
-// this pid.
-func (c *Client) inside(ctx context.Context, id sandbox.ID, pid int, r wire.Request) (fd int, err error) {
+// requestFor sends a request about the sandbox whose first process has this pid. The caller
+// owns the returned descriptor.
+func (c *Client) requestFor(ctx context.Context, id sandbox.ID, pid int, r wire.Request) (fd int, err error) {
 	if pid <= 0 {
 		return -1, fmt.Errorf("it has no process: %w", syscall.ESRCH)
 	}
@@ -154,42 +156,40 @@ func (c *Client) inside(ctx context.Context, id sandbox.ID, pid int, r wire.Requ
 	return c.request(ctx, r)
 }
 
-// Forget drops what the helper keeps for the sandbox.
+// Forget closes the namespaces that the helper has open for the sandbox.
 func (c *Client) Forget(id sandbox.ID) {
 	c.mu.Lock()
 	h := c.current
 	c.mu.Unlock()
 	if h == nil {
-		return // a new helper knows nothing
+		return // a new helper has none open
 	}
-	// Only what the helper keeps open would be lost with this, until the
-	// sandbox is the one that was used longest ago.
+	// If the request is lost, the helper closes them when the sandbox is the least
+	// recently used one.
 	h.post(wire.Request{Op: wire.OpForget, ID: string(id)})
 }
 
-// request asks the helper and returns the descriptor that it answers with. If
-// the helper goes away meanwhile, or is in a user namespace that Podman has
-// left, it asks once more.
+// request sends a request to the helper and returns the descriptor of its response. If the
+// helper ends meanwhile, or is in a user namespace that Podman no longer uses, it tries a
+// second time with a new helper.
 func (c *Client) request(ctx context.Context, r wire.Request) (int, error) {
-	select {
-	case c.slots <- struct{}{}:
-		defer func() { <-c.slots }()
-	case <-ctx.Done():
-		return -1, ctx.Err()
+	if err := c.inFlight.Acquire(ctx, 1); err != nil {
+		return -1, err
 	}
+	defer c.inFlight.Release(1)
 	var stale *helper
 	for attempt := 0; ; attempt++ {
 		h, err := c.helper(ctx, stale)
 		if err != nil {
 			return -1, err
 		}
-		fd, err := h.ask(ctx, r)
+		fd, err := h.request(ctx, r)
 		if err == nil {
 			c.served()
 			return fd, nil
 		}
-		var answer *AnswerError
-		foreign := errors.As(err, &answer) && answer.Status == wire.StatusForeign
+		var refused *HelperError
+		foreign := errors.As(err, &refused) && refused.Status == wire.StatusForeign
 		if attempt > 0 || !(foreign || errors.Is(err, errGone)) {
 			return -1, err
 		}
@@ -197,16 +197,16 @@ func (c *Client) request(ctx context.Context, r wire.Request) (int, error) {
 	}
 }
 
-// AnswerError is the helper's word that it did not do what was asked.
-type AnswerError struct {
+// HelperError is an error that the helper returned. It wraps Errno, if that is set.
+type HelperError struct {
 	Status wire.Status
-	Errno  syscall.Errno // 0 if it was no system call that failed
+	Errno  syscall.Errno // of the failed system call; 0 if none failed
 	Text   string
 }
 
-func (e *AnswerError) Error() string { return "namespace helper: " + e.Text }
+func (e *HelperError) Error() string { return "namespace helper: " + e.Text }
 
-func (e *AnswerError) Unwrap() error {
+func (e *HelperError) Unwrap() error {
 	if e.Errno == 0 {
 		return nil
 	}

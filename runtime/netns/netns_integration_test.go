@@ -113,7 +113,7 @@ func waitGone(t testing.TB, pid int) {
 			return
 		}
 		if !errors.Is(err, unix.EINTR) {
-			t.Fatalf("process %d is still there: %v", pid, err)
+			t.Fatalf("process %d still runs: %v", pid, err)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// Nothing is dialled in a network namespace that is not a sandbox's.
+// Dial refuses network namespaces that are not a sandbox's.
 func TestOnlySandboxesAreReached(t *testing.T) {
 	cfg := config()
 	cfg.Cgroup = "" // which alone would refuse them all
@@ -148,7 +148,7 @@ func TestOnlySandboxesAreReached(t *testing.T) {
 		pid    int
 		status wire.Status
 	}{
-		{"the node", os.Getpid(), wire.StatusFailed}, // may not even be looked at
+		{"the node", os.Getpid(), wire.StatusFailed}, // the helper may not read its files in /proc
 		{"init", 1, wire.StatusFailed},
 		{"Podman's user namespace", hostNetwork(t), wire.StatusRefused},
 		{"Podman's user namespace with a network of its own", privileged.PID(), wire.StatusForeign},
@@ -160,8 +160,8 @@ func TestOnlySandboxesAreReached(t *testing.T) {
 				conn.Close()
 				t.Fatal("the dial succeeded")
 			}
-			var answer *AnswerError
-			if !errors.As(err, &answer) || answer.Status != test.status {
+			var refused *HelperError
+			if !errors.As(err, &refused) || refused.Status != test.status {
 				t.Fatalf("%v is not a refusal of status %d", err, test.status)
 			}
 		})
@@ -191,13 +191,13 @@ func hostNetwork(t *testing.T) int {
 	})
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil {
-		t.Fatalf("it said %q, %v", line, readErr)
+		t.Fatalf("it printed %q, %v", line, readErr)
 	}
 	return pid
 }
 
-// A process number that now belongs to another sandbox leads nowhere.
-func TestTheProcessMustBeTheSandboxs(t *testing.T) {
+// A reused pid, which now belongs to another sandbox, is refused.
+func TestDialRefusesAProcessOfAnotherSandbox(t *testing.T) {
 	c := open(t, config())
 	other := startBox(t, "nsother00000", namespaces...)
 	other.Serve(t, "127.0.0.1", 3000)
@@ -206,8 +206,8 @@ func TestTheProcessMustBeTheSandboxs(t *testing.T) {
 		conn.Close()
 		t.Fatal("the dial reached the other sandbox")
 	}
-	var answer *AnswerError
-	if !errors.As(err, &answer) || answer.Status != wire.StatusRefused {
+	var refused *HelperError
+	if !errors.As(err, &refused) || refused.Status != wire.StatusRefused {
 		t.Fatalf("%v is not a refusal", err)
 	}
 }
@@ -224,30 +224,30 @@ func TestConnectionsOutliveTheHelperAndItIsStartedAgain(t *testing.T) {
 		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		again := dial(t, c, id, b, 3000) // at once, while the node may not know yet
+		again := dial(t, c, id, b, 3000) // immediately, before the node may have noticed
 		greeted(t, again, networktest.Greeting(id, "127.0.0.1", 3000))
 		if _, err := fmt.Fprintln(conn, "still here"); err != nil {
 			t.Fatal(err)
 		}
 		if line, err := in.ReadString('\n'); err != nil || line != "still here\n" {
-			t.Fatalf("the connection from before says %q, %v", line, err)
+			t.Fatalf("the earlier connection returned %q, %v", line, err)
 		}
 		waitGone(t, pid)
 	}
 }
 
 func TestAHelperThatHangsIsReplaced(t *testing.T) {
-	limit := answerLimit
-	answerLimit = 100 * time.Millisecond
-	defer func() { answerLimit = limit }()
+	limit := responseLimit
+	responseLimit = 100 * time.Millisecond
+	defer func() { responseLimit = limit }()
 
 	const id = "nsstopped000"
 	c := open(t, config())
-	defer c.Close() // before answerLimit is written again
+	defer c.Close() // before responseLimit is written again
 	b := startBox(t, id, namespaces...)
 	b.Serve(t, "127.0.0.1", 3000)
 	ctx := testkit.Context(t)
-	reached := func() { // the new helper, too, may take longer than answerLimit
+	reached := func() { // the new helper, too, may take longer than responseLimit
 		t.Helper()
 		for {
 			conn, err := c.Dial(ctx, id, b.PID(), 3000)
@@ -268,7 +268,7 @@ func TestAHelperThatHangsIsReplaced(t *testing.T) {
 	reached()
 	waitGone(t, pid)
 
-	// Also when nobody waits as long as that.
+	// Also if no caller waits as long as that.
 	pid = c.helperPID(t)
 	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
@@ -281,7 +281,7 @@ func TestAHelperThatHangsIsReplaced(t *testing.T) {
 			conn.Close()
 		}
 		if ctx.Err() != nil {
-			t.Fatalf("the helper that hangs is still there: %v", err)
+			t.Fatalf("the helper that hangs still runs: %v", err)
 		}
 	}
 	reached()
@@ -324,7 +324,7 @@ func TestHelperEndsWithAKilledNode(t *testing.T) {
 	_ = node.Wait()
 	pid, err := strconv.Atoi(strings.TrimSpace(line))
 	if err != nil {
-		t.Fatalf("the node said %q, %v", line, readErr)
+		t.Fatalf("the node printed %q, %v", line, readErr)
 	}
 	waitGone(t, pid)
 }
@@ -342,7 +342,7 @@ func nodeMain() {
 	select {} // until it is killed
 }
 
-func TestHelperIsSmallAndKeepsLittle(t *testing.T) {
+func TestHelperUsesLittleMemory(t *testing.T) {
 	const id = "nssmall00000"
 	c := open(t, config())
 	b := startBox(t, id, namespaces...)
@@ -375,7 +375,7 @@ func TestHelperIsSmallAndKeepsLittle(t *testing.T) {
 	}
 }
 
-func TestAHelperThatCannotStartSaysWhy(t *testing.T) {
+func TestFailedStartOfTheHelperNamesItsCause(t *testing.T) {
 	cfg := config()
 	cfg.Helper = filepath.Join(t.TempDir(), "no-such-helper")
 	c := open(t, cfg)

@@ -9,17 +9,17 @@ import (
 )
 
 const (
-	// startLimit bounds one start: Podman takes 0.1 s, but 2 s when it has to
-	// make its user namespace, and more on a loaded machine.
+	// startLimit bounds one start: Podman takes 0.1 s, but 2 s if it has to create
+	// its user namespace, and more on a loaded machine.
 	startLimit = 20 * time.Second
-	// A helper that ends before it served anything is started again after
-	// firstBackoff, and twice as long each time, up to lastBackoff.
+	// If a helper ends before it served a request, the next start waits firstBackoff,
+	// doubled with each such end up to lastBackoff.
 	firstBackoff = 50 * time.Millisecond
 	lastBackoff  = 5 * time.Second
 )
 
-// helper returns the running helper, starting one if there is none or the one
-// that runs is stale. Callers share a start; each waits as long as its ctx.
+// helper returns the running helper. It starts one if none is running or the running one is
+// stale. Concurrent callers share a start; each waits until its ctx ends.
 func (c *Client) helper(ctx context.Context, stale *helper) (*helper, error) {
 	for {
 		c.mu.Lock()
@@ -41,7 +41,7 @@ func (c *Client) helper(ctx context.Context, stale *helper) (*helper, error) {
 		select {
 		case <-starting:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("waiting for the namespace helper: %w", ctx.Err())
+			return nil, fmt.Errorf("wait for the namespace helper: %w", ctx.Err())
 		}
 		c.mu.Lock()
 		err := c.startErr
@@ -49,12 +49,12 @@ func (c *Client) helper(ctx context.Context, stale *helper) (*helper, error) {
 		if err != nil {
 			return nil, err
 		}
-		stale = nil // it was replaced, or this loop would not end
+		stale = nil // it was replaced; otherwise this loop would not end
 	}
 }
 
-// startLocked begins to start a helper, which then takes the place of the
-// current one. c.mu is held. The goroutine ends with the start, or by Close.
+// startLocked begins to start a helper, which then replaces the current one. The caller
+// holds c.mu. The goroutine ends with the start, or on Close.
 func (c *Client) startLocked() {
 	done := make(chan struct{})
 	c.starting = done
@@ -66,18 +66,18 @@ func (c *Client) startLocked() {
 		defer close(done)
 		c.starting = nil
 		c.startErr = err
-		c.failures++ // until it has served
+		c.failures++ // until it has served a request
 		c.notUntil = time.Now().Add(min(firstBackoff<<min(c.failures-1, 10), lastBackoff))
 		if err != nil {
 			if !c.closed {
-				c.cfg.Log.Error("the namespace helper did not start", "error", err)
+				c.cfg.Log.Error("failed to start the namespace helper", "error", err)
 			}
 			return
 		}
 		if c.closed {
 			h.close()
 		}
-		if c.current != nil { // stale, with requests that may still end well
+		if c.current != nil { // stale; its pending requests may still succeed
 			c.current.close()
 		}
 		c.current = h
@@ -94,12 +94,12 @@ func (c *Client) watch(h *helper) {
 	if c.current == h {
 		c.current = nil
 		if !c.closed {
-			c.cfg.Log.Warn("the namespace helper ended; the next connection starts another", "error", err)
+			c.cfg.Log.Warn("namespace helper ended; the next connection starts another", "error", err)
 		}
 	}
 }
 
-// served notes that the helper is well, so that a crash is not waited out.
+// served records that the helper works, so that it is restarted immediately after a crash.
 func (c *Client) served() {
 	c.mu.Lock()
 	c.failures = 0
@@ -107,8 +107,8 @@ func (c *Client) served() {
 	c.mu.Unlock()
 }
 
-// start finds Podman's user namespace and starts a helper in it, as a child of
-// the node and without a podman process that stays.
+// start finds Podman's user namespace and starts a helper in it, as a child of the node.
+// No podman process remains.
 func (c *Client) start(wait time.Duration) (*helper, error) {
 	if wait > 0 {
 		timer := time.NewTimer(wait)
@@ -136,19 +136,20 @@ func (c *Client) start(wait time.Duration) (*helper, error) {
 	return h, nil
 }
 
-// userNamespace asks a process that Podman starts for the namespace it is in.
-// That makes Podman's user namespace if need be; its pause process keeps it.
+// userNamespace returns Podman's user namespace, from a probe process that Podman starts in
+// it. Podman creates the namespace if necessary; its pause process keeps it open. The caller
+// closes the file.
 func (c *Client) userNamespace(ctx context.Context) (*os.File, error) {
 	probe, fd, err := launch(ctx, []string{c.cfg.Podman, "unshare", "--", c.cfg.Helper, "probe"})
 	if err != nil {
-		return nil, fmt.Errorf("finding Podman's user namespace: %w", err)
+		return nil, fmt.Errorf("find Podman's user namespace: %w", err)
 	}
 	probe.close()
 	kill := time.AfterFunc(time.Second, func() { _ = probe.cmd.Process.Kill() })
 	defer kill.Stop()
-	_ = probe.cmd.Wait() // it has said all that it knows
+	_ = probe.cmd.Wait() // its exit code does not matter: it has sent the namespace or none
 	if fd < 0 {
-		return nil, errors.New("finding Podman's user namespace: the probe sent none")
+		return nil, errors.New("find Podman's user namespace: the probe sent none")
 	}
 	return os.NewFile(uintptr(fd), "podman's user namespace"), nil
 }

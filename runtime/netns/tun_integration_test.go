@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// boxDevice says what of the device differs from package link. It runs in a sandbox.
+// boxDevice returns an error if the device differs from package link. It runs in a sandbox.
 func boxDevice() error {
 	device, err := net.InterfaceByName(link.Device)
 	if err != nil {
@@ -75,14 +75,14 @@ func readSYN(t testing.TB, device *os.File) (from, to netip.AddrPort) {
 			t.Fatal(err)
 		}
 		if b = b[:n]; len(b) < 40 || b[0] != 0x45 || b[9] != unix.IPPROTO_TCP {
-			t.Fatalf("the kernel sent by itself: %x", b)
+			t.Fatalf("the kernel sent a packet of its own: %x", b)
 		}
 		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[12:])), binary.BigEndian.Uint16(b[20:])),
 			netip.AddrPortFrom(netip.AddrFrom4([4]byte(b[16:])), binary.BigEndian.Uint16(b[22:]))
 	}
 }
 
-func TestASandboxHasADeviceWhoseOtherEndIsOurs(t *testing.T) {
+func TestPacketsOfASandboxReachTheOtherEndOfItsDevice(t *testing.T) {
 	const id = "nstun0000000"
 	c := open(t, config())
 	b := startBox(t, id, namespaces...)
@@ -139,7 +139,7 @@ func TestADeviceIsMadeOnlyForTheSandbox(t *testing.T) {
 		if err == nil {
 			device.Close()
 			listener.Close()
-			t.Errorf("%s has a device now", name)
+			t.Errorf("a device was created for %s", name)
 		}
 	}
 }

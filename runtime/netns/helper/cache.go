@@ -2,50 +2,50 @@ package helper
 
 import "container/list"
 
-// maxBoxes bounds the namespaces that are kept open, two descriptors each: well
-// below the 1,024 descriptors that a process has by default. A sandbox beyond
-// it costs some 30 µs more per connection, nothing else.
-const maxBoxes = 256
+// maxNamespaces bounds the open namespaces, with two descriptors each: well below the 1,024
+// descriptors that a process may have by default. With more sandboxes, a connection to one
+// whose namespace is not open takes some 30 µs longer.
+const maxNamespaces = 256
 
-type boxKey struct {
+type namespaceKey struct {
 	id  string
 	pid uint32
 }
 
-// cache keeps the boxes that were used last.
+// cache has the most recently used namespaces, and closes those that it evicts.
 type cache struct {
 	max   int
-	order *list.List // of entry, the last used in front
-	byKey map[boxKey]*list.Element
+	order *list.List // of entry, the most recently used first
+	byKey map[namespaceKey]*list.Element
 }
 
 type entry struct {
-	key boxKey
-	box *box
+	key       namespaceKey
+	namespace *namespace
 }
 
-func newCache(most int) *cache {
-	return &cache{max: most, order: list.New(), byKey: make(map[boxKey]*list.Element)}
+func newCache(limit int) *cache {
+	return &cache{max: limit, order: list.New(), byKey: make(map[namespaceKey]*list.Element)}
 }
 
-func (c *cache) get(key boxKey) *box {
+func (c *cache) get(key namespaceKey) *namespace {
 	e := c.byKey[key]
 	if e == nil {
 		return nil
 	}
 	c.order.MoveToFront(e)
-	return e.Value.(entry).box
+	return e.Value.(entry).namespace
 }
 
-// put adds a box under a key that the cache does not have.
-func (c *cache) put(key boxKey, b *box) {
-	c.byKey[key] = c.order.PushFront(entry{key, b})
+// put adds a namespace under a new key. The cache owns it.
+func (c *cache) put(key namespaceKey, n *namespace) {
+	c.byKey[key] = c.order.PushFront(entry{key, n})
 	if c.order.Len() > c.max {
 		c.remove(c.order.Back())
 	}
 }
 
-// forget closes what is kept for a sandbox, of whatever process.
+// forget closes the namespaces of a sandbox, for every pid.
 func (c *cache) forget(id string) {
 	for e := c.order.Front(); e != nil; {
 		next := e.Next()
@@ -59,5 +59,5 @@ func (c *cache) forget(id string) {
 func (c *cache) remove(e *list.Element) {
 	gone := c.order.Remove(e).(entry)
 	delete(c.byKey, gone.key)
-	gone.box.close()
+	gone.namespace.close()
 }

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func newBox(t *testing.T) *box {
+func newNamespace(t *testing.T) *namespace {
 	t.Helper()
 	open := func() int {
 		fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -16,37 +16,37 @@ func newBox(t *testing.T) *box {
 		}
 		return fd
 	}
-	return &box{pidfd: open(), netns: open()}
+	return &namespace{pidfd: open(), netns: open()}
 }
 
-func isOpen(b *box) bool {
+func isOpen(b *namespace) bool {
 	_, err := unix.FcntlInt(uintptr(b.netns), unix.F_GETFD, 0)
 	return err == nil
 }
 
-func TestCacheKeepsWhatWasUsedLast(t *testing.T) {
+func TestCacheEvictsTheLeastRecentlyUsed(t *testing.T) {
 	c := newCache(2)
-	a, b, d := newBox(t), newBox(t), newBox(t)
-	c.put(boxKey{"a", 1}, a)
-	c.put(boxKey{"b", 1}, b)
-	if c.get(boxKey{"a", 1}) != a {
-		t.Fatal("a is not there")
+	a, b, d := newNamespace(t), newNamespace(t), newNamespace(t)
+	c.put(namespaceKey{"a", 1}, a)
+	c.put(namespaceKey{"b", 1}, b)
+	if c.get(namespaceKey{"a", 1}) != a {
+		t.Fatal("a is missing")
 	}
-	c.put(boxKey{"d", 1}, d)
-	if c.get(boxKey{"b", 1}) != nil || isOpen(b) {
-		t.Error("b was used longest ago and is still there")
+	c.put(namespaceKey{"d", 1}, d)
+	if c.get(namespaceKey{"b", 1}) != nil || isOpen(b) {
+		t.Error("b was used least recently and was not evicted")
 	}
-	if c.get(boxKey{"a", 1}) != a || c.get(boxKey{"d", 1}) != d || !isOpen(a) || !isOpen(d) {
-		t.Error("a or d is gone")
+	if c.get(namespaceKey{"a", 1}) != a || c.get(namespaceKey{"d", 1}) != d || !isOpen(a) || !isOpen(d) {
+		t.Error("a or d was evicted")
 	}
-	if c.get(boxKey{"a", 2}) != nil {
-		t.Error("a's box was found under another process")
+	if c.get(namespaceKey{"a", 2}) != nil {
+		t.Error("a's namespace was found under another pid")
 	}
 	c.forget("a")
 	c.forget("d")
 	c.forget("d")
 	if isOpen(a) || isOpen(d) || len(c.byKey) != 0 || c.order.Len() != 0 {
-		t.Error("something was kept")
+		t.Error("a namespace is still open or cached")
 	}
 }
 
@@ -70,14 +70,14 @@ func TestInCgroup(t *testing.T) {
 	}
 }
 
-func TestAliveTellsTheLivingFromTheDead(t *testing.T) {
+func TestPidfdAliveReportsTheEndOfAProcess(t *testing.T) {
 	pidfd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer unix.Close(pidfd)
 	if !pidfdAlive(pidfd) {
-		t.Error("this process is said to be dead")
+		t.Error("this process is reported as ended")
 	}
 	dead, err := os.StartProcess("/bin/true", []string{"true"}, &os.ProcAttr{})
 	if err != nil {
@@ -92,6 +92,6 @@ func TestAliveTellsTheLivingFromTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	if pidfdAlive(fd) {
-		t.Error("an ended process is said to live")
+		t.Error("an ended process is reported as running")
 	}
 }

@@ -9,12 +9,12 @@ import (
 	"github.com/doze-run/doze/runtime/netns/tun"
 )
 
-// Check makes what a sandbox's network is made of, in a network namespace of its own,
-// which ends with the calling thread. It says what the host lacks.
+// Check creates the network of a sandbox in a new network namespace, which ends with the
+// calling thread. Its error describes what the host lacks.
 func Check() error {
 	runtime.LockOSThread() // never unlocked
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		return fmt.Errorf("make a network namespace: %w", err)
+		return fmt.Errorf("create a network namespace: %w", err)
 	}
 	device, err := tun.Make()
 	if err != nil {

@@ -2,22 +2,22 @@
 // addresses in every sandbox, because the device identifies the sandbox, not an
 // address.
 //
-// The addresses are of 198.18.0.0/15, which is for measurements between networks
-// (RFC 2544) and which nobody reaches through the internet: a name that leads
-// there was given its address by the node.
+// The addresses are in 198.18.0.0/15, which is reserved for measurements between networks
+// (RFC 2544) and unreachable through the internet: if a name resolves to one of them, the
+// node assigned that address.
 package link
 
 import "net/netip"
 
 const (
-	// Device is the name of the only device beside lo.
+	// Device is the name of the only device in addition to lo.
 	Device = "eth0"
-	// MTU in bytes: the largest that a TUN device has. Each packet costs the same
-	// whatever its size, and these never cross a wire.
+	// MTU is the maximum of a TUN device, in bytes. The cost of a packet does not depend on
+	// its size, and these packets never cross a wire.
 	MTU = 65520
 	// MaxReceiveBuffer and MaxSendBuffer bound the memory of a TCP socket in bytes
-	// (tcp(7), tcp_rmem and tcp_wmem). Both ends are on this machine, 0.1 ms apart: more
-	// makes a stream no faster.
+	// (tcp(7), tcp_rmem and tcp_wmem). Both ends are on this machine, 0.1 ms apart:
+	// larger buffers do not make a stream faster.
 	MaxReceiveBuffer = 2 << 20
 	MaxSendBuffer    = 1 << 20
 	// MaxTimeWait bounds the sockets in TIME_WAIT (tcp(7), tcp_max_tw_buckets), some
@@ -26,21 +26,21 @@ const (
 )
 
 var (
-	// Sandbox is the sandbox's own address, Gateway the node's in it: name server
-	// and default route. Prefix holds both.
+	// Sandbox is the sandbox's own address. Gateway is the node's address in the sandbox:
+	// its name server and default route. Prefix has both.
 	Sandbox = netip.MustParseAddr("198.18.0.2")
 	Gateway = netip.MustParseAddr("198.18.0.1")
 	Prefix  = netip.MustParsePrefix("198.18.0.0/30")
-	// SecondServer is the node, too: a name server for resolvers that do not take
-	// the first one's REFUSED for an answer.
+	// SecondServer is the node, too: a name server for resolvers that query another
+	// one after a REFUSED.
 	SecondServer = netip.MustParseAddr("198.18.0.53")
 
-	// Listener is where the node takes the sandbox's connections: an address that is
-	// not the sandbox's, so that no server of its own is in the way.
+	// Listener is the address on which the node accepts the sandbox's connections. It is
+	// not the sandbox's own, so it conflicts with no server in the sandbox.
 	Listener = netip.AddrPortFrom(Gateway, 1)
 
-	// Pool holds the addresses that stand for names. Those of Reserved are not
-	// given out.
+	// Pool has the addresses that stand for names. Addresses in Reserved are not
+	// assigned.
 	Pool     = netip.MustParsePrefix("198.18.0.0/15")
 	Reserved = netip.MustParsePrefix("198.18.0.0/24")
 )

@@ -15,29 +15,30 @@ import (
 )
 
 const (
-	// mark is on packets that the kernel delivers to itself, whatever their address.
+	// mark marks packets that the kernel delivers locally, whatever their address.
 	mark = 0xd02e
-	// table of the routing policy database in which everything is local.
+	// table is the routing table in which every address is local.
 	table = 100
 	// loopbackIndex is the interface index of lo, the first device of every namespace.
 	loopbackIndex = 1
 )
 
-// configureRedirect has the kernel of the namespace deliver the TCP of the sandbox to
-// sockets of its own, see package link.
+// configureRedirect makes the kernel deliver the TCP packets of the sandbox to sockets in its
+// network namespace, see package link.
 func configureRedirect() error {
 	for name, value := range map[string]string{
-		// The SYN that comes back through the device is from the namespace's own address.
+		// The source of the SYN that comes back through the device is the namespace's own
+		// address.
 		"conf/" + link.Device + "/accept_local": "1",
-		// The larger of the two counts.
+		// The larger of the two applies.
 		"conf/all/rp_filter":                 "0",
 		"conf/" + link.Device + "/rp_filter": "0",
-		// The least, the size that a buffer begins with, and the most.
+		// The minimum, initial and maximum sizes of a buffer.
 		"tcp_rmem": fmt.Sprint("4096 131072 ", link.MaxReceiveBuffer),
 		"tcp_wmem": fmt.Sprint("4096 65536 ", link.MaxSendBuffer),
-		// What is left of connections that have ended: of both ends, for a minute.
+		// The remains of closed connections, of both ends, for a minute.
 		"tcp_max_tw_buckets": fmt.Sprint(link.MaxTimeWait),
-		// Otherwise the host's: BBR paces what it sends, and leaves processors idle.
+		// The host's default may be BBR, which paces packets and leaves processors idle.
 		"tcp_congestion_control": "reno", // part of every kernel, allowed in every namespace
 	} {
 		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
@@ -50,30 +51,30 @@ func configureRedirect() error {
 	return addRules()
 }
 
-// addLocalTable makes marked packets local.
+// addLocalTable makes the kernel deliver marked packets locally.
 func addLocalTable() error {
 	route := unix.RtMsg{Family: unix.AF_INET, Table: table, Protocol: unix.RTPROT_BOOT, Scope: unix.RT_SCOPE_HOST, Type: unix.RTN_LOCAL}
 	body := appendAttribute(appendRtMsg(nil, route), unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, loopbackIndex))
 	if err := netlink(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body); err != nil {
-		return fmt.Errorf("adding a local route: %w", err)
+		return fmt.Errorf("add a local route: %w", err)
 	}
 	// struct fib_rule_hdr has the layout of struct rtmsg; its last byte before the flags is the action.
 	rule := unix.RtMsg{Family: unix.AF_INET, Table: table, Type: unix.FR_ACT_TO_TBL}
 	body = appendAttribute(appendRtMsg(nil, rule), unix.FRA_FWMARK, binary.NativeEndian.AppendUint32(nil, mark))
 	err := netlink(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
 	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("adding a routing rule: %w", err)
+		return fmt.Errorf("add a routing rule: %w", err)
 	}
 	return nil
 }
 
-// rules is the name of the table of nftables. It changes with the rules: a sandbox that
-// is attached again, by a later version of the node too, keeps a table of this name.
+// rules is the name of the nftables table. It must change with the rules: a sandbox that is
+// attached again, even by a later version of the node, keeps an existing table of this name.
 const rules = "doze"
 
-// addRules makes the nftables rules of the namespace unless they are there. Only adding
-// takes less than a millisecond: when something is removed, or a batch fails, the kernel
-// waits for all processors (RCU), 8 to 20 ms.
+// addRules adds the nftables rules of the namespace unless they exist. Adding rules takes
+// less than a millisecond. If rules are removed or a batch fails, the kernel waits for all
+// processors (RCU), which takes 8 to 20 ms.
 func addRules() error {
 	c, err := nftables.New()
 	if err != nil {
@@ -124,7 +125,7 @@ const (
 	ack            = 0x10
 )
 
-// tcpFlags compares: is the packet the first one of a connection?
+// tcpFlags tests whether a packet is (or with CmpOpNeq is not) the first of a connection.
 func tcpFlags(op expr.CmpOp) []expr.Any {
 	return []expr.Any{
 		&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlagsOffset, Len: 1},
@@ -140,12 +141,13 @@ func setMark() []expr.Any {
 	}
 }
 
-// Listen makes, in the network namespace of the calling thread, the socket that takes
-// the connections whose first packet comes back through the device. The descriptor is non-blocking and close-on-exec.
+// Listen creates, in the network namespace of the calling thread, the socket that accepts
+// the connections whose first packet comes back through the device. The descriptor is
+// non-blocking and close-on-exec; the caller closes it.
 func Listen() (fd int, err error) {
 	fd, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("making a socket: %w", err)
+		return -1, fmt.Errorf("create a socket: %w", err)
 	}
 	for option, level := range map[int]int{unix.SO_REUSEADDR: unix.SOL_SOCKET, unix.IP_TRANSPARENT: unix.SOL_IP} {
 		if err == nil {
@@ -160,11 +162,11 @@ func Listen() (fd int, err error) {
 	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, fmt.Errorf("listening on %s: %w", link.Listener, err)
+		return -1, fmt.Errorf("listen on %s: %w", link.Listener, err)
 	}
 	return fd, nil
 }
 
-// backlog is how many connections may wait to be accepted: more than there are
-// attempts at once.
+// backlog is how many connections may wait to be accepted: more than there are concurrent
+// attempts.
 const backlog = 1024

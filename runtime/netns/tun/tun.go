@@ -1,4 +1,4 @@
-// Package tun makes the network device of a sandbox, as package link describes it.
+// Package tun creates the network device of a sandbox, as package link describes it.
 package tun
 
 import (
@@ -13,27 +13,27 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// Make makes the device in the network namespace of the calling thread and brings
-// it up, with its address, a default route and no IPv6. Whoever holds the
-// descriptor is the other end of the wire: each read takes one IP packet that the
-// sandbox sent, each write delivers one to it. The device ends with the descriptor.
+// Make creates the device in the network namespace of the calling thread and brings it up,
+// with its address, a default route and no IPv6. The descriptor is the other end of the
+// device: each read returns one IP packet that the sandbox sent, each write delivers one to
+// it. Closing the descriptor removes the device.
 //
-// The descriptor is non-blocking and close-on-exec. Errors wrap unix.EBUSY when the
-// namespace has the device already and somebody holds it, and unix.EINVAL when it
-// has another device of that name.
+// The descriptor is non-blocking and close-on-exec. Errors wrap unix.EBUSY if the namespace
+// already has the device and its other end is open, and unix.EINVAL if it has another device
+// of that name.
 func Make() (fd int, err error) {
 	fd, err = unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return -1, fmt.Errorf("opening /dev/net/tun: %w", err)
+		return -1, fmt.Errorf("open /dev/net/tun: %w", err)
 	}
 	if err := makeDevice(fd); err != nil {
-		unix.Close(fd) // or nobody could make the device again
+		unix.Close(fd) // otherwise the device could not be created again
 		return -1, err
 	}
 	return fd, nil
 }
 
-// makeDevice makes the device of which the descriptor is the other end.
+// makeDevice creates the device whose other end is the descriptor.
 func makeDevice(fd int) error {
 	device, err := unix.NewIfreq(link.Device)
 	if err != nil {
@@ -41,10 +41,10 @@ func makeDevice(fd int) error {
 	}
 	device.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, device); err != nil {
-		return fmt.Errorf("making %s: %w", link.Device, err)
+		return fmt.Errorf("create %s: %w", link.Device, err)
 	}
 	if err := configure(); err != nil {
-		return fmt.Errorf("configuring %s: %w", link.Device, err)
+		return fmt.Errorf("configure %s: %w", link.Device, err)
 	}
 	return nil
 }
@@ -84,7 +84,7 @@ func configure() error {
 			err = unix.IoctlIfreq(control, step.request, request)
 		}
 		if err != nil {
-			return fmt.Errorf("setting %s: %w", step.what, err)
+			return fmt.Errorf("set %s: %w", step.what, err)
 		}
 	}
 	device, err := unix.NewIfreq(link.Device)
@@ -92,7 +92,7 @@ func configure() error {
 		return err
 	}
 	if err := unix.IoctlIfreq(control, unix.SIOCGIFINDEX, device); err != nil {
-		return fmt.Errorf("finding its index: %w", err)
+		return fmt.Errorf("find its index: %w", err)
 	}
 	if err := defaultRoute(device.Uint32()); err != nil {
 		return err
@@ -100,9 +100,9 @@ func configure() error {
 	return configureRedirect()
 }
 
-// withoutIPv6 keeps the device from having addresses of its own making. It is
-// written before the device is up. /proc/sys/net shows the namespace of the thread
-// that opens it, whichever /proc that is.
+// withoutIPv6 prevents the kernel from assigning IPv6 addresses to the device. It has to be
+// called before the device is up. /proc/sys/net shows the namespace of the thread that opens
+// it, in every /proc.
 func withoutIPv6() error {
 	path := "/proc/sys/net/ipv6/conf/" + link.Device + "/disable_ipv6"
 	err := os.WriteFile(path, []byte("1"), 0)
@@ -112,7 +112,7 @@ func withoutIPv6() error {
 	return err
 }
 
-// defaultRoute sends everything to the gateway, through the device of this index.
+// defaultRoute adds a default route to the gateway, through the device with this index.
 func defaultRoute(index uint32) error {
 	gateway := link.Gateway.As4()
 	route := unix.RtMsg{

@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { tuntest.Main(m) }
 
-// inNamespace runs f on a thread in a network namespace of its own.
+// inNamespace runs f on a thread in a new network namespace.
 func inNamespace(t *testing.T, f func()) {
 	t.Helper()
 	failed := make(chan error)
@@ -34,7 +34,7 @@ func inNamespace(t *testing.T, f func()) {
 	}
 }
 
-// withDevice calls f in a network namespace of its own that has a device.
+// withDevice calls f in a new network namespace that has the device.
 func withDevice(t *testing.T, f func()) {
 	t.Helper()
 	inNamespace(t, func() {
@@ -48,7 +48,7 @@ func withDevice(t *testing.T, f func()) {
 	})
 }
 
-// tuns are the descriptors that this process has of /dev/net/tun.
+// tuns returns this process's descriptors of /dev/net/tun.
 func tuns(t *testing.T) (open []string) {
 	t.Helper()
 	const fds = "/proc/self/fd/"
@@ -64,8 +64,8 @@ func tuns(t *testing.T) (open []string) {
 	return open
 }
 
-// What a failure left open would hold the device for ever: it ends with its descriptor.
-func TestADeviceThatIsNotMadeLeavesNoDescriptor(t *testing.T) {
+// A leaked descriptor would keep the device, which exists until its descriptor is closed.
+func TestFailedMakeLeaksNoDescriptor(t *testing.T) {
 	before := tuns(t)
 	inNamespace(t, func() {
 		fd, err := Make()
@@ -81,12 +81,12 @@ func TestADeviceThatIsNotMadeLeavesNoDescriptor(t *testing.T) {
 		}
 	})
 	if after := tuns(t); !slices.Equal(before, after) {
-		t.Errorf("descriptors %v are left", after)
+		t.Errorf("leaked descriptors %v", after)
 	}
 }
 
 // A program may open and close connections as fast as it can.
-func TestWhatSocketsHoldIsBounded(t *testing.T) {
+func TestMemoryOfSocketsIsBounded(t *testing.T) {
 	withDevice(t, func() {
 		for name, want := range map[string][]string{
 			"tcp_rmem":           {"4096", "131072", strconv.Itoa(link.MaxReceiveBuffer)},
@@ -101,8 +101,8 @@ func TestWhatSocketsHoldIsBounded(t *testing.T) {
 	})
 }
 
-// Pacing, as that of BBR, is for a network that may be full: here there is only memory.
-func TestTheHostsCongestionControlDoesNotPaceASandbox(t *testing.T) {
+// Pacing, as in BBR, is for networks that may be congested. These packets stay in memory.
+func TestCongestionControlOfTheHostDoesNotPaceASandbox(t *testing.T) {
 	withDevice(t, func() {
 		socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
@@ -117,8 +117,8 @@ func TestTheHostsCongestionControlDoesNotPaceASandbox(t *testing.T) {
 	})
 }
 
-// A packet that goes around the node's decision reaches no listener.
-func TestTheListenerTakesOnlyWhatTheNodeLetsIn(t *testing.T) {
+// A packet that bypasses the node's decision reaches no listener.
+func TestListenerAcceptsOnlyPacketsThatTheNodeWroteBack(t *testing.T) {
 	withDevice(t, func() {
 		listener, err := Listen()
 		if err != nil {
@@ -132,7 +132,7 @@ func TestTheListenerTakesOnlyWhatTheNodeLetsIn(t *testing.T) {
 			return
 		}
 		defer unix.Close(client)
-		// What only a process with CAP_NET_ADMIN in the namespace may do.
+		// Only a process with CAP_NET_ADMIN in the namespace may set the mark.
 		if err := unix.SetsockoptInt(client, unix.SOL_SOCKET, unix.SO_MARK, mark); err != nil {
 			t.Error(err)
 			return

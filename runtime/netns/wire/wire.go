@@ -1,12 +1,12 @@
 // Package wire is the protocol between the node and its namespace helper: one
-// packet per request and one per response, over a SOCK_SEQPACKET pair. An answer
+// packet per request and one per response, over a SOCK_SEQPACKET pair. A response
 // may carry one descriptor. Numbers are little-endian.
 //
-//	request  version u8, op u8, family u8, 0, seq u32, pid u32, len(id) u16, len(cgroup) u16, id, cgroup
-//	answer   version u8, status u8, 0, 0, seq u32, errno u32, text
+//	request   version u8, op u8, family u8, 0, seq u32, pid u32, len(id) u16, len(cgroup) u16, id, cgroup
+//	response  version u8, status u8, 0, 0, seq u32, errno u32, text
 //
-// The helper greets with an answer of seq 0. Both ends are of one build or
-// refuse each other by Version.
+// The helper first sends a greeting, which is a response with seq 0. Both ends refuse
+// packets of another Version.
 package wire
 
 import (
@@ -15,26 +15,26 @@ import (
 	"fmt"
 )
 
-// Version is raised with every change of the layout or of an Op's meaning.
+// Version is incremented with every change of the layout or of an Op's meaning.
 const Version = 3
 
-// MaxPacket bounds a packet, both ways.
+// MaxPacket bounds a packet, in bytes, in both directions.
 const MaxPacket = 4096
 
-// Op is what the helper is asked to do.
+// Op is an operation of the helper.
 type Op uint8
 
 const (
-	// OpSocket makes an unconnected TCP socket in the network namespace of the
-	// process PID. The answer carries it.
+	// OpSocket creates an unconnected TCP socket in the network namespace of the
+	// process PID. The response carries it.
 	OpSocket Op = 1
-	// OpForget drops what is kept for the sandbox ID.
+	// OpForget closes the helper's open namespaces of the sandbox ID.
 	OpForget Op = 2
-	// OpTUN makes the network device of package link in the network namespace of
-	// the process PID. The answer carries its other end.
+	// OpTUN creates the network device of package link in the network namespace of
+	// the process PID. The response carries its other end.
 	OpTUN Op = 3
-	// OpListener makes the listener of package link in the network namespace of the
-	// process PID, which has its device. The answer carries it.
+	// OpListener creates the listener of package link in the network namespace of the
+	// process PID, which must have its device. The response carries it.
 	OpListener Op = 4
 )
 
@@ -46,17 +46,17 @@ const (
 	IPv6 Family = 6
 )
 
-// Status of an answer.
+// Status of a response.
 type Status uint8
 
 const (
 	StatusOK Status = 0
 	// StatusFailed: a system call failed, with Errno.
 	StatusFailed Status = 1
-	// StatusRefused: the request was against the rules, for the reason in Text.
+	// StatusRefused: the request is not permitted, for the reason in Text.
 	StatusRefused Status = 2
 	// StatusForeign: the process is not in a user namespace below the helper's
-	// own. If it is a sandbox nevertheless, Podman has made a new user
+	// own. If it is a sandbox's process nevertheless, Podman has created a new user
 	// namespace, and a helper must be started there.
 	StatusForeign Status = 3
 )
@@ -68,13 +68,13 @@ type Request struct {
 	Seq    uint32 // chosen by the node; never 0
 	PID    uint32 // the first process of the sandbox; not for OpForget
 	ID     string
-	// Cgroup that the process has to be in or below, so that a number which
-	// was used again for another process is noticed; empty: not checked.
+	// Cgroup that the process must be in or below, so that a reused pid is detected.
+	// If it is empty, the cgroup is not checked.
 	Cgroup string
 }
 
-// Answer of the helper.
-type Answer struct {
+// Response of the helper.
+type Response struct {
 	Status Status
 	Seq    uint32
 	Errno  uint32
@@ -85,7 +85,7 @@ var errMalformed = errors.New("malformed packet")
 
 const header = 16
 
-// AppendTo appends the packet to b.
+// AppendTo appends the packet to b. It fails if the packet would exceed MaxPacket.
 func (r Request) AppendTo(b []byte) ([]byte, error) {
 	if header+len(r.ID)+len(r.Cgroup) > MaxPacket {
 		return nil, fmt.Errorf("a request of more than %d bytes", MaxPacket)
@@ -119,34 +119,34 @@ func ParseRequest(b []byte) (Request, error) {
 	}, nil
 }
 
-const answerHeader = 12
+const responseHeader = 12
 
-// AppendTo appends the packet to b. Text that is too long is cut.
-func (a Answer) AppendTo(b []byte) []byte {
-	b = append(b, Version, byte(a.Status), 0, 0)
-	b = binary.LittleEndian.AppendUint32(b, a.Seq)
-	b = binary.LittleEndian.AppendUint32(b, a.Errno)
-	return append(b, a.Text[:min(len(a.Text), MaxPacket-answerHeader)]...)
+// AppendTo appends the packet to b. Text that is too long is truncated.
+func (r Response) AppendTo(b []byte) []byte {
+	b = append(b, Version, byte(r.Status), 0, 0)
+	b = binary.LittleEndian.AppendUint32(b, r.Seq)
+	b = binary.LittleEndian.AppendUint32(b, r.Errno)
+	return append(b, r.Text[:min(len(r.Text), MaxPacket-responseHeader)]...)
 }
 
-// ParseAnswer is the reverse of Answer.AppendTo.
-func ParseAnswer(b []byte) (Answer, error) {
-	if err := check(b, answerHeader); err != nil {
-		return Answer{}, err
+// ParseResponse is the reverse of Response.AppendTo.
+func ParseResponse(b []byte) (Response, error) {
+	if err := check(b, responseHeader); err != nil {
+		return Response{}, err
 	}
-	return Answer{
+	return Response{
 		Status: Status(b[1]),
 		Seq:    binary.LittleEndian.Uint32(b[4:]),
 		Errno:  binary.LittleEndian.Uint32(b[8:]),
-		Text:   string(b[answerHeader:]),
+		Text:   string(b[responseHeader:]),
 	}, nil
 }
 
-func check(b []byte, least int) error {
+func check(b []byte, minimum int) error {
 	if len(b) > 0 && b[0] != Version {
-		return fmt.Errorf("the other end speaks version %d of the protocol, this one %d: they are of different builds", b[0], Version)
+		return fmt.Errorf("the other end uses version %d of the protocol and this one version %d: they are of different builds", b[0], Version)
 	}
-	if len(b) < least {
+	if len(b) < minimum {
 		return errMalformed
 	}
 	return nil

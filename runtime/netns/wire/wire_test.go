@@ -22,23 +22,23 @@ func TestRequestsSurviveTheWire(t *testing.T) {
 		}
 	}
 	if _, err := (Request{ID: strings.Repeat("a", MaxPacket)}).AppendTo(nil); err == nil {
-		t.Error("a request beyond MaxPacket was taken")
+		t.Error("a request beyond MaxPacket was accepted")
 	}
 }
 
-func TestAnswersSurviveTheWire(t *testing.T) {
-	for _, want := range []Answer{
+func TestResponsesSurviveTheWire(t *testing.T) {
+	for _, want := range []Response{
 		{Seq: 7},
 		{Status: StatusFailed, Seq: 8, Errno: 111, Text: "connection refused"},
 	} {
-		got, err := ParseAnswer(want.AppendTo(nil))
+		got, err := ParseResponse(want.AppendTo(nil))
 		if err != nil || got != want {
 			t.Errorf("got %+v, %v; want %+v", got, err, want)
 		}
 	}
-	long := Answer{Text: strings.Repeat("a", 2*MaxPacket)}.AppendTo(nil)
+	long := Response{Text: strings.Repeat("a", 2*MaxPacket)}.AppendTo(nil)
 	if len(long) != MaxPacket {
-		t.Errorf("a long answer has %d bytes", len(long))
+		t.Errorf("a long response has %d bytes", len(long))
 	}
 }
 

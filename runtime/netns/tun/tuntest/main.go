@@ -1,4 +1,4 @@
-// Package tuntest runs tests that make network devices.
+// Package tuntest runs tests that create network devices.
 package tuntest
 
 import (
@@ -12,33 +12,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// insideVariable is set in a test that runs again in namespaces of its own.
-const insideVariable = "DOZE_TEST_INSIDE"
+// namespaceVariable is set in the test process that runs in its own namespaces.
+const namespaceVariable = "DOZE_TEST_NAMESPACES"
 
-// Main is the TestMain of a package whose tests make network devices: Inside, then the
-// tests. Goroutines that are left are a failure.
+// Main is the TestMain of a package whose tests create network devices. It calls EnterNamespaces and
+// runs the tests. Leaked goroutines are a failure.
 func Main(m *testing.M) {
-	Inside()
+	EnterNamespaces()
 	goleak.VerifyTestMain(m)
 }
 
-// Inside runs the test program again as root of a user namespace and a network
-// namespace, where it may make devices, without any privilege outside, and where
-// 127.0.0.1 can be used. It returns there only; here the program ends with the exit
-// code of that.
-func Inside() {
-	if os.Getenv(insideVariable) == "" {
-		os.Exit(inside())
+// EnterNamespaces runs the test program again as root of a new user namespace and network namespace,
+// where it may create devices without privileges on the host, and where 127.0.0.1 is usable.
+// It returns only in that process; this one exits with its exit code.
+func EnterNamespaces() {
+	if os.Getenv(namespaceVariable) == "" {
+		os.Exit(runInNamespaces())
 	}
 	if err := LoopbackUp(); err != nil {
 		panic(err)
 	}
 }
 
-// inside runs the test again and returns its exit code.
-func inside() int {
+// runInNamespaces runs the test program again and returns its exit code.
+func runInNamespaces() int {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), insideVariable+"=yes")
+	cmd.Env = append(os.Environ(), namespaceVariable+"=yes")
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
@@ -49,7 +48,7 @@ func inside() int {
 	if err := cmd.Start(); err != nil {
 		panic(fmt.Sprintf("this host allows no user namespaces, which doze needs, see `doze doctor`: %v", err))
 	}
-	_ = cmd.Wait() // its exit code says it
+	_ = cmd.Wait() // an error is in the exit code
 	return cmd.ProcessState.ExitCode()
 }
 

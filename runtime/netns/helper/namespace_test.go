@@ -9,7 +9,7 @@ import (
 )
 
 // Go's runtime interrupts threads by signals, to preempt them.
-func TestASignalIsNoSignOfDeath(t *testing.T) {
+func TestASignalDoesNotEndTheCheckOfAProcess(t *testing.T) {
 	fd, err := unix.PidfdOpen(os.Getpid(), 0)
 	if err != nil {
 		t.Fatal(err)
@@ -33,7 +33,7 @@ func TestASignalIsNoSignOfDeath(t *testing.T) {
 	defer func() { close(stop); <-stopped }()
 	for range 100_000 {
 		if !pidfdAlive(fd) {
-			t.Fatal("a process that lives is taken for dead")
+			t.Fatal("a running process is reported as ended")
 		}
 	}
 }

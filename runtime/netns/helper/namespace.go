@@ -11,88 +11,88 @@ import (
 	"github.com/doze-run/doze/runtime/netns/wire"
 )
 
-// box is the network namespace of one sandbox.
-type box struct {
+// namespace is the open network namespace of one sandbox.
+type namespace struct {
 	pidfd int // of the sandbox's first process
 	netns int
 }
 
-// alive says whether the process that the namespace was taken from still lives.
-// Its number may belong to another one otherwise.
-func (b *box) alive() bool { return pidfdAlive(b.pidfd) }
+// alive reports whether the process of the namespace still runs. After its end, its pid may
+// belong to another process.
+func (n *namespace) alive() bool { return pidfdAlive(n.pidfd) }
 
-func (b *box) close() {
-	unix.Close(b.netns)
-	unix.Close(b.pidfd)
+func (n *namespace) close() {
+	unix.Close(n.netns)
+	unix.Close(n.pidfd)
 }
 
-// open takes the network namespace of process r.PID if it may be handed out:
-// it is not the host's, it belongs to a user namespace below the helper's
-// own, and the process is in the sandbox's cgroup.
+// open opens the network namespace of process r.PID if it is a sandbox's: it is not the
+// host's, it belongs to a user namespace below the helper's own, and the process is in the
+// cgroup r.Cgroup, if that is set. The caller closes it.
 //
-// All that is read of the process is read between two proofs that it lives, so
-// it is of one process and not of several with the same number.
-func (s *server) open(r wire.Request) (_ *box, err error) {
+// Between opening the pidfd and the check that the process still runs, all facts about the
+// process are read, so they are about one process even if its pid is reused.
+func (s *server) open(r wire.Request) (_ *namespace, err error) {
 	if r.PID == 0 || r.PID > 1<<30 {
-		return nil, refuse("%d is no process", r.PID)
+		return nil, refuse("invalid pid %d", r.PID)
 	}
-	b := &box{pidfd: -1, netns: -1}
+	n := &namespace{pidfd: -1, netns: -1}
 	defer func() {
 		if err != nil {
-			b.close()
+			n.close()
 		}
 	}()
-	if b.pidfd, err = unix.PidfdOpen(int(r.PID), 0); err != nil {
+	if n.pidfd, err = unix.PidfdOpen(int(r.PID), 0); err != nil {
 		return nil, fmt.Errorf("process %d: %w", r.PID, err)
 	}
 	proc := "/proc/" + strconv.Itoa(int(r.PID))
-	if b.netns, err = unix.Open(proc+"/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("opening the network namespace of process %d: %w", r.PID, err)
+	if n.netns, err = unix.Open(proc+"/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("open the network namespace of process %d: %w", r.PID, err)
 	}
 	if r.Cgroup != "" {
 		cgroups, err := os.ReadFile(proc + "/cgroup")
 		if err != nil {
-			return nil, fmt.Errorf("reading the cgroup of process %d: %w", r.PID, err)
+			return nil, fmt.Errorf("read the cgroup of process %d: %w", r.PID, err)
 		}
 		if !inCgroup(cgroups, r.Cgroup) {
 			return nil, refuse("process %d is not in %s", r.PID, r.Cgroup)
 		}
 	}
-	if !b.alive() {
+	if !n.alive() {
 		return nil, fmt.Errorf("process %d: %w", r.PID, unix.ESRCH)
 	}
-	ns, err := inodeOf(b.netns)
+	ns, err := inodeOf(n.netns)
 	if err != nil {
 		return nil, err
 	}
 	if ns == s.host {
 		return nil, refuse("process %d is in the host's network namespace", r.PID)
 	}
-	below, err := s.ownsBelow(b.netns)
+	below, err := s.ownsBelow(n.netns)
 	if err != nil {
-		return nil, fmt.Errorf("finding the owner of the network namespace of process %d: %w", r.PID, err)
+		return nil, fmt.Errorf("find the owner of the network namespace of process %d: %w", r.PID, err)
 	}
 	if !below {
 		return nil, &refusal{wire.StatusForeign,
-			fmt.Sprintf("the network namespace of process %d is not of a user namespace below Podman's", r.PID)}
+			fmt.Sprintf("the network namespace of process %d does not belong to a user namespace below Podman's", r.PID)}
 	}
-	return b, nil
+	return n, nil
 }
 
-// inCgroup says whether the v2 line of /proc/<pid>/cgroup is want or below it.
+// inCgroup reports whether the v2 line of /proc/<pid>/cgroup is want or below it.
 func inCgroup(cgroups []byte, want string) bool {
 	for line := range bytes.Lines(cgroups) {
 		if path, ok := bytes.CutPrefix(bytes.TrimSuffix(line, []byte("\n")), []byte("0::")); ok {
-			rest, ok := bytes.CutPrefix(path, []byte(want))
-			return ok && (len(rest) == 0 || rest[0] == '/')
+			below, ok := bytes.CutPrefix(path, []byte(want))
+			return ok && (len(below) == 0 || below[0] == '/')
 		}
 	}
 	return false
 }
 
-// ownsBelow says whether the user namespace that owns the namespace netns is a
-// descendant of the helper's own. That namespace itself does not count: what
-// runs in it has the helper's privileges and is no sandbox.
+// ownsBelow reports whether the user namespace that owns the namespace netns is a descendant
+// of the helper's own. The helper's own does not count: processes in it have the helper's
+// privileges and are not in a sandbox.
 func (s *server) ownsBelow(netns int) (bool, error) {
 	const deepest = 33 // the kernel allows 32 levels of user namespaces
 	ns, err := unix.IoctlRetInt(netns, unix.NS_GET_USERNS)
@@ -132,12 +132,12 @@ type inode struct{ dev, ino uint64 }
 func inodeOf(fd int) (inode, error) {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return inode{}, fmt.Errorf("identifying a namespace: %w", err)
+		return inode{}, fmt.Errorf("identify a namespace: %w", err)
 	}
 	return inode{uint64(st.Dev), st.Ino}, nil
 }
 
-// pidfdAlive says whether the process has not exited.
+// pidfdAlive reports whether the process has not exited.
 func pidfdAlive(pidfd int) bool {
 	fds := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {
