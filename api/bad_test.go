@@ -123,7 +123,7 @@ func TestWrongContentTypeIsRefused(t *testing.T) {
 		}
 	}
 	for _, kind := range []string{"", "application/json", "application/json; charset=utf-8", "Application/JSON;charset=\"a+b\""} {
-		must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", `{}`, "Content-Type", kind)
+		must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", `{}`, "Content-Type", kind)
 	}
 }
 
@@ -166,7 +166,7 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 		{"GET", "/node?verbose=1", problem.RequestInvalid, "this route has none"},
 		{"GET", "/sandbox?limit=1&limit=2", problem.RequestInvalid, "query.limit: it is there more than once"},
 		{"GET", "/sandbox?state=", problem.RequestInvalid, "query.state: it has no value"},
-		{"GET", "/sandbox/box/events?after=1&after=1", problem.RequestInvalid, "query.after"},
+		{"GET", "/sandbox/box/events?cursor=1&cursor=1", problem.RequestInvalid, "query.cursor"},
 		{"GET", "/sandbox/box/files/read?path=/etc/hosts&path=/etc/passwd", problem.RequestInvalid, "query.path"},
 		{"DELETE", "/sandbox/box/process/1?signal=", problem.RequestInvalid, "query.signal: it has no value"},
 	} {
@@ -184,7 +184,7 @@ func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	for _, route := range []string{"sleep", "stop", "wake"} {
-		for body, code := range map[string]problem.Code{`{"for":"5m"}`: problem.RequestInvalid, `5m`: problem.RequestInvalid, "{}{}": problem.RequestInvalid} {
+		for body, code := range map[string]problem.Code{`{"duration":"5m"}`: problem.RequestInvalid, `5m`: problem.RequestInvalid, "{}{}": problem.RequestInvalid} {
 			p := s.refused(code, "POST", "/sandbox/box/"+route, body)
 			if p.Detail != "body: this route has no fields; send no body" {
 				t.Errorf("detail is %q", p.Detail)
@@ -192,9 +192,9 @@ func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
 		}
 		s.refused(problem.MediaTypeUnsupported, "POST", "/sandbox/box/"+route, "x", "Content-Type", "text/plain")
 	}
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"exec sleep 1000"}`).ID
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"exec sleep 1000"}`).ID
 	s.refused(problem.RequestInvalid, "DELETE", "/sandbox/box/process/"+process, `{"signal":"SIGHUP"}`)
-	if list := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes; len(list) != 1 || list[0].State != guest.ProcessRunning {
+	if list := must[types.ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes; len(list) != 1 || list[0].State != types.ProcessStateRunning {
 		t.Errorf("a refusal left %+v", list)
 	}
 	s.refused(problem.RequestInvalid, "DELETE", "/sandbox/box", `{"force":true}`)
@@ -202,8 +202,8 @@ func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
 	if state := s.state(id); state != sandbox.StateRunning {
 		t.Errorf("a refusal made it %s", state)
 	}
-	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep", `{}`)
-	must[SandboxList](s, http.StatusOK, "GET", "/sandbox?cursor=", nil)
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep", `{}`)
+	must[types.SandboxList](s, http.StatusOK, "GET", "/sandbox?cursor=", nil)
 }
 
 // So looks a request without a body in HTTP/3, and an empty chunked one.
@@ -250,7 +250,7 @@ func TestRefusalsWakeNothing(t *testing.T) {
 		s.refused(problem.RequestInvalid, "GET", "/sandbox/box"+path, nil)
 	}
 	s.refused(problem.RequestInvalid, "PUT", "/sandbox/box/files/write?path=/f&mode=000", strings.NewReader("x"))
-	s.refused(problem.RequestInvalid, "POST", "/sandbox/box/expose", `{"port":80,"wait":"6m"}`)
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/box/expose", `{"port":80,"wait_timeout":"6m"}`)
 	if state := s.state(id); state != sandbox.StateAsleep {
 		t.Errorf("a refusal made it %s", state)
 	}
@@ -320,7 +320,7 @@ func (w *heldWriter) Write(b []byte) (int, error) {
 func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	for _, r := range []*http.Request{
 		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"true","max_output_bytes":5000000}`),
 		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil),
@@ -446,7 +446,7 @@ func (w *brokenWriter) Write(b []byte) (int, error) {
 func TestFailedWriteEndsTheStream(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	for _, r := range []*http.Request{
 		s.request(t.Context(), "POST", "/sandbox/box/exec", `{"command":"echo x; exec sleep 1000","stream":true}`),
 		s.request(t.Context(), "GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType),
@@ -481,7 +481,7 @@ func TestCreationGoesOnWithoutItsClient(t *testing.T) {
 	cancel()
 	<-ended
 	release()
-	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox", `{"name":"box"}`); sb.State != sandbox.StateRunning {
+	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox", `{"name":"box"}`); sb.State != types.StateRunning {
 		t.Errorf("it is %s", sb.State)
 	}
 	if n := s.node.Engine.Created(); n != 1 {
@@ -500,13 +500,13 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	})
 	s.http.Start()
 	s.create("box")
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
 	exec := s.open("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000","stream":true}`)
 	exec.expect("start")
 	socket, _ := s.execWS(map[string]any{"argv": []string{"cat"}, "stream_stdin": true})
 	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
-	timeline := s.open("GET", "/sandbox/box/events?after=1000", nil, "Accept", eventStreamType)
+	timeline := s.open("GET", "/sandbox/box/events?cursor=1000", nil, "Accept", eventStreamType)
 	buffered := make(chan answer, 1)
 	go func() { buffered <- s.do("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000"}`) }()
 	s.eventually("the call is under way", func() bool { return s.api.calls.held.Load() == 1 })
@@ -580,7 +580,7 @@ func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 		t.Errorf("detail is %q", p.Detail)
 	}
 	s.node.Engine.Fail("start", sandbox.ErrEngineDown)
-	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
 	got := s.do("POST", "/sandbox/box/wake", nil)
 	s.checkProblem(problem.EngineUnavailable, "wake", got)
 	if got.header.Get("Retry-After") == "" {
@@ -592,7 +592,7 @@ func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 	s.refused(problem.NodeDiskFull, "POST", "/sandbox/box/expose", `{"port":3000}`)
 	s.refused(problem.NodeDiskFull, "PATCH", "/sandbox/"+id, `{"labels":{}}`)
 	s.node.Store.Fill(false)
-	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil); len(sb.Ports) != 0 {
+	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil); len(sb.Ports) != 0 {
 		t.Errorf("a refused port is there: %+v", sb.Ports)
 	}
 }
@@ -654,7 +654,7 @@ func FuzzRequests(f *testing.F) {
 	for _, r := range routes {
 		method, path, _ := strings.Cut(r, " ")
 		path = strings.NewReplacer("{id}", "box", "{process}", "1", "{port}", "3000").Replace(path)
-		for _, body := range []string{"", "{}", `{"port":1}`, `{"command":7}`, `{"path":"relative"}`, `{"for":"1h","x":[[]]}`} {
+		for _, body := range []string{"", "{}", `{"port":1}`, `{"command":7}`, `{"path":"relative"}`, `{"duration":"1h","x":[[]]}`} {
 			f.Add(method, path, body, "application/json")
 		}
 		f.Add(method, path+"?path=/nonexistent/f&limit=1&label=a=b", "raw", octetStream)
@@ -667,7 +667,7 @@ func FuzzRequests(f *testing.F) {
 	s.create("box")
 	s.node.Engine.Fail("create", sandbox.ErrEngineDown)
 	s.node.Engine.Fail("start", sandbox.ErrEngineDown)
-	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop", nil)
 	f.Fuzz(func(t *testing.T, method, path, body, kind string) {
 		if method == "DELETE" && (strings.Contains(path, "sandbox/box") && !strings.Contains(path, "sandbox/box/")) {
 			return

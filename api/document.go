@@ -25,7 +25,7 @@ const (
 // tags of operations, in the order in which the document lists them.
 var tags = []struct{ name, description string }{
 	{"sandboxes", "Create, list, change and destroy sandboxes."},
-	{"life", "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
+	{"lifecycle", "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
 	{"exec", "Run commands in a sandbox and get their output."},
 	{"files", "Read, write and list files of a sandbox; pack and unpack whole folders."},
 	{"processes", "Start, list and stop background processes of a sandbox; read their logs."},

@@ -7,6 +7,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -20,17 +21,11 @@ type eventsInput struct {
 	PageQuery
 }
 
-// EventList is a page of a timeline.
-type EventList struct {
-	Events []sandbox.Event `json:"events" nullable:"false"`
-	Next   uint64          `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
-}
-
 func (a *API) registerEvents() {
-	page := answerJSON[EventList](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
+	page := answerJSON[types.EventList](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
 	kinds := map[string]reflect.Type{}
-	for _, kind := range eventTypes {
-		kinds[string(kind)] = reflect.TypeFor[sandbox.Event]()
+	for _, kind := range types.EventType("").Values() {
+		kinds[string(kind)] = reflect.TypeFor[types.Event]()
 	}
 	kinds["error"] = reflect.TypeFor[problem.Problem]()
 	page.Content[eventStreamType] = eventSchema(a, kinds)
@@ -42,13 +37,6 @@ func (a *API) registerEvents() {
 		codes:   onSandbox([]problem.Code{problem.StreamLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.events)
-}
-
-// eventTypes are the types of events, for the document.
-var eventTypes = []sandbox.EventType{
-	sandbox.EventCreated, sandbox.EventImagePull, sandbox.EventWoke, sandbox.EventSlept, sandbox.EventStopped,
-	sandbox.EventWakeFailed, sandbox.EventHeld, sandbox.EventProcessStart, sandbox.EventProcessExited,
-	sandbox.EventPortExposed, sandbox.EventPortClosed, sandbox.EventUpdated, sandbox.EventAdopted, sandbox.EventDiskLost, sandbox.EventDestroyed,
 }
 
 func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
@@ -74,9 +62,8 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 	if err != nil {
 		return nil, err
 	}
-	var list EventList
-	list.Events, list.Next = page(in.PageQuery, events, func(e sandbox.Event) uint64 { return e.Seq })
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
+	events, next := page(in.PageQuery, events, func(e sandbox.Event) uint64 { return e.Seq })
+	return jsonResponse(in.Exchange, types.EventList{Events: listOf(events, eventOf), NextCursor: next}), nil
 }
 
 // lastKnown is the seq that a stream goes on after: the reader's own, or, when the
@@ -106,7 +93,7 @@ func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
 		return
 	}
 	t := timeline{sandboxes: a.sandboxes, id: id, last: after, send: func(ev sandbox.Event) error {
-		return s.send(string(ev.Type), formatID(ev.Seq), ev)
+		return s.send(string(ev.Type), formatID(ev.Seq), eventOf(ev))
 	}}
 	if err := t.follow(s.ctx); err != nil {
 		s.fail(err)

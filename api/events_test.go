@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -19,31 +20,31 @@ func TestTimelineIsPaged(t *testing.T) {
 	id := s.create("box")
 	for range 3 {
 		s.sleep(id)
-		must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil)
+		must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil)
 	}
-	all := must[EventList](s, http.StatusOK, "GET", "/sandbox/box/events", nil)
-	if len(all.Events) < 7 || all.Events[0].Type != sandbox.EventCreated || all.Next != 0 {
+	all := must[types.EventList](s, http.StatusOK, "GET", "/sandbox/box/events", nil)
+	if len(all.Events) < 7 || all.Events[0].Type != types.EventTypeCreated || all.NextCursor != "" {
 		t.Fatalf("got %+v", all)
 	}
-	var paged []sandbox.Event
-	for after := uint64(0); ; {
-		page := must[EventList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/events?limit=2&after=%d", after), nil)
+	var paged []types.Event
+	for cursor := ""; ; {
+		page := must[types.EventList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/events?limit=2&cursor=%s", cursor), nil)
 		paged = append(paged, page.Events...)
-		if page.Next == 0 {
+		if page.NextCursor == "" {
 			break
 		}
 		if len(page.Events) != 2 {
 			t.Fatalf("a page has %d events", len(page.Events))
 		}
-		after = page.Next
+		cursor = page.NextCursor
 	}
 	if fmt.Sprint(paged) != fmt.Sprint(all.Events) {
 		t.Errorf("pages have %v, not %v", paged, all.Events)
 	}
-	if none := must[EventList](s, http.StatusOK, "GET", "/sandbox/box/events?after=1000000", nil); none.Events == nil || len(none.Events) != 0 {
+	if none := must[types.EventList](s, http.StatusOK, "GET", "/sandbox/box/events?cursor=1000000", nil); none.Events == nil || len(none.Events) != 0 {
 		t.Errorf("got %+v", none)
 	}
-	for _, query := range []string{"limit=0", "limit=1001", "limit=x", "after=-1", "after=x", "since=1"} {
+	for _, query := range []string{"limit=0", "limit=1001", "limit=x", "cursor=-1", "cursor=x", "since=1"} {
 		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/events?"+query, nil)
 	}
 	for _, last := range []string{"x", "-1", "1.5", "999999999999999999999"} {
@@ -60,14 +61,14 @@ func TestEventStreamGoesOnAfterABreak(t *testing.T) {
 	stream := s.open("GET", "/sandbox/box/events", nil, "Accept", "text/html, text/event-stream;q=0.9")
 	stream.expect("created")
 	last := stream.expect("slept")
-	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil)
-	woke := parse[sandbox.Event](t, stream.expect("woke"))
-	if woke.Kind != sandbox.WakeWarm || woke.Cause != sandbox.CauseAsked || woke.Time.IsZero() {
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil)
+	woke := parse[types.Event](t, stream.expect("woke"))
+	if woke.Kind != types.WakeKindWarm || woke.Cause != types.CauseRequested || woke.Time.IsZero() {
 		t.Errorf("got %+v", woke)
 	}
 	stream.close()
 
-	again := s.open("GET", "/sandbox/box/events?after=0", nil, "Accept", eventStreamType, "Last-Event-ID", last.id)
+	again := s.open("GET", "/sandbox/box/events?cursor=0", nil, "Accept", eventStreamType, "Last-Event-ID", last.id)
 	if ev := again.expect("woke"); ev.id != strconv.FormatUint(woke.Seq, 10) {
 		t.Errorf("got %+v", ev)
 	}
@@ -105,7 +106,7 @@ func TestEventStreamHasNoGapAndNothingTwice(t *testing.T) {
 						return
 					}
 					last = ev.id
-					seqs = append(seqs, parse[sandbox.Event](t, ev).Seq)
+					seqs = append(seqs, parse[types.Event](t, ev).Seq)
 					if len(seqs) == changes+1 {
 						break
 					}
@@ -130,7 +131,7 @@ func TestEventStreamGoesOnAfterAnEventThatWasLost(t *testing.T) {
 	if _, err := s.node.Manager.Update(t.Context(), sandboxID(id), sandbox.Patch{}); err != nil {
 		t.Fatal(err)
 	}
-	if ev, ok := stream.next(); !ok || parse[sandbox.Event](t, ev).Type != sandbox.EventUpdated {
+	if ev, ok := stream.next(); !ok || parse[types.Event](t, ev).Type != types.EventTypeUpdated {
 		t.Errorf("got %+v, %v", ev, ok)
 	}
 }

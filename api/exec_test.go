@@ -16,7 +16,6 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/runtime/guest"
 )
 
 func TestExecReturnsOutputAndExitCode(t *testing.T) {
@@ -264,7 +263,7 @@ func TestDestroyEndsStreamsCleanly(t *testing.T) {
 	s.create("box")
 	exec := s.open("POST", "/sandbox/box/exec", map[string]any{"command": "sleep 1000", "stream": true})
 	exec.expect("start")
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; sleep 1000"}).ID
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; sleep 1000"}).ID
 	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	events := s.open("GET", "/sandbox/box/events", nil, "Accept", eventStreamType)

@@ -8,41 +8,23 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 type feedInput struct {
 	Exchange
-	After       string `query:"after" maxLength:"64" doc:"Only events after the one with this cursor; all kept ones when missing"`
-	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"At most this many; a stream has no limit"`
-	LastEventID string `header:"Last-Event-ID" maxLength:"64" doc:"Of a stream: go on after this event; wins over after"`
-}
-
-// FeedEvent is an event of any of the owner's sandboxes.
-type FeedEvent struct {
-	sandbox.Event
-	SandboxName string `json:"sandbox_name" doc:"The sandbox's name when it happened"`
-	Cursor      string `json:"cursor" doc:"Send it as after, or as Last-Event-ID, to go on after this event"`
-}
-
-// FeedPage is a part of the feed.
-type FeedPage struct {
-	Events []FeedEvent `json:"events" nullable:"false"`
-	Gap    bool        `json:"gap,omitempty" doc:"Events between after and the first one here are no longer kept; the sandboxes' own timelines have them"`
-	Next   string      `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
-}
-
-// FeedGap is sent when a stream has missed events.
-type FeedGap struct {
-	Detail string `json:"detail"`
+	Cursor      string `query:"cursor" maxLength:"64" doc:"Only events after this one: next_cursor of the previous page, or the cursor of an event. Default: all retained events"`
+	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of events; a stream has no limit"`
+	LastEventID string `header:"Last-Event-ID" maxLength:"64" doc:"Of a stream: id of the event after which it continues; takes precedence over cursor"`
 }
 
 func (a *API) registerFeed() {
-	page := answerJSON[FeedPage](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
-	kinds := map[string]reflect.Type{"gap": reflect.TypeFor[FeedGap](), "error": reflect.TypeFor[problem.Problem]()}
-	for _, kind := range eventTypes {
-		kinds[string(kind)] = reflect.TypeFor[FeedEvent]()
+	page := answerJSON[types.FeedPage](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
+	kinds := map[string]reflect.Type{"gap": reflect.TypeFor[types.FeedGap](), "error": reflect.TypeFor[problem.Problem]()}
+	for _, kind := range types.EventType("").Values() {
+		kinds[string(kind)] = reflect.TypeFor[types.FeedEvent]()
 	}
 	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
@@ -56,11 +38,11 @@ func (a *API) registerFeed() {
 }
 
 func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, error) {
-	after, location := in.After, "query.after"
+	cursor, location := in.Cursor, "query.cursor"
 	if in.LastEventID != "" {
-		after, location = in.LastEventID, "header.Last-Event-ID"
+		cursor, location = in.LastEventID, "header.Last-Event-ID"
 	}
-	reader, err := a.sandboxes.Feed(ownerOf(ctx), after)
+	reader, err := a.sandboxes.Feed(ownerOf(ctx), cursor)
 	if bad := (*sandbox.InvalidError)(nil); errors.As(err, &bad) {
 		return nil, invalid(location, bad.Reason, bad.Want)
 	}
@@ -73,7 +55,7 @@ func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, er
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFeed(in, reader) }}, nil
 	}
-	page := FeedPage{Events: []FeedEvent{}}
+	page := types.FeedPage{Events: []types.FeedEvent{}}
 	for {
 		ev, ok, err := reader.Poll()
 		switch {
@@ -85,19 +67,15 @@ func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, er
 		case !ok:
 			return jsonResponse(in.Exchange, page), nil
 		case len(page.Events) == in.Limit:
-			page.Next = page.Events[in.Limit-1].Cursor
+			page.NextCursor = page.Events[in.Limit-1].Cursor
 			return jsonResponse(in.Exchange, page), nil
 		}
-		page.Events = append(page.Events, feedEvent(ev))
+		page.Events = append(page.Events, feedEventOf(ev))
 	}
 }
 
 func jsonResponse(x Exchange, body any) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(x.w, http.StatusOK, body) }}
-}
-
-func feedEvent(ev sandbox.FeedEvent) FeedEvent {
-	return FeedEvent{Event: ev.Event, SandboxName: ev.Name, Cursor: ev.Cursor}
 }
 
 func (a *API) streamFeed(in *feedInput, reader *sandbox.FeedReader) {
@@ -110,11 +88,11 @@ func (a *API) streamFeed(in *feedInput, reader *sandbox.FeedReader) {
 		ev, err := reader.Next(s.ctx)
 		switch {
 		case errors.Is(err, sandbox.ErrFeedGap):
-			err = s.send("gap", "", FeedGap{Detail: "events were missed; the sandboxes' own timelines have them"})
+			err = s.send("gap", "", types.FeedGap{Detail: "events were missed; the sandboxes' own timelines have them"})
 		case err != nil:
 			s.fail(err)
 		default:
-			err = s.send(string(ev.Type), ev.Cursor, feedEvent(ev))
+			err = s.send(string(ev.Type), ev.Cursor, feedEventOf(ev))
 		}
 		if err != nil {
 			return

@@ -28,8 +28,8 @@ type FlowsQuery struct {
 
 // FlowList is a page of what a sandbox sent.
 type FlowList struct {
-	Flows []audit.Entry `json:"flows" nullable:"false"`
-	Next  uint64        `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
+	Flows      []audit.Entry `json:"flows" nullable:"false"`
+	NextCursor string        `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
 }
 
 type explainInput struct {
@@ -140,7 +140,7 @@ func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, find func() (sourc
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFlows(in, from, filter) }}, nil
 	}
 	var list FlowList
-	list.Flows, list.Next = page(in.PageQuery, from.list(filter), func(e audit.Entry) uint64 { return e.Seq })
+	list.Flows, list.NextCursor = page(in.PageQuery, from.list(filter), func(e audit.Entry) uint64 { return e.Seq })
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
 }
 

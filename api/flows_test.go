@@ -48,10 +48,10 @@ func TestFlowsArePagedAndFiltered(t *testing.T) {
 		}
 	}
 	var paged []string
-	for after := uint64(0); ; {
-		page := must[FlowList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/egress?limit=3&after=%d", after), nil)
+	for cursor := ""; ; {
+		page := must[FlowList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/egress?limit=3&cursor=%s", cursor), nil)
 		paged = append(paged, flowHosts(page))
-		if after = page.Next; after == 0 {
+		if cursor = page.NextCursor; cursor == "" {
 			break
 		}
 	}
@@ -61,7 +61,7 @@ func TestFlowsArePagedAndFiltered(t *testing.T) {
 	if got := s.do("GET", "/sandbox/other/egress?verdict=deny", nil); strings.TrimSpace(string(got.body)) != `{"flows":[]}` {
 		t.Errorf("got %s", got.body)
 	}
-	for _, query := range []string{"verdict=maybe", "kind=tcp", "limit=0", "limit=1001", "after=-1", "since=1", "host="} {
+	for _, query := range []string{"verdict=maybe", "kind=tcp", "limit=0", "limit=1001", "cursor=-1", "since=1", "host="} {
 		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress?"+query, nil)
 	}
 	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
@@ -87,7 +87,7 @@ func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
 	}
 	stream.close()
 
-	again := s.open("GET", "/sandbox/box/egress?after=0", nil, "Accept", eventStreamType, "Last-Event-ID", first.id)
+	again := s.open("GET", "/sandbox/box/egress?cursor=0", nil, "Accept", eventStreamType, "Last-Event-ID", first.id)
 	if e := parse[audit.Entry](t, again.expect("dns")); e.Host != "evil.example" {
 		t.Errorf("got %+v", e)
 	}

@@ -5,18 +5,14 @@ import (
 	"net/http"
 	"time"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 type holdInput struct {
 	SandboxPath
-	Body HoldBody
-}
-
-// HoldBody asks for a hold.
-type HoldBody struct {
-	For Duration `json:"for" doc:"From now; 0s ends the hold" example:"30m"`
+	Body types.HoldRequest
 }
 
 // pauseInput names a sandbox that is to sleep or to stop.
@@ -27,22 +23,22 @@ type pauseInput struct {
 
 func (a *API) registerLife() {
 	register(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "life",
+		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "lifecycle",
 		summary: "Put a sandbox to sleep", description: "Answers when it sleeps. It keeps its memory. Ends a hold.",
 		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, a.pause(a.sandboxes.Sleep, a.sandboxes.ForceSleep))
 	register(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "life",
+		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "lifecycle",
 		summary: "Wake a sandbox", description: "Answers when it runs.",
 		codes: onSandbox(wakeCodes),
 	}, a.wake)
 	register(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "life",
+		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "lifecycle",
 		summary: "Stop a sandbox", description: "Answers when its processes have ended. It keeps its files.",
 		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, a.pause(a.sandboxes.Stop, a.sandboxes.ForceStop))
 	register(a, route{
-		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "life",
+		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "lifecycle",
 		summary: "Keep a sandbox from sleeping by itself", description: "Replaces the hold before. Does not wake it.",
 		codes: onSandbox([]problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull}),
 	}, a.hold)
@@ -75,5 +71,5 @@ func (a *API) hold(ctx context.Context, in *holdInput) (*sandboxOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	return a.showing(a.sandboxes.Hold(ctx, sb.ID, time.Duration(in.Body.For)))
+	return a.showing(a.sandboxes.Hold(ctx, sb.ID, time.Duration(in.Body.Duration)))
 }

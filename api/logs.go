@@ -30,7 +30,7 @@ func (a *API) registerLogs() {
 		"stdout":  reflect.TypeFor[types.Output](),
 		"stderr":  reflect.TypeFor[types.Output](),
 		"dropped": reflect.TypeFor[types.LogsDropped](),
-		"exit":    reflect.TypeFor[guest.Process](),
+		"exit":    reflect.TypeFor[types.Process](),
 		"error":   reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
@@ -189,7 +189,7 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 			senders[types.LogStreamStdout].flush()
 			senders[types.LogStreamStderr].flush()
 			if ev.Process != nil {
-				s.send("exit", "", ev.Process)
+				s.send("exit", "", processOf(*ev.Process))
 			}
 			return
 		case err != nil:

@@ -21,8 +21,8 @@ type policyLogsInput struct {
 
 // PolicyLog is a page of what a policy wrote.
 type PolicyLog struct {
-	Lines []policylog.Line `json:"lines" nullable:"false"`
-	Next  uint64           `json:"next,omitempty" doc:"What to send as after for the next page; missing on the last"`
+	Lines      []policylog.Line `json:"lines" nullable:"false"`
+	NextCursor string           `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
 }
 
 func (a *API) registerPolicyLogs() {
@@ -61,7 +61,7 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.Stre
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamPolicyLogs(in, out, owner, filter) }}, nil
 	}
 	var list PolicyLog
-	list.Lines, list.Next = page(in.PageQuery, out.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
+	list.Lines, list.NextCursor = page(in.PageQuery, out.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
 }
 

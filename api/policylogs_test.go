@@ -40,13 +40,13 @@ func TestLinesOfAPolicyArePagedAndFiltered(t *testing.T) {
 		}
 	}
 	first := must[PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs?limit=2", nil)
-	if second := must[PolicyLog](s, http.StatusOK, "GET", fmt.Sprintf("/policies/bearer/logs?limit=2&after=%d", first.Next), nil); texts(second) != "three" || second.Next != 0 {
+	if second := must[PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs?limit=2&cursor="+first.NextCursor, nil); texts(second) != "three" || second.NextCursor != "" {
 		t.Errorf("the second page is %+v", second)
 	}
 	if got := s.do("GET", "/policies/bearer/logs?level=error", nil); strings.TrimSpace(string(got.body)) != `{"lines":[]}` {
 		t.Errorf("got %s", got.body)
 	}
-	for _, query := range []string{"level=loud", "limit=0", "limit=1001", "after=-1"} {
+	for _, query := range []string{"level=loud", "limit=0", "limit=1001", "cursor=-1"} {
 		s.refused(problem.RequestInvalid, "GET", "/policies/bearer/logs?"+query, nil)
 	}
 	s.refused(problem.RequestInvalid, "GET", "/policies/bearer/logs", nil, "Accept", eventStreamType, "Last-Event-ID", "x")

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -19,37 +20,20 @@ const maxPortWait = 5 * time.Minute
 
 type exposeInput struct {
 	SandboxPath
-	Body ExposeBody
-}
-
-// ExposeBody asks for a preview of a port.
-type ExposeBody struct {
-	Port      int                   `json:"port" minimum:"1" maximum:"65535" example:"3000"`
-	Access    sandbox.Access        `json:"access,omitempty" enum:"token,public" default:"token" doc:"token: the URL has a secret; public: whoever knows the id"`
-	Wake      sandbox.WakeMode      `json:"wake,omitempty" enum:"any,navigation,never" default:"navigation" doc:"navigation: a request wakes a sandbox that is asleep, and only people who open a page and programs start one that is stopped, not a page that is open; any: every request does both; never: 410 while it does not run"`
-	Host      sandbox.HostMode      `json:"host,omitempty" enum:"auto,rewrite,preserve" default:"auto" doc:"preserve: the server sees the preview's own host; rewrite: it sees http://localhost:PORT; auto: the preview's own unless the server refuses it"`
-	Protocol  sandbox.Protocol      `json:"protocol,omitempty" enum:"auto,http1,h2c" default:"auto" doc:"h2c: the server speaks HTTP/2 without TLS, as gRPC does; http1: HTTP/1.1; auto: h2c for gRPC and for servers that answer HTTP/1.1 with HTTP/2"`
-	WebSocket sandbox.WebSocketMode `json:"websocket,omitempty" enum:"sleep,keep_awake" default:"sleep" doc:"keep_awake: an open WebSocket keeps the sandbox awake even when silent"`
-	Wait      Duration              `json:"wait,omitempty" doc:"Wait for so long, at most 5m, until somebody listens on the port. This wakes the sandbox"`
+	Body types.ExposePortRequest
 }
 
 type portOutput struct {
-	Body Port
-}
-
-// PortList lists exposed ports.
-type PortList struct {
-	Ports []Port `json:"ports" nullable:"false"`
-	Next  string `json:"next,omitempty" doc:"Always missing: a sandbox has few ports"`
+	Body types.Port
 }
 
 type portsOutput struct {
-	Body PortList
+	Body types.PortList
 }
 
 type portInput struct {
 	SandboxPath
-	Port int `path:"port" minimum:"1" maximum:"65535"`
+	Port int `path:"port" minimum:"1" maximum:"65535" doc:"TCP port inside the sandbox"`
 }
 
 func (a *API) registerPorts() {
@@ -73,21 +57,21 @@ func (a *API) registerPorts() {
 }
 
 func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) {
-	wait := time.Duration(in.Body.Wait)
+	wait := time.Duration(in.Body.WaitTimeout)
 	if wait > maxPortWait {
-		return nil, invalid("body.wait", "it is too long", "use at most 5m, and ask again")
+		return nil, invalid("body.wait_timeout", "it is too long", "use at most 5m, and ask again")
 	}
 	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
 	port, err := a.sandboxes.Expose(ctx, sb.ID, sandbox.Port{
-		Port:      uint16(in.Body.Port),
-		Access:    in.Body.Access,
-		Wake:      in.Body.Wake,
-		Host:      in.Body.Host,
-		Protocol:  in.Body.Protocol,
-		WebSocket: in.Body.WebSocket,
+		Port:      in.Body.Port,
+		Access:    sandbox.Access(in.Body.Access),
+		Wake:      sandbox.WakeMode(in.Body.Wake),
+		Host:      sandbox.HostMode(in.Body.HostHeader),
+		Protocol:  sandbox.Protocol(in.Body.Protocol),
+		WebSocket: sandbox.WebSocketMode(in.Body.WebSocket),
 	})
 	if err != nil {
 		return nil, err
@@ -97,7 +81,7 @@ func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) 
 			return nil, err
 		}
 	}
-	return &portOutput{Body: a.portView(sb, port)}, nil
+	return &portOutput{Body: a.portOf(sb, port)}, nil
 }
 
 func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait time.Duration) error {
@@ -158,7 +142,7 @@ func (a *API) ports(ctx context.Context, in *SandboxPath) (*portsOutput, error) 
 	if err != nil {
 		return nil, err
 	}
-	return &portsOutput{Body: PortList{Ports: a.portViews(sb)}}, nil
+	return &portsOutput{Body: types.PortList{Ports: a.portsOf(sb)}}, nil
 }
 
 func (a *API) unexpose(ctx context.Context, in *portInput) (*struct{}, error) {

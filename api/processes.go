@@ -14,31 +14,15 @@ import (
 
 type startInput struct {
 	SandboxPath
-	Body ProcessBody
-}
-
-// ProcessBody is a process to start in the background.
-type ProcessBody struct {
-	Command string            `json:"command,omitempty" doc:"Run by /bin/sh -c; either this or argv" example:"npm run dev"`
-	Argv    []string          `json:"argv,omitempty" nullable:"false" maxItems:"4096" doc:"Run as it is, without a shell"`
-	Cwd     string            `json:"cwd,omitempty" maxLength:"4096" doc:"Absolute; the image's working directory when missing"`
-	Env     map[string]string `json:"env,omitempty" doc:"Added to the sandbox's environment"`
-	Name    string            `json:"name,omitempty" maxLength:"64" pattern:"^[A-Za-z0-9_][A-Za-z0-9._-]*$" patternDescription:"letters, digits, . _ and -, beginning with neither . nor -" doc:"Unique among running processes; the sandbox picks one when missing"`
-	Restart guest.Restart     `json:"restart,omitempty" enum:"never,always,on_wake" default:"never" doc:"always: when it ends and on a cold wake; on_wake: on a cold wake only"`
+	Body types.StartProcessRequest
 }
 
 type processOutput struct {
-	Body guest.Process
-}
-
-// ProcessList lists processes.
-type ProcessList struct {
-	Processes []guest.Process `json:"processes" nullable:"false"`
-	Next      string          `json:"next,omitempty" doc:"Always missing: a sandbox keeps a bounded list"`
+	Body types.Process
 }
 
 type processesOutput struct {
-	Body ProcessList
+	Body types.ProcessList
 }
 
 // ProcessPath is the part of a request's input that names a process.
@@ -76,7 +60,7 @@ func (a *API) registerProcesses() {
 }
 
 func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput, error) {
-	if err := checkCommand(types.Command{Command: in.Body.Command, Argv: in.Body.Argv, Cwd: in.Body.Cwd, Env: in.Body.Env}); err != nil {
+	if err := checkCommand(in.Body.Command); err != nil {
 		return nil, err
 	}
 	sb, err := a.lookup(ctx, in.ID)
@@ -84,17 +68,17 @@ func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput,
 		return nil, err
 	}
 	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{
-		Command: in.Body.Command,
+		Command: in.Body.Command.Command,
 		Argv:    in.Body.Argv,
 		Cwd:     in.Body.Cwd,
 		Env:     in.Body.Env,
 		Name:    in.Body.Name,
-		Restart: in.Body.Restart,
+		Restart: guest.Restart(in.Body.Restart),
 	})
 	if err != nil {
 		return nil, fromGuest(startError(err))
 	}
-	return &processOutput{Body: process}, nil
+	return &processOutput{Body: processOf(process)}, nil
 }
 
 // startError gives the error of a name in use its own code: the guest uses the same
@@ -112,11 +96,7 @@ func (a *API) processes(ctx context.Context, in *SandboxPath) (*processesOutput,
 	if err != nil {
 		return nil, err
 	}
-	list := sb.Processes
-	if list == nil {
-		list = []guest.Process{}
-	}
-	return &processesOutput{Body: ProcessList{Processes: list}}, nil
+	return &processesOutput{Body: types.ProcessList{Processes: listOf(sb.Processes, processOf)}}, nil
 }
 
 func (a *API) process(ctx context.Context, in *ProcessPath) (*processOutput, error) {
@@ -128,7 +108,7 @@ func (a *API) process(ctx context.Context, in *ProcessPath) (*processOutput, err
 	if err != nil {
 		return nil, noProcess(sb, err)
 	}
-	return &processOutput{Body: p}, nil
+	return &processOutput{Body: processOf(p)}, nil
 }
 
 // noProcess is the problem for a *sandbox.ProcessError; another error stays as it is.
@@ -161,5 +141,5 @@ func (a *API) stopProcess(ctx context.Context, in *stopInput) (*processOutput, e
 	if err != nil {
 		return nil, fromGuest(noProcess(sb, err))
 	}
-	return &processOutput{Body: process}, nil
+	return &processOutput{Body: processOf(process)}, nil
 }

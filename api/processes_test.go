@@ -12,29 +12,28 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func TestProcessRunsAndEnds(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
+	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
 		map[string]any{"command": "echo up; exec sleep 1000", "name": "web", "restart": "on_wake", "cwd": "/", "env": map[string]string{"A": "b"}})
-	if p.PID <= 0 || p.Name != "web" || p.State != guest.ProcessRunning || p.Restart != guest.RestartOnWake || p.LogFile == "" || p.StartedAt.IsZero() {
+	if p.PID <= 0 || p.Name != "web" || p.State != types.ProcessStateRunning || p.Restart != types.RestartOnWake || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}
 	path := "/sandbox/box/process/" + p.ID
-	if got := must[guest.Process](s, http.StatusOK, "GET", path, nil); got.PID != p.PID || got.Name != "web" {
+	if got := must[types.Process](s, http.StatusOK, "GET", path, nil); got.PID != p.PID || got.Name != "web" {
 		t.Errorf("got %+v", got)
 	}
-	if list := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil); len(list.Processes) != 1 || list.Processes[0].PID != p.PID {
+	if list := must[types.ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil); len(list.Processes) != 1 || list.Processes[0].PID != p.PID {
 		t.Errorf("got %+v", list)
 	}
-	ended := must[guest.Process](s, http.StatusOK, "DELETE", path, nil)
-	if ended.State != guest.ProcessExited || ended.ExitCode == nil || *ended.ExitCode != 143 || ended.Signal != "SIGTERM" {
+	ended := must[types.Process](s, http.StatusOK, "DELETE", path, nil)
+	if ended.State != types.ProcessStateExited || ended.ExitCode == nil || *ended.ExitCode != 143 || ended.Signal != "SIGTERM" {
 		t.Errorf("got %+v", ended)
 	}
-	if got := must[guest.Process](s, http.StatusOK, "GET", path, nil); got.State != guest.ProcessExited {
+	if got := must[types.Process](s, http.StatusOK, "GET", path, nil); got.State != types.ProcessStateExited {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -42,25 +41,25 @@ func TestProcessRunsAndEnds(t *testing.T) {
 func TestNameStandsForAProcessInEveryRoute(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	start := func(command string) guest.Process {
-		return must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": command, "name": "web"})
+	start := func(command string) types.Process {
+		return must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": command, "name": "web"})
 	}
 	first := start("echo first")
 	s.eventually("the first has ended", func() bool {
-		return must[guest.Process](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID, nil).State == guest.ProcessExited
+		return must[types.Process](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID, nil).State == types.ProcessStateExited
 	})
 	second := start("echo second; exec sleep 1000")
 	if second.ID == first.ID {
 		t.Fatalf("two processes have the id %s", first.ID)
 	}
-	if got := must[guest.Process](s, http.StatusOK, "GET", "/sandbox/box/process/web", nil); got.ID != second.ID {
+	if got := must[types.Process](s, http.StatusOK, "GET", "/sandbox/box/process/web", nil); got.ID != second.ID {
 		t.Errorf("web is %+v, not the one that runs", got)
 	}
 	logs := s.open("GET", "/sandbox/box/process/web/logs", nil, "Accept", eventStreamType)
 	if out := parse[types.Output](t, logs.expect("stdout")); out.Data != "second\n" {
 		t.Errorf("the log of web has %+v", out)
 	}
-	if got := must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/web", nil); got.ID != second.ID || got.Signal != "SIGTERM" {
+	if got := must[types.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/web", nil); got.ID != second.ID || got.Signal != "SIGTERM" {
 		t.Errorf("ended %+v", got)
 	}
 	if got := must[types.Log](s, http.StatusOK, "GET", "/sandbox/box/process/"+first.ID+"/logs", nil); len(got.Logs) != 1 || got.Logs[0].Data != "first\n" {
@@ -71,19 +70,19 @@ func TestNameStandsForAProcessInEveryRoute(t *testing.T) {
 func TestSignalIsOnlyDelivered(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
+	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
 		map[string]any{"command": `trap 'echo hup' HUP; echo ready; while :; do sleep 0.01; done`})
 	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
-	got := must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=hup", nil)
-	if got.State != guest.ProcessRunning {
+	got := must[types.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=hup", nil)
+	if got.State != types.ProcessStateRunning {
 		t.Errorf("got %+v", got)
 	}
 	if out := parse[types.Output](t, logs.expect("stdout")); out.Data != "hup\n" {
 		t.Errorf("got %+v", out)
 	}
-	must[guest.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=SIGKILL", nil)
-	exit := parse[guest.Process](t, logs.expect("exit"))
+	must[types.Process](s, http.StatusOK, "DELETE", "/sandbox/box/process/"+p.ID+"?signal=SIGKILL", nil)
+	exit := parse[types.Process](t, logs.expect("exit"))
 	if exit.Signal != "SIGKILL" || exit.PID != p.PID {
 		t.Errorf("got %+v", exit)
 	}
@@ -93,17 +92,17 @@ func TestSignalIsOnlyDelivered(t *testing.T) {
 func TestLogsAreKeptInOrder(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": `printf 'héllo\n'; printf '\377' >&2; exit 4`})
+	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": `printf 'héllo\n'; printf '\377' >&2; exit 4`})
 	path := "/sandbox/box/process/" + p.ID + "/logs"
 	follow := s.open("GET", path, nil, "Accept", eventStreamType)
-	var exit guest.Process
+	var exit types.Process
 	for {
 		ev, ok := follow.next()
 		if !ok {
 			t.Fatal("the logs ended without exit")
 		}
 		if ev.name == "exit" {
-			exit = parse[guest.Process](t, ev)
+			exit = parse[types.Process](t, ev)
 			break
 		}
 	}
@@ -127,7 +126,7 @@ func TestLogsAreKeptInOrder(t *testing.T) {
 func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
-	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
+	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
 	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	s.refused(problem.SandboxBusy, "POST", "/sandbox/box/sleep", nil)
@@ -141,7 +140,7 @@ func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
+	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", map[string]any{"command": "echo x; exec sleep 1000"})
 	logs := s.open("GET", "/sandbox/box/process/"+p.ID+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	for _, route := range []string{"sleep", "stop"} {
@@ -149,10 +148,10 @@ func TestForceSleepsAndStopsWhileACallIsUnderWay(t *testing.T) {
 			t.Errorf("%s: detail %q does not offer force", route, p.Detail)
 		}
 	}
-	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep?force=true", nil); sb.State != sandbox.StateAsleep {
+	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/sleep?force=true", nil); sb.State != types.StateAsleep {
 		t.Errorf("forced to sleep it is %s", sb.State)
 	}
-	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop?force=true", nil); sb.State != sandbox.StateStopped {
+	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/stop?force=true", nil); sb.State != types.StateStopped {
 		t.Errorf("forced to stop it is %s", sb.State)
 	}
 	s.refused(problem.RequestInvalid, "POST", "/sandbox/box/sleep?force=maybe", nil)
@@ -173,14 +172,14 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	} {
 		s.refused(code, "POST", "/sandbox/box/process", body)
 	}
-	must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
+	must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
 	s.refused(problem.ProcessExists, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
 	for _, path := range []string{"/process/p-aaaaaaaa", "/process/two/logs", "/process/p-aaaaaaaa/logs"} {
 		s.refused(problem.ProcessNotFound, "GET", "/sandbox/box"+path, nil)
 		s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody"+path, nil)
 	}
 	s.refused(problem.ProcessNotFound, "DELETE", "/sandbox/box/process/p-aaaaaaaa", nil)
-	one := must[ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0]
+	one := must[types.ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0]
 	s.refused(problem.RequestInvalid, "DELETE", "/sandbox/box/process/one?signal=SIGNONSENSE", nil)
 	// The routes refuse pids: after a wake the same pid may belong to another process.
 	for _, name := range []string{"0", "-1", "x", "1.5", strconv.Itoa(one.PID), "%2e%2e", "p-"} {
@@ -205,7 +204,7 @@ func TestTooManyProcessesIsSaid(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	for range 256 { // as many as a guest runs
-		must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
+		must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
 	}
 	s.refused(problem.ProcessLimitExceeded, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
 }
@@ -230,7 +229,7 @@ func TestLogsWithoutEndAreCut(t *testing.T) {
 		}
 	}))
 	s.create("box")
-	p := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"true"}`)
+	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"true"}`)
 	if p.ID == "p-aaaaaaaa" {
 		t.Error("the guest decides on the id")
 	}

@@ -3,22 +3,11 @@ package api
 import (
 	"context"
 	"net/http"
-	"time"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
-
-// QuarantinedSandbox is a container of which the node has no record.
-type QuarantinedSandbox struct {
-	ID        sandbox.ID `json:"id"`
-	Name      string     `json:"name,omitempty" doc:"That it had last; missing when its container does not say it"`
-	Image     string     `json:"image,omitempty"`
-	Size      string     `json:"size,omitempty"`
-	CreatedAt time.Time  `json:"created_at,omitzero"`
-	Container bool       `json:"container" doc:"Whether there is a container, which can be adopted; else only its run folder is left"`
-	Problem   string     `json:"problem,omitempty" doc:"Why it could not be stopped yet, or not be removed; missing when nothing has failed"`
-}
 
 // QuarantinePath is the part of a request's input that names a container in quarantine.
 type QuarantinePath struct {
@@ -29,12 +18,7 @@ func (p QuarantinePath) target() string { return p.ID }
 
 type adoptInput struct {
 	QuarantinePath
-	Body AdoptBody
-}
-
-// AdoptBody says how a container becomes a sandbox again.
-type AdoptBody struct {
-	Name string `json:"name,omitempty" doc:"The name that it had last when missing" example:"shop"`
+	Body types.AdoptRequest
 }
 
 func (a *API) registerQuarantine() {
@@ -62,13 +46,13 @@ func (a *API) removeQuarantined(ctx context.Context, in *QuarantinePath) (*struc
 
 // quarantinedOf are the containers in quarantine that the owner created, and those
 // that do not say who did.
-func quarantinedOf(owner string, all []sandbox.Quarantined) []QuarantinedSandbox {
-	list := []QuarantinedSandbox{}
+func quarantinedOf(owner string, all []sandbox.Quarantined) []types.QuarantinedSandbox {
+	list := []types.QuarantinedSandbox{}
 	for _, q := range all {
 		if q.Owner == "" || q.Owner == owner {
-			list = append(list, QuarantinedSandbox{
-				ID: q.ID, Name: validText(q.Name, maxGuestMessage), Image: q.Image, Size: q.Size, CreatedAt: q.CreatedAt,
-				Container: q.Container, Problem: validText(q.Problem, maxGuestMessage),
+			list = append(list, types.QuarantinedSandbox{
+				ID: string(q.ID), Name: validText(q.Name, maxGuestMessage), Image: q.Image, Size: q.Size, CreatedAt: q.CreatedAt,
+				HasContainer: q.Container, Error: validText(q.Problem, maxGuestMessage),
 			})
 		}
 	}

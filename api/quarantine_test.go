@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
@@ -37,8 +38,8 @@ func TestContainersInQuarantineAreListedAdoptedAndRemoved(t *testing.T) {
 	s.http.Start()
 	quarantined := func() map[sandbox.ID]string {
 		found := map[sandbox.ID]string{}
-		for _, q := range must[Node](s, http.StatusOK, "GET", "/node", nil).Quarantined {
-			found[q.ID] = q.Name
+		for _, q := range must[types.Node](s, http.StatusOK, "GET", "/node", nil).Quarantined {
+			found[sandbox.ID(q.ID)] = q.Name
 		}
 		return found
 	}
@@ -49,7 +50,7 @@ func TestContainersInQuarantineAreListedAdoptedAndRemoved(t *testing.T) {
 	s.refused(problem.QuarantineNotFound, "POST", at(ids[2])+"/adopt", map[string]any{})
 	s.refused(problem.QuarantineNotFound, "DELETE", at(ids[2]), nil)
 	s.refused(problem.NameInvalid, "POST", at(ids[0])+"/adopt", map[string]any{"name": "No Name"})
-	if got := must[Sandbox](s, http.StatusOK, "POST", at(ids[0])+"/adopt", map[string]any{}); got.ID != ids[0] || got.Name != "a" || got.State != sandbox.StateStopped {
+	if got := must[types.Sandbox](s, http.StatusOK, "POST", at(ids[0])+"/adopt", map[string]any{}); got.ID != string(ids[0]) || got.Name != "a" || got.State != types.StateStopped {
 		t.Errorf("adopted %+v", got)
 	}
 	s.refused(problem.SandboxConflict, "POST", at(ids[1])+"/adopt", map[string]any{"name": "a"})

@@ -8,67 +8,41 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 type createInput struct {
-	Body CreateBody
-}
-
-// CreateBody asks for a sandbox.
-type CreateBody struct {
-	Name       string            `json:"name,omitempty" doc:"1 to 63 of a-z, 0-9 and hyphens; one is made up when it is missing" example:"shop"`
-	Image      string            `json:"image,omitempty" doc:"A short name of the node's or a reference that it allows; the node's default when missing" example:"base"`
-	Size       string            `json:"size,omitempty" doc:"A size of the node's; its default when missing" example:"basic"`
-	Env        map[string]string `json:"env,omitempty" doc:"Environment of everything that runs in it"`
-	Labels     map[string]string `json:"labels,omitempty" doc:"For finding it again"`
-	SleepAfter *Duration         `json:"sleep_after,omitempty" doc:"Idle for so long, it sleeps; 0s for never; the node's default when missing"`
-	StopAfter  *Duration         `json:"stop_after,omitempty" doc:"Asleep for so long, it is stopped; 0s for never; the node's default when missing"`
-	TTL        *Duration         `json:"ttl,omitempty" doc:"The sandbox is destroyed with its files this long after its creation, whether it is in use or not; 0s or missing for never" example:"24h"`
+	Body types.CreateSandboxRequest
 }
 
 type createOutput struct {
 	Status   int
 	Location string `header:"Location"`
-	Body     Sandbox
+	Body     types.Sandbox
 }
 
 type sandboxOutput struct {
-	Body Sandbox
+	Body types.Sandbox
 }
 
 type listInput struct {
 	Exchange
-	Label  []string      `query:"label,explode" maxItems:"64" maxLength:"512" doc:"Only those with this label, as key=value; may be repeated"`
-	State  sandbox.State `query:"state" enum:"starting,running,asleep,stopped,destroyed" doc:"Only those in this state"`
-	Usage  bool          `query:"usage" doc:"With the CPU time and the memory of each"`
-	Cursor string        `query:"cursor" maxLength:"255" doc:"What the page before said as next"`
-	Limit  int           `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"How many at most"`
-}
-
-// SandboxList is a page of sandboxes.
-type SandboxList struct {
-	Sandboxes []Sandbox `json:"sandboxes" nullable:"false"`
-	Next      string    `json:"next,omitempty" doc:"The cursor of the next page; missing on the last"`
+	Label  []string    `query:"label,explode" maxItems:"64" maxLength:"512" nullable:"false" doc:"Only sandboxes with this label, as key=value; may be repeated"`
+	State  types.State `query:"state" doc:"Only sandboxes in this state"`
+	Usage  bool        `query:"usage" doc:"Whether to include the CPU time and the memory of each"`
+	Cursor string      `query:"cursor" maxLength:"255" doc:"next_cursor of the previous page"`
+	Limit  int         `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of sandboxes"`
 }
 
 type listOutput struct {
-	Body SandboxList
+	Body types.SandboxList
 }
 
 type updateInput struct {
 	SandboxPath
-	Body UpdateBody
-}
-
-// UpdateBody changes a sandbox. What is missing stays.
-type UpdateBody struct {
-	Name       *string            `json:"name,omitempty"`
-	Labels     *map[string]string `json:"labels,omitempty" doc:"Replaces all labels"`
-	SleepAfter *Duration          `json:"sleep_after,omitempty"`
-	StopAfter  *Duration          `json:"stop_after,omitempty"`
-	TTL        *Duration          `json:"ttl,omitempty" doc:"Counts from now; 0s for never"`
+	Body types.UpdateSandboxRequest
 }
 
 func (a *API) registerSandboxes() {
@@ -79,7 +53,7 @@ func (a *API) registerSandboxes() {
 			"goes away; asking again joins it. Pulling a missing image shows in the events.",
 		codes: []problem.Code{problem.NameInvalid, problem.ImageNotAllowed, problem.ImageUnavailable, problem.SandboxConflict, problem.SandboxLimitExceeded,
 			problem.SandboxDestroyed, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
-		answers: map[int]*huma.Response{http.StatusOK: answerJSON[Sandbox](a, "It was there")},
+		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.Sandbox](a, "It was there")},
 	}, a.create)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox", id: "list-sandboxes", tag: "sandboxes",
@@ -122,7 +96,7 @@ func (a *API) create(ctx context.Context, in *createInput) (*createOutput, error
 	if err != nil {
 		return nil, err
 	}
-	out := &createOutput{Status: http.StatusOK, Location: Prefix + "/sandbox/" + string(sb.ID), Body: a.sandboxView(sb)}
+	out := &createOutput{Status: http.StatusOK, Location: Prefix + "/sandbox/" + string(sb.ID), Body: a.sandboxOf(sb)}
 	if created {
 		out.Status = http.StatusCreated
 	}
@@ -134,11 +108,10 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	sbs, next := a.sandboxes.List(ownerOf(ctx), sandbox.Filter{Labels: labels, State: in.State}, in.Cursor, in.Limit)
-	page := SandboxList{Sandboxes: make([]Sandbox, len(sbs)), Next: next}
-	for i, sb := range sbs {
-		page.Sandboxes[i] = a.sandboxSummary(sb)
-		if in.Usage {
+	sbs, next := a.sandboxes.List(ownerOf(ctx), sandbox.Filter{Labels: labels, State: sandbox.State(in.State)}, in.Cursor, in.Limit)
+	page := types.SandboxList{Sandboxes: listOf(sbs, a.sandboxSummary), NextCursor: next}
+	if in.Usage {
+		for i, sb := range sbs {
 			page.Sandboxes[i].Usage = a.usage(ctx, sb.ID)
 		}
 	}
@@ -172,12 +145,12 @@ func (a *API) get(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) 
 }
 
 // usage is nil when the sandbox is gone since.
-func (a *API) usage(ctx context.Context, id sandbox.ID) *Usage {
+func (a *API) usage(ctx context.Context, id sandbox.ID) *types.Usage {
 	u, err := a.sandboxes.Usage(ctx, id)
 	if err != nil {
 		return nil
 	}
-	return &Usage{CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.Memory}
+	return &types.Usage{CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.Memory}
 }
 
 // showing is the answer of a call that returns a sandbox.
@@ -185,7 +158,7 @@ func (a *API) showing(sb sandbox.Sandbox, err error) (*sandboxOutput, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxOutput{Body: a.sandboxView(sb)}, nil
+	return &sandboxOutput{Body: a.sandboxOf(sb)}, nil
 }
 
 func (a *API) update(ctx context.Context, in *updateInput) (*sandboxOutput, error) {

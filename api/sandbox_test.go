@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -23,12 +23,12 @@ func TestCreateIsIdempotentByName(t *testing.T) {
 		"name": "shop", "image": "base", "size": "lite", "env": map[string]string{"A": "b"},
 		"labels": map[string]string{"team": "red"}, "sleep_after": "90s", "stop_after": "1h",
 	}
-	made := must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", body)
-	if made.Name != "shop" || made.Owner != testOwner || made.Image != "base" || made.Size != "lite" || made.State != sandbox.StateRunning ||
+	made := must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", body)
+	if made.Name != "shop" || made.Owner != testOwner || made.Image != "base" || made.Size != "lite" || made.State != types.StateRunning ||
 		made.Env["A"] != "b" || made.Labels["team"] != "red" || time.Duration(made.SleepAfter) != 90*time.Second || len(made.ID) != 12 {
 		t.Errorf("made %+v", made)
 	}
-	again := must[Sandbox](s, http.StatusOK, "POST", "/sandbox", body)
+	again := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox", body)
 	if again.ID != made.ID {
 		t.Errorf("again it is %s, not %s", again.ID, made.ID)
 	}
@@ -36,7 +36,7 @@ func TestCreateIsIdempotentByName(t *testing.T) {
 	s.refused(problem.SandboxConflict, "POST", "/sandbox", map[string]any{"name": "shop", "size": "basic"})
 
 	for _, idOrName := range []string{"shop", string(made.ID)} {
-		if got := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/"+idOrName, nil); got.ID != made.ID {
+		if got := must[types.Sandbox](s, http.StatusOK, "GET", "/sandbox/"+idOrName, nil); got.ID != made.ID {
 			t.Errorf("%s is %+v", idOrName, got)
 		}
 	}
@@ -73,21 +73,21 @@ func TestSandboxIsWrittenAsPromised(t *testing.T) {
 
 func TestConditionIsShownUntilItIsRight(t *testing.T) {
 	s := newServer(t, Limits{})
-	sb := must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "web"})
+	sb := must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "web"})
 	if sb.Condition != nil {
 		t.Errorf("a new one has the condition %+v", sb.Condition)
 	}
-	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/stop", nil)
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/web/stop", nil)
 	s.node.Engine.Fail("start", errors.New("exec format error"))
 	if got := s.do("POST", "/sandbox/web/wake", ""); got.status < 500 {
 		t.Fatalf("wake: status %d: %s", got.status, got.body)
 	}
-	sb = must[Sandbox](s, http.StatusOK, "GET", "/sandbox/web", nil)
-	if c := sb.Condition; sb.State != sandbox.StateStopped || c == nil || c.Code != "wake_failed" || !strings.Contains(c.Message, "exec format error") || c.Since.IsZero() {
+	sb = must[types.Sandbox](s, http.StatusOK, "GET", "/sandbox/web", nil)
+	if c := sb.Condition; sb.State != types.StateStopped || c == nil || c.Code != "wake_failed" || !strings.Contains(c.Message, "exec format error") || c.Since.IsZero() {
 		t.Errorf("it is %s with the condition %+v", sb.State, sb.Condition)
 	}
 	s.node.Engine.Fail("start", nil)
-	if sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/web/wake", nil); sb.Condition != nil {
+	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/web/wake", nil); sb.Condition != nil {
 		t.Errorf("woken, it has the condition %+v", sb.Condition)
 	}
 }
@@ -96,7 +96,7 @@ func TestListsPageFilterAndHideEnv(t *testing.T) {
 	s := newServer(t, Limits{})
 	for _, name := range []string{"c", "a", "d", "b"} {
 		parity := map[string]string{"a": "odd", "c": "odd"}[name]
-		must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{
+		must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{
 			"name": name, "labels": map[string]string{"kind": "x", "parity": parity}, "env": map[string]string{"SECRET": "hush"}})
 	}
 	s.sleep("d")
@@ -118,7 +118,7 @@ func TestListsPageFilterAndHideEnv(t *testing.T) {
 	} {
 		t.Run(tc.query, func(t *testing.T) {
 			got := s.do("GET", "/sandbox"+tc.query, nil)
-			var page SandboxList
+			var page types.SandboxList
 			if err := json.Unmarshal(got.body, &page); err != nil || got.status != http.StatusOK {
 				t.Fatalf("status %d: %s", got.status, got.body)
 			}
@@ -126,15 +126,15 @@ func TestListsPageFilterAndHideEnv(t *testing.T) {
 			for _, sb := range page.Sandboxes {
 				names = append(names, sb.Name)
 			}
-			if !slices.Equal(names, tc.want) || (page.Next != "") != tc.next {
-				t.Errorf("got %v, next %q", names, page.Next)
+			if !slices.Equal(names, tc.want) || (page.NextCursor != "") != tc.next {
+				t.Errorf("got %v, next %q", names, page.NextCursor)
 			}
 			if strings.Contains(string(got.body), "hush") || !strings.Contains(string(got.body), `"sandboxes":[`) {
 				t.Errorf("the body is %s", got.body)
 			}
 		})
 	}
-	if sb := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/a", nil); sb.Env["SECRET"] != "hush" {
+	if sb := must[types.Sandbox](s, http.StatusOK, "GET", "/sandbox/a", nil); sb.Env["SECRET"] != "hush" {
 		t.Errorf("env of one sandbox is %v", sb.Env)
 	}
 }
@@ -143,12 +143,12 @@ func TestUpdateChangesWhatItNames(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("old")
 	s.create("taken")
-	sb := must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/old", map[string]any{
+	sb := must[types.Sandbox](s, http.StatusOK, "PATCH", "/sandbox/old", map[string]any{
 		"name": "new", "labels": map[string]string{"k": "v"}, "sleep_after": "0s"})
 	if string(sb.ID) != id || sb.Name != "new" || sb.Labels["k"] != "v" || sb.SleepAfter != 0 {
 		t.Errorf("got %+v", sb)
 	}
-	sb = must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/new", map[string]any{"stop_after": "2h"})
+	sb = must[types.Sandbox](s, http.StatusOK, "PATCH", "/sandbox/new", map[string]any{"stop_after": "2h"})
 	if sb.Name != "new" || sb.Labels["k"] != "v" || time.Duration(sb.StopAfter) != 2*time.Hour {
 		t.Errorf("got %+v", sb)
 	}
@@ -156,7 +156,7 @@ func TestUpdateChangesWhatItNames(t *testing.T) {
 	s.refused(problem.SandboxConflict, "PATCH", "/sandbox/new", map[string]any{"name": "taken"})
 	s.refused(problem.NameInvalid, "PATCH", "/sandbox/new", map[string]any{"name": "No Name"})
 	s.refused(problem.RequestInvalid, "PATCH", "/sandbox/new", map[string]any{"image": "other"})
-	if got := must[Sandbox](s, http.StatusOK, "GET", "/sandbox/new", nil); got.Name != "new" || got.Labels["k"] != "v" {
+	if got := must[types.Sandbox](s, http.StatusOK, "GET", "/sandbox/new", nil); got.Name != "new" || got.Labels["k"] != "v" {
 		t.Errorf("refusals changed it: %+v", got)
 	}
 }
@@ -177,28 +177,28 @@ func TestSleepWakeStopAnswerWhenDone(t *testing.T) {
 	id := s.create("life")
 	for _, step := range []struct {
 		verb string
-		want sandbox.State
+		want types.State
 	}{
-		{"sleep", sandbox.StateAsleep}, {"sleep", sandbox.StateAsleep}, {"wake", sandbox.StateRunning},
-		{"stop", sandbox.StateStopped}, {"wake", sandbox.StateRunning},
+		{"sleep", types.StateAsleep}, {"sleep", types.StateAsleep}, {"wake", types.StateRunning},
+		{"stop", types.StateStopped}, {"wake", types.StateRunning},
 	} {
-		sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/"+id+"/"+step.verb, nil)
+		sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/"+id+"/"+step.verb, nil)
 		if sb.State != step.want {
 			t.Errorf("after %s it is %s", step.verb, sb.State)
 		}
 	}
-	sb := must[Sandbox](s, http.StatusOK, "POST", "/sandbox/life/hold", map[string]any{"for": "10m"})
+	sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/life/hold", map[string]any{"duration": "10m"})
 	if left := time.Until(sb.HoldUntil); left < 9*time.Minute || left > 10*time.Minute {
 		t.Errorf("held for %s", left)
 	}
-	if sb = must[Sandbox](s, http.StatusOK, "POST", "/sandbox/life/hold", map[string]any{"for": "0s"}); !sb.HoldUntil.IsZero() && time.Until(sb.HoldUntil) > 0 {
+	if sb = must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/life/hold", map[string]any{"duration": "0s"}); !sb.HoldUntil.IsZero() && time.Until(sb.HoldUntil) > 0 {
 		t.Errorf("still held until %s", sb.HoldUntil)
 	}
 	for _, verb := range []string{"sleep", "wake", "stop"} {
 		s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/"+verb, nil)
 	}
-	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/hold", map[string]any{"for": "1m"})
-	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{"for": "1000h"})
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/hold", map[string]any{"duration": "1m"})
+	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{"duration": "1000h"})
 	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{})
 }
 
@@ -220,8 +220,8 @@ func TestSandboxInUseDoesNotSleep(t *testing.T) {
 func TestReadsWakeNothing(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("dozing")
-	must[Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3000})
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/dozing/process", map[string]any{"command": "sleep 1000"}).ID
+	must[types.Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3000})
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/dozing/process", map[string]any{"command": "sleep 1000"}).ID
 	s.sleep(id)
 	_, thaws := s.node.Freezer.Counts()
 	for _, path := range []string{
@@ -232,9 +232,9 @@ func TestReadsWakeNothing(t *testing.T) {
 			t.Errorf("%s: status %d: %s", path, got.status, got.body)
 		}
 	}
-	must[Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3001})
+	must[types.Port](s, http.StatusOK, "POST", "/sandbox/dozing/expose", map[string]any{"port": 3001})
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/dozing/ports/3001", nil)
-	must[Sandbox](s, http.StatusOK, "PATCH", "/sandbox/dozing", map[string]any{"labels": map[string]string{"a": "b"}})
+	must[types.Sandbox](s, http.StatusOK, "PATCH", "/sandbox/dozing", map[string]any{"labels": map[string]string{"a": "b"}})
 	stream := s.open("GET", "/sandbox/dozing/events", nil, "Accept", eventStreamType)
 	stream.expect("created")
 	if state := s.state(id); state != sandbox.StateAsleep {
@@ -249,7 +249,7 @@ func TestEveryUseWakes(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("woken")
 	dir := t.TempDir()
-	process := must[guest.Process](s, http.StatusCreated, "POST", "/sandbox/woken/process", map[string]any{"command": "sleep 1000"}).ID
+	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/woken/process", map[string]any{"command": "sleep 1000"}).ID
 	for _, tc := range []struct {
 		method, path string
 		body         any
@@ -284,13 +284,13 @@ func TestNodeSaysWhatItHas(t *testing.T) {
 	s.create("one")
 	s.create("two")
 	s.sleep("two")
-	n := must[Node](s, http.StatusOK, "GET", "/node", nil)
-	if n.Version != "test" || n.NodeID == "" || !n.Engine.OK || n.Sandboxes[sandbox.StateRunning] != 1 || n.Sandboxes[sandbox.StateAsleep] != 1 ||
-		n.Sizes["lite"].Memory != 256<<20 || !slices.Contains(n.Images, "base") || n.LimitsEnforced == nil || n.StartedAt.IsZero() {
+	n := must[types.Node](s, http.StatusOK, "GET", "/node", nil)
+	if n.Version != "test" || n.ID == "" || !n.Engine.OK || n.Sandboxes[types.StateRunning] != 1 || n.Sandboxes[types.StateAsleep] != 1 ||
+		n.Sizes["lite"].MemoryBytes != 256<<20 || !slices.Contains(n.Images, "base") || n.EnforcedLimits == nil || n.StartedAt.IsZero() {
 		t.Errorf("got %+v", n)
 	}
 	s.node.Engine.Fail("ping", sandbox.ErrEngineDown)
-	if n = must[Node](s, http.StatusOK, "GET", "/node", nil); n.Engine.OK || n.Engine.Error == "" {
+	if n = must[types.Node](s, http.StatusOK, "GET", "/node", nil); n.Engine.OK || n.Engine.Error == "" {
 		t.Errorf("engine is %+v", n.Engine)
 	}
 }
@@ -314,7 +314,7 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 		{"PATCH", "/sandbox/box", `{}`, "", sandboxFields},
 		{"POST", "/sandbox/box/sleep", "", "", sandboxFields},
 		{"POST", "/sandbox/box/wake", "", "", sandboxFields},
-		{"POST", "/sandbox/box/hold", `{"for":"1m"}`, "", append([]string{"hold_until"}, sandboxFields...)},
+		{"POST", "/sandbox/box/hold", `{"duration":"1m"}`, "", append([]string{"hold_until"}, sandboxFields...)},
 		{"POST", "/sandbox/box/exec", `{"argv":["true"]}`, "", []string{"stdout", "stderr", "exit_code", "duration_ms", "truncated"}},
 		{"PUT", "/sandbox/box/files/write", `{"path":"` + dir + `/f","content":"x"}`, "", []string{"name", "path", "type", "size", "mode", "modified_at"}},
 		{"GET", "/sandbox/box/files?path=" + dir, "", "files", []string{"name", "path", "type", "size", "mode", "modified_at"}},
@@ -323,11 +323,11 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 		{"GET", "/sandbox/box/process/ID", "", "", processFields},
 		{"DELETE", "/sandbox/box/process/ID", "", "", append([]string{"exit_code", "signal"}, processFields...)},
 		{"GET", "/sandbox/box/process/ID/logs", "", "logs", []string{"stream", "data"}},
-		{"POST", "/sandbox/box/expose", `{"port":3000}`, "", []string{"port", "url", "access", "wake", "host", "websocket"}},
-		{"GET", "/sandbox/box/ports", "", "ports", []string{"port", "url", "access", "wake", "host", "websocket"}},
+		{"POST", "/sandbox/box/expose", `{"port":3000}`, "", []string{"port", "url", "access", "wake", "host_header", "websocket"}},
+		{"GET", "/sandbox/box/ports", "", "ports", []string{"port", "url", "access", "wake", "host_header", "websocket"}},
 		{"GET", "/sandbox/box/events", "", "events", []string{"type", "time", "seq"}},
 		{"POST", "/sandbox/box/stop", "", "", sandboxFields},
-		{"GET", "/node", "", "", []string{"version", "limits_enforced", "sandboxes", "leases", "waiters"}},
+		{"GET", "/node", "", "", []string{"id", "version", "enforced_limits", "sandboxes", "leases", "waiters"}},
 	} {
 		got := s.do(tc.method, strings.Replace(tc.path, "/ID", "/"+process, 1), tc.body)
 		var fields map[string]any
@@ -360,7 +360,7 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 
 func TestFailuresOfTheNodeAreNotTheGuests(t *testing.T) {
 	s := newServer(t, Limits{})
-	must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "a"})
+	must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": "a"})
 	for _, c := range []struct {
 		err  error
 		code problem.Code
@@ -369,5 +369,5 @@ func TestFailuresOfTheNodeAreNotTheGuests(t *testing.T) {
 		s.refused(c.code, "POST", "/sandbox/a/sleep", nil)
 	}
 	s.node.Freezer.Fail(nil, nil)
-	must[Sandbox](s, http.StatusOK, "POST", "/sandbox/a/sleep", nil)
+	must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/a/sleep", nil)
 }

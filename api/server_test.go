@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
@@ -266,7 +267,7 @@ func (s *server) checkProblem(code problem.Code, what string, got answer) proble
 // create makes a sandbox and returns its id.
 func (s *server) create(name string) string {
 	s.t.Helper()
-	return string(must[Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": name}).ID)
+	return string(must[types.Sandbox](s, http.StatusCreated, "POST", "/sandbox", map[string]any{"name": name}).ID)
 }
 
 func (s *server) state(id string) sandbox.State {

@@ -185,7 +185,7 @@ func TestListReadsAllPages(t *testing.T) {
 		}
 		switch q.Get("cursor") {
 		case "":
-			io.WriteString(w, `{"sandboxes":[{"name":"a"},{"name":"b"}],"next":"b"}`)
+			io.WriteString(w, `{"sandboxes":[{"name":"a"},{"name":"b"}],"next_cursor":"b"}`)
 		case "b":
 			io.WriteString(w, `{"sandboxes":[{"name":"c"}]}`)
 		}
@@ -197,7 +197,7 @@ func TestListReadsAllPages(t *testing.T) {
 }
 
 // followed returns what following a log makes of a stream of events.
-func followed(t *testing.T, body string) (stdout, stderr string, exit *Process, err error) {
+func followed(t *testing.T, body string) (stdout, stderr string, exit *types.Process, err error) {
 	t.Helper()
 	c := serve(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
@@ -260,7 +260,7 @@ func TestStreamEndsWithItsContext(t *testing.T) {
 		close(gone)
 	})
 	ctx, cancel := context.WithCancel(t.Context())
-	err := c.Follow(ctx, "a", 0, func(e Event) error { cancel(); return nil })
+	err := c.Follow(ctx, "a", 0, func(e types.Event) error { cancel(); return nil })
 	if !errors.Is(err, context.Canceled) {
 		t.Fatalf("got %v, want context.Canceled", err)
 	}
@@ -273,7 +273,7 @@ func TestStreamEndsWithItsContext(t *testing.T) {
 
 func TestStreamThatIsNone(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "{}") })
-	if err := c.Follow(t.Context(), "a", 0, func(Event) error { return nil }); err == nil || !strings.Contains(err.Error(), "stream of events") {
+	if err := c.Follow(t.Context(), "a", 0, func(types.Event) error { return nil }); err == nil || !strings.Contains(err.Error(), "stream of events") {
 		t.Fatalf("got %v", err)
 	}
 }

@@ -101,8 +101,8 @@ type FlowFilter struct {
 	Host    string // a name, or *.example.com
 }
 
-func (f FlowFilter) query(after uint64) url.Values {
-	query := url.Values{"after": {strconv.FormatUint(after, 10)}}
+func (f FlowFilter) query(cursor string) url.Values {
+	query := url.Values{"cursor": {cursor}}
 	for name, value := range map[string]string{"kind": f.Kind, "verdict": f.Verdict, "host": f.Host} {
 		if value != "" {
 			query.Set(name, value)
@@ -212,22 +212,22 @@ func explainPath(sandbox string) string {
 // Flows returns all kept flows of a sandbox with a higher seq, oldest first; with an
 // empty name those of the owner's programs outside of sandboxes, through the proxy.
 func (c *Client) Flows(ctx context.Context, sandbox string, filter FlowFilter, after uint64) ([]Flow, error) {
-	all := []Flow{}
+	all, cursor := []Flow{}, cursorAt(after)
 	for {
 		var page struct {
-			Flows []Flow `json:"flows"`
-			Next  uint64 `json:"next"`
+			Flows      []Flow `json:"flows"`
+			NextCursor string `json:"next_cursor"`
 		}
-		query := filter.query(after)
+		query := filter.query(cursor)
 		query.Set("limit", strconv.Itoa(eventPage))
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: query}, &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Flows...)
-		if page.Next <= after {
+		if page.NextCursor == "" || page.NextCursor == cursor {
 			return all, nil
 		}
-		after = page.Next
+		cursor = page.NextCursor
 	}
 }
 
@@ -235,7 +235,7 @@ func (c *Client) Flows(ctx context.Context, sandbox string, filter FlowFilter, a
 // and then with those that come. It returns nil when the stream ends: the sandbox was
 // destroyed or the node shuts down.
 func (c *Client) FollowFlows(ctx context.Context, sandbox string, filter FlowFilter, after uint64, yield func(Flow) error) error {
-	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: filter.query(after)})
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: filter.query(cursorAt(after))})
 	if err != nil {
 		return err
 	}

@@ -5,45 +5,47 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+
+	"github.com/doze-run/doze/api/types"
 )
 
 // eventPage is how many events are asked for at once, the most a node answers.
 const eventPage = 1000
 
+// cursorAt is the cursor after the entry with that seq; 0 is the start of the list.
+func cursorAt(seq uint64) string { return strconv.FormatUint(seq, 10) }
+
 // Events returns all kept events of a sandbox with a higher seq, oldest first.
-func (c *Client) Events(ctx context.Context, idOrName string, after uint64) ([]Event, error) {
-	all := []Event{}
+func (c *Client) Events(ctx context.Context, idOrName string, after uint64) ([]types.Event, error) {
+	all, cursor := []types.Event{}, cursorAt(after)
 	for {
-		var page struct {
-			Events []Event `json:"events"`
-			Next   uint64  `json:"next"`
-		}
-		query := url.Values{"after": {strconv.FormatUint(after, 10)}, "limit": {strconv.Itoa(eventPage)}}
+		var page types.EventList
+		query := url.Values{"cursor": {cursor}, "limit": {strconv.Itoa(eventPage)}}
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "events"), query: query}, &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Events...)
-		if page.Next <= after {
+		if page.NextCursor == "" || page.NextCursor == cursor {
 			return all, nil
 		}
-		after = page.Next
+		cursor = page.NextCursor
 	}
 }
 
 // Follow calls yield with all kept events with a higher seq and then with those
 // that happen. It returns nil when the stream ends: the sandbox was destroyed or
 // the node shuts down.
-func (c *Client) Follow(ctx context.Context, idOrName string, after uint64, yield func(Event) error) error {
+func (c *Client) Follow(ctx context.Context, idOrName string, after uint64, yield func(types.Event) error) error {
 	stream, err := c.openStream(ctx, request{
 		method: http.MethodGet, path: sandboxPath(idOrName, "events"),
-		query: url.Values{"after": {strconv.FormatUint(after, 10)}},
+		query: url.Values{"cursor": {cursorAt(after)}},
 	})
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
 	return stream.each(func(m message) error {
-		var e Event
+		var e types.Event
 		if err := m.decode(&e); err != nil {
 			return err
 		}
@@ -53,36 +55,32 @@ func (c *Client) Follow(ctx context.Context, idOrName string, after uint64, yiel
 
 // Feed returns the kept events of all sandboxes after a cursor, all with an empty
 // one. gap says that events between the cursor and the first one are not kept.
-func (c *Client) Feed(ctx context.Context, after string) (all []FeedEvent, gap bool, err error) {
-	all = []FeedEvent{}
+func (c *Client) Feed(ctx context.Context, cursor string) (all []types.FeedEvent, gap bool, err error) {
+	all = []types.FeedEvent{}
 	for {
-		var page struct {
-			Events []FeedEvent `json:"events"`
-			Gap    bool        `json:"gap"`
-			Next   string      `json:"next"`
-		}
+		var page types.FeedPage
 		query := url.Values{"limit": {strconv.Itoa(eventPage)}}
-		if after != "" {
-			query.Set("after", after)
+		if cursor != "" {
+			query.Set("cursor", cursor)
 		}
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: "/events", query: query}, &page); err != nil {
 			return nil, false, err
 		}
 		all, gap = append(all, page.Events...), gap || page.Gap
-		if page.Next == "" {
+		if page.NextCursor == "" || page.NextCursor == cursor {
 			return all, gap, nil
 		}
-		after = page.Next
+		cursor = page.NextCursor
 	}
 }
 
 // FollowFeed calls yield with the kept events of all sandboxes after a cursor and
 // then with those that happen. missed is called when some in between are not kept;
 // it may be nil. FollowFeed returns nil when the node shuts down.
-func (c *Client) FollowFeed(ctx context.Context, after string, yield func(FeedEvent) error, missed func() error) error {
+func (c *Client) FollowFeed(ctx context.Context, cursor string, yield func(types.FeedEvent) error, missed func() error) error {
 	var query url.Values
-	if after != "" {
-		query = url.Values{"after": {after}}
+	if cursor != "" {
+		query = url.Values{"cursor": {cursor}}
 	}
 	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: "/events", query: query})
 	if err != nil {
@@ -96,7 +94,7 @@ func (c *Client) FollowFeed(ctx context.Context, after string, yield func(FeedEv
 			}
 			return missed()
 		}
-		var e FeedEvent
+		var e types.FeedEvent
 		if err := m.decode(&e); err != nil {
 			return err
 		}

@@ -57,8 +57,8 @@ type PolicyLine struct {
 	Dropped     uint64    `json:"dropped,omitempty"` // lines before it that were lost
 }
 
-func policyLogsQuery(level string, after uint64) url.Values {
-	query := url.Values{"after": {strconv.FormatUint(after, 10)}}
+func policyLogsQuery(level, cursor string) url.Values {
+	query := url.Values{"cursor": {cursor}}
 	if level != "" {
 		query.Set("level", level)
 	}
@@ -70,22 +70,22 @@ func policyLogsPath(name string) string { return "/policies/" + url.PathEscape(n
 // PolicyLogs returns all kept lines of a policy with a higher seq, oldest first. With a
 // level only those of that level and above.
 func (c *Client) PolicyLogs(ctx context.Context, name, level string, after uint64) ([]PolicyLine, error) {
-	all := []PolicyLine{}
+	all, cursor := []PolicyLine{}, cursorAt(after)
 	for {
 		var page struct {
-			Lines []PolicyLine `json:"lines"`
-			Next  uint64       `json:"next"`
+			Lines      []PolicyLine `json:"lines"`
+			NextCursor string       `json:"next_cursor"`
 		}
-		query := policyLogsQuery(level, after)
+		query := policyLogsQuery(level, cursor)
 		query.Set("limit", strconv.Itoa(eventPage))
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: query}, &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Lines...)
-		if page.Next <= after {
+		if page.NextCursor == "" || page.NextCursor == cursor {
 			return all, nil
 		}
-		after = page.Next
+		cursor = page.NextCursor
 	}
 }
 
@@ -93,7 +93,7 @@ func (c *Client) PolicyLogs(ctx context.Context, name, level string, after uint6
 // those that come. It returns nil when the stream ends: the policy was deleted or the
 // node shuts down.
 func (c *Client) FollowPolicyLogs(ctx context.Context, name, level string, after uint64, yield func(PolicyLine) error) error {
-	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: policyLogsQuery(level, after)})
+	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: policyLogsQuery(level, cursorAt(after))})
 	if err != nil {
 		return err
 	}

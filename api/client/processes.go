@@ -10,34 +10,22 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// ProcessRequest is a process to start in the background.
-type ProcessRequest struct {
-	Command string            `json:"command,omitempty"` // by /bin/sh -c; either this or Argv
-	Argv    []string          `json:"argv,omitempty"`
-	Cwd     string            `json:"cwd,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	Name    string            `json:"name,omitempty"`
-	Restart string            `json:"restart,omitempty"` // never, always, on_wake
-}
-
 // StartProcess wakes the sandbox and starts a process in the background.
-func (c *Client) StartProcess(ctx context.Context, idOrName string, req ProcessRequest) (p Process, err error) {
+func (c *Client) StartProcess(ctx context.Context, idOrName string, req types.StartProcessRequest) (p types.Process, err error) {
 	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "process"), body: req}, &p)
 	return p, err
 }
 
 // Processes returns the processes as last known, and wakes nothing.
-func (c *Client) Processes(ctx context.Context, idOrName string) ([]Process, error) {
-	var page struct {
-		Processes []Process `json:"processes"`
-	}
+func (c *Client) Processes(ctx context.Context, idOrName string) ([]types.Process, error) {
+	var page types.ProcessList
 	_, err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "processes")}, &page)
 	return page.Processes, err
 }
 
 // StopProcess ends a process, named by its id or name, and its tree. With a signal, such as SIGHUP, it only
 // delivers that.
-func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal string) (p Process, err error) {
+func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal string) (p types.Process, err error) {
 	r := request{method: http.MethodDelete, path: sandboxPath(idOrName, "process", url.PathEscape(process))}
 	if signal != "" {
 		r.query = url.Values{"signal": {signal}}
@@ -52,14 +40,14 @@ type Log struct {
 	Stream  types.LogStream
 	Data    []byte
 	Dropped int64 // number of bytes that were overwritten before they were sent
-	Exit    *Process
+	Exit    *types.Process
 }
 
 // MarshalJSON writes output in the API's form.
 func (l Log) MarshalJSON() ([]byte, error) {
 	switch {
 	case l.Exit != nil:
-		return json.Marshal(map[string]*Process{"exit": l.Exit})
+		return json.Marshal(map[string]*types.Process{"exit": l.Exit})
 	case l.Dropped > 0:
 		return json.Marshal(map[string]types.LogsDropped{"dropped": {Bytes: l.Dropped}})
 	}
@@ -106,7 +94,7 @@ func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) er
 			}
 			return yield(Log{Stream: types.LogStream(m.event), Data: data})
 		case "exit":
-			var p Process
+			var p types.Process
 			if err := m.decode(&p); err != nil {
 				return err
 			}

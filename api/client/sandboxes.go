@@ -7,30 +7,20 @@ import (
 	"slices"
 	"strconv"
 	"time"
-)
 
-// CreateRequest asks for a sandbox. What is empty gets the node's default.
-type CreateRequest struct {
-	Name       string            `json:"name,omitempty"`
-	Image      string            `json:"image,omitempty"`
-	Size       string            `json:"size,omitempty"`
-	Env        map[string]string `json:"env,omitempty"`
-	Labels     map[string]string `json:"labels,omitempty"`
-	SleepAfter *Duration         `json:"sleep_after,omitempty"`
-	StopAfter  *Duration         `json:"stop_after,omitempty"`
-	TTL        *Duration         `json:"ttl,omitempty"`
-}
+	"github.com/doze-run/doze/api/types"
+)
 
 // Create returns the sandbox when it runs, and whether it was made by this call.
 // The creation goes on when ctx ends; the same call joins it.
-func (c *Client) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
+func (c *Client) Create(ctx context.Context, req types.CreateSandboxRequest) (sb types.Sandbox, created bool, err error) {
 	status, err := c.call(ctx, request{method: http.MethodPost, path: "/sandbox", body: req}, &sb)
 	return sb, status == http.StatusCreated, err
 }
 
 // Filter of a list. What is empty does not filter.
 type Filter struct {
-	State  string
+	State  types.State
 	Labels []string // "key=value"
 	Usage  bool     // with what each uses of the machine
 }
@@ -40,11 +30,11 @@ const listPage = 1000
 
 // List returns all sandboxes that the filter lets through, without env and
 // processes.
-func (c *Client) List(ctx context.Context, filter Filter) ([]Sandbox, error) {
-	all := []Sandbox{}
+func (c *Client) List(ctx context.Context, filter Filter) ([]types.Sandbox, error) {
+	all := []types.Sandbox{}
 	query := url.Values{"limit": {strconv.Itoa(listPage)}}
 	if filter.State != "" {
-		query.Set("state", filter.State)
+		query.Set("state", string(filter.State))
 	}
 	if filter.Usage {
 		query.Set("usage", "true")
@@ -53,38 +43,26 @@ func (c *Client) List(ctx context.Context, filter Filter) ([]Sandbox, error) {
 		query["label"] = slices.Clone(filter.Labels)
 	}
 	for {
-		var page struct {
-			Sandboxes []Sandbox `json:"sandboxes"`
-			Next      string    `json:"next"`
-		}
+		var page types.SandboxList
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: "/sandbox", query: query}, &page); err != nil {
 			return nil, err
 		}
 		all = append(all, page.Sandboxes...)
-		if page.Next == "" || len(page.Sandboxes) == 0 {
+		if page.NextCursor == "" || len(page.Sandboxes) == 0 {
 			return all, nil
 		}
-		query.Set("cursor", page.Next)
+		query.Set("cursor", page.NextCursor)
 	}
 }
 
 // Get returns one sandbox and wakes nothing.
-func (c *Client) Get(ctx context.Context, idOrName string) (sb Sandbox, err error) {
+func (c *Client) Get(ctx context.Context, idOrName string) (sb types.Sandbox, err error) {
 	_, err = c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName)}, &sb)
 	return sb, err
 }
 
-// UpdateRequest changes a sandbox; nil fields stay as they are.
-type UpdateRequest struct {
-	Name       *string            `json:"name,omitempty"`
-	Labels     *map[string]string `json:"labels,omitempty"` // replaces all labels
-	SleepAfter *Duration          `json:"sleep_after,omitempty"`
-	StopAfter  *Duration          `json:"stop_after,omitempty"`
-	TTL        *Duration          `json:"ttl,omitempty"` // counts from now
-}
-
 // Update changes a sandbox and wakes nothing.
-func (c *Client) Update(ctx context.Context, idOrName string, req UpdateRequest) (sb Sandbox, err error) {
+func (c *Client) Update(ctx context.Context, idOrName string, req types.UpdateSandboxRequest) (sb types.Sandbox, err error) {
 	_, err = c.call(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName), body: req}, &sb)
 	return sb, err
 }
@@ -96,54 +74,52 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 }
 
 // Sleep returns the sandbox when it sleeps.
-func (c *Client) Sleep(ctx context.Context, idOrName string) (Sandbox, error) {
+func (c *Client) Sleep(ctx context.Context, idOrName string) (types.Sandbox, error) {
 	return c.move(ctx, idOrName, "sleep", nil, nil)
 }
 
 // ForceSleep is Sleep although requests, commands or transfers are under way: they
 // pause until the next wake.
-func (c *Client) ForceSleep(ctx context.Context, idOrName string) (Sandbox, error) {
+func (c *Client) ForceSleep(ctx context.Context, idOrName string) (types.Sandbox, error) {
 	return c.move(ctx, idOrName, "sleep", url.Values{"force": {"true"}}, nil)
 }
 
 // Wake returns the sandbox when it runs.
-func (c *Client) Wake(ctx context.Context, idOrName string) (Sandbox, error) {
+func (c *Client) Wake(ctx context.Context, idOrName string) (types.Sandbox, error) {
 	return c.move(ctx, idOrName, "wake", nil, nil)
 }
 
 // Stop returns the sandbox when its processes have ended.
-func (c *Client) Stop(ctx context.Context, idOrName string) (Sandbox, error) {
+func (c *Client) Stop(ctx context.Context, idOrName string) (types.Sandbox, error) {
 	return c.move(ctx, idOrName, "stop", nil, nil)
 }
 
 // ForceStop is Stop although requests, commands or transfers are under way, which
 // end with the sandbox's processes.
-func (c *Client) ForceStop(ctx context.Context, idOrName string) (Sandbox, error) {
+func (c *Client) ForceStop(ctx context.Context, idOrName string) (types.Sandbox, error) {
 	return c.move(ctx, idOrName, "stop", url.Values{"force": {"true"}}, nil)
 }
 
 // Hold keeps the sandbox from sleeping by itself for that long; 0 ends a hold.
-func (c *Client) Hold(ctx context.Context, idOrName string, d time.Duration) (Sandbox, error) {
-	return c.move(ctx, idOrName, "hold", nil, map[string]Duration{"for": Duration(d)})
+func (c *Client) Hold(ctx context.Context, idOrName string, d time.Duration) (types.Sandbox, error) {
+	return c.move(ctx, idOrName, "hold", nil, types.HoldRequest{Duration: types.Duration(d)})
 }
 
-func (c *Client) move(ctx context.Context, idOrName, what string, query url.Values, body any) (sb Sandbox, err error) {
+func (c *Client) move(ctx context.Context, idOrName, what string, query url.Values, body any) (sb types.Sandbox, err error) {
 	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, what), query: query, body: body}, &sb)
 	return sb, err
 }
 
 // Node returns what the node says of itself.
-func (c *Client) Node(ctx context.Context) (node Node, err error) {
+func (c *Client) Node(ctx context.Context) (node types.Node, err error) {
 	_, err = c.call(ctx, request{method: http.MethodGet, path: "/node"}, &node)
 	return node, err
 }
 
 // Adopt makes a container in quarantine a sandbox again. An empty name is the one
 // that it had last.
-func (c *Client) Adopt(ctx context.Context, id, name string) (sb Sandbox, err error) {
-	body := struct {
-		Name string `json:"name,omitempty"`
-	}{name}
+func (c *Client) Adopt(ctx context.Context, id, name string) (sb types.Sandbox, err error) {
+	body := types.AdoptRequest{Name: name}
 	_, err = c.call(ctx, request{method: http.MethodPost, path: "/node/quarantine/" + url.PathEscape(id) + "/adopt", body: body}, &sb)
 	return sb, err
 }

@@ -87,7 +87,7 @@ type PortList struct {
 
 // ExposePortRequest exposes a port, or changes the modes of an exposed one.
 type ExposePortRequest struct {
-	Port        int           `json:"port" minimum:"1" maximum:"65535" doc:"TCP port inside the sandbox" example:"3000"`
+	Port        uint16        `json:"port" minimum:"1" maximum:"65535" doc:"TCP port inside the sandbox" example:"3000"`
 	Access      Access        `json:"access,omitempty" default:"token" doc:"Which clients can open the preview. token: clients that know the token in its URL; public: clients that know the sandbox's id"`
 	Wake        WakeMode      `json:"wake,omitempty" default:"navigation" doc:"Which requests wake the sandbox. any: all; navigation: all except prefetches wake one that is asleep, and only opening a page, and programs, start one that is stopped; never: none, they get 410 while it does not run"`
 	HostHeader  HostHeader    `json:"host_header,omitempty" default:"auto" doc:"Which Host header the server sees. preserve: the preview's; rewrite: localhost:PORT; auto: the preview's unless the server rejects it"`

@@ -181,15 +181,15 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 	}
 	for _, q := range info.Quarantined {
 		finding := doctor.Finding{Name: "quarantine", Level: doctor.LevelWarning}
-		if q.Container {
+		if q.HasContainer {
 			finding.Detail = fmt.Sprintf("the node has no record of container %s (name %q, image %s) and keeps it stopped", q.ID, q.Name, q.Image)
 			finding.Remedy = fmt.Sprintf("doze adopt %s makes it a sandbox again; doze rm --quarantined %s removes it with its files", q.ID, q.ID)
 		} else {
 			finding.Detail = fmt.Sprintf("the node has no record of the run folder of %s, which has no container", q.ID)
 			finding.Remedy = fmt.Sprintf("doze rm --quarantined %s removes it", q.ID)
 		}
-		if q.Problem != "" {
-			finding.Detail += "; it could not be stopped: " + q.Problem
+		if q.Error != "" {
+			finding.Detail += "; it could not be stopped: " + q.Error
 		}
 		findings = append(findings, finding)
 	}

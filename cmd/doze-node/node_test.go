@@ -51,7 +51,7 @@ func TestDoctorListsContainersInQuarantine(t *testing.T) {
 			t.Errorf("request for %s", r.URL.Path)
 		}
 		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"quarantined":[{"id":"k3f9x2m7q1az","name":"shop","image":"base","container":true,"problem":"podman hangs"},{"id":"aaaaaaaaaaaa","container":false}]}`)
+		io.WriteString(w, `{"quarantined":[{"id":"k3f9x2m7q1az","name":"shop","image":"base","has_container":true,"error":"podman hangs"},{"id":"aaaaaaaaaaaa","has_container":false}]}`)
 	}))
 	defer node.Close()
 	folder := t.TempDir()

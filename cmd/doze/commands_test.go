@@ -45,7 +45,7 @@ func TestLifeOfASandbox(t *testing.T) {
 	if out := r.ok("create", "shop"); !strings.Contains(out, "was there") {
 		t.Errorf("the second create printed %q", out)
 	}
-	sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json"))
+	sb := decodeJSON[types.Sandbox](t, r.ok("show", "shop", "--json"))
 	if sb.Env["A"] != "b" || sb.Labels["team"] != "web" || time.Duration(sb.SleepAfter) != 5*time.Minute {
 		t.Errorf("got %+v", sb)
 	}
@@ -54,7 +54,7 @@ func TestLifeOfASandbox(t *testing.T) {
 			t.Errorf("%s printed %q, want %q", step.command, out, want)
 		}
 	}
-	if sb := decodeJSON[client.Sandbox](t, r.ok("hold", "shop", "30m", "--json")); sb.HoldUntil.IsZero() {
+	if sb := decodeJSON[types.Sandbox](t, r.ok("hold", "shop", "30m", "--json")); sb.HoldUntil.IsZero() {
 		t.Error("hold did not hold")
 	}
 	if out := r.ok("rm", "shop"); out != "shop  destroyed\n" {
@@ -68,7 +68,7 @@ func TestLifeOfASandbox(t *testing.T) {
 func TestForceIsOfferedWhenASandboxIsBusy(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
-	id := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json")).ID
+	id := decodeJSON[types.Sandbox](t, r.ok("show", "shop", "--json")).ID
 	lease, err := r.node.Manager.AcquireRunning(sandbox.ID(id))
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestListFilters(t *testing.T) {
 			t.Errorf("ls -q %v: got %q, want %q", tt.args, got, tt.want)
 		}
 	}
-	list := decodeJSON[struct{ Sandboxes []client.Sandbox }](t, r.ok("ls", "--json"))
+	list := decodeJSON[struct{ Sandboxes []types.Sandbox }](t, r.ok("ls", "--json"))
 	if len(list.Sandboxes) != 3 {
 		t.Errorf("got %d sandboxes as JSON", len(list.Sandboxes))
 	}
@@ -473,12 +473,12 @@ func TestPreviews(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
 	r.refused("doze expose a PORT", "open", "a")
-	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "never", "--host", "preserve", "--protocol", "h2c", "--websocket", "keep_awake")
+	out := r.ok("expose", "a", "3000", "--access", "public", "--wake", "never", "--host-header", "preserve", "--protocol", "h2c", "--websocket", "keep_awake")
 	if !regexp.MustCompile(`^https://\S+\n$`).MatchString(out) {
 		t.Errorf("expose printed %q", out)
 	}
-	port := decodeJSON[client.Port](t, r.ok("open", "a", "--json"))
-	if port.Access != "public" || port.Wake != "never" || port.Host != "preserve" || port.Protocol != "h2c" || port.WebSocket != "keep_awake" {
+	port := decodeJSON[types.Port](t, r.ok("open", "a", "--json"))
+	if port.Access != "public" || port.Wake != "never" || port.HostHeader != "preserve" || port.Protocol != "h2c" || port.WebSocket != "keep_awake" {
 		t.Errorf("got %+v", port)
 	}
 	if got := r.ok("open", "a"); got != out {
@@ -490,11 +490,11 @@ func TestPreviews(t *testing.T) {
 	r.misused("from 1 to 65535", "expose", "a", "70000")
 	r.refused("access", "expose", "a", "80", "--access", "secret")
 	r.misused("--access is for nothing", "expose", "a", "3000", "--remove", "--access", "public")
-	r.misused("--wait is for nothing", "expose", "a", "3000", "--remove", "--wait", "1s")
+	r.misused("--wait-timeout is for nothing", "expose", "a", "3000", "--remove", "--wait-timeout", "1s")
 	if out := r.ok("expose", "a", "3000", "--remove"); out != "3000  closed\n" {
 		t.Errorf("expose --remove printed %q", out)
 	}
-	if closed := decodeJSON[client.Port](t, r.ok("expose", "a", "3001", "--remove", "--json")); closed.Port != 3001 {
+	if closed := decodeJSON[types.Port](t, r.ok("expose", "a", "3001", "--remove", "--json")); closed.Port != 3001 {
 		t.Errorf("got %+v", closed)
 	}
 	r.refused("port_not_exposed: ", "expose", "a", "3000", "--remove")
@@ -513,11 +513,11 @@ func TestEventsFollowUntilDestroyed(t *testing.T) {
 	var seen []string
 	lines := json.NewDecoder(out)
 	for {
-		var e client.Event
+		var e types.Event
 		if err := lines.Decode(&e); err != nil {
 			break
 		}
-		seen = append(seen, e.Type)
+		seen = append(seen, string(e.Type))
 		if e.Type == "woke" {
 			r.ok("rm", "a")
 		}
@@ -547,11 +547,11 @@ func TestEventsOfAllSandboxes(t *testing.T) {
 	r.ok("rm", "b")
 	var seen []string
 	for lines := json.NewDecoder(out); len(seen) < 5; {
-		var e client.FeedEvent
+		var e types.FeedEvent
 		if err := lines.Decode(&e); err != nil {
 			t.Fatalf("after %q: %v", seen, err)
 		}
-		seen = append(seen, e.Type+" "+e.SandboxName)
+		seen = append(seen, string(e.Type)+" "+e.SandboxName)
 	}
 	if err := follower.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
@@ -565,11 +565,11 @@ func TestEventsOfAllSandboxes(t *testing.T) {
 func TestUpdate(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a", "--ttl", "24h")
-	if sb := decodeJSON[client.Sandbox](t, r.ok("show", "a", "--json")); time.Duration(sb.TTL) != 24*time.Hour || sb.ExpiresAt.IsZero() {
+	if sb := decodeJSON[types.Sandbox](t, r.ok("show", "a", "--json")); time.Duration(sb.TTL) != 24*time.Hour || sb.ExpiresAt.IsZero() {
 		t.Errorf("created with ttl %s, expires at %s", time.Duration(sb.TTL), sb.ExpiresAt)
 	}
 	r.ok("update", "a", "--name", "b", "--label", "team=web", "--ttl", "0s")
-	sb := decodeJSON[client.Sandbox](t, r.ok("show", "b", "--json"))
+	sb := decodeJSON[types.Sandbox](t, r.ok("show", "b", "--json"))
 	if sb.Labels["team"] != "web" || sb.TTL != 0 || !sb.ExpiresAt.IsZero() {
 		t.Errorf("got labels %v, ttl %s, expires at %s", sb.Labels, time.Duration(sb.TTL), sb.ExpiresAt)
 	}
@@ -598,7 +598,7 @@ func TestReadingWakesNothing(t *testing.T) {
 	r.ok("sleep", "a")
 	for _, args := range [][]string{{"ls"}, {"show", "a"}, {"ps", "a"}, {"events", "a"}, {"open", "a"}, {"top", "--once"}} {
 		r.ok(args...)
-		if sb := decodeJSON[client.Sandbox](t, r.ok("show", "a", "--json")); sb.State != client.StateAsleep {
+		if sb := decodeJSON[types.Sandbox](t, r.ok("show", "a", "--json")); sb.State != types.StateAsleep {
 			t.Fatalf("doze %s woke it: %s", strings.Join(args, " "), sb.State)
 		}
 	}
@@ -782,7 +782,7 @@ func TestPoliciesOfDozeCannotBeRemoved(t *testing.T) {
 func TestErrorsNameTheSandboxAsTheCallerDid(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
-	sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json"))
+	sb := decodeJSON[types.Sandbox](t, r.ok("show", "shop", "--json"))
 	lease, err := r.node.Manager.Acquire(t.Context(), sandbox.ID(sb.ID), sandbox.CauseExec)
 	if err != nil {
 		t.Fatal(err)
@@ -832,9 +832,9 @@ func TestCompletionsAreNamesOfSandboxes(t *testing.T) {
 
 func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 	const evil = "\x1b]0;owned\x07\x1b[2J\u202e\u009b2J\x7f\U000e0001\nname"
-	process := client.Process{ID: evil, PID: 1, Name: evil, Command: evil, Cwd: evil, Restart: evil, State: evil, Signal: evil, LogFile: evil}
-	event := client.Event{Seq: 1, Type: evil, Kind: evil, Cause: evil, Reason: evil, Progress: evil, Process: &process}
-	sb := client.Sandbox{ID: "k3f9x2m7q1az", Name: "a", State: evil, StateReason: evil, Processes: []client.Process{process},
+	process := types.Process{ID: evil, PID: 1, Name: evil, Command: evil, Cwd: evil, Restart: evil, State: evil, Signal: evil, LogFile: evil}
+	event := types.Event{Seq: 1, Type: evil, Kind: evil, Cause: evil, Reason: evil, Progress: evil, Process: &process}
+	sb := types.Sandbox{ID: "k3f9x2m7q1az", Name: "a", State: evil, StateReason: evil, Processes: []types.Process{process},
 		Labels: map[string]string{"a": evil}, Env: map[string]string{"A": evil}, Image: evil}
 	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
 		route := path.Base(req.URL.Path)
@@ -858,10 +858,10 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 		case route == "process", route == "1":
 			json.NewEncoder(w).Encode(process)
 		case route == "expose":
-			json.NewEncoder(w).Encode(client.Port{URL: evil})
+			json.NewEncoder(w).Encode(types.Port{URL: evil})
 		default:
-			json.NewEncoder(w).Encode(map[string]any{"processes": []client.Process{process}, "events": []client.Event{event},
-				"sandboxes": []client.Sandbox{sb}, "engine": client.EngineStatus{Error: evil}, "node_id": evil})
+			json.NewEncoder(w).Encode(map[string]any{"processes": []types.Process{process}, "events": []types.Event{event},
+				"sandboxes": []types.Sandbox{sb}, "engine": types.EngineStatus{Error: evil}, "id": evil})
 		}
 	})
 	for _, args := range []string{
@@ -874,7 +874,7 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 		if got.out+got.err == "" || strings.ContainsAny(got.out+got.err, "\x1b\x07\u202e\u009b\x7f\U000e0001") {
 			t.Errorf("doze %s printed %q and %q", args, got.out, got.err)
 		}
-		if strings.HasPrefix(args, "show a --json") && decodeJSON[client.Sandbox](t, got.out).Env["A"] != evil {
+		if strings.HasPrefix(args, "show a --json") && decodeJSON[types.Sandbox](t, got.out).Env["A"] != evil {
 			t.Errorf("JSON has lost something: %q", got.out)
 		}
 	}
@@ -993,7 +993,7 @@ func TestUntrustedNodeIsSaidToBeOne(t *testing.T) {
 func TestContainerInQuarantineIsAdoptedOrRemoved(t *testing.T) {
 	r := newRig(t)
 	for _, name := range []string{"a", "b"} {
-		r.loseRecord(decodeJSON[client.Sandbox](t, r.ok("create", name, "--json")).ID)
+		r.loseRecord(decodeJSON[types.Sandbox](t, r.ok("create", name, "--json")).ID)
 		r.ok("create", name) // another of that name
 		id := string(r.node.Manager.Info(t.Context()).Quarantined[0].ID)
 		r.refused("quarantine_not_found: ", "rm", "--quarantined", name)
@@ -1105,7 +1105,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	dir := t.TempDir()
 	tree{"f": "x"}.write(t, dir)
 	r.ok("create", "a")
-	lost := decodeJSON[client.Sandbox](t, r.ok("create", "lost", "--json")).ID
+	lost := decodeJSON[types.Sandbox](t, r.ok("create", "lost", "--json")).ID
 	r.loseRecord(lost)
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
 	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })

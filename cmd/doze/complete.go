@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // completeWithin bounds how long a shell waits for names.
@@ -86,7 +87,7 @@ func (a *app) completePort(cmd *cobra.Command, args []string, word string) ([]st
 }
 
 // completeNode completes what the node lists of itself.
-func (a *app) completeNode(list func(client.Node) []string) cobra.CompletionFunc {
+func (a *app) completeNode(list func(types.Node) []string) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
 		return a.complete(cmd, word, func(ctx context.Context, api *client.Client) []string {
 			node, _ := api.Node(ctx)

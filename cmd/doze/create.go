@@ -12,12 +12,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) createCommand() *cobra.Command {
-	var req client.CreateRequest
+	var req types.CreateSandboxRequest
 	var env, labels []string
 	var sleepAfter, stopAfter, ttl time.Duration
 	var wait bool
@@ -39,13 +40,13 @@ is used as it is. Without a name the node makes one up.`,
 				return err
 			}
 			if cmd.Flags().Changed("sleep-after") {
-				req.SleepAfter = (*client.Duration)(&sleepAfter)
+				req.SleepAfter = (*types.Duration)(&sleepAfter)
 			}
 			if cmd.Flags().Changed("stop-after") {
-				req.StopAfter = (*client.Duration)(&stopAfter)
+				req.StopAfter = (*types.Duration)(&stopAfter)
 			}
 			if cmd.Flags().Changed("ttl") {
-				req.TTL = (*client.Duration)(&ttl)
+				req.TTL = (*types.Duration)(&ttl)
 			}
 			if !wait && req.Name == "" {
 				return usage.Errorf("--wait=false needs a name to look for: doze create NAME --wait=false")
@@ -62,12 +63,12 @@ is used as it is. Without a name the node makes one up.`,
 	f.DurationVar(&stopAfter, "stop-after", 0, "asleep for so long, it is stopped; 0s for never")
 	f.DurationVar(&ttl, "ttl", 0, "time after which it is destroyed with its files, in use or not; 0s for never")
 	f.BoolVar(&wait, "wait", true, "wait until it runs")
-	cmd.RegisterFlagCompletionFunc("image", a.completeNode(func(node client.Node) []string { return node.Images }))
-	cmd.RegisterFlagCompletionFunc("size", a.completeNode(func(node client.Node) []string { return slices.Sorted(maps.Keys(node.Sizes)) }))
+	cmd.RegisterFlagCompletionFunc("image", a.completeNode(func(node types.Node) []string { return node.Images }))
+	cmd.RegisterFlagCompletionFunc("size", a.completeNode(func(node types.Node) []string { return slices.Sorted(maps.Keys(node.Sizes)) }))
 	return cmd
 }
 
-func (a *app) create(ctx context.Context, req client.CreateRequest, wait bool) error {
+func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait bool) error {
 	node, err := a.node()
 	if err != nil {
 		return err
@@ -76,7 +77,7 @@ func (a *app) create(ctx context.Context, req client.CreateRequest, wait bool) e
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type answer struct {
-		sb      client.Sandbox
+		sb      types.Sandbox
 		created bool
 		err     error
 	}
@@ -85,7 +86,7 @@ func (a *app) create(ctx context.Context, req client.CreateRequest, wait bool) e
 		sb, created, err := node.Create(ctx, req)
 		answered <- answer{sb, created, err}
 	}()
-	appeared := make(chan client.Sandbox, 1)
+	appeared := make(chan types.Sandbox, 1)
 	if req.Name != "" && (!wait || isTerminal(a.err)) {
 		go func() { // ends with ctx
 			if sb, err := awaitSandbox(ctx, node, req.Name); err == nil {
@@ -108,7 +109,7 @@ func (a *app) create(ctx context.Context, req client.CreateRequest, wait bool) e
 			return a.printCreated(got.sb, got.created)
 		case sb := <-appeared:
 			switch {
-			case sb.State != client.StateStarting || !fits(sb, req):
+			case sb.State != types.StateStarting || !fits(sb, req):
 				// It was there. The answer comes at once, and may be a refusal.
 			case !wait:
 				return a.printCreated(sb, true)
@@ -124,13 +125,13 @@ func (a *app) create(ctx context.Context, req client.CreateRequest, wait bool) e
 }
 
 // fits says whether a sandbox of the name is what was asked for.
-func fits(sb client.Sandbox, req client.CreateRequest) bool {
+func fits(sb types.Sandbox, req types.CreateSandboxRequest) bool {
 	return first(req.Image, sb.Image) == sb.Image && first(req.Size, sb.Size) == sb.Size
 }
 
 // followPull says how the pull of a sandbox's image goes.
-func followPull(ctx context.Context, node *client.Client, sb client.Sandbox, pulls chan<- string) {
-	node.Follow(ctx, sb.ID, 0, func(e client.Event) error {
+func followPull(ctx context.Context, node *client.Client, sb types.Sandbox, pulls chan<- string) {
+	node.Follow(ctx, sb.ID, 0, func(e types.Event) error {
 		if e.Type != "image_pull_progress" {
 			return nil
 		}
@@ -143,7 +144,7 @@ func followPull(ctx context.Context, node *client.Client, sb client.Sandbox, pul
 }
 
 // awaitSandbox looks until a sandbox that is being created is there.
-func awaitSandbox(ctx context.Context, node *client.Client, name string) (client.Sandbox, error) {
+func awaitSandbox(ctx context.Context, node *client.Client, name string) (types.Sandbox, error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -153,13 +154,13 @@ func awaitSandbox(ctx context.Context, node *client.Client, name string) (client
 		}
 		select {
 		case <-ctx.Done():
-			return client.Sandbox{}, ctx.Err()
+			return types.Sandbox{}, ctx.Err()
 		case <-tick.C:
 		}
 	}
 }
 
-func (a *app) printCreated(sb client.Sandbox, created bool) error {
+func (a *app) printCreated(sb types.Sandbox, created bool) error {
 	if a.json {
 		return a.printJSON(sb)
 	}

@@ -10,9 +10,9 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 const canary = "canary-5f1d0c7e9a"
@@ -28,7 +28,7 @@ func writeFile(t *testing.T, name, text string) string {
 
 func (r *rig) id(name string) string {
 	r.t.Helper()
-	return decodeJSON[client.Sandbox](r.t, r.ok("show", name, "--json")).ID
+	return decodeJSON[types.Sandbox](r.t, r.ok("show", name, "--json")).ID
 }
 
 func TestSecretsAreReadFromInputOrAFile(t *testing.T) {
@@ -202,7 +202,7 @@ func TestFlowsPrintsWhatWasSent(t *testing.T) {
 	if len(flows) != 3 || flows[2].Policies[0].Name != "bearer" {
 		t.Errorf("got %+v", flows)
 	}
-	if sb := decodeJSON[client.Sandbox](t, r.ok("show", "shop", "--json")); sb.State != string(sandbox.StateAsleep) {
+	if sb := decodeJSON[types.Sandbox](t, r.ok("show", "shop", "--json")); sb.State != types.StateAsleep {
 		t.Errorf("reading woke it: %s", sb.State)
 	}
 	r.refused("request_invalid: ", "egress", "flows", "shop", "--verdict", "maybe")

@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -65,11 +66,11 @@ func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox str
 	var last uint64
 	var unprinted error // what came and could not be printed
 	for {
-		err := node.Follow(ctx, sb.ID, last, func(e client.Event) error {
+		err := node.Follow(ctx, sb.ID, last, func(e types.Event) error {
 			last = e.Seq
 			print := a.printEvent
 			if a.json {
-				print = func(e client.Event) error { return a.printLine(e) }
+				print = func(e types.Event) error { return a.printLine(e) }
 			}
 			if unprinted = print(e); unprinted != nil {
 				return unprinted
@@ -134,13 +135,13 @@ func followFrom[T any](ctx context.Context, after uint64, seq func(T) uint64, pr
 	}
 }
 
-func (a *app) printEvent(e client.Event) error {
+func (a *app) printEvent(e types.Event) error {
 	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-19s  %s", e.Time.Local().Format("2006-01-02 15:04:05.000"), clean(e.Type), clean(eventDetails(e))), " "))
 	return err
 }
 
 // eventDetails says in a few words what an event has beyond its type.
-func eventDetails(e client.Event) string {
+func eventDetails(e types.Event) string {
 	var parts []string
 	add := func(format string, value any, say bool) {
 		if say {

@@ -100,7 +100,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return err
 	}
 	if f.detach {
-		p, err := node.StartProcess(ctx, sandbox, client.ProcessRequest{Command: command, Argv: argv, Cwd: f.cwd, Env: env, Name: f.name, Restart: f.restart})
+		p, err := node.StartProcess(ctx, sandbox, types.StartProcessRequest{Command: types.Command{Command: command, Argv: argv, Cwd: f.cwd, Env: env}, Name: f.name, Restart: types.Restart(f.restart)})
 		if err != nil {
 			return err
 		}

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // feed prints the events of all sandboxes.
@@ -34,7 +35,7 @@ func (a *app) followFeed(ctx context.Context, node *client.Client) error {
 	var cursor string
 	var unprinted error // what came and could not be printed
 	for {
-		err := node.FollowFeed(ctx, cursor, func(e client.FeedEvent) error {
+		err := node.FollowFeed(ctx, cursor, func(e types.FeedEvent) error {
 			cursor = e.Cursor
 			if a.json {
 				unprinted = a.printLine(e)
@@ -55,7 +56,7 @@ func (a *app) followFeed(ctx context.Context, node *client.Client) error {
 	}
 }
 
-func (a *app) printFeedEvent(e client.FeedEvent) error {
+func (a *app) printFeedEvent(e types.FeedEvent) error {
 	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-20s  %-19s  %s",
 		e.Time.Local().Format("2006-01-02 15:04:05.000"), clean(e.SandboxName), clean(e.Type), clean(eventDetails(e.Event))), " "))
 	return err

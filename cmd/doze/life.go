@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/problem"
 )
@@ -27,13 +28,13 @@ func (a *app) stopCommand() *cobra.Command {
 }
 
 // mover changes the state of a sandbox.
-type mover func(*client.Client, context.Context, string) (client.Sandbox, error)
+type mover func(*client.Client, context.Context, string) (types.Sandbox, error)
 
 // pauseCommand is a moveCommand that fails with busy while requests or commands are
 // under way, unless it is forced.
 func (a *app) pauseCommand(name, short, long, flag string, gentle, forced mover) *cobra.Command {
 	var force bool
-	cmd := a.moveCommand(name, short, long, func(node *client.Client, ctx context.Context, sandbox string) (client.Sandbox, error) {
+	cmd := a.moveCommand(name, short, long, func(node *client.Client, ctx context.Context, sandbox string) (types.Sandbox, error) {
 		if force {
 			return forced(node, ctx, sandbox)
 		}
@@ -63,7 +64,7 @@ func (a *app) moveCommand(name, short, long string, move mover) *cobra.Command {
 	}
 }
 
-func (a *app) printState(sb client.Sandbox) error {
+func (a *app) printState(sb types.Sandbox) error {
 	if a.json {
 		return a.printJSON(sb)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func (a *app) listCommand() *cobra.Command {
@@ -41,24 +42,24 @@ func (a *app) listCommand() *cobra.Command {
 			return a.printSandboxes(sandboxes)
 		}),
 	}
-	cmd.Flags().StringVar(&filter.State, "state", "", "only those in this state: "+strings.Join(states, ", "))
+	cmd.Flags().StringVar((*string)(&filter.State), "state", "", "only those in this state: "+strings.Join(states, ", "))
 	cmd.Flags().StringArrayVar(&filter.Labels, "label", nil, "only those with this label, as KEY=VALUE; may be repeated")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
 	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
-var states = []string{client.StateStarting, client.StateRunning, client.StateAsleep, client.StateStopped}
+var states = []string{string(types.StateStarting), string(types.StateRunning), string(types.StateAsleep), string(types.StateStopped)}
 
-func (a *app) printSandboxes(sandboxes []client.Sandbox) error {
+func (a *app) printSandboxes(sandboxes []types.Sandbox) error {
 	t := newTable(a.out, "NAME", "STATE", "SINCE", "IMAGE", "SIZE", "PORTS", "ACTIVE", "CREATED")
 	for _, sb := range sandboxes {
-		t.row(sb.Name, sb.State, ago(sb.StateSince), sb.Image, sb.Size, orDash(portNumbers(sb.Ports)), ago(sb.LastActiveAt), ago(sb.CreatedAt))
+		t.row(sb.Name, string(sb.State), ago(sb.StateSince), sb.Image, sb.Size, orDash(portNumbers(sb.Ports)), ago(sb.LastActiveAt), ago(sb.CreatedAt))
 	}
 	return t.end()
 }
 
-func portNumbers(ports []client.Port) string {
+func portNumbers(ports []types.Port) string {
 	var list []string
 	for _, p := range ports {
 		list = append(list, fmt.Sprint(p.Port))
@@ -91,11 +92,11 @@ func (a *app) showCommand() *cobra.Command {
 	}
 }
 
-func (a *app) printSandbox(sb client.Sandbox) error {
+func (a *app) printSandbox(sb types.Sandbox) error {
 	t := newTable(a.out)
 	t.row("name", sb.Name)
 	t.row("id", sb.ID)
-	t.row("state", sb.State+" for "+ago(sb.StateSince)+because(sb.StateReason))
+	t.row("state", string(sb.State)+" for "+ago(sb.StateSince)+because(string(sb.StateReason)))
 	if c := sb.Condition; c != nil {
 		t.row("condition", c.Message+" (for "+ago(c.Since)+")")
 	}
@@ -122,7 +123,7 @@ func (a *app) printSandbox(sb client.Sandbox) error {
 		t.row("env", key+"="+sb.Env[key])
 	}
 	for _, p := range sb.Ports {
-		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host %s, protocol %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.Host, p.Protocol, p.WebSocket))
+		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host header %s, protocol %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.HostHeader, p.Protocol, p.WebSocket))
 	}
 	for _, p := range sb.Processes {
 		t.row("process", fmt.Sprintf("%s  %s  %s  %s", p.ID, p.Name, processState(p), commandLine(p.Command, p.Argv)))

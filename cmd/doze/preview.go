@@ -11,14 +11,15 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) exposeCommand() *cobra.Command {
-	var req client.ExposeRequest
+	var req types.ExposePortRequest
 	var wait time.Duration
 	var remove bool
-	modes := []string{"wait"} // flags that --remove has no use for
+	modes := []string{"wait-timeout"} // flags that --remove has no use for
 	cmd := &cobra.Command{
 		Use:   "expose SANDBOX PORT",
 		Short: "Give a port of a sandbox a preview URL",
@@ -44,7 +45,7 @@ access changes.`,
 			if remove {
 				return a.unexpose(ctx, node, args[0], port)
 			}
-			req.Port, req.Wait = port, client.Duration(wait)
+			req.Port, req.WaitTimeout = port, types.Duration(wait)
 			done := a.waiting(fmt.Sprintf("%s: waiting for a server on port %d", args[0], port))
 			exposed, err := node.Expose(ctx, args[0], req)
 			done()
@@ -64,12 +65,12 @@ access changes.`,
 		f.StringVar(target, name, "", what)
 		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	choice(&req.Access, "access", "token (the URL has a secret, the default) or public", "token", "public")
-	choice(&req.Wake, "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
-	choice(&req.Host, "host", "auto (the server sees the preview's host unless it refuses that, the default), rewrite (localhost:PORT) or preserve", "auto", "rewrite", "preserve")
-	choice(&req.Protocol, "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
-	choice(&req.WebSocket, "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
-	f.DurationVar(&wait, "wait", 0, "wait for so long until somebody listens on the port; wakes the sandbox")
+	choice((*string)(&req.Access), "access", "token (the URL has a secret, the default) or public", "token", "public")
+	choice((*string)(&req.Wake), "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
+	choice((*string)(&req.HostHeader), "host-header", "auto (the server sees the preview's host unless it rejects that, the default), rewrite (localhost:PORT) or preserve", "auto", "rewrite", "preserve")
+	choice((*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
+	choice((*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
+	f.DurationVar(&wait, "wait-timeout", 0, "time to wait for a server to listen on the port, at most 5m; wakes the sandbox")
 	f.BoolVar(&remove, "remove", false, "end the preview; its URL is gone for good")
 	return cmd
 }
@@ -121,26 +122,26 @@ PORT is needed only when several are exposed.`,
 	}
 }
 
-func choosePort(sb client.Sandbox, args []string) (client.Port, error) {
+func choosePort(sb types.Sandbox, args []string) (types.Port, error) {
 	if len(sb.Ports) == 0 {
-		return client.Port{}, fmt.Errorf("%s has no preview; doze expose %s PORT makes one", sb.Name, sb.Name)
+		return types.Port{}, fmt.Errorf("%s has no preview; doze expose %s PORT makes one", sb.Name, sb.Name)
 	}
 	if len(args) == 0 {
 		if len(sb.Ports) > 1 {
-			return client.Port{}, fmt.Errorf("%s has several previews; say which: %s", sb.Name, portNumbers(sb.Ports))
+			return types.Port{}, fmt.Errorf("%s has several previews; say which: %s", sb.Name, portNumbers(sb.Ports))
 		}
 		return sb.Ports[0], nil
 	}
 	number, err := parsePort(args[0])
 	if err != nil {
-		return client.Port{}, err
+		return types.Port{}, err
 	}
 	for _, p := range sb.Ports {
 		if p.Port == number {
 			return p, nil
 		}
 	}
-	return client.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; doze expose %s %d makes one", number, sb.Name, portNumbers(sb.Ports), sb.Name, number)
+	return types.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; doze expose %s %d makes one", number, sb.Name, portNumbers(sb.Ports), sb.Name, number)
 }
 
 // browse opens an address in the browser if a person with a desktop asked for it.

@@ -45,8 +45,8 @@ func (t *table) row(cells ...string) {
 
 func (t *table) end() error { return t.w.Flush() }
 
-// clean is display.Clean.
-func clean(s string) string { return display.Clean(s) }
+// clean is display.Clean for text and enumerations.
+func clean[T ~string](s T) string { return display.Clean(string(s)) }
 
 // age is a span of time in its largest unit: 5s, 2m, 3h, 4d.
 func age(d time.Duration) string {

@@ -12,26 +12,27 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func TestTables(t *testing.T) {
 	before := func(d time.Duration) time.Time { return time.Now().Add(-d - d/100) }
 	code := 0
 	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
-	port := client.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "navigation", Host: "auto", Protocol: "auto", WebSocket: "sleep"}
-	web := client.Process{ID: "p-aaaaaa12", PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on_wake", State: "running", StartedAt: before(3 * time.Hour)}
-	done := client.Process{ID: "p-aaaaaaa9", PID: 9, Name: "build", Command: "make all", Restart: "never", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
-	killed := client.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "never", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
-	lost := client.Process{ID: "p-aaaaaa11", PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
-	shop := client.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
-		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: &client.Condition{Code: "wake_failed", Message: "it cannot be woken", Since: before(time.Minute)}, Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
-		SleepAfter: client.Duration(time.Minute), StopAfter: client.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), TTL: client.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
-		Usage: &client.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
-		Ports: []client.Port{port, {Port: 8080}}, Processes: []client.Process{web, done}}
-	bare := client.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
-	snap := snapshot{Sandboxes: []client.Sandbox{bare, shop}, Node: client.Node{NodeID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
-		Engine: client.EngineStatus{OK: true}, Sandboxes: map[string]int{"asleep": 1, "running": 1}, Leases: 2}}
-	events := []client.Event{
+	port := types.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "navigation", HostHeader: "auto", Protocol: "auto", WebSocket: "sleep"}
+	web := types.Process{ID: "p-aaaaaa12", PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on_wake", State: "running", StartedAt: before(3 * time.Hour)}
+	done := types.Process{ID: "p-aaaaaaa9", PID: 9, Name: "build", Command: "make all", Restart: "never", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
+	killed := types.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "never", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
+	lost := types.Process{ID: "p-aaaaaa11", PID: 11, Name: "old", Command: "sleep 9", Restart: "always", State: "lost", StartedAt: before(5 * time.Second)}
+	shop := types.Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic", State: "asleep",
+		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: &types.Condition{Code: "wake_failed", Message: "it cannot be woken", Since: before(time.Minute)}, Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
+		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), TTL: types.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
+		Usage: &types.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
+		Ports: []types.Port{port, {Port: 8080}}, Processes: []types.Process{web, done}}
+	bare := types.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
+	snap := snapshot{Sandboxes: []types.Sandbox{bare, shop}, Node: types.Node{ID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
+		Engine: types.EngineStatus{OK: true}, Sandboxes: map[types.State]int{"asleep": 1, "running": 1}, Leases: 2}}
+	events := []types.Event{
 		{Type: "image_pull_progress", Time: at, Progress: "layer 3 of 7"},
 		{Type: "created", Time: at, DurationMS: 140},
 		{Type: "woke", Time: at, Kind: "warm", DurationMS: 0.26, Cause: "preview"},
@@ -43,7 +44,7 @@ func TestTables(t *testing.T) {
 	}
 
 	node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		json.NewEncoder(w).Encode(map[string]any{"events": events, "processes": []client.Process{web, done, killed, lost}})
+		json.NewEncoder(w).Encode(map[string]any{"events": events, "processes": []types.Process{web, done, killed, lost}})
 	}))
 	defer node.Close()
 	r := &rig{t: t, env: map[string]string{"DOZE_API": node.URL, "DOZE_TOKEN": "x", "DOZE_HOME": t.TempDir()}}
@@ -60,7 +61,7 @@ func TestTables(t *testing.T) {
 		}
 		return out.String()
 	}
-	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]client.Sandbox{shop, bare}) }))
+	golden(t, "ls", printed(func(a *app) error { return a.printSandboxes([]types.Sandbox{shop, bare}) }))
 	golden(t, "show", printed(func(a *app) error { return a.printSandbox(shop) }))
 	golden(t, "top", printed(func(a *app) error {
 		return newTop(api).draw(context.Background(), a.out, snap, 1)

@@ -29,7 +29,7 @@ func (a *app) psCommand() *cobra.Command {
 			}
 			t := newTable(a.out, "ID", "NAME", "PID", "STATE", "RESTART", "STARTED", "COMMAND")
 			for _, p := range processes {
-				t.row(p.ID, p.Name, strconv.Itoa(p.PID), processState(p), p.Restart, ago(p.StartedAt), commandLine(p.Command, p.Argv))
+				t.row(p.ID, p.Name, strconv.Itoa(p.PID), processState(p), string(p.Restart), ago(p.StartedAt), commandLine(p.Command, p.Argv))
 			}
 			return t.end()
 		}),
@@ -37,14 +37,14 @@ func (a *app) psCommand() *cobra.Command {
 }
 
 // processState says how a process is or how it ended, and no more than is known.
-func processState(p client.Process) string {
+func processState(p types.Process) string {
 	switch {
 	case p.Signal != "":
-		return p.State + " (" + p.Signal + ")"
+		return string(p.State) + " (" + p.Signal + ")"
 	case p.ExitCode != nil:
-		return p.State + " (" + strconv.Itoa(*p.ExitCode) + ")"
+		return string(p.State) + " (" + strconv.Itoa(*p.ExitCode) + ")"
 	}
-	return p.State
+	return string(p.State)
 }
 
 func commandLine(command string, argv []string) string {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -65,7 +66,7 @@ type cpuSample struct {
 }
 
 // sampleCPU notes the CPU time of the sandboxes of one reading.
-func (t *top) sampleCPU(sandboxes []client.Sandbox) {
+func (t *top) sampleCPU(sandboxes []types.Sandbox) {
 	now, next := time.Now(), make(map[string]cpuSample, len(sandboxes))
 	for _, sb := range sandboxes {
 		if sb.Usage == nil {
@@ -81,7 +82,7 @@ func (t *top) sampleCPU(sandboxes []client.Sandbox) {
 }
 
 // usage is what the table says of a sandbox's CPU and memory.
-func (t *top) usage(sb client.Sandbox) (cpu, memory string) {
+func (t *top) usage(sb types.Sandbox) (cpu, memory string) {
 	if sb.Usage == nil {
 		return "-", "-"
 	}
@@ -105,8 +106,8 @@ type wakeCount struct {
 
 // snapshot is one look.
 type snapshot struct {
-	Node      client.Node      `json:"node"`
-	Sandboxes []client.Sandbox `json:"sandboxes"`
+	Node      types.Node      `json:"node"`
+	Sandboxes []types.Sandbox `json:"sandboxes"`
 }
 
 func (t *top) look(ctx context.Context) (snapshot, error) {
@@ -119,15 +120,15 @@ func (t *top) look(ctx context.Context) (snapshot, error) {
 		return snapshot{}, err
 	}
 	t.sampleCPU(sandboxes)
-	slices.SortStableFunc(sandboxes, func(x, y client.Sandbox) int {
+	slices.SortStableFunc(sandboxes, func(x, y types.Sandbox) int {
 		return cmp.Or(rank(x.State)-rank(y.State), y.LastActiveAt.Compare(x.LastActiveAt))
 	})
 	return snapshot{node, sandboxes}, nil
 }
 
 // rank puts what uses most above.
-func rank(state string) int {
-	order := []string{client.StateRunning, client.StateStarting, client.StateAsleep, client.StateStopped}
+func rank(state types.State) int {
+	order := []types.State{types.StateRunning, types.StateStarting, types.StateAsleep, types.StateStopped}
 	if i := slices.Index(order, state); i >= 0 {
 		return i
 	}
@@ -153,17 +154,17 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 	}
 	var counts []string
 	for _, state := range states {
-		if n := snap.Node.Sandboxes[state]; n > 0 {
+		if n := snap.Node.Sandboxes[types.State(state)]; n > 0 {
 			counts = append(counts, fmt.Sprintf("%d %s", n, state))
 		}
 	}
-	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", snap.Node.NodeID, ago(snap.Node.StartedAt), engine,
+	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", snap.Node.ID, ago(snap.Node.StartedAt), engine,
 		snap.Node.Leases, snap.Node.Waiters, orDash(strings.Join(counts, ", ")))))
 	fmt.Fprintln(w)
 	table := newTable(w, "NAME", "STATE", "FOR", "CPU", "MEMORY", "WAKES", "ACTIVE", "PORTS", "SIZE", "IMAGE")
 	for _, sb := range snap.Sandboxes[:min(rows, len(snap.Sandboxes))] {
 		cpu, memory := t.usage(sb)
-		table.row(sb.Name, sb.State, ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
+		table.row(sb.Name, string(sb.State), ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
 	}
 	if err := table.end(); err != nil {
 		return err
@@ -175,7 +176,7 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 }
 
 // countWakes is how often a sandbox woke, of what its timeline has kept.
-func (t *top) countWakes(ctx context.Context, sb client.Sandbox) string {
+func (t *top) countWakes(ctx context.Context, sb types.Sandbox) string {
 	have := t.wakes[sb.ID]
 	if have == nil {
 		have = &wakeCount{}

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -24,7 +25,7 @@ does not wake it.`,
 		ValidArgsFunction: a.completeFirst,
 	}
 	cmd.RunE = a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-		var req client.UpdateRequest
+		var req types.UpdateSandboxRequest
 		changed := cmd.Flags().Changed
 		if changed("name") {
 			req.Name = &name
@@ -38,17 +39,17 @@ does not wake it.`,
 		}
 		for flag, to := range map[string]struct {
 			value *time.Duration
-			field **client.Duration
+			field **types.Duration
 		}{
 			"sleep-after": {&sleepAfter, &req.SleepAfter},
 			"stop-after":  {&stopAfter, &req.StopAfter},
 			"ttl":         {&ttl, &req.TTL},
 		} {
 			if changed(flag) {
-				*to.field = (*client.Duration)(to.value)
+				*to.field = (*types.Duration)(to.value)
 			}
 		}
-		if req == (client.UpdateRequest{}) {
+		if req == (types.UpdateSandboxRequest{}) {
 			return usage.Errorf("nothing to change; %s --help lists what can be changed", cmd.CommandPath())
 		}
 		sb, err := node.Update(ctx, args[0], req)

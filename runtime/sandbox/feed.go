@@ -95,7 +95,7 @@ func (m *Manager) Feed(owner, cursor string) (*FeedReader, error) {
 	run, number, ok := strings.Cut(cursor, "-")
 	n, err := strconv.ParseUint(number, 10, 63)
 	if !ok || err != nil || run == "" {
-		return nil, &InvalidError{Field: "after", Reason: fmt.Sprintf("%q is not a cursor of this feed", clip(cursor)), Want: "send the cursor of the last event, or leave it out"}
+		return nil, &InvalidError{Field: "cursor", Reason: fmt.Sprintf("%q is not a cursor of this feed", clip(cursor)), Want: "send the cursor of the last event, or leave it out"}
 	}
 	r.next = n + 1
 	r.gap = run != m.feed.run

@@ -85,7 +85,7 @@ func (n *node) remove() error {
 }
 
 // withClient makes a sandbox that has this program.
-func (n *node) withClient(ctx context.Context, name string) (client.Sandbox, error) {
+func (n *node) withClient(ctx context.Context, name string) (types.Sandbox, error) {
 	sb, err := n.create(ctx, name, 0)
 	if err != nil {
 		return sb, err

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
 )
@@ -48,7 +49,7 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		list, err := b.node.API.List(ctx, client.Filter{State: client.StateAsleep})
+		list, err := b.node.API.List(ctx, client.Filter{State: types.StateAsleep})
 		if err != nil {
 			return nil, err
 		}

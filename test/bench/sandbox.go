@@ -10,7 +10,6 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/runtime/guest"
 )
 
 // serverPort is where the small server listens in a sandbox.
@@ -37,15 +36,15 @@ func serve(addr string) error {
 }
 
 // create makes a sandbox that falls asleep by itself after that time; 0 is never.
-func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration) (client.Sandbox, error) {
-	after := client.Duration(sleepAfter)
-	sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, SleepAfter: &after})
+func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration) (types.Sandbox, error) {
+	after := types.Duration(sleepAfter)
+	sb, _, err := n.API.Create(ctx, types.CreateSandboxRequest{Name: name, SleepAfter: &after})
 	return sb, err
 }
 
 // withServer makes a sandbox in which the small server runs, declared on_wake,
 // and returns its preview URL.
-func (n *node) withServer(ctx context.Context, name string) (sb client.Sandbox, url string, err error) {
+func (n *node) withServer(ctx context.Context, name string) (sb types.Sandbox, url string, err error) {
 	if sb, err = n.create(ctx, name, 0); err != nil {
 		return sb, "", err
 	}
@@ -57,13 +56,11 @@ func (n *node) withServer(ctx context.Context, name string) (sb client.Sandbox, 
 	if _, err := n.API.WriteFile(ctx, sb.ID, "/srv/bench", 0o755, program); err != nil {
 		return sb, "", err
 	}
-	_, err = n.API.StartProcess(ctx, sb.ID, client.ProcessRequest{
-		Argv: []string{"/srv/bench", "serve", fmt.Sprint("127.0.0.1:", serverPort)}, Name: "server", Restart: string(guest.RestartOnWake),
-	})
+	_, err = n.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{Command: types.Command{Argv: []string{"/srv/bench", "serve", fmt.Sprint("127.0.0.1:", serverPort)}}, Name: "server", Restart: types.RestartOnWake})
 	if err != nil {
 		return sb, "", err
 	}
-	port, err := n.API.Expose(ctx, sb.ID, client.ExposeRequest{Port: serverPort})
+	port, err := n.API.Expose(ctx, sb.ID, types.ExposePortRequest{Port: serverPort})
 	if err != nil {
 		return sb, "", err
 	}

@@ -18,7 +18,6 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/runtime/guest"
 )
 
 const (
@@ -222,17 +221,15 @@ func (s *soak) newBox(ctx context.Context, name string) (*soakBox, error) {
 	if err != nil {
 		return nil, err
 	}
-	after := client.Duration(time.Second) // asleep between operations
-	if _, err := s.node.API.Update(ctx, sb.ID, client.UpdateRequest{SleepAfter: &after}); err != nil {
+	after := types.Duration(time.Second) // asleep between operations
+	if _, err := s.node.API.Update(ctx, sb.ID, types.UpdateSandboxRequest{SleepAfter: &after}); err != nil {
 		return nil, err
 	}
-	_, err = s.node.API.StartProcess(ctx, sb.ID, client.ProcessRequest{
-		Argv: []string{clientProgram, "serve", fmt.Sprint("127.0.0.1:", serverPort)}, Name: "server", Restart: string(guest.RestartOnWake),
-	})
+	_, err = s.node.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{Command: types.Command{Argv: []string{clientProgram, "serve", fmt.Sprint("127.0.0.1:", serverPort)}}, Name: "server", Restart: types.RestartOnWake})
 	if err != nil {
 		return nil, err
 	}
-	port, err := s.node.API.Expose(ctx, sb.ID, client.ExposeRequest{Port: serverPort})
+	port, err := s.node.API.Expose(ctx, sb.ID, types.ExposePortRequest{Port: serverPort})
 	if err != nil {
 		return nil, err
 	}
@@ -288,7 +285,7 @@ func soakRead(ctx context.Context, b *soakBox) error {
 
 // soakProcess starts a process and ends it.
 func soakProcess(ctx context.Context, b *soakBox) error {
-	p, err := b.node.API.StartProcess(ctx, b.id, client.ProcessRequest{Argv: []string{"sleep", "1000"}})
+	p, err := b.node.API.StartProcess(ctx, b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "1000"}}})
 	if err != nil {
 		return err
 	}

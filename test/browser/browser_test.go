@@ -13,6 +13,7 @@ import (
 	"github.com/chromedp/cdproto/security"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -63,10 +64,10 @@ type box struct {
 }
 
 // create makes a sandbox that sleeps when the test says so, unless req says more.
-func create(t *testing.T, n *testnode.Node, req client.CreateRequest) *box {
+func create(t *testing.T, n *testnode.Node, req types.CreateSandboxRequest) *box {
 	t.Helper()
 	if req.SleepAfter == nil {
-		never := client.Duration(0)
+		never := types.Duration(0)
 		req.SleepAfter = &never
 	}
 	sb, _, err := n.API.Create(t.Context(), req)
@@ -101,7 +102,7 @@ func (b *box) remove(path string) {
 // run starts a process that is started again at every cold wake.
 func (b *box) run(cwd string, argv ...string) {
 	b.t.Helper()
-	_, err := b.node.API.StartProcess(b.t.Context(), b.id, client.ProcessRequest{Argv: argv, Cwd: cwd, Name: "web", Restart: "on_wake"})
+	_, err := b.node.API.StartProcess(b.t.Context(), b.id, types.StartProcessRequest{Command: types.Command{Argv: argv, Cwd: cwd}, Name: "web", Restart: "on_wake"})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -130,7 +131,7 @@ func (b *box) showLogs() {
 // expose returns the preview URL of a port on which somebody listens by then.
 func (b *box) expose(port uint16) string {
 	b.t.Helper()
-	p, err := b.node.API.Expose(b.t.Context(), b.id, client.ExposeRequest{Port: port, Wait: client.Duration(patience / 3)})
+	p, err := b.node.API.Expose(b.t.Context(), b.id, types.ExposePortRequest{Port: port, WaitTimeout: types.Duration(patience / 3)})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -140,24 +141,24 @@ func (b *box) expose(port uint16) string {
 // sleep puts the sandbox to sleep once nobody uses it.
 func (b *box) sleep() {
 	b.t.Helper()
-	b.settle("sleep", client.StateAsleep, b.node.API.Sleep)
+	b.settle("sleep", types.StateAsleep, b.node.API.Sleep)
 }
 
 // stop ends its processes once nobody uses it.
 func (b *box) stop() {
 	b.t.Helper()
-	b.settle("stop", client.StateStopped, b.node.API.Stop)
+	b.settle("stop", types.StateStopped, b.node.API.Stop)
 }
 
 // forceStop ends its processes although it is used.
 func (b *box) forceStop() {
 	b.t.Helper()
-	b.settle("stop", client.StateStopped, b.node.API.ForceStop)
+	b.settle("stop", types.StateStopped, b.node.API.ForceStop)
 }
 
-func (b *box) settle(what, state string, ask func(context.Context, string) (client.Sandbox, error)) {
+func (b *box) settle(what string, state types.State, ask func(context.Context, string) (types.Sandbox, error)) {
 	b.t.Helper()
-	var sb client.Sandbox
+	var sb types.Sandbox
 	var err error
 	// The browser's last request may be in flight still.
 	testnode.Eventually(b.t, what, func() bool {
@@ -172,7 +173,7 @@ func (b *box) settle(what, state string, ask func(context.Context, string) (clie
 	}
 }
 
-func (b *box) state() string {
+func (b *box) state() types.State {
 	b.t.Helper()
 	sb, err := b.node.API.Get(b.t.Context(), b.id)
 	if err != nil {
@@ -182,19 +183,19 @@ func (b *box) state() string {
 }
 
 // events returns the events of a type so far.
-func (b *box) events(kind string) []client.Event {
+func (b *box) events(kind types.EventType) []types.Event {
 	b.t.Helper()
 	all, err := b.node.API.Events(b.t.Context(), b.id, 0)
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	return slices.DeleteFunc(all, func(e client.Event) bool { return e.Type != kind })
+	return slices.DeleteFunc(all, func(e types.Event) bool { return e.Type != kind })
 }
 
 // testNothing: previews that do not exist say so on a small page.
 func testNothing(t *testing.T, n *testnode.Node, browser context.Context) {
-	b := create(t, n, client.CreateRequest{Name: "nothing"})
-	port, err := n.API.Expose(t.Context(), b.id, client.ExposeRequest{Port: 8000})
+	b := create(t, n, types.CreateSandboxRequest{Name: "nothing"})
+	port, err := n.API.Expose(t.Context(), b.id, types.ExposePortRequest{Port: 8000})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,16 +7,16 @@ import (
 	"net/http"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
 // testPages: pages of the node say what is wrong and recover by themselves, without
 // starting what was stopped.
 func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
-	b := create(t, n, client.CreateRequest{Name: "pages"})
+	b := create(t, n, types.CreateSandboxRequest{Name: "pages"})
 	const port = 8000
-	exposed, err := n.API.Expose(t.Context(), b.id, client.ExposeRequest{Port: port})
+	exposed, err := n.API.Expose(t.Context(), b.id, types.ExposePortRequest{Port: port})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +79,7 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 	title("Sandbox stopped")
 	woke = len(b.events("woke"))
 	p.waitFor(`document.querySelector("a.button").textContent === "Start the sandbox"`)
-	if state := b.state(); state != client.StateStopped {
+	if state := b.state(); state != types.StateStopped {
 		t.Errorf("while the page waited it was stopped and is %s", state)
 	}
 	click()

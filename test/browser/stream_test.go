@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -15,8 +15,8 @@ import (
 // testStream: a page that only listens keeps its sandbox awake for as long as it
 // is open, and no longer.
 func testStream(t *testing.T, n *testnode.Node, browser context.Context) {
-	soon := client.Duration(time.Second)
-	b := create(t, n, client.CreateRequest{Name: "stream", SleepAfter: &soon})
+	soon := types.Duration(time.Second)
+	b := create(t, n, types.CreateSandboxRequest{Name: "stream", SleepAfter: &soon})
 	b.put("/srv", "testdata")
 	b.run("/srv", "python3", "stream.py")
 	url := b.expose(8000)
@@ -39,5 +39,5 @@ func testStream(t *testing.T, n *testnode.Node, browser context.Context) {
 	// Chromium keeps the connections of a page that one only navigates away from
 	// for a minute, to come back to.
 	p.close()
-	testnode.Eventually(t, "the sandbox sleeps by itself", func() bool { return b.state() == client.StateAsleep }, b.state)
+	testnode.Eventually(t, "the sandbox sleeps by itself", func() bool { return b.state() == types.StateAsleep }, func() string { return string(b.state()) })
 }

@@ -10,7 +10,7 @@ import (
 
 	"github.com/chromedp/cdproto/security"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -20,7 +20,7 @@ const vitePort = 5173
 // testVite takes a real project through a day of its life: somebody works on it
 // with the page open, it falls asleep, and it is stopped.
 func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
-	b := create(t, n, client.CreateRequest{Name: "vite"})
+	b := create(t, n, types.CreateSandboxRequest{Name: "vite"})
 	b.put("/srv/page", testnode.Modules(t, "project"), "project")
 	b.run("/srv/page", "npm", "run", "dev")
 	url := b.expose(vitePort)
@@ -110,7 +110,7 @@ func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 		}
 	})()`)
 	p.waitFor("window.refused > 12") // three seconds
-	if state := b.state(); state != client.StateStopped || len(b.events("woke")) != woke {
+	if state := b.state(); state != types.StateStopped || len(b.events("woke")) != woke {
 		t.Errorf("with a page open, the sandbox was stopped and is %s: %+v", state, b.events("woke")[woke:])
 	}
 	p.reload()

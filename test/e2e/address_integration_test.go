@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // Servers may listen on one address only, which is not always 127.0.0.1.
@@ -19,12 +19,9 @@ func TestServersOnAnyAddressOfTheSandboxAreReached(t *testing.T) {
 	own := strings.TrimSpace(b.exec(`node -p 'Object.values(os.networkInterfaces()).flat().find(i => !i.internal && i.family === "IPv4").address'`))
 	for i, address := range []string{own, "127.0.0.2", "::1"} {
 		port := 4000 + i
-		_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{
-			Argv: []string{"node", "-e", `http.createServer((q, s) => s.end("on " + process.argv[1])).listen(process.argv[2], process.argv[1])`, address, strconv.Itoa(port)},
-			Name: "on-" + strconv.Itoa(port), Restart: "on_wake",
-		})
+		_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"node", "-e", `http.createServer((q, s) => s.end("on " + process.argv[1])).listen(process.argv[2], process.argv[1])`, address, strconv.Itoa(port)}}, Name: "on-" + strconv.Itoa(port), Restart: "on_wake"})
 		b.must(err)
-		exposed, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: uint16(port), Wait: client.Duration(patience)})
+		exposed, err := n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: uint16(port), WaitTimeout: types.Duration(patience)})
 		b.must(err)
 		if text, _, err := fetch(t.Context(), c, exposed.URL, http.StatusOK); err != nil || text != "on "+address {
 			t.Errorf("%s: %q, %v", address, text, err)

@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -160,7 +161,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	}
 	free()
 	b.must(n.Start())
-	if after := b.show(); fmt.Sprint(after.Ports) != fmt.Sprint(before.Ports) || after.State != client.StateRunning || b.hostPID() != first {
+	if after := b.show(); fmt.Sprint(after.Ports) != fmt.Sprint(before.Ports) || after.State != types.StateRunning || b.hostPID() != first {
 		t.Errorf("it was %+v with the first process %d, and is %+v with %d", before, first, after, b.hostPID())
 	}
 	if again, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK); again != started {
@@ -169,7 +170,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	if out := b.exec("cat /srv/kept /srv/more"); out != "keptmore" {
 		t.Errorf("its files: %s", out)
 	}
-	if asleep.state() != client.StateRunning || made.state() != client.StateAsleep {
+	if asleep.state() != types.StateRunning || made.state() != types.StateAsleep {
 		t.Errorf("the others are %s and %s", asleep.state(), made.state())
 	}
 	if _, err := n.API.Get(within(t), removed.id); !problem.Has(err, problem.SandboxNotFound) {

@@ -87,10 +87,10 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			return n.API.PutArchive(ctx, b.id, fmt.Sprintf("/srv/archive-%d", i), &endless{ctx: ctx, begun: begun, head: bigTar(t)})
 		}},
 		{"events", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
-			return n.API.Follow(ctx, b.id, 0, func(client.Event) error { begun(); return nil })
+			return n.API.Follow(ctx, b.id, 0, func(types.Event) error { begun(); return nil })
 		}},
 		{"logs", func(ctx context.Context, _ *http.Client, _ int, begun func()) error {
-			p, err := n.API.StartProcess(ctx, b.id, client.ProcessRequest{Command: "echo begun; exec sleep 1000"})
+			p, err := n.API.StartProcess(ctx, b.id, types.StartProcessRequest{Command: types.Command{Command: "echo begun; exec sleep 1000"}})
 			if err != nil {
 				return err
 			}
@@ -135,7 +135,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		{"create", func(ctx context.Context, _ *http.Client, i int, begun func()) error {
 			for try := 0; ctx.Err() == nil; try++ {
 				// Its client goes away as soon as the node knows of it.
-				req := client.CreateRequest{Name: fmt.Sprintf("left-%d-%d", i, try)}
+				req := types.CreateSandboxRequest{Name: fmt.Sprintf("left-%d-%d", i, try)}
 				early, leave := context.WithCancel(ctx)
 				await(early, leave, func() bool {
 					_, err := n.API.Get(early, req.Name)
@@ -145,7 +145,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 				leave()
 				// It goes on without its client, and asking again joins it.
 				sb, created, again := n.API.Create(context.WithoutCancel(ctx), req)
-				if again != nil || created || sb.State != client.StateRunning {
+				if again != nil || created || sb.State != types.StateRunning {
 					t.Errorf("asked again for %s: created %t, %+v, %v", req.Name, created, sb, again)
 				}
 				if err := n.API.Delete(context.WithoutCancel(ctx), req.Name); err != nil {

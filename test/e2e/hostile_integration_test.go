@@ -31,11 +31,11 @@ const (
 func TestMissingImageIsAProblemAndLeavesNothing(t *testing.T) {
 	n := commonNode(t)
 	const image = "localhost/nobody/has/this:v1"
-	_, _, err := n.API.Create(within(t), client.CreateRequest{Name: "no-image", Image: image})
+	_, _, err := n.API.Create(within(t), types.CreateSandboxRequest{Name: "no-image", Image: image})
 	if !problem.Has(err, problem.ImageUnavailable) || !strings.Contains(err.Error(), image) {
 		t.Errorf("got %v", err)
 	}
-	_, _, err = n.API.Create(within(t), client.CreateRequest{Name: "no-image", Image: "example.com/a:b"})
+	_, _, err = n.API.Create(within(t), types.CreateSandboxRequest{Name: "no-image", Image: "example.com/a:b"})
 	if !problem.Has(err, problem.ImageNotAllowed) {
 		t.Errorf("an image that is not allowed: %v", err)
 	}
@@ -231,9 +231,9 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 		}
 	})
 	n.StaysSmall(t, func() {
-		p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: command, Name: "loud"})
+		p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: command}, Name: "loud"})
 		b.must(err)
-		var exit *client.Process
+		var exit *types.Process
 		b.must(n.API.Logs(t.Context(), b.id, p.ID, true, func(l client.Log) error { exit = l.Exit; return nil }))
 		if exit == nil || exit.ExitCode == nil || *exit.ExitCode != 3 {
 			t.Errorf("it ended as %+v", exit)
@@ -299,7 +299,7 @@ func TestIdleGuestIsSmall(t *testing.T) {
 	b.must(err)
 	_, err = io.Copy(io.Discard, out)
 	b.must(errors.Join(err, out.Close()))
-	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: "seq 100000; exec sleep 100000"})
+	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: "seq 100000; exec sleep 100000"}})
 	b.must(err)
 	b.must(n.API.Logs(within(t), b.id, p.ID, false, func(client.Log) error { return nil }))
 	// It gives memory back soon after the last request.
@@ -314,9 +314,9 @@ func TestIdleGuestIsSmall(t *testing.T) {
 func TestForkBombIsBoundedAndCanBeDestroyed(t *testing.T) {
 	n := commonNode(t)
 	other := n.newWebBox(t)
-	b := n.newBox(t, func(req *client.CreateRequest) { req.Size = "lite" })
+	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Size = "lite" })
 	most := 128 // of lite
-	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"python3", "-c", "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"}})
+	_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-c", "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"}}})
 	b.must(err)
 	eventually(t, "the bomb has gone off", func() bool { return len(b.hostPIDs()) > most/2 })
 	c := n.browser(t, "h2")
@@ -356,7 +356,7 @@ func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	idle := len(b.hostPIDs())
-	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: deafToTerm, Restart: "always"})
+	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: deafToTerm}, Restart: "always"})
 	b.must(err)
 	ctx, heard := context.WithCancel(within(t))
 	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })
@@ -371,7 +371,7 @@ func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
 func TestSandboxWhoseProcessIgnoresSIGTERMStops(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
-	p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Command: deafToTerm})
+	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: deafToTerm}})
 	b.must(err)
 	ctx, heard := context.WithCancel(within(t))
 	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })

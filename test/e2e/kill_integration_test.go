@@ -67,7 +67,7 @@ func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client
 	})
 	repeat(func(i int) {
 		name := fmt.Sprintf("made-%d-%d", round, i)
-		if sb, _, err := n.API.Create(ctx, client.CreateRequest{Name: name, Size: "lite", SleepAfter: duration(0)}); err == nil {
+		if sb, _, err := n.API.Create(ctx, types.CreateSandboxRequest{Name: name, Size: "lite", SleepAfter: duration(0)}); err == nil {
 			a.note(func() { a.sandboxes[name] = sb.ID })
 		}
 	})
@@ -82,7 +82,7 @@ func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client
 	}
 	repeat(func(i int) {
 		number := uint16(firstPort + portsEach*round + i%portsEach)
-		if port, err := n.API.Expose(ctx, b.id, client.ExposeRequest{Port: number}); err == nil {
+		if port, err := n.API.Expose(ctx, b.id, types.ExposePortRequest{Port: number}); err == nil {
 			a.note(func() { a.ports[number] = port.URL })
 		}
 	})
@@ -92,7 +92,7 @@ func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client
 			<-ctx.Done()
 			return
 		}
-		req := client.ProcessRequest{Argv: []string{"sleep", "100000"}, Name: name, Restart: "always"}
+		req := types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "100000"}}, Name: name, Restart: "always"}
 		if _, err := n.API.StartProcess(ctx, b.id, req); err == nil {
 			a.note(func() { a.declared[name] = true })
 		}
@@ -106,9 +106,9 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 	started, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK)
 	const rounds = 3
 	serveAll := fmt.Sprintf(`for (let p = %d; p < %d; p++) require("http").createServer((_, res) => res.end("port " + p)).listen(p, "127.0.0.1")`, firstPort, firstPort+rounds*portsEach)
-	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"node", "-e", serveAll}, Name: "ports", Restart: "always"})
+	_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"node", "-e", serveAll}}, Name: "ports", Restart: "always"})
 	b.must(err)
-	_, err = n.API.Expose(within(t), b.id, client.ExposeRequest{Port: firstPort + rounds*portsEach - 1, Wait: client.Duration(patience)})
+	_, err = n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: firstPort + rounds*portsEach - 1, WaitTimeout: types.Duration(patience)})
 	b.must(err)
 	asleep := n.newBox(t)
 	asleep.sleep()
@@ -135,7 +135,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 				t.Errorf("round %d: the first process of %s was %d and is %d", round, b.id, before, after)
 			}
 		}
-		if state := asleep.state(); state != client.StateAsleep {
+		if state := asleep.state(); state != types.StateAsleep {
 			t.Errorf("round %d: the sleeping one is %s", round, state)
 		}
 		if again, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK); again != started {
@@ -149,7 +149,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 	known := map[string]bool{}
 	for _, sb := range all {
 		known[sb.ID] = true
-		if sb.State == client.StateStarting {
+		if sb.State == types.StateStarting {
 			t.Errorf("%s is half-made", sb.Name)
 		}
 	}
@@ -159,7 +159,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 	b.get(n.browser(t, "h2"), "/", http.StatusOK)
 	running := map[string]bool{}
 	for _, p := range b.processes() {
-		if p.State == client.ProcessRunning {
+		if p.State == types.ProcessStateRunning {
 			running[p.Name] = true
 		}
 	}
@@ -191,7 +191,7 @@ func (a *acknowledged) check(t *testing.T, n *node, b *box) {
 	t.Helper()
 	for name, id := range a.sandboxes {
 		sb, err := n.API.Get(within(t), name)
-		if err != nil || sb.ID != id || sb.State != client.StateRunning {
+		if err != nil || sb.ID != id || sb.State != types.StateRunning {
 			t.Errorf("sandbox %s: %+v, %v", name, sb, err)
 		}
 	}
@@ -249,7 +249,7 @@ func TestKilledGuestIsStartedByTheNextRequest(t *testing.T) {
 		if round > 0 { // the first request comes before the node has noticed
 			b.awaitEvents("stopped", round+1)
 			// Nobody saw how its server ended, and nobody makes up an exit code.
-			if list := b.processes(); len(list) == 0 || slices.ContainsFunc(list, func(p client.Process) bool { return p.State != "lost" || p.ExitCode != nil }) {
+			if list := b.processes(); len(list) == 0 || slices.ContainsFunc(list, func(p types.Process) bool { return p.State != "lost" || p.ExitCode != nil }) {
 				t.Errorf("its guest was killed, its processes: %+v", list)
 			}
 		}
@@ -289,7 +289,7 @@ func TestVisitorWhoWaitsForAServerHearsThatItsSandboxDied(t *testing.T) {
 	eventually(t, "all of them wait", func() bool {
 		return n.metric(t, "doze_sandbox_leases")+n.metric(t, "doze_wake_waiters") == float64(cap(answers))
 	})
-	b.awaitState(client.StateRunning)
+	b.awaitState(types.StateRunning)
 	b.killFirst(n)
 	for range cap(answers) {
 		if a := <-answers; a.err != nil || !strings.Contains(a.text, `"code":"wake_failed"`) {
@@ -391,7 +391,7 @@ func alive(pid int) bool {
 func TestNodeKilledDuringAColdWakeFinishesIt(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
-	_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "100000"}, Name: "second", Restart: "on_wake"})
+	_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "100000"}}, Name: "second", Restart: "on_wake"})
 	b.must(err)
 	for range 3 {
 		b.stop()
@@ -407,7 +407,7 @@ func TestNodeKilledDuringAColdWakeFinishesIt(t *testing.T) {
 		eventually(t, "all declared processes run", func() bool {
 			running := map[string]bool{}
 			for _, p := range b.processes() {
-				running[p.Name] = running[p.Name] || p.State == client.ProcessRunning
+				running[p.Name] = running[p.Name] || p.State == types.ProcessStateRunning
 			}
 			return len(running) == 2 && running["second"] && !slices.Contains(slices.Collect(maps.Values(running)), false)
 		})

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -35,7 +35,7 @@ func TestDeclaredServerAnswersAfterStop(t *testing.T) {
 		t.Errorf("it woke by %+v", woke)
 	}
 	// The pid of the one before may be the new one's.
-	if list := b.processes(); list[len(list)-1].Name != "web" || list[len(list)-1].State != client.ProcessRunning {
+	if list := b.processes(); list[len(list)-1].Name != "web" || list[len(list)-1].State != types.ProcessStateRunning {
 		t.Errorf("its processes: %+v", list)
 	}
 }
@@ -90,13 +90,13 @@ func TestVisitorsSeeWhyAServerCrashed(t *testing.T) {
 func TestPortThatNeverWakes(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
-	b.serve(client.ExposeRequest{Wake: "never"})
+	b.serve(types.ExposePortRequest{Wake: "never"})
 	c := n.browser(t, "h2")
 	b.get(c, "/", http.StatusOK)
 	for _, rest := range []struct {
-		state string
+		state types.State
 		enter func()
-	}{{client.StateAsleep, b.sleep}, {client.StateStopped, b.stop}} {
+	}{{types.StateAsleep, b.sleep}, {types.StateStopped, b.stop}} {
 		rest.enter()
 		text, header := b.get(c, "/", http.StatusGone)
 		if header.Get("Content-Type") != "application/problem+json" || !strings.Contains(text, "sandbox_not_running") {
@@ -185,7 +185,7 @@ func TestEveryWrongPreviewIsTheSameNotFound(t *testing.T) {
 			t.Errorf("%s: the answer differs: %s", name, text)
 		}
 	}
-	if state := b.state(); state != client.StateAsleep {
+	if state := b.state(); state != types.StateAsleep {
 		t.Errorf("it was asleep and is %s", state)
 	}
 }
@@ -236,7 +236,7 @@ func TestForceOverridesVisitors(t *testing.T) {
 		return text == "1"
 	}
 	eventually(t, "the server has the request", isOpen)
-	if sb, err := n.API.ForceSleep(within(t), b.id); err != nil || sb.State != client.StateAsleep {
+	if sb, err := n.API.ForceSleep(within(t), b.id); err != nil || sb.State != types.StateAsleep {
 		t.Fatalf("forced to sleep it is %s, %v", sb.State, err)
 	}
 	b.get(c, "/free", http.StatusOK) // the request was paused and goes on
@@ -251,7 +251,7 @@ func TestForceOverridesVisitors(t *testing.T) {
 		lost <- err
 	}()
 	eventually(t, "the server has the request", isOpen)
-	if sb, err := n.API.ForceStop(within(t), b.id); err != nil || sb.State != client.StateStopped {
+	if sb, err := n.API.ForceStop(within(t), b.id); err != nil || sb.State != types.StateStopped {
 		t.Fatalf("forced to stop it is %s, %v", sb.State, err)
 	}
 	b.must(<-lost)

@@ -15,7 +15,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -45,16 +45,16 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	older.must(n.Stop())
 	restore := n.keepCopy(t)
 	older.must(n.Start())
-	b := n.newBox(t, func(req *client.CreateRequest) { req.Name, req.Env = "younger", map[string]string{"KEPT": "too"} })
+	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Name, req.Env = "younger", map[string]string{"KEPT": "too"} })
 	b.exec("echo kept > /root/file")
-	public, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: 3000, Access: "public", Wake: "never", Host: "preserve"})
+	public, err := n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: 3000, Access: "public", Wake: "never", HostHeader: "preserve"})
 	b.must(err)
-	private, err := n.API.Expose(within(t), b.id, client.ExposeRequest{Port: 4000})
+	private, err := n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: 4000})
 	b.must(err)
-	_, err = n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"sleep", "3600"}, Name: "web", Restart: "on_wake"})
+	_, err = n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "3600"}}, Name: "web", Restart: "on_wake"})
 	b.must(err)
-	name, ttl := "renamed", client.Duration(time.Hour)
-	_, err = n.API.Update(within(t), b.id, client.UpdateRequest{Name: &name, TTL: &ttl})
+	name, ttl := "renamed", types.Duration(time.Hour)
+	_, err = n.API.Update(within(t), b.id, types.UpdateSandboxRequest{Name: &name, TTL: &ttl})
 	b.must(err)
 	pid := b.hostPID()
 	b.must(n.Kill()) // its container runs on
@@ -65,7 +65,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	if !info.DataRestored {
 		t.Error("that an older copy was put back is not reported")
 	}
-	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "renamed" || !info.Quarantined[0].Container {
+	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "renamed" || !info.Quarantined[0].HasContainer {
 		t.Fatalf("in quarantine: %+v", info.Quarantined)
 	}
 	eventually(t, "it is stopped", func() bool {
@@ -77,10 +77,10 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	}
 	adopted, err := n.API.Adopt(within(t), b.id, "")
 	b.must(err)
-	if adopted.ID != b.id || adopted.Name != "renamed" || adopted.State != client.StateStopped || adopted.TTL != ttl {
+	if adopted.ID != b.id || adopted.Name != "renamed" || adopted.State != types.StateStopped || adopted.TTL != ttl {
 		t.Errorf("adopted %+v", adopted)
 	}
-	if diff := cmp.Diff([]client.Port{public, private}, adopted.Ports); diff != "" {
+	if diff := cmp.Diff([]types.Port{public, private}, adopted.Ports); diff != "" {
 		t.Errorf("its ports (-before +after):\n%s", diff)
 	}
 	if out := b.exec("cat /root/file; echo $KEPT"); out != "kept\ntoo" {
@@ -120,7 +120,7 @@ func TestNodeOnACopyOfAHomeDoesNotStart(t *testing.T) {
 
 func TestNodeWithADamagedStoreSaysSoAndLosesNoSandbox(t *testing.T) {
 	n := ownNode(t)
-	b := n.newBox(t, func(req *client.CreateRequest) { req.Name = "damaged" })
+	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Name = "damaged" })
 	b.exec("echo kept > /root/file")
 	b.must(n.Stop())
 	tables, err := filepath.Glob(filepath.Join(n.Home, "store", "*.sst"))

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -21,7 +20,7 @@ func TestQuotasOfASizeHoldAfterEachStartAndRestart(t *testing.T) {
 	}
 	n := &node{testnode.Start(t, testnode.Config{Caddyfile: configure(2)})}
 	plain := n.newBox(t)
-	nested := n.newBox(t, func(req *client.CreateRequest) { req.Size = "nested" })
+	nested := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Size = "nested" })
 	about, err := n.API.Node(within(t))
 	if err != nil {
 		t.Fatal(err)

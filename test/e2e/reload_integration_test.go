@@ -37,13 +37,13 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 	// Events that are followed, and a command that runs.
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
-	seen := make(chan client.Event, 100)
+	seen := make(chan types.Event, 100)
 	followed := make(chan error, 1)
 	go func() {
-		followed <- n.API.Follow(ctx, b.id, 0, func(e client.Event) error { seen <- e; return nil })
+		followed <- n.API.Follow(ctx, b.id, 0, func(e types.Event) error { seen <- e; return nil })
 	}()
 	// next waits for the next event: the stream must not end.
-	next := func() client.Event {
+	next := func() types.Event {
 		t.Helper()
 		select {
 		case e := <-seen:
@@ -53,7 +53,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 		case <-within(t).Done():
 			t.Fatal("there is no event")
 		}
-		return client.Event{}
+		return types.Event{}
 	}
 	next()
 	type ended struct {
@@ -73,7 +73,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 			t.Fatalf("doze reload: %v\n%s", err, out)
 		}
 		b.echo(conn, fmt.Sprint("after ", round))
-		sb, _, err := n.API.Create(within(t), client.CreateRequest{Name: "after-" + after})
+		sb, _, err := n.API.Create(within(t), types.CreateSandboxRequest{Name: "after-" + after})
 		b.must(err)
 		if want, _ := time.ParseDuration(after); time.Duration(sb.SleepAfter) != want {
 			t.Errorf("a new sandbox has sleep_after %s, want %s", time.Duration(sb.SleepAfter), after)
@@ -93,7 +93,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 	if err := <-followed; !errors.Is(err, context.Canceled) {
 		t.Errorf("the event stream ended with %v", err)
 	}
-	if asleep.state() != client.StateAsleep || len(asleep.events("woke")) != 0 {
+	if asleep.state() != types.StateAsleep || len(asleep.events("woke")) != 0 {
 		t.Errorf("the sleeping one is %s", asleep.state())
 	}
 	if after := b.hostPID(); after != before {

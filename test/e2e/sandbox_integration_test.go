@@ -37,21 +37,21 @@ type box struct {
 	id   string
 	// url of the web server's preview, without a slash at the end.
 	url string
-	web client.Process
+	web types.Process
 }
 
 var names atomic.Int64
 
-func duration(d time.Duration) *client.Duration {
-	v := client.Duration(d)
+func duration(d time.Duration) *types.Duration {
+	v := types.Duration(d)
 	return &v
 }
 
 // newBox makes a sandbox that sleeps only when it is asked to, unless edit says
 // otherwise, and removes it when the test has ended.
-func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
+func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *box {
 	t.Helper()
-	req := client.CreateRequest{Name: fmt.Sprint("box-", names.Add(1)), SleepAfter: duration(0)}
+	req := types.CreateSandboxRequest{Name: fmt.Sprint("box-", names.Add(1)), SleepAfter: duration(0)}
 	for _, f := range edit {
 		f(&req)
 	}
@@ -71,32 +71,32 @@ func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
 }
 
 // sleepAfter is an edit for newBox.
-func sleepAfter(d time.Duration) func(*client.CreateRequest) {
-	return func(req *client.CreateRequest) { req.SleepAfter = duration(d) }
+func sleepAfter(d time.Duration) func(*types.CreateSandboxRequest) {
+	return func(req *types.CreateSandboxRequest) { req.SleepAfter = duration(d) }
 }
 
 // newWebBox makes a sandbox with webServer declared, running and exposed.
-func (n *node) newWebBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
+func (n *node) newWebBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *box {
 	t.Helper()
 	b := n.newBox(t, edit...)
-	b.serve(client.ExposeRequest{})
+	b.serve(types.ExposePortRequest{})
 	return b
 }
 
 // serve starts webServer and exposes it.
-func (b *box) serve(expose client.ExposeRequest) {
+func (b *box) serve(expose types.ExposePortRequest) {
 	b.t.Helper()
-	b.serveBy(expose, client.ProcessRequest{Argv: []string{"node", "/srv/server.js", strconv.Itoa(webPort)}})
+	b.serveBy(expose, types.StartProcessRequest{Command: types.Command{Argv: []string{"node", "/srv/server.js", strconv.Itoa(webPort)}}})
 }
 
-func (b *box) serveBy(expose client.ExposeRequest, process client.ProcessRequest) {
+func (b *box) serveBy(expose types.ExposePortRequest, process types.StartProcessRequest) {
 	b.t.Helper()
 	b.write("/srv/server.js", webServer)
 	process.Name, process.Restart = "web", "on_wake"
 	var err error
 	b.web, err = b.node.API.StartProcess(within(b.t), b.id, process)
 	b.must(err)
-	expose.Port, expose.Wait = webPort, client.Duration(patience)
+	expose.Port, expose.WaitTimeout = webPort, types.Duration(patience)
 	port, err := b.node.API.Expose(within(b.t), b.id, expose)
 	b.must(err)
 	b.url = strings.TrimSuffix(port.URL, "/")
@@ -107,9 +107,7 @@ func (b *box) serveBy(expose client.ExposeRequest, process client.ProcessRequest
 func (n *node) newSlowBox(t *testing.T) *box {
 	t.Helper()
 	b := n.newBox(t)
-	b.serveBy(client.ExposeRequest{}, client.ProcessRequest{
-		Command: "while [ -e /srv/slow ]; do sleep 0.05; done; exec node /srv/server.js " + strconv.Itoa(webPort),
-	})
+	b.serveBy(types.ExposePortRequest{}, types.StartProcessRequest{Command: types.Command{Command: "while [ -e /srv/slow ]; do sleep 0.05; done; exec node /srv/server.js " + strconv.Itoa(webPort)}})
 	return b
 }
 
@@ -168,7 +166,7 @@ func fetch(ctx context.Context, c *http.Client, url string, status int) (text st
 	return string(body), resp.Header, err
 }
 
-func (b *box) show() client.Sandbox {
+func (b *box) show() types.Sandbox {
 	b.t.Helper()
 	sb, err := b.node.API.Get(within(b.t), b.id)
 	b.must(err)
@@ -176,21 +174,21 @@ func (b *box) show() client.Sandbox {
 }
 
 // processes are those that the node knows, also of earlier runs.
-func (b *box) processes() []client.Process {
+func (b *box) processes() []types.Process {
 	b.t.Helper()
 	list, err := b.node.API.Processes(within(b.t), b.id)
 	b.must(err)
 	return list
 }
 
-func (b *box) state() string { return b.show().State }
+func (b *box) state() types.State { return b.show().State }
 
 // sleep puts it to sleep as soon as nothing is in flight any more: the lease of
 // a request ends shortly after its answer.
 func (b *box) sleep() { b.t.Helper(); b.rest(b.node.API.Sleep) }
 func (b *box) stop()  { b.t.Helper(); b.rest(b.node.API.Stop) }
 
-func (b *box) rest(how func(context.Context, string) (client.Sandbox, error)) {
+func (b *box) rest(how func(context.Context, string) (types.Sandbox, error)) {
 	b.t.Helper()
 	eventually(b.t, "it is not busy", func() bool {
 		_, err := how(within(b.t), b.id)
@@ -202,17 +200,17 @@ func (b *box) rest(how func(context.Context, string) (client.Sandbox, error)) {
 	})
 }
 
-func (b *box) awaitState(state string) {
+func (b *box) awaitState(state types.State) {
 	b.t.Helper()
-	eventually(b.t, "it is "+state, func() bool { return b.state() == state })
+	eventually(b.t, "it is "+string(state), func() bool { return b.state() == state })
 }
 
 // events returns those of a type.
-func (b *box) events(kind string) []client.Event {
+func (b *box) events(kind types.EventType) []types.Event {
 	b.t.Helper()
 	all, err := b.node.API.Events(within(b.t), b.id, 0)
 	b.must(err)
-	var list []client.Event
+	var list []types.Event
 	for _, e := range all {
 		if e.Type == kind {
 			list = append(list, e)
@@ -223,7 +221,7 @@ func (b *box) events(kind string) []client.Event {
 
 // awaitEvents returns those of a type when there are so many at least: a request
 // may be answered before the timeline tells of it.
-func (b *box) awaitEvents(kind string, count int) (list []client.Event) {
+func (b *box) awaitEvents(kind types.EventType, count int) (list []types.Event) {
 	b.t.Helper()
 	eventually(b.t, fmt.Sprintf("there are %d events %s", count, kind), func() bool {
 		list = b.events(kind)

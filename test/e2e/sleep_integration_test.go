@@ -49,12 +49,12 @@ func (b *box) patch(body string) {
 func TestIdleSandboxFallsAsleepAndStops(t *testing.T) {
 	b := commonNode(t).newWebBox(t)
 	b.patch(`{"sleep_after":"1s"}`)
-	b.awaitState(client.StateAsleep)
+	b.awaitState(types.StateAsleep)
 	if slept := b.awaitEvents("slept", 1); len(slept) != 1 || slept[0].Reason != "idle" {
 		t.Errorf("it slept: %+v", slept)
 	}
 	b.patch(`{"stop_after":"1s"}`)
-	b.awaitState(client.StateStopped)
+	b.awaitState(types.StateStopped)
 	if stopped := b.awaitEvents("stopped", 1); len(stopped) != 1 || stopped[0].Reason != "stop_after" {
 		t.Errorf("it stopped: %+v", stopped)
 	}
@@ -66,7 +66,7 @@ func TestSilentWebSocketSurvivesSleep(t *testing.T) {
 	conn := b.dialWebSocket(n.browser(t, "h1"))
 	for _, text := range []string{"first", "second"} {
 		b.echo(conn, text)
-		b.awaitState(client.StateAsleep)
+		b.awaitState(types.StateAsleep)
 	}
 	b.echo(conn, "third")
 	woke := b.awaitEvents("woke", 2)
@@ -80,12 +80,12 @@ func TestSilentWebSocketSurvivesSleep(t *testing.T) {
 func TestWebSocketMayHoldItAwake(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t, sleepAfter(time.Second))
-	b.serve(client.ExposeRequest{WebSocket: "keep_awake"})
+	b.serve(types.ExposePortRequest{WebSocket: "keep_awake"})
 	conn := b.dialWebSocket(n.browser(t, "h1"))
 	b.outlast()
 	b.echo(conn, "still here")
 	conn.CloseNow()
-	b.awaitState(client.StateAsleep)
+	b.awaitState(types.StateAsleep)
 }
 
 func TestStreamKeepsItAwakeAsLongAsItLasts(t *testing.T) {
@@ -112,7 +112,7 @@ func TestStreamKeepsItAwakeAsLongAsItLasts(t *testing.T) {
 				tick()
 			}
 			leave()
-			b.awaitState(client.StateAsleep)
+			b.awaitState(types.StateAsleep)
 		})
 	}
 }
@@ -136,7 +136,7 @@ func TestSilentStreamSurvivesSleep(t *testing.T) {
 				if _, err := lines.Discard(1); err != nil {
 					t.Fatal(err)
 				}
-				b.awaitState(client.StateAsleep)
+				b.awaitState(types.StateAsleep)
 				b.get(c, "/event", http.StatusOK)
 			}
 			for _, e := range b.awaitEvents("woke", 3) {
@@ -160,11 +160,11 @@ func TestStalledDownloadSurvivesSleep(t *testing.T) {
 			resp, err := (&http.Client{Transport: n.browser(t, proto).Transport}).Do(req)
 			b.must(err)
 			defer resp.Body.Close()
-			b.awaitState(client.StateAsleep)
+			b.awaitState(types.StateAsleep)
 			if got, err := io.Copy(io.Discard, resp.Body); err != nil || got != size {
 				t.Errorf("got %d of %d bytes, %v", got, size, err)
 			}
-			b.awaitState(client.StateAsleep)
+			b.awaitState(types.StateAsleep)
 		})
 	}
 }
@@ -174,10 +174,10 @@ func TestStalledDownloadSurvivesSleep(t *testing.T) {
 func (b *box) outlast() {
 	b.t.Helper()
 	clock := b.node.newBox(b.t, sleepAfter(time.Second))
-	clock.awaitState(client.StateAsleep)
+	clock.awaitState(types.StateAsleep)
 	clock.exec("true")
-	clock.awaitState(client.StateAsleep)
-	if slept := b.events("slept"); len(slept) != 0 || b.state() != client.StateRunning {
+	clock.awaitState(types.StateAsleep)
+	if slept := b.events("slept"); len(slept) != 0 || b.state() != types.StateRunning {
 		b.t.Errorf("it slept: %+v", slept)
 	}
 }
@@ -201,7 +201,7 @@ func TestLongRequestIsNotCutBySleep(t *testing.T) {
 	b.outlast()
 	b.get(c, "/free", http.StatusOK)
 	b.must(<-answer)
-	b.awaitState(client.StateAsleep)
+	b.awaitState(types.StateAsleep)
 }
 
 func TestRunningCommandKeepsItAwake(t *testing.T) {
@@ -224,7 +224,7 @@ func TestRunningCommandKeepsItAwake(t *testing.T) {
 	if e := <-command; e.err != nil || e.result.Stdout != "done\n" {
 		t.Errorf("the command ended with %+v, %v", e.result, e.err)
 	}
-	b.awaitState(client.StateAsleep)
+	b.awaitState(types.StateAsleep)
 }
 
 func TestHoldFromInsideKeepsItAwake(t *testing.T) {
@@ -235,7 +235,7 @@ func TestHoldFromInsideKeepsItAwake(t *testing.T) {
 	b.patch(`{"sleep_after":"1s"}`)
 	b.outlast()
 	b.exec("/.doze/bin/doze-guest hold 0")
-	b.awaitState(client.StateAsleep)
+	b.awaitState(types.StateAsleep)
 	if held := b.events("held"); len(held) != 2 {
 		t.Errorf("the events tell of %d holds: %+v", len(held), held)
 	}

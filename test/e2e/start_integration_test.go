@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -83,10 +83,10 @@ func TestNodeThatWasStoppedResumesItsSandboxes(t *testing.T) {
 	before := b.hostPID()
 	b.must(n.Stop())
 	b.must(n.Start())
-	if state := b.state(); state != client.StateRunning {
+	if state := b.state(); state != types.StateRunning {
 		t.Errorf("the running one is %s", state)
 	}
-	if state := asleep.state(); state != client.StateAsleep {
+	if state := asleep.state(); state != types.StateAsleep {
 		t.Errorf("the sleeping one is %s", state)
 	}
 	if again, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK); again != started || b.hostPID() != before {

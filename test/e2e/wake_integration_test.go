@@ -121,8 +121,9 @@ func TestEveryWayInWakes(t *testing.T) {
 	b.get(c, "/", http.StatusOK)
 	before := b.hostPID()
 	for _, way := range []struct {
-		name, cause string
-		enter       func(t *testing.T) error
+		name  string
+		cause types.Cause
+		enter func(t *testing.T) error
 	}{
 		{"preview", "preview", func(t *testing.T) error {
 			_, header := b.get(c, "/", http.StatusOK)
@@ -153,7 +154,7 @@ func TestEveryWayInWakes(t *testing.T) {
 			return err
 		}},
 		{"process", "process", func(t *testing.T) error {
-			_, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"true"}})
+			_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"true"}}})
 			return err
 		}},
 		{"logs", "process", func(t *testing.T) error {
@@ -185,9 +186,9 @@ func TestReadsWakeNothing(t *testing.T) {
 	n := commonNode(t)
 	b := n.newWebBox(t)
 	for _, rest := range []struct {
-		state string
+		state types.State
 		enter func()
-	}{{client.StateAsleep, b.sleep}, {client.StateStopped, b.stop}} {
+	}{{types.StateAsleep, b.sleep}, {types.StateStopped, b.stop}} {
 		rest.enter()
 		known := len(b.events("woke"))
 		for _, path := range []string{

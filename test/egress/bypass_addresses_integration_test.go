@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -181,7 +182,7 @@ func TestAWideRuleDoesNotLeadToTheNode(t *testing.T) {
 func TestASandboxDoesNotReachAnother(t *testing.T) {
 	n := commonNode(t)
 	one, two := n.newBox(t), n.newBox(t)
-	server, err := n.API.StartProcess(within(t), two.id, client.ProcessRequest{Argv: []string{"python3", "-m", "http.server", "-b", "0.0.0.0", "8077"}})
+	server, err := n.API.StartProcess(within(t), two.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-m", "http.server", "-b", "0.0.0.0", "8077"}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -43,7 +43,7 @@ const (
 
 // eachWay runs a test in a sandbox whose requests to a host are authenticated by
 // the policy, and in one from which they pass through.
-func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func(*client.CreateRequest)) {
+func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func(*types.CreateSandboxRequest)) {
 	for _, w := range ways {
 		t.Run(w.name, func(t *testing.T) {
 			n := commonNode(t)
@@ -61,7 +61,7 @@ func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func
 }
 
 // withClients is for clients that the base image lacks.
-func withClients(req *client.CreateRequest) { req.Image = "localhost/doze/test-clients:latest" }
+func withClients(req *types.CreateSandboxRequest) { req.Image = "localhost/doze/test-clients:latest" }
 
 // trustServers makes clients trust the certificates of the test's servers.
 func (u *user) trustServers() {

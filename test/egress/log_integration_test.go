@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
@@ -59,10 +60,10 @@ func TestPreviewsThatBreakOffStayOutOfTheLog(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	b.put("/tmp/server.py", strings.NewReader(brokenServer))
 	ctx := within(t)
-	if _, err := b.node.API.StartProcess(ctx, b.id, client.ProcessRequest{Command: "python3 /tmp/server.py"}); err != nil {
+	if _, err := b.node.API.StartProcess(ctx, b.id, types.StartProcessRequest{Command: types.Command{Command: "python3 /tmp/server.py"}}); err != nil {
 		t.Fatal(err)
 	}
-	port, err := b.node.API.Expose(ctx, b.id, client.ExposeRequest{Port: 3000})
+	port, err := b.node.API.Expose(ctx, b.id, types.ExposePortRequest{Port: 3000})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -147,10 +147,10 @@ var names atomic.Int64
 
 // newBox makes a sandbox that sleeps only when it is asked to, unless edit says
 // otherwise, and removes it when the test has ended.
-func (n *node) newBox(t *testing.T, edit ...func(*client.CreateRequest)) *box {
+func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *box {
 	t.Helper()
-	never := client.Duration(0)
-	req := client.CreateRequest{Name: fmt.Sprint("egress-", names.Add(1)), SleepAfter: &never}
+	never := types.Duration(0)
+	req := types.CreateSandboxRequest{Name: fmt.Sprint("egress-", names.Add(1)), SleepAfter: &never}
 	for _, f := range edit {
 		f(&req)
 	}
@@ -202,9 +202,9 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-func after(d time.Duration) func(*client.CreateRequest) {
-	return func(req *client.CreateRequest) {
-		v := client.Duration(d)
+func after(d time.Duration) func(*types.CreateSandboxRequest) {
+	return func(req *types.CreateSandboxRequest) {
+		v := types.Duration(d)
 		req.SleepAfter = &v
 	}
 }

@@ -7,10 +7,11 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
 )
 
-func (b *box) show() client.Sandbox {
+func (b *box) show() types.Sandbox {
 	b.t.Helper()
 	sb, err := b.node.API.Get(within(b.t), b.id)
 	if err != nil {
@@ -33,7 +34,7 @@ func TestAnAnswerWakesTheSandboxThatWaitsForIt(t *testing.T) {
 		t.Run(host, func(t *testing.T) {
 			n := commonNode(t)
 			b := n.newBox(t)
-			p, err := n.API.StartProcess(within(t), b.id, client.ProcessRequest{Argv: []string{"curl", "-sSk", "https://" + host + "/hold"}, Name: "waits"})
+			p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"curl", "-sSk", "https://" + host + "/hold"}}, Name: "waits"})
 			if err != nil {
 				t.Fatal(err)
 			}

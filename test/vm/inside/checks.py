@@ -168,7 +168,7 @@ class Sandbox:
         """Serves a page with a preview; a counter beside it shows that it lives on."""
         self.exec("mkdir -p /srv && echo 'good morning' >/srv/index.html")
         api("POST", f"/sandbox/{self.id}/process", {"command": "exec httpd -f -p 8000 -h /srv", "restart": "on_wake"})
-        self.url = api("POST", f"/sandbox/{self.id}/expose", {"port": 8000, "wait": "60s"})["url"]
+        self.url = api("POST", f"/sandbox/{self.id}/expose", {"port": 8000, "wait_timeout": "60s"})["url"]
         self.remember()
         self.visit()
 
@@ -238,7 +238,7 @@ def the_documented_installation_starts_it(ctx):
 
 @check
 def all_limits_are_enforced(ctx):
-    enforced = api("GET", "/node")["limits_enforced"]
+    enforced = api("GET", "/node")["enforced_limits"]
     assert sorted(enforced) == ["cpu", "memory", "pids"], enforced
     return ", ".join(enforced)
 

@@ -78,13 +78,13 @@ func ListAsleep(ctx context.Context, c *client.ClientWithResponses) (names []str
 				names = append(names, sandbox.Name)
 			}
 		}
-		if cursor = response.JSON200.Next; cursor == nil {
+		if cursor = response.JSON200.NextCursor; cursor == nil {
 			return names, nil
 		}
 	}
 }
 
-func Expose(ctx context.Context, c *client.ClientWithResponses, id string, port int64) (string, error) {
+func Expose(ctx context.Context, c *client.ClientWithResponses, id string, port int32) (string, error) {
 	response, err := c.ExposePortWithResponse(ctx, id, client.ExposePortJSONRequestBody{Port: port})
 	if err != nil || response.JSON200 == nil {
 		return "", err

@@ -53,7 +53,7 @@ export async function listAsleep(): Promise<string[]> {
         names.push(sandbox.name);
       }
     }
-    cursor = data?.next;
+    cursor = data?.next_cursor;
   } while (cursor);
   return names;
 }
