@@ -137,8 +137,9 @@ type request struct {
 	header      http.Header
 }
 
-// send makes the call and returns its answer, whose body the caller closes. An
-// answer that is no success is returned as *problem.Problem.
+// send makes the call and returns its response, whose body the caller closes. An error
+// response is returned as *problem.Problem, or *UnexpectedResponseError if it does not
+// come from a node.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	body, contentType := r.raw, r.contentType
 	if r.body != nil {

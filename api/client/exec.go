@@ -29,8 +29,7 @@ const MaxStdin = 700 << 10
 // along.
 const maxText = 64 << 10
 
-// errNoResult: nobody knows how the command ended.
-var errNoResult = errors.New("the stream ended before the command did; nobody knows how it ended")
+var errNoResult = errors.New("the stream ended before the command; it is unknown how the command ended")
 
 func (r ExecRequest) body() types.ExecRequest {
 	b := types.ExecRequest{Command: r.Command, Timeout: r.timeout()}

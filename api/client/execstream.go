@@ -115,7 +115,7 @@ type execSocket struct {
 }
 
 // errNodeSilent: the connection is there, but the node behind it is not.
-var errNodeSilent = errors.New("the node does not answer any more; it is not known how the command ended")
+var errNodeSilent = errors.New("the node does not answer any more; it is unknown how the command ended")
 
 // explain returns why the exec has failed.
 func (e *execSocket) explain(err error) error {
