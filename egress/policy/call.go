@@ -246,9 +246,13 @@ func (c *call) giveList(list []string, at, limit uint64) uint64 {
 
 // fill reads until the buffer is full or the body ends.
 func (c *call) fill(b []byte, r io.Reader) (n int, err error) {
-	c.wait(func() { n, err = io.ReadFull(r, b) })
-	if errors.Is(err, io.ErrUnexpectedEOF) {
-		err = io.EOF
-	}
+	c.wait(func() {
+		// io.ReadFull returns the same error at the end of the body and for a body that breaks off.
+		for n < len(b) && err == nil {
+			var more int
+			more, err = r.Read(b[n:])
+			n += more
+		}
+	})
 	return n, err
 }

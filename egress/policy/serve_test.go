@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 
 	"github.com/doze-run/doze/problem"
 )
@@ -353,5 +354,50 @@ func TestTrailersOfTheRequestAreThePolicysToChange(t *testing.T) {
 	expectNotes(t, x, "1", "x-sum,", "7,")
 	if got := fmt.Sprint(r.Trailer); got != "map[X-More:[9] X-Sum:[8]]" {
 		t.Errorf("got %s", got)
+	}
+}
+
+// Each cause has a code of its own, so that clients know what to change.
+func TestDenialsHaveTheCodeOfTheirCause(t *testing.T) {
+	h := newHost(t, func(c *Config) { c.RequestLimit, c.ResponseLimit = 100, 100 })
+	send := func(body io.Reader, header ...string) *http.Request {
+		r := request("POST", "/")
+		r.Body, r.ContentLength = io.NopCloser(body), -1
+		for i := 0; i < len(header); i += 2 {
+			r.Header.Set(header[i], header[i+1])
+		}
+		return r
+	}
+	long := strings.Repeat("x", 101)
+	broken := iotest.ErrReader(io.ErrUnexpectedEOF)
+	for name, c := range map[string]struct {
+		lines   []string
+		request *http.Request
+		code    problem.Code
+		status  int
+		reason  string
+	}{
+		"it denies":                         {[]string{"request deny not on Fridays"}, send(http.NoBody), problem.PolicyDenied, 403, "not on Fridays"},
+		"it panics":                         {[]string{"request panic"}, send(http.NoBody), problem.PolicyFailed, 403, "the policy failed"},
+		"it does what it may not":           {[]string{"request method CONNECT"}, send(http.NoBody), problem.PolicyFailed, 403, "no method that a policy can set"},
+		"it needs a response of an upgrade": {[]string{"start enable 2"}, send(http.NoBody, "Connection", "Upgrade", "Upgrade", "websocket"), problem.PolicyFailed, 403, "changes its protocol"},
+		"it reads too long a body":          {[]string{"start enable 1", "request read 0"}, send(strings.NewReader(long)), problem.PolicyBodyTooLarge, 413, "100 bytes"},
+		"it writes too long a body":         {[]string{"request write 0 " + long}, send(http.NoBody), problem.PolicyBodyTooLarge, 413, "100 bytes"},
+		"it writes too long a response":     {[]string{"request write 1 " + long}, send(http.NoBody), problem.PolicyResponseTooLarge, 502, "100 bytes"},
+		"the response is too long":          {[]string{"start enable 2"}, send(http.NoBody), problem.PolicyResponseTooLarge, 502, "100 bytes"},
+		"the body breaks off":               {[]string{"start enable 1", "request read 0"}, send(broken), problem.BodyIncomplete, 400, "could not be read"},
+		"the streamed body breaks off":      {[]string{"request read 0"}, send(broken), problem.BodyIncomplete, 400, "could not be read"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, x, err := exchange(scripted(t, h, c.lines...), c.request, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, long) })
+			if err != nil || x.Denied == nil || x.Denied.Code != c.code || x.Denied.Code.Definition().Status != c.status || !strings.Contains(x.Denied.Reason, c.reason) {
+				t.Errorf("got %+v, %v", x.Denied, err)
+			}
+		})
+	}
+	removed := scripted(t, h, "request note a")
+	removed.Release()
+	if _, x, err := exchange(removed, send(http.NoBody), nil); err != nil || x.Denied == nil || x.Denied.Code != problem.PolicyUnavailable {
+		t.Errorf("removed: %+v, %v", x.Denied, err)
 	}
 }

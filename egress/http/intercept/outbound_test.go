@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/http/httptrace"
 	"net/textproto"
 	"slices"
@@ -602,5 +603,28 @@ func answerHTTP2(l net.Listener, statuses []string) {
 				StreamID: frame.Header().StreamID, BlockFragment: block.Bytes(), EndHeaders: true, EndStream: i == len(statuses)-1,
 			})
 		}
+	}
+}
+
+// No connection of HTTP/2 can become a WebSocket with an HTTP/1.1 host.
+func TestUpgradeThatTheConnectionCannotCarryIsRefused(t *testing.T) {
+	f := NewForwarder(ForwarderConfig{Dial: func(context.Context, string, uint16) (net.Conn, error) {
+		here, there := net.Pipe()
+		t.Cleanup(func() { there.Close() })
+		go func() {
+			there.Read(make([]byte, 4096))
+			io.WriteString(there, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+		}()
+		return here, nil
+	}})
+	defer f.Close()
+	req := httptest.NewRequest("GET", "http://"+host+"/", nil)
+	req.Header.Set("Connection", "Upgrade")
+	req.Header.Set("Upgrade", "websocket")
+	w := httptest.NewRecorder()
+	result := f.Forward(w, req, "f1", "", nil)
+	wantRefusal(t, w.Result(), problem.UpgradeFailed, "cannot become a WebSocket")
+	if failure := (*Failure)(nil); !errors.As(result.Err, &failure) || failure.Code != problem.UpgradeFailed || result.Status != http.StatusBadGateway {
+		t.Errorf("%+v", result)
 	}
 }
