@@ -86,9 +86,9 @@ func TestPolicyDevBuildsTestsAndPushes(t *testing.T) {
 		t.Fatal(err)
 	}
 	replaceIn(t, main, "func main() {", "func init() { println(1) }\n\nfunc main() {")
-	replaceIn(t, "mine/tests.json", `"verdict": "`, `"verdict": "failed", "notes": ["none"], "reason": "`)
+	replaceIn(t, "mine/tests.json", `"verdict": "`, `"verdict": "error", "notes": ["none"], "reason": "`)
 	got := r.doze("policy", "dev", "mine", "--once", "--json")
-	if all := steps(t, got.out); got.code != exitFailed || len(all) != 2 || all[1].Step != "test" || all[1].OK || !strings.Contains(all[1].Output, "want failed") {
+	if all := steps(t, got.out); got.code != exitFailed || len(all) != 2 || all[1].Step != "test" || all[1].OK || !strings.Contains(all[1].Output, "want error") {
 		t.Errorf("exit code %d, %s", got.code, got.out)
 	}
 	if err := os.WriteFile(main, append(original, "var _ = missing\n"...), 0o666); err != nil {

@@ -115,7 +115,7 @@ func (s scaffold) copy(from fs.FS, to string, skip func(file string) bool) error
 			return err
 		}
 		if file == "tests.json" { // of the module that is built here
-			text = bytes.ReplaceAll(text, []byte(`"policy": "`+s.template+`"`), []byte(`"policy": "`+s.name+`.wasm"`))
+			text = bytes.ReplaceAll(text, []byte(`"name": "`+s.template+`"`), []byte(`"name": "`+s.name+`.wasm"`))
 		}
 		if strings.HasSuffix(file, ".go") {
 			text = bytes.ReplaceAll(text, []byte(policies.ImportPath), []byte(s.module()+"/internal/sdk"))

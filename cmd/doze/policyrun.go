@@ -83,7 +83,7 @@ Values of secrets are for the test: they are printed where the node would put th
 			} else {
 				err = trial.print(a.out)
 			}
-			if err == nil && trial.Verdict == verdictFailed {
+			if err == nil && trial.Verdict == verdictError {
 				return exitCode(exitFailed)
 			}
 			return err
@@ -173,11 +173,11 @@ func readModule(module string) (name string, wasm []byte, err error) {
 
 // What becomes of a request.
 const (
-	verdictSent     = "sent"
-	verdictAnswered = "answered"
-	verdictDenied   = "denied"
-	verdictFailed   = "failed"
-	verdictInvalid  = "invalid" // a policy does not take its configuration
+	verdictAllow   = "allow"
+	verdictRespond = "respond" // by a policy
+	verdictDeny    = "deny"
+	verdictError   = "error"   // a policy failed
+	verdictInvalid = "invalid" // a policy does not accept its configuration
 )
 
 // outcome is what became of a request.
@@ -252,7 +252,7 @@ func newTrial(ctx context.Context, r *recorded, path string, limits policy.Confi
 	began = time.Now()
 	chain, err := runner.configure(ctx, []step{{module: module, config: r.Config}})
 	if start := (*policy.StartError)(nil); errors.As(err, &start) {
-		t.outcome = *runner.startFailure(verdictFailed, err)
+		t.outcome = *runner.startFailure(verdictError, err)
 		return t, nil
 	}
 	if err != nil {
@@ -490,11 +490,11 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 	o.Notes, o.Log = x.Notes, c.runner.log.take()
 	switch {
 	case renderErr != nil:
-		o.Verdict, o.Reason = verdictFailed, renderErr.Error()
+		o.Verdict, o.Reason = verdictError, renderErr.Error()
 	case denial != nil:
-		o.Verdict, o.Reason, o.Detail = verdictDenied, denial.Reason, denial.Detail
+		o.Verdict, o.Reason, o.Detail = verdictDeny, denial.Reason, denial.Detail
 		if denial.Detail != "" {
-			o.Verdict = verdictFailed
+			o.Verdict = verdictError
 		}
 		for _, s := range sources {
 			if s.err != nil {
@@ -504,9 +504,9 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 	case err != nil:
 		return nil, err
 	default:
-		o.Verdict = verdictSent
+		o.Verdict = verdictAllow
 		if x.Answered != "" {
-			o.Verdict = verdictAnswered
+			o.Verdict = verdictRespond
 		}
 		o.Response = &message{Status: response.Code, Headers: response.Header(), Body: response.Body.String()}
 	}

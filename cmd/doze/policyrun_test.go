@@ -72,7 +72,7 @@ func TestATrialShowsWhatWouldBeSent(t *testing.T) {
 	})
 	out := r.ok("policy", "test", "example.wasm", "request.json", "--secret", "token=s3cret")
 	for _, want := range []string{
-		"sent\n\n> POST https://api.example.com/v1?a=b\n", "> Host: api.example.com\n> X-Api-Key: s3cret\n> X-Two: 1\n> X-Two: 2\n> \n> hello\n",
+		"allow\n\n> POST https://api.example.com/v1?a=b\n", "> Host: api.example.com\n> X-Api-Key: s3cret\n> X-Two: 1\n> X-Two: 2\n> \n> hello\n",
 		"< 201 Created\n< X-From: up\n< \n< made\n", "secret   token\n", "µs a request (median of ",
 		"memory   64.0 KiB after these requests, of at most 16.0 MiB\n", // a page of WebAssembly
 	} {
@@ -81,7 +81,7 @@ func TestATrialShowsWhatWouldBeSent(t *testing.T) {
 		}
 	}
 	got := decodeJSON[trial](t, r.ok("policy", "test", "example.wasm", "request.http", "--secret", "token=@key", "--json"))
-	if got.Verdict != verdictSent || got.Sent.Headers.Get("X-Api-Key") != "from a file" || got.Sent.URL != "https://api.example.com/v1" ||
+	if got.Verdict != verdictAllow || got.Sent.Headers.Get("X-Api-Key") != "from a file" || got.Sent.URL != "https://api.example.com/v1" ||
 		got.Response.Status != 200 || got.Cost.Requests == 0 || got.Cost.MedianUS <= 0 || got.Cost.MemoryBytes != 64<<10 {
 		t.Errorf("got %+v", got)
 	}
@@ -93,7 +93,7 @@ func TestExamplesInOtherLanguagesDoTheSame(t *testing.T) {
 		if out := r.ok("policy", "test", module, "request.json", "--secret", "token=s3cret"); !strings.Contains(out, "> X-Api-Key: s3cret\n") {
 			t.Errorf("%s: got %s", module, out)
 		}
-		if out := r.ok("policy", "test", module, "request.json"); !strings.HasPrefix(out, "denied: the rule gives no secret \"token\"\n") {
+		if out := r.ok("policy", "test", module, "request.json"); !strings.HasPrefix(out, "deny: the rule gives no secret \"token\"\n") {
 			t.Errorf("%s without the secret: got %s", module, out)
 		}
 	}
@@ -101,11 +101,11 @@ func TestExamplesInOtherLanguagesDoTheSame(t *testing.T) {
 
 func TestATrialTellsADenialFromAFailure(t *testing.T) {
 	r := trialRig(t, map[string]string{"request.json": `{"url":"https://api.example.com/"}`})
-	if out := r.ok("policy", "test", "example.wasm", "request.json"); !strings.HasPrefix(out, "denied: the rule gives no secret \"token\"\n") {
+	if out := r.ok("policy", "test", "example.wasm", "request.json"); !strings.HasPrefix(out, "deny: the rule gives no secret \"token\"\n") {
 		t.Errorf("got %q", out)
 	}
 	got := r.doze("policy", "test", "trap.wasm", "request.json")
-	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: the policy failed") || !strings.Contains(got.out, "unreachable") ||
+	if got.code != exitFailed || !strings.HasPrefix(got.out, "error: the policy failed") || !strings.Contains(got.out, "unreachable") ||
 		strings.Contains(got.out, "memory ") { // nothing is left of an instance that failed
 		t.Errorf("got %+v", got)
 	}
@@ -140,7 +140,7 @@ func TestWhatCannotBeTried(t *testing.T) {
 	r.misused("REQUEST is missing", "policy", "test", "example.wasm")
 	r.misused("NAME=VALUE", "policy", "test", "example.wasm", "ok.json", "--secret", "token")
 	got := r.doze("policy", "test", "example.wasm", "newline.json")
-	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: header X-Api-Key") {
+	if got.code != exitFailed || !strings.HasPrefix(got.out, "error: header X-Api-Key") {
 		t.Errorf("a line break in a secret: %+v", got)
 	}
 }
@@ -168,7 +168,7 @@ func TestATrialOfAShippedPolicy(t *testing.T) {
 	})
 	// One that does not start says why, and what it wrote before.
 	got := r.doze("policy", "test", "basic", "request.json")
-	if got.code != exitFailed || !strings.HasPrefix(got.out, "failed: policy basic does not start: ") ||
+	if got.code != exitFailed || !strings.HasPrefix(got.out, "error: policy basic does not start: ") ||
 		!strings.Contains(got.out, `config: "user" is missing`) || !strings.Contains(got.out, "\nlog      error: ") {
 		t.Errorf("got %+v", got)
 	}

@@ -32,8 +32,8 @@ type suite struct {
 
 // suitePolicy is a policy as a rule names it.
 type suitePolicy struct {
-	// Policy is a file, or the name of a policy that doze ships.
-	Policy  string            `json:"policy"`
+	// Name is a file, or the name of a built-in policy.
+	Name    string            `json:"name"`
 	Config  json.RawMessage   `json:"config"`
 	Secrets map[string]string `json:"secrets"`
 }
@@ -229,7 +229,7 @@ func (s *suite) check() error {
 	return nil
 }
 
-var verdicts = []string{verdictSent, verdictAnswered, verdictDenied, verdictFailed, verdictInvalid}
+var verdicts = []string{verdictAllow, verdictRespond, verdictDeny, verdictError, verdictInvalid}
 
 func (w *suiteWant) check() error {
 	if w.Verdict != "" && !slices.Contains(verdicts, w.Verdict) {
@@ -283,7 +283,7 @@ func (s *suite) runTest(ctx context.Context, r *runner, t *suiteTest) (testResul
 	r.advance(time.Duration(t.After))
 	steps := make([]step, 0, len(t.Policies))
 	for _, p := range t.Policies {
-		module, err := r.module(ctx, s.modulePath(p.Policy))
+		module, err := r.module(ctx, s.modulePath(p.Name))
 		if err != nil {
 			return result, err
 		}
@@ -375,7 +375,7 @@ func (w *suiteWant) differences(o *outcome, secrets map[string]string) (list []s
 	switch {
 	case w.Verdict != "" && o.Verdict != w.Verdict:
 		differ("verdict", o.summary(), w.Verdict)
-	case w.Verdict == "" && (o.Verdict == verdictFailed || o.Verdict == verdictInvalid):
+	case w.Verdict == "" && (o.Verdict == verdictError || o.Verdict == verdictInvalid):
 		differ("verdict", o.summary(), "no failure")
 	}
 	compare("reason", o.Reason, w.Reason)

@@ -7,7 +7,7 @@ import (
 )
 
 const suiteFile = `{
-	"policies": [{"policy": "example.wasm", "secrets": {"token": "api"}}],
+	"policies": [{"name": "example.wasm", "secrets": {"token": "api"}}],
 	"secrets": {"api": "@key"},
 	"tests": [
 		{
@@ -15,7 +15,7 @@ const suiteFile = `{
 			"request": {"method": "POST", "url": "https://api.example.com/v1?a=b", "headers": {"X-Api-Key": "own", "X-Two": ["1", "2"]}, "body": "hello"},
 			"response": {"status": 201, "headers": {"X-From": "up"}, "body": "made"},
 			"want": {
-				"verdict": "sent", "method": "POST", "url": "https://api.example.com/v1?a=b",
+				"verdict": "allow", "method": "POST", "url": "https://api.example.com/v1?a=b",
 				"headers": {"X-Api-Key": "{secret:api}", "X-Two": "1, 2", "Authorization": null}, "body": "hello",
 				"response": {"status": 201, "headers": {"X-From": "up", "X-Api-Key": null}, "body": {"matches": "^ma.e$"}},
 				"secrets": ["api"]
@@ -23,11 +23,11 @@ const suiteFile = `{
 		},
 		{
 			"name": "refuses without one",
-			"policies": [{"policy": "example.wasm"}],
+			"policies": [{"name": "example.wasm"}],
 			"request": {"url": "https://api.example.com/"},
-			"want": {"verdict": "denied", "reason": {"contains": "no secret \"token\""}}
+			"want": {"verdict": "deny", "reason": {"contains": "no secret \"token\""}}
 		},
-		{"name": "fails", "policies": [{"policy": "trap.wasm"}], "request": {"url": "https://api.example.com/"}, "want": {"verdict": "failed"}}
+		{"name": "fails", "policies": [{"name": "trap.wasm"}], "request": {"url": "https://api.example.com/"}, "want": {"verdict": "error"}}
 	]
 }`
 
@@ -37,7 +37,7 @@ func TestASuiteOfTestsPasses(t *testing.T) {
 		t.Errorf("got %s", out)
 	}
 	got := decodeJSON[struct{ Tests []testResult }](t, r.ok("policy", "test", "tests.json", "--secret", "api=other", "--json")).Tests
-	if len(got) != 3 || !got[0].OK || got[0].Last.Sent.Headers.Get("X-Api-Key") != "other" || got[2].Last.Verdict != verdictFailed {
+	if len(got) != 3 || !got[0].OK || got[0].Last.Sent.Headers.Get("X-Api-Key") != "other" || got[2].Last.Verdict != verdictError {
 		t.Errorf("got %+v", got)
 	}
 }
@@ -55,7 +55,7 @@ func writeInto(t *testing.T, name, text string) string {
 func TestWhatASuiteExpectsAndDoesNotGet(t *testing.T) {
 	r := trialRig(t, map[string]string{"key": "from a file"})
 	for _, c := range []struct{ old, new, want string }{
-		{`"verdict": "sent"`, `"verdict": "denied"`, "verdict: got sent, want denied"},
+		{`"verdict": "allow"`, `"verdict": "deny"`, "verdict: got allow, want deny"},
 		{`"method": "POST", "url": "https://api.example.com/v1?a=b",` + "\n\t\t\t\t", `"method": "GET",`, `method: got "POST", want "GET"`},
 		{`"url": "https://api.example.com/v1?a=b",` + "\n\t\t\t\t", `"url": {"contains": "/v2"},`, `url: got "https://api.example.com/v1?a=b", want what contains "/v2"`},
 		{`"{secret:api}"`, `"own"`, `header X-Api-Key: got "from a file", want "own"`},
@@ -67,10 +67,10 @@ func TestWhatASuiteExpectsAndDoesNotGet(t *testing.T) {
 		{`^ma.e$`, `^M`, `response.body: got "made", want what matches ^M`},
 		{`"secrets": ["api"]` + "\n\t\t\t}", `"secrets": []}`, `secrets: got ["api"], want []`},
 		{`no secret \"token\"`, `no such`, `reason: got "the rule gives no secret \"token\"", want what contains "no such"`},
-		{`"verdict": "denied", "reason"`, `"headers": {"A": "b"}, "reason"`, `request: got nothing sent to the host (denied: the rule gives no secret "token"), want a request`},
-		{`"verdict": "denied", "reason"`, `"response": {"status": 403}, "reason"`, "response: got none (denied"},
-		{`"verdict": "denied", "reason"`, `"notes": ["a"], "log": [{"contains": "b"}], "reason"`, `notes: got [], want "a"`},
-		{`"want": {"verdict": "failed"}`, `"want": {}`, "verdict: got failed: the policy failed"},
+		{`"verdict": "deny", "reason"`, `"headers": {"A": "b"}, "reason"`, `request: got nothing sent to the host (deny: the rule gives no secret "token"), want a request`},
+		{`"verdict": "deny", "reason"`, `"response": {"status": 403}, "reason"`, "response: got none (deny"},
+		{`"verdict": "deny", "reason"`, `"notes": ["a"], "log": [{"contains": "b"}], "reason"`, `notes: got [], want "a"`},
+		{`"want": {"verdict": "error"}`, `"want": {}`, "verdict: got error: the policy failed"},
 	} {
 		if !strings.Contains(suiteFile, c.old) {
 			t.Fatalf("%q is not in the file", c.old)
@@ -111,15 +111,15 @@ func TestSuitesThatAreRefused(t *testing.T) {
 		`{"test":[]}`:                   `line 1, column 2: unknown field "test"`,
 		`{"tests":[]}`:                  "tests: 0; write 1 to 1000",
 		`{"tests":[{` + request + `}]}`: "tests[0]: 0 policies",
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{"request":{"url":"/x"}}]}`:                                  "tests[0].request: \"url\" has a scheme and a host",
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{"name":"a",` + request + `},{"name":"a",` + request + `}]}`: `tests[1].name: "a" is the name of an earlier one`,
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{` + request + `,"repeat":-1}]}`:                             "tests[0].repeat: -1",
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{` + request + `,"after":"soon"}]}`:                          `"soon" is not a time`,
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{` + request + `,"want":{"verdict":"ok"}}]}`:                 "tests[0].want: verdict: \"ok\"; write one of sent, ",
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{` + request + `,"want":{"body":{"like":"x"}}}]}`:            `write a text, {"contains"`,
-		`{"policies":[{"policy":"example.wasm"}],"tests":[{` + request + `,"want":{"body":{"matches":"("}}}]}`:         "missing closing )",
-		`{"policies":[{"policy":"example.wasm","secrets":{"token":"api"}}],"tests":[{` + request + `}]}`:               `there is no secret "api" under secrets`,
-		`{"policies":[{"policy":"none.wasm"}],"tests":[{` + request + `}]}`:                                            "no such file",
+		`{"policies":[{"name":"example.wasm"}],"tests":[{"request":{"url":"/x"}}]}`:                                  "tests[0].request: \"url\" has a scheme and a host",
+		`{"policies":[{"name":"example.wasm"}],"tests":[{"name":"a",` + request + `},{"name":"a",` + request + `}]}`: `tests[1].name: "a" is the name of an earlier one`,
+		`{"policies":[{"name":"example.wasm"}],"tests":[{` + request + `,"repeat":-1}]}`:                             "tests[0].repeat: -1",
+		`{"policies":[{"name":"example.wasm"}],"tests":[{` + request + `,"after":"soon"}]}`:                          `"soon" is not a time`,
+		`{"policies":[{"name":"example.wasm"}],"tests":[{` + request + `,"want":{"verdict":"ok"}}]}`:                 "tests[0].want: verdict: \"ok\"; write one of allow, ",
+		`{"policies":[{"name":"example.wasm"}],"tests":[{` + request + `,"want":{"body":{"like":"x"}}}]}`:            `write a text, {"contains"`,
+		`{"policies":[{"name":"example.wasm"}],"tests":[{` + request + `,"want":{"body":{"matches":"("}}}]}`:         "missing closing )",
+		`{"policies":[{"name":"example.wasm","secrets":{"token":"api"}}],"tests":[{` + request + `}]}`:               `there is no secret "api" under secrets`,
+		`{"policies":[{"name":"none.wasm"}],"tests":[{` + request + `}]}`:                                            "no such file",
 	} {
 		r.refused(want, "policy", "test", writeInto(t, "tests.json", text))
 	}
@@ -135,16 +135,16 @@ func TestSuitesThatAreRefused(t *testing.T) {
 func TestASuiteHasStateAndAClock(t *testing.T) {
 	r := trialRig(t, map[string]string{"tests.json": `{
 		"policies": [
-			{"policy": "model-budget", "config": {"window": "24h", "requests": 3}},
-			{"policy": "example.wasm", "secrets": {"token": "api"}}
+			{"name": "model-budget", "config": {"window": "24h", "requests": 3}},
+			{"name": "example.wasm", "secrets": {"token": "api"}}
 		],
 		"secrets": {"api": "s3cret-value"},
 		"tests": [
-			{"name": "within the budget", "repeat": 3, "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "sent", "headers": {"X-Api-Key": "{secret:api}"}}},
-			{"name": "beyond", "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "denied", "reason": {"contains": "3"}}},
-			{"name": "another sandbox", "sandbox": {"id": "another00000"}, "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "sent"}},
-			{"name": "a day later", "after": "24h", "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "sent"}},
-			{"name": "no window", "policies": [{"policy": "model-budget", "config": {"requests": 3}}], "request": {"url": "https://api.example.com/"}, "want": {"verdict": "invalid", "reason": {"contains": "window"}}}
+			{"name": "within the budget", "repeat": 3, "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "allow", "headers": {"X-Api-Key": "{secret:api}"}}},
+			{"name": "beyond", "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "deny", "reason": {"contains": "3"}}},
+			{"name": "another sandbox", "sandbox": {"id": "another00000"}, "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "allow"}},
+			{"name": "a day later", "after": "24h", "request": {"method": "POST", "url": "https://api.example.com/"}, "want": {"verdict": "allow"}},
+			{"name": "no window", "policies": [{"name": "model-budget", "config": {"requests": 3}}], "request": {"url": "https://api.example.com/"}, "want": {"verdict": "invalid", "reason": {"contains": "window"}}}
 		]
 	}`})
 	got := r.doze("policy", "test", "tests.json")

@@ -39,7 +39,7 @@ func TestProbesOnTheNodesHost(t *testing.T) {
 			if o.Verdict != p.Want || p.Reason != "" && o.Reason != p.Reason {
 				t.Errorf("%s %s, want %s %q", o.summary(), o.Detail, p.Want, p.Reason)
 			}
-			if p.Want == verdictFailed || p.Want == verdictInvalid {
+			if p.Want == verdictError || p.Want == verdictInvalid {
 				return
 			}
 			if !slices.Equal(o.Notes, p.Notes) {

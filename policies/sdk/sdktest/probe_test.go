@@ -23,7 +23,7 @@ func TestProbes(t *testing.T) {
 			if verdict != p.Want || p.Reason != "" && got.Reason != p.Reason {
 				t.Errorf("%s %q, want %s %q", verdict, got.Reason, p.Want, p.Reason)
 			}
-			if p.Want == "failed" || p.Want == "invalid" {
+			if p.Want == "error" || p.Want == "invalid" {
 				return
 			}
 			if !slices.Equal(got.Notes, p.Notes) {
@@ -68,16 +68,16 @@ func send(p probe.Probe) (verdict string, got sdktest.Result) {
 	policy.Upstream = func(*http.Request) *http.Response {
 		return &http.Response{StatusCode: 200, Header: http.Header{probe.UpstreamHeader: {"yes"}}, Body: io.NopCloser(strings.NewReader(probe.UpstreamBody))}
 	}
-	verdict = "failed"
+	verdict = "error"
 	got = policy.Send(sdktest.Request("POST", probe.URL, p.Body))
 	switch {
 	case got.Denied && got.Reason == p.Reason:
-		verdict = "denied"
+		verdict = "deny"
 	case got.Denied: // for what is not the policy's mistake
 	case got.Method == "":
-		verdict = "answered"
+		verdict = "respond"
 	default:
-		verdict = "sent"
+		verdict = "allow"
 	}
 	return verdict, got
 }

@@ -25,7 +25,7 @@ type Probe struct {
 	Request  func(*sdk.Request) error
 	Response func(*sdk.Response) error
 
-	// Want is what becomes of the request: sent, answered, denied, failed, or invalid
+	// Want is what becomes of the request: allow, respond, deny, error, or invalid
 	// for an instance that does not start.
 	Want string
 	// Reason of a denial.
@@ -125,54 +125,54 @@ func ref(name string) string {
 // All probes.
 var All = []Probe{
 	// Bodies of requests.
-	{Name: "read the body, buffered", Body: "hello", Features: sdk.BufferRequest, Want: "sent", SentBody: "hello",
+	{Name: "read the body, buffered", Body: "hello", Features: sdk.BufferRequest, Want: "allow", SentBody: "hello",
 		Request: pass(func() { abi.ReadBody(abi.RequestBody, some) })},
-	{Name: "read the body, not buffered", Body: "hello", Want: "failed", Request: pass(func() { abi.ReadBody(abi.RequestBody, some) })},
-	{Name: "read a part of the body, not buffered", Body: "hello", Want: "failed", Request: pass(func() { abi.ReadBody(abi.RequestBody, some[:2]) })},
-	{Name: "read the body, not buffered, and write another", Body: "hello", Want: "sent", SentBody: "bye",
+	{Name: "read the body, not buffered", Body: "hello", Want: "error", Request: pass(func() { abi.ReadBody(abi.RequestBody, some) })},
+	{Name: "read a part of the body, not buffered", Body: "hello", Want: "error", Request: pass(func() { abi.ReadBody(abi.RequestBody, some[:2]) })},
+	{Name: "read the body, not buffered, and write another", Body: "hello", Want: "allow", SentBody: "bye",
 		Request: pass(func() {
 			abi.ReadBody(abi.RequestBody, some)
 			abi.WriteBody(abi.RequestBody, []byte("b"))
 			abi.WriteBody(abi.RequestBody, []byte("ye"))
 		})},
-	{Name: "read the body, not buffered, and answer", Body: "hello", Want: "answered", Got: "418 tea",
+	{Name: "read the body, not buffered, and answer", Body: "hello", Want: "respond", Got: "418 tea",
 		Request: func(r *sdk.Request) error {
 			abi.ReadBody(abi.RequestBody, some)
 			return r.Respond(418, "", []byte("tea"))
 		}},
-	{Name: "buffer a body of 1 MiB", Body: long1M, Features: sdk.BufferRequest, Want: "sent", Request: pass(func() { abi.ReadBody(abi.RequestBody, some) })},
-	{Name: "buffer a body of more than 1 MiB", Body: long1M + "x", Features: sdk.BufferRequest, Want: "failed",
+	{Name: "buffer a body of 1 MiB", Body: long1M, Features: sdk.BufferRequest, Want: "allow", Request: pass(func() { abi.ReadBody(abi.RequestBody, some) })},
+	{Name: "buffer a body of more than 1 MiB", Body: long1M + "x", Features: sdk.BufferRequest, Want: "error",
 		Request: pass(func() { abi.ReadBody(abi.RequestBody, some) })},
-	{Name: "a body of more than 1 MiB that is not read", Body: long1M + "x", Features: sdk.BufferRequest, Want: "sent", Request: letPass},
-	{Name: "read into no memory", Body: "hello", Features: sdk.BufferRequest, Want: "failed", Request: pass(func() { abi.ReadBody(abi.RequestBody, nil) })},
-	{Name: "read a body of another kind", Want: "failed", Request: pass(func() { abi.ReadBody(2, some) })},
-	{Name: "write a body of another kind", Want: "failed", Request: pass(func() { abi.WriteBody(2, []byte("x")) })},
-	{Name: "write a body of 1 MiB", Want: "sent", SentBody: long1M, Request: pass(func() { abi.WriteBody(abi.RequestBody, []byte(long1M)) })},
-	{Name: "write a body of more than 1 MiB", Want: "failed", Request: pass(func() {
+	{Name: "a body of more than 1 MiB that is not read", Body: long1M + "x", Features: sdk.BufferRequest, Want: "allow", Request: letPass},
+	{Name: "read into no memory", Body: "hello", Features: sdk.BufferRequest, Want: "error", Request: pass(func() { abi.ReadBody(abi.RequestBody, nil) })},
+	{Name: "read a body of another kind", Want: "error", Request: pass(func() { abi.ReadBody(2, some) })},
+	{Name: "write a body of another kind", Want: "error", Request: pass(func() { abi.WriteBody(2, []byte("x")) })},
+	{Name: "write a body of 1 MiB", Want: "allow", SentBody: long1M, Request: pass(func() { abi.WriteBody(abi.RequestBody, []byte(long1M)) })},
+	{Name: "write a body of more than 1 MiB", Want: "error", Request: pass(func() {
 		abi.WriteBody(abi.RequestBody, []byte(long1M))
 		abi.WriteBody(abi.RequestBody, []byte("x"))
 	})},
-	{Name: "write no body", Body: "hello", Want: "sent", SentBody: "", Request: pass(func() { abi.WriteBody(abi.RequestBody, nil) })},
-	{Name: "write the request's body after it was sent", Request: letPass, Want: "failed", Response: after(func() { abi.WriteBody(abi.RequestBody, []byte("x")) })},
-	{Name: "read the request's body after it was sent", Request: letPass, Want: "failed", Response: after(func() { abi.ReadBody(abi.RequestBody, some) })},
+	{Name: "write no body", Body: "hello", Want: "allow", SentBody: "", Request: pass(func() { abi.WriteBody(abi.RequestBody, nil) })},
+	{Name: "write the request's body after it was sent", Request: letPass, Want: "error", Response: after(func() { abi.WriteBody(abi.RequestBody, []byte("x")) })},
+	{Name: "read the request's body after it was sent", Request: letPass, Want: "error", Response: after(func() { abi.ReadBody(abi.RequestBody, some) })},
 
 	// The log.
-	{Name: "ask for each level of the log", Want: "sent", Notes: []string{"-2 false", "-1 true", "0 true", "1 true", "2 true", "3 false"}, Request: pass(func() {
+	{Name: "ask for each level of the log", Want: "allow", Notes: []string{"-2 false", "-1 true", "0 true", "1 true", "2 true", "3 false"}, Request: pass(func() {
 		for level := int32(-2); level <= 3; level++ {
 			sdk.Note(strconv.Itoa(int(level)) + " " + strconv.FormatBool(abi.LogEnabled(level)))
 		}
 	})},
 
 	// Responses.
-	{Name: "change the response, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.SetHeaderValue(abi.ResponseHeader, "X-A", "b") })},
-	{Name: "remove a header of the response, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.RemoveHeader(abi.ResponseHeader, "X-A") })},
-	{Name: "set the status, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.SetStatusCode(418) })},
-	{Name: "read the status, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.GetStatusCode() })},
-	{Name: "read the response's body, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.ReadBody(abi.ResponseBody, some) })},
-	{Name: "write the response's body, not buffered", Request: letPass, Want: "failed", Response: after(func() { abi.WriteBody(abi.ResponseBody, []byte("x")) })},
-	{Name: "read the response's header, not buffered", Request: letPass, Want: "sent", Notes: []string{"yes"},
+	{Name: "change the response, not buffered", Request: letPass, Want: "error", Response: after(func() { abi.SetHeaderValue(abi.ResponseHeader, "X-A", "b") })},
+	{Name: "remove a header of the response, not buffered", Request: letPass, Want: "error", Response: after(func() { abi.RemoveHeader(abi.ResponseHeader, "X-A") })},
+	{Name: "set the status, not buffered", Request: letPass, Want: "error", Response: after(func() { abi.SetStatusCode(418) })},
+	{Name: "read the status, not buffered", Request: letPass, Want: "error", Response: after(func() { abi.GetStatusCode() })},
+	{Name: "read the response's body, not buffered", Request: letPass, Want: "error", Response: after(func() { abi.ReadBody(abi.ResponseBody, some) })},
+	{Name: "write the response's body, not buffered", Request: letPass, Want: "error", Response: after(func() { abi.WriteBody(abi.ResponseBody, []byte("x")) })},
+	{Name: "read the response's header, not buffered", Request: letPass, Want: "allow", Notes: []string{"yes"},
 		Response: func(r *sdk.Response) error { sdk.Note(r.Header.Get(UpstreamHeader)); return nil }},
-	{Name: "change the response, buffered", Features: sdk.BufferResponse, Request: letPass, Want: "sent", Got: "418 tea", GotHeaders: map[string]string{"X-A": "b", UpstreamHeader: ""},
+	{Name: "change the response, buffered", Features: sdk.BufferResponse, Request: letPass, Want: "allow", Got: "418 tea", GotHeaders: map[string]string{"X-A": "b", UpstreamHeader: ""},
 		Notes: []string{"200", UpstreamBody},
 		Response: after(func() {
 			sdk.Note(strconv.Itoa(int(abi.GetStatusCode())))
@@ -183,68 +183,68 @@ var All = []Probe{
 			abi.SetHeaderValue(abi.ResponseHeader, "X-A", "b")
 			abi.RemoveHeader(abi.ResponseHeader, UpstreamHeader)
 		})},
-	{Name: "write a response of more than 1 MiB", Want: "failed", Request: pass(func() {
+	{Name: "write a response of more than 1 MiB", Want: "error", Request: pass(func() {
 		abi.WriteBody(abi.ResponseBody, []byte(long1M))
 		abi.WriteBody(abi.ResponseBody, []byte("x"))
 	})},
-	{Name: "write a response, and let the request pass", Want: "sent", Got: "200 first, " + UpstreamBody, Request: pass(func() {
+	{Name: "write a response, and let the request pass", Want: "allow", Got: "200 first, " + UpstreamBody, Request: pass(func() {
 		abi.SetStatusCode(418)
 		abi.WriteBody(abi.ResponseBody, []byte("first, "))
 	})},
-	{Name: "headers of the response are defaults", Want: "sent", GotHeaders: map[string]string{"X-A": "b", UpstreamHeader: "yes"}, Request: pass(func() {
+	{Name: "headers of the response are defaults", Want: "allow", GotHeaders: map[string]string{"X-A": "b", UpstreamHeader: "yes"}, Request: pass(func() {
 		abi.SetHeaderValue(abi.ResponseHeader, "X-A", "b")
 		abi.SetHeaderValue(abi.ResponseHeader, UpstreamHeader, "no")
 	})},
-	{Name: "status 199", Want: "failed", Request: pass(func() { abi.SetStatusCode(199) })},
-	{Name: "status 1000", Want: "failed", Request: pass(func() { abi.SetStatusCode(1000) })},
-	{Name: "status 0", Want: "failed", Request: func(r *sdk.Request) error { return r.Respond(0, "", nil) }},
-	{Name: "answer without anything", Want: "answered", Got: "204 ", Request: func(r *sdk.Request) error { return r.Respond(204, "", nil) }},
+	{Name: "status 199", Want: "error", Request: pass(func() { abi.SetStatusCode(199) })},
+	{Name: "status 1000", Want: "error", Request: pass(func() { abi.SetStatusCode(1000) })},
+	{Name: "status 0", Want: "error", Request: func(r *sdk.Request) error { return r.Respond(0, "", nil) }},
+	{Name: "answer without anything", Want: "respond", Got: "204 ", Request: func(r *sdk.Request) error { return r.Respond(204, "", nil) }},
 
 	// The request's line.
-	{Name: "a method", Want: "sent", Sent: "PATCH /path?query=1", Request: pass(func() { abi.SetMethod("PATCH") })},
-	{Name: "method CONNECT", Want: "failed", Request: pass(func() { abi.SetMethod("CONNECT") })},
-	{Name: "a method with a space", Want: "failed", Request: pass(func() { abi.SetMethod("GET /") })},
-	{Name: "no method", Want: "failed", Request: pass(func() { abi.SetMethod("") })},
-	{Name: "a method of 64 bytes", Want: "sent", Request: pass(func() { abi.SetMethod(long64K[:64]) })},
-	{Name: "a method of 65 bytes", Want: "failed", Request: pass(func() { abi.SetMethod(long64K[:65]) })},
-	{Name: "the method after the request was sent", Request: letPass, Want: "failed", Response: after(func() { abi.SetMethod("GET") })},
-	{Name: "a URI", Want: "sent", Sent: "POST /a%20b?c=%2F", Request: pass(func() { abi.SetURI("/a%20b?c=%2F") })},
-	{Name: "no URI", Want: "sent", Sent: "POST /", Request: pass(func() { abi.SetURI("") })},
-	{Name: "a URI without a slash", Want: "failed", Request: pass(func() { abi.SetURI("a") })},
-	{Name: "a URI with a host", Want: "failed", Request: pass(func() { abi.SetURI("https://other.example/") })},
-	{Name: "a URI with a space", Want: "failed", Request: pass(func() { abi.SetURI("/a b") })},
-	{Name: "a URI with a fragment", Want: "failed", Request: pass(func() { abi.SetURI("/a#b") })},
-	{Name: "a URI beyond ASCII", Want: "failed", Request: pass(func() { abi.SetURI("/ä") })},
-	{Name: "a URI with a broken escape", Want: "failed", Request: pass(func() { abi.SetURI("/%zz") })},
-	{Name: "a URI of 16 KiB", Want: "sent", Request: pass(func() { abi.SetURI("/" + long64K[:16<<10-1]) })},
-	{Name: "a URI of more than 16 KiB", Want: "failed", Request: pass(func() { abi.SetURI("/" + long64K[:16<<10]) })},
-	{Name: "the URI after the request was sent", Request: letPass, Want: "failed", Response: after(func() { abi.SetURI("/") })},
+	{Name: "a method", Want: "allow", Sent: "PATCH /path?query=1", Request: pass(func() { abi.SetMethod("PATCH") })},
+	{Name: "method CONNECT", Want: "error", Request: pass(func() { abi.SetMethod("CONNECT") })},
+	{Name: "a method with a space", Want: "error", Request: pass(func() { abi.SetMethod("GET /") })},
+	{Name: "no method", Want: "error", Request: pass(func() { abi.SetMethod("") })},
+	{Name: "a method of 64 bytes", Want: "allow", Request: pass(func() { abi.SetMethod(long64K[:64]) })},
+	{Name: "a method of 65 bytes", Want: "error", Request: pass(func() { abi.SetMethod(long64K[:65]) })},
+	{Name: "the method after the request was sent", Request: letPass, Want: "error", Response: after(func() { abi.SetMethod("GET") })},
+	{Name: "a URI", Want: "allow", Sent: "POST /a%20b?c=%2F", Request: pass(func() { abi.SetURI("/a%20b?c=%2F") })},
+	{Name: "no URI", Want: "allow", Sent: "POST /", Request: pass(func() { abi.SetURI("") })},
+	{Name: "a URI without a slash", Want: "error", Request: pass(func() { abi.SetURI("a") })},
+	{Name: "a URI with a host", Want: "error", Request: pass(func() { abi.SetURI("https://other.example/") })},
+	{Name: "a URI with a space", Want: "error", Request: pass(func() { abi.SetURI("/a b") })},
+	{Name: "a URI with a fragment", Want: "error", Request: pass(func() { abi.SetURI("/a#b") })},
+	{Name: "a URI beyond ASCII", Want: "error", Request: pass(func() { abi.SetURI("/ä") })},
+	{Name: "a URI with a broken escape", Want: "error", Request: pass(func() { abi.SetURI("/%zz") })},
+	{Name: "a URI of 16 KiB", Want: "allow", Request: pass(func() { abi.SetURI("/" + long64K[:16<<10-1]) })},
+	{Name: "a URI of more than 16 KiB", Want: "error", Request: pass(func() { abi.SetURI("/" + long64K[:16<<10]) })},
+	{Name: "the URI after the request was sent", Request: letPass, Want: "error", Response: after(func() { abi.SetURI("/") })},
 
 	// Headers.
-	{Name: "a header", Want: "sent", Headers: map[string]string{"X-A": "b, c", "X-B": ""}, Request: pass(func() {
+	{Name: "a header", Want: "allow", Headers: map[string]string{"X-A": "b, c", "X-B": ""}, Request: pass(func() {
 		abi.SetHeaderValue(abi.RequestHeader, "x-a", "b")
 		abi.AddHeaderValue(abi.RequestHeader, "X-A", "c")
 		abi.SetHeaderValue(abi.RequestHeader, "X-B", "d")
 		abi.RemoveHeader(abi.RequestHeader, "x-b")
 	})},
-	{Name: "a header's name with a space", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X A", "b") })},
-	{Name: "a header without a name", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "", "b") })},
-	{Name: "a header's value with a line break", Want: "failed", Request: pass(func() { abi.AddHeaderValue(abi.RequestHeader, "X-A", "b\r\nc: d") })},
-	{Name: "a header's value with a control character", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", "b\x01") })},
-	{Name: "a header's value with a tab, and beyond ASCII", Want: "sent", Headers: map[string]string{"X-A": "ä\tb"}, Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", "ä\tb") })},
-	{Name: "remove a header without a name", Want: "failed", Request: pass(func() { abi.RemoveHeader(abi.RequestHeader, "") })},
-	{Name: "header Host", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "host", "other.example") })},
-	{Name: "header Connection", Want: "failed", Request: pass(func() { abi.AddHeaderValue(abi.RequestHeader, "Connection", "x") })},
-	{Name: "header Transfer-Encoding of an answer", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.ResponseHeader, "Transfer-Encoding", "x") })},
-	{Name: "remove header Upgrade", Want: "failed", Request: pass(func() { abi.RemoveHeader(abi.RequestHeader, "Upgrade") })},
-	{Name: "header Content-Length", Body: "hello", Want: "sent", SentBody: "hello", Headers: map[string]string{"Content-Length": "5"}, Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "Content-Length", "1") })},
-	{Name: "a header of another kind", Want: "failed", Request: pass(func() { abi.GetHeaderNames(4, some) })},
-	{Name: "200 fields", Want: "sent", Request: pass(func() { fields(200, 1) })},
-	{Name: "300 fields", Want: "failed", Request: pass(func() { fields(300, 1) })},
-	{Name: "63 KiB of fields", Want: "sent", Request: pass(func() { fields(63, 1000) })},
-	{Name: "more than 64 KiB of fields", Want: "failed", Request: pass(func() { fields(66, 1000) })},
-	{Name: "the request's header after it was sent", Request: letPass, Want: "failed", Response: after(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", "b") })},
-	{Name: "read the host", Want: "sent", Notes: []string{"api.example.com", "api.example.com"}, Request: func(r *sdk.Request) error {
+	{Name: "a header's name with a space", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X A", "b") })},
+	{Name: "a header without a name", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "", "b") })},
+	{Name: "a header's value with a line break", Want: "error", Request: pass(func() { abi.AddHeaderValue(abi.RequestHeader, "X-A", "b\r\nc: d") })},
+	{Name: "a header's value with a control character", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", "b\x01") })},
+	{Name: "a header's value with a tab, and beyond ASCII", Want: "allow", Headers: map[string]string{"X-A": "ä\tb"}, Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", "ä\tb") })},
+	{Name: "remove a header without a name", Want: "error", Request: pass(func() { abi.RemoveHeader(abi.RequestHeader, "") })},
+	{Name: "header Host", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "host", "other.example") })},
+	{Name: "header Connection", Want: "error", Request: pass(func() { abi.AddHeaderValue(abi.RequestHeader, "Connection", "x") })},
+	{Name: "header Transfer-Encoding of an answer", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.ResponseHeader, "Transfer-Encoding", "x") })},
+	{Name: "remove header Upgrade", Want: "error", Request: pass(func() { abi.RemoveHeader(abi.RequestHeader, "Upgrade") })},
+	{Name: "header Content-Length", Body: "hello", Want: "allow", SentBody: "hello", Headers: map[string]string{"Content-Length": "5"}, Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "Content-Length", "1") })},
+	{Name: "a header of another kind", Want: "error", Request: pass(func() { abi.GetHeaderNames(4, some) })},
+	{Name: "200 fields", Want: "allow", Request: pass(func() { fields(200, 1) })},
+	{Name: "300 fields", Want: "error", Request: pass(func() { fields(300, 1) })},
+	{Name: "63 KiB of fields", Want: "allow", Request: pass(func() { fields(63, 1000) })},
+	{Name: "more than 64 KiB of fields", Want: "error", Request: pass(func() { fields(66, 1000) })},
+	{Name: "the request's header after it was sent", Request: letPass, Want: "error", Response: after(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", "b") })},
+	{Name: "read the host", Want: "allow", Notes: []string{"api.example.com", "api.example.com"}, Request: func(r *sdk.Request) error {
 		sdk.Note(r.Header.Get("HOST"))
 		host, err := sdk.Host()
 		sdk.Note(host)
@@ -252,30 +252,30 @@ var All = []Probe{
 	}},
 
 	// Features.
-	{Name: "features that there are not", Want: "sent", Notes: []string{"4"}, Response: after(func() {}), Request: pass(func() { sdk.Note(strconv.Itoa(int(abi.EnableFeatures(1<<20 | abi.Trailers)))) })},
-	{Name: "features after the request was sent", Request: letPass, Want: "failed", Response: after(func() { abi.EnableFeatures(abi.BufferResponse) })},
-	{Name: "features for one exchange", Want: "sent", Got: "200 x", Request: pass(func() { abi.EnableFeatures(abi.BufferResponse) }), Response: after(func() { abi.WriteBody(abi.ResponseBody, []byte("x")) })},
+	{Name: "features that there are not", Want: "allow", Notes: []string{"4"}, Response: after(func() {}), Request: pass(func() { sdk.Note(strconv.Itoa(int(abi.EnableFeatures(1<<20 | abi.Trailers)))) })},
+	{Name: "features after the request was sent", Request: letPass, Want: "error", Response: after(func() { abi.EnableFeatures(abi.BufferResponse) })},
+	{Name: "features for one exchange", Want: "allow", Got: "200 x", Request: pass(func() { abi.EnableFeatures(abi.BufferResponse) }), Response: after(func() { abi.WriteBody(abi.ResponseBody, []byte("x")) })},
 
 	// Secrets.
-	{Name: "a reference", Want: "sent", Headers: map[string]string{"X-A": "s3cret/value"}, Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", ref("token")) })},
-	{Name: "a reference in the URI", Want: "sent", Sent: "POST /s3cret%2Fvalue?q=s3cret%2Fvalue", Request: pass(func() { abi.SetURI("/" + ref("token") + "?q=" + ref("token")) })},
-	{Name: "a reference in the body", Want: "sent", SentBody: "<s3cret/value>", Request: pass(func() { abi.WriteBody(abi.RequestBody, []byte("<"+ref("token")+">")) })},
-	{Name: "a reference in the method", Want: "failed", Request: pass(func() { abi.SetMethod(ref("token")) })},
-	{Name: "a reference in a header's name", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, ref("token"), "b") })},
-	{Name: "a part of a reference", Want: "failed", Request: pass(func() { r := ref("token"); abi.SetHeaderValue(abi.RequestHeader, "X-A", r[:len(r)-1]) })},
-	{Name: "a secret with a line break in a header", Want: "failed", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", ref("line")) })},
-	{Name: "encoded", Want: "sent", Headers: map[string]string{"X-A": "Basic dTpzM2NyZXQvdmFsdWU="}, Request: func(r *sdk.Request) error {
+	{Name: "a reference", Want: "allow", Headers: map[string]string{"X-A": "s3cret/value"}, Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", ref("token")) })},
+	{Name: "a reference in the URI", Want: "allow", Sent: "POST /s3cret%2Fvalue?q=s3cret%2Fvalue", Request: pass(func() { abi.SetURI("/" + ref("token") + "?q=" + ref("token")) })},
+	{Name: "a reference in the body", Want: "allow", SentBody: "<s3cret/value>", Request: pass(func() { abi.WriteBody(abi.RequestBody, []byte("<"+ref("token")+">")) })},
+	{Name: "a reference in the method", Want: "error", Request: pass(func() { abi.SetMethod(ref("token")) })},
+	{Name: "a reference in a header's name", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, ref("token"), "b") })},
+	{Name: "a part of a reference", Want: "error", Request: pass(func() { r := ref("token"); abi.SetHeaderValue(abi.RequestHeader, "X-A", r[:len(r)-1]) })},
+	{Name: "a secret with a line break in a header", Want: "error", Request: pass(func() { abi.SetHeaderValue(abi.RequestHeader, "X-A", ref("line")) })},
+	{Name: "encoded", Want: "allow", Headers: map[string]string{"X-A": "Basic dTpzM2NyZXQvdmFsdWU="}, Request: func(r *sdk.Request) error {
 		text, err := sdk.Encode(sdk.Base64, "u:"+ref("token"))
 		r.Header.Set("X-A", "Basic "+text)
 		return err
 	}},
-	{Name: "names of secrets", Want: "sent", Notes: []string{"-1", "-3", "-3", "ok"}, Request: pass(func() {
+	{Name: "names of secrets", Want: "allow", Notes: []string{"-1", "-3", "-3", "ok"}, Request: pass(func() {
 		noteCode(abi.SecretRef("none", some))
 		noteCode(abi.SecretRef("", some))
 		noteCode(abi.SecretRef(long64K[:257], some))
 		noteCode(abi.SecretRef("token", some))
 	})},
-	{Name: "65 references", Want: "sent", Notes: []string{"ok", "-4"}, Request: pass(func() {
+	{Name: "65 references", Want: "allow", Notes: []string{"ok", "-4"}, Request: pass(func() {
 		last := int32(0)
 		for i := range 64 {
 			last = abi.EncodeRef(abi.Hex, strconv.Itoa(i), some)
@@ -283,14 +283,14 @@ var All = []Probe{
 		noteCode(last)
 		noteCode(abi.EncodeRef(abi.Hex, "x", some))
 	})},
-	{Name: "encodings", Want: "sent", Notes: []string{"-3", "-3", "ok", "-3"}, Request: pass(func() {
+	{Name: "encodings", Want: "allow", Notes: []string{"-3", "-3", "ok", "-3"}, Request: pass(func() {
 		noteCode(abi.EncodeRef(4, "x", some))
 		noteCode(abi.EncodeRef(abi.Hex, long64K+"x", some))
 		noteCode(abi.EncodeRef(abi.Hex, long64K, some))
 		r := ref("token")
 		noteCode(abi.EncodeRef(abi.Hex, r[:len(r)-1], some))
 	})},
-	{Name: "HMACs", Want: "sent", Notes: []string{"-3", "-3", "-3", "-3", "-3", "-1", "ok"}, Request: pass(func() {
+	{Name: "HMACs", Want: "allow", Notes: []string{"-3", "-3", "-3", "-3", "-3", "-1", "ok"}, Request: pass(func() {
 		noteCode(abi.HMACSHA256("token", "", nil, some))
 		noteCode(abi.HMACSHA256("token", "", parts(17, 1), some))
 		noteCode(abi.HMACSHA256("token", "", parts(1, 64<<10), some))
@@ -299,7 +299,7 @@ var All = []Probe{
 		noteCode(abi.HMACSHA256("none", "", parts(1, 1), some))
 		noteCode(abi.HMACSHA256("token", "", parts(16, 1), some))
 	})},
-	{Name: "signatures", Want: "sent", Notes: []string{"-3", "-3", "-3", "-1", "-1", "-1", "-1", "-4"}, Request: pass(func() {
+	{Name: "signatures", Want: "allow", Notes: []string{"-3", "-3", "-3", "-1", "-1", "-1", "-1", "-4"}, Request: pass(func() {
 		noteCode(abi.Sign("none", 0, nil, some))
 		noteCode(abi.Sign("none", 4, nil, some))
 		noteCode(abi.Sign("none", abi.RS256, []byte(long64K+"x"), some))
@@ -307,8 +307,8 @@ var All = []Probe{
 			noteCode(abi.Sign("none", abi.RS256, nil, some))
 		}
 	})},
-	{Name: "sign with what is not a key", Want: "failed", Request: pass(func() { abi.Sign("token", abi.RS256, nil, some) })},
-	{Name: "secrets after the request was sent", Request: letPass, Want: "sent", Notes: []string{"-2", "-2", "-2", "-2"}, Response: after(func() {
+	{Name: "sign with what is not a key", Want: "error", Request: pass(func() { abi.Sign("token", abi.RS256, nil, some) })},
+	{Name: "secrets after the request was sent", Request: letPass, Want: "allow", Notes: []string{"-2", "-2", "-2", "-2"}, Response: after(func() {
 		noteCode(abi.SecretRef("token", some))
 		noteCode(abi.EncodeRef(abi.Hex, "x", some))
 		noteCode(abi.HMACSHA256("token", "", parts(1, 1), some))
@@ -316,11 +316,11 @@ var All = []Probe{
 	})},
 
 	// What is said.
-	{Name: "deny", Want: "denied", Reason: "two lines", Request: pass(func() { abi.Deny(" two\nlines "); abi.Deny("second") })},
-	{Name: "deny without a reason", Want: "denied", Reason: "denied by a policy", Request: pass(func() { abi.Deny("") })},
-	{Name: "deny with a long reason", Want: "denied", Reason: long64K[:512], Request: pass(func() { abi.Deny(long64K[:513]) })},
-	{Name: "deny a response, buffered", Features: sdk.BufferResponse, Request: letPass, Want: "denied", Reason: "no", Response: func(*sdk.Response) error { return errors.New("no") }},
-	{Name: "notes", Want: "sent", Notes: []string{"a b", long64K[:256], "", "4", "5", "6", "7", "8"}, Request: pass(func() {
+	{Name: "deny", Want: "deny", Reason: "two lines", Request: pass(func() { abi.Deny(" two\nlines "); abi.Deny("second") })},
+	{Name: "deny without a reason", Want: "deny", Reason: "denied by a policy", Request: pass(func() { abi.Deny("") })},
+	{Name: "deny with a long reason", Want: "deny", Reason: long64K[:512], Request: pass(func() { abi.Deny(long64K[:513]) })},
+	{Name: "deny a response, buffered", Features: sdk.BufferResponse, Request: letPass, Want: "deny", Reason: "no", Response: func(*sdk.Response) error { return errors.New("no") }},
+	{Name: "notes", Want: "allow", Notes: []string{"a b", long64K[:256], "", "4", "5", "6", "7", "8"}, Request: pass(func() {
 		sdk.Note("a\nb")
 		sdk.Note(long64K[:300])
 		sdk.Note("")
@@ -330,7 +330,7 @@ var All = []Probe{
 	})},
 
 	// What is stored.
-	{Name: "keys and values", Want: "sent", Notes: []string{"-3", "-3", "-3", "-3", "ok", "-1", "-1", "ok"}, Request: pass(func() {
+	{Name: "keys and values", Want: "allow", Notes: []string{"-3", "-3", "-3", "-3", "ok", "-1", "-1", "ok"}, Request: pass(func() {
 		noteCode(abi.KVSet("", nil, 0))
 		noteCode(abi.KVSet(long64K[:257], nil, 0))
 		noteCode(abi.KVSet("k", []byte(long64K[:4097]), 0))
@@ -340,7 +340,7 @@ var All = []Probe{
 		noteCode(abi.KVGet(long64K[:257], some))
 		noteCode(abi.KVGet(long64K[:256], some))
 	})},
-	{Name: "counters", Want: "sent", Notes: []string{"-3", "-3", "-3", "ok", "-4", "9223372036854775807"}, Request: pass(func() {
+	{Name: "counters", Want: "allow", Notes: []string{"-3", "-3", "-3", "ok", "-4", "9223372036854775807"}, Request: pass(func() {
 		var out [8]byte
 		abi.KVSet("text", []byte("abc"), 0)
 		noteCode(abi.KVAdd("text", 1, 0, &out))
@@ -351,7 +351,7 @@ var All = []Probe{
 		noteCode(abi.KVAdd("count", 1, 0, &out))
 		sdk.Note(strconv.FormatInt(int64(binary.LittleEndian.Uint64(sum[:])), 10))
 	})},
-	{Name: "1,025 keys", Want: "sent", Notes: []string{"ok", "-4", "ok"}, Request: pass(func() {
+	{Name: "1,025 keys", Want: "allow", Notes: []string{"ok", "-4", "ok"}, Request: pass(func() {
 		last := int32(0)
 		for i := range 1024 {
 			last = abi.KVSet("key"+strconv.Itoa(i), nil, 0)
@@ -360,7 +360,7 @@ var All = []Probe{
 		noteCode(abi.KVSet("one more", nil, 0))
 		noteCode(abi.KVSet("key0", []byte("x"), 0))
 	})},
-	{Name: "more than 1 MiB stored", Want: "sent", Notes: []string{"ok", "-4"}, Request: pass(func() {
+	{Name: "more than 1 MiB stored", Want: "allow", Notes: []string{"ok", "-4"}, Request: pass(func() {
 		last := int32(0)
 		for i := range 255 {
 			last = abi.KVSet(strconv.Itoa(1000+i), []byte(long64K[:4096]), 0)
@@ -374,7 +374,7 @@ var All = []Probe{
 	{Name: "the sandbox at the start", Want: "invalid", Request: letPass, Start: func() { abi.Sandbox(some) }},
 	{Name: "store at the start", Want: "invalid", Request: letPass, Start: func() { abi.KVSet("k", nil, 0) }},
 	{Name: "deny at the start", Want: "invalid", Request: letPass, Start: func() { abi.Deny("x") }},
-	{Name: "a secret at the start", Want: "sent", Request: letPass, Start: func() {
+	{Name: "a secret at the start", Want: "allow", Request: letPass, Start: func() {
 		if abi.SecretRef("token", some) != abi.NotAllowed {
 			abi.Deny("it got one")
 		}
