@@ -19,25 +19,25 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// connection talks to the API service behind a socket. It stays usable when
-// another process takes over the socket: a request dials anew unless it finds an
-// idle connection.
+// connection is a client of the API service behind a socket. It remains usable if another
+// process takes over the socket: a request without an idle connection dials again.
 type connection struct {
 	socket    string
 	transport *transport
 	values    context.Context // carries the bindings' client
 }
 
-// dial connects to the service behind socket, which must answer within limit.
+// dial connects to the service behind socket, which must respond within limit. The caller
+// closes the connection.
 func dial(ctx context.Context, socket string, limit time.Duration) (*connection, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	c := &connection{socket: socket, transport: &transport{unixTransport(socket)}}
-	// The bindings would take 600 ms to find nobody.
+	// Without a service, the bindings would take 600 ms to fail.
 	if err := c.ping(ctx); err != nil {
 		return nil, err
 	}
-	// They dial by themselves once, for a first sign of life.
+	// The bindings dial once themselves, to ping the service.
 	err := shortPath(socket, func(path string) (err error) {
 		c.values, err = bindings.NewConnection(ctx, "unix://"+path)
 		return err
@@ -58,7 +58,7 @@ func dial(ctx context.Context, socket string, limit time.Duration) (*connection,
 
 func (c *connection) close() { c.transport.CloseIdleConnections() }
 
-// ping asks the service for a sign of life.
+// ping checks that the service responds.
 func (c *connection) ping(ctx context.Context) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://d/_ping", nil)
 	if err != nil {
@@ -71,13 +71,13 @@ func (c *connection) ping(ctx context.Context) error {
 	defer resp.Body.Close()
 	_, _ = io.Copy(io.Discard, io.LimitReader(resp.Body, 1<<10))
 	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("the service answered %s", resp.Status)
+		return fmt.Errorf("the service responded %s", resp.Status)
 	}
 	return nil
 }
 
-// call runs f, which uses the bindings with the context that it gets. The error
-// is lostError when the service went away, else what f returned.
+// call runs f, which must pass the context that it receives to the bindings. It returns a
+// *lostError if the service ended, ctx's error if ctx did, and otherwise the error of f.
 func (c *connection) call(ctx context.Context, f func(ctx context.Context) error) error {
 	cc := &callContext{Context: ctx, values: c.values}
 	err := f(cc)
@@ -92,19 +92,20 @@ func (c *connection) call(ctx context.Context, f func(ctx context.Context) error
 	return err
 }
 
-// brokenOff says whether the connection ended in the middle of an answer.
+// brokenOff reports whether the connection ended in the middle of a response.
 func brokenOff(err error) bool {
 	return errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET)
 }
 
-// lostError says that the service did not answer, or not to the end.
+// lostError: the service did not respond, or not completely. It wraps
+// sandbox.ErrEngineDown.
 type lostError struct{ err error }
 
 func (e *lostError) Error() string { return fmt.Sprintf("%v: %v", sandbox.ErrEngineDown, e.err) }
 func (e *lostError) Unwrap() error { return sandbox.ErrEngineDown }
 
-// callContext gives the bindings their client out of one context and the
-// caller's deadline out of another.
+// callContext has the bindings' client from one context and the caller's deadline from
+// another.
 type callContext struct {
 	context.Context
 	values context.Context
@@ -123,9 +124,9 @@ func (c *callContext) Value(key any) any {
 	return c.Context.Value(key)
 }
 
-// transport answers in the name of a service that cannot be reached. The
-// bindings repeat a request that got no answer, sleeping 600 ms in all without
-// regard to the context; an answer, even this one, they hand on at once.
+// transport responds with 503 for a service that cannot be reached. The bindings repeat a
+// request without a response, and sleep 600 ms in total regardless of the context; they
+// return any response immediately, even this one.
 type transport struct{ *http.Transport }
 
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -148,14 +149,14 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}, nil
 }
 
-// unixTransport speaks HTTP over a Unix socket.
+// unixTransport returns a transport for HTTP over a Unix socket.
 func unixTransport(socket string) *http.Transport {
 	return &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return dialUnix(ctx, socket)
 		},
 		DisableCompression: true,
-		// Beyond these a request dials for itself, which costs 50 µs.
+		// With more concurrent requests than these, each dials, which costs 50 µs.
 		MaxIdleConnsPerHost: 16,
 		IdleConnTimeout:     30 * time.Second,
 	}
@@ -170,8 +171,8 @@ func dialUnix(ctx context.Context, socket string) (conn net.Conn, err error) {
 	return conn, err
 }
 
-// shortPath calls f with a path to the socket that is valid during the call and
-// shorter than the 107 bytes that Unix sockets allow.
+// shortPath calls f with a path to the socket that is valid during the call and shorter
+// than the 107 bytes that the address of a Unix socket may have.
 func shortPath(socket string, f func(path string) error) error {
 	folder, err := os.Open(filepath.Dir(socket))
 	if err != nil {
@@ -181,7 +182,7 @@ func shortPath(socket string, f func(path string) error) error {
 	return f(fmt.Sprintf("/proc/self/fd/%d/%s", folder.Fd(), filepath.Base(socket)))
 }
 
-// status is the HTTP status of an error that the service answered, else 0.
+// status returns the HTTP status of an error response of the service, or 0.
 func status(err error) int {
 	var m *errorhandling.ErrorModel
 	if errors.As(err, &m) {

@@ -19,35 +19,35 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Create makes the container of a sandbox.
+// Create implements sandbox.Engine.
 func (e *Engine) Create(ctx context.Context, c sandbox.ContainerSpec) error {
 	err := e.create(ctx, c)
-	if !nameTaken(err) {
+	if !nameInUse(err) {
 		return err
 	}
 	_, err = e.inspect(ctx, c.ID)
 	if !errors.Is(err, sandbox.ErrNoContainer) || errors.Is(err, errOtherNode) {
-		return err // it exists already, or who knows
+		return err // the container exists, or its existence is unknown
 	}
 	if !c.New {
-		return fmt.Errorf("creating %[1]s: podman has a disk of container %[2]s but no record of it, and the disk may have the sandbox's files; "+
+		return fmt.Errorf("create %[1]s: podman has a disk of container %[2]s but no record of it, and the disk may have the sandbox's files; "+
 			"`podman ps -a --external` lists it, `podman mount %[2]s` shows the files, and `podman rm --storage %[2]s` removes them", c.ID, containerName(c.ID))
 	}
-	// A service that died on its way left a name and a disk without a container.
+	// A service that died during the creation left a name and a disk without a container.
 	if err := e.remove(ctx, containerName(c.ID)); err != nil {
-		return fmt.Errorf("clearing away a half-made container: %w", err)
+		return fmt.Errorf("remove an incomplete container: %w", err)
 	}
 	return e.create(ctx, c)
 }
 
 func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
 	if err := e.files.write(c.ID, hostname(c.Name, c.ID)); err != nil {
-		return fmt.Errorf("creating %s: %w", c.ID, err)
+		return fmt.Errorf("create %s: %w", c.ID, err)
 	}
 	err := e.do(ctx, createLimit, func(ctx context.Context) error {
-		made, err := containers.CreateWithSpec(ctx, generate(e.node, e.profile, e.files, c), nil)
+		created, err := containers.CreateWithSpec(ctx, generate(e.node, e.profile, e.files, c), nil)
 		if err == nil {
-			e.owned.Store(c.ID, made.ID)
+			e.owned.Store(c.ID, created.ID)
 		}
 		return err
 	})
@@ -55,31 +55,31 @@ func (e *Engine) create(ctx context.Context, c sandbox.ContainerSpec) error {
 	case err == nil:
 		return nil
 	case noImage(err):
-		return fmt.Errorf("creating %s of %s: %w: %v", c.ID, c.ImageRef, sandbox.ErrImageMissing, err)
+		return fmt.Errorf("create %s of %s: %w: %v", c.ID, c.ImageRef, sandbox.ErrImageMissing, err)
 	}
-	return fmt.Errorf("creating %s: %w", c.ID, err)
+	return fmt.Errorf("create %s: %w", c.ID, err)
 }
 
-// startTries is how often Start begins anew after it has corrected what Podman
-// believes of the container.
+// startTries bounds the attempts of Start. Before each new one it corrects Podman's record
+// of the container.
 const startTries = 3
 
-// Start starts the container within the limits.
+// Start implements sandbox.Engine.
 func (e *Engine) Start(ctx context.Context, id sandbox.ID, limits sandbox.Limits) (sandbox.Container, error) {
 	handle, err := e.handle(ctx, id)
 	if err != nil {
 		return sandbox.Container{}, err
 	}
 	if err := e.writeQuotas(id, limits); err != nil {
-		return sandbox.Container{}, fmt.Errorf("writing the quotas of %s: %w", id, err)
+		return sandbox.Container{}, fmt.Errorf("write the quotas of %s: %w", id, err)
 	}
 	for try := 1; ; try++ {
 		c, err := e.startOnce(ctx, id, handle, limits)
 		if err == nil || try == startTries || ctx.Err() != nil || errors.Is(err, sandbox.ErrNoContainer) {
 			return c, err
 		}
-		// Podman may take a container for running whose conmon was killed, or
-		// for half-made where a service was killed while it started it.
+		// Podman's record may be wrong: a container whose conmon was killed counts as
+		// running, one whose service was killed during its start as incomplete.
 		if serr := e.settle(ctx, id); serr != nil {
 			return c, errors.Join(err, serr)
 		}
@@ -91,7 +91,7 @@ func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string, li
 		return containers.Start(ctx, handle, nil)
 	})
 	if err != nil {
-		return sandbox.Container{}, fmt.Errorf("starting %s: %w", id, errors.Join(e.known(id, err), e.homeless(ctx, id)))
+		return sandbox.Container{}, fmt.Errorf("start %s: %w", id, errors.Join(e.known(id, err), e.homeless(ctx, id)))
 	}
 	data, err := e.inspect(ctx, id)
 	if err != nil {
@@ -103,37 +103,37 @@ func (e *Engine) startOnce(ctx context.Context, id sandbox.ID, handle string, li
 	}
 	if c.State == sandbox.ContainerRunning {
 		if err := limitProcesses(c.PID, limits.PIDs); err != nil {
-			return c, fmt.Errorf("limiting the processes of %s: %w", id, err)
+			return c, fmt.Errorf("limit the processes of %s: %w", id, err)
 		}
 		return c, nil
 	}
 	line, _ := e.LastLog(ctx, id)
-	return c, fmt.Errorf("starting %s: its first process is %s (code %d), its last words: %q", id, c.State, c.ExitCode, line)
+	return c, fmt.Errorf("start %s: its first process is %s (code %d), its last output: %q", id, c.State, c.ExitCode, line)
 }
 
-// homeless says that a container which did not start was made for a cgroup that
-// is not there: a node that is started another way, by a unit say, has another
-// subtree, and Podman cannot give a container that exists another parent.
+// homeless returns an error if a container that did not start was created for a cgroup that
+// does not exist, else nil. A node that is started in another way, for example by a unit,
+// has another subtree, and Podman cannot change the cgroup parent of an existing container.
 func (e *Engine) homeless(ctx context.Context, id sandbox.ID) error {
 	data, err := e.inspect(ctx, id)
 	if err != nil || data.HostConfig == nil || data.HostConfig.CgroupParent == "" {
-		return nil // the first error stands
+		return nil // the error of the start suffices
 	}
 	parent := filepath.Join(freezer.MountPoint, data.HostConfig.CgroupParent)
 	if _, err := os.Stat(parent); !errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
-	return fmt.Errorf("it was made for the cgroup %s, which this node does not have: start the node as it was started then (packaging/host/enter and each unit have subtrees of their own)", parent)
+	return fmt.Errorf("it was created for the cgroup %s, which this node does not have; start the node as it was started then (packaging/host/enter and each unit have their own subtrees)", parent)
 }
 
-// limitProcesses sets RLIMIT_NPROC of a first process that has no children yet.
-// Since Linux 5.14 it counts by user and user namespace, so it bounds each user
-// of this sandbox by itself: a fork bomb ends there even where the pids controller
-// is not delegated. The OCI runtime bounds them together, but containers that were made
-// before have another one.
+// limitProcesses sets RLIMIT_NPROC of a first process that has no children yet; 0 means no
+// limit. Since Linux 5.14 the kernel counts by user and user namespace, so the limit bounds
+// each user of this sandbox separately: a fork bomb stops there even if the pids controller
+// is not delegated. doze's OCI runtime bounds all users together, but containers of earlier
+// versions have another runtime.
 func limitProcesses(pid int, limit int64) error {
 	if limit == 0 {
-		return nil // none was asked for
+		return nil
 	}
 	var own unix.Rlimit
 	if err := unix.Prlimit(pid, unix.RLIMIT_NPROC, nil, &own); err != nil {
@@ -143,12 +143,12 @@ func limitProcesses(pid int, limit int64) error {
 	return unix.Prlimit(pid, unix.RLIMIT_NPROC, &unix.Rlimit{Cur: n, Max: n}, nil)
 }
 
-// settleLimit is how long Podman may take to notice the end of a container: its
-// conmon then removes the runtime's traces.
+// settleLimit is how long Podman may take to notice the end of a container: conmon first
+// removes the runtime's state.
 const settleLimit = 10 * time.Second
 
-// settle makes Podman see that a container has ended which it takes for running.
-// A container that does run is left alone.
+// settle makes Podman notice that a container has ended which it records as running. It
+// does not change a running container.
 func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 	limited, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
@@ -163,31 +163,31 @@ func (e *Engine) settle(ctx context.Context, id sandbox.ID) error {
 		if runs, err := isFirstProcess(data.State.Pid, data.ID); runs || err != nil {
 			return err
 		}
-		if !isConmon(data.State.ConmonPid) { // else it is about to tell
+		if !isConmon(data.State.ConmonPid) { // a living conmon is about to report the end
 			e.standInForConmon(limited, data.ID)
 		}
 		wait(limited, 5*time.Millisecond)
 		if limited.Err() != nil {
-			return fmt.Errorf("podman still takes %s for running, which has ended", id)
+			return fmt.Errorf("podman still records %s as running, which has ended", id)
 		}
 	}
 }
 
-// standInForConmon does for a conmon that was killed what it would have done at
-// the container's end: it writes the exit code where Podman looks for it. Podman
-// since 4.4 can do without, when it is asked to end such a container; 4.3 has no
-// other way out but to remove it. What fails is tried again by settle.
+// standInForConmon does what a killed conmon would have done at the container's end: it
+// writes the exit code to the file from which Podman reads it. Podman since 4.4 does not
+// need the file to stop such a container; 4.3 could only remove it. Failures are only
+// logged, because settle tries again.
 func (e *Engine) standInForConmon(ctx context.Context, handle string) {
 	exits := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "libpod", "tmp", "exits")
 	if err := os.WriteFile(filepath.Join(exits, handle), []byte(strconv.Itoa(unknownExit)), 0o600); err != nil {
-		e.log.Debug("standing in for conmon", "container", handle, "error", err)
+		e.log.Debug("failed to stand in for conmon", "container", handle, "error", err)
 	}
 	if err := e.stop(ctx, handle, 0); err != nil {
-		e.log.Debug("standing in for conmon", "container", handle, "error", err)
+		e.log.Debug("failed to stand in for conmon", "container", handle, "error", err)
 	}
 }
 
-// Stop ends the container's processes.
+// Stop implements sandbox.Engine. The grace period is rounded up to seconds.
 func (e *Engine) Stop(ctx context.Context, id sandbox.ID, grace time.Duration) error {
 	c, err := e.Inspect(ctx, id)
 	if err != nil {
@@ -205,27 +205,27 @@ func (e *Engine) Stop(ctx context.Context, id sandbox.ID, grace time.Duration) e
 		return err
 	}
 	if err := e.stop(ctx, handle, grace); err != nil {
-		return fmt.Errorf("stopping %s: %w", id, e.known(id, err))
+		return fmt.Errorf("stop %s: %w", id, e.known(id, err))
 	}
 	return nil
 }
 
 func (e *Engine) stop(ctx context.Context, handle string, grace time.Duration) error {
 	return e.do(ctx, callLimit+grace, func(ctx context.Context) error {
-		// The API knows whole seconds only.
+		// The API accepts only whole seconds.
 		timeout := uint((max(grace, 0) + time.Second - 1) / time.Second)
 		return containers.Stop(ctx, handle, new(containers.StopOptions).WithTimeout(timeout))
 	})
 }
 
-// Remove kills and removes the container.
+// Remove implements sandbox.Engine.
 func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 	handle, err := e.handle(ctx, id)
 	switch {
 	case errors.Is(err, errOtherNode):
 		return e.files.remove(id)
 	case errors.Is(err, sandbox.ErrNoContainer):
-		handle = containerName(id) // a half-made one has a disk, and no id
+		handle = containerName(id) // an incomplete one has a disk and no id
 	case err != nil:
 		return err
 	}
@@ -236,11 +236,11 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("removing %s: %w", id, err)
+		return fmt.Errorf("remove %s: %w", id, err)
 	}
 	e.owned.Delete(id)
 	if err := e.files.remove(id); err != nil {
-		return fmt.Errorf("removing %s: %w", id, err)
+		return fmt.Errorf("remove %s: %w", id, err)
 	}
 	return nil
 }
@@ -262,13 +262,14 @@ func (e *Engine) remove(ctx context.Context, handle string) error {
 	return err
 }
 
-// errOtherNode is of a container that this node must not touch.
+// errOtherNode: the container belongs to another node, and must not be changed.
 var errOtherNode = fmt.Errorf("%w: it is another node's", sandbox.ErrNoContainer)
 
-// unknownExit is the exit code of a container of which nobody saw the end.
+// unknownExit is the exit code of a container whose end conmon did not record.
 const unknownExit = -1
 
-// Inspect returns the container as it is, whatever Podman's records say.
+// Inspect implements sandbox.Engine. It checks Podman's record against the container's first
+// process.
 func (e *Engine) Inspect(ctx context.Context, id sandbox.ID) (sandbox.Container, error) {
 	data, err := e.inspect(ctx, id)
 	if err != nil {
@@ -301,16 +302,16 @@ func (e *Engine) inspect(ctx context.Context, id sandbox.ID) (*define.InspectCon
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("inspecting %s: %w", id, e.known(id, err))
+		return nil, fmt.Errorf("inspect %s: %w", id, e.known(id, err))
 	}
 	if data.Config == nil || data.State == nil || data.Config.Labels[labelNode] != e.node {
-		return nil, fmt.Errorf("inspecting %s: %w", id, errOtherNode)
+		return nil, fmt.Errorf("inspect %s: %w", id, errOtherNode)
 	}
 	e.owned.Store(id, data.ID)
 	return data, nil
 }
 
-// List returns the containers that carry this node's label.
+// List implements sandbox.Engine. It returns the containers with this node's label.
 func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
 	var list []sandbox.Container
 	err := e.do(ctx, callLimit, func(ctx context.Context) error {
@@ -344,13 +345,13 @@ func (e *Engine) List(ctx context.Context) ([]sandbox.Container, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("listing containers: %w", err)
+		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	return list, nil
 }
 
-// handle returns Podman's id of the container, which no other container ever
-// has. ErrNoContainer unless it is this node's.
+// handle returns Podman's id of the container, which is never reused. It returns
+// sandbox.ErrNoContainer (wrapped) if this node does not have the container.
 func (e *Engine) handle(ctx context.Context, id sandbox.ID) (string, error) {
 	if handle, ok := e.owned.Load(id); ok {
 		return handle.(string), nil
@@ -362,8 +363,8 @@ func (e *Engine) handle(ctx context.Context, id sandbox.ID) (string, error) {
 	return data.ID, nil
 }
 
-// known gives an error about a container its type, and forgets a container that
-// is gone.
+// known wraps sandbox.ErrNoContainer if err reports that the container does not exist, and
+// then drops its cached handle.
 func (e *Engine) known(id sandbox.ID, err error) error {
 	if status(err) != http.StatusNotFound {
 		return err
@@ -372,7 +373,7 @@ func (e *Engine) known(id sandbox.ID, err error) error {
 	return fmt.Errorf("%w: %v", sandbox.ErrNoContainer, err)
 }
 
-// stateOf translates a state of Podman's.
+// stateOf converts a state of Podman.
 func stateOf(s string) sandbox.ContainerState {
 	switch s {
 	case "running", "stopping":
@@ -385,8 +386,8 @@ func stateOf(s string) sandbox.ContainerState {
 	return sandbox.ContainerExited // exited, stopped, removing, dead
 }
 
-// actual corrects a record by the process that it names. Podman learns of an
-// exit from conmon alone; where conmon was killed it never does.
+// actual corrects a record by the process that it names. Podman learns of an exit only from
+// conmon, and never if conmon was killed.
 func actual(c sandbox.Container, handle string) (sandbox.Container, error) {
 	switch c.State {
 	case sandbox.ContainerRunning, sandbox.ContainerPaused:
@@ -404,9 +405,9 @@ func actual(c sandbox.Container, handle string) (sandbox.Container, error) {
 	return c, nil
 }
 
-// isFirstProcess says whether pid still is the first process of the container,
-// and not one that got the same number later. An error says that it cannot be seen,
-// as without a file descriptor.
+// isFirstProcess reports whether pid still is the first process of the container, and not a
+// later process with the same pid. It returns an error if it cannot read the process, for
+// example without free file descriptors.
 func isFirstProcess(pid int, handle string) (bool, error) {
 	if pid <= 0 {
 		return false, nil
@@ -416,7 +417,7 @@ func isFirstProcess(pid int, handle string) (bool, error) {
 	if err != nil || !isInit(string(process)) {
 		return false, unseen(err)
 	}
-	// A container with a cgroup of its own has Podman's id in its name.
+	// The name of a container's own cgroup has Podman's id.
 	cgroup, err := os.ReadFile(proc + "/cgroup")
 	if err != nil {
 		return false, unseen(err)
@@ -424,12 +425,12 @@ func isFirstProcess(pid int, handle string) (bool, error) {
 	return !strings.Contains(string(cgroup), "libpod-") || strings.Contains(string(cgroup), handle), nil
 }
 
-// unseen returns an error unless it says that the process has ended.
+// unseen returns an error unless err means that the process has ended.
 func unseen(err error) error {
 	if err == nil || errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ESRCH) {
 		return nil
 	}
-	return fmt.Errorf("look at the container's first process: %w", err)
+	return fmt.Errorf("read the container's first process: %w", err)
 }
 
 func isConmon(pid int) bool {
@@ -437,8 +438,8 @@ func isConmon(pid int) bool {
 	return err == nil && strings.TrimSpace(string(name)) == "conmon"
 }
 
-// isInit says whether a /proc/PID/status is of a living process that is number 1
-// in its own PID namespace.
+// isInit reports whether a /proc/PID/status is of a running process with pid 1 in its own
+// PID namespace.
 func isInit(status string) bool {
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -455,8 +456,9 @@ func isInit(status string) bool {
 	return false
 }
 
-// nameTaken and noImage read Podman's words: its API answers 500 to both in 4.x.
-func nameTaken(err error) bool {
+// nameInUse and noImage match the text of Podman's errors: the API of Podman 4 responds 500
+// to both.
+func nameInUse(err error) bool {
 	return err != nil && (status(err) == http.StatusConflict || strings.Contains(err.Error(), "is already in use"))
 }
 

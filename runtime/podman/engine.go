@@ -1,5 +1,5 @@
-// Package podman is the sandbox.Engine on rootless Podman (4.3 and later), by
-// its API. It also keeps the API service running, see service.
+// Package podman implements sandbox.Engine with rootless Podman (4.3 and later), through its
+// API. It also supervises the API service, see service.
 package podman
 
 import (
@@ -22,42 +22,44 @@ import (
 
 // Config of an Engine.
 type Config struct {
-	// Node is the id of the node, which labels its containers. Required.
+	// Node is the id of the node, with which its containers are labeled. Required.
 	Node string
-	// RunDir is the folder of the service that the node starts when there is
-	// none, for podman.sock, podman.log, seccomp.json and doze-crun, and of what containers
-	// have instead of files that Podman makes. Required; it must exist, outlive a
-	// reboot, and sandboxes must not see it.
+	// RunDir is the folder of the engine's files: podman.sock and podman.log of a
+	// service that it starts, seccomp.json, doze-crun, and the files that containers have
+	// in place of Podman's. Required; it must exist, survive a reboot, and be invisible to
+	// sandboxes.
 	RunDir string
-	// Socket of a service that is used if it answers. Default: the user's own,
+	// Socket of a service that is used if it responds. Default: the user's own,
 	// $XDG_RUNTIME_DIR/podman/podman.sock.
 	Socket string
 	// Command is the podman to start. Default: podman, from PATH.
 	Command string
 	// Helper is the program doze-netns, which is the OCI runtime of sandboxes. Required.
 	Helper string
-	// Log gets what the service writes. Default: slog.Default().
+	// Log receives the engine's messages and the service's output. Default:
+	// slog.Default().
 	Log *slog.Logger
 }
 
-// Engine makes containers with Podman. Its methods are documented at
-// sandbox.Engine.
+// Engine runs containers with Podman. sandbox.Engine documents its methods. Create one with
+// Open.
 type Engine struct {
 	node    string
 	command string // podman
-	profile string // of seccomp; empty for Podman's own choice
+	profile string // path of the seccomp profile; empty for Podman's default
 	files   files
 	log     *slog.Logger
 	service *service
 	pulls   pulls
-	// owned remembers which containers are of this node: sandbox.ID →
-	// Podman's id of the container.
+	// owned caches which containers belong to this node: sandbox.ID → Podman's id of the
+	// container.
 	owned sync.Map
-	// quotas is held while a file of quotas is written.
+	// quotas is locked while a file of quotas is written.
 	quotas sync.Mutex
 }
 
-// Open finds or starts an API service and returns when it answers.
+// Open finds or starts an API service and returns when it responds. The caller closes the
+// Engine. Errors wrap sandbox.ErrEngineDown if Podman is missing or no service responds.
 func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.Node == "" || cfg.RunDir == "" || cfg.Helper == "" {
 		return nil, errors.New("podman: Node, RunDir and Helper are required")
@@ -77,17 +79,17 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
 	}
-	// Whoever runs the service, the namespace helper needs the command too.
+	// Even with a service of the user's, the namespace helper needs the command.
 	if _, err := exec.LookPath(cfg.Command); err != nil {
-		return nil, fmt.Errorf("%w: %w: install Podman, or put its folder into PATH", sandbox.ErrEngineDown, err)
+		return nil, fmt.Errorf("%w: %w; install Podman, or add its folder to PATH", sandbox.ErrEngineDown, err)
 	}
 	profile, err := writeProfile(run)
 	if err != nil {
-		return nil, fmt.Errorf("writing the seccomp profile: %w", err)
+		return nil, fmt.Errorf("write the seccomp profile: %w", err)
 	}
 	own := files{run: run}
 	if err := own.prepare(cfg.Helper); err != nil {
-		return nil, fmt.Errorf("making the sandboxes' files: %w", err)
+		return nil, fmt.Errorf("create the sandboxes' files: %w", err)
 	}
 	e := &Engine{
 		node:    cfg.Node,
@@ -105,28 +107,28 @@ func Open(ctx context.Context, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Close ends the service if it is the node's own. Containers go on.
+// Close ends the service if the node, or an earlier one on the same RunDir, started it.
+// Containers continue to run.
 func (e *Engine) Close() error {
 	e.pulls.close()
 	e.service.close()
 	return nil
 }
 
-// How long a call may take. Beyond it the engine counts as down: Podman's
-// locks may be held by a process that hangs.
 const (
+	// callLimit is how long a call may take. After that the engine counts as down:
+	// a process that hangs may hold Podman's locks.
 	callLimit = 2 * time.Minute
-	// createLimit is longer: for the first container of an image Podman makes
-	// a copy of it for the sandboxes' user ids, 2 s for 500 MB.
+	// createLimit is longer: for the first container of an image, Podman copies the
+	// image for the sandboxes' user ids, which takes 2 s for 500 MB.
 	createLimit = 10 * time.Minute
-	// restartLimit is how long a call waits for a service that is being
-	// started again, which takes 0.1 s, before it returns ErrEngineDown.
+	// restartLimit is how long a call waits for the restart of a service, which takes
+	// 0.1 s, before it returns ErrEngineDown.
 	restartLimit = 5 * time.Second
 )
 
-// do runs f, which makes one request. When the service goes away meanwhile, f is
-// run once more after it has come back: every request of the engine may be
-// repeated.
+// do runs f, which makes one request. If the service ends meanwhile, do runs f a second time
+// after the service's restart: every request of the engine may be repeated.
 func (e *Engine) do(ctx context.Context, limit time.Duration, f func(ctx context.Context) error) error {
 	conn, err := e.service.connection(ctx, restartLimit)
 	if err != nil {
@@ -155,7 +157,7 @@ func (e *Engine) once(ctx context.Context, limit time.Duration, conn *connection
 	return err
 }
 
-// Ping returns nil when the service answers.
+// Ping returns nil if the service responds.
 func (e *Engine) Ping(ctx context.Context) error {
 	return e.do(ctx, pingLimit, func(ctx context.Context) error {
 		client, err := bindings.GetClient(ctx)
@@ -171,7 +173,7 @@ func (e *Engine) Ping(ctx context.Context) error {
 	})
 }
 
-// StorageFolder is where Podman keeps containers and images.
+// StorageFolder returns the folder of Podman's containers and images.
 func (e *Engine) StorageFolder(ctx context.Context) (folder string, err error) {
 	err = e.do(ctx, callLimit, func(ctx context.Context) error {
 		info, err := system.Info(ctx, nil)
@@ -181,7 +183,7 @@ func (e *Engine) StorageFolder(ctx context.Context) (folder string, err error) {
 		return err
 	})
 	if err == nil && folder == "" {
-		err = errors.New("podman does not say it")
+		err = errors.New("podman info does not have it")
 	}
 	if err != nil {
 		return "", fmt.Errorf("find podman's storage: %w", err)

@@ -20,10 +20,10 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// baseImage is made by images/build-base.
+// baseImage is built by images/build-base.
 const baseImage = "localhost/doze/base:latest"
 
-// grace is how long first processes may take to end by themselves.
+// grace is how long first processes may take to end before they are killed.
 const grace = time.Second
 
 // commandTimeout bounds commands in sandboxes. It ends before testkit.Context.
@@ -32,7 +32,7 @@ const commandTimeout = testkit.Patience / 2
 // limits of the tests' sandboxes.
 var limits = sandbox.Limits{PIDs: 64}
 
-// node is an engine with folders of its own.
+// node is an engine with its own folders.
 type node struct {
 	*Engine
 	dir string
@@ -51,7 +51,7 @@ func openIn(t testing.TB, dir, id string) *node {
 
 func openWith(t testing.TB, cfg Config) *node {
 	t.Helper()
-	cfg.Socket = filepath.Join(cfg.RunDir, "none.sock") // the user's own is not the test's
+	cfg.Socket = filepath.Join(cfg.RunDir, "none.sock") // the test does not use the user's own service
 	cfg.Helper = helperProgram()
 	cfg.Log = testkit.NewLog(t).Logger()
 	e, err := Open(testkit.Context(t), cfg)
@@ -86,8 +86,8 @@ func openWith(t testing.TB, cfg Config) *node {
 // helperProgram is doze-netns.
 func helperProgram() string { return filepath.Join(os.Getenv("DOZE_BIN"), "doze-netns") }
 
-// spec is of a container with the test binary as its first process.
-// What it needs goes with the test.
+// spec returns the specification of a container with the test binary as its first process.
+// Its cgroup is removed after the test.
 func (n *node) spec(t testing.TB, id sandbox.ID) sandbox.ContainerSpec {
 	t.Helper()
 	spec := n.specIn(t, id, cgroup(t, id))
@@ -120,7 +120,7 @@ func (n *node) specIn(t testing.TB, id sandbox.ID, cgroupParent string) sandbox.
 	}
 }
 
-// cgroup makes the parent of a sandbox, as the Freezer does.
+// cgroup creates the cgroup parent of a sandbox, as the Freezer does.
 func cgroup(t testing.TB, id sandbox.ID) string {
 	t.Helper()
 	root := os.Getenv("DOZE_CGROUP")
@@ -134,7 +134,7 @@ func cgroup(t testing.TB, id sandbox.ID) string {
 	return strings.TrimPrefix(dir, freezer.MountPoint)
 }
 
-// removeCgroup removes the parent of a sandbox, which has ended.
+// removeCgroup removes the cgroup parent of a sandbox that has ended.
 func removeCgroup(t testing.TB, parent string) {
 	t.Helper()
 	testkit.Eventually(t, "the cgroup is empty", func() bool { return removeTree(freezer.MountPoint + parent) })

@@ -12,23 +12,25 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// files are the node's own for what Podman would mount into a sandbox from its
-// runtime folder, writable: who writes to it fills the host's /run, and
-// Podman's /etc/hosts is a copy of the host's. They are mounted read-only, and
-// are below the engine's RunDir, so that they outlive a reboot as containers do.
+// files are the node's replacements for files that Podman would mount into a sandbox from
+// its runtime folder, writable: writing to them would fill the host's /run, and Podman's
+// /etc/hosts is a copy of the host's. The node's are mounted read-only. They are below the
+// engine's RunDir, so that they survive a reboot like containers.
 type files struct{ run string }
 
-// containerEnv says by its existence that this is a container. Of all sandboxes.
+// containerEnv is the path of a file whose existence marks a container; all sandboxes share
+// it.
 func (f files) containerEnv() string { return filepath.Join(f.run, "containerenv") }
 
-// resolvConf names the node as the name server. Of all sandboxes.
+// resolvConf is the path of /etc/resolv.conf, with the node as name server; all sandboxes
+// share it.
 func (f files) resolvConf() string { return filepath.Join(f.run, "resolv.conf") }
 
-// ociRuntime is the program that Podman runs containers with. Podman remembers this path
-// for each container, which therefore is not where the program is installed.
+// ociRuntime is the path of the OCI runtime. Podman stores it for each container, so it is
+// a link, which remains valid if the program is installed elsewhere.
 func (f files) ociRuntime() string { return filepath.Join(f.run, ociruntime.Name) }
 
-// quotas are read by the OCI runtime at each start.
+// quotas is the path of a sandbox's quotas, which the OCI runtime reads at each start.
 func (f files) quotas(id sandbox.ID) string { return f.path(id, "quotas") }
 
 func (f files) hosts(id sandbox.ID) string    { return f.path(id, "hosts") }
@@ -38,15 +40,14 @@ func (f files) path(id sandbox.ID, name string) string {
 	return filepath.Join(f.run, "etc", string(id)+"."+name)
 }
 
-// resolvConf is the content of every sandbox's /etc/resolv.conf. The name server
-// is at the other end of the sandbox's only device and answers at once or has no
-// upstream that does; the C library's 5 seconds for each try would only hide that.
-// Without a device the kernel refuses the question at once. The second server is the
-// same one, and says of a name that is refused that there is no such name: musl waits
-// for another answer when it gets REFUSED.
+// resolvConf is the content of every sandbox's /etc/resolv.conf. The name server is at the
+// other end of the sandbox's only device and responds immediately unless its upstreams do
+// not; the C library's 5 seconds for each try would only hide that. Without a device the
+// kernel refuses the query immediately. The second server is the same one, but returns
+// NXDOMAIN for a refused name, because musl waits for another answer after REFUSED.
 var resolvConf = fmt.Sprintf("nameserver %s\nnameserver %s\noptions timeout:2 attempts:2\n", link.Gateway, link.SecondServer)
 
-// prepare makes what is of all sandboxes.
+// prepare creates the files that all sandboxes share.
 func (f files) prepare(helper string) error {
 	if err := os.MkdirAll(filepath.Join(f.run, "etc"), 0o700); err != nil {
 		return err
@@ -57,7 +58,8 @@ func (f files) prepare(helper string) error {
 		writeReadable(f.resolvConf(), resolvConf))
 }
 
-// write makes a sandbox's files, before its container: Podman wants to see them.
+// write creates a sandbox's files. It must be called before the creation of the container,
+// because Podman checks that they exist.
 func (f files) write(id sandbox.ID, hostname string) error {
 	return errors.Join(
 		writeReadable(f.hosts(id), fmt.Sprintf("127.0.0.1 localhost %s\n::1 localhost\n", hostname)),
@@ -75,7 +77,7 @@ func (f files) remove(id sandbox.ID) error {
 	return errors.Join(errs...)
 }
 
-// linkTo makes path a symbolic link to the program, or replaces it.
+// linkTo atomically makes path a symbolic link to the program.
 func linkTo(program, path string) error {
 	program, err := filepath.Abs(program)
 	if err != nil {
@@ -91,8 +93,8 @@ func linkTo(program, path string) error {
 	return os.Rename(temporary, path)
 }
 
-// writeReadable writes a file that sandboxes can read, whatever the umask: their
-// root is another user.
+// writeReadable writes a file that sandboxes can read regardless of the umask: their root is
+// another user.
 func writeReadable(path, content string) error {
 	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 		return err

@@ -17,24 +17,24 @@ import (
 // pullLimit is how long one pull may take.
 const pullLimit = 30 * time.Minute
 
-// EnsureImage pulls ref if it is missing. Images of localhost, which are built
-// on this machine, are never pulled.
+// EnsureImage implements sandbox.Engine. It pulls ref if it is missing. Images of
+// localhost, which are built on this machine, are never pulled.
 func (e *Engine) EnsureImage(ctx context.Context, ref string, progress func(line string)) error {
 	exists, err := e.exists(ctx, ref)
 	if err != nil {
-		return fmt.Errorf("looking for image %s: %w", ref, err)
+		return fmt.Errorf("find image %s: %w", ref, err)
 	}
 	if exists {
 		return nil
 	}
 	if strings.HasPrefix(ref, "localhost/") {
-		return fmt.Errorf("%s: %w: it is made on this machine and has not been", ref, sandbox.ErrImageMissing)
+		return fmt.Errorf("%s: %w: it has not been built on this machine", ref, sandbox.ErrImageMissing)
 	}
 	err = e.pulls.join(ctx, ref, progress, func(ctx context.Context, out *lines) error {
 		return e.pull(ctx, ref, out)
 	})
 	if err != nil {
-		return fmt.Errorf("pulling %s: %w", ref, err)
+		return fmt.Errorf("pull %s: %w", ref, err)
 	}
 	return nil
 }
@@ -47,7 +47,7 @@ func (e *Engine) exists(ctx context.Context, ref string) (exists bool, err error
 	return exists, err
 }
 
-// pull is not repeated when the service goes away: its callers are told.
+// pull is not repeated if the service ends: its callers receive the error.
 func (e *Engine) pull(ctx context.Context, ref string, out *lines) error {
 	conn, err := e.service.connection(ctx, restartLimit)
 	if err != nil {
@@ -57,7 +57,7 @@ func (e *Engine) pull(ctx context.Context, ref string, out *lines) error {
 		pulled, err := images.Pull(ctx, ref, new(images.PullOptions).WithProgressWriter(out).
 			WithSkipTLSVerify(onLoopback(ref)))
 		if err == nil && len(pulled) == 0 { // as the bindings do when ctx ends
-			return cmp.Or(ctx.Err(), errors.New("the engine named no image that it pulled"))
+			return cmp.Or(ctx.Err(), errors.New("the engine returned no pulled image"))
 		}
 		return err
 	})
@@ -67,19 +67,19 @@ func (e *Engine) pull(ctx context.Context, ref string, out *lines) error {
 	return fmt.Errorf("%w: %s", sandbox.ErrImageMissing, reason(err))
 }
 
-// onLoopback says whether the image is in a registry on this machine, which may
-// speak plain HTTP: its traffic leaves the machine as little as a file's does.
+// onLoopback reports whether the image is in a registry on this machine, which may use plain
+// HTTP, because its traffic does not leave the machine.
 func onLoopback(ref string) bool {
 	registry, _, _ := strings.Cut(ref, "/")
 	host, _, err := net.SplitHostPort(registry)
 	if err != nil {
-		return false // localhost without a port is no registry
+		return false // localhost without a port is not a registry
 	}
 	ip := net.ParseIP(host)
 	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
-// reason is the registry's answer, on one line and of bounded length.
+// reason returns the registry's error on one line, truncated to maxLine bytes.
 func reason(err error) string {
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	return text[:min(len(text), maxLine)]

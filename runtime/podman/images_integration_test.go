@@ -11,7 +11,7 @@ import (
 func TestGuestRunsInAMuslImage(t *testing.T) {
 	b := open(t).boot(t, "localhost/doze/test-musl:latest")
 	if out := b.must("ls /lib/ld-musl-*; id -u"); out == "" {
-		t.Error("it is no musl system")
+		t.Error("it is not a musl system")
 	}
 }
 

@@ -10,7 +10,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// LastLog returns the last line that the container's first process wrote.
+// LastLog returns the last line that the container's first process wrote, truncated to 1,000
+// bytes.
 func (e *Engine) LastLog(ctx context.Context, id sandbox.ID) (string, error) {
 	handle, err := e.handle(ctx, id)
 	if err != nil {
@@ -22,14 +23,14 @@ func (e *Engine) LastLog(ctx context.Context, id sandbox.ID) (string, error) {
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("reading the log of %s: %w", id, e.known(id, err))
+		return "", fmt.Errorf("read the log of %s: %w", id, e.known(id, err))
 	}
 	last = strings.TrimRight(last, "\r\n")
 	return last[:min(len(last), maxLine)], nil
 }
 
-// lastFrame asks for one line; what comes is the parts of one that was long. A
-// container without a log has never started.
+// lastFrame requests the last line, which Podman returns in parts if it is long. A container
+// without a log has never started.
 func lastFrame(ctx context.Context, handle string) (string, error) {
 	frames := make(chan string)
 	read := make(chan string)

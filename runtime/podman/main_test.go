@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// TestMain lets the test binary be the first process of containers: they mount
-// it in the place of doze-guest.
+// TestMain makes the test binary the first process of containers, which mount it in place of
+// doze-guest.
 func TestMain(m *testing.M) {
 	if part := os.Getenv("DOZE_TEST_PROBE"); part != "" && os.Getpid() == 1 {
 		os.Exit(probe(part))
@@ -23,12 +23,12 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// probe is a first process that plays a part.
+// probe is a first process with the behavior that part selects.
 func probe(part string) int {
 	term := make(chan os.Signal, 1)
 	signal.Notify(term, syscall.SIGTERM)
 	switch part {
-	case "wait": // until it is told to end
+	case "wait": // until SIGTERM
 		fmt.Println("probe waits")
 		<-term
 		return 0

@@ -24,15 +24,15 @@ func TestPauserConformance(t *testing.T) {
 	})
 }
 
-// paused makes the suite's counters: threads of the first process of a container
-// for each sandbox, which count in a page that it shares with the test.
+// paused starts the suite's counters. They are threads of the first process of each
+// sandbox's container, which count in a page that it shares with the test.
 type paused struct {
 	n    *node
 	byID map[sandbox.ID]*counters
 }
 
-// counters of one sandbox. The page's first word says how many shall run, the
-// others are theirs.
+// counters of one sandbox. The page's first word is the requested number of counters; each
+// of the others belongs to one counter.
 type counters struct {
 	n    *node
 	t    testing.TB
@@ -64,10 +64,10 @@ func (p *paused) start(t testing.TB, id sandbox.ID, cgroupParent string) freezer
 func (p *paused) boot(t testing.TB, id sandbox.ID, cgroupParent string) *counters {
 	t.Helper()
 	if cgroupParent != "" {
-		t.Errorf("Prepare gave %q", cgroupParent)
+		t.Errorf("Prepare returned %q", cgroupParent)
 	}
-	// Podman needs a cgroup to pause. On a host that needs this Freezer it makes
-	// one by itself; here it has to be told.
+	// Podman needs a cgroup to pause. On a host that needs this Freezer it creates one
+	// itself; here the test has to name one.
 	spec := p.n.specIn(t, id, cgroup(t, id))
 	spec.Env["DOZE_TEST_PROBE"] = "count"
 	file := filepath.Join(spec.RunDir, counterFile)
@@ -111,7 +111,7 @@ func (c counter) Stop() {
 	}
 }
 
-// count is the first process: it runs as many counters as the page says.
+// count is the first process. It runs the number of counters that the page requests.
 func count() int {
 	page := mapPage(filepath.Join(guest.RunDir, counterFile))
 	for running := 0; ; {

@@ -43,7 +43,7 @@ func TestHostname(t *testing.T) {
 	}
 }
 
-func TestTheCgroupOfAContainerIsTheOneNamedAfterIt(t *testing.T) {
+func TestContainerCgroupIsNamedAfterTheContainer(t *testing.T) {
 	for _, c := range []struct{ cgroups, want string }{
 		{"0::/doze/sandboxes/x/libpod-abc\n", "/sys/fs/cgroup/doze/sandboxes/x/libpod-abc"},
 		{"12:pids:/y\n0::/user.slice/libpod-abc.scope/container/web\n", "/sys/fs/cgroup/user.slice/libpod-abc.scope"},
@@ -57,7 +57,7 @@ func TestTheCgroupOfAContainerIsTheOneNamedAfterIt(t *testing.T) {
 	}
 }
 
-func TestSpecIsAsTheHouseWantsIt(t *testing.T) {
+func TestSpecRestrictsTheContainer(t *testing.T) {
 	data, err := json.Marshal(generate("node1", "/x/seccomp.json", files{"/run"}, sandbox.ContainerSpec{
 		ID: id, Name: "app", ImageRef: "localhost/a:b",
 		CgroupParent: "/sys/fs/cgroup/doze/sandboxes/x",
@@ -96,7 +96,7 @@ func TestProfileIsPodmansDefaultForOneArchitecture(t *testing.T) {
 		t.Fatal(err)
 	}
 	if path == "" {
-		return // this machine's operator has a profile of his own
+		return // this machine's operator has a profile
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -126,7 +126,7 @@ func TestOnLoopback(t *testing.T) {
 		"127.0.0.1:5000/a:b":       true,
 		"127.9.9.9:1/a":            true,
 		"[::1]:5000/a":             true,
-		"localhost/doze/base":      false, // no registry at all
+		"localhost/doze/base":      false, // not a registry
 		"192.0.2.1:5000/a":         false,
 		"localhost.example:5000/a": false,
 		"debian:trixie":            false,
@@ -164,8 +164,8 @@ func TestNoProcessIsFirstOfAnUnknownContainer(t *testing.T) {
 	}
 }
 
-// Without a file descriptor nobody can see whether a process runs.
-func TestContainerDoesNotCountAsExitedForWantOfDescriptors(t *testing.T) {
+// Without a free file descriptor, a process cannot be inspected.
+func TestContainerIsNotReportedAsExitedWithoutDescriptors(t *testing.T) {
 	var before unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &before); err != nil {
 		t.Fatal(err)
@@ -182,14 +182,14 @@ func TestContainerDoesNotCountAsExitedForWantOfDescriptors(t *testing.T) {
 	}
 }
 
-func TestCallsWaitForAServiceLongerThanItsRestartIsPutOff(t *testing.T) {
+func TestCallsWaitLongerThanTheBackoffOfAService(t *testing.T) {
 	if restartLimit < 2*backoffMax {
 		t.Errorf("a call waits %v, and the next attempt is up to %v away", restartLimit, backoffMax)
 	}
 }
 
-// A service that says one word and dies is not started again and again.
-func TestServicesThatDieSoonAreSpaced(t *testing.T) {
+// A service that responds once and dies is not restarted without pauses.
+func TestRestartsOfAFailingServiceAreSpaced(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "podman.sock")
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -200,7 +200,7 @@ func TestServicesThatDieSoonAreSpaced(t *testing.T) {
 		w.Header().Set("Libpod-API-Version", "4.3.1")
 		switch {
 		case r.URL.Path == "/_ping" && pings.Add(1)%2 == 0:
-			w.WriteHeader(http.StatusInternalServerError) // it answered once, and is dead now
+			w.WriteHeader(http.StatusInternalServerError) // it responded once, and is dead now
 		case strings.HasSuffix(r.URL.Path, "/info"):
 			io.WriteString(w, `{"host":{"cgroupManager":"cgroupfs","ociRuntime":{"path":"/run/doze-crun"}}}`)
 		}
@@ -217,7 +217,7 @@ func TestServicesThatDieSoonAreSpaced(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.report(conn) // have it looked at now
+		s.report(conn) // so that it is checked immediately
 	}
 	if _, err := s.connection(t.Context(), startLimit); err != nil {
 		t.Fatal(err)
@@ -227,7 +227,7 @@ func TestServicesThatDieSoonAreSpaced(t *testing.T) {
 	}
 }
 
-func TestPullIsSharedAndTellsEveryLine(t *testing.T) {
+func TestPullIsSharedAndReportsEveryLine(t *testing.T) {
 	var p pulls
 	var runs atomic.Int32
 	release := make(chan struct{})
@@ -244,19 +244,19 @@ func TestPullIsSharedAndTellsEveryLine(t *testing.T) {
 		err   error
 	}
 	outcomes := make(chan outcome, waiters)
-	heard := make(chan struct{}, 100)
+	reported := make(chan struct{}, 100)
 	for range waiters {
 		go func() {
 			var o outcome
 			o.err = p.join(t.Context(), "a", func(line string) {
 				o.lines = append(o.lines, line)
-				heard <- struct{}{}
+				reported <- struct{}{}
 			}, run)
 			outcomes <- o
 		}()
 	}
 	for range waiters {
-		<-heard // the first line
+		<-reported // the first line
 	}
 	close(release)
 	for range waiters {
@@ -273,7 +273,7 @@ func TestPullIsSharedAndTellsEveryLine(t *testing.T) {
 	}
 }
 
-func TestPullEndsWhenNobodyWaits(t *testing.T) {
+func TestPullEndsWithItsLastWaiter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var p pulls
 		ended := false
@@ -282,30 +282,30 @@ func TestPullEndsWhenNobodyWaits(t *testing.T) {
 			ended = true
 			return ctx.Err()
 		}
-		first, leaveFirst := context.WithCancel(t.Context())
-		second, leaveSecond := context.WithCancel(t.Context())
+		first, cancelFirst := context.WithCancel(t.Context())
+		second, cancelSecond := context.WithCancel(t.Context())
 		left := make(chan error, 2)
 		go func() { left <- p.join(first, "a", nil, run) }()
 		go func() { left <- p.join(second, "a", nil, run) }()
 		if synctest.Wait(); p.waiting("a") != 2 {
-			t.Errorf("%d wait for the pull", p.waiting("a"))
+			t.Errorf("%d callers wait for the pull", p.waiting("a"))
 		}
-		leaveFirst()
+		cancelFirst()
 		if err := <-left; !errors.Is(err, context.Canceled) {
-			t.Errorf("the first left with %v", err)
+			t.Errorf("the first caller got %v", err)
 		}
 		if synctest.Wait(); ended {
-			t.Error("the pull ended although somebody waits")
+			t.Error("the pull ended although a caller waits")
 		}
-		leaveSecond()
+		cancelSecond()
 		<-left
 		if synctest.Wait(); !ended {
-			t.Error("the pull goes on although nobody waits")
+			t.Error("the pull continues although no caller waits")
 		}
 	})
 }
 
-// waiting counts who waits for the pull of ref.
+// waiting returns the number of callers that wait for the pull of ref.
 func (p *pulls) waiting(ref string) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -348,7 +348,7 @@ func TestLinesAreBounded(t *testing.T) {
 	}
 }
 
-func TestLogTailHandsOnEachLineOnce(t *testing.T) {
+func TestLogTailLogsEachLineOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log")
 	write := func(text string) {
 		t.Helper()
@@ -387,7 +387,7 @@ func TestLogTailHandsOnEachLineOnce(t *testing.T) {
 	}
 }
 
-// By another runtime, sandboxes would have no quotas.
+// With another runtime, sandboxes would have no quotas.
 func TestServiceWithAnotherRuntimeIsNotUsed(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "podman.sock")
 	l, err := net.Listen("unix", socket)
@@ -417,7 +417,7 @@ func TestServiceWithAnotherRuntimeIsNotUsed(t *testing.T) {
 	}
 }
 
-// Podman's database can lose a container whose disk is there.
+// Podman's database can lose a container whose disk still exists.
 func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "podman.sock")
 	l, err := net.Listen("unix", socket)
@@ -444,7 +444,7 @@ func TestDiskOfAContainerThatPodmanLostIsRemovedOnlyForANewSandbox(t *testing.T)
 			fmt.Fprint(w, `[]`)
 		default:
 			w.WriteHeader(http.StatusNotFound)
-			fmt.Fprint(w, `{"message":"no such container","response":404}`)
+			fmt.Fprint(w, `{"message":"container not found","response":404}`)
 		}
 	})}
 	go server.Serve(l) // until Close

@@ -21,12 +21,12 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// registry is Debian's docker-registry on loopback, behind a door that counts
-// and can be shut.
+// registry is Debian's docker-registry on loopback, behind a reverse proxy that counts pulls
+// and can block them.
 type registry struct {
-	host  string       // of the door
-	pulls atomic.Int32 // how often a manifest was asked for by its tag
-	// shut, while locked, keeps blobs from leaving.
+	host  string       // of the proxy
+	pulls atomic.Int32 // requests of a manifest by its tag
+	// shut blocks the responses with blobs while it is locked.
 	shut sync.RWMutex
 }
 
@@ -53,7 +53,7 @@ http: {addr: "%s"}
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	testkit.Eventually(t, "the registry answers", func() bool {
+	testkit.Eventually(t, "the registry responds", func() bool {
 		resp, err := http.Get("http://" + behind + "/v2/")
 		if err != nil {
 			return false
@@ -61,12 +61,12 @@ http: {addr: "%s"}
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	})
-	return newDoor(t, behind)
+	return newRegistryProxy(t, behind)
 }
 
 func (r *registry) image(name string) string { return r.host + "/" + name }
 
-// push copies an image of the machine into the registry and returns its name there.
+// push copies a local image into the registry and returns its name there.
 func (r *registry) push(t *testing.T, image, name string) string {
 	t.Helper()
 	podman(t, "push", "--quiet", "--tls-verify=false", image, r.image(name))
@@ -82,13 +82,13 @@ func podman(t *testing.T, arguments ...string) {
 	}
 }
 
-// freeAddress is one on which nothing listens.
+// freeAddress returns an address on which no process listens.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	return fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
 }
 
-func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
+func TestImageIsPulledOnceForAllWaitingCallers(t *testing.T) {
 	n, r := open(t), startRegistry(t)
 	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:1")
 	r.pulls.Store(0)
@@ -106,9 +106,9 @@ func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
 	}
 	group.Wait()
 	if count := r.pulls.Load(); count != 1 {
-		t.Errorf("the registry was asked for the image %d times", count)
+		t.Errorf("the image was requested %d times from the registry", count)
 	}
-	if err := n.EnsureImage(testkit.Context(t), ref, func(line string) { t.Errorf("it is there: %s", line) }); err != nil {
+	if err := n.EnsureImage(testkit.Context(t), ref, func(line string) { t.Errorf("an existing image is pulled: %s", line) }); err != nil {
 		t.Fatal(err)
 	}
 	spec := n.spec(t, enginetest.NewID())
@@ -123,24 +123,24 @@ func TestImageIsPulledOnceForAllWhoWait(t *testing.T) {
 	}
 }
 
-func TestPullGoesOnWithoutTheCallerThatBeganIt(t *testing.T) {
+func TestPullContinuesWithoutItsFirstCaller(t *testing.T) {
 	n, r := open(t), startRegistry(t)
 	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:2")
 	r.shut.Lock()
 	begun := make(chan struct{}, 100)
-	first, leave := context.WithCancel(testkit.Context(t))
+	first, cancel := context.WithCancel(testkit.Context(t))
 	left, got := make(chan error, 1), make(chan error, 1)
 	go func() { left <- n.EnsureImage(first, ref, func(string) { begun <- struct{}{} }) }()
 	<-begun
 	go func() { got <- n.EnsureImage(testkit.Context(t), ref, nil) }()
-	testkit.Eventually(t, "two wait for the pull", func() bool { return n.pulls.waiting(ref) == 2 })
-	leave()
+	testkit.Eventually(t, "two callers wait for the pull", func() bool { return n.pulls.waiting(ref) == 2 })
+	cancel()
 	if err := <-left; !errors.Is(err, context.Canceled) {
-		t.Errorf("who left got %v", err)
+		t.Errorf("the canceled caller got %v", err)
 	}
 	r.shut.Unlock()
 	if err := <-got; err != nil {
-		t.Errorf("who stayed got %v", err)
+		t.Errorf("the other caller got %v", err)
 	}
 }
 
@@ -149,30 +149,30 @@ func TestPullEndsWithItsLastCaller(t *testing.T) {
 	ref := r.push(t, "localhost/doze/test-noshell:latest", "tiny:3")
 	r.shut.Lock()
 	begun := make(chan struct{}, 100)
-	ctx, leave := context.WithCancel(testkit.Context(t))
+	ctx, cancel := context.WithCancel(testkit.Context(t))
 	left := make(chan error, 1)
 	go func() { left <- n.EnsureImage(ctx, ref, func(string) { begun <- struct{}{} }) }()
 	<-begun
-	leave()
+	cancel()
 	if err := <-left; !errors.Is(err, context.Canceled) {
 		t.Errorf("EnsureImage: %v", err)
 	}
-	n.pulls.group.Wait() // no pull runs any more
+	n.pulls.group.Wait() // no pull runs any longer
 	r.shut.Unlock()
 	if exists, err := n.exists(testkit.Context(t), ref); err != nil || exists {
-		t.Errorf("the image is there: %v, %v", exists, err)
+		t.Errorf("the image exists: %v, %v", exists, err)
 	}
 	if err := n.EnsureImage(testkit.Context(t), ref, nil); err != nil {
 		t.Errorf("the next pull: %v", err)
 	}
 }
 
-func TestRegistrysReasonIsTold(t *testing.T) {
+func TestErrorOfTheRegistryIsReported(t *testing.T) {
 	n, r := open(t), startRegistry(t)
 	for ref, want := range map[string]string{
 		r.image("nothing:here"):           "manifest unknown",
 		freeAddress(t) + "/nobody:latest": syscall.ECONNREFUSED.Error(),
-		"localhost/doze/nothing:here":     "made on this machine",
+		"localhost/doze/nothing:here":     "built on this machine",
 	} {
 		err := n.EnsureImage(testkit.Context(t), ref, nil)
 		if !errors.Is(err, sandbox.ErrImageMissing) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), ref) {

@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// pulls shares one pull among all who wait for the same image.
+// pulls shares one pull among all callers that wait for the same image.
 type pulls struct {
 	mu     sync.Mutex
 	byRef  map[string]*pull
@@ -15,28 +15,29 @@ type pulls struct {
 	group  sync.WaitGroup
 }
 
-// pull is one that runs. It goes on while anybody waits for it.
+// pull is a running pull. It is canceled when no caller waits for it any longer.
 type pull struct {
 	cancel  context.CancelFunc
-	waiters int // under pulls.mu
+	waiters int // guarded by pulls.mu
 	lines   *lines
 	done    chan struct{}
 	err     error // valid once done is closed
 }
 
-// join waits for the pull of ref, starting it with run unless it runs already.
-// progress is called in the caller's goroutine, from the pull's first line on.
+// join waits for the pull of ref, and starts it with run unless it is running. It calls
+// progress, if that is not nil, in the caller's goroutine with each line of the pull's
+// output, from the first one on.
 func (p *pulls) join(ctx context.Context, ref string, progress func(line string), run func(context.Context, *lines) error) error {
-	one, err := p.enter(ref, run)
+	one, err := p.addWaiter(ref, run)
 	if err != nil {
 		return err
 	}
-	defer p.leave(ref, one)
+	defer p.removeWaiter(ref, one)
 	for seen := 0; ; {
-		news, changed := one.lines.after(seen)
-		seen += len(news)
+		added, changed := one.lines.after(seen)
+		seen += len(added)
 		if progress != nil {
-			for _, line := range news {
+			for _, line := range added {
 				progress(line)
 			}
 		}
@@ -48,7 +49,7 @@ func (p *pulls) join(ctx context.Context, ref string, progress func(line string)
 		select {
 		case <-changed:
 		case <-one.done:
-			if news, _ := one.lines.after(seen); len(news) > 0 {
+			if added, _ := one.lines.after(seen); len(added) > 0 {
 				continue
 			}
 			return one.err
@@ -58,7 +59,9 @@ func (p *pulls) join(ctx context.Context, ref string, progress func(line string)
 	}
 }
 
-func (p *pulls) enter(ref string, run func(context.Context, *lines) error) (*pull, error) {
+// addWaiter returns the pull of ref, which it starts unless it is running. The caller calls
+// removeWaiter.
+func (p *pulls) addWaiter(ref string, run func(context.Context, *lines) error) (*pull, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -74,7 +77,7 @@ func (p *pulls) enter(ref string, run func(context.Context, *lines) error) (*pul
 		p.byRef = make(map[string]*pull)
 	}
 	p.byRef[ref] = one
-	p.group.Go(func() { // ends with the pull, which leave and close cancel
+	p.group.Go(func() { // ends with the pull, which removeWaiter and close cancel
 		one.err = run(ctx, one.lines)
 		p.mu.Lock()
 		if p.byRef[ref] == one {
@@ -87,9 +90,9 @@ func (p *pulls) enter(ref string, run func(context.Context, *lines) error) (*pul
 	return one, nil
 }
 
-// leave ends the pull when nobody waits for it any more. Whoever comes next
-// starts another.
-func (p *pulls) leave(ref string, one *pull) {
+// removeWaiter cancels the pull if no other caller waits for it. The next caller starts a
+// new one.
+func (p *pulls) removeWaiter(ref string, one *pull) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if one.waiters--; one.waiters > 0 {
@@ -112,12 +115,11 @@ func (p *pulls) close() {
 	p.group.Wait()
 }
 
-// maxLines of a pull are kept for who joins late; more are dropped. An image has
-// at most 127 layers, with a line or two each.
+// maxLines bounds the lines of a pull that are stored for later callers; further lines are
+// dropped. An image has at most 127 layers, with a line or two each.
 const maxLines = 500
 
-// lines collects what is written, split at newlines, for readers at their own
-// pace.
+// lines stores the lines that are written, for readers at their own pace.
 type lines struct {
 	mu      sync.Mutex
 	all     []string
@@ -150,8 +152,8 @@ func (l *lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// after returns the lines from number n on, and a channel that is closed when
-// there are more than these.
+// after returns the lines from number n on, and a channel that is closed when more lines
+// are written.
 func (l *lines) after(n int) ([]string, <-chan struct{}) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -18,14 +18,14 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// roomy are limits with a quota of each kind that a test reaches in a moment.
+// roomy are limits whose quotas of each kind a test reaches quickly.
 var roomy = sandbox.Limits{PIDs: 256, Quotas: sandbox.Quotas{
 	InotifyInstances: 40, InotifyWatches: 300, PendingSignals: 50, MessageQueueBytes: 200 << 10,
 }}
 
-// The kernel counts for each user. A sandbox has 65,535 of them, and all sandboxes of a
-// node together are one user's.
-func TestNoSandboxUsesUpTheQuotasOfAnother(t *testing.T) {
+// The kernel counts by user. A sandbox has 65,535 users, and all sandboxes of a node have the
+// same ones.
+func TestNoSandboxExhaustsTheQuotasOfAnother(t *testing.T) {
 	for _, c := range []struct {
 		kind string
 		most int64 // of all users of a sandbox
@@ -34,23 +34,23 @@ func TestNoSandboxUsesUpTheQuotasOfAnother(t *testing.T) {
 		{"inotify_watch", roomy.InotifyWatches},
 		{"fanotify_group", maxFanotifyGroups},
 		{"signal", roomy.PendingSignals},
-		{"message_queue", 2}, // each takes 80 KiB
+		{"message_queue", 2}, // each uses 80 KiB
 		{"process", roomy.PIDs + ownProcesses},
 	} {
 		t.Run(c.kind, func(t *testing.T) {
 			n := open(t)
 			greedy, other := n.bootWithin(t, baseImage, roomy), n.bootWithin(t, baseImage, roomy)
-			other.write(t, "/tmp/take.py", take)
-			greedy.write(t, "/tmp/take.py", take)
+			other.write(t, "/tmp/acquire.py", acquireScript)
+			greedy.write(t, "/tmp/acquire.py", acquireScript)
 			for _, users := range []int{1, 8} {
-				got := greedy.takeAll(t, c.kind, users)
+				got := greedy.acquireAll(t, c.kind, users)
 				if got > c.most || got < c.most/2 {
-					t.Errorf("%d users took %d, the limit of the sandbox is %d", users, got, c.most)
+					t.Errorf("%d users acquired %d, the limit of the sandbox is %d", users, got, c.most)
 				}
-				if out, code := other.try("python3 /tmp/take.py " + c.kind + " 1 1"); out != "1" || code != 0 {
-					t.Errorf("the other sandbox, beside %d users: %q, code %d", users, out, code)
+				if out, code := other.try("python3 /tmp/acquire.py " + c.kind + " 1 1"); out != "1" || code != 0 {
+					t.Errorf("the other sandbox, in addition to %d users: %q, code %d", users, out, code)
 				}
-				greedy.must("read -r takers </tmp/takers; kill -KILL $takers")
+				greedy.must("read -r holders </tmp/holders; kill -KILL $holders")
 				testkit.Eventually(t, "it has processes and queues again", func() bool {
 					_, code := greedy.try("rm -f /dev/mqueue/*")
 					return code == 0
@@ -60,8 +60,9 @@ func TestNoSandboxUsesUpTheQuotasOfAnother(t *testing.T) {
 	}
 }
 
-// A size says whether programs may make user namespaces, in which they have all capabilities.
-func TestUserNamespacesAreAMatterOfTheSize(t *testing.T) {
+// A size determines whether programs may create user namespaces, in which they have all
+// capabilities.
+func TestQuotaOfUserNamespacesDependsOnTheSize(t *testing.T) {
 	n := open(t)
 	b := n.bootWithin(t, baseImage, roomy)
 	try := func(when string, most int) {
@@ -103,9 +104,9 @@ func TestUserNamespacesAreAMatterOfTheSize(t *testing.T) {
 	try("without, again", 0)
 }
 
-// nestUserNamespaces makes each namespace in the one before, and prints how many it made and
-// the error of the last. It does so as another user than root, who may not map itself without
-// CAP_SETFCAP.
+// nestUserNamespaces creates each namespace inside the previous one, and prints their number
+// and the error of the last attempt. It does not run as root, which may not map itself
+// without CAP_SETFCAP.
 const nestUserNamespaces = `
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
@@ -124,8 +125,8 @@ while True:
 print(n, ctypes.get_errno())
 `
 
-// forkInUserNamespaces makes each namespace in a process of its own, beside the others, and
-// prints how many it made and the error of the last.
+// forkInUserNamespaces creates each namespace with a process of its own, next to the others,
+// and prints their number and the error of the last attempt.
 const forkInUserNamespaces = `
 import ctypes, os, platform, signal
 libc = ctypes.CDLL(None, use_errno=True)
@@ -146,16 +147,16 @@ for pid in children:
 
 // The kernel counts the pages of pipes by user, and the users of sandboxes are the same.
 // packaging/host/setup lifts the limit.
-func TestNoSandboxMakesThePipesOfAnotherSmall(t *testing.T) {
+func TestNoSandboxShrinksThePipesOfAnother(t *testing.T) {
 	n := open(t)
 	greedy, other := n.boot(t, baseImage), n.boot(t, baseImage)
 	greedy.must("setsid python3 -c '" + `
 import os, signal
 pipes = [os.pipe() for _ in range(3000)]
-open("/tmp/taken", "w").write("all")
+open("/tmp/acquired", "w").write("all")
 signal.alarm(60)
 signal.pause()
-` + "' >/dev/null 2>&1 </dev/null & until [ -s /tmp/taken ]; do sleep 0.01; done")
+` + "' >/dev/null 2>&1 </dev/null & until [ -s /tmp/acquired ]; do sleep 0.01; done")
 	if out := other.must("python3 -c 'import fcntl, os; print(fcntl.fcntl(os.pipe()[0], fcntl.F_GETPIPE_SZ))'"); out != "65536" {
 		t.Errorf("a pipe of the other sandbox holds %s bytes, want 65536", out)
 	}
@@ -163,7 +164,7 @@ signal.pause()
 
 // The kernel counts asynchronous I/O for the whole machine. packaging/host/setup raises the
 // limit.
-func TestNoSandboxUsesUpTheAsynchronousIOOfAnother(t *testing.T) {
+func TestNoSandboxExhaustsTheAsynchronousIOOfAnother(t *testing.T) {
 	n := open(t)
 	greedy, other := n.boot(t, baseImage), n.boot(t, baseImage)
 	const program = `
@@ -182,7 +183,7 @@ if want > 1:
 		b.write(t, "/tmp/aio.py", program)
 	}
 	// 100,000, of 65,536 by the kernel's default.
-	greedy.must("setsid python3 /tmp/aio.py 100 >/tmp/taken 2>&1 </dev/null & until [ -s /tmp/taken ]; do sleep 0.01; done")
+	greedy.must("setsid python3 /tmp/aio.py 100 >/tmp/acquired 2>&1 </dev/null & until [ -s /tmp/acquired ]; do sleep 0.01; done")
 	if out := other.must("python3 /tmp/aio.py 1"); out != "1" {
 		t.Errorf("the other sandbox made %s contexts, want 1", out)
 	}
@@ -207,7 +208,7 @@ except OSError as e:
 	b.must("script -qec true /dev/null")
 }
 
-// What a node without quotas left behind would start sandboxes without them.
+// The service of an earlier node without quotas would start sandboxes without them.
 func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
 	dir := t.TempDir()
 	socket := filepath.Join(dir, "podman.sock")
@@ -224,7 +225,7 @@ func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
 		_ = earlier.Process.Kill()
 		<-ended
 	})
-	testkit.Eventually(t, "the service answers", func() bool {
+	testkit.Eventually(t, "the service responds", func() bool {
 		conn, err := dial(t.Context(), socket, testkit.Patience)
 		if err == nil {
 			conn.close()
@@ -249,13 +250,14 @@ func TestServiceOfAnEarlierNodeIsReplaced(t *testing.T) {
 	}
 }
 
-// takeAll takes as much as users of the sandbox get, and keeps it.
-func (b *box) takeAll(t testing.TB, kind string, users int) int64 {
+// acquireAll acquires as much as that many users of the sandbox can, and holds it. It returns
+// the amount.
+func (b *box) acquireAll(t testing.TB, kind string, users int) int64 {
 	t.Helper()
-	b.must(fmt.Sprintf("rm -f /tmp/taken; setsid python3 /tmp/take.py %s %d 600000 >/tmp/output 2>&1 </dev/null &", kind, users))
+	b.must(fmt.Sprintf("rm -f /tmp/acquired; setsid python3 /tmp/acquire.py %s %d 600000 >/tmp/output 2>&1 </dev/null &", kind, users))
 	var got int64
-	testkit.Eventually(t, "it has taken all that it gets", func() bool {
-		content, err := b.guest.ReadFile(testkit.Context(t), "/tmp/taken", "")
+	testkit.Eventually(t, "the script has acquired all that it can", func() bool {
+		content, err := b.guest.ReadFile(testkit.Context(t), "/tmp/acquired", "")
 		if err != nil {
 			return false
 		}
@@ -274,14 +276,15 @@ func (b *box) takeAll(t testing.TB, kind string, users int) int64 {
 func (b *box) write(t testing.TB, path, content string) {
 	t.Helper()
 	if out, code := b.exec(guest.ExecRequest{Argv: []string{"/bin/sh", "-c", `printf %s "$1" >"$2"`, "-", content, path}, Timeout: commandTimeout}); code != 0 {
-		t.Fatalf("writing %s: %s", path, out)
+		t.Fatalf("write %s: %s", path, out)
 	}
 }
 
-// take is called with a kind, how many users take it, and how much each wants. With a want
-// of 1 it prints what it got, and ends; otherwise it writes the sum to /tmp/taken when no user
-// gets more, its process ids to /tmp/takers, and waits.
-const take = `
+// acquireScript is called with a kind of resource, a number of users, and how much each wants.
+// If each wants 1, it prints how much it acquired and ends. Otherwise it acquires until it is
+// refused for every user, writes the total to /tmp/acquired and its process ids to /tmp/holders,
+// and waits.
+const acquireScript = `
 import ctypes, os, resource, signal, sys, tempfile
 kind, users, want = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 libc = ctypes.CDLL(None, use_errno=True)
@@ -297,7 +300,7 @@ else:
 children = []
 
 def one(n):
-    "takes one more, and says whether it got it"
+    "acquires one more, and returns whether that succeeded"
     if kind == "inotify_instance":
         return libc.inotify_init1(0) >= 0
     if kind == "inotify_watch":
@@ -349,7 +352,7 @@ if want == 1:
     for pid in children:
         os.kill(pid, signal.SIGKILL)
     sys.exit()
-takers, total = [], 0
+holders, total = [], 0
 for user in range(users):
     r, w = os.pipe()
     try:
@@ -366,13 +369,13 @@ for user in range(users):
     os.close(w)
     got, *more = map(int, os.read(r, 1 << 16).split())
     os.close(r)
-    takers += [pid, *more]
+    holders += [pid, *more]
     total += got
-with open("/tmp/takers", "w") as f:
-    print(*takers, os.getpid(), file=f)
-with open("/tmp/taken.new", "w") as f:
+with open("/tmp/holders", "w") as f:
+    print(*holders, os.getpid(), file=f)
+with open("/tmp/acquired.new", "w") as f:
     print(total, file=f)
-os.rename("/tmp/taken.new", "/tmp/taken")
+os.rename("/tmp/acquired.new", "/tmp/acquired")
 signal.alarm(60)
 signal.pause()
 `

@@ -17,11 +17,10 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// ownStorage is a Podman with folders of its own, so that a test may treat them as
-// a reboot does.
+// ownStorage is a Podman with its own folders, so that a test may change them like a reboot.
 type ownStorage struct {
-	command  string // stands for podman
-	volatile string // what is on a tmpfs, which a reboot empties
+	command  string // path of a script that runs podman
+	volatile string // folder in place of a tmpfs, which a reboot empties
 }
 
 func newStorage(t *testing.T) ownStorage {
@@ -31,7 +30,7 @@ func newStorage(t *testing.T) ownStorage {
 		t.Fatal(err)
 	}
 	s := ownStorage{command: filepath.Join(dir, "podman"), volatile: filepath.Join(dir, "v")}
-	// Locks in shared memory would be those of the user's own containers.
+	// In shared memory, it would use the locks of the user's own containers.
 	if err := os.WriteFile(filepath.Join(dir, "containers.conf"), []byte("[engine]\nlock_type = \"file\"\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -41,8 +40,8 @@ func newStorage(t *testing.T) ownStorage {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { // the files belong to sub-ids
-		// conmon has a podman clean up after each container, when it gets to it.
-		testkit.Eventually(t, "nobody works in the storage", func() bool { return !works(t, dir) })
+		// conmon starts a podman that cleans up after each container, with a delay.
+		testkit.Eventually(t, "no process uses the storage", func() bool { return !inUse(t, dir) })
 		if err := unshared(t, "sh", "-c", fmt.Sprintf("umount -l %s/root/overlay; rm -rf %s", dir, dir)); err != nil {
 			t.Error(err)
 		}
@@ -50,8 +49,8 @@ func newStorage(t *testing.T) ownStorage {
 	return s
 }
 
-// works says whether a process has the folder in its arguments.
-func works(t testing.TB, folder string) bool {
+// inUse reports whether a process has the folder in its arguments.
+func inUse(t testing.TB, folder string) bool {
 	t.Helper()
 	all, err := filepath.Glob("/proc/[0-9]*/cmdline")
 	if err != nil {
@@ -65,7 +64,7 @@ func works(t testing.TB, folder string) bool {
 	return false
 }
 
-// copyImage takes an image over from the user's storage.
+// copyImage copies an image from the user's storage.
 func (s ownStorage) copyImage(t *testing.T, image string) {
 	t.Helper()
 	save := exec.Command("podman", "save", "--quiet", image)
@@ -107,7 +106,7 @@ func TestContainerStartsAfterAReboot(t *testing.T) {
 	n.killService(t)
 	c, err := n.Inspect(testkit.Context(t), b.ID)
 	if err != nil || c.State != sandbox.ContainerExited && c.State != sandbox.ContainerCreated || c.PID != 0 {
-		t.Errorf("Inspect says %+v, %v", c, err)
+		t.Errorf("Inspect: %+v, %v", c, err)
 	}
 	b.start()
 	if out := b.must("cat /file"); out != "kept" {
@@ -122,7 +121,7 @@ func TestCreateLeavesAnotherNodesContainerAlone(t *testing.T) {
 		t.Errorf("Create: %v", err)
 	}
 	if c, err := n.Inspect(testkit.Context(t), b.ID); err != nil || c != b.Container {
-		t.Errorf("Inspect says %+v, %v", c, err)
+		t.Errorf("Inspect: %+v, %v", c, err)
 	}
 }
 

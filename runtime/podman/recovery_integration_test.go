@@ -21,7 +21,7 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// servicePID is the process that answers for the engine.
+// servicePID returns the pid of the engine's service.
 func (n *node) servicePID(t testing.TB) int {
 	t.Helper()
 	pid, err := listener(n.service.own)
@@ -31,7 +31,7 @@ func (n *node) servicePID(t testing.TB) int {
 	return pid
 }
 
-// killService kills the service as a crash would and returns at once.
+// killService kills the service like a crash, and does not wait for its end.
 func (n *node) killService(t testing.TB) {
 	t.Helper()
 	if err := syscall.Kill(n.servicePID(t), syscall.SIGKILL); err != nil {
@@ -39,13 +39,13 @@ func (n *node) killService(t testing.TB) {
 	}
 }
 
-func TestKilledServiceHarmsNoContainerAndComesBack(t *testing.T) {
+func TestKilledServiceIsRestartedWithoutHarmToContainers(t *testing.T) {
 	n := open(t)
 	b := n.boot(t, baseImage)
 	b.must("echo kept >/root/file")
 	for range 3 {
 		n.killService(t)
-		// The call that finds nobody waits for the next service.
+		// The call that finds no service waits for the next one.
 		c, err := n.Inspect(testkit.Context(t), b.ID)
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +75,7 @@ func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
 		if err := <-done; err != nil && !errors.Is(err, sandbox.ErrEngineDown) {
 			t.Errorf("during the kill: %v", err)
 		}
-		// Whatever was left half-made, the next attempt gets there.
+		// The next attempt succeeds, even after an incomplete creation.
 		ctx := testkit.Context(t)
 		if err := n.Create(ctx, spec); err != nil {
 			t.Fatal(err)
@@ -89,7 +89,7 @@ func TestServiceKilledDuringCallsLosesNothing(t *testing.T) {
 	}
 }
 
-func TestServiceThatCannotComeBackIsReported(t *testing.T) {
+func TestServiceThatCannotBeRestartedIsReported(t *testing.T) {
 	command, err := exec.LookPath("podman")
 	if err != nil {
 		t.Fatal(err)
@@ -106,7 +106,7 @@ func TestServiceThatCannotComeBackIsReported(t *testing.T) {
 	if err := n.Ping(testkit.Context(t)); !errors.Is(err, sandbox.ErrEngineDown) {
 		t.Errorf("Ping: %v, want ErrEngineDown", err)
 	} else if !strings.Contains(err.Error(), link) {
-		t.Errorf("the error does not say why: %v", err)
+		t.Errorf("the error does not name its cause: %v", err)
 	}
 	if err := os.Symlink(command, link); err != nil {
 		t.Fatal(err)
@@ -136,7 +136,7 @@ func TestServiceOfAKilledNodeIsUsedByTheNext(t *testing.T) {
 	if now := n.servicePID(t); now != before {
 		t.Errorf("the service was process %d and is %d", before, now)
 	}
-	// It still is when it has to write into its log, and goes with the node.
+	// It survives writing to its log, and ends with the node.
 	spec := n.spec(t, enginetest.NewID())
 	spec.ImageRef = "localhost/doze/no-such-image:latest"
 	if err := n.Create(testkit.Context(t), spec); !errors.Is(err, sandbox.ErrImageMissing) {
@@ -154,7 +154,7 @@ func TestServiceEndsWithTheEngine(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(pid, 0); !errors.Is(err, syscall.ESRCH) {
-		t.Errorf("the service is still there: %v", err)
+		t.Errorf("the service still runs: %v", err)
 	}
 	if err := n.Ping(testkit.Context(t)); !errors.Is(err, sandbox.ErrEngineDown) {
 		t.Errorf("Ping after Close: %v", err)
@@ -174,14 +174,14 @@ func TestContainerWhoseConmonWasKilled(t *testing.T) {
 	if out := b.must("echo alive"); out != "alive" {
 		t.Errorf("after its conmon: %q", out)
 	}
-	n.kill(t, b.PID) // now nobody tells Podman
+	n.kill(t, b.PID) // without conmon, Podman does not notice
 	c, err := n.Inspect(testkit.Context(t), b.ID)
 	if err != nil || c.State != sandbox.ContainerExited || c.PID != 0 {
-		t.Errorf("Inspect says %+v, %v", c, err)
+		t.Errorf("Inspect: %+v, %v", c, err)
 	}
 	b.start()
 	if c, err := n.Inspect(testkit.Context(t), b.ID); err != nil || c.PID != b.PID {
-		t.Errorf("Inspect says %+v, %v; Start said %+v", c, err, b.Container)
+		t.Errorf("Inspect: %+v, %v; Start returned %+v", c, err, b.Container)
 	}
 }
 
@@ -217,7 +217,7 @@ func TestRemoveWorksOnAFrozenSandbox(t *testing.T) {
 		return err == nil && strings.Contains(string(data), "frozen 1")
 	})
 	if c, err := n.Inspect(testkit.Context(t), b.ID); err != nil || c != b.Container {
-		t.Errorf("Inspect says %+v, %v", c, err)
+		t.Errorf("Inspect: %+v, %v", c, err)
 	}
 	if err := n.Remove(testkit.Context(t), b.ID); err != nil {
 		t.Fatal(err)
@@ -239,11 +239,11 @@ func TestDiskOutlivesStopCrashAndStart(t *testing.T) {
 	n.kill(t, b.PID)
 	b.start()
 	if out := b.must("cat /root/a /root/b; stat -c %u /root/a"); out != "one\ntwo\n1000" {
-		t.Errorf("its files say %q", out)
+		t.Errorf("its files have %q", out)
 	}
 }
 
-func TestFirstProcessThatFailsIsReportedWithItsLastWords(t *testing.T) {
+func TestFailedFirstProcessIsReportedWithItsLastOutput(t *testing.T) {
 	n := open(t)
 	spec := n.spec(t, enginetest.NewID())
 	spec.Env = map[string]string{"DOZE_TEST_PROBE": "fail"}
@@ -264,7 +264,7 @@ func TestFirstProcessThatFailsIsReportedWithItsLastWords(t *testing.T) {
 	}
 }
 
-func TestContainerOfAnotherCgroupSubtreeSaysSo(t *testing.T) {
+func TestStartReportsAMissingCgroupSubtree(t *testing.T) {
 	n := open(t)
 	spec := n.specIn(t, enginetest.NewID(), "/another-node-of-this-host/sandboxes/x")
 	ctx := testkit.Context(t)
@@ -277,15 +277,15 @@ func TestContainerOfAnotherCgroupSubtreeSaysSo(t *testing.T) {
 		}
 	}()
 	_, err := n.Start(ctx, spec.ID, limits)
-	if err == nil || !strings.Contains(err.Error(), "it was made for the cgroup /sys/fs/cgroup/another-node-of-this-host/sandboxes/x") {
-		t.Fatalf("the start said: %v", err)
+	if err == nil || !strings.Contains(err.Error(), "it was created for the cgroup /sys/fs/cgroup/another-node-of-this-host/sandboxes/x") {
+		t.Fatalf("Start: %v", err)
 	}
 	t.Log(err)
 }
 
-// The node's user may not enter a folder that the sandbox's root made, and os.RemoveAll
+// The node's user may not enter a folder that the sandbox's root created, and os.RemoveAll
 // needs a descriptor for each level.
-func TestDestroyRemovesWhatASandboxPutIntoItsRunFolder(t *testing.T) {
+func TestDestroyRemovesFilesThatTheSandboxCreatedInItsRunFolder(t *testing.T) {
 	n := open(t)
 	cfg := sandbox.DefaultConfig()
 	cfg.RunDir, cfg.GuestBinary = n.dir, guestBinary(t)
@@ -316,11 +316,11 @@ for level in range(5000):
 		t.Fatal(err)
 	}
 	if _, err := os.Lstat(run); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("its run folder is still there: %v", err)
+		t.Errorf("its run folder still exists: %v", err)
 	}
 }
 
-func TestStopKillsWhatDoesNotListen(t *testing.T) {
+func TestStopKillsAProcessThatIgnoresSignals(t *testing.T) {
 	n := open(t)
 	spec := n.spec(t, enginetest.NewID())
 	spec.Env = map[string]string{"DOZE_TEST_PROBE": "deaf"}
@@ -336,11 +336,11 @@ func TestStopKillsWhatDoesNotListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if c, err := n.Inspect(ctx, spec.ID); err != nil || c.State != sandbox.ContainerExited {
-		t.Errorf("Inspect says %+v, %v", c, err)
+		t.Errorf("Inspect: %+v, %v", c, err)
 	}
 }
 
-func TestManySandboxesStartAtOnce(t *testing.T) {
+func TestManySandboxesStartConcurrently(t *testing.T) {
 	n := open(t)
 	var group sync.WaitGroup
 	for range 10 {

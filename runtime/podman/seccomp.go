@@ -11,20 +11,20 @@ import (
 	"go.podman.io/common/pkg/seccomp"
 )
 
-// operatorsProfile replaces Podman's default profile on a machine. Where it
-// exists, Podman is left to take it as it is.
+// operatorsProfile is the operator's replacement for Podman's default profile. If it exists,
+// Podman uses it unchanged.
 const operatorsProfile = "/etc/containers/seccomp.json"
 
-// withheld are system calls of Podman's default profile that sandboxes do not have: to
-// them the kernel has no keyrings. It counts keys by user, and all sandboxes share the
-// node's sub-ids: with 20,000 keyrings in one, no other could start.
+// withheld are system calls of Podman's default profile that are refused to sandboxes, as by
+// a kernel without keyrings. The kernel counts keys by user, and all sandboxes share the
+// node's sub-ids: with 20,000 keyrings in one sandbox, no other could start.
 var withheld = []string{"add_key", "keyctl", "request_key"}
 
-// writeProfile writes Podman's default seccomp profile, less what is withheld and the
-// system calls of other architectures (i386 and x32 on amd64), and returns its path; empty for
-// Podman's own choice. The runtime compiles the profile at each start: for three
-// architectures that is 25 of 55 ms. Without them a sandbox also reaches less of
-// the kernel; programs for those architectures end with SIGSYS.
+// writeProfile writes Podman's default seccomp profile without the withheld system calls and
+// without other architectures (i386 and x32 on amd64). It returns its path, or "" if the
+// operator has a profile. The runtime compiles the profile at each start: for three
+// architectures that takes 25 of 55 ms. Without the other architectures, less of the kernel
+// is exposed to a sandbox; programs for them end with SIGSYS.
 //
 // https://github.com/containers/common/blob/main/pkg/seccomp/seccomp.json
 func writeProfile(dir string) (path string, err error) {

@@ -154,8 +154,7 @@ func TestSandboxSeesNothingOfTheHost(t *testing.T) {
 // everyImage has a libc and a shell, another libc, or nothing.
 var everyImage = []string{baseImage, "localhost/doze/test-musl:latest", "localhost/doze/test-noshell:latest"}
 
-// What a sandbox writes is on its own disk, in memory that is bounded, or in its
-// run folder.
+// A sandbox writes only to its own disk, to bounded memory, and to its run folder.
 func TestSandboxWritesToNoOtherFileOfTheHost(t *testing.T) {
 	n := open(t)
 	for _, image := range everyImage {
@@ -226,14 +225,14 @@ func TestForkBombStaysWithinTheLimit(t *testing.T) {
 	if count, err := strconv.Atoi(out); err != nil || int64(count) > limits.PIDs || int64(count) < limits.PIDs/2 {
 		t.Errorf("it reached %q processes, limit %d", out, limits.PIDs)
 	}
-	other.must("true") // the neighbour's processes are not counted
+	other.must("true") // processes of the other sandbox are not counted
 	testkit.Eventually(t, "the sandbox can start processes again", func() bool {
 		_, code := b.try("true")
 		return code == 0
 	})
 }
 
-// bomb forks until it is refused, says how often that went well, and ends.
+// bomb forks until that fails, writes the number of its children to /tmp/most, and ends.
 const bomb = `
 import os, signal
 children = []
@@ -253,7 +252,7 @@ for pid in children:
 `
 
 // The kernel counts keyrings by user, and the sandboxes' users are the same.
-func TestNoSandboxUsesUpTheKeyringsOfAnother(t *testing.T) {
+func TestNoSandboxExhaustsTheKeyringsOfAnother(t *testing.T) {
 	n := open(t)
 	greedy := n.boot(t, baseImage)
 	before := keyrings(t)
@@ -266,8 +265,7 @@ func TestNoSandboxUsesUpTheKeyringsOfAnother(t *testing.T) {
 	n.boot(t, baseImage).must("true")
 }
 
-// makeKeyrings makes keyrings until it is refused, by each system call, and prints the
-// errors.
+// makeKeyrings creates keyrings with each system call until that fails, and prints the errors.
 const makeKeyrings = `
 import ctypes, platform
 libc = ctypes.CDLL(None, use_errno=True)
@@ -315,7 +313,7 @@ func TestAptPipNpmAndGitWorkAsRoot(t *testing.T) {
 		"python3 -m venv /tmp/venv && /tmp/venv/bin/pip --version",
 		"mkdir /tmp/n && cd /tmp/n && npm init -y && npm install --offline --no-audit",
 		"git init /tmp/g && cd /tmp/g && git -c user.name=a -c user.email=a@b commit --allow-empty -m x",
-		"useradd -m somebody && runuser -u somebody -- touch /home/somebody/f && chown root /home/somebody/f",
+		"useradd -m someone && runuser -u someone -- touch /home/someone/f && chown root /home/someone/f",
 		"node -e 'require(\"http\").createServer().listen(443, () => process.exit(0))'",
 	} {
 		if out, code := b.try(command); code != 0 {

@@ -22,47 +22,45 @@ import (
 )
 
 const (
-	// pingEvery is how often a service is asked for a sign of life, and
-	// pingLimit how long it may take: less than a caller waits for a wake, more
-	// than a service needs that starts 50 containers on two cores.
+	// pingEvery is the interval between pings of the service, and pingLimit their
+	// timeout: less than a caller waits for a wake, and more than a service needs while
+	// it starts 50 containers on two cores.
 	pingEvery = 5 * time.Second
 	pingLimit = 10 * time.Second
-	// pingTries is how many signs of life may be missing in a row before a
-	// service that still accepts connections is taken for hung and ended.
+	// pingTries is after how many consecutive timeouts a service that still accepts
+	// connections is considered hung, and ended.
 	pingTries = 3
-	// startLimit is how long a new service may take until it answers. After a
-	// reboot Podman first looks at every container: 5 s for 1,000.
+	// startLimit is how long a new service may take until it responds. After a reboot
+	// Podman first checks every container: 5 s for 1,000.
 	startLimit = 60 * time.Second
-	// backoffMin and backoffMax space the attempts to start a service. The
-	// first one is short, since a wake may wait for it.
+	// backoffMin and backoffMax bound the pause between attempts to start a service.
+	// The first pause is short, because a wake may wait for it.
 	backoffMin = 50 * time.Millisecond
 	backoffMax = 2 * time.Second // less than restartLimit, so that a call sees an attempt
 	// stopLimit is how long a service may take to end before it is killed.
 	stopLimit = 5 * time.Second
 )
 
-// service keeps an API service of Podman at hand: one that answers already, be
-// it the user's own or what a killed node left behind, else a child of this
-// process. Containers do not depend on it: they belong to their conmon, which
-// has left the service's process group and session.
+// service supervises an API service of Podman: a running one, either the user's own or left
+// over from a killed node, or else a child of this process. Containers do not depend on it:
+// they belong to their conmon, which has left the service's process group and session.
 type service struct {
 	command string // the podman to start
 	runtime string // the OCI runtime of sandboxes
 	shared  string // socket of the user's own service, used if it fits; may be empty
-	own     string // socket of the service that nodes on this data start
+	own     string // socket of the service that nodes on this home start
 	log     *slog.Logger
 
-	lost chan struct{} // a call found nobody; capacity 1
+	lost chan struct{} // a call found no service; capacity 1
 	done chan struct{} // closed when supervise has ended
 	end  context.CancelFunc
 
 	mu      sync.Mutex
-	conn    *connection   // nil while no service answers
+	conn    *connection   // nil while no service responds
 	why     error         // why conn is nil
 	changed chan struct{} // closed when conn or why changes
 
-	// Of supervise alone.
-	child *child
+	child *child // only supervise uses it
 }
 
 // child is a service that this process started.
@@ -92,15 +90,15 @@ func (s *service) start() {
 	go s.supervise(ctx)
 }
 
-// close ends supervision and the service of this node, whoever started it.
-// A service of the user's own goes on.
+// close ends supervision, and the service behind the node's own socket, even if an earlier
+// node started it. The user's own service continues.
 func (s *service) close() {
 	s.end()
 	<-s.done
 }
 
-// connection returns the connection to the service. While none answers it waits
-// for one, no longer than limit.
+// connection returns the connection to the service. It waits for one until ctx ends, or for
+// limit, and then returns sandbox.ErrEngineDown (wrapped).
 func (s *service) connection(ctx context.Context, limit time.Duration) (*connection, error) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -123,7 +121,8 @@ func (s *service) connection(ctx context.Context, limit time.Duration) (*connect
 	}
 }
 
-// report says that conn found nobody. Calls wait until it has been looked into.
+// report notifies supervise that conn found no service. Calls wait until supervise has
+// checked it.
 func (s *service) report(conn *connection) {
 	s.mu.Lock()
 	current := s.conn == conn
@@ -131,7 +130,7 @@ func (s *service) report(conn *connection) {
 	if !current {
 		return
 	}
-	s.set(nil, errors.New("it went away"))
+	s.set(nil, errors.New("the service does not respond"))
 	select {
 	case s.lost <- struct{}{}:
 	default:
@@ -146,8 +145,8 @@ func (s *service) set(conn *connection, why error) {
 	s.changed = make(chan struct{})
 }
 
-// supervise finds or starts a service, watches it and begins again when it is
-// gone, until ctx ends.
+// supervise finds or starts a service, watches it, and starts over when it has ended, until
+// ctx ends.
 func (s *service) supervise(ctx context.Context) {
 	defer close(s.done)
 	backoff := backoffMin
@@ -156,7 +155,7 @@ func (s *service) supervise(ctx context.Context) {
 		if err == nil {
 			s.set(conn, nil)
 			since := time.Now()
-			err = fmt.Errorf("it is gone: %w", s.watch(ctx, conn))
+			err = fmt.Errorf("lost the service: %w", s.watch(ctx, conn))
 			conn.close()
 			if time.Since(since) > backoffMax {
 				backoff = backoffMin
@@ -164,7 +163,7 @@ func (s *service) supervise(ctx context.Context) {
 		}
 		s.set(nil, err)
 		if ctx.Err() == nil {
-			s.log.Error("podman service", "error", err, "retry_in", backoff)
+			s.log.Error("podman service failed", "error", err, "retry_in", backoff)
 		}
 		wait(ctx, backoff)
 		backoff = min(2*backoff, backoffMax)
@@ -172,8 +171,8 @@ func (s *service) supervise(ctx context.Context) {
 	s.stop()
 }
 
-// connect returns a connection to the first service that answers: the user's
-// own, one that is left behind, a new one.
+// connect returns a connection to the first service that responds and fits: the user's own,
+// one left over from an earlier node, a new one.
 func (s *service) connect(ctx context.Context) (*connection, error) {
 	if s.shared != "" {
 		conn, err := dial(ctx, s.shared, pingLimit)
@@ -181,29 +180,29 @@ func (s *service) connect(ctx context.Context) (*connection, error) {
 			if err = s.fits(ctx, conn); err == nil {
 				return conn, nil
 			}
-			s.log.Info("not using the user's podman service", "socket", s.shared, "reason", err)
+			s.log.Info("ignoring the user's podman service", "socket", s.shared, "reason", err)
 			conn.close()
 		}
 	}
 	if conn, err := dial(ctx, s.own, pingLimit); err == nil {
 		var other misfit
-		if !errors.As(s.fits(ctx, conn), &other) { // without an answer, watch finds out why
+		if !errors.As(s.fits(ctx, conn), &other) { // without a response, watch finds the cause
 			return conn, nil
 		}
-		s.log.Info("replacing the podman service of an earlier node", "reason", other)
+		s.log.Info("podman service of an earlier node is being replaced", "reason", other)
 		conn.close()
 	}
 	return s.spawn(ctx)
 }
 
-// misfit is why a service cannot be used.
+// misfit is the reason for which a service cannot be used.
 type misfit string
 
 func (m misfit) Error() string { return string(m) }
 
-// fits says whether a service that was not started here runs containers by the OCI
-// runtime of sandboxes, and below the cgroup that it is told. With systemd as cgroup
-// manager it does not. It returns a misfit, or why the service did not answer.
+// fits returns nil if a service of another process runs containers with doze's OCI runtime
+// and below the requested cgroup, which it does not with systemd as cgroup manager. Otherwise
+// it returns a misfit, or the error of a service that did not respond.
 func (s *service) fits(ctx context.Context, conn *connection) error {
 	ctx, cancel := context.WithTimeout(ctx, pingLimit)
 	defer cancel()
@@ -228,15 +227,15 @@ func (s *service) fits(ctx context.Context, conn *connection) error {
 	return nil
 }
 
-// spawn starts a service and waits until it answers.
+// spawn starts a service and waits until it responds.
 func (s *service) spawn(ctx context.Context) (*connection, error) {
-	s.stop() // one that hangs holds the socket
+	s.stop() // a hung service has the socket
 	if err := os.Remove(s.own); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	child, err := s.startChild()
 	if err != nil {
-		return nil, fmt.Errorf("starting the podman service: %w", err)
+		return nil, fmt.Errorf("start the podman service: %w", err)
 	}
 	s.child = child
 	began := time.Now()
@@ -251,28 +250,28 @@ func (s *service) spawn(ctx context.Context) (*connection, error) {
 		}
 		select {
 		case <-child.exited:
-			return nil, fmt.Errorf("the podman service ended at once: %v; %s", child.err, lastLine(s.logFile()))
+			return nil, fmt.Errorf("the podman service ended immediately: %v; %s", child.err, lastLine(s.logFile()))
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-tick.C:
 		}
 		if time.Since(began) > startLimit {
-			return nil, fmt.Errorf("the podman service does not answer within %v: %w", startLimit, err)
+			return nil, fmt.Errorf("the podman service does not respond within %v: %w", startLimit, err)
 		}
 	}
 }
 
-// startChild runs podman system service in a process group of its own, so that
-// a signal for the node's group does not reach it. It outlives a killed node,
-// for the next one to use; hence its log is a file and no pipe, which would
-// break with the node and end the service at its next word.
+// startChild runs podman system service in its own process group, so that signals for the
+// node's group do not reach it. It outlives a killed node, and the next node uses it.
+// Therefore its log is a file: a pipe would break with the node and end the service at its
+// next line.
 func (s *service) startChild() (*child, error) {
 	log, err := os.OpenFile(s.logFile(), os.O_CREATE|os.O_WRONLY|os.O_TRUNC|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, err
 	}
 	defer log.Close()
-	// A path by way of the working directory may be of any length.
+	// The path relative to the working directory is short enough for a socket.
 	cmd := exec.Command(s.command, "--cgroup-manager=cgroupfs", "--runtime="+s.runtime, "--log-level=warn",
 		"system", "service", "--time=0", "unix:///proc/self/cwd/"+filepath.Base(s.own))
 	cmd.Dir = filepath.Dir(s.own)
@@ -291,7 +290,7 @@ func (s *service) startChild() (*child, error) {
 
 func (s *service) logFile() string { return strings.TrimSuffix(s.own, ".sock") + ".log" }
 
-// watch returns why conn is no longer of use.
+// watch pings the service until it fails, and returns the reason.
 func (s *service) watch(ctx context.Context, conn *connection) error {
 	var exited chan struct{}
 	if s.child != nil && conn.socket == s.own {
@@ -322,14 +321,14 @@ func (s *service) watch(ctx context.Context, conn *connection) error {
 			return err
 		default:
 			if failed++; failed == pingTries {
-				return fmt.Errorf("it hangs: %d signs of life are missing", failed)
+				return fmt.Errorf("it hangs: %d consecutive pings timed out", failed)
 			}
 		}
 	}
 }
 
-// stop ends the service behind the node's own socket, child or left behind, and
-// kills what does not end in time.
+// stop ends the service behind the node's own socket, whether it is a child or an earlier
+// node's, and kills it if it does not end in time.
 func (s *service) stop() {
 	pid, err := listener(s.own)
 	if err != nil && s.child == nil {
@@ -363,14 +362,14 @@ func (s *service) stop() {
 			killed = true
 		}
 		if time.Since(began) > 2*stopLimit {
-			s.log.Error("the podman service does not end", "pid", pid)
+			s.log.Error("failed to end the podman service", "pid", pid)
 			break
 		}
 	}
 	s.child = nil
 }
 
-// listener is the process that listens on the socket, if anybody does.
+// listener returns the pid of the process that listens on the socket.
 func listener(socket string) (pid int, err error) {
 	conn, err := dialUnix(context.Background(), socket)
 	if err != nil {

@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// maxServiceLog is the size in bytes at which the service's log file is
-	// emptied, after it was read.
+	// maxServiceLog is the size in bytes at which the service's log file is truncated
+	// after it was read.
 	maxServiceLog = 1 << 20
-	// maxLine cuts lines of logs, in bytes.
+	// maxLine is the length in bytes to which lines of logs are truncated.
 	maxLine = 1000
 )
 
-// logTail hands on what the service writes into its log file.
+// logTail copies the lines of the service's log file to the node's log.
 type logTail struct {
 	path   string
 	offset int64
@@ -24,11 +24,11 @@ type logTail struct {
 
 func newLogTail(path string, log *slog.Logger) *logTail { return &logTail{path: path, log: log} }
 
-// drain logs every line since the last time.
+// drain logs the lines that were added since the last call.
 func (l *logTail) drain() {
 	f, err := os.OpenFile(l.path, os.O_RDWR, 0)
 	if err != nil {
-		return // a service that was started elsewhere logs elsewhere
+		return // a service of another process logs elsewhere
 	}
 	defer f.Close()
 	data, err := io.ReadAll(io.NewSectionReader(f, l.offset, maxServiceLog))
@@ -42,7 +42,7 @@ func (l *logTail) drain() {
 	l.offset += int64(end)
 	for line := range bytes.Lines(data[:end]) {
 		if line = bytes.TrimSpace(line); len(line) > 0 {
-			l.log.Warn("podman", "line", string(line[:min(len(line), maxLine)]))
+			l.log.Warn("podman service printed a line", "line", string(line[:min(len(line), maxLine)]))
 		}
 	}
 	if l.offset >= maxServiceLog && f.Truncate(0) == nil {
@@ -50,7 +50,8 @@ func (l *logTail) drain() {
 	}
 }
 
-// lastLine of a file, at most maxLine bytes of it; empty without one.
+// lastLine returns the last line of a file, truncated to maxLine bytes, or "" if it cannot be
+// read.
 func lastLine(path string) string {
 	f, err := os.Open(path)
 	if err != nil {

@@ -18,58 +18,59 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Labels of every container that the engine makes.
+// Labels of every container that the engine creates.
 const (
 	labelNode    = "doze.node"
 	labelSandbox = "doze.sandbox"
 	labelOrigin  = "doze.origin" // sandbox.ContainerSpec.Origin
 )
 
-// capabilities are all that a sandbox's root has. They are the least with which
-// apt, dpkg, npm, pip, git and python work as root: with fewer, apt fails. None
-// of them reaches beyond the sandbox's own user namespace. Podman's default adds
-// SETPCAP, SETFCAP and SYS_CHROOT, which only nested containers and setcap need
-// (file capabilities have no effect under no_new_privileges).
+// capabilities are the only ones of a sandbox's root. They are the minimum with which apt,
+// dpkg, npm, pip, git and python work as root: with fewer, apt fails. They apply only in the
+// sandbox's own user namespace. Podman's default adds SETPCAP, SETFCAP and SYS_CHROOT, which
+// only nested containers and setcap need (file capabilities have no effect under
+// no_new_privileges).
 var capabilities = []string{
-	"CAP_CHOWN",            // dpkg and tar give files to their owners
-	"CAP_DAC_OVERRIDE",     // root reads and writes whatever its users made
-	"CAP_FOWNER",           // dpkg sets modes and times of files that it gave away
-	"CAP_FSETID",           // chmod keeps the setgid bit of folders such as /var/mail
-	"CAP_KILL",             // root, and so the guest, ends processes of other users
+	"CAP_CHOWN",            // dpkg and tar change the owners of files
+	"CAP_DAC_OVERRIDE",     // root reads and writes files of all users
+	"CAP_FOWNER",           // dpkg sets modes and times of files after it changed their owners
+	"CAP_FSETID",           // chmod preserves the setgid bit of folders such as /var/mail
+	"CAP_KILL",             // root, and therefore the guest, ends processes of other users
 	"CAP_SETGID",           // apt fetches as group nogroup; su, runuser
 	"CAP_SETUID",           // apt fetches as user _apt; su, runuser
 	"CAP_NET_BIND_SERVICE", // servers on ports 80 and 443
 }
 
-// Sizes of what a container holds apart from its limits.
+// Fixed limits of a container, which are independent of sandbox.Limits.
 const (
-	// maxLog bounds the log of the first process in bytes: conmon starts the
-	// file anew beyond it. Only its last line is ever read.
+	// maxLog bounds the log of the first process in bytes: when it is reached, conmon
+	// starts an empty file. Only the last line is ever read.
 	maxLog = 256 << 10
-	// shmSize of /dev/shm in bytes, as Docker's and Podman's default. It is
-	// memory that no controller may count, so it is not more.
+	// shmSize of /dev/shm in bytes, as Docker's and Podman's default. It is not larger
+	// because without the memory controller this memory is not limited.
 	shmSize = 64 << 20
 	// maxTerminals of a sandbox. All sandboxes of the machine share 3,072, by the
 	// kernel's defaults (kernel.pty.max less kernel.pty.reserve).
 	maxTerminals = 256
-	// maxFiles a process may open. The node's own limit applies where it is lower.
+	// maxFiles that a process may have open. The node's own limit applies if it is lower.
 	maxFiles = 65536
-	// oomScore makes the kernel end a sandbox rather than the node when the
-	// whole machine has no memory left. The guest gives its commands a higher one.
+	// oomScore makes the kernel end a sandbox rather than the node when the whole
+	// machine runs out of memory. The guest's commands have a higher one.
 	oomScore = 100
-	// mappedIDs of the sandbox are the sub-ids 1 to 65535 of the node's user. Its
-	// root is therefore not that user: who breaks out owns no file of the node.
+	// mappedIDs of the sandbox are the sub-ids 1 to 65535 of the node's user. Its root is
+	// therefore not that user: a process that escapes owns no file of the node.
 	mappedIDs = 65535
 )
 
-// containerName is unique on the machine, for ids are.
+// containerName returns the name of a sandbox's container. It is unique on the machine,
+// because ids are.
 func containerName(id sandbox.ID) string { return "doze-" + string(id) }
 
-// generate says how Podman makes the container. The image gives its root file
-// system, its environment and its working directory; entry point, command, user,
-// volumes, health check and stop signal of the image are not used. Limits of
-// memory, CPU and processes are set on the parent cgroup by the Freezer, and all others by
-// the OCI runtime, which reads them when the container starts.
+// generate returns the specification with which Podman creates the container. The image
+// provides the root file system, the environment and the working directory; its entry point,
+// command, user, volumes, health check and stop signal are not used. The Freezer sets the
+// limits of memory, CPU and processes on the parent cgroup. The OCI runtime sets all others;
+// it reads them when the container starts.
 func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen.SpecGenerator {
 	s := specgen.NewSpecGenerator(c.ImageRef, false)
 	s.Name = containerName(c.ID)
@@ -94,7 +95,7 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	s.HealthConfig = &manifest.Schema2HealthConfig{Test: []string{"NONE"}}
 
 	s.Mounts = mounts(own, c)
-	s.ImageVolumeMode = "ignore" // the disk of a sandbox is one thing, its volumes included
+	s.ImageVolumeMode = "ignore" // the image's volumes are on the sandbox's own disk
 	s.ShmSize = new(int64(shmSize))
 
 	s.CapDrop = []string{"ALL"}
@@ -111,26 +112,26 @@ func generate(node, profile string, own files, c sandbox.ContainerSpec) *specgen
 	s.CgroupNS = specgen.Namespace{NSMode: specgen.Private}
 
 	s.NetNS = specgen.Namespace{NSMode: specgen.NoNetwork}
-	// The host's name servers are none of the sandbox's business, nor is what Podman
-	// writes on the host and mounts writable, see files.
+	// The sandbox must not see the host's name servers, nor the files that Podman writes
+	// on the host and mounts writable, see files.
 	s.UseImageResolvConf = new(true)
 	s.UseImageHosts = new(true)
 	s.Passwd = new(false)
 
 	s.CgroupParent = strings.TrimPrefix(c.CgroupParent, freezer.MountPoint)
-	// conmon stays with the node: frozen with the sandbox, it could not tell of
-	// its end, and its memory is not the sandbox's.
+	// conmon stays in the node's cgroup: frozen with the sandbox, it could not report the
+	// sandbox's end, and its memory is not the sandbox's.
 	s.CgroupsMode = "no-conmon"
 	s.OOMScoreAdj = new(oomScore)
 	s.Rlimits = []spec.POSIXRlimit{rlimit("nofile", unix.RLIMIT_NOFILE, maxFiles)}
 	return s
 }
 
-// mounts of a sandbox. /.doze is a read-only tmpfs, so that the sandbox's root
-// can neither move it away nor put anything else in the place of its parts; it
-// has no CAP_SYS_ADMIN to unmount it. (crun 1.8 ignores nosuid, nodev and noexec
-// of writable mounts in a user namespace. Without them nothing is lost: set-user-id
-// has no effect under no_new_privileges, nor have device nodes in a user namespace.)
+// mounts returns the mounts of a sandbox. /.doze is a read-only tmpfs, so that the sandbox's
+// root can neither move it nor replace its contents; it has no CAP_SYS_ADMIN to unmount it.
+// (crun 1.8 ignores nosuid, nodev and noexec of writable mounts in a user namespace. That is
+// harmless: set-user-id has no effect under no_new_privileges, nor have device nodes in a
+// user namespace.)
 func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
 	list := []spec.Mount{{
 		Destination: "/.doze",
@@ -148,7 +149,7 @@ func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
 		Source:      c.RunDir,
 		Options:     []string{"bind", "rw", "nosuid", "nodev", "noexec", "private"},
 	}, {
-		Destination: "/dev/pts", // as Podman's, but for max
+		Destination: "/dev/pts", // as Podman's, except for max
 		Type:        "devpts",
 		Source:      "devpts",
 		Options: []string{"private", "rw", "nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5",
@@ -170,8 +171,8 @@ func mounts(own files, c sandbox.ContainerSpec) []spec.Mount {
 	return list
 }
 
-// rlimit sets both limits to value, or to the node's own if that is lower:
-// nobody but root may raise it.
+// rlimit returns both limits with value, or with the node's own limit if that is lower: only
+// root may raise it.
 func rlimit(name string, resource int, value uint64) spec.POSIXRlimit {
 	var own unix.Rlimit
 	if err := unix.Getrlimit(resource, &own); err == nil {
@@ -180,7 +181,8 @@ func rlimit(name string, resource int, value uint64) spec.POSIXRlimit {
 	return spec.POSIXRlimit{Type: name, Hard: value, Soft: value}
 }
 
-// hostname turns a sandbox's name into a label of RFC 1123, or takes its id.
+// hostname converts a sandbox's name into a label of RFC 1123. If no character remains, it
+// returns the id.
 func hostname(name string, id sandbox.ID) string {
 	h := strings.Trim(strings.Map(func(r rune) rune {
 		switch {

@@ -19,7 +19,7 @@ import (
 	"github.com/doze-run/doze/testkit/testca"
 )
 
-// authority is a CA as a node has one.
+// authority is a CA like a node's.
 type authority struct {
 	*testca.Authority
 	t   *testing.T
@@ -35,8 +35,8 @@ func newAuthority(t *testing.T) *authority {
 	return &authority{a, t, string(a.PEM())}
 }
 
-// serve has a web server in the sandbox, which shows a leaf of the CA for localhost,
-// on a port, in a folder with a git repository.
+// serve starts a web server in the sandbox on a port. It presents a leaf of the CA for
+// localhost, and serves a folder with a git repository.
 func (a *authority) serve(b *box, port int) {
 	a.t.Helper()
 	leaf, err := a.Leaf("localhost")
@@ -81,7 +81,7 @@ var clients = map[string]string{
 	"openssl": "openssl s_client -verify_return_error -verify_hostname localhost -connect localhost:PORT </dev/null",
 }
 
-// guided clients need a variable, for they bring CAs of their own.
+// guided clients need a variable, because they have their own CAs.
 var guided = map[string]string{
 	"node fetch": `node -e 'fetch("https://localhost:PORT/").then(r => process.exit(r.ok ? 0 : 1), e => { console.error(e.cause); process.exit(1) })'`,
 	"node https": `node -e 'require("https").get("https://localhost:PORT/", r => process.exit(0)).on("error", e => { console.error(e); process.exit(1) })'`,
@@ -135,7 +135,7 @@ func TestClientsTrustTheNodeByDefault(t *testing.T) {
 	if n := b.must("grep -c BEGIN $SSL_CERT_FILE"); len(n) < 3 {
 		t.Errorf("the bundle has only %s CAs", n)
 	}
-	// The distribution's own tool keeps it.
+	// The distribution's own tool preserves it.
 	b.must("update-ca-certificates --fresh")
 	wantTrust(b, "after update-ca-certificates", 8001, true)
 	b.trust(guest.Trust{CA: older.pem + newer.pem})
@@ -151,21 +151,21 @@ func TestClientsTrustTheNodeByDefault(t *testing.T) {
 	}
 	b.start()
 	if h, err := b.guest.Hello(testkit.Context(t)); err != nil || h.Trust != "" {
-		t.Errorf("another run says that it was told %q, %v", h.Trust, err)
+		t.Errorf("the next run has the trust %q, %v", h.Trust, err)
 	}
 	b.trust(guest.Trust{CA: newer.pem})
 	if after := b.must("find /etc/ssl /etc/doze /usr/local/share -newermt '2000-01-01' -printf '%p %T@ %s\\n' | sort"); after != before {
-		t.Error("the next run wrote again what was there")
+		t.Error("the next run wrote the existing files again")
 	}
 	newer.serve(b, 8002)
 	wantTrust(b, "in the next run", 8002, true)
 }
 
-// Whatever user a command runs as.
+// Commands may run as any user.
 func TestTrustIsReadableByAll(t *testing.T) {
 	b := open(t).boot(t, baseImage)
 	b.trust(guest.Trust{CA: newAuthority(t).pem})
-	b.must("useradd -m somebody && runuser -u somebody -- cat $NODE_EXTRA_CA_CERTS $SSL_CERT_FILE >/dev/null")
+	b.must("useradd -m someone && runuser -u someone -- cat $NODE_EXTRA_CA_CERTS $SSL_CERT_FILE >/dev/null")
 }
 
 func TestImagesWithoutCAsGetThem(t *testing.T) {

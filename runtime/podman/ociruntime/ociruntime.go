@@ -1,11 +1,11 @@
 // Package ociruntime is the OCI runtime of sandboxes: crun, in a user namespace that bounds
 // each sandbox, between Podman's and the sandbox's own.
 //
-// The kernel counts inotify
-// instances, pending signals and their kind by user and user namespace, and once more
-// in the namespace above, for the user that made the one below. Limits of a
-// sandbox's own namespace hold for each of its 65,535 users by itself; in the
-// namespace above, all of them are one.
+// The namespace in between bounds the sandbox as a whole. The kernel counts inotify
+// instances, pending signals and similar resources by user and user namespace, and in
+// addition in the parent namespace, for the user that created the child. The limits of a
+// sandbox's own namespace apply to each of its 65,535 users separately; in the parent
+// namespace, all of them count as one user.
 //
 // Sources: kernel/ucount.c; https://man7.org/linux/man-pages/man7/namespaces.7.html,
 // "The /proc/sys/user directory".
@@ -33,30 +33,31 @@ const (
 	// Name of the program as Podman calls it: doze-netns under this name is the
 	// OCI runtime.
 	Name = "doze-crun"
-	// Annotation of a container with the path of its Quotas. A container without
-	// it is no sandbox, and crun runs as it would otherwise.
+	// Annotation of a container with the path of its Quotas. A container without it is
+	// not a sandbox, and crun runs it unchanged.
 	Annotation = "doze.quotas"
 
-	// bounding and holding are the names of the processes that set the quotas, in a user
-	// namespace around the sandbox's, and keep the sandbox's own until crun has joined it.
+	// bounding and holding are the names of two helper processes: one sets the quotas in
+	// the parent of the sandbox's user namespace, the other keeps the sandbox's user
+	// namespace until crun has joined it.
 	bounding = Name + "-bounding"
 	holding  = Name + "-holding"
 )
 
 // Quotas of a sandbox, all its users together.
 type Quotas struct {
-	// Sysctls are files of /proc/sys/user and their content. The kernel may lack
-	// one, and then has nothing that it would bound.
+	// Sysctls are files of /proc/sys/user and their values. A file that the kernel lacks
+	// is skipped: the kernel does not have that resource either.
 	Sysctls map[string]int64 `json:"sysctls"`
-	// NPROC, SIGPENDING and MSGQUEUE are resource limits; zero for none. They are no
-	// higher than the caller's own.
+	// NPROC, SIGPENDING and MSGQUEUE are resource limits; 0 means unlimited. The
+	// caller's own limits apply if they are lower.
 	NPROC      int64 `json:"nproc,omitempty"`
 	SIGPENDING int64 `json:"sigpending,omitempty"`
 	MSGQUEUE   int64 `json:"msgqueue,omitempty"`
 }
 
-// Write stores q at path, for the container's next start. It writes nothing if that is
-// what the file has.
+// Write stores q at path atomically, for the container's next start. It does not write if the
+// file already has these quotas.
 func (q Quotas) Write(path string) error {
 	want, err := json.Marshal(q)
 	if err != nil {
@@ -88,8 +89,8 @@ func read(path string) (q Quotas, err error) {
 	return q, nil
 }
 
-// Main runs the program with its arguments, the first of which is its name, and
-// returns its exit code, unless the process becomes crun.
+// Main runs the program with its arguments, whose first is its name, and returns its exit
+// code, unless the process becomes crun.
 func Main(args []string) int {
 	var err error
 	code := 1
@@ -108,7 +109,8 @@ func Main(args []string) int {
 	return code
 }
 
-// run becomes crun, or for the creation of a sandbox runs it with a user namespace to join.
+// run replaces the process with crun. To create a sandbox, it runs crun as a child instead,
+// with a user namespace to join.
 func run(args []string) (int, error) {
 	path := configOf(args)
 	if path == "" {
@@ -127,7 +129,7 @@ func run(args []string) (int, error) {
 	}
 	namespace, release, err := namespaceWithin(task{quotas, c.Linux.UIDMappings, c.Linux.GIDMappings})
 	if err != nil {
-		return 1, fmt.Errorf("make the sandbox's user namespace: %w", err)
+		return 1, fmt.Errorf("create the sandbox's user namespace: %w", err)
 	}
 	defer release()
 	if err := joinNamespace(path, namespace); err != nil {
@@ -141,12 +143,12 @@ func run(args []string) (int, error) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	err = cmd.Run()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.Exited() {
-		return exit.ExitCode(), nil // crun has said why
+		return exit.ExitCode(), nil // crun has printed the error
 	}
 	return 0, err
 }
 
-// task of the process that makes a sandbox's user namespace.
+// task of the process that creates a sandbox's user namespace.
 type task struct {
 	Quotas Quotas
 	UIDs   []mapping
@@ -160,8 +162,8 @@ type mapping struct {
 	Size        int `json:"size"`
 }
 
-// namespaceWithin makes a user namespace with quotas and the sandbox's own in it, and returns
-// the path of the latter, which is valid until release.
+// namespaceWithin creates a user namespace with the quotas, and the sandbox's own inside it.
+// It returns the path of the latter, which is valid until the caller calls release.
 func namespaceWithin(t task) (path string, release func(), err error) {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -180,7 +182,7 @@ func namespaceWithin(t task) (path string, release func(), err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	answer, err := cmd.StdoutPipe()
+	output, err := cmd.StdoutPipe()
 	if err != nil {
 		return "", nil, err
 	}
@@ -192,16 +194,16 @@ func namespaceWithin(t task) (path string, release func(), err error) {
 		_ = cmd.Wait()
 	}
 	var pid int
-	if _, err := fmt.Fscanln(answer, &pid); err != nil {
+	if _, err := fmt.Fscanln(output, &pid); err != nil {
 		hold.Close()
 		return "", nil, errors.Join(err, cmd.Wait())
 	}
 	return fmt.Sprintf("/proc/%d/ns/user", pid), release, nil
 }
 
-// bound sets the quotas, makes the sandbox's user namespace, prints the id of a process in it,
-// and waits for the end of standard input. It has all capabilities in its user namespace, which
-// the sandbox's root lacks.
+// bound sets the quotas, creates the sandbox's user namespace, prints the pid of a process in
+// it, and waits for the end of standard input. It has all capabilities in its own user
+// namespace, in which the sandbox's root has none.
 func bound(text string) error {
 	var t task
 	if err := json.Unmarshal([]byte(text), &t); err != nil {
@@ -219,7 +221,8 @@ func bound(text string) error {
 	return cmd.Wait()
 }
 
-// inUserNamespace is a command that runs this program, by that name, in a new user namespace.
+// inUserNamespace returns a command that runs this program, under that name, in a new user
+// namespace.
 func inUserNamespace(uids, gids []syscall.SysProcIDMap, name string, args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = append([]string{name}, args...)
@@ -241,7 +244,7 @@ func sysMappings(list []mapping) []syscall.SysProcIDMap {
 	return converted
 }
 
-// set bounds this process's user namespace, and those that it makes.
+// set applies the quotas to this process's user namespace, and to those that it creates.
 func (q Quotas) set() error {
 	for _, name := range slices.Sorted(maps.Keys(q.Sysctls)) {
 		err := os.WriteFile(filepath.Join("/proc/sys/user", name), strconv.AppendInt(nil, q.Sysctls[name], 10), 0)
@@ -256,7 +259,8 @@ func (q Quotas) set() error {
 		if limit.value == 0 {
 			continue
 		}
-		// What the maker of a user namespace may use is what all users in it may use together.
+		// The limit of the process that creates a user namespace bounds all users in it
+		// together.
 		var own unix.Rlimit
 		if err := unix.Getrlimit(limit.resource, &own); err != nil {
 			return err
@@ -269,7 +273,8 @@ func (q Quotas) set() error {
 	return nil
 }
 
-// configOf returns the path of the container's configuration if args tell crun to create one.
+// configOf returns the path of the container's configuration if args are crun's for the
+// creation of a container, else "".
 func configOf(args []string) string {
 	create := slices.Index(args, "create")
 	if create < 0 {
@@ -286,7 +291,7 @@ func configOf(args []string) string {
 	return filepath.Join(bundle, "config.json")
 }
 
-// config is what is read of a container's configuration.
+// config is the part of a container's configuration that is read.
 type config struct {
 	Annotations map[string]string `json:"annotations"`
 	Linux       struct {
@@ -306,8 +311,8 @@ func readConfig(path string) (c config, err error) {
 	return c, nil
 }
 
-// joinNamespace puts the path of a user namespace into a container's configuration, which
-// Podman writes before each start, in the place of one to be made.
+// joinNamespace changes a container's configuration, which Podman writes before each start,
+// to join an existing user namespace instead of creating one.
 func joinNamespace(path, namespace string) error {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -359,7 +364,7 @@ func joinNamespace(path, namespace string) error {
 	return os.Rename(temporary, path)
 }
 
-// identity maps all ids of this user namespace to themselves.
+// identity returns mappings of all ids of this user namespace to themselves.
 func identity(file string) ([]syscall.SysProcIDMap, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -384,11 +389,11 @@ func identity(file string) ([]syscall.SysProcIDMap, error) {
 	return list, nil
 }
 
-// folders that crun may be in: Podman runs its OCI runtime without PATH for some commands,
-// and looks for crun there itself.
+// folders are those in which Podman itself searches crun. It runs its OCI runtime without
+// PATH for some commands.
 var folders = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/sbin", "/bin", "/run/current-system/sw/bin"}
 
-// findCrun looks in PATH first.
+// findCrun searches crun in PATH first, and then in folders.
 func findCrun() (string, error) {
 	path, err := exec.LookPath("crun")
 	if err == nil {
@@ -402,7 +407,7 @@ func findCrun() (string, error) {
 	return "", fmt.Errorf("%w, nor in %s", err, strings.Join(folders, ", "))
 }
 
-// execCrun replaces this process.
+// execCrun replaces this process with crun.
 func execCrun(args []string) error {
 	path, err := findCrun()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-func TestQuotasAreOfCreatedSandboxesOnly(t *testing.T) {
+func TestOnlyCreatedSandboxesHaveQuotas(t *testing.T) {
 	bundle := func(config string) string {
 		dir := t.TempDir()
 		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
@@ -65,7 +65,7 @@ func TestQuotasAreReadAsTheyWereWritten(t *testing.T) {
 			t.Errorf("got %+v, %v; want %+v", got, err, want)
 		}
 	}
-	// A full disk keeps no sandbox from starting as it did the last time.
+	// On a full disk, a sandbox can still start with unchanged quotas.
 	before, err := os.Stat(path)
 	if err != nil {
 		t.Fatal(err)
@@ -86,7 +86,7 @@ func TestQuotasAreReadAsTheyWereWritten(t *testing.T) {
 	}
 }
 
-func TestSandboxJoinsTheNamespaceMadeForIt(t *testing.T) {
+func TestSandboxJoinsTheNamespaceCreatedForIt(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.json")
 	const before = `{"ociVersion":"1.0.0","process":{"args":["<&>"]},"linux":{"uidMappings":[{"containerID":0,"hostID":1,"size":65535}],` +
 		`"gidMappings":[{"containerID":0,"hostID":1,"size":65535}],"namespaces":[{"type":"pid"},{"type":"network","path":"/n"},{"type":"user"}],"maskedPaths":["/p"]}}`
@@ -120,7 +120,7 @@ func TestSandboxJoinsTheNamespaceMadeForIt(t *testing.T) {
 	}
 }
 
-func TestIdentityMapsWhatIsMappedHere(t *testing.T) {
+func TestIdentityMapsTheIDsOfThisNamespace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "uid_map")
 	if err := os.WriteFile(path, []byte("         0        999          1\n         1     131072      65536\n"), 0o600); err != nil {
 		t.Fatal(err)

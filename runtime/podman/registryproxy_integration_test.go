@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// newDoor puts a reverse proxy before the registry that listens at behind.
-func newDoor(t *testing.T, behind string) *registry {
+// newRegistryProxy starts a reverse proxy for the registry that listens at behind.
+func newRegistryProxy(t *testing.T, behind string) *registry {
 	t.Helper()
 	r := &registry{}
 	proxy := &httputil.ReverseProxy{Rewrite: func(p *httputil.ProxyRequest) {
