@@ -446,10 +446,6 @@ func (f *Freezer) lockCgroup(ctx context.Context, id sandbox.ID) (*cgroup, error
 	if err != nil {
 		return nil, err
 	}
-	// Acquire may succeed with a context that has ended.
-	if err := ctx.Err(); err != nil {
-		return nil, err
-	}
 	if err := c.sem.Acquire(ctx, 1); err != nil {
 		return nil, err
 	}
