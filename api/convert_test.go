@@ -4,13 +4,19 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"net/netip"
 	"reflect"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // TestConversionsLoseNothing: a value whose fields are all set becomes one whose fields
@@ -20,6 +26,15 @@ func TestConversionsLoseNothing(t *testing.T) {
 		fileOf(filled[guest.FileInfo]()),
 		execExitOf(&guest.ExecResult{ExitCode: 1, Signal: "SIGHUP", TimedOut: true, Duration: time.Second}),
 		archiveResultOf(filled[guest.ArchiveResult]()),
+		processOf(filled[guest.Process]()),
+		eventOf(filled[sandbox.Event]()),
+		*conditionOf(filled[sandbox.Condition]()),
+		limitsOf(filled[sandbox.Limits]()),
+		pendingOf(filled[sandbox.PendingOperation]()),
+		flowOf(filled[audit.Entry]()),
+		explanationOf(filled[explain.Explanation]()),
+		secretOf(filled[vault.Secret]()),
+		lineOf(filled[policylog.Line]()),
 	} {
 		for _, field := range zeroFields(reflect.ValueOf(converted), reflect.TypeOf(converted).Name()) {
 			t.Errorf("%s is not set", field)
@@ -59,8 +74,12 @@ func fill(v reflect.Value) {
 		v.Set(reflect.MakeMap(v.Type()))
 		v.SetMapIndex(key, value)
 	case reflect.Struct:
-		if v.Type() == reflect.TypeFor[time.Time]() {
+		switch v.Type() {
+		case reflect.TypeFor[time.Time]():
 			v.Set(reflect.ValueOf(time.Unix(1, 0)))
+			return
+		case reflect.TypeFor[netip.Addr]():
+			v.Set(reflect.ValueOf(netip.AddrFrom4([4]byte{192, 0, 2, 1})))
 			return
 		}
 		for i := range v.NumField() {

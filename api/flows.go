@@ -7,8 +7,8 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -20,47 +20,34 @@ type flowsInput struct {
 // FlowsQuery is which flows are wanted, whoever sent them.
 type FlowsQuery struct {
 	Exchange
-	Kind    audit.Kind    `query:"kind" enum:"dns,connection,request" doc:"Only this kind"`
-	Verdict audit.Verdict `query:"verdict" enum:"allow,deny,respond,error" doc:"Only flows with this verdict"`
-	Host    string        `query:"host" maxLength:"255" doc:"Only to this host, or with *.example.com to those below one"`
+	Kind    types.FlowKind `query:"kind" doc:"Only this kind"`
+	Verdict types.Verdict  `query:"verdict" enum:"allow,deny,respond,error" doc:"Only flows with this verdict"`
+	Host    string         `query:"host" maxLength:"255" doc:"Only to this host, or with *.example.com to those below one"`
 	PageQuery
-}
-
-// FlowList is a page of what a sandbox sent.
-type FlowList struct {
-	Flows      []audit.Entry `json:"flows" nullable:"false"`
-	NextCursor string        `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
 }
 
 type explainInput struct {
 	SandboxPath
-	Body ExplainBody
+	Body types.ExplainRequest
 }
 
 type explainOutsideInput struct {
-	Body ExplainBody
-}
-
-// ExplainBody is a request that is not sent.
-type ExplainBody struct {
-	Method  string            `json:"method,omitempty" maxLength:"64" default:"GET"`
-	URL     string            `json:"url" maxLength:"8192" doc:"https://HOST/PATH, http://HOST/PATH, or tcp://HOST:PORT for what is not HTTP" example:"https://api.github.com/user"`
-	Headers map[string]string `json:"headers,omitempty" doc:"What rules may look at"`
+	Body types.ExplainRequest
 }
 
 type explainOutput struct {
-	Body explain.Explanation
+	Body types.Explanation
 }
 
 func (a *API) registerFlows() {
-	page := answerJSON[FlowList](a, "A page of flows, or with Accept: text/event-stream all of them and those to come")
+	page := answerJSON[types.FlowList](a, "A page of flows, or with Accept: text/event-stream all of them and those to come")
 	kinds := map[string]reflect.Type{"error": reflect.TypeFor[problem.Problem]()}
-	for _, kind := range []audit.Kind{audit.DNS, audit.Connection, audit.Request} {
-		kinds[string(kind)] = reflect.TypeFor[audit.Entry]()
+	for _, kind := range types.FlowKind("").Values() {
+		kinds[string(kind)] = reflect.TypeFor[types.Flow]()
 	}
 	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
-		method: http.MethodGet, path: "/sandbox/{id}/egress", id: "list-flows", tag: "egress",
+		method: http.MethodGet, path: "/sandbox/{id}/egress/flows", id: "list-flows", tag: "egress",
 		summary: "What a sandbox sent, and what became of it, oldest first",
 		description: "The latest 1,000 are kept until the node restarts. Wakes nothing. As a stream it first sends those, then what comes; after a break go " +
 			"on with Last-Event-ID. Who reads too slowly is told how many it lost (`dropped`). The stream ends when the sandbox is destroyed.",
@@ -74,14 +61,14 @@ func (a *API) registerFlows() {
 		codes:       onSandbox(needsEgress()),
 	}, a.explain)
 	register(a, route{
-		method: http.MethodGet, path: "/egress/flows", id: "list-proxy-flows", tag: "egress",
+		method: http.MethodGet, path: "/egress/proxy/flows", id: "list-proxy-flows", tag: "egress",
 		summary:     "What the owner's programs outside of sandboxes sent through the proxy, oldest first",
-		description: "As with a sandbox's flows. Their `sandbox` is `proxy/` and the owner.",
+		description: "As with a sandbox's flows, without `sandbox`.",
 		codes:       needsEgress(problem.StreamLimitExceeded),
 		answers:     map[int]*huma.Response{http.StatusOK: page},
 	}, a.outsideFlows)
 	register(a, route{
-		method: http.MethodPost, path: "/egress/explain", id: "explain-proxy-request", tag: "egress",
+		method: http.MethodPost, path: "/egress/proxy/explain", id: "explain-proxy-request", tag: "egress",
 		summary:     "What would become of a request through the proxy, and why",
 		description: "The node's rules and the owner's apply. Nothing is sent, no name is resolved and no policy runs.",
 		codes:       needsEgress(),
@@ -125,7 +112,7 @@ func (a *API) outsideFlows(ctx context.Context, in *FlowsQuery) (*huma.StreamRes
 }
 
 func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, find func() (source, error)) (_ *huma.StreamResponse, err error) {
-	filter := audit.Filter{Kind: in.Kind, Verdict: in.Verdict, Host: in.Host}
+	filter := audit.Filter{Kind: audit.Kind(in.Kind), Verdict: audit.Verdict(in.Verdict), Host: in.Host}
 	if filter.After, err = in.after(); err != nil {
 		return nil, err
 	}
@@ -139,9 +126,8 @@ func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, find func() (sourc
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFlows(in, from, filter) }}, nil
 	}
-	var list FlowList
-	list.Flows, list.NextCursor = page(in.PageQuery, from.list(filter), func(e audit.Entry) uint64 { return e.Seq })
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
+	flows, next := page(in.PageQuery, from.list(filter), func(e audit.Entry) uint64 { return e.Seq })
+	return jsonResponse(in.Exchange, types.FlowList{Flows: listOf(flows, flowOf), NextCursor: next}), nil
 }
 
 func (a *API) streamFlows(in *FlowsQuery, from source, filter audit.Filter) {
@@ -161,7 +147,7 @@ func (a *API) streamFlows(in *FlowsQuery, from source, filter audit.Filter) {
 			if !ok {
 				return // the sandbox is gone, or the node closes
 			}
-			if s.send(string(e.Kind), formatID(e.Seq), e) != nil {
+			if s.send(string(e.Kind), formatID(e.Seq), flowOf(e)) != nil {
 				return
 			}
 		}
@@ -177,11 +163,11 @@ func (a *API) explain(ctx context.Context, in *explainInput) (*explainOutput, er
 	if err != nil {
 		return nil, err
 	}
-	explanation, err := out.Explain(ctx, sb.ID, in.Body.Method, in.Body.URL, in.Body.header())
+	explanation, err := out.Explain(ctx, sb.ID, in.Body.Method, in.Body.URL, headerOf(in.Body.Headers))
 	if err != nil {
 		return nil, err
 	}
-	return &explainOutput{Body: explanation}, nil
+	return &explainOutput{Body: explanationOf(explanation)}, nil
 }
 
 func (a *API) explainOutside(ctx context.Context, in *explainOutsideInput) (*explainOutput, error) {
@@ -189,16 +175,16 @@ func (a *API) explainOutside(ctx context.Context, in *explainOutsideInput) (*exp
 	if err != nil {
 		return nil, err
 	}
-	explanation, err := out.ExplainOutside(ctx, ownerOf(ctx), in.Body.Method, in.Body.URL, in.Body.header())
+	explanation, err := out.ExplainOutside(ctx, ownerOf(ctx), in.Body.Method, in.Body.URL, headerOf(in.Body.Headers))
 	if err != nil {
 		return nil, err
 	}
-	return &explainOutput{Body: explanation}, nil
+	return &explainOutput{Body: explanationOf(explanation)}, nil
 }
 
-func (b ExplainBody) header() http.Header {
-	header := make(http.Header, len(b.Headers))
-	for name, value := range b.Headers {
+func headerOf(headers map[string]string) http.Header {
+	header := make(http.Header, len(headers))
+	for name, value := range headers {
 		header.Add(name, value)
 	}
 	return header

@@ -9,8 +9,6 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -26,7 +24,7 @@ func record(s *server, id string, hosts ...string) {
 	}
 }
 
-func flowHosts(list FlowList) string {
+func flowHosts(list types.FlowList) string {
 	var hosts []string
 	for _, e := range list.Flows {
 		hosts = append(hosts, e.Host)
@@ -43,13 +41,13 @@ func TestFlowsArePagedAndFiltered(t *testing.T) {
 		"": "a.example.com evil.example b.example.com example.com", "?verdict=deny": "evil.example", "?kind=request": "a.example.com b.example.com example.com",
 		"?host=*.example.com": "a.example.com b.example.com", "?host=example.com": "example.com", "?verdict=error": "", "?limit=2": "a.example.com evil.example",
 	} {
-		if got := must[FlowList](s, http.StatusOK, "GET", "/sandbox/box/egress"+query, nil); flowHosts(got) != want {
+		if got := must[types.FlowList](s, http.StatusOK, "GET", "/sandbox/box/egress/flows"+query, nil); flowHosts(got) != want {
 			t.Errorf("%s: got %s, want %s", query, flowHosts(got), want)
 		}
 	}
 	var paged []string
 	for cursor := ""; ; {
-		page := must[FlowList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/egress?limit=3&cursor=%s", cursor), nil)
+		page := must[types.FlowList](s, http.StatusOK, "GET", fmt.Sprintf("/sandbox/box/egress/flows?limit=3&cursor=%s", cursor), nil)
 		paged = append(paged, flowHosts(page))
 		if cursor = page.NextCursor; cursor == "" {
 			break
@@ -58,14 +56,14 @@ func TestFlowsArePagedAndFiltered(t *testing.T) {
 	if got := strings.Join(paged, "|"); got != "a.example.com evil.example b.example.com|example.com" {
 		t.Errorf("pages are %s", got)
 	}
-	if got := s.do("GET", "/sandbox/other/egress?verdict=deny", nil); strings.TrimSpace(string(got.body)) != `{"flows":[]}` {
+	if got := s.do("GET", "/sandbox/other/egress/flows?verdict=deny", nil); strings.TrimSpace(string(got.body)) != `{"flows":[]}` {
 		t.Errorf("got %s", got.body)
 	}
 	for _, query := range []string{"verdict=maybe", "kind=tcp", "limit=0", "limit=1001", "cursor=-1", "since=1", "host="} {
-		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress?"+query, nil)
+		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress/flows?"+query, nil)
 	}
-	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/egress", nil)
+	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress/flows", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/egress/flows", nil)
 }
 
 func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
@@ -73,22 +71,22 @@ func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
 	id := s.create("box")
 	s.sleep(id)
 	record(s, id, "a.example", "evil.example", "b.example")
-	stream := s.open("GET", "/sandbox/box/egress?kind=request", nil, "Accept", eventStreamType)
+	stream := s.open("GET", "/sandbox/box/egress/flows?kind=request", nil, "Accept", eventStreamType)
 	first := stream.expect("request")
-	if e := parse[audit.Entry](t, first); e.Host != "a.example" || first.id != fmt.Sprint(e.Seq) {
+	if e := parse[types.Flow](t, first); e.Host != "a.example" || first.id != fmt.Sprint(e.Seq) {
 		t.Errorf("got %+v", first)
 	}
-	if e := parse[audit.Entry](t, stream.expect("request")); e.Host != "b.example" {
+	if e := parse[types.Flow](t, stream.expect("request")); e.Host != "b.example" {
 		t.Errorf("got %+v", e)
 	}
 	record(s, id, "evil.example", "c.example")
-	if e := parse[audit.Entry](t, stream.expect("request")); e.Host != "c.example" {
+	if e := parse[types.Flow](t, stream.expect("request")); e.Host != "c.example" {
 		t.Errorf("got %+v", e)
 	}
 	stream.close()
 
-	again := s.open("GET", "/sandbox/box/egress?cursor=0", nil, "Accept", eventStreamType, "Last-Event-ID", first.id)
-	if e := parse[audit.Entry](t, again.expect("dns")); e.Host != "evil.example" {
+	again := s.open("GET", "/sandbox/box/egress/flows?cursor=0", nil, "Accept", eventStreamType, "Last-Event-ID", first.id)
+	if e := parse[types.Flow](t, again.expect("dns")); e.Host != "evil.example" {
 		t.Errorf("got %+v", e)
 	}
 	again.expect("request")
@@ -114,9 +112,9 @@ func TestFollowersOfFlowsAreBoundedAndToldThatTheNodeCloses(t *testing.T) {
 	s.http.Start()
 	id := s.create("box")
 	record(s, id, "a.example")
-	stream := s.open("GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
+	stream := s.open("GET", "/sandbox/box/egress/flows", nil, "Accept", eventStreamType)
 	stream.expect("request")
-	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/egress", nil, "Accept", eventStreamType)
+	s.refused(problem.StreamLimitExceeded, "GET", "/sandbox/box/egress/flows", nil, "Accept", eventStreamType)
 	closing(sandbox.ErrClosed)
 	if p := parse[problem.Problem](t, stream.expect("error")); p.Code != problem.NodeUnavailable {
 		t.Errorf("got %+v", p)
@@ -131,23 +129,23 @@ func TestExplanationsNameTheRule(t *testing.T) {
 	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules",
 		`{"rules":[{"name":"gh","hosts":["api.github.com"],"headers":{"x-a":"1"},"policies":[{"name":"bearer","secrets":{"token":"github"}}]}]}`)
 	must[types.RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"rules":[{"name":"ro","hosts":["api.github.com"],"methods":["PUT"],"action":"deny","reason":"read only"}]}`)
-	ask := func(body string) explain.Explanation {
-		return must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", body)
+	ask := func(body string) types.Explanation {
+		return must[types.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", body)
 	}
-	if e := ask(`{"url":"https://metadata.internal/"}`); e.Verdict != rule.VerdictDeny || e.Rule != "node/no-metadata" || e.Stage != explain.DNS {
+	if e := ask(`{"url":"https://metadata.internal/"}`); e.Verdict != types.VerdictDeny || e.Rule != "node/no-metadata" || e.Stage != types.StageDNS {
 		t.Errorf("got %+v", e)
 	}
 	if e := ask(`{"method":"PUT","url":"https://api.github.com/user"}`); e.Rule != "sandbox/ro" || e.Reason != "read only" {
 		t.Errorf("got %+v", e)
 	}
 	withHeader := `{"url":"https://api.github.com/user","headers":{"X-A":"1"}}`
-	if e := ask(withHeader); e.Verdict != rule.VerdictDeny || len(e.Secrets) != 1 || !strings.Contains(e.Secrets[0].Problem, "no such secret") {
+	if e := ask(withHeader); e.Verdict != types.VerdictDeny || len(e.Secrets) != 1 || !strings.Contains(e.Secrets[0].Error, "no such secret") {
 		t.Errorf("without the secret: %+v", e)
 	}
 	if _, err := s.egress.PutSecret(t.Context(), testOwner, "github", []byte(canary), []string{"api.github.com"}); err != nil {
 		t.Fatal(err)
 	}
-	if e := ask(withHeader); e.Verdict != rule.VerdictAllow || e.Rule != "owner/gh" || e.Policies[0].Name != "bearer" || e.Secrets[0].Problem != "" {
+	if e := ask(withHeader); e.Verdict != types.VerdictAllow || e.Rule != "owner/gh" || e.Policies[0].Name != "bearer" || e.Secrets[0].Error != "" {
 		t.Errorf("with it: %+v", e)
 	}
 	if e := ask(`{"url":"https://api.github.com/user"}`); e.Rule != "default" {
@@ -171,10 +169,10 @@ func TestFlowsFromOutsideOfSandboxesAreTheOwners(t *testing.T) {
 	record(s, s.create("box"), "sandbox.example")
 	record(s, "proxy/"+testOwner, "a.example.com", "evil.example")
 	record(s, "proxy/another", "another.example")
-	if got := must[FlowList](s, http.StatusOK, "GET", "/egress/flows", nil); flowHosts(got) != "a.example.com evil.example" {
+	if got := must[types.FlowList](s, http.StatusOK, "GET", "/egress/proxy/flows", nil); flowHosts(got) != "a.example.com evil.example" {
 		t.Errorf("got %s", flowHosts(got))
 	}
-	if got := must[FlowList](s, http.StatusOK, "GET", "/egress/flows?verdict=deny&limit=1", nil); flowHosts(got) != "evil.example" {
+	if got := must[types.FlowList](s, http.StatusOK, "GET", "/egress/proxy/flows?verdict=deny&limit=1", nil); flowHosts(got) != "evil.example" {
 		t.Errorf("got %s", flowHosts(got))
 	}
 }
@@ -182,9 +180,9 @@ func TestFlowsFromOutsideOfSandboxesAreTheOwners(t *testing.T) {
 func TestARequestFromOutsideOfSandboxesIsExplainedByTheOwnersRules(t *testing.T) {
 	s := newServer(t, Limits{})
 	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"no","hosts":["a.example"],"action":"deny"}]}`)
-	e := must[explain.Explanation](s, http.StatusOK, "POST", "/egress/explain", `{"url":"https://a.example/x"}`)
-	if e.Rule != "owner/no" || e.Verdict != rule.VerdictDeny {
+	e := must[types.Explanation](s, http.StatusOK, "POST", "/egress/proxy/explain", `{"url":"https://a.example/x"}`)
+	if e.Rule != "owner/no" || e.Verdict != types.VerdictDeny {
 		t.Errorf("got %+v", e)
 	}
-	s.refused(problem.RequestInvalid, "POST", "/egress/explain", `{"url":"a.example"}`)
+	s.refused(problem.RequestInvalid, "POST", "/egress/proxy/explain", `{"url":"a.example"}`)
 }

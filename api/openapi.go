@@ -3,14 +3,10 @@ package api
 import (
 	"context"
 	"net/http"
-	"reflect"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 
-	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/policy/catalog"
-	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -39,23 +35,6 @@ func (a *API) newDocument() *huma.OpenAPI {
 			},
 		},
 	}
-}
-
-// schemaNames are those of types whose own names say too little without their
-// package.
-var schemaNames = map[reflect.Type]string{
-	reflect.TypeFor[audit.Entry]():    "Flow",
-	reflect.TypeFor[audit.Policy]():   "FlowPolicy",
-	reflect.TypeFor[explain.Policy](): "ExplainedPolicy",
-	reflect.TypeFor[explain.Secret](): "ExplainedSecret",
-	reflect.TypeFor[catalog.Info]():   "Policy",
-}
-
-func schemaName(t reflect.Type, hint string) string {
-	if name, ok := schemaNames[t]; ok {
-		return name
-	}
-	return huma.DefaultSchemaNamer(t, hint)
 }
 
 type openAPIOutput struct {

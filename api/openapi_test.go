@@ -48,16 +48,16 @@ var routes = []string{
 	"GET /sandbox/{id}/events",
 	"GET /events",
 	"GET /sandbox/{id}/exec",
-	"GET /sandbox/{id}/egress",
+	"GET /sandbox/{id}/egress/flows",
 	"POST /sandbox/{id}/egress/explain",
-	"GET /egress/flows",
-	"POST /egress/explain",
+	"GET /egress/proxy/flows",
+	"POST /egress/proxy/explain",
 	"GET /sandbox/{id}/egress/rules",
 	"PUT /sandbox/{id}/egress/rules",
 	"GET /egress/presets",
 	"GET /egress/rules",
 	"PUT /egress/rules",
-	"GET /egress/node-rules",
+	"GET /node/egress/rules",
 	"GET /egress/ca",
 	"PUT /secrets/{name}",
 	"GET /secrets",
@@ -173,7 +173,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 			t.Errorf("write takes no %s", kind)
 		}
 	}
-	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/egress": "get", "/sandbox/{id}/process/{process}/logs": "get"} {
+	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/egress/flows": "get", "/sandbox/{id}/process/{process}/logs": "get"} {
 		for _, kind := range []string{"application/json", "text/event-stream"} {
 			if d.Paths[path][method].Responses["200"].Content[kind] == nil {
 				t.Errorf("%s answers no %s", path, kind)

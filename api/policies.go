@@ -8,6 +8,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/problem"
 )
@@ -20,27 +21,11 @@ type putPolicyInput struct {
 }
 
 type policyOutput struct {
-	Body catalog.Info
-}
-
-// PolicyList lists policies.
-type PolicyList struct {
-	Policies []catalog.Info `json:"policies" nullable:"false"`
-	Next     string         `json:"next,omitempty" doc:"Always missing: an owner has few policies"`
-}
-
-type pushedPolicyOutput struct {
-	Body PushedPolicy
-}
-
-// PushedPolicy is a policy with what was found when it was pushed.
-type PushedPolicy struct {
-	catalog.Info
-	Warnings []problem.FieldError `json:"warnings,omitempty" doc:"What works, and may not be meant"`
+	Body types.Policy
 }
 
 type policiesOutput struct {
-	Body PolicyList
+	Body types.PolicyList
 }
 
 func (a *API) registerPolicies() {
@@ -72,7 +57,7 @@ func (a *API) registerPolicies() {
 // commands does.
 const callsOfPush = catalog.MaxModule >> 20
 
-func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyOutput, error) {
+func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
@@ -94,9 +79,9 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*pushedPolicyO
 	if err != nil {
 		return nil, err
 	}
-	pushed := &pushedPolicyOutput{Body: PushedPolicy{Info: info}}
+	pushed := &policyOutput{Body: policyOf(info)}
 	if info.ReplacesBuiltIn {
-		pushed.Body.Warnings = []problem.FieldError{{
+		pushed.Body.Warnings = []types.Warning{{
 			Location: "path.name", Message: fmt.Sprintf("doze ships a policy %q, and your rules that name it use yours from now on", info.Name),
 			Hint: "push it under another name, and delete this one to use the shipped one",
 		}}
@@ -114,11 +99,7 @@ func (a *API) policies(ctx context.Context, _ *struct{}) (*policiesOutput, error
 	if err != nil {
 		return nil, err
 	}
-	list := PolicyList{Policies: out.Policies(ownerOf(ctx))}
-	if list.Policies == nil {
-		list.Policies = []catalog.Info{}
-	}
-	return &policiesOutput{Body: list}, nil
+	return &policiesOutput{Body: types.PolicyList{Policies: listOf(out.Policies(ownerOf(ctx)), policyOf)}}, nil
 }
 
 func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
@@ -128,7 +109,7 @@ func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
 	}
 	for _, p := range out.Policies(ownerOf(ctx)) {
 		if p.Name == in.Name {
-			return &policyOutput{Body: p}, nil
+			return &policyOutput{Body: policyOf(p)}, nil
 		}
 	}
 	return nil, catalog.ErrUnknown

@@ -20,17 +20,17 @@ import (
 func TestPoliciesArePushedAndListed(t *testing.T) {
 	s := newServer(t, Limits{})
 	module := egresstest.Module(1)
-	got := must[catalog.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(module), "Content-Type", "application/wasm")
+	got := must[types.Policy](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(module), "Content-Type", "application/wasm")
 	if got.Digest != catalog.Digest(module) || got.Size != int64(len(module)) || got.BuiltIn {
 		t.Errorf("got %+v", got)
 	}
-	must[catalog.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
-	list := must[PolicyList](s, http.StatusOK, "GET", "/policies", nil)
+	must[types.Policy](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
+	list := must[types.PolicyList](s, http.StatusOK, "GET", "/policies", nil)
 	if len(list.Policies) != 2 || list.Policies[0].Name != egresstest.BuiltIn || !list.Policies[0].BuiltIn || list.Policies[1].Digest != catalog.Digest(egresstest.Module(2)) {
 		t.Errorf("got %+v", list)
 	}
 	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"rules":[{"name":"gh","hosts":["a.example"],"policies":[{"name":"sign"}]}]}`)
-	if p := must[catalog.Info](s, http.StatusOK, "GET", "/policies/sign", nil); strings.Join(p.UsedBy, " ") != "owner/gh" {
+	if p := must[types.Policy](s, http.StatusOK, "GET", "/policies/sign", nil); strings.Join(p.UsedBy, " ") != "owner/gh" {
 		t.Errorf("got %+v", p)
 	}
 	if p := s.refused(problem.PolicyInUse, "DELETE", "/policies/sign", nil); !strings.Contains(p.Detail, "owner/gh") {
@@ -57,15 +57,15 @@ func TestWhatIsNoPolicyIsRefused(t *testing.T) {
 	}
 	// Of a length that is not known beforehand, too.
 	s.refused(problem.BodyTooLarge, "PUT", "/policies/sign", io.LimitReader(zeros{}, catalog.MaxModule+1))
-	if list := must[PolicyList](s, http.StatusOK, "GET", "/policies", nil); len(list.Policies) != 1 {
+	if list := must[types.PolicyList](s, http.StatusOK, "GET", "/policies", nil); len(list.Policies) != 1 {
 		t.Errorf("got %+v", list)
 	}
 }
 
 func TestAPolicyNamedLikeAShippedOneGetsAWarning(t *testing.T) {
 	s := newServer(t, Limits{})
-	push := func(name string) PushedPolicy {
-		return must[PushedPolicy](s, http.StatusOK, "PUT", "/policies/"+name, bytes.NewReader(egresstest.Module(1)))
+	push := func(name string) types.Policy {
+		return must[types.Policy](s, http.StatusOK, "PUT", "/policies/"+name, bytes.NewReader(egresstest.Module(1)))
 	}
 	if p := push("sign"); p.Warnings != nil || p.ReplacesBuiltIn {
 		t.Errorf("got %+v", p)
@@ -128,7 +128,7 @@ func TestAnOwnersPushesAreBounded(t *testing.T) {
 		rest.Close()
 	}
 	pushed.Wait()
-	must[catalog.Info](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
+	must[types.Policy](s, http.StatusOK, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(2)))
 }
 
 func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/problem"
@@ -15,20 +16,14 @@ import (
 type policyLogsInput struct {
 	Exchange
 	NamePath
-	Level policylog.Level `query:"level" enum:"debug,info,warn,error" doc:"Only lines of this level and above"`
+	Level types.LogLevel `query:"level" doc:"Only lines of this level and above"`
 	PageQuery
 }
 
-// PolicyLog is a page of what a policy wrote.
-type PolicyLog struct {
-	Lines      []policylog.Line `json:"lines" nullable:"false"`
-	NextCursor string           `json:"next_cursor,omitempty" doc:"Cursor of the next page; missing on the last page"`
-}
-
 func (a *API) registerPolicyLogs() {
-	page := answerJSON[PolicyLog](a, "A page of lines, or with Accept: text/event-stream all of them and those to come")
+	page := answerJSON[types.PolicyLog](a, "A page of lines, or with Accept: text/event-stream all of them and those to come")
 	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"line": reflect.TypeFor[policylog.Line](), "error": reflect.TypeFor[problem.Problem](),
+		"line": reflect.TypeFor[types.PolicyLine](), "error": reflect.TypeFor[problem.Problem](),
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/policies/{name}/logs", id: "list-policy-logs", tag: "policies",
@@ -46,7 +41,7 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.Stre
 	if err != nil {
 		return nil, err
 	}
-	filter := policylog.Filter{Level: in.Level}
+	filter := policylog.Filter{Level: policylog.Level(in.Level)}
 	if filter.After, err = in.after(); err != nil {
 		return nil, err
 	}
@@ -60,9 +55,8 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.Stre
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamPolicyLogs(in, out, owner, filter) }}, nil
 	}
-	var list PolicyLog
-	list.Lines, list.NextCursor = page(in.PageQuery, out.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, list) }}, nil
+	lines, next := page(in.PageQuery, out.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
+	return jsonResponse(in.Exchange, types.PolicyLog{Lines: listOf(lines, lineOf), NextCursor: next}), nil
 }
 
 func (a *API) streamPolicyLogs(in *policyLogsInput, out Egress, owner string, filter policylog.Filter) {
@@ -82,7 +76,7 @@ func (a *API) streamPolicyLogs(in *policyLogsInput, out Egress, owner string, fi
 			if !ok {
 				return // the policy is gone, or the node closes
 			}
-			if s.send("line", formatID(line.Seq), line) != nil {
+			if s.send("line", formatID(line.Seq), lineOf(line)) != nil {
 				return
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/problem"
 )
@@ -22,7 +23,7 @@ func writes(s *server, owner string, texts ...string) {
 	}
 }
 
-func texts(list PolicyLog) string {
+func texts(list types.PolicyLog) string {
 	var all []string
 	for _, l := range list.Lines {
 		all = append(all, l.Text)
@@ -35,12 +36,12 @@ func TestLinesOfAPolicyArePagedAndFiltered(t *testing.T) {
 	writes(s, testOwner, "one", "bad two", "three")
 	writes(s, "somebody else", "four")
 	for query, want := range map[string]string{"": "one,bad two,three", "?level=warn": "bad two", "?level=error": "", "?limit=2": "one,bad two"} {
-		if got := must[PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs"+query, nil); texts(got) != want {
+		if got := must[types.PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs"+query, nil); texts(got) != want {
 			t.Errorf("%s: got %s, want %s", query, texts(got), want)
 		}
 	}
-	first := must[PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs?limit=2", nil)
-	if second := must[PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs?limit=2&cursor="+first.NextCursor, nil); texts(second) != "three" || second.NextCursor != "" {
+	first := must[types.PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs?limit=2", nil)
+	if second := must[types.PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs?limit=2&cursor="+first.NextCursor, nil); texts(second) != "three" || second.NextCursor != "" {
 		t.Errorf("the second page is %+v", second)
 	}
 	if got := s.do("GET", "/policies/bearer/logs?level=error", nil); strings.TrimSpace(string(got.body)) != `{"lines":[]}` {
@@ -58,17 +59,17 @@ func TestLinesOfAPolicyAreFollowedAndGoOnAfterABreak(t *testing.T) {
 	writes(s, testOwner, "one", "bad two")
 	stream := s.open("GET", "/policies/bearer/logs", nil, "Accept", eventStreamType)
 	first := stream.expect("line")
-	if l := parse[policylog.Line](t, first); l.Text != "one" || l.Flow != "f1" || first.id != fmt.Sprint(l.Seq) {
+	if l := parse[types.PolicyLine](t, first); l.Text != "one" || l.Flow != "f1" || first.id != fmt.Sprint(l.Seq) {
 		t.Errorf("got %+v", first)
 	}
 	stream.expect("line")
 	writes(s, testOwner, "three")
-	if l := parse[policylog.Line](t, stream.expect("line")); l.Text != "three" {
+	if l := parse[types.PolicyLine](t, stream.expect("line")); l.Text != "three" {
 		t.Errorf("got %+v", l)
 	}
 	stream.close()
 	again := s.open("GET", "/policies/bearer/logs?level=warn", nil, "Accept", eventStreamType, "Last-Event-ID", first.id)
-	if l := parse[policylog.Line](t, again.expect("line")); l.Text != "bad two" {
+	if l := parse[types.PolicyLine](t, again.expect("line")); l.Text != "bad two" {
 		t.Errorf("got %+v", l)
 	}
 	s.egress.Lines.Forget(policylog.Policy{Owner: testOwner, Name: egresstest.BuiltIn}) // as when it is deleted

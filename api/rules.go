@@ -48,7 +48,7 @@ func (a *API) registerRules() {
 		"Send the ETag as If-Match to replace only what you have seen."
 	codes := needsEgress(problem.RulesInvalid, problem.RevisionConflict, problem.NodeDiskFull)
 	register(a, route{
-		method: http.MethodGet, path: "/egress/node-rules", id: "get-node-rules", tag: "egress",
+		method: http.MethodGet, path: "/node/egress/rules", id: "get-node-rules", tag: "egress",
 		summary: "The rules of the node", description: "They stand before all others. Only the node's Caddyfile changes them.",
 		codes: needsEgress(),
 	}, a.nodeRules)

@@ -12,7 +12,6 @@ import (
 	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/problem"
 )
@@ -116,7 +115,7 @@ func TestTheDefaultOfRules(t *testing.T) {
 	}
 	must[types.RuleSet](s, http.StatusOK, "PUT", "/sandbox/box/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["a.example"],"action":"allow"}]}`)
 	for url, want := range map[string]string{"https://a.example/": "allow sandbox/a", "https://b.example/": "deny default"} {
-		e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"`+url+`"}`)
+		e := must[types.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"`+url+`"}`)
 		if got := string(e.Verdict) + " " + e.Rule; got != want {
 			t.Errorf("%s: got %s (%s), want %s", url, got, e.Reason, want)
 		}
@@ -201,8 +200,8 @@ func TestPresetsAreListedAndUsedInRules(t *testing.T) {
 	for _, p := range list {
 		must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules", `{"default":"deny","rules":[{"name":"a","hosts":["preset:`+p.Name+`"],"action":"allow"}]}`)
 		host := strings.Replace(p.Hosts[len(p.Hosts)-1], "*", "x", 1)
-		e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://`+host+`/"}`)
-		if e.Verdict != rule.VerdictAllow || e.Rule != "owner/a" || e.Preset != p.Name {
+		e := must[types.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://`+host+`/"}`)
+		if e.Verdict != types.VerdictAllow || e.Rule != "owner/a" || e.Preset != p.Name {
 			t.Errorf("%s: %s is explained as %+v", p.Name, host, e)
 		}
 	}
@@ -238,19 +237,19 @@ func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
 			t.Errorf("%s: got %+v", path, p)
 		}
 	}
-	e := must[explain.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://registry.example.com/"}`)
-	if e.Verdict != rule.VerdictDeny || !strings.HasSuffix(e.Reason, "; owner/a names preset:registry, which is not defined on this node") {
+	e := must[types.Explanation](s, http.StatusOK, "POST", "/sandbox/box/egress/explain", `{"url":"https://registry.example.com/"}`)
+	if e.Verdict != types.VerdictDeny || !strings.HasSuffix(e.Reason, "; owner/a names preset:registry, which is not defined on this node") {
 		t.Errorf("explained as %+v", e)
 	}
 }
 
 func TestNodeRulesAreShownAndNotSet(t *testing.T) {
 	s := newServer(t, Limits{})
-	got := must[types.NodeRules](s, http.StatusOK, "GET", "/egress/node-rules", nil)
+	got := must[types.NodeRules](s, http.StatusOK, "GET", "/node/egress/rules", nil)
 	if got.Default != types.RuleDefaultAllowPublic || len(got.Rules) != 1 || got.Rules[0].Name != "no-metadata" {
 		t.Errorf("got %+v", got)
 	}
-	s.refused(problem.MethodNotAllowed, "PUT", "/egress/node-rules", oneRule)
+	s.refused(problem.MethodNotAllowed, "PUT", "/node/egress/rules", oneRule)
 }
 
 func TestANodeWithoutEgressSaysSo(t *testing.T) {
@@ -267,7 +266,7 @@ func TestANodeWithoutEgressSaysSo(t *testing.T) {
 			body = `{"value":"12345678","hosts":["a.example"]}`
 		case "PUT /policies/{name}":
 			body = strings.NewReader("x")
-		case "POST /sandbox/{id}/egress/explain", "POST /egress/explain":
+		case "POST /sandbox/{id}/egress/explain", "POST /egress/proxy/explain":
 			body = `{"url":"https://a.example/"}`
 		}
 		if !strings.Contains(path, "/egress") && !strings.Contains(path, "/secrets") && !strings.Contains(path, "/policies") {

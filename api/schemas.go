@@ -11,7 +11,7 @@ import (
 // newSchemas returns a registry that knows the schemas of the types which package
 // types declares without huma: durations and enumerations.
 func newSchemas() huma.Registry {
-	schemas := huma.NewMapRegistry("#/components/schemas/", schemaName)
+	schemas := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
 	schemas.RegisterTypeAlias(reflect.TypeFor[types.Duration](), reflect.TypeFor[durationSchema]())
 	registerEnum[types.Access](schemas)
 	registerEnum[types.Cause](schemas)

@@ -16,28 +16,15 @@ type NamePath struct {
 
 type putSecretInput struct {
 	NamePath
-	Body SecretBody
-}
-
-// SecretBody makes a secret, or replaces one.
-type SecretBody struct {
-	Value    string   `json:"value" doc:"8 bytes to 64 KiB. Nobody can read it again"`
-	Encoding string   `json:"encoding,omitempty" enum:"utf-8,base64" default:"utf-8" doc:"Of value"`
-	Hosts    []string `json:"hosts" nullable:"false" doc:"The hosts that it may be sent to: names, or *.example.com for all below one" example:"[\"api.github.com\"]"`
+	Body types.SetSecretRequest
 }
 
 type secretOutput struct {
-	Body vault.Secret
-}
-
-// SecretList lists secrets, without their values.
-type SecretList struct {
-	Secrets []vault.Secret `json:"secrets" nullable:"false"`
-	Next    string         `json:"next,omitempty" doc:"Always missing: an owner has few secrets"`
+	Body types.Secret
 }
 
 type secretsOutput struct {
-	Body SecretList
+	Body types.SecretList
 }
 
 func (a *API) registerSecrets() {
@@ -67,7 +54,7 @@ func (a *API) putSecret(ctx context.Context, in *putSecretInput) (*secretOutput,
 	if err != nil {
 		return nil, err
 	}
-	value, err := decode(in.Body.Value, types.Encoding(in.Body.Encoding), "body.value")
+	value, err := decode(in.Body.Value, in.Body.Encoding, "body.value")
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +62,7 @@ func (a *API) putSecret(ctx context.Context, in *putSecretInput) (*secretOutput,
 	if err != nil {
 		return nil, err
 	}
-	return &secretOutput{Body: secret}, nil
+	return &secretOutput{Body: secretOf(secret)}, nil
 }
 
 func (a *API) secrets(ctx context.Context, _ *struct{}) (*secretsOutput, error) {
@@ -83,11 +70,7 @@ func (a *API) secrets(ctx context.Context, _ *struct{}) (*secretsOutput, error) 
 	if err != nil {
 		return nil, err
 	}
-	list := SecretList{Secrets: out.Secrets(ownerOf(ctx))}
-	if list.Secrets == nil {
-		list.Secrets = []vault.Secret{}
-	}
-	return &secretsOutput{Body: list}, nil
+	return &secretsOutput{Body: types.SecretList{Secrets: listOf(out.Secrets(ownerOf(ctx)), secretOf)}}, nil
 }
 
 func (a *API) secret(ctx context.Context, in *NamePath) (*secretOutput, error) {
@@ -97,7 +80,7 @@ func (a *API) secret(ctx context.Context, in *NamePath) (*secretOutput, error) {
 	}
 	for _, s := range out.Secrets(ownerOf(ctx)) {
 		if s.Name == in.Name {
-			return &secretOutput{Body: s}, nil
+			return &secretOutput{Body: secretOf(s)}, nil
 		}
 	}
 	return nil, vault.ErrUnknown

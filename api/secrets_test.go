@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/problem"
 )
@@ -18,20 +19,20 @@ const canary = "canary-5f1d0c7e9a"
 func TestSecretsArePutAndNeverRead(t *testing.T) {
 	s := newServer(t, Limits{})
 	body := map[string]any{"value": canary, "hosts": []string{"api.github.com", "*.example.com"}}
-	first := must[vault.Secret](s, http.StatusOK, "PUT", "/secrets/github", body)
-	second := must[vault.Secret](s, http.StatusOK, "PUT", "/secrets/github", body)
+	first := must[types.Secret](s, http.StatusOK, "PUT", "/secrets/github", body)
+	second := must[types.Secret](s, http.StatusOK, "PUT", "/secrets/github", body)
 	if first.Version != 1 || second.Version != 2 || strings.Join(first.Hosts, " ") != "api.github.com *.example.com" {
 		t.Errorf("put %+v, then %+v", first, second)
 	}
 	if value, err := s.egress.Use(testOwner, "github", "api.github.com"); err != nil || string(value) != canary {
 		t.Errorf("it is %q, %v", value, err)
 	}
-	must[vault.Secret](s, http.StatusOK, "PUT", "/secrets/another", map[string]any{
+	must[types.Secret](s, http.StatusOK, "PUT", "/secrets/another", map[string]any{
 		"value": base64.StdEncoding.EncodeToString([]byte("\x00binary\xff")), "encoding": "base64", "hosts": []string{"a.example"}})
 	if value, err := s.egress.Use(testOwner, "another", "a.example"); err != nil || string(value) != "\x00binary\xff" {
 		t.Errorf("it is %q, %v", value, err)
 	}
-	list := must[SecretList](s, http.StatusOK, "GET", "/secrets", nil)
+	list := must[types.SecretList](s, http.StatusOK, "GET", "/secrets", nil)
 	if len(list.Secrets) != 2 || list.Secrets[0].Name != "another" {
 		t.Errorf("got %+v", list)
 	}
@@ -98,7 +99,7 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 func TestSecretsOfAHostAreBounded(t *testing.T) {
 	s := newServer(t, Limits{})
 	put := func(name string, size int) answer {
-		return s.do("PUT", "/secrets/"+name, SecretBody{Value: strings.Repeat("x", size), Hosts: []string{"*.example.com"}})
+		return s.do("PUT", "/secrets/"+name, types.SetSecretRequest{Value: strings.Repeat("x", size), Hosts: []string{"*.example.com"}})
 	}
 	for n := range vault.MaxHostBytes / vault.MaxValue {
 		if got := put(fmt.Sprint(n), vault.MaxValue); got.status != http.StatusOK {

@@ -9,7 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/api/types"
 )
 
 // RuleSet is the rules of an owner or of a sandbox.
@@ -21,7 +21,7 @@ type RuleSet struct {
 	// of a newer node must not lose it.
 	Rules json.RawMessage `json:"rules"`
 	// Warnings of SetRules are about rules that were accepted but may not work as intended.
-	Warnings []problem.FieldError `json:"warnings,omitempty"`
+	Warnings []types.Warning `json:"warnings,omitempty"`
 }
 
 // RulesUpdate is a change of rules.
@@ -65,82 +65,21 @@ type NodeRules struct {
 	Rules   json.RawMessage `json:"rules"`
 }
 
-// Flow is one thing that a sandbox or a client of the proxy sent, with what became
-// of it.
-type Flow struct {
-	Seq      uint64    `json:"seq"`
-	Time     time.Time `json:"time"`
-	Sandbox  string    `json:"sandbox"`
-	Flow     string    `json:"flow,omitempty"`
-	Kind     string    `json:"kind"`
-	Host     string    `json:"host,omitempty"`
-	Address  string    `json:"address,omitempty"`
-	Port     uint16    `json:"port,omitempty"`
-	Method   string    `json:"method,omitempty"`
-	Path     string    `json:"path,omitempty"`
-	Rule     string    `json:"rule,omitempty"`
-	Policies []struct {
-		Name   string `json:"name"`
-		Digest string `json:"digest"`
-	} `json:"policies,omitempty"`
-	Verdict  string   `json:"verdict"`
-	Reason   string   `json:"reason,omitempty"`
-	Secrets  []string `json:"secrets,omitempty"`
-	Notes    []string `json:"notes,omitempty"`
-	Status   int      `json:"status,omitempty"`
-	BytesOut int64    `json:"bytes_out,omitempty"`
-	BytesIn  int64    `json:"bytes_in,omitempty"`
-	TookMS   float64  `json:"duration_ms,omitempty"`
-	Dropped  uint64   `json:"dropped,omitempty"`
-}
-
 // FlowFilter says which flows somebody wants. What is empty matches all.
 type FlowFilter struct {
-	Kind    string // dns, connection, request
-	Verdict string // allow, deny, respond, error
+	Kind    types.FlowKind
+	Verdict types.Verdict
 	Host    string // a name, or *.example.com
 }
 
 func (f FlowFilter) query(cursor string) url.Values {
 	query := url.Values{"cursor": {cursor}}
-	for name, value := range map[string]string{"kind": f.Kind, "verdict": f.Verdict, "host": f.Host} {
+	for name, value := range map[string]string{"kind": string(f.Kind), "verdict": string(f.Verdict), "host": f.Host} {
 		if value != "" {
 			query.Set(name, value)
 		}
 	}
 	return query
-}
-
-// ExplainRequest is a request that is not sent.
-type ExplainRequest struct {
-	Method  string            `json:"method,omitempty"`
-	URL     string            `json:"url"`
-	Headers map[string]string `json:"headers,omitempty"`
-}
-
-// Explanation says what would become of a request.
-type Explanation struct {
-	Verdict  string `json:"verdict"`
-	Stage    string `json:"stage"`
-	Rule     string `json:"rule"`
-	Reason   string `json:"reason"`
-	Preset   string `json:"preset,omitempty"` // by which the rule matches the host
-	Private  bool   `json:"private,omitempty"`
-	Status   int    `json:"status,omitempty"`
-	Policies []struct {
-		Rule    string `json:"rule"`
-		Name    string `json:"name"`
-		Digest  string `json:"digest,omitempty"`
-		Problem string `json:"problem,omitempty"`
-	} `json:"policies,omitempty"`
-	Secrets      []ExplainedSecret `json:"secrets,omitempty"`
-	Placeholders []ExplainedSecret `json:"placeholders,omitempty"` // exchanged where a request has one
-}
-
-// ExplainedSecret is a secret, and why it cannot be sent.
-type ExplainedSecret struct {
-	Name    string `json:"name"`
-	Problem string `json:"problem,omitempty"`
 }
 
 // rulesPath is that of a sandbox's rules, or without one of the owner's.
@@ -151,26 +90,16 @@ func rulesPath(sandbox string) string {
 	return sandboxPath(sandbox, "egress", "rules")
 }
 
-// Preset is a named list of hosts: a rule's hosts can have `preset:NAME`.
-type Preset struct {
-	Name        string   `json:"name"`
-	Description string   `json:"description"`
-	Hosts       []string `json:"hosts"`
-	Source      string   `json:"source"` // built_in, or node: defined by the node's operator
-}
-
 // Presets returns the presets by name.
-func (c *Client) Presets(ctx context.Context) ([]Preset, error) {
-	var list struct {
-		Presets []Preset `json:"presets"`
-	}
+func (c *Client) Presets(ctx context.Context) ([]types.Preset, error) {
+	var list types.PresetList
 	_, err := c.call(ctx, request{method: http.MethodGet, path: "/egress/presets"}, &list)
 	return list.Presets, err
 }
 
 // NodeRules returns the operator's rules.
 func (c *Client) NodeRules(ctx context.Context) (rules NodeRules, err error) {
-	_, err = c.call(ctx, request{method: http.MethodGet, path: "/egress/node-rules"}, &rules)
+	_, err = c.call(ctx, request{method: http.MethodGet, path: "/node/egress/rules"}, &rules)
 	return rules, err
 }
 
@@ -196,28 +125,25 @@ func (c *Client) SetRules(ctx context.Context, sandbox string, u RulesUpdate) (s
 // flowsPath is that of a sandbox's flows, or without one of those of the proxy.
 func flowsPath(sandbox string) string {
 	if sandbox == "" {
-		return "/egress/flows"
+		return "/egress/proxy/flows"
 	}
-	return sandboxPath(sandbox, "egress")
+	return sandboxPath(sandbox, "egress", "flows")
 }
 
 // explainPath is the same for requests that are not sent.
 func explainPath(sandbox string) string {
 	if sandbox == "" {
-		return "/egress/explain"
+		return "/egress/proxy/explain"
 	}
 	return sandboxPath(sandbox, "egress", "explain")
 }
 
 // Flows returns all kept flows of a sandbox with a higher seq, oldest first; with an
 // empty name those of the owner's programs outside of sandboxes, through the proxy.
-func (c *Client) Flows(ctx context.Context, sandbox string, filter FlowFilter, after uint64) ([]Flow, error) {
-	all, cursor := []Flow{}, cursorAt(after)
+func (c *Client) Flows(ctx context.Context, sandbox string, filter FlowFilter, after uint64) ([]types.Flow, error) {
+	all, cursor := []types.Flow{}, cursorAt(after)
 	for {
-		var page struct {
-			Flows      []Flow `json:"flows"`
-			NextCursor string `json:"next_cursor"`
-		}
+		var page types.FlowList
 		query := filter.query(cursor)
 		query.Set("limit", strconv.Itoa(eventPage))
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: query}, &page); err != nil {
@@ -234,14 +160,14 @@ func (c *Client) Flows(ctx context.Context, sandbox string, filter FlowFilter, a
 // FollowFlows calls yield with all kept flows with a higher seq, of whom Flows says,
 // and then with those that come. It returns nil when the stream ends: the sandbox was
 // destroyed or the node shuts down.
-func (c *Client) FollowFlows(ctx context.Context, sandbox string, filter FlowFilter, after uint64, yield func(Flow) error) error {
+func (c *Client) FollowFlows(ctx context.Context, sandbox string, filter FlowFilter, after uint64, yield func(types.Flow) error) error {
 	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: flowsPath(sandbox), query: filter.query(cursorAt(after))})
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
 	return stream.each(func(m message) error {
-		var f Flow
+		var f types.Flow
 		if err := m.decode(&f); err != nil {
 			return err
 		}
@@ -251,7 +177,7 @@ func (c *Client) FollowFlows(ctx context.Context, sandbox string, filter FlowFil
 
 // Explain says what would become of a request of a sandbox, or with an empty name of
 // one through the proxy. Nothing is sent.
-func (c *Client) Explain(ctx context.Context, sandbox string, req ExplainRequest) (e Explanation, err error) {
+func (c *Client) Explain(ctx context.Context, sandbox string, req types.ExplainRequest) (e types.Explanation, err error) {
 	_, err = c.call(ctx, request{method: http.MethodPost, path: explainPath(sandbox), body: req}, &e)
 	return e, err
 }

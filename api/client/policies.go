@@ -6,30 +6,15 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
-	"time"
 
-	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/api/types"
 )
 
 // MaxPolicy bounds a module that is pushed.
 const MaxPolicy = 16 << 20
 
-// Policy is what is known of a policy.
-type Policy struct {
-	Name      string    `json:"name"`
-	Digest    string    `json:"digest"`
-	Size      int64     `json:"size"`
-	BuiltIn   bool      `json:"built_in,omitempty"` // it comes with doze
-	UpdatedAt time.Time `json:"updated_at,omitzero"`
-	UsedBy    []string  `json:"used_by,omitempty"` // rules, such as owner/NAME
-	// ReplacesBuiltIn: it was pushed, and doze ships one of that name.
-	ReplacesBuiltIn bool `json:"replaces_built_in,omitempty"`
-	// Warnings of PushPolicy.
-	Warnings []problem.FieldError `json:"warnings,omitempty"`
-}
-
 // PushPolicy makes a policy of a WASM module, or replaces one.
-func (c *Client) PushPolicy(ctx context.Context, name string, module io.Reader) (policy Policy, err error) {
+func (c *Client) PushPolicy(ctx context.Context, name string, module io.Reader) (policy types.Policy, err error) {
 	_, err = c.call(ctx, request{
 		method: http.MethodPut, path: "/policies/" + url.PathEscape(name), raw: module, contentType: "application/wasm",
 	}, &policy)
@@ -37,24 +22,10 @@ func (c *Client) PushPolicy(ctx context.Context, name string, module io.Reader) 
 }
 
 // Policies returns the caller's policies, and those that come with doze.
-func (c *Client) Policies(ctx context.Context) ([]Policy, error) {
-	var page struct {
-		Policies []Policy `json:"policies"`
-	}
+func (c *Client) Policies(ctx context.Context) ([]types.Policy, error) {
+	var page types.PolicyList
 	_, err := c.call(ctx, request{method: http.MethodGet, path: "/policies"}, &page)
 	return page.Policies, err
-}
-
-// PolicyLine is what a policy wrote.
-type PolicyLine struct {
-	Seq         uint64    `json:"seq"`
-	Time        time.Time `json:"time"`
-	Level       string    `json:"level"` // debug, info, warn, error
-	Text        string    `json:"text"`
-	Flow        string    `json:"flow,omitempty"`
-	Sandbox     string    `json:"sandbox,omitempty"` // its id
-	SandboxName string    `json:"sandbox_name,omitempty"`
-	Dropped     uint64    `json:"dropped,omitempty"` // lines before it that were lost
 }
 
 func policyLogsQuery(level, cursor string) url.Values {
@@ -69,13 +40,10 @@ func policyLogsPath(name string) string { return "/policies/" + url.PathEscape(n
 
 // PolicyLogs returns all kept lines of a policy with a higher seq, oldest first. With a
 // level only those of that level and above.
-func (c *Client) PolicyLogs(ctx context.Context, name, level string, after uint64) ([]PolicyLine, error) {
-	all, cursor := []PolicyLine{}, cursorAt(after)
+func (c *Client) PolicyLogs(ctx context.Context, name, level string, after uint64) ([]types.PolicyLine, error) {
+	all, cursor := []types.PolicyLine{}, cursorAt(after)
 	for {
-		var page struct {
-			Lines      []PolicyLine `json:"lines"`
-			NextCursor string       `json:"next_cursor"`
-		}
+		var page types.PolicyLog
 		query := policyLogsQuery(level, cursor)
 		query.Set("limit", strconv.Itoa(eventPage))
 		if _, err := c.call(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: query}, &page); err != nil {
@@ -92,14 +60,14 @@ func (c *Client) PolicyLogs(ctx context.Context, name, level string, after uint6
 // FollowPolicyLogs calls yield with all kept lines with a higher seq, and then with
 // those that come. It returns nil when the stream ends: the policy was deleted or the
 // node shuts down.
-func (c *Client) FollowPolicyLogs(ctx context.Context, name, level string, after uint64, yield func(PolicyLine) error) error {
+func (c *Client) FollowPolicyLogs(ctx context.Context, name, level string, after uint64, yield func(types.PolicyLine) error) error {
 	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: policyLogsPath(name), query: policyLogsQuery(level, cursorAt(after))})
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
 	return stream.each(func(m message) error {
-		var line PolicyLine
+		var line types.PolicyLine
 		if err := m.decode(&line); err != nil {
 			return err
 		}

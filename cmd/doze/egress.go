@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -61,20 +62,20 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 		f.StringVar(target, name, "", what)
 		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	choice(&filter.Verdict, "verdict", "only those of which this became: allow, deny, respond or error", "allow", "deny", "respond", "error")
-	choice(&filter.Kind, "kind", "only dns, connection or request", "dns", "connection", "request")
+	choice((*string)(&filter.Verdict), "verdict", "only those of which this became: allow, deny, respond or error", "allow", "deny", "respond", "error")
+	choice((*string)(&filter.Kind), "kind", "only dns, connection or request", "dns", "connection", "request")
 	return cmd
 }
 
 // lastOf is the end of a list, so many long; 0 is all of it.
-func lastOf(flows []client.Flow, n int) []client.Flow {
+func lastOf(flows []types.Flow, n int) []types.Flow {
 	if n <= 0 || len(flows) <= n {
 		return flows
 	}
 	return flows[len(flows)-n:]
 }
 
-func (a *app) printFlows(flows []client.Flow) error {
+func (a *app) printFlows(flows []types.Flow) error {
 	for _, flow := range flows {
 		if err := a.printFlow(flow); err != nil {
 			return err
@@ -95,7 +96,7 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 	}
 	print := a.printFlow
 	if a.json {
-		print = func(f client.Flow) error { return a.printLine(f) }
+		print = func(f types.Flow) error { return a.printLine(f) }
 	}
 	var last uint64
 	if tail > 0 {
@@ -107,12 +108,12 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 			last = kept[older-1].Seq
 		}
 	}
-	return followFrom(ctx, last, func(f client.Flow) uint64 { return f.Seq }, print, func(after uint64, each func(client.Flow) error) error {
+	return followFrom(ctx, last, func(f types.Flow) uint64 { return f.Seq }, print, func(after uint64, each func(types.Flow) error) error {
 		return node.FollowFlows(ctx, sandbox, filter, after, each)
 	})
 }
 
-func (a *app) printFlow(f client.Flow) error {
+func (a *app) printFlow(f types.Flow) error {
 	if f.Dropped > 0 {
 		if _, err := fmt.Fprintf(a.out, "… %d more that came too fast\n", f.Dropped); err != nil {
 			return err
@@ -124,7 +125,7 @@ func (a *app) printFlow(f client.Flow) error {
 }
 
 // flowDetails says in a line what a flow was and what became of it.
-func flowDetails(f client.Flow) string {
+func flowDetails(f types.Flow) string {
 	var parts []string
 	add := func(format string, value any, say bool) {
 		if say {
@@ -151,7 +152,7 @@ func flowDetails(f client.Flow) string {
 	add("%s", strings.Join(f.Notes, "; "), len(f.Notes) > 0)
 	add("%s out", size(f.BytesOut), f.BytesOut > 0)
 	add("%s in", size(f.BytesIn), f.BytesIn > 0)
-	add("%s", milliseconds(f.TookMS), f.TookMS > 0)
+	add("%s", milliseconds(f.DurationMS), f.DurationMS > 0)
 	return strings.Join(parts, ", ")
 }
 
@@ -171,7 +172,7 @@ node's proxy.`,
 		ValidArgsFunction: of.complete(a),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			sandbox, rest := of.split(args)
-			req := client.ExplainRequest{Method: rest[0], URL: rest[1], Headers: map[string]string{}}
+			req := types.ExplainRequest{Method: rest[0], URL: rest[1], Headers: map[string]string{}}
 			for _, h := range headers {
 				name, value, ok := strings.Cut(h, ":")
 				if !ok {
@@ -196,15 +197,15 @@ node's proxy.`,
 }
 
 // stages are where a request is decided on, in words.
-var stages = map[string]string{
+var stages = map[types.Stage]string{
 	"dns":        "when its name is asked for",
 	"connection": "when it connects",
 	"request":    "when it is sent, intercepted",
 }
 
-func (a *app) printExplanation(e client.Explanation) error {
+func (a *app) printExplanation(e types.Explanation) error {
 	t := newTable(a.out)
-	t.row("verdict", e.Verdict)
+	t.row("verdict", string(e.Verdict))
 	t.row("rule", e.Rule)
 	if e.Preset != "" {
 		t.row("preset", e.Preset)
@@ -212,23 +213,23 @@ func (a *app) printExplanation(e client.Explanation) error {
 	t.row("reason", e.Reason)
 	stage := stages[e.Stage]
 	if stage == "" {
-		stage = e.Stage
+		stage = string(e.Stage)
 	}
 	t.row("decided", stage)
-	if e.Private {
+	if e.AllowPrivate {
 		t.row("private", "the host may be at a private address")
 	}
 	if e.Status != 0 {
 		t.row("status", fmt.Sprint(e.Status))
 	}
 	for _, p := range e.Policies {
-		t.row("policy", strings.TrimSuffix(fmt.Sprintf("%s, of %s; %s", p.Name, p.Rule, p.Problem), "; "))
+		t.row("policy", strings.TrimSuffix(fmt.Sprintf("%s, of %s; %s", p.Name, p.Rule, p.Error), "; "))
 	}
 	for _, s := range e.Secrets {
-		t.row("secret", strings.TrimSuffix(s.Name+"; "+s.Problem, "; "))
+		t.row("secret", strings.TrimSuffix(s.Name+"; "+s.Error, "; "))
 	}
 	for _, s := range e.Placeholders {
-		t.row("placeholder", strings.TrimSuffix(s.Name+"; "+s.Problem, "; "))
+		t.row("placeholder", strings.TrimSuffix(s.Name+"; "+s.Error, "; "))
 	}
 	return t.end()
 }

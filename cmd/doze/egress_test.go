@@ -59,7 +59,7 @@ func TestSecretsAreReadFromInputOrAFile(t *testing.T) {
 			}
 		})
 	}
-	secrets := decodeJSON[struct{ Secrets []client.Secret }](t, r.ok("secret", "ls", "--json")).Secrets
+	secrets := decodeJSON[struct{ Secrets []types.Secret }](t, r.ok("secret", "ls", "--json")).Secrets
 	if len(secrets) != 1 || secrets[0].Version != 6 || len(secrets[0].Hosts) != 2 {
 		t.Errorf("got %+v", secrets)
 	}
@@ -198,7 +198,7 @@ func TestFlowsPrintsWhatWasSent(t *testing.T) {
 			t.Errorf("%v: got %q, want %s", c.args, out, c.want)
 		}
 	}
-	flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "flows", "shop", "--json")).Flows
+	flows := decodeJSON[struct{ Flows []types.Flow }](t, r.ok("egress", "flows", "shop", "--json")).Flows
 	if len(flows) != 3 || flows[2].Policies[0].Name != "bearer" {
 		t.Errorf("got %+v", flows)
 	}
@@ -248,7 +248,7 @@ func TestFlowsPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 	if out := r.ok("egress", "flows", "--proxy", "--verdict", "deny"); strings.Count(out, "\n") != 1 || !strings.Contains(out, "evil.example") {
 		t.Errorf("got %q", out)
 	}
-	if flows := decodeJSON[struct{ Flows []client.Flow }](t, r.ok("egress", "flows", "--proxy", "--json")).Flows; len(flows) != 3 || flows[0].Sandbox != "proxy/tester" {
+	if flows := decodeJSON[struct{ Flows []types.Flow }](t, r.ok("egress", "flows", "--proxy", "--json")).Flows; len(flows) != 3 || flows[0].Sandbox != "" {
 		t.Errorf("got %+v", flows)
 	}
 	follower := r.program("egress", "flows", "--proxy", "-f", "-n", "1")
@@ -291,7 +291,7 @@ func TestExplainNamesTheRule(t *testing.T) {
 		!regexp.MustCompile(`(?m)^placeholder +none; .`).MatchString(out) {
 		t.Errorf("placeholders are explained as\n%s", out)
 	}
-	if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", "shop", "GET", "https://api.github.com/", "--json")); e.Rule != "default" {
+	if e := decodeJSON[types.Explanation](t, r.ok("egress", "explain", "shop", "GET", "https://api.github.com/", "--json")); e.Rule != "default" {
 		t.Errorf("got %+v", e)
 	}
 	r.misused("write --header", "egress", "explain", "shop", "GET", "https://a.example/", "-H", "x")
@@ -301,7 +301,7 @@ func TestExplainNamesTheRule(t *testing.T) {
 	r.misused(`unexpected argument "x"`, "egress", "explain", "--proxy", "GET", "https://a.example/", "x")
 	r.ok("egress", "rules", "shop", "--set", writeFile(t, "rules.json", `[{"name":"no","hosts":["a.example"],"action":"deny"}]`))
 	for of, want := range map[string]string{"shop": "sandbox/no", "--proxy": "default"} {
-		if e := decodeJSON[client.Explanation](t, r.ok("egress", "explain", of, "GET", "https://a.example/", "--json")); e.Rule != want {
+		if e := decodeJSON[types.Explanation](t, r.ok("egress", "explain", of, "GET", "https://a.example/", "--json")); e.Rule != want {
 			t.Errorf("%s: got %+v, want %s", of, e, want)
 		}
 	}
@@ -334,7 +334,7 @@ func TestPoliciesArePushed(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.refused("at most 16.0 MiB", "policy", "push", "sign", large)
-	if policies := decodeJSON[struct{ Policies []client.Policy }](t, r.ok("policy", "ls", "--json")).Policies; len(policies) != 1 || !policies[0].BuiltIn {
+	if policies := decodeJSON[struct{ Policies []types.Policy }](t, r.ok("policy", "ls", "--json")).Policies; len(policies) != 1 || !policies[0].BuiltIn {
 		t.Errorf("got %+v", policies)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func (a *app) pushPolicyCommand() *cobra.Command {
@@ -42,25 +43,25 @@ with the module that they began with; the next ones get the new.`,
 }
 
 // pushFile pushes a module.
-func pushFile(ctx context.Context, node *client.Client, name, file string) (client.Policy, error) {
+func pushFile(ctx context.Context, node *client.Client, name, file string) (types.Policy, error) {
 	f, err := os.Open(file)
 	if err != nil {
-		return client.Policy{}, err
+		return types.Policy{}, err
 	}
 	defer f.Close()
 	info, err := f.Stat()
 	switch {
 	case err != nil:
-		return client.Policy{}, err
+		return types.Policy{}, err
 	case !info.Mode().IsRegular():
-		return client.Policy{}, fmt.Errorf("%s is no file; name a WASM module", file)
+		return types.Policy{}, fmt.Errorf("%s is no file; name a WASM module", file)
 	case info.Size() > client.MaxPolicy:
-		return client.Policy{}, fmt.Errorf("%s has %s; a policy has at most %s", file, size(info.Size()), size(client.MaxPolicy))
+		return types.Policy{}, fmt.Errorf("%s has %s; a policy has at most %s", file, size(info.Size()), size(client.MaxPolicy))
 	}
 	return node.PushPolicy(ctx, name, f)
 }
 
-func (a *app) printPushed(policy client.Policy) error {
+func (a *app) printPushed(policy types.Policy) error {
 	_, err := fmt.Fprintf(a.out, "%s  %s, %s\n", clean(policy.Name), clean(shortDigest(policy.Digest)), size(policy.Size))
 	return err
 }

@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // devRig is a command line beside a node, in a folder with a new policy.
@@ -25,7 +25,7 @@ func devRig(t *testing.T, name string) *rig {
 // pushed is the digest of a policy on the node, or empty.
 func (r *rig) pushed(name string) string {
 	r.t.Helper()
-	list := decodeJSON[struct{ Policies []client.Policy }](r.t, r.ok("policy", "ls", "--json"))
+	list := decodeJSON[struct{ Policies []types.Policy }](r.t, r.ok("policy", "ls", "--json"))
 	for _, p := range list.Policies {
 		if p.Name == name {
 			return p.Digest

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func (a *app) policyLogsCommand() *cobra.Command {
@@ -54,10 +55,10 @@ request it was written. "doze egress flows SANDBOX --json" has the same flows. T
 }
 
 // followPolicyLogs prints each line once, and goes on when the node comes back.
-func (a *app) followPolicyLogs(ctx context.Context, node *client.Client, name, level string, kept []client.PolicyLine) error {
+func (a *app) followPolicyLogs(ctx context.Context, node *client.Client, name, level string, kept []types.PolicyLine) error {
 	print := a.printPolicyLine
 	if a.json {
-		print = func(l client.PolicyLine) error { return a.printLine(l) }
+		print = func(l types.PolicyLine) error { return a.printLine(l) }
 	}
 	var last uint64
 	for _, line := range kept {
@@ -66,12 +67,12 @@ func (a *app) followPolicyLogs(ctx context.Context, node *client.Client, name, l
 		}
 		last = line.Seq
 	}
-	return followFrom(ctx, last, func(l client.PolicyLine) uint64 { return l.Seq }, print, func(after uint64, each func(client.PolicyLine) error) error {
+	return followFrom(ctx, last, func(l types.PolicyLine) uint64 { return l.Seq }, print, func(after uint64, each func(types.PolicyLine) error) error {
 		return node.FollowPolicyLogs(ctx, name, level, after, each)
 	})
 }
 
-func (a *app) printPolicyLine(l client.PolicyLine) error {
+func (a *app) printPolicyLine(l types.PolicyLine) error {
 	if l.Dropped > 0 {
 		if _, err := fmt.Fprintf(a.out, "… %d more that came too fast\n", l.Dropped); err != nil {
 			return err

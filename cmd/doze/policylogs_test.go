@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
@@ -36,7 +36,7 @@ func TestLogsOfAPolicyArePrinted(t *testing.T) {
 			t.Errorf("%v: got %q", args, out)
 		}
 	}
-	lines := decodeJSON[struct{ Lines []client.PolicyLine }](t, r.ok("policy", "logs", "bearer", "--json")).Lines
+	lines := decodeJSON[struct{ Lines []types.PolicyLine }](t, r.ok("policy", "logs", "bearer", "--json")).Lines
 	if len(lines) != 2 || lines[1].Text != "bad token" || lines[1].Flow != "f1" || lines[1].Sandbox != "k3f9x2m7q1az" {
 		t.Errorf("got %+v", lines)
 	}

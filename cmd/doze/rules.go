@@ -14,9 +14,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/jsonfile"
 	"github.com/doze-run/doze/cmd/internal/usage"
-	"github.com/doze-run/doze/problem"
 )
 
 func (a *app) rulesCommand() *cobra.Command {
@@ -87,7 +87,7 @@ node's operator, such as package registries. A rule names one as a host:
 			if len(args) == 0 {
 				return a.printPresets(presets)
 			}
-			i := slices.IndexFunc(presets, func(p client.Preset) bool { return p.Name == strings.TrimPrefix(args[0], "preset:") })
+			i := slices.IndexFunc(presets, func(p types.Preset) bool { return p.Name == strings.TrimPrefix(args[0], "preset:") })
 			if i < 0 {
 				return fmt.Errorf("there is no preset %.80q; `doze egress presets` lists them", args[0])
 			}
@@ -102,13 +102,13 @@ node's operator, such as package registries. A rule names one as a host:
 	}
 }
 
-func (a *app) printPresets(presets []client.Preset) error {
+func (a *app) printPresets(presets []types.Preset) error {
 	if a.json {
 		return a.printJSON(map[string]any{"presets": presets})
 	}
 	t := newTable(a.out, "NAME", "SOURCE", "HOSTS", "WHAT")
 	for _, p := range presets {
-		t.row(p.Name, p.Source, fmt.Sprint(len(p.Hosts)), p.Description)
+		t.row(p.Name, string(p.Source), fmt.Sprint(len(p.Hosts)), p.Description)
 	}
 	return t.end()
 }
@@ -190,7 +190,7 @@ func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox stri
 }
 
 // warn prints what the API warns of.
-func (a *app) warn(warnings []problem.FieldError) {
+func (a *app) warn(warnings []types.Warning) {
 	for _, w := range warnings {
 		fmt.Fprintf(a.err, "doze: warning: %s: %s; %s\n", clean(strings.TrimPrefix(w.Location, "body.")), clean(w.Message), clean(w.Hint))
 	}

@@ -193,7 +193,7 @@ func ignoreGone(err error) error {
 
 func (n *node) searchAnswers(ctx context.Context) error {
 	var errs []error
-	for _, path := range []string{"/node", "/secrets", "/egress/rules", "/egress/node-rules", "/egress/flows", "/policies", "/sandbox"} {
+	for _, path := range []string{"/node", "/secrets", "/egress/rules", "/node/egress/rules", "/egress/proxy/flows", "/policies", "/sandbox"} {
 		status, text, err := n.Do(ctx, "GET", path, "", nil)
 		if err == nil && status != http.StatusOK {
 			err = fmt.Errorf("%s answered %d, of which nothing can be told", path, status)
@@ -222,7 +222,7 @@ func (n *node) searchAnswers(ctx context.Context) error {
 // through all that can be read in it.
 func (n *node) searchBox(ctx context.Context, id string) error {
 	var errs []error
-	for _, path := range []string{"", "/egress", "/egress/rules", "/events", "/processes"} {
+	for _, path := range []string{"", "/egress/flows", "/egress/rules", "/events", "/processes"} {
 		_, text, err := n.Do(ctx, "GET", "/sandbox/"+id+path, "", nil)
 		errs = append(errs, err, n.canary.lookThrough("the answer of /sandbox/ID"+path, strings.NewReader(text)))
 	}

@@ -349,7 +349,7 @@ func TestAGigabytePassesBothWaysAndTheNodeStaysSmall(t *testing.T) {
 			})
 		}
 		for _, f := range u.flows(client.FlowFilter{Host: u.host}) {
-			u.t.Logf("%s %s: %.0f MB/s", f.Method, f.Path, float64(f.BytesIn+f.BytesOut)/1000/f.TookMS)
+			u.t.Logf("%s %s: %.0f MB/s", f.Method, f.Path, float64(f.BytesIn+f.BytesOut)/1000/f.DurationMS)
 		}
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // documented returns the lines of a page that are printed as one block of code, from
@@ -93,8 +94,8 @@ func TestTheRulesOfTheDocumentation(t *testing.T) {
 	for url, want := range map[string]string{
 		"https://raw.githubusercontent.com/a": "allow owner/github github", "https://files.mirror.example.com/": "allow owner/packages pypi", "https://other.pass.test/": "deny default ",
 	} {
-		e, err := n.API.Explain(within(t), b.id, client.ExplainRequest{Method: "GET", URL: url})
-		if got := e.Verdict + " " + e.Rule + " " + e.Preset; err != nil || got != want {
+		e, err := n.API.Explain(within(t), b.id, types.ExplainRequest{Method: "GET", URL: url})
+		if got := string(e.Verdict) + " " + e.Rule + " " + e.Preset; err != nil || got != want {
 			t.Errorf("%s: explained as %q, %v, want %q", url, got, err, want)
 		}
 	}

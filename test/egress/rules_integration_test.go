@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
@@ -79,7 +80,7 @@ func TestWithoutARuleNothingLeavesWhereTheDefaultIsDeny(t *testing.T) {
 	if r := b.try("curl -sS --connect-timeout 5 http://192.0.2.7/"); r.ExitCode != 7 {
 		t.Errorf("an address that no name led to: %+v", r)
 	}
-	e, err := n.API.Explain(within(t), b.id, client.ExplainRequest{Method: "GET", URL: "https://other.pass.test/"})
+	e, err := n.API.Explain(within(t), b.id, types.ExplainRequest{Method: "GET", URL: "https://other.pass.test/"})
 	if err != nil || e.Verdict != "deny" || e.Rule != "default" {
 		t.Errorf("explained as %+v, %v", e, err)
 	}

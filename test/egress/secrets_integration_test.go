@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 )
 
 // token is a value that nothing in a sandbox may ever hold.
@@ -30,7 +31,7 @@ func (b *box) rules(rules string) {
 }
 
 // flows are what the sandbox sent.
-func (b *box) flows(filter client.FlowFilter) []client.Flow {
+func (b *box) flows(filter client.FlowFilter) []types.Flow {
 	b.t.Helper()
 	flows, err := b.node.API.Flows(within(b.t), b.id, filter, 0)
 	if err != nil {
