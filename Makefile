@@ -25,7 +25,7 @@ ifneq ($(shell id -u),0)
 TEST_HOME := $(HOME)/.local/share/doze/test
 endif
 
-.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose docs pictures test-unit test-clients test-integration test-vm
+.PHONY: help up down logs clean doctor build policies setup test bench soak tags check prose openapi docs pictures test-unit test-clients test-integration test-vm
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -94,6 +94,9 @@ check: prose ## gofmt, go vet, the language, and the client for other systems
 	GOOS=wasip1 GOARCH=wasm go vet ./policies/sdk/internal/abi
 	GOOS=darwin GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
 	GOOS=windows GOARCH=amd64 CGO_ENABLED=0 go build -o /dev/null ./cmd/doze
+
+openapi: ## docs/openapi.json, after a change of the API
+	go test -count=1 -run TestDocumentIsCommitted -tags "$(TAGS)" ./api -update
 
 prose: ## the language of code and documents; CONTRIBUTING.md has the rules
 	go run ./internal/prose

@@ -8,14 +8,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/doze-run/doze/problem"
 )
 
 // documentVersion is the version of the API. Compatible additions do not change it.
 const documentVersion = "1.0"
-
-// exampleRequestID is the request id of all examples.
-const exampleRequestID = "G2MGFUZCA7UASKWV"
 
 const (
 	schemasPrefix  = "#/components/schemas/"
@@ -79,6 +78,12 @@ func (a *API) document() ([]byte, error) {
 	d.addDefaultResponses()
 	d.removeUnusedSchemas()
 	d.openResponses()
+	docs, err := exampleDocs()
+	if err != nil {
+		return nil, err
+	}
+	d.describeSchemas(docs)
+	d.addBodyExamples(docs)
 	d.describeProblems()
 	d.describeHeaders()
 	d.describeTags()
@@ -225,6 +230,136 @@ func (d openAPIDocument) describeTags() {
 		list = append(list, map[string]any{"name": tag.name, "description": tag.description})
 	}
 	d["tags"] = list
+}
+
+// schemaJSON describes a schema, with an example of it as JSON.
+type schemaJSON struct {
+	description string
+	example     any
+}
+
+// exampleDocs returns schemaDocs by the name of the schema.
+func exampleDocs() (map[string]schemaJSON, error) {
+	docs := map[string]schemaJSON{}
+	for _, row := range schemaDocs() {
+		text, err := json.Marshal(row.example)
+		if err != nil {
+			return nil, fmt.Errorf("encode the example of %T: %w", row.example, err)
+		}
+		var example any
+		if err := json.Unmarshal(text, &example); err != nil {
+			return nil, fmt.Errorf("decode the example of %T: %w", row.example, err)
+		}
+		docs[huma.DefaultSchemaNamer(reflect.TypeOf(row.example), "")] = schemaJSON{row.description, example}
+	}
+	return docs, nil
+}
+
+// describeSchemas gives each schema its description and its example, and the example's
+// values to fields that have none of their own.
+func (d openAPIDocument) describeSchemas(docs map[string]schemaJSON) {
+	for name, schema := range d.schemas() {
+		doc, ok := docs[name]
+		if !ok {
+			continue
+		}
+		schema := schema.(map[string]any)
+		schema["description"] = doc.description
+		schema["examples"] = []any{doc.example}
+		values, _ := doc.example.(map[string]any)
+		for name, property := range field(schema, "properties") {
+			property := property.(map[string]any)
+			items, _ := property["items"].(map[string]any)
+			value, ok := values[name]
+			if !ok || property["examples"] != nil || property["$ref"] != nil || items["$ref"] != nil {
+				continue
+			}
+			property["examples"] = []any{value}
+		}
+	}
+}
+
+// addBodyExamples gives the JSON and the server-sent events of requests and responses
+// the examples of their schemas.
+func (d openAPIDocument) addBodyExamples(docs map[string]schemaJSON) {
+	add := func(content map[string]any) {
+		for _, media := range content {
+			media := media.(map[string]any)
+			if example := exampleOf(field(media, "schema"), docs); example != nil {
+				media["example"] = example
+			}
+		}
+	}
+	d.eachOperation(func(operation map[string]any) {
+		if body, ok := operation["requestBody"].(map[string]any); ok {
+			add(field(body, "content"))
+		}
+		for status, response := range field(operation, "responses") {
+			if status >= "400" {
+				continue // describeProblems
+			}
+			if content, ok := response.(map[string]any)["content"].(map[string]any); ok {
+				add(content)
+			}
+		}
+	})
+}
+
+// exampleOf returns an example of what a schema describes, or nil: of one that is
+// described, and of a list or a choice of those.
+func exampleOf(schema map[string]any, docs map[string]schemaJSON) any {
+	if ref, ok := schema["$ref"].(string); ok {
+		return docs[strings.TrimPrefix(ref, schemasPrefix)].example
+	}
+	for _, choice := range []string{"anyOf", "oneOf"} {
+		if alternatives, ok := schema[choice].([]any); ok {
+			return exampleOf(alternatives[0].(map[string]any), docs)
+		}
+	}
+	if items, ok := schema["items"].(map[string]any); ok {
+		if events, ok := items["oneOf"].([]any); ok {
+			return exampleEvents(events, docs)
+		}
+		if value := exampleOf(items, docs); value != nil {
+			return []any{value}
+		}
+		return nil
+	}
+	properties, ok := schema["properties"].(map[string]any)
+	if !ok {
+		return nil
+	}
+	object := map[string]any{}
+	for name, property := range properties {
+		property := property.(map[string]any)
+		value := exampleOf(property, docs)
+		if values, ok := property["enum"].([]any); ok {
+			value = values[0]
+		}
+		if value == nil {
+			return nil
+		}
+		object[name] = value
+	}
+	return object
+}
+
+// exampleEvents returns an example of one of the events of a stream: the event that the
+// data is of, if the data names it.
+func exampleEvents(events []any, docs map[string]schemaJSON) any {
+	var list any
+	for _, schema := range events {
+		event, ok := exampleOf(schema.(map[string]any), docs).(map[string]any)
+		if !ok {
+			continue
+		}
+		list = []any{event}
+		data, _ := event["data"].(map[string]any)
+		if name := event["event"]; name == data["type"] || name == data["kind"] {
+			break
+		}
+	}
+	return list
 }
 
 // describeProblems gives each response with problems an example of each of its codes, and

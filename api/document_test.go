@@ -1,16 +1,21 @@
 package api
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/danielgtaylor/huma/v2"
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // readTree returns the document as JSON, as the node serves it.
@@ -194,6 +199,62 @@ func TestWebSocketHasNoOtherSuccess(t *testing.T) {
 	}
 }
 
+// TestDocumentIsCommitted makes each change of the API a change of docs/openapi.json.
+func TestDocumentIsCommitted(t *testing.T) {
+	_, text := readDocument(t)
+	testkit.Golden(t, "../docs/openapi.json", text)
+}
+
+func TestExamplesAreOfTheirTypes(t *testing.T) {
+	a := newAPI(t, Config{Sandboxes: nobody{}})
+	seen := map[reflect.Type]bool{}
+	checked := 0
+	for _, row := range schemaDocs() {
+		kind := reflect.TypeOf(row.example)
+		if seen[kind] {
+			t.Errorf("%s has two rows", kind)
+		}
+		seen[kind] = true
+		if !strings.HasSuffix(row.description, ".") {
+			t.Errorf("%s has the description %q", kind, row.description)
+		}
+		sent, err := json.Marshal(row.example)
+		if err != nil {
+			t.Fatal(err)
+		}
+		decoded := reflect.New(kind)
+		dec := json.NewDecoder(bytes.NewReader(sent))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(decoded.Interface()); err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+		again, err := json.Marshal(decoded.Interface())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(sent), string(again)); diff != "" {
+			t.Errorf("%s changes when it is decoded (-sent +decoded):\n%s", kind, diff)
+		}
+		schema := a.huma.OpenAPI().Components.Schemas.Map()[huma.DefaultSchemaNamer(kind, "")]
+		if schema == nil {
+			continue // no route sends or receives it
+		}
+		checked++
+		var example any
+		if err := json.Unmarshal(sent, &example); err != nil {
+			t.Fatal(err)
+		}
+		var result huma.ValidateResult
+		huma.Validate(a.huma.OpenAPI().Components.Schemas, schema, huma.NewPathBuffer(nil, 0), huma.ModeReadFromServer, example, &result)
+		for _, err := range result.Errors {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+	if checked < 50 {
+		t.Errorf("only %d examples of schemas in the document", checked)
+	}
+}
+
 func TestProblemsHaveTheirHeadersAndExamples(t *testing.T) {
 	d := readTree(t)
 	examples := field(d, "components", "examples")
@@ -233,5 +294,65 @@ func TestProblemsHaveTheirHeadersAndExamples(t *testing.T) {
 	}
 	if retries < 50 {
 		t.Errorf("only %d responses with Retry-After", retries)
+	}
+}
+
+// The rules of docs/compatibility.md.
+func TestNamesFollowTheRules(t *testing.T) {
+	snakeCase := regexp.MustCompile(`\A[a-z][a-z0-9]*(_[a-z0-9]+)*\z`)
+	kebabCase := regexp.MustCompile(`\A[a-z]+(-[a-z]+)*\z`)
+	d := readTree(t)
+	properties, times, pages := 0, 0, 0
+	for schema, described := range d.schemas() {
+		for name, property := range field(described.(map[string]any), "properties") {
+			properties++
+			property := property.(map[string]any)
+			if !snakeCase.MatchString(name) {
+				t.Errorf("%s.%s is not in snake_case", schema, name)
+			}
+			if property["format"] == "date-time" {
+				times++
+				if !strings.HasSuffix(name, "_at") && !slices.Contains([]string{"time", "since", "until", "state_since", "hold_until"}, name) {
+					t.Errorf("%s.%s is a time and does not end in _at", schema, name)
+				}
+			}
+			values, _ := property["enum"].([]any)
+			for _, value := range values {
+				if value, _ := value.(string); !snakeCase.MatchString(value) && value != "utf-8" {
+					t.Errorf("%s.%s has the value %q, which is not in snake_case", schema, name, value)
+				}
+			}
+		}
+	}
+	for path, operations := range field(d, "paths") {
+		for method, operation := range operations.(map[string]any) {
+			operation := operation.(map[string]any)
+			if id := operation["operationId"].(string); !kebabCase.MatchString(id) {
+				t.Errorf("%s %s has the id %q, which is not in kebab-case", method, path, id)
+			}
+			parameters, _ := operation["parameters"].([]any)
+			var queries []string
+			for _, parameter := range parameters {
+				parameter := parameter.(map[string]any)
+				if name := parameter["name"].(string); parameter["in"] == "query" {
+					queries = append(queries, name)
+					if !snakeCase.MatchString(name) {
+						t.Errorf("%s %s: the parameter %s is not in snake_case", method, path, name)
+					}
+				}
+			}
+			ref, _ := field(operation, "responses", "200", "content", "application/json", "schema")["$ref"].(string)
+			body := field(d.schemas(), strings.TrimPrefix(ref, schemasPrefix), "properties")
+			paged := slices.Contains(queries, "cursor")
+			if paged {
+				pages++
+			}
+			if paged != slices.Contains(queries, "limit") || paged != (body["next_cursor"] != nil) {
+				t.Errorf("%s %s: the parameters are %v, next_cursor is %v", method, path, queries, body["next_cursor"])
+			}
+		}
+	}
+	if properties < 200 || times < 15 || pages < 5 {
+		t.Errorf("only %d properties, %d times, %d pages", properties, times, pages)
 	}
 }

@@ -59,7 +59,7 @@ func (a *API) registerRules() {
 	}, a.presets)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/rules", id: "get-rules", tag: "egress",
-		summary: "Your rules, for all of your sandboxes", codes: needsEgress(),
+		summary: "Your rules, for all of your sandboxes", description: "They apply after the node's. Its ETag is for replacing them.", codes: needsEgress(),
 	}, func(ctx context.Context, _ *struct{}) (*rulesOutput, error) { return a.rules(ctx, "") })
 	register(a, route{
 		method: http.MethodPut, path: "/egress/rules", id: "set-rules", tag: "egress",

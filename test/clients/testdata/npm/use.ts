@@ -66,7 +66,7 @@ export async function expose(id: string, port: number): Promise<string | undefin
 export async function allow(hosts: string[], etag: string): Promise<number | undefined> {
   const { data } = await client.PUT("/egress/rules", {
     params: { header: { "If-Match": etag } },
-    body: { default: "deny", rules: [{ name: "api", hosts, action: "allow" }] },
+    body: { default: "deny", rules: [{ name: "api", hosts, policies: [{ name: "bearer", secrets: { token: "api" } }] }] },
   });
   return data?.revision;
 }

@@ -1,0 +1,183 @@
+package api
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
+)
+
+// exampleRequestID is the request id of all examples.
+const exampleRequestID = "G2MGFUZCA7UASKWV"
+
+// schemaDoc describes a schema of the document: the schema of the type of example.
+type schemaDoc struct {
+	example     any
+	description string
+}
+
+// schemaDocs returns a row for each schema of the document.
+func schemaDocs() []schemaDoc {
+	const id, owner = "k3f9x2m7q2az", "operator"
+	at := func(minute, second int) time.Time {
+		return time.Date(2026, time.November, 21, 9, minute, second, 0, time.UTC)
+	}
+	text := func(d time.Duration) *types.Duration { return new(types.Duration(d)) }
+	const digest = "sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+	command := types.Command{Command: "npm run build", Cwd: "/srv/shop", Env: map[string]string{"NODE_ENV": "production"}}
+	exit := types.ExecExit{ExitCode: 0, DurationMS: 41.7}
+	port := types.Port{
+		Port: 3000, URL: "https://3000-k3f9x2m7q2az-w3n8v5c1x7z2k4ma.preview.example.com/", Access: types.AccessToken, Wake: types.WakeModeNavigation,
+		HostHeader: types.HostHeaderAuto, Protocol: types.ProtocolAuto, WebSocket: types.WebSocketModeSleep, CreatedAt: at(31, 0),
+	}
+	process := types.Process{
+		ID: "p-k3f9x2m7", PID: 42, Name: "web", Command: "npm run dev", Cwd: "/srv/shop", Restart: types.RestartOnWake, State: types.ProcessStateRunning,
+		StartedAt: at(31, 2), LogFile: "/var/log/doze/web.log",
+	}
+	sandbox := types.Sandbox{
+		ID: id, Name: "shop", Owner: owner, Image: "base", ImageRef: "localhost/doze/base:latest", Size: "basic",
+		State: types.StateRunning, StateSince: at(30, 1), Env: map[string]string{"NODE_ENV": "development"}, Labels: map[string]string{"team": "web"},
+		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), TTL: types.Duration(72 * time.Hour), ExpiresAt: at(72*60+30, 0),
+		CreatedAt: at(30, 0), LastActiveAt: at(32, 0), Ports: []types.Port{port}, Processes: []types.Process{process},
+		Usage: &types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080},
+	}
+	listed := sandbox
+	listed.Env, listed.Processes, listed.Usage = nil, nil, nil
+	file := types.File{Name: "app.js", Path: "/srv/shop/app.js", Type: types.FileTypeFile, Size: 512, Mode: "0644", ModifiedAt: at(29, 0)}
+	event := types.Event{
+		Seq: 17, Type: types.EventTypeWoke, Time: at(40, 0), Sandbox: id, Kind: types.WakeKindWarm, DurationMS: 3.1, Cause: types.CausePreview,
+	}
+	feedEvent := types.FeedEvent{Event: event, SandboxName: "shop", Cursor: "8c1f2-204"}
+	rule := types.Rule{
+		Name: "github", Hosts: []string{"api.github.com"}, Methods: []string{"GET"}, Paths: []string{"/repos/*"},
+		Policies: []types.RulePolicy{{Name: "bearer", Secrets: map[string]string{"token": "github"}}},
+	}
+	warning := types.Warning{Location: "body.rules[0].hosts[0]", Message: "the preset is not defined", Hint: "list presets with GET /egress/presets"}
+	flow := types.Flow{
+		Seq: 1795212060000001, Time: at(41, 0), Sandbox: id, Flow: "hocl097cxn", Kind: types.FlowKindRequest, Host: "api.github.com", Address: "192.0.2.10", Port: 443,
+		Method: "GET", Path: "/repos/doze-run/doze", Rule: "owner/github", Policies: []types.FlowPolicy{{Name: "bearer", Digest: digest}},
+		Verdict: types.VerdictAllow, Secrets: []string{"github"}, Status: 200, BytesOut: 180, BytesIn: 5120, DurationMS: 82.4,
+	}
+	secret := types.Secret{Name: "github", Hosts: []string{"api.github.com"}, Version: 2, CreatedAt: at(10, 0), UpdatedAt: at(20, 0)}
+	policy := types.Policy{Name: "github", Digest: digest, Size: 248120, UpdatedAt: at(20, 0), UsedBy: []string{"owner/github"}}
+	line := types.PolicyLine{Seq: 1795212060000002, Time: at(41, 0), Level: types.LogLevelInfo, Text: "added the token", Flow: "hocl097cxn", Sandbox: id, SandboxName: "shop"}
+	preset := types.Preset{
+		Name: "github", Description: "GitHub: web, API and git over HTTPS", Hosts: []string{"github.com", "api.github.com"}, Source: types.PresetSourceBuiltIn,
+	}
+	limits := types.Limits{CPUs: 0.5, MemoryBytes: 536870912, PIDs: 512}
+	pending := types.PendingOperation{
+		Operation: types.OperationDestroy, Sandbox: "p2c8v4b1n6ml", Since: at(35, 0), Attempts: 3, NextAttemptAt: at(45, 0), Error: "podman is not available",
+	}
+	quarantined := types.QuarantinedSandbox{ID: "t5h7w9d3s1qa", Name: "blog", Image: "base", Size: "basic", CreatedAt: at(5, 0), HasContainer: true}
+	explained := types.ExplainedPolicy{Rule: "owner/github", Name: "bearer", Digest: digest}
+	invalid := problem.New(problem.RequestInvalid, "body.name: it has 70 characters; use at most 63").For(exampleRequestID).
+		WithErrors(problem.FieldError{Location: "body.name", Message: "it has 70 characters", Hint: "use at most 63"})
+
+	return []schemaDoc{
+		// Sandboxes.
+		{sandbox, "A named Linux environment with its own disk, processes and network."},
+		{types.SandboxList{Sandboxes: []types.Sandbox{listed}, NextCursor: "shop"}, "A page of sandboxes, in the order of their names."},
+		{types.CreateSandboxRequest{Name: "shop", Image: "base", Size: "basic", Labels: map[string]string{"team": "web"}, SleepAfter: text(time.Minute), TTL: text(24 * time.Hour)},
+			"The sandbox to create. Every field is optional."},
+		{types.UpdateSandboxRequest{Labels: &map[string]string{"team": "web"}, SleepAfter: text(5 * time.Minute)}, "Changes to a sandbox. Missing fields stay as they are."},
+		{types.HoldRequest{Duration: types.Duration(30 * time.Minute)}, "How long a sandbox stays awake."},
+		{types.Usage{CPUSeconds: 3.25, MemoryBytes: 83886080}, "CPU time and memory of a sandbox."},
+		{types.Condition{Code: types.ConditionCodeWakeFailed, Message: "its last wake failed: the container engine is not available", Since: at(38, 0)},
+			"A problem of a sandbox that lasts."},
+
+		// Commands.
+		{types.ExecRequest{Command: command, Timeout: text(5 * time.Minute)}, "A command to run to its end."},
+		{types.ExecResult{Stdout: "built in 41 ms\n", ExecExit: exit}, "How a command ended, with its output."},
+		{types.ExecStart{PID: 42}, "Data of the event `start`: the command runs."},
+		{types.Output{Data: "built in 41 ms\n"}, "Data of the events `stdout` and `stderr`: a piece of output."},
+		{types.ExecComplete{ExecExit: exit}, "Data of the event `complete`, the last one: how the command ended."},
+		{types.ExecCommand{Type: types.ExecMessageTypeExec, Command: types.Command{Argv: []string{"sort", "-u"}}, StreamStdin: true},
+			"Message of the client, the first one: the command to run."},
+		{types.ExecStdinEOF{Type: types.ExecMessageTypeStdinEOF}, "Message of the client: its input has ended."},
+		{types.Keepalive{Type: types.ExecMessageTypeKeepalive}, "Message of the client: it is connected, but does not read at the moment."},
+		{types.ExecStarted{Type: types.ExecMessageTypeStart, PID: 42, StdinWindowBytes: 262144}, "Message of the node: the command runs."},
+		{types.ExecStdinAck{Type: types.ExecMessageTypeStdinAck, Bytes: 4096}, "Message of the node: the command's pipe accepted input."},
+		{types.ExecStdinClosed{Type: types.ExecMessageTypeStdinClosed}, "Message of the node: the command reads no more input. Further input is discarded."},
+		{types.ExecCompleted{Type: types.ExecMessageTypeComplete, ExecExit: exit}, "Message of the node, the last one: how the command ended."},
+		{types.ExecFailed{Type: types.ExecMessageTypeError, Problem: problem.New(problem.CommandNotFound, "no program sort in the sandbox's PATH").For(exampleRequestID)},
+			"Message of the node, the last one: why the command did not start, or why its end is unknown."},
+
+		// Processes.
+		{process, "A background process of a sandbox."},
+		{types.ProcessList{Processes: []types.Process{process}}, "The background processes of a sandbox."},
+		{types.StartProcessRequest{Command: types.Command{Command: "npm run dev", Cwd: "/srv/shop"}, Name: "web", Restart: types.RestartOnWake}, "A process to start in the background."},
+		{types.Log{Logs: []types.LogChunk{{Stream: types.LogStreamStdout, Output: types.Output{Data: "listening on port 3000\n"}}}}, "The end of a process's log."},
+		{types.LogChunk{Stream: types.LogStreamStdout, Output: types.Output{Data: "listening on port 3000\n"}}, "Consecutive output of a process to one stream."},
+		{types.LogsDropped{Bytes: 65536}, "Data of the event `dropped`: output that a stream lost because its client read too slowly."},
+
+		// Files.
+		{file, "A file, directory or symbolic link of a sandbox."},
+		{types.FileList{Files: []types.File{file}}, "Files of a directory."},
+		{types.WriteFileRequest{Path: "/srv/shop/app.js", Content: "console.log('hello')\n", Mode: "0644"}, "A file to write, with its content."},
+		{types.MakeDirectoryRequest{Path: "/srv/shop/data", Mode: "0755"}, "A directory to make."},
+		{types.MoveFileRequest{From: "/srv/shop/old.js", To: "/srv/shop/new.js"}, "A file to move."},
+		{types.ArchiveResult{Files: 12, Bytes: 48213}, "How much an archive held that was unpacked."},
+
+		// Ports.
+		{port, "A port of a sandbox with its preview URL."},
+		{types.PortList{Ports: []types.Port{port}}, "The exposed ports of a sandbox."},
+		{types.ExposePortRequest{Port: 3000, Access: types.AccessToken, Wake: types.WakeModeNavigation, WaitTimeout: types.Duration(10 * time.Second)}, "A port to expose."},
+
+		// Events.
+		{event, "An entry of a sandbox's timeline."},
+		{types.EventList{Events: []types.Event{event}, NextCursor: "17"}, "A page of a sandbox's timeline."},
+		{feedEvent, "An event of any of the owner's sandboxes."},
+		{types.FeedPage{Events: []types.FeedEvent{feedEvent}, NextCursor: "8c1f2-204"}, "A page of the events of all of the owner's sandboxes."},
+		{types.FeedGap{Detail: "events before this one are no longer retained"}, "Data of the event `gap`: the stream has missed events."},
+
+		// The node.
+		{types.Node{
+			ID: "n4d8s2k6", Version: "v1.0.0", StartedAt: at(0, 0), Engine: types.EngineStatus{OK: true},
+			Sandboxes: map[types.State]int{types.StateRunning: 1, types.StateAsleep: 12}, Leases: 1, Sizes: map[string]types.Limits{"basic": limits},
+			Images: []string{"base"}, AllowedImages: []string{"registry.example.com/team/*"}, EnforcedLimits: []string{"cpu", "memory", "pids"},
+			PendingOperations: []types.PendingOperation{pending}, Quarantined: []types.QuarantinedSandbox{quarantined},
+		}, "The state of the node."},
+		{types.EngineStatus{OK: true}, "Whether the container engine works."},
+		{limits, "What a sandbox of a size can use."},
+		{pending, "Work that failed and is tried again."},
+		{quarantined, "A container or folder of a sandbox that the node has no record of."},
+		{types.AdoptRequest{Name: "blog"}, "How to adopt a sandbox from quarantine."},
+
+		// Egress.
+		{rule, "Which requests it matches, and what happens to them."},
+		{types.RuleResponse{Status: 404, Body: "not here\n"}, "A response that a rule sends instead of the host."},
+		{types.RulePolicy{Name: "bearer", Config: json.RawMessage(`{"header":"Authorization"}`), Secrets: map[string]string{"token": "github"}}, "A policy that a rule runs."},
+		{types.RuleSet{Revision: 7, UpdatedAt: at(20, 0), Default: types.RuleDefaultInherit, Rules: []types.Rule{rule}, Warnings: []types.Warning{warning}},
+			"The rules of an owner or of a sandbox."},
+		{types.SetRulesRequest{Default: types.RuleDefaultDeny, Rules: []types.Rule{rule}}, "The rules that replace all rules of an owner or of a sandbox."},
+		{types.NodeRules{Default: types.RuleDefaultAllowPublic, Rules: []types.Rule{{Name: "metadata", Addresses: []string{"169.254.0.0/16"}, Action: types.RuleActionDeny}}},
+			"The rules in the node's configuration."},
+		{warning, "Something that was accepted and may not work as intended."},
+		{preset, "A named list of hosts for rules."},
+		{types.PresetList{Presets: []types.Preset{preset}}, "The presets."},
+		{flow, "A refused DNS query, a TCP connection or an HTTP request of a sandbox or of a client of the proxy."},
+		{types.FlowPolicy{Name: "bearer", Digest: digest}, "A policy that ran."},
+		{types.FlowList{Flows: []types.Flow{flow}, NextCursor: "1795212060000001"}, "A page of flows."},
+		{types.ExplainRequest{Method: "GET", URL: "https://api.github.com/user", Headers: map[string]string{"Accept": "application/json"}}, "A request to explain. It is not sent."},
+		{types.Explanation{
+			Verdict: types.VerdictAllow, Stage: types.StageRequest, Rule: "owner/github", Reason: "the rule allows it, and its policies can still refuse it",
+			Policies: []types.ExplainedPolicy{explained}, Secrets: []types.ExplainedSecret{{Name: "github"}},
+		}, "What would happen to a request."},
+		{explained, "A policy that would run."},
+		{types.ExplainedSecret{Name: "github"}, "A secret that could be sent."},
+		{secret, "A secret, without its value."},
+		{types.SecretList{Secrets: []types.Secret{secret}}, "The owner's secrets."},
+		{types.SetSecretRequest{Value: "an access token", Hosts: []string{"api.github.com"}}, "The value of a secret and the hosts that it may be sent to."},
+		{policy, "A program that inspects and changes outgoing requests."},
+		{types.PolicyList{Policies: []types.Policy{policy}}, "The owner's policies and the built-in ones."},
+		{line, "A line that a policy wrote."},
+		{types.PolicyLog{Lines: []types.PolicyLine{line}, NextCursor: "1795212060000002"}, "A page of lines that a policy wrote."},
+
+		// Errors.
+		{*invalid, "A problem document (RFC 9457): why a request failed."},
+		{invalid.Errors[0], "One error of an invalid request."},
+		{problem.EndedProcess{Name: "web", ExitCode: new(1), Output: "Error: port 3000 is in use\n"}, "A background process that ended with an error."},
+	}
+}
