@@ -67,23 +67,16 @@ func entryName(name string) (string, error) {
 		return "", refuse(ErrInvalid, "an entry's name is empty or has a zero byte")
 	case strings.HasPrefix(name, "/"):
 		return "", refuse(ErrUnsafe, "entry %.200q has an absolute path", name)
-	}
-	for part := range strings.SplitSeq(name, "/") {
-		if part == ".." {
-			return "", refuse(ErrUnsafe, "entry %.200q leads out of the folder", name)
-		}
-	}
-	clean := path.Clean(name)
-	if !filepath.IsLocal(clean) { // backslashes, drives and devices of Windows
+	case strings.Contains("/"+name+"/", "/../"), !isLocal(name):
 		return "", refuse(ErrUnsafe, "entry %.200q leads out of the folder", name)
 	}
-	return clean, nil
+	return path.Clean(name), nil
 }
 
-// staysInside reports whether a symbolic link in dir, a real path relative to the
+// isLocalLink reports whether a symbolic link in dir, a real path relative to the
 // archive's folder, leads to something in that folder. The target may go up first
 // and then down. Going up again could start from wherever another link leads.
-func staysInside(dir, target string) bool {
+func isLocalLink(dir, target string) bool {
 	if target == "" || path.IsAbs(target) || filepath.IsAbs(target) || filepath.VolumeName(target) != "" {
 		return false
 	}

@@ -132,15 +132,15 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// outside is what hostile archives must not change: files around the folder
+// surroundings is what hostile archives must not change: files around the folder
 // that is unpacked to.
-type outside struct {
+type surroundings struct {
 	base, folder string
 	before       string
 }
 
-func newOutside(t testing.TB, base string) *outside {
-	o := &outside{base: base, folder: filepath.Join(base, "folder")}
+func newSurroundings(t testing.TB, base string) *surroundings {
+	o := &surroundings{base: base, folder: filepath.Join(base, "folder")}
 	write(t, base+"/secret", "secret", 0o600)
 	write(t, base+"/dir/file", "file", 0o640)
 	write(t, o.folder+"/there/file", "there", 0o644)
@@ -156,7 +156,7 @@ func newOutside(t testing.TB, base string) *outside {
 }
 
 // picture is everything outside of the folder that must not change.
-func (o *outside) picture(t testing.TB) string {
+func (o *surroundings) picture(t testing.TB) string {
 	t.Helper()
 	var b strings.Builder
 	err := filepath.WalkDir(o.base, func(path string, d fs.DirEntry, err error) error {
@@ -187,7 +187,7 @@ func (o *outside) picture(t testing.TB) string {
 	return b.String()
 }
 
-func (o *outside) check(t testing.TB) {
+func (o *surroundings) check(t testing.TB) {
 	t.Helper()
 	if now := o.picture(t); now != o.before {
 		t.Errorf("something outside has changed.\nbefore:\n%snow:\n%s", o.before, now)
@@ -214,8 +214,8 @@ var hostile = []struct {
 		{Name: "there/deep/l", Kind: tar.TypeSymlink, Link: "../secret"},
 	}, archive.ErrUnsafe, "leads out", true},
 	{"empty symlink", []archivetest.Entry{{Name: "l", Kind: tar.TypeSymlink, Link: ""}}, archive.ErrUnsafe, "leads out", true},
-	{"through a link that is there", []archivetest.Entry{{Name: "to-dir/file", Body: "x"}}, archive.ErrUnsafe, "leads out", false},
-	{"through an absolute link that is there", []archivetest.Entry{{Name: "to-dir-absolute/new", Body: "x"}}, archive.ErrUnsafe, "leads out", false},
+	{"through an existing link", []archivetest.Entry{{Name: "to-dir/file", Body: "x"}}, archive.ErrUnsafe, "leads out", false},
+	{"through an existing absolute link", []archivetest.Entry{{Name: "to-dir-absolute/new", Body: "x"}}, archive.ErrUnsafe, "leads out", false},
 	{"folder through a link", []archivetest.Entry{{Name: "to-dir/new/", Kind: tar.TypeDir}}, archive.ErrUnsafe, "leads out", false},
 	{"folder in place of a link", []archivetest.Entry{{Name: "to-dir/", Kind: tar.TypeDir, Mode: 0o777}}, archive.ErrUnsafe, "leads out", false},
 	{"far through links", []archivetest.Entry{{Name: "there/up/up/out/dir/file", Body: "x"}}, archive.ErrUnsafe, "leads out", false},
@@ -239,7 +239,7 @@ var hostile = []struct {
 	{"file through a link of the archive", []archivetest.Entry{
 		{Name: "l", Kind: tar.TypeSymlink, Link: "../"}, {Name: "l/evil", Body: "x"},
 	}, archive.ErrUnsafe, "leads out", true},
-	// What is allowed, and still must not reach out.
+	// Allowed, but must not reach out.
 	{"file in place of a link out", []archivetest.Entry{{Name: "to-secret", Body: "mine", Mode: 0o777}}, nil, "", false},
 	{"file in place of a hard link", []archivetest.Entry{{Name: "same-as-outside", Body: "mine", Mode: 0o777}}, nil, "", false},
 	{"link in place of a link", []archivetest.Entry{{Name: "to-secret", Kind: tar.TypeSymlink, Link: "there/file"}}, nil, "", false},
@@ -252,7 +252,7 @@ func TestHostileArchives(t *testing.T) {
 	for _, side := range sides {
 		for _, tt := range hostile {
 			t.Run(side.name+"/"+tt.name, func(t *testing.T) {
-				o := newOutside(t, t.TempDir())
+				o := newSurroundings(t, t.TempDir())
 				_, skipped, err := side.unpack(t, o.folder, bytes.NewReader(archivetest.Tar(t, tt.entries...)))
 				o.check(t)
 				want, skips := tt.err, 0
@@ -279,7 +279,7 @@ func TestClientGoesOnAfterAnUnsafeEntry(t *testing.T) {
 		{Name: "pipe", Kind: tar.TypeFifo},
 	} {
 		b := archivetest.Tar(t, archivetest.Entry{Name: "before", Body: "x"}, e, archivetest.Entry{Name: "zz-after", Body: "x"})
-		o := newOutside(t, t.TempDir())
+		o := newSurroundings(t, t.TempDir())
 		res, skipped, err := client.unpack(t, o.folder, bytes.NewReader(b))
 		if err != nil || res.Files != 2 || len(skipped) != 1 || skipped[0] != e.Name {
 			t.Errorf("%s: %+v, skipped %q, %v", e.Name, res, skipped, err)
@@ -528,7 +528,7 @@ func FuzzUnpack(f *testing.F) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			o := newOutside(t, dir)
+			o := newSurroundings(t, dir)
 			side.unpack(t, o.folder, bytes.NewReader(b))
 			o.check(t)
 			removeAll(dir)

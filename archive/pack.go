@@ -119,7 +119,7 @@ func (p *packer) link(from, name string, info fs.FileInfo) error {
 	if err != nil {
 		return err
 	}
-	if !p.Links && !staysInside(path.Dir(name), target) {
+	if !p.Links && !isLocalLink(path.Dir(name), target) {
 		return p.skip(from, "links to "+target+", out of the folder")
 	}
 	h := p.header(name, info, tar.TypeSymlink)

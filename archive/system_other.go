@@ -10,6 +10,9 @@ import (
 
 const openFlags = 0
 
+// isLocal refuses the backslashes, drives and devices of Windows that lead elsewhere.
+func isLocal(name string) bool { return filepath.IsLocal(name) }
+
 // statOf knows nothing here: files with several names are packed once for each, and
 // owners are not.
 func statOf(fs.FileInfo) stat { return stat{} }

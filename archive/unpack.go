@@ -50,7 +50,7 @@ type UnpackOptions struct {
 	Content func(io.Reader) io.Reader
 }
 
-// Result says what was unpacked.
+// Result counts what was unpacked.
 type Result struct {
 	Files int   // entries of every kind
 	Bytes int64 // of contents
@@ -58,7 +58,7 @@ type Result struct {
 
 // Unpack unpacks a tar stream into the folder root. It goes through os.Root for
 // everything, so nothing outside of the folder is touched, whatever links are or
-// get there. What was unpacked before an error stays.
+// get there. Entries before an error stay unpacked.
 func Unpack(ctx context.Context, root *os.Root, r io.Reader, o UnpackOptions) (Result, error) {
 	u := newUnpacker(root, o)
 	err := u.run(ctx, r)
@@ -94,7 +94,7 @@ func newUnpacker(root *os.Root, o UnpackOptions) *unpacker {
 }
 
 func (u *unpacker) run(ctx context.Context, r io.Reader) (err error) {
-	defer u.leave()
+	defer u.closeFolder()
 	if u.base, err = realPath(u.root, u.root.Name()); err != nil {
 		return err
 	}
@@ -171,7 +171,7 @@ func (u *unpacker) entry(h *tar.Header, content io.Reader) error {
 		err = u.file(base, h, content)
 	case h.Typeflag == tar.TypeDir:
 		err = u.folder(name, base, h)
-	case h.Typeflag == tar.TypeSymlink && !u.Trusted && !staysInside(u.dirPath, h.Linkname):
+	case h.Typeflag == tar.TypeSymlink && !u.Trusted && !isLocalLink(u.dirPath, h.Linkname):
 		return u.skip(ErrUnsafe, name, fmt.Sprintf("is a symbolic link to %.200q, which leads out of the folder", h.Linkname))
 	case h.Typeflag == tar.TypeSymlink:
 		err = u.symlink(base, h)
@@ -219,7 +219,7 @@ func (u *unpacker) enter(name string) error {
 	if u.dir != nil && u.dirName == name {
 		return nil
 	}
-	u.leave()
+	u.closeFolder()
 	dir, err := u.root.OpenRoot(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := u.root.MkdirAll(name, 0o755); err != nil {
@@ -242,7 +242,7 @@ func (u *unpacker) enter(name string) error {
 	return nil
 }
 
-func (u *unpacker) leave() {
+func (u *unpacker) closeFolder() {
 	if u.dir != nil && u.dir != u.root {
 		u.dir.Close()
 	}
@@ -256,7 +256,7 @@ func (u *unpacker) relative(dir *os.Root, name string) (string, error) {
 		return "", err
 	}
 	rel, err := filepath.Rel(u.base, real)
-	if err != nil || !filepath.IsLocal(rel) {
+	if err != nil || rel == ".." || strings.HasPrefix(rel, ".."+string(filepath.Separator)) {
 		return "", fmt.Errorf("folder %q was moved away during the unpacking", name)
 	}
 	return rel, nil

@@ -40,10 +40,10 @@ about each.`,
 		Args:              wants(2, 2),
 		ValidArgsFunction: a.completeCopy,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) (err error) {
-			from, to := parsePlace(args[0]), parsePlace(args[1])
+			from, to := parseLocation(args[0]), parseLocation(args[1])
 			c := &copying{app: a, node: node, progress: newProgress(a.err)}
 			if from.local() != to.local() {
-				for _, p := range []*place{&from, &to} {
+				for _, p := range []*location{&from, &to} {
 					if err := c.absolute(ctx, p); err != nil {
 						return err
 					}
@@ -72,25 +72,25 @@ about each.`,
 	}
 }
 
-// place is one end of a copy: here, or in a sandbox.
-type place struct {
+// location is one end of a copy: here, or in a sandbox.
+type location struct {
 	sandbox string // empty: here
 	path    string
 }
 
-// parsePlace tells SANDBOX:PATH from a local path. What has a slash before its
+// parseLocation distinguishes SANDBOX:PATH from a local path. A path with a slash before its
 // colon is local.
-func parsePlace(text string) place {
+func parseLocation(text string) location {
 	sandbox, inside, ok := strings.Cut(text, ":")
 	if !ok || sandbox == "" || strings.ContainsAny(sandbox, `/\.`) {
-		return place{path: text}
+		return location{path: text}
 	}
-	return place{sandbox: sandbox, path: inside}
+	return location{sandbox: sandbox, path: inside}
 }
 
 // absolute makes a relative path in a sandbox begin at the working directory, which
 // the sandbox knows.
-func (c *copying) absolute(ctx context.Context, p *place) error {
+func (c *copying) absolute(ctx context.Context, p *location) error {
 	if p.local() || strings.HasPrefix(p.path, "/") {
 		return nil
 	}
@@ -106,9 +106,9 @@ func (c *copying) absolute(ctx context.Context, p *place) error {
 	return nil
 }
 
-func (p place) local() bool { return p.sandbox == "" }
+func (p location) local() bool { return p.sandbox == "" }
 
-// contentsOnly says that a path means what is in a folder, not the folder itself.
+// contentsOnly reports whether a path means the contents of a folder, not the folder itself.
 func contentsOnly(p string) bool {
 	return p == "." || p == ".." || strings.HasSuffix(p, "/.") || strings.HasSuffix(p, "/..")
 }
@@ -122,7 +122,7 @@ type copying struct {
 	files, bytes atomic.Int64 // a request's body may be read by another goroutine
 }
 
-func (c *copying) upload(ctx context.Context, source string, to place) error {
+func (c *copying) upload(ctx context.Context, source string, to location) error {
 	if source == "-" {
 		return c.node.PutArchive(ctx, to.sandbox, path.Clean(to.path), c.counting(c.app.in))
 	}
@@ -146,16 +146,16 @@ func (c *copying) upload(ctx context.Context, source string, to place) error {
 	case info.IsDir() && there == client.KindFile:
 		return fmt.Errorf("%s:%s is a file, which a folder cannot replace", to.sandbox, to.path)
 	case info.IsDir():
-		return c.uploadFolder(ctx, source, place{to.sandbox, target})
+		return c.uploadFolder(ctx, source, location{to.sandbox, target})
 	case !info.Mode().IsRegular():
 		return fmt.Errorf("%s is neither a file nor a folder", source)
 	case there == client.KindNone && strings.HasSuffix(to.path, "/"):
 		return fmt.Errorf("there is no folder %s:%s; leave the last / away to make a file of that name", to.sandbox, to.path)
 	}
-	return c.uploadFile(ctx, source, place{to.sandbox, target})
+	return c.uploadFile(ctx, source, location{to.sandbox, target})
 }
 
-func (c *copying) uploadFile(ctx context.Context, source string, to place) error {
+func (c *copying) uploadFile(ctx context.Context, source string, to location) error {
 	f, err := os.Open(source)
 	if err != nil {
 		return err
@@ -171,7 +171,7 @@ func (c *copying) uploadFile(ctx context.Context, source string, to place) error
 	return err
 }
 
-func (c *copying) uploadFolder(ctx context.Context, source string, to place) error {
+func (c *copying) uploadFolder(ctx context.Context, source string, to location) error {
 	source, err := filepath.EvalSymlinks(source)
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (c *copying) uploadFolder(ctx context.Context, source string, to place) err
 	return err
 }
 
-func (c *copying) download(ctx context.Context, from place, target string) error {
+func (c *copying) download(ctx context.Context, from location, target string) error {
 	source := path.Clean(from.path)
 	if target == "-" {
 		tar, err := c.node.GetArchive(ctx, from.sandbox, source)
