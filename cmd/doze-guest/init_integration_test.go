@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/guesttest"
 )
 
 // The test binary runs itself as PID 1 of a new PID namespace with these
@@ -121,7 +122,7 @@ func sh(t *testing.T, c *guest.Client, command string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	out, err := c.Run(ctx, guest.ExecRequest{Command: command}, 1<<20)
+	out, err := guesttest.Run(ctx, c, guest.ExecRequest{Command: command})
 	if err != nil {
 		t.Fatalf("%s: %v", command, err)
 	}
@@ -140,9 +141,9 @@ func TestInitReapsOrphansAndLosesNoExitCode(t *testing.T) {
 		go func() {
 			var err error
 			for i := 0; i < 50 && err == nil; i++ {
-				var out guest.Output
+				var out guesttest.Output
 				want := (worker*50 + i) % 256
-				out, err = c.Run(t.Context(), guest.ExecRequest{Command: fmt.Sprintf("(true &); (false & true &) ; echo %d; exit %d", i, want)}, 100)
+				out, err = guesttest.Run(t.Context(), c, guest.ExecRequest{Command: fmt.Sprintf("(true &); (false & true &) ; echo %d; exit %d", i, want)})
 				if err == nil && (out.Result.ExitCode != want || string(out.Stdout) != fmt.Sprintln(i)) {
 					err = fmt.Errorf("got %+v, want code %d", out, want)
 				}
@@ -193,12 +194,18 @@ func TestInitSurvivesSignalsFromInside(t *testing.T) {
 }
 
 func TestInitRefusesPeersInside(t *testing.T) {
-	c, _, _ := startInit(t, "")
+	c, cmd, _ := startInit(t, "")
+	socket := ""
+	for _, variable := range cmd.Env {
+		if runDir, ok := strings.CutPrefix(variable, runDirVariable+"="); ok {
+			socket = filepath.Join(runDir, guest.SocketName)
+		}
+	}
 	// A shell cannot connect to a Unix socket, so this binary does it: as a
 	// process of the sandbox.
-	out, err := c.Run(t.Context(), guest.ExecRequest{
-		Argv: []string{"/proc/1/exe"}, Env: map[string]string{askVariable: c.Socket()},
-	}, 1<<10)
+	out, err := guesttest.Run(t.Context(), c, guest.ExecRequest{
+		Argv: []string{"/proc/1/exe"}, Env: map[string]string{askVariable: socket},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -282,10 +289,10 @@ func TestInitKillsWhatResistsTerm(t *testing.T) {
 
 func TestForkBombIsKilled(t *testing.T) {
 	c, _, _ := startInit(t, "")
-	out, err := c.Run(t.Context(), guest.ExecRequest{
+	out, err := guesttest.Run(t.Context(), c, guest.ExecRequest{
 		Command: `ulimit -u 300 2>/dev/null; f() { setsid sh -c 'sleep 1000' & f & f & sleep 1000; }; f`,
 		Timeout: 500 * time.Millisecond,
-	}, 1<<10)
+	})
 	if err != nil || !out.Result.TimedOut {
 		t.Fatalf("%+v, %v", out, err)
 	}

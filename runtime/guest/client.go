@@ -71,7 +71,6 @@ func (e *VersionError) Error() string {
 // Errors: *Error when the guest refuses, ErrLost, ErrNoAnswer, the context's, or
 // the transport's.
 type Client struct {
-	socket    string
 	transport *http.Transport
 	dedicated dedicated     // for a request that lasts as long as the guest
 	answer    time.Duration // answerTimeout
@@ -86,9 +85,9 @@ func NewClient(socket string) *Client {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
-		return dialSocket(ctx, socket)
+		return dialSocket(ctx, socket, time.After)
 	}
-	return &Client{socket: socket, answer: answerTimeout, stall: stallTimeout, dedicated: dedicated{dial}, transport: &http.Transport{
+	return &Client{answer: answerTimeout, stall: stallTimeout, dedicated: dedicated{dial}, transport: &http.Transport{
 		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression:     true,
 		MaxIdleConns:           maxIdle,
@@ -108,9 +107,6 @@ func (c *Client) defaultsOr(given map[string]string) map[string]string {
 	}
 	return c.defaults()
 }
-
-// Socket is the path that the Client dials.
-func (c *Client) Socket() string { return c.socket }
 
 // Close closes idle connections. Streams end by their own Close.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -76,10 +75,9 @@ func frame(t FrameType, payload string) string {
 func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map[string]int) {
 	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1} // Next is called once more
 	_, errs["Hello"] = c.Hello(ctx)
-	_, errs["Run"] = c.Run(ctx, ExecRequest{Command: "x"}, 1<<10)
+	errs["Exec"] = runCommand(ctx, c)
 	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: "x"})
 	_, errs["Processes"] = c.Processes(ctx)
-	_, errs["Process"] = c.Process(ctx, "p-aaaaaaaa")
 	_, errs["StopProcess"] = c.StopProcess(ctx, "p-aaaaaaaa", 0)
 	_, errs["SignalProcess"] = c.SignalProcess(ctx, "p-aaaaaaaa", "HUP")
 	_, errs["WriteFile"] = c.WriteFile(ctx, "/x", 0, strings.NewReader("x"))
@@ -124,6 +122,20 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 	return errs, items
 }
 
+// runCommand reads a command to its end.
+func runCommand(ctx context.Context, c *Client) error {
+	s, err := c.Exec(ctx, ExecRequest{Command: "x"})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for {
+		if ev, err := s.Next(); err != nil || ev.Kind == ExecComplete {
+			return err
+		}
+	}
+}
+
 func TestHostileAnswersAreErrors(t *testing.T) {
 	huge := binary.BigEndian.AppendUint32([]byte{byte(FrameStdout)}, MaxFrame+1)
 	for _, tt := range []struct {
@@ -147,29 +159,29 @@ func TestHostileAnswersAreErrors(t *testing.T) {
 		{name: "chunks cut", answer: chunked("{", false)},
 		{name: "JSON over the limit", answer: body(`{"version":"` + strings.Repeat("x", MaxJSON) + `"}`), only: "Hello"},
 		{name: "another protocol", answer: body(`{"protocol":99}`), only: "Hello"},
-		{name: "process without a pid", answer: body(`{"id":"p-aaaaaaaa","pid":0,"state":"running","restart":"never"}`), only: "Process"},
-		{name: "process without an id", answer: body(`{"pid":1,"state":"running","restart":"never"}`), only: "Process"},
-		{name: "process with an unusable id", answer: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"never"}`), only: "Process"},
+		{name: "process without a pid", answer: body(`{"id":"p-aaaaaaaa","pid":0,"state":"running","restart":"never"}`), only: "SignalProcess"},
+		{name: "process without an id", answer: body(`{"pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
+		{name: "process with an unusable id", answer: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
 		{name: "process in an unknown state", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"flying","restart":"never"}`), only: "StartProcess"},
 		{name: "process with an unknown restart", answer: body(`[{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"x"}]`), only: "Processes"},
-		{name: "unknown frame", answer: chunked(frame(99, ""), true), only: "Run"},
-		{name: "frame over the limit", answer: chunked(string(huge), true), only: "Run"},
-		{name: "output before the start", answer: chunked(frame(FrameStdout, "x"), true), only: "Run"},
-		{name: "two starts", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStart, `{"pid":1}`), true), only: "Run"},
-		{name: "start without a pid", answer: chunked(frame(FrameStart, `{}`), true), only: "Run"},
-		{name: "no result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x"), true), only: "Run"},
-		{name: "unusable result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, "x"), true), only: "Run"},
-		{name: "exit code out of range", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":256}`), true), only: "Run"},
-		{name: "exit code below zero", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":-1}`), true), only: "Run"},
-		{name: "command that took less than nothing", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"duration":-1}`), true), only: "Run"},
-		{name: "signal that is none", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"\u001b[2J"}`), true), only: "Run"},
-		{name: "long signal", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"SIGKILLSIGKILLSIGKILL"}`), true), only: "Run"},
-		{name: "running process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never","exit_code":0}`), only: "Process"},
-		{name: "lost process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"lost","restart":"never","exit_code":0}`), only: "Process"},
-		{name: "ended process without an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never"}`), only: "Process"},
+		{name: "unknown frame", answer: chunked(frame(99, ""), true), only: "Exec"},
+		{name: "frame over the limit", answer: chunked(string(huge), true), only: "Exec"},
+		{name: "output before the start", answer: chunked(frame(FrameStdout, "x"), true), only: "Exec"},
+		{name: "two starts", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStart, `{"pid":1}`), true), only: "Exec"},
+		{name: "start without a pid", answer: chunked(frame(FrameStart, `{}`), true), only: "Exec"},
+		{name: "no result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x"), true), only: "Exec"},
+		{name: "unusable result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, "x"), true), only: "Exec"},
+		{name: "exit code out of range", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":256}`), true), only: "Exec"},
+		{name: "exit code below zero", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":-1}`), true), only: "Exec"},
+		{name: "command that took less than nothing", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"duration":-1}`), true), only: "Exec"},
+		{name: "signal that is none", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"\u001b[2J"}`), true), only: "Exec"},
+		{name: "long signal", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"SIGKILLSIGKILLSIGKILL"}`), true), only: "Exec"},
+		{name: "running process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never","exit_code":0}`), only: "SignalProcess"},
+		{name: "lost process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"lost","restart":"never","exit_code":0}`), only: "SignalProcess"},
+		{name: "ended process without an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never"}`), only: "SignalProcess"},
 		{name: "process with an exit code out of range", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":-1}`), only: "StopProcess"},
 		{name: "event of a process with an unusable signal", answer: body(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
-		{name: "log's frame in an exec", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Run"},
+		{name: "log's frame in an exec", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Exec"},
 		{name: "exec's frame in a log", answer: chunked(frame(FrameComplete, `{}`), true), only: "Logs"},
 		{name: "log that follows without end", answer: chunked(frame(FrameStdout, `x`), true), only: "Logs", good: 1},
 		{name: "log that skips backwards", answer: chunked(frame(FrameSkipped, `{"bytes":-1}`), true), only: "Logs"},
@@ -257,30 +269,33 @@ func TestFullBacklogIsTriedAgain(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), SocketName)
 	l := listenWithBacklog(t, socket, 1)
 	fillBacklog(t, socket)
-	type dialled struct {
+	type dialed struct {
 		conn net.Conn
 		err  error
 	}
-	done := make(chan dialled, 1)
-	go func() { // ended by the accept below
-		conn, err := dialSocket(t.Context(), socket)
-		done <- dialled{conn, err}
+	done := make(chan dialed, 1)
+	paused, again := make(chan time.Duration), make(chan time.Time)
+	go func() { // ended by the second attempt
+		conn, err := dialSocket(t.Context(), socket, func(d time.Duration) <-chan time.Time { paused <- d; return again })
+		done <- dialed{conn, err}
 	}()
-	for !waitsToDialAgain() {
-		select {
-		case d := <-done:
-			t.Fatalf("a full backlog is %v, %v", d.conn, d.err)
-		case <-time.After(time.Millisecond):
+	select {
+	case d := <-paused:
+		if d != dialRetry {
+			t.Errorf("the pause is %s", d)
 		}
+	case d := <-done:
+		t.Fatalf("a full backlog is %v, %v", d.conn, d.err)
 	}
 	conn, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer conn.Close()
+	again <- time.Time{}
 	d := <-done
 	if d.err != nil {
-		t.Fatalf("after there was room: %v", d.err)
+		t.Fatalf("after a connection was accepted: %v", d.err)
 	}
 	d.conn.Close()
 }
@@ -322,18 +337,6 @@ func fillBacklog(t *testing.T, socket string) {
 			t.Fatal(err)
 		}
 	}
-}
-
-// waitsToDialAgain says whether somebody waits between two attempts to connect.
-func waitsToDialAgain() bool {
-	buf := make([]byte, 1<<20)
-	for stack := range strings.SplitSeq(string(buf[:runtime.Stack(buf, true)]), "\n\n") {
-		header, frames, _ := strings.Cut(stack, "\n")
-		if strings.Contains(header, "[select") && strings.HasPrefix(frames, "github.com/doze-run/doze/runtime/guest.dialSocket(") {
-			return true
-		}
-	}
-	return false
 }
 
 func FuzzReadFrame(f *testing.F) {

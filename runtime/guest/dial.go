@@ -17,10 +17,11 @@ import (
 const dialRetry = time.Millisecond
 
 // dialSocket connects to the Unix socket at path. The sandbox can write to the
-// folder of the socket, so what is there may be anything: a symbolic link (to
-// another socket of the host, say) is refused, and so is what is no socket. The
-// detour through /proc/self/fd also lifts the limit of 108 bytes on the path.
-func dialSocket(ctx context.Context, path string) (net.Conn, error) {
+// folder of the socket, so the path may lead to anything: a symbolic link (to
+// another socket of the host, say) is refused, and so is any other kind of file. The
+// detour through /proc/self/fd also lifts the limit of 108 bytes on the path. The
+// pauses between attempts come from after, which is time.After.
+func dialSocket(ctx context.Context, path string, after func(time.Duration) <-chan time.Time) (net.Conn, error) {
 	fd, err := unix.Open(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}
@@ -42,7 +43,7 @@ func dialSocket(ctx context.Context, path string) (net.Conn, error) {
 		select {
 		case <-ctx.Done():
 			return nil, ctx.Err()
-		case <-time.After(dialRetry):
+		case <-after(dialRetry):
 		}
 	}
 }

@@ -57,11 +57,6 @@ func (c *Client) Processes(ctx context.Context) ([]Process, error) {
 	return list, nil
 }
 
-// Process returns one process. Errors: CodeNoProcess.
-func (c *Client) Process(ctx context.Context, id string) (Process, error) {
-	return c.process(ctx, request{method: http.MethodGet, route: processRoute(id, "")})
-}
-
 // StopProcess sends SIGTERM to the process and everything that it started,
 // SIGKILL to what is left after grace, and returns when it has ended. It will
 // not be restarted. One that has ended already is no error.

@@ -131,10 +131,7 @@ func (zeroReader) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 // it took longer than any bound that it must not have.
 func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *Client) error{
-		"a silent command": func(ctx context.Context, c *Client) error {
-			_, err := c.Run(ctx, ExecRequest{Command: "x"}, 10)
-			return err
-		},
+		"a silent command": runCommand,
 		"a silent log": func(ctx context.Context, c *Client) error {
 			s, err := c.Logs(ctx, "p-aaaaaaaa", true)
 			for err == nil {
@@ -180,8 +177,7 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 				<-late
 				conn.Write(answer)
 			})
-			impatient := NewClient(c.Socket())
-			defer impatient.Close()
+			impatient := *c
 			impatient.answer = 100 * time.Millisecond
 			c.stall = impatient.answer / 50
 			if !stream {

@@ -12,7 +12,7 @@ const (
 	RouteHello   = "/hello"   // GET → Hello
 	RouteTrust   = "/trust"   // PUT Trust → TrustResult
 	RouteExec    = "/exec"    // POST ExecRequest → frames, both ways with StreamStdin
-	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process; GET /{id} → Process
+	RouteProcess = "/process" // POST ProcessSpec → Process; GET → []Process
 	RouteFile    = "/file"    // PUT path, mode: raw body → FileInfo; GET path (Range) → raw; DELETE path, recursive
 	RouteStat    = "/stat"    // GET path → FileInfo
 	RouteList    = "/list"    // GET path, recursive, hidden → lines of ListLine

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/guesttest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -229,7 +230,7 @@ func TestEveryPathToSleepEndsAlike(t *testing.T) {
 			if kind := lease.Wake().Kind; kind == sandbox.WakeCold {
 				t.Error("it woke cold")
 			}
-			if got, err := lease.Guest().Process(t.Context(), p.ID); err != nil || got.State != guest.ProcessRunning {
+			if got, err := guesttest.Process(t.Context(), lease.Guest(), p.ID); err != nil || got.State != guest.ProcessRunning {
 				t.Errorf("its process is %+v, error %v", got, err)
 			}
 		})

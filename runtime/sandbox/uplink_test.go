@@ -19,6 +19,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/guesttest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
@@ -386,9 +387,9 @@ func TestEnvironmentOfTheUplinkIsTheLowest(t *testing.T) {
 	defer lease.Release()
 	read := func() string {
 		t.Helper()
-		out, err := lease.Guest().Run(t.Context(), guest.ExecRequest{
+		out, err := guesttest.Run(t.Context(), lease.Guest(), guest.ExecRequest{
 			Argv: []string{"sh", "-c", "echo $DOZE_ONE $DOZE_TWO"}, Env: map[string]string{"DOZE_TWO": "command"},
-		}, 100)
+		})
 		if err != nil {
 			t.Fatal(err)
 		}

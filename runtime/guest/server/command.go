@@ -178,7 +178,7 @@ func (s *Server) start(c *command, in *os.File) (*running, error) {
 	run := &running{}
 	files := []uintptr{in.Fd()}
 	for i := range run.outputs {
-		pipe, fd, err := newOutputPipe()
+		pipe, fd, err := newOutputPipe(s.cfg.drain)
 		if err != nil {
 			run.close()
 			return nil, err

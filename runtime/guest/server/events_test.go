@@ -7,15 +7,12 @@ import (
 	"net"
 	"net/http"
 	"path/filepath"
-	"runtime"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/guest/server"
-	"github.com/doze-run/doze/testkit"
 )
 
 func subscribe(t *testing.T, c *guest.Client) *guest.EventStream {
@@ -142,31 +139,6 @@ func TestHoldFromInside(t *testing.T) {
 	}
 	if !limited {
 		t.Error("holds are not limited in rate")
-	}
-}
-
-func TestConnectionsFromInsideAreLimited(t *testing.T) {
-	var runDir string
-	start(t, func(cfg *server.Config) { runDir = cfg.RunDir })
-	for range 50 { // that say nothing
-		conn, err := net.Dial("unix", filepath.Join(runDir, guest.InsideSocketName))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
-	}
-	// Whoever accepts them waits until one has ended.
-	served := 0
-	testkit.Eventually(t, "no more connections are accepted", func() bool {
-		buf := make([]byte, 4<<20)
-		stacks := string(buf[:runtime.Stack(buf, true)])
-		served = strings.Count(stacks, "created by net/http.(*Server).Serve in")
-		return slices.ContainsFunc(strings.Split(stacks, "\n\n"), func(stack string) bool {
-			return strings.Contains(stack, " [select") && strings.Contains(stack, "server.limited.Accept(")
-		})
-	})
-	if served != 8 {
-		t.Errorf("%d silent connections are served at once", served)
 	}
 }
 

@@ -4,10 +4,12 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// DrainMax is how long the output of an ended command is read at most.
-const DrainMax = drainMax
+// EndDrainingAtOnce has the output of each ended command drained for no time, as if its
+// client had taken longer than drainMax.
+func (c *Config) EndDrainingAtOnce() { c.drain = time.Nanosecond }
 
 // AliveIn counts the living processes that work in a folder. Unlike those that
 // carry a variable in their environment, they cannot easily get rid of it.

@@ -9,7 +9,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -210,31 +209,6 @@ func TestConnectionCutInUpload(t *testing.T) {
 		if got := mustRead(t, dir+"/file"); got != "old" {
 			t.Errorf("file holds %q", got)
 		}
-	}
-}
-
-func TestLargeFileStreamsWithFlatMemory(t *testing.T) {
-	const size = 300 << 20
-	c := start(t, nil)
-	path := filepath.Join(t.TempDir(), "large")
-	var before, after runtime.MemStats
-	runtime.ReadMemStats(&before)
-	info, err := c.WriteFile(t.Context(), path, 0, io.LimitReader(zeroes{}, size))
-	if err != nil || info.Size != size {
-		t.Fatalf("%+v, %v", info, err)
-	}
-	f, err := c.ReadFile(t.Context(), path, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Body.Close()
-	n, err := io.Copy(io.Discard, f.Body)
-	if err != nil || n != size || f.Size != size || f.Status != 200 {
-		t.Fatalf("read %d bytes of %+v, %v", n, f, err)
-	}
-	runtime.ReadMemStats(&after)
-	if grown := after.TotalAlloc - before.TotalAlloc; grown > 8<<20 {
-		t.Errorf("allocated %d bytes", grown)
 	}
 }
 

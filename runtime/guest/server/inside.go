@@ -3,8 +3,9 @@ package server
 import (
 	"log"
 	"net/http"
-	"sync"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
@@ -27,7 +28,7 @@ const (
 //
 // for is a duration of at most guest.MaxHold; 0 ends the hold.
 func newHoldServer(events *hub, log *log.Logger) *http.Server {
-	limit := &bucket{tokens: holdBurst}
+	limit := rate.NewLimiter(rate.Every(holdInterval), holdBurst)
 	hold := handler(func(w http.ResponseWriter, r *http.Request) error {
 		d, err := durationOf(r, "for", guest.MaxHold)
 		if err != nil {
@@ -36,7 +37,7 @@ func newHoldServer(events *hub, log *log.Logger) *http.Server {
 		if r.URL.Query().Get("for") == "" {
 			return refuse(guest.CodeInvalid, "say how long, such as for=10m")
 		}
-		if !limit.take(time.Now()) {
+		if !limit.Allow() {
 			return &guest.Error{Status: http.StatusTooManyRequests, Code: "too_many_requests",
 				Message: "too many holds; one every second is enough"}
 		}
@@ -53,25 +54,4 @@ func newHoldServer(events *hub, log *log.Logger) *http.Server {
 	}
 	srv.SetKeepAlivesEnabled(false)
 	return srv
-}
-
-// bucket is a rate limit.
-type bucket struct {
-	mu     sync.Mutex
-	tokens float64
-	last   time.Time
-}
-
-func (b *bucket) take(now time.Time) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if !b.last.IsZero() {
-		b.tokens = min(holdBurst, b.tokens+float64(now.Sub(b.last))/float64(holdInterval))
-	}
-	b.last = now
-	if b.tokens < 1 {
-		return false
-	}
-	b.tokens--
-	return true
 }

@@ -22,13 +22,14 @@ const (
 
 // outputPipe is our end of a pipe that a command writes to.
 type outputPipe struct {
-	file *os.File
-	last atomic.Int64 // when draining ends, in Unix nanoseconds; 0 while the command runs
+	file  *os.File
+	drain time.Duration // how long it is drained at most
+	last  atomic.Int64  // when draining ends, in Unix nanoseconds; 0 while the command runs
 }
 
 // newOutputPipe makes a pipe. The caller closes the returned descriptor, which
 // is the command's end, once the command has it.
-func newOutputPipe() (*outputPipe, int, error) {
+func newOutputPipe(drain time.Duration) (*outputPipe, int, error) {
 	var fds [2]int
 	if err := syscall.Pipe2(fds[:], syscall.O_CLOEXEC); err != nil {
 		return nil, 0, os.NewSyscallError("pipe2", err)
@@ -38,19 +39,19 @@ func newOutputPipe() (*outputPipe, int, error) {
 		syscall.Close(fds[1])
 		return nil, 0, os.NewSyscallError("fcntl", err)
 	}
-	return &outputPipe{file: os.NewFile(uintptr(fds[0]), "output")}, fds[1], nil
+	return &outputPipe{file: os.NewFile(uintptr(fds[0]), "output"), drain: drain}, fds[1], nil
 }
 
 // commandEnded starts the draining. It sets its deadline first: copy clears the
 // last one that it sees, which must not be followed by another.
 func (p *outputPipe) commandEnded() {
 	now := time.Now()
-	p.file.SetReadDeadline(now.Add(drainQuiet))
-	p.last.Store(now.Add(drainMax).UnixNano())
+	p.file.SetReadDeadline(now.Add(min(drainQuiet, p.drain)))
+	p.last.Store(now.Add(p.drain).UnixNano())
 }
 
 // copy calls emit, with parts of buf, for all that arrives until every writer
-// has closed the pipe, or until it is drained: then somebody still holds it open.
+// has closed the pipe, or until it is drained: then a process still holds it open.
 func (p *outputPipe) copy(buf []byte, emit func([]byte) error) (open bool, err error) {
 	for {
 		n, err := p.file.Read(buf)

@@ -12,7 +12,7 @@ import (
 // The client takes the first part of it only after the time for draining is
 // over, and somebody else holds the pipe open.
 func TestWhatWasWrittenBeforeTheEndIsReadHoweverLate(t *testing.T) {
-	pipe, fd, err := newOutputPipe()
+	pipe, fd, err := newOutputPipe(drainMax)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/guesttest"
 	"github.com/doze-run/doze/runtime/guest/server"
 	"github.com/doze-run/doze/testkit"
 )
@@ -34,7 +34,7 @@ func waitProcess(t testing.TB, c *guest.Client, id, what string, condition func(
 	var p guest.Process
 	testkit.Eventually(t, what, func() bool {
 		var err error
-		if p, err = c.Process(t.Context(), id); err != nil {
+		if p, err = guesttest.Process(t.Context(), c, id); err != nil {
 			t.Fatal(err)
 		}
 		return condition(p)
@@ -144,7 +144,7 @@ func TestNamesAreUniqueAmongTheRunning(t *testing.T) {
 
 func TestUnknownID(t *testing.T) {
 	c := start(t, nil)
-	_, err := c.Process(t.Context(), "p-aaaaaaaa")
+	_, err := guesttest.Process(t.Context(), c, "p-aaaaaaaa")
 	wantCode(t, err, guest.CodeNoProcess, "p-aaaaaaaa")
 	_, err = c.StopProcess(t.Context(), strconv.Itoa(os.Getpid()), 0)
 	wantCode(t, err, guest.CodeNoProcess, "")
@@ -262,7 +262,7 @@ func TestRestartAlways(t *testing.T) {
 		if ev, err := log.Next(); err != nil || string(ev.Data) != "life\n" {
 			t.Fatalf("life %d says %q, %+v, %v", n, ev.Data, ev.Process, err)
 		}
-		now, err := c.Process(t.Context(), p.ID)
+		now, err := guesttest.Process(t.Context(), c, p.ID)
 		if err != nil || now.State != guest.ProcessRunning || now.RestartCount != n || now.Name != "crash" || (now.PID == p.PID) != (n == 0) || now.ExitCode != nil {
 			t.Fatalf("in life %d it is %+v, %v", n, now, err)
 		}
@@ -308,45 +308,6 @@ func TestLogsFollowWithoutLossAfterReplay(t *testing.T) {
 		if out, _, end := readLog(t, c, p.ID, true); out != want.String() || end == nil {
 			t.Fatalf("got %d bytes that end in %q, want %d", len(out), out[max(0, len(out)-20):], want.Len())
 		}
-	}
-}
-
-func TestProcessThatPrintsOneGigabyteIsBounded(t *testing.T) {
-	c := start(t, nil)
-	var before, after runtime.MemStats
-	runtime.GC()
-	runtime.ReadMemStats(&before)
-	p := startProcess(t, c, guest.ProcessSpec{Command: "head -c 1073741824 /dev/zero; echo end"})
-	follow, err := c.Logs(t.Context(), p.ID, true)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for err == nil { // as long as it takes
-		_, err = follow.Next()
-	}
-	if follow.Close(); err != io.EOF {
-		t.Fatal(err)
-	}
-	out, _, end := readLog(t, c, p.ID, true)
-	runtime.GC()
-	runtime.ReadMemStats(&after)
-	if !strings.HasSuffix(out, "end\n") || len(out) > 256<<10 || len(out) < 200<<10 || end == nil {
-		t.Errorf("log has %d bytes, %+v", len(out), end)
-	}
-	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 4<<20 {
-		t.Errorf("%d bytes stay in memory", grown)
-	}
-	var disk int64
-	files, _ := filepath.Glob(p.LogFile + "*")
-	for _, f := range files {
-		info, err := os.Stat(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		disk += info.Size()
-	}
-	if len(files) != 2 || disk > 16<<20 || disk < 8<<20 {
-		t.Errorf("%d bytes on disk in %q", disk, files)
 	}
 }
 
@@ -399,7 +360,7 @@ func TestHistoryIsBounded(t *testing.T) {
 		readLog(t, c, p.ID, true)
 	}
 	testkit.Eventually(t, "the first is forgotten", func() bool {
-		_, err := c.Process(t.Context(), first.ID)
+		_, err := guesttest.Process(t.Context(), c, first.ID)
 		return codeOf(err) == guest.CodeNoProcess
 	})
 	if _, err := os.Stat(first.LogFile); !os.IsNotExist(err) {

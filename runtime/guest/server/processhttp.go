@@ -26,14 +26,6 @@ func (s *Server) listProcesses(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, s.procs.list())
 }
 
-func (s *Server) getProcess(w http.ResponseWriter, r *http.Request) error {
-	p, err := s.processOf(r)
-	if err != nil {
-		return err
-	}
-	return answer(w, s.procs.viewOf(p))
-}
-
 func (s *Server) stopProcess(w http.ResponseWriter, r *http.Request) error {
 	p, err := s.processOf(r)
 	if err != nil {

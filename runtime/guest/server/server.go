@@ -67,6 +67,8 @@ type Config struct {
 	Grace time.Duration
 	// Log for what no request reports. Default: none.
 	Log *slog.Logger
+
+	drain time.Duration // see drainMax; tests shorten it
 }
 
 // Server is the guest. Make it with New.
@@ -129,6 +131,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Root == "" {
 		c.Root = "/"
+	}
+	if c.drain == 0 {
+		c.drain = drainMax
 	}
 	c.Root = filepath.Clean(c.Root)
 	c.Workdir = filepath.Join("/", c.Workdir)
@@ -203,7 +208,6 @@ func (s *Server) routes() http.Handler {
 	route("POST "+guest.RouteExec, s.exec)
 	route("POST "+guest.RouteProcess, s.startProcess)
 	route("GET "+guest.RouteProcess, s.listProcesses)
-	route("GET "+guest.RouteProcess+"/{id}", s.getProcess)
 	route("POST "+guest.RouteProcess+"/{id}"+guest.SuffixStop, s.stopProcess)
 	route("POST "+guest.RouteProcess+"/{id}"+guest.SuffixSignal, s.signalProcess)
 	route("GET "+guest.RouteProcess+"/{id}"+guest.SuffixLogs, s.logs)

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/server"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -258,10 +259,11 @@ func TestTimeoutEndsACommandWithStreamedInput(t *testing.T) {
 	}
 }
 
-// Whoever speaks to the guest without our client is bounded too.
+// Another client than ours is bounded too.
 func TestStdinBeyondTheWindowEndsTheExec(t *testing.T) {
-	c := start(t, nil)
-	conn, err := net.Dial("unix", c.Socket())
+	var runDir string
+	start(t, func(cfg *server.Config) { runDir = cfg.RunDir })
+	conn, err := net.Dial("unix", filepath.Join(runDir, guest.SocketName))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/runtime/guest/guesttest"
 	"github.com/doze-run/doze/runtime/guest/server"
 	"github.com/doze-run/doze/runtime/guest/trust"
 	"github.com/doze-run/doze/testkit/testca"
@@ -38,7 +39,7 @@ func startIn(t *testing.T, env ...string) (c *guest.Client, root string) {
 func environment(t *testing.T, c *guest.Client, req guest.ExecRequest) map[string]string {
 	t.Helper()
 	req.Argv = []string{"env", "-0"}
-	out, err := c.Run(t.Context(), req, 1<<20)
+	out, err := guesttest.Run(t.Context(), c, req)
 	if err != nil {
 		t.Fatal(err)
 	}

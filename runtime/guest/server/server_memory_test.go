@@ -1,0 +1,109 @@
+//go:build !race
+
+package server_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/doze-run/doze/runtime/guest"
+)
+
+func TestMemoryOfAGigabyteOfOutput(t *testing.T) {
+	c := start(t, nil)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	s, err := c.Exec(t.Context(), guest.ExecRequest{Argv: []string{"head", "-c", "1073741824", "/dev/zero"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	total := 0
+	for {
+		ev, err := s.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += len(ev.Data)
+	}
+	runtime.ReadMemStats(&after)
+	if total != 1<<30 {
+		t.Errorf("got %d bytes", total)
+	}
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 64<<20 {
+		t.Errorf("allocated %d bytes", grown)
+	}
+}
+
+func TestMemoryOfAProcessThatPrintsAGigabyte(t *testing.T) {
+	c := start(t, nil)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	p := startProcess(t, c, guest.ProcessSpec{Command: "head -c 1073741824 /dev/zero; echo end"})
+	follow, err := c.Logs(t.Context(), p.ID, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for err == nil { // as long as it takes
+		_, err = follow.Next()
+	}
+	if follow.Close(); err != io.EOF {
+		t.Fatal(err)
+	}
+	out, _, end := readLog(t, c, p.ID, true)
+	runtime.GC()
+	runtime.ReadMemStats(&after)
+	if !strings.HasSuffix(out, "end\n") || len(out) > 256<<10 || len(out) < 200<<10 || end == nil {
+		t.Errorf("log has %d bytes, %+v", len(out), end)
+	}
+	if grown := int64(after.HeapAlloc) - int64(before.HeapAlloc); grown > 4<<20 {
+		t.Errorf("%d bytes stay in memory", grown)
+	}
+	var disk int64
+	files, _ := filepath.Glob(p.LogFile + "*")
+	for _, f := range files {
+		info, err := os.Stat(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		disk += info.Size()
+	}
+	if len(files) != 2 || disk > 16<<20 || disk < 8<<20 {
+		t.Errorf("%d bytes on disk in %q", disk, files)
+	}
+}
+
+func TestMemoryOfALargeFile(t *testing.T) {
+	const size = 300 << 20
+	c := start(t, nil)
+	path := filepath.Join(t.TempDir(), "large")
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	info, err := c.WriteFile(t.Context(), path, 0, io.LimitReader(zeroes{}, size))
+	if err != nil || info.Size != size {
+		t.Fatalf("%+v, %v", info, err)
+	}
+	f, err := c.ReadFile(t.Context(), path, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Body.Close()
+	n, err := io.Copy(io.Discard, f.Body)
+	if err != nil || n != size || f.Size != size || f.Status != 200 {
+		t.Fatalf("read %d bytes of %+v, %v", n, f, err)
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 8<<20 {
+		t.Errorf("allocated %d bytes", grown)
+	}
+}
