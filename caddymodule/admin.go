@@ -98,21 +98,19 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	if err := caddy.StrictUnmarshalJSON(body, a); err != nil {
 		return badRequest(err)
 	}
-	if err := a.validateSizes(); err != nil {
+	cfg, err := a.nodeConfig()
+	if err != nil {
 		return badRequest(err)
 	}
-	if _, err := a.Egress.settings(); err != nil {
-		return badRequest(err)
-	}
-	held, err := takeOpenNode(a)
+	held, err := takeOpenNode(cfg.Home)
 	if err != nil {
 		return badRequest(err)
 	}
 	if held == nil {
-		return a.notOpen()
+		return notOpenAt(cfg.Home)
 	}
-	defer a.releaseNode()
-	_, change, err := held.prepare(r.Context(), a)
+	defer releaseNode(cfg.Home)
+	change, err := held.Prepare(r.Context(), cfg)
 	if err != nil {
 		return badRequest(err)
 	}
@@ -120,31 +118,25 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// notOpen is why the node of a is not open: it is starting, or the one that runs in this
-// process has another folder.
-func (a *App) notOpen() error {
-	want, err := a.key()
-	if err != nil {
-		return badRequest(err)
-	}
-	if have := otherFolder(want); have != "" {
-		return badRequest(node.FixedError{Option: "data", Have: have, Want: want})
+// notOpenAt is why the node in a folder is not open: it is starting, or the one that runs
+// in this process has another folder.
+func notOpenAt(home string) error {
+	if have := otherFolder(home); have != "" {
+		return badRequest(node.FixedError{Option: "data", Have: have, Want: home})
 	}
 	return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
 }
 
 // releaseNode gives back what takeOpenNode returned.
-func (a *App) releaseNode() {
-	if key, err := a.key(); err == nil {
-		if _, err := nodes.Delete(key); err != nil {
-			caddy.Log().Error("failed to close the node: " + err.Error())
-		}
+func releaseNode(home string) {
+	if _, err := nodes.Delete(home); err != nil {
+		caddy.Log().Error("failed to close the node: " + err.Error())
 	}
 }
 
 // CheckPolicies checks the JSON of the app `doze` where no node runs: see
-// egress.CheckPolicies.
-func CheckPolicies(ctx context.Context, app []byte) (others []string, err error) {
+// egress.CheckPolicies, which documents compiler.
+func CheckPolicies(ctx context.Context, app []byte, compiler string) (others []string, err error) {
 	a := new(App)
 	if err := caddy.StrictUnmarshalJSON(app, a); err != nil {
 		return nil, err
@@ -153,7 +145,7 @@ func CheckPolicies(ctx context.Context, app []byte) (others []string, err error)
 	if err != nil {
 		return nil, err
 	}
-	return egress.CheckPolicies(ctx, settings, PolicyCompiler)
+	return egress.CheckPolicies(ctx, settings, compiler)
 }
 
 var _ caddy.AdminRouter = (*Admin)(nil)

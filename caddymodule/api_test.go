@@ -78,7 +78,7 @@ func TestAPICallsInFlightAreToldThatTheNodeCloses(t *testing.T) {
 		res, err = send(client, req)
 	}()
 	s.Engine.AwaitBlocked(t, "start")
-	newestApp(t).held.endRequests()
+	newestApp(t).held.EndRequests()
 	<-ended
 	if err != nil {
 		t.Fatal(err)

@@ -46,11 +46,11 @@ func dozeApp(ctx caddy.Context) (*App, error) {
 
 // ServeHTTP answers with a result or a problem document.
 func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	if h.app.isPreview(r.Host) {
+	if h.app.previews.Contains(r.Host) {
 		return next.ServeHTTP(w, r)
 	}
 	skipAccessLog(r)
-	if r.TLS != nil && h.app.isPreview(r.TLS.ServerName) {
+	if r.TLS != nil && h.app.previews.Contains(r.TLS.ServerName) {
 		misdirected.Write(w, r)
 		return nil
 	}
@@ -61,7 +61,7 @@ func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(node.requests, func() { cancel(sandbox.ErrClosed) })()
+	defer context.AfterFunc(node.Requests(), func() { cancel(sandbox.ErrClosed) })()
 	node.api.ServeHTTP(w, r.WithContext(ctx))
 	return nil
 }

@@ -9,9 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"regexp"
-	"slices"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -107,8 +104,9 @@ type App struct {
 	Egress *Egress `json:"egress,omitempty"`
 
 	ctx      caddy.Context
-	previews []string  // all domains that a handler of this configuration serves previews under
-	held     *heldNode // nil until taken
+	config   node.Config
+	previews wakeproxy.Domains // all domains that a handler of this configuration serves previews under
+	held     *heldNode         // nil until taken
 	live     atomic.Pointer[live]
 }
 
@@ -137,8 +135,8 @@ type Size struct {
 // live is what handlers serve with once the node is open.
 type live struct {
 	*heldNode
-	api     *api.API
-	forward *proxy.Handler
+	api   *api.API
+	proxy *proxy.Handler
 }
 
 const (
@@ -166,7 +164,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		a.PreviewDomain = defaultPreviewDomain
 	}
 	a.PreviewDomain = strings.ToLower(strings.TrimSuffix(a.PreviewDomain, "."))
-	a.previews = []string{a.PreviewDomain}
+	a.previews = wakeproxy.Domains{a.PreviewDomain}
 	if a.PreviewPort == 0 {
 		a.PreviewPort = 443
 	}
@@ -177,7 +175,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if err := events.(*caddyevents.App).On("stopping", endStreams{a}); err != nil {
 		return err
 	}
-	held, err := takeOpenNode(a)
+	if a.config, err = a.nodeConfig(); err != nil {
+		return err
+	}
+	held, err := takeOpenNode(a.config.Home)
 	if held == nil || err != nil {
 		return err
 	}
@@ -192,18 +193,12 @@ func (a *App) Validate() error {
 	if a.PreviewDomain == "localhost" || net.ParseIP(a.PreviewDomain) != nil {
 		return fmt.Errorf("preview_domain is %q; use a domain that has subdomains, such as %s", a.PreviewDomain, defaultPreviewDomain)
 	}
-	if err := validateDomain(a.PreviewDomain); err != nil {
+	if err := wakeproxy.ValidateDomain(a.PreviewDomain); err != nil {
 		return fmt.Errorf("preview_domain: %w", err)
 	}
-	if err := a.validateSizes(); err != nil {
-		return err
-	}
-	cfg := a.config().Sandbox
+	cfg := a.config.Sandbox
 	if _, named := cfg.Images.Names[cfg.Images.Default]; !named && len(cfg.Images.Allow) == 0 {
 		return fmt.Errorf("default_image is %q, which no `image` names; name it, or choose another default", cfg.Images.Default)
-	}
-	if _, err := a.Egress.settings(); err != nil {
-		return err
 	}
 	return cfg.Validate()
 }
@@ -213,25 +208,6 @@ func (a *App) validateSizes() error {
 	for name, size := range a.Sizes {
 		if size == nil {
 			return fmt.Errorf("size %q is null; write {} for one without limits of its own", name)
-		}
-	}
-	return nil
-}
-
-// maxPreviewDomain leaves room for the label of a preview (RFC 1035: 253 in all, and 63
-// for a label with its dot).
-const maxPreviewDomain = 253 - 64
-
-var domainLabel = regexp.MustCompile(`\A[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\z`)
-
-// validateDomain checks that a domain in lower case can be in URLs and certificates.
-func validateDomain(domain string) error {
-	if len(domain) > maxPreviewDomain {
-		return fmt.Errorf("%.80q… is too long; use at most %d characters", domain, maxPreviewDomain)
-	}
-	for label := range strings.SplitSeq(domain, ".") {
-		if !domainLabel.MatchString(label) {
-			return fmt.Errorf("%q is not a domain name; use labels of a-z, 0-9 and -, such as %s (other alphabets as xn--…)", domain, defaultPreviewDomain)
 		}
 	}
 	return nil
@@ -256,41 +232,31 @@ func (a *App) Start() error {
 	if err := a.held.apply(a); err != nil {
 		return err
 	}
-	captureStandardLog(a.held.log)
+	captureStandardLog(a.held.Log())
 	return nil
 }
 
 // serve makes the node available to the handlers of this configuration.
 func (a *App) serve(held *heldNode) error {
 	a.held = held
-	keys := api.SingleToken(held.token, owner)
-	routes, err := api.New(api.Config{
-		Sandboxes:  held.manager,
-		Egress:     held.egress,
-		Auth:       keys,
-		PreviewURL: a.previewURL,
-		Version:    version(),
-		Log:        held.log,
-		Metrics:    held.apiMetrics,
-	})
+	routes, err := held.API(a.previewURL, version())
 	if err != nil {
 		return err
 	}
-	proxy, err := proxy.New(proxy.Config{Authenticate: keys.Authenticate, Way: held.egress})
+	explicit, err := held.ExplicitProxy()
 	if err != nil {
 		return err
 	}
 	// The registry belongs to this configuration, the numbers to the node.
 	registry := a.ctx.GetMetricsRegistry()
-	if err := errors.Join(registry.Register(held.manager), registry.Register(held.egress), registry.Register(held.apiMetrics)); err != nil {
-		return fmt.Errorf("registering metrics: %w", err)
+	for _, collector := range held.Collectors() {
+		if err := registry.Register(collector); err != nil {
+			return fmt.Errorf("registering metrics: %w", err)
+		}
 	}
-	a.live.Store(&live{heldNode: held, api: routes, forward: proxy})
+	a.live.Store(&live{heldNode: held, api: routes, proxy: explicit})
 	return nil
 }
-
-// owner of all sandboxes as long as the node has one token.
-const owner = "operator"
 
 // Stop does nothing: the node is given back by Cleanup, after the next
 // configuration has taken it.
@@ -302,10 +268,10 @@ func (a *App) Cleanup() error {
 	if a.held == nil {
 		return nil
 	}
-	err := a.held.giveBack(a)
+	err := a.held.release(a)
 	// The end of a configuration with a log of its own for the standard logger leads
 	// that to stderr, although the next configuration has begun.
-	captureStandardLog(a.held.log)
+	captureStandardLog(a.held.Log())
 	return err
 }
 
@@ -328,26 +294,7 @@ var notOpen = problem.New(problem.NodeUnavailable, "Try again in a moment.").Wit
 var misdirected = problem.New(problem.RequestMisdirected, "The connection was made for the name of a preview. Connect with the name of this site.")
 
 func (a *App) previewURL(sb sandbox.Sandbox, port sandbox.Port) string {
-	name := wakeproxy.Name{Port: port.Port, ID: sb.ID}
-	if port.Access != sandbox.AccessPublic {
-		name.Token = port.Token
-	}
-	host := name.Host(a.PreviewDomain)
-	if a.PreviewPort != 443 {
-		host += ":" + strconv.Itoa(a.PreviewPort)
-	}
-	return "https://" + host + "/"
-}
-
-// isPreview reports whether a host belongs to previews, existing or not.
-func (a *App) isPreview(host string) bool {
-	if h, _, err := net.SplitHostPort(host); err == nil {
-		host = h
-	}
-	host = strings.ToLower(strings.TrimSuffix(host, "."))
-	return slices.ContainsFunc(a.previews, func(domain string) bool {
-		return host == domain || strings.HasSuffix(host, "."+domain)
-	})
+	return wakeproxy.URL(a.PreviewDomain, a.PreviewPort, sb, port)
 }
 
 // domains of a handler: its own, or the app's one, in lower case.
@@ -362,8 +309,19 @@ func (a *App) domains(own []string) []string {
 	return domains
 }
 
-// config translates the settings.
-func (a *App) config() node.Config {
+// nodeConfig translates the settings. It checks those that it converts.
+func (a *App) nodeConfig() (node.Config, error) {
+	if err := a.validateSizes(); err != nil {
+		return node.Config{}, err
+	}
+	settings, err := a.Egress.settings()
+	if err != nil {
+		return node.Config{}, err
+	}
+	home, err := a.home()
+	if err != nil {
+		return node.Config{}, err
+	}
 	sb := sandbox.DefaultConfig()
 	for name, size := range a.Sizes {
 		limits, known := sb.Sizes[name]
@@ -403,14 +361,15 @@ func (a *App) config() node.Config {
 	set(&sb.MaxWaiters, a.MaxWaiters)
 	set(&sb.MaxWaitersPerSandbox, a.MaxWaitersPerSandbox)
 	return node.Config{
-		Home:         a.Data,
+		Home:         home,
 		TokenFile:    a.TokenFile,
 		Guest:        a.Guest,
 		NetnsHelper:  a.NetnsHelper,
 		PodmanSocket: a.PodmanSocket,
 		Cgroup:       a.Cgroup,
 		Sandbox:      sb,
-	}
+		Egress:       settings,
+	}, nil
 }
 
 // set replaces a default unless value says nothing.
@@ -431,7 +390,7 @@ type endStreams struct{ *App }
 // Handle implements caddyevents.Handler.
 func (e endStreams) Handle(context.Context, caddy.Event) error {
 	if l := e.live.Load(); l != nil && caddy.Exiting() {
-		time.AfterFunc(exitGrace, l.endRequests)
+		time.AfterFunc(exitGrace, l.EndRequests)
 	}
 	return nil
 }

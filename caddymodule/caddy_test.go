@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,90 +21,83 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/node"
+	"github.com/doze-run/doze/node/nodetest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
-	"github.com/doze-run/doze/runtime/store"
 )
 
 const (
-	testToken = "doze_0123456789abcdefghijklmnopqrstuv"
+	testToken = nodetest.Token
 	apiHost   = "api.doze.localhost"
 )
 
-// testNode is a node without Podman: the real Manager over fakes.
-type testNode struct {
-	*sandboxtest.Node
-	t      *testing.T
-	config node.Config
-	opened int
-
-	documents node.Documents
-	uplink    node.Uplink // no sandbox is attached to it
-}
-
-// open stands in for node.Open. The second and later times it is a node that
-// was ended and is started again on the same data.
-func (n *testNode) open(ctx context.Context, cfg node.Config, log *slog.Logger) (openedNode, *sandbox.Manager, error) {
-	if n.opened++; n.opened > 1 {
-		n.Restart(n.t)
-	}
-	n.config = cfg
-	var err error
-	if n.uplink, err = cfg.Uplink(ctx, node.Parts{Folder: cfg.Home + "/egress", Sandboxes: n.Manager, Documents: n.documents, Log: log}); err != nil {
-		return nil, nil, err
-	}
-	return n, n.Manager, nil
-}
-
-func (n *testNode) Token() string { return testToken }
-
-func (n *testNode) Check(cfg node.Config) error { return n.config.CheckChange(cfg) }
-
-func (n *testNode) Apply(cfg node.Config) error {
-	if err := n.Check(cfg); err != nil {
-		return err
-	}
-	n.config = cfg
-	return nil
-}
-
-func (n *testNode) Close(ctx context.Context) error {
-	return errors.Join(n.Manager.Close(ctx), n.uplink.Close())
-}
-
-// site is a real Caddy with doze in it.
+// site is a real Caddy with doze in it. Its node is the real one over fakes.
 type site struct {
-	*testNode
+	*sandboxtest.Node
+	node   *node.Node
+	t      *testing.T
 	home   string
 	port   int
 	global string // more global options
 }
 
-// newSite loads a Caddyfile like the one of `make up`.
-func newSite(t *testing.T) *site {
+// newSite loads a Caddyfile like the one of `make up`, with more options of doze.
+func newSite(t *testing.T, options ...string) *site {
 	t.Helper()
-	return newSiteWith(t, nil)
-}
-
-// newSiteWith is newSite with a changed configuration of the Manager, which may be nil.
-func newSiteWith(t *testing.T, configure func(*sandbox.Config)) *site {
-	t.Helper()
-	s := &site{
-		testNode: &testNode{Node: sandboxtest.Open(t, configure), t: t, documents: store.NewMemory()},
-		home:     t.TempDir(),
-		port:     freePort(t),
+	home, err := os.MkdirTemp("", "doze") // the path of a Unix socket must be short
+	if err != nil {
+		t.Fatal(err)
 	}
-	before := open
-	open = s.testNode.open
+	t.Cleanup(func() { os.RemoveAll(home) })
+	s := &site{Node: sandboxtest.Prepare(t, nil), t: t, home: home, port: freePort(t)}
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
 			t.Error(err)
 		}
-		open = before
 	})
-	s.mustLoad("", "")
+	s.start(strings.Join(options, "\n"))
 	return s
+}
+
+// start opens the node, as a restart does if it was closed, and loads the site. The
+// configuration takes the node over.
+func (s *site) start(options string) {
+	s.t.Helper()
+	target := newLogTarget(slog.DiscardHandler)
+	cfg := node.Config{Home: s.home, Sandbox: sandbox.DefaultConfig(), Egress: egress.DefaultSettings(), PolicyCompiler: policyCompiler}
+	cfg.Sandbox.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
+	s.node = nodetest.Open(s.t, cfg, s.Node, slog.New(target.handler()))
+	if _, _, err := nodes.LoadOrNew(s.home, func() (caddy.Destructor, error) { return &heldNode{Node: s.node, target: target}, nil }); err != nil {
+		s.t.Fatal(err)
+	}
+	s.mustLoad(options, "")
+	if _, err := nodes.Delete(s.home); err != nil {
+		s.t.Fatal(err)
+	}
+	s.mustServe()
+}
+
+// mustServe fails the test unless the configuration that runs serves the site's node.
+func (s *site) mustServe() {
+	s.t.Helper()
+	if newestApp(s.t).held.Node != s.node {
+		s.t.Fatal("another node was opened")
+	}
+}
+
+// sleepAfter is the default of sandboxes that are created now.
+func (s *site) sleepAfter() time.Duration {
+	s.t.Helper()
+	sb, _, err := s.Manager.Create(s.t.Context(), sandbox.CreateRequest{Owner: node.Operator})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.Manager.Destroy(s.t.Context(), sb.ID); err != nil {
+		s.t.Fatal(err)
+	}
+	return time.Duration(sb.SleepAfter)
 }
 
 func freePort(t *testing.T) int {
@@ -206,7 +200,7 @@ func (s *site) sandbox(app http.HandlerFunc, port sandbox.Port) (sandbox.Sandbox
 
 func (s *site) sandboxAt(port sandbox.Port) (sandbox.Sandbox, string) {
 	s.t.Helper()
-	sb, _, err := s.Manager.Create(s.t.Context(), sandbox.CreateRequest{Owner: owner, Name: fmt.Sprintf("test-%d", port.Port)})
+	sb, _, err := s.Manager.Create(s.t.Context(), sandbox.CreateRequest{Owner: node.Operator, Name: fmt.Sprintf("test-%d", port.Port)})
 	if err != nil {
 		s.t.Fatal(err)
 	}

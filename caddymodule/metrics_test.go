@@ -87,10 +87,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 
 	documented := documentedMetrics(t)
-	held := newestApp(t).held
 	registry := prometheus.NewPedanticRegistry()
 	described := map[string][]string{}
-	for _, collector := range []prometheus.Collector{held.manager, held.egress, held.apiMetrics} {
+	for _, collector := range s.node.Collectors() {
 		if err := registry.Register(collector); err != nil {
 			t.Fatal(err)
 		}

@@ -6,6 +6,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddytls"
+
+	"github.com/doze-run/doze/wakeproxy"
 )
 
 func init() {
@@ -47,7 +49,7 @@ func (p *Permission) Provision(ctx caddy.Context) (err error) {
 // Validate checks the domains.
 func (p *Permission) Validate() error {
 	for _, domain := range p.Domains {
-		if err := validateDomain(domain); err != nil {
+		if err := wakeproxy.ValidateDomain(domain); err != nil {
 			return fmt.Errorf("permission doze: %w", err)
 		}
 	}
@@ -61,7 +63,7 @@ func (p *Permission) CertificateAllowed(_ context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if !node.proxy.Exists(name, p.Domains) {
+	if !node.Previews.Exists(name, p.Domains) {
 		return fmt.Errorf("%w: no such preview", caddytls.ErrPermissionDenied)
 	}
 	return nil

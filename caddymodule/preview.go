@@ -89,7 +89,7 @@ func (p *Preview) Validate() error {
 		if domain == "" || domain == "localhost" {
 			return fmt.Errorf("doze_preview: %q is not a preview domain; name one such as %s", domain, defaultPreviewDomain)
 		}
-		if err := validateDomain(domain); err != nil {
+		if err := wakeproxy.ValidateDomain(domain); err != nil {
 			return fmt.Errorf("doze_preview: %w", err)
 		}
 	}
@@ -113,7 +113,7 @@ func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.
 		return nil
 	}
 	p.once.Do(func() {
-		p.handler = wakeproxy.NewHandler(node.proxy, p.next, wakeproxy.Options{
+		p.handler = wakeproxy.NewHandler(node.Previews, p.next, wakeproxy.Options{
 			Domains:               p.Domains,
 			WaitTimeout:           time.Duration(p.WaitTimeout),
 			WaitingPageAfter:      time.Duration(p.WaitingPageAfter),
@@ -195,7 +195,7 @@ func (t transport) send(req *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	return node.proxy.RoundTrip(req)
+	return node.Previews.RoundTrip(req)
 }
 
 // Interface guards

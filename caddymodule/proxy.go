@@ -40,7 +40,7 @@ func (p *Proxy) Provision(ctx caddy.Context) (err error) {
 // configuration that they came with; all end with the node.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	skipAccessLog(r)
-	if r.TLS != nil && p.app.isPreview(r.TLS.ServerName) {
+	if r.TLS != nil && p.app.previews.Contains(r.TLS.ServerName) {
 		misdirected.Write(w, r)
 		return nil
 	}
@@ -51,8 +51,8 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Ha
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
 	defer cancel(nil)
-	defer context.AfterFunc(node.requests, func() { cancel(sandbox.ErrClosed) })()
-	node.forward.ServeHTTP(w, r.WithContext(ctx))
+	defer context.AfterFunc(node.Requests(), func() { cancel(sandbox.ErrClosed) })()
+	node.proxy.ServeHTTP(w, r.WithContext(ctx))
 	return nil
 }
 

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -57,10 +56,8 @@ func TestAReloadTouchesNoSandboxAndDropsNoStream(t *testing.T) {
 	if now := s.get(sb.ID); now.State != sandbox.StateRunning || !now.StateSince.Equal(sb.StateSince) || !now.StartedAt.Equal(sb.StartedAt) {
 		t.Errorf("the sandbox became %+v", now)
 	}
-	if s.opened != 1 {
-		t.Errorf("the node was opened %d times", s.opened)
-	}
-	if got := s.config.Sandbox.SleepAfter; got != 6*time.Minute {
+	s.mustServe()
+	if got := s.sleepAfter(); got != 6*time.Minute {
 		t.Errorf("sleep_after is %s", got)
 	}
 	// A WebSocket from before the reloads still lets the sandbox sleep, and wakes it.
@@ -139,15 +136,13 @@ func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 		if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
 			t.Errorf("%s: then the preview answered %q", option, got)
 		}
-		if got := s.config.Sandbox.SleepAfter; got != time.Minute {
+		if got := s.sleepAfter(); got != time.Minute {
 			t.Errorf("%s: sleep_after is %s", option, got)
 		}
-		if s.opened != 1 {
-			t.Fatalf("%s: the node was opened %d times", option, s.opened)
-		}
+		s.mustServe()
 	}
 	s.mustLoad("sleep_after 2m", "")
-	if got := s.config.Sandbox.SleepAfter; got != 2*time.Minute {
+	if got := s.sleepAfter(); got != 2*time.Minute {
 		t.Errorf("after a good reload sleep_after is %s", got)
 	}
 }
@@ -162,9 +157,7 @@ func TestAReloadDoesNotMoveTheNodeToAnotherFolder(t *testing.T) {
 	if want := (node.FixedError{Option: "data", Have: home, Want: other}).Error(); err == nil || !strings.Contains(err.Error(), want) {
 		t.Fatalf("the reload gave %v, want %s", err, want)
 	}
-	if s.opened != 1 {
-		t.Errorf("the node was opened %d times", s.opened)
-	}
+	s.mustServe()
 	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
 		t.Errorf("then the preview answered %q", got)
 	}
@@ -178,7 +171,7 @@ func TestAReloadThatFailsElsewhereTakesItsSettingsBack(t *testing.T) {
 		if err := s.load("sleep_after 9m", "http://:99999 {\n\trespond hello\n}"); err == nil {
 			t.Fatal("a listener on port 99999 was made")
 		}
-		if got := s.config.Sandbox.SleepAfter; got != time.Minute {
+		if got := s.sleepAfter(); got != time.Minute {
 			t.Fatalf("sleep_after is %s", got)
 		}
 	}
@@ -197,10 +190,7 @@ func TestPreviewsAnswerAfterTheNodeRestarted(t *testing.T) {
 	if err := caddy.Stop(); err != nil {
 		t.Fatal(err)
 	}
-	s.mustLoad("", "")
-	if s.opened != 2 {
-		t.Errorf("the node was opened %d times", s.opened)
-	}
+	s.start("")
 	res := s.fetch(s.client(true), address)
 	if got := text(t, res); got != "hello" {
 		t.Errorf("after: %d %q", res.StatusCode, got)
@@ -211,12 +201,6 @@ func TestPreviewsAnswerAfterTheNodeRestarted(t *testing.T) {
 }
 
 func TestValidationOpensNoNode(t *testing.T) {
-	before := open
-	defer func() { open = before }()
-	open = func(context.Context, node.Config, *slog.Logger) (openedNode, *sandbox.Manager, error) {
-		t.Error("opened")
-		return nil, nil, errNotOpen
-	}
 	for settings, want := range map[string]string{ // as JSON, which no parsing of a Caddyfile has checked
 		`"data": "` + t.TempDir() + `"`:                         "",
 		`"default_size": "huge"`:                                "default_size",
@@ -242,6 +226,10 @@ func TestValidationOpensNoNode(t *testing.T) {
 		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
 			t.Errorf("%s: %v", settings, err)
 		}
+		nodes.Range(func(home, _ any) bool {
+			t.Errorf("%s: the node in %s is open", settings, home)
+			return true
+		})
 	}
 }
 
@@ -263,13 +251,16 @@ func TestMain(m *testing.M) {
 	os.Exit(runTests(m))
 }
 
+// policyCompiler compiles policies for all tests.
+var policyCompiler string
+
 func runTests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "doze-compiler-")
 	if err != nil {
 		panic(err)
 	}
 	defer os.RemoveAll(dir)
-	if PolicyCompiler, err = policytest.BuildCompiler(dir); err != nil {
+	if policyCompiler, err = policytest.BuildCompiler(dir); err != nil {
 		panic(err)
 	}
 	return m.Run()
@@ -330,14 +321,12 @@ func TestTheAdminEndpointChecksPolicies(t *testing.T) {
 		}
 	}
 	s.mustLoad("sleep_after 5m", "") // the checks have released the node
-	if s.opened != 1 {
-		t.Errorf("the node was opened %d times", s.opened)
-	}
+	s.mustServe()
 }
 
 func TestTheNodesFolderIsNeeded(t *testing.T) {
 	t.Setenv("DOZE_HOME", "")
-	if _, err := new(App).key(); err == nil || !strings.Contains(err.Error(), "DOZE_HOME") {
+	if _, err := new(App).home(); err == nil || !strings.Contains(err.Error(), "DOZE_HOME") {
 		t.Errorf("%v", err)
 	}
 }

@@ -8,10 +8,6 @@ const modulePath = "github.com/doze-run/doze"
 // before it runs Caddy; otherwise it is this module's, as the program was built.
 var Version string
 
-// PolicyCompiler is egress.Config.PolicyCompiler of nodes, and of checks without one.
-// Tests set it.
-var PolicyCompiler string
-
 func version() string {
 	if Version != "" {
 		return Version

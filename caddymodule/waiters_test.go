@@ -68,7 +68,7 @@ func TestWaitersAreBoundedPerSandboxAndInAll(t *testing.T) {
 		{"in all", 100, 3, true, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			s := newSiteWith(t, func(c *sandbox.Config) { c.MaxWaitersPerSandbox, c.MaxWaiters = test.each, test.all })
+			s := newSite(t, fmt.Sprintf("max_waiters_per_sandbox %d\nmax_waiters %d", test.each, test.all))
 			sb, address := s.sandbox(hello, sandbox.Port{})
 			other, otherAddress := s.sandbox(hello, sandbox.Port{})
 			s.stop(sb.ID)
@@ -150,7 +150,7 @@ func TestRequestsInFlightAreToldThatTheNodeCloses(t *testing.T) {
 	}, sandbox.Port{})
 	visit := s.visit(t.Context(), address)
 	<-reached
-	newestApp(t).held.endRequests()
+	newestApp(t).held.EndRequests()
 	if a := <-visit; a.err != nil || a.status != 503 || a.problem.Code != "node_unavailable" || a.header.Get("Retry-After") == "" {
 		t.Errorf("the visitor got %+v", a)
 	}

@@ -1,5 +1,5 @@
 // Package node assembles a node: the store, the engine, the freezer, the access to the
-// sandboxes' networks, and the Manager that uses them.
+// sandboxes' networks, the Manager that uses them, egress, previews and the API.
 package node
 
 import (
@@ -7,20 +7,27 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/egress"
+	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/runtime/freezer"
 	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/podman"
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/wakeproxy"
 )
 
-// Config of a node. Home and Uplink are required.
+// Operator owns all sandboxes as long as the node has one token.
+const Operator = "operator"
+
+// Config of a node. Home, Sandbox and Egress are required.
 type Config struct {
 	// Home is the folder with all of the node's data. One node at a time may use it.
 	Home string
@@ -38,31 +45,10 @@ type Config struct {
 	Cgroup string
 	// Sandbox configures the Manager. Open replaces its RunDir and GuestBinary.
 	Sandbox sandbox.Config
-	// Uplink connects the sandboxes to the internet. It is made before any sandbox is
-	// recovered, and the node closes it.
-	Uplink func(context.Context, Parts) (Uplink, error)
-}
-
-// Parts of a node that its Uplink uses. The node closes them after the Uplink.
-type Parts struct {
-	Folder    string           // for the Uplink's files, below Home
-	Sandboxes *sandbox.Manager // has not started
-	Documents Documents
-	Device    func(ctx context.Context, id sandbox.ID, pid int) (*os.File, *net.TCPListener, error)
-	Log       *slog.Logger
-}
-
-// Documents are stored in the node's store; store.Badger documents the contract.
-type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
-}
-
-// Uplink is a sandbox.Uplink that the node closes.
-type Uplink interface {
-	sandbox.Uplink
-	Close() error
+	// Egress configures what sandboxes may send out.
+	Egress egress.Settings
+	// PolicyCompiler is the program that compiles policies. Default: the running program.
+	PolicyCompiler string
 }
 
 func (c *Config) fill() error {
@@ -99,36 +85,49 @@ func (c *Config) fill() error {
 
 // Node is a running node. Close ends it.
 type Node struct {
-	Manager *sandbox.Manager
+	Sandboxes *sandbox.Manager
+	Egress    *egress.Egress
+	Previews  *wakeproxy.Proxy
 
-	config Config
-	token  string
-	// closers in the order of opening; they are closed in the reverse order.
-	closers []func() error
+	config      Config
+	token       string
+	log         *slog.Logger
+	apiMetrics  *api.Metrics
+	requests    context.Context // ends with EndRequests
+	endAPICalls context.CancelFunc
+	closers     closers
 }
 
-// failedStartLimit bounds how long a node that failed to recover takes to close.
+// closers are in the order of opening.
+type closers []func() error
+
+// close closes in the reverse order.
+func (c *closers) close() error {
+	var errs []error
+	for i := len(*c) - 1; i >= 0; i-- {
+		errs = append(errs, (*c)[i]())
+	}
+	*c = nil
+	return errors.Join(errs...)
+}
+
+// failedStartLimit bounds the end of a node that could not recover.
 const failedStartLimit = 30 * time.Second
 
-// Open starts a node: it locks and opens the store, finds or starts Podman, and recovers
-// the sandboxes of earlier runs. The caller closes the node.
-//
-// Errors: store.ErrInUse (wrapped) if another node uses the home or its containers,
-// *store.DamageError, and an error with remedies if no sandbox can run on this host.
+// Open starts a node: it opens the store, finds or starts Podman, and recovers what the
+// last run left. A home that another node uses returns store.ErrInUse (wrapped).
 func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error) {
 	if err := cfg.fill(); err != nil {
 		return nil, err
 	}
-	n := &Node{config: cfg}
+	var opened closers
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, n.Close(context.WithoutCancel(ctx)))
+			err = errors.Join(err, opened.close())
 		}
 	}()
-	for _, dir := range []string{cfg.Home, cfg.Sandbox.RunDir} {
-		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("create the node's folders: %w", err)
-		}
+	if err := os.MkdirAll(cfg.Sandbox.RunDir, 0o700); err != nil {
+		return nil, fmt.Errorf("create the node's folders: %w", err)
 	}
 	restrict(cfg.Home, log)
 	findings := checkHost(ctx, cfg)
@@ -137,8 +136,9 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	if err != nil {
 		return nil, err
 	}
-	n.closers = append(n.closers, records.Close)
-	if n.token, err = readToken(cfg.TokenFile); err != nil {
+	opened = append(opened, records.Close)
+	token, err := readToken(cfg.TokenFile)
+	if err != nil {
 		return nil, err
 	}
 	if err := installGuest(cfg.Guest, cfg.Sandbox.GuestBinary); err != nil {
@@ -151,96 +151,126 @@ func Open(ctx context.Context, cfg Config, log *slog.Logger) (_ *Node, err error
 	if err != nil {
 		return nil, err
 	}
-	n.closers = append(n.closers, engine.Close)
+	opened = append(opened, engine.Close)
 	storage, err := engine.StorageFolder(ctx)
 	if err != nil {
 		return nil, err
 	}
-	restored, err := n.witness(storage, records, log)
+	w, commits, err := openWitness(storage, records.NodeID(), cfg.Home, log)
 	if err != nil {
 		return nil, err
 	}
-	sandboxFreezer, err := n.openFreezer(engine, log)
+	opened = append(opened, w.Close)
+	restored := w.watch(records, commits)
+	sandboxFreezer, err := openFreezer(cfg.Cgroup, engine, log)
 	if err != nil {
 		return nil, err
+	}
+	if f, ok := sandboxFreezer.(*freezer.Freezer); ok {
+		opened = append(opened, f.Close)
 	}
 	network, err := netns.Open(netns.Config{Helper: cfg.NetnsHelper, Cgroup: sandboxCgroup(cfg.Cgroup), Log: log})
 	if err != nil {
 		return nil, err
 	}
-	n.closers = append(n.closers, network.Close)
-	deps := sandbox.Deps{Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, Restored: restored,
-		Creations: creationsDir(storage, records.NodeID()), Origins: originsDir(storage, records.NodeID()), PublicRoots: publicRoots, Log: log}
-	if n.Manager, err = sandbox.New(cfg.Sandbox, deps); err != nil {
+	opened = append(opened, network.Close)
+	n, err := Assemble(ctx, cfg, Backends{
+		Engine: engine, Freezer: sandboxFreezer, Network: network, Store: records, Device: network.TUN,
+		Restored: restored, Creations: creationsDir(storage, records.NodeID()), Origins: originsDir(storage, records.NodeID()),
+		PublicRoots: publicRoots, Token: token, Log: log,
+	})
+	if err != nil {
 		return nil, err
 	}
-	if err := n.start(ctx, Parts{filepath.Join(cfg.Home, "egress"), n.Manager, records, network.TUN, log}); err != nil {
-		return nil, err
-	}
-	n.removeStaleCgroups(sandboxFreezer, log)
+	n.closers = append(opened, n.closers...)
+	n.removeStaleCgroups(sandboxFreezer)
 	return n, nil
 }
 
-// witness records every commit of the store in the folder of Podman's containers. restored
-// reports whether the store is older than the recorded count.
-func (n *Node) witness(storage string, records *store.Badger, log *slog.Logger) (restored bool, err error) {
-	w, commits, err := openWitness(storage, records.NodeID(), n.config.Home, log)
-	if err != nil {
-		return false, err
+// Backends are what a node uses. The caller closes them after the node. sandbox.Deps
+// and egress.Config document the fields without a comment.
+type Backends struct {
+	Engine  sandbox.Engine
+	Freezer sandbox.Freezer
+	Network sandbox.Network
+	Store   interface {
+		sandbox.Store
+		egress.Documents
 	}
-	n.closers = append(n.closers, w.Close)
-	if restored = commits > records.Commits(); restored {
-		log.Error("the node's data is older than its containers: an older copy was restored, or the newest changes were lost",
-			"commits", records.Commits(), "expected_commits", commits, "remedy", "see `doze doctor`: containers without a record are in quarantine")
-		records.AdvanceCommits(commits)
-	}
-	records.Witness(w.record)
-	return restored, nil
+	Device egress.DeviceFunc
+	// Uplink replaces the node's egress in tests whose sandboxes have no network
+	// namespaces. Default: the node's egress.
+	Uplink             sandbox.Uplink
+	Restored           bool
+	Creations, Origins string
+	PublicRoots        func() ([]byte, error)
+	Token              string // of the API
+	Log                *slog.Logger
 }
 
-// start makes the Uplink and has the Manager recover the sandboxes.
-func (n *Node) start(ctx context.Context, parts Parts) error {
-	uplink, err := n.config.Uplink(ctx, parts)
+// Assemble starts a node on backends and recovers the sandboxes of the last run.
+func Assemble(ctx context.Context, cfg Config, b Backends) (_ *Node, err error) {
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	n := &Node{config: cfg, token: b.Token, log: b.Log, apiMetrics: api.NewMetrics()}
+	n.requests, n.endAPICalls = context.WithCancel(context.Background())
+	defer func() {
+		if err != nil {
+			// The Manager is closed before what it works with.
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStartLimit)
+			defer cancel()
+			err = errors.Join(err, n.Close(ctx))
+		}
+	}()
+	n.Sandboxes, err = sandbox.New(cfg.Sandbox, sandbox.Deps{
+		Engine: b.Engine, Freezer: b.Freezer, Network: b.Network, Store: b.Store, PublicRoots: b.PublicRoots,
+		Creations: b.Creations, Origins: b.Origins, Restored: b.Restored, Log: b.Log,
+	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	n.closers = append(n.closers, uplink.Close)
-	if err := n.Manager.Start(ctx, uplink); err != nil {
-		// Before the parts that the Manager uses are closed.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), failedStartLimit)
-		defer cancel()
-		return errors.Join(fmt.Errorf("recover the sandboxes: %w", err), n.Manager.Close(ctx))
+	n.Previews = wakeproxy.New(wakeproxy.Of(n.Sandboxes), b.Log)
+	n.Egress, err = egress.Open(ctx, egress.Config{
+		Folder: filepath.Join(cfg.Home, "egress"), Documents: b.Store, Device: b.Device, Sandboxes: egress.Of(n.Sandboxes),
+		Operator: Operator, Settings: cfg.Egress, Log: b.Log, PolicyCompiler: cfg.PolicyCompiler,
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	n.closers = closers{n.Egress.Close}
+	uplink := b.Uplink
+	if uplink == nil {
+		uplink = n.Egress
+	}
+	if err := n.Sandboxes.Start(ctx, uplink); err != nil {
+		return nil, fmt.Errorf("recover the sandboxes: %w", err)
+	}
+	return n, nil
 }
 
-func (n *Node) openFreezer(engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
-	if n.config.Cgroup == "" {
+func openFreezer(cgroup string, engine *podman.Engine, log *slog.Logger) (sandbox.Freezer, error) {
+	if cgroup == "" {
 		log.Warn("no cgroup subtree was found: sandboxes sleep and wake slowly, and their limits are not enforced",
 			"remedy", "start the node with packaging/host/enter or packaging/doze.service")
 		return podman.NewPauser(engine), nil
 	}
-	f, err := freezer.Open(n.config.Cgroup)
-	if err != nil {
-		return nil, err
-	}
-	n.closers = append(n.closers, f.Close)
-	return f, nil
+	return freezer.Open(cgroup)
 }
 
 // removeStaleCgroups removes the cgroups of sandboxes that no longer exist. They cost only
 // a little of the kernel's memory, so a failure does not prevent the node from starting.
-func (n *Node) removeStaleCgroups(sandboxFreezer sandbox.Freezer, log *slog.Logger) {
+func (n *Node) removeStaleCgroups(sandboxFreezer sandbox.Freezer) {
 	f, ok := sandboxFreezer.(*freezer.Freezer)
 	if !ok {
 		return
 	}
-	removed, err := f.RemoveStale(n.Manager.Knows)
+	removed, err := f.RemoveStale(n.Sandboxes.Knows)
 	if err != nil {
-		log.Warn("failed to remove empty cgroups of sandboxes that are gone", "error", err)
+		n.log.Warn("failed to remove empty cgroups of sandboxes that are gone", "error", err)
 	}
 	if removed > 0 {
-		log.Info("removed empty cgroups of sandboxes that are gone", "count", removed)
+		n.log.Info("removed empty cgroups of sandboxes that are gone", "count", removed)
 	}
 }
 
@@ -253,74 +283,50 @@ func sandboxCgroup(cgroup string) string {
 	return strings.TrimPrefix(cgroup, freezer.MountPoint) + "/sandboxes"
 }
 
-// Token returns the API token. Never log it.
-func (n *Node) Token() string { return n.token }
-
-// Home returns the node's folder, an absolute path.
-func (n *Node) Home() string { return n.config.Home }
-
-// Apply changes the configuration of the running node. It returns the error of Check, and
-// then changes nothing.
-func (n *Node) Apply(cfg Config) error {
-	if err := n.Check(cfg); err != nil {
-		return err
-	}
-	if err := cfg.fill(); err != nil {
-		return err
-	}
-	return n.Manager.Configure(cfg.Sandbox)
+// API returns the HTTP API of the node. All APIs of a node count into its metrics.
+func (n *Node) API(previewURL func(sandbox.Sandbox, sandbox.Port) string, version string) (*api.API, error) {
+	return api.New(api.Config{
+		Sandboxes:  n.Sandboxes,
+		Egress:     n.Egress,
+		Auth:       api.SingleToken(n.token, Operator),
+		PreviewURL: previewURL,
+		Version:    version,
+		Log:        n.log,
+		Metrics:    n.apiMetrics,
+	})
 }
 
-// Check returns the error that Apply would return. It changes nothing.
-func (n *Node) Check(cfg Config) error { return n.config.CheckChange(cfg) }
-
-// CheckChange checks whether a running node can change from configuration c to next. It
-// returns a FixedError for each option that only a restart can change, joined by "; ", or
-// the error of next.Sandbox.Validate.
-func (c Config) CheckChange(next Config) error {
-	if err := errors.Join(c.fill(), next.fill()); err != nil {
-		return err
-	}
-	var refused error
-	for _, c := range []struct{ option, have, want string }{
-		{"data", c.Home, next.Home},
-		{"token_file", c.TokenFile, next.TokenFile},
-		{"guest", c.Guest, next.Guest},
-		{"netns_helper", c.NetnsHelper, next.NetnsHelper},
-		{"podman_socket", c.PodmanSocket, next.PodmanSocket},
-		{"cgroup", c.Cgroup, next.Cgroup},
-	} {
-		switch fixed := (FixedError{c.option, c.have, c.want}); {
-		case c.have == c.want:
-		case refused == nil:
-			refused = fixed
-		default:
-			refused = fmt.Errorf("%w; %w", refused, fixed)
-		}
-	}
-	if refused != nil {
-		return refused
-	}
-	return next.Sandbox.Validate()
+// ExplicitProxy returns the HTTP proxy for programs outside of sandboxes.
+func (n *Node) ExplicitProxy() (*proxy.Handler, error) {
+	return proxy.New(proxy.Config{Authenticate: api.SingleToken(n.token, Operator).Authenticate, Way: n.Egress})
 }
 
-// FixedError reports an option that only a restart can change.
-type FixedError struct{ Option, Have, Want string }
-
-func (e FixedError) Error() string {
-	return fmt.Sprintf("%s cannot change from %q to %q while the node runs: restart it", e.Option, e.Have, e.Want)
+// Collectors are the node's metrics.
+func (n *Node) Collectors() []prometheus.Collector {
+	return []prometheus.Collector{n.Sandboxes, n.Egress, n.apiMetrics}
 }
 
-// Close puts the running sandboxes to sleep and closes the node. The next node on the same
-// home resumes them.
+// Log returns the node's log.
+func (n *Node) Log() *slog.Logger { return n.log }
+
+// Requests ends when the node no longer serves requests to its API.
+func (n *Node) Requests() context.Context { return n.requests }
+
+// EndRequests ends all requests to the API and to previews.
+func (n *Node) EndRequests() {
+	n.endAPICalls()
+	if n.Previews != nil {
+		n.Previews.Close()
+	}
+}
+
+// Close ends all requests, puts the running sandboxes to sleep and ends the node. The
+// next node on the same home resumes them.
 func (n *Node) Close(ctx context.Context) error {
-	var errs []error
-	if n.Manager != nil {
-		errs = append(errs, n.Manager.Close(ctx))
+	n.EndRequests()
+	var err error
+	if n.Sandboxes != nil {
+		err = n.Sandboxes.Close(ctx)
 	}
-	for i := len(n.closers) - 1; i >= 0; i-- {
-		errs = append(errs, n.closers[i]())
-	}
-	n.closers = nil
-	return errors.Join(errs...)
+	return errors.Join(err, n.closers.close())
 }

@@ -36,13 +36,7 @@ func open(t *testing.T, home, bin string) *node.Node {
 	cfg := sandbox.DefaultConfig()
 	cfg.Images.Names = map[string]string{"base": "localhost/doze/base:latest"}
 	n, err := node.Open(context.Background(), node.Config{
-		Home: home, Guest: filepath.Join(bin, "doze-guest"), NetnsHelper: filepath.Join(bin, "doze-netns"), Sandbox: cfg,
-		Uplink: func(ctx context.Context, p node.Parts) (node.Uplink, error) {
-			return egress.Open(ctx, egress.Config{
-				Folder: p.Folder, Documents: p.Documents, Device: p.Device, Sandboxes: egress.Of(p.Sandboxes),
-				Operator: "operator", Settings: egress.DefaultSettings(), Log: p.Log,
-			})
-		},
+		Home: home, Guest: filepath.Join(bin, "doze-guest"), NetnsHelper: filepath.Join(bin, "doze-netns"), Sandbox: cfg, Egress: egress.DefaultSettings(),
 	}, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	if err != nil {
 		t.Fatal(err)
@@ -121,7 +115,7 @@ func TestNodeFromStartToRestart(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(home) })
 	n := open(t, home, bin)
-	m := n.Manager
+	m := n.Sandboxes
 	sb, _, err := m.Create(t.Context(), sandbox.CreateRequest{Owner: "o", Name: "app"})
 	if err != nil {
 		t.Fatal(err)
@@ -129,7 +123,7 @@ func TestNodeFromStartToRestart(t *testing.T) {
 	t.Cleanup(func() {
 		last := open(t, home, bin)
 		defer shut(t, last)
-		if err := last.Manager.Destroy(context.Background(), sb.ID); err != nil {
+		if err := last.Sandboxes.Destroy(context.Background(), sb.ID); err != nil {
 			t.Error(err)
 		}
 	})
@@ -180,12 +174,12 @@ func TestNodeFromStartToRestart(t *testing.T) {
 	shut(t, n)
 
 	n = open(t, home, bin)
-	got, err := n.Manager.Get("o", "app")
+	got, err := n.Sandboxes.Get("o", "app")
 	if err != nil || got.State != sandbox.StateRunning {
 		t.Errorf("after a restart: state %s, error %v", got.State, err)
 	}
-	dial(n.Manager)
-	if out := run(t, n.Manager, sb.ID, "cat", "/root/file"); out != "kept\n" {
+	dial(n.Sandboxes)
+	if out := run(t, n.Sandboxes, sb.ID, "cat", "/root/file"); out != "kept\n" {
 		t.Errorf("the file has %q", out)
 	}
 	shut(t, n)

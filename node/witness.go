@@ -83,6 +83,18 @@ func openWitness(containers, nodeID, home string, log *slog.Logger) (w *witness,
 	return w, commits, nil
 }
 
+// watch records every commit of the store. restored reports whether the store is older
+// than the recorded count.
+func (w *witness) watch(records *store.Badger, commits uint64) (restored bool) {
+	if restored = commits > records.Commits(); restored {
+		w.log.Error("the node's data is older than its containers: an older copy was restored, or the newest changes were lost",
+			"commits", records.Commits(), "expected_commits", commits, "remedy", "see `doze doctor`: containers without a record are in quarantine")
+		records.AdvanceCommits(commits)
+	}
+	records.Witness(w.record)
+	return restored
+}
+
 const (
 	// lockWait is how long the lock of a killed node may outlive the lock of its store.
 	lockWait = 2 * time.Second

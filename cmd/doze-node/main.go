@@ -34,6 +34,8 @@ var errReported = errors.New("reported")
 type app struct {
 	out, err io.Writer
 	getenv   func(string) string
+	// policyCompiler is the program that compiles policies. Default: the running one.
+	policyCompiler string
 }
 
 // run runs one command line and returns the program's exit code. Caddy's commands

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/doze-run/doze/caddymodule"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/doctor"
@@ -22,8 +21,8 @@ const mainEnv = "DOZE_TEST_MAIN"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
-		caddymodule.PolicyCompiler = os.Getenv(compilerEnv)
-		main()
+		a := &app{out: os.Stdout, err: os.Stderr, getenv: os.Getenv, policyCompiler: os.Getenv(compilerEnv)}
+		os.Exit(a.run(context.Background(), os.Args[1:]))
 	}
 	os.Exit(runTests(m))
 }
@@ -41,7 +40,6 @@ func runTests(m *testing.M) int {
 	if err != nil {
 		panic(err)
 	}
-	caddymodule.PolicyCompiler = compiler
 	if err := os.Setenv(compilerEnv, compiler); err != nil {
 		panic(err)
 	}

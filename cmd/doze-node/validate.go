@@ -83,7 +83,7 @@ func (a *app) validate(ctx context.Context, address string, f *configFlags, text
 		_, err := node.request(ctx, http.MethodPost, "/doze/check", nil, parsed.Apps.Doze)
 		return err
 	}
-	others, err := caddymodule.CheckPolicies(ctx, parsed.Apps.Doze)
+	others, err := caddymodule.CheckPolicies(ctx, parsed.Apps.Doze, a.policyCompiler)
 	if err == nil && len(others) > 0 {
 		fmt.Fprintf(a.err, "doze: not checked, because no node runs: doze does not ship the policies %s, which must have been pushed\n", strings.Join(others, ", "))
 	}

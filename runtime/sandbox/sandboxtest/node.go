@@ -65,6 +65,19 @@ func New(t testing.TB) *sandbox.Manager { return Open(t, nil).Manager }
 // themselves unless it says so.
 func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	t.Helper()
+	n := Prepare(t, configure)
+	n.Restart(t)
+	t.Cleanup(func() {
+		if err := n.Manager.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return n
+}
+
+// Prepare returns a Node without a Manager; configure is that of Open.
+func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
+	t.Helper()
 	// A Unix socket's path must be short; t.TempDir has the test's name in it.
 	runDir, err := os.MkdirTemp("", "doze")
 	if err != nil {
@@ -78,14 +91,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	n := &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
-	n.Restart(t)
-	t.Cleanup(func() {
-		if err := n.Manager.Close(context.Background()); err != nil {
-			t.Error(err)
-		}
-	})
-	return n
+	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
 }
 
 // Restart starts a new Manager on what the old one left.

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/doze-run/doze/egress"
+)
+
+// Change is a configuration that a running node can have. Its caller must Apply or
+// Discard it, and soon: until then no other change of egress begins.
+type Change struct {
+	node   *Node
+	config Config
+	egress *egress.Change
+}
+
+// Prepare checks whether the running node can have a configuration. It refuses options
+// that only a restart can change, and changes nothing.
+func (n *Node) Prepare(ctx context.Context, cfg Config) (*Change, error) {
+	if err := n.config.CheckChange(cfg); err != nil {
+		return nil, err
+	}
+	if err := cfg.fill(); err != nil {
+		return nil, err
+	}
+	change, err := n.Egress.Prepare(ctx, cfg.Egress)
+	if err != nil {
+		return nil, err
+	}
+	return &Change{n, cfg, change}, nil
+}
+
+// Apply makes the configuration the node's. If it fails, nothing has changed.
+func (c *Change) Apply() error {
+	if err := c.node.Sandboxes.Configure(c.config.Sandbox); err != nil {
+		c.egress.Discard()
+		return err
+	}
+	c.egress.Apply()
+	return nil
+}
+
+// Discard ends the change without effect.
+func (c *Change) Discard() { c.egress.Discard() }
+
+// CheckChange checks whether a running node can change from configuration c to next. It
+// returns a FixedError for each option that only a restart can change, joined by "; ", or
+// the error of next.Sandbox.Validate.
+func (c Config) CheckChange(next Config) error {
+	if err := errors.Join(c.fill(), next.fill()); err != nil {
+		return err
+	}
+	var refused error
+	for _, c := range []struct{ option, have, want string }{
+		{"data", c.Home, next.Home},
+		{"token_file", c.TokenFile, next.TokenFile},
+		{"guest", c.Guest, next.Guest},
+		{"netns_helper", c.NetnsHelper, next.NetnsHelper},
+		{"podman_socket", c.PodmanSocket, next.PodmanSocket},
+		{"cgroup", c.Cgroup, next.Cgroup},
+	} {
+		switch fixed := (FixedError{c.option, c.have, c.want}); {
+		case c.have == c.want:
+		case refused == nil:
+			refused = fixed
+		default:
+			refused = fmt.Errorf("%w; %w", refused, fixed)
+		}
+	}
+	if refused != nil {
+		return refused
+	}
+	return next.Sandbox.Validate()
+}
+
+// FixedError reports an option that only a restart can change.
+type FixedError struct{ Option, Have, Want string }
+
+func (e FixedError) Error() string {
+	return fmt.Sprintf("%s cannot change from %q to %q while the node runs: restart it", e.Option, e.Have, e.Want)
+}
