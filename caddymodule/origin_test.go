@@ -56,7 +56,7 @@ func TestWhichHostsAConnectionMayName(t *testing.T) {
 		}
 		for _, host := range []string{apiHost, strings.ToUpper(apiHost)} {
 			res := s.ask(over, host, "/api/v1/node")
-			if got := text(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"request_misdirected"`) || strings.Contains(got, "node_id") {
+			if got := text(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"request_misdirected"`) || strings.Contains(got, `"enforced_limits"`) {
 				t.Errorf("the API answered over a preview's connection: %d %s", res.StatusCode, got)
 			} else if id := res.Header.Get("X-Request-Id"); id == "" || !strings.Contains(got, `"request_id":"`+id+`"`) {
 				t.Errorf("X-Request-Id %q of %s", id, got)
@@ -90,7 +90,7 @@ func TestAHostThatNoSiteHasIsAProblemAndATrailingDotIsNoOtherHost(t *testing.T) 
 		if got := text(t, s.ask(over, preview.Hostname()+".", "/")); got != "hello" {
 			t.Errorf("with a trailing dot the preview answered %q", got)
 		}
-		if res := s.ask(over, apiHost+".", "/api/v1/node"); res.StatusCode != 404 || strings.Contains(text(t, res), "node_id") {
+		if res := s.ask(over, apiHost+".", "/api/v1/node"); res.StatusCode != 404 || strings.Contains(text(t, res), `"enforced_limits"`) {
 			t.Errorf("the API with a trailing dot over a preview's connection: %d", res.StatusCode)
 		}
 	}
@@ -122,7 +122,7 @@ func TestTheAPIAnswersUnderNoDomainOfPreviews(t *testing.T) {
 		req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1:"+strconv.Itoa(port)+"/api/v1/node", nil)
 		req.Host = host
 		req.Header.Set("Authorization", "Bearer "+testToken)
-		if res := s.do(http.DefaultClient, req); (res.StatusCode == 200) != (status == 200) || strings.Contains(text(t, res), "node_id") != (status == 200) {
+		if res := s.do(http.DefaultClient, req); (res.StatusCode == 200) != (status == 200) || strings.Contains(text(t, res), `"enforced_limits"`) != (status == 200) {
 			t.Errorf("%s: status %d", host, res.StatusCode)
 		}
 	}

@@ -245,13 +245,13 @@ func TestPreviewsNeverServeTheAPIsOrigin(t *testing.T) {
 		res := s.do(http.DefaultClient, req)
 		return res.StatusCode, text(t, res)
 	}
-	if _, got := plainGet(preview.Host, "/api/v1/node"); strings.Contains(got, "node_id") {
+	if _, got := plainGet(preview.Host, "/api/v1/node"); strings.Contains(got, `"enforced_limits"`) {
 		t.Errorf("the API answered on a preview's host: %q", got)
 	}
 	if status, got := plainGet(apiHost, "/"); status != 404 || !strings.Contains(got, "preview_not_found") {
 		t.Errorf("a preview answered on the API's host: %d %q", status, got)
 	}
-	if status, got := plainGet(apiHost, "/api/v1/node"); status != 200 || !strings.Contains(got, "node_id") {
+	if status, got := plainGet(apiHost, "/api/v1/node"); status != 200 || !strings.Contains(got, `"enforced_limits"`) {
 		t.Errorf("the API on its own host: %d %q", status, got)
 	}
 }
