@@ -216,7 +216,7 @@ func (a *API) noRoute(refusal http.Handler, r *http.Request) *problem.Problem {
 		allow := probe.Header().Get("Allow")
 		return problem.Newf(problem.MethodNotAllowed, "%s has no method %s; use %s", clip(r.URL.Path), clip(r.Method), allow).WithHeader("Allow", allow)
 	}
-	return problem.Newf(problem.RouteNotFound, "%s is no route; all routes are in %s", clip(r.URL.Path), Prefix+openAPIPath)
+	return problem.Newf(problem.RouteNotFound, "%s is not a route; all routes are in %s", clip(r.URL.Path), Prefix+openAPIPath)
 }
 
 // statusProbe keeps status and headers of an answer and drops its body.

@@ -41,8 +41,8 @@ func TestBadBodiesAreRefused(t *testing.T) {
 		{"list", `[]`, problem.RequestInvalid, "object"},
 		{"null", `null`, problem.RequestInvalid, "object"},
 		{"text", `"shop"`, problem.RequestInvalid, "object"},
-		{"unknown field", `{"nam":"shop"}`, problem.RequestInvalid, "body.nam: there is no such field; the fields are env, image, labels, name, size, sleep_after, stop_after"},
-		{"field in another case", `{"Name":"shop"}`, problem.RequestInvalid, "body.Name: there is no such field; the fields are env,"},
+		{"unknown field", `{"nam":"shop"}`, problem.RequestInvalid, "body.nam: unknown field; the fields are env, image, labels, name, size, sleep_after, stop_after"},
+		{"field in another case", `{"Name":"shop"}`, problem.RequestInvalid, "body.Name: unknown field; the fields are env,"},
 		{"field twice", `{"name":"a","name":"b"}`, problem.RequestInvalid, "body.name: it is there more than once"},
 		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, problem.RequestInvalid, "body.env.A: it is there more than once"},
 		{"twice deep below", strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, 5_000) + `{"a":1,"a":2}` + strings.Repeat("}", 5_000), problem.RequestInvalid, "it is there more than once"},
@@ -61,7 +61,7 @@ func TestBadBodiesAreRefused(t *testing.T) {
 		{"env with NUL", `{"env":{"A":"\u0000"}}`, problem.RequestInvalid, "NUL"},
 		{"too much env", `{"env":{"A":"` + strings.Repeat("x", 100_000) + `"}}`, problem.RequestInvalid, "at most"},
 		{"bad label", `{"labels":{" ":"x"}}`, problem.RequestInvalid, "labels"},
-		{"label that is no text", `{"labels":{"a":1}}`, problem.RequestInvalid, "expected string"},
+		{"label that is not text", `{"labels":{"a":1}}`, problem.RequestInvalid, "expected string"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := s.refused(tc.code, "POST", "/sandbox", tc.body)

@@ -184,7 +184,7 @@ func fieldOf(schema *huma.Schema, location, name string) (*huma.Schema, error) {
 	}
 	for field := range schema.Properties {
 		if strings.EqualFold(field, name) {
-			return nil, invalid(clip(location+"."+clip(name)), "there is no such field",
+			return nil, invalid(clip(location+"."+clip(name)), "unknown field",
 				"the fields are "+strings.Join(slices.Sorted(maps.Keys(schema.Properties)), ", "))
 		}
 	}
@@ -324,7 +324,7 @@ func (a *API) fault(op *huma.Operation, d *huma.ErrorDetail) problem.FieldError 
 	}
 	switch d.Message {
 	case "unexpected property":
-		f.Message = "there is no such field"
+		f.Message = "unknown field"
 		if names := a.fieldsAt(op, parent); len(names) > 0 {
 			f.Hint = "the fields are " + strings.Join(names, ", ")
 		}
