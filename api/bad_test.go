@@ -59,7 +59,7 @@ func TestBadBodiesAreRefused(t *testing.T) {
 		{"unknown size", `{"size":"giant"}`, problem.RequestInvalid, "lite"},
 		{"bad env name", `{"env":{"A=B":"c"}}`, problem.RequestInvalid, "env"},
 		{"env with NUL", `{"env":{"A":"\u0000"}}`, problem.RequestInvalid, "NUL"},
-		{"too much env", `{"env":{"A":"` + strings.Repeat("x", 100_000) + `"}}`, problem.RequestInvalid, "at most"},
+		{"oversized env", `{"env":{"A":"` + strings.Repeat("x", 100_000) + `"}}`, problem.RequestInvalid, "at most"},
 		{"bad label", `{"labels":{" ":"x"}}`, problem.RequestInvalid, "labels"},
 		{"label that is not text", `{"labels":{"a":1}}`, problem.RequestInvalid, "expected string"},
 	} {
@@ -159,7 +159,7 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 		{"GET", "/sandbox?cursor=" + strings.Repeat("x", maxURI), problem.URITooLong, "16384"},
 		{"GET", "/sandbox/" + strings.Repeat("x", maxURI), problem.URITooLong, ""},
 		{"GET", "/sandbox/" + strings.Repeat("x", 256), problem.RequestInvalid, "255"},
-		{"GET", "/sandbox/nobody", problem.SandboxNotFound, "/api/v1/sandbox"},
+		{"GET", "/sandbox/absent", problem.SandboxNotFound, "/api/v1/sandbox"},
 		{"GET", "/sandbox/%2e%2e%2fetc", problem.SandboxNotFound, ""},
 		{"GET", "/sandbox/%00", problem.SandboxNotFound, ""},
 		{"GET", "/sandbox/BOX", problem.SandboxNotFound, ""},

@@ -50,8 +50,8 @@ func TestTimelineIsPaged(t *testing.T) {
 	for _, last := range []string{"x", "-1", "1.5", "999999999999999999999"} {
 		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/events", nil, "Accept", eventStreamType, "Last-Event-ID", last)
 	}
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/events", nil)
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/events", nil, "Accept", eventStreamType)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent/events", nil)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent/events", nil, "Accept", eventStreamType)
 }
 
 func TestEventStreamGoesOnAfterABreak(t *testing.T) {

@@ -316,7 +316,7 @@ func TestBadCommandsAreRefused(t *testing.T) {
 	} {
 		s.refused(code, "POST", "/sandbox/box/exec", body)
 	}
-	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/exec", `{"argv":["true"]}`)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/exec", `{"argv":["true"]}`)
 }
 
 func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {

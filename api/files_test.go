@@ -379,7 +379,7 @@ func TestBadFileRequestsAreRefused(t *testing.T) {
 		if tc.code == problem.PathNotFound || tc.code == problem.RequestInvalid {
 			continue
 		}
-		s.refused(problem.SandboxNotFound, tc.method, "/sandbox/nobody"+tc.path, tc.body)
+		s.refused(problem.SandboxNotFound, tc.method, "/sandbox/absent"+tc.path, tc.body)
 	}
 	if b, _ := os.ReadFile(file); string(b) != "x" {
 		t.Errorf("refusals made the file %q", b)

@@ -63,7 +63,7 @@ func TestFlowsArePagedAndFiltered(t *testing.T) {
 		s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress/flows?"+query, nil)
 	}
 	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/egress/flows", nil, "Accept", eventStreamType, "Last-Event-ID", "x")
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/egress/flows", nil)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent/egress/flows", nil)
 }
 
 func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
@@ -158,7 +158,7 @@ func TestExplanationsNameTheRule(t *testing.T) {
 			t.Errorf("%s: %+v", body, p)
 		}
 	}
-	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/egress/explain", withHeader)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/egress/explain", withHeader)
 	if s.state(id) != sandbox.StateAsleep {
 		t.Error("explaining woke it")
 	}

@@ -95,7 +95,7 @@ type operation struct {
 
 func readDocument(t *testing.T) (document, []byte) {
 	t.Helper()
-	a := newAPI(t, Config{Sandboxes: nobody{}})
+	a := newAPI(t, Config{Sandboxes: noSandboxes{}})
 	rec := httptest.NewRecorder()
 	a.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/api/v1/openapi.json", nil))
 	if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != "application/json" {
@@ -258,8 +258,8 @@ func TestReferenceNamesEveryParameterAndField(t *testing.T) {
 	}
 }
 
-// nobody is a Sandboxes that no request may reach.
-type nobody struct{ Sandboxes }
+// noSandboxes is a Sandboxes that no request may reach.
+type noSandboxes struct{ Sandboxes }
 
 const (
 	testToken = "letmein-0123456789"

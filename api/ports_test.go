@@ -88,9 +88,9 @@ func TestBadPortsAreRefused(t *testing.T) {
 	for _, port := range []string{"0", "65536", "x", "-1"} {
 		s.refused(problem.RequestInvalid, "DELETE", "/sandbox/web/ports/"+port, nil)
 	}
-	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/expose", map[string]any{"port": 1})
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/ports", nil)
-	s.refused(problem.SandboxNotFound, "DELETE", "/sandbox/nobody/ports/1", nil)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/expose", map[string]any{"port": 1})
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent/ports", nil)
+	s.refused(problem.SandboxNotFound, "DELETE", "/sandbox/absent/ports/1", nil)
 	if list := must[types.PortList](s, http.StatusOK, "GET", "/sandbox/web/ports", nil); len(list.Ports) != 0 {
 		t.Errorf("refusals exposed %+v", list)
 	}

@@ -176,7 +176,7 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	s.refused(problem.ProcessExists, "POST", "/sandbox/box/process", `{"command":"sleep 1000","name":"one"}`)
 	for _, path := range []string{"/process/p-aaaaaaaa", "/process/two/logs", "/process/p-aaaaaaaa/logs"} {
 		s.refused(problem.ProcessNotFound, "GET", "/sandbox/box"+path, nil)
-		s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody"+path, nil)
+		s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent"+path, nil)
 	}
 	s.refused(problem.ProcessNotFound, "DELETE", "/sandbox/box/process/p-aaaaaaaa", nil)
 	one := must[types.ProcessList](s, http.StatusOK, "GET", "/sandbox/box/processes", nil).Processes[0]
@@ -196,8 +196,8 @@ func TestBadProcessRequestsAreRefused(t *testing.T) {
 	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/"+strings.Repeat("x", 65), nil)
 	s.refused(problem.NameInvalid, "POST", "/sandbox/box/process", `{"command":"true","name":"p-k3f9x2m7"}`)
 	s.refused(problem.RequestInvalid, "GET", "/sandbox/box/process/one/logs?follow=true", nil)
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/processes", nil)
-	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/process", `{"command":"true"}`)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent/processes", nil)
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/process", `{"command":"true"}`)
 }
 
 func TestTooManyProcessesIsSaid(t *testing.T) {

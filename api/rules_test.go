@@ -36,8 +36,8 @@ func TestRulesComeBackAsTheyWereSet(t *testing.T) {
 			t.Errorf("%s: %+v", path, set)
 		}
 	}
-	s.refused(problem.SandboxNotFound, "GET", "/sandbox/nobody/egress/rules", nil)
-	s.refused(problem.SandboxNotFound, "PUT", "/sandbox/nobody/egress/rules", oneRule)
+	s.refused(problem.SandboxNotFound, "GET", "/sandbox/absent/egress/rules", nil)
+	s.refused(problem.SandboxNotFound, "PUT", "/sandbox/absent/egress/rules", oneRule)
 }
 
 func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {

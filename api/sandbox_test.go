@@ -195,9 +195,9 @@ func TestSleepWakeStopAnswerWhenDone(t *testing.T) {
 		t.Errorf("still held until %s", sb.HoldUntil)
 	}
 	for _, verb := range []string{"sleep", "wake", "stop"} {
-		s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/"+verb, nil)
+		s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/"+verb, nil)
 	}
-	s.refused(problem.SandboxNotFound, "POST", "/sandbox/nobody/hold", map[string]any{"duration": "1m"})
+	s.refused(problem.SandboxNotFound, "POST", "/sandbox/absent/hold", map[string]any{"duration": "1m"})
 	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{"duration": "1000h"})
 	s.refused(problem.RequestInvalid, "POST", "/sandbox/life/hold", map[string]any{})
 }
