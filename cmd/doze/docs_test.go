@@ -47,23 +47,3 @@ func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
 		t.Error("the page has files in /app, which no image of doze's has")
 	}
 }
-
-// TestDocsLinkToFilesThatExist checks relative links of all pages.
-func TestDocsLinkToFilesThatExist(t *testing.T) {
-	root := filepath.Join("..", "..")
-	pages, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(pages) == 0 {
-		t.Fatal(pages, err)
-	}
-	for _, page := range append(pages, filepath.Join(root, "README.md")) {
-		text, err := os.ReadFile(page)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, link := range regexp.MustCompile(`\]\(([^)#:]+)(#[^)]*)?\)`).FindAllStringSubmatch(string(text), -1) {
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), link[1])); err != nil {
-				t.Errorf("%s: %v", page, err)
-			}
-		}
-	}
-}

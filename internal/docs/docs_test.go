@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -39,7 +40,6 @@ func TestFolderTableIsCurrent(t *testing.T) {
 
 var (
 	code = regexp.MustCompile("`([^`\n]+)`")
-	link = regexp.MustCompile(`\]\(([^)#\s]+)`)
 	// source is a path of the repository, with a name in it after a colon.
 	source = regexp.MustCompile(`^([a-zA-Z][\w.-]*(?:/[\w.-]+)+|[A-Z]+\.md)(?:: (\w+))?$`)
 )
@@ -67,11 +67,6 @@ func TestArchitectureNamesWhatExists(t *testing.T) {
 	if named < 50 {
 		t.Errorf("found %d paths in %s, want 50 at least", named, architecture)
 	}
-	for _, target := range link.FindAllStringSubmatch(document, -1) {
-		if _, err := os.Stat(filepath.Join(top, "docs", target[1])); err != nil {
-			t.Errorf("%s links to %s, which does not exist", architecture, target[1])
-		}
-	}
 }
 
 // A picture contains the digest of the source that it was made from.
@@ -95,6 +90,55 @@ func TestPicturesAreCurrent(t *testing.T) {
 		}
 		if digest := fmt.Sprintf("%x", sha256.Sum256(text)); !strings.Contains(string(picture), digest) {
 			t.Errorf("%s is not the picture of its source; `make pictures` draws it", filepath.Base(source))
+		}
+	}
+}
+
+var (
+	link    = regexp.MustCompile(`\]\(([^)#:\s]*)(?:#([^)\s]+))?\)`)
+	heading = regexp.MustCompile(`(?m)^#+ (.*)$|<a id="([^"]+)">`)
+	fenced  = regexp.MustCompile("(?ms)^ *```.*?^ *```")
+)
+
+// anchors returns what links to a page may have after the #, as GitHub makes it of headings.
+func anchors(page string) map[string]bool {
+	all := map[string]bool{}
+	for _, match := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(page, ""), -1) {
+		if match[2] != "" {
+			all[match[2]] = true
+			continue
+		}
+		title := regexp.MustCompile(`\]\([^)]*\)`).ReplaceAllString(match[1], "")
+		title = regexp.MustCompile(`[^\p{L}\p{N}_ -]`).ReplaceAllString(strings.ToLower(title), "")
+		all[strings.ReplaceAll(title, " ", "-")] = true
+	}
+	return all
+}
+
+// All links between pages lead to a file that exists, and to a heading in it.
+func TestLinksOfDocuments(t *testing.T) {
+	list := exec.Command("git", "ls-files", "*.md")
+	list.Dir = top
+	out, err := list.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages := strings.Fields(string(out))
+	if len(pages) < 10 {
+		t.Fatalf("found %d pages", len(pages))
+	}
+	for _, page := range pages {
+		text := read(t, page)
+		for _, target := range link.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+			path := page
+			if target[1] != "" {
+				path = filepath.Join(filepath.Dir(page), target[1])
+			}
+			if _, err := os.Stat(filepath.Join(top, path)); err != nil {
+				t.Errorf("%s links to %s, which does not exist", page, path)
+			} else if target[2] != "" && strings.HasSuffix(path, ".md") && !anchors(read(t, path))[target[2]] {
+				t.Errorf("%s links to the heading %s in %s, which does not exist", page, target[2], path)
+			}
 		}
 	}
 }
