@@ -297,7 +297,7 @@ func TestProblemsHaveTheirHeadersAndExamples(t *testing.T) {
 	}
 }
 
-// The rules of docs/compatibility.md.
+// The rules of docs/reference/compatibility.md.
 func TestNamesFollowTheRules(t *testing.T) {
 	snakeCase := regexp.MustCompile(`\A[a-z][a-z0-9]*(_[a-z0-9]+)*\z`)
 	kebabCase := regexp.MustCompile(`\A[a-z]+(-[a-z]+)*\z`)

@@ -218,19 +218,19 @@ func definition(t *testing.T, name string) problem.Definition {
 }
 
 func TestReferenceNamesEveryRoute(t *testing.T) {
-	text, err := os.ReadFile("../docs/api.md")
+	text, err := os.ReadFile("../docs/reference/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range routes {
 		if !strings.Contains(string(text), "`"+r+"`") {
-			t.Errorf("docs/api.md does not name %s", r)
+			t.Errorf("docs/reference/api.md does not name %s", r)
 		}
 	}
 }
 
 func TestReferenceNamesEveryParameterAndField(t *testing.T) {
-	text, err := os.ReadFile("../docs/api.md")
+	text, err := os.ReadFile("../docs/reference/api.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -243,7 +243,7 @@ func TestReferenceNamesEveryParameterAndField(t *testing.T) {
 		for method, op := range methods {
 			for _, p := range op.Parameters {
 				if !words[p.Name] {
-					t.Errorf("docs/api.md does not name the parameter %s of %s %s", p.Name, method, path)
+					t.Errorf("docs/reference/api.md does not name the parameter %s of %s %s", p.Name, method, path)
 				}
 			}
 		}
@@ -252,7 +252,7 @@ func TestReferenceNamesEveryParameterAndField(t *testing.T) {
 		fields, _ := schema["properties"].(map[string]any)
 		for field := range fields {
 			if !words[field] {
-				t.Errorf("docs/api.md does not name the field %s of %s", field, name)
+				t.Errorf("docs/reference/api.md does not name the field %s of %s", field, name)
 			}
 		}
 	}

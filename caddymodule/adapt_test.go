@@ -43,11 +43,11 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-// documented are the options in the tables of options of docs/caddyfile.md, by the
+// documented are the options in the tables of options of docs/reference/caddyfile.md, by the
 // heading above them, and those of a size.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
-	content, err := os.ReadFile("../docs/caddyfile.md")
+	content, err := os.ReadFile("../docs/reference/caddyfile.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func documented(t *testing.T) map[string][]string {
 		}
 	}
 	if len(options["doze"]) < 20 || len(options["doze_preview"]) < 5 || len(options["egress"]) < 10 || len(options["rule"]) < 12 {
-		t.Fatalf("the tables of docs/caddyfile.md are not read: %v", options)
+		t.Fatalf("the tables of docs/reference/caddyfile.md are not read: %v", options)
 	}
 	return options
 }

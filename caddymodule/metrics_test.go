@@ -16,16 +16,16 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// metric is what docs/metrics.md says of one.
+// metric is what docs/reference/metrics.md says of one.
 type metric struct {
 	Type   string
 	Labels []string
 }
 
-// documentedMetrics reads the table of docs/metrics.md.
+// documentedMetrics reads the table of docs/reference/metrics.md.
 func documentedMetrics(t *testing.T) map[string]metric {
 	t.Helper()
-	content, err := os.ReadFile("../docs/metrics.md")
+	content, err := os.ReadFile("../docs/reference/metrics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func documentedMetrics(t *testing.T) map[string]metric {
 		table[cells[1]] = m
 	}
 	if len(table) < 15 {
-		t.Fatalf("docs/metrics.md has %d metrics; its table is not read", len(table))
+		t.Fatalf("docs/reference/metrics.md has %d metrics; its table is not read", len(table))
 	}
 	return table
 }
@@ -69,7 +69,7 @@ func describedMetrics(t *testing.T, collector prometheus.Collector) map[string][
 	return described
 }
 
-// The table of docs/metrics.md is the node's metrics with their types and labels,
+// The table of docs/reference/metrics.md is the node's metrics with their types and labels,
 // and these follow Prometheus' conventions.
 func TestMetricsAreDocumented(t *testing.T) {
 	s := newSite(t)
@@ -102,7 +102,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 		labels[name] = append([]string{}, m.Labels...)
 	}
 	if diff := cmp.Diff(described, labels); diff != "" {
-		t.Errorf("docs/metrics.md differs from the node's metrics and labels:\n%s", diff)
+		t.Errorf("docs/reference/metrics.md differs from the node's metrics and labels:\n%s", diff)
 	}
 
 	// A call is counted when it has ended, which its client does not wait for.
@@ -127,7 +127,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 			got = "counter"
 		}
 		if got != m.Type {
-			t.Errorf("%s is a %q, docs/metrics.md says %s", name, got, m.Type)
+			t.Errorf("%s is a %q, docs/reference/metrics.md says %s", name, got, m.Type)
 		}
 	}
 	findings, err := promlint.NewWithMetricFamilies(families).Lint()

@@ -20,7 +20,7 @@ type Definition struct {
 // Code returns the defined code.
 func (d Definition) Code() Code { return Code{d.Name} }
 
-// Group is a section of docs/errors.md.
+// Group is a section of docs/reference/errors.md.
 type Group string
 
 const (
@@ -66,7 +66,7 @@ func define(d Definition) Code {
 	return Code{d.Name}
 }
 
-// All returns the definitions of all codes, in the order of docs/errors.md.
+// All returns the definitions of all codes, in the order of docs/reference/errors.md.
 func All() []Definition { return slices.Clone(ordered) }
 
 // Requests.

@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// docsHeader begins docs/errors.md.
+// docsHeader begins docs/reference/errors.md.
 const docsHeader = `<!-- Generated from package problem: go test ./problem -update -->
 
 # Errors
@@ -36,7 +36,7 @@ func (s Source) String() string {
 	return strings.Join(names, ", ")
 }
 
-// WriteDocs writes docs/errors.md: a table for each group of codes.
+// WriteDocs writes docs/reference/errors.md: a table for each group of codes.
 func WriteDocs(w io.Writer) error {
 	var b bytes.Buffer
 	b.WriteString(docsHeader)

@@ -1,6 +1,6 @@
 // Package problem defines the error responses of a node: problem documents
 // (RFC 9457), each with a stable code for programs. The registry of codes is
-// the source of docs/errors.md.
+// the source of docs/reference/errors.md.
 package problem
 
 import (
@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	// TypeBase and a code are the Type of a Problem: the code's entry in docs/errors.md.
-	TypeBase = "https://github.com/doze-run/doze/blob/main/docs/errors.md#"
+	// TypeBase and a code are the Type of a Problem: the code's entry in docs/reference/errors.md.
+	TypeBase = "https://github.com/doze-run/doze/blob/main/docs/reference/errors.md#"
 	// ContentType of a problem document.
 	ContentType = "application/problem+json"
 	// HeaderError is the response header with the code of a Problem. No other

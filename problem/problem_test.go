@@ -86,10 +86,10 @@ func TestCodesAreUnique(t *testing.T) {
 	define(SandboxNotFound.Definition())
 }
 
-var update = flag.Bool("update", false, "write docs/errors.md")
+var update = flag.Bool("update", false, "write docs/reference/errors.md")
 
 func TestDocsAreUpToDate(t *testing.T) {
-	const file = "../docs/errors.md"
+	const file = "../docs/reference/errors.md"
 	var page bytes.Buffer
 	if err := WriteDocs(&page); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestDocsAreUpToDate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(page.String(), string(committed)); diff != "" {
-		t.Errorf("docs/errors.md differs from the registry; go test ./problem -update writes it (-registry +file):\n%s", diff)
+		t.Errorf("docs/reference/errors.md differs from the registry; go test ./problem -update writes it (-registry +file):\n%s", diff)
 	}
 }
 
@@ -132,9 +132,9 @@ func TestDocumentOfAProblem(t *testing.T) {
 		problem *Problem
 		want    string
 	}{
-		{"minimal", New(SandboxNotFound, ""), `{"type":"https://github.com/doze-run/doze/blob/main/docs/errors.md#sandbox_not_found",
+		{"minimal", New(SandboxNotFound, ""), `{"type":"https://github.com/doze-run/doze/blob/main/docs/reference/errors.md#sandbox_not_found",
 			"title":"Sandbox not found","status":404,"detail":"","code":"sandbox_not_found"}`},
-		{"full", full, `{"type":"https://github.com/doze-run/doze/blob/main/docs/errors.md#process_exited","title":"Process exited","status":502,
+		{"full", full, `{"type":"https://github.com/doze-run/doze/blob/main/docs/reference/errors.md#process_exited","title":"Process exited","status":502,
 			"detail":"no process listens on the port","code":"process_exited","request_id":"G2MGFUZCA7UASKWV",
 			"errors":[{"location":"body.name","message":"is empty","hint":"set a name"}],
 			"host":"api.example.com","rule":"owner/example","flow":"hocl097cxn",

@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// reach says which sandboxes a request may wake. docs/caddyfile.md has it as a table.
+// reach says which sandboxes a request may wake. docs/reference/caddyfile.md has it as a table.
 type reach int
 
 const (

@@ -14,7 +14,7 @@ import (
 // TestExamplesOfTheAPIRunAsPrinted runs those that need no sandbox, by the shell and
 // with the function that the page defines.
 func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "api.md"))
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "api.md"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,7 +2,7 @@ package audit
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics of a Log. Names and labels are public: docs/metrics.md. No label holds
+// metrics of a Log. Names and labels are public: docs/reference/metrics.md. No label holds
 // what a sandbox chose.
 type metrics struct {
 	requests    traffic

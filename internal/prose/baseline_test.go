@@ -15,7 +15,7 @@ func TestLots(t *testing.T) {
 	for path, want := range map[string]string{
 		"runtime/sandbox/box.go": "runtime-sandbox", "runtime/store/badger.go": "runtime", "node/node.go": "runtime", "api/client/client.go": "api",
 		"egress/egress.go": "egress", "egress/http/intercept/a.go": "egress-carry", "egress/policy/pool.go": "policy", "policies/bearer/main.go": "policy",
-		"README.md": "docs", "docs/api.md": "docs", "test/up/run": "tests", "Makefile": "shared", "quota/quota.go": "shared",
+		"README.md": "docs", "docs/reference/api.md": "docs", "test/up/run": "tests", "Makefile": "shared", "quota/quota.go": "shared",
 	} {
 		if got := lot(path); got != want {
 			t.Errorf("%s: %s, want %s", path, got, want)

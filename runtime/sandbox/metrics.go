@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics of a Manager. Names and labels are public: docs/metrics.md.
+// metrics of a Manager. Names and labels are public: docs/reference/metrics.md.
 type metrics struct {
 	wakes        *prometheus.CounterVec
 	wakeSeconds  *prometheus.HistogramVec
