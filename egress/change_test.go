@@ -17,6 +17,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/session"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -242,7 +243,7 @@ func TestOfTheNodesPoliciesAnOwnerHasAShareOfHisOwnAll(t *testing.T) {
 	}
 	b.push("note", noting("a note"))
 	b.rules(through("a.web.test", "note", ""))
-	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true}
+	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true, secrets: session.New(r.vault, "a.web.test", true)}
 	steps, err := x.decide(newRequest(t, "GET", "https://a.web.test/", nil))
 	defer release(steps)
 	if err != nil || len(steps) != 2 || steps[0].Sharer != owner || steps[1].Sharer != "" {

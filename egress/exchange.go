@@ -2,11 +2,9 @@ package egress
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
@@ -14,9 +12,9 @@ import (
 	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/placeholder"
-	"github.com/doze-run/doze/egress/secret/reference"
-	"github.com/doze-run/doze/egress/secret/vault"
+	"github.com/doze-run/doze/egress/secret/session"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/requestid"
 )
@@ -29,7 +27,7 @@ func (m *sender) handler(to destination, tls bool) http.Handler {
 // serve serves a request. The reason is written of it unless there is one for what
 // became of it.
 func (m *sender) serve(w http.ResponseWriter, r *http.Request, to destination, tls bool, reason string) {
-	x := &exchange{m: m, to: to, tls: tls, began: time.Now(), requestID: r.Header.Get(requestid.Header)}
+	x := &exchange{m: m, to: to, tls: tls, began: time.Now(), requestID: r.Header.Get(requestid.Header), secrets: session.New(m.e.vault, to.host, tls)}
 	x.entry = audit.Entry{
 		Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port,
 		Method: r.Method, Path: r.URL.EscapedPath(), Reason: reason,
@@ -46,7 +44,7 @@ type exchange struct {
 	// requestID is the client's X-Request-Id, or empty. The request's may become a
 	// secret later.
 	requestID string
-	refs      *reference.Set // made when a policy asks for a secret
+	secrets   *session.Session
 	policy    policy.Exchange
 	table     *table // that decided
 	decided   rule.Decision
@@ -54,7 +52,6 @@ type exchange struct {
 
 	exchanged *placeholder.Exchanged // nil: none was in it
 	held      int64                  // bytes of its body in memory
-	sent      sent
 }
 
 func (x *exchange) serve(w http.ResponseWriter, r *http.Request) {
@@ -135,7 +132,17 @@ func policySteps(d rule.Decision) []policyStep {
 func (x *exchange) record() {
 	x.entry.Duration = audit.Took(time.Since(x.began))
 	x.entry.Notes = x.policy.Notes
+	x.used(x.secrets.Used())
 	x.m.record(x.entry)
+}
+
+// used records the names of secrets.
+func (x *exchange) used(ids []secret.ID) {
+	for _, id := range ids {
+		if !slices.Contains(x.entry.Secrets, id.Name) {
+			x.entry.Secrets = append(x.entry.Secrets, id.Name)
+		}
+	}
 }
 
 // refuse sends a refusal of the request and records it.
@@ -209,7 +216,7 @@ func (x *exchange) steps() (steps []policy.Step, err error) {
 			return steps, errReplaced
 		}
 		x.entry.Policies = append(x.entry.Policies, audit.Policy{Name: s.Policy, Digest: p.key.digest})
-		step := policy.Step{Policy: p.policy, Namespace: l.owner, Secrets: stepSecrets{x, l.owner, s.Secrets}}
+		step := policy.Step{Policy: p.policy, Namespace: l.owner, Secrets: x.secrets.For(l.owner, s.Secrets)}
 		if l.owner != x.m.owner { // those who send slowly must not have all of the node's
 			step.Sharer = x.m.owner
 		}
@@ -225,12 +232,8 @@ func (x *exchange) steps() (steps []policy.Step, err error) {
 // secrets where they are. It sees those that policies before it have placed, and
 // could have the host publish one of the operator's.
 func (x *exchange) leavesOthers(owner string) func(before, after *http.Request, wrote []byte) error {
-	others := func(secret string) bool {
-		of, _ := cutOwner(secret)
-		return of != owner
-	}
 	return func(before, after *http.Request, wrote []byte) error {
-		if x.refs.Moved(before, after, wrote, others) {
+		if x.secrets.Moved(before, after, wrote, owner) {
 			return errors.New("it puts a secret of another owner where that did not put it")
 		}
 		return nil
@@ -264,16 +267,16 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		x.entry.Verdict, x.entry.Reason = audit.Error, "the client ended the request"
 		panic(http.ErrAbortHandler)
 	}
-	if err := x.render(r); err != nil {
+	if err := x.secrets.Render(r, x.policy.WroteBody); err != nil {
 		x.refuse(w, r, problem.SecretNotAllowed, err.Error())
 		return
 	}
-	filter := x.filter()
+	filter := x.m.filter(x.to.host, x.secrets)
 	r = way{x.m, x.decided.Private}.along(r)
 	result := x.m.e.upstream.Load().forwarder.Forward(w, r, x.to.flow, x.requestID, filter)
 	x.entry.Status, x.entry.BytesIn, x.entry.BytesOut = result.Status, result.BytesIn, result.BytesOut
 	x.entry.Address = result.Address.Addr()
-	x.used(x.exchanged.Names())
+	x.used(x.exchanged.Used())
 	if refused := x.exchanged.Refused(); refused != nil {
 		x.entry.Verdict, x.entry.Reason = audit.Deny, refused.Error()
 	} else if result.Err != nil {
@@ -283,23 +286,6 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 	if result.Cut {
 		panic(http.ErrAbortHandler) // policies hear of it, too
 	}
-}
-
-// render puts secrets in the place of references: in the header and the URL, and
-// in the body if a policy wrote it. What a client wrote is not looked into, for
-// nobody outside knows a reference.
-func (x *exchange) render(r *http.Request) error {
-	if x.refs == nil {
-		return nil
-	}
-	used, err := x.refs.Render(r)
-	x.used(used)
-	if err != nil || !x.policy.WroteBody {
-		return err
-	}
-	used, err = x.refs.RenderBody(r)
-	x.used(used)
-	return err
 }
 
 // verdictOf is what is written of a request or connection that failed.
@@ -320,118 +306,3 @@ func refusedAddress(err error, known netip.Addr) netip.Addr {
 	}
 	return known
 }
-
-// used notes names of secrets that were put in.
-func (x *exchange) used(names []string) {
-	for _, n := range names {
-		_, name := cutOwner(n)
-		if !slices.Contains(x.entry.Secrets, name) {
-			x.entry.Secrets = append(x.entry.Secrets, name)
-		}
-	}
-}
-
-// value returns a secret, named by owner and name, for this request: only over
-// TLS, which is always verified, and only to a host that it is bound to. It is
-// called from the goroutine that reads the request's body, too.
-func (x *exchange) value(ownerAndName string) ([]byte, error) {
-	owner, name := cutOwner(ownerAndName)
-	if !x.tls {
-		return nil, fmt.Errorf("secret %q is sent over TLS only: use https", name)
-	}
-	value, err := x.m.e.vault.Use(owner, name, x.to.host)
-	switch {
-	case errors.Is(err, vault.ErrNotBound):
-		return nil, fmt.Errorf("secret %q is not bound to %s", name, x.to.host)
-	case errors.Is(err, vault.ErrUnknown):
-		return nil, fmt.Errorf("there is no secret %q", name)
-	case err != nil:
-		return nil, err
-	}
-	return value, x.sent.add(name, value)
-}
-
-// cutOwner splits what secrets are called here. Owners may have a slash in their
-// names, secrets have none.
-func cutOwner(ownerAndName string) (owner, name string) {
-	i := strings.LastIndexByte(ownerAndName, '/')
-	return ownerAndName[:i], ownerAndName[i+1:]
-}
-
-// stepSecrets are the secrets that a rule gives one policy, under the names by
-// which the policy knows them. It implements policy.SecretSource.
-type stepSecrets struct {
-	x     *exchange
-	owner string
-	names map[string]string
-}
-
-// secret returns the full name of what the policy means.
-func (s stepSecrets) secret(name string) (string, error) {
-	mapped, ok := s.names[name]
-	if !ok {
-		return "", fmt.Errorf("%w: the rule gives the policy no secret %q", policy.ErrUnknown, name)
-	}
-	return s.owner + "/" + mapped, nil
-}
-
-func (s stepSecrets) Reference(name string) (string, error) {
-	full, err := s.secret(name)
-	if err != nil {
-		return "", err
-	}
-	ref, err := s.x.references().Secret(full)
-	return ref, told(err)
-}
-
-func (s stepSecrets) Encode(encoding int32, text string) (string, error) {
-	ref, err := s.x.references().Encode(reference.Encoding(encoding), text)
-	return ref, told(err)
-}
-
-func (s stepSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
-	full, err := s.secret(name)
-	if err != nil {
-		return nil, err
-	}
-	sum, err := s.x.references().HMAC(full, prefix, parts)
-	return s.used(full, sum, err)
-}
-
-func (s stepSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	full, err := s.secret(name)
-	if err != nil {
-		return nil, err
-	}
-	signature, err := s.x.references().Sign(full, algorithm, data)
-	return s.used(full, signature, err)
-}
-
-// used notes a secret of which something was made.
-func (s stepSecrets) used(full string, made []byte, err error) ([]byte, error) {
-	if err == nil {
-		s.x.used([]string{full})
-	}
-	return made, told(err)
-}
-
-// told makes an error for which the policy is to blame one that it is told of.
-func told(err error) error {
-	switch {
-	case errors.Is(err, reference.ErrLimit):
-		return policy.ErrLimit
-	case errors.Is(err, reference.ErrEncoding), errors.Is(err, reference.ErrUnknown),
-		errors.Is(err, reference.ErrParts), errors.Is(err, reference.ErrAlgorithm):
-		return policy.ErrBadArgument
-	}
-	return err
-}
-
-func (x *exchange) references() *reference.Set {
-	if x.refs == nil {
-		x.refs = reference.NewSet(x.value)
-	}
-	return x.refs
-}
-
-var _ policy.SecretSource = stepSecrets{}

@@ -1,14 +1,13 @@
 package egress
 
 import (
-	"bytes"
-	"fmt"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/secret/scrub"
+	"github.com/doze-run/doze/egress/secret/session"
 	"github.com/doze-run/doze/egress/secret/vault"
 )
 
@@ -58,17 +57,17 @@ func (f *filters) of(owner string, version int64, secrets bound) *scrub.Scrubber
 // and the node's that are bound to it, and those that are in this request, which
 // may have been replaced meanwhile. Nil means that there is none. No other secret
 // can be sent afterwards.
-func (x *exchange) filter() intercept.Filter {
-	e := x.m.e
+func (m *sender) filter(host string, secrets *session.Session) intercept.Filter {
+	e := m.e
 	version := e.vault.Version() // before it is asked for secrets
-	secrets := e.boundTo(x.m.owner, x.to.host)
-	more := x.sent.close(secrets.bytes())
+	bound := e.boundTo(m.owner, host)
+	more := secrets.Seal(bound.bytes())
 	var s *scrub.Scrubber
 	switch {
 	case len(more) > 0:
-		s = scrub.New(append(secrets.bytes(), more...))
-	case secrets.len() > 0:
-		s = e.filters.of(x.m.owner, version, secrets)
+		s = scrub.New(append(bound.bytes(), more...))
+	case bound.len() > 0:
+		s = e.filters.of(m.owner, version, bound)
 	}
 	if s == nil {
 		return nil
@@ -108,45 +107,4 @@ func namesOf(secrets []vault.Value) string {
 		names.WriteByte('/')
 	}
 	return names.String()
-}
-
-// sent are the secrets that a request was given. A body that is sent while it is
-// read may get one when the filter of the response is made already.
-type sent struct {
-	mu     sync.Mutex
-	values [][]byte
-	closed bool
-}
-
-// add notes a value. When the filter is made only those that it looks for can be
-// added.
-func (s *sent) add(name string, value []byte) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case holds(s.values, value):
-	case s.closed:
-		return fmt.Errorf("secret %q was changed while the request was sent: send it again", name)
-	default:
-		s.values = append(s.values, value)
-	}
-	return nil
-}
-
-// close says which secrets the filter looks for, and returns those that it has to
-// look for beside them.
-func (s *sent) close(bound [][]byte) (more [][]byte) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, v := range s.values {
-		if !holds(bound, v) {
-			more = append(more, v)
-		}
-	}
-	s.values, s.closed = slices.Concat(bound, more), true
-	return more
-}
-
-func holds(values [][]byte, value []byte) bool {
-	return slices.ContainsFunc(values, func(v []byte) bool { return bytes.Equal(v, value) })
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/placeholder"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -58,16 +59,18 @@ func (e *Egress) keepPlaceholderKey(ctx context.Context) error {
 	return e.cfg.Documents.PutDocument(ctx, keysKind, placeholderKey, sealed)
 }
 
-// offer is the placeholder of what a rule offers to a sandbox.
-func (e *Egress) offer(m *sender, o rule.Offer) placeholder.Offer {
-	owner := m.owner
+// secretOf returns the secret that a rule offers to a sandbox.
+func (e *Egress) secretOf(m *sender, o rule.Offer) secret.ID {
 	if o.Source == rule.Node {
-		owner = e.cfg.Operator
+		return secret.ID{Owner: e.cfg.Operator, Name: o.Secret}
 	}
-	return placeholder.Offer{
-		Name: owner + "/" + o.Secret,
-		Text: placeholder.Text(e.placeholderKey, m.name()+"/"+owner, o.Secret),
-	}
+	return secret.ID{Owner: m.owner, Name: o.Secret}
+}
+
+// offer returns the placeholder of the secret that a rule offers to a sandbox.
+func (e *Egress) offer(m *sender, o rule.Offer) placeholder.Offer {
+	id := e.secretOf(m, o)
+	return placeholder.Offer{Secret: id, Text: placeholder.Text(e.placeholderKey, m.name()+"/"+id.Owner, id.Name)}
 }
 
 // fill adds the placeholders to a sandbox's table.
@@ -99,15 +102,15 @@ func (x *exchange) exchangePlaceholders(r *http.Request) (err error) {
 	if len(x.table.offers) == 0 {
 		return nil
 	}
-	offered := func(name, _ string) ([]byte, error) {
+	offered := func(id secret.ID) ([]byte, error) {
 		for _, o := range x.decided.Offers {
-			if x.m.e.offer(x.m, o).Name == name {
-				return x.value(name)
+			if x.m.e.secretOf(x.m, o) == id {
+				return x.secrets.Value(id)
 			}
 		}
 		return nil, errNotOffered
 	}
-	x.exchanged, err = placeholder.NewSet(x.table.offers, offered, x.hold).Exchange(r, x.to.host)
+	x.exchanged, err = placeholder.NewSet(x.table.offers, offered, x.hold).Exchange(r)
 	if x.exchanged != nil && r.Body != nil {
 		r.Body = refusable{r.Body}
 	}

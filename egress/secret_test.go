@@ -12,8 +12,9 @@ import (
 	"testing/iotest"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret"
+	"github.com/doze-run/doze/egress/secret/session"
 )
 
 func TestAReferenceInTheBodyOfAPolicyIsRendered(t *testing.T) {
@@ -62,7 +63,7 @@ func TestASecretThatIsNotAtHandRefusesTheRequest(t *testing.T) {
 	for _, c := range []struct{ name, url, policy, secret, reason string }{
 		{"not bound", "https://b.web.test/", "bearer", "api", `policy bearer cannot use a secret: secret \"api\" is not bound to b.web.test`},
 		{"plain", "http://c.plain.test/", "bearer", "api", `secret \"api\" is sent over TLS only: use https`},
-		{"unknown", "https://d.web.test/", "bearer", "other", `there is no secret \"other\"`},
+		{"unknown", "https://d.web.test/", "bearer", "other", `secret \"other\" does not exist`},
 		{"HMAC", "https://e.web.test/", "signing", "api", `secret \"api\" is not bound to e.web.test`},
 		{"HMAC without TLS", "http://f.plain.test/", "signing", "api", `use https`},
 	} {
@@ -144,7 +145,7 @@ func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *test
 	if err := b.DeleteSecret(within(t), owner, "api"); err != nil {
 		t.Fatal(err)
 	}
-	b.want(b.get("https://a.web.test/"), 403, "there is no secret")
+	b.want(b.get("https://a.web.test/"), 403, "does not exist")
 }
 
 // The value is taken before the filter is made, and replaced between the two.
@@ -152,21 +153,21 @@ func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
-	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true}
-	value, err := x.value(owner + "/api")
+	s, id := session.New(r.vault, "a.web.test", true), secret.ID{Owner: owner, Name: "api"}
+	value, err := s.Value(id)
 	if err != nil || string(value) != token {
 		t.Fatalf("got %q, %v", value, err)
 	}
 	b.secret("api", "another-token-instead", "a.web.test")
-	f := x.filter()
+	f := r.find(b.sb.ID).filter("a.web.test", s)
 	if got := f.Text(token + " another-token-instead"); strings.Trim(got, "* ") != "" {
 		t.Errorf("it leaves %q", got)
 	}
-	if _, err := x.value(owner + "/api"); err != nil {
+	if _, err := s.Value(id); err != nil {
 		t.Errorf("one that it looks for: %v", err)
 	}
 	b.secret("api", "a-third-token-that-is-late", "a.web.test")
-	if _, err := x.value(owner + "/api"); err == nil {
+	if _, err := s.Value(id); err == nil {
 		t.Error("a value was given that nobody looks for in the answer")
 	}
 }
@@ -176,8 +177,7 @@ func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "*.web.test")
 	of := func(host string) any {
-		x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: host, port: 443}, tls: true}
-		return x.filter()
+		return r.find(b.sb.ID).filter(host, session.New(r.vault, host, true))
 	}
 	if of("a.web.test") != of("b.web.test") {
 		t.Error("they have one each")
@@ -200,8 +200,8 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 	b.secret("api", token, "a.web.test")
 	r.operatorsSecret("api", nodes, "b.web.test")
 	for host, value := range map[string]string{"a.web.test": token, "b.web.test": nodes} {
-		x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: host, port: 443}, tls: true}
-		if got := x.filter().Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
+		f := r.find(b.sb.ID).filter(host, session.New(r.vault, host, true))
+		if got := f.Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
 			t.Errorf("of what %s says the filter leaves %q", host, got)
 		}
 	}
@@ -376,8 +376,8 @@ func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
-	x := &exchange{m: &r.find(b.sb.ID).sender, to: destination{host: "a.web.test", port: 443}, tls: true}
-	s := stepSecrets{x, owner, map[string]string{"token": "api"}}
+	x := session.New(r.vault, "a.web.test", true)
+	s := x.For(owner, map[string]string{"token": "api"})
 	ref, err := s.Reference("token")
 	if err != nil {
 		t.Fatal(err)
@@ -386,22 +386,22 @@ func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
 	sum := func(name string, parts [][]byte) error { _, err := s.HMAC(name, "", parts); return err }
 	sign := func(algorithm int32) error { _, err := s.Sign("token", algorithm, nil); return err }
 	for name, c := range map[string]struct{ got, want error }{
-		"an encoding":        {encode(9, "x"), policy.ErrBadArgument},
-		"half a reference":   {encode(0, ref[:len(ref)-1]), policy.ErrBadArgument},
-		"too much":           {encode(0, strings.Repeat("x", 1<<20)), policy.ErrLimit},
-		"no parts":           {sum("token", nil), policy.ErrBadArgument},
-		"an algorithm":       {sign(9), policy.ErrBadArgument},
-		"a name":             {sum("other", [][]byte{nil}), policy.ErrUnknown},
+		"an encoding":        {encode(9, "x"), secret.ErrBadArgument},
+		"half a reference":   {encode(0, ref[:len(ref)-1]), secret.ErrBadArgument},
+		"too much":           {encode(0, strings.Repeat("x", 1<<20)), secret.ErrLimit},
+		"no parts":           {sum("token", nil), secret.ErrBadArgument},
+		"an algorithm":       {sign(9), secret.ErrBadArgument},
+		"a name":             {sum("other", [][]byte{nil}), secret.ErrUnknown},
 		"what is no mistake": {sum("token", [][]byte{nil}), nil},
 	} {
 		if !errors.Is(c.got, c.want) {
 			t.Errorf("%s: %v", name, c.got)
 		}
 	}
-	if err := sign(1); err == nil || errors.Is(err, policy.ErrBadArgument) || strings.Contains(err.Error(), token) {
+	if err := sign(1); err == nil || errors.Is(err, secret.ErrBadArgument) || strings.Contains(err.Error(), token) {
 		t.Errorf("a secret that is no key: %v", err)
 	}
-	if len(x.entry.Secrets) != 1 {
-		t.Errorf("noted are %v", x.entry.Secrets)
+	if used := x.Used(); len(used) != 1 || used[0] != (secret.ID{Owner: owner, Name: "api"}) {
+		t.Errorf("used are %v", used)
 	}
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/reference"
 	"github.com/doze-run/doze/policies/builtin"
 )
@@ -423,9 +424,11 @@ func (r *runner) module(ctx context.Context, path string) (runnerModule, error) 
 
 // step is a policy of a chain.
 type step struct {
-	module  runnerModule
-	config  json.RawMessage
-	secrets map[string]string // see testSecrets.names
+	module runnerModule
+	config json.RawMessage
+	// secrets maps the names that the policy uses to names of secrets; nil: they are the
+	// same.
+	secrets map[string]string
 }
 
 // chain is policies that are ready to run one after another.
@@ -470,9 +473,16 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 		},
 	}
 	set := reference.NewSet(r.secret)
-	steps, sources := slices.Clone(c.steps), make([]*testSecrets, len(c.steps))
+	steps, sources := slices.Clone(c.steps), make([]*reference.Source, len(c.steps))
 	for i := range steps {
-		sources[i] = &testSecrets{set: set, names: c.names[i]}
+		names := c.names[i]
+		if names == nil {
+			names = map[string]string{}
+			for name := range r.Secrets {
+				names[name] = name
+			}
+		}
+		sources[i] = set.Source("", names)
 		steps[i].Secrets, steps[i].Namespace = sources[i], namespace
 	}
 	o := &outcome{}
@@ -497,8 +507,8 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 			o.Verdict = verdictError
 		}
 		for _, s := range sources {
-			if s.err != nil {
-				o.Detail = strings.TrimSpace(s.err.Error() + "\n" + o.Detail)
+			if s.BadArgument != nil {
+				o.Detail = strings.TrimSpace(s.BadArgument.Error() + "\n" + o.Detail)
 			}
 		}
 	case err != nil:
@@ -513,79 +523,12 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 	return o, nil
 }
 
-func (r *recorded) secret(name string) ([]byte, error) {
-	value, ok := r.Secrets[name]
+func (r *recorded) secret(id secret.ID) ([]byte, error) {
+	value, ok := r.Secrets[id.Name]
 	if !ok {
-		return nil, policy.ErrUnknown
+		return nil, secret.ErrUnknown
 	}
 	return []byte(value), nil
-}
-
-// testSecrets are the secrets of one exchange, as one policy gets at them.
-type testSecrets struct {
-	set *reference.Set
-	// names are those that the policy uses, to names of secrets; nil: they are the same.
-	names map[string]string
-	err   error // that the policy gets only a number for
-}
-
-// named returns the secret that the policy calls so.
-func (s *testSecrets) named(name string) (string, error) {
-	if s.names == nil {
-		return name, nil
-	}
-	secret, ok := s.names[name]
-	if !ok {
-		return "", policy.ErrUnknown
-	}
-	return secret, nil
-}
-
-func (s *testSecrets) Reference(name string) (string, error) {
-	secret, err := s.named(name)
-	if err != nil {
-		return "", err
-	}
-	ref, err := s.set.Secret(secret)
-	return ref, s.told(err)
-}
-
-func (s *testSecrets) Encode(encoding int32, text string) (string, error) {
-	ref, err := s.set.Encode(reference.Encoding(encoding), text)
-	return ref, s.told(err)
-}
-
-func (s *testSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
-	secret, err := s.named(name)
-	if err != nil {
-		return nil, err
-	}
-	mac, err := s.set.HMAC(secret, prefix, parts)
-	return mac, s.told(err)
-}
-
-func (s *testSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	secret, err := s.named(name)
-	if err != nil {
-		return nil, err
-	}
-	signature, err := s.set.Sign(secret, algorithm, data)
-	return signature, s.told(err)
-}
-
-// told is the error as policies know it.
-func (s *testSecrets) told(err error) error {
-	switch {
-	case err == nil, errors.Is(err, policy.ErrUnknown):
-		return err
-	case errors.Is(err, reference.ErrLimit):
-		return policy.ErrLimit
-	case errors.Is(err, reference.ErrEncoding), errors.Is(err, reference.ErrUnknown),
-		errors.Is(err, reference.ErrParts), errors.Is(err, reference.ErrAlgorithm):
-		s.err = err
-		return policy.ErrBadArgument
-	}
-	return err
 }
 
 // render is the request as it would leave the node.
@@ -602,11 +545,14 @@ func render(set *reference.Set, r *http.Request) (*message, []string, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	used = append(used, inBody...)
-	slices.Sort(used)
+	var names []string
+	for _, id := range append(used, inBody...) {
+		names = append(names, id.Name)
+	}
+	slices.Sort(names)
 	headers := r.Header.Clone()
 	headers.Set("Host", r.Host)
-	return &message{Method: r.Method, URL: r.URL.String(), Headers: headers, Body: string(body)}, slices.Compact(used), nil
+	return &message{Method: r.Method, URL: r.URL.String(), Headers: headers, Body: string(body)}, slices.Compact(names), nil
 }
 
 // policyLog keeps the lines that policies write, as "info: text".

@@ -12,6 +12,7 @@ import (
 
 	"github.com/tetratelabs/wazero/api"
 
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -51,7 +52,7 @@ type call struct {
 	calls uint32        // of host functions
 
 	exchange  *Exchange
-	secrets   SecretSource
+	secrets   secret.Source
 	namespace string
 	writer    http.ResponseWriter
 	r         *http.Request

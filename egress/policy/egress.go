@@ -3,20 +3,26 @@ package policy
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/tetratelabs/wazero/api"
 
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/problem"
 )
 
-// Results of functions of doze_egress_v1 that are no lengths.
+// code is a result of a function of doze_egress_v1 that reports an error.
+type code int32
+
 const (
-	codeUnknown     = -1
-	codeNotAllowed  = -2
-	codeBadArgument = -3
-	codeLimit       = -4
+	codeUnknown     code = -1
+	codeNotAllowed  code = -2
+	codeBadArgument code = -3
+	codeLimit       code = -4
 )
+
+func (c code) Error() string { return fmt.Sprintf("error %d of doze_egress_v1", int32(c)) }
 
 // What a policy may hand over to be signed or encoded.
 const (
@@ -60,7 +66,7 @@ var egressFunctions = []function{
 		s[0] = c.stored(func(k *space, now time.Time) (int64, error) {
 			v, ok := k.get(key, now)
 			if !ok {
-				return 0, ErrUnknown
+				return 0, codeUnknown
 			}
 			return int64(c.giveBytes(v, s[2], s[3])), nil
 		})
@@ -87,30 +93,31 @@ func ttl(ms uint64) time.Duration {
 	return time.Duration(min(int64(ms), longest.Milliseconds())) * time.Millisecond
 }
 
-// code of an error that policies are told of; any other ends the guest, because
-// what it wanted to do with a secret did not happen.
-func code(err error) uint64 {
-	n := int32(0)
+// resultOf returns the result for an error. Errors without a code end the guest: it must
+// not go on as if it had the secret.
+func resultOf(err error) uint64 {
+	c, ok := err.(code)
 	switch {
-	case errors.Is(err, ErrUnknown):
-		n = codeUnknown
-	case errors.Is(err, ErrNotAllowed):
-		n = codeNotAllowed
-	case errors.Is(err, ErrBadArgument):
-		n = codeBadArgument
-	case errors.Is(err, ErrLimit):
-		n = codeLimit
+	case ok:
+	case errors.Is(err, secret.ErrUnknown):
+		c = codeUnknown
+	case errors.Is(err, secret.ErrNotAllowed):
+		c = codeNotAllowed
+	case errors.Is(err, secret.ErrBadArgument):
+		c = codeBadArgument
+	case errors.Is(err, secret.ErrLimit):
+		c = codeLimit
 	default:
 		panic(&failure{err.Error(), problem.SecretNotAllowed})
 	}
-	return uint64(uint32(n))
+	return uint64(uint32(c))
 }
 
 // result writes what a source of secrets gave.
 func (c *call) result(at, limit uint64) func([]byte, error) uint64 {
 	return func(v []byte, err error) uint64 {
 		if err != nil {
-			return code(err)
+			return resultOf(err)
 		}
 		return c.giveBytes(v, at, limit)
 	}
@@ -118,10 +125,10 @@ func (c *call) result(at, limit uint64) func([]byte, error) uint64 {
 
 func (c *call) secretRef(name string) ([]byte, error) {
 	if c.phase != beforeNext {
-		return nil, ErrNotAllowed
+		return nil, codeNotAllowed
 	}
 	if name == "" || len(name) > maxSecretName {
-		return nil, ErrBadArgument
+		return nil, codeBadArgument
 	}
 	ref, err := c.secrets.Reference(name)
 	return []byte(ref), err
@@ -129,10 +136,10 @@ func (c *call) secretRef(name string) ([]byte, error) {
 
 func (c *call) encode(encoding int32, text string) ([]byte, error) {
 	if c.phase != beforeNext {
-		return nil, ErrNotAllowed
+		return nil, codeNotAllowed
 	}
 	if encoding < 0 || encoding > 3 || len(text) > maxEncode {
-		return nil, ErrBadArgument
+		return nil, codeBadArgument
 	}
 	ref, err := c.secrets.Encode(encoding, text)
 	return []byte(ref), err
@@ -141,35 +148,35 @@ func (c *call) encode(encoding int32, text string) ([]byte, error) {
 // hmac: parts are a length, 4 bytes little-endian, and as many bytes each.
 func (c *call) hmac(name, prefix string, list []byte) ([]byte, error) {
 	if c.phase != beforeNext {
-		return nil, ErrNotAllowed
+		return nil, codeNotAllowed
 	}
 	if name == "" || len(name) > maxSecretName || len(prefix) > maxSecretName || len(list) > maxSign {
-		return nil, ErrBadArgument
+		return nil, codeBadArgument
 	}
 	var parts [][]byte
 	for len(list) > 0 {
 		if len(list) < 4 || uint64(binary.LittleEndian.Uint32(list)) > uint64(len(list)-4) || len(parts) == maxParts {
-			return nil, ErrBadArgument
+			return nil, codeBadArgument
 		}
 		n := binary.LittleEndian.Uint32(list)
 		parts = append(parts, list[4:4+n])
 		list = list[4+n:]
 	}
 	if len(parts) == 0 {
-		return nil, ErrBadArgument
+		return nil, codeBadArgument
 	}
 	return c.secrets.HMAC(name, prefix, parts)
 }
 
 func (c *call) sign(name string, algorithm int32, data []byte) ([]byte, error) {
 	if c.phase != beforeNext {
-		return nil, ErrNotAllowed
+		return nil, codeNotAllowed
 	}
 	if name == "" || len(name) > maxSecretName || len(data) > maxSign || algorithm < 1 || algorithm > 3 {
-		return nil, ErrBadArgument
+		return nil, codeBadArgument
 	}
 	if c.signs++; c.signs > maxSigns {
-		return nil, ErrLimit
+		return nil, codeLimit
 	}
 	return c.secrets.Sign(name, algorithm, data)
 }
@@ -200,14 +207,14 @@ func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) 
 	c.inExchange()
 	p := c.instance.policy
 	now := p.host.config.Now()
-	result = code(ErrLimit)
+	result = resultOf(codeLimit)
 	p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
 		if p.forgotten.Load() { // asked here, or the space may be of after Forget
 			s = &space{entries: map[string]entry{}}
 		}
 		n, err := f(s, now)
 		if err != nil {
-			result = code(err)
+			result = resultOf(err)
 			return
 		}
 		result = uint64(n)

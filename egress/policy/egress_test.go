@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	. "github.com/doze-run/doze/egress/internal/wat"
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -62,7 +63,7 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	if got := strings.Join(v.asked, "|"); got != want {
 		t.Errorf("asked for %s", got)
 	}
-	for err, code := range map[error]string{ErrUnknown: "-1", ErrNotAllowed: "-2", ErrBadArgument: "-3", ErrLimit: "-4"} {
+	for err, code := range map[error]string{secret.ErrUnknown: "-1", secret.ErrNotAllowed: "-2", secret.ErrBadArgument: "-3", secret.ErrLimit: "-4"} {
 		expectNotes(t, run(&vault{err: err}), code, code, code, code, "-2")
 	}
 	if d := run(&vault{err: errors.New("sealed")}).Denied; d == nil || d.Code != problem.SecretNotAllowed || d.Reason != "sealed" {

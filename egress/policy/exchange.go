@@ -2,9 +2,9 @@ package policy
 
 import (
 	"encoding/json"
-	"errors"
 	"net/http"
 
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -78,43 +78,18 @@ func (d *Denial) Error() string {
 	return "denied by policy " + d.Policy + ": " + d.Reason
 }
 
-// Errors of a SecretSource that a policy is told of. All others end the exchange
-// with a Denial that has their text.
-var (
-	ErrUnknown     = errors.New("not found")
-	ErrNotAllowed  = errors.New("not allowed")
-	ErrBadArgument = errors.New("bad argument")
-	ErrLimit       = errors.New("limit reached")
-)
-
-// SecretSource works with secrets for one policy of one exchange. Names are those
-// that the policy uses. Its methods are called one at a time.
-type SecretSource interface {
-	// Reference is the text that stands for the secret until the request is
-	// rendered: at most 64 of A-Z, a-z, 0-9, - and _.
-	Reference(name string) (string, error)
-	// Encode is the text that stands for the encoded text, which may hold
-	// references. Encodings: 0 base64, 1 base64url without padding, 2 hex, 3 percent.
-	Encode(encoding int32, text string) (string, error)
-	// HMAC is the last of a chain of HMAC-SHA256, each of which is the key of the
-	// next; the first key is prefix and secret.
-	HMAC(name string, prefix string, parts [][]byte) ([]byte, error)
-	// Sign makes a signature. Algorithms: 1 RS256, 2 EdDSA with Ed25519, 3 ES256.
-	Sign(name string, algorithm int32, data []byte) ([]byte, error)
-}
-
 // noSecrets is what a step without secrets has.
 type noSecrets struct{}
 
-func (noSecrets) Reference(string) (string, error)              { return "", ErrUnknown }
-func (noSecrets) Encode(int32, string) (string, error)          { return "", ErrNotAllowed }
-func (noSecrets) HMAC(string, string, [][]byte) ([]byte, error) { return nil, ErrUnknown }
-func (noSecrets) Sign(string, int32, []byte) ([]byte, error)    { return nil, ErrUnknown }
+func (noSecrets) Reference(string) (string, error)              { return "", secret.ErrUnknown }
+func (noSecrets) Encode(int32, string) (string, error)          { return "", secret.ErrNotAllowed }
+func (noSecrets) HMAC(string, string, [][]byte) ([]byte, error) { return nil, secret.ErrUnknown }
+func (noSecrets) Sign(string, int32, []byte) ([]byte, error)    { return nil, secret.ErrUnknown }
 
 // Step is a policy to run for an exchange.
 type Step struct {
 	Policy  *Policy
-	Secrets SecretSource // nil: none
+	Secrets secret.Source // nil: none
 	// Namespace keeps what policies store apart: those of one name and namespace,
 	// usually the owner of the rule, share their keys.
 	Namespace string

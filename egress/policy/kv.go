@@ -155,11 +155,11 @@ func (s *space) get(key string, now time.Time) ([]byte, bool) {
 
 func (s *space) set(key string, value []byte, ttl time.Duration, now time.Time) error {
 	if len(key) == 0 || len(key) > maxKey || len(value) > maxValue || ttl < 0 {
-		return ErrBadArgument
+		return codeBadArgument
 	}
 	if !s.fits(key, value) {
 		if s.expire(now); !s.fits(key, value) {
-			return ErrLimit
+			return codeLimit
 		}
 	}
 	e := entry{value: append([]byte(nil), value...)}
@@ -192,12 +192,12 @@ func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (
 		return delta, s.set(key, binary.LittleEndian.AppendUint64(nil, uint64(delta)), ttl, now)
 	}
 	if len(value) != 8 {
-		return 0, ErrBadArgument
+		return 0, codeBadArgument
 	}
 	old := int64(binary.LittleEndian.Uint64(value))
 	sum := old + delta
 	if (sum > old) != (delta > 0) && delta != 0 { // beyond 64 bits
-		return 0, ErrLimit
+		return 0, codeLimit
 	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))
 	s.mark(1 << pageOf(key))

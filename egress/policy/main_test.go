@@ -13,6 +13,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/doze-run/doze/egress/policy/policytest"
+	"github.com/doze-run/doze/egress/secret"
 )
 
 func TestMain(m *testing.M) {
@@ -117,7 +118,7 @@ type secrets struct{ noSecrets }
 
 func (secrets) Reference(name string) (string, error) {
 	if name == "unknown" {
-		return "", ErrUnknown
+		return "", secret.ErrUnknown
 	}
 	return "ref-" + name, nil
 }

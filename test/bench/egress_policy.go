@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/reference"
 	"github.com/doze-run/doze/policies/builtin"
 )
@@ -48,9 +49,9 @@ func measurePolicy(ctx context.Context, b *bench) ([]row, error) {
 	w := httptest.NewRecorder()
 	next := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	call := func() error {
-		refs := reference.NewSet(func(string) ([]byte, error) { return []byte(benchToken), nil })
+		refs := reference.NewSet(func(secret.ID) ([]byte, error) { return []byte(benchToken), nil })
 		x := policy.Exchange{Host: "api.example.com"}
-		steps := []policy.Step{{Policy: p, Secrets: benchSecrets{refs}}}
+		steps := []policy.Step{{Policy: p, Secrets: refs.Source("", map[string]string{"token": "bench"})}}
 		denial, err := policy.Serve(w, r, &x, steps, next)
 		if denial != nil {
 			return denial
@@ -85,23 +86,6 @@ func measurePolicy(ctx context.Context, b *bench) ([]row, error) {
 }
 
 func microseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e3 }
-
-// benchSecrets is what egress gives a step, for one secret.
-type benchSecrets struct{ refs *reference.Set }
-
-func (s benchSecrets) Reference(name string) (string, error) { return s.refs.Secret(name) }
-
-func (s benchSecrets) Encode(e int32, text string) (string, error) {
-	return s.refs.Encode(reference.Encoding(e), text)
-}
-
-func (s benchSecrets) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
-	return s.refs.HMAC(name, prefix, parts)
-}
-
-func (s benchSecrets) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	return s.refs.Sign(name, algorithm, data)
-}
 
 const (
 	replacements      = 1000

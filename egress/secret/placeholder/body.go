@@ -80,7 +80,7 @@ func (b *body) next() bool {
 	case offer == nil:
 		return b.pass(len(Prefix))
 	case b.fixed != "":
-		return b.refuse(&RefusedError{offer.Name, b.fixed})
+		return b.refuse(&RefusedError{offer.Secret, b.fixed})
 	}
 	value, err := b.x.valueOf(offer, b.in)
 	if err != nil {

@@ -2,10 +2,12 @@ package placeholder
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -13,6 +15,8 @@ import (
 	"strings"
 	"sync"
 	"unicode/utf8"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 // MaxBody is up to where a body of known length is held in memory to be sent with
@@ -22,30 +26,26 @@ const MaxBody = 1 << 20
 // Exchanged is what became of a request's placeholders. The nil Exchanged is
 // that of a request without any.
 type Exchanged struct {
-	set  *Set
-	host string
+	set *Set
 	// placed is the length of all values but those of a body of unknown length.
 	placed int
 
 	mu      sync.Mutex
-	values  map[string]string // by name
+	values  map[secret.ID]string
 	refused error
 }
 
-// Names returns the secrets that are in the request. Those of a body of unknown
-// length are added while it is read.
-func (x *Exchanged) Names() []string {
+// Used returns the secrets that are in the request, by owner and name. Secrets in a body of
+// unknown length are added while it is read.
+func (x *Exchanged) Used() []secret.ID {
 	if x == nil {
 		return nil
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	names := make([]string, 0, len(x.values))
-	for name := range x.values {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
+	return slices.SortedFunc(maps.Keys(x.values), func(a, b secret.ID) int {
+		return cmp.Or(cmp.Compare(a.Owner, b.Owner), cmp.Compare(a.Name, b.Name))
+	})
 }
 
 // Refused returns the *RefusedError with which reading the body ended, if it did.
@@ -59,8 +59,7 @@ func (x *Exchanged) Refused() error {
 	return x.refused
 }
 
-// Exchange puts values in the place of placeholders, toward a host, in a request's
-// header values, the user and password of Basic authentication, its query and its
+// Exchange puts values in the place of placeholders in a request's header values, the user and password of Basic authentication, its query and its
 // body, escaped where it is JSON or a form. Placeholders of other sandboxes are text like any other.
 //
 // A body of at most MaxBody bytes is read at once and gets its new length; one of
@@ -73,11 +72,11 @@ func (x *Exchanged) Refused() error {
 // Errors: *RefusedError, after which the request must not be sent, and those of
 // reading the body. Errors of a body that is read later come from its Read, and
 // Refused returns them.
-func (s *Set) Exchange(r *http.Request, host string) (*Exchanged, error) {
+func (s *Set) Exchange(r *http.Request) (*Exchanged, error) {
 	if s == nil || len(s.offers) == 0 {
 		return nil, nil
 	}
-	x := &Exchanged{set: s, host: host}
+	x := &Exchanged{set: s}
 	if err := x.head(r); err != nil {
 		return nil, err
 	}
@@ -171,7 +170,7 @@ func (x *Exchanged) text(text string, in func(value string) (string, error)) (st
 			return "", err
 		}
 		if x.placed += len(value); x.placed > MaxBody { // placeholders are short, values may be long
-			return "", &RefusedError{offer.Name, "the request would become too long"}
+			return "", &RefusedError{offer.Secret, "the request would become too long"}
 		}
 		b.WriteString(value)
 		text = text[len(offer.Text):]
@@ -181,22 +180,22 @@ func (x *Exchanged) text(text string, in func(value string) (string, error)) (st
 func (x *Exchanged) valueOf(offer *Offer, in func(value string) (string, error)) (string, error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	value, known := x.values[offer.Name]
+	value, known := x.values[offer.Secret]
 	if !known {
-		b, err := x.set.value(offer.Name, x.host)
+		b, err := x.set.value(offer.Secret)
 		if err != nil {
-			return "", &RefusedError{offer.Name, err.Error()}
+			return "", &RefusedError{offer.Secret, err.Error()}
 		}
 		value = string(b)
 	}
 	placed, err := in(value)
 	if err != nil {
-		return "", &RefusedError{offer.Name, err.Error()}
+		return "", &RefusedError{offer.Secret, err.Error()}
 	}
 	if x.values == nil {
-		x.values = map[string]string{}
+		x.values = map[secret.ID]string{}
 	}
-	x.values[offer.Name] = value
+	x.values[offer.Secret] = value
 	return placed, nil
 }
 

@@ -9,6 +9,8 @@ import (
 	"encoding/base64"
 	"fmt"
 	"strings"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 // Prefix of every placeholder.
@@ -24,39 +26,39 @@ func Text(key []byte, sandbox, name string) string {
 	return Prefix + name + "-" + base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:16])
 }
 
-// RefusedError: a placeholder is on its way to where its secret may not go, or in
-// a place where it is not exchanged. Its text holds no part of a value.
+// RefusedError: a request has a placeholder whose secret may not be sent to its host, or
+// in a place where placeholders are not replaced. Its text has no part of a value.
 type RefusedError struct {
-	Name   string // of the secret
+	Secret secret.ID
 	Reason string
 }
 
 func (e *RefusedError) Error() string {
-	return fmt.Sprintf("placeholder of secret %s: %s", e.Name, e.Reason)
+	return fmt.Sprintf("placeholder of secret %s: %s", e.Secret, e.Reason)
 }
 
 // Offer is a secret that a sandbox knows by its placeholder.
 type Offer struct {
-	Name string
-	Text string // see Text
+	Secret secret.ID
+	Text   string // see Text
 }
 
 // Set is the placeholders of a sandbox. It is immutable, and safe for concurrent use.
 type Set struct {
 	offers  []Offer
 	longest int // text of an offer
-	value   func(name, host string) ([]byte, error)
+	value   func(secret.ID) ([]byte, error)
 	hold    func(bytes int64) bool
 }
 
-// NewSet returns the set of a sandbox's offers. value returns a secret for a host;
-// its error says why it may not go there (the secret is not bound to it, the
-// connection is not verified TLS) and becomes the reason of a RefusedError.
-// It is called from whatever goroutine reads a request's body.
+// NewSet returns the set of a sandbox's offers. value returns a secret. Its error says why
+// the secret may not be sent (it is not bound to the host, the connection is not verified
+// TLS) and becomes the reason of a RefusedError. The goroutine that reads the request's
+// body calls it, too.
 //
-// hold is asked before a body of this length is read into memory, where it stays
-// until the request is over; false means that there is no room for it.
-func NewSet(offers []Offer, value func(name, host string) ([]byte, error), hold func(bytes int64) bool) *Set {
+// hold acquires memory for a body, which uses it until the request ends. It returns false
+// if the limit is reached.
+func NewSet(offers []Offer, value func(secret.ID) ([]byte, error), hold func(bytes int64) bool) *Set {
 	s := &Set{offers: offers, value: value, hold: hold}
 	for _, o := range offers {
 		s.longest = max(s.longest, len(o.Text))

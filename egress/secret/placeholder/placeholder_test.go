@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"testing/iotest"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 const (
@@ -31,11 +33,16 @@ var (
 )
 
 func testSet() *Set {
-	return NewSet([]Offer{{"github-token", github}, {"line", line}}, func(name, to string) ([]byte, error) {
+	return setFor(host)
+}
+
+// setFor returns the set of a request to a host.
+func setFor(to string) *Set {
+	return NewSet([]Offer{{secret.ID{Name: "github-token"}, github}, {secret.ID{Name: "line"}, line}}, func(id secret.ID) ([]byte, error) {
 		switch {
 		case to != host:
 			return nil, errBound
-		case name == "line":
+		case id.Name == "line":
 			return []byte("a line\r\nX-Injected: 1"), nil
 		}
 		return []byte(value), nil
@@ -71,7 +78,7 @@ func TestPlaceholdersAreExchangedWhereTheyStand(t *testing.T) {
 	r.Header["X-Two"] = []string{"none", github + "," + elsewhere + "," + github}
 	r.URL.RawQuery = "q=1&access_token=" + github
 	r.RequestURI = "/path?" + r.URL.RawQuery
-	x, err := testSet().Exchange(r, host)
+	x, err := testSet().Exchange(r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,8 +93,8 @@ func TestPlaceholdersAreExchangedWhereTheyStand(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, c[0], c[1])
 		}
 	}
-	if !slices.Equal(x.Names(), []string{"github-token"}) || x.Refused() != nil {
-		t.Error(x.Names(), x.Refused())
+	if !slices.Equal(x.Used(), []secret.ID{{Name: "github-token"}}) || x.Refused() != nil {
+		t.Error(x.Used(), x.Refused())
 	}
 }
 
@@ -103,7 +110,7 @@ func TestBasicAuthenticationIsLookedInto(t *testing.T) {
 	} {
 		r := request(nil)
 		r.Header.Set("Authorization", c[0])
-		if _, err := testSet().Exchange(r, host); err != nil || r.Header.Get("Authorization") != c[1] {
+		if _, err := testSet().Exchange(r); err != nil || r.Header.Get("Authorization") != c[1] {
 			t.Errorf("%s: %q, %v; want %q", name, r.Header.Get("Authorization"), err, c[1])
 		}
 	}
@@ -122,13 +129,13 @@ func TestOtherHostsRefusePlaceholders(t *testing.T) {
 			r.SetBasicAuth("me", github)
 		}
 		var refused *RefusedError
-		if _, err := testSet().Exchange(r, "evil.example"); !errors.As(err, &refused) || refused.Name != "github-token" || !strings.Contains(err.Error(), errBound.Error()) && name != "path" {
+		if _, err := setFor("evil.example").Exchange(r); !errors.As(err, &refused) || refused.Secret.Name != "github-token" || !strings.Contains(err.Error(), errBound.Error()) && name != "path" {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
 	r := request(nil)
 	r.Header.Set("X-Token", elsewhere)
-	if x, err := testSet().Exchange(r, "evil.example"); x != nil || err != nil || r.Header.Get("X-Token") != elsewhere {
+	if x, err := setFor("evil.example").Exchange(r); x != nil || err != nil || r.Header.Get("X-Token") != elsewhere {
 		t.Error("the placeholder of another sandbox is not text like any other:", x, err)
 	}
 }
@@ -146,7 +153,7 @@ func TestPlacesThatHoldNoSecretAreRefused(t *testing.T) {
 			r.SetBasicAuth("me", line)
 		}
 		var refused *RefusedError
-		if _, err := testSet().Exchange(r, host); !errors.As(err, &refused) || strings.Contains(err.Error(), "Injected") {
+		if _, err := testSet().Exchange(r); !errors.As(err, &refused) || strings.Contains(err.Error(), "Injected") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -178,7 +185,7 @@ func TestShortBodiesGetTheirNewLength(t *testing.T) {
 					r.Header.Set("Content-Length", fmt.Sprint(length))
 				}
 				r.Header.Set("Content-Type", kind)
-				x, err := testSet().Exchange(r, host)
+				x, err := testSet().Exchange(r)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -188,7 +195,7 @@ func TestShortBodiesGetTheirNewLength(t *testing.T) {
 				if err := r.Body.Close(); err != nil {
 					t.Error(err)
 				}
-				if names := x.Names(); strings.HasPrefix(kind, "application/grpc") != (len(names) == 0) {
+				if names := x.Used(); strings.HasPrefix(kind, "application/grpc") != (len(names) == 0) {
 					t.Errorf("length %d: names %v", length, names)
 				}
 				if length > 0 && (r.ContentLength != int64(len(want)) || r.Header.Get("Content-Length") != fmt.Sprint(len(want))) {
@@ -199,7 +206,7 @@ func TestShortBodiesGetTheirNewLength(t *testing.T) {
 	}
 	r := request(strings.NewReader(github))
 	r.Header.Set("Content-Encoding", "gzip")
-	if _, err := testSet().Exchange(r, host); err != nil {
+	if _, err := testSet().Exchange(r); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(r.Body); err != nil || string(got) != github {
@@ -210,20 +217,20 @@ func TestShortBodiesGetTheirNewLength(t *testing.T) {
 func TestBodiesThatBreakOffAreAnError(t *testing.T) {
 	r := request(strings.NewReader("short"))
 	r.ContentLength = 10
-	if _, err := testSet().Exchange(r, host); !errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := testSet().Exchange(r); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Errorf("got %v", err)
 	}
 	broken := errors.New("broken")
 	r = request(nil)
 	r.Body, r.ContentLength = io.NopCloser(io.MultiReader(strings.NewReader("x doze-placeh"), iotest.ErrReader(broken))), -1
-	if _, err := testSet().Exchange(r, host); err != nil {
+	if _, err := testSet().Exchange(r); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := io.ReadAll(r.Body); string(got) != "x doze-placeh" || !errors.Is(err, broken) {
 		t.Errorf("%q, %v", got, err)
 	}
 	r.Body = io.NopCloser(idle{})
-	if _, err := testSet().Exchange(r, host); err != nil {
+	if _, err := testSet().Exchange(r); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadAll(r.Body); !errors.Is(err, io.ErrNoProgress) {
@@ -255,7 +262,7 @@ func TestLongBodies(t *testing.T) {
 			if c.length {
 				r.ContentLength = int64(len(c.sent))
 			}
-			x, err := testSet().Exchange(r, c.host)
+			x, err := setFor(c.host).Exchange(r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -273,16 +280,16 @@ func TestLongBodies(t *testing.T) {
 		})
 	}
 	r := request(strings.NewReader(strings.Repeat(github, MaxBody/len(github))))
-	long := NewSet([]Offer{{"github-token", github}}, func(string, string) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, room)
+	long := NewSet([]Offer{{secret.ID{Name: "github-token"}, github}}, func(secret.ID) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, room)
 	var refused *RefusedError
-	if _, err := long.Exchange(r, host); !errors.As(err, &refused) {
+	if _, err := long.Exchange(r); !errors.As(err, &refused) {
 		t.Errorf("a body of 600 MB was made: %v", err)
 	}
 	r = request(nil)
 	for i := range 100 {
 		r.Header[fmt.Sprint("X-", i)] = []string{github}
 	}
-	if _, err := long.Exchange(r, host); !errors.As(err, &refused) {
+	if _, err := long.Exchange(r); !errors.As(err, &refused) {
 		t.Errorf("a header of 6 MB was made: %v", err)
 	}
 }
@@ -297,7 +304,7 @@ func TestBodiesForWhichThereIsNoRoom(t *testing.T) {
 			return false
 		}
 		r := request(strings.NewReader(sent))
-		if _, err := full.Exchange(r, host); err != nil {
+		if _, err := full.Exchange(r); err != nil {
 			t.Fatal(err)
 		}
 		got, err := io.ReadAll(r.Body)
@@ -336,7 +343,7 @@ func TestBodiesAreNotHeldBack(t *testing.T) {
 		turn++
 		return copy(p, turns[turn-1].sent), nil
 	}))
-	if _, err := testSet().Exchange(r, host); err != nil {
+	if _, err := testSet().Exchange(r); err != nil {
 		t.Fatal(err)
 	}
 	for p := make([]byte, 1<<10); ; {
@@ -367,8 +374,8 @@ func inPieces(text string, size int) io.Reader {
 func TestNothingToExchangeIsNothingToDo(t *testing.T) {
 	for name, s := range map[string]*Set{"nil": nil, "empty": NewSet(nil, nil, nil), "unused": testSet()} {
 		r := request(strings.NewReader("a body"))
-		x, err := s.Exchange(r, "evil.example")
-		if x != nil || err != nil || x.Names() != nil || x.Refused() != nil {
+		x, err := s.Exchange(r)
+		if x != nil || err != nil || x.Used() != nil || x.Refused() != nil {
 			t.Errorf("%s: %v, %v", name, x, err)
 		}
 		if b, err := io.ReadAll(r.Body); err != nil || string(b) != "a body" {
@@ -392,7 +399,7 @@ func FuzzBody(f *testing.F) {
 		for _, length := range []int64{int64(len(sent)), -1} {
 			r := request(nil)
 			r.Body, r.ContentLength = io.NopCloser(inPieces(sent, int(size)%100+1)), length
-			if _, err := testSet().Exchange(r, host); err != nil {
+			if _, err := testSet().Exchange(r); err != nil {
 				if strings.Contains(sent, line) {
 					return
 				}
@@ -420,7 +427,7 @@ func BenchmarkNothingToExchange(b *testing.B) {
 	r.SetBasicAuth("me", "a password")
 	b.ReportAllocs()
 	for b.Loop() {
-		if x, err := s.Exchange(r, host); x != nil || err != nil {
+		if x, err := s.Exchange(r); x != nil || err != nil {
 			b.Fatal(x, err)
 		}
 	}
@@ -434,7 +441,7 @@ func BenchmarkBearer(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		auth[0] = "Bearer " + github
-		if x, err := s.Exchange(r, host); len(x.Names()) != 1 || err != nil {
+		if x, err := s.Exchange(r); len(x.Used()) != 1 || err != nil {
 			b.Fatal(x, err)
 		}
 	}
@@ -448,7 +455,7 @@ func BenchmarkBody(b *testing.B) {
 	for b.Loop() {
 		r := request(nil)
 		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(content)), -1
-		if _, err := s.Exchange(r, host); err != nil {
+		if _, err := s.Exchange(r); err != nil {
 			b.Fatal(err)
 		}
 		for {

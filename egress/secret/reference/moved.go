@@ -4,13 +4,15 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
-// Moved says whether a request has a reference in a place where it was not before:
-// one that stands for a secret, or for something with one in it, of which whose is
-// true. A place is the value of a header or trailer, the path, or a parameter of the
-// query. A body is new as a whole; nil: it was left as it was.
-func (s *Set) Moved(before, after *http.Request, body []byte, whose func(secret string) bool) bool {
+// Moved reports whether a request has a reference in a place where it was not before,
+// considering references to secrets, or to something that contains one, for which whose
+// returns true. A place is the value of a header or trailer, the path, or a parameter of
+// the query. A body is new as a whole; nil: it did not change.
+func (s *Set) Moved(before, after *http.Request, body []byte, whose func(secret.ID) bool) bool {
 	if s == nil || s.prefix == "" {
 		return false
 	}
@@ -24,7 +26,7 @@ func (s *Set) Moved(before, after *http.Request, body []byte, whose func(secret 
 // place is where a reference stands, with all that stands there.
 type place struct{ where, text string }
 
-func (s *Set) places(r *http.Request, whose func(string) bool) (found []place) {
+func (s *Set) places(r *http.Request, whose func(secret.ID) bool) (found []place) {
 	add := func(where, text string) {
 		if s.holds(text, whose) {
 			found = append(found, place{where, text})
@@ -44,9 +46,9 @@ func (s *Set) places(r *http.Request, whose func(string) bool) (found []place) {
 	return found
 }
 
-// holds says whether a text has such a reference. What is half of one is not
+// holds reports whether a text has such a reference. Parts of references are never
 // rendered.
-func (s *Set) holds(text string, whose func(string) bool) bool {
+func (s *Set) holds(text string, whose func(secret.ID) bool) bool {
 	for {
 		_, after, found := strings.Cut(text, s.prefix)
 		if !found {

@@ -3,13 +3,15 @@ package reference
 import (
 	"net/http"
 	"testing"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 func TestReferencesAreSeenToMove(t *testing.T) {
 	s := of(map[string]string{"theirs": "value-1", "mine": "value-2"})
-	theirs, mine := must(t)(s.Secret("theirs")), must(t)(s.Secret("mine"))
+	theirs, mine := must(t)(s.Secret(id("theirs"))), must(t)(s.Secret(id("mine")))
 	inside := must(t)(s.Encode(Base64, "user:"+theirs))
-	whose := func(name string) bool { return name == "theirs" }
+	whose := func(id secret.ID) bool { return id.Name == "theirs" }
 	before := func() *http.Request {
 		r := request(t, "https://api.example/a?key="+theirs)
 		r.Header.Set("Authorization", "Bearer "+theirs)

@@ -7,10 +7,11 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 const (
@@ -25,12 +26,12 @@ const (
 )
 
 var (
-	// ErrLimit: more references, or longer ones, than one exchange may have.
-	ErrLimit = errors.New("too many references, or too long ones")
-	// ErrEncoding is not one of those that are known.
-	ErrEncoding = errors.New("no such encoding")
-	// ErrUnknown is text that looks like a reference of this exchange but is none.
-	ErrUnknown = errors.New("a reference that was not given out, or only a part of one")
+	// ErrLimit: more references, or longer ones, than one request may have.
+	ErrLimit = fmt.Errorf("%w: too many references, or too long ones", secret.ErrLimit)
+	// ErrEncoding: the number of the encoding is unknown.
+	ErrEncoding = fmt.Errorf("%w: unknown encoding", secret.ErrBadArgument)
+	// ErrUnknown: a text begins like a reference of this request but is not one.
+	ErrUnknown = fmt.Errorf("%w: incomplete or unknown reference", secret.ErrBadArgument)
 )
 
 // Encoding of a text that may hold references. The numbers are those of the ABI.
@@ -43,45 +44,53 @@ const (
 	Percent   Encoding = 3 // RFC 3986: all but letters, digits and -._~
 )
 
-// Set is the references of one exchange. They are good for nothing else: their
-// text is random anew in each. One that gave out none costs its allocation. It
-// is not safe for concurrent use.
+// Set is the references of one request. Their text is random, and valid in this request
+// only. The nil Set has no references. It is not safe for concurrent use.
 type Set struct {
-	resolve func(name string) ([]byte, error)
+	resolve func(secret.ID) ([]byte, error)
 	prefix  string // of every reference of this set, empty until there is one
 	entries []entry
 	held    int
+	derived []secret.ID
 }
 
 // entry is what a reference stands for.
 type entry struct {
 	text    string // the reference
 	value   string
-	secrets []string // whose values are in it
-	plain   string   // the secret, if the value is just that
-	escaped bool     // made of nothing that a URL would have to escape
+	secrets []secret.ID // whose values are in it
+	plain   secret.ID   // the secret, if the value is just that
+	escaped bool        // made of nothing that a URL would have to escape
 }
 
-// NewSet returns an empty set. resolve is asked for each secret once, when its
-// first reference is made. Whether the secret may be used in this exchange (its
-// hosts, verified TLS) is for resolve to say; its error goes to the policy.
-func NewSet(resolve func(name string) ([]byte, error)) *Set {
+// NewSet returns an empty set. resolve is called once for each secret, when its first
+// reference is made. It decides whether the secret may be used in this request (its
+// hosts, verified TLS).
+func NewSet(resolve func(secret.ID) ([]byte, error)) *Set {
 	return &Set{resolve: resolve}
 }
 
 // Secret returns the text that stands for a secret: of letters, digits and
-// hyphens, the same for the same name. Errors: those of resolve, ErrLimit.
-func (s *Set) Secret(name string) (string, error) {
+// hyphens, the same for the same secret. Errors: any of resolve, ErrLimit.
+func (s *Set) Secret(id secret.ID) (string, error) {
 	for i := range s.entries {
-		if s.entries[i].plain == name && name != "" {
+		if s.entries[i].plain == id && id.Name != "" {
 			return s.entries[i].text, nil
 		}
 	}
-	value, err := s.resolve(name)
+	value, err := s.resolve(id)
 	if err != nil {
 		return "", err
 	}
-	return s.add(entry{value: string(value), secrets: []string{name}, plain: name})
+	return s.add(entry{value: string(value), secrets: []secret.ID{id}, plain: id})
+}
+
+// Derived returns the secrets from which HMAC or Sign has derived something.
+func (s *Set) Derived() []secret.ID {
+	if s == nil {
+		return nil
+	}
+	return s.derived
 }
 
 // Encode returns the text that stands for an encoded text. References in the
@@ -146,7 +155,7 @@ func (s *Set) lookup(text string) (*entry, error) {
 // renderer puts values in the place of references and notes whose they are.
 type renderer struct {
 	set  *Set
-	used []string
+	used []secret.ID
 	room int // for values: references are short, so that many fit into a text
 }
 
@@ -180,9 +189,9 @@ func (r *renderer) text(text string, in func(*entry) (string, error)) (string, e
 			return "", ErrLimit
 		}
 		b.WriteString(value)
-		for _, name := range e.secrets {
-			if !slices.Contains(r.used, name) {
-				r.used = append(r.used, name)
+		for _, id := range e.secrets {
+			if !slices.Contains(r.used, id) {
+				r.used = append(r.used, id)
 			}
 		}
 		text = text[length:]

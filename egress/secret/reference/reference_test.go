@@ -24,20 +24,24 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 var errNotBound = errors.New("not bound to this host")
 
 // of returns a set whose secrets are these.
 func of(secrets map[string]string) *Set {
-	return NewSet(func(name string) ([]byte, error) {
-		value, ok := secrets[name]
+	return NewSet(func(id secret.ID) ([]byte, error) {
+		value, ok := secrets[id.Name]
 		if !ok {
 			return nil, errNotBound
 		}
 		return []byte(value), nil
 	})
 }
+
+func id(name string) secret.ID { return secret.ID{Owner: "me", Name: name} }
 
 func must(t testing.TB) func(string, error) string {
 	return func(s string, err error) string {
@@ -56,11 +60,11 @@ func request(t testing.TB, target string) *http.Request {
 
 func TestReferencesAreOpaqueAndOfOneExchange(t *testing.T) {
 	a, b := of(map[string]string{"token": "s3cr3t-value"}), of(map[string]string{"token": "s3cr3t-value"})
-	first, second := must(t)(a.Secret("token")), must(t)(b.Secret("token"))
+	first, second := must(t)(a.Secret(id("token"))), must(t)(b.Secret(id("token")))
 	if first == second {
 		t.Error("two exchanges have the same reference")
 	}
-	if again := must(t)(a.Secret("token")); again != first {
+	if again := must(t)(a.Secret(id("token"))); again != first {
 		t.Errorf("%s the second time, %s the first", again, first)
 	}
 	if !regexp.MustCompile(`\A[A-Za-z0-9_-]{1,64}\z`).MatchString(first) || len(first) != length {
@@ -74,7 +78,7 @@ func TestReferencesAreOpaqueAndOfOneExchange(t *testing.T) {
 }
 
 func TestResolveErrorsGoToThePolicy(t *testing.T) {
-	if _, err := of(nil).Secret("token"); !errors.Is(err, errNotBound) {
+	if _, err := of(nil).Secret(id("token")); !errors.Is(err, errNotBound) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -82,7 +86,7 @@ func TestResolveErrorsGoToThePolicy(t *testing.T) {
 func TestReferencesAreRenderedWhereTheyStand(t *testing.T) {
 	const value = `a/b c+d"é%41`
 	s := of(map[string]string{"token": value, "user": "me"})
-	token, user := must(t)(s.Secret("token")), must(t)(s.Secret("user"))
+	token, user := must(t)(s.Secret(id("token"))), must(t)(s.Secret(id("user")))
 	basic := must(t)(s.Encode(Base64, user+":"+token))
 	nested := must(t)(s.Encode(Hex, "x"+must(t)(s.Encode(Base64URL, token))))
 	percent := must(t)(s.Encode(Percent, token+"&"))
@@ -111,8 +115,8 @@ func TestReferencesAreRenderedWhereTheyStand(t *testing.T) {
 			t.Errorf("%s: %q, want %q", what, c[0], c[1])
 		}
 	}
-	slices.Sort(used)
-	if !slices.Equal(used, []string{"token", "user"}) {
+	slices.SortFunc(used, func(a, b secret.ID) int { return strings.Compare(a.Name, b.Name) })
+	if !slices.Equal(used, []secret.ID{id("token"), id("user")}) {
 		t.Errorf("used %v", used)
 	}
 	if q, err := url.ParseQuery(r.URL.RawQuery); err != nil || q.Get("key") != value {
@@ -123,10 +127,10 @@ func TestReferencesAreRenderedWhereTheyStand(t *testing.T) {
 func TestWhatAValueContainsIsNotRendered(t *testing.T) {
 	secrets := map[string]string{"a": "first"}
 	s := of(secrets)
-	a := must(t)(s.Secret("a"))
+	a := must(t)(s.Secret(id("a")))
 	secrets["b"] = "<" + a + ">"
 	r := request(t, "https://api.example/")
-	r.Header.Set("X-B", must(t)(s.Secret("b")))
+	r.Header.Set("X-B", must(t)(s.Secret(id("b"))))
 	if _, err := s.Render(r); err != nil || r.Header.Get("X-B") != "<"+a+">" {
 		t.Errorf("%q, %v", r.Header.Get("X-B"), err)
 	}
@@ -144,7 +148,7 @@ func TestValuesThatCannotStandInAHeaderAreRefused(t *testing.T) {
 	} {
 		s := of(map[string]string{"token": value})
 		r := request(t, "https://api.example/")
-		r.Header.Set("Authorization", "Bearer "+must(t)(s.Secret("token")))
+		r.Header.Set("Authorization", "Bearer "+must(t)(s.Secret(id("token"))))
 		_, err := s.Render(r)
 		var refused *RenderError
 		if !errors.As(err, &refused) || refused.Place != "header Authorization" || !strings.Contains(err.Error(), want) {
@@ -153,7 +157,7 @@ func TestValuesThatCannotStandInAHeaderAreRefused(t *testing.T) {
 		if err != nil && strings.Contains(err.Error(), "Injected") {
 			t.Errorf("the error quotes the value: %v", err)
 		}
-		if _, err = s.Render(request(t, "https://api.example/?k="+must(t)(s.Secret("token")))); err != nil {
+		if _, err = s.Render(request(t, "https://api.example/?k="+must(t)(s.Secret(id("token"))))); err != nil {
 			t.Errorf("%q in a query: %v", value, err)
 		}
 	}
@@ -183,7 +187,7 @@ func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
 			}
 			s := of(map[string]string{"token": value})
 			r := request(t, "https://api.example/")
-			put(r, must(t)(s.Secret("token")))
+			put(r, must(t)(s.Secret(id("token"))))
 			var refused *RenderError
 			if _, err := s.Render(r); !errors.As(err, &refused) {
 				t.Errorf("got %v", err)
@@ -195,7 +199,7 @@ func TestReferencesInOtherPlacesAreRefused(t *testing.T) {
 func TestLimitsHold(t *testing.T) {
 	long := strings.Repeat("x", 64<<10)
 	s := of(map[string]string{"token": "value", "long": long})
-	token := must(t)(s.Secret("token"))
+	token := must(t)(s.Secret(id("token")))
 	if _, err := s.Encode(4, "text"); !errors.Is(err, ErrEncoding) {
 		t.Errorf("an unknown encoding: %v", err)
 	}
@@ -205,7 +209,7 @@ func TestLimitsHold(t *testing.T) {
 	if _, err := s.Encode(Hex, token[:length-1]); !errors.Is(err, ErrUnknown) {
 		t.Errorf("half a reference: %v", err)
 	}
-	ref := must(t)(s.Secret("long"))
+	ref := must(t)(s.Secret(id("long")))
 	if _, err := s.Encode(Base64, ref+ref+ref+ref); !errors.Is(err, ErrLimit) {
 		t.Errorf("many long values: %v", err)
 	}
@@ -249,14 +253,14 @@ func TestLimitsHold(t *testing.T) {
 
 func TestBodiesOfPoliciesAreRendered(t *testing.T) {
 	s := of(map[string]string{"token": "line\r\nbreak and more"})
-	token := must(t)(s.Secret("token"))
+	token := must(t)(s.Secret(id("token")))
 	r := request(t, "https://api.example/")
 	body := `{"key":"` + token + `","again":"` + token + `"}`
 	r.Body = io.NopCloser(strings.NewReader(body))
 	r.ContentLength = int64(len(body))
 	r.Header.Set("Content-Length", "93")
 	used, err := s.RenderBody(r)
-	if err != nil || !slices.Equal(used, []string{"token"}) {
+	if err != nil || !slices.Equal(used, []secret.ID{id("token")}) {
 		t.Fatal(used, err)
 	}
 	got, err := io.ReadAll(r.Body)
@@ -280,7 +284,7 @@ type errorReader struct{ error }
 func (e errorReader) Read([]byte) (int, error) { return 0, e.error }
 
 func TestUnusedSetsCostOneAllocation(t *testing.T) {
-	resolve := func(string) ([]byte, error) { return nil, errNotBound }
+	resolve := func(secret.ID) ([]byte, error) { return nil, errNotBound }
 	r := request(t, "https://api.example/path?query=1")
 	r.Header.Set("Authorization", "Bearer x")
 	if n := testing.AllocsPerRun(100, func() {
@@ -299,20 +303,20 @@ func TestUnusedSetsCostOneAllocation(t *testing.T) {
 func TestHMACIsAChain(t *testing.T) {
 	s := of(map[string]string{"key": "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"})
 	// The example of AWS's documentation, "Deriving the signing key".
-	got, err := s.HMAC("key", "AWS4", [][]byte{[]byte("20120215"), []byte("us-east-1"), []byte("iam"), []byte("aws4_request")})
+	got, err := s.HMAC(id("key"), "AWS4", [][]byte{[]byte("20120215"), []byte("us-east-1"), []byte("iam"), []byte("aws4_request")})
 	if want := "f4780e2d9f65fa895f9c67b32ce1baf0b0d8a43505a000a1a9e090d414db404d"; err != nil || hex.EncodeToString(got) != want {
 		t.Errorf("%x, %v", got, err)
 	}
 	mac := hmac.New(sha256.New, []byte("wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"))
-	if got, err := s.HMAC("key", "", [][]byte{nil}); err != nil || string(got) != string(mac.Sum(nil)) {
+	if got, err := s.HMAC(id("key"), "", [][]byte{nil}); err != nil || string(got) != string(mac.Sum(nil)) {
 		t.Errorf("%x, %v", got, err)
 	}
 	for _, parts := range [][][]byte{nil, make([][]byte, maxParts+1)} {
-		if _, err := s.HMAC("key", "", parts); !errors.Is(err, ErrParts) {
+		if _, err := s.HMAC(id("key"), "", parts); !errors.Is(err, ErrParts) {
 			t.Errorf("%d parts: %v", len(parts), err)
 		}
 	}
-	if _, err := s.HMAC("other", "", [][]byte{nil}); !errors.Is(err, errNotBound) {
+	if _, err := s.HMAC(id("other"), "", [][]byte{nil}); !errors.Is(err, errNotBound) {
 		t.Errorf("an unknown secret: %v", err)
 	}
 }
@@ -365,7 +369,7 @@ func TestKeysSign(t *testing.T) {
 	} {
 		for algorithm := int32(0); algorithm <= 4; algorithm++ {
 			fits := verify != nil && algorithm == map[string]int32{"rsa": RS256, "rsa1": RS256, "ed25519": EdDSA, "ec": ES256, "ec1": ES256}[name]
-			signature, err := s.Sign(name, algorithm, data)
+			signature, err := s.Sign(id(name), algorithm, data)
 			switch {
 			case fits && (err != nil || !verify(signature)):
 				t.Errorf("%s, %d: no valid signature: %v", name, algorithm, err)
@@ -376,10 +380,10 @@ func TestKeysSign(t *testing.T) {
 			}
 		}
 	}
-	if _, err := s.Sign("long", RS256, data); err == nil || !strings.Contains(err.Error(), "8192 bits") {
+	if _, err := s.Sign(id("long"), RS256, data); err == nil || !strings.Contains(err.Error(), "8192 bits") {
 		t.Errorf("a key that is too long: %v", err)
 	}
-	if _, err := s.Sign("other", RS256, data); !errors.Is(err, errNotBound) {
+	if _, err := s.Sign(id("other"), RS256, data); !errors.Is(err, errNotBound) {
 		t.Errorf("an unknown secret: %v", err)
 	}
 }
@@ -394,7 +398,7 @@ func FuzzRender(f *testing.F) {
 			return
 		}
 		s := of(map[string]string{"token": value})
-		ref := must(t)(s.Secret("token"))
+		ref := must(t)(s.Secret(id("token")))
 		if encoded, err := s.Encode(Encoding(encoding), text+ref+after); err == nil {
 			ref = encoded
 		}
@@ -431,7 +435,7 @@ func BenchmarkBearer(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
 		x := NewSet(s.resolve)
-		ref, err := x.Secret("token")
+		ref, err := x.Secret(id("token"))
 		if err != nil {
 			b.Fatal(err)
 		}

@@ -8,6 +8,8 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 // MaxBody is how long a body may be in which references are rendered: it is
@@ -24,13 +26,13 @@ type RenderError struct {
 func (e *RenderError) Error() string { return e.Place + ": " + e.Reason }
 
 // Render puts values in the place of references in the values of headers and
-// trailers, in the path and in the query, and returns the names of the secrets
-// that are now in the request. In a path or query a value is percent-encoded,
+// trailers, in the path and in the query, and returns the secrets that are
+// now in the request. In a path or query a value is percent-encoded,
 // unless it was made with the encoding Percent.
 //
 // The request must not be sent after an error: *RenderError, for a value that
 // cannot stand in its place and for references in places that are not rendered.
-func (s *Set) Render(r *http.Request) (used []string, err error) {
+func (s *Set) Render(r *http.Request) (used []secret.ID, err error) {
 	if s == nil || s.prefix == "" {
 		return nil, nil
 	}
@@ -75,12 +77,20 @@ func inHeader(e *entry) (string, error) {
 		switch {
 		case c >= ' ' && c != 0x7f || c == '\t':
 		case i >= len(e.value)-2 && strings.Trim(e.value[i:], "\r\n") == "":
-			return "", fmt.Errorf("secret %s ends with a line break: store it without one", strings.Join(e.secrets, ", "))
+			return "", fmt.Errorf("secret %s ends with a line break: store it without one", names(e.secrets))
 		default:
-			return "", fmt.Errorf("secret %s has line breaks or control characters, which no header can hold", strings.Join(e.secrets, ", "))
+			return "", fmt.Errorf("secret %s has line breaks or control characters, which no header can hold", names(e.secrets))
 		}
 	}
 	return e.value, nil
+}
+
+func names(ids []secret.ID) string {
+	list := make([]string, len(ids))
+	for i, id := range ids {
+		list[i] = id.Name
+	}
+	return strings.Join(list, ", ")
 }
 
 func inURL(e *entry) (string, error) {
@@ -134,13 +144,13 @@ func (s *Set) elsewhere(r *http.Request) error {
 }
 
 // RenderBody puts values in the place of references in a body that a policy
-// wrote, byte for byte as they are, and returns the names of the secrets that are
-// now in it. The length is made right. A body that a client wrote has no
+// wrote, byte for byte as they are, and returns the secrets that are now in
+// it. The length is made right. A body that a client wrote has no
 // references: it is not to be given to RenderBody.
 //
 // The request must not be sent after an error: *RenderError, or that of reading
 // the body.
-func (s *Set) RenderBody(r *http.Request) (used []string, err error) {
+func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 	if s == nil || s.prefix == "" || r.Body == nil || r.Body == http.NoBody {
 		return nil, nil
 	}

@@ -13,6 +13,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+
+	"github.com/doze-run/doze/egress/secret"
 )
 
 // Algorithms of Sign, by the names of RFC 7518 and RFC 8037. The numbers are
@@ -31,20 +33,20 @@ const maxParts = 16
 const maxKey = 5 << 10
 
 var (
-	// ErrAlgorithm is not one of those that are known.
-	ErrAlgorithm = errors.New("no such algorithm")
-	// ErrParts: no parts, or too many, for a chain of HMACs.
-	ErrParts = fmt.Errorf("an HMAC is of 1 to %d parts", maxParts)
+	// ErrAlgorithm: the number of the algorithm is unknown.
+	ErrAlgorithm = fmt.Errorf("%w: unknown algorithm", secret.ErrBadArgument)
+	// ErrParts: a chain of HMACs has too many parts, or none.
+	ErrParts = fmt.Errorf("%w: an HMAC has 1 to %d parts", secret.ErrBadArgument, maxParts)
 )
 
 // HMAC returns the end of a chain of HMAC-SHA256: the first key is prefix and
 // secret, each next one is the HMAC of a part, the last is the result. Errors:
 // those of the set's resolve, ErrParts.
-func (s *Set) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
+func (s *Set) HMAC(id secret.ID, prefix string, parts [][]byte) ([]byte, error) {
 	if len(parts) == 0 || len(parts) > maxParts {
 		return nil, ErrParts
 	}
-	value, err := s.resolve(name)
+	value, err := s.resolve(id)
 	if err != nil {
 		return nil, err
 	}
@@ -54,6 +56,7 @@ func (s *Set) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
 		mac.Write(part)
 		key = mac.Sum(nil)
 	}
+	s.derived = append(s.derived, id)
 	return key, nil
 }
 
@@ -61,18 +64,30 @@ func (s *Set) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
 // what is usual for RSA and EC keys): RS256 in PKCS #1 v1.5, ES256 as r and s of
 // 32 bytes. Errors: those of the set's resolve, ErrAlgorithm, and keys that do not
 // fit, which no error quotes.
-func (s *Set) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
+func (s *Set) Sign(id secret.ID, algorithm int32, data []byte) ([]byte, error) {
 	if algorithm < RS256 || algorithm > ES256 {
 		return nil, fmt.Errorf("%w: %d", ErrAlgorithm, algorithm)
 	}
-	value, err := s.resolve(name)
+	value, err := s.resolve(id)
 	if err != nil {
 		return nil, err
 	}
 	key, err := privateKey(value)
 	if err != nil {
-		return nil, fmt.Errorf("secret %s: %w", name, err)
+		return nil, fmt.Errorf("secret %s: %w", id, err)
 	}
+	signature, err := sign(key, algorithm, data)
+	if signature == nil && err == nil {
+		err = fmt.Errorf("secret %s is a key of another kind: RS256 takes RSA, EdDSA takes Ed25519, ES256 takes EC P-256", id)
+	}
+	if err == nil {
+		s.derived = append(s.derived, id)
+	}
+	return signature, err
+}
+
+// sign returns nothing if the algorithm is not for this kind of key.
+func sign(key any, algorithm int32, data []byte) ([]byte, error) {
 	digest := sha256.Sum256(data)
 	switch key := key.(type) {
 	case *rsa.PrivateKey:
@@ -95,7 +110,7 @@ func (s *Set) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
 			return signature, nil
 		}
 	}
-	return nil, fmt.Errorf("secret %s is a key of another kind: RS256 takes RSA, EdDSA takes Ed25519, ES256 takes EC P-256", name)
+	return nil, nil
 }
 
 func privateKey(value []byte) (any, error) {
