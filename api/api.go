@@ -6,11 +6,11 @@
 package api
 
 import (
-	"context"
 	"errors"
 	"log/slog"
 	"net/http"
 	"net/url"
+	"path"
 	"runtime/debug"
 	"strings"
 	"time"
@@ -161,6 +161,7 @@ func New(cfg Config) (*API, error) {
 	a.registerNode()
 	a.registerQuarantine()
 	a.registerOpenAPI()
+	a.mux.HandleFunc(catchAll, a.refuseRoute)
 	return a, nil
 }
 
@@ -186,18 +187,16 @@ func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 			return
 		}
 		c.owner = owner
-		r = r.WithContext(withOwner(r.Context(), owner))
 	}
-	if handler, pattern := a.mux.Handler(r); pattern == "" {
-		a.noRoute(handler, r).Write(w, r)
+	if p := r.URL.EscapedPath(); p == "" || path.Clean(p) != p {
+		noRoute(r).Write(w, r) // the mux would redirect
 		return
 	}
-	ctx, leave := withPlaces(context.WithValue(r.Context(), requestIDKey{}, c.id))
-	defer leave()
-	c.routed = r.WithContext(ctx)
-	a.mux.ServeHTTP(w, c.routed)
+	defer c.done()
+	a.mux.ServeHTTP(w, c.withContext(r))
 }
 
+// checkAddress refuses addresses that are too long or cannot be parsed.
 func checkAddress(r *http.Request) *problem.Problem {
 	if n := len(r.URL.EscapedPath()) + len(r.URL.RawQuery); n > maxURI {
 		return problem.Newf(problem.URITooLong, "path and query have %d bytes; at most %d are allowed", n, maxURI)
@@ -208,32 +207,30 @@ func checkAddress(r *http.Request) *problem.Problem {
 	return nil
 }
 
-// noRoute asks the mux's own refusal whether it is for the path or the method.
-func (a *API) noRoute(refusal http.Handler, r *http.Request) *problem.Problem {
-	var probe statusProbe
-	refusal.ServeHTTP(&probe, r)
-	if probe.status == http.StatusMethodNotAllowed {
-		allow := probe.Header().Get("Allow")
-		return problem.Newf(problem.MethodNotAllowed, "%s has no method %s; use %s", clip(r.URL.Path), clip(r.Method), allow).WithHeader("Allow", allow)
-	}
+func noRoute(r *http.Request) *problem.Problem {
 	return problem.Newf(problem.RouteNotFound, "%s is not a route; all routes are in %s", clip(r.URL.Path), Prefix+openAPIPath)
 }
 
-// statusProbe keeps status and headers of an answer and drops its body.
-type statusProbe struct {
-	header http.Header
-	status int
-}
+// catchAll is the mux's pattern of requests that no route matches.
+const catchAll = "/"
 
-func (p *statusProbe) Header() http.Header {
-	if p.header == nil {
-		p.header = http.Header{}
+// refuseRoute responds to requests that no route matches.
+func (a *API) refuseRoute(w http.ResponseWriter, r *http.Request) {
+	var allowed []string
+	for _, method := range []string{http.MethodDelete, http.MethodGet, http.MethodHead, http.MethodPatch, http.MethodPost, http.MethodPut} {
+		other := *r
+		other.Method = method
+		if _, pattern := a.mux.Handler(&other); pattern != catchAll {
+			allowed = append(allowed, method)
+		}
 	}
-	return p.header
+	p := noRoute(r)
+	if len(allowed) > 0 {
+		allow := strings.Join(allowed, ", ")
+		p = problem.Newf(problem.MethodNotAllowed, "%s has no method %s; use %s", clip(r.URL.Path), clip(r.Method), allow).WithHeader("Allow", allow)
+	}
+	p.Write(w, r)
 }
-
-func (p *statusProbe) WriteHeader(status int)      { p.status = status }
-func (p *statusProbe) Write(b []byte) (int, error) { return len(b), nil }
 
 // recover keeps a panic from one request to itself.
 func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {

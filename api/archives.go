@@ -22,15 +22,14 @@ type archiveInput struct {
 
 func (a *API) registerArchives() {
 	const path = "/sandbox/{id}/files/archive"
-	register(a, route{
+	addRoute(a, route{
 		method: http.MethodPut, path: path, id: "put-archive", tag: "files",
 		summary: "Unpack a tar stream into a directory",
 		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; a missing directory is made. An entry that " +
 			"leads out of the directory is refused. Entries before it, or before the end of an incomplete upload, stay.",
 		codes:   onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
 		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.ArchiveResult](a, "What was unpacked")},
-	}, a.putArchive)
-	a.documented(path).Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(tarType)}
+	}, rawContent(tarType), a.putArchive)
 	register(a, route{
 		method: http.MethodGet, path: path, id: "get-archive", tag: "files",
 		summary: "Pack a directory or file as a tar stream",

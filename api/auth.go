@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"crypto/sha256"
 	"crypto/subtle"
 	"net/http"
@@ -51,16 +50,4 @@ func (a *API) authenticate(r *http.Request) (string, *problem.Problem) {
 	}
 	return "", problem.Newf(problem.Unauthorized, "the token is not valid; send the header Authorization: Bearer TOKEN with this node's token").
 		WithHeader("WWW-Authenticate", `Bearer realm="doze", error="invalid_token"`)
-}
-
-type ownerKey struct{}
-
-func withOwner(ctx context.Context, owner string) context.Context {
-	return context.WithValue(ctx, ownerKey{}, owner)
-}
-
-// ownerOf returns whose request ctx belongs to.
-func ownerOf(ctx context.Context) string {
-	owner, _ := ctx.Value(ownerKey{}).(string)
-	return owner
 }

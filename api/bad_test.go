@@ -19,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
@@ -37,15 +39,15 @@ func TestBadBodiesAreRefused(t *testing.T) {
 		{"half", `{"name":"sh`, problem.JSONInvalid, "JSON object"},
 		{"two", `{}{}`, problem.JSONInvalid, "JSON object"},
 		{"no UTF-8", "{\"name\":\"\xff\"}", problem.JSONInvalid, "UTF-8"},
-		{"deep", strings.Repeat("[", 50_000), problem.JSONInvalid, ""},
+		{"deep", strings.Repeat("[", 50_000), problem.JSONInvalid, "depth of 10000"},
 		{"list", `[]`, problem.RequestInvalid, "object"},
 		{"null", `null`, problem.RequestInvalid, "object"},
 		{"text", `"shop"`, problem.RequestInvalid, "object"},
 		{"unknown field", `{"nam":"shop"}`, problem.RequestInvalid, "body.nam: unknown field; the fields are env, image, labels, name, size, sleep_after, stop_after"},
 		{"field in another case", `{"Name":"shop"}`, problem.RequestInvalid, "body.Name: unknown field; the fields are env,"},
-		{"field twice", `{"name":"a","name":"b"}`, problem.RequestInvalid, "body.name: it is there more than once"},
-		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, problem.RequestInvalid, "body.env.A: it is there more than once"},
-		{"twice deep below", strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, 5_000) + `{"a":1,"a":2}` + strings.Repeat("}", 5_000), problem.RequestInvalid, "it is there more than once"},
+		{"field twice", `{"name":"a","name":"b"}`, problem.RequestInvalid, "body.name: duplicate field"},
+		{"variable twice", `{"env":{"A":"1","B":"2","A":"3"}}`, problem.RequestInvalid, "body.env.A: duplicate field"},
+		{"twice deep below", strings.Repeat(`{"`+strings.Repeat("x", 99)+`":`, 5_000) + `{"a":1,"a":2}` + strings.Repeat("}", 5_000), problem.RequestInvalid, "duplicate field"},
 		{"wrong type", `{"name":7}`, problem.RequestInvalid, "body.name: expected string"},
 		{"bad duration", `{"sleep_after":"soon"}`, problem.RequestInvalid, `"60s"`},
 		{"number for a duration", `{"sleep_after":60}`, problem.RequestInvalid, "expected string"},
@@ -78,9 +80,15 @@ func TestBadBodiesAreRefused(t *testing.T) {
 	}
 }
 
-func TestBodyThatIsNoJSONSaysSoWhateverElseIsWrong(t *testing.T) {
+func TestParametersAreCheckedBeforeTheBody(t *testing.T) {
 	s := newServer(t, Limits{})
-	s.refused(problem.JSONInvalid, "POST", "/sandbox/"+strings.Repeat("x", 256)+"/exec", "{")
+	for _, body := range []string{"{", `{"name":1}`, ""} {
+		p := s.refused(problem.RequestInvalid, "POST", "/sandbox/"+strings.Repeat("x", 256)+"/exec", body)
+		if len(p.Errors) != 1 || p.Errors[0].Location != "path.id" {
+			t.Errorf("the faults are %+v", p.Errors)
+		}
+	}
+	s.refused(problem.JSONInvalid, "POST", "/sandbox/"+strings.Repeat("x", 255)+"/exec", "{")
 }
 
 func TestManyFaultsMakeAShortAnswer(t *testing.T) {
@@ -104,7 +112,7 @@ func TestDeepBodyTakesLittleMemory(t *testing.T) {
 	s := newServer(t, Limits{})
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
-	if err := s.api.checkNames(s.api.writeFileSchema(), body); err != nil {
+	if err := s.api.decodeJSON(&huma.Schema{}, body, new(any)); err != nil {
 		t.Fatal(err)
 	}
 	runtime.ReadMemStats(&after)
@@ -139,7 +147,10 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 		{"GET", "/sandboxes", problem.RouteNotFound, "/api/v1/openapi.json"},
 		{"GET", "/sandbox/box/nothing", problem.RouteNotFound, ""},
 		{"GET", "/sandbox/box/exec/more", problem.RouteNotFound, ""},
-		{"DELETE", "/sandbox", problem.MethodNotAllowed, "GET, HEAD, POST"},
+		{"GET", "/sandbox/", problem.RouteNotFound, ""},
+		{"GET", "//sandbox", problem.RouteNotFound, ""},
+		{"GET", "/node/../sandbox", problem.RouteNotFound, ""},
+		{"DELETE", "/sandbox", problem.MethodNotAllowed, "DELETE; use GET, HEAD, POST"},
 		{"PUT", "/sandbox/box/exec", problem.MethodNotAllowed, "POST"},
 		{"POST", "/node", problem.MethodNotAllowed, "GET"},
 		{"BREW", "/node", problem.MethodNotAllowed, "GET"},
@@ -164,11 +175,11 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 		{"GET", "/sandbox/%00", problem.SandboxNotFound, ""},
 		{"GET", "/sandbox/BOX", problem.SandboxNotFound, ""},
 		{"GET", "/node?verbose=1", problem.RequestInvalid, "this route has none"},
-		{"GET", "/sandbox?limit=1&limit=2", problem.RequestInvalid, "query.limit: it is there more than once"},
-		{"GET", "/sandbox?state=", problem.RequestInvalid, "query.state: it has no value"},
+		{"GET", "/sandbox?limit=1&limit=2", problem.RequestInvalid, "query.limit: duplicate parameter"},
+		{"GET", "/sandbox?state=", problem.RequestInvalid, "query.state: empty"},
 		{"GET", "/sandbox/box/events?cursor=1&cursor=1", problem.RequestInvalid, "query.cursor"},
 		{"GET", "/sandbox/box/files/read?path=/etc/hosts&path=/etc/passwd", problem.RequestInvalid, "query.path"},
-		{"DELETE", "/sandbox/box/process/1?signal=", problem.RequestInvalid, "query.signal: it has no value"},
+		{"DELETE", "/sandbox/box/process/1?signal=", problem.RequestInvalid, "query.signal: empty"},
 	} {
 		p := s.refused(tc.code, tc.method, tc.path, nil)
 		if !strings.Contains(p.Detail, tc.says) {

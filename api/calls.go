@@ -30,27 +30,50 @@ func newLineLimit(perSecond rate.Limit, burst int) *lineLimit {
 	return &lineLimit{limiter: rate.NewLimiter(perSecond, burst)}
 }
 
-// call is one request to the API, for the log and the metrics.
+// call is one request to the API. It is the only value that the API adds to the context of
+// the request: huma passes nothing else to handlers.
 type call struct {
 	id     string // X-Request-Id
 	start  time.Time
 	method string
+	w      http.ResponseWriter
 	owner  string        // empty without a valid token
-	routed *http.Request // as the mux matched it; nil without a route
+	routed *http.Request // with the route that the mux matched; nil before that
+	onDone []func()
 }
 
-type requestIDKey struct{}
+type callKey struct{}
 
-// requestIDOf returns the id of the request that ctx belongs to.
-func requestIDOf(ctx context.Context) string {
-	id, _ := ctx.Value(requestIDKey{}).(string)
-	return id
+// callOf returns the call that ctx belongs to.
+func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
+
+// ownerOf returns the authenticated owner of the request that ctx belongs to.
+func ownerOf(ctx context.Context) string { return callOf(ctx).owner }
+
+// atEnd calls release when the response to the request that ctx belongs to has been
+// written. Until then, a client that does not read it keeps it in memory.
+func atEnd(ctx context.Context, release func()) {
+	c := callOf(ctx)
+	c.onDone = append(c.onDone, release)
 }
 
 func newCall(w http.ResponseWriter, r *http.Request) *call {
-	c := &call{id: requestid.Of(r), start: time.Now(), method: r.Method}
+	c := &call{id: requestid.Of(r), start: time.Now(), method: r.Method, w: w}
 	w.Header().Set(requestid.Header, c.id)
 	return c
+}
+
+// withContext returns the request with the call in its context.
+func (c *call) withContext(r *http.Request) *http.Request {
+	c.routed = r.WithContext(context.WithValue(r.Context(), callKey{}, c))
+	return c.routed
+}
+
+// done releases what the call holds.
+func (c *call) done() {
+	for _, release := range c.onDone {
+		release()
+	}
 }
 
 // route is the pattern of the route, such as /api/v1/sandbox/{id}; empty without one.

@@ -23,11 +23,11 @@ func (a *API) refuse(ctx context.Context, operation, id string, err error) *prob
 	switch {
 	case p.Code == problem.NodeUnavailable: // all requests in progress end like this
 	case p.Code == problem.InternalError:
-		a.log.Error("request failed", "operation", operation, "sandbox", id, "request_id", requestIDOf(ctx), "error", err)
+		a.log.Error("request failed", "operation", operation, "sandbox", id, "request_id", callOf(ctx).id, "error", err)
 	case p.Status >= http.StatusInternalServerError:
-		a.log.Warn("request failed", "operation", operation, "sandbox", id, "code", p.Code.String(), "request_id", requestIDOf(ctx), "error", err)
+		a.log.Warn("request failed", "operation", operation, "sandbox", id, "code", p.Code.String(), "request_id", callOf(ctx).id, "error", err)
 	}
-	return p.For(requestIDOf(ctx))
+	return p.For(callOf(ctx).id)
 }
 
 // sentinels are compared with errors.Is, in this order.

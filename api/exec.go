@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"io"
 	"math"
@@ -36,7 +37,6 @@ const (
 type execInput struct {
 	SandboxPath
 	Exchange
-	Body types.ExecRequest
 }
 
 // execCodes are the codes of both routes that run a command.
@@ -51,7 +51,7 @@ func (a *API) registerExec() {
 		"complete": reflect.TypeFor[types.ExecComplete](),
 		"error":    reflect.TypeFor[problem.Problem](),
 	})
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/exec", id: "exec", tag: "exec",
 		summary: "Run a command",
 		description: "Wakes the sandbox. When the client disconnects, the whole process tree is killed. " +
@@ -116,8 +116,8 @@ type running struct {
 	outcome string
 }
 
-func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
-	req, err := execRequestOf(in.Body)
+func (a *API) exec(ctx context.Context, in *execInput, body *types.ExecRequest) (*huma.StreamResponse, error) {
+	req, err := execRequestOf(*body)
 	if err != nil {
 		return nil, err
 	}
@@ -125,10 +125,11 @@ func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, er
 	if err != nil {
 		return nil, err
 	}
-	if in.Body.Stream {
+	maxBytes := cmp.Or(body.MaxOutputBytes, defaultOutput)
+	if body.Stream {
 		err = a.streams.enter(ctx, 1)
 	} else {
-		err = a.calls.enter(ctx, places(in.Body.MaxOutputBytes))
+		err = a.calls.enter(ctx, places(maxBytes))
 	}
 	if err != nil {
 		return nil, err
@@ -137,14 +138,14 @@ func (a *API) exec(ctx context.Context, in *execInput) (*huma.StreamResponse, er
 	if err != nil {
 		return nil, err
 	}
-	if in.Body.Stream {
+	if body.Stream {
 		return &huma.StreamResponse{Body: func(huma.Context) {
 			defer a.end(run)
 			a.streamExec(in, run)
 		}}, nil
 	}
 	defer a.end(run)
-	result, err := run.collect(in.Body.MaxOutputBytes)
+	result, err := run.collect(maxBytes)
 	if err != nil {
 		return nil, err
 	}

@@ -191,7 +191,7 @@ func (s *execSocket) problem(a *API, in *execSocketInput, err error) *problem.Pr
 	var p *problem.Problem
 	switch {
 	case errors.As(context.Cause(s.ctx), &p):
-		return p.For(requestIDOf(s.ctx))
+		return p.For(callOf(s.ctx).id)
 	case s.disconnected():
 		return nil
 	}
@@ -330,7 +330,7 @@ func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (comm
 	if kind != websocket.MessageText {
 		return command, violation(`the first message is binary; send the command as text: {"type":"exec","argv":["ls"]}`)
 	}
-	return command, a.parseJSON(a.execCommand, message, &command)
+	return command, a.decodeJSON(a.execCommand, message, &command)
 }
 
 // receiveStdin forwards input. Input that arrives after the end of the command is discarded.

@@ -229,7 +229,7 @@ func TestExecWebSocketRefusals(t *testing.T) {
 		{"no command", text, `{"type":"exec"}`, problem.RequestInvalid, "no command"},
 		{"both", text, `{"type":"exec","argv":["ls"],"command":"ls"}`, problem.RequestInvalid, "both"},
 		{"unknown field", text, `{"type":"exec","argv":["ls"],"stdin":"x"}`, problem.RequestInvalid, "stream_stdin"},
-		{"field twice", text, `{"type":"exec","argv":["ls"],"argv":["rm"]}`, problem.RequestInvalid, "more than once"},
+		{"field twice", text, `{"type":"exec","argv":["ls"],"argv":["rm"]}`, problem.RequestInvalid, "duplicate field"},
 		{"timeout", text, `{"type":"exec","argv":["ls"],"timeout":"25h"}`, problem.RequestInvalid, "24h"},
 		{"missing program", text, `{"type":"exec","argv":["no-such-program"]}`, problem.CommandNotFound, "PATH"},
 		{"not executable", text, `{"type":"exec","argv":["` + plain + `"]}`, problem.CommandNotExecutable, "executed"},

@@ -48,16 +48,6 @@ type deleteFileInput struct {
 	Recursive bool `query:"recursive" doc:"Delete a directory with its content"`
 }
 
-type mkdirInput struct {
-	SandboxPath
-	Body types.MakeDirectoryRequest
-}
-
-type moveInput struct {
-	SandboxPath
-	Body types.MoveFileRequest
-}
-
 // fileCodes are the codes of all routes for files.
 var fileCodes = []problem.Code{problem.PathNotFound, problem.PathNotDirectory, problem.PathIsDirectory, problem.PathExists, problem.PathNotPermitted,
 	problem.SandboxDiskFull, problem.RequestTooLarge, problem.CallLimitExceeded}
@@ -74,12 +64,12 @@ func (a *API) registerFiles() {
 		summary: "Delete a file or directory", description: "Wakes the sandbox.",
 		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.DirectoryNotEmpty}),
 	}, a.deleteFile)
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/mkdir", id: "make-directory", tag: "files",
 		summary: "Make a directory with its parents", description: "Wakes the sandbox. An existing directory is left unchanged.",
 		codes: onSandbox(wakeCodes, fileCodes),
 	}, a.mkdir)
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/move", id: "move-file", tag: "files",
 		summary: "Rename a file or directory", description: "Wakes the sandbox. Makes missing parents of the new path.",
 		codes: onSandbox(wakeCodes, fileCodes),
@@ -155,24 +145,24 @@ func (a *API) deleteFile(ctx context.Context, in *deleteFileInput) (*struct{}, e
 	return nil, a.withFiles(ctx, in.ID, func(g *guest.Client) error { return g.Remove(ctx, in.Path, in.Recursive) })
 }
 
-func (a *API) mkdir(ctx context.Context, in *mkdirInput) (*fileOutput, error) {
-	if err := checkPath("body.path", in.Body.Path); err != nil {
+func (a *API) mkdir(ctx context.Context, in *SandboxPath, body *types.MakeDirectoryRequest) (*fileOutput, error) {
+	if err := checkPath("body.path", body.Path); err != nil {
 		return nil, err
 	}
 	return a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
-		return g.Mkdir(ctx, in.Body.Path, parseMode(in.Body.Mode))
+		return g.Mkdir(ctx, body.Path, parseMode(body.Mode))
 	})
 }
 
-func (a *API) moveFile(ctx context.Context, in *moveInput) (*fileOutput, error) {
-	if err := checkPath("body.from", in.Body.From); err != nil {
+func (a *API) moveFile(ctx context.Context, in *SandboxPath, body *types.MoveFileRequest) (*fileOutput, error) {
+	if err := checkPath("body.from", body.From); err != nil {
 		return nil, err
 	}
-	if err := checkPath("body.to", in.Body.To); err != nil {
+	if err := checkPath("body.to", body.To); err != nil {
 		return nil, err
 	}
 	return a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
-		return g.Move(ctx, in.Body.From, in.Body.To)
+		return g.Move(ctx, body.From, body.To)
 	})
 }
 

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"reflect"
@@ -26,15 +27,6 @@ type FlowsQuery struct {
 	PageQuery
 }
 
-type explainInput struct {
-	SandboxPath
-	Body types.ExplainRequest
-}
-
-type explainOutsideInput struct {
-	Body types.ExplainRequest
-}
-
 type explainOutput struct {
 	Body types.Explanation
 }
@@ -54,7 +46,7 @@ func (a *API) registerFlows() {
 		codes:   onSandbox(needsEgress(problem.StreamLimitExceeded)),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.flows)
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/egress/explain", id: "explain-request", tag: "egress",
 		summary:     "What would become of a request, and why",
 		description: "Nothing is sent, no name is resolved and no policy runs. Wakes nothing.",
@@ -67,7 +59,7 @@ func (a *API) registerFlows() {
 		codes:       needsEgress(problem.StreamLimitExceeded),
 		answers:     map[int]*huma.Response{http.StatusOK: page},
 	}, a.outsideFlows)
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/egress/proxy/explain", id: "explain-proxy-request", tag: "egress",
 		summary:     "What would become of a request through the proxy, and why",
 		description: "The node's rules and the owner's apply. Nothing is sent, no name is resolved and no policy runs.",
@@ -154,7 +146,7 @@ func (a *API) streamFlows(in *FlowsQuery, from source, filter audit.Filter) {
 	}
 }
 
-func (a *API) explain(ctx context.Context, in *explainInput) (*explainOutput, error) {
+func (a *API) explain(ctx context.Context, in *SandboxPath, body *types.ExplainRequest) (*explainOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
@@ -163,19 +155,19 @@ func (a *API) explain(ctx context.Context, in *explainInput) (*explainOutput, er
 	if err != nil {
 		return nil, err
 	}
-	explanation, err := out.Explain(ctx, sb.ID, in.Body.Method, in.Body.URL, headerOf(in.Body.Headers))
+	explanation, err := out.Explain(ctx, sb.ID, cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers))
 	if err != nil {
 		return nil, err
 	}
 	return &explainOutput{Body: explanationOf(explanation)}, nil
 }
 
-func (a *API) explainOutside(ctx context.Context, in *explainOutsideInput) (*explainOutput, error) {
+func (a *API) explainOutside(ctx context.Context, _ *struct{}, body *types.ExplainRequest) (*explainOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
 	}
-	explanation, err := out.ExplainOutside(ctx, ownerOf(ctx), in.Body.Method, in.Body.URL, headerOf(in.Body.Headers))
+	explanation, err := out.ExplainOutside(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers))
 	if err != nil {
 		return nil, err
 	}

@@ -10,11 +10,6 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-type holdInput struct {
-	SandboxPath
-	Body types.HoldRequest
-}
-
 // pauseInput names a sandbox that is to sleep or to stop.
 type pauseInput struct {
 	SandboxPath
@@ -37,7 +32,7 @@ func (a *API) registerLife() {
 		summary: "Stop a sandbox", description: "Answers when its processes have ended. It keeps its files.",
 		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
 	}, a.pause(a.sandboxes.Stop, a.sandboxes.ForceStop))
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "lifecycle",
 		summary: "Keep a sandbox from sleeping by itself", description: "Replaces the hold before. Does not wake it.",
 		codes: onSandbox([]problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull}),
@@ -66,10 +61,10 @@ func (a *API) wake(ctx context.Context, in *SandboxPath) (*sandboxOutput, error)
 	return a.showing(a.sandboxes.Wake(ctx, sb.ID))
 }
 
-func (a *API) hold(ctx context.Context, in *holdInput) (*sandboxOutput, error) {
+func (a *API) hold(ctx context.Context, in *SandboxPath, body *types.HoldRequest) (*sandboxOutput, error) {
 	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	return a.showing(a.sandboxes.Hold(ctx, sb.ID, time.Duration(in.Body.Duration)))
+	return a.showing(a.sandboxes.Hold(ctx, sb.ID, time.Duration(body.Duration)))
 }

@@ -6,8 +6,6 @@ import (
 	"mime"
 	"net/http"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/problem"
@@ -29,15 +27,13 @@ type policiesOutput struct {
 }
 
 func (a *API) registerPolicies() {
-	register(a, route{
+	addRoute(a, route{
 		method: http.MethodPut, path: "/policies/{name}", id: "put-policy", tag: "policies",
 		summary: "Push a policy, or replace one",
 		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
 			"that they began with; the next ones get the new. One module of an owner is compiled at a time: try again after Retry-After if too many wait.",
 		codes: needsEgress(append([]problem.Code{problem.NameInvalid, problem.PolicyInvalid, problem.PolicyLimitExceeded, problem.PushLimitExceeded, problem.CallLimitExceeded, problem.NodeDiskFull}, bodyCodes...)...),
-	}, a.putPolicy)
-	// huma would read a body that it knows of into memory, so it is told later.
-	a.documented("/policies/{name}").Put.RequestBody = &huma.RequestBody{Required: true, Content: rawContent(wasmType)}
+	}, rawContent(wasmType), a.putPolicy)
 	register(a, route{
 		method: http.MethodGet, path: "/policies", id: "list-policies", tag: "policies",
 		summary: "List policies, in the order of their names", description: "Yours, and those that come with doze.", codes: needsEgress(),

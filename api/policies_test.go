@@ -135,9 +135,9 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 	p := newPushes()
 	var leaves []func()
 	push := func(owner string) error {
-		ctx, leave := withPlaces(withOwner(t.Context(), owner))
-		leaves = append(leaves, leave)
-		return p.enter(ctx)
+		c := &call{owner: owner}
+		leaves = append(leaves, c.done)
+		return p.enter(context.WithValue(t.Context(), callKey{}, c))
 	}
 	for i := range maxPushes {
 		owner := fmt.Sprint(i / maxOwnerPushes)

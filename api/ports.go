@@ -18,11 +18,6 @@ import (
 // maxPortWait bounds how long expose waits for a server.
 const maxPortWait = 5 * time.Minute
 
-type exposeInput struct {
-	SandboxPath
-	Body types.ExposePortRequest
-}
-
 type portOutput struct {
 	Body types.Port
 }
@@ -37,7 +32,7 @@ type portInput struct {
 }
 
 func (a *API) registerPorts() {
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/expose", id: "expose-port", tag: "ports",
 		summary: "Give a port a preview URL",
 		description: "Exposing it again sets all of its modes, those that are missing to their defaults; its URL stays unless its access changes. Wakes nothing unless it is to wait. " +
@@ -56,8 +51,8 @@ func (a *API) registerPorts() {
 	}, a.unexpose)
 }
 
-func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) {
-	wait := time.Duration(in.Body.WaitTimeout)
+func (a *API) expose(ctx context.Context, in *SandboxPath, body *types.ExposePortRequest) (*portOutput, error) {
+	wait := time.Duration(body.WaitTimeout)
 	if wait > maxPortWait {
 		return nil, invalid("body.wait_timeout", "it is too long", "use at most 5m, and ask again")
 	}
@@ -66,12 +61,12 @@ func (a *API) expose(ctx context.Context, in *exposeInput) (*portOutput, error) 
 		return nil, err
 	}
 	port, err := a.sandboxes.Expose(ctx, sb.ID, sandbox.Port{
-		Port:      in.Body.Port,
-		Access:    sandbox.Access(in.Body.Access),
-		Wake:      sandbox.WakeMode(in.Body.Wake),
-		Host:      sandbox.HostMode(in.Body.HostHeader),
-		Protocol:  sandbox.Protocol(in.Body.Protocol),
-		WebSocket: sandbox.WebSocketMode(in.Body.WebSocket),
+		Port:      body.Port,
+		Access:    sandbox.Access(body.Access),
+		Wake:      sandbox.WakeMode(body.Wake),
+		Host:      sandbox.HostMode(body.HostHeader),
+		Protocol:  sandbox.Protocol(body.Protocol),
+		WebSocket: sandbox.WebSocketMode(body.WebSocket),
 	})
 	if err != nil {
 		return nil, err

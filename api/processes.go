@@ -12,11 +12,6 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-type startInput struct {
-	SandboxPath
-	Body types.StartProcessRequest
-}
-
 type processOutput struct {
 	Body types.Process
 }
@@ -37,7 +32,7 @@ type stopInput struct {
 }
 
 func (a *API) registerProcesses() {
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
 		summary: "Start a process in the background", description: "Wakes the sandbox. What the process prints is kept for its logs.",
 		codes: onSandbox(wakeCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
@@ -59,8 +54,8 @@ func (a *API) registerProcesses() {
 	}, a.stopProcess)
 }
 
-func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput, error) {
-	if err := checkCommand(in.Body.Command); err != nil {
+func (a *API) startProcess(ctx context.Context, in *SandboxPath, body *types.StartProcessRequest) (*processOutput, error) {
+	if err := checkCommand(body.Command); err != nil {
 		return nil, err
 	}
 	sb, err := a.lookup(ctx, in.ID)
@@ -68,12 +63,12 @@ func (a *API) startProcess(ctx context.Context, in *startInput) (*processOutput,
 		return nil, err
 	}
 	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{
-		Command: in.Body.Command.Command,
-		Argv:    in.Body.Argv,
-		Cwd:     in.Body.Cwd,
-		Env:     in.Body.Env,
-		Name:    in.Body.Name,
-		Restart: guest.Restart(in.Body.Restart),
+		Command: body.Command.Command,
+		Argv:    body.Argv,
+		Cwd:     body.Cwd,
+		Env:     body.Env,
+		Name:    body.Name,
+		Restart: guest.Restart(body.Restart),
 	})
 	if err != nil {
 		return nil, fromGuest(startError(err))

@@ -16,13 +16,8 @@ type QuarantinePath struct {
 
 func (p QuarantinePath) target() string { return p.ID }
 
-type adoptInput struct {
-	QuarantinePath
-	Body types.AdoptRequest
-}
-
 func (a *API) registerQuarantine() {
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/node/quarantine/{id}/adopt", id: "adopt-sandbox", tag: "node",
 		summary: "Make a container in quarantine a sandbox again",
 		description: "With its files and with the settings, ports and declared processes that it had last, stopped. Its TTL begins anew. " +
@@ -36,8 +31,8 @@ func (a *API) registerQuarantine() {
 	}, a.removeQuarantined)
 }
 
-func (a *API) adopt(ctx context.Context, in *adoptInput) (*sandboxOutput, error) {
-	return a.showing(a.sandboxes.Adopt(ctx, ownerOf(ctx), sandbox.ID(in.ID), in.Body.Name))
+func (a *API) adopt(ctx context.Context, in *QuarantinePath, body *types.AdoptRequest) (*sandboxOutput, error) {
+	return a.showing(a.sandboxes.Adopt(ctx, ownerOf(ctx), sandbox.ID(in.ID), body.Name))
 }
 
 func (a *API) removeQuarantined(ctx context.Context, in *QuarantinePath) (*struct{}, error) {

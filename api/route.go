@@ -16,13 +16,6 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// maxJSON bounds a JSON body, maxFileJSON one that carries a file. Larger files
-// go as raw bytes.
-const (
-	maxJSON     = 1 << 20
-	maxFileJSON = 4 << 20
-)
-
 // route describes one operation, for the mux and for the OpenAPI document.
 type route struct {
 	method, path string
@@ -90,9 +83,30 @@ func (a *API) newHuma() huma.API {
 	})
 }
 
-// register adds a route. I and O are as huma.Register wants them; handler may
-// return any error of the runtime.
+// register adds a route without a JSON body. I and O are as huma.Register wants them;
+// handler may return any error of the runtime.
 func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O, error)) {
+	rt.codes = slices.Concat(rt.codes, bodyCodes)
+	addRoute(a, rt, nil, handler)
+}
+
+// registerBody adds a route with a JSON body of type B.
+func registerBody[I, B, O any](a *API, rt route, handler func(context.Context, *I, *B) (*O, error)) {
+	rt.codes = slices.Concat(rt.codes, bodyCodes)
+	schema := a.schema(reflect.TypeFor[B]())
+	addRoute(a, rt, map[string]*huma.MediaType{"application/json": {Schema: schema}}, func(ctx context.Context, in *I) (*O, error) {
+		body := new(B)
+		c := callOf(ctx)
+		if err := a.decodeBody(c.w, c.routed, maxJSON, schema, body); err != nil {
+			return nil, err
+		}
+		return handler(ctx, in, body)
+	})
+}
+
+// addRoute adds a route to the mux and to the OpenAPI document. The body describes what
+// the handler itself reads, by its type; without one the route refuses bodies.
+func addRoute[I, O any](a *API, rt route, body map[string]*huma.MediaType, handler func(context.Context, *I) (*O, error)) {
 	op := huma.Operation{
 		OperationID:   rt.id,
 		Method:        rt.method,
@@ -103,26 +117,15 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 		Security:      []map[string][]string{}, // none, for open routes
 		DefaultStatus: rt.status,
 		Responses:     map[string]*huma.Response{},
-		Metadata:      map[string]any{},
+		Middlewares:   huma.Middlewares{a.checkQuery},
 	}
 	codes := rt.codes
 	if !rt.open {
 		codes = slices.Concat(codes, commonCodes)
 		op.Security = []map[string][]string{{securityScheme: {}}}
 	}
-	if body, ok := reflect.TypeFor[I]().FieldByName("Body"); ok {
-		codes = slices.Concat(codes, bodyCodes)
-		op.Middlewares = huma.Middlewares{a.readJSON(maxJSON)}
-		// huma reads from memory what readJSON has read. A negative time-out has
-		// it set no deadline, which would end the context of a long request.
-		op.MaxBodyBytes, op.BodyReadTimeout = -1, -1
-		op.Metadata[bodySchemaKey] = a.schema(body.Type)
-	}
-	op.Middlewares = append(op.Middlewares, a.checkQuery)
-	// What is put without a schema is raw bytes.
-	if op.Metadata[bodySchemaKey] == nil && rt.method != http.MethodPut {
+	if body == nil {
 		op.Middlewares = append(op.Middlewares, a.refuseBody)
-		codes = slices.Concat(codes, bodyCodes)
 	}
 	a.documentProblems(&op, codes)
 	for status, response := range rt.answers {
@@ -135,6 +138,21 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 		}
 		return out, nil
 	})
+	if body != nil {
+		// Set afterwards, because huma reads bodies that it knows of into memory.
+		a.documented(rt.method, rt.path).RequestBody = &huma.RequestBody{Required: true, Content: body}
+	}
+}
+
+// documented returns the operation of a route in the OpenAPI document, or nil.
+func (a *API) documented(method, path string) *huma.Operation {
+	item := a.huma.OpenAPI().Paths[path]
+	if item == nil {
+		return nil
+	}
+	return map[string]*huma.Operation{
+		http.MethodGet: item.Get, http.MethodPut: item.Put, http.MethodPost: item.Post, http.MethodPatch: item.Patch, http.MethodDelete: item.Delete,
+	}[method]
 }
 
 // targetOf returns the sandbox that a request's input names, for the log.

@@ -27,15 +27,9 @@ type rulesOutput struct {
 	Body types.RuleSet
 }
 
-type setOwnerRulesInput struct {
-	RulesCondition
-	Body types.SetRulesRequest
-}
-
 type setSandboxRulesInput struct {
 	SandboxPath
 	RulesCondition
-	Body types.SetRulesRequest
 }
 
 // RulesCondition is the part of a request's input that says which rules it knows.
@@ -61,11 +55,11 @@ func (a *API) registerRules() {
 		method: http.MethodGet, path: "/egress/rules", id: "get-rules", tag: "egress",
 		summary: "Your rules, for all of your sandboxes", description: "They apply after the node's. Its ETag is for replacing them.", codes: needsEgress(),
 	}, func(ctx context.Context, _ *struct{}) (*rulesOutput, error) { return a.rules(ctx, "") })
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPut, path: "/egress/rules", id: "set-rules", tag: "egress",
 		summary: "Replace your rules", description: described, codes: codes,
-	}, func(ctx context.Context, in *setOwnerRulesInput) (*rulesOutput, error) {
-		return a.setRules(ctx, "", in.Body, in.IfMatch)
+	}, func(ctx context.Context, in *RulesCondition, body *types.SetRulesRequest) (*rulesOutput, error) {
+		return a.setRules(ctx, "", body, in.IfMatch)
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/egress/rules", id: "get-sandbox-rules", tag: "egress",
@@ -78,15 +72,15 @@ func (a *API) registerRules() {
 		}
 		return a.rules(ctx, sb.ID)
 	})
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPut, path: "/sandbox/{id}/egress/rules", id: "set-sandbox-rules", tag: "egress",
 		summary: "Replace the rules of a sandbox", description: described + " Wakes nothing.", codes: onSandbox(codes),
-	}, func(ctx context.Context, in *setSandboxRulesInput) (*rulesOutput, error) {
+	}, func(ctx context.Context, in *setSandboxRulesInput, body *types.SetRulesRequest) (*rulesOutput, error) {
 		sb, err := a.lookup(ctx, in.ID)
 		if err != nil {
 			return nil, err
 		}
-		return a.setRules(ctx, sb.ID, in.Body, in.IfMatch)
+		return a.setRules(ctx, sb.ID, body, in.IfMatch)
 	})
 }
 
@@ -120,7 +114,7 @@ func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
 	return newRulesOutput(set, warnings), nil
 }
 
-func (a *API) setRules(ctx context.Context, id sandbox.ID, body types.SetRulesRequest, ifMatch string) (*rulesOutput, error) {
+func (a *API) setRules(ctx context.Context, id sandbox.ID, body *types.SetRulesRequest, ifMatch string) (*rulesOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err

@@ -13,10 +13,6 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-type createInput struct {
-	Body types.CreateSandboxRequest
-}
-
 type createOutput struct {
 	Status   int
 	Location string `header:"Location"`
@@ -40,13 +36,8 @@ type listOutput struct {
 	Body types.SandboxList
 }
 
-type updateInput struct {
-	SandboxPath
-	Body types.UpdateSandboxRequest
-}
-
 func (a *API) registerSandboxes() {
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox", id: "create-sandbox", tag: "sandboxes", status: http.StatusCreated,
 		summary: "Create a sandbox, or find it by name",
 		description: "Answers 201 when it was made and runs, 200 when it was there. The creation goes on when the client " +
@@ -64,7 +55,7 @@ func (a *API) registerSandboxes() {
 		summary: "Get a sandbox", description: "Wakes nothing.",
 		codes: onSandbox(),
 	}, a.get)
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPatch, path: "/sandbox/{id}", id: "update-sandbox", tag: "sandboxes",
 		summary: "Change name, labels or times of a sandbox", description: "Wakes nothing. Image, size and env are for ever.",
 		codes: onSandbox([]problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxDestroyed, problem.NodeDiskFull}),
@@ -81,17 +72,17 @@ func (a *API) lookup(ctx context.Context, idOrName string) (sandbox.Sandbox, err
 	return a.sandboxes.Get(ownerOf(ctx), idOrName)
 }
 
-func (a *API) create(ctx context.Context, in *createInput) (*createOutput, error) {
+func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandboxRequest) (*createOutput, error) {
 	sb, created, err := a.sandboxes.Create(ctx, sandbox.CreateRequest{
 		Owner:      ownerOf(ctx),
-		Name:       in.Body.Name,
-		Image:      in.Body.Image,
-		Size:       in.Body.Size,
-		Env:        in.Body.Env,
-		Labels:     in.Body.Labels,
-		SleepAfter: (*sandbox.Duration)(in.Body.SleepAfter),
-		StopAfter:  (*sandbox.Duration)(in.Body.StopAfter),
-		TTL:        (*sandbox.Duration)(in.Body.TTL),
+		Name:       body.Name,
+		Image:      body.Image,
+		Size:       body.Size,
+		Env:        body.Env,
+		Labels:     body.Labels,
+		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
+		StopAfter:  (*sandbox.Duration)(body.StopAfter),
+		TTL:        (*sandbox.Duration)(body.TTL),
 	})
 	if err != nil {
 		return nil, err
@@ -161,17 +152,17 @@ func (a *API) showing(sb sandbox.Sandbox, err error) (*sandboxOutput, error) {
 	return &sandboxOutput{Body: a.sandboxOf(sb)}, nil
 }
 
-func (a *API) update(ctx context.Context, in *updateInput) (*sandboxOutput, error) {
+func (a *API) update(ctx context.Context, in *SandboxPath, body *types.UpdateSandboxRequest) (*sandboxOutput, error) {
 	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
 	return a.showing(a.sandboxes.Update(ctx, sb.ID, sandbox.Patch{
-		Name:       in.Body.Name,
-		Labels:     in.Body.Labels,
-		SleepAfter: (*sandbox.Duration)(in.Body.SleepAfter),
-		StopAfter:  (*sandbox.Duration)(in.Body.StopAfter),
-		TTL:        (*sandbox.Duration)(in.Body.TTL),
+		Name:       body.Name,
+		Labels:     body.Labels,
+		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
+		StopAfter:  (*sandbox.Duration)(body.StopAfter),
+		TTL:        (*sandbox.Duration)(body.TTL),
 	}))
 }
 

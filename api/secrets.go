@@ -14,11 +14,6 @@ type NamePath struct {
 	Name string `path:"name" maxLength:"255" doc:"1 to 64 of a-z, 0-9, - and _"`
 }
 
-type putSecretInput struct {
-	NamePath
-	Body types.SetSecretRequest
-}
-
 type secretOutput struct {
 	Body types.Secret
 }
@@ -28,7 +23,7 @@ type secretsOutput struct {
 }
 
 func (a *API) registerSecrets() {
-	register(a, route{
+	registerBody(a, route{
 		method: http.MethodPut, path: "/secrets/{name}", id: "put-secret", tag: "secrets",
 		summary:     "Make a secret, or replace its value and hosts",
 		description: "For the next request of each sandbox. It is kept encrypted and sent to no host but those that it names.",
@@ -49,16 +44,16 @@ func (a *API) registerSecrets() {
 	}, a.deleteSecret)
 }
 
-func (a *API) putSecret(ctx context.Context, in *putSecretInput) (*secretOutput, error) {
+func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecretRequest) (*secretOutput, error) {
 	out, err := a.out()
 	if err != nil {
 		return nil, err
 	}
-	value, err := decode(in.Body.Value, in.Body.Encoding, "body.value")
+	value, err := decode(body.Value, body.Encoding, "body.value")
 	if err != nil {
 		return nil, err
 	}
-	secret, err := out.PutSecret(ctx, ownerOf(ctx), in.Name, value, in.Body.Hosts)
+	secret, err := out.PutSecret(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
 	if err != nil {
 		return nil, err
 	}

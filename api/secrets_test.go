@@ -77,7 +77,7 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","hosts":"a.example"}`, "body.hosts", ""},
 		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `"}`, "body.hosts", "missing"},
 		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","encoding":"base64","hosts":["a.example"]}`, "body.value", "invalid base64"},
-		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","value":"` + canary + `","hosts":["a.example"]}`, "body.value", "more than once"},
+		{problem.RequestInvalid, "/secrets/a", `{"value":"` + canary + `","value":"` + canary + `","hosts":["a.example"]}`, "body.value", "duplicate field"},
 		{problem.JSONInvalid, "/secrets/a", `{"value":` + canary + `}`, "", ""},
 		{problem.JSONInvalid, "/secrets/a", canary, "", ""},
 	} {

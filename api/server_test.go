@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/signal"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -180,13 +181,12 @@ func (s *server) checkDocumented(req *http.Request, got answer) {
 
 // documented returns the operation of a request; nil where no route matches.
 func (s *server) documented(req *http.Request) (op *huma.Operation, pattern string) {
-	_, pattern = s.api.mux.Handler(req)
-	method, path, _ := strings.Cut(pattern, " ")
-	item := s.api.documented(strings.TrimPrefix(path, Prefix))
-	if item == nil {
-		return nil, pattern
+	if escaped := req.URL.EscapedPath(); path.Clean(escaped) != escaped {
+		return nil, ""
 	}
-	return map[string]*huma.Operation{"GET": item.Get, "PUT": item.Put, "POST": item.Post, "PATCH": item.Patch, "DELETE": item.Delete}[method], pattern
+	_, pattern = s.api.mux.Handler(req)
+	method, route, _ := strings.Cut(pattern, " ")
+	return s.api.documented(method, strings.TrimPrefix(route, Prefix)), pattern
 }
 
 // checkSchema expects decoded JSON to be as a schema of the OpenAPI document describes it.

@@ -36,7 +36,9 @@ type readFileInput struct {
 }
 
 func (a *API) registerTransfers() {
-	register(a, route{
+	body := rawContent(octetStream)
+	body["application/json"] = &huma.MediaType{Schema: a.writeFileSchema()}
+	addRoute(a, route{
 		method: http.MethodPut, path: "/sandbox/{id}/files/write", id: "write-file", tag: "files",
 		summary: "Write a file",
 		description: "Wakes the sandbox. With `path` in the query, the body is the file, of any size and type; without, the " +
@@ -44,12 +46,7 @@ func (a *API) registerTransfers() {
 			"Missing directories are made.",
 		codes:   onSandbox(wakeCodes, fileCodes, bodyCodes),
 		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.File](a, "The file as written")},
-	}, a.writeFile)
-	// Added after registering the route, because huma reads bodies of a known type into memory.
-	body := rawContent(octetStream)
-	body["application/json"] = &huma.MediaType{Schema: a.writeFileSchema()}
-	a.documented("/sandbox/{id}/files/write").Put.RequestBody = &huma.RequestBody{Required: true, Content: body}
-
+	}, body, a.writeFile)
 	content := answerBytes("The file", octetStream)
 	partial := answerBytes("The requested ranges", octetStream)
 	notModified := &huma.Response{Description: "The file still has the ETag of If-None-Match"}
@@ -70,9 +67,6 @@ func (a *API) registerTransfers() {
 	}, a.readFile)
 }
 
-// documented returns the path item of a route in the OpenAPI document.
-func (a *API) documented(path string) *huma.PathItem { return a.huma.OpenAPI().Paths[path] }
-
 func (a *API) writeFile(ctx context.Context, in *writeFileInput) (*huma.StreamResponse, error) {
 	if in.Path == "" {
 		return a.writeFileJSON(ctx, in)
@@ -89,12 +83,8 @@ func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.Stre
 	if !isJSON(in.r.Header.Get("Content-Type")) {
 		return nil, invalid("query.path", "missing", "send path=/absolute/path with the file as the body, or application/json with path and content in it")
 	}
-	raw, err := a.jsonBody(in.w, in.r, maxFileJSON)
-	if err != nil {
-		return nil, err
-	}
 	var body types.WriteFileRequest
-	if err := a.parseJSON(a.writeFileSchema(), raw, &body); err != nil {
+	if err := a.decodeBody(in.w, in.r, maxFileJSON, a.writeFileSchema(), &body); err != nil {
 		return nil, err
 	}
 	if err := checkPath("body.path", body.Path); err != nil {

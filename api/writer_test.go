@@ -46,7 +46,7 @@ func TestEachReadOfJSONHasItsDeadline(t *testing.T) {
 	const body = `{"name":"shop"}`
 	r := httptest.NewRequest("POST", "/", iotest.OneByteReader(strings.NewReader(body)))
 	api := &API{limits: Limits{}.withDefaults()}
-	if got, err := api.jsonBody(w, r, maxJSON); string(got) != body || err != nil {
+	if got, err := api.readBody(w, r, maxJSON, sendRaw); string(got) != body || err != nil {
 		t.Fatalf("got %q, %v", got, err)
 	}
 	// The last one takes the deadline away.

@@ -1,0 +1,290 @@
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"mime"
+	"net"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/doze-run/doze/problem"
+)
+
+const (
+	// maxJSON limits a JSON body, maxFileJSON one that contains a file. Larger files are
+	// sent as raw bytes.
+	maxJSON     = 1 << 20
+	maxFileJSON = 4 << 20
+	// maxDepth limits how deep JSON is nested, as encoding/json does.
+	maxDepth = 10_000
+)
+
+// sendRaw is the remedy for a JSON body that is too large.
+const sendRaw = "send files as raw bytes"
+
+// decodeBody reads the JSON body of a request and decodes it as decodeJSON does.
+func (a *API) decodeBody(w http.ResponseWriter, r *http.Request, limit int64, schema *huma.Schema, into any) error {
+	if err := checkType(r); err != nil {
+		return err
+	}
+	body, err := a.readBody(w, r, limit, sendRaw)
+	switch {
+	case err != nil:
+		return err
+	case len(body) == 0:
+		return problem.New(problem.JSONInvalid, "the body is empty; send a JSON object")
+	case !utf8.Valid(body):
+		return problem.New(problem.JSONInvalid, "the body is not UTF-8; JSON is (RFC 8259)")
+	}
+	return a.decodeJSON(schema, body, into)
+}
+
+// readBody returns a body of at most limit bytes. The remedy is for a larger one.
+func (a *API) readBody(w http.ResponseWriter, r *http.Request, limit int64, remedy string) ([]byte, error) {
+	if r.ContentLength > limit {
+		return nil, tooLarge(limit, remedy)
+	}
+	var body bytes.Buffer
+	body.Grow(int(max(0, r.ContentLength)) + bytes.MinRead) // otherwise it grows by copying
+	_, err := body.ReadFrom(io.LimitReader(newTimedBody(w, r.Body, a.limits.Stall), limit+1))
+	switch {
+	case err != nil:
+		return nil, bodyProblem(err)
+	case int64(body.Len()) > limit:
+		return nil, tooLarge(limit, remedy)
+	}
+	return body.Bytes(), nil
+}
+
+// checkType refuses a body whose Content-Type is not JSON's.
+func checkType(r *http.Request) error {
+	if header := r.Header.Get("Content-Type"); header != "" && !isJSON(header) {
+		return problem.Newf(problem.MediaTypeUnsupported, "the body is %s; send application/json", clip(header))
+	}
+	return nil
+}
+
+func isJSON(contentType string) bool {
+	mediaType, _, err := mime.ParseMediaType(contentType)
+	return err == nil && mediaType == "application/json"
+}
+
+func tooLarge(limit int64, remedy string) *problem.Problem {
+	return problem.Newf(problem.BodyTooLarge, "the body is larger than the %d bytes that are allowed here; %s", limit, remedy)
+}
+
+// bodyProblem returns the problem of a body that could not be read to its end.
+func bodyProblem(err error) *problem.Problem {
+	var network net.Error
+	if errors.As(err, &network) && network.Timeout() {
+		return problem.New(problem.BodyTimeout, "the rest of the body did not arrive in time; send it without long pauses")
+	}
+	return problem.New(problem.BodyIncomplete, "the connection ended before the body did; nothing has changed; send it again")
+}
+
+// decodeJSON decodes JSON that its schema accepts. It refuses fields that would be
+// ignored: the first of two with the same name, and names that encoding/json takes for a
+// field of the schema because they differ in case only.
+func (a *API) decodeJSON(schema *huma.Schema, text []byte, into any) error {
+	p := jsonParser{api: a, tokens: json.NewDecoder(bytes.NewReader(text))}
+	tree, err := p.document(schema)
+	if err != nil {
+		return err
+	}
+	var result huma.ValidateResult
+	path := huma.NewPathBuffer(nil, 0)
+	path.Push("body")
+	huma.Validate(a.huma.OpenAPI().Components.Schemas, schema, path, huma.ModeWriteToServer, tree, &result)
+	if len(result.Errors) > 0 {
+		var faults []problem.FieldError
+		for _, err := range result.Errors[:min(len(result.Errors), maxFaults)] {
+			if detailed, ok := err.(huma.ErrorDetailer); ok {
+				faults = append(faults, a.bodyFault(schema, detailed.ErrorDetail()))
+			}
+		}
+		return problemOfFaults("the body is not valid", faults)
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		return problem.Newf(problem.RequestInvalid, "body: %v", err)
+	}
+	return nil
+}
+
+// jsonParser parses JSON into the values that huma validates.
+type jsonParser struct {
+	api    *API
+	tokens *json.Decoder
+	path   []string // location of the value that is parsed: ".name" or "[0]"
+}
+
+func (p *jsonParser) document(schema *huma.Schema) (any, error) {
+	tree, err := p.value(schema)
+	if err == nil {
+		_, err = p.tokens.Token()
+		switch err {
+		case io.EOF:
+			return tree, nil
+		case nil:
+			err = errors.New("invalid data after the top-level value")
+		}
+	}
+	var refused *problem.Problem
+	switch {
+	case errors.As(err, &refused):
+		return nil, refused
+	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+		err = errors.New("unexpected end of JSON input")
+	}
+	return nil, problem.Newf(problem.JSONInvalid, "%s; send a JSON object", clip(err.Error()))
+}
+
+// value parses one value. The schema is nil for a value that has none.
+func (p *jsonParser) value(schema *huma.Schema) (any, error) {
+	token, err := p.tokens.Token()
+	if err != nil {
+		return nil, err
+	}
+	if schema != nil {
+		schema = p.api.resolve(schema)
+	}
+	switch token {
+	case json.Delim('['):
+		return p.array(schema)
+	case json.Delim('{'):
+		return p.object(schema)
+	}
+	return token, nil
+}
+
+func (p *jsonParser) array(schema *huma.Schema) ([]any, error) {
+	var items *huma.Schema
+	if schema != nil {
+		items = schema.Items
+	}
+	list := []any{}
+	for p.tokens.More() {
+		value, err := p.below("["+strconv.Itoa(len(list))+"]", items)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, value)
+	}
+	_, err := p.tokens.Token()
+	return list, err
+}
+
+func (p *jsonParser) object(schema *huma.Schema) (map[string]any, error) {
+	fields := map[string]any{}
+	for p.tokens.More() {
+		token, err := p.tokens.Token()
+		if err != nil {
+			return nil, err
+		}
+		name := token.(string)
+		if _, twice := fields[name]; twice {
+			return nil, invalid(p.location(name), "duplicate field", "send it once")
+		}
+		field, err := p.fieldOf(schema, name)
+		if err != nil {
+			return nil, err
+		}
+		if fields[name], err = p.below("."+name, field); err != nil {
+			return nil, err
+		}
+	}
+	_, err := p.tokens.Token()
+	return fields, err
+}
+
+// below parses the value of a field or of an element.
+func (p *jsonParser) below(segment string, schema *huma.Schema) (any, error) {
+	if len(p.path) == maxDepth {
+		return nil, fmt.Errorf("exceeded the maximum depth of %d", maxDepth)
+	}
+	p.path = append(p.path, segment)
+	value, err := p.value(schema)
+	p.path = p.path[:len(p.path)-1]
+	return value, err
+}
+
+// location returns where a field of the object that is parsed is.
+func (p *jsonParser) location(name string) string {
+	location := "body"
+	for _, segment := range p.path {
+		location = clip(location + clip(segment))
+	}
+	return clip(location + "." + clip(name))
+}
+
+// fieldOf returns the schema of a field, or nil. It refuses a name that the schema has
+// in another case.
+func (p *jsonParser) fieldOf(schema *huma.Schema, name string) (*huma.Schema, error) {
+	if schema == nil {
+		return nil, nil
+	}
+	if field := schema.Properties[name]; field != nil {
+		return field, nil
+	}
+	for field := range schema.Properties {
+		if strings.EqualFold(field, name) {
+			return nil, invalid(p.location(name), "unknown field", listFields(schema))
+		}
+	}
+	return nil, nil
+}
+
+func listFields(schema *huma.Schema) string {
+	return "the fields are " + strings.Join(slices.Sorted(maps.Keys(schema.Properties)), ", ")
+}
+
+// bodyFault converts one fault that huma found in a body.
+func (a *API) bodyFault(schema *huma.Schema, d *huma.ErrorDetail) problem.FieldError {
+	f := problem.FieldError{Location: clip(d.Location), Message: clip(d.Message)}
+	if name, ok := strings.CutPrefix(d.Message, "expected required property "); ok {
+		name, _, _ = strings.Cut(name, " ")
+		f.Location, f.Message = clip(d.Location+"."+name), "missing"
+	}
+	if d.Message == "unexpected property" {
+		f.Message = "unknown field"
+		if object := a.schemaAt(schema, d.Location[:max(0, strings.LastIndex(d.Location, "."))]); object != nil && len(object.Properties) > 0 {
+			f.Hint = listFields(object)
+		}
+	}
+	return f
+}
+
+// schemaAt returns the schema at a path such as "body.rules[0].respond", or nil.
+func (a *API) schemaAt(schema *huma.Schema, path string) *huma.Schema {
+	schema = a.resolve(schema)
+	for _, name := range strings.Split(path, ".")[1:] {
+		name, indexes, _ := strings.Cut(name, "[")
+		schema = schema.Properties[name]
+		for range strings.Count(indexes, "]") {
+			if schema != nil {
+				schema = a.resolve(schema).Items
+			}
+		}
+		if schema == nil {
+			return nil
+		}
+		schema = a.resolve(schema)
+	}
+	return schema
+}
+
+func (a *API) resolve(s *huma.Schema) *huma.Schema {
+	for s.Ref != "" {
+		s = a.huma.OpenAPI().Components.Schemas.SchemaFromRef(s.Ref)
+	}
+	return s
+}
