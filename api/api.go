@@ -18,6 +18,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/redact"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -94,7 +95,7 @@ type API struct {
 	limits     Limits
 	streams    limiter
 	calls      limiter
-	pushes     *pushes
+	pushes     pushes
 	// Lines of calls in the log.
 	callLines, refusedLines *lineLimit
 
@@ -126,7 +127,6 @@ func New(cfg Config) (*API, error) {
 		log:        cfg.Log,
 		metrics:    cfg.Metrics,
 		limits:     cfg.Limits.withDefaults(),
-		pushes:     newPushes(),
 		callLines:  newLineLimit(callsPerSecond, callsBurst), refusedLines: newLineLimit(refusedPerSecond, refusedBurst),
 		mux: http.NewServeMux(),
 	}
@@ -136,9 +136,9 @@ func New(cfg Config) (*API, error) {
 	if a.metrics == nil {
 		a.metrics = NewMetrics()
 	}
-	a.streams = limiter{most: int64(a.limits.MaxStreams), refuse: problem.Newf(problem.StreamLimitExceeded,
+	a.streams = limiter{pool: quota.New(int64(a.limits.MaxStreams)), refuse: problem.Newf(problem.StreamLimitExceeded,
 		"%d streams are open, which is as many as this node allows; close one or try again later", a.limits.MaxStreams)}
-	a.calls = limiter{most: int64(a.limits.MaxCalls), refuse: problem.Newf(problem.CallLimitExceeded,
+	a.calls = limiter{pool: quota.New(int64(a.limits.MaxCalls)), refuse: problem.Newf(problem.CallLimitExceeded,
 		"%d commands and transfers are under way, which is as many as this node allows; try again later", a.limits.MaxCalls)}
 	a.huma = a.newHuma()
 	a.registerSandboxes()

@@ -309,7 +309,7 @@ func TestClientThatReadsNothingIsCutOff(t *testing.T) {
 	if _, err := io.ReadFull(conn, make([]byte, len("HTTP/1.1 200 OK"))); err != nil { // the stream has begun
 		t.Fatal(err)
 	}
-	s.eventually("the stream was cut off", func() bool { return s.api.streams.held.Load() == 0 })
+	s.eventually("the stream was cut off", func() bool { return s.api.streams.pool.Used() == 0 })
 	s.sleep(id)
 }
 
@@ -348,13 +348,13 @@ func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
 			s.api.ServeHTTP(w, r)
 		}()
 		<-w.began
-		if n := s.api.calls.held.Load(); n != want {
+		if n := s.api.calls.pool.Used(); n != want {
 			t.Errorf("%s: %d places are held while it is written, not %d", r.URL.Path, n, want)
 		}
 		s.sleep(id)
 		close(w.release)
 		<-ended
-		if n := s.api.calls.held.Load(); n != 0 || w.Code != http.StatusOK {
+		if n := s.api.calls.pool.Used(); n != 0 || w.Code != http.StatusOK {
 			t.Errorf("%s: %d places are held after its end, status %d", r.URL.Path, n, w.Code)
 		}
 	}
@@ -520,7 +520,7 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	timeline := s.open("GET", "/sandbox/box/events?cursor=1000", nil, "Accept", eventStreamType)
 	buffered := make(chan answer, 1)
 	go func() { buffered <- s.do("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000"}`) }()
-	s.eventually("the call is under way", func() bool { return s.api.calls.held.Load() == 1 })
+	s.eventually("the call is under way", func() bool { return s.api.calls.pool.Used() == 1 })
 
 	exit()
 	for name, stream := range map[string]*events{"exec": exec, "logs": logs, "timeline": timeline} {

@@ -340,7 +340,7 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 			resp.Body.Close()
 		}
 	}()
-	s.eventually("the call is under way", func() bool { return s.api.calls.held.Load() == 1 })
+	s.eventually("the call is under way", func() bool { return s.api.calls.pool.Used() == 1 })
 	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", `{"command":"true"}`)
 	s.refused(problem.CallLimitExceeded, "GET", "/sandbox/box/files?path=/", nil)
 	cancel()
@@ -349,7 +349,7 @@ func TestTooManyCallsAndStreamsAreRefused(t *testing.T) {
 	s.eventually("there is room again", func() bool {
 		return s.do("POST", "/sandbox/box/exec", `{"command":"true"}`).status == http.StatusOK
 	})
-	s.eventually("the stream has ended", func() bool { return s.api.streams.held.Load() == 0 })
+	s.eventually("the stream has ended", func() bool { return s.api.streams.pool.Used() == 0 })
 	again := s.open("POST", "/sandbox/box/exec", `{"command":"true","stream":true}`)
 	again.expect("start")
 }
@@ -361,7 +361,7 @@ func TestCommandCountsByWhatItMayKeep(t *testing.T) {
 		must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output_bytes": most})
 	}
 	s.refused(problem.CallLimitExceeded, "POST", "/sandbox/box/exec", map[string]any{"command": "true", "max_output_bytes": 3<<20 + 1})
-	if n := s.api.calls.held.Load(); n != 0 {
+	if n := s.api.calls.pool.Used(); n != 0 {
 		t.Errorf("%d places are held", n)
 	}
 }

@@ -325,7 +325,7 @@ func TestExecWebSocketDisconnectDuringAWake(t *testing.T) {
 	s.create("box")
 	e := s.dialExec("/sandbox/box/exec")
 	e.conn.CloseNow()
-	s.eventually("the stream is closed", func() bool { return s.api.streams.held.Load() == 0 })
+	s.eventually("the stream is closed", func() bool { return s.api.streams.pool.Used() == 0 })
 }
 
 // A client that does not read slows the command down, for as long as it says that it

@@ -132,7 +132,7 @@ func TestAnOwnersPushesAreBounded(t *testing.T) {
 }
 
 func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
-	p := newPushes()
+	var p pushes
 	var leaves []func()
 	push := func(owner string) error {
 		c := &call{owner: owner}
@@ -160,8 +160,8 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 		t.Error(err)
 	}
 	leaves[len(leaves)-1]()
-	if p.all != 0 || len(p.byOwner) != 0 {
-		t.Errorf("left are %d, %v", p.all, p.byOwner)
+	if total, owners := p.Used(); total != 0 || owners != 0 {
+		t.Errorf("left are %d of %d owners", total, owners)
 	}
 }
 

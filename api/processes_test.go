@@ -132,7 +132,7 @@ func TestClientThatLeavesLogsLeaksNothing(t *testing.T) {
 	s.refused(problem.SandboxBusy, "POST", "/sandbox/box/sleep", nil)
 	logs.close()
 	s.sleep(id)
-	if n := s.api.streams.held.Load(); n != 0 {
+	if n := s.api.streams.pool.Used(); n != 0 {
 		t.Errorf("%d streams are held", n)
 	}
 }

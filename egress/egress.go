@@ -31,13 +31,13 @@ import (
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/http/intercept"
-	"github.com/doze-run/doze/egress/network/stack"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/egress/tls/ca"
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -107,7 +107,8 @@ type Egress struct {
 	ca             *ca.Authority
 	server         *intercept.Server
 	audit          *audit.Log
-	budget         *stack.Budget
+	connections    *quota.Pool // of all clients
+	wide           *quota.Pool
 	load           load
 	key            *seal.Key
 	names          *nameBook
@@ -155,7 +156,8 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	}
 	e := &Egress{
 		cfg: cfg, log: cfg.Log,
-		budget:  stack.NewBudget(cfg.Settings.MaxConnections, maxWide),
+		connections: quota.New(int64(cfg.Settings.MaxConnections)), wide: quota.New(maxWide),
+		load:    newLoad(),
 		owners:  map[string]*layer{},
 		own:     map[sandbox.ID]*layer{},
 		members: map[sandbox.ID]*member{},

@@ -56,12 +56,12 @@ type exchange struct {
 
 func (x *exchange) serve(w http.ResponseWriter, r *http.Request) {
 	defer x.record()
-	if full := x.m.begin(); full != "" {
-		x.full(w, r, full)
+	if err := x.m.load.requests.TryAcquire(1); err != nil {
+		x.full(w, r, err)
 		return
 	}
-	defer x.m.finish()
-	defer x.letGo()
+	defer x.m.load.requests.Release(1)
+	defer func() { x.m.load.bodies.Release(x.held) }()
 	steps, err := x.decide(r)
 	defer release(steps)
 	x.entry.Rule = x.decided.Rule

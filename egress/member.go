@@ -63,11 +63,11 @@ func (e *Egress) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error 
 		return fmt.Errorf("making its network device: %w", err)
 	}
 	s, err := stack.New(stack.Config{
-		Device:   device,
-		Listener: listener,
-		Handler:  m,
-		Limits:   stack.Limits{Connections: e.settings.Load().MaxSandboxConnections},
-		Budget:   e.budget,
+		Device:      device,
+		Listener:    listener,
+		Handler:     m,
+		Limits:      stack.Limits{Connections: e.settings.Load().MaxSandboxConnections},
+		Connections: e.connections, Wide: e.wide,
 		Exceeded: m.exceeded,
 		Refused:  m.refusedDatagram,
 		Sent:     func() { e.cfg.Sandboxes.Touch(sb.ID) },
@@ -111,7 +111,7 @@ func (e *Egress) member(ctx context.Context, sb sandbox.Sandbox) (*member, error
 	if err := e.armSandbox(ctx, sb); err != nil {
 		return nil, err
 	}
-	m := &member{sender: sender{e: e, id: sb.ID, owner: sb.Owner}}
+	m := &member{sender: sender{e: e, id: sb.ID, owner: sb.Owner, load: e.load.child()}}
 	m.names = dns.New(dns.Config{
 		Decide:  m.decideName,
 		Refused: m.refusedName,

@@ -3,13 +3,13 @@ package egress
 import (
 	"context"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -17,7 +17,7 @@ import (
 // show one of his keys. The node's rules and his own apply to them.
 type outside struct {
 	sender
-	connections atomic.Int64 // and requests that came without one of their own
+	connections *quota.Pool // and requests that came without one of their own
 }
 
 // outsideOf returns the owner's, and makes it when it is missing.
@@ -40,7 +40,7 @@ func (e *Egress) outsideOf(ctx context.Context, owner string) (*outside, error) 
 	if o := e.outside[owner]; o != nil {
 		return o, nil
 	}
-	o = &outside{sender: sender{e: e, owner: owner}}
+	o = &outside{sender: sender{e: e, owner: owner, load: e.load.child()}, connections: e.connections.Child(0)}
 	e.build(&o.sender)
 	e.outside[owner] = o
 	return o, nil
@@ -63,19 +63,17 @@ func (e *Egress) enter(ctx context.Context, owner string) (*visit, *problem.Prob
 	if err != nil {
 		return nil, errClosing
 	}
-	if most := e.settings.Load().MaxSandboxConnections; o.connections.Add(1) > int64(most) {
-		o.connections.Add(-1)
+	o.connections.SetLimit(int64(e.settings.Load().MaxSandboxConnections))
+	switch o.connections.TryAcquire(1) {
+	case quota.ErrExceeded:
 		return nil, o.exceeded("connections of the owner's clients of the proxy")
-	}
-	if !e.budget.Take() {
-		o.connections.Add(-1)
+	case quota.ErrTotalExceeded:
 		return nil, o.exceeded("connections of the node")
 	}
 	e.mu.RLock()
 	defer e.mu.RUnlock()
 	if e.closed {
-		o.connections.Add(-1)
-		e.budget.Give()
+		o.connections.Release(1)
 		return nil, errClosing
 	}
 	e.served.Add(1)
@@ -95,8 +93,7 @@ func (o *outside) exceeded(what string) *problem.Problem {
 func (s *visit) leave() {
 	s.stop()
 	s.end()
-	s.connections.Add(-1)
-	s.e.budget.Give()
+	s.connections.Release(1)
 	s.e.served.Done()
 }
 

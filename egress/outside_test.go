@@ -311,7 +311,7 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != 503 || res.Header.Get(problem.HeaderError) != "egress_limit_exceeded" {
 		t.Errorf("one more: %s %v", res.Status, res.Header)
 	}
-	if n := a.budget.Connections(); n != 2 {
+	if n := a.connections.Used(); n != 2 {
 		t.Errorf("%d connections count", n)
 	}
 	for _, conn := range open {
@@ -359,7 +359,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 		}
 	}
 	node := r.Egress
-	if n := node.budget.Connections(); n != 3 {
+	if n := node.connections.Used(); n != 3 {
 		t.Errorf("%d connections count, want 3", n)
 	}
 	closed := make(chan error, 1)
@@ -373,7 +373,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
-	if n := node.budget.Connections(); n != 0 {
+	if n := node.connections.Used(); n != 0 {
 		t.Errorf("%d connections count", n)
 	}
 	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != http.StatusServiceUnavailable || res.Header.Get(problem.HeaderError) != "node_unavailable" {

@@ -1,92 +1,74 @@
 package egress
 
 import (
+	"errors"
 	"net/http"
-	"sync/atomic"
 
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 )
 
-// maxSenderRequests and maxRequests are how many requests are under way, of one sender
-// and of all. A connection of HTTP/2 may have hundreds, each with its buffers.
+// maxSenderRequests and maxRequests bound the requests under way, of one client and of
+// all. A connection of HTTP/2 may have hundreds, each with its buffers.
 const (
 	maxSenderRequests = 512
 	maxRequests       = 4096
 )
 
-// maxHeld and maxHeldAll are how many bytes of bodies are in memory because
-// placeholders are looked for in them, of one sender and of all. The largest has
-// 1 MiB, what becomes of it 2.
+// maxHeld and maxHeldAll bound the bytes of bodies that are in memory to be searched for
+// placeholders, of one client and of all. The largest body has 1 MiB, and 2 after the
+// exchange.
 const (
 	maxHeld    = 16 << 20
 	maxHeldAll = 128 << 20
 )
 
-// maxAttempts and maxAttemptsAll are how many connections to servers are being made
-// for requests, of one sender and of all. Each request that is under way may make one:
-// to a host of which nobody knows yet that it speaks HTTP/2. The other half is for
-// those whose requests have ended, which the library goes on making.
+// maxAttempts and maxAttemptsAll bound the connections to servers that are being made
+// for requests, of one client and of all. Each request under way may make one, until the
+// upstream is known to speak HTTP/2. The other half is for requests that have ended, whose
+// connections the library goes on making.
 const (
 	maxAttempts    = 2 * maxSenderRequests
 	maxAttemptsAll = 2 * maxRequests
 )
 
-// maxWideRequests is how many requests of a sender have answers of which up to 2 MiB
-// may wait in the node, as with stack.Limits.Wide; maxWide are those of all. Beyond
-// that it is 128 KiB, so that what a hostile sandbox leaves there is 0.2 GiB.
+// maxWideRequests is how many requests of a client have responses with up to 2 MiB
+// waiting in the node, as with stack.Limits.Wide; maxWide is the limit of all clients.
+// Beyond that it is 128 KiB, so that a hostile sandbox ties up 0.2 GiB there.
 const maxWideRequests = 64
 
-// room is how much there is of something that is bounded.
-type room struct{ used atomic.Int64 }
-
-// take takes n, unless there would be more than limit.
-func (r *room) take(n, limit int64) bool {
-	if r.used.Add(n) > limit {
-		r.used.Add(-n)
-		return false
-	}
-	return true
-}
-
-func (r *room) give(n int64) { r.used.Add(-n) }
-
-// load is what requests tie up, of a sender or of all.
+// load is what requests use, of a client or of all.
 type load struct {
-	requests room // under way
-	attempts room // to connect, which outlive their requests
-	held     room // bytes of bodies
+	requests *quota.Pool // under way
+	attempts *quota.Pool // to connect, which outlive their requests
+	bodies   *quota.Pool // bytes in memory
 }
 
-// narrow says whether there are more requests than may be wide.
+func newLoad() load {
+	return load{quota.New(maxRequests), quota.New(maxAttemptsAll), quota.New(maxHeldAll)}
+}
+
+// child returns the load of one client.
+func (l load) child() load {
+	return load{l.requests.Child(maxSenderRequests), l.attempts.Child(maxAttempts), l.bodies.Child(maxHeld)}
+}
+
+// narrow reports whether more requests are under way than may be wide.
 func (m *sender) narrow() bool {
-	return m.load.requests.used.Load() > maxWideRequests || m.e.load.requests.used.Load() > maxWide
+	return m.load.requests.Used() > maxWideRequests || m.e.load.requests.Used() > maxWide
 }
 
-// begin takes room for a request of the sender until finish, or says of what there is
-// too much.
-func (m *sender) begin() (full string) {
-	if !m.load.requests.take(1, maxSenderRequests) {
-		return "requests under way of the sender"
+// full refuses a request beyond a limit.
+func (x *exchange) full(w http.ResponseWriter, r *http.Request, err error) {
+	of := "requests under way of the sender"
+	if errors.Is(err, quota.ErrTotalExceeded) {
+		of = "requests under way in the node"
 	}
-	if !m.e.load.requests.take(1, maxRequests) {
-		m.load.requests.give(1)
-		return "requests under way in the node"
-	}
-	return ""
-}
-
-func (m *sender) finish() {
-	m.load.requests.give(1)
-	m.e.load.requests.give(1)
-}
-
-// full refuses a request for which there is no room.
-func (x *exchange) full(w http.ResponseWriter, r *http.Request, of string) {
 	x.refuse(w, r, problem.EgressLimitExceeded, "a limit was reached: "+of)
 }
 
-// errAttempts is why a request is refused for which another connection would be made.
+// errAttempts refuses a request that would need another connection.
 var errAttempts = &intercept.RefusedError{
 	Code:   problem.EgressLimitExceeded,
 	Reason: "a limit was reached: connections to servers that are being made",
@@ -94,33 +76,18 @@ var errAttempts = &intercept.RefusedError{
 
 // attempt counts a connection that is being made, until done.
 func (m *sender) attempt() (done func(), err error) {
-	if !m.load.attempts.take(1, maxAttempts) {
+	if m.load.attempts.TryAcquire(1) != nil {
 		return nil, errAttempts
 	}
-	if !m.e.load.attempts.take(1, maxAttemptsAll) {
-		m.load.attempts.give(1)
-		return nil, errAttempts
-	}
-	return func() {
-		m.load.attempts.give(1)
-		m.e.load.attempts.give(1)
-	}, nil
+	return func() { m.load.attempts.Release(1) }, nil
 }
 
-// hold says whether there is room for a body in memory. It has it until letGo.
+// hold reports whether a body of so many bytes may be held in memory. It counts until
+// the exchange ends.
 func (x *exchange) hold(bytes int64) bool {
-	if !x.m.load.held.take(bytes, maxHeld) {
-		return false
-	}
-	if !x.m.e.load.held.take(bytes, maxHeldAll) {
-		x.m.load.held.give(bytes)
+	if x.m.load.bodies.TryAcquire(bytes) != nil {
 		return false
 	}
 	x.held += bytes
 	return true
-}
-
-func (x *exchange) letGo() {
-	x.m.load.held.give(x.held)
-	x.m.e.load.held.give(x.held)
 }

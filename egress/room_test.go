@@ -8,6 +8,7 @@ import (
 
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 )
 
 // A connection that is being made outlives its request, which costs a sandbox nothing.
@@ -24,8 +25,7 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	}
 	b.servers.mu.Unlock()
 	t.Cleanup(func() { close(end) })
-	attempts := &b.find(b.sb.ID).load.attempts
-	attempts.take(maxAttempts-1, maxAttempts)
+	_ = b.find(b.sb.ID).load.attempts.TryAcquire(maxAttempts - 1)
 	ctx, leave := context.WithCancel(within(t))
 	left := make(chan bool)
 	go func() {
@@ -47,20 +47,20 @@ func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 	b.secret("api", token, "a.web.test")
 	b.rules(offering("a.web.test"))
 	text := b.Environment(b.sb.ID)["API_TOKEN"]
-	b.Egress.load.held.take(maxHeldAll, maxHeldAll)
+	_ = b.Egress.load.bodies.TryAcquire(maxHeldAll)
 	send := func() answer {
 		return b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("key="+text)))
 	}
 	b.want(send(), 403, "of which too many are in flight")
 	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("no key"))), 200, "this is")
-	b.Egress.load.held.give(maxHeldAll)
+	b.Egress.load.bodies.Release(maxHeldAll)
 	m := &b.find(b.sb.ID).sender
-	m.load.held.take(maxHeld, maxHeld)
+	_ = m.load.bodies.TryAcquire(maxHeld)
 	b.want(send(), 403, "of which too many are in flight")
-	m.load.held.give(maxHeld)
+	m.load.bodies.Release(maxHeld)
 	b.want(send(), 200, "this is")
 	b.entry("a.web.test", func(e audit.Entry) bool { return e.Status == 200 && len(e.Secrets) == 1 })
-	if n := b.Egress.load.held.used.Load() + m.load.held.used.Load(); n != 0 {
+	if n := b.Egress.load.bodies.Used() + m.load.bodies.Used(); n != 0 {
 		t.Errorf("%d bytes are held after the requests", n)
 	}
 }
@@ -70,18 +70,18 @@ func TestManyRequestsAreNarrow(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	m := &r.find(b.sb.ID).sender
 	for name, requests := range map[string]struct {
-		of   *room
+		of   *quota.Pool
 		wide int64
-	}{"of the sandbox": {&m.load.requests, maxWideRequests}, "of the node": {&r.load.requests, maxWide}} {
-		requests.of.used.Store(requests.wide)
+	}{"of the sandbox": {m.load.requests, maxWideRequests}, "of the node": {r.load.requests, maxWide}} {
+		_ = requests.of.TryAcquire(requests.wide)
 		if m.narrow() {
 			t.Errorf("%s: %d are", name, requests.wide)
 		}
-		requests.of.used.Store(requests.wide + 1)
+		_ = requests.of.TryAcquire(1)
 		if !m.narrow() {
 			t.Errorf("%s: one more is not", name)
 		}
-		requests.of.used.Store(0)
+		requests.of.Release(requests.wide + 1)
 	}
 }
 
@@ -90,8 +90,8 @@ func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
 	b, other := r.box("k3f9x2m7q1az"), r.box("z3f9x2m7q1az")
 	m := &r.members[b.sb.ID].sender
 	for range maxSenderRequests {
-		if full := m.begin(); full != "" {
-			t.Fatal(full)
+		if err := m.load.requests.TryAcquire(1); err != nil {
+			t.Fatal(err)
 		}
 	}
 	a := b.get("http://a.plain.test/more")
@@ -104,15 +104,13 @@ func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
 		t.Errorf("the audit log says %+v", e)
 	}
 	other.want(other.get("http://a.plain.test/more"), 200, "")
-	r.load.requests.take(maxRequests-maxSenderRequests, maxRequests)
+	_ = r.load.requests.TryAcquire(maxRequests - maxSenderRequests)
 	other.want(other.get("http://a.plain.test/more"), 503, "in the node")
-	r.load.requests.give(maxRequests - maxSenderRequests)
-	for range maxSenderRequests {
-		m.finish()
-	}
+	r.load.requests.Release(maxRequests - maxSenderRequests)
+	m.load.requests.Release(maxSenderRequests)
 	b.want(b.get("http://a.plain.test/last"), 200, "")
 	b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/last" }) // written after it was counted out
-	if n, all := m.load.requests.used.Load(), r.load.requests.used.Load(); n != 0 || all != 0 {
+	if n, all := m.load.requests.Used(), r.load.requests.Used(); n != 0 || all != 0 {
 		t.Errorf("%d and %d are counted when all have ended", n, all)
 	}
 }

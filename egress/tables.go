@@ -256,7 +256,7 @@ func (c *Change) Apply() {
 		e.own[id] = l.withPresets(c.settings.Presets)
 	}
 	e.reportUndefinedPresets()
-	e.budget.SetConnections(c.settings.MaxConnections)
+	e.connections.SetLimit(int64(c.settings.MaxConnections))
 	e.buildAll(everySender)
 	node.release()
 	if before != nil {

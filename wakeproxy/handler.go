@@ -81,11 +81,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, r, notFound)
 		return
 	}
-	if !h.proxy.counts.enter(id, h.opts.MaxRequestsPerSandbox, h.opts.MaxRequests) {
+	if h.proxy.requests.TryAcquire(id, h.opts.MaxRequestsPerSandbox, h.opts.MaxRequests) != nil {
 		writeProblem(w, r, tooManyRequests)
 		return
 	}
-	defer h.proxy.counts.leave(id)
+	defer h.proxy.requests.Release(id)
 
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()

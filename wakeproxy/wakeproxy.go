@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
@@ -93,7 +94,7 @@ type Proxy struct {
 	h2c       *http.Transport // HTTP/2 without TLS
 	gates     gates
 	hosts     hostChecks
-	counts    counts
+	requests  quota.Keyed[sandbox.ID] // in flight, upgraded connections included
 	log       *slog.Logger
 	sometimes rate.Sometimes // logs a dial that failed
 	// Lines about requests that failed; suppressed is how many there were since the last.
@@ -148,7 +149,6 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 		h2c:       h2c,
 		gates:     gates{open: map[gateKey]*gate{}},
 		hosts:     hostChecks{known: map[gateKey]hostCheck{}},
-		counts:    counts{perSandbox: map[sandbox.ID]int{}},
 		log:       log,
 		sometimes: rate.Sometimes{Interval: logPause},
 		failures:  rate.NewLimiter(failuresPerSecond, failuresBurst),

@@ -31,7 +31,7 @@ type Conn struct {
 // newConn takes the connection over. A node that is killed resets it: what it was
 // sending must not look whole.
 func newConn(s *Stack, tcp *net.TCPConn) *Conn {
-	c := &Conn{stack: s, tcp: tcp, wide: s.widen()}
+	c := &Conn{stack: s, tcp: tcp, wide: s.wide.TryAcquire(1) == nil}
 	_ = tcp.SetLinger(0)
 	_ = tcp.SetKeepAlive(false)
 	if !c.wide { // a size that was set does not grow

@@ -1,9 +1,6 @@
 package stack
 
-import (
-	"sync/atomic"
-	"time"
-)
+import "time"
 
 // Limits of one stack. Zero means the default.
 type Limits struct {
@@ -40,59 +37,6 @@ func (l Limits) withDefaults() Limits {
 		l.Idle = time.Minute
 	}
 	return l
-}
-
-// Budget bounds what all stacks have together. A nil Budget bounds nothing.
-type Budget struct {
-	connections, wide share
-}
-
-// NewBudget returns a Budget of so many connections, of which so many may have
-// buffers that grow. That bounds the memory which hostile sandboxes can tie up: 3 MiB
-// for each that is wide, 256 KiB for each that is not.
-func NewBudget(connections, wide int) *Budget {
-	b := new(Budget)
-	b.SetConnections(connections)
-	b.wide.limit.Store(int64(wide))
-	return b
-}
-
-// SetConnections changes how many there may be. Those that there are stay.
-func (b *Budget) SetConnections(n int) { b.connections.limit.Store(int64(n)) }
-
-// Connections is how many there are.
-func (b *Budget) Connections() int { return int(b.connections.used.Load()) }
-
-// Take takes room for a connection, and says whether there is any. Who took it gives
-// it back.
-func (b *Budget) Take() bool { return b == nil || b.connections.take() }
-
-// Give gives back what Take took.
-func (b *Budget) Give() { b.give(false) }
-
-func (b *Budget) takeWide() bool { return b == nil || b.wide.take() }
-
-func (b *Budget) give(wide bool) {
-	if b == nil {
-		return
-	}
-	b.connections.used.Add(-1)
-	if wide {
-		b.wide.used.Add(-1)
-	}
-}
-
-// share of a Budget.
-type share struct {
-	limit, used atomic.Int64
-}
-
-func (s *share) take() bool {
-	if s.used.Add(1) > s.limit.Load() {
-		s.used.Add(-1)
-		return false
-	}
-	return true
 }
 
 // Exceeded is a limit that was reached.

@@ -31,6 +31,7 @@ import (
 
 	"gvisor.dev/gvisor/pkg/tcpip/header"
 
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/redact"
 )
 
@@ -61,8 +62,10 @@ type Config struct {
 	Listener *net.TCPListener
 	Handler  Handler
 	Limits   Limits
-	// Budget is shared by all stacks; nil: only Limits bound.
-	Budget *Budget
+	// Connections and Wide are shared by all stacks, whose Limits of the same names they
+	// bound in total; nil: only Limits bound. A wide connection takes 3 MiB of memory at
+	// most, another one 256 KiB.
+	Connections, Wide *quota.Pool
 	// Exceeded is told, at most once per exceededEvery and kind, that something was
 	// refused because a limit was reached. No packet is read meanwhile. May be nil.
 	Exceeded func(what Exceeded)
@@ -94,11 +97,11 @@ type Stack struct {
 	running  sync.WaitGroup         // handlers, and what goes on after them
 	accepts  sync.WaitGroup         // the goroutine of the listener, while the reader is awake
 	done     chan struct{}          // closed when the reader has ended and released everything
+	flows    *quota.Pool            // connections, from the attempt until the last trace of them is gone
+	wide     *quota.Pool            // connections with buffers that grow
 
 	mu        sync.Mutex
 	closing   bool
-	flows     int                 // connections, from the attempt until the last trace of them is gone
-	wide      int                 // of them with buffers that grow
 	attempts  map[endpoints]*Flow // those that are not open yet
 	conns     map[*Conn]struct{}
 	idleSince time.Time // when flows became 0, or the reader awoke
@@ -123,6 +126,8 @@ func New(cfg Config) (*Stack, error) {
 		attempts: make(map[endpoints]*Flow),
 		conns:    make(map[*Conn]struct{}),
 		exceeded: make(map[Exceeded]time.Time),
+		flows:    cfg.Connections.Child(int64(cfg.Limits.Connections)),
+		wide:     cfg.Wide.Child(int64(cfg.Limits.Wide)),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	go s.read() // ends by Close, or with the device
@@ -180,7 +185,7 @@ func (s *Stack) rest() bool {
 		return false
 	}
 	s.device.wake(time.Time{})
-	idle := s.flows == 0 && s.awake
+	idle := s.flows.Used() == 0 && s.awake
 	wait := time.Until(s.idleSince.Add(s.cfg.Limits.Idle))
 	if idle && wait > 0 {
 		s.wakeWhenIdle()
@@ -291,14 +296,15 @@ func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 		return nil, ""
 	case len(s.attempts) >= s.cfg.Limits.Attempts:
 		return nil, Attempts
-	case s.flows >= s.cfg.Limits.Connections:
+	}
+	switch s.flows.TryAcquire(1) {
+	case quota.ErrExceeded:
 		return nil, Connections
-	case !s.cfg.Budget.Take():
+	case quota.ErrTotalExceeded:
 		return nil, AllConnections
 	}
 	f := &Flow{stack: s, endpoints: e, syn: slices.Clone(syn), opened: make(chan *net.TCPConn, 1)}
 	s.attempts[e] = f
-	s.flows++
 	s.running.Add(1)
 	return f, ""
 }
@@ -374,26 +380,14 @@ func (s *Stack) recover(handling string) {
 
 // release gives the room of one connection back.
 func (s *Stack) release(wide bool) {
-	s.cfg.Budget.give(wide)
+	if wide {
+		s.wide.Release(1)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.flows--
-	if wide {
-		s.wide--
-	}
-	if s.flows == 0 {
+	s.flows.Release(1)
+	if s.flows.Used() == 0 {
 		s.idleSince = time.Now()
 		s.wakeWhenIdle()
 	}
-}
-
-// widen says whether one more connection may have buffers that grow.
-func (s *Stack) widen() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.wide >= s.cfg.Limits.Wide || !s.cfg.Budget.takeWide() {
-		return false
-	}
-	s.wide++
-	return true
 }

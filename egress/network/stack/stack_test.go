@@ -21,6 +21,7 @@ import (
 	"golang.org/x/net/nettest"
 	"golang.org/x/sys/unix"
 
+	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
@@ -111,7 +112,7 @@ func eventually(t testing.TB, what string, holds func() bool) {
 func (s *Stack) connections() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.flows
+	return int(s.flows.Used())
 }
 
 func TestAConnIsANetConn(t *testing.T) {
@@ -301,20 +302,20 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		limits Limits
-		budget *Budget
+		all    *quota.Pool
 		decide bool
 		want   Exceeded
 	}{
 		{"attempts", Limits{Attempts: 2}, nil, false, Attempts},
 		{"connections", Limits{Connections: 2}, nil, true, Connections},
-		{"connections of all", Limits{}, NewBudget(2, 2), true, AllConnections},
+		{"connections of all", Limits{}, quota.New(2), true, AllConnections},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			told := make(chan Exceeded, 10)
 			proceed := make(chan struct{})
 			arrived := make(chan struct{})
 			var of atomic.Pointer[Stack]
-			s, k := start(t, Config{Limits: c.limits, Budget: c.budget,
+			s, k := start(t, Config{Limits: c.limits, Connections: c.all,
 				Exceeded: func(what Exceeded) {
 					of.Load().connections() // which waits for the lock: who writes a log holds up no connection
 					told <- what
@@ -347,8 +348,8 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 			close(proceed)
 			dials.Wait()
 			eventually(t, "there is room again", func() bool { return s.connections() == 0 })
-			if b := c.budget; b != nil && (b.Connections() != 0 || b.wide.used.Load() != 0) {
-				t.Errorf("%d connections are left in the budget, %d wide", b.Connections(), b.wide.used.Load())
+			if s.wide.Used() != 0 || c.all != nil && c.all.Used() != 0 {
+				t.Errorf("%d wide connections are left", s.wide.Used())
 			}
 		})
 	}
@@ -377,7 +378,7 @@ func (k *kernel) connect(t testing.TB, address string) (fd int) {
 func TestOnlySomeConnectionsHaveBuffersThatGrow(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"of one sandbox": {Limits: Limits{Wide: 1}},
-		"of all":         {Budget: NewBudget(100, 1)},
+		"of all":         {Wide: quota.New(1)},
 	} {
 		t.Run(name, func(t *testing.T) { testOneGrows(t, cfg) })
 	}
