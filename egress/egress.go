@@ -39,19 +39,12 @@ import (
 	"github.com/doze-run/doze/egress/tls/ca"
 	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 // DeviceFunc makes a network device in a sandbox; the comments of netns.Client.TUN are
 // the contract.
 type DeviceFunc func(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
-
-// Documents keeps what must outlive the node; the comments of store.Badger are the
-// contract.
-type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
-}
 
 // Sandboxes is what egress needs of *sandbox.Manager, whose comments are the
 // contract.
@@ -81,7 +74,7 @@ func (m manager) Rouse(ctx context.Context, id sandbox.ID) error {
 type Config struct {
 	// Folder is where modules and their compiled forms are kept.
 	Folder    string
-	Documents Documents
+	Documents document.Store
 	Device    DeviceFunc
 	// Sandboxes are asked about what is attached, and woken; see Of. The Manager need
 	// not have started.
@@ -210,7 +203,7 @@ func (e *Egress) openKept(ctx context.Context) (err error) {
 	if e.names, err = openNameBook(ctx, documents, e.log); err != nil {
 		return err
 	}
-	if e.ca, err = ca.Open(ctx, ca.Config{Records: caRecords{documents}, Sealer: e.key, Log: e.log}); err != nil {
+	if e.ca, err = ca.Open(ctx, ca.Config{Documents: documents, Key: e.key, Log: e.log}); err != nil {
 		return err
 	}
 	e.server = intercept.New(intercept.Config{Certificate: e.ca.Certificate, Log: e.log})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 // namesKind is the kind of the documents that hold which address stands for
@@ -34,7 +35,7 @@ const writeNamesAgain = time.Minute
 // A sandbox may have thousands. They are stored by pages, of which only those are
 // written that have changed.
 type nameBook struct {
-	documents Documents
+	documents document.Store
 	log       *slog.Logger
 
 	writing sync.Mutex // held while pages are written, so that they stay in order; before mu
@@ -67,7 +68,7 @@ func parsePage(document string) (page, bool) {
 	return pageOf(sandbox.ID(id), a), err == nil && a.Is4()
 }
 
-func openNameBook(ctx context.Context, documents Documents, log *slog.Logger) (*nameBook, error) {
+func openNameBook(ctx context.Context, documents document.Store, log *slog.Logger) (*nameBook, error) {
 	b := &nameBook{documents: documents, log: log, pages: map[page]map[netip.Addr]string{}, dirty: map[page]bool{}}
 	err := documents.Documents(ctx, namesKind, func(document string, value []byte) error {
 		p, ok := parsePage(document)

@@ -15,9 +15,10 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/runtime/netns/link"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
-func openNames(t *testing.T, d Documents) *nameBook {
+func openNames(t *testing.T, d document.Store) *nameBook {
 	t.Helper()
 	b, err := openNameBook(within(t), d, slog.New(slog.DiscardHandler))
 	if err != nil {

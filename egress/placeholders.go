@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/placeholder"
+	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -24,39 +25,28 @@ const (
 	placeholderKey = "placeholder"
 )
 
-// openPlaceholderKey reads the key of placeholders, and makes it at first. What was
-// sealed with an old key is sealed again.
+// openPlaceholderKey reads the key of placeholders, or makes it. A value that an old key
+// has sealed is sealed again.
 func (e *Egress) openPlaceholderKey(ctx context.Context) error {
-	old := false
-	err := e.cfg.Documents.Documents(ctx, keysKind, func(name string, sealed []byte) (err error) {
-		if name == placeholderKey {
-			e.placeholderKey, err = e.key.Open(placeholderKey, sealed)
-			old = e.key.Old(sealed)
-		}
-		return err
-	})
+	record := seal.Document{Store: e.cfg.Documents, Key: e.key, Kind: keysKind, Name: placeholderKey}
+	key, old, err := record.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("the key of placeholders: %w", err)
+		return fmt.Errorf("read the key of placeholders: %w", err)
 	}
-	if e.placeholderKey == nil {
+	e.placeholderKey = key
+	if key == nil {
 		e.placeholderKey = make([]byte, 32)
 		rand.Read(e.placeholderKey)
-		return e.keepPlaceholderKey(ctx)
 	}
-	if old {
-		if err := e.keepPlaceholderKey(ctx); err != nil {
-			e.log.Error("the key of placeholders is still sealed with an old key, which has to be kept", "error", err)
-		}
+	if key != nil && !old {
+		return nil
+	}
+	if err := record.Write(ctx, e.placeholderKey); err != nil && key == nil {
+		return fmt.Errorf("write the key of placeholders: %w", err)
+	} else if err != nil {
+		e.log.Error("failed to seal the key of placeholders with the new key; keep the old one", "error", err)
 	}
 	return nil
-}
-
-func (e *Egress) keepPlaceholderKey(ctx context.Context) error {
-	sealed, err := e.key.Seal(placeholderKey, e.placeholderKey)
-	if err != nil {
-		return fmt.Errorf("the key of placeholders: %w", err)
-	}
-	return e.cfg.Documents.PutDocument(ctx, keysKind, placeholderKey, sealed)
 }
 
 // secretOf returns the secret that a rule offers to a sandbox.

@@ -179,7 +179,7 @@ func (d *documents) DeleteDocument(ctx context.Context, kind, name string) error
 func (d *documents) named(t testing.TB, text string) []string {
 	t.Helper()
 	var found []string
-	for _, kind := range []string{namesKind, "rules", "policies", "secrets", caKind, keysKind} {
+	for _, kind := range []string{namesKind, "rules", "policies", "secrets", "ca", keysKind} {
 		err := d.Documents(within(t), kind, func(name string, _ []byte) error {
 			if strings.Contains(name, text) {
 				found = append(found, kind+" "+name)

@@ -21,6 +21,7 @@ import (
 	"github.com/doze-run/doze/runtime/netns"
 	"github.com/doze-run/doze/runtime/podman"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store/document"
 	"github.com/doze-run/doze/wakeproxy"
 )
 
@@ -195,7 +196,7 @@ type Backends struct {
 	Network sandbox.Network
 	Store   interface {
 		sandbox.Store
-		egress.Documents
+		document.Store
 	}
 	Device egress.DeviceFunc
 	// Uplink replaces the node's egress in tests whose sandboxes have no network

@@ -21,6 +21,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 // Config of a Host. Zero values are replaced by those of Defaults.
@@ -61,7 +63,7 @@ type Config struct {
 	// IdleLimit is how long instances are kept that nobody uses.
 	IdleLimit time.Duration
 	// Documents keeps what policies store; nil: it is kept in memory only.
-	Documents Documents
+	Documents document.Store
 	// Log takes what policies write.
 	Log *slog.Logger
 	// Now is the time that policies see, and by which what they store expires.

@@ -12,15 +12,9 @@ import (
 	"strings"
 	"sync"
 	"time"
-)
 
-// Documents keeps what policies have stored over a restart; the comments of
-// store.Badger are the contract.
-type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
-}
+	"github.com/doze-run/doze/runtime/store/document"
+)
 
 // valuesKind is the kind of the documents that hold what policies have stored.
 const valuesKind = "policyvalues"
@@ -42,7 +36,7 @@ const (
 
 // persistence writes spaces behind their changes.
 type persistence struct {
-	documents Documents // nil: nothing is written
+	documents document.Store // nil: nothing is written
 	log       *slog.Logger
 	writing   sync.Mutex // held while documents are written or deleted; before mu of kv and of spaces
 	// changed gets one when a space has changed in which nothing was to be written.
@@ -56,8 +50,8 @@ func pageOf(key string) int {
 	return int(h.Sum32() % pages)
 }
 
-// document is the name of a page of a space, which spaceName has named.
-func document(space string, page int) string {
+// documentName is the name of a page of a space, which spaceName has named.
+func documentName(space string, page int) string {
 	policy, namespace, _ := strings.Cut(space, "\x00")
 	return fmt.Sprintf("%s/%x/%s", policy, page, namespace)
 }
@@ -170,14 +164,14 @@ func (k *kv) write(ctx context.Context, now time.Time, all bool) (first error) {
 			case len(content) > maxPage:
 				err = fmt.Errorf("a page of policy values has %d bytes; at most %d fit", len(content), maxPage)
 			case content == nil:
-				err = k.documents.DeleteDocument(ctx, valuesKind, document(name, page))
+				err = k.documents.DeleteDocument(ctx, valuesKind, documentName(name, page))
 			default:
-				err = k.documents.PutDocument(ctx, valuesKind, document(name, page), content)
+				err = k.documents.PutDocument(ctx, valuesKind, documentName(name, page), content)
 			}
 			if err != nil {
 				s.again(page, now)
 				if first == nil {
-					first = fmt.Errorf("%q: %w", document(name, page), err)
+					first = fmt.Errorf("%q: %w", documentName(name, page), err)
 				}
 			}
 		}
@@ -237,7 +231,7 @@ func (k *kv) erase(ctx context.Context, name string) error {
 	s.mu.Unlock()
 	if k.documents != nil && stored {
 		for page := range pages {
-			if err := k.documents.DeleteDocument(ctx, valuesKind, document(name, page)); err != nil {
+			if err := k.documents.DeleteDocument(ctx, valuesKind, documentName(name, page)); err != nil {
 				s.mu.Lock()
 				s.mark(1<<pages - 1)
 				s.mu.Unlock()

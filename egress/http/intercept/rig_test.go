@@ -12,6 +12,8 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,9 +21,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/tls/ca"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/requestid"
+	"github.com/doze-run/doze/runtime/store"
 )
 
 func TestMain(m *testing.M) {
@@ -167,7 +171,16 @@ func (r *rig) listen(d Destination) {
 var upstreamCA = sync.OnceValue(mustAuthority)
 
 func mustAuthority() *ca.Authority {
-	a, err := ca.Open(context.Background(), ca.Config{Records: memory{}, Sealer: unsealed{}, Log: slog.New(slog.DiscardHandler)})
+	dir, err := os.MkdirTemp("", "seal-*")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	key, err := seal.Open(filepath.Join(dir, "seal.key"))
+	if err != nil {
+		panic(err)
+	}
+	a, err := ca.Open(context.Background(), ca.Config{Documents: store.NewMemory(), Key: key, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		panic(err)
 	}
@@ -187,18 +200,6 @@ func upstreamRoots(testing.TB) *x509.CertPool {
 	p.AppendCertsFromPEM(upstreamCA().Bundle())
 	return p
 }
-
-type memory struct{}
-
-func (memory) Get(context.Context, string) ([]byte, error) { return nil, nil }
-func (memory) Put(context.Context, string, []byte) error   { return nil }
-
-type unsealed struct{}
-
-func (unsealed) Seal(_ string, b []byte) ([]byte, error) { return b, nil }
-func (unsealed) Open(_ string, b []byte) ([]byte, error) { return b, nil }
-
-func (unsealed) Old([]byte) bool { return false }
 
 // client is one in a sandbox, that speaks HTTP/1.1 or HTTP/2.
 func (r *rig) client(major int) *http.Client {

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 // Limits. What is beyond is refused when it is pushed.
@@ -48,14 +49,6 @@ var (
 	ErrTooMany = fmt.Errorf("an owner has at most %d policies of %d MiB in all: delete one first", MaxModules, MaxOfOwner>>20)
 )
 
-// Documents is what is needed of a store; the comments of store.Badger are the
-// contract.
-type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
-}
-
 // Info is what is known of a policy.
 type Info struct {
 	Name   string `json:"name"`
@@ -75,7 +68,7 @@ type Info struct {
 // Modules holds modules on the disk. All methods may be called at once. Make one
 // with Open.
 type Modules struct {
-	docs   Documents
+	docs   document.Store
 	dir    string
 	now    func() time.Time
 	faults []error
@@ -89,7 +82,7 @@ const documentKind = "policies"
 
 // Open reads what there is, makes dir when it is missing, and removes files that no
 // policy names. The folder is the Modules' own.
-func Open(ctx context.Context, docs Documents, dir string) (*Modules, error) {
+func Open(ctx context.Context, docs document.Store, dir string) (*Modules, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the folder of policies: %w", err)
 	}

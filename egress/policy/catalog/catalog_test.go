@@ -13,9 +13,10 @@ import (
 
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
-func open(t *testing.T, docs Documents, dir string) *Modules {
+func open(t *testing.T, docs document.Store, dir string) *Modules {
 	t.Helper()
 	m, err := Open(context.Background(), docs, dir)
 	if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 // ErrRevision is returned (wrapped in a *RevisionError) when the rules are no longer
@@ -30,14 +31,6 @@ func (e *RevisionError) Error() string {
 }
 
 func (e *RevisionError) Unwrap() error { return ErrRevision }
-
-// Documents is what the rules need of a store; the comments of store.Badger are the
-// contract.
-type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
-}
 
 // Scope is what a set of rules is about: all sandboxes of an owner, or one sandbox.
 type Scope struct {
@@ -118,7 +111,7 @@ func (s Set) compile(scope Scope, presets *rule.Presets, compile func(rule.Sourc
 // Sets are the rules of all scopes. All methods may be called at once; those that
 // read take no lock. Make one with Open.
 type Sets struct {
-	docs   Documents
+	docs   document.Store
 	now    func() time.Time
 	faults []error
 
@@ -134,7 +127,7 @@ var unreadable = rule.Rule{Name: "unreadable", Action: rule.Deny, Reason: "the s
 
 // Open reads all rules. A scope whose rules cannot be read is denied everything until
 // they are set again, and Faults says why.
-func Open(ctx context.Context, docs Documents) (*Sets, error) {
+func Open(ctx context.Context, docs document.Store) (*Sets, error) {
 	s := &Sets{docs: docs, now: time.Now}
 	err := docs.Documents(ctx, documentKind, func(name string, value []byte) error {
 		scope, ok := parseDocumentName(name)

@@ -12,9 +12,10 @@ import (
 
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
-func open(t testing.TB, docs Documents) *Sets {
+func open(t testing.TB, docs document.Store) *Sets {
 	t.Helper()
 	s, err := Open(context.Background(), docs)
 	if err != nil {

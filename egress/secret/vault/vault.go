@@ -18,6 +18,9 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 var (
@@ -32,22 +35,6 @@ var (
 	// wrapped in a *HostFullError when one of the hosts has.
 	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
 )
-
-// Documents is what the vault needs of a store; the comments of store.Badger are
-// the contract.
-type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
-}
-
-// Sealer encrypts for a purpose; *seal.Key does.
-type Sealer interface {
-	Seal(purpose string, plain []byte) ([]byte, error)
-	Open(purpose string, sealed []byte) ([]byte, error)
-	// Old says whether a value should be sealed again.
-	Old(sealed []byte) bool
-}
 
 // Secret is what may be known of a secret.
 type Secret struct {
@@ -65,8 +52,8 @@ type Secret struct {
 // Vault holds secrets. All methods may be called at once; those that read take no
 // lock. Make one with Open.
 type Vault struct {
-	docs Documents
-	key  Sealer
+	docs document.Store
+	key  *seal.Key
 	now  func() time.Time
 
 	change  sync.Mutex   // held while a change is written, so that they stay in order
@@ -77,7 +64,7 @@ type Vault struct {
 
 // Open reads all secrets. One that does not open stays in the list as unreadable,
 // and Faults says why: a node with a lost key runs on without its secrets.
-func Open(ctx context.Context, docs Documents, key Sealer) (*Vault, error) {
+func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, error) {
 	v := &Vault{docs: docs, key: key, now: time.Now}
 	all := map[string]map[string]*entry{}
 	err := docs.Documents(ctx, documentKind, func(document string, value []byte) error {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
 const value = "canary-5f1d0c7e9a"
@@ -29,7 +31,7 @@ func newKey(t testing.TB) *seal.Key {
 	return k
 }
 
-func opened(t testing.TB, docs Documents, key Sealer) *Vault {
+func opened(t testing.TB, docs document.Store, key *seal.Key) *Vault {
 	t.Helper()
 	v, err := Open(context.Background(), docs, key)
 	if err != nil {
@@ -180,7 +182,7 @@ func TestSecretsAreThereAfterAnotherOpen(t *testing.T) {
 }
 
 // stored returns what the store has of all secrets.
-func stored(t *testing.T, docs Documents) map[string][]byte {
+func stored(t *testing.T, docs document.Store) map[string][]byte {
 	t.Helper()
 	all := map[string][]byte{}
 	if err := docs.Documents(t.Context(), documentKind, func(name string, value []byte) error {
@@ -275,29 +277,40 @@ func TestLostKeyLosesTheSecretsAndNotTheNode(t *testing.T) {
 	}
 }
 
-// rotating is a Sealer whose values are all old.
-type rotating struct {
-	Sealer
-	sealed int
-}
-
-func (r *rotating) Old([]byte) bool { return true }
-
-func (r *rotating) Seal(purpose string, plain []byte) ([]byte, error) {
-	r.sealed++
-	return r.Sealer.Seal(purpose, plain)
-}
-
 func TestSecretsOfAnOldKeyAreSealedAgain(t *testing.T) {
-	docs, key := store.NewMemory(), newKey(t)
-	put(t, opened(t, docs, key), "a", "token", value, "a.example")
-	before := stored(t, docs)["a/token"]
-	r := &rotating{Sealer: key}
-	v := opened(t, docs, r)
-	if r.sealed != 1 || bytes.Equal(before, stored(t, docs)["a/token"]) {
-		t.Errorf("it was sealed %d times", r.sealed)
+	dir, docs := t.TempDir(), store.NewMemory()
+	open := func(name string) *seal.Key {
+		t.Helper()
+		key, err := seal.Open(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return key
 	}
-	if got, err := opened(t, docs, key).Use("a", "token", "a.example"); err != nil || string(got) != value || v.Faults() != nil {
+	put(t, opened(t, docs, open("old")), "a", "token", value, "a.example")
+	before := stored(t, docs)["a/token"]
+	next := open("new")
+	var both []byte
+	for _, name := range []string{"new", "old"} {
+		keys, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		both = append(both, keys...)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "both"), both, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	v := opened(t, docs, open("both"))
+	after := stored(t, docs)["a/token"]
+	if bytes.Equal(before, after) {
+		t.Error("it was not sealed again")
+	}
+	opened(t, docs, open("both"))
+	if !bytes.Equal(after, stored(t, docs)["a/token"]) {
+		t.Error("it is sealed again each time")
+	}
+	if got, err := opened(t, docs, next).Use("a", "token", "a.example"); err != nil || string(got) != value || v.Faults() != nil {
 		t.Errorf("got %q, %v, %v", got, err, v.Faults())
 	}
 }

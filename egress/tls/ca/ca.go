@@ -11,38 +11,23 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// Records keeps named values. They outlive the process.
-type Records interface {
-	// Get returns nil without an error if there is no such record.
-	Get(ctx context.Context, name string) ([]byte, error)
-	// Put returns when the value would survive the end of the process.
-	Put(ctx context.Context, name string, value []byte) error
-}
+// documentKind and documentName are where the authority is stored.
+const documentKind, documentName = "ca", "egress-ca"
 
-// Sealer encrypts what is kept. What was sealed for one purpose does not open
-// for another.
-type Sealer interface {
-	Seal(purpose string, plain []byte) ([]byte, error)
-	Open(purpose string, sealed []byte) ([]byte, error)
-	// Old says whether a value should be sealed again.
-	Old(sealed []byte) bool
-}
-
-// Record is the name of the record, and what its value is sealed for.
-const Record = "egress-ca"
-
-// Config of an Authority. Records and Sealer are required.
+// Config of an Authority. Documents and Key are required.
 type Config struct {
-	Records Records
-	Sealer  Sealer
+	Documents document.Store
+	Key       *seal.Key
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
 	// Log hears of roots that are made, of a renewal that failed, and of a record
@@ -52,7 +37,8 @@ type Config struct {
 
 // Authority signs leaf certificates. It may be used by several goroutines.
 type Authority struct {
-	cfg Config
+	cfg    Config
+	record seal.Document
 	// key of every leaf. One is enough: a leaf's key only proves to a sandbox
 	// that it talks to this process, which holds the authority's key as well.
 	key    *ecdsa.PrivateKey
@@ -67,9 +53,6 @@ type Authority struct {
 // is none. A record that cannot be opened is an error: a new authority would
 // be trusted by no sandbox that runs.
 func Open(ctx context.Context, cfg Config) (*Authority, error) {
-	if cfg.Records == nil || cfg.Sealer == nil {
-		return nil, errors.New("egress CA: needs records and a sealer")
-	}
 	if cfg.Now == nil {
 		cfg.Now = time.Now
 	}
@@ -84,7 +67,7 @@ func Open(ctx context.Context, cfg Config) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the key of leaf certificates: %w", err)
 	}
-	a := &Authority{cfg: cfg, key: key, keyID: id, leaves: newCache(cacheSize)}
+	a := &Authority{cfg: cfg, record: seal.Document{Store: cfg.Documents, Key: cfg.Key, Kind: documentKind, Name: documentName}, key: key, keyID: id, leaves: newCache(cacheSize)}
 	kept, err := a.load(ctx)
 	if err != nil {
 		return nil, err

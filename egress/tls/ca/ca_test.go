@@ -3,11 +3,12 @@ package ca
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -17,65 +18,68 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/doze-run/doze/egress/secret/seal"
+	"github.com/doze-run/doze/runtime/store"
 )
 
-// node is what an authority finds at its node: a record, a key, a clock.
+// node is what an authority uses of its node: a store, keys that seal, a clock.
 type node struct {
-	mu     sync.Mutex
-	values map[string][]byte
-	puts   int
-	fails  error // of Put
-	key    string
-	old    string // opens, too
-	now    time.Time
+	*store.Memory
+	keys []string // the first seals
+
+	mu   sync.Mutex
+	puts int
+	err  error // of PutDocument
+	now  time.Time
 }
 
 func newNode() *node {
-	return &node{values: map[string][]byte{}, key: "key of the node", now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+	return &node{Memory: store.NewMemory(), keys: []string{newKey()}, now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
 }
 
-func (n *node) Get(_ context.Context, name string) ([]byte, error) {
+func newKey() string {
+	key := make([]byte, 32)
+	rand.Read(key)
+	return base64.StdEncoding.EncodeToString(key)
+}
+
+func (n *node) PutDocument(ctx context.Context, kind, name string, value []byte) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.values[name], nil
+	if n.err != nil {
+		return n.err
+	}
+	n.puts++
+	return n.Memory.PutDocument(ctx, kind, name, value)
 }
 
-func (n *node) Put(_ context.Context, name string, value []byte) error {
+func (n *node) fail(err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.fails != nil {
-		return n.fails
+	n.err = err
+}
+
+// stored returns the record.
+func (n *node) stored(t testing.TB) (record []byte) {
+	t.Helper()
+	if err := n.Documents(t.Context(), documentKind, func(_ string, value []byte) error { record = value; return nil }); err != nil {
+		t.Fatal(err)
 	}
-	n.values[name], n.puts = value, n.puts+1
-	return nil
+	return record
 }
 
-var errSeal = errors.New("sealed with another key, or for another purpose")
-
-// Seal hides nothing but the words of the plain text, which is what tests look for.
-func (n *node) Seal(purpose string, plain []byte) ([]byte, error) {
-	return append([]byte(n.key+"|"+purpose+"|"), mask(plain)...), nil
-}
-
-func (n *node) Open(purpose string, sealed []byte) ([]byte, error) {
-	for _, key := range []string{n.key, n.old} {
-		if plain, ok := bytes.CutPrefix(sealed, []byte(key+"|"+purpose+"|")); ok {
-			return mask(plain), nil
-		}
+func (n *node) config(t testing.TB) Config {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "seal.key")
+	if err := os.WriteFile(file, []byte(strings.Join(n.keys, "\n")), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	return nil, errSeal
-}
-
-func (n *node) Old(sealed []byte) bool {
-	return n.old != "" && bytes.HasPrefix(sealed, []byte(n.old+"|"))
-}
-
-func mask(b []byte) []byte {
-	b = bytes.Clone(b)
-	for i := range b {
-		b[i] ^= 0x5a
+	key, err := seal.Open(file)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return b
+	return Config{Documents: n, Key: key, Now: n.clock, Log: slog.New(slog.DiscardHandler)}
 }
 
 func (n *node) clock() time.Time {
@@ -92,7 +96,7 @@ func (n *node) after(d time.Duration) {
 
 func (n *node) open(t testing.TB) *Authority {
 	t.Helper()
-	a, err := Open(t.Context(), Config{Records: n, Sealer: n, Now: n.clock, Log: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	a, err := Open(t.Context(), n.config(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +176,7 @@ func TestAuthorityIsMadeOnce(t *testing.T) {
 func TestKeyIsKeptSealed(t *testing.T) {
 	n := newNode()
 	n.open(t)
-	if kept := n.values[Record]; len(kept) == 0 || bytes.Contains(kept, []byte(`"key"`)) {
+	if kept := n.stored(t); len(kept) == 0 || bytes.Contains(kept, []byte(`"key"`)) {
 		t.Errorf("the record is %q", kept)
 	}
 }
@@ -181,19 +185,19 @@ func TestKeyIsKeptSealed(t *testing.T) {
 func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
 	n := newNode()
 	before := n.open(t).Bundle()
-	n.old, n.key = n.key, "its successor"
-	n.fails = errors.New("the disk is full")
+	n.keys = []string{newKey(), n.keys[0]}
+	n.fail(errors.New("the disk is full"))
 	if !bytes.Equal(n.open(t).Bundle(), before) {
 		t.Error("the roots are others")
 	}
-	n.fails = nil
+	n.fail(nil)
 	n.open(t)
 	puts := n.puts
 	n.open(t)
 	if n.puts != puts {
 		t.Error("it is sealed again each time")
 	}
-	n.old = "" // the old key is taken away
+	n.keys = n.keys[:1] // the old key is taken away
 	if !bytes.Equal(n.open(t).Bundle(), before) {
 		t.Error("the roots are others")
 	}
@@ -202,15 +206,19 @@ func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
 func TestAuthorityThatCannotBeOpenedIsNotReplaced(t *testing.T) {
 	n := newNode()
 	n.open(t)
-	n.key = "another"
-	if _, err := Open(t.Context(), Config{Records: n, Sealer: n, Now: n.clock}); !errors.Is(err, errSeal) || !strings.Contains(err.Error(), Record) {
+	n.keys = []string{newKey()}
+	if _, err := Open(t.Context(), n.config(t)); !errors.Is(err, seal.ErrOtherKey) || !strings.Contains(err.Error(), documentName) {
 		t.Errorf("opened: %v", err)
 	}
 	if n.puts != 1 {
 		t.Error("it was written over")
 	}
-	n.values[Record], _ = n.Seal(Record, []byte("[{}]"))
-	if _, err := Open(t.Context(), Config{Records: n, Sealer: n, Now: n.clock}); err == nil {
+	cfg := n.config(t)
+	record := seal.Document{Store: n, Key: cfg.Key, Kind: documentKind, Name: documentName}
+	if err := record.Write(t.Context(), []byte("[{}]")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), cfg); err == nil {
 		t.Error("a record of nonsense was opened")
 	}
 }
@@ -271,14 +279,14 @@ func TestRootThatCouldNotBeKeptIsNotHandedOut(t *testing.T) {
 	a := n.open(t)
 	before := a.Bundle()
 	n.after(rootLife - overlap)
-	n.fails = errors.New("disk full")
+	n.fail(errors.New("disk full"))
 	if !bytes.Equal(a.Bundle(), before) {
 		t.Error("a root that is not kept was handed out")
 	}
 	if err := trusts(t, before, certificate(t, a, "a.example"), "a.example", n.now); err != nil {
 		t.Errorf("meanwhile: %v", err)
 	}
-	n.fails = nil
+	n.fail(nil)
 	if rootsOf(a.Bundle()) != 2 {
 		t.Error("it was not tried again")
 	}
@@ -322,7 +330,9 @@ func TestOpenSSLAcceptsLeaf(t *testing.T) {
 	if err != nil {
 		t.Fatal("there is no openssl: run packaging/host/setup --with-tests")
 	}
-	a, err := Open(t.Context(), Config{Records: newNode(), Sealer: newNode()})
+	cfg := newNode().config(t)
+	cfg.Now = nil // openssl has none
+	a, err := Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,9 +12,12 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/doze-run/doze/egress/secret/seal"
 )
 
 const day = 24 * time.Hour
@@ -83,16 +86,14 @@ func (r *roots) signer(now time.Time) root {
 // load reads the record. Without one there are no roots. What was sealed with an old
 // key is sealed again.
 func (a *Authority) load(ctx context.Context) (*roots, error) {
-	sealed, err := a.cfg.Records.Get(ctx, Record)
-	if err != nil {
-		return nil, fmt.Errorf("reading the egress CA: %w", err)
-	}
-	if sealed == nil {
+	plain, old, err := a.record.Read(ctx)
+	switch {
+	case errors.Is(err, seal.ErrOtherKey) || errors.Is(err, seal.ErrBroken):
+		return nil, fmt.Errorf("open the egress CA, which was stored under another key (if that key is lost, remove the record %q and start all sandboxes again): %w", documentName, err)
+	case err != nil:
+		return nil, fmt.Errorf("read the egress CA: %w", err)
+	case plain == nil:
 		return newRoots(nil), nil
-	}
-	plain, err := a.cfg.Sealer.Open(Record, sealed)
-	if err != nil {
-		return nil, fmt.Errorf("opening the egress CA, which was kept under another key (if that key is lost, remove the record %q and start all sandboxes again): %w", Record, err)
 	}
 	var record []kept
 	if err := json.Unmarshal(plain, &record); err != nil {
@@ -114,7 +115,7 @@ func (a *Authority) load(ctx context.Context) (*roots, error) {
 		}
 		all = append(all, root{cert, private})
 	}
-	if a.cfg.Sealer.Old(sealed) {
+	if old {
 		if err := a.save(ctx, all); err != nil {
 			a.cfg.Log.Error("the egress CA is still sealed with an old key, which has to be kept", "error", err)
 		}
@@ -135,12 +136,8 @@ func (a *Authority) save(ctx context.Context, all []root) error {
 	if err != nil {
 		return fmt.Errorf("writing the egress CA: %w", err)
 	}
-	sealed, err := a.cfg.Sealer.Seal(Record, plain)
-	if err != nil {
-		return fmt.Errorf("sealing the egress CA: %w", err)
-	}
-	if err := a.cfg.Records.Put(ctx, Record, sealed); err != nil {
-		return fmt.Errorf("writing the egress CA: %w", err)
+	if err := a.record.Write(ctx, plain); err != nil {
+		return fmt.Errorf("write the egress CA: %w", err)
 	}
 	return nil
 }

@@ -13,14 +13,12 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// Documents is the interface under test. store.Badger documents its contract. Packages that
-// store documents declare the part that they need.
+// Documents is the interface under test. store.Badger documents its contract.
 type Documents interface {
-	PutDocument(ctx context.Context, kind, name string, value []byte) error
-	DeleteDocument(ctx context.Context, kind, name string) error
-	Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error
+	document.Store
 	Close() error
 }
 
