@@ -102,7 +102,7 @@ func handleCheck(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return badRequest(err)
 	}
-	held, err := takeOpenNode(cfg.Home)
+	held, err := loadOpenNode(cfg.Home)
 	if err != nil {
 		return badRequest(err)
 	}

@@ -178,7 +178,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	if a.config, err = a.nodeConfig(); err != nil {
 		return err
 	}
-	held, err := takeOpenNode(a.config.Home)
+	held, err := loadOpenNode(a.config.Home)
 	if held == nil || err != nil {
 		return err
 	}

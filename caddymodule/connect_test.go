@@ -119,13 +119,13 @@ func TestAWebSocketOverHTTP2IsNotOffered(t *testing.T) {
 	}
 }
 
-const askedForConnect = "DOZE_TEST_CONNECT"
+const connectEnabled = "DOZE_TEST_CONNECT"
 
 // Where it is asked for, it works. Go reads GODEBUG once, when a process starts.
 func TestAWebSocketOverHTTP2SurvivesSleep(t *testing.T) {
-	if os.Getenv(askedForConnect) == "" {
+	if os.Getenv(connectEnabled) == "" {
 		again := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^"+t.Name()+"$", "-test.count=1")
-		again.Env = append(os.Environ(), "GODEBUG=http2xconnect=1", askedForConnect+"=1")
+		again.Env = append(os.Environ(), "GODEBUG=http2xconnect=1", connectEnabled+"=1")
 		if out, err := again.CombinedOutput(); err != nil {
 			t.Errorf("%v\n%s", err, out)
 		}

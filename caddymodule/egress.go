@@ -82,7 +82,7 @@ func (e *Egress) presets() (*rule.Presets, error) {
 
 // settings checks all that can be checked without the node.
 func (e *Egress) settings() (egress.Settings, error) {
-	s, err := e.said()
+	s, err := e.settingsWithoutFiles()
 	if err != nil || e == nil {
 		return s, err
 	}
@@ -96,8 +96,8 @@ func (e *Egress) settings() (egress.Settings, error) {
 	return s, nil
 }
 
-// said are the settings without what is in files, which may be on another machine.
-func (e *Egress) said() (egress.Settings, error) {
+// settingsWithoutFiles are the settings without what is in files, which may be on another machine.
+func (e *Egress) settingsWithoutFiles() (egress.Settings, error) {
 	s := egress.DefaultSettings()
 	if e == nil {
 		return s, nil

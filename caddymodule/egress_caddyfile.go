@@ -72,7 +72,7 @@ func (a *App) parseEgress(o options) error {
 			return err
 		}
 		// What was well before is well, so that a mistake is in this line.
-		if _, err := a.Egress.said(); err != nil {
+		if _, err := a.Egress.settingsWithoutFiles(); err != nil {
 			return block.WrapErr(err)
 		}
 	}

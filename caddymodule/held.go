@@ -45,8 +45,8 @@ func (a *App) home() (string, error) {
 	return filepath.Abs(home)
 }
 
-// takeOpenNode takes the node in a folder if it is open, and returns nil if it is not.
-func takeOpenNode(home string) (*heldNode, error) {
+// loadOpenNode takes the node in a folder if it is open, and returns nil if it is not.
+func loadOpenNode(home string) (*heldNode, error) {
 	held, _, err := nodes.LoadOrNew(home, func() (caddy.Destructor, error) { return nil, errNotOpen })
 	if errors.Is(err, errNotOpen) {
 		return nil, nil

@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
-// answer of a request that is on its way.
-type answer struct {
+// visitResult of a request that is on its way.
+type visitResult struct {
 	status  int
 	header  http.Header
 	problem struct {
@@ -24,11 +24,11 @@ type answer struct {
 }
 
 // visit sends a request and returns at once.
-func (s *site) visit(ctx context.Context, address string) <-chan answer {
+func (s *site) visit(ctx context.Context, address string) <-chan visitResult {
 	client := s.client(true)
-	answers := make(chan answer, 1)
+	answers := make(chan visitResult, 1)
 	go func() {
-		var a answer
+		var a visitResult
 		defer func() { answers <- a }()
 		req, err := http.NewRequestWithContext(ctx, "GET", address, nil)
 		if err != nil {
@@ -75,7 +75,7 @@ func TestWaitersAreBoundedPerSandboxAndInAll(t *testing.T) {
 			s.stop(other.ID)
 			release := s.Engine.Block("start")
 			// Of one more than may wait, one is refused while the wake is held up.
-			all := make(chan answer, test.waitersTotal+1)
+			all := make(chan visitResult, test.waitersTotal+1)
 			for i := range test.waitersTotal + 1 {
 				to := address
 				if test.other && i%2 == 1 {

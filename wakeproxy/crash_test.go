@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // declare gives the fake a declared process that never listens.
@@ -28,14 +29,14 @@ func (f *fakeNode) crash() {
 	})
 }
 
-func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
+func TestVisitorsGetACrashedServerAsTheReason(t *testing.T) {
 	for _, access := range []sandbox.Access{sandbox.AccessToken, sandbox.AccessPublic} {
 		t.Run(string(access), func(t *testing.T) {
 			port, host := sandbox.Port{Access: access, Token: testToken}, previewHost()
 			if access == sandbox.AccessPublic {
 				port.Token, host = "", "3000-k3f9x2m7q1az."+domain
 			}
-			f := newFront(t, newFakeNode("", port), Options{WaitTimeout: time.Hour, WaitingPageAfter: time.Hour})
+			f := newFront(t, newFakeNode(t, "", port), Options{WaitTimeout: time.Hour, WaitingPageAfter: time.Hour})
 			f.node.declare()
 			f.node.sleep(sandbox.WakeCold, nil)
 			page := asNavigation(f.request("GET", "/"))
@@ -45,7 +46,7 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 			var waiting sync.WaitGroup
 			waiting.Go(func() {
 				res := f.do(page)
-				text := body(t, res)
+				text := testkit.Body(t, res)
 				if res.StatusCode != 502 || !strings.Contains(text, "process web exited with code 3") {
 					t.Errorf("the page: status %d: %s", res.StatusCode, text)
 				}
@@ -56,7 +57,7 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 			waiting.Go(func() {
 				res := f.do(document)
 				var p problem.Problem
-				if err := json.Unmarshal([]byte(body(t, res)), &p); err != nil {
+				if err := json.Unmarshal([]byte(testkit.Body(t, res)), &p); err != nil {
 					t.Error(err)
 				}
 				if res.StatusCode != 502 || p.Code != problem.ProcessExited || p.Process == nil || p.Process.Name != "web" || *p.Process.ExitCode != 3 {
@@ -66,15 +67,15 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 				}
 			})
 			waiting.Go(func() {
-				if got := body(t, f.do(events)); !strings.Contains(got, `"code":"process_exited"`) {
-					t.Errorf("the waiting page heard %q", got)
+				if got := testkit.Body(t, f.do(events)); !strings.Contains(got, `"code":"process_exited"`) {
+					t.Errorf("the waiting page got %q", got)
 				}
 			})
-			eventually(t, "all wait", func() bool { return f.proxy.inFlight() == 3 && f.node.dials.Load() > 3 })
+			testkit.Eventually(t, "all wait", func() bool { return f.proxy.inFlight() == 3 && f.node.dials.Load() > 3 })
 			f.node.crash()
 			waiting.Wait()
 
-			// Long after the start, nobody waits, and the reason is the same.
+			// Long after the start, without a wait, the reason is the same.
 			f.node.set(func(n *fakeNode) { n.sb.StartedAt = n.sb.StartedAt.Add(-time.Hour) })
 			late := f.request("GET", "/")
 			late.Host = host
@@ -92,28 +93,28 @@ func TestVisitorsAreToldAtOnceThatTheServerHasCrashed(t *testing.T) {
 }
 
 // A stop ends the processes first, and then the container.
-func TestAServerThatAStopEndsHasNotCrashed(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitTimeout: time.Hour})
+func TestServerEndedByAStopHasNotCrashed(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{WaitTimeout: time.Hour})
 	f.node.declare()
 	f.node.sleep(sandbox.WakeCold, nil)
 	answer := make(chan *http.Response, 1)
 	go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); answer <- res }()
-	eventually(t, "it waits", func() bool { return f.node.dials.Load() > 3 })
+	testkit.Eventually(t, "it waits", func() bool { return f.node.dials.Load() > 3 })
 	f.node.set(func(n *fakeNode) { n.closing = true })
 	f.node.crash()
 	dials := f.node.dials.Load()
-	eventually(t, "it still waits", func() bool { return len(answer) > 0 || f.node.dials.Load() > dials+3 })
+	testkit.Eventually(t, "it still waits", func() bool { return len(answer) > 0 || f.node.dials.Load() > dials+3 })
 	f.node.set(func(n *fakeNode) { n.sb.State, n.sb.StateReason = sandbox.StateStopped, sandbox.ReasonForced })
 	res := <-answer
 	if res == nil {
-		t.Fatal("no answer")
+		t.Fatal("no response")
 	}
 	defer res.Body.Close()
 	wantProblem(t, res, 503, "sandbox_stopped")
 }
 
 // The connection of a request may be lost before the node notes the stop that ended it.
-func TestARequestThatAStopEndsIsToldOfTheStop(t *testing.T) {
+func TestRequestEndedByAStopGetsTheStopAsItsReason(t *testing.T) {
 	var node *fakeNode
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		node.set(func(n *fakeNode) {
@@ -130,7 +131,7 @@ func TestARequestThatAStopEndsIsToldOfTheStop(t *testing.T) {
 		conn.Close()
 	}))
 	t.Cleanup(app.Close)
-	node = newFakeNode(app.Listener.Addr().String(), sandbox.Port{})
+	node = newFakeNode(t, app.Listener.Addr().String(), sandbox.Port{})
 	f := newFront(t, node, Options{})
 	req := f.request("POST", "/")
 	req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4

@@ -30,19 +30,19 @@ type exchange struct {
 	waitTimeout  time.Duration
 	waited       time.Duration // for the wake and for the port
 
-	woke    sandbox.WakeKind
-	started time.Time // Sandbox.StartedAt
-	awake   time.Time // Sandbox.StateSince
-	rises   bool      // something is declared to start by itself
+	woke         sandbox.WakeKind
+	started      time.Time // Sandbox.StartedAt
+	awake        time.Time // Sandbox.StateSince
+	selfStarting bool      // a process is declared, which starts by itself
 
-	tried     bool // the gate has dialled for us
-	unnoticed bool // its first dial found that the container had ended before
+	tried          bool // the gate has dialed for this request
+	endedUnnoticed bool // the first dial found that the container had already ended
 
 	sleepAfter time.Duration // of the sandbox when the request came
 	lastByte   atomic.Int64  // of the stream, in Unix nanoseconds
 
 	mu      sync.Mutex
-	lease   Lease       // a dial that the pool began for us may end after the request
+	lease   Lease       // a dial that the pool began for the request may end after it
 	spare   net.Conn    // made by the gate, for the first dial
 	silence *time.Timer // the next checkSilence; nil unless the response is a stream
 	silent  bool        // the stream's silence has released the lease
@@ -76,7 +76,7 @@ func (h *Handler) newExchange(r *http.Request, id sandbox.ID, port sandbox.Port)
 // errStillWaking: the wake took longer than the request may wait.
 var errStillWaking = errors.New("the sandbox is still waking")
 
-// acquire takes the lease, which wakes the sandbox if the request may do that.
+// acquire acquires the lease, which wakes the sandbox if the request may do that.
 func (x *exchange) acquire(ctx context.Context) error {
 	lease, err := x.proxy.acquire(ctx, x.id, x.reach, x.until, sandbox.CausePreview)
 	if err != nil {
@@ -91,7 +91,7 @@ func (x *exchange) acquire(ctx context.Context) error {
 	if x.sleepAfter == 0 {
 		x.sleepAfter = maxSilenceCheck
 	}
-	x.rises = len(sb.Declared) > 0
+	x.selfStarting = len(sb.Declared) > 0
 	if x.woke = lease.Wake().Kind; x.woke != sandbox.WakeNone {
 		x.waited = time.Since(x.start)
 	}
@@ -107,7 +107,7 @@ func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, reach reach, until t
 	}
 	waitCtx, cancel := context.WithDeadline(ctx, until)
 	defer cancel()
-	// One that is being made was never stopped.
+	// A sandbox that is being created was never stopped.
 	if sb, _ := p.sandboxes.ByID(id); reach == reachStopped || sb.State == sandbox.StateStarting {
 		lease, err = p.sandboxes.Acquire(waitCtx, id, cause)
 	} else {
@@ -148,12 +148,12 @@ func (x *exchange) exposed(sb sandbox.Sandbox) bool {
 	return ok && port.Access == x.port.Access && port.Token == x.port.Token
 }
 
-// starting reports whether the server may still be on its way up, so that a
-// refused connection is no answer yet: after a cold wake of our own or of
-// somebody who still waits, and within the wait limit after any start of a
-// container that has something to start.
+// starting reports whether the server may still be starting, so that a refused
+// connection is not final: after a cold wake by this request or by one that still
+// waits, and within the wait limit after any start of a container with declared
+// processes.
 func (x *exchange) starting() bool {
-	return x.woke == sandbox.WakeCold || x.rises && time.Since(x.started) < x.waitTimeout || x.proxy.gates.waitedAt(x.gateKey())
+	return x.woke == sandbox.WakeCold || x.selfStarting && time.Since(x.started) < x.waitTimeout || x.proxy.gates.hasWaiters(x.gateKey())
 }
 
 func (x *exchange) gateKey() gateKey {
@@ -171,15 +171,15 @@ func (x *exchange) awaitPort(ctx context.Context) error {
 	return err
 }
 
-// crashError: the process that would have listened has ended.
+// crashError reports that the process that would have listened has ended.
 type crashError struct{ process guest.Process }
 
 func (e *crashError) Error() string {
 	return fmt.Sprintf("nothing listens: process %s %s", e.process.Name, e.process.Ending())
 }
 
-// crashed is Sandbox.Crashed unless the sandbox is being stopped, which ends its
-// processes too, and before the container.
+// crashed returns Sandbox.Crashed, unless the sandbox is being stopped, which ends
+// its processes before the container.
 func (x *exchange) crashed() (guest.Process, bool) {
 	sb, _ := x.proxy.sandboxes.ByID(x.id)
 	process, ok := sb.Crashed()
@@ -194,9 +194,9 @@ func (x *exchange) crashed() (guest.Process, bool) {
 	return process, true
 }
 
-// dialStarting is dial for a server that may still be on its way up. It returns
-// a *sandbox.WakeError when the container has ended instead, and a *crashError
-// when the server has.
+// dialStarting is dial for a server that may still be starting. It returns a
+// *sandbox.WakeError when the container has ended, and a *crashError when the
+// server has.
 func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 	first := !x.tried
 	x.tried = true
@@ -204,8 +204,8 @@ func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 	if err == nil || ctx.Err() != nil {
 		return conn, err
 	}
-	if !errors.Is(err, syscall.ESRCH) && x.lives() {
-		if process, ok := x.crashed(); ok && nobodyAccepts(err) {
+	if !errors.Is(err, syscall.ESRCH) && x.containerRuns() {
+		if process, ok := x.crashed(); ok && connectionRefused(err) {
 			return nil, &crashError{process}
 		}
 		return nil, err
@@ -217,7 +217,7 @@ func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 	case sb.StoppedOnPurpose():
 		return nil, &sandbox.WakeError{ID: x.id, Err: sandbox.ErrNotRunning}
 	}
-	x.unnoticed = first
+	x.endedUnnoticed = first
 	return nil, &sandbox.WakeError{
 		ID:      x.id,
 		Err:     fmt.Errorf("its container ended before the port was ready: %w", err),
@@ -226,22 +226,23 @@ func (x *exchange) dialStarting(ctx context.Context) (net.Conn, error) {
 }
 
 // cameTooLate reports whether err means that the container had ended before the
-// request came to it, which the node had not noticed when it gave the lease. Who
-// woke it, or waited for its server, is answered with its end instead.
+// request reached it, which the node had not noticed when it granted the lease. A
+// request that woke it, or waited for its server, gets the end of the container as
+// its response instead.
 func (x *exchange) cameTooLate(err error) bool {
 	if x.woke != sandbox.WakeNone {
 		return false
 	}
 	var failed *sandbox.WakeError
 	if errors.As(err, &failed) {
-		return x.unnoticed
+		return x.endedUnnoticed
 	}
 	return errors.Is(err, syscall.ESRCH)
 }
 
-// acquireAnew takes a lease of the container that comes after the one that has
-// ended. The node notices in some milliseconds.
-func (x *exchange) acquireAnew(ctx context.Context) error {
+// acquireNext acquires a lease of the container that follows the one that has
+// ended. The node notices the end within milliseconds.
+func (x *exchange) acquireNext(ctx context.Context) error {
 	x.release()
 	if !x.awaitNotice(ctx, x.until) {
 		return cmp.Or(ctx.Err(), errStillWaking)
@@ -254,7 +255,7 @@ func (x *exchange) acquireAnew(ctx context.Context) error {
 }
 
 // stoppedOnPurpose reports whether the owner has stopped the sandbox. While a stop is
-// under way, it waits for its end.
+// in progress, it waits for its end.
 func (x *exchange) stoppedOnPurpose(ctx context.Context) bool {
 	if lease, err := x.proxy.sandboxes.AcquireRunning(x.id); err == nil {
 		lease.Release()
@@ -272,7 +273,7 @@ func (x *exchange) awaitNotice(ctx context.Context, until time.Time) bool {
 	defer tick.Stop()
 	end := time.NewTimer(time.Until(until))
 	defer end.Stop()
-	for x.lives() {
+	for x.containerRuns() {
 		select {
 		case <-tick.C:
 		case <-end.C:
@@ -284,36 +285,36 @@ func (x *exchange) awaitNotice(ctx context.Context, until time.Time) bool {
 	return true
 }
 
-// noticeLimit is how long a visitor waits to be told why the container has ended:
-// the node notices in some milliseconds, and a stop ends soon after its container.
+// noticeLimit is how long a visitor waits for the reason why the container has ended:
+// the node notices within milliseconds, and a stop ends soon after its container.
 const noticeLimit = time.Second
 
-// noticePause is between looks for whether the node has noticed the end of a
-// container, which are a read from memory each.
+// noticePause is the interval at which the state of a container that has ended is
+// polled, which is a read from memory.
 const noticePause = 2 * time.Millisecond
 
-// lives reports whether the container that the lease was taken for still runs.
-func (x *exchange) lives() bool {
+// containerRuns reports whether the container of the lease still runs.
+func (x *exchange) containerRuns() bool {
 	sb, ok := x.proxy.sandboxes.ByID(x.id)
 	return ok && sb.State == sandbox.StateRunning && sb.StartedAt.Equal(x.started)
 }
 
-// dial makes a connection to the port. The visitor is not told why the node
-// could not: its log is.
+// dial connects to the port. The reason of a failure goes to the node's log, not to
+// the visitor.
 func (x *exchange) dial(ctx context.Context) (net.Conn, error) {
 	x.mu.Lock()
 	lease := x.lease
 	x.mu.Unlock()
 	conn, err := lease.Dial(ctx, x.port.Port)
-	if err != nil && ctx.Err() == nil && !nobodyAccepts(err) && !errors.Is(err, syscall.ESRCH) {
+	if err != nil && ctx.Err() == nil && !connectionRefused(err) && !errors.Is(err, syscall.ESRCH) {
 		x.proxy.sometimes.Do(func() {
-			x.proxy.log.Warn("dialling into a sandbox failed", "sandbox", x.id, "port", x.port.Port, "error", err)
+			x.proxy.log.Warn("failed to dial into a sandbox", "sandbox", x.id, "port", x.port.Port, "error", err)
 		})
 	}
 	return conn, err
 }
 
-// setSpare keeps a connection for the next dial and closes the one before it.
+// setSpare stores a connection for the next dial and closes the previous one.
 func (x *exchange) setSpare(conn net.Conn) {
 	if old := x.swapSpare(conn); old != nil {
 		old.Close()
@@ -328,7 +329,7 @@ func (x *exchange) swapSpare(conn net.Conn) net.Conn {
 	return old
 }
 
-// noteWake says in the headers of an answer what the request woke.
+// noteWake writes what the request woke into the headers of a response.
 func (x *exchange) noteWake(header http.Header) {
 	if x.woke == sandbox.WakeNone {
 		return
@@ -337,14 +338,14 @@ func (x *exchange) noteWake(header http.Header) {
 	header.Add("Server-Timing", fmt.Sprintf("wake;dur=%.3f", float64(x.waited.Microseconds())/1000))
 }
 
-// end gives back what the exchange holds.
-func (x *exchange) end() {
+// cleanUp releases the lease, the spare connection and the timer.
+func (x *exchange) cleanUp() {
 	x.setSpare(nil)
 	x.endSilence()
 	x.release()
 }
 
-// release gives back the lease, if there is one. It may be called twice.
+// release releases the lease, if it was acquired. It may be called twice.
 func (x *exchange) release() {
 	x.mu.Lock()
 	lease := x.lease

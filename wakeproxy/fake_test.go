@@ -3,13 +3,11 @@ package wakeproxy
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/http/httputil"
 	"net/url"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -17,6 +15,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 const (
@@ -26,57 +25,41 @@ const (
 )
 
 // fakeNode is a Sandboxes with one sandbox, whose server is a real one on the
-// loopback. The real Manager is behind the same Handler in package caddymodule.
+// loopback. Tests set states that a Manager has for a moment only, and use it with
+// simulated time. TestSandboxesConform holds it to the behavior of a Manager, which is
+// behind the same Handler in package caddymodule.
 type fakeNode struct {
 	mu      sync.Mutex
 	sb      sandbox.Sandbox
-	server  string // address, or empty when nobody listens
+	server  string // address; empty if no server listens
 	wakeErr error
 	dialErr error
 	closing bool          // it runs and gives no leases
-	pipe    bool          // somebody listens who reads and says nothing
-	waking  chan struct{} // a wake ends when it is closed; nil: at once
+	pipe    bool          // a server accepts connections and sends nothing
+	waking  chan struct{} // a wake ends when it is closed; nil: immediately
 	kind    sandbox.WakeKind
 
 	read func(f *fakeNode) // changes the sandbox after each ByID; nil: nothing
 
 	begun atomic.Bool // a wake, which goes on without those who wait for it
 
-	log logBuffer
+	log *testkit.Log
 
 	first atomic.Pointer[fakeLease] // that was ever given
 
 	leases, acquired, touches, wakes, dials, lastLogs atomic.Int64
 }
 
-func newFakeNode(server string, port sandbox.Port) *fakeNode {
+func newFakeNode(t *testing.T, server string, port sandbox.Port) *fakeNode {
 	now := time.Now()
 	port.Port = 3000
 	if port.Access == "" {
 		port.Access, port.Token = sandbox.AccessToken, testToken
 	}
-	return &fakeNode{server: server, sb: sandbox.Sandbox{
+	return &fakeNode{log: testkit.NewLog(t), server: server, sb: sandbox.Sandbox{
 		ID: testID, State: sandbox.StateRunning, StateSince: now, StartedAt: now.Add(-time.Hour),
 		Ports: []sandbox.Port{port},
 	}}
-}
-
-// logBuffer is a log that tests read.
-type logBuffer struct {
-	mu sync.Mutex
-	b  strings.Builder
-}
-
-func (l *logBuffer) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(b)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
 }
 
 // set changes the sandbox and what its next wake is like.
@@ -114,6 +97,9 @@ func (f *fakeNode) ByID(id sandbox.ID) (sandbox.Sandbox, bool) {
 func (f *fakeNode) AcquireRunning(id sandbox.ID) (Lease, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if id != f.sb.ID {
+		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotFound)
+	}
 	if f.sb.State != sandbox.StateRunning || f.closing {
 		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotRunning)
 	}
@@ -138,6 +124,9 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if id != f.sb.ID {
+		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotFound)
+	}
 	if f.wakeErr != nil {
 		return nil, f.wakeErr
 	}
@@ -154,16 +143,16 @@ func (f *fakeNode) Acquire(ctx context.Context, id sandbox.ID, _ sandbox.Cause) 
 }
 
 func (f *fakeNode) Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
-	if sb, ok := f.ByID(id); !ok || sb.State == sandbox.StateStopped && !f.begun.Load() {
+	if sb, ok := f.ByID(id); ok && sb.State == sandbox.StateStopped && !f.begun.Load() {
 		return nil, fmt.Errorf("fake: %w", sandbox.ErrNotRunning)
 	}
 	return f.Acquire(ctx, id, cause)
 }
 
-func (f *fakeNode) Listens(context.Context, sandbox.ID, uint16) bool {
+func (f *fakeNode) Listens(_ context.Context, id sandbox.ID, _ uint16) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.sb.State == sandbox.StateRunning && f.server != ""
+	return id == f.sb.ID && f.sb.State == sandbox.StateRunning && f.server != ""
 }
 
 func (f *fakeNode) Touch(sandbox.ID) { f.touches.Add(1) }
@@ -187,7 +176,7 @@ type fakeLease struct {
 	f    *fakeNode
 	wake sandbox.WakeInfo
 	once sync.Once
-	back atomic.Bool // it was given back
+	back atomic.Bool // Release was called
 }
 
 func (l *fakeLease) Release()                 { l.once.Do(func() { l.back.Store(true); l.f.leases.Add(-1) }) }
@@ -228,7 +217,7 @@ type front struct {
 
 func newFront(t *testing.T, node *fakeNode, opts Options) *front {
 	t.Helper()
-	proxy := New(node, slog.New(slog.NewTextHandler(&node.log, nil)))
+	proxy := New(node, node.log.Logger())
 	opts.Domains = []string{domain}
 	server := httptest.NewServer(NewHandler(proxy, reverseProxy(proxy), opts))
 	t.Cleanup(func() {
@@ -291,17 +280,4 @@ func app(t *testing.T, handler http.HandlerFunc) string {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	return server.Listener.Addr().String()
-}
-
-// eventually polls a condition that another goroutine brings about.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !holds() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-		tick := time.NewTimer(time.Millisecond)
-		<-tick.C
-	}
 }

@@ -15,19 +15,20 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// probeTimeout bounds the question whether a server speaks HTTP/2. One that does
-// sends its SETTINGS at once (RFC 9113, section 3.4).
+// probeTimeout bounds the probe for HTTP/2. A server of HTTP/2 sends its SETTINGS
+// immediately (RFC 9113, section 3.4).
 const probeTimeout = 2 * time.Second
 
-// maxProbeFrame is how long the frames of a server may be that was not told otherwise
-// (RFC 9113, section 4.2). The framer's own limit is 16 MiB, which it allocates as soon
-// as a frame announces them, for each request that probes at that moment.
+// maxProbeFrame is the limit of a frame unless the client's SETTINGS raise it (RFC
+// 9113, section 4.2). The framer's own limit is 16 MiB, which it allocates as soon as a
+// frame announces them, for each request that probes at that moment.
 const maxProbeFrame = 16 << 10
 
-// errHTTP2: the server speaks HTTP/2 without TLS, and was asked in HTTP/1.1.
+// errHTTP2: the server speaks HTTP/2 without TLS, and the request was HTTP/1.1.
 var errHTTP2 = errors.New("the server speaks HTTP/2")
 
-// speaksH2C decides by what is known before the request is sent.
+// speaksH2C reports whether to send the request in HTTP/2: by the port's protocol,
+// the result of an earlier probe, or the request's own form.
 func (x *exchange) speaksH2C(req *http.Request) bool {
 	switch x.port.Protocol {
 	case sandbox.ProtocolHTTP1:
@@ -43,9 +44,9 @@ func (x *exchange) speaksH2C(req *http.Request) bool {
 }
 
 // foundH2C reports whether the server, which failed a request of HTTP/1.1 with err,
-// speaks HTTP/2 instead. Such a server answers with a frame or just hangs up; which
-// of the two arrives is a race, so it is asked in HTTP/2, until it has answered once
-// in this run of the container.
+// speaks HTTP/2 instead. Such a server sends a frame or just closes the connection;
+// which of the two arrives is a race, so it is probed, until one probe in this run of
+// the container has had a result.
 func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 	if ctx.Err() != nil || !maybeHTTP2(err) {
 		return false
@@ -54,8 +55,8 @@ func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 	if check := x.proxy.hosts.get(key); check.probed {
 		return check.h2c
 	}
-	h2c, answered := x.probeH2C(ctx)
-	if answered {
+	h2c, conclusive := x.probeH2C(ctx)
+	if conclusive {
 		x.proxy.hosts.noteH2C(key, h2c)
 	}
 	return h2c
@@ -64,14 +65,14 @@ func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 // maybeHTTP2 reports whether err may be what a server of HTTP/2 does to a new
 // connection of HTTP/1.1.
 func maybeHTTP2(err error) bool {
-	// The second is how net/http closes a connection that was answered before it was asked.
+	// The second is net/http's error when a response precedes the request.
 	for _, text := range []string{"malformed HTTP", "readLoopPeekFailLocked"} {
 		if strings.Contains(err.Error(), text) {
 			return true
 		}
 	}
-	// ErrClosed: net/http closed the connection because of what it read, while it was
-	// writing the body.
+	// ErrClosed: net/http closed the connection because of bytes that it read while it
+	// was writing the body.
 	for _, hungUp := range []error{syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
 		if errors.Is(err, hungUp) {
 			return true
@@ -81,10 +82,10 @@ func maybeHTTP2(err error) bool {
 }
 
 // probeH2C begins a connection of HTTP/2 with prior knowledge (RFC 9113, section
-// 3.3) and reports whether the server does the same. A server that says nothing within
-// probeTimeout does not; answered is false when the visitor leaves before, or the server
-// cannot be reached or hangs up, as one that restarts does.
-func (x *exchange) probeH2C(visitor context.Context) (h2c, answered bool) {
+// 3.3) and reports whether the server does the same. A server that sends nothing within
+// probeTimeout does not. The probe is not conclusive when the visitor leaves before, or
+// the server cannot be reached or hangs up, as one that restarts does.
+func (x *exchange) probeH2C(visitor context.Context) (h2c, conclusive bool) {
 	ctx, cancel := context.WithTimeout(visitor, probeTimeout)
 	defer cancel()
 	conn, err := dialSandbox(ctx, "", "")

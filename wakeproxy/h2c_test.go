@@ -14,7 +14,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// closing tells when net/http has closed a connection.
+// closing signals that net/http has closed a connection.
 type closing struct {
 	net.Conn
 	closed chan struct{}
@@ -26,7 +26,7 @@ func (c *closing) Close() error {
 	return c.Conn.Close()
 }
 
-// A server of HTTP/2 sends SETTINGS at once, which net/http may read before it has
+// A server of HTTP/2 sends SETTINGS immediately, which net/http may read before it has
 // sent the request.
 func TestSettingsBeforeTheRequestMayBeHTTP2(t *testing.T) {
 	ours, theirs := net.Pipe()
@@ -46,8 +46,8 @@ func TestSettingsBeforeTheRequestMayBeHTTP2(t *testing.T) {
 	}
 }
 
-// RFC 9113, section 4.2: a peer sends no frame above 16,384 bytes unless it is told that
-// it may. The length that a frame announces is the memory that reading it takes.
+// RFC 9113, section 4.2: a peer sends no frame above 16,384 bytes unless the SETTINGS
+// allow it. The length that a frame announces is the memory that reading it takes.
 func TestProbeRefusesLargeFrames(t *testing.T) {
 	for settings, ok := range map[int]bool{1: true, 16384 / 6: true, 16384/6 + 1: false} {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -78,7 +78,7 @@ func TestProbeRefusesLargeFrames(t *testing.T) {
 // probing is an exchange with a server at an address, with the context of its request.
 func probing(t *testing.T, address string) (*exchange, context.Context) {
 	t.Helper()
-	f := newFront(t, newFakeNode(address, sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, address, sandbox.Port{}), Options{})
 	lease, err := f.node.AcquireRunning(testID)
 	if err != nil {
 		t.Fatal(err)
@@ -88,8 +88,8 @@ func probing(t *testing.T, address string) (*exchange, context.Context) {
 	return x, context.WithValue(t.Context(), exchangeKey{}, x)
 }
 
-// What a visitor does who leaves, and a server that restarts, says nothing of the protocol.
-func TestAProbeThatWasNotAnsweredIsRepeated(t *testing.T) {
+// A visitor that leaves and a server that restarts do not decide the protocol.
+func TestInconclusiveProbeIsRepeated(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -109,7 +109,7 @@ func TestAProbeThatWasNotAnsweredIsRepeated(t *testing.T) {
 		io.Copy(io.Discard, conn)
 	}()
 	if x.foundH2C(leaving, io.EOF) {
-		t.Error("found without an answer")
+		t.Error("found without a response")
 	}
 
 	hungUp := make(chan struct{})
@@ -142,6 +142,6 @@ func TestAProbeThatWasNotAnsweredIsRepeated(t *testing.T) {
 		io.Copy(io.Discard, conn)
 	}()
 	if !x.foundH2C(ctx, io.EOF) {
-		t.Error("not found at a server that answers")
+		t.Error("not found at a server of HTTP/2")
 	}
 }

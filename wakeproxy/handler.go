@@ -27,13 +27,14 @@ type Options struct {
 	// which most clients and load balancers give up. Beyond it: 504.
 	WaitTimeout time.Duration
 	// WaitingPageAfter is how long a browser's navigation waits before it gets the
-	// waiting page: default 1 s, after which people think that nothing happens.
+	// waiting page: default 1 s, after which people believe that the site is down.
 	WaitingPageAfter time.Duration
-	// MaxRequests in flight in all, default 16384, and MaxRequestsPerSandbox for
-	// one sandbox, default 4096; upgraded connections count. Beyond it: 503.
+	// MaxRequests bounds the requests in flight, default 16384, and
+	// MaxRequestsPerSandbox the requests to one sandbox, default 4096; upgraded
+	// connections count. Beyond it: 503.
 	MaxRequests, MaxRequestsPerSandbox int
-	// Trusted says whether a request came through a proxy whose X-Forwarded-*
-	// headers are true; nil trusts none.
+	// Trusted reports whether a request came through a proxy whose X-Forwarded-*
+	// headers are to be believed; nil trusts none.
 	Trusted func(*http.Request) bool
 }
 
@@ -61,8 +62,8 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// Handler serves the previews of some domains, and nothing else: a request for
-// another host gets the same 404 as one for a preview that does not exist.
+// Handler serves the previews of its domains only: a request for another host gets
+// the same 404 as one for a preview that does not exist.
 type Handler struct {
 	proxy *Proxy
 	next  Next
@@ -74,7 +75,7 @@ func NewHandler(proxy *Proxy, next Next, opts Options) *Handler {
 	return &Handler{proxy: proxy, next: next, opts: opts.withDefaults()}
 }
 
-// ServeHTTP answers one preview request.
+// ServeHTTP serves one preview request.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	id, port, ok := h.proxy.lookup(r.Host, h.opts.Domains)
 	if !ok {
@@ -100,14 +101,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	x := h.newExchange(r, id, port)
-	defer x.end()
+	defer x.cleanUp()
 	err := h.forward(ctx, x, w, r)
 	if err != nil {
 		h.fail(w, r, x, err)
 	}
 }
 
-// forward takes the lease and calls next.
+// forward acquires the lease and calls next.
 func (h *Handler) forward(ctx context.Context, x *exchange, w http.ResponseWriter, r *http.Request) error {
 	if err := x.acquire(ctx); err != nil {
 		return err
@@ -118,7 +119,8 @@ func (h *Handler) forward(ctx context.Context, x *exchange, w http.ResponseWrite
 	return h.next(w, out)
 }
 
-// fail answers a request that could not be served. Nothing has been written.
+// fail writes the response to a request that could not be served. It must be called
+// before anything was written.
 func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err error) {
 	waiting := errors.Is(err, errStillWaking) || errors.Is(err, errNotReady)
 	switch {
@@ -138,7 +140,7 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err 
 	}
 }
 
-// logFailure logs a request that the node answered for the application.
+// logFailure logs a request to which the node responded instead of the application.
 func (p *Proxy) logFailure(x *exchange, r *http.Request, failure *problem.Problem, requestID string) {
 	if !p.failures.Allow() {
 		p.suppressed.Add(1)
@@ -155,12 +157,12 @@ func (p *Proxy) logFailure(x *exchange, r *http.Request, failure *problem.Proble
 	p.log.LogAttrs(r.Context(), slog.LevelInfo, "preview request failed", attrs...)
 }
 
-// statusClientGone is for the access log: nobody receives it.
+// statusClientGone is for the access log: no client receives it.
 const statusClientGone = 499
 
-// lookup finds the exposed port that a host names. Why it fails cannot be told
-// from outside: it takes the same steps in every case, and compares every byte
-// of a token.
+// lookup finds the exposed port that a host names. Clients cannot distinguish the
+// reasons of a failure: the steps are the same in every case, and every byte of a
+// token is compared.
 func (p *Proxy) lookup(host string, domains []string) (sandbox.ID, sandbox.Port, bool) {
 	// As long as a token, and never equal to one: it is not [a-z0-9].
 	const noToken = "--------------------"
@@ -178,20 +180,20 @@ func (p *Proxy) lookup(host string, domains []string) (sandbox.ID, sandbox.Port,
 	return name.ID, port, ok && known && exposed && match
 }
 
-// Exists reports whether a host is one of an existing preview, its token
-// included. It wakes nothing.
+// Exists reports whether a host is the name of an existing preview, including its
+// token. It wakes no sandbox.
 func (p *Proxy) Exists(host string, domains []string) bool {
 	_, _, ok := p.lookup(host, domains)
 	return ok
 }
 
-// isNavigation reports whether a person's browser opens a page.
+// isNavigation reports whether a browser opens a page.
 func isNavigation(r *http.Request) bool {
 	mode := r.Header.Get("Sec-Fetch-Mode")
 	return r.Method == http.MethodGet && wantsHTML(r) && (mode == "" || mode == "navigate") && r.Header.Get("Upgrade") == ""
 }
 
-// wantsHTML reports whether an answer of our own should be a page.
+// wantsHTML reports whether a response of the node should be a page.
 func wantsHTML(r *http.Request) bool {
 	for _, accept := range r.Header.Values("Accept") {
 		if strings.Contains(accept, "text/html") {

@@ -15,30 +15,21 @@ import (
 
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 func hello(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") }
-
-// body reads an answer whole.
-func body(t *testing.T, res *http.Response) string {
-	t.Helper()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
 
 // wantProblem checks status and code of a problem document.
 func wantProblem(t *testing.T, res *http.Response, status int, code string) problem.Problem {
 	t.Helper()
 	var p problem.Problem
-	text := body(t, res)
+	text := testkit.Body(t, res)
 	if err := json.Unmarshal([]byte(text), &p); err != nil {
 		t.Fatalf("%d with %q: %v", res.StatusCode, text, err)
 	}
 	if res.StatusCode != status || p.Status != status || p.Code.String() != code || res.Header.Get(problem.HeaderError) != code {
-		t.Errorf("answered %d with %+v, want %d %s", res.StatusCode, p, status, code)
+		t.Errorf("response %d with %+v, want %d %s", res.StatusCode, p, status, code)
 	}
 	if id := res.Header.Get("X-Request-Id"); id == "" || p.RequestID != id {
 		t.Errorf("X-Request-Id %q, request_id %q", id, p.RequestID)
@@ -49,13 +40,13 @@ func wantProblem(t *testing.T, res *http.Response, status int, code string) prob
 	return p
 }
 
-func TestAFailedRequestIsLoggedWithItsRequestID(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+func TestFailedRequestIsLoggedWithItsRequestID(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
 	req := f.request("GET", "/?canary")
 	req.Header.Set("Referer", "https://canary.example/")
 	p := wantProblem(t, f.do(req), 502, "port_not_listening")
 	var got string
-	eventually(t, "the failure is logged", func() bool { got = f.node.log.String(); return got != "" })
+	testkit.Eventually(t, "the failure is logged", func() bool { got = f.node.log.String(); return got != "" })
 	for _, want := range []string{"preview request failed", "sandbox=" + string(testID), "port=3000", "code=port_not_listening", "status=502", "request_id=" + p.RequestID} {
 		if !strings.Contains(got, want) {
 			t.Errorf("%q is missing in %q", want, got)
@@ -73,22 +64,22 @@ func asNavigation(req *http.Request) *http.Request {
 	return req
 }
 
-func TestARunningSandboxIsServedAndSaysNothingOfWakes(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+func TestRunningSandboxIsServedWithoutWakeHeaders(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	res := f.do(f.request("GET", "/"))
-	if res.StatusCode != 200 || body(t, res) != "hello" {
+	if res.StatusCode != 200 || testkit.Body(t, res) != "hello" {
 		t.Errorf("status %d", res.StatusCode)
 	}
 	if got := res.Header.Get("Doze-Wake") + res.Header.Get("Server-Timing"); got != "" {
 		t.Errorf("says %q", got)
 	}
-	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
 }
 
-func TestARequestWakesASleepingSandboxAndSaysSo(t *testing.T) {
+func TestRequestThatWakesReportsTheWake(t *testing.T) {
 	for _, kind := range []sandbox.WakeKind{sandbox.WakeWarm, sandbox.WakeCold} {
 		t.Run(string(kind), func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+			f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 			f.node.sleep(kind, nil)
 			res := f.do(f.request("GET", "/"))
 			if res.StatusCode != 200 || res.Header.Get("Doze-Wake") != string(kind) {
@@ -102,8 +93,8 @@ func TestARequestWakesASleepingSandboxAndSaysSo(t *testing.T) {
 	}
 }
 
-func TestTheAppCannotForgeWakeHeaders(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+func TestAppCannotForgeWakeHeaders(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Doze-Wake", "warm")
 		w.Header().Set("Server-Timing", "db;dur=3")
 	}), sandbox.Port{}), Options{})
@@ -116,10 +107,10 @@ func TestTheAppCannotForgeWakeHeaders(t *testing.T) {
 	}
 }
 
-// All that does not lead to a preview is answered alike, so that nobody learns
-// which sandboxes and ports exist, and the API's host is one of them.
-func TestEveryMismatchIsTheSame404(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+// Hosts that do not lead to a preview get identical responses, so that clients cannot
+// find out which sandboxes and ports exist, and the API's host is one of them.
+func TestMismatchesAreTheSame404(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	wrong := strings.Repeat("z", len(testToken))
 	var first string
 	for _, host := range []string{
@@ -135,7 +126,7 @@ func TestEveryMismatchIsTheSame404(t *testing.T) {
 		req.Header.Set("X-Request-Id", "the-same") // the node would make one up for each
 		res := f.do(req)
 		res.Header.Del("Date")
-		got := fmt.Sprint(res.StatusCode, res.Header, body(t, res))
+		got := fmt.Sprint(res.StatusCode, res.Header, testkit.Body(t, res))
 		if first == "" {
 			first = got
 		}
@@ -148,8 +139,8 @@ func TestEveryMismatchIsTheSame404(t *testing.T) {
 	}
 }
 
-func TestAPublicPortNeedsNoTokenAndTakesNone(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{Access: sandbox.AccessPublic}), Options{})
+func TestPublicPortAcceptsNoToken(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{Access: sandbox.AccessPublic}), Options{})
 	req := f.request("GET", "/")
 	req.Host = "3000-k3f9x2m7q1az." + domain
 	if res := f.do(req); res.StatusCode != 200 {
@@ -160,8 +151,8 @@ func TestAPublicPortNeedsNoTokenAndTakesNone(t *testing.T) {
 	}
 }
 
-func TestAPortWithoutItsTokenIsNotPublic(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+func TestPortWithoutItsTokenIsNotPublic(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	f.node.set(func(n *fakeNode) { n.sb.Ports = []sandbox.Port{{Port: 3000, Access: sandbox.AccessToken}} })
 	req := f.request("GET", "/")
 	req.Host = "3000-k3f9x2m7q1az." + domain
@@ -170,8 +161,8 @@ func TestAPortWithoutItsTokenIsNotPublic(t *testing.T) {
 	}
 }
 
-func TestModeNeverAnswers410AndLeavesTheSandboxAlone(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{Wake: sandbox.WakeNever}), Options{})
+func TestModeNeverRespondsWith410AndDoesNotWake(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{Wake: sandbox.WakeNever}), Options{})
 	if res := f.do(f.request("GET", "/")); res.StatusCode != 200 {
 		t.Errorf("running: status %d", res.StatusCode)
 	}
@@ -183,9 +174,9 @@ func TestModeNeverAnswers410AndLeavesTheSandboxAlone(t *testing.T) {
 	}
 }
 
-// PEERS 7: the wake takes longer than the request may wait; it goes on.
-func TestARequestThatWaitsTooLongGets504AndTheNextOneSucceeds(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitTimeout: 10 * time.Millisecond})
+// the wake takes longer than the request may wait; it goes on.
+func TestWakeTimeoutIs504AndTheWakeContinues(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{WaitTimeout: 10 * time.Millisecond})
 	waking := make(chan struct{})
 	f.node.sleep(sandbox.WakeWarm, waking)
 	res := f.do(f.request("POST", "/"))
@@ -215,7 +206,7 @@ func TestFailuresOfAWake(t *testing.T) {
 		{"destroyed meanwhile", sandbox.ErrDestroyed, 404, "preview_not_found", false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+			f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 			f.node.sleep(sandbox.WakeCold, nil)
 			f.node.set(func(n *fakeNode) { n.wakeErr = fmt.Errorf("fake: %w", test.err) })
 			res := f.do(f.request("GET", "/"))
@@ -231,13 +222,13 @@ func TestFailuresOfAWake(t *testing.T) {
 	}
 }
 
-func TestABrowserThatWouldWaitGetsTheWaitingPage(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitingPageAfter: 10 * time.Millisecond})
+func TestNavigationGetsTheWaitingPage(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{WaitingPageAfter: 10 * time.Millisecond})
 	waking := make(chan struct{})
 	f.node.sleep(sandbox.WakeWarm, waking)
 
 	res := f.do(asNavigation(f.request("GET", "/deep/link?x=1")))
-	page := body(t, res)
+	page := testkit.Body(t, res)
 	if res.StatusCode != 503 || res.Header.Get("Retry-After") != "1" || res.Header.Get("Cache-Control") != "no-store" {
 		t.Errorf("status %d, headers %v", res.StatusCode, res.Header)
 	}
@@ -264,12 +255,12 @@ func TestABrowserThatWouldWaitGetsTheWaitingPage(t *testing.T) {
 		}
 	}
 	close(waking)
-	if res := f.do(asNavigation(f.request("GET", "/deep/link?x=1"))); res.StatusCode != 200 || body(t, res) != "hello" {
+	if res := f.do(asNavigation(f.request("GET", "/deep/link?x=1"))); res.StatusCode != 200 || testkit.Body(t, res) != "hello" {
 		t.Errorf("then: status %d", res.StatusCode)
 	}
 }
 
-func TestEveryoneElseIsHeld(t *testing.T) {
+func TestRequestsOtherThanNavigationsWait(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*http.Request)
@@ -280,7 +271,7 @@ func TestEveryoneElseIsHeld(t *testing.T) {
 		{"an image", func(r *http.Request) { r.Header.Set("Accept", "image/png,*/*") }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{WaitingPageAfter: time.Nanosecond})
+			f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{WaitingPageAfter: time.Nanosecond})
 			waking := make(chan struct{})
 			f.node.sleep(sandbox.WakeWarm, waking)
 			req := f.request("GET", "/")
@@ -290,14 +281,14 @@ func TestEveryoneElseIsHeld(t *testing.T) {
 			test.change(req)
 			done := make(chan *http.Response)
 			go func() { res, _ := f.Client().Transport.RoundTrip(req); done <- res }()
-			eventually(t, "it waits", func() bool { return f.proxy.inFlight() == 1 })
+			testkit.Eventually(t, "it waits", func() bool { return f.proxy.inFlight() == 1 })
 			close(waking)
 			res := <-done
 			if res == nil {
-				t.Fatal("no answer")
+				t.Fatal("no response")
 			}
 			defer res.Body.Close()
-			if res.StatusCode != 200 || body(t, res) != "hello" {
+			if res.StatusCode != 200 || testkit.Body(t, res) != "hello" {
 				t.Errorf("status %d", res.StatusCode)
 			}
 		})
@@ -310,24 +301,24 @@ func (p *Proxy) inFlight() int {
 	return total
 }
 
-func TestErrorsAreSmallPagesForBrowsers(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+func TestErrorsArePagesForBrowsers(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
 	f.node.sleep(sandbox.WakeCold, nil)
 	f.node.set(func(n *fakeNode) {
 		n.wakeErr = &sandbox.WakeError{ID: testID, Err: errors.New("exited"), LastLog: "<script>alert(1)</script>"}
 	})
 	res := f.do(asNavigation(f.request("GET", "/")))
-	page := body(t, res)
+	page := testkit.Body(t, res)
 	if res.StatusCode != 502 || !strings.Contains(res.Header.Get("Content-Type"), "text/html") || !strings.Contains(page, "wake_failed") {
 		t.Errorf("status %d: %s", res.StatusCode, page)
 	}
 	if strings.Contains(page, "<script>alert") || !strings.Contains(page, "&lt;script&gt;") {
-		t.Errorf("what the container wrote is not escaped: %s", page)
+		t.Errorf("the container's output is not escaped: %s", page)
 	}
 }
 
-func TestAVisitorWhoLeavesStopsNoWakeAndLeavesNothingBehind(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+func TestLeavingVisitorDoesNotEndTheWake(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	waking := make(chan struct{})
 	f.node.sleep(sandbox.WakeWarm, waking)
 	ctx, leave := context.WithCancel(t.Context())
@@ -338,24 +329,24 @@ func TestAVisitorWhoLeavesStopsNoWakeAndLeavesNothingBehind(t *testing.T) {
 			res.Body.Close()
 		}
 	}()
-	eventually(t, "it waits", func() bool { return f.proxy.inFlight() == 1 })
+	testkit.Eventually(t, "it waits", func() bool { return f.proxy.inFlight() == 1 })
 	leave()
 	<-done
-	eventually(t, "it is forgotten", func() bool { return f.proxy.inFlight() == 0 && f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "it is forgotten", func() bool { return f.proxy.inFlight() == 0 && f.node.leases.Load() == 0 })
 	close(waking)
 	if res := f.do(f.request("GET", "/")); res.StatusCode != 200 {
 		t.Errorf("then: status %d", res.StatusCode)
 	}
 }
 
-func TestRequestsAreBoundedPerSandboxAndInAll(t *testing.T) {
+func TestRequestsAreBoundedPerSandboxAndInTotal(t *testing.T) {
 	for name, opts := range map[string]Options{
 		"per sandbox": {MaxRequestsPerSandbox: 2},
 		"in all":      {MaxRequests: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			release := make(chan struct{})
-			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { <-release }), sandbox.Port{}), opts)
+			f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) { <-release }), sandbox.Port{}), opts)
 			var held sync.WaitGroup
 			for range 2 {
 				held.Go(func() {
@@ -364,7 +355,7 @@ func TestRequestsAreBoundedPerSandboxAndInAll(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "two are in flight", func() bool { return f.proxy.inFlight() == 2 })
+			testkit.Eventually(t, "two are in flight", func() bool { return f.proxy.inFlight() == 2 })
 			res := f.do(f.request("GET", "/"))
 			wantProblem(t, res, 503, "request_limit_exceeded")
 			if res.Header.Get("Retry-After") == "" {
@@ -372,7 +363,7 @@ func TestRequestsAreBoundedPerSandboxAndInAll(t *testing.T) {
 			}
 			close(release)
 			held.Wait()
-			eventually(t, "both have left", func() bool { return f.proxy.inFlight() == 0 })
+			testkit.Eventually(t, "both have left", func() bool { return f.proxy.inFlight() == 0 })
 			if res := f.do(f.request("GET", "/")); res.StatusCode != 200 {
 				t.Errorf("then: status %d", res.StatusCode)
 			}
@@ -383,10 +374,10 @@ func TestRequestsAreBoundedPerSandboxAndInAll(t *testing.T) {
 	}
 }
 
-// PEERS 10: streams cut because only the start of a request counted as activity.
-func TestAStreamHoldsItsLeaseUntilItEnds(t *testing.T) {
+// streams cut because only the start of a request counted as activity.
+func TestStreamHoldsItsLeaseUntilItEnds(t *testing.T) {
 	next := make(chan string)
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		for text := range next {
 			fmt.Fprintf(w, "data: %s\n\n", text)
@@ -404,12 +395,12 @@ func TestAStreamHoldsItsLeaseUntilItEnds(t *testing.T) {
 	}
 	close(next)
 	io.Copy(io.Discard, lines)
-	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
 }
 
 func TestCloseEndsRequestsInFlight(t *testing.T) {
 	started := make(chan struct{})
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		close(started)
 		<-r.Context().Done()
 	}), sandbox.Port{}), Options{})
@@ -421,5 +412,5 @@ func TestCloseEndsRequestsInFlight(t *testing.T) {
 		defer res.Body.Close()
 		wantProblem(t, res, 503, "node_unavailable")
 	}
-	eventually(t, "all have left", func() bool { return f.proxy.inFlight() == 0 && f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "all have left", func() bool { return f.proxy.inFlight() == 0 && f.node.leases.Load() == 0 })
 }

@@ -5,9 +5,9 @@ import (
 	"strings"
 )
 
-// requestHeader is what the app gets of the visitor's headers. Authorization
-// and cookies are the app's own affair and pass; what the visitor says about
-// proxies and about us does not. The reverse proxy adds what is true.
+// requestHeader returns the visitor's headers that the app gets. Authorization and
+// cookies belong to the app and pass; the visitor's claims about proxies and about
+// doze do not. The reverse proxy adds the true ones.
 func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 	out := header.Clone()
 	for key := range out {
@@ -21,14 +21,14 @@ func (x *exchange) requestHeader(header http.Header, trusted bool) http.Header {
 }
 
 // setByProxies reports whether applications take a request header, named in
-// lower case with dashes, for the word of a proxy in front of them. CGI and
-// WSGI cannot tell X_Real_Ip from X-Real-Ip, hence the dashes.
+// lower case with dashes, for a header of a proxy in front of them. CGI and
+// WSGI do not distinguish X_Real_Ip from X-Real-Ip, hence the dashes.
 func setByProxies(name string) bool {
 	return strings.HasPrefix(name, "x-forwarded") || strings.HasPrefix(name, "x-original-") || proxyHeaders[name]
 }
 
-// proxyHeaders are what proxies, load balancers and content delivery networks
-// name a visitor's address, the address of the site or its scheme with. "Proxy"
+// proxyHeaders are the headers in which proxies, load balancers and content delivery
+// networks pass a visitor's address, the address of the site or its scheme. "Proxy"
 // becomes HTTP_PROXY in CGI programs (https://httpoxy.org).
 var proxyHeaders = map[string]bool{
 	"forwarded": true, "proxy": true, "remote-addr": true,
@@ -40,15 +40,15 @@ var proxyHeaders = map[string]bool{
 	"x-host": true, "x-http-host-override": true, "x-rewrite-url": true, "x-scheme": true, "x-url-scheme": true, "front-end-https": true,
 }
 
-// responseHeader changes what the app answered: only we speak of wakes, a
-// redirect to where the app believes to be leads back to the preview, and a
-// cookie belongs to this preview alone.
+// responseHeader rewrites the header of the app's response: only the node reports
+// wakes, a redirect to the app's own address leads back to the preview, and a cookie
+// belongs to this preview alone.
 func (x *exchange) responseHeader(header http.Header) {
 	x.cleanHeader(header, x.names)
 	x.noteWake(header)
 }
 
-// cleanHeader is for every header that comes from the app, that of a 103 too.
+// cleanHeader is for every header that comes from the app, including a 103's.
 func (x *exchange) cleanHeader(header http.Header, n names) {
 	for key := range header {
 		if strings.HasPrefix(key, "Doze-") {

@@ -69,7 +69,7 @@ func FuzzParseHost(f *testing.F) {
 		}
 		formatted := name.Host(under)
 		if len(strings.Split(formatted, ".")[0]) > maxLabel {
-			t.Errorf("%q is no DNS name", formatted)
+			t.Errorf("%q is not a DNS name", formatted)
 		}
 		again, _, ok := ParseHost(formatted, domains)
 		if !ok || again != name || again.Host(under) != formatted {
@@ -82,7 +82,7 @@ func FuzzParseHost(f *testing.F) {
 	})
 }
 
-// FuzzResponseHeader: whatever a sandbox answers, its cookies have no domain,
+// FuzzResponseHeader: whatever a sandbox sends, its cookies have no domain,
 // and a redirect is what it was, leads to the preview, or leads where it did and
 // names the preview as the address to come back to.
 func FuzzResponseHeader(f *testing.F) {

@@ -10,33 +10,33 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// hostChecks remembers which servers refuse the preview's own host, as dev
-// servers do against DNS rebinding, and are told that they are localhost instead.
+// hostChecks stores which servers refuse the preview's own host, as dev servers do
+// against DNS rebinding, and get localhost as their host instead.
 type hostChecks struct {
 	mu    sync.Mutex
 	known map[gateKey]hostCheck
 }
 
-// hostCheck is what is known of one port of one run of a container.
+// hostCheck is the knowledge about one port of one run of a container.
 type hostCheck struct {
-	decided bool // a request has been accepted or refused under one of the names
-	rewrite bool
-	vain    int  // requests that were refused under either name
-	told    bool // that the server refuses what its own pages send
-	probed  bool // whether it speaks HTTP/2 without TLS, which h2c says
-	h2c     bool
+	decided      bool // a request has been accepted or refused under one of the names
+	rewrite      bool
+	inconclusive int  // requests that were refused under either name
+	warned       bool // that the server refuses what its own pages send
+	probed       bool // whether it speaks HTTP/2 without TLS, which h2c says
+	h2c          bool
 }
 
 const (
-	// Answers such as 403 have other reasons too. A server that gave so many of
+	// Responses such as 403 have other reasons too. A server that sent so many of
 	// them under both names does not mean the name.
-	maxVainHostChecks = 16
-	// Some 100 bytes each. Beyond it all are forgotten, which costs each server
-	// one request more.
+	maxInconclusive = 16
+	// About 100 bytes each. Beyond it all are deleted, which costs each server one
+	// more request.
 	maxHostChecks = 16384
 )
 
-// get returns what is known of a server, the zero value when nothing is.
+// get returns the check of a server, the zero value if it is unknown.
 func (c *hostChecks) get(key gateKey) hostCheck {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,15 +52,15 @@ func (c *hostChecks) noteH2C(key gateKey, h2c bool) {
 	c.putLocked(key, check)
 }
 
-// tell reports whether this is the first call for a server.
-func (c *hostChecks) tell(key gateKey) bool {
+// firstWarning reports whether this is its first call for a server.
+func (c *hostChecks) firstWarning(key gateKey) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	check := c.known[key]
-	if check.told {
+	if check.warned {
 		return false
 	}
-	check.told = true
+	check.warned = true
 	c.putLocked(key, check)
 	return true
 }
@@ -82,21 +82,21 @@ func (c *hostChecks) note(key gateKey, accepted, rewrite bool) (first bool) {
 	first = accepted && rewrite && !check.rewrite
 	check.rewrite = check.rewrite || first
 	if !accepted {
-		check.vain++
+		check.inconclusive++
 	}
 	c.putLocked(key, check)
 	return first
 }
 
 // roundTripAuto sends a request with the preview's own host, unless the server is
-// known to refuse that, and once more as to localhost if it is refused. What
-// follows goes where the first accepted one went.
+// known to refuse it, and a second time with localhost as the host if it is refused.
+// Later requests use the host of the first accepted one.
 func (x *exchange) roundTripAuto(req *http.Request, bodyless bool) (*http.Response, error) {
 	key := x.gateKey()
 	check := x.proxy.hosts.get(key)
-	twice := bodyless && repeatable(req) && !check.rewrite && check.vain < maxVainHostChecks
-	// Hardly a server refuses localhost, so a request that cannot be sent twice
-	// goes there until it is known that the preview's own host is accepted.
+	twice := bodyless && repeatable(req) && !check.rewrite && check.inconclusive < maxInconclusive
+	// Hardly any server refuses localhost, so a request that cannot be sent twice
+	// uses it until the preview's own host is known to be accepted.
 	x.names.rewrite = check.rewrite || !check.decided && !twice
 	res, err := x.attempt(req, bodyless)
 	if !twice || req.Context().Err() != nil {
@@ -139,10 +139,10 @@ func repeatable(req *http.Request) bool {
 
 // refusesHost reports whether a response may be about the request's host or
 // origin: 403 of Vite, Rails and webpack, 400 of Django, 421 of the standard. Some
-// just end a WebSocket's connection, or write what is no response.
+// servers just end a WebSocket's connection, or write an invalid response.
 func refusesHost(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
-		hungUp := isLost(err) && !errors.Is(err, syscall.ECONNREFUSED) // which says that no server is up
+		hungUp := isLost(err) && !errors.Is(err, syscall.ECONNREFUSED) // refused: no server is up
 		return req.Header.Get("Upgrade") != "" && (hungUp || strings.Contains(err.Error(), "malformed HTTP"))
 	}
 	switch res.StatusCode {
@@ -156,18 +156,18 @@ func (x *exchange) roundTripOnce(req *http.Request, bodyless bool) (*http.Respon
 	if x.port.Host == sandbox.HostRewrite || x.port.Host == sandbox.HostPreserve {
 		x.names.rewrite = x.port.Host == sandbox.HostRewrite
 		res, err := x.attempt(req, bodyless)
-		return x.tellOrigin(req, res, err)
+		return x.warnOfOrigin(req, res, err)
 	}
 	res, err := x.roundTripAuto(req, bodyless)
-	return x.tellOrigin(req, res, err)
+	return x.warnOfOrigin(req, res, err)
 }
 
-// tellOrigin logs, once for each run of the container, that a server refuses what its
-// own page sends to it: one that knows nothing of the TLS in front of it takes the page
+// warnOfOrigin logs, once for each run of the container, that a server refuses a
+// request of its own page: a server unaware of the TLS in front of it takes the page
 // for another site's. The request is not sent again, for it may have had an effect.
-func (x *exchange) tellOrigin(req *http.Request, res *http.Response, err error) (*http.Response, error) {
+func (x *exchange) warnOfOrigin(req *http.Request, res *http.Response, err error) (*http.Response, error) {
 	if err == nil && res.StatusCode == http.StatusForbidden && !x.names.rewrite && !repeatable(req) &&
-		req.Header.Get("Origin") == x.names.origin && x.proxy.hosts.tell(x.gateKey()) {
+		req.Header.Get("Origin") == x.names.origin && x.proxy.hosts.firstWarning(x.gateKey()) {
 		x.proxy.log.Warn("server refuses a request from its own page; if it compares Origin with its own scheme, expose the port with host rewrite",
 			"sandbox", x.id, "port", x.port.Port, "method", req.Method)
 	}

@@ -10,15 +10,14 @@ import (
 )
 
 // names are the two names of one server: the visitor's and its own. A server
-// compares what a request says of its address in several places, so that all of
-// them change together: docs/RATIONALE.md, "What a server in a sandbox is told of
-// its own address".
+// compares the places of a request that contain its address, so all of them change
+// together; docs/RATIONALE.md has the reasons.
 type names struct {
 	origin string // of the preview as the visitor's browser writes it
 	query  string // of the request, decoded: URLs in it are the visitor's words
 	port   uint16 // of the server
-	// rewrite: the server is told that it is http://localhost:PORT. Otherwise it
-	// is told the preview's own origin.
+	// rewrite presents the server as http://localhost:PORT. Otherwise it sees the
+	// preview's own origin.
 	rewrite bool
 }
 
@@ -30,7 +29,7 @@ func namesOf(r *http.Request, trusted bool, port uint16) names {
 	return names{origin: originOf(r, trusted), query: query, port: port}
 }
 
-// originOf is the origin of a preview as a browser writes it, in lower case and
+// originOf returns the origin of a preview as a browser writes it, in lower case and
 // without a trailing dot. A trusted proxy knows its scheme and its port.
 func originOf(r *http.Request, trusted bool) string {
 	scheme, host := "http", canonicalHost(r.Host)
@@ -49,7 +48,7 @@ func originOf(r *http.Request, trusted bool) string {
 	return scheme + "://" + strings.TrimSuffix(host, defaultPort)
 }
 
-// canonicalHost is a Host header in lower case and without a trailing dot.
+// canonicalHost returns a Host header in lower case and without a trailing dot.
 func canonicalHost(host string) string {
 	name, port := hostname(host), ""
 	if len(name) < len(host) {
@@ -58,19 +57,19 @@ func canonicalHost(host string) string {
 	return lowerASCII(strings.TrimSuffix(name, ".") + port)
 }
 
-// hostname is host without its port. Previews have names, not addresses.
+// hostname returns host without its port. Previews have names, not addresses.
 func hostname(host string) string {
 	name, _, _ := strings.Cut(host, ":")
 	return name
 }
 
-// host is the preview's Host header.
+// host returns the preview's Host header.
 func (n names) host() string {
 	_, host, _ := strings.Cut(n.origin, "://")
 	return host
 }
 
-func (n names) inside() string { return "localhost:" + strconv.Itoa(int(n.port)) }
+func (n names) serverHost() string { return "localhost:" + strconv.Itoa(int(n.port)) }
 
 // forwardedOrigin are the headers in which proxies name the address that a
 // visitor asked for.
@@ -79,13 +78,13 @@ var forwardedOrigin = []string{
 	"X-Forwarded-Server", "X-Forwarded-Ssl", "X-Original-Host", "X-Scheme", "X-Url-Scheme", "Front-End-Https",
 }
 
-// toServer makes host and header of a request say one thing about the server's
-// address. An Origin or a Referer of another site stays what it is.
+// toServer makes the host and the headers of a request agree on the server's
+// address. An Origin or a Referer of another site is not changed.
 func (n names) toServer(header http.Header) (host string) {
 	own := n.origin
 	host = n.host()
 	if n.rewrite {
-		host, own = n.inside(), "http://"+n.inside()
+		host, own = n.serverHost(), "http://"+n.serverHost()
 		for _, name := range forwardedOrigin {
 			delete(header, name)
 		}
@@ -127,12 +126,12 @@ func (n names) toVisitor(header http.Header) {
 			}
 		}
 	}
-	each("Location", n.outsideLocation)
-	each("Content-Location", n.outside)
-	each("Access-Control-Allow-Origin", n.outside)
+	each("Location", n.toVisitorLocation)
+	each("Content-Location", n.toVisitorURL)
+	each("Access-Control-Allow-Origin", n.toVisitorURL)
 	each("Link", func(value string) string {
 		return linkTarget.ReplaceAllStringFunc(value, func(target string) string {
-			return "<" + n.outside(target[1:len(target)-1]) + ">"
+			return "<" + n.toVisitorURL(target[1:len(target)-1]) + ">"
 		})
 	})
 	each("Refresh", func(value string) string {
@@ -140,17 +139,17 @@ func (n names) toVisitor(header http.Header) {
 		if parts == nil {
 			return value
 		}
-		return parts[1] + n.outside(parts[2])
+		return parts[1] + n.toVisitorURL(parts[2])
 	})
 	for _, name := range []string{"Content-Security-Policy", "Content-Security-Policy-Report-Only"} {
-		each(name, func(value string) string { return listItem.ReplaceAllStringFunc(value, n.outside) })
+		each(name, func(value string) string { return listItem.ReplaceAllStringFunc(value, n.toVisitorURL) })
 	}
 }
 
-// outsideLocation is outside for a redirect. The address to which a server of
-// another site is to send the visitor back is one of the preview, too.
-func (n names) outsideLocation(location string) string {
-	if changed := n.outside(location); changed != location {
+// toVisitorLocation is toVisitorURL for a redirect. The address to which a server of
+// another site is to send the visitor back becomes the preview's, too.
+func (n names) toVisitorLocation(location string) string {
+	if changed := n.toVisitorURL(location); changed != location {
 		return changed
 	}
 	target, query, ok := strings.Cut(location, "?")
@@ -165,7 +164,7 @@ func (n names) outsideLocation(location string) string {
 			continue
 		}
 		if back, err := url.QueryUnescape(value); err == nil {
-			if changed := n.outside(back); changed != back {
+			if changed := n.toVisitorURL(back); changed != back {
 				pairs[i] = name + "=" + url.QueryEscape(changed)
 			}
 		}
@@ -177,9 +176,9 @@ func (n names) outsideLocation(location string) string {
 	return location
 }
 
-// outside turns an absolute URL of the server into one of the preview, and
-// returns any other as it is.
-func (n names) outside(location string) string {
+// toVisitorURL turns an absolute URL of the server into one of the preview, and
+// returns any other unchanged.
+func (n names) toVisitorURL(location string) string {
 	scheme, rest, ok := strings.Cut(location, "//")
 	scheme = lowerASCII(scheme)
 	origin := n.origin

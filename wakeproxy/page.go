@@ -13,8 +13,8 @@ import (
 	"github.com/doze-run/doze/requestid"
 )
 
-// The pages stand alone: no outside resource, one style and one script, which
-// their Content-Security-Policy names by hash. They name neither the sandbox
+// The pages are self-contained: no external resource, one style and one script,
+// which their Content-Security-Policy names by hash. They name neither the sandbox
 // nor the node.
 var (
 	//go:embed page.css
@@ -53,17 +53,17 @@ func hashOf(text string) string {
 	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
 }
 
-// writeWaitingPage answers a browser that would wait too long to stare at
-// nothing. The page asks WakePath and reloads itself.
+// writeWaitingPage responds to a browser that has waited for WaitingPageAfter. The
+// page requests WakePath and reloads itself.
 func writeWaitingPage(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
 	w.Header().Set("Content-Security-Policy", pagePolicy)
 	writeOwn(w, "text/html; charset=utf-8", http.StatusServiceUnavailable, waitingPage)
 }
 
-// writeProblemPage answers a browser with a problem. What may pass by itself has a
-// button that tries again, and loads the page again when the server listens, if the
-// request can be repeated.
+// writeProblemPage responds to a browser with a problem. The page of a temporary
+// problem has a button that tries again, and loads the page again when the server
+// listens, if the request can be repeated.
 func writeProblemPage(w http.ResponseWriter, r *http.Request, p *problem.Problem) {
 	values := map[string]any{"Style": template.CSS(pageStyle), "Problem": p}
 	if mayPass(p) {

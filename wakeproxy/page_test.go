@@ -5,24 +5,25 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestStatusSaysWhetherThePortListensAndWakesNothing(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+func TestStatusReportsTheListeningPortWithoutAWake(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	status := func() string {
 		t.Helper()
 		res := f.do(f.request("GET", StatusPath))
 		if res.StatusCode != 200 || res.Header.Get("Content-Type") != "application/json" || res.Header.Get("Cache-Control") != "no-store" {
 			t.Errorf("status %d, headers %v", res.StatusCode, res.Header)
 		}
-		return body(t, res)
+		return testkit.Body(t, res)
 	}
 	if got := status(); got != `{"listening":true}` {
 		t.Errorf("running: %s", got)
 	}
 	f.node.serve("")
 	if got := status(); got != `{"listening":false}` {
-		t.Errorf("nobody listens: %s", got)
+		t.Errorf("nothing listens: %s", got)
 	}
 	for _, kind := range []sandbox.WakeKind{sandbox.WakeWarm, sandbox.WakeCold} {
 		f.node.sleep(kind, nil)
@@ -38,14 +39,14 @@ func TestStatusSaysWhetherThePortListensAndWakesNothing(t *testing.T) {
 	wantProblem(t, f.do(f.request("GET", StatusPath)), 404, "preview_not_found")
 }
 
-func TestPagesThatMayPassRecover(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+func TestPagesOfTemporaryProblemsReload(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
 	page := func(method string) string {
 		t.Helper()
 		req := asNavigation(f.request("GET", "/"))
 		req.Method = method
 		res := f.do(req)
-		text := body(t, res)
+		text := testkit.Body(t, res)
 		if policy := res.Header.Get("Content-Security-Policy"); !strings.Contains(policy, hashOf(pageScript)) || !strings.Contains(policy, "connect-src 'self'") {
 			t.Errorf("policy %q", policy)
 		}

@@ -17,7 +17,7 @@ import (
 var (
 	notFound       = problem.New(problem.PreviewNotFound, "The address may be mistyped, the port is no longer exposed, or the sandbox was destroyed.")
 	notRunning     = problem.New(problem.SandboxNotRunning, "Requests to this port do not wake it. Wake it by the API, or expose the port with another wake mode.")
-	sandboxStopped = problem.New(problem.SandboxStopped, "What a page loads in the background, prefetches, HEAD requests and crawlers do not start it. "+
+	sandboxStopped = problem.New(problem.SandboxStopped, "Background requests of pages, prefetches, HEAD requests and crawlers do not start it. "+
 		"Open or reload the page, or expose the port with wake mode any.")
 	sandboxAsleep    = problem.New(problem.SandboxAsleep, "Prefetches do not wake it.")
 	wakeTimeout      = problem.New(problem.WakeTimeout, "The wake continues. Try again in a moment.")
@@ -47,7 +47,7 @@ func withContainerOutput(p *problem.Problem, line string) *problem.Problem {
 	return &changed
 }
 
-// withoutOutput returns p without what a sandbox wrote, which is for its own pages.
+// withoutOutput returns p without the sandbox's output, which is for its own pages.
 func withoutOutput(p *problem.Problem) *problem.Problem {
 	changed := withContainerOutput(p, "")
 	if p.Process != nil {
@@ -58,8 +58,8 @@ func withoutOutput(p *problem.Problem) *problem.Problem {
 	return changed
 }
 
-// problemOf says what a failure means to the visitor. Paths, addresses and
-// other words of the node stay out of it.
+// problemOf returns the problem that a failure is to the visitor. It contains no
+// path, address or other text of the node.
 func problemOf(err error) *problem.Problem {
 	var failed *sandbox.WakeError
 	var tooLarge *http.MaxBytesError
@@ -94,7 +94,7 @@ func problemOf(err error) *problem.Problem {
 	return disconnected
 }
 
-// problemOf is problemOf with what is known of the sandbox.
+// problemOf refines problemOf by the state of the sandbox.
 func (x *exchange) problemOf(ctx context.Context, err error) *problem.Problem {
 	sb, _ := x.proxy.sandboxes.ByID(x.id)
 	var crashed *crashError
@@ -118,8 +118,8 @@ func (x *exchange) problemOf(ctx context.Context, err error) *problem.Problem {
 	return p
 }
 
-// crashProblem names a process that has ended. Its words are for those who have
-// the preview's token: they work on it, and everybody else may read a public port.
+// crashProblem names a process that has ended. Its output is for visitors with the
+// preview's token only, as a public port has any visitor.
 func (x *exchange) crashProblem(ctx context.Context, process guest.Process) *problem.Problem {
 	p := problem.New(problem.ProcessExited, fmt.Sprintf("Nothing listens on the port: process %s %s.", process.Name, process.Ending()))
 	p.Process = &problem.EndedProcess{Name: process.Name, ExitCode: process.ExitCode, Signal: process.Signal}
@@ -132,7 +132,7 @@ func (x *exchange) crashProblem(ctx context.Context, process guest.Process) *pro
 	return p
 }
 
-// writeProblem answers with a problem: a page for browsers, a document for others.
+// writeProblem responds with a problem: a page to browsers, a document to others.
 func writeProblem(w http.ResponseWriter, r *http.Request, p *problem.Problem) {
 	p = p.For(requestid.Of(r))
 	if origin := r.Header.Get("Origin"); origin != "" {
@@ -149,19 +149,19 @@ func writeProblem(w http.ResponseWriter, r *http.Request, p *problem.Problem) {
 
 // allowOrigin lets scripts of any origin read an error document, so that a page
 // of one preview which calls another sees more than "Failed to fetch". The
-// document says only what any client gets that has the preview's URL. A
-// preflight request gets the error all the same, without permission: only the
-// application may give that.
+// document contains nothing that is not for any client with the preview's URL. A
+// preflight request gets the error too, without permission: only the application
+// may grant that.
 func allowOrigin(h http.Header, origin string) {
 	h.Set("Access-Control-Allow-Origin", origin)
 	h.Set("Access-Control-Allow-Credentials", "true")
 	h.Set("Access-Control-Expose-Headers", "Retry-After, Doze-Wake, Doze-Error, X-Request-Id")
 }
 
-// varies is what our own answers depend on.
+// varies lists the request headers that the node's own responses depend on.
 const varies = "Accept, Origin"
 
-// writeOwn writes an answer of our own, which nobody may keep or reinterpret.
+// writeOwn writes a response of the node, which must not be cached or reinterpreted.
 func writeOwn(w http.ResponseWriter, contentType string, status int, body []byte) {
 	h := w.Header()
 	h.Set("Content-Type", contentType)
@@ -170,5 +170,5 @@ func writeOwn(w http.ResponseWriter, contentType string, status int, body []byte
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Vary", varies)
 	w.WriteHeader(status)
-	w.Write(body) // fails when the visitor has left: nobody to tell
+	w.Write(body) // fails only when the visitor has left
 }

@@ -9,7 +9,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// reach says which sandboxes a request may wake. docs/reference/caddyfile.md has it as a table.
+// reach is the set of states from which a request may wake a sandbox.
+// docs/reference/caddyfile.md has it as a table.
 type reach int
 
 const (
@@ -18,9 +19,9 @@ const (
 	reachStopped              // also one that is stopped
 )
 
-// reachOf decides by the port's mode, and in WakeNavigation by who asks: people
-// and programs start a stopped sandbox, what browsers and crawlers do on their own
-// does not. Otherwise an open tab would undo every stop.
+// reachOf decides by the port's mode, and in WakeNavigation by the kind of request:
+// people and programs start a stopped sandbox, background requests of
+// browsers and crawlers do not. Otherwise an open tab would undo every stop.
 func reachOf(r *http.Request, mode sandbox.WakeMode) reach {
 	switch {
 	case mode == sandbox.WakeNever:
@@ -35,7 +36,7 @@ func reachOf(r *http.Request, mode sandbox.WakeMode) reach {
 	return reachStopped
 }
 
-// isPrefetch reports whether a browser loads a page before anybody asked for it:
+// isPrefetch reports whether a browser loads a page before its user opens it:
 // https://developer.mozilla.org/docs/Web/HTTP/Reference/Headers/Sec-Purpose and
 // the older headers of Chrome and Safari (Purpose, X-Purpose) and Firefox (X-Moz).
 func isPrefetch(r *http.Request) bool {
@@ -48,8 +49,8 @@ func isPrefetch(r *http.Request) bool {
 	return false
 }
 
-// isBackground reports whether a page that is open makes the request: a resource,
-// a fetch, an event stream, a WebSocket, of its own origin or of another.
+// isBackground reports whether an open page makes the request: a resource, a fetch,
+// an event stream, a WebSocket, of its own origin or of another.
 func isBackground(r *http.Request) bool {
 	// Sec-Fetch-Mode alone is not a browser: Node's fetch sends it.
 	browser := r.Header.Get("Sec-Fetch-Site") != "" || r.Header.Get("Sec-Fetch-Dest") != ""
@@ -73,7 +74,7 @@ func isWebSocket(r *http.Request) bool {
 		r.Method == http.MethodConnect && len(r.Header[":protocol"]) > 0
 }
 
-// crawlerPaths are asked for by browsers and crawlers without a link to them. The
+// crawlerPaths are requested by browsers and crawlers without a link to them. The
 // rest of /.well-known/ wakes: clients of OAuth and MCP begin there.
 var crawlerPaths = map[string]bool{
 	"/favicon.ico":       true,
@@ -98,8 +99,8 @@ func isCrawlerPath(path string) bool {
 }
 
 // crawlers are words in the User-Agent of programs that show previews of links in
-// chats, index the web or collect it. Programs that fetch an address because a
-// person asked them to (ChatGPT-User, Claude-User) are not among them.
+// chats, index the web or collect it. Programs that fetch an address at a person's
+// request (ChatGPT-User, Claude-User) are not among them.
 var crawlers = [...]string{
 	"facebookexternalhit", "facebot", "twitterbot", "slackbot", "slack-imgproxy", "discordbot", "telegrambot", "whatsapp",
 	"linkedinbot", "skypeuripreview", "redditbot", "pinterestbot", "mastodon", "cardyb", "embedly", "iframely", "vkshare",
@@ -125,7 +126,7 @@ func isRobots(r *http.Request) bool {
 	return r.URL.Path == "/robots.txt" && (r.Method == http.MethodGet || r.Method == http.MethodHead)
 }
 
-// robots is what crawlers may do with a sandbox that is not running.
+// robots is the robots.txt of a sandbox that is not running.
 const robots = "User-agent: *\nDisallow: /\n"
 
 func writeRobots(w http.ResponseWriter) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 const (
@@ -19,7 +20,7 @@ func fetched(mode, dest, site string, more ...string) []string {
 	return append([]string{"User-Agent", chrome, "Sec-Fetch-Mode", mode, "Sec-Fetch-Dest", dest, "Sec-Fetch-Site", site}, more...)
 }
 
-func TestWhoWakesWhat(t *testing.T) {
+func TestReachOfRequests(t *testing.T) {
 	upgrade := []string{"Connection", "Upgrade", "Upgrade", "websocket"}
 	for name, test := range map[string]struct {
 		method, path string
@@ -82,8 +83,8 @@ func TestWhoWakesWhat(t *testing.T) {
 	}
 }
 
-// asked makes a request with a header.
-func (f *front) asked(method, path string, header ...string) *http.Request {
+// requestWith makes a request with a header.
+func (f *front) requestWith(method, path string, header ...string) *http.Request {
 	f.t.Helper()
 	req := f.request(method, path)
 	for i := 0; i < len(header); i += 2 {
@@ -93,25 +94,25 @@ func (f *front) asked(method, path string, header ...string) *http.Request {
 }
 
 func TestBackgroundRequestsWakeASleepingSandboxAndStartNone(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	fetch := fetched("cors", "empty", "same-origin")
 	f.node.sleep(sandbox.WakeCold, nil)
-	res := f.do(f.asked("GET", "/api", fetch...))
+	res := f.do(f.requestWith("GET", "/api", fetch...))
 	wantProblem(t, res, 503, "sandbox_stopped")
 	if res.Header.Get("Retry-After") == "" || res.Header.Get("Cache-Control") != "no-store" {
 		t.Errorf("headers %v", res.Header)
 	}
-	handshake := f.asked("GET", "/ws", "Connection", "Upgrade", "Upgrade", "websocket", "Origin", "http://"+previewHost(),
+	handshake := f.requestWith("GET", "/ws", "Connection", "Upgrade", "Upgrade", "websocket", "Origin", "http://"+previewHost(),
 		"Sec-WebSocket-Version", "13", "Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ==")
 	wantProblem(t, f.do(handshake), 503, "sandbox_stopped")
 	if n := f.node.wakes.Load(); n != 0 {
 		t.Fatalf("%d wakes", n)
 	}
-	if res := f.do(f.asked("GET", "/", fetched("navigate", "document", "none", "Accept", html)...)); res.StatusCode != 200 {
+	if res := f.do(f.requestWith("GET", "/", fetched("navigate", "document", "none", "Accept", html)...)); res.StatusCode != 200 {
 		t.Errorf("a navigation: status %d", res.StatusCode)
 	}
 	f.node.sleep(sandbox.WakeWarm, nil)
-	if res := f.do(f.asked("GET", "/api", fetch...)); res.StatusCode != 200 {
+	if res := f.do(f.requestWith("GET", "/api", fetch...)); res.StatusCode != 200 {
 		t.Errorf("while it is asleep: status %d", res.StatusCode)
 	}
 	if n := f.node.wakes.Load(); n != 2 {
@@ -121,13 +122,13 @@ func TestBackgroundRequestsWakeASleepingSandboxAndStartNone(t *testing.T) {
 
 // Another tab's request comes while the first one's wake is under way.
 func TestBackgroundRequestJoinsAWake(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	waking := make(chan struct{})
 	f.node.sleep(sandbox.WakeCold, waking)
 	f.node.begun.Store(true)
 	done := make(chan *http.Response, 1)
-	go func() { done <- f.do(f.asked("GET", "/api", fetched("cors", "empty", "same-origin")...)) }()
-	eventually(t, "it waits", func() bool { return f.proxy.inFlight() == 1 })
+	go func() { done <- f.do(f.requestWith("GET", "/api", fetched("cors", "empty", "same-origin")...)) }()
+	testkit.Eventually(t, "it waits", func() bool { return f.proxy.inFlight() == 1 })
 	close(waking)
 	if res := <-done; res.StatusCode != 200 {
 		t.Errorf("status %d", res.StatusCode)
@@ -135,37 +136,37 @@ func TestBackgroundRequestJoinsAWake(t *testing.T) {
 }
 
 func TestBackgroundRequestWaitsForASandboxThatIsBeingMade(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	f.node.sleep(sandbox.WakeCold, nil)
 	f.node.set(func(n *fakeNode) { n.sb.State = sandbox.StateStarting })
-	if res := f.do(f.asked("GET", "/api", fetched("cors", "empty", "same-origin")...)); res.StatusCode != 200 {
+	if res := f.do(f.requestWith("GET", "/api", fetched("cors", "empty", "same-origin")...)); res.StatusCode != 200 {
 		t.Errorf("status %d", res.StatusCode)
 	}
 }
 
 func TestPrefetchesWakeNothing(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	prefetch := fetched("navigate", "document", "same-origin", "Sec-Purpose", "prefetch")
 	for kind, code := range map[sandbox.WakeKind]string{sandbox.WakeWarm: "sandbox_asleep", sandbox.WakeCold: "sandbox_stopped"} {
 		f.node.sleep(kind, nil)
-		wantProblem(t, f.do(f.asked("GET", "/", prefetch...)), 503, code)
+		wantProblem(t, f.do(f.requestWith("GET", "/", prefetch...)), 503, code)
 	}
 	f.do(f.request("GET", "/"))
-	if res := f.do(f.asked("GET", "/", prefetch...)); res.StatusCode != 200 || f.node.wakes.Load() != 1 {
+	if res := f.do(f.requestWith("GET", "/", prefetch...)); res.StatusCode != 200 || f.node.wakes.Load() != 1 {
 		t.Errorf("while it is running: status %d, %d wakes", res.StatusCode, f.node.wakes.Load())
 	}
 }
 
-func TestRobotsAreAnsweredWithoutAWake(t *testing.T) {
+func TestRobotsAreServedWithoutAWake(t *testing.T) {
 	for _, mode := range []sandbox.WakeMode{sandbox.WakeNavigation, sandbox.WakeNever} {
-		f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{Wake: mode}), Options{})
-		if got := body(t, f.do(f.request("GET", "/robots.txt"))); got == robots {
+		f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{Wake: mode}), Options{})
+		if got := testkit.Body(t, f.do(f.request("GET", "/robots.txt"))); got == robots {
 			t.Error("the server was not asked although it runs")
 		}
 		for _, kind := range []sandbox.WakeKind{sandbox.WakeWarm, sandbox.WakeCold} {
 			f.node.sleep(kind, nil)
 			res := f.do(f.request("GET", "/robots.txt"))
-			if got := body(t, res); res.StatusCode != 200 || got != "User-agent: *\nDisallow: /\n" || res.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
+			if got := testkit.Body(t, res); res.StatusCode != 200 || got != "User-agent: *\nDisallow: /\n" || res.Header.Get("Content-Type") != "text/plain; charset=utf-8" {
 				t.Errorf("%s, %s: status %d, %q", mode, kind, res.StatusCode, got)
 			}
 			if res := f.do(f.request("HEAD", "/robots.txt")); res.StatusCode != 200 || res.ContentLength != int64(len(robots)) {

@@ -9,13 +9,14 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// StatusPath is the other path of a preview's host that we answer ourselves: our
-// pages ask it whether to load again. It wakes nothing and keeps nothing awake.
+// StatusPath is the second path of a preview's host that the node serves itself: its
+// pages poll it before they load again. It does not count as activity and wakes no
+// sandbox.
 const StatusPath = "/.doze/status"
 
-// previewStatus is the answer of StatusPath.
+// previewStatus is the response body of StatusPath.
 type previewStatus struct {
-	// Listening: the sandbox is running and its port accepts connections.
+	// Listening is true if the sandbox is running and its port accepts connections.
 	Listening bool `json:"listening"`
 }
 

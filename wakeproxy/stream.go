@@ -30,7 +30,7 @@ func (x *exchange) stream(ctx context.Context, res *http.Response) {
 }
 
 // checkSilence releases the lease if the stream was silent for sleep_after, and
-// otherwise looks again when that may be.
+// otherwise schedules the next check.
 func (x *exchange) checkSilence() {
 	sb, _ := x.proxy.sandboxes.ByID(x.id)
 	x.mu.Lock()
@@ -50,7 +50,7 @@ func (x *exchange) checkSilence() {
 	x.lease.Release()
 }
 
-// traffic notes that bytes of the stream pass. After a silence it acquires a
+// traffic records that bytes of the stream pass. After a silence it acquires a
 // lease, which wakes a sandbox that is asleep and never starts a container.
 func (x *exchange) traffic(ctx context.Context) error {
 	x.lastByte.Store(time.Now().UnixNano())
@@ -102,8 +102,8 @@ type responseBody struct {
 	ctx context.Context
 }
 
-// Read counts as traffic by itself: whoever reads has passed on what came before,
-// and a frozen sandbox sends nothing more.
+// Read counts as traffic by itself: a reader that asks for more has forwarded the
+// earlier bytes, and a frozen sandbox sends no more.
 func (b *responseBody) Read(p []byte) (int, error) {
 	if err := b.x.traffic(b.ctx); err != nil {
 		return 0, err

@@ -3,7 +3,6 @@ package wakeproxy
 import (
 	"errors"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -31,9 +30,9 @@ const streamSleepAfter = time.Minute
 
 func newStreaming(t *testing.T, port sandbox.Port) *streaming {
 	t.Helper()
-	node := newFakeNode("", port)
+	node := newFakeNode(t, "", port)
 	node.sb.SleepAfter = sandbox.Duration(streamSleepAfter)
-	proxy := New(node, slog.New(slog.NewTextHandler(&node.log, nil)))
+	proxy := New(node, node.log.Logger())
 	t.Cleanup(proxy.Close)
 	x := NewHandler(proxy, nil, Options{}).newExchange(httptest.NewRequest("POST", "/", nil), testID, node.sb.Ports[0])
 	if err := x.acquire(t.Context()); err != nil {
@@ -97,7 +96,7 @@ func TestStreamHoldsItsLeaseWhileBytesPass(t *testing.T) {
 		if n := s.node.acquired.Load(); n != 1 {
 			t.Errorf("%d leases were acquired, want 1", n)
 		}
-		s.x.end()
+		s.x.cleanUp()
 		s.wantLeases(0)
 	})
 }
@@ -123,7 +122,7 @@ func TestSilentStreamReleasesItsLeaseAndItsNextByteAcquiresAnother(t *testing.T)
 							t.Errorf("after a byte the sandbox is %s", sb.State)
 						}
 					}
-					s.x.end()
+					s.x.cleanUp()
 					s.wantLeases(0)
 				})
 			})
@@ -132,10 +131,10 @@ func TestSilentStreamReleasesItsLeaseAndItsNextByteAcquiresAnother(t *testing.T)
 }
 
 // A server that is frozen cannot send what comes after what is in its socket.
-func TestVisitorWhoReadsOnWakesTheSandbox(t *testing.T) {
+func TestReadingAfterASilenceWakesTheSandbox(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newStreaming(t, sandbox.Port{})
-		s.fallSilent() // nobody reads
+		s.fallSilent() // no reads meanwhile
 		s.node.sleep(sandbox.WakeWarm, nil)
 		go s.visitor.Read(make([]byte, 1))
 		synctest.Wait()
@@ -144,11 +143,11 @@ func TestVisitorWhoReadsOnWakesTheSandbox(t *testing.T) {
 			t.Errorf("%d wakes, want 1", n)
 		}
 		s.server.Close()
-		s.x.end()
+		s.x.cleanUp()
 	})
 }
 
-func TestStreamWakesNothingThatIsNotItsOwn(t *testing.T) {
+func TestStreamDoesNotWakeAnotherContainer(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		port   sandbox.Port
@@ -175,7 +174,7 @@ func TestStreamWakesNothingThatIsNotItsOwn(t *testing.T) {
 				if n := s.node.wakes.Load(); n != 0 {
 					t.Errorf("%d wakes", n)
 				}
-				s.x.end()
+				s.x.cleanUp()
 				s.wantLeases(0)
 			})
 		})
@@ -193,6 +192,6 @@ func TestStreamOfASandboxThatNeverSleepsHoldsItsLease(t *testing.T) {
 		time.Sleep(maxSilenceCheck)
 		synctest.Wait()
 		s.wantLeases(0)
-		s.x.end()
+		s.x.cleanUp()
 	})
 }

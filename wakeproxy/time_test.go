@@ -37,13 +37,13 @@ func TestAttemptsToConnectAreMadeWithoutBackoff(t *testing.T) {
 	})
 }
 
-// PEERS 11: a server that is up after 500 ms is not kept waiting for seconds.
-func TestHowLongWhoWaits(t *testing.T) {
+// a server that is up after 500 ms is not kept waiting for seconds.
+func TestWaitLimits(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		navigate bool
 		kind     sandbox.WakeKind
-		takes    time.Duration // the wake, or the server's start after a cold one
+		delay    time.Duration // the wake, or the server's start after a cold one
 		status   int
 		after    time.Duration
 	}{
@@ -57,18 +57,18 @@ func TestHowLongWhoWaits(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				node := newFakeNode("", sandbox.Port{})
+				node := newFakeNode(t, "", sandbox.Port{})
 				proxy := New(node, slog.New(slog.DiscardHandler))
 				defer proxy.Close()
 				start := time.Now()
 				var waking chan struct{}
 				if test.kind == sandbox.WakeWarm {
 					waking = make(chan struct{})
-					time.AfterFunc(test.takes, func() { close(waking) })
+					time.AfterFunc(test.delay, func() { close(waking) })
 				}
 				node.sleep(test.kind, waking)
 				if test.kind == sandbox.WakeCold {
-					time.AfterFunc(test.takes, func() { node.set(func(n *fakeNode) { n.pipe = true }) })
+					time.AfterFunc(test.delay, func() { node.set(func(n *fakeNode) { n.pipe = true }) })
 				}
 				// The transport without the sending.
 				next := func(w http.ResponseWriter, r *http.Request) error {
@@ -91,17 +91,17 @@ func TestHowLongWhoWaits(t *testing.T) {
 					t.Errorf("%d after %v, want %d after %v", w.Code, took, test.status, test.after)
 				}
 				if page := strings.Contains(w.Header().Get("Content-Type"), "text/html"); page != (test.status == 503) {
-					t.Errorf("answered with %s", w.Header().Get("Content-Type"))
+					t.Errorf("response of type %s", w.Header().Get("Content-Type"))
 				}
 				synctest.Wait()
-				time.Sleep(test.takes) // the timers end in the bubble
+				time.Sleep(test.delay) // the timers end in the bubble
 			})
 		})
 	}
 }
 
-// The first failure that is final is everybody's, at once.
-func TestAGateThatNeverOpensFailsAllWhoWait(t *testing.T) {
+// The first final failure ends all waits immediately.
+func TestFinalFailureEndsTheWaitOfAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := gates{open: map[gateKey]*gate{}}
 		start := time.Now()

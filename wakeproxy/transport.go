@@ -26,19 +26,20 @@ var (
 )
 
 const (
-	// A refused connection is tried once more after this pause, the same as
-	// between attempts after a cold wake: long enough for a server that
-	// restarts at once, too short for a person to notice.
+	// A refused connection is tried again after this pause, the same as between
+	// attempts after a cold wake: long enough for a server that restarts
+	// immediately, too short for a person to notice.
 	retryPause = 25 * time.Millisecond
-	// On a loopback a connection is made at once; only a server with a full
-	// backlog lets it wait.
+	// On a loopback a connection is made immediately; only a server with a full
+	// backlog delays it.
 	dialTimeout = 10 * time.Second
 )
 
 // RoundTrip sends a request, which came through a Handler, into its sandbox. A
 // bodyless request whose connection is refused or lost before the first byte of
-// the answer is sent once more, over a connection of its own; and so is one that
-// came when the container had ended and the node did not know yet, into the next.
+// the response is sent a second time, over a connection of its own. One that came
+// when the container had ended, which the node had not noticed, is sent into the next
+// container.
 func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
 	x := exchangeOf(req.Context())
 	if x == nil {
@@ -47,7 +48,7 @@ func (p *Proxy) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 	res, err := x.roundTrip(req)
 	if err != nil && (req.Body == nil || req.Body == http.NoBody) && x.cameTooLate(err) {
-		if err = x.acquireAnew(req.Context()); err == nil {
+		if err = x.acquireNext(req.Context()); err == nil {
 			res, err = x.roundTrip(req)
 		}
 	}
@@ -88,7 +89,7 @@ func (x *exchange) roundTrip(req *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
-// attempt sends the request under one of the server's names, and once more if
+// attempt sends the request under one of the server's names, and a second time if
 // its connection is lost, or if the server speaks HTTP/2 only.
 func (x *exchange) attempt(req *http.Request, bodyless bool) (*http.Response, error) {
 	h2c := x.speaksH2C(req)
@@ -112,12 +113,12 @@ func (x *exchange) attempt(req *http.Request, bodyless bool) (*http.Response, er
 	return x.send(x.proxy.h2c, req, bodyless)
 }
 
-// errResponseInvalid: the server's status cannot be passed on.
+// errResponseInvalid: the server's status cannot be forwarded.
 var errResponseInvalid = errors.New("the server sent an invalid status")
 
-// checkStatus refuses what http.Transport lets through and a http.ResponseWriter
-// cannot write: a status below 100, and a switch to a protocol that the request
-// did not name.
+// checkStatus refuses responses that http.Transport returns and a
+// http.ResponseWriter cannot write: a status below 100, and a switch to a protocol
+// that the request did not name.
 func checkStatus(req *http.Request, res *http.Response) error {
 	if res.StatusCode < 100 {
 		return fmt.Errorf("%w: %03d", errResponseInvalid, res.StatusCode)
@@ -163,7 +164,7 @@ func (x *exchange) send(over *http.Transport, req *http.Request, bodyless bool) 
 	}
 	res, err := over.RoundTrip(out)
 	if err != nil && !answered.Load() {
-		return nil, &beforeAnswerError{error: err, reused: reused.Load()}
+		return nil, &beforeResponseError{error: err, reused: reused.Load()}
 	}
 	return res, err
 }
@@ -217,7 +218,7 @@ func (x *exchange) beforeRetry(ctx context.Context, lost error) error {
 	switch {
 	case ctx.Err() != nil:
 		return lost
-	case x.starting(): // what was lost may be the connection to one that only looked
+	case x.starting(): // the lost connection may have been to a server that probed its port
 		return x.awaitPort(ctx)
 	case !errors.Is(lost, syscall.ECONNREFUSED):
 		return nil
@@ -232,24 +233,24 @@ func (x *exchange) beforeRetry(ctx context.Context, lost error) error {
 	}
 }
 
-// beforeAnswerError is an attempt that failed before the first byte of an answer.
-type beforeAnswerError struct {
+// beforeResponseError is an attempt that failed before the first byte of a response.
+type beforeResponseError struct {
 	error
 	reused bool // the connection had served before
 }
 
-func (e *beforeAnswerError) Unwrap() error { return e.error }
+func (e *beforeResponseError) Unwrap() error { return e.error }
 
 // isReused reports whether the connection had served before it was lost.
 func isReused(err error) bool {
-	var before *beforeAnswerError
+	var before *beforeResponseError
 	return errors.As(err, &before) && before.reused
 }
 
 // isLost reports whether the connection was refused or lost before the first
-// byte of an answer.
+// byte of a response.
 func isLost(err error) bool {
-	var before *beforeAnswerError
+	var before *beforeResponseError
 	if !errors.As(err, &before) {
 		return false
 	}

@@ -23,11 +23,12 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
-// PEERS 1: Vite's HMR breaks because Host differs between HTTP and WebSocket;
+// Vite's HMR breaks because Host differs between HTTP and WebSocket;
 // the WebSocket half is in tunnel_test.go.
-func TestAServerIsToldOneAddress(t *testing.T) {
+func TestServerSeesOneAddress(t *testing.T) {
 	preview := "http://" + previewHost()
 	inside := "localhost:3000"
 	for _, test := range []struct {
@@ -50,7 +51,7 @@ func TestAServerIsToldOneAddress(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var got [3]string
 			var header http.Header
-			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 				header = r.Header
 				got = [3]string{r.Host, r.Header.Get("Origin"), r.Header.Get("Referer")}
 			}), sandbox.Port{Host: test.mode}), Options{})
@@ -98,16 +99,16 @@ func strict(host string, status int, requests *atomic.Int64) http.HandlerFunc {
 	}
 }
 
-func TestAServerThatRefusesThePreviewsHostIsToldLocalhost(t *testing.T) {
+func TestServerThatRefusesThePreviewsHostGetsLocalhost(t *testing.T) {
 	for status, path := range map[int]string{400: "/missing", 403: "/", 421: "/"} {
 		want := 200
 		if path == "/missing" {
 			want = 404
 		}
 		var requests atomic.Int64
-		f := newFront(t, newFakeNode(app(t, strict("localhost:3000", status, &requests)), sandbox.Port{}), Options{})
+		f := newFront(t, newFakeNode(t, app(t, strict("localhost:3000", status, &requests)), sandbox.Port{}), Options{})
 		for range 3 {
-			if res := f.do(f.request("GET", path)); res.StatusCode != want || body(t, res) != "hello" {
+			if res := f.do(f.request("GET", path)); res.StatusCode != want || testkit.Body(t, res) != "hello" {
 				t.Errorf("%d: status %d", status, res.StatusCode)
 			}
 		}
@@ -121,9 +122,9 @@ func TestAServerThatRefusesThePreviewsHostIsToldLocalhost(t *testing.T) {
 }
 
 // Django does so with ALLOWED_HOSTS = ["*"] and no SECURE_PROXY_SSL_HEADER.
-func TestARefusedFormOfTheServersOwnPageIsLogged(t *testing.T) {
+func TestRefusedFormOfTheServersOwnPageIsLogged(t *testing.T) {
 	for _, host := range []sandbox.HostMode{sandbox.HostAuto, sandbox.HostPreserve, sandbox.HostRewrite} {
-		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 			if r.Method == "POST" && r.Header.Get("Origin") != "http://localhost:3000" {
 				w.WriteHeader(403)
 			}
@@ -155,9 +156,9 @@ func TestARefusedFormOfTheServersOwnPageIsLogged(t *testing.T) {
 
 // A request with a body is sent once: to localhost, which servers do not refuse,
 // until it is known what they accept.
-func TestARequestWithABodyIsNotSentTwiceForItsHost(t *testing.T) {
+func TestRequestWithABodyIsNotSentTwiceForItsHost(t *testing.T) {
 	var host atomic.Pointer[string]
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		host.Store(&r.Host)
 		if r.Method == "POST" && r.Host == previewHost() {
 			w.WriteHeader(403)
@@ -180,25 +181,25 @@ func TestARequestWithABodyIsNotSentTwiceForItsHost(t *testing.T) {
 	}
 }
 
-func TestARefusalThatIsNotAboutTheHostStays(t *testing.T) {
+func TestRefusalForAnotherReasonIsForwarded(t *testing.T) {
 	var requests atomic.Int64
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		requests.Add(1)
 		w.WriteHeader(403)
 		io.WriteString(w, "as "+r.Host)
 	}), sandbox.Port{}), Options{})
 	const sent = 40
 	for range sent {
-		if got := body(t, f.do(f.request("GET", "/"))); got != "as "+previewHost() {
+		if got := testkit.Body(t, f.do(f.request("GET", "/"))); got != "as "+previewHost() {
 			t.Errorf("got %q", got)
 		}
 	}
-	if n := requests.Load(); n != sent+maxVainHostChecks {
-		t.Errorf("%d requests became %d; after %d in vain none is sent twice", sent, n, maxVainHostChecks)
+	if n := requests.Load(); n != sent+maxInconclusive {
+		t.Errorf("%d requests became %d; after %d in vain none is sent twice", sent, n, maxInconclusive)
 	}
 	for _, mode := range []sandbox.HostMode{sandbox.HostPreserve, sandbox.HostRewrite} {
 		requests.Store(0)
-		f := newFront(t, newFakeNode(app(t, strict("neither", 403, &requests)), sandbox.Port{Host: mode}), Options{})
+		f := newFront(t, newFakeNode(t, app(t, strict("neither", 403, &requests)), sandbox.Port{Host: mode}), Options{})
 		if res := f.do(f.request("GET", "/")); res.StatusCode != 403 || requests.Load() != 1 {
 			t.Errorf("%s: status %d after %d requests", mode, res.StatusCode, requests.Load())
 		}
@@ -206,9 +207,9 @@ func TestARefusalThatIsNotAboutTheHostStays(t *testing.T) {
 }
 
 // A visitor who leaves while a request is sent a second time says nothing of the server.
-func TestVisitorsWhoLeaveDoNotEndTheSecondAttempt(t *testing.T) {
+func TestLeavingVisitorsDoNotDecideTheHost(t *testing.T) {
 	second := make(chan struct{})
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case !strings.HasPrefix(r.Host, "localhost:"):
 			w.WriteHeader(http.StatusForbidden)
@@ -217,7 +218,7 @@ func TestVisitorsWhoLeaveDoNotEndTheSecondAttempt(t *testing.T) {
 			<-r.Context().Done()
 		}
 	}), sandbox.Port{}), Options{})
-	for range maxVainHostChecks {
+	for range maxInconclusive {
 		ctx, leave := context.WithCancel(t.Context())
 		left := make(chan struct{})
 		go func() {
@@ -229,17 +230,17 @@ func TestVisitorsWhoLeaveDoNotEndTheSecondAttempt(t *testing.T) {
 		<-second
 		leave()
 		<-left
-		eventually(t, "its handler has returned", func() bool { return f.proxy.inFlight() == 0 })
+		testkit.Eventually(t, "its handler has returned", func() bool { return f.proxy.inFlight() == 0 })
 	}
 	if res := f.do(f.request("GET", "/")); res.StatusCode != http.StatusOK {
-		t.Errorf("then a request was answered with %d", res.StatusCode)
+		t.Errorf("a later request got %d", res.StatusCode)
 	}
 }
 
 // A page that is open tries to connect again and again while its server is down.
-func TestAServerThatIsDownRefusesNoHost(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
-	for range 2 * maxVainHostChecks {
+func TestServerThatIsDownDoesNotDecideTheHost(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
+	for range 2 * maxInconclusive {
 		req := f.request("GET", "/hmr")
 		req.Header.Set("Connection", "Upgrade")
 		req.Header.Set("Upgrade", "websocket")
@@ -252,7 +253,7 @@ func TestAServerThatIsDownRefusesNoHost(t *testing.T) {
 
 // Some servers take pages under any host and refuse only WebSockets, by a status
 // or by ending the connection.
-func TestAWebSocketThatIsRefusedForItsOriginIsSentAsLocalhosts(t *testing.T) {
+func TestWebSocketRefusedForItsOriginIsRetriedAsLocalhost(t *testing.T) {
 	for name, refuse := range map[string]string{
 		"status":       "HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
 		"no response":  "Unauthorized",
@@ -260,7 +261,7 @@ func TestAWebSocketThatIsRefusedForItsOriginIsSentAsLocalhosts(t *testing.T) {
 		"bad response": "HTTP/1.1 4O3 Forbidden\r\n\r\n",
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+			f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 				if r.Header.Get("Upgrade") == "" {
 					io.WriteString(w, "hello")
 					return
@@ -277,7 +278,7 @@ func TestAWebSocketThatIsRefusedForItsOriginIsSentAsLocalhosts(t *testing.T) {
 				defer conn.Close()
 				io.WriteString(conn, refuse)
 			}), sandbox.Port{}), Options{})
-			if got := body(t, f.do(f.request("GET", "/"))); got != "hello" {
+			if got := testkit.Body(t, f.do(f.request("GET", "/"))); got != "hello" {
 				t.Errorf("the page: %q", got)
 			}
 			c, _ := f.dial()
@@ -286,9 +287,9 @@ func TestAWebSocketThatIsRefusedForItsOriginIsSentAsLocalhosts(t *testing.T) {
 	}
 }
 
-func TestWhatTheVisitorSaysAboutProxiesIsReplaced(t *testing.T) {
+func TestForwardedHeadersOfVisitorsAreReplaced(t *testing.T) {
 	var got http.Header
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header }), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) { got = r.Header }), sandbox.Port{}), Options{})
 	req := f.request("GET", "/")
 	for _, name := range []string{
 		"X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Forwarded-Prefix", "Forwarded", "Doze-Wake", "Doze-Anything",
@@ -310,16 +311,16 @@ func TestWhatTheVisitorSaysAboutProxiesIsReplaced(t *testing.T) {
 	}
 }
 
-func TestAStatusThatHTTPDoesNotAllowIsABadGateway(t *testing.T) {
+func TestInvalidStatusIsABadGateway(t *testing.T) {
 	for name, test := range map[string]struct{ upgrade, response string }{
 		"no status":                    {"", "HTTP/1.1 000 Nothing\r\nContent-Length: 0\r\n\r\n"},
 		"below 100":                    {"", "HTTP/1.1 099 Nothing\r\nContent-Length: 0\r\n\r\n"},
-		"an upgrade nobody asked for":  {"", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"},
+		"an unrequested upgrade":       {"", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"},
 		"an upgrade without a name":    {"", "HTTP/1.1 101 Switching Protocols\r\n\r\n"},
 		"an upgrade to something else": {"websocket", "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, _ *http.Request) {
+			f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, _ *http.Request) {
 				conn, _, err := http.NewResponseController(w).Hijack()
 				if err != nil {
 					t.Error(err)
@@ -338,16 +339,16 @@ func TestAStatusThatHTTPDoesNotAllowIsABadGateway(t *testing.T) {
 	}
 }
 
-// fetch shows a script of another preview nothing of an answer without CORS headers.
+// Without CORS headers, fetch hides a response from a script of another preview.
 func TestErrorsOfTheNodeAreReadableByScripts(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
 	f.node.set(func(n *fakeNode) {
 		n.sb.State, n.wakeErr = sandbox.StateStopped, &sandbox.WakeError{ID: testID, Err: errors.New("no"), LastLog: lastLog}
 	})
 	req := f.request("GET", "/")
 	wantProblem(t, f.do(req), 502, "wake_failed")
 	res := f.do(req)
-	if h := res.Header.Get("Access-Control-Allow-Origin"); h != "" || !strings.Contains(body(t, res), lastLog) {
+	if h := res.Header.Get("Access-Control-Allow-Origin"); h != "" || !strings.Contains(testkit.Body(t, res), lastLog) {
 		t.Errorf("without an origin: Access-Control-Allow-Origin %q", h)
 	}
 	req.Header.Set("Origin", "https://elsewhere.example")
@@ -355,7 +356,7 @@ func TestErrorsOfTheNodeAreReadableByScripts(t *testing.T) {
 	if res.Header.Get("Access-Control-Allow-Origin") != "https://elsewhere.example" || !strings.Contains(res.Header.Get("Vary"), "Origin") {
 		t.Errorf("headers %v", res.Header)
 	}
-	if text := body(t, res); !strings.Contains(text, "wake_failed") || strings.Contains(text, lastLog) {
+	if text := testkit.Body(t, res); !strings.Contains(text, "wake_failed") || strings.Contains(text, lastLog) {
 		t.Errorf("a script of another origin reads %s", text)
 	}
 	// Only the application may allow what has to be asked for.
@@ -368,8 +369,8 @@ func TestErrorsOfTheNodeAreReadableByScripts(t *testing.T) {
 	}
 }
 
-func TestATrustedProxyIsBelieved(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+func TestForwardedHeadersOfATrustedProxyAreUsed(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, r.Header.Get("Origin")+" "+r.Header.Get("X-Forwarded-Port"))
 		for name, values := range r.Header {
 			if strings.Contains(name, "_") {
@@ -383,7 +384,7 @@ func TestATrustedProxyIsBelieved(t *testing.T) {
 	req.Header.Set("X_Forwarded_Host", "forged.example") // no proxy writes it so, and it may let a visitor's pass
 	req.Header.Set("X-Forwarded_Proto", "http")
 	req.Header.Set("Origin", "https://"+previewHost())
-	if got := body(t, f.do(req)); got != "https://"+previewHost()+" 443" {
+	if got := testkit.Body(t, f.do(req)); got != "https://"+previewHost()+" 443" {
 		t.Errorf("the app saw %q", got)
 	}
 }
@@ -412,7 +413,7 @@ func TestRedirectsAndCookiesOfLocalhostBecomeThePreviews(t *testing.T) {
 		"https://elsewhere.example/":          "https://elsewhere.example/",
 		"http://localhost:3000.evil.example/": "http://localhost:3000.evil.example/",
 	} {
-		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header()["Location"] = []string{in}
 			w.WriteHeader(http.StatusFound)
 		}), sandbox.Port{Host: sandbox.HostRewrite}), Options{})
@@ -440,7 +441,7 @@ func TestRedirectsOfAServerThatKnowsThePreviewsName(t *testing.T) {
 	for _, test := range []struct{ query, in, want string }{
 		{"", "https://" + previewHost() + "/a", own + "/a"},     // it knows nothing of TLS, or of none
 		{"", "http://" + previewHost() + ":3000/a", own + "/a"}, // nor of the port outside
-		{"", "http://localhost:3000/a", own + "/a"},             // its configuration says so
+		{"", "http://localhost:3000/a", own + "/a"},             // by its configuration
 		{"", "http://localhost/a", "http://localhost/a"},        // the visitor's own machine
 		{"", "http://localhost:4003/a", "http://localhost:4003/a"},
 		// An OAuth client in another sandbox, which serves the same port there.
@@ -448,7 +449,7 @@ func TestRedirectsOfAServerThatKnowsThePreviewsName(t *testing.T) {
 		{"?redirect_uri=http%3A%2F%2Flocalhost%3A3000%2Fcallback", "http://localhost:3000/callback?code=1", "http://localhost:3000/callback?code=1"},
 		{"", foreign + url.QueryEscape("https://"+previewHost()+"/callback"), foreign + url.QueryEscape(own+"/callback")},
 	} {
-		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header()["Location"] = []string{test.in}
 			w.WriteHeader(http.StatusFound)
 		}), sandbox.Port{}), Options{})
@@ -458,7 +459,7 @@ func TestRedirectsOfAServerThatKnowsThePreviewsName(t *testing.T) {
 	}
 }
 
-func TestOtherHeadersThatNameTheServerNameThePreview(t *testing.T) {
+func TestOtherHeadersOfTheServersAddressAreRewritten(t *testing.T) {
 	own := "http://" + previewHost()
 	socket := "ws://" + previewHost()
 	for _, test := range []struct{ name, in, want string }{
@@ -473,7 +474,7 @@ func TestOtherHeadersThatNameTheServerNameThePreview(t *testing.T) {
 		{"Content-Security-Policy", "connect-src 'self' ws://localhost:3000 http://localhost:3000/api; img-src https://cdn.example;", "connect-src 'self' " + socket + " " + own + "/api; img-src https://cdn.example;"},
 		{"Content-Security-Policy-Report-Only", "default-src http://localhost:3000", "default-src " + own},
 	} {
-		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set(test.name, test.in)
 		}), sandbox.Port{Host: sandbox.HostRewrite}), Options{})
 		if got := f.do(f.request("GET", "/")).Header.Get(test.name); got != test.want {
@@ -483,20 +484,20 @@ func TestOtherHeadersThatNameTheServerNameThePreview(t *testing.T) {
 }
 
 // awaitPooled waits until the connection of the last request is kept: its
-// visitor may have the whole answer a moment before.
+// visitor may have the whole response a moment before.
 func (f *front) awaitPooled() {
 	f.t.Helper()
-	eventually(f.t, "its handler has returned", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(f.t, "its handler has returned", func() bool { return f.proxy.inFlight() == 0 })
 }
 
 func TestConnectionsArePooled(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	for range 10 {
-		body(t, f.do(f.request("GET", "/")))
+		testkit.Body(t, f.do(f.request("GET", "/")))
 		f.awaitPooled()
 	}
 	f.node.sleep(sandbox.WakeWarm, nil)
-	body(t, f.do(f.request("GET", "/")))
+	testkit.Body(t, f.do(f.request("GET", "/")))
 	if n := f.node.dials.Load(); n != 1 {
 		t.Errorf("%d connections for 10 requests in a row and one after a warm wake", n)
 	}
@@ -504,15 +505,15 @@ func TestConnectionsArePooled(t *testing.T) {
 
 // A server whose keep-alive time passed while it was frozen closes its idle
 // connections at the moment it thaws.
-func TestARequestWithABodyUsesNoConnectionFromBeforeTheSleep(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, hello), sandbox.Port{}), Options{})
+func TestRequestWithABodyUsesNoConnectionFromBeforeTheSleep(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, hello), sandbox.Port{}), Options{})
 	post := func() {
 		req := f.request("POST", "/")
 		// Chunked: of a body whose length is known, the server has all before
-		// the proxy has seen its end, and may answer so early that the
+		// the proxy has seen its end, and may respond so early that the
 		// connection is not kept.
 		req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), -1
-		if res := f.do(req); body(t, res) != "hello" {
+		if res := f.do(req); testkit.Body(t, res) != "hello" {
 			t.Errorf("status %d", res.StatusCode)
 		}
 		f.awaitPooled()
@@ -529,34 +530,34 @@ func TestARequestWithABodyUsesNoConnectionFromBeforeTheSleep(t *testing.T) {
 	}
 }
 
-// PEERS 2 and 20: awake, but for ever dead, because a connection of the
-// container before is still used.
-func TestAConnectionOfAnOlderContainerNeverServesForANewOne(t *testing.T) {
+// Elsewhere a preview stayed dead after a wake, because a connection of the previous
+// container was still used.
+func TestConnectionOfAnOlderContainerIsNotReused(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		t.Run(method, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "old") }), sandbox.Port{}), Options{})
+			f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "old") }), sandbox.Port{}), Options{})
 			send := func() string {
 				req := f.request(method, "/")
 				if method == "POST" {
 					req.Body, req.ContentLength = io.NopCloser(strings.NewReader("data")), 4
 				}
-				return body(t, f.do(req))
+				return testkit.Body(t, f.do(req))
 			}
 			send()
 			f.node.sleep(sandbox.WakeCold, nil)
 			f.node.serve(app(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "new") }))
 			if got := send(); got != "new" {
-				t.Errorf("the %s one answered", got)
+				t.Errorf("the response is of the %s one", got)
 			}
 		})
 	}
 }
 
-// PEERS 8 and 11: woken, but the service inside is not up yet.
-func TestAfterAColdWakeRequestsWaitForThePort(t *testing.T) {
+// woken, but the service inside is not up yet.
+func TestRequestsWaitForThePortAfterAColdWake(t *testing.T) {
 	for _, method := range []string{"GET", "POST"} {
 		t.Run(method, func(t *testing.T) {
-			node := newFakeNode("", sandbox.Port{})
+			node := newFakeNode(t, "", sandbox.Port{})
 			f := newFront(t, node, Options{})
 			node.sleep(sandbox.WakeCold, nil)
 			var all sync.WaitGroup
@@ -564,7 +565,7 @@ func TestAfterAColdWakeRequestsWaitForThePort(t *testing.T) {
 			const visitors = 20
 			for i := range visitors {
 				if i == 1 { // the others find it running, and the first one waiting
-					eventually(t, "the first one waits for the port", func() bool { return node.dials.Load() > 0 })
+					testkit.Eventually(t, "the first one waits for the port", func() bool { return node.dials.Load() > 0 })
 				}
 				all.Go(func() {
 					req := f.request(method, "/")
@@ -581,7 +582,7 @@ func TestAfterAColdWakeRequestsWaitForThePort(t *testing.T) {
 					}
 				})
 			}
-			eventually(t, "all wait", func() bool { return f.proxy.inFlight() == visitors && node.dials.Load() > 4 })
+			testkit.Eventually(t, "all wait", func() bool { return f.proxy.inFlight() == visitors && node.dials.Load() > 4 })
 			node.serve(app(t, hello))
 			all.Wait()
 			if n := served.Load(); n != visitors {
@@ -594,10 +595,10 @@ func TestAfterAColdWakeRequestsWaitForThePort(t *testing.T) {
 	}
 }
 
-// Vite listens on its port and ends that at once, to see whether it is free.
-func TestAServerThatOnlyLooksWhetherItsPortIsFreeIsNotUpYet(t *testing.T) {
+// Vite listens on its port for a moment, to check that it is free.
+func TestServerThatProbesItsPortIsNotReady(t *testing.T) {
 	t.Run("the connection is reset while it is made", func(t *testing.T) {
-		node := newFakeNode("", sandbox.Port{})
+		node := newFakeNode(t, "", sandbox.Port{})
 		node.dialErr = syscall.ECONNRESET
 		f := newFront(t, node, Options{})
 		node.sleep(sandbox.WakeCold, nil)
@@ -608,8 +609,8 @@ func TestAServerThatOnlyLooksWhetherItsPortIsFreeIsNotUpYet(t *testing.T) {
 			node.set(func(n *fakeNode) { n.dialErr = nil })
 			node.serve(app(t, hello))
 		}()
-		if got := body(t, f.do(f.request("GET", "/"))); got != "hello" {
-			t.Errorf("the answer is %q", got)
+		if got := testkit.Body(t, f.do(f.request("GET", "/"))); got != "hello" {
+			t.Errorf("the response is %q", got)
 		}
 	})
 	t.Run("the connection is reset after it was made", func(t *testing.T) {
@@ -617,11 +618,11 @@ func TestAServerThatOnlyLooksWhetherItsPortIsFreeIsNotUpYet(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		node := newFakeNode(listener.Addr().String(), sandbox.Port{})
+		node := newFakeNode(t, listener.Addr().String(), sandbox.Port{})
 		f := newFront(t, node, Options{})
 		node.sleep(sandbox.WakeCold, nil)
 		server := app(t, hello)
-		defer listener.Close() // not earlier: its number would be somebody else's
+		defer listener.Close() // not earlier: its port could be reused
 		go func() {            // ends with the first connection
 			conn, err := listener.Accept()
 			if err != nil {
@@ -636,25 +637,25 @@ func TestAServerThatOnlyLooksWhetherItsPortIsFreeIsNotUpYet(t *testing.T) {
 			}
 			node.serve(server)
 		}()
-		if got := body(t, f.do(f.request("GET", "/"))); got != "hello" {
-			t.Errorf("the answer is %q", got)
+		if got := testkit.Body(t, f.do(f.request("GET", "/"))); got != "hello" {
+			t.Errorf("the response is %q", got)
 		}
 	})
 }
 
-// The same for who comes after the wake, or after a start by somebody else.
-func TestADeclaredServerIsWaitedForAfterAnyStart(t *testing.T) {
-	node := newFakeNode("", sandbox.Port{})
+// The same for requests after the wake, or after a start by another client.
+func TestRequestsWaitForADeclaredServerAfterAnyStart(t *testing.T) {
+	node := newFakeNode(t, "", sandbox.Port{})
 	node.sb.StartedAt = time.Now()
 	node.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
 	f := newFront(t, node, Options{})
 	done := make(chan *http.Response)
 	go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); done <- res }()
-	eventually(t, "the port was tried", func() bool { return node.dials.Load() > 3 })
+	testkit.Eventually(t, "the port was tried", func() bool { return node.dials.Load() > 3 })
 	node.serve(app(t, hello))
 	res := <-done
 	if res == nil {
-		t.Fatal("no answer")
+		t.Fatal("no response")
 	}
 	defer res.Body.Close()
 	if res.StatusCode != 200 {
@@ -662,18 +663,18 @@ func TestADeclaredServerIsWaitedForAfterAnyStart(t *testing.T) {
 	}
 }
 
-func TestAPortThatNeverComesUpGets504(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{WaitTimeout: 20 * time.Millisecond})
+func TestPortThatNeverListensIs504(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{WaitTimeout: 20 * time.Millisecond})
 	f.node.sleep(sandbox.WakeCold, nil)
 	res := f.do(f.request("POST", "/"))
 	wantProblem(t, res, 504, "port_not_ready")
 	if res.Header.Get("Doze-Wake") != "cold" {
-		t.Error("does not say that it woke the sandbox")
+		t.Error("does not report that it woke the sandbox")
 	}
 }
 
-// A container that ends fails at once all who wait for its port.
-func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
+// The end of a container fails all waits for its port immediately.
+func TestContainerThatEndsFailsTheWaitForItsPort(t *testing.T) {
 	for name, test := range map[string]struct {
 		end    func(*fakeNode)
 		status int
@@ -695,7 +696,7 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 		}, 503, "sandbox_stopped"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := newFakeNode("", sandbox.Port{})
+			node := newFakeNode(t, "", sandbox.Port{})
 			node.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
 			f := newFront(t, node, Options{})
 			node.sleep(sandbox.WakeCold, nil)
@@ -704,12 +705,12 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 			for range visitors {
 				go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); answers <- res }()
 			}
-			eventually(t, "all wait for the port", func() bool { return f.proxy.waitersAt() == visitors })
+			testkit.Eventually(t, "all wait for the port", func() bool { return f.proxy.waitersAt() == visitors })
 			node.set(test.end)
 			for range visitors {
 				res := <-answers
 				if res == nil {
-					t.Fatal("no answer")
+					t.Fatal("no response")
 				}
 				defer res.Body.Close()
 				if p := wantProblem(t, res, test.status, test.code); (p.ContainerOutput == lastLog) != (test.status == 502) {
@@ -726,9 +727,9 @@ func TestAContainerThatEndsFailsWhoWaitsForItsPort(t *testing.T) {
 	}
 }
 
-// A container may end just before a request comes, and the node hears of it just
+// A container may end just before a request comes, and the node notices it just
 // after. The request is served by the next one.
-func TestAContainerThatEndedUnnoticedIsStartedByTheRequest(t *testing.T) {
+func TestRequestStartsAContainerThatEndedUnnoticed(t *testing.T) {
 	for name, prepare := range map[string]func(*fakeNode){
 		"long after its start": func(*fakeNode) {},
 		"soon after its start": func(n *fakeNode) {
@@ -740,7 +741,7 @@ func TestAContainerThatEndedUnnoticedIsStartedByTheRequest(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, connection kept %v", name, kept), func(t *testing.T) {
 				server := httptest.NewServer(http.HandlerFunc(hello))
 				defer server.Close()
-				node := newFakeNode(server.Listener.Addr().String(), sandbox.Port{})
+				node := newFakeNode(t, server.Listener.Addr().String(), sandbox.Port{})
 				node.set(prepare)
 				f := newFront(t, node, Options{})
 				if kept {
@@ -753,24 +754,25 @@ func TestAContainerThatEndedUnnoticedIsStartedByTheRequest(t *testing.T) {
 				node.set(func(n *fakeNode) { n.dialErr = syscall.ESRCH })
 				done := make(chan *http.Response, 1)
 				go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); done <- res }()
-				eventually(t, "the request has dialled", func() bool { return node.dials.Load() > before })
+				testkit.Eventually(t, "the request has dialed", func() bool { return node.dials.Load() > before })
 				node.set(func(n *fakeNode) { n.dialErr, n.sb.State, n.kind = nil, sandbox.StateStopped, sandbox.WakeCold })
 				res := <-done
 				if res == nil {
-					t.Fatal("no answer")
+					t.Fatal("no response")
 				}
 				defer res.Body.Close()
 				if res.StatusCode != 200 || res.Header.Get("Doze-Wake") != "cold" {
 					t.Errorf("status %d, woke %q", res.StatusCode, res.Header.Get("Doze-Wake"))
 				}
-				eventually(t, "no lease is held", func() bool { return node.leases.Load() == 0 })
+				testkit.Eventually(t, "no lease is held", func() bool { return node.leases.Load() == 0 })
 			})
 		}
 	}
 }
 
-// Who may not wake it is told so, and who cannot be repeated that it is lost.
-func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
+// A request that may not wake it gets that as the reason, and one that cannot be
+// repeated gets the loss.
+func TestSomeRequestsDoNotStartAContainerThatEndedUnnoticed(t *testing.T) {
 	for name, c := range map[string]struct {
 		port   sandbox.Port
 		body   string
@@ -781,7 +783,7 @@ func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
 		"has a body": {sandbox.Port{}, "data", 502, "server_disconnected"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := newFakeNode("", c.port)
+			node := newFakeNode(t, "", c.port)
 			node.dialErr = syscall.ESRCH
 			f := newFront(t, node, Options{})
 			done := make(chan *http.Response, 1)
@@ -790,11 +792,11 @@ func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
 				req.Body, req.ContentLength = io.NopCloser(strings.NewReader(c.body)), int64(len(c.body))
 			}
 			go func() { res, _ := f.Client().Transport.RoundTrip(req); done <- res }()
-			eventually(t, "the request has dialled", func() bool { return node.dials.Load() > 0 })
+			testkit.Eventually(t, "the request has dialed", func() bool { return node.dials.Load() > 0 })
 			node.sleep(sandbox.WakeCold, nil)
 			res := <-done
 			if res == nil {
-				t.Fatal("no answer")
+				t.Fatal("no response")
 			}
 			wantProblem(t, res, c.status, c.code)
 			if n := node.wakes.Load(); n != 0 {
@@ -804,7 +806,7 @@ func TestAContainerThatEndedUnnoticedIsNotStartedByAll(t *testing.T) {
 	}
 }
 
-// waitersAt counts who waits at gates.
+// waitersAt counts the requests that wait at gates.
 func (p *Proxy) waitersAt() (n int) {
 	p.gates.mu.Lock()
 	defer p.gates.mu.Unlock()
@@ -814,8 +816,8 @@ func (p *Proxy) waitersAt() (n int) {
 	return n
 }
 
-func TestARunningSandboxWithoutAServerIs502AfterOneRetry(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+func TestRunningSandboxWithoutAServerIs502AfterOneRetry(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
 	wantProblem(t, f.do(f.request("GET", "/")), 502, "port_not_listening")
 	if n := f.node.dials.Load(); n != 2 {
 		t.Errorf("GET: %d attempts, want 2", n)
@@ -828,8 +830,8 @@ func TestARunningSandboxWithoutAServerIs502AfterOneRetry(t *testing.T) {
 	}
 }
 
-// droppingApp closes the first connections without an answer, after it has
-// read the request and, if half is set, sent a part of an answer.
+// droppingApp closes the first connections without a response, after it has
+// read the request and, if half is set, sent a part of a response.
 func droppingApp(t *testing.T, drop int, half string) (addr string, requests *atomic.Int64) {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
@@ -867,7 +869,7 @@ func droppingApp(t *testing.T, drop int, half string) (addr string, requests *at
 	return ln.Addr().String(), requests
 }
 
-func TestALostConnectionIsRetriedOnceForBodylessRequests(t *testing.T) {
+func TestLostConnectionIsRetriedOnceForBodylessRequests(t *testing.T) {
 	for _, test := range []struct {
 		name, method, body, half string
 		drop                     int
@@ -882,7 +884,7 @@ func TestALostConnectionIsRetriedOnceForBodylessRequests(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			addr, requests := droppingApp(t, test.drop, test.half)
-			f := newFront(t, newFakeNode(addr, sandbox.Port{}), Options{})
+			f := newFront(t, newFakeNode(t, addr, sandbox.Port{}), Options{})
 			req := f.request(test.method, "/")
 			if test.body != "" {
 				req.Body, req.ContentLength = io.NopCloser(strings.NewReader(test.body)), int64(len(test.body))
@@ -895,9 +897,9 @@ func TestALostConnectionIsRetriedOnceForBodylessRequests(t *testing.T) {
 	}
 }
 
-// keepingApp answers warm requests on connections that it keeps, and closes a
-// connection without an answer when another request comes on it. It counts the
-// requests that are not warm; if dies, it answers none of those.
+// keepingApp responds to warm requests on connections that it keeps, and closes a
+// connection without a response when another request comes on it. It counts the
+// requests that are not warm; if dies, it responds to none of those.
 func keepingApp(t *testing.T, dies bool) (addr string, requests *atomic.Int64) {
 	t.Helper()
 	requests = new(atomic.Int64)
@@ -930,12 +932,12 @@ type usedKey struct{}
 
 // After a sleep all kept connections may be dead: the one retry uses none of
 // them, and http.Transport adds none of its own.
-func TestALostKeptConnectionIsRetriedOnceOverANewOne(t *testing.T) {
+func TestLostIdleConnectionIsRetriedOnceOverANewOne(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "OPTIONS", "DELETE", "POST"} {
 		for _, dies := range []bool{false, true} {
 			t.Run(fmt.Sprint(method, " dies ", dies), func(t *testing.T) {
 				addr, requests := keepingApp(t, dies)
-				node := newFakeNode(addr, sandbox.Port{})
+				node := newFakeNode(t, addr, sandbox.Port{})
 				f := newFront(t, node, Options{})
 				const kept = 4
 				var open []*http.Response
@@ -943,7 +945,7 @@ func TestALostKeptConnectionIsRetriedOnceOverANewOne(t *testing.T) {
 					open = append(open, f.do(f.request("GET", "/warm")))
 				}
 				for _, res := range open {
-					body(t, res)
+					testkit.Body(t, res)
 				}
 				f.awaitPooled()
 				dials := node.dials.Load()
@@ -963,16 +965,16 @@ func TestALostKeptConnectionIsRetriedOnceOverANewOne(t *testing.T) {
 	}
 }
 
-// net/http says that a kept connection is dead in words that it does not export.
-func TestAKeptConnectionIsLostWhateverItsError(t *testing.T) {
+// The errors of net/http for a dead idle connection are not exported.
+func TestAnyErrorOfAReusedConnectionIsALoss(t *testing.T) {
 	closed := errors.New("http: server closed idle connection")
 	for _, test := range []struct {
 		err  error
 		want bool
 	}{
-		{&beforeAnswerError{error: closed, reused: true}, true},
-		{&beforeAnswerError{error: closed}, false},
-		{&beforeAnswerError{error: fmt.Errorf("dialling: %w", syscall.ECONNREFUSED)}, true},
+		{&beforeResponseError{error: closed, reused: true}, true},
+		{&beforeResponseError{error: closed}, false},
+		{&beforeResponseError{error: fmt.Errorf("dial: %w", syscall.ECONNREFUSED)}, true},
 		{closed, false}, // after the first byte
 		{syscall.ECONNRESET, false},
 	} {
@@ -982,11 +984,11 @@ func TestAKeptConnectionIsLostWhateverItsError(t *testing.T) {
 	}
 }
 
-// What keeps http.Transport from its own retries is not seen by the server.
-func TestABodylessRequestIsSentWithoutABody(t *testing.T) {
+// The server does not see the trick that prevents http.Transport's own retries.
+func TestBodylessRequestIsSentWithoutABody(t *testing.T) {
 	for _, method := range []string{"GET", "HEAD", "OPTIONS", "TRACE", "DELETE", "POST"} {
 		got := make(chan string, 1)
-		f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+		f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body)
 			got <- fmt.Sprint(r.ContentLength, r.TransferEncoding, len(b), err)
 		}), sandbox.Port{}), Options{})
@@ -997,11 +999,11 @@ func TestABodylessRequestIsSentWithoutABody(t *testing.T) {
 	}
 }
 
-// PEERS 2: a preview that answered 502 answers as soon as its server does.
-func TestAPreviewIsWellAgainAsSoonAsItsServerIs(t *testing.T) {
+// A preview that responded with 502 recovers as soon as its server does.
+func TestPreviewRecoversWithItsServer(t *testing.T) {
 	first := httptest.NewServer(http.HandlerFunc(hello))
-	f := newFront(t, newFakeNode(first.Listener.Addr().String(), sandbox.Port{}), Options{})
-	body(t, f.do(f.request("GET", "/")))
+	f := newFront(t, newFakeNode(t, first.Listener.Addr().String(), sandbox.Port{}), Options{})
+	testkit.Body(t, f.do(f.request("GET", "/")))
 	first.Close() // the connection that was kept dies with it
 	f.node.serve("")
 	for range 3 {
@@ -1009,18 +1011,18 @@ func TestAPreviewIsWellAgainAsSoonAsItsServerIs(t *testing.T) {
 	}
 	f.node.serve(app(t, hello))
 	for _, method := range []string{"GET", "POST"} {
-		if res := f.do(f.request(method, "/")); res.StatusCode != 200 || body(t, res) != "hello" {
+		if res := f.do(f.request(method, "/")); res.StatusCode != 200 || testkit.Body(t, res) != "hello" {
 			t.Errorf("%s: status %d", method, res.StatusCode)
 		}
 	}
 }
 
-// The visitor hears nothing of what is wrong with the node, its log does, and
-// not once for every visitor. What is wrong in the sandbox is not logged.
-func TestADialThatTheNodeCannotMakeIsLogged(t *testing.T) {
-	f := newFront(t, newFakeNode("", sandbox.Port{}), Options{})
+// A failure of the node is logged, though not once for every visitor, and not shown
+// to visitors. A failure of the sandbox is not logged.
+func TestDialFailureOfTheNodeIsLogged(t *testing.T) {
+	f := newFront(t, newFakeNode(t, "", sandbox.Port{}), Options{})
 	wantProblem(t, f.do(f.request("GET", "/")), 502, "port_not_listening")
-	if got := f.node.log.String(); strings.Contains(got, "dialling") {
+	if got := f.node.log.String(); strings.Contains(got, "failed to dial") {
 		t.Errorf("logged %q", got)
 	}
 	f.node.set(func(n *fakeNode) { n.dialErr = errors.New("the namespace helper ended") })
@@ -1030,14 +1032,14 @@ func TestADialThatTheNodeCannotMakeIsLogged(t *testing.T) {
 		}
 	}
 	got := f.node.log.String()
-	if lines := strings.Count(got, "dialling"); lines == 0 || lines >= 20 || !strings.Contains(got, "sandbox="+string(testID)) || !strings.Contains(got, "the namespace helper ended") {
+	if lines := strings.Count(got, "failed to dial"); lines == 0 || lines >= 20 || !strings.Contains(got, "sandbox="+string(testID)) || !strings.Contains(got, "the namespace helper ended") {
 		t.Errorf("logged %q", got)
 	}
 }
 
-// A 103 goes through the reverse proxy by another way than an answer.
-func TestEarlyHintsAreCleanedLikeAnswers(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+// A 103 goes through the reverse proxy by another way than a response.
+func TestEarlyHintsAreCleanedLikeResponses(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Link", "</a.css>; rel=preload")
 		w.Header().Set("Doze-Wake", "warm")
 		w.Header().Set("Set-Cookie", "a=b; Domain=example.com; Path=/")
@@ -1053,16 +1055,16 @@ func TestEarlyHintsAreCleanedLikeAnswers(t *testing.T) {
 	}
 }
 
-func TestARequestThatDidNotComeThroughAHandlerIsRefused(t *testing.T) {
+func TestRequestWithoutAHandlerIsRefused(t *testing.T) {
 	req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://sandbox/", nil)
-	if res, err := New(newFakeNode("", sandbox.Port{}), slog.New(slog.DiscardHandler)).RoundTrip(req); err == nil {
+	if res, err := New(newFakeNode(t, "", sandbox.Port{}), slog.New(slog.DiscardHandler)).RoundTrip(req); err == nil {
 		res.Body.Close()
 		t.Error("was sent")
 	}
 }
 
-func TestAnAnswersHeaderIsBounded(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+func TestResponseHeaderIsBounded(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Huge", strings.Repeat("x", 2*maxResponseHeader))
 	}), sandbox.Port{}), Options{})
 	wantProblem(t, f.do(f.request("GET", "/")), 502, "server_disconnected")

@@ -13,17 +13,17 @@ import (
 )
 
 // errTunnelEnded: the container that the connection led to no longer runs, or
-// its port is no longer exposed. Nobody tells a tunnel of the latter: it sees it
-// with the next byte of either side, which then is not passed on.
+// its port is no longer exposed. A tunnel is not notified of the latter: it checks
+// with the next byte of either side, which then is not forwarded.
 var errTunnelEnded = errors.New("the sandbox has ended the connection")
 
-// leaveGrace is how long a server has to end a WebSocket whose visitor has left:
-// enough for what he said last to be read. A frozen server never ends it, and
-// without a limit the connections that its visitors left would use up their number.
-const leaveGrace = 2 * time.Second
+// closeGrace is how long a server has to end a WebSocket whose visitor has left:
+// enough for the visitor's last message to be read. A frozen server never ends it, and
+// without a limit abandoned connections would use up the quota.
+const closeGrace = 2 * time.Second
 
-// upgrade makes the answer's body a tunnel. The lease of the request ends here
-// unless the port asks that upgraded connections hold it.
+// upgrade makes the response's body a tunnel. The lease of the request ends here
+// unless the port is set to let upgraded connections hold it.
 func (x *exchange) upgrade(res *http.Response) (*http.Response, error) {
 	stream := res.Body.(io.ReadWriteCloser) // checkStatus saw that it is
 	ctx, cancel := context.WithCancel(context.Background())
@@ -39,22 +39,22 @@ func (x *exchange) upgrade(res *http.Response) (*http.Response, error) {
 }
 
 // tunnel is the sandbox's end of an upgraded connection. It holds a lease only
-// while it writes: bytes from the visitor wake the sandbox, and a connection on
-// which nobody speaks lets it sleep with its socket open.
+// while it writes: bytes from the visitor wake the sandbox, and a silent connection
+// lets it sleep with its socket open.
 type tunnel struct {
 	x         *exchange
 	stream    io.ReadWriteCloser
 	webSocket bool
-	frames    frames          // what the server has sent of a WebSocket; Read's own
-	wentAway  bool            // goAway has ended the WebSocket; Read's own
+	frames    frames          // the position in the server's frames; used by Read only
+	wentAway  bool            // goAway has ended the WebSocket; used by Read only
 	ctx       context.Context // ends with Close; bounds wakes
 	cancel    context.CancelFunc
 	closer    sync.Once
 	err       error // of Close
 }
 
-// Read returns bytes from the sandbox. They count as its activity. The last
-// words of a container that has ended are passed on.
+// Read returns bytes from the sandbox, which count as its activity. The last bytes
+// of a container that has ended are forwarded.
 func (t *tunnel) Read(b []byte) (int, error) {
 	if t.wentAway {
 		return 0, errTunnelEnded
@@ -139,15 +139,15 @@ func isCloseFrame(b []byte) bool {
 	return len(b) >= 6 && b[0] == 0x88 && b[1]&0x80 != 0 && len(b) == 6+int(b[1]&0x7f)
 }
 
-// CloseWrite passes on that the visitor will say no more. Who ends his side of a
-// WebSocket also reads no more, so the whole of it ends after leaveGrace.
+// CloseWrite forwards the end of the visitor's stream. A client that ends its side
+// of a WebSocket does not read either, so the tunnel ends after closeGrace.
 func (t *tunnel) CloseWrite() error {
 	half, ok := t.stream.(interface{ CloseWrite() error })
 	if !ok {
 		return http.ErrNotSupported
 	}
 	if t.webSocket {
-		time.AfterFunc(leaveGrace, func() { t.Close() })
+		time.AfterFunc(closeGrace, func() { t.Close() })
 	}
 	return half.CloseWrite()
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // echo is a WebSocket server like a dev server's: it takes only its own origin.
@@ -57,27 +58,27 @@ func say(t *testing.T, c *websocket.Conn, text string) {
 		t.Fatal(err)
 	}
 	if _, got, err := c.Read(t.Context()); err != nil || string(got) != text {
-		t.Fatalf("heard %q, %v", got, err)
+		t.Fatalf("got %q, %v", got, err)
 	}
 }
 
-// PEERS 1 and 3: a WebSocket passes the dev server's checks of Host and Origin,
+// a WebSocket passes the dev server's checks of Host and Origin,
 // and is not sent to a login.
-func TestAWebSocketSeesTheSameHostAsHTTP(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+func TestWebSocketSeesTheSameHostAsHTTP(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 }
 
-func TestASilentWebSocketHoldsNoLeaseAndSurvivesSleep(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+func TestSilentWebSocketHoldsNoLeaseAndSurvivesSleep(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 	f.node.sleep(sandbox.WakeWarm, nil)
 	c, res := f.dial()
 	if got := res.Header.Get("Doze-Wake"); got != "warm" {
 		t.Errorf("Doze-Wake %q", got)
 	}
 	say(t, c, "one")
-	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
 	if f.node.touches.Load() == 0 {
 		t.Error("bytes from the sandbox did not count as activity")
 	}
@@ -87,34 +88,34 @@ func TestASilentWebSocketHoldsNoLeaseAndSurvivesSleep(t *testing.T) {
 	if n := f.node.wakes.Load() - wakes; n != 1 {
 		t.Errorf("a byte from the visitor woke it %d times", n)
 	}
-	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
 }
 
 func TestModeHoldKeepsTheLeaseOfAWebSocket(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{WebSocket: sandbox.WebSocketHold}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{WebSocket: sandbox.WebSocketHold}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 	if f.node.first.Load().back.Load() {
-		t.Error("the request's lease was given back while it is open")
+		t.Error("the request's lease was released while it is open")
 	}
 	c.Close(websocket.StatusNormalClosure, "")
-	eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
+	testkit.Eventually(t, "the lease is released", func() bool { return f.node.leases.Load() == 0 })
 }
 
-// Somebody who closes a page in the background wakes nothing.
-func TestAVisitorWhoClosesTheWebSocketWakesNothing(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+// A page that is closed in the background does not wake its sandbox.
+func TestClosingAWebSocketDoesNotWake(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 	f.node.sleep(sandbox.WakeWarm, nil)
 	c.Close(websocket.StatusGoingAway, "")
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 	if n := f.node.wakes.Load(); n != 0 {
 		t.Errorf("%d wakes", n)
 	}
 }
 
-func TestAStoppedSandboxEndsItsWebSocketsAndIsNotWokenByThem(t *testing.T) {
+func TestStoppedSandboxEndsItsWebSocketsAndIsNotWokenByThem(t *testing.T) {
 	for _, test := range []struct {
 		name   string
 		change func(*fakeNode)
@@ -125,16 +126,16 @@ func TestAStoppedSandboxEndsItsWebSocketsAndIsNotWokenByThem(t *testing.T) {
 		{"destroyed", func(n *fakeNode) { n.sb.ID = "another00000" }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+			f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 			c, _ := f.dial()
 			say(t, c, "hello")
 			f.node.set(test.change)
 			if err := c.Write(t.Context(), websocket.MessageText, []byte("anybody?")); err == nil {
 				if _, _, err := c.Read(t.Context()); err == nil {
-					t.Error("somebody answered")
+					t.Error("got a response")
 				}
 			}
-			eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+			testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 			if n := f.node.wakes.Load(); n != 0 {
 				t.Errorf("%d wakes", n)
 			}
@@ -147,7 +148,7 @@ func TestAStoppedSandboxEndsItsWebSocketsAndIsNotWokenByThem(t *testing.T) {
 func listening(t *testing.T) (*front, *websocket.Conn, chan<- string) {
 	t.Helper()
 	words := make(chan string, 1)
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, r *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, r *http.Request) {
 		c, err := websocket.Accept(w, r, &websocket.AcceptOptions{InsecureSkipVerify: true})
 		if err != nil {
 			return
@@ -166,37 +167,37 @@ func listening(t *testing.T) (*front, *websocket.Conn, chan<- string) {
 	c, _ := f.dial()
 	words <- "one"
 	if _, got, err := c.Read(t.Context()); err != nil || string(got) != "one" {
-		t.Fatalf("heard %q, %v", got, err)
+		t.Fatalf("got %q, %v", got, err)
 	}
 	return f, c, words
 }
 
-func TestAVisitorWhoOnlyListensHearsNoMoreOfAPortThatIsNotExposed(t *testing.T) {
+func TestListeningVisitorReceivesNothingFromAnUnexposedPort(t *testing.T) {
 	f, c, words := listening(t)
 	touches := f.node.touches.Load()
 	f.node.set(func(n *fakeNode) { n.sb.Ports = nil })
 	words <- "two"
 	if _, got, err := c.Read(t.Context()); err == nil {
-		t.Errorf("heard %q", got)
+		t.Errorf("got %q", got)
 	}
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 	if n := f.node.touches.Load() - touches; n != 0 {
-		t.Errorf("what he could not hear counted as activity %d times", n)
+		t.Errorf("the bytes that were not forwarded counted as activity %d times", n)
 	}
 }
 
-// What a server says when it is told to end is read when it has ended.
-func TestAVisitorHearsTheLastWordsOfASandboxThatIsStopped(t *testing.T) {
+// Bytes that a server sends while it terminates are read after its end.
+func TestVisitorReceivesTheLastBytesOfAStoppedSandbox(t *testing.T) {
 	f, c, words := listening(t)
 	f.node.set(func(n *fakeNode) { n.sb.State = sandbox.StateStopped })
 	words <- "bye"
 	if _, got, err := c.Read(t.Context()); err != nil || string(got) != "bye" {
-		t.Errorf("heard %q, %v", got, err)
+		t.Errorf("got %q, %v", got, err)
 	}
 }
 
-func TestAServerThatEndsItsWebSocketEndsTheVisitors(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+func TestServersEndOfAWebSocketReachesTheVisitor(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 	c, _ := f.dial()
 	if err := c.Write(t.Context(), websocket.MessageText, []byte("die")); err != nil {
 		t.Fatal(err)
@@ -205,10 +206,10 @@ func TestAServerThatEndsItsWebSocketEndsTheVisitors(t *testing.T) {
 		t.Errorf("read gave %v; the server sent no close frame, and the sandbox runs", err)
 	}
 	c.CloseNow()
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 }
 
-func TestAWebSocketIsClosedAsGoingAwayWhenItsNodeOrSandboxEnds(t *testing.T) {
+func TestWebSocketIsClosedAsGoingAwayWhenItsNodeOrSandboxEnds(t *testing.T) {
 	for name, end := range map[string]func(f *front, words chan<- string){
 		"the node closes": func(f *front, _ chan<- string) { f.proxy.Close() },
 		"the sandbox stops": func(f *front, words chan<- string) {
@@ -234,13 +235,13 @@ func TestAWebSocketIsClosedAsGoingAwayWhenItsNodeOrSandboxEnds(t *testing.T) {
 			if _, got, err := c.Read(t.Context()); websocket.CloseStatus(err) != websocket.StatusGoingAway {
 				t.Errorf("read %q, %v", got, err)
 			}
-			eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+			testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 		})
 	}
 }
 
 // Frames are not mixed: a close frame within another one would be its payload.
-func TestFramesKnowsWhereAFrameEnds(t *testing.T) {
+func TestFramesFindsTheEndOfAFrame(t *testing.T) {
 	long := append([]byte{0x82, 126, 1, 0}, make([]byte, 256)...)
 	for name, test := range map[string]struct {
 		sent    []byte
@@ -267,26 +268,26 @@ func TestFramesKnowsWhereAFrameEnds(t *testing.T) {
 			bytewise.scan(test.sent[i : i+1])
 		}
 		if whole.between() != test.between || bytewise.between() != test.between {
-			t.Errorf("%s: at once %v, byte by byte %v, want %v", name, whole.between(), bytewise.between(), test.between)
+			t.Errorf("%s: whole %v, byte by byte %v, want %v", name, whole.between(), bytewise.between(), test.between)
 		}
 	}
 }
 
 // Even a visitor who neither speaks nor closes leaves nothing behind.
-func TestAServerThatEndsItsWebSocketWaitsForNoVisitor(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+func TestServersEndOfAWebSocketDoesNotWaitForTheVisitor(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 	c, _ := f.dial()
 	if err := c.Write(t.Context(), websocket.MessageText, []byte("die")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 }
 
 // A frozen server never ends its side.
-func TestAVisitorWhoLeavesIsNotWaitedForByAServerThatStaysOn(t *testing.T) {
+func TestTunnelOfALeftVisitorEndsAfterTheGrace(t *testing.T) {
 	t.Parallel() // it waits for leaveGrace
 	stays := make(chan struct{})
-	f := newFront(t, newFakeNode(app(t, func(w http.ResponseWriter, _ *http.Request) {
+	f := newFront(t, newFakeNode(t, app(t, func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
 			return
@@ -308,11 +309,11 @@ func TestAVisitorWhoLeavesIsNotWaitedForByAServerThatStaysOn(t *testing.T) {
 	if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 }
 
 func TestClosingATunnelEndsTheWakeItWaitsFor(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 	f.node.sleep(sandbox.WakeWarm, make(chan struct{})) // never ends
@@ -320,16 +321,16 @@ func TestClosingATunnelEndsTheWakeItWaitsFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.proxy.Close()
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 }
 
-func TestAWebSocketToModeNeverDoesNotWake(t *testing.T) {
-	f := newFront(t, newFakeNode(app(t, echo), sandbox.Port{Wake: sandbox.WakeNever}), Options{})
+func TestWebSocketToModeNeverDoesNotWake(t *testing.T) {
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{Wake: sandbox.WakeNever}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 	f.node.sleep(sandbox.WakeWarm, nil)
 	c.Write(t.Context(), websocket.MessageText, []byte("anybody?"))
-	eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
+	testkit.Eventually(t, "the connection is gone", func() bool { return f.proxy.inFlight() == 0 })
 	if n := f.node.wakes.Load(); n != 0 {
 		t.Errorf("%d wakes", n)
 	}

@@ -12,11 +12,11 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// WakePath is one of the two paths of a preview's host that we answer ourselves: the
-// waiting page's event stream. It joins the wake that the page's request began,
-// starts no sandbox that is stopped, waits until the port accepts connections, and sends one event: `ready`, or `failed` with a problem
-// document. When the wait limit passes first it just ends, and EventSource asks
-// again.
+// WakePath is one of the two paths of a preview's host that the node serves itself:
+// the waiting page's event stream. It joins the wake that the page's request began,
+// does not start a stopped sandbox, waits until the port accepts connections, and
+// sends one event: `ready`, or `failed` with a problem document. When the wait limit
+// passes first the stream ends, and EventSource reconnects.
 const WakePath = "/.doze/wake"
 
 func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.ID, port sandbox.Port) {
@@ -27,8 +27,8 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	}
 	x := h.newExchange(r, id, port)
 	x.until = x.start.Add(x.waitTimeout)
-	defer x.end()
-	x.reach = min(x.reach, reachAsleep) // whatever asks: the page that waits has begun the wake
+	defer x.cleanUp()
+	x.reach = min(x.reach, reachAsleep) // the page that waits has begun the wake
 	if x.reach == reachRunning {
 		if err := x.acquire(r.Context()); err != nil {
 			writeProblem(w, r, x.problemOf(r.Context(), err))
@@ -41,7 +41,7 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	header.Set("Cache-Control", "no-store")
 	header.Set("X-Content-Type-Options", "nosniff")
 	header.Set("X-Accel-Buffering", "no") // proxies before us
-	// The visitor asks again after a second, and sees at once that we listen.
+	// The visitor reconnects after a second, and sees immediately that the stream is open.
 	if !sendEvent(w, "retry: 1000\n\n") {
 		return
 	}
@@ -53,7 +53,7 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 		err = x.awaitPort(r.Context())
 	}
 	if x.cameTooLate(err) {
-		if err = x.acquireAnew(r.Context()); err == nil {
+		if err = x.acquireNext(r.Context()); err == nil {
 			err = x.awaitPort(r.Context())
 		}
 	}
@@ -61,14 +61,14 @@ func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.I
 	case err == nil:
 		sendEvent(w, "event: ready\ndata: {}\n\n")
 	case errors.Is(err, errStillWaking), r.Context().Err() != nil:
-		// Asked again, or nobody is there.
+		// The page reconnects, or has left.
 	default:
 		sendFailed(w, x.wakeProblem(r.Context(), err))
 	}
 }
 
-// wakeProblem is problemOf for a page whose wake may have failed before it came to
-// listen.
+// wakeProblem is problemOf for a page whose wake may have failed before it
+// connected.
 func (x *exchange) wakeProblem(ctx context.Context, err error) *problem.Problem {
 	p := x.problemOf(ctx, err)
 	if p.Code == problem.PortNotReady { // the page has waited for as long as it may
@@ -91,7 +91,7 @@ func sendFailed(w http.ResponseWriter, p *problem.Problem) {
 	sendEvent(w, fmt.Sprintf("event: failed\ndata: %s\n\n", data))
 }
 
-// sendEvent writes and flushes text; false means that nobody reads it.
+// sendEvent writes and flushes text; it reports false when the client has left.
 func sendEvent(w http.ResponseWriter, text string) bool {
 	if _, err := io.WriteString(w, text); err != nil {
 		return false

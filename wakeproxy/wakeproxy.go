@@ -1,15 +1,15 @@
 // Package wakeproxy carries preview requests into sandboxes and wakes the ones
 // that sleep.
 //
-// A preview's host name says which port of which sandbox is meant. Handler
-// parses it, takes a lease, which wakes the sandbox if need be, and calls a
-// reverse proxy, whose transport is the Proxy: it dials into the sandbox,
-// rewrites what must be rewritten, and retries what may be retried. The reverse
+// A preview's host name contains the sandbox and its port. Handler parses it,
+// acquires a lease, which wakes the sandbox if needed, and calls a reverse proxy,
+// whose transport is the Proxy: it dials into the sandbox, rewrites the headers
+// that name the server, and retries requests that are safe to repeat. The reverse
 // proxy between them is the caller's; with Caddy it is Caddy's own.
 //
-// What it expects of that reverse proxy: it adds X-Forwarded-For, -Host and
-// -Proto, strips hop-by-hop headers, hands a 101 answer's Body both ways, and
-// returns an error only as long as it has written nothing.
+// That reverse proxy must add X-Forwarded-For, -Host and -Proto, strip hop-by-hop
+// headers, copy a 101 response's Body both ways, and return an error only if it
+// has written nothing.
 package wakeproxy
 
 import (
@@ -26,9 +26,11 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Sandboxes is what previews need of the sandbox.Manager. Of returns one.
+// Sandboxes is the part of a sandbox.Manager that previews use; Of adapts one. Tests
+// have an implementation whose states they set, which passes the same conformance
+// suite.
 type Sandboxes interface {
-	// ByID answers from memory.
+	// ByID reads from memory.
 	ByID(id sandbox.ID) (sandbox.Sandbox, bool)
 	// Acquire wakes the sandbox; see sandbox.Manager.Acquire.
 	Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error)
@@ -36,11 +38,11 @@ type Sandboxes interface {
 	Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error)
 	// AcquireRunning returns sandbox.ErrNotRunning instead of waking.
 	AcquireRunning(id sandbox.ID) (Lease, error)
-	// Listens reports whether a port accepts connections; it is no use of the sandbox.
+	// Listens reports whether a port accepts connections; it does not count as activity.
 	Listens(ctx context.Context, id sandbox.ID, port uint16) bool
 	// Touch notes traffic that holds no lease.
 	Touch(id sandbox.ID)
-	// LastLog is the last line that the container wrote, if that is known.
+	// LastLog returns the last line that the container wrote, if it is known.
 	LastLog(ctx context.Context, id sandbox.ID) string
 }
 
@@ -49,9 +51,9 @@ type Lease interface {
 	Release()
 	Wake() sandbox.WakeInfo
 	Sandbox() sandbox.Sandbox
-	// LastOutput is the last lines that a process wrote; see sandbox.Lease.LastOutput.
+	// LastOutput returns the last lines that a process wrote; see sandbox.Lease.LastOutput.
 	LastOutput(ctx context.Context, process string) string
-	// Dial returns syscall.ECONNREFUSED (wrapped) when nobody listens.
+	// Dial returns syscall.ECONNREFUSED (wrapped) when no process listens.
 	Dial(ctx context.Context, port uint16) (net.Conn, error)
 }
 
@@ -84,20 +86,20 @@ func (m manager) AcquireRunning(id sandbox.ID) (Lease, error) {
 	return lease, nil
 }
 
-// Proxy is what all Handlers of a node share: the connections into sandboxes
-// and the counts of requests. It outlives a change of configuration, so that
-// neither is lost by one. It is an http.RoundTripper.
+// Proxy holds the state that all Handlers of a node share: the connections into
+// sandboxes and the counts of requests. It outlives a change of configuration, so
+// that neither is lost. It is an http.RoundTripper.
 type Proxy struct {
 	sandboxes Sandboxes
 	pool      *http.Transport
-	unpooled  *http.Transport // for retries: keeps no connection, so uses no kept one
+	unpooled  *http.Transport // for retries: has no idle connections
 	h2c       *http.Transport // HTTP/2 without TLS
 	gates     gates
 	hosts     hostChecks
 	requests  quota.Keyed[sandbox.ID] // in flight, upgraded connections included
 	log       *slog.Logger
 	sometimes rate.Sometimes // logs a dial that failed
-	// Lines about requests that failed; suppressed is how many there were since the last.
+	// Limits the lines about failed requests; suppressed counts those since the last.
 	failures   *rate.Limiter
 	suppressed atomic.Uint64
 
@@ -108,9 +110,9 @@ type Proxy struct {
 const (
 	// A connection costs a few kilobytes here and a socket in the sandbox. A
 	// page with its assets uses 6 over HTTP/1.1; a burst over HTTP/2 uses up
-	// to 100 at once. More are closed after use.
+	// to 100. More are closed after use.
 	maxIdlePerPort = 64
-	// In all; the least recently used one is closed beyond it.
+	// The least recently used connection is closed beyond it.
 	maxIdleInAll = 8192
 	// Servers keep idle connections for 5 s (Node) to 120 s.
 	idleTimeout = 90 * time.Second
@@ -118,19 +120,19 @@ const (
 	maxResponseHeader = 256 << 10
 )
 
-// logPause: visitors cause what is logged, so it is bounded.
+// logPause and the rate of failures bound the log lines that visitors can cause.
 const (
 	logPause                         = time.Second
 	failuresPerSecond, failuresBurst = 2, 100
 )
 
-// New returns a Proxy for the sandboxes. It logs what keeps the node, not a
-// sandbox, from making connections. Close it when no Handler uses it.
+// New returns a Proxy for the sandboxes. It logs dials that fail because of the
+// node rather than the sandbox. Close it when no Handler uses it.
 func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 	ctx, cancel := context.WithCancel(context.Background())
 	pool := &http.Transport{
 		DialContext:            dialSandbox,
-		DisableCompression:     true, // what the app says passes as it is
+		DisableCompression:     true, // bodies pass unchanged
 		MaxIdleConns:           maxIdleInAll,
 		MaxIdleConnsPerHost:    maxIdlePerPort,
 		IdleConnTimeout:        idleTimeout,
@@ -157,8 +159,8 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 	}
 }
 
-// Close ends all requests in flight, upgraded connections included: their
-// handlers return soon after. It wakes nothing.
+// Close ends all requests in flight, including upgraded connections: their
+// handlers return soon after. It wakes no sandbox.
 func (p *Proxy) Close() {
 	p.close()
 	p.pool.CloseIdleConnections()
