@@ -44,7 +44,7 @@ func TestAdapt(t *testing.T) {
 }
 
 // documented are the options in the tables of options of docs/reference/caddyfile.md, by the
-// heading above them, and those of a size.
+// heading above them, and the options of a size.
 func documented(t *testing.T) map[string][]string {
 	t.Helper()
 	content, err := os.ReadFile("../docs/reference/caddyfile.md")
@@ -110,7 +110,7 @@ func TestEveryDocumentedOptionHasAGoldenCaddyfile(t *testing.T) {
 			}
 			number := 1 + strings.Count(config[:at[len(at)-1][0]], "\n")
 			if !strings.HasPrefix(want, "error: ") || !strings.HasSuffix(want, fmt.Sprintf(", at Caddyfile:%d", number)) {
-				t.Errorf("a wrong %s in line %d is answered with %q", name, number, want)
+				t.Errorf("a wrong %s in line %d gets the message %q", name, number, want)
 			}
 		}
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+	"go.uber.org/zap"
 
 	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/node"
@@ -127,10 +128,10 @@ func notOpenAt(home string) error {
 	return caddy.APIError{HTTPStatus: http.StatusServiceUnavailable, Err: errNotOpen}
 }
 
-// releaseNode gives back what takeOpenNode returned.
+// releaseNode releases a node that loadOpenNode returned.
 func releaseNode(home string) {
 	if _, err := nodes.Delete(home); err != nil {
-		caddy.Log().Error("failed to close the node: " + err.Error())
+		caddy.Log().Error("failed to close the node", zap.Error(err))
 	}
 }
 

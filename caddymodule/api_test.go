@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestTheAPINeedsTheNodesToken(t *testing.T) {
@@ -27,7 +28,7 @@ func TestTheAPINeedsTheNodesToken(t *testing.T) {
 	}
 }
 
-func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
+func TestRequestBeforeTheNodeIsOpenGetsRetryAfter(t *testing.T) {
 	for name, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"api": func(w http.ResponseWriter, r *http.Request) error {
 			return (&API{app: new(App)}).ServeHTTP(w, r, nothing)
@@ -57,11 +58,11 @@ func TestARequestBeforeTheNodeIsOpenIsToldToComeAgain(t *testing.T) {
 
 // metricsSite is a site that serves the metrics, and its address.
 func metricsSite(t *testing.T) (site, address string) {
-	address = "http://127.0.0.1:" + strconv.Itoa(freePort(t))
+	address = "http://127.0.0.1:" + strconv.Itoa(testkit.FreePort(t))
 	return address + " {\n\tmetrics\n}", address
 }
 
-func TestAPICallsInFlightAreToldThatTheNodeCloses(t *testing.T) {
+func TestAPICallsInFlightEndWithNodeUnavailable(t *testing.T) {
 	s := newSite(t)
 	sb, _ := s.sandbox(hello, sandbox.Port{})
 	s.stop(sb.ID)
@@ -84,7 +85,7 @@ func TestAPICallsInFlightAreToldThatTheNodeCloses(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	if problem := text(t, res); res.StatusCode != 503 || !strings.Contains(problem, `"node_unavailable"`) || res.Header.Get("Retry-After") == "" {
+	if problem := testkit.Body(t, res); res.StatusCode != 503 || !strings.Contains(problem, `"node_unavailable"`) || res.Header.Get("Retry-After") == "" {
 		t.Errorf("the client got %d, %v, %s", res.StatusCode, res.Header, problem)
 	}
 }
@@ -99,7 +100,7 @@ func TestMetricsGoOnThroughAReload(t *testing.T) {
 	}
 	s.fetch(s.client(true), address)
 	s.mustLoad("", site)
-	got := text(t, s.fetch(http.DefaultClient, metrics))
+	got := testkit.Body(t, s.fetch(http.DefaultClient, metrics))
 	for _, want := range []string{`doze_sandboxes{state="running"} 1`, `doze_wakes_total{cause="preview",kind="warm"} 1`} {
 		if !strings.Contains(got, want) {
 			t.Errorf("lacks %s in\n%s", want, grep(got, "doze_"))
@@ -107,7 +108,7 @@ func TestMetricsGoOnThroughAReload(t *testing.T) {
 	}
 }
 
-func TestMetricsTellHowLongWakesTookAndWhatTheEngineFailedAt(t *testing.T) {
+func TestMetricsOfWakesAndOfEngineFailures(t *testing.T) {
 	s := newSite(t)
 	site, metrics := metricsSite(t)
 	s.mustLoad("", site)
@@ -127,7 +128,7 @@ func TestMetricsTellHowLongWakesTookAndWhatTheEngineFailedAt(t *testing.T) {
 	visit(s.Manager.Stop, 200)
 	s.Engine.Fail("start", errors.New("no more processes"))
 	visit(s.Manager.Stop, 502)
-	got := text(t, s.fetch(http.DefaultClient, metrics))
+	got := testkit.Body(t, s.fetch(http.DefaultClient, metrics))
 	for _, want := range []string{
 		`doze_wake_duration_seconds_count{kind="warm"} 1`,
 		`doze_wake_duration_seconds_count{kind="cold"} 2`,

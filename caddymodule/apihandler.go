@@ -14,10 +14,10 @@ func init() {
 	caddy.RegisterModule(API{})
 }
 
-// API serves the node's HTTP API under /api/v1. It never answers on a host of
-// previews, whatever the routes say: code from a sandbox must not share an
-// origin with the API. Nor does it answer over a TLS connection that was made
-// for the name of a preview.
+// API serves the node's HTTP API under /api/v1. It is not served on a host of
+// previews, whatever the routes of Caddy are: code from a sandbox must not share an
+// origin with the API. Nor is it served over a TLS connection that was made for the
+// name of a preview.
 type API struct {
 	app *App
 }
@@ -44,7 +44,7 @@ func dozeApp(ctx caddy.Context) (*App, error) {
 	return app.(*App), nil
 }
 
-// ServeHTTP answers with a result or a problem document.
+// ServeHTTP responds with a result or a problem document.
 func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	if h.app.previews.Contains(r.Host) {
 		return next.ServeHTTP(w, r)

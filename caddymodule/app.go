@@ -37,15 +37,15 @@ type App struct {
 	// The file with the API token; it is made if it is missing. Default: the
 	// file `token` in the data folder.
 	TokenFile string `json:"token_file,omitempty"`
-	// The socket of a Podman API service. Default: the user's own; if none
-	// answers there, or its OCI runtime is not the node's, the node starts and
+	// The socket of a Podman API service. Default: the user's own; if no service
+	// responds there, or its OCI runtime is not the node's, the node starts and
 	// supervises one.
 	PodmanSocket string `json:"podman_socket,omitempty"`
 	// The path of the program doze-guest, which becomes the first process of
-	// every sandbox. Default: beside the running program.
+	// every sandbox. Default: in the folder of the running program.
 	Guest string `json:"guest,omitempty"`
 	// The path of the program doze-netns, which dials into sandboxes and starts them
-	// within their quotas. Default: beside the running program.
+	// within their quotas. Default: in the folder of the running program.
 	NetnsHelper string `json:"netns_helper,omitempty"`
 	// The cgroup v2 subtree that belongs to the node's user, such as
 	// /sys/fs/cgroup/doze. Default: the environment variable DOZE_CGROUP.
@@ -73,8 +73,8 @@ type App struct {
 	// How long a sandbox is asleep before it is stopped, which frees its
 	// memory; 0 means never by itself. Default: 24h.
 	StopAfter *caddy.Duration `json:"stop_after,omitempty"`
-	// The share of one CPU core above which a sandbox counts as used although
-	// nobody talks to it. Default: 0.05.
+	// The share of one CPU core above which a sandbox counts as active without any
+	// request. Default: 0.05.
 	IdleCPU *float64 `json:"idle_cpu,omitempty"`
 	// How long one wake may take before it has failed. Default: 1m.
 	WakeTimeout caddy.Duration `json:"wake_timeout,omitempty"`
@@ -99,19 +99,19 @@ type App struct {
 	// The port in the URLs of previews, which visitors use. Default: 443.
 	PreviewPort int `json:"preview_port,omitempty"`
 
-	// What sandboxes may send out, and how. Default: they reach public
+	// The rules and limits of the sandboxes' egress. Default: they reach public
 	// addresses.
 	Egress *Egress `json:"egress,omitempty"`
 
 	ctx      caddy.Context
 	config   node.Config
 	previews wakeproxy.Domains // all domains that a handler of this configuration serves previews under
-	held     *heldNode         // nil until taken
+	held     *heldNode         // nil until acquired
 	live     atomic.Pointer[live]
 }
 
-// Size is what a sandbox may use. What is left out of a new size has no limit, unless it
-// has a default.
+// Size bounds the resources of a sandbox. A field that a new size omits has no limit,
+// unless it has a default.
 type Size struct {
 	// CPU cores, such as 0.25.
 	CPUs float64 `json:"cpus,omitempty"`
@@ -223,7 +223,7 @@ func (a *App) Start() error {
 	if a.held == nil {
 		held, err := openNode(a)
 		if err != nil {
-			return fmt.Errorf("opening the node: %w", err)
+			return fmt.Errorf("open the node: %w", err)
 		}
 		if err := a.serve(held); err != nil {
 			return err
@@ -251,19 +251,19 @@ func (a *App) serve(held *heldNode) error {
 	registry := a.ctx.GetMetricsRegistry()
 	for _, collector := range held.Collectors() {
 		if err := registry.Register(collector); err != nil {
-			return fmt.Errorf("registering metrics: %w", err)
+			return fmt.Errorf("register metrics: %w", err)
 		}
 	}
 	a.live.Store(&live{heldNode: held, api: routes, proxy: explicit})
 	return nil
 }
 
-// Stop does nothing: the node is given back by Cleanup, after the next
-// configuration has taken it.
+// Stop does nothing: Cleanup releases the node, after the next configuration has
+// acquired it.
 func (a *App) Stop() error { return nil }
 
-// Cleanup gives the node back. The last configuration that had it closes it,
-// which puts the running sandboxes to sleep.
+// Cleanup releases the node. The last configuration that held it closes it, which
+// puts the running sandboxes to sleep.
 func (a *App) Cleanup() error {
 	if a.held == nil {
 		return nil
@@ -286,10 +286,10 @@ func (a *App) node() (*live, error) {
 	return nil, errNotOpen
 }
 
-// notOpen answers requests that come before the node is open.
+// notOpen is the response to requests that come before the node is open.
 var notOpen = problem.New(problem.NodeUnavailable, "Try again in a moment.").WithHeader("Retry-After", "1")
 
-// misdirected answers a request for the API or the proxy that came over a connection
+// misdirected is the response to a request for the API or the proxy over a connection
 // for a preview. A browser that shares connections makes another one.
 var misdirected = problem.New(problem.RequestMisdirected, "The connection was made for the name of a preview. Connect with the name of this site.")
 
@@ -380,11 +380,11 @@ func set[T comparable](field *T, value T) {
 	}
 }
 
-// exitGrace is what requests in flight get to finish when the process exits.
+// exitGrace is the time that requests in flight get to finish when the process exits.
 const exitGrace = 3 * time.Second
 
-// endStreams ends what would keep the process from exiting: Caddy waits for
-// requests in flight, and a stream may be in flight for ever. A reload ends none.
+// endStreams ends the streams when the process exits: Caddy waits for requests in
+// flight, and a stream may be in flight indefinitely. A reload ends none.
 type endStreams struct{ *App }
 
 // Handle implements caddyevents.Handler.

@@ -27,6 +27,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // applicationsDomain is not localhost's, whose names dev servers let pass.
@@ -79,7 +80,7 @@ func TestApplications(t *testing.T) {
 			continue
 		}
 		t.Run(name, func(t *testing.T) {
-			port := freePort(t)
+			port := testkit.FreePort(t)
 			argv := slices.Clone(test.argv)
 			for i, arg := range argv {
 				argv[i] = strings.ReplaceAll(arg, "$PORT", strconv.Itoa(port))
@@ -223,7 +224,7 @@ func (a *application) visit(method, path, contentType, body string, want int) (s
 		req.Header.Set("Sec-Fetch-Site", "same-origin")
 	}
 	res := a.site.do(a.client, req)
-	got := text(a.t, res)
+	got := testkit.Body(a.t, res)
 	if res.StatusCode != want {
 		a.t.Fatalf("%s %s: status %d, want %d: %.2000s", method, path, res.StatusCode, want, got)
 	}

@@ -26,6 +26,7 @@ import (
 	"github.com/doze-run/doze/node/nodetest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 const (
@@ -51,7 +52,7 @@ func newSite(t *testing.T, options ...string) *site {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(home) })
-	s := &site{Node: sandboxtest.Prepare(t, nil), t: t, home: home, port: freePort(t)}
+	s := &site{Node: sandboxtest.Prepare(t, nil), t: t, home: home, port: testkit.FreePort(t)}
 	t.Cleanup(func() {
 		if err := caddy.Stop(); err != nil {
 			t.Error(err)
@@ -98,16 +99,6 @@ func (s *site) sleepAfter() time.Duration {
 		s.t.Fatal(err)
 	}
 	return time.Duration(sb.SleepAfter)
-}
-
-func freePort(t *testing.T) int {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).Port
 }
 
 // load loads the site with more options of doze and more sites.
@@ -161,7 +152,7 @@ func (s *site) mustLoad(options, sites string) {
 
 func (s *site) awaitCertificate(host string) {
 	s.t.Helper()
-	eventually(s.t, host+" has a certificate", func() bool {
+	testkit.Eventually(s.t, host+" has a certificate", func() bool {
 		conn, err := tls.Dial("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(s.port)), &tls.Config{ServerName: host, InsecureSkipVerify: true})
 		if err == nil {
 			conn.Close()
@@ -170,7 +161,7 @@ func (s *site) awaitCertificate(host string) {
 	})
 }
 
-// client reaches the site under any host name; h2 says whether over HTTP/2.
+// client reaches the site under any host name; h2 chooses HTTP/2.
 func (s *site) client(h2 bool) *http.Client {
 	transport := &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -181,7 +172,7 @@ func (s *site) client(h2 bool) *http.Client {
 	}
 	if h2 {
 		// A thousand streams need no more. The client would else make hundreds
-		// at once, and starve those so that the server gives them up.
+		// concurrently, and starve those so that the server closes them.
 		transport.MaxConnsPerHost = 4
 	}
 	s.t.Cleanup(transport.CloseIdleConnections)
@@ -263,28 +254,6 @@ func send(client *http.Client, req *http.Request) (*http.Response, error) {
 		if attempt == 3 || req.Method != "GET" || !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, io.EOF) {
 			return res, err
 		}
-	}
-}
-
-func text(t *testing.T, res *http.Response) string {
-	t.Helper()
-	b, err := io.ReadAll(res.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(b)
-}
-
-// eventually polls a condition that another goroutine brings about.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !holds() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-		tick := time.NewTimer(2 * time.Millisecond)
-		<-tick.C
 	}
 }
 

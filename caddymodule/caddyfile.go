@@ -21,7 +21,7 @@ func init() {
 	httpcaddyfile.RegisterHandlerDirective("doze_api", parseAPI)
 	httpcaddyfile.RegisterHandlerDirective("doze_preview", parsePreview)
 	httpcaddyfile.RegisterHandlerDirective("doze_proxy", parseProxy)
-	// They answer themselves, like reverse_proxy does.
+	// They respond themselves, as reverse_proxy does.
 	httpcaddyfile.RegisterDirectiveOrder("doze_api", httpcaddyfile.Before, "reverse_proxy")
 	httpcaddyfile.RegisterDirectiveOrder("doze_preview", httpcaddyfile.Before, "reverse_proxy")
 	httpcaddyfile.RegisterDirectiveOrder("doze_proxy", httpcaddyfile.Before, "reverse_proxy")
@@ -227,8 +227,8 @@ func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 //
 //	doze_proxy [<matcher>]
 //
-// What clients ask a proxy for names other hosts, so that the site has to have an
-// address without a host beside the one that its certificate is for:
+// Requests to a proxy name other hosts, so that the site needs an address without a
+// host in addition to the one of its certificate:
 //
 //	:3128, proxy.example.com:3128 {
 //		doze_proxy

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/net/http2"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // WebSockets over a stream of HTTP/2 (RFC 8441) or HTTP/3 (RFC 9220): no
@@ -110,7 +111,7 @@ func sayFrame(t *testing.T, rw io.ReadWriter, words string) {
 }
 
 // Browsers use WebSockets over HTTP/2 as soon as a server offers them; ours
-// does not, unless GODEBUG=http2xconnect=1 says so.
+// does not, unless GODEBUG=http2xconnect=1 is set.
 func TestAWebSocketOverHTTP2IsNotOffered(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(devServer(nil), sandbox.Port{})
@@ -149,7 +150,7 @@ func testConnect(t *testing.T, connect func(*site, string) (io.ReadWriteCloser, 
 	}, sandbox.Port{})
 	sleep := func() {
 		t.Helper()
-		eventually(t, "the silent WebSocket lets it sleep", func() bool {
+		testkit.Eventually(t, "the silent WebSocket lets it sleep", func() bool {
 			_, err := s.Manager.Sleep(t.Context(), sb.ID)
 			return err == nil
 		})
@@ -171,5 +172,5 @@ func testConnect(t *testing.T, connect func(*site, string) (io.ReadWriteCloser, 
 	s.mustLoad("sleep_after 5m", "")
 	sayFrame(t, c, "after a reload")
 	c.Close()
-	eventually(t, "the server hears that he left", func() bool { return open.Load() == 0 })
+	testkit.Eventually(t, "the server's connection ends", func() bool { return open.Load() == 0 })
 }

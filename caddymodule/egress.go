@@ -20,35 +20,35 @@ import (
 	"github.com/doze-run/doze/egress/rule/preset"
 )
 
-// Egress says what sandboxes may send out, and how.
+// Egress is the configuration of the sandboxes' egress.
 type Egress struct {
-	// What becomes of what no rule matches: `allow_public` lets it through to
-	// public addresses, `deny` refuses it. Default: `allow_public`.
+	// The action for connections that no rule matches: `allow_public` lets them
+	// through to public addresses, `deny` refuses them. Default: `allow_public`.
 	Default rule.Default `json:"default,omitempty"`
-	// The node's rules. They come before those of owners and of sandboxes, and
-	// none of those can allow what one of these denies.
+	// The node's rules. They precede the rules of owners and of sandboxes, which
+	// cannot allow a destination that one of these denies.
 	Rules []types.Rule `json:"rules,omitempty"`
 	// Lists of hosts that the rules of the node, of owners and of sandboxes can name:
 	// `preset:npm` for the one that is called `npm` here. One with the name of a preset
 	// that comes with doze replaces it. At most 100.
 	Presets map[string]Preset `json:"presets,omitempty"`
-	// Addresses of hosts, instead of those that DNS gives: names, or patterns
+	// Addresses of hosts, which override DNS: names, or patterns
 	// such as `*.corp.example`. They may be private, and may have a port, to which
 	// connections to the host then go whatever port they ask for.
 	Resolve map[string][]string `json:"resolve,omitempty"`
-	// DNS servers that are asked for the addresses of hosts: addresses, with a
-	// port unless it is 53. The first is asked until it does not answer, then the
-	// next. Default: the system's.
+	// DNS servers that resolve the names of hosts: addresses, with a port unless it
+	// is 53. The first is used until it does not answer, then the next. Default: the
+	// system's.
 	Resolvers []string `json:"resolvers,omitempty"`
-	// Files with certificates (PEM) of authorities that upstream servers may
-	// have theirs of, besides the system's.
+	// Files with certificates (PEM) of authorities that are trusted for upstream
+	// servers in addition to the system's.
 	UpstreamCAFiles []string `json:"upstream_ca_files,omitempty"`
 	// The URL of an HTTP proxy (CONNECT) through which upstream servers are
 	// reached. Default: none.
 	UpstreamProxy string `json:"upstream_proxy,omitempty"`
-	// What becomes of TLS connections to hosts that no rule looks into, if they
-	// may hide their server's name (Encrypted Client Hello, of which browsers send
-	// the form always): `intercept`, or `allow` to let them pass through. Default:
+	// The action for TLS connections that are not intercepted otherwise and may
+	// hide their server's name (Encrypted Client Hello, whose extension browsers
+	// always send): `intercept`, or `allow` to pass them through. Default:
 	// `intercept`.
 	ECH string `json:"ech,omitempty"`
 	// How many connections all sandboxes have at most. Default: 16384.
@@ -64,13 +64,13 @@ type Egress struct {
 
 // Preset is a named list of hosts.
 type Preset struct {
-	// What it is for; owners read it in the list of presets.
+	// The purpose, which owners read in the list of presets.
 	Description string `json:"description,omitempty"`
 	// Names, or `*.` and a name for all below it. 1 to 200.
 	Hosts []string `json:"hosts"`
 }
 
-// presets are those of the operator and those that come with doze.
+// presets returns the operator's presets and the ones that come with doze.
 func (e *Egress) presets() (*rule.Presets, error) {
 	var list []preset.Preset
 	for _, name := range slices.Sorted(maps.Keys(e.Presets)) {

@@ -71,7 +71,7 @@ func (a *App) parseEgress(o options) error {
 		if err := a.Egress.parseOption(inner); err != nil {
 			return err
 		}
-		// What was well before is well, so that a mistake is in this line.
+		// The earlier options were valid, so a mistake is in this line.
 		if _, err := a.Egress.settingsWithoutFiles(); err != nil {
 			return block.WrapErr(err)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/test/egress/rpc"
+	"github.com/doze-run/doze/testkit"
 )
 
 // grpcServer serves package rpc's service in a sandbox and returns a client of
@@ -65,9 +66,9 @@ func TestGRPCThroughAPreview(t *testing.T) {
 		sb, client := s.grpcServer(protocol)
 		t.Run(string(protocol), func(t *testing.T) {
 			callAll(t, client)
-			eventually(t, "it sleeps", func() bool { _, err := s.Manager.Sleep(t.Context(), sb.ID); return err == nil })
+			testkit.Eventually(t, "it sleeps", func() bool { _, err := s.Manager.Sleep(t.Context(), sb.ID); return err == nil })
 			callAll(t, client)
-			eventually(t, "it stops", func() bool { _, err := s.Manager.Stop(t.Context(), sb.ID); return err == nil })
+			testkit.Eventually(t, "it stops", func() bool { _, err := s.Manager.Stop(t.Context(), sb.ID); return err == nil })
 			callAll(t, client)
 			if got := s.get(sb.ID).State; got != sandbox.StateRunning {
 				t.Errorf("after its calls it is %s", got)
@@ -190,7 +191,7 @@ func TestServersOfHTTP2WithoutTLS(t *testing.T) {
 			t.Fatal(err)
 		}
 		res := s.do(s.client(true), req)
-		return res.StatusCode, text(t, res), res.Trailer
+		return res.StatusCode, testkit.Body(t, res), res.Trailer
 	}
 	for _, protocol := range []sandbox.Protocol{sandbox.ProtocolAuto, sandbox.ProtocolH2C} {
 		_, address := s.sandboxAt(sandbox.Port{Port: h2cOnly(t), Protocol: protocol})

@@ -26,7 +26,7 @@ type heldNode struct {
 	target *logTarget // of its log
 
 	mu   sync.Mutex
-	apps []*App // configurations that were applied and not given back, oldest first
+	apps []*App // applied configurations, oldest first
 }
 
 // closeTimeout bounds the node's end: freezing takes microseconds, writing the
@@ -45,7 +45,7 @@ func (a *App) home() (string, error) {
 	return filepath.Abs(home)
 }
 
-// loadOpenNode takes the node in a folder if it is open, and returns nil if it is not.
+// loadOpenNode acquires the node in a folder if it is open, and returns nil otherwise.
 func loadOpenNode(home string) (*heldNode, error) {
 	held, _, err := nodes.LoadOrNew(home, func() (caddy.Destructor, error) { return nil, errNotOpen })
 	if errors.Is(err, errNotOpen) {
@@ -131,7 +131,7 @@ func (h *heldNode) withdraw(a *App) error {
 		return nil
 	}
 	if err := h.use(h.apps[len(h.apps)-1]); err != nil {
-		return fmt.Errorf("returning to the settings before: %w", err)
+		return fmt.Errorf("restore the previous settings: %w", err)
 	}
 	return nil
 }

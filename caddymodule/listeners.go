@@ -11,7 +11,7 @@ import (
 )
 
 // checkListeners returns an error if another process listens where this
-// configuration's servers will: Caddy would listen beside it without an error.
+// configuration's servers will: Caddy would share the address without an error.
 func (a *App) checkListeners() error {
 	app, err := a.ctx.AppIfConfigured("http")
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // brokenApp breaks off its responses in several ways.
@@ -61,7 +62,7 @@ func (s *site) visitBroken(address string) {
 func logged(t *testing.T, file, want string) string {
 	t.Helper()
 	var text []byte
-	eventually(t, fmt.Sprintf("%q is in the log", want), func() bool {
+	testkit.Eventually(t, fmt.Sprintf("%q is in the log", want), func() bool {
 		text, _ = os.ReadFile(file)
 		return strings.Contains(string(text), want)
 	})
@@ -92,7 +93,7 @@ func TestLogsShowNothingOfPreviewsThatGivesAccess(t *testing.T) {
 			if !strings.Contains(text, string(sb.ID)) {
 				t.Error("the log does not name the sandbox")
 			}
-			if warned := strings.Contains(text, "log format may show tokens"); warned != (options == "") {
+			if warned := strings.Contains(text, "log format without redaction configured"); warned != (options == "") {
 				t.Errorf("the node warned of the log format: %v", warned)
 			}
 		})

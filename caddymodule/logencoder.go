@@ -53,7 +53,7 @@ func (e *LogEncoder) Provision(ctx caddy.Context) error {
 	}
 	module, err := ctx.LoadModule(e, "WrappedRaw")
 	if err != nil {
-		return fmt.Errorf("loading the wrapped log format: %w", err)
+		return fmt.Errorf("load the wrapped log format: %w", err)
 	}
 	e.wrap(module.(zapcore.Encoder))
 	return nil
@@ -64,7 +64,7 @@ func (e *LogEncoder) provision(format interface {
 	caddy.Provisioner
 }) error {
 	if err := format.Provision(e.ctx); err != nil {
-		return fmt.Errorf("provisioning the default log format: %w", err)
+		return fmt.Errorf("provision the default log format: %w", err)
 	}
 	e.wrap(format)
 	return nil
@@ -150,7 +150,7 @@ func warnOfPlainLogs(log *zap.Logger) {
 	probe := new(formatProbe)
 	log.With(zap.Object("probe", probe))
 	if probe.plain > 0 {
-		log.Warn("log format may show tokens of previews", zap.Int("logs", probe.plain), zap.String("remedy", "add `format doze` to each `log`"))
+		log.Warn("log format without redaction configured", zap.Int("logs", probe.plain), zap.String("remedy", "add `format doze` to each `log`"))
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // metric is what docs/reference/metrics.md says of one.
@@ -83,7 +84,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	}
 	lease.Release()
 	if res := s.api("POST", "/api/v1/sandbox/"+string(sb.ID)+"/exec", `{"command":"true"}`); res.StatusCode != http.StatusOK {
-		t.Fatalf("exec: %s: %s", res.Status, text(t, res))
+		t.Fatalf("exec: %s: %s", res.Status, testkit.Body(t, res))
 	}
 
 	documented := documentedMetrics(t)
@@ -111,7 +112,7 @@ func TestMetricsAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the calls are counted", func() bool {
+	testkit.Eventually(t, "the calls are counted", func() bool {
 		if families, err = registry.Gather(); err != nil {
 			t.Fatal(err)
 		}

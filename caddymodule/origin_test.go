@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 	"github.com/doze-run/doze/wakeproxy"
 )
 
@@ -48,16 +49,16 @@ func TestWhichHostsAConnectionMayName(t *testing.T) {
 	one, two := name("one"), name("two")
 	for _, h2 := range []bool{false, true} {
 		over := s.from(one, h2)
-		if got := text(t, s.ask(over, one, "/")); got != "one" {
-			t.Errorf("its own host answered %q", got)
+		if got := testkit.Body(t, s.ask(over, one, "/")); got != "one" {
+			t.Errorf("its own host sent %q", got)
 		}
-		if got := text(t, s.ask(over, two, "/")); got != "two" {
-			t.Errorf("another preview, whose token it knows, answered %q", got)
+		if got := testkit.Body(t, s.ask(over, two, "/")); got != "two" {
+			t.Errorf("another preview, whose token it knows, sent %q", got)
 		}
 		for _, host := range []string{apiHost, strings.ToUpper(apiHost)} {
 			res := s.ask(over, host, "/api/v1/node")
-			if got := text(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"request_misdirected"`) || strings.Contains(got, `"enforced_limits"`) {
-				t.Errorf("the API answered over a preview's connection: %d %s", res.StatusCode, got)
+			if got := testkit.Body(t, res); res.StatusCode != http.StatusMisdirectedRequest || !strings.Contains(got, `"request_misdirected"`) || strings.Contains(got, `"enforced_limits"`) {
+				t.Errorf("the API responded over a preview's connection: %d %s", res.StatusCode, got)
 			} else if id := res.Header.Get("X-Request-Id"); id == "" || !strings.Contains(got, `"request_id":"`+id+`"`) {
 				t.Errorf("X-Request-Id %q of %s", id, got)
 			}
@@ -65,13 +66,13 @@ func TestWhichHostsAConnectionMayName(t *testing.T) {
 		if res := s.ask(s.from(apiHost, h2), apiHost, "/api/v1/node"); res.StatusCode != 200 {
 			t.Errorf("the API over its own connection: %d", res.StatusCode)
 		}
-		if got := text(t, s.ask(s.from(apiHost, h2), one, "/")); got != "one" {
-			t.Errorf("a preview over the API's connection answered %q", got)
+		if got := testkit.Body(t, s.ask(s.from(apiHost, h2), one, "/")); got != "one" {
+			t.Errorf("a preview over the API's connection sent %q", got)
 		}
 	}
 }
 
-// Caddy's own answer to a host that no site has is an empty 200.
+// Caddy's own response to a host without a site is an empty 200.
 func TestAHostThatNoSiteHasIsAProblemAndATrailingDotIsNoOtherHost(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(hello, sandbox.Port{})
@@ -83,20 +84,20 @@ func TestAHostThatNoSiteHasIsAProblemAndATrailingDotIsNoOtherHost(t *testing.T) 
 		over := s.from(preview.Hostname(), h2)
 		for _, host := range []string{"unknown.example", defaultPreviewDomain, "a.b." + defaultPreviewDomain, "127.0.0.1"} {
 			res := s.ask(over, host, "/")
-			if got := text(t, res); res.StatusCode != 404 || !strings.Contains(got, `"preview_not_found"`) {
+			if got := testkit.Body(t, res); res.StatusCode != 404 || !strings.Contains(got, `"preview_not_found"`) {
 				t.Errorf("host %s: %d %q", host, res.StatusCode, got)
 			}
 		}
-		if got := text(t, s.ask(over, preview.Hostname()+".", "/")); got != "hello" {
-			t.Errorf("with a trailing dot the preview answered %q", got)
+		if got := testkit.Body(t, s.ask(over, preview.Hostname()+".", "/")); got != "hello" {
+			t.Errorf("with a trailing dot the preview sent %q", got)
 		}
-		if res := s.ask(over, apiHost+".", "/api/v1/node"); res.StatusCode != 404 || strings.Contains(text(t, res), `"enforced_limits"`) {
+		if res := s.ask(over, apiHost+".", "/api/v1/node"); res.StatusCode != 404 || strings.Contains(testkit.Body(t, res), `"enforced_limits"`) {
 			t.Errorf("the API with a trailing dot over a preview's connection: %d", res.StatusCode)
 		}
 	}
 }
 
-// Caddy's own setting goes further, for who wants that.
+// Caddy's own setting is stricter, for operators that want that.
 func TestStrictSNIHostRefusesWhatIsShared(t *testing.T) {
 	s := newSite(t)
 	s.global = "servers {\n\t\tstrict_sni_host on\n\t}"
@@ -110,9 +111,9 @@ func TestStrictSNIHostRefusesWhatIsShared(t *testing.T) {
 	}
 }
 
-func TestTheAPIAnswersUnderNoDomainOfPreviews(t *testing.T) {
+func TestAPIIsNotServedUnderPreviewDomains(t *testing.T) {
 	s := newSite(t)
-	port := freePort(t)
+	port := testkit.FreePort(t)
 	// The API on every host, and previews under a second domain.
 	s.mustLoad("", "http://:"+strconv.Itoa(port)+" {\n\thandle /api/* {\n\t\tdoze_api\n\t}\n\tdoze_preview p.example.org\n}")
 	for host, status := range map[string]int{
@@ -122,13 +123,13 @@ func TestTheAPIAnswersUnderNoDomainOfPreviews(t *testing.T) {
 		req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1:"+strconv.Itoa(port)+"/api/v1/node", nil)
 		req.Host = host
 		req.Header.Set("Authorization", "Bearer "+testToken)
-		if res := s.do(http.DefaultClient, req); (res.StatusCode == 200) != (status == 200) || strings.Contains(text(t, res), `"enforced_limits"`) != (status == 200) {
+		if res := s.do(http.DefaultClient, req); (res.StatusCode == 200) != (status == 200) || strings.Contains(testkit.Body(t, res), `"enforced_limits"`) != (status == 200) {
 			t.Errorf("%s: status %d", host, res.StatusCode)
 		}
 	}
 }
 
-// What a sandbox says of cookies and of us does not reach beyond its preview.
+// Cookies and headers of a sandbox do not reach beyond its preview.
 func TestASandboxSetsNothingBeyondItsPreview(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(func(w http.ResponseWriter, r *http.Request) {
@@ -198,12 +199,12 @@ func TestAPublicPreviewHasNoTokenInItsAddress(t *testing.T) {
 	if address != want {
 		t.Fatalf("its address is %s, want %s", address, want)
 	}
-	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
-		t.Errorf("it answered %q", got)
+	if got := testkit.Body(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Errorf("the response is %q", got)
 	}
 }
 
-func TestARefusingPortAnswers410ThroughCaddy(t *testing.T) {
+func TestRefusingPortRespondsWith410ThroughCaddy(t *testing.T) {
 	s := newSite(t)
 	sb, address := s.sandbox(hello, sandbox.Port{Wake: sandbox.WakeNever})
 	if res := s.fetch(s.client(true), address); res.StatusCode != 200 {
@@ -214,7 +215,7 @@ func TestARefusingPortAnswers410ThroughCaddy(t *testing.T) {
 	}
 	for _, path := range []string{"", ".doze/wake"} {
 		res := s.fetch(s.client(true), address+path)
-		if got := text(t, res); res.StatusCode != 410 || !strings.Contains(got, `"sandbox_not_running"`) {
+		if got := testkit.Body(t, res); res.StatusCode != 410 || !strings.Contains(got, `"sandbox_not_running"`) {
 			t.Errorf("asleep: %d %s", res.StatusCode, got)
 		}
 	}
@@ -228,7 +229,7 @@ func TestAHandshakeNeedsAnExistingPreviewAndWakesNothing(t *testing.T) {
 	s := newSite(t)
 	const domain = "p.example.org"
 	s.global = "on_demand_tls {\n\t\tpermission doze " + domain + "\n\t}"
-	port := freePort(t)
+	port := testkit.FreePort(t)
 	at := ":" + strconv.Itoa(port)
 	s.mustLoad("", "https://*."+domain+at+" {\n\ttls {\n\t\tissuer internal\n\t\ton_demand\n\t}\n\tdoze_preview "+domain+"\n}")
 	sb, _ := s.sandbox(hello, sandbox.Port{})

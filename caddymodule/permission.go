@@ -64,7 +64,7 @@ func (p *Permission) CertificateAllowed(_ context.Context, name string) error {
 		return err
 	}
 	if !node.Previews.Exists(name, p.Domains) {
-		return fmt.Errorf("%w: no such preview", caddytls.ErrPermissionDenied)
+		return fmt.Errorf("%w: the preview does not exist", caddytls.ErrPermissionDenied)
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ func init() {
 }
 
 // Preview serves the previews of sandboxes and wakes the ones that sleep. It
-// answers every request that reaches it; hosts that name no preview get 404.
+// responds to every request that reaches it; hosts that name no preview get 404.
 type Preview struct {
 	// Domains under which previews live. Default: the doze app's
 	// preview_domain.
@@ -75,7 +75,7 @@ func (p *Preview) Provision(ctx caddy.Context) (err error) {
 		StreamCloseDelay: forever,
 	}
 	if err := p.proxy.Provision(ctx); err != nil {
-		return fmt.Errorf("provisioning the reverse proxy: %w", err)
+		return fmt.Errorf("provision the reverse proxy: %w", err)
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func (p *Preview) Validate() error {
 	return nil
 }
 
-// Cleanup gives back what the reverse proxy holds; streams stay.
+// Cleanup releases the reverse proxy; streams continue.
 func (p *Preview) Cleanup() error {
 	if p.proxy == nil {
 		return nil
@@ -104,7 +104,7 @@ func (p *Preview) Cleanup() error {
 	return p.proxy.Cleanup()
 }
 
-// ServeHTTP answers one preview request.
+// ServeHTTP serves one preview request.
 func (p *Preview) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
 	skipAccessLog(r)
 	node, err := p.app.node()
@@ -138,8 +138,8 @@ func fromTrustedProxy(r *http.Request) bool {
 	return trusted
 }
 
-// transport sends requests through the node's wakeproxy, which is not there yet
-// when the reverse proxy is provisioned.
+// transport sends requests through the node's wakeproxy, which opens after the
+// reverse proxy is provisioned.
 type transport struct{ app *App }
 
 func (t transport) RoundTrip(req *http.Request) (*http.Response, error) {

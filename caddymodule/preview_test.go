@@ -16,6 +16,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 	"github.com/doze-run/doze/wakeproxy"
 )
 
@@ -36,7 +37,7 @@ func TestAPreviewWakesItsSandboxThroughCaddy(t *testing.T) {
 		req.Header.Set("X-Forwarded-Host", "forged")
 		req.Header.Set("Keep-Alive", "hop-by-hop")
 		res := s.do(s.client(h2), req)
-		if text(t, res) != "hello" || res.Header.Get("Doze-Wake") != "warm" || !strings.HasPrefix(res.Header.Get("Server-Timing"), "wake;dur=") {
+		if testkit.Body(t, res) != "hello" || res.Header.Get("Doze-Wake") != "warm" || !strings.HasPrefix(res.Header.Get("Server-Timing"), "wake;dur=") {
 			t.Errorf("status %d, %v", res.StatusCode, res.Header)
 		}
 		if h2 != (res.ProtoMajor == 2) {
@@ -49,7 +50,7 @@ func TestAPreviewWakesItsSandboxThroughCaddy(t *testing.T) {
 	}
 }
 
-// 1,000 requests at once: one wake, 1,000 answers.
+// 1,000 concurrent requests: one wake, 1,000 responses.
 func TestOneWakeForAThousandRequests(t *testing.T) {
 	s := newSite(t)
 	sb, address := s.sandbox(hello, sandbox.Port{})
@@ -92,7 +93,7 @@ func TestOneWakeForAThousandRequests(t *testing.T) {
 	}
 }
 
-// devServer is like Vite's: it answers only its own host, and takes a WebSocket
+// devServer is like Vite's: it serves only its own host, and accepts a WebSocket
 // only of its own origin. It also streams two events, the second one when more
 // is closed.
 func devServer(more <-chan struct{}) http.HandlerFunc {
@@ -151,13 +152,13 @@ func say(t *testing.T, c *websocket.Conn, words string) {
 	}
 }
 
-// PEERS 1 and 3.
+// A WebSocket passes the checks of a dev server through Caddy.
 func TestAWebSocketThroughCaddySurvivesSleep(t *testing.T) {
 	s := newSite(t)
 	sb, address := s.sandbox(devServer(nil), sandbox.Port{})
 	c := s.dial(address)
 	say(t, c, "one")
-	eventually(t, "the silent WebSocket lets it sleep", func() bool {
+	testkit.Eventually(t, "the silent WebSocket lets it sleep", func() bool {
 		_, err := s.Manager.Sleep(t.Context(), sb.ID)
 		return err == nil
 	})
@@ -167,7 +168,7 @@ func TestAWebSocketThroughCaddySurvivesSleep(t *testing.T) {
 	}
 }
 
-// PEERS 3: nor is one without its token sent to a login.
+// Nor is a WebSocket without its token redirected to a login.
 func TestAWebSocketWithoutItsTokenIsNotFoundAndNotRedirected(t *testing.T) {
 	s := newSite(t)
 	sb, address := s.sandbox(devServer(nil), sandbox.Port{})
@@ -191,13 +192,13 @@ func TestAHeldWebSocketKeepsItsSandboxAwake(t *testing.T) {
 		t.Errorf("asked to sleep it said %v", err)
 	}
 	c.Close(websocket.StatusNormalClosure, "")
-	eventually(t, "it may sleep again", func() bool {
+	testkit.Eventually(t, "it may sleep again", func() bool {
 		_, err := s.Manager.Sleep(t.Context(), sb.ID)
 		return err == nil
 	})
 }
 
-// PEERS 10: a stream is in use for as long as it lasts.
+// A stream counts as activity for as long as it lasts.
 func TestAStreamKeepsItsSandboxAwake(t *testing.T) {
 	s := newSite(t)
 	more := make(chan struct{})
@@ -220,7 +221,7 @@ func TestAStreamKeepsItsSandboxAwake(t *testing.T) {
 func TestPreviewsNeverServeTheAPIsOrigin(t *testing.T) {
 	s := newSite(t)
 	// An operator's mistake: the API on every host, previews on the API's.
-	port := freePort(t)
+	port := testkit.FreePort(t)
 	s.mustLoad("", "http://:"+strconv.Itoa(port)+" {\n\thandle /api/* {\n\t\tdoze_api\n\t}\n\tdoze_preview\n}")
 	_, address := s.sandbox(func(w http.ResponseWriter, r *http.Request) {
 		io.WriteString(w, "app "+r.URL.Path+" "+r.Header.Get("Authorization"))
@@ -232,10 +233,10 @@ func TestPreviewsNeverServeTheAPIsOrigin(t *testing.T) {
 		req.Host = host
 		req.Header.Set("Authorization", "Bearer "+testToken)
 		res := s.do(s.client(false), req)
-		return res.StatusCode, text(t, res)
+		return res.StatusCode, testkit.Body(t, res)
 	}
 	if _, got := get(strings.TrimSuffix(address, "/"), preview.Host, "/api/v1/node"); got != "app /api/v1/node Bearer "+testToken {
-		t.Errorf("the preview answered %q", got)
+		t.Errorf("the preview sent %q", got)
 	}
 	plain := "http://127.0.0.1:" + strconv.Itoa(port)
 	plainGet := func(host, path string) (int, string) {
@@ -243,13 +244,13 @@ func TestPreviewsNeverServeTheAPIsOrigin(t *testing.T) {
 		req.Host = host
 		req.Header.Set("Authorization", "Bearer "+testToken)
 		res := s.do(http.DefaultClient, req)
-		return res.StatusCode, text(t, res)
+		return res.StatusCode, testkit.Body(t, res)
 	}
 	if _, got := plainGet(preview.Host, "/api/v1/node"); strings.Contains(got, `"enforced_limits"`) {
-		t.Errorf("the API answered on a preview's host: %q", got)
+		t.Errorf("the API responded on a preview's host: %q", got)
 	}
 	if status, got := plainGet(apiHost, "/"); status != 404 || !strings.Contains(got, "preview_not_found") {
-		t.Errorf("a preview answered on the API's host: %d %q", status, got)
+		t.Errorf("a preview responded on the API's host: %d %q", status, got)
 	}
 	if status, got := plainGet(apiHost, "/api/v1/node"); status != 200 || !strings.Contains(got, `"enforced_limits"`) {
 		t.Errorf("the API on its own host: %d %q", status, got)

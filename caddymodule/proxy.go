@@ -14,9 +14,9 @@ func init() {
 	caddy.RegisterModule(Proxy{})
 }
 
-// Proxy is an HTTP proxy for programs that are in no sandbox and show a key of the
-// API: what they send out is decided on by the node's rules and their owner's. It
-// answers every request that reaches it. Like the API, it does not answer over a TLS
+// Proxy is an HTTP proxy for programs outside of sandboxes that authenticate with a
+// key of the API: the node's rules and their owner's decide on their requests. It
+// responds to every request that reaches it. Like the API, it is not served over a TLS
 // connection that was made for the name of a preview.
 type Proxy struct {
 	app *App

@@ -9,14 +9,16 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // proxyRequest sends the proxy text over a TLS connection for a name and returns
-// the answer.
+// the response.
 func proxyRequest(t *testing.T, port int, sni, text string) (net.Conn, *bufio.Reader, *http.Response) {
 	t.Helper()
 	var conn *tls.Conn
-	eventually(t, sni+" has a certificate", func() (ok bool) { // Caddy issues it in the background
+	testkit.Eventually(t, sni+" has a certificate", func() (ok bool) { // Caddy issues it in the background
 		var err error
 		conn, err = tls.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port), &tls.Config{ServerName: sni, InsecureSkipVerify: true})
 		return err == nil
@@ -35,7 +37,7 @@ func proxyRequest(t *testing.T, port int, sni, text string) (net.Conn, *bufio.Re
 func TestTheProxyCarriesWhatShowsAKey(t *testing.T) {
 	s := newSite(t)
 	echo := listen(t)
-	port := freePort(t)
+	port := testkit.FreePort(t)
 	sites := fmt.Sprintf(":%[1]d, proxy.doze.localhost:%[1]d {\n\tdoze_proxy\n}", port)
 	s.mustLoad("egress {\n\t\t\tresolve echo.test "+echo.Addr().String()+"\n\t\t}", sites)
 	connect := "CONNECT echo.test:7 HTTP/1.1\r\nHost: echo.test:7\r\n"
@@ -65,7 +67,7 @@ func TestTheProxyCarriesWhatShowsAKey(t *testing.T) {
 	ping() // a reload cuts no tunnel
 }
 
-// listen is a server that says what it hears.
+// listen is a server that echoes what it receives.
 func listen(t *testing.T) net.Listener {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

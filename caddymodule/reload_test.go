@@ -24,9 +24,10 @@ import (
 	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/node"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
-// PEERS 18: a reload of the proxy drops streams.
+// A reload of the proxy must not end streams.
 func TestAReloadTouchesNoSandboxAndDropsNoStream(t *testing.T) {
 	s := newSite(t)
 	more := make(chan struct{})
@@ -61,12 +62,12 @@ func TestAReloadTouchesNoSandboxAndDropsNoStream(t *testing.T) {
 		t.Errorf("sleep_after is %s", got)
 	}
 	// A WebSocket from before the reloads still lets the sandbox sleep, and wakes it.
-	eventually(t, "it sleeps", func() bool { _, err := s.Manager.Sleep(t.Context(), sb.ID); return err == nil })
+	testkit.Eventually(t, "it sleeps", func() bool { _, err := s.Manager.Sleep(t.Context(), sb.ID); return err == nil })
 	say(t, c, "good morning")
 }
 
 // A port is exposed and closed in the configuration that runs: its preview is
-// there and gone at once, and Caddy does not load anything.
+// available and gone immediately, and Caddy does not load anything.
 func TestExposingAPortReloadsNothing(t *testing.T) {
 	s := newSite(t)
 	sb, address := s.sandbox(hello, sandbox.Port{})
@@ -77,14 +78,14 @@ func TestExposingAPortReloadsNothing(t *testing.T) {
 		t.Fatalf("closing it: %s", res.Status)
 	}
 	if res := s.fetch(s.client(true), address); res.StatusCode != http.StatusNotFound {
-		t.Errorf("a port that was closed answers %d", res.StatusCode)
+		t.Errorf("a closed port responds with %d", res.StatusCode)
 	}
 	var exposed struct{ URL string }
 	if err := json.NewDecoder(s.api("POST", path+"/expose", `{"port":`+port+`}`).Body).Decode(&exposed); err != nil || exposed.URL == address {
 		t.Fatalf("exposed at %q, %v", exposed.URL, err)
 	}
-	if res := s.fetch(s.client(true), exposed.URL); text(t, res) != "hello" {
-		t.Errorf("a port that was exposed answers %d", res.StatusCode)
+	if res := s.fetch(s.client(true), exposed.URL); testkit.Body(t, res) != "hello" {
+		t.Errorf("an exposed port responds with %d", res.StatusCode)
 	}
 	if caddy.ActiveContext().Context != before || before.Err() != nil {
 		t.Error("Caddy has loaded a configuration")
@@ -133,8 +134,8 @@ func TestASettingThatCannotChangeFailsTheReloadAndChangesNothing(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), option+" cannot change from ") || !strings.Contains(err.Error(), "while the node runs: restart it") {
 			t.Fatalf("%s: the reload gave %v", option, err)
 		}
-		if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
-			t.Errorf("%s: then the preview answered %q", option, got)
+		if got := testkit.Body(t, s.fetch(s.client(true), address)); got != "hello" {
+			t.Errorf("%s: then the preview sent %q", option, got)
 		}
 		if got := s.sleepAfter(); got != time.Minute {
 			t.Errorf("%s: sleep_after is %s", option, got)
@@ -158,8 +159,8 @@ func TestAReloadDoesNotMoveTheNodeToAnotherFolder(t *testing.T) {
 		t.Fatalf("the reload gave %v, want %s", err, want)
 	}
 	s.mustServe()
-	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
-		t.Errorf("then the preview answered %q", got)
+	if got := testkit.Body(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Errorf("then the preview sent %q", got)
 	}
 	s.mustLoad("sleep_after 2m", "")
 }
@@ -175,16 +176,16 @@ func TestAReloadThatFailsElsewhereTakesItsSettingsBack(t *testing.T) {
 			t.Fatalf("sleep_after is %s", got)
 		}
 	}
-	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
-		t.Errorf("then the preview answered %q", got)
+	if got := testkit.Body(t, s.fetch(s.client(true), address)); got != "hello" {
+		t.Errorf("then the preview sent %q", got)
 	}
 }
 
-// PEERS 20: awake but 502 after the node restarted.
-func TestPreviewsAnswerAfterTheNodeRestarted(t *testing.T) {
+// Elsewhere a sandbox was awake but responded with 502 after the node restarted.
+func TestPreviewsWorkAfterTheNodeRestarted(t *testing.T) {
 	s := newSite(t)
 	sb, address := s.sandbox(hello, sandbox.Port{})
-	if got := text(t, s.fetch(s.client(true), address)); got != "hello" {
+	if got := testkit.Body(t, s.fetch(s.client(true), address)); got != "hello" {
 		t.Fatalf("before: %q", got)
 	}
 	if err := caddy.Stop(); err != nil {
@@ -192,7 +193,7 @@ func TestPreviewsAnswerAfterTheNodeRestarted(t *testing.T) {
 	}
 	s.start("")
 	res := s.fetch(s.client(true), address)
-	if got := text(t, res); got != "hello" {
+	if got := testkit.Body(t, res); got != "hello" {
 		t.Errorf("after: %d %q", res.StatusCode, got)
 	}
 	if got := s.get(sb.ID).State; got != sandbox.StateRunning {
@@ -269,9 +270,9 @@ func runTests(m *testing.M) int {
 func TestAReloadToAnAddressOfAnotherProcessIsRefused(t *testing.T) {
 	s := newSite(t)
 	_, address := s.sandbox(hello, sandbox.Port{})
-	theirs := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	theirs := fmt.Sprintf("127.0.0.1:%d", testkit.FreePort(t))
 	other := exec.Command(os.Args[0])
-	other.Env = append(os.Environ(), listenEnv+"="+theirs, "GORACE=atexit_sleep_ms=0") // or -race has it wait for a second
+	other.Env = append(os.Environ(), listenEnv+"="+theirs, "GORACE=atexit_sleep_ms=0") // or -race makes it wait for a second
 	in, err := other.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -291,7 +292,7 @@ func TestAReloadToAnAddressOfAnotherProcessIsRefused(t *testing.T) {
 	if err := s.load("", site); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d (caddymodule", other.Process.Pid)) || !strings.Contains(err.Error(), "tcp/"+theirs) {
 		t.Errorf("got %v", err)
 	}
-	if res := s.fetch(s.client(true), address); text(t, res) != "hello" {
+	if res := s.fetch(s.client(true), address); testkit.Body(t, res) != "hello" {
 		t.Errorf("after a reload that failed: %s", res.Status)
 	}
 	in.Close()

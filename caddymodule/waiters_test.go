@@ -10,6 +10,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // visitResult of a request that is on its way.
@@ -23,7 +24,7 @@ type visitResult struct {
 	err error
 }
 
-// visit sends a request and returns at once.
+// visit sends a request and returns immediately.
 func (s *site) visit(ctx context.Context, address string) <-chan visitResult {
 	client := s.client(true)
 	answers := make(chan visitResult, 1)
@@ -56,7 +57,7 @@ func (s *site) stop(id sandbox.ID) {
 	}
 }
 
-// One more than may wait is told to come again, at once; the others are served.
+// A visitor beyond the quota gets Retry-After immediately; the others are served.
 func TestWaitersAreBoundedPerSandboxAndInAll(t *testing.T) {
 	for _, test := range []struct {
 		name         string
@@ -107,10 +108,10 @@ func TestAVisitorWhoLeavesStopsNoWake(t *testing.T) {
 	s.Engine.AwaitBlocked(t, "start")
 	leave()
 	if a := <-visit; !errors.Is(a.err, context.Canceled) {
-		t.Errorf("he got %+v", a)
+		t.Errorf("the visitor got %+v", a)
 	}
 	release()
-	eventually(t, "the wake goes on", func() bool { return s.get(sb.ID).State == sandbox.StateRunning })
+	testkit.Eventually(t, "the wake goes on", func() bool { return s.get(sb.ID).State == sandbox.StateRunning })
 }
 
 func TestAContainerThatDoesNotStartFailsItsWaitersWithItsLastLine(t *testing.T) {
@@ -127,21 +128,21 @@ func TestAContainerThatDoesNotStartFailsItsWaitersWithItsLastLine(t *testing.T) 
 	}
 }
 
-// Nothing listens yet, and the container ends: nobody waits until his limit.
+// Nothing listens yet, and the container ends: no visitor waits until its limit.
 func TestAContainerThatEndsFailsItsWaitersWithItsLastLine(t *testing.T) {
 	s := newSite(t)
-	sb, address := s.sandboxAt(sandbox.Port{Port: uint16(freePort(t))})
+	sb, address := s.sandboxAt(sandbox.Port{Port: uint16(testkit.FreePort(t))})
 	s.stop(sb.ID)
 	visit := s.visit(t.Context(), address)
-	eventually(t, "it was started", func() bool { return s.get(sb.ID).State == sandbox.StateRunning })
+	testkit.Eventually(t, "it was started", func() bool { return s.get(sb.ID).State == sandbox.StateRunning })
 	s.Engine.Kill(t, sb.ID)
 	if a := <-visit; a.err != nil || a.status != 502 || a.problem.Code != "wake_failed" || a.problem.LastLog != sandboxtest.LastLog {
 		t.Errorf("the visitor got %+v", a)
 	}
 }
 
-// Caddy takes a cancelled request for a visitor who left.
-func TestRequestsInFlightAreToldThatTheNodeCloses(t *testing.T) {
+// Caddy takes a canceled request for a visitor that left.
+func TestRequestsInFlightEndWithNodeUnavailable(t *testing.T) {
 	s := newSite(t)
 	reached := make(chan struct{})
 	_, address := s.sandbox(func(_ http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Messages of libraries by their constant beginning. What follows it may quote a
+// Messages of libraries by their constant beginning. The rest of a line may quote a
 // peer, a request or a response.
 var libraryMessages = []string{
 	"Error enabling Transport HTTP/2 support",
@@ -50,7 +50,7 @@ var libraryMessages = []string{
 const (
 	unknownMessage = "unknown"
 	// A library logs one line for each response of a hostile upstream. Of each
-	// message there are at most libraryBurst lines at once and then one in
+	// message there are at most libraryBurst lines in a row and then one in
 	// libraryPause, so that one message does not use up the lines of another.
 	libraryBurst = 5
 	libraryPause = time.Minute
@@ -118,8 +118,7 @@ func (l *Library) allow(text string) (suppressed int, ok bool) {
 }
 
 // known returns the constant beginning of a line, or unknownMessage. Lines may begin
-// with a time and the name of a program, so that it is looked for within the first
-// bytes.
+// with a time and the name of a program, so the first bytes are searched for it.
 func known(line string) string {
 	begin := line[:min(len(line), 200)]
 	for _, text := range libraryMessages {
@@ -131,7 +130,7 @@ func known(line string) string {
 }
 
 // Panic describes the value of a panic by its type. The value itself may quote a
-// request; that of a runtime error does not.
+// request; the value of a runtime error does not.
 func Panic(value any) string {
 	if err, ok := value.(interface{ RuntimeError() }); ok {
 		return fmt.Sprint(err)

@@ -12,8 +12,8 @@ const Header = "X-Request-Id"
 
 const (
 	maxLength = 64
-	// length of an id that the node chooses: 80 random bits, which nobody reads
-	// aloud wrongly.
+	// length of an id that the node chooses: 80 random bits in an alphabet without
+	// ambiguous letters.
 	length = 16
 )
 

@@ -20,7 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Error says which process listens on an address.
+// Error reports the process that listens on an address.
 type Error struct {
 	Network string // tcp or udp
 	Address netip.AddrPort
@@ -39,7 +39,7 @@ func (e *Error) Error() string {
 }
 
 // Check returns an *Error if another process listens on an address so that this one
-// cannot have it alone. What this process listens on itself is not an error. network is
+// cannot have it alone. An address of this process itself is not an error. network is
 // tcp or udp, and an unspecified address stands for all.
 func Check(network string, address netip.AddrPort) error {
 	if address.Port() == 0 {
@@ -98,7 +98,7 @@ func zone(ip netip.Addr) uint32 {
 	return uint32(n)
 }
 
-// stateListen is that of a TCP socket in /proc/net/tcp (TCP_LISTEN); UDP sockets
+// stateListen is the state of a listening socket in /proc/net/tcp (TCP_LISTEN); UDP sockets
 // that only receive are in stateUnconnected (TCP_CLOSE).
 const (
 	stateListen      = "0A"

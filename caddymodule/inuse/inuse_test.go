@@ -144,7 +144,7 @@ func TestWhatThisProcessListensOnIsItsOwn(t *testing.T) {
 	}
 	other(t, "tcp4/127.0.0.1:"+port)
 	if err := Check("tcp", netip.MustParseAddrPort("127.0.0.1:"+port)); err == nil {
-		t.Error("another process listens beside this one, and it is not an error")
+		t.Error("another process listens on the same address, and it is not an error")
 	}
 }
 
