@@ -45,7 +45,6 @@ type exchange struct {
 	// secret later.
 	requestID string
 	secrets   *session.Session
-	policy    policy.Exchange
 	table     *table // that decided
 	decided   rule.Decision
 	entry     audit.Entry
@@ -131,7 +130,6 @@ func policySteps(d rule.Decision) []policyStep {
 // record writes what came of it.
 func (x *exchange) record() {
 	x.entry.Duration = audit.Took(time.Since(x.began))
-	x.entry.Notes = x.policy.Notes
 	x.used(x.secrets.Used())
 	x.m.record(x.entry)
 }
@@ -172,25 +170,55 @@ func (x *exchange) answer(w http.ResponseWriter, a *rule.Answer) {
 func (x *exchange) permit(w http.ResponseWriter, r *http.Request, steps []policy.Step) {
 	x.entry.Verdict = audit.Allow
 	if len(steps) == 0 {
-		x.forward(w, r)
+		if cut := x.forward(w, r, false); cut {
+			panic(http.ErrAbortHandler)
+		}
 		return
 	}
-	x.policy.Sandbox = x.m.identity()
-	x.policy.Host, x.policy.Flow = x.to.host, x.to.flow
-	denial, err := policy.Serve(w, r, &x.policy, steps, http.HandlerFunc(x.forwardChanged))
+	chain := policy.NewChain(w, r, policy.Info{Sandbox: x.m.identity(), Host: x.to.host, Flow: x.to.flow})
+	defer func() {
+		chain.Close()
+		x.entry.Notes = chain.Notes
+	}()
+	failed := false
+	if stopped := x.runPolicies(chain, r, steps); !stopped {
+		failed = x.forwardChanged(chain, r)
+	}
+	denial, cut := chain.Response(failed)
 	if denial != nil && denial.Detail != "" { // for the policy's author; a sandbox can cause any number
 		x.m.e.log.Debug("a policy failed", "sandbox", x.m.id, "policy", denial.Policy, "detail", denial.Detail)
 	}
 	switch {
-	case denial != nil && err != nil:
+	case denial != nil && cut:
 		x.denied(0, denial.Error())
-		panic(err) // cuts the response
 	case denial != nil:
 		x.refuse(w, r, denial.Code, denial.Error())
-	case x.policy.Answered != "":
-		x.entry.Verdict, x.entry.Status = audit.Respond, x.policy.Status
-		x.entry.Reason = "answered by policy " + x.policy.Answered
+	case chain.Answered != "":
+		x.entry.Verdict, x.entry.Status = audit.Respond, chain.Status
+		x.entry.Reason = "answered by policy " + chain.Answered
 	}
+	if cut {
+		panic(http.ErrAbortHandler)
+	}
+}
+
+// runPolicies runs the policies over the request. It returns true if the request must not
+// be sent.
+func (x *exchange) runPolicies(chain *policy.Chain, r *http.Request, steps []policy.Step) (stop bool) {
+	for i, step := range steps {
+		var before *http.Request // if policies of others have seen the request
+		if slices.ContainsFunc(steps[:i], func(earlier policy.Step) bool { return earlier.Namespace != step.Namespace }) {
+			before = policy.Snapshot(r)
+		}
+		if chain.Request(step) {
+			return true
+		}
+		if before != nil && x.secrets.Moved(before, r, chain.Wrote(), step.Namespace) {
+			chain.Reject("it puts a secret of another owner where that did not put it")
+			return true
+		}
+	}
+	return false
 }
 
 // errReplaced: rules were replaced while a request was decided on.
@@ -220,24 +248,9 @@ func (x *exchange) steps() (steps []policy.Step, err error) {
 		if l.owner != x.m.owner { // those who send slowly must not have all of the node's
 			step.Sharer = x.m.owner
 		}
-		if slices.ContainsFunc(steps, func(earlier policy.Step) bool { return earlier.Namespace != l.owner }) {
-			step.Check = x.leavesOthers(l.owner)
-		}
 		steps = append(steps, step)
 	}
 	return steps, nil
-}
-
-// leavesOthers checks that a policy of one owner leaves references to another's
-// secrets where they are. It sees those that policies before it have placed, and
-// could have the host publish one of the operator's.
-func (x *exchange) leavesOthers(owner string) func(before, after *http.Request, wrote []byte) error {
-	return func(before, after *http.Request, wrote []byte) error {
-		if x.secrets.Moved(before, after, wrote, owner) {
-			return errors.New("it puts a secret of another owner where that did not put it")
-		}
-		return nil
-	}
 }
 
 func release(steps []policy.Step) {
@@ -247,29 +260,30 @@ func release(steps []policy.Step) {
 }
 
 // forwardChanged is forward for a request that policies may have changed.
-func (x *exchange) forwardChanged(w http.ResponseWriter, r *http.Request) {
+func (x *exchange) forwardChanged(chain *policy.Chain, r *http.Request) (failed bool) {
 	if reason := x.recheck(r); reason != "" {
-		x.refuse(w, r, problem.EgressDenied, reason)
-		return
+		x.refuse(chain.Writer(), r, problem.EgressDenied, reason)
+		return false
 	}
-	x.forward(w, r)
+	return x.forward(chain.Writer(), r, chain.WroteBody)
 }
 
 // forward sends the request as the policies made it, with the secrets in their
-// places, and the response back without them.
-func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
+// places, and the response back without them. wroteBody: a policy wrote the body. It
+// returns true if the response ended early.
+func (x *exchange) forward(w http.ResponseWriter, r *http.Request, wroteBody bool) (cut bool) {
 	var refused *placeholder.RefusedError
 	switch err := x.exchangePlaceholders(r); {
 	case errors.As(err, &refused):
 		x.refuse(w, r, problem.PlaceholderNotAllowed, err.Error())
-		return
+		return false
 	case err != nil: // its body did not come to its end
 		x.entry.Verdict, x.entry.Reason = audit.Error, "the client ended the request"
-		panic(http.ErrAbortHandler)
+		return true
 	}
-	if err := x.secrets.Render(r, x.policy.WroteBody); err != nil {
+	if err := x.secrets.Render(r, wroteBody); err != nil {
 		x.refuse(w, r, problem.SecretNotAllowed, err.Error())
-		return
+		return false
 	}
 	filter := x.m.filter(x.to.host, x.secrets)
 	r = way{x.m, x.decided.Private}.along(r)
@@ -283,9 +297,7 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request) {
 		x.entry.Verdict, x.entry.Reason = verdictOf(result.Err), result.Err.Error()
 		x.entry.Address = refusedAddress(result.Err, x.entry.Address)
 	}
-	if result.Cut {
-		panic(http.ErrAbortHandler) // policies hear of it, too
-	}
+	return result.Cut
 }
 
 // verdictOf is what is written of a request or connection that failed.

@@ -465,13 +465,6 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 	if err != nil {
 		return nil, err
 	}
-	x := &policy.Exchange{
-		Host: strings.ToLower(request.URL.Hostname()),
-		Sandbox: policy.Sandbox{
-			ID: cmp.Or(r.Sandbox.ID, "k3f9x2m7q1az"), Name: cmp.Or(r.Sandbox.Name, "test"),
-			Owner: cmp.Or(r.Sandbox.Owner, "tester"), Labels: r.Sandbox.Labels,
-		},
-	}
 	set := reference.NewSet(r.secret)
 	steps, sources := slices.Clone(c.steps), make([]*reference.Source, len(c.steps))
 	for i := range steps {
@@ -486,18 +479,27 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 		steps[i].Secrets, steps[i].Namespace = sources[i], namespace
 	}
 	o := &outcome{}
+	request = request.WithContext(ctx)
 	response := httptest.NewRecorder()
-	var renderErr error
-	upstream := http.HandlerFunc(func(w http.ResponseWriter, sent *http.Request) {
-		if o.Sent, o.Secrets, renderErr = render(set, sent); renderErr != nil {
-			return
-		}
-		maps.Copy(w.Header(), http.Header(r.Response.Headers).Clone())
-		w.WriteHeader(r.Response.Status)
-		io.WriteString(w, r.Response.Body)
+	running := policy.NewChain(response, request, policy.Info{
+		Host: strings.ToLower(request.URL.Hostname()),
+		Sandbox: policy.Sandbox{
+			ID: cmp.Or(r.Sandbox.ID, "k3f9x2m7q1az"), Name: cmp.Or(r.Sandbox.Name, "test"),
+			Owner: cmp.Or(r.Sandbox.Owner, "tester"), Labels: r.Sandbox.Labels,
+		},
 	})
-	denial, err := policy.Serve(response, request.WithContext(ctx), x, steps, upstream)
-	o.Notes, o.Log = x.Notes, c.runner.log.take()
+	defer running.Close()
+	var renderErr error
+	if !slices.ContainsFunc(steps, running.Request) {
+		if o.Sent, o.Secrets, renderErr = render(set, request); renderErr == nil {
+			w := running.Writer()
+			maps.Copy(w.Header(), http.Header(r.Response.Headers).Clone())
+			w.WriteHeader(r.Response.Status)
+			io.WriteString(w, r.Response.Body)
+		}
+	}
+	denial, _ := running.Response(false)
+	o.Notes, o.Log = running.Notes, c.runner.log.take()
 	switch {
 	case renderErr != nil:
 		o.Verdict, o.Reason = verdictError, renderErr.Error()
@@ -511,11 +513,9 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 				o.Detail = strings.TrimSpace(s.BadArgument.Error() + "\n" + o.Detail)
 			}
 		}
-	case err != nil:
-		return nil, err
 	default:
 		o.Verdict = verdictAllow
-		if x.Answered != "" {
+		if running.Answered != "" {
 			o.Verdict = verdictRespond
 		}
 		o.Response = &message{Status: response.Code, Headers: response.Header(), Body: response.Body.String()}

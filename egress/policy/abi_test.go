@@ -57,7 +57,7 @@ func FuzzHostFunctions(f *testing.F) {
 		in.call.begin(in, h.config.TimeLimit)
 		in.call.run(phase(mode % 3))
 		in.call.features |= uint32(mode>>2) & allFeatures
-		in.call.exchange, in.call.writer, in.call.r, in.call.secrets = &Exchange{}, httptest.NewRecorder(), r, &vault{}
+		in.call.chain, in.call.writer, in.call.r, in.call.secrets = &Chain{}, httptest.NewRecorder(), r, &vault{}
 		if mode&0x80 != 0 {
 			in.call.buffer = &recorder{live: http.Header{}, limit: 1 << 20}
 			in.call.buffer.finish()

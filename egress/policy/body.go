@@ -96,7 +96,7 @@ func (c *call) sendRequest() error {
 		}
 		c.r.Body = replaced{bytes.NewReader(c.body.written), closer}
 		c.r.ContentLength = int64(len(c.body.written))
-		c.exchange.WroteBody = true
+		c.chain.WroteBody = true
 		c.r.TransferEncoding = nil
 		c.r.GetBody = nil
 		if _, ok := c.r.Header["Content-Length"]; ok {

@@ -51,7 +51,7 @@ type call struct {
 	last  time.Time     // to which spent is known
 	calls uint32        // of host functions
 
-	exchange  *Exchange
+	chain     *Chain
 	secrets   secret.Source
 	namespace string
 	writer    http.ResponseWriter
@@ -145,7 +145,7 @@ const (
 
 // denial of the exchange because the guest failed.
 func (i *instance) denial(err error) *Denial {
-	i.output.flush(i.call.exchange)
+	i.output.flush(i.call.chain)
 	d := &Denial{Policy: i.policy.name, Code: problem.PolicyFailed}
 	f := (*failure)(nil)
 	switch {

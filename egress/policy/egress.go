@@ -52,11 +52,11 @@ var egressFunctions = []function{
 	}},
 	{"sandbox", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.giveBytes(c.exchange.sandbox(), s[0], s[1])
+		s[0] = c.giveBytes(c.chain.sandbox(), s[0], s[1])
 	}},
 	{"host", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.give(c.exchange.Host, s[0], s[1])
+		s[0] = c.give(c.chain.Host, s[0], s[1])
 	}},
 	{"deny", params(2), nil, func(c *call, s []uint64) { c.deny(c.bytes(s[0], s[1])) }},
 	{"audit_note", params(2), nil, func(c *call, s []uint64) { c.note(c.bytes(s[0], s[1])) }},
@@ -197,8 +197,8 @@ func (c *call) deny(reason []byte) {
 // note keeps one for the audit log; those that are too many are left out.
 func (c *call) note(text []byte) {
 	c.inExchange()
-	if len(c.exchange.Notes) < maxNotes {
-		c.exchange.Notes = append(c.exchange.Notes, printable(string(text[:min(len(text), 2*maxNote)]), maxNote))
+	if len(c.chain.Notes) < maxNotes {
+		c.chain.Notes = append(c.chain.Notes, printable(string(text[:min(len(text), 2*maxNote)]), maxNote))
 	}
 }
 

@@ -52,25 +52,23 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request ref token", "request encode 0 user:made-ref", "request hmac key AWS4 date region service",
 		"request sign app 1 header.claims", "response ref token")
-	run := func(v *vault) *Exchange {
-		x := &Exchange{}
-		_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p, Secrets: v}}, nobody)
-		return x
+	send := func(v *vault) *result {
+		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, nobody)
 	}
 	v := &vault{}
-	expectNotes(t, run(v), "made-ref", "made-encode", "made-hmac", "made-sign", "-2")
+	expectNotes(t, send(v), "made-ref", "made-encode", "made-hmac", "made-sign", "-2")
 	want := "ref token|encode 0 user:made-ref|hmac key AWS4 date region service|sign app 1 header.claims"
 	if got := strings.Join(v.asked, "|"); got != want {
 		t.Errorf("asked for %s", got)
 	}
 	for err, code := range map[error]string{secret.ErrUnknown: "-1", secret.ErrNotAllowed: "-2", secret.ErrBadArgument: "-3", secret.ErrLimit: "-4"} {
-		expectNotes(t, run(&vault{err: err}), code, code, code, code, "-2")
+		expectNotes(t, send(&vault{err: err}), code, code, code, code, "-2")
 	}
-	if d := run(&vault{err: errors.New("sealed")}).Denied; d == nil || d.Code != problem.SecretNotAllowed || d.Reason != "sealed" {
+	if d := send(&vault{err: errors.New("sealed")}).Denied; d == nil || d.Code != problem.SecretNotAllowed || d.Reason != "sealed" {
 		t.Errorf("got %+v", d)
 	}
-	expectNotes(t, func() *Exchange {
-		_, x, _ := exchange(scripted(t, h, "request ref unknown", "request sign app 4 x", "request encode 9 x", "request hmac key AWS4"), request("GET", "/"), nil)
+	expectNotes(t, func() *result {
+		_, x := exchange(scripted(t, h, "request ref unknown", "request sign app 4 x", "request encode 9 x", "request hmac key AWS4"), request("GET", "/"), nil)
 		return x
 	}(), "-1", "-3", "-3", "-3")
 }
@@ -80,8 +78,8 @@ func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
 	lines := []string{"request sign app 1 x", "request sign app 1 x", "request sign app 1 x", "request sign app 1 x", "request sign app 1 x"}
 	p := scripted(t, h, lines...)
 	for range 2 {
-		v, x := &vault{}, &Exchange{}
-		_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p, Secrets: v}}, nobody)
+		v := &vault{}
+		x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, nobody)
 		expectNotes(t, x, "made-sign", "made-sign", "made-sign", "made-sign", "-4")
 		if len(v.asked) != maxSigns {
 			t.Errorf("%d signatures were made", len(v.asked))
@@ -92,8 +90,8 @@ func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
 func TestThePolicyKnowsTheSandbox(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request sandbox")
-	x := &Exchange{Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "build", Owner: "ann", Labels: map[string]string{"team": "a"}}}
-	_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p}}, nobody)
+	info := Info{Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "build", Owner: "ann", Labels: map[string]string{"team": "a"}}}
+	x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, nobody)
 	expectNotes(t, x, `{"id":"k3f9x2m7q1az","name":"build","owner":"ann","labels":{"team":"a"}}`)
 }
 
@@ -103,7 +101,7 @@ func TestNotesAreFewAndShort(t *testing.T) {
 	for range 20 {
 		lines = append(lines, "request note more")
 	}
-	_, x, _ := exchange(scripted(t, h, lines...), request("GET", "/"), nil)
+	_, x := exchange(scripted(t, h, lines...), request("GET", "/"), nil)
 	if len(x.Notes) != 8 || x.Notes[0] != strings.Repeat("ä", 128) || x.Notes[7] != "more" {
 		t.Errorf("notes %q", x.Notes)
 	}
@@ -114,26 +112,24 @@ func TestPoliciesRememberPerNameAndNamespace(t *testing.T) {
 	lines := "request kv-add count 2 0\nrequest kv-add count -5 0\nrequest kv-get name\nrequest kv-set name ann 0\nrequest kv-get name\nrequest kv-add name 1 0"
 	m := compile(t, h, "one", guest(t, "script"))
 	other := compile(t, h, "other", guest(t, "script"))
-	run := func(m *Module, namespace string) *Exchange {
-		x := &Exchange{}
-		_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: configure(t, m, lines), Namespace: namespace}}, nobody)
-		return x
+	send := func(m *Module, namespace string) *result {
+		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: configure(t, m, lines), Namespace: namespace}}, nobody)
 	}
 	// A guest that fails while it reads leaves nothing locked.
 	bad := Handler(imported("doze_egress_v1.kv_get"), "name", Code(I32Const(0), I32Const(4), I32Const(-1), I32Const(-1), Call(0), Drop, pass), none)
 	first := []string{"2", "-3", "-1", "0", "ann", "-3"}
-	expectNotes(t, run(m, "ann"), first...)
-	run(compile(t, h, "one", bad.Binary()), "ann")
-	expectNotes(t, run(m, "ann"), "-1", "-6", "ann", "0", "ann", "-3")
-	expectNotes(t, run(m, "bob"), first...)
-	expectNotes(t, run(other, "ann"), first...)
+	expectNotes(t, send(m, "ann"), first...)
+	send(compile(t, h, "one", bad.Binary()), "ann")
+	expectNotes(t, send(m, "ann"), "-1", "-6", "ann", "0", "ann", "-3")
+	expectNotes(t, send(m, "bob"), first...)
+	expectNotes(t, send(other, "ann"), first...)
 }
 
 func TestADenialInAResponseThatWasKeptIsWhole(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "start enable 2", "response deny no")
-	w, x, err := exchange(p, request("GET", "/"), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })
-	if err != nil || x.Denied == nil || len(w.Header()) != 0 {
-		t.Errorf("got %+v, %v, %v", x.Denied, err, w.Header())
+	w, x := exchange(p, request("GET", "/"), func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200) })
+	if x.Cut || x.Denied == nil || len(w.Header()) != 0 {
+		t.Errorf("got %+v, %v, %v", x.Denied, x.Cut, w.Header())
 	}
 }

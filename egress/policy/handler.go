@@ -113,7 +113,7 @@ var levels = map[int32]slog.Level{-1: slog.LevelDebug, 0: slog.LevelInfo, 1: slo
 
 func (c *call) log(level int32, text []byte) {
 	if l, ok := levels[level]; ok {
-		c.instance.output.log(l, printable(string(text[:min(len(text), maxLine)]), maxLine), c.exchange)
+		c.instance.output.log(l, printable(string(text[:min(len(text), maxLine)]), maxLine), c.chain)
 	}
 }
 

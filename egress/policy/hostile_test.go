@@ -14,13 +14,12 @@ import (
 )
 
 // exchange runs a request through one policy.
-func exchange(p *Policy, r *http.Request, next http.HandlerFunc) (*httptest.ResponseRecorder, *Exchange, error) {
-	w, x := httptest.NewRecorder(), &Exchange{Host: "api.example.com", Sandbox: Sandbox{ID: "k3f9x2m7q1az"}}
+func exchange(p *Policy, r *http.Request, next http.HandlerFunc) (*httptest.ResponseRecorder, *result) {
+	w := httptest.NewRecorder()
 	if next == nil {
 		next = nobody
 	}
-	_, err := Serve(w, r, x, []Step{{Policy: p, Secrets: secrets{}}}, next)
-	return w, x, err
+	return w, run(w, r, Info{Host: "api.example.com", Sandbox: Sandbox{ID: "k3f9x2m7q1az"}}, []Step{{Policy: p, Secrets: secrets{}}}, next)
 }
 
 func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
@@ -86,15 +85,15 @@ func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			p := configure(t, compile(t, h, "hostile", tt.module.Binary()), "")
 			called := false
-			_, x, err := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) { called = true })
+			_, x := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) { called = true })
 			if x.Denied == nil || !strings.Contains(x.Denied.Reason, tt.reason) {
 				t.Fatalf("denied: %+v, want %q", x.Denied, tt.reason)
 			}
 			if called != tt.response {
 				t.Errorf("the request was sent: %v", called)
 			}
-			if cut := errors.Is(err, ErrCut); cut != tt.response {
-				t.Errorf("the response is cut: %v", cut)
+			if x.Cut != tt.response {
+				t.Errorf("the response is cut: %v", x.Cut)
 			}
 			if n := h.Instances(); n != 0 {
 				t.Errorf("%d instances are left", n)
@@ -216,7 +215,7 @@ func TestTimeOfTheHostsFunctionsIsTheGuests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := Handler(imported(tt.imports), tt.data, tt.body, none)
 			m.Pages = pages
-			_, x, _ := exchange(configure(t, compile(t, h, "hostile", m.Binary()), ""), request("GET", "/"), nil)
+			_, x := exchange(configure(t, compile(t, h, "hostile", m.Binary()), ""), request("GET", "/"), nil)
 			if x.Denied == nil || !strings.Contains(x.Denied.Reason, "took longer than 50ms") {
 				t.Errorf("got %+v", x.Denied)
 			}
@@ -253,7 +252,7 @@ func TestTextsThatAreTooLongAreNotCopied(t *testing.T) {
 			m.Pages = pages
 			p := configure(t, compile(t, h, "hostile", m.Binary()), "")
 			before := allocated()
-			_, _, _ = exchange(p, request("GET", "/"), nil)
+			_, _ = exchange(p, request("GET", "/"), nil)
 			if grown := allocated() - before; grown > times*pages*page/4 {
 				t.Errorf("%d bytes for %d calls", grown, times)
 			}
@@ -278,9 +277,9 @@ func TestAfterAFailureTheNextExchangeHasAFreshInstance(t *testing.T) {
 		pass), none)
 	p := configure(t, compile(t, h, "sometimes", m.Binary()), "")
 	for i, method := range []string{"GET", "POST", "GET", "POST", "GET"} {
-		_, x, err := exchange(p, request(method, "/"), nil)
-		if err != nil || (x.Denied != nil) != (method == "POST") {
-			t.Fatalf("exchange %d: %+v, %v", i, x.Denied, err)
+		_, x := exchange(p, request(method, "/"), nil)
+		if x.Cut || (x.Denied != nil) != (method == "POST") {
+			t.Fatalf("exchange %d: %+v, %v", i, x.Denied, x.Cut)
 		}
 	}
 }
@@ -292,7 +291,7 @@ func TestTheReasonSaysWhatAPanicSaid(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "the configuration has to be the name of a secret") {
 		t.Errorf("got %v", err)
 	}
-	_, x, _ := exchange(configure(t, m, "unknown"), request("GET", "/"), nil)
+	_, x := exchange(configure(t, m, "unknown"), request("GET", "/"), nil)
 	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "no such secret") || !strings.Contains(x.Denied.Detail, "goroutine") {
 		t.Errorf("got %+v", x.Denied)
 	}

@@ -94,7 +94,7 @@ func (i *instance) close() {
 
 // rest lets go of everything of the last exchange.
 func (i *instance) rest() {
-	i.output.flush(i.call.exchange)
+	i.output.flush(i.call.chain)
 	i.output.tail, i.output.failed = i.output.tail[:0], ""
 	i.call = call{}
 }

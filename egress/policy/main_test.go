@@ -123,6 +123,51 @@ func (secrets) Reference(name string) (string, error) {
 	return "ref-" + name, nil
 }
 
+// result is what became of a request and its response.
+type result struct {
+	*Chain
+	Denied *Denial
+	Cut    bool
+}
+
+// run runs policies around next, and retains them, as egress does. next fails by
+// http.ErrAbortHandler.
+func run(w http.ResponseWriter, r *http.Request, i Info, steps []Step, next http.Handler) *result {
+	for _, s := range steps {
+		if !s.Policy.Retain() {
+			panic("the policy was released")
+		}
+		defer s.Policy.Release()
+	}
+	c := NewChain(w, r, i)
+	defer c.Close()
+	stopped, failed := false, false
+	for _, s := range steps {
+		if stopped = c.Request(s); stopped {
+			break
+		}
+	}
+	if !stopped {
+		failed = aborts(next, c.Writer(), r)
+	}
+	x := &result{Chain: c}
+	x.Denied, x.Cut = c.Response(failed)
+	return x
+}
+
+// aborts calls a handler, and reports whether it panicked with http.ErrAbortHandler.
+func aborts(h http.Handler, w http.ResponseWriter, r *http.Request) (aborted bool) {
+	defer func() {
+		if v := recover(); v == http.ErrAbortHandler {
+			aborted = true
+		} else if v != nil {
+			panic(v)
+		}
+	}()
+	h.ServeHTTP(w, r)
+	return false
+}
+
 func request(method, target string) *http.Request {
 	r := httptest.NewRequest(method, "https://api.example.com"+target, nil)
 	r.Host = "api.example.com"

@@ -50,10 +50,10 @@ func (l *logger) enabled(level slog.Level) bool {
 }
 
 // line passes on a line that was written in an exchange, or nil.
-func (l *logger) line(level slog.Level, text string, x *Exchange) {
+func (l *logger) line(level slog.Level, text string, c *Chain) {
 	line := Line{Level: level, Text: text}
-	if x != nil {
-		line.Flow, line.Sandbox, line.SandboxName = x.Flow, x.Sandbox.ID, x.Sandbox.Name
+	if c != nil {
+		line.Flow, line.Sandbox, line.SandboxName = c.Flow, c.Sandbox.ID, c.Sandbox.Name
 	}
 	if l.sink != nil {
 		l.sink(line)
@@ -75,7 +75,7 @@ func (l *logger) line(level slog.Level, text string, x *Exchange) {
 	l.dropped = 0
 	l.mu.Unlock()
 	attributes := []slog.Attr{slog.String("text", text)}
-	if x != nil {
+	if c != nil {
 		attributes = append(attributes, slog.String("sandbox", line.Sandbox), slog.String("flow", line.Flow))
 	}
 	if dropped > 0 {
@@ -100,30 +100,30 @@ func (o *output) remember(p []byte) {
 }
 
 // log takes a line that was logged.
-func (o *output) log(level slog.Level, text string, x *Exchange) {
+func (o *output) log(level slog.Level, text string, c *Chain) {
 	o.remember([]byte(text + "\n"))
 	if level == slog.LevelError {
 		o.failed = text
 	}
-	o.logger.line(level, text, x)
+	o.logger.line(level, text, c)
 }
 
-func (o *output) write(p []byte, x *Exchange) {
+func (o *output) write(p []byte, c *Chain) {
 	o.remember(p)
-	for _, c := range p {
+	for _, b := range p {
 		switch {
-		case c == '\n':
-			o.flush(x)
+		case b == '\n':
+			o.flush(c)
 		case len(o.line) < maxLine:
-			o.line = append(o.line, c)
+			o.line = append(o.line, b)
 		}
 	}
 }
 
 // flush passes on a line that has no end yet.
-func (o *output) flush(x *Exchange) {
+func (o *output) flush(c *Chain) {
 	if len(o.line) > 0 {
-		o.logger.line(slog.LevelInfo, printable(string(o.line), maxLine), x)
+		o.logger.line(slog.LevelInfo, printable(string(o.line), maxLine), c)
 		o.line = o.line[:0]
 	}
 }

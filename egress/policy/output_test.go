@@ -57,9 +57,9 @@ func TestLogEnabledSaysWhatIsLogged(t *testing.T) {
 		for level, want := range c.want {
 			m := compile(t, h, "asks", ask(level))
 			m.Lines = c.line
-			_, x, err := exchange(configure(t, m, ""), request("GET", "/"), nil)
-			if err != nil || x.Status != 200+want {
-				t.Errorf("%s, level %d: got %d (%+v), %v", c.name, level, x.Status-200, x.Denied, err)
+			_, x := exchange(configure(t, m, ""), request("GET", "/"), nil)
+			if x.Cut || x.Status != 200+want {
+				t.Errorf("%s, level %d: got %d (%+v), cut %v", c.name, level, x.Status-200, x.Denied, x.Cut)
 			}
 		}
 	}
@@ -77,9 +77,9 @@ func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
 	c.Owner = "ann"
 	c.Lines = func(l Line) { lines = append(lines, l) }
 	p := configure(t, c, "")
-	x := Exchange{Flow: "f1", Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Owner: "ann"}}
-	if _, err := Serve(httptest.NewRecorder(), request("GET", "/"), &x, []Step{{Policy: p}}, nobody); err != nil {
-		t.Fatal(err)
+	info := Info{Flow: "f1", Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Owner: "ann"}}
+	if x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, nobody); x.Denied != nil {
+		t.Fatal(x.Denied)
 	}
 	want := []Line{
 		{Level: slog.LevelWarn, Text: "print"},
@@ -107,9 +107,9 @@ func TestANameThatIsNoneHasNoValues(t *testing.T) {
 			I32Const(kind), I32Const(0), I32Const(3), I32Const(0), I32Const(0), Call(0), []byte{0xa7}, // i32.wrap_i64
 			I32Const(200), Add, Call(1), stay), none)
 		h := newHost(t, nil)
-		_, x, err := exchange(configure(t, compile(t, h, "asks", m.Binary()), ""), request("GET", "/"), nil)
-		if err != nil || x.Denied != nil || x.Status != 200 {
-			t.Errorf("kind %d: got %d, %+v, %v", kind, x.Status, x.Denied, err)
+		_, x := exchange(configure(t, compile(t, h, "asks", m.Binary()), ""), request("GET", "/"), nil)
+		if x.Cut || x.Denied != nil || x.Status != 200 {
+			t.Errorf("kind %d: got %d, %+v, cut %v", kind, x.Status, x.Denied, x.Cut)
 		}
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 var nobody = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 
-// The call of a small policy in Go, with all that Serve does around it.
+// The call of a small policy in Go, with all that a chain does around it.
 func BenchmarkBearer(b *testing.B) {
 	h := newHost(b, nil)
 	p := configure(b, compile(b, h, "bearer", guest(b, "bearer")), "token")
@@ -16,10 +16,12 @@ func BenchmarkBearer(b *testing.B) {
 	r, w := request("GET", "/user"), httptest.NewRecorder()
 	b.ReportAllocs()
 	for b.Loop() {
-		x := Exchange{Host: "api.example.com"}
-		if d, err := Serve(w, r, &x, steps, nobody); d != nil || err != nil {
-			b.Fatal(d, err)
+		c := NewChain(w, r, Info{Host: "api.example.com"})
+		c.Request(steps[0])
+		if d, cut := c.Response(false); d != nil || cut {
+			b.Fatal(d, cut)
 		}
+		c.Close()
 	}
 	if got := r.Header.Get("Authorization"); got != "Bearer ref-token" {
 		b.Fatal(got)

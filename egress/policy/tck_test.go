@@ -11,12 +11,11 @@ import (
 // handler serves requests through steps, as the node does.
 func handler(t testing.TB, steps []Step, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		x := Exchange{Host: "api.example.com", Sandbox: Sandbox{ID: "k3f9x2m7q1az"}}
-		d, err := Serve(w, r, &x, steps, next)
-		if err != nil {
-			panic(err)
+		x := run(w, r, Info{Host: "api.example.com", Sandbox: Sandbox{ID: "k3f9x2m7q1az"}}, steps, next)
+		if x.Cut {
+			panic(http.ErrAbortHandler)
 		}
-		if d != nil {
+		if d := x.Denied; d != nil {
 			t.Logf("denied: %+v", *d)
 			http.Error(w, d.Reason, d.Code.Definition().Status)
 		}

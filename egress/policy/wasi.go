@@ -165,7 +165,7 @@ func (c *call) fdWrite(fd, list, count, out uint32) uint64 {
 		if !ok {
 			return wasiFault
 		}
-		c.steps(b, func(part []byte) { c.instance.output.write(part, c.exchange) })
+		c.steps(b, func(part []byte) { c.instance.output.write(part, c.chain) })
 		total += n
 	}
 	if !c.memory.WriteUint32Le(out, total) {

@@ -47,16 +47,15 @@ func measurePolicy(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	w := httptest.NewRecorder()
-	next := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 	call := func() error {
 		refs := reference.NewSet(func(secret.ID) ([]byte, error) { return []byte(benchToken), nil })
-		x := policy.Exchange{Host: "api.example.com"}
-		steps := []policy.Step{{Policy: p, Secrets: refs.Source("", map[string]string{"token": "bench"})}}
-		denial, err := policy.Serve(w, r, &x, steps, next)
-		if denial != nil {
+		chain := policy.NewChain(w, r, policy.Info{Host: "api.example.com"})
+		defer chain.Close()
+		chain.Request(policy.Step{Policy: p, Secrets: refs.Source("", map[string]string{"token": "bench"})})
+		if denial, _ := chain.Response(false); denial != nil {
 			return denial
 		}
-		return err
+		return nil
 	}
 	if _, err := repeat(ctx, b.count(policyCalls/2), call); err != nil { // not counted
 		return nil, err

@@ -22,7 +22,7 @@ func scripted(t testing.TB, h *Host, lines ...string) *Policy {
 	return configure(t, compile(t, h, "script", guest(t, "script")), strings.Join(lines, "\n"))
 }
 
-func expectNotes(t *testing.T, x *Exchange, want ...string) {
+func expectNotes(t *testing.T, x *result, want ...string) {
 	t.Helper()
 	if x.Denied != nil {
 		t.Fatalf("denied: %+v", *x.Denied)
@@ -36,7 +36,7 @@ func TestThePolicySeesTheRequest(t *testing.T) {
 	h := newHost(t, nil)
 	r := request("PUT", "/a%2Fb?q=1")
 	r.Header = http.Header{"X-One": {"1", "2"}, "Accept": {"*/*"}}
-	_, x, _ := exchange(scripted(t, h, "request get-method", "request get-uri", "request names 0",
+	_, x := exchange(scripted(t, h, "request get-method", "request get-uri", "request names 0",
 		"request get 0 x-ONE", "request get 0 host", "request get 0 x-none", "request host"), r, nil)
 	expectNotes(t, x, "PUT", "/a%2Fb?q=1", "accept,host,x-one,", "1,2,", "api.example.com,", "", "api.example.com")
 }
@@ -48,7 +48,7 @@ func TestThePolicyChangesTheRequestButNotWhereItGoes(t *testing.T) {
 	r := request("GET", "/")
 	r.Header = http.Header{"Cookie": {"a=b"}, "X-One": {"1"}, "Authorization": {"mine"}}
 	called := false
-	_, x, _ := exchange(p, r, func(_ http.ResponseWriter, r *http.Request) {
+	_, x := exchange(p, r, func(_ http.ResponseWriter, r *http.Request) {
 		called = true
 		if got := r.Method + " " + r.URL.String() + " " + r.Host; got != "POST https://api.example.com//evil.example.com/x%2Fy?z=%26 api.example.com" {
 			t.Errorf("got %s", got)
@@ -67,34 +67,43 @@ func TestInTheResponseThePolicySeesTheRequestAsItSentIt(t *testing.T) {
 	p := scripted(t, h, "request set 0 authorization mine", "request set 2 x-sum mine", "request uri /mine", "request method POST",
 		"response get 0 authorization", "response get 2 x-sum", "response get-uri", "response get-method", "response names 0")
 	later := scripted(t, h, "request set 0 authorization others", "request set 0 x-more others", "request method PUT")
-	x := &Exchange{}
-	_, err := Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p}, {Policy: later}}, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p}, {Policy: later}}, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if r.Method != "PUT" || r.Header.Get("Authorization") != "others" || r.Trailer.Get("X-Sum") != "mine" {
 			t.Errorf("got %s, %v, %v", r.Method, r.Header, r.Trailer)
 		}
 		// As secrets are put in: in place.
 		r.Header["Authorization"][0], r.Trailer["X-Sum"][0], r.URL.Path = "secret", "secret", "/secret"
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
 	expectNotes(t, x, "mine,", "mine,", "/mine", "POST", "authorization,host,")
 }
 
-func TestACheckSeesWhatThePolicyMadeOfTheRequest(t *testing.T) {
+func TestARejectedChangeDeniesTheRequest(t *testing.T) {
 	h := newHost(t, nil)
-	p := scripted(t, h, "start enable 1", "request set 0 x-mine 1", "request write 0 mine")
-	for _, refuse := range []error{nil, errors.New("not so")} {
-		called := false
-		step := Step{Policy: p, Check: func(before, after *http.Request, wrote []byte) error {
-			if before.Header.Get("X-Mine") != "" || after.Header.Get("X-Mine") != "1" || string(wrote) != "mine" {
-				t.Errorf("before %v, after %v, wrote %q", before.Header, after.Header, wrote)
-			}
-			return refuse
-		}}
-		d, err := Serve(httptest.NewRecorder(), request("POST", "/"), &Exchange{}, []Step{step}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { called = true }))
-		if err != nil || (d == nil) != (refuse == nil) || called != (refuse == nil) || d != nil && d.Reason != "the policy was stopped: not so" {
-			t.Errorf("%v: denied %+v, %v, sent %v", refuse, d, err, called)
+	for name, lines := range map[string][]string{
+		"waits for the response": {"start enable 1", "request set 0 x-mine 1", "request write 0 mine", "response note seen", "failed note seen"},
+		"is done":                {"start enable 65537", "request set 0 x-mine 1", "request write 0 mine"},
+	} {
+		first, p := scripted(t, h, "failed note failed"), scripted(t, h, lines...)
+		w, r := httptest.NewRecorder(), request("POST", "/")
+		c := NewChain(w, r, Info{})
+		defer c.Close()
+		before := Snapshot(r)
+		if c.Request(Step{Policy: first}) || c.Request(Step{Policy: p}) {
+			t.Fatalf("%s: the request was stopped", name)
+		}
+		if before.Header.Get("X-Mine") != "" || r.Header.Get("X-Mine") != "1" || string(c.Wrote()) != "mine" {
+			t.Errorf("%s: before %v, after %v, wrote %q", name, before.Header, r.Header, c.Wrote())
+		}
+		c.Reject("not so")
+		d, cut := c.Response(false)
+		if cut || d == nil || d.Policy != "script" || d.Code != problem.PolicyFailed || d.Reason != "the policy was stopped: not so" {
+			t.Errorf("%s: got %+v, cut %v", name, d, cut)
+		}
+		if !slices.Equal(c.Notes, []string{"failed"}) {
+			t.Errorf("%s: notes are %q", name, c.Notes)
+		}
+		if len(first.places) != 0 || len(p.places) != 0 {
+			t.Errorf("%s: an instance is in use", name)
 		}
 	}
 }
@@ -105,15 +114,11 @@ func TestStepsRunInOrderAndResponsesInReverse(t *testing.T) {
 	for _, n := range []string{"1", "2", "3"} {
 		steps = append(steps, Step{Policy: scripted(t, h, "request note request-"+n, "request add 0 x-step "+n, "response note response-"+n)})
 	}
-	x := &Exchange{}
-	_, err := Serve(httptest.NewRecorder(), request("GET", "/"), x, steps, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, steps, http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		if got := r.Header["X-Step"]; !slices.Equal(got, []string{"1", "2", "3"}) {
 			t.Errorf("got %v", got)
 		}
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
 	expectNotes(t, x, "request-1", "request-2", "request-3", "response-3", "response-2", "response-1")
 }
 
@@ -121,12 +126,12 @@ func TestADenialEndsTheExchangeAndLeavesTheAnswerToTheCaller(t *testing.T) {
 	h := newHost(t, nil)
 	first := scripted(t, h, "response note seen", "failed note failed")
 	second := scripted(t, h, "request set 1 x-mine 1", "request write 1 mine", "request deny not on\tFridays", "request deny later")
-	w, x := httptest.NewRecorder(), &Exchange{}
-	d, err := Serve(w, request("GET", "/"), x, []Step{{Policy: first}, {Policy: second}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	w := httptest.NewRecorder()
+	x := run(w, request("GET", "/"), Info{}, []Step{{Policy: first}, {Policy: second}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		t.Error("the request was sent")
 	}))
-	if err != nil || d == nil || *d != (Denial{Policy: "script", Reason: "not on Fridays", Code: problem.PolicyDenied}) || x.Denied != d {
-		t.Fatalf("got %+v, %v", d, err)
+	if d := x.Denied; x.Cut || d == nil || *d != (Denial{Policy: "script", Reason: "not on Fridays", Code: problem.PolicyDenied}) {
+		t.Fatalf("got %+v, cut %v", d, x.Cut)
 	}
 	if len(w.Header()) > 0 || w.Body.Len() > 0 {
 		t.Errorf("written: %v %s", w.Header(), w.Body)
@@ -151,7 +156,7 @@ func TestAPolicyAnswersItself(t *testing.T) {
 	if resp.StatusCode != 451 || string(body) != "nope" || resp.Header.Get("Content-Type") != "text/x-law" || resp.Trailer.Get("X-Sum") != "7" {
 		t.Errorf("got %d %s %v %v", resp.StatusCode, body, resp.Header, resp.Trailer)
 	}
-	_, x, _ := exchange(p, request("GET", "/"), nil)
+	_, x := exchange(p, request("GET", "/"), nil)
 	if x.Answered != "script" {
 		t.Errorf("answered by %q", x.Answered)
 	}
@@ -159,10 +164,10 @@ func TestAPolicyAnswersItself(t *testing.T) {
 
 func TestARequestsBodyIsBufferedForThePolicyAndSent(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.RequestLimit = 100 })
-	send := func(p *Policy, body string) (got string, length int64, x *Exchange) {
+	send := func(p *Policy, body string) (got string, length int64, x *result) {
 		r := request("POST", "/")
 		r.Body, r.ContentLength = io.NopCloser(strings.NewReader(body)), int64(len(body))
-		_, x, _ = exchange(p, r, func(_ http.ResponseWriter, r *http.Request) {
+		_, x = exchange(p, r, func(_ http.ResponseWriter, r *http.Request) {
 			b, err := io.ReadAll(r.Body)
 			if err != nil {
 				t.Error(err)
@@ -252,7 +257,7 @@ func TestAResponseIsBufferedForThePolicy(t *testing.T) {
 	if resp, body = get("start enable 2"); resp.StatusCode != 502 || !strings.Contains(body, "100 bytes") {
 		t.Errorf("got %d %q", resp.StatusCode, body)
 	}
-	_, x, _ := exchange(scripted(t, h, "start enable 2", "response get-status", "response names 1", "response read 1"), request("GET", "/"),
+	_, x := exchange(scripted(t, h, "start enable 2", "response get-status", "response names 1", "response read 1"), request("GET", "/"),
 		func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X-Up", "1")
 			w.WriteHeader(http.StatusAccepted)
@@ -286,7 +291,7 @@ func TestStreamsFlushAndUpgradesPassUntouched(t *testing.T) {
 	for _, lines := range [][]string{{"start enable 65536"}, {"response note done"}} {
 		p := scripted(t, h, lines...)
 		w := httptest.NewRecorder()
-		_, _ = Serve(w, request("GET", "/"), &Exchange{}, []Step{{Policy: p}}, http.HandlerFunc(func(got http.ResponseWriter, _ *http.Request) {
+		run(w, request("GET", "/"), Info{}, []Step{{Policy: p}}, http.HandlerFunc(func(got http.ResponseWriter, _ *http.Request) {
 			if got != http.ResponseWriter(w) {
 				t.Errorf("%q: the writer is a %T", lines, got)
 			}
@@ -319,30 +324,40 @@ func TestStreamsFlushAndUpgradesPassUntouched(t *testing.T) {
 
 	r := request("GET", "/")
 	r.Header = http.Header{"Connection": {"keep-alive, Upgrade"}, "Upgrade": {"websocket"}}
-	_, x, _ := exchange(scripted(t, h, "start enable 2"), r, nil)
+	_, x := exchange(scripted(t, h, "start enable 2"), r, nil)
 	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "changes its protocol") {
 		t.Errorf("got %+v", x.Denied)
 	}
 }
 
-func TestWhenTheNextHandlerPanicsPoliciesAreToldAndItGoesOn(t *testing.T) {
+func TestPoliciesSeeAFailedResponse(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "response note whole", "failed note failed")
-	x := &Exchange{}
-	defer func() {
-		if recover() != http.ErrAbortHandler {
-			t.Error("the panic is lost")
-		}
-		if !slices.Equal(x.Notes, []string{"failed"}) {
-			t.Errorf("notes %q", x.Notes)
-		}
-		if len(p.places) != 0 {
-			t.Error("the instance is lost")
-		}
-	}()
-	_, _ = Serve(httptest.NewRecorder(), request("GET", "/"), x, []Step{{Policy: p}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p}}, http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		panic(http.ErrAbortHandler)
 	}))
+	if !x.Cut || x.Denied != nil {
+		t.Errorf("cut %v, denied %+v", x.Cut, x.Denied)
+	}
+	if !slices.Equal(x.Notes, []string{"failed"}) {
+		t.Errorf("notes %q", x.Notes)
+	}
+	if len(p.places) != 0 {
+		t.Error("the instance is lost")
+	}
+}
+
+func TestClosingAChainReleasesItsInstances(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "response note whole")
+	c := NewChain(httptest.NewRecorder(), request("GET", "/"), Info{})
+	if c.Request(Step{Policy: p}) || len(p.places) != 1 {
+		t.Fatalf("%d instances in use", len(p.places))
+	}
+	c.Close()
+	if len(p.places) != 0 {
+		t.Errorf("%d instances in use", len(p.places))
+	}
 }
 
 func TestTrailersOfTheRequestAreThePolicysToChange(t *testing.T) {
@@ -350,7 +365,7 @@ func TestTrailersOfTheRequestAreThePolicysToChange(t *testing.T) {
 	p := scripted(t, h, "start enable 5", "request length 0", "request names 2", "request get 2 x-sum", "request set 2 x-sum 8", "request set 2 x-more 9")
 	r := request("POST", "/")
 	r.Body, r.Trailer = io.NopCloser(strings.NewReader("x")), http.Header{"X-Sum": {"7"}}
-	_, x, _ := exchange(p, r, nil)
+	_, x := exchange(p, r, nil)
 	expectNotes(t, x, "1", "x-sum,", "7,")
 	if got := fmt.Sprint(r.Trailer); got != "map[X-More:[9] X-Sum:[8]]" {
 		t.Errorf("got %s", got)
@@ -389,15 +404,10 @@ func TestDenialsHaveTheCodeOfTheirCause(t *testing.T) {
 		"the streamed body breaks off":      {[]string{"request read 0"}, send(broken), problem.BodyIncomplete, 400, "could not be read"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, x, err := exchange(scripted(t, h, c.lines...), c.request, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, long) })
-			if err != nil || x.Denied == nil || x.Denied.Code != c.code || x.Denied.Code.Definition().Status != c.status || !strings.Contains(x.Denied.Reason, c.reason) {
-				t.Errorf("got %+v, %v", x.Denied, err)
+			_, x := exchange(scripted(t, h, c.lines...), c.request, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, long) })
+			if x.Cut || x.Denied == nil || x.Denied.Code != c.code || x.Denied.Code.Definition().Status != c.status || !strings.Contains(x.Denied.Reason, c.reason) {
+				t.Errorf("got %+v, cut %v", x.Denied, x.Cut)
 			}
 		})
-	}
-	removed := scripted(t, h, "request note a")
-	removed.Release()
-	if _, x, err := exchange(removed, send(http.NoBody), nil); err != nil || x.Denied == nil || x.Denied.Code != problem.PolicyUnavailable {
-		t.Errorf("removed: %+v, %v", x.Denied, err)
 	}
 }

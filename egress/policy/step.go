@@ -1,0 +1,84 @@
+package policy
+
+import (
+	"encoding/json"
+
+	"github.com/doze-run/doze/egress/secret"
+	"github.com/doze-run/doze/problem"
+)
+
+// Sandbox describes the sender of a request to policies.
+type Sandbox struct {
+	ID     string            `json:"id"`
+	Name   string            `json:"name"`
+	Owner  string            `json:"owner"`
+	Labels map[string]string `json:"labels"`
+}
+
+// Info describes a request to policies.
+type Info struct {
+	Sandbox Sandbox
+	// Flow is the id of the connection in the audit log.
+	Flow string
+	// Host is the clean name of the destination.
+	Host string
+}
+
+// Limits of the notes of a request: enough for a line of the audit log.
+const (
+	maxNotes = 8
+	maxNote  = 256 // bytes
+)
+
+// sandbox returns the sandbox as policies receive it.
+func (c *Chain) sandbox() []byte {
+	if c.sandboxJSON == nil {
+		s := c.Sandbox
+		if s.Labels == nil {
+			s.Labels = map[string]string{}
+		}
+		c.sandboxJSON, _ = json.Marshal(s) // strings only
+	}
+	return c.sandboxJSON
+}
+
+// Denial is a refusal by a policy, or because of one that failed.
+type Denial struct {
+	Policy string
+	// Reason is for the client. It is the policy's own if the policy denied the
+	// request, and has no line breaks.
+	Reason string
+	// Detail is for the policy's author: the trace of a trap and the policy's last
+	// output. Empty if the policy denied the request.
+	Detail string
+	// Code of the refusal: PolicyDenied if the policy denied the request;
+	// SecretNotAllowed if its source refused it a secret; otherwise how it failed.
+	Code problem.Code
+}
+
+func (d *Denial) Error() string {
+	if d.Code == problem.SecretNotAllowed {
+		return "policy " + d.Policy + " cannot use a secret: " + d.Reason
+	}
+	return "denied by policy " + d.Policy + ": " + d.Reason
+}
+
+// noSecrets is the source of a step without secrets.
+type noSecrets struct{}
+
+func (noSecrets) Reference(string) (string, error)              { return "", secret.ErrUnknown }
+func (noSecrets) Encode(int32, string) (string, error)          { return "", secret.ErrNotAllowed }
+func (noSecrets) HMAC(string, string, [][]byte) ([]byte, error) { return nil, secret.ErrUnknown }
+func (noSecrets) Sign(string, int32, []byte) ([]byte, error)    { return nil, secret.ErrUnknown }
+
+// Step is a policy to run over a request.
+type Step struct {
+	Policy  *Policy
+	Secrets secret.Source // nil: none
+	// Namespace separates what policies store: policies of one name and namespace,
+	// usually the owner of the rule, share their keys.
+	Namespace string
+	// Sharer is the owner on whose behalf the policy of another runs, and who may use a
+	// quarter of its instances at a time; empty: all of them.
+	Sharer string
+}
