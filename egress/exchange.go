@@ -286,8 +286,10 @@ func (x *exchange) forward(w http.ResponseWriter, r *http.Request, wroteBody boo
 		return false
 	}
 	filter := x.m.filter(x.to.host, x.secrets)
-	r = way{x.m, x.decided.Private}.along(r)
-	result := x.m.e.upstream.Load().forwarder.Forward(w, r, x.to.flow, x.requestID, filter)
+	result := x.m.e.upstream.Load().requests.Do(w, r, intercept.Route{
+		Pool: x.m.name(), Private: x.decided.Private, SmallWindow: x.m.narrow(), Dials: x.m.load.attempts,
+		Flow: x.to.flow, RequestID: x.requestID,
+	}, filter)
 	x.entry.Status, x.entry.BytesIn, x.entry.BytesOut = result.Status, result.BytesIn, result.BytesOut
 	x.entry.Address = result.Address.Addr()
 	x.used(x.exchanged.Used())

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/http"
 
-	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/quota"
 )
@@ -66,20 +65,6 @@ func (x *exchange) full(w http.ResponseWriter, r *http.Request, err error) {
 		of = "requests under way in the node"
 	}
 	x.refuse(w, r, problem.EgressLimitExceeded, "a limit was reached: "+of)
-}
-
-// errAttempts refuses a request that would need another connection.
-var errAttempts = &intercept.RefusedError{
-	Code:   problem.EgressLimitExceeded,
-	Reason: "a limit was reached: connections to servers that are being made",
-}
-
-// attempt counts a connection that is being made, until done.
-func (m *sender) attempt() (done func(), err error) {
-	if m.load.attempts.TryAcquire(1) != nil {
-		return nil, errAttempts
-	}
-	return func() { m.load.attempts.Release(1) }, nil
 }
 
 // hold reports whether a body of so many bytes may be held in memory. It counts until

@@ -11,19 +11,6 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 )
 
-// Names of owners are of any kind.
-func TestNoTwoWaysShareConnections(t *testing.T) {
-	pools := map[string]way{}
-	ann, other, inside := &sender{owner: "ann"}, &sender{owner: "ann private"}, &sender{id: "k3f9x2m7q1az", owner: "ann"}
-	for _, w := range []way{{ann, false}, {ann, true}, {other, false}, {other, true}, {inside, false}, {inside, true}} {
-		pool := poolOf(w.along(newRequest(t, "GET", "http://a.test/", nil)).Context())
-		if other, taken := pools[pool]; taken {
-			t.Errorf("%s, private %v, and %s, private %v, share connections", w.from.name(), w.private, other.from.name(), other.private)
-		}
-		pools[pool] = w
-	}
-}
-
 // Requests and connections that pass through go by the operator's proxy, to the
 // address that was checked.
 func TestServersAreReachedThroughTheOperatorsProxy(t *testing.T) {

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/tls/ca"
 )
 
@@ -207,7 +208,7 @@ func (copying) Body(r io.Reader) io.Reader { return struct{ io.Reader }{r} }
 // The first request of a sandbox to a host: its leaf, two handshakes.
 func BenchmarkFirstRequestToAHost(b *testing.B) {
 	upstream := start(b, small)
-	f := NewForwarder(ForwarderConfig{RootCAs: upstreamRoots(b), Dial: func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+	f := NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(b), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", upstream.upstream.Listener.Addr().String())
 	}})
 	defer f.Close()
@@ -224,7 +225,7 @@ func BenchmarkFirstRequestToAHost(b *testing.B) {
 		b.StartTimer()
 		go func() {
 			served <- s.Serve(ctx, there, Destination{Host: host, Port: 443, TLS: true, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-				f.Forward(w, req, "", "", nil)
+				f.Do(w, req, Route{}, nil)
 			})})
 		}()
 		conn := tls.Client(here, &tls.Config{ServerName: host, InsecureSkipVerify: true})

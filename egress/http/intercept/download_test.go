@@ -58,7 +58,7 @@ func TestLargeAnswerArrivesAsFarAsItCame(t *testing.T) {
 }
 
 // crowded: as many bodies are read ahead as may be.
-func crowded(r *rig, _ *Destination, _ *ForwarderConfig) { r.crowded = true }
+func crowded(r *rig, _ *Destination, _ *UpstreamConfig) { r.crowded = true }
 
 func TestLargeAnswerEndsWithItsClient(t *testing.T) {
 	both(t, func(t *testing.T, major int) {

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -91,8 +92,8 @@ func TestGRPC(t *testing.T) {
 }
 
 func TestGRPCClientHearsOfARefusal(t *testing.T) {
-	r := start(t, grpc.NewServer(), func(_ *rig, _ *Destination, c *ForwarderConfig) {
-		c.Dial = func(context.Context, string, uint16) (net.Conn, error) {
+	r := start(t, grpc.NewServer(), func(_ *rig, _ *Destination, c *UpstreamConfig) {
+		c.Dial = func(context.Context, dial.Target) (net.Conn, error) {
 			return nil, &RefusedError{Code: problem.EgressDenied, Reason: "it is private"}
 		}
 	})

@@ -5,7 +5,6 @@ import (
 	"io"
 	"maps"
 	"mime"
-	"net"
 	"net/http"
 	"net/netip"
 	"net/textproto"
@@ -44,50 +43,45 @@ type Result struct {
 	Cut bool
 }
 
-// Forward sends a request, as a Destination's Handler gets it, to its host, and the
-// answer to the client: header, body and trailers as they come. It does not change
-// r. With a filter all that the host says passes through that, decoded if it was
-// compressed, and the host is not asked for parts of anything.
+// Do sends a request, as a Destination's Handler receives it, to its upstream, and the
+// response to w: header, body and trailers as they come. It does not change r. With a
+// filter, which may be nil, the whole response passes through it, decoded if it was
+// compressed, and no ranges are requested.
 //
-// A request that fails before the response has begun is refused, with this flow and
-// request id; the X-Request-Id of r may be a secret by now.
-func (f *Forwarder) Forward(w http.ResponseWriter, r *http.Request, flow, requestID string, filter Filter) Result {
-	o := &onward{f: f, w: w, r: r, filter: filter, host: r.URL.Hostname(), flow: flow, requestID: requestID}
+// A request that fails before the response has begun is refused.
+func (u *Upstream) Do(w http.ResponseWriter, r *http.Request, to Route, f Filter) Result {
+	o := &outbound{u: u, w: w, r: r, filter: f, to: newTarget(r, to)}
 	defer o.finish()
 	o.send()
 	return o.result()
 }
 
-// onward is a request on its way.
-type onward struct {
-	f      *Forwarder
+// outbound is a request on its way to the upstream, and its response.
+type outbound struct {
+	u      *Upstream
 	w      http.ResponseWriter
 	r      *http.Request
 	filter Filter // nil: none
-	host   string
-	flow   string
-	// requestID is the client's X-Request-Id, or empty.
-	requestID string
+	to     *target
 
 	status   int
 	failure  *Failure
-	cut      bool // the answer
+	cut      bool // the response
 	sent     atomic.Int64
 	received atomic.Int64
 	body     *upload // nil: none
 
-	mu      sync.Mutex // guards what the transport's goroutines use: address, and w until answered
-	address netip.AddrPort
-	// answered is set when the transport has returned: what it says of 1xx
-	// answers after that is too late.
+	mu sync.Mutex // guards w until answered
+	// answered is set when the transport has returned. 1xx responses after that are
+	// dropped.
 	answered bool
 }
 
-func (o *onward) result() Result {
+func (o *outbound) result() Result {
 	res := Result{Status: o.status, Cut: o.cut, BytesOut: o.sent.Load(), BytesIn: o.received.Load()}
-	o.mu.Lock()
-	res.Address = o.address
-	o.mu.Unlock()
+	o.to.mu.Lock()
+	res.Address = o.to.address
+	o.to.mu.Unlock()
 	if o.failure != nil {
 		res.Err = o.failure
 	}
@@ -97,25 +91,25 @@ func (o *onward) result() Result {
 // finish stops the upload: a request must not be read after its handler ended.
 // It does not wait for a Read that waits for the client, which may in turn wait
 // for the answer; the library's server ends that.
-func (o *onward) finish() {
+func (o *outbound) finish() {
 	if o.body != nil {
 		o.body.Close()
 	}
 }
 
-func (o *onward) send() {
-	out, to := o.request()
+func (o *outbound) send() {
+	out := o.request()
 	if out.Body != nil {
 		// Otherwise HTTP/1.1 ends what was not read of the body when the answer
 		// begins. Not every writer can.
 		http.NewResponseController(o.w).EnableFullDuplex()
 	}
-	res, err := o.f.roundTrip(out, to, o.r.ProtoMajor, o.connected, o.informed)
+	res, err := o.u.roundTrip(out, o.to, o.r.ProtoMajor, o.informed)
 	o.mu.Lock()
 	o.answered = true
 	o.mu.Unlock()
 	if err != nil {
-		o.fail(o.unsent(failed(o.r.Context(), o.host, err)))
+		o.fail(o.unsent(failed(o.r.Context(), o.to.host, err)))
 		return
 	}
 	defer o.leave(res.Body)
@@ -123,7 +117,7 @@ func (o *onward) send() {
 	case status == http.StatusSwitchingProtocols:
 		o.upgrade(res)
 	case status < 200 || status > 999: // which the library reads, and does not write
-		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: fmt.Sprintf("%s responded with the invalid status %d", o.host, status)})
+		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: fmt.Sprintf("%s responded with the invalid status %d", o.to.host, status)})
 	default:
 		o.answer(res)
 	}
@@ -131,7 +125,7 @@ func (o *onward) send() {
 
 // leave ends an answer. That of HTTP/2 waits for a Read of the request's body, which
 // waits for the client, which may in turn wait for the end of the answer.
-func (o *onward) leave(answer io.Closer) {
+func (o *outbound) leave(answer io.Closer) {
 	if o.body == nil || o.body.over.Load() {
 		answer.Close()
 		return
@@ -143,7 +137,7 @@ func (o *onward) leave(answer io.Closer) {
 // that is broken. An HTTP/1.1 client's connection ends with it: the library's server interrupts
 // the Read that waits for more, and then takes what is left of chunks for a request, and
 // cancels the next one after a length.
-func (o *onward) early() bool {
+func (o *outbound) early() bool {
 	in, ok := o.r.Context().Value(inboundKey{}).(*inbound)
 	if !ok || o.r.ProtoMajor != 1 || o.body == nil || in.whole.Load() {
 		return false
@@ -152,7 +146,7 @@ func (o *onward) early() bool {
 }
 
 // unsent blames the client for a request whose body could not be read.
-func (o *onward) unsent(f *Failure) *Failure {
+func (o *outbound) unsent(f *Failure) *Failure {
 	if f.Code != problem.UpstreamDisconnected && f.Code != problem.UpstreamResponseInvalid || o.body == nil {
 		return f
 	}
@@ -163,16 +157,12 @@ func (o *onward) unsent(f *Failure) *Failure {
 }
 
 // request returns the request as it is sent on.
-func (o *onward) request() (*http.Request, *target) {
+func (o *outbound) request() *http.Request {
 	r := o.r
-	to := &target{host: o.host, port: defaultPort(r.URL.Scheme), upgrade: isWebSocket(upgradeOf(r.Header))}
-	if _, port, ok := splitAuthority(r.URL.Host); ok && port != 0 {
-		to.port = port
-	}
 	out := &http.Request{
 		Method: r.Method,
 		URL: &url.URL{
-			Scheme: r.URL.Scheme, Host: o.f.pooled(r.Context(), to),
+			Scheme: r.URL.Scheme, Host: o.to.poolKey(),
 			Path: r.URL.Path, RawPath: r.URL.RawPath, RawQuery: r.URL.RawQuery, ForceQuery: r.URL.ForceQuery,
 		},
 		Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
@@ -190,21 +180,13 @@ func (o *onward) request() (*http.Request, *target) {
 			}
 		}
 	}
-	return out.WithContext(r.Context()), to
-}
-
-func (o *onward) connected(host net.Addr) {
-	if a, ok := host.(interface{ AddrPort() netip.AddrPort }); ok {
-		o.mu.Lock()
-		o.address = a.AddrPort()
-		o.mu.Unlock()
-	}
+	return out.WithContext(r.Context())
 }
 
 // informed passes a 1xx answer on. That the body is wanted (100) the library's
 // server says itself, when the transport begins to read it. That nothing can be
 // switched to (101) not every host knows that speaks HTTP/2.
-func (o *onward) informed(status int, header textproto.MIMEHeader) error {
+func (o *outbound) informed(status int, header textproto.MIMEHeader) error {
 	if status == http.StatusContinue || status == http.StatusSwitchingProtocols {
 		return nil
 	}
@@ -226,7 +208,7 @@ func (o *onward) informed(status int, header textproto.MIMEHeader) error {
 }
 
 // clean makes a header of the host one for the client.
-func (o *onward) clean(h http.Header) {
+func (o *outbound) clean(h http.Header) {
 	removeHopByHop(h)
 	for name := range h {
 		if strings.HasPrefix(name, "Doze-") { // the node's, such as of a refusal
@@ -239,17 +221,17 @@ func (o *onward) clean(h http.Header) {
 }
 
 // answer sends an answer to the client.
-func (o *onward) answer(res *http.Response) {
+func (o *outbound) answer(res *http.Response) {
 	body := io.Reader(&counted{res.Body, &o.received})
 	streams := res.ContentLength < 0 || isEventStream(res.Header)
 	if o.filter != nil {
 		if res.StatusCode == http.StatusPartialContent {
-			o.fail(unreadable(o.host, "is a part of something, which was not asked for"))
+			o.fail(unreadable(o.to.host, "is a part of something, which was not asked for"))
 			return
 		}
 		plain, err := decode(res, body)
 		if err != nil {
-			o.fail(unreadable(o.host, "%s", err))
+			o.fail(unreadable(o.to.host, "%s", err))
 			return
 		}
 		defer plain.Close()
@@ -274,7 +256,7 @@ func (o *onward) answer(res *http.Response) {
 	}
 	close := func() error { o.leave(res.Body); return nil }
 	if err := o.download(body, streams, close).run(); err != nil {
-		o.breakOff(failed(o.r.Context(), o.host, err))
+		o.breakOff(failed(o.r.Context(), o.to.host, err))
 		return
 	}
 	o.trailers(res.Trailer, announced)
@@ -285,8 +267,8 @@ func isEventStream(h http.Header) bool {
 	return kind == "text/event-stream"
 }
 
-func (o *onward) download(from io.Reader, streams bool, close func() error) *download {
-	d := &download{from: from, to: o.w, close: close, ahead: o.f.ahead}
+func (o *outbound) download(from io.Reader, streams bool, close func() error) *download {
+	d := &download{from: from, to: o.w, close: close, ahead: o.u.ahead}
 	if streams {
 		d.flush = http.NewResponseController(o.w)
 	}
@@ -298,7 +280,7 @@ func (o *onward) download(from io.Reader, streams bool, close func() error) *dow
 
 // trailers sends the fields after the body. Those that were not announced need
 // another way through the library's server.
-func (o *onward) trailers(from http.Header, announced []string) {
+func (o *outbound) trailers(from http.Header, announced []string) {
 	if len(from) == 0 {
 		return
 	}
@@ -326,7 +308,7 @@ func trailerNames(trailer http.Header) []string {
 }
 
 // fail answers a request for which there is no answer of the host.
-func (o *onward) fail(f *Failure) {
+func (o *outbound) fail(f *Failure) {
 	if f.Code == problem.ClientDisconnected {
 		o.breakOff(f)
 		return
@@ -337,13 +319,13 @@ func (o *onward) fail(f *Failure) {
 	if o.early() {
 		o.w.Header()["Connection"] = []string{"close"}
 	}
-	why := problem.New(f.Code, f.Reason).WithFlow(o.host, "", o.flow).For(requestid.Or(o.requestID))
+	why := problem.New(f.Code, f.Reason).WithFlow(o.to.host, "", o.to.Flow).For(requestid.Or(o.to.RequestID))
 	o.failure, o.status = f, why.Status
 	Refuse(o.w, o.r, why)
 }
 
 // breakOff ends an answer before its end.
-func (o *onward) breakOff(f *Failure) { o.failure, o.cut = f, true }
+func (o *outbound) breakOff(f *Failure) { o.failure, o.cut = f, true }
 
 // upload is the body of a request on its way to the host.
 type upload struct {

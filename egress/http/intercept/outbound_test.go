@@ -23,7 +23,9 @@ import (
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 )
 
 func TestRequestArrivesAsItWasSent(t *testing.T) {
@@ -328,10 +330,10 @@ func TestBrokenAnswerIsNotTakenForWhole(t *testing.T) {
 }
 
 func TestFailuresAreReadable(t *testing.T) {
-	nobody := func(_ *rig, _ *Destination, c *ForwarderConfig) { c.RootCAs = x509.NewCertPool() }
-	dial := func(err error) option {
-		return func(_ *rig, _ *Destination, c *ForwarderConfig) {
-			c.Dial = func(context.Context, string, uint16) (net.Conn, error) { return nil, err }
+	nobody := func(_ *rig, _ *Destination, c *UpstreamConfig) { c.RootCAs = x509.NewCertPool() }
+	failing := func(err error) option {
+		return func(_ *rig, _ *Destination, c *UpstreamConfig) {
+			c.Dial = func(context.Context, dial.Target) (net.Conn, error) { return nil, err }
 		}
 	}
 	unused := func(t *testing.T) option {
@@ -340,16 +342,16 @@ func TestFailuresAreReadable(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.Close()
-		return func(_ *rig, _ *Destination, c *ForwarderConfig) {
-			c.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+		return func(_ *rig, _ *Destination, c *UpstreamConfig) {
+			c.Dial = func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 			}
 		}
 	}
 	speaks := func(text string) option {
-		return func(_ *rig, d *Destination, c *ForwarderConfig) {
+		return func(_ *rig, d *Destination, c *UpstreamConfig) {
 			d.TLS, d.Port = false, 80
-			c.Dial = func(context.Context, string, uint16) (net.Conn, error) {
+			c.Dial = func(context.Context, dial.Target) (net.Conn, error) {
 				here, there := net.Pipe()
 				go func() {
 					there.Read(make([]byte, 4096))
@@ -360,8 +362,8 @@ func TestFailuresAreReadable(t *testing.T) {
 			}
 		}
 	}
-	unencrypted := func(_ *rig, _ *Destination, c *ForwarderConfig) {
-		c.Dial = func(context.Context, string, uint16) (net.Conn, error) {
+	unencrypted := func(_ *rig, _ *Destination, c *UpstreamConfig) {
+		c.Dial = func(context.Context, dial.Target) (net.Conn, error) {
 			here, there := net.Pipe()
 			go func() {
 				there.Read(make([]byte, 4096))
@@ -377,15 +379,15 @@ func TestFailuresAreReadable(t *testing.T) {
 		reason string // part of it
 	}{
 		"unknown authority":  {nobody, problem.UpstreamCertificateInvalid, "signed by an unknown authority"},
-		"refused by dial":    {dial(&RefusedError{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF}), problem.EgressDenied, "10.1.2.3 is private"},
-		"no name":            {dial(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), problem.UpstreamUnreachable, "cannot be resolved"},
+		"refused by dial":    {failing(&RefusedError{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF}), problem.EgressDenied, "10.1.2.3 is private"},
+		"no name":            {failing(&net.DNSError{Err: "no such host", Name: "internal-resolver"}), problem.UpstreamUnreachable, "cannot be resolved"},
 		"nobody listens":     {unused(t), problem.UpstreamUnreachable, "connection refused"},
-		"timeout":            {dial(context.DeadlineExceeded), problem.UpstreamTimeout, "in time"},
+		"timeout":            {failing(context.DeadlineExceeded), problem.UpstreamTimeout, "in time"},
 		"ends":               {speaks(""), problem.UpstreamDisconnected, "closed the connection"},
 		"no HTTP":            {speaks("SSH-2.0-secret\r\n\r\n"), problem.UpstreamResponseInvalid, "is not valid HTTP"},
 		"no status of HTTP":  {speaks("HTTP/1.1 042 secret\r\nContent-Length: 0\r\n\r\n"), problem.UpstreamResponseInvalid, "the invalid status 42"},
 		"TLS that fails":     {unencrypted, problem.UpstreamTLSFailed, "the TLS handshake with api.example.com failed"},
-		"over a limit":       {dial(&RefusedError{Code: problem.EgressLimitExceeded, Reason: "a limit was reached"}), problem.EgressLimitExceeded, "a limit was reached"},
+		"over a limit":       {failing(&RefusedError{Code: problem.EgressLimitExceeded, Reason: "a limit was reached"}), problem.EgressLimitExceeded, "a limit was reached"},
 		"unasked for switch": {speaks("HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: secret\r\n\r\n"), problem.UpstreamResponseInvalid, "did not ask for"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -414,12 +416,11 @@ func TestFailuresAreReadable(t *testing.T) {
 }
 
 func TestPoolsShareNoConnections(t *testing.T) {
-	type poolKey struct{}
 	dials := 0
-	f := NewForwarder(ForwarderConfig{Pool: func(ctx context.Context) string { return ctx.Value(poolKey{}).(string) }, Dial: func(_ context.Context, h string, port uint16) (net.Conn, error) {
+	f := NewUpstream(UpstreamConfig{Dial: func(_ context.Context, to dial.Target) (net.Conn, error) {
 		dials++
-		if h != host || port != 80 {
-			t.Errorf("dialled %s port %d", h, port)
+		if to.Host != host || to.Port != 80 {
+			t.Errorf("dialed %s port %d", to.Host, to.Port)
 		}
 		here, there := net.Pipe()
 		t.Cleanup(func() { there.Close() })
@@ -435,15 +436,56 @@ func TestPoolsShareNoConnections(t *testing.T) {
 		return here, nil
 	}})
 	defer f.Close()
-	for _, pool := range []string{"one", "one", "two", "one", "a.b:1/%", "two"} {
-		req, _ := http.NewRequestWithContext(context.WithValue(t.Context(), poolKey{}, pool), "GET", "http://"+host+"/", nil)
+	for _, to := range []Route{{Pool: "one"}, {Pool: "one"}, {Pool: "two"}, {Pool: "one"}, {Pool: "a.b:1/%"}, {Pool: "two"}, {Pool: "one", Private: true}, {Pool: "one"}} {
+		req, _ := http.NewRequestWithContext(t.Context(), "GET", "http://"+host+"/", nil)
 		w := &recorder{header: http.Header{}}
-		if res := f.Forward(w, req, "", "", nil); res.Err != nil || w.status != 204 {
+		if res := f.Do(w, req, to, nil); res.Err != nil || w.status != 204 {
 			t.Fatalf("%+v", res)
 		}
 	}
-	if dials != 3 {
-		t.Errorf("%d connections for 3 pools", dials)
+	if dials != 4 {
+		t.Errorf("%d connections for 3 pools, one of them private, too", dials)
+	}
+}
+
+func TestPoolKeysOfRoutesDiffer(t *testing.T) {
+	keys := map[string]Route{}
+	r := httptest.NewRequest("GET", "http://"+host+"/", nil)
+	for _, pool := range []string{"proxy/ann", "proxy/ann private", "proxy/ann-private", "k3f9x2m7q1az", ""} {
+		for _, private := range []bool{false, true} {
+			to := Route{Pool: pool, Private: private}
+			key := newTarget(r, to).poolKey()
+			if other, found := keys[key]; found {
+				t.Errorf("%+v and %+v share connections", to, other)
+			}
+			keys[key] = to
+		}
+	}
+}
+
+func TestConnectionsBeingMadeAreBounded(t *testing.T) {
+	dials := quota.New(1)
+	f := NewUpstream(UpstreamConfig{Dial: func(context.Context, dial.Target) (net.Conn, error) {
+		if n := dials.Used(); n != 1 {
+			t.Errorf("%d are counted while one is made", n)
+		}
+		return nil, io.EOF
+	}})
+	defer f.Close()
+	for _, scheme := range []string{"http", "https"} {
+		req := httptest.NewRequest("GET", scheme+"://"+host+"/", nil)
+		_ = f.Do(httptest.NewRecorder(), req, Route{Dials: dials}, nil)
+		if n := dials.Used(); n != 0 {
+			t.Errorf("%s: %d are counted afterwards", scheme, n)
+		}
+		_ = dials.TryAcquire(1)
+		w := httptest.NewRecorder()
+		result := f.Do(w, req, Route{Flow: "f1", Dials: dials}, nil)
+		wantRefusal(t, w.Result(), problem.EgressLimitExceeded, "being made")
+		if refused := (*RefusedError)(nil); !errors.As(result.Err, &refused) {
+			t.Errorf("%s: %+v", scheme, result)
+		}
+		dials.Release(1)
 	}
 }
 
@@ -517,8 +559,8 @@ func TestStatusesOfHTTP2(t *testing.T) {
 				var serving sync.WaitGroup
 				serving.Go(func() { answerHTTP2(l, strings.Fields(statuses)) }) // ends with its connection
 				t.Cleanup(serving.Wait)
-				r := start(t, http.NotFoundHandler(), func(_ *rig, _ *Destination, c *ForwarderConfig) {
-					c.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+				r := start(t, http.NotFoundHandler(), func(_ *rig, _ *Destination, c *UpstreamConfig) {
+					c.Dial = func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 						return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 					}
 				})
@@ -537,7 +579,7 @@ func TestStatusesOfHTTP2(t *testing.T) {
 
 // What a host may send ahead of its client it is told at the start.
 func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
-	for narrow, want := range map[bool]uint32{false: maxStreamAhead, true: narrowStreamAhead} {
+	for small, want := range map[bool]uint32{false: maxStreamAhead, true: smallStreamAhead} {
 		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{upstreamLeaf(t)}, NextProtos: []string{"h2"}})
 		if err != nil {
 			t.Fatal(err)
@@ -546,9 +588,9 @@ func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
 		var serving sync.WaitGroup
 		serving.Go(func() { told <- windowHTTP2(l) })
 		t.Cleanup(serving.Wait)
-		r := start(t, http.NotFoundHandler(), func(_ *rig, _ *Destination, c *ForwarderConfig) {
-			c.Narrow = func(context.Context) bool { return narrow }
-			c.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+		r := start(t, http.NotFoundHandler(), func(r *rig, _ *Destination, c *UpstreamConfig) {
+			r.smallWindow = small
+			c.Dial = func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 				return new(net.Dialer).DialContext(ctx, "tcp", l.Addr().String())
 			}
 		})
@@ -558,7 +600,7 @@ func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
 		}
 		res.Body.Close()
 		if got := <-told; got != want {
-			t.Errorf("narrow %v: %d bytes, want %d", narrow, got, want)
+			t.Errorf("small window %v: %d bytes, want %d", small, got, want)
 		}
 	}
 }
@@ -608,7 +650,7 @@ func answerHTTP2(l net.Listener, statuses []string) {
 
 // No connection of HTTP/2 can become a WebSocket with an HTTP/1.1 host.
 func TestUpgradeThatTheConnectionCannotCarryIsRefused(t *testing.T) {
-	f := NewForwarder(ForwarderConfig{Dial: func(context.Context, string, uint16) (net.Conn, error) {
+	f := NewUpstream(UpstreamConfig{Dial: func(context.Context, dial.Target) (net.Conn, error) {
 		here, there := net.Pipe()
 		t.Cleanup(func() { there.Close() })
 		go func() {
@@ -622,7 +664,7 @@ func TestUpgradeThatTheConnectionCannotCarryIsRefused(t *testing.T) {
 	req.Header.Set("Connection", "Upgrade")
 	req.Header.Set("Upgrade", "websocket")
 	w := httptest.NewRecorder()
-	result := f.Forward(w, req, "f1", "", nil)
+	result := f.Do(w, req, Route{Flow: "f1"}, nil)
 	wantRefusal(t, w.Result(), problem.UpgradeFailed, "cannot become a WebSocket")
 	if failure := (*Failure)(nil); !errors.As(result.Err, &failure) || failure.Code != problem.UpgradeFailed || result.Status != http.StatusBadGateway {
 		t.Errorf("%+v", result)

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 	"github.com/doze-run/doze/problem"
 )
@@ -131,7 +132,7 @@ func TestNothingComesAfterABrokenBody(t *testing.T) {
 // Whoever reads a broken body, and leaves the connection open.
 func TestNoRequestIsServedAfterABrokenBody(t *testing.T) {
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
-		r := start(t, http.NotFoundHandler(), append(o, func(_ *rig, d *Destination, _ *ForwarderConfig) {
+		r := start(t, http.NotFoundHandler(), append(o, func(_ *rig, d *Destination, _ *UpstreamConfig) {
 			d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 				io.ReadAll(req.Body)
 				io.WriteString(w, "seen "+req.URL.Path)
@@ -184,18 +185,18 @@ func TestBrokenAnswerBeforeTheEndOfABody(t *testing.T) {
 
 // A connection goes on after a body that was read, though a policy sends another.
 func TestConnectionOutlivesAReplacedBody(t *testing.T) {
-	var f *Forwarder
+	var f *Upstream
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		io.WriteString(w, "seen") // does not read
-	}), func(r *rig, d *Destination, _ *ForwarderConfig) {
+	}), func(r *rig, d *Destination, _ *UpstreamConfig) {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			io.ReadAll(req.Body)
 			req.Body = io.NopCloser(strings.NewReader("other"))
 			req.ContentLength = 5
-			f.Forward(w, req, "", "", nil)
+			f.Do(w, req, Route{}, nil)
 		})
 	})
-	f = NewForwarder(ForwarderConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+	f = NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
 	}})
 	defer f.Close()

@@ -21,6 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/tls/ca"
 	"github.com/doze-run/doze/problem"
@@ -35,17 +36,17 @@ func TestMain(m *testing.M) {
 
 const host = "api.example.com"
 
-// rig is a sandbox's way to a host: listener, Server, Forwarder, host.
+// rig is a sandbox's way to a host: listener, Server, Upstream, host.
 type rig struct {
-	t        testing.TB
-	addr     string // where the sandbox connects to
-	trust    *x509.CertPool
-	bundle   []byte // trust, in PEM
-	upstream *httptest.Server
-	server   *Server
-	filter   Filter
-	crowded  bool
-	dial     func(ctx context.Context, host string, port uint16) (net.Conn, error)
+	t           testing.TB
+	addr        string // where the sandbox connects to
+	trust       *x509.CertPool
+	bundle      []byte // trust, in PEM
+	upstream    *httptest.Server
+	server      *Server
+	filter      Filter
+	crowded     bool
+	smallWindow bool
 
 	withoutTLS bool
 
@@ -72,14 +73,14 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-type option func(*rig, *Destination, *ForwarderConfig)
+type option func(*rig, *Destination, *UpstreamConfig)
 
-func withoutTLS(r *rig, d *Destination, _ *ForwarderConfig) {
+func withoutTLS(r *rig, d *Destination, _ *UpstreamConfig) {
 	r.withoutTLS, d.TLS, d.Port = true, false, 80
 }
 
 func filtered(f Filter) option {
-	return func(r *rig, _ *Destination, _ *ForwarderConfig) { r.filter = f }
+	return func(r *rig, _ *Destination, _ *UpstreamConfig) { r.filter = f }
 }
 
 // start makes a rig whose host answers with handler.
@@ -92,7 +93,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 		r.refused = append(r.refused, why)
 		_ = req.URL.EscapedPath() // as those do who are told
 	}}
-	cfg := ForwarderConfig{}
+	cfg := UpstreamConfig{}
 	for _, o := range options {
 		o(r, &d, &cfg)
 	}
@@ -114,18 +115,18 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 		cfg.RootCAs = upstreamRoots(t)
 	}
 	if cfg.Dial == nil {
-		cfg.Dial = func(ctx context.Context, _ string, _ uint16) (net.Conn, error) {
+		cfg.Dial = func(ctx context.Context, _ dial.Target) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
 		}
 	}
-	f := NewForwarder(cfg)
+	f := NewUpstream(cfg)
 	t.Cleanup(f.Close)
 	for r.crowded && len(f.ahead) < cap(f.ahead) {
 		f.ahead <- struct{}{}
 	}
 	if d.Handler == nil {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			result := f.Forward(w, req, "f1", req.Header.Get(requestid.Header), r.filter)
+			result := f.Do(w, req, Route{Flow: "f1", RequestID: req.Header.Get(requestid.Header), SmallWindow: r.smallWindow}, r.filter)
 			r.results <- result
 			if result.Cut {
 				panic(http.ErrAbortHandler)

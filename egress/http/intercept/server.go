@@ -3,9 +3,8 @@
 //
 // A Server takes a connection whose destination is known, answers its TLS with a
 // certificate for that host, and hands each request to the destination's
-// handler. A Forwarder is what such a handler sends a request on with: it
-// streams both ways, whatever the size, and lets a Filter look at all that comes
-// back.
+// handler, which sends it on through an Upstream: that streams both ways, whatever the
+// size, and passes the whole response through a Filter.
 package intercept
 
 import (

@@ -158,7 +158,7 @@ func TestConnectionIsForOneAuthority(t *testing.T) {
 
 func TestPanicOfAHandlerEndsItsStreamOnly(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
-		r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *ForwarderConfig) {
+		r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *UpstreamConfig) {
 			d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 				if req.URL.Path == "/panic" {
 					panic("oh")
@@ -231,7 +231,7 @@ func TestClientThatDoesNotTrustIsReported(t *testing.T) {
 }
 
 func TestRefusalInTheProtocolOfTheClient(t *testing.T) {
-	r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *ForwarderConfig) {
+	r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *UpstreamConfig) {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 			w.Header().Set("Content-Encoding", "gzip") // what a policy had begun with
 			Refuse(w, req, problem.New(problem.EgressDenied, "nö: 100%").WithFlow(host, "node/x", "f1"))

@@ -9,12 +9,16 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"net/netip"
 	"net/textproto"
 	"strconv"
 	"sync"
 	"time"
 
 	"github.com/doze-run/doze/egress/http/http1"
+	"github.com/doze-run/doze/egress/network/dial"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/quota"
 )
 
 const (
@@ -36,8 +40,8 @@ const (
 	// not taken: with 2 MiB a host at 50 ms delivers 300 Mbit/s. A sandbox that
 	// sleeps leaves this much in the node for each answer that it waits for.
 	maxStreamAhead = 2 << 20
-	// narrowStreamAhead is the same where many answers are awaited at a time.
-	narrowStreamAhead = 128 << 10
+	// smallStreamAhead is the same where many answers are awaited at a time.
+	smallStreamAhead = 128 << 10
 	// maxFrame of HTTP/2: fewer and larger frames than the 16 KiB of the
 	// protocol, from hosts that make use of it.
 	maxFrame = 64 << 10
@@ -49,34 +53,40 @@ const (
 	tlsSessions = 1024
 )
 
-// ForwarderConfig says how hosts are reached. Dial is required.
-type ForwarderConfig struct {
-	// Attempt is asked before a connection is made, and its done called when that
-	// stands, with TLS, or failed. Like Dial it may outlive the request. nil: any
-	// number may be made.
-	Attempt func(ctx context.Context) (done func(), err error)
-	// Dial connects to a host. Its context has the values of the request for
-	// which the connection is made, but may outlive it. An error that is a
-	// *RefusedError is told to the client as a refusal.
-	Dial func(ctx context.Context, host string, port uint16) (net.Conn, error)
-	// Pool names whose connections a request may use: requests with different
-	// names never share one. Whatever Dial decides by, but for host and port,
-	// belongs into it. nil: all share.
-	Pool func(ctx context.Context) string
-	// Narrow says that a request is one of so many that no more than 128 KiB of its
-	// answer may wait in the node, where others have up to 2 MiB. nil: none is.
-	Narrow func(ctx context.Context) bool
-	// RootCAs that hosts' certificates are verified against. nil: the system's.
+// UpstreamConfig is how upstreams are reached. Dial is required.
+type UpstreamConfig struct {
+	// Dial connects to an upstream, as (*dial.Dialer).Dial does. Its context has the
+	// values of the request for which the connection is made, but may outlive it.
+	Dial func(ctx context.Context, to dial.Target) (net.Conn, error)
+	// RootCAs that upstreams' certificates are verified against. nil: the system's.
 	RootCAs *x509.CertPool
 }
 
-// Forwarder sends requests to the hosts that they are for. It may be used by
-// several goroutines.
-type Forwarder struct {
-	cfg          ForwarderConfig
+// Route is what a request may use on its way to the upstream.
+type Route struct {
+	// Pool names the connections that the request may use: requests with different
+	// names never share one.
+	Pool string
+	// Private lets the upstream be at a private address. Requests with another value
+	// never share a connection.
+	Private bool
+	// SmallWindow bounds what may wait in the node of a response over HTTP/2 to 128 KiB,
+	// instead of 2 MiB.
+	SmallWindow bool
+	// Dials bounds the connections that are being made, with TLS, some of which outlive
+	// their requests. nil: any number.
+	Dials *quota.Pool
+	// Flow and RequestID are for refusals. RequestID is the client's X-Request-Id, or
+	// empty: that of the request may be a secret.
+	Flow, RequestID string
+}
+
+// Upstream sends requests to their upstreams. It is safe for concurrent use.
+type Upstream struct {
+	cfg          UpstreamConfig
 	sessions     tls.ClientSessionCache
-	idle         *http1.Pool // connections of HTTP/1.1
-	wide, narrow transports
+	idle         *http1.Pool   // connections of HTTP/1.1
+	large, small transports    // by their windows
 	ahead        chan struct{} // of downloads
 }
 
@@ -86,38 +96,34 @@ type transports struct {
 	plain  *http.Transport // for http
 }
 
-// NewForwarder returns a Forwarder. Close it.
-func NewForwarder(cfg ForwarderConfig) *Forwarder {
-	if cfg.Attempt == nil {
-		cfg.Attempt = func(context.Context) (func(), error) { return func() {}, nil }
-	}
-	f := &Forwarder{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
-	f.idle = http1.NewPool(idleInAll, idlePerHost, idleTime)
-	f.wide, f.narrow = f.transports(maxStreamAhead), f.transports(narrowStreamAhead)
-	return f
+// NewUpstream returns an Upstream. Close it.
+func NewUpstream(cfg UpstreamConfig) *Upstream {
+	u := &Upstream{cfg: cfg, sessions: tls.NewLRUClientSessionCache(tlsSessions), ahead: make(chan struct{}, maxAhead)}
+	u.idle = http1.NewPool(idleInAll, idlePerHost, idleTime)
+	u.large, u.small = u.transports(maxStreamAhead), u.transports(smallStreamAhead)
+	return u
 }
 
-// Close closes the connections that wait for a request. Those in use end with
-// their requests.
-func (f *Forwarder) Close() {
-	f.idle.CloseIdle()
-	for _, t := range []transports{f.wide, f.narrow} {
+// Close closes idle connections. Those in use end with their requests.
+func (u *Upstream) Close() {
+	u.idle.CloseIdle()
+	for _, t := range []transports{u.large, u.small} {
 		t.secure.CloseIdleConnections()
 		t.plain.CloseIdleConnections()
 	}
 }
 
-func (f *Forwarder) transports(ahead int) transports {
-	t := transports{f.transport(ahead), f.transport(ahead)}
+func (u *Upstream) transports(ahead int) transports {
+	t := transports{u.transport(ahead), u.transport(ahead)}
 	t.secure.Protocols.SetHTTP2(true)
 	t.plain.Protocols.SetUnencryptedHTTP2(true)
 	return t
 }
 
-func (f *Forwarder) transport(ahead int) *http.Transport {
+func (u *Upstream) transport(ahead int) *http.Transport {
 	return &http.Transport{
-		DialContext:            f.dial,
-		DialTLSContext:         f.dialTLS,
+		DialContext:            u.dial,
+		DialTLSContext:         u.dialTLS,
 		DisableCompression:     true, // what the client did not ask for
 		MaxIdleConns:           idleInAll,
 		MaxIdleConnsPerHost:    idlePerHost,
@@ -138,17 +144,16 @@ func (f *Forwarder) transport(ahead int) *http.Transport {
 // is no other way to know what the upstream speaks, and gRPC needs HTTP/2. With TLS the
 // upstream chooses when it is dialed; an idle connection of HTTP/1.1 is reused.
 //
-// It calls connected for each connection that it uses, and informed for each 1xx response
-// except 100 and 101.
-func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connected func(net.Addr), informed func(int, textproto.MIMEHeader) error) (*http.Response, error) {
-	t := f.wide
-	if f.cfg.Narrow != nil && f.cfg.Narrow(r.Context()) {
-		t = f.narrow
+// It calls informed for each 1xx response except 100 and 101.
+func (u *Upstream) roundTrip(r *http.Request, to *target, version int, informed func(int, textproto.MIMEHeader) error) (*http.Response, error) {
+	t := u.large
+	if to.SmallWindow {
+		t = u.small
 	}
 	traced := func() *http.Request {
 		ctx := context.WithValue(r.Context(), targetKey{}, to)
 		return r.WithContext(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-			GotConn:        func(info httptrace.GotConnInfo) { connected(info.Conn.RemoteAddr()) },
+			GotConn:        func(info httptrace.GotConnInfo) { to.connected(info.Conn) },
 			Got1xxResponse: informed,
 		}))
 	}
@@ -161,36 +166,36 @@ func (f *Forwarder) roundTrip(r *http.Request, to *target, version int, connecte
 		key += " upgrade"
 	}
 	send := func(c *http1.Conn) (*http.Response, error) {
-		connected(c.RemoteAddr())
+		to.connected(c)
 		return c.RoundTrip(r, informed, func(reusable bool) {
 			if reusable {
-				f.idle.Put(key, c)
+				u.idle.Put(key, c)
 			}
 		})
 	}
-	if c := f.idle.Get(key); c != nil {
+	if c := u.idle.Get(key); c != nil {
 		res, err := send(c)
 		if !errors.Is(err, http1.ErrStale) || !repeatable(r) {
 			return res, err
 		}
 	}
 	if !secure || to.upgrade {
-		c, err := f.connect(r.Context(), to, secure)
+		c, err := u.connect(r.Context(), to, secure)
 		if err != nil {
 			return nil, err
 		}
 		return send(c)
 	}
-	to.unused = func(c *http1.Conn) { f.idle.Put(key, c) }
+	to.unused = func(c *http1.Conn) { u.idle.Put(key, c) }
 	res, err := t.secure.RoundTrip(traced())
 	if c := to.accept(); c != nil {
 		if errors.Is(err, errHTTP1) {
-			if u, ok := r.Body.(*upload); ok {
-				u.closed.Store(false) // by net/http, which has not read from it
+			if body, ok := r.Body.(*upload); ok {
+				body.closed.Store(false) // by net/http, which has not read from it
 			}
 			return send(c)
 		}
-		f.idle.Put(key, c) // net/http has used another connection
+		u.idle.Put(key, c) // net/http has used another connection
 	}
 	return res, err
 }
@@ -204,17 +209,50 @@ func repeatable(r *http.Request) bool {
 	return false
 }
 
-// target is where a request goes. net/http dials by the pool's key, so requests that it
+// target is where one request goes. net/http dials by the pool's key, so requests that it
 // sends have their target in the context.
 type target struct {
+	Route
 	host    string
 	port    uint16
 	upgrade bool // by HTTP/1.1 only
 
-	mu     sync.Mutex
-	conn   *http1.Conn       // dialed for the request; the upstream speaks HTTP/1.1
-	done   bool              // the request does not need a connection any more
-	unused func(*http1.Conn) // gets a connection that was dialed too late
+	mu      sync.Mutex
+	address netip.AddrPort    // of the latest connection
+	conn    *http1.Conn       // dialed for the request; the upstream speaks HTTP/1.1
+	done    bool              // the request does not need a connection any more
+	unused  func(*http1.Conn) // gets a connection that was dialed too late
+}
+
+func newTarget(r *http.Request, to Route) *target {
+	t := &target{Route: to, host: r.URL.Hostname(), port: defaultPort(r.URL.Scheme), upgrade: isWebSocket(upgradeOf(r.Header))}
+	if _, port, ok := splitAuthority(r.URL.Host); ok && port != 0 {
+		t.port = port
+	}
+	return t
+}
+
+// poolKey returns the host of the URL by which net/http finds connections. No two routes
+// and hosts have the same.
+func (t *target) poolKey() string {
+	key := make([]byte, 0, 128)
+	if t.Pool != "" || t.Private {
+		key = hex.AppendEncode(key, []byte(t.Pool))
+		if t.Private {
+			key = append(key, "-private"...)
+		}
+		key = append(key, '.')
+	}
+	return net.JoinHostPort(string(append(key, t.host...)), strconv.Itoa(int(t.port)))
+}
+
+// connected notes the address of a connection that is used for the request.
+func (t *target) connected(c interface{ RemoteAddr() net.Addr }) {
+	if a, ok := c.RemoteAddr().(interface{ AddrPort() netip.AddrPort }); ok {
+		t.mu.Lock()
+		t.address = a.AddrPort()
+		t.mu.Unlock()
+	}
 }
 
 // errHTTP1 is what net/http's transport, which is for HTTP/2, gets instead of a connection.
@@ -242,38 +280,25 @@ func (t *target) accept() *http1.Conn {
 
 type targetKey struct{}
 
-// pooled returns the host of the URL by which the library finds connections.
-// The encoding leaves no two pools and hosts with the same.
-func (f *Forwarder) pooled(ctx context.Context, t *target) string {
-	key := make([]byte, 0, 128)
-	if f.cfg.Pool != nil {
-		key = hex.AppendEncode(key, []byte(f.cfg.Pool(ctx)))
-		key = append(key, '.')
-	}
-	return net.JoinHostPort(string(append(key, t.host...)), strconv.Itoa(int(t.port)))
-}
-
 // dial is for HTTP/2 without TLS.
-func (f *Forwarder) dial(ctx context.Context, _, _ string) (net.Conn, error) {
-	done, err := f.cfg.Attempt(ctx)
-	if err != nil {
+func (u *Upstream) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	t := ctx.Value(targetKey{}).(*target)
+	if err := t.acquireDial(); err != nil {
 		return nil, err
 	}
-	defer done()
-	t := ctx.Value(targetKey{}).(*target)
-	return f.cfg.Dial(ctx, t.host, t.port)
+	defer t.Dials.Release(1)
+	return u.dialTarget(ctx, t)
 }
 
 // dialTLS is for upstreams whose protocol is not known. It hands a connection of HTTP/1.1
 // to the request's target and returns errHTTP1.
-func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
-	done, err := f.cfg.Attempt(ctx)
-	if err != nil {
+func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
+	t := ctx.Value(targetKey{}).(*target)
+	if err := t.acquireDial(); err != nil {
 		return nil, err
 	}
-	defer done()
-	t := ctx.Value(targetKey{}).(*target)
-	conn, raw, err := f.handshake(ctx, t, "h2", "http/1.1")
+	defer t.Dials.Release(1)
+	conn, raw, err := u.handshake(ctx, t, "h2", "http/1.1")
 	if err != nil {
 		return nil, err
 	}
@@ -285,38 +310,59 @@ func (f *Forwarder) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) 
 }
 
 // connect dials an upstream by HTTP/1.1.
-func (f *Forwarder) connect(ctx context.Context, t *target, secure bool) (*http1.Conn, error) {
-	done, err := f.cfg.Attempt(ctx)
-	if err != nil {
+func (u *Upstream) connect(ctx context.Context, t *target, secure bool) (*http1.Conn, error) {
+	if err := t.acquireDial(); err != nil {
 		return nil, err
 	}
-	defer done()
+	defer t.Dials.Release(1)
 	if !secure {
-		raw, err := f.cfg.Dial(ctx, t.host, t.port)
+		raw, err := u.dialTarget(ctx, t)
 		if err != nil {
 			return nil, err
 		}
 		return http1.NewConn(raw, raw, maxAnswerHeader), nil
 	}
-	conn, raw, err := f.handshake(ctx, t, "http/1.1")
+	conn, raw, err := u.handshake(ctx, t, "http/1.1")
 	if err != nil {
 		return nil, err
 	}
 	return http1.NewConn(conn, raw, maxAnswerHeader), nil
 }
 
+// errDials refuses a request that would need another connection.
+var errDials = &RefusedError{
+	Code:   problem.EgressLimitExceeded,
+	Reason: "a limit was reached: connections to servers that are being made",
+}
+
+// acquireDial counts a connection that is being made, until t.Dials.Release.
+func (t *target) acquireDial() error {
+	if t.Dials != nil && t.Dials.TryAcquire(1) != nil {
+		return errDials
+	}
+	return nil
+}
+
+func (u *Upstream) dialTarget(ctx context.Context, t *target) (net.Conn, error) {
+	conn, err := u.cfg.Dial(ctx, dial.Target{Host: t.host, Port: t.port, Private: t.Private})
+	if refused := (*dial.RefusedError)(nil); errors.As(err, &refused) {
+		err = &RefusedError{Code: problem.EgressDenied, Reason: err.Error(), Err: err}
+	}
+	return conn, err
+}
+
 // handshake dials an upstream by TLS and offers it the protocols.
-func (f *Forwarder) handshake(ctx context.Context, t *target, protocols ...string) (conn *tls.Conn, raw net.Conn, err error) {
-	raw, err = f.cfg.Dial(ctx, t.host, t.port)
+func (u *Upstream) handshake(ctx context.Context, t *target, protocols ...string) (conn *tls.Conn, raw net.Conn, err error) {
+	raw, err = u.dialTarget(ctx, t)
 	if err != nil {
 		return nil, nil, err
 	}
 	conn = tls.Client(raw, &tls.Config{
 		ServerName:         t.host,
-		RootCAs:            f.cfg.RootCAs,
+		RootCAs:            u.cfg.RootCAs,
 		NextProtos:         protocols,
 		MinVersion:         tls.VersionTLS12,
-		ClientSessionCache: f.sessions,
+		ClientSessionCache: u.sessions,
 	})
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()

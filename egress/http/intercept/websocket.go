@@ -16,14 +16,14 @@ import (
 const leaveGrace = 2 * time.Second
 
 // upgrade makes the client's connection a WebSocket with the host.
-func (o *onward) upgrade(res *http.Response) {
+func (o *outbound) upgrade(res *http.Response) {
 	host, ok := res.Body.(io.ReadWriteCloser)
 	if !ok || !isWebSocket(upgradeOf(res.Header)) || !isWebSocket(upgradeOf(o.r.Header)) {
-		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: o.host + " switched to a protocol that the request did not ask for"})
+		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: o.to.host + " switched to a protocol that the request did not ask for"})
 		return
 	}
 	if _, compressed := res.Header["Sec-Websocket-Extensions"]; compressed && o.filter != nil {
-		o.fail(unreadable(o.host, "has WebSocket extensions that were not asked for"))
+		o.fail(unreadable(o.to.host, "has WebSocket extensions that were not asked for"))
 		return
 	}
 	o.clean(res.Header)
@@ -52,7 +52,7 @@ func (o *onward) upgrade(res *http.Response) {
 		down = newMessages(down, o.filter)
 	}
 	if err := t.run(&counted{buffered.Reader, &o.sent}, down); err != nil {
-		o.failure = failed(o.r.Context(), o.host, err)
+		o.failure = failed(o.r.Context(), o.to.host, err)
 	}
 }
 
