@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -76,6 +77,8 @@ type Client struct {
 	answer    time.Duration // answerTimeout
 	stall     time.Duration // stallTimeout
 	defaults  func() map[string]string
+
+	requests, trimmed atomic.Uint64 // begins and ends of requests, in all and until Trim
 }
 
 // NewClient returns a Client for the guest that listens on the Unix socket, of
@@ -140,6 +143,20 @@ func (c *Client) PortReady(ctx context.Context, port uint16, wait time.Duration)
 	return c.call(ctx, request{method: http.MethodGet, route: RoutePort, query: q, wait: wait}, nil)
 }
 
+// Trim makes the guest return the memory that it does not need while it is idle to the
+// kernel, which takes some milliseconds. Without a request since the last Trim it does nothing.
+func (c *Client) Trim(ctx context.Context) error {
+	before := c.requests.Load()
+	if before == c.trimmed.Load() {
+		return nil
+	}
+	err := c.call(ctx, request{method: http.MethodPost, route: RouteTrim, dedicated: true}, nil)
+	if err == nil {
+		c.trimmed.Store(before + 2) // a request meanwhile makes the two differ
+	}
+	return err
+}
+
 // request is one request to the guest.
 type request struct {
 	method string
@@ -159,13 +176,15 @@ type request struct {
 // the request.
 type answer struct {
 	*http.Response
-	watch *watchdog
-	stall time.Duration // the longest pause in the body; 0: any
+	client *Client
+	watch  *watchdog
+	stall  time.Duration // the longest pause in the body; 0: any
 }
 
 func (a *answer) Close() error {
 	err := a.Body.Close()
 	a.watch.stop()
+	a.client.requests.Add(1)
 	return err
 }
 
@@ -185,6 +204,7 @@ func (a *answer) Read(p []byte) (int, error) {
 // send sends the request and returns the guest's answer once it has begun, or
 // *Error when the guest refused.
 func (c *Client) send(ctx context.Context, r request) (*answer, error) {
+	c.requests.Add(1)
 	ctx, watch := newWatchdog(ctx)
 	req := &http.Request{
 		Method: r.method,
@@ -225,7 +245,7 @@ func (c *Client) send(ctx context.Context, r request) (*answer, error) {
 		watch.stop()
 		return nil, err
 	}
-	a := &answer{Response: resp, watch: watch}
+	a := &answer{Response: resp, client: c, watch: watch}
 	accepted := resp.StatusCode == http.StatusOK
 	switch resp.StatusCode {
 	case http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:

@@ -177,8 +177,7 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 				<-late
 				conn.Write(answer)
 			})
-			impatient := *c
-			impatient.answer = 100 * time.Millisecond
+			impatient := &Client{transport: c.transport, dedicated: c.dedicated, answer: 100 * time.Millisecond, stall: c.stall}
 			c.stall = impatient.answer / 50
 			if !stream {
 				c.answer = c.stall

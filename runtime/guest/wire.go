@@ -21,6 +21,7 @@ const (
 	RouteArchive = "/archive" // PUT path: tar or tar.gz → ArchiveResult; GET path → tar
 	RoutePort    = "/port"    // GET port, wait → {}
 	RouteEvents  = "/events"  // GET → lines of Event
+	RouteTrim    = "/trim"    // POST → nothing, until the connection ends
 	RouteHold    = "/hold"    // POST for, on InsideSocketName only
 	SuffixStop   = "/stop"    // POST RouteProcess/{id}/stop grace → Process
 	SuffixSignal = "/signal"  // POST RouteProcess/{id}/signal signal → Process

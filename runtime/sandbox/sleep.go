@@ -47,9 +47,28 @@ func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason
 	return b.sandbox(), nil
 }
 
-// freezeWait bounds a freeze, which takes 70 µs. A process that waits for a disk
-// that does not answer cannot be frozen, and while it is tried requests wait.
-const freezeWait = 5 * time.Second
+const (
+	// freezeWait bounds a freeze, which takes 70 µs. A process that waits for a disk
+	// that does not respond cannot be frozen, and requests wait meanwhile.
+	freezeWait = 5 * time.Second
+	// trimWait bounds the trimming before it, which takes 2 ms, or some periods of the
+	// CPU's quota (100 ms) in a sandbox that has used up its share.
+	trimWait = 300 * time.Millisecond
+)
+
+// freeze freezes the sandbox once its guest has returned the memory that it does not
+// need: asleep, it would hold it for days. A guest that does not do so in time is frozen
+// as it is. Needs the turn.
+func (b *box) freeze(ctx context.Context) error {
+	trimCtx, cancelTrim := context.WithTimeout(ctx, trimWait)
+	defer cancelTrim()
+	if err := b.guest.Trim(trimCtx); err != nil {
+		b.m.log.Debug("failed to trim the memory of a guest", "sandbox", b.id, "error", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, freezeWait)
+	defer cancel()
+	return b.m.freezer.Freeze(ctx, b.id)
+}
 
 // sleep is the one way to asleep: the idle rule, the API and the node's
 // shutdown all come here. That nobody uses the sandbox is checked and the door
@@ -75,9 +94,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason StateReason) error {
 	if err := b.close(how); err != nil {
 		return err
 	}
-	freezeCtx, cancel := context.WithTimeout(ctx, freezeWait)
-	defer cancel()
-	if err := b.m.freezer.Freeze(freezeCtx, b.id); err != nil {
+	if err := b.freeze(ctx); err != nil {
 		// Half of it may have happened: a caller who left, an engine that did
 		// it and could not say so.
 		err = &FreezeError{ID: b.id, Err: errors.Join(err, b.unfreeze(ctx))}

@@ -3,13 +3,17 @@ package sandbox_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestFailedFreezeLeavesItRunning(t *testing.T) {
@@ -47,6 +51,47 @@ func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 	lease.Release()
 	nextEvent(t, events, sandbox.EventSlept)
 	mustBeWell(t, n, sb.ID)
+}
+
+func TestGuestIsTrimmedBeforeItIsFrozen(t *testing.T) {
+	for name, sleep := range map[string]func(*sandboxtest.Node, sandbox.ID) error{
+		"requested": func(n *sandboxtest.Node, id sandbox.ID) error {
+			_, err := n.Manager.Sleep(context.Background(), id)
+			return err
+		},
+		"shutdown": func(n *sandboxtest.Node, _ sandbox.ID) error { return n.Manager.Close(context.Background()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := sandboxtest.Open(t, nil)
+			sb := create(t, n.Manager, "app")
+			reached, release := n.Freezer.Block(t)
+			slept := make(chan error, 1)
+			go func() { slept <- sleep(n, sb.ID) }()
+			testkit.Closed(t, "the freeze", reached)
+			if trims := n.Engine.Trims(); trims != 1 {
+				t.Errorf("the guest was trimmed %d times before the freeze", trims)
+			}
+			release()
+			if err := testkit.Receive(t, "the end of the sleep", slept); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestSandboxIsFrozenAlthoughItsGuestDoesNotTrim(t *testing.T) {
+	n := sandboxtest.Open(t, nil)
+	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == guest.RouteHello {
+			fmt.Fprintf(w, `{"protocol":%d}`, guest.ProtocolVersion)
+			return
+		}
+		<-r.Context().Done()
+	}))
+	sb := create(t, n.Manager, "app")
+	if sb, err := n.Manager.Sleep(t.Context(), sb.ID); err != nil || sb.State != sandbox.StateAsleep {
+		t.Errorf("state %s, %v", sb.State, err)
+	}
 }
 
 func TestWhatKeepsAwakeDoesSoWhileTheIdleRuleFreezes(t *testing.T) {

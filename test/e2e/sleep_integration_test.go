@@ -16,6 +16,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/test/testnode"
 )
 
 func (b *box) dialWebSocket(c *http.Client) *websocket.Conn {
@@ -39,6 +40,15 @@ func (b *box) echo(conn *websocket.Conn, text string) {
 }
 
 // patch changes a sandbox by the API.
+func TestSleepingGuestIsSmall(t *testing.T) {
+	b := commonNode(t).newBox(t)
+	b.exec("true")
+	b.sleep()
+	if size := testnode.Memory(t, b.hostPID(), "VmRSS"); size > mostGuest {
+		t.Errorf("the frozen guest holds %d bytes, at most %d are allowed", size, mostGuest)
+	}
+}
+
 func (b *box) patch(body string) {
 	b.t.Helper()
 	if status, text := b.node.do(b.t, "PATCH", "/sandbox/"+b.id, "application/json", strings.NewReader(body)); status != http.StatusOK {

@@ -5,37 +5,38 @@ import (
 	"net/http"
 	"sync"
 	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
 )
 
-// trimAfter is how long the server is idle before it returns memory.
+// trimAfter is how long after a request the server returns memory.
 const trimAfter = 2 * time.Second
 
-// requests counts the requests under way. With trimming, memory that a burst of
-// them needed goes back to the kernel soon after: a sandbox that sleeps would
-// hold it for days.
+// requests counts the requests under way, and returns the memory that a burst of
+// them needed to the kernel: trimAfter the last one, and before a freeze.
 type requests struct {
-	trim bool
+	trim func() // nil: never
 
 	mu     sync.Mutex
 	active int
-	idle   chan struct{} // closed when active gets 0, if somebody waits
+	idle   chan struct{} // closed when active gets 0, if drain waits
 	timer  *time.Timer
 	closed bool
 }
 
-func newRequests(trim bool) *requests { return &requests{trim: trim} }
+func newRequests(trim func()) *requests { return &requests{trim: trim} }
 
 func (q *requests) watch(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !q.begin() {
-			panic(http.ErrAbortHandler) // nobody would wait for it
+			panic(http.ErrAbortHandler) // shutdown does not wait for it
 		}
-		defer q.end()
+		defer q.finish(r.URL.Path != guest.RouteTrim)
 		next.ServeHTTP(w, r)
 	})
 }
 
-// begin says whether a request may begin. One that was read from a connection just
+// begin reports whether a request may begin. One that was read from a connection just
 // before that was closed may come after wait.
 func (q *requests) begin() bool {
 	q.mu.Lock()
@@ -44,13 +45,12 @@ func (q *requests) begin() bool {
 		return false
 	}
 	q.active++
-	if q.timer != nil {
-		q.timer.Stop()
-	}
 	return true
 }
 
-func (q *requests) end() {
+// finish ends a request, which left memory to trim or not. Others may still be under way
+// when the timer fires, such as the event stream, which lasts as long as the sandbox.
+func (q *requests) finish(usedMemory bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.active--
@@ -59,11 +59,28 @@ func (q *requests) end() {
 		q.idle = nil
 	}
 	switch {
-	case !q.trim || q.closed:
+	case q.trim == nil || !usedMemory || q.closed:
 	case q.timer == nil:
-		q.timer = time.AfterFunc(trimAfter, trimMemory)
+		q.timer = time.AfterFunc(trimAfter, q.trim)
 	default:
 		q.timer.Reset(trimAfter)
+	}
+}
+
+// trimNow returns memory immediately. It stops the timer, which would fire as soon as the
+// sandbox is thawed.
+func (q *requests) trimNow() {
+	q.mu.Lock()
+	q.stopTimer()
+	q.mu.Unlock()
+	if q.trim != nil {
+		q.trim()
+	}
+}
+
+func (q *requests) stopTimer() {
+	if q.timer != nil {
+		q.timer.Stop()
 	}
 }
 
@@ -72,9 +89,7 @@ func (q *requests) end() {
 func (q *requests) wait(limit time.Duration) {
 	q.mu.Lock()
 	q.closed = true
-	if q.timer != nil {
-		q.timer.Stop()
-	}
+	q.stopTimer()
 	q.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

@@ -65,6 +65,9 @@ type Config struct {
 	// Grace between SIGTERM and SIGKILL for what still runs when Serve ends.
 	// Default: 5 s.
 	Grace time.Duration
+	// Trim returns memory that an idle guest does not need to the kernel. Default: as
+	// Init this process's memory, otherwise none.
+	Trim func()
 	// Log for what no request reports. Default: none.
 	Log *slog.Logger
 
@@ -95,7 +98,7 @@ func New(cfg Config) (*Server, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Init), spill: newDiscarder(), trust: newTrusted(cfg)}
+	s := &Server{cfg: cfg, log: cfg.Log, events: newHub(), requests: newRequests(cfg.Trim), spill: newDiscarder(), trust: newTrusted(cfg)}
 	var err error
 	if s.socket, err = listen(cfg.RunDir, guest.SocketName); err != nil {
 		return nil, err
@@ -134,6 +137,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.drain == 0 {
 		c.drain = drainMax
+	}
+	if c.Trim == nil && c.Init {
+		c.Trim = trimMemory
 	}
 	c.Root = filepath.Clean(c.Root)
 	c.Workdir = filepath.Join("/", c.Workdir)
@@ -222,6 +228,7 @@ func (s *Server) routes() http.Handler {
 	route("GET "+guest.RouteArchive, s.getArchive)
 	route("GET "+guest.RoutePort, s.portReady)
 	route("GET "+guest.RouteEvents, s.streamEvents)
+	route("POST "+guest.RouteTrim, s.trimNow)
 	return mux
 }
 

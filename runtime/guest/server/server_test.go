@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -106,6 +107,22 @@ func TestHelloSaysVersion(t *testing.T) {
 	}
 	if want := (guest.Hello{Protocol: guest.ProtocolVersion, Version: "test", PID: os.Getpid()}); h != want {
 		t.Fatalf("got %+v, want %+v", h, want)
+	}
+}
+
+func TestAUsedGuestIsTrimmedOnce(t *testing.T) {
+	var trims atomic.Int32
+	c := start(t, func(cfg *server.Config) { cfg.Trim = func() { trims.Add(1) } })
+	for used := range int32(3) {
+		run(t, c, guest.ExecRequest{Command: "true"})
+		for range 2 { // the second has nothing to do
+			if err := c.Trim(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if n := trims.Load(); n != used+1 {
+			t.Errorf("used %d times, trimmed %d times", used+1, n)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +32,8 @@ type Engine struct {
 	pull       []string        // what the next pulls say
 	guest      http.Handler    // instead of a real guest
 	inspected  int
+
+	trims atomic.Int64
 }
 
 type container struct {
@@ -142,6 +145,9 @@ func (e *Engine) Created() int {
 	defer e.mu.Unlock()
 	return e.created
 }
+
+// Trims counts how often guests returned memory that they do not need.
+func (e *Engine) Trims() int { return int(e.trims.Load()) }
 
 // Inspected counts the calls of Inspect.
 func (e *Engine) Inspected() int {

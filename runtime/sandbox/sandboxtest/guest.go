@@ -26,7 +26,7 @@ func (e *Engine) startGuest(runDir string) (*guestRun, error) {
 	e.mu.Unlock()
 	serve := func(ctx context.Context) error { return serveHandler(ctx, runDir, h) }
 	if h == nil {
-		srv, err := server.New(server.Config{RunDir: runDir, LogDir: filepath.Join(runDir, "log"), AnyPeer: true})
+		srv, err := server.New(server.Config{RunDir: runDir, LogDir: filepath.Join(runDir, "log"), AnyPeer: true, Trim: func() { e.trims.Add(1) }})
 		if err != nil {
 			return nil, fmt.Errorf("starting a guest: %w", err)
 		}
