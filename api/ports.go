@@ -83,7 +83,7 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	if err := a.calls.enter(ctx, 1); err != nil {
 		return err
 	}
-	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseAsked)
+	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseRequested)
 	if err != nil {
 		return err
 	}

@@ -212,7 +212,7 @@ func TestTooManyProcessesIsSaid(t *testing.T) {
 // A process in the sandbox that took the guest's place may say so much.
 func TestLogsWithoutEndAreCut(t *testing.T) {
 	s := newServer(t, Limits{})
-	s.node.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	s.node.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == guest.RouteHello:
 			fmt.Fprintf(w, `{"protocol":%d}`, guest.ProtocolVersion)

@@ -168,14 +168,14 @@ func TestWhatForgetCouldNotWriteIsKnownAfterARestart(t *testing.T) {
 	}
 	r.documents.failWith(nil)
 	r.reopen()
-	kept := r.Kept()
+	kept := r.Known()
 	slices.Sort(kept)
 	if want := []sandbox.ID{other.sb.ID, named.sb.ID, ruled.sb.ID}; !slices.Equal(kept, want) {
 		t.Fatalf("kept are %v, want %v", kept, want)
 	}
 	r.Forget(ruled.sb.ID)
 	r.Forget(named.sb.ID)
-	if kept := r.Kept(); !slices.Equal(kept, []sandbox.ID{other.sb.ID}) {
+	if kept := r.Known(); !slices.Equal(kept, []sandbox.ID{other.sb.ID}) {
 		t.Errorf("kept are %v", kept)
 	}
 	if left := append(r.documents.named(t, "ruled"), r.documents.named(t, "named")...); len(left) != 0 {

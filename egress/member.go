@@ -173,8 +173,8 @@ func (e *Egress) Forget(id sandbox.ID) {
 	e.audit.Forget(string(id))
 }
 
-// Kept implements sandbox.Uplink.
-func (e *Egress) Kept() []sandbox.ID {
+// Known implements sandbox.Uplink.
+func (e *Egress) Known() []sandbox.ID {
 	kept := e.names.sandboxes()
 	for scope := range e.sets.All() {
 		if id := scope.Sandbox(); id != "" {

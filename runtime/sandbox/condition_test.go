@@ -87,11 +87,11 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustStop(t, n.Manager, sb.ID) },
 	}, {
 		name:    "a guest that is refused",
-		spoil:   func() { n.Engine.Answer(sandboxtest.Stranger) },
+		spoil:   func() { n.Engine.HandleGuest(sandboxtest.Stranger) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionWakeFailed,
 		words:   "speaks protocol",
-		mend:    func() { n.Engine.Answer(nil) },
+		mend:    func() { n.Engine.HandleGuest(nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
 	}} {
 		c.spoil()
@@ -133,7 +133,7 @@ func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var stranger atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if stranger.Load() {
 			sandboxtest.Stranger(w, r)
 		} else {
@@ -146,7 +146,7 @@ func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
 	if got.State != sandbox.StateStopped || got.StateReason != sandbox.ReasonRecoveryFailed || !strings.Contains(got.Condition.Message, "speaks protocol") {
 		t.Errorf("it is %s (%s): %+v", got.State, got.StateReason, got.Condition)
 	}
-	n.Engine.Answer(nil)
+	n.Engine.HandleGuest(nil)
 	acquire(t, n.Manager, sb.ID).Release()
 	mustBeWell(t, n, sb.ID)
 }
@@ -162,7 +162,7 @@ func TestConditionTellsOfALeftover(t *testing.T) {
 	await(t, "its end is tried", func() bool { return n.Manager.Armed(sb.ID) })
 	mustAil(t, n, sb.ID, sandbox.ConditionStopIncomplete, "cannot be ended: the container engine does not answer")
 	n.Engine.Fail("stop", nil)
-	n.Manager.Look(sb.ID)
+	n.Manager.RunCheck(sb.ID)
 	mustBeWell(t, n, sb.ID)
 }
 

@@ -124,7 +124,7 @@ func (sb *Sandbox) validate() error {
 }
 
 // claim takes the name and begins the creation, or finds who has it.
-func (m *Manager) claim(sb Sandbox) (b *box, created bool, err error) {
+func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.started {
@@ -140,15 +140,15 @@ func (m *Manager) claim(sb Sandbox) (b *box, created bool, err error) {
 		}
 		return b, false, nil
 	}
-	if len(m.boxes) >= m.config().MaxSandboxes {
+	if len(m.sandboxes) >= m.config().MaxSandboxes {
 		return nil, false, fmt.Errorf("%w (%d)", ErrTooManySandboxes, m.config().MaxSandboxes)
 	}
-	for m.boxes[sb.ID] != nil || m.quarantined[sb.ID] != nil {
+	for m.sandboxes[sb.ID] != nil || m.quarantined[sb.ID] != nil {
 		sb.ID = newID()
 	}
-	b = m.newBox(sb)
+	b = m.newLiveSandbox(sb)
 	b.origin = originLabel(sb)
-	b.turn <- struct{}{} // make has the turn from the first moment
+	b.transition <- struct{}{} // make has the turn from the first moment
 	makeCtx, end := context.WithCancelCause(m.ctx)
 	b.endMake = end
 	if !m.spawn(func(context.Context) { b.make(makeCtx) }) {
@@ -161,8 +161,8 @@ func (m *Manager) claim(sb Sandbox) (b *box, created bool, err error) {
 
 // make makes the sandbox of a fresh box, which holds its own turn. The
 // goroutine belongs to the Manager.
-func (b *box) make(ctx context.Context) {
-	defer b.endTurn()
+func (b *liveSandbox) make(ctx context.Context) {
+	defer b.unlockTransition()
 	defer b.endMake(nil)
 	ctx, cancel := context.WithTimeout(ctx, b.m.config().CreateTimeout)
 	defer cancel()
@@ -172,7 +172,7 @@ func (b *box) make(ctx context.Context) {
 		err = b.save(ctx)
 	}
 	if err == nil {
-		err = b.m.creations.end(b.id)
+		err = b.m.creations.remove(b.id)
 	}
 	if err != nil {
 		b.makeErr = b.wakeError(ctx, err)
@@ -190,7 +190,7 @@ func (b *box) make(ctx context.Context) {
 }
 
 // unmake leaves nothing of a creation that failed.
-func (b *box) unmake(ctx context.Context) {
+func (b *liveSandbox) unmake(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	err := b.dismantle(ctx)
@@ -205,17 +205,17 @@ func (b *box) unmake(ctx context.Context) {
 }
 
 // dismantleAgain is one more attempt to leave nothing of a failed creation.
-func (b *box) dismantleAgain(ctx context.Context) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) dismantleAgain(ctx context.Context) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
+	defer b.unlockTransition()
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	return b.dismantle(ctx)
 }
 
-func (b *box) makeContainer(ctx context.Context) error {
+func (b *liveSandbox) makeContainer(ctx context.Context) error {
 	ref := b.view.Load().ImageRef
 	err := b.m.engine.EnsureImage(ctx, ref, func(line string) {
 		b.emit(Event{Type: EventImagePull, Progress: clip(line)})
@@ -226,7 +226,7 @@ func (b *box) makeContainer(ctx context.Context) error {
 	// From here on the node can tell this creation, should it die during it, from a
 	// sandbox whose record was lost: one with a record in StateStarting and a note was
 	// never acknowledged, and all that there is of it may be removed.
-	if err := b.m.creations.begin(b.id); err != nil {
+	if err := b.m.creations.add(b.id); err != nil {
 		return err
 	}
 	if err := b.save(ctx); err != nil {

@@ -253,7 +253,7 @@ func TestMissingImageLeavesNothing(t *testing.T) {
 
 func TestGuestOfAnotherProtocolIsRefused(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.Answer(sandboxtest.Stranger)
+	n.Engine.HandleGuest(sandboxtest.Stranger)
 	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"})
 	var version *guest.VersionError
 	if !errors.As(err, &version) {

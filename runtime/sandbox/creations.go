@@ -14,7 +14,7 @@ import (
 type creations struct{ dir string }
 
 // begin notes a creation before there is anything of it.
-func (c creations) begin(id ID) error {
+func (c creations) add(id ID) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return fmt.Errorf("note the creation: %w", err)
 	}
@@ -25,7 +25,7 @@ func (c creations) begin(id ID) error {
 }
 
 // end notes that a creation is over, before it is acknowledged. Idempotent.
-func (c creations) end(id ID) error {
+func (c creations) remove(id ID) error {
 	if err := os.Remove(filepath.Join(c.dir, string(id))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("note the end of the creation: %w", err)
 	}
@@ -33,7 +33,7 @@ func (c creations) end(id ID) error {
 }
 
 // underWay reports whether a creation has begun and is not over.
-func (c creations) underWay(id ID) bool {
+func (c creations) pending(id ID) bool {
 	_, err := os.Lstat(filepath.Join(c.dir, string(id)))
 	return err == nil
 }
@@ -46,7 +46,7 @@ func (c creations) retain(wanted func(ID) bool) error {
 	}
 	for _, file := range files {
 		if id := ID(file.Name()); !wanted(id) {
-			err = errors.Join(err, c.end(id))
+			err = errors.Join(err, c.remove(id))
 		}
 	}
 	return err

@@ -151,7 +151,7 @@ type Uplink interface {
 	// Kept are the sandboxes of which something is kept, each once: those that were
 	// not forgotten, or not wholly, as when the disk was full. At start the Manager
 	// forgets those that are no more.
-	Kept() []ID
+	Known() []ID
 	// Trust is the PEM of the CAs that sandboxes should trust from now on, nil if
 	// there are none. It is asked often, and answers from memory.
 	Trust() []byte
@@ -164,8 +164,8 @@ type Uplink interface {
 // What a Store keeps of each sandbox's timeline: the newest MaxEvents by Seq, each
 // until KeepEvents after its At.
 const (
-	MaxEvents  = 1000
-	KeepEvents = 30 * 24 * time.Hour
+	MaxEvents      = 1000
+	EventRetention = 30 * 24 * time.Hour
 )
 
 // Store keeps what must outlive the node. A write has reached the disk when it

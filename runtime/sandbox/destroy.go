@@ -15,7 +15,7 @@ const destroyTimeout = time.Minute
 // A failed attempt leaves it destroyed: the node tries again until nothing is left,
 // and calling again tries at once.
 func (m *Manager) Destroy(ctx context.Context, id ID) error {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return err
 	}
@@ -23,7 +23,7 @@ func (m *Manager) Destroy(ctx context.Context, id ID) error {
 }
 
 // destroy is Destroy of one sandbox; reason is for its record and its event.
-func (b *box) destroy(ctx context.Context, reason StateReason) error {
+func (b *liveSandbox) destroy(ctx context.Context, reason StateReason) error {
 	err := b.tryDestroy(ctx, reason)
 	b.destroyLater(err)
 	if err == nil {
@@ -33,13 +33,13 @@ func (b *box) destroy(ctx context.Context, reason StateReason) error {
 }
 
 // tryDestroy is one attempt.
-func (b *box) tryDestroy(ctx context.Context, reason StateReason) error {
+func (b *liveSandbox) tryDestroy(ctx context.Context, reason StateReason) error {
 	b.interrupt()
-	if err := b.takeTurn(ctx); err != nil {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
-	if b.m.boxByID(b.id) != b {
+	defer b.unlockTransition()
+	if b.m.liveByID(b.id) != b {
 		return nil // destroyed by another caller meanwhile, or never finished
 	}
 	return b.destroyDue(ctx, reason, func() bool { return true })
@@ -47,7 +47,7 @@ func (b *box) tryDestroy(ctx context.Context, reason StateReason) error {
 
 // destroyDue destroys the sandbox if due says so, which is asked while no caller can
 // change the sandbox. Needs the turn.
-func (b *box) destroyDue(ctx context.Context, reason StateReason, due func() bool) error {
+func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
 	// From here on it is destroyed, also if the node dies in between.
@@ -74,7 +74,7 @@ func (b *box) destroyDue(ctx context.Context, reason StateReason, due func() boo
 }
 
 // interrupt ends the creation or the wake that is under way.
-func (b *box) interrupt() {
+func (b *liveSandbox) interrupt() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.endMake != nil {
@@ -89,7 +89,7 @@ func (b *box) interrupt() {
 // destruction. It is short, so that no record is too large to be destroyed.
 // Destroying is what makes room on a full disk: there, the journal writes it
 // when it can.
-func (b *box) noteDestroyed(ctx context.Context, reason StateReason) error {
+func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) error {
 	before := b.sandbox()
 	b.change(func(sb *Sandbox) {
 		sb.State, sb.StateReason, sb.StateSince = StateDestroyed, reason, time.Now().UTC()
@@ -111,14 +111,14 @@ func (b *box) noteDestroyed(ctx context.Context, reason StateReason) error {
 }
 
 // dismantle removes all that a sandbox is made of. Needs the turn. Idempotent.
-func (b *box) dismantle(ctx context.Context) error {
+func (b *liveSandbox) dismantle(ctx context.Context) error {
 	b.mu.Lock()
 	b.gone = true
 	b.mu.Unlock()
 	b.closeNow()
 	b.unwatch()
 	b.disarm()
-	b.outOfReach()
+	b.disconnect()
 	if err := b.m.engine.Remove(ctx, b.id); err != nil {
 		return err
 	}
@@ -132,8 +132,8 @@ func (b *box) dismantle(ctx context.Context) error {
 		return err
 	}
 	b.m.uplink.Forget(b.id) // before its record: nobody would know of it any more
-	if err := b.erase(ctx); err != nil {
+	if err := b.deleteRecord(ctx); err != nil {
 		return err
 	}
-	return b.m.creations.end(b.id) // after it, which would be of a finished creation
+	return b.m.creations.remove(b.id) // after it, which would be of a finished creation
 }

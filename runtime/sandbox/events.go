@@ -7,7 +7,7 @@ import (
 
 // listenerRoom is how many events a reader may be behind. A reader that is
 // further behind loses its channel and reads the timeline again.
-const listenerRoom = 256
+const listenerBuffer = 256
 
 type listener struct{ events chan Event }
 
@@ -15,10 +15,10 @@ type listener struct{ events chan Event }
 const maxErrorText = 1000
 
 // emit adds an event to the timeline and tells those who listen.
-func (b *box) emit(ev Event) {
+func (b *liveSandbox) emit(ev Event) {
 	ev.Error = cutText(ev.Error, maxErrorText)
-	b.telling.Lock()
-	defer b.telling.Unlock()
+	b.eventMu.Lock()
+	defer b.eventMu.Unlock()
 	if !b.seqLoaded { // the first since the node started
 		seq, err := b.m.store.LastSeq(context.Background(), b.id)
 		if err != nil {
@@ -47,9 +47,9 @@ func (b *box) emit(ev Event) {
 }
 
 // dropListeners ends all subscriptions.
-func (b *box) dropListeners() {
-	b.telling.Lock()
-	defer b.telling.Unlock()
+func (b *liveSandbox) dropListeners() {
+	b.eventMu.Lock()
+	defer b.eventMu.Unlock()
 	for l := range b.listeners {
 		close(l.events)
 	}
@@ -60,21 +60,21 @@ func (b *box) dropListeners() {
 // ends the subscription. The channel is closed when the reader is 256 events
 // behind, when the sandbox is destroyed and when the Manager closes.
 func (m *Manager) Subscribe(id ID) (<-chan Event, func(), error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	l := &listener{events: make(chan Event, listenerRoom)}
-	b.telling.Lock()
+	l := &listener{events: make(chan Event, listenerBuffer)}
+	b.eventMu.Lock()
 	if b.isGone() {
 		close(l.events)
 	} else {
 		b.listeners[l] = struct{}{}
 	}
-	b.telling.Unlock()
+	b.eventMu.Unlock()
 	return l.events, func() {
-		b.telling.Lock()
-		defer b.telling.Unlock()
+		b.eventMu.Lock()
+		defer b.eventMu.Unlock()
 		if _, ok := b.listeners[l]; ok {
 			delete(b.listeners, l)
 			close(l.events)
@@ -84,7 +84,7 @@ func (m *Manager) Subscribe(id ID) (<-chan Event, func(), error) {
 
 // Events returns up to limit events with Seq > after, oldest first.
 func (m *Manager) Events(ctx context.Context, id ID, after uint64, limit int) ([]Event, error) {
-	if _, err := m.box(id); err != nil {
+	if _, err := m.live(id); err != nil {
 		return nil, err
 	}
 	m.journal.flush(ctx)

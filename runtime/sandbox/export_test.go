@@ -3,18 +3,18 @@ package sandbox
 import "time"
 
 // Look does what the timer of a sandbox does when it fires.
-func (m *Manager) Look(id ID) { m.boxByID(id).look(m.ctx) }
+func (m *Manager) RunCheck(id ID) { m.liveByID(id).runCheck(m.ctx) }
 
 // LookLate does what Look does when the state was that one until just before it
 // gets the turn.
-func (m *Manager) LookLate(id ID, was State) { _ = m.boxByID(id).doDue(m.ctx, was) }
+func (m *Manager) RunCheckLate(id ID, was State) { _ = m.liveByID(id).doDue(m.ctx, was) }
 
 // RetryIn is the pause before what failed is tried again.
-func (m *Manager) RetryIn(id ID) time.Duration { return m.boxByID(id).retryIn() }
+func (m *Manager) RetryIn(id ID) time.Duration { return m.liveByID(id).retryIn() }
 
 // Armed says whether a timer is set.
 func (m *Manager) Armed(id ID) bool {
-	b := m.boxByID(id)
+	b := m.liveByID(id)
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.timer != nil
@@ -23,7 +23,7 @@ func (m *Manager) Armed(id ID) bool {
 // WarmWake begins a wake that starts no container, and joins nobody to it. The
 // returned function ends it as one that found the sandbox stopped.
 func (m *Manager) WarmWake(id ID) (end func()) {
-	b := m.boxByID(id)
+	b := m.liveByID(id)
 	w := &wake{end: func(error) {}, done: make(chan struct{})}
 	b.mu.Lock()
 	b.wake = w
@@ -37,13 +37,13 @@ func (m *Manager) WarmWake(id ID) (end func()) {
 }
 
 // ExpireLate does what the timer of a sandbox does once its TTL has passed.
-func (m *Manager) ExpireLate(id ID) error { return m.boxByID(id).expire(m.ctx) }
+func (m *Manager) ExpireLate(id ID) error { return m.liveByID(id).expire(m.ctx) }
 
 // FeedSize is how many events the feed keeps.
 const FeedSize = feedSize
 
 // EmitForTest adds an event to a sandbox's timeline.
-func (m *Manager) EmitForTest(id ID, ev Event) { m.boxByID(id).emit(ev) }
+func (m *Manager) EmitForTest(id ID, ev Event) { m.liveByID(id).emit(ev) }
 
 // RetryNow does what the timer of a pending operation does when it fires.
 func (m *Manager) RetryNow(operation Operation, id ID) {

@@ -41,7 +41,7 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 	healthy, deaf, half := create(t, n.Manager, "healthy"), create(t, n.Manager, "deaf"), create(t, n.Manager, "half")
 	var hangs atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if hangs.Load() {
 			<-r.Context().Done()
 			return
@@ -49,7 +49,7 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 		g.ServeHTTP(w, r)
 	}))
 	slow := create(t, n.Manager, "slow")
-	n.Engine.Answer(nil)
+	n.Engine.HandleGuest(nil)
 	if err := n.Engine.Create(t.Context(), sandbox.ContainerSpec{ID: "orphan000000"}); err != nil {
 		t.Fatal(err)
 	}

@@ -69,7 +69,7 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 			t.Parallel()
 			n := sandboxtest.Open(t, nil)
 			g := hostile(events)
-			n.Engine.Answer(g)
+			n.Engine.HandleGuest(g)
 			start := time.Now()
 			sb := create(t, n.Manager, "app")
 			timeline := subscribe(t, n.Manager, sb.ID)
@@ -115,7 +115,7 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 	const saidAtOnce, every = 600, time.Second / 200
 	n := sandboxtest.Open(t, nil)
-	n.Engine.Answer(hostile(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
 		lines := json.NewEncoder(w)
 		for pid := 1; r.Context().Err() == nil; pid++ {
 			p := guest.Process{ID: guest.NewProcessID(), PID: pid, Name: "p", State: guest.ProcessRunning, Restart: guest.RestartNo}
@@ -211,7 +211,7 @@ func TestHoldsFromInsideCostTheDiskLittle(t *testing.T) {
 	const holds = 200 // fewer than a subscription may be behind
 	n := sandboxtest.Open(t, nil)
 	begin := make(chan struct{})
-	n.Engine.Answer(hostile(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
 		http.NewResponseController(w).Flush()
 		<-begin
 		for range holds {
@@ -238,7 +238,7 @@ func TestHoldsFromInsideCostTheDiskLittle(t *testing.T) {
 func TestBrokenStreamOfASleepingSandboxHoldsUpNobody(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	end := make(chan struct{})
-	n.Engine.Answer(hostile(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
 		http.NewResponseController(w).Flush()
 		select {
 		case <-end:

@@ -16,25 +16,25 @@ const (
 	// Looking at the CPU time costs about 20 µs. Four looks in the idle time
 	// find work that happens in bursts; no more often than minLook and no
 	// less than every maxLook.
-	looksPerIdle = 4
-	minLook      = 250 * time.Millisecond
-	maxLook      = 15 * time.Second
+	checksPerIdle = 4
+	minCheck      = 250 * time.Millisecond
+	maxCheck      = 15 * time.Second
 	// retryLook follows a sleep, a stop or an attachment that failed. It doubles with
 	// each that fails in a row, up to retryMax: while a freeze is tried, requests wait.
-	retryLook = 5 * time.Second
+	retryBase = 5 * time.Second
 )
 
 // retryIn is the pause before what failed is tried again.
-func (b *box) retryIn() time.Duration {
-	return min(retryLook<<min(max(b.failures.Load()-1, 0), 10), retryMax)
+func (b *liveSandbox) retryIn() time.Duration {
+	return min(retryBase<<min(max(b.failures.Load()-1, 0), 10), retryMax)
 }
 
 // idleIn is how long the sandbox must stay as it is until the idle rule
 // applies; 0 or less means now.
-func (b *box) idleIn() time.Duration {
+func (b *liveSandbox) idleIn() time.Duration {
 	sb := b.view.Load()
 	if sb.SleepAfter == 0 {
-		return maxLook
+		return maxCheck
 	}
 	if b.leases() > 0 {
 		return time.Duration(sb.SleepAfter)
@@ -50,8 +50,8 @@ func (b *box) idleIn() time.Duration {
 // whether it is idle, was asleep for stop_after, or is stopped while its
 // container runs on, or is to be attached to the Uplink again, or expires. It needs
 // none when ok is false.
-func (b *box) nextLook() (d time.Duration, ok bool) {
-	d, ok = b.nextLookOfState()
+func (b *liveSandbox) nextCheck() (d time.Duration, ok bool) {
+	d, ok = b.nextCheckOfState()
 	if again := b.retryIn(); b.cutOff.Load() && (!ok || d > again) {
 		d, ok = again, true
 	}
@@ -64,18 +64,18 @@ func (b *box) nextLook() (d time.Duration, ok bool) {
 	return d, ok
 }
 
-func (b *box) nextLookOfState() (d time.Duration, ok bool) {
+func (b *liveSandbox) nextCheckOfState() (d time.Duration, ok bool) {
 	sb := b.view.Load()
 	switch {
 	case sb.State == StateRunning:
-		every := maxLook
+		every := maxCheck
 		if sb.SleepAfter != 0 {
-			every = min(max(time.Duration(sb.SleepAfter)/looksPerIdle, minLook), maxLook)
+			every = min(max(time.Duration(sb.SleepAfter)/checksPerIdle, minCheck), maxCheck)
 		}
 		if left := b.idleIn(); left > 0 {
 			return min(every, left), true
 		}
-		return minLook, true
+		return minCheck, true
 	case sb.State == StateAsleep && sb.StopAfter != 0:
 		return max(b.stopIn(), 0), true
 	case sb.State == StateStopped && b.leftover.Load():
@@ -86,7 +86,7 @@ func (b *box) nextLookOfState() (d time.Duration, ok bool) {
 
 // look is what the timer does. It belongs to no state, so that a timer that was
 // set just before the state changed does what the new state needs.
-func (b *box) look(ctx context.Context) {
+func (b *liveSandbox) runCheck(ctx context.Context) {
 	err := b.doDue(ctx, b.state())
 	switch {
 	case err == nil, errors.Is(err, errNotIdle), errors.Is(err, ErrBusy):
@@ -103,7 +103,7 @@ func (b *box) look(ctx context.Context) {
 
 // doDue does what is due in a state. By the time that it has the turn, the
 // sandbox may be in another one, in which it does nothing.
-func (b *box) doDue(ctx context.Context, state State) error {
+func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 	if b.expired() {
 		return b.expire(ctx)
 	}
@@ -133,7 +133,7 @@ func (b *box) doDue(ctx context.Context, state State) error {
 
 // noteCPU counts the sandbox as used if it worked since the last look. It
 // reports whether this was the first since it began to run.
-func (b *box) noteCPU(ctx context.Context) (first bool) {
+func (b *liveSandbox) noteCPU(ctx context.Context) (first bool) {
 	used, err := b.m.freezer.CPUTime(ctx, b.id)
 	if err != nil {
 		b.m.log.Warn("reading CPU time", "sandbox", b.id, "error", err)
@@ -154,26 +154,26 @@ func (b *box) noteCPU(ctx context.Context) (first bool) {
 }
 
 // stopIn is how long a sleeping sandbox has until stop_after; 0 or less means now.
-func (b *box) stopIn() time.Duration {
+func (b *liveSandbox) stopIn() time.Duration {
 	sb := b.view.Load()
 	if sb.StopAfter == 0 {
-		return maxLook
+		return maxCheck
 	}
 	return time.Until(sb.StateSince.Add(time.Duration(sb.StopAfter)))
 }
 
 // arm sets the sandbox's one timer for its next look.
-func (b *box) arm() {
+func (b *liveSandbox) arm() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	// Read under mu, which guards the view, so that the last of several at
 	// once sees the newest state.
-	d, ok := b.nextLook()
+	d, ok := b.nextCheck()
 	b.armLocked(d, ok)
 }
 
 // armWoken is arm for a sandbox that has just begun to run.
-func (b *box) armWoken() {
+func (b *liveSandbox) armWoken() {
 	b.mu.Lock()
 	b.cpu = cpuSample{}
 	b.mu.Unlock()
@@ -181,23 +181,23 @@ func (b *box) armWoken() {
 }
 
 // armIn sets the timer for a look d from now, whatever the state needs.
-func (b *box) armIn(d time.Duration) {
+func (b *liveSandbox) armIn(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.armLocked(d, true)
 }
 
-func (b *box) armLocked(d time.Duration, ok bool) {
+func (b *liveSandbox) armLocked(d time.Duration, ok bool) {
 	if b.timer != nil {
 		b.timer.Stop()
 		b.timer = nil
 	}
 	if ok && !b.gone {
-		b.timer = time.AfterFunc(d, func() { b.m.spawn(b.look) })
+		b.timer = time.AfterFunc(d, func() { b.m.spawn(b.runCheck) })
 	}
 }
 
-func (b *box) disarm() {
+func (b *liveSandbox) disarm() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.armLocked(0, false)

@@ -39,7 +39,7 @@ func TestTimerOfOneStateDoesNothingToAnother(t *testing.T) {
 		c.enter()
 		before, _ := m.ByID(sb.ID)
 		for _, was := range []sandbox.State{sandbox.StateRunning, sandbox.StateAsleep, sandbox.StateStopped} {
-			m.LookLate(sb.ID, was)
+			m.RunCheckLate(sb.ID, was)
 			if after, _ := m.ByID(sb.ID); after.State != c.want || !after.StateSince.Equal(before.StateSince) {
 				t.Fatalf("%s, the timer is of %s: it became %s (%s)", c.name, was, after.State, after.StateReason)
 			}
@@ -47,7 +47,7 @@ func TestTimerOfOneStateDoesNothingToAnother(t *testing.T) {
 				t.Fatalf("%s, the timer is of %s: its container is %s, error %v", before.State, was, c.State, err)
 			}
 		}
-		m.Look(sb.ID)
+		m.RunCheck(sb.ID)
 		if armed := m.Armed(sb.ID); armed != c.armed || stateOf(t, m, sb.ID) != c.want {
 			t.Errorf("%s: it is %s and its own timer is set: %v", c.name, stateOf(t, m, sb.ID), armed)
 		}
@@ -91,7 +91,7 @@ func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var stranger atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if stranger.Load() {
 			sandboxtest.Stranger(w, r)
 		} else {
@@ -104,12 +104,12 @@ func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
 	n.Crash(t, func() { stranger.Store(true) })
 	m = n.Manager
 	stranger.Store(false)
-	n.Engine.Answer(nil)
+	n.Engine.HandleGuest(nil)
 	await(t, "it is given up", func() bool { return stateOf(t, m, sb.ID) == sandbox.StateStopped && m.Armed(sb.ID) })
 	n.Engine.Fail("stop", nil)
-	m.Look(sb.ID) // what is due
+	m.RunCheck(sb.ID) // what is due
 	lease := acquire(t, m, sb.ID)
-	m.LookLate(sb.ID, sandbox.StateStopped)
+	m.RunCheckLate(sb.ID, sandbox.StateStopped)
 	if _, err := lease.Guest().Hello(t.Context()); err != nil || stateOf(t, m, sb.ID) != sandbox.StateRunning {
 		t.Errorf("it is %s, error %v", stateOf(t, m, sb.ID), err)
 	}
@@ -131,7 +131,7 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 	if slept := nextEvent(t, others, sandbox.EventSlept); slept.Time.Sub(idle.LastActiveAt) < time.Second {
 		t.Errorf("it slept %s after its last use", slept.Time.Sub(idle.LastActiveAt))
 	}
-	n.Manager.Look(leased.ID)
+	n.Manager.RunCheck(leased.ID)
 	if s := stateOf(t, n.Manager, leased.ID); s != sandbox.StateRunning {
 		t.Errorf("it is %s under a lease", s)
 	}
@@ -150,7 +150,7 @@ func TestFirstLookThatIsLateDoesNotPutWorkToSleep(t *testing.T) {
 	n.Freezer.WorkAlways(sb.ID, 100)
 	await(t, "sleep_after passes", func() bool { return time.Since(sb.LastActiveAt) > 1500*time.Millisecond })
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
-	n.Manager.Look(sb.ID)
+	n.Manager.RunCheck(sb.ID)
 	if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateRunning {
 		t.Errorf("it is %s while it works", s)
 	}
@@ -162,7 +162,7 @@ func TestFirstLookThatIsLateDoesNotPutWorkToSleep(t *testing.T) {
 func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.SleepAfter = time.Hour })
 	sb := create(t, n.Manager, "app")
-	n.Manager.Look(sb.ID) // from here on work is measured
+	n.Manager.RunCheck(sb.ID) // from here on work is measured
 	for _, c := range []struct {
 		name string
 		work func(sinceLook time.Duration) time.Duration
@@ -176,7 +176,7 @@ func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
 		last := time.Now()
 		await(t, "a while passes", func() bool { return time.Since(last) > 10*time.Millisecond })
 		n.Freezer.Work(sb.ID, c.work(time.Since(last)))
-		n.Manager.Look(sb.ID)
+		n.Manager.RunCheck(sb.ID)
 		after, _ := n.Manager.ByID(sb.ID)
 		if used := after.LastActiveAt.After(before.LastActiveAt); used != c.used {
 			t.Errorf("%s: counted as use: %v", c.name, used)
@@ -280,7 +280,7 @@ func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
 			c.fail(t, n, sb.ID)
 			before := least
 			await(t, "the pauses have grown", func() bool {
-				n.Manager.Look(sb.ID)
+				n.Manager.RunCheck(sb.ID)
 				now := n.Manager.RetryIn(sb.ID)
 				if now < before || now > time.Minute {
 					t.Fatalf("after %s it is tried again in %s", before, now)
@@ -290,7 +290,7 @@ func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
 			})
 			c.mend(t, n, sb.ID)
 			await(t, "it begins anew", func() bool {
-				n.Manager.Look(sb.ID)
+				n.Manager.RunCheck(sb.ID)
 				return n.Manager.RetryIn(sb.ID) == least
 			})
 		})

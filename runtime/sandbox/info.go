@@ -44,7 +44,7 @@ func (m *Manager) Info(ctx context.Context) Info {
 		Restored:  m.restored,
 	}
 	m.mu.RLock()
-	for _, b := range m.boxes {
+	for _, b := range m.sandboxes {
 		info.States[b.state()]++
 		info.Leases += b.leases()
 	}

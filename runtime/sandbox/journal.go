@@ -13,7 +13,7 @@ const (
 	journalEvery = 250 * time.Millisecond
 	// journalRoom bounds the events that wait for a disk that does not take
 	// them; the oldest are dropped, and counted in the log.
-	journalRoom = 20_000
+	journalCapacity = 20_000
 	// journalRetry is the pause after a write that failed, as on a full disk.
 	journalRetry = 2 * time.Second
 	// journalSaves records are written at once: those who wait for the disk at the
@@ -28,10 +28,10 @@ type journal struct {
 	logger *slog.Logger
 	wake   chan struct{} // holds one element when there is something to write
 
-	mu      sync.Mutex
-	events  []Event
-	dropped int
-	boxes   map[*box]struct{}
+	mu        sync.Mutex
+	events    []Event
+	dropped   int
+	sandboxes map[*liveSandbox]struct{}
 	// lines for the node's log wait here too: no wake waits for the log either.
 	lines []slog.Record
 
@@ -39,7 +39,7 @@ type journal struct {
 }
 
 func newJournal(store Store, log *slog.Logger) *journal {
-	return &journal{store: store, logger: log, wake: make(chan struct{}, 1), boxes: map[*box]struct{}{}}
+	return &journal{store: store, logger: log, wake: make(chan struct{}, 1), sandboxes: map[*liveSandbox]struct{}{}}
 }
 
 func (j *journal) append(ev Event) {
@@ -53,7 +53,7 @@ func (j *journal) append(ev Event) {
 // log writes a line to the node's log soon. Lines beyond journalRoom are dropped.
 func (j *journal) log(line slog.Record) {
 	j.mu.Lock()
-	if len(j.lines) < journalRoom {
+	if len(j.lines) < journalCapacity {
 		j.lines = append(j.lines, line)
 	}
 	j.mu.Unlock()
@@ -62,16 +62,16 @@ func (j *journal) log(line slog.Record) {
 
 // trimLocked drops the oldest events beyond journalRoom.
 func (j *journal) trimLocked() {
-	if over := len(j.events) - journalRoom; over > 0 {
+	if over := len(j.events) - journalCapacity; over > 0 {
 		j.events = j.events[over:]
 		j.dropped += over
 	}
 }
 
 // dirty has the record of b written soon.
-func (j *journal) dirty(b *box) {
+func (j *journal) dirty(b *liveSandbox) {
 	j.mu.Lock()
-	j.boxes[b] = struct{}{}
+	j.sandboxes[b] = struct{}{}
 	j.mu.Unlock()
 	j.signal()
 }
@@ -107,8 +107,8 @@ func (j *journal) flush(ctx context.Context) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
 	j.mu.Lock()
-	events, boxes, dropped, lines := j.events, j.boxes, j.dropped, j.lines
-	j.events, j.boxes, j.dropped, j.lines = nil, map[*box]struct{}{}, 0, nil
+	events, sandboxes, dropped, lines := j.events, j.sandboxes, j.dropped, j.lines
+	j.events, j.sandboxes, j.dropped, j.lines = nil, map[*liveSandbox]struct{}{}, 0, nil
 	j.mu.Unlock()
 	logLines(j.logger, lines)
 	if dropped > 0 {
@@ -124,7 +124,7 @@ func (j *journal) flush(ctx context.Context) error {
 			j.mu.Unlock()
 		}
 	}
-	errs = append(errs, j.save(ctx, boxes))
+	errs = append(errs, j.save(ctx, sandboxes))
 	err := errors.Join(errs...)
 	if err != nil {
 		j.signal()
@@ -137,17 +137,17 @@ func (j *journal) flush(ctx context.Context) error {
 
 // save writes records, and keeps those that the disk refuses. It returns one of
 // the errors: they are all alike, and may be thousands.
-func (j *journal) save(ctx context.Context, boxes map[*box]struct{}) (failed error) {
+func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{}) (failed error) {
 	var saves sync.WaitGroup
 	slots := make(chan struct{}, journalSaves)
-	for b := range boxes {
+	for b := range sandboxes {
 		slots <- struct{}{}
 		saves.Go(func() {
 			defer func() { <-slots }()
 			if err := b.save(ctx); err != nil {
 				j.mu.Lock()
 				defer j.mu.Unlock()
-				j.boxes[b] = struct{}{}
+				j.sandboxes[b] = struct{}{}
 				failed = err
 			}
 		})

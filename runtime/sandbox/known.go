@@ -12,16 +12,16 @@ import (
 // writes them. A record has room for 800 KiB; a guest that could fill it would
 // keep its sandbox from ever being written again.
 const (
-	maxProcesses   = 512
-	maxProcessText = 4 << 10   // one text of a process
-	maxKnownText   = 128 << 10 // all processes of a sandbox
-	maxEventText   = 512       // one text of a process in an event
-	processRest    = 256       // more than what a process takes beside its texts
+	maxProcesses    = 512
+	maxProcessText  = 4 << 10   // one text of a process
+	maxKnownText    = 128 << 10 // all processes of a sandbox
+	maxEventText    = 512       // one text of a process in an event
+	processOverhead = 256       // more than what a process takes beside its texts
 )
 
 // noteProcess keeps a process as last known and tells the timeline of its
 // start and end.
-func (b *box) noteProcess(p guest.Process) {
+func (b *liveSandbox) noteProcess(p guest.Process) {
 	p = shorten(p, maxProcessText)
 	var before *guest.Process
 	stale := false
@@ -82,7 +82,7 @@ func shorten(p guest.Process, most int) guest.Process {
 
 // knownSize is an upper bound of what a process takes in the record.
 func knownSize(p guest.Process) int {
-	n := processRest + written(p.Name) + written(p.Command) + written(p.Cwd) + written(p.Signal) + written(p.LogFile)
+	n := processOverhead + written(p.Name) + written(p.Command) + written(p.Cwd) + written(p.Signal) + written(p.LogFile)
 	for _, arg := range p.Argv {
 		n += written(arg) + 3
 	}
@@ -95,13 +95,13 @@ func newest(list []guest.Process) []guest.Process {
 	for _, p := range list {
 		total += knownSize(p)
 	}
-	for _, mayGo := range []func(guest.Process) bool{
+	for _, removable := range []func(guest.Process) bool{
 		func(p guest.Process) bool { return p.State != guest.ProcessRunning },
 		func(guest.Process) bool { return true },
 	} {
 		left := len(list)
 		list = slices.DeleteFunc(list, func(p guest.Process) bool {
-			if left <= maxProcesses && total <= maxKnownText || !mayGo(p) {
+			if left <= maxProcesses && total <= maxKnownText || !removable(p) {
 				return false
 			}
 			left--

@@ -34,7 +34,7 @@ func TestWhatAGuestSaysOfProcessesIsBoundedAsWritten(t *testing.T) {
 				t.Errorf("%d are kept, the first with pid %d", len(list), list[0].PID)
 			}
 			brief, err := json.Marshal(shorten(list[0], maxEventText))
-			if err != nil || len(brief) > 6*maxEventText+processRest {
+			if err != nil || len(brief) > 6*maxEventText+processOverhead {
 				t.Errorf("in an event it takes %d bytes, error %v", len(brief), err)
 			}
 		})

@@ -12,7 +12,7 @@ import (
 // Lease keeps a sandbox awake until Release. It may be used from many
 // goroutines at once.
 type Lease struct {
-	b        *box
+	b        *liveSandbox
 	wake     WakeInfo
 	released atomic.Bool
 }
@@ -20,7 +20,7 @@ type Lease struct {
 // Release gives the lease back. Only the first call does anything.
 func (l *Lease) Release() {
 	if l.released.CompareAndSwap(false, true) {
-		l.b.leave()
+		l.b.release()
 	}
 }
 
@@ -43,8 +43,8 @@ func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 // Listens reports whether the sandbox is running and accepts connections on a port.
 // It does not count as use, so that who asks again and again keeps nothing awake.
 func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
-	b, err := m.box(id)
-	if err != nil || !b.enter() {
+	b, err := m.live(id)
+	if err != nil || !b.tryAcquire() {
 		return false
 	}
 	defer b.use.Add(-1) // not leave, which is the end of a use
@@ -65,11 +65,11 @@ func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
 // Errors: ErrNotFound, ErrDestroyed, ErrTooManyWaiters, ErrClosed, or what kept
 // the sandbox from waking, in a *WakeError.
 func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return nil, err
 	}
-	if b.enter() {
+	if b.tryAcquire() {
 		return &Lease{b: b}, nil
 	}
 	return b.await(ctx, cause, true)
@@ -79,11 +79,11 @@ func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, erro
 // connection that is open: it wakes a sandbox that is asleep, and joins the wake
 // of one that is being started. One that is stopped is ErrNotRunning, also when it turns out to have ended while it slept. The other errors are those of Acquire.
 func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return nil, err
 	}
-	if b.enter() {
+	if b.tryAcquire() {
 		return &Lease{b: b}, nil
 	}
 	// Only the wake knows for sure; most that are stopped need none to say so.
@@ -96,23 +96,23 @@ func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error)
 // AcquireRunning is Acquire for callers that must not wake: it returns
 // ErrNotRunning unless the sandbox is running.
 func (m *Manager) AcquireRunning(id ID) (*Lease, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return nil, err
 	}
-	if !b.enter() {
+	if !b.tryAcquire() {
 		return nil, b.notRunning()
 	}
 	return &Lease{b: b}, nil
 }
 
-func (b *box) notRunning() error {
+func (b *liveSandbox) notRunning() error {
 	return fmt.Errorf("sandbox %s is %s: %w", b, b.state(), ErrNotRunning)
 }
 
 // Touch notes traffic of a sandbox for which nobody holds a lease.
 func (m *Manager) Touch(id ID) {
-	if b, err := m.box(id); err == nil {
+	if b, err := m.live(id); err == nil {
 		b.touch()
 	}
 }

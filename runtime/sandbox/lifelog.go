@@ -36,7 +36,7 @@ func newLifeLimit() *lifeLimit {
 }
 
 // lifeLine returns the line about an event of b, if it has one.
-func (b *box) lifeLine(ev Event) (slog.Record, bool) {
+func (b *liveSandbox) lifeLine(ev Event) (slog.Record, bool) {
 	message, ok := lifeMessages[ev.Type]
 	if !ok {
 		return slog.Record{}, false

@@ -19,7 +19,7 @@ import (
 // wake, sleep, stop, destroy), which may take long. mu guards the fields below
 // it and is only ever held for moments. use is atomic, so that a request to a
 // running sandbox takes none of them.
-type box struct {
+type liveSandbox struct {
 	m     *Manager
 	id    ID
 	guest *guest.Client
@@ -40,7 +40,7 @@ type box struct {
 	// view is what readers get; it is replaced under mu, never changed.
 	view atomic.Pointer[Sandbox]
 
-	turn chan struct{} // holds one element while somebody has the turn
+	transition chan struct{} // holds one element while somebody has the turn
 	// diskLost says that the container was made again since the sandbox last ran.
 	// Needs the turn.
 	diskLost bool
@@ -57,24 +57,24 @@ type box struct {
 	cpu      cpuSample
 	breaks   *rate.Limiter      // of the guest's event stream
 	endWatch context.CancelFunc // ends the watcher of this run of the guest
-	heard    chan struct{}      // closed when that watcher has read all that the guest said
+	drained  chan struct{}      // closed when that watcher has read all that the guest said
 	trusts   string             // digest of the CAs that this run of the guest was given
 
 	lines *lifeLimit
 
-	telling   sync.Mutex // held while an event is told, so that events keep their order; guards:
+	eventMu   sync.Mutex // held while an event is told, so that events keep their order; guards:
 	seq       uint64     // of the newest event
 	seqLoaded bool
 	listeners map[*listener]struct{}
 
-	updating sync.Mutex // held through a change that a caller asks for: name, times, ports, declared processes
-	saving   sync.Mutex // held while the record is written, so that writes keep their order; guards:
-	erased   bool       // the record was removed
-	origin   string     // as noted beside the container; empty when unknown
+	updating      sync.Mutex // held through a change that a caller asks for: name, times, ports, declared processes
+	saving        sync.Mutex // held while the record is written, so that writes keep their order; guards:
+	recordDeleted bool       // the record was removed
+	origin        string     // as noted beside the container; empty when unknown
 }
 
 // String names the sandbox in errors: by name and id, since a client may know either.
-func (b *box) String() string {
+func (b *liveSandbox) String() string {
 	if sb := b.view.Load(); sb != nil && sb.Name != "" {
 		return fmt.Sprintf("%s (%s)", sb.Name, b.id)
 	}
@@ -83,16 +83,16 @@ func (b *box) String() string {
 
 const closedBias = 1 << 40
 
-func (m *Manager) newBox(sb Sandbox) *box {
-	b := &box{
-		m:         m,
-		id:        sb.ID,
-		guest:     guest.NewClient(m.socketPath(sb.ID)),
-		turn:      make(chan struct{}, 1),
-		made:      make(chan struct{}),
-		breaks:    rate.NewLimiter(breaksPerSecond, breaksBurst),
-		listeners: map[*listener]struct{}{},
-		lines:     newLifeLimit(),
+func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
+	b := &liveSandbox{
+		m:          m,
+		id:         sb.ID,
+		guest:      guest.NewClient(m.socketPath(sb.ID)),
+		transition: make(chan struct{}, 1),
+		made:       make(chan struct{}),
+		breaks:     rate.NewLimiter(breaksPerSecond, breaksBurst),
+		listeners:  map[*listener]struct{}{},
+		lines:      newLifeLimit(),
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.use.Store(-closedBias)
@@ -102,7 +102,7 @@ func (m *Manager) newBox(sb Sandbox) *box {
 }
 
 // enter takes a lease if the sandbox is open.
-func (b *box) enter() bool {
+func (b *liveSandbox) tryAcquire() bool {
 	for {
 		n := b.use.Load()
 		if n < 0 {
@@ -115,27 +115,27 @@ func (b *box) enter() bool {
 }
 
 // leave gives a lease back.
-func (b *box) leave() {
+func (b *liveSandbox) release() {
 	b.touch()
 	b.use.Add(-1)
 }
 
 // touch notes that somebody used the sandbox just now.
-func (b *box) touch() { b.lastActive.Store(time.Now().UnixNano()) }
+func (b *liveSandbox) touch() { b.lastActive.Store(time.Now().UnixNano()) }
 
 // closeIdle closes the sandbox to new leases if none is held. Needs the turn.
-func (b *box) closeIdle() bool { return b.use.CompareAndSwap(0, -closedBias) }
+func (b *liveSandbox) closeIdle() bool { return b.use.CompareAndSwap(0, -closedBias) }
 
 // closeNow closes it although leases may be held; their holders' calls fail or
 // hang until it is woken. Needs the turn.
-func (b *box) closeNow() {
+func (b *liveSandbox) closeNow() {
 	if b.use.Load() >= 0 {
 		b.use.Add(-closedBias)
 	}
 }
 
 // open lets callers in again, n leases being handed out with it. Needs the turn.
-func (b *box) open(n int) {
+func (b *liveSandbox) open(n int) {
 	if b.use.Load() < 0 {
 		n += closedBias
 	}
@@ -143,7 +143,7 @@ func (b *box) open(n int) {
 }
 
 // leases counts the leases that are held.
-func (b *box) leases() int64 {
+func (b *liveSandbox) leases() int64 {
 	n := b.use.Load()
 	if n < 0 {
 		n += closedBias
@@ -152,50 +152,50 @@ func (b *box) leases() int64 {
 }
 
 // takeTurn waits until no other change of state is under way.
-func (b *box) takeTurn(ctx context.Context) error {
+func (b *liveSandbox) lockTransition(ctx context.Context) error {
 	select {
-	case b.turn <- struct{}{}:
+	case b.transition <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
 	}
 }
 
-func (b *box) endTurn() { <-b.turn }
+func (b *liveSandbox) unlockTransition() { <-b.transition }
 
 // sandbox is the view with the moments that change too often to be kept in it.
-func (b *box) sandbox() Sandbox { return b.shown(b.view.Load()) }
+func (b *liveSandbox) sandbox() Sandbox { return b.shown(b.view.Load()) }
 
-func (b *box) shown(view *Sandbox) Sandbox {
+func (b *liveSandbox) shown(view *Sandbox) Sandbox {
 	sb := *view
 	sb.LastActiveAt = time.Unix(0, b.lastActive.Load()).UTC()
 	return sb
 }
 
-func (b *box) state() State { return b.view.Load().State }
+func (b *liveSandbox) state() State { return b.view.Load().State }
 
 // change replaces the view with a changed copy. f must replace maps and
 // slices rather than write into them.
-func (b *box) change(f func(*Sandbox)) {
+func (b *liveSandbox) change(f func(*Sandbox)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.changeLocked(f)
 }
 
-func (b *box) changeLocked(f func(*Sandbox)) {
+func (b *liveSandbox) changeLocked(f func(*Sandbox)) {
 	sb := *b.view.Load()
 	f(&sb)
 	b.view.Store(&sb)
 }
 
 // setState enters a state, which ends what was wrong before. Needs the turn.
-func (b *box) setState(s State, reason StateReason) {
+func (b *liveSandbox) setState(s State, reason StateReason) {
 	b.setStateIf(func() bool { return true }, s, reason)
 }
 
 // setStateIf is setState if may, which is asked under mu, says so. It reports
 // what may said.
-func (b *box) setStateIf(may func() bool, s State, reason StateReason) (entered bool) {
+func (b *liveSandbox) setStateIf(may func() bool, s State, reason StateReason) (entered bool) {
 	b.change(func(sb *Sandbox) {
 		if entered = may(); entered {
 			sb.State, sb.StateReason, sb.StateSince = s, reason, time.Now().UTC()
@@ -211,7 +211,7 @@ func (b *box) setStateIf(may func() bool, s State, reason StateReason) (entered 
 
 // setCondition notes what is wrong. It is since the first of successive conditions
 // of one code.
-func (b *box) setCondition(code ConditionCode, message string) {
+func (b *liveSandbox) setCondition(code ConditionCode, message string) {
 	b.change(func(sb *Sandbox) {
 		since := sb.Condition.Since
 		if sb.Condition.Code != code {
@@ -223,12 +223,12 @@ func (b *box) setCondition(code ConditionCode, message string) {
 }
 
 // endCondition ends what is wrong, whatever it is.
-func (b *box) endCondition() {
+func (b *liveSandbox) endCondition() {
 	b.endConditionOf(b.view.Load().Condition.Code)
 }
 
 // endConditionOf ends the condition if it has that code.
-func (b *box) endConditionOf(code ConditionCode) {
+func (b *liveSandbox) endConditionOf(code ConditionCode) {
 	if code == "" || b.view.Load().Condition.Code != code {
 		return
 	}
@@ -238,7 +238,7 @@ func (b *box) endConditionOf(code ConditionCode) {
 
 // failed notes why something could not be done to the sandbox, and returns it.
 // That a caller left, or that the node ends, is nothing wrong with the sandbox.
-func (b *box) failed(code ConditionCode, err error) error {
+func (b *liveSandbox) failed(code ConditionCode, err error) error {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		b.setCondition(code, err.Error())
 	}
@@ -247,10 +247,10 @@ func (b *box) failed(code ConditionCode, err error) error {
 
 // save writes the record and returns once it is on disk. One that was erased, or
 // whose creation failed, is not written any more.
-func (b *box) save(ctx context.Context) error {
+func (b *liveSandbox) save(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
-	if b.erased || b.isGone() && b.state() != StateDestroyed {
+	if b.recordDeleted || b.isGone() && b.state() != StateDestroyed {
 		return nil
 	}
 	sb := b.sandbox()
@@ -262,15 +262,15 @@ func (b *box) save(ctx context.Context) error {
 }
 
 // erase removes the record; the box is gone already.
-func (b *box) erase(ctx context.Context) error {
+func (b *liveSandbox) deleteRecord(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
 	err := b.m.store.DeleteSandbox(ctx, b.id)
-	b.erased = err == nil
+	b.recordDeleted = err == nil
 	return err
 }
 
-func (b *box) isGone() bool {
+func (b *liveSandbox) isGone() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.gone
@@ -280,7 +280,7 @@ func (b *box) isGone() bool {
 // put back and written, so that nothing unacknowledged stays. undo gets the
 // present view and takes back exactly what f did. A sandbox that is being
 // destroyed returns ErrDestroyed.
-func (b *box) changeSaved(ctx context.Context, f, undo func(*Sandbox)) error {
+func (b *liveSandbox) changeSaved(ctx context.Context, f, undo func(*Sandbox)) error {
 	b.change(f)
 	err := b.save(ctx)
 	if b.isGone() {

@@ -7,23 +7,23 @@ import (
 	"slices"
 )
 
-func (m *Manager) boxByID(id ID) *box {
+func (m *Manager) liveByID(id ID) *liveSandbox {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
-	return m.boxes[id]
+	return m.sandboxes[id]
 }
 
 // Knows reports whether there is a sandbox with that id, also one that is being
 // destroyed, or a container in quarantine.
-func (m *Manager) Knows(id ID) bool { return m.boxByID(id) != nil || m.quarantinedByID(id) != nil }
+func (m *Manager) Knows(id ID) bool { return m.liveByID(id) != nil || m.quarantinedByID(id) != nil }
 
-func (m *Manager) box(id ID) (*box, error) {
+func (m *Manager) live(id ID) (*liveSandbox, error) {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
 	if !m.started {
 		return nil, ErrClosed
 	}
-	b := m.boxes[id]
+	b := m.sandboxes[id]
 	if b == nil {
 		return nil, fmt.Errorf("sandbox %s: %w", clip(string(id)), ErrNotFound)
 	}
@@ -32,22 +32,22 @@ func (m *Manager) box(id ID) (*box, error) {
 
 type nameKey struct{ owner, name string }
 
-func (m *Manager) addLocked(b *box) {
+func (m *Manager) addLocked(b *liveSandbox) {
 	sb := b.view.Load()
-	m.boxes[b.id] = b
+	m.sandboxes[b.id] = b
 	m.nameLocked(b, nameKey{sb.Owner, sb.Name})
 }
 
-func (m *Manager) nameLocked(b *box, key nameKey) {
+func (m *Manager) nameLocked(b *liveSandbox, key nameKey) {
 	if m.names[key] != b {
 		m.names[key] = b
 		b.names = append(b.names, key)
 	}
 }
 
-func (m *Manager) remove(b *box) {
+func (m *Manager) remove(b *liveSandbox) {
 	m.mu.Lock()
-	delete(m.boxes, b.id)
+	delete(m.sandboxes, b.id)
 	for _, key := range b.names {
 		if m.names[key] == b {
 			delete(m.names, key)
@@ -68,7 +68,7 @@ func (m *Manager) Get(owner, nameOrID string) (Sandbox, error) {
 	if b, ok := m.names[nameKey{owner, nameOrID}]; ok {
 		return b.sandbox(), nil
 	}
-	if b, ok := m.boxes[ID(nameOrID)]; ok && b.view.Load().Owner == owner {
+	if b, ok := m.sandboxes[ID(nameOrID)]; ok && b.view.Load().Owner == owner {
 		return b.sandbox(), nil
 	}
 	return Sandbox{}, fmt.Errorf("sandbox %q: %w", clip(nameOrID), ErrNotFound)
@@ -76,7 +76,7 @@ func (m *Manager) Get(owner, nameOrID string) (Sandbox, error) {
 
 // ByID returns a sandbox of whatever owner, from memory. It wakes nothing.
 func (m *Manager) ByID(id ID) (Sandbox, bool) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Sandbox{}, false
 	}
@@ -116,7 +116,7 @@ func (f Filter) matches(sb *Sandbox) bool {
 // wakes nothing.
 func (m *Manager) List(owner string, filter Filter, after string, limit int) (list []Sandbox, next string) {
 	type entry struct {
-		b    *box
+		b    *liveSandbox
 		view *Sandbox
 	}
 	var found []entry

@@ -67,10 +67,10 @@ type Manager struct {
 	closed  bool
 	running sync.WaitGroup
 
-	mu      sync.RWMutex
-	started bool
-	boxes   map[ID]*box
-	names   map[nameKey]*box
+	mu        sync.RWMutex
+	started   bool
+	sandboxes map[ID]*liveSandbox
+	names     map[nameKey]*liveSandbox
 	// quarantined are containers and run folders without a record, see quarantine.go.
 	quarantined map[ID]*quarantined
 }
@@ -93,8 +93,8 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 		metrics:   newMetrics(),
 		feed:      newFeed(),
 		startedAt: time.Now().UTC(),
-		boxes:     map[ID]*box{},
-		names:     map[nameKey]*box{},
+		sandboxes: map[ID]*liveSandbox{},
+		names:     map[nameKey]*liveSandbox{},
 
 		quarantined: map[ID]*quarantined{},
 		restored:    deps.Restored,
@@ -144,19 +144,19 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.mu.Lock()
 	started := m.started
 	m.started = false
-	boxes := slices.Collect(maps.Values(m.boxes))
+	sandboxes := slices.Collect(maps.Values(m.sandboxes))
 	m.mu.Unlock()
 	if started { // else Start may still look at those that hang
-		m.sleepAll(ctx, boxes)
+		m.sleepAll(ctx, sandboxes)
 	}
 	m.retries.close()
 	m.cancel(ErrClosed)
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		b.unwatch()
 	}
 	m.running.Wait()
-	m.sleepAll(ctx, boxes) // those that were just being woken or adopted
-	for _, b := range boxes {
+	m.sleepAll(ctx, sandboxes) // those that were just being woken or adopted
+	for _, b := range sandboxes {
 		b.disarm()
 		b.dropListeners()
 		b.guest.Close()
@@ -168,9 +168,9 @@ func (m *Manager) Close(ctx context.Context) error {
 }
 
 // sleepAll puts to sleep what runs, leases or not.
-func (m *Manager) sleepAll(ctx context.Context, boxes []*box) {
+func (m *Manager) sleepAll(ctx context.Context, sandboxes []*liveSandbox) {
 	var wg sync.WaitGroup
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		if b.state() != StateRunning {
 			continue
 		}

@@ -78,9 +78,9 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.metrics.events.Collect(ch)
 	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0}
 	var leases int64
-	var live []*box
+	var live []*liveSandbox
 	m.mu.RLock()
-	for _, b := range m.boxes {
+	for _, b := range m.sandboxes {
 		states[b.state()]++
 		leases += b.leases()
 		if b.pid.Load() != 0 {
@@ -104,7 +104,7 @@ const collectLimit = 5 * time.Second
 
 // collectUsage collects what sandboxes use. What cannot be read has no sample: a
 // counter of 0 would look like one that began anew.
-func (m *Manager) collectUsage(ch chan<- prometheus.Metric, live []*box) {
+func (m *Manager) collectUsage(ch chan<- prometheus.Metric, live []*liveSandbox) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectLimit)
 	defer cancel()
 	for _, b := range live {

@@ -112,7 +112,7 @@ func (origins) removeFile(path string) error {
 
 // noteOrigin writes the origin of the sandbox if it has changed. What fails is written
 // with the next record: the record itself is on disk. Needs b.saving.
-func (b *box) noteOrigin(sb Sandbox) {
+func (b *liveSandbox) noteOrigin(sb Sandbox) {
 	if sb.State == StateStarting || sb.State == StateDestroyed {
 		return
 	}
@@ -128,7 +128,7 @@ func (b *box) noteOrigin(sb Sandbox) {
 }
 
 // removeOrigin removes the note of a sandbox that is being removed.
-func (b *box) removeOrigin() error {
+func (b *liveSandbox) removeOrigin() error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
 	return b.m.origins.remove(b.id)
@@ -136,8 +136,8 @@ func (b *box) removeOrigin() error {
 
 // readOrigins reads, at start, what is noted of the sandboxes, and has written what an
 // earlier version did not note.
-func (m *Manager) readOrigins(boxes map[ID]*box, byID map[ID]Container) {
-	for id, b := range boxes {
+func (m *Manager) readOrigins(sandboxes map[ID]*liveSandbox, byID map[ID]Container) {
+	for id, b := range sandboxes {
 		if b.toRemove() {
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 // Empty modes mean the defaults. The port keeps its token and CreatedAt; one
 // that was public gets a token.
 func (m *Manager) Expose(ctx context.Context, id ID, p Port) (Port, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Port{}, err
 	}
@@ -55,7 +55,7 @@ func (m *Manager) Expose(ctx context.Context, id ID, p Port) (Port, error) {
 
 // Unexpose ends the preview of a port; its URL is gone for good.
 func (m *Manager) Unexpose(ctx context.Context, id ID, port uint16) error {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return err
 	}
@@ -112,7 +112,7 @@ func (p *Port) fill() error {
 	return nil
 }
 
-func (b *box) port(port uint16) (Port, bool) { return b.view.Load().Exposed(port) }
+func (b *liveSandbox) port(port uint16) (Port, bool) { return b.view.Load().Exposed(port) }
 
 // Exposed returns the exposed port with that number.
 func (sb *Sandbox) Exposed(port uint16) (Port, bool) {

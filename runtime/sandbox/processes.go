@@ -66,7 +66,7 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 }
 
 // startProcess starts a process under the id of its spec, whatever the guest says.
-func (b *box) startProcess(ctx context.Context, spec guest.ProcessSpec) (guest.Process, error) {
+func (b *liveSandbox) startProcess(ctx context.Context, spec guest.ProcessSpec) (guest.Process, error) {
 	p, err := b.guest.StartProcess(ctx, spec)
 	p.ID = spec.ID
 	return p, err
@@ -128,7 +128,7 @@ func (sb *Sandbox) Process(idOrName string) (guest.Process, error) {
 // whole tree, SIGKILL after 5 s; or, with a signal such as "SIGHUP", only
 // delivers that one. A process that is ended is no longer declared.
 func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal string) (guest.Process, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return guest.Process{}, err
 	}
@@ -195,12 +195,14 @@ func ends(signal string) bool {
 
 // restartDeclared starts the declared processes after a cold wake. One that
 // does not start is told in the timeline and keeps nobody else from starting.
-func (b *box) restartDeclared(ctx context.Context) { b.startDeclared(ctx, b.view.Load().Declared) }
+func (b *liveSandbox) restartDeclared(ctx context.Context) {
+	b.startDeclared(ctx, b.view.Load().Declared)
+}
 
 // startMissing starts the declared processes that the guest, which an earlier run of
 // the node started, has never had: that run ended in the middle of its cold wake.
 // One that has ended by itself since then stays ended.
-func (b *box) startMissing(ctx context.Context) error {
+func (b *liveSandbox) startMissing(ctx context.Context) error {
 	declared := b.view.Load().Declared
 	if len(declared) == 0 {
 		return nil
@@ -218,7 +220,7 @@ func (b *box) startMissing(ctx context.Context) error {
 	return nil
 }
 
-func (b *box) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
+func (b *liveSandbox) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 	for _, spec := range declared {
 		p, err := b.startProcess(ctx, spec)
 		if err != nil {
@@ -230,7 +232,7 @@ func (b *box) startDeclared(ctx context.Context, declared []guest.ProcessSpec) {
 	}
 }
 
-func (b *box) declare(ctx context.Context, spec guest.ProcessSpec) error {
+func (b *liveSandbox) declare(ctx context.Context, spec guest.ProcessSpec) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	before := b.view.Load().Declared
@@ -244,7 +246,7 @@ func (b *box) declare(ctx context.Context, spec guest.ProcessSpec) error {
 
 // undeclare has the process with that id not start again. Another one may have its
 // name, and a declaration of its own.
-func (b *box) undeclare(ctx context.Context, id string) error {
+func (b *liveSandbox) undeclare(ctx context.Context, id string) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	view := b.view.Load()

@@ -51,10 +51,10 @@ type quarantined struct {
 
 // quarantineUnknown quarantines, at start, the containers and run folders that no
 // record names.
-func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
+func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []Container) {
 	found := map[ID]*quarantined{}
 	for _, c := range containers {
-		if boxes[c.ID] != nil {
+		if sandboxes[c.ID] != nil {
 			continue
 		}
 		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: make(chan struct{}, 1),
@@ -74,7 +74,7 @@ func (m *Manager) quarantineUnknown(boxes map[ID]*box, containers []Container) {
 	}
 	for _, e := range entries {
 		id := ID(e.Name())
-		if e.IsDir() && IsID(e.Name()) && boxes[id] == nil && found[id] == nil {
+		if e.IsDir() && IsID(e.Name()) && sandboxes[id] == nil && found[id] == nil {
 			found[id] = &quarantined{ID: id, lock: make(chan struct{}, 1)}
 		}
 	}
@@ -239,9 +239,9 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 	if err != nil {
 		return Sandbox{}, err
 	}
-	b := m.newBox(sb)
-	b.turn <- struct{}{} // free: nobody knows the box yet
-	defer b.endTurn()
+	b := m.newLiveSandbox(sb)
+	b.transition <- struct{}{} // free: nobody knows the box yet
+	defer b.unlockTransition()
 	close(b.made)
 	b.leftover.Store(q.running)
 	if err := m.addAdopted(b); err != nil {
@@ -250,7 +250,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 	if err := b.save(ctx); err != nil {
 		m.remove(b)
 		// What failed may have reached the disk. Only the container is to stay.
-		return Sandbox{}, errors.Join(err, b.erase(context.WithoutCancel(ctx)))
+		return Sandbox{}, errors.Join(err, b.deleteRecord(context.WithoutCancel(ctx)))
 	}
 	m.mu.Lock()
 	delete(m.quarantined, id)
@@ -262,7 +262,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 }
 
 // addAdopted adds the box under its name if that is free.
-func (m *Manager) addAdopted(b *box) error {
+func (m *Manager) addAdopted(b *liveSandbox) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	sb := b.view.Load()

@@ -368,23 +368,23 @@ func TestTheNoteOfACreationEndsWithIt(t *testing.T) {
 		made <- err
 	}()
 	n.Engine.AwaitBlocked(t, "create")
-	if ids := n.UnderWay(t); len(ids) != 1 {
+	if ids := n.PendingCreations(t); len(ids) != 1 {
 		t.Errorf("before the container is made: %q", ids)
 	}
 	release()
 	if err := <-made; err != nil {
 		t.Fatal(err)
 	}
-	if ids := n.UnderWay(t); len(ids) != 0 {
+	if ids := n.PendingCreations(t); len(ids) != 0 {
 		t.Errorf("acknowledged: %q", ids)
 	}
 	n.Engine.Fail("start", syscall.EIO)
 	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "fails"}); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	await(t, "its note is removed", func() bool { return len(n.UnderWay(t)) == 0 })
+	await(t, "its note is removed", func() bool { return len(n.PendingCreations(t)) == 0 })
 	n.Engine.Fail("start", nil)
 	killed := create(t, n.Manager, "killed")
 	n.Crash(t, func() { n.Unfinish(t, killed.ID) })
-	await(t, "that of one that was killed, too", func() bool { return len(n.UnderWay(t)) == 0 && n.Engine.Count() == 1 })
+	await(t, "that of one that was killed, too", func() bool { return len(n.PendingCreations(t)) == 0 && n.Engine.Count() == 1 })
 }

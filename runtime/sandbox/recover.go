@@ -33,36 +33,36 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	for _, c := range containers {
 		byID[c.ID] = c
 	}
-	boxes := map[ID]*box{}
+	sandboxes := map[ID]*liveSandbox{}
 	err = m.store.Sandboxes(ctx, func(sb Sandbox) error {
 		sb.upgrade()
-		b := m.newBox(sb)
+		b := m.newLiveSandbox(sb)
 		close(b.made)
-		boxes[sb.ID] = b
+		sandboxes[sb.ID] = b
 		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("reading the sandboxes: %w", err)
 	}
-	if err := m.forgetUnfinished(ctx, boxes); err != nil {
+	if err := m.forgetUnfinished(ctx, sandboxes); err != nil {
 		return err
 	}
 	m.mu.Lock()
-	for _, b := range boxes {
+	for _, b := range sandboxes {
 		if b.toRemove() {
-			m.boxes[b.id] = b // its name may be another's by now
+			m.sandboxes[b.id] = b // its name may be another's by now
 		} else {
 			m.addLocked(b)
 		}
 	}
 	m.mu.Unlock()
-	m.readOrigins(boxes, byID)
-	m.quarantineUnknown(boxes, containers)
+	m.readOrigins(sandboxes, byID)
+	m.quarantineUnknown(sandboxes, containers)
 
-	if err := m.recover(ctx, boxes, byID); err != nil {
+	if err := m.recover(ctx, sandboxes, byID); err != nil {
 		return err
 	}
-	m.forgetStrays(ctx, boxes)
+	m.forgetStrays(ctx, sandboxes)
 	m.mu.Lock()
 	m.started = true
 	m.mu.Unlock()
@@ -72,20 +72,20 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 // forgetUnfinished removes the records of unfinished creations that may have been
 // finished since: in an older copy of the store, or without a note that they are under
 // way. What there is of them goes to quarantine.
-func (m *Manager) forgetUnfinished(ctx context.Context, boxes map[ID]*box) error {
+func (m *Manager) forgetUnfinished(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
 	unfinished := map[ID]bool{}
-	for id, b := range boxes {
+	for id, b := range sandboxes {
 		if b.state() != StateStarting {
 			continue
 		}
-		if !m.restored && m.creations.underWay(id) {
+		if !m.restored && m.creations.pending(id) {
 			unfinished[id] = true
 			continue
 		}
 		if err := m.store.DeleteSandbox(ctx, id); err != nil {
 			return fmt.Errorf("remove the record of the unfinished %s: %w", id, err)
 		}
-		delete(boxes, id)
+		delete(sandboxes, id)
 	}
 	if err := m.creations.retain(func(id ID) bool { return unfinished[id] }); err != nil {
 		m.log.Warn("failed to remove notes of creations that are over", "error", err)
@@ -95,14 +95,14 @@ func (m *Manager) forgetUnfinished(ctx context.Context, boxes map[ID]*box) error
 
 // toRemove says, at start, whether nothing may be left of the sandbox: it was
 // destroyed, or the node died before its creation was acknowledged.
-func (b *box) toRemove() bool {
+func (b *liveSandbox) toRemove() bool {
 	s := b.state()
 	return s == StateDestroyed || s == StateStarting
 }
 
 // recover brings boxes and containers into line, each in a goroutine of the
 // Manager with the box's turn. It returns when all are done or recoverWait has passed.
-func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Container) error {
+func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, byID map[ID]Container) error {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, recoverers)
 	begin := func(f func(context.Context)) {
@@ -119,8 +119,8 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 			all.Done()
 		}
 	}
-	var destroyed []*box
-	for id, b := range boxes {
+	var destroyed []*liveSandbox
+	for id, b := range sandboxes {
 		c, exists := byID[id]
 		switch {
 		case b.toRemove():
@@ -128,11 +128,11 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
 			b.foundStopped(exists)
 		default:
-			b.turn <- struct{}{} // free: nobody knows the box yet
+			b.transition <- struct{}{} // free: nobody knows the box yet
 			begin(func(ctx context.Context) {
-				defer b.endTurn()
+				defer b.unlockTransition()
 				if err := b.adopt(ctx, c); err != nil && ctx.Err() == nil {
-					b.giveUp(ctx, err)
+					b.stopUnusable(ctx, err)
 				}
 			})
 		}
@@ -154,9 +154,9 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 	case <-done:
 	case <-timeout.C:
 		m.log.Warn("some sandboxes do not answer; the node serves without waiting for them")
-		for _, b := range boxes {
+		for _, b := range sandboxes {
 			// Before Start returns only recover takes turns.
-			if len(b.turn) > 0 && b.view.Load().Condition.Code == "" {
+			if len(b.transition) > 0 && b.view.Load().Condition.Code == "" {
 				// For this one Start did not wait.
 				b.setCondition(ConditionUnresponsive, "it has not responded since the node started")
 			}
@@ -168,9 +168,9 @@ func (m *Manager) recover(ctx context.Context, boxes map[ID]*box, byID map[ID]Co
 }
 
 // forgetStrays has the Uplink forget sandboxes that are no more.
-func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box) {
-	for _, id := range m.uplink.Kept() {
-		if boxes[id] != nil || m.quarantinedByID(id) != nil {
+func (m *Manager) forgetStrays(ctx context.Context, sandboxes map[ID]*liveSandbox) {
+	for _, id := range m.uplink.Known() {
+		if sandboxes[id] != nil || m.quarantinedByID(id) != nil {
 			continue
 		}
 		if ctx.Err() != nil {
@@ -182,7 +182,7 @@ func (m *Manager) forgetStrays(ctx context.Context, boxes map[ID]*box) {
 }
 
 // foundStopped notes at start that the container does not run.
-func (b *box) foundStopped(exists bool) {
+func (b *liveSandbox) foundStopped(exists bool) {
 	defer b.arm() // it may expire
 	reason := ReasonContainerExited
 	if !exists {
@@ -198,7 +198,7 @@ func (b *box) foundStopped(exists bool) {
 
 // adopt takes over a container that runs, frozen or not. Needs the turn. An
 // error says why the sandbox cannot be used.
-func (b *box) adopt(ctx context.Context, c Container) error {
+func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 	before := b.sandbox()
 	if _, err := b.m.freezer.Prepare(b.id, b.limits()); err != nil {
 		return fmt.Errorf("preparing its cgroup: %w", err)
@@ -228,9 +228,9 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 			return err
 		}
 	}
-	greetCtx, cancel := context.WithTimeout(ctx, deathWait)
+	helloCtx, cancel := context.WithTimeout(ctx, deathWait)
 	defer cancel()
-	if err := b.greet(greetCtx); err != nil {
+	if err := b.awaitGuest(helloCtx); err != nil {
 		return err
 	}
 	b.watch()
@@ -259,7 +259,7 @@ func (b *box) adopt(ctx context.Context, c Container) error {
 // giveUp stops a container that this node cannot use, such as one whose guest
 // is of another version; its disk is kept and its next wake is a cold one. Needs
 // the turn.
-func (b *box) giveUp(ctx context.Context, why error) {
+func (b *liveSandbox) stopUnusable(ctx context.Context, why error) {
 	b.m.log.Error("a sandbox cannot be adopted: stopping it", "sandbox", b.id, "error", why)
 	b.ended(ReasonRecoveryFailed, why.Error())
 	b.failed(ConditionRecoveryFailed, fmt.Errorf("it could not be adopted, and was stopped: %w", why))

@@ -151,7 +151,7 @@ func (r *retries) list() []PendingOperation {
 
 // destroyLater has a destruction that was noted and failed finished. A sandbox that
 // is not destroyed yet was promised to nobody.
-func (b *box) destroyLater(err error) {
+func (b *liveSandbox) destroyLater(err error) {
 	if err != nil && b.state() == StateDestroyed && !errors.Is(err, context.Canceled) {
 		b.m.retry(OperationDestroy, b.id, err, func(ctx context.Context) error { return b.tryDestroy(ctx, b.view.Load().StateReason) })
 	}

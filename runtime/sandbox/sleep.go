@@ -37,7 +37,7 @@ func (m *Manager) ForceSleep(ctx context.Context, id ID) (Sandbox, error) {
 }
 
 func (m *Manager) sleep(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -59,7 +59,7 @@ const (
 // freeze freezes the sandbox once its guest has returned the memory that it does not
 // need: asleep, it would hold it for days. A guest that does not do so in time is frozen
 // as it is. Needs the turn.
-func (b *box) freeze(ctx context.Context) error {
+func (b *liveSandbox) freeze(ctx context.Context) error {
 	trimCtx, cancelTrim := context.WithTimeout(ctx, trimWait)
 	defer cancelTrim()
 	if err := b.guest.Trim(trimCtx); err != nil {
@@ -74,11 +74,11 @@ func (b *box) freeze(ctx context.Context) error {
 // shutdown all come here. That nobody uses the sandbox is checked and the door
 // closed in one atomic step; who arrives afterwards waits for the turn and
 // wakes it again.
-func (b *box) sleep(ctx context.Context, how mode, reason StateReason) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
+	defer b.unlockTransition()
 	if b.isGone() {
 		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
@@ -121,7 +121,7 @@ func (b *box) sleep(ctx context.Context, how mode, reason StateReason) error {
 
 // close closes the sandbox to new leases: ErrBusy if one is held, unless the mode
 // says that this does not matter. Needs the turn.
-func (b *box) close(how mode) error {
+func (b *liveSandbox) close(how mode) error {
 	if how == modeForced || how == modeShutdown {
 		b.closeNow()
 		return nil
@@ -132,7 +132,7 @@ func (b *box) close(how mode) error {
 	return nil
 }
 
-func (b *box) busy() error {
+func (b *liveSandbox) busy() error {
 	if b.leases() == 1 {
 		return fmt.Errorf("sandbox %s has 1 request in flight: %w", b, ErrBusy)
 	}
@@ -141,7 +141,7 @@ func (b *box) busy() error {
 
 // unfreeze takes back a freeze or what happened of it, also when ctx has ended,
 // and opens the sandbox. Needs the turn.
-func (b *box) unfreeze(ctx context.Context) error {
+func (b *liveSandbox) unfreeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
 	defer cancel()
 	defer b.open(0)
@@ -161,7 +161,7 @@ func (m *Manager) ForceStop(ctx context.Context, id ID) (Sandbox, error) {
 }
 
 func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason) (Sandbox, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -176,11 +176,11 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason)
 // stopSlack is what the engine gets to stop a container beyond the grace.
 const stopSlack = 30 * time.Second
 
-func (b *box) stop(ctx context.Context, how mode, reason StateReason) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
+	defer b.unlockTransition()
 	if b.isGone() {
 		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
@@ -222,7 +222,7 @@ func (b *box) stop(ctx context.Context, how mode, reason StateReason) error {
 		}
 		return b.failed(ConditionStopFailed, errors.Join(err, b.refreeze(ctx)))
 	}
-	b.hearOut(ctx)
+	b.drainEvents(ctx)
 	b.ended(reason, "")
 	// It has stopped, and on a full disk that is found again: the journal writes it
 	// when there is room.
@@ -234,7 +234,7 @@ func (b *box) stop(ctx context.Context, how mode, reason StateReason) error {
 
 // refreeze takes back a thaw that came to nothing, also when ctx has ended. A
 // sandbox that does not freeze is running, and is treated as such. Needs the turn.
-func (b *box) refreeze(ctx context.Context) error {
+func (b *liveSandbox) refreeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
 	defer cancel()
 	err := b.m.freezer.Freeze(ctx, b.id)
@@ -253,10 +253,10 @@ func (b *box) refreeze(ctx context.Context) error {
 
 // ended notes that the container no longer runs; failure says what went wrong, if
 // something did. Needs the turn.
-func (b *box) ended(reason StateReason, failure string) {
+func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.closeNow()
 	b.unwatch()
-	b.outOfReach()
+	b.disconnect()
 	b.change(func(sb *Sandbox) { sb.Processes = lost(sb.Processes) })
 	b.setState(StateStopped, reason)
 	b.arm() // it may expire
@@ -265,7 +265,7 @@ func (b *box) ended(reason StateReason, failure string) {
 
 // kill ends what is left of the container of a sandbox that is stopped. What
 // fails is tried again by look. Needs the turn.
-func (b *box) kill(ctx context.Context, grace time.Duration) {
+func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+deathWait)
 	defer cancel()
 	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
@@ -290,11 +290,11 @@ func (b *box) kill(ctx context.Context, grace time.Duration) {
 }
 
 // endLeftover is kill for a sandbox that may have been woken meanwhile.
-func (b *box) endLeftover(ctx context.Context) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) endLeftover(ctx context.Context) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
+	defer b.unlockTransition()
 	if b.isGone() || b.state() != StateStopped || !b.leftover.Load() {
 		return nil
 	}
@@ -305,7 +305,7 @@ func (b *box) endLeftover(ctx context.Context) error {
 // Hold keeps the sandbox awake until d from now, at most MaxHold; 0 ends a
 // hold. A sandbox that sleeps is not woken by it.
 func (m *Manager) Hold(ctx context.Context, id ID, d time.Duration) (Sandbox, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -318,7 +318,7 @@ func (m *Manager) Hold(ctx context.Context, id ID, d time.Duration) (Sandbox, er
 	return b.sandbox(), nil
 }
 
-func (b *box) hold(ctx context.Context, d time.Duration) error {
+func (b *liveSandbox) hold(ctx context.Context, d time.Duration) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()
 	var before time.Time
@@ -337,7 +337,7 @@ func (b *box) hold(ctx context.Context, d time.Duration) error {
 }
 
 // endHold ends a hold for a sleep that was asked for.
-func (b *box) endHold() {
+func (b *liveSandbox) endHold() {
 	if b.view.Load().HoldUntil.IsZero() {
 		return
 	}

@@ -81,7 +81,7 @@ func TestGuestIsTrimmedBeforeItIsFrozen(t *testing.T) {
 
 func TestSandboxIsFrozenAlthoughItsGuestDoesNotTrim(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == guest.RouteHello {
 			fmt.Fprintf(w, `{"protocol":%d}`, guest.ProtocolVersion)
 			return
@@ -109,7 +109,7 @@ func TestWhatKeepsAwakeDoesSoWhileTheIdleRuleFreezes(t *testing.T) {
 			<-reached
 			keepAwake(t, n, sb.ID)
 			release()
-			n.Manager.LookLate(sb.ID, sandbox.StateStopped) // waits for its turn, and does nothing
+			n.Manager.RunCheckLate(sb.ID, sandbox.StateStopped) // waits for its turn, and does nothing
 			if lease, err := n.Manager.AcquireRunning(sb.ID); err != nil {
 				t.Error(err)
 			} else {

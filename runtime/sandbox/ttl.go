@@ -35,24 +35,24 @@ func (sb *Sandbox) setTTL(ttl Duration, now time.Time) {
 
 // expiresIn is how long the sandbox still lives; 0 or less when it has expired.
 // It lives without a limit when ok is false.
-func (b *box) expiresIn() (d time.Duration, ok bool) {
+func (b *liveSandbox) expiresIn() (d time.Duration, ok bool) {
 	at := b.view.Load().ExpiresAt
 	return time.Until(at), !at.IsZero()
 }
 
 // expired reports whether the TTL has passed.
-func (b *box) expired() bool {
+func (b *liveSandbox) expired() bool {
 	left, ok := b.expiresIn()
 	return ok && left <= 0
 }
 
 // expire destroys the sandbox if its TTL has passed, whether it is in use or not.
-func (b *box) expire(ctx context.Context) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) expire(ctx context.Context) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
-	if b.m.boxByID(b.id) != b {
+	defer b.unlockTransition()
+	if b.m.liveByID(b.id) != b {
 		return nil // destroyed by a caller meanwhile
 	}
 	// A caller may have extended the TTL since the timer fired.

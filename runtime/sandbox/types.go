@@ -203,7 +203,7 @@ const (
 	CauseProcess   Cause = "process"
 	CauseWebSocket Cause = "websocket"
 	CauseEgress    Cause = "egress" // something that it waits for came from upstream
-	CauseAsked     Cause = "requested"
+	CauseRequested Cause = "requested"
 )
 
 // WakeKind says what a wake had to do.

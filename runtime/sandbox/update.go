@@ -20,7 +20,7 @@ type Patch struct {
 // Update changes a sandbox and returns it. It wakes nothing. Errors:
 // *InvalidError, *ConflictError when the name is taken, ErrDestroyed.
 func (m *Manager) Update(ctx context.Context, id ID, p Patch) (Sandbox, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -77,10 +77,10 @@ func (p Patch) apply(sb *Sandbox, now time.Time) {
 }
 
 // rename takes a name beside the one that the sandbox has.
-func (m *Manager) rename(b *box, sb Sandbox, name string) error {
+func (m *Manager) rename(b *liveSandbox, sb Sandbox, name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.boxes[b.id] != b {
+	if m.sandboxes[b.id] != b {
 		return fmt.Errorf("sandbox %s: %w", b, ErrNotFound)
 	}
 	key := nameKey{sb.Owner, name}
@@ -92,7 +92,7 @@ func (m *Manager) rename(b *box, sb Sandbox, name string) error {
 }
 
 // unname gives up a name that is not, or no longer, the sandbox's own.
-func (m *Manager) unname(b *box, sb Sandbox, name string) {
+func (m *Manager) unname(b *liveSandbox, sb Sandbox, name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	key := nameKey{sb.Owner, name}

@@ -18,7 +18,7 @@ const (
 
 // attach gives the sandbox, whose container runs or is frozen, its network. Needs
 // the turn.
-func (b *box) attach(ctx context.Context) error {
+func (b *liveSandbox) attach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, attachWait)
 	defer cancel()
 	if err := b.m.uplink.Attach(ctx, b.sandbox(), int(b.pid.Load())); err != nil {
@@ -29,7 +29,7 @@ func (b *box) attach(ctx context.Context) error {
 
 // outOfReach drops what leads into a container, and out of it, that has ended or
 // is about to. Needs the turn, without which it could hit the container's successor.
-func (b *box) outOfReach() {
+func (b *liveSandbox) disconnect() {
 	b.pid.Store(0)
 	b.m.network.Forget(b.id)
 	b.m.uplink.Detach(b.id)
@@ -40,7 +40,7 @@ func (b *box) outOfReach() {
 // noteAttached notes whether an adopted sandbox could be attached. It is worth
 // more without a network than stopped, so it stays as it is, and look tries again.
 // Needs the turn.
-func (b *box) noteAttached(err error) {
+func (b *liveSandbox) noteAttached(err error) {
 	switch {
 	case err != nil:
 		b.failures.Add(1)
@@ -54,11 +54,11 @@ func (b *box) noteAttached(err error) {
 }
 
 // reattach is attach for a sandbox that is still cut off when it gets the turn.
-func (b *box) reattach(ctx context.Context) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) reattach(ctx context.Context) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
+	defer b.unlockTransition()
 	if b.cutOff.Load() && !b.isGone() {
 		b.noteAttached(b.attach(ctx))
 	}
@@ -66,14 +66,14 @@ func (b *box) reattach(ctx context.Context) error {
 }
 
 // noteTrust notes which CAs the guest was given in this run.
-func (b *box) noteTrust(digest string) {
+func (b *liveSandbox) noteTrust(digest string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.trusts = digest
 }
 
 // trustsOthers says whether the guest was given other CAs than the Uplink has now.
-func (b *box) trustsOthers() bool {
+func (b *liveSandbox) trustsOthers() bool {
 	ca := b.m.uplink.Trust()
 	if len(ca) == 0 {
 		return false
@@ -86,7 +86,7 @@ func (b *box) trustsOthers() bool {
 // trustUplink has the guest trust the Uplink's CAs, unless it does. That it cannot,
 // as on a full disk, is a condition and keeps nothing from running; it is tried
 // again with the next CAs or in the guest's next run. Needs the turn.
-func (b *box) trustUplink(ctx context.Context) {
+func (b *liveSandbox) trustUplink(ctx context.Context) {
 	ca := b.m.uplink.Trust()
 	if len(ca) == 0 || !b.trustsOthers() {
 		return
@@ -110,11 +110,11 @@ func (b *box) trustUplink(ctx context.Context) {
 }
 
 // renewTrust is trustUplink for a running sandbox.
-func (b *box) renewTrust(ctx context.Context) error {
-	if err := b.takeTurn(ctx); err != nil {
+func (b *liveSandbox) renewTrust(ctx context.Context) error {
+	if err := b.lockTransition(ctx); err != nil {
 		return err
 	}
-	defer b.endTurn()
+	defer b.unlockTransition()
 	if b.state() == StateRunning && !b.isGone() {
 		b.trustUplink(ctx)
 	}

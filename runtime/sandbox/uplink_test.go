@@ -173,11 +173,11 @@ func TestWhatCouldNotBeForgottenIsForgottenAtTheNextStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	gone, stopped := create(t, n.Manager, "gone"), create(t, n.Manager, "stopped")
 	mustStop(t, n.Manager, stopped.ID)
-	n.Uplink.KeepForgotten(true)
+	n.Uplink.FailForget(true)
 	if err := n.Manager.Destroy(t.Context(), gone.ID); err != nil {
 		t.Fatal(err)
 	}
-	n.Uplink.KeepForgotten(false)
+	n.Uplink.FailForget(false)
 	if !n.Uplink.Knows(gone.ID) {
 		t.Fatal("it is forgotten already")
 	}
@@ -229,13 +229,13 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 		if !m.Armed(id) {
 			t.Error("nobody tries again")
 		}
-		m.Look(id)
+		m.RunCheck(id)
 		mustAil(t, n, id, sandbox.ConditionNetworkLost, "too many open files")
 	}
 	mustStop(t, m, stopped.ID)
 	n.Uplink.Fail(nil)
 	for _, id := range []sandbox.ID{running.ID, asleep.ID} {
-		m.Look(id)
+		m.RunCheck(id)
 		mustBeWell(t, n, id)
 		mustBeAttached(t, n, id)
 	}
@@ -243,8 +243,8 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 		t.Errorf("to be attached it was brought to %s", got)
 	}
 	before := n.Uplink.Attaches()
-	m.Look(running.ID)
-	m.Look(stopped.ID)
+	m.RunCheck(running.ID)
+	m.RunCheck(stopped.ID)
 	if n.Uplink.Attaches() != before {
 		t.Error("what is attached, or does not run, was attached again")
 	}
@@ -252,7 +252,7 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 
 func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.Answer(sandboxtest.Stranger)
+	n.Engine.HandleGuest(sandboxtest.Stranger)
 	_, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "stranger"})
 	var version *guest.VersionError
 	if !errors.As(err, &version) {
@@ -260,7 +260,7 @@ func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
 	}
 	var strange atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
-	n.Engine.Answer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strange.Load() {
 			sandboxtest.Stranger(w, r)
 			return
@@ -513,7 +513,7 @@ func (g *trusting) restart() {
 func TestEachRunOfTheGuestTrustsTheUplink(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	g := newTrusting()
-	n.Engine.Answer(g)
+	n.Engine.HandleGuest(g)
 	first, second := newCA(t), newCA(t)
 	want := func(when string, want ...guest.Trust) {
 		t.Helper()
@@ -545,9 +545,9 @@ func TestEachRunOfTheGuestTrustsTheUplink(t *testing.T) {
 	want("by a cold wake", guest.Trust{CA: string(first)})
 
 	n.Uplink.SetTrust(second)
-	n.Manager.Look(sb.ID)
+	n.Manager.RunCheck(sb.ID)
 	want("when the CA was renewed", guest.Trust{CA: string(second)})
-	n.Manager.Look(sb.ID)
+	n.Manager.RunCheck(sb.ID)
 	want("by another look")
 	mustSleep(t, n.Manager, sb.ID)
 	n.Uplink.SetTrust(first)
@@ -562,14 +562,14 @@ func TestSandboxThatCannotTrustTheUplinkRunsAndSaysWhy(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	g := newTrusting()
 	g.fail.Store(&guest.Error{Code: guest.CodeNoSpace, Message: "the disk is full"})
-	n.Engine.Answer(g)
+	n.Engine.HandleGuest(g)
 	n.Uplink.SetTrust(newCA(t))
 	sb := create(t, n.Manager, "app")
 	if got := mustAil(t, n, sb.ID, sandbox.ConditionTrustFailed, "the disk is full"); got.State != sandbox.StateRunning {
 		t.Errorf("it is %s", got.State)
 	}
 	g.told()
-	n.Manager.Look(sb.ID)
+	n.Manager.RunCheck(sb.ID)
 	if got := g.told(); len(got) > 0 {
 		t.Error("it is asked again and again")
 	}
@@ -585,7 +585,7 @@ func TestSandboxThatCannotTrustTheUplinkRunsAndSaysWhy(t *testing.T) {
 
 func TestHostWithoutRootsSaysSo(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	n.Engine.Answer(newTrusting())
+	n.Engine.HandleGuest(newTrusting())
 	n.Uplink.SetTrust(newCA(t))
 	n.Roots = func() ([]byte, error) { return nil, errors.New("install ca-certificates") }
 	n.Crash(t, func() {})

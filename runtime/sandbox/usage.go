@@ -14,14 +14,14 @@ type Usage struct {
 // Usage reads what a sandbox uses. It wakes nothing. What cannot be read, as of a
 // sandbox that has never run since the machine booted, is zero.
 func (m *Manager) Usage(ctx context.Context, id ID) (Usage, error) {
-	b, err := m.box(id)
+	b, err := m.live(id)
 	if err != nil {
 		return Usage{}, err
 	}
 	return b.usage(ctx), nil
 }
 
-func (b *box) usage(ctx context.Context) (u Usage) {
+func (b *liveSandbox) usage(ctx context.Context) (u Usage) {
 	u.CPU, _ = b.m.freezer.CPUTime(ctx, b.id)
 	if b.pid.Load() != 0 {
 		u.Memory, _ = b.m.freezer.Memory(ctx, b.id)

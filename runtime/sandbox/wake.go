@@ -23,7 +23,7 @@ type wake struct {
 
 // await joins the wake in flight, or starts one, and waits for it. Without cold, a
 // sandbox that is stopped stays so, and the error is ErrNotRunning.
-func (b *box) await(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
+func (b *liveSandbox) await(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
 	if n := b.m.waiting.Add(1); n > int64(b.m.config().MaxWaiters) {
 		b.m.waiting.Add(-1)
 		return nil, ErrTooManyWaiters
@@ -40,13 +40,13 @@ func (b *box) await(ctx context.Context, cause Cause, cold bool) (*Lease, error)
 }
 
 // awaitOne is await for one wake.
-func (b *box) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
+func (b *liveSandbox) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
 	b.mu.Lock()
 	if b.gone {
 		b.mu.Unlock()
 		return nil, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
-	if b.enter() { // it woke meanwhile
+	if b.tryAcquire() { // it woke meanwhile
 		b.mu.Unlock()
 		return &Lease{b: b}, nil
 	}
@@ -83,7 +83,7 @@ func (b *box) awaitOne(ctx context.Context, cause Cause, cold bool) (*Lease, err
 }
 
 // waking reports whether a wake is in flight.
-func (b *box) waking() bool {
+func (b *liveSandbox) waking() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.wake != nil
@@ -91,7 +91,7 @@ func (b *box) waking() bool {
 
 // abandon takes a waiter out of a wake. It reports false when the wake has
 // ended meanwhile, so that the waiter has its lease or error already.
-func (b *box) abandon(w *wake) bool {
+func (b *liveSandbox) abandon(w *wake) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.wake != w {
@@ -103,16 +103,16 @@ func (b *box) abandon(w *wake) bool {
 
 // runWake wakes the sandbox for all waiters of w. The goroutine belongs to the
 // Manager, which waits for it on Close.
-func (b *box) runWake(ctx context.Context, w *wake) {
+func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 	defer w.end(nil)
 	ctx, cancel := context.WithTimeout(ctx, b.m.config().WakeTimeout)
 	defer cancel()
 	start := time.Now()
 
-	err := b.takeTurn(ctx)
+	err := b.lockTransition(ctx)
 	var kind WakeKind
 	if err == nil {
-		defer b.endTurn()
+		defer b.unlockTransition()
 		kind, err = b.wakeUp(ctx, w)
 	}
 	info := WakeInfo{Kind: kind, Took: time.Since(start)}
@@ -146,7 +146,7 @@ func (b *box) runWake(ctx context.Context, w *wake) {
 }
 
 // wakeError is what waiters get: who ended ctx on purpose says why.
-func (b *box) wakeError(ctx context.Context, err error) error {
+func (b *liveSandbox) wakeError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, ErrDestroyed) || errors.Is(cause, ErrClosed)) {
 		return fmt.Errorf("sandbox %s: %w", b, cause)
 	}
@@ -159,7 +159,7 @@ func (b *box) wakeError(ctx context.Context, err error) error {
 
 // wakeUp brings the sandbox to running, whatever it was, if those who wait for w
 // want that. Needs the turn.
-func (b *box) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
+func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 	if b.isGone() {
 		return WakeNone, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
@@ -175,7 +175,7 @@ func (b *box) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 			if b.m.ctx.Err() != nil { // the node closes; the next one looks again
 				return WakeNone, errors.Join(err, b.refreeze(ctx))
 			}
-			b.giveUp(ctx, err)
+			b.stopUnusable(ctx, err)
 			return b.startFor(ctx, w)
 		}
 		// Its container or cgroup may have vanished while it slept.
@@ -201,7 +201,7 @@ func (b *box) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 }
 
 // startFor is the cold wake, if one of those who wait for w wants that. Needs the turn.
-func (b *box) startFor(ctx context.Context, w *wake) (WakeKind, error) {
+func (b *liveSandbox) startFor(ctx context.Context, w *wake) (WakeKind, error) {
 	b.mu.Lock()
 	cold := w.cold
 	b.mu.Unlock()
@@ -216,15 +216,15 @@ func (b *box) startFor(ctx context.Context, w *wake) (WakeKind, error) {
 var errUnusable = errors.New("its guest cannot be used")
 
 // thaw is the warm wake.
-func (b *box) thaw(ctx context.Context) error {
+func (b *liveSandbox) thaw(ctx context.Context) error {
 	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
 		return fmt.Errorf("thawing %s: %w", b.id, err)
 	}
 	if !b.watched() { // adopted asleep from an earlier run of the node
 		// Enough of the time must be left for a cold start.
-		greetCtx, cancel := context.WithTimeout(ctx, min(deathWait, b.m.config().WakeTimeout/4))
+		helloCtx, cancel := context.WithTimeout(ctx, min(deathWait, b.m.config().WakeTimeout/4))
 		defer cancel()
-		if err := b.greet(greetCtx); err != nil {
+		if err := b.awaitGuest(helloCtx); err != nil {
 			return fmt.Errorf("%w: %w", errUnusable, err)
 		}
 		b.watch()
@@ -241,7 +241,7 @@ func (b *box) thaw(ctx context.Context) error {
 
 // coldStart starts the container again, waits for its guest and starts what
 // was declared. On failure the sandbox is stopped.
-func (b *box) coldStart(ctx context.Context) error {
+func (b *liveSandbox) coldStart(ctx context.Context) error {
 	ranOn := b.leftover.Load() // it may be running with its processes
 	err := b.start(ctx)
 	if err == nil && ranOn {
@@ -249,7 +249,7 @@ func (b *box) coldStart(ctx context.Context) error {
 	}
 	if err != nil {
 		err = &WakeError{ID: b.id, Err: err, LastLog: b.lastLog(ctx)}
-		b.outOfReach()
+		b.disconnect()
 		b.kill(ctx, 0)
 		return err
 	}
@@ -266,7 +266,7 @@ func (b *box) coldStart(ctx context.Context) error {
 }
 
 // lastLog asks for the last line of the container, also when ctx has ended.
-func (b *box) lastLog(ctx context.Context) string {
+func (b *liveSandbox) lastLog(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	line, err := b.m.engine.LastLog(ctx, b.id)
@@ -278,7 +278,7 @@ func (b *box) lastLog(ctx context.Context) string {
 
 // limits of the sandbox's size, or those that it had when its size was last
 // configured: a size that was taken away does not lift them.
-func (b *box) limits() Limits {
+func (b *liveSandbox) limits() Limits {
 	sb := b.view.Load()
 	if limits, ok := b.m.config().Sizes[sb.Size]; ok {
 		return limits
@@ -287,7 +287,7 @@ func (b *box) limits() Limits {
 }
 
 // start brings the container up until its guest answers.
-func (b *box) start(ctx context.Context) error {
+func (b *liveSandbox) start(ctx context.Context) error {
 	sb := b.sandbox()
 	limits := b.limits()
 	parent, err := b.m.freezer.Prepare(b.id, limits)
@@ -326,7 +326,7 @@ func (b *box) start(ctx context.Context) error {
 	if err := b.attach(ctx); err != nil {
 		return err
 	}
-	if err := b.greet(ctx); err != nil {
+	if err := b.awaitGuest(ctx); err != nil {
 		return err
 	}
 	b.watch()
@@ -335,8 +335,8 @@ func (b *box) start(ctx context.Context) error {
 
 // greet waits until the guest answers with the right protocol. A container
 // that exits meanwhile ends the wait at once.
-func (b *box) greet(ctx context.Context) error {
-	lastLook := time.Now()
+func (b *liveSandbox) awaitGuest(ctx context.Context) error {
+	lastInspect := time.Now()
 	for attempt := 0; ; attempt++ {
 		helloCtx, cancel := context.WithTimeout(ctx, 2*time.Second)
 		hello, err := b.guest.Hello(helloCtx)
@@ -349,7 +349,7 @@ func (b *box) greet(ctx context.Context) error {
 		if errors.As(err, &version) {
 			return err
 		}
-		if time.Since(lastLook) > 50*time.Millisecond {
+		if time.Since(lastInspect) > 50*time.Millisecond {
 			c, inspectErr := b.m.engine.Inspect(ctx, b.id)
 			if inspectErr == nil && c.State == ContainerExited {
 				return fmt.Errorf("its container exited with code %d", c.ExitCode)
@@ -357,16 +357,16 @@ func (b *box) greet(ctx context.Context) error {
 			if errors.Is(inspectErr, ErrNoContainer) {
 				return inspectErr
 			}
-			lastLook = time.Now()
+			lastInspect = time.Now()
 		}
-		if pause(ctx, greetPause(attempt)) != nil {
+		if pause(ctx, helloPause(attempt)) != nil {
 			return fmt.Errorf("its guest did not answer: %w", err)
 		}
 	}
 }
 
 // greetPause: the guest listens a few milliseconds after the container's start.
-func greetPause(attempt int) time.Duration {
+func helloPause(attempt int) time.Duration {
 	if attempt < 40 {
 		return time.Millisecond
 	}
@@ -387,7 +387,7 @@ func pause(ctx context.Context, d time.Duration) error {
 
 // Wake wakes the sandbox and returns it running. When ctx ends first, the wake goes on.
 func (m *Manager) Wake(ctx context.Context, id ID) (Sandbox, error) {
-	lease, err := m.Acquire(ctx, id, CauseAsked)
+	lease, err := m.Acquire(ctx, id, CauseRequested)
 	if err != nil {
 		return Sandbox{}, err
 	}

@@ -163,7 +163,7 @@ func TestWakeThatTakesTooLongTellsTheLastLogLine(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.WakeTimeout = 200 * time.Millisecond })
 	sb := create(t, n.Manager, "app")
 	mustStop(t, n.Manager, sb.ID)
-	n.Engine.Answer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
+	n.Engine.HandleGuest(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	_, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CausePreview)
 	var we *sandbox.WakeError
 	if !errors.As(err, &we) || we.LastLog != sandboxtest.LastLog {

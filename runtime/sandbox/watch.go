@@ -20,7 +20,7 @@ const (
 	deathWait = 10 * time.Second
 	// lastWords bounds the reading of what a guest left in its event stream when
 	// it ended; guestEventsBurst of them take no time.
-	lastWords = 2 * time.Second
+	drainTimeout = 2 * time.Second
 	// A guest may break its event stream this often before the node is slower
 	// to ask after it.
 	breaksPerSecond = 1
@@ -29,18 +29,18 @@ const (
 
 // watch begins to follow the guest's events, of which the end of the stream is
 // the most important: it says that the container died. Needs the turn.
-func (b *box) watch() {
+func (b *liveSandbox) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
-	heard := make(chan struct{})
+	drained := make(chan struct{})
 	b.mu.Lock()
-	b.endWatch, b.heard = cancel, heard
+	b.endWatch, b.drained = cancel, drained
 	b.mu.Unlock()
 	if !b.m.spawn(func(managerCtx context.Context) {
 		stop := context.AfterFunc(managerCtx, cancel)
 		defer stop()
 		defer cancel()
 		err := b.follow(ctx)
-		close(heard)
+		close(drained)
 		if ctx.Err() != nil {
 			return
 		}
@@ -48,35 +48,35 @@ func (b *box) watch() {
 		b.afterStreamEnd(managerCtx, ctx)
 	}) {
 		cancel()
-		close(heard)
+		close(drained)
 	}
 }
 
 // hearOut waits until the watcher has read what a guest said on its way out: how
 // its processes ended. The end of the container ends the stream.
-func (b *box) hearOut(ctx context.Context) {
+func (b *liveSandbox) drainEvents(ctx context.Context) {
 	b.mu.Lock()
-	heard := b.heard
+	drained := b.drained
 	watched := b.endWatch != nil
 	b.mu.Unlock()
 	if !watched {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lastWords)
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
 	defer cancel()
 	select {
-	case <-heard:
+	case <-drained:
 	case <-ctx.Done():
 	}
 }
 
-func (b *box) watched() bool {
+func (b *liveSandbox) watched() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.endWatch != nil
 }
 
-func (b *box) unwatch() {
+func (b *liveSandbox) unwatch() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.endWatch != nil {
@@ -85,7 +85,7 @@ func (b *box) unwatch() {
 	}
 }
 
-func (b *box) follow(ctx context.Context) error {
+func (b *liveSandbox) follow(ctx context.Context) error {
 	stream, err := b.guest.Events(ctx)
 	if err != nil {
 		return err
@@ -104,7 +104,7 @@ func (b *box) follow(ctx context.Context) error {
 	}
 }
 
-func (b *box) onGuestEvent(ev guest.Event) {
+func (b *liveSandbox) onGuestEvent(ev guest.Event) {
 	switch {
 	case ev.Type == guest.EventProcess && ev.Process != nil:
 		b.noteProcess(*ev.Process)
@@ -120,9 +120,9 @@ func (b *box) onGuestEvent(ev guest.Event) {
 
 // afterStreamEnd finds out what became of the guest. watched ends when the run
 // of the guest that was watched has been dealt with.
-func (b *box) afterStreamEnd(ctx, watched context.Context) {
+func (b *liveSandbox) afterStreamEnd(ctx, watched context.Context) {
 	// A guest that breaks its streams on purpose would keep the engine busy.
-	if b.breaks.Wait(watched) != nil || b.takeTurn(watched) != nil {
+	if b.breaks.Wait(watched) != nil || b.lockTransition(watched) != nil {
 		return
 	}
 	state := b.state()
@@ -130,19 +130,19 @@ func (b *box) afterStreamEnd(ctx, watched context.Context) {
 	case watched.Err() != nil || b.isGone(): // it is another run's watcher that would be ended
 	case state == StateRunning:
 		b.unwatch()
-		b.askAfter(ctx)
+		b.probeGuest(ctx)
 	case state == StateAsleep:
 		b.unwatch()
 	}
-	b.endTurn()
+	b.unlockTransition()
 	if state == StateAsleep {
-		b.awaitDeath(ctx)
+		b.awaitContainerEnd(ctx)
 	}
 }
 
 // askAfter decides whether a guest that runs is alive. Requests that arrive
 // meanwhile wait, and wake it again if it died. Needs the turn.
-func (b *box) askAfter(ctx context.Context) {
+func (b *liveSandbox) probeGuest(ctx context.Context) {
 	b.closeNow()
 	ctx, cancel := context.WithTimeout(ctx, deathWait)
 	defer cancel()
@@ -170,12 +170,12 @@ func (b *box) askAfter(ctx context.Context) {
 // awaitDeath looks for a while whether the container of a sleeping sandbox has
 // ended: frozen, its guest cannot answer. Between two looks others have their
 // turn; a wake among them greets the guest itself, as nobody watches it.
-func (b *box) awaitDeath(ctx context.Context) {
+func (b *liveSandbox) awaitContainerEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, deathWait)
 	defer cancel()
-	for b.takeTurn(ctx) == nil {
+	for b.lockTransition(ctx) == nil {
 		settled := b.isGone() || b.state() != StateAsleep || b.watched() || b.foundEnded(ctx)
-		b.endTurn()
+		b.unlockTransition()
 		if settled || pause(ctx, 50*time.Millisecond) != nil {
 			return
 		}
@@ -183,7 +183,7 @@ func (b *box) awaitDeath(ctx context.Context) {
 }
 
 // foundEnded notes that the container has ended, if the engine says so. Needs the turn.
-func (b *box) foundEnded(ctx context.Context) bool {
+func (b *liveSandbox) foundEnded(ctx context.Context) bool {
 	c, err := b.m.engine.Inspect(ctx, b.id)
 	switch {
 	case err == nil && c.State != ContainerRunning && c.State != ContainerPaused:

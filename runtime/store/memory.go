@@ -87,7 +87,7 @@ func (m *Memory) AppendEvents(ctx context.Context, events []sandbox.Event) error
 		if err != nil {
 			return err
 		}
-		encoded = append(encoded, encodedEvent{id: e.Sandbox, seq: e.Seq, value: value, expires: e.Time.Add(sandbox.KeepEvents)})
+		encoded = append(encoded, encodedEvent{id: e.Sandbox, seq: e.Seq, value: value, expires: e.Time.Add(sandbox.EventRetention)})
 	}
 	return m.change(ctx, func() {
 		for _, e := range encoded {

@@ -32,7 +32,7 @@ func (s *Badger) AppendEvents(ctx context.Context, events []sandbox.Event) error
 		if err := checkID(e.Sandbox); err != nil {
 			return err
 		}
-		expires := e.Time.Add(sandbox.KeepEvents)
+		expires := e.Time.Add(sandbox.EventRetention)
 		if !expires.After(time.Now()) {
 			continue
 		}

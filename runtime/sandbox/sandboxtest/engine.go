@@ -101,7 +101,7 @@ func (e *Engine) Pulls(lines ...string) {
 
 // Answer makes the guests of containers that start from now on answer with h,
 // as one that was tampered with may; nil means real guests.
-func (e *Engine) Answer(h http.Handler) {
+func (e *Engine) HandleGuest(h http.Handler) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.guest = h
@@ -182,7 +182,7 @@ func (e *Engine) Kill(t testing.TB, id sandbox.ID) {
 	if c == nil {
 		t.Fatalf("no container %s", id)
 	}
-	e.end(c)
+	e.exit(c)
 }
 
 // begin is the start of every operation.
@@ -282,7 +282,7 @@ func (e *Engine) Stop(ctx context.Context, id sandbox.ID, _ time.Duration) error
 	if err := e.begin(ctx, "stop"); err != nil {
 		return err
 	}
-	e.end(c)
+	e.exit(c)
 	return nil
 }
 
@@ -295,7 +295,7 @@ func (e *Engine) Remove(ctx context.Context, id sandbox.ID) error {
 	if err != nil {
 		return nil
 	}
-	e.end(c)
+	e.exit(c)
 	e.mu.Lock()
 	delete(e.containers, id)
 	e.mu.Unlock()
@@ -313,7 +313,7 @@ func (e *Engine) RemoveFolder(ctx context.Context, path string) error {
 // end stops the guest of a container that runs. The container is seen ended
 // before its guest's connections break, as an engine may also tell later; the
 // Manager must cope with both.
-func (e *Engine) end(c *container) {
+func (e *Engine) exit(c *container) {
 	e.mu.Lock()
 	run := c.run
 	c.run = nil
@@ -322,7 +322,7 @@ func (e *Engine) end(c *container) {
 	}
 	e.mu.Unlock()
 	if run != nil {
-		run.end()
+		run.stop()
 	}
 }
 
@@ -334,7 +334,7 @@ func (e *Engine) killAll() {
 	}
 	e.mu.Unlock()
 	for _, c := range all {
-		e.end(c)
+		e.exit(c)
 	}
 }
 

@@ -54,7 +54,7 @@ func serveHandler(ctx context.Context, runDir string, h http.Handler) error {
 }
 
 // end ends the guest with all of its processes.
-func (r *guestRun) end() {
+func (r *guestRun) stop() {
 	r.cancel()
 	<-r.done
 }

@@ -151,7 +151,7 @@ func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
 func (n *Node) OriginFile(id sandbox.ID) string { return filepath.Join(n.origins, string(id)) }
 
 // UnderWay returns the creations that are noted as such.
-func (n *Node) UnderWay(t testing.TB) (ids []sandbox.ID) {
+func (n *Node) PendingCreations(t testing.TB) (ids []sandbox.ID) {
 	t.Helper()
 	files, err := os.ReadDir(n.creations)
 	if err != nil {

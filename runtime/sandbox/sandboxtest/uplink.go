@@ -88,7 +88,7 @@ func (u *Uplink) Knows(id sandbox.ID) bool {
 }
 
 // KeepForgotten makes Forget keep what it should drop, as when the disk is full.
-func (u *Uplink) KeepForgotten(keep bool) {
+func (u *Uplink) FailForget(keep bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.keeping = keep
@@ -109,7 +109,7 @@ func (u *Uplink) Restart() {
 }
 
 // enter begins a call about a sandbox, and leave ends it.
-func (u *Uplink) enter(id sandbox.ID) (leave func()) {
+func (u *Uplink) begin(id sandbox.ID) (done func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.busy[id] {
@@ -125,7 +125,7 @@ func (u *Uplink) enter(id sandbox.ID) (leave func()) {
 
 // Attach implements sandbox.Uplink.
 func (u *Uplink) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error {
-	defer u.enter(sb.ID)()
+	defer u.begin(sb.ID)()
 	u.mu.Lock()
 	b := u.block
 	u.block = nil
@@ -149,7 +149,7 @@ func (u *Uplink) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error 
 
 // Detach implements sandbox.Uplink.
 func (u *Uplink) Detach(id sandbox.ID) {
-	defer u.enter(id)()
+	defer u.begin(id)()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	delete(u.attached, id)
@@ -157,7 +157,7 @@ func (u *Uplink) Detach(id sandbox.ID) {
 
 // Forget implements sandbox.Uplink.
 func (u *Uplink) Forget(id sandbox.ID) {
-	defer u.enter(id)()
+	defer u.begin(id)()
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.attached[id] != 0 {
@@ -169,7 +169,7 @@ func (u *Uplink) Forget(id sandbox.ID) {
 }
 
 // Kept implements sandbox.Uplink.
-func (u *Uplink) Kept() []sandbox.ID {
+func (u *Uplink) Known() []sandbox.ID {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return slices.Collect(maps.Keys(u.known))

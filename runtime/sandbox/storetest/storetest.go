@@ -295,8 +295,8 @@ func eventsBoundedWithGaps(t *testing.T, s sandbox.Store) {
 
 func eventsExpire(t *testing.T, s sandbox.Store) {
 	events := Events(1, 1, 3)
-	events[0].Time = time.Now().Add(-sandbox.KeepEvents - time.Hour)
-	events[1].Time = time.Now().Add(-sandbox.KeepEvents + time.Hour)
+	events[0].Time = time.Now().Add(-sandbox.EventRetention - time.Hour)
+	events[1].Time = time.Now().Add(-sandbox.EventRetention + time.Hour)
 	must(t, s.AppendEvents(t.Context(), events))
 	got, err := s.Events(t.Context(), ID(1), 0, 10)
 	must(t, err)

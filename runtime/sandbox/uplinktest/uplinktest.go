@@ -197,7 +197,7 @@ func kept(s *suite) {
 	s.attach(a)
 	s.attach(b)
 	seen := map[sandbox.ID]bool{}
-	for _, id := range s.Uplink.Kept() {
+	for _, id := range s.Uplink.Known() {
 		if seen[id] {
 			s.Errorf("%s is there twice", id)
 		}
@@ -205,7 +205,7 @@ func kept(s *suite) {
 	}
 	s.Uplink.Detach(a.sb.ID)
 	s.Uplink.Forget(a.sb.ID)
-	if list := s.Uplink.Kept(); slices.Contains(list, a.sb.ID) {
+	if list := s.Uplink.Known(); slices.Contains(list, a.sb.ID) {
 		s.Errorf("a forgotten sandbox is in %v", list)
 	}
 }
