@@ -53,18 +53,18 @@ func TestCreateDuringDestroyDoesNotReturnTheDestroyedOne(t *testing.T) {
 }
 
 // A token that was handed out must be the one that opens the port.
-func TestExposeAtOnceGivesOneToken(t *testing.T) {
+func TestConcurrentExposesCreateOneToken(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	for range 500 {
 		var wg sync.WaitGroup
 		begin := make(chan struct{})
-		told := make([]sandbox.Port, 4)
-		for i := range told {
+		returned := make([]sandbox.Port, 4)
+		for i := range returned {
 			wg.Go(func() {
 				<-begin
 				var err error
-				if told[i], err = n.Manager.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000}); err != nil {
+				if returned[i], err = n.Manager.Expose(t.Context(), sb.ID, sandbox.Port{Port: 3000}); err != nil {
 					t.Error(err)
 				}
 			})
@@ -72,9 +72,9 @@ func TestExposeAtOnceGivesOneToken(t *testing.T) {
 		close(begin)
 		wg.Wait()
 		got, _ := n.Manager.ByID(sb.ID)
-		for _, p := range told {
+		for _, p := range returned {
 			if len(got.Ports) != 1 || p != got.Ports[0] {
-				t.Fatalf("a caller was told %+v, the sandbox has %+v", p, got.Ports)
+				t.Fatalf("a caller got %+v, the sandbox has %+v", p, got.Ports)
 			}
 		}
 		if err := n.Manager.Unexpose(t.Context(), sb.ID, 3000); err != nil {
@@ -83,8 +83,8 @@ func TestExposeAtOnceGivesOneToken(t *testing.T) {
 	}
 }
 
-// Two who ask for other modes at once get one after the other, never a mixture.
-func TestExposeAtOnceWithOtherModesEndsAsOneOfThem(t *testing.T) {
+// Concurrent calls with different modes take effect one after the other, never mixed.
+func TestConcurrentExposesEndAsOneOfThem(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	asked := []sandbox.Port{
@@ -93,14 +93,14 @@ func TestExposeAtOnceWithOtherModesEndsAsOneOfThem(t *testing.T) {
 	}
 	const rounds = 400 // with two events each, fewer than a timeline keeps
 	for range rounds {
-		told := make([]sandbox.Port, len(asked))
+		returned := make([]sandbox.Port, len(asked))
 		var wg sync.WaitGroup
 		begin := make(chan struct{})
 		for i, p := range asked {
 			wg.Go(func() {
 				<-begin
 				var err error
-				if told[i], err = n.Manager.Expose(t.Context(), sb.ID, p); err != nil {
+				if returned[i], err = n.Manager.Expose(t.Context(), sb.ID, p); err != nil {
 					t.Error(err)
 				}
 			})
@@ -108,20 +108,20 @@ func TestExposeAtOnceWithOtherModesEndsAsOneOfThem(t *testing.T) {
 		close(begin)
 		wg.Wait()
 		for i, p := range asked {
-			p.Token, p.CreatedAt = told[i].Token, told[i].CreatedAt
-			if told[i] != p || (p.Token == "") != (p.Access == sandbox.AccessPublic) {
-				t.Fatalf("asked for %+v, told %+v", asked[i], told[i])
+			p.Token, p.CreatedAt = returned[i].Token, returned[i].CreatedAt
+			if returned[i] != p || (p.Token == "") != (p.Access == sandbox.AccessPublic) {
+				t.Fatalf("requested %+v, returned %+v", asked[i], returned[i])
 			}
 		}
 		got, _ := n.Manager.ByID(sb.ID)
-		if len(got.Ports) != 1 || got.Ports[0] != told[0] && got.Ports[0] != told[1] {
-			t.Fatalf("the sandbox has %+v, its callers were told %+v", got.Ports, told)
+		if len(got.Ports) != 1 || got.Ports[0] != returned[0] && got.Ports[0] != returned[1] {
+			t.Fatalf("the sandbox has %+v, its callers got %+v", got.Ports, returned)
 		}
 		if kept := n.Store.Record(t, sb.ID).Ports; len(kept) != 1 || kept[0] != got.Ports[0] {
 			t.Fatalf("on disk is %+v, in memory %+v", kept, got.Ports)
 		}
-		if !told[0].CreatedAt.Equal(told[1].CreatedAt) {
-			t.Fatalf("one port was made at %v and at %v", told[0].CreatedAt, told[1].CreatedAt)
+		if !returned[0].CreatedAt.Equal(returned[1].CreatedAt) {
+			t.Fatalf("one port was made at %v and at %v", returned[0].CreatedAt, returned[1].CreatedAt)
 		}
 		if err := n.Manager.Unexpose(t.Context(), sb.ID, 3000); err != nil {
 			t.Fatal(err)
@@ -135,7 +135,7 @@ func TestExposeAtOnceWithOtherModesEndsAsOneOfThem(t *testing.T) {
 		}
 	}
 	if err != nil || exposed != rounds {
-		t.Errorf("the timeline tells of %d exposed ports, want %d; error %v", exposed, rounds, err)
+		t.Errorf("the timeline has %d exposed ports, want %d; error %v", exposed, rounds, err)
 	}
 }
 

@@ -14,8 +14,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
-// mustAil checks that the condition of a sandbox says so, in memory and on disk.
-func mustAil(t *testing.T, n *sandboxtest.Node, id sandbox.ID, code sandbox.ConditionCode, words string) sandbox.Sandbox {
+// mustHaveCondition checks the condition of a sandbox, in memory and on disk.
+func mustHaveCondition(t *testing.T, n *sandboxtest.Node, id sandbox.ID, code sandbox.ConditionCode, words string) sandbox.Sandbox {
 	t.Helper()
 	got, _ := n.Manager.ByID(id)
 	if c := got.Condition; c.Code != code || !strings.Contains(c.Message, words) || c.Since.IsZero() || time.Since(c.Since) < 0 {
@@ -33,7 +33,7 @@ func mustBeWell(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 	await(t, "that is on disk", func() bool { return n.Store.Record(t, id).Condition == sandbox.Condition{} })
 }
 
-func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
+func TestConditionLastsAsLongAsTheFault(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustBeWell(t, n, sb.ID)
@@ -50,7 +50,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		spoil:   func() { n.Freezer.Fail(syscall.EBUSY, nil) },
 		try:     func() error { _, err := n.Manager.Sleep(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionSleepFailed,
-		words:   "freezing " + string(sb.ID) + ": device or resource busy",
+		words:   "freeze " + string(sb.ID) + ": device or resource busy",
 		mend:    func() { n.Freezer.Fail(nil, nil) },
 		succeed: func() { mustSleep(t, n.Manager, sb.ID) },
 	}, {
@@ -58,7 +58,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		spoil:   func() { n.Engine.Fail("stop", sandbox.ErrEngineDown) },
 		try:     func() error { _, err := n.Manager.Stop(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionStopFailed,
-		words:   "stopping " + string(sb.ID) + ": the container engine does not answer",
+		words:   "stop " + string(sb.ID) + ": the container engine does not respond",
 		mend:    func() { n.Engine.Fail("stop", nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustSleep(t, n.Manager, sb.ID) },
 	}, {
@@ -66,7 +66,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		spoil:   func() { n.Freezer.Fail(nil, syscall.EIO) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionWakeFailed,
-		words:   "thawing " + string(sb.ID) + ": input/output error",
+		words:   "thaw " + string(sb.ID) + ": input/output error",
 		mend:    func() { n.Freezer.Fail(nil, nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release() },
 	}, {
@@ -74,7 +74,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		spoil:   func() { n.Engine.Fail("stop", sandbox.ErrEngineDown) },
 		try:     func() error { _, err := n.Manager.Stop(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionStopFailed,
-		words:   "the container engine does not answer",
+		words:   "the container engine does not respond",
 		mend:    func() { n.Engine.Fail("stop", nil) },
 		succeed: func() { mustStop(t, n.Manager, sb.ID) },
 	}, {
@@ -82,7 +82,7 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		spoil:   func() { n.Engine.Fail("start", sandbox.ErrEngineDown) },
 		try:     func() error { _, err := n.Manager.Wake(t.Context(), sb.ID); return err },
 		code:    sandbox.ConditionWakeFailed,
-		words:   "starting its container: the container engine does not answer; it last wrote: " + sandboxtest.LastLog,
+		words:   "start its container: the container engine does not respond; it last wrote: " + sandboxtest.LastLog,
 		mend:    func() { n.Engine.Fail("start", nil) },
 		succeed: func() { acquire(t, n.Manager, sb.ID).Release(); mustStop(t, n.Manager, sb.ID) },
 	}, {
@@ -98,11 +98,11 @@ func TestConditionSaysWhatIsWrongUntilItIsRight(t *testing.T) {
 		if err := c.try(); err == nil {
 			t.Errorf("%s: it did not fail", c.name)
 		}
-		first := mustAil(t, n, sb.ID, c.code, c.words)
+		first := mustHaveCondition(t, n, sb.ID, c.code, c.words)
 		if err := c.try(); err == nil {
 			t.Errorf("%s: it did not fail", c.name)
 		}
-		if again := mustAil(t, n, sb.ID, c.code, c.words); !again.Condition.Since.Equal(first.Condition.Since) {
+		if again := mustHaveCondition(t, n, sb.ID, c.code, c.words); !again.Condition.Since.Equal(first.Condition.Since) {
 			t.Errorf("%s: its condition is since %v, and was since %v", c.name, again.Condition.Since, first.Condition.Since)
 		}
 		c.mend()
@@ -119,9 +119,9 @@ func TestConditionOutlivesTheNode(t *testing.T) {
 	if _, err := n.Manager.Wake(t.Context(), sb.ID); err == nil {
 		t.Error("it woke")
 	}
-	before := mustAil(t, n, sb.ID, sandbox.ConditionWakeFailed, "input/output error")
+	before := mustHaveCondition(t, n, sb.ID, sandbox.ConditionWakeFailed, "input/output error")
 	n.Crash(t, func() {})
-	if after := mustAil(t, n, sb.ID, sandbox.ConditionWakeFailed, "input/output error"); !after.Condition.Since.Equal(before.Condition.Since) {
+	if after := mustHaveCondition(t, n, sb.ID, sandbox.ConditionWakeFailed, "input/output error"); !after.Condition.Since.Equal(before.Condition.Since) {
 		t.Errorf("since %v, want %v", after.Condition.Since, before.Condition.Since)
 	}
 	n.Engine.Fail("start", nil)
@@ -129,7 +129,7 @@ func TestConditionOutlivesTheNode(t *testing.T) {
 	mustBeWell(t, n, sb.ID)
 }
 
-func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
+func TestConditionOfASandboxThatIsNotAdopted(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var stranger atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
@@ -142,7 +142,7 @@ func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
 	}))
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { stranger.Store(true) })
-	got := mustAil(t, n, sb.ID, sandbox.ConditionRecoveryFailed, "could not be adopted")
+	got := mustHaveCondition(t, n, sb.ID, sandbox.ConditionRecoveryFailed, "could not be adopted")
 	if got.State != sandbox.StateStopped || got.StateReason != sandbox.ReasonRecoveryFailed || !strings.Contains(got.Condition.Message, "speaks protocol") {
 		t.Errorf("it is %s (%s): %+v", got.State, got.StateReason, got.Condition)
 	}
@@ -151,8 +151,8 @@ func TestConditionTellsWhatTheNextNodeCouldNotUse(t *testing.T) {
 	mustBeWell(t, n, sb.ID)
 }
 
-// What cannot be ended is told until it is.
-func TestConditionTellsOfALeftover(t *testing.T) {
+// A container that cannot be ended is a condition until it has ended.
+func TestConditionOfALeftover(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
@@ -160,20 +160,20 @@ func TestConditionTellsOfALeftover(t *testing.T) {
 	n.Engine.Kill(t, sb.ID)
 	nextEvent(t, events, sandbox.EventStopped)
 	await(t, "its end is tried", func() bool { return n.Manager.Armed(sb.ID) })
-	mustAil(t, n, sb.ID, sandbox.ConditionStopIncomplete, "cannot be ended: the container engine does not answer")
+	mustHaveCondition(t, n, sb.ID, sandbox.ConditionStopIncomplete, "cannot be ended: the container engine does not respond")
 	n.Engine.Fail("stop", nil)
 	n.Manager.RunCheck(sb.ID)
 	mustBeWell(t, n, sb.ID)
 }
 
-func TestConditionTellsWhyItIsNotDestroyed(t *testing.T) {
+func TestConditionOfAFailedDestruction(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	n.Engine.Fail("remove", sandbox.ErrEngineDown)
 	if err := n.Manager.Destroy(t.Context(), sb.ID); err == nil {
 		t.Error("it was destroyed")
 	}
-	if got := mustAil(t, n, sb.ID, sandbox.ConditionDestroyFailed, "the container engine does not answer"); got.State != sandbox.StateDestroyed {
+	if got := mustHaveCondition(t, n, sb.ID, sandbox.ConditionDestroyFailed, "the container engine does not respond"); got.State != sandbox.StateDestroyed {
 		t.Errorf("it is %s", got.State)
 	}
 	n.Engine.Fail("remove", nil)
@@ -186,7 +186,7 @@ func TestConditionTellsWhyItIsNotDestroyed(t *testing.T) {
 func TestConditionIsNotThatACallerLeft(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
-	n.Freezer.FailOnce(fmt.Errorf("waiting for the kernel: %w", context.Canceled))
+	n.Freezer.FailOnce(fmt.Errorf("wait for the kernel: %w", context.Canceled))
 	if _, err := n.Manager.Sleep(t.Context(), sb.ID); err == nil {
 		t.Error("it slept")
 	}

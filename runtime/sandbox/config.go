@@ -24,10 +24,10 @@ type Config struct {
 	// long it is asleep before it is stopped, unless it was created with others.
 	SleepAfter, StopAfter time.Duration
 	// IdleCPU is the share of one core, averaged over a quarter of SleepAfter,
-	// above which a sandbox counts as used although nobody talks to it.
+	// above which a sandbox counts as used without any request.
 	IdleCPU float64
 
-	// WakeTimeout bounds one wake; whoever waits may give up earlier.
+	// WakeTimeout bounds one wake; the callers that wait may stop waiting earlier.
 	WakeTimeout time.Duration
 	// CreateTimeout bounds one creation, the pull of its image included.
 	CreateTimeout time.Duration
@@ -36,8 +36,8 @@ type Config struct {
 
 	// MaxSandboxes of the node. One more is refused with ErrTooManySandboxes.
 	MaxSandboxes int
-	// MaxWaiters of the node and MaxWaitersPerSandbox are callers that
-	// wait for a wake at once. One more gets ErrTooManyWaiters.
+	// MaxWaiters of the node and MaxWaitersPerSandbox bound the callers that
+	// wait for a wake at the same time. One more gets ErrTooManyWaiters.
 	MaxWaiters, MaxWaitersPerSandbox int
 }
 
@@ -58,8 +58,8 @@ func DefaultConfig() Config {
 		CreateTimeout: 15 * time.Minute,
 		StopGrace:     10 * time.Second,
 		MaxSandboxes:  20_000,
-		// A page and its assets make about 100 requests at once; a burst of
-		// 1,000 visitors to one sleeping sandbox must all be answered.
+		// A page and its assets make about 100 concurrent requests; a burst of
+		// 1,000 visitors to one sleeping sandbox must all get a response.
 		MaxWaiters:           16_384,
 		MaxWaitersPerSandbox: 4096,
 	}
@@ -94,7 +94,7 @@ func (l Limits) enough(size string) error {
 	return nil
 }
 
-// Validate says what is wrong with the configuration and what would be right.
+// Validate returns an *InvalidError for the first value that cannot be used.
 func (c Config) Validate() error {
 	if len(c.Sizes) == 0 {
 		return &InvalidError{Field: "sizes", Reason: "none is configured", Want: "configure at least one"}
@@ -143,9 +143,9 @@ func sizeNames(sizes map[string]Limits) string {
 	return strings.Join(slices.Sorted(maps.Keys(sizes)), ", ")
 }
 
-// Images says which images may be used, and under which short names.
+// Images are the images that may be used, and their short names.
 type Images struct {
-	// Default is used when none is asked for: a key of Names or a reference.
+	// Default is used when a request names none: a key of Names or a reference.
 	Default string
 	// Names maps short names to references, such as "base" to
 	// "localhost/doze/base:latest".
@@ -158,13 +158,13 @@ type Images struct {
 func (im Images) validate() error {
 	for _, pattern := range im.Allow {
 		if _, err := path.Match(pattern, ""); err != nil {
-			return &InvalidError{Field: "allow_images", Reason: fmt.Sprintf("%q is no pattern", pattern), Want: `write it like "docker.io/library/*"`}
+			return &InvalidError{Field: "allow_images", Reason: fmt.Sprintf("%q is not a valid pattern", pattern), Want: `write it like "docker.io/library/*"`}
 		}
 	}
 	return nil
 }
 
-// resolve turns what was asked for into a reference.
+// resolve returns the reference for the image of a request.
 func (im Images) resolve(image string) (ref string, err error) {
 	if ref, ok := im.Names[image]; ok {
 		return ref, nil

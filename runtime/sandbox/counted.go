@@ -8,8 +8,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// countedEngine counts the errors of an Engine by operation. That a container
-// is not there is an answer, not an error.
+// countedEngine counts the errors of an Engine by operation. ErrNoContainer is a result
+// and not counted.
 type countedEngine struct {
 	Engine
 	errors *prometheus.CounterVec

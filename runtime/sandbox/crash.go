@@ -10,14 +10,14 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// crashLoop is how often a process that is always restarted may have been, until
-// nobody waits for it any more: with the guest's backoff, 0.7 s.
+// crashLoop is how often a process with RestartAlways is restarted before requests no
+// longer wait for it: with the guest's backoff, 0.7 s.
 const crashLoop = 3
 
-// Crashed returns the process to blame when nothing listens on a port: the last of
-// the declared processes that ended, if every one of them has ended with an error
-// since the container started and no other process runs. One that ended well may
-// have left a daemon.
+// Crashed returns the process to blame when nothing listens on a port: the declared
+// process that ended last, if every declared process has ended with an error since the
+// container started and no other process runs. One that ended without an error may have
+// left a daemon.
 func (sb *Sandbox) Crashed() (last guest.Process, ok bool) {
 	for _, p := range sb.Processes {
 		if p.State == guest.ProcessRunning {
@@ -55,12 +55,13 @@ const (
 	// lastOutputLines and lastOutputBytes bound LastOutput: a stack trace fits.
 	lastOutputLines = 20
 	lastOutputBytes = 4 << 10
-	// The guest has 256 KiB of a process's output, and is asked while a visitor waits.
+	// The guest stores 256 KiB of a process's output, and a visitor waits meanwhile.
 	lastOutputTime = 2 * time.Second
 )
 
-// LastOutput returns the last lines that the process with that id wrote, at most 20 and 4 KiB, as
-// valid UTF-8 without control characters. What cannot be read is missing.
+// LastOutput returns the last lines that the process with that id wrote, at most 20 lines
+// and 4 KiB, as valid UTF-8 without control characters. After an error it returns the
+// lines before it.
 func (l *Lease) LastOutput(ctx context.Context, process string) string {
 	ctx, cancel := context.WithTimeout(ctx, lastOutputTime)
 	defer cancel()
@@ -85,7 +86,7 @@ func (l *Lease) LastOutput(ctx context.Context, process string) string {
 	}
 }
 
-// lastLines is the end of what a process wrote, for people.
+// lastLines returns the end of a process's output for display.
 func lastLines(output []byte) string {
 	output = output[max(0, len(output)-lastOutputBytes):]
 	text := strings.Map(func(r rune) rune {

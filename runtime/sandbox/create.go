@@ -12,10 +12,10 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// CreateRequest asks for a sandbox by name.
+// CreateRequest is the argument of Create.
 type CreateRequest struct {
 	Owner  string
-	Name   string // empty: one is made up
+	Name   string // empty: generated
 	Image  string // empty: the node's default
 	Size   string // empty: the node's default
 	Env    map[string]string
@@ -26,16 +26,15 @@ type CreateRequest struct {
 	TTL *Duration
 }
 
-// Create returns the sandbox of that owner and name, made if it is not there
-// yet; created says which. It returns when the sandbox is running, or, if it
-// was there, as it is. The creation is not bound to ctx: when ctx ends, Create
-// returns ctx.Err(), the creation goes on, and asking again joins it.
+// Create returns the sandbox with that owner and name. If there is none, Create makes one,
+// returns when it is running, and reports created. An existing one is returned in the state
+// that it has. The creation is not bound to ctx: when ctx ends, Create returns ctx.Err(),
+// the creation goes on, and another call joins it.
 //
-// Errors: *InvalidError (of an image also ErrImageNotAllowed), *ConflictError
-// when it is there with another image or size, ErrDestroyed while the one of that
-// name is being destroyed, ErrTooManySandboxes,
-// ErrImageMissing, or what kept it from starting, in a *WakeError. After an
-// error nothing is left of it.
+// Errors: *InvalidError (of an image also ErrImageNotAllowed), *ConflictError when the name
+// exists with another image or size, ErrDestroyed while the sandbox with that name is being
+// destroyed, ErrTooManySandboxes, ErrImageMissing, or a *WakeError with the reason why it
+// did not start. After an error nothing is left of the sandbox.
 func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, created bool, err error) {
 	sb, err = m.draft(req)
 	if err != nil {
@@ -54,7 +53,7 @@ func (m *Manager) Create(ctx context.Context, req CreateRequest) (sb Sandbox, cr
 		return Sandbox{}, false, b.makeErr
 	}
 	if !created && (b.isGone() || b.state() == StateDestroyed) {
-		return Sandbox{}, false, fmt.Errorf("sandbox %q, whose name was asked for: %w", sb.Name, ErrDestroyed)
+		return Sandbox{}, false, fmt.Errorf("sandbox %q: %w", sb.Name, ErrDestroyed)
 	}
 	return b.sandbox(), created, nil
 }
@@ -94,7 +93,7 @@ func (m *Manager) draft(req CreateRequest) (Sandbox, error) {
 		return Sandbox{}, err
 	}
 	if _, ok := cfg.Sizes[sb.Size]; !ok {
-		return Sandbox{}, &InvalidError{Field: "size", Reason: fmt.Sprintf("%q is no size of this node", clip(sb.Size)), Want: "use one of " + sizeNames(cfg.Sizes)}
+		return Sandbox{}, &InvalidError{Field: "size", Reason: fmt.Sprintf("%q is not configured on this node", clip(sb.Size)), Want: "use one of " + sizeNames(cfg.Sizes)}
 	}
 	if len(sb.Image) > maxImage {
 		return Sandbox{}, &InvalidError{Field: "image", Reason: fmt.Sprintf("has %d bytes", len(sb.Image)), Want: fmt.Sprintf("at most %d are allowed", maxImage)}
@@ -123,7 +122,7 @@ func (sb *Sandbox) validate() error {
 	return validateTTL(sb.TTL)
 }
 
-// claim takes the name and begins the creation, or finds who has it.
+// claim reserves the name and begins the creation, or returns the sandbox with that name.
 func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -133,10 +132,10 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	if b, ok := m.names[nameKey{sb.Owner, sb.Name}]; ok {
 		have := b.view.Load()
 		if have.Image != sb.Image {
-			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with image %q", have.Image), Want: "ask for that image, use another name, or destroy it first"}
+			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with image %q", have.Image), Want: "request that image, use another name, or destroy it first"}
 		}
 		if have.Size != sb.Size {
-			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with size %q", have.Size), Want: "ask for that size, use another name, or destroy it first"}
+			return nil, false, &ConflictError{Name: sb.Name, Reason: fmt.Sprintf("exists with size %q", have.Size), Want: "request that size, use another name, or destroy it first"}
 		}
 		return b, false, nil
 	}
@@ -148,7 +147,7 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	}
 	b = m.newLiveSandbox(sb)
 	b.origin = originLabel(sb)
-	b.transition <- struct{}{} // make has the turn from the first moment
+	b.transition <- struct{}{} // make releases it
 	makeCtx, end := context.WithCancelCause(m.ctx)
 	b.endMake = end
 	if !m.spawn(func(context.Context) { b.make(makeCtx) }) {
@@ -159,8 +158,8 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	return b, true, nil
 }
 
-// make makes the sandbox of a fresh box, which holds its own turn. The
-// goroutine belongs to the Manager.
+// make makes the sandbox, whose transition lock is held since before it was published, and
+// releases the lock. The goroutine belongs to the Manager.
 func (b *liveSandbox) make(ctx context.Context) {
 	defer b.unlockTransition()
 	defer b.endMake(nil)
@@ -176,7 +175,7 @@ func (b *liveSandbox) make(ctx context.Context) {
 	}
 	if err != nil {
 		b.makeErr = b.wakeError(ctx, err)
-		b.m.log.Error("creating a sandbox", "sandbox", b.id, "error", err)
+		b.m.log.Error("failed to create a sandbox", "sandbox", b.id, "error", err)
 		b.unmake(context.WithoutCancel(ctx))
 		b.m.remove(b)
 		close(b.made)
@@ -189,7 +188,7 @@ func (b *liveSandbox) make(ctx context.Context) {
 	b.armWoken()
 }
 
-// unmake leaves nothing of a creation that failed.
+// unmake removes all that a failed creation made, or retries that later.
 func (b *liveSandbox) unmake(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
@@ -197,14 +196,14 @@ func (b *liveSandbox) unmake(ctx context.Context) {
 	if err == nil {
 		return
 	}
-	// The record stays, or nothing would say that what is left may be removed.
+	// The record stays: it permits the removal after a restart of the node.
 	if err := b.noteDestroyed(ctx, ReasonCreateFailed); err != nil {
 		b.m.log.Error("failed to write the record of a failed creation", "sandbox", b.id, "error", err)
 	}
 	b.m.retry(OperationDestroy, b.id, err, b.dismantleAgain)
 }
 
-// dismantleAgain is one more attempt to leave nothing of a failed creation.
+// dismantleAgain is another attempt to remove all that a failed creation made.
 func (b *liveSandbox) dismantleAgain(ctx context.Context) error {
 	if err := b.lockTransition(ctx); err != nil {
 		return err
@@ -223,17 +222,16 @@ func (b *liveSandbox) makeContainer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// From here on the node can tell this creation, should it die during it, from a
-	// sandbox whose record was lost: one with a record in StateStarting and a note was
-	// never acknowledged, and all that there is of it may be removed.
+	// If the node dies from here on, it distinguishes this creation from a sandbox whose
+	// record was lost: a sandbox with a record in StateStarting and a note was never
+	// acknowledged, and may be removed.
 	if err := b.m.creations.add(b.id); err != nil {
 		return err
 	}
 	if err := b.save(ctx); err != nil {
-		return fmt.Errorf("writing its record: %w", err)
+		return fmt.Errorf("write its record: %w", err)
 	}
-	// coldStart creates the container that is not there yet.
-	return b.coldStart(ctx)
+	return b.coldStart(ctx) // which creates the missing container
 }
 
 func (m *Manager) containerSpec(sb Sandbox, cgroupParent string) ContainerSpec {
@@ -261,9 +259,9 @@ func (m *Manager) makeRunDir(id ID) error {
 	return os.Chmod(dir, 0o777|os.ModeSticky)
 }
 
-// removeRunDir removes that folder. Idempotent. What the sandbox has put there
-// beside the guest's sockets is the engine's to remove: the node's user may not
-// enter its folders, and has not as many descriptors as they are deep.
+// removeRunDir removes that folder. Idempotent. The engine removes other files that the
+// sandbox has put there: the node's user may not enter the sandbox's folders, and lacks the
+// descriptors for a deep tree.
 func (m *Manager) removeRunDir(ctx context.Context, id ID) error {
 	dir := m.runDir(id)
 	for _, path := range []string{m.socketPath(id), filepath.Join(dir, guest.InsideSocketName)} {

@@ -38,7 +38,7 @@ func TestCreateIsIdempotentByName(t *testing.T) {
 	}
 }
 
-func TestCreateAtOnceMakesOne(t *testing.T) {
+func TestConcurrentCreatesMakeOne(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var made atomic.Int32
 	var wg sync.WaitGroup
@@ -55,7 +55,7 @@ func TestCreateAtOnceMakesOne(t *testing.T) {
 	}
 	wg.Wait()
 	if made.Load() != 1 || n.Engine.Created() != 1 {
-		t.Errorf("%d callers were told that they made it, %d containers; want 1 and 1", made.Load(), n.Engine.Created())
+		t.Errorf("%d callers made it, %d containers; want 1 and 1", made.Load(), n.Engine.Created())
 	}
 }
 
@@ -108,7 +108,7 @@ func TestFailedCreationLeavesNothing(t *testing.T) {
 		t.Fatalf("got %v, want a WakeError with the reason", err)
 	}
 	if _, err := n.Manager.Get(owner, "app"); !errors.Is(err, sandbox.ErrNotFound) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("it still exists: %v", err)
 	}
 	if n.Engine.Count() != 0 || n.Freezer.Prepared(we.ID) {
 		t.Errorf("left: %d containers, cgroup %v", n.Engine.Count(), n.Freezer.Prepared(we.ID))
@@ -222,7 +222,7 @@ func TestDestroyOnAFullDiskIsFinishedLater(t *testing.T) {
 	}
 }
 
-func TestPullIsToldInTheTimeline(t *testing.T) {
+func TestTimelineHasTheProgressOfAPull(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	n.Engine.Pulls("fetching layer 1 of 2", "fetching layer 2 of 2")
 	sb := create(t, n.Manager, "app")
@@ -230,11 +230,11 @@ func TestPullIsToldInTheTimeline(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var told []string
+	var progress []string
 	for _, ev := range events {
-		told = append(told, string(ev.Type)+" "+ev.Progress)
+		progress = append(progress, string(ev.Type)+" "+ev.Progress)
 	}
-	if got := strings.Join(told, ", "); got != "image_pull_progress fetching layer 1 of 2, image_pull_progress fetching layer 2 of 2, created " {
+	if got := strings.Join(progress, ", "); got != "image_pull_progress fetching layer 1 of 2, image_pull_progress fetching layer 2 of 2, created " {
 		t.Errorf("timeline: %s", got)
 	}
 }
@@ -247,7 +247,7 @@ func TestMissingImageLeavesNothing(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	if _, err := n.Manager.Get(owner, "app"); !errors.Is(err, sandbox.ErrNotFound) {
-		t.Errorf("it is still there: %v", err)
+		t.Errorf("it still exists: %v", err)
 	}
 }
 

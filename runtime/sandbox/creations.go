@@ -8,12 +8,12 @@ import (
 	"path/filepath"
 )
 
-// creations notes which creations are under way, by an empty file for each, in a folder
-// beside the containers. A record in StateStarting alone does not prove that its
+// creations notes the creations under way, by an empty file for each, in a folder that
+// belongs to the containers. A record in StateStarting alone does not prove that its
 // sandbox was never acknowledged: in an older copy of the store it may have been since.
 type creations struct{ dir string }
 
-// begin notes a creation before there is anything of it.
+// add notes a creation before anything is made.
 func (c creations) add(id ID) error {
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return fmt.Errorf("note the creation: %w", err)
@@ -24,7 +24,7 @@ func (c creations) add(id ID) error {
 	return nil
 }
 
-// end notes that a creation is over, before it is acknowledged. Idempotent.
+// remove notes that a creation is over, before it is acknowledged. Idempotent.
 func (c creations) remove(id ID) error {
 	if err := os.Remove(filepath.Join(c.dir, string(id))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("note the end of the creation: %w", err)
@@ -32,7 +32,7 @@ func (c creations) remove(id ID) error {
 	return nil
 }
 
-// underWay reports whether a creation has begun and is not over.
+// pending reports whether a creation has begun and is not over.
 func (c creations) pending(id ID) bool {
 	_, err := os.Lstat(filepath.Join(c.dir, string(id)))
 	return err == nil

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// What the Manager needs from outside. Each interface has one conformance suite
-// (packages enginetest, freezertest, networktest, storetest and uplinktest beside
-// this one) that the real thing and the fake both pass.
+// The Manager's dependencies. Each interface has one conformance suite (packages
+// enginetest, freezertest, networktest, storetest and uplinktest) that the real
+// implementation and the fake both pass.
 
 // Limits of a sandbox. Zero means no limit.
 type Limits struct {
@@ -18,18 +18,18 @@ type Limits struct {
 	Quotas
 }
 
-// ContainerSpec is what an Engine makes a container of.
+// ContainerSpec describes a container for Engine.Create.
 type ContainerSpec struct {
 	ID           ID
 	Name         string // of the sandbox; becomes the host name if it can
 	ImageRef     string
 	Env          map[string]string
-	CgroupParent string // absolute, as Freezer.Prepare gave it; empty: the engine's own choice
+	CgroupParent string // absolute, as Freezer.Prepare returned it; empty: the engine's own choice
 	GuestBinary  string // host path, mounted read-only at guest.BinaryPath
 	RunDir       string // host path, mounted at guest.RunDir
-	// New says that the sandbox has never had a container: what an engine may have
-	// under its id is of a Create that was cut off, and may be removed. Without it, such
-	// remains may have the sandbox's files, and Create returns an error.
+	// New: the sandbox has never had a container. Remains that the engine has under its id
+	// are from an interrupted Create and may be removed. Otherwise such remains may have
+	// the sandbox's files, and Create returns an error.
 	New bool
 	// Origin is stored with the container as it is; it is opaque to the Engine.
 	Origin string
@@ -52,36 +52,33 @@ type Container struct {
 	PID      int // of its first process, on the host; 0 when not running
 	ExitCode int // valid when exited
 
-	Origin    string // as in its ContainerSpec; empty for one made before there was such a field
+	Origin    string // as in its ContainerSpec; empty for a container of an earlier version
 	ImageRef  string // as the engine names it
 	CreatedAt time.Time
 }
 
-// Engine makes containers. All methods may be called at once from many
-// goroutines. An engine that does not answer returns ErrEngineDown (wrapped).
+// Engine makes containers. All methods are safe for concurrent use. An engine that does
+// not respond returns ErrEngineDown (wrapped).
 type Engine interface {
 	// EnsureImage makes ref usable by Create, pulling it when it is missing.
 	// Callers with the same ref share one pull. progress gets human-readable
 	// lines and may be nil. Returns ErrImageMissing (wrapped) with the reason.
 	EnsureImage(ctx context.Context, ref string, progress func(line string)) error
-	// Create makes the container, not started. One that exists already with
-	// this id is left as it is and is no error.
+	// Create makes the container, not started. An existing one with this id is left
+	// unchanged.
 	Create(ctx context.Context, spec ContainerSpec) error
 	// Start starts a created or exited container, sets the limits that are the
-	// processes' own and not of their cgroup, and returns it running.
-	// One that runs already is no error.
+	// processes' own and not of their cgroup, and returns it running. It does nothing
+	// for one that runs already.
 	Start(ctx context.Context, id ID, limits Limits) (Container, error)
-	// Stop asks the first process to end, kills it after grace, and returns
-	// when the container has exited. One that does not run is no error; one that
-	// does not exist is either no error or ErrNoContainer (wrapped).
-	// The caller has thawed it.
+	// Stop asks the first process to end, kills it after grace, and returns when the
+	// container has exited. It returns nil for a container that does not run, and nil or
+	// ErrNoContainer (wrapped) for one that does not exist. The caller has thawed it.
 	Stop(ctx context.Context, id ID, grace time.Duration) error
-	// Remove kills and removes the container with its disk, frozen or not.
-	// One that does not exist is no error.
+	// Remove kills and removes the container with its disk, frozen or not. Idempotent.
 	Remove(ctx context.Context, id ID) error
-	// RemoveFolder removes a folder of the host with all that containers, which
-	// are no more, have put there: whoever owns it, and however deep it is. One
-	// that does not exist is no error.
+	// RemoveFolder removes a folder of the host with all that removed containers have
+	// put there, of any owner and depth. Idempotent.
 	RemoveFolder(ctx context.Context, path string) error
 	// Inspect returns ErrNoContainer (wrapped) for an unknown id.
 	Inspect(ctx context.Context, id ID) (Container, error)
@@ -90,28 +87,28 @@ type Engine interface {
 	// LastLog returns the last line that the container wrote, without its
 	// newline and at most 1,000 bytes; empty when it wrote none.
 	LastLog(ctx context.Context, id ID) (string, error)
-	// Ping returns nil when the engine answers.
+	// Ping returns nil when the engine responds.
 	Ping(ctx context.Context) error
 }
 
-// Freezer stops and resumes all processes of a sandbox at once, and accounts
-// for their CPU time. Methods for an id that was not prepared return an error.
+// Freezer stops and resumes all processes of a sandbox together, and accounts for their
+// CPU time. Methods for an id that was not prepared return an error.
 type Freezer interface {
-	// Prepare makes the sandbox's cgroup with its limits, or sets the limits
-	// of the one that is there, and returns the parent for the container.
+	// Prepare makes the sandbox's cgroup with its limits, or sets the limits of the
+	// existing one, and returns the parent for the container.
 	Prepare(id ID, limits Limits) (cgroupParent string, err error)
 	// Freeze returns when every process is frozen. Idempotent.
 	Freeze(ctx context.Context, id ID) error
 	// Thaw returns once the processes may run. Idempotent.
 	Thaw(ctx context.Context, id ID) error
-	// Frozen says whether Freeze is in force.
+	// Frozen reports whether Freeze is in force.
 	Frozen(ctx context.Context, id ID) (bool, error)
-	// CPUTime is the total user and system time of the sandbox since its cgroup was
-	// made, that of processes that have ended included.
+	// CPUTime returns the total user and system time of the sandbox since its cgroup was
+	// made, including processes that have ended.
 	CPUTime(ctx context.Context, id ID) (time.Duration, error)
-	// Memory is what the sandbox holds, in bytes: what its cgroup is charged for
-	// where that is counted, else the sum of its processes' resident memory, in
-	// which pages that processes share count once for each.
+	// Memory returns the bytes that the sandbox holds: its cgroup's charge where that is
+	// counted, otherwise the sum of its processes' resident memory, which counts a shared
+	// page once for each process.
 	Memory(ctx context.Context, id ID) (int64, error)
 	// Remove forgets the sandbox and removes its cgroup, which must be empty
 	// of processes. Idempotent.
@@ -124,53 +121,53 @@ type Freezer interface {
 type Network interface {
 	// Dial connects to a TCP port on the loopback of the sandbox whose first
 	// process has this pid on the host. The connection is a kernel TCP socket.
-	// A port on which nobody listens returns syscall.ECONNREFUSED (wrapped).
+	// A port without a listener returns syscall.ECONNREFUSED (wrapped).
 	Dial(ctx context.Context, id ID, pid int, port uint16) (net.Conn, error)
-	// Forget drops what is kept for the sandbox. Idempotent.
+	// Forget releases the resources of the sandbox. Idempotent.
 	Forget(id ID)
 }
 
-// Uplink is the sandboxes' way out. The Manager calls Attach, Detach and Forget of
-// one sandbox one after another, never two at once; those of several sandboxes, and
-// the other methods, come from many goroutines at once.
+// Uplink is the sandboxes' network. The Manager never calls Attach, Detach and Forget
+// concurrently for the same sandbox. Calls for different sandboxes, and of the other
+// methods, are concurrent.
 type Uplink interface {
-	// Attach gives a sandbox its network; pid is the first process of its
-	// container, which runs or is frozen. It replaces what was attached before, also
-	// that of an earlier container or of an earlier run of the node. Once it has
-	// returned, the sandbox's programs may send. On an error nothing is attached.
+	// Attach connects a sandbox to its network; pid is the first process of its
+	// container, which runs or is frozen. It replaces an earlier attachment, also of an
+	// earlier container or run of the node. Once it has returned, the sandbox's programs
+	// may send. On an error nothing is attached.
 	Attach(ctx context.Context, sb Sandbox, pid int) error
-	// Detach takes the network away: the container is gone, or about to be. It
+	// Detach disconnects the sandbox: its container is gone, or about to be. It
 	// returns soon, and nothing is sent or received any more. Idempotent; the id may
-	// be unknown. What must outlive a container, such as the addresses that stand for
-	// names, is kept. No Rouse, and no other wait for the sandbox, may hold it up:
-	// they wait for what goes on once it has returned. Their contexts end with it.
+	// be unknown. State that must outlive a container, such as the addresses assigned to
+	// names, stays. Detach must not wait for a Rouse or another wait for the sandbox, which
+	// cannot finish before Detach returns: it ends their contexts.
 	Detach(id ID)
-	// Forget drops all that is kept of a sandbox that is destroyed. It is detached.
+	// Forget deletes the state of a destroyed sandbox, which is detached.
 	// Idempotent; the id may be unknown.
 	Forget(id ID)
-	// Kept are the sandboxes of which something is kept, each once: those that were
-	// not forgotten, or not wholly, as when the disk was full. At start the Manager
-	// forgets those that are no more.
+	// Known returns each sandbox that has state, once: those that were never forgotten, or
+	// not completely, as when the disk was full. At start the Manager forgets those that no
+	// longer exist.
 	Known() []ID
-	// Trust is the PEM of the CAs that sandboxes should trust from now on, nil if
-	// there are none. It is asked often, and answers from memory.
+	// Trust returns the PEM of the CAs that sandboxes should trust from now on, or nil.
+	// It is called often, and returns from memory.
 	Trust() []byte
-	// Environment are variables for the commands and processes of a sandbox that
-	// start now. What the sandbox's own environment or the command sets wins. It
-	// answers from memory; the caller changes nothing in it.
+	// Environment returns variables for the commands and processes of a sandbox that
+	// start now. The environment of the sandbox and of the command take precedence. It
+	// returns from memory; the caller must not change the map.
 	Environment(id ID) map[string]string
 }
 
-// What a Store keeps of each sandbox's timeline: the newest MaxEvents by Seq, each
-// until KeepEvents after its At.
+// A Store retains the newest MaxEvents of each sandbox's timeline by Seq, each until
+// EventRetention after its Time.
 const (
 	MaxEvents      = 1000
 	EventRetention = 30 * 24 * time.Hour
 )
 
-// Store keeps what must outlive the node. A write has reached the disk when it
-// returns, except AppendEvents. All methods may be called at once. A full disk
-// returns ErrStoreFull (wrapped); nothing of the write is then kept.
+// Store persists records and timelines. A write has reached the disk when it returns,
+// except AppendEvents. All methods are safe for concurrent use. A full disk returns
+// ErrStoreFull (wrapped); then nothing of the write is stored.
 type Store interface {
 	// PutSandbox writes the record, replacing an older one of the same ID.
 	PutSandbox(ctx context.Context, sb Sandbox) error

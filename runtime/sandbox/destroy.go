@@ -10,10 +10,9 @@ import (
 // destroyTimeout bounds one attempt to remove a sandbox.
 const destroyTimeout = time.Minute
 
-// Destroy removes the sandbox with its files, whatever it does at the moment,
-// and returns when nothing is left of it. When ctx ends first, it goes on.
-// A failed attempt leaves it destroyed: the node tries again until nothing is left,
-// and calling again tries at once.
+// Destroy removes the sandbox with its files in any state, and returns when nothing is
+// left of it. When ctx ends first, the removal goes on. A failed attempt leaves the sandbox
+// destroyed: the node tries again until nothing is left, and another call tries immediately.
 func (m *Manager) Destroy(ctx context.Context, id ID) error {
 	b, err := m.live(id)
 	if err != nil {
@@ -45,14 +44,13 @@ func (b *liveSandbox) tryDestroy(ctx context.Context, reason StateReason) error 
 	return b.destroyDue(ctx, reason, func() bool { return true })
 }
 
-// destroyDue destroys the sandbox if due says so, which is asked while no caller can
-// change the sandbox. Needs the turn.
+// destroyDue destroys the sandbox if due returns true; due is called while no caller can
+// change the sandbox. Needs the transition lock.
 func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due func() bool) error {
 	ctx, cancel := context.WithTimeout(ctx, destroyTimeout)
 	defer cancel()
-	// From here on it is destroyed, also if the node dies in between.
-	// A Destroy that failed half-way, also in an earlier run of the node, has
-	// noted and told it already.
+	// From here on it is destroyed, also if the node dies in between. An earlier attempt,
+	// also in an earlier run of the node, has already written the record and the event.
 	if b.state() != StateDestroyed {
 		b.updating.Lock()
 		if !due() {
@@ -62,18 +60,18 @@ func (b *liveSandbox) destroyDue(ctx context.Context, reason StateReason, due fu
 		err := b.noteDestroyed(ctx, reason)
 		b.updating.Unlock()
 		if err != nil {
-			return b.failed(ConditionDestroyFailed, fmt.Errorf("destroying %s: %w", b.id, err))
+			return b.failed(ConditionDestroyFailed, fmt.Errorf("destroy %s: %w", b.id, err))
 		}
 		b.emit(Event{Type: EventDestroyed, Reason: reason})
 	}
 	if err := b.dismantle(ctx); err != nil {
-		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroying %s: %w", b.id, err))
+		return b.failed(ConditionDestroyFailed, fmt.Errorf("destroy %s: %w", b.id, err))
 	}
 	b.m.remove(b)
 	return nil
 }
 
-// interrupt ends the creation or the wake that is under way.
+// interrupt cancels the creation or the wake under way.
 func (b *liveSandbox) interrupt() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,10 +83,9 @@ func (b *liveSandbox) interrupt() {
 	}
 }
 
-// noteDestroyed writes what the next start of the node needs to finish a
-// destruction. It is short, so that no record is too large to be destroyed.
-// Destroying is what makes room on a full disk: there, the journal writes it
-// when it can.
+// noteDestroyed writes the record that the next start of the node needs to finish a
+// destruction. It is short, so that no record is too large to be destroyed. On a full disk,
+// which only a destruction can relieve, the journal writes it later.
 func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) error {
 	before := b.sandbox()
 	b.change(func(sb *Sandbox) {
@@ -105,12 +102,13 @@ func (b *liveSandbox) noteDestroyed(ctx context.Context, reason StateReason) err
 			sb.State, sb.StateReason, sb.StateSince = before.State, before.StateReason, before.StateSince
 			sb.Env, sb.Processes, sb.Declared = before.Env, before.Processes, before.Declared
 		})
-		b.m.journal.dirty(b) // what failed may have reached the disk
+		b.m.journal.dirty(b) // the failed write may have reached the disk
 	}
 	return err
 }
 
-// dismantle removes all that a sandbox is made of. Needs the turn. Idempotent.
+// dismantle removes the container, cgroup, folders, egress state and record. Needs the
+// transition lock. Idempotent.
 func (b *liveSandbox) dismantle(ctx context.Context) error {
 	b.mu.Lock()
 	b.gone = true
@@ -131,9 +129,9 @@ func (b *liveSandbox) dismantle(ctx context.Context) error {
 	if err := b.removeOrigin(); err != nil {
 		return err
 	}
-	b.m.uplink.Forget(b.id) // before its record: nobody would know of it any more
+	b.m.uplink.Forget(b.id) // before its record, which is the only reference to it
 	if err := b.deleteRecord(ctx); err != nil {
 		return err
 	}
-	return b.m.creations.remove(b.id) // after it, which would be of a finished creation
+	return b.m.creations.remove(b.id) // after the record, which without a note is not removed at start
 }

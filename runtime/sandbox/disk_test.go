@@ -18,7 +18,7 @@ import (
 // error; reached is closed when the first call does.
 func hang(t *testing.T, n *sandboxtest.Node, id sandbox.ID, operation string, then error) (reached <-chan struct{}, finish func()) {
 	t.Helper()
-	// What was done before is written before.
+	// Earlier changes are written earlier.
 	if _, err := n.Manager.Events(t.Context(), id, 0, 1); err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestFailedWriteThatReachedTheDiskIsTakenBack(t *testing.T) {
 		t.Fatalf("expose: %v", err)
 	}
 	if got, _ := n.Manager.ByID(sb.ID); len(got.Ports) != 0 {
-		t.Errorf("a port that was refused is there: %+v", got.Ports)
+		t.Errorf("the sandbox has a port that was refused: %+v", got.Ports)
 	}
 	n.Store.After(nil)
 	await(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
@@ -67,7 +67,7 @@ func TestNoRoomForAContainerIsAFullDisk(t *testing.T) {
 	create(t, n.Manager, "app")
 }
 
-func TestSlowDiskKeepsNobodyBeyondHisTime(t *testing.T) {
+func TestSlowDiskDoesNotOutlastACallersContext(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
@@ -161,7 +161,7 @@ func TestFailedHoldLeavesTheOneFromInside(t *testing.T) {
 		done <- err
 	}()
 	<-reached
-	askInside(t, n, sb.ID, 2*time.Hour)
+	holdAsSandbox(t, n, sb.ID, 2*time.Hour)
 	until := nextEvent(t, events, sandbox.EventHeld).Until
 	finish()
 	if err := <-done; !errors.Is(err, syscall.EIO) {
@@ -179,7 +179,7 @@ func TestHotPathNeedsNoDisk(t *testing.T) {
 	if _, err := n.Manager.Events(t.Context(), sb.ID, 0, 1); err != nil {
 		t.Fatal(err)
 	}
-	n.Store.Close() // from here on it answers nothing
+	n.Store.Close() // from here on it responds to nothing
 	acquire(t, n.Manager, sb.ID).Release()
 	if _, err := n.Manager.AcquireRunning(sb.ID); err != nil {
 		t.Error(err)
@@ -194,7 +194,7 @@ func TestHotPathNeedsNoDisk(t *testing.T) {
 
 // A node that ends writes the state of each sandbox; one sync after the other
 // could take longer than it is given.
-func TestStatesAreWrittenSeveralAtOnce(t *testing.T) {
+func TestStatesAreWrittenConcurrently(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var ids []sandbox.ID
 	for _, name := range []string{"a", "b", "c", "d"} {

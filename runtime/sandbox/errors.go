@@ -26,18 +26,18 @@ var (
 	// ErrClosed: the Manager is shutting down.
 	ErrClosed = errors.New("the node is shutting down")
 	// ErrNoContainer is returned by an Engine for a container it does not have.
-	ErrNoContainer = errors.New("no such container")
-	// ErrImageMissing is returned by an Engine for an image that is neither
-	// present nor to be pulled.
+	ErrNoContainer = errors.New("container does not exist")
+	// ErrImageMissing is returned by an Engine for an image that is not present and cannot
+	// be pulled.
 	ErrImageMissing = errors.New("image is missing and could not be pulled")
-	// ErrEngineDown is returned by an Engine that does not answer.
-	ErrEngineDown = errors.New("the container engine does not answer")
-	// ErrStoreFull is returned by a Store whose disk has no room left, and when
-	// there is none for the files that a new container needs.
+	// ErrEngineDown is returned by an Engine that does not respond.
+	ErrEngineDown = errors.New("the container engine does not respond")
+	// ErrStoreFull is returned by a Store whose disk is full, and when the disk has no
+	// space for the files that a new container needs.
 	ErrStoreFull = errors.New("no space left for the node's data")
 )
 
-// fullDisk adds ErrStoreFull to what a full disk caused.
+// fullDisk adds ErrStoreFull to an error with ENOSPC.
 func fullDisk(err error) error {
 	if errors.Is(err, syscall.ENOSPC) {
 		return fmt.Errorf("%w: %w", ErrStoreFull, err)
@@ -45,12 +45,12 @@ func fullDisk(err error) error {
 	return err
 }
 
-// InvalidError refuses what was asked. Nothing has changed.
+// InvalidError refuses an argument. Nothing has changed.
 type InvalidError struct {
-	Field  string // such as "name", in the words of the API
-	Reason string // what is wrong
-	Want   string // what would be right
-	Err    error  // a sentinel to tell it apart by, or nil
+	Field  string // such as "name", as the API calls it
+	Reason string // such as "has 300 variables"
+	Want   string // the remedy, such as "at most 256 are allowed"
+	Err    error  // a sentinel for errors.Is, or nil
 }
 
 func (e *InvalidError) Unwrap() error { return e.Err }
@@ -70,18 +70,17 @@ func (e *ConflictError) Error() string {
 	return fmt.Sprintf("sandbox %q %s; %s", e.Name, e.Reason, e.Want)
 }
 
-// FreezeError says that the processes of a sandbox could not be frozen, so that it
-// runs on.
+// FreezeError: the processes of a sandbox could not be frozen, and run on.
 type FreezeError struct {
 	ID  ID
 	Err error
 }
 
-func (e *FreezeError) Error() string { return fmt.Sprintf("freezing %s: %v", e.ID, e.Err) }
+func (e *FreezeError) Error() string { return fmt.Sprintf("freeze %s: %v", e.ID, e.Err) }
 
 func (e *FreezeError) Unwrap() error { return e.Err }
 
-// WakeError says that a sandbox could not be woken or made.
+// WakeError: a sandbox could not be woken or created.
 type WakeError struct {
 	ID  ID
 	Err error
@@ -91,9 +90,9 @@ type WakeError struct {
 
 func (e *WakeError) Error() string {
 	if e.LastLog == "" {
-		return fmt.Sprintf("waking %s: %v", e.ID, e.Err)
+		return fmt.Sprintf("wake %s: %v", e.ID, e.Err)
 	}
-	return fmt.Sprintf("waking %s: %v; it last wrote: %s", e.ID, e.Err, e.LastLog)
+	return fmt.Sprintf("wake %s: %v; it last wrote: %s", e.ID, e.Err, e.LastLog)
 }
 
 func (e *WakeError) Unwrap() error { return e.Err }

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// listenerRoom is how many events a reader may be behind. A reader that is
-// further behind loses its channel and reads the timeline again.
+// listenerBuffer is how many events a reader may be behind. The channel of a reader that is
+// further behind is closed; it reads the timeline again.
 const listenerBuffer = 256
 
 type listener struct{ events chan Event }
 
-// maxErrorText bounds the error of an event and a condition; a guest's words may be in them.
+// maxErrorText bounds the error of an event and a condition, which may quote a guest.
 const maxErrorText = 1000
 
-// emit adds an event to the timeline and tells those who listen.
+// emit adds an event to the timeline and sends it to the subscribers.
 func (b *liveSandbox) emit(ev Event) {
 	ev.Error = cutText(ev.Error, maxErrorText)
 	b.eventMu.Lock()
@@ -22,8 +22,8 @@ func (b *liveSandbox) emit(ev Event) {
 	if !b.seqLoaded { // the first since the node started
 		seq, err := b.m.store.LastSeq(context.Background(), b.id)
 		if err != nil {
-			// With a seq that is taken it would replace another event.
-			b.m.log.Error("an event is lost: the timeline cannot be read", "sandbox", b.id, "type", ev.Type, "error", err)
+			// With a Seq that is in use it would replace another event.
+			b.m.log.Error("failed to read a timeline, dropping an event", "sandbox", b.id, "type", ev.Type, "error", err)
 			return
 		}
 		b.seq, b.seqLoaded = seq, true

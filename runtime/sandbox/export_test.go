@@ -2,17 +2,17 @@ package sandbox
 
 import "time"
 
-// Look does what the timer of a sandbox does when it fires.
+// RunCheck does what the timer of a sandbox does when it fires.
 func (m *Manager) RunCheck(id ID) { m.liveByID(id).runCheck(m.ctx) }
 
-// LookLate does what Look does when the state was that one until just before it
-// gets the turn.
+// RunCheckLate does what RunCheck does when the sandbox leaves that state just before the
+// check has the transition lock.
 func (m *Manager) RunCheckLate(id ID, was State) { _ = m.liveByID(id).doDue(m.ctx, was) }
 
-// RetryIn is the pause before what failed is tried again.
+// RetryIn is the pause after the last failure.
 func (m *Manager) RetryIn(id ID) time.Duration { return m.liveByID(id).retryIn() }
 
-// Armed says whether a timer is set.
+// Armed reports whether a timer is set.
 func (m *Manager) Armed(id ID) bool {
 	b := m.liveByID(id)
 	b.mu.Lock()
@@ -20,8 +20,8 @@ func (m *Manager) Armed(id ID) bool {
 	return b.timer != nil
 }
 
-// WarmWake begins a wake that starts no container, and joins nobody to it. The
-// returned function ends it as one that found the sandbox stopped.
+// WarmWake begins a wake that starts no container and has no waiters. The returned function
+// ends it as if the sandbox was found stopped.
 func (m *Manager) WarmWake(id ID) (end func()) {
 	b := m.liveByID(id)
 	w := &wake{end: func(error) {}, done: make(chan struct{})}
@@ -50,7 +50,7 @@ func (m *Manager) RetryNow(operation Operation, id ID) {
 	m.attempt(m.ctx, pendingKey{operation, id})
 }
 
-// Recoverers is how many sandboxes Start looks at together.
+// Recoverers is how many sandboxes Start recovers concurrently.
 const Recoverers = recoverers
 
 // StopQuarantined does what the start of the node has done.

@@ -28,7 +28,7 @@ func await(t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// deafen makes a guest one that nobody can reach.
+// deafen makes a guest unreachable.
 func deafen(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 	t.Helper()
 	if err := os.Remove(filepath.Join(n.RunDir(id), guest.SocketName)); err != nil {
@@ -38,7 +38,7 @@ func deafen(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 
 func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
-	healthy, deaf, half := create(t, n.Manager, "healthy"), create(t, n.Manager, "deaf"), create(t, n.Manager, "half")
+	healthy, unreachable, half := create(t, n.Manager, "healthy"), create(t, n.Manager, "deaf"), create(t, n.Manager, "half")
 	var hangs atomic.Bool
 	g := hostile(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	n.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -58,11 +58,11 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 		t.Fatalf("destroy: %v", err)
 	}
 	n.Engine.Fail("stop", syscall.EIO)
-	n.Crash(t, func() { deafen(t, n, deaf.ID); hangs.Store(true) })
+	n.Crash(t, func() { deafen(t, n, unreachable.ID); hangs.Store(true) })
 	m := n.Manager
 
-	for _, id := range []sandbox.ID{deaf.ID, slow.ID} {
-		mustAil(t, n, id, sandbox.ConditionUnresponsive, "it has not responded since the node started")
+	for _, id := range []sandbox.ID{unreachable.ID, slow.ID} {
+		mustHaveCondition(t, n, id, sandbox.ConditionUnresponsive, "it has not responded since the node started")
 	}
 	hangs.Store(false)
 	if kind := acquire(t, m, slow.ID).Wake().Kind; kind != sandbox.WakeNone { // adopted meanwhile
@@ -77,21 +77,21 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 	if err := m.Destroy(t.Context(), half.ID); err != nil {
 		t.Errorf("destroying it again: %v", err)
 	}
-	await(t, "the deaf one is given up", func() bool { return stateOf(t, m, deaf.ID) == sandbox.StateStopped })
-	await(t, "why it was is told", func() bool {
-		got, _ := m.ByID(deaf.ID)
+	await(t, "the deaf one is given up", func() bool { return stateOf(t, m, unreachable.ID) == sandbox.StateStopped })
+	await(t, "a condition with the reason", func() bool {
+		got, _ := m.ByID(unreachable.ID)
 		return got.Condition.Code == sandbox.ConditionRecoveryFailed
 	})
 	n.Engine.Fail("stop", nil)
 	await(t, "its container is stopped", func() bool {
-		c, err := n.Engine.Inspect(t.Context(), deaf.ID)
+		c, err := n.Engine.Inspect(t.Context(), unreachable.ID)
 		return err == nil && c.State == sandbox.ContainerExited
 	})
-	acquire(t, m, deaf.ID).Release()
-	mustBeWell(t, n, deaf.ID)
+	acquire(t, m, unreachable.ID).Release()
+	mustBeWell(t, n, unreachable.ID)
 }
 
-func TestSleepingSandboxWithUnusableGuestIsStartedAnew(t *testing.T) {
+func TestSleepingSandboxWithUnusableGuestIsStartedAgain(t *testing.T) {
 	n := sandboxtest.Open(t, func(cfg *sandbox.Config) { cfg.WakeTimeout = 5 * time.Second })
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
@@ -138,7 +138,7 @@ func TestStopAfterDoesNotStopWhatWasJustWoken(t *testing.T) {
 			lease.Release()
 		}
 	}()
-	await(t, "somebody waits for the wake", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	await(t, "a waiter for the wake", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	cancel()
 	<-left
 	update(t, m, sb.ID, sandbox.Patch{StopAfter: &second}) // the timer comes after the wake
@@ -245,7 +245,7 @@ func TestStopOfAVanishedContainerStops(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
-	n.Crash(t, func() {}) // adopted asleep, nobody watches its guest
+	n.Crash(t, func() {}) // adopted asleep, its guest has no watcher
 	if err := n.Engine.Remove(t.Context(), sb.ID); err != nil {
 		t.Fatal(err)
 	}
@@ -258,7 +258,7 @@ func TestStopOfAVanishedContainerStops(t *testing.T) {
 func TestStartThatIsGivenUpCanBeClosed(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	var ids []sandbox.ID
-	for i := range 10 { // more than are looked at at once
+	for i := range 10 { // more than are recovered concurrently
 		ids = append(ids, create(t, n.Manager, fmt.Sprintf("deaf-%d", i)).ID)
 	}
 	n.Crash(t, func() {})
@@ -303,6 +303,6 @@ func TestTheEngineRemovesWhatASandboxLeavesInItsRunFolder(t *testing.T) {
 	}
 	n.Engine.Fail("remove_folder", nil)
 	if err := n.Manager.Destroy(t.Context(), destroyed.ID); err != nil || there(destroyed.ID) {
-		t.Errorf("Destroy again: %v, its folder is there: %v", err, there(destroyed.ID))
+		t.Errorf("Destroy again: %v, its folder exists: %v", err, there(destroyed.ID))
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"sync"
 )
 
-// feedSize is how many events of all sandboxes the node keeps in memory for
-// readers of the feed. At 20,000 sandboxes and a burst in which each wakes and
-// sleeps, a reader has missed some; it is told so.
+// feedSize is how many events of all sandboxes the node keeps in memory for readers of the
+// feed. In a burst in which each of 20,000 sandboxes wakes and sleeps, a reader misses some
+// and gets ErrFeedGap.
 const feedSize = 4096
 
 // ErrFeedGap means that events between the cursor and the next event are no longer
@@ -23,9 +23,9 @@ var ErrFeedGap = errors.New("events before the oldest kept one were missed")
 // FeedEvent is an event of any sandbox.
 type FeedEvent struct {
 	Event
-	Name   string // of the sandbox when it happened
+	Name   string // of the sandbox at that time
 	Owner  string
-	Cursor string // to go on after this event
+	Cursor string // for Feed, to continue after this event
 }
 
 // feed keeps the newest events of all sandboxes in the order in which they happened.

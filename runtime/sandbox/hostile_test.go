@@ -17,11 +17,11 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 )
 
-// hostileGuest answers hello as it should, and what it likes on its event stream.
+// hostileGuest responds to hello correctly, and with anything on its event stream.
 type hostileGuest struct {
 	events func(w http.ResponseWriter, r *http.Request)
 
-	opened, open atomic.Int64 // event streams, ever and now
+	streams, open atomic.Int64 // event streams, in total and at present
 }
 
 func (g *hostileGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -29,7 +29,7 @@ func (g *hostileGuest) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case guest.RouteHello:
 		fmt.Fprintf(w, `{"protocol":%d,"version":"hostile"}`, guest.ProtocolVersion)
 	case guest.RouteEvents:
-		g.opened.Add(1)
+		g.streams.Add(1)
 		g.open.Add(1)
 		defer g.open.Add(-1)
 		g.events(w, r)
@@ -51,9 +51,9 @@ func says(line string) func(http.ResponseWriter, *http.Request) {
 	}
 }
 
-func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T) {
+func TestGuestThatBreaksItsEventStreamStaysUsableAtABoundedCost(t *testing.T) {
 	for name, events := range map[string]func(http.ResponseWriter, *http.Request){
-		"ends it at once": func(http.ResponseWriter, *http.Request) {},
+		"ends it immediately": func(http.ResponseWriter, *http.Request) {},
 		"cuts the connection": func(w http.ResponseWriter, _ *http.Request) {
 			http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
@@ -63,7 +63,7 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 		"a line without an end": says(strings.Repeat("x", guest.MaxFrame+1)),
 		"an unknown event":      says(`{"type":"reboot"}`),
 		"a process of no state": says(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"x","restart":"never"}}`),
-		"a hold for ever":       says(`{"type":"hold","hold":9000000000000000000}`),
+		"an endless hold":       says(`{"type":"hold","hold":9000000000000000000}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -76,7 +76,7 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 
 			// Five breaks are free and one more a second is, so the eighth stream
 			// is opened after two seconds or more, however fast this machine is.
-			await(t, "it breaks its stream again and again", func() bool { return g.opened.Load() >= 8 })
+			await(t, "it breaks its stream again and again", func() bool { return g.streams.Load() >= 8 })
 			if took := time.Since(start); took < 2*time.Second {
 				t.Errorf("8 streams were opened in %s", took)
 			}
@@ -111,9 +111,9 @@ func TestGuestThatBreaksItsEventStreamKeepsNobodyBusyAndStaysUsable(t *testing.T
 	}
 }
 
-// A guest may say 600 things at once, and then 200 in a second.
+// A guest may send a burst of 600 events, and then 200 in a second.
 func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
-	const saidAtOnce, every = 600, time.Second / 200
+	const burst, every = 600, time.Second / 200
 	n := sandboxtest.Open(t, nil)
 	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
 		lines := json.NewEncoder(w)
@@ -126,12 +126,12 @@ func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 	}))
 	start := time.Now()
 	sb := create(t, n.Manager, "app")
-	const most = saidAtOnce + 200
+	const most = burst + 200
 	await(t, "much was said", func() bool {
 		events, err := n.Manager.Events(t.Context(), sb.ID, most, 1)
 		return err == nil && len(events) == 1
 	})
-	if took := time.Since(start); took < (most-saidAtOnce)*every {
+	if took := time.Since(start); took < (most-burst)*every {
 		t.Errorf("%d events were taken in %s", most, took)
 	}
 	mustSleep(t, n.Manager, sb.ID)
@@ -140,9 +140,9 @@ func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 	}
 }
 
-// askInside asks for a hold as a process in the sandbox does: again, while the
+// holdAsSandbox asks for a hold as a process in the sandbox does: again, while the
 // node does not listen yet.
-func askInside(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
+func holdAsSandbox(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
 	t.Helper()
 	socket := filepath.Join(n.RunDir(id), guest.InsideSocketName)
 	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -167,7 +167,7 @@ func askAPI(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
 }
 
 func TestHoldFromInsideIsAsGoodAsOneOfTheAPI(t *testing.T) {
-	for name, hold := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID, time.Duration){"inside": askInside, "API": askAPI} {
+	for name, hold := range map[string]func(*testing.T, *sandboxtest.Node, sandbox.ID, time.Duration){"inside": holdAsSandbox, "API": askAPI} {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
@@ -235,7 +235,7 @@ func TestHoldsFromInsideCostTheDiskLittle(t *testing.T) {
 }
 
 // A guest that closed its stream just before it was frozen cannot be asked why.
-func TestBrokenStreamOfASleepingSandboxHoldsUpNobody(t *testing.T) {
+func TestBrokenStreamOfASleepingSandboxDelaysNoRequest(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	end := make(chan struct{})
 	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
@@ -250,7 +250,7 @@ func TestBrokenStreamOfASleepingSandboxHoldsUpNobody(t *testing.T) {
 	before := n.Engine.Inspected()
 	close(end)
 	await(t, "the engine is asked after it", func() bool { return n.Engine.Inspected() > before })
-	// It goes on being looked after for ten seconds.
+	// Its container is polled for ten more seconds.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
 	if _, err := n.Manager.Sleep(ctx, sb.ID); err != nil {

@@ -13,24 +13,23 @@ type cpuSample struct {
 }
 
 const (
-	// Looking at the CPU time costs about 20 µs. Four looks in the idle time
-	// find work that happens in bursts; no more often than minLook and no
-	// less than every maxLook.
+	// Reading the CPU time costs about 20 µs. Four checks in the idle time
+	// find work that happens in bursts; at most every minCheck and at least
+	// every maxCheck.
 	checksPerIdle = 4
 	minCheck      = 250 * time.Millisecond
 	maxCheck      = 15 * time.Second
-	// retryLook follows a sleep, a stop or an attachment that failed. It doubles with
-	// each that fails in a row, up to retryMax: while a freeze is tried, requests wait.
+	// retryBase is the pause after a failed sleep, stop or attachment. It doubles with
+	// each failure in a row, up to retryMax: requests wait during an attempted freeze.
 	retryBase = 5 * time.Second
 )
 
-// retryIn is the pause before what failed is tried again.
+// retryIn is the pause after the last failure.
 func (b *liveSandbox) retryIn() time.Duration {
 	return min(retryBase<<min(max(b.failures.Load()-1, 0), 10), retryMax)
 }
 
-// idleIn is how long the sandbox must stay as it is until the idle rule
-// applies; 0 or less means now.
+// idleIn is how long the sandbox must stay unused until it sleeps; 0 or less means now.
 func (b *liveSandbox) idleIn() time.Duration {
 	sb := b.view.Load()
 	if sb.SleepAfter == 0 {
@@ -46,10 +45,9 @@ func (b *liveSandbox) idleIn() time.Duration {
 	return max(left, time.Until(sb.HoldUntil))
 }
 
-// nextLook is how long until the sandbox in its present state needs a look:
-// whether it is idle, was asleep for stop_after, or is stopped while its
-// container runs on, or is to be attached to the Uplink again, or expires. It needs
-// none when ok is false.
+// nextCheck is when runCheck has something to do in the sandbox's present state: it may be
+// idle, asleep for stop_after, stopped while its container runs on, detached from the
+// Uplink, or expired. If ok is false it needs no check.
 func (b *liveSandbox) nextCheck() (d time.Duration, ok bool) {
 	d, ok = b.nextCheckOfState()
 	if again := b.retryIn(); b.cutOff.Load() && (!ok || d > again) {
@@ -84,8 +82,8 @@ func (b *liveSandbox) nextCheckOfState() (d time.Duration, ok bool) {
 	return 0, false
 }
 
-// look is what the timer does. It belongs to no state, so that a timer that was
-// set just before the state changed does what the new state needs.
+// runCheck is called by the timer. It is not bound to a state, so that a timer that was set
+// just before the state changed does what the new state needs.
 func (b *liveSandbox) runCheck(ctx context.Context) {
 	err := b.doDue(ctx, b.state())
 	switch {
@@ -95,14 +93,14 @@ func (b *liveSandbox) runCheck(ctx context.Context) {
 		}
 		b.arm()
 	case !errors.Is(err, ErrDestroyed) && ctx.Err() == nil:
-		b.m.log.Error("what is due for the sandbox failed, trying again", "sandbox", b.id, "state", b.state(), "error", err)
+		b.m.log.Error("failed to run the periodic check, trying again", "sandbox", b.id, "state", b.state(), "error", err)
 		b.failures.Add(1)
 		b.armIn(b.retryIn())
 	}
 }
 
-// doDue does what is due in a state. By the time that it has the turn, the
-// sandbox may be in another one, in which it does nothing.
+// doDue performs the due work of a state. If the sandbox has left that state by the time
+// that it has the transition lock, it does nothing.
 func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 	if b.expired() {
 		return b.expire(ctx)
@@ -119,7 +117,7 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 				return err
 			}
 		}
-		// After a first look that came late nobody knows yet whether it works.
+		// The first sample alone does not show whether it works.
 		if first := b.noteCPU(ctx); !first && b.idleIn() <= 0 {
 			return b.sleep(ctx, modeIdle, ReasonIdle)
 		}
@@ -131,12 +129,12 @@ func (b *liveSandbox) doDue(ctx context.Context, state State) error {
 	return nil
 }
 
-// noteCPU counts the sandbox as used if it worked since the last look. It
-// reports whether this was the first since it began to run.
+// noteCPU counts the sandbox as used if it used the CPU since the last sample. It reports
+// whether this sample was the first since it began to run.
 func (b *liveSandbox) noteCPU(ctx context.Context) (first bool) {
 	used, err := b.m.freezer.CPUTime(ctx, b.id)
 	if err != nil {
-		b.m.log.Warn("reading CPU time", "sandbox", b.id, "error", err)
+		b.m.log.Warn("failed to read the CPU time of a sandbox", "sandbox", b.id, "error", err)
 		return false
 	}
 	now := time.Now()
@@ -162,12 +160,12 @@ func (b *liveSandbox) stopIn() time.Duration {
 	return time.Until(sb.StateSince.Add(time.Duration(sb.StopAfter)))
 }
 
-// arm sets the sandbox's one timer for its next look.
+// arm sets the sandbox's one timer for its next check.
 func (b *liveSandbox) arm() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	// Read under mu, which guards the view, so that the last of several at
-	// once sees the newest state.
+	// Read under mu, which guards the view, so that the last of several concurrent calls
+	// sees the newest state.
 	d, ok := b.nextCheck()
 	b.armLocked(d, ok)
 }
@@ -180,7 +178,7 @@ func (b *liveSandbox) armWoken() {
 	b.arm()
 }
 
-// armIn sets the timer for a look d from now, whatever the state needs.
+// armIn sets the timer for a check d from now in any state.
 func (b *liveSandbox) armIn(d time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -31,10 +31,10 @@ func TestTimerOfOneStateDoesNothingToAnother(t *testing.T) {
 		{"asleep", func() { update(t, m, sb.ID, sandbox.Patch{StopAfter: &hour}); mustSleep(t, m, sb.ID) }, sandbox.StateAsleep, true},
 		{"running, just woken", func() { acquire(t, m, sb.ID).Release() }, sandbox.StateRunning, true},
 		{"asleep again", func() { mustSleep(t, m, sb.ID) }, sandbox.StateAsleep, true},
-		{"asleep for ever", func() { update(t, m, sb.ID, sandbox.Patch{StopAfter: new(sandbox.Duration)}) }, sandbox.StateAsleep, false},
+		{"asleep without stop_after", func() { update(t, m, sb.ID, sandbox.Patch{StopAfter: new(sandbox.Duration)}) }, sandbox.StateAsleep, false},
 		{"stopped", func() { mustStop(t, m, sb.ID) }, sandbox.StateStopped, false},
 		{"running, just started", func() { acquire(t, m, sb.ID).Release() }, sandbox.StateRunning, true},
-		{"running for ever", func() { update(t, m, sb.ID, sandbox.Patch{SleepAfter: new(sandbox.Duration)}) }, sandbox.StateRunning, true},
+		{"running without sleep_after", func() { update(t, m, sb.ID, sandbox.Patch{SleepAfter: new(sandbox.Duration)}) }, sandbox.StateRunning, true},
 	} {
 		c.enter()
 		before, _ := m.ByID(sb.ID)
@@ -107,7 +107,7 @@ func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
 	n.Engine.HandleGuest(nil)
 	await(t, "it is given up", func() bool { return stateOf(t, m, sb.ID) == sandbox.StateStopped && m.Armed(sb.ID) })
 	n.Engine.Fail("stop", nil)
-	m.RunCheck(sb.ID) // what is due
+	m.RunCheck(sb.ID)
 	lease := acquire(t, m, sb.ID)
 	m.RunCheckLate(sb.ID, sandbox.StateStopped)
 	if _, err := lease.Guest().Hello(t.Context()); err != nil || stateOf(t, m, sb.ID) != sandbox.StateRunning {
@@ -116,7 +116,7 @@ func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
 	lease.Release()
 	mustStop(t, m, sb.ID)
 	if m.Armed(sb.ID) {
-		t.Error("something is due for a sandbox that is stopped for good")
+		t.Error("a check is due for a stopped sandbox")
 	}
 }
 
@@ -138,7 +138,7 @@ func TestIdleRuleWaitsForTheLastUse(t *testing.T) {
 	released := time.Now()
 	lease.Release()
 	if slept := nextEvent(t, events, sandbox.EventSlept); slept.Time.Sub(released) < time.Second {
-		t.Errorf("it slept %s after its lease was given back", slept.Time.Sub(released))
+		t.Errorf("it slept %s after its lease was released", slept.Time.Sub(released))
 	}
 }
 
@@ -289,7 +289,7 @@ func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
 				return now == time.Minute
 			})
 			c.mend(t, n, sb.ID)
-			await(t, "it begins anew", func() bool {
+			await(t, "it begins again", func() bool {
 				n.Manager.RunCheck(sb.ID)
 				return n.Manager.RetryIn(sb.ID) == least
 			})

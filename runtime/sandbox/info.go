@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Info is what the node says of itself.
+// Info is the state of the node.
 type Info struct {
 	NodeID    string
 	StartedAt time.Time
@@ -18,18 +18,17 @@ type Info struct {
 	Images    []string // short names that create accepts
 	Allow     []string // patterns of other images
 	Enforced  []string // limits that are enforced
-	// EngineError says why the engine does not answer; empty when it does.
+	// EngineError is the error of an engine that does not respond; empty when it does.
 	EngineError string
-	// Quarantined are containers and run folders without a record, in the order of
-	// their ids.
+	// Quarantined are containers and run folders without a record, sorted by id.
 	Quarantined []Quarantined
 	// Pending are operations that the node tries again until they are done, oldest first.
 	Pending []PendingOperation
-	// Restored says that the node started on an older copy of its data.
+	// Restored: the node started on an older copy of its data.
 	Restored bool
 }
 
-// Info asks the engine whether it answers, for at most a second.
+// Info pings the engine, for at most a second.
 func (m *Manager) Info(ctx context.Context) Info {
 	cfg := m.config()
 	info := Info{

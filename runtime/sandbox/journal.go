@@ -9,20 +9,20 @@ import (
 )
 
 const (
-	// journalEvery is how long a change that nobody waits for may stay in memory.
+	// journalEvery is how long an unacknowledged change may stay in memory.
 	journalEvery = 250 * time.Millisecond
-	// journalRoom bounds the events that wait for a disk that does not take
+	// journalCapacity bounds the events that wait for a disk that refuses
 	// them; the oldest are dropped, and counted in the log.
 	journalCapacity = 20_000
 	// journalRetry is the pause after a write that failed, as on a full disk.
 	journalRetry = 2 * time.Second
-	// journalSaves records are written at once: those who wait for the disk at the
-	// same time share one sync, and a node that ends may have thousands to write.
+	// journalSaves records are written concurrently: concurrent writes share one sync,
+	// and a node that ends may have thousands.
 	journalSaves = 64
 )
 
-// journal writes what need not be on disk at once: events, and records whose
-// state can be found again after a crash. A wake therefore never waits for the disk.
+// journal writes in the background: events, and records whose state can be determined
+// again after a crash. A wake therefore never waits for the disk.
 type journal struct {
 	store  Store
 	logger *slog.Logger
@@ -32,7 +32,7 @@ type journal struct {
 	events    []Event
 	dropped   int
 	sandboxes map[*liveSandbox]struct{}
-	// lines for the node's log wait here too: no wake waits for the log either.
+	// lines for the node's log are queued too: a wake does not wait for the log either.
 	lines []slog.Record
 
 	writing sync.Mutex // one flush at a time, so that events keep their order
@@ -50,7 +50,7 @@ func (j *journal) append(ev Event) {
 	j.signal()
 }
 
-// log writes a line to the node's log soon. Lines beyond journalRoom are dropped.
+// log writes a line to the node's log soon. Lines beyond journalCapacity are dropped.
 func (j *journal) log(line slog.Record) {
 	j.mu.Lock()
 	if len(j.lines) < journalCapacity {
@@ -60,7 +60,7 @@ func (j *journal) log(line slog.Record) {
 	j.signal()
 }
 
-// trimLocked drops the oldest events beyond journalRoom.
+// trimLocked drops the oldest events beyond journalCapacity.
 func (j *journal) trimLocked() {
 	if over := len(j.events) - journalCapacity; over > 0 {
 		j.events = j.events[over:]
@@ -68,7 +68,7 @@ func (j *journal) trimLocked() {
 	}
 }
 
-// dirty has the record of b written soon.
+// dirty queues the record of b for writing.
 func (j *journal) dirty(b *liveSandbox) {
 	j.mu.Lock()
 	j.sandboxes[b] = struct{}{}
@@ -101,8 +101,8 @@ func (j *journal) run(ctx context.Context) {
 	}
 }
 
-// flush writes all that waits. What the disk refuses waits on, and run tries it
-// again.
+// flush writes all that is queued. It queues again what the disk refuses, which run
+// retries.
 func (j *journal) flush(ctx context.Context) error {
 	j.writing.Lock()
 	defer j.writing.Unlock()
@@ -112,7 +112,7 @@ func (j *journal) flush(ctx context.Context) error {
 	j.mu.Unlock()
 	logLines(j.logger, lines)
 	if dropped > 0 {
-		j.logger.Error("events were dropped because they could not be written", "count", dropped)
+		j.logger.Error("failed to write events, the oldest were dropped", "count", dropped)
 	}
 	var errs []error
 	if len(events) > 0 {
@@ -129,14 +129,14 @@ func (j *journal) flush(ctx context.Context) error {
 	if err != nil {
 		j.signal()
 		if ctx.Err() == nil {
-			j.logger.Error("writing events and states; trying again soon", "error", err)
+			j.logger.Error("failed to write events and records, trying again", "error", err)
 		}
 	}
 	return err
 }
 
-// save writes records, and keeps those that the disk refuses. It returns one of
-// the errors: they are all alike, and may be thousands.
+// save writes records, and queues those again that the disk refuses. It returns one of
+// the errors, which are all alike and may be thousands.
 func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{}) (failed error) {
 	var saves sync.WaitGroup
 	slots := make(chan struct{}, journalSaves)
@@ -156,8 +156,8 @@ func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{})
 	return failed
 }
 
-// write appends events. One that the store refuses for what it is, and would
-// refuse for ever, is left out: the timelines of all others are behind it.
+// write appends events. It drops one that the store refuses with *InvalidError and would
+// always refuse: the other timelines wait behind it.
 func (j *journal) write(ctx context.Context, events []Event) error {
 	err := j.store.AppendEvents(ctx, events)
 	var invalid *InvalidError
@@ -165,7 +165,7 @@ func (j *journal) write(ctx context.Context, events []Event) error {
 		return err
 	}
 	if len(events) == 1 {
-		j.logger.Error("the store refuses an event", "sandbox", events[0].Sandbox, "type", events[0].Type, "error", err)
+		j.logger.Error("failed to write an event, which was dropped", "sandbox", events[0].Sandbox, "type", events[0].Type, "error", err)
 		return nil
 	}
 	half := len(events) / 2

@@ -8,19 +8,18 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Bounds of what the node keeps of a guest's word, in bytes as the store
-// writes them. A record has room for 800 KiB; a guest that could fill it would
-// keep its sandbox from ever being written again.
+// Bounds of what the node stores of a guest's reports, in bytes as the store encodes them. A
+// record may have 800 KiB; a guest that could fill it would prevent all further writes of
+// its sandbox's record.
 const (
 	maxProcesses    = 512
 	maxProcessText  = 4 << 10   // one text of a process
 	maxKnownText    = 128 << 10 // all processes of a sandbox
 	maxEventText    = 512       // one text of a process in an event
-	processOverhead = 256       // more than what a process takes beside its texts
+	processOverhead = 256       // more than the rest of a process takes
 )
 
-// noteProcess keeps a process as last known and tells the timeline of its
-// start and end.
+// noteProcess stores a process as last known and adds its start and end to the timeline.
 func (b *liveSandbox) noteProcess(p guest.Process) {
 	p = shorten(p, maxProcessText)
 	var before *guest.Process
@@ -55,8 +54,8 @@ func (b *liveSandbox) noteProcess(p guest.Process) {
 	}
 }
 
-// staler says whether p is older news than old: the answer to a start can
-// arrive after the event of the same process's end.
+// staler reports whether p is older than old: the response to a start can arrive after the
+// event of the same process's end.
 func staler(p, old guest.Process) bool {
 	if old.State == guest.ProcessLost {
 		return false
@@ -80,7 +79,7 @@ func shorten(p guest.Process, most int) guest.Process {
 	return p
 }
 
-// knownSize is an upper bound of what a process takes in the record.
+// knownSize is an upper bound of the bytes of a process in the record.
 func knownSize(p guest.Process) int {
 	n := processOverhead + written(p.Name) + written(p.Command) + written(p.Cwd) + written(p.Signal) + written(p.LogFile)
 	for _, arg := range p.Argv {
@@ -89,7 +88,7 @@ func knownSize(p guest.Process) int {
 	return n
 }
 
-// newest keeps the newest processes as far as they fit, those that run first.
+// newest drops the oldest processes beyond the bounds, first of those that have ended.
 func newest(list []guest.Process) []guest.Process {
 	total := 0
 	for _, p := range list {
@@ -112,7 +111,7 @@ func newest(list []guest.Process) []guest.Process {
 	return list
 }
 
-// cutText keeps the beginning of s that takes at most most bytes when written.
+// cutText returns the beginning of s that takes at most most bytes in JSON.
 func cutText(s string, most int) string {
 	if len(s) <= most/6 {
 		return s
@@ -145,8 +144,8 @@ func writtenRune(r rune) int {
 	return utf8.RuneLen(r)
 }
 
-// upgrade gives a record of an earlier version what it lacks: ids of processes, and the
-// present names of modes.
+// upgrade converts a record of an earlier version: it adds ids of processes, and renames
+// modes.
 func (sb *Sandbox) upgrade() {
 	for i := range sb.Ports {
 		sb.Ports[i].upgrade()
@@ -163,7 +162,7 @@ func (sb *Sandbox) upgrade() {
 	}
 }
 
-// lost marks what ran as lost: nobody saw how it ended.
+// lost marks the running processes as lost: how they ended is unknown.
 func lost(processes []guest.Process) []guest.Process {
 	list := make([]guest.Process, len(processes))
 	for i, p := range processes {
@@ -175,7 +174,7 @@ func lost(processes []guest.Process) []guest.Process {
 	return list
 }
 
-// declaredSpec is what is kept of a process that a cold wake starts again.
+// declaredSpec returns the spec to store of a process that a cold wake starts again.
 func declaredSpec(spec guest.ProcessSpec, name string) guest.ProcessSpec {
 	spec.Name = cutText(name, maxProcessText)
 	spec.Env = maps.Clone(spec.Env)

@@ -9,15 +9,14 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Lease keeps a sandbox awake until Release. It may be used from many
-// goroutines at once.
+// Lease keeps a sandbox awake until Release. It is safe for concurrent use.
 type Lease struct {
 	b        *liveSandbox
 	wake     WakeInfo
 	released atomic.Bool
 }
 
-// Release gives the lease back. Only the first call does anything.
+// Release ends the lease. Only the first call does anything.
 func (l *Lease) Release() {
 	if l.released.CompareAndSwap(false, true) {
 		l.b.release()
@@ -27,27 +26,27 @@ func (l *Lease) Release() {
 // Guest is the client of the sandbox's guest. It belongs to the Manager: do not close it.
 func (l *Lease) Guest() *guest.Client { return l.b.guest }
 
-// Wake says what acquiring the lease had to do.
+// Wake describes the wake that the lease waited for, if any.
 func (l *Lease) Wake() WakeInfo { return l.wake }
 
 // Sandbox returns the sandbox as it is now.
 func (l *Lease) Sandbox() Sandbox { return l.b.sandbox() }
 
-// Dial connects to a TCP port on the sandbox's loopback. A port on which
-// nobody listens returns syscall.ECONNREFUSED (wrapped). The connection may
-// outlive the lease; while the sandbox is asleep it is silent.
+// Dial connects to a TCP port on the sandbox's loopback. A port without a listener returns
+// syscall.ECONNREFUSED (wrapped). The connection may outlive the lease; while the sandbox is
+// asleep it is silent.
 func (l *Lease) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 	return l.b.m.network.Dial(ctx, l.b.id, int(l.b.pid.Load()), port)
 }
 
 // Listens reports whether the sandbox is running and accepts connections on a port.
-// It does not count as use, so that who asks again and again keeps nothing awake.
+// It does not count as use: polling does not keep a sandbox awake.
 func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
 	b, err := m.live(id)
 	if err != nil || !b.tryAcquire() {
 		return false
 	}
-	defer b.use.Add(-1) // not leave, which is the end of a use
+	defer b.use.Add(-1) // not release, which counts as use
 	conn, err := (&Lease{b: b}).Dial(ctx, port)
 	if err != nil {
 		return false
@@ -56,14 +55,13 @@ func (m *Manager) Listens(ctx context.Context, id ID, port uint16) bool {
 	return true
 }
 
-// Acquire wakes sandbox id if it sleeps and returns a Lease that keeps it awake
-// until Release. When the sandbox is running it takes no lock but that of the
-// map of all sandboxes, for reading, which nobody holds over I/O. Callers that
-// arrive during a wake share it. The wake itself is not bound to ctx: when ctx
-// ends, Acquire returns ctx.Err() and the wake goes on.
+// Acquire wakes the sandbox if it is not running and returns a Lease that keeps it awake
+// until Release. For a running sandbox it locks only the map of all sandboxes, for reading,
+// and waits for no I/O. Concurrent callers share one wake. The wake is not bound to ctx: if
+// ctx ends first, Acquire returns ctx.Err() and the wake goes on.
 //
-// Errors: ErrNotFound, ErrDestroyed, ErrTooManyWaiters, ErrClosed, or what kept
-// the sandbox from waking, in a *WakeError.
+// Errors: ErrNotFound, ErrDestroyed, ErrTooManyWaiters, ErrClosed, or *WakeError with the
+// reason why the sandbox did not wake.
 func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, error) {
 	b, err := m.live(id)
 	if err != nil {
@@ -75,9 +73,10 @@ func (m *Manager) Acquire(ctx context.Context, id ID, cause Cause) (*Lease, erro
 	return b.await(ctx, cause, true)
 }
 
-// Rouse is Acquire for what must not start a container, such as bytes of a
-// connection that is open: it wakes a sandbox that is asleep, and joins the wake
-// of one that is being started. One that is stopped is ErrNotRunning, also when it turns out to have ended while it slept. The other errors are those of Acquire.
+// Rouse is Acquire for callers that must not start a container, such as bytes on an open
+// connection: it wakes a sandbox that is asleep, and joins the wake of one that is being
+// started. For a stopped sandbox, also if it turns out to have ended while it slept, it
+// returns ErrNotRunning.
 func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error) {
 	b, err := m.live(id)
 	if err != nil {
@@ -86,7 +85,7 @@ func (m *Manager) Rouse(ctx context.Context, id ID, cause Cause) (*Lease, error)
 	if b.tryAcquire() {
 		return &Lease{b: b}, nil
 	}
-	// Only the wake knows for sure; most that are stopped need none to say so.
+	// Most stopped sandboxes need no wake to find out.
 	if s := b.state(); s != StateRunning && s != StateAsleep && !b.waking() {
 		return nil, b.notRunning()
 	}
@@ -110,7 +109,7 @@ func (b *liveSandbox) notRunning() error {
 	return fmt.Errorf("sandbox %s is %s: %w", b, b.state(), ErrNotRunning)
 }
 
-// Touch notes traffic of a sandbox for which nobody holds a lease.
+// Touch counts as use of the sandbox, for traffic without a lease.
 func (m *Manager) Touch(id ID) {
 	if b, err := m.live(id); err == nil {
 		b.touch()

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// lifeMessages are the lines in the node's log, by the event that they are about.
+// lifeMessages are the messages in the node's log by event.
 var lifeMessages = map[EventType]string{
 	EventCreated:    "sandbox created",
 	EventWoke:       "sandbox woke",
@@ -18,7 +18,7 @@ var lifeMessages = map[EventType]string{
 	EventWakeFailed: "sandbox failed to wake",
 }
 
-// Visitors cause wakes, and wakes that fail: each sandbox has lifeBurst lines at once,
+// Visitors cause wakes, and failing wakes: each sandbox may log a burst of lifeBurst lines,
 // and one a second after that.
 const (
 	lifeBurst     = 60
@@ -35,7 +35,7 @@ func newLifeLimit() *lifeLimit {
 	return &lifeLimit{limiter: rate.NewLimiter(lifePerSecond, lifeBurst)}
 }
 
-// lifeLine returns the line about an event of b, if it has one.
+// lifeLine returns the line of the node's log for an event of b, if it has one.
 func (b *liveSandbox) lifeLine(ev Event) (slog.Record, bool) {
 	message, ok := lifeMessages[ev.Type]
 	if !ok {

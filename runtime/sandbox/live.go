@@ -13,12 +13,11 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// box is one sandbox in memory.
+// liveSandbox is one sandbox in memory.
 //
-// Three things guard it. turn is held through every change of state (create,
-// wake, sleep, stop, destroy), which may take long. mu guards the fields below
-// it and is only ever held for moments. use is atomic, so that a request to a
-// running sandbox takes none of them.
+// transition is held through every change of state (create, wake, sleep, stop, destroy),
+// which may take long. mu guards the fields below it and is never held over I/O. use is
+// atomic, so that a request to a running sandbox takes no lock.
 type liveSandbox struct {
 	m     *Manager
 	id    ID
@@ -31,18 +30,18 @@ type liveSandbox struct {
 	lastActive atomic.Int64
 	// pid of the container's first process on the host; 0 when not running.
 	pid atomic.Int64
-	// leftover says that the container may run although the sandbox is stopped.
+	// leftover: the container may run although the sandbox is stopped.
 	leftover atomic.Bool
-	// cutOff says that the container runs and could not be attached to the Uplink.
+	// cutOff: the container runs and could not be attached to the Uplink.
 	cutOff atomic.Bool
-	// failures in a row of what the timer does, see retryIn.
+	// failures in a row of runCheck, see retryIn.
 	failures atomic.Int32
-	// view is what readers get; it is replaced under mu, never changed.
+	// view is the record that readers get; it is replaced under mu, never changed.
 	view atomic.Pointer[Sandbox]
 
-	transition chan struct{} // holds one element while somebody has the turn
-	// diskLost says that the container was made again since the sandbox last ran.
-	// Needs the turn.
+	transition chan struct{} // holds one element while it is locked
+	// diskLost: the container was made again since the sandbox last ran. Guarded by
+	// transition.
 	diskLost bool
 
 	names []nameKey // under which it is found; guarded by Manager.mu
@@ -53,24 +52,24 @@ type liveSandbox struct {
 	makeErr  error                   // of the creation, valid once made is closed
 	endMake  context.CancelCauseFunc // of the creation
 	gone     bool                    // being destroyed, or its creation failed
-	timer    *time.Timer             // the next look, see idle.go
+	timer    *time.Timer             // of runCheck, see idle.go
 	cpu      cpuSample
 	breaks   *rate.Limiter      // of the guest's event stream
 	endWatch context.CancelFunc // ends the watcher of this run of the guest
-	drained  chan struct{}      // closed when that watcher has read all that the guest said
-	trusts   string             // digest of the CAs that this run of the guest was given
+	drained  chan struct{}      // closed when that watcher has read all events
+	trusts   string             // digest of the CAs that this run of the guest has
 
 	lines *lifeLimit
 
-	eventMu   sync.Mutex // held while an event is told, so that events keep their order; guards:
+	eventMu   sync.Mutex // held while an event is sent, so that events keep their order; guards:
 	seq       uint64     // of the newest event
 	seqLoaded bool
 	listeners map[*listener]struct{}
 
-	updating      sync.Mutex // held through a change that a caller asks for: name, times, ports, declared processes
+	updating      sync.Mutex // held through a caller's change of name, times, ports or declared processes
 	saving        sync.Mutex // held while the record is written, so that writes keep their order; guards:
 	recordDeleted bool       // the record was removed
-	origin        string     // as noted beside the container; empty when unknown
+	origin        string     // as noted in Deps.Origins; empty when unknown
 }
 
 // String names the sandbox in errors: by name and id, since a client may know either.
@@ -101,7 +100,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 	return b
 }
 
-// enter takes a lease if the sandbox is open.
+// tryAcquire takes a lease if the sandbox is open.
 func (b *liveSandbox) tryAcquire() bool {
 	for {
 		n := b.use.Load()
@@ -114,27 +113,28 @@ func (b *liveSandbox) tryAcquire() bool {
 	}
 }
 
-// leave gives a lease back.
+// release ends a lease, and counts as use.
 func (b *liveSandbox) release() {
 	b.touch()
 	b.use.Add(-1)
 }
 
-// touch notes that somebody used the sandbox just now.
+// touch counts as use of the sandbox.
 func (b *liveSandbox) touch() { b.lastActive.Store(time.Now().UnixNano()) }
 
-// closeIdle closes the sandbox to new leases if none is held. Needs the turn.
+// closeIdle closes the sandbox to new leases if none is held. Needs the transition lock.
 func (b *liveSandbox) closeIdle() bool { return b.use.CompareAndSwap(0, -closedBias) }
 
 // closeNow closes it although leases may be held; their holders' calls fail or
-// hang until it is woken. Needs the turn.
+// hang until it is woken. Needs the transition lock.
 func (b *liveSandbox) closeNow() {
 	if b.use.Load() >= 0 {
 		b.use.Add(-closedBias)
 	}
 }
 
-// open lets callers in again, n leases being handed out with it. Needs the turn.
+// open opens the sandbox to new leases, and takes n for the waiters of a wake. Needs the
+// transition lock.
 func (b *liveSandbox) open(n int) {
 	if b.use.Load() < 0 {
 		n += closedBias
@@ -151,7 +151,7 @@ func (b *liveSandbox) leases() int64 {
 	return n
 }
 
-// takeTurn waits until no other change of state is under way.
+// lockTransition waits until no other change of state is under way, or ctx ends.
 func (b *liveSandbox) lockTransition(ctx context.Context) error {
 	select {
 	case b.transition <- struct{}{}:
@@ -163,7 +163,7 @@ func (b *liveSandbox) lockTransition(ctx context.Context) error {
 
 func (b *liveSandbox) unlockTransition() { <-b.transition }
 
-// sandbox is the view with the moments that change too often to be kept in it.
+// sandbox returns the view with LastActiveAt, which changes too often to be in it.
 func (b *liveSandbox) sandbox() Sandbox { return b.shown(b.view.Load()) }
 
 func (b *liveSandbox) shown(view *Sandbox) Sandbox {
@@ -188,13 +188,13 @@ func (b *liveSandbox) changeLocked(f func(*Sandbox)) {
 	b.view.Store(&sb)
 }
 
-// setState enters a state, which ends what was wrong before. Needs the turn.
+// setState enters a state, which ends the condition. Needs the transition lock.
 func (b *liveSandbox) setState(s State, reason StateReason) {
 	b.setStateIf(func() bool { return true }, s, reason)
 }
 
-// setStateIf is setState if may, which is asked under mu, says so. It reports
-// what may said.
+// setStateIf is setState if may, which is called with mu held, returns true. It returns the
+// result of may.
 func (b *liveSandbox) setStateIf(may func() bool, s State, reason StateReason) (entered bool) {
 	b.change(func(sb *Sandbox) {
 		if entered = may(); entered {
@@ -209,8 +209,8 @@ func (b *liveSandbox) setStateIf(may func() bool, s State, reason StateReason) (
 	return entered
 }
 
-// setCondition notes what is wrong. It is since the first of successive conditions
-// of one code.
+// setCondition sets the condition. Since is the time of the first of successive conditions
+// with the same code.
 func (b *liveSandbox) setCondition(code ConditionCode, message string) {
 	b.change(func(sb *Sandbox) {
 		since := sb.Condition.Since
@@ -222,7 +222,7 @@ func (b *liveSandbox) setCondition(code ConditionCode, message string) {
 	b.m.journal.dirty(b)
 }
 
-// endCondition ends what is wrong, whatever it is.
+// endCondition ends the condition of any code.
 func (b *liveSandbox) endCondition() {
 	b.endConditionOf(b.view.Load().Condition.Code)
 }
@@ -236,8 +236,8 @@ func (b *liveSandbox) endConditionOf(code ConditionCode) {
 	b.m.journal.dirty(b)
 }
 
-// failed notes why something could not be done to the sandbox, and returns it.
-// That a caller left, or that the node ends, is nothing wrong with the sandbox.
+// failed makes err the sandbox's condition and returns it. A canceled context, of a caller
+// or of the closing node, is not a condition of the sandbox.
 func (b *liveSandbox) failed(code ConditionCode, err error) error {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		b.setCondition(code, err.Error())
@@ -245,8 +245,8 @@ func (b *liveSandbox) failed(code ConditionCode, err error) error {
 	return err
 }
 
-// save writes the record and returns once it is on disk. One that was erased, or
-// whose creation failed, is not written any more.
+// save writes the record and returns once it is on disk. After deleteRecord or a failed
+// creation it writes nothing.
 func (b *liveSandbox) save(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
@@ -261,7 +261,7 @@ func (b *liveSandbox) save(ctx context.Context) error {
 	return nil
 }
 
-// erase removes the record; the box is gone already.
+// deleteRecord removes the record of a sandbox that is gone.
 func (b *liveSandbox) deleteRecord(ctx context.Context) error {
 	b.saving.Lock()
 	defer b.saving.Unlock()
@@ -276,10 +276,9 @@ func (b *liveSandbox) isGone() bool {
 	return b.gone
 }
 
-// changeSaved changes the view and writes it; if that fails the old view is
-// put back and written, so that nothing unacknowledged stays. undo gets the
-// present view and takes back exactly what f did. A sandbox that is being
-// destroyed returns ErrDestroyed.
+// changeSaved changes the view and writes it. If the write fails, undo reverts exactly the
+// changes of f in the present view, which is written too, so that nothing unacknowledged
+// stays. For a sandbox that is being destroyed it returns ErrDestroyed.
 func (b *liveSandbox) changeSaved(ctx context.Context, f, undo func(*Sandbox)) error {
 	b.change(f)
 	err := b.save(ctx)

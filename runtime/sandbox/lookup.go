@@ -13,8 +13,8 @@ func (m *Manager) liveByID(id ID) *liveSandbox {
 	return m.sandboxes[id]
 }
 
-// Knows reports whether there is a sandbox with that id, also one that is being
-// destroyed, or a container in quarantine.
+// Knows reports whether the id belongs to a sandbox, also one that is being destroyed, or to
+// a container in quarantine.
 func (m *Manager) Knows(id ID) bool { return m.liveByID(id) != nil || m.quarantinedByID(id) != nil }
 
 func (m *Manager) live(id ID) (*liveSandbox, error) {
@@ -74,7 +74,7 @@ func (m *Manager) Get(owner, nameOrID string) (Sandbox, error) {
 	return Sandbox{}, fmt.Errorf("sandbox %q: %w", clip(nameOrID), ErrNotFound)
 }
 
-// ByID returns a sandbox of whatever owner, from memory. It wakes nothing.
+// ByID returns a sandbox of any owner, from memory. It wakes nothing.
 func (m *Manager) ByID(id ID) (Sandbox, bool) {
 	b, err := m.live(id)
 	if err != nil {
@@ -88,14 +88,14 @@ func (m *Manager) ByID(id ID) (Sandbox, bool) {
 func (m *Manager) LastLog(ctx context.Context, id ID) string {
 	line, err := m.engine.LastLog(ctx, id)
 	if err != nil {
-		m.log.Warn("reading the last line of the container's log", "sandbox", id, "error", err)
+		m.log.Warn("failed to read the last line of a container", "sandbox", id, "error", err)
 	}
 	return line
 }
 
 // Filter of a list. Empty fields match all.
 type Filter struct {
-	Labels map[string]string // all must be there with these values
+	Labels map[string]string // a sandbox must have all of them with these values
 	State  State
 }
 
@@ -111,9 +111,8 @@ func (f Filter) matches(sb *Sandbox) bool {
 	return true
 }
 
-// List returns up to limit sandboxes of an owner in the order of their names,
-// after the name `after`, and the name to go on after, empty at the end. It
-// wakes nothing.
+// List returns up to limit sandboxes of an owner, sorted by name, after the name after. next
+// is the last name if there are more, otherwise empty. It wakes nothing.
 func (m *Manager) List(owner string, filter Filter, after string, limit int) (list []Sandbox, next string) {
 	type entry struct {
 		b    *liveSandbox
@@ -122,7 +121,7 @@ func (m *Manager) List(owner string, filter Filter, after string, limit int) (li
 	var found []entry
 	m.mu.RLock()
 	for key, b := range m.names {
-		// While it is renamed, a sandbox is found by two names and has one.
+		// During a rename a sandbox is in the map under two names.
 		if view := b.view.Load(); key.owner == owner && key.name > after && key.name == view.Name && filter.matches(view) {
 			found = append(found, entry{b, view})
 		}

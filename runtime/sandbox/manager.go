@@ -14,31 +14,30 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Deps are what the Manager works with. They are the caller's, who closes
-// them after the Manager.
+// Deps are the dependencies of a Manager. The caller closes them after the Manager.
 type Deps struct {
 	Engine  Engine
 	Freezer Freezer
 	Network Network
 	Store   Store
-	// PublicRoots returns the PEM of the CAs that the public internet is trusted by,
-	// for images that bring none. It may be nil: then those have none.
+	// PublicRoots returns the PEM of the public CAs for images that have none. If it is nil,
+	// those images get none.
 	PublicRoots func() ([]byte, error)
-	// Creations is a folder for notes of the creations that are under way. It belongs
-	// to the Engine's containers and is not part of a copy of the Store. Required.
+	// Creations is a folder for notes of the creations under way. It belongs to the
+	// Engine's containers and is not part of a copy of the Store. Required.
 	Creations string
 	// Origins is a folder for the settings of sandboxes as of their last change, from
-	// which those whose records are lost are rebuilt. It belongs to the Engine's
-	// containers, too. Required.
+	// which sandboxes without a record are rebuilt. It belongs to the Engine's containers,
+	// too. Required.
 	Origins string
-	// Restored says that the Store is an older copy that was put back. What it calls
-	// an unfinished creation may have been finished since.
+	// Restored: the Store is a restored, older copy. A creation that is unfinished in it
+	// may have been finished since.
 	Restored bool
 	Log      *slog.Logger
 }
 
-// Manager knows every sandbox of the node and is the one place that decides
-// their states. All methods may be called at once from many goroutines.
+// Manager owns every sandbox of the node and alone decides their states. It is safe for
+// concurrent use.
 type Manager struct {
 	cfg     atomic.Pointer[Config]
 	engine  Engine
@@ -110,9 +109,8 @@ func New(cfg Config, deps Deps) (*Manager, error) {
 }
 
 // Configure replaces the configuration of a running Manager. RunDir cannot
-// change. Sandboxes keep the times and the image that they were created with;
-// a changed size applies from their next cold wake, and one that is taken away
-// stays theirs.
+// change. Sandboxes keep the times and the image that they were created with. A changed
+// size applies from their next cold wake; sandboxes of a removed size keep its limits.
 func (m *Manager) Configure(cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -130,8 +128,8 @@ func (m *Manager) runDir(id ID) string { return filepath.Join(m.config().RunDir,
 
 func (m *Manager) socketPath(id ID) string { return filepath.Join(m.runDir(id), guest.SocketName) }
 
-// Close puts the running sandboxes to sleep and ends all that the Manager
-// does. The next Start resumes those that it put to sleep.
+// Close puts the running sandboxes to sleep and ends the Manager's goroutines. The next
+// Start resumes the sandboxes that it put to sleep.
 func (m *Manager) Close(ctx context.Context) error {
 	m.closing.Lock()
 	if m.closed {
@@ -146,7 +144,7 @@ func (m *Manager) Close(ctx context.Context) error {
 	m.started = false
 	sandboxes := slices.Collect(maps.Values(m.sandboxes))
 	m.mu.Unlock()
-	if started { // else Start may still look at those that hang
+	if started { // else Start may still wait for unresponsive ones
 		m.sleepAll(ctx, sandboxes)
 	}
 	m.retries.close()
@@ -155,19 +153,19 @@ func (m *Manager) Close(ctx context.Context) error {
 		b.unwatch()
 	}
 	m.running.Wait()
-	m.sleepAll(ctx, sandboxes) // those that were just being woken or adopted
+	m.sleepAll(ctx, sandboxes) // the ones that were being woken or adopted
 	for _, b := range sandboxes {
 		b.disarm()
 		b.dropListeners()
 		b.guest.Close()
 	}
 	m.feed.close()
-	// What waits here is little, and a caller in a hurry must not lose it.
+	// The queue is short, and must not be lost when ctx has ended.
 	m.journal.flush(context.WithoutCancel(ctx))
 	return ctx.Err()
 }
 
-// sleepAll puts to sleep what runs, leases or not.
+// sleepAll puts the running sandboxes to sleep, with or without leases.
 func (m *Manager) sleepAll(ctx context.Context, sandboxes []*liveSandbox) {
 	var wg sync.WaitGroup
 	for _, b := range sandboxes {
@@ -176,7 +174,7 @@ func (m *Manager) sleepAll(ctx context.Context, sandboxes []*liveSandbox) {
 		}
 		wg.Go(func() {
 			if err := b.sleep(ctx, modeShutdown, ReasonNodeShutdown); err != nil && !errors.Is(err, ErrDestroyed) {
-				m.log.Error("putting a sandbox to sleep at shutdown", "sandbox", b.id, "error", err)
+				m.log.Error("failed to put a sandbox to sleep at shutdown", "sandbox", b.id, "error", err)
 			}
 		})
 	}

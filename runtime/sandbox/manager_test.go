@@ -82,7 +82,7 @@ func subscribe(t *testing.T, m *sandbox.Manager, id sandbox.ID) <-chan sandbox.E
 	return events
 }
 
-// TestAnyOrderOfOperationsEndsWell does everything at once and then checks
+// TestAnyOrderOfOperationsEndsWell does everything concurrently and then checks
 // that nothing is held, nothing hangs and the books agree.
 func TestAnyOrderOfOperationsEndsWell(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.StopGrace = time.Second })

@@ -68,8 +68,8 @@ func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
 	ch <- quarantinedDesc
 }
 
-// Collect implements prometheus.Collector. It reads memory, and of sandboxes that
-// have a container what the kernel counts; it wakes none.
+// Collect implements prometheus.Collector. It reads memory, and the kernel's counters of
+// sandboxes that have a container; it wakes none.
 func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	m.metrics.wakes.Collect(ch)
 	m.metrics.wakeSeconds.Collect(ch)
@@ -98,12 +98,12 @@ func (m *Manager) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(waitersDesc, prometheus.GaugeValue, float64(m.waiting.Load()))
 }
 
-// collectLimit bounds the time for the usage of all sandboxes, which takes 30 µs for
-// each. Without a cgroup of the node's own Podman is asked, which may hang.
+// collectLimit bounds the time for the usage of all sandboxes, 30 µs each. Without a
+// cgroup of the node's own it comes from Podman, which may hang.
 const collectLimit = 5 * time.Second
 
-// collectUsage collects what sandboxes use. What cannot be read has no sample: a
-// counter of 0 would look like one that began anew.
+// collectUsage collects the CPU time and memory of sandboxes. After an error there is no
+// sample: a counter of 0 would look like a reset.
 func (m *Manager) collectUsage(ch chan<- prometheus.Metric, live []*liveSandbox) {
 	ctx, cancel := context.WithTimeout(context.Background(), collectLimit)
 	defer cancel()

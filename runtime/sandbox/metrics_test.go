@@ -35,7 +35,7 @@ func samples(t *testing.T, m *sandbox.Manager, metric string) map[string]float64
 	return values
 }
 
-// A counter that is 0 for once looks like one that began anew, and all that was counted
+// A counter that is 0 for once looks like a reset, and all that was counted
 // before like the increase of a moment.
 func TestUsageThatCannotBeReadHasNoSample(t *testing.T) {
 	n := sandboxtest.Open(t, nil)

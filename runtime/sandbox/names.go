@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Limits of what a sandbox is described with.
+// Limits of a sandbox's description.
 const (
 	maxEnv        = 256
 	maxEnvBytes   = 64 << 10
@@ -49,13 +49,13 @@ func randomText(n int) string {
 	return string(b)
 }
 
-// newID has 60 random bits; the Manager checks that it is not taken.
+// newID returns 60 random bits; the Manager checks that the id is unused.
 func newID() ID { return ID(randomText(12)) }
 
-// newPortToken has 100 random bits and fits a DNS label beside port and id.
+// newPortToken returns 100 random bits, which fit a DNS label together with port and id.
 func newPortToken() string { return randomText(20) }
 
-// clip keeps what an error repeats of its input short.
+// clip shortens input that an error quotes.
 func clip(s string) string {
 	const most = 80
 	if len(s) <= most {
@@ -72,7 +72,7 @@ func validateName(name string) error {
 	if namePattern.MatchString(name) {
 		return nil
 	}
-	return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is no name", clip(name)),
+	return &InvalidError{Field: "name", Reason: fmt.Sprintf("%q is not a valid name", clip(name)),
 		Want: "a name has 1 to 63 of a-z, 0-9 and hyphens, and neither begins nor ends with a hyphen"}
 }
 
@@ -83,7 +83,7 @@ func validateEnv(env map[string]string) error {
 	total := 0
 	for k, v := range env {
 		if !envPattern.MatchString(k) {
-			return &InvalidError{Field: "env", Reason: fmt.Sprintf("%q is no variable name", clip(k)), Want: "a variable name has letters, digits and underscores and does not begin with a digit"}
+			return &InvalidError{Field: "env", Reason: fmt.Sprintf("%q is not a valid variable name", clip(k)), Want: "a variable name has letters, digits and underscores and does not begin with a digit"}
 		}
 		if strings.ContainsRune(v, 0) {
 			return &InvalidError{Field: "env", Reason: fmt.Sprintf("the value of %s has a NUL byte", clip(k)), Want: "values are text"}
@@ -102,10 +102,10 @@ func validateLabels(labels map[string]string) error {
 	}
 	for k, v := range labels {
 		if len(k) > maxLabelKey || !labelKeyPattern.MatchString(k) {
-			return &InvalidError{Field: "labels", Reason: fmt.Sprintf("%q is no key", clip(k)), Want: fmt.Sprintf("a key has 1 to %d letters, digits and . _ / - and begins and ends with a letter or digit", maxLabelKey)}
+			return &InvalidError{Field: "labels", Reason: fmt.Sprintf("%q is not a valid key", clip(k)), Want: fmt.Sprintf("a key has 1 to %d letters, digits and . _ / - and begins and ends with a letter or digit", maxLabelKey)}
 		}
 		if len(v) > maxLabelValue || !utf8.ValidString(v) {
-			return &InvalidError{Field: "labels", Reason: fmt.Sprintf("the value of %s is too long or no UTF-8", k), Want: fmt.Sprintf("a value has at most %d bytes of UTF-8", maxLabelValue)}
+			return &InvalidError{Field: "labels", Reason: fmt.Sprintf("the value of %s is too long or not UTF-8", k), Want: fmt.Sprintf("a value has at most %d bytes of UTF-8", maxLabelValue)}
 		}
 	}
 	return nil

@@ -12,9 +12,9 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// origin is what a container carries so that its sandbox can be rebuilt without its
-// record. Its label has what the sandbox was created with, for Podman cannot change the
-// labels of a container that exists; origins has it as of the last change.
+// origin has the settings from which a sandbox without a record is rebuilt. The label of
+// its container has them as of its creation, because Podman cannot change the labels of an
+// existing container; origins has them as of the last change.
 type origin struct {
 	Name       string              `json:"name"`
 	Owner      string              `json:"owner"`
@@ -51,7 +51,7 @@ func originLabel(sb Sandbox) string {
 }
 
 // origins has a file for each sandbox that was changed since its container was made, in
-// a folder beside the containers.
+// Deps.Origins.
 type origins struct{ dir string }
 
 // read returns the origin of a sandbox as of its last change, which is in label if it
@@ -65,19 +65,19 @@ func (o origins) read(id ID, label string) (string, error) {
 		err = errors.New("invalid JSON")
 	}
 	if err != nil {
-		return label, fmt.Errorf("read what the sandbox was last changed to: %w", err)
+		return label, fmt.Errorf("read the sandbox's last settings: %w", err)
 	}
 	return string(b), nil
 }
 
-// write replaces the origin of a sandbox and returns once it is on disk. One caller at
-// a time writes that of one sandbox.
+// write replaces the origin of a sandbox and returns once it is on disk. It must not be
+// called concurrently for the same sandbox.
 func (o origins) write(id ID, origin string) (err error) {
 	path := filepath.Join(o.dir, string(id))
 	next := path + ".new"
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("note the sandbox's settings beside its container: %w", err), o.removeFile(next))
+			err = errors.Join(fmt.Errorf("note the sandbox's settings: %w", err), o.removeFile(next))
 		}
 	}()
 	if err := os.MkdirAll(o.dir, 0o700); err != nil {
@@ -110,8 +110,8 @@ func (origins) removeFile(path string) error {
 	return nil
 }
 
-// noteOrigin writes the origin of the sandbox if it has changed. What fails is written
-// with the next record: the record itself is on disk. Needs b.saving.
+// noteOrigin writes the origin of the sandbox if it has changed. After an error it is
+// written with the next record: the record itself is on disk. Needs b.saving.
 func (b *liveSandbox) noteOrigin(sb Sandbox) {
 	if sb.State == StateStarting || sb.State == StateDestroyed {
 		return
@@ -121,7 +121,7 @@ func (b *liveSandbox) noteOrigin(sb Sandbox) {
 		return
 	}
 	if err := b.m.origins.write(b.id, current); err != nil {
-		b.m.log.Warn("failed to note what a sandbox was changed to", "sandbox", b.id, "error", err)
+		b.m.log.Warn("failed to note a sandbox's settings", "sandbox", b.id, "error", err)
 		return
 	}
 	b.origin = current
@@ -134,8 +134,8 @@ func (b *liveSandbox) removeOrigin() error {
 	return b.m.origins.remove(b.id)
 }
 
-// readOrigins reads, at start, what is noted of the sandboxes, and has written what an
-// earlier version did not note.
+// readOrigins reads, at start, the origins of the sandboxes, and queues those for writing
+// that are missing or differ from the record.
 func (m *Manager) readOrigins(sandboxes map[ID]*liveSandbox, byID map[ID]Container) {
 	for id, b := range sandboxes {
 		if b.toRemove() {
@@ -143,7 +143,7 @@ func (m *Manager) readOrigins(sandboxes map[ID]*liveSandbox, byID map[ID]Contain
 		}
 		noted, err := m.origins.read(id, byID[id].Origin)
 		if err != nil {
-			m.log.Warn("replacing an unreadable note", "sandbox", id, "error", err)
+			m.log.Warn("failed to read a sandbox's settings, replacing them by its record's", "sandbox", id, "error", err)
 			noted = ""
 		}
 		b.saving.Lock()

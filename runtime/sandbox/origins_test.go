@@ -80,7 +80,7 @@ func adoptFurnished(t *testing.T, running bool) {
 		t.Fatal(err)
 	}
 	if got.ExpiresAt.Before(before.Add(time.Duration(last.TTL))) {
-		t.Errorf("its TTL of %s does not begin anew: it expires at %s", last.TTL, got.ExpiresAt)
+		t.Errorf("its TTL of %s does not begin again: it expires at %s", last.TTL, got.ExpiresAt)
 	}
 	settings := func(sb sandbox.Sandbox) sandbox.Sandbox {
 		return sandbox.Sandbox{
@@ -106,7 +106,7 @@ func adoptFurnished(t *testing.T, running bool) {
 	}
 }
 
-func TestSettingsBesideAContainerAreRemovedWithIt(t *testing.T) {
+func TestSettingsOfAContainerAreRemovedWithIt(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	destroyed := furnish(t, n)
 	noted := func(id sandbox.ID) bool {

@@ -53,7 +53,7 @@ func (m *Manager) Expose(ctx context.Context, id ID, p Port) (Port, error) {
 	return p, nil
 }
 
-// Unexpose ends the preview of a port; its URL is gone for good.
+// Unexpose ends the preview of a port; its URL is never valid again.
 func (m *Manager) Unexpose(ctx context.Context, id ID, port uint16) error {
 	b, err := m.live(id)
 	if err != nil {
@@ -85,10 +85,10 @@ func (p *Port) upgrade() {
 	p.Protocol = cmp.Or(p.Protocol, ProtocolAuto)
 }
 
-// fill puts in the defaults and refuses what is no mode.
+// fill sets the defaults and refuses unknown modes.
 func (p *Port) fill() error {
 	if p.Port == 0 {
-		return &InvalidError{Field: "port", Reason: "0 is no port", Want: "use 1 to 65535"}
+		return &InvalidError{Field: "port", Reason: "0 is not a valid port", Want: "use 1 to 65535"}
 	}
 	p.Access = cmp.Or(p.Access, AccessToken)
 	p.Wake = cmp.Or(p.Wake, WakeNavigation)
@@ -106,7 +106,7 @@ func (p *Port) fill() error {
 		{"websocket", string(p.WebSocket), []string{string(WebSocketRelease), string(WebSocketHold)}},
 	} {
 		if !slices.Contains(c.modes, c.value) {
-			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is no mode", clip(c.value)), Want: "use " + strings.Join(c.modes, " or ")}
+			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is not a valid mode", clip(c.value)), Want: "use " + strings.Join(c.modes, " or ")}
 		}
 	}
 	return nil

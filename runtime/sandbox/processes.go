@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// Bounds of the processes that a cold wake starts again. They are kept in the
-// sandbox's record, which has room for 800 KiB.
+// Bounds of the declared processes. They are stored in the sandbox's record, which may
+// have 800 KiB.
 const (
 	maxDeclared      = 64
 	maxDeclaredBytes = 128 << 10 // of all, as JSON
@@ -46,7 +46,7 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 		}
 		return p, err
 	}
-	// Asked here too, so that what cannot be declared is not even started.
+	// Checked here too, so that a process that cannot be declared is not started.
 	if err := mayDeclare(b.view.Load().Declared, spec); err != nil {
 		return guest.Process{}, err
 	}
@@ -58,21 +58,21 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 	if err := b.declare(ctx, declaredSpec(spec, p.Name)); err != nil {
 		// Not acknowledged, so it must not run on either.
 		if _, stopErr := b.guest.StopProcess(context.WithoutCancel(ctx), p.ID, 0); stopErr != nil {
-			b.m.log.Warn("ending a process that could not be declared", "sandbox", id, "error", stopErr)
+			b.m.log.Warn("failed to end a process that could not be declared", "sandbox", id, "error", stopErr)
 		}
 		return guest.Process{}, err
 	}
 	return p, nil
 }
 
-// startProcess starts a process under the id of its spec, whatever the guest says.
+// startProcess starts a process under the id of its spec, even if the guest reports another.
 func (b *liveSandbox) startProcess(ctx context.Context, spec guest.ProcessSpec) (guest.Process, error) {
 	p, err := b.guest.StartProcess(ctx, spec)
 	p.ID = spec.ID
 	return p, err
 }
 
-// mayDeclare refuses a declaration for which the record has no room.
+// mayDeclare refuses a declaration beyond the bounds.
 func mayDeclare(declared []guest.ProcessSpec, spec guest.ProcessSpec) error {
 	declared = undeclared(declared, spec.Name)
 	if len(declared) >= maxDeclared {
@@ -84,15 +84,15 @@ func mayDeclare(declared []guest.ProcessSpec, spec guest.ProcessSpec) error {
 	}
 	if len(b) > maxDeclaredBytes {
 		return &InvalidError{Field: "restart", Reason: fmt.Sprintf("the declared processes would have %d bytes in all", len(b)),
-			Want: fmt.Sprintf(`at most %d are kept: put what is long into a file, or use "never"`, maxDeclaredBytes)}
+			Want: fmt.Sprintf(`at most %d are stored: put long values into a file, or use "never"`, maxDeclaredBytes)}
 	}
 	return nil
 }
 
-// ProcessError says that a sandbox has no process with an id or a name, or that it
-// has ended. It is ErrNotFound.
+// ProcessError: a sandbox has no process with an id or a name, or the process has ended.
+// It is ErrNotFound.
 type ProcessError struct {
-	Process string // as the caller wrote it
+	Process string // as in the call
 	Known   *guest.Process
 }
 
@@ -105,9 +105,8 @@ func (e *ProcessError) Error() string {
 
 func (e *ProcessError) Unwrap() error { return ErrNotFound }
 
-// Process returns the process that an id or a name stands for, as last known. Of
-// several with one name it is the one that runs, or else the last. Errors:
-// *ProcessError.
+// Process returns the process with an id or a name, as last known. Of several with the same
+// name it is the running one, or else the last. Errors: *ProcessError.
 func (sb *Sandbox) Process(idOrName string) (guest.Process, error) {
 	found := -1
 	for i, p := range sb.Processes {
@@ -124,9 +123,9 @@ func (sb *Sandbox) Process(idOrName string) (guest.Process, error) {
 	return sb.Processes[found], nil
 }
 
-// StopProcess wakes the sandbox and ends a process for good: SIGTERM to its
-// whole tree, SIGKILL after 5 s; or, with a signal such as "SIGHUP", only
-// delivers that one. A process that is ended is no longer declared.
+// StopProcess wakes the sandbox and ends a process: SIGTERM to its whole tree, SIGKILL
+// after 5 s. With a signal such as "SIGHUP" it only delivers that one. A process that is
+// ended is no longer declared, and not restarted.
 func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal string) (guest.Process, error) {
 	b, err := m.live(id)
 	if err != nil {
@@ -157,7 +156,7 @@ func (m *Manager) StopProcess(ctx context.Context, id ID, idOrName, signal strin
 	}
 	var refused *guest.Error
 	if errors.As(err, &refused) && refused.Code == guest.CodeNoProcess {
-		// It was of the run before, or has ended meanwhile.
+		// It belongs to an earlier run, or has ended meanwhile.
 		if known, err = b.view.Load().Process(known.ID); err == nil {
 			err = &ProcessError{Process: idOrName, Known: &known}
 		}
@@ -178,13 +177,13 @@ func (sb *Sandbox) declares(id string) bool {
 	return slices.ContainsFunc(sb.Declared, func(spec guest.ProcessSpec) bool { return spec.ID == id })
 }
 
-// comesBack says whether a process that ended in the run of the container that
-// began then is started again by its guest.
+// comesBack reports whether the guest restarts a process that ended in the run of the
+// container that began then.
 func comesBack(p guest.Process, run time.Time) bool {
 	return p.State == guest.ProcessExited && p.Restart == guest.RestartAlways && !p.StartedAt.Before(run)
 }
 
-// ends says whether a signal is meant to end a process.
+// ends reports whether a signal ends a process by convention.
 func ends(signal string) bool {
 	switch strings.TrimPrefix(strings.ToUpper(signal), "SIG") {
 	case "TERM", "KILL", "INT", "QUIT":
@@ -193,15 +192,15 @@ func ends(signal string) bool {
 	return false
 }
 
-// restartDeclared starts the declared processes after a cold wake. One that
-// does not start is told in the timeline and keeps nobody else from starting.
+// restartDeclared starts the declared processes after a cold wake. A failure is an event in
+// the timeline; the other processes start nevertheless.
 func (b *liveSandbox) restartDeclared(ctx context.Context) {
 	b.startDeclared(ctx, b.view.Load().Declared)
 }
 
-// startMissing starts the declared processes that the guest, which an earlier run of
-// the node started, has never had: that run ended in the middle of its cold wake.
-// One that has ended by itself since then stays ended.
+// startMissing starts the declared processes that a guest started by an earlier run of the
+// node has never had: that run ended in the middle of a cold wake. Processes that have ended
+// by themselves since then stay ended.
 func (b *liveSandbox) startMissing(ctx context.Context) error {
 	declared := b.view.Load().Declared
 	if len(declared) == 0 {
@@ -224,7 +223,7 @@ func (b *liveSandbox) startDeclared(ctx context.Context, declared []guest.Proces
 	for _, spec := range declared {
 		p, err := b.startProcess(ctx, spec)
 		if err != nil {
-			b.m.log.Warn("starting a declared process", "sandbox", b.id, "process", spec.Name, "error", err)
+			b.m.log.Warn("failed to start a declared process", "sandbox", b.id, "process", spec.Name, "error", err)
 			b.emit(Event{Type: EventWakeFailed, Error: fmt.Sprintf("declared process %s did not start: %v", spec.Name, err)})
 			continue
 		}
@@ -244,8 +243,8 @@ func (b *liveSandbox) declare(ctx context.Context, spec guest.ProcessSpec) error
 		func(sb *Sandbox) { sb.Declared = before })
 }
 
-// undeclare has the process with that id not start again. Another one may have its
-// name, and a declaration of its own.
+// undeclare removes the declaration of the process with that id. Another process may have
+// its name, and a declaration of its own.
 func (b *liveSandbox) undeclare(ctx context.Context, id string) error {
 	b.updating.Lock()
 	defer b.updating.Unlock()

@@ -74,7 +74,7 @@ func TestExitCodeOfAProcessIsNeverInvented(t *testing.T) {
 	}
 }
 
-func TestDeclaredProcessesAreBoundedWhoeverAsks(t *testing.T) {
+func TestDeclaredProcessesAreBounded(t *testing.T) {
 	const most = 64
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
@@ -281,7 +281,7 @@ func TestProcessesKeepTheirIDsOverColdWakes(t *testing.T) {
 			t.Errorf("%d processes are known, want %d", len(now.Processes), len(seen))
 		}
 	}
-	// What has ended is never another process, even for a signal.
+	// The id of an ended process never names another one, even for a signal.
 	var missing *sandbox.ProcessError
 	if _, err := m.StopProcess(t.Context(), sb.ID, once.ID, "SIGHUP"); !errors.As(err, &missing) || !errors.Is(err, sandbox.ErrNotFound) {
 		t.Errorf("SIGHUP to a process that has ended: %v", err)

@@ -15,22 +15,21 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// The node never deletes a container or a folder because its record is missing: the
-// record may have been lost, with a damaged disk or an older copy of the data put
-// back. It keeps such a container in quarantine, stopped and without a network,
-// until somebody adopts or removes it.
+// The node never deletes a container or a folder because its record is missing: a damaged
+// disk or a restored, older copy of the data may have lost the record. It keeps such a
+// container in quarantine, stopped and without a network, until a client adopts or removes
+// it.
 
 // Quarantined is a container without a record, or the run folder of one.
 type Quarantined struct {
 	ID ID
-	// What its container says of it; empty when unknown.
+	// From the label of its container; empty when unknown.
 	Name, Owner, Image, Size string
 	CreatedAt                time.Time
-	// Container says whether there is one. Without it only the run folder is left,
-	// and nothing can be adopted.
+	// Container: it has a container. Otherwise only the run folder is left, and nothing
+	// can be adopted.
 	Container bool
-	// Problem says why it could not be stopped yet, or not be removed; empty when nothing
-	// has failed.
+	// Problem is the error of the last stop or removal; empty when nothing has failed.
 	Problem string
 }
 
@@ -61,7 +60,7 @@ func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []
 			running: c.State == ContainerRunning || c.State == ContainerPaused}
 		noted, err := m.origins.read(c.ID, c.Origin)
 		if err != nil {
-			m.log.Warn("failed to read what a sandbox was changed to; using what it was created with", "sandbox", c.ID, "error", err)
+			m.log.Warn("failed to read a sandbox's last settings, using its first ones", "sandbox", c.ID, "error", err)
 		}
 		if err := json.Unmarshal([]byte(noted), &q.origin); err != nil {
 			q.origin = origin{}
@@ -122,8 +121,8 @@ func (m *Manager) listQuarantined() []Quarantined {
 	return list
 }
 
-// stopAllQuarantined begins, at start, to end the containers in quarantine, recoverers
-// at once. No sandbox waits for them.
+// stopAllQuarantined begins, at start, to end the containers in quarantine, recoverers at
+// the same time. No sandbox waits for them.
 func (m *Manager) stopAllQuarantined() {
 	slots := make(chan struct{}, recoverers)
 	for _, q := range m.inQuarantine() {
@@ -187,7 +186,7 @@ func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err erro
 	return nil
 }
 
-// limitsOf are those of a size, or of the default size when there is no such size.
+// limitsOf returns the limits of a size, or of the default size when it is not configured.
 func (m *Manager) limitsOf(size string) Limits {
 	cfg := m.config()
 	if limits, ok := cfg.Sizes[size]; ok {
@@ -196,8 +195,8 @@ func (m *Manager) limitsOf(size string) Limits {
 	return cfg.Sizes[cfg.DefaultSize]
 }
 
-// acquireQuarantined returns what is in quarantine under that id, locked; release
-// unlocks it. What another owner created is ErrNotQuarantined.
+// acquireQuarantined returns the entry with that id, locked; release unlocks it. Another
+// owner's is ErrNotQuarantined.
 func (m *Manager) acquireQuarantined(ctx context.Context, owner string, id ID) (q *quarantined, release func(), err error) {
 	unknown := fmt.Errorf("sandbox %s: %w", clip(string(id)), ErrNotQuarantined)
 	m.mu.RLock()
@@ -223,9 +222,9 @@ func (m *Manager) acquireQuarantined(ctx context.Context, owner string, id ID) (
 	return q, release, nil
 }
 
-// Adopt makes a container in quarantine a sandbox again: of that owner, stopped,
-// with its files, and with the settings, ports and declared processes that it had last.
-// An empty name is the one that it had. Its TTL begins anew.
+// Adopt makes a container in quarantine a sandbox of that owner again: stopped, with its
+// files, and with its last settings, ports and declared processes. If name is empty, it gets
+// its last name. Its TTL begins again.
 //
 // Errors: ErrNotQuarantined, *InvalidError when it needs a name or has no container,
 // *ConflictError when the name is taken.
@@ -240,7 +239,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 		return Sandbox{}, err
 	}
 	b := m.newLiveSandbox(sb)
-	b.transition <- struct{}{} // free: nobody knows the box yet
+	b.transition <- struct{}{} // free: b is not published yet
 	defer b.unlockTransition()
 	close(b.made)
 	b.leftover.Store(q.running)
@@ -249,7 +248,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 	}
 	if err := b.save(ctx); err != nil {
 		m.remove(b)
-		// What failed may have reached the disk. Only the container is to stay.
+		// The failed write may have reached the disk. Only the container is to stay.
 		return Sandbox{}, errors.Join(err, b.deleteRecord(context.WithoutCancel(ctx)))
 	}
 	m.mu.Lock()
@@ -261,7 +260,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 	return b.sandbox(), nil
 }
 
-// addAdopted adds the box under its name if that is free.
+// addAdopted adds the sandbox under its name if that is free.
 func (m *Manager) addAdopted(b *liveSandbox) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -290,7 +289,7 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 		StartedAt: now, // some time before: its container exists
 	}
 	if sb.Name == "" {
-		return Sandbox{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("the container of %s does not say its name", q.ID), Want: "give one"}
+		return Sandbox{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("the container of %s has no name in its label", q.ID), Want: "choose one"}
 	}
 	if _, ok := cfg.Sizes[sb.Size]; !ok {
 		sb.Size = cfg.DefaultSize
@@ -312,9 +311,9 @@ func declaredProcesses(declared []guest.ProcessSpec) (list []guest.Process) {
 	return newest(list)
 }
 
-// RemoveQuarantined removes what is in quarantine under that id, with its files, and
-// returns when nothing is left of it. When ctx ends first, it goes on, and what keeps it
-// from its end is its Problem.
+// RemoveQuarantined removes the entry with that id and its files from quarantine, and
+// returns when nothing is left. When ctx ends first, the removal goes on; its error becomes
+// the Problem of the entry.
 func (m *Manager) RemoveQuarantined(ctx context.Context, owner string, id ID) error {
 	return m.do(ctx, func(ctx context.Context) (err error) {
 		ctx, cancel := context.WithTimeout(ctx, destroyTimeout)

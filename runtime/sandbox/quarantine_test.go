@@ -142,7 +142,7 @@ func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
 	release := n.Engine.Block("stop")
 	loseRecord(t, n, ids...)
 	m := n.Manager
-	if strings.Contains(n.Log.String(), "do not answer") {
+	if strings.Contains(n.Log.String(), "failed to recover all sandboxes") {
 		t.Error("the node has waited for the stop of containers in quarantine")
 	}
 	acquire(t, m, healthy).Release()
@@ -264,7 +264,7 @@ func TestCreationThatWasNotAcknowledgedIsRemovedAtStart(t *testing.T) {
 	}
 	// As when the node was killed before the acknowledgement.
 	n.Crash(t, func() { n.Unfinish(t, sb.ID) })
-	again := create(t, n.Manager, "app") // the name is free at once
+	again := create(t, n.Manager, "app") // the name is free immediately
 	await(t, "it is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
 	if n.Engine.Count() != 1 || n.Freezer.Prepared(sb.ID) || n.Uplink.Knows(sb.ID) {
 		t.Errorf("left: %d containers, cgroup %v, egress state %v", n.Engine.Count(), n.Freezer.Prepared(sb.ID), n.Uplink.Knows(sb.ID))
@@ -277,7 +277,7 @@ func TestCreationThatWasNotAcknowledgedIsRemovedAtStart(t *testing.T) {
 	}
 }
 
-// What a failed creation leaves is removed later, and its name is free meanwhile.
+// The remains of a failed creation are removed later, and its name is free meanwhile.
 func TestFailedCreationThatCannotBeRemovedIsRemovedLater(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	n.Engine.Fail("start", syscall.EIO)
@@ -288,7 +288,7 @@ func TestFailedCreationThatCannotBeRemovedIsRemovedLater(t *testing.T) {
 	n.Engine.Fail("start", nil)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { n.Engine.Fail("remove", nil) })
-	await(t, "what was left is removed", func() bool { return n.Engine.Count() == 1 })
+	await(t, "the removal of the remains", func() bool { return n.Engine.Count() == 1 })
 	if got, err := n.Manager.Get(owner, "app"); err != nil || got.ID != sb.ID || got.State != sandbox.StateRunning {
 		t.Errorf("app is %s, %s, error %v", got.ID, got.State, err)
 	}
@@ -350,7 +350,7 @@ func TestSandboxThatWasAcknowledgedIsNeverTakenForAnUnfinishedCreation(t *testin
 			}
 			acquire(t, n.Manager, sb.ID).Release()
 			if _, err := os.Lstat(kept); err != nil || n.Engine.Created() != 2 || n.Engine.Count() != 1 {
-				t.Errorf("its run folder: %v; %d containers were made, %d are there", err, n.Engine.Created(), n.Engine.Count())
+				t.Errorf("its run folder: %v; %d containers were made, %d exist", err, n.Engine.Created(), n.Engine.Count())
 			}
 			if n.Store.Record(t, gone.ID).ID != "" {
 				t.Error("the record of one of which nothing is left stays")
@@ -386,5 +386,5 @@ func TestTheNoteOfACreationEndsWithIt(t *testing.T) {
 	n.Engine.Fail("start", nil)
 	killed := create(t, n.Manager, "killed")
 	n.Crash(t, func() { n.Unfinish(t, killed.ID) })
-	await(t, "that of one that was killed, too", func() bool { return len(n.PendingCreations(t)) == 0 && n.Engine.Count() == 1 })
+	await(t, "the removal after a kill", func() bool { return len(n.PendingCreations(t)) == 0 && n.Engine.Count() == 1 })
 }

@@ -8,26 +8,26 @@ import (
 )
 
 const (
-	// recoverers is how many sandboxes are brought into line at once.
+	// recoverers is how many sandboxes are recovered concurrently.
 	recoverers = 8
 	// recoverWait is how long Start waits for that. Healthy sandboxes take some
-	// milliseconds each; those that hang go on being looked at while the node serves.
+	// milliseconds each; recovery of the others goes on while the node serves.
 	recoverWait = 5 * time.Second
 )
 
-// Start reads the store, asks the engine what exists, and makes the two agree:
-// running sandboxes are adopted, vanished ones become stopped, half-made and
-// half-destroyed ones are removed, and containers without a record are quarantined.
-// A sandbox that cannot be adopted is stopped,
-// and keeps no other from starting. Requests for one that is still looked at when
-// Start returns wait for that. Before it returns, every other method answers
-// ErrClosed. After an error the Manager must be closed. The Uplink is the caller's, who
-// closes it after the Manager.
+// Start compares the store with the engine's containers and makes them agree: it adopts
+// running sandboxes, marks vanished ones as stopped, removes half-made and half-destroyed
+// ones, and quarantines containers without a record. A sandbox that cannot be adopted is
+// stopped. Start waits at most 5 s; requests for a sandbox that is still being recovered
+// wait for it.
+//
+// Before Start returns, the other methods return ErrClosed. After an error the Manager must
+// be closed. The caller closes the Uplink after the Manager.
 func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	m.uplink = uplink
 	containers, err := m.engine.List(ctx)
 	if err != nil {
-		return fmt.Errorf("asking the engine for its containers: %w", err)
+		return fmt.Errorf("list the engine's containers: %w", err)
 	}
 	byID := make(map[ID]Container, len(containers))
 	for _, c := range containers {
@@ -42,7 +42,7 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("reading the sandboxes: %w", err)
+		return fmt.Errorf("read the sandboxes: %w", err)
 	}
 	if err := m.forgetUnfinished(ctx, sandboxes); err != nil {
 		return err
@@ -69,9 +69,9 @@ func (m *Manager) Start(ctx context.Context, uplink Uplink) error {
 	return nil
 }
 
-// forgetUnfinished removes the records of unfinished creations that may have been
-// finished since: in an older copy of the store, or without a note that they are under
-// way. What there is of them goes to quarantine.
+// forgetUnfinished removes the records of unfinished creations that may have been finished
+// since: in an older copy of the store, or without a note in Deps.Creations. Their
+// containers go to quarantine.
 func (m *Manager) forgetUnfinished(ctx context.Context, sandboxes map[ID]*liveSandbox) error {
 	unfinished := map[ID]bool{}
 	for id, b := range sandboxes {
@@ -93,15 +93,15 @@ func (m *Manager) forgetUnfinished(ctx context.Context, sandboxes map[ID]*liveSa
 	return nil
 }
 
-// toRemove says, at start, whether nothing may be left of the sandbox: it was
-// destroyed, or the node died before its creation was acknowledged.
+// toRemove reports, at start, whether the sandbox is to be removed: it was destroyed, or
+// the node died before its creation was acknowledged.
 func (b *liveSandbox) toRemove() bool {
 	s := b.state()
 	return s == StateDestroyed || s == StateStarting
 }
 
-// recover brings boxes and containers into line, each in a goroutine of the
-// Manager with the box's turn. It returns when all are done or recoverWait has passed.
+// recover makes sandboxes and containers agree, each in a goroutine of the Manager with the
+// transition lock. It returns when all are done or recoverWait has passed.
 func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, byID map[ID]Container) error {
 	var all sync.WaitGroup
 	slots := make(chan struct{}, recoverers)
@@ -112,7 +112,7 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 			select {
 			case slots <- struct{}{}:
 				defer func() { <-slots }()
-			case <-ctx.Done(): // f sees it, and ends its turn
+			case <-ctx.Done(): // f sees it, and releases its lock
 			}
 			f(ctx)
 		}) {
@@ -128,7 +128,7 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
 			b.foundStopped(exists)
 		default:
-			b.transition <- struct{}{} // free: nobody knows the box yet
+			b.transition <- struct{}{} // free: only Start knows b yet
 			begin(func(ctx context.Context) {
 				defer b.unlockTransition()
 				if err := b.adopt(ctx, c); err != nil && ctx.Err() == nil {
@@ -147,17 +147,17 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 	}
 	m.stopAllQuarantined()
 	done := make(chan struct{})
-	go func() { all.Wait(); close(done) }() // ends with those that it waits for
+	go func() { all.Wait(); close(done) }() // ends with the Manager's goroutines
 	timeout := time.NewTimer(recoverWait)
 	defer timeout.Stop()
 	select {
 	case <-done:
 	case <-timeout.C:
-		m.log.Warn("some sandboxes do not answer; the node serves without waiting for them")
+		m.log.Warn("failed to recover all sandboxes in time, serving without them")
 		for _, b := range sandboxes {
-			// Before Start returns only recover takes turns.
+			// Before Start returns only recover locks transitions.
 			if len(b.transition) > 0 && b.view.Load().Condition.Code == "" {
-				// For this one Start did not wait.
+				// Start did not wait for it.
 				b.setCondition(ConditionUnresponsive, "it has not responded since the node started")
 			}
 		}
@@ -167,7 +167,7 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 	return nil
 }
 
-// forgetStrays has the Uplink forget sandboxes that are no more.
+// forgetStrays deletes the Uplink's state of sandboxes that no longer exist.
 func (m *Manager) forgetStrays(ctx context.Context, sandboxes map[ID]*liveSandbox) {
 	for _, id := range m.uplink.Known() {
 		if sandboxes[id] != nil || m.quarantinedByID(id) != nil {
@@ -181,7 +181,7 @@ func (m *Manager) forgetStrays(ctx context.Context, sandboxes map[ID]*liveSandbo
 	}
 }
 
-// foundStopped notes at start that the container does not run.
+// foundStopped marks a sandbox as stopped at start: its container does not run.
 func (b *liveSandbox) foundStopped(exists bool) {
 	defer b.arm() // it may expire
 	reason := ReasonContainerExited
@@ -196,22 +196,23 @@ func (b *liveSandbox) foundStopped(exists bool) {
 	b.emit(Event{Type: EventStopped, Reason: reason})
 }
 
-// adopt takes over a container that runs, frozen or not. Needs the turn. An
-// error says why the sandbox cannot be used.
+// adopt takes over a container that runs, frozen or not. After an error the sandbox cannot
+// be used. Needs the transition lock.
 func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 	before := b.sandbox()
 	if _, err := b.m.freezer.Prepare(b.id, b.limits()); err != nil {
-		return fmt.Errorf("preparing its cgroup: %w", err)
+		return fmt.Errorf("prepare its cgroup: %w", err)
 	}
 	frozen, err := b.m.freezer.Frozen(ctx, b.id)
 	if err != nil {
 		return err
 	}
 	b.pid.Store(int64(c.PID))
-	// Before anything runs in it, and asleep too: what it waits for may come.
+	// Before anything runs in it, and also for a sleeping one: responses that it waits
+	// for may arrive.
 	uplinkErr := b.attach(ctx)
-	// One that the node put to sleep only because it shut down goes on. If it died
-	// before it could write that down, a hold says so too.
+	// Sandboxes that slept only because the node shut down go on. If the node died before
+	// it could write that, a hold shows it too.
 	resume := before.State == StateAsleep && before.StateReason == ReasonNodeShutdown ||
 		before.State != StateAsleep && time.Now().Before(before.HoldUntil)
 	if frozen && !resume {
@@ -252,15 +253,15 @@ func (b *liveSandbox) adopt(ctx context.Context, c Container) error {
 	b.touch()
 	b.open(0)
 	b.armWoken()
-	b.guest.Close() // hundreds are adopted at once, and few have a request soon
+	b.guest.Close() // hundreds are adopted together, and few have a request soon
 	return nil
 }
 
-// giveUp stops a container that this node cannot use, such as one whose guest
-// is of another version; its disk is kept and its next wake is a cold one. Needs
-// the turn.
+// stopUnusable stops a container that this node cannot use, such as one whose guest is of
+// another version. Its disk stays, and its next wake is a cold one. Needs the transition
+// lock.
 func (b *liveSandbox) stopUnusable(ctx context.Context, why error) {
-	b.m.log.Error("a sandbox cannot be adopted: stopping it", "sandbox", b.id, "error", why)
+	b.m.log.Error("failed to adopt a sandbox, stopping it", "sandbox", b.id, "error", why)
 	b.ended(ReasonRecoveryFailed, why.Error())
 	b.failed(ConditionRecoveryFailed, fmt.Errorf("it could not be adopted, and was stopped: %w", why))
 	b.kill(ctx, b.m.config().StopGrace)

@@ -117,10 +117,10 @@ func TestHoldDecidesOnlyForWhatRan(t *testing.T) {
 	}
 }
 
-func TestLostFilesAreToldWheneverTheContainerVanished(t *testing.T) {
+func TestLostFilesAreReportedWheneverTheContainerVanished(t *testing.T) {
 	const lost = sandbox.ReasonContainerLost
-	type told struct{ stops, lost int }
-	tell := func(m *sandbox.Manager, id sandbox.ID) (n told) {
+	type reports struct{ stops, lost int }
+	tell := func(m *sandbox.Manager, id sandbox.ID) (n reports) {
 		t.Helper()
 		events, err := m.Events(t.Context(), id, 0, 100)
 		if err != nil {
@@ -157,10 +157,10 @@ func TestLostFilesAreToldWheneverTheContainerVanished(t *testing.T) {
 	if err := n.Freezer.Remove(asleep.ID); err != nil { // as a cgroup goes with its container
 		t.Fatal(err)
 	}
-	for id, want := range map[sandbox.ID]told{atStart.ID: {2, 1}, atWake.ID: {2, 1}, asleep.ID: {1, 1}, fine.ID: {1, 0}} {
+	for id, want := range map[sandbox.ID]reports{atStart.ID: {2, 1}, atWake.ID: {2, 1}, asleep.ID: {1, 1}, fine.ID: {1, 0}} {
 		acquire(t, n.Manager, id).Release()
 		if got := tell(n.Manager, id); got != want {
-			t.Errorf("%s was told of stops and lost files %+v, want %+v", id, got, want)
+			t.Errorf("%s has reports of stops and lost files %+v, want %+v", id, got, want)
 		}
 	}
 }

@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// What the node has said yes to and could not finish, such as a destruction while
-// Podman was away, it tries again until it is done.
+// The node retries an acknowledged operation that it could not finish, such as a destruction
+// while Podman was down, until it succeeds.
 
 const (
-	// retryMin and retryMax space the attempts. Podman is back within a second when it
-	// was killed; a full disk may take hours.
+	// retryMin and retryMax space the attempts. A killed Podman is back within a second; a
+	// full disk may take hours.
 	retryMin = time.Second
 	retryMax = time.Minute
 )
 
-// Operation names what is tried again.
+// Operation names an operation that is retried.
 type Operation string
 
 const (
@@ -27,7 +27,7 @@ const (
 	OperationStop    Operation = "stop"    // end a container in quarantine
 )
 
-// PendingOperation is an operation that the node tries again until it is done.
+// PendingOperation is an operation that the node retries until it succeeds.
 type PendingOperation struct {
 	Operation Operation
 	ID        ID
@@ -56,9 +56,9 @@ type pendingRetry struct {
 	timer *time.Timer
 }
 
-// retry has do called again, with increasing pauses, until it returns nil or the
-// Manager closes. err is of the attempt that has just failed. An operation that is
-// pending already keeps its next attempt.
+// retry calls do again, with increasing pauses, until it returns nil or the Manager closes.
+// err is the error of the attempt that has just failed. An operation that is pending already
+// keeps its next attempt.
 func (m *Manager) retry(operation Operation, id ID, err error, do func(context.Context) error) {
 	if m.ctx.Err() != nil {
 		return // the next start of the node finds it
@@ -86,7 +86,7 @@ func (m *Manager) retry(operation Operation, id ID, err error, do func(context.C
 	m.log.Warn("failed to finish an operation, trying again", "operation", operation, "sandbox", id, "attempts", p.Attempts, "retry_in", wait, "error", err)
 }
 
-// attempt tries a pending operation again.
+// attempt is one retry of a pending operation.
 func (m *Manager) attempt(ctx context.Context, key pendingKey) {
 	r := &m.retries
 	r.mu.Lock()
@@ -149,8 +149,8 @@ func (r *retries) list() []PendingOperation {
 	return list
 }
 
-// destroyLater has a destruction that was noted and failed finished. A sandbox that
-// is not destroyed yet was promised to nobody.
+// destroyLater retries a failed destruction that was recorded. The destruction of a sandbox
+// in another state was not acknowledged.
 func (b *liveSandbox) destroyLater(err error) {
 	if err != nil && b.state() == StateDestroyed && !errors.Is(err, context.Canceled) {
 		b.m.retry(OperationDestroy, b.id, err, func(ctx context.Context) error { return b.tryDestroy(ctx, b.view.Load().StateReason) })

@@ -82,7 +82,7 @@ func TestFailedCreationAndStopInQuarantineAreTriedAgain(t *testing.T) {
 	await(t, "its removal is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
 	n.Engine.Fail("start", nil)
 	n.Engine.Fail("remove", nil)
-	await(t, "what was left is removed", func() bool { return n.Engine.Count() == 0 && len(n.Manager.Info(t.Context()).Pending) == 0 })
+	await(t, "the removal of the remains", func() bool { return n.Engine.Count() == 0 && len(n.Manager.Info(t.Context()).Pending) == 0 })
 
 	sb := create(t, n.Manager, "app")
 	n.Engine.Fail("stop", syscall.EIO)

@@ -7,24 +7,25 @@ import (
 	"time"
 )
 
-// diskLostMessage is of ConditionDiskLost, which stays until the sandbox changes its state again.
-const diskLostMessage = "its container was removed outside of doze: its files are lost, and it starts with those of its image"
+// diskLostMessage is the message of ConditionDiskLost, which stays until the next change of
+// state.
+const diskLostMessage = "its container was removed outside of doze: its files are lost, and it starts with the image's files"
 
-// errNotIdle is why the idle rule leaves a sandbox awake after all.
+// errNotIdle: the sandbox was used since the check of the idle rule.
 var errNotIdle = errors.New("not idle")
 
-// mode says how much a sleep or a stop may take from others.
+// mode of a sleep or a stop: whether leases and holds prevent it.
 type mode int
 
 const (
 	modeIdle      mode = iota // only when sleep_after or stop_after has passed
 	modeRequested             // unless a lease is held; a sleep ends a hold
-	modeForced                // as asked, although leases are held
+	modeForced                // although leases are held; a sleep ends a hold
 	modeShutdown              // although leases are held; holds stay
 )
 
-// Sleep puts the sandbox to sleep and returns it. One that is asleep or stopped
-// already stays so and is no error. It ends a hold. ErrBusy while a lease is held.
+// Sleep puts the sandbox to sleep and returns it. It does nothing to a sandbox that is
+// asleep or stopped, and ends a hold. While a lease is held it returns ErrBusy.
 func (m *Manager) Sleep(ctx context.Context, id ID) (Sandbox, error) {
 	return m.sleep(ctx, id, modeRequested, ReasonRequested)
 }
@@ -58,7 +59,7 @@ const (
 
 // freeze freezes the sandbox once its guest has returned the memory that it does not
 // need: asleep, it would hold it for days. A guest that does not do so in time is frozen
-// as it is. Needs the turn.
+// nevertheless. Needs the transition lock.
 func (b *liveSandbox) freeze(ctx context.Context) error {
 	trimCtx, cancelTrim := context.WithTimeout(ctx, trimWait)
 	defer cancelTrim()
@@ -70,10 +71,9 @@ func (b *liveSandbox) freeze(ctx context.Context) error {
 	return b.m.freezer.Freeze(ctx, b.id)
 }
 
-// sleep is the one way to asleep: the idle rule, the API and the node's
-// shutdown all come here. That nobody uses the sandbox is checked and the door
-// closed in one atomic step; who arrives afterwards waits for the turn and
-// wakes it again.
+// sleep is the only transition to StateAsleep, for the idle rule, the API and the node's
+// shutdown. It checks that no lease is held and closes the sandbox in one atomic step;
+// requests that arrive afterwards wait for the transition lock and wake it again.
 func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) error {
 	if err := b.lockTransition(ctx); err != nil {
 		return err
@@ -95,22 +95,22 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 		return err
 	}
 	if err := b.freeze(ctx); err != nil {
-		// Half of it may have happened: a caller who left, an engine that did
-		// it and could not say so.
+		// It may be partly frozen: the caller's context ended, or an engine failed after
+		// the freeze.
 		err = &FreezeError{ID: b.id, Err: errors.Join(err, b.unfreeze(ctx))}
 		if how == modeShutdown {
-			return err // the next node finds it running, and sees for itself
+			return err // the next start of the node finds it running
 		}
 		return b.failed(ConditionSleepFailed, err)
 	}
 	if how == modeRequested || how == modeForced {
 		b.endHold()
 	}
-	// What a hold or an update said while it froze counts: they were told that it runs.
+	// A hold or an update during the freeze was acknowledged, and must count.
 	idle := func() bool { return how != modeIdle || b.idleIn() <= 0 }
 	if !b.setStateIf(idle, StateAsleep, reason) {
 		if err := b.unfreeze(ctx); err != nil {
-			return b.failed(ConditionSleepFailed, fmt.Errorf("thawing %s, which is in use: %w", b.id, err))
+			return b.failed(ConditionSleepFailed, fmt.Errorf("thaw %s, which is in use: %w", b.id, err))
 		}
 		return errNotIdle
 	}
@@ -119,8 +119,8 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 	return nil
 }
 
-// close closes the sandbox to new leases: ErrBusy if one is held, unless the mode
-// says that this does not matter. Needs the turn.
+// close closes the sandbox to new leases. If one is held, it returns ErrBusy, except in
+// modeForced and modeShutdown. Needs the transition lock.
 func (b *liveSandbox) close(how mode) error {
 	if how == modeForced || how == modeShutdown {
 		b.closeNow()
@@ -139,8 +139,8 @@ func (b *liveSandbox) busy() error {
 	return fmt.Errorf("sandbox %s has %d requests in flight: %w", b, b.leases(), ErrBusy)
 }
 
-// unfreeze takes back a freeze or what happened of it, also when ctx has ended,
-// and opens the sandbox. Needs the turn.
+// unfreeze reverts a complete or partial freeze, also when ctx has ended, and opens the
+// sandbox. Needs the transition lock.
 func (b *liveSandbox) unfreeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
 	defer cancel()
@@ -148,8 +148,8 @@ func (b *liveSandbox) unfreeze(ctx context.Context) error {
 	return b.m.freezer.Thaw(ctx, b.id)
 }
 
-// Stop ends all processes of the sandbox, keeps its disk, and returns it. One
-// that is stopped already is no error. ErrBusy while a lease is held.
+// Stop ends all processes of the sandbox, keeps its disk, and returns it. It does nothing
+// to a stopped sandbox. While a lease is held it returns ErrBusy.
 func (m *Manager) Stop(ctx context.Context, id ID) (Sandbox, error) {
 	return m.stop(ctx, id, modeRequested, ReasonRequested)
 }
@@ -165,7 +165,7 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason)
 	if err != nil {
 		return Sandbox{}, err
 	}
-	// Half a stop helps nobody, so a caller who leaves does not end it.
+	// The end of the caller's context does not interrupt a stop halfway.
 	err = m.do(ctx, func(ctx context.Context) error { return b.stop(ctx, how, reason) })
 	if err != nil {
 		return Sandbox{}, err
@@ -173,7 +173,7 @@ func (m *Manager) stop(ctx context.Context, id ID, how mode, reason StateReason)
 	return b.sandbox(), nil
 }
 
-// stopSlack is what the engine gets to stop a container beyond the grace.
+// stopSlack is how long the engine may take to stop a container beyond the grace.
 const stopSlack = 30 * time.Second
 
 func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) error {
@@ -184,7 +184,7 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 	if b.isGone() {
 		return fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
 	}
-	// Somebody may have woken it while this waited for the turn.
+	// It may have been woken while this waited for the lock.
 	if how == modeIdle && (b.state() != StateAsleep || b.stopIn() > 0) {
 		return errNotIdle
 	}
@@ -198,13 +198,13 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 			return err
 		}
 	case StateAsleep:
-		// A forced sleep paused what holds leases; a stop ends it.
+		// A forced sleep paused the leases' requests; a stop would end them.
 		if how == modeRequested && b.leases() > 0 {
 			return b.busy()
 		}
-		// Its processes get their chance to end well.
+		// Its processes may end by themselves.
 		if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
-			return b.failed(ConditionStopFailed, fmt.Errorf("thawing %s to stop it: %w", b.id, err))
+			return b.failed(ConditionStopFailed, fmt.Errorf("thaw %s to stop it: %w", b.id, err))
 		}
 	default:
 		return nil
@@ -214,8 +214,8 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 		err, reason = nil, ReasonContainerLost
 	}
 	if err != nil {
-		err = fmt.Errorf("stopping %s: %w", b.id, err)
-		// Whatever half of it happened, its watcher or the next wake finds it.
+		err = fmt.Errorf("stop %s: %w", b.id, err)
+		// If it has stopped nevertheless, its watcher or the next wake finds out.
 		if before == StateRunning {
 			b.open(0)
 			return b.failed(ConditionStopFailed, err)
@@ -224,16 +224,15 @@ func (b *liveSandbox) stop(ctx context.Context, how mode, reason StateReason) er
 	}
 	b.drainEvents(ctx)
 	b.ended(reason, "")
-	// It has stopped, and on a full disk that is found again: the journal writes it
-	// when there is room.
+	// It has stopped; on a full disk the journal writes that later.
 	if err := b.save(ctx); err != nil && !errors.Is(err, ErrStoreFull) {
 		return err
 	}
 	return nil
 }
 
-// refreeze takes back a thaw that came to nothing, also when ctx has ended. A
-// sandbox that does not freeze is running, and is treated as such. Needs the turn.
+// refreeze reverts a thaw after a failure, also when ctx has ended. A sandbox that does not
+// freeze becomes running. Needs the transition lock.
 func (b *liveSandbox) refreeze(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), deathWait)
 	defer cancel()
@@ -248,11 +247,11 @@ func (b *liveSandbox) refreeze(ctx context.Context) error {
 	b.touch()
 	b.open(0)
 	b.armWoken()
-	return fmt.Errorf("freezing %s again: %w", b.id, err)
+	return fmt.Errorf("freeze %s again: %w", b.id, err)
 }
 
-// ended notes that the container no longer runs; failure says what went wrong, if
-// something did. Needs the turn.
+// ended marks the sandbox as stopped: its container no longer runs. failure describes the
+// error that ended it, or is empty. Needs the transition lock.
 func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.closeNow()
 	b.unwatch()
@@ -263,13 +262,13 @@ func (b *liveSandbox) ended(reason StateReason, failure string) {
 	b.emit(Event{Type: EventStopped, Reason: reason, Error: failure})
 }
 
-// kill ends what is left of the container of a sandbox that is stopped. What
-// fails is tried again by look. Needs the turn.
+// kill ends the container of a sandbox that is marked as stopped. After a failure runCheck
+// tries again. Needs the transition lock.
 func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace+deathWait)
 	defer cancel()
 	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
-		b.m.log.Warn("thawing what is left of a container", "sandbox", b.id, "error", err)
+		b.m.log.Warn("failed to thaw the container of a stopped sandbox", "sandbox", b.id, "error", err)
 	}
 	err := b.m.engine.Stop(ctx, b.id, grace)
 	if errors.Is(err, ErrNoContainer) {
@@ -278,9 +277,9 @@ func (b *liveSandbox) kill(ctx context.Context, grace time.Duration) {
 	switch {
 	case err != nil:
 		b.failures.Add(1)
-		b.m.log.Error("ending what is left of a container", "sandbox", b.id, "error", err)
+		b.m.log.Error("failed to end the container of a stopped sandbox", "sandbox", b.id, "error", err)
 		if b.view.Load().Condition.Code == "" {
-			b.setCondition(ConditionStopIncomplete, "it is stopped, but what is left of its container cannot be ended: "+err.Error())
+			b.setCondition(ConditionStopIncomplete, "it is stopped, but its container cannot be ended: "+err.Error())
 		}
 	default:
 		b.endConditionOf(ConditionStopIncomplete)
@@ -336,7 +335,7 @@ func (b *liveSandbox) hold(ctx context.Context, d time.Duration) error {
 	return err
 }
 
-// endHold ends a hold for a sleep that was asked for.
+// endHold ends a hold for a requested sleep.
 func (b *liveSandbox) endHold() {
 	if b.view.Load().HoldUntil.IsZero() {
 		return

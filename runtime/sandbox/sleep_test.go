@@ -29,7 +29,7 @@ func TestFailedFreezeLeavesItRunning(t *testing.T) {
 	acquire(t, n.Manager, sb.ID).Release()
 }
 
-// As one does whose process waits for a disk that does not answer.
+// As with a process that waits for a disk that does not respond.
 func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 	t.Parallel()
 	n := sandboxtest.Open(t, nil)
@@ -44,8 +44,8 @@ func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatalf("acquire: %v", err)
 	}
-	await(t, "why it does not sleep is told", func() bool {
-		return strings.HasPrefix(lease.Sandbox().Condition.Message, "freezing "+string(sb.ID))
+	await(t, "the condition of a failed sleep", func() bool {
+		return strings.HasPrefix(lease.Sandbox().Condition.Message, "freeze "+string(sb.ID))
 	})
 	release()
 	lease.Release()
@@ -189,7 +189,7 @@ func TestForcedSleepThatFailsLeavesItRunning(t *testing.T) {
 	other.Release()
 }
 
-func TestListensIsNoUseOfASandbox(t *testing.T) {
+func TestListensDoesNotCountAsUse(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -293,7 +293,7 @@ func TestSleepEndsAHoldWhateverTheState(t *testing.T) {
 	}
 }
 
-func TestTimelineTellsWhatHappened(t *testing.T) {
+func TestTimelineHasEachChange(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	mustSleep(t, m, sb.ID)

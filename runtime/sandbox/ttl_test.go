@@ -38,7 +38,7 @@ func TestSandboxIsDestroyedWhenItsTTLPasses(t *testing.T) {
 				return errors.Is(err, sandbox.ErrNotFound)
 			})
 			if _, err := n.Engine.Inspect(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrNoContainer) {
-				t.Errorf("its container is still there, error %v", err)
+				t.Errorf("its container still exists, error %v", err)
 			}
 		})
 	}

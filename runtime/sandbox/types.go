@@ -10,7 +10,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// ID names a sandbox for ever: 12 characters of [a-z0-9], no hyphen, so that it
+// ID names a sandbox permanently: 12 characters of [a-z0-9], no hyphen, so that it
 // can stand between hyphens in a preview's host name.
 type ID string
 
@@ -25,7 +25,7 @@ const (
 	StateDestroyed State = "destroyed" // final
 )
 
-// StateReason says why a sandbox entered its state.
+// StateReason is why a sandbox entered its state.
 type StateReason string
 
 const (
@@ -45,14 +45,14 @@ const (
 	ReasonAdopted           StateReason = "adopted"            // from quarantine
 )
 
-// Condition is what is wrong with a sandbox.
+// Condition is a fault of a sandbox.
 type Condition struct {
 	Code    ConditionCode `json:"code"`
 	Message string        `json:"message"` // for people
 	Since   time.Time     `json:"since"`   // when a condition of this code began
 }
 
-// ConditionCode tells conditions apart.
+// ConditionCode distinguishes conditions.
 type ConditionCode string
 
 const (
@@ -76,7 +76,7 @@ func (d Duration) String() string { return time.Duration(d).String() }
 // MarshalJSON writes the duration as time.Duration.String does.
 func (d Duration) MarshalJSON() ([]byte, error) { return json.Marshal(d.String()) }
 
-// UnmarshalJSON accepts what time.ParseDuration does, such as "1h30m".
+// UnmarshalJSON accepts the syntax of time.ParseDuration, such as "1h30m".
 func (d *Duration) UnmarshalJSON(b []byte) error {
 	var text string
 	if err := json.Unmarshal(b, &text); err != nil {
@@ -97,7 +97,7 @@ type Sandbox struct {
 	ID         ID                `json:"id"`
 	Name       string            `json:"name"` // unique per owner
 	Owner      string            `json:"owner"`
-	Image      string            `json:"image"` // as asked for, such as "base"
+	Image      string            `json:"image"` // as requested, such as "base"
 	ImageRef   string            `json:"image_ref"`
 	Size       string            `json:"size"`
 	State      State             `json:"state"`
@@ -110,13 +110,13 @@ type Sandbox struct {
 	TTL       Duration  `json:"ttl,omitzero"`
 	ExpiresAt time.Time `json:"expires_at,omitzero"`
 	CreatedAt time.Time `json:"created_at"`
-	// LastActiveAt is when somebody last used it: a lease, traffic or CPU.
+	// LastActiveAt is the last use: a lease, traffic or CPU time.
 	LastActiveAt time.Time `json:"last_active_at"`
-	// StateSince is when State was entered; StateReason says why. A wake leaves none.
+	// StateSince is when State was entered. A wake leaves no StateReason.
 	StateSince  time.Time   `json:"state_since"`
 	StateReason StateReason `json:"state_reason,omitempty"`
-	// Condition says what is wrong with it, such as why its last wake failed; zero
-	// when nothing is. A change of state that succeeds ends it.
+	// Condition is a fault, such as the error of the last wake; zero if there is none. A
+	// successful change of state ends it.
 	Condition Condition `json:"condition,omitzero"`
 	// StartedAt is when its container last started: each cold wake changes it,
 	// and connections from before it are dead.
@@ -139,22 +139,22 @@ type Access string
 
 const (
 	AccessToken  Access = "token"  // the token stands in the host name; the default
-	AccessPublic Access = "public" // whoever knows the id
+	AccessPublic Access = "public" // any visitor; the id stands in the host name
 )
 
 // WakeMode of a preview.
 type WakeMode string
 
 const (
-	// WakeNavigation is the default: every request but a prefetch wakes a sandbox
-	// that is asleep; one that is stopped is started by people who open a page and
-	// by programs, not by a page that is open already.
+	// WakeNavigation is the default: every request except a prefetch wakes a sleeping
+	// sandbox. A stopped one is started by people who open a page and by programs, but not
+	// by a page that is open already.
 	WakeNavigation WakeMode = "navigation"
 	WakeAny        WakeMode = "any"   // every request wakes and starts it
 	WakeNever      WakeMode = "never" // 410 while it is not running
 )
 
-// HostMode says which Host the server in the sandbox sees.
+// HostMode is the Host header that the server in the sandbox receives.
 type HostMode string
 
 const (
@@ -163,16 +163,16 @@ const (
 	HostPreserve HostMode = "preserve" // the preview's own
 )
 
-// Protocol says which HTTP the server in the sandbox speaks.
+// Protocol is the version of HTTP that the server in the sandbox speaks.
 type Protocol string
 
 const (
-	ProtocolAuto  Protocol = "auto"  // h2c for gRPC and for servers that answer HTTP/1.1 with HTTP/2; the default
+	ProtocolAuto  Protocol = "auto"  // h2c for gRPC and for servers that respond to HTTP/1.1 with HTTP/2; the default
 	ProtocolHTTP1 Protocol = "http1" // HTTP/1.1
 	ProtocolH2C   Protocol = "h2c"   // HTTP/2 without TLS, with prior knowledge
 )
 
-// WebSocketMode says whether a silent upgraded connection keeps its sandbox awake.
+// WebSocketMode is whether a silent upgraded connection keeps its sandbox awake.
 type WebSocketMode string
 
 const (
@@ -188,12 +188,12 @@ type Port struct {
 	Token     string        `json:"token,omitempty"` // empty when public
 	Wake      WakeMode      `json:"wake"`
 	Host      HostMode      `json:"host"`
-	Protocol  Protocol      `json:"protocol,omitempty"` // empty in records of before: auto
+	Protocol  Protocol      `json:"protocol,omitempty"` // empty in records of earlier versions: auto
 	WebSocket WebSocketMode `json:"websocket"`
 	CreatedAt time.Time     `json:"created_at"`
 }
 
-// Cause says who woke a sandbox.
+// Cause is the kind of request that woke a sandbox.
 type Cause string
 
 const (
@@ -202,11 +202,11 @@ const (
 	CauseFiles     Cause = "files"
 	CauseProcess   Cause = "process"
 	CauseWebSocket Cause = "websocket"
-	CauseEgress    Cause = "egress" // something that it waits for came from upstream
+	CauseEgress    Cause = "egress" // data from upstream, on a connection of the sandbox
 	CauseRequested Cause = "requested"
 )
 
-// WakeKind says what a wake had to do.
+// WakeKind is how a wake brought the sandbox to StateRunning.
 type WakeKind string
 
 const (
@@ -215,7 +215,7 @@ const (
 	WakeCold WakeKind = "cold" // container started again
 )
 
-// WakeInfo is what a Lease cost.
+// WakeInfo describes the wake that a Lease waited for.
 type WakeInfo struct {
 	Kind WakeKind
 	Took time.Duration
@@ -245,8 +245,8 @@ const (
 // Event is one entry of a sandbox's timeline. Fields beyond Seq, Type, Time
 // and Sandbox depend on Type.
 type Event struct {
-	// Seq rises within a sandbox. When the node is killed, events of its last
-	// moments may be lost, although they were told; others then get their seqs.
+	// Seq increases within a sandbox. When the node is killed, its last events may be
+	// lost although subscribers got them; later events then reuse their numbers.
 	Seq     uint64    `json:"seq"`
 	Type    EventType `json:"type"`
 	Time    time.Time `json:"time"`

@@ -76,7 +76,7 @@ func (p Patch) apply(sb *Sandbox, now time.Time) {
 	}
 }
 
-// rename takes a name beside the one that the sandbox has.
+// rename reserves a name in addition to the sandbox's present one.
 func (m *Manager) rename(b *liveSandbox, sb Sandbox, name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -91,7 +91,7 @@ func (m *Manager) rename(b *liveSandbox, sb Sandbox, name string) error {
 	return nil
 }
 
-// unname gives up a name that is not, or no longer, the sandbox's own.
+// unname releases a name that is not, or no longer, the sandbox's own.
 func (m *Manager) unname(b *liveSandbox, sb Sandbox, name string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -11,24 +11,24 @@ import (
 const (
 	// attachWait bounds an attachment, which takes some milliseconds.
 	attachWait = 10 * time.Second
-	// trustWait bounds what a guest does to trust the Uplink, which takes some
-	// milliseconds too, and keeps the first command waiting.
+	// trustWait bounds the installation of the Uplink's CAs by a guest, which takes some
+	// milliseconds too. The first command waits for it.
 	trustWait = 5 * time.Second
 )
 
-// attach gives the sandbox, whose container runs or is frozen, its network. Needs
-// the turn.
+// attach connects the sandbox, whose container runs or is frozen, to its network. Needs the
+// transition lock.
 func (b *liveSandbox) attach(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, attachWait)
 	defer cancel()
 	if err := b.m.uplink.Attach(ctx, b.sandbox(), int(b.pid.Load())); err != nil {
-		return fmt.Errorf("attaching its network: %w", err)
+		return fmt.Errorf("attach its network: %w", err)
 	}
 	return nil
 }
 
-// outOfReach drops what leads into a container, and out of it, that has ended or
-// is about to. Needs the turn, without which it could hit the container's successor.
+// disconnect closes all connections into and out of a container that has ended or is about
+// to. Needs the transition lock, so that it cannot affect the next container.
 func (b *liveSandbox) disconnect() {
 	b.pid.Store(0)
 	b.m.network.Forget(b.id)
@@ -37,15 +37,14 @@ func (b *liveSandbox) disconnect() {
 	b.guest.Close()
 }
 
-// noteAttached notes whether an adopted sandbox could be attached. It is worth
-// more without a network than stopped, so it stays as it is, and look tries again.
-// Needs the turn.
+// noteAttached records whether an adopted sandbox could be attached. After an error it runs
+// on without a network, and runCheck tries again. Needs the transition lock.
 func (b *liveSandbox) noteAttached(err error) {
 	switch {
 	case err != nil:
 		b.failures.Add(1)
 		if !b.cutOff.Swap(true) {
-			b.m.log.Error("a sandbox has no network; trying again", "sandbox", b.id, "error", err)
+			b.m.log.Error("failed to attach a sandbox's network, trying again", "sandbox", b.id, "error", err)
 		}
 		b.setCondition(ConditionNetworkLost, "it has no network; the node tries again: "+err.Error())
 	case b.cutOff.Swap(false):
@@ -53,7 +52,7 @@ func (b *liveSandbox) noteAttached(err error) {
 	}
 }
 
-// reattach is attach for a sandbox that is still cut off when it gets the turn.
+// reattach is attach for a sandbox that is still cut off.
 func (b *liveSandbox) reattach(ctx context.Context) error {
 	if err := b.lockTransition(ctx); err != nil {
 		return err
@@ -65,14 +64,14 @@ func (b *liveSandbox) reattach(ctx context.Context) error {
 	return nil
 }
 
-// noteTrust notes which CAs the guest was given in this run.
+// noteTrust records the CAs that the guest has in this run.
 func (b *liveSandbox) noteTrust(digest string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.trusts = digest
 }
 
-// trustsOthers says whether the guest was given other CAs than the Uplink has now.
+// trustsOthers reports whether the guest has other CAs than the Uplink's present ones.
 func (b *liveSandbox) trustsOthers() bool {
 	ca := b.m.uplink.Trust()
 	if len(ca) == 0 {
@@ -83,9 +82,9 @@ func (b *liveSandbox) trustsOthers() bool {
 	return b.trusts != guest.TrustDigest(ca)
 }
 
-// trustUplink has the guest trust the Uplink's CAs, unless it does. That it cannot,
-// as on a full disk, is a condition and keeps nothing from running; it is tried
-// again with the next CAs or in the guest's next run. Needs the turn.
+// trustUplink makes the guest trust the Uplink's CAs, unless it does already. A failure, as
+// on a full disk, is a condition and does not stop the sandbox; the next attempt is with the
+// next CAs or in the guest's next run. Needs the transition lock.
 func (b *liveSandbox) trustUplink(ctx context.Context) {
 	ca := b.m.uplink.Trust()
 	if len(ca) == 0 || !b.trustsOthers() {
@@ -104,7 +103,7 @@ func (b *liveSandbox) trustUplink(ctx context.Context) {
 		}
 	}
 	if err != nil {
-		b.m.log.Warn("a sandbox may not trust the node's CA", "sandbox", b.id, "error", err)
+		b.m.log.Warn("failed to install the node's CA in a sandbox", "sandbox", b.id, "error", err)
 		_ = b.failed(ConditionTrustFailed, fmt.Errorf("its programs may not trust the node's CA: %w", err))
 	}
 }

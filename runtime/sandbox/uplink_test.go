@@ -99,7 +99,7 @@ func TestSandboxThatCannotBeAttachedDoesNotStart(t *testing.T) {
 	if _, err := n.Manager.Acquire(t.Context(), sb.ID, sandbox.CauseExec); !errors.As(err, &we) || !errors.Is(err, syscall.EMFILE) {
 		t.Errorf("acquire: %v", err)
 	}
-	mustAil(t, n, sb.ID, sandbox.ConditionWakeFailed, "too many open files")
+	mustHaveCondition(t, n, sb.ID, sandbox.ConditionWakeFailed, "too many open files")
 	c, err := n.Engine.Inspect(t.Context(), sb.ID)
 	if err != nil || c.State == sandbox.ContainerRunning {
 		t.Errorf("its container is %s, error %v", c.State, err)
@@ -116,7 +116,7 @@ func TestSandboxThatCannotBeAttachedDoesNotStart(t *testing.T) {
 	mustBeAttached(t, n, sb.ID)
 }
 
-// What a declared process does first is to reach for its database.
+// The first action of a declared process is to connect to its database.
 func TestSandboxIsAttachedBeforeItsProcessesStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
@@ -186,7 +186,7 @@ func TestWhatCouldNotBeForgottenIsForgottenAtTheNextStart(t *testing.T) {
 		t.Error("it is still not forgotten")
 	}
 	if !n.Uplink.Knows(stopped.ID) {
-		t.Error("one that is there is forgotten")
+		t.Error("an existing sandbox is forgotten")
 	}
 }
 
@@ -209,7 +209,7 @@ func TestAdoptedSandboxesAreAttachedAgain(t *testing.T) {
 	mustBeAttached(t, n, asleep.ID)
 	mustBeDetached(t, n, stopped.ID)
 	if n.Uplink.Knows(half.ID) {
-		t.Error("what was half-destroyed is not forgotten")
+		t.Error("a half-destroyed sandbox is not forgotten")
 	}
 	if got := stateOf(t, n.Manager, asleep.ID); got != sandbox.StateAsleep {
 		t.Errorf("to be attached it was brought to %s", got)
@@ -223,14 +223,14 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 	n.Crash(t, func() { n.Uplink.Fail(syscall.EMFILE) })
 	m := n.Manager
 	for id, want := range map[sandbox.ID]sandbox.State{running.ID: sandbox.StateRunning, asleep.ID: sandbox.StateAsleep} {
-		if got := mustAil(t, n, id, sandbox.ConditionNetworkLost, "no network"); got.State != want {
+		if got := mustHaveCondition(t, n, id, sandbox.ConditionNetworkLost, "no network"); got.State != want {
 			t.Errorf("%s is %s, want %s", got.Name, got.State, want)
 		}
 		if !m.Armed(id) {
-			t.Error("nobody tries again")
+			t.Error("it is not tried again")
 		}
 		m.RunCheck(id)
-		mustAil(t, n, id, sandbox.ConditionNetworkLost, "too many open files")
+		mustHaveCondition(t, n, id, sandbox.ConditionNetworkLost, "too many open files")
 	}
 	mustStop(t, m, stopped.ID)
 	n.Uplink.Fail(nil)
@@ -246,7 +246,7 @@ func TestAdoptedSandboxThatCannotBeAttachedIsKeptAndTriedAgain(t *testing.T) {
 	m.RunCheck(running.ID)
 	m.RunCheck(stopped.ID)
 	if n.Uplink.Attaches() != before {
-		t.Error("what is attached, or does not run, was attached again")
+		t.Error("a sandbox that is attached, or does not run, was attached again")
 	}
 }
 
@@ -309,7 +309,7 @@ func TestRouseOfWhatDiedAsleepStartsNothing(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	mustSleep(t, n.Manager, sb.ID)
-	n.Crash(t, func() {}) // adopted asleep, nobody watches its guest
+	n.Crash(t, func() {}) // adopted asleep, its guest has no watcher
 	n.Engine.Kill(t, sb.ID)
 	n.Freezer.FailOnce(syscall.EIO)
 	if _, err := n.Manager.Rouse(t.Context(), sb.ID, sandbox.CauseEgress); !errors.Is(err, sandbox.ErrNotRunning) {
@@ -323,7 +323,7 @@ func TestRouseOfWhatDiedAsleepStartsNothing(t *testing.T) {
 }
 
 // Both wait for one wake.
-func TestWhoWantsAStartGetsItForThoseWhoDoNot(t *testing.T) {
+func TestAcquireStartsTheSandboxForARouse(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -357,8 +357,8 @@ func TestWhoWantsAStartGetsItForThoseWhoDoNot(t *testing.T) {
 	}
 }
 
-// He who joins when it has just been decided that nobody wants a start.
-func TestWhoWantsAStartTooLateGetsOneOfHisOwn(t *testing.T) {
+// An Acquire joins just after the wake has decided against a start.
+func TestAcquireTooLateForAWarmWakeStartsAnother(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
@@ -372,7 +372,7 @@ func TestWhoWantsAStartTooLateGetsOneOfHisOwn(t *testing.T) {
 		}
 		acquired <- err
 	}()
-	await(t, "he waits", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	await(t, "a waiter", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	decided()
 	if err := <-acquired; err != nil {
 		t.Errorf("acquire: %v", err)
@@ -453,15 +453,15 @@ func newCA(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// trusting is a guest that notes what it is told to trust, and says so.
+// trusting is a guest that records the CAs that it gets, and reports their digest.
 type trusting struct {
 	*hostileGuest
 	fail atomic.Pointer[guest.Error]
 
-	mu     sync.Mutex
-	digest string
-	given  []guest.Trust
-	roots  bool // it has some
+	mu       sync.Mutex
+	digest   string
+	received []guest.Trust
+	roots    bool // it has some
 }
 
 func newTrusting() *trusting {
@@ -480,7 +480,7 @@ func (g *trusting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case guest.RouteTrust:
 		var t guest.Trust
 		json.NewDecoder(r.Body).Decode(&t)
-		g.given, g.digest, g.roots = append(g.given, t), guest.TrustDigest([]byte(t.CA)), g.roots || t.Roots != ""
+		g.received, g.digest, g.roots = append(g.received, t), guest.TrustDigest([]byte(t.CA)), g.roots || t.Roots != ""
 		if e := g.fail.Load(); e != nil {
 			w.WriteHeader(http.StatusInsufficientStorage)
 			json.NewEncoder(w).Encode(e)
@@ -494,12 +494,12 @@ func (g *trusting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// told returns what the guest was told since the last call.
-func (g *trusting) told() []guest.Trust {
+// newTrusts returns the requests since the last call.
+func (g *trusting) newTrusts() []guest.Trust {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	given := g.given
-	g.given = nil
+	given := g.received
+	g.received = nil
 	return given
 }
 
@@ -517,8 +517,8 @@ func TestEachRunOfTheGuestTrustsTheUplink(t *testing.T) {
 	first, second := newCA(t), newCA(t)
 	want := func(when string, want ...guest.Trust) {
 		t.Helper()
-		if got := g.told(); !slices.Equal(got, want) {
-			t.Errorf("%s it was told %+v, want %+v", when, got, want)
+		if got := g.newTrusts(); !slices.Equal(got, want) {
+			t.Errorf("%s it got %+v, want %+v", when, got, want)
 		}
 	}
 	early := create(t, n.Manager, "early")
@@ -557,20 +557,20 @@ func TestEachRunOfTheGuestTrustsTheUplink(t *testing.T) {
 	want("when it was adopted asleep and woke", guest.Trust{CA: string(first)})
 }
 
-// A disk that is full keeps nobody from what needs no trust.
-func TestSandboxThatCannotTrustTheUplinkRunsAndSaysWhy(t *testing.T) {
+// A full disk only prevents what needs the CA.
+func TestSandboxThatCannotTrustTheUplinkRunsWithACondition(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	g := newTrusting()
 	g.fail.Store(&guest.Error{Code: guest.CodeNoSpace, Message: "the disk is full"})
 	n.Engine.HandleGuest(g)
 	n.Uplink.SetTrust(newCA(t))
 	sb := create(t, n.Manager, "app")
-	if got := mustAil(t, n, sb.ID, sandbox.ConditionTrustFailed, "the disk is full"); got.State != sandbox.StateRunning {
+	if got := mustHaveCondition(t, n, sb.ID, sandbox.ConditionTrustFailed, "the disk is full"); got.State != sandbox.StateRunning {
 		t.Errorf("it is %s", got.State)
 	}
-	g.told()
+	g.newTrusts()
 	n.Manager.RunCheck(sb.ID)
-	if got := g.told(); len(got) > 0 {
+	if got := g.newTrusts(); len(got) > 0 {
 		t.Error("it is asked again and again")
 	}
 	g.fail.Store(nil)
@@ -578,16 +578,16 @@ func TestSandboxThatCannotTrustTheUplinkRunsAndSaysWhy(t *testing.T) {
 	g.restart()
 	acquire(t, n.Manager, sb.ID).Release()
 	mustBeWell(t, n, sb.ID)
-	if got := g.told(); len(got) == 0 {
-		t.Error("the next run was told nothing")
+	if got := g.newTrusts(); len(got) == 0 {
+		t.Error("the next run got no CA")
 	}
 }
 
-func TestHostWithoutRootsSaysSo(t *testing.T) {
+func TestHostWithoutRootsIsACondition(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	n.Engine.HandleGuest(newTrusting())
 	n.Uplink.SetTrust(newCA(t))
 	n.Roots = func() ([]byte, error) { return nil, errors.New("install ca-certificates") }
 	n.Crash(t, func() {})
-	mustAil(t, n, create(t, n.Manager, "app").ID, sandbox.ConditionTrustFailed, "install ca-certificates")
+	mustHaveCondition(t, n, create(t, n.Manager, "app").ID, sandbox.ConditionTrustFailed, "install ca-certificates")
 }

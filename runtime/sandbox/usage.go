@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// Usage is what a sandbox uses of the machine.
+// Usage is the CPU time and memory of a sandbox.
 type Usage struct {
-	CPU    time.Duration // in all since its cgroup was made, such as by a boot of the machine
+	CPU    time.Duration // since its cgroup was made, which is at most since the machine booted
 	Memory int64         // bytes, see Freezer.Memory; 0 when stopped
 }
 
-// Usage reads what a sandbox uses. It wakes nothing. What cannot be read, as of a
-// sandbox that has never run since the machine booted, is zero.
+// Usage reads the usage of a sandbox without waking it. Values that cannot be read, as of a
+// sandbox that has not run since the machine booted, are zero.
 func (m *Manager) Usage(ctx context.Context, id ID) (Usage, error) {
 	b, err := m.live(id)
 	if err != nil {

@@ -9,20 +9,20 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// wake is one wake in flight, shared by all who wait for it.
+// wake is one wake in flight, shared by its waiters.
 type wake struct {
 	cause   Cause
 	end     context.CancelCauseFunc
 	done    chan struct{}
-	waiters int  // guarded by box.mu; each gets a lease when the wake succeeds
-	cold    bool // guarded by box.mu; one of them wants it also if it is stopped
+	waiters int  // guarded by liveSandbox.mu; each gets a lease when the wake succeeds
+	cold    bool // guarded by liveSandbox.mu; a waiter permits a cold start
 	// Valid once done is closed:
 	info WakeInfo
 	err  error
 }
 
-// await joins the wake in flight, or starts one, and waits for it. Without cold, a
-// sandbox that is stopped stays so, and the error is ErrNotRunning.
+// await joins the wake in flight, or starts one, and waits for it. Without cold it returns
+// ErrNotRunning for a stopped sandbox.
 func (b *liveSandbox) await(ctx context.Context, cause Cause, cold bool) (*Lease, error) {
 	if n := b.m.waiting.Add(1); n > int64(b.m.config().MaxWaiters) {
 		b.m.waiting.Add(-1)
@@ -31,8 +31,8 @@ func (b *liveSandbox) await(ctx context.Context, cause Cause, cold bool) (*Lease
 	defer b.m.waiting.Add(-1)
 	for {
 		lease, err := b.awaitOne(ctx, cause, cold)
-		// Who wants a cold start may have joined just after a wake that nobody
-		// wanted one of had made up its mind.
+		// A waiter that permits a cold start may join just after the wake has decided
+		// against one.
 		if !cold || !errors.Is(err, ErrNotRunning) {
 			return lease, err
 		}
@@ -89,8 +89,8 @@ func (b *liveSandbox) waking() bool {
 	return b.wake != nil
 }
 
-// abandon takes a waiter out of a wake. It reports false when the wake has
-// ended meanwhile, so that the waiter has its lease or error already.
+// abandon removes a waiter from a wake. It returns false when the wake has ended meanwhile,
+// so that the waiter has its lease or error already.
 func (b *liveSandbox) abandon(w *wake) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -117,7 +117,7 @@ func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 	}
 	info := WakeInfo{Kind: kind, Took: time.Since(start)}
 	err = b.wakeError(ctx, err)
-	// Before the waiters go on: who woke it finds the wake in its timeline.
+	// Before the waiters go on: their clients find the wake in the timeline.
 	switch {
 	case errors.Is(err, ErrDestroyed), errors.Is(err, ErrClosed), errors.Is(err, ErrNotRunning):
 	case err != nil:
@@ -133,8 +133,8 @@ func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 	b.wake = nil
 	w.info, w.err = info, err
 	if err == nil {
-		// Each waiter gets its lease here, under mu, so that nothing can
-		// put the sandbox to sleep between the wake and their requests.
+		// The waiters get their leases here, under mu, so that the sandbox cannot sleep
+		// between the wake and their requests.
 		b.open(w.waiters)
 		b.touch()
 	}
@@ -145,7 +145,7 @@ func (b *liveSandbox) runWake(ctx context.Context, w *wake) {
 	}
 }
 
-// wakeError is what waiters get: who ended ctx on purpose says why.
+// wakeError returns the error for the waiters: the cause of a canceled ctx, or a *WakeError.
 func (b *liveSandbox) wakeError(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && (errors.Is(cause, ErrDestroyed) || errors.Is(cause, ErrClosed)) {
 		return fmt.Errorf("sandbox %s: %w", b, cause)
@@ -157,8 +157,8 @@ func (b *liveSandbox) wakeError(ctx context.Context, err error) error {
 	return &WakeError{ID: b.id, Err: err}
 }
 
-// wakeUp brings the sandbox to running, whatever it was, if those who wait for w
-// want that. Needs the turn.
+// wakeUp brings the sandbox to StateRunning from any state, as far as the waiters of w
+// permit. Needs the transition lock.
 func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 	if b.isGone() {
 		return WakeNone, fmt.Errorf("sandbox %s: %w", b, ErrDestroyed)
@@ -172,14 +172,14 @@ func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 			return WakeWarm, nil
 		}
 		if errors.Is(err, errUnusable) {
-			if b.m.ctx.Err() != nil { // the node closes; the next one looks again
+			if b.m.ctx.Err() != nil { // the node closes; its next start decides
 				return WakeNone, errors.Join(err, b.refreeze(ctx))
 			}
 			b.stopUnusable(ctx, err)
 			return b.startFor(ctx, w)
 		}
 		// Its container or cgroup may have vanished while it slept.
-		b.m.log.Warn("thawing failed, looking whether the container lives", "sandbox", b.id, "error", err)
+		b.m.log.Warn("failed to thaw a sandbox, inspecting its container", "sandbox", b.id, "error", err)
 		c, inspectErr := b.m.engine.Inspect(ctx, b.id)
 		if inspectErr == nil && (c.State == ContainerRunning || c.State == ContainerPaused) {
 			return WakeNone, err
@@ -200,7 +200,7 @@ func (b *liveSandbox) wakeUp(ctx context.Context, w *wake) (WakeKind, error) {
 	}
 }
 
-// startFor is the cold wake, if one of those who wait for w wants that. Needs the turn.
+// startFor is the cold wake, if a waiter of w permits it. Needs the transition lock.
 func (b *liveSandbox) startFor(ctx context.Context, w *wake) (WakeKind, error) {
 	b.mu.Lock()
 	cold := w.cold
@@ -211,17 +211,17 @@ func (b *liveSandbox) startFor(ctx context.Context, w *wake) (WakeKind, error) {
 	return WakeCold, b.coldStart(ctx)
 }
 
-// errUnusable is why a sandbox that was adopted asleep, and is thawed now, must
-// be started anew: its guest does not answer this node, or is of another version.
+// errUnusable: a sandbox that was adopted asleep must be started again, because its guest
+// does not respond to this node or is of another version.
 var errUnusable = errors.New("its guest cannot be used")
 
 // thaw is the warm wake.
 func (b *liveSandbox) thaw(ctx context.Context) error {
 	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
-		return fmt.Errorf("thawing %s: %w", b.id, err)
+		return fmt.Errorf("thaw %s: %w", b.id, err)
 	}
 	if !b.watched() { // adopted asleep from an earlier run of the node
-		// Enough of the time must be left for a cold start.
+		// Enough time must be left for a cold start.
 		helloCtx, cancel := context.WithTimeout(ctx, min(deathWait, b.m.config().WakeTimeout/4))
 		defer cancel()
 		if err := b.awaitGuest(helloCtx); err != nil {
@@ -239,10 +239,10 @@ func (b *liveSandbox) thaw(ctx context.Context) error {
 	return nil
 }
 
-// coldStart starts the container again, waits for its guest and starts what
-// was declared. On failure the sandbox is stopped.
+// coldStart starts the container, waits for its guest and starts the declared processes.
+// After an error the sandbox is stopped.
 func (b *liveSandbox) coldStart(ctx context.Context) error {
-	ranOn := b.leftover.Load() // it may be running with its processes
+	ranOn := b.leftover.Load() // its processes may be running
 	err := b.start(ctx)
 	if err == nil && ranOn {
 		err = b.startMissing(ctx)
@@ -265,19 +265,19 @@ func (b *liveSandbox) coldStart(ctx context.Context) error {
 	return nil
 }
 
-// lastLog asks for the last line of the container, also when ctx has ended.
+// lastLog returns the last line of the container, also when ctx has ended.
 func (b *liveSandbox) lastLog(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
 	line, err := b.m.engine.LastLog(ctx, b.id)
 	if err != nil && !errors.Is(err, ErrNoContainer) {
-		b.m.log.Warn("reading the last line of a container", "sandbox", b.id, "error", err)
+		b.m.log.Warn("failed to read the last line of a container", "sandbox", b.id, "error", err)
 	}
 	return line
 }
 
-// limits of the sandbox's size, or those that it had when its size was last
-// configured: a size that was taken away does not lift them.
+// limits returns the limits of the sandbox's size. If the size is no longer configured, the
+// sandbox keeps its last limits.
 func (b *liveSandbox) limits() Limits {
 	sb := b.view.Load()
 	if limits, ok := b.m.config().Sizes[sb.Size]; ok {
@@ -286,23 +286,23 @@ func (b *liveSandbox) limits() Limits {
 	return sb.Limits
 }
 
-// start brings the container up until its guest answers.
+// start starts the container and returns when its guest responds.
 func (b *liveSandbox) start(ctx context.Context) error {
 	sb := b.sandbox()
 	limits := b.limits()
 	parent, err := b.m.freezer.Prepare(b.id, limits)
 	if err != nil {
-		return fmt.Errorf("preparing its cgroup: %w", err)
+		return fmt.Errorf("prepare its cgroup: %w", err)
 	}
 	if err := b.m.freezer.Thaw(ctx, b.id); err != nil {
-		return fmt.Errorf("thawing its cgroup: %w", err)
+		return fmt.Errorf("thaw its cgroup: %w", err)
 	}
 	if err := b.m.makeRunDir(b.id); err != nil {
-		return fmt.Errorf("making its run folder: %w", fullDisk(err))
+		return fmt.Errorf("create its run folder: %w", fullDisk(err))
 	}
 	c, err := b.m.engine.Start(ctx, b.id, limits)
 	if errors.Is(err, ErrNoContainer) {
-		// New, or removed behind our back: then its files are gone.
+		// New, or removed outside of doze: then its files are lost.
 		if lost := !sb.StartedAt.IsZero(); lost {
 			if sb.StateReason != ReasonContainerLost {
 				b.emit(Event{Type: EventStopped, Reason: ReasonContainerLost})
@@ -312,17 +312,17 @@ func (b *liveSandbox) start(ctx context.Context) error {
 			b.diskLost = true
 		}
 		if err := b.m.engine.Create(ctx, b.m.containerSpec(sb, parent)); err != nil {
-			return fmt.Errorf("creating its container: %w", fullDisk(err))
+			return fmt.Errorf("create its container: %w", fullDisk(err))
 		}
 		c, err = b.m.engine.Start(ctx, b.id, limits)
 	}
 	if err != nil {
-		return fmt.Errorf("starting its container: %w", err)
+		return fmt.Errorf("start its container: %w", err)
 	}
 	b.leftover.Store(false)
 	b.pid.Store(int64(c.PID))
 	b.change(func(sb *Sandbox) { sb.StartedAt, sb.Limits = time.Now().UTC(), limits })
-	// While the guest comes up.
+	// While the guest starts.
 	if err := b.attach(ctx); err != nil {
 		return err
 	}
@@ -333,8 +333,8 @@ func (b *liveSandbox) start(ctx context.Context) error {
 	return nil
 }
 
-// greet waits until the guest answers with the right protocol. A container
-// that exits meanwhile ends the wait at once.
+// awaitGuest waits until the guest responds with the right protocol. It returns immediately
+// when the container exits.
 func (b *liveSandbox) awaitGuest(ctx context.Context) error {
 	lastInspect := time.Now()
 	for attempt := 0; ; attempt++ {
@@ -360,12 +360,12 @@ func (b *liveSandbox) awaitGuest(ctx context.Context) error {
 			lastInspect = time.Now()
 		}
 		if pause(ctx, helloPause(attempt)) != nil {
-			return fmt.Errorf("its guest did not answer: %w", err)
+			return fmt.Errorf("its guest did not respond: %w", err)
 		}
 	}
 }
 
-// greetPause: the guest listens a few milliseconds after the container's start.
+// helloPause: the guest listens a few milliseconds after the container's start.
 func helloPause(attempt int) time.Duration {
 	if attempt < 40 {
 		return time.Millisecond

@@ -159,7 +159,7 @@ func TestFailedWakeFailsItsWaitersWithTheLastLogLine(t *testing.T) {
 	acquire(t, n.Manager, sb.ID).Release()
 }
 
-func TestWakeThatTakesTooLongTellsTheLastLogLine(t *testing.T) {
+func TestErrorOfAWakeThatTakesTooLongHasTheLastLogLine(t *testing.T) {
 	n := sandboxtest.Open(t, func(c *sandbox.Config) { c.WakeTimeout = 200 * time.Millisecond })
 	sb := create(t, n.Manager, "app")
 	mustStop(t, n.Manager, sb.ID)
@@ -251,7 +251,7 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 		}
 	})
 	m := n.Manager
-	mustAil(t, n, atStart.ID, sandbox.ConditionDiskLost, "files are lost")
+	mustHaveCondition(t, n, atStart.ID, sandbox.ConditionDiskLost, "files are lost")
 	for _, id := range []sandbox.ID{stopped.ID, running.ID} {
 		if err := n.Engine.Remove(t.Context(), id); err != nil {
 			t.Fatal(err)
@@ -261,7 +261,7 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 	await(t, "the end of the running one is seen", func() bool { return stateOf(t, m, running.ID) == sandbox.StateStopped })
 	for _, id := range []sandbox.ID{stopped.ID, running.ID, atStart.ID} {
 		acquire(t, m, id).Release()
-		mustAil(t, n, id, sandbox.ConditionDiskLost, "files are lost")
+		mustHaveCondition(t, n, id, sandbox.ConditionDiskLost, "files are lost")
 		events, err := m.Events(t.Context(), id, 0, 100)
 		if err != nil {
 			t.Fatal(err)
@@ -269,7 +269,7 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 		if !slices.ContainsFunc(events, func(ev sandbox.Event) bool {
 			return ev.Type == sandbox.EventDiskLost && ev.Reason == "" && strings.Contains(ev.Error, "files are lost")
 		}) {
-			t.Errorf("the timeline does not tell of the lost files: %+v", events)
+			t.Errorf("the timeline has no event of the lost files: %+v", events)
 		}
 		mustStop(t, m, id)
 		acquire(t, m, id).Release()

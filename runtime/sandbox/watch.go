@@ -16,19 +16,19 @@ const (
 	guestEventsPerSecond = 200
 	guestEventsBurst     = 600
 	// deathWait is how long a guest that broke its event stream may take to
-	// answer or its container to be seen ended, before it is killed.
+	// respond, or its container to end, before it is killed.
 	deathWait = 10 * time.Second
-	// lastWords bounds the reading of what a guest left in its event stream when
+	// drainTimeout bounds the reading of the events that a guest left in its stream when
 	// it ended; guestEventsBurst of them take no time.
 	drainTimeout = 2 * time.Second
-	// A guest may break its event stream this often before the node is slower
-	// to ask after it.
+	// A guest may break its event stream this often before the node probes it
+	// more slowly.
 	breaksPerSecond = 1
 	breaksBurst     = 5
 )
 
-// watch begins to follow the guest's events, of which the end of the stream is
-// the most important: it says that the container died. Needs the turn.
+// watch begins to follow the guest's events. The end of the stream shows that the container
+// ended. Needs the transition lock.
 func (b *liveSandbox) watch() {
 	ctx, cancel := context.WithCancel(context.Background())
 	drained := make(chan struct{})
@@ -52,8 +52,8 @@ func (b *liveSandbox) watch() {
 	}
 }
 
-// hearOut waits until the watcher has read what a guest said on its way out: how
-// its processes ended. The end of the container ends the stream.
+// drainEvents waits until the watcher has read the last events of a guest: how its processes
+// ended. The end of the container ends the stream.
 func (b *liveSandbox) drainEvents(ctx context.Context) {
 	b.mu.Lock()
 	drained := b.drained
@@ -109,8 +109,8 @@ func (b *liveSandbox) onGuestEvent(ev guest.Event) {
 	case ev.Type == guest.EventProcess && ev.Process != nil:
 		b.noteProcess(*ev.Process)
 	case ev.Type == guest.EventHold:
-		// Nobody waits for it to be on disk, and a sandbox could make the disk
-		// sync as often as it likes.
+		// No caller waits until it is on disk, and a sandbox could cause any number of
+		// syncs.
 		until := holdUntil(ev.Hold) // the client refuses one beyond MaxHold
 		b.change(func(sb *Sandbox) { sb.HoldUntil = until })
 		b.m.journal.dirty(b)
@@ -118,8 +118,8 @@ func (b *liveSandbox) onGuestEvent(ev guest.Event) {
 	}
 }
 
-// afterStreamEnd finds out what became of the guest. watched ends when the run
-// of the guest that was watched has been dealt with.
+// afterStreamEnd determines whether the guest is alive. watched ends when another caller has
+// dealt with the end of that run of the guest.
 func (b *liveSandbox) afterStreamEnd(ctx, watched context.Context) {
 	// A guest that breaks its streams on purpose would keep the engine busy.
 	if b.breaks.Wait(watched) != nil || b.lockTransition(watched) != nil {
@@ -127,7 +127,7 @@ func (b *liveSandbox) afterStreamEnd(ctx, watched context.Context) {
 	}
 	state := b.state()
 	switch {
-	case watched.Err() != nil || b.isGone(): // it is another run's watcher that would be ended
+	case watched.Err() != nil || b.isGone(): // the present watcher belongs to another run
 	case state == StateRunning:
 		b.unwatch()
 		b.probeGuest(ctx)
@@ -140,8 +140,8 @@ func (b *liveSandbox) afterStreamEnd(ctx, watched context.Context) {
 	}
 }
 
-// askAfter decides whether a guest that runs is alive. Requests that arrive
-// meanwhile wait, and wake it again if it died. Needs the turn.
+// probeGuest determines whether a running guest is alive. Requests that arrive meanwhile
+// wait, and wake it again if it died. Needs the transition lock.
 func (b *liveSandbox) probeGuest(ctx context.Context) {
 	b.closeNow()
 	ctx, cancel := context.WithTimeout(ctx, deathWait)
@@ -157,9 +157,9 @@ func (b *liveSandbox) probeGuest(ctx context.Context) {
 		}
 		if pause(ctx, 20*time.Millisecond) != nil {
 			if b.m.ctx.Err() != nil {
-				return // the next node looks again
+				return // the next start of the node decides
 			}
-			b.m.log.Error("the guest neither answers nor ended: killing it", "sandbox", b.id, "error", helloErr)
+			b.m.log.Error("failed to reach a guest, killing it", "sandbox", b.id, "error", helloErr)
 			b.ended(ReasonGuestUnresponsive, fmt.Sprintf("its guest did not respond: %v", helloErr))
 			b.kill(ctx, 0)
 			return
@@ -167,9 +167,9 @@ func (b *liveSandbox) probeGuest(ctx context.Context) {
 	}
 }
 
-// awaitDeath looks for a while whether the container of a sleeping sandbox has
-// ended: frozen, its guest cannot answer. Between two looks others have their
-// turn; a wake among them greets the guest itself, as nobody watches it.
+// awaitContainerEnd polls for a while whether the container of a sleeping sandbox has
+// ended: frozen, its guest cannot respond. It releases the transition lock between two
+// polls; a wake in between contacts the guest itself, because it has no watcher.
 func (b *liveSandbox) awaitContainerEnd(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, deathWait)
 	defer cancel()
@@ -182,7 +182,8 @@ func (b *liveSandbox) awaitContainerEnd(ctx context.Context) {
 	}
 }
 
-// foundEnded notes that the container has ended, if the engine says so. Needs the turn.
+// foundEnded reports whether the container has ended, and then marks the sandbox as
+// stopped. Needs the transition lock.
 func (b *liveSandbox) foundEnded(ctx context.Context) bool {
 	c, err := b.m.engine.Inspect(ctx, b.id)
 	switch {

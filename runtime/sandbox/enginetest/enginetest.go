@@ -22,9 +22,9 @@ type System struct {
 	Engine sandbox.Engine
 	// Other is the engine of another node on the same machine.
 	Other sandbox.Engine
-	// Image is there. MissingImage is not and cannot be pulled.
+	// Image is present. MissingImage is not and cannot be pulled.
 	Image, MissingImage string
-	// Spec is of a container whose first process runs until it is told to end,
+	// Spec is of a container whose first process runs until it is signaled to end,
 	// and which has whatever folder and cgroup it needs. The id is new.
 	Spec func(t testing.TB, id sandbox.ID) sandbox.ContainerSpec
 	// Crash kills the first process of a running container behind the engine's
@@ -37,7 +37,7 @@ type System struct {
 	ProcessLimit func(t testing.TB, c sandbox.Container) int64
 }
 
-// patience bounds each test. It is no measure of speed.
+// patience bounds each test. It does not measure speed.
 const patience = 2 * time.Minute
 
 // grace is how long the suite lets first processes end by themselves. One that has
@@ -88,7 +88,7 @@ type suite struct {
 	ctx context.Context
 }
 
-// NewID is unlikely to be that of another container on the machine.
+// NewID is unlikely to equal the id of another container on the machine.
 func NewID() sandbox.ID {
 	const letters = "abcdefghijklmnopqrstuvwxyz0123456789"
 	id := []byte("et")
@@ -359,7 +359,7 @@ func removeFolder(s *suite) {
 			s.Fatalf("RemoveFolder: %v", err)
 		}
 		if _, err := os.Lstat(spec.RunDir); !errors.Is(err, fs.ErrNotExist) {
-			s.Fatalf("the folder is still there: %v", err)
+			s.Fatalf("the folder still exists: %v", err)
 		}
 	}
 	if _, err := os.Lstat(filepath.Dir(spec.RunDir)); err != nil {
@@ -411,7 +411,7 @@ func othersUnknown(s *suite) {
 		s.Errorf("the other node starts it: %+v, %v", got, err)
 	}
 	if err := s.Other.Remove(s.ctx, id); err != nil {
-		s.Errorf("Remove of what is not there: %v", err)
+		s.Errorf("Remove without a container: %v", err)
 	}
 	if now := s.inspect(id, sandbox.ContainerRunning); now.PID != c.PID {
 		s.Errorf("another node replaced process %d by %d", c.PID, now.PID)
@@ -447,7 +447,7 @@ func many(s *suite) {
 	}
 }
 
-// runThrough is a container's whole life, without s.Fatal: it runs beside others.
+// runThrough is a container's whole life, without s.Fatal: it runs concurrently.
 func (s *suite) runThrough(spec sandbox.ContainerSpec) error {
 	if err := s.Engine.Create(s.ctx, spec); err != nil {
 		return err
@@ -458,7 +458,7 @@ func (s *suite) runThrough(spec sandbox.ContainerSpec) error {
 			return err
 		}
 		if c.ID != spec.ID || c.State != sandbox.ContainerRunning {
-			return fmt.Errorf("Start of %s returned %+v", spec.ID, c)
+			return fmt.Errorf("started %s, which is %+v", spec.ID, c)
 		}
 		if err := s.Engine.Stop(s.ctx, spec.ID, grace); err != nil {
 			return err

@@ -29,7 +29,7 @@ type Counter interface {
 	Stop()
 }
 
-// patience bounds each wait of the suite. It is no measure of speed.
+// patience bounds each wait of the suite. It does not measure speed.
 const patience = 20 * time.Second
 
 // Run runs the suite. Each test opens a System of its own, which ends by
@@ -80,7 +80,7 @@ var (
 	last = time.Now().UnixNano() % 1e9
 )
 
-// newID is unlikely to be that of another run on the same machine.
+// newID is unlikely to equal an id of another run on the same machine.
 func newID() sandbox.ID {
 	idMu.Lock()
 	defer idMu.Unlock()

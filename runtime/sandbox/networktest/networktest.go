@@ -43,7 +43,7 @@ func Greeting(id sandbox.ID, ip string, port uint16) string {
 	return fmt.Sprintf("%s %s %d\n", id, ip, port)
 }
 
-// patience bounds each test. It is no measure of speed.
+// patience bounds each test. It does not measure speed.
 const patience = 60 * time.Second
 
 // Run runs the suite. Each test opens a System of its own, which ends by
@@ -90,7 +90,7 @@ var (
 	last = time.Now().UnixNano() % 1e9
 )
 
-// box starts a sandbox with an id that is unlikely to be that of another run.
+// box starts a sandbox with an id that is unlikely to exist in another run.
 func (s *suite) box() box {
 	s.Helper()
 	idMu.Lock()
@@ -127,7 +127,7 @@ func (s *suite) talk(conn net.Conn, greeting string) error {
 	in := bufio.NewReader(conn)
 	got, err := in.ReadString('\n')
 	if err != nil {
-		return fmt.Errorf("reading the greeting: %w", err)
+		return fmt.Errorf("read the greeting: %w", err)
 	}
 	if got != greeting {
 		return fmt.Errorf("the greeting is %q, not %q", got, greeting)
@@ -178,7 +178,7 @@ func refused(s *suite) {
 	conn, err := s.dial(b, 3000)
 	if err == nil {
 		conn.Close()
-		s.Fatal("nobody listens, but the dial succeeded")
+		s.Fatal("the dial succeeded without a listener")
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
 		s.Fatalf("%v is not ECONNREFUSED", err)
@@ -323,7 +323,7 @@ func descriptors(s *suite) {
 			s.Fatal("a dial to a full backlog succeeded")
 		}
 	}
-	all() // what is opened once is open now
+	all() // opens the descriptors that stay open
 	before := open(s)
 	for range 50 {
 		all()

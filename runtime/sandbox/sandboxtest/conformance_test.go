@@ -185,7 +185,7 @@ func (b *fakeBox) Stall(t testing.TB, port uint16) {
 		}
 		b.ends = append(b.ends, func() { unix.Close(filler) })
 		if err := unix.Connect(filler, name); err != nil && err != syscall.EINPROGRESS {
-			t.Fatal(fmt.Errorf("filling the backlog: %w", err))
+			t.Fatal(fmt.Errorf("fill the backlog: %w", err))
 		}
 	}
 	b.lead("127.0.0.1", port, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(name.(*unix.SockaddrInet4).Port)))

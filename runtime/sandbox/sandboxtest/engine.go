@@ -28,8 +28,8 @@ type Engine struct {
 	created    int
 	failures   map[string]error
 	blocks     map[string]*block
-	missing    map[string]bool // images that cannot be had
-	pull       []string        // what the next pulls say
+	missing    map[string]bool // images that cannot be pulled
+	pull       []string        // progress of the next pulls
 	guest      http.Handler    // instead of a real guest
 	inspected  int
 
@@ -85,22 +85,22 @@ func (e *Engine) Fail(operation string, err error) {
 	e.failures[operation] = err
 }
 
-// Lack makes an image one that is not there and cannot be pulled.
+// Lack makes an image missing and impossible to pull.
 func (e *Engine) Lack(ref string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.missing[ref] = true
 }
 
-// Pulls makes every image one that is pulled, which says these lines.
+// Pulls makes each EnsureImage report these lines of progress.
 func (e *Engine) Pulls(lines ...string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.pull = lines
 }
 
-// Answer makes the guests of containers that start from now on answer with h,
-// as one that was tampered with may; nil means real guests.
+// HandleGuest makes h the handler of guests that start from now on, as of a guest
+// that was tampered with; nil means real guests.
 func (e *Engine) HandleGuest(h http.Handler) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -135,11 +135,11 @@ func (e *Engine) AwaitBlocked(t testing.TB, operation string) {
 	select {
 	case <-b.reached:
 	case <-time.After(20 * time.Second):
-		t.Fatalf("nobody called %s", operation)
+		t.Fatalf("no call of %s", operation)
 	}
 }
 
-// Created counts the containers that were ever made, Count those that are there.
+// Created counts the containers that were ever made.
 func (e *Engine) Created() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -156,7 +156,7 @@ func (e *Engine) Inspected() int {
 	return e.inspected
 }
 
-// Count returns how many containers there are.
+// Count counts the existing containers.
 func (e *Engine) Count() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -212,7 +212,7 @@ func (e *Engine) status(c *container) sandbox.Container {
 	return c.seen()
 }
 
-// seen is the container as an Engine tells of it; e.mu is held.
+// seen returns the container as an Engine reports it; e.mu is held.
 func (c *container) seen() sandbox.Container {
 	return sandbox.Container{ID: c.spec.ID, State: c.state, PID: c.pid, Origin: c.spec.Origin, ImageRef: c.spec.ImageRef, CreatedAt: c.made}
 }
@@ -310,9 +310,9 @@ func (e *Engine) RemoveFolder(ctx context.Context, path string) error {
 	return os.RemoveAll(path)
 }
 
-// end stops the guest of a container that runs. The container is seen ended
-// before its guest's connections break, as an engine may also tell later; the
-// Manager must cope with both.
+// exit stops the guest of a container that runs. The container has ended before its
+// guest's connections break; a real engine may report that later, and the Manager must
+// cope with both.
 func (e *Engine) exit(c *container) {
 	e.mu.Lock()
 	run := c.run

@@ -66,7 +66,7 @@ func (f *Freezer) FailOnce(err error) {
 	f.freezeErr, f.thawErr, f.unsaid, f.once = err, nil, false, true
 }
 
-// FailAfterFreeze makes Freeze do its work and return err, as when the answer
+// FailAfterFreeze makes Freeze do its work and return err, as when the response
 // to a request is lost, until the next Fail.
 func (f *Freezer) FailAfterFreeze(err error) {
 	f.mu.Lock()
@@ -138,7 +138,7 @@ func (f *Freezer) Limits(id sandbox.ID) sandbox.Limits {
 	return sandbox.Limits{}
 }
 
-// Prepared says whether the sandbox has a cgroup.
+// Prepared reports whether the sandbox has a cgroup.
 func (f *Freezer) Prepared(id sandbox.ID) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -158,7 +158,7 @@ func (f *Freezer) with(id sandbox.ID, do func(*cgroup) error) error {
 // Prepare implements sandbox.Freezer.
 func (f *Freezer) Prepare(id sandbox.ID, limits sandbox.Limits) (string, error) {
 	if !idPattern.MatchString(string(id)) {
-		return "", fmt.Errorf("%q is no sandbox id", id)
+		return "", fmt.Errorf("%q is not a sandbox id", id)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -28,17 +28,17 @@ func (e *Engine) startGuest(runDir string) (*guestRun, error) {
 	if h == nil {
 		srv, err := server.New(server.Config{RunDir: runDir, LogDir: filepath.Join(runDir, "log"), AnyPeer: true, Trim: func() { e.trims.Add(1) }})
 		if err != nil {
-			return nil, fmt.Errorf("starting a guest: %w", err)
+			return nil, fmt.Errorf("start a guest: %w", err)
 		}
 		serve = srv.Serve
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	run := &guestRun{cancel: cancel, done: make(chan error, 1)}
-	go func() { run.done <- serve(ctx) }() // ended by end
+	go func() { run.done <- serve(ctx) }() // ended by stop
 	return run, nil
 }
 
-// serveHandler answers as a guest with h until ctx ends.
+// serveHandler serves h as a guest until ctx ends.
 func serveHandler(ctx context.Context, runDir string, h http.Handler) error {
 	socket := filepath.Join(runDir, guest.SocketName)
 	if err := os.Remove(socket); err != nil && !os.IsNotExist(err) { // of the run before
@@ -53,7 +53,7 @@ func serveHandler(ctx context.Context, runDir string, h http.Handler) error {
 	return srv.Serve(l)
 }
 
-// end ends the guest with all of its processes.
+// stop ends the guest with all of its processes.
 func (r *guestRun) stop() {
 	r.cancel()
 	<-r.done

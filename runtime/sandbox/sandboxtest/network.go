@@ -13,7 +13,7 @@ import (
 )
 
 // Network is a sandbox.Network. A sandbox whose guest runs in the test's process
-// has the test's loopback; one that was given a Loopback has only what listens there.
+// has the test's loopback; a sandbox with a Loopback has only its addresses.
 type Network struct {
 	mu    sync.Mutex
 	boxes map[sandbox.ID]*Loopback
@@ -22,8 +22,8 @@ type Network struct {
 // NewNetwork returns a Network without sandboxes.
 func NewNetwork() *Network { return &Network{boxes: map[sandbox.ID]*Loopback{}} }
 
-// Loopback is the loopback of one sandbox: it says where on the test's own an
-// address of the sandbox's is.
+// Loopback is the loopback of one sandbox: it maps addresses of the sandbox to addresses
+// of the test.
 type Loopback struct {
 	pid int
 
@@ -91,5 +91,5 @@ func (n *Network) Dial(ctx context.Context, id sandbox.ID, pid int, port uint16)
 	return conn, err
 }
 
-// Forget implements sandbox.Network: nothing is kept.
+// Forget implements sandbox.Network; there is nothing to forget.
 func (n *Network) Forget(sandbox.ID) {}

@@ -29,7 +29,7 @@ type Node struct {
 	Store   *Store
 	Uplink  *Uplink
 	Roots   func() ([]byte, error) // of the next Manager
-	// Restored says that the next Manager's store is an older copy.
+	// Restored: the next Manager's store is an older copy.
 	Restored bool
 	Log      *Log
 
@@ -62,7 +62,7 @@ func New(t testing.TB) *sandbox.Manager { return Open(t, nil).Manager }
 
 // Open returns a started Node that is closed with the test; configure may
 // change its configuration and may be nil. Sandboxes do not sleep by
-// themselves unless it says so.
+// themselves unless it sets SleepAfter.
 func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	t.Helper()
 	n := Prepare(t, configure)
@@ -75,7 +75,7 @@ func Open(t testing.TB, configure func(*sandbox.Config)) *Node {
 	return n
 }
 
-// Prepare returns a Node without a Manager; configure is that of Open.
+// Prepare returns a Node without a Manager; configure is as for Open.
 func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	t.Helper()
 	// A Unix socket's path must be short; t.TempDir has the test's name in it.
@@ -136,8 +136,8 @@ func (n *Node) Crash(t testing.TB, meanwhile func()) {
 	n.Restart(t)
 }
 
-// Unfinish makes a sandbox's record, and what is noted beside the containers, as they
-// were before its creation was acknowledged. Use it in Crash.
+// Unfinish makes a sandbox's record and notes as they were before its creation was
+// acknowledged. Use it in Crash.
 func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
 	t.Helper()
 	record := n.Store.Record(t, id)
@@ -147,10 +147,10 @@ func (n *Node) Unfinish(t testing.TB, id sandbox.ID) {
 	}
 }
 
-// OriginFile is where the settings of a sandbox are noted beside its container.
+// OriginFile is the path of a sandbox's settings in Deps.Origins.
 func (n *Node) OriginFile(id sandbox.ID) string { return filepath.Join(n.origins, string(id)) }
 
-// UnderWay returns the creations that are noted as such.
+// PendingCreations returns the creations that are noted as under way.
 func (n *Node) PendingCreations(t testing.TB) (ids []sandbox.ID) {
 	t.Helper()
 	files, err := os.ReadDir(n.creations)
@@ -173,11 +173,11 @@ type Store struct {
 	before, after atomic.Pointer[func(operation string) error]
 }
 
-// Before and After have f called at the begin and the end of each operation,
-// "put" or "last"; f may fail it, and nil ends that. What After fails is written.
+// Before makes the store call f at the beginning of each operation, "put" or "last". An
+// error of f fails the operation; nil ends the calls.
 func (s *Store) Before(f func(operation string) error) { s.before.Store(&f) }
 
-// After is explained at Before.
+// After is like Before, at the end of each operation, when the record is written.
 func (s *Store) After(f func(operation string) error) { s.after.Store(&f) }
 
 func call(f *func(string) error, operation string) error {
@@ -198,7 +198,7 @@ func (s *Store) LastSeq(ctx context.Context, id sandbox.ID) (uint64, error) {
 // Puts counts the records that were written.
 func (s *Store) Puts() int64 { return s.puts.Load() }
 
-// Record returns what is written of a sandbox.
+// Record returns the stored record of a sandbox.
 func (s *Store) Record(t testing.TB, id sandbox.ID) (record sandbox.Sandbox) {
 	t.Helper()
 	err := s.Sandboxes(context.Background(), func(sb sandbox.Sandbox) error {
@@ -213,10 +213,10 @@ func (s *Store) Record(t testing.TB, id sandbox.ID) (record sandbox.Sandbox) {
 	return record
 }
 
-// Refuse has events refused as a store refuses what is too large.
+// Refuse makes the store refuse events as it does if they are too large.
 func (s *Store) Refuse(which func(sandbox.Event) bool) { s.refuse.Store(&which) }
 
-// Fill says whether the disk is full.
+// Fill makes the disk full, or not.
 func (s *Store) Fill(full bool) { s.full.Store(full) }
 
 // PutSandbox implements sandbox.Store.

@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Uplink is a sandbox.Uplink that attaches nothing and knows what would be. It
-// fails the test when two calls are about one sandbox at once.
+// Uplink is a sandbox.Uplink that only records attachments. It fails the test on
+// concurrent calls for the same sandbox.
 type Uplink struct {
 	t testing.TB
 
@@ -80,40 +80,40 @@ func (u *Uplink) Attaches() int {
 	return u.attaches
 }
 
-// Knows says whether the sandbox was attached once and not forgotten since.
+// Knows reports whether the sandbox was attached once and not forgotten since.
 func (u *Uplink) Knows(id sandbox.ID) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.known[id]
 }
 
-// KeepForgotten makes Forget keep what it should drop, as when the disk is full.
-func (u *Uplink) FailForget(keep bool) {
+// FailForget makes Forget fail to delete the state, as when the disk is full.
+func (u *Uplink) FailForget(fail bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.keeping = keep
+	u.keeping = fail
 }
 
-// End says that a process has ended; what is attached to it is useless.
+// End ends a process, to which nothing can be attached any more.
 func (u *Uplink) End(pid int) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.ended[pid] = true
 }
 
-// Restart loses what a node's end does: the attachments.
+// Restart drops the attachments, as the end of a node does.
 func (u *Uplink) Restart() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	clear(u.attached)
 }
 
-// enter begins a call about a sandbox, and leave ends it.
+// begin begins a call for a sandbox, and done ends it.
 func (u *Uplink) begin(id sandbox.ID) (done func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.busy[id] {
-		u.t.Errorf("two calls about %s at once", id)
+		u.t.Errorf("concurrent calls for %s", id)
 	}
 	u.busy[id] = true
 	return func() {
@@ -168,7 +168,7 @@ func (u *Uplink) Forget(id sandbox.ID) {
 	}
 }
 
-// Kept implements sandbox.Uplink.
+// Known implements sandbox.Uplink.
 func (u *Uplink) Known() []sandbox.ID {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -195,6 +195,6 @@ func AwaitReached(t testing.TB, reached <-chan struct{}) {
 	select {
 	case <-reached:
 	case <-time.After(20 * time.Second):
-		t.Fatal("nobody attached a sandbox")
+		t.Fatal("no call of Attach")
 	}
 }

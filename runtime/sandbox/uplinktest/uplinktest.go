@@ -21,7 +21,7 @@ type System struct {
 	Uplink sandbox.Uplink
 	// Start starts a container without a network. The suite calls its Stop.
 	Start func(t testing.TB, id sandbox.ID) Box
-	// Attached says whether the programs of that container can send.
+	// Attached reports whether the programs of that container can send.
 	Attached func(id sandbox.ID, pid int) bool
 }
 
@@ -33,7 +33,7 @@ type Box interface {
 	Stop()
 }
 
-// patience bounds each test. It is no measure of speed.
+// patience bounds each test. It does not measure speed.
 const patience = 60 * time.Second
 
 // Run runs the suite. Each test opens a System of its own, which ends by t.Cleanup.
@@ -50,7 +50,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"AGoneProcessIsAnError", gone},
 		{"UnknownSandboxesAreDetachedAndForgotten", unknown},
 		{"ForgottenSandboxesAreAttachedAgain", forget},
-		{"WhatIsKeptIsListedUntilItIsForgotten", kept},
+		{"WhatIsKeptIsListedUntilItIsForgotten", known},
 		{"ManyAttachAtOnce", many},
 		{"TrustIsPEMOfCAs", trust},
 		{"EnvironmentCanBeSet", environment},
@@ -80,7 +80,7 @@ var (
 	last = time.Now().UnixNano() % 1e9
 )
 
-// box starts a sandbox with an id that is unlikely to be that of another run.
+// box starts a sandbox with an id that is unlikely to exist in another run.
 func (s *suite) box() *box {
 	s.Helper()
 	idMu.Lock()
@@ -192,7 +192,7 @@ func forget(s *suite) {
 	}
 }
 
-func kept(s *suite) {
+func known(s *suite) {
 	a, b := s.box(), s.box()
 	s.attach(a)
 	s.attach(b)
@@ -252,7 +252,7 @@ func trust(s *suite) {
 			s.Fatal(err)
 		}
 		if !ca.IsCA {
-			s.Errorf("%s is no CA", ca.Subject)
+			s.Errorf("%s is not a CA", ca.Subject)
 		}
 	}
 }
@@ -276,12 +276,12 @@ func descriptors(s *suite) {
 		s.attach(b)
 		s.Uplink.Detach(b.sb.ID)
 	}
-	cycle() // what is opened once is open now
-	before := opened(s)
+	cycle() // opens the descriptors that stay open
+	before := openDescriptors(s)
 	for range 20 {
 		cycle()
 	}
-	for after := opened(s); after > before; after = opened(s) {
+	for after := openDescriptors(s); after > before; after = openDescriptors(s) {
 		if s.ctx.Err() != nil {
 			s.Fatalf("%d descriptors before, %d after", before, after)
 		}
@@ -290,7 +290,7 @@ func descriptors(s *suite) {
 }
 
 // opened counts this process's descriptors.
-func opened(s *suite) int {
+func openDescriptors(s *suite) int {
 	s.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
