@@ -631,7 +631,7 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 		{"store", nil, sandbox.ErrStoreFull, problem.NodeDiskFull},
 		{"wake", nil, wake(errors.New("boom")), problem.WakeFailed},
 		{"lost", nil, fromGuest(guest.ErrLost), problem.GuestLost},
-		{"no answer", nil, guest.ErrNoAnswer, problem.SandboxTimeout},
+		{"no answer", nil, guest.ErrNoResponse, problem.SandboxTimeout},
 		{"deadline", nil, context.DeadlineExceeded, problem.SandboxTimeout},
 		{"network", nil, &net.OpError{Op: "dial", Err: errors.New("refused")}, problem.GuestLost},
 		{"guest's nonsense", nil, fromGuest(errors.New("unusable JSON")), problem.GuestError},

@@ -57,7 +57,7 @@ var sentinels = []struct {
 	{catalog.ErrTooMany, problem.PolicyLimitExceeded, "nothing has changed"},
 	{ruleset.ErrRevision, problem.RevisionConflict, "get the rules, make the change again, and send their new revision"},
 	{guest.ErrLost, problem.GuestLost, "the sandbox ended or stopped; its events have the cause"},
-	{guest.ErrNoAnswer, problem.SandboxTimeout, "try again, or stop the sandbox and try again"},
+	{guest.ErrNoResponse, problem.SandboxTimeout, "try again, or stop the sandbox and try again"},
 }
 
 // problemOf returns the problem for an error of the runtime or of egress.

@@ -26,7 +26,7 @@ func hold(runDir, text string) error {
 	if err != nil || d < 0 || d > guest.MaxHold {
 		return fmt.Errorf("%q is no time to be kept awake; write it like 10m or 1h30m, at most %s", text, guest.MaxHold)
 	}
-	conn, err := net.DialTimeout("unix", filepath.Join(runDir, guest.InsideSocketName), holdTimeout)
+	conn, err := net.DialTimeout("unix", filepath.Join(runDir, guest.SandboxSocketName), holdTimeout)
 	if err != nil {
 		return fmt.Errorf("reaching the guest of this sandbox: %w", err)
 	}

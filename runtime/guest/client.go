@@ -19,37 +19,38 @@ import (
 const (
 	// dialTimeout covers a connect on a local socket.
 	dialTimeout = 5 * time.Second
-	// answerTimeout is how long the guest may take to begin an answer, beyond
-	// what the request itself asks it to wait. Generous, because a sandbox with
+	// responseTimeout is how long the guest may take to begin a response, beyond
+	// the time that the request itself asks it to wait. Generous, because a sandbox with
 	// a quarter of a core may be busy; a caller's context is usually shorter.
-	answerTimeout = 30 * time.Second
-	// stallTimeout ends an upload of which the guest takes nothing any more, and
-	// a file, an archive or a listing of which it sends nothing any more.
+	responseTimeout = 30 * time.Second
+	// stallTimeout ends an upload when the guest stops reading, and a download of a file,
+	// an archive or a listing when it stops sending.
 	stallTimeout = 60 * time.Second
-	// longTimeout is how long the guest may work on what it answers only when it
-	// is done: removing a folder, or moving one between file systems.
+	// longTimeout is how long the guest may work on a request whose response comes only at
+	// its end: removing a folder, or moving one between file systems.
 	longTimeout = 15 * time.Minute
 	// endTimeout is how long the end of a stream may follow its last frame.
 	endTimeout = time.Second
-	// maxHeader bounds the header of an answer.
+	// maxHeader bounds the header of a response.
 	maxHeader = 32 << 10
-	// maxIdle connections are kept: more than that many calls at once to one
-	// sandbox are rare, and a connect costs 50 µs.
+	// maxIdle bounds the idle connections: more concurrent calls to one sandbox are rare,
+	// and a connect costs 50 µs.
 	maxIdle = 16
-	// idleTimeout is how long they are: each costs two goroutines here, and one and a
-	// descriptor in the guest.
+	// idleTimeout closes an idle connection, which costs two goroutines here, and one and
+	// a descriptor in the guest.
 	idleTimeout = 30 * time.Second
 	// maxError bounds an error's JSON and maxMessage its text.
 	maxError   = 64 << 10
 	maxMessage = 4 << 10
 )
 
-// ErrLost is returned when the guest went away before its answer was complete:
-// nobody knows how the command, if it was one, ended.
+// ErrLost is returned when the connection ended before the response was complete. How a
+// command ended is then unknown.
 var ErrLost = errors.New("connection to the sandbox's guest was lost")
 
-// ErrNoAnswer is returned (wrapped) by a guest that accepts but does not answer.
-var ErrNoAnswer = errors.New("the sandbox's guest does not answer")
+// ErrNoResponse is returned (wrapped) when the guest accepts a connection but does not
+// respond.
+var ErrNoResponse = errors.New("the sandbox's guest does not respond")
 
 // VersionError refuses a guest that speaks another protocol than this node.
 type VersionError struct {
@@ -65,32 +66,30 @@ func (e *VersionError) Error() string {
 // Client talks to one guest. It dials when it is first used and keeps a pool of
 // connections. It is safe for concurrent use.
 //
-// The guest is not trusted: what it sends is bounded in size, the beginning of
-// each answer in time, and so is each pause in the contents of files; values out
-// of range are errors.
+// The guest is not trusted: its responses are bounded in size, their beginning and each
+// pause in the contents of files in time; values out of range are errors.
 //
-// Errors: *Error when the guest refuses, ErrLost, ErrNoAnswer, the context's, or
+// Errors: *Error when the guest refuses, ErrLost, ErrNoResponse, the context's, or
 // the transport's.
 type Client struct {
 	transport *http.Transport
 	dedicated dedicated     // for a request that lasts as long as the guest
-	answer    time.Duration // answerTimeout
+	timeout   time.Duration // responseTimeout
 	stall     time.Duration // stallTimeout
 	defaults  func() map[string]string
 
 	requests, trimmed atomic.Uint64 // begins and ends of requests, in all and until Trim
 }
 
-// NewClient returns a Client for the guest that listens on the Unix socket, of
-// which the path may have any length. The last component of the path must not
-// be a symbolic link.
+// NewClient returns a Client for the guest that listens on the Unix socket. The path may
+// have any length. Its last component must not be a symbolic link.
 func NewClient(socket string) *Client {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 		defer cancel()
 		return dialSocket(ctx, socket, time.After)
 	}
-	return &Client{answer: answerTimeout, stall: stallTimeout, dedicated: dedicated{dial}, transport: &http.Transport{
+	return &Client{timeout: responseTimeout, stall: stallTimeout, dedicated: dedicated{dial}, transport: &http.Transport{
 		DialContext:            func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		DisableCompression:     true,
 		MaxIdleConns:           maxIdle,
@@ -100,13 +99,13 @@ func NewClient(socket string) *Client {
 	}}
 }
 
-// SetDefaults has f asked for the Defaults of each command and process that is
-// started, whatever the request has; it must be quick. It is to be called before the Client is used.
+// SetDefaults makes f the source of the Defaults of each command and process, in place of the
+// request's; f must be quick. Call it before the Client is used.
 func (c *Client) SetDefaults(f func() map[string]string) { c.defaults = f }
 
-func (c *Client) defaultsOr(given map[string]string) map[string]string {
+func (c *Client) defaultsOr(defaults map[string]string) map[string]string {
 	if c.defaults == nil {
-		return given
+		return defaults
 	}
 	return c.defaults()
 }
@@ -114,8 +113,8 @@ func (c *Client) defaultsOr(given map[string]string) map[string]string {
 // Close closes idle connections. Streams end by their own Close.
 func (c *Client) Close() { c.transport.CloseIdleConnections() }
 
-// Hello asks the guest who it is. It returns *VersionError for a guest with
-// another ProtocolVersion.
+// Hello returns the guest's version. For a guest with another ProtocolVersion it returns
+// *VersionError.
 func (c *Client) Hello(ctx context.Context) (Hello, error) {
 	var h Hello
 	if err := c.call(ctx, request{method: http.MethodGet, route: RouteHello}, &h); err != nil {
@@ -128,16 +127,16 @@ func (c *Client) Hello(ctx context.Context) (Hello, error) {
 	return h, nil
 }
 
-// Trust has the guest make the programs of its sandbox trust CAs. An error says
-// what could not be done, such as *Error with CodeNoSpace; the rest is done.
+// Trust makes the programs of the sandbox trust CAs. An error, such as *Error with
+// CodeNoSpace, names the parts that failed; the others are done.
 func (c *Client) Trust(ctx context.Context, t Trust) (TrustResult, error) {
 	var res TrustResult
 	err := c.call(ctx, request{method: http.MethodPut, route: RouteTrust, json: t}, &res)
 	return res, err
 }
 
-// PortReady returns when something in the sandbox listens on the TCP port, on
-// whatever address. After wait it returns an *Error with CodePortNotReady.
+// PortReady returns when a program in the sandbox listens on the TCP port, on any address.
+// After wait it returns an *Error with CodePortNotReady.
 func (c *Client) PortReady(ctx context.Context, port uint16, wait time.Duration) error {
 	q := url.Values{"port": {fmt.Sprint(port)}, "wait": {wait.String()}}
 	return c.call(ctx, request{method: http.MethodGet, route: RoutePort, query: q, wait: wait}, nil)
@@ -165,23 +164,23 @@ type request struct {
 	header http.Header
 	body   io.Reader
 	json   any           // body, when body is nil
-	wait   time.Duration // that the guest is asked to take, beyond answerTimeout
-	ranges bool          // 206 and 416 are answers too
+	wait   time.Duration // that the guest may take beyond responseTimeout
+	ranges bool          // 206 and 416 are successes too
 
-	upgrade   bool // 101 is the answer
+	upgrade   bool // 101 is the success
 	dedicated bool // has a connection of its own
 }
 
-// answer is a successful response whose body is not read yet. Its Close ends
+// response is a successful response whose body is not read yet. Its Close ends
 // the request.
-type answer struct {
+type response struct {
 	*http.Response
 	client *Client
 	watch  *watchdog
 	stall  time.Duration // the longest pause in the body; 0: any
 }
 
-func (a *answer) Close() error {
+func (a *response) Close() error {
 	err := a.Body.Close()
 	a.watch.stop()
 	a.client.requests.Add(1)
@@ -189,7 +188,7 @@ func (a *answer) Close() error {
 }
 
 // Read reads the body and turns an end that came too early into ErrLost.
-func (a *answer) Read(p []byte) (int, error) {
+func (a *response) Read(p []byte) (int, error) {
 	if a.stall > 0 {
 		a.watch.set(a.stall)
 		defer a.watch.pause()
@@ -201,9 +200,9 @@ func (a *answer) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// send sends the request and returns the guest's answer once it has begun, or
-// *Error when the guest refused.
-func (c *Client) send(ctx context.Context, r request) (*answer, error) {
+// send sends the request and returns the guest's response once it has begun, or *Error when
+// the guest refused.
+func (c *Client) send(ctx context.Context, r request) (*response, error) {
 	c.requests.Add(1)
 	ctx, watch := newWatchdog(ctx)
 	req := &http.Request{
@@ -231,9 +230,9 @@ func (c *Client) send(ctx context.Context, r request) (*answer, error) {
 				Message: fmt.Sprintf("the request has %d bytes, at most %d are allowed", len(b), MaxJSON)}
 		}
 		req.Body, req.ContentLength = io.NopCloser(bytes.NewReader(b)), int64(len(b))
-		watch.set(c.answer + r.wait)
+		watch.set(c.timeout + r.wait)
 	default:
-		watch.set(c.answer + r.wait)
+		watch.set(c.timeout + r.wait)
 	}
 	var transport http.RoundTripper = c.transport
 	if r.dedicated {
@@ -245,7 +244,7 @@ func (c *Client) send(ctx context.Context, r request) (*answer, error) {
 		watch.stop()
 		return nil, err
 	}
-	a := &answer{Response: resp, client: c, watch: watch}
+	a := &response{Response: resp, client: c, watch: watch}
 	accepted := resp.StatusCode == http.StatusOK
 	switch resp.StatusCode {
 	case http.StatusPartialContent, http.StatusRequestedRangeNotSatisfiable:
@@ -258,12 +257,12 @@ func (c *Client) send(ctx context.Context, r request) (*answer, error) {
 		return a, nil
 	}
 	defer a.Close()
-	watch.set(c.answer)
+	watch.set(c.timeout)
 	return nil, readError(a)
 }
 
-// sendStream is send for an answer whose body comes without pauses.
-func (c *Client) sendStream(ctx context.Context, r request) (*answer, error) {
+// sendStream is send for a response whose body comes without pauses.
+func (c *Client) sendStream(ctx context.Context, r request) (*response, error) {
 	a, err := c.send(ctx, r)
 	if err == nil {
 		a.stall = c.stall
@@ -271,14 +270,14 @@ func (c *Client) sendStream(ctx context.Context, r request) (*answer, error) {
 	return a, err
 }
 
-// call sends the request and decodes the answer's JSON into v, unless v is nil.
+// call sends the request and decodes the response's JSON into v, unless v is nil.
 func (c *Client) call(ctx context.Context, r request, v any) error {
 	a, err := c.send(ctx, r)
 	if err != nil {
 		return err
 	}
 	defer a.Close()
-	a.watch.set(c.answer)
+	a.watch.set(c.timeout)
 	b, err := readAll(a, MaxJSON)
 	if err != nil {
 		return err
@@ -287,16 +286,15 @@ func (c *Client) call(ctx context.Context, r request, v any) error {
 		return nil
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return fmt.Errorf("guest answered %s with unusable JSON: %w", r.route, err)
+		return fmt.Errorf("guest sent unusable JSON for %s: %w", r.route, err)
 	}
 	return nil
 }
 
-// readError makes an *Error of a refusal. It believes neither its size nor its
-// words.
-func readError(a *answer) error {
+// readError returns the *Error of a refusal, bounded in size.
+func readError(a *response) error {
 	if a.StatusCode < 400 || a.StatusCode > 599 {
-		return fmt.Errorf("guest answered with status %d", a.StatusCode)
+		return fmt.Errorf("guest responded with status %d", a.StatusCode)
 	}
 	e := &Error{}
 	b, err := readAll(a, maxError)
@@ -304,7 +302,7 @@ func readError(a *answer) error {
 		return err
 	}
 	if json.Unmarshal(b, e) != nil || !isCode(e.Code) {
-		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("guest answered with status %d", a.StatusCode)}
+		e = &Error{Code: CodeInternal, Message: fmt.Sprintf("guest responded with status %d", a.StatusCode)}
 	}
 	e.Status, e.Message = a.StatusCode, cut(e.Message, maxMessage)
 	return e
@@ -323,12 +321,12 @@ func readAll(r io.Reader, limit int64) ([]byte, error) {
 		return nil, err
 	}
 	if int64(len(b)) > limit {
-		return nil, fmt.Errorf("guest answered with more than %d bytes", limit)
+		return nil, fmt.Errorf("guest sent more than %d bytes", limit)
 	}
 	return b, nil
 }
 
-// lost turns the transport's words for a connection that ended into ErrLost.
+// lost turns the transport's errors for a connection that ended into ErrLost.
 func lost(err error) error {
 	if err == nil || errors.Is(err, ErrLost) {
 		return err

@@ -22,8 +22,8 @@ import (
 
 func TestMain(m *testing.M) { testkit.Main(m) }
 
-// hostileGuest answers every connection with these bytes and closes it.
-func hostileGuest(t testing.TB, answer []byte) *Client {
+// hostileGuest sends these bytes on every connection and closes it.
+func hostileGuest(t testing.TB, response []byte) *Client {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), SocketName)
 	l, err := net.Listen("unix", socket)
@@ -43,7 +43,7 @@ func hostileGuest(t testing.TB, answer []byte) *Client {
 			if req, err := http.ReadRequest(in); err == nil {
 				io.CopyN(io.Discard, req.Body, 1<<20)
 			}
-			conn.Write(answer)
+			conn.Write(response)
 			conn.Close()
 		}
 	}()
@@ -73,7 +73,7 @@ func frame(t FrameType, payload string) string {
 // everyCall makes every call of a client and reads each stream to its end. items counts
 // what the streams of logs and events had before.
 func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map[string]int) {
-	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1} // Next is called once more
+	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1} // Next is called again
 	_, errs["Hello"] = c.Hello(ctx)
 	errs["Exec"] = runCommand(ctx, c)
 	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: "x"})
@@ -136,66 +136,66 @@ func runCommand(ctx context.Context, c *Client) error {
 	}
 }
 
-func TestHostileAnswersAreErrors(t *testing.T) {
+func TestHostileResponsesAreErrors(t *testing.T) {
 	huge := binary.BigEndian.AppendUint32([]byte{byte(FrameStdout)}, MaxFrame+1)
 	for _, tt := range []struct {
-		name   string
-		answer []byte
-		only   string // the call that must fail; default: all
-		good   int    // items of a stream that precede what is wrong
+		name     string
+		response []byte
+		only     string // the call that must fail; default: all
+		good     int    // items of a stream that precede what is wrong
 	}{
 		{name: "nothing"},
-		{name: "no HTTP", answer: []byte("SSH-2.0-OpenSSH_9.2\r\n")},
-		{name: "endless header", answer: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20))},
-		{name: "header of 1 MB", answer: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\nContent-Length: 25\r\n\r\n" + `{"type":"hold","hold":1}` + "\n")},
-		{name: "many informational answers", answer: []byte(strings.Repeat("HTTP/1.1 103 Early\r\nX: y\r\n\r\n", 10_000))},
-		{name: "switched protocols", answer: []byte("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")},
-		{name: "redirect", answer: []byte("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n")},
-		{name: "no content", answer: []byte("HTTP/1.1 204 No Content\r\n\r\n")},
-		{name: "error without words", answer: []byte("HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n")},
-		{name: "error of 1 MB", answer: []byte("HTTP/1.1 500 X\r\nContent-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<20))},
-		{name: "status 999", answer: []byte("HTTP/1.1 999 X\r\nContent-Length: 0\r\n\r\n")},
-		{name: "body cut", answer: []byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")},
-		{name: "chunks cut", answer: chunked("{", false)},
-		{name: "JSON over the limit", answer: body(`{"version":"` + strings.Repeat("x", MaxJSON) + `"}`), only: "Hello"},
-		{name: "another protocol", answer: body(`{"protocol":99}`), only: "Hello"},
-		{name: "process without a pid", answer: body(`{"id":"p-aaaaaaaa","pid":0,"state":"running","restart":"never"}`), only: "SignalProcess"},
-		{name: "process without an id", answer: body(`{"pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
-		{name: "process with an unusable id", answer: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
-		{name: "process in an unknown state", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"flying","restart":"never"}`), only: "StartProcess"},
-		{name: "process with an unknown restart", answer: body(`[{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"x"}]`), only: "Processes"},
-		{name: "unknown frame", answer: chunked(frame(99, ""), true), only: "Exec"},
-		{name: "frame over the limit", answer: chunked(string(huge), true), only: "Exec"},
-		{name: "output before the start", answer: chunked(frame(FrameStdout, "x"), true), only: "Exec"},
-		{name: "two starts", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStart, `{"pid":1}`), true), only: "Exec"},
-		{name: "start without a pid", answer: chunked(frame(FrameStart, `{}`), true), only: "Exec"},
-		{name: "no result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x"), true), only: "Exec"},
-		{name: "unusable result", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, "x"), true), only: "Exec"},
-		{name: "exit code out of range", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":256}`), true), only: "Exec"},
-		{name: "exit code below zero", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":-1}`), true), only: "Exec"},
-		{name: "command that took less than nothing", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"duration":-1}`), true), only: "Exec"},
-		{name: "signal that is none", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"\u001b[2J"}`), true), only: "Exec"},
-		{name: "long signal", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"SIGKILLSIGKILLSIGKILL"}`), true), only: "Exec"},
-		{name: "running process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never","exit_code":0}`), only: "SignalProcess"},
-		{name: "lost process with an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"lost","restart":"never","exit_code":0}`), only: "SignalProcess"},
-		{name: "ended process without an exit code", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never"}`), only: "SignalProcess"},
-		{name: "process with an exit code out of range", answer: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":-1}`), only: "StopProcess"},
-		{name: "event of a process with an unusable signal", answer: body(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
-		{name: "log's frame in an exec", answer: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Exec"},
-		{name: "exec's frame in a log", answer: chunked(frame(FrameComplete, `{}`), true), only: "Logs"},
-		{name: "log that follows without end", answer: chunked(frame(FrameStdout, `x`), true), only: "Logs", good: 1},
-		{name: "log that skips backwards", answer: chunked(frame(FrameSkipped, `{"bytes":-1}`), true), only: "Logs"},
-		{name: "listing without end", answer: body(`{"entry":{"name":"x"}}` + "\n"), only: "List"},
-		{name: "line of a listing over the limit", answer: body(`{"entry":{"name":"` + strings.Repeat("x", MaxFrame) + `"}}`), only: "List"},
-		{name: "more entries than allowed", answer: body(strings.Repeat(`{"entry":{}}`+"\n", MaxEntries+1) + `{"end":{}}`), only: "List"},
-		{name: "event of an unknown type", answer: body(`{"type":"x"}` + "\n"), only: "Events"},
-		{name: "event of no process", answer: body(`{"type":"process"}` + "\n"), only: "Events"},
-		{name: "hold for ever", answer: body(`{"type":"hold","hold":9000000000000000000}` + "\n"), only: "Events"},
-		{name: "hold backwards", answer: body(`{"type":"hold","hold":-1}` + "\n"), only: "Events"},
-		{name: "event over the limit", answer: body(`{"type":"` + strings.Repeat("x", MaxFrame) + `"}`), only: "Events"},
+		{name: "no HTTP", response: []byte("SSH-2.0-OpenSSH_9.2\r\n")},
+		{name: "endless header", response: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20))},
+		{name: "header of 1 MB", response: []byte("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\nContent-Length: 25\r\n\r\n" + `{"type":"hold","hold":1}` + "\n")},
+		{name: "many informational responses", response: []byte(strings.Repeat("HTTP/1.1 103 Early\r\nX: y\r\n\r\n", 10_000))},
+		{name: "switched protocols", response: []byte("HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n")},
+		{name: "redirect", response: []byte("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1/\r\nContent-Length: 0\r\n\r\n")},
+		{name: "no content", response: []byte("HTTP/1.1 204 No Content\r\n\r\n")},
+		{name: "error without words", response: []byte("HTTP/1.1 500 X\r\nContent-Length: 0\r\n\r\n")},
+		{name: "error of 1 MB", response: []byte("HTTP/1.1 500 X\r\nContent-Length: 1048576\r\n\r\n" + strings.Repeat("x", 1<<20))},
+		{name: "status 999", response: []byte("HTTP/1.1 999 X\r\nContent-Length: 0\r\n\r\n")},
+		{name: "body cut", response: []byte("HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{")},
+		{name: "chunks cut", response: chunked("{", false)},
+		{name: "JSON over the limit", response: body(`{"version":"` + strings.Repeat("x", MaxJSON) + `"}`), only: "Hello"},
+		{name: "another protocol", response: body(`{"protocol":99}`), only: "Hello"},
+		{name: "process without a pid", response: body(`{"id":"p-aaaaaaaa","pid":0,"state":"running","restart":"never"}`), only: "SignalProcess"},
+		{name: "process without an id", response: body(`{"pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
+		{name: "process with an unusable id", response: body(`{"id":"p-../../..","pid":1,"state":"running","restart":"never"}`), only: "SignalProcess"},
+		{name: "process in an unknown state", response: body(`{"id":"p-aaaaaaaa","pid":1,"state":"flying","restart":"never"}`), only: "StartProcess"},
+		{name: "process with an unknown restart", response: body(`[{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"x"}]`), only: "Processes"},
+		{name: "unknown frame", response: chunked(frame(99, ""), true), only: "Exec"},
+		{name: "frame over the limit", response: chunked(string(huge), true), only: "Exec"},
+		{name: "output before the start", response: chunked(frame(FrameStdout, "x"), true), only: "Exec"},
+		{name: "two starts", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStart, `{"pid":1}`), true), only: "Exec"},
+		{name: "start without a pid", response: chunked(frame(FrameStart, `{}`), true), only: "Exec"},
+		{name: "no result", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameStdout, "x"), true), only: "Exec"},
+		{name: "unusable result", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, "x"), true), only: "Exec"},
+		{name: "exit code out of range", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":256}`), true), only: "Exec"},
+		{name: "exit code below zero", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":-1}`), true), only: "Exec"},
+		{name: "command that took less than nothing", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"duration":-1}`), true), only: "Exec"},
+		{name: "signal that is none", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"\u001b[2J"}`), true), only: "Exec"},
+		{name: "long signal", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{"exit_code":137,"signal":"SIGKILLSIGKILLSIGKILL"}`), true), only: "Exec"},
+		{name: "running process with an exit code", response: body(`{"id":"p-aaaaaaaa","pid":1,"state":"running","restart":"never","exit_code":0}`), only: "SignalProcess"},
+		{name: "lost process with an exit code", response: body(`{"id":"p-aaaaaaaa","pid":1,"state":"lost","restart":"never","exit_code":0}`), only: "SignalProcess"},
+		{name: "ended process without an exit code", response: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never"}`), only: "SignalProcess"},
+		{name: "process with an exit code out of range", response: body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":-1}`), only: "StopProcess"},
+		{name: "event of a process with an unusable signal", response: body(`{"type":"process","process":{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":1,"signal":"x"}}` + "\n"), only: "Events"},
+		{name: "log's frame in an exec", response: chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameExit, `{}`), true), only: "Exec"},
+		{name: "exec's frame in a log", response: chunked(frame(FrameComplete, `{}`), true), only: "Logs"},
+		{name: "log that follows without end", response: chunked(frame(FrameStdout, `x`), true), only: "Logs", good: 1},
+		{name: "log that skips backwards", response: chunked(frame(FrameSkipped, `{"bytes":-1}`), true), only: "Logs"},
+		{name: "listing without end", response: body(`{"entry":{"name":"x"}}` + "\n"), only: "List"},
+		{name: "line of a listing over the limit", response: body(`{"entry":{"name":"` + strings.Repeat("x", MaxFrame) + `"}}`), only: "List"},
+		{name: "more entries than allowed", response: body(strings.Repeat(`{"entry":{}}`+"\n", MaxEntries+1) + `{"end":{}}`), only: "List"},
+		{name: "event of an unknown type", response: body(`{"type":"x"}` + "\n"), only: "Events"},
+		{name: "event of no process", response: body(`{"type":"process"}` + "\n"), only: "Events"},
+		{name: "endless hold", response: body(`{"type":"hold","hold":9000000000000000000}` + "\n"), only: "Events"},
+		{name: "hold backwards", response: body(`{"type":"hold","hold":-1}` + "\n"), only: "Events"},
+		{name: "event over the limit", response: body(`{"type":"` + strings.Repeat("x", MaxFrame) + `"}`), only: "Events"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c := hostileGuest(t, tt.answer)
+			c := hostileGuest(t, tt.response)
 			errs, items := everyCall(t.Context(), c)
 			for call, err := range errs {
 				if (tt.only == "" || tt.only == call) && (err == nil || err == io.EOF || items[call] > tt.good) {
@@ -239,7 +239,7 @@ func TestSocketThatIsALinkIsRefused(t *testing.T) {
 	}
 }
 
-func TestGuestThatDoesNotAnswer(t *testing.T) {
+func TestGuestThatDoesNotRespond(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), SocketName)
 	l, err := net.Listen("unix", socket) // connects are queued and never accepted
 	if err != nil {
@@ -259,7 +259,7 @@ func TestGuestThatDoesNotAnswer(t *testing.T) {
 	w, watched := newWatchdog(t.Context())
 	watched.set(time.Nanosecond)
 	<-w.Done()
-	if err := watched.explain(io.EOF); !errors.Is(err, ErrNoAnswer) {
+	if err := watched.explain(io.EOF); !errors.Is(err, ErrNoResponse) {
 		t.Errorf("the watchdog says %v", err)
 	}
 	watched.stop()
@@ -377,10 +377,10 @@ func FuzzClient(f *testing.F) {
 	f.Add([]byte("HTTP/1.1 409 X\r\nContent-Length: 38\r\n\r\n{\"code\":\"already_exists\",\"message\":\"\"}"))
 	f.Add([]byte("HTTP/1.1 206 X\r\nContent-Range: bytes 0-1/2\r\nContent-Length: 2\r\n\r\nxx"))
 	f.Add([]byte("HTTP/1.1 101 X\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"))
-	f.Fuzz(func(t *testing.T, answer []byte) {
+	f.Fuzz(func(t *testing.T, response []byte) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
-		everyCall(ctx, hostileGuest(t, answer))
+		everyCall(ctx, hostileGuest(t, response))
 		if ctx.Err() != nil {
 			t.Fatal("a call did not end")
 		}

@@ -44,10 +44,10 @@ func TestEventStreamEndsWithItsContextAndWithClose(t *testing.T) {
 
 func TestEventStreamThatDoesNotBeginIsLeft(t *testing.T) {
 	c := scriptedGuest(t, func(_ *http.Request, conn net.Conn) { gone(conn) })
-	c.answer = 20 * time.Millisecond
+	c.timeout = 20 * time.Millisecond
 	ended := make(chan error, 1)
 	go func() { _, err := c.Events(t.Context()); ended <- err }() // ends with the test
-	if err := testkit.Receive(t, "the end of Events", ended); !errors.Is(err, ErrNoAnswer) {
+	if err := testkit.Receive(t, "the end of Events", ended); !errors.Is(err, ErrNoResponse) {
 		t.Errorf("got %v, want ErrNoAnswer", err)
 	}
 }

@@ -10,21 +10,21 @@ import (
 	"net/http"
 )
 
-// EventStream is what the guest tells without being asked.
+// EventStream is the stream of the guest's events.
 type EventStream struct {
-	answer *answer
-	lines  *bufio.Scanner
+	response *response
+	lines    *bufio.Scanner
 }
 
-// Events opens the guest's event stream. It first repeats every process that the
-// guest knows, so that a caller who lost a stream misses nothing but how often a
-// process was restarted in between.
+// Events opens the guest's event stream. It first has every process that the guest knows, so
+// that a caller whose earlier stream was lost misses at most how often a process was
+// restarted in between.
 func (c *Client) Events(ctx context.Context) (*EventStream, error) {
 	a, err := c.send(ctx, request{method: http.MethodGet, route: RouteEvents, dedicated: true})
 	if err != nil {
 		return nil, err
 	}
-	return &EventStream{answer: a, lines: newLines(a)}, nil
+	return &EventStream{response: a, lines: newLines(a)}, nil
 }
 
 // Next waits for the next event. The stream has no end of its own: when the
@@ -51,4 +51,4 @@ func (s *EventStream) Next() (Event, error) {
 }
 
 // Close ends the stream. It may be called more than once and while Next waits.
-func (s *EventStream) Close() error { return s.answer.Close() }
+func (s *EventStream) Close() error { return s.response.Close() }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// ExecKind says what an ExecEvent carries.
+// ExecKind is the kind of an ExecEvent.
 type ExecKind int
 
 const (
@@ -19,7 +19,7 @@ const (
 	ExecStderr                       // Data
 	ExecComplete                     // Result; last
 	// With ExecRequest.StreamStdin:
-	ExecStdinAck    // Bytes of input were taken
+	ExecStdinAck    // Bytes of input were written to the command's pipe
 	ExecStdinClosed // the command reads no more input
 )
 
@@ -64,14 +64,14 @@ func (c *Client) Exec(ctx context.Context, req ExecRequest) (*ExecStream, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &ExecStream{frames: frames{answer: a}, stall: c.stall}
+	s := &ExecStream{frames: frames{response: a}, stall: c.stall}
 	if !req.StreamStdin {
 		return s, nil
 	}
 	s.stdin, _ = a.Body.(io.Writer)
 	if a.StatusCode != http.StatusSwitchingProtocols || s.stdin == nil {
 		a.Close()
-		return nil, fmt.Errorf("guest answered %s with status %d and does not read standard input", RouteExec, a.StatusCode)
+		return nil, fmt.Errorf("guest responded to %s with status %d and does not read standard input", RouteExec, a.StatusCode)
 	}
 	// The transport does not watch an upgraded connection.
 	context.AfterFunc(a.watch.ctx, func() { a.Body.Close() })
@@ -103,12 +103,12 @@ func (s *ExecStream) WriteStdin(p []byte) error {
 	return nil
 }
 
-// CloseStdin has the command read the end of its input after what was sent.
+// CloseStdin sends the end of the command's input.
 func (s *ExecStream) CloseStdin() error { return s.writeFrame(FrameStdinEOF, nil) }
 
 func (s *ExecStream) writeFrame(t FrameType, p []byte) error {
-	// A guest of ours reads at once.
-	timer := time.AfterFunc(s.stall, func() { s.answer.watch.cancel(ErrNoAnswer) })
+	// The guest always reads.
+	timer := time.AfterFunc(s.stall, func() { s.response.watch.cancel(ErrNoResponse) })
 	defer timer.Stop()
 	PutFrameHeader(s.header[:], t, len(p))
 	_, err := s.stdin.Write(s.header[:])
@@ -116,12 +116,12 @@ func (s *ExecStream) writeFrame(t FrameType, p []byte) error {
 		_, err = s.stdin.Write(p)
 	}
 	if err != nil {
-		return s.answer.watch.explain(lost(err))
+		return s.response.watch.explain(lost(err))
 	}
 	return nil
 }
 
-// acknowledge notes that the guest took n bytes of input.
+// acknowledge counts n bytes of input as written to the command's pipe.
 func (s *ExecStream) acknowledge(n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -198,7 +198,7 @@ func (s *ExecStream) next() (ExecEvent, error) {
 	return ExecEvent{}, fmt.Errorf("%w: type %d in an exec", ErrFrame, t)
 }
 
-// check refuses a result that no guest of ours would report.
+// check refuses an invalid result.
 func (r *ExecResult) check() error {
 	if !isExit(r.ExitCode, r.Signal) || r.Duration < 0 {
 		return fmt.Errorf("guest reported the unusable result %d %q after %s", r.ExitCode, cut(r.Signal, 20), r.Duration)
@@ -208,4 +208,4 @@ func (r *ExecResult) check() error {
 
 // Close ends the stream. Before ExecComplete, the guest kills the command and
 // everything that it started. It may be called more than once.
-func (s *ExecStream) Close() error { return s.answer.Close() }
+func (s *ExecStream) Close() error { return s.response.Close() }

@@ -14,7 +14,7 @@ import (
 )
 
 // WriteFile writes body to the file at path, whole or not at all: it is written
-// beside the old one and then takes its place. Missing folders are made; a
+// next to the old one and then takes its place. Missing folders are made; a
 // symbolic link is followed. Only a file that is itself a mount, such as the
 // /etc/hosts that engines make, is overwritten in place. Mode 0 keeps the mode of
 // an existing file and is 0644 for a new one. An error of body leaves the old
@@ -63,7 +63,7 @@ func (c *Client) ReadFile(ctx context.Context, path, rangeHeader string) (*FileC
 }
 
 // List lists a folder, in order of names, folders before what is in them.
-// truncated says that there is more than MaxEntries or MaxListing allow.
+// truncated: the folder has more than MaxEntries or MaxListing allow.
 func (c *Client) List(ctx context.Context, path string, opts ListOptions) (entries []FileInfo, truncated bool, err error) {
 	a, err := c.sendStream(ctx, request{method: http.MethodGet, route: RouteList, query: url.Values{
 		"path":      {path},

@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// FrameType says what a frame carries. Output of commands and processes crosses
+// FrameType is the type of a frame. Output of commands and processes crosses
 // the socket in frames: one byte of type, four bytes of length (big endian), at
 // most MaxFrame bytes of payload.
 type FrameType byte
@@ -85,17 +85,17 @@ func ReadFrame(r io.Reader, buf []byte) (FrameType, []byte, error) {
 	return t, buf, nil
 }
 
-// frames reads an answer that consists of frames, and knows how it ended.
+// frames reads a response that consists of frames, and remembers how it ended.
 type frames struct {
-	answer *answer
-	buf    []byte
-	done   error // what comes from now on
+	response *response
+	buf      []byte
+	done     error // of all further reads
 }
 
 // frame reads one frame; its payload is valid until the next one. It returns
 // io.EOF between frames, and ErrLost within one.
 func (s *frames) frame() (FrameType, []byte, error) {
-	t, data, err := ReadFrame(s.answer, s.buf)
+	t, data, err := ReadFrame(s.response, s.buf)
 	switch {
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return 0, nil, ErrLost
@@ -108,17 +108,17 @@ func (s *frames) frame() (FrameType, []byte, error) {
 	return t, data, nil
 }
 
-// finish reads the end of the answer after its last frame, so that its
+// finish reads the end of the response after its last frame, so that its
 // connection can be used again.
 func (s *frames) finish() {
-	s.answer.watch.set(endTimeout)
+	s.response.watch.set(endTimeout)
 	var b [1]byte
-	s.answer.Read(b[:])
+	s.response.Read(b[:])
 	s.fail(io.EOF)
 }
 
 // fail ends the stream with an error, or io.EOF.
 func (s *frames) fail(err error) {
 	s.done = err
-	s.answer.Close()
+	s.response.Close()
 }

@@ -48,12 +48,12 @@ func TestHelloRefusesAGuestOfAnotherProtocol(t *testing.T) {
 			if got := errors.As(err, &version); got != c.refused {
 				t.Fatalf("refused is %v, want %v; error %v", got, c.refused, err)
 			}
-			said := hello.Version
+			sent := hello.Version
 			if c.refused {
-				said = version.Version
+				sent = version.Version
 			}
-			if len(said) > 110 || !strings.HasPrefix(said, "v9") {
-				t.Errorf("its version is %q", said)
+			if len(sent) > 110 || !strings.HasPrefix(sent, "v9") {
+				t.Errorf("its version is %q", sent)
 			}
 			if c.refused && (version.Guest != c.protocol || version.Node != guest.ProtocolVersion) {
 				t.Errorf("the error says %+v", version)

@@ -28,8 +28,8 @@ type LogStream struct {
 }
 
 // Logs returns the last 256 KiB of a process's output and, with follow, what it
-// writes from then on, across restarts, until it has ended for good; nothing is
-// lost between the two. Without follow, all of it has the time of one answer.
+// writes from then on, across restarts, until its final end; nothing is lost between the
+// two. Without follow, all of it must arrive within the time of one response.
 // Errors: CodeNoProcess.
 func (c *Client) Logs(ctx context.Context, id string, follow bool) (*LogStream, error) {
 	a, err := c.send(ctx, request{
@@ -40,9 +40,9 @@ func (c *Client) Logs(ctx context.Context, id string, follow bool) (*LogStream, 
 		return nil, err
 	}
 	if !follow {
-		a.watch.set(c.answer)
+		a.watch.set(c.timeout)
 	}
-	return &LogStream{frames: frames{answer: a}, follow: follow}, nil
+	return &LogStream{frames: frames{response: a}, follow: follow}, nil
 }
 
 // Next returns the next piece, or io.EOF after the last. A stream that is cut
@@ -93,4 +93,4 @@ func (s *LogStream) next() (LogEvent, error) {
 
 // Close ends the stream; the process goes on. It may be called more than once
 // and while Next waits.
-func (s *LogStream) Close() error { return s.answer.Close() }
+func (s *LogStream) Close() error { return s.response.Close() }

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// maxSignal bounds the name of a signal, the longest of which is "SIGSTKFLT".
+// maxSignal bounds the name of a signal; the longest is "SIGSTKFLT".
 const maxSignal = 16
 
 const (
 	processIDPrefix = "p-"
 	processIDChars  = "abcdefghijklmnopqrstuvwxyz0123456789"
-	processIDLength = 8 // 41 bits: processes of one sandbox do not meet
+	processIDLength = 8 // 41 bits: unique within a sandbox
 )
 
 // NewProcessID returns a random id of a process, such as "p-k3f9x2m7".
@@ -57,9 +57,9 @@ func (c *Client) Processes(ctx context.Context) ([]Process, error) {
 	return list, nil
 }
 
-// StopProcess sends SIGTERM to the process and everything that it started,
-// SIGKILL to what is left after grace, and returns when it has ended. It will
-// not be restarted. One that has ended already is no error.
+// StopProcess sends SIGTERM to the process and all its descendants, SIGKILL to those that
+// are left after grace, and returns when they have ended. The process is not restarted.
+// For an ended process it returns nil.
 func (c *Client) StopProcess(ctx context.Context, id string, grace time.Duration) (Process, error) {
 	return c.process(ctx, request{
 		method: http.MethodPost, route: processRoute(id, SuffixStop),
@@ -67,10 +67,9 @@ func (c *Client) StopProcess(ctx context.Context, id string, grace time.Duration
 	})
 }
 
-// SignalProcess delivers a signal, such as "SIGHUP" or "HUP", and returns the
-// process as it then is. SIGTERM, SIGINT, SIGQUIT and SIGKILL go to its whole
-// process group and mean that it shall end: it will not be restarted. Any other
-// goes to the process alone; when it dies of it, it will not be restarted either.
+// SignalProcess delivers a signal, such as "SIGHUP" or "HUP", and returns the process.
+// SIGTERM, SIGINT, SIGQUIT and SIGKILL go to its whole process group and end its restarts.
+// Any other goes to the process alone; if it ends the process, that is not restarted either.
 func (c *Client) SignalProcess(ctx context.Context, id string, signal string) (Process, error) {
 	return c.process(ctx, request{
 		method: http.MethodPost, route: processRoute(id, SuffixSignal),
@@ -88,7 +87,7 @@ func (c *Client) process(ctx context.Context, r request) (Process, error) {
 
 func processRoute(id, suffix string) string { return RouteProcess + "/" + url.PathEscape(id) + suffix }
 
-// check refuses a process that no guest of ours would report.
+// check refuses an invalid process.
 func (p *Process) check() error {
 	switch p.State {
 	case ProcessRunning, ProcessExited, ProcessLost:
@@ -115,7 +114,7 @@ func (p *Process) check() error {
 	return nil
 }
 
-// isExit says whether a process can have ended so.
+// isExit reports whether a process can have ended with that code and signal.
 func isExit(code int, signal string) bool {
 	return code >= 0 && code <= 255 && len(signal) <= maxSignal &&
 		strings.Trim(signal, "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789") == ""

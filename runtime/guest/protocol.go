@@ -2,10 +2,10 @@
 // that is PID 1 in every sandbox, and the node's client for it.
 //
 // The guest serves HTTP/1.1 on a Unix socket in a folder that is bind-mounted
-// into its sandbox alone. Requests and answers are JSON, raw bytes (files), tar
-// (archives) or frames (output of commands, see frame.go). The node trusts
-// nothing that comes from the guest: every answer is bounded in size and time,
-// and no path of the host is ever derived from one.
+// into its sandbox alone. Requests and responses are JSON, raw bytes (files), tar
+// (archives) or frames (output of commands, see frame.go). The node does not trust the
+// guest: every response is bounded in size and time, and no path of the host is ever
+// derived from one.
 package guest
 
 import (
@@ -27,39 +27,39 @@ const (
 	// SocketName is the guest's socket in RunDir. Only processes outside the
 	// sandbox's PID namespace may use it: the guest checks SO_PEERCRED.
 	SocketName = "guest.sock"
-	// InsideSocketName is the socket in RunDir for processes in the sandbox.
-	// It offers only what a sandbox may ask for itself: a hold.
-	InsideSocketName = "inside.sock"
+	// SandboxSocketName is the socket in RunDir for processes in the sandbox, which may
+	// request a hold and nothing else.
+	SandboxSocketName = "inside.sock"
 	// LogDir holds one file per process, bounded in size, inside the sandbox.
 	LogDir = "/var/log/doze"
 )
 
 // Limits that both ends enforce.
 const (
-	MaxJSON    = 4 << 20  // bytes of one JSON request or answer
+	MaxJSON    = 4 << 20  // bytes of one JSON request or response
 	MaxFrame   = 64 << 10 // bytes of payload in one frame
 	MaxArgs    = 4096     // arguments of one command
 	MaxEntries = 100_000  // entries in one directory listing
 	MaxCAs     = 16       // certificates in one Trust.CA
 	// StdinWindow bounds the standard input of one command that the guest buffers:
-	// bytes that were sent and that the command's pipe has not taken yet. A client
-	// that is 50 ms away still sends 20 MB/s.
+	// bytes that were sent and are not in the command's pipe yet. A client that is 50 ms
+	// away still sends 20 MB/s.
 	StdinWindow = 1 << 20
-	// MaxHold is the longest that a sandbox may ask to be kept awake at once.
+	// MaxHold is the longest duration of one hold.
 	MaxHold = 24 * time.Hour
 )
 
-// Hello is the guest's first word.
+// Hello is the guest's response to RouteHello.
 type Hello struct {
 	Protocol int    `json:"protocol"`
 	Version  string `json:"version"` // build of doze-guest
 	PID      int    `json:"pid"`     // its own, inside the sandbox: 1
-	// Trust is the TrustDigest of the CAs that it was given last; empty before.
+	// Trust is the TrustDigest of the CAs of the last Trust; empty before.
 	Trust string `json:"trust,omitempty"`
 }
 
-// Trust makes the programs of a sandbox trust the node's CAs beside the public
-// ones. It replaces the CAs of the Trust before and keeps what else is trusted.
+// Trust makes the programs of a sandbox trust the node's CAs in addition to the public ones.
+// It replaces the CAs of an earlier Trust; all others stay trusted.
 type Trust struct {
 	CA string `json:"ca"` // PEM of 1 to MaxCAs certificates
 	// Roots is the PEM of the public CAs, for an image that has none; empty: none.
@@ -67,14 +67,14 @@ type Trust struct {
 	Roots string `json:"roots,omitempty"`
 }
 
-// TrustResult says what is missing.
+// TrustResult is the guest's response to RouteTrust.
 type TrustResult struct {
-	// NeedsRoots: the image has no public CAs and Trust had none either, so that
-	// clients trust the node's alone. It is best to send them.
+	// NeedsRoots: neither the image nor the Trust had public CAs, so that clients trust
+	// only the node's. The node should send them.
 	NeedsRoots bool `json:"needs_roots,omitempty"`
 }
 
-// TrustDigest tells one Trust.CA from another.
+// TrustDigest returns the digest of a Trust.CA.
 func TrustDigest(ca []byte) string {
 	sum := sha256.Sum256(ca)
 	return hex.EncodeToString(sum[:])
@@ -110,7 +110,7 @@ type ExecResult struct {
 	Duration time.Duration `json:"duration"`
 }
 
-// Restart says what becomes of a process that ended.
+// Restart is whether a process that ended is started again.
 type Restart string
 
 const (
@@ -128,11 +128,11 @@ type ProcessSpec struct {
 	// Defaults as in ExecRequest. When the guest restarts the process, it has those
 	// that it was first started with.
 	Defaults map[string]string `json:"defaults,omitempty"`
-	// ID names the process for ever; see NewProcessID. Empty means that the guest
-	// makes one.
+	// ID names the process permanently; see NewProcessID. If it is empty, the guest
+	// generates one.
 	ID string `json:"id,omitempty"`
-	// Name is unique among the running processes of a sandbox; empty means
-	// that the guest picks one.
+	// Name is unique among the running processes of a sandbox. If it is empty, the guest
+	// generates one.
 	Name    string  `json:"name,omitempty"`
 	Restart Restart `json:"restart,omitempty"`
 }
@@ -143,8 +143,7 @@ type ProcessState string
 const (
 	ProcessRunning ProcessState = "running"
 	ProcessExited  ProcessState = "exited"
-	// ProcessLost: its sandbox ended while it ran, so nobody saw how it ended.
-	// It has no exit code.
+	// ProcessLost: its sandbox ended while it ran. It has no exit code.
 	ProcessLost ProcessState = "lost"
 )
 
@@ -167,7 +166,7 @@ type Process struct {
 	LogFile      string     `json:"log_file"` // path inside the sandbox
 }
 
-// Ending says how a process ended, such as "exited with code 1".
+// Ending describes how a process ended, such as "exited with code 1".
 func (p Process) Ending() string {
 	switch {
 	case p.State == ProcessExited && p.Signal != "":
@@ -195,12 +194,12 @@ type ListOptions struct {
 	Hidden    bool // include names that begin with a dot
 }
 
-// EventType of what the guest tells without being asked.
+// EventType is the type of an Event.
 type EventType string
 
 const (
 	EventProcess EventType = "process" // a process started, exited or was restarted
-	EventHold    EventType = "hold"    // somebody inside asks to be kept awake
+	EventHold    EventType = "hold"    // a process in the sandbox requests a hold
 )
 
 // Event is one line of the guest's event stream, newline-delimited JSON. On
@@ -211,9 +210,8 @@ type Event struct {
 	Hold    time.Duration `json:"hold,omitempty"` // from now
 }
 
-// Error is what the guest answers when it refuses or fails: JSON with a status
-// of 400 (bad request), 403, 404, 409, 413, 429 (on the inside socket), 500 or
-// 507 (no space left).
+// Error is the body of a refusal or failure: JSON, with a status of 400 (bad request), 403,
+// 404, 409, 413, 429 (on SandboxSocketName), 500 or 507 (no space left).
 type Error struct {
 	Status  int    `json:"-"`
 	Code    string `json:"code"`
@@ -222,7 +220,7 @@ type Error struct {
 
 func (e *Error) Error() string { return e.Message }
 
-// Codes of Error that callers tell apart.
+// Codes of Error.
 const (
 	CodeInvalid       = "invalid_request"
 	CodeNotFound      = "path_not_found"

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// scriptedGuest has each connection's first request answered by the script, whose
+// scriptedGuest runs the script for each connection's first request, whose
 // end closes the connection.
 func scriptedGuest(t *testing.T, script func(*http.Request, net.Conn)) *Client {
 	t.Helper()
@@ -73,13 +73,13 @@ func TestGuestThatStopsInTheMiddleIsLeft(t *testing.T) {
 	}
 	_, _, listed := c.List(ctx, "/x", ListOptions{})
 	for call, err := range map[string]error{"ReadFile": err, "GetArchive": read(c.GetArchive(ctx, "/x")), "List": listed} {
-		if !errors.Is(err, ErrNoAnswer) {
+		if !errors.Is(err, ErrNoResponse) {
 			t.Errorf("%s: %v", call, err)
 		}
 	}
 }
 
-// What is kept of a log is little: a guest that sends for ever is none of ours.
+// A log is small: a guest that sends without an end is hostile.
 func TestLogThatDoesNotEndIsLeft(t *testing.T) {
 	for name, tc := range map[string]struct {
 		frame string
@@ -97,14 +97,14 @@ func TestLogThatDoesNotEndIsLeft(t *testing.T) {
 				}
 				gone(conn)
 			})
-			c.answer = 100 * time.Millisecond
+			c.timeout = 100 * time.Millisecond
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			s, err := c.Logs(ctx, "p-aaaaaaaa", false)
 			for err == nil {
 				_, err = s.Next()
 			}
-			if !errors.Is(err, ErrNoAnswer) {
+			if !errors.Is(err, ErrNoResponse) {
 				t.Errorf("got %v", err)
 			}
 		})
@@ -118,7 +118,7 @@ func TestGuestThatTakesNothingOfAnUploadIsLeft(t *testing.T) {
 	c.stall = 20 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	if _, err := c.WriteFile(ctx, "/x", 0, io.LimitReader(zeroReader{}, 64<<20)); !errors.Is(err, ErrNoAnswer) {
+	if _, err := c.WriteFile(ctx, "/x", 0, io.LimitReader(zeroReader{}, 64<<20)); !errors.Is(err, ErrNoResponse) {
 		t.Errorf("WriteFile: %v", err)
 	}
 }
@@ -127,7 +127,7 @@ type zeroReader struct{}
 
 func (zeroReader) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// Each of these answers only when a call that began later has been given up, so
+// Each of these responds only when a call that began later has been given up, so
 // it took longer than any bound that it must not have.
 func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 	for name, call := range map[string]func(context.Context, *Client) error{
@@ -157,38 +157,38 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 			began, late := make(chan struct{}), make(chan struct{})
 			stream := strings.HasPrefix(name, "a silent")
 			c := scriptedGuest(t, func(r *http.Request, conn net.Conn) {
-				if r.URL.Path == RouteStat { // never answered
+				if r.URL.Path == RouteStat { // without a response
 					gone(conn)
 					return
 				}
-				answer := body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":0}`)
+				response := body(`{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":0}`)
 				switch {
 				case r.URL.Path == RouteExec:
-					answer = chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{}`), true)
+					response = chunked(frame(FrameStart, `{"pid":1}`)+frame(FrameComplete, `{}`), true)
 				case strings.HasSuffix(r.URL.Path, SuffixLogs):
-					answer = chunked(frame(FrameExit, `{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":0}`), true)
+					response = chunked(frame(FrameExit, `{"id":"p-aaaaaaaa","pid":1,"state":"exited","restart":"never","exit_code":0}`), true)
 				}
 				if stream {
-					end := strings.Index(string(answer), "\r\n\r\n") + 4
-					conn.Write(answer[:end]) // begins at once
-					answer = answer[end:]
+					end := strings.Index(string(response), "\r\n\r\n") + 4
+					conn.Write(response[:end]) // begins immediately
+					response = response[end:]
 				}
 				close(began)
 				<-late
-				conn.Write(answer)
+				conn.Write(response)
 			})
-			impatient := &Client{transport: c.transport, dedicated: c.dedicated, answer: 100 * time.Millisecond, stall: c.stall}
-			c.stall = impatient.answer / 50
+			impatient := &Client{transport: c.transport, dedicated: c.dedicated, timeout: 100 * time.Millisecond, stall: c.stall}
+			c.stall = impatient.timeout / 50
 			if !stream {
-				c.answer = c.stall
+				c.timeout = c.stall
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 			defer cancel()
 			ended := make(chan error, 1)
 			go func() { ended <- call(ctx, c) }()
 			<-began
-			if _, err := impatient.Stat(ctx, "/x"); !errors.Is(err, ErrNoAnswer) {
-				t.Errorf("a guest that does not answer: %v", err)
+			if _, err := impatient.Stat(ctx, "/x"); !errors.Is(err, ErrNoResponse) {
+				t.Errorf("a guest that does not respond: %v", err)
 			}
 			close(late)
 			if err := <-ended; err != nil {
@@ -199,11 +199,11 @@ func TestWhatMayTakeLongIsWaitedFor(t *testing.T) {
 }
 
 func TestStreamThatIsCutInALineIsLost(t *testing.T) {
-	for name, answer := range map[string][]byte{
+	for name, response := range map[string][]byte{
 		"listing": chunked(`{"entry":{"name":"x"}}`+"\n"+`{"ent`, true),
 		"events":  chunked(`{"type":"hold","hold":1}`+"\n"+`{"ty`, true),
 	} {
-		errs, _ := everyCall(t.Context(), hostileGuest(t, answer))
+		errs, _ := everyCall(t.Context(), hostileGuest(t, response))
 		if call := map[string]string{"listing": "List", "events": "Events"}[name]; !errors.Is(errs[call], ErrLost) {
 			t.Errorf("%s: %v", name, errs[call])
 		}

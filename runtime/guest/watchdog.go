@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// watchdog cancels a request when the guest keeps it waiting. It is set while
-// the guest has to act and paused while somebody else has.
+// watchdog cancels a request when the guest takes too long. It is set while the client waits
+// for the guest, and paused otherwise.
 type watchdog struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -31,7 +31,7 @@ func (w *watchdog) set(d time.Duration) {
 	switch {
 	case w.ended:
 	case w.timer == nil:
-		w.timer = time.AfterFunc(d, func() { w.cancel(ErrNoAnswer) })
+		w.timer = time.AfterFunc(d, func() { w.cancel(ErrNoResponse) })
 	default:
 		w.timer.Reset(d)
 	}
@@ -57,7 +57,7 @@ func (w *watchdog) stop() {
 	w.cancel(nil)
 }
 
-// explain returns the reason why the request was cancelled, if it was, else err.
+// explain returns the reason why the request was canceled, if it was, else err.
 func (w *watchdog) explain(err error) error {
 	if err == nil || w.ctx.Err() == nil {
 		return err
@@ -65,8 +65,8 @@ func (w *watchdog) explain(err error) error {
 	return context.Cause(w.ctx)
 }
 
-// uploadBody is a request's body that tells the watchdog when the guest is slow
-// and when it is the body's source.
+// uploadBody is a request's body that sets the watchdog while the guest reads it, and pauses
+// it while its own source is read.
 type uploadBody struct {
 	io.Reader
 	watch *watchdog

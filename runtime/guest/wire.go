@@ -7,7 +7,7 @@ import (
 )
 
 // Routes of the guest's HTTP server, relative to its socket. Arguments are query
-// parameters; bodies are named beside each route.
+// parameters; the comments name the bodies.
 const (
 	RouteHello   = "/hello"   // GET → Hello
 	RouteTrust   = "/trust"   // PUT Trust → TrustResult
@@ -22,7 +22,7 @@ const (
 	RoutePort    = "/port"    // GET port, wait → {}
 	RouteEvents  = "/events"  // GET → lines of Event
 	RouteTrim    = "/trim"    // POST → nothing, until the connection ends
-	RouteHold    = "/hold"    // POST for, on InsideSocketName only
+	RouteHold    = "/hold"    // POST for, on SandboxSocketName only
 	SuffixStop   = "/stop"    // POST RouteProcess/{id}/stop grace → Process
 	SuffixSignal = "/signal"  // POST RouteProcess/{id}/signal signal → Process
 	SuffixLogs   = "/logs"    // GET RouteProcess/{id}/logs follow → frames
@@ -32,8 +32,8 @@ const (
 // is upgraded: frames in both directions.
 const UpgradeExec = "doze-exec"
 
-// MaxListing bounds the bytes of one directory listing; one that would be
-// longer is cut there and says so.
+// MaxListing bounds the bytes of one directory listing. A longer one is truncated, and its
+// ListEnd reports that.
 const MaxListing = 32 << 20
 
 // ListLine is one line of a directory listing: an entry or, last, the end. A
@@ -45,17 +45,17 @@ type ListLine struct {
 
 // ListEnd closes a listing.
 type ListEnd struct {
-	Truncated bool `json:"truncated"` // there is more than MaxEntries or MaxListing allow
+	Truncated bool `json:"truncated"` // the folder has more than MaxEntries or MaxListing allow
 }
 
-// ArchiveResult says what PutArchive unpacked.
+// ArchiveResult is the result of PutArchive.
 type ArchiveResult struct {
 	Files int   `json:"files"` // entries of every kind
 	Bytes int64 `json:"bytes"` // of contents
 }
 
-// newLines scans lines of JSON, of at most MaxFrame bytes. What a stream that was
-// cut off leaves of a line is none.
+// newLines scans lines of JSON, of at most MaxFrame bytes. It drops an incomplete line at
+// the end of the stream.
 func newLines(r io.Reader) *bufio.Scanner {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(make([]byte, 0, 1024), MaxFrame)

@@ -264,7 +264,7 @@ func (m *Manager) makeRunDir(id ID) error {
 // descriptors for a deep tree.
 func (m *Manager) removeRunDir(ctx context.Context, id ID) error {
 	dir := m.runDir(id)
-	for _, path := range []string{m.socketPath(id), filepath.Join(dir, guest.InsideSocketName)} {
+	for _, path := range []string{m.socketPath(id), filepath.Join(dir, guest.SandboxSocketName)} {
 		_ = os.Remove(path) // or the folder is not empty
 	}
 	if err := os.Remove(dir); err == nil || os.IsNotExist(err) {

@@ -144,7 +144,7 @@ func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 // node does not listen yet.
 func holdAsSandbox(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Duration) {
 	t.Helper()
-	socket := filepath.Join(n.RunDir(id), guest.InsideSocketName)
+	socket := filepath.Join(n.RunDir(id), guest.SandboxSocketName)
 	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}

@@ -54,7 +54,7 @@ func (s *Server) putArchive(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return s.pathError(err)
 	}
-	return answer(w, guest.ArchiveResult(res))
+	return writeJSON(w, guest.ArchiveResult(res))
 }
 
 func unpack(ctx context.Context, folder string, body io.Reader, o archive.UnpackOptions) (archive.Result, error) {

@@ -157,7 +157,7 @@ func TestArchiveOfAFileThatShrinksIsBroken(t *testing.T) {
 	}
 }
 
-func TestArchivesUnpackedAtOnceDoNotMixTheirFiles(t *testing.T) {
+func TestConcurrentArchivesDoNotMixTheirFiles(t *testing.T) {
 	c := start(t, nil)
 	dir := t.TempDir()
 	mustWrite(t, dir+"/a", "old", 0o644)

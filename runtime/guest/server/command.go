@@ -37,7 +37,7 @@ type command struct {
 	sh   bool // argv was made from a line for the shell
 }
 
-// command checks what a client wants to run. Nothing has been started yet.
+// command checks the command of a request. It starts nothing.
 func (s *Server) command(line string, argv []string, cwd string, env variables) (*command, error) {
 	c := &command{argv: argv, mark: newMark()}
 	switch {
@@ -72,7 +72,7 @@ func (s *Server) command(line string, argv []string, cwd string, env variables) 
 	return c, nil
 }
 
-// folder is where a command runs.
+// folder returns the working directory of a command.
 func (s *Server) folder(cwd string) (string, error) {
 	if cwd == "" {
 		cwd = s.cfg.Workdir
@@ -99,9 +99,9 @@ func (s *Server) folder(cwd string) (string, error) {
 // defaults.
 type variables struct{ add, defaults map[string]string }
 
-// environment is that of the sandbox with the request's laid over and under it, and
-// what tells programs of the node's CA lowest. The mark comes first, where it is
-// found fastest.
+// environment returns, in order of precedence, the request's variables, the sandbox's, the
+// request's defaults, and the variables that name the node's CAs. The mark comes first,
+// where it is found fastest.
 func (s *Server) environment(v variables, mark string) ([]string, error) {
 	trust := s.trust.variables()
 	env := make([]string, 1, 1+len(s.cfg.Env)+len(v.add)+len(v.defaults)+len(trust))
@@ -144,7 +144,7 @@ func lookup(env []string, name string) (string, bool) {
 	return "", false
 }
 
-// find looks for a program in the folders of path, as execvp does.
+// find searches the folders of path for a program, as execvp does.
 func find(name, path, dir string) (string, error) {
 	var denied string
 	for _, folder := range filepath.SplitList(path) {
@@ -201,7 +201,7 @@ func (s *Server) start(c *command, in *os.File) (*running, error) {
 	return run, nil
 }
 
-// wait waits for the command itself and then has its outputs drained.
+// wait waits for the command itself and then begins to drain its outputs.
 func (r *running) wait() {
 	<-r.tree.root.done
 	for _, pipe := range r.outputs {
@@ -209,7 +209,7 @@ func (r *running) wait() {
 	}
 }
 
-// close gives up the outputs, which ends their copying.
+// close closes the outputs, which ends their copying.
 func (r *running) close() {
 	for _, pipe := range r.outputs {
 		if pipe != nil {
@@ -218,7 +218,7 @@ func (r *running) close() {
 	}
 }
 
-// explain says why a program could not be started.
+// explain returns the refusal for a program that could not be started.
 func (c *command) explain(err error) error {
 	var errno syscall.Errno
 	errors.As(err, &errno)
@@ -240,7 +240,7 @@ func (c *command) explain(err error) error {
 	case syscall.EAGAIN:
 		return refuse(guest.CodeTooMany, "the sandbox has as many processes as it may have")
 	}
-	return refuse(guest.CodeInternal, "starting %s: %v", c.path, err)
+	return refuse(guest.CodeInternal, "start %s: %v", c.path, err)
 }
 
 // resolved is the program's path as the kernel sees it after chdir.
@@ -266,8 +266,8 @@ func newMark() string {
 	return hex.EncodeToString(b[:])
 }
 
-// stdin is a file with the bytes that a command reads: the null device without
-// any, else one in memory, so that nobody has to feed a pipe.
+// stdin returns a file with the input of a command: the null device without input, otherwise
+// a file in memory, which needs no goroutine to feed a pipe.
 func stdin(data []byte) (*os.File, error) {
 	if len(data) == 0 {
 		f, err := os.Open(os.DevNull)
@@ -291,7 +291,7 @@ func stdin(data []byte) (*os.File, error) {
 	return f, nil
 }
 
-// hasVariable says whether an environment, as the kernel shows it, holds kv.
+// hasVariable reports whether an environment, as the kernel shows it, has kv.
 func hasVariable(environ, kv []byte) bool {
 	for rest := environ; ; {
 		i := bytes.Index(rest, kv)

@@ -9,7 +9,7 @@ import (
 )
 
 // maxQueued events wait for a reader. One that lets more come together is
-// dropped; when it comes back it gets every process anew.
+// dropped; when it comes back it gets every process again.
 const maxQueued = 1024
 
 // hub hands events to the readers of event streams.

@@ -35,7 +35,7 @@ func next(t *testing.T, events *guest.EventStream) guest.Event {
 	return ev
 }
 
-func TestEventsRepeatWhatIsKnownThenTellChanges(t *testing.T) {
+func TestEventsBeginWithTheKnownProcesses(t *testing.T) {
 	c := start(t, nil)
 	old := startProcess(t, c, guest.ProcessSpec{Command: "exit 5"})
 	waitProcess(t, c, old.ID, "the first has ended", exited)
@@ -88,7 +88,7 @@ func ask(t *testing.T, runDir, method, path string) (status int, body string) {
 	hc := &http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(runDir, guest.InsideSocketName))
+			return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(runDir, guest.SandboxSocketName))
 		},
 	}}
 	req, err := http.NewRequestWithContext(t.Context(), method, "http://inside"+path, nil)
@@ -173,6 +173,6 @@ func TestPortReady(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := c.PortReady(ctx, 1, time.Minute); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a cancelled context: %v", err)
+		t.Errorf("with a canceled context: %v", err)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// execBuffer is read from a command's pipe at once. Half of what a pipe holds,
-// so that the command fills one half while the other is sent.
+// execBuffer is the size of one read from a command's pipe: half of the pipe's capacity, so
+// that the command fills one half while the other is sent.
 const execBuffer = 32 << 10
 
 var execBuffers = sync.Pool{New: func() any { return new([guest.FrameHeader + execBuffer]byte) }}
@@ -94,8 +94,8 @@ type execution struct {
 	took   time.Duration // until the command itself had exited
 }
 
-// send sends output until the command has ended and its output is drained. It
-// kills the tree when the timeout is over, the client gone or the output refused.
+// send sends output until the command has ended and its output is drained. It kills the
+// tree at the timeout, when the client is gone and when the output cannot be sent.
 func (x *execution) send(ctx context.Context, timeout time.Duration, out *frameWriter) (timedOut bool) {
 	var copying sync.WaitGroup
 	refused := make(chan struct{})
@@ -116,7 +116,7 @@ func (x *execution) send(ctx context.Context, timeout time.Duration, out *frameW
 	select {
 	case <-x.tree.root.done:
 	case <-expired:
-		// Both may have come: who has ended by himself was in time.
+		// A command that has ended by itself at the same moment was in time.
 		if timedOut = x.tree.root.running(); timedOut {
 			x.tree.kill()
 		}
@@ -139,7 +139,7 @@ func (x *execution) copy(p *outputPipe, t guest.FrameType, out *frameWriter) err
 		return out.output(t, buf[:guest.FrameHeader+len(data)])
 	})
 	if open && err == nil {
-		x.server.spill.take(p.file)
+		x.server.spill.drain(p.file)
 	} else {
 		p.file.Close()
 	}
@@ -161,7 +161,7 @@ type frameWriter struct {
 	err error
 }
 
-// output sends a frame whose payload stands behind room for its header.
+// output sends a frame whose first bytes are reserved for its header.
 func (f *frameWriter) output(t guest.FrameType, frame []byte) error {
 	guest.PutFrameHeader(frame, t, len(frame)-guest.FrameHeader)
 	return f.write(frame, true)

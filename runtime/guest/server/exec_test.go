@@ -228,7 +228,7 @@ func TestExitCodeComesFromTheEndOfTheCommandOnly(t *testing.T) {
 }
 
 // escapees start processes that leave their parents, group and session. Each
-// goes on for ever unless it is killed.
+// goes on indefinitely unless it is killed.
 var escapees = []struct{ name, command string }{
 	{"children", `sleep 1000 & sleep 1000 | sleep 1000`},
 	{"double fork and setsid", `setsid sh -c 'setsid sleep 1000 & setsid sleep 1000 & exit' & sleep 1000`},
@@ -292,8 +292,8 @@ func TestClientThatStopsReadingSlowsTheCommandDown(t *testing.T) {
 	const (
 		size  = 64 << 20
 		block = 4 << 10
-		// What a pipe, a socket's two ends, and the buffers of readers and
-		// writers on the way hold together is far below this.
+		// Far more than a pipe, a socket's two ends, and the buffers of readers and
+		// writers on the way hold together.
 		most = 4 << 20
 	)
 	input := filepath.Join(t.TempDir(), "input")
@@ -346,7 +346,7 @@ func TestClientThatStopsReadingSlowsTheCommandDown(t *testing.T) {
 	}
 }
 
-// aliveAs says whether a process lives and has that name.
+// aliveAs reports whether a process lives and has that name.
 func aliveAs(pid int, name string) bool {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && bytes.Contains(b, []byte(" ("+name+") ")) && !bytes.Contains(b, []byte(") Z "))

@@ -41,7 +41,7 @@ func (s *Server) stat(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, info)
+	return writeJSON(w, info)
 }
 
 func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
@@ -60,12 +60,11 @@ func (s *Server) writeFile(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, info)
+	return writeJSON(w, info)
 }
 
-// replaceFile writes body beside path and then puts it in its place, with the
-// mode and owner of what was there. When it fails, nothing has changed, but for
-// folders that it made.
+// replaceFile writes body to a file next to path and renames it to path, with the mode and
+// owner of the replaced file. After an error nothing has changed except for new folders.
 func replaceFile(path string, mode fs.FileMode, body io.Reader) (err error) {
 	old, err := os.Lstat(path)
 	switch {
@@ -177,7 +176,7 @@ func (s *Server) readFile(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// pageSize is what every file of /sys says to have. Those of /proc say 0.
+// pageSize is the size that every file of /sys reports. Files of /proc report 0.
 var pageSize = int64(os.Getpagesize())
 
 // readSmall reads a file that says to have so many bytes, which it has not if it
@@ -221,7 +220,7 @@ func checkRegular(path string, info fs.FileInfo) error {
 	case info.IsDir():
 		return &fs.PathError{Op: "read", Path: path, Err: syscall.EISDIR}
 	case !info.Mode().IsRegular():
-		return refuse(guest.CodeInvalid, "%s is no regular file", path)
+		return refuse(guest.CodeInvalid, "%s is not a regular file", path)
 	}
 	return nil
 }
@@ -244,7 +243,7 @@ func (s *Server) remove(w http.ResponseWriter, r *http.Request) error {
 	if err := remove(path); err != nil {
 		return s.pathError(err)
 	}
-	return answer(w, struct{}{})
+	return writeJSON(w, struct{}{})
 }
 
 func (s *Server) mkdir(w http.ResponseWriter, r *http.Request) error {
@@ -263,7 +262,7 @@ func (s *Server) mkdir(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, info)
+	return writeJSON(w, info)
 }
 
 // makeFolder makes a folder of exactly this mode, unless there is one.
@@ -300,5 +299,5 @@ func (s *Server) move(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, info)
+	return writeJSON(w, info)
 }

@@ -162,7 +162,7 @@ func TestUploadThatEndsEarlyLeavesTheFile(t *testing.T) {
 		name string
 		body io.Reader
 	}{
-		{"body fails at once", iotest.ErrReader(broken)},
+		{"body fails immediately", iotest.ErrReader(broken)},
 		{"body fails later", io.MultiReader(bytes.NewReader(make([]byte, 1<<20)), iotest.ErrReader(broken))},
 		{"body is shorter than announced", &short{strings.NewReader("new"), 100}},
 	} {

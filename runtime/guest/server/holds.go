@@ -2,23 +2,25 @@ package server
 
 import (
 	"log"
+	"net"
 	"net/http"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// What a sandbox may ask: holdBurst holds at once, and one more every
-// holdInterval. Enough for a program that renews its hold, no load for the node.
+// A sandbox may request a burst of holdBurst holds, and one more every holdInterval: enough
+// for a program that renews its hold, and no load for the node.
 const (
 	holdBurst    = 10
 	holdInterval = time.Second
-	// insideTimeout ends a connection from inside, whatever it does, and no more
-	// than insideConns are open at once: the others wait in the kernel.
-	insideTimeout = 5 * time.Second
-	insideConns   = 8
+	// holdTimeout ends each connection, and no more than maxHoldConns are open at the
+	// same time: the others wait in the kernel.
+	holdTimeout  = 5 * time.Second
+	maxHoldConns = 8
 )
 
 // newHoldServer serves the socket for processes in the sandbox. It offers a hold
@@ -35,7 +37,7 @@ func newHoldServer(events *hub, log *log.Logger) *http.Server {
 			return err
 		}
 		if r.URL.Query().Get("for") == "" {
-			return refuse(guest.CodeInvalid, "say how long, such as for=10m")
+			return refuse(guest.CodeInvalid, "the duration is missing; send one such as for=10m")
 		}
 		if !limit.Allow() {
 			return &guest.Error{Status: http.StatusTooManyRequests, Code: "too_many_requests",
@@ -44,14 +46,16 @@ func newHoldServer(events *hub, log *log.Logger) *http.Server {
 		if events.send(guest.Event{Type: guest.EventHold, Hold: d}) == 0 {
 			return refuse(guest.CodeInternal, "the node is not listening just now; try again")
 		}
-		return answer(w, struct{}{})
+		return writeJSON(w, struct{}{})
 	})
 	mux := http.NewServeMux()
 	mux.Handle("POST "+guest.RouteHold, hold)
 	srv := &http.Server{
 		Handler: mux, ErrorLog: log, MaxHeaderBytes: 4 << 10,
-		ReadTimeout: insideTimeout, WriteTimeout: insideTimeout,
+		ReadTimeout: holdTimeout, WriteTimeout: holdTimeout,
 	}
 	srv.SetKeepAlivesEnabled(false)
 	return srv
 }
+
+func limitHolds(l net.Listener) net.Listener { return netutil.LimitListener(l, maxHoldConns) }

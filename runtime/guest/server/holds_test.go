@@ -38,7 +38,7 @@ func TestConnectionsFromInsideAreLimited(t *testing.T) {
 		waiting := make(pipes, 20)
 		srv := newHoldServer(newHub(), log.New(io.Discard, "", 0))
 		served := make(chan error)
-		go func() { served <- srv.Serve(limit(waiting, insideConns)) }() // ended by Close
+		go func() { served <- srv.Serve(limitHolds(waiting)) }() // ended by Close
 		responses := make(chan int, 20)
 		ask := func(conn net.Conn, n int) { // ended by its response
 			defer conn.Close()
@@ -55,7 +55,7 @@ func TestConnectionsFromInsideAreLimited(t *testing.T) {
 			responses <- n
 		}
 		var silent []net.Conn
-		for range insideConns {
+		for range maxHoldConns {
 			silent = append(silent, waiting.dial())
 		}
 		go ask(waiting.dial(), 9)
@@ -70,12 +70,12 @@ func TestConnectionsFromInsideAreLimited(t *testing.T) {
 				t.Errorf("after one ended, %d connections wait, %d have a response", len(waiting), len(responses))
 			}
 		}
-		if len(responses) != insideConns+1 {
+		if len(responses) != maxHoldConns+1 {
 			t.Errorf("%d connections have a response", len(responses))
 		}
 		idle := waiting.dial()
 		began := time.Now()
-		if n, err := idle.Read(make([]byte, 1)); err == nil || time.Since(began) != insideTimeout {
+		if n, err := idle.Read(make([]byte, 1)); err == nil || time.Since(began) != holdTimeout {
 			t.Errorf("a silent connection got %d bytes, %v after %s", n, err, time.Since(began))
 		}
 		srv.Close()
@@ -91,7 +91,7 @@ func TestServerLimitsConnectionsFromInside(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer srv.Close()
-	if l, ok := srv.inside.(limited); !ok || cap(l.open) != insideConns {
-		t.Errorf("the listener is %T", srv.inside)
+	if got, want := fmt.Sprintf("%T", srv.holdSocket), fmt.Sprintf("%T", limitHolds(nil)); got != want {
+		t.Errorf("the listener is %s, want %s", got, want)
 	}
 }

@@ -20,7 +20,7 @@ func endAll(grace time.Duration) {
 
 // alone waits until no other process is left.
 func alone(limit time.Duration) bool {
-	tick := time.NewTicker(lookAgain)
+	tick := time.NewTicker(pollPause)
 	defer tick.Stop()
 	for deadline := time.Now().Add(limit); time.Now().Before(deadline); <-tick.C {
 		if syscall.Kill(-1, 0) == syscall.ESRCH {

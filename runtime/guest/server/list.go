@@ -16,9 +16,9 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// maxHeldNames bounds the memory for names of a listing, and heldName is what one
-// costs beyond its bytes. A full folder with the longest names fits, and so does
-// any that the listing itself has room for; where more is held, it is truncated.
+// maxHeldNames bounds the memory for names of a listing, and heldName is the cost of one
+// beyond its bytes. A full folder with the longest names fits, and so does any that the
+// listing itself may have; beyond that the listing is truncated.
 const (
 	maxHeldNames = guest.MaxListing
 	heldName     = 32
@@ -35,7 +35,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 		return s.pathError(err)
 	}
 	l := &listing{
-		server: s, w: w, ctx: r.Context(), room: guest.MaxEntries, held: held, truncated: more,
+		server: s, w: w, ctx: r.Context(), entriesLeft: guest.MaxEntries, held: held, truncated: more,
 		recursive: q.Get("recursive") == "true", hidden: q.Get("hidden") == "true",
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
@@ -46,7 +46,7 @@ func (s *Server) list(w http.ResponseWriter, r *http.Request) error {
 }
 
 // errFull ends a listing that has reached a limit.
-var errFull = errors.New("listing is full")
+var errFull = errors.New("the listing is full")
 
 // listing writes the lines of one listing.
 type listing struct {
@@ -55,14 +55,14 @@ type listing struct {
 	ctx               context.Context
 	recursive, hidden bool
 
-	room      int // for so many entries
-	bytes     int
-	held      int // in bytes, for names in the folders that it is in
-	truncated bool
+	entriesLeft int // for so many entries
+	bytes       int
+	held        int // in bytes, for names in the folders that it is in
+	truncated   bool
 }
 
-// folder writes the entries of a folder and, if asked to, of those in it. What
-// vanishes or cannot be read meanwhile is left out.
+// folder writes the entries of a folder and, if the listing is recursive, of those in it. It
+// omits entries that vanish meanwhile or cannot be read.
 func (l *listing) folder(path string, names []string) error {
 	for _, name := range names {
 		if !l.hidden && strings.HasPrefix(name, ".") {
@@ -94,11 +94,11 @@ func (l *listing) folder(path string, names []string) error {
 }
 
 func (l *listing) entry(info guest.FileInfo) error {
-	if l.room == 0 {
+	if l.entriesLeft == 0 {
 		l.truncated = true
 		return errFull
 	}
-	l.room--
+	l.entriesLeft--
 	return l.line(guest.ListLine{Entry: &info})
 }
 
@@ -119,7 +119,7 @@ func (l *listing) line(line guest.ListLine) error {
 // readNames returns the sorted names in a folder, not many more than a listing
 // may have or than fit in room bytes, how many bytes they take, and whether there
 // are more.
-func readNames(path string, room int) (names []string, held int, more bool, err error) {
+func readNames(path string, entriesLeft int) (names []string, held int, more bool, err error) {
 	// O_DIRECTORY, because opening a pipe would wait for its writer.
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -132,7 +132,7 @@ func readNames(path string, room int) (names []string, held int, more bool, err 
 		for _, name := range part {
 			held += len(name) + heldName
 		}
-		if len(names) > guest.MaxEntries || held > room {
+		if len(names) > guest.MaxEntries || held > entriesLeft {
 			more = true
 			break
 		}

@@ -16,15 +16,15 @@ func TestListingEndsWhenItIsFull(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct {
-		room  int
-		lines int
-		full  bool
+		entriesLeft int
+		lines       int
+		full        bool
 	}{{5, 5, true}, {10, 10, true}, {11, 11, false}, {100, 11, false}} {
 		var out bytes.Buffer
-		l := &listing{server: &Server{cfg: Config{Root: "/"}}, w: &out, ctx: t.Context(), recursive: true, room: tt.room}
+		l := &listing{server: &Server{cfg: Config{Root: "/"}}, w: &out, ctx: t.Context(), recursive: true, entriesLeft: tt.entriesLeft}
 		err := l.folder(dir, []string{"a"})
 		if errors.Is(err, errFull) != tt.full || l.truncated != tt.full || bytes.Count(out.Bytes(), []byte("\n")) != tt.lines {
-			t.Errorf("with room for %d: %v, truncated %v, %s", tt.room, err, l.truncated, &out)
+			t.Errorf("with room for %d: %v, truncated %v, %s", tt.entriesLeft, err, l.truncated, &out)
 		}
 	}
 }
@@ -38,7 +38,7 @@ func TestNamesThatAListingHoldsAreBounded(t *testing.T) {
 	}
 	for _, held := range []int{0, maxHeldNames} { // in folders above
 		var out bytes.Buffer
-		l := &listing{server: &Server{cfg: Config{Root: "/"}}, w: &out, ctx: t.Context(), recursive: true, room: 10_000, held: held}
+		l := &listing{server: &Server{cfg: Config{Root: "/"}}, w: &out, ctx: t.Context(), recursive: true, entriesLeft: 10_000, held: held}
 		err := l.folder(dir, []string{"a"})
 		all := bytes.Count(out.Bytes(), []byte("\n")) == 2002
 		if full := held > 0; err != nil || l.held != held || l.truncated != full || all == full {

@@ -14,7 +14,7 @@ import (
 )
 
 // movePath renames from to to. Between file systems, and for folders of an image
-// (which overlayfs cannot rename), it copies to a place beside to, renames that,
+// (which overlayfs cannot rename), it copies to a name next to to, renames that,
 // and then removes from.
 func movePath(ctx context.Context, from, to string) error {
 	info, err := os.Lstat(from)

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// After a command has exited, what it wrote itself is in its pipes already. A
-// process that it left in the background may hold them open for ever, so the
-// rest is read until they were silent for drainQuiet, and no longer than drainMax.
+// After a command has exited, its own output is in its pipes already. A process that it
+// left in the background may hold them open indefinitely, so they are read until they were
+// silent for drainQuiet, and no longer than drainMax.
 const (
 	drainQuiet = 25 * time.Millisecond
 	drainMax   = 250 * time.Millisecond
@@ -50,8 +50,8 @@ func (p *outputPipe) commandEnded() {
 	p.last.Store(now.Add(p.drain).UnixNano())
 }
 
-// copy calls emit, with parts of buf, for all that arrives until every writer
-// has closed the pipe, or until it is drained: then a process still holds it open.
+// copy calls emit, with parts of buf, for all output until every writer has closed the pipe,
+// or until it is drained; then open is true: a process still holds it.
 func (p *outputPipe) copy(buf []byte, emit func([]byte) error) (open bool, err error) {
 	for {
 		n, err := p.file.Read(buf)
@@ -68,16 +68,16 @@ func (p *outputPipe) copy(buf []byte, emit func([]byte) error) (open bool, err e
 		case err == io.EOF:
 			return false, nil
 		case errors.Is(err, os.ErrDeadlineExceeded):
-			return p.rest(buf, emit)
+			return p.readPending(buf, emit)
 		default:
 			return true, err
 		}
 	}
 }
 
-// rest emits what is in the pipe now: a slow client may have let the time run
-// out over output that the command wrote before it exited.
-func (p *outputPipe) rest(buf []byte, emit func([]byte) error) (open bool, err error) {
+// readPending emits the present contents of the pipe: with a slow client the deadline may
+// pass before all output that the command wrote before it exited is read.
+func (p *outputPipe) readPending(buf []byte, emit func([]byte) error) (open bool, err error) {
 	p.file.SetReadDeadline(time.Time{})
 	pending, err := p.pending()
 	for err == nil && pending > 0 {
@@ -130,8 +130,8 @@ type discarder struct {
 
 func newDiscarder() *discarder { return &discarder{} }
 
-// take takes over a pipe.
-func (d *discarder) take(f *os.File) {
+// drain takes over a pipe.
+func (d *discarder) drain(f *os.File) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {

@@ -10,7 +10,7 @@ import (
 )
 
 // The client takes the first part of it only after the time for draining is
-// over, and somebody else holds the pipe open.
+// over, and another process holds the pipe open.
 func TestWhatWasWrittenBeforeTheEndIsReadHoweverLate(t *testing.T) {
 	pipe, fd, err := newOutputPipe(drainMax)
 	if err != nil {

@@ -45,7 +45,7 @@ func (s *Server) shown(path string) string {
 	return filepath.Join("/", strings.TrimPrefix(path, s.cfg.Root))
 }
 
-// writable returns the path of a request that is going to change what is there,
+// writable returns the path of a request that is going to change the file,
 // unless it belongs to doze. With follow, a symbolic link at its end is followed.
 func (s *Server) writable(name string, follow bool) (string, error) {
 	path, err := s.path(name)
@@ -66,13 +66,12 @@ func (s *Server) writable(name string, follow bool) (string, error) {
 
 func (s *Server) own() string { return filepath.Join(s.cfg.Root, own) }
 
-// within says whether path is folder or in it. Both are clean.
+// within reports whether path is folder or in it. Both are clean.
 func within(path, folder string) bool {
 	return path == folder || folder == "/" || strings.HasPrefix(path, folder+"/")
 }
 
-// followLinks follows symbolic links at the end of a path. What they lead to
-// need not exist.
+// followLinks follows symbolic links at the end of a path. Their target need not exist.
 func followLinks(path string) (string, error) {
 	for range maxLinks {
 		target, err := os.Readlink(path)

@@ -15,8 +15,8 @@ import (
 // maxPortWait bounds how long one request waits for a port.
 const maxPortWait = time.Hour
 
-// portPolls are the pauses between looks at a port; the last one repeats. They
-// do not grow: a server that is up shall not wait for us.
+// portPolls are the pauses between polls of a port; the last one repeats. They
+// do not grow: a server that is up should not wait for the guest.
 var portPolls = [...]time.Duration{2 * time.Millisecond, 3 * time.Millisecond, 5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond}
 
 func (s *Server) portReady(w http.ResponseWriter, r *http.Request) error {
@@ -31,10 +31,10 @@ func (s *Server) portReady(w http.ResponseWriter, r *http.Request) error {
 	if !waitForPort(r.Context(), uint16(port), wait) {
 		return refuse(guest.CodePortNotReady, "nothing listens on port %d after %s", port, wait)
 	}
-	return answer(w, struct{}{})
+	return writeJSON(w, struct{}{})
 }
 
-// waitForPort looks after 0, 2, 5, 10, 20 and then every 25 ms.
+// waitForPort polls after 0, 2, 5, 10, 20 and then every 25 ms.
 func waitForPort(ctx context.Context, port uint16, wait time.Duration) bool {
 	expired := time.NewTimer(wait)
 	defer expired.Stop()
@@ -53,12 +53,12 @@ func waitForPort(ctx context.Context, port uint16, wait time.Duration) bool {
 	return true
 }
 
-// listening says whether a TCP socket listens on the port, on any address.
+// listening reports whether a TCP socket listens on the port, on any address.
 func listening(port uint16) bool {
 	return listed("/proc/net/tcp", port) || listed("/proc/net/tcp6", port)
 }
 
-// listed looks for a listening socket in a table of the kernel, whose lines are
+// listed searches a table of the kernel for a listening socket. Its lines are
 // "sl local_address rem_address st …" with hexadecimal ADDRESS:PORT, and st 0A
 // for listening.
 func listed(table string, port uint16) bool {

@@ -14,8 +14,8 @@ import (
 type process struct {
 	spec guest.ProcessSpec
 	log  *processLog
-	stop chan struct{} // closed when it shall not be restarted
-	done chan struct{} // closed when it has ended for good
+	stop chan struct{} // closed when it must not be restarted
+	done chan struct{} // closed when it has ended and is not restarted
 
 	view     guest.Process
 	run      *processRun    // the latest
@@ -23,7 +23,7 @@ type process struct {
 	stopping bool           // stop is closed
 }
 
-// processRun is one life of a process.
+// processRun is one run of a process, between two restarts.
 type processRun struct {
 	*running
 	drained sync.WaitGroup // until what the process itself wrote is in the log
@@ -45,8 +45,8 @@ func (ps *processes) startRun(p *process) (*processRun, error) {
 	return run, err
 }
 
-// record begins to copy the output to the log, once the life is known: nobody
-// shall read there of a life that is not yet told of.
+// record begins to copy the output to the log, once the run is published: the log must not
+// have output of a run before its event.
 func (ps *processes) record(p *process, run *processRun) {
 	run.drained.Add(len(run.outputs))
 	for i, pipe := range run.outputs {
@@ -55,8 +55,7 @@ func (ps *processes) record(p *process, run *processRun) {
 	}
 }
 
-// copy fills the log. What processes left behind still write after the end
-// belongs to it too.
+// copy fills the log, also with the output of background processes after the end.
 func (run *processRun) copy(pipe *outputPipe, log *processLog, t guest.FrameType) {
 	defer pipe.file.Close()
 	buf := make([]byte, ringRecord)
@@ -71,30 +70,29 @@ func (run *processRun) copy(pipe *outputPipe, log *processLog, t guest.FrameType
 }
 
 const (
-	// A process that is restarted waits firstBackoff, twice as long each time,
-	// maxBackoff at most: soon enough for a crash, and no load for a loop of
-	// them. A life of longLife starts anew with firstBackoff.
+	// The backoff before a restart begins with firstBackoff and doubles up to maxBackoff:
+	// soon enough for a crash, and no load for a loop of them. A run of longRun resets it.
 	firstBackoff = 100 * time.Millisecond
 	maxBackoff   = 30 * time.Second
-	longLife     = 10 * time.Second
+	longRun      = 10 * time.Second
 )
 
-// supervise follows a process until it has ended for good.
+// supervise restarts a process until its final end.
 func (ps *processes) supervise(p *process) {
 	run, backoff := p.run, firstBackoff
 	for {
 		began := time.Now()
 		ps.record(p, run)
 		run.wait()
-		life := time.Since(began)
+		ran := time.Since(began)
 		run.drained.Wait()
 		if !ps.exited(p, run) {
 			break
 		}
-		// What it left running would hold its ports against the next one, as
-		// does what cannot be found (see the package's comment).
+		// Its remaining descendants would hold its ports, as do those that cannot be
+		// found (see the package's comment).
 		run.tree.kill()
-		if life >= longLife {
+		if ran >= longRun {
 			backoff = firstBackoff
 		}
 		next := ps.restart(p, &backoff)
@@ -107,8 +105,8 @@ func (ps *processes) supervise(p *process) {
 	ps.ended(p)
 }
 
-// restart starts the process again, after backoff and as often as it takes. It
-// returns nil when it shall not be restarted any more.
+// restart starts the process again after backoff, repeatedly until that succeeds. It returns
+// nil when the process must not be restarted.
 func (ps *processes) restart(p *process, backoff *time.Duration) *processRun {
 	for {
 		timer := time.NewTimer(*backoff)
@@ -121,7 +119,7 @@ func (ps *processes) restart(p *process, backoff *time.Duration) *processRun {
 		*backoff = min(2**backoff, maxBackoff)
 		run, err := ps.startRun(p)
 		if err != nil {
-			p.log.add(guest.FrameStderr, fmt.Appendf(nil, "doze: restarting %s: %v\n", p.view.Name, err))
+			p.log.add(guest.FrameStderr, fmt.Appendf(nil, "doze: restart %s: %v\n", p.view.Name, err))
 			continue
 		}
 		if ps.started(p, run) {

@@ -244,7 +244,7 @@ func TestSignalProcess(t *testing.T) {
 	wantCode(t, err, guest.CodeNoProcess, "ended")
 }
 
-// Each life says its word, leaves a process behind and ends when it is told to.
+// Each run prints a word, leaves a background process and ends at a signal of the test.
 func TestRestartAlways(t *testing.T) {
 	c := start(t, nil)
 	mark := fmt.Sprint("restart-", time.Now().UnixNano())
@@ -311,7 +311,7 @@ func TestLogsFollowWithoutLossAfterReplay(t *testing.T) {
 	}
 }
 
-func TestSlowFollowerIsToldWhatItMissed(t *testing.T) {
+func TestSlowFollowerLearnsHowMuchItMissed(t *testing.T) {
 	c := start(t, nil)
 	p := startProcess(t, c, guest.ProcessSpec{Command: "read x < fifo; head -c 30000000 /dev/zero", Cwd: fifoFolder(t)})
 	s, err := c.Logs(t.Context(), p.ID, true)
@@ -320,7 +320,7 @@ func TestSlowFollowerIsToldWhatItMissed(t *testing.T) {
 	}
 	defer s.Close()
 	openFIFO(t, p.Cwd)
-	waitProcess(t, c, p.ID, "it has ended, although nobody reads its log", exited)
+	waitProcess(t, c, p.ID, "it has ended, although its log has no reader", exited)
 	var got, skipped int64
 	for {
 		ev, err := s.Next()

@@ -18,8 +18,8 @@ const (
 	maxProcesses = 256 // that run or wait for a restart; more are CodeTooMany
 	maxHistory   = 64  // ended ones that are remembered; older ones are forgotten, with their logs
 	maxName      = 64
-	// maxShown bounds what is shown of a command line, and of a folder, so that a
-	// list of all processes stays below guest.MaxJSON.
+	// maxShown bounds a command line and a folder in a view, so that a list of all
+	// processes stays below guest.MaxJSON.
 	maxShown = 1 << 10
 )
 
@@ -126,7 +126,7 @@ func (ps *processes) reserve(p *process) error {
 	case name != "" && ps.active[name] != nil:
 		return refuse(guest.CodeExists, "a process with the name %q runs already", name)
 	case p.spec.ID != "" && ps.byID(p.spec.ID) != nil:
-		return refuse(guest.CodeExists, "there is a process with the id %s", p.spec.ID)
+		return refuse(guest.CodeExists, "a process with the id %s exists", p.spec.ID)
 	}
 	for name == "" {
 		ps.unnamed++
@@ -142,8 +142,8 @@ func (ps *processes) reserve(p *process) error {
 	return nil
 }
 
-// openLog opens a process's log file. Ended ones of the same name, or rather what
-// they left running, write there no more.
+// openLog opens a process's log file. Background processes of ended processes with the same
+// name no longer write there.
 func (ps *processes) openLog(p *process) {
 	ps.mu.Lock()
 	for _, old := range ps.history {
@@ -155,7 +155,7 @@ func (ps *processes) openLog(p *process) {
 	p.log = openLog(p.view.LogFile)
 }
 
-// started makes a new life of a process known, unless it shall end.
+// started publishes a new run of a process, unless the process is being stopped.
 func (ps *processes) started(p *process, run *processRun) bool {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -175,7 +175,7 @@ func (ps *processes) started(p *process, run *processRun) bool {
 	return true
 }
 
-// exited notes how a life ended and says whether there shall be another.
+// exited records how a run ended and reports whether the process is restarted.
 func (ps *processes) exited(p *process, run *processRun) (again bool) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -199,7 +199,7 @@ func (ps *processes) ended(p *process) {
 		ps.history = ps.history[1:]
 	}
 	ps.mu.Unlock()
-	p.log.end()
+	p.log.markEnded()
 	close(p.done)
 }
 
@@ -224,14 +224,14 @@ func (ps *processes) setStopping(p *process) {
 	}
 }
 
-// publish tells the node of a change. ps.mu is held, so that changes arrive in
+// publish sends a change to the node. ps.mu is held, so that changes arrive in
 // their order.
 func (ps *processes) publish(p *process) {
 	view := p.view
 	ps.server.events.send(guest.Event{Type: guest.EventProcess, Process: &view})
 }
 
-// subscribe adds a reader of events, who gets every known process first.
+// subscribe adds a reader of events, which gets every known process first.
 func (ps *processes) subscribe() *subscriber {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -296,13 +296,13 @@ func (ps *processes) byID(id string) *process {
 	return nil
 }
 
-// stop ends a process and what it left running, and waits for that.
+// stop ends a process and its descendants, and waits for that.
 func (ps *processes) stop(p *process, grace time.Duration) guest.Process {
 	ps.mu.Lock()
 	ps.setStopping(p)
 	run := p.run
 	ps.mu.Unlock()
-	run.tree.end(grace)
+	run.tree.stop(grace)
 	<-p.done
 	return ps.viewOf(p)
 }
@@ -321,7 +321,7 @@ func (ps *processes) signal(p *process, sig syscall.Signal) (guest.Process, erro
 	case err == syscall.ESRCH:
 		return guest.Process{}, refuse(guest.CodeNoProcess, "process %s has ended", p.view.ID)
 	case err != nil:
-		return guest.Process{}, refuse(codeOf(err), "signalling process %s: %v", p.view.ID, err)
+		return guest.Process{}, refuse(codeOf(err), "signal process %s: %v", p.view.ID, err)
 	}
 	return p.view, nil
 }
@@ -353,8 +353,8 @@ func (ps *processes) close() {
 	stopping.Wait()
 }
 
-// wait waits for every goroutine, after close. Processes left behind by ended
-// ones keep none of them waiting.
+// wait waits for every goroutine, after close. It does not wait for background processes of
+// ended processes.
 func (ps *processes) wait() {
 	ps.mu.Lock()
 	for _, p := range ps.history {

@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-func TestListOfAllProcessesFitsInAnAnswer(t *testing.T) {
+func TestListOfAllProcessesFitsInAResponse(t *testing.T) {
 	const text = "\x01<\xff" // six bytes each in JSON
 	long := strings.Repeat(text, maxPath)
 	for name, spec := range map[string]guest.ProcessSpec{

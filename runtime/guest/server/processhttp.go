@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// maxGrace bounds how long a client may have a process resist SIGTERM.
+// maxGrace bounds the grace of StopProcess.
 const maxGrace = 10 * time.Minute
 
 func (s *Server) startProcess(w http.ResponseWriter, r *http.Request) error {
@@ -19,11 +19,11 @@ func (s *Server) startProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, p)
+	return writeJSON(w, p)
 }
 
 func (s *Server) listProcesses(w http.ResponseWriter, r *http.Request) error {
-	return answer(w, s.procs.list())
+	return writeJSON(w, s.procs.list())
 }
 
 func (s *Server) stopProcess(w http.ResponseWriter, r *http.Request) error {
@@ -35,7 +35,7 @@ func (s *Server) stopProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, s.procs.stop(p, grace))
+	return writeJSON(w, s.procs.stop(p, grace))
 }
 
 func (s *Server) signalProcess(w http.ResponseWriter, r *http.Request) error {
@@ -51,13 +51,12 @@ func (s *Server) signalProcess(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, view)
+	return writeJSON(w, view)
 }
 
-// logs replays what is in memory and follows from there: both are reads from
-// one position on, so nothing is lost between them. It ends with what was there
-// when it began, or to follow with what was there when the process had ended,
-// however fast more is written.
+// logs sends the output in memory and follows from there: both are reads from one position
+// on, so nothing is lost between them. It ends at the position that the log had when it
+// began, or with follow when the process had ended, however fast more is written.
 func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	p, err := s.processOf(r)
 	if err != nil {
@@ -66,8 +65,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request) error {
 	follow := r.URL.Query().Get("follow") == "true"
 	out := &frameWriter{w: w, flush: http.NewResponseController(w).Flush}
 	w.Header().Set("Content-Type", "application/octet-stream")
-	// Before the header: what is written once the client has that is its to read,
-	// or skipped.
+	// Before the header: all output after it is sent or counted as skipped.
 	at, tail := p.log.span()
 	if follow {
 		out.flush() // the header; there may be no output for long

@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// busyReader takes an answer, during which the process that it is about writes.
+// busyReader reads a response of logs, during which the process writes.
 type busyReader struct {
 	*httptest.ResponseRecorder
 	during func()
@@ -45,7 +45,7 @@ func TestLogsEndHoweverFastTheProcessWrites(t *testing.T) {
 			s, p := newLogged(t)
 			p.log.add(guest.FrameStdout, first)
 			if tt.ended {
-				p.log.end()
+				p.log.markEnded()
 			}
 			w := &busyReader{ResponseRecorder: httptest.NewRecorder(), during: func() { p.log.add(guest.FrameStdout, make([]byte, 4*ringRecord)) }}
 			getLogs(t, s, w, tt.query)
@@ -59,11 +59,11 @@ func TestLogsEndHoweverFastTheProcessWrites(t *testing.T) {
 
 // A process that goes on while its log is read has not ended for that reader,
 // who has not got all of it.
-func TestLogsSayTheEndOnlyToWhoHasReadSoFar(t *testing.T) {
+func TestLogsEndOnlyAtTheEndOfTheOutput(t *testing.T) {
 	s, p := newLogged(t)
 	p.log.add(guest.FrameStdout, []byte("read"))
 	w := &busyReader{ResponseRecorder: httptest.NewRecorder()}
-	w.during = func() { p.log.add(guest.FrameStdout, []byte("not read")); p.log.end() }
+	w.during = func() { p.log.add(guest.FrameStdout, []byte("not read")); p.log.markEnded() }
 	getLogs(t, s, w, "")
 	if output, other := readFrames(t, w.Body); string(output) != "read" || len(other) != 0 {
 		t.Errorf("got %q and frames of the types %v", output, other)
@@ -76,7 +76,7 @@ func TestWhatIsWrittenAfterTheHeaderIsReadOrSkipped(t *testing.T) {
 	w.during = func() {
 		w.during = func() {}
 		p.log.add(guest.FrameStdout, make([]byte, 2*ringSize))
-		p.log.end()
+		p.log.markEnded()
 	}
 	getLogs(t, s, w, "?follow=true")
 	if _, other := readFrames(t, w.Body); !slices.Equal(other, []guest.FrameType{guest.FrameSkipped, guest.FrameExit}) {

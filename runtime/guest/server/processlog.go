@@ -23,9 +23,9 @@ type processLog struct {
 	ring    ring
 	file    *os.File      // nil when there is none
 	size    int64         // of the file
-	ended   bool          // the process has ended for good
+	ended   bool          // the process has ended and is not restarted
 	last    int64         // position up to which it had written then
-	changed chan struct{} // closed at the next change; nil while nobody waits
+	changed chan struct{} // closed at the next change; nil while no reader waits
 }
 
 // openLog opens or continues the log file at path. Without one (the disk is full,
@@ -78,7 +78,7 @@ func (l *processLog) add(t guest.FrameType, data []byte) {
 	}
 }
 
-// wake tells the readers. l.mu is held.
+// wake wakes the readers. l.mu is held.
 func (l *processLog) wake() {
 	if l.changed != nil {
 		close(l.changed)
@@ -86,15 +86,15 @@ func (l *processLog) wake() {
 	}
 }
 
-// end says that the process has ended for good.
-func (l *processLog) end() {
+// markEnded records that the process has ended and is not restarted.
+func (l *processLog) markEnded() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.ended, l.last = true, l.ring.tail
 	l.wake()
 }
 
-// close closes the file. What is still added is kept in memory only.
+// close closes the file. Further output is stored in memory only.
 func (l *processLog) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +105,7 @@ func (l *processLog) close() {
 }
 
 // span is where the oldest output is, and the position of the end.
-func (l *processLog) span() (head place, tail int64) {
+func (l *processLog) span() (head logPosition, tail int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ring.head, l.ring.tail
@@ -114,14 +114,14 @@ func (l *processLog) span() (head place, tail int64) {
 // logPart is what one read of a log found.
 type logPart struct {
 	frames  []byte
-	next    place           // to read from
+	next    logPosition     // to read from
 	skipped int64           // bytes of output that were overwritten before
 	ended   bool            // all that was written until the process's end was read
 	changed <-chan struct{} // closed when there is more
 }
 
 // read reads from a place on into b's capacity, which must hold a record.
-func (l *processLog) read(from place, b []byte) logPart {
+func (l *processLog) read(from logPosition, b []byte) logPart {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	var p logPart

@@ -159,7 +159,7 @@ func (c *child) signal(sig syscall.Signal, group bool) error {
 	return syscall.Kill(c.pid, sig)
 }
 
-// running says whether the child was not waited for yet.
+// running reports whether the child was not reaped yet.
 func (c *child) running() bool {
 	c.reaper.mu.Lock()
 	defer c.reaper.mu.Unlock()

@@ -19,7 +19,7 @@ func TestEndOfAChildThatIsNotKnownYetIsKept(t *testing.T) {
 	}
 }
 
-// An orphan's number may be used again at once, by a child that is started while
+// An orphan's number may be used again immediately, by a child that is started while
 // another start is still under way.
 func TestChildDoesNotGetTheEndOfAnOrphanThatHadItsNumber(t *testing.T) {
 	r := &reaper{init: true, children: map[int]*child{}, starts: map[*starting]bool{}}

@@ -13,9 +13,9 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// handler answers a request or returns why not; the error must come before
-// anything was answered. A handler that fails later breaks the connection by
-// panic(http.ErrAbortHandler), so that no half answer looks whole.
+// handler responds to a request or returns an error before the response has begun. A handler
+// that fails later breaks the connection by panic(http.ErrAbortHandler), so that a partial
+// response does not look complete.
 type handler func(w http.ResponseWriter, r *http.Request) error
 
 func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -27,24 +27,24 @@ func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	b, _ := json.Marshal(e)
 	w.Header().Set("Content-Type", "application/json")
 	if r.ContentLength != 0 {
-		// Answer now, whatever is still to come of the body.
+		// Respond now, without the rest of the body.
 		w.Header().Set("Connection", "close")
 	}
 	w.WriteHeader(e.Status)
 	w.Write(b)
 }
 
-// answer sends v as JSON.
-func answer(w http.ResponseWriter, v any) error {
+// writeJSON sends v as JSON.
+func writeJSON(w http.ResponseWriter, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
 	if len(b) > guest.MaxJSON {
-		return refuse(guest.CodeTooLarge, "the answer has %d bytes, at most %d are allowed", len(b), guest.MaxJSON)
+		return refuse(guest.CodeTooLarge, "the response has %d bytes, at most %d are allowed", len(b), guest.MaxJSON)
 	}
 	w.Header().Set("Content-Type", "application/json")
-	w.Write(b) // a client that is gone needs no answer
+	w.Write(b) // a client that is gone needs no response
 	return nil
 }
 
@@ -58,7 +58,7 @@ func readJSON(r *http.Request, v any) error {
 		return refuse(guest.CodeTooLarge, "the request has more than %d bytes", guest.MaxJSON)
 	}
 	if err := json.Unmarshal(b, v); err != nil {
-		return refuse(guest.CodeInvalid, "the request is no usable JSON: %v", err)
+		return refuse(guest.CodeInvalid, "the request is not usable JSON: %v", err)
 	}
 	return nil
 }

@@ -7,9 +7,9 @@ import (
 )
 
 const (
-	// ringSize bounds what is kept in memory of a process's output.
+	// ringSize bounds the output of a process in memory.
 	ringSize = 256 << 10
-	// ringStart is what a process that writes little costs.
+	// ringStart is the memory for a process that writes little.
 	ringStart = 2 << 10
 	// ringRecord bounds one record, so that one write never displaces much.
 	ringRecord = 8 << 10
@@ -19,20 +19,20 @@ const (
 // in at most ringSize bytes. Positions count all bytes ever written to it. The
 // zero value is ready. It is not safe for concurrent use.
 type ring struct {
-	buf  []byte // a power of two long
-	head place  // of the oldest frame
-	tail int64  // position of the end
+	buf  []byte      // a power of two long
+	head logPosition // of the oldest frame
+	tail int64       // position of the end
 }
 
-// place is where a frame begins.
-type place struct {
+// logPosition is where a frame begins.
+type logPosition struct {
 	at     int64 // position
 	output int64 // bytes of payload before it
 }
 
-// after is the place behind a frame of so many bytes.
-func (p place) after(frame int64) place {
-	return place{p.at + frame, p.output + frame - guest.FrameHeader}
+// after returns the position after a frame of so many bytes.
+func (p logPosition) after(frame int64) logPosition {
+	return logPosition{p.at + frame, p.output + frame - guest.FrameHeader}
 }
 
 // add appends a frame of at most ringRecord bytes of payload, dropping the
@@ -84,10 +84,9 @@ func (r *ring) frame(at int64) int64 {
 	return guest.FrameHeader + int64(binary.BigEndian.Uint32(header[1:]))
 }
 
-// read appends whole frames from a place on to b, as many as fit in its
-// capacity. It returns the place after them and how many bytes of output before
-// them were dropped already.
-func (r *ring) read(from place, b []byte) (frames []byte, next place, skipped int64) {
+// read appends whole frames from a position on to b, as many as fit in its capacity. It
+// returns the position after them and how many bytes of output before them were dropped.
+func (r *ring) read(from logPosition, b []byte) (frames []byte, next logPosition, skipped int64) {
 	if from.at < r.head.at {
 		skipped, from = r.head.output-from.output, r.head
 	}

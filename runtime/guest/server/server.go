@@ -6,7 +6,7 @@
 //	go srv.Serve(ctx)
 //	client := guest.NewClient(srv.Socket())
 //
-// What a command leaves running is found by its process group, its session, its
+// The background processes of a command are found by its process group, its session, its
 // parents and a variable in its environment. A process that gets rid of all four
 // lives as long as the sandbox: a daemon that also empties its environment, or
 // that runs as another user (su app -c 'setsid server &'), because the kernel
@@ -41,13 +41,13 @@ const (
 
 // Config of a Server. The zero value of each field but RunDir is usable.
 type Config struct {
-	// RunDir holds the sockets guest.SocketName and guest.InsideSocketName. It
-	// must exist. What is there under these names is replaced.
+	// RunDir holds the sockets guest.SocketName and guest.SandboxSocketName, and must
+	// exist. Existing files with these names are replaced.
 	RunDir string
 	// LogDir holds one log file per process name. Default: guest.LogDir.
 	LogDir string
-	// Root is where the paths of requests begin. Default: "/". Another root is
-	// for tests: it keeps nobody in.
+	// Root is where the paths of requests begin. Default: "/". Another root is for tests:
+	// it does not confine commands.
 	Root string
 	// Workdir, below Root, is where commands run and relative paths begin.
 	// Default: "/".
@@ -59,8 +59,8 @@ type Config struct {
 	// AnyPeer also serves processes of the server's own PID namespace. Without
 	// it, only processes outside of the sandbox may use the guest's socket.
 	AnyPeer bool
-	// Init says that this process is PID 1: it reaps every orphan, keeps the
-	// kernel's OOM killer away from itself, and ends all processes when Serve ends.
+	// Init: this process is PID 1. It reaps every orphan, protects itself from the
+	// kernel's OOM killer, and ends all processes when Serve ends.
 	Init bool
 	// Grace between SIGTERM and SIGKILL for what still runs when Serve ends.
 	// Default: 5 s.
@@ -86,10 +86,10 @@ type Server struct {
 	tunnels  tunnels
 	trust    *trusted
 
-	socket net.Listener
-	inside net.Listener
-	http   *http.Server
-	holds  *http.Server
+	socket     net.Listener
+	holdSocket net.Listener
+	http       *http.Server
+	holds      *http.Server
 }
 
 // New makes a Server that listens but does not serve yet. Clients may connect
@@ -104,18 +104,18 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	if !cfg.AnyPeer {
-		s.socket = outsideOnly{s.socket}
+		s.socket = nodeOnly{s.socket}
 	}
-	if s.inside, err = listen(cfg.RunDir, guest.InsideSocketName); err != nil {
+	if s.holdSocket, err = listen(cfg.RunDir, guest.SandboxSocketName); err != nil {
 		s.socket.Close()
 		return nil, err
 	}
-	s.inside = limit(s.inside, insideConns)
+	s.holdSocket = limitHolds(s.holdSocket)
 	s.reaper = newReaper(cfg.Init)
 	s.procs = newProcesses(s)
-	// No deadline ends a silent connection: only the node has any, and keeps
-	// some for later. One that passed while the sandbox slept would close the
-	// connection at the moment when it is used again.
+	// Idle connections have no deadline: only the node has any, for later requests. A
+	// deadline that passed while the sandbox slept would close a connection just when
+	// it is used again.
 	s.http = &http.Server{
 		Handler:        s.requests.watch(s.routes()),
 		MaxHeaderBytes: maxHeader,
@@ -161,7 +161,7 @@ func (s *Server) Socket() string { return filepath.Join(s.cfg.RunDir, guest.Sock
 // Close closes the sockets of a Server that is not served.
 func (s *Server) Close() error {
 	s.reaper.close()
-	return errors.Join(s.socket.Close(), s.inside.Close())
+	return errors.Join(s.socket.Close(), s.holdSocket.Close())
 }
 
 // Serve serves until ctx ends. It then ends every process, SIGTERM first, SIGKILL
@@ -171,13 +171,13 @@ func (s *Server) Close() error {
 func (s *Server) Serve(ctx context.Context) error {
 	failed := make(chan error, 2)
 	var serving sync.WaitGroup
-	serving.Go(func() { failed <- s.http.Serve(s.socket) })  // ended by s.http.Shutdown
-	serving.Go(func() { failed <- s.holds.Serve(s.inside) }) // ended by s.holds.Close
+	serving.Go(func() { failed <- s.http.Serve(s.socket) })      // ended by s.http.Shutdown
+	serving.Go(func() { failed <- s.holds.Serve(s.holdSocket) }) // ended by s.holds.Close
 	var err error
 	select {
 	case <-ctx.Done():
 	case err = <-failed:
-		err = fmt.Errorf("serving %s: %w", s.Socket(), err)
+		err = fmt.Errorf("serve %s: %w", s.Socket(), err)
 	}
 	s.shutdown()
 	serving.Wait()
@@ -233,5 +233,5 @@ func (s *Server) routes() http.Handler {
 }
 
 func (s *Server) hello(w http.ResponseWriter, r *http.Request) error {
-	return answer(w, guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid(), Trust: s.trust.last()})
+	return writeJSON(w, guest.Hello{Protocol: guest.ProtocolVersion, Version: s.cfg.Version, PID: os.Getpid(), Trust: s.trust.last()})
 }

@@ -20,15 +20,15 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Who was started with SIGHUP ignored, by nohup for instance, hands that on, and a
-	// shell cannot trap it. What this process catches is not ignored by its children;
-	// the guest's own program does the same.
+	// A process that was started with SIGHUP ignored, by nohup for instance, passes that
+	// on, and a shell cannot trap it. Children do not ignore signals that this process
+	// catches; the guest's own program does the same.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	testkit.Main(m)
 }
 
 // start serves a guest in this process until the test ends and returns a client
-// for it. What change sets is kept; the rest fits a test.
+// for it. The configuration fits a test; change may replace parts of it.
 func start(t testing.TB, change func(*server.Config)) *guest.Client {
 	t.Helper()
 	client, _ := serve(t, change)
@@ -143,7 +143,7 @@ func TestStaleSocketIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // the second finds the sockets of the first
-		if err := os.WriteFile(filepath.Join(dir, guest.InsideSocketName), []byte("stale"), 0o600); err != nil && !errors.Is(err, os.ErrExist) && !strings.Contains(err.Error(), "no such device") {
+		if err := os.WriteFile(filepath.Join(dir, guest.SandboxSocketName), []byte("stale"), 0o600); err != nil && !errors.Is(err, os.ErrExist) && !strings.Contains(err.Error(), "no such device") {
 			t.Fatal(err)
 		}
 		srv, err := server.New(server.Config{RunDir: dir, LogDir: t.TempDir(), AnyPeer: true})

@@ -27,11 +27,10 @@ func parseSignal(name string) (syscall.Signal, error) {
 	if sig := unix.SignalNum(full); sig != 0 {
 		return sig, nil
 	}
-	return 0, refuse(guest.CodeInvalid, "%q is no signal; name one such as \"SIGHUP\" or \"TERM\"", name)
+	return 0, refuse(guest.CodeInvalid, "%q is not a known signal; use a name such as \"SIGHUP\" or \"TERM\"", name)
 }
 
-// asksToEnd says whether a signal means that the process shall end, whatever
-// status it then ends with.
+// asksToEnd reports whether a signal ends a process by convention, with any status.
 func asksToEnd(sig syscall.Signal) bool {
 	switch sig {
 	case syscall.SIGTERM, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGKILL:

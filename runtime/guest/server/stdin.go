@@ -14,8 +14,8 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 )
 
-// stdinAckBytes is how much input is written and acknowledged at once: a quarter of
-// the window, so that its sender need not pause.
+// stdinAckBytes is how much input is written before an acknowledgement: a quarter of the
+// window, so that its sender need not pause.
 const stdinAckBytes = guest.StdinWindow / 4
 
 // stdinPipe carries a command's standard input from the connection of its client
@@ -51,7 +51,7 @@ func newStdinPipe() (*stdinPipe, *os.File, error) {
 }
 
 // receive reads frames until the connection fails or its client violates the
-// protocol; the end of the input is no end of the connection.
+// protocol; the end of the input does not end the connection.
 func (p *stdinPipe) receive(r io.Reader) error {
 	buf := make([]byte, execBuffer)
 	for {
@@ -66,7 +66,7 @@ func (p *stdinPipe) receive(r io.Reader) error {
 		case guest.FrameStdin:
 			err = p.add(data)
 		case guest.FrameStdinEOF:
-			p.end()
+			p.endInput()
 		default:
 			err = fmt.Errorf("%w: type %d from the client of an exec", guest.ErrFrame, t)
 		}
@@ -93,7 +93,7 @@ func (p *stdinPipe) add(data []byte) error {
 	return nil
 }
 
-func (p *stdinPipe) end() {
+func (p *stdinPipe) endInput() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.eof = true
@@ -183,7 +183,7 @@ func (t *tunnels) close() {
 	}
 }
 
-// connect gives the command's input and output the connection of the request. The
+// connect connects the command's input and output to the connection of the request. The
 // returned context ends with the connection. disconnect ends both.
 func (s *Server) connect(x *execution, w http.ResponseWriter) (ctx context.Context, out *frameWriter, disconnect func(), err error) {
 	conn, buffered, err := http.NewResponseController(w).Hijack()

@@ -170,7 +170,7 @@ func TestUnreadStdinIsBounded(t *testing.T) {
 func TestStdinThatTheCommandClosesIsReported(t *testing.T) {
 	s := execStreamed(t, start(t, nil), "sh", "-c", "exec <&-; echo closed; exec sleep 1000")
 	s.expect("closed\n")
-	s.write("for nobody\n")
+	s.write("unread\n")
 	for s.next().Kind != guest.ExecStdinClosed {
 	}
 	s.write("discarded\n")
@@ -216,9 +216,19 @@ func TestEndOfTheServerEndsAnExecWithStreamedInput(t *testing.T) {
 	}
 }
 
-// A process that inherited the input and never reads it keeps nobody waiting.
+// A process that inherited the input and never reads it does not delay the end of an exec.
+// The command ends only when all input was sent: a connection that ends earlier fails the
+// client's write.
 func TestUnreadStdinOfABackgroundProcessDoesNotKeepAnExec(t *testing.T) {
-	pidFile := filepath.Join(t.TempDir(), "pid")
+	pidFile, fifo := filepath.Join(t.TempDir(), "pid"), filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	release, err := os.OpenFile(fifo, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer release.Close()
 	t.Cleanup(func() {
 		text, err := os.ReadFile(pidFile)
 		if err != nil {
@@ -232,8 +242,11 @@ func TestUnreadStdinOfABackgroundProcessDoesNotKeepAnExec(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	s := execStreamed(t, start(t, nil), "sh", "-c", `read line; sleep 1000 & echo $! >"$0"; exit 5`, pidFile)
-	s.write("go\n" + strings.Repeat("x", guest.StdinWindow-3))
+	s := execStreamed(t, start(t, nil), "sh", "-c", `exec 3<&0; sleep 1000 <&3 & echo $! >"$0"; read line <"$1"; exit 5`, pidFile, fifo)
+	s.write(strings.Repeat("x", guest.StdinWindow))
+	if _, err := release.WriteString("go\n"); err != nil {
+		t.Fatal(err)
+	}
 	if r := s.complete(); r.ExitCode != 5 {
 		t.Fatalf("result %+v", r)
 	}

@@ -16,12 +16,12 @@ const (
 	// killLimit bounds how long a tree is hunted. One that outlives it forks
 	// faster than this process gets to run, or hangs in the kernel.
 	killLimit = 10 * time.Second
-	// stopRounds bounds how often a tree is looked at until all of it stands
-	// still, about a millisecond each: each round stops the members that it
-	// finds, so trees that can be stopped at all are at rest after a few.
+	// stopRounds bounds how often a tree is listed until all of it is stopped, about a
+	// millisecond each: each round stops the members that it finds, so trees that can be
+	// stopped at all are stopped after a few.
 	stopRounds = 32
-	// lookAgain is the pause between two looks at processes that are ending.
-	lookAgain = 2 * time.Millisecond
+	// pollPause is the pause between two lists of processes that are ending.
+	pollPause = 2 * time.Millisecond
 	// maxEnviron bounds what is read of a process's environment.
 	maxEnviron = 1 << 20
 )
@@ -32,20 +32,20 @@ type tree struct {
 	mark []byte // NAME=value in the environment of its members
 
 	mu sync.Mutex
-	// known are the members that were found before. One that has neither mark
-	// nor session can be told by its parents only, and not when they have ended.
+	// known are the members that were found before. A member with neither mark nor
+	// session is found by its parents only, and not after they have ended.
 	known map[identity]bool
 }
 
-// halt stops every member, so that none can fork, or end and leave behind one
-// that only its parents tell, while others are looked for; the process group of
-// the root, where most of them are, at one stroke. It returns the members.
+// halt stops every member and returns them. A stopped member cannot fork, or end and leave
+// a child that only its parents identify, while others are searched. The process group of
+// the root, where most of them are, is stopped first by one signal.
 func (t *tree) halt() []proc {
 	deadline := time.Now().Add(killLimit)
 	t.root.signal(syscall.SIGSTOP, true)
 	stopped := map[identity]bool{}
 	for round := 1; ; round++ {
-		members, moving := t.members(), 0
+		members, moving := t.living(), 0
 		for _, p := range members {
 			if !stopped[p.identity] {
 				stopped[p.identity] = true
@@ -67,28 +67,28 @@ func (t *tree) kill() {
 	t.halt()
 	t.root.signal(syscall.SIGKILL, true)
 	for {
-		members := t.members()
+		members := t.living()
 		for _, p := range members {
 			p.signal(syscall.SIGKILL)
 		}
 		if len(members) == 0 && !t.root.running() || time.Now().After(deadline) {
 			return
 		}
-		t.pause(lookAgain)
+		t.pause(pollPause)
 	}
 }
 
-// end asks the tree to end and kills what is left of it after grace.
-func (t *tree) end(grace time.Duration) {
+// stop sends SIGTERM to the tree and kills the members that are left after grace.
+func (t *tree) stop(grace time.Duration) {
 	deadline := time.Now().Add(grace)
 	if grace > 0 {
 		t.terminate()
-		for wait := lookAgain; ; wait = min(2*wait, 50*time.Millisecond) {
+		for wait := pollPause; ; wait = min(2*wait, 50*time.Millisecond) {
 			left := time.Until(deadline)
 			if left <= 0 {
 				break
 			}
-			if !t.root.running() && len(t.members()) == 0 {
+			if !t.root.running() && len(t.living()) == 0 {
 				return
 			}
 			t.pause(min(wait, left))
@@ -97,7 +97,7 @@ func (t *tree) end(grace time.Duration) {
 	t.kill()
 }
 
-// terminate sends SIGTERM to every member, and has them go on to receive it.
+// terminate sends SIGTERM to every member, and SIGCONT so that they receive it.
 func (t *tree) terminate() {
 	members := t.halt()
 	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGCONT} {
@@ -121,7 +121,7 @@ func (t *tree) pause(d time.Duration) {
 	<-timer.C
 }
 
-// identity tells a process from a later one with the same number.
+// identity distinguishes a process from a later one with the same number.
 type identity struct {
 	pid   int
 	start uint64 // clock ticks after boot
@@ -136,10 +136,9 @@ type proc struct {
 	stopped bool // by a signal or a debugger
 }
 
-// members finds the living members of the tree, the root included: what carries
-// its mark, what is in its session, what was found before, and what descends
-// from one of these.
-func (t *tree) members() []proc {
+// living finds the living members of the tree, including the root: processes with its
+// mark or in its session, members that were found before, and their descendants.
+func (t *tree) living() []proc {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	all := listProcs()
@@ -177,8 +176,7 @@ func (t *tree) members() []proc {
 	return found
 }
 
-// marked says whether the process carries this tree's mark, and whether it
-// carries any.
+// marked reports whether the process has this tree's mark, and whether it has any.
 func (t *tree) marked(pid int) (ours, any bool) {
 	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/environ")
 	if err != nil {

@@ -31,7 +31,7 @@ func TestMemberWhoseParentsEndedIsKilled(t *testing.T) {
 	}
 	tr := &tree{root: root, mark: []byte("NOBODY=has-this")}
 	escaped := func() (n int) {
-		for _, p := range tr.members() {
+		for _, p := range tr.living() {
 			if p.session != root.pid {
 				n++
 			}

@@ -10,7 +10,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest/trust"
 )
 
-// trusted is what this run of the guest was told to trust.
+// trusted are the CAs that this run of the guest has installed.
 type trusted struct {
 	installing sync.Mutex // held through an installation
 	store      trust.Store
@@ -27,14 +27,14 @@ func newTrusted(cfg Config) *trusted {
 	}}
 }
 
-// last is the digest of the CAs that it was given last.
+// last returns the digest of the CAs that were installed last.
 func (t *trusted) last() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.digest
 }
 
-// variables are those that tell programs of the CAs.
+// variables returns the variables that name the CAs' files.
 func (t *trusted) variables() map[string]string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -64,5 +64,5 @@ func (s *Server) putTrust(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return answer(w, guest.TrustResult{NeedsRoots: needsRoots})
+	return writeJSON(w, guest.TrustResult{NeedsRoots: needsRoots})
 }

@@ -54,7 +54,7 @@ func environment(t *testing.T, c *guest.Client, req guest.ExecRequest) map[strin
 	return vars
 }
 
-func TestTrustIsInstalledAndTold(t *testing.T) {
+func TestTrustIsInstalledAndReported(t *testing.T) {
 	c, root := startIn(t, "PIP_CERT=/image's", "GIT_SSL_CAINFO=/image's")
 	if h, err := c.Hello(t.Context()); err != nil || h.Trust != "" {
 		t.Errorf("at first it trusts %q, %v", h.Trust, err)
@@ -112,7 +112,7 @@ func TestUnusableTrustIsRefused(t *testing.T) {
 	}
 }
 
-func TestTrustOfManyAtOnceIsThatOfOne(t *testing.T) {
+func TestConcurrentTrustsEndAsOneOfThem(t *testing.T) {
 	c, root := startIn(t)
 	cas := []string{newCA(t), newCA(t), newCA(t)}
 	var wg sync.WaitGroup

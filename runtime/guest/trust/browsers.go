@@ -21,8 +21,8 @@ var chromiumPolicies = []string{
 }
 
 const (
-	// chromiumFile is beside those of others. Where several files have the same policy
-	// Chromium takes the last one's, by name.
+	// chromiumFile is in a folder with other policies. Where several files have the same
+	// policy, Chromium takes the last one's, by name.
 	chromiumFile = "zz-doze.json"
 	// firefoxFile is the only one from which Firefox reads policies.
 	firefoxFile = "/etc/firefox/policies/policies.json"
@@ -32,7 +32,7 @@ const (
 var ownFirefoxFile = []byte(`{"policies":{"Certificates":{"Install":["` + ownFolder + `/doze-`)
 
 // browsers adds the CAs by policies: browsers read neither the system's store nor
-// variables, and their own stores are in profiles that are not there yet.
+// variables, and their own stores are in profiles that do not exist yet.
 func (in *installation) browsers() {
 	content, err := json.Marshal(chromiumPolicy(in.certs))
 	in.note(err)

@@ -82,7 +82,7 @@ func TestBrowsersTrustTheNode(t *testing.T) {
 	}
 }
 
-func TestFirefoxPoliciesOfTheImageAreLeftAndTold(t *testing.T) {
+func TestFirefoxPoliciesOfTheImageAreLeftAndReported(t *testing.T) {
 	const foreign = `{"policies":{"DisableTelemetry":true}}`
 	im := newImage(t, map[string]string{firefoxPolicies: foreign})
 	_, err := im.store.Install(nodeCA(t), nil)
@@ -95,7 +95,7 @@ func TestFirefoxPoliciesOfTheImageAreLeftAndTold(t *testing.T) {
 	if vars := im.store.Variables(); vars["SSL_CERT_FILE"] != trust.BundleFile {
 		t.Errorf("the others do not trust the node: %v", vars)
 	}
-	// What is no file is no policy.
+	// Only regular files are policies.
 	im = newImage(t, map[string]string{firefoxPolicies + "/": ""})
 	if _, err := im.store.Install(nodeCA(t), nil); err == nil || !strings.Contains(err.Error(), "Firefox") {
 		t.Errorf("a folder: %v", err)

@@ -23,7 +23,7 @@ type certificate struct {
 	hash string // of its subject, see subjectHash
 }
 
-// ErrInvalid is returned (wrapped) for what is no PEM of CAs.
+// ErrInvalid is returned (wrapped) for input that is not PEM of CAs.
 var ErrInvalid = errors.New("the node's CAs are unusable")
 
 // parse reads the PEM of 1 to guest.MaxCAs CAs.
@@ -44,7 +44,7 @@ func parse(text []byte) (list []*certificate, err error) {
 			return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 		}
 		if !c.IsCA {
-			return nil, fmt.Errorf("%w: %s is no CA", ErrInvalid, c.Subject)
+			return nil, fmt.Errorf("%w: %s is not a CA", ErrInvalid, c.Subject)
 		}
 		hash, err := subjectHash(c.RawSubject)
 		if err != nil {

@@ -18,7 +18,7 @@ type attribute struct {
 	Value asn1.RawValue
 }
 
-// attributeSET: the suffix tells encoding/asn1 that it is a SET.
+// attributeSET: encoding/asn1 encodes a type with this suffix as a SET.
 type attributeSET []attribute
 
 // subjectHash is what OpenSSL (X509_NAME_hash, since 1.0.0) names the links in its
@@ -27,7 +27,7 @@ type attributeSET []attribute
 func subjectHash(subject []byte) (string, error) {
 	var name []attributeSET
 	if rest, err := asn1.Unmarshal(subject, &name); err != nil || len(rest) > 0 {
-		return "", fmt.Errorf("its subject is no name: %v", err)
+		return "", fmt.Errorf("its subject is not a name: %v", err)
 	}
 	sum := sha1.New()
 	for _, set := range name {
@@ -66,7 +66,7 @@ func canonize(v *asn1.RawValue) {
 const maxSameHash = 32
 
 // hashLinks puts the CAs into OpenSSL's folder as files and links to them: HASH.0,
-// HASH.1 and so on, of which OpenSSL reads as many as there are without a gap.
+// HASH.1 and so on, which OpenSSL reads up to the first gap.
 func (in *installation) hashLinks() {
 	folder, ok := in.folder(hashFolder)
 	if !ok {
@@ -78,7 +78,7 @@ func (in *installation) hashLinks() {
 		links.ours[c.hash] = append(links.ours[c.hash], c.name+".pem")
 	}
 	for _, c := range in.stale {
-		links.ours[c.hash] = slices.Clip(links.ours[c.hash]) // its links are looked at too
+		links.ours[c.hash] = slices.Clip(links.ours[c.hash]) // its links are checked too
 		links.gone = append(links.gone, c.name+".pem")
 	}
 	for hash := range links.ours {
@@ -93,15 +93,15 @@ func (in *installation) hashLinks() {
 type hashLinks struct {
 	*Store
 	folder string
-	ours   map[string][]string // by hash: what they lead to
-	gone   []string            // what none shall lead to any more
+	ours   map[string][]string // targets by hash
+	gone   []string            // targets that must not have links
 }
 
 func (l *hashLinks) at(hash string, i int) string {
 	return path.Join(l.folder, fmt.Sprintf("%s.%d", hash, i))
 }
 
-// make makes the links of one hash: those of others first, as they were.
+// make makes the links of one hash: first the existing ones to other targets, unchanged.
 func (l *hashLinks) make(hash string) error {
 	var targets []string
 	count := 0
@@ -115,7 +115,7 @@ func (l *hashLinks) make(hash string) error {
 		}
 	}
 	if l.exists(l.at(hash, count)) {
-		return nil // more than there can be, or a file, by somebody who does it otherwise
+		return nil // too many links, or a file, by another tool
 	}
 	targets = append(targets, l.ours[hash]...)
 	for i, target := range targets {

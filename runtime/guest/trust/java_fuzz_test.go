@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest/trust"
 )
 
-// What a store in the format JKS consists of: see package trust.
+// The parts of a store in the format JKS: see package trust.
 const (
 	jksMagic   = "\xfe\xed\xfe\xed"
 	jksTrusted = "\x00\x00\x00\x02"
@@ -129,7 +129,7 @@ func FuzzJKS(f *testing.F) {
 		}
 		got, ok := entriesOf(string(updated))
 		if !ok {
-			t.Fatalf("%x became %x, which is no store", entries, updated)
+			t.Fatalf("%x became %x, which is not a store", entries, updated)
 		}
 		if trusted == 0 && len(got) > 0 {
 			added := got[len(got)-1]

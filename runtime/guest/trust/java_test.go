@@ -36,7 +36,7 @@ func der(t testing.TB, text []byte) []byte {
 	return block.Bytes
 }
 
-func TestJavaTrustsTheNodeBesideThePublic(t *testing.T) {
+func TestJavaTrustsTheNodeAndThePublicCAs(t *testing.T) {
 	public := der(t, []byte(stored(t, "public.pem")))
 	for name, keys := range map[string]int{"cacerts.jks": 1, "cacerts.p12": 0} {
 		t.Run(name, func(t *testing.T) {
@@ -100,7 +100,7 @@ func wantListed(t *testing.T, file string, trusted, keys int) {
 	}
 }
 
-func TestKeystoreWithAPasswordOfItsOwnIsLeftAndTold(t *testing.T) {
+func TestKeystoreWithAPasswordOfItsOwnIsLeftAndReported(t *testing.T) {
 	other := []byte(stored(t, "cacerts.jks"))
 	other[len(other)-1]++
 	for name, store := range map[string]string{"JKS": string(other), "PKCS #12": stored(t, "password.p12")} {

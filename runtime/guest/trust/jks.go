@@ -44,7 +44,7 @@ func updateJKS(store []byte, certs, stale []*certificate) ([]byte, error) {
 	if version != 1 && version != 2 {
 		return nil, errDamaged
 	}
-	in := &jksReader{rest: body[jksHeader:], typed: version == 2}
+	in := &jksReader{unread: body[jksHeader:], typed: version == 2}
 	kept := bytes.Clone(body[:jksHeader])
 	var number uint32
 	missing := slices.Clone(certs)
@@ -61,13 +61,13 @@ func updateJKS(store []byte, certs, stale []*certificate) ([]byte, error) {
 		kept = append(kept, entry...)
 		number++
 	}
-	if len(in.rest) > 0 {
+	if len(in.unread) > 0 {
 		return nil, errDamaged
 	}
 	for _, c := range missing {
 		kept = binary.BigEndian.AppendUint32(kept, tagTrusted)
 		kept = appendText(kept, c.name)
-		kept = binary.BigEndian.AppendUint64(kept, 0) // its date tells nobody anything
+		kept = binary.BigEndian.AppendUint64(kept, 0) // its date is unused
 		if in.typed {
 			kept = appendText(kept, "X.509")
 		}
@@ -95,48 +95,48 @@ func jksSum(body []byte) []byte {
 
 // jksReader reads entries until one is damaged.
 type jksReader struct {
-	rest   []byte
+	unread []byte
 	typed  bool // certificates have their type before them
 	failed bool
 }
 
-// take takes n bytes, or fails.
-func (r *jksReader) take(n uint32) []byte {
-	if r.failed || uint64(n) > uint64(len(r.rest)) {
+// next reads n bytes, or fails.
+func (r *jksReader) next(n uint32) []byte {
+	if r.failed || uint64(n) > uint64(len(r.unread)) {
 		r.failed = true
 		return make([]byte, min(n, 8)) // enough for a number
 	}
-	b := r.rest[:n]
-	r.rest = r.rest[n:]
+	b := r.unread[:n]
+	r.unread = r.unread[n:]
 	return b
 }
 
-func (r *jksReader) number() uint32 { return binary.BigEndian.Uint32(r.take(4)) }
-func (r *jksReader) text()          { r.take(uint32(binary.BigEndian.Uint16(r.take(2)))) }
+func (r *jksReader) number() uint32 { return binary.BigEndian.Uint32(r.next(4)) }
+func (r *jksReader) text()          { r.next(uint32(binary.BigEndian.Uint16(r.next(2)))) }
 
 func (r *jksReader) certificate() []byte {
 	if r.typed {
 		r.text()
 	}
-	return r.take(r.number())
+	return r.next(r.number())
 }
 
-// entry takes an entry; der is that of a trusted certificate.
+// entry reads an entry; der is a trusted certificate, or nil.
 func (r *jksReader) entry() (entry, der []byte) {
-	from := r.rest
+	from := r.unread
 	tag := r.number()
 	r.text() // alias
-	r.take(8)
+	r.next(8)
 	switch tag {
 	case tagTrusted:
 		der = r.certificate()
 	case tagKey:
-		r.take(r.number())
+		r.next(r.number())
 		for n := r.number(); n > 0 && !r.failed; n-- {
 			r.certificate()
 		}
 	default:
 		r.failed = true
 	}
-	return from[:len(from)-len(r.rest)], der
+	return from[:len(from)-len(r.unread)], der
 }

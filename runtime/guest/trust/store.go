@@ -1,7 +1,7 @@
 // Package trust makes the programs of a sandbox trust the node's CAs, in any image:
 // it adds them to the system's store as the distribution would, to Java's and, by
 // policies, to browsers', and writes two files for clients that read a variable.
-// What it adds is replaced by the next Install; all else stays as it is.
+// The next Install replaces its additions; everything else stays unchanged.
 package trust
 
 import (
@@ -18,7 +18,7 @@ import (
 	"syscall"
 )
 
-// ownFolder is the only one of which all files are ours.
+// ownFolder is the only folder whose files all belong to doze.
 const ownFolder = "/etc/doze"
 
 // Files in the sandbox, on its own disk.
@@ -30,8 +30,8 @@ const (
 	BundleFile = ownFolder + "/ca-bundle.pem"
 )
 
-// bundleVariables name a file with all CAs, extraVariables one with CAs beside
-// those that a client brings.
+// bundleVariables name a file with all CAs, extraVariables one with CAs in addition to a
+// client's own.
 var (
 	bundleVariables = []string{
 		"SSL_CERT_FILE",                      // OpenSSL and what uses it, Go, rustls' native roots, uv, httpx
@@ -54,8 +54,8 @@ var (
 )
 
 // anchors are the folders whose certificates the distributions' own tools put into
-// the store when they make it anew. One that is missing is made where os is there:
-// the package with the tool may come later.
+// the store when they rebuild it. A missing folder is made where the file os exists: the
+// package with the tool may be installed later.
 var anchors = []struct{ folder, ext, os string }{
 	{"/usr/local/share/ca-certificates", ".crt", "/etc/debian_version"}, // Debian, Ubuntu
 	{"/usr/local/share/ca-certificates", ".crt", "/etc/alpine-release"}, // Alpine
@@ -99,15 +99,15 @@ type Store struct {
 }
 
 // Install makes ca the CAs of the node that are trusted; roots are the public ones
-// for an image that has none, and may be empty. needsRoots says that there were none
-// either. It does all that it can; an error says what it could not.
+// for an image that has none, and may be empty. needsRoots: neither the image nor roots had
+// any. It goes on after a failure and returns all errors together.
 func (s *Store) Install(ca, roots []byte) (needsRoots bool, err error) {
 	certs, err := parse(ca)
 	if err != nil {
 		return false, err
 	}
 	before, _ := s.read(CAFile)
-	stale, _ := parse(before) // what is no PEM of ours names nothing to remove
+	stale, _ := parse(before) // without a valid file nothing is stale
 	stale = slices.DeleteFunc(stale, func(old *certificate) bool {
 		return slices.ContainsFunc(certs, func(c *certificate) bool { return bytes.Equal(c.der, old.der) })
 	})
@@ -118,12 +118,12 @@ func (s *Store) Install(ca, roots []byte) (needsRoots bool, err error) {
 	in.keystores()
 	in.browsers()
 	needsRoots = in.bundle(system, roots)
-	// Last: it says what the next Install has to replace.
+	// Last: the next Install replaces the CAs of this file.
 	in.note(s.replace(CAFile, joinPEM(certs)))
 	return needsRoots, errors.Join(in.errs...)
 }
 
-// Variables tell clients of the files, as far as they are there.
+// Variables returns the variables that name the files, as far as they exist.
 func (s *Store) Variables() map[string]string {
 	vars := map[string]string{}
 	for file, names := range map[string][]string{BundleFile: bundleVariables, CAFile: extraVariables} {
@@ -209,7 +209,7 @@ func (in *installation) bundle(system string, roots []byte) (needsRoots bool) {
 		return false
 	}
 	if len(roots) == 0 {
-		// Those of an earlier Install. A link is to a bundle that is no more.
+		// The CAs of an earlier Install. A link is to a bundle that no longer exists.
 		if info, err := os.Lstat(in.host(BundleFile)); err == nil && info.Mode().IsRegular() {
 			before, err := in.read(BundleFile)
 			in.note(err)
@@ -281,7 +281,7 @@ func (s *Store) read(name string) ([]byte, error) {
 	case err != nil:
 		return nil, err
 	case !info.Mode().IsRegular():
-		return nil, fmt.Errorf("%s is no regular file", name)
+		return nil, fmt.Errorf("%s is not a regular file", name)
 	case info.Size() > maxFile:
 		return nil, fmt.Errorf("%s has %d bytes, at most %d are read", name, info.Size(), maxFile)
 	}
@@ -305,11 +305,11 @@ func (s *Store) replace(name string, content []byte) error {
 		real = name
 	}
 	if err := s.Write(s.host(real), bytes.NewReader(content)); err != nil {
-		// That of the file beside it, which is no more, tells nobody anything.
+		// Without the path, which names a temporary file.
 		if p := (*fs.PathError)(nil); errors.As(err, &p) {
 			err = p.Err
 		}
-		return fmt.Errorf("writing %s: %w", name, err)
+		return fmt.Errorf("write %s: %w", name, err)
 	}
 	return nil
 }
@@ -330,7 +330,7 @@ func (s *Store) removeLink(name string) error {
 	return s.remove(name)
 }
 
-// link makes a symbolic link in place of what is there, in one step.
+// link replaces a file by a symbolic link, atomically.
 func (s *Store) link(name, target string) error {
 	at := s.host(name)
 	if have, err := os.Readlink(at); err == nil && have == target {
@@ -349,7 +349,7 @@ func (s *Store) link(name, target string) error {
 	return os.Rename(part, at)
 }
 
-// within says whether a path is folder or in it. Both are clean.
+// within reports whether a path is folder or in it. Both are clean.
 func within(name, folder string) bool {
 	return name == folder || strings.HasPrefix(name, folder+"/")
 }

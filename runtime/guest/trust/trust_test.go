@@ -40,7 +40,7 @@ type image struct {
 	testing.TB
 	root  string
 	store trust.Store
-	full  map[string]error // what writing a file returns, by its path inside
+	full  map[string]error // errors of writes, by the path in the sandbox
 }
 
 // newImage makes one of files, links ("-> target") and folders (with a / at their end).
@@ -195,7 +195,7 @@ func newLayout(t testing.TB, name string, public []byte) *image {
 	return newImage(t, files)
 }
 
-func TestEachLayoutTrustsTheNodeBesideThePublic(t *testing.T) {
+func TestEachLayoutTrustsTheNodeAndThePublicCAs(t *testing.T) {
 	for name, layout := range layouts {
 		t.Run(name, func(t *testing.T) {
 			public, ca := publicCA(t), nodeCA(t)
@@ -286,7 +286,7 @@ func TestRenewalReplacesOursAndKeepsTheRest(t *testing.T) {
 	}
 }
 
-func TestImageWithoutRootsGetsThoseOfTheNode(t *testing.T) {
+func TestImageWithoutRootsGetsTheNodesRoots(t *testing.T) {
 	im := newImage(t, map[string]string{"/etc/debian_version": "13.1\n", "/etc/ssl/certs/": ""})
 	public, ca := publicCA(t), nodeCA(t)
 	if !im.install(ca) {
@@ -344,7 +344,7 @@ func TestBundleThatTheImageNamesGetsTheCA(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeWrittenIsToldAndTheRestIsDone(t *testing.T) {
+func TestFilesThatCannotBeWrittenAreReportedAndTheRestIsDone(t *testing.T) {
 	public, ca := publicCA(t), nodeCA(t)
 	im := newLayout(t, "Debian", public)
 	bundle := layouts["Debian"].bundle
@@ -365,7 +365,7 @@ func TestWhatCannotBeWrittenIsToldAndTheRestIsDone(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoCAIsRefused(t *testing.T) {
+func TestInvalidCAsAreRefused(t *testing.T) {
 	im := newImage(t, nil)
 	leaf, _, err := testca.New("a.test")
 	if err != nil {
