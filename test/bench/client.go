@@ -22,8 +22,8 @@ import (
 	"time"
 )
 
-// clientArguments are what a client of the origin is told: this program again, in a
-// sandbox or beside a peer, which prints a clientResult.
+// clientArguments are the arguments of a client of the origin: this program again, in a
+// sandbox or next to a peer, which prints a clientResult.
 type clientArguments struct {
 	do          string // stream, load, pairs, first or blob
 	to          string // URL, or address of a stream
@@ -35,7 +35,7 @@ type clientArguments struct {
 	connections int
 	count       int
 	duration    time.Duration
-	until       string // load: ends when this file is there
+	until       string // load: ends when this file exists
 	wait        bool   // for a line on standard input, when the network is ready
 }
 
@@ -121,7 +121,7 @@ func stream(ctx context.Context, a clientArguments) (r clientResult, err error) 
 		}
 		r.Bytes += int64(n)
 	}
-	if a.direction == "out" { // what is on the way has to arrive
+	if a.direction == "out" { // bytes in transit have to arrive
 		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 			return r, err
 		}
@@ -129,7 +129,7 @@ func stream(ctx context.Context, a clientArguments) (r clientResult, err error) 
 			return r, err
 		}
 		if got := int64(binary.BigEndian.Uint64(buf)); got != r.Bytes {
-			return r, fmt.Errorf("sent %d bytes, of which %d arrived", r.Bytes, got)
+			return r, fmt.Errorf("%d of %d bytes arrived", r.Bytes, got)
 		}
 	}
 	r.Seconds = time.Since(began).Seconds()
@@ -168,7 +168,7 @@ func (a clientArguments) client() (*http.Client, error) {
 	return &http.Client{Transport: t, Timeout: time.Minute}, nil
 }
 
-// ask makes a request and reads all of the answer.
+// ask makes a request and reads the whole response.
 func ask(ctx context.Context, c *http.Client, method, url string) (int64, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, nil)
 	if err != nil {
@@ -251,7 +251,7 @@ func requestPairs(ctx context.Context, a clientArguments) (r clientResult, err e
 	}
 	const warm = 100
 	for i := range warm + a.count {
-		// Whoever comes second finds warmer caches, so that they change places.
+		// The second one finds warmer caches, so they alternate.
 		urls := []string{a.to, a.than}
 		times := []*samples{&r.Times, &r.Than}
 		if i%2 == 1 {

@@ -19,9 +19,9 @@ const benchToken = "bench-7Qk2vXw9Lr4sT8pB3nDzH6mC"
 
 // Hosts of the figures: what goes to *.look.test is intercepted, the rest passes.
 const (
-	lookURL = "https://api.look.test/"
-	passURL = "https://api.pass.test/"
-	rawHost = "stream.raw.test:7000"
+	interceptedURL = "https://api.look.test/"
+	passURL        = "https://api.pass.test/"
+	rawHost        = "stream.raw.test:7000"
 )
 
 // Where a sandbox has this program, and the origin's authority.
@@ -76,7 +76,7 @@ func (n *node) remove() error {
 		errs = append(errs, n.Remove())
 	}
 	if n.origin != nil {
-		n.origin.end()
+		n.origin.kill()
 	}
 	if n.folder != "" {
 		errs = append(errs, os.RemoveAll(n.folder))
@@ -115,7 +115,7 @@ func (n *node) client(ctx context.Context, id string, arguments ...string) (r cl
 	return parseClient([]byte(result.Stdout))
 }
 
-// rules sets those of a sandbox.
+// rules sets the rules of a sandbox.
 func (n *node) rules(ctx context.Context, id, rules string) error {
 	_, err := n.API.SetRules(ctx, id, client.RulesUpdate{Rules: json.RawMessage(rules)})
 	return err

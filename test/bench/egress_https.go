@@ -12,8 +12,8 @@ const (
 	proxyTime   = 3 * time.Second // of one round of one side
 )
 
-// proxies are the peers of intercepted HTTPS, with what ours has to reach of them; 0 is
-// no bar.
+// proxies are the peers of intercepted HTTPS, with the ratio to reach; 0 means
+// none.
 var proxies = []struct {
 	name  string
 	start func(ctx context.Context, folder, originCA string) (*proxy, error)
@@ -22,7 +22,7 @@ var proxies = []struct {
 
 // measureIntercept: small GETs over 32 connections, each with a header that holds a
 // secret. The client is this program on all sides: in a sandbox for ours, on the
-// loopback beside a peer, which so is spared the network stack of a sandbox.
+// loopback next to a peer, which avoids the network stack of a sandbox.
 func measureIntercept(ctx context.Context, b *bench) ([]row, error) {
 	sb, err := b.node.withClient(ctx, "intercept")
 	if err != nil {
@@ -30,7 +30,7 @@ func measureIntercept(ctx context.Context, b *bench) ([]row, error) {
 	}
 	arguments := []string{"-do", "load", "-connections", fmt.Sprint(loadConnections), "-duration", b.lasting(proxyTime).String()}
 	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		return perSecond(b.node.client(ctx, sb.ID, append(arguments, "-to", lookURL)...))
+		return perSecond(b.node.client(ctx, sb.ID, append(arguments, "-to", interceptedURL)...))
 	}}
 	all := []*contender{ours}
 	for _, p := range proxies {
@@ -40,7 +40,7 @@ func measureIntercept(ctx context.Context, b *bench) ([]row, error) {
 		defer end()
 		all = append(all, peer)
 	}
-	if err := takeTurns(ctx, proxyRounds, all...); err != nil {
+	if err := alternate(ctx, proxyRounds, all...); err != nil {
 		return nil, err
 	}
 	var rows []row
@@ -76,7 +76,7 @@ func besideProxy(ctx context.Context, b *bench, name string, start func(ctx cont
 	}}
 	return c, func() {
 		if err == nil {
-			running.end()
+			running.stop()
 		}
 	}
 }
@@ -109,7 +109,7 @@ const (
 	addedBar   = 0.3 // ms
 )
 
-// measureAdded: what interception and a policy add to a request, beside the same
+// measureAdded measures the cost of interception and a policy per request, and the same
 // request passed through, each over one connection.
 func measureAdded(ctx context.Context, b *bench) ([]row, error) {
 	sb, err := b.node.withClient(ctx, "added")
@@ -119,7 +119,7 @@ func measureAdded(ctx context.Context, b *bench) ([]row, error) {
 	var intercepted, passed samples
 	var added spread
 	for range pairRounds {
-		r, err := b.node.client(ctx, sb.ID, "-do", "pairs", "-to", lookURL, "-than", passURL, "-count", fmt.Sprint(b.count(pairCount)))
+		r, err := b.node.client(ctx, sb.ID, "-do", "pairs", "-to", interceptedURL, "-than", passURL, "-count", fmt.Sprint(b.count(pairCount)))
 		if err != nil {
 			return nil, err
 		}
@@ -170,7 +170,7 @@ const (
 	blobGrowth = 64  // MiB
 )
 
-// measureBlob: a large body through interception and scrubbing, beside the same
+// measureBlob measures a large body through interception and scrubbing, and the same
 // passed through and through a peer that scrubs nothing, and what the node's memory
 // does meanwhile.
 func measureBlob(ctx context.Context, b *bench) ([]row, error) {
@@ -191,7 +191,7 @@ func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 			return rate(b.node.client(ctx, sb.ID, "-do", "blob", "-to", url+path))
 		}}
 	}
-	looked, passed := through("intercepted", lookURL), through("passed through", passURL)
+	looked, passed := through("intercepted", interceptedURL), through("passed through", passURL)
 	squid, end := besideProxy(ctx, b, "squid with bump", startSquid, func(ctx context.Context, at *proxy) (float64, error) {
 		return rate(runBeside(ctx, b, "-do", "blob", "-to", b.node.origin.local("/"+path), "-proxy", at.URL, "-ca", at.CA))
 	})
@@ -204,7 +204,7 @@ func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	watch := watchRSS(ctx, b.node)
-	if err := takeTurns(ctx, blobRounds, looked, passed, squid); err != nil {
+	if err := alternate(ctx, blobRounds, looked, passed, squid); err != nil {
 		return nil, err
 	}
 	seen, err := watch()

@@ -93,7 +93,7 @@ const (
 )
 
 // measureReplace: requests that never cease while the module that they pass is
-// replaced. The memory of the last tenth is compared with that of the first.
+// replaced. The memory of the last tenth is compared with the first's.
 func measureReplace(ctx context.Context, b *bench) ([]row, error) {
 	sb, err := b.node.withClient(ctx, "replace")
 	if err != nil {
@@ -124,7 +124,7 @@ func measureReplace(ctx context.Context, b *bench) ([]row, error) {
 		err    error
 	}
 	ended := make(chan loaded, 1)
-	go func() { // ends when the stop file is there
+	go func() { // ends when the stop file exists
 		// POST: net/http repeats a GET by itself when its connection fails.
 		r, err := b.node.client(ctx, sb.ID, "-do", "load", "-method", http.MethodPost, "-connections", fmt.Sprint(loadConnections), "-to", "https://replaced.look.test/", "-until", stopFile)
 		ended <- loaded{r, err}

@@ -35,7 +35,7 @@ func measureStream(ctx context.Context, b *bench) ([]row, error) {
 			return gbits(b.node.client(ctx, sb.ID, arguments(rawHost)...))
 		}}
 		peers := []*contender{beside("pasta", throughPasta), beside("slirp4netns", throughSlirp)}
-		if err := takeTurns(ctx, streamRounds, ours, peers[0], peers[1]); err != nil {
+		if err := alternate(ctx, streamRounds, ours, peers[0], peers[1]); err != nil {
 			return rows, err
 		}
 		rows = append(rows, streamRow(direction, ours, peers))

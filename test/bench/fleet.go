@@ -28,7 +28,7 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 	var starts, adopted, stops, list spread
 	var each spread // goroutines
 	for range fleetRounds {
-		// A client that is connected by HTTP/2 would be told to leave, and given a second.
+		// A client connected by HTTP/2 would get GOAWAY, and a second to finish.
 		b.node.API.Close()
 		began := time.Now()
 		if err := b.node.Stop(); err != nil {

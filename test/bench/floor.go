@@ -83,11 +83,11 @@ func (t *tunnels) Accept() (net.Conn, error) {
 			return nil, err
 		}
 		_ = conn.SetDeadline(time.Now().Add(time.Minute))
-		_, err = http.ReadRequest(bufio.NewReader(conn)) // a client sends nothing more before the answer
+		_, err = http.ReadRequest(bufio.NewReader(conn)) // a client sends nothing more before the response
 		if err == nil {
 			_, err = io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\n")
 		}
-		if err != nil { // such as that of start, which only connects
+		if err != nil { // such as the error of start, which only connects
 			conn.Close()
 			continue
 		}

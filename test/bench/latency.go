@@ -17,7 +17,7 @@ import (
 // latencyRounds is how many rounds a figure of times has.
 const latencyRounds = 5
 
-// timesBars are those of the median and, unless it is 0, of the 99th percentile.
+// timesBars are the bars of the median and, unless it is 0, of the 99th percentile.
 type timesBars struct{ p50, p99 time.Duration }
 
 // timesRow is the row of a figure of times without a peer.
@@ -45,7 +45,7 @@ func measureWake(ctx context.Context, b *bench) ([]row, error) {
 			if _, err := b.node.API.Sleep(ctx, sb.ID); err != nil {
 				return nil, err
 			}
-			wakes := []string{"warm", ""} // what each of the two must have cost
+			wakes := []string{"warm", ""} // the wake that each of the two must report
 			pair, err := repeat(ctx, 2, func() error {
 				want := wakes[0]
 				wakes = wakes[1:]
@@ -102,7 +102,7 @@ func measureThaw(ctx context.Context, b *bench) ([]row, error) {
 	podman := &contender{name: "podman", round: func(context.Context) (float64, error) {
 		return p50(b.count(10), func() error { return containers.Pause(conn, name, nil) }, func() error { return containers.Unpause(conn, name, nil) })
 	}}
-	if err := takeTurns(ctx, latencyRounds, ours, podman); err != nil {
+	if err := alternate(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
 	if err := podman.missing(latencyRounds); err != nil {
@@ -154,7 +154,7 @@ func measureCreate(ctx context.Context, b *bench) ([]row, error) {
 	return []row{timesRow("create to first exec result, image present", "p50 ≤ 150 ms", timesBars{p50: 150 * time.Millisecond}, p50s, all)}, nil
 }
 
-// measureColdWake: from stopped to the first answer of a declared server.
+// measureColdWake measures from stopped to the first response of a declared server.
 func measureColdWake(ctx context.Context, b *bench) ([]row, error) {
 	sb, url, err := b.node.withServer(ctx, "cold")
 	if err != nil {
@@ -171,7 +171,7 @@ func measureColdWake(ctx context.Context, b *bench) ([]row, error) {
 	return []row{timesRow("stopped to first byte of a small server declared on_wake", "p50 ≤ 200 ms", timesBars{p50: 200 * time.Millisecond}, p50s, all)}, nil
 }
 
-// measureExec: `true` through the API, and by podman exec beside it.
+// measureExec measures `true` through the API, and by podman exec.
 func measureExec(ctx context.Context, b *bench) ([]row, error) {
 	sb, err := b.node.create(ctx, "exec", 0)
 	if err != nil {
@@ -187,7 +187,7 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 		return ms(s.p50()), nil
 	}}
 	podman := &contender{name: "podman exec", round: func(ctx context.Context) (float64, error) { return podmanExec(ctx, b, sb.ID) }}
-	if err := takeTurns(ctx, latencyRounds, ours, podman); err != nil {
+	if err := alternate(ctx, latencyRounds, ours, podman); err != nil {
 		return nil, err
 	}
 	if err := podman.missing(latencyRounds); err != nil {
@@ -195,7 +195,7 @@ func measureExec(ctx context.Context, b *bench) ([]row, error) {
 	}
 	p50s, theirs, ratio := ours.spread(), podman.spread(), podman.over(ours)
 	return []row{{
-		Figure:   "exec `true` through the HTTPS API; podman exec beside it",
+		Figure:   "exec `true` through the HTTPS API; podman exec for comparison",
 		Bar:      "p50 ≤ 5 ms; ≥ 15 times faster",
 		Measured: fmt.Sprintf("p50 %s ms; %s times faster (%.0f ms)", p50s.text("%.2f"), ratio.text("%.0f"), theirs.median()),
 		Met:      p50s.median() <= 5 && ratio.median() >= 15,
@@ -220,7 +220,7 @@ func podmanExec(ctx context.Context, b *bench, id string) (float64, error) {
 	}
 	var start, end int64
 	if _, err := fmt.Sscan(string(out), &start, &end); err != nil {
-		return 0, fmt.Errorf("timing podman exec: %w in %q", err, out)
+		return 0, fmt.Errorf("parse the time of podman exec in %[2]q: %[1]w", err, out)
 	}
 	return float64(end-start) / n / 1e6, nil
 }

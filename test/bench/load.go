@@ -46,14 +46,14 @@ func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
 	defer peer.Wait()
 	defer peer.Process.Kill()
 	peerURL := fmt.Sprintf("https://peer.doze.localhost:%d/", b.node.Port)
-	if err := b.node.awaitAnswer(ctx, peerURL); err != nil {
+	if err := b.node.awaitResponse(ctx, peerURL); err != nil {
 		return nil, err
 	}
 	contend := func(name, url string) *contender {
 		return &contender{name: name, round: func(ctx context.Context) (float64, error) { return load(ctx, b, url) }}
 	}
 	ours, theirs := contend("doze", url), contend("reverse_proxy", peerURL)
-	if err := takeTurns(ctx, loadRounds, ours, theirs); err != nil {
+	if err := alternate(ctx, loadRounds, ours, theirs); err != nil {
 		return nil, err
 	}
 	if err := theirs.missing(loadRounds); err != nil {

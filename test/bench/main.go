@@ -1,4 +1,4 @@
-// Bench measures a node of this machine and the peers beside it, and prints a
+// Bench measures a node and its peers on this machine, and prints a
 // table. `make bench` runs it as the node's user, by packaging/host/enter, with
 // everything that it needs built. `make soak` has it work on a node for a long time.
 package main
@@ -26,14 +26,14 @@ type row struct {
 	Bar      string `json:"bar"`
 	Measured string `json:"measured"`
 	Met      bool   `json:"met"`    // true without a bar
-	Values   values `json:"values"` // what Measured was made of, with the unit in the name
+	Values   values `json:"values"` // the figures in Measured, with the unit in the name
 	Note     string `json:"note,omitempty"`
 }
 
-// noBar is that of a row which is there for comparison.
+// noBar is the bar of a row that is for comparison.
 const noBar = "–"
 
-// values collects those of a row.
+// values collects the values of a row.
 type values map[string]float64
 
 // add adds the median of the rounds as name, and the least and the greatest as
@@ -151,7 +151,7 @@ func run(ctx context.Context) error {
 			err = errors.Join(err, b.node.remove())
 		}
 		if err != nil {
-			errs = append(errs, fmt.Errorf("measuring %s: %w", f.name, err))
+			errs = append(errs, fmt.Errorf("measure %s: %w", f.name, err))
 		}
 		rows = append(rows, measured...)
 	}

@@ -120,7 +120,7 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 	}}, nil
 }
 
-// makers is how many sandboxes are made or removed at once.
+// makers is how many sandboxes are created or removed concurrently.
 const makers = 4
 
 // populate makes sandboxes, each of which has run a command.
@@ -141,7 +141,7 @@ func (b *bench) populate(ctx context.Context, count int, sleepAfter time.Duratio
 	return ids, err
 }
 
-// concurrently calls f for 0 to n-1, makers at once, until one fails.
+// concurrently calls f for 0 to n-1, makers at a time, until one fails.
 func concurrently(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -160,10 +160,10 @@ func concurrently(ctx context.Context, n int, f func(ctx context.Context, i int)
 	return context.Cause(ctx)
 }
 
-// programs of which a node with sandboxes is made.
+// programs of a node with sandboxes.
 var programs = []string{"doze-node", "doze-guest", "doze-netns", "conmon", "podman"}
 
-// nodePrograms are those of the node and its helpers, whose CPU time is its own.
+// nodePrograms are the node and its helpers, whose CPU time counts as the node's.
 var nodePrograms = []string{"doze-node", "doze-netns", "podman"}
 
 // census of the processes of a node and its sandboxes.
@@ -182,7 +182,7 @@ func (c census) each(count int) float64 { return float64(c.pss) / float64(count)
 
 // processes counts all that a node with sandboxes started, and all in and around them.
 func processes(home string, ids []string) (census, error) {
-	c, err := takeCensus(home, ids)
+	c, err := readCensus(home, ids)
 	if err != nil {
 		return c, err
 	}
@@ -194,7 +194,7 @@ func processes(home string, ids []string) (census, error) {
 	return c, nil
 }
 
-func takeCensus(home string, ids []string) (census, error) {
+func readCensus(home string, ids []string) (census, error) {
 	c := census{byName: map[string]int64{}, cpu: map[string]time.Duration{}}
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
@@ -240,7 +240,7 @@ func takeCensus(home string, ids []string) (census, error) {
 	return c, nil
 }
 
-// belongs says whether a process is of the node with this home, or of one of
+// belongs reports whether a process is of the node with this home, or of one of
 // these sandboxes: its program, its working directory, its arguments or its
 // cgroup name them.
 func belongs(dir, home string, ids []string) bool {

@@ -10,7 +10,7 @@ import (
 	"github.com/doze-run/doze/test/testnode"
 )
 
-// startWait bounds the wait for a server to answer through the node.
+// startWait bounds the wait for a server's response through the node.
 const startWait = time.Minute
 
 // caddyfile of the measured node: the project's own plus a reverse proxy to a
@@ -119,8 +119,8 @@ func (n *node) fetch(ctx context.Context, url string) (http.Header, error) {
 	return resp.Header, nil
 }
 
-// awaitAnswer returns when a server behind the node answers.
-func (n *node) awaitAnswer(ctx context.Context, url string) error {
+// awaitResponse returns when a server behind the node responds.
+func (n *node) awaitResponse(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
 	for {

@@ -29,7 +29,7 @@ import (
 type origin struct {
 	HTTPS string `json:"https"` // address
 	Raw   string `json:"raw"`
-	CA    string `json:"ca"` // PEM of who signed its certificate
+	CA    string `json:"ca"` // PEM of the authority of its certificate
 
 	cmd *exec.Cmd
 }
@@ -51,7 +51,7 @@ func startOrigin(program string) (*origin, error) {
 		return nil, err
 	}
 	if err := json.NewDecoder(out).Decode(o); err != nil {
-		o.end()
+		o.kill()
 		return nil, fmt.Errorf("starting the origin: %w", err)
 	}
 	return o, nil
@@ -63,7 +63,7 @@ func (o *origin) local(path string) string {
 	return "https://localhost:" + port + path
 }
 
-func (o *origin) end() {
+func (o *origin) kill() {
 	_ = o.cmd.Process.Kill() // it may have ended
 	_ = o.cmd.Wait()
 }
@@ -85,7 +85,7 @@ func serveOrigin() error {
 	}
 	server := &http.Server{
 		Handler: originRoutes(), ReadHeaderTimeout: time.Minute,
-		ErrorLog: log.New(io.Discard, "", 0), // clients that leave are no news
+		ErrorLog: log.New(io.Discard, "", 0), // clients that leave are not worth a line
 	}
 	go server.Serve(secure) // both end with the process
 	go serveRaw(raw)
@@ -103,7 +103,7 @@ func originRoutes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/octet-stream")
-		_, _ = w.Write(answer)
+		_, _ = w.Write(smallPage)
 	})
 	mux.HandleFunc("/blob", func(w http.ResponseWriter, r *http.Request) {
 		size, err := strconv.ParseInt(r.FormValue("bytes"), 10, 64)
@@ -125,13 +125,13 @@ func originRoutes() http.Handler {
 }
 
 // Directions of a stream, as seen from the client, which says one as the first
-// byte: out, and then the server answers with the count of bytes; or in.
+// byte: out, and then the server sends the count of bytes; or in.
 const (
 	streamOut = 'o'
 	streamIn  = 'i'
 )
 
-// streamBuffer is what both ends of a stream write and read at once.
+// streamBuffer is the size of the writes and reads of both ends of a stream.
 const streamBuffer = 256 << 10
 
 func serveRaw(l net.Listener) {

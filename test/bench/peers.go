@@ -144,7 +144,7 @@ type proxy struct {
 	cmd *exec.Cmd
 }
 
-func (p *proxy) end() {
+func (p *proxy) stop() {
 	_ = syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // with its helpers; it may have ended
 	_ = p.cmd.Wait()
 }
@@ -188,7 +188,7 @@ func startSquid(ctx context.Context, folder, originCA string) (*proxy, error) {
 	}
 	database := filepath.Join(folder, "leaves")
 	if out, err := exec.CommandContext(ctx, certgen, "-c", "-s", database, "-M", "4MB").CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("making squid's database: %w: %s", err, out)
+		return nil, fmt.Errorf("create squid's database: %w: %s", err, out)
 	}
 	config := filepath.Join(folder, "squid.conf")
 	if err := os.WriteFile(config, []byte(strings.Join([]string{
@@ -227,7 +227,7 @@ func (p *proxy) start(address string) error {
 			return conn.Close()
 		}
 		if time.Now().After(end) {
-			p.end()
+			p.stop()
 			return fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, complaint.String())
 		}
 	}
@@ -265,7 +265,7 @@ func writeAuthority(path string) error {
 	return os.WriteFile(path, slices.Concat(encodePEM("CERTIFICATE", der), encodePEM("PRIVATE KEY", secret)), 0o600)
 }
 
-// runBeside runs a client on the loopback, beside a peer.
+// runBeside runs a client on the loopback, next to a peer.
 func runBeside(ctx context.Context, b *bench, arguments ...string) (clientResult, error) {
 	return readClient(inSession(exec.CommandContext(ctx, b.node.Program("bench"), append([]string{"client"}, arguments...)...)))
 }

@@ -15,8 +15,8 @@ import (
 // serverPort is where the small server listens in a sandbox.
 const serverPort = 3000
 
-// answer is what the small server says: the size of a small page.
-var answer = make([]byte, 1024)
+// smallPage is the response of the small server.
+var smallPage = make([]byte, 1024)
 
 // serve is the small server of the figures: this program, in a sandbox and
 // outside of one.
@@ -29,7 +29,7 @@ func serve(addr string) error {
 		ReadHeaderTimeout: time.Minute,
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", "application/octet-stream")
-			w.Write(answer)
+			w.Write(smallPage)
 		}),
 	}
 	return server.Serve(l)
@@ -64,7 +64,7 @@ func (n *node) withServer(ctx context.Context, name string) (sb types.Sandbox, u
 	if err != nil {
 		return sb, "", err
 	}
-	return sb, port.URL, n.awaitAnswer(ctx, port.URL)
+	return sb, port.URL, n.awaitResponse(ctx, port.URL)
 }
 
 // exec runs a command to its end.

@@ -27,7 +27,7 @@ const (
 	// soakSettle bounds the wait until the resources are back, for connections that
 	// are kept for a while (30 s) and instances of policies (1 min).
 	soakSettle = 5 * time.Minute
-	// What may be there beyond the count at the beginning: what happens to be under
+	// The allowance beyond the count at the beginning: operations that happen to be in
 	// way, such as a sign of life of Podman's service.
 	soakSlack  = 10
 	soakGrowth = 64 << 20 // of memory
@@ -39,7 +39,7 @@ func runSoak(ctx context.Context, arguments []string) error {
 	f := flag.NewFlagSet("soak", flag.ContinueOnError)
 	bin := f.String("bin", "bin", "folder of doze's programs and of this one")
 	duration := f.Duration("duration", 15*time.Minute, "how long to work")
-	count := f.Int("sandboxes", 20, "how many there are at once")
+	count := f.Int("sandboxes", 20, "how many exist at a time")
 	if err := f.Parse(arguments); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (h held) String() string {
 	return fmt.Sprintf("%d goroutines, %d descriptors, %d cgroups, %d processes, %d MiB", h.goroutines, h.descriptors, h.cgroups, h.processes, h.rss>>20)
 }
 
-// over says what h has beyond before; empty if nothing.
+// over describes what h has in excess of before; empty if nothing.
 func (h held) over(before held) string {
 	var over []string
 	for _, d := range []struct {
@@ -131,7 +131,7 @@ func (s *soak) held(ctx context.Context) (h held, err error) {
 			h.cgroups++
 		}
 	}
-	all, err := takeCensus(s.node.Home, nil)
+	all, err := readCensus(s.node.Home, nil)
 	if err != nil {
 		return h, err
 	}
@@ -233,7 +233,7 @@ func (s *soak) newBox(ctx context.Context, name string) (*soakBox, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &soakBox{node: s.node, id: sb.ID, url: port.URL, files: map[string][sha256.Size]byte{}}, s.node.awaitAnswer(ctx, port.URL)
+	return &soakBox{node: s.node, id: sb.ID, url: port.URL, files: map[string][sha256.Size]byte{}}, s.node.awaitResponse(ctx, port.URL)
 }
 
 var soakOperations = []struct {
@@ -246,7 +246,7 @@ var soakOperations = []struct {
 	{"preview", func(ctx context.Context, b *soakBox) error { return b.node.get(ctx, b.url) }},
 	{"write", soakWrite},
 	{"read", soakRead},
-	{"egress, intercepted", func(ctx context.Context, b *soakBox) error { return b.load(ctx, lookURL) }},
+	{"egress, intercepted", func(ctx context.Context, b *soakBox) error { return b.load(ctx, interceptedURL) }},
 	{"egress, passed through", func(ctx context.Context, b *soakBox) error { return b.load(ctx, passURL) }},
 	{"process", soakProcess},
 	{"sleep", func(ctx context.Context, b *soakBox) error { _, err := b.node.API.Sleep(ctx, b.id); return err }},

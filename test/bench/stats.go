@@ -90,11 +90,11 @@ type contender struct {
 // quorum is how many rounds of a peer have to end well for a figure.
 func quorum(rounds int) int { return rounds/2 + 1 }
 
-// takeTurns measures every contender once a round, so that the machine's drift meets
+// alternate measures every contender once a round, so that the machine's drift meets
 // all of them, and in the opposite order every other round, so that none always finds
 // the caches of the same other. A round before the first is not counted. The first
 // contender is ours, whose error ends the figure; a peer's is noted.
-func takeTurns(ctx context.Context, rounds int, all ...*contender) error {
+func alternate(ctx context.Context, rounds int, all ...*contender) error {
 	for _, c := range all {
 		c.values = map[int]float64{}
 	}
@@ -127,7 +127,7 @@ func (c *contender) spread() spread {
 	return s
 }
 
-// missing says why the contender has no figure; nil if it has one.
+// missing returns why the contender has no figure; nil if it has one.
 func (c *contender) missing(rounds int) error {
 	if len(c.values) >= quorum(rounds) {
 		return nil

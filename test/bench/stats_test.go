@@ -24,7 +24,7 @@ func TestContendersTakeTurns(t *testing.T) {
 	ours, peer := contend("ours", never), contend("peer", func(call int) bool { return call == 2 })
 	absent := contend("absent", func(int) bool { return true })
 	const rounds = 3
-	if err := takeTurns(t.Context(), rounds, ours, peer, absent); err != nil {
+	if err := alternate(t.Context(), rounds, ours, peer, absent); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"absent", "peer", "ours", "ours", "peer", "absent", "absent", "peer", "ours", "ours", "peer", "absent"}
@@ -45,8 +45,8 @@ func TestContendersTakeTurns(t *testing.T) {
 		t.Error("the absent peer is not missing")
 	}
 	failing := contend("ours", func(int) bool { return true })
-	if takeTurns(t.Context(), rounds, failing, peer) == nil {
-		t.Error("an error of ours is no error")
+	if alternate(t.Context(), rounds, failing, peer) == nil {
+		t.Error("an error of doze does not count as one")
 	}
 }
 
@@ -61,7 +61,7 @@ func TestSpreadHasTheMedianAndBothEnds(t *testing.T) {
 	}
 }
 
-func TestSoakSaysWhatIsNotReleased(t *testing.T) {
+func TestSoakReportsLeaks(t *testing.T) {
 	before := held{goroutines: 100, descriptors: 50, cgroups: 0, processes: 3, rss: 100 << 20}
 	for name, change := range map[string]func(*held){
 		"goroutines":  func(h *held) { h.goroutines += soakSlack + 1 },

@@ -41,8 +41,8 @@ api.doze.localhost {
 }
 `
 
-// previewDomain is of a name that nobody has (RFC 6761, section 6.2). The
-// browser is told that it is this machine.
+// previewDomain is of a reserved name (RFC 6761, section 6.2). The
+// browser resolves it to this machine.
 const previewDomain = "preview.doze.test"
 
 // TestPreviews opens previews of one node in one browser, for both take time
@@ -63,7 +63,7 @@ type box struct {
 	id   string
 }
 
-// create makes a sandbox that sleeps when the test says so, unless req says more.
+// create creates a sandbox that sleeps at the test's request only, unless req differs.
 func create(t *testing.T, n *testnode.Node, req types.CreateSandboxRequest) *box {
 	t.Helper()
 	if req.SleepAfter == nil {
@@ -128,7 +128,7 @@ func (b *box) showLogs() {
 	}
 }
 
-// expose returns the preview URL of a port on which somebody listens by then.
+// expose returns the preview URL of a port, once a server listens on it.
 func (b *box) expose(port uint16) string {
 	b.t.Helper()
 	p, err := b.node.API.Expose(b.t.Context(), b.id, types.ExposePortRequest{Port: port, WaitTimeout: types.Duration(patience / 3)})
@@ -138,13 +138,13 @@ func (b *box) expose(port uint16) string {
 	return p.URL
 }
 
-// sleep puts the sandbox to sleep once nobody uses it.
+// sleep puts the sandbox to sleep once it is not in use.
 func (b *box) sleep() {
 	b.t.Helper()
 	b.settle("sleep", types.StateAsleep, b.node.API.Sleep)
 }
 
-// stop ends its processes once nobody uses it.
+// stop stops the sandbox once it is not in use.
 func (b *box) stop() {
 	b.t.Helper()
 	b.settle("stop", types.StateStopped, b.node.API.Stop)
@@ -192,7 +192,7 @@ func (b *box) events(kind types.EventType) []types.Event {
 	return slices.DeleteFunc(all, func(e types.Event) bool { return e.Type != kind })
 }
 
-// testNothing: previews that do not exist say so on a small page.
+// testNothing: previews that do not exist show an error page.
 func testNothing(t *testing.T, n *testnode.Node, browser context.Context) {
 	b := create(t, n, types.CreateSandboxRequest{Name: "nothing"})
 	port, err := n.API.Expose(t.Context(), b.id, types.ExposePortRequest{Port: 8000})
@@ -204,7 +204,7 @@ func testNothing(t *testing.T, n *testnode.Node, browser context.Context) {
 	response := p.open(port.URL)
 	p.waitFor(`document.title === "Port not listening"`)
 	if response.Status != http.StatusBadGateway {
-		t.Errorf("a port on which nobody listens: status %d", response.Status)
+		t.Errorf("a port without a server: status %d", response.Status)
 	}
 	if response.SecurityState != security.StateSecure {
 		t.Errorf("the preview's certificate was not verified: %s", response.SecurityState)

@@ -23,9 +23,9 @@ type tab struct {
 	t   *testing.T
 	ctx context.Context
 
-	mu     sync.Mutex
-	opened []string // URLs of WebSockets
-	closed int      // of them
+	mu         sync.Mutex
+	socketURLs []string // URLs of WebSockets
+	closed     int      // of them
 }
 
 // openTab opens a tab that is closed when the test ends. If it has failed, what
@@ -41,7 +41,7 @@ func openTab(t *testing.T, browser context.Context) *tab {
 	}
 	t.Cleanup(func() {
 		if t.Failed() {
-			p.keep()
+			p.screenshot()
 		}
 	})
 	return p
@@ -53,7 +53,7 @@ func (p *tab) note(event any) {
 	defer p.mu.Unlock()
 	switch event := event.(type) {
 	case *network.EventWebSocketCreated:
-		p.opened = append(p.opened, event.URL)
+		p.socketURLs = append(p.socketURLs, event.URL)
 	case *network.EventWebSocketClosed:
 		p.closed++
 	}
@@ -63,17 +63,17 @@ func (p *tab) note(event any) {
 func (p *tab) webSockets() (opened, closed int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return len(p.opened), p.closed
+	return len(p.socketURLs), p.closed
 }
 
 // webSocketHost is the host, with its port, of the last WebSocket.
 func (p *tab) webSocketHost() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.opened) == 0 {
+	if len(p.socketURLs) == 0 {
 		return ""
 	}
-	host := strings.TrimPrefix(p.opened[len(p.opened)-1], "wss://")
+	host := strings.TrimPrefix(p.socketURLs[len(p.socketURLs)-1], "wss://")
 	host, _, _ = strings.Cut(host, "/")
 	return host
 }
@@ -81,7 +81,7 @@ func (p *tab) webSocketHost() string {
 // within runs an action of the browser, which must end and succeed.
 func (p *tab) within(what string, act func(context.Context) error) {
 	p.t.Helper()
-	// Cancelling a derived context ends the action and not the tab.
+	// Canceling a derived context ends the action and not the tab.
 	ctx, cancel := context.WithTimeout(p.ctx, patience)
 	defer cancel()
 	if err := act(ctx); err != nil {
@@ -89,7 +89,7 @@ func (p *tab) within(what string, act func(context.Context) error) {
 	}
 }
 
-// open goes to a URL and returns the answer, whatever its status.
+// open navigates to a URL and returns the response, whatever its status.
 func (p *tab) open(url string) *network.Response {
 	p.t.Helper()
 	var response *network.Response
@@ -98,13 +98,13 @@ func (p *tab) open(url string) *network.Response {
 		return err
 	})
 	if response == nil {
-		p.t.Fatalf("opening %s: no answer", url)
+		p.t.Fatalf("open %s: no response", url)
 	}
 	return response
 }
 
-// leave goes to an empty page, which ends what the last one did.
-func (p *tab) leave() {
+// navigateAway goes to an empty page, which ends what the last one did.
+func (p *tab) navigateAway() {
 	p.t.Helper()
 	p.within("leaving", func(ctx context.Context) error { return chromedp.Do(ctx, chromedp.Navigate("about:blank")) })
 }
@@ -165,8 +165,8 @@ func (p *tab) text() string {
 	return text
 }
 
-// keep saves a picture of the tab.
-func (p *tab) keep() {
+// screenshot saves a picture of the tab.
+func (p *tab) screenshot() {
 	ctx, cancel := context.WithTimeout(p.ctx, 20*time.Second)
 	defer cancel()
 	picture, err := chromedp.Run(ctx, chromedp.CaptureScreenshot())

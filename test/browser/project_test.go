@@ -8,8 +8,8 @@ import (
 	"os"
 )
 
-// pack returns folders as one tar stream, each with its symbolic links. What is
-// in a later one replaces what is in an earlier one.
+// pack returns folders as one tar stream, each with its symbolic links. A path that is
+// in several folders is the last one's.
 func pack(folders ...string) io.Reader {
 	r, w := io.Pipe()
 	go func() { // ends with the stream

@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/test/testnode"
 )
 
-// testPages: pages of the node say what is wrong and recover by themselves, without
+// testPages: error pages of the node name the cause and recover by themselves, without
 // starting what was stopped.
 func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 	b := create(t, n, types.CreateSandboxRequest{Name: "pages"})
@@ -39,27 +39,27 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 	p.open(exposed.URL)
 	title("Port not listening")
 	b.write("/srv/pages/index.html", "<!doctype html><title>up</title>")
-	b.run("/srv/pages", "sh", "-c", "if [ -e fail ]; then echo no such module >&2; exit 3; fi; while [ -e wait ]; do sleep 0.05; done; exec python3 -m http.server 8000")
+	b.run("/srv/pages", "sh", "-c", "if [ -e fail ]; then echo module missing >&2; exit 3; fi; while [ -e wait ]; do sleep 0.05; done; exec python3 -m http.server 8000")
 	title("up")
 
 	// The server crashes. Asking whether it is back does not start the sandbox.
 	b.remove("/srv/pages/index.html")
 	b.write("/srv/pages/fail", "")
-	p.leave()
+	p.navigateAway()
 	b.stop()
 	if response := p.open(exposed.URL); response.Status != http.StatusBadGateway && response.Status != http.StatusServiceUnavailable {
 		t.Errorf("a server that crashes: status %d", response.Status)
 	}
 	title("Process exited")
 	says("process web exited with code 3")
-	says("no such module")
+	says("module missing")
 	b.stop()
 	woke := len(b.events("woke"))
 	evaluate[any](p, `void (async () => {
 		window.asked = 0;
 		while (true) {
-			const answer = await fetch("/.doze/status", { cache: "no-store" });
-			if (answer.ok && !(await answer.json()).listening) window.asked++;
+			const response = await fetch("/.doze/status", { cache: "no-store" });
+			if (response.ok && !(await response.json()).listening) window.asked++;
 		}
 	})()`)
 	p.waitFor("window.asked > 20")
@@ -92,7 +92,7 @@ func testPages(t *testing.T, n *testnode.Node, browser context.Context) {
 	}
 
 	// Destroyed while the page waits.
-	p.leave()
+	p.navigateAway()
 	b.write("/srv/pages/wait", "")
 	b.stop()
 	p.open(exposed.URL)

@@ -26,11 +26,11 @@ func testStream(t *testing.T, n *testnode.Node, browser context.Context) {
 	before := len(b.events("slept"))
 
 	if _, err := n.API.Sleep(t.Context(), b.id); !problem.Has(err, problem.SandboxBusy) {
-		t.Errorf("asked to sleep while somebody listens: %v, want busy", err)
+		t.Errorf("sleep during a stream: %v, want busy", err)
 	}
 	p.waitFor("window.count > 60") // three times sleep_after
 	if slept := b.events("slept"); len(slept) != before {
-		t.Errorf("the sandbox slept while somebody listened: %+v", slept)
+		t.Errorf("the sandbox slept during a stream: %+v", slept)
 	}
 	if opened := evaluate[int](p, "window.opened"); opened != 1 {
 		t.Errorf("the page has opened the stream %d times", opened)

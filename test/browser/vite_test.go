@@ -14,10 +14,10 @@ import (
 	"github.com/doze-run/doze/test/testnode"
 )
 
-// vitePort is where Vite's dev server listens unless it is told otherwise.
+// vitePort is the default port of Vite's dev server.
 const vitePort = 5173
 
-// testVite takes a real project through a day of its life: somebody works on it
+// testVite takes a real project through a day of its life: a developer works on it
 // with the page open, it falls asleep, and it is stopped.
 func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 	b := create(t, n, types.CreateSandboxRequest{Name: "vite"})
@@ -35,7 +35,7 @@ func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 		t.Fatalf("the page: status %d, connection %s", response.Status, response.SecurityState)
 	}
 	p.waitForText("h1", "a heading")
-	// An answer by the WebSocket: it is open.
+	// A response by the WebSocket: it is open.
 	p.waitFor("typeof window.ask === 'function'")
 	ask := func(text string) {
 		t.Helper()
@@ -46,7 +46,7 @@ func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 	if at, page := p.webSocketHost(), strings.TrimPrefix(url, "https://"); at != strings.TrimSuffix(page, "/") {
 		t.Errorf("the WebSocket is on host %s, the page on %s", at, page)
 	}
-	evaluate[any](p, `void fetch("/hosts").then((answer) => answer.json()).then((hosts) => { window.hosts = hosts; })`)
+	evaluate[any](p, `void fetch("/hosts").then((response) => response.json()).then((hosts) => { window.hosts = hosts; })`)
 	p.waitFor("window.hosts !== undefined")
 	if hosts := evaluate[map[string]string](p, "window.hosts"); hosts["page"] != "localhost:5173" || hosts["socket"] != hosts["page"] {
 		t.Errorf("the server was asked as %v, want localhost:5173", hosts)
@@ -101,8 +101,8 @@ func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 	evaluate[any](p, `void (async () => {
 		window.refused = 0;
 		while (true) {
-			const answer = await fetch("/hosts", { cache: "no-store" }).catch(() => null);
-			const refused = answer?.status === 503 && answer.headers.has("Retry-After");
+			const response = await fetch("/hosts", { cache: "no-store" }).catch(() => null);
+			const refused = response?.status === 503 && response.headers.has("Retry-After");
 			const socket = new WebSocket("wss://" + location.host);
 			const opened = await new Promise((end) => { socket.onopen = () => end(true); socket.onerror = () => end(false); });
 			if (refused && !opened) window.refused++;
@@ -119,7 +119,7 @@ func testVite(t *testing.T, n *testnode.Node, browser context.Context) {
 		t.Errorf("a reload woke it %d times: %+v", len(events)-woke, events[woke:])
 	}
 
-	p.leave()
+	p.navigateAway()
 	b.write("/srv/page/slow", "")
 	b.stop()
 	response = p.open(url)

@@ -123,9 +123,9 @@ type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
-// The guest buffers no more than a window for a command that reads nothing, and gives
-// it back.
-func TestInputThatNobodyReadsIsBounded(t *testing.T) {
+// The guest buffers no more than a window for a command that reads nothing, and
+// releases it.
+func TestUnreadInputIsBounded(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	guest := b.hostPID()

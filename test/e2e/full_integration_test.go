@@ -118,7 +118,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 		}
 	}
 	if status, text := n.do(t, "GET", "/sandbox/new", "", nil); status != http.StatusNotFound {
-		t.Errorf("the refused sandbox is there: %d %s", status, text)
+		t.Errorf("the refused sandbox exists: %d %s", status, text)
 	}
 	if after := n.containers(t, b); len(after) != len(containers) {
 		t.Errorf("containers: %v, and before what was refused %v", after, containers)
@@ -129,7 +129,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	if out := b.exec("pgrep -fx 'sleep 100000' || true"); out != "" {
 		t.Errorf("the refused process runs: %s", out)
 	}
-	// What is there can be read, used, put to sleep, stopped and woken.
+	// Existing sandboxes can be read, used, put to sleep, stopped and woken.
 	if all, err := n.API.List(within(t), client.Filter{}); err != nil || len(all) != 3 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
 	}
@@ -176,7 +176,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	if _, err := n.API.Get(within(t), removed.id); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("the deleted one: %v", err)
 	}
-	b.stop() // what is declared is there too
+	b.stop() // declared processes exist too
 	b.get(n.browser(t, "h2"), "/", http.StatusOK)
 	n.newBox(t).exec("true")
 }

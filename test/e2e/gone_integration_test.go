@@ -22,7 +22,7 @@ import (
 
 // usage is what a node uses that it could leak.
 type usage struct {
-	goroutines, descriptors, children, inside int
+	goroutines, descriptors, children, processes int
 }
 
 var goroutineTotal = regexp.MustCompile(`goroutine profile: total (\d+)`)
@@ -31,7 +31,7 @@ func (n *node) usage(t *testing.T, b *box) usage {
 	t.Helper()
 	total := goroutineTotal.FindStringSubmatch(n.admin(t, "/debug/pprof/goroutine?debug=1"))
 	if total == nil {
-		t.Fatal("the node does not tell its goroutines")
+		t.Fatal("the node does not report its goroutines")
 	}
 	goroutines, err := strconv.Atoi(total[1])
 	if err != nil {
@@ -52,7 +52,7 @@ func (c calls) Write(b []byte) (int, error) { c(); return len(b), nil }
 func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
-	slow := n.newSlowBox(t) // whose server never answers after a stop
+	slow := n.newSlowBox(t) // whose server never responds after a stop
 	const many = 20
 	for _, way := range []struct {
 		name string
@@ -103,7 +103,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		{"preview download", func(ctx context.Context, c *http.Client, _ int, begun func()) error {
 			return read(ctx, c, b.url+"/zeros?n=100000000000", begun)
 		}},
-		{"preview without an answer", func(ctx context.Context, c *http.Client, i int, begun func()) error {
+		{"preview without a response", func(ctx context.Context, c *http.Client, i int, begun func()) error {
 			await(ctx, begun, func() bool {
 				open, _, err := fetch(ctx, c, b.url+"/open", http.StatusOK)
 				return err == nil && open == strconv.Itoa(i+1) // the server has this one too
@@ -213,7 +213,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 				}
 				rest()
 			}
-			round() // what is made once, such as connections that are kept
+			round() // the first creates shared state such as idle connections
 			before := n.usage(t, b)
 			round()
 			var after usage
@@ -222,7 +222,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			for {
 				after = n.usage(t, b)
 				if after.goroutines <= before.goroutines+many/4 && after.descriptors <= before.descriptors+many/4 &&
-					after.children <= before.children && after.inside <= before.inside {
+					after.children <= before.children && after.processes <= before.processes {
 					break
 				}
 				if time.Now().After(deadline) {
@@ -233,7 +233,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			b.exec("true")
 		})
 	}
-	// The guest writes beside the file, under a name of its own, or to the file.
+	// The guest writes to a file of its own in the same folder, or to the file.
 	eventually(t, "nothing is left of uploads", func() bool {
 		return b.exec("find /srv /tmp -name '*upload*' -o -name '.doze-*'") == ""
 	})
@@ -263,18 +263,18 @@ func (n *node) settle(t *testing.T, b *box) {
 	c := n.browser(t, "h1")
 	b.get(c, "/", http.StatusOK) // it is awake and its server is up
 	c.CloseIdleConnections()
-	eventually(t, "all leases are given back", func() bool {
+	eventually(t, "all leases are released", func() bool {
 		return n.metric(t, "doze_sandbox_leases") == 0 && n.metric(t, "doze_wake_waiters") == 0
 	})
 	eventually(t, "no process of a client is left inside", func() bool { return len(b.hostPIDs()) <= 2 })
 }
 
-// endless is a body that says when its second read comes, so that the first was
+// endless is a body that signals its second read, which means that the first was
 // sent, and blocks from then on until ctx ends.
 type endless struct {
 	ctx   context.Context
 	begun func()
-	head  []byte // what it begins with
+	head  []byte // its first bytes
 	reads int
 }
 

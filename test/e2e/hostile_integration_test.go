@@ -40,7 +40,7 @@ func TestMissingImageIsAProblemAndLeavesNothing(t *testing.T) {
 		t.Errorf("an image that is not allowed: %v", err)
 	}
 	if _, err := n.API.Get(within(t), "no-image"); !problem.Has(err, problem.SandboxNotFound) {
-		t.Errorf("it is there: %v", err)
+		t.Errorf("it exists: %v", err)
 	}
 	known := map[string]bool{}
 	all, err := n.API.List(within(t), client.Filter{})
@@ -257,8 +257,8 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 	b.exec("true")
 }
 
-// stream runs a command, and returns the size and the end of the events that tell
-// of it as they come over the wire.
+// stream runs a command, and returns the size and the end of its events as they
+// come over the wire.
 func (n *node) stream(t *testing.T, b *box, command string) (size int, end string) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), "POST", n.URL("/sandbox/"+b.id+"/exec"), strings.NewReader(fmt.Sprintf(`{"command":%q,"stream":true}`, command)))
@@ -282,7 +282,7 @@ func (n *node) stream(t *testing.T, b *box, command string) (size int, end strin
 	}
 }
 
-// mostGuest is what a guest may hold when nobody uses it.
+// mostGuest bounds the memory of an idle guest.
 const mostGuest = 8_000_000
 
 func TestIdleGuestIsSmall(t *testing.T) {
@@ -334,21 +334,21 @@ func TestForkBombIsBoundedAndCanBeDestroyed(t *testing.T) {
 	other.exec("true")
 }
 
-const deafToTerm = `trap "" TERM; echo ready; while :; do sleep 1000; done`
+const ignoresTerm = `trap "" TERM; echo ready; while :; do sleep 1000; done`
 
 func TestCommandThatIgnoresSIGTERMIsKilledByItsTimeout(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	idle := len(b.hostPIDs())
-	// A busy machine may need longer until both are deaf.
-	for timeout, deaf := time.Second, false; !deaf; timeout *= 2 {
-		result, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: deafToTerm + " & " + deafToTerm}, Timeout: types.Duration(timeout)})
+	// A busy machine may need longer until both are ready.
+	for timeout, ready := time.Second, false; !ready; timeout *= 2 {
+		result, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: ignoresTerm + " & " + ignoresTerm}, Timeout: types.Duration(timeout)})
 		b.must(err)
 		if !result.TimedOut || result.ExitCode == 0 {
 			t.Errorf("got %+v", result)
 		}
 		eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
-		deaf = strings.Count(result.Stdout, "ready") == 2
+		ready = strings.Count(result.Stdout, "ready") == 2
 	}
 }
 
@@ -356,7 +356,7 @@ func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	idle := len(b.hostPIDs())
-	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: deafToTerm}, Restart: "always"})
+	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: ignoresTerm}, Restart: "always"})
 	b.must(err)
 	ctx, heard := context.WithCancel(within(t))
 	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })
@@ -371,7 +371,7 @@ func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
 func TestSandboxWhoseProcessIgnoresSIGTERMStops(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
-	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: deafToTerm}})
+	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: ignoresTerm}})
 	b.must(err)
 	ctx, heard := context.WithCancel(within(t))
 	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })

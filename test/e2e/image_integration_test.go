@@ -55,7 +55,7 @@ func TestBaseImageHasWhatAgentsCall(t *testing.T) {
 }
 
 // TestPipInstallsPackages without an option and without a virtual environment of the
-// user's: PEP 668 is for systems whose packages others look after.
+// user's: PEP 668 is for systems with a package manager of their own.
 func TestPipInstallsPackages(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	b.exec(`mkdir -p /tmp/p/greeter && cd /tmp/p

@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// acknowledged is what a node has said yes to, by several clients at once.
+// acknowledged are the requests of concurrent clients that a node has acknowledged.
 type acknowledged struct {
 	mu        sync.Mutex
 	sandboxes map[string]string // id by name
@@ -48,8 +48,8 @@ const (
 	portsEach = 20
 )
 
-// load does everything at once to a sandbox of the node until ctx ends. Errors are the
-// point of it: whoever got one was promised nothing.
+// load does everything concurrently to a sandbox of the node until ctx ends. Errors are the
+// point of it: a failed request promised nothing.
 func (a *acknowledged) load(ctx context.Context, n *node, b *box, c *http.Client, round int) {
 	var all sync.WaitGroup
 	repeat := func(f func(i int)) {
@@ -153,7 +153,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 			t.Errorf("%s is half-made", sb.Name)
 		}
 	}
-	eventually(t, "what was half-made is gone", func() bool { return len(unknown(t, n, known)) == 0 })
+	eventually(t, "unfinished sandboxes are gone", func() bool { return len(unknown(t, n, known)) == 0 })
 	// Declared is what a cold wake starts again.
 	b.stop()
 	b.get(n.browser(t, "h2"), "/", http.StatusOK)
@@ -248,7 +248,7 @@ func TestKilledGuestIsStartedByTheNextRequest(t *testing.T) {
 		b.killFirst(n)
 		if round > 0 { // the first request comes before the node has noticed
 			b.awaitEvents("stopped", round+1)
-			// Nobody saw how its server ended, and nobody makes up an exit code.
+			// The exit of its server was not observed, so no exit code is reported.
 			if list := b.processes(); len(list) == 0 || slices.ContainsFunc(list, func(p types.Process) bool { return p.State != "lost" || p.ExitCode != nil }) {
 				t.Errorf("its guest was killed, its processes: %+v", list)
 			}
@@ -259,31 +259,31 @@ func TestKilledGuestIsStartedByTheNextRequest(t *testing.T) {
 		}
 		stopped, woke := b.awaitEvents("stopped", round+1), b.awaitEvents("woke", round+1)
 		if len(stopped) != round+1 || len(woke) != round+1 || woke[round].Kind != "cold" {
-			t.Errorf("the events tell: stopped %+v, woke %+v", stopped, woke)
+			t.Errorf("events: stopped %+v, woke %+v", stopped, woke)
 		}
 	}
-	// While it sleeps nobody notices, and the next request still gets its answer.
+	// While it sleeps the end goes unnoticed, and the next request still gets its response.
 	b.sleep()
 	b.killFirst(n)
 	b.get(c, "/", http.StatusOK)
 	b.exec("true")
 }
 
-// Who waits for a server is told at once that it will not come.
-func TestVisitorWhoWaitsForAServerHearsThatItsSandboxDied(t *testing.T) {
+// A request that waits for a server fails immediately when the server cannot come up.
+func TestWaitForAServerEndsWithItsSandbox(t *testing.T) {
 	n := commonNode(t)
 	b := n.newSlowBox(t)
 	b.write("/srv/slow", nil)
 	b.stop()
-	type answer struct {
+	type visitResult struct {
 		text string
 		err  error
 	}
-	answers := make(chan answer, 3)
+	answers := make(chan visitResult, 3)
 	for range cap(answers) {
-		go func() { // ends with its answer
+		go func() { // ends with its response
 			text, _, err := fetch(t.Context(), n.browser(t, "h2"), b.url+"/", http.StatusBadGateway)
-			answers <- answer{text, err}
+			answers <- visitResult{text, err}
 		}()
 	}
 	eventually(t, "all of them wait", func() bool {
@@ -304,7 +304,7 @@ func (b *box) killFirst(n *node) {
 	b.t.Helper()
 	pid := b.hostPID()
 	n.podman(b.t, "unshare", "kill", "-9", strconv.Itoa(pid))
-	// The others end after it, and may answer until then.
+	// The others end after it, and may respond until then.
 	eventually(b.t, "its processes are gone", func() bool { return !alive(pid) && len(b.hostPIDs()) == 0 })
 }
 
@@ -376,7 +376,7 @@ func (n *node) children() []int {
 	return pids
 }
 
-// alive says whether a process is there and no zombie.
+// alive reports whether a process exists and is not a zombie.
 func alive(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -435,7 +435,7 @@ func TestDestructionDuringWhichPodmanIsKilledIsFinished(t *testing.T) {
 		return len(info.PendingOperations) == 0 && !alive(first)
 	})
 	if left := strings.TrimSpace(n.podman(t, "ps", "--all", "--quiet", "--filter", "name=doze-"+b.id)); left != "" {
-		t.Errorf("its container is there: %s", left)
+		t.Errorf("its container exists: %s", left)
 	}
 	n.newBox(t).exec("true")
 }

@@ -14,13 +14,13 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-func TestDeclaredServerAnswersAfterStop(t *testing.T) {
+func TestDeclaredServerRespondsAfterStop(t *testing.T) {
 	n := commonNode(t)
 	b := n.newWebBox(t)
 	c := n.browser(t, "h2")
 	before, _ := b.get(c, "/started", http.StatusOK)
 	b.stop()
-	// The guest ended it and told how.
+	// The guest ended it and reported its exit.
 	if list := b.processes(); len(list) != 1 || list[0].State != "exited" || list[0].Signal != "SIGTERM" || list[0].ExitCode == nil {
 		t.Errorf("stopped, its processes: %+v", list)
 	}
@@ -60,7 +60,7 @@ func TestBrowserGetsAWaitingPageWhileAServerStarts(t *testing.T) {
 	}
 	b.exec("rm /srv/slow")
 	if text, _, err := fetch(t.Context(), c, b.url, http.StatusOK); err != nil || text != "hello" {
-		t.Errorf("who is no browser waited and got %q, %v", text, err)
+		t.Errorf("a client other than a browser waited and got %q, %v", text, err)
 	}
 	resp, err = c.Do(req)
 	b.must(err)
@@ -182,7 +182,7 @@ func TestEveryWrongPreviewIsTheSameNotFound(t *testing.T) {
 			same = text
 		}
 		if text != same {
-			t.Errorf("%s: the answer differs: %s", name, text)
+			t.Errorf("%s: the response differs: %s", name, text)
 		}
 	}
 	if state := b.state(); state != types.StateAsleep {
@@ -190,7 +190,7 @@ func TestEveryWrongPreviewIsTheSameNotFound(t *testing.T) {
 	}
 }
 
-func TestServerThatNeverAnswersHoldsItsSandboxOnlyForItsVisitor(t *testing.T) {
+func TestServerThatNeverRespondsHoldsItsSandboxOnlyForItsVisitor(t *testing.T) {
 	n := commonNode(t)
 	for _, proto := range []string{"h2", "h1"} {
 		t.Run(proto, func(t *testing.T) {
@@ -211,9 +211,9 @@ func TestServerThatNeverAnswersHoldsItsSandboxOnlyForItsVisitor(t *testing.T) {
 			}
 			leave()
 			if err := <-gone; err == nil {
-				t.Error("the server answered")
+				t.Error("the server responded")
 			}
-			b.sleep() // as soon as the lease has been given back
+			b.sleep() // as soon as the lease is released
 			b.get(c, "/", http.StatusOK)
 		})
 	}
@@ -227,7 +227,7 @@ func TestForceOverridesVisitors(t *testing.T) {
 	go func() {
 		text, _, err := fetch(within(t), c, b.url+"/held", http.StatusOK)
 		if err == nil && text != "waited" {
-			err = fmt.Errorf("the answer is %q", text)
+			err = fmt.Errorf("the response is %q", text)
 		}
 		answer <- err
 	}()
@@ -246,7 +246,7 @@ func TestForceOverridesVisitors(t *testing.T) {
 	go func() {
 		text, _, err := fetch(within(t), c, b.url+"/never", http.StatusServiceUnavailable)
 		if err == nil && !strings.Contains(text, "sandbox_stopped") {
-			err = fmt.Errorf("the answer is %q", text)
+			err = fmt.Errorf("the response is %q", text)
 		}
 		lost <- err
 	}()
@@ -272,7 +272,7 @@ func TestServerThatResetsIsABadGateway(t *testing.T) {
 	_, err := n.API.StopProcess(within(t), b.id, b.web.ID, "")
 	b.must(err)
 	if text, _ := b.get(c, "/", http.StatusBadGateway); !strings.Contains(text, "port_not_listening") {
-		t.Errorf("nobody listens: %s", text)
+		t.Errorf("nothing listens: %s", text)
 	}
 	b.sleep()
 }

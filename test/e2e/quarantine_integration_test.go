@@ -20,9 +20,9 @@ import (
 	"github.com/doze-run/doze/test/testnode"
 )
 
-// keepCopy copies the store of a node that does not run, and returns what puts
-// the copy back.
-func (n *node) keepCopy(t *testing.T) (restore func()) {
+// copyStore copies the store of a node that does not run, and returns a function that
+// restores the copy.
+func (n *node) copyStore(t *testing.T) (restore func()) {
 	t.Helper()
 	store, backup := filepath.Join(n.Home, "store"), filepath.Join(t.TempDir(), "store")
 	if err := os.CopyFS(backup, os.DirFS(store)); err != nil {
@@ -43,7 +43,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	n := ownNode(t)
 	older := n.newBox(t)
 	older.must(n.Stop())
-	restore := n.keepCopy(t)
+	restore := n.copyStore(t)
 	older.must(n.Start())
 	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Name, req.Env = "younger", map[string]string{"KEPT": "too"} })
 	b.exec("echo kept > /root/file")
@@ -63,7 +63,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	info, err := n.API.Node(within(t))
 	b.must(err)
 	if !info.DataRestored {
-		t.Error("that an older copy was put back is not reported")
+		t.Error("the restored older copy is not reported")
 	}
 	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "renamed" || !info.Quarantined[0].HasContainer {
 		t.Fatalf("in quarantine: %+v", info.Quarantined)
@@ -118,7 +118,7 @@ func TestNodeOnACopyOfAHomeDoesNotStart(t *testing.T) {
 	}
 }
 
-func TestNodeWithADamagedStoreSaysSoAndLosesNoSandbox(t *testing.T) {
+func TestNodeReportsADamagedStoreAndLosesNoSandbox(t *testing.T) {
 	n := ownNode(t)
 	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Name = "damaged" })
 	b.exec("echo kept > /root/file")
@@ -134,7 +134,7 @@ func TestNodeWithADamagedStoreSaysSoAndLosesNoSandbox(t *testing.T) {
 	b.must(err)
 	b.must(f.Close())
 	if err := n.Start(); err == nil || !strings.Contains(err.Error(), table) || !strings.Contains(err.Error(), "--reset") || strings.Contains(err.Error(), "panic") {
-		t.Fatalf("the node starts, or does not say what is damaged: %v", err)
+		t.Fatalf("the node starts, or does not name the damage: %v", err)
 	}
 	doctor := func(args ...string) string {
 		out, _ := n.Command(append([]string{"doctor", "--store"}, args...)...).CombinedOutput()

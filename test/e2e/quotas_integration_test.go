@@ -12,7 +12,7 @@ import (
 )
 
 // That no sandbox uses up the quotas of another is tested in package podman. These tests are
-// of when they hold, and of the sizes that say what they are.
+// of when they hold, and of the sizes that define them.
 
 func TestQuotasOfASizeHoldAfterEachStartAndRestart(t *testing.T) {
 	configure := func(namespaces int) string {

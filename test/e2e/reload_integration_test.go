@@ -25,7 +25,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 	conn := b.dialWebSocket(n.browser(t, "h1"))
 	b.echo(conn, "before")
 
-	// A download of which the first half is read before, the rest after.
+	// A download whose first half is read before the reload, the rest after.
 	const size = 64 * mib
 	req, err := http.NewRequestWithContext(within(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
 	b.must(err)

@@ -141,7 +141,7 @@ func (b *box) try(command string) types.ExecResult {
 	return result
 }
 
-// get fetches a path of the preview, which must answer with that status.
+// get fetches a path of the preview, which must respond with that status.
 func (b *box) get(c *http.Client, path string, status int) (text string, header http.Header) {
 	b.t.Helper()
 	text, header, err := fetch(b.t.Context(), c, b.url+path, status)
@@ -184,11 +184,11 @@ func (b *box) processes() []types.Process {
 func (b *box) state() types.State { return b.show().State }
 
 // sleep puts it to sleep as soon as nothing is in flight any more: the lease of
-// a request ends shortly after its answer.
-func (b *box) sleep() { b.t.Helper(); b.rest(b.node.API.Sleep) }
-func (b *box) stop()  { b.t.Helper(); b.rest(b.node.API.Stop) }
+// a request ends shortly after its response.
+func (b *box) sleep() { b.t.Helper(); b.retryWhileBusy(b.node.API.Sleep) }
+func (b *box) stop()  { b.t.Helper(); b.retryWhileBusy(b.node.API.Stop) }
 
-func (b *box) rest(how func(context.Context, string) (types.Sandbox, error)) {
+func (b *box) retryWhileBusy(how func(context.Context, string) (types.Sandbox, error)) {
 	b.t.Helper()
 	eventually(b.t, "it is not busy", func() bool {
 		_, err := how(within(b.t), b.id)
@@ -205,7 +205,7 @@ func (b *box) awaitState(state types.State) {
 	eventually(b.t, "it is "+string(state), func() bool { return b.state() == state })
 }
 
-// events returns those of a type.
+// events returns the events of a type.
 func (b *box) events(kind types.EventType) []types.Event {
 	b.t.Helper()
 	all, err := b.node.API.Events(within(b.t), b.id, 0)
@@ -219,8 +219,8 @@ func (b *box) events(kind types.EventType) []types.Event {
 	return list
 }
 
-// awaitEvents returns those of a type when there are so many at least: a request
-// may be answered before the timeline tells of it.
+// awaitEvents returns the events of a type once there are so many at least: a response
+// may precede the event of its request.
 func (b *box) awaitEvents(kind types.EventType, count int) (list []types.Event) {
 	b.t.Helper()
 	eventually(b.t, fmt.Sprintf("there are %d events %s", count, kind), func() bool {

@@ -13,7 +13,7 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// What a container is allowed is tested in package podman. These tests are of what
+// Package podman tests the privileges of a container. These tests are of what
 // only a whole node has: its home, its sockets, other sandboxes.
 
 func TestASandboxsOnlyNetworkIsTheNodesEgress(t *testing.T) {
@@ -41,7 +41,7 @@ func TestASandboxsOnlyNetworkIsTheNodesEgress(t *testing.T) {
 	}
 }
 
-// Whoever speaks to the guest commands the sandbox, and could answer in its name.
+// A client of the guest commands the sandbox, and could respond in its name.
 func TestSandboxCannotSpeakToItsGuestAsTheNodeDoes(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	sockets := strings.Fields(b.exec("find /.doze -type s"))
@@ -61,7 +61,7 @@ try:
 except OSError as e:
     print("refused:", e)
 EOF`)
-			// The socket for holds answers that it does nothing else.
+			// The socket for holds serves nothing else.
 			if out != "" && !strings.HasPrefix(out, "refused") && !strings.Contains(out, " 404 ") {
 				t.Errorf("%s on %s got %q", request, socket, out)
 			}
@@ -113,7 +113,7 @@ func TestSandboxHasFewPrivilegesAndAnotherUser(t *testing.T) {
 	}
 }
 
-func TestSandboxSeesNeitherTheNodeNorItsNeighbours(t *testing.T) {
+func TestSandboxSeesNeitherTheNodeNorItsNeighbors(t *testing.T) {
 	n := commonNode(t)
 	b, other := n.newWebBox(t), n.newBox(t)
 	b.write("/srv/secret", []byte("of b"))
@@ -132,14 +132,14 @@ func TestSandboxSeesNeitherTheNodeNorItsNeighbours(t *testing.T) {
 	}
 	// Its processes, its loopback, its semaphores are its own.
 	if processes := other.exec("cat /proc/[0-9]*/cmdline | tr '\\0' ' '"); strings.Contains(processes, "server.js") {
-		t.Errorf("it sees its neighbour's processes: %s", processes)
+		t.Errorf("it sees its neighbor's processes: %s", processes)
 	}
 	if result := other.try(fmt.Sprintf("timeout 5 bash -c ': </dev/tcp/127.0.0.1/%d'", webPort)); result.ExitCode == 0 {
-		t.Error("it reaches its neighbour's server")
+		t.Error("it reaches its neighbor's server")
 	}
 	b.exec("echo of b >/dev/shm/shared")
 	if result := other.try("cat /dev/shm/shared"); result.ExitCode == 0 {
-		t.Error("it shares memory with its neighbour")
+		t.Error("it shares memory with its neighbor")
 	}
 	for _, namespace := range []string{"pid", "net", "ipc", "mnt", "uts", "cgroup"} {
 		const read = "readlink /proc/self/ns/"

@@ -21,7 +21,7 @@ import (
 
 func (b *box) dialWebSocket(c *http.Client) *websocket.Conn {
 	b.t.Helper()
-	c = &http.Client{Transport: c.Transport} // a Timeout would be that of the connection
+	c = &http.Client{Transport: c.Transport} // a Timeout would apply to the connection
 	conn, _, err := websocket.Dial(within(b.t), b.url+"/ws", &websocket.DialOptions{HTTPClient: c})
 	b.must(err)
 	b.t.Cleanup(func() { conn.CloseNow() })
@@ -200,7 +200,7 @@ func TestLongRequestIsNotCutBySleep(t *testing.T) {
 	go func() {
 		text, _, err := fetch(within(t), c, b.url+"/held", http.StatusOK)
 		if err == nil && text != "waited" {
-			err = fmt.Errorf("the answer is %q", text)
+			err = fmt.Errorf("the response is %q", text)
 		}
 		answer <- err
 	}()
@@ -247,6 +247,6 @@ func TestHoldFromInsideKeepsItAwake(t *testing.T) {
 	b.exec("/.doze/bin/doze-guest hold 0")
 	b.awaitState(types.StateAsleep)
 	if held := b.events("held"); len(held) != 2 {
-		t.Errorf("the events tell of %d holds: %+v", len(held), held)
+		t.Errorf("%d events of holds: %+v", len(held), held)
 	}
 }

@@ -57,7 +57,7 @@ func TestSecondNodeOnTheSameHomeEndsAndHarmsNothing(t *testing.T) {
 	n.admin(t, "/metrics") // the socket is still the first node's
 }
 
-func TestNodeWithoutPodmanSaysSo(t *testing.T) {
+func TestNodeReportsAMissingPodman(t *testing.T) {
 	made, err := testnode.New(testnode.Config{})
 	if err != nil {
 		t.Fatal(err)

@@ -17,10 +17,10 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// crowd is how many visitors come at once.
+// crowd is the number of concurrent visitors.
 const crowd = 1000
 
-// visit makes crowd requests at once and returns when all are answered.
+// visit makes crowd concurrent requests and returns when all have ended.
 func visit(t *testing.T, c *http.Client, url string) {
 	t.Helper()
 	var all sync.WaitGroup
@@ -31,7 +31,7 @@ func visit(t *testing.T, c *http.Client, url string) {
 			<-gate
 			text, _, err := fetch(t.Context(), c, url, http.StatusOK)
 			if err == nil && text != "hello" {
-				err = fmt.Errorf("answer %q", text)
+				err = fmt.Errorf("response %q", text)
 			}
 			if err != nil {
 				failures <- err
@@ -60,7 +60,7 @@ func TestAThousandRequestsShareOneWake(t *testing.T) {
 				before := n.metric(t, "doze_wakes_total")
 				visit(t, c, b.url)
 				if woke := b.awaitEvents("woke", 1); len(woke) != 1 || woke[0].Cause != "preview" {
-					t.Errorf("the events tell of %d wakes: %+v", len(woke), woke)
+					t.Errorf("%d events of wakes: %+v", len(woke), woke)
 				}
 				if wakes := n.metric(t, "doze_wakes_total") - before; wakes != 1 {
 					t.Errorf("the metrics count %v wakes", wakes)
@@ -70,7 +70,7 @@ func TestAThousandRequestsShareOneWake(t *testing.T) {
 	}
 }
 
-func TestRequestsAreAnsweredWhileItIsPutToSleep(t *testing.T) {
+func TestRequestsSucceedWhileItIsPutToSleep(t *testing.T) {
 	n := commonNode(t)
 	for _, proto := range []string{"h2", "h1"} {
 		t.Run(proto, func(t *testing.T) {
@@ -91,7 +91,7 @@ func TestRequestsAreAnsweredWhileItIsPutToSleep(t *testing.T) {
 					}
 				}
 			})
-			// Not by events, of which only the newest are kept.
+			// Not by events: only the newest are stored.
 			wakes := func() float64 { return n.metric(t, "doze_wakes_total") }
 			awake := wakes()
 			const bursts = 5

@@ -40,9 +40,9 @@ func servePage(handle func(pattern string, h http.HandlerFunc)) {
 // A browser says in each ClientHello that it may hide its server's name, so its
 // connections are intercepted, and it has a trust of its own.
 func TestChromium(t *testing.T) {
-	eachWay(t, "browser", withBearer, func(u *user) {
+	eachMode(t, "browser", withBearer, func(u *user) {
 		// Its own sandbox wants more rights than root has in ours. It looks up no other
-		// names, such as those of its maker's services.
+		// names, such as the services of its vendor.
 		out := u.does("chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage" +
 			" --host-resolver-rules='MAP * ~NOTFOUND, EXCLUDE " + u.host + "' --dump-dom " + u.url("/page"))
 		if !strings.Contains(out, `<p id="result">h2, asked, echoed</p>`) {
@@ -51,7 +51,7 @@ func TestChromium(t *testing.T) {
 		want := map[string]string{"look": "", "pass": "intercepted because its ClientHello has ECH"}[u.zone]
 		paths := map[string]bool{}
 		for _, f := range u.flows(client.FlowFilter{Host: u.host, Kind: "request"}) {
-			if f.Path == "/favicon.ico" { // the browser may end before that is answered
+			if f.Path == "/favicon.ico" { // the browser may end before the response
 				continue
 			}
 			if paths[f.Path] = true; f.Verdict != "allow" || f.Reason != want {

@@ -68,7 +68,7 @@ func machine(t *testing.T) (addrs []netip.Addr) {
 	return addrs
 }
 
-// get asks for a URL and expects no answer, without waiting for one: curl's code 28
+// get requests a URL and expects no response, without waiting for one: curl's code 28
 // would be that it waited.
 func (b *box) refused(url string, more ...string) {
 	b.t.Helper()
@@ -155,7 +155,7 @@ func TestAddressesByNumberLeadNowhere(t *testing.T) {
 	if flows := b.flows(client.FlowFilter{Kind: "connection"}); len(flows) > before && flows[len(flows)-1].Verdict != "deny" {
 		t.Errorf("mapped: %+v", flows[len(flows)-1])
 	}
-	// What its own addresses lead to is in the sandbox.
+	// Its own addresses lead into the sandbox.
 	b.refused(fmt.Sprintf("http://127.0.0.1:%d/", d.port()))
 	b.refused(fmt.Sprintf("http://[::1]:%d/", d.port()))
 	b.refused(fmt.Sprintf("http://localhost:%d/", d.port()))
@@ -191,7 +191,7 @@ func TestASandboxDoesNotReachAnother(t *testing.T) {
 	for _, address := range []string{"198.18.0.2", "127.0.0.1", "198.18.0.1"} {
 		one.refused("http://" + address + ":8077/")
 	}
-	// The address that stands for a name is that of the one who asked.
+	// The address that stands for a name belongs to the sandbox that resolved it.
 	address := strings.Fields(two.exec("getent ahostsv4 echo-two.echo.test"))[0]
 	one.refused("http://" + address + ":7/")
 	one.auditedAddress(address, unnamed)
@@ -200,7 +200,7 @@ func TestASandboxDoesNotReachAnother(t *testing.T) {
 	}
 }
 
-func TestDatagramsAreRefusedAtOnce(t *testing.T) {
+func TestDatagramsAreRefusedImmediately(t *testing.T) {
 	b := commonNode(t).newBox(t).canSay()
 	for _, to := range []string{"a.pass.test 443", "a.look.test 443", "8.8.8.8 53", "198.18.0.1 443", "192.0.2.1 51820"} {
 		if r := b.try("echo hello | python3 /tmp/say.py udp " + to); r.ExitCode != 7 || !strings.Contains(r.Stderr, "ConnectionRefusedError") {

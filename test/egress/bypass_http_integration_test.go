@@ -81,8 +81,8 @@ func TestNoSecondRequestIsSmuggledPastARule(t *testing.T) {
 	}
 }
 
-// What a proxy would do, the node does not: it is the host itself.
-func TestAHostIsNoProxy(t *testing.T) {
+// The node does not act as a proxy: it is the host itself.
+func TestHostIsNotAProxy(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t).canSay()
 	for _, host := range []string{"proxy.look.test", "proxy.plain.test"} {
@@ -93,7 +93,7 @@ func TestAHostIsNoProxy(t *testing.T) {
 			{"CONNECT", "CONNECT hidden.plain.test:443 HTTP/1.1\r\nHost: hidden.plain.test:443", "4", ""},
 			{"CONNECT to itself", "CONNECT " + host + ":443 HTTP/1.1\r\nHost: " + host + ":443", "4", ""},
 			{"upgrade", "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: Upgrade\r\nUpgrade: tunnel", "403", "only WebSocket"},
-			{"upgrade beside WebSocket", "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: Upgrade\r\nUpgrade: websocket, tunnel", "403", "only WebSocket"},
+			{"upgrade in addition to WebSocket", "GET / HTTP/1.1\r\nHost: " + host + "\r\nConnection: Upgrade\r\nUpgrade: websocket, tunnel", "403", "only WebSocket"},
 			{"no Host", "GET / HTTP/1.1\r\nX: y", "400", "missing required Host header"},
 			{"user in Host", "GET / HTTP/1.1\r\nHost: " + host + "@hidden.plain.test", "4", ""},
 		} {
@@ -114,7 +114,7 @@ func TestAHostIsNoProxy(t *testing.T) {
 	}
 }
 
-// Where a server sends a client is decided anew, and the secret stays behind.
+// A redirect is decided again, and the secret does not go along.
 func TestARedirectGivesNoRights(t *testing.T) {
 	b, value := bearer(t, "redirected", "redirects.look.test")
 	n := b.node

@@ -17,13 +17,13 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// nameServer is the node's name server in a test, and says what the test wants.
+// nameServer is the node's name server in a test, with the test's answers.
 type nameServer struct {
 	net.PacketConn
 
-	mu    sync.Mutex
-	zone  map[string][][]netip.Addr // by name: the answers, one after another; the last stays
-	asked []string
+	mu      sync.Mutex
+	zone    map[string][][]netip.Addr // by name: the answers, one after another; the last stays
+	queries []string
 }
 
 func newNameServer(t *testing.T) *nameServer {
@@ -51,7 +51,7 @@ func (s *nameServer) say(name string, answers ...[]netip.Addr) {
 func (s *nameServer) about(below string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.DeleteFunc(slices.Clone(s.asked), func(name string) bool { return !strings.HasSuffix(name, below) })
+	return slices.DeleteFunc(slices.Clone(s.queries), func(name string) bool { return !strings.HasSuffix(name, below) })
 }
 
 // ServeDNS implements dns.Handler.
@@ -59,7 +59,7 @@ func (s *nameServer) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	question := q.Question[0]
 	name := strings.ToLower(strings.TrimSuffix(question.Name, "."))
 	s.mu.Lock()
-	s.asked = append(s.asked, name)
+	s.queries = append(s.queries, name)
 	var addrs []netip.Addr
 	if answers := s.zone[name]; len(answers) > 0 {
 		addrs = answers[0]
@@ -127,9 +127,9 @@ func TestNamesDoNotLeadToPrivateAddresses(t *testing.T) {
 	}
 }
 
-// The answers of a name change (DNS rebinding), or one has several addresses. What
-// none may come to is not dialled because another was answered; package dial has the
-// test in which the other may be dialled, for which there is no network here.
+// The answers of a name change (DNS rebinding), or one has several addresses. A
+// forbidden address is not dialed because an answer also had another; package dial tests
+// the case in which the other may be dialed, which needs a network.
 func TestANameThatChangesLeadsNowhereElse(t *testing.T) {
 	names := newNameServer(t)
 	d := newDecoy(t)
@@ -146,7 +146,7 @@ func TestANameThatChangesLeadsNowhereElse(t *testing.T) {
 	b.audited(client.FlowFilter{Host: "turns.rebound.example"}, "refused: turns.rebound.example is at 192.0.2.1")
 }
 
-// Names carry nothing out: that one is asked for is told to nobody.
+// Names carry nothing out: a query is not forwarded.
 func TestNamesThatAreAskedForDoNotLeaveTheNode(t *testing.T) {
 	names := newNameServer(t)
 	n := ownNode(t, "resolvers "+names.LocalAddr().String(), "rule never {\nhosts *.denied.example\ndeny\n}")

@@ -44,7 +44,7 @@ func TestTLSForAnotherHostIsRefused(t *testing.T) {
 	}
 }
 
-// What is hidden is never read: the client learns that there is no ECH, and ends the
+// The hidden name is never read: the client learns that ECH is not supported, and ends the
 // connection.
 func TestEncryptedClientHelloLeadsNowhere(t *testing.T) {
 	n := commonNode(t)

@@ -28,11 +28,11 @@ import (
 // shortestCanary in bytes: what is shorter is found by chance.
 const shortestCanary = 12
 
-// partCanary in bytes is how long a part of a secret is that is looked for, at its
+// partCanary in bytes is the length of the parts of a secret that are searched for, at its
 // beginning and end, in any case: errors shorten what they repeat.
 const partCanary = 16
 
-// canary looks for the secrets of a node in what sandboxes got and in what people
+// canary searches for the secrets of a node in the bytes that sandboxes got and people
 // can read: as they are, and in base64 and hexadecimal digits.
 type canary struct {
 	mu    sync.Mutex
@@ -53,14 +53,14 @@ func (s start) then(next byte) start {
 
 func (s start) hash() uint16 { return uint16(uint32(s) * 0x9e3779b1 >> 16) }
 
-// form of a secret that is looked for.
+// form of a secret that is searched for.
 type form struct {
 	text    string
 	anyCase bool
 	name    string
 }
 
-// watch looks for a value from now on.
+// watch adds a value to search for.
 func (c *canary) watch(value string) {
 	if len(value) < shortestCanary {
 		return
@@ -102,8 +102,8 @@ func (c *canary) add(f form) {
 	}
 }
 
-// look returns which secrets are in a text, each once.
-func (c *canary) look(where string, text []byte) (found []string) {
+// searchText returns which secrets are in a text, each once.
+func (c *canary) searchText(where string, text []byte) (found []string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.candidates(text, func(at start, rest []byte) {
@@ -129,7 +129,7 @@ func (c *canary) candidates(text []byte, maybe func(at start, rest []byte)) {
 	}
 }
 
-// at says whether a text begins with the form.
+// at reports whether a text begins with the form.
 func (f *form) at(text []byte) bool {
 	if len(text) < len(f.text) {
 		return false
@@ -138,14 +138,14 @@ func (f *form) at(text []byte) bool {
 	return string(start) == f.text || f.anyCase && bytes.EqualFold(start, []byte(f.text))
 }
 
-// lookThrough is look for what may be large. Secrets that are found are the error.
-func (c *canary) lookThrough(where string, r io.Reader) error {
+// search is searchText for large texts. Secrets that are found are the error.
+func (c *canary) search(where string, r io.Reader) error {
 	const overlap = 64 << 10 // more than any form has
 	buf := make([]byte, 1<<20)
 	kept := 0
 	for {
 		n, err := io.ReadFull(r, buf[kept:])
-		if found := c.look(where, buf[:kept+n]); len(found) > 0 {
+		if found := c.searchText(where, buf[:kept+n]); len(found) > 0 {
 			return errors.New(strings.Join(found, "\n"))
 		}
 		switch err {
@@ -159,15 +159,15 @@ func (c *canary) lookThrough(where string, r io.Reader) error {
 	}
 }
 
-// search looks through all that is left when tests have ended: the node's log, its
-// home, its metrics and the answers of its API. Secrets that were found anywhere
+// search searches the state at the end of the tests: the node's log, its
+// home, its metrics and the responses of its API. Secrets that were found anywhere
 // are the error.
 func (n *node) search() error {
 	ctx, cancel := context.WithTimeout(context.Background(), testnode.Patience)
 	defer cancel()
-	errs := []error{n.canary.lookThrough("the node's log", n.Said())}
+	errs := []error{n.canary.search("the node's log", n.Output())}
 	if n.Runs() {
-		errs = append(errs, n.searchAnswers(ctx))
+		errs = append(errs, n.searchAPI(ctx))
 	}
 	errs = append(errs, filepath.WalkDir(n.Home, func(path string, e fs.DirEntry, err error) error {
 		if err != nil || !e.Type().IsRegular() {
@@ -178,7 +178,7 @@ func (n *node) search() error {
 			return ignoreGone(err)
 		}
 		defer f.Close()
-		return n.canary.lookThrough("the file "+path, f)
+		return n.canary.search("the file "+path, f)
 	}))
 	return errors.Join(errs...)
 }
@@ -191,14 +191,14 @@ func ignoreGone(err error) error {
 	return err
 }
 
-func (n *node) searchAnswers(ctx context.Context) error {
+func (n *node) searchAPI(ctx context.Context) error {
 	var errs []error
 	for _, path := range []string{"/node", "/secrets", "/egress/rules", "/node/egress/rules", "/egress/proxy/flows", "/policies", "/sandbox"} {
 		status, text, err := n.Do(ctx, "GET", path, "", nil)
 		if err == nil && status != http.StatusOK {
-			err = fmt.Errorf("%s answered %d, of which nothing can be told", path, status)
+			err = fmt.Errorf("%s responded with %d, which proves nothing", path, status)
 		}
-		errs = append(errs, err, n.canary.lookThrough("the answer of "+path, strings.NewReader(text)))
+		errs = append(errs, err, n.canary.search("the response of "+path, strings.NewReader(text)))
 	}
 	metrics := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -215,25 +215,25 @@ func (n *node) searchAnswers(ctx context.Context) error {
 		return errors.Join(append(errs, err)...)
 	}
 	defer resp.Body.Close()
-	return errors.Join(append(errs, n.canary.lookThrough("the metrics", resp.Body))...)
+	return errors.Join(append(errs, n.canary.search("the metrics", resp.Body))...)
 }
 
-// searchBox looks through what the node tells of a sandbox that is about to go, and
-// through all that can be read in it.
+// searchBox searches the responses about a sandbox that is about to be destroyed, and
+// everything readable in it.
 func (n *node) searchBox(ctx context.Context, id string) error {
 	var errs []error
 	for _, path := range []string{"", "/egress/flows", "/egress/rules", "/events", "/processes"} {
 		_, text, err := n.Do(ctx, "GET", "/sandbox/"+id+path, "", nil)
-		errs = append(errs, err, n.canary.lookThrough("the answer of /sandbox/ID"+path, strings.NewReader(text)))
+		errs = append(errs, err, n.canary.search("the response of /sandbox/ID"+path, strings.NewReader(text)))
 	}
-	return errors.Join(append(errs, n.searchInside(ctx, id))...)
+	return errors.Join(append(errs, n.searchSandbox(ctx, id))...)
 }
 
-// checked looks for secrets in what a sandbox got.
+// checked searches the output of a command in a sandbox for secrets.
 func (b *box) checked(command string, r types.ExecResult) {
 	b.t.Helper()
 	for _, text := range []string{r.Stdout, r.Stderr} {
-		for _, found := range b.node.canary.look("the output of "+command, plain(text, r)) {
+		for _, found := range b.node.canary.searchText("the output of "+command, plain(text, r)) {
 			b.t.Error(found)
 		}
 	}
@@ -249,7 +249,7 @@ func plain(text string, r types.ExecResult) []byte {
 	return []byte(text)
 }
 
-// What the canary says at the end of the tests is only worth what it would find.
+// The canary's search at the end of the tests is worth as much as it can find.
 func TestTheCanaryFindsSecrets(t *testing.T) {
 	const value = "tok-canary-Jq7TzW2nHs5XcVb9"
 	in := map[string]string{
@@ -266,13 +266,13 @@ func TestTheCanaryFindsSecrets(t *testing.T) {
 	for name, text := range in {
 		var c canary
 		c.watch(value)
-		if err := c.lookThrough(name, strings.NewReader(text)); err == nil {
+		if err := c.search(name, strings.NewReader(text)); err == nil {
 			t.Errorf("%s: it is not found", name)
 		}
 	}
 	var c canary
 	c.watch(value)
-	if found := c.look("nothing", []byte("tok-canary-"+strings.Repeat("*", 16))); len(found) != 0 {
+	if found := c.searchText("nothing", []byte("tok-canary-"+strings.Repeat("*", 16))); len(found) != 0 {
 		t.Errorf("found %q", found)
 	}
 }

@@ -15,19 +15,19 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// way from a client to a server.
-type way struct{ name, zone string }
+// mode from a client to a server.
+type mode struct{ name, zone string }
 
-// ways: the node looks at requests and authenticates them, or passes bytes on.
-var ways = []way{{"intercepted", "look"}, {"passed through", "pass"}}
+// modes: the node intercepts requests and authenticates them, or passes bytes through.
+var modes = []mode{{"intercepted", "look"}, {"passed through", "pass"}}
 
 // host of the test's servers that is reached that way.
-func (w way) host(name string) string { return name + "." + w.zone + ".test" }
+func (w mode) host(name string) string { return name + "." + w.zone + ".test" }
 
 // user of a client: a sandbox in which the server is trusted.
 type user struct {
 	*box
-	way
+	mode
 	host string
 	env  map[string]string
 }
@@ -35,16 +35,16 @@ type user struct {
 // privateCA is where a user puts the CA of a server that has a private one.
 const privateCA = "/srv/private-ca.pem"
 
-// withBearer is the policy of most of these tests, withBasic that of git's.
+// withBearer is the policy of most of these tests, withBasic the one of git's.
 const (
 	withBearer = `{"name":"bearer","secrets":{"token":"%s"}}`
 	withBasic  = `{"name":"basic","config":{"user":"` + gitUser + `"},"secrets":{"password":"%s"}}`
 )
 
-// eachWay runs a test in a sandbox whose requests to a host are authenticated by
+// eachMode runs a test in a sandbox whose requests to a host are authenticated by
 // the policy, and in one from which they pass through.
-func eachWay(t *testing.T, host, policy string, test func(u *user), edit ...func(*types.CreateSandboxRequest)) {
-	for _, w := range ways {
+func eachMode(t *testing.T, host, policy string, test func(u *user), edit ...func(*types.CreateSandboxRequest)) {
+	for _, w := range modes {
 		t.Run(w.name, func(t *testing.T) {
 			n := commonNode(t)
 			u := &user{n.newBox(t, edit...), w, w.host(host), map[string]string{}}
@@ -107,20 +107,20 @@ func (u *user) prints(want, command string) {
 func (u *user) url(path string) string { return "https://" + u.host + path }
 
 func TestCurl(t *testing.T) {
-	eachWay(t, "curl", withBearer, func(u *user) {
+	eachMode(t, "curl", withBearer, func(u *user) {
 		for flag, proto := range map[string]string{"--http1.0": "", "--http1.1": "1.1", "--http2": "2"} {
 			if flag == "--http1.0" {
 				u.prints("to the end", "curl -sSf "+flag+" "+u.url("/until-closed"))
 				continue
 			}
-			got := answer(t, u.does("curl -sSf "+flag+" "+u.url("/client/path?q=%2F")))
+			got := parseSeen(t, u.does("curl -sSf "+flag+" "+u.url("/client/path?q=%2F")))
 			if got.Method != "GET" || got.URI != "/client/path?q=%2F" || got.Host != u.host {
 				u.t.Errorf("%s: the server got %+v", flag, got)
 			}
 			u.prints(proto, "curl -sSf "+flag+" -o /dev/null -w '%{http_version}' "+u.url("/client/"))
 			const size = 50_000_000
 			u.prints(blobDigest(size)+"  -", fmt.Sprintf("curl -sSf %s %s | sha256sum", flag, u.url(fmt.Sprint("/blob?size=", size))))
-			// Ten megabytes, of which the client announces the length or does not.
+			// Ten megabytes, whose length the client announces or does not.
 			u.does("head -c 10000000 /dev/urandom >/srv/body")
 			sum := u.does("sha256sum </srv/body | cut -c1-64")
 			for from, length := range map[string]int64{"--data-binary @/srv/body": 10_000_000, "-T - </srv/body": -1} {
@@ -145,7 +145,7 @@ func (u *user) digested(command string) (got received) {
 // A client that expects 100 sends its body when the server wants it, and keeps it
 // when the server does not.
 func TestCurlAwaits100Continue(t *testing.T) {
-	eachWay(t, "continue", withBearer, func(u *user) {
+	eachMode(t, "continue", withBearer, func(u *user) {
 		u.does("head -c 3000000 /dev/zero >/srv/body")
 		// curl itself would go on after a second.
 		send := "curl -sS --http1.1 --expect100-timeout 60 -H 'Expect: 100-continue' --data-binary @/srv/body -o /dev/null "
@@ -155,7 +155,7 @@ func TestCurlAwaits100Continue(t *testing.T) {
 }
 
 func TestGit(t *testing.T) {
-	eachWay(t, "git", withBasic, func(u *user) {
+	eachMode(t, "git", withBasic, func(u *user) {
 		name := u.zone + ".git"
 		out, err := exec.CommandContext(t.Context(), "git", "init", "--bare", "-q", "-b", "main", filepath.Join(u.node.servers.repositories, name)).CombinedOutput()
 		if err != nil {
@@ -174,7 +174,7 @@ func TestGit(t *testing.T) {
 }
 
 func TestPython(t *testing.T) {
-	eachWay(t, "python", withBearer, func(u *user) {
+	eachMode(t, "python", withBearer, func(u *user) {
 		for _, program := range map[string]string{
 			"urllib": `
 import json, sys, urllib.request
@@ -195,7 +195,7 @@ print(len(s.put(sys.argv[1], data=iter([b"x" * 500, b"x" * 500])).json()["body"]
 }
 
 func TestHTTPX(t *testing.T) {
-	eachWay(t, "httpx", withBearer, func(u *user) {
+	eachMode(t, "httpx", withBearer, func(u *user) {
 		u.write("/srv/client.py", 0o644, []byte(`
 import sys, httpx
 for http2 in (False, True):
@@ -208,13 +208,13 @@ for http2 in (False, True):
 }
 
 func TestPip(t *testing.T) {
-	eachWay(t, "pypi", withBearer, func(u *user) {
+	eachMode(t, "pypi", withBearer, func(u *user) {
 		u.prints("dozing from the index", "cd /srv && python3 -m venv v && v/bin/pip install -q --no-cache-dir --disable-pip-version-check --index-url "+u.url("/simple")+" dozing && v/bin/python -c 'import dozing; print(dozing.name)'")
 	})
 }
 
 func TestNode(t *testing.T) {
-	eachWay(t, "node", withBearer, func(u *user) {
+	eachMode(t, "node", withBearer, func(u *user) {
 		u.write("/srv/fetch.mjs", 0o644, []byte(`
 const url = process.argv[2];
 console.log((await (await fetch(url + "?a=b")).json()).uri);
@@ -239,13 +239,13 @@ console.log((await send("", "x".repeat(1000))).body.length);`))
 }
 
 func TestNPM(t *testing.T) {
-	eachWay(t, "npm", withBearer, func(u *user) {
+	eachMode(t, "npm", withBearer, func(u *user) {
 		u.prints("dozing from npm", "mkdir /srv/app && cd /srv/app && echo registry="+u.url("/")+" >.npmrc && npm init -y >/dev/null && npm install --silent dozing >/dev/null && node -p 'require(\"dozing\")'")
 	})
 }
 
 func TestOpenSSL(t *testing.T) {
-	eachWay(t, "openssl", withBearer, func(u *user) {
+	eachMode(t, "openssl", withBearer, func(u *user) {
 		// OpenSSL fails where a connection ends without close_notify, as Go does not.
 		out := u.does(`printf 'GET /until-closed HTTP/1.0\r\nHost: ` + u.host + `\r\n\r\n' | openssl s_client -connect ` + u.host + `:443 -servername ` + u.host + ` -verify_hostname ` + u.host + ` -verify_return_error -quiet 2>&1`)
 		if !strings.Contains(out, "200 OK") || !strings.HasSuffix(out, "to the end") || strings.Contains(out, "unexpected eof") {
@@ -255,7 +255,7 @@ func TestOpenSSL(t *testing.T) {
 }
 
 func TestJava(t *testing.T) {
-	eachWay(t, "java", withBearer, func(u *user) {
+	eachMode(t, "java", withBearer, func(u *user) {
 		if u.zone == "pass" {
 			u.does("keytool -importcert -cacerts -storepass changeit -noprompt -alias private -file " + privateCA)
 		}
@@ -298,7 +298,7 @@ func TestGo(t *testing.T) {
 		{"grpc", "calls", "%s:443"},
 	} {
 		t.Run(c.command, func(t *testing.T) {
-			eachWay(t, c.host, withBearer, func(u *user) {
+			eachMode(t, c.host, withBearer, func(u *user) {
 				u.goClient()
 				u.does("/srv/client " + c.command + " " + fmt.Sprintf(c.server, u.host))
 			})
@@ -310,7 +310,7 @@ func TestGo(t *testing.T) {
 // compressed then.
 func TestWebSocket(t *testing.T) {
 	const compressed = "echo permessage-deflate"
-	eachWay(t, "websocket", withBearer, func(u *user) {
+	eachMode(t, "websocket", withBearer, func(u *user) {
 		u.goClient()
 		want := map[string]string{"look": "echo", "pass": compressed}[u.zone]
 		u.prints(want, "/srv/client websocket "+u.url("/websocket"))
@@ -330,12 +330,12 @@ func TestWebSocket(t *testing.T) {
 	})
 }
 
-// A gigabyte comes down and goes up again at the same time, with the node looking
-// for the secret in what comes down.
+// A gigabyte comes down and goes up again at the same time, with the node searching
+// the download for the secret.
 func TestAGigabytePassesBothWaysAndTheNodeStaysSmall(t *testing.T) {
 	const size = 1 << 30
 	want := received{Size: size, SHA256: blobDigest(size), Length: -1}
-	eachWay(t, "gigabyte", withBearer, func(u *user) {
+	eachMode(t, "gigabyte", withBearer, func(u *user) {
 		flags := []string{"--http1.1", "--http2"}
 		if u.zone == "pass" {
 			flags = flags[:1] // the node does not know what passes through

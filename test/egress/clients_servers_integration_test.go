@@ -39,11 +39,11 @@ import (
 	"github.com/doze-run/doze/test/egress/rpc"
 )
 
-// gitUser is whom the test's policy basic says to be.
+// gitUser is the user of the test's policy basic.
 const gitUser = "git"
 
-// authorized says whether a request has what its host asks for: where the node
-// looks at requests, the secret that a policy adds and no sandbox has.
+// authorized reports whether a request has the credential of its host: where the node
+// intercepts requests, the secret that a policy adds and no sandbox has.
 func authorized(host, authorization string) bool {
 	if !strings.HasSuffix(host, ".look.test") {
 		return true
@@ -58,7 +58,7 @@ func (s *servers) serveClients(mux *http.ServeMux) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			if list := r.Header["Authorization"]; len(list) > 1 || !authorized(r.Host, r.Header.Get("Authorization")) {
 				w.Header().Set("WWW-Authenticate", `Basic realm="test"`)
-				http.Error(w, "who are you?", http.StatusUnauthorized)
+				http.Error(w, "no credential", http.StatusUnauthorized)
 				return
 			}
 			h(w, r)
@@ -88,7 +88,7 @@ func (s *servers) serveClients(mux *http.ServeMux) {
 	})
 	servePage(handle)
 	handle("/git/", s.git)
-	for _, w := range ways {
+	for _, w := range modes {
 		handle(w.host("npm")+"/", npmRegistry)
 		handle(w.host("pypi")+"/", pythonIndex)
 	}
@@ -145,24 +145,24 @@ type received struct {
 	Expect string `json:"expect"`
 }
 
-// digest reads a body and says what it was.
+// digest reads a body and responds with its hash and size.
 func digest(w http.ResponseWriter, r *http.Request) {
 	h := sha256.New()
 	size, err := io.Copy(h, r.Body)
 	if err != nil {
-		return // it is the client's or the node's fault, who see it
+		return // the client or the node reports it
 	}
 	_ = json.NewEncoder(w).Encode(received{size, hex.EncodeToString(h.Sum(nil)), r.ContentLength, r.Header.Get("Expect")})
 }
 
-// trailers gives the body back, and then the request's trailer as one of its own.
+// trailers echoes the body, and then the request's trailer as its own.
 func trailers(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Trailer", "X-Got")
 	_, _ = io.Copy(w, r.Body)
 	w.Header().Set("X-Got", r.Trailer.Get("X-Sent"))
 }
 
-// events sends five, each when the one before was heard of.
+// events sends five, each when the previous one was acknowledged.
 func events(w http.ResponseWriter, r *http.Request, heard <-chan string) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := range 5 {
@@ -181,7 +181,7 @@ func events(w http.ResponseWriter, r *http.Request, heard <-chan string) {
 	}
 }
 
-// echoMessages is a WebSocket that ends when it hears "bye".
+// echoMessages is a WebSocket that ends when it receives "bye".
 func echoMessages(w http.ResponseWriter, r *http.Request) {
 	c, err := websocket.Accept(w, r, &websocket.AcceptOptions{Subprotocols: []string{"echo"}, CompressionMode: websocket.CompressionContextTakeover})
 	if err != nil {
@@ -329,7 +329,7 @@ func authorizedCall(ctx context.Context) error {
 	md, _ := metadata.FromIncomingContext(ctx)
 	host, authorization := md.Get(":authority"), append(md.Get("authorization"), "")
 	if len(host) != 1 || !authorized(strings.TrimSuffix(host[0], ":443"), authorization[0]) {
-		return status.Error(codes.Unauthenticated, "who are you?")
+		return status.Error(codes.Unauthenticated, "no credential")
 	}
 	return nil
 }

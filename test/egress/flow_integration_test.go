@@ -48,7 +48,7 @@ func TestFromANewPolicyToAnAuthenticatedRequest(t *testing.T) {
 	const host = "flow.look.test"
 
 	a.doze("", "policy", "new", "mine", "--template", "bearer")
-	// What makes it his own.
+	// The header that makes it the author's own.
 	file := filepath.Join(a.folder, "mine", "main.go")
 	program, err := os.ReadFile(file)
 	if err != nil {
@@ -70,7 +70,7 @@ func TestFromANewPolicyToAnAuthenticatedRequest(t *testing.T) {
 	if out := a.doze("", "egress", "explain", b.id, "GET", "https://"+host+"/user"); !strings.Contains(out, "sandbox/mine") {
 		t.Errorf("explain prints %s", out)
 	}
-	if echoed := answer(t, a.doze("", "exec", b.id, "--", "curl", "-sSf", "https://"+host+"/user")); echoed.URI != "/user" {
+	if echoed := parseSeen(t, a.doze("", "exec", b.id, "--", "curl", "-sSf", "https://"+host+"/user")); echoed.URI != "/user" {
 		t.Errorf("the sandbox got %+v", echoed)
 	}
 	got := n.servers.requests(host)

@@ -45,7 +45,7 @@ func (n *node) push(t *testing.T, name string, wasm []byte) {
 	}
 }
 
-// well says that the node and the sandbox's way out work.
+// well checks that the node and the sandbox's egress work.
 func (b *box) well() {
 	b.t.Helper()
 	if _, err := b.node.API.Node(within(b.t)); err != nil {
@@ -85,7 +85,7 @@ func TestAPolicyThatDoesHarmDeniesItsRequestsAndNothingElse(t *testing.T) {
 	}
 }
 
-// What cannot start is refused when the rule is given, and the rules stay.
+// A policy that cannot start is refused with its rule, and the rules stay.
 func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	n := commonNode(t)
 	n.push(t, "starts", hostile(t))
@@ -106,7 +106,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoPolicyIsRefusedWithAReason(t *testing.T) {
+func TestInvalidPolicyIsRefusedWithAReason(t *testing.T) {
 	n := commonNode(t)
 	wasm := hostile(t)
 	empty := []byte{0, 'a', 's', 'm', 1, 0, 0, 0}
@@ -158,7 +158,7 @@ func TestAPolicyIsReplacedUnderLoadWithoutAFailedRequest(t *testing.T) {
 		err    error
 	}
 	load := make(chan outcome, 1)
-	go func() { // ends when /tmp/stop is there
+	go func() { // ends when /tmp/stop exists
 		r, err := n.API.Exec(ctx, b.id, client.ExecRequest{Command: types.Command{Command: `
 			for i in 1 2 3 4; do
 				while [ ! -e /tmp/stop ]; do

@@ -46,7 +46,7 @@ func bearer(t *testing.T, name, host string) (*box, string) {
 
 // Whatever a server does with a secret, it is not in what the sandbox gets; the
 // rest is.
-func TestAServerThatEchoesASecretEchoesItToNobody(t *testing.T) {
+func TestSecretEchoedByAServerIsScrubbed(t *testing.T) {
 	for _, host := range []string{"mirror.look.test", "mirror.old.test"} { // HTTP/2, HTTP/1.1
 		b, _ := bearer(t, "echoed-"+host[7:10], host)
 		forms := slices.Concat(slices.Sorted(maps.Keys(reflections)), slices.Sorted(maps.Keys(compressions)),
@@ -61,7 +61,7 @@ func TestAServerThatEchoesASecretEchoesItToNobody(t *testing.T) {
 				}
 			}
 		}
-		// What the node cannot read, or not as a whole, is not passed on.
+		// A response that the node cannot read, or not as a whole, is not forwarded.
 		for _, form := range []string{"unknown-coding", "range"} {
 			if r := b.try("curl -sS -w ' %{http_code}' https://" + host + "/mirror/" + form); !strings.HasSuffix(r.Stdout, " 502") || strings.Contains(r.Stdout, control) {
 				t.Errorf("%s: %+v", form, r)
@@ -70,7 +70,7 @@ func TestAServerThatEchoesASecretEchoesItToNobody(t *testing.T) {
 	}
 }
 
-func TestAWebSocketThatEchoesASecretEchoesItToNobody(t *testing.T) {
+func TestSecretEchoedByAWebSocketIsScrubbed(t *testing.T) {
 	b, secret := bearer(t, "messages", "messages.look.test")
 	r := b.canSay().try("python3 /tmp/say.py ws messages.look.test 443 /mirror/websocket")
 	// Of what comes in single bytes, up to three get through: see package scrub.
@@ -80,7 +80,7 @@ func TestAWebSocketThatEchoesASecretEchoesItToNobody(t *testing.T) {
 	}
 }
 
-// An answer that is none has parts that errors like to repeat.
+// An invalid response has parts that errors tend to repeat.
 func TestErrorsDoNotRepeatASecret(t *testing.T) {
 	b, _ := bearer(t, "broken", "broken.old.test")
 	for _, form := range []string{
@@ -131,10 +131,10 @@ func TestASecretCannotAddALine(t *testing.T) {
 	}
 }
 
-// keeps holds the answer of a request in its memory.
-const keeps = `
+// retain holds the response of a request in its memory.
+const retain = `
 import time, urllib.request
-answer = urllib.request.urlopen("https://memory.look.test/mirror/document").read()
+response = urllib.request.urlopen("https://memory.look.test/mirror/document").read()
 print("ready", flush=True)
 time.sleep(1000)
 `
@@ -145,8 +145,8 @@ func TestNothingInASandboxHasItsSecrets(t *testing.T) {
 	const host = "memory.look.test"
 	b, _ := bearer(t, "memory", host)
 	b.rules(`[{"name":"api","hosts":["memory.look.test"],"policies":[{"name":"bearer","secrets":{"token":"memory"}}],"placeholders":{"API_TOKEN":"memory"}}]`)
-	b.put("/tmp/keeps.py", strings.NewReader(keeps))
-	b.exec("curl -sS -o /var/tmp/answer https://" + host + "/mirror/header -D /var/tmp/header")
+	b.put("/tmp/keeps.py", strings.NewReader(retain))
+	b.exec("curl -sS -o /var/tmp/response https://" + host + "/mirror/header -D /var/tmp/header")
 	b.exec("setsid python3 /tmp/keeps.py >/var/tmp/ready 2>&1 & until [ -s /var/tmp/ready ]; do sleep 0.01; done; grep ready /var/tmp/ready")
 	all := b.read()
 	for _, there := range []string{
@@ -158,7 +158,7 @@ func TestNothingInASandboxHasItsSecrets(t *testing.T) {
 			t.Errorf("there is not even %s", there)
 		}
 	}
-	if err := b.node.canary.lookThrough("what can be read in a sandbox", bytes.NewReader(all)); err != nil {
+	if err := b.node.canary.search("the readable state of a sandbox", bytes.NewReader(all)); err != nil {
 		t.Error(err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 func (n *node) logHas(t *testing.T, text string) {
 	t.Helper()
 	testnode.Eventually(t, fmt.Sprintf("the node's log contains %q", text), func() bool {
-		all, err := io.ReadAll(n.Said())
+		all, err := io.ReadAll(n.Output())
 		return err == nil && strings.Contains(string(all), text)
 	}, n.Log)
 }
@@ -33,10 +33,10 @@ func TestBrokenResponsesOfAnUpstreamThatEchoesASecretStayOutOfTheLog(t *testing.
 	for _, reason := range []string{"is not valid HTTP", "closed the connection before"} {
 		b.audited(client.FlowFilter{Host: "logged.old.test", Kind: "request", Verdict: "error"}, reason)
 	}
-	if err := b.node.canary.lookThrough("the node's log", b.node.Said()); err != nil {
+	if err := b.node.canary.search("the node's log", b.node.Output()); err != nil {
 		t.Error(err)
 	}
-	all, err := io.ReadAll(b.node.Said())
+	all, err := io.ReadAll(b.node.Output())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -86,7 +86,7 @@ func TestPreviewsThatBreakOffStayOutOfTheLog(t *testing.T) {
 		visitor.CloseIdleConnections()
 	}
 	b.node.logHas(t, "aborting with incomplete response")
-	all, err := io.ReadAll(b.node.Said())
+	all, err := io.ReadAll(b.node.Output())
 	if err != nil {
 		t.Fatal(err)
 	}

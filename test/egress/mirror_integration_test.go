@@ -19,8 +19,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// control is what the mirror says besides: a test that finds it looked at what
-// the secret would have been in.
+// control is another text of the mirror: a test that finds it has searched the bytes
+// that could have contained the secret.
 const control = "control-of-the-mirror"
 
 // reflections are the ways in which the mirror says a text in a body.
@@ -108,7 +108,7 @@ func (s *servers) mirror(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintln(w, control)
 	case "error":
 		w.WriteHeader(http.StatusInternalServerError)
-		fmt.Fprintln(w, control, "no such key:", secret)
+		fmt.Fprintln(w, control, "unknown key:", secret)
 	case "redirect":
 		h.Set("Location", "https://other.look.test/?key="+secret)
 		w.WriteHeader(http.StatusFound)
@@ -148,7 +148,7 @@ func (s *servers) mirrorMessages(w http.ResponseWriter, r *http.Request, secret 
 	_ = conn.Close(websocket.StatusNormalClosure, "bye "+secret)
 }
 
-// broken answers what is no answer, with the secret where an error may repeat it.
+// broken writes an invalid response, with the secret where an error may repeat it.
 // Its client speaks HTTP/1.1.
 func (s *servers) broken(w http.ResponseWriter, r *http.Request) {
 	secret := secretOf(r)

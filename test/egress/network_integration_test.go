@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// answer is what a server of the test said of a request.
-func answer(t *testing.T, text string) seen {
+// parseSeen decodes a test server's description of a request.
+func parseSeen(t *testing.T, text string) seen {
 	t.Helper()
 	var got seen
 	if err := json.Unmarshal([]byte(text), &got); err != nil {
@@ -26,14 +26,14 @@ func TestASandboxReachesServersByName(t *testing.T) {
 	if r.ExitCode != 60 {
 		t.Errorf("passed through, the server's certificate was trusted: %+v", r)
 	}
-	if got := answer(t, b.exec("curl -sSk https://a.pass.test/x?y=1")); got.Host != "a.pass.test" || got.URI != "/x?y=1" {
+	if got := parseSeen(t, b.exec("curl -sSk https://a.pass.test/x?y=1")); got.Host != "a.pass.test" || got.URI != "/x?y=1" {
 		t.Errorf("got %+v", got)
 	}
 	// Intercepted: the client trusts the node's.
-	if got := answer(t, b.exec("curl -sS https://a.look.test/x?y=1")); got.Host != "a.look.test" || got.URI != "/x?y=1" || got.Proto != "HTTP/2.0" {
+	if got := parseSeen(t, b.exec("curl -sS https://a.look.test/x?y=1")); got.Host != "a.look.test" || got.URI != "/x?y=1" || got.Proto != "HTTP/2.0" {
 		t.Errorf("got %+v", got)
 	}
-	if got := answer(t, b.exec("curl -sS http://a.plain.test/x")); got.Host != "a.plain.test" {
+	if got := parseSeen(t, b.exec("curl -sS http://a.plain.test/x")); got.Host != "a.plain.test" {
 		t.Errorf("got %+v", got)
 	}
 	if got := b.exec("bash -c 'exec 3<>/dev/tcp/a.echo.test/7; read -r line <&3; echo $line; echo ping >&3; read -r line <&3; echo $line'"); !strings.Contains(got, "220 hello\nping") {
@@ -41,7 +41,7 @@ func TestASandboxReachesServersByName(t *testing.T) {
 	}
 }
 
-func TestPingIsAnsweredByTheNode(t *testing.T) {
+func TestNodeRespondsToPing(t *testing.T) {
 	b := commonNode(t).newBox(t).canSay()
 	for _, host := range []string{"198.18.0.1", "a.pass.test"} {
 		if got := b.exec("echo hello | python3 /tmp/say.py ping " + host); got != "hello" {

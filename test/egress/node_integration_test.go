@@ -48,8 +48,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// commonNode returns the node that tests share. What hosts of *.pass.test are
-// sent passes through; the node looks at what goes to all others.
+// commonNode returns the node that tests share. Connections to hosts of *.pass.test
+// pass through; the node intercepts the others.
 func commonNode(t *testing.T) *node {
 	t.Helper()
 	common.once.Do(func() {

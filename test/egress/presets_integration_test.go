@@ -58,8 +58,8 @@ func TestTheRulesOfTheDocumentation(t *testing.T) {
 	}
 
 	u := &user{box: b, env: map[string]string{}}
-	u.trustServers() // what they send passes through
-	if got := answer(t, b.exec("curl -sSf https://api.github.com/user")).Header.Get("Authorization"); !masks(got, "Bearer ") {
+	u.trustServers() // their connections pass through
+	if got := parseSeen(t, b.exec("curl -sSf https://api.github.com/user")).Header.Get("Authorization"); !masks(got, "Bearer ") {
 		t.Errorf("the API of GitHub got %q", got)
 	}
 	b.exec("curl -sSf 'https://github.com/a/b.git/info/refs?service=git-upload-pack'")
@@ -101,7 +101,7 @@ func TestTheRulesOfTheDocumentation(t *testing.T) {
 	}
 }
 
-// masks says whether a text is a prefix and stars, which take the place of a secret.
+// masks reports whether a text is a prefix and stars, which replace a secret.
 func masks(text, prefix string) bool {
 	stars, ok := strings.CutPrefix(text, prefix)
 	return ok && stars != "" && strings.Trim(stars, "*") == ""
@@ -150,7 +150,7 @@ func TestOperatorsPresetsFollowReloads(t *testing.T) {
 	n.reload(t, with("preset site two.pass.test {\n\tdescription \"Ours\"\n}"))
 	reaches("after a reload", "two.pass.test")
 
-	// What cannot be a preset is refused with its place, and nothing changes.
+	// An invalid preset is refused with its place, and nothing changes.
 	if err := n.Configure(with("preset site https://one.pass.test/")); err != nil {
 		t.Fatal(err)
 	}
@@ -171,7 +171,7 @@ func TestOperatorsPresetsFollowReloads(t *testing.T) {
 		t.Errorf("explained as\n%s", out)
 	}
 	if !strings.Contains(n.Log(), "rules name a preset that is not defined") {
-		t.Error("the log does not say so")
+		t.Error("the log does not report it")
 	}
 	n.reload(t, with("preset site one.pass.test two.pass.test"))
 	reaches("defined again", "one.pass.test", "two.pass.test")

@@ -23,7 +23,7 @@ type proxied struct {
 	*node
 	t    *testing.T
 	port int
-	ca   string // file with the node's own authority, and that of the test's servers
+	ca   string // file with the node's own authority and the test servers'
 }
 
 func newProxied(t *testing.T) *proxied {
@@ -110,7 +110,7 @@ func TestCurlOutsideOfSandboxesGoesByTheSameRules(t *testing.T) {
 		t.Errorf("exit code %d: %s", code, out)
 	}
 
-	// 56: the proxy answered CONNECT with no 200.
+	// 56: the proxy's response to CONNECT was not a 200.
 	for url, want := range map[string]string{"https://no.test/": "response 403", "https://127.0.0.1:22/": "response 403", "https://[::1]/": "response 403"} {
 		if out, code := p.curl(p.Token, url); code != 56 || !strings.Contains(out, want) {
 			t.Errorf("%s: exit code %d: %s", url, code, out)
@@ -126,17 +126,17 @@ func TestCurlOutsideOfSandboxesGoesByTheSameRules(t *testing.T) {
 	if err := json.Unmarshal([]byte(p.api("GET", "/egress/proxy/flows", "")), &list); err != nil {
 		t.Fatal(err)
 	}
-	var told []string
+	var reported []string
 	for _, f := range list.Flows {
-		told = append(told, fmt.Sprint(f["kind"], " ", f["verdict"], " ", f["host"]))
+		reported = append(reported, fmt.Sprint(f["kind"], " ", f["verdict"], " ", f["host"]))
 		if sandbox, ok := f["sandbox"]; ok {
 			t.Errorf("a flow of the proxy has the sandbox %v", sandbox)
 		}
 	}
 	for _, want := range []string{"connection allow up.pass.test", "request allow a.look.test", "request deny b.look.test",
 		"request allow c.plain.test", "connection deny no.test"} {
-		if !slices.Contains(told, want) {
-			t.Errorf("no flow says %q: %q", want, told)
+		if !slices.Contains(reported, want) {
+			t.Errorf("no flow says %q: %q", want, reported)
 		}
 	}
 	for _, secret := range []string{value, p.Token} {

@@ -19,7 +19,7 @@ func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
 		{"name":"port","hosts":["port.pass.test"],"ports":["443"],"action":"deny","reason":"not by TLS"},
 		{"name":"still","hosts":["still.look.test"],"respond":{"status":418,"headers":{"X-Tea":"green"},"body":"short and stout"}}
 	]`)
-	// Its name is not answered.
+	// Its name is not resolved.
 	if r := b.try("curl -sS https://never.look.test/"); r.ExitCode != 6 {
 		t.Errorf("a denied name: %+v", r)
 	}
@@ -27,15 +27,15 @@ func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
 		!strings.Contains(r.Stdout, `"detail":"only reading"`) || !strings.Contains(r.Stdout, `"rule":"sandbox/writes"`) {
 		t.Errorf("a denied request: %+v", r)
 	}
-	if got := b.exec("curl -sS https://reads.look.test/"); answer(t, got).Method != "GET" {
-		t.Errorf("a request beside it: %s", got)
+	if got := b.exec("curl -sS https://reads.look.test/"); parseSeen(t, got).Method != "GET" {
+		t.Errorf("another request: %s", got)
 	}
-	// The connection is answered although nothing else would be looked at.
+	// The refusal is sent although no other connection is intercepted.
 	if r := b.try("curl -sS -w ' %{http_code}' https://port.pass.test/"); !strings.HasSuffix(r.Stdout, " 403") || !strings.Contains(r.Stdout, "not by TLS") {
 		t.Errorf("a denied connection: %+v", r)
 	}
 	if r := b.try("curl -sSi https://still.look.test/"); !strings.Contains(r.Stdout, "418") || !strings.Contains(r.Stdout, "x-tea: green") || !strings.Contains(r.Stdout, "short and stout") {
-		t.Errorf("an answer: %+v", r)
+		t.Errorf("a response: %+v", r)
 	}
 	reasons := map[string]string{}
 	for _, f := range b.flows(client.FlowFilter{Verdict: "deny"}) {

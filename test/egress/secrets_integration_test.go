@@ -22,7 +22,7 @@ func (n *node) secret(t *testing.T, name, value string, hosts ...string) {
 	}
 }
 
-// rules sets those of the sandbox.
+// rules sets the rules of the sandbox.
 func (b *box) rules(rules string) {
 	b.t.Helper()
 	if _, err := b.node.API.SetRules(within(b.t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)}); err != nil {
@@ -54,7 +54,7 @@ func TestARequestArrivesAuthenticatedAndTheSandboxNeverSeesTheSecret(t *testing.
 	if strings.Contains(text, token) {
 		t.Errorf("the server's echo reached the sandbox: %s", text)
 	}
-	if echoed := answer(t, text); echoed.Header.Get("Authorization") != "Bearer "+strings.Repeat("*", len(token)) {
+	if echoed := parseSeen(t, text); echoed.Header.Get("Authorization") != "Bearer "+strings.Repeat("*", len(token)) {
 		t.Errorf("the echo was not replaced in place: %q", echoed.Header.Get("Authorization"))
 	}
 

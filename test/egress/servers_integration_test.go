@@ -47,7 +47,7 @@ type servers struct {
 
 	mu   sync.Mutex
 	seen []seen
-	hold map[string]chan chan string // by host: who waits for an answer
+	hold map[string]chan chan string // by host: requests that wait for a response
 }
 
 // seen is a request as a server got it.
@@ -98,7 +98,7 @@ func (s *servers) close() {
 	os.RemoveAll(s.repositories)
 }
 
-// resolve are the lines of the Caddyfile that make names lead here, those of all
+// resolve returns the lines of the Caddyfile that make names lead here, including all
 // presets too: no test reaches the services.
 func (s *servers) resolve() []string {
 	lines := []string{
@@ -115,7 +115,7 @@ func (s *servers) resolve() []string {
 	return lines
 }
 
-// presetHosts are those of all presets.
+// presetHosts returns the hosts of all presets.
 func presetHosts() []string {
 	var hosts []string
 	for _, p := range preset.All() {
@@ -167,7 +167,7 @@ func (s *servers) routes() http.Handler {
 	return mux
 }
 
-// reflect answers with the request, and remembers it.
+// reflect responds with the request, and stores it.
 func (s *servers) reflect(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
@@ -188,7 +188,7 @@ func elsewhere(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusFound)
 }
 
-// serveEcho gives back what it gets, after a greeting: its clients listen first.
+// serveEcho echoes its input, after a greeting: its clients listen first.
 func (s *servers) serveEcho() {
 	for {
 		conn, err := s.echo.Accept()
@@ -215,7 +215,7 @@ func (s *servers) requests(host string) (list []seen) {
 	return list
 }
 
-// wait answers when a test says so.
+// wait responds when a test releases it.
 func (s *servers) wait(w http.ResponseWriter, r *http.Request) {
 	answer := make(chan string)
 	select {
@@ -242,7 +242,7 @@ func (s *servers) holding(host string) chan chan string {
 	return s.hold[host]
 }
 
-// held waits until a host was asked for /hold, and returns what answers.
+// held waits until a host got a request for /hold, and returns the function that responds.
 func (s *servers) held(t *testing.T, host string) (release func(text string)) {
 	t.Helper()
 	select {
@@ -251,11 +251,11 @@ func (s *servers) held(t *testing.T, host string) (release func(text string)) {
 			select {
 			case answer <- text:
 			case <-within(t).Done():
-				t.Error("whoever waited has left")
+				t.Error("the waiting client has left")
 			}
 		}
 	case <-within(t).Done():
-		t.Fatalf("nobody asked %s", host)
+		t.Fatalf("%s got no request", host)
 		return nil
 	}
 }

@@ -27,9 +27,9 @@ func (b *box) sleep() {
 	}
 }
 
-// A sandbox that waits for an answer sleeps, and the answer wakes it: through
+// A sandbox that waits for a response sleeps, and the response wakes it: through
 // interception and passed through.
-func TestAnAnswerWakesTheSandboxThatWaitsForIt(t *testing.T) {
+func TestResponseWakesTheSandboxThatWaitsForIt(t *testing.T) {
 	for _, host := range []string{"slow-answer.look.test", "slow-answer.pass.test"} {
 		t.Run(host, func(t *testing.T) {
 			n := commonNode(t)
@@ -39,13 +39,13 @@ func TestAnAnswerWakesTheSandboxThatWaitsForIt(t *testing.T) {
 				t.Fatal(err)
 			}
 			release := n.servers.held(t, host)
-			// What the server says at first, such as TLS's tickets, may wake it once more.
+			// The server's first bytes, such as TLS's tickets, may wake it again.
 			testnode.Eventually(t, "it sleeps", func() bool { b.sleep(); return b.show().State == "asleep" })
-			release("the answer")
-			testnode.Eventually(t, "the answer woke it", func() bool { return b.show().State == "running" })
+			release("the response")
+			testnode.Eventually(t, "the response woke it", func() bool { return b.show().State == "running" })
 			var text strings.Builder
 			err = n.API.Logs(within(t), b.id, p.ID, true, func(l client.Log) error { text.Write(l.Data); return nil })
-			if err != nil || !strings.Contains(text.String(), "the answer") {
+			if err != nil || !strings.Contains(text.String(), "the response") {
 				t.Errorf("got %q, %v", text.String(), err)
 			}
 		})

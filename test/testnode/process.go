@@ -21,7 +21,7 @@ type running struct {
 	exited chan struct{} // closed when it has ended
 }
 
-// ended says whether the process has ended.
+// ended reports whether the process has ended.
 func (r *running) ended() bool {
 	select {
 	case <-r.exited:
@@ -50,7 +50,7 @@ func (n *Node) Start() error {
 	}
 	n.run = run
 	deadline := time.Now().Add(wait)
-	for err = n.answers(); err != nil; err = n.answers() {
+	for err = n.responds(); err != nil; err = n.responds() {
 		select {
 		case <-run.exited:
 			n.run = nil
@@ -67,7 +67,7 @@ func (n *Node) Start() error {
 func (n *Node) launch() (*running, error) {
 	cmd := n.RunCommand()
 	cmd.Stdout, cmd.Stderr = n.log, n.log
-	// The signals of a terminal are for us, and a node ends with who started it.
+	// The signals of a terminal are for the test, and a node ends with its parent.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	run := &running{cmd: cmd, exited: make(chan struct{})}
 	started := make(chan error, 1)
@@ -78,7 +78,7 @@ func (n *Node) launch() (*running, error) {
 		err := cmd.Start()
 		started <- err
 		if err == nil {
-			_ = cmd.Wait() // cmd.ProcessState tells
+			_ = cmd.Wait() // cmd.ProcessState has the result
 			close(run.exited)
 		}
 	}()
@@ -86,12 +86,12 @@ func (n *Node) launch() (*running, error) {
 }
 
 // Stop ends the node, if it runs, as a service manager does; its sandboxes sleep.
-func (n *Node) Stop() error { return n.end(syscall.SIGTERM) }
+func (n *Node) Stop() error { return n.terminate(syscall.SIGTERM) }
 
 // Kill ends the node, if it runs, as a crash does, and waits until it is gone.
-func (n *Node) Kill() error { return n.end(syscall.SIGKILL) }
+func (n *Node) Kill() error { return n.terminate(syscall.SIGKILL) }
 
-func (n *Node) end(signal syscall.Signal) error {
+func (n *Node) terminate(signal syscall.Signal) error {
 	run := n.run
 	if run == nil {
 		return nil
@@ -116,18 +116,18 @@ func (n *Node) end(signal syscall.Signal) error {
 	}
 }
 
-// Runs says whether the node runs.
+// Runs reports whether the node runs.
 func (n *Node) Runs() bool { return n.run != nil && !n.run.ended() }
 
 // PID of the running node.
 func (n *Node) PID() int { return n.run.cmd.Process.Pid }
 
-// Said is all that the node has said, from its first start on.
-func (n *Node) Said() io.Reader { return io.NewSectionReader(n.log, 0, 1<<40) }
+// Output is all that the node has said, from its first start on.
+func (n *Node) Output() io.Reader { return io.NewSectionReader(n.log, 0, 1<<40) }
 
 // Log is the end of what the node has said, but for Caddy's and its own news.
 func (n *Node) Log() string {
-	text, err := io.ReadAll(n.Said())
+	text, err := io.ReadAll(n.Output())
 	if err != nil {
 		return err.Error()
 	}
@@ -137,9 +137,9 @@ func (n *Node) Log() string {
 			kept.WriteString(line)
 		}
 	}
-	said := kept.String()
-	if len(said) > shownLog {
-		_, said, _ = strings.Cut(said[len(said)-shownLog:], "\n")
+	output := kept.String()
+	if len(output) > shownLog {
+		_, output, _ = strings.Cut(output[len(output)-shownLog:], "\n")
 	}
-	return said
+	return output
 }

@@ -188,7 +188,7 @@ func (n *Node) Client(proto string) *http.Client {
 	}
 }
 
-// Do makes a call of the API that API has no method for, and reads the answer's
+// Do makes a call of the API that API has no method for, and reads the response's
 // first MiB.
 func (n *Node) Do(ctx context.Context, method, path, contentType string, body io.Reader) (status int, text string, err error) {
 	req, err := http.NewRequestWithContext(ctx, method, n.URL(path), body)
@@ -210,9 +210,9 @@ func (n *Node) Do(ctx context.Context, method, path, contentType string, body io
 	return resp.StatusCode, string(all), err
 }
 
-// answers makes the client once the node has written what it needs, and asks
+// responds creates the client once the node has written its token, and checks
 // whether the node serves.
-func (n *Node) answers() error {
+func (n *Node) responds() error {
 	if n.API == nil {
 		if err := n.connect(); err != nil {
 			return err
@@ -264,20 +264,20 @@ func (n *Node) destroySandboxes() error {
 	errs := []error{err}
 	for _, sb := range sandboxes {
 		if err := n.API.Delete(ctx, sb.ID); err != nil {
-			errs = append(errs, fmt.Errorf("destroying %s: %w", sb.Name, err))
+			errs = append(errs, fmt.Errorf("destroy %s: %w", sb.Name, err))
 		}
 	}
 	info, err := n.API.Node(ctx)
 	errs = append(errs, err)
 	for _, q := range info.Quarantined {
 		if err := n.API.DeleteQuarantined(ctx, q.ID); err != nil {
-			errs = append(errs, fmt.Errorf("removing %s from quarantine: %w", q.ID, err))
+			errs = append(errs, fmt.Errorf("remove %s from quarantine: %w", q.ID, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// FreePort returns a port of the loopback on which nobody listens.
+// FreePort returns a port of the loopback on which nothing listens.
 func FreePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -25,7 +25,7 @@ func calls(ctx context.Context, server string) error {
 	}
 	defer c.Close()
 	for name, call := range map[string]func(context.Context, *grpc.ClientConn) error{
-		"echo": echo, "failure": failure, "no such method": unknown, "count": count, "chat": chat, "end by the client": cancelled,
+		"echo": echo, "failure": failure, "unknown method": unknown, "count": count, "chat": chat, "end by the client": canceled,
 	} {
 		if err := call(ctx, c); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
@@ -101,7 +101,7 @@ func chat(ctx context.Context, c *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	// Each waits for the answer to the one before.
+	// Each waits for the response to the previous one.
 	for _, want := range []string{"one", "", "three"} {
 		if err := s.SendMsg(wrapperspb.String(want)); err != nil {
 			return err
@@ -120,8 +120,8 @@ func chat(ctx context.Context, c *grpc.ClientConn) error {
 	return trailed(s.Trailer())
 }
 
-// cancelled leaves a call, which harms none beside it on the same connection.
-func cancelled(ctx context.Context, c *grpc.ClientConn) error {
+// canceled cancels a call, which affects no other on the same connection.
+func canceled(ctx context.Context, c *grpc.ClientConn) error {
 	left, leave := context.WithCancel(ctx)
 	s, err := c.NewStream(left, rpc.ChatStream, rpc.Chat)
 	if err != nil {

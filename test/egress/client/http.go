@@ -20,7 +20,7 @@ func speaking(major int) *http.Client {
 	return &http.Client{Transport: t}
 }
 
-// send sends a request and checks that it is answered well.
+// send sends a request and checks its response.
 func send(ctx context.Context, c *http.Client, method, url string, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, url, body)
 	if err != nil {
@@ -56,8 +56,8 @@ func get(ctx context.Context, url string) error {
 	return err
 }
 
-// events reads a stream of server-sent events, of which each is sent only when the
-// one before was acknowledged: whoever holds one back holds all.
+// events reads a stream of server-sent events, each of them sent only when the
+// previous one was acknowledged: a proxy that delays one delays all.
 func events(ctx context.Context, url string) error {
 	for _, major := range []int{1, 2} {
 		c := speaking(major)
@@ -131,7 +131,7 @@ func reuse(ctx context.Context, url string) error {
 	return nil
 }
 
-// many sends requests all at once.
+// many sends concurrent requests.
 func many(ctx context.Context, url string) error {
 	const requests = 200
 	for _, major := range []int{1, 2} {
@@ -143,7 +143,7 @@ func many(ctx context.Context, url string) error {
 				path := fmt.Sprintf("%s?number=%d", url, i)
 				text, err := fetch(ctx, c, path)
 				if err == nil && !strings.Contains(text, fmt.Sprintf(`?number=%d"`, i)) {
-					err = fmt.Errorf("%s got another's answer: %.300s", path, text)
+					err = fmt.Errorf("%s got another's response: %.300s", path, text)
 				}
 				if err != nil {
 					failed.Store(&err)

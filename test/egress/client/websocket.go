@@ -19,7 +19,7 @@ type message struct {
 	err  error
 }
 
-// webSocket talks to a server that echoes until it hears "bye". It prints the
+// webSocket talks to a server that echoes until it receives "bye". It prints the
 // protocol and the extensions that were agreed on.
 func webSocket(ctx context.Context, url string) error {
 	c, resp, err := websocket.Dial(ctx, strings.Replace(url, "https:", "wss:", 1), &websocket.DialOptions{
@@ -31,7 +31,7 @@ func webSocket(ctx context.Context, url string) error {
 	defer c.CloseNow()
 	c.SetReadLimit(2 * mib)
 	fmt.Println(c.Subprotocol(), resp.Header.Get("Sec-WebSocket-Extensions"))
-	// A ping is answered while somebody reads.
+	// A pong arrives while the client reads.
 	messages := make(chan message, 1)
 	go func() { // ends with the connection
 		for m := (message{}); m.err == nil; messages <- m {

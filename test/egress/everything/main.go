@@ -1,10 +1,10 @@
-// Everything writes to standard output what a program in a sandbox can read and what
+// Everything writes to standard output all that a program in a sandbox can read and that
 // is not of its image, for tests of egress that look through it: files that are new
 // or changed, or on file systems of their own; files that a process has
 // open although they have no name any more; environments, command lines and
 // memory of all processes but its own.
 //
-// What cannot be read is left out: nobody in the sandbox gets at it either. Pages
+// Unreadable files are left out: no program in the sandbox can read them. Pages
 // of memory that are zero are left out, too, and the file that it writes to.
 package main
 
@@ -42,8 +42,8 @@ func run(to io.Writer) error {
 	return out.Flush()
 }
 
-// start is when the sandbox was started: the kernel tells it in ticks since its
-// own start, of which there are a hundred in a second on every architecture.
+// start returns when the sandbox was started: the kernel has it in ticks since its
+// own start, a hundred per second on every architecture.
 func start() (time.Time, error) {
 	stat, err := os.ReadFile("/proc/1/stat")
 	if err != nil {
@@ -56,12 +56,12 @@ func start() (time.Time, error) {
 	var boot, ticks int64
 	_, after, _ := strings.Cut(string(kernel), "btime ")
 	if _, err := fmt.Sscan(after, &boot); err != nil {
-		return time.Time{}, fmt.Errorf("reading when the kernel started: %w", err)
+		return time.Time{}, fmt.Errorf("parse the kernel's start: %w", err)
 	}
 	// The name, the second field, may have spaces; field 22 follows it as the 20th.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if _, err := fmt.Sscan(fields[19], &ticks); err != nil {
-		return time.Time{}, fmt.Errorf("reading when the sandbox started: %w", err)
+		return time.Time{}, fmt.Errorf("parse the sandbox's start: %w", err)
 	}
 	return time.Unix(boot, 0).Add(time.Duration(ticks) * time.Second / 100), nil
 }
@@ -75,7 +75,7 @@ func files(out io.Writer, since time.Time) {
 	_ = filepath.WalkDir("/", func(path string, _ fs.DirEntry, err error) error {
 		switch {
 		case err != nil:
-			return nil // may not be looked into, or is gone
+			return nil // may not be read, or is gone
 		case kernels[path]:
 			return fs.SkipDir
 		}
@@ -83,7 +83,7 @@ func files(out io.Writer, since time.Time) {
 		if syscall.Lstat(path, &st) != nil {
 			return nil
 		}
-		kind := st.Mode & syscall.S_IFMT // the entry's is that of what a mount covers, such as a device
+		kind := st.Mode & syscall.S_IFMT // the entry's type is of the file below a mount, such as a device
 		if kind == syscall.S_IFDIR {
 			devices[path] = st.Dev
 		}

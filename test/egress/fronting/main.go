@@ -5,7 +5,7 @@
 //
 // It makes one TLS connection, speaks HTTP/2 over it, and asks for / of one
 // authority after another. With -ech it hides -sni behind that public name. It
-// prints one line for each answer: its status, a space, and its body.
+// prints one line for each response: its status, a space, and its body.
 package main
 
 import (

@@ -37,17 +37,17 @@ func build(c config) (sdk.Policy, error) {
 	return p, nil
 }
 
-// kept holds what is allocated.
-var kept [][]byte
+// retained holds what is allocated.
+var retained [][]byte
 
 func (c config) harm() error {
 	switch c.Do {
 	case "loop":
-		for len(kept) == 0 {
+		for len(retained) == 0 {
 		}
 	case "memory":
 		for {
-			kept = append(kept, make([]byte, 1<<20))
+			retained = append(retained, make([]byte, 1<<20))
 		}
 	case "output":
 		for line := strings.Repeat("x", 1<<20); ; {

@@ -22,7 +22,7 @@ const (
 	Chat  = "/test.Calls/Chat"  // both stream: each text again, before the next is read
 )
 
-// Trailer comes with the end of every call: bytes that are no text.
+// Trailer comes with the end of every call: binary data.
 const (
 	Trailer      = "x-end-bin"
 	TrailerValue = "\x00\xff\n"

@@ -52,9 +52,9 @@ func (n *node) everything(ctx context.Context, id string, look func(io.Reader) e
 	return look(t)
 }
 
-// searchInside looks for secrets in all that can be read in a sandbox, if there is
+// searchSandbox searches everything readable in a sandbox for secrets, if there is
 // one.
-func (n *node) searchInside(ctx context.Context, id string) error {
+func (n *node) searchSandbox(ctx context.Context, id string) error {
 	if !n.Runs() {
 		return nil
 	}
@@ -62,7 +62,7 @@ func (n *node) searchInside(ctx context.Context, id string) error {
 		return nil
 	}
 	return n.everything(ctx, id, func(all io.Reader) error {
-		return n.canary.lookThrough("what can be read in a sandbox", all)
+		return n.canary.search("the readable state of a sandbox", all)
 	})
 }
 
@@ -96,7 +96,7 @@ var plants = map[string]string{
 	"a core dump": `cd /var/tmp && ulimit -c unlimited && python3 -c 'import os, sys; kept = sys.argv[1].replace(",", ""); os.abort()' "$1"; true`,
 }
 
-// What is said of sandboxes at their end is only worth what would be found.
+// The search in sandboxes at their end is worth as much as it can find.
 func TestTheCanaryFindsWhatASandboxCanRead(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	pattern, err := os.ReadFile("/proc/sys/kernel/core_pattern")
@@ -121,8 +121,8 @@ func TestTheCanaryFindsWhatASandboxCanRead(t *testing.T) {
 	for place, value := range values {
 		var c canary
 		c.watch(value)
-		if err := c.lookThrough(place, bytes.NewReader(all)); err == nil {
-			t.Errorf("what is in %s is not found", place)
+		if err := c.search(place, bytes.NewReader(all)); err == nil {
+			t.Errorf("the secret in %s is not found", place)
 		}
 	}
 }
