@@ -1,8 +1,8 @@
 // Package api is the HTTP API of a node: routes, authentication, JSON, raw
 // bodies, server-sent events and the OpenAPI document that describes them all.
 //
-// It decides nothing about sandboxes: it asks a Sandboxes, which is the
-// sandbox.Manager, and turns what that answers into HTTP. Reads wake nothing.
+// It decides nothing about sandboxes: it converts between HTTP and the calls of a
+// sandbox.Manager and an egress.Egress. Reads never wake a sandbox.
 package api
 
 import (
@@ -17,6 +17,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/redact"
@@ -30,12 +31,13 @@ const Prefix = "/api/v1"
 // (4,096 bytes, each written as %XX).
 const maxURI = 16 << 10
 
-// Config of an API. Sandboxes, Auth and PreviewURL are needed.
+// Config of an API. Sandboxes, Egress, Auth and PreviewURL are required.
 type Config struct {
-	Sandboxes Sandboxes
-	// Egress is what sandboxes send out; nil answers all of it with egress_disabled.
-	Egress Egress
-	Auth   Authenticator
+	Sandboxes *sandbox.Manager
+	Egress    *egress.Egress
+	// Auth returns the owner that a token authenticates. It is called for every request
+	// and must compare in constant time.
+	Auth func(token string) (owner string, ok bool)
 	// PreviewURL returns the address of an exposed port.
 	PreviewURL func(sandbox.Sandbox, sandbox.Port) string
 	// Version of the node.
@@ -85,9 +87,9 @@ func (l Limits) withDefaults() Limits {
 
 // API serves the routes under Prefix. Make one with New.
 type API struct {
-	sandboxes  Sandboxes
-	egress     Egress
-	auth       Authenticator
+	sandboxes  *sandbox.Manager
+	egress     *egress.Egress
+	auth       func(token string) (owner string, ok bool)
 	previewURL func(sandbox.Sandbox, sandbox.Port) string
 	version    string
 	log        *slog.Logger
@@ -113,6 +115,8 @@ func New(cfg Config) (*API, error) {
 	switch {
 	case cfg.Sandboxes == nil:
 		return nil, errors.New("api: Config.Sandboxes is missing")
+	case cfg.Egress == nil:
+		return nil, errors.New("api: Config.Egress is missing")
 	case cfg.Auth == nil:
 		return nil, errors.New("api: Config.Auth is missing")
 	case cfg.PreviewURL == nil:

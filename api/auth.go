@@ -9,30 +9,18 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// Authenticator decides whose request it is. It is called for every request and
-// must compare in constant time.
-type Authenticator interface {
-	Authenticate(token string) (owner string, ok bool)
+// SingleToken returns a Config.Auth that accepts one token, whose bearer is owner. It
+// stores only a hash. An empty token authenticates no request.
+func SingleToken(token, owner string) func(token string) (string, bool) {
+	want := sha256.Sum256([]byte(token))
+	return func(sent string) (string, bool) {
+		hash := sha256.Sum256([]byte(sent))
+		same := subtle.ConstantTimeCompare(hash[:], want[:]) == 1
+		return owner, same && token != ""
+	}
 }
 
-// SingleToken accepts one token, whose bearer is owner. It keeps a hash only.
-func SingleToken(token, owner string) Authenticator {
-	return singleToken{hash: sha256.Sum256([]byte(token)), owner: owner, set: token != ""}
-}
-
-type singleToken struct {
-	hash  [sha256.Size]byte
-	owner string
-	set   bool // an empty token never authenticates anybody
-}
-
-func (s singleToken) Authenticate(token string) (string, bool) {
-	hash := sha256.Sum256([]byte(token))
-	same := subtle.ConstantTimeCompare(hash[:], s.hash[:]) == 1
-	return s.owner, same && s.set
-}
-
-// maxToken is longer than any token and short enough to hash for anybody.
+// maxToken is longer than any token, and short enough to hash for any client.
 const maxToken = 4096
 
 // authenticate returns whose request it is, or the refusal.
@@ -44,7 +32,7 @@ func (a *API) authenticate(r *http.Request) (string, *problem.Problem) {
 	}
 	scheme, token, _ := strings.Cut(header, " ")
 	if strings.EqualFold(scheme, "Bearer") && len(token) <= maxToken {
-		if owner, ok := a.auth.Authenticate(strings.TrimSpace(token)); ok {
+		if owner, ok := a.auth(strings.TrimSpace(token)); ok {
 			return owner, nil
 		}
 	}

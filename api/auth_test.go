@@ -13,7 +13,7 @@ import (
 
 func TestRoutesNeedTheToken(t *testing.T) {
 	var log bytes.Buffer
-	a := newAPI(t, Config{Sandboxes: noSandboxes{}, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	a := newAPI(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
 	for _, tc := range []struct{ name, header string }{
 		{"none", ""},
 		{"wrong", "Bearer letmeout-0123456789"},
@@ -51,7 +51,7 @@ func TestRoutesNeedTheToken(t *testing.T) {
 }
 
 func TestEmptyTokenAuthenticatesNobody(t *testing.T) {
-	if _, ok := SingleToken("", "operator").Authenticate(""); ok {
+	if _, ok := SingleToken("", "operator")(""); ok {
 		t.Error("it did")
 	}
 }
@@ -73,8 +73,8 @@ func TestOwnerSeesHisSandboxesOnly(t *testing.T) {
 
 func TestTokenIsNeverLogged(t *testing.T) {
 	var log bytes.Buffer
-	a := newAPI(t, Config{Sandboxes: noSandboxes{}, Log: slog.New(slog.NewTextHandler(&log, nil))})
-	// nobody panics: the worst that can happen to a request.
+	a := newAPI(t, Config{Log: slog.New(slog.NewTextHandler(&log, nil))})
+	// A Manager without state panics: the worst that can happen to a request.
 	r := httptest.NewRequest(http.MethodGet, Prefix+"/node", nil)
 	r.Header.Set("Authorization", "Bearer "+testToken)
 	w := httptest.NewRecorder()

@@ -185,7 +185,7 @@ func TestDocumentIsFreeOfHumasOwn(t *testing.T) {
 			t.Errorf("patternDescription %v", text)
 		}
 	})
-	a := newAPI(t, Config{Sandboxes: noSandboxes{}})
+	a := newAPI(t, Config{})
 	if schema := a.huma.OpenAPI().Components.Schemas.Map()["Problem"]; schema.AdditionalProperties != false {
 		t.Errorf("the document's passes changed huma's schema: additionalProperties is %v", schema.AdditionalProperties)
 	}
@@ -206,7 +206,7 @@ func TestDocumentIsCommitted(t *testing.T) {
 }
 
 func TestExamplesAreOfTheirTypes(t *testing.T) {
-	a := newAPI(t, Config{Sandboxes: noSandboxes{}})
+	a := newAPI(t, Config{})
 	seen := map[reflect.Type]bool{}
 	checked := 0
 	for _, row := range schemaDocs() {

@@ -103,10 +103,17 @@ func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
 // timeline sends the events of a sandbox, each once and in order: what the
 // store has first, then what happens.
 type timeline struct {
-	sandboxes Sandboxes
+	sandboxes eventSource
 	id        sandbox.ID
 	last      uint64 // Seq of the last event sent
 	send      func(sandbox.Event) error
+}
+
+// eventSource is a sandbox.Manager, or events in an order that a test chooses.
+type eventSource interface {
+	ByID(sandbox.ID) (sandbox.Sandbox, bool)
+	Events(ctx context.Context, id sandbox.ID, after uint64, limit int) ([]sandbox.Event, error)
+	Subscribe(sandbox.ID) (<-chan sandbox.Event, func(), error)
 }
 
 // follow returns nil when the sandbox is gone or the node closes.

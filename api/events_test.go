@@ -136,14 +136,16 @@ func TestEventStreamGoesOnAfterAnEventThatWasLost(t *testing.T) {
 	}
 }
 
-// scripted is a Sandboxes with a timeline that a test tells.
+// scripted is an eventSource whose events and their order a test chooses.
 type scripted struct {
-	Sandboxes
 	stored []sandbox.Event
 	// subscriptions are handed out one after the other; then it is gone.
 	subscriptions []chan sandbox.Event
 	onRead        func(*scripted)
 }
+
+// ByID is not reached: no read fails.
+func (s *scripted) ByID(sandbox.ID) (sandbox.Sandbox, bool) { panic("unexpected call") }
 
 func (s *scripted) Events(_ context.Context, _ sandbox.ID, after uint64, limit int) ([]sandbox.Event, error) {
 	if s.onRead != nil {

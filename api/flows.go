@@ -43,27 +43,26 @@ func (a *API) registerFlows() {
 		summary: "What a sandbox sent, and what became of it, oldest first",
 		description: "The latest 1,000 are kept until the node restarts. Wakes nothing. As a stream it first sends those, then what comes; after a break go " +
 			"on with Last-Event-ID. Who reads too slowly is told how many it lost (`dropped`). The stream ends when the sandbox is destroyed.",
-		codes:   onSandbox(needsEgress(problem.StreamLimitExceeded)),
+		codes:   onSandbox([]problem.Code{problem.StreamLimitExceeded}),
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.flows)
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/egress/explain", id: "explain-request", tag: "egress",
 		summary:     "What would become of a request, and why",
 		description: "Nothing is sent, no name is resolved and no policy runs. Wakes nothing.",
-		codes:       onSandbox(needsEgress()),
+		codes:       onSandbox(),
 	}, a.explain)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/proxy/flows", id: "list-proxy-flows", tag: "egress",
 		summary:     "What the owner's programs outside of sandboxes sent through the proxy, oldest first",
 		description: "As with a sandbox's flows, without `sandbox`.",
-		codes:       needsEgress(problem.StreamLimitExceeded),
+		codes:       []problem.Code{problem.StreamLimitExceeded},
 		answers:     map[int]*huma.Response{http.StatusOK: page},
 	}, a.outsideFlows)
 	registerBody(a, route{
 		method: http.MethodPost, path: "/egress/proxy/explain", id: "explain-proxy-request", tag: "egress",
 		summary:     "What would become of a request through the proxy, and why",
 		description: "The node's rules and the owner's apply. Nothing is sent, no name is resolved and no policy runs.",
-		codes:       needsEgress(),
 	}, a.explainOutside)
 }
 
@@ -75,30 +74,22 @@ type source struct {
 }
 
 func (a *API) flows(ctx context.Context, in *flowsInput) (*huma.StreamResponse, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	return a.serveFlows(ctx, &in.FlowsQuery, func() (source, error) {
 		sb, err := a.lookup(ctx, in.ID)
 		return source{
 			target: in.SandboxPath,
-			list:   func(f audit.Filter) []audit.Entry { return out.Flows(sb.ID, f) },
-			follow: func(f audit.Filter) (<-chan audit.Entry, func()) { return out.FollowFlows(sb.ID, f) },
+			list:   func(f audit.Filter) []audit.Entry { return a.egress.Flows(sb.ID, f) },
+			follow: func(f audit.Filter) (<-chan audit.Entry, func()) { return a.egress.FollowFlows(sb.ID, f) },
 		}, err
 	})
 }
 
 func (a *API) outsideFlows(ctx context.Context, in *FlowsQuery) (*huma.StreamResponse, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	return a.serveFlows(ctx, in, func() (source, error) {
 		owner := ownerOf(ctx)
 		return source{
-			list:   func(f audit.Filter) []audit.Entry { return out.OutsideFlows(owner, f) },
-			follow: func(f audit.Filter) (<-chan audit.Entry, func()) { return out.FollowOutsideFlows(owner, f) },
+			list:   func(f audit.Filter) []audit.Entry { return a.egress.OutsideFlows(owner, f) },
+			follow: func(f audit.Filter) (<-chan audit.Entry, func()) { return a.egress.FollowOutsideFlows(owner, f) },
 		}, nil
 	})
 }
@@ -147,15 +138,11 @@ func (a *API) streamFlows(in *FlowsQuery, from source, filter audit.Filter) {
 }
 
 func (a *API) explain(ctx context.Context, in *SandboxPath, body *types.ExplainRequest) (*explainOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
-	explanation, err := out.Explain(ctx, sb.ID, cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers))
+	explanation, err := a.egress.Explain(ctx, sb.ID, cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers))
 	if err != nil {
 		return nil, err
 	}
@@ -163,11 +150,7 @@ func (a *API) explain(ctx context.Context, in *SandboxPath, body *types.ExplainR
 }
 
 func (a *API) explainOutside(ctx context.Context, _ *struct{}, body *types.ExplainRequest) (*explainOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	explanation, err := out.ExplainOutside(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers))
+	explanation, err := a.egress.ExplainOutside(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers))
 	if err != nil {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ func record(s *server, id string, hosts ...string) {
 		if strings.HasPrefix(host, "evil") {
 			e.Verdict, e.Kind = audit.Deny, audit.DNS
 		}
-		s.egress.Log.Record(e)
+		s.egress.Flows.Record(e)
 	}
 }
 
@@ -92,7 +92,7 @@ func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
 	again.expect("request")
 	again.expect("dns")
 	again.expect("request")
-	s.egress.Log.Forget(id) // as when it is destroyed
+	s.egress.Flows.Forget(id) // as when it is destroyed
 	again.expectEnd()
 	if s.state(id) != sandbox.StateAsleep {
 		t.Error("reading woke it")

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -95,7 +96,7 @@ type operation struct {
 
 func readDocument(t *testing.T) (document, []byte) {
 	t.Helper()
-	a := newAPI(t, Config{Sandboxes: noSandboxes{}})
+	a := newAPI(t, Config{})
 	rec := httptest.NewRecorder()
 	a.ServeHTTP(rec, httptest.NewRequest(http.MethodGet, "/api/v1/openapi.json", nil))
 	if rec.Code != http.StatusOK || rec.Header().Get("Content-Type") != "application/json" {
@@ -258,9 +259,6 @@ func TestReferenceNamesEveryParameterAndField(t *testing.T) {
 	}
 }
 
-// noSandboxes is a Sandboxes that no request may reach.
-type noSandboxes struct{ Sandboxes }
-
 const (
 	testToken = "letmein-0123456789"
 	testOwner = "operator"
@@ -269,6 +267,12 @@ const (
 // newAPI fills in what a test does not care about.
 func newAPI(t testing.TB, cfg Config) *API {
 	t.Helper()
+	if cfg.Sandboxes == nil {
+		cfg.Sandboxes = new(sandbox.Manager) // no request may reach it
+	}
+	if cfg.Egress == nil {
+		cfg.Egress = new(egress.Egress)
+	}
 	if cfg.Auth == nil {
 		cfg.Auth = SingleToken(testToken, testOwner)
 	}

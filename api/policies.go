@@ -32,20 +32,20 @@ func (a *API) registerPolicies() {
 		summary: "Push a policy, or replace one",
 		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
 			"that they began with; the next ones get the new. One module of an owner is compiled at a time: try again after Retry-After if too many wait.",
-		codes: needsEgress(append([]problem.Code{problem.NameInvalid, problem.PolicyInvalid, problem.PolicyLimitExceeded, problem.PushLimitExceeded, problem.CallLimitExceeded, problem.NodeDiskFull}, bodyCodes...)...),
+		codes: append([]problem.Code{problem.NameInvalid, problem.PolicyInvalid, problem.PolicyLimitExceeded, problem.PushLimitExceeded, problem.CallLimitExceeded, problem.NodeDiskFull}, bodyCodes...),
 	}, rawContent(wasmType), a.putPolicy)
 	register(a, route{
 		method: http.MethodGet, path: "/policies", id: "list-policies", tag: "policies",
-		summary: "List policies, in the order of their names", description: "Yours, and those that come with doze.", codes: needsEgress(),
+		summary: "List policies, in the order of their names", description: "Yours, and those that come with doze.",
 	}, a.policies)
 	register(a, route{
 		method: http.MethodGet, path: "/policies/{name}", id: "get-policy", tag: "policies",
-		summary: "Get a policy", description: "With the rules that name it, without the module.", codes: needsEgress(problem.PolicyNotFound),
+		summary: "Get a policy", description: "With the rules that name it, without the module.", codes: []problem.Code{problem.PolicyNotFound},
 	}, a.policy)
 	register(a, route{
 		method: http.MethodDelete, path: "/policies/{name}", id: "delete-policy", tag: "policies", status: http.StatusNoContent,
 		summary: "Forget a policy that was pushed", description: "Not while rules name it.",
-		codes: needsEgress(problem.PolicyNotFound, problem.PolicyInUse, problem.PolicyBuiltIn, problem.NodeDiskFull),
+		codes: []problem.Code{problem.PolicyNotFound, problem.PolicyInUse, problem.PolicyBuiltIn, problem.NodeDiskFull},
 	}, a.deletePolicy)
 }
 
@@ -54,10 +54,6 @@ func (a *API) registerPolicies() {
 const callsOfPush = catalog.MaxModule >> 20
 
 func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	if kind := in.r.Header.Get("Content-Type"); kind != "" && !isModule(kind) {
 		return nil, problem.Newf(problem.MediaTypeUnsupported, "the body is %s; send %s", clip(kind), wasmType)
 	}
@@ -71,7 +67,7 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput,
 	if err != nil {
 		return nil, err
 	}
-	info, err := out.PutPolicy(ctx, ownerOf(ctx), in.Name, module)
+	info, err := a.egress.PutPolicy(ctx, ownerOf(ctx), in.Name, module)
 	if err != nil {
 		return nil, err
 	}
@@ -91,19 +87,11 @@ func isModule(contentType string) bool {
 }
 
 func (a *API) policies(ctx context.Context, _ *struct{}) (*policiesOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	return &policiesOutput{Body: types.PolicyList{Policies: listOf(out.Policies(ownerOf(ctx)), policyOf)}}, nil
+	return &policiesOutput{Body: types.PolicyList{Policies: listOf(a.egress.Policies(ownerOf(ctx)), policyOf)}}, nil
 }
 
 func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range out.Policies(ownerOf(ctx)) {
+	for _, p := range a.egress.Policies(ownerOf(ctx)) {
 		if p.Name == in.Name {
 			return &policyOutput{Body: policyOf(p)}, nil
 		}
@@ -112,9 +100,5 @@ func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
 }
 
 func (a *API) deletePolicy(ctx context.Context, in *NamePath) (*struct{}, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	return nil, out.DeletePolicy(ctx, ownerOf(ctx), in.Name)
+	return nil, a.egress.DeletePolicy(ctx, ownerOf(ctx), in.Name)
 }

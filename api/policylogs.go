@@ -31,41 +31,37 @@ func (a *API) registerPolicyLogs() {
 		description: "Its lines by the function log, and of its output, with the flow and the sandbox in whose request it wrote them. The latest 1,000 are kept " +
 			"until the node restarts or the policy is deleted. As a stream it first sends those, then what comes; after a break go on with Last-Event-ID. " +
 			"A client that reads too slowly is told how many lines it lost (`dropped`).",
-		codes:   needsEgress(problem.PolicyNotFound, problem.StreamLimitExceeded),
+		codes:   []problem.Code{problem.PolicyNotFound, problem.StreamLimitExceeded},
 		answers: map[int]*huma.Response{http.StatusOK: page},
 	}, a.policyLogs)
 }
 
 func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (_ *huma.StreamResponse, err error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	filter := policylog.Filter{Level: policylog.Level(in.Level)}
 	if filter.After, err = in.after(); err != nil {
 		return nil, err
 	}
 	owner := ownerOf(ctx)
-	if !out.HasPolicy(owner, in.Name) {
+	if !a.egress.HasPolicy(owner, in.Name) {
 		return nil, catalog.ErrUnknown
 	}
 	if wantsEvents(in.r) {
 		if err := a.streams.enter(ctx, 1); err != nil {
 			return nil, err
 		}
-		return &huma.StreamResponse{Body: func(huma.Context) { a.streamPolicyLogs(in, out, owner, filter) }}, nil
+		return &huma.StreamResponse{Body: func(huma.Context) { a.streamPolicyLogs(in, owner, filter) }}, nil
 	}
-	lines, next := page(in.PageQuery, out.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
+	lines, next := page(in.PageQuery, a.egress.PolicyLogs(owner, in.Name, filter), func(l policylog.Line) uint64 { return l.Seq })
 	return jsonResponse(in.Exchange, types.PolicyLog{Lines: listOf(lines, lineOf), NextCursor: next}), nil
 }
 
-func (a *API) streamPolicyLogs(in *policyLogsInput, out Egress, owner string, filter policylog.Filter) {
+func (a *API) streamPolicyLogs(in *policyLogsInput, owner string, filter policylog.Filter) {
 	s := a.openStream(in.Exchange, SandboxPath{})
 	defer s.close()
 	if in.r.Method == http.MethodHead {
 		return
 	}
-	lines, stop := out.FollowPolicyLogs(owner, in.Name, filter)
+	lines, stop := a.egress.FollowPolicyLogs(owner, in.Name, filter)
 	defer stop()
 	for {
 		select {

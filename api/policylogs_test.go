@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/problem"
 )
@@ -19,7 +19,7 @@ func writes(s *server, owner string, texts ...string) {
 		if strings.HasPrefix(text, "bad") {
 			level = policylog.Warn
 		}
-		s.egress.Lines.Add(policylog.Policy{Owner: owner, Name: egresstest.BuiltIn}, policylog.Line{Level: level, Text: text, Flow: "f1", Sandbox: "k3f9x2m7q1az"})
+		s.egress.PolicyLogs.Add(policylog.Policy{Owner: owner, Name: egresstest.BuiltIn}, policylog.Line{Level: level, Text: text, Flow: "f1", Sandbox: "k3f9x2m7q1az"})
 	}
 }
 
@@ -72,7 +72,7 @@ func TestLinesOfAPolicyAreFollowedAndGoOnAfterABreak(t *testing.T) {
 	if l := parse[types.PolicyLine](t, again.expect("line")); l.Text != "bad two" {
 		t.Errorf("got %+v", l)
 	}
-	s.egress.Lines.Forget(policylog.Policy{Owner: testOwner, Name: egresstest.BuiltIn}) // as when it is deleted
+	s.egress.PolicyLogs.Forget(policylog.Policy{Owner: testOwner, Name: egresstest.BuiltIn}) // as when it is deleted
 	again.expectEnd()
 }
 

@@ -40,20 +40,18 @@ type RulesCondition struct {
 func (a *API) registerRules() {
 	const described = "Applies to the next request of each sandbox, whether it runs or not. Rules that cannot work change nothing. " +
 		"Send the ETag as If-Match to replace only what you have seen."
-	codes := needsEgress(problem.RulesInvalid, problem.RevisionConflict, problem.NodeDiskFull)
+	codes := []problem.Code{problem.RulesInvalid, problem.RevisionConflict, problem.NodeDiskFull}
 	register(a, route{
 		method: http.MethodGet, path: "/node/egress/rules", id: "get-node-rules", tag: "egress",
 		summary: "The rules of the node", description: "They stand before all others. Only the node's Caddyfile changes them.",
-		codes: needsEgress(),
 	}, a.nodeRules)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/presets", id: "list-presets", tag: "egress",
 		summary: "The presets", description: "Named lists of hosts for rules: `preset:github` among a rule's hosts. Some come with doze, others are defined by the node's operator.",
-		codes: needsEgress(),
 	}, a.presets)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/rules", id: "get-rules", tag: "egress",
-		summary: "Your rules, for all of your sandboxes", description: "They apply after the node's. Its ETag is for replacing them.", codes: needsEgress(),
+		summary: "Your rules, for all of your sandboxes", description: "They apply after the node's. Its ETag is for replacing them.",
 	}, func(ctx context.Context, _ *struct{}) (*rulesOutput, error) { return a.rules(ctx, "") })
 	registerBody(a, route{
 		method: http.MethodPut, path: "/egress/rules", id: "set-rules", tag: "egress",
@@ -64,7 +62,7 @@ func (a *API) registerRules() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/egress/rules", id: "get-sandbox-rules", tag: "egress",
 		summary: "The rules of a sandbox", description: "Those of its own, which stand after the node's and yours. Wakes nothing.",
-		codes: onSandbox(needsEgress()),
+		codes: onSandbox(),
 	}, func(ctx context.Context, in *SandboxPath) (*rulesOutput, error) {
 		sb, err := a.lookup(ctx, in.ID)
 		if err != nil {
@@ -85,29 +83,17 @@ func (a *API) registerRules() {
 }
 
 func (a *API) presets(context.Context, *struct{}) (*presetsOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	return &presetsOutput{Body: types.PresetList{Presets: presetsOf(out.Presets())}}, nil
+	return &presetsOutput{Body: types.PresetList{Presets: presetsOf(a.egress.Presets())}}, nil
 }
 
 func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	def, rules := out.NodeRules()
+	def, rules := a.egress.NodeRules()
 	return &nodeRulesOutput{Body: types.NodeRules{Default: types.RuleDefault(def), Rules: RulesTo(rules)}}, nil
 }
 
 // rules answers with the rules of a sandbox, or with an empty id with the owner's.
 func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	set, warnings, err := out.Rules(ctx, ownerOf(ctx), id)
+	set, warnings, err := a.egress.Rules(ctx, ownerOf(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -115,10 +101,6 @@ func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
 }
 
 func (a *API) setRules(ctx context.Context, id sandbox.ID, body *types.SetRulesRequest, ifMatch string) (*rulesOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	revision, err := parseRevision(ifMatch)
 	if err != nil {
 		return nil, err
@@ -127,7 +109,7 @@ func (a *API) setRules(ctx context.Context, id sandbox.ID, body *types.SetRulesR
 	if err != nil {
 		return nil, err
 	}
-	set, warnings, err := out.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision})
+	set, warnings, err := a.egress.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision})
 	if err != nil {
 		return nil, err
 	}

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"fmt"
 	"net/http"
 	"slices"
@@ -9,8 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/problem"
@@ -185,7 +186,8 @@ func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
 	}
 	long := fmt.Sprintf(`{"rules":[%s{"name":"a","action":"allow"}]}`, strings.Repeat(`{"name":"a","action":"allow"},`, rule.MaxRules))
 	s.refused(problem.RequestInvalid, "PUT", "/egress/rules", long)
-	// What is not described by the document is taken as it is.
+	must[types.Policy](s, http.StatusOK, "PUT", "/policies/p", bytes.NewReader(egresstest.Module(1)))
+	// The document does not describe the configuration of a policy.
 	must[types.RuleSet](s, http.StatusOK, "PUT", "/egress/rules",
 		`{"rules":[{"name":"a","headers":{"x-a":"1"},"policies":[{"name":"p","config":{"A":1,"a":[2]},"secrets":{"token":"t"}}]}]}`)
 }
@@ -226,7 +228,7 @@ func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
 			t.Errorf("%s: got %+v", path, got)
 		}
 	}
-	s.egress.RemovePresets()
+	s.egress.RemovePresets(t)
 	for _, path := range []string{"/egress/rules", "/sandbox/box/egress/rules"} {
 		got := must[types.RuleSet](s, http.StatusOK, "GET", path, nil)
 		if len(got.Rules) != 1 || len(got.Warnings) != 1 || got.Warnings[0].Location != "body.rules[0].hosts" ||
@@ -250,28 +252,4 @@ func TestNodeRulesAreShownAndNotSet(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	s.refused(problem.MethodNotAllowed, "PUT", "/node/egress/rules", oneRule)
-}
-
-func TestANodeWithoutEgressSaysSo(t *testing.T) {
-	s := newServer(t, Limits{})
-	s.create("box")
-	s.api.egress = nil
-	for _, r := range routes {
-		method, path, _ := strings.Cut(r, " ")
-		var body any
-		switch r {
-		case "PUT /egress/rules", "PUT /sandbox/{id}/egress/rules":
-			body = oneRule
-		case "PUT /secrets/{name}":
-			body = `{"value":"12345678","hosts":["a.example"]}`
-		case "PUT /policies/{name}":
-			body = strings.NewReader("x")
-		case "POST /sandbox/{id}/egress/explain", "POST /egress/proxy/explain":
-			body = `{"url":"https://a.example/"}`
-		}
-		if !strings.Contains(path, "/egress") && !strings.Contains(path, "/secrets") && !strings.Contains(path, "/policies") {
-			continue
-		}
-		s.refused(problem.EgressDisabled, method, strings.NewReplacer("{id}", "box", "{name}", "n").Replace(path), body)
-	}
 }

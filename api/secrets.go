@@ -27,33 +27,29 @@ func (a *API) registerSecrets() {
 		method: http.MethodPut, path: "/secrets/{name}", id: "put-secret", tag: "secrets",
 		summary:     "Make a secret, or replace its value and hosts",
 		description: "For the next request of each sandbox. It is kept encrypted and sent to no host but those that it names.",
-		codes:       needsEgress(problem.NameInvalid, problem.SecretLimitExceeded, problem.NodeDiskFull),
+		codes:       []problem.Code{problem.NameInvalid, problem.SecretLimitExceeded, problem.NodeDiskFull},
 	}, a.putSecret)
 	register(a, route{
 		method: http.MethodGet, path: "/secrets", id: "list-secrets", tag: "secrets",
-		summary: "List secrets, in the order of their names", description: "Without their values.", codes: needsEgress(),
+		summary: "List secrets, in the order of their names", description: "Without their values.",
 	}, a.secrets)
 	register(a, route{
 		method: http.MethodGet, path: "/secrets/{name}", id: "get-secret", tag: "secrets",
-		summary: "Get a secret", description: "Without its value.", codes: needsEgress(problem.SecretNotFound),
+		summary: "Get a secret", description: "Without its value.", codes: []problem.Code{problem.SecretNotFound},
 	}, a.secret)
 	register(a, route{
 		method: http.MethodDelete, path: "/secrets/{name}", id: "delete-secret", tag: "secrets", status: http.StatusNoContent,
 		summary: "Forget a secret", description: "Requests of rules that use it are refused from then on.",
-		codes: needsEgress(problem.SecretNotFound, problem.NodeDiskFull),
+		codes: []problem.Code{problem.SecretNotFound, problem.NodeDiskFull},
 	}, a.deleteSecret)
 }
 
 func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecretRequest) (*secretOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
 	value, err := decode(body.Value, body.Encoding, "body.value")
 	if err != nil {
 		return nil, err
 	}
-	secret, err := out.PutSecret(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
+	secret, err := a.egress.PutSecret(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
 	if err != nil {
 		return nil, err
 	}
@@ -61,19 +57,11 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 }
 
 func (a *API) secrets(ctx context.Context, _ *struct{}) (*secretsOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	return &secretsOutput{Body: types.SecretList{Secrets: listOf(out.Secrets(ownerOf(ctx)), secretOf)}}, nil
+	return &secretsOutput{Body: types.SecretList{Secrets: listOf(a.egress.Secrets(ownerOf(ctx)), secretOf)}}, nil
 }
 
 func (a *API) secret(ctx context.Context, in *NamePath) (*secretOutput, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range out.Secrets(ownerOf(ctx)) {
+	for _, s := range a.egress.Secrets(ownerOf(ctx)) {
 		if s.Name == in.Name {
 			return &secretOutput{Body: secretOf(s)}, nil
 		}
@@ -82,9 +70,5 @@ func (a *API) secret(ctx context.Context, in *NamePath) (*secretOutput, error) {
 }
 
 func (a *API) deleteSecret(ctx context.Context, in *NamePath) (*struct{}, error) {
-	out, err := a.out()
-	if err != nil {
-		return nil, err
-	}
-	return nil, out.DeleteSecret(ctx, ownerOf(ctx), in.Name)
+	return nil, a.egress.DeleteSecret(ctx, ownerOf(ctx), in.Name)
 }

@@ -24,12 +24,12 @@ func TestSecretsArePutAndNeverRead(t *testing.T) {
 	if first.Version != 1 || second.Version != 2 || strings.Join(first.Hosts, " ") != "api.github.com *.example.com" {
 		t.Errorf("put %+v, then %+v", first, second)
 	}
-	if value, err := s.egress.Use(testOwner, "github", "api.github.com"); err != nil || string(value) != canary {
+	if value, err := s.egress.Secret(t, testOwner, "github", "api.github.com"); err != nil || value != canary {
 		t.Errorf("it is %q, %v", value, err)
 	}
 	must[types.Secret](s, http.StatusOK, "PUT", "/secrets/another", map[string]any{
 		"value": base64.StdEncoding.EncodeToString([]byte("\x00binary\xff")), "encoding": "base64", "hosts": []string{"a.example"}})
-	if value, err := s.egress.Use(testOwner, "another", "a.example"); err != nil || string(value) != "\x00binary\xff" {
+	if value, err := s.egress.Secret(t, testOwner, "another", "a.example"); err != nil || value != "\x00binary\xff" {
 		t.Errorf("it is %q, %v", value, err)
 	}
 	list := must[types.SecretList](s, http.StatusOK, "GET", "/secrets", nil)
@@ -89,7 +89,7 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 			t.Errorf("%s: %+v, want %s", c.body, p.Errors, c.where)
 		}
 	}
-	s.egress.Store.Close()
+	s.egress.Documents.Close()
 	s.refused(problem.InternalError, "PUT", "/secrets/a", `{"value":"`+canary+`","hosts":["a.example"]}`)
 	if !strings.Contains(log.String(), "storing the secret a") || strings.Contains(log.String(), "canary") {
 		t.Errorf("the log is %s", log.String())

@@ -22,8 +22,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"go.uber.org/goleak"
 
-	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/egress/egresstest"
+	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
@@ -34,8 +35,22 @@ func TestMain(m *testing.M) {
 	// shell cannot trap it. What this process catches is not ignored by its children;
 	// the guest's own program does the same.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
-	goleak.VerifyTestMain(m)
+	dir, err := os.MkdirTemp("", "doze-api-")
+	if err == nil {
+		compiling, err = egresstest.Compiling(dir)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		os.RemoveAll(dir)
+		os.Exit(code)
+	}))
 }
+
+// compiling is how tests compile policies.
+var compiling policy.Config
 
 // patience bounds whatever a test waits for. Only a failure takes so long.
 const patience = 20 * time.Second
@@ -72,8 +87,8 @@ func newUnstartedServer(t testing.TB, limits Limits) *server {
 
 func newServerOn(t testing.TB, node *sandboxtest.Node, limits Limits) *server {
 	t.Helper()
-	s := &server{t: t, node: node, egress: egresstest.New(t, testOwner)}
-	s.api = newAPI(t, Config{Sandboxes: s.node.Manager, Egress: s.egress, Limits: limits})
+	s := &server{t: t, node: node, egress: egresstest.Open(t, node.Manager, compiling)}
+	s.api = newAPI(t, Config{Sandboxes: s.node.Manager, Egress: s.egress.Egress, Limits: limits})
 	s.http = httptest.NewUnstartedServer(s.api)
 	t.Cleanup(s.http.Close)
 	return s

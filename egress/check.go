@@ -22,7 +22,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		return nil, err
 	}
 	defer host.Close()
-	pool := newPool(host)
+	pool := newPool(host, nil)
 	seen := map[string]bool{}
 	e := &Egress{pool: pool}
 	find := func(owner, name string) (module, error) {

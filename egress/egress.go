@@ -33,6 +33,7 @@ import (
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/secret/vault"
@@ -86,6 +87,10 @@ type Config struct {
 	Log      *slog.Logger
 	// PolicyCompiler is policy.Config.Compiler.
 	PolicyCompiler string
+	// Flows and PolicyLogs get what is sent and what policies write, and are closed with
+	// the Egress; nil makes new ones.
+	Flows      *audit.Log
+	PolicyLogs *policylog.Log
 }
 
 // Egress is the way out of all sandboxes of a node. It implements
@@ -160,7 +165,9 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		changes:  ownerTurns{of: map[string]*ownerTurn{}},
 		changing: newTurn(),
 	}
-	e.audit = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
+	if e.audit = cfg.Flows; e.audit == nil {
+		e.audit = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
+	}
 	e.flows.Store(uint64(time.Now().UnixMicro()))
 	e.ctx, e.end = context.WithCancel(context.Background())
 	defer func() {
@@ -223,7 +230,7 @@ func (e *Egress) openModules(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.pool = newPool(host)
+	e.pool = newPool(host, e.cfg.PolicyLogs)
 	if e.modules, err = catalog.Open(ctx, e.cfg.Documents, filepath.Join(e.cfg.Folder, "policies")); err != nil {
 		return err
 	}

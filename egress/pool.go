@@ -69,7 +69,7 @@ type pool struct {
 	// wait for none of his.
 	compiling ownerTurns
 
-	lines policylog.Log // of all policies
+	lines *policylog.Log // of all policies
 
 	mu    sync.Mutex // held while an instance is started, too
 	ready map[readyKey]*ready
@@ -85,8 +85,11 @@ type ready struct {
 	uses   int // guarded by pool.mu
 }
 
-func newPool(host *policy.Host) *pool {
-	return &pool{host: host, compiling: ownerTurns{of: map[string]*ownerTurn{}}, ready: map[readyKey]*ready{}}
+func newPool(host *policy.Host, lines *policylog.Log) *pool {
+	if lines == nil {
+		lines = new(policylog.Log)
+	}
+	return &pool{host: host, lines: lines, compiling: ownerTurns{of: map[string]*ownerTurn{}}, ready: map[readyKey]*ready{}}
 }
 
 // take makes a policy ready, or shares one that is. The caller releases it.

@@ -303,10 +303,6 @@ var (
 
 // Rules, secrets and policies.
 var (
-	EgressDisabled = define(Definition{
-		Name: "egress_disabled", Status: http.StatusNotImplemented, Title: "Egress disabled", Group: groupEgressConfig, From: API,
-		Meaning: "Sandboxes on this node have no network. The operator enables it with the option `egress`.",
-	})
 	RulesInvalid = define(Definition{
 		Name: "rules_invalid", Status: http.StatusUnprocessableEntity, Title: "Invalid rules", Group: groupEgressConfig, From: API,
 		Meaning: "`errors` lists up to 20 errors with their locations. Nothing has changed.",

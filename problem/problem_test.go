@@ -24,7 +24,7 @@ import (
 // endings are the words after the subject of a code. A new one needs a reason: the
 // closed list keeps codes alike.
 var endings = []string{
-	"ambiguous", "asleep", "built_in", "busy", "conflict", "denied", "destroyed", "disabled", "disconnected", "error", "exhausted",
+	"ambiguous", "asleep", "built_in", "busy", "conflict", "denied", "destroyed", "disconnected", "error", "exhausted",
 	"exists", "exited", "failed", "full", "in_use", "incomplete", "invalid", "is_directory", "limit_exceeded", "lost", "malformed",
 	"misdirected", "mismatch", "not_allowed", "not_directory", "not_empty", "not_executable", "not_exposed", "not_found",
 	"not_listening", "not_permitted", "not_ready", "not_running", "not_satisfiable", "required", "stopped", "timeout", "too_large",

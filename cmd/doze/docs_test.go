@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/egresstest"
+	"github.com/doze-run/doze/egress/egresstest"
 )
 
 // TestExamplesOfTheAPIRunAsPrinted runs those that need no sandbox, by the shell and

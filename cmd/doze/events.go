@@ -102,7 +102,7 @@ func goOn(ctx context.Context, err error) (again bool, _ error) {
 		return false, ctx.Err()
 	case problem.Has(err, problem.SandboxNotFound), problem.Has(err, problem.PolicyNotFound):
 		return false, nil // deleted since this command began
-	case errors.As(err, &refused) && refused.Status < 500, errors.As(err, &unexpected) && unexpected.Status < 500, problem.Has(err, problem.EgressDisabled):
+	case errors.As(err, &refused) && refused.Status < 500, errors.As(err, &unexpected) && unexpected.Status < 500:
 		return false, err
 	}
 	timer := time.NewTimer(reconnectAfter)

@@ -16,10 +16,9 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api"
-	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/cmd/internal/usage"
+	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
 	"github.com/doze-run/doze/testkit"
@@ -46,8 +45,7 @@ func runTests(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	compiling.CacheDir = filepath.Join(dir, "code")
-	if compiling.Compiler, err = policytest.BuildCompiler(dir); err != nil {
+	if compiling, err = egresstest.Compiling(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
@@ -70,9 +68,8 @@ type rig struct {
 
 func newRig(t *testing.T) *rig {
 	t.Helper()
-	r := &rig{t: t, node: sandboxtest.Open(t, nil), egress: egresstest.New(t, "tester"), env: map[string]string{
-		"DOZE_TOKEN": testToken, "DOZE_HOME": t.TempDir(),
-	}}
+	r := &rig{t: t, node: sandboxtest.Open(t, nil), env: map[string]string{"DOZE_TOKEN": testToken, "DOZE_HOME": t.TempDir()}}
+	r.egress = egresstest.Open(t, r.node.Manager, compiling)
 	r.serve()
 	return r
 }
@@ -82,7 +79,7 @@ func (r *rig) serve() {
 	r.t.Helper()
 	handler, err := api.New(api.Config{
 		Sandboxes: r.node.Manager,
-		Egress:    r.egress,
+		Egress:    r.egress.Egress,
 		Auth:      api.SingleToken(testToken, "tester"),
 		PreviewURL: func(sb sandbox.Sandbox, p sandbox.Port) string {
 			return "https://3000-" + string(sb.ID) + ".preview.test/"
@@ -105,6 +102,7 @@ func (r *rig) loseRecord(id string) {
 			r.t.Fatal(err)
 		}
 	})
+	r.egress.Reopen(r.t, r.node.Manager)
 	r.serve()
 }
 

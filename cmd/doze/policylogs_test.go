@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/api/egresstest"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
@@ -18,7 +18,7 @@ func (r *rig) wrote(policy string, texts ...string) {
 		if strings.HasPrefix(text, "bad") {
 			level = policylog.Error
 		}
-		r.egress.Lines.Add(policylog.Policy{Owner: r.egress.Owner, Name: policy},
+		r.egress.PolicyLogs.Add(policylog.Policy{Owner: "tester", Name: policy},
 			policylog.Line{Level: level, Text: text, Flow: "f1", Sandbox: "k3f9x2m7q1az", SandboxName: "shop"})
 	}
 }

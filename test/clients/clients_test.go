@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/api"
+	"github.com/doze-run/doze/egress"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/test/testnode"
 )
@@ -82,14 +83,12 @@ func project(t *testing.T) string {
 	return dir
 }
 
-// noSandboxes is for an API that serves its document only.
-type noSandboxes struct{ api.Sandboxes }
-
 // writeDocument writes the document of the API, as a node serves it, to openapi.json.
 func writeDocument(t *testing.T, dir string) {
 	t.Helper()
 	a, err := api.New(api.Config{
-		Sandboxes:  noSandboxes{},
+		Sandboxes:  new(sandbox.Manager), // which serve no request
+		Egress:     new(egress.Egress),
 		Auth:       api.SingleToken("token-0123456789", "owner"),
 		PreviewURL: func(sandbox.Sandbox, sandbox.Port) string { return "" },
 	})
