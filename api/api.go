@@ -24,11 +24,11 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Prefix is where the routes are.
+// Prefix is the path of all routes.
 const Prefix = "/api/v1"
 
-// maxURI is longer than any address with the longest path a file can have
-// (4,096 bytes, each written as %XX).
+// maxURI limits path and query. The longest path of a file, of 4,096 bytes that are each
+// written as %XX, fits.
 const maxURI = 16 << 10
 
 // Config of an API. Sandboxes, Egress, Auth and PreviewURL are required.
@@ -42,30 +42,28 @@ type Config struct {
 	PreviewURL func(sandbox.Sandbox, sandbox.Port) string
 	// Version of the node.
 	Version string
-	// Log gets what failed on the node's side, never a token or a body; nil
-	// logs nothing.
+	// Log records calls and failures of the node, never a token or a body; nil discards
+	// it.
 	Log *slog.Logger
-	// Metrics to count into; nil counts for nobody.
+	// Metrics count the calls; nil makes new ones.
 	Metrics *Metrics
-	// Limits that are zero get their defaults.
-	Limits Limits
+	Limits  Limits
 }
 
-// Limits of what clients may hold at once, and for how long.
+// Limits of the calls of clients. A zero limit is its default.
 type Limits struct {
-	// MaxStreams is how many server-sent event streams are open at once,
-	// default 1024. One more gets stream_limit_exceeded.
+	// MaxStreams limits open streams of server-sent events and WebSockets. A call beyond
+	// it gets stream_limit_exceeded. Default: 1024.
 	MaxStreams int
-	// MaxCalls is how many buffered commands and file transfers are under way
-	// at once, until their answers have been written, default 512. One more gets
-	// call_limit_exceeded. A command counts once for each MiB of output that it may
-	// keep, so this also bounds memory.
+	// MaxCalls limits buffered commands and file transfers, until their responses have
+	// been written. A call beyond it gets call_limit_exceeded. A command counts once for
+	// each MiB of output that it may return, so this also limits memory. Default: 512.
 	MaxCalls int
-	// Heartbeat is how long a stream is silent before it gets a comment line,
-	// default 15 s: proxies close what is silent for 30 s or 60 s.
+	// Heartbeat is how long a stream is silent before a comment line is sent: proxies
+	// close streams that are silent for 30 s or 60 s. Default: 15 s.
 	Heartbeat time.Duration
-	// Stall is how long one read from or write to a client may take, default
-	// 60 s. A slow client is served; one that does nothing is cut off.
+	// Stall is how long one read from or write to a client may take. A slow client is
+	// served; one that stalls is disconnected. Default: 60 s.
 	Stall time.Duration
 }
 
@@ -85,7 +83,7 @@ func (l Limits) withDefaults() Limits {
 	return l
 }
 
-// API serves the routes under Prefix. Make one with New.
+// API serves the routes under Prefix.
 type API struct {
 	sandboxes  *sandbox.Manager
 	egress     *egress.Egress
@@ -98,7 +96,7 @@ type API struct {
 	streams    limiter
 	calls      limiter
 	pushes     pushes
-	// Lines of calls in the log.
+	// Limits of lines in the log.
 	callLines, refusedLines *lineLimit
 
 	execCommand *huma.Schema
@@ -109,8 +107,7 @@ type API struct {
 
 var _ http.Handler = (*API)(nil)
 
-// New returns the API. It starts nothing and needs no closing: every goroutine
-// belongs to a request.
+// New returns the API. It needs no closing: every goroutine belongs to a request.
 func New(cfg Config) (*API, error) {
 	switch {
 	case cfg.Sandboxes == nil:
@@ -141,12 +138,12 @@ func New(cfg Config) (*API, error) {
 		a.metrics = NewMetrics()
 	}
 	a.streams = limiter{pool: quota.New(int64(a.limits.MaxStreams)), refuse: problem.Newf(problem.StreamLimitExceeded,
-		"%d streams are open, which is as many as this node allows; close one or try again later", a.limits.MaxStreams)}
+		"%d streams are open, the limit of this node; close one or try again later", a.limits.MaxStreams)}
 	a.calls = limiter{pool: quota.New(int64(a.limits.MaxCalls)), refuse: problem.Newf(problem.CallLimitExceeded,
-		"%d commands and transfers are under way, which is as many as this node allows; try again later", a.limits.MaxCalls)}
+		"%d commands and transfers are in progress, the limit of this node; try again later", a.limits.MaxCalls)}
 	a.huma = a.newHuma()
 	a.registerSandboxes()
-	a.registerLife()
+	a.registerLifecycle()
 	a.registerExec()
 	a.registerExecSocket()
 	a.registerFiles()
@@ -169,9 +166,9 @@ func New(cfg Config) (*API, error) {
 	return a, nil
 }
 
-// ServeHTTP answers with a result or a Problem, never with anything else. Who
-// cancels the context of a request because the node closes does so with the cause
-// sandbox.ErrClosed, and its client is told.
+// ServeHTTP responds with a result or a problem. A caller that cancels the context of a
+// request because the node shuts down sets the cause sandbox.ErrClosed: the client then
+// gets the problem node_unavailable.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	w := newTimedWriter(rw, a.limits.Stall)
 	defer w.finish(r)
@@ -236,7 +233,7 @@ func (a *API) refuseRoute(w http.ResponseWriter, r *http.Request) {
 	p.Write(w, r)
 }
 
-// recover keeps a panic from one request to itself.
+// recover responds to a request that panicked, so that others go on.
 func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {
 	v := recover()
 	if v == nil {
@@ -246,17 +243,17 @@ func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {
 		a.log.Error("request panicked", "method", r.Method, "path", clip(r.URL.Path), "request_id", requestID, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	if w.wrote || v == http.ErrAbortHandler {
-		// Half an answer must not look like a whole one.
+		// An incomplete response must not look complete.
 		panic(http.ErrAbortHandler)
 	}
 	problem.New(problem.InternalError, "the node failed; its log has the cause").Write(w, r)
 }
 
-// clip keeps what an answer repeats of its request short.
+// clip shortens a part of a request that a response or the log repeats.
 func clip(s string) string {
-	const most = 120
-	if len(s) <= most {
+	const limit = 120
+	if len(s) <= limit {
 		return s
 	}
-	return strings.ToValidUTF8(s[:most], "") + "…"
+	return strings.ToValidUTF8(s[:limit], "") + "…"
 }

@@ -27,16 +27,16 @@ func (a *API) registerArchives() {
 		summary: "Unpack a tar stream into a directory",
 		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; a missing directory is made. An entry that " +
 			"leads out of the directory is refused. Entries before it, or before the end of an incomplete upload, stay.",
-		codes:   onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
-		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.ArchiveResult](a, "What was unpacked")},
+		codes:     onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.ArchiveResult](a, "How much was unpacked")},
 	}, rawContent(tarType), a.putArchive)
 	register(a, route{
 		method: http.MethodGet, path: path, id: "get-archive", tag: "files",
 		summary: "Pack a directory or file as a tar stream",
 		description: "Wakes the sandbox. Paths in the tar are relative to the directory. If the response cannot be " +
 			"completed, the connection is closed.",
-		codes:   onSandbox(wakeCodes, fileCodes),
-		answers: map[int]*huma.Response{http.StatusOK: answerBytes("The tar", tarType)},
+		codes:     onSandbox(wakeCodes, fileCodes),
+		responses: map[int]*huma.Response{http.StatusOK: responseBytes("The tar", tarType)},
 	}, a.getArchive)
 }
 
@@ -45,7 +45,7 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 		return nil, err
 	}
 	body := newTimedBody(in.w, in.r.Body, a.limits.Stall)
-	defer body.end()
+	defer body.detach()
 	var result guest.ArchiveResult
 	err := a.withFiles(ctx, in.ID, func(g *guest.Client) (err error) {
 		result, err = g.PutArchive(ctx, in.Path, body)
@@ -54,9 +54,7 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(huma.Context) {
-		writeJSON(in.w, http.StatusOK, archiveResultOf(result))
-	}}, nil
+	return jsonResponse(in.Exchange, archiveResultOf(result)), nil
 }
 
 func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamResponse, error) {

@@ -50,9 +50,9 @@ func callOf(ctx context.Context) *call { return ctx.Value(callKey{}).(*call) }
 // ownerOf returns the authenticated owner of the request that ctx belongs to.
 func ownerOf(ctx context.Context) string { return callOf(ctx).owner }
 
-// atEnd calls release when the response to the request that ctx belongs to has been
+// onDone calls release when the response to the request that ctx belongs to has been
 // written. Until then, a client that does not read it keeps it in memory.
-func atEnd(ctx context.Context, release func()) {
+func onDone(ctx context.Context, release func()) {
 	c := callOf(ctx)
 	c.onDone = append(c.onDone, release)
 }
@@ -69,7 +69,7 @@ func (c *call) withContext(r *http.Request) *http.Request {
 	return c.routed
 }
 
-// done releases what the call holds.
+// done releases the resources of the call.
 func (c *call) done() {
 	for _, release := range c.onDone {
 		release()

@@ -114,13 +114,7 @@ func RuleTo(r rule.Rule) types.Rule {
 }
 
 // RulesTo is the reverse of RulesOf. It never returns nil.
-func RulesTo(rules []rule.Rule) []types.Rule {
-	converted := make([]types.Rule, len(rules))
-	for i, r := range rules {
-		converted[i] = RuleTo(r)
-	}
-	return converted
-}
+func RulesTo(rules []rule.Rule) []types.Rule { return listOf(rules, RuleTo) }
 
 func ruleSetOf(set ruleset.Set, warnings []rule.Warning) types.RuleSet {
 	converted := types.RuleSet{
@@ -139,11 +133,6 @@ func ruleSetOf(set ruleset.Set, warnings []rule.Warning) types.RuleSet {
 	return converted
 }
 
-// presetsOf never returns nil.
-func presetsOf(presets []preset.Preset) []types.Preset {
-	converted := make([]types.Preset, len(presets))
-	for i, p := range presets {
-		converted[i] = types.Preset{Name: p.Name, Description: p.Description, Hosts: p.Hosts, Source: types.PresetSource(p.Source)}
-	}
-	return converted
+func presetOf(p preset.Preset) types.Preset {
+	return types.Preset{Name: p.Name, Description: p.Description, Hosts: p.Hosts, Source: types.PresetSource(p.Source)}
 }

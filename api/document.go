@@ -29,7 +29,7 @@ var tags = []struct{ name, description string }{
 	{"files", "Read, write and list files of a sandbox; pack and unpack whole folders."},
 	{"processes", "Start, list and stop background processes of a sandbox; read their logs."},
 	{"ports", "Expose ports of a sandbox, each at an address of its own."},
-	{"events", "What happened to sandboxes."},
+	{"events", "Changes of the state of sandboxes."},
 	{"egress", "Rules for the network traffic that leaves sandboxes, and the traffic itself."},
 	{"secrets", "Secrets that policies add to outgoing requests. Sandboxes never see them."},
 	{"policies", "Programs that inspect and change outgoing requests."},
@@ -100,7 +100,7 @@ func (a *API) document() ([]byte, error) {
 // openAPIDocument is the document as JSON.
 type openAPIDocument map[string]any
 
-// field returns the object at a path of keys. It is made if it is missing.
+// field returns the object at a path of keys, and creates it if it is missing.
 func field(object map[string]any, keys ...string) map[string]any {
 	for _, key := range keys {
 		next, ok := object[key].(map[string]any)

@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// eventPage is how many events are read from the store at once.
+// eventPage is how many events one read of the store returns.
 const eventPage = 500
 
 type eventsInput struct {
@@ -22,7 +22,7 @@ type eventsInput struct {
 }
 
 func (a *API) registerEvents() {
-	page := answerJSON[types.EventList](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
+	page := responseJSON[types.EventList](a, "A page of events, or with Accept: text/event-stream all of them and then new ones")
 	kinds := map[string]reflect.Type{}
 	for _, kind := range types.EventType("").Values() {
 		kinds[string(kind)] = reflect.TypeFor[types.Event]()
@@ -31,20 +31,16 @@ func (a *API) registerEvents() {
 	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/events", id: "list-events", tag: "events",
-		summary: "The timeline of a sandbox, oldest first",
-		description: "Wakes nothing. As a stream it first sends what has happened, then what happens, each event once; " +
-			"after a break go on with Last-Event-ID. The stream ends when the sandbox is destroyed.",
-		codes:   onSandbox([]problem.Code{problem.StreamLimitExceeded}),
-		answers: map[int]*huma.Response{http.StatusOK: page},
-	}, a.events)
+		summary: "List the events of a sandbox, oldest first",
+		description: "Never wakes the sandbox. A stream sends the stored events first, and then new ones, each once; " +
+			"resume it with Last-Event-ID. The stream ends when the sandbox is destroyed.",
+		codes:     onSandbox([]problem.Code{problem.StreamLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: page},
+	}, withSandbox(a, a.events))
 }
 
-func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse, error) {
+func (a *API) events(ctx context.Context, in *eventsInput, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	after, err := in.after()
-	if err != nil {
-		return nil, err
-	}
-	sb, err := a.lookup(ctx, in.ID)
 	if err != nil {
 		return nil, err
 	}
@@ -52,12 +48,12 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 		if after, err = a.lastKnown(ctx, sb.ID, after); err != nil {
 			return nil, err
 		}
-		if err := a.streams.enter(ctx, 1); err != nil {
+		if err := a.streams.acquire(ctx, 1); err != nil {
 			return nil, err
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamEvents(in, sb.ID, after) }}, nil
 	}
-	// One more than asked for tells whether there is a next page.
+	// One more than requested shows whether there is a next page.
 	events, err := a.sandboxes.Events(ctx, sb.ID, after, in.Limit+1)
 	if err != nil {
 		return nil, err
@@ -66,9 +62,9 @@ func (a *API) events(ctx context.Context, in *eventsInput) (*huma.StreamResponse
 	return jsonResponse(in.Exchange, types.EventList{Events: listOf(events, eventOf), NextCursor: next}), nil
 }
 
-// lastKnown is the seq that a stream goes on after: the reader's own, or, when the
-// node was killed before it had written so far, that of the last event. New ones
-// would otherwise be withheld until they have passed the reader's.
+// lastKnown returns the seq after which a stream resumes: the client's, or the last
+// event's if the node was killed before it had stored the client's. Otherwise new events
+// would be skipped until they have passed the client's.
 func (a *API) lastKnown(ctx context.Context, id sandbox.ID, after uint64) (uint64, error) {
 	if after == 0 {
 		return 0, nil
@@ -100,8 +96,8 @@ func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
 	}
 }
 
-// timeline sends the events of a sandbox, each once and in order: what the
-// store has first, then what happens.
+// timeline sends the events of a sandbox, each once and in order: the stored ones first,
+// and then new ones.
 type timeline struct {
 	sandboxes eventSource
 	id        sandbox.ID
@@ -116,13 +112,13 @@ type eventSource interface {
 	Subscribe(sandbox.ID) (<-chan sandbox.Event, func(), error)
 }
 
-// follow returns nil when the sandbox is gone or the node closes.
+// follow returns nil when the sandbox is destroyed or the node shuts down.
 func (t *timeline) follow(ctx context.Context) error {
 	for {
-		// Subscribing before reading leaves no gap; Seq tells what came twice.
+		// Subscribing before reading leaves no gap; Seq shows duplicates.
 		events, cancel, err := t.sandboxes.Subscribe(t.id)
 		if err != nil {
-			return nil // gone, or the node closes
+			return nil
 		}
 		before := t.last
 		err = t.replay(ctx)
@@ -133,21 +129,21 @@ func (t *timeline) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		// The channel was closed. If it had carried anything, this reader may
-		// have been too slow: the next round reads what it missed.
+		// The channel was closed. If it carried events, this reader may have been too
+		// slow: the next iteration reads the events that it missed.
 		if t.last == before {
 			return nil
 		}
 	}
 }
 
-// replay sends what the store has after last.
+// replay sends the stored events after last.
 func (t *timeline) replay(ctx context.Context) error {
 	for {
 		events, err := t.sandboxes.Events(ctx, t.id, t.last, eventPage)
 		if err != nil {
 			if _, ok := t.sandboxes.ByID(t.id); !ok {
-				return nil // gone meanwhile; what it said last is in the channel
+				return nil // destroyed meanwhile; its last events are in the channel
 			}
 			return err
 		}
@@ -162,7 +158,7 @@ func (t *timeline) replay(ctx context.Context) error {
 	}
 }
 
-// listen sends what happens until the channel is closed.
+// listen sends new events until the channel is closed.
 func (t *timeline) listen(ctx context.Context, events <-chan sandbox.Event) error {
 	for {
 		select {

@@ -140,7 +140,7 @@ func schemaDocs() []schemaDoc {
 			PendingOperations: []types.PendingOperation{pending}, Quarantined: []types.QuarantinedSandbox{quarantined},
 		}, "The state of the node."},
 		{types.EngineStatus{OK: true}, "Whether the container engine works."},
-		{limits, "What a sandbox of a size can use."},
+		{limits, "The limits of a sandbox of a size."},
 		{pending, "Work that failed and is tried again."},
 		{quarantined, "A container or folder of a sandbox that the node has no record of."},
 		{types.AdoptRequest{Name: "blog"}, "How to adopt a sandbox from quarantine."},
@@ -164,7 +164,7 @@ func schemaDocs() []schemaDoc {
 		{types.Explanation{
 			Verdict: types.VerdictAllow, Stage: types.StageRequest, Rule: "owner/github", Reason: "the rule allows it, and its policies can still refuse it",
 			Policies: []types.ExplainedPolicy{explained}, Secrets: []types.ExplainedSecret{{Name: "github"}},
-		}, "What would happen to a request."},
+		}, "How the rules apply to a request."},
 		{explained, "A policy that would run."},
 		{types.ExplainedSecret{Name: "github"}, "A secret that could be sent."},
 		{secret, "A secret, without its value."},

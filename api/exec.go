@@ -29,9 +29,9 @@ const (
 	// stderr. The rest is read and dropped, so that the command is not blocked.
 	defaultOutput = 1 << 20
 	maxOutput     = 10 << 20
-	// answerGrace is how long the node waits for the result after a command's timeout.
+	// responseGrace is how long the node waits for the result after a command's timeout.
 	// The guest enforces the timeout, but is not trusted to.
-	answerGrace = 15 * time.Second
+	responseGrace = 15 * time.Second
 )
 
 type execInput struct {
@@ -40,10 +40,11 @@ type execInput struct {
 }
 
 // execCodes are the codes of both routes that run a command.
-var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
+var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory,
+	problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
 
 func (a *API) registerExec() {
-	result := answerJSON[types.ExecResult](a, "The command has ended; or with stream: its output while it runs")
+	result := responseJSON[types.ExecResult](a, "The command has ended; or with stream: its output while it runs")
 	result.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
 		"start":    reflect.TypeFor[types.ExecStart](),
 		"stdout":   reflect.TypeFor[types.Output](),
@@ -56,8 +57,8 @@ func (a *API) registerExec() {
 		summary: "Run a command",
 		description: "Wakes the sandbox. When the client disconnects, the whole process tree is killed. " +
 			"If it is unknown how the command ended, the response is an error, never an exit code.",
-		codes:   onSandbox(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
-		answers: map[int]*huma.Response{http.StatusOK: result},
+		codes:     onSandbox(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: result},
 	}, a.exec)
 }
 
@@ -127,9 +128,9 @@ func (a *API) exec(ctx context.Context, in *execInput, body *types.ExecRequest) 
 	}
 	maxBytes := cmp.Or(body.MaxOutputBytes, defaultOutput)
 	if body.Stream {
-		err = a.streams.enter(ctx, 1)
+		err = a.streams.acquire(ctx, 1)
 	} else {
-		err = a.calls.enter(ctx, places(maxBytes))
+		err = a.calls.acquire(ctx, execSlots(maxBytes))
 	}
 	if err != nil {
 		return nil, err
@@ -140,25 +141,25 @@ func (a *API) exec(ctx context.Context, in *execInput, body *types.ExecRequest) 
 	}
 	if body.Stream {
 		return &huma.StreamResponse{Body: func(huma.Context) {
-			defer a.end(run)
+			defer a.finish(run)
 			a.streamExec(in, run)
 		}}, nil
 	}
-	defer a.end(run)
+	defer a.finish(run)
 	result, err := run.collect(maxBytes)
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, result) }}, nil
+	return jsonResponse(in.Exchange, result), nil
 }
 
-// places is how many calls a command counts as: one for each MiB of output, which
-// bounds the memory of all commands.
-func places(maxOutput int) int64 {
+// execSlots returns how many calls a command counts as: one for each MiB of output, which
+// limits the memory of all commands.
+func execSlots(maxOutput int) int64 {
 	return max(1, (int64(maxOutput)+defaultOutput-1)/defaultOutput)
 }
 
-// start wakes the sandbox and starts the command, which end ends.
+// start wakes the sandbox and starts the command. The caller calls finish.
 func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (*running, error) {
 	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseExec)
 	if err != nil {
@@ -166,7 +167,7 @@ func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (
 	}
 	run := &running{client: ctx, cancel: func() {}, lease: lease, began: time.Now(), outcome: outcomeLost}
 	if req.Timeout > 0 {
-		ctx, run.cancel = context.WithTimeout(ctx, req.Timeout+answerGrace)
+		ctx, run.cancel = context.WithTimeout(ctx, req.Timeout+responseGrace)
 	}
 	if run.stream, err = lease.Guest().Exec(ctx, req); err != nil {
 		run.cancel()
@@ -176,8 +177,8 @@ func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (
 	return run, nil
 }
 
-// end kills the command if it is still running, and releases the sandbox.
-func (a *API) end(run *running) {
+// finish kills the command if it is still running, and releases the sandbox.
+func (a *API) finish(run *running) {
 	run.stream.Close()
 	run.cancel()
 	run.lease.Release()
@@ -203,10 +204,10 @@ func (run *running) next() (guest.ExecEvent, error) {
 	return ev, fromGuest(err)
 }
 
-// collect reads all output until the command ends, and returns at most `most` bytes of
+// collect reads all output until the command ends, and returns at most limit bytes of
 // each stream.
-func (run *running) collect(most int) (*types.ExecResult, error) {
-	stdout, stderr := capture{most: most}, capture{most: most}
+func (run *running) collect(limit int) (*types.ExecResult, error) {
+	stdout, stderr := capture{limit: limit}, capture{limit: limit}
 	for {
 		ev, err := run.next()
 		if err != nil {
@@ -233,7 +234,7 @@ func (a *API) streamExec(in *execInput, run *running) {
 	// command.
 	stop := context.AfterFunc(s.ctx, func() { run.stream.Close() })
 	defer stop()
-	stdout, stderr := outputSender{s: s, event: "stdout"}, outputSender{s: s, event: "stderr"}
+	stdout, stderr := outputStream{s: s, event: "stdout"}, outputStream{s: s, event: "stderr"}
 	for {
 		ev, err := run.next()
 		if err != nil {
@@ -263,20 +264,20 @@ func execExitOf(r *guest.ExecResult) types.ExecExit {
 	return types.ExecExit{ExitCode: r.ExitCode, Signal: r.Signal, TimedOut: r.TimedOut, DurationMS: milliseconds(r.Duration)}
 }
 
-// outputSender sends a stream of bytes as events, whose text never ends in the middle
+// outputStream sends a stream of bytes as events, whose text never ends in the middle
 // of a rune. It ignores errors of writes: they end the stream's context.
-type outputSender struct {
+type outputStream struct {
 	s      *eventStream
 	event  string
 	joiner runeJoiner
 }
 
-func (o *outputSender) send(b []byte) { o.emit(o.joiner.join(b)) }
+func (o *outputStream) send(b []byte) { o.emit(o.joiner.join(b)) }
 
 // flush sends the bytes that might have been the start of a rune.
-func (o *outputSender) flush() { o.emit(o.joiner.rest()) }
+func (o *outputStream) flush() { o.emit(o.joiner.remainder()) }
 
-func (o *outputSender) emit(b []byte) {
+func (o *outputStream) emit(b []byte) {
 	if len(b) == 0 {
 		return
 	}

@@ -56,8 +56,8 @@ func (a *API) registerExecSocket() {
 			"the node's are in the response. The node closes the WebSocket after complete or error. " +
 			"Wakes the sandbox. When the client disconnects, the whole process tree is killed; the end of the input is a message of its own.",
 		codes: onSandbox(wakeCodes, execCodes, []problem.Code{problem.UpgradeRequired}),
-		answers: map[int]*huma.Response{http.StatusSwitchingProtocols: {
-			Description: "A WebSocket; the schema is that of the node's text messages, and of the client's",
+		responses: map[int]*huma.Response{http.StatusSwitchingProtocols: {
+			Description: "A WebSocket; the schema describes the text messages of the node and of the client",
 			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
 				messages(reflect.TypeFor[types.ExecStarted](), reflect.TypeFor[types.ExecStdinAck](), reflect.TypeFor[types.ExecStdinClosed](),
 					reflect.TypeFor[types.ExecCompleted](), reflect.TypeFor[types.ExecFailed]()),
@@ -75,7 +75,7 @@ func (a *API) execSocket(ctx context.Context, in *execSocketInput) (*huma.Stream
 	if err != nil {
 		return nil, err
 	}
-	if err := a.streams.enter(ctx, 1); err != nil {
+	if err := a.streams.acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) { a.serveExecSocket(in, sb.ID) }}, nil
@@ -105,7 +105,7 @@ func hasToken(h http.Header, name, token string) bool {
 }
 
 // execSocket is the WebSocket of one command. Its ctx ends when the client disconnects
-// or violates the protocol, and when the node shuts down; the cause says which.
+// or violates the protocol, and when the node shuts down; the cause distinguishes them.
 type execSocket struct {
 	conn   *websocket.Conn
 	ctx    context.Context
@@ -117,7 +117,7 @@ type execSocket struct {
 
 	command chan types.ExecCommand // the first message
 	stdin   atomic.Pointer[guest.ExecStream]
-	heard   atomic.Int64 // when the client last sent anything, in Unix nanoseconds
+	active  atomic.Int64 // when the client last sent anything, in Unix nanoseconds
 	writing atomic.Bool
 	buf     []byte // of the goroutine that writes output
 }
@@ -139,19 +139,19 @@ func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
 		// Pages of other origins cannot send the token that this request had.
 		InsecureSkipVerify: true,
 		OnPingReceived: func(context.Context, []byte) bool {
-			s.noteHeard()
+			s.noteActivity()
 			// The library closes the connection when a pong is delayed for long; a client
 			// that is being written to needs no pong.
 			return !s.writing.Load()
 		},
-		OnPongReceived: func(context.Context, []byte) { s.noteHeard() },
+		OnPongReceived: func(context.Context, []byte) { s.noteActivity() },
 	})
 	if err != nil {
 		a.log.Warn("failed to accept a WebSocket", "operation", in.operation, "sandbox", targetOf(in), "error", err)
 		return
 	}
 	s.conn.SetReadLimit(maxSocketMessage)
-	s.noteHeard()
+	s.noteActivity()
 	var serving sync.WaitGroup
 	serving.Go(func() { s.cancel(s.receive(a)) })                      // ended by CloseNow
 	serving.Go(func() { s.watch(a.limits.Heartbeat, a.limits.Stall) }) // ended by ctx
@@ -217,7 +217,7 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 	if err != nil {
 		return err
 	}
-	defer a.end(run)
+	defer a.finish(run)
 	// Next does not end when the client disconnects; closing the stream ends it and the
 	// command.
 	defer context.AfterFunc(s.ctx, func() { run.stream.Close() })()
@@ -290,7 +290,7 @@ func (s *execSocket) write(kind websocket.MessageType, b []byte) error {
 }
 
 // receive reads the messages of the client and returns the cause with which ctx ends. It
-// never waits for the command, so it notices at once when the client disconnects.
+// never waits for the command, so it notices immediately when the client disconnects.
 func (s *execSocket) receive(a *API) error {
 	// If this context ended, the connection would be closed before its last message.
 	ctx := context.Background()
@@ -301,7 +301,7 @@ func (s *execSocket) receive(a *API) error {
 		if err != nil {
 			return context.Canceled
 		}
-		s.noteHeard()
+		s.noteActivity()
 		if buf, err = s.readMessage(buf, r); err != nil {
 			return context.Canceled
 		}
@@ -370,7 +370,7 @@ func (s *execSocket) receiveText(message []byte) error {
 	return nil
 }
 
-func (s *execSocket) noteHeard() { s.heard.Store(time.Now().UnixNano()) }
+func (s *execSocket) noteActivity() { s.active.Store(time.Now().UnixNano()) }
 
 // watch pings a client that is silent for a heartbeat, and closes the connection of one
 // that is silent for stall.
@@ -383,7 +383,7 @@ func (s *execSocket) watch(heartbeat, stall time.Duration) {
 			return
 		case <-ticker.C:
 		}
-		switch silent := time.Since(time.Unix(0, s.heard.Load())); {
+		switch silent := time.Since(time.Unix(0, s.active.Load())); {
 		case silent >= stall:
 			s.cancel(context.Canceled)
 			s.cut()
@@ -404,7 +404,7 @@ func (s *execSocket) readMessage(buf []byte, r io.Reader) ([]byte, error) {
 		}
 		n, err := r.Read(buf[len(buf):cap(buf)])
 		buf = buf[:len(buf)+n]
-		s.noteHeard()
+		s.noteActivity()
 		if err == io.EOF {
 			return buf, nil
 		}

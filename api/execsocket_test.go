@@ -434,7 +434,7 @@ type slowMessage struct {
 }
 
 func (m *slowMessage) Read(b []byte) (int, error) {
-	if m.s.heard.Swap(0) == 0 {
+	if m.s.active.Swap(0) == 0 {
 		m.silent++
 	}
 	if m.pieces--; m.pieces < 0 {
@@ -447,7 +447,7 @@ func (m *slowMessage) Read(b []byte) (int, error) {
 // within a frame.
 func TestExecWebSocketClientThatSendsSlowlyIsNotSilent(t *testing.T) {
 	s := &execSocket{}
-	s.noteHeard()
+	s.noteActivity()
 	m := &slowMessage{s: s, pieces: 10}
 	message, err := s.readMessage(nil, m)
 	if err != nil || string(message) != "xxxxxxxxxx" || m.silent > 0 {

@@ -17,11 +17,11 @@ type feedInput struct {
 	Exchange
 	Cursor      string `query:"cursor" maxLength:"64" doc:"Only events after this one: next_cursor of the previous page, or the cursor of an event. Default: all retained events"`
 	Limit       int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of events; a stream has no limit"`
-	LastEventID string `header:"Last-Event-ID" maxLength:"64" doc:"Of a stream: id of the event after which it continues; takes precedence over cursor"`
+	LastEventID string `header:"Last-Event-ID" maxLength:"64" doc:"Of a stream: id of the event after which it resumes; takes precedence over cursor"`
 }
 
 func (a *API) registerFeed() {
-	page := answerJSON[types.FeedPage](a, "A page of events, or with Accept: text/event-stream all of them and those to come")
+	page := responseJSON[types.FeedPage](a, "A page of events, or with Accept: text/event-stream all of them and then new ones")
 	kinds := map[string]reflect.Type{"gap": reflect.TypeFor[types.FeedGap](), "error": reflect.TypeFor[problem.Problem]()}
 	for _, kind := range types.EventType("").Values() {
 		kinds[string(kind)] = reflect.TypeFor[types.FeedEvent]()
@@ -29,11 +29,11 @@ func (a *API) registerFeed() {
 	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
 		method: http.MethodGet, path: "/events", id: "list-all-events", tag: "events",
-		summary: "The events of all sandboxes, oldest first",
-		description: "The newest 4,096 of the node, kept in memory since it started. Wakes nothing. As a stream it first sends those after the cursor, " +
-			"then each event as it happens; an event `gap` says that some were missed. Each sandbox's own timeline keeps more.",
-		codes:   []problem.Code{problem.StreamLimitExceeded},
-		answers: map[int]*huma.Response{http.StatusOK: page},
+		summary: "List the events of all sandboxes, oldest first",
+		description: "The latest 4,096 events since the node started, from memory. Never wakes a sandbox. A stream sends the events after the cursor first, " +
+			"and then new ones; an event `gap` reports that some were missed. The timeline of each sandbox has more.",
+		codes:     []problem.Code{problem.StreamLimitExceeded},
+		responses: map[int]*huma.Response{http.StatusOK: page},
 	}, a.feed)
 }
 
@@ -50,7 +50,7 @@ func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, er
 		return nil, err
 	}
 	if wantsEvents(in.r) {
-		if err := a.streams.enter(ctx, 1); err != nil {
+		if err := a.streams.acquire(ctx, 1); err != nil {
 			return nil, err
 		}
 		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFeed(in, reader) }}, nil
@@ -88,7 +88,7 @@ func (a *API) streamFeed(in *feedInput, reader *sandbox.FeedReader) {
 		ev, err := reader.Next(s.ctx)
 		switch {
 		case errors.Is(err, sandbox.ErrFeedGap):
-			err = s.send("gap", "", types.FeedGap{Detail: "events were missed; the sandboxes' own timelines have them"})
+			err = s.send("gap", "", types.FeedGap{Detail: "events were missed; the timelines of the sandboxes have them"})
 		case err != nil:
 			s.fail(err)
 		default:

@@ -34,14 +34,6 @@ type listFilesInput struct {
 	Hidden    bool `query:"hidden" doc:"Include names that begin with a dot"`
 }
 
-type listFilesOutput struct {
-	Body types.FileList
-}
-
-type fileOutput struct {
-	Body types.File
-}
-
 type deleteFileInput struct {
 	SandboxPath
 	FilePath
@@ -88,7 +80,7 @@ func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Caus
 	if err != nil {
 		return err
 	}
-	if err := a.calls.enter(ctx, 1); err != nil {
+	if err := a.calls.acquire(ctx, 1); err != nil {
 		return err
 	}
 	lease, err := a.sandboxes.Acquire(ctx, sb.ID, cause)
@@ -108,7 +100,7 @@ func checkPath(location, path string) error {
 	case strings.ContainsRune(path, 0):
 		return invalid(location, "contains a NUL byte", want)
 	case len(path) > maxPath:
-		return invalid(location, "it has "+strconv.Itoa(len(path))+" bytes", "send at most "+strconv.Itoa(maxPath))
+		return invalid(location, strconv.Itoa(len(path))+" bytes are too long", "send at most "+strconv.Itoa(maxPath))
 	}
 	return nil
 }
@@ -122,14 +114,14 @@ func parseMode(mode string) fs.FileMode {
 	return fs.FileMode(bits)
 }
 
-func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*listFilesOutput, error) {
+func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*output[types.FileList], error) {
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	out := &listFilesOutput{}
+	out := &output[types.FileList]{}
 	err := a.withFiles(ctx, in.ID, func(g *guest.Client) error {
 		files, truncated, err := g.List(ctx, in.Path, guest.ListOptions{Recursive: in.Recursive, Hidden: in.Hidden})
-		out.Body = types.FileList{Files: filesOf(files), Truncated: truncated}
+		out.Body = types.FileList{Files: listOf(files, fileOf), Truncated: truncated}
 		return err
 	})
 	if err != nil {
@@ -145,30 +137,30 @@ func (a *API) deleteFile(ctx context.Context, in *deleteFileInput) (*struct{}, e
 	return nil, a.withFiles(ctx, in.ID, func(g *guest.Client) error { return g.Remove(ctx, in.Path, in.Recursive) })
 }
 
-func (a *API) mkdir(ctx context.Context, in *SandboxPath, body *types.MakeDirectoryRequest) (*fileOutput, error) {
+func (a *API) mkdir(ctx context.Context, in *SandboxPath, body *types.MakeDirectoryRequest) (*output[types.File], error) {
 	if err := checkPath("body.path", body.Path); err != nil {
 		return nil, err
 	}
-	return a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+	return a.respondFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
 		return g.Mkdir(ctx, body.Path, parseMode(body.Mode))
 	})
 }
 
-func (a *API) moveFile(ctx context.Context, in *SandboxPath, body *types.MoveFileRequest) (*fileOutput, error) {
+func (a *API) moveFile(ctx context.Context, in *SandboxPath, body *types.MoveFileRequest) (*output[types.File], error) {
 	if err := checkPath("body.from", body.From); err != nil {
 		return nil, err
 	}
 	if err := checkPath("body.to", body.To); err != nil {
 		return nil, err
 	}
-	return a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+	return a.respondFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
 		return g.Move(ctx, body.From, body.To)
 	})
 }
 
-// showingFile responds with the file that do returns.
-func (a *API) showingFile(ctx context.Context, idOrName string, do func(*guest.Client) (guest.FileInfo, error)) (*fileOutput, error) {
-	out := &fileOutput{}
+// respondFile responds with the file that do returns.
+func (a *API) respondFile(ctx context.Context, idOrName string, do func(*guest.Client) (guest.FileInfo, error)) (*output[types.File], error) {
+	out := &output[types.File]{}
 	err := a.withFiles(ctx, idOrName, func(g *guest.Client) error {
 		info, err := do(g)
 		out.Body = fileOf(info)
@@ -189,15 +181,6 @@ func fileOf(f guest.FileInfo) types.File {
 	return types.File{
 		Name: f.Name, Path: f.Path, Type: fileTypeOf(f.Type), Size: f.Size, Mode: f.Mode, ModifiedAt: f.ModifiedAt, Target: f.Target,
 	}
-}
-
-// filesOf converts a listing. It never returns nil, which would be null in JSON.
-func filesOf(list []guest.FileInfo) []types.File {
-	files := make([]types.File, len(list))
-	for i, f := range list {
-		files[i] = fileOf(f)
-	}
-	return files
 }
 
 // fileTypeOf returns "other" for a type that the API does not have: the guest is not

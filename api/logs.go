@@ -25,7 +25,7 @@ type logsInput struct {
 }
 
 func (a *API) registerLogs() {
-	page := answerJSON[types.Log](a, "Output that the sandbox has kept; as events also the output that follows, until the process ends")
+	page := responseJSON[types.Log](a, "The stored output; as events also new output, until the process ends")
 	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
 		"stdout":  reflect.TypeFor[types.Output](),
 		"stderr":  reflect.TypeFor[types.Output](),
@@ -35,29 +35,25 @@ func (a *API) registerLogs() {
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "list-process-logs", tag: "processes",
-		summary: "Output of a process",
+		summary: "Get the output of a process",
 		description: "Wakes the sandbox, which stores the output. With Accept: text/event-stream, sends the stored output and then new output as " +
 			"events, and keeps the sandbox awake. The process's log_file has more output.",
-		codes:   onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
-		answers: map[int]*huma.Response{http.StatusOK: page},
-	}, a.logs)
+		codes:     onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: page},
+	}, withSandbox(a, a.logs))
 }
 
-func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
+func (a *API) logs(ctx context.Context, in *logsInput, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
 	follow := wantsEvents(in.r)
-	room := &a.calls
+	limit := &a.calls
 	if follow {
-		room = &a.streams
+		limit = &a.streams
 	}
 	process, err := sb.Process(in.Process)
 	if err != nil {
 		return nil, noProcess(sb, err)
 	}
-	if err := room.enter(ctx, 1); err != nil {
+	if err := limit.acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	source, lease, err := a.openLogs(ctx, sb.ID, process.ID, follow)
@@ -79,7 +75,7 @@ func (a *API) logs(ctx context.Context, in *logsInput) (*huma.StreamResponse, er
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, logs) }}, nil
+	return jsonResponse(in.Exchange, logs), nil
 }
 
 func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follow bool) (*guest.LogStream, *sandbox.Lease, error) {
@@ -97,7 +93,7 @@ func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follo
 
 // collectLogs reads the stored output, at most maxLogs bytes of it.
 func collectLogs(source *guest.LogStream) (*types.Log, error) {
-	c := logCollector{joiners: map[types.LogStream]*runeJoiner{types.LogStreamStdout: {}, types.LogStreamStderr: {}}, room: maxLogs}
+	c := logCollector{joiners: map[types.LogStream]*runeJoiner{types.LogStreamStdout: {}, types.LogStreamStderr: {}}, remaining: maxLogs}
 	for {
 		ev, err := source.Next()
 		switch {
@@ -110,7 +106,7 @@ func collectLogs(source *guest.LogStream) (*types.Log, error) {
 		default:
 			stream := logStreamOf(ev.Stream)
 			c.add(stream, c.joiners[stream].join(ev.Data))
-			if c.truncated && c.room == 0 {
+			if c.truncated && c.remaining == 0 {
 				return c.finish(), nil
 			}
 		}
@@ -121,7 +117,7 @@ func collectLogs(source *guest.LogStream) (*types.Log, error) {
 type logCollector struct {
 	joiners   map[types.LogStream]*runeJoiner
 	chunks    []rawChunk
-	room      int
+	remaining int
 	truncated bool
 }
 
@@ -131,16 +127,16 @@ type rawChunk struct {
 }
 
 func (c *logCollector) add(stream types.LogStream, b []byte) {
-	if len(b) > c.room {
+	if len(b) > c.remaining {
 		c.truncated = true
-		b = b[:c.room]
+		b = b[:c.remaining]
 		b = b[:len(b)-incompleteTail(b)]
-		c.room = len(b)
+		c.remaining = len(b)
 	}
 	if len(b) == 0 {
 		return
 	}
-	c.room -= len(b)
+	c.remaining -= len(b)
 	if n := len(c.chunks); n == 0 || c.chunks[n-1].stream != stream {
 		c.chunks = append(c.chunks, rawChunk{stream: stream})
 	}
@@ -150,7 +146,7 @@ func (c *logCollector) add(stream types.LogStream, b []byte) {
 
 func (c *logCollector) finish() *types.Log {
 	for _, stream := range types.LogStream("").Values() {
-		c.add(stream, c.joiners[stream].rest())
+		c.add(stream, c.joiners[stream].remainder())
 	}
 	logs := &types.Log{Logs: make([]types.LogChunk, len(c.chunks)), Truncated: c.truncated}
 	for i, chunk := range c.chunks {
@@ -176,7 +172,7 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 	}
 	stop := context.AfterFunc(s.ctx, func() { source.Close() })
 	defer stop()
-	senders := map[types.LogStream]*outputSender{
+	streams := map[types.LogStream]*outputStream{
 		types.LogStreamStdout: {s: s, event: "stdout"},
 		types.LogStreamStderr: {s: s, event: "stderr"},
 	}
@@ -186,8 +182,8 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 		case clientGone(s.ctx):
 			return
 		case errors.Is(err, io.EOF), err == nil && ev.Process != nil:
-			senders[types.LogStreamStdout].flush()
-			senders[types.LogStreamStderr].flush()
+			streams[types.LogStreamStdout].flush()
+			streams[types.LogStreamStderr].flush()
 			if ev.Process != nil {
 				s.send("exit", "", processOf(*ev.Process))
 			}
@@ -199,6 +195,6 @@ func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
 			s.send("dropped", "", types.LogsDropped{Bytes: ev.Skipped})
 			continue
 		}
-		senders[logStreamOf(ev.Stream)].send(ev.Data)
+		streams[logStreamOf(ev.Stream)].send(ev.Data)
 	}
 }

@@ -7,8 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics are the API's own; those of sandboxes are the Manager's. One Metrics
-// may serve several APIs, one after the other or at once.
+// Metrics count and time calls and commands. Several APIs may share them.
 type Metrics struct {
 	exec  *prometheus.HistogramVec
 	calls *prometheus.CounterVec
@@ -37,8 +36,8 @@ func NewMetrics() *Metrics {
 const (
 	outcomeExited   = "exited"
 	outcomeTimedOut = "timed_out"
-	outcomeLost     = "lost"      // nobody knows how
-	outcomeClient   = "abandoned" // its client went away, so it was killed
+	outcomeLost     = "lost"      // unknown
+	outcomeClient   = "abandoned" // killed, because its client disconnected
 )
 
 func (m *Metrics) observeExec(outcome string, took time.Duration) {

@@ -8,20 +8,16 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-type nodeOutput struct {
-	Body types.Node
-}
-
 func (a *API) registerNode() {
 	register(a, route{
 		method: http.MethodGet, path: "/node", id: "get-node", tag: "node",
-		summary: "What the node is and has", description: "Wakes nothing.",
+		summary: "Get the state of the node", description: "Never wakes a sandbox.",
 	}, a.node)
 }
 
-func (a *API) node(ctx context.Context, _ *struct{}) (*nodeOutput, error) {
+func (a *API) node(ctx context.Context, _ *struct{}) (*output[types.Node], error) {
 	info := a.sandboxes.Info(ctx)
-	return &nodeOutput{Body: types.Node{
+	return respond(types.Node{
 		ID:             info.NodeID,
 		Version:        a.version,
 		StartedAt:      info.StartedAt,
@@ -37,7 +33,7 @@ func (a *API) node(ctx context.Context, _ *struct{}) (*nodeOutput, error) {
 
 		PendingOperations: listOf(info.Pending, pendingOf),
 		Quarantined:       quarantinedOf(ownerOf(ctx), info.Quarantined),
-	}}, nil
+	})
 }
 
 func statesOf(counts map[sandbox.State]int) map[types.State]int {
@@ -80,7 +76,7 @@ func pendingOf(p sandbox.PendingOperation) types.PendingOperation {
 	}
 }
 
-// orEmpty makes null in JSON an empty list.
+// orEmpty returns an empty list instead of nil, which would be null in JSON.
 func orEmpty(list []string) []string {
 	if list == nil {
 		return []string{}

@@ -50,7 +50,7 @@ func (a *API) registerOpenAPI() {
 		method: http.MethodGet, path: openAPIPath, id: "openapi", tag: "node", open: true,
 		summary: "The OpenAPI 3.1 document", description: "Needs no token.",
 		codes: []problem.Code{problem.URITooLong, problem.RequestInvalid},
-		answers: map[int]*huma.Response{http.StatusOK: {
+		responses: map[int]*huma.Response{http.StatusOK: {
 			Description: "The document",
 			Content:     map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{Type: huma.TypeObject}}},
 		}},

@@ -18,52 +18,44 @@ type putPolicyInput struct {
 	Exchange
 }
 
-type policyOutput struct {
-	Body types.Policy
-}
-
-type policiesOutput struct {
-	Body types.PolicyList
-}
-
 func (a *API) registerPolicies() {
 	addRoute(a, route{
 		method: http.MethodPut, path: "/policies/{name}", id: "put-policy", tag: "policies",
 		summary: "Push a policy, or replace one",
-		description: "The body is a WASM module of at most 16 MiB. It is compiled before it is taken. Requests under way end with the module " +
-			"that they began with; the next ones get the new. One module of an owner is compiled at a time: try again after Retry-After if too many wait.",
+		description: "The body is a WASM module of at most 16 MiB. It replaces the policy if it compiles. Requests in progress end with the module " +
+			"that they began with. One module of an owner is compiled at a time: if too many wait, try again after Retry-After.",
 		codes: append([]problem.Code{problem.NameInvalid, problem.PolicyInvalid, problem.PolicyLimitExceeded, problem.PushLimitExceeded, problem.CallLimitExceeded, problem.NodeDiskFull}, bodyCodes...),
 	}, rawContent(wasmType), a.putPolicy)
 	register(a, route{
 		method: http.MethodGet, path: "/policies", id: "list-policies", tag: "policies",
-		summary: "List policies, in the order of their names", description: "Yours, and those that come with doze.",
+		summary: "List policies, in the order of their names", description: "Your policies, and those that are part of doze.",
 	}, a.policies)
 	register(a, route{
 		method: http.MethodGet, path: "/policies/{name}", id: "get-policy", tag: "policies",
-		summary: "Get a policy", description: "With the rules that name it, without the module.", codes: []problem.Code{problem.PolicyNotFound},
+		summary: "Get a policy", description: "Lists the rules that name the policy. Does not include the module.", codes: []problem.Code{problem.PolicyNotFound},
 	}, a.policy)
 	register(a, route{
 		method: http.MethodDelete, path: "/policies/{name}", id: "delete-policy", tag: "policies", status: http.StatusNoContent,
-		summary: "Forget a policy that was pushed", description: "Not while rules name it.",
+		summary: "Delete a pushed policy", description: "Refused while rules name the policy.",
 		codes: []problem.Code{problem.PolicyNotFound, problem.PolicyInUse, problem.PolicyBuiltIn, problem.NodeDiskFull},
 	}, a.deletePolicy)
 }
 
-// callsOfPush is what a module in memory counts for: one for each MiB, as output of
-// commands does.
-const callsOfPush = catalog.MaxModule >> 20
+// pushSlots is how many calls a push counts as: one for each MiB of a module in memory, as
+// for the output of commands.
+const pushSlots = catalog.MaxModule >> 20
 
-func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput, error) {
+func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*output[types.Policy], error) {
 	if kind := in.r.Header.Get("Content-Type"); kind != "" && !isModule(kind) {
 		return nil, problem.Newf(problem.MediaTypeUnsupported, "the body is %s; send %s", clip(kind), wasmType)
 	}
-	if err := a.pushes.enter(ctx); err != nil {
+	if err := a.pushes.acquire(ctx); err != nil {
 		return nil, err
 	}
-	if err := a.calls.enter(ctx, callsOfPush); err != nil {
+	if err := a.calls.acquire(ctx, pushSlots); err != nil {
 		return nil, err
 	}
-	module, err := a.readBody(in.w, in.r, catalog.MaxModule, "leave symbols and unused code out of the module")
+	module, err := a.readBody(in.w, in.r, catalog.MaxModule, "remove symbols and unused code from the module")
 	if err != nil {
 		return nil, err
 	}
@@ -71,14 +63,14 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*policyOutput,
 	if err != nil {
 		return nil, err
 	}
-	pushed := &policyOutput{Body: policyOf(info)}
+	pushed := policyOf(info)
 	if info.ReplacesBuiltIn {
-		pushed.Body.Warnings = []types.Warning{{
+		pushed.Warnings = []types.Warning{{
 			Location: "path.name", Message: fmt.Sprintf("doze ships a policy %q, and your rules that name it use yours from now on", info.Name),
 			Hint: "push it under another name, and delete this one to use the shipped one",
 		}}
 	}
-	return pushed, nil
+	return respond(pushed)
 }
 
 func isModule(contentType string) bool {
@@ -86,14 +78,14 @@ func isModule(contentType string) bool {
 	return err == nil && (kind == wasmType || kind == octetStream)
 }
 
-func (a *API) policies(ctx context.Context, _ *struct{}) (*policiesOutput, error) {
-	return &policiesOutput{Body: types.PolicyList{Policies: listOf(a.egress.Policies(ownerOf(ctx)), policyOf)}}, nil
+func (a *API) policies(ctx context.Context, _ *struct{}) (*output[types.PolicyList], error) {
+	return respond(types.PolicyList{Policies: listOf(a.egress.Policies(ownerOf(ctx)), policyOf)})
 }
 
-func (a *API) policy(ctx context.Context, in *NamePath) (*policyOutput, error) {
+func (a *API) policy(ctx context.Context, in *NamePath) (*output[types.Policy], error) {
 	for _, p := range a.egress.Policies(ownerOf(ctx)) {
 		if p.Name == in.Name {
-			return &policyOutput{Body: policyOf(p)}, nil
+			return respond(policyOf(p))
 		}
 	}
 	return nil, catalog.ErrUnknown

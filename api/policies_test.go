@@ -90,7 +90,7 @@ type zeros struct{}
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }
 
 func TestPushesAreBounded(t *testing.T) {
-	s := newServer(t, Limits{MaxCalls: callsOfPush - 1})
+	s := newServer(t, Limits{MaxCalls: pushSlots - 1})
 	s.refused(problem.CallLimitExceeded, "PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
 }
 
@@ -145,7 +145,7 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 	push := func(owner string) error {
 		c := &call{owner: owner}
 		leaves = append(leaves, c.done)
-		return p.enter(context.WithValue(t.Context(), callKey{}, c))
+		return p.acquire(context.WithValue(t.Context(), callKey{}, c))
 	}
 	for i := range maxPushes {
 		owner := fmt.Sprint(i / maxOwnerPushes)

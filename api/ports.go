@@ -15,16 +15,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// maxPortWait bounds how long expose waits for a server.
+// maxPortWait limits how long expose waits for a server.
 const maxPortWait = 5 * time.Minute
-
-type portOutput struct {
-	Body types.Port
-}
-
-type portsOutput struct {
-	Body types.PortList
-}
 
 type portInput struct {
 	SandboxPath
@@ -35,30 +27,26 @@ func (a *API) registerPorts() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/expose", id: "expose-port", tag: "ports",
 		summary: "Give a port a preview URL",
-		description: "Exposing it again sets all of its modes, those that are missing to their defaults; its URL stays unless its access changes. Wakes nothing unless it is to wait. " +
-			"With port_not_ready the port is exposed all the same.",
+		description: "Exposing a port again replaces all of its modes; missing ones get their defaults. Its URL changes only with its access. Wakes the sandbox only to wait for a server. " +
+			"The port is exposed even if the response is port_not_ready.",
 		codes: onSandbox(wakeCodes, []problem.Code{problem.PortNotReady, problem.CallLimitExceeded}),
-	}, a.expose)
+	}, withSandboxBody(a, a.expose))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/ports", id: "list-ports", tag: "ports",
-		summary: "List exposed ports", description: "Wakes nothing, so it does not say whether anybody listens.",
+		summary: "List exposed ports", description: "Never wakes the sandbox, so the list does not show which ports have a server.",
 		codes: onSandbox(),
-	}, a.ports)
+	}, withSandbox(a, a.ports))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/ports/{port}", id: "delete-port", tag: "ports", status: http.StatusNoContent,
-		summary: "End the preview of a port", description: "Its URL is gone for good. Wakes nothing.",
+		summary: "End the preview of a port", description: "Its URL is never used again. Never wakes the sandbox.",
 		codes: onSandbox([]problem.Code{problem.PortNotExposed, problem.NodeDiskFull}),
-	}, a.unexpose)
+	}, withSandbox(a, a.unexpose))
 }
 
-func (a *API) expose(ctx context.Context, in *SandboxPath, body *types.ExposePortRequest) (*portOutput, error) {
+func (a *API) expose(ctx context.Context, _ *SandboxPath, body *types.ExposePortRequest, sb sandbox.Sandbox) (*output[types.Port], error) {
 	wait := time.Duration(body.WaitTimeout)
 	if wait > maxPortWait {
-		return nil, invalid("body.wait_timeout", "it is too long", "use at most 5m, and ask again")
-	}
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
+		return nil, invalid("body.wait_timeout", "longer than 5m", "use at most 5m, and repeat the request")
 	}
 	port, err := a.sandboxes.Expose(ctx, sb.ID, sandbox.Port{
 		Port:      body.Port,
@@ -76,11 +64,11 @@ func (a *API) expose(ctx context.Context, in *SandboxPath, body *types.ExposePor
 			return nil, err
 		}
 	}
-	return &portOutput{Body: a.portOf(sb, port)}, nil
+	return respond(a.portOf(sb, port))
 }
 
 func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait time.Duration) error {
-	if err := a.calls.enter(ctx, 1); err != nil {
+	if err := a.calls.acquire(ctx, 1); err != nil {
 		return err
 	}
 	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseRequested)
@@ -88,8 +76,8 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 		return err
 	}
 	defer lease.Release()
-	// The guest gives up first and says why; it is not trusted to.
-	waitCtx, cancel := context.WithTimeout(ctx, wait+answerGrace)
+	// The guest enforces the timeout and returns the reason, but is not trusted to.
+	waitCtx, cancel := context.WithTimeout(ctx, wait+responseGrace)
 	defer cancel()
 	waitCtx, end := context.WithCancelCause(waitCtx)
 	var watch sync.WaitGroup
@@ -105,16 +93,16 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	return fromGuest(err)
 }
 
-// crashError: the process that would have listened has ended.
+// crashError is the end of a process that might have listened on the port.
 type crashError struct{ process guest.Process }
 
 func (e *crashError) Error() string { return "process " + e.process.Name + " " + e.process.Ending() }
 
-// crashCheck is between checks for a crash, each of which is a read from memory.
+// crashCheck is the interval of checks for a crash. A check is a read from memory.
 const crashCheck = 100 * time.Millisecond
 
-// endOnCrash ends ctx with a *crashError when nothing is left in the sandbox that
-// could begin to listen on a port.
+// endOnCrash ends ctx with a *crashError when the sandbox has no process left that could
+// begin to listen on a port.
 func (a *API) endOnCrash(ctx context.Context, end context.CancelCauseFunc, id sandbox.ID) {
 	tick := time.NewTicker(crashCheck)
 	defer tick.Stop()
@@ -132,22 +120,14 @@ func (a *API) endOnCrash(ctx context.Context, end context.CancelCauseFunc, id sa
 	}
 }
 
-func (a *API) ports(ctx context.Context, in *SandboxPath) (*portsOutput, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &portsOutput{Body: types.PortList{Ports: a.portsOf(sb)}}, nil
+func (a *API) ports(_ context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.PortList], error) {
+	return respond(types.PortList{Ports: a.portsOf(sb)})
 }
 
-func (a *API) unexpose(ctx context.Context, in *portInput) (*struct{}, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	err = a.sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
+func (a *API) unexpose(ctx context.Context, in *portInput, sb sandbox.Sandbox) (*struct{}, error) {
+	err := a.sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
 	if errors.Is(err, sandbox.ErrNotFound) {
-		err = problem.New(problem.PortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists those that are", in.Port, Prefix, sb.ID))
+		err = problem.New(problem.PortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists the exposed ports", in.Port, Prefix, sb.ID))
 	}
 	return nil, err
 }

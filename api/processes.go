@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/doze-run/doze/api/types"
@@ -12,54 +13,47 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-type processOutput struct {
-	Body types.Process
-}
-
-type processesOutput struct {
-	Body types.ProcessList
+type startOutput struct {
+	Location string `header:"Location"`
+	Body     types.Process
 }
 
 // ProcessPath is the part of a request's input that names a process.
 type ProcessPath struct {
 	SandboxPath
-	Process string `path:"process" maxLength:"64" doc:"Id or name of the process; of several with the name, the one that runs, or else the last"`
+	Process string `path:"process" maxLength:"64" doc:"Id or name of the process. If several have the name: the running one, or else the last"`
 }
 
 type stopInput struct {
 	ProcessPath
-	Signal string `query:"signal" maxLength:"16" doc:"Only deliver this one, such as SIGHUP; when missing, SIGTERM to the whole tree and SIGKILL after 5 s"`
+	Signal string `query:"signal" maxLength:"16" doc:"Only deliver this signal, such as SIGHUP. Default: SIGTERM to the whole process tree, and SIGKILL after 5 s"`
 }
 
 func (a *API) registerProcesses() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
-		summary: "Start a process in the background", description: "Wakes the sandbox. What the process prints is kept for its logs.",
+		summary: "Start a process in the background", description: "Wakes the sandbox, which stores the output of the process.",
 		codes: onSandbox(wakeCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
-	}, a.startProcess)
+	}, withSandboxBody(a, a.startProcess))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",
-		summary: "List processes as last known", description: "Wakes nothing.",
+		summary: "List processes as last known", description: "Never wakes the sandbox.",
 		codes: onSandbox(),
-	}, a.processes)
+	}, withSandbox(a, a.processes))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}", id: "get-process", tag: "processes",
-		summary: "Get a process as last known", description: "Wakes nothing.",
+		summary: "Get a process as last known", description: "Never wakes the sandbox.",
 		codes: onSandbox([]problem.Code{problem.ProcessNotFound}),
-	}, a.process)
+	}, withSandbox(a, a.process))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/process/{process}", id: "stop-process", tag: "processes",
-		summary: "End a process, or send it a signal", description: "Wakes the sandbox if the process may still run. A process that was ended is not started again.",
+		summary: "End a process, or send it a signal", description: "Wakes the sandbox if the process may still run. An ended process is not restarted.",
 		codes: onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound}),
-	}, a.stopProcess)
+	}, withSandbox(a, a.stopProcess))
 }
 
-func (a *API) startProcess(ctx context.Context, in *SandboxPath, body *types.StartProcessRequest) (*processOutput, error) {
+func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.StartProcessRequest, sb sandbox.Sandbox) (*startOutput, error) {
 	if err := checkCommand(body.Command); err != nil {
-		return nil, err
-	}
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
 		return nil, err
 	}
 	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{
@@ -73,7 +67,10 @@ func (a *API) startProcess(ctx context.Context, in *SandboxPath, body *types.Sta
 	if err != nil {
 		return nil, fromGuest(startError(err))
 	}
-	return &processOutput{Body: processOf(process)}, nil
+	return &startOutput{
+		Location: Prefix + "/sandbox/" + string(sb.ID) + "/process/" + url.PathEscape(process.ID),
+		Body:     processOf(process),
+	}, nil
 }
 
 // startError gives the error of a name in use its own code: the guest uses the same
@@ -86,27 +83,19 @@ func startError(err error) error {
 	return err
 }
 
-func (a *API) processes(ctx context.Context, in *SandboxPath) (*processesOutput, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return &processesOutput{Body: types.ProcessList{Processes: listOf(sb.Processes, processOf)}}, nil
+func (a *API) processes(_ context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.ProcessList], error) {
+	return respond(types.ProcessList{Processes: listOf(sb.Processes, processOf)})
 }
 
-func (a *API) process(ctx context.Context, in *ProcessPath) (*processOutput, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
+func (a *API) process(_ context.Context, in *ProcessPath, sb sandbox.Sandbox) (*output[types.Process], error) {
 	p, err := sb.Process(in.Process)
 	if err != nil {
 		return nil, noProcess(sb, err)
 	}
-	return &processOutput{Body: processOf(p)}, nil
+	return respond(processOf(p))
 }
 
-// noProcess is the problem for a *sandbox.ProcessError; another error stays as it is.
+// noProcess returns the problem of a *sandbox.ProcessError, and other errors unchanged.
 func noProcess(sb sandbox.Sandbox, err error) error {
 	var missing *sandbox.ProcessError
 	switch {
@@ -115,7 +104,7 @@ func noProcess(sb sandbox.Sandbox, err error) error {
 	case missing.Known != nil:
 		return problem.New(problem.ProcessNotFound, missing.Error())
 	case len(sb.Processes) == 0:
-		return problem.Newf(problem.ProcessNotFound, "%v; sandbox %s has had no processes in the background", missing, sb.Name)
+		return problem.Newf(problem.ProcessNotFound, "%v; sandbox %s has had no background processes", missing, sb.Name)
 	}
 	var known []string
 	for _, p := range sb.Processes[max(0, len(sb.Processes)-maxNamed):] {
@@ -124,17 +113,13 @@ func noProcess(sb sandbox.Sandbox, err error) error {
 	return problem.Newf(problem.ProcessNotFound, "%v; a process is named by its id or name: %s", missing, strings.Join(known, ", "))
 }
 
-// maxNamed is how many processes an error names.
+// maxNamed limits how many processes an error names.
 const maxNamed = 10
 
-func (a *API) stopProcess(ctx context.Context, in *stopInput) (*processOutput, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
+func (a *API) stopProcess(ctx context.Context, in *stopInput, sb sandbox.Sandbox) (*output[types.Process], error) {
 	process, err := a.sandboxes.StopProcess(ctx, sb.ID, in.Process, strings.ToUpper(in.Signal))
 	if err != nil {
 		return nil, fromGuest(noProcess(sb, err))
 	}
-	return &processOutput{Body: processOf(process)}, nil
+	return respond(processOf(process))
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// QuarantinePath is the part of a request's input that names a container in quarantine.
+// QuarantinePath is the part of a request's input that names a sandbox in quarantine.
 type QuarantinePath struct {
 	ID string `path:"id" maxLength:"255" doc:"Id of the sandbox"`
 }
@@ -19,28 +19,28 @@ func (p QuarantinePath) target() string { return p.ID }
 func (a *API) registerQuarantine() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/node/quarantine/{id}/adopt", id: "adopt-sandbox", tag: "node",
-		summary: "Make a container in quarantine a sandbox again",
-		description: "With its files and with the settings, ports and declared processes that it had last, stopped. Its TTL begins anew. " +
-			"GET /node lists what is in quarantine.",
+		summary: "Adopt a sandbox from quarantine",
+		description: "The sandbox has its files and its last settings, ports and declared processes, and is stopped. Its TTL starts again. " +
+			"GET /node lists the quarantine.",
 		codes: []problem.Code{problem.QuarantineNotFound, problem.NameInvalid, problem.SandboxConflict, problem.NodeDiskFull, problem.SandboxTimeout},
 	}, a.adopt)
 	register(a, route{
 		method: http.MethodDelete, path: "/node/quarantine/{id}", id: "delete-quarantined", tag: "node", status: http.StatusNoContent,
-		summary: "Remove a container in quarantine with its files", description: "This cannot be undone. Goes on when the client goes away.",
+		summary: "Remove a sandbox in quarantine with its files", description: "Irreversible. Continues when the client disconnects.",
 		codes: []problem.Code{problem.QuarantineNotFound, problem.EngineUnavailable, problem.SandboxTimeout},
 	}, a.removeQuarantined)
 }
 
-func (a *API) adopt(ctx context.Context, in *QuarantinePath, body *types.AdoptRequest) (*sandboxOutput, error) {
-	return a.showing(a.sandboxes.Adopt(ctx, ownerOf(ctx), sandbox.ID(in.ID), body.Name))
+func (a *API) adopt(ctx context.Context, in *QuarantinePath, body *types.AdoptRequest) (*output[types.Sandbox], error) {
+	return a.respondSandbox(a.sandboxes.Adopt(ctx, ownerOf(ctx), sandbox.ID(in.ID), body.Name))
 }
 
 func (a *API) removeQuarantined(ctx context.Context, in *QuarantinePath) (*struct{}, error) {
 	return nil, a.sandboxes.RemoveQuarantined(ctx, ownerOf(ctx), sandbox.ID(in.ID))
 }
 
-// quarantinedOf are the containers in quarantine that the owner created, and those
-// that do not say who did.
+// quarantinedOf converts the sandboxes in quarantine that the owner created, and those of
+// unknown owners.
 func quarantinedOf(owner string, all []sandbox.Quarantined) []types.QuarantinedSandbox {
 	list := []types.QuarantinedSandbox{}
 	for _, q := range all {

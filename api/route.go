@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // route describes one operation, for the mux and for the OpenAPI document.
@@ -24,12 +25,12 @@ type route struct {
 	summary      string
 	description  string
 	status       int // of success; 0 means 200, or 204 without a body
-	// codes are the refusals that this route can answer beside common ones.
+	// codes are the problems that this route can respond with, in addition to common ones.
 	codes []problem.Code
 	// open routes need no token.
 	open bool
-	// answers describes successes that are not derived from the output type.
-	answers map[int]*huma.Response
+	// responses describes successes that are not derived from the output type.
+	responses map[int]*huma.Response
 }
 
 // commonCodes can come from any route that needs a token.
@@ -42,7 +43,7 @@ var bodyCodes = []problem.Code{problem.JSONInvalid, problem.MediaTypeUnsupported
 var wakeCodes = []problem.Code{problem.SandboxDestroyed, problem.WaiterLimitExceeded, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull,
 	problem.GuestLost, problem.GuestError, problem.SandboxTimeout}
 
-// onSandbox are the codes of a route with an {id}, and more.
+// onSandbox returns the codes of a route with the path of a sandbox.
 func onSandbox(codes ...[]problem.Code) []problem.Code {
 	return slices.Concat([]problem.Code{problem.SandboxNotFound}, slices.Concat(codes...))
 }
@@ -54,8 +55,8 @@ type SandboxPath struct {
 
 func (p SandboxPath) target() string { return p.ID }
 
-// Exchange is the part of a request's input that gives a handler the request
-// and the answer themselves, for bodies and answers of any size.
+// Exchange is the part of a request's input that contains the request and the response
+// writer, for bodies and responses of any size.
 type Exchange struct {
 	r         *http.Request
 	w         http.ResponseWriter
@@ -69,13 +70,13 @@ func (e *Exchange) Resolve(ctx huma.Context) []error {
 	return nil
 }
 
-// newHuma returns a huma.API on the mux that serves no document of its own and
-// says every error as a Problem. Its package variables stay as they are: another
-// part of the same program may use huma too.
+// newHuma returns a huma.API on the mux. It serves no document of its own, and its errors
+// are problems. Huma's package variables are not set: another part of the program may
+// use huma too.
 func (a *API) newHuma() huma.API {
 	return humago.NewWithPrefix(a.mux, Prefix, huma.Config{
 		OpenAPI: a.newDocument(),
-		// huma looks for the format of application/problem+json under its suffix.
+		// Huma finds the format of application/problem+json by its suffix.
 		Formats:                      map[string]huma.Format{"application/json": jsonFormat, "json": jsonFormat},
 		DefaultFormat:                "application/json",
 		RejectUnknownQueryParameters: true,
@@ -128,7 +129,7 @@ func addRoute[I, O any](a *API, rt route, body map[string]*huma.MediaType, handl
 		op.Middlewares = append(op.Middlewares, a.refuseBody)
 	}
 	a.documentProblems(&op, codes)
-	for status, response := range rt.answers {
+	for status, response := range rt.responses {
 		op.Responses[strconv.Itoa(status)] = response
 	}
 	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {
@@ -155,9 +156,39 @@ func (a *API) documented(method, path string) *huma.Operation {
 	}[method]
 }
 
+// output is a response with a JSON body.
+type output[T any] struct{ Body T }
+
+func respond[T any](body T) (*output[T], error) { return &output[T]{body}, nil }
+
+// onSandboxPath is the input of a route with the path of a sandbox.
+type onSandboxPath interface{ target() string }
+
+// withSandbox adapts a handler that needs the sandbox in the path of its route.
+func withSandbox[I any, O any](a *API, handler func(context.Context, *I, sandbox.Sandbox) (*O, error)) func(context.Context, *I) (*O, error) {
+	return func(ctx context.Context, in *I) (*O, error) {
+		sb, err := a.lookup(ctx, any(in).(onSandboxPath).target())
+		if err != nil {
+			return nil, err
+		}
+		return handler(ctx, in, sb)
+	}
+}
+
+// withSandboxBody is withSandbox for a route with a JSON body.
+func withSandboxBody[I, B, O any](a *API, handler func(context.Context, *I, *B, sandbox.Sandbox) (*O, error)) func(context.Context, *I, *B) (*O, error) {
+	return func(ctx context.Context, in *I, body *B) (*O, error) {
+		sb, err := a.lookup(ctx, any(in).(onSandboxPath).target())
+		if err != nil {
+			return nil, err
+		}
+		return handler(ctx, in, body, sb)
+	}
+}
+
 // targetOf returns the sandbox that a request's input names, for the log.
 func targetOf(in any) string {
-	if t, ok := in.(interface{ target() string }); ok {
+	if t, ok := in.(onSandboxPath); ok {
 		return clip(t.target())
 	}
 	return ""
@@ -189,16 +220,16 @@ func (a *API) schema(t reflect.Type) *huma.Schema {
 	return a.huma.OpenAPI().Components.Schemas.Schema(t, true, t.Name())
 }
 
-// answerJSON describes a success with a JSON body of type T.
-func answerJSON[T any](a *API, description string) *huma.Response {
+// responseJSON describes a success with a JSON body of type T.
+func responseJSON[T any](a *API, description string) *huma.Response {
 	return &huma.Response{
 		Description: description,
 		Content:     map[string]*huma.MediaType{"application/json": {Schema: a.schema(reflect.TypeFor[T]())}},
 	}
 }
 
-// answerBytes describes a success with a raw body.
-func answerBytes(description, contentType string) *huma.Response {
+// responseBytes describes a success with a raw body.
+func responseBytes(description, contentType string) *huma.Response {
 	return &huma.Response{Description: description, Content: rawContent(contentType)}
 }
 

@@ -14,14 +14,6 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-type presetsOutput struct {
-	Body types.PresetList
-}
-
-type nodeRulesOutput struct {
-	Body types.NodeRules
-}
-
 type rulesOutput struct {
 	ETag string `header:"ETag"`
 	Body types.RuleSet
@@ -32,26 +24,26 @@ type setSandboxRulesInput struct {
 	RulesCondition
 }
 
-// RulesCondition is the part of a request's input that says which rules it knows.
+// RulesCondition is the part of a request's input with the revision of the rules to replace.
 type RulesCondition struct {
-	IfMatch string `header:"If-Match" maxLength:"64" doc:"The ETag of the rules that are to be replaced; 412 when they are others"`
+	IfMatch string `header:"If-Match" maxLength:"64" doc:"The ETag of the rules to replace. If they have changed, the response is 412"`
 }
 
 func (a *API) registerRules() {
-	const described = "Applies to the next request of each sandbox, whether it runs or not. Rules that cannot work change nothing. " +
-		"Send the ETag as If-Match to replace only what you have seen."
+	const described = "Applies to the next request of each sandbox. Invalid rules change nothing. " +
+		"Send the ETag as If-Match to replace only rules that you have read."
 	codes := []problem.Code{problem.RulesInvalid, problem.RevisionConflict, problem.NodeDiskFull}
 	register(a, route{
 		method: http.MethodGet, path: "/node/egress/rules", id: "get-node-rules", tag: "egress",
-		summary: "The rules of the node", description: "They stand before all others. Only the node's Caddyfile changes them.",
+		summary: "Get the rules of the node", description: "They come before all others. Only the node's Caddyfile changes them.",
 	}, a.nodeRules)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/presets", id: "list-presets", tag: "egress",
-		summary: "The presets", description: "Named lists of hosts for rules: `preset:github` among a rule's hosts. Some come with doze, others are defined by the node's operator.",
+		summary: "List presets", description: "Presets are named lists of hosts: a rule names one as `preset:github` among its hosts. Some are part of doze, others are defined by the node's operator.",
 	}, a.presets)
 	register(a, route{
 		method: http.MethodGet, path: "/egress/rules", id: "get-rules", tag: "egress",
-		summary: "Your rules, for all of your sandboxes", description: "They apply after the node's. Its ETag is for replacing them.",
+		summary: "Get your rules, for all of your sandboxes", description: "They come after the node's. The ETag is their revision.",
 	}, func(ctx context.Context, _ *struct{}) (*rulesOutput, error) { return a.rules(ctx, "") })
 	registerBody(a, route{
 		method: http.MethodPut, path: "/egress/rules", id: "set-rules", tag: "egress",
@@ -61,37 +53,29 @@ func (a *API) registerRules() {
 	})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/egress/rules", id: "get-sandbox-rules", tag: "egress",
-		summary: "The rules of a sandbox", description: "Those of its own, which stand after the node's and yours. Wakes nothing.",
+		summary: "Get the rules of a sandbox", description: "They come after the node's and yours. Never wakes the sandbox.",
 		codes: onSandbox(),
-	}, func(ctx context.Context, in *SandboxPath) (*rulesOutput, error) {
-		sb, err := a.lookup(ctx, in.ID)
-		if err != nil {
-			return nil, err
-		}
+	}, withSandbox(a, func(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*rulesOutput, error) {
 		return a.rules(ctx, sb.ID)
-	})
+	}))
 	registerBody(a, route{
 		method: http.MethodPut, path: "/sandbox/{id}/egress/rules", id: "set-sandbox-rules", tag: "egress",
-		summary: "Replace the rules of a sandbox", description: described + " Wakes nothing.", codes: onSandbox(codes),
-	}, func(ctx context.Context, in *setSandboxRulesInput, body *types.SetRulesRequest) (*rulesOutput, error) {
-		sb, err := a.lookup(ctx, in.ID)
-		if err != nil {
-			return nil, err
-		}
+		summary: "Replace the rules of a sandbox", description: described + " Never wakes the sandbox.", codes: onSandbox(codes),
+	}, withSandboxBody(a, func(ctx context.Context, in *setSandboxRulesInput, body *types.SetRulesRequest, sb sandbox.Sandbox) (*rulesOutput, error) {
 		return a.setRules(ctx, sb.ID, body, in.IfMatch)
-	})
+	}))
 }
 
-func (a *API) presets(context.Context, *struct{}) (*presetsOutput, error) {
-	return &presetsOutput{Body: types.PresetList{Presets: presetsOf(a.egress.Presets())}}, nil
+func (a *API) presets(context.Context, *struct{}) (*output[types.PresetList], error) {
+	return respond(types.PresetList{Presets: listOf(a.egress.Presets(), presetOf)})
 }
 
-func (a *API) nodeRules(context.Context, *struct{}) (*nodeRulesOutput, error) {
+func (a *API) nodeRules(context.Context, *struct{}) (*output[types.NodeRules], error) {
 	def, rules := a.egress.NodeRules()
-	return &nodeRulesOutput{Body: types.NodeRules{Default: types.RuleDefault(def), Rules: RulesTo(rules)}}, nil
+	return respond(types.NodeRules{Default: types.RuleDefault(def), Rules: RulesTo(rules)})
 }
 
-// rules answers with the rules of a sandbox, or with an empty id with the owner's.
+// rules responds with the rules of a sandbox, or if the id is empty with the owner's.
 func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
 	set, warnings, err := a.egress.Rules(ctx, ownerOf(ctx), id)
 	if err != nil {
@@ -120,8 +104,7 @@ func newRulesOutput(set ruleset.Set, warnings []rule.Warning) *rulesOutput {
 	return &rulesOutput{ETag: strconv.Quote(strconv.FormatInt(set.Revision, 10)), Body: ruleSetOf(set, warnings)}
 }
 
-// parseRevision reads an If-Match (RFC 9110, section 13.1.1): none or * is any
-// revision. What is no ETag of ours is an error.
+// parseRevision parses If-Match (RFC 9110, section 13.1.1). None and * mean any revision.
 func parseRevision(ifMatch string) (*int64, error) {
 	ifMatch = strings.TrimSpace(ifMatch)
 	if ifMatch == "" || ifMatch == "*" {
@@ -131,12 +114,12 @@ func parseRevision(ifMatch string) (*int64, error) {
 	text, closed := strings.CutSuffix(text, `"`)
 	revision, err := strconv.ParseInt(text, 10, 64)
 	if !quoted || !closed || err != nil || revision < 0 {
-		return nil, invalid("header.If-Match", clip(ifMatch)+" is no ETag of rules", `send the ETag that came with them, such as "7" with its quotes`)
+		return nil, invalid("header.If-Match", clip(ifMatch)+" is not an ETag of rules", `send the ETag of the response with the rules, such as "7" with its quotes`)
 	}
 	return &revision, nil
 }
 
-// problemOfRules lists what is wrong with rules, each where it is.
+// problemOfRules returns the problem of invalid rules, with the location of each fault.
 func problemOfRules(err error) *problem.Problem {
 	var faults []problem.FieldError
 	var first *rule.Error
@@ -162,7 +145,7 @@ func problemOfRules(err error) *problem.Problem {
 	return p
 }
 
-// flatten returns the errors that were joined, however they were wrapped.
+// flatten returns the errors that err joins and wraps.
 func flatten(err error) []error {
 	switch e := err.(type) {
 	case *rule.Error:

@@ -19,10 +19,6 @@ type createOutput struct {
 	Body     types.Sandbox
 }
 
-type sandboxOutput struct {
-	Body types.Sandbox
-}
-
 type listInput struct {
 	Exchange
 	Label  []string    `query:"label,explode" maxItems:"64" maxLength:"512" nullable:"false" doc:"Only sandboxes with this label, as key=value; may be repeated"`
@@ -32,42 +28,38 @@ type listInput struct {
 	Limit  int         `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Maximum number of sandboxes"`
 }
 
-type listOutput struct {
-	Body types.SandboxList
-}
-
 func (a *API) registerSandboxes() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox", id: "create-sandbox", tag: "sandboxes", status: http.StatusCreated,
 		summary: "Create a sandbox, or find it by name",
-		description: "Answers 201 when it was made and runs, 200 when it was there. The creation goes on when the client " +
-			"goes away; asking again joins it. Pulling a missing image shows in the events.",
+		description: "Responds with 201 when the sandbox was created and runs, and with 200 when it existed. The creation continues when the client " +
+			"disconnects; another request with the name joins it. The events of the sandbox show the pull of a missing image.",
 		codes: []problem.Code{problem.NameInvalid, problem.ImageNotAllowed, problem.ImageUnavailable, problem.SandboxConflict, problem.SandboxLimitExceeded,
 			problem.SandboxDestroyed, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
-		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.Sandbox](a, "It was there")},
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Sandbox](a, "The sandbox, which existed")},
 	}, a.create)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox", id: "list-sandboxes", tag: "sandboxes",
-		summary: "List sandboxes, in the order of their names", description: "Wakes nothing. Entries have no env and no processes, and usage only when asked for.",
+		summary: "List sandboxes, in the order of their names", description: "Never wakes a sandbox. Entries have no env and no processes, and usage only if requested.",
 	}, a.list)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}", id: "get-sandbox", tag: "sandboxes",
-		summary: "Get a sandbox", description: "Wakes nothing.",
+		summary: "Get a sandbox", description: "Never wakes the sandbox.",
 		codes: onSandbox(),
-	}, a.get)
+	}, withSandbox(a, a.get))
 	registerBody(a, route{
 		method: http.MethodPatch, path: "/sandbox/{id}", id: "update-sandbox", tag: "sandboxes",
-		summary: "Change name, labels or times of a sandbox", description: "Wakes nothing. Image, size and env are for ever.",
+		summary: "Change name, labels or times of a sandbox", description: "Never wakes the sandbox. Image, size and env are immutable.",
 		codes: onSandbox([]problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxDestroyed, problem.NodeDiskFull}),
-	}, a.update)
+	}, withSandboxBody(a, a.update))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}", id: "delete-sandbox", tag: "sandboxes", status: http.StatusNoContent,
-		summary: "Destroy a sandbox with its files", description: "Whatever runs in it is killed. Goes on when the client goes away.",
+		summary: "Destroy a sandbox with its files", description: "Kills all of its processes. Continues when the client disconnects.",
 		codes: onSandbox([]problem.Code{problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
-	}, a.destroy)
+	}, withSandbox(a, a.destroy))
 }
 
-// lookup finds the sandbox that a request names, if it is the caller's.
+// lookup returns the sandbox that a request names, if it is the owner's.
 func (a *API) lookup(ctx context.Context, idOrName string) (sandbox.Sandbox, error) {
 	return a.sandboxes.Get(ownerOf(ctx), idOrName)
 }
@@ -94,7 +86,7 @@ func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandbox
 	return out, nil
 }
 
-func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
+func (a *API) list(ctx context.Context, in *listInput) (*output[types.SandboxList], error) {
 	labels, err := parseLabels(in.r.URL.Query()["label"])
 	if err != nil {
 		return nil, err
@@ -106,36 +98,32 @@ func (a *API) list(ctx context.Context, in *listInput) (*listOutput, error) {
 			page.Sandboxes[i].Usage = a.usage(ctx, sb.ID)
 		}
 	}
-	return &listOutput{Body: page}, nil
+	return respond(page)
 }
 
-// parseLabels reads key=value, key=value, …
+// parseLabels parses key=value, key=value, …
 func parseLabels(pairs []string) (map[string]string, error) {
 	labels := make(map[string]string, len(pairs))
 	for _, pair := range pairs {
 		key, value, ok := strings.Cut(pair, "=")
 		if !ok || key == "" {
-			return nil, invalid("query.label", strconv.Quote(clip(pair))+" is no label", "write it as label=key=value")
+			return nil, invalid("query.label", "invalid label "+strconv.Quote(clip(pair)), "write it as label=key=value")
 		}
 		if have, twice := labels[key]; twice && have != value {
-			return nil, invalid("query.label", clip(key)+" is asked for with two values, which no sandbox has", "ask for one")
+			return nil, invalid("query.label", clip(key)+" has two values, and no sandbox has both", "send one of them")
 		}
 		labels[key] = value
 	}
 	return labels, nil
 }
 
-func (a *API) get(ctx context.Context, in *SandboxPath) (*sandboxOutput, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	out, err := a.showing(sb, err)
-	if err != nil {
-		return nil, err
-	}
-	out.Body.Usage = a.usage(ctx, sb.ID)
-	return out, nil
+func (a *API) get(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+	body := a.sandboxOf(sb)
+	body.Usage = a.usage(ctx, sb.ID)
+	return respond(body)
 }
 
-// usage is nil when the sandbox is gone since.
+// usage returns nil for a sandbox that was destroyed meanwhile.
 func (a *API) usage(ctx context.Context, id sandbox.ID) *types.Usage {
 	u, err := a.sandboxes.Usage(ctx, id)
 	if err != nil {
@@ -144,20 +132,16 @@ func (a *API) usage(ctx context.Context, id sandbox.ID) *types.Usage {
 	return &types.Usage{CPUSeconds: u.CPU.Seconds(), MemoryBytes: u.Memory}
 }
 
-// showing is the answer of a call that returns a sandbox.
-func (a *API) showing(sb sandbox.Sandbox, err error) (*sandboxOutput, error) {
+// respondSandbox responds with the result of a call that returns a sandbox.
+func (a *API) respondSandbox(sb sandbox.Sandbox, err error) (*output[types.Sandbox], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxOutput{Body: a.sandboxOf(sb)}, nil
+	return respond(a.sandboxOf(sb))
 }
 
-func (a *API) update(ctx context.Context, in *SandboxPath, body *types.UpdateSandboxRequest) (*sandboxOutput, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
-	return a.showing(a.sandboxes.Update(ctx, sb.ID, sandbox.Patch{
+func (a *API) update(ctx context.Context, _ *SandboxPath, body *types.UpdateSandboxRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+	return a.respondSandbox(a.sandboxes.Update(ctx, sb.ID, sandbox.Patch{
 		Name:       body.Name,
 		Labels:     body.Labels,
 		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
@@ -166,10 +150,6 @@ func (a *API) update(ctx context.Context, in *SandboxPath, body *types.UpdateSan
 	}))
 }
 
-func (a *API) destroy(ctx context.Context, in *SandboxPath) (*struct{}, error) {
-	sb, err := a.lookup(ctx, in.ID)
-	if err != nil {
-		return nil, err
-	}
+func (a *API) destroy(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*struct{}, error) {
 	return nil, a.sandboxes.Destroy(ctx, sb.ID)
 }

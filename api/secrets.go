@@ -9,24 +9,16 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// NamePath is the part of a request's input that names something of the owner's.
+// NamePath is the part of a request's input that names a secret or a policy.
 type NamePath struct {
 	Name string `path:"name" maxLength:"255" doc:"1 to 64 of a-z, 0-9, - and _"`
-}
-
-type secretOutput struct {
-	Body types.Secret
-}
-
-type secretsOutput struct {
-	Body types.SecretList
 }
 
 func (a *API) registerSecrets() {
 	registerBody(a, route{
 		method: http.MethodPut, path: "/secrets/{name}", id: "put-secret", tag: "secrets",
-		summary:     "Make a secret, or replace its value and hosts",
-		description: "For the next request of each sandbox. It is kept encrypted and sent to no host but those that it names.",
+		summary:     "Create a secret, or replace its value and hosts",
+		description: "Applies to the next request of each sandbox. The value is stored encrypted and sent only to the hosts of the secret.",
 		codes:       []problem.Code{problem.NameInvalid, problem.SecretLimitExceeded, problem.NodeDiskFull},
 	}, a.putSecret)
 	register(a, route{
@@ -39,12 +31,12 @@ func (a *API) registerSecrets() {
 	}, a.secret)
 	register(a, route{
 		method: http.MethodDelete, path: "/secrets/{name}", id: "delete-secret", tag: "secrets", status: http.StatusNoContent,
-		summary: "Forget a secret", description: "Requests of rules that use it are refused from then on.",
+		summary: "Delete a secret", description: "Requests whose rules use the secret are refused from then on.",
 		codes: []problem.Code{problem.SecretNotFound, problem.NodeDiskFull},
 	}, a.deleteSecret)
 }
 
-func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecretRequest) (*secretOutput, error) {
+func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecretRequest) (*output[types.Secret], error) {
 	value, err := decode(body.Value, body.Encoding, "body.value")
 	if err != nil {
 		return nil, err
@@ -53,17 +45,17 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 	if err != nil {
 		return nil, err
 	}
-	return &secretOutput{Body: secretOf(secret)}, nil
+	return respond(secretOf(secret))
 }
 
-func (a *API) secrets(ctx context.Context, _ *struct{}) (*secretsOutput, error) {
-	return &secretsOutput{Body: types.SecretList{Secrets: listOf(a.egress.Secrets(ownerOf(ctx)), secretOf)}}, nil
+func (a *API) secrets(ctx context.Context, _ *struct{}) (*output[types.SecretList], error) {
+	return respond(types.SecretList{Secrets: listOf(a.egress.Secrets(ownerOf(ctx)), secretOf)})
 }
 
-func (a *API) secret(ctx context.Context, in *NamePath) (*secretOutput, error) {
+func (a *API) secret(ctx context.Context, in *NamePath) (*output[types.Secret], error) {
 	for _, s := range a.egress.Secrets(ownerOf(ctx)) {
 		if s.Name == in.Name {
-			return &secretOutput{Body: secretOf(s)}, nil
+			return respond(secretOf(s))
 		}
 	}
 	return nil, vault.ErrUnknown

@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -79,7 +78,7 @@ func (s *eventStream) heartbeat() {
 	}
 }
 
-// send sends one event at once. id may be empty. A failure ends ctx.
+// send sends one event without buffering it. id may be empty. A failure ends ctx.
 func (s *eventStream) send(event, id string, data any) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,5 +134,3 @@ func (s *eventStream) close() {
 	s.beaten.Wait()
 	s.beat.Stop()
 }
-
-func formatID(n uint64) string { return strconv.FormatUint(n, 10) }

@@ -33,26 +33,26 @@ func decode(text string, encoding types.Encoding, location string) ([]byte, erro
 // runeJoiner forwards chunks of a byte stream so that no UTF-8 sequence is split between
 // two of them: bytes that may be the start of a sequence wait for the next chunk.
 type runeJoiner struct {
-	kept [utf8.UTFMax - 1]byte
-	n    int
+	partial [utf8.UTFMax - 1]byte
+	n       int
 }
 
 // join returns the bytes to forward, which may be none. They are valid until the next call.
 func (j *runeJoiner) join(chunk []byte) []byte {
 	if j.n > 0 {
-		chunk = append(j.kept[:j.n:j.n], chunk...)
+		chunk = append(j.partial[:j.n:j.n], chunk...)
 		j.n = 0
 	}
 	tail := incompleteTail(chunk)
-	j.n = copy(j.kept[:], chunk[len(chunk)-tail:])
+	j.n = copy(j.partial[:], chunk[len(chunk)-tail:])
 	return chunk[:len(chunk)-tail]
 }
 
-// rest returns the bytes that wait for a next chunk, at the end of the stream.
-func (j *runeJoiner) rest() []byte {
-	rest := j.kept[:j.n]
+// remainder returns the bytes that wait for a next chunk, at the end of the stream.
+func (j *runeJoiner) remainder() []byte {
+	b := j.partial[:j.n]
 	j.n = 0
-	return rest
+	return b
 }
 
 // incompleteTail is how many bytes at the end of b may be the start of a rune.
@@ -73,14 +73,13 @@ func incompleteTail(b []byte) int {
 // capture stores the first bytes of a stream and drops the others.
 type capture struct {
 	bytes     []byte
-	most      int
+	limit     int
 	truncated bool
 }
 
 func (c *capture) add(b []byte) {
-	room := c.most - len(c.bytes)
-	if len(b) > room {
-		b, c.truncated = b[:room], true
+	if free := c.limit - len(c.bytes); len(b) > free {
+		b, c.truncated = b[:free], true
 	}
 	c.bytes = append(c.bytes, b...)
 }
@@ -95,10 +94,10 @@ func (c *capture) text() (text string, encoding types.Encoding) {
 	return encode(b)
 }
 
-// validText returns at most `most` bytes of untrusted text as valid UTF-8.
-func validText(s string, most int) string {
-	if len(s) > most {
-		s = s[:most] + "…"
+// validText returns at most limit bytes of untrusted text as valid UTF-8.
+func validText(s string, limit int) string {
+	if len(s) > limit {
+		s = s[:limit] + "…"
 	}
 	return strings.ToValidUTF8(s, "�")
 }

@@ -27,7 +27,7 @@ func FuzzRuneJoinerKeepsEveryByteAndSplitsNoRune(f *testing.F) {
 			got = append(got, part...)
 			rest = rest[n:]
 		}
-		got = append(got, j.rest()...)
+		got = append(got, j.remainder()...)
 		if !bytes.Equal(got, data) {
 			t.Fatalf("%q became %q", data, got)
 		}
@@ -35,13 +35,13 @@ func FuzzRuneJoinerKeepsEveryByteAndSplitsNoRune(f *testing.F) {
 }
 
 func TestCaptureDropsHalfARuneAtItsLimit(t *testing.T) {
-	c := capture{most: 4}
+	c := capture{limit: 4}
 	c.add([]byte("abé"))
 	c.add([]byte("é"))
 	if text, encoding := c.text(); text != "abé" || encoding != "" || !c.truncated {
 		t.Errorf("got %q, encoding %q, truncated %v", text, encoding, c.truncated)
 	}
-	c = capture{most: 3}
+	c = capture{limit: 3}
 	c.add([]byte("abé"))
 	if text, encoding := c.text(); text != "ab" || encoding != "" || !c.truncated {
 		t.Errorf("got %q, encoding %q, truncated %v", text, encoding, c.truncated)
@@ -59,7 +59,7 @@ func TestEncodeMarksWhatIsNoText(t *testing.T) {
 }
 
 func TestCollectedLogsJoinWhatBelongsTogether(t *testing.T) {
-	c := logCollector{joiners: map[types.LogStream]*runeJoiner{"stdout": {}, "stderr": {}}, room: 12}
+	c := logCollector{joiners: map[types.LogStream]*runeJoiner{"stdout": {}, "stderr": {}}, remaining: 12}
 	say := func(stream types.LogStream, data string) { c.add(stream, c.joiners[stream].join([]byte(data))) }
 	say("stdout", "a\xc3") // é in two pieces, with another stream between them
 	say("stderr", "oops")

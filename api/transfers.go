@@ -44,11 +44,11 @@ func (a *API) registerTransfers() {
 		description: "Wakes the sandbox. With `path` in the query, the body is the file, of any size and type; without, the " +
 			"body is the JSON form, of at most 4 MiB. The file is replaced as a whole: an incomplete upload changes nothing. " +
 			"Missing directories are made.",
-		codes:   onSandbox(wakeCodes, fileCodes, bodyCodes),
-		answers: map[int]*huma.Response{http.StatusOK: answerJSON[types.File](a, "The file as written")},
+		codes:     onSandbox(wakeCodes, fileCodes, bodyCodes),
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.File](a, "The file as written")},
 	}, body, a.writeFile)
-	content := answerBytes("The file", octetStream)
-	partial := answerBytes("The requested ranges", octetStream)
+	content := responseBytes("The file", octetStream)
+	partial := responseBytes("The requested ranges", octetStream)
 	notModified := &huma.Response{Description: "The file still has the ETag of If-None-Match"}
 	for _, response := range []*huma.Response{content, partial, notModified} {
 		response.Headers = map[string]*huma.Param{"ETag": {}}
@@ -59,7 +59,7 @@ func (a *API) registerTransfers() {
 		description: "Wakes the sandbox. The Content-Type depends on the name of the file. Supports Range and If-None-Match. " +
 			"If the response cannot be completed, the connection is closed.",
 		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.RangeNotSatisfiable}),
-		answers: map[int]*huma.Response{
+		responses: map[int]*huma.Response{
 			http.StatusOK:             content,
 			http.StatusPartialContent: partial,
 			http.StatusNotModified:    notModified,
@@ -75,7 +75,7 @@ func (a *API) writeFile(ctx context.Context, in *writeFileInput) (*huma.StreamRe
 		return nil, err
 	}
 	body := newTimedBody(in.w, in.r.Body, a.limits.Stall)
-	defer body.end()
+	defer body.detach()
 	return a.storeFile(ctx, in, in.Path, parseMode(in.Mode), body)
 }
 
@@ -102,14 +102,14 @@ func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.Stre
 }
 
 func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, mode fs.FileMode, body io.Reader) (*huma.StreamResponse, error) {
-	out, err := a.showingFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+	out, err := a.respondFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
 		info, err := g.WriteFile(ctx, path, mode, body)
 		return info, uploadError(body, err)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(in.w, http.StatusOK, out.Body) }}, nil
+	return jsonResponse(in.Exchange, out.Body), nil
 }
 
 // uploadError returns the problem of an upload whose sender failed, or else err.
@@ -212,7 +212,7 @@ func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open
 	if err != nil {
 		return nil, err
 	}
-	if err := a.calls.enter(ctx, 1); err != nil {
+	if err := a.calls.acquire(ctx, 1); err != nil {
 		return nil, err
 	}
 	lease, err := a.sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)

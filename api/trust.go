@@ -17,9 +17,9 @@ type bundleOutput struct {
 func (a *API) registerTrust() {
 	register(a, route{
 		method: http.MethodGet, path: "/egress/ca", id: "get-egress-ca", tag: "egress",
-		summary:     "The certificates of the node's own authority, in PEM",
-		description: "Sandboxes trust them already. They are for images and clients that bring their own list of whom to trust.",
-		answers:     map[int]*huma.Response{http.StatusOK: answerBytes("The certificates", pemType)},
+		summary:     "Get the certificates of the node's certificate authority, in PEM",
+		description: "Sandboxes trust them already. Images and clients with a trust store of their own need them.",
+		responses:   map[int]*huma.Response{http.StatusOK: responseBytes("The certificates", pemType)},
 	}, func(context.Context, *struct{}) (*bundleOutput, error) {
 		return &bundleOutput{ContentType: pemType, Body: a.egress.Bundle()}, nil
 	})

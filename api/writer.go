@@ -8,18 +8,18 @@ import (
 	"time"
 )
 
-// maxWrite bytes at most are written under one deadline: with the default Stall, a
-// reader of 1 KiB/s is fast enough.
+// maxWrite is how many bytes are written under one deadline: with the default Stall, a
+// client that reads 1 KiB/s is fast enough.
 const maxWrite = 64 << 10
 
-// timedWriter gives every write a deadline of its own, so that a slow reader is
-// served for as long as he reads, while one who reads nothing is cut off. It has no
-// ReadFrom, whose one call would be one write.
+// timedWriter gives every write a deadline of its own: a client that reads slowly is
+// served, one that does not read is disconnected. It has no ReadFrom, because one call
+// would be one write.
 type timedWriter struct {
 	http.ResponseWriter
 	control *http.ResponseController
 	stall   time.Duration
-	wrote   bool // the header has gone
+	wrote   bool // the header was written
 	status  int  // of the header; 0 before it
 }
 
@@ -50,7 +50,7 @@ func (w *timedWriter) Write(b []byte) (n int, _ error) {
 	}
 }
 
-// statusSent is the status that the client got.
+// statusSent returns the status of the response.
 func (w *timedWriter) statusSent() int {
 	if w.status == 0 {
 		return http.StatusOK
@@ -58,20 +58,19 @@ func (w *timedWriter) statusSent() int {
 	return w.status
 }
 
-// FlushError implements what http.ResponseController.Flush looks for.
+// FlushError is called by http.ResponseController.Flush.
 func (w *timedWriter) FlushError() error {
 	w.wrote = true
 	w.extend()
 	return w.control.Flush()
 }
 
-// extend sets the next deadline. A writer without deadlines, such as a test's,
-// has none.
+// extend sets the next deadline. Writers of tests may not support deadlines.
 func (w *timedWriter) extend() { w.control.SetWriteDeadline(time.Now().Add(w.stall)) }
 
-// finish gives a deadline to what the server does after the handler: it reads
-// what is left of a small body, to use the connection again, and then writes
-// what is left of the answer. Then it ends both deadlines itself.
+// finish sets deadlines for the server's work after the handler: it reads the rest of a
+// small body, to reuse the connection, and writes the rest of the response. Then the
+// server removes both deadlines.
 func (w *timedWriter) finish(r *http.Request) {
 	now := time.Now()
 	if r.ContentLength != 0 {
@@ -80,20 +79,19 @@ func (w *timedWriter) finish(r *http.Request) {
 	w.control.SetWriteDeadline(now.Add(2 * w.stall))
 }
 
-// timedBody reads a request's body of any size. Each read has a deadline of its
-// own, and the first failure is kept, to tell it from a failure of whoever takes
-// the bytes.
+// timedBody reads a request's body of any size. Each read has a deadline of its own. The
+// first failure is stored, to distinguish it from a failure to forward the bytes.
 //
-// The handler calls end before it returns: a transport that the body was given to
-// may read on after its answer, and in HTTP/2 a deadline that is set after the
-// handler has returned is a panic, which ends the node.
+// The handler calls detach before it returns: a transport may read its request's body
+// after the response, and in HTTP/2 setting a deadline after the handler has returned
+// panics, which ends the node.
 type timedBody struct {
 	body  io.Reader
 	stall time.Duration
 	err   atomic.Pointer[error]
 
 	mu      sync.Mutex
-	control *http.ResponseController // nil after end
+	control *http.ResponseController // nil after detach
 }
 
 func newTimedBody(w http.ResponseWriter, body io.Reader, stall time.Duration) *timedBody {
@@ -107,7 +105,7 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	n, err := b.body.Read(p)
 	switch {
 	case err == io.EOF:
-		// A deadline that stays would end the request's context when it passes.
+		// Otherwise the deadline would end the request's context.
 		b.setDeadline(time.Time{})
 	case err != nil:
 		b.err.CompareAndSwap(nil, &err)
@@ -115,7 +113,7 @@ func (b *timedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// setDeadline reports false after end.
+// setDeadline returns false after detach.
 func (b *timedBody) setDeadline(at time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -126,14 +124,14 @@ func (b *timedBody) setDeadline(at time.Time) bool {
 	return true
 }
 
-// end refuses what would be read from now on.
-func (b *timedBody) end() {
+// detach makes further reads fail.
+func (b *timedBody) detach() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.control = nil
 }
 
-// failure is why the body could not be read to its end, or nil.
+// failure returns the error with which reading the body failed, or nil.
 func (b *timedBody) failure() error {
 	if err := b.err.Load(); err != nil {
 		return *err

@@ -63,7 +63,7 @@ func TestEndedBodySetsNoDeadline(t *testing.T) {
 	if n, err := body.Read(buf); n != 4 || err != nil || w.set != 1 {
 		t.Fatalf("read %d, %v, and set %d deadlines", n, err, w.set)
 	}
-	body.end()
+	body.detach()
 	if n, err := body.Read(buf); n != 0 || !errors.Is(err, http.ErrBodyReadAfterClose) {
 		t.Errorf("after the end: read %d, %v", n, err)
 	}

@@ -1,0 +1,58 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// pauseInput names a sandbox to put to sleep or to stop.
+type pauseInput struct {
+	SandboxPath
+	Force bool `query:"force" doc:"Also while requests, commands or transfers are in progress: sleep pauses them until the next wake, stop ends them"`
+}
+
+func (a *API) registerLifecycle() {
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "lifecycle",
+		summary: "Put a sandbox to sleep", description: "Responds when the sandbox sleeps. Its memory is retained. Ends a hold.",
+		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.NodeDiskFull, problem.SandboxTimeout}),
+	}, withSandbox(a, a.pause(a.sandboxes.Sleep, a.sandboxes.ForceSleep)))
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "lifecycle",
+		summary: "Wake a sandbox", description: "Responds when the sandbox runs.",
+		codes: onSandbox(wakeCodes),
+	}, withSandbox(a, a.wake))
+	register(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "lifecycle",
+		summary: "Stop a sandbox", description: "Responds when its processes have ended. Its files are retained.",
+		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
+	}, withSandbox(a, a.pause(a.sandboxes.Stop, a.sandboxes.ForceStop)))
+	registerBody(a, route{
+		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "lifecycle",
+		summary: "Keep a sandbox from sleeping when it is idle", description: "Replaces an earlier hold. Never wakes the sandbox.",
+		codes: onSandbox([]problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull}),
+	}, withSandboxBody(a, a.hold))
+}
+
+// pause returns the handler that puts a sandbox to sleep or stops it.
+func (a *API) pause(graceful, forced func(context.Context, sandbox.ID) (sandbox.Sandbox, error)) func(context.Context, *pauseInput, sandbox.Sandbox) (*output[types.Sandbox], error) {
+	return func(ctx context.Context, in *pauseInput, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+		if in.Force {
+			return a.respondSandbox(forced(ctx, sb.ID))
+		}
+		return a.respondSandbox(graceful(ctx, sb.ID))
+	}
+}
+
+func (a *API) wake(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+	return a.respondSandbox(a.sandboxes.Wake(ctx, sb.ID))
+}
+
+func (a *API) hold(ctx context.Context, _ *SandboxPath, body *types.HoldRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
+	return a.respondSandbox(a.sandboxes.Hold(ctx, sb.ID, time.Duration(body.Duration)))
+}
