@@ -1,12 +1,13 @@
-// Package client speaks the HTTP API of a node. It knows the API's words only:
-// nothing of how a node works is imported here.
+// Package client is a client of the HTTP API of a node. It imports nothing of the node
+// but the types of the API and its problems.
 //
-// Everything that is read is bounded. Calls take as long as their context lets
-// them, because a create may pull an image and a command may run for hours.
+// Responses are limited in size. Calls have no timeout of their own, because a create may
+// pull an image and a command may run for hours: end their context.
 package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -17,6 +18,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -26,27 +28,27 @@ import (
 // localhost, and ::1 may come first for localhost itself.
 const DefaultURL = "https://127.0.0.1:8443/api/v1"
 
-// maxAnswer bounds a JSON answer. The largest is the output of a command: twice
+// maxResponse limits a JSON response. The largest is the output of a command: twice
 // 10 MiB, in base64 or escaped.
-const maxAnswer = 64 << 20
+const maxResponse = 64 << 20
 
-// maxProblem bounds a problem document.
+// maxProblem limits a problem document.
 const maxProblem = 1 << 20
 
 // Config of a Client.
 type Config struct {
-	// URL is where the API is, with its prefix. Default: DefaultURL.
+	// URL of the API, with its prefix. Default: DefaultURL.
 	URL string
 	// Token is sent as the bearer token. Empty sends none.
 	Token string
-	// CAFile has the certificates that may sign the node's, in PEM. Empty means
-	// those of the system.
+	// CAFile contains the certificates that may sign the node's, in PEM, in addition to the
+	// system's. Empty means the system's.
 	CAFile string
 	// UserAgent names the program. Default: doze-client.
 	UserAgent string
 }
 
-// Client calls one node. All methods may be called at once.
+// Client calls one node. It is safe for concurrent use.
 type Client struct {
 	base      string
 	token     string
@@ -55,7 +57,7 @@ type Client struct {
 	websocket *http.Client // HTTP/1.1 only
 }
 
-// New returns a client. It connects when it is first used.
+// New returns a client. It connects with the first call.
 func New(cfg Config) (*Client, error) {
 	if cfg.URL == "" {
 		cfg.URL = DefaultURL
@@ -65,13 +67,13 @@ func New(cfg Config) (*Client, error) {
 	}
 	base, err := url.Parse(cfg.URL)
 	if err != nil || base.Host == "" || base.Scheme != "https" && base.Scheme != "http" {
-		return nil, fmt.Errorf("%q is no address of an API; write it like %s", cfg.URL, DefaultURL)
+		return nil, fmt.Errorf("%q is not the URL of an API; write it like %s", cfg.URL, DefaultURL)
 	}
 	if base.Scheme == "http" && !IsLoopback(base.Hostname()) {
 		return nil, fmt.Errorf("%s would send the token unencrypted; use https", cfg.URL)
 	}
 	if strings.ContainsFunc(cfg.Token, func(r rune) bool { return r <= ' ' || r > '~' }) {
-		return nil, errors.New("the token has blanks or characters that no token has; was it copied whole, and alone?")
+		return nil, errors.New("the token has blanks or other characters that tokens cannot have; copy it again")
 	}
 	roots, err := loadRoots(cfg.CAFile)
 	if err != nil {
@@ -85,18 +87,18 @@ func New(cfg Config) (*Client, error) {
 			ForceAttemptHTTP2:   http2,
 			TLSHandshakeTimeout: 10 * time.Second,
 			IdleConnTimeout:     90 * time.Second,
-			// A node that is gone ends its streams even when nobody tells so.
+			// Ends the streams of a node that disappeared without closing its connections.
 			HTTP2: &http.HTTP2Config{SendPingTimeout: 20 * time.Second, PingTimeout: 15 * time.Second},
 		}
 	}
 	// The API does not redirect; following would send the token elsewhere.
-	stay := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
+	noRedirect := func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return &Client{
 		base:      strings.TrimSuffix(base.String(), "/"),
 		token:     cfg.Token,
 		userAgent: cfg.UserAgent,
-		http:      &http.Client{Transport: transport(true), CheckRedirect: stay},
-		websocket: &http.Client{Transport: transport(false), CheckRedirect: stay},
+		http:      &http.Client{Transport: transport(true), CheckRedirect: noRedirect},
+		websocket: &http.Client{Transport: transport(false), CheckRedirect: noRedirect},
 	}, nil
 }
 
@@ -112,21 +114,21 @@ func loadRoots(file string) (*x509.CertPool, error) {
 	}
 	pem, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("reading the CA: %w", err)
+		return nil, fmt.Errorf("read the CA: %w", err)
 	}
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		roots = x509.NewCertPool()
 	}
 	if !roots.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s has no certificate in PEM", file)
+		return nil, fmt.Errorf("%s contains no certificate in PEM", file)
 	}
 	return roots, nil
 }
 
 // request is one call of the API.
 type request struct {
-	method string
+	method string // empty means GET
 	path   string // after the prefix, escaped
 	query  url.Values
 	accept string
@@ -141,6 +143,7 @@ type request struct {
 // response is returned as *problem.Problem, or *UnexpectedResponseError if it does not
 // come from a node.
 func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
+	r.method = cmp.Or(r.method, http.MethodGet)
 	body, contentType := r.raw, r.contentType
 	if r.body != nil {
 		encoded, err := json.Marshal(r.body)
@@ -189,8 +192,9 @@ func (c *Client) identify(h http.Header) {
 	}
 }
 
-// call makes the call and decodes its JSON answer into out, unless out is nil.
+// call makes the call and decodes its JSON response into out, unless out is nil.
 func (c *Client) call(ctx context.Context, r request, out any) (status int, err error) {
+	r.method = cmp.Or(r.method, http.MethodGet)
 	resp, err := c.send(ctx, r)
 	if err != nil {
 		return 0, err
@@ -199,29 +203,57 @@ func (c *Client) call(ctx context.Context, r request, out any) (status int, err 
 	if out == nil {
 		return resp.StatusCode, nil
 	}
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
+	body, err := io.ReadAll(io.LimitReader(resp.Body, maxResponse+1))
 	switch {
 	case ctx.Err() != nil:
 		return 0, ctx.Err()
 	case err != nil:
-		return 0, fmt.Errorf("reading the answer to %s %s: %w", r.method, r.path, err)
-	case len(body) > maxAnswer:
-		return 0, fmt.Errorf("the answer to %s %s has more than %d MiB", r.method, r.path, maxAnswer>>20)
+		return 0, fmt.Errorf("read the response to %s %s: %w", r.method, r.path, err)
+	case len(body) > maxResponse:
+		return 0, fmt.Errorf("the response to %s %s has more than %d MiB", r.method, r.path, maxResponse>>20)
 	}
 	if err := json.Unmarshal(body, out); err != nil {
-		return 0, fmt.Errorf("the answer to %s %s is not what this version expects: %w", r.method, r.path, err)
+		return 0, fmt.Errorf("unexpected response to %s %s: %w", r.method, r.path, err)
 	}
 	return resp.StatusCode, nil
 }
 
-// UnreachableError says that no node answered.
+// fetch makes the call and returns its JSON response.
+func fetch[T any](ctx context.Context, c *Client, r request) (value T, err error) {
+	_, err = c.call(ctx, r, &value)
+	return value, err
+}
+
+// pageLimit is how many entries one call requests of a list, the maximum of a node.
+const pageLimit = 1000
+
+// fetchAll returns the entries of all pages of a list. split returns the entries of a page
+// and its next_cursor.
+func fetchAll[P, T any](ctx context.Context, c *Client, r request, split func(P) ([]T, string)) ([]T, error) {
+	all := []T{}
+	r.query.Set("limit", strconv.Itoa(pageLimit))
+	for {
+		page, err := fetch[P](ctx, c, r)
+		if err != nil {
+			return nil, err
+		}
+		entries, next := split(page)
+		all = append(all, entries...)
+		if next == "" || next == r.query.Get("cursor") {
+			return all, nil
+		}
+		r.query.Set("cursor", next)
+	}
+}
+
+// UnreachableError is the failure to reach a node.
 type UnreachableError struct {
 	URL string
 	Err error
 }
 
 func (e *UnreachableError) Error() string {
-	return fmt.Sprintf("the node at %s does not answer: %v", e.URL, e.Err)
+	return fmt.Sprintf("the node at %s does not respond: %v", e.URL, e.Err)
 }
 
 func (e *UnreachableError) Unwrap() error { return e.Err }
@@ -234,10 +266,10 @@ func (c *Client) unreachable(err error) error {
 	return &UnreachableError{URL: c.base, Err: err}
 }
 
-// sandboxPath is the path of a sandbox's routes. idOrName comes from people.
-func sandboxPath(idOrName string, rest ...string) string {
+// sandboxPath returns the path of a route of a sandbox. It escapes only idOrName.
+func sandboxPath(idOrName string, parts ...string) string {
 	path := "/sandbox/" + url.PathEscape(idOrName)
-	for _, part := range rest {
+	for _, part := range parts {
 		path += "/" + part
 	}
 	return path

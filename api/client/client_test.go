@@ -84,11 +84,11 @@ func TestNewRefusesWhatCannotBeRight(t *testing.T) {
 		cfg  Config
 		want string
 	}{
-		{"no host", Config{URL: "/api/v1"}, "no address"},
-		{"another scheme", Config{URL: "ftp://localhost"}, "no address"},
-		{"unparsable", Config{URL: "https://a b"}, "no address"},
+		{"no host", Config{URL: "/api/v1"}, "not the URL"},
+		{"another scheme", Config{URL: "ftp://localhost"}, "not the URL"},
+		{"unparsable", Config{URL: "https://a b"}, "not the URL"},
 		{"unencrypted", Config{URL: "http://example.com/api/v1"}, "unencrypted"},
-		{"token with a newline", Config{Token: "a\nb"}, "was it copied whole"},
+		{"token with a newline", Config{Token: "a\nb"}, "copy it again"},
 		{"missing CA", Config{CAFile: notPEM + ".missing"}, "no such file"},
 		{"CA that is none", Config{CAFile: notPEM}, "no certificate"},
 	}
@@ -153,7 +153,7 @@ func TestAnswersAreBounded(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `{"version":"`)
 		chunk := strings.Repeat("x", 1<<20)
-		for range maxAnswer>>20 + 1 {
+		for range maxResponse>>20 + 1 {
 			if _, err := io.WriteString(w, chunk); err != nil {
 				return
 			}

@@ -27,8 +27,8 @@ func dialContext(ctx context.Context, network, address string) (net.Conn, error)
 	return conn, err
 }
 
-// proxy is the system's, but never for the loopback: http.ProxyFromEnvironment
-// does not know names under localhost.
+// proxy returns the proxy of the environment, and none for the loopback, because
+// http.ProxyFromEnvironment does not know names under localhost.
 func proxy(req *http.Request) (*url.URL, error) {
 	if IsLoopback(req.URL.Hostname()) {
 		return nil, nil
@@ -41,7 +41,7 @@ func isLocalhost(host string) bool {
 	return host == "localhost" || strings.HasSuffix(host, ".localhost")
 }
 
-// IsLoopback says whether a host of a URL is this machine.
+// IsLoopback reports whether the host of a URL is on the loopback.
 func IsLoopback(host string) bool {
 	ip := net.ParseIP(host)
 	return isLocalhost(host) || ip != nil && ip.IsLoopback()

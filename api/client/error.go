@@ -11,8 +11,8 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// UnexpectedResponseError is an error response that does not come from a node, such as
-// that of a proxy in front of it.
+// UnexpectedResponseError is an error response that does not come from a node, but for
+// example from a proxy in front of it.
 type UnexpectedResponseError struct {
 	Host        string
 	Status      int

@@ -21,12 +21,11 @@ type ExecRequest struct {
 // NoTimeout lets a command run for as long as its caller waits.
 const NoTimeout types.Duration = -1
 
-// MaxStdin is how much a node takes with the request: its JSON may have 1 MiB,
-// and base64 makes three bytes four.
+// MaxStdin limits the input in a request, in bytes: its JSON has at most 1 MiB, and base64
+// makes four bytes of three.
 const MaxStdin = 700 << 10
 
-// maxText is up to where input is sent as text, for the sake of those who read
-// along.
+// maxText limits input that is sent as text, which is readable in traces.
 const maxText = 64 << 10
 
 var errNoResult = errors.New("the stream ended before the command; it is unknown how the command ended")
@@ -52,13 +51,12 @@ func (r ExecRequest) timeout() *types.Duration {
 }
 
 // Exec runs a command and returns its output when it has ended.
-func (c *Client) Exec(ctx context.Context, idOrName string, req ExecRequest) (result types.ExecResult, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "exec"), body: req.body()}, &result)
-	return result, err
+func (c *Client) Exec(ctx context.Context, idOrName string, req ExecRequest) (types.ExecResult, error) {
+	return fetch[types.ExecResult](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "exec"), body: req.body()})
 }
 
-// EncodeOutput returns output in the API's form: as it is when it is UTF-8 without
-// NUL bytes, else in base64.
+// EncodeOutput encodes output as the API does: unchanged if it is UTF-8 without NUL bytes,
+// else in base64.
 func EncodeOutput(b []byte) (text string, encoding types.Encoding) {
 	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
 		return string(b), ""

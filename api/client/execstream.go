@@ -19,24 +19,24 @@ import (
 )
 
 const (
-	// maxSocketMessage bounds a message of the node, which sends at most 64 KiB of
+	// maxSocketMessage limits a message of the node, which sends at most 64 KiB of
 	// output in one.
 	maxSocketMessage = 1 << 20
-	// stdinChunk is read from standard input at once.
+	// stdinChunk limits one read of standard input.
 	stdinChunk = 32 << 10
-	// keepaliveInterval is shorter than the minute after which a node gives up a
-	// client of which it hears nothing, and than what proxies allow.
+	// keepaliveInterval is shorter than the minute after which a node disconnects a silent
+	// client, and than the idle timeouts of proxies.
 	keepaliveInterval = 15 * time.Second
 )
 
 // ExecStreams are the standard streams of a command.
 type ExecStreams struct {
-	// Stdin is read while the command runs, and no further than the command's pipe
-	// and the node's buffer of 1 MiB take it. nil is an empty input. ExecStream does
-	// not wait for a Read that is under way when the command ends.
+	// Stdin is read while the command runs, as far as the command's pipe and the node's
+	// buffer of 1 MiB accept it. nil is an empty input. ExecStream does not wait for a
+	// Read that blocks when the command ends.
 	Stdin io.Reader
-	// Stdout and Stderr get the output as it comes, from one goroutine; nil discards
-	// it. While a Write blocks, so does the command that writes more.
+	// Stdout and Stderr get the output while the command runs, from one goroutine; nil
+	// discards it. While a Write blocks, the command blocks when it writes more.
 	Stdout, Stderr io.Writer
 }
 
@@ -107,15 +107,15 @@ type execSocket struct {
 
 	mu         sync.Mutex
 	window     int           // bytes of input that may be sent
-	stdinEnded bool          // no more may
+	stdinEnded bool          // no more may be sent
 	windowOpen chan struct{} // has an element after either has changed
 
 	received atomic.Int64 // messages
-	passing  atomic.Bool  // output to its writer, so that no message is read
+	writing  atomic.Bool  // to Stdout or Stderr, so that no message is read
 }
 
-// errNodeSilent: the connection is there, but the node behind it is not.
-var errNodeSilent = errors.New("the node does not answer any more; it is unknown how the command ended")
+// errNodeSilent means that the connection is open, but the node does not respond.
+var errNodeSilent = errors.New("the node does not respond any more; it is unknown how the command ended")
 
 // explain returns why the exec has failed.
 func (e *execSocket) explain(err error) error {
@@ -133,7 +133,7 @@ func (e *execSocket) send(message any) error {
 	return e.conn.Write(e.ctx, websocket.MessageText, b)
 }
 
-// receive passes output on until the command has ended.
+// receive writes output until the command has ended.
 func (e *execSocket) receive() (types.ExecExit, error) {
 	var message bytes.Buffer
 	message.Grow(64 << 10)
@@ -149,14 +149,14 @@ func (e *execSocket) receive() (types.ExecExit, error) {
 		e.received.Add(1)
 		buf := message.Bytes() // until the next message
 		if kind == websocket.MessageBinary {
-			if err := e.pass(buf); err != nil {
+			if err := e.writeOutput(buf); err != nil {
 				return types.ExecExit{}, err
 			}
 			continue
 		}
 		var m execMessage
 		if err := json.Unmarshal(buf, &m); err != nil {
-			return types.ExecExit{}, fmt.Errorf("a message is not what this version expects: %w", err)
+			return types.ExecExit{}, fmt.Errorf("unexpected message: %w", err)
 		}
 		switch m.Type {
 		case types.ExecMessageTypeStart:
@@ -179,8 +179,8 @@ func (e *execSocket) receive() (types.ExecExit, error) {
 	}
 }
 
-// pass writes a binary message to the writer of its stream.
-func (e *execSocket) pass(message []byte) error {
+// writeOutput writes a binary message to the writer of its stream.
+func (e *execSocket) writeOutput(message []byte) error {
 	var w io.Writer
 	switch {
 	case len(message) == 0:
@@ -193,8 +193,8 @@ func (e *execSocket) pass(message []byte) error {
 	if w == nil {
 		return nil
 	}
-	e.passing.Store(true)
-	defer e.passing.Store(false)
+	e.writing.Store(true)
+	defer e.writing.Store(false)
 	_, err := w.Write(message[1:])
 	return err
 }
@@ -212,7 +212,7 @@ func (e *execSocket) sendStdin() {
 		if n > 0 {
 			e.addWindow(-n)
 			if e.conn.Write(e.ctx, websocket.MessageBinary, buf[:1+n]) != nil {
-				return // receive says why
+				return // receive returns the cause
 			}
 		}
 		switch {
@@ -220,14 +220,14 @@ func (e *execSocket) sendStdin() {
 			e.send(types.ExecStdinEOF{Type: types.ExecMessageTypeStdinEOF})
 			return
 		case readErr != nil:
-			e.fail(fmt.Errorf("reading standard input: %w", readErr))
+			e.fail(fmt.Errorf("read standard input: %w", readErr))
 			return
 		}
 	}
 }
 
-// waitWindow waits until input may be sent, and returns how much: 0 when no more
-// may.
+// waitWindow waits until input may be sent, and returns how many bytes: 0 means that no
+// more may be sent.
 func (e *execSocket) waitWindow() int {
 	for {
 		e.mu.Lock()
@@ -268,8 +268,8 @@ func (e *execSocket) notifyWindow() {
 	}
 }
 
-// watch tells the node that this client is there, and finds out when the node is
-// not. While output is passed on, no message is read, so the node cannot answer.
+// watch keeps the connection alive, and detects that the node does not respond. While
+// output is written, no message is read, not even the pong of a ping.
 func (e *execSocket) watch() {
 	ticker := time.NewTicker(keepaliveInterval)
 	defer ticker.Stop()
@@ -279,7 +279,7 @@ func (e *execSocket) watch() {
 			return
 		case <-ticker.C:
 		}
-		if e.passing.Load() {
+		if e.writing.Load() {
 			e.send(types.Keepalive{Type: types.ExecMessageTypeKeepalive})
 			continue
 		}
@@ -287,7 +287,7 @@ func (e *execSocket) watch() {
 		ctx, cancel := context.WithTimeout(e.ctx, keepaliveInterval)
 		err := e.conn.Ping(ctx)
 		cancel()
-		if err != nil && !e.passing.Load() && e.received.Load() == before {
+		if err != nil && !e.writing.Load() && e.received.Load() == before {
 			e.fail(errNodeSilent)
 		}
 	}

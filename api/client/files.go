@@ -12,17 +12,17 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// Kind of what is at a path.
+// Kind of a path.
 type Kind int
 
 // Kinds.
 const (
-	KindNone Kind = iota // nothing is there
+	KindNone Kind = iota // the path does not exist
 	KindFile
 	KindDirectory
 )
 
-// Stat says what is at a path. It wakes the sandbox.
+// Stat returns the kind of a path. It wakes the sandbox.
 func (c *Client) Stat(ctx context.Context, idOrName, path string) (Kind, error) {
 	resp, err := c.send(ctx, request{
 		method: http.MethodGet, path: sandboxPath(idOrName, "files", "read"), query: pathQuery(path),
@@ -42,21 +42,20 @@ func (c *Client) Stat(ctx context.Context, idOrName, path string) (Kind, error) 
 	return KindNone, err
 }
 
-// WriteFile writes a file of any size. It replaces the file as a whole, or on an
-// error not at all. Mode 0 keeps that of an existing file.
-func (c *Client) WriteFile(ctx context.Context, idOrName, path string, mode fs.FileMode, body io.Reader) (file types.File, err error) {
+// WriteFile writes a file of any size. It replaces the file as a whole, or on an error not
+// at all. Mode 0 retains the mode of an existing file.
+func (c *Client) WriteFile(ctx context.Context, idOrName, path string, mode fs.FileMode, body io.Reader) (types.File, error) {
 	query := pathQuery(path)
 	if mode != 0 {
 		query.Set("mode", fmt.Sprintf("%04o", mode.Perm()))
 	}
-	_, err = c.call(ctx, request{
+	return fetch[types.File](ctx, c, request{
 		method: http.MethodPut, path: sandboxPath(idOrName, "files", "write"), query: query,
 		raw: body, contentType: "application/octet-stream",
-	}, &file)
-	return file, err
+	})
 }
 
-// PutArchive unpacks a tar stream into a directory, which is made when missing.
+// PutArchive unpacks a tar stream into a directory, and creates a missing one.
 func (c *Client) PutArchive(ctx context.Context, idOrName, path string, tar io.Reader) error {
 	_, err := c.call(ctx, request{
 		method: http.MethodPut, path: sandboxPath(idOrName, "files", "archive"), query: pathQuery(path),
@@ -66,10 +65,10 @@ func (c *Client) PutArchive(ctx context.Context, idOrName, path string, tar io.R
 }
 
 // GetArchive packs a directory or a file as a tar stream, with paths relative to
-// the directory. The caller closes it. What is in it comes from a sandbox: trust
-// no path and no link.
+// the directory. The caller closes it. A sandbox wrote the content: paths and links are
+// not trustworthy.
 func (c *Client) GetArchive(ctx context.Context, idOrName, path string) (io.ReadCloser, error) {
-	resp, err := c.send(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "files", "archive"), query: pathQuery(path)})
+	resp, err := c.send(ctx, request{path: sandboxPath(idOrName, "files", "archive"), query: pathQuery(path)})
 	if err != nil {
 		return nil, err
 	}

@@ -8,13 +8,12 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// Expose gives a port a preview URL, or changes the modes of one that has it.
-func (c *Client) Expose(ctx context.Context, idOrName string, req types.ExposePortRequest) (port types.Port, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "expose"), body: req}, &port)
-	return port, err
+// Expose gives a port a preview URL, or changes the modes of an exposed port.
+func (c *Client) Expose(ctx context.Context, idOrName string, req types.ExposePortRequest) (types.Port, error) {
+	return fetch[types.Port](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "expose"), body: req})
 }
 
-// Unexpose ends the preview of a port. Its URL is gone for good.
+// Unexpose ends the preview of a port. Its URL is never used again.
 func (c *Client) Unexpose(ctx context.Context, idOrName string, port uint16) error {
 	_, err := c.call(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "ports", strconv.Itoa(int(port)))}, nil)
 	return err

@@ -11,31 +11,28 @@ import (
 )
 
 // StartProcess wakes the sandbox and starts a process in the background.
-func (c *Client) StartProcess(ctx context.Context, idOrName string, req types.StartProcessRequest) (p types.Process, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, "process"), body: req}, &p)
-	return p, err
+func (c *Client) StartProcess(ctx context.Context, idOrName string, req types.StartProcessRequest) (types.Process, error) {
+	return fetch[types.Process](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "process"), body: req})
 }
 
-// Processes returns the processes as last known, and wakes nothing.
+// Processes returns the processes as last known. It never wakes the sandbox.
 func (c *Client) Processes(ctx context.Context, idOrName string) ([]types.Process, error) {
-	var page types.ProcessList
-	_, err := c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName, "processes")}, &page)
+	page, err := fetch[types.ProcessList](ctx, c, request{path: sandboxPath(idOrName, "processes")})
 	return page.Processes, err
 }
 
-// StopProcess ends a process, named by its id or name, and its tree. With a signal, such as SIGHUP, it only
-// delivers that.
-func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal string) (p types.Process, err error) {
+// StopProcess ends a process, by its id or name, and its process tree. With a signal, such
+// as SIGHUP, it only delivers the signal.
+func (c *Client) StopProcess(ctx context.Context, idOrName, process, signal string) (types.Process, error) {
 	r := request{method: http.MethodDelete, path: sandboxPath(idOrName, "process", url.PathEscape(process))}
 	if signal != "" {
 		r.query = url.Values{"signal": {signal}}
 	}
-	_, err = c.call(ctx, r, &p)
-	return p, err
+	return fetch[types.Process](ctx, c, r)
 }
 
-// Log is a piece of a process's output, or a gap in it. The last of a followed
-// log has Exit instead: the process as it ended.
+// Log is a chunk of a process's output, or a gap in it. The last one of a followed log has
+// only Exit: the process after its end.
 type Log struct {
 	Stream  types.LogStream
 	Data    []byte
@@ -55,15 +52,15 @@ func (l Log) MarshalJSON() ([]byte, error) {
 	return json.Marshal(types.LogChunk{Stream: l.Stream, Output: types.Output{Data: text, Encoding: encoding}})
 }
 
-// Logs calls yield with what was kept of a process's output, and with follow with
-// what comes, until the process ends or yield returns an error.
+// Logs yields the stored output of a process, and with follow then new output, until the
+// process ends or yield returns an error.
 func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool, yield func(Log) error) error {
 	path := sandboxPath(idOrName, "process", url.PathEscape(process), "logs")
 	if follow {
 		return c.followLogs(ctx, path, yield)
 	}
 	var page types.Log
-	if _, err := c.call(ctx, request{method: http.MethodGet, path: path}, &page); err != nil {
+	if _, err := c.call(ctx, request{path: path}, &page); err != nil {
 		return err
 	}
 	for _, l := range page.Logs {
@@ -79,7 +76,7 @@ func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool
 }
 
 func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) error) error {
-	stream, err := c.openStream(ctx, request{method: http.MethodGet, path: path})
+	stream, err := c.openStream(ctx, request{path: path})
 	if err != nil {
 		return err
 	}
@@ -115,5 +112,5 @@ func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) er
 	return err
 }
 
-// errNoEnd: the node shut down, or the connection broke.
+// errNoEnd means that the node shut down or the connection was lost.
 var errNoEnd = errors.New("the stream ended before the process did")

@@ -5,34 +5,28 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/doze-run/doze/api/types"
 )
 
-// Create returns the sandbox when it runs, and whether it was made by this call.
-// The creation goes on when ctx ends; the same call joins it.
+// Create returns the sandbox when it runs, and whether this call created it. The creation
+// continues when ctx ends; the same call joins it.
 func (c *Client) Create(ctx context.Context, req types.CreateSandboxRequest) (sb types.Sandbox, created bool, err error) {
 	status, err := c.call(ctx, request{method: http.MethodPost, path: "/sandbox", body: req}, &sb)
 	return sb, status == http.StatusCreated, err
 }
 
-// Filter of a list. What is empty does not filter.
+// Filter of a list. Empty fields match all.
 type Filter struct {
 	State  types.State
 	Labels []string // "key=value"
-	Usage  bool     // with what each uses of the machine
+	Usage  bool     // include CPU time and memory
 }
 
-// listPage is how many sandboxes are asked for at once, the most a node answers.
-const listPage = 1000
-
-// List returns all sandboxes that the filter lets through, without env and
-// processes.
+// List returns all sandboxes that match the filter, without env and processes.
 func (c *Client) List(ctx context.Context, filter Filter) ([]types.Sandbox, error) {
-	all := []types.Sandbox{}
-	query := url.Values{"limit": {strconv.Itoa(listPage)}}
+	query := url.Values{}
 	if filter.State != "" {
 		query.Set("state", string(filter.State))
 	}
@@ -42,29 +36,18 @@ func (c *Client) List(ctx context.Context, filter Filter) ([]types.Sandbox, erro
 	if len(filter.Labels) > 0 {
 		query["label"] = slices.Clone(filter.Labels)
 	}
-	for {
-		var page types.SandboxList
-		if _, err := c.call(ctx, request{method: http.MethodGet, path: "/sandbox", query: query}, &page); err != nil {
-			return nil, err
-		}
-		all = append(all, page.Sandboxes...)
-		if page.NextCursor == "" || len(page.Sandboxes) == 0 {
-			return all, nil
-		}
-		query.Set("cursor", page.NextCursor)
-	}
+	return fetchAll(ctx, c, request{path: "/sandbox", query: query},
+		func(page types.SandboxList) ([]types.Sandbox, string) { return page.Sandboxes, page.NextCursor })
 }
 
-// Get returns one sandbox and wakes nothing.
-func (c *Client) Get(ctx context.Context, idOrName string) (sb types.Sandbox, err error) {
-	_, err = c.call(ctx, request{method: http.MethodGet, path: sandboxPath(idOrName)}, &sb)
-	return sb, err
+// Get returns one sandbox. It never wakes it.
+func (c *Client) Get(ctx context.Context, idOrName string) (types.Sandbox, error) {
+	return fetch[types.Sandbox](ctx, c, request{path: sandboxPath(idOrName)})
 }
 
-// Update changes a sandbox and wakes nothing.
-func (c *Client) Update(ctx context.Context, idOrName string, req types.UpdateSandboxRequest) (sb types.Sandbox, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPatch, path: sandboxPath(idOrName), body: req}, &sb)
-	return sb, err
+// Update changes a sandbox. It never wakes it.
+func (c *Client) Update(ctx context.Context, idOrName string, req types.UpdateSandboxRequest) (types.Sandbox, error) {
+	return fetch[types.Sandbox](ctx, c, request{method: http.MethodPatch, path: sandboxPath(idOrName), body: req})
 }
 
 // Delete destroys a sandbox with its files.
@@ -75,56 +58,52 @@ func (c *Client) Delete(ctx context.Context, idOrName string) error {
 
 // Sleep returns the sandbox when it sleeps.
 func (c *Client) Sleep(ctx context.Context, idOrName string) (types.Sandbox, error) {
-	return c.move(ctx, idOrName, "sleep", nil, nil)
+	return c.transition(ctx, idOrName, "sleep", nil, nil)
 }
 
-// ForceSleep is Sleep although requests, commands or transfers are under way: they
-// pause until the next wake.
+// ForceSleep is Sleep even if requests, commands or transfers are in progress: they are
+// paused until the next wake.
 func (c *Client) ForceSleep(ctx context.Context, idOrName string) (types.Sandbox, error) {
-	return c.move(ctx, idOrName, "sleep", url.Values{"force": {"true"}}, nil)
+	return c.transition(ctx, idOrName, "sleep", url.Values{"force": {"true"}}, nil)
 }
 
 // Wake returns the sandbox when it runs.
 func (c *Client) Wake(ctx context.Context, idOrName string) (types.Sandbox, error) {
-	return c.move(ctx, idOrName, "wake", nil, nil)
+	return c.transition(ctx, idOrName, "wake", nil, nil)
 }
 
 // Stop returns the sandbox when its processes have ended.
 func (c *Client) Stop(ctx context.Context, idOrName string) (types.Sandbox, error) {
-	return c.move(ctx, idOrName, "stop", nil, nil)
+	return c.transition(ctx, idOrName, "stop", nil, nil)
 }
 
-// ForceStop is Stop although requests, commands or transfers are under way, which
-// end with the sandbox's processes.
+// ForceStop is Stop even if requests, commands or transfers are in progress: they end with
+// the sandbox's processes.
 func (c *Client) ForceStop(ctx context.Context, idOrName string) (types.Sandbox, error) {
-	return c.move(ctx, idOrName, "stop", url.Values{"force": {"true"}}, nil)
+	return c.transition(ctx, idOrName, "stop", url.Values{"force": {"true"}}, nil)
 }
 
-// Hold keeps the sandbox from sleeping by itself for that long; 0 ends a hold.
+// Hold keeps the sandbox from sleeping when it is idle, for a duration; 0 ends a hold.
 func (c *Client) Hold(ctx context.Context, idOrName string, d time.Duration) (types.Sandbox, error) {
-	return c.move(ctx, idOrName, "hold", nil, types.HoldRequest{Duration: types.Duration(d)})
+	return c.transition(ctx, idOrName, "hold", nil, types.HoldRequest{Duration: types.Duration(d)})
 }
 
-func (c *Client) move(ctx context.Context, idOrName, what string, query url.Values, body any) (sb types.Sandbox, err error) {
-	_, err = c.call(ctx, request{method: http.MethodPost, path: sandboxPath(idOrName, what), query: query, body: body}, &sb)
-	return sb, err
+func (c *Client) transition(ctx context.Context, idOrName, route string, query url.Values, body any) (types.Sandbox, error) {
+	return fetch[types.Sandbox](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, route), query: query, body: body})
 }
 
-// Node returns what the node says of itself.
-func (c *Client) Node(ctx context.Context) (node types.Node, err error) {
-	_, err = c.call(ctx, request{method: http.MethodGet, path: "/node"}, &node)
-	return node, err
+// Node returns the state of the node.
+func (c *Client) Node(ctx context.Context) (types.Node, error) {
+	return fetch[types.Node](ctx, c, request{path: "/node"})
 }
 
-// Adopt makes a container in quarantine a sandbox again. An empty name is the one
-// that it had last.
-func (c *Client) Adopt(ctx context.Context, id, name string) (sb types.Sandbox, err error) {
+// Adopt adopts a sandbox from quarantine. An empty name is its last name.
+func (c *Client) Adopt(ctx context.Context, id, name string) (types.Sandbox, error) {
 	body := types.AdoptRequest{Name: name}
-	_, err = c.call(ctx, request{method: http.MethodPost, path: "/node/quarantine/" + url.PathEscape(id) + "/adopt", body: body}, &sb)
-	return sb, err
+	return fetch[types.Sandbox](ctx, c, request{method: http.MethodPost, path: "/node/quarantine/" + url.PathEscape(id) + "/adopt", body: body})
 }
 
-// DeleteQuarantined removes a container in quarantine with its files.
+// DeleteQuarantined removes a sandbox in quarantine with its files.
 func (c *Client) DeleteQuarantined(ctx context.Context, id string) error {
 	_, err := c.call(ctx, request{method: http.MethodDelete, path: "/node/quarantine/" + url.PathEscape(id)}, nil)
 	return err

@@ -10,25 +10,23 @@ import (
 	"github.com/doze-run/doze/api/types"
 )
 
-// PutSecret makes a secret, or replaces its value and hosts. Nobody can read the
-// value again.
-func (c *Client) PutSecret(ctx context.Context, name string, value []byte, hosts []string) (secret types.Secret, err error) {
+// PutSecret creates a secret, or replaces its value and hosts. The value cannot be read
+// again.
+func (c *Client) PutSecret(ctx context.Context, name string, value []byte, hosts []string) (types.Secret, error) {
 	body := types.SetSecretRequest{Value: string(value), Hosts: hosts}
 	if !utf8.Valid(value) {
 		body.Value, body.Encoding = base64.StdEncoding.EncodeToString(value), types.EncodingBase64
 	}
-	_, err = c.call(ctx, request{method: http.MethodPut, path: "/secrets/" + url.PathEscape(name), body: body}, &secret)
-	return secret, err
+	return fetch[types.Secret](ctx, c, request{method: http.MethodPut, path: "/secrets/" + url.PathEscape(name), body: body})
 }
 
 // Secrets returns the caller's secrets, without their values.
 func (c *Client) Secrets(ctx context.Context) ([]types.Secret, error) {
-	var page types.SecretList
-	_, err := c.call(ctx, request{method: http.MethodGet, path: "/secrets"}, &page)
+	page, err := fetch[types.SecretList](ctx, c, request{path: "/secrets"})
 	return page.Secrets, err
 }
 
-// DeleteSecret forgets a secret.
+// DeleteSecret deletes a secret.
 func (c *Client) DeleteSecret(ctx context.Context, name string) error {
 	_, err := c.call(ctx, request{method: http.MethodDelete, path: "/secrets/" + url.PathEscape(name)}, nil)
 	return err

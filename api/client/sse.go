@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// maxMessage bounds one server-sent event. A node sends at most 64 KiB of output
+// maxMessage limits one server-sent event. A node sends at most 64 KiB of output
 // in one, which JSON may make six times as long.
 const maxMessage = 8 << 20
 
@@ -31,7 +31,7 @@ type message struct {
 
 func (m message) decode(into any) error {
 	if err := json.Unmarshal(m.data, into); err != nil {
-		return fmt.Errorf("an event %q is not what this version expects: %w", m.event, err)
+		return fmt.Errorf("unexpected data of an event %q: %w", m.event, err)
 	}
 	return nil
 }
@@ -44,7 +44,7 @@ func (m message) output() ([]byte, error) {
 	return decodeText(o.Data, o.Encoding)
 }
 
-// decodeText returns the bytes of what the API wrote as text.
+// decodeText returns the bytes of text in the API's encoding.
 func decodeText(text string, encoding types.Encoding) ([]byte, error) {
 	switch encoding {
 	case "", types.EncodingUTF8:
@@ -52,7 +52,7 @@ func decodeText(text string, encoding types.Encoding) ([]byte, error) {
 	case types.EncodingBase64:
 		return base64.StdEncoding.DecodeString(text)
 	}
-	return nil, fmt.Errorf("output has the encoding %q, which this version does not know", encoding)
+	return nil, fmt.Errorf("unknown encoding %q of output", encoding)
 }
 
 // stream reads server-sent events (WHATWG HTML, section 9.2).
@@ -64,13 +64,14 @@ type stream struct {
 
 func (c *Client) openStream(ctx context.Context, r request) (*stream, error) {
 	r.accept = "text/event-stream"
+	r.method = http.MethodGet
 	resp, err := c.send(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind != r.accept {
 		resp.Body.Close()
-		return nil, fmt.Errorf("%s %s did not answer with a stream of events but with %s", r.method, r.path, contentName(kind))
+		return nil, fmt.Errorf("%s %s responded with %s and not with a stream of events", r.method, r.path, contentName(kind))
 	}
 	return newStream(ctx, resp), nil
 }
@@ -82,6 +83,22 @@ func newStream(ctx context.Context, resp *http.Response) *stream {
 }
 
 func (s *stream) Close() error { return s.body.Close() }
+
+// follow makes the call and yields the data of each event of its stream.
+func follow[T any](ctx context.Context, c *Client, r request, yield func(T) error) error {
+	stream, err := c.openStream(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer stream.Close()
+	return stream.each(func(m message) error {
+		var data T
+		if err := m.decode(&data); err != nil {
+			return err
+		}
+		return yield(data)
+	})
+}
 
 // each calls fn with every message until the stream ends, which returns nil, or
 // fn returns an error. An event "error" is returned as *problem.Problem.
@@ -110,7 +127,7 @@ func (s *stream) each(fn func(message) error) error {
 	}
 }
 
-// next returns the next message with data. One that is cut off is none.
+// next returns the next message with data. It ignores an incomplete one.
 func (s *stream) next() (message, error) {
 	var m message
 	size := 0
@@ -142,7 +159,7 @@ func (s *stream) next() (message, error) {
 		return message{}, s.ctx.Err()
 	}
 	if err := s.scan.Err(); err != nil {
-		return message{}, fmt.Errorf("the stream broke off: %w", err)
+		return message{}, fmt.Errorf("the stream ended early: %w", err)
 	}
 	return message{}, io.EOF
 }

@@ -745,7 +745,7 @@ func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
 	r.misused("write --label KEY=VALUE", "create", "a", "--label", "x")
 	r.misused("invalid duration", "hold", "a", "soon")
 	r.env["DOZE_TOKEN"] = "two words"
-	r.refused("was it copied whole", "ls")
+	r.refused("copy it again", "ls")
 	r.env["DOZE_TOKEN"] = "wrong"
 	r.refused("unauthorized: ", "ls")
 	r.env["DOZE_TOKEN"] = ""

@@ -260,7 +260,7 @@ already; they are for clients that bring their own list of whom to trust.`,
 }
 
 // ruleDetails says in a few words what a rule is about.
-func ruleDetails(r client.Rule) string {
+func ruleDetails(r types.Rule) string {
 	var parts []string
 	list := func(name string, values []string) {
 		if len(values) > 0 {
@@ -285,7 +285,7 @@ func nonEmpty(values ...string) []string {
 }
 
 // ruleEffect says what a rule does.
-func ruleEffect(r client.Rule) string {
+func ruleEffect(r types.Rule) string {
 	var policies []string
 	for _, p := range r.Policies {
 		policies = append(policies, p.Name)
@@ -296,7 +296,7 @@ func ruleEffect(r client.Rule) string {
 	case r.Respond != nil:
 		return "respond"
 	case r.Reason != "":
-		return r.Action + ": " + r.Reason
+		return string(r.Action) + ": " + r.Reason
 	}
-	return r.Action
+	return string(r.Action)
 }

@@ -125,7 +125,7 @@ func (a *app) printNodeRules(ctx context.Context, node *client.Client) error {
 }
 
 func (a *app) printRules(list json.RawMessage, def string) error {
-	var rules []client.Rule
+	var rules []types.Rule
 	if err := json.Unmarshal(list, &rules); err != nil {
 		return fmt.Errorf("the rules are not what this version expects: %w", err)
 	}
