@@ -29,7 +29,7 @@ func (a *API) registerArchives() {
 			"leads out of the directory is refused. Entries before it, or before the end of an incomplete upload, stay.",
 		codes:     onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.ArchiveResult](a, "How much was unpacked")},
-	}, rawContent(tarType), a.putArchive)
+	}, &huma.RequestBody{Description: "The tar stream.", Content: rawContent(tarType)}, a.putArchive)
 	register(a, route{
 		method: http.MethodGet, path: path, id: "get-archive", tag: "files",
 		summary: "Pack a directory or file as a tar stream",

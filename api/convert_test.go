@@ -6,14 +6,20 @@ import (
 	"go/token"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/policy/policylog"
+	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
+	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -38,6 +44,60 @@ func TestConversionsLoseNothing(t *testing.T) {
 	} {
 		for _, field := range zeroFields(reflect.ValueOf(converted), reflect.TypeOf(converted).Name()) {
 			t.Errorf("%s is not set", field)
+		}
+	}
+}
+
+// TestConversionsUseEachField: the result depends on each field of the domain type, but on
+// those that the API leaves out.
+func TestConversionsUseEachField(t *testing.T) {
+	a := newAPI(t, Config{})
+	checkFieldsUsed(t, func(f guest.FileInfo) types.File {
+		f.Type = strings.ReplaceAll(f.Type, "x", string(types.FileTypeSymlink)) // unknown types become other
+		return fileOf(f)
+	})
+	checkFieldsUsed(t, func(r guest.ExecResult) types.ExecExit { return execExitOf(&r) })
+	checkFieldsUsed(t, archiveResultOf)
+	checkFieldsUsed(t, processOf)
+	checkFieldsUsed(t, eventOf)
+	checkFieldsUsed(t, feedEventOf, "Owner")
+	checkFieldsUsed(t, conditionOf)
+	checkFieldsUsed(t, limitsOf)
+	checkFieldsUsed(t, pendingOf)
+	checkFieldsUsed(t, func(q sandbox.Quarantined) []types.QuarantinedSandbox {
+		return quarantinedOf("x", []sandbox.Quarantined{q})
+	}, "Owner")
+	checkFieldsUsed(t, flowOf)
+	checkFieldsUsed(t, explanationOf)
+	checkFieldsUsed(t, explainedSecretOf)
+	checkFieldsUsed(t, secretOf)
+	checkFieldsUsed(t, policyOf)
+	checkFieldsUsed(t, lineOf)
+	checkFieldsUsed(t, presetOf)
+	checkFieldsUsed(t, func(r rule.Rule) types.Rule {
+		r.Action = rule.Action(strings.ReplaceAll(string(r.Action), "x", string(rule.Deny))) // unknown actions are implied
+		return RuleTo(r)
+	})
+	checkFieldsUsed(t, func(s ruleset.Set) types.RuleSet { return ruleSetOf(s, nil) })
+	checkFieldsUsed(t, func(w rule.Warning) types.RuleSet { return ruleSetOf(ruleset.Set{}, []rule.Warning{w}) })
+	checkFieldsUsed(t, func(p sandbox.Port) types.Port { return a.portOf(sandbox.Sandbox{}, p) })
+	checkFieldsUsed(t, a.sandboxOf, "Limits", "Declared", "StartedAt")
+}
+
+// checkFieldsUsed expects that each exported field of T that is zero changes the result of
+// convert, but for those in omitted.
+func checkFieldsUsed[T, U any](t *testing.T, convert func(T) U, omitted ...string) {
+	t.Helper()
+	kind, full := reflect.TypeFor[T](), convert(filled[T]())
+	for i := range kind.NumField() {
+		field := kind.Field(i)
+		if !field.IsExported() {
+			continue
+		}
+		value := filled[T]()
+		reflect.ValueOf(&value).Elem().Field(i).SetZero()
+		if unused := cmp.Equal(full, convert(value)); unused != slices.Contains(omitted, field.Name) {
+			t.Errorf("%s.%s: unused is %v", kind, field.Name, unused)
 		}
 	}
 }
@@ -83,7 +143,9 @@ func fill(v reflect.Value) {
 			return
 		}
 		for i := range v.NumField() {
-			fill(v.Field(i))
+			if v.Type().Field(i).IsExported() {
+				fill(v.Field(i))
+			}
 		}
 	default:
 		panic("cannot fill a " + v.Type().String())

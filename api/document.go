@@ -84,6 +84,7 @@ func (a *API) document() ([]byte, error) {
 	}
 	d.describeSchemas(docs)
 	d.addBodyExamples(docs)
+	d.addParameterExamples()
 	d.describeProblems()
 	d.describeHeaders()
 	d.describeTags()
@@ -255,6 +256,19 @@ func exampleDocs() (map[string]schemaJSON, error) {
 	return docs, nil
 }
 
+// propertyExamples are the examples of fields, by name, that the example of their schema
+// does not have.
+var propertyExamples = map[string]any{
+	"addresses": []any{"192.0.2.0/24"}, "allow_private": true, "argv": []any{"npm", "run", "dev"}, "built_in": true, "container_output": "exec: no such file",
+	"dropped": 12, "env": map[string]any{"NODE_ENV": "production"}, "error": "the container engine is not available", "exit_code": 1,
+	"exited_at": "2026-11-21T09:45:00Z", "flow": "hocl097cxn", "gap": true, "headers": map[string]any{"content-type": "text/plain"},
+	"hold_until": "2026-11-21T10:00:00Z", "host": "api.github.com", "inotify_instances": 128, "inotify_watches": 8192, "max_output_bytes": 65536,
+	"message_queue_bytes": 819200, "name": "shop", "notes": []any{"the body was not inspected"}, "pending_signals": 512,
+	"placeholders": map[string]any{"GITHUB_TOKEN": "github"}, "port": 3000, "ports": []any{"443", "8000-8100"}, "preset": "github",
+	"progress": "layer 3 of 7", "reason": "uploads are not allowed", "replaces_built_in": true, "rule": "owner/github", "scheme": "https", "signal": "SIGTERM",
+	"status": 404, "stdin": "yes\n", "stream": true, "target": "/srv/shop/current", "unreadable": true, "until": "2026-11-21T10:00:00Z", "user_namespaces": 128,
+}
+
 // describeSchemas gives each schema its description and its example, and the example's
 // values to fields that have none of their own.
 func (d openAPIDocument) describeSchemas(docs map[string]schemaJSON) {
@@ -270,13 +284,39 @@ func (d openAPIDocument) describeSchemas(docs map[string]schemaJSON) {
 		for name, property := range field(schema, "properties") {
 			property := property.(map[string]any)
 			items, _ := property["items"].(map[string]any)
-			value, ok := values[name]
-			if !ok || property["examples"] != nil || property["$ref"] != nil || items["$ref"] != nil {
+			if property["examples"] != nil || property["enum"] != nil || property["$ref"] != nil || items["$ref"] != nil {
 				continue
 			}
-			property["examples"] = []any{value}
+			value, ok := values[name]
+			if !ok {
+				value, ok = propertyExamples[name]
+			}
+			if ok {
+				property["examples"] = []any{value}
+			}
 		}
 	}
+}
+
+// parameterExamples are the examples of parameters, by name.
+var parameterExamples = map[string]any{
+	"id": "shop", "process": "web", "port": 3000, "path": "/srv/shop/app.js", "mode": "0644", "recursive": true, "hidden": true,
+	"label": []any{"team=web"}, "state": "running", "usage": true, "force": true, "signal": "SIGHUP", "cursor": "17", "limit": 100,
+	"name": "github", "kind": "request", "verdict": "deny", "host": "*.example.com", "level": "warn",
+	"If-Match": `"7"`, "If-None-Match": `"5f1d-18c2"`, "Range": "bytes=0-1023", "Last-Event-ID": "17",
+}
+
+// addParameterExamples gives each parameter its example.
+func (d openAPIDocument) addParameterExamples() {
+	d.eachOperation(func(operation map[string]any) {
+		list, _ := operation["parameters"].([]any)
+		for _, parameter := range list {
+			parameter := parameter.(map[string]any)
+			if example, ok := parameterExamples[parameter["name"].(string)]; ok {
+				parameter["example"] = example
+			}
+		}
+	})
 }
 
 // addBodyExamples gives the JSON and the server-sent events of requests and responses
@@ -293,6 +333,10 @@ func (d openAPIDocument) addBodyExamples(docs map[string]schemaJSON) {
 	d.eachOperation(func(operation map[string]any) {
 		if body, ok := operation["requestBody"].(map[string]any); ok {
 			add(field(body, "content"))
+			if body["description"] == nil { // one of a single type
+				ref, _ := field(body, "content", "application/json", "schema")["$ref"].(string)
+				body["description"] = docs[strings.TrimPrefix(ref, schemasPrefix)].description
+			}
 		}
 		for status, response := range field(operation, "responses") {
 			if status >= "400" {

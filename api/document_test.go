@@ -170,6 +170,9 @@ func TestResponseHeadersAreDescribed(t *testing.T) {
 	if field(d, "paths", "/sandbox", "post", "responses", "201", "headers")["Location"] == nil {
 		t.Error("POST /sandbox has no Location")
 	}
+	if field(d, "paths", "/sandbox/{id}/process", "post", "responses", "201", "headers")["Location"] == nil {
+		t.Error("POST /sandbox/{id}/process has no Location")
+	}
 }
 
 // Huma has schemas of its own, and a keyword that OpenAPI does not have.
@@ -354,5 +357,91 @@ func TestNamesFollowTheRules(t *testing.T) {
 	}
 	if properties < 200 || times < 15 || pages < 5 {
 		t.Errorf("only %d properties, %d times, %d pages", properties, times, pages)
+	}
+}
+
+// checkDescribed reports objects of the document without a description.
+func checkDescribed(t *testing.T, name string, object map[string]any) {
+	t.Helper()
+	if text, _ := object["description"].(string); text == "" {
+		t.Errorf("%s has no description", name)
+	}
+}
+
+func TestEverySchemaHasADescriptionAndExamples(t *testing.T) {
+	d, registry := readTree(t), newAPI(t, Config{}).huma.OpenAPI().Components.Schemas
+	properties := 0
+	for name, schema := range d.schemas() {
+		schema := schema.(map[string]any)
+		checkDescribed(t, name, schema)
+		if schema["examples"] == nil {
+			t.Errorf("%s has no example", name)
+		}
+		for field, property := range field(schema, "properties") {
+			properties++
+			property := property.(map[string]any)
+			checkDescribed(t, name+"."+field, property)
+			items, _ := property["items"].(map[string]any)
+			if property["examples"] == nil && property["enum"] == nil && property["$ref"] == nil && items["$ref"] == nil {
+				t.Errorf("%s.%s has no example", name, field)
+			}
+			examples, _ := property["examples"].([]any)
+			for _, example := range examples {
+				var result huma.ValidateResult
+				huma.Validate(registry, registry.Map()[name].Properties[field], huma.NewPathBuffer(nil, 0), huma.ModeReadFromServer, example, &result)
+				for _, err := range result.Errors {
+					t.Errorf("%s.%s: the example %v: %v", name, field, example, err)
+				}
+			}
+		}
+	}
+	if properties < 200 {
+		t.Errorf("only %d properties", properties)
+	}
+}
+
+func TestEveryOperationHasDescriptionsAndExamples(t *testing.T) {
+	bodies, parameters := 0, 0
+	checkExamples := func(name string, content map[string]any) {
+		for kind, media := range content {
+			media := media.(map[string]any)
+			if schema := field(media, "schema"); schema["format"] == "binary" || kind == "application/json" && len(schema) == 1 {
+				continue // raw bytes, and the document itself
+			}
+			bodies++
+			if media["example"] == nil && media["examples"] == nil {
+				t.Errorf("%s: %s has no example", name, kind)
+			}
+		}
+	}
+	for path, operations := range field(readTree(t), "paths") {
+		for method, operation := range operations.(map[string]any) {
+			name, operation := strings.ToUpper(method)+" "+path, operation.(map[string]any)
+			checkDescribed(t, name, operation)
+			if text, _ := operation["summary"].(string); text == "" || strings.HasSuffix(text, ".") {
+				t.Errorf("%s has the summary %q", name, text)
+			}
+			list, _ := operation["parameters"].([]any)
+			for _, parameter := range list {
+				parameters++
+				parameter := parameter.(map[string]any)
+				checkDescribed(t, fmt.Sprintf("%s: the parameter %v", name, parameter["name"]), parameter)
+				if parameter["example"] == nil {
+					t.Errorf("%s: the parameter %v has no example", name, parameter["name"])
+				}
+			}
+			if body, ok := operation["requestBody"].(map[string]any); ok {
+				checkDescribed(t, name+": the body", body)
+				checkExamples(name+" request", field(body, "content"))
+			}
+			for status, response := range field(operation, "responses") {
+				response := response.(map[string]any)
+				checkDescribed(t, name+" "+status, response)
+				checkExamples(name+" "+status, field(response, "content"))
+			}
+		}
+	}
+	if bodies < 500 || parameters < 80 {
+		t.Errorf("only %d bodies and %d parameters", bodies, parameters)
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"mime"
 	"net/http"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/problem"
@@ -25,7 +27,7 @@ func (a *API) registerPolicies() {
 		description: "The body is a WASM module of at most 16 MiB. It replaces the policy if it compiles. Requests in progress end with the module " +
 			"that they began with. One module of an owner is compiled at a time: if too many wait, try again after Retry-After.",
 		codes: append([]problem.Code{problem.NameInvalid, problem.PolicyInvalid, problem.PolicyLimitExceeded, problem.PushLimitExceeded, problem.CallLimitExceeded, problem.NodeDiskFull}, bodyCodes...),
-	}, rawContent(wasmType), a.putPolicy)
+	}, &huma.RequestBody{Description: "The WASM module.", Content: rawContent(wasmType)}, a.putPolicy)
 	register(a, route{
 		method: http.MethodGet, path: "/policies", id: "list-policies", tag: "policies",
 		summary: "List policies, in the order of their names", description: "Your policies, and those that are part of doze.",

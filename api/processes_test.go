@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,8 +18,15 @@ import (
 func TestProcessRunsAndEnds(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
-	p := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process",
+	started := s.do("POST", "/sandbox/box/process",
 		map[string]any{"command": "echo up; exec sleep 1000", "name": "web", "restart": "on_wake", "cwd": "/", "env": map[string]string{"A": "b"}})
+	var p types.Process
+	if err := json.Unmarshal(started.body, &p); err != nil || started.status != http.StatusCreated {
+		t.Fatalf("got %d %s", started.status, started.body)
+	}
+	if got := must[types.Process](s, http.StatusOK, "GET", strings.TrimPrefix(started.header.Get("Location"), Prefix), nil); got.ID != p.ID {
+		t.Errorf("Location %s is %+v", started.header.Get("Location"), got)
+	}
 	if p.PID <= 0 || p.Name != "web" || p.State != types.ProcessStateRunning || p.Restart != types.RestartOnWake || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("got %+v", p)
 	}

@@ -95,7 +95,7 @@ func register[I, O any](a *API, rt route, handler func(context.Context, *I) (*O,
 func registerBody[I, B, O any](a *API, rt route, handler func(context.Context, *I, *B) (*O, error)) {
 	rt.codes = slices.Concat(rt.codes, bodyCodes)
 	schema := a.schema(reflect.TypeFor[B]())
-	addRoute(a, rt, map[string]*huma.MediaType{"application/json": {Schema: schema}}, func(ctx context.Context, in *I) (*O, error) {
+	addRoute(a, rt, &huma.RequestBody{Content: map[string]*huma.MediaType{"application/json": {Schema: schema}}}, func(ctx context.Context, in *I) (*O, error) {
 		body := new(B)
 		c := callOf(ctx)
 		if err := a.decodeBody(c.w, c.routed, maxJSON, schema, body); err != nil {
@@ -107,7 +107,7 @@ func registerBody[I, B, O any](a *API, rt route, handler func(context.Context, *
 
 // addRoute adds a route to the mux and to the OpenAPI document. The body describes what
 // the handler itself reads, by its type; without one the route refuses bodies.
-func addRoute[I, O any](a *API, rt route, body map[string]*huma.MediaType, handler func(context.Context, *I) (*O, error)) {
+func addRoute[I, O any](a *API, rt route, body *huma.RequestBody, handler func(context.Context, *I) (*O, error)) {
 	op := huma.Operation{
 		OperationID:   rt.id,
 		Method:        rt.method,
@@ -141,7 +141,8 @@ func addRoute[I, O any](a *API, rt route, body map[string]*huma.MediaType, handl
 	})
 	if body != nil {
 		// Set afterwards, because huma reads bodies that it knows of into memory.
-		a.documented(rt.method, rt.path).RequestBody = &huma.RequestBody{Required: true, Content: body}
+		body.Required = true
+		a.documented(rt.method, rt.path).RequestBody = body
 	}
 }
 

@@ -36,8 +36,8 @@ type readFileInput struct {
 }
 
 func (a *API) registerTransfers() {
-	body := rawContent(octetStream)
-	body["application/json"] = &huma.MediaType{Schema: a.writeFileSchema()}
+	body := &huma.RequestBody{Description: "The file, or its JSON form.", Content: rawContent(octetStream)}
+	body.Content["application/json"] = &huma.MediaType{Schema: a.writeFileSchema()}
 	addRoute(a, route{
 		method: http.MethodPut, path: "/sandbox/{id}/files/write", id: "write-file", tag: "files",
 		summary: "Write a file",

@@ -185,7 +185,7 @@ func TestAWebSocketWithoutItsTokenIsNotFoundAndNotRedirected(t *testing.T) {
 
 func TestAHeldWebSocketKeepsItsSandboxAwake(t *testing.T) {
 	s := newSite(t)
-	sb, address := s.sandbox(devServer(nil), sandbox.Port{WebSocket: sandbox.WebSocketHold})
+	sb, address := s.sandbox(devServer(nil), sandbox.Port{WebSocket: sandbox.WebSocketKeepAwake})
 	c := s.dial(address)
 	say(t, c, "one")
 	if _, err := s.Manager.Sleep(t.Context(), sb.ID); !errors.Is(err, sandbox.ErrBusy) {

@@ -32,7 +32,7 @@ func (x *exchange) upgrade(res *http.Response) (*http.Response, error) {
 		webSocket: strings.EqualFold(res.Header.Get("Upgrade"), "websocket"),
 	}
 	// Otherwise the handler holds it until both ends are closed.
-	if x.port.WebSocket != sandbox.WebSocketHold {
+	if x.port.WebSocket != sandbox.WebSocketKeepAwake {
 		x.lease.Release()
 	}
 	return res, nil

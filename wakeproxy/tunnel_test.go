@@ -92,7 +92,7 @@ func TestSilentWebSocketHoldsNoLeaseAndSurvivesSleep(t *testing.T) {
 }
 
 func TestModeHoldKeepsTheLeaseOfAWebSocket(t *testing.T) {
-	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{WebSocket: sandbox.WebSocketHold}), Options{})
+	f := newFront(t, newFakeNode(t, app(t, echo), sandbox.Port{WebSocket: sandbox.WebSocketKeepAwake}), Options{})
 	c, _ := f.dial()
 	say(t, c, "hello")
 	if f.node.first.Load().back.Load() {

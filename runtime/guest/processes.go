@@ -95,7 +95,7 @@ func (p *Process) check() error {
 		return fmt.Errorf("guest reported a process in the unknown state %q", cut(string(p.State), 20))
 	}
 	switch p.Restart {
-	case RestartNo, RestartAlways, RestartOnWake:
+	case RestartNever, RestartAlways, RestartOnWake:
 	default:
 		return fmt.Errorf("guest reported a process with the unknown restart %q", cut(string(p.Restart), 20))
 	}

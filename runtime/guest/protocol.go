@@ -114,7 +114,7 @@ type ExecResult struct {
 type Restart string
 
 const (
-	RestartNo     Restart = "never"   // stays ended; the default
+	RestartNever  Restart = "never"   // stays ended; the default
 	RestartAlways Restart = "always"  // started again when it exits, and on a cold wake
 	RestartOnWake Restart = "on_wake" // started again on a cold wake only
 )

@@ -88,8 +88,8 @@ func TestConcurrentExposesEndAsOneOfThem(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	sb := create(t, n.Manager, "app")
 	asked := []sandbox.Port{
-		{Port: 3000, Access: sandbox.AccessToken, Wake: sandbox.WakeNavigation, Host: sandbox.HostAuto, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketRelease},
-		{Port: 3000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolH2C, WebSocket: sandbox.WebSocketHold},
+		{Port: 3000, Access: sandbox.AccessToken, Wake: sandbox.WakeNavigation, Host: sandbox.HostAuto, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketSleep},
+		{Port: 3000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolH2C, WebSocket: sandbox.WebSocketKeepAwake},
 	}
 	const rounds = 400 // with two events each, fewer than a timeline keeps
 	for range rounds {

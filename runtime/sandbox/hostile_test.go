@@ -118,7 +118,7 @@ func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 	n.Engine.HandleGuest(hostile(func(w http.ResponseWriter, r *http.Request) {
 		lines := json.NewEncoder(w)
 		for pid := 1; r.Context().Err() == nil; pid++ {
-			p := guest.Process{ID: guest.NewProcessID(), PID: pid, Name: "p", State: guest.ProcessRunning, Restart: guest.RestartNo}
+			p := guest.Process{ID: guest.NewProcessID(), PID: pid, Name: "p", State: guest.ProcessRunning, Restart: guest.RestartNever}
 			if lines.Encode(guest.Event{Type: guest.EventProcess, Process: &p}) != nil {
 				return
 			}

@@ -32,7 +32,7 @@ func furnish(t *testing.T, n *sandboxtest.Node) sandbox.Sandbox {
 	for _, port := range []sandbox.Port{
 		{Port: 3000},
 		{Port: 4000},
-		{Port: 5000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolH2C, WebSocket: sandbox.WebSocketHold},
+		{Port: 5000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolH2C, WebSocket: sandbox.WebSocketKeepAwake},
 	} {
 		if _, err := m.Expose(t.Context(), made.ID, port); err != nil {
 			t.Fatal(err)

@@ -94,7 +94,7 @@ func (p *Port) fill() error {
 	p.Wake = cmp.Or(p.Wake, WakeNavigation)
 	p.Host = cmp.Or(p.Host, HostAuto)
 	p.Protocol = cmp.Or(p.Protocol, ProtocolAuto)
-	p.WebSocket = cmp.Or(p.WebSocket, WebSocketRelease)
+	p.WebSocket = cmp.Or(p.WebSocket, WebSocketSleep)
 	for _, c := range []struct {
 		field, value string
 		modes        []string
@@ -103,7 +103,7 @@ func (p *Port) fill() error {
 		{"wake", string(p.Wake), []string{string(WakeAny), string(WakeNavigation), string(WakeNever)}},
 		{"host", string(p.Host), []string{string(HostAuto), string(HostRewrite), string(HostPreserve)}},
 		{"protocol", string(p.Protocol), []string{string(ProtocolAuto), string(ProtocolHTTP1), string(ProtocolH2C)}},
-		{"websocket", string(p.WebSocket), []string{string(WebSocketRelease), string(WebSocketHold)}},
+		{"websocket", string(p.WebSocket), []string{string(WebSocketSleep), string(WebSocketKeepAwake)}},
 	} {
 		if !slices.Contains(c.modes, c.value) {
 			return &InvalidError{Field: c.field, Reason: fmt.Sprintf("%q is not a valid mode", clip(c.value)), Want: "use " + strings.Join(c.modes, " or ")}

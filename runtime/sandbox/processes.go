@@ -27,7 +27,7 @@ const stopProcessGrace = 5 * time.Second
 // Errors of the guest come as *guest.Error.
 func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpec) (guest.Process, error) {
 	if spec.Restart == "" {
-		spec.Restart = guest.RestartNo
+		spec.Restart = guest.RestartNever
 	}
 	if guest.IsProcessID(spec.Name) {
 		return guest.Process{}, &InvalidError{Field: "name", Reason: fmt.Sprintf("%q has the form of a process id", spec.Name), Want: "use another name"}
@@ -39,7 +39,7 @@ func (m *Manager) StartProcess(ctx context.Context, id ID, spec guest.ProcessSpe
 	}
 	defer lease.Release()
 	b := lease.b
-	if spec.Restart == guest.RestartNo {
+	if spec.Restart == guest.RestartNever {
 		p, err := b.startProcess(ctx, spec)
 		if err == nil {
 			b.noteProcess(p)

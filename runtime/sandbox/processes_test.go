@@ -21,7 +21,7 @@ func TestColdWakeRestartsDeclaredProcesses(t *testing.T) {
 	for _, c := range []struct {
 		name    string
 		restart guest.Restart
-	}{{"web", guest.RestartOnWake}, {"once", guest.RestartNo}} {
+	}{{"web", guest.RestartOnWake}, {"once", guest.RestartNever}} {
 		if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: c.name, Restart: c.restart}); err != nil {
 			t.Fatal(err)
 		}
@@ -155,7 +155,7 @@ func TestProcessThatWaitsForItsRestartCanBeEnded(t *testing.T) {
 		t.Errorf("declared %+v after it was ended", got.Declared)
 	}
 	// The guest gives the name away again only when there will be no other life.
-	spec.Restart = guest.RestartNo
+	spec.Restart = guest.RestartNever
 	if _, err := m.StartProcess(t.Context(), sb.ID, spec); err != nil {
 		t.Errorf("it goes on after it was ended: %v", err)
 	}
@@ -256,14 +256,14 @@ func TestProcessesKeepTheirIDsOverColdWakes(t *testing.T) {
 		}
 		return p
 	}
-	once, web := start("once", guest.RestartNo), start("web", guest.RestartOnWake)
+	once, web := start("once", guest.RestartNever), start("web", guest.RestartOnWake)
 	seen := map[string]bool{once.ID: true, web.ID: true}
 	for range 3 {
 		if _, err := m.Stop(t.Context(), sb.ID); err != nil {
 			t.Fatal(err)
 		}
 		acquire(t, m, sb.ID).Release()
-		other := start("", guest.RestartNo)
+		other := start("", guest.RestartNever)
 		if seen[other.ID] {
 			t.Errorf("the id %s was used again", other.ID)
 		}

@@ -128,8 +128,8 @@ func TestPortsOfEarlierVersionsKeepTheirMode(t *testing.T) {
 	n.Crash(t, func() {
 		record := n.Store.Record(t, sb.ID)
 		record.Ports = []sandbox.Port{
-			{Port: 3000, Access: sandbox.AccessToken, Token: "t", Wake: "hold", Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease},
-			{Port: 4000, Access: sandbox.AccessPublic, Wake: "refuse", Host: sandbox.HostPreserve, WebSocket: sandbox.WebSocketHold},
+			{Port: 3000, Access: sandbox.AccessToken, Token: "t", Wake: "hold", Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketSleep},
+			{Port: 4000, Access: sandbox.AccessPublic, Wake: "refuse", Host: sandbox.HostPreserve, WebSocket: sandbox.WebSocketKeepAwake},
 		}
 		if err := n.Store.PutSandbox(t.Context(), record); err != nil {
 			t.Fatal(err)
@@ -140,8 +140,8 @@ func TestPortsOfEarlierVersionsKeepTheirMode(t *testing.T) {
 		t.Fatalf("ports: %+v", got.Ports)
 	}
 	want := []sandbox.Port{
-		{Port: 3000, Access: sandbox.AccessToken, Token: "t", Wake: sandbox.WakeNavigation, Host: sandbox.HostRewrite, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketRelease},
-		{Port: 4000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketHold},
+		{Port: 3000, Access: sandbox.AccessToken, Token: "t", Wake: sandbox.WakeNavigation, Host: sandbox.HostRewrite, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketSleep},
+		{Port: 4000, Access: sandbox.AccessPublic, Wake: sandbox.WakeNever, Host: sandbox.HostPreserve, Protocol: sandbox.ProtocolAuto, WebSocket: sandbox.WebSocketKeepAwake},
 	}
 	if !slices.Equal(got.Ports, want) {
 		t.Errorf("ports %+v, want %+v", got.Ports, want)

@@ -176,8 +176,8 @@ const (
 type WebSocketMode string
 
 const (
-	WebSocketRelease WebSocketMode = "sleep"      // it does not; the default
-	WebSocketHold    WebSocketMode = "keep_awake" // it does
+	WebSocketSleep     WebSocketMode = "sleep"      // it does not; the default
+	WebSocketKeepAwake WebSocketMode = "keep_awake" // it does
 )
 
 // Port is an exposed TCP port of a sandbox. Exposing it again changes its modes

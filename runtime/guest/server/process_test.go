@@ -75,7 +75,7 @@ func readLog(t testing.TB, c *guest.Client, id string, follow bool) (stdout, std
 func TestProcessRunsAndEnds(t *testing.T) {
 	c := start(t, nil)
 	p := startProcess(t, c, guest.ProcessSpec{Command: "echo out; echo err >&2; exit 3", Name: "short", Env: map[string]string{"A": "b"}})
-	if p.PID <= 0 || p.Name != "short" || p.Restart != guest.RestartNo || p.LogFile == "" || p.StartedAt.IsZero() {
+	if p.PID <= 0 || p.Name != "short" || p.Restart != guest.RestartNever || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("started as %+v", p)
 	}
 	stdout, stderr, end := readLog(t, c, p.ID, true)
@@ -285,7 +285,7 @@ func TestRestartAlways(t *testing.T) {
 }
 
 func TestRestartOnWakeAndNoAreNotRestarted(t *testing.T) {
-	for _, restart := range []guest.Restart{guest.RestartNo, guest.RestartOnWake} {
+	for _, restart := range []guest.Restart{guest.RestartNever, guest.RestartOnWake} {
 		t.Run(string(restart), func(t *testing.T) {
 			c := start(t, nil)
 			p := startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: restart})

@@ -96,10 +96,10 @@ var errStopping = refuse(guest.CodeInternal, "the sandbox is stopping")
 
 func checkSpec(spec *guest.ProcessSpec) error {
 	if spec.Restart == "" {
-		spec.Restart = guest.RestartNo
+		spec.Restart = guest.RestartNever
 	}
 	switch spec.Restart {
-	case guest.RestartNo, guest.RestartAlways, guest.RestartOnWake:
+	case guest.RestartNever, guest.RestartAlways, guest.RestartOnWake:
 	default:
 		return refuse(guest.CodeInvalid, "restart %q is unknown; it is \"never\", \"always\" or \"on_wake\"", spec.Restart)
 	}

@@ -66,7 +66,7 @@ func Record(n int) sandbox.Sandbox {
 		CreatedAt: at, LastActiveAt: at.Add(time.Hour), StateSince: at.Add(2 * time.Hour), StateReason: sandbox.ReasonIdle,
 		HoldUntil: at.Add(3 * time.Hour),
 		Ports: []sandbox.Port{{Port: 3000, Access: sandbox.AccessToken, Token: "8d1f0c5e7a9b4d62", Wake: sandbox.WakeNavigation,
-			Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketRelease, CreatedAt: at}},
+			Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketSleep, CreatedAt: at}},
 		Processes: []guest.Process{{PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Restart: guest.RestartOnWake,
 			State: guest.ProcessExited, ExitCode: &code, RestartCount: 1, StartedAt: at, ExitedAt: &at, LogFile: "/var/log/doze/12.log"}},
 		Declared: []guest.ProcessSpec{{Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Env: map[string]string{"A": "b"},
@@ -217,7 +217,7 @@ func badID(t *testing.T, s sandbox.Store) {
 
 func eventsInOrder(t *testing.T, s sandbox.Store) {
 	want := Events(1, 1, 300) // crosses every byte boundary below 2^9
-	want[7].Process = &guest.Process{PID: 3, Name: "web", State: guest.ProcessLost, Restart: guest.RestartNo, StartedAt: want[7].Time}
+	want[7].Process = &guest.Process{PID: 3, Name: "web", State: guest.ProcessLost, Restart: guest.RestartNever, StartedAt: want[7].Time}
 	must(t, s.AppendEvents(t.Context(), want[:100]))
 	must(t, s.AppendEvents(t.Context(), nil))
 	must(t, s.AppendEvents(t.Context(), want[100:]))
