@@ -1,4 +1,4 @@
-// Package client is a client of the HTTP API of a node. It imports nothing of the node
+// Package client speaks the HTTP API of a node. It imports nothing of the node
 // but the types of the API and its problems.
 //
 // Responses are limited in size. Calls have no timeout of their own, because a create may
