@@ -24,18 +24,18 @@ func hold(runDir, text string) error {
 		d, err = 0, nil
 	}
 	if err != nil || d < 0 || d > guest.MaxHold {
-		return fmt.Errorf("%q is no time to be kept awake; write it like 10m or 1h30m, at most %s", text, guest.MaxHold)
+		return fmt.Errorf("invalid duration %q; write it like 10m or 1h30m, at most %s", text, guest.MaxHold)
 	}
 	conn, err := net.DialTimeout("unix", filepath.Join(runDir, guest.SandboxSocketName), holdTimeout)
 	if err != nil {
-		return fmt.Errorf("reaching the guest of this sandbox: %w", err)
+		return fmt.Errorf("reach the guest of this sandbox: %w", err)
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(holdTimeout))
 	fmt.Fprintf(conn, "POST %s?for=%s HTTP/1.1\r\nHost: guest\r\nContent-Length: 0\r\n\r\n", guest.RouteHold, url.QueryEscape(d.String()))
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		return fmt.Errorf("asking the guest of this sandbox: %w", err)
+		return fmt.Errorf("request the hold from the guest of this sandbox: %w", err)
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode == http.StatusOK {
@@ -44,7 +44,7 @@ func hold(runDir, text string) error {
 	refusal := &guest.Error{}
 	b, _ := io.ReadAll(io.LimitReader(resp.Body, guest.MaxFrame))
 	if json.Unmarshal(b, refusal) != nil || refusal.Message == "" {
-		return fmt.Errorf("the guest of this sandbox answered %s", resp.Status)
+		return fmt.Errorf("the guest of this sandbox responded %s", resp.Status)
 	}
 	return refusal
 }

@@ -56,7 +56,7 @@ func TestHold(t *testing.T) {
 			t.Errorf("hold %q: %v", bad, err)
 		}
 	}
-	if err := hold(t.TempDir(), "10m"); err == nil || !strings.Contains(err.Error(), "reaching") {
+	if err := hold(t.TempDir(), "10m"); err == nil || !strings.Contains(err.Error(), "reach") {
 		t.Errorf("outside of a sandbox: %v", err)
 	}
 }

@@ -53,9 +53,9 @@ func environment() []string {
 	return env
 }
 
-// onTerm returns a context that ends with SIGTERM, and has every other signal
-// that could end this process ignored: they go to a channel that nobody reads.
-// Signals that are ignored outright would stay so in commands.
+// onTerm returns a context that ends with SIGTERM. All other signals that could end this
+// process are delivered to a channel without a reader: signals that are ignored outright
+// would also be ignored in commands.
 func onTerm(ctx context.Context) (context.Context, func()) {
 	ignored := make(chan os.Signal, 1)
 	for sig := syscall.Signal(1); sig <= 31; sig++ {

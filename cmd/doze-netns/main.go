@@ -1,5 +1,4 @@
-// Command doze-netns is the namespace helper of a doze node. The node starts
-// it; nobody else has a use for it.
+// Command doze-netns is the namespace helper of a doze node, which starts it.
 //
 //	doze-netns serve   answer requests on standard input, a packet socket, until it is closed
 //	doze-netns check   make the network of a sandbox in a namespace of its own, and end

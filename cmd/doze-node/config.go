@@ -106,8 +106,8 @@ func (c *nodeConfig) adminAddress() string {
 // admin is the admin endpoint of a running node.
 type admin struct{ address string }
 
-// errNoNode: no process listens on the admin endpoint.
-var errNoNode = errors.New("no node answers")
+// errNoNode means that no process listens on the admin endpoint.
+var errNoNode = errors.New("no node responds")
 
 // findAdmin returns the admin endpoint of the node that runs with a configuration:
 // at the address given, or else as the configuration says in this process's
@@ -131,8 +131,8 @@ func (a *app) findAdmin(address string, f *configFlags, text []byte) (admin, err
 // maxResponse bounds a response of the admin endpoint: a configuration.
 const maxResponse = 64 << 20
 
-// request makes a request. Errors: errNoNode (wrapped) if no process listens; that of
-// the node otherwise.
+// request makes a request. Errors: errNoNode (wrapped) if no process listens, or else the
+// node's.
 func (n admin) request(ctx context.Context, method, path string, header http.Header, body []byte) ([]byte, error) {
 	address, err := caddy.ParseNetworkAddress(n.address)
 	if err != nil {

@@ -29,8 +29,8 @@ func (a *app) doctorCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor",
 		Short: "Check whether a node can run on this machine",
-		Long: `Check whether a node can run on this machine as this user, and print what to do
-about each thing that is amiss. Exits with 1 if a sandbox could not run. Root checks for
+		Long: `Check whether a node can run on this machine as this user, and print a remedy for
+each problem. Exits with 1 if a sandbox could not run. Root checks for
 the node that runs with $DOZE_HOME, as its user and in its environment.
 
 With --store [PATH] it reads all that the node keeps, by default in $DOZE_HOME/store,
@@ -142,8 +142,8 @@ func (a *app) checkStore(args []string, reset, asJSON bool) error {
 // nodeLimit bounds the request to a node that may not run.
 const nodeLimit = 5 * time.Second
 
-// quarantineFindings are the containers that the running node has no record of;
-// none when no node answers.
+// quarantineFindings returns the containers that the running node has no record of, or
+// nothing if no node responds.
 func (a *app) quarantineFindings(ctx context.Context, folder string, port int) []doctor.Finding {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
@@ -176,7 +176,7 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 		findings = append(findings, doctor.Finding{
 			Name: "data", Level: doctor.LevelWarning,
 			Detail: "the node started on data that is older than its containers: an older copy was restored, or the newest changes were lost",
-			Remedy: "look for containers in quarantine, and check rules, secrets and ports",
+			Remedy: "list the quarantine with `doze node`, and check rules, secrets and ports",
 		})
 	}
 	for _, q := range info.Quarantined {
@@ -196,7 +196,7 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 	return findings
 }
 
-// defaultHTTPSPort is that of a node as `make up` starts it.
+// defaultHTTPSPort is the port of a node that `make up` starts.
 const defaultHTTPSPort = "8443"
 
 // httpsPort is the port of the API.

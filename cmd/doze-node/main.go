@@ -62,8 +62,8 @@ func (a *app) run(ctx context.Context, args []string) int {
 func (a *app) rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "doze",
-		Short:         "Run and look after a node on this machine",
-		Long:          "Run and look after a node on this machine. `doze --help` lists all commands.",
+		Short:         "Run and maintain a node on this machine",
+		Long:          "Run and maintain a node on this machine. `doze --help` lists all commands.",
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}

@@ -124,7 +124,7 @@ func (m *memory) Stat(_ context.Context, key string) (certmagic.KeyInfo, error) 
 	return certmagic.KeyInfo{}, fs.ErrNotExist
 }
 
-// below says whether a key is path or lies below it.
+// below reports whether a key is path or lies below it.
 func below(key, path string) bool {
 	return path == "" || key == path || strings.HasPrefix(key, strings.TrimSuffix(path, "/")+"/")
 }

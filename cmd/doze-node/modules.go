@@ -1,4 +1,4 @@
 package main
 
-// Caddy's own modules; those of doze come with package caddymodule.
+// Caddy's own modules; package caddymodule contains doze's.
 import _ "github.com/caddyserver/caddy/v2/modules/standard"

@@ -53,10 +53,10 @@ func (a *app) caddyCommand() *cobra.Command {
 	}
 }
 
-// checkAlone returns an error if another node has the folder of a node with these
-// arguments, or another process listens where it will: before Caddy listens beside
-// the other one or takes its admin socket away. A configuration that cannot be read is
-// for Caddy to report.
+// checkAlone returns an error if another node uses the folder of a node with these
+// arguments, or if another process listens on its addresses: otherwise Caddy would listen
+// in parallel or remove the other's admin socket. Caddy reports a configuration that cannot
+// be read.
 func (a *app) checkAlone(args []string) error {
 	folder, err := a.setHome()
 	if err != nil {
@@ -105,8 +105,8 @@ func (c *nodeConfig) checkAddresses() error {
 	return nil
 }
 
-// checkSocket returns an error if a process answers on a Unix socket, which Caddy
-// would remove to make its own.
+// checkSocket returns an error if a process listens on a Unix socket, which Caddy would
+// replace with its own.
 func checkSocket(address caddy.NetworkAddress) error {
 	path, _, _ := strings.Cut(address.Host, "|") // and the file's mode
 	conn, err := net.Dial(address.Network, path)

@@ -291,7 +291,7 @@ func TestReloadUsesTheNodesEnvironment(t *testing.T) {
 	other := t.TempDir()
 	cmd := program(t, other, "reload", "--config", n.caddyfile())
 	out, _ := cmd.CombinedOutput()
-	if !strings.Contains(string(out), "no node answers at unix/"+other+"/admin.sock") || cmd.ProcessState.ExitCode() != exitFailed {
+	if !strings.Contains(string(out), "no node responds at unix/"+other+"/admin.sock") || cmd.ProcessState.ExitCode() != exitFailed {
 		t.Errorf("without a node: %s", out)
 	}
 }

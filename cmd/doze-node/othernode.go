@@ -52,8 +52,8 @@ func findNode(folder string) *runningNode {
 // runsAsOther reports whether the node runs as another user than this process.
 func (n *runningNode) runsAsOther() bool { return int(n.credential.Uid) != os.Geteuid() }
 
-// callersVariables are those of the caller that hold for a program in the node's
-// environment, too.
+// callersVariables are the caller's variables that also apply to a program in the node's
+// environment.
 var callersVariables = []string{"DOZE_API", "DOZE_TOKEN", "DOZE_CA", "DOZE_HTTPS_PORT", "TERM"}
 
 // environment is the node's own, with what the caller says of its API.
@@ -96,7 +96,7 @@ func (n *runningNode) groups() (groups []uint32, err error) {
 
 // runAsNode runs the node's program as the node's user, in the node's environment and
 // its mount namespace, where its cgroups are. This program may be in a folder that the
-// other user cannot reach, with what is beside it. It wants root.
+// other user cannot read. It requires root.
 func (a *app) runAsNode(ctx context.Context, n *runningNode, folder string, args []string) error {
 	var err error
 	fail := func(err error) error { return fmt.Errorf("run as the node of %s: %w", folder, err) }

@@ -16,9 +16,9 @@ func (a *app) reloadCommand() *cobra.Command {
 		Short: "Give a running node its changed Caddyfile; sandboxes and previews go on",
 		Long: `Give a running node its changed Caddyfile; sandboxes and previews go on.
 
-Variables such as {$DOZE_HTTPS_PORT} are replaced by the node, with the environment that
-it was started with, so that of this shell does not matter. If the node refuses the
-configuration it goes on with the one it has.`,
+The node replaces variables such as {$DOZE_HTTPS_PORT} from the environment that it was
+started with, not from this shell's. If the node refuses the configuration, it keeps the
+present one.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if f.file == "" {

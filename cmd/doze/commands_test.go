@@ -42,7 +42,7 @@ func TestLifeOfASandbox(t *testing.T) {
 	if out := r.ok("create", "shop", "--env", "A=b", "--label", "team=web", "--sleep-after", "5m"); !regexp.MustCompile(`^shop  [a-z0-9]{12}  created, running\n$`).MatchString(out) {
 		t.Errorf("create printed %q", out)
 	}
-	if out := r.ok("create", "shop"); !strings.Contains(out, "was there") {
+	if out := r.ok("create", "shop"); !strings.Contains(out, "exists") {
 		t.Errorf("the second create printed %q", out)
 	}
 	sb := decodeJSON[types.Sandbox](t, r.ok("show", "shop", "--json"))
@@ -93,10 +93,10 @@ func TestCreateWithoutWaiting(t *testing.T) {
 	release()
 	eventually(t, "slow runs", func() bool { return strings.Contains(r.ok("show", "slow"), "running") })
 	r.refused("sandbox_conflict: ", "create", "slow", "--wait=false", "--image", "other")
-	if out := r.ok("create", "slow", "--wait=false"); !strings.Contains(out, "was there, running") {
+	if out := r.ok("create", "slow", "--wait=false"); !strings.Contains(out, "exists, running") {
 		t.Errorf("create printed %q", out)
 	}
-	r.misused("needs a name", "create", "--wait=false")
+	r.misused("requires a name", "create", "--wait=false")
 }
 
 func TestListFilters(t *testing.T) {
@@ -205,17 +205,17 @@ func TestExecRefusals(t *testing.T) {
 		}
 	}
 	for words, args := range map[string][]string{
-		"put -- before":         {"exec", "a", "ls", "-l"},
-		"no command":            {"exec", "a"},
-		"SANDBOX is missing":    {"exec"},
-		"give one of them":      {"exec", "a", "-c", "true", "--", "true"},
-		"add -d":                {"exec", "--name", "x", "a", "true"},
-		"has no --timeout":      {"exec", "-d", "--timeout", "1s", "a", "true"},
-		"no such variable":      {"exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true"},
-		"write --env KEY=VALUE": {"exec", "-e", "=x", "a", "true"},
-		"sandbox_not_found: ":   {"exec", "missing", "true"},
-		"/relative":             {"exec", "a", "--cwd", "nowhere/relative", "true"},
-		"path_not_found: ":      {"exec", "a", "--cwd", "/nowhere", "true"},
+		"put -- before":           {"exec", "a", "ls", "-l"},
+		"no command":              {"exec", "a"},
+		"SANDBOX is missing":      {"exec"},
+		"give one of them":        {"exec", "a", "-c", "true", "--", "true"},
+		"add -d":                  {"exec", "--name", "x", "a", "true"},
+		"has no --timeout":        {"exec", "-d", "--timeout", "1s", "a", "true"},
+		"the variable is not set": {"exec", "-e", "NO_SUCH_VARIABLE_HERE", "a", "true"},
+		"write --env KEY=VALUE":   {"exec", "-e", "=x", "a", "true"},
+		"sandbox_not_found: ":     {"exec", "missing", "true"},
+		"/relative":               {"exec", "a", "--cwd", "nowhere/relative", "true"},
+		"path_not_found: ":        {"exec", "a", "--cwd", "/nowhere", "true"},
 	} {
 		refused(exitExecFailed, words, args...)
 	}
@@ -238,7 +238,7 @@ func TestExecFailuresHaveACodeOfTheirOwn(t *testing.T) {
 		t.Errorf("broken off: got %+v", got)
 	}
 	r.server.Close()
-	if got := r.doze("exec", "-n", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "does not answer") {
+	if got := r.doze("exec", "-n", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "does not respond") {
 		t.Errorf("no node: got %+v", got)
 	}
 	if got := r.doze("ls"); got.code != exitFailed {
@@ -438,7 +438,7 @@ func alive(pid int) bool {
 func TestBackgroundProcesses(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
-	r.refused("has had no processes in the background", "logs", "a", "web")
+	r.refused("has had no background processes", "logs", "a", "web")
 	out := r.ok("exec", "-d", "--name", "web", "--restart", "on_wake", "a", "-c", "echo up; echo oops >&2; sleep 1000")
 	if !regexp.MustCompile(`^p-[a-z0-9]{8}  web\n$`).MatchString(out) {
 		t.Errorf("exec -d printed %q", out)
@@ -485,9 +485,9 @@ func TestPreviews(t *testing.T) {
 		t.Errorf("open printed %q, want %q", got, out)
 	}
 	r.ok("expose", "a", "3001")
-	r.refused("say which: 3000,3001", "open", "a")
+	r.refused("name the port: 3000,3001", "open", "a")
 	r.refused("port 9 of a", "open", "a", "9")
-	r.misused("from 1 to 65535", "expose", "a", "70000")
+	r.misused("use 1 to 65535", "expose", "a", "70000")
 	r.refused("access", "expose", "a", "80", "--access", "secret")
 	r.misused("--access is for nothing", "expose", "a", "3000", "--remove", "--access", "public")
 	r.misused("--wait-timeout is for nothing", "expose", "a", "3000", "--remove", "--wait-timeout", "1s")
@@ -611,9 +611,9 @@ func TestEnv(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.env["DOZE_HOME"], r.env["DOZE_HTTPS_PORT"] = home, "94430"
-	r.refused(`DOZE_HTTPS_PORT: "94430" is no port`, "env")
+	r.refused(`DOZE_HTTPS_PORT: invalid port "94430"`, "env")
 	r.env["DOZE_HTTPS_PORT"] = "9443"
-	r.refused("has the node been started?", "env")
+	r.refused("start the node", "env")
 	if err := os.WriteFile(filepath.Join(home, "token"), []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -752,7 +752,7 @@ func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
 	r.env["DOZE_API"] = "https://node.example.com/api/v1"
 	r.refused("set DOZE_TOKEN", "ls")
 	r.env["DOZE_TOKEN"], r.env["DOZE_API"] = "x", "http://127.0.0.1:1/api/v1"
-	r.refused("does not answer", "ls")
+	r.refused("does not respond", "ls")
 }
 
 func TestHelpAndVersion(t *testing.T) {
@@ -916,7 +916,7 @@ func TestOddExitCodesAreNoSuccess(t *testing.T) {
 		r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
 			answerExec(w, req, "", fmt.Sprintf(`{"type":"complete","exit_code":%d}`, code))
 		})
-		if got := r.doze("exec", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "is no exit code") {
+		if got := r.doze("exec", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "is not a valid exit code") {
 			t.Errorf("got %+v", got)
 		}
 		if got := r.doze("exec", "--json", "a", "true"); got.code != exitExecFailed {

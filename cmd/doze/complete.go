@@ -66,8 +66,8 @@ func (a *app) complete(cmd *cobra.Command, word string, list func(context.Contex
 	return words, cobra.ShellCompDirectiveNoFileComp
 }
 
-// isPlain says whether a word may go into a command line as it is. Names of
-// processes come from sandboxes.
+// isPlain reports whether a word needs no quoting in a command line. Names of processes
+// come from sandboxes.
 func isPlain(name string) bool {
 	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
 }

@@ -63,7 +63,7 @@ about each.`,
 			default:
 				err = c.download(ctx, from, to.path)
 			}
-			c.progress.end()
+			c.progress.clear()
 			if err != nil {
 				return err
 			}

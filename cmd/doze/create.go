@@ -25,8 +25,8 @@ func (a *app) createCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
 		Short: "Create a sandbox, or find it by name",
-		Long: `Create a sandbox and wait until it runs. One of that name that is there already
-is used as it is. Without a name the node makes one up.`,
+		Long: `Create a sandbox and wait until it runs. An existing sandbox of that name is used
+unchanged. Without a name the node generates one.`,
 		Example: "  doze create shop\n  doze create shop --image node --size standard --env NODE_ENV=development --sleep-after 5m",
 		Args:    wants(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
@@ -49,7 +49,7 @@ is used as it is. Without a name the node makes one up.`,
 				req.TTL = (*types.Duration)(&ttl)
 			}
 			if !wait && req.Name == "" {
-				return usage.Errorf("--wait=false needs a name to look for: doze create NAME --wait=false")
+				return usage.Errorf("--wait=false requires a name: doze create NAME --wait=false")
 			}
 			return a.create(cmd.Context(), req, wait)
 		},
@@ -76,15 +76,15 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 	// The creation goes on at the node when its request ends.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type answer struct {
+	type response struct {
 		sb      types.Sandbox
 		created bool
 		err     error
 	}
-	answered := make(chan answer, 1)
+	answered := make(chan response, 1)
 	go func() { // ends with ctx
 		sb, created, err := node.Create(ctx, req)
-		answered <- answer{sb, created, err}
+		answered <- response{sb, created, err}
 	}()
 	appeared := make(chan types.Sandbox, 1)
 	if req.Name != "" && (!wait || isTerminal(a.err)) {
@@ -95,14 +95,14 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 		}()
 	}
 	progress := newProgress(a.err)
-	defer progress.end()
+	defer progress.clear()
 	began, tick := time.Now(), time.NewTicker(slow)
 	defer tick.Stop()
 	pulls, pulling := make(chan string), ""
 	for {
 		select {
 		case got := <-answered:
-			progress.end()
+			progress.clear()
 			if got.err != nil {
 				return got.err
 			}
@@ -110,7 +110,7 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 		case sb := <-appeared:
 			switch {
 			case sb.State != types.StateStarting || !fits(sb, req):
-				// It was there. The answer comes at once, and may be a refusal.
+				// It existed. The response follows immediately, and may be a refusal.
 			case !wait:
 				return a.printCreated(sb, true)
 			default:
@@ -124,12 +124,12 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 	}
 }
 
-// fits says whether a sandbox of the name is what was asked for.
+// fits reports whether an existing sandbox is as requested.
 func fits(sb types.Sandbox, req types.CreateSandboxRequest) bool {
 	return first(req.Image, sb.Image) == sb.Image && first(req.Size, sb.Size) == sb.Size
 }
 
-// followPull says how the pull of a sandbox's image goes.
+// followPull sends the progress of the pull of a sandbox's image.
 func followPull(ctx context.Context, node *client.Client, sb types.Sandbox, pulls chan<- string) {
 	node.Follow(ctx, sb.ID, 0, func(e types.Event) error {
 		if e.Type != "image_pull_progress" {
@@ -143,7 +143,7 @@ func followPull(ctx context.Context, node *client.Client, sb types.Sandbox, pull
 	})
 }
 
-// awaitSandbox looks until a sandbox that is being created is there.
+// awaitSandbox polls until the node lists a sandbox that is being created.
 func awaitSandbox(ctx context.Context, node *client.Client, name string) (types.Sandbox, error) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -164,7 +164,7 @@ func (a *app) printCreated(sb types.Sandbox, created bool) error {
 	if a.json {
 		return a.printJSON(sb)
 	}
-	how := "was there"
+	how := "exists"
 	if created {
 		how = "created"
 	}
@@ -179,7 +179,7 @@ func (a *app) environ(list []string) (map[string]string, error) {
 		if !strings.Contains(entry, "=") {
 			value, ok := os.LookupEnv(entry)
 			if !ok {
-				return nil, usage.Errorf("--env %s: this shell has no such variable; write --env %s=VALUE", entry, entry)
+				return nil, usage.Errorf("--env %s: the variable is not set in this shell; write --env %s=VALUE", entry, entry)
 			}
 			entry += "=" + value
 		}

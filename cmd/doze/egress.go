@@ -16,8 +16,8 @@ import (
 )
 
 func (a *app) egressCommand() *cobra.Command {
-	cmd := group("egress", "What sandboxes send out: rules, and what became of it",
-		"What sandboxes send out: the rules that decide on it, and what became of it.")
+	cmd := group("egress", "Rules for requests of sandboxes, and their flows",
+		"Rules for the network traffic that leaves sandboxes, and the flows of that traffic.")
 	cmd.AddCommand(a.rulesCommand(), a.flowsCommand(), a.explainCommand(), a.presetsCommand(), a.authorityCommand())
 	return cmd
 }
@@ -25,7 +25,7 @@ func (a *app) egressCommand() *cobra.Command {
 func (a *app) flowsCommand() *cobra.Command {
 	var follow bool
 	var filter client.FlowFilter
-	var of whose
+	var of egressSubject
 	tail := 0
 	cmd := &cobra.Command{
 		Use:   "flows SANDBOX|--proxy",
@@ -55,14 +55,14 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 	}
 	of.flag(cmd)
 	f := cmd.Flags()
-	f.BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed, with --proxy for ever")
-	f.IntVarP(&tail, "tail", "n", 0, "begin with this many of the latest flows; 0 for all")
-	f.StringVar(&filter.Host, "host", "", "only to this host, or with *.example.com to those below one")
+	f.BoolVarP(&follow, "follow", "f", false, "print new flows until the sandbox is destroyed, with --proxy until Ctrl-C")
+	f.IntVarP(&tail, "tail", "n", 0, "start with this many of the latest flows; 0 for all")
+	f.StringVar(&filter.Host, "host", "", "only flows to this host; *.example.com selects the hosts below example.com")
 	choice := func(target *string, name, what string, values ...string) {
 		f.StringVar(target, name, "", what)
 		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 	}
-	choice((*string)(&filter.Verdict), "verdict", "only those of which this became: allow, deny, respond or error", "allow", "deny", "respond", "error")
+	choice((*string)(&filter.Verdict), "verdict", "only flows with this verdict: allow, deny, respond or error", "allow", "deny", "respond", "error")
 	choice((*string)(&filter.Kind), "kind", "only dns, connection or request", "dns", "connection", "request")
 	return cmd
 }
@@ -158,12 +158,12 @@ func flowDetails(f types.Flow) string {
 
 func (a *app) explainCommand() *cobra.Command {
 	var headers []string
-	var of whose
+	var of egressSubject
 	cmd := &cobra.Command{
 		Use:   "explain SANDBOX|--proxy METHOD URL",
-		Short: "Say which rule would decide on a request, and why",
-		Long: `Say which rule would decide on a request of a sandbox, and why. Nothing is sent, no name
-is resolved and no policy runs. For what is not HTTP the URL is tcp://HOST:PORT.
+		Short: "Explain how the rules apply to a request",
+		Long: `Explain how the rules apply to a request of a sandbox. Nothing is sent, no name is
+resolved and no policy runs. For a connection without HTTP the URL is tcp://HOST:PORT.
 
 With --proxy it is a request of one of your programs outside of sandboxes, through the
 node's proxy.`,
@@ -231,15 +231,15 @@ func (a *app) printExplanation(e types.Explanation) error {
 	for _, s := range e.Placeholders {
 		t.row("placeholder", strings.TrimSuffix(s.Name+"; "+s.Error, "; "))
 	}
-	return t.end()
+	return t.flush()
 }
 
 func (a *app) authorityCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "ca",
 		Short: "Print the certificates of the node's own authority",
-		Long: `Print the certificates of the node's own authority, in PEM. Sandboxes trust them
-already; they are for clients that bring their own list of whom to trust.`,
+		Long: `Print the certificates of the node's certificate authority, in PEM. Sandboxes trust them
+already; programs with a trust store of their own need them.`,
 		Args:              wants(0, 0),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
@@ -259,7 +259,7 @@ already; they are for clients that bring their own list of whom to trust.`,
 	}
 }
 
-// ruleDetails says in a few words what a rule is about.
+// ruleDetails returns what a rule matches, for a table.
 func ruleDetails(r types.Rule) string {
 	var parts []string
 	list := func(name string, values []string) {
@@ -284,7 +284,7 @@ func nonEmpty(values ...string) []string {
 	return slices.DeleteFunc(values, func(s string) bool { return s == "" })
 }
 
-// ruleEffect says what a rule does.
+// ruleEffect returns the action of a rule for a table.
 func ruleEffect(r types.Rule) string {
 	var policies []string
 	for _, p := range r.Policies {

@@ -155,7 +155,7 @@ func TestRulesThatCannotWorkAreRefusedWithTheirPlace(t *testing.T) {
 		}
 	}
 	for text, words := range map[string]string{
-		"": "it is empty", " ": "it is empty", "[": "line 1, column 2: the JSON value does not end", "{": "write a list",
+		"": "empty; write", " ": "empty; write", "[": "line 1, column 2: the JSON value does not end", "{": "write a list",
 		"[\n  {\"name\": \"a\" \"action\": \"deny\"}\n]": "-: line 2, column 16: invalid JSON", "\n{\"rules\": [],\n]": "line 3, column 1: invalid JSON", "{\"rules\":[]} []": "line 1, column 14: there is more", `{"rule":[]}`: "unknown field", "{}": "no rules", `"x"`: "write a list", "[1]": "request_invalid: ",
 	} {
 		if got := r.dozeWith(text, "egress", "rules", "--set", "-"); got.code != exitFailed || !strings.Contains(got.err, words) {
@@ -331,7 +331,7 @@ func TestPoliciesArePushed(t *testing.T) {
 	r.refused("policy_not_found: ", "policy", "rm", "sign")
 	r.refused("policy_invalid: ", "policy", "push", "sign", writeFile(t, "x.wasm", "#!/bin/sh"))
 	r.refused("no such file", "policy", "push", "sign", file+".missing")
-	r.refused("is no file", "policy", "push", "sign", t.TempDir())
+	r.refused("is not a file", "policy", "push", "sign", t.TempDir())
 	large := writeFile(t, "large.wasm", "")
 	if err := os.Truncate(large, client.MaxPolicy+1); err != nil {
 		t.Fatal(err)

@@ -154,12 +154,12 @@ func (a *app) envCommand() *cobra.Command {
   eval "$(doze env)"
 
 DOZE_API, DOZE_TOKEN and DOZE_CA are for doze and for programs that use the API. With the
-others, curl, Python (urllib, requests, httpx), Node.js, Go and what uses OpenSSL trust
-the node's certificates beside those that they trust already: SSL_CERT_FILE, CURL_CA_BUNDLE
+others, curl, Python (urllib, requests, httpx), Node.js, Go and programs with OpenSSL trust
+the node's certificates in addition to the ones that they trust already: SSL_CERT_FILE, CURL_CA_BUNDLE
 and REQUESTS_CA_BUNDLE name a file with both, which this command writes into your cache
 folder, and NODE_EXTRA_CA_CERTS the node's CA alone.
 
-DOZE_HOME and DOZE_HTTPS_PORT say which node.`,
+DOZE_HOME and DOZE_HTTPS_PORT select the node.`,
 		Args: wants(0, 0),
 		RunE: func(*cobra.Command, []string) error {
 			acc, home, err := a.local()
@@ -167,7 +167,7 @@ DOZE_HOME and DOZE_HTTPS_PORT say which node.`,
 				return err
 			}
 			if acc.Token == "" {
-				return fmt.Errorf("%s can not be read: has the node been started? DOZE_HOME says where its folder is", filepath.Join(home, "token"))
+				return fmt.Errorf("%s cannot be read; start the node, or set DOZE_HOME to its folder", filepath.Join(home, "token"))
 			}
 			variables := [][2]string{{"DOZE_API", acc.URL}, {"DOZE_TOKEN", acc.Token}, {"DOZE_CA", acc.CA}, {"NODE_EXTRA_CA_CERTS", acc.CA}}
 			bundle, err := a.trustBundle(acc.CA)

@@ -64,7 +64,7 @@ func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox str
 		return err
 	}
 	var last uint64
-	var unprinted error // what came and could not be printed
+	var unprinted error // the failure to print an event
 	for {
 		err := node.Follow(ctx, sb.ID, last, func(e types.Event) error {
 			last = e.Seq
@@ -92,8 +92,8 @@ func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox str
 	}
 }
 
-// goOn says whether a follower begins again after its stream has ended with err, and
-// otherwise how he ends. It waits a moment for the node to come back.
+// goOn reports whether to follow again after a stream has ended with err, or returns the
+// error to end with. It waits a moment for the node to restart.
 func goOn(ctx context.Context, err error) (again bool, _ error) {
 	var refused *problem.Problem
 	var unexpected *client.UnexpectedResponseError
@@ -120,7 +120,7 @@ func goOn(ctx context.Context, err error) (again bool, _ error) {
 func followFrom[T any](ctx context.Context, after uint64, seq func(T) uint64, print func(T) error,
 	follow func(after uint64, each func(T) error) error) error {
 	for {
-		var unprinted error // what came and could not be printed
+		var unprinted error // the failure to print an event
 		err := follow(after, func(item T) error {
 			after = seq(item)
 			unprinted = print(item)

@@ -50,7 +50,7 @@ With -d the command runs in the background and is kept: doze ps, logs and kill
 are for it.
 
 Exit codes of doze's own:
-  125  doze failed: wrong usage, no such sandbox, a lost connection
+  125  doze failed: wrong usage, an unknown sandbox, a lost connection
   126  the command cannot be executed
   127  the command was not found
   130  Ctrl-C`,
@@ -112,7 +112,7 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 	}
 	req := client.ExecRequest{Command: types.Command{Command: command, Argv: argv, Cwd: f.cwd, Env: env}, Timeout: types.Duration(f.timeout)}
 	if f.timeout == 0 {
-		req.Timeout = client.NoTimeout // nobody waits in vain: Ctrl-C ends it
+		req.Timeout = client.NoTimeout // Ctrl-C ends it
 	}
 	streams := client.ExecStreams{Stdout: a.out, Stderr: a.err}
 	if !f.noStdin {
@@ -142,7 +142,7 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 		fmt.Fprintln(a.err, "doze: the command was killed because it took longer than its time-out")
 	}
 	if exit.ExitCode < 0 || exit.ExitCode > 255 {
-		return fmt.Errorf("the sandbox says that the command ended with %d, which is no exit code", exit.ExitCode)
+		return fmt.Errorf("the sandbox reports %d, which is not a valid exit code", exit.ExitCode)
 	}
 	if exit.ExitCode != 0 {
 		return exitCode(exit.ExitCode)
@@ -191,7 +191,7 @@ func (a *app) stdin(argv []string) io.Reader {
 	return f
 }
 
-// isNull says whether a file is /dev/null.
+// isNull reports whether a file is /dev/null.
 func isNull(info os.FileInfo) bool {
 	null, err := os.Stat(os.DevNull)
 	return err == nil && os.SameFile(info, null)

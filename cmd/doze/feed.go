@@ -33,7 +33,7 @@ func (a *app) feed(ctx context.Context, node *client.Client, follow bool) error 
 // on stderr when events were missed.
 func (a *app) followFeed(ctx context.Context, node *client.Client) error {
 	var cursor string
-	var unprinted error // what came and could not be printed
+	var unprinted error // the failure to print an event
 	for {
 		err := node.FollowFeed(ctx, cursor, func(e types.FeedEvent) error {
 			cursor = e.Cursor

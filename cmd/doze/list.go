@@ -37,7 +37,7 @@ func (a *app) listCommand() *cobra.Command {
 				for _, sb := range sandboxes {
 					t.row(sb.Name)
 				}
-				return t.end()
+				return t.flush()
 			}
 			return a.printSandboxes(sandboxes)
 		}),
@@ -56,7 +56,7 @@ func (a *app) printSandboxes(sandboxes []types.Sandbox) error {
 	for _, sb := range sandboxes {
 		t.row(sb.Name, string(sb.State), ago(sb.StateSince), sb.Image, sb.Size, orDash(portNumbers(sb.Ports)), ago(sb.LastActiveAt), ago(sb.CreatedAt))
 	}
-	return t.end()
+	return t.flush()
 }
 
 func portNumbers(ports []types.Port) string {
@@ -128,7 +128,7 @@ func (a *app) printSandbox(sb types.Sandbox) error {
 	for _, p := range sb.Processes {
 		t.row("process", fmt.Sprintf("%s  %s  %s  %s", p.ID, p.Name, processState(p), commandLine(p.Command, p.Argv)))
 	}
-	return t.end()
+	return t.flush()
 }
 
 func because(reason string) string {

@@ -1,6 +1,6 @@
-// Command doze is the command line of doze: a client of a node's HTTP API. The
-// commands that run and look after a node (run, reload, validate, caddy, doctor) are
-// those of the program doze-node, to which it hands over.
+// Command doze is the command line of doze: a client of a node's HTTP API. The program
+// doze-node has the commands that run and maintain a node (run, reload, validate, caddy,
+// doctor); doze executes it for them.
 package main
 
 import (
@@ -31,7 +31,7 @@ func main() {
 	os.Exit(code)
 }
 
-// Exit codes beside those of commands in a sandbox.
+// Exit codes, in addition to the exit codes of commands in a sandbox.
 const (
 	exitFailed = 1
 	// Of exec, whose other codes are the command's: as env, chroot and docker do.
@@ -108,7 +108,7 @@ func (a *app) complain(err error) {
 	case problem.Has(err, problem.SandboxBusy):
 		fmt.Fprintln(a.err, "  --force does it all the same: sleep pauses what is under way, stop ends it")
 	case errors.As(err, &unreachable):
-		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` says what it needs")
+		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` checks its requirements")
 	}
 }
 

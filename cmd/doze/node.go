@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/cmd/internal/version"
 )
 
-// nodeProgram has the commands that run and look after a node: Caddy with doze's
-// modules, whose start takes longer than that of a client may.
+// nodeProgram has the commands that run and maintain a node: Caddy with doze's modules,
+// which start too slowly for a client.
 const nodeProgram = "doze-node"
 
 // nodeCommands are those that nodeProgram has.
@@ -44,7 +44,7 @@ func (a *app) nodeCommands() []*cobra.Command {
 	return commands
 }
 
-// findNodeProgram finds the node's program beside this one, or else in PATH.
+// findNodeProgram finds the node's program next to this one, or else in PATH.
 func findNodeProgram() (string, error) {
 	name := nodeProgram
 	if runtime.GOOS == "windows" {
@@ -61,7 +61,7 @@ func findNodeProgram() (string, error) {
 	program, err := exec.LookPath(name)
 	if err != nil {
 		return "", fmt.Errorf("%s, which runs nodes, is not installed on this machine; "+
-			"install it beside doze or in PATH (Linux only), or run this command on the node's machine", nodeProgram)
+			"install it next to doze or in PATH (Linux only), or run this command on the node's machine", nodeProgram)
 	}
 	return program, nil
 }

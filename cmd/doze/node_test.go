@@ -16,7 +16,7 @@ import (
 // types, and package archive for cp. Commands for writing policies run on this machine.
 func TestCommandsForSandboxesUseTheAPIOnly(t *testing.T) {
 	ofAClient := []string{"api/client", "api/types", "problem", "archive"}
-	ofThisMachine := []string{"policynew.go", "policyrun.go"}
+	ofThisMachine := []string{"policy_new.go", "policy_run.go"}
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)

@@ -18,9 +18,9 @@ import (
 func (a *app) policyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "policy",
-		Short: "Write, try and push policies, which look at requests of sandboxes",
-		Long: `Write, try and push policies. A policy is a WebAssembly module that sees each
-request which a rule gives it, and changes it, refuses it or answers it. The commands
+		Short: "Write, test and push policies, which inspect requests of sandboxes",
+		Long: `Write, test and push policies. A policy is a WebAssembly module that inspects each
+request of the rules that name it, and changes it, refuses it or responds to it. The commands
 new, build and test need no node, and dev does without one.`,
 		Example: `  doze policy new github --template bearer
   doze policy dev github
@@ -78,7 +78,7 @@ func buildPolicy(ctx context.Context, dir, output string) (builtPolicy, error) {
 	case err != nil:
 		return builtPolicy{}, err
 	case !info.IsDir():
-		return builtPolicy{}, fmt.Errorf("%s is no folder; build takes the one with the policy's main.go", dir)
+		return builtPolicy{}, fmt.Errorf("%s is not a folder; name the folder with the policy's main.go", dir)
 	}
 	if output == "" {
 		output = filepath.Join(dir, filepath.Base(dir)+".wasm")

@@ -54,7 +54,7 @@ func pushFile(ctx context.Context, node *client.Client, name, file string) (type
 	case err != nil:
 		return types.Policy{}, err
 	case !info.Mode().IsRegular():
-		return types.Policy{}, fmt.Errorf("%s is no file; name a WASM module", file)
+		return types.Policy{}, fmt.Errorf("%s is not a file; name a WASM module", file)
 	case info.Size() > client.MaxPolicy:
 		return types.Policy{}, fmt.Errorf("%s has %s; a policy has at most %s", file, size(info.Size()), size(client.MaxPolicy))
 	}
@@ -66,7 +66,7 @@ func (a *app) printPushed(policy types.Policy) error {
 	return err
 }
 
-// shortDigest is enough of a digest to tell modules apart.
+// shortDigest is enough of a digest to distinguish modules.
 func shortDigest(digest string) string {
 	kind, hex, _ := strings.Cut(digest, ":")
 	return kind + ":" + hex[:min(len(hex), 12)]
@@ -94,7 +94,7 @@ func (a *app) listPoliciesCommand() *cobra.Command {
 				}
 				t.row(p.Name, shortDigest(p.Digest), size(p.Size), changed, orDash(strings.Join(p.UsedBy, " ")))
 			}
-			return t.end()
+			return t.flush()
 		}),
 	}
 }

@@ -88,9 +88,9 @@ func TestEveryTemplateIsWhole(t *testing.T) {
 
 func TestWhatCannotBeANewPolicy(t *testing.T) {
 	r := policyRig(t)
-	r.misused("no name of a policy", "policy", "new", "../up")
-	r.misused("no name of a policy", "policy", "new", "Upper")
-	r.misused("there are aws-sigv4, basic", "policy", "new", "a", "--template", "none")
+	r.misused("of a policy; use", "policy", "new", "../up")
+	r.misused("of a policy; use", "policy", "new", "Upper")
+	r.misused("templates are aws-sigv4, basic", "policy", "new", "a", "--template", "none")
 	r.misused("NAME is missing", "policy", "new")
 	r.ok("policy", "new", "a")
 	r.refused("is there already", "policy", "new", "a")
@@ -100,7 +100,7 @@ func TestWhatCannotBeBuilt(t *testing.T) {
 	r := policyRig(t)
 	r.refused("no such file", "policy", "build", "none")
 	r.ok("policy", "new", "a")
-	r.refused("is no folder", "policy", "build", "a/main.go")
+	r.refused("is not a folder", "policy", "build", "a/main.go")
 	if err := os.WriteFile("a/main.go", []byte("package main\n\nfunc main() { undefined() }\n"), 0o666); err != nil {
 		t.Fatal(err)
 	}

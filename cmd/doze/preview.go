@@ -71,7 +71,7 @@ access changes.`,
 	choice((*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
 	choice((*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
 	f.DurationVar(&wait, "wait-timeout", 0, "time to wait for a server to listen on the port, at most 5m; wakes the sandbox")
-	f.BoolVar(&remove, "remove", false, "end the preview; its URL is gone for good")
+	f.BoolVar(&remove, "remove", false, "end the preview; its URL is never used again")
 	return cmd
 }
 
@@ -89,7 +89,7 @@ func (a *app) unexpose(ctx context.Context, node *client.Client, sandbox string,
 func parsePort(text string) (uint16, error) {
 	port, err := strconv.ParseUint(text, 10, 16)
 	if err != nil || port == 0 {
-		return 0, usage.Errorf("%q is no port; it is a number from 1 to 65535", text)
+		return 0, usage.Errorf("invalid port %q; use 1 to 65535", text)
 	}
 	return uint16(port), nil
 }
@@ -128,7 +128,7 @@ func choosePort(sb types.Sandbox, args []string) (types.Port, error) {
 	}
 	if len(args) == 0 {
 		if len(sb.Ports) > 1 {
-			return types.Port{}, fmt.Errorf("%s has several previews; say which: %s", sb.Name, portNumbers(sb.Ports))
+			return types.Port{}, fmt.Errorf("%s has several previews; name the port: %s", sb.Name, portNumbers(sb.Ports))
 		}
 		return sb.Ports[0], nil
 	}
@@ -161,7 +161,7 @@ func (a *app) browse(ctx context.Context, address string) error {
 		return nil
 	}
 	if err := exec.CommandContext(ctx, path, address).Run(); err != nil {
-		return fmt.Errorf("opening the browser with %s: %w", opener, err)
+		return fmt.Errorf("open the browser with %s: %w", opener, err)
 	}
 	return nil
 }

@@ -43,7 +43,7 @@ func (t *table) row(cells ...string) {
 	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
 }
 
-func (t *table) end() error { return t.w.Flush() }
+func (t *table) flush() error { return t.w.Flush() }
 
 // clean is display.Clean for text and enumerations.
 func clean[T ~string](s T) string { return display.Clean(string(s)) }
@@ -126,8 +126,7 @@ func orDash(s string) string {
 	return s
 }
 
-// isTerminal says whether a person reads what is written to w, or writes what is
-// read from it.
+// isTerminal reports whether w is a terminal.
 func isTerminal(w any) bool {
 	f, ok := w.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
@@ -150,5 +149,5 @@ func cutTo(line string, columns int) string {
 	return line
 }
 
-// isBrokenPipe says that whoever read our output has gone.
+// isBrokenPipe reports whether the reader of the output has ended.
 func isBrokenPipe(err error) bool { return errors.Is(err, syscall.EPIPE) }

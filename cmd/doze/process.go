@@ -31,12 +31,12 @@ func (a *app) psCommand() *cobra.Command {
 			for _, p := range processes {
 				t.row(p.ID, p.Name, strconv.Itoa(p.PID), processState(p), string(p.Restart), ago(p.StartedAt), commandLine(p.Command, p.Argv))
 			}
-			return t.end()
+			return t.flush()
 		}),
 	}
 }
 
-// processState says how a process is or how it ended, and no more than is known.
+// processState describes the state of a process, or how it ended as far as it is known.
 func processState(p types.Process) string {
 	switch {
 	case p.Signal != "":

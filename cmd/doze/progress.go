@@ -41,7 +41,7 @@ func (p *progress) show(text string) {
 	fmt.Fprintf(p.w, "\r\x1b[K%s", cutTo(clean(text), width-1))
 }
 
-// slow is after how long a command says what it waits for.
+// slow is the time after which a command prints what it waits for.
 const slow = time.Second
 
 // waiting says on a terminal what is waited for, and for how long already, until
@@ -67,12 +67,12 @@ func (a *app) waiting(what string) (done func()) {
 	return func() {
 		tick.Stop()
 		close(ended)
-		p.end()
+		p.clear()
 	}
 }
 
-// end wipes the line and shows nothing more. Idempotent.
-func (p *progress) end() {
+// clear removes the line permanently. It is idempotent.
+func (p *progress) clear() {
 	p.mu.Lock()
 	p.done = true
 	p.mu.Unlock()

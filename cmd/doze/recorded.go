@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// recorded is a request in a file, with what a policy needs beside it.
+// recorded is a request in a file, with the policy's configuration and secrets.
 type recorded struct {
 	Method  string         `json:"method"`
 	URL     string         `json:"url"`

@@ -13,7 +13,7 @@ import (
 
 const (
 	groupSandboxes = "sandboxes"
-	groupInside    = "inside"
+	groupSandbox   = "inside"
 	groupEgress    = "egress"
 	groupNode      = "node"
 )
@@ -56,8 +56,8 @@ on this machine (DOZE_HOME).`,
 	root.MarkPersistentFlagFilename("ca")
 	root.AddGroup(
 		&cobra.Group{ID: groupSandboxes, Title: "Sandboxes:"},
-		&cobra.Group{ID: groupInside, Title: "Inside a sandbox:"},
-		&cobra.Group{ID: groupEgress, Title: "What sandboxes send:"},
+		&cobra.Group{ID: groupSandbox, Title: "Inside a sandbox:"},
+		&cobra.Group{ID: groupEgress, Title: "Traffic of sandboxes:"},
 		&cobra.Group{ID: groupNode, Title: "The node:"},
 	)
 	add := func(group string, commands ...*cobra.Command) {
@@ -68,7 +68,7 @@ on this machine (DOZE_HOME).`,
 	}
 	add(groupSandboxes, a.createCommand(), a.listCommand(), a.showCommand(), a.sleepCommand(), a.wakeCommand(), a.stopCommand(),
 		a.holdCommand(), a.updateCommand(), a.removeCommand(), a.adoptCommand(), a.eventsCommand(), a.topCommand())
-	add(groupInside, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
+	add(groupSandbox, a.execCommand(), a.copyCommand(), a.psCommand(), a.logsCommand(), a.killCommand(), a.exposeCommand(), a.openCommand())
 	add(groupEgress, a.egressCommand(), a.policyCommand(), a.secretCommand())
 	add(groupNode, append(a.nodeCommands(), a.envCommand(), a.versionCommand())...)
 	root.InitDefaultCompletionCmd()
@@ -102,7 +102,7 @@ func (a *app) helpCommand() *cobra.Command {
 	}
 }
 
-// flagError says which command's help to read. Of exec it knows the usual cause.
+// flagError adds the command's help to an error, and for exec the usual cause.
 func flagError(cmd *cobra.Command, err error) error {
 	hint := cmd.CommandPath() + " --help lists its flags"
 	if cmd.Name() == execName && strings.HasPrefix(err.Error(), "unknown") {

@@ -25,14 +25,14 @@ func (a *app) rulesCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules [SANDBOX]",
 		Short: "Print rules, or set them",
-		Long: `Print your rules for all of your sandboxes, those of one sandbox, or with --node the
-operator's. With --set they are replaced by those of a file, or - for the standard
-input: a list, or what --json printed. That has their revision, and then they are
-replaced only if they have not changed since.
+		Long: `Print your rules for all of your sandboxes, the rules of one sandbox, or with --node the
+operator's. With --set they are replaced with the rules in a file, or - for the standard
+input: a list, or the output of --json. That output contains the revision, so the rules
+are replaced only if they have not changed since.
 
 With --default deny, requests that match no rule are refused: the owner's default
-looks at the rules of the owner and of the sandbox, a sandbox's at those of the
-sandbox. With --default inherit the rules before decide.`,
+applies after the rules of the owner and of the sandbox, a sandbox's after the
+sandbox's. With --default inherit the rules before decide.`,
 		Example: `  doze egress rules --json > rules.json
   doze egress rules --set rules.json
   doze egress rules shop --default deny`,
@@ -61,9 +61,9 @@ sandbox. With --default inherit the rules before decide.`,
 			return a.printRules(set.Rules, set.Default)
 		}),
 	}
-	cmd.Flags().StringVar(&file, "set", "", "replace them by those of this file; - for the standard input")
-	cmd.Flags().BoolVar(&node, "node", false, "those of the node")
-	cmd.Flags().StringVar(&def, "default", "", "set what becomes of requests that match no rule: inherit or deny")
+	cmd.Flags().StringVar(&file, "set", "", "replace the rules with the rules in this file; - for the standard input")
+	cmd.Flags().BoolVar(&node, "node", false, "print the rules of the node")
+	cmd.Flags().StringVar(&def, "default", "", "set the verdict of requests that match no rule: inherit or deny")
 	cmd.MarkFlagFilename("set", "json")
 	cmd.RegisterFlagCompletionFunc("default", cobra.FixedCompletions([]string{"inherit", "deny"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
@@ -110,7 +110,7 @@ func (a *app) printPresets(presets []types.Preset) error {
 	for _, p := range presets {
 		t.row(p.Name, string(p.Source), fmt.Sprint(len(p.Hosts)), p.Description)
 	}
-	return t.end()
+	return t.flush()
 }
 
 func (a *app) printNodeRules(ctx context.Context, node *client.Client) error {
@@ -127,20 +127,20 @@ func (a *app) printNodeRules(ctx context.Context, node *client.Client) error {
 func (a *app) printRules(list json.RawMessage, def string) error {
 	var rules []types.Rule
 	if err := json.Unmarshal(list, &rules); err != nil {
-		return fmt.Errorf("the rules are not what this version expects: %w", err)
+		return fmt.Errorf("unexpected form of rules: %w", err)
 	}
 	t := newTable(a.out, "NAME", "EFFECT", "WHAT")
 	for _, r := range rules {
 		t.row(r.Name, ruleEffect(r), ruleDetails(r))
 	}
-	if err := t.end(); err != nil {
+	if err := t.flush(); err != nil {
 		return err
 	}
 	_, err := fmt.Fprintf(a.out, "default: %s\n", clean(def))
 	return err
 }
 
-// maxRules is more than the API takes, so that it says how much that is.
+// maxRules is more than the API accepts, whose error then has its limit.
 const maxRules = 2 << 20
 
 func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file, def string) error {
@@ -155,7 +155,7 @@ func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file, 
 	}
 	text, err := io.ReadAll(io.LimitReader(in, maxRules))
 	if err != nil {
-		return fmt.Errorf("reading the rules: %w", err)
+		return fmt.Errorf("read the rules: %w", err)
 	}
 	update, err := parseRules(text)
 	if err != nil {
@@ -196,13 +196,13 @@ func (a *app) warn(warnings []types.Warning) {
 	}
 }
 
-// parseRules reads a list of rules, or a set with its revision. What is in the rules
-// is for the node to say.
+// parseRules parses a list of rules, or a set with its revision. The node checks the rules
+// themselves.
 func parseRules(text []byte) (client.RulesUpdate, error) {
 	const want = `write a list of rules, or {"rules": [...]}`
 	trimmed := bytes.TrimLeft(text, " \t\r\n")
 	if len(trimmed) == 0 {
-		return client.RulesUpdate{}, errors.New("it is empty; " + want)
+		return client.RulesUpdate{}, errors.New("empty; " + want)
 	}
 	if trimmed[0] == '[' {
 		var rules json.RawMessage
@@ -220,7 +220,7 @@ func parseRules(text []byte) (client.RulesUpdate, error) {
 		return client.RulesUpdate{}, fmt.Errorf("%w; %s", err, want)
 	}
 	if set.Rules == nil {
-		return client.RulesUpdate{}, errors.New("it has no rules; " + want)
+		return client.RulesUpdate{}, errors.New("no rules; " + want)
 	}
 	return client.RulesUpdate{Default: set.Default, Rules: set.Rules, IfRevision: set.Revision}, nil
 }

@@ -17,7 +17,7 @@ import (
 
 func (a *app) secretCommand() *cobra.Command {
 	cmd := group("secret", "Secrets that policies put into requests of sandboxes",
-		"Secrets that policies put into requests of sandboxes. No sandbox sees them, and nobody can read them again.")
+		"Secrets that policies put into requests of sandboxes. Sandboxes never see them, and their values cannot be read again.")
 	cmd.AddCommand(a.setSecretCommand(), a.listSecretsCommand(), a.removeSecretCommand())
 	return cmd
 }
@@ -43,14 +43,14 @@ It is sent to the hosts that --host names, and to no others.`,
   doze secret set deploy-key --host git.example.com --from-file key.pem`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 { // the unexpected argument may be the value: do not repeat it
-				return errors.New("the value is no argument, where others could see it: write it to the standard input, or name its file with --from-file")
+				return errors.New("a value in the arguments is visible to other users; write it to the standard input, or name its file with --from-file")
 			}
 			return wants(1, 1)(cmd, args)
 		},
 		ValidArgsFunction: a.completeSecret,
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			if len(hosts) == 0 {
-				return usage.Errorf("say where the secret may be sent to: --host api.github.com; may be repeated")
+				return usage.Errorf("name the hosts that the secret may be sent to: --host api.github.com; may be repeated")
 			}
 			value, err := a.readSecret(file)
 			if err != nil {
@@ -74,7 +74,7 @@ It is sent to the hosts that --host names, and to no others.`,
 	return cmd
 }
 
-// maxSecret is more than the API takes, so that it says how much that is.
+// maxSecret is more than the API accepts, whose error then has its limit.
 const maxSecret = 64<<10 + 2
 
 // readSecret reads a value, without echo where a person types it.
@@ -95,7 +95,7 @@ func (a *app) readSecret(file string) ([]byte, error) {
 	}
 	value, err := io.ReadAll(io.LimitReader(in, maxSecret+1))
 	if err != nil {
-		return nil, fmt.Errorf("reading the value: %w", err)
+		return nil, fmt.Errorf("read the value: %w", err)
 	}
 	if text, ok := strings.CutSuffix(string(value), "\n"); ok {
 		value = []byte(strings.TrimSuffix(text, "\r"))
@@ -128,7 +128,7 @@ func (a *app) listSecretsCommand() *cobra.Command {
 				}
 				t.row(s.Name, fmt.Sprint(s.Version), ago(s.UpdatedAt), hosts)
 			}
-			return t.end()
+			return t.flush()
 		}),
 	}
 }
@@ -149,7 +149,7 @@ func (a *app) removeSecretCommand() *cobra.Command {
 	}
 }
 
-// printGone says that what had the name is no more.
+// printGone prints that a secret or a policy was removed.
 func (a *app) printGone(name string) error {
 	if a.json {
 		return a.printJSON(map[string]string{"name": name, "state": "removed"})

@@ -110,7 +110,7 @@ type snapshot struct {
 	Sandboxes []types.Sandbox `json:"sandboxes"`
 }
 
-func (t *top) look(ctx context.Context) (snapshot, error) {
+func (t *top) poll(ctx context.Context) (snapshot, error) {
 	node, err := t.node.Node(ctx)
 	if err != nil {
 		return snapshot{}, err
@@ -136,7 +136,7 @@ func rank(state types.State) int {
 }
 
 func (t *top) once(ctx context.Context, a *app) error {
-	snap, err := t.look(ctx)
+	snap, err := t.poll(ctx)
 	if err != nil {
 		return err
 	}
@@ -166,7 +166,7 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 		cpu, memory := t.usage(sb)
 		table.row(sb.Name, string(sb.State), ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
 	}
-	if err := table.end(); err != nil {
+	if err := table.flush(); err != nil {
 		return err
 	}
 	if more := len(snap.Sandboxes) - rows; more > 0 {
@@ -198,8 +198,8 @@ func (t *top) countWakes(ctx context.Context, sb types.Sandbox) string {
 	return fmt.Sprint(have.count)
 }
 
-// watch draws on the whole screen until q, Ctrl-C or the end of ctx. What keeps
-// the first look from it is an error; later the screen says so and it goes on.
+// watch draws on the whole screen until q, Ctrl-C or the end of ctx. A failure
+// of the first poll is returned; later ones are shown on the screen.
 func (t *top) watch(ctx context.Context, in io.Reader, screen *os.File, interval time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -240,29 +240,29 @@ func (t *top) watch(ctx context.Context, in io.Reader, screen *os.File, interval
 	}
 }
 
-// lookWithin bounds how long a node that hangs keeps the screen as it is.
-const lookWithin = 10 * time.Second
+// pollTimeout limits how long a node that hangs delays the screen.
+const pollTimeout = 10 * time.Second
 
-// text looks and returns the table, with as many sandboxes as the screen has room
+// text polls the node and returns the table, with as many sandboxes as the screen has room
 // for.
 func (t *top) text(ctx context.Context, screen *os.File) ([]byte, error) {
 	const otherLines = 5 // all but sandboxes
-	ctx, cancel := context.WithTimeout(ctx, lookWithin)
+	ctx, cancel := context.WithTimeout(ctx, pollTimeout)
 	defer cancel()
-	snap, err := t.look(ctx)
+	snap, err := t.poll(ctx)
 	var text bytes.Buffer
 	if err == nil {
 		_, height := sizeOf(screen)
 		err = t.draw(ctx, &text, snap, max(1, height-otherLines))
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("the node did not answer within %s", lookWithin)
+		err = fmt.Errorf("the node did not respond within %s", pollTimeout)
 	}
 	return text.Bytes(), err
 }
 
-// frame is what draws a text over what the screen has. What does not fit is cut:
-// a line that the terminal folded would push others out.
+// frame draws a text over the screen's. It cuts text that does not fit: a line that the
+// terminal wraps would push others out.
 func frame(text []byte, screen *os.File) []byte {
 	width, height := sizeOf(screen)
 	var out bytes.Buffer

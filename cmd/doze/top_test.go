@@ -89,7 +89,7 @@ func TestTopOutlivesTheNode(t *testing.T) {
 	term.await("the sandbox is there", func(s *screen) bool { return s.shows(`^shop +running `) })
 	r.server.CloseClientConnections()
 	r.server.Close()
-	term.await("it says that the node is gone", func(s *screen) bool { return s.other && s.shows(`^the node at .* does not answer`) })
+	term.await("it says that the node is gone", func(s *screen) bool { return s.other && s.shows(`^the node at .* does not respond`) })
 	term.press("q")
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)

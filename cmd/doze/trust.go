@@ -27,9 +27,9 @@ var systemBundles = []string{
 var errNoBundle = errors.New("this system has no bundle of certificate authorities; install ca-certificates, " +
 	"or programs such as curl and Python do not trust the node (Node.js does)")
 
-// trustBundle writes a file with the node's CA beside the authorities that programs
-// trust already, those of bundleVariables or of the system, so that other hosts are
-// reached as before. It returns the file's path, which depends on the node's CA only.
+// trustBundle writes a file with the node's CA and the authorities that programs trust
+// already (from bundleVariables or the system), so that other hosts stay reachable. It
+// returns the file's path, which depends on the node's CA only.
 func (a *app) trustBundle(ca string) (string, error) {
 	own, err := os.ReadFile(ca)
 	if err != nil {

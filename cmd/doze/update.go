@@ -18,8 +18,8 @@ func (a *app) updateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "update SANDBOX",
 		Short: "Change the name, labels or times of a sandbox",
-		Long: `Change the name, labels or times of a sandbox. What is not given stays as it is. This
-does not wake it.`,
+		Long: `Change the name, labels or times of a sandbox. Other settings stay unchanged. This never
+wakes the sandbox.`,
 		Example:           "  doze update shop --ttl 24h\n  doze update shop --name store --sleep-after 5m",
 		Args:              wants(1, 1),
 		ValidArgsFunction: a.completeFirst,

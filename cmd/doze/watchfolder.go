@@ -49,8 +49,8 @@ func watchFolder(root, output string) (*folderWatch, error) {
 
 func (w *folderWatch) close() { _ = w.notify.Close() }
 
-// follow watches a folder and those below it. What is not a folder, or is gone, is
-// left out.
+// follow watches a folder and the folders below it. It ignores paths that are not folders
+// or do not exist.
 func (w *folderWatch) follow(path string) error {
 	err := filepath.WalkDir(path, func(path string, entry fs.DirEntry, err error) error {
 		switch {
@@ -134,7 +134,7 @@ func (w *folderWatch) concerns(event fsnotify.Event) bool {
 		return false
 	case event.Name == w.root:
 		return true
-	case strings.HasPrefix(event.Name, w.output): // also the compiler's temporary file beside it
+	case strings.HasPrefix(event.Name, w.output): // also the compiler's temporary file next to it
 		return false
 	}
 	return !isTemporary(event.Name)

@@ -54,22 +54,22 @@ func Decode(text []byte, v any) error {
 
 // Error is a mistake with its place.
 type Error struct {
-	Place   Place
-	Problem string
+	Position Position
+	Problem  string
 }
 
-func (e *Error) Error() string { return fmt.Sprintf("%v: %s", e.Place, e.Problem) }
+func (e *Error) Error() string { return fmt.Sprintf("%v: %s", e.Position, e.Problem) }
 
-// Place in a text. The column counts characters from 1.
-type Place struct{ Line, Column int }
+// Position in a text. The column counts characters from 1.
+type Position struct{ Line, Column int }
 
-func (p Place) String() string { return fmt.Sprintf("line %d, column %d", p.Line, p.Column) }
+func (p Position) String() string { return fmt.Sprintf("line %d, column %d", p.Line, p.Column) }
 
 // position is the place of the byte at an offset.
-func position(text []byte, offset int) Place {
+func position(text []byte, offset int) Position {
 	before := text[:min(max(offset, 0), len(text))]
 	line := bytes.LastIndexByte(before, '\n') + 1
-	return Place{bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(before[line:]) + 1}
+	return Position{bytes.Count(before, []byte("\n")) + 1, utf8.RuneCount(before[line:]) + 1}
 }
 
 func located(text []byte, err error) error {
@@ -83,7 +83,7 @@ func located(text []byte, err error) error {
 	case errors.As(err, &syntax):
 		return &Error{position(text, int(syntax.Offset)-1), "invalid JSON: " + syntax.Error()}
 	case errors.As(err, &kind):
-		// The offset is that of the value's end, or behind a bracket.
+		// The offset is the end of the value, or after a bracket.
 		return &Error{position(text, int(kind.Offset)-1), fmt.Sprintf("%s is a JSON %s; it should be %s", field(kind.Field), kind.Value, expected(kind))}
 	}
 	// encoding/json has no type for it.

@@ -7,10 +7,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// ExitCode is that of a command line that is wrong.
+// ExitCode is the exit code for a wrong command line.
 const ExitCode = 2
 
-// Error says what is wrong with a command line.
+// Error is the fault of a command line.
 type Error struct{ err error }
 
 func (e *Error) Error() string { return e.err.Error() }

@@ -42,7 +42,7 @@ type suiteTest struct {
 	Name     string           `json:"name"`
 	Request  suiteRequest     `json:"request"`
 	Response recordedResponse `json:"response"` // of the host; 200 without a body unless given
-	// Policies replace those of the suite.
+	// Policies replace the suite's policies.
 	Policies []suitePolicy    `json:"policies"`
 	Sandbox  *recordedSandbox `json:"sandbox"`
 	// Repeat sends the request so many times; each has to fulfil Want.
@@ -59,8 +59,8 @@ type suiteRequest struct {
 	Body    string         `json:"body"`
 }
 
-// suiteWant is what must hold. What is absent may be anything, but a policy must not
-// fail unless the verdict says so.
+// suiteWant is the expected result. Absent fields match any value, but a policy must not
+// fail unless the verdict is error.
 type suiteWant struct {
 	Verdict string   `json:"verdict"`
 	Reason  *matcher `json:"reason"`
@@ -109,14 +109,14 @@ func (m *matcher) UnmarshalJSON(text []byte) error {
 	return err
 }
 
-// match says whether it matches a text, and otherwise what it wants.
+// match reports whether it matches a text, and describes the expected text.
 func (m *matcher) match(text string, secrets map[string]string) (want string, ok bool) {
 	switch {
 	case m.matches != nil:
-		return "what matches " + m.matches.String(), m.matches.MatchString(text)
+		return "text that matches " + m.matches.String(), m.matches.MatchString(text)
 	case m.contains != nil:
 		want := withSecrets(*m.contains, secrets)
-		return fmt.Sprintf("what contains %q", want), strings.Contains(text, want)
+		return fmt.Sprintf("text that contains %q", want), strings.Contains(text, want)
 	}
 	want = withSecrets(*m.equals, secrets)
 	return fmt.Sprintf("%q", want), text == want
@@ -317,7 +317,7 @@ func (s *suite) runTest(ctx context.Context, r *runner, t *suiteTest) (testResul
 	return result, nil
 }
 
-// modulePath is that of a file of the suite, or the name of a policy that doze ships.
+// modulePath returns the path of a file of the suite, or the name of a policy that is part of doze.
 func (s *suite) modulePath(name string) string {
 	if !strings.ContainsAny(name, "./") || filepath.IsAbs(name) {
 		return name

@@ -134,12 +134,12 @@ func (a *app) adoptCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "adopt ID",
 		Short: "Make a container in quarantine a sandbox again",
-		Long: `Make a container in quarantine a sandbox again, stopped, with its files and with the
-settings, ports and declared processes that it had last. Its ttl begins anew.
+		Long: `Adopt a sandbox from quarantine. It is stopped, and has its files and its last settings,
+ports and declared processes. Its ttl starts again.
 
-A node quarantines a container of which it has no record, as after an older copy
-of its data was put back; doze doctor lists them. Rules and secrets of the sandbox are
-in the node's data alone: check them with doze rules.`,
+A node quarantines a container that it has no record of, for example after an older copy
+of its data was restored; doze doctor lists them. Rules and secrets of the sandbox are
+only in the node's data: check them with doze egress rules.`,
 		Args:    wants(1, 1),
 		Example: "  doze adopt k3f9x2m7q1az --name shop",
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {

@@ -33,9 +33,9 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 			source, ok := policies.Source(template)
 			switch {
 			case !policyName.MatchString(name):
-				return usage.Errorf("%.80q is no name of a policy: 1 to 64 of a-z, 0-9, - and _", name)
+				return usage.Errorf("invalid name %.80q of a policy; use 1 to 64 of a-z, 0-9, - and _", name)
 			case !ok:
-				return usage.Errorf("there is no template %.80q; there are %s", template, strings.Join(policies.Names(), ", "))
+				return usage.Errorf("unknown template %.80q; the templates are %s", template, strings.Join(policies.Names(), ", "))
 			}
 			if err := os.Mkdir(name, 0o777); errors.Is(err, fs.ErrExist) {
 				return fmt.Errorf("%s is there already; take another name, or remove it", name)
@@ -49,7 +49,7 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 			if a.json {
 				return a.printJSON(map[string]string{"folder": name, "template": template})
 			}
-			_, err := fmt.Fprintf(a.out, `%[1]s/  a policy like %[2]s; its README.md says what it takes
+			_, err := fmt.Fprintf(a.out, `%[1]s/  a policy like %[2]s; its README.md describes its configuration
   (cd %[1]s && go test ./...)
   doze policy build %[1]s
   doze policy test %[1]s/tests.json
@@ -65,8 +65,8 @@ Templates are the policies that doze ships: ` + strings.Join(policies.Names(), "
 // scaffold is a new policy's folder.
 type scaffold struct{ name, template string }
 
-// module is the path of the policy's Go module: a name of its own, that is nobody's
-// on the internet and none of the standard library's.
+// module is the path of the policy's Go module: it has no dot, so it is not on the
+// internet, and is not in the standard library.
 func (s scaffold) module() string { return "policy/" + s.name }
 
 // write fills the folder.
@@ -129,7 +129,7 @@ func (s scaffold) readme(page string) string {
 	_, body, _ := strings.Cut(page, "\n")
 	return fmt.Sprintf(`# %[1]s
 
-A policy for doze, which began as %[2]s. What it does is in main.go.
+A policy for doze, which began as %[2]s. Its code is in main.go.
 
     go test ./...                                natively, by internal/sdk/sdktest
     doze policy build .                          %[1]s.wasm

@@ -55,12 +55,12 @@ Values of secrets are for the test: they are printed where the node would put th
 			if memory != "" {
 				n, err := humanize.ParseBytes(memory)
 				if err != nil || n < 1<<20 || n > 1<<30 {
-					return usage.Errorf("--memory is %q; write 1MiB to 1GiB", memory)
+					return usage.Errorf("--memory-limit is %q; write 1MiB to 1GiB", memory)
 				}
 				limits.MemoryLimit = int(n)
 			}
-			if cmd.Flags().Changed("time") && (limits.TimeLimit < time.Millisecond || limits.TimeLimit > time.Minute) {
-				return usage.Errorf("--time is %v; write 1ms to 1m", limits.TimeLimit)
+			if cmd.Flags().Changed("time-limit") && (limits.TimeLimit < time.Millisecond || limits.TimeLimit > time.Minute) {
+				return usage.Errorf("--time-limit is %v; write 1ms to 1m", limits.TimeLimit)
 			}
 			if len(args) == 1 {
 				if config != "" {
@@ -93,10 +93,10 @@ Values of secrets are for the test: they are printed where the node would put th
 			return nil, cobra.ShellCompDirectiveDefault
 		},
 	}
-	cmd.Flags().StringVar(&config, "config", "", "the policy's configuration, or @FILE (default: that of REQUEST)")
+	cmd.Flags().StringVar(&config, "config", "", "the policy's configuration, or @FILE (default: the configuration in REQUEST)")
 	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "a secret, NAME=VALUE or NAME=@FILE")
-	cmd.Flags().StringVar(&memory, "memory", "", "memory of an instance, as the node's policy_memory_limit (default 16MiB)")
-	cmd.Flags().DurationVar(&limits.TimeLimit, "time", 0, "time of a call, as the node's policy_time_limit (default 50ms)")
+	cmd.Flags().StringVar(&memory, "memory-limit", "", "memory limit of an instance, like the node's policy_memory_limit (default 16MiB)")
+	cmd.Flags().DurationVar(&limits.TimeLimit, "time-limit", 0, "time limit of a call, like the node's policy_time_limit (default 50ms)")
 	return cmd
 }
 
@@ -172,7 +172,7 @@ func readModule(module string) (name string, wasm []byte, err error) {
 	return strings.TrimSuffix(filepath.Base(module), ".wasm"), wasm, err
 }
 
-// What becomes of a request.
+// Verdicts of a request.
 const (
 	verdictAllow   = "allow"
 	verdictRespond = "respond" // by a policy
@@ -214,7 +214,7 @@ type message struct {
 	Body    string      `json:"body,omitempty"`
 }
 
-// cost of a policy. That of a request is with what the node does for it.
+// cost of a policy. The cost of a request includes the node's work for it.
 type cost struct {
 	ModuleBytes int     `json:"module_bytes"`
 	CompileMS   float64 `json:"compile_ms"` // once
@@ -355,12 +355,12 @@ func (m *message) print(b *strings.Builder, mark string) {
 	}
 }
 
-// runnerLimits are those of policies; what is zero is as on a node.
+// runnerLimits are the limits of policies; a zero limit is the node's default.
 type runnerLimits = policy.Config
 
 // startFailure is the outcome of a policy that does not take its configuration.
 func (r *runner) startFailure(verdict string, err error) *outcome {
-	o := &outcome{Verdict: verdict, Reason: err.Error(), Log: r.log.take()}
+	o := &outcome{Verdict: verdict, Reason: err.Error(), Log: r.log.drain()}
 	if start := (*policy.StartError)(nil); errors.As(err, &start) {
 		o.Detail = start.Detail
 	}
@@ -459,7 +459,7 @@ func (c *chain) release() {
 	}
 }
 
-// send is one exchange. What policies store is apart for each namespace.
+// send is one exchange. Each namespace has its own stored values of policies.
 func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outcome, error) {
 	request, err := r.request()
 	if err != nil {
@@ -499,7 +499,7 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 		}
 	}
 	denial, _ := running.Response(false)
-	o.Notes, o.Log = running.Notes, c.runner.log.take()
+	o.Notes, o.Log = running.Notes, c.runner.log.drain()
 	switch {
 	case renderErr != nil:
 		o.Verdict, o.Reason = verdictError, renderErr.Error()
@@ -567,8 +567,8 @@ func (l *policyLog) add(line policy.Line) {
 	l.lines = append(l.lines, strings.ToLower(line.Level.String())+": "+line.Text)
 }
 
-// take returns the lines since the last take.
-func (l *policyLog) take() []string {
+// drain returns the lines since the last drain.
+func (l *policyLog) drain() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lines := l.lines

@@ -113,8 +113,8 @@ type devStep struct {
 	Output     string  `json:"output,omitempty"` // of a step that failed
 }
 
-// round builds, tests and pushes. It ends with the first step that fails, and returns
-// exitCode for it; other errors are of printing, or that of ctx.
+// round builds, tests and pushes. It ends with the first step that fails, and returns its
+// exitCode; other errors are failures to print, or ctx's.
 func (d *developer) round(ctx context.Context) error {
 	steps := []struct {
 		name string

@@ -57,16 +57,16 @@ func TestWhatASuiteExpectsAndDoesNotGet(t *testing.T) {
 	for _, c := range []struct{ old, new, want string }{
 		{`"verdict": "allow"`, `"verdict": "deny"`, "verdict: got allow, want deny"},
 		{`"method": "POST", "url": "https://api.example.com/v1?a=b",` + "\n\t\t\t\t", `"method": "GET",`, `method: got "POST", want "GET"`},
-		{`"url": "https://api.example.com/v1?a=b",` + "\n\t\t\t\t", `"url": {"contains": "/v2"},`, `url: got "https://api.example.com/v1?a=b", want what contains "/v2"`},
+		{`"url": "https://api.example.com/v1?a=b",` + "\n\t\t\t\t", `"url": {"contains": "/v2"},`, `url: got "https://api.example.com/v1?a=b", want text that contains "/v2"`},
 		{`"{secret:api}"`, `"own"`, `header X-Api-Key: got "from a file", want "own"`},
 		{`"X-Two": "1, 2"`, `"X-Two": null`, `header X-Two: got "1, 2", want none`},
 		{`"Authorization": null`, `"Authorization": "x"`, `header Authorization: got none, want "x"`},
 		{`"body": "hello",` + "\n\t\t\t\t", `"body": "",`, `body: got "hello", want ""`},
 		{`"response": {"status": 201, "headers": {"X-From": "up", "X`, `"response": {"status": 200, "headers": {"X-From": "up", "X`, "response.status: got 201, want 200"},
 		{`"X-From": "up", "X-Api-Key"`, `"X-From": "down", "X-Api-Key"`, `response header X-From: got "up", want "down"`},
-		{`^ma.e$`, `^M`, `response.body: got "made", want what matches ^M`},
+		{`^ma.e$`, `^M`, `response.body: got "made", want text that matches ^M`},
 		{`"secrets": ["api"]` + "\n\t\t\t}", `"secrets": []}`, `secrets: got ["api"], want []`},
-		{`no secret \"token\"`, `no such`, `reason: got "the rule gives no secret \"token\"", want what contains "no such"`},
+		{`no secret \"token\"`, `no such`, `reason: got "the rule gives no secret \"token\"", want text that contains "no such"`},
 		{`"verdict": "deny", "reason"`, `"headers": {"A": "b"}, "reason"`, `request: got nothing sent to the host (deny: the rule gives no secret "token"), want a request`},
 		{`"verdict": "deny", "reason"`, `"response": {"status": 403}, "reason"`, "response: got none (deny"},
 		{`"verdict": "deny", "reason"`, `"notes": ["a"], "log": [{"contains": "b"}], "reason"`, `notes: got [], want "a"`},
@@ -125,9 +125,9 @@ func TestSuitesThatAreRefused(t *testing.T) {
 	}
 	r.misused("--config is for a single request", "policy", "test", writeInto(t, "tests.json", suiteFile), "--config", "{}")
 	r.refused("no such file", "policy", "test", "none.json")
-	r.misused("--memory is", "policy", "test", "tests.json", "--memory", "1KiB")
+	r.misused("--memory-limit is", "policy", "test", "tests.json", "--memory-limit", "1KiB")
 	for _, wrong := range []string{"0s", "1us", "2m", "-1s"} {
-		r.misused("write 1ms to 1m", "policy", "test", "tests.json", "--time", wrong)
+		r.misused("write 1ms to 1m", "policy", "test", "tests.json", "--time-limit", wrong)
 	}
 }
 
@@ -152,7 +152,7 @@ func TestASuiteHasStateAndAClock(t *testing.T) {
 		t.Errorf("got %d %s%s", got.code, got.out, got.err)
 	}
 	// The node's limits hold.
-	small := r.doze("policy", "test", "tests.json", "--memory", "1MiB")
+	small := r.doze("policy", "test", "tests.json", "--memory-limit", "1MiB")
 	if small.code != exitFailed || !strings.Contains(small.out+small.err, "memory") {
 		t.Errorf("with 1 MiB got %d %s%s", small.code, small.out, small.err)
 	}
