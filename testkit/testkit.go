@@ -16,7 +16,7 @@ import (
 
 // Patience bounds every wait of a test. It only ends tests that would otherwise
 // hang, so it is far above what anything takes and says nothing about speed.
-const Patience = time.Minute
+const Patience = 2 * time.Minute
 
 // Main runs the tests of a package and fails if goroutines are left when they end.
 func Main(m *testing.M, options ...goleak.Option) { goleak.VerifyTestMain(m, options...) }
@@ -30,16 +30,17 @@ func Context(t testing.TB) context.Context {
 	return ctx
 }
 
-// Eventually polls until holds returns true. After Patience it ends the test with
-// what was awaited and the details.
+// Eventually polls until holds returns true, after 1 ms at first and every 25 ms in the
+// end. After Patience it ends the test with what was awaited and the details.
 func Eventually(t testing.TB, what string, holds func() bool, detail ...func() string) {
 	t.Helper()
-	tick := time.NewTicker(time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(Patience); !holds(); <-tick.C {
+	deadline := time.Now().Add(Patience)
+	for pause := time.Millisecond; !holds(); pause = min(2*pause, 25*time.Millisecond) {
 		if time.Now().After(deadline) {
 			fatal(t, "did not happen within "+Patience.String()+": "+what, detail)
 		}
+		timer := time.NewTimer(pause)
+		<-timer.C
 	}
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // caddyfile has previews under a domain that is not localhost's: dev servers let
@@ -114,7 +115,7 @@ func (b *box) run(cwd string, argv ...string) {
 }
 
 func (b *box) showLogs() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	processes, err := b.node.API.Processes(ctx, b.id)
 	for _, p := range processes {
@@ -131,7 +132,7 @@ func (b *box) showLogs() {
 // expose returns the preview URL of a port, once a server listens on it.
 func (b *box) expose(port uint16) string {
 	b.t.Helper()
-	p, err := b.node.API.Expose(b.t.Context(), b.id, types.ExposePortRequest{Port: port, WaitTimeout: types.Duration(patience / 3)})
+	p, err := b.node.API.Expose(b.t.Context(), b.id, types.ExposePortRequest{Port: port, WaitTimeout: types.Duration(testkit.Patience / 3)})
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -161,7 +162,7 @@ func (b *box) settle(what string, state types.State, ask func(context.Context, s
 	var sb types.Sandbox
 	var err error
 	// The browser's last request may be in flight still.
-	testnode.Eventually(b.t, what, func() bool {
+	testkit.Eventually(b.t, what, func() bool {
 		sb, err = ask(b.t.Context(), b.id)
 		return !problem.Has(err, problem.SandboxBusy)
 	}, func() string { return err.Error() })

@@ -14,9 +14,8 @@ import (
 	"github.com/chromedp/chromedp"
 
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
-
-const patience = testnode.Patience
 
 // startChromium starts a browser that trusts the node's CA and no other of ours:
 // it verifies certificates as a visitor's does. The context opens its tabs.
@@ -55,8 +54,8 @@ func begin(t *testing.T, what string, ctx context.Context) {
 		if err != nil {
 			t.Fatalf("%s: %v", what, err)
 		}
-	case <-time.After(patience):
-		t.Fatalf("%s takes longer than %s", what, patience)
+	case <-time.After(testkit.Patience):
+		t.Fatalf("%s takes longer than %s", what, testkit.Patience)
 	}
 }
 

@@ -14,8 +14,7 @@ import (
 
 	"github.com/chromedp/cdproto/network"
 	"github.com/chromedp/chromedp"
-
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // tab is one tab of the browser.
@@ -82,7 +81,7 @@ func (p *tab) webSocketHost() string {
 func (p *tab) within(what string, act func(context.Context) error) {
 	p.t.Helper()
 	// Canceling a derived context ends the action and not the tab.
-	ctx, cancel := context.WithTimeout(p.ctx, patience)
+	ctx, cancel := context.WithTimeout(p.ctx, testkit.Patience)
 	defer cancel()
 	if err := act(ctx); err != nil {
 		p.t.Fatalf("%s: %v", what, err)
@@ -138,7 +137,7 @@ func evaluate[T any](p *tab, expression string) T {
 func (p *tab) waitFor(expression string) {
 	p.t.Helper()
 	var last error
-	testnode.Eventually(p.t, expression, func() bool {
+	testkit.Eventually(p.t, expression, func() bool {
 		ctx, cancel := context.WithTimeout(p.ctx, 10*time.Second)
 		defer cancel()
 		// A page that is being replaced cannot be asked.

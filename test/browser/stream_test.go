@@ -10,6 +10,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // testStream: a page that only listens keeps its sandbox awake for as long as it
@@ -39,5 +40,5 @@ func testStream(t *testing.T, n *testnode.Node, browser context.Context) {
 	// Chromium keeps the connections of a page that one only navigates away from
 	// for a minute, to come back to.
 	p.close()
-	testnode.Eventually(t, "the sandbox sleeps by itself", func() bool { return b.state() == types.StateAsleep }, func() string { return string(b.state()) })
+	testkit.Eventually(t, "the sandbox sleeps by itself", func() bool { return b.state() == types.StateAsleep }, func() string { return string(b.state()) })
 }

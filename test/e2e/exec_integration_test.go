@@ -19,6 +19,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 //go:embed testdata/exec.py
@@ -43,7 +44,7 @@ func TestProgramsTalkToCommandsThroughDozeExec(t *testing.T) {
 			if err := os.WriteFile(script, tt.script, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			cmd := exec.CommandContext(within(t), tt.program, script, n.Program("doze"), b.id)
+			cmd := exec.CommandContext(testkit.Context(t), tt.program, script, n.Program("doze"), b.id)
 			cmd.Env = n.Command().Env
 			if out, err := cmd.CombinedOutput(); err != nil || string(out) != "ok\n" {
 				t.Errorf("%v: %s", err, out)
@@ -83,7 +84,7 @@ func TestOneGiBOfOutputArrivesWhole(t *testing.T) {
 			want := strings.Fields(b.exec(command + " | sha256sum"))[0]
 			got := &slowly{Hash: sha256.New(), pause: func() {
 				// Another command runs to its end meanwhile.
-				if _, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"true"}}}); err != nil {
+				if _, err := n.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"true"}}}); err != nil {
 					t.Error(err)
 				}
 			}}
@@ -138,13 +139,13 @@ func TestUnreadInputIsBounded(t *testing.T) {
 	up := make([]byte, 3)
 	_, err = io.ReadFull(out, up)
 	b.must(err)
-	eventually(t, "the window is full", func() bool { return testnode.Memory(t, guest, "VmRSS") > before+512<<10 })
+	testkit.Eventually(t, "the window is full", func() bool { return testnode.Memory(t, guest, "VmRSS") > before+512<<10 })
 	if most := testnode.Memory(t, guest, "VmHWM"); most > before+16*mib {
 		t.Errorf("the guest had %d bytes", most)
 	}
 	b.must(cmd.Process.Signal(os.Interrupt))
 	out.Close()
 	cmd.Process.Wait()
-	eventually(t, "the command is killed", func() bool { return !strings.Contains(b.exec("cat /proc/[0-9]*/comm 2>/dev/null || true"), "sleep") })
-	eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest })
+	testkit.Eventually(t, "the command is killed", func() bool { return !strings.Contains(b.exec("cat /proc/[0-9]*/comm 2>/dev/null || true"), "sleep") })
+	testkit.Eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest })
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // smallDisk returns a folder on a file system of its own with that many MiB. It is
@@ -130,7 +131,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 		t.Errorf("the refused process runs: %s", out)
 	}
 	// Existing sandboxes can be read, used, put to sleep, stopped and woken.
-	if all, err := n.API.List(within(t), client.Filter{}); err != nil || len(all) != 3 {
+	if all, err := n.API.List(testkit.Context(t), client.Filter{}); err != nil || len(all) != 3 {
 		t.Errorf("%d sandboxes, %v", len(all), err)
 	}
 	b.get(c, "/", http.StatusOK)
@@ -145,7 +146,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	asleep.stop()
 	asleep.exec("true")
 	// Deleting is what makes room.
-	if err := n.API.Delete(within(t), removed.id); err != nil {
+	if err := n.API.Delete(testkit.Context(t), removed.id); err != nil {
 		t.Errorf("deleting on a full disk: %v", err)
 	}
 
@@ -173,7 +174,7 @@ func TestFullDiskOfTheNodeRefusesWhatIsNewAndLosesNothing(t *testing.T) {
 	if asleep.state() != types.StateRunning || made.state() != types.StateAsleep {
 		t.Errorf("the others are %s and %s", asleep.state(), made.state())
 	}
-	if _, err := n.API.Get(within(t), removed.id); !problem.Has(err, problem.SandboxNotFound) {
+	if _, err := n.API.Get(testkit.Context(t), removed.id); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("the deleted one: %v", err)
 	}
 	b.stop() // declared processes exist too

@@ -18,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // usage is what a node uses that it could leak.
@@ -201,7 +202,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 					}()
 					select {
 					case <-begun:
-					case <-time.After(patience):
+					case <-time.After(testkit.Patience):
 						t.Fatal("it did not begin")
 					}
 				}
@@ -217,7 +218,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 			before := n.usage(t, b)
 			round()
 			var after usage
-			deadline := time.Now().Add(patience)
+			deadline := time.Now().Add(testkit.Patience)
 			// Some that are kept come and go: pools of connections, timers.
 			for {
 				after = n.usage(t, b)
@@ -234,7 +235,7 @@ func TestClientsThatGoAwayLeaveNothingBehind(t *testing.T) {
 		})
 	}
 	// The guest writes to a file of its own in the same folder, or to the file.
-	eventually(t, "nothing is left of uploads", func() bool {
+	testkit.Eventually(t, "nothing is left of uploads", func() bool {
 		return b.exec("find /srv /tmp -name '*upload*' -o -name '.doze-*'") == ""
 	})
 }
@@ -263,10 +264,10 @@ func (n *node) settle(t *testing.T, b *box) {
 	c := n.browser(t, "h1")
 	b.get(c, "/", http.StatusOK) // it is awake and its server is up
 	c.CloseIdleConnections()
-	eventually(t, "all leases are released", func() bool {
+	testkit.Eventually(t, "all leases are released", func() bool {
 		return n.metric(t, "doze_sandbox_leases") == 0 && n.metric(t, "doze_wake_waiters") == 0
 	})
-	eventually(t, "no process of a client is left inside", func() bool { return len(b.hostPIDs()) <= 2 })
+	testkit.Eventually(t, "no process of a client is left inside", func() bool { return len(b.hostPIDs()) <= 2 })
 }
 
 // endless is a body that signals its second read, which means that the first was

@@ -21,6 +21,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 const (
@@ -31,19 +32,19 @@ const (
 func TestMissingImageIsAProblemAndLeavesNothing(t *testing.T) {
 	n := commonNode(t)
 	const image = "localhost/nobody/has/this:v1"
-	_, _, err := n.API.Create(within(t), types.CreateSandboxRequest{Name: "no-image", Image: image})
+	_, _, err := n.API.Create(testkit.Context(t), types.CreateSandboxRequest{Name: "no-image", Image: image})
 	if !problem.Has(err, problem.ImageUnavailable) || !strings.Contains(err.Error(), image) {
 		t.Errorf("got %v", err)
 	}
-	_, _, err = n.API.Create(within(t), types.CreateSandboxRequest{Name: "no-image", Image: "example.com/a:b"})
+	_, _, err = n.API.Create(testkit.Context(t), types.CreateSandboxRequest{Name: "no-image", Image: "example.com/a:b"})
 	if !problem.Has(err, problem.ImageNotAllowed) {
 		t.Errorf("an image that is not allowed: %v", err)
 	}
-	if _, err := n.API.Get(within(t), "no-image"); !problem.Has(err, problem.SandboxNotFound) {
+	if _, err := n.API.Get(testkit.Context(t), "no-image"); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("it exists: %v", err)
 	}
 	known := map[string]bool{}
-	all, err := n.API.List(within(t), client.Filter{})
+	all, err := n.API.List(testkit.Context(t), client.Filter{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,7 +80,7 @@ func TestHugeNamesAreRefused(t *testing.T) {
 			}
 		})
 	}
-	if _, err := n.API.Get(within(t), "a"); !problem.Has(err, problem.SandboxNotFound) {
+	if _, err := n.API.Get(testkit.Context(t), "a"); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("a refused request has made a sandbox: %v", err)
 	}
 }
@@ -113,7 +114,7 @@ func TestArchivesThatReachOutAreRefused(t *testing.T) {
 				}
 			}
 			b.must(w.Close())
-			err := b.node.API.PutArchive(within(t), b.id, "/srv/in", &archive)
+			err := b.node.API.PutArchive(testkit.Context(t), b.id, "/srv/in", &archive)
 			want := problem.ArchiveUnsafe
 			if name == "device" {
 				want = problem.RequestInvalid
@@ -190,12 +191,12 @@ func TestTenThousandFilesPassAsATar(t *testing.T) {
 		}
 		writer.CloseWithError(err)
 	}()
-	n.StaysSmall(t, func() { b.must(n.API.PutArchive(within(t), b.id, "/srv/many", reader)) })
+	n.StaysSmall(t, func() { b.must(n.API.PutArchive(testkit.Context(t), b.id, "/srv/many", reader)) })
 	reader.Close()
 	if count := b.exec("find /srv/many -type f | wc -l"); count != strconv.Itoa(files) {
 		t.Errorf("%s files have arrived", count)
 	}
-	out, err := n.API.GetArchive(within(t), b.id, "/srv/many")
+	out, err := n.API.GetArchive(testkit.Context(t), b.id, "/srv/many")
 	b.must(err)
 	defer out.Close()
 	count := 0
@@ -231,7 +232,7 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 		}
 	})
 	n.StaysSmall(t, func() {
-		p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: command}, Name: "loud"})
+		p, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Command: command}, Name: "loud"})
 		b.must(err)
 		var exit *types.Process
 		b.must(n.API.Logs(t.Context(), b.id, p.ID, true, func(l client.Log) error { exit = l.Exit; return nil }))
@@ -239,7 +240,7 @@ func TestGigabyteOfOutputIsCutAndTheCommandGoesOn(t *testing.T) {
 			t.Errorf("it ended as %+v", exit)
 		}
 		kept := 0
-		b.must(n.API.Logs(within(t), b.id, p.ID, false, func(l client.Log) error { kept += len(l.Data); return nil }))
+		b.must(n.API.Logs(testkit.Context(t), b.id, p.ID, false, func(l client.Log) error { kept += len(l.Data); return nil }))
 		if kept == 0 || kept > 512<<10 {
 			t.Errorf("%d bytes of its output are kept", kept)
 		}
@@ -295,15 +296,15 @@ func TestIdleGuestIsSmall(t *testing.T) {
 		b.exec(fmt.Sprint("echo ", i))
 		b.write(fmt.Sprint("/srv/file-", i), []byte("small"))
 	}
-	out, err := n.API.GetArchive(within(t), b.id, "/srv")
+	out, err := n.API.GetArchive(testkit.Context(t), b.id, "/srv")
 	b.must(err)
 	_, err = io.Copy(io.Discard, out)
 	b.must(errors.Join(err, out.Close()))
-	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: "seq 100000; exec sleep 100000"}})
+	p, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Command: "seq 100000; exec sleep 100000"}})
 	b.must(err)
-	b.must(n.API.Logs(within(t), b.id, p.ID, false, func(client.Log) error { return nil }))
+	b.must(n.API.Logs(testkit.Context(t), b.id, p.ID, false, func(client.Log) error { return nil }))
 	// It gives memory back soon after the last request.
-	eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest })
+	testkit.Eventually(t, "its guest is small", func() bool { return testnode.Memory(t, guest, "VmRSS") <= mostGuest })
 	b.sleep()
 	if size := testnode.Memory(t, guest, "VmRSS"); size > mostGuest {
 		t.Errorf("asleep its guest has %d bytes", size)
@@ -316,9 +317,9 @@ func TestForkBombIsBoundedAndCanBeDestroyed(t *testing.T) {
 	other := n.newWebBox(t)
 	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Size = "lite" })
 	most := 128 // of lite
-	_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-c", "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"}}})
+	_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-c", "import os\nwhile True:\n  try: os.fork()\n  except OSError: pass\n"}}})
 	b.must(err)
-	eventually(t, "the bomb has gone off", func() bool { return len(b.hostPIDs()) > most/2 })
+	testkit.Eventually(t, "the bomb has gone off", func() bool { return len(b.hostPIDs()) > most/2 })
 	c := n.browser(t, "h2")
 	for range 20 {
 		if count := len(b.hostPIDs()); count > most {
@@ -327,7 +328,7 @@ func TestForkBombIsBoundedAndCanBeDestroyed(t *testing.T) {
 		other.get(c, "/", http.StatusOK)
 		other.exec("true")
 	}
-	b.must(n.API.Delete(within(t), b.id))
+	b.must(n.API.Delete(testkit.Context(t), b.id))
 	if left := b.hostPIDs(); len(left) != 0 {
 		t.Errorf("%d of its processes are left", len(left))
 	}
@@ -342,12 +343,12 @@ func TestCommandThatIgnoresSIGTERMIsKilledByItsTimeout(t *testing.T) {
 	idle := len(b.hostPIDs())
 	// A busy machine may need longer until both are ready.
 	for timeout, ready := time.Second, false; !ready; timeout *= 2 {
-		result, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: ignoresTerm + " & " + ignoresTerm}, Timeout: types.Duration(timeout)})
+		result, err := n.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Command: ignoresTerm + " & " + ignoresTerm}, Timeout: types.Duration(timeout)})
 		b.must(err)
 		if !result.TimedOut || result.ExitCode == 0 {
 			t.Errorf("got %+v", result)
 		}
-		eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
+		testkit.Eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
 		ready = strings.Count(result.Stdout, "ready") == 2
 	}
 }
@@ -356,24 +357,24 @@ func TestProcessThatIgnoresSIGTERMIsKilledByDelete(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	idle := len(b.hostPIDs())
-	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: ignoresTerm}, Restart: "always"})
+	p, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Command: ignoresTerm}, Restart: "always"})
 	b.must(err)
-	ctx, heard := context.WithCancel(within(t))
+	ctx, heard := context.WithCancel(testkit.Context(t))
 	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })
-	stopped, err := n.API.StopProcess(within(t), b.id, p.ID, "")
+	stopped, err := n.API.StopProcess(testkit.Context(t), b.id, p.ID, "")
 	b.must(err)
 	if stopped.State != "exited" || stopped.Signal != "SIGKILL" {
 		t.Errorf("got %+v", stopped)
 	}
-	eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
+	testkit.Eventually(t, "the whole tree has ended", func() bool { return len(b.hostPIDs()) == idle })
 }
 
 func TestSandboxWhoseProcessIgnoresSIGTERMStops(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
-	p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Command: ignoresTerm}})
+	p, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Command: ignoresTerm}})
 	b.must(err)
-	ctx, heard := context.WithCancel(within(t))
+	ctx, heard := context.WithCancel(testkit.Context(t))
 	_ = n.API.Logs(ctx, b.id, p.ID, true, func(client.Log) error { heard(); return nil })
 	b.stop()
 	if left := b.hostPIDs(); len(left) != 0 {
@@ -393,7 +394,7 @@ func TestFullDiskOfASandboxIsAProblem(t *testing.T) {
 	if err != nil || size > gib {
 		t.Fatalf("/dev/shm has %d bytes, %v", size, err)
 	}
-	_, err = n.API.WriteFile(within(t), b.id, "/dev/shm/f", 0, io.LimitReader(&pattern{}, int64(2*size)))
+	_, err = n.API.WriteFile(testkit.Context(t), b.id, "/dev/shm/f", 0, io.LimitReader(&pattern{}, int64(2*size)))
 	if !problem.Has(err, problem.SandboxDiskFull) {
 		t.Errorf("got %v, want sandbox_disk_full", err)
 	}

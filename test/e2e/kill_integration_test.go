@@ -18,6 +18,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // acknowledged are the requests of concurrent clients that a node has acknowledged.
@@ -106,9 +107,9 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 	started, _ := b.get(n.browser(t, "h2"), "/started", http.StatusOK)
 	const rounds = 3
 	serveAll := fmt.Sprintf(`for (let p = %d; p < %d; p++) require("http").createServer((_, res) => res.end("port " + p)).listen(p, "127.0.0.1")`, firstPort, firstPort+rounds*portsEach)
-	_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"node", "-e", serveAll}}, Name: "ports", Restart: "always"})
+	_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"node", "-e", serveAll}}, Name: "ports", Restart: "always"})
 	b.must(err)
-	_, err = n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: firstPort + rounds*portsEach - 1, WaitTimeout: types.Duration(patience)})
+	_, err = n.API.Expose(testkit.Context(t), b.id, types.ExposePortRequest{Port: firstPort + rounds*portsEach - 1, WaitTimeout: types.Duration(testkit.Patience)})
 	b.must(err)
 	asleep := n.newBox(t)
 	asleep.sleep()
@@ -121,7 +122,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 		var loaded sync.WaitGroup
 		loaded.Go(func() { kept.load(ctx, n, b, c, round) })
 		// Killed in the middle, and each time in another moment of it.
-		eventually(t, "enough is under way", func() bool {
+		testkit.Eventually(t, "enough is under way", func() bool {
 			now := kept.count()
 			return now[0] > before[0]+round && now[1] > before[1] && now[2] > before[2] && now[3] > before[3]
 		})
@@ -144,7 +145,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 	}
 	asleep.exec("true")
 	// Nothing that was not acknowledged is half there.
-	all, err := n.API.List(within(t), client.Filter{})
+	all, err := n.API.List(testkit.Context(t), client.Filter{})
 	b.must(err)
 	known := map[string]bool{}
 	for _, sb := range all {
@@ -153,7 +154,7 @@ func TestKilledNodeLosesNothingItAcknowledged(t *testing.T) {
 			t.Errorf("%s is half-made", sb.Name)
 		}
 	}
-	eventually(t, "unfinished sandboxes are gone", func() bool { return len(unknown(t, n, known)) == 0 })
+	testkit.Eventually(t, "unfinished sandboxes are gone", func() bool { return len(unknown(t, n, known)) == 0 })
 	// Declared is what a cold wake starts again.
 	b.stop()
 	b.get(n.browser(t, "h2"), "/", http.StatusOK)
@@ -190,7 +191,7 @@ func unknown(t *testing.T, n *node, known map[string]bool) []string {
 func (a *acknowledged) check(t *testing.T, n *node, b *box) {
 	t.Helper()
 	for name, id := range a.sandboxes {
-		sb, err := n.API.Get(within(t), name)
+		sb, err := n.API.Get(testkit.Context(t), name)
 		if err != nil || sb.ID != id || sb.State != types.StateRunning {
 			t.Errorf("sandbox %s: %+v, %v", name, sb, err)
 		}
@@ -233,7 +234,7 @@ EOF`)
 	if out != "" {
 		t.Errorf("files: %s", out)
 	}
-	eventually(t, "nothing is left of uploads that were cut off", func() bool {
+	testkit.Eventually(t, "nothing is left of uploads that were cut off", func() bool {
 		return b.exec("ls -A /srv/kept | grep -v '^[0-9-]*$' || true") == ""
 	})
 }
@@ -286,7 +287,7 @@ func TestWaitForAServerEndsWithItsSandbox(t *testing.T) {
 			answers <- visitResult{text, err}
 		}()
 	}
-	eventually(t, "all of them wait", func() bool {
+	testkit.Eventually(t, "all of them wait", func() bool {
 		return n.metric(t, "doze_sandbox_leases")+n.metric(t, "doze_wake_waiters") == float64(cap(answers))
 	})
 	b.awaitState(types.StateRunning)
@@ -305,7 +306,7 @@ func (b *box) killFirst(n *node) {
 	pid := b.hostPID()
 	n.podman(b.t, "unshare", "kill", "-9", strconv.Itoa(pid))
 	// The others end after it, and may respond until then.
-	eventually(b.t, "its processes are gone", func() bool { return !alive(pid) && len(b.hostPIDs()) == 0 })
+	testkit.Eventually(b.t, "its processes are gone", func() bool { return !alive(pid) && len(b.hostPIDs()) == 0 })
 }
 
 func TestKilledPodmanServiceIsStartedAgain(t *testing.T) {
@@ -391,20 +392,20 @@ func alive(pid int) bool {
 func TestNodeKilledDuringAColdWakeFinishesIt(t *testing.T) {
 	n := ownNode(t)
 	b := n.newWebBox(t)
-	_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "100000"}}, Name: "second", Restart: "on_wake"})
+	_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "100000"}}, Name: "second", Restart: "on_wake"})
 	b.must(err)
 	for range 3 {
 		b.stop()
 		ctx, cancel := context.WithCancel(t.Context())
 		var waking sync.WaitGroup
 		waking.Go(func() { n.API.Wake(ctx, b.id) })
-		eventually(t, "its container runs", func() bool { return len(b.hostPIDs()) > 0 })
+		testkit.Eventually(t, "its container runs", func() bool { return len(b.hostPIDs()) > 0 })
 		b.must(n.Kill())
 		cancel()
 		waking.Wait()
 		b.must(n.Start())
 		b.get(n.browser(t, "h2"), "/started", http.StatusOK)
-		eventually(t, "all declared processes run", func() bool {
+		testkit.Eventually(t, "all declared processes run", func() bool {
 			running := map[string]bool{}
 			for _, p := range b.processes() {
 				running[p.Name] = running[p.Name] || p.State == types.ProcessStateRunning
@@ -420,17 +421,17 @@ func TestDestructionDuringWhichPodmanIsKilledIsFinished(t *testing.T) {
 	b := n.newBox(t)
 	first, service := b.hostPID(), n.child(t, "podman")
 	b.must(syscall.Kill(service, syscall.SIGSTOP))
-	ctx, ended := within(t), make(chan error, 1)
+	ctx, ended := testkit.Context(t), make(chan error, 1)
 	go func() { ended <- n.API.Delete(ctx, b.id) }()
-	eventually(t, "the destruction has begun", func() bool {
+	testkit.Eventually(t, "the destruction has begun", func() bool {
 		sb, err := n.API.Get(ctx, b.id)
 		b.must(err)
 		return sb.State == "destroyed"
 	})
 	b.must(syscall.Kill(service, syscall.SIGKILL))
 	t.Logf("the destruction ended with %v", <-ended)
-	eventually(t, "it is finished", func() bool {
-		info, err := n.API.Node(within(t))
+	testkit.Eventually(t, "it is finished", func() bool {
+		info, err := n.API.Node(testkit.Context(t))
 		b.must(err)
 		return len(info.PendingOperations) == 0 && !alive(first)
 	})

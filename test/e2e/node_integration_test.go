@@ -19,9 +19,8 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
-
-const patience = testnode.Patience
 
 // node is a node with a home and a port of its own.
 type node struct{ *testnode.Node }
@@ -109,7 +108,7 @@ func caddyfile(t *testing.T, options ...string) string {
 func (n *node) browser(t *testing.T, proto string) *http.Client {
 	t.Helper()
 	c := n.Client(proto)
-	c.Timeout = patience
+	c.Timeout = testkit.Patience
 	t.Cleanup(c.CloseIdleConnections)
 	return c
 }
@@ -117,7 +116,7 @@ func (n *node) browser(t *testing.T, proto string) *http.Client {
 // do makes a call of the API that its client has no method for.
 func (n *node) do(t *testing.T, method, path, contentType string, body io.Reader) (status int, text string) {
 	t.Helper()
-	status, text, err := n.Do(within(t), method, path, contentType, body)
+	status, text, err := n.Do(testkit.Context(t), method, path, contentType, body)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +129,7 @@ func (n *node) admin(t *testing.T, path string) string {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.Home, "admin.sock"))
 	}}
-	resp, err := (&http.Client{Transport: transport, Timeout: patience}).Get("http://localhost" + path)
+	resp, err := (&http.Client{Transport: transport, Timeout: testkit.Patience}).Get("http://localhost" + path)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +168,7 @@ series:
 // podman runs a command of the node's user's Podman.
 func (n *node) podman(t *testing.T, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(within(t), "podman", args...)
+	cmd := exec.CommandContext(testkit.Context(t), "podman", args...)
 	cmd.Dir = n.Home
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -209,5 +208,5 @@ func TestNodeEndsWithTheTestThatStartedIt(t *testing.T) {
 			syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
-	eventually(t, "the node has ended", ended)
+	testkit.Eventually(t, "the node has ended", ended)
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestDeclaredServerRespondsAfterStop(t *testing.T) {
@@ -202,11 +203,11 @@ func TestServerThatNeverRespondsHoldsItsSandboxOnlyForItsVisitor(t *testing.T) {
 				_, _, err := fetch(ctx, c, b.url+"/never", http.StatusOK)
 				gone <- err
 			}()
-			eventually(t, "the server has the request", func() bool {
+			testkit.Eventually(t, "the server has the request", func() bool {
 				text, _ := b.get(c, "/open", http.StatusOK)
 				return text == "1"
 			})
-			if _, err := n.API.Sleep(within(t), b.id); !problem.Has(err, problem.SandboxBusy) {
+			if _, err := n.API.Sleep(testkit.Context(t), b.id); !problem.Has(err, problem.SandboxBusy) {
 				t.Errorf("putting it to sleep under a request: %v, want busy", err)
 			}
 			leave()
@@ -225,7 +226,7 @@ func TestForceOverridesVisitors(t *testing.T) {
 	c := n.browser(t, "h1")
 	answer := make(chan error, 1)
 	go func() {
-		text, _, err := fetch(within(t), c, b.url+"/held", http.StatusOK)
+		text, _, err := fetch(testkit.Context(t), c, b.url+"/held", http.StatusOK)
 		if err == nil && text != "waited" {
 			err = fmt.Errorf("the response is %q", text)
 		}
@@ -235,8 +236,8 @@ func TestForceOverridesVisitors(t *testing.T) {
 		text, _ := b.get(c, "/open", http.StatusOK)
 		return text == "1"
 	}
-	eventually(t, "the server has the request", isOpen)
-	if sb, err := n.API.ForceSleep(within(t), b.id); err != nil || sb.State != types.StateAsleep {
+	testkit.Eventually(t, "the server has the request", isOpen)
+	if sb, err := n.API.ForceSleep(testkit.Context(t), b.id); err != nil || sb.State != types.StateAsleep {
 		t.Fatalf("forced to sleep it is %s, %v", sb.State, err)
 	}
 	b.get(c, "/free", http.StatusOK) // the request was paused and goes on
@@ -244,14 +245,14 @@ func TestForceOverridesVisitors(t *testing.T) {
 
 	lost := make(chan error, 1)
 	go func() {
-		text, _, err := fetch(within(t), c, b.url+"/never", http.StatusServiceUnavailable)
+		text, _, err := fetch(testkit.Context(t), c, b.url+"/never", http.StatusServiceUnavailable)
 		if err == nil && !strings.Contains(text, "sandbox_stopped") {
 			err = fmt.Errorf("the response is %q", text)
 		}
 		lost <- err
 	}()
-	eventually(t, "the server has the request", isOpen)
-	if sb, err := n.API.ForceStop(within(t), b.id); err != nil || sb.State != types.StateStopped {
+	testkit.Eventually(t, "the server has the request", isOpen)
+	if sb, err := n.API.ForceStop(testkit.Context(t), b.id); err != nil || sb.State != types.StateStopped {
 		t.Fatalf("forced to stop it is %s, %v", sb.State, err)
 	}
 	b.must(<-lost)
@@ -269,7 +270,7 @@ func TestServerThatResetsIsABadGateway(t *testing.T) {
 		}
 	}
 	b.get(c, "/", http.StatusOK)
-	_, err := n.API.StopProcess(within(t), b.id, b.web.ID, "")
+	_, err := n.API.StopProcess(testkit.Context(t), b.id, b.web.ID, "")
 	b.must(err)
 	if text, _ := b.get(c, "/", http.StatusBadGateway); !strings.Contains(text, "port_not_listening") {
 		t.Errorf("nothing listens: %s", text)

@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // copyStore copies the store of a node that does not run, and returns a function that
@@ -47,20 +48,20 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	older.must(n.Start())
 	b := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Name, req.Env = "younger", map[string]string{"KEPT": "too"} })
 	b.exec("echo kept > /root/file")
-	public, err := n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: 3000, Access: "public", Wake: "never", HostHeader: "preserve"})
+	public, err := n.API.Expose(testkit.Context(t), b.id, types.ExposePortRequest{Port: 3000, Access: "public", Wake: "never", HostHeader: "preserve"})
 	b.must(err)
-	private, err := n.API.Expose(within(t), b.id, types.ExposePortRequest{Port: 4000})
+	private, err := n.API.Expose(testkit.Context(t), b.id, types.ExposePortRequest{Port: 4000})
 	b.must(err)
-	_, err = n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "3600"}}, Name: "web", Restart: "on_wake"})
+	_, err = n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"sleep", "3600"}}, Name: "web", Restart: "on_wake"})
 	b.must(err)
 	name, ttl := "renamed", types.Duration(time.Hour)
-	_, err = n.API.Update(within(t), b.id, types.UpdateSandboxRequest{Name: &name, TTL: &ttl})
+	_, err = n.API.Update(testkit.Context(t), b.id, types.UpdateSandboxRequest{Name: &name, TTL: &ttl})
 	b.must(err)
 	pid := b.hostPID()
 	b.must(n.Kill()) // its container runs on
 	restore()
 	b.must(n.Start())
-	info, err := n.API.Node(within(t))
+	info, err := n.API.Node(testkit.Context(t))
 	b.must(err)
 	if !info.DataRestored {
 		t.Error("the restored older copy is not reported")
@@ -68,14 +69,14 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	if len(info.Quarantined) != 1 || info.Quarantined[0].ID != b.id || info.Quarantined[0].Name != "renamed" || !info.Quarantined[0].HasContainer {
 		t.Fatalf("in quarantine: %+v", info.Quarantined)
 	}
-	eventually(t, "it is stopped", func() bool {
+	testkit.Eventually(t, "it is stopped", func() bool {
 		_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid)))
 		return os.IsNotExist(err)
 	})
-	if _, err := n.API.Get(within(t), b.id); !problem.Has(err, problem.SandboxNotFound) {
+	if _, err := n.API.Get(testkit.Context(t), b.id); !problem.Has(err, problem.SandboxNotFound) {
 		t.Errorf("it is a sandbox without a record: %v", err)
 	}
-	adopted, err := n.API.Adopt(within(t), b.id, "")
+	adopted, err := n.API.Adopt(testkit.Context(t), b.id, "")
 	b.must(err)
 	if adopted.ID != b.id || adopted.Name != "renamed" || adopted.State != types.StateStopped || adopted.TTL != ttl {
 		t.Errorf("adopted %+v", adopted)
@@ -86,7 +87,7 @@ func TestOlderCopyOfTheStoreDestroysNoSandbox(t *testing.T) {
 	if out := b.exec("cat /root/file; echo $KEPT"); out != "kept\ntoo" {
 		t.Errorf("its file and environment: %q", out)
 	}
-	processes, err := n.API.Processes(within(t), b.id)
+	processes, err := n.API.Processes(testkit.Context(t), b.id)
 	b.must(err)
 	if len(processes) != 1 || processes[0].Name != "web" || processes[0].State != "running" {
 		t.Errorf("its declared process: %+v", processes)

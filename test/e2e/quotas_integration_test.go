@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // That no sandbox uses up the quotas of another is tested in package podman. These tests are
@@ -21,7 +22,7 @@ func TestQuotasOfASizeHoldAfterEachStartAndRestart(t *testing.T) {
 	n := &node{testnode.Start(t, testnode.Config{Caddyfile: configure(2)})}
 	plain := n.newBox(t)
 	nested := n.newBox(t, func(req *types.CreateSandboxRequest) { req.Size = "nested" })
-	about, err := n.API.Node(within(t))
+	about, err := n.API.Node(testkit.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,7 +61,7 @@ print(n)'`)
 					continue
 				}
 				// The kernel frees namespaces some time after their last process.
-				eventually(t, fmt.Sprintf("%s: %d user namespaces of %d", when, depth, c.namespaces), func() bool { return run().ExitCode == 0 })
+				testkit.Eventually(t, fmt.Sprintf("%s: %d user namespaces of %d", when, depth, c.namespaces), func() bool { return run().ExitCode == 0 })
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
@@ -27,7 +28,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 
 	// A download whose first half is read before the reload, the rest after.
 	const size = 64 * mib
-	req, err := http.NewRequestWithContext(within(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
+	req, err := http.NewRequestWithContext(testkit.Context(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
 	b.must(err)
 	download, err := c.Do(req)
 	b.must(err)
@@ -50,7 +51,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 			return e
 		case err := <-followed:
 			t.Fatalf("the event stream was cut: %v", err)
-		case <-within(t).Done():
+		case <-testkit.Context(t).Done():
 			t.Fatal("there is no event")
 		}
 		return types.Event{}
@@ -62,10 +63,10 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 	}
 	command := make(chan ended, 1)
 	go func() {
-		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: "touch /tmp/begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo done"}})
+		r, err := n.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Command: "touch /tmp/begun; while [ ! -e /tmp/go ]; do sleep 0.05; done; echo done"}})
 		command <- ended{r, err}
 	}()
-	eventually(t, "the command runs", func() bool { return b.try("test -e /tmp/begun").ExitCode == 0 })
+	testkit.Eventually(t, "the command runs", func() bool { return b.try("test -e /tmp/begun").ExitCode == 0 })
 
 	for round, after := range []string{"7m", "8m"} {
 		b.must(n.Configure(caddyfile(t, "sleep_after "+after)))
@@ -73,7 +74,7 @@ func TestReloadTouchesNoSandboxAndCutsNoStream(t *testing.T) {
 			t.Fatalf("doze reload: %v\n%s", err, out)
 		}
 		b.echo(conn, fmt.Sprint("after ", round))
-		sb, _, err := n.API.Create(within(t), types.CreateSandboxRequest{Name: "after-" + after})
+		sb, _, err := n.API.Create(testkit.Context(t), types.CreateSandboxRequest{Name: "after-" + after})
 		b.must(err)
 		if want, _ := time.ParseDuration(after); time.Duration(sb.SleepAfter) != want {
 			t.Errorf("a new sandbox has sleep_after %s, want %s", time.Duration(sb.SleepAfter), after)

@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // webServer is a server for sandboxes; its routes are described in the file.
@@ -55,13 +55,13 @@ func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *
 	for _, f := range edit {
 		f(&req)
 	}
-	sb, created, err := n.API.Create(within(t), req)
+	sb, created, err := n.API.Create(testkit.Context(t), req)
 	if err != nil || !created {
 		t.Fatalf("creating a sandbox: created %t, error %v", created, err)
 	}
 	b := &box{t: t, node: n, id: sb.ID}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		if err := n.API.Delete(ctx, b.id); err != nil && !problem.Has(err, problem.SandboxNotFound) {
 			t.Error(err)
@@ -94,10 +94,10 @@ func (b *box) serveBy(expose types.ExposePortRequest, process types.StartProcess
 	b.write("/srv/server.js", webServer)
 	process.Name, process.Restart = "web", "on_wake"
 	var err error
-	b.web, err = b.node.API.StartProcess(within(b.t), b.id, process)
+	b.web, err = b.node.API.StartProcess(testkit.Context(b.t), b.id, process)
 	b.must(err)
-	expose.Port, expose.WaitTimeout = webPort, types.Duration(patience)
-	port, err := b.node.API.Expose(within(b.t), b.id, expose)
+	expose.Port, expose.WaitTimeout = webPort, types.Duration(testkit.Patience)
+	port, err := b.node.API.Expose(testkit.Context(b.t), b.id, expose)
 	b.must(err)
 	b.url = strings.TrimSuffix(port.URL, "/")
 }
@@ -120,7 +120,7 @@ func (b *box) must(err error) {
 
 func (b *box) write(path string, content []byte) {
 	b.t.Helper()
-	_, err := b.node.API.WriteFile(within(b.t), b.id, path, 0, bytes.NewReader(content))
+	_, err := b.node.API.WriteFile(testkit.Context(b.t), b.id, path, 0, bytes.NewReader(content))
 	b.must(err)
 }
 
@@ -136,7 +136,7 @@ func (b *box) exec(command string) string {
 
 func (b *box) try(command string) types.ExecResult {
 	b.t.Helper()
-	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}, Timeout: types.Duration(patience)})
+	result, err := b.node.API.Exec(testkit.Context(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}, Timeout: types.Duration(testkit.Patience)})
 	b.must(err)
 	return result
 }
@@ -168,7 +168,7 @@ func fetch(ctx context.Context, c *http.Client, url string, status int) (text st
 
 func (b *box) show() types.Sandbox {
 	b.t.Helper()
-	sb, err := b.node.API.Get(within(b.t), b.id)
+	sb, err := b.node.API.Get(testkit.Context(b.t), b.id)
 	b.must(err)
 	return sb
 }
@@ -176,7 +176,7 @@ func (b *box) show() types.Sandbox {
 // processes are those that the node knows, also of earlier runs.
 func (b *box) processes() []types.Process {
 	b.t.Helper()
-	list, err := b.node.API.Processes(within(b.t), b.id)
+	list, err := b.node.API.Processes(testkit.Context(b.t), b.id)
 	b.must(err)
 	return list
 }
@@ -190,8 +190,8 @@ func (b *box) stop()  { b.t.Helper(); b.retryWhileBusy(b.node.API.Stop) }
 
 func (b *box) retryWhileBusy(how func(context.Context, string) (types.Sandbox, error)) {
 	b.t.Helper()
-	eventually(b.t, "it is not busy", func() bool {
-		_, err := how(within(b.t), b.id)
+	testkit.Eventually(b.t, "it is not busy", func() bool {
+		_, err := how(testkit.Context(b.t), b.id)
 		if problem.Has(err, problem.SandboxBusy) {
 			return false
 		}
@@ -202,13 +202,13 @@ func (b *box) retryWhileBusy(how func(context.Context, string) (types.Sandbox, e
 
 func (b *box) awaitState(state types.State) {
 	b.t.Helper()
-	eventually(b.t, "it is "+string(state), func() bool { return b.state() == state })
+	testkit.Eventually(b.t, "it is "+string(state), func() bool { return b.state() == state })
 }
 
 // events returns the events of a type.
 func (b *box) events(kind types.EventType) []types.Event {
 	b.t.Helper()
-	all, err := b.node.API.Events(within(b.t), b.id, 0)
+	all, err := b.node.API.Events(testkit.Context(b.t), b.id, 0)
 	b.must(err)
 	var list []types.Event
 	for _, e := range all {
@@ -223,7 +223,7 @@ func (b *box) events(kind types.EventType) []types.Event {
 // may precede the event of its request.
 func (b *box) awaitEvents(kind types.EventType, count int) (list []types.Event) {
 	b.t.Helper()
-	eventually(b.t, fmt.Sprintf("there are %d events %s", count, kind), func() bool {
+	testkit.Eventually(b.t, fmt.Sprintf("there are %d events %s", count, kind), func() bool {
 		list = b.events(kind)
 		return len(list) >= count
 	})
@@ -270,16 +270,4 @@ func (b *box) hostPIDs() []int {
 	})
 	b.must(err)
 	return pids
-}
-
-// within returns a context for one call.
-func within(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	testnode.Eventually(t, what, holds)
 }

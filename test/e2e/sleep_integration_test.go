@@ -17,12 +17,13 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 func (b *box) dialWebSocket(c *http.Client) *websocket.Conn {
 	b.t.Helper()
 	c = &http.Client{Transport: c.Transport} // a Timeout would apply to the connection
-	conn, _, err := websocket.Dial(within(b.t), b.url+"/ws", &websocket.DialOptions{HTTPClient: c})
+	conn, _, err := websocket.Dial(testkit.Context(b.t), b.url+"/ws", &websocket.DialOptions{HTTPClient: c})
 	b.must(err)
 	b.t.Cleanup(func() { conn.CloseNow() })
 	return conn
@@ -31,8 +32,8 @@ func (b *box) dialWebSocket(c *http.Client) *websocket.Conn {
 // echo sends a text over a WebSocket and waits until it comes back.
 func (b *box) echo(conn *websocket.Conn, text string) {
 	b.t.Helper()
-	b.must(conn.Write(within(b.t), websocket.MessageText, []byte(text)))
-	_, answer, err := conn.Read(within(b.t))
+	b.must(conn.Write(testkit.Context(b.t), websocket.MessageText, []byte(text)))
+	_, answer, err := conn.Read(testkit.Context(b.t))
 	b.must(err)
 	if string(answer) != text {
 		b.t.Fatalf("the echo of %q is %q", text, answer)
@@ -133,7 +134,7 @@ func TestSilentStreamSurvivesSleep(t *testing.T) {
 		t.Run(proto, func(t *testing.T) {
 			b := n.newWebBox(t, sleepAfter(time.Second))
 			c := n.browser(t, proto)
-			req, err := http.NewRequestWithContext(within(t), "GET", b.url+"/events", nil)
+			req, err := http.NewRequestWithContext(testkit.Context(t), "GET", b.url+"/events", nil)
 			b.must(err)
 			resp, err := (&http.Client{Transport: c.Transport}).Do(req)
 			b.must(err)
@@ -165,7 +166,7 @@ func TestStalledDownloadSurvivesSleep(t *testing.T) {
 		t.Run(proto, func(t *testing.T) {
 			b := n.newWebBox(t, sleepAfter(time.Second))
 			const size = 64 << 20 // more than all buffers on the way
-			req, err := http.NewRequestWithContext(within(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
+			req, err := http.NewRequestWithContext(testkit.Context(t), "GET", fmt.Sprintf("%s/zeros?n=%d", b.url, size), nil)
 			b.must(err)
 			resp, err := (&http.Client{Transport: n.browser(t, proto).Transport}).Do(req)
 			b.must(err)
@@ -198,13 +199,13 @@ func TestLongRequestIsNotCutBySleep(t *testing.T) {
 	c := n.browser(t, "h2")
 	answer := make(chan error, 1)
 	go func() {
-		text, _, err := fetch(within(t), c, b.url+"/held", http.StatusOK)
+		text, _, err := fetch(testkit.Context(t), c, b.url+"/held", http.StatusOK)
 		if err == nil && text != "waited" {
 			err = fmt.Errorf("the response is %q", text)
 		}
 		answer <- err
 	}()
-	eventually(t, "the server has the request", func() bool {
+	testkit.Eventually(t, "the server has the request", func() bool {
 		text, _ := b.get(c, "/open", http.StatusOK)
 		return text == "1"
 	})
@@ -225,7 +226,7 @@ func TestRunningCommandKeepsItAwake(t *testing.T) {
 	command := make(chan ended, 1)
 	go func() {
 		// It waits without using the CPU.
-		r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Command: "echo >/tmp/begun; cat /tmp/go"}})
+		r, err := n.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Command: "echo >/tmp/begun; cat /tmp/go"}})
 		command <- ended{r, err}
 	}()
 	b.exec("cat /tmp/begun")
@@ -241,7 +242,7 @@ func TestHoldFromInsideKeepsItAwake(t *testing.T) {
 	n := commonNode(t)
 	b := n.newBox(t)
 	b.exec("/.doze/bin/doze-guest hold 10m")
-	eventually(t, "the hold is known", func() bool { return b.show().HoldUntil.After(time.Now().Add(9 * time.Minute)) })
+	testkit.Eventually(t, "the hold is known", func() bool { return b.show().HoldUntil.After(time.Now().Add(9 * time.Minute)) })
 	b.patch(`{"sleep_after":"1s"}`)
 	b.outlast()
 	b.exec("/.doze/bin/doze-guest hold 0")

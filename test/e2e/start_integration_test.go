@@ -14,6 +14,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // fails runs a node that must end by itself, and returns what it said.
@@ -26,7 +27,7 @@ func (n *node) fails(t *testing.T, edit func(*exec.Cmd)) string {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	hung := time.AfterFunc(patience, func() { cmd.Process.Kill() })
+	hung := time.AfterFunc(testkit.Patience, func() { cmd.Process.Kill() })
 	err := cmd.Wait()
 	var exit *exec.ExitError
 	if !hung.Stop() || !errors.As(err, &exit) || exit.ExitCode() <= 0 {

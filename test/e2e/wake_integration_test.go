@@ -15,6 +15,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // crowd is the number of concurrent visitors.
@@ -97,17 +98,17 @@ func TestRequestsSucceedWhileItIsPutToSleep(t *testing.T) {
 			const bursts = 5
 			for range bursts {
 				before := slept.Load()
-				eventually(t, "it was put to sleep", func() bool { return slept.Load() > before })
+				testkit.Eventually(t, "it was put to sleep", func() bool { return slept.Load() > before })
 				visit(t, c, b.url) // and goes on being put to sleep
 			}
-			eventually(t, "each burst has woken it", func() bool { return wakes() >= awake+bursts })
+			testkit.Eventually(t, "each burst has woken it", func() bool { return wakes() >= awake+bursts })
 			awake = wakes()
 			for range 200 { // one after another there is room to fall asleep in between
 				if _, _, err := fetch(t.Context(), c, b.url, http.StatusOK); err != nil {
 					t.Error(err)
 				}
 			}
-			eventually(t, "some of them have woken it", func() bool { return wakes() >= awake+2 })
+			testkit.Eventually(t, "some of them have woken it", func() bool { return wakes() >= awake+2 })
 			cancel()
 			sleeper.Wait()
 		})
@@ -133,19 +134,19 @@ func TestEveryWayInWakes(t *testing.T) {
 			return nil
 		}},
 		{"exec", "exec", func(t *testing.T) error {
-			_, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"true"}}})
+			_, err := n.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"true"}}})
 			return err
 		}},
 		{"files", "files", func(t *testing.T) error {
-			_, err := n.API.WriteFile(within(t), b.id, "/tmp/f", 0, strings.NewReader("x"))
+			_, err := n.API.WriteFile(testkit.Context(t), b.id, "/tmp/f", 0, strings.NewReader("x"))
 			return err
 		}},
 		{"reading a file", "files", func(t *testing.T) error {
-			_, err := n.API.Stat(within(t), b.id, "/srv/server.js")
+			_, err := n.API.Stat(testkit.Context(t), b.id, "/srv/server.js")
 			return err
 		}},
 		{"archive", "files", func(t *testing.T) error {
-			tar, err := n.API.GetArchive(within(t), b.id, "/srv")
+			tar, err := n.API.GetArchive(testkit.Context(t), b.id, "/srv")
 			if err != nil {
 				return err
 			}
@@ -154,14 +155,14 @@ func TestEveryWayInWakes(t *testing.T) {
 			return err
 		}},
 		{"process", "process", func(t *testing.T) error {
-			_, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"true"}}})
+			_, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"true"}}})
 			return err
 		}},
 		{"logs", "process", func(t *testing.T) error {
-			return n.API.Logs(within(t), b.id, b.web.ID, false, func(client.Log) error { return nil })
+			return n.API.Logs(testkit.Context(t), b.id, b.web.ID, false, func(client.Log) error { return nil })
 		}},
 		{"requested", "requested", func(t *testing.T) error {
-			_, err := n.API.Wake(within(t), b.id)
+			_, err := n.API.Wake(testkit.Context(t), b.id)
 			return err
 		}},
 	} {
@@ -203,7 +204,7 @@ func TestReadsWakeNothing(t *testing.T) {
 			}
 		}
 		n.admin(t, "/metrics")
-		_, err := n.API.Hold(within(t), b.id, 0)
+		_, err := n.API.Hold(testkit.Context(t), b.id, 0)
 		b.must(err)
 		if woke := b.events("woke")[known:]; len(woke) != 0 || b.state() != rest.state {
 			t.Errorf("%s: it was woken by %+v", rest.state, woke)

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/coder/websocket"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestWebSocketsAreClosedAsGoingAway(t *testing.T) {
@@ -23,7 +24,7 @@ func TestWebSocketsAreClosedAsGoingAway(t *testing.T) {
 		conn := b.dialWebSocket(c)
 		b.echo(conn, "hello")
 		end.do()
-		if _, text, err := conn.Read(within(t)); websocket.CloseStatus(err) != websocket.StatusGoingAway {
+		if _, text, err := conn.Read(testkit.Context(t)); websocket.CloseStatus(err) != websocket.StatusGoingAway {
 			t.Errorf("%s: heard %q, %v", end.name, text, err)
 		}
 	}

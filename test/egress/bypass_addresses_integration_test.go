@@ -12,7 +12,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // decoy listens where no sandbox may come, on every address of the machine.
@@ -86,7 +86,7 @@ func (b *box) audited(filter client.FlowFilter, reason string) {
 	if filter.Verdict == "" {
 		filter.Verdict = "deny"
 	}
-	testnode.Eventually(b.t, fmt.Sprintf("the audit log says of %q %q", filter.Host, reason), func() bool {
+	testkit.Eventually(b.t, fmt.Sprintf("the audit log says of %q %q", filter.Host, reason), func() bool {
 		for _, f := range b.flows(filter) {
 			if strings.Contains(f.Reason, reason) {
 				return true
@@ -99,7 +99,7 @@ func (b *box) audited(filter client.FlowFilter, reason string) {
 // auditedAddress is audited for a connection to an address without a name.
 func (b *box) auditedAddress(address, reason string) {
 	b.t.Helper()
-	testnode.Eventually(b.t, fmt.Sprintf("the audit log says of %s %q", address, reason), func() bool {
+	testkit.Eventually(b.t, fmt.Sprintf("the audit log says of %s %q", address, reason), func() bool {
 		for _, f := range b.flows(client.FlowFilter{Kind: "connection", Verdict: "deny"}) {
 			if f.Address == address && strings.Contains(f.Reason, reason) {
 				return true
@@ -127,7 +127,7 @@ func TestAddressesByNumberLeadNowhere(t *testing.T) {
 	for _, spelling := range []string{"169.254.169.254", "2852039166", "0xa9fea9fe", "0251.0376.0251.0376", "169.254.43518", "0xa9.254.0251.0xfe"} {
 		before := len(b.flows(client.FlowFilter{Kind: "connection"}))
 		b.refused("http://" + spelling + "/latest/meta-data/")
-		testnode.Eventually(t, spelling+" is audited", func() bool {
+		testkit.Eventually(t, spelling+" is audited", func() bool {
 			flows := b.flows(client.FlowFilter{Kind: "connection"})
 			return len(flows) > before && flows[len(flows)-1].Address == "169.254.169.254" && strings.Contains(flows[len(flows)-1].Reason, unnamed)
 		})
@@ -182,11 +182,11 @@ func TestAWideRuleDoesNotLeadToTheNode(t *testing.T) {
 func TestASandboxDoesNotReachAnother(t *testing.T) {
 	n := commonNode(t)
 	one, two := n.newBox(t), n.newBox(t)
-	server, err := n.API.StartProcess(within(t), two.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-m", "http.server", "-b", "0.0.0.0", "8077"}}})
+	server, err := n.API.StartProcess(testkit.Context(t), two.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"python3", "-m", "http.server", "-b", "0.0.0.0", "8077"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	testnode.Eventually(t, "it serves", func() bool { return two.try("curl -sS http://127.0.0.1:8077/").ExitCode == 0 })
+	testkit.Eventually(t, "it serves", func() bool { return two.try("curl -sS http://127.0.0.1:8077/").ExitCode == 0 })
 	t.Logf("process %d serves", server.PID)
 	for _, address := range []string{"198.18.0.2", "127.0.0.1", "198.18.0.1"} {
 		one.refused("http://" + address + ":8077/")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // speak sends bytes as they are, over TLS to hosts of *.look.test and without
@@ -18,7 +19,7 @@ func (b *box) speak(host, bytes string) string {
 	if strings.HasSuffix(host, ".look.test") {
 		argv = []string{"python3", "/tmp/say.py", "tls", host, "443", host}
 	}
-	r, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: types.Command{Argv: argv}, Stdin: []byte(bytes)})
+	r, err := b.node.API.Exec(testkit.Context(b.t), b.id, client.ExecRequest{Command: types.Command{Argv: argv}, Stdin: []byte(bytes)})
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // nameServer is the node's name server in a test, with the test's answers.
@@ -168,7 +169,7 @@ func TestNamesThatAreAskedForDoNotLeaveTheNode(t *testing.T) {
 				stdin = append([]byte{byte(len(packed) >> 8), byte(len(packed))}, packed...)
 			}
 			// A server of TCP ends the connection when the client says no more.
-			r, err := n.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"python3", "/tmp/say.py", how, "198.18.0.1", "53"}}, Stdin: stdin})
+			r, err := n.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"python3", "/tmp/say.py", how, "198.18.0.1", "53"}}, Stdin: stdin})
 			if err != nil || r.ExitCode != 0 {
 				t.Errorf("%s by %s: %+v, %v", dns.TypeToString[kind], how, r, err)
 				continue

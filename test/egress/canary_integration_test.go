@@ -22,7 +22,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // shortestCanary in bytes: what is shorter is found by chance.
@@ -163,7 +163,7 @@ func (c *canary) search(where string, r io.Reader) error {
 // home, its metrics and the responses of its API. Secrets that were found anywhere
 // are the error.
 func (n *node) search() error {
-	ctx, cancel := context.WithTimeout(context.Background(), testnode.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	errs := []error{n.canary.search("the node's log", n.Output())}
 	if n.Runs() {

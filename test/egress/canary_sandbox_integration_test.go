@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 // everything passes on what can be read in a sandbox: see the program of that name.
@@ -70,7 +71,7 @@ func (n *node) searchSandbox(ctx context.Context, id string) error {
 func (b *box) read() []byte {
 	b.t.Helper()
 	var all []byte
-	err := b.node.everything(within(b.t), b.id, func(r io.Reader) (err error) {
+	err := b.node.everything(testkit.Context(b.t), b.id, func(r io.Reader) (err error) {
 		all, err = io.ReadAll(r)
 		return err
 	})
@@ -112,7 +113,7 @@ func TestTheCanaryFindsWhatASandboxCanRead(t *testing.T) {
 		value := hex.EncodeToString(sum[:16])
 		values[place] = value
 		text := strings.Join(strings.Split(value, ""), ",")
-		r, err := b.node.API.Exec(within(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"sh", "-c", command, "sh", text}}})
+		r, err := b.node.API.Exec(testkit.Context(t), b.id, client.ExecRequest{Command: types.Command{Argv: []string{"sh", "-c", command, "sh", text}}})
 		if err != nil || r.ExitCode != 0 {
 			t.Fatalf("%s: %+v, %v", place, r, err)
 		}

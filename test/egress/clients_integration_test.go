@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // mode from a client to a server.
@@ -73,7 +74,7 @@ func (u *user) trustServers() {
 
 func (b *box) write(path string, mode os.FileMode, data []byte) {
 	b.t.Helper()
-	if _, err := b.node.API.WriteFile(within(b.t), b.id, path, mode, strings.NewReader(string(data))); err != nil {
+	if _, err := b.node.API.WriteFile(testkit.Context(b.t), b.id, path, mode, strings.NewReader(string(data))); err != nil {
 		b.t.Fatal(err)
 	}
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // hostile is the module of the program hostile.
@@ -40,7 +40,7 @@ func padded(wasm []byte, size int) []byte {
 
 func (n *node) push(t *testing.T, name string, wasm []byte) {
 	t.Helper()
-	if _, err := n.API.PushPolicy(within(t), name, bytes.NewReader(wasm)); err != nil {
+	if _, err := n.API.PushPolicy(testkit.Context(t), name, bytes.NewReader(wasm)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -48,7 +48,7 @@ func (n *node) push(t *testing.T, name string, wasm []byte) {
 // well checks that the node and the sandbox's egress work.
 func (b *box) well() {
 	b.t.Helper()
-	if _, err := b.node.API.Node(within(b.t)); err != nil {
+	if _, err := b.node.API.Node(testkit.Context(b.t)); err != nil {
 		b.t.Errorf("the node: %v", err)
 	}
 	b.exec("curl -sSf --max-time 60 https://well.look.test/")
@@ -93,7 +93,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 	b.rules(`[{"name":"kept","hosts":["kept.look.test"],"action":"deny","reason":"kept"}]`)
 	for _, do := range []string{"loop", "output", "memory", "trap", "error"} {
 		rules := fmt.Sprintf(`[{"name":"harm","hosts":["starts.look.test"],"policies":[{"name":"starts","config":{"do":%q,"at":"start"}}]}]`, do)
-		_, err := n.API.SetRules(within(t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)})
+		_, err := n.API.SetRules(testkit.Context(t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)})
 		var refused *problem.Problem
 		if !errors.As(err, &refused) || refused.Status >= 500 || !strings.Contains(err.Error(), "starts") {
 			t.Errorf("%s: %v", do, err)
@@ -101,7 +101,7 @@ func TestAPolicyThatDoesNotStartMakesNoRule(t *testing.T) {
 		t.Logf("%s: %v", do, err)
 		b.well()
 	}
-	if set, err := n.API.Rules(within(t), b.id); err != nil || !strings.Contains(string(set.Rules), "kept") {
+	if set, err := n.API.Rules(testkit.Context(t), b.id); err != nil || !strings.Contains(string(set.Rules), "kept") {
 		t.Errorf("the rules are %s, %v", set.Rules, err)
 	}
 }
@@ -123,14 +123,14 @@ func TestInvalidPolicyIsRefusedWithAReason(t *testing.T) {
 		{"17 MiB", "16777216 bytes", padded(wasm, 17<<20)},
 		{"200 MB", "16777216 bytes", padded(wasm, 200e6)},
 	} {
-		_, err := n.API.PushPolicy(within(t), "wrong", bytes.NewReader(c.module))
+		_, err := n.API.PushPolicy(testkit.Context(t), "wrong", bytes.NewReader(c.module))
 		var refused *problem.Problem
 		if !errors.As(err, &refused) || refused.Status < 400 || refused.Status >= 500 || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v", c.name, err)
 		}
 		t.Logf("%s: %v", c.name, err)
 	}
-	policies, err := n.API.Policies(within(t))
+	policies, err := n.API.Policies(testkit.Context(t))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -151,7 +151,7 @@ func TestAPolicyIsReplacedUnderLoadWithoutAFailedRequest(t *testing.T) {
 	b := n.newBox(t)
 	b.rules(`[{"name":"turns","hosts":["turns.look.test"],"policies":[{"name":"turns"}]}]`)
 	b.exec("rm -f /tmp/stop; curl -sSf -o /tmp/first https://turns.look.test/")
-	ctx, cancel := context.WithTimeout(t.Context(), testnode.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	type outcome struct {
 		result types.ExecResult
@@ -171,7 +171,7 @@ func TestAPolicyIsReplacedUnderLoadWithoutAFailedRequest(t *testing.T) {
 	for i := range replacements {
 		before := len(n.servers.requests("turns.look.test"))
 		n.push(t, "turns", padded(wasm, 1+i%2))
-		testnode.Eventually(t, "requests pass through it", func() bool { return len(n.servers.requests("turns.look.test")) > before+20 })
+		testkit.Eventually(t, "requests pass through it", func() bool { return len(n.servers.requests("turns.look.test")) > before+20 })
 	}
 	b.exec("touch /tmp/stop")
 	if o := <-load; o.err != nil || o.result.ExitCode != 0 {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/testkit"
 )
 
 //go:embed testdata/say.py
@@ -21,7 +22,7 @@ var say string
 // put writes a program into the sandbox.
 func (b *box) put(path string, program io.Reader) {
 	b.t.Helper()
-	if _, err := b.node.API.WriteFile(within(b.t), b.id, path, 0o755, program); err != nil {
+	if _, err := b.node.API.WriteFile(testkit.Context(b.t), b.id, path, 0o755, program); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -117,7 +118,7 @@ func TestASecretCannotAddALine(t *testing.T) {
 	n := commonNode(t)
 	const host = "lines.look.test"
 	value := []byte("tok-lines-Jq7TzW2nHs5X\r\nX-Evil: 1")
-	if _, err := n.API.PutSecret(within(t), "lines", value, []string{host}); err != nil {
+	if _, err := n.API.PutSecret(testkit.Context(t), "lines", value, []string{host}); err != nil {
 		t.Fatal(err)
 	}
 	n.canary.watch(string(value))

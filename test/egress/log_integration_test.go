@@ -11,13 +11,13 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // logHas waits until the node's log contains a text.
 func (n *node) logHas(t *testing.T, text string) {
 	t.Helper()
-	testnode.Eventually(t, fmt.Sprintf("the node's log contains %q", text), func() bool {
+	testkit.Eventually(t, fmt.Sprintf("the node's log contains %q", text), func() bool {
 		all, err := io.ReadAll(n.Output())
 		return err == nil && strings.Contains(string(all), text)
 	}, n.Log)
@@ -59,7 +59,7 @@ while True:
 func TestPreviewsThatBreakOffStayOutOfTheLog(t *testing.T) {
 	b := commonNode(t).newBox(t)
 	b.put("/tmp/server.py", strings.NewReader(brokenServer))
-	ctx := within(t)
+	ctx := testkit.Context(t)
 	if _, err := b.node.API.StartProcess(ctx, b.id, types.StartProcessRequest{Command: types.Command{Command: "python3 /tmp/server.py"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestPreviewsThatBreakOffStayOutOfTheLog(t *testing.T) {
 		}
 		req.Header.Set("Referer", "https://example.test/canary-of-the-referer")
 		visitor := b.node.Client(proto)
-		testnode.Eventually(t, "the preview breaks off", func() bool {
+		testkit.Eventually(t, "the preview breaks off", func() bool {
 			res, err := visitor.Do(req)
 			if err != nil {
 				return true

@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // node is a node whose sandboxes reach the test's servers by names under .test.
@@ -154,13 +155,13 @@ func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *
 	for _, f := range edit {
 		f(&req)
 	}
-	sb, _, err := n.API.Create(within(t), req)
+	sb, _, err := n.API.Create(testkit.Context(t), req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &box{t: t, node: n, id: sb.ID}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), testnode.Patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		if err := n.searchBox(ctx, b.id); err != nil {
 			t.Error(err)
@@ -175,7 +176,7 @@ func (n *node) newBox(t *testing.T, edit ...func(*types.CreateSandboxRequest)) *
 // try runs a shell command and returns what came of it.
 func (b *box) try(command string) types.ExecResult {
 	b.t.Helper()
-	result, err := b.node.API.Exec(within(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}})
+	result, err := b.node.API.Exec(testkit.Context(b.t), b.id, client.ExecRequest{Command: types.Command{Command: command}})
 	if err != nil {
 		b.t.Fatalf("%s: %v", command, err)
 	}
@@ -191,15 +192,6 @@ func (b *box) exec(command string) string {
 		b.t.Fatalf("%s: exit code %d\n%s%s", command, r.ExitCode, r.Stdout, r.Stderr)
 	}
 	return strings.TrimSpace(r.Stdout)
-}
-
-// within bounds a call, generously: it decides only how long a broken node keeps a
-// test.
-func within(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testnode.Patience)
-	t.Cleanup(cancel)
-	return ctx
 }
 
 func after(d time.Duration) func(*types.CreateSandboxRequest) {

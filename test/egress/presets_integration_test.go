@@ -15,6 +15,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // documented returns the lines of a page that are printed as one block of code, from
@@ -94,7 +95,7 @@ func TestTheRulesOfTheDocumentation(t *testing.T) {
 	for url, want := range map[string]string{
 		"https://raw.githubusercontent.com/a": "allow owner/github github", "https://files.mirror.example.com/": "allow owner/packages pypi", "https://other.pass.test/": "deny default ",
 	} {
-		e, err := n.API.Explain(within(t), b.id, types.ExplainRequest{Method: "GET", URL: url})
+		e, err := n.API.Explain(testkit.Context(t), b.id, types.ExplainRequest{Method: "GET", URL: url})
 		if got := string(e.Verdict) + " " + e.Rule + " " + e.Preset; err != nil || got != want {
 			t.Errorf("%s: explained as %q, %v, want %q", url, got, err, want)
 		}
@@ -129,7 +130,7 @@ func TestOperatorsPresetsFollowReloads(t *testing.T) {
 	if out := doze("egress", "presets"); !regexp.MustCompile(`(?m)^site +node +1`).MatchString(out) || !regexp.MustCompile(`(?m)^github +built_in `).MatchString(out) {
 		t.Errorf("the presets are\n%s", out)
 	}
-	if _, err := n.API.SetRules(within(t), "", client.RulesUpdate{Default: "deny", Rules: []byte(`[{"name":"site","hosts":["preset:site"],"action":"allow"}]`)}); err != nil {
+	if _, err := n.API.SetRules(testkit.Context(t), "", client.RulesUpdate{Default: "deny", Rules: []byte(`[{"name":"site","hosts":["preset:site"],"action":"allow"}]`)}); err != nil {
 		t.Fatal(err)
 	}
 	reaches := func(when string, want ...string) {

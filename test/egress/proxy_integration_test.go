@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 // proxied is a node with a proxy, and curl outside of every sandbox.
@@ -58,7 +59,7 @@ func newProxied(t *testing.T) *proxied {
 
 func (p *proxied) api(method, path, body string) string {
 	p.t.Helper()
-	status, text, err := p.Do(within(p.t), method, path, "application/json", strings.NewReader(body))
+	status, text, err := p.Do(testkit.Context(p.t), method, path, "application/json", strings.NewReader(body))
 	if err != nil || status >= 300 {
 		p.t.Fatalf("%s %s: %d %s, %v", method, path, status, text, err)
 	}
@@ -68,7 +69,7 @@ func (p *proxied) api(method, path, body string) string {
 // curl runs it through the proxy, and returns what it printed and its exit code.
 func (p *proxied) curl(key string, args ...string) (out string, code int) {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testnode.Patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	args = append([]string{
 		"-sS", "--proxy", fmt.Sprintf("https://proxy.doze.localhost:%d", p.port), "--proxy-user", "agent:" + key,
@@ -88,7 +89,7 @@ func TestCurlOutsideOfSandboxesGoesByTheSameRules(t *testing.T) {
 	p := newProxied(t)
 	const value = "outside-secret-4f9a1c77"
 	p.api("PUT", "/secrets/api", `{"value":"`+value+`","hosts":["*.look.test"]}`)
-	testnode.Eventually(t, "the proxy has a certificate", func() bool {
+	testkit.Eventually(t, "the proxy has a certificate", func() bool {
 		_, code := p.curl(p.Token, "https://up.pass.test/")
 		return code == 0
 	})

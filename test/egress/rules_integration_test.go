@@ -8,6 +8,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestRefusalsAreFastReadableAndAudited(t *testing.T) {
@@ -80,7 +81,7 @@ func TestWithoutARuleNothingLeavesWhereTheDefaultIsDeny(t *testing.T) {
 	if r := b.try("curl -sS --connect-timeout 5 http://192.0.2.7/"); r.ExitCode != 7 {
 		t.Errorf("an address that no name led to: %+v", r)
 	}
-	e, err := n.API.Explain(within(t), b.id, types.ExplainRequest{Method: "GET", URL: "https://other.pass.test/"})
+	e, err := n.API.Explain(testkit.Context(t), b.id, types.ExplainRequest{Method: "GET", URL: "https://other.pass.test/"})
 	if err != nil || e.Verdict != "deny" || e.Rule != "default" {
 		t.Errorf("explained as %+v, %v", e, err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
 // token is a value that nothing in a sandbox may ever hold.
@@ -17,7 +18,7 @@ const token = "tok-V9x2QmZ7LwR4sK8pB3nD"
 func (n *node) secret(t *testing.T, name, value string, hosts ...string) {
 	t.Helper()
 	n.canary.watch(value)
-	if _, err := n.API.PutSecret(within(t), name, []byte(value), hosts); err != nil {
+	if _, err := n.API.PutSecret(testkit.Context(t), name, []byte(value), hosts); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -25,7 +26,7 @@ func (n *node) secret(t *testing.T, name, value string, hosts ...string) {
 // rules sets the rules of the sandbox.
 func (b *box) rules(rules string) {
 	b.t.Helper()
-	if _, err := b.node.API.SetRules(within(b.t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)}); err != nil {
+	if _, err := b.node.API.SetRules(testkit.Context(b.t), b.id, client.RulesUpdate{Rules: json.RawMessage(rules)}); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -33,7 +34,7 @@ func (b *box) rules(rules string) {
 // flows are what the sandbox sent.
 func (b *box) flows(filter client.FlowFilter) []types.Flow {
 	b.t.Helper()
-	flows, err := b.node.API.Flows(within(b.t), b.id, filter, 0)
+	flows, err := b.node.API.Flows(testkit.Context(b.t), b.id, filter, 0)
 	if err != nil {
 		b.t.Fatal(err)
 	}

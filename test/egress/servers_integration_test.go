@@ -27,6 +27,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/doze-run/doze/egress/rule/preset"
+	"github.com/doze-run/doze/testkit"
 )
 
 // servers are what the names under .test lead to, on the loopback: HTTPS on port
@@ -250,11 +251,11 @@ func (s *servers) held(t *testing.T, host string) (release func(text string)) {
 		return func(text string) {
 			select {
 			case answer <- text:
-			case <-within(t).Done():
+			case <-testkit.Context(t).Done():
 				t.Error("the waiting client has left")
 			}
 		}
-	case <-within(t).Done():
+	case <-testkit.Context(t).Done():
 		t.Fatalf("%s got no request", host)
 		return nil
 	}

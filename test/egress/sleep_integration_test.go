@@ -8,12 +8,12 @@ import (
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/test/testnode"
+	"github.com/doze-run/doze/testkit"
 )
 
 func (b *box) show() types.Sandbox {
 	b.t.Helper()
-	sb, err := b.node.API.Get(within(b.t), b.id)
+	sb, err := b.node.API.Get(testkit.Context(b.t), b.id)
 	if err != nil {
 		b.t.Fatal(err)
 	}
@@ -22,7 +22,7 @@ func (b *box) show() types.Sandbox {
 
 func (b *box) sleep() {
 	b.t.Helper()
-	if _, err := b.node.API.Sleep(within(b.t), b.id); err != nil {
+	if _, err := b.node.API.Sleep(testkit.Context(b.t), b.id); err != nil {
 		b.t.Fatal(err)
 	}
 }
@@ -34,17 +34,17 @@ func TestResponseWakesTheSandboxThatWaitsForIt(t *testing.T) {
 		t.Run(host, func(t *testing.T) {
 			n := commonNode(t)
 			b := n.newBox(t)
-			p, err := n.API.StartProcess(within(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"curl", "-sSk", "https://" + host + "/hold"}}, Name: "waits"})
+			p, err := n.API.StartProcess(testkit.Context(t), b.id, types.StartProcessRequest{Command: types.Command{Argv: []string{"curl", "-sSk", "https://" + host + "/hold"}}, Name: "waits"})
 			if err != nil {
 				t.Fatal(err)
 			}
 			release := n.servers.held(t, host)
 			// The server's first bytes, such as TLS's tickets, may wake it again.
-			testnode.Eventually(t, "it sleeps", func() bool { b.sleep(); return b.show().State == "asleep" })
+			testkit.Eventually(t, "it sleeps", func() bool { b.sleep(); return b.show().State == "asleep" })
 			release("the response")
-			testnode.Eventually(t, "the response woke it", func() bool { return b.show().State == "running" })
+			testkit.Eventually(t, "the response woke it", func() bool { return b.show().State == "running" })
 			var text strings.Builder
-			err = n.API.Logs(within(t), b.id, p.ID, true, func(l client.Log) error { text.Write(l.Data); return nil })
+			err = n.API.Logs(testkit.Context(t), b.id, p.ID, true, func(l client.Log) error { text.Write(l.Data); return nil })
 			if err != nil || !strings.Contains(text.String(), "the response") {
 				t.Errorf("got %q, %v", text.String(), err)
 			}
@@ -62,7 +62,7 @@ func TestTheNetworkIsThereAgainAfterARestart(t *testing.T) {
 		do   func()
 	}{
 		{"of the sandbox", func() {
-			if _, err := n.API.Stop(within(t), b.id); err != nil {
+			if _, err := n.API.Stop(testkit.Context(t), b.id); err != nil {
 				t.Fatal(err)
 			}
 		}},

@@ -286,26 +286,3 @@ func FreePort() (int, error) {
 	defer l.Close()
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
-
-// Patience bounds every wait of a test. It decides only how long a broken node
-// keeps it, so it is generous: the machine may be busy.
-const Patience = 90 * time.Second
-
-// Eventually waits until something holds. A failure names what, and what detail says.
-func Eventually(t testing.TB, what string, holds func() bool, detail ...func() string) {
-	t.Helper()
-	deadline := time.Now().Add(Patience)
-	for pause := 2 * time.Millisecond; !holds(); pause = min(2*pause, 100*time.Millisecond) {
-		if time.Now().After(deadline) {
-			for _, say := range detail {
-				what += "; " + say()
-			}
-			t.Fatalf("waited in vain until %s", what)
-		}
-		select {
-		case <-time.After(pause):
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
-}

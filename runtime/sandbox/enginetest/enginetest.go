@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // System is an Engine with what it needs to make containers.
@@ -36,9 +37,6 @@ type System struct {
 	// ProcessLimit is how many processes a running container may have.
 	ProcessLimit func(t testing.TB, c sandbox.Container) int64
 }
-
-// patience bounds each test. It does not measure speed.
-const patience = 2 * time.Minute
 
 // grace is how long the suite lets first processes end by themselves. One that has
 // just been started may not listen yet.
@@ -75,7 +73,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"EndedContextEndsTheCall", endedContext},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 			t.Cleanup(cancel)
 			c.test(&suite{T: t, System: open(t), ctx: ctx})
 		})
@@ -118,7 +116,7 @@ func (s *suite) spec(id sandbox.ID) sandbox.ContainerSpec {
 	s.Helper()
 	spec := s.Spec(s, id)
 	s.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 		defer cancel()
 		if err := s.Engine.Remove(ctx, id); err != nil {
 			s.Errorf("Remove: %v", err)

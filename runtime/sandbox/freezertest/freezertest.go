@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // System is a Freezer with something that it can freeze. Ids given to it are
@@ -28,9 +29,6 @@ type Counter interface {
 	// suite calls it always.
 	Stop()
 }
-
-// patience bounds each wait of the suite. It does not measure speed.
-const patience = 20 * time.Second
 
 // Run runs the suite. Each test opens a System of its own, which ends by
 // t.Cleanup.
@@ -52,7 +50,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"ManyFreezeAndThawAtOnce", concurrent},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 			defer cancel()
 			c.test(&suite{T: t, System: open(t), ctx: ctx})
 		})

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // System is a Network with something to reach.
@@ -43,9 +44,6 @@ func Greeting(id sandbox.ID, ip string, port uint16) string {
 	return fmt.Sprintf("%s %s %d\n", id, ip, port)
 }
 
-// patience bounds each test. It does not measure speed.
-const patience = 60 * time.Second
-
 // Run runs the suite. Each test opens a System of its own, which ends by
 // t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) System) {
@@ -67,7 +65,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"NoDescriptorIsLeft", descriptors},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 			defer cancel()
 			c.test(&suite{T: t, System: open(t), ctx: ctx})
 		})

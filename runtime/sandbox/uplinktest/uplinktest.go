@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // System is an Uplink with sandboxes to attach.
@@ -32,9 +33,6 @@ type Box interface {
 	// Stop ends all its processes and waits until they are gone. Idempotent.
 	Stop()
 }
-
-// patience bounds each test. It does not measure speed.
-const patience = 60 * time.Second
 
 // Run runs the suite. Each test opens a System of its own, which ends by t.Cleanup.
 func Run(t *testing.T, open func(t *testing.T) System) {
@@ -57,7 +55,7 @@ func Run(t *testing.T, open func(t *testing.T) System) {
 		{"NoDescriptorIsLeft", descriptors},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
+			ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 			defer cancel()
 			c.test(&suite{T: t, System: open(t), ctx: ctx})
 		})
