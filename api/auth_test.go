@@ -50,13 +50,13 @@ func TestRoutesNeedTheToken(t *testing.T) {
 	}
 }
 
-func TestEmptyTokenAuthenticatesNobody(t *testing.T) {
+func TestEmptyTokenAuthenticatesNoRequest(t *testing.T) {
 	if _, ok := SingleToken("", "operator")(""); ok {
 		t.Error("it did")
 	}
 }
 
-func TestOwnerSeesHisSandboxesOnly(t *testing.T) {
+func TestOwnersSeeTheirSandboxesOnly(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("mine")
 	other := newAPI(t, Config{Sandboxes: s.node.Manager, Auth: SingleToken(testToken, "somebody")})

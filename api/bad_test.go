@@ -25,6 +25,7 @@ import (
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestBadBodiesAreRefused(t *testing.T) {
@@ -71,7 +72,7 @@ func TestBadBodiesAreRefused(t *testing.T) {
 				t.Errorf("detail is %.300q", p.Detail)
 			}
 			if b, _ := json.Marshal(p); len(b) > 8<<10 {
-				t.Errorf("the answer has %d bytes", len(b))
+				t.Errorf("the response has %d bytes", len(b))
 			}
 		})
 	}
@@ -91,7 +92,7 @@ func TestParametersAreCheckedBeforeTheBody(t *testing.T) {
 	s.refused(problem.JSONInvalid, "POST", "/sandbox/"+strings.Repeat("x", 255)+"/exec", "{")
 }
 
-func TestManyFaultsMakeAShortAnswer(t *testing.T) {
+func TestManyFaultsMakeAShortResponse(t *testing.T) {
 	s := newServer(t, Limits{})
 	var body strings.Builder
 	body.WriteString(`{`)
@@ -191,7 +192,7 @@ func TestWrongAddressesAreRefused(t *testing.T) {
 	}
 }
 
-func TestBodyThatNobodyReadsIsRefused(t *testing.T) {
+func TestBodyOfARouteWithoutFieldsIsRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	for _, route := range []string{"sleep", "stop", "wake"} {
@@ -284,7 +285,7 @@ func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
 			if tc.close {
 				conn.(*net.TCPConn).CloseWrite()
 			}
-			conn.SetReadDeadline(time.Now().Add(patience))
+			conn.SetReadDeadline(time.Now().Add(testkit.Patience))
 			got, err := io.ReadAll(io.LimitReader(conn, 4096))
 			if !strings.Contains(string(got), `"code":"`+tc.code.String()+`"`) {
 				t.Errorf("got %q, %v", got, err)
@@ -293,7 +294,7 @@ func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
 	}
 }
 
-// A reader that reads nothing must not hold a stream for ever.
+// A reader that reads nothing must not keep a stream open indefinitely.
 func TestClientThatReadsNothingIsCutOff(t *testing.T) {
 	s := newServer(t, Limits{Stall: 200 * time.Millisecond})
 	id := s.create("box")
@@ -305,7 +306,7 @@ func TestClientThatReadsNothingIsCutOff(t *testing.T) {
 	defer conn.Close()
 	io.WriteString(conn, "POST /api/v1/sandbox/box/exec HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+testToken+
 		"\r\nContent-Length: "+itoa(len(body))+"\r\n\r\n"+body)
-	conn.SetReadDeadline(time.Now().Add(patience))
+	conn.SetReadDeadline(time.Now().Add(testkit.Patience))
 	if _, err := io.ReadFull(conn, make([]byte, len("HTTP/1.1 200 OK"))); err != nil { // the stream has begun
 		t.Fatal(err)
 	}
@@ -326,9 +327,9 @@ func (w *heldWriter) Write(b []byte) (int, error) {
 	return w.ResponseRecorder.Write(b)
 }
 
-// What is in memory until a slow client has read it counts until then; the
-// sandbox is not kept awake for it.
-func TestAnswerHasItsPlaceUntilItIsWritten(t *testing.T) {
+// Output in memory counts until a slow client has read it; it does not keep the sandbox
+// awake.
+func TestResponseHasItsSlotUntilItIsWritten(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("box")
 	process := must[types.Process](s, http.StatusCreated, "POST", "/sandbox/box/process", `{"command":"echo x; exec sleep 1000"}`).ID
@@ -406,8 +407,8 @@ func (l deadlineListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// Connections are used again after answers that had deadlines.
-func TestDeadlinesEndWithTheirAnswer(t *testing.T) {
+// Connections are reused after responses that had deadlines.
+func TestDeadlinesEndWithTheirResponse(t *testing.T) {
 	s := newUnstartedServer(t, Limits{})
 	accepted := make(chan *deadlineConn, 10)
 	s.http.Listener = deadlineListener{s.http.Listener, accepted}
@@ -420,12 +421,12 @@ func TestDeadlinesEndWithTheirAnswer(t *testing.T) {
 			t.Fatalf("status %d, %d bytes", got.status, len(got.body))
 		}
 		dir := t.TempDir()
-		ended := make(chan answer, 1)
+		ended := make(chan response, 1)
 		go func() {
 			ended <- s.do("POST", "/sandbox/box/exec", map[string]any{"command": "mkfifo gate; echo >up; cat gate", "cwd": dir})
 		}()
 		s.eventually("the command runs", func() bool { _, err := os.Stat(filepath.Join(dir, "up")); return err == nil })
-		// Neither what was read of this request nor the answer before has left any.
+		// Neither reading this request nor the response before has left any.
 		if read, write := conn.deadlines(); !read.IsZero() || !write.IsZero() {
 			t.Errorf("while the next command runs, the deadlines are %v and %v", read, write)
 		}
@@ -470,7 +471,7 @@ func TestFailedWriteEndsTheStream(t *testing.T) {
 		}()
 		select {
 		case <-ended:
-		case <-time.After(patience):
+		case <-time.After(testkit.Patience):
 			t.Fatalf("%s goes on", r.URL.Path)
 		}
 	}
@@ -500,7 +501,7 @@ func TestCreationGoesOnWithoutItsClient(t *testing.T) {
 	}
 }
 
-func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
+func TestClientsGetAProblemWhenTheNodeShutsDown(t *testing.T) {
 	s := newUnstartedServer(t, Limits{})
 	node, exit := context.WithCancel(t.Context())
 	s.http.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { // as the Caddy module does
@@ -518,7 +519,7 @@ func TestClientsAreToldThatTheNodeCloses(t *testing.T) {
 	logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 	logs.expect("stdout")
 	timeline := s.open("GET", "/sandbox/box/events?cursor=1000", nil, "Accept", eventStreamType)
-	buffered := make(chan answer, 1)
+	buffered := make(chan response, 1)
 	go func() { buffered <- s.do("POST", "/sandbox/box/exec", `{"command":"exec sleep 1000"}`) }()
 	s.eventually("the call is under way", func() bool { return s.api.calls.pool.Used() == 1 })
 
@@ -550,7 +551,7 @@ func (l logLines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// What fails while an answer is streamed is logged as what fails before it.
+// Failures of a streamed response are logged like failures before it.
 func TestFailuresOfStreamsAndDownloadsAreLogged(t *testing.T) {
 	s := newServer(t, Limits{})
 	log := make(logLines, 10)
@@ -573,7 +574,7 @@ func TestFailuresOfStreamsAndDownloadsAreLogged(t *testing.T) {
 		select {
 		case line := <-log:
 			missing = slices.DeleteFunc(missing, func(part string) bool { return strings.Contains(line, part) })
-		case <-time.After(patience):
+		case <-time.After(testkit.Patience):
 			t.Fatalf("the log lacks %q", missing)
 		}
 	}
@@ -604,7 +605,7 @@ func TestFailuresOfTheNodeHaveTheirCodes(t *testing.T) {
 	s.refused(problem.NodeDiskFull, "PATCH", "/sandbox/"+id, `{"labels":{}}`)
 	s.node.Store.Fill(false)
 	if sb := must[types.Sandbox](s, http.StatusOK, "POST", "/sandbox/box/wake", nil); len(sb.Ports) != 0 {
-		t.Errorf("a refused port is there: %+v", sb.Ports)
+		t.Errorf("a refused port was exposed: %+v", sb.Ports)
 	}
 }
 
@@ -631,7 +632,7 @@ func TestEveryErrorHasItsProblem(t *testing.T) {
 		{"store", nil, sandbox.ErrStoreFull, problem.NodeDiskFull},
 		{"wake", nil, wake(errors.New("boom")), problem.WakeFailed},
 		{"lost", nil, fromGuest(guest.ErrLost), problem.GuestLost},
-		{"no answer", nil, guest.ErrNoResponse, problem.SandboxTimeout},
+		{"no response", nil, guest.ErrNoResponse, problem.SandboxTimeout},
 		{"deadline", nil, context.DeadlineExceeded, problem.SandboxTimeout},
 		{"network", nil, &net.OpError{Op: "dial", Err: errors.New("refused")}, problem.GuestLost},
 		{"guest's nonsense", nil, fromGuest(errors.New("unusable JSON")), problem.GuestError},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestExecReturnsOutputAndExitCode(t *testing.T) {
@@ -35,7 +36,7 @@ func TestExecReturnsOutputAndExitCode(t *testing.T) {
 		{"binary stdin", map[string]any{"command": "od -An -tx1", "stdin": "/wA=", "stdin_encoding": "base64"}, types.ExecResult{Stdout: " ff 00\n"}},
 		{"binary output", map[string]any{"command": `printf '\377\001'; printf text >&2`}, types.ExecResult{Stdout: "/wE=", StdoutEncoding: "base64", Stderr: "text"}},
 		{"signal", map[string]any{"command": "kill -9 $$"}, types.ExecResult{ExecExit: types.ExecExit{ExitCode: 137, Signal: "SIGKILL"}}},
-		{"no such command in a shell", map[string]any{"command": "exit 127"}, types.ExecResult{ExecExit: types.ExecExit{ExitCode: 127}}},
+		{"unknown command in a shell", map[string]any{"command": "exit 127"}, types.ExecResult{ExecExit: types.ExecExit{ExitCode: 127}}},
 		{"max_output_bytes", map[string]any{"command": "printf 12345; printf 123 >&2", "max_output_bytes": 4}, types.ExecResult{Stdout: "1234", Stderr: "123", Truncated: true}},
 		{"max_output_bytes exactly", map[string]any{"command": "printf 1234", "max_output_bytes": 4}, types.ExecResult{Stdout: "1234"}},
 	} {
@@ -61,7 +62,7 @@ func TestExecKeepsReadingWhatItDoesNotKeep(t *testing.T) {
 	}
 }
 
-func TestTimeoutKillsTheTreeAndSaysSo(t *testing.T) {
+func TestTimeoutKillsTheTreeAndIsReported(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	fifo := filepath.Join(t.TempDir(), "fifo")
@@ -80,17 +81,17 @@ func TestTimeoutKillsTheTreeAndSaysSo(t *testing.T) {
 	}
 	// The whole tree has the fifo open. On a slow machine the shell may not have
 	// come far.
-	held.SetReadDeadline(time.Now().Add(patience))
+	held.SetReadDeadline(time.Now().Add(testkit.Patience))
 	up, err := io.ReadAll(held)
 	if err != nil {
-		t.Errorf("somebody is left: %v", err)
+		t.Errorf("a process is left: %v", err)
 	}
 	if len(up) > 0 && got.Stdout != "before\n" {
 		t.Errorf("stdout is %q", got.Stdout)
 	}
 }
 
-// alive says whether the process runs whose pid is in the file.
+// alive reports whether the process runs whose pid is in the file.
 func alive(t *testing.T, pidFile string) bool {
 	t.Helper()
 	b, err := os.ReadFile(pidFile)
@@ -167,7 +168,7 @@ func TestStreamedTextIsNeverCutInARune(t *testing.T) {
 	}
 }
 
-func TestStreamedTimeoutSaysSo(t *testing.T) {
+func TestStreamedTimeoutIsReported(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	stream := s.open("POST", "/sandbox/box/exec", map[string]any{"argv": []string{"sleep", "1000"}, "stream": true, "timeout": "50ms"})
@@ -210,7 +211,7 @@ func TestClientThatLeavesEndsItsCommand(t *testing.T) {
 			cancel()
 			<-ended
 			s.eventually("the command is gone", func() bool { return !alive(t, pidFile) })
-			s.sleep(id) // nobody holds a lease
+			s.sleep(id) // no lease is held
 		})
 	}
 }
@@ -271,7 +272,7 @@ func TestDestroyEndsStreamsCleanly(t *testing.T) {
 	must[struct{}](s, http.StatusNoContent, "DELETE", "/sandbox/box", nil)
 	exec.expect("error")
 	exec.expectEnd()
-	// The process was killed; whether the guest still said so is its luck.
+	// The process was killed; the guest may have sent its end before.
 	if ev, ok := logs.next(); !ok || ev.name != "error" && ev.name != "exit" {
 		t.Errorf("the logs ended with %+v", ev)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // wsExec is the client's end of the WebSocket of one command.
@@ -28,7 +29,7 @@ type wsExec struct {
 
 func (s *server) dialExec(path string) *wsExec {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(s.t.Context(), testkit.Patience)
 	s.t.Cleanup(cancel)
 	conn, resp, err := websocket.Dial(ctx, s.http.URL+Prefix+path, &websocket.DialOptions{
 		HTTPClient: s.http.Client(), HTTPHeader: http.Header{"Authorization": {"Bearer " + testToken}},
@@ -72,7 +73,7 @@ func (e *wsExec) stdin(data string) {
 }
 
 func (e *wsExec) read() (websocket.MessageType, string, error) {
-	ctx, cancel := context.WithTimeout(e.t.Context(), patience)
+	ctx, cancel := context.WithTimeout(e.t.Context(), testkit.Patience)
 	defer cancel()
 	kind, b, err := e.conn.Read(ctx)
 	return kind, string(b), err
@@ -199,12 +200,12 @@ func TestExecWebSocketWithoutInput(t *testing.T) {
 	}
 }
 
-func TestExecWebSocketTellsOfInputThatIsNotRead(t *testing.T) {
+func TestExecWebSocketReportsClosedStdin(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")
 	e, _ := s.execWS(map[string]any{"command": "exec <&-; echo closed; exec sleep 1000", "stream_stdin": true})
 	e.expectOutput(types.StreamStdout, "closed\n")
-	e.stdin("for nobody")
+	e.stdin("discarded")
 	expectMessage[types.ExecStdinClosed](e, "stdin_closed")
 }
 
@@ -328,8 +329,8 @@ func TestExecWebSocketDisconnectDuringAWake(t *testing.T) {
 	s.eventually("the stream is closed", func() bool { return s.api.streams.pool.Used() == 0 })
 }
 
-// A client that does not read slows the command down, for as long as it says that it
-// is there, and loses nothing.
+// A client that does not read but sends keepalives slows the command down, and loses
+// nothing.
 func TestExecWebSocketSlowClientLosesNothing(t *testing.T) {
 	const stall, tick = 3 * time.Second, 100 * time.Millisecond
 	s := newServer(t, Limits{Heartbeat: tick, Stall: stall})
@@ -361,8 +362,8 @@ func TestExecWebSocketSlowClientLosesNothing(t *testing.T) {
 	e.expectComplete()
 }
 
-// A client that neither reads nor says that it is there is given up.
-func TestExecWebSocketSilentClientIsGivenUp(t *testing.T) {
+// A client that neither reads nor sends is disconnected.
+func TestExecWebSocketSilentClientIsDisconnected(t *testing.T) {
 	s := newServer(t, Limits{Heartbeat: 20 * time.Millisecond, Stall: 200 * time.Millisecond})
 	s.create("box")
 	pid := filepath.Join(t.TempDir(), "pid")
@@ -375,8 +376,8 @@ func TestExecWebSocketSilentClientIsGivenUp(t *testing.T) {
 	e.conn.CloseNow()
 }
 
-// One that only listens answers pings, and is kept.
-func TestExecWebSocketSilentCommandIsKept(t *testing.T) {
+// One that only reads responds to pings, and stays connected.
+func TestExecWebSocketSilentCommandStaysConnected(t *testing.T) {
 	const stall = 5 * time.Second // no shorter than a loaded machine may stop a process
 	s := newServer(t, Limits{Heartbeat: 20 * time.Millisecond, Stall: stall})
 	s.create("box")
@@ -385,7 +386,7 @@ func TestExecWebSocketSilentCommandIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	pings := make(chan struct{}, 1000)
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	conn, _, err := websocket.Dial(ctx, s.http.URL+Prefix+"/sandbox/box/exec", &websocket.DialOptions{
 		HTTPClient: s.http.Client(), HTTPHeader: http.Header{"Authorization": {"Bearer " + testToken}},

@@ -42,7 +42,7 @@ func TestFeedHasEventsOfAllSandboxes(t *testing.T) {
 	}
 }
 
-func TestFeedSaysThatEventsWereMissed(t *testing.T) {
+func TestFeedReportsMissedEvents(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("one")
 	if page := must[types.FeedPage](s, http.StatusOK, "GET", "/events?cursor=otherrun-7", nil); !page.Gap || len(page.Events) != 1 {

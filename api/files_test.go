@@ -231,7 +231,7 @@ func TestDownloadThatBreaksIsNotTakenForWhole(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "large")
 	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))
-	// A tar has no length, so only the connection's end can tell.
+	// A tar has no length, so only the end of the connection shows that it is incomplete.
 	resp, err := s.http.Client().Do(s.request(t.Context(), "GET", "/sandbox/box/files/archive?"+at(dir), nil))
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestDownloadThatBreaksIsNotTakenForWhole(t *testing.T) {
 	}
 	s.node.Engine.Kill(t, sandboxID(id))
 	if _, err := io.Copy(io.Discard, resp.Body); err == nil {
-		t.Error("the client was told that it has all")
+		t.Error("the client got a complete response")
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -99,7 +100,7 @@ func TestFlowsAreFollowedAndGoOnAfterABreak(t *testing.T) {
 	}
 }
 
-func TestFollowersOfFlowsAreBoundedAndToldThatTheNodeCloses(t *testing.T) {
+func TestFollowersOfFlowsAreBoundedAndGetAProblemAtShutdown(t *testing.T) {
 	s := newUnstartedServer(t, Limits{MaxStreams: 1})
 	ctx, closing := context.WithCancelCause(context.Background())
 	inner := s.http.Config.Handler
@@ -139,7 +140,7 @@ func TestExplanationsNameTheRule(t *testing.T) {
 		t.Errorf("got %+v", e)
 	}
 	withHeader := `{"url":"https://api.github.com/user","headers":{"X-A":"1"}}`
-	if e := ask(withHeader); e.Verdict != types.VerdictDeny || len(e.Secrets) != 1 || !strings.Contains(e.Secrets[0].Error, "no such secret") {
+	if e := ask(withHeader); e.Verdict != types.VerdictDeny || len(e.Secrets) != 1 || !strings.Contains(e.Secrets[0].Error, vault.ErrUnknown.Error()) {
 		t.Errorf("without the secret: %+v", e)
 	}
 	if _, err := s.egress.PutSecret(t.Context(), testOwner, "github", []byte(canary), []string{"api.github.com"}); err != nil {

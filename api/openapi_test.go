@@ -132,7 +132,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 					continue
 				}
 				if response.Content["application/problem+json"] == nil {
-					t.Errorf("%s: status %s is no problem document", name, status)
+					t.Errorf("%s: status %s is not a problem document", name, status)
 				}
 			}
 			if !success {
@@ -177,7 +177,7 @@ func TestDocumentHasEveryRouteWithItsProblems(t *testing.T) {
 	for path, method := range map[string]string{"/sandbox/{id}/exec": "post", "/sandbox/{id}/events": "get", "/sandbox/{id}/egress/flows": "get", "/sandbox/{id}/process/{process}/logs": "get"} {
 		for _, kind := range []string{"application/json", "text/event-stream"} {
 			if d.Paths[path][method].Responses["200"].Content[kind] == nil {
-				t.Errorf("%s answers no %s", path, kind)
+				t.Errorf("%s has no response of type %s", path, kind)
 			}
 		}
 	}
@@ -204,7 +204,7 @@ func TestEveryCodeIsPromisedByARoute(t *testing.T) {
 	}
 }
 
-// definition returns that of a code by its name.
+// definition returns the definition of a code by its name.
 func definition(t *testing.T, name string) problem.Definition {
 	t.Helper()
 	var code problem.Code

@@ -50,7 +50,7 @@ func TestPoliciesArePushedAndListed(t *testing.T) {
 	s.refused(problem.PolicyNotFound, "DELETE", "/policies/sign", nil)
 }
 
-func TestWhatIsNoPolicyIsRefused(t *testing.T) {
+func TestInvalidPoliciesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	p := s.refused(problem.PolicyInvalid, "PUT", "/policies/sign", strings.NewReader("#!/bin/sh"))
 	if len(p.Errors) != 1 || p.Errors[0].Location != "body" || !strings.Contains(p.Detail, "no WebAssembly module") {
@@ -96,7 +96,7 @@ func TestPushesAreBounded(t *testing.T) {
 
 func TestAnOwnersPushesAreBounded(t *testing.T) {
 	s := newServer(t, Limits{})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	var pushed sync.WaitGroup
 	var bodies []*io.PipeWriter
@@ -106,23 +106,23 @@ func TestAnOwnersPushesAreBounded(t *testing.T) {
 		entered := make(chan struct{})
 		traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{Got100Continue: func() { close(entered) }})
 		req := s.request(traced, "PUT", "/policies/sign", body, "Expect", "100-continue")
-		transport := &http.Transport{ExpectContinueTimeout: patience}
+		transport := &http.Transport{ExpectContinueTimeout: testkit.Patience}
 		pushed.Go(func() {
 			defer transport.CloseIdleConnections()
 			resp, err := transport.RoundTrip(req)
 			if err != nil {
-				t.Errorf("a push that was there before: %v", err)
+				t.Errorf("an earlier push: %v", err)
 				return
 			}
 			resp.Body.Close()
 			if resp.StatusCode != http.StatusOK {
-				t.Errorf("a push that was there before got %d", resp.StatusCode)
+				t.Errorf("an earlier push got %d", resp.StatusCode)
 			}
 		})
 		select {
 		case <-entered: // its body is read
 		case <-ctx.Done():
-			t.Fatal("nobody reads its body")
+			t.Fatal("its body is not read")
 		}
 	}
 	got := s.do("PUT", "/policies/sign", bytes.NewReader(egresstest.Module(1)))
@@ -173,7 +173,7 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 	}
 }
 
-func TestTrustedCertificatesAreThere(t *testing.T) {
+func TestTrustedCertificatesAreServed(t *testing.T) {
 	s := newServer(t, Limits{})
 	if got := s.do("GET", "/egress/ca", nil); got.status != http.StatusOK || string(got.body) != string(s.egress.Bundle()) || got.header.Get("Content-Type") != pemType {
 		t.Errorf("%d, %s: %s", got.status, got.header.Get("Content-Type"), got.body)

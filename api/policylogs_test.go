@@ -34,7 +34,7 @@ func texts(list types.PolicyLog) string {
 func TestLinesOfAPolicyArePagedAndFiltered(t *testing.T) {
 	s := newServer(t, Limits{})
 	writes(s, testOwner, "one", "bad two", "three")
-	writes(s, "somebody else", "four")
+	writes(s, "another", "four")
 	for query, want := range map[string]string{"": "one,bad two,three", "?level=warn": "bad two", "?level=error": "", "?limit=2": "one,bad two"} {
 		if got := must[types.PolicyLog](s, http.StatusOK, "GET", "/policies/bearer/logs"+query, nil); texts(got) != want {
 			t.Errorf("%s: got %s, want %s", query, texts(got), want)

@@ -38,7 +38,7 @@ func TestExposedPortKeepsItsURL(t *testing.T) {
 	}
 }
 
-func TestExposeWaitsUntilSomebodyListens(t *testing.T) {
+func TestExposeWaitsForAServer(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("web")
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -68,9 +68,9 @@ func TestExposeDoesNotWaitForAServerThatHasCrashed(t *testing.T) {
 	port := listener.Addr().(*net.TCPAddr).Port
 	listener.Close()
 	must[types.Process](s, http.StatusCreated, "POST", "/sandbox/web/process",
-		map[string]any{"command": "echo no such module >&2; exit 3", "name": "web", "restart": "on_wake"})
+		map[string]any{"command": "echo cannot find module >&2; exit 3", "name": "web", "restart": "on_wake"})
 	p := s.refused(problem.PortNotReady, "POST", "/sandbox/web/expose", map[string]any{"port": port, "wait_timeout": "5m"})
-	if !strings.Contains(p.Detail, "process web exited with code 3") || !strings.Contains(p.Detail, "no such module") {
+	if !strings.Contains(p.Detail, "process web exited with code 3") || !strings.Contains(p.Detail, "cannot find module") {
 		t.Errorf("detail %q", p.Detail)
 	}
 }

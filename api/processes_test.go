@@ -217,7 +217,7 @@ func TestTooManyProcessesIsSaid(t *testing.T) {
 	s.refused(problem.ProcessLimitExceeded, "POST", "/sandbox/box/process", `{"argv":["sleep","1000"]}`)
 }
 
-// A process in the sandbox that took the guest's place may say so much.
+// A process that replaced the guest may send this much.
 func TestLogsWithoutEndAreCut(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.node.Engine.HandleGuest(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -39,8 +39,8 @@ func (a *API) removeQuarantined(ctx context.Context, in *QuarantinePath) (*struc
 	return nil, a.sandboxes.RemoveQuarantined(ctx, ownerOf(ctx), sandbox.ID(in.ID))
 }
 
-// quarantinedOf converts the sandboxes in quarantine that the owner created, and those of
-// unknown owners.
+// quarantinedOf converts the sandboxes in quarantine that the owner created, and
+// sandboxes of unknown owners.
 func quarantinedOf(owner string, all []sandbox.Quarantined) []types.QuarantinedSandbox {
 	list := []types.QuarantinedSandbox{}
 	for _, q := range all {

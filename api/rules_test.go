@@ -43,7 +43,7 @@ func TestRulesComeBackAsTheyWereSet(t *testing.T) {
 
 func TestRulesAreReplacedOnlyIfTheyAreThoseThatWereSeen(t *testing.T) {
 	s := newServer(t, Limits{})
-	put := func(ifMatch string) answer { return s.do("PUT", "/egress/rules", oneRule, "If-Match", ifMatch) }
+	put := func(ifMatch string) response { return s.do("PUT", "/egress/rules", oneRule, "If-Match", ifMatch) }
 	for _, step := range []struct {
 		ifMatch string
 		etag    string // "" for a conflict
@@ -153,7 +153,7 @@ func TestFaultsOfRulesAreListedWithTheirPlace(t *testing.T) {
 	}
 }
 
-func TestRulesThatAreNoRulesAreRefused(t *testing.T) {
+func TestInvalidRulesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	for body, where := range map[string]string{
 		`{"rules":[{"action":"allow"}]}`:                                               "body.rules[0].name",
@@ -216,8 +216,8 @@ func TestPresetsAreListedAndUsedInRules(t *testing.T) {
 	}
 }
 
-// Rules stay as they are when the operator removes a preset that they name, and their
-// owner is told.
+// Rules do not change when the operator removes a preset that they name, and have a
+// warning.
 func TestRulesWhosePresetWasRemovedHaveAWarning(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("box")

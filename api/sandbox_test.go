@@ -172,7 +172,7 @@ func TestDestroyedSandboxIsGone(t *testing.T) {
 	}
 }
 
-func TestSleepWakeStopAnswerWhenDone(t *testing.T) {
+func TestSleepWakeStopRespondWhenDone(t *testing.T) {
 	s := newServer(t, Limits{})
 	id := s.create("life")
 	for _, step := range []struct {
@@ -279,7 +279,7 @@ func TestEveryUseWakes(t *testing.T) {
 	}
 }
 
-func TestNodeSaysWhatItHas(t *testing.T) {
+func TestNodeReportsItsState(t *testing.T) {
 	s := newServer(t, Limits{})
 	s.create("one")
 	s.create("two")
@@ -295,9 +295,9 @@ func TestNodeSaysWhatItHas(t *testing.T) {
 	}
 }
 
-// TestAnswersHaveThePromisedFields reads answers as strangers do: clients in other
-// languages know names, not our types.
-func TestAnswersHaveThePromisedFields(t *testing.T) {
+// TestResponsesHaveTheDocumentedFields decodes responses without package types, as clients
+// in other languages do.
+func TestResponsesHaveTheDocumentedFields(t *testing.T) {
 	s := newServer(t, Limits{})
 	dir := t.TempDir()
 	sandboxFields := []string{"id", "name", "owner", "image", "size", "state", "labels", "created_at", "last_active_at", "sleep_after", "stop_after"}
@@ -305,7 +305,7 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 	var process string
 	for _, tc := range []struct {
 		method, path, body string
-		list               string // the fields are those of its first entry
+		list               string // the fields are in its first entry
 		fields             []string
 	}{
 		{"POST", "/sandbox", `{"name":"box"}`, "", sandboxFields},
@@ -337,7 +337,7 @@ func TestAnswersHaveThePromisedFields(t *testing.T) {
 		if strings.HasPrefix(fmt.Sprint(fields["id"]), "p-") {
 			process = fields["id"].(string)
 		}
-		if strings.HasSuffix(tc.path, "/process") { // what it writes before it is ended is in the logs below
+		if strings.HasSuffix(tc.path, "/process") { // its output is in the logs below
 			logs := s.open("GET", "/sandbox/box/process/"+process+"/logs", nil, "Accept", eventStreamType)
 			logs.expect("stdout")
 			logs.close()

@@ -36,7 +36,7 @@ func TestSecretsArePutAndNeverRead(t *testing.T) {
 	if len(list.Secrets) != 2 || list.Secrets[0].Name != "another" {
 		t.Errorf("got %+v", list)
 	}
-	for _, got := range []answer{s.do("GET", "/secrets", nil), s.do("GET", "/secrets/github", nil), s.do("PUT", "/secrets/github", body)} {
+	for _, got := range []response{s.do("GET", "/secrets", nil), s.do("GET", "/secrets/github", nil), s.do("PUT", "/secrets/github", body)} {
 		if got.status != http.StatusOK || bytes.Contains(got.body, []byte("canary")) {
 			t.Errorf("%d: %s", got.status, got.body)
 		}
@@ -48,7 +48,7 @@ func TestSecretsArePutAndNeverRead(t *testing.T) {
 
 func TestSecretsAreTheirOwners(t *testing.T) {
 	s := newServer(t, Limits{})
-	if _, err := s.egress.PutSecret(t.Context(), "somebody", "theirs", []byte(canary), []string{"a.example"}); err != nil {
+	if _, err := s.egress.PutSecret(t.Context(), "another", "theirs", []byte(canary), []string{"a.example"}); err != nil {
 		t.Fatal(err)
 	}
 	if list := s.do("GET", "/secrets", nil); strings.TrimSpace(string(list.body)) != `{"secrets":[]}` {
@@ -98,7 +98,7 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 
 func TestSecretsOfAHostAreBounded(t *testing.T) {
 	s := newServer(t, Limits{})
-	put := func(name string, size int) answer {
+	put := func(name string, size int) response {
 		return s.do("PUT", "/secrets/"+name, types.SetSecretRequest{Value: strings.Repeat("x", size), Hosts: []string{"*.example.com"}})
 	}
 	for n := range vault.MaxHostBytes / vault.MaxValue {

@@ -17,7 +17,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 	"go.uber.org/goleak"
@@ -28,12 +27,13 @@ import (
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMain(m *testing.M) {
-	// Who was started with SIGHUP ignored, by nohup for instance, hands that on, and a
-	// shell cannot trap it. What this process catches is not ignored by its children;
-	// the guest's own program does the same.
+	// A process that was started with SIGHUP ignored, for example by nohup, passes that on
+	// to its children, and a shell cannot trap it. Signals that this process catches are
+	// not ignored by its children; the guest's own program does the same.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	dir, err := os.MkdirTemp("", "doze-api-")
 	if err == nil {
@@ -51,9 +51,6 @@ func TestMain(m *testing.M) {
 
 // compiling is how tests compile policies.
 var compiling policy.Config
-
-// patience bounds whatever a test waits for. Only a failure takes so long.
-const patience = 20 * time.Second
 
 // server is an API over a real Manager, with a client.
 type server struct {
@@ -94,8 +91,8 @@ func newServerOn(t testing.TB, node *sandboxtest.Node, limits Limits) *server {
 	return s
 }
 
-// answer is a response that was read to its end.
-type answer struct {
+// response is a response that was read to its end.
+type response struct {
 	status int
 	header http.Header
 	body   []byte
@@ -139,14 +136,14 @@ func (s *server) request(ctx context.Context, method, path string, body any, hea
 	return req
 }
 
-func (s *server) do(method, path string, body any, headers ...string) answer {
+func (s *server) do(method, path string, body any, headers ...string) response {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	return s.send(s.request(ctx, method, path, body, headers...))
 }
 
-func (s *server) send(req *http.Request) answer {
+func (s *server) send(req *http.Request) response {
 	s.t.Helper()
 	resp, err := s.http.Client().Do(req)
 	if err != nil {
@@ -157,14 +154,14 @@ func (s *server) send(req *http.Request) answer {
 	if err != nil {
 		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
 	}
-	got := answer{resp.StatusCode, resp.Header, b}
+	got := response{resp.StatusCode, resp.Header, b}
 	s.checkDocumented(req, got)
 	return got
 }
 
-// checkDocumented expects the status and code of an answer, and its JSON, to be as the OpenAPI
+// checkDocumented expects the status and code of a response, and its JSON, to be as the OpenAPI
 // document describes them.
-func (s *server) checkDocumented(req *http.Request, got answer) {
+func (s *server) checkDocumented(req *http.Request, got response) {
 	s.t.Helper()
 	op, pattern := s.documented(req)
 	if op == nil {
@@ -239,7 +236,7 @@ func (s *server) checkEvent(req *http.Request, ev sse) {
 	s.t.Errorf("%s: the document has no event %s", pattern, ev.name)
 }
 
-// must expects a status and decodes the answer.
+// must expects a status and decodes the response.
 func must[T any](s *server, want int, method, path string, body any, headers ...string) T {
 	s.t.Helper()
 	got := s.do(method, path, body, headers...)
@@ -261,7 +258,7 @@ func (s *server) refused(code problem.Code, method, path string, body any, heade
 	return s.checkProblem(code, fmt.Sprintf("%s %.100s", method, path), s.do(method, path, body, headers...))
 }
 
-func (s *server) checkProblem(code problem.Code, what string, got answer) problem.Problem {
+func (s *server) checkProblem(code problem.Code, what string, got response) problem.Problem {
 	s.t.Helper()
 	var p problem.Problem
 	if err := json.Unmarshal(got.body, &p); err != nil || got.header.Get("Content-Type") != problem.ContentType {
@@ -304,13 +301,7 @@ func (s *server) sleep(id string) {
 // eventually polls until ok holds.
 func (s *server) eventually(what string, ok func() bool) {
 	s.t.Helper()
-	tick := time.NewTicker(2 * time.Millisecond)
-	defer tick.Stop()
-	for end := time.Now().Add(patience); !ok(); <-tick.C {
-		if time.Now().After(end) {
-			s.t.Fatalf("waited in vain until %s", what)
-		}
-	}
+	testkit.Eventually(s.t, what, ok)
 }
 
 // events is an open stream of server-sent events.
@@ -329,7 +320,7 @@ type sse struct {
 
 func (s *server) open(method, path string, body any, headers ...string) *events {
 	s.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	req := s.request(ctx, method, path, body, headers...)
 	resp, err := s.http.Client().Do(req)
 	if err != nil {

@@ -48,7 +48,7 @@ func TestCaptureDropsHalfARuneAtItsLimit(t *testing.T) {
 	}
 }
 
-func TestEncodeMarksWhatIsNoText(t *testing.T) {
+func TestEncodeMarksBytesThatAreNotText(t *testing.T) {
 	if text, encoding := encode([]byte{0xff, 0x00}); text != "/wA=" || encoding != "base64" {
 		t.Errorf("got %q %q", text, encoding)
 	}

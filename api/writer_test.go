@@ -20,7 +20,7 @@ type deadlines struct {
 func (d *deadlines) SetReadDeadline(time.Time) error  { d.set++; return nil }
 func (d *deadlines) SetWriteDeadline(time.Time) error { d.set++; return nil }
 
-// A client that reads slowly, but all the time, gets an answer of any size.
+// A client that reads slowly, but all the time, gets a response of any size.
 func TestLargeWriteHasManyDeadlines(t *testing.T) {
 	sent := httptest.NewRecorder()
 	w := &deadlines{ResponseWriter: sent}
@@ -40,7 +40,7 @@ func TestLargeWriteHasManyDeadlines(t *testing.T) {
 	}
 }
 
-// A client that sends slowly, but all the time, is heard.
+// A client that sends slowly, but all the time, is served.
 func TestEachReadOfJSONHasItsDeadline(t *testing.T) {
 	w := &deadlines{ResponseWriter: httptest.NewRecorder()}
 	const body = `{"name":"shop"}`

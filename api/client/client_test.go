@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// serve returns a client of a server that answers so.
+// serve returns a client of a server with this handler.
 func serve(t *testing.T, handler http.HandlerFunc) *Client {
 	t.Helper()
 	server := httptest.NewServer(handler)
@@ -64,7 +64,7 @@ func TestNamesUnderLocalhostLeadToTheLoopbackOverTLS(t *testing.T) {
 	c.http.Transport.(*http.Transport).TLSClientConfig.ServerName = "example.com" // the test certificate's
 	node, err := c.Node(t.Context())
 	if err != nil || node.Version != "HTTP/2.0" {
-		t.Fatalf("got %+v, %v; want an answer over HTTP/2", node, err)
+		t.Fatalf("got %+v, %v; want a response over HTTP/2", node, err)
 	}
 
 	untrusting := connect(t, Config{URL: "https://example.com.localhost:" + port})
@@ -116,11 +116,11 @@ func TestErrorsAreProblems(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	if !problem.Has(fmt.Errorf("wrapped: %w", err), problem.SandboxNotFound) {
-		t.Fatal("problem.Has does not look into wrapped errors")
+		t.Fatal("problem.Has does not find wrapped errors")
 	}
 }
 
-func TestAnotherServersAnswerIsSaidToBeOne(t *testing.T) {
+func TestResponsesOfOtherServersAreRecognized(t *testing.T) {
 	tests := []struct {
 		name    string
 		handler http.HandlerFunc
@@ -149,7 +149,7 @@ func TestAnotherServersAnswerIsSaidToBeOne(t *testing.T) {
 	}
 }
 
-func TestAnswersAreBounded(t *testing.T) {
+func TestResponsesAreBounded(t *testing.T) {
 	c := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		io.WriteString(w, `{"version":"`)
 		chunk := strings.Repeat("x", 1<<20)
@@ -299,7 +299,7 @@ func TestStdinIsSentWholeAndFits(t *testing.T) {
 			}
 			body := ExecRequest{Stdin: stdin}.body()
 			if back, err := decodeText(body.Stdin, body.StdinEncoding); err != nil || string(back) != string(stdin) {
-				t.Errorf("what was sent is not what was given: %v", err)
+				t.Errorf("the sent input differs: %v", err)
 			}
 		})
 	}

@@ -44,18 +44,18 @@ func asInit() {
 	os.Unsetenv(rootVariable)
 	err := func() error {
 		if err := syscall.Mount("", "/", "", syscall.MS_PRIVATE|syscall.MS_REC, ""); err != nil {
-			return fmt.Errorf("making mounts private: %w", err)
+			return fmt.Errorf("make mounts private: %w", err)
 		}
 		if err := syscall.Mount("proc", filepath.Join("/", root, "proc"), "proc", 0, ""); err != nil {
-			return fmt.Errorf("mounting /proc: %w", err)
+			return fmt.Errorf("mount /proc: %w", err)
 		}
 		if root != "" {
 			if err := syscall.Mount("tmpfs", filepath.Join(root, "small"), "tmpfs", 0, "size=1m"); err != nil {
-				return fmt.Errorf("mounting a small disk: %w", err)
+				return fmt.Errorf("mount a small disk: %w", err)
 			}
 			bound := filepath.Join(root, "bound")
 			if err := syscall.Mount(bound, bound, "", syscall.MS_BIND, ""); err != nil {
-				return fmt.Errorf("binding a file: %w", err)
+				return fmt.Errorf("bind a file: %w", err)
 			}
 			if err := syscall.Chroot(root); err != nil {
 				return err
@@ -367,8 +367,8 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// The sandbox starts, and the node can say why its programs refuse intercepted hosts.
-func TestTrustOnAFullDiskSaysSo(t *testing.T) {
+// The sandbox starts, and the node gets the reason why its programs refuse intercepted hosts.
+func TestTrustOnAFullDiskIsReported(t *testing.T) {
 	root := t.TempDir()
 	if err := os.Symlink("small", filepath.Join(root, "etc")); err != nil {
 		t.Fatal(err)

@@ -296,7 +296,7 @@ func TestReloadUsesTheNodesEnvironment(t *testing.T) {
 	}
 }
 
-func TestASecondNodeDoesNotListenBesideTheFirst(t *testing.T) {
+func TestASecondNodeDoesNotShareTheFirstsAddresses(t *testing.T) {
 	n := startNode(t)
 	for name, tt := range map[string]struct{ config, says string }{
 		"the port": {fmt.Sprintf("{\n\tadmin off\n}\nhttp://127.0.0.1:%d {\n\tbind 127.0.0.1\n}\n", n.port),

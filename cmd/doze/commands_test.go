@@ -35,6 +35,7 @@ import (
 	"github.com/doze-run/doze/egress/egresstest"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestLifeOfASandbox(t *testing.T) {
@@ -91,7 +92,7 @@ func TestCreateWithoutWaiting(t *testing.T) {
 	}
 	r.refused("sandbox_conflict: ", "create", "slow", "--wait=false", "--image", "other")
 	release()
-	eventually(t, "slow runs", func() bool { return strings.Contains(r.ok("show", "slow"), "running") })
+	testkit.Eventually(t, "slow runs", func() bool { return strings.Contains(r.ok("show", "slow"), "running") })
 	r.refused("sandbox_conflict: ", "create", "slow", "--wait=false", "--image", "other")
 	if out := r.ok("create", "slow", "--wait=false"); !strings.Contains(out, "exists, running") {
 		t.Errorf("create printed %q", out)
@@ -230,10 +231,12 @@ func TestExecRefusals(t *testing.T) {
 	}
 }
 
-// A code of doze's own is never one of the command's by chance: the node that is not
-// there, and the stream that breaks off.
+// A failure of doze has an exit code that no command has: an unreachable node, and a
+// stream that ends early.
 func TestExecFailuresHaveACodeOfTheirOwn(t *testing.T) {
-	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) { answerExec(w, req, "half", `{"type":"start","pid":1}`) })
+	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
+		respondExec(w, req, "half", `{"type":"start","pid":1}`)
+	})
 	if got := r.doze("exec", "-n", "a", "true"); got.code != exitExecFailed || got.out != "half" || !strings.Contains(got.err, "ended before") {
 		t.Errorf("broken off: got %+v", got)
 	}
@@ -383,7 +386,7 @@ func TestExecReadsNoMoreThanTheCommandTakes(t *testing.T) {
 			}
 		}
 	}()
-	eventually(t, "the window is full", func() bool {
+	testkit.Eventually(t, "the window is full", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
 		return written >= 1<<20
@@ -426,10 +429,10 @@ func TestCtrlCEndsTheCommandInTheSandbox(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted || errs.Len() > 0 {
 		t.Errorf("got exit code %d and error %q, want %d and no word", code, errs.String(), exitInterrupted)
 	}
-	eventually(t, "the command's child is gone", func() bool { return !alive(pid) })
+	testkit.Eventually(t, "the command's child is gone", func() bool { return !alive(pid) })
 }
 
-// alive says whether a process runs; a zombie does not.
+// alive reports whether a process runs; a zombie does not.
 func alive(pid int) bool {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	return err == nil && !bytes.Contains(stat, []byte(") Z ")) && syscall.Kill(pid, 0) == nil
@@ -446,7 +449,7 @@ func TestBackgroundProcesses(t *testing.T) {
 	if out := r.ok("ps", "a"); !regexp.MustCompile(`(?m)^p-[a-z0-9]{8} +web +\d+ +running +on_wake +\d+s +echo up`).MatchString(out) {
 		t.Errorf("ps printed %q", out)
 	}
-	eventually(t, "the output is there", func() bool {
+	testkit.Eventually(t, "the output is stored", func() bool {
 		got := r.doze("logs", "a", "web")
 		return got == result{out: "up\n", err: "oops\n"}
 	})
@@ -735,7 +738,7 @@ func TestTheLocalTokenIsForTheLocalNodeOnly(t *testing.T) {
 	}
 }
 
-func TestRefusalsSayWhatWouldBeRight(t *testing.T) {
+func TestRefusalsNameTheRemedy(t *testing.T) {
 	r := newRig(t)
 	r.misused(`unknown command "slep"; did you mean sleep`, "slep")
 	r.misused("doze ls --help", "ls", "--stat", "x")
@@ -854,7 +857,7 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 			json.NewEncoder(w).Encode(sb)
 		case route == "exec":
 			complete, _ := json.Marshal(map[string]any{"type": "complete", "signal": evil})
-			answerExec(w, req, evil, string(complete))
+			respondExec(w, req, evil, string(complete))
 		case route == "process", route == "1":
 			json.NewEncoder(w).Encode(process)
 		case route == "expose":
@@ -894,8 +897,8 @@ func fakeNode(t *testing.T, answer http.HandlerFunc) *rig {
 // execCommand is what a client asks of a node.
 type execCommand struct{ Timeout string }
 
-// answerExec answers the exec of a client with output and a last message.
-func answerExec(w http.ResponseWriter, req *http.Request, output, last string) (command execCommand) {
+// respondExec responds to the exec of a client with output and a last message.
+func respondExec(w http.ResponseWriter, req *http.Request, output, last string) (command execCommand) {
 	conn, err := websocket.Accept(w, req, nil)
 	if err != nil {
 		return command
@@ -911,10 +914,10 @@ func answerExec(w http.ResponseWriter, req *http.Request, output, last string) (
 	return command
 }
 
-func TestOddExitCodesAreNoSuccess(t *testing.T) {
+func TestInvalidExitCodesAreFailures(t *testing.T) {
 	for _, code := range []int{256, 512, -1, -256, 1 << 40} {
 		r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
-			answerExec(w, req, "", fmt.Sprintf(`{"type":"complete","exit_code":%d}`, code))
+			respondExec(w, req, "", fmt.Sprintf(`{"type":"complete","exit_code":%d}`, code))
 		})
 		if got := r.doze("exec", "a", "true"); got.code != exitExecFailed || !strings.Contains(got.err, "is not a valid exit code") {
 			t.Errorf("got %+v", got)
@@ -928,7 +931,7 @@ func TestOddExitCodesAreNoSuccess(t *testing.T) {
 func TestCommandsHaveNoTimeoutUnlessAsked(t *testing.T) {
 	asked := make(chan string, 1)
 	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
-		asked <- answerExec(w, req, "", `{"type":"complete"}`).Timeout
+		asked <- respondExec(w, req, "", `{"type":"complete"}`).Timeout
 	})
 	for want, args := range map[string][]string{
 		"0s": {"exec", "--json", "a", "true"}, "90s": {"exec", "--json", "--timeout", "1m30s", "a", "true"},
@@ -940,7 +943,7 @@ func TestCommandsHaveNoTimeoutUnlessAsked(t *testing.T) {
 	}
 }
 
-func TestLogsSayWhatIsMissing(t *testing.T) {
+func TestLogsReportGaps(t *testing.T) {
 	r := fakeNode(t, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
 		io.WriteString(w, "event: stdout\ndata: {\"data\":\"x\"}\n\nevent: dropped\ndata: {\"bytes\":2048}\n\n")
@@ -969,7 +972,7 @@ func TestUnwrittenOutputIsAnError(t *testing.T) {
 	for _, args := range []string{"ls", "ls -q", "ls --json", "show a", "ps a", "events a", "events -f a", "env", "top --once", "version", "sleep a", "exec a -- echo x"} {
 		var errs bytes.Buffer
 		a := &app{in: strings.NewReader(""), out: full, err: &errs, getenv: func(key string) string { return r.env[key] }}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 		code := a.run(ctx, strings.Fields(args))
 		cancel()
 		want := exitFailed
@@ -1028,8 +1031,8 @@ func commandLines(t *testing.T, dir, lost string) map[string]string {
 	}
 }
 
-// commands are all commands by the words that call them, without those of the node's
-// program.
+// commands are all commands by the words that call them, without the commands of the
+// node's program.
 func commands(of *cobra.Command) map[string]*cobra.Command {
 	all := map[string]*cobra.Command{}
 	for _, sub := range of.Commands() {
@@ -1108,7 +1111,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	lost := decodeJSON[types.Sandbox](t, r.ok("create", "lost", "--json")).ID
 	r.loseRecord(lost)
 	r.ok("exec", "-d", "--name", "web", "a", "--", "sh", "-c", "echo x; sleep 1000")
-	eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
+	testkit.Eventually(t, "the process has said something", func() bool { return r.ok("logs", "a", "web") != "" })
 	lines := commandLines(t, dir, lost)
 	order := strings.Split("create,adopt,ls,show,sleep,wake,hold,update,events,top,exec,cp,ps,logs,kill,expose,open,egress rules,egress flows,egress explain,egress ca,"+
 		"egress presets,policy push,policy ls,policy logs,policy rm,secret set,secret ls,secret rm,stop,rm,env,version", ",") // in which all succeed
@@ -1135,7 +1138,7 @@ func TestEveryCommandHasJSON(t *testing.T) {
 	}
 }
 
-// A shell on a terminal says what it can do there, and does it.
+// A shell on a terminal prints what it cannot do there.
 func TestExecOfAShellOnATerminal(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "a")
@@ -1143,7 +1146,7 @@ func TestExecOfAShellOnATerminal(t *testing.T) {
 	cmd := term.start(r, "exec", "a", "--", "sh")
 	term.await("the notice", func(s *screen) bool { return strings.Contains(s.String(), "sh has no terminal") })
 	term.press("echo $((6*7))\n")
-	term.await("the answer", func(s *screen) bool { return strings.Contains(s.String(), "\n42") })
+	term.await("the result", func(s *screen) bool { return strings.Contains(s.String(), "\n42") })
 	term.press("exit 5\n")
 	cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != 5 {

@@ -95,7 +95,7 @@ func TestRelativePathsBeginAtTheWorkingDirectory(t *testing.T) {
 		case "write":
 			written <- req.URL.Query().Get("path")
 			io.WriteString(w, "{}")
-		default: // what is there: a folder, or nothing
+		default: // the kind of a path: a folder, or none
 			w.Header().Set("Content-Type", "application/problem+json")
 			if req.URL.Query().Get("path") != "/workspace" {
 				w.WriteHeader(http.StatusNotFound)

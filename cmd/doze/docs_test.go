@@ -41,7 +41,7 @@ func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
 		}
 	}
 	if ran == 0 {
-		t.Error("the page has no such example")
+		t.Error("the page does not have the example")
 	}
 	if strings.Contains(string(page), `"/app`) || strings.Contains(string(page), "path=/app") {
 		t.Error("the page has files in /app, which no image of doze's has")

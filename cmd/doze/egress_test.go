@@ -73,7 +73,7 @@ func TestSecretsAreReadFromInputOrAFile(t *testing.T) {
 	r.refused("secret_not_found: ", "secret", "rm", "github")
 }
 
-func TestSecretsAreNoArguments(t *testing.T) {
+func TestSecretsInArgumentsAreRefused(t *testing.T) {
 	r := newRig(t)
 	if got := r.doze("secret", "set", "github", canary, "--host", "a.example"); got.code != usage.ExitCode || !strings.Contains(got.err, "--from-file") || strings.Contains(got.err, "canary") {
 		t.Errorf("got %+v", got)
@@ -242,7 +242,7 @@ func TestFlowsPrintsAndFollowsWhatProgramsOutsideSent(t *testing.T) {
 	r.ok("create", "shop")
 	r.sent(r.id("shop"))
 	if out := r.ok("egress", "flows", "--proxy"); out != "" {
-		t.Errorf("what a sandbox sent is in it: %q", out)
+		t.Errorf("it contains flows of a sandbox: %q", out)
 	}
 	r.sent("proxy/tester")
 	r.sent("proxy/another")

@@ -54,9 +54,6 @@ func runTests(m *testing.M) int {
 
 const testToken = "a-token-for-tests"
 
-// patience bounds whatever a test waits for. Only a failure takes so long.
-const patience = 30 * time.Second
-
 // rig is a node with its real API, whose sandboxes are folders of this machine.
 type rig struct {
 	t      *testing.T
@@ -117,7 +114,7 @@ func (r *rig) doze(args ...string) result { return r.dozeWith("", args...) }
 
 func (r *rig) dozeWith(stdin string, args ...string) result {
 	r.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	defer cancel()
 	var out, errs bytes.Buffer
 	a := &app{in: strings.NewReader(stdin), out: &out, err: &errs, getenv: func(key string) string { return r.env[key] }, policies: compiling}
@@ -157,7 +154,7 @@ func (r *rig) refusedWith(code int, words string, args ...string) {
 
 // program is the command line as a process of its own, which the test's end or
 // too long a time kills.
-func (r *rig) program(args ...string) *exec.Cmd { return r.programWithin(patience, args...) }
+func (r *rig) program(args ...string) *exec.Cmd { return r.programWithin(testkit.Patience, args...) }
 
 func (r *rig) programWithin(limit time.Duration, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
@@ -197,19 +194,4 @@ func golden(t *testing.T, name, got string) {
 	t.Helper()
 	got = regexp.MustCompile(`\d{4}-\d\d-\d\d \d\d:\d\d:\d\d`).ReplaceAllString(got, "YYYY-MM-DD hh:mm:ss")
 	testkit.Golden(t, filepath.Join("testdata", name+".golden"), []byte(got))
-}
-
-// eventually waits until check returns true.
-func eventually(t *testing.T, what string, check func() bool) {
-	t.Helper()
-	deadline := time.After(patience)
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !check() {
-		select {
-		case <-deadline:
-			t.Fatalf("%s: not within %s", what, patience)
-		case <-tick.C:
-		}
-	}
 }

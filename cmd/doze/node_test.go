@@ -117,9 +117,9 @@ func TestCommandsOfTheNodeAreHandedOver(t *testing.T) {
 	if out, code := run(program, "--json", "doctor"); code != 7 || out != "in PATH: doctor --json\n" {
 		t.Errorf("doze --json doctor: exit code %d, output %q", code, out)
 	}
-	writeNodeProgram(t, install, "beside")
+	writeNodeProgram(t, install, "adjacent")
 	for _, program := range []string{program, link} {
-		if out, code := run(program, "doctor"); code != 7 || out != "beside: doctor\n" {
+		if out, code := run(program, "doctor"); code != 7 || out != "adjacent: doctor\n" {
 			t.Errorf("%s doctor: exit code %d, output %q", program, code, out)
 		}
 	}

@@ -10,9 +10,10 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/testkit"
 )
 
-// devRig is a command line beside a node, in a folder with a new policy.
+// devRig is a command line and a node, in a folder with a new policy.
 func devRig(t *testing.T, name string) *rig {
 	t.Helper()
 	r := newRig(t)
@@ -79,7 +80,7 @@ func TestPolicyDevBuildsTestsAndPushes(t *testing.T) {
 		t.Fatal("it was not pushed")
 	}
 
-	// What fails its tests is not pushed, and neither is what does not build.
+	// A policy that fails its tests or does not build is not pushed.
 	main := filepath.Join("mine", "main.go")
 	original, err := os.ReadFile(main)
 	if err != nil {
@@ -130,7 +131,7 @@ func TestPolicyDevFollowsChanges(t *testing.T) {
 	if err := os.Remove("mine/tests.json"); err != nil {
 		t.Fatal(err)
 	}
-	dev := r.programWithin(10*patience, "policy", "dev", "mine", "--json")
+	dev := r.programWithin(10*testkit.Patience, "policy", "dev", "mine", "--json")
 	lines := bufio.NewScanner(r.output(dev))
 	next := func() (s devStep) {
 		t.Helper()

@@ -13,7 +13,7 @@ import (
 )
 
 // Modules that take no time to compile. The first is policies/examples/wat and the
-// second traps at once, both as wat2wasm makes them; the third is
+// second traps immediately, both as wat2wasm makes them; the third is
 // policies/examples/assemblyscript, as its `npm run build` makes it.
 const (
 	exampleModule = `
@@ -99,7 +99,7 @@ func TestExamplesInOtherLanguagesDoTheSame(t *testing.T) {
 	}
 }
 
-func TestATrialTellsADenialFromAFailure(t *testing.T) {
+func TestATrialDistinguishesADenialFromAFailure(t *testing.T) {
 	r := trialRig(t, map[string]string{"request.json": `{"url":"https://api.example.com/"}`})
 	if out := r.ok("policy", "test", "example.wasm", "request.json"); !strings.HasPrefix(out, "deny: the rule gives no secret \"token\"\n") {
 		t.Errorf("got %q", out)
@@ -166,7 +166,7 @@ func TestATrialOfAShippedPolicy(t *testing.T) {
 	r := trialRig(t, map[string]string{
 		"request.json": `{"url":"https://git.example.com/a.git/info/refs","secrets":{"password":"s3cret"}}`,
 	})
-	// One that does not start says why, and what it wrote before.
+	// One that does not start is reported with the reason and its output.
 	got := r.doze("policy", "test", "basic", "request.json")
 	if got.code != exitFailed || !strings.HasPrefix(got.out, "error: policy basic does not start: ") ||
 		!strings.Contains(got.out, `config: "user" is missing`) || !strings.Contains(got.out, "\nlog      error: ") {

@@ -66,7 +66,7 @@ func TestWhatASuiteExpectsAndDoesNotGet(t *testing.T) {
 		{`"X-From": "up", "X-Api-Key"`, `"X-From": "down", "X-Api-Key"`, `response header X-From: got "up", want "down"`},
 		{`^ma.e$`, `^M`, `response.body: got "made", want text that matches ^M`},
 		{`"secrets": ["api"]` + "\n\t\t\t}", `"secrets": []}`, `secrets: got ["api"], want []`},
-		{`no secret \"token\"`, `no such`, `reason: got "the rule gives no secret \"token\"", want text that contains "no such"`},
+		{`no secret \"token\"`, `another`, `reason: got "the rule gives no secret \"token\"", want text that contains "another"`},
 		{`"verdict": "deny", "reason"`, `"headers": {"A": "b"}, "reason"`, `request: got nothing sent to the host (deny: the rule gives no secret "token"), want a request`},
 		{`"verdict": "deny", "reason"`, `"response": {"status": 403}, "reason"`, "response: got none (deny"},
 		{`"verdict": "deny", "reason"`, `"notes": ["a"], "log": [{"contains": "b"}], "reason"`, `notes: got [], want "a"`},
@@ -96,7 +96,7 @@ func TestTheSuiteOfTheDocumentation(t *testing.T) {
 		t.Fatal("there is none")
 	}
 	r := trialRig(t, map[string]string{})
-	// What `doze policy build` would make.
+	// The output of `doze policy build`.
 	text = strings.Replace(text, "github.wasm", "bearer", 1)
 	if got := r.doze("policy", "test", writeInto(t, "tests.json", text)); got.code != 0 || !strings.HasSuffix(got.out, "3 of 3 tests passed\n") {
 		t.Errorf("got %s%s", got.out, got.err)

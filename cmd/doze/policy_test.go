@@ -109,7 +109,7 @@ func TestWhatCannotBeBuilt(t *testing.T) {
 	r.refused("there is no go in PATH", "policy", "build", "a")
 }
 
-func TestABuildThatIsInterruptedSaysSo(t *testing.T) {
+func TestAnInterruptedBuildIsReported(t *testing.T) {
 	dir, started := t.TempDir(), filepath.Join(t.TempDir(), "started")
 	if err := syscall.Mkfifo(started, 0o600); err != nil {
 		t.Fatal(err)

@@ -15,8 +15,8 @@ import (
 	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/probe"
 )
 
-// What the node's host takes and refuses is what package sdktest takes and refuses,
-// which passes the same table.
+// The node's host accepts and refuses the same as package sdktest, which passes the same
+// table.
 func TestProbesOnTheNodesHost(t *testing.T) {
 	module := filepath.Join(t.TempDir(), "probe.wasm")
 	build := exec.CommandContext(t.Context(), "go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", module, "../../policies/sdk/sdktest/testdata/probe/guest")

@@ -24,7 +24,7 @@ func TestCreateShowsThePullOnATerminal(t *testing.T) {
 	sb := r.ok("show", "shop", "--json")
 	id := strings.Split(strings.Split(sb, `"id": "`)[1], `"`)[0]
 	term.awaitText("the line made way", "shop  "+id+"  created, running")
-	term.leftAsItWas()
+	term.expectRestored()
 }
 
 func TestProgressOfAnEndedCommandIsWiped(t *testing.T) {
@@ -33,14 +33,14 @@ func TestProgressOfAnEndedCommandIsWiped(t *testing.T) {
 	r.node.Engine.Block("create")
 	term := newTerminal(t, 80, 24)
 	cmd := term.start(r, "create", "shop")
-	term.awaitText("it shows the pull, and of which image", "pulling base: layer 1 of 2")
+	term.awaitText("it shows the pull with the image", "pulling base: layer 1 of 2")
 	term.press("\x03") // the terminal makes a signal of it
 	cmd.Wait()
 	if code := cmd.ProcessState.ExitCode(); code != exitInterrupted {
 		t.Errorf("got exit code %d", code)
 	}
 	term.awaitText("nothing is left", "")
-	term.leftAsItWas()
+	term.expectRestored()
 }
 
 func TestLongProgressStaysOnOneLine(t *testing.T) {
@@ -55,7 +55,7 @@ func TestLongProgressStaysOnOneLine(t *testing.T) {
 func TestCopyShowsHowMuchItHasCopied(t *testing.T) {
 	arrived, goOn := make(chan struct{}), make(chan struct{})
 	r := fakeNode(t, func(w http.ResponseWriter, req *http.Request) {
-		if req.Method == http.MethodGet { // what is there? nothing
+		if req.Method == http.MethodGet { // the path does not exist
 			w.Header().Set("Content-Type", "application/problem+json")
 			w.WriteHeader(http.StatusNotFound)
 			io.WriteString(w, `{"code":"path_not_found"}`)
@@ -79,8 +79,8 @@ func TestCopyShowsHowMuchItHasCopied(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	term.awaitText("one line says what was done", "copied 32.0 MiB")
-	term.leftAsItWas()
+	term.awaitText("one line summarizes the copy", "copied 32.0 MiB")
+	term.expectRestored()
 }
 
 func TestWithoutATerminalThereIsNoProgressAndNoEscapeSequence(t *testing.T) {
@@ -99,7 +99,7 @@ func TestWithoutATerminalThereIsNoProgressAndNoEscapeSequence(t *testing.T) {
 	}
 }
 
-func TestWhatTakesLongSaysWhatItWaitsFor(t *testing.T) {
+func TestSlowCommandsShowWhatTheyWaitFor(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
 	for _, tt := range []struct {
@@ -114,7 +114,7 @@ func TestWhatTakesLongSaysWhatItWaitsFor(t *testing.T) {
 			release := r.node.Engine.Block(tt.blocks)
 			term := newTerminal(t, 80, 24)
 			cmd := term.start(r, tt.command, "shop")
-			term.await("it says so", func(s *screen) bool { return s.shows(tt.waits) })
+			term.await("it is shown", func(s *screen) bool { return s.shows(tt.waits) })
 			release()
 			if err := cmd.Wait(); err != nil {
 				t.Error(err)
@@ -122,7 +122,7 @@ func TestWhatTakesLongSaysWhatItWaitsFor(t *testing.T) {
 			term.await("the line made way", func(s *screen) bool {
 				return tt.ends != "" && s.String() == tt.ends || s.shows(`\Ashop  \w+  created, running\z`)
 			})
-			term.leftAsItWas()
+			term.expectRestored()
 		})
 	}
 }
@@ -137,6 +137,6 @@ func TestTarAndTerminalsAreKeptApart(t *testing.T) {
 		if code := cmd.ProcessState.ExitCode(); code != exitFailed {
 			t.Errorf("doze %s: got exit code %d", args, code)
 		}
-		term.await("it says why not", func(s *screen) bool { return s.shows(`\Adoze: .*` + want) })
+		term.await("it shows the reason", func(s *screen) bool { return s.shows(`\Adoze: .*` + want) })
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // terminal is a pseudo-terminal with what a person would see on it.
@@ -67,8 +69,8 @@ func (term *terminal) setSize(columns, rows int) {
 	}
 }
 
-// resize makes the terminal another size, as the edge of its window does. What it
-// then shows is for the program to draw.
+// resize changes the size of the terminal, as the edge of its window does. The program
+// redraws it.
 func (term *terminal) resize(columns, rows int) {
 	term.t.Helper()
 	term.mu.Lock()
@@ -127,7 +129,7 @@ func (term *terminal) press(keys string) {
 // await waits until the screen is as check wants it.
 func (term *terminal) await(what string, check func(*screen) bool) {
 	term.t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(testkit.Patience)
 	for {
 		term.mu.Lock()
 		ok, shown := check(term.screen), term.screen.String()
@@ -138,7 +140,7 @@ func (term *terminal) await(what string, check func(*screen) bool) {
 		select {
 		case <-term.changed:
 		case <-deadline:
-			term.t.Fatalf("%s: not within %s; the screen has\n%s", what, patience, shown)
+			term.t.Fatalf("%s: not within %s; the screen has\n%s", what, testkit.Patience, shown)
 		}
 	}
 }
@@ -149,8 +151,8 @@ func (term *terminal) awaitText(what, want string) {
 	term.await(what, func(s *screen) bool { return s.String() == want })
 }
 
-// leftAsItWas fails unless a program has given the terminal back.
-func (term *terminal) leftAsItWas() {
+// expectRestored fails unless a program has restored the terminal.
+func (term *terminal) expectRestored() {
 	term.t.Helper()
 	if modes := term.modes(); modes != term.was {
 		term.t.Errorf("the terminal's modes are %+v, and were %+v", modes, term.was)
@@ -172,7 +174,7 @@ type screen struct {
 	other         bool // the alternate screen is shown
 	main          [][]rune
 	mainX, mainY  int
-	rest          []byte   // the start of something
+	partial       []byte   // the start of a sequence
 	unknown       []string // sequences that are none of the few
 }
 
@@ -212,7 +214,7 @@ func (s *screen) line(i int) string {
 }
 
 func (s *screen) write(b []byte) {
-	b = append(s.rest, b...)
+	b = append(s.partial, b...)
 	for len(b) > 0 {
 		n := s.one(b)
 		if n == 0 {
@@ -220,7 +222,7 @@ func (s *screen) write(b []byte) {
 		}
 		b = b[n:]
 	}
-	s.rest = bytes.Clone(b)
+	s.partial = bytes.Clone(b)
 }
 
 // one interprets one character or sequence and returns its length, or 0 when it

@@ -9,19 +9,19 @@ import (
 	"testing"
 )
 
-// shows says whether a line of the screen matches.
+// shows reports whether a line of the screen matches.
 func (s *screen) shows(pattern string) bool {
 	return regexp.MustCompile(`(?m)` + pattern).MatchString(s.String())
 }
 
-func TestTopRedrawsAndGivesTheTerminalBack(t *testing.T) {
+func TestTopRedrawsAndRestoresTheTerminal(t *testing.T) {
 	r := newRig(t)
 	r.ok("create", "shop")
 	for _, tt := range []struct {
 		name string
 		end  func(*terminal, *os.Process)
 	}{
-		{"q", func(term *terminal, _ *os.Process) { term.press("xq") }}, // x is no key of top
+		{"q", func(term *terminal, _ *os.Process) { term.press("xq") }}, // x is not a key of top
 		{"Ctrl-C", func(term *terminal, _ *os.Process) { term.press("x\x03") }},
 		{"SIGTERM", func(_ *terminal, p *os.Process) { p.Signal(syscall.SIGTERM) }},
 	} {
@@ -40,7 +40,7 @@ func TestTopRedrawsAndGivesTheTerminalBack(t *testing.T) {
 			if err := cmd.Wait(); err != nil {
 				t.Error(err)
 			}
-			term.leftAsItWas()
+			term.expectRestored()
 			term.awaitText("nothing is left on the screen", "")
 		})
 	}
@@ -63,7 +63,7 @@ func TestTopFollowsTheSizeOfTheTerminal(t *testing.T) {
 				strings.Count(s.String(), "\nbox-") == sandboxes && strings.Count(s.String(), "\n") <= s.rows-2
 		}
 	}
-	term.await("all are there", fits(12))
+	term.await("all are shown", fits(12))
 	term.resize(150, 10)
 	term.await("a lower screen has fewer", fits(5))
 	term.resize(40, 10)
@@ -78,7 +78,7 @@ func TestTopFollowsTheSizeOfTheTerminal(t *testing.T) {
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	term.leftAsItWas()
+	term.expectRestored()
 }
 
 func TestTopOutlivesTheNode(t *testing.T) {
@@ -86,15 +86,15 @@ func TestTopOutlivesTheNode(t *testing.T) {
 	r.ok("create", "shop")
 	term := newTerminal(t, 80, 24)
 	cmd := term.start(r, "top", "--interval", "100ms")
-	term.await("the sandbox is there", func(s *screen) bool { return s.shows(`^shop +running `) })
+	term.await("the sandbox is shown", func(s *screen) bool { return s.shows(`^shop +running `) })
 	r.server.CloseClientConnections()
 	r.server.Close()
-	term.await("it says that the node is gone", func(s *screen) bool { return s.other && s.shows(`^the node at .* does not respond`) })
+	term.await("it shows that the node does not respond", func(s *screen) bool { return s.other && s.shows(`^the node at .* does not respond`) })
 	term.press("q")
 	if err := cmd.Wait(); err != nil {
 		t.Error(err)
 	}
-	term.leftAsItWas()
+	term.expectRestored()
 	term.awaitText("nothing is left on the screen", "")
 }
 
@@ -106,8 +106,8 @@ func TestTopRefusesWithoutTouchingTheScreen(t *testing.T) {
 	if err := cmd.Wait(); err == nil {
 		t.Error("it ended well")
 	}
-	term.await("it says why", func(s *screen) bool {
+	term.await("it shows the reason", func(s *screen) bool {
 		return !s.other && strings.HasPrefix(s.line(0), "doze: unauthorized: ")
 	})
-	term.leftAsItWas()
+	term.expectRestored()
 }

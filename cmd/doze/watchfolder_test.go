@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestChangesAreGrouped(t *testing.T) {
@@ -40,7 +42,7 @@ func TestChangesAreGrouped(t *testing.T) {
 		if got := <-groups; !slices.Equal(got, []string{"main.go", "a.go", "b.go"}) || time.Since(began) != quietFor {
 			t.Errorf("got %q after %v", got, time.Since(began))
 		}
-		// What changes all the time is built now and then.
+		// A folder that changes all the time is built at intervals.
 		began = time.Now()
 		var got []string
 		for got == nil {
@@ -87,7 +89,7 @@ func TestFoldersAreFollowed(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer w.close()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	// until returns when a file is among those that changed.
 	until := func(file string) {
