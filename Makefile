@@ -12,6 +12,8 @@ PACKAGES ?= ./...
 INTEGRATION := $(shell grep -rlE '^//go:build .*integration' --include='*_test.go' . | xargs -n1 dirname | sort -u)
 # The packages that have tests of memory figures.
 MEMORY := $(shell git ls-files '*_memory_test.go' | xargs -rn1 dirname | sort -u | sed 's,^,./,')
+# The packages with tests that generate parts of documents.
+DOCUMENTED := $(shell git grep -l 'testkit\.Generated' -- '*_test.go' | xargs -n1 dirname | sort -u | sed 's,^,./,')
 RUN ?= .
 
 # The policies that doze ships, which go into the node as WebAssembly.
@@ -101,8 +103,8 @@ openapi: ## docs/openapi.json, after a change of the API
 prose: ## the language of code and documents; CONTRIBUTING.md has the rules
 	go run ./internal/prose
 
-docs: ## the parts of documents that are generated from code
-	go run ./internal/docs
+docs: ## the generated parts of documents, which tests compare with the code
+	go test -count=1 -run '^TestReference' -tags "$(TAGS)" $(DOCUMENTED) -update
 
 pictures: ## docs/pictures/*.svg, from their sources in *.txt
 	cd docs/pictures && GOFLAGS= go run .

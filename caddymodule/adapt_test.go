@@ -43,41 +43,6 @@ func TestAdapt(t *testing.T) {
 	}
 }
 
-// documented are the options in the tables of options of docs/reference/caddyfile.md, by the
-// heading above them, and the options of a size.
-func documented(t *testing.T) map[string][]string {
-	t.Helper()
-	content, err := os.ReadFile("../docs/reference/caddyfile.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	options := map[string][]string{"size": {"cpus", "memory", "pids", "user_namespaces", "inotify_instances", "inotify_watches", "pending_signals", "message_queue_bytes"}}
-	sections := map[string]string{
-		"## The global option `doze`": "doze", "## `doze_preview`": "doze_preview",
-		"## The block `egress`": "egress", "## Rules of `egress`": "rule",
-	}
-	section, table := "", ""
-	for line := range strings.Lines(string(content)) {
-		switch {
-		case strings.HasPrefix(line, "## "):
-			section = sections[strings.TrimSpace(line)]
-		case !strings.HasPrefix(line, "|"):
-			table = ""
-		case table == "":
-			table = line // its head
-		}
-		if cell, ok := strings.CutPrefix(line, "| `"); ok && section != "" && strings.HasPrefix(table, "| option ") {
-			if name := regexp.MustCompile("^[a-z_]+").FindString(cell); name != "" {
-				options[section] = append(options[section], name)
-			}
-		}
-	}
-	if len(options["doze"]) < 20 || len(options["doze_preview"]) < 5 || len(options["egress"]) < 10 || len(options["rule"]) < 12 {
-		t.Fatalf("the tables of docs/reference/caddyfile.md are not read: %v", options)
-	}
-	return options
-}
-
 // Every documented option is in a Caddyfile that adapts, and in one that is
 // refused with the file and the line of that option.
 func TestEveryDocumentedOptionHasAGoldenCaddyfile(t *testing.T) {
@@ -96,14 +61,16 @@ func TestEveryDocumentedOptionHasAGoldenCaddyfile(t *testing.T) {
 		"doze": "error_global_", "doze_preview": "error_preview_", "size": "error_size_",
 		"egress": "error_egress_", "rule": "error_rule_",
 	}
-	for section, names := range documented(t) {
-		for _, name := range names {
+	s := readSource(t)
+	for _, b := range blocks {
+		for _, option := range s.syntax(t, b) {
+			name, _, _ := strings.Cut(option, " ")
 			line := regexp.MustCompile(`(?m)^\t+` + name + `( |$)`)
 			if !line.MatchString(adapts.String()) {
 				t.Errorf("no Caddyfile in testdata that adapts has the option %s", name)
 			}
 			// The wrong option stands last.
-			config, want := golden(t, "testdata/"+prefixes[section]+name+".caddyfiletest")
+			config, want := golden(t, "testdata/"+prefixes[b.section]+name+".caddyfiletest")
 			at := line.FindAllStringIndex(config, -1)
 			if at == nil {
 				t.Fatalf("the Caddyfile with a wrong %s has none:\n%s", name, config)

@@ -31,76 +31,73 @@ func init() {
 // App owns the node: its store, its container engine and its sandboxes. The
 // node outlives changes of the configuration: a reload touches no sandbox.
 type App struct {
-	// The folder with all that the node keeps. One node at a time uses it.
-	// Default: the environment variable DOZE_HOME.
+	// The folder with the node's data. Only one node at a time can use it. Default:
+	// `$DOZE_HOME`.
 	Data string `json:"data,omitempty"`
-	// The file with the API token; it is made if it is missing. Default: the
-	// file `token` in the data folder.
+	// The file with the API token. The node creates it, with mode 0600, if it is missing.
+	// Default: `token` in the data folder.
 	TokenFile string `json:"token_file,omitempty"`
-	// The socket of a Podman API service. Default: the user's own; if no service
-	// responds there, or its OCI runtime is not the node's, the node starts and
-	// supervises one.
+	// The socket of a Podman API service. If no service responds there, or its OCI runtime
+	// is not `run/doze-crun` in the data folder, the node starts and supervises one.
+	// Default: the user's own socket.
 	PodmanSocket string `json:"podman_socket,omitempty"`
-	// The path of the program doze-guest, which becomes the first process of
-	// every sandbox. Default: in the folder of the running program.
+	// The program `doze-guest`, which becomes the first process of every sandbox. Default:
+	// in the folder of the running program.
 	Guest string `json:"guest,omitempty"`
-	// The path of the program doze-netns, which dials into sandboxes and starts them
-	// within their quotas. Default: in the folder of the running program.
+	// The program `doze-netns`, which dials into sandboxes and starts them within their
+	// quotas. Default: in the folder of the running program.
 	NetnsHelper string `json:"netns_helper,omitempty"`
-	// The cgroup v2 subtree that belongs to the node's user, such as
-	// /sys/fs/cgroup/doze. Default: the environment variable DOZE_CGROUP.
-	// Without one, sandboxes sleep and wake slowly and have no limits.
+	// The cgroup v2 subtree of the node's user, such as `/sys/fs/cgroup/doze`. Without one,
+	// sandboxes sleep and wake slowly and have no limits. Default: `$DOZE_CGROUP`.
 	Cgroup string `json:"cgroup,omitempty"`
 
-	// Short names of images that sandboxes may use, and what they stand for.
-	// Default: `base` for `localhost/doze/base:latest`.
+	// A short name of an image that sandboxes may use, and its reference. Repeatable; the
+	// first one replaces the default. Default: `base` for `localhost/doze/base:latest`.
 	Images map[string]string `json:"images,omitempty"`
-	// Patterns of other images that sandboxes may use, such as
-	// `docker.io/library/*`; a last part `**` also matches slashes. Default: none.
+	// Patterns of other images that sandboxes may use, such as `docker.io/library/*`. `*`
+	// matches anything but `/`; a last part `**` everything below; `**` alone every image.
+	// Repeatable. Default: none.
 	AllowImages []string `json:"allow_images,omitempty"`
-	// The image of a sandbox that names none. Default: `base`.
+	// The image of sandboxes that name none. Default: `base`.
 	DefaultImage string `json:"default_image,omitempty"`
-	// The sizes a sandbox can have. Default: `lite` (0.25 CPUs, 256 MiB, 128
-	// processes), `basic` (1, 1 GiB, 512) and `standard` (2, 4 GiB, 1024).
-	// Naming one of them here changes what is given and keeps the rest.
+	// The limits of sandboxes of a size. A block for a built-in size changes the given
+	// limits and keeps its other ones. Repeatable. Default: `lite` (0.25 CPUs, 256 MiB, 128
+	// processes), `basic` (1, 1 GiB, 512), `standard` (2, 4 GiB, 1024).
 	Sizes map[string]*Size `json:"sizes,omitempty"`
-	// The size of a sandbox that names none. Default: `basic`.
+	// The size of sandboxes that name none. Default: `basic`.
 	DefaultSize string `json:"default_size,omitempty"`
 
-	// How long a sandbox is idle before it falls asleep, unless it was created
-	// with another time; 0 means never by itself. Default: 60s.
+	// The idle time (`1s` to `365d`) after which a sandbox falls asleep; `0` means never by
+	// itself. A sandbox can be created with another time. Default: `60s`.
 	SleepAfter *caddy.Duration `json:"sleep_after,omitempty"`
-	// How long a sandbox is asleep before it is stopped, which frees its
-	// memory; 0 means never by itself. Default: 24h.
+	// The time asleep after which a sandbox is stopped, which frees its memory; `0` means
+	// never by itself. A sandbox can be created with another time. Default: `24h`.
 	StopAfter *caddy.Duration `json:"stop_after,omitempty"`
-	// The share of one CPU core above which a sandbox counts as active without any
-	// request. Default: 0.05.
+	// The share of one CPU core above which a sandbox is not idle. Default: `0.05`.
 	IdleCPU *float64 `json:"idle_cpu,omitempty"`
-	// How long one wake may take before it has failed. Default: 1m.
+	// The time after which a wake has failed. Default: `1m`.
 	WakeTimeout caddy.Duration `json:"wake_timeout,omitempty"`
-	// How long one creation may take, the pull of its image included.
-	// Default: 15m.
+	// The time after which a creation has failed, the pull of its image included. Default:
+	// `15m`.
 	CreateTimeout caddy.Duration `json:"create_timeout,omitempty"`
-	// How long processes have between SIGTERM and SIGKILL when their sandbox
-	// stops. Default: 10s.
+	// The time between SIGTERM and SIGKILL when a sandbox stops. Default: `10s`.
 	StopGracePeriod caddy.Duration `json:"stop_grace_period,omitempty"`
 
-	// How many sandboxes the node has at most; one more is refused.
-	// Default: 20000.
+	// The maximum number of sandboxes. Further ones are refused. Default: `20000`.
 	MaxSandboxes int `json:"max_sandboxes,omitempty"`
-	// How many requests wait for wakes at most; one more gets 503. Default: 16384.
+	// The maximum number of requests that wait for wakes. Further ones get 503 with
+	// Retry-After. Default: `16384`.
 	MaxWaiters int `json:"max_waiters,omitempty"`
-	// The same for the wake of one sandbox. Default: 4096.
+	// The maximum number of requests that wait for the wake of one sandbox. Default: `4096`.
 	MaxWaitersPerSandbox int `json:"max_waiters_per_sandbox,omitempty"`
 
-	// The domain under which previews live; it never carries the API.
-	// Default: preview.doze.localhost.
+	// The domain of previews. `doze_api` never responds under it. Default:
+	// `preview.doze.localhost`.
 	PreviewDomain string `json:"preview_domain,omitempty"`
-	// The port in the URLs of previews, which visitors use. Default: 443.
+	// The port in the URLs of previews, as visitors use it. Default: `443`.
 	PreviewPort int `json:"preview_port,omitempty"`
 
-	// The rules and limits of the sandboxes' egress. Default: they reach public
-	// addresses.
+	// What sandboxes may send out, and how. Default: public addresses are reachable.
 	Egress *Egress `json:"egress,omitempty"`
 
 	ctx      caddy.Context
@@ -113,22 +110,27 @@ type App struct {
 // Size bounds the resources of a sandbox. A field that a new size omits has no limit,
 // unless it has a default.
 type Size struct {
-	// CPU cores, such as 0.25.
+	// CPU cores, at least 0.01. Default: no limit.
 	CPUs float64 `json:"cpus,omitempty"`
-	// Memory in bytes.
+	// Memory, at least 32 MiB. Default: no limit.
 	Memory int64 `json:"memory,omitempty"`
-	// Processes and threads.
+	// Processes and threads, at least 16. Default: no limit.
 	PIDs int64 `json:"pids,omitempty"`
-	// User namespaces that programs may make, for sandboxes of their own, as bubblewrap
-	// and Chromium do. Default: 0, none.
+	// User namespaces that programs may create. Sandboxes within the sandbox need them
+	// (bubblewrap, Chromium, `unshare --user`) if they run as another user than root. Beyond
+	// the limit `unshare` and `clone` fail with ENOSPC ("No space left on device"). In its
+	// own namespace every program has all capabilities, and so reaches more of the host's
+	// kernel. Default: `0`.
 	UserNamespaces int64 `json:"user_namespaces,omitempty"`
-	// Inotify instances: each program that watches files has one or more. Default: 128.
+	// Inotify instances. Each program that watches files has at least one. Beyond the limit:
+	// EMFILE. Default: `128`.
 	InotifyInstances int64 `json:"inotify_instances,omitempty"`
-	// Files and folders that are watched by inotify. Default: 65536.
+	// Files and folders watched by inotify. Beyond the limit: ENOSPC. Default: `65536`.
 	InotifyWatches int64 `json:"inotify_watches,omitempty"`
-	// Queued signals, and POSIX timers. Default: 1024.
+	// Queued signals and POSIX timers. Beyond the limit: EAGAIN. Default: `1024`.
 	PendingSignals int64 `json:"pending_signals,omitempty"`
-	// Bytes of POSIX message queues. Default: 204800.
+	// Bytes of POSIX message queues; a queue with the kernel's defaults takes 80 KiB. Beyond
+	// the limit: EMFILE. Default: `200KiB`.
 	MessageQueueBytes int64 `json:"message_queue_bytes,omitempty"`
 }
 

@@ -22,43 +22,45 @@ import (
 
 // Egress is the configuration of the sandboxes' egress.
 type Egress struct {
-	// The action for connections that no rule matches: `allow_public` lets them
-	// through to public addresses, `deny` refuses them. Default: `allow_public`.
+	// What applies to traffic that no rule of the node, the owner or the sandbox matches.
+	// Owners and sandboxes have their own defaults. Default: `allow_public`.
 	Default rule.Default `json:"default,omitempty"`
-	// The node's rules. They precede the rules of owners and of sandboxes, which
-	// cannot allow a destination that one of these denies.
+	// A rule of the node. Rules of the node come before those that owners and sandboxes
+	// have, which cannot allow what it denies. Repeatable, in order. Default: none.
 	Rules []types.Rule `json:"rules,omitempty"`
-	// Lists of hosts that the rules of the node, of owners and of sandboxes can name:
-	// `preset:npm` for the one that is called `npm` here. One with the name of a preset
-	// that comes with doze replaces it. At most 100.
+	// A list of hosts that rules of the node, of owners and of sandboxes name as
+	// `preset:NAME`: names, or `*.example.com`, on the line, in the block, or both. It
+	// replaces a built-in preset of that name. Repeatable with other names, before or after
+	// the rules: at most 100 presets with 200 hosts each. Default: none.
 	Presets map[string]Preset `json:"presets,omitempty"`
-	// Addresses of hosts, which override DNS: names, or patterns
-	// such as `*.corp.example`. They may be private, and may have a port, to which
-	// connections to the host then go whatever port they ask for.
+	// The addresses of a host: a name, or `*.corp` for all names below. Any kind of address,
+	// also the node's own. With `ADDRESS:PORT` connections go to that port whatever port
+	// they are for. Repeatable. Default: DNS.
 	Resolve map[string][]string `json:"resolve,omitempty"`
-	// DNS servers that resolve the names of hosts: addresses, with a port unless it
-	// is 53. The first is used until it does not answer, then the next. Default: the
-	// system's.
+	// DNS servers for the addresses of hosts, with a port unless it is 53. The second one is
+	// queried only while the first does not respond, and so on. Default: the system's.
 	Resolvers []string `json:"resolvers,omitempty"`
-	// Files with certificates (PEM) of authorities that are trusted for upstream
-	// servers in addition to the system's.
+	// Files with additional certificates (PEM) that upstream servers are verified by.
+	// Default: only the system's.
 	UpstreamCAFiles []string `json:"upstream_ca_files,omitempty"`
-	// The URL of an HTTP proxy (CONNECT) through which upstream servers are
-	// reached. Default: none.
+	// An HTTP proxy (CONNECT) for public addresses, such as
+	// `http://user:password@proxy.corp:3128`. Default: none.
 	UpstreamProxy string `json:"upstream_proxy,omitempty"`
-	// The action for TLS connections that are not intercepted otherwise and may
-	// hide their server's name (Encrypted Client Hello, whose extension browsers
-	// always send): `intercept`, or `allow` to pass them through. Default:
-	// `intercept`.
+	// What happens to TLS connections that would pass through and may hide their server's
+	// name (Encrypted Client Hello; browsers always send its form): `intercept`, or `allow`
+	// to let them pass with the name unknown. Default: `intercept`.
 	ECH string `json:"ech,omitempty"`
-	// How many connections all sandboxes have at most. Default: 16384.
+	// The maximum number of connections of all sandboxes. Further ones are reset. Default:
+	// `16384`.
 	MaxConnections int `json:"max_connections,omitempty"`
-	// How many connections one sandbox has at most. Default: 1024.
+	// The maximum number of connections of one sandbox, from its next start on. Default:
+	// `1024`.
 	MaxConnectionsPerSandbox int `json:"max_connections_per_sandbox,omitempty"`
-	// How much memory an instance of a policy has at most, in bytes. Default: 16 MiB.
+	// The memory of an instance of a policy, from the node's next start on. Default:
+	// `16MiB`.
 	PolicyMemoryLimit int64 `json:"policy_memory_limit,omitempty"`
-	// How long a policy may compute at most for one request or response.
-	// Default: 50ms.
+	// The time that a policy may compute for a request, and for a response, from the node's
+	// next start on. Default: `50ms`.
 	PolicyTimeLimit caddy.Duration `json:"policy_time_limit,omitempty"`
 }
 

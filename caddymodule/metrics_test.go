@@ -1,15 +1,15 @@
 package caddymodule
 
 import (
+	"fmt"
+	"maps"
 	"net/http"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
@@ -17,43 +17,15 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// metric is what docs/reference/metrics.md says of one.
-type metric struct {
-	Type   string
-	Labels []string
-}
+// description is what a collector announces of a metric.
+type description struct{ help, labels string }
 
-// documentedMetrics reads the table of docs/reference/metrics.md.
-func documentedMetrics(t *testing.T) map[string]metric {
-	t.Helper()
-	content, err := os.ReadFile("../docs/reference/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	table := map[string]metric{}
-	row := regexp.MustCompile("(?m)^\\| `(doze_[a-z_]+)` \\| ([a-z]+) \\|([^|]*)\\|")
-	for _, cells := range row.FindAllStringSubmatch(string(content), -1) {
-		m := metric{Type: cells[2]}
-		values := regexp.MustCompile(`\([^)]*\)`)
-		for _, label := range regexp.MustCompile("`([a-z_]+)`").FindAllStringSubmatch(values.ReplaceAllString(cells[3], ""), -1) {
-			m.Labels = append(m.Labels, label[1])
-		}
-		slices.Sort(m.Labels)
-		table[cells[1]] = m
-	}
-	if len(table) < 15 {
-		t.Fatalf("docs/reference/metrics.md has %d metrics; its table is not read", len(table))
-	}
-	return table
-}
-
-// describedMetrics are the names and labels that a collector announces.
-func describedMetrics(t *testing.T, collector prometheus.Collector) map[string][]string {
+func descriptions(t *testing.T, collector prometheus.Collector) map[string]description {
 	t.Helper()
 	descs := make(chan *prometheus.Desc)
 	go func() { collector.Describe(descs); close(descs) }()
-	form := regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), .*, variableLabels: \{(.*)\}\}$`)
-	described := map[string][]string{}
+	form := regexp.MustCompile(`^Desc\{fqName: ("[^"]*"), help: ("(?:[^"\\]|\\.)*"), .*, variableLabels: \{(.*)\}\}$`)
+	described := map[string]description{}
 	for desc := range descs {
 		parts := form.FindStringSubmatch(desc.String())
 		if parts == nil {
@@ -63,16 +35,22 @@ func describedMetrics(t *testing.T, collector prometheus.Collector) map[string][
 		if err != nil {
 			t.Fatal(err)
 		}
-		labels := strings.FieldsFunc(parts[2], func(r rune) bool { return r == ',' })
-		slices.Sort(labels)
-		described[name] = labels
+		help, err := strconv.Unquote(parts[2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		labels := ""
+		if parts[3] != "" {
+			labels = "`" + strings.ReplaceAll(parts[3], ",", "`, `") + "`"
+		}
+		described[name] = description{help, labels}
 	}
 	return described
 }
 
-// The table of docs/reference/metrics.md is the node's metrics with their types and labels,
-// and these follow Prometheus' conventions.
-func TestMetricsAreDocumented(t *testing.T) {
+// TestReferenceOfMetrics generates the table of docs/reference/metrics.md. The metrics
+// follow Prometheus' conventions.
+func TestReferenceOfMetrics(t *testing.T) {
 	s := newSite(t)
 	sb, _ := s.sandbox(hello, sandbox.Port{})
 	if _, err := s.Manager.Sleep(t.Context(), sb.ID); err != nil {
@@ -87,23 +65,13 @@ func TestMetricsAreDocumented(t *testing.T) {
 		t.Fatalf("exec: %s: %s", res.Status, testkit.Body(t, res))
 	}
 
-	documented := documentedMetrics(t)
 	registry := prometheus.NewPedanticRegistry()
-	described := map[string][]string{}
+	described := map[string]description{}
 	for _, collector := range s.node.Collectors() {
 		if err := registry.Register(collector); err != nil {
 			t.Fatal(err)
 		}
-		for name, labels := range describedMetrics(t, collector) {
-			described[name] = labels
-		}
-	}
-	labels := map[string][]string{}
-	for name, m := range documented {
-		labels[name] = append([]string{}, m.Labels...)
-	}
-	if diff := cmp.Diff(described, labels); diff != "" {
-		t.Errorf("docs/reference/metrics.md differs from the node's metrics and labels:\n%s", diff)
+		maps.Copy(described, descriptions(t, collector))
 	}
 
 	// A call is counted when it has ended, which its client does not wait for.
@@ -121,16 +89,21 @@ func TestMetricsAreDocumented(t *testing.T) {
 		}
 		return types["doze_exec_duration_seconds"] != "" && types["doze_api_request_duration_seconds"] != ""
 	})
-	for name, m := range documented {
+	var table strings.Builder
+	table.WriteString("| name | type | labels | |\n|---|---|---|---|\n")
+	for _, name := range slices.Sorted(maps.Keys(described)) {
 		// Counters with labels and without samples are not gathered; they end in _total.
-		got := types[name]
-		if got == "" && strings.HasSuffix(name, "_total") {
-			got = "counter"
+		kind := types[name]
+		if kind == "" && strings.HasSuffix(name, "_total") {
+			kind = "counter"
 		}
-		if got != m.Type {
-			t.Errorf("%s is a %q, docs/reference/metrics.md says %s", name, got, m.Type)
+		if kind == "" {
+			t.Errorf("%s has no sample, so that its type is unknown", name)
 		}
+		fmt.Fprintf(&table, "| `%s` | %s | %s | %s |\n", name, kind, described[name].labels, described[name].help)
 	}
+	testkit.Generated(t, "../docs/reference/metrics.md", "metrics", table.String())
+
 	findings, err := promlint.NewWithMetricFamilies(families).Lint()
 	if err != nil {
 		t.Fatal(err)

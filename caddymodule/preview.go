@@ -26,19 +26,19 @@ func init() {
 // Preview serves the previews of sandboxes and wakes the ones that sleep. It
 // responds to every request that reaches it; hosts that name no preview get 404.
 type Preview struct {
-	// Domains under which previews live. Default: the doze app's
-	// preview_domain.
+	// Domains of previews; they can also be on the directive's line. Default:
+	// `preview_domain`.
 	Domains []string `json:"domains,omitempty"`
-	// How long a request waits for a wake, and for the port to accept
-	// connections after a cold one, before it gets 504. Default: 30s.
+	// The time that a request waits for a wake, and after a cold wake for the port, before
+	// it gets 504 with Retry-After. The wake continues. Default: `30s`.
 	WaitTimeout caddy.Duration `json:"wait_timeout,omitempty"`
-	// How long a browser's navigation waits before it gets the waiting page.
-	// Default: 1s.
+	// The time that a browser's navigation waits before it gets the waiting page, which
+	// opens the real one by itself. Default: `1s`.
 	WaitingPageAfter caddy.Duration `json:"waiting_page_after,omitempty"`
-	// How many requests, upgraded connections included, are in flight to all
-	// sandboxes at most; one more gets 503. Default: 16384.
+	// The maximum number of requests in flight to all sandboxes, WebSockets included.
+	// Further ones get 503 with Retry-After. Default: `16384`.
 	MaxRequests int `json:"max_requests,omitempty"`
-	// The same for one sandbox. Default: 4096.
+	// The maximum number of requests in flight to one sandbox. Default: `4096`.
 	MaxRequestsPerSandbox int `json:"max_requests_per_sandbox,omitempty"`
 
 	app     *App

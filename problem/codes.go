@@ -3,6 +3,7 @@ package problem
 import (
 	"net/http"
 	"slices"
+	"strings"
 )
 
 // Definition describes a code. All responses with the code have its status and title.
@@ -19,6 +20,20 @@ type Definition struct {
 
 // Code returns the defined code.
 func (d Definition) Code() Code { return Code{d.Name} }
+
+// sourceNames of Source, from the lowest bit.
+var sourceNames = []string{"API", "previews", "egress", "proxy"}
+
+// String lists the parts, such as "API, previews".
+func (s Source) String() string {
+	var names []string
+	for i, name := range sourceNames {
+		if s&(1<<i) != 0 {
+			names = append(names, name)
+		}
+	}
+	return strings.Join(names, ", ")
+}
 
 // Group is a section of docs/reference/errors.md.
 type Group string

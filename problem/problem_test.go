@@ -4,12 +4,10 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -84,41 +82,6 @@ func TestCodesAreUnique(t *testing.T) {
 		}
 	}()
 	define(SandboxNotFound.Definition())
-}
-
-var update = flag.Bool("update", false, "write docs/reference/errors.md")
-
-func TestDocsAreUpToDate(t *testing.T) {
-	const file = "../docs/reference/errors.md"
-	var page bytes.Buffer
-	if err := WriteDocs(&page); err != nil {
-		t.Fatal(err)
-	}
-	if *update {
-		if err := os.WriteFile(file, page.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	committed, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(page.String(), string(committed)); diff != "" {
-		t.Errorf("docs/reference/errors.md differs from the registry; go test ./problem -update writes it (-registry +file):\n%s", diff)
-	}
-}
-
-func TestDocsHaveEveryCode(t *testing.T) {
-	var page bytes.Buffer
-	if err := WriteDocs(&page); err != nil {
-		t.Fatal(err)
-	}
-	for _, d := range All() {
-		row := fmt.Sprintf("| <a id=%q></a>`%s` | %d |", d.Name, d.Name, d.Status)
-		if strings.Count(page.String(), row) != 1 {
-			t.Errorf("not exactly one row begins with %s", row)
-		}
-	}
 }
 
 func TestDocumentOfAProblem(t *testing.T) {

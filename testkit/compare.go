@@ -4,6 +4,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -41,5 +42,29 @@ func Golden(t testing.TB, file string, got []byte) {
 	}
 	if diff := cmp.Diff(string(want), string(got)); diff != "" {
 		t.Errorf("%s differs (-want +got); run the test with -update if the new text is right:\n%s", file, diff)
+	}
+}
+
+// Generated fails the test, without ending it, if a generated part of a document differs
+// from content. The part is between the lines <!-- begin generated: NAME --> and
+// <!-- end generated: NAME -->. With -update, which `make docs` passes, it writes the part.
+func Generated(t testing.TB, file, name, content string) {
+	t.Helper()
+	document, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin, end := "<!-- begin generated: "+name+" -->\n", "<!-- end generated: "+name+" -->"
+	before, rest, ok := strings.Cut(string(document), begin)
+	_, after, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no lines %q and %q", file, strings.TrimSpace(begin), end)
+	}
+	if text := before + begin + content + end + after; Update() {
+		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	} else if diff := cmp.Diff(text, string(document)); diff != "" {
+		t.Errorf("%s differs from the code (-code +document); run `make docs`:\n%s", file, diff)
 	}
 }

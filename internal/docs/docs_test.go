@@ -1,4 +1,5 @@
-package main
+// Package docs tests the documents.
+package docs
 
 import (
 	"crypto/sha256"
@@ -13,6 +14,9 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
+// architecture is the page about the code.
+const architecture = "docs/architecture.md"
+
 // top of the repository, from this package's folder.
 const top = "../.."
 
@@ -25,17 +29,13 @@ func read(t *testing.T, path string) string {
 	return string(content)
 }
 
-func TestFolderTableIsCurrent(t *testing.T) {
-	document := read(t, architecture)
+// TestReferenceOfFolders generates the table of folders.
+func TestReferenceOfFolders(t *testing.T) {
 	table, err := folders(top)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := replaceGenerated(document, "folders", table)
-	if err != nil {
-		t.Fatal(err)
-	}
-	testkit.Diff(t, architecture+", which `make docs` writes from the package comments", document, want)
+	testkit.Generated(t, filepath.Join(top, architecture), "folders", table)
 }
 
 var (

@@ -104,10 +104,11 @@ var (
 	tableRule = regexp.MustCompile(`^[\s|:-]+$`)
 )
 
-// The part of CONTRIBUTING.md that is generated from the rules quotes what they forbid.
+// Generated parts of documents are checked where they come from; the part of CONTRIBUTING.md
+// that is generated from the rules quotes what they forbid.
 const (
-	generatedBegin = "<!-- begin generated: prose -->"
-	generatedEnd   = "<!-- end generated: prose -->"
+	generatedBegin = "<!-- begin generated: "
+	generatedEnd   = "<!-- end generated: "
 )
 
 // markdown returns the paragraphs, items, cells and headings outside of code.
@@ -120,9 +121,9 @@ func markdown(path, src string) []*unit {
 		blank = trimmed == ""
 		switch {
 		case generated:
-			generated = trimmed != generatedEnd
+			generated = !strings.HasPrefix(trimmed, generatedEnd)
 			continue
-		case trimmed == generatedBegin:
+		case strings.HasPrefix(trimmed, generatedBegin):
 			p.flush()
 			generated = true
 			continue

@@ -2,7 +2,6 @@ package preset_test
 
 import (
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -34,21 +33,12 @@ func TestPresetsAreListsOfHosts(t *testing.T) {
 	}
 }
 
-// The table in the documentation is this one.
-func TestDocumentation(t *testing.T) {
-	const file = "../../../docs/egress.md"
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+// TestReferenceOfPresets generates the table of presets.
+func TestReferenceOfPresets(t *testing.T) {
 	var table strings.Builder
 	table.WriteString("| preset | | hosts |\n|---|---|---|\n")
 	for _, p := range preset.All() {
 		fmt.Fprintf(&table, "| `%s` | %s | `%s` |\n", p.Name, p.Description, strings.Join(p.Hosts, "` `"))
 	}
-	pattern := regexp.MustCompile(`(?m)^\| preset \|.*\n(\|.*\n)+`)
-	if !pattern.Match(page) {
-		t.Fatal("the page has no table of presets")
-	}
-	testkit.Golden(t, file, pattern.ReplaceAllLiteral(page, []byte(table.String())))
+	testkit.Generated(t, "../../../docs/egress.md", "presets", table.String())
 }
