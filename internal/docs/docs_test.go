@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -108,11 +109,16 @@ func anchors(page string) map[string]bool {
 			all[match[2]] = true
 			continue
 		}
-		title := regexp.MustCompile(`\]\([^)]*\)`).ReplaceAllString(match[1], "")
-		title = regexp.MustCompile(`[^\p{L}\p{N}_ -]`).ReplaceAllString(strings.ToLower(title), "")
-		all[strings.ReplaceAll(title, " ", "-")] = true
+		all[anchor(match[1])] = true
 	}
 	return all
+}
+
+// anchor returns the anchor of a heading.
+func anchor(title string) string {
+	title = regexp.MustCompile(`\]\([^)]*\)`).ReplaceAllString(title, "")
+	title = regexp.MustCompile(`[^\p{L}\p{N}_ -]`).ReplaceAllString(strings.ToLower(title), "")
+	return strings.ReplaceAll(title, " ", "-")
 }
 
 // All links between pages lead to a file that exists, and to a heading in it.
@@ -141,4 +147,68 @@ func TestLinksOfDocuments(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestReferenceOfContents generates the list of entries of docs/RATIONALE.md.
+func TestReferenceOfContents(t *testing.T) {
+	const page = "docs/RATIONALE.md"
+	var contents strings.Builder
+	for _, match := range regexp.MustCompile(`(?m)^(##|###) (.*)$`).FindAllStringSubmatch(read(t, page), -1) {
+		indent := ""
+		if match[1] == "###" {
+			indent = "  "
+		}
+		fmt.Fprintf(&contents, "%s- [%s](#%s)\n", indent, match[2], anchor(match[2]))
+	}
+	testkit.Generated(t, filepath.Join(top, page), "contents", contents.String())
+}
+
+// The rows of the page are the figures that the benchmark measures.
+func TestBenchmarksNameTheFigures(t *testing.T) {
+	figures := names(read(t, "test/bench/main.go"), `(?m)^\t\{"([a-z]+)", start\w+, measure\w+\},$`)
+	rows := names(read(t, "docs/benchmarks.md"), "(?m)^\\| `([a-z]+)` \\|")
+	if len(figures) < 10 {
+		t.Fatalf("test/bench has the figures %v", figures)
+	}
+	testkit.Diff(t, "the rows of docs/benchmarks.md", rows, figures)
+}
+
+// Commands of the operator's guide run in a virtual machine or with a node of `make up`.
+func TestCommandsOfOperationsAreRun(t *testing.T) {
+	sessions := names(read(t, "docs/operations.md"), "(?m)^```sh run session=(\\S+)$")
+	run := names(read(t, "test/vm/inside/checks.py"), `documented\("(\S+?)"`)
+	run = append(run, names(read(t, "test/vm/inside/run"), `run session=(\w+)`)...)
+	run = append(run, names(read(t, "test/up/run"), `documented ([a-z-]+)\b`)...)
+	if len(sessions) < 8 {
+		t.Fatalf("docs/operations.md has the sessions %v", sessions)
+	}
+	slices.Sort(run)
+	testkit.Diff(t, "the sessions of docs/operations.md", sessions, slices.Compact(run))
+	for _, info := range names(read(t, "docs/operations.md"), "(?m)^```sh *(.*)$") {
+		if !strings.HasPrefix(info, "run session=") && !strings.HasPrefix(info, `norun="`) {
+			t.Errorf("docs/operations.md has a block `sh %s`, which is not run; give it a session, or norun with the reason", info)
+		}
+	}
+}
+
+func TestAlertsNameMetricsThatExist(t *testing.T) {
+	metrics := names(read(t, "docs/reference/metrics.md"), "(?m)^\\| `(doze_[a-z_]+)` \\|")
+	used := names(read(t, "docs/operations.md"), `\b(doze_[a-z_]+?)(?:_bucket)?\b`)
+	if len(used) < 6 {
+		t.Fatalf("docs/operations.md uses the metrics %v", used)
+	}
+	for _, name := range used {
+		if !slices.Contains(metrics, name) && name != "doze_preview" && name != "doze_api" && name != "doze_proxy" {
+			t.Errorf("docs/operations.md uses the metric %s, which does not exist", name)
+		}
+	}
+}
+
+// names returns the different submatches of a pattern, sorted.
+func names(text, pattern string) (all []string) {
+	for _, match := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
+		all = append(all, match[1])
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }

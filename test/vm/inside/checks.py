@@ -32,23 +32,20 @@ LITE = {"memory.max": str(256 << 20), "memory.swap.max": "0", "pids.max": "128",
 Proc = collections.namedtuple("Proc", "pid uids inner command")
 
 
-# What docs/operations.md says.
+# The commands of docs/operations.md.
 
 
-def documented(section):
-    """The commands of a section of docs/operations.md for a node of systemd."""
-    text = (TREE / "docs/operations.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
-    found = []
-    for line in text.splitlines():
-        if line.startswith("    "):
-            command, _, comment = line.strip().partition(" #")
-            found.append(comment.partition("of systemd: ")[2] or command.strip())
-    assert found, f"no command in section {section}"
-    return found
+def documented(session, *omitted):
+    """The commands of the blocks of a session, but for those with an omitted word."""
+    text = (TREE / "docs/operations.md").read_text()
+    blocks = [part.split("\n```")[0] for part in text.split(f"\n```sh run session={session}\n")[1:]]
+    lines = [line for block in blocks for line in block.splitlines() if not any(word in line for word in omitted)]
+    assert lines, f"docs/operations.md has no commands of session {session}"
+    return lines
 
 
 def follow(*commands):
-    """Does what is documented, as root in the source tree."""
+    """Runs commands as root in the source tree."""
     env = {"PATH": os.environ["PATH"], "HOME": "/root", "DOZE_HOME": str(HOME), "DOZE_HTTPS_PORT": "443"}
     script = "\n".join(commands)
     done = subprocess.run(
@@ -244,22 +241,22 @@ def all_limits_are_enforced(ctx):
 
 
 @check
-def doctor_finds_nothing_amiss(ctx):
+def doctor_finds_no_error(ctx):
     # What the node itself has, so that it is about the unit.
     variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{ctx.node}/environ").read_text().split("\0") if entry)
     said = json.loads(run("doze", "doctor", "--json", env=variables, user="doze"))["findings"]
-    amiss = [f for f in said if not f["ok"]]
-    assert not amiss, json.dumps(amiss)
+    errors = [f for f in said if not f["ok"]]
+    assert not errors, json.dumps(errors)
     limits = next(f["detail"] for f in said if f["name"] == "limits")
     assert limits == "cpu, memory and pids are enforced", limits
     return f"{len(said)} findings; {limits}"
 
 
 @check
-def doctor_by_enter_finds_nothing_amiss(ctx):
+def doctor_by_enter_finds_no_error(ctx):
     said = json.loads(run("/usr/lib/doze/enter", "--", "/usr/bin/doze", "doctor", "--json"))["findings"]
-    amiss = [f for f in said if not f["ok"]]
-    assert not amiss, json.dumps(amiss)
+    errors = [f for f in said if not f["ok"]]
+    assert not errors, json.dumps(errors)
     return f"{len(said)} findings"
 
 
@@ -452,7 +449,7 @@ def start_finds_them_again(ctx):
 
 @check
 def documented_start_reload_logs_and_stop_work(ctx):
-    commands = documented("Start, reload, logs, stop")
+    commands = documented("control")
     said = follow(*commands)
     assert '"msg":' in said, f"no log: {said}"
     assert unit("ActiveState") == "inactive", unit("ActiveState")
@@ -463,20 +460,47 @@ def documented_start_reload_logs_and_stop_work(ctx):
 
 
 @check
+def documented_doctor_finds_no_error(ctx):
+    return follow(*documented("doctor")).splitlines()[-1]
+
+
+@check
 def documented_change_of_the_token_works(ctx):
     before = (HOME / "token").read_text()
-    follow(*documented("Change the token"))
+    follow(*documented("token"))
     until("the node", up)
     ctx.node = main_pid()
     assert (HOME / "token").read_text() != before, "the token is the old one"
     return unharmed(ctx)
 
 
+def keys():
+    """The keys that secrets are sealed with, the current one first."""
+    return [line for line in (HOME / "egress/seal.key").read_text().splitlines() if not line.startswith("#")]
+
+
+@check
+def documented_change_of_the_sealing_key_works(ctx):
+    api("PUT", "/secrets/vm", {"value": "0123456789", "hosts": ["a.example.com"]})
+    (old,) = keys()
+    follow(*documented("seal"))
+    until("the node", up)
+    new, second = keys()
+    assert second == old != new, "the old key does not follow a new one"
+    follow(*documented("seal-remove"))
+    until("the node", up)
+    ctx.node = main_pid()
+    assert keys() == [new], "the old key is left"
+    secret = api("GET", "/secrets/vm")
+    assert not secret.get("unreadable"), secret
+    return unharmed(ctx)
+
+
 @check
 def documented_upgrade_works(ctx):
-    # There is neither a repository nor a compiler here, and the image is another.
-    commands = [c for c in documented("Upgrade") if not c.startswith("git pull") and "build-base" not in c]
-    assert len(commands) == 3, commands
+    # The machine has no repository and no compiler, and its image is another one.
+    commands = documented("upgrade", "git pull", "make build", "build-base")
+    assert len(commands) == 4, commands
     follow(*commands)
     until("the node", up)
     assert main_pid() != ctx.node, "the node was not restarted"
@@ -485,15 +509,17 @@ def documented_upgrade_works(ctx):
 
 
 @check
-def documented_backup_works(ctx):
-    commands = [c for c in documented("Back up") if "-xpf" not in c]
+def documented_backup_and_restore_work(ctx):
+    commands = documented("backup")
     assert len(commands) == 4 and commands[1] == "systemctl stop doze", commands
-    follow(*commands)
-    until("the node", up)
-    ctx.node = main_pid()
+    follow(*commands[:-1])
     archived = set(run("tar", "-tf", str(TREE / "doze.tar")).splitlines())
     for wanted in ("var/lib/doze/token", "var/lib/doze/egress/seal.key", "var/lib/doze/.local/share/containers/storage/overlay/"):
         assert wanted in archived, f"the archive lacks {wanted}"
+    run("find", str(HOME), "-mindepth", "1", "-delete")
+    follow(*documented("restore"), commands[-1])
+    until("the node", up)
+    ctx.node = main_pid()
     for sandbox in (ctx.lite, ctx.other):
         assert sandbox.state() == "stopped", sandbox.state()
         woke, _ = sandbox.visit()
@@ -544,15 +570,14 @@ def destroy_leaves_nothing(ctx):
 @check_after_reboot
 def documented_uninstalling_leaves_nothing(ctx):
     Sandbox.create("left", "lite")
-    commands = documented("Uninstall")
-    begin = next(i for i, c in enumerate(commands) if c.startswith("doze ls"))
-    follow(*commands[begin:])
+    commands = documented("uninstall")
+    follow(*commands)
     left = [p for p in (HOME, CADDYFILE, Path("/usr/lib/doze"), Path("/usr/bin/doze"), Path("/run/doze"), UNIT) if os.path.lexists(p)]
     assert not left, left
     try:
         pwd.getpwnam("doze")
     except KeyError:
-        return f"{len(commands) - begin} commands"
+        return f"{len(commands)} commands"
     raise AssertionError("user doze is left")
 
 
