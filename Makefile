@@ -1,4 +1,4 @@
-# make help says what there is.
+# make help lists the targets.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -49,7 +49,7 @@ clean: ## end the node, remove its sandboxes and all its data, and bin/; images 
 	@packaging/node clean
 	@rm -rf bin policies/builtin/modules/*.wasm*
 
-doctor: build ## what keeps a node from running on this host, with remedies
+doctor: build ## check this host and the running node; each finding has its remedy
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	@$(ENTER) -- $(TEST_HOME)/bin/doze doctor
 
@@ -72,15 +72,15 @@ setup: ## prepare this host: packages, user doze, Podman (root or sudo)
 test: ## everything: installs what it needs, checks, unit and integration tests
 	@packaging/test
 
-bench: build setup ## the figures that a node must reach, peers beside it: BENCH='-only wake'
-	@packaging/host/setup --with-peers || echo 'bench: the rows of peers that are missing say so'
+bench: build setup ## the figures that a node must reach, and its peers': BENCH='-only wake'
+	@packaging/host/setup --with-peers || echo 'bench: peers are missing; their rows report that'
 	@packaging/host/as-root images/build-base
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
 	@mkdir -p build && chmod 1777 build && rm -f build/bench.json # written by user doze
 	$(ENTER) -- $(TEST_HOME)/bin/bench -bin $(TEST_HOME)/bin $(BENCH)
 
-soak: build setup ## work on a node for DURATION (15m) and look for what it does not release
+soak: build setup ## work on a node for DURATION (15m) and report resources that it does not release
 	@packaging/host/as-root images/build-base
 	@mkdir -p $(TEST_HOME)/bin && install -m 0755 bin/* $(TEST_HOME)/bin
 	CGO_ENABLED=0 go build -trimpath -buildvcs=false -tags "$(TAGS)" -o $(TEST_HOME)/bin/bench ./test/bench
