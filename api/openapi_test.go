@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -216,47 +215,6 @@ func definition(t *testing.T, name string) problem.Definition {
 		t.Fatalf("code %s is not in the registry", name)
 	}
 	return d
-}
-
-func TestReferenceNamesEveryRoute(t *testing.T) {
-	text, err := os.ReadFile("../docs/reference/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, r := range routes {
-		if !strings.Contains(string(text), "`"+r+"`") {
-			t.Errorf("docs/reference/api.md does not name %s", r)
-		}
-	}
-}
-
-func TestReferenceNamesEveryParameterAndField(t *testing.T) {
-	text, err := os.ReadFile("../docs/reference/api.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	words := map[string]bool{}
-	for _, word := range regexp.MustCompile(`[A-Za-z_][A-Za-z0-9_-]*`).FindAllString(string(text), -1) {
-		words[word] = true
-	}
-	d, _ := readDocument(t)
-	for path, methods := range d.Paths {
-		for method, op := range methods {
-			for _, p := range op.Parameters {
-				if !words[p.Name] {
-					t.Errorf("docs/reference/api.md does not name the parameter %s of %s %s", p.Name, method, path)
-				}
-			}
-		}
-	}
-	for name, schema := range d.Components.Schemas {
-		fields, _ := schema["properties"].(map[string]any)
-		for field := range fields {
-			if !words[field] {
-				t.Errorf("docs/reference/api.md does not name the field %s of %s", field, name)
-			}
-		}
-	}
 }
 
 const (

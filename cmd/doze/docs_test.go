@@ -23,7 +23,7 @@ func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	function := regexp.MustCompile(`(?m)^    api\(\) \{(?:.*\\\n)*.*\}$`).FindString(string(page))
+	function := regexp.MustCompile(`(?m)^api\(\) \{(?:.*\\\n)*.*\}$`).FindString(string(page))
 	if function == "" {
 		t.Fatal("the page defines no function api")
 	}
@@ -33,8 +33,8 @@ func TestExamplesOfTheAPIRunAsPrinted(t *testing.T) {
 	ran := 0
 	runnable := regexp.MustCompile(`^(api '?/(policies|openapi)|api /node$|curl .*"\$DOZE_API/policies)`)
 	for line := range strings.Lines(strings.ReplaceAll(string(page), "\\\n", "")) {
-		example, indented := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "    ")
-		if !indented || !runnable.MatchString(example) {
+		example := strings.TrimSuffix(line, "\n")
+		if !runnable.MatchString(example) {
 			continue
 		}
 		ran++
