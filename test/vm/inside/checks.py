@@ -1,4 +1,4 @@
-"""What must hold on a machine with systemd and cgroup v2, where limits bite.
+"""Checks on a machine with systemd and cgroup v2, where limits apply.
 
 Prints a line for each check, PASS or FAIL with details, and at the end one line
 that begins with RESULT. The checks go on from each other: the same sandboxes
@@ -23,9 +23,9 @@ HOME = Path("/var/lib/doze")
 UNIT = Path("/sys/fs/cgroup/system.slice/doze.service")
 TREE = Path("/opt/doze")
 CADDYFILE = Path("/etc/doze/Caddyfile")
-# What the checks before the reboot leave to those after it.
+# State that the checks before the reboot hand to the later ones.
 KEPT = Path("/var/lib/doze-vm.json")
-WAIT = 120  # seconds, for whatever takes long on a machine without KVM
+WAIT = 120  # seconds, for slow operations on a machine without KVM
 
 LITE = {"memory.max": str(256 << 20), "memory.swap.max": "0", "pids.max": "128", "cpu.max": "25000 100000"}
 
@@ -56,7 +56,7 @@ def follow(*commands):
     return done.stdout
 
 
-# What the machine says.
+# The machine.
 
 
 def run(*command, timeout=WAIT, env=None, user=None):
@@ -74,7 +74,7 @@ def unit(name):
 
 
 def until(what, condition):
-    """Returns what condition does as soon as that is true."""
+    """Returns the result of condition as soon as it is true."""
     deadline = time.monotonic() + WAIT
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -102,7 +102,7 @@ def keyed(file):
     return {key: int(value) for key, value in (line.split() for line in file.read_text().splitlines())}
 
 
-# What the node says.
+# The node.
 
 
 class Connection(http.client.HTTPSConnection):
@@ -140,7 +140,7 @@ class Sandbox:
 
     @classmethod
     def create(cls, name, size):
-        # Only what is asked for puts it to sleep here.
+        # Only requests put it to sleep here.
         made = api("POST", "/sandbox", {"name": name, "image": "base", "size": size, "sleep_after": "0s"})
         return cls(name, made["id"])
 
@@ -162,7 +162,7 @@ class Sandbox:
         return api("POST", f"/sandbox/{self.id}/exec", {"command": command, "timeout": timeout})
 
     def serve(self):
-        """Serves a page with a preview; a counter beside it shows that it lives on."""
+        """Serves a page with a preview; a counter shows that it keeps running."""
         self.exec("mkdir -p /srv && echo 'good morning' >/srv/index.html")
         api("POST", f"/sandbox/{self.id}/process", {"command": "exec httpd -f -p 8000 -h /srv", "restart": "on_wake"})
         self.url = api("POST", f"/sandbox/{self.id}/expose", {"port": 8000, "wait_timeout": "60s"})["url"]
@@ -170,7 +170,7 @@ class Sandbox:
         self.visit()
 
     def remember(self):
-        """Notes the processes that are to live on."""
+        """Notes the processes that must keep running."""
         self.first, self.server = self.init(), self.serving()
 
     def serving(self):
@@ -191,7 +191,7 @@ class Sandbox:
         return response.headers.get("Doze-Wake"), float(timing or 0)
 
     def same(self):
-        """Its processes are those of the beginning, and it answers."""
+        """Its processes are the noted ones, and it responds."""
         assert self.init() == self.first, f"{self.name}: PID 1 was {self.first}, is {self.init()}"
         assert self.serving() == self.server, f"{self.name}: its server was {self.server}, is {self.serving()}"
         return self.visit()
@@ -202,7 +202,7 @@ def main_pid():
 
 
 def up():
-    """The node runs and answers."""
+    """The node runs and responds."""
     try:
         return unit("ActiveState") == "active" and main_pid() and api("GET", "/node")["engine"]["ok"]
     except (OSError, http.client.HTTPException, AssertionError):
@@ -242,7 +242,7 @@ def all_limits_are_enforced(ctx):
 
 @check
 def doctor_finds_no_error(ctx):
-    # What the node itself has, so that it is about the unit.
+    # The node's own environment, so that the findings are about the unit.
     variables = dict(entry.split("=", 1) for entry in Path(f"/proc/{ctx.node}/environ").read_text().split("\0") if entry)
     said = json.loads(run("doze", "doctor", "--json", env=variables, user="doze"))["findings"]
     errors = [f for f in said if not f["ok"]]
@@ -440,7 +440,7 @@ def start_finds_them_again(ctx):
     took = time.monotonic() - began
     assert up()
     ctx.node = main_pid()
-    # The one was put to sleep because somebody asked for it, the other only
+    # The one was put to sleep because of a request, the other only
     # because the node ended.
     states = ctx.lite.state(), ctx.other.state()
     assert states == ("asleep", "running"), states
@@ -530,8 +530,8 @@ def documented_backup_and_restore_work(ctx):
 
 @check_after_reboot
 def sandboxes_do_not_hold_up_the_reboot(ctx):
-    # systemd kills what has not ended 90 s after SIGTERM, and what is frozen
-    # does not hear that.
+    # systemd kills processes 90 s after SIGTERM, and frozen ones do not receive
+    # SIGTERM.
     uptime = float(Path("/proc/uptime").read_text().split()[0])
     took = time.time() - uptime - ctx.left
     assert took < 60, f"the machine took {took:.0f} s to go down"
@@ -582,7 +582,7 @@ def documented_uninstalling_leaves_nothing(ctx):
 
 
 class Context:
-    """What the checks hand on to each other."""
+    """State that the checks share."""
 
     def keep(self):
         KEPT.write_text(json.dumps([time.time(), *([s.name, s.id, s.url] for s in (self.lite, self.other))]))
@@ -600,7 +600,7 @@ def failures(checks, ctx):
         name = function.__name__.replace("_", " ")
         try:
             print(f"PASS {name}: {function(ctx)}", flush=True)
-        except Exception as err:  # a check's failure is what it raises
+        except Exception as err:  # a failed check raises
             failed.append(name)
             print(f"FAIL {name}: {type(err).__name__}: {err}", flush=True)
             print("".join(traceback.format_tb(err.__traceback__)), flush=True)
