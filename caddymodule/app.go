@@ -97,7 +97,7 @@ type App struct {
 	// The port in the URLs of previews, as visitors use it. Default: `443`.
 	PreviewPort int `json:"preview_port,omitempty"`
 
-	// What sandboxes may send out, and how. Default: public addresses are reachable.
+	// The rules and settings of outgoing traffic. Default: public addresses are reachable.
 	Egress *Egress `json:"egress,omitempty"`
 
 	ctx      caddy.Context

@@ -5,6 +5,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"os"
 	"reflect"
 	"regexp"
 	"strings"
@@ -139,4 +140,29 @@ func TestReferenceOfOptions(t *testing.T) {
 		}
 		testkit.Generated(t, file, "options of "+b.section, table.String())
 	}
+}
+
+// The options of a rule are fields of a condition or of an action, so their table is
+// written by hand.
+func TestOptionsOfRulesAreDocumented(t *testing.T) {
+	page, err := os.ReadFile("../docs/reference/caddyfile.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Rules of `egress`\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	var documented, want []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_]+)").FindAllStringSubmatch(section, -1) {
+		documented = append(documented, row[1])
+	}
+	for _, b := range blocks {
+		if b.section != "rule" {
+			continue
+		}
+		for _, option := range readSource(t).syntax(t, b) {
+			name, _, _ := strings.Cut(option, " ")
+			want = append(want, name)
+		}
+	}
+	testkit.Diff(t, "the options of rules in docs/reference/caddyfile.md", documented, want)
 }

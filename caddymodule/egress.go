@@ -22,7 +22,7 @@ import (
 
 // Egress is the configuration of the sandboxes' egress.
 type Egress struct {
-	// What applies to traffic that no rule of the node, the owner or the sandbox matches.
+	// The decision on traffic that no rule of the node, the owner or the sandbox matches.
 	// Owners and sandboxes have their own defaults. Default: `allow_public`.
 	Default rule.Default `json:"default,omitempty"`
 	// A rule of the node. Rules of the node come before those that owners and sandboxes
@@ -46,9 +46,9 @@ type Egress struct {
 	// An HTTP proxy (CONNECT) for public addresses, such as
 	// `http://user:password@proxy.corp:3128`. Default: none.
 	UpstreamProxy string `json:"upstream_proxy,omitempty"`
-	// What happens to TLS connections that would pass through and may hide their server's
+	// The treatment of TLS connections that would pass through and may hide their server's
 	// name (Encrypted Client Hello; browsers always send its form): `intercept`, or `allow`
-	// to let them pass with the name unknown. Default: `intercept`.
+	// to let them pass with an unknown name. Default: `intercept`.
 	ECH string `json:"ech,omitempty"`
 	// The maximum number of connections of all sandboxes. Further ones are reset. Default:
 	// `16384`.
