@@ -20,6 +20,7 @@ func TestTables(t *testing.T) {
 	code := 0
 	at := time.Date(2026, 11, 20, 12, 30, 0, 123e6, time.Local)
 	port := types.Port{Port: 3000, URL: "https://3000-k3f9x2m7q1az-8d1f.preview.doze.localhost:8443/", Access: "token", Wake: "navigation", HostHeader: "auto", Protocol: "auto", WebSocket: "sleep"}
+	open := types.Port{Port: 8080, URL: "https://8080-k3f9x2m7q1az.preview.doze.localhost:8443/", Access: "public", Wake: "any", HostHeader: "rewrite", Protocol: "h2c", WebSocket: "keep_awake"}
 	web := types.Process{ID: "p-aaaaaa12", PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Restart: "on_wake", State: "running", StartedAt: before(3 * time.Hour)}
 	done := types.Process{ID: "p-aaaaaaa9", PID: 9, Name: "build", Command: "make all", Restart: "never", State: "exited", ExitCode: &code, StartedAt: before(26 * time.Hour)}
 	killed := types.Process{ID: "p-aaaaaa10", PID: 10, Name: "job", Command: "sleep 9", Restart: "never", State: "exited", ExitCode: &code, Signal: "SIGKILL", StartedAt: before(50 * time.Hour)}
@@ -28,7 +29,7 @@ func TestTables(t *testing.T) {
 		StateSince: before(2 * time.Minute), StateReason: "idle", Condition: &types.Condition{Code: "wake_failed", Message: "it cannot be woken", Since: before(time.Minute)}, Env: map[string]string{"B": "2", "A": "1"}, Labels: map[string]string{"team": "web"},
 		SleepAfter: types.Duration(time.Minute), StopAfter: types.Duration(24 * time.Hour), CreatedAt: before(72 * time.Hour), TTL: types.Duration(96 * time.Hour), ExpiresAt: at.Add(24 * time.Hour),
 		Usage: &types.Usage{CPUSeconds: 75.5, MemoryBytes: 150 << 20}, LastActiveAt: before(3 * time.Minute),
-		Ports: []types.Port{port, {Port: 8080}}, Processes: []types.Process{web, done}}
+		Ports: []types.Port{port, open}, Processes: []types.Process{web, done}}
 	bare := types.Sandbox{ID: "aaaaaaaaaaaa", Name: "a-longer-name", Image: "node", Size: "lite", State: "running", StateSince: before(10 * time.Second), CreatedAt: before(10 * time.Second)}
 	snap := snapshot{Sandboxes: []types.Sandbox{bare, shop}, Node: types.Node{ID: "nnnnnnnnnnnn", StartedAt: before(5 * time.Hour),
 		Engine: types.EngineStatus{OK: true}, Sandboxes: map[types.State]int{"asleep": 1, "running": 1}, Leases: 2}}
