@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/rule"
@@ -48,7 +49,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	defer l.release()
-	if err := l.problems(func(u use) bool { return !errors.Is(l.unready[u], errPushed) }); err != nil {
+	if err := l.problems(func(u flow.Use) bool { return !errors.Is(l.Unready[u], errPushed) }); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	return others, nil

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
@@ -96,7 +97,7 @@ func TestWhatMayHideItsNameIsIntercepted(t *testing.T) {
 			t.Errorf("got %d", got)
 		}
 		e := b.entry(host, nil)
-		if e.Kind != audit.Request || e.Verdict != audit.Allow || e.Rule != "default" || e.Reason != reasonECH || e.Status != 200 || e.Path != "/x" {
+		if e.Kind != audit.Request || e.Verdict != audit.Allow || e.Rule != "default" || e.Reason != flow.ReasonECH || e.Status != 200 || e.Path != "/x" {
 			t.Errorf("the audit log says %+v", e)
 		}
 		if got := b.servers.last(t); got.TLS.ServerName != host {

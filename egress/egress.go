@@ -1,6 +1,5 @@
-// Package egress is the outbound network of sandboxes: it identifies the sandbox and
-// the host name of every connection, permits traffic by rules, and adds credentials
-// that the sandbox never sees.
+// Package egress controls the outbound network of sandboxes: it decides which rules,
+// policies, secrets and settings apply to which client. Package flow carries the traffic.
 //
 // Egress puts the parts together:
 //
@@ -8,10 +7,11 @@
 //	network/dns      names ↔ addresses that stand for them
 //	network/dial     resolves, checks and dials real addresses
 //	rule             what may leave, and through which policies
+//	flow             connections and requests: decided on, sent, recorded
 //	proxy            the same for programs outside of sandboxes
 //	http/intercept   requests within TLS, with leaf certificates of tls/ca
 //	policy           runs WASM modules over requests
-//	secret/vault     secrets; reference, placeholder and scrub keep them out of sandboxes
+//	secret/vault     secrets; session, reference, placeholder and scrub keep them out of sandboxes
 //	audit            what was decided
 package egress
 
@@ -27,10 +27,11 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/doze-run/doze/egress/audit"
-	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/policy/policylog"
@@ -38,7 +39,6 @@ import (
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/egress/tls/ca"
-	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store/document"
 )
@@ -47,18 +47,8 @@ import (
 // the contract.
 type DeviceFunc func(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
 
-// Sandboxes is what egress needs of *sandbox.Manager, whose comments are the
-// contract.
-type Sandboxes interface {
-	ByID(id sandbox.ID) (sandbox.Sandbox, bool)
-	Touch(id sandbox.ID)
-	// Rouse is the Manager's, without the lease: a program that does not read must
-	// not keep its sandbox awake.
-	Rouse(ctx context.Context, id sandbox.ID) error
-}
-
 // Of adapts a Manager.
-func Of(m *sandbox.Manager) Sandboxes { return manager{m} }
+func Of(m *sandbox.Manager) flow.Sandboxes { return manager{m} }
 
 type manager struct{ *sandbox.Manager }
 
@@ -79,7 +69,7 @@ type Config struct {
 	Device    DeviceFunc
 	// Sandboxes are asked about what is attached, and woken; see Of. The Manager need
 	// not have started.
-	Sandboxes Sandboxes
+	Sandboxes flow.Sandboxes
 	// Operator is the owner whose secrets and modules the node's rules use.
 	Operator string
 	// Settings to begin with.
@@ -103,20 +93,13 @@ type Egress struct {
 	modules        *catalog.Modules
 	pool           *pool
 	ca             *ca.Authority
-	server         *intercept.Server
 	audit          *audit.Log
-	connections    *quota.Pool // of all clients
-	wide           *quota.Pool
-	load           load
+	carrier        *flow.Carrier
 	key            *seal.Key
 	names          *nameBook
-	filters        *filters
 	placeholderKey []byte
 
-	upstream atomic.Pointer[upstreams]
 	settings atomic.Pointer[Settings]
-	requests atomic.Int64  // under way
-	flows    atomic.Uint64 // the number of the latest connection; they begin at the time in microseconds
 
 	ctx context.Context // ends with Close
 	end context.CancelFunc
@@ -130,18 +113,11 @@ type Egress struct {
 	owners   map[string]*layer     // guarded by changing
 	own      map[sandbox.ID]*layer // of sandboxes, guarded by changing
 
-	mu      sync.RWMutex
-	members map[sandbox.ID]*member
-	outside map[string]*outside // by owner
-	closed  bool
-	// served are the connections and requests from outside of sandboxes.
-	served sync.WaitGroup
+	mu           sync.RWMutex
+	attachments  map[sandbox.ID]*flow.Attachment
+	proxyClients map[string]*flow.ProxyClient // by owner
+	closed       bool
 }
-
-// maxWide bounds the connections of all sandboxes whose buffers may grow: to some
-// 3.5 MiB each, so that all of them take 1.8 GiB at most. It bounds the requests of
-// all, too, see maxWideRequests.
-const maxWide = 512
 
 // Open reads what is kept, and makes what is missing: the key that seals
 // secrets, and the certificate authority.
@@ -154,13 +130,11 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	}
 	e := &Egress{
 		cfg: cfg, log: cfg.Log,
-		connections: quota.New(int64(cfg.Settings.MaxConnections)), wide: quota.New(maxWide),
-		load:    newLoad(),
-		owners:  map[string]*layer{},
-		own:     map[sandbox.ID]*layer{},
-		members: map[sandbox.ID]*member{},
-		outside: map[string]*outside{},
-		filters: newFilters(),
+		owners: map[string]*layer{},
+		own:    map[sandbox.ID]*layer{},
+
+		attachments:  map[sandbox.ID]*flow.Attachment{},
+		proxyClients: map[string]*flow.ProxyClient{},
 
 		changes:  ownerTurns{of: map[string]*ownerTurn{}},
 		changing: newTurn(),
@@ -168,7 +142,6 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	if e.audit = cfg.Flows; e.audit == nil {
 		e.audit = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
 	}
-	e.flows.Store(uint64(time.Now().UnixMicro()))
 	e.ctx, e.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
@@ -213,7 +186,9 @@ func (e *Egress) openKept(ctx context.Context) (err error) {
 	if e.ca, err = ca.Open(ctx, ca.Config{Documents: documents, Key: e.key, Log: e.log}); err != nil {
 		return err
 	}
-	e.server = intercept.New(intercept.Config{Certificate: e.ca.Certificate, Log: e.log})
+	e.carrier = flow.NewCarrier(flow.Config{
+		Sandboxes: e.cfg.Sandboxes, Operator: e.cfg.Operator, Vault: e.vault, Certificate: e.ca.Certificate, Audit: e.audit, Log: e.log,
+	})
 	return nil
 }
 
@@ -262,24 +237,20 @@ func (e *Egress) nameOf(id string) string {
 	return sb.Name
 }
 
-// Close detaches every sandbox and ends what runs.
+// Close detaches every sandbox and ends all flows.
 func (e *Egress) Close() error {
 	e.mu.Lock()
 	e.closed = true
-	members := slices.Collect(maps.Values(e.members))
+	attachments := slices.Collect(maps.Values(e.attachments))
 	e.mu.Unlock()
 	e.end()
-	endAll(members)
-	e.served.Wait()
+	endAll(attachments)
 	var errs []error
-	if e.server != nil {
-		errs = append(errs, e.server.Close())
+	if e.carrier != nil {
+		errs = append(errs, e.carrier.Close())
 	}
 	if e.names != nil {
 		e.names.close()
-	}
-	if u := e.upstream.Swap(nil); u != nil {
-		u.retire()
 	}
 	if e.pool != nil {
 		errs = append(errs, e.pool.host.Close())
@@ -289,23 +260,22 @@ func (e *Egress) Close() error {
 	return errors.Join(errs...)
 }
 
-// endsAtOnce bounds the members that end at once. The kernel removes a network device
-// after RCU grace periods, 17 ms, which those that are removed at once share: 64 in
-// 50 ms. Each takes a thread.
-const endsAtOnce = 128
+// maxEnding bounds the attachments that end at a time. The kernel removes a network
+// device after RCU grace periods, 17 ms, which concurrent removals share: 64 in 50 ms.
+// Each takes a thread.
+const maxEnding = 128
 
-// endAll ends members, each of which waits for the kernel.
-func endAll(members []*member) {
-	var ends sync.WaitGroup
-	slots := make(chan struct{}, endsAtOnce)
-	for _, m := range members {
-		slots <- struct{}{}
-		ends.Go(func() {
-			defer func() { <-slots }()
-			m.end()
+// endAll ends attachments, each of which waits for the kernel.
+func endAll(attachments []*flow.Attachment) {
+	var ends errgroup.Group
+	ends.SetLimit(maxEnding)
+	for _, a := range attachments {
+		ends.Go(func() error {
+			a.End()
+			return nil
 		})
 	}
-	ends.Wait()
+	_ = ends.Wait()
 }
 
 // Trust implements sandbox.Uplink.

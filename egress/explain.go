@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/egress/rule/ruleset"
@@ -36,20 +37,20 @@ func (e *Egress) ExplainOutside(ctx context.Context, owner, method, url string, 
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	o, err := e.outsideOf(ctx, owner)
+	p, err := e.proxyClient(ctx, owner)
 	if err != nil {
 		return explain.Explanation{}, err
 	}
-	t := o.table.Load()
+	t := p.Table()
 	explained := explain.Of(&t.Table, r, known{e, t, owner})
 	explained.Placeholders = nil // nobody outside has one
 	return explained, nil
 }
 
 // tableOf is what applies to a sandbox, or would if it were attached.
-func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*table, error) {
-	if m := e.find(sb.ID); m != nil {
-		return m.table.Load(), nil
+func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, error) {
+	if a := e.find(sb.ID); a != nil {
+		return a.Table(), nil
 	}
 	done, err := e.changeWith(ctx, sb.Owner, e.sets.Get(ruleset.OfSandbox(sb.ID)).Rules)
 	if err != nil {
@@ -62,17 +63,17 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*table, error
 	if err := e.armSandbox(ctx, sb); err != nil {
 		return nil, err
 	}
-	m := &sender{e: e, id: sb.ID, owner: sb.Owner}
-	e.build(m)
-	return m.table.Load(), nil
+	c := e.carrier.NewClient(sb.ID, sb.Owner)
+	e.build(c)
+	return c.Table(), nil
 }
 
 // known is what there is beside the rules of a sandbox. It implements
 // explain.Known.
 type known struct {
 	e     *Egress
-	table *table
-	owner string // of the sender
+	table *flow.Table
+	owner string // of the client
 }
 
 func (k known) Policy(source rule.Source, u rule.Use) (digest string, err error) {
@@ -80,7 +81,7 @@ func (k known) Policy(source rule.Source, u rule.Use) (digest string, err error)
 	if err != nil {
 		return "", err
 	}
-	return m.digest, k.table.layerOf(source).unready[useOf(u)]
+	return m.digest, k.table.LayerOf(source).Unready[flow.UseOf(u)]
 }
 
 func (k known) Secret(source rule.Source, name, host string) error {

@@ -1,8 +1,6 @@
 package egress
 
 import (
-	"strconv"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/doze-run/doze/egress/audit"
@@ -19,10 +17,6 @@ func (e *Egress) Flows(id sandbox.ID, f audit.Filter) []audit.Entry {
 func (e *Egress) FollowFlows(id sandbox.ID, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
 	return e.audit.Follow(string(id), f)
 }
-
-// newFlow is a name for a connection that no other has, also of earlier runs of the
-// node, unless its clock was set back.
-func (e *Egress) newFlow() string { return strconv.FormatUint(e.flows.Add(1), 36) }
 
 // Describe implements prometheus.Collector.
 func (e *Egress) Describe(ch chan<- *prometheus.Desc) { e.audit.Describe(ch) }

@@ -7,24 +7,13 @@ import (
 	"slices"
 	"time"
 
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// layer is rules whose policies are ready to run. It does not change; what it
-// holds is given back by release.
-type layer struct {
-	*rule.Layer
-	owner string // whose modules and secrets its rules use
-	ready map[use]*ready
-	// unready says why a policy cannot run. Requests that need it are denied.
-	unready map[use]error
-}
-
-// use is a policy with a configuration.
-type use struct{ policy, config string }
-
-func useOf(u rule.Use) use { return use{u.Policy, string(u.Config)} }
+// layer is a flow.Layer that retains its policies until release.
+type layer struct{ flow.Layer }
 
 // finder finds the module that an owner's rules mean by a name.
 type finder func(owner, name string) (module, error)
@@ -43,7 +32,7 @@ func (e *Egress) arm(ctx context.Context, find finder, owner string, compiled *r
 	if err != nil {
 		return nil, err
 	}
-	if err := l.problems(func(use) bool { return true }); err != nil {
+	if err := l.problems(func(flow.Use) bool { return true }); err != nil {
 		l.release()
 		return nil, err
 	}
@@ -52,11 +41,11 @@ func (e *Egress) arm(ctx context.Context, find finder, owner string, compiled *r
 
 // problems are why policies cannot run, with the positions of the rules that need
 // them.
-func (l *layer) problems(about func(use) bool) error {
+func (l *layer) problems(about func(flow.Use) bool) error {
 	var problems []error
 	for i, r := range l.Rules() {
 		for j, u := range r.Policies {
-			if err := l.unready[useOf(u)]; err != nil && about(useOf(u)) {
+			if err := l.Unready[flow.UseOf(u)]; err != nil && about(flow.UseOf(u)) {
 				problems = append(problems, &rule.Error{Index: i, Rule: r.Name, Field: fmt.Sprintf("policies[%d]", j), Problem: fmt.Sprintf("%q: %v", u.Policy, err)})
 			}
 		}
@@ -67,17 +56,17 @@ func (l *layer) problems(about func(use) bool) error {
 // worse says what of a policy that was pushed cannot run, and of others what could
 // before: one that could not must not keep others from being mended.
 func (l *layer) worse(before *layer, pushed string) error {
-	return l.problems(func(u use) bool { return u.policy == pushed || before.unready[u] == nil })
+	return l.problems(func(u flow.Use) bool { return u.Policy == pushed || before.Unready[u] == nil })
 }
 
 // armAnyway is arm for rules that were accepted before: a policy that is not
 // ready is no error, but denies its requests. That ctx has ended is one.
 func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
-	l := &layer{Layer: compiled, owner: owner, ready: map[use]*ready{}, unready: map[use]error{}}
+	l := &layer{flow.Layer{Layer: compiled, Owner: owner, Ready: map[flow.Use]*policy.Policy{}, Unready: map[flow.Use]error{}}}
 	for i, r := range compiled.Rules() {
 		for j, u := range r.Policies {
-			key := useOf(u)
-			if l.ready[key] != nil || l.unready[key] != nil {
+			key := flow.UseOf(u)
+			if l.Ready[key] != nil || l.Unready[key] != nil {
 				continue
 			}
 			err := l.take(ctx, e.pool, find, key)
@@ -89,7 +78,7 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compi
 				return nil, cause
 			}
 			if err != nil {
-				l.unready[key] = err
+				l.Unready[key] = err
 			}
 		}
 	}
@@ -135,25 +124,16 @@ func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (
 	return release, nil
 }
 
-func (l *layer) take(ctx context.Context, p *pool, find finder, u use) error {
-	m, err := find(l.owner, u.policy)
+func (l *layer) take(ctx context.Context, p *pool, find finder, u flow.Use) error {
+	m, err := find(l.Owner, u.Policy)
 	if err != nil {
 		return err
 	}
-	r, err := p.take(ctx, m, u.config)
+	r, err := p.take(ctx, m, u.Config)
 	if err == nil {
-		l.ready[u] = r
+		l.Ready[u] = r
 	}
 	return err
-}
-
-// policy returns what a step runs, or why it cannot.
-func (l *layer) policy(u rule.Use) (*ready, error) {
-	key := useOf(u)
-	if r := l.ready[key]; r != nil {
-		return r, nil
-	}
-	return nil, fmt.Errorf("policy %q cannot run: %w", u.Policy, l.unready[key])
 }
 
 // withPresets returns the layer with other presets, which takes the place of this one: what
@@ -163,7 +143,7 @@ func (l *layer) withPresets(presets *rule.Presets) *layer {
 		return nil
 	}
 	with := *l
-	with.Layer = l.Layer.WithPresets(presets)
+	with.Layer.Layer = l.WithPresets(presets)
 	return &with
 }
 
@@ -172,8 +152,8 @@ func (l *layer) release() {
 	if l == nil {
 		return
 	}
-	for _, r := range l.ready {
-		r.release()
+	for _, p := range l.Ready {
+		p.Release()
 	}
 }
 
@@ -182,7 +162,15 @@ func (l *layer) ruleLayer() *rule.Layer {
 	if l == nil {
 		return nil
 	}
-	return l.Layer
+	return l.Layer.Layer
+}
+
+// flowLayer returns nil for a nil layer.
+func (l *layer) flowLayer() *flow.Layer {
+	if l == nil {
+		return nil
+	}
+	return &l.Layer
 }
 
 // usersOf returns the names of the rules that use a policy.

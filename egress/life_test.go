@@ -114,7 +114,7 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	if got := r.documents.named(t, string(b.sb.ID)); len(got) != 0 {
 		t.Errorf("stored are %v", got)
 	}
-	if len(r.members) != 0 || len(r.own) != 0 || len(r.Flows(b.sb.ID, audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
+	if len(r.attachments) != 0 || len(r.own) != 0 || len(r.Flows(b.sb.ID, audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
 		t.Error("something of it is in memory")
 	}
 }
@@ -207,14 +207,14 @@ func TestRulesNamesSecretsAndPoliciesOutliveTheNode(t *testing.T) {
 		t.Errorf("the placeholder was %q, is %q", environment, got)
 	}
 	m := r.find(b.sb.ID)
-	if host, _ := m.names.Host(address[0].Unmap()); host != "a.web.test" {
+	if host, _ := m.Host(address[0].Unmap()); host != "a.web.test" {
 		t.Errorf("%v stands for %q", address, host)
 	}
 	b.want(b.get("https://a.web.test/"), 200, "this is")
 	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
 		t.Errorf("the server got %q", got)
 	}
-	if d := m.table.Load().Name("never.web.test"); d.Verdict != rule.VerdictDeny || d.Reason != "kept" {
+	if d := m.Table().Name("never.web.test"); d.Verdict != rule.VerdictDeny || d.Reason != "kept" {
 		t.Errorf("got %+v", d)
 	}
 	if got := r.sets.Get(ruleset.OfSandbox(b.sb.ID)); got.Revision != 1 || len(got.Rules) != 2 {

@@ -59,7 +59,7 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 		a.place(a.layer)
 	}
 	if len(anew) > 0 {
-		e.buildAll(everySender)
+		e.buildAll(everyClient)
 	}
 	for _, a := range anew { // no table has them any more
 		a.before.release()
@@ -91,7 +91,7 @@ func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
 		if len(usersOf(pushed.name, p.layer.Rules())) == 0 {
 			continue
 		}
-		l, err := e.armAnyway(ctx, find, pushed.owner, p.layer.Layer)
+		l, err := e.armAnyway(ctx, find, pushed.owner, p.layer.Layer.Layer)
 		if err == nil {
 			err = l.worse(p.layer, pushed.name)
 		}
@@ -118,7 +118,7 @@ func (e *Egress) layersOf(owner string) []placed {
 		list = append(list, placed{layer: own, source: rule.Owner, whose: "the owner's rules", place: func(l *layer) { e.owners[owner] = l }})
 	}
 	for id, own := range e.own {
-		if own.owner == owner {
+		if own.Owner == owner {
 			list = append(list, placed{layer: own, source: rule.Sandbox, whose: "the rules of sandbox " + string(id), place: func(l *layer) { e.own[id] = l }})
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"sync"
 
@@ -71,49 +72,40 @@ type pool struct {
 
 	lines *policylog.Log // of all policies
 
-	mu    sync.Mutex // held while an instance is started, too
-	ready map[readyKey]*ready
+	mu    sync.Mutex                  // held while an instance is started, too
+	ready map[readyKey]*policy.Policy // some have ended
 }
 
 type readyKey struct{ owner, name, digest, config string }
-
-// ready is a policy with its configuration.
-type ready struct {
-	pool   *pool
-	key    readyKey
-	policy *policy.Policy
-	uses   int // guarded by pool.mu
-}
 
 func newPool(host *policy.Host, lines *policylog.Log) *pool {
 	if lines == nil {
 		lines = new(policylog.Log)
 	}
-	return &pool{host: host, lines: lines, compiling: ownerTurns{of: map[string]*ownerTurn{}}, ready: map[readyKey]*ready{}}
+	return &pool{host: host, lines: lines, compiling: ownerTurns{of: map[string]*ownerTurn{}}, ready: map[readyKey]*policy.Policy{}}
 }
 
-// take makes a policy ready, or shares one that is. The caller releases it.
-func (p *pool) take(ctx context.Context, m module, config string) (*ready, error) {
+// take returns a policy that is ready to run, and retains it for the caller.
+func (p *pool) take(ctx context.Context, m module, config string) (*policy.Policy, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := readyKey{m.owner, m.name, m.digest, config}
-	if r := p.ready[key]; r != nil {
-		r.uses++
-		return r, nil
+	if ready := p.ready[key]; ready != nil && ready.Retain() {
+		return ready, nil
 	}
 	c, err := p.compile(ctx, m)
 	if err != nil {
 		return nil, err
 	}
-	defer c.Release() // the policy holds on to the code
+	defer c.Release() // the policy retains the code
 	c.Owner, c.Lines = m.owner, p.keepLines(m.owner, m.name)
 	configured, err := c.Configure(ctx, []byte(config))
 	if err != nil {
 		return nil, err
 	}
-	r := &ready{pool: p, key: key, policy: configured, uses: 1}
-	p.ready[key] = r
-	return r, nil
+	maps.DeleteFunc(p.ready, func(_ readyKey, ready *policy.Policy) bool { return ready.Ended() })
+	p.ready[key] = configured
+	return configured, nil
 }
 
 // compile returns the module, which the caller releases.
@@ -131,16 +123,4 @@ func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	}
 	defer leave()
 	return p.host.Compile(ctx, m.name, wasm)
-}
-
-// release gives the policy back. Exchanges that run go on to their end.
-func (r *ready) release() {
-	p := r.pool
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if r.uses--; r.uses > 0 {
-		return
-	}
-	delete(p.ready, r.key)
-	r.policy.Release()
 }

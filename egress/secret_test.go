@@ -159,7 +159,7 @@ func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
 		t.Fatalf("got %q, %v", value, err)
 	}
 	b.secret("api", "another-token-instead", "a.web.test")
-	f := r.find(b.sb.ID).filter("a.web.test", s)
+	f := r.find(b.sb.ID).Scrubber("a.web.test", s)
 	if got := f.Text(token + " another-token-instead"); strings.Trim(got, "* ") != "" {
 		t.Errorf("it leaves %q", got)
 	}
@@ -177,7 +177,7 @@ func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "*.web.test")
 	of := func(host string) any {
-		return r.find(b.sb.ID).filter(host, session.New(r.vault, host, true))
+		return r.find(b.sb.ID).Scrubber(host, session.New(r.vault, host, true))
 	}
 	if of("a.web.test") != of("b.web.test") {
 		t.Error("they have one each")
@@ -200,7 +200,7 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 	b.secret("api", token, "a.web.test")
 	r.operatorsSecret("api", nodes, "b.web.test")
 	for host, value := range map[string]string{"a.web.test": token, "b.web.test": nodes} {
-		f := r.find(b.sb.ID).filter(host, session.New(r.vault, host, true))
+		f := r.find(b.sb.ID).Scrubber(host, session.New(r.vault, host, true))
 		if got := f.Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
 			t.Errorf("of what %s says the filter leaves %q", host, got)
 		}

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -69,4 +70,23 @@ func (s *Settings) Validate() error {
 		return fmt.Errorf("egress: %w", err)
 	}
 	return nil
+}
+
+// errNoCertificate is of a file that was given as one with certificates.
+var errNoCertificate = errors.New("egress: upstream_ca: there is no certificate in PEM in it")
+
+// rootsWith returns the system's certificates and those in pem, or nil for the system's
+// alone.
+func rootsWith(pem []byte) (*x509.CertPool, error) {
+	if len(pem) == 0 {
+		return nil, nil
+	}
+	roots, err := x509.SystemCertPool()
+	if err != nil {
+		return nil, err
+	}
+	if !roots.AppendCertsFromPEM(pem) {
+		return nil, errNoCertificate
+	}
+	return roots, nil
 }

@@ -7,53 +7,64 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/doze-run/doze/egress/flow"
+	"github.com/doze-run/doze/egress/network/dial"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/preset"
 	"github.com/doze-run/doze/egress/rule/ruleset"
+	"github.com/doze-run/doze/egress/secret/placeholder"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// build makes a sender's table of the layers that there are. Needs changing.
-func (e *Egress) build(m *sender) {
-	t := &table{layers: [3]*layer{e.node, e.owners[m.owner], e.own[m.id]}}
+// build makes a client's table of the present layers. Needs changing.
+func (e *Egress) build(c *flow.Client) {
+	t := &flow.Table{}
 	t.Default = e.settings.Load().Default
-	for i, l := range t.layers {
-		t.Layers[i] = l.ruleLayer()
+	for i, l := range []*layer{e.node, e.owners[c.Owner], e.own[c.ID]} {
+		t.Layers[i], t.Policies[i] = l.ruleLayer(), l.flowLayer()
 	}
-	if m.id != "" { // the node sets no environment of programs outside
-		t.fill(e, m)
+	if c.ID != "" { // the node does not set the environment of programs outside of sandboxes
+		t.Environment = map[string]string{}
+		for variable, offered := range t.Placeholders() {
+			id := c.SecretOf(offered)
+			p := placeholder.Offer{Secret: id, Text: placeholder.Text(e.placeholderKey, c.Name()+"/"+id.Owner, id.Name)}
+			t.Environment[variable] = p.Text
+			if !slices.Contains(t.Offers, p) {
+				t.Offers = append(t.Offers, p)
+			}
+		}
 	}
-	m.table.Store(t)
+	c.SetTable(t)
 }
 
-// buildAll makes the tables of all senders that want one. Needs changing.
-func (e *Egress) buildAll(wants func(*sender) bool) {
+// buildAll makes the tables of all clients for which affected returns true. Needs changing.
+func (e *Egress) buildAll(affected func(*flow.Client) bool) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
-	for m := range e.senders() {
-		if wants(m) {
-			e.build(m)
+	for c := range e.clients() {
+		if affected(c) {
+			e.build(c)
 		}
 	}
 }
 
-// senders are all that have a table. Needs mu.
-func (e *Egress) senders() iter.Seq[*sender] {
-	return func(yield func(*sender) bool) {
-		for _, m := range e.members {
-			if !yield(&m.sender) {
+// clients returns all clients. Needs mu.
+func (e *Egress) clients() iter.Seq[*flow.Client] {
+	return func(yield func(*flow.Client) bool) {
+		for _, a := range e.attachments {
+			if !yield(a.Client) {
 				return
 			}
 		}
-		for _, o := range e.outside {
-			if !yield(&o.sender) {
+		for _, p := range e.proxyClients {
+			if !yield(p.Client) {
 				return
 			}
 		}
 	}
 }
 
-func everySender(*sender) bool { return true }
+func everyClient(*flow.Client) bool { return true }
 
 // NodeRules returns the node's rules, and what becomes of what no rule matches.
 // The caller does not change them.
@@ -135,10 +146,10 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 	before := e.owners[owner]
 	if id != "" {
 		before, e.own[id] = e.own[id], armed
-		e.buildAll(func(m *sender) bool { return m.id == id })
+		e.buildAll(func(c *flow.Client) bool { return c.ID == id })
 	} else {
 		e.owners[owner] = armed
-		e.buildAll(func(m *sender) bool { return m.owner == owner })
+		e.buildAll(func(c *flow.Client) bool { return c.Owner == owner })
 	}
 	before.release() // no table has it any more
 	layers := []*rule.Layer{e.node.ruleLayer(), e.owners[owner].ruleLayer()}
@@ -193,8 +204,8 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 	if err != nil {
 		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
-	for u, why := range l.unready {
-		e.log.Error("a policy is not ready: the requests that need it are denied", "rules_of", scope.String(), "policy", u.policy, "error", why)
+	for u, why := range l.Unready {
+		e.log.Error("a policy is not ready: the requests that need it are denied", "rules_of", scope.String(), "policy", u.Policy, "error", why)
 	}
 	return l, nil
 }
@@ -206,7 +217,7 @@ type Change struct {
 	e         *Egress
 	settings  Settings
 	node      *layer
-	upstreams *upstreams
+	upstreams *flow.Upstreams
 }
 
 // Prepare checks settings and makes ready what they need, so that Apply cannot
@@ -216,9 +227,11 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 		return nil, err
 	}
 	c := &Change{e: e, settings: s}
-	if c.upstreams, err = e.newUpstreams(s); err != nil {
+	roots, err := rootsWith(s.UpstreamCAs)
+	if err != nil {
 		return nil, err
 	}
+	c.upstreams = flow.NewUpstreams(dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: roots}, roots)
 	compiled, err := e.compile(ctx, e.cfg.Operator, s.Rules)
 	if err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
@@ -246,7 +259,11 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 func (c *Change) Apply() {
 	e := c.e
 	defer e.changing.Unlock()
-	before, node := e.upstream.Swap(c.upstreams), e.node
+	s, node := c.settings, e.node
+	before := e.carrier.SetSettings(flow.Settings{
+		Upstreams: c.upstreams, AllowECH: s.AllowECH,
+		MaxConnections: s.MaxConnections, MaxClientConnections: s.MaxSandboxConnections,
+	})
 	e.node = c.node
 	e.settings.Store(&c.settings)
 	for owner, l := range e.owners {
@@ -256,11 +273,10 @@ func (c *Change) Apply() {
 		e.own[id] = l.withPresets(c.settings.Presets)
 	}
 	e.reportUndefinedPresets()
-	e.connections.SetLimit(int64(c.settings.MaxConnections))
-	e.buildAll(everySender)
+	e.buildAll(everyClient)
 	node.release()
 	if before != nil {
-		before.retire()
+		before.Close()
 	}
 }
 

@@ -19,6 +19,7 @@ const maxConfig = 64 << 10
 type Policy struct {
 	module  *program
 	name    string
+	digest  string
 	config  []byte
 	host    *Host
 	logger  logger
@@ -45,6 +46,7 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 	p := &Policy{
 		module: m.program,
 		name:   m.name,
+		digest: "sha256:" + m.program.digest,
 		owner:  m.Owner,
 		config: slices.Clone(config),
 		host:   h,
@@ -79,8 +81,8 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 // Name of the policy's module.
 func (p *Policy) Name() string { return p.name }
 
-// Digest of the policy's module.
-func (p *Policy) Digest() string { return p.module.digest }
+// Digest of the policy's module: sha256: and 64 hexadecimal digits.
+func (p *Policy) Digest() string { return p.digest }
 
 // Retain adds a holder, who calls Release. It returns false if the last holder
 // has released the policy.
@@ -95,6 +97,9 @@ func (p *Policy) Retain() bool {
 		}
 	}
 }
+
+// Ended reports whether the last holder has released the policy.
+func (p *Policy) Ended() bool { return p.retains.Load() <= 0 }
 
 // Release gives the policy up. When its last holder does, and exchanges under way
 // are holders, its instances end.

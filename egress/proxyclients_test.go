@@ -311,7 +311,7 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != 503 || res.Header.Get(problem.HeaderError) != "egress_limit_exceeded" {
 		t.Errorf("one more: %s %v", res.Status, res.Header)
 	}
-	if n := a.connections.Used(); n != 2 {
+	if n := a.carrier.Connections.Used(); n != 2 {
 		t.Errorf("%d connections count", n)
 	}
 	for _, conn := range open {
@@ -334,8 +334,8 @@ func TestAnAgentHasNoPlaceholders(t *testing.T) {
 	if err != nil || explained.Rule != "owner/offer" || explained.Placeholders != nil {
 		t.Errorf("%+v, %v", explained, err)
 	}
-	o, err := a.outsideOf(within(t), owner)
-	if err != nil || o.table.Load().offers != nil || o.table.Load().environment != nil {
+	o, err := a.proxyClient(within(t), owner)
+	if err != nil || o.Table().Offers != nil || o.Table().Environment != nil {
 		t.Errorf("%+v, %v", o, err)
 	}
 }
@@ -359,7 +359,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 		}
 	}
 	node := r.Egress
-	if n := node.connections.Used(); n != 3 {
+	if n := node.carrier.Connections.Used(); n != 3 {
 		t.Errorf("%d connections count, want 3", n)
 	}
 	closed := make(chan error, 1)
@@ -373,7 +373,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	if err := <-closed; err != nil {
 		t.Error(err)
 	}
-	if n := node.connections.Used(); n != 0 {
+	if n := node.carrier.Connections.Used(); n != 0 {
 		t.Errorf("%d connections count", n)
 	}
 	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != http.StatusServiceUnavailable || res.Header.Get(problem.HeaderError) != "node_unavailable" {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/quota"
 )
@@ -25,7 +26,7 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	}
 	b.servers.mu.Unlock()
 	t.Cleanup(func() { close(end) })
-	_ = b.find(b.sb.ID).load.attempts.TryAcquire(maxAttempts - 1)
+	_ = b.find(b.sb.ID).Usage.Dials.TryAcquire(flow.MaxClientDials - 1)
 	ctx, leave := context.WithCancel(within(t))
 	left := make(chan bool)
 	go func() {
@@ -47,20 +48,20 @@ func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 	b.secret("api", token, "a.web.test")
 	b.rules(offering("a.web.test"))
 	text := b.Environment(b.sb.ID)["API_TOKEN"]
-	_ = b.Egress.load.bodies.TryAcquire(maxHeldAll)
+	_ = b.carrier.Usage.Bodies.TryAcquire(flow.MaxBodies)
 	send := func() answer {
 		return b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("key="+text)))
 	}
 	b.want(send(), 403, "of which too many are in flight")
 	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("no key"))), 200, "this is")
-	b.Egress.load.bodies.Release(maxHeldAll)
-	m := &b.find(b.sb.ID).sender
-	_ = m.load.bodies.TryAcquire(maxHeld)
+	b.carrier.Usage.Bodies.Release(flow.MaxBodies)
+	m := b.find(b.sb.ID)
+	_ = m.Usage.Bodies.TryAcquire(flow.MaxClientBodies)
 	b.want(send(), 403, "of which too many are in flight")
-	m.load.bodies.Release(maxHeld)
+	m.Usage.Bodies.Release(flow.MaxClientBodies)
 	b.want(send(), 200, "this is")
 	b.entry("a.web.test", func(e audit.Entry) bool { return e.Status == 200 && len(e.Secrets) == 1 })
-	if n := b.Egress.load.bodies.Used() + m.load.bodies.Used(); n != 0 {
+	if n := b.carrier.Usage.Bodies.Used() + m.Usage.Bodies.Used(); n != 0 {
 		t.Errorf("%d bytes are held after the requests", n)
 	}
 }
@@ -68,17 +69,17 @@ func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 func TestManyRequestsAreNarrow(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
-	m := &r.find(b.sb.ID).sender
+	m := r.find(b.sb.ID)
 	for name, requests := range map[string]struct {
 		of   *quota.Pool
 		wide int64
-	}{"of the sandbox": {m.load.requests, maxWideRequests}, "of the node": {r.load.requests, maxWide}} {
+	}{"of the sandbox": {m.Usage.Requests, flow.MaxClientLargeWindows}, "of the node": {r.carrier.Usage.Requests, flow.MaxLargeWindows}} {
 		_ = requests.of.TryAcquire(requests.wide)
-		if m.narrow() {
+		if m.SmallWindow() {
 			t.Errorf("%s: %d are", name, requests.wide)
 		}
 		_ = requests.of.TryAcquire(1)
-		if !m.narrow() {
+		if !m.SmallWindow() {
 			t.Errorf("%s: one more is not", name)
 		}
 		requests.of.Release(requests.wide + 1)
@@ -88,9 +89,9 @@ func TestManyRequestsAreNarrow(t *testing.T) {
 func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
 	r := newRig(t)
 	b, other := r.box("k3f9x2m7q1az"), r.box("z3f9x2m7q1az")
-	m := &r.members[b.sb.ID].sender
-	for range maxSenderRequests {
-		if err := m.load.requests.TryAcquire(1); err != nil {
+	m := r.find(b.sb.ID)
+	for range flow.MaxClientRequests {
+		if err := m.Usage.Requests.TryAcquire(1); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -104,13 +105,13 @@ func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
 		t.Errorf("the audit log says %+v", e)
 	}
 	other.want(other.get("http://a.plain.test/more"), 200, "")
-	_ = r.load.requests.TryAcquire(maxRequests - maxSenderRequests)
+	_ = r.carrier.Usage.Requests.TryAcquire(flow.MaxRequests - flow.MaxClientRequests)
 	other.want(other.get("http://a.plain.test/more"), 503, "in the node")
-	r.load.requests.Release(maxRequests - maxSenderRequests)
-	m.load.requests.Release(maxSenderRequests)
+	r.carrier.Usage.Requests.Release(flow.MaxRequests - flow.MaxClientRequests)
+	m.Usage.Requests.Release(flow.MaxClientRequests)
 	b.want(b.get("http://a.plain.test/last"), 200, "")
 	b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/last" }) // written after it was counted out
-	if n, all := m.load.requests.Used(), r.load.requests.Used(); n != 0 || all != 0 {
+	if n, all := m.Usage.Requests.Used(), r.carrier.Usage.Requests.Used(); n != 0 || all != 0 {
 		t.Errorf("%d and %d are counted when all have ended", n, all)
 	}
 }

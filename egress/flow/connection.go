@@ -1,0 +1,306 @@
+package flow
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/network/dial"
+	"github.com/doze-run/doze/egress/proxy"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/tls/clienthello"
+	"github.com/doze-run/doze/problem"
+)
+
+// httpPort and httpsPort of servers (IANA).
+const (
+	httpPort  = 80
+	httpsPort = 443
+)
+
+// destination of a connection: a host by its name, or an address without a name.
+type destination struct {
+	host string
+	addr netip.Addr // virtual if there is a host
+	port uint16
+	tls  bool   // known once the client has spoken
+	flow string // the id of the connection, or of a request to the proxy, in the audit log
+}
+
+func (d destination) request() rule.Request {
+	r := rule.Request{Host: d.host, Port: d.port}
+	if d.host == "" {
+		r.Address = d.addr
+	}
+	return r
+}
+
+// literalAddr returns the address of a destination without a name.
+func (d destination) literalAddr() netip.Addr {
+	if d.host != "" {
+		return netip.Addr{}
+	}
+	return d.addr
+}
+
+// pending is a connection that a client requests and that was not accepted yet.
+type pending interface {
+	// Accept is called once at most, and not after Refuse.
+	Accept() (proxy.Conn, error)
+	Refuse(why *problem.Problem)
+	// explains reports whether Refuse sends the reason to the client.
+	explains() bool
+}
+
+// connection of a client to a server.
+type connection struct {
+	*Client
+	pending  pending
+	to       destination
+	began    time.Time
+	decision rule.Decision
+}
+
+// connect decides on a connection, and refuses it, passes it through or intercepts it.
+func (c *Client) connect(ctx context.Context, to destination, p pending) {
+	conn := &connection{Client: c, pending: p, to: to, began: time.Now(), decision: c.Table().Connect(to.request())}
+	switch {
+	case conn.decision.Verdict == rule.VerdictDeny:
+		conn.refuse(ctx)
+	case to.host == "" || !conn.waitsForClient():
+		conn.pass(ctx)
+	default:
+		conn.inspect(ctx)
+	}
+}
+
+// waitsForClient reports whether the client's first bytes decide what becomes of the
+// connection. They are awaited before the server is dialed. On other ports the server may
+// be the first to speak.
+func (c *connection) waitsForClient() bool {
+	return c.decision.Verdict == rule.VerdictInspect || c.to.port == httpPort || c.to.port == httpsPort
+}
+
+// inspect waits for the client's first bytes, and intercepts HTTP and TLS as rules demand.
+func (c *connection) inspect(ctx context.Context) {
+	conn, err := c.pending.Accept()
+	if err != nil {
+		return
+	}
+	p := &peekedConn{Conn: conn}
+	defer p.Close()
+	switch protocol, err := p.sniff(); {
+	case err != nil:
+		c.recordFailure(errSilent)
+		conn.Abort()
+	case protocol == protocolTLS:
+		c.inspectTLS(ctx, p)
+	case protocol == protocolHTTP:
+		c.intercept(ctx, p, c.serving(c.to, ""))
+	case c.decision.Verdict == rule.VerdictInspect:
+		c.recordDenial("a rule looks at the requests to this host and port, and this is neither HTTP nor TLS")
+		conn.Abort()
+	default:
+		c.passThrough(ctx, p)
+	}
+}
+
+// inspectTLS checks a ClientHello, and intercepts the connection or passes it through.
+func (c *connection) inspectTLS(ctx context.Context, p *peekedConn) {
+	c.to.tls = true
+	hello, err := p.hello()
+	switch name := serverName(hello); {
+	case err != nil:
+		c.recordDenial("its TLS ClientHello cannot be read")
+	case name == "":
+		c.recordDenial("its TLS connection names no server (no SNI)")
+	case name != c.to.host:
+		c.recordDenial(otherHost(hello))
+	case c.decision.Verdict == rule.VerdictInspect:
+		c.intercept(ctx, p, c.serving(c.to, ""))
+		return
+	case c.mayHideName(hello):
+		c.interceptECH(ctx, p)
+		return
+	default:
+		c.passThrough(ctx, p)
+		return
+	}
+	// Without a certificate for the name, the client would not read a response.
+	p.Abort()
+}
+
+// mayHideName reports whether a connection may be for a name that the node cannot read,
+// and therefore must not pass through.
+func (c *connection) mayHideName(h clienthello.Hello) bool {
+	return h.ECH && !c.carrier.settings.Load().AllowECH
+}
+
+// ReasonECH is why requests are intercepted that no rule inspects.
+const ReasonECH = "intercepted because its ClientHello has ECH"
+
+// interceptECH intercepts a connection that may hide its server's name. The node is a
+// server without ECH, which reads the outer name only. A client that sent noise (GREASE)
+// goes on, one that hides a name ends the connection (RFC 9849, section 6.1.6).
+func (c *connection) interceptECH(ctx context.Context, p *peekedConn) {
+	c.to.tls = true
+	c.intercept(ctx, p, c.serving(c.to, ReasonECH))
+}
+
+// otherHost is the reason for refusing a connection whose TLS is for another host.
+func otherHost(h clienthello.Hello) string {
+	return fmt.Sprintf("its TLS connection is for %.80q, another host than that which was looked up", h.ServerName)
+}
+
+func serverName(h clienthello.Hello) string {
+	return strings.ToLower(strings.TrimSuffix(h.ServerName, "."))
+}
+
+// serving returns the handler of requests to a destination; request.go has what it does.
+func (c *Client) serving(to destination, reason string) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, to, reason) })
+}
+
+// intercept serves the requests of the connection.
+func (c *connection) intercept(ctx context.Context, p *peekedConn, h http.Handler) {
+	err := c.carrier.server.Serve(ctx, p, c.interception(c.to, h))
+	if err != nil { // mostly of a client that does not trust the node's CA
+		c.record(audit.Entry{Verdict: audit.Error, Reason: err.Error()})
+	}
+}
+
+// interception returns how requests to a destination are served.
+func (c *Client) interception(to destination, h http.Handler) intercept.Destination {
+	return intercept.Destination{
+		Host: to.host, Port: to.port, TLS: to.tls, Flow: to.flow, Handler: h,
+		Refused: func(r *http.Request, why *problem.Problem) {
+			c.record(audit.Entry{
+				Kind: audit.Request, Flow: to.flow, Host: to.host, Port: to.port, Method: r.Method, Path: r.URL.EscapedPath(),
+				Verdict: audit.Deny, Reason: why.Detail, Status: why.Status,
+			})
+		},
+	}
+}
+
+// refuse ends a connection that is denied: by a response where it is HTTP and the client
+// can read one, elsewhere by a reset.
+func (c *connection) refuse(ctx context.Context) {
+	c.recordDenial(c.decision.Reason)
+	if c.pending.explains() || c.to.host == "" || c.to.port != httpPort && c.to.port != httpsPort {
+		c.pending.Refuse(c.refusal(c.decision.Reason))
+		return
+	}
+	conn, err := c.pending.Accept()
+	if err != nil {
+		return
+	}
+	p := &peekedConn{Conn: conn}
+	defer p.Close()
+	protocol, err := p.sniff()
+	if err == nil && protocol == protocolTLS {
+		_, err = p.hello()
+	}
+	if err != nil || protocol == protocolOther {
+		conn.Abort()
+		return
+	}
+	c.to.tls = protocol == protocolTLS
+	c.intercept(ctx, p, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		intercept.Refuse(w, r, c.refusal(c.decision.Reason))
+	}))
+}
+
+func (c *connection) refusal(reason string) *problem.Problem {
+	return problem.New(problem.EgressDenied, reason).WithFlow(c.to.host, c.decision.Rule, c.to.flow)
+}
+
+// pass dials the server before the client has spoken, and passes the connection through.
+func (c *connection) pass(ctx context.Context) {
+	server, err := c.dial(ctx)
+	if err != nil {
+		c.recordFailure(err)
+		c.refuseUnreachable(err)
+		return
+	}
+	conn, err := c.pending.Accept()
+	if err != nil {
+		server.Close()
+		return
+	}
+	p := &peekedConn{Conn: conn, expectedHost: c.to.host}
+	defer p.Close()
+	c.splice(ctx, p, server)
+}
+
+// refuseUnreachable refuses the connection because the server was not reached.
+func (c *connection) refuseUnreachable(err error) {
+	if verdictOf(err) == audit.Deny {
+		c.pending.Refuse(c.refusal(err.Error()))
+		return
+	}
+	c.pending.Refuse(problem.New(problem.UpstreamUnreachable, err.Error()).WithFlow(c.to.host, "", c.to.flow))
+}
+
+// passThrough is pass for a connection that was accepted.
+func (c *connection) passThrough(ctx context.Context, p *peekedConn) {
+	server, err := c.dial(ctx)
+	if err != nil {
+		c.recordFailure(err)
+		p.Abort()
+		return
+	}
+	c.splice(ctx, p, server)
+}
+
+func (c *connection) dial(ctx context.Context) (net.Conn, error) {
+	return c.carrier.settings.Load().Upstreams.dialer.Dial(ctx, dial.Target{
+		Host: c.to.host, Address: c.to.literalAddr(), Port: c.to.port,
+		Private: c.decision.Private, Listed: c.to.host == "",
+	})
+}
+
+// recordDenial writes the reason for which the connection was refused.
+func (c *connection) recordDenial(reason string) {
+	c.record(audit.Entry{Verdict: audit.Deny, Reason: reason})
+}
+
+// recordFailure writes the reason for which the server was not reached.
+func (c *connection) recordFailure(err error) {
+	c.record(audit.Entry{Verdict: verdictOf(err), Reason: err.Error(), Address: refusedAddress(err, netip.Addr{})})
+}
+
+// record completes an entry about the connection and writes it.
+func (c *connection) record(e audit.Entry) {
+	e.Kind, e.Flow, e.Host, e.Port, e.Rule = audit.Connection, c.to.flow, c.to.host, c.to.port, c.decision.Rule
+	if !e.Address.IsValid() {
+		e.Address = c.to.literalAddr()
+	}
+	e.Duration = audit.Took(time.Since(c.began))
+	c.Client.record(e)
+}
+
+// verdictOf returns the verdict on a request or connection that failed.
+func verdictOf(err error) audit.Verdict {
+	var refused *dial.RefusedError
+	var limited *intercept.RefusedError
+	if errors.As(err, &refused) || errors.As(err, &limited) {
+		return audit.Deny
+	}
+	return audit.Error
+}
+
+// refusedAddress returns the address that an error refuses, or else the known one.
+func refusedAddress(err error, known netip.Addr) netip.Addr {
+	var refused *dial.RefusedError
+	if errors.As(err, &refused) {
+		return refused.Address
+	}
+	return known
+}

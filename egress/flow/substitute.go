@@ -1,0 +1,68 @@
+package flow
+
+import (
+	"errors"
+	"io"
+	"net/http"
+
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret"
+	"github.com/doze-run/doze/egress/secret/placeholder"
+	"github.com/doze-run/doze/problem"
+)
+
+// errNotOffered refuses a placeholder whose secret exists.
+var errNotOffered = errors.New("no rule that permits this request offers it")
+
+// SecretOf returns the secret that a rule offers to the client.
+func (c *Client) SecretOf(o rule.Offer) secret.ID {
+	if o.Source == rule.Node {
+		return secret.ID{Owner: c.carrier.cfg.Operator, Name: o.Secret}
+	}
+	return secret.ID{Owner: c.Owner, Name: o.Secret}
+}
+
+// substitute replaces placeholders by secrets. An error is a *placeholder.RefusedError, or
+// of reading the body.
+func (q *request) substitute(r *http.Request) (err error) {
+	if len(q.table.Offers) == 0 {
+		return nil
+	}
+	value := func(id secret.ID) ([]byte, error) {
+		for _, o := range q.decision.Offers {
+			if q.SecretOf(o) == id {
+				return q.secrets.Value(id)
+			}
+		}
+		return nil, errNotOffered
+	}
+	q.exchanged, err = placeholder.NewSet(q.table.Offers, value, q.holdBody).Exchange(r)
+	if q.exchanged != nil && r.Body != nil {
+		r.Body = refusable{r.Body}
+	}
+	return err
+}
+
+// holdBody acquires memory for a body until the request ends.
+func (q *request) holdBody(bytes int64) bool {
+	if q.Usage.Bodies.TryAcquire(bytes) != nil {
+		return false
+	}
+	q.heldBodies += bytes
+	return true
+}
+
+func (q *request) releaseBodies() { q.Usage.Bodies.Release(q.heldBodies) }
+
+// refusable is a body in which a placeholder may be found that is refused. Its error is
+// for the client.
+type refusable struct{ io.ReadCloser }
+
+func (b refusable) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	if refused := (*placeholder.RefusedError)(nil); errors.As(err, &refused) {
+		err = &intercept.RefusedError{Code: problem.PlaceholderNotAllowed, Reason: err.Error(), Err: err}
+	}
+	return n, err
+}

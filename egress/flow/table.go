@@ -1,0 +1,56 @@
+package flow
+
+import (
+	"fmt"
+
+	"github.com/doze-run/doze/egress/policy"
+	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/secret/placeholder"
+)
+
+// Table is all that applies to a client. It does not change.
+type Table struct {
+	rule.Table
+	// Policies are the layers of the node, the owner and the sandbox; nil: no rules.
+	Policies [3]*Layer
+	// Environment has the placeholders by the names of their variables.
+	Environment map[string]string
+	Offers      []placeholder.Offer
+}
+
+// LayerOf returns the layer that a step or an offer comes from.
+func (t *Table) LayerOf(s rule.Source) *Layer {
+	switch s {
+	case rule.Node:
+		return t.Policies[0]
+	case rule.Owner:
+		return t.Policies[1]
+	default:
+		return t.Policies[2]
+	}
+}
+
+// Layer is rules with the policies that they use. It does not change.
+type Layer struct {
+	*rule.Layer
+	Owner string // of the modules and secrets that the rules use
+	// Ready are the policies that can run. The layer retains each until it is replaced.
+	Ready map[Use]*policy.Policy
+	// Unready has the reason for which a policy cannot run. Requests that need it are
+	// denied.
+	Unready map[Use]error
+}
+
+// Use is a policy with a configuration.
+type Use struct{ Policy, Config string }
+
+// UseOf returns the use that a rule names.
+func UseOf(u rule.Use) Use { return Use{u.Policy, string(u.Config)} }
+
+// policy returns the policy of a step.
+func (l *Layer) policy(u rule.Use) (*policy.Policy, error) {
+	if p := l.Ready[UseOf(u)]; p != nil {
+		return p, nil
+	}
+	return nil, fmt.Errorf("policy %q cannot run: %w", u.Policy, l.Unready[UseOf(u)])
+}

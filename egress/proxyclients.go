@@ -1,0 +1,73 @@
+package egress
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/flow"
+	"github.com/doze-run/doze/egress/http/intercept"
+	"github.com/doze-run/doze/egress/proxy"
+	"github.com/doze-run/doze/runtime/sandbox"
+)
+
+// proxyClient returns the client of an owner's programs outside of sandboxes, and makes it
+// if it does not exist. The node's rules and the owner's apply to it.
+func (e *Egress) proxyClient(ctx context.Context, owner string) (*flow.ProxyClient, error) {
+	e.mu.RLock()
+	p := e.proxyClients[owner]
+	e.mu.RUnlock()
+	if p != nil {
+		return p, nil
+	}
+	if err := e.changing.take(ctx); err != nil { // so that no change of rules misses it
+		return nil, err
+	}
+	defer e.changing.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.closed {
+		return nil, sandbox.ErrClosed
+	}
+	if p := e.proxyClients[owner]; p != nil {
+		return p, nil
+	}
+	p = e.carrier.NewProxyClient(owner)
+	e.build(p.Client)
+	e.proxyClients[owner] = p
+	return p, nil
+}
+
+// Connect implements proxy.Way.
+func (e *Egress) Connect(ctx context.Context, owner string, to proxy.Target, t *proxy.Tunnel) {
+	p, err := e.proxyClient(ctx, owner)
+	if err != nil {
+		t.Refuse(flow.ErrClosing)
+		return
+	}
+	p.Connect(ctx, to, t)
+}
+
+// Request implements proxy.Way.
+func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, to proxy.Target) {
+	p, err := e.proxyClient(r.Context(), owner)
+	if err != nil {
+		intercept.Refuse(w, r, flow.ErrClosing)
+		return
+	}
+	p.Request(w, r, to)
+}
+
+// OutsideFlows returns the flows of an owner's programs outside of sandboxes, oldest
+// first.
+func (e *Egress) OutsideFlows(owner string, f audit.Filter) []audit.Entry {
+	return e.audit.Entries(flow.ProxyName(owner), f)
+}
+
+// FollowOutsideFlows returns these flows and later ones, until the node closes or stop is
+// called.
+func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
+	return e.audit.Follow(flow.ProxyName(owner), f)
+}
+
+var _ proxy.Way = (*Egress)(nil)
