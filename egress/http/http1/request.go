@@ -244,6 +244,7 @@ type requestBody struct {
 
 	mu      sync.Mutex
 	awaited bool  // the client waits for 100 Continue
+	begun   bool  // Begin or Read was called
 	err     error // sticky; io.EOF at the end
 }
 
@@ -252,6 +253,7 @@ var errBodyClosed = errors.New("http1: request body read after the handler retur
 func (b *requestBody) Read(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.begun = true
 	if b.err != nil {
 		return 0, b.err
 	}
@@ -267,6 +269,14 @@ func (b *requestBody) Read(p []byte) (int, error) {
 		b.c.watch()
 	}
 	return n, err
+}
+
+// Begin tells the server that the body will be read, perhaps by another goroutine: a
+// response before its end ends the connection.
+func (b *requestBody) Begin() {
+	b.mu.Lock()
+	b.begun = true
+	b.mu.Unlock()
 }
 
 // read reads from the connection. The caller holds b.mu, or nothing else can read.
@@ -336,6 +346,19 @@ func (b *requestBody) atEOF() bool {
 	}
 	defer b.mu.Unlock()
 	return b.err == io.EOF
+}
+
+// unfinished reports whether a part of the body may remain on the connection after the
+// response: if reading has begun, or if the client waits for 100 Continue.
+func (b *requestBody) unfinished() bool {
+	if b == nil {
+		return false
+	}
+	if !b.mu.TryLock() { // it is being read
+		return true
+	}
+	defer b.mu.Unlock()
+	return b.awaited || b.begun && b.err != io.EOF
 }
 
 // stop makes Read fail, and interrupts one that waits for the client. It returns the body's

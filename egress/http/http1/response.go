@@ -92,7 +92,7 @@ func (w *responseWriter) WriteHeader(status int) {
 			}
 		}
 	}
-	w.last = w.last || httpguts.HeaderValuesContainsToken(h["Connection"], "close")
+	w.last = w.last || w.c.body.unfinished() || httpguts.HeaderValuesContainsToken(h["Connection"], "close")
 	_, w.hasDate = h["Date"]
 	_, w.hasType = h["Content-Type"]
 	w.hasType = w.hasType || h.Get("Content-Encoding") != ""
@@ -264,9 +264,6 @@ func (w *responseWriter) FlushError() error {
 	w.recordError(w.out.Flush())
 	return w.err
 }
-
-// EnableFullDuplex is for http.ResponseController; it is always enabled.
-func (w *responseWriter) EnableFullDuplex() error { return nil }
 
 // finish completes the response. An error means that the client did not get all of it.
 func (w *responseWriter) finish() error {

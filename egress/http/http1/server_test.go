@@ -357,6 +357,41 @@ func TestUnreadBodies(t *testing.T) {
 	<-s.ended
 }
 
+// The rest of a body must not be taken for a request, and a client that waits for 100
+// Continue may send the body or the next request.
+func TestResponseWithinABodyEndsTheConnection(t *testing.T) {
+	const body = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
+	for name, c := range map[string]struct {
+		request string
+		read    int // bytes, before the response; -1: Begin
+		last    bool
+	}{
+		"begun":             {"POST / HTTP/1.1\r\n" + host + "Content-Length: 1\r\n\r\na", -1, true},
+		"partly read":       {"POST / HTTP/1.1\r\n" + host + body, 1, true},
+		"waits for 100":     {"POST / HTTP/1.1\r\n" + host + "Expect: 100-continue\r\nContent-Length: 1\r\n\r\n", 0, true},
+		"read to its end":   {"POST / HTTP/1.1\r\n" + host + "Content-Length: 1\r\n\r\na", 1, false},
+		"not read, short":   {"POST / HTTP/1.1\r\n" + host + "Content-Length: 1\r\n\r\na", 0, false},
+		"without a body":    {get, 0, false},
+		"an empty body":     {"POST / HTTP/1.1\r\n" + host + "Content-Length: 0\r\n\r\n", 0, false},
+		"short, chunked":    {"POST / HTTP/1.1\r\n" + host + body + "0\r\n\r\n", 0, false},
+		"read with its end": {"POST / HTTP/1.1\r\n" + host + body + "0\r\n\r\n", 2, false},
+	} {
+		s := start(t, func(w http.ResponseWriter, r *http.Request) {
+			if c.read < 0 {
+				r.Body.(*requestBody).Begin()
+			} else {
+				_, _ = io.ReadFull(r.Body, make([]byte, c.read))
+			}
+			io.WriteString(w, "done")
+		})
+		res, text := s.ask(t, c.request, "POST")
+		if text != "done" || res.Close != c.last {
+			t.Errorf("%s: got %q, the connection ends: %v", name, text, res.Close)
+		}
+		s.Close()
+	}
+}
+
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { clear(b); return len(b), nil }

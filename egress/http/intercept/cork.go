@@ -2,32 +2,53 @@ package intercept
 
 import (
 	"net"
+	"net/http"
 	"sync"
 )
 
-// maxGathered is what a wire holds back at most: two packets of a sandbox's network,
-// whose MTU is 65,520.
+// corker gathers writes to a client's connection, see wire.
+type corker interface {
+	Cork()
+	Uncork() error
+}
+
+// writer is the ResponseWriter of an HTTP/1.1 connection. It implements corker.
+type writer struct {
+	http.ResponseWriter
+	wire *wire
+}
+
+// Unwrap is for http.ResponseController.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// Cork implements corker.
+func (w *writer) Cork() { w.wire.Cork() }
+
+// Uncork implements corker.
+func (w *writer) Uncork() error { return w.wire.Uncork() }
+
+// maxGathered bounds what a wire holds back: two packets of a sandbox's network, whose MTU
+// is 65,520.
 const maxGathered = 128 << 10
 
-// gatherings are held only while a large answer is on its way.
+// gatherings are buffers, each in use while a large response is sent.
 var gatherings = sync.Pool{New: func() any { b := make([]byte, 0, maxGathered); return &b }}
 
-// wire is a connection's bytes. It tells its connection when it is closed, by
-// whoever has it then: the library's server, or a handler that took it over.
+// wire is a connection's bytes. It closes its connection when it is closed, by the server
+// or by a handler that has hijacked it.
 //
 // TLS writes records of 16 KiB, one by one. Each as a packet of its own costs the
-// sandbox's kernel and its client as much as one four times as large; so the writer
-// of a large answer has them gathered.
+// sandbox's kernel and its client as much as one four times as large; so the records of a
+// large response are gathered.
 type wire struct {
 	net.Conn
 	of *connection
 
 	mu       sync.Mutex
-	gathered *[]byte // nil: what is written goes out at once
+	gathered *[]byte // nil: writes are sent immediately
 }
 
-// Write implements net.Conn. What is gathered goes out with release, and an error of
-// that is told there.
+// Write implements net.Conn. Uncork sends what is gathered, and returns the error of that.
 func (w *wire) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -46,9 +67,9 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// gather holds back what is written, until release: the caller is the only one whose
-// answer is on its way, and has more of it.
-func (w *wire) gather() {
+// Cork holds back what is written, until Uncork. The caller's response is the only one on
+// the connection, and has more to write.
+func (w *wire) Cork() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gathered == nil {
@@ -56,8 +77,8 @@ func (w *wire) gather() {
 	}
 }
 
-// release sends what was held back, and what is written from now on at once.
-func (w *wire) release() error {
+// Uncork sends what was held back. Later writes are sent immediately.
+func (w *wire) Uncork() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.gathered == nil {
@@ -81,7 +102,7 @@ func (w *wire) flush() error {
 
 func (w *wire) Close() error { return w.of.Close() }
 
-// CloseWrite says that no more will be sent.
+// CloseWrite ends the data to the client.
 func (w *wire) CloseWrite() error {
 	if half, ok := w.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

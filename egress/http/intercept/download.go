@@ -27,10 +27,10 @@ var buffers = sync.Pool{New: func() any { return new([2 * recordSize]byte) }}
 
 // download is the body of an answer on its way to the client.
 type download struct {
-	from  io.Reader
-	to    http.ResponseWriter
-	flush *http.ResponseController // nil: what is buffered may wait for more
-	wire  *wire                    // of the client, which has no other answer on it; nil: it may have
+	from   io.Reader
+	to     http.ResponseWriter
+	flush  *http.ResponseController // nil: what is buffered may wait for more
+	corker corker                   // nil: other responses may share the client's connection
 	// close ends a Read of from that waits. from is not read after run.
 	close func() error
 	ahead chan struct{} // has an element for each body that is read ahead
@@ -114,11 +114,11 @@ func (d *download) readAhead() error {
 }
 
 // sendAll sends what was read ahead as it comes, and returns what ended it. While
-// there is more of it, the wire gathers.
+// there is more of it, writes are gathered.
 func (d *download) sendAll(a *ahead) (err error) {
-	if d.wire != nil {
+	if d.corker != nil {
 		defer func() {
-			if failed := d.wire.release(); failed != nil && err == io.EOF {
+			if failed := d.corker.Uncork(); failed != nil && err == io.EOF {
 				err = disconnected(failed)
 			}
 		}()
@@ -127,8 +127,8 @@ func (d *download) sendAll(a *ahead) (err error) {
 		b, err := a.take(false)
 		if len(b) == 0 && err == nil {
 			d.sendNow()
-			if d.wire != nil {
-				if err := d.wire.release(); err != nil {
+			if d.corker != nil {
+				if err := d.corker.Uncork(); err != nil {
 					return disconnected(err)
 				}
 			}
@@ -137,8 +137,8 @@ func (d *download) sendAll(a *ahead) (err error) {
 		if err != nil {
 			return err
 		}
-		if d.wire != nil {
-			d.wire.gather()
+		if d.corker != nil {
+			d.corker.Cork()
 		}
 		if err := d.send(b); err != nil {
 			return err

@@ -128,7 +128,7 @@ func (r *noted) Write(b []byte) (int, error) {
 func TestWireGathersUntilRelease(t *testing.T) {
 	to := &noted{}
 	w := &wire{Conn: to}
-	w.gather()
+	w.Cork()
 	var sent []byte
 	for i, size := range []int{1, recordSize, maxGathered - recordSize, 10, 2 * maxGathered, 3} {
 		b := bytes.Repeat([]byte{byte('a' + i)}, size)
@@ -140,7 +140,7 @@ func TestWireGathersUntilRelease(t *testing.T) {
 			t.Error("it was not gathered")
 		}
 	}
-	if err := w.release(); err != nil {
+	if err := w.Uncork(); err != nil {
 		t.Fatal(err)
 	}
 	if got := bytes.Join(to.writes, nil); !bytes.Equal(got, sent) {
@@ -150,10 +150,10 @@ func TestWireGathersUntilRelease(t *testing.T) {
 	if _, _ = w.Write([]byte("x")); len(to.writes) != before+1 {
 		t.Error("it still gathers after release")
 	}
-	w.gather()
+	w.Cork()
 	_, _ = w.Write([]byte("y"))
 	to.err = net.ErrClosed
-	if err := w.release(); !errors.Is(err, net.ErrClosed) {
+	if err := w.Uncork(); !errors.Is(err, net.ErrClosed) {
 		t.Errorf("release: %v", err)
 	}
 }

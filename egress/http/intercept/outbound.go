@@ -99,11 +99,6 @@ func (o *outbound) finish() {
 
 func (o *outbound) send() {
 	out := o.request()
-	if out.Body != nil {
-		// Otherwise HTTP/1.1 ends what was not read of the body when the answer
-		// begins. Not every writer can.
-		http.NewResponseController(o.w).EnableFullDuplex()
-	}
 	res, err := o.u.roundTrip(out, o.to, o.r.ProtoMajor, o.informed)
 	o.mu.Lock()
 	o.answered = true
@@ -133,18 +128,6 @@ func (o *outbound) leave(answer io.Closer) {
 	go answer.Close() // ends with that Read: with the client's next byte, or its connection
 }
 
-// early says whether an answer comes before the client's body was read to its end, or
-// that is broken. An HTTP/1.1 client's connection ends with it: the library's server interrupts
-// the Read that waits for more, and then takes what is left of chunks for a request, and
-// cancels the next one after a length.
-func (o *outbound) early() bool {
-	in, ok := o.r.Context().Value(inboundKey{}).(*inbound)
-	if !ok || o.r.ProtoMajor != 1 || o.body == nil || in.whole.Load() {
-		return false
-	}
-	return true
-}
-
 // unsent blames the client for a request whose body could not be read.
 func (o *outbound) unsent(f *Failure) *Failure {
 	if f.Code != problem.UpstreamDisconnected && f.Code != problem.UpstreamResponseInvalid || o.body == nil {
@@ -172,12 +155,12 @@ func (o *outbound) request() *http.Request {
 	if r.ContentLength != 0 && r.Body != nil && r.Body != http.NoBody {
 		o.body = &upload{body: r.Body, sent: &o.sent}
 		out.Body, out.ContentLength = o.body, r.ContentLength
+		if b, ok := r.Body.(interface{ Begin() }); ok { // of http1: the upload may begin later than the response
+			b.Begin()
+		}
 		if len(r.Trailer) > 0 {
 			out.Trailer = r.Trailer.Clone()
 			o.body.to, o.body.from = out.Trailer, r
-			if in, ok := r.Context().Value(inboundKey{}).(*inbound); ok {
-				o.body.from = in.request
-			}
 		}
 	}
 	return out.WithContext(r.Context())
@@ -246,9 +229,6 @@ func (o *outbound) answer(res *http.Response) {
 		to["Trailer"] = announced
 		delete(to, "Content-Length") // HTTP/1.1 has trailers after chunks only
 	}
-	if o.early() {
-		to["Connection"] = []string{"close"}
-	}
 	o.status = res.StatusCode
 	o.w.WriteHeader(res.StatusCode)
 	if o.r.Method == http.MethodHead || res.Body == http.NoBody {
@@ -272,9 +252,7 @@ func (o *outbound) download(from io.Reader, streams bool, close func() error) *d
 	if streams {
 		d.flush = http.NewResponseController(o.w)
 	}
-	if c, ok := o.r.Context().Value(connectionKey{}).(*connection); ok && o.r.ProtoMajor == 1 {
-		d.wire = c.wire
-	}
+	d.corker, _ = o.w.(corker)
 	return d
 }
 
@@ -316,9 +294,6 @@ func (o *outbound) fail(f *Failure) {
 	if o.filter != nil {
 		f.Reason = o.filter.Text(f.Reason)
 	}
-	if o.early() {
-		o.w.Header()["Connection"] = []string{"close"}
-	}
 	why := problem.New(f.Code, f.Reason).WithFlow(o.to.host, "", o.to.Flow).For(requestid.Or(o.to.RequestID))
 	o.failure, o.status = f, why.Status
 	Refuse(o.w, o.r, why)
@@ -334,7 +309,8 @@ type upload struct {
 	closed atomic.Bool
 	over   atomic.Bool           // it is read no more
 	broken atomic.Pointer[error] // of reading it, but its end
-	// The trailers that the library fills in at the end of from, and reads from to.
+	// The server fills in from's trailers at the end of the body. Copies of the client's
+	// request share them.
 	to   http.Header
 	from *http.Request
 }

@@ -1,6 +1,7 @@
 package intercept
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/tls"
@@ -102,6 +103,73 @@ func TestWhatLeadsAroundTheNodeIsTakenOut(t *testing.T) {
 		if _, ok := res.Header[http.CanonicalHeaderKey(name)]; ok {
 			t.Errorf("%s was passed on", name)
 		}
+	}
+}
+
+// A policy may add trailers to a request whose client has announced none.
+func TestTrailersOfAPolicyAreSent(t *testing.T) {
+	got := make(chan http.Header, 1)
+	up := make(chan *Upstream, 1)
+	r := start(t, http.HandlerFunc(func(_ http.ResponseWriter, req *http.Request) {
+		_, _ = io.Copy(io.Discard, req.Body)
+		got <- req.Trailer
+	}), func(r *rig, d *Destination, _ *UpstreamConfig) {
+		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			req.Trailer = http.Header{"X-Sum": {"42"}}
+			u := <-up
+			u.Do(w, req, Route{}, nil)
+			up <- u
+		})
+	})
+	u := NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(t), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
+	}})
+	defer u.Close()
+	up <- u
+	for _, major := range []int{1, 2} {
+		req, _ := http.NewRequest("POST", "https://"+host+"/", io.MultiReader(strings.NewReader("body"))) // in chunks
+		res, err := r.client(major).Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		read(t, res)
+		if trailer := <-got; trailer.Get("X-Sum") != "42" {
+			t.Errorf("HTTP/%d: the upstream got the trailers %v", major, trailer)
+		}
+	}
+}
+
+// A request with an absolute URI comes through net/http's server, which is half duplex: it
+// may discard a part of the body before it sends an early response.
+func TestEarlyResponseReachesAProxyClientThatGoesOnSending(t *testing.T) {
+	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusRequestEntityTooLarge) }), withoutTLS)
+	u := NewUpstream(UpstreamConfig{Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "tcp", r.upstream.Listener.Addr().String())
+	}})
+	defer u.Close()
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.server.ServeRequest(w, req, Destination{Host: host, Port: 80, Handler: http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			u.Do(w, req, Route{}, nil)
+		})})
+	}))
+	defer proxy.Close()
+	for _, body := range []string{"Content-Length: 1099511627776\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n10000000000\r\n"} {
+		conn, err := net.Dial("tcp", proxy.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		io.WriteString(conn, "POST http://"+host+"/ HTTP/1.1\r\nHost: "+host+"\r\n"+body)
+		sent := make(chan struct{})
+		go func() { // ends with the connection
+			defer close(sent)
+			_, _ = io.Copy(conn, zeros{})
+		}()
+		res, err := http.ReadResponse(bufio.NewReader(conn), nil)
+		if err != nil || res.StatusCode != http.StatusRequestEntityTooLarge {
+			t.Errorf("%q: got %+v, %v", body, res, err)
+		}
+		conn.Close()
+		<-sent
 	}
 }
 

@@ -82,7 +82,6 @@ func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, why *proble
 type Server struct {
 	cfg   Config
 	tls   *tls.Config
-	http1 http1.Server
 	http2 *http.Server
 
 	mu     sync.Mutex
@@ -96,7 +95,6 @@ func New(cfg Config) *Server {
 		cfg.Log = slog.Default()
 	}
 	s := &Server{cfg: cfg, open: map[*connection]struct{}{}}
-	s.http1 = http1.Server{Handler: s.ServeHTTP, Refuse: s.unreadable, MaxHead: maxHeader}
 	s.tls = &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		NextProtos:     []string{"h2", "http/1.1"},
@@ -116,7 +114,10 @@ func New(cfg Config) *Server {
 			MaxReceiveBufferPerStream:     maxUploadStream,
 			MaxReceiveBufferPerConnection: maxUpload,
 		},
-		BaseContext:                  func(l net.Listener) context.Context { return l.(*connection).ctx },
+		BaseContext: func(l net.Listener) context.Context {
+			c := l.(*connection)
+			return context.WithValue(c.ctx, connectionKey{}, c)
+		},
 		DisableGeneralOptionsHandler: true, // of `OPTIONS *`
 		ErrorLog:                     log.New(redact.NewLibrary(cfg.Log, slog.LevelDebug), "", 0),
 	}
@@ -169,20 +170,37 @@ func (s *Server) speak(c *connection) error {
 		start, is := readPreface(c.wire)
 		in := io.MultiReader(bytes.NewReader(start), c.wire)
 		if !is {
-			s.http1.Serve(c.ctx, c.wire, in)
+			s.serveHTTP1(c, c.wire, in)
 			return nil
 		}
 		c.served = &prefaced{c.wire, in}
 	case c.tls.ConnectionState().NegotiatedProtocol == "h2":
 		c.served = c.tls
 	default:
-		s.http1.Serve(c.ctx, c.tls, c.tls)
+		s.serveHTTP1(c, c.tls, c.tls)
 		return nil
 	}
 	if err := s.http2.Serve(c); !errors.Is(err, net.ErrClosed) && !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
+}
+
+// serveHTTP1 serves a connection by HTTP/1.1. It reads from in, which is conn or conn with
+// data that was read before.
+func (s *Server) serveHTTP1(c *connection, conn net.Conn, in io.Reader) {
+	w := &writer{wire: c.wire}
+	server := http1.Server{
+		Handler: func(response http.ResponseWriter, r *http.Request) {
+			w.ResponseWriter = response
+			s.handle(w, r, c)
+		},
+		Refuse: func(response http.ResponseWriter, r *http.Request, why *http1.RequestError) {
+			c.to.refuse(response, r, problem.New(codeOf(why), why.Reason))
+		},
+		MaxHead: maxHeader,
+	}
+	server.Serve(c.ctx, conn, in)
 }
 
 // preface is what a client of HTTP/2 sends first (RFC 9113, section 3.4).
@@ -249,13 +267,16 @@ func (s *Server) Close() error {
 }
 
 func (s *Server) certificate(hello *tls.ClientHelloInfo) (*tls.Certificate, error) {
-	ctx := hello.Context()
-	return s.cfg.Certificate(ctx, connectionOf(ctx).to.Host)
+	return s.cfg.Certificate(hello.Context(), hello.Conn.(*wire).of.to.Host)
 }
 
-// ServeHTTP hands a request to the handler of its connection's destination.
+// ServeHTTP handles a request over HTTP/2. net/http passes its connection in the context.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	c := connectionOf(r.Context())
+	s.handle(w, r, r.Context().Value(connectionKey{}).(*connection))
+}
+
+// handle passes a request to the handler of its connection's destination.
+func (s *Server) handle(w http.ResponseWriter, r *http.Request, c *connection) {
 	if !c.enter() { // the connection has ended, nobody waits for the answer
 		panic(http.ErrAbortHandler)
 	}
@@ -281,11 +302,6 @@ func codeOf(err *http1.RequestError) problem.Code {
 	return problem.RequestMalformed
 }
 
-// unreadable refuses a request of HTTP/1.1 that cannot be read.
-func (s *Server) unreadable(w http.ResponseWriter, r *http.Request, why *http1.RequestError) {
-	connectionOf(r.Context()).to.refuse(w, r, problem.New(codeOf(why), why.Reason))
-}
-
 // ServeRequest is Serve for one request that did not come over a connection to its
 // destination, but with an absolute URI over one to a proxy.
 func (s *Server) ServeRequest(w http.ResponseWriter, r *http.Request, d Destination) {
@@ -300,11 +316,6 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, to *Destination, 
 	if why := to.disagrees(r, serverName); why != nil {
 		to.refuse(w, r, why)
 		return
-	}
-	in := &inbound{request: r}
-	r = r.WithContext(context.WithValue(r.Context(), inboundKey{}, in))
-	if r.Body != nil && r.Body != http.NoBody {
-		r.Body = &inboundBody{r.Body, in}
 	}
 	to.complete(r)
 	toHost(r.Header)
@@ -328,7 +339,7 @@ func (s *Server) report(to *Destination, r *http.Request) {
 // of them, and its Serve returns when the connection has ended.
 type connection struct {
 	to         *Destination
-	ctx        context.Context // of its requests; has the connection in it
+	ctx        context.Context // of its requests
 	serverName string          // of its TLS
 	raw        net.Conn
 	wire       *wire     // over raw
@@ -351,14 +362,9 @@ type connection struct {
 type connectionKey struct{}
 
 func newConnection(ctx context.Context, raw net.Conn, to *Destination) *connection {
-	c := &connection{to: to, raw: raw, closed: make(chan struct{}), idle: make(chan struct{})}
+	c := &connection{to: to, ctx: ctx, raw: raw, closed: make(chan struct{}), idle: make(chan struct{})}
 	c.wire = &wire{Conn: raw, of: c}
-	c.ctx = context.WithValue(ctx, connectionKey{}, c)
 	return c
-}
-
-func connectionOf(ctx context.Context) *connection {
-	return ctx.Value(connectionKey{}).(*connection)
 }
 
 // Accept returns the connection, and net.ErrClosed after it was closed.
