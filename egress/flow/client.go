@@ -53,8 +53,7 @@ type Settings struct {
 	// AllowECH passes through connections that may hide their server's name, instead of
 	// intercepting them.
 	AllowECH bool
-	// MaxConnections bounds the connections of all clients, MaxClientConnections those
-	// of one.
+	// MaxConnections bounds the connections of all clients, MaxClientConnections a client's.
 	MaxConnections, MaxClientConnections int
 }
 

@@ -105,7 +105,7 @@ func (c *connection) inspect(ctx context.Context) {
 	case protocol == protocolHTTP:
 		c.intercept(ctx, p, c.serving(c.to, ""))
 	case c.decision.Verdict == rule.VerdictInspect:
-		c.recordDenial("a rule looks at the requests to this host and port, and this is neither HTTP nor TLS")
+		c.recordDenial("a rule inspects the requests to this host and port, and this is neither HTTP nor TLS")
 		conn.Abort()
 	default:
 		c.passThrough(ctx, p)

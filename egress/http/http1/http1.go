@@ -1,5 +1,5 @@
 // Package http1 implements HTTP/1.1 (RFC 9112) for an intercepting proxy. A request is
-// read, sent upstream and answered in one goroutine, and a message with ambiguous framing
+// read, sent upstream and responded to in one goroutine, and a message with ambiguous framing
 // is refused.
 //
 // net/http uses two more goroutines per connection on either side. For small requests

@@ -271,8 +271,8 @@ func (b *requestBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Begin tells the server that the body will be read, perhaps by another goroutine: a
-// response before its end ends the connection.
+// Begin marks the body as being read, perhaps by another goroutine: a response before its
+// end ends the connection.
 func (b *requestBody) Begin() {
 	b.mu.Lock()
 	b.begun = true

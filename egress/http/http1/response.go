@@ -127,8 +127,8 @@ func (w *responseWriter) writeStatusLine(status int) {
 	_, _ = w.out.WriteString("\r\n")
 }
 
-// writeFields writes the valid fields of a header, without those of framing, in random
-// order. It replaces line breaks, which could inject another response. w.mu is held.
+// writeFields writes the valid fields of a header, except for the fields of framing, in
+// random order. It replaces line breaks, which could inject another response. w.mu is held.
 func (w *responseWriter) writeFields(h http.Header) {
 	for name, values := range h {
 		switch name {

@@ -76,7 +76,7 @@ func sameHost(sent, clean string) bool {
 	return sent != "" && strings.EqualFold(strings.TrimSuffix(sent, "."), clean)
 }
 
-// splitAuthority splits host:port, of which the port may be missing: 0.
+// splitAuthority splits host:port. A missing port is 0.
 func splitAuthority(authority string) (host string, port uint16, ok bool) {
 	host = authority
 	if i := strings.LastIndexByte(authority, ':'); i >= 0 && !strings.HasSuffix(authority, "]") {

@@ -18,15 +18,15 @@ import (
 
 const (
 	identity = "identity"
-	// maxCodings: one is usual, two are a mistake of somebody, more an attack.
+	// maxCodings: one is usual, two are a mistake, more an attack.
 	maxCodings = 2
-	// maxWindow of zstd, which is held in memory for each answer: 8 MiB is what
+	// maxWindow of zstd, which is held in memory for each response: 8 MiB is what
 	// RFC 9659 allows over HTTP. The windows of brotli (16 MiB) and deflate
 	// (32 KiB) are bounded by their formats.
 	maxWindow = 8 << 20
-	// maxRest is read after the end of what was decoded, to get at the trailers
-	// and to keep the connection. Nothing of it is sent on.
-	maxRest = 64 << 10
+	// maxTail is read after the end of what was decoded, to get at the trailers
+	// and to keep the connection. It is not sent on.
+	maxTail = 64 << 10
 )
 
 // decoders by the names of the content codings. They need little memory
@@ -56,9 +56,8 @@ func inflate(r *bufio.Reader) (io.ReadCloser, error) {
 	return flate.NewReader(r), nil
 }
 
-// decode returns the body of an answer as it was before it was encoded, and has
-// the header say so. A coding that is not known is an error. Closing it leaves
-// body open.
+// decode returns the body of a response as it was before it was encoded, and adapts the
+// header. An unknown coding is an error. Closing it leaves body open.
 func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
 	var codings []string
 	for _, field := range res.Header["Content-Encoding"] {
@@ -103,7 +102,7 @@ type decoded struct {
 func (d *decoded) Read(b []byte) (int, error) {
 	n, err := d.Reader.Read(b)
 	if err == io.EOF {
-		if _, rest := io.CopyN(io.Discard, d.from, maxRest); rest != io.EOF && rest != nil {
+		if _, rest := io.CopyN(io.Discard, d.from, maxTail); rest != io.EOF && rest != nil {
 			err = rest
 		}
 	}

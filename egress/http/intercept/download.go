@@ -11,7 +11,7 @@ import (
 
 const (
 	// recordSize is the most that a record of TLS has (RFC 8446, section 5.1), and so
-	// what arrives at once.
+	// the most that arrives in one piece.
 	recordSize = 16 << 10
 	// readAheadAfter so many bytes of a body what follows is read while the last is
 	// sent. For less a goroutine is not worth its cost.
@@ -25,7 +25,7 @@ const (
 // wait.
 var buffers = sync.Pool{New: func() any { return new([2 * recordSize]byte) }}
 
-// download is the body of an answer on its way to the client.
+// download is the body of a response on its way to the client.
 type download struct {
 	from   io.Reader
 	to     http.ResponseWriter
@@ -104,10 +104,10 @@ func (d *download) readAhead() error {
 	defer aheads.Put(a)
 	a.reset()
 	var reading sync.WaitGroup
-	reading.Go(func() { a.fill(d.from) }) // ends with the body, or with end and close
+	reading.Go(func() { a.fill(d.from) }) // ends with the body, or with stop and close
 	err := d.sendAll(a)
-	if a.end(); err != io.EOF {
-		_ = d.close() // nobody wants the rest
+	if a.stop(); err != io.EOF {
+		_ = d.close() // the rest is not needed
 	}
 	reading.Wait()
 	return err
@@ -124,7 +124,7 @@ func (d *download) sendAll(a *ahead) (err error) {
 		}()
 	}
 	for {
-		b, err := a.take(false)
+		b, err := a.next(false)
 		if len(b) == 0 && err == nil {
 			d.sendNow()
 			if d.corker != nil {
@@ -132,7 +132,7 @@ func (d *download) sendAll(a *ahead) (err error) {
 					return disconnected(err)
 				}
 			}
-			b, err = a.take(true)
+			b, err = a.next(true)
 		}
 		if err != nil {
 			return err
@@ -143,6 +143,6 @@ func (d *download) sendAll(a *ahead) (err error) {
 		if err := d.send(b); err != nil {
 			return err
 		}
-		a.taken(len(b))
+		a.consume(len(b))
 	}
 }

@@ -85,8 +85,8 @@ func failed(ctx context.Context, host string, err error) *Failure {
 	return f
 }
 
-// certificateProblem says it without quoting the certificate, which anybody can
-// have written.
+// certificateProblem returns a reason that does not quote the certificate, whose text may
+// be an attacker's.
 func certificateProblem(err error) string {
 	var (
 		authority x509.UnknownAuthorityError

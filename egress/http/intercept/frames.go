@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// What a host's end of a WebSocket must not have, where a filter looks at it.
+// Frames and messages of an upstream that no filter can read.
 var (
 	errMasked    = errors.New("a frame of a host that is masked")               // RFC 6455, section 5.1
 	errExtension = errors.New("a frame of an extension that was not agreed on") // section 5.2
@@ -16,8 +16,7 @@ var (
 	errFragments = errors.New("a message in too many parts that are empty")
 )
 
-// maxFragments is how many frames a filter may have read of which nothing was
-// passed on.
+// maxFragments is how many frames a filter may have read before it passes on a byte.
 const maxFragments = 64
 
 const (
@@ -39,11 +38,11 @@ type messages struct {
 	out  []byte // of a frame's header, or a control frame: to be returned next
 	left uint64 // bytes of the frame whose header was returned, still to come from message
 
-	message io.Reader // what the filter makes of the message; nil between messages
+	message io.Reader // the filtered message; nil between messages
 	frames  []frame   // read from r, whose headers were not returned yet
 	unread  uint64    // bytes of the last frame that the filter has not read yet
 	final   bool      // no frame of the message follows
-	err     error     // of reading it, which the filter tells only when asked for more
+	err     error     // of reading it, which the filter returns with the next Read only
 }
 
 // frame is a frame's header, and the size of its part of the message. A control
@@ -90,7 +89,7 @@ func (m *messages) Read(b []byte) (int, error) {
 	}
 }
 
-// ignoreEOF: the end of a message is not that of the connection.
+// ignoreEOF: the end of a message does not end the connection.
 func ignoreEOF(err error) error {
 	if err == io.EOF {
 		return nil
@@ -154,7 +153,7 @@ func (m *messages) size(header []byte, short uint64) ([]byte, uint64, error) {
 	return header, binary.BigEndian.Uint64(header[2:]), nil
 }
 
-// control reads a control frame, which may stand between those of a message.
+// control reads a control frame, which may stand between the frames of a message.
 func (m *messages) control(header []byte, size uint64) error {
 	if size > maxControl || header[0]&finalFrame == 0 {
 		return errControl

@@ -40,7 +40,7 @@ func toHost(h http.Header) {
 	upgrade := isWebSocket(upgradeOf(h))
 	trailers := httpguts.HeaderValuesContainsToken(h["Te"], "trailers")
 	removeHopByHop(h)
-	delete(h, "Host") // of HTTP/2 beside :authority
+	delete(h, "Host") // of HTTP/2, in addition to :authority
 	if trailers {
 		h["Te"] = []string{"trailers"}
 	}
@@ -65,8 +65,8 @@ func requestHeader(r *http.Request, filtered bool) http.Header {
 	return h
 }
 
-// readable asks for answers that a filter can look at: whole ones, because a
-// secret could be fetched in pieces, and in encodings that can be decoded.
+// readable requests responses that a filter can read: whole ones, because a secret could
+// be fetched in pieces, and in encodings that can be decoded.
 func readable(h http.Header) {
 	delete(h, "Range")
 	delete(h, "If-Range")
@@ -96,9 +96,9 @@ func decodable(accepted []string) string {
 	return strings.Join(kept, ", ")
 }
 
-// copyAnswer copies the header of an answer to the client's. What the library's
-// server would add of its own where it is missing is marked as such.
-func copyAnswer(to, from http.Header) {
+// copyHeader copies the header of a response to the client's. Fields that the server would
+// add are marked as absent if they are missing.
+func copyHeader(to, from http.Header) {
 	maps.Copy(to, from)
 	for _, name := range []string{"Date", "Content-Type"} {
 		if _, ok := to[name]; !ok {

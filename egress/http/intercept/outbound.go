@@ -17,13 +17,13 @@ import (
 	"github.com/doze-run/doze/requestid"
 )
 
-// Filter looks at what comes back from a host, and may change it. One is used
-// for one request, by one goroutine at a time.
+// Filter inspects the response of an upstream, and may change it. It is used for one
+// request, by one goroutine at a time.
 type Filter interface {
-	// Header changes the header of an answer, a 1xx answer's, or its trailers.
+	// Header changes the header of a response, also of a 1xx one, or its trailers.
 	Header(h http.Header)
 	// Body returns a reader of as many bytes. It is called once for the body of
-	// an answer, and once for each message of a WebSocket.
+	// a response, and once for each message of a WebSocket.
 	Body(body io.Reader) io.Reader
 	// Text returns a text as it may be shown.
 	Text(text string) string
@@ -33,13 +33,13 @@ type Filter interface {
 type Result struct {
 	Status   int            // that the client got; 0 if none
 	BytesOut int64          // of the request's body, or the client's end of a WebSocket
-	BytesIn  int64          // of the answer's body as the host sent it, or its end of a WebSocket
+	BytesIn  int64          // of the response's body as the upstream sent it, or its end of a WebSocket
 	Address  netip.AddrPort // of the host; not valid if there was no connection
-	// Err is a *Failure if the client got no answer of the host, or not all of
+	// Err is a *Failure if the client got no response of the upstream, or not all of
 	// one.
 	Err error
-	// Cut says that the answer ended before its end. So that nobody takes what came
-	// of it for whole, the caller panics with http.ErrAbortHandler.
+	// Cut reports that the response ended before its end. So that the client does not
+	// take it for whole, the caller panics with http.ErrAbortHandler.
 	Cut bool
 }
 
@@ -71,10 +71,10 @@ type outbound struct {
 	received atomic.Int64
 	body     *upload // nil: none
 
-	mu sync.Mutex // guards w until answered
-	// answered is set when the transport has returned. 1xx responses after that are
+	mu sync.Mutex // guards w until responded
+	// responded is set when the transport has returned. 1xx responses after that are
 	// dropped.
-	answered bool
+	responded bool
 }
 
 func (o *outbound) result() Result {
@@ -90,7 +90,7 @@ func (o *outbound) result() Result {
 
 // finish stops the upload: a request must not be read after its handler ended.
 // It does not wait for a Read that waits for the client, which may in turn wait
-// for the answer; the library's server ends that.
+// for the response; the server ends that.
 func (o *outbound) finish() {
 	if o.body != nil {
 		o.body.Close()
@@ -101,35 +101,36 @@ func (o *outbound) send() {
 	out := o.request()
 	res, err := o.u.roundTrip(out, o.to, o.r.ProtoMajor, o.informed)
 	o.mu.Lock()
-	o.answered = true
+	o.responded = true
 	o.mu.Unlock()
 	if err != nil {
-		o.fail(o.unsent(failed(o.r.Context(), o.to.host, err)))
+		o.fail(o.blameClient(failed(o.r.Context(), o.to.host, err)))
 		return
 	}
-	defer o.leave(res.Body)
+	defer o.closeLater(res.Body)
 	switch status := res.StatusCode; {
 	case status == http.StatusSwitchingProtocols:
 		o.upgrade(res)
 	case status < 200 || status > 999: // which the library reads, and does not write
 		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: fmt.Sprintf("%s responded with the invalid status %d", o.to.host, status)})
 	default:
-		o.answer(res)
+		o.respond(res)
 	}
 }
 
-// leave ends an answer. That of HTTP/2 waits for a Read of the request's body, which
-// waits for the client, which may in turn wait for the end of the answer.
-func (o *outbound) leave(answer io.Closer) {
+// closeLater closes the body of a response. Over HTTP/2 this waits for a Read of the
+// request's body, which waits for the client, which may in turn wait for the end of the
+// response.
+func (o *outbound) closeLater(body io.Closer) {
 	if o.body == nil || o.body.over.Load() {
-		answer.Close()
+		body.Close()
 		return
 	}
-	go answer.Close() // ends with that Read: with the client's next byte, or its connection
+	go body.Close() // ends with that Read: with the client's next byte, or its connection
 }
 
-// unsent blames the client for a request whose body could not be read.
-func (o *outbound) unsent(f *Failure) *Failure {
+// blameClient describes the failure of a request whose body could not be read.
+func (o *outbound) blameClient(f *Failure) *Failure {
 	if f.Code != problem.UpstreamDisconnected && f.Code != problem.UpstreamResponseInvalid || o.body == nil {
 		return f
 	}
@@ -166,22 +167,21 @@ func (o *outbound) request() *http.Request {
 	return out.WithContext(r.Context())
 }
 
-// informed passes a 1xx answer on. That the body is wanted (100) the library's
-// server says itself, when the transport begins to read it. That nothing can be
-// switched to (101) not every host knows that speaks HTTP/2.
+// informed sends a 1xx response on. The server itself requests the body (100) when the
+// transport begins to read it. Some upstreams send 101 over HTTP/2, which has no upgrades.
 func (o *outbound) informed(status int, header textproto.MIMEHeader) error {
 	if status == http.StatusContinue || status == http.StatusSwitchingProtocols {
 		return nil
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.answered {
+	if o.responded {
 		return nil
 	}
 	from := http.Header(header)
 	o.clean(from)
 	to := o.w.Header()
-	later := maps.Clone(to) // what others have set for the answer itself
+	later := maps.Clone(to) // set for the final response
 	clear(to)
 	maps.Copy(to, from)
 	o.w.WriteHeader(status)
@@ -190,7 +190,7 @@ func (o *outbound) informed(status int, header textproto.MIMEHeader) error {
 	return nil
 }
 
-// clean makes a header of the host one for the client.
+// clean turns a header of the upstream into one for the client.
 func (o *outbound) clean(h http.Header) {
 	removeHopByHop(h)
 	for name := range h {
@@ -203,8 +203,8 @@ func (o *outbound) clean(h http.Header) {
 	}
 }
 
-// answer sends an answer to the client.
-func (o *outbound) answer(res *http.Response) {
+// respond sends a response to the client.
+func (o *outbound) respond(res *http.Response) {
 	body := io.Reader(&counted{res.Body, &o.received})
 	streams := res.ContentLength < 0 || isEventStream(res.Header)
 	if o.filter != nil {
@@ -221,10 +221,10 @@ func (o *outbound) answer(res *http.Response) {
 		body = o.filter.Body(plain)
 	}
 	o.clean(res.Header)
-	o.clean(res.Trailer) // of which there are names so far
+	o.clean(res.Trailer) // which has names only so far
 	announced := trailerNames(res.Trailer)
 	to := o.w.Header()
-	copyAnswer(to, res.Header)
+	copyHeader(to, res.Header)
 	if len(announced) > 0 {
 		to["Trailer"] = announced
 		delete(to, "Content-Length") // HTTP/1.1 has trailers after chunks only
@@ -234,7 +234,7 @@ func (o *outbound) answer(res *http.Response) {
 	if o.r.Method == http.MethodHead || res.Body == http.NoBody {
 		return
 	}
-	close := func() error { o.leave(res.Body); return nil }
+	close := func() error { o.closeLater(res.Body); return nil }
 	if err := o.download(body, streams, close).run(); err != nil {
 		o.breakOff(failed(o.r.Context(), o.to.host, err))
 		return
@@ -256,8 +256,8 @@ func (o *outbound) download(from io.Reader, streams bool, close func() error) *d
 	return d
 }
 
-// trailers sends the fields after the body. Those that were not announced need
-// another way through the library's server.
+// trailers sends the fields after the body. Fields that were not announced need a prefix
+// for the server.
 func (o *outbound) trailers(from http.Header, announced []string) {
 	if len(from) == 0 {
 		return
@@ -285,7 +285,7 @@ func trailerNames(trailer http.Header) []string {
 	return names
 }
 
-// fail answers a request for which there is no answer of the host.
+// fail refuses a request without a response of the upstream.
 func (o *outbound) fail(f *Failure) {
 	if f.Code == problem.ClientDisconnected {
 		o.breakOff(f)
@@ -299,7 +299,7 @@ func (o *outbound) fail(f *Failure) {
 	Refuse(o.w, o.r, why)
 }
 
-// breakOff ends an answer before its end.
+// breakOff ends a response before its end.
 func (o *outbound) breakOff(f *Failure) { o.failure, o.cut = f, true }
 
 // upload is the body of a request on its way to the host.

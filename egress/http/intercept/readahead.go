@@ -5,20 +5,20 @@ import (
 	"sync"
 )
 
-// aheadSize bounds what is read of a body before it is sent: what a TLS record and
-// its reader's turn take, several times over.
+// aheadSize bounds the part of a body that is read before it is sent: several TLS
+// records.
 const aheadSize = 8 * recordSize
 
 // ahead holds what was read of a body until it is sent: a ring, which one goroutine
-// fills and another empties. What was read can be sent at once, whatever the reader
-// waits for.
+// fills and another empties. Bytes that were read can be sent immediately, even while the
+// reader waits.
 type ahead struct {
 	mu      sync.Mutex
 	changed sync.Cond
-	start   int   // of what is there
-	length  int   // of what is there
+	start   int   // of the bytes that were read
+	length  int   // of these bytes
 	err     error // that ended the body
-	ended   bool  // nobody takes what comes
+	ended   bool  // later bytes are dropped
 	ring    [aheadSize]byte
 }
 
@@ -29,10 +29,10 @@ func (a *ahead) reset() {
 	a.start, a.length, a.err, a.ended = 0, 0, nil, false
 }
 
-// fill reads a body to its end, or until end and the error that Read then returns.
+// fill reads a body to its end, or until stop and the error that Read then returns.
 func (a *ahead) fill(body io.Reader) {
 	for {
-		b := a.room()
+		b := a.free()
 		if b == nil {
 			return
 		}
@@ -48,9 +48,9 @@ func (a *ahead) fill(body io.Reader) {
 	}
 }
 
-// room waits until there is room for a record, or for less at the end of the ring,
-// and returns it, or nil after end.
-func (a *ahead) room() []byte {
+// free waits until a record fits, or less at the end of the ring, and returns this part of
+// the ring, or nil after stop.
+func (a *ahead) free() []byte {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for aheadSize-a.length < recordSize && !a.ended {
@@ -66,9 +66,9 @@ func (a *ahead) room() []byte {
 	return a.ring[from:min(aheadSize, from+aheadSize-a.length)]
 }
 
-// take returns what can be sent in one piece, which stays until taken, or the error
-// that ended the body. It waits for either if it is told to.
-func (a *ahead) take(wait bool) ([]byte, error) {
+// next returns the bytes that can be sent in one piece, which remain until consume, or the
+// error that ended the body. With wait it waits for either.
+func (a *ahead) next(wait bool) ([]byte, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for wait && a.length == 0 && a.err == nil {
@@ -80,8 +80,8 @@ func (a *ahead) take(wait bool) ([]byte, error) {
 	return a.ring[a.start:min(aheadSize, a.start+a.length)], nil
 }
 
-// taken gives back so many bytes of what take returned.
-func (a *ahead) taken(n int) {
+// consume frees so many of the bytes that next returned.
+func (a *ahead) consume(n int) {
 	a.mu.Lock()
 	a.start = (a.start + n) % aheadSize
 	a.length -= n
@@ -89,8 +89,8 @@ func (a *ahead) taken(n int) {
 	a.changed.Signal()
 }
 
-// end says that nothing is taken any more.
-func (a *ahead) end() {
+// stop ends fill. Later bytes are dropped.
+func (a *ahead) stop() {
 	a.mu.Lock()
 	a.ended = true
 	a.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package intercept serves HTTP to a sandbox in the name of an upstream, and forwards
 // the requests to that upstream.
 //
-// A Server takes a connection whose destination is known, answers its TLS with a
+// A Server accepts a connection whose destination is known, completes its TLS with a
 // certificate for that host, and hands each request to the destination's
 // handler, which sends it on through an Upstream: that streams both ways, whatever the
 // size, and passes the whole response through a Filter.
@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	// maxHeader is of a request's header, all fields; more is answered with 431.
+	// maxHeader is of a request's header, all fields; larger ones get 431.
 	// Cookies and tokens make 16 KiB; servers take 8 to 64.
 	maxHeader = 64 << 10
 	// maxStreams is how many requests a connection of HTTP/2 may have at a time,
@@ -42,14 +42,13 @@ const (
 
 // Config of a Server.
 type Config struct {
-	// Certificate returns what a connection to the host is answered with.
-	// Required.
+	// Certificate returns the certificate for connections to the host. Required.
 	Certificate func(ctx context.Context, host string) (*tls.Certificate, error)
-	// Log hears of handlers that panicked. Default slog.Default().
+	// Log receives the panics of handlers. Default slog.Default().
 	Log *slog.Logger
 }
 
-// Destination is where a connection leads, and who takes its requests.
+// Destination is where a connection leads, and the handler of its requests.
 type Destination struct {
 	Host string // clean: lower case, no dot at the end; or the text of an address
 	Port uint16
@@ -60,9 +59,9 @@ type Destination struct {
 	// is about the client's connection (RFC 9110, section 7.6.1), but for Te:
 	// trailers and for what asks for a WebSocket.
 	Handler http.Handler
-	// Refused is called for requests that the Server refuses: those that do not agree,
-	// and those of HTTP/1.1 that cannot be read, whose r has an empty method and path.
-	// May be nil.
+	// Refused is called for requests that the Server refuses because they disagree with
+	// the destination, or because they are malformed HTTP/1.1: then r has an empty method
+	// and path. May be nil.
 	Refused func(r *http.Request, why *problem.Problem)
 }
 
@@ -75,7 +74,7 @@ func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, why *proble
 }
 
 // Server speaks HTTP/1.1 and HTTP/2 with sandboxes. It may serve any number of
-// connections at a time; bounding it is up to whoever accepts them.
+// connections at a time; the caller bounds their number.
 //
 // There are no time limits toward a sandbox: while it sleeps it can neither
 // finish a header nor use an idle connection, and it finds both as it left them.
@@ -89,7 +88,7 @@ type Server struct {
 	closed bool
 }
 
-// New returns a Server. It has no goroutines but those of the connections.
+// New returns a Server, which has no goroutines except for connections.
 func New(cfg Config) *Server {
 	if cfg.Log == nil {
 		cfg.Log = slog.Default()
@@ -130,8 +129,7 @@ func New(cfg Config) *Server {
 //
 // An error is a TLS handshake that failed, mostly with a client that does not trust
 // the certificate, or the alert of a client that ended TLS without a request: it
-// wanted Encrypted Client Hello, for instance. All that went wrong later was told to
-// the client. When it returns, d's Handler and Refused run no more.
+// wanted Encrypted Client Hello, for instance. Later failures are reported to the client. When it returns, d's Handler and Refused run no more.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -207,7 +205,7 @@ func (s *Server) serveHTTP1(c *connection, conn net.Conn, in io.Reader) {
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // readPreface reads as much of a connection as may be the preface, and reports whether it
-// is. What ends the connection comes again.
+// is. The next Read returns the error that ends the connection again.
 func readPreface(conn io.Reader) (start []byte, is bool) {
 	start = make([]byte, 0, len(preface))
 	for len(start) < len(preface) && strings.HasPrefix(preface, string(start)) {
@@ -220,7 +218,7 @@ func readPreface(conn io.Reader) (start []byte, is bool) {
 	return start, string(start) == preface
 }
 
-// prefaced is a connection of which the start was read.
+// prefaced is a connection whose start was read.
 type prefaced struct {
 	net.Conn
 	in io.Reader
@@ -247,7 +245,7 @@ func (s *Server) remove(c *connection) {
 // rejection is the alert with which the client ended a connection that is closed, or
 // nil.
 func rejection(t *tls.Conn) error {
-	_, err := t.Read(make([]byte, 1)) // what ended reading, once more
+	_, err := t.Read(make([]byte, 1)) // returns the error that ended reading again
 	var op *net.OpError
 	if errors.As(err, &op) && op.Op == "remote error" { // as crypto/tls has it of alerts
 		return err
@@ -255,7 +253,7 @@ func rejection(t *tls.Conn) error {
 	return nil
 }
 
-// Close ends all connections. Serve then closes each new one at once.
+// Close ends all connections. Serve then closes each new one immediately.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	s.closed = true
@@ -277,10 +275,10 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // handle passes a request to the handler of its connection's destination.
 func (s *Server) handle(w http.ResponseWriter, r *http.Request, c *connection) {
-	if !c.enter() { // the connection has ended, nobody waits for the answer
+	if !c.enter() { // the connection has ended, and with it the response
 		panic(http.ErrAbortHandler)
 	}
-	defer c.leave()
+	defer c.exit()
 	s.serve(w, r, c.to, c.serverName)
 }
 
@@ -306,7 +304,7 @@ func codeOf(err *http1.RequestError) problem.Code {
 // destination, but with an absolute URI over one to a proxy.
 func (s *Server) ServeRequest(w http.ResponseWriter, r *http.Request, d Destination) {
 	r = r.WithContext(r.Context())
-	target := *r.URL // whoever serves the proxy has the other
+	target := *r.URL // the caller has the other
 	r.URL, r.RequestURI = &target, target.RequestURI()
 	s.serve(w, r, &d, d.Host)
 }
@@ -401,7 +399,7 @@ func (c *connection) enter() bool {
 	return true
 }
 
-func (c *connection) leave() {
+func (c *connection) exit() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.handlers--; c.ended && c.handlers == 0 {

@@ -31,23 +31,22 @@ const (
 	idleTime = 50 * time.Second
 	// handshakeTime is for TLS with a host, after the connection was made.
 	handshakeTime = 10 * time.Second
-	// continueTime is how long a host has to answer `Expect: 100-continue` over HTTP/2
+	// continueTime is how long an upstream has to respond to `Expect: 100-continue` over HTTP/2
 	// before it is sent the body unasked.
 	continueTime = time.Second
-	// maxAnswerHeader is of an answer's header: some hosts set many cookies.
-	maxAnswerHeader = 256 << 10
-	// maxStreamAhead is what one HTTP/2 answer may have sent that its client has
-	// not taken: with 2 MiB a host at 50 ms delivers 300 Mbit/s. A sandbox that
-	// sleeps leaves this much in the node for each answer that it waits for.
+	// maxResponseHeader is of a response's header: some hosts set many cookies.
+	maxResponseHeader = 256 << 10
+	// maxStreamAhead is what one HTTP/2 response may have sent that its client has
+	// not read: with 2 MiB a host at 50 ms delivers 300 Mbit/s. A sandbox that
+	// sleeps leaves this much in the node for each response that it waits for.
 	maxStreamAhead = 2 << 20
-	// smallStreamAhead is the same where many answers are awaited at a time.
+	// smallStreamAhead is the same where many responses are awaited at a time.
 	smallStreamAhead = 128 << 10
 	// maxFrame of HTTP/2: fewer and larger frames than the 16 KiB of the
 	// protocol, from hosts that make use of it.
 	maxFrame = 64 << 10
-	// A host that sends nothing on an HTTP/2 connection is asked whether it is
-	// still there. Without that a connection which the network forgot would
-	// swallow requests for minutes.
+	// An upstream that sends nothing on an HTTP/2 connection is pinged. Otherwise a
+	// connection that the network dropped would swallow requests for minutes.
 	pingAfter, pingTime = 30 * time.Second, 15 * time.Second
 	// tlsSessions are kept so that the next handshake with a host is short.
 	tlsSessions = 1024
@@ -77,7 +76,7 @@ type Route struct {
 	// their requests. nil: any number.
 	Dials *quota.Pool
 	// Flow and RequestID are for refusals. RequestID is the client's X-Request-Id, or
-	// empty: that of the request may be a secret.
+	// empty: the header of the request may have become a secret.
 	Flow, RequestID string
 }
 
@@ -124,12 +123,12 @@ func (u *Upstream) transport(ahead int) *http.Transport {
 	return &http.Transport{
 		DialContext:            u.dial,
 		DialTLSContext:         u.dialTLS,
-		DisableCompression:     true, // what the client did not ask for
+		DisableCompression:     true, // the client's header decides
 		MaxIdleConns:           idleInAll,
 		MaxIdleConnsPerHost:    idlePerHost,
 		IdleConnTimeout:        idleTime,
 		ExpectContinueTimeout:  continueTime,
-		MaxResponseHeaderBytes: maxAnswerHeader,
+		MaxResponseHeaderBytes: maxResponseHeader,
 		Protocols:              new(http.Protocols),
 		HTTP2: &http.HTTP2Config{
 			MaxReceiveBufferPerStream: ahead,
@@ -305,7 +304,7 @@ func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	if conn.ConnectionState().NegotiatedProtocol == "h2" {
 		return conn, nil
 	}
-	t.offer(http1.NewConn(conn, raw, maxAnswerHeader))
+	t.offer(http1.NewConn(conn, raw, maxResponseHeader))
 	return nil, errHTTP1
 }
 
@@ -320,13 +319,13 @@ func (u *Upstream) connect(ctx context.Context, t *target, secure bool) (*http1.
 		if err != nil {
 			return nil, err
 		}
-		return http1.NewConn(raw, raw, maxAnswerHeader), nil
+		return http1.NewConn(raw, raw, maxResponseHeader), nil
 	}
 	conn, raw, err := u.handshake(ctx, t, "http/1.1")
 	if err != nil {
 		return nil, err
 	}
-	return http1.NewConn(conn, raw, maxAnswerHeader), nil
+	return http1.NewConn(conn, raw, maxResponseHeader), nil
 }
 
 // errDials refuses a request that would need another connection.

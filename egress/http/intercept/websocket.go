@@ -11,9 +11,9 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// leaveGrace is how long a host has to end a WebSocket whose client has said its
-// last: enough for what it said to be answered.
-const leaveGrace = 2 * time.Second
+// closeGrace is how long an upstream has to end a WebSocket whose client has sent its last
+// byte: enough for a response.
+const closeGrace = 2 * time.Second
 
 // upgrade makes the client's connection a WebSocket with the host.
 func (o *outbound) upgrade(res *http.Response) {
@@ -95,7 +95,7 @@ func (t *tunnel) up(from io.Reader) {
 		return
 	}
 	if half, ok := t.host.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
-		time.AfterFunc(leaveGrace, t.Close)
+		time.AfterFunc(closeGrace, t.Close)
 		return
 	}
 	t.Close()
