@@ -38,7 +38,7 @@ func (e *Egress) proxyClient(ctx context.Context, owner string) (*flow.ProxyClie
 	return p, nil
 }
 
-// Connect implements proxy.Way.
+// Connect implements proxy.Egress.
 func (e *Egress) Connect(ctx context.Context, owner string, to proxy.Target, t *proxy.Tunnel) {
 	p, err := e.proxyClient(ctx, owner)
 	if err != nil {
@@ -48,7 +48,7 @@ func (e *Egress) Connect(ctx context.Context, owner string, to proxy.Target, t *
 	p.Connect(ctx, to, t)
 }
 
-// Request implements proxy.Way.
+// Request implements proxy.Egress.
 func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, to proxy.Target) {
 	p, err := e.proxyClient(r.Context(), owner)
 	if err != nil {
@@ -70,4 +70,4 @@ func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (flows <-chan 
 	return e.audit.Follow(flow.ProxyName(owner), f)
 }
 
-var _ proxy.Way = (*Egress)(nil)
+var _ proxy.Egress = (*Egress)(nil)

@@ -38,7 +38,7 @@ type agent struct {
 // agent starts a proxy with TLS, and a client of it.
 func (r *rig) agent() *agent {
 	r.t.Helper()
-	handler, err := proxy.New(proxy.Config{Way: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
+	handler, err := proxy.New(proxy.Config{Egress: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
 	if err != nil {
 		r.t.Fatal(err)
 	}

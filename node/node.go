@@ -299,7 +299,7 @@ func (n *Node) API(previewURL func(sandbox.Sandbox, sandbox.Port) string, versio
 
 // ExplicitProxy returns the HTTP proxy for programs outside of sandboxes.
 func (n *Node) ExplicitProxy() (*proxy.Handler, error) {
-	return proxy.New(proxy.Config{Authenticate: api.SingleToken(n.token, Operator), Way: n.Egress})
+	return proxy.New(proxy.Config{Authenticate: api.SingleToken(n.token, Operator), Egress: n.Egress})
 }
 
 // Collectors are the node's metrics.

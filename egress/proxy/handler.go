@@ -3,7 +3,7 @@
 //
 // A Handler understands what clients of a proxy send: CONNECT, over HTTP/1.1 and
 // HTTP/2, and requests with an absolute URI (RFC 9110, section 9.3.6; RFC 9112,
-// section 3.2.2). What leads out is behind a Way.
+// section 3.2.2). An Egress carries them.
 package proxy
 
 import (
@@ -29,30 +29,30 @@ type Target struct {
 	TLS     bool // of requests: by https
 }
 
-// Way is the way out of owners' clients. Both methods return when all is over, or
-// soon after ctx has ended.
-type Way interface {
+// Egress carries connections and requests of owners' clients. Both methods return when
+// these have ended, or soon after ctx has.
+type Egress interface {
 	// Connect decides on a connection and carries it: it accepts t or refuses it.
 	Connect(ctx context.Context, owner string, to Target, t *Tunnel)
-	// Request answers a request. Its header is without what was for the proxy.
+	// Request responds to a request, whose header is without the fields for the proxy.
 	Request(w http.ResponseWriter, r *http.Request, owner string, to Target)
 }
 
 // Config of a Handler. Both are required.
 type Config struct {
-	// Authenticate says whose key it is. It is called for every request, by
-	// anybody, and must compare in constant time.
+	// Authenticate returns the owner of a key. Any client causes calls, so it
+	// must compare in constant time.
 	Authenticate func(key string) (owner string, ok bool)
-	Way          Way
+	Egress       Egress
 }
 
-// Handler answers the requests of a proxy's clients, and no others.
+// Handler serves the requests of a proxy's clients, and no others.
 type Handler struct{ cfg Config }
 
 // New returns a Handler.
 func New(cfg Config) (*Handler, error) {
-	if cfg.Authenticate == nil || cfg.Way == nil {
-		return nil, errors.New("proxy: Config has no Authenticate or no Way")
+	if cfg.Authenticate == nil || cfg.Egress == nil {
+		return nil, errors.New("proxy: Config has no Authenticate or no Egress")
 	}
 	return &Handler{cfg}, nil
 }
@@ -78,14 +78,14 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	strip(r.Header)
-	clear(w.Header()) // what the server has said of itself is not the host's word
+	clear(w.Header()) // fields of the server do not describe the upstream
 	if r.Method != http.MethodConnect {
-		h.cfg.Way.Request(w, r, owner, to)
+		h.cfg.Egress.Request(w, r, owner, to)
 		return
 	}
 	t := &Tunnel{w: w, r: r}
-	defer t.end()
-	h.cfg.Way.Connect(r.Context(), owner, to, t)
+	defer t.closeConns()
+	h.cfg.Egress.Connect(r.Context(), owner, to, t)
 }
 
 // strip takes out what was for this proxy: the key first of all, which neither a

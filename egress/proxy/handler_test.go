@@ -60,7 +60,7 @@ func (y *way) Request(w http.ResponseWriter, r *http.Request, _ string, to Targe
 
 func newProxy(t *testing.T, y *way) *httptest.Server {
 	t.Helper()
-	h, err := New(Config{Way: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
+	h, err := New(Config{Egress: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func handleWith(t *testing.T, w http.ResponseWriter, y *way, text string, change
 	for _, c := range change {
 		c(r)
 	}
-	h, err := New(Config{Way: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
+	h, err := New(Config{Egress: y, Authenticate: func(k string) (string, bool) { return "ann", k == key }})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -150,8 +150,8 @@ func TestWhereRequestsGo(t *testing.T) {
 		"POST https://a.example/x":      `{a.example invalid IP 443 true}`,
 		"GET http://user:pw@a.example/": `{a.example invalid IP 80 false}`,
 		"CONNECT a.example":             "names no host and port",
-		"CONNECT a.example:0":           "is no port",
-		"CONNECT a.example:65536":       "is no port",
+		"CONNECT a.example:0":           "is not a port",
+		"CONNECT a.example:65536":       "is not a port",
 		"CONNECT :443":                  "neither the name of a host nor an address",
 		"CONNECT 0x7f.1:443":            "neither the name of a host nor an address",
 		"CONNECT 2130706433:443":        "neither the name of a host nor an address",
@@ -159,7 +159,7 @@ func TestWhereRequestsGo(t *testing.T) {
 		"OPTIONS *":                     "this is a proxy",
 		"GET ftp://a.example/":          "neither http nor https",
 		"GET http://192.0.2.1/":         "use CONNECT",
-		"GET http://a.example:0/":       "is no port",
+		"GET http://a.example:0/":       "is not a port",
 		"GET http://a_b!.example/":      "neither the name of a host nor an address",
 		"CONNECT [fe80::1%25eth0]:443":  "has a zone",
 	} {

@@ -9,10 +9,10 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// maxKey is longer than any key and short enough to hash for anybody.
+// maxKey is longer than any key, and short enough to hash for any client.
 const maxKey = 4096
 
-// confidential says whether nobody else reads the key on its way here.
+// confidential reports whether the connection keeps the key from others.
 func confidential(r *http.Request) bool {
 	if r.TLS != nil {
 		return true
@@ -21,7 +21,7 @@ func confidential(r *http.Request) bool {
 	return err == nil && from.Addr().Unmap().IsLoopback()
 }
 
-// authenticate says whose request it is.
+// authenticate returns the owner of the request's key.
 func (h *Handler) authenticate(r *http.Request) (owner string, ok bool) {
 	fields := r.Header["Proxy-Authorization"]
 	if len(fields) != 1 {

@@ -41,7 +41,7 @@ func newStream(w http.ResponseWriter, r *http.Request) *stream {
 	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
 		s.ends.remote = net.TCPAddrFromAddrPort(from)
 	}
-	go s.pump() // ends in end
+	go s.pump() // ends in wait
 	return s
 }
 
@@ -154,8 +154,8 @@ func (s *stream) close() {
 	s.changed.Broadcast()
 }
 
-// end ends the goroutine of a stream that was closed, and says whether it was cut.
-func (s *stream) end() (cut bool) {
+// wait ends the goroutine of a stream that was closed, and reports whether it was cut.
+func (s *stream) wait() (cut bool) {
 	s.body.Close()
 	<-s.done
 	return s.aborted
@@ -179,8 +179,8 @@ func (s *stream) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// expire has a Read that waits look at its limit. Without mu one that is about to
-// wait would miss it.
+// expire makes a waiting Read check its limit. Without mu, a Read that is about to wait
+// would miss it.
 func (s *stream) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

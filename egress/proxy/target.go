@@ -13,7 +13,7 @@ import (
 
 var (
 	errNoProxyRequest = errors.New("this is a proxy: send it CONNECT HOST:PORT, or a request with an absolute URI")
-	errAbsoluteHTTP2  = errors.New("over HTTP/2 this proxy takes CONNECT only: it cannot tell http from https there")
+	errAbsoluteHTTP2  = errors.New("over HTTP/2 this proxy takes CONNECT only: http and https cannot be distinguished there")
 	errBody           = errors.New("a CONNECT has no body")
 	errProtocol       = errors.New("a CONNECT with a :protocol is not carried")
 )
@@ -70,7 +70,7 @@ func targetOfURI(r *http.Request) (Target, error) {
 func newTarget(host, port string) (to Target, err error) {
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 {
-		return Target{}, fmt.Errorf("%.80q is no port", port)
+		return Target{}, fmt.Errorf("%.80q is not a port; use 1 to 65535", port)
 	}
 	to.Port = uint16(n)
 	if a, err := netip.ParseAddr(host); err == nil {

@@ -27,7 +27,7 @@ type Conn interface {
 // ErrDecided: the tunnel was accepted or refused before.
 var ErrDecided = errors.New("the tunnel is decided on")
 
-// Tunnel is a CONNECT that was not answered yet.
+// Tunnel is a CONNECT without a response.
 type Tunnel struct {
 	w       http.ResponseWriter
 	r       *http.Request
@@ -36,8 +36,8 @@ type Tunnel struct {
 	conn    Conn    // if it was accepted
 }
 
-// Accept answers that the connection stands. The Conn is closed at the latest when
-// Way.Connect returns.
+// Accept responds that the connection is established. The Conn is closed at the latest when
+// Egress.Connect returns.
 func (t *Tunnel) Accept() (Conn, error) {
 	if t.decided {
 		return nil, ErrDecided
@@ -48,22 +48,22 @@ func (t *Tunnel) Accept() (Conn, error) {
 		t.stream = newStream(t.w, t.r)
 		t.conn = t.stream
 		if err := t.stream.flush(); err != nil {
-			return nil, fmt.Errorf("answering a CONNECT: %w", err)
+			return nil, fmt.Errorf("respond to a CONNECT: %w", err)
 		}
 		return t.conn, nil
 	}
 	conn, buffered, err := http.NewResponseController(t.w).Hijack()
 	if err != nil {
-		return nil, fmt.Errorf("taking over the connection of a CONNECT: %w", err)
+		return nil, fmt.Errorf("hijack the connection of a CONNECT: %w", err)
 	}
 	t.conn = &hijacked{Conn: conn, early: buffered.Reader}
 	if _, err := io.WriteString(conn, "HTTP/1.1 200 Connection established\r\n\r\n"); err != nil {
-		return nil, fmt.Errorf("answering a CONNECT: %w", err)
+		return nil, fmt.Errorf("respond to a CONNECT: %w", err)
 	}
 	return t.conn, nil
 }
 
-// Refuse sends why there is no connection.
+// Refuse sends the reason for refusing the connection.
 func (t *Tunnel) Refuse(why *problem.Problem) {
 	if t.decided {
 		return
@@ -72,13 +72,13 @@ func (t *Tunnel) Refuse(why *problem.Problem) {
 	intercept.Refuse(t.w, t.r, why)
 }
 
-// end closes what Way.Connect left open. Clients of HTTP/2 see their stream reset if
+// closeConns closes connections that Egress.Connect left open. Clients of HTTP/2 see their stream reset if
 // the connection was cut.
-func (t *Tunnel) end() {
+func (t *Tunnel) closeConns() {
 	if t.conn != nil {
 		t.conn.Close()
 	}
-	if t.stream != nil && t.stream.end() {
+	if t.stream != nil && t.stream.wait() {
 		panic(http.ErrAbortHandler)
 	}
 }
@@ -86,7 +86,7 @@ func (t *Tunnel) end() {
 // hijacked is a connection of HTTP/1.1 that became a tunnel.
 type hijacked struct {
 	net.Conn
-	early *bufio.Reader // what came with the request, until it is read
+	early *bufio.Reader // bytes that came with the request, until they are read
 }
 
 func (c *hijacked) Read(p []byte) (int, error) {
@@ -111,8 +111,8 @@ func (c *hijacked) CloseWrite() error {
 	return c.Close()
 }
 
-// Abort closes the connection below TLS, which so ends without the alert that says
-// that all has been sent; without TLS it is reset.
+// Abort closes the connection below TLS, which ends without the alert for the
+// end of the data; without TLS it is reset.
 func (c *hijacked) Abort() {
 	below := c.Conn
 	for {
