@@ -84,9 +84,12 @@ func (e *Egress) presets() (*rule.Presets, error) {
 
 // settings checks all that can be checked without the node.
 func (e *Egress) settings() (egress.Settings, error) {
-	s, err := e.settingsWithoutFiles()
+	s, err := e.options()
 	if err != nil || e == nil {
 		return s, err
+	}
+	if s.Rules, err = compiledRules(e.Rules, s.Presets); err != nil {
+		return s, fmt.Errorf("egress: %w", err)
 	}
 	for _, path := range e.UpstreamCAFiles {
 		pem, err := os.ReadFile(path)
@@ -98,8 +101,9 @@ func (e *Egress) settings() (egress.Settings, error) {
 	return s, nil
 }
 
-// settingsWithoutFiles are the settings without what is in files, which may be on another machine.
-func (e *Egress) settingsWithoutFiles() (egress.Settings, error) {
+// options returns the settings without the rules and without the contents of files, which
+// may be on another machine.
+func (e *Egress) options() (egress.Settings, error) {
 	s := egress.DefaultSettings()
 	if e == nil {
 		return s, nil
@@ -110,9 +114,6 @@ func (e *Egress) settingsWithoutFiles() (egress.Settings, error) {
 	}
 	var err error
 	if s.Presets, err = e.presets(); err != nil {
-		return s, fmt.Errorf("egress: %w", err)
-	}
-	if s.Rules, err = compiledRules(e.Rules, s.Presets); err != nil {
 		return s, fmt.Errorf("egress: %w", err)
 	}
 	switch e.ECH {

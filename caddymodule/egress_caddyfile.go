@@ -71,8 +71,9 @@ func (a *App) parseEgress(o options) error {
 		if err := a.Egress.parseOption(inner); err != nil {
 			return err
 		}
-		// The earlier options were valid, so a mistake is in this line.
-		if _, err := a.Egress.settingsWithoutFiles(); err != nil {
+		// parseRule has checked the rules, and all options before were valid: a mistake
+		// is in this line.
+		if _, err := a.Egress.options(); err != nil {
 			return block.WrapErr(err)
 		}
 	}

@@ -87,13 +87,8 @@ func (e *Egress) Presets() []preset.Preset { return e.settings.Load().Presets.Al
 // Rules returns the rules of a sandbox, or with an empty id those of the owner, and what
 // no longer does what it seems to.
 func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error) {
-	scope := scopeOf(owner, id)
-	set := e.sets.Get(scope)
-	l, err := set.StoredLayer(scope, e.settings.Load().Presets)
-	if err != nil {
-		return ruleset.Set{}, nil, err
-	}
-	return set, l.PresetWarnings(), nil
+	set := e.sets.Get(scopeOf(owner, id))
+	return set, set.Layer(e.settings.Load().Presets).PresetWarnings(), nil
 }
 
 // SetRules replaces the rules of an owner's sandbox, or with an empty id his own,
@@ -116,7 +111,9 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer leave()
-	if _, err := e.sets.Updated(scope, u).Layer(scope, e.settings.Load().Presets); err != nil {
+	presets := e.settings.Load().Presets
+	next, err := e.sets.Compile(scope, u, presets)
+	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
 	done, err := e.changeWith(ctx, owner, u.Rules)
@@ -124,11 +121,13 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer done()
-	presets := e.settings.Load().Presets // no reload replaces them until done
-	compiled, err := e.sets.Updated(scope, u).Layer(scope, presets)
-	if err != nil {
-		return ruleset.Set{}, nil, err
+	if current := e.settings.Load().Presets; current != presets { // no reload replaces them until done
+		if next, err = e.sets.Compile(scope, u, current); err != nil {
+			return ruleset.Set{}, nil, err
+		}
+		presets = current
 	}
+	compiled := next.Layer(presets)
 	if id != "" && !e.lives(id) { // or its rules would be there for ever
 		return ruleset.Set{}, nil, sandbox.ErrNotFound
 	}
@@ -138,7 +137,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
-	set, err := e.sets.Replace(ctx, scope, u, presets)
+	set, err := e.sets.Replace(ctx, scope, next, u.IfRevision)
 	if err != nil {
 		armed.release()
 		return ruleset.Set{}, nil, err
@@ -196,11 +195,7 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 	if len(set.Rules) == 0 && set.Default == rule.Inherit {
 		return nil, nil
 	}
-	compiled, err := set.StoredLayer(scope, e.settings.Load().Presets)
-	if err != nil {
-		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
-	}
-	l, err := e.armAnyway(ctx, e.moduleOf, owner, compiled)
+	l, err := e.armAnyway(ctx, e.moduleOf, owner, set.Layer(e.settings.Load().Presets))
 	if err != nil {
 		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
@@ -285,11 +280,7 @@ func (c *Change) Apply() {
 func (e *Egress) reportUndefinedPresets() {
 	users := map[string][]string{}
 	for scope, set := range e.sets.All() {
-		l, err := set.StoredLayer(scope, e.settings.Load().Presets)
-		if err != nil {
-			continue // armKept says so
-		}
-		for _, name := range l.UndefinedPresets() {
+		for _, name := range set.Layer(e.settings.Load().Presets).UndefinedPresets() {
 			users[name] = append(users[name], scope.String())
 		}
 	}

@@ -172,8 +172,8 @@ func (l *Layer) WithDefault(def Default) *Layer {
 // have been about any host: one that denies does, and one with policies or a response denies
 // what it would have been asked about.
 func (l *Layer) WithPresets(presets *Presets) *Layer {
-	if l == nil {
-		return nil
+	if l == nil || l.presets == presets {
+		return l
 	}
 	with := *l
 	with.presets = presets
@@ -188,6 +188,9 @@ func (l *Layer) WithPresets(presets *Presets) *Layer {
 // UndefinedPresets returns the names of the presets that rules name and that are not
 // defined, each once.
 func (l *Layer) UndefinedPresets() []string {
+	if l == nil {
+		return nil
+	}
 	var names []string
 	for i := range l.rules {
 		names = append(names, l.rules[i].hosts.undefined...)
@@ -198,6 +201,9 @@ func (l *Layer) UndefinedPresets() []string {
 
 // PresetWarnings warns of the rules that name presets which are not defined.
 func (l *Layer) PresetWarnings() []Warning {
+	if l == nil {
+		return nil
+	}
 	var warnings []Warning
 	for i := range l.rules {
 		r := &l.rules[i]

@@ -70,42 +70,40 @@ type Set struct {
 	// Revision is 0 for rules that were never set, and one more after each change.
 	Revision  int64     `json:"revision"`
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
-	// Default is what becomes of what matches no rule: inherit leaves it to the
-	// rules before, deny refuses what matches neither these rules nor later ones.
-	Default rule.Default `json:"default" enum:"inherit,deny"`
+	// Default applies to requests that match no rule: inherit leaves them to the
+	// rules before, deny refuses those that match neither these rules nor later ones.
+	Default rule.Default `json:"default"`
 	Rules   []rule.Rule  `json:"rules"` // not nil; readers do not change them
+
+	layer *rule.Layer // nil for rules that were never set
 }
 
 // Update is a change of a scope's rules.
 type Update struct {
-	// Default is the new one; empty leaves it as it is.
+	// Default is the new one; empty leaves it unchanged.
 	Default rule.Default
-	// Rules replace all that there are.
+	// Rules replace all rules.
 	Rules []rule.Rule
 	// IfRevision, unless nil, is the only revision that is replaced.
 	IfRevision *int64
 }
 
-// Layer compiles the rules for their scope, with the presets that there are.
-func (s Set) Layer(scope Scope, presets *rule.Presets) (*rule.Layer, error) {
-	return s.compile(scope, presets, rule.Compile)
-}
+// Layer returns the compiled rules with the presets that are defined now; nil for rules
+// that were never set. See rule.Layer.WithPresets for presets that are not defined.
+func (s Set) Layer(presets *rule.Presets) *rule.Layer { return s.layer.WithPresets(presets) }
 
-// StoredLayer is Layer for rules that were set before: see rule.CompileStored.
-func (s Set) StoredLayer(scope Scope, presets *rule.Presets) (*rule.Layer, error) {
-	return s.compile(scope, presets, rule.CompileStored)
-}
-
-func (s Set) compile(scope Scope, presets *rule.Presets, compile func(rule.Source, []rule.Rule, *rule.Presets) (*rule.Layer, error)) (*rule.Layer, error) {
+// compile sets the layer.
+func (s *Set) compile(scope Scope, presets *rule.Presets, compile func(rule.Source, []rule.Rule, *rule.Presets) (*rule.Layer, error)) error {
 	def, err := rule.ParseDefault(string(s.Default))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	l, err := compile(scope.Source(), s.Rules, presets)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return l.WithDefault(def), nil
+	s.layer = l.WithDefault(def)
+	return nil
 }
 
 // Sets are the rules of all scopes. All methods may be called at once; those that
@@ -166,43 +164,43 @@ func (s *Sets) All() iter.Seq2[Scope, Set] {
 	}
 }
 
-// Updated returns what a scope's rules become.
-func (s *Sets) Updated(scope Scope, u Update) Set {
-	set := s.Get(scope)
-	set.Rules = append([]rule.Rule{}, u.Rules...)
+// Compile checks an update and returns the rules as Replace would store them. They
+// share no memory with the update.
+func (s *Sets) Compile(scope Scope, u Update, presets *rule.Presets) (Set, error) {
+	next := s.Get(scope)
+	next.Rules = append([]rule.Rule{}, u.Rules...)
 	if u.Default != "" {
-		set.Default = u.Default
+		next.Default = u.Default
 	}
-	return set
+	value, err := json.Marshal(next)
+	if err != nil { // because of a rule, whose problem Compile names
+		return Set{}, errors.Join(next.compile(scope, presets, rule.Compile), err)
+	}
+	var set Set
+	if err := json.Unmarshal(value, &set); err != nil {
+		return Set{}, fmt.Errorf("decode the rules of %s: %w", scope, err)
+	}
+	return set, set.compile(scope, presets, rule.Compile)
 }
 
-// Replace sets the rules of a scope, all at once: on the disk and in force when it
-// returns, and not at all when it fails.
-//
-// Errors: ErrRevision (wrapped), those of Set.Layer, or the store's.
-func (s *Sets) Replace(ctx context.Context, scope Scope, u Update, presets *rule.Presets) (Set, error) {
+// Replace stores rules that Compile has returned, and returns them with their revision.
+// ifRevision, unless nil, is the only revision that is replaced; otherwise the error is
+// a *RevisionError.
+func (s *Sets) Replace(ctx context.Context, scope Scope, set Set, ifRevision *int64) (Set, error) {
 	s.change.Lock()
 	defer s.change.Unlock()
-	next := s.Updated(scope, u)
-	if _, err := next.Layer(scope, presets); err != nil {
-		return Set{}, err
+	have := s.Get(scope).Revision
+	if ifRevision != nil && *ifRevision != have {
+		return Set{}, &RevisionError{Have: have, Want: *ifRevision}
 	}
-	if u.IfRevision != nil && *u.IfRevision != next.Revision {
-		return Set{}, &RevisionError{Have: next.Revision, Want: *u.IfRevision}
-	}
-	next.Revision++
-	next.UpdatedAt = s.now().UTC().Round(0)
-	value, err := json.Marshal(next)
+	set.Revision = have + 1
+	set.UpdatedAt = s.now().UTC().Round(0)
+	value, err := json.Marshal(set)
 	if err != nil {
-		return Set{}, fmt.Errorf("encoding the rules of %s: %w", scope, err)
-	}
-	// What is in force is what another Open would read: nothing of it is the caller's.
-	set, err := decode(scope, value)
-	if err != nil {
-		return Set{}, fmt.Errorf("the rules of %s: %w", scope, err)
+		return Set{}, fmt.Errorf("encode the rules of %s: %w", scope, err)
 	}
 	if err := s.docs.PutDocument(ctx, documentKind, documentName(scope), value); err != nil {
-		return Set{}, fmt.Errorf("storing the rules of %s: %w", scope, err)
+		return Set{}, fmt.Errorf("store the rules of %s: %w", scope, err)
 	}
 	s.scopes.Store(scope, set)
 	return set, nil
@@ -250,12 +248,15 @@ func decode(scope Scope, value []byte) (Set, error) {
 	dec.DisallowUnknownFields() // a newer doze may have written rules that match less
 	err := dec.Decode(&set)
 	if err == nil {
-		_, err = set.StoredLayer(scope, nil) // presets come and go
+		err = set.compile(scope, nil, rule.CompileStored) // presets come and go
 	}
 	if err != nil {
 		set.Rules = []rule.Rule{unreadable}
 		if _, err := rule.ParseDefault(string(set.Default)); err != nil {
 			set.Default = rule.Inherit
+		}
+		if invalid := set.compile(scope, nil, rule.CompileStored); invalid != nil {
+			return set, errors.Join(err, invalid)
 		}
 	}
 	return set, err

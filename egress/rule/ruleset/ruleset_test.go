@@ -37,9 +37,17 @@ func deny(name string) []rule.Rule {
 	return []rule.Rule{{Name: name, Hosts: []string{"evil.example"}, Action: rule.Deny}}
 }
 
+func update(s *Sets, scope Scope, u Update) (Set, error) {
+	set, err := s.Compile(scope, u, nil)
+	if err != nil {
+		return Set{}, err
+	}
+	return s.Replace(context.Background(), scope, set, u.IfRevision)
+}
+
 func replace(t testing.TB, s *Sets, scope Scope, rules []rule.Rule) Set {
 	t.Helper()
-	set, err := s.Replace(context.Background(), scope, Update{Rules: rules}, nil)
+	set, err := update(s, scope, Update{Rules: rules})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,11 +57,7 @@ func replace(t testing.TB, s *Sets, scope Scope, rules []rule.Rule) Set {
 func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
 	table := rule.Table{Default: rule.AllowPublic}
 	for i, scope := range []Scope{owner, sandbox} {
-		layer, err := s.Get(scope).Layer(scope, nil)
-		if err != nil {
-			panic(err) // what is kept was compiled
-		}
-		table.Layers[i+1] = layer
+		table.Layers[i+1] = s.Get(scope).Layer(nil)
 	}
 	return table.Name(host).Verdict
 }
@@ -83,11 +87,11 @@ func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
 func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
 	s := open(t, store.NewMemory())
 	scope, revision := OfOwner("a"), int64(0)
-	set, err := s.Replace(t.Context(), scope, Update{Rules: deny("one"), IfRevision: &revision}, nil)
+	set, err := update(s, scope, Update{Rules: deny("one"), IfRevision: &revision})
 	if err != nil || set.Revision != 1 || set.UpdatedAt.IsZero() {
 		t.Fatalf("got %+v, %v", set, err)
 	}
-	_, err = s.Replace(t.Context(), scope, Update{Rules: deny("two"), IfRevision: &revision}, nil)
+	_, err = update(s, scope, Update{Rules: deny("two"), IfRevision: &revision})
 	var conflict *RevisionError
 	if !errors.Is(err, ErrRevision) || !errors.As(err, &conflict) || conflict.Have != 1 || conflict.Want != 0 {
 		t.Errorf("got %v, want ErrRevision", err)
@@ -107,7 +111,7 @@ func TestOneOfManyWhoChangeTheSameRevisionWins(t *testing.T) {
 	for n := range cap(won) {
 		wg.Go(func() {
 			revision, name := int64(0), fmt.Sprint(n)
-			switch _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: deny(name), IfRevision: &revision}, nil); {
+			switch _, err := update(s, OfOwner("a"), Update{Rules: deny(name), IfRevision: &revision}); {
 			case err == nil:
 				won <- name
 			case !errors.Is(err, ErrRevision):
@@ -161,7 +165,7 @@ func TestRulesAreThereAfterAnotherOpen(t *testing.T) {
 func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 	s := open(t, store.NewMemory())
 	replace(t, s, OfOwner("a"), deny("one"))
-	_, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)}, nil)
+	_, err := update(s, OfOwner("a"), Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)})
 	var problem *rule.Error
 	if !errors.As(err, &problem) || problem.Index != 1 {
 		t.Errorf("got %v, want the second rule's error", err)
@@ -169,7 +173,7 @@ func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
 		t.Errorf("got %+v", got)
 	}
-	if _, err := s.Replace(t.Context(), OfSandbox("a"), Update{Rules: rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`)}, nil); !errors.As(err, &problem) {
+	if _, err := update(s, OfSandbox("a"), Update{Rules: rulesOf(t, `[{"name":"a","private":true,"action":"allow"}]`)}); !errors.As(err, &problem) {
 		t.Errorf("a sandbox's rule allows private addresses: %v", err)
 	}
 }
@@ -182,11 +186,11 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	for i := range large {
 		large[i] = rule.Rule{Name: fmt.Sprint(i), Action: rule.Deny, Reason: strings.Repeat("x", rule.MaxText)}
 	}
-	if _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: large}, nil); err == nil {
+	if _, err := update(s, OfOwner("a"), Update{Rules: large}); err == nil {
 		t.Error("more was taken than the store holds")
 	}
 	docs.Close()
-	if _, err := s.Replace(t.Context(), OfOwner("a"), Update{Rules: deny("two")}, nil); err == nil {
+	if _, err := update(s, OfOwner("a"), Update{Rules: deny("two")}); err == nil {
 		t.Error("Replace said that it was stored")
 	}
 	if err := s.Delete(t.Context(), OfOwner("a")); err == nil {
@@ -237,7 +241,7 @@ func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
 		t.Errorf("at first %q", got)
 	}
 	for i, step := range []struct{ set, want rule.Default }{{"", rule.Inherit}, {rule.DenyAll, rule.DenyAll}, {"", rule.DenyAll}, {rule.Inherit, rule.Inherit}, {rule.DenyAll, rule.DenyAll}} {
-		set, err := s.Replace(t.Context(), scope, Update{Default: step.set}, nil)
+		set, err := update(s, scope, Update{Default: step.set})
 		if err != nil || set.Default != step.want || s.Get(scope).Default != step.want {
 			t.Errorf("step %d: got %+v, %v, want %s", i, set, err, step.want)
 		}
@@ -246,7 +250,7 @@ func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
 	if got := verdict(s, scope, Scope{}, "good.example"); got != rule.VerdictDeny || len(s.Faults()) > 0 {
 		t.Errorf("read again, got %s, %v", got, s.Faults())
 	}
-	if _, err := s.Replace(t.Context(), scope, Update{Default: rule.AllowPublic}, nil); err == nil || !strings.Contains(err.Error(), "write inherit or deny") {
+	if _, err := update(s, scope, Update{Default: rule.AllowPublic}); err == nil || !strings.Contains(err.Error(), "write inherit or deny") {
 		t.Errorf("got %v", err)
 	}
 }
