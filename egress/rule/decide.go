@@ -8,7 +8,7 @@ import (
 )
 
 // Default is what becomes of what no rule matches. The node's is AllowPublic or
-// DenyAll, that of an owner or a sandbox Inherit or DenyAll.
+// DenyAll; an owner's or a sandbox's is Inherit or DenyAll.
 type Default string
 
 const (
@@ -89,8 +89,8 @@ const (
 	noLayer = -1
 )
 
-// denying returns the last layer whose default is DenyAll, or noLayer. What matches
-// no rule of that layer or a later one is denied.
+// denying returns the last layer whose default is DenyAll, or noLayer. Requests that match
+// no rule of that layer or a later one are denied.
 func (t *Table) denying() int {
 	for i, l := range slices.Backward(t.Layers[:]) {
 		if l != nil && l.def == DenyAll {
@@ -125,7 +125,7 @@ func (t *Table) fallback(denying int, named bool) Decision {
 	return d
 }
 
-// undefined says which rule names a preset that is not defined, or nothing.
+// undefined returns an error text that names the rule with a preset that is not defined, or "".
 func (t *Table) undefined() string {
 	for _, l := range t.Layers {
 		if l == nil {
@@ -167,7 +167,7 @@ func (t *Table) Name(host string) Decision {
 	return allowed
 }
 
-// Connect decides on a connection, of which Host or Address and Port are known.
+// Connect decides on a connection. Only its Port and its Host or Address are known.
 // VerdictInspect means that each of its requests has to be decided on.
 func (t *Table) Connect(r Request) Decision {
 	inspect, first, last := Decision{}, Decision{}, noLayer
@@ -333,7 +333,7 @@ func (d *Decision) add(l *Layer, c *compiled) {
 	}
 }
 
-// destined says whether the rule is about the destination.
+// destined reports whether the rule is about the destination.
 func (c *compiled) destined(r *Request) match {
 	if ports := c.ports(); len(ports) > 0 && !slices.ContainsFunc(ports, func(p Ports) bool { return p.contains(r.Port) }) {
 		return no
@@ -347,16 +347,16 @@ func (c *compiled) destined(r *Request) match {
 	return no
 }
 
-// anyHost says whether every host may be one of the rule's, as a preset that it names is
+// anyHost reports whether every host may be one of the rule's, as a preset that it names is
 // not defined. To a rule that allows, none is.
 func (c *compiled) anyHost() bool { return c.Action != Allow && len(c.hosts.undefined) > 0 }
 
-// unsureReason is why a rule of which it depends whether it matches denies a request.
+// unsureReason is why a rule that only perhaps matches denies a request.
 func (c *compiled) unsureReason(host string) string {
 	if host != "" && !c.hosts.Match(host) {
 		return "the rule " + c.undefined() + ", so that it may be about every host"
 	}
-	return "its path or headers can be read in several ways, of which only some are this rule's"
+	return "its path or headers can be read in several ways, and only some match this rule"
 }
 
 // ports that the rule is about; none for all.
@@ -368,7 +368,7 @@ func (c *compiled) ports() []Ports {
 }
 
 // hasAddress: a rule that forbids every host forbids every address too. Requests
-// to addresses are not looked into.
+// to addresses are not inspected.
 func (c *compiled) hasAddress(r *Request) bool {
 	if c.Action == Deny && c.hosts.every && !c.inspects {
 		return true
@@ -387,10 +387,10 @@ type match int
 
 const (
 	no match = iota
-	// unsure: it depends on who reads the request, or on a preset that is not
-	// defined. Then a rule does not allow
-	// it, and one that denies does. One with policies or a response denies it
-	// too: otherwise a spelling would be enough to get past them.
+	// unsure: it depends on the reader of the request, or on a preset that is not
+	// defined. A rule that allows then does not match. A rule that denies does, and
+	// one with policies or a response denies the request: otherwise a spelling would
+	// be enough to get past them.
 	unsure
 	yes
 )

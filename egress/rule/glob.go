@@ -42,7 +42,7 @@ func (e *effort) exhausted() bool { return *e < 0 }
 var errStars = errors.New("too many stars")
 
 // compileGlob compiles a pattern. A separator of 0 makes `*` the same as `**`. The
-// error says that it has too many stars.
+// error reports that it has too many stars.
 func compileGlob(pattern string, separator byte) (*glob, error) {
 	g := &glob{separator: separator}
 	before, rest, found := strings.Cut(pattern, "*")
@@ -62,7 +62,7 @@ func compileGlob(pattern string, separator byte) (*glob, error) {
 	return g, nil
 }
 
-// match says whether the whole text fits. The work is bounded by the product of
+// match reports whether the whole text fits. The work is bounded by the product of
 // the text's length and the pattern's, and by what is left of e: when that is
 // exhausted, the result means nothing.
 func (g *glob) match(text string, e *effort) bool {
@@ -82,7 +82,7 @@ func (g *glob) match(text string, e *effort) bool {
 	return g.matchInner(text, e)
 }
 
-// matchInner follows all ways to match at once: reached has the places in the text
+// matchInner follows all ways to match in parallel: reached has the positions in the text
 // up to which the pattern fits so far.
 func (g *glob) matchInner(text string, e *effort) bool {
 	reached := make([]bool, len(text)+1)

@@ -24,16 +24,16 @@ const maxUnicode = 4 * 253
 var errAddress = errors.New("is an address: rules name addresses under `addresses`")
 
 // CleanHost returns the form in which rules see a host name: lower case, ASCII,
-// no dot at the end. Anything that is no name is an error, an address too.
+// no dot at the end. Anything else is an error, an address too.
 func CleanHost(host string) (string, error) {
 	name := strings.TrimSuffix(host, ".")
 	if len(name) > maxUnicode {
-		return "", fmt.Errorf("%.80q… is no host name", host)
+		return "", fmt.Errorf("invalid host name %.80q…", host)
 	}
 	if !plain(name) || strings.Contains(name, "xn--") { // few are
 		var err error
 		if name, err = lookup.ToASCII(name); err != nil || !plain(name) || !utf8.ValidString(host) {
-			return "", fmt.Errorf("%.80q is no host name", host)
+			return "", fmt.Errorf("invalid host name %.80q", host)
 		}
 	}
 	if isAddress(name) {
@@ -42,7 +42,7 @@ func CleanHost(host string) (string, error) {
 	return name, nil
 }
 
-// plain says whether a name is in its final form: labels of 1 to 63 of a-z, 0-9,
+// plain reports whether a name is in its final form: labels of 1 to 63 of a-z, 0-9,
 // - and _, and 253 bytes in all (RFC 1035).
 func plain(name string) bool {
 	if len(name) == 0 || len(name) > 253 {
@@ -133,7 +133,7 @@ func (h *Hosts) addName(pattern string) error {
 	return nil
 }
 
-// addPreset adds a preset, or an undefined one with an error that says so.
+// addPreset adds a preset. For one that is not defined it returns an error, too.
 func (h *Hosts) addPreset(name string, defined *Presets) error {
 	p, err := defined.lookup(name)
 	if err != nil {
@@ -160,8 +160,8 @@ func (h *Hosts) withPresets(patterns []string, defined *Presets) Hosts {
 	return with
 }
 
-// CompileHosts compiles patterns; the error says what is wrong with the first that
-// is none. The presets are those that come with doze.
+// CompileHosts compiles patterns; the error describes the first invalid one. Presets are
+// the built-in ones.
 func CompileHosts(patterns ...string) (*Hosts, error) { return compileHosts(nil, patterns...) }
 
 func compileHosts(defined *Presets, patterns ...string) (*Hosts, error) {
@@ -174,10 +174,10 @@ func compileHosts(defined *Presets, patterns ...string) (*Hosts, error) {
 	return h, nil
 }
 
-// Every says whether a pattern is `**`.
+// Every reports whether a pattern is `**`.
 func (h *Hosts) Every() bool { return h.every }
 
-// covers says whether every host that a valid pattern matches is matched.
+// covers reports whether every host that a valid pattern matches is matched.
 func (h *Hosts) covers(pattern string, defined *Presets) bool {
 	if h.every || pattern == "**" {
 		return h.every
@@ -196,7 +196,7 @@ func (h *Hosts) covers(pattern string, defined *Presets) bool {
 	return h.Match(name)
 }
 
-// overlaps says whether some host is matched by both.
+// overlaps reports whether some host is matched by both.
 func (h *Hosts) overlaps(other *Hosts) bool {
 	if h.every || other.every {
 		return true
@@ -218,7 +218,7 @@ func (h *Hosts) overlaps(other *Hosts) bool {
 	return false
 }
 
-// size is the number of patterns, those of presets included.
+// size is the number of patterns, including the patterns of presets.
 func (h *Hosts) size() int {
 	n := len(h.exact) + len(h.below)
 	for _, p := range h.presets {
@@ -227,19 +227,19 @@ func (h *Hosts) size() int {
 	return n
 }
 
-// Match says whether a pattern matches the host, which CleanHost has cleaned.
+// Match reports whether a pattern matches the host, which CleanHost has cleaned.
 func (h *Hosts) Match(host string) bool {
 	return h.every || h.exact[host] || h.belowAny(host) ||
 		slices.ContainsFunc(h.presets, func(p *Hosts) bool { return p.Match(host) })
 }
 
-// matchesBelow says whether all hosts below a name are matched by one pattern.
+// matchesBelow reports whether all hosts below a name are matched by one pattern.
 func (h *Hosts) matchesBelow(name string) bool {
 	return h.every || h.below[name] || h.belowAny(name) ||
 		slices.ContainsFunc(h.presets, func(p *Hosts) bool { return p.matchesBelow(name) })
 }
 
-// belowAny says whether a pattern such as `*.example.com` matches the host.
+// belowAny reports whether a pattern such as `*.example.com` matches the host.
 func (h *Hosts) belowAny(host string) bool {
 	for parent := host; len(h.below) > 0; {
 		var found bool

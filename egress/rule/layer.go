@@ -40,12 +40,12 @@ type compiled struct {
 	methods   map[string]bool
 	paths     []*glob
 	headers   map[string]*glob
-	// inspects: whether the rule applies can be told from requests only, or it
-	// changes or answers them.
+	// inspects: the rule matches requests rather than connections, or changes or
+	// answers them.
 	inspects bool
 }
 
-// Error says what is wrong with a rule. Compile joins one for each.
+// Error describes a mistake in a rule. Compile joins one for each.
 type Error struct {
 	Index   int    // of the rule, from 0
 	Rule    string // its name, perhaps empty
@@ -159,7 +159,7 @@ func countStars(pattern string) (n int) {
 }
 
 // WithDefault returns the layer with another default, Inherit or DenyAll. The node's
-// layer has none: its default is that of the Table.
+// layer has none: the Table has its default.
 func (l *Layer) WithDefault(def Default) *Layer {
 	with := *l
 	with.def = def
@@ -220,7 +220,7 @@ func (l *Layer) PresetWarnings() []Warning {
 	return warnings
 }
 
-// undefined says which preset of the rule is not defined, or nothing.
+// undefined returns an error text that names a preset which is not defined, or "".
 func (c *compiled) undefined() string {
 	if len(c.hosts.undefined) == 0 {
 		return ""
@@ -344,7 +344,7 @@ func (c *compiler) destination() {
 	}
 	for i, p := range c.Ports {
 		if p.First == 0 || p.First > p.Last {
-			c.bad(fmt.Sprintf("ports[%d]", i), "%s is no range of ports", p)
+			c.bad(fmt.Sprintf("ports[%d]", i), "invalid range of ports %s", p)
 		}
 	}
 }
@@ -354,7 +354,7 @@ func parsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		a, errAddr := netip.ParseAddr(s)
 		if errAddr != nil || a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%.80q is no address and no network: write 203.0.113.7 or 203.0.113.0/24", s)
+			return netip.Prefix{}, fmt.Errorf("%.80q is neither an address nor a network: write 203.0.113.7 or 203.0.113.0/24", s)
 		}
 		prefix = netip.PrefixFrom(a, a.BitLen())
 	}
@@ -389,7 +389,7 @@ func (c *compiler) request() {
 	c.entries("headers", len(c.Headers))
 	for i, m := range c.Methods {
 		if !httpguts.ValidHeaderFieldName(m) || m != strings.ToUpper(m) { // both are tokens, RFC 9110
-			c.bad(fmt.Sprintf("methods[%d]", i), "%.20q is no method: write GET, in capitals", m)
+			c.bad(fmt.Sprintf("methods[%d]", i), "invalid method %.20q: write GET, in capitals", m)
 		}
 		if c.methods == nil {
 			c.methods = map[string]bool{}
@@ -434,7 +434,7 @@ func (c *compiler) request() {
 		c.Action == Respond || c.Action == Policies || len(c.Placeholders) > 0
 }
 
-// webPorts are those of a rule that inspects and names none.
+// webPorts are the ports of a rule that inspects requests and names no port.
 var webPorts = []Ports{{80, 80}, {443, 443}}
 
 func (c *compiler) action() {
@@ -449,14 +449,14 @@ func (c *compiler) action() {
 		c.bad("reason", "only a rule that denies has one")
 	}
 	if c.inspects && len(c.Addresses) > 0 {
-		c.bad("addresses", "requests to an address without a name cannot be looked into: name the host, or allow or deny the whole address")
+		c.bad("addresses", "requests to an address without a name cannot be inspected: name the host, or allow or deny the whole address")
 	}
-	c.answer()
+	c.response()
 	c.chain()
 	c.placeholders()
 }
 
-func (c *compiler) answer() {
+func (c *compiler) response() {
 	if c.Action != Respond {
 		if c.Answer != nil {
 			c.excluded("respond")
@@ -541,7 +541,7 @@ func (c *compiler) chain() {
 	}
 }
 
-// variablePattern is that of names that every shell can use (POSIX, 3.230).
+// variablePattern matches names that every shell can use (POSIX, 3.230).
 var variablePattern = regexp.MustCompile(`\A[A-Za-z_][A-Za-z0-9_]{0,63}\z`)
 
 func (c *compiler) placeholders() {

@@ -17,7 +17,7 @@ const maxReadings = 24 // three decodings, each with or without three changes
 
 // readings returns the ways in which a server might read a path as it was sent.
 // None means that there are too many to be sure of any: it has dot segments,
-// which servers resolve before or after all the rest, or is no path at all.
+// which servers resolve before or after all the rest, or is invalid.
 func readings(sent string) []string {
 	if sent == "*" { // OPTIONS *
 		return []string{sent}
@@ -27,7 +27,7 @@ func readings(sent string) []string {
 		return nil
 	}
 	if once == sent && !strings.ContainsAny(sent, `\;`) && !strings.Contains(sent, "//") && !strings.Contains(sent, "/.") {
-		return []string{once} // what almost every path is
+		return []string{once} // as almost always
 	}
 	all := make([]string, 0, maxReadings)
 	for _, p := range []string{decodeNames(sent), once, decodeNames(once), unescape(once)} {

@@ -18,7 +18,7 @@ func ParsePorts(s string) (Ports, error) {
 	a, err := strconv.ParseUint(first, 10, 16)
 	b, errLast := strconv.ParseUint(last, 10, 16)
 	if err != nil || errLast != nil || a == 0 || a > b {
-		return Ports{}, fmt.Errorf("%.40q is no port: write 443 or 8000-8100, of 1 to 65535", s)
+		return Ports{}, fmt.Errorf("invalid port %.40q: write 443 or 8000-8100, of 1 to 65535", s)
 	}
 	return Ports{uint16(a), uint16(b)}, nil
 }

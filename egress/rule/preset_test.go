@@ -125,19 +125,19 @@ func TestPresetsThatCannotBeDefined(t *testing.T) {
 		t.Error(err)
 	}
 	for want, list := range map[string][]preset.Preset{
-		`101 presets; at most 100`:                                  append(hundred, one("more", "a.example")...),
-		`preset "N P M": a name is`:                                 one("N P M", "a.example"),
-		`preset "": a name is`:                                      one("", "a.example"),
-		`preset npm is already set`:                                 append(one("npm", "a.example"), one("npm", "b.example")...),
-		`preset npm has no hosts`:                                   one("npm"),
-		`has 201 hosts; at most 200`:                                one("npm", many(MaxPresetHosts+1, "h%d.example")...),
-		`description has 1001 bytes`:                                {{Name: "npm", Description: strings.Repeat("x", MaxText+1), Hosts: []string{"a.example"}}},
-		`preset npm: hosts[1]: "https://a.example" is no host name`: one("npm", "b.example", "https://a.example"),
-		`preset npm: hosts[0]: "10.1.2.3" is an address`:            one("npm", "10.1.2.3"),
-		`preset npm: hosts[0]: "**"`:                                one("npm", "**"),
-		`preset npm: hosts[0]: "preset:github"`:                     one("npm", "preset:github"),
-		`preset npm: hosts[0]: "a.*.example"`:                       one("npm", "a.*.example"),
-		`hosts[1]: "a.example" is already in the list`:              one("npm", "a.example", "a.example"),
+		`101 presets; at most 100`:                                    append(hundred, one("more", "a.example")...),
+		`preset "N P M": a name is`:                                   one("N P M", "a.example"),
+		`preset "": a name is`:                                        one("", "a.example"),
+		`preset npm is already set`:                                   append(one("npm", "a.example"), one("npm", "b.example")...),
+		`preset npm has no hosts`:                                     one("npm"),
+		`has 201 hosts; at most 200`:                                  one("npm", many(MaxPresetHosts+1, "h%d.example")...),
+		`description has 1001 bytes`:                                  {{Name: "npm", Description: strings.Repeat("x", MaxText+1), Hosts: []string{"a.example"}}},
+		`preset npm: hosts[1]: invalid host name "https://a.example"`: one("npm", "b.example", "https://a.example"),
+		`preset npm: hosts[0]: "10.1.2.3" is an address`:              one("npm", "10.1.2.3"),
+		`preset npm: hosts[0]: "**"`:                                  one("npm", "**"),
+		`preset npm: hosts[0]: "preset:github"`:                       one("npm", "preset:github"),
+		`preset npm: hosts[0]: "a.*.example"`:                         one("npm", "a.*.example"),
+		`hosts[1]: "a.example" is already in the list`:                one("npm", "a.example", "a.example"),
 	} {
 		if _, err := NewPresets(list); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want %s", err, want)

@@ -30,7 +30,7 @@ var builtInPresets = func() *Presets {
 }()
 
 // NewPresets adds the operator's presets to those that come with doze. One of the same
-// name replaces that of doze. Their Source is set.
+// name replaces doze's preset. Their Source is set.
 func NewPresets(operators []preset.Preset) (*Presets, error) {
 	if len(operators) > MaxPresets {
 		return nil, fmt.Errorf("%d presets; at most %d are supported", len(operators), MaxPresets)

@@ -1,9 +1,9 @@
 // Package rule decides what may leave a sandbox, and through which policies.
 //
-// Rules come in three layers: those of the node, of the sandbox's owner, and of
-// the sandbox. A rule that denies wins wherever it stands. Otherwise the first
-// rule of each layer that matches counts: their policies run one after another,
-// the node's first. What no rule matches is up to the default.
+// Rules come in three layers: the node's, the owner's and the sandbox's. A rule that
+// denies wins wherever it stands. Otherwise the first rule of each layer that matches
+// counts: their policies run one after another, the node's first. The default applies to
+// requests that match no rule.
 package rule
 
 import (
@@ -11,8 +11,7 @@ import (
 	"net/netip"
 )
 
-// Rule says what becomes of the requests that it matches. A list that is empty
-// matches everything.
+// Rule decides on the requests that it matches. A list that is empty matches everything.
 type Rule struct {
 	// Name is unique in its layer: 1 to 64 of a-z, 0-9, - and _.
 	Name string `json:"name"`
@@ -23,12 +22,12 @@ type Rule struct {
 	// Addresses are networks, such as 203.0.113.0/24, or single addresses. A
 	// connection to an address that no name led to is refused unless a rule
 	// has the address here. A rule has hosts or addresses, not both, and one
-	// with addresses does not look at requests.
+	// with addresses does not inspect requests.
 	Addresses []string `json:"addresses,omitempty"`
 	// Private lets the hosts be at private addresses. Only the node's rules may
-	// say so: whoever owns a name can point it at anything.
+	// have it: the owner of a name can point it at anything.
 	Private bool `json:"private,omitempty"`
-	// Ports such as 443 or 8000-8100. Without any, a rule that looks at
+	// Ports such as 443 or 8000-8100. Without any, a rule that inspects
 	// requests is about 80 and 443, every other about all.
 	Ports []Ports `json:"ports,omitempty"`
 	// Scheme is http, https or empty for both and for what is not HTTP.
@@ -46,9 +45,9 @@ type Rule struct {
 
 	// Action is what the rule does. A rule with policies or a response needs none.
 	Action Action `json:"action,omitempty"`
-	// Reason of a denial, for whoever reads the refusal.
+	// Reason of a denial, for readers of the refusal.
 	Reason string `json:"reason,omitempty"`
-	// Answer is given instead of asking the host.
+	// Answer is sent instead of a request to the host.
 	Answer *Answer `json:"answer,omitempty"`
 	// Policies are run in this order.
 	Policies []Use `json:"policies,omitempty"`
@@ -86,8 +85,8 @@ type Use struct {
 	Secrets map[string]string `json:"secrets,omitempty"`
 }
 
-// Request is what rules look at. Of a connection only Host or Address and Port
-// are known.
+// Request is the part of a request that rules inspect. For a connection only the Port and
+// the Host or Address are known.
 type Request struct {
 	Host    string     // lower case, ASCII, without a dot at the end; empty if no name led here
 	Address netip.Addr // set if Host is empty; IPv4 may be mapped

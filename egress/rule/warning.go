@@ -19,8 +19,8 @@ type Warning struct {
 const (
 	// MaxWarnings that Warnings returns.
 	MaxWarnings = 20
-	// maxComparisons bounds the work of comparing rules, of which a layer may have a
-	// thousand with a thousand hosts each. What is beyond gets no warning.
+	// maxComparisons bounds the work of comparing rules: a layer may have a thousand,
+	// with a thousand hosts each. Beyond it there are no warnings.
 	maxComparisons = 1 << 18
 	// maxNames that a warning lists.
 	maxNames = 5
@@ -98,14 +98,14 @@ func (w *warner) deniedBefore(before *Layer, deny *compiled) {
 	w.add(names[0].index, "", fmt.Sprintf("%s denies what %s: a rule that denies wins wherever it stands", id, allowed(names)), remedy)
 }
 
-// shadow is a rule of which something never applies.
+// shadow is a rule that never applies, or not to all that it names.
 type shadow struct {
 	index int
 	name  string
 	hosts []string // those that are denied; none if all are
 }
 
-// allowed says which rules allow what another one denies.
+// allowed finds the rules that allow requests which another one denies.
 func allowed(shadows []shadow) string {
 	var names []string
 	for _, s := range shadows[:min(len(shadows), maxNames)] {
@@ -155,8 +155,8 @@ func (c *compiled) comparisons(other *compiled) int {
 		other.hosts.size()*(1+len(c.hosts.presets)) + len(c.addresses)*len(other.addresses)
 }
 
-// coversHosts returns the patterns of another rule of which every host is one of the
-// rule's, and whether these are all.
+// coversHosts returns the patterns of another rule whose hosts are all among the rule's,
+// and reports whether these are all its patterns.
 func (c *compiled) coversHosts(other *compiled, defined *Presets) (hosts []string, all bool) {
 	if len(other.addresses) > 0 {
 		return nil, c.catchAll() || !slices.ContainsFunc(other.addresses, func(o netip.Prefix) bool {
@@ -174,10 +174,10 @@ func (c *compiled) coversHosts(other *compiled, defined *Presets) (hosts []strin
 	return hosts, len(hosts) == len(other.Hosts)
 }
 
-// catchAll says whether the rule matches everything.
+// catchAll reports whether the rule matches everything.
 func (c *compiled) catchAll() bool { return c.hosts.every && !c.inspects && len(c.Ports) == 0 }
 
-// coversRequests says whether the rule matches all that other does, whatever their
+// coversRequests reports whether the rule matches all that other does, whatever their
 // hosts. It may say no where it does.
 func (c *compiled) coversRequests(other *compiled) bool {
 	if c.Scheme != "" && c.Scheme != other.Scheme {
@@ -204,7 +204,7 @@ func (c *compiled) coversRequests(other *compiled) bool {
 	})
 }
 
-// subset says whether there are values, and every one is in of.
+// subset reports whether there are values, and every one is in of.
 func subset(values, of []string) bool {
 	return len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return !slices.Contains(of, v) })
 }

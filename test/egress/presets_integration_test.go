@@ -157,7 +157,7 @@ func TestOperatorsPresetsFollowReloads(t *testing.T) {
 	}
 	place := fmt.Sprintf("%s:%d", n.Caddyfile(), 1+strings.Count(with("\x00")[:strings.Index(with("\x00"), "\x00")], "\n"))
 	for _, command := range []string{"validate", "reload"} {
-		if out, err := n.Command(command, "--config", n.Caddyfile()).CombinedOutput(); err == nil || !strings.Contains(string(out), "is no host name") || !strings.Contains(string(out), place) {
+		if out, err := n.Command(command, "--config", n.Caddyfile()).CombinedOutput(); err == nil || !strings.Contains(string(out), "invalid host name") || !strings.Contains(string(out), place) {
 			t.Errorf("%s: %v, %s; want an error at %s", command, err, out, place)
 		}
 	}

@@ -32,7 +32,7 @@ type Explanation struct {
 	Preset string `json:"preset,omitempty"`
 	// Private: the host may be at a private address.
 	Private bool `json:"private,omitempty"`
-	// Status of the answer that a rule gives instead of the host.
+	// Status of the response that a rule gives instead of the host.
 	Status int `json:"status,omitempty"`
 	// Policies that run, in this order, and the secrets that they use.
 	Policies []Policy `json:"policies,omitempty"`
@@ -57,14 +57,14 @@ type Secret struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Known is what there is beside the rules of a sandbox. The source is that of the
-// rule which names it: names in the node's rules are the operator's.
+// Known is the state that the rules of a sandbox refer to. The source is the source of
+// the rule that has the name: names in the node's rules are the operator's.
 type Known interface {
 	// Policy returns the digest of what runs, or why nothing does.
 	Policy(source rule.Source, use rule.Use) (digest string, err error)
 	// Secret returns why the secret cannot be sent to that host, or nil.
 	Secret(source rule.Source, name, host string) error
-	// ECH says whether connections pass through whose ClientHello has it.
+	// ECH reports whether connections pass through whose ClientHello has it.
 	ECH() bool
 }
 
@@ -117,7 +117,7 @@ func of(stage Stage, d rule.Decision) Explanation {
 	case d.Rule == "default":
 		e.Reason = "no rule is about it, and the default lets through what goes to a public address by its name"
 	case d.Verdict == rule.VerdictAnswer:
-		e.Reason = "the rule answers instead of the host"
+		e.Reason = "the rule responds instead of the host"
 	case len(d.Chain) > 0:
 		e.Reason = "the rule lets it through its policies, which may still refuse it"
 	default:

@@ -79,7 +79,7 @@ func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
 		"GET https://gist.github.com/":            {"deny request owner/gh the policy bearer cannot use a secret: github is not bound to gist.github.com"},
 		"GET http://api.github.com/":              {"deny request owner/gh", "secrets are sent over HTTPS only"},
 		"GET https://gone.example/":               {"deny request owner/gone the policy missing cannot run: there is no such policy"},
-		"GET https://stub.example/":               {"respond request owner/stub the rule answers instead of the host", "204"},
+		"GET https://stub.example/":               {"respond request owner/stub the rule responds instead of the host", "204"},
 		"GET https://API.GitHub.com.:443/user?x=": {"allow request owner/gh", "[github]"},
 	} {
 		t.Run(line, func(t *testing.T) {

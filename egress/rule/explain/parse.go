@@ -16,9 +16,9 @@ import (
 // defaultPorts of the schemes that can be explained; tcp has none.
 var defaultPorts = map[string]uint16{"http": 80, "https": 443, "tcp": 0}
 
-// Parse returns the request in the form that rules look at. The URL is
-// https://HOST/PATH or http://HOST/PATH, or tcp://HOST:PORT for what is not HTTP, of
-// which there is no method and no header.
+// Parse returns the request in the form that rules inspect. The URL is
+// https://HOST/PATH or http://HOST/PATH, or tcp://HOST:PORT for traffic other than HTTP,
+// which has no method and no header.
 func Parse(method, address string, header http.Header) (rule.Request, error) {
 	const want = "write https://HOST/PATH, http://HOST/PATH or tcp://HOST:PORT"
 	u, err := url.Parse(address)

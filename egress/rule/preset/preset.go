@@ -4,13 +4,13 @@
 //
 // A list has what the service's own clients connect to by default and nothing else.
 // Hosts that strangers can have content on are left out unless the service does not work
-// without them; then the description says so. Names are stable: stored rules have them.
+// without them, as their descriptions state. Names are stable: stored rules have them.
 package preset
 
 // Prefix of a preset's name where a host pattern is expected. No host name has a colon.
 const Prefix = "preset:"
 
-// Source says who defined a preset.
+// Source is the origin of a preset.
 type Source string
 
 const (
@@ -46,13 +46,13 @@ var builtIn = []struct {
 	{"bitbucket", "Bitbucket Cloud: git over HTTPS and the API", []string{"bitbucket.org", "api.bitbucket.org"}},
 	{"deepseek", "The DeepSeek API", []string{"api.deepseek.com"}},
 	{"gemini", "Google's Gemini API", []string{"generativelanguage.googleapis.com"}},
-	{"github", "GitHub: git over HTTPS, the API, archives, releases, raw files and LFS. Everybody can have content there", []string{
+	{"github", "GitHub: git over HTTPS, the API, archives, releases, raw files and LFS. Anyone can publish content there", []string{
 		"github.com", "api.github.com", "uploads.github.com", "codeload.github.com", "gist.github.com", "*.githubusercontent.com",
 		"github-cloud.s3.amazonaws.com",
 	}},
 	{"gitlab", "GitLab.com: git over HTTPS and the API", []string{"gitlab.com"}},
 	{"groq", "The Groq API", []string{"api.groq.com"}},
-	{"huggingface", "Hugging Face: models, data sets, the API and inference. Everybody can have content there", []string{
+	{"huggingface", "Hugging Face: models, data sets, the API and inference. Anyone can publish content there", []string{
 		"huggingface.co", "*.huggingface.co", "*.hf.co",
 	}},
 	{"mistral", "The Mistral API", []string{"api.mistral.ai"}},

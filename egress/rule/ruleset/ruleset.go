@@ -106,7 +106,7 @@ func (s *Set) compile(scope Scope, presets *rule.Presets, compile func(rule.Sour
 	return nil
 }
 
-// Sets are the rules of all scopes. All methods may be called at once; those that
+// Sets are the rules of all scopes. All methods are safe for concurrent use; the ones that
 // read take no lock. Make one with Open.
 type Sets struct {
 	docs   document.Store
@@ -124,13 +124,13 @@ const documentKind = "rules"
 var unreadable = rule.Rule{Name: "unreadable", Action: rule.Deny, Reason: "the stored rules cannot be read: set them again"}
 
 // Open reads all rules. A scope whose rules cannot be read is denied everything until
-// they are set again, and Faults says why.
+// they are set again, and Faults has the reason.
 func Open(ctx context.Context, docs document.Store) (*Sets, error) {
 	s := &Sets{docs: docs, now: time.Now}
 	err := docs.Documents(ctx, documentKind, func(name string, value []byte) error {
 		scope, ok := parseDocumentName(name)
 		if !ok {
-			s.faults = append(s.faults, fmt.Errorf("the stored rules %q are nobody's", name))
+			s.faults = append(s.faults, fmt.Errorf("the stored rules %q belong to neither an owner nor a sandbox", name))
 			return nil
 		}
 		set, err := decode(scope, value)
@@ -141,7 +141,7 @@ func Open(ctx context.Context, docs document.Store) (*Sets, error) {
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the rules: %w", err)
+		return nil, fmt.Errorf("read the rules: %w", err)
 	}
 	return s, nil
 }
@@ -216,7 +216,7 @@ func (s *Sets) Delete(ctx context.Context, scope Scope) error {
 		return nil
 	}
 	if err := s.docs.DeleteDocument(ctx, documentKind, documentName(scope)); err != nil {
-		return fmt.Errorf("deleting the rules of %s: %w", scope, err)
+		return fmt.Errorf("delete the rules of %s: %w", scope, err)
 	}
 	s.scopes.Delete(scope)
 	return nil

@@ -64,7 +64,7 @@ func (b *body) Read(p []byte) (int, error) {
 }
 
 // next moves from rest to out what precedes a placeholder, or the value of one,
-// and says whether there was anything to move.
+// and reports whether there was anything to move.
 func (b *body) next() bool {
 	i := bytes.Index(b.rest, []byte(Prefix))
 	switch {

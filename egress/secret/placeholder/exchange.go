@@ -238,7 +238,7 @@ func (x *Exchanged) body(r *http.Request) (streamed bool, err error) {
 		err = closing
 	}
 	if err != nil {
-		return false, fmt.Errorf("reading the body of a request: %w", err)
+		return false, fmt.Errorf("read the body of a request: %w", err)
 	}
 	if bytes.Contains(whole, []byte(Prefix)) {
 		exchanged, err := x.text(string(whole), inBody(r.Header))
@@ -279,7 +279,7 @@ func mediaType(h http.Header) string {
 	return strings.ToLower(strings.TrimSpace(kind))
 }
 
-// opaque says whether a body is one that is not looked into.
+// opaque reports whether a body is one that is not looked into.
 func opaque(h http.Header) bool {
 	if e := h.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
 		return true

@@ -198,7 +198,7 @@ func (r *renderer) text(text string, in func(*entry) (string, error)) (string, e
 	}
 }
 
-// in says whether a text has a reference, or the beginning of one.
+// in reports whether a text has a reference, or the beginning of one.
 func (s *Set) in(text string) bool {
 	return s != nil && s.prefix != "" && strings.Contains(text, s.prefix)
 }

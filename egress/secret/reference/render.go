@@ -156,7 +156,7 @@ func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 	}
 	body, err := io.ReadAll(io.LimitReader(r.Body, MaxBody+1))
 	if err := errors.Join(err, r.Body.Close()); err != nil {
-		return nil, fmt.Errorf("reading the body of a policy: %w", err)
+		return nil, fmt.Errorf("read the body of a policy: %w", err)
 	}
 	if len(body) > MaxBody {
 		return nil, &RenderError{"body", fmt.Sprintf("more than %d bytes, which is too long for one with secrets", MaxBody)}

@@ -58,7 +58,7 @@ func newFilter(keys []key, special *[256]readings) *filter {
 	return f
 }
 
-// mayFollow says whether what begins with these two characters can be an escape in
+// mayFollow reports whether what begins with these two characters can be an escape in
 // an occurrence's window.
 func (f *filter) mayFollow(char byte, in readings, c byte) bool {
 	for ; in != 0; in = in.rest() {

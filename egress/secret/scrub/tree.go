@@ -119,7 +119,7 @@ func (t *tree) along(p place, text []byte, stop *[256]readings, in readings) pla
 	return p
 }
 
-// ends says whether nothing goes on from a place.
+// ends reports whether nothing goes on from a place.
 func (t *tree) ends(p place) bool {
 	n := &t.nodes[p.node]
 	return n.first == n.last && int(p.depth) == len(n.text)

@@ -117,27 +117,27 @@ func parse(path string, text []byte) ([][]byte, error) {
 func create(path string) ([][]byte, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the key that seals: %w", err)
+		return nil, fmt.Errorf("make the key that seals: %w", err)
 	}
 	f, err := os.CreateTemp(dir, ".seal-*") // with mode 0600
 	if err != nil {
-		return nil, fmt.Errorf("making the key that seals: %w", err)
+		return nil, fmt.Errorf("make the key that seals: %w", err)
 	}
 	defer os.Remove(f.Name())
 	key := make([]byte, keySize)
 	rand.Read(key) // never fails
 	_, err = f.WriteString(header + base64.StdEncoding.EncodeToString(key) + "\n")
 	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return nil, fmt.Errorf("making the key that seals: %w", err)
+		return nil, fmt.Errorf("make the key that seals: %w", err)
 	}
 	// Unlike a rename, a link replaces nothing.
 	if err := os.Link(f.Name(), path); errors.Is(err, fs.ErrExist) {
 		return read(path, true)
 	} else if err != nil {
-		return nil, fmt.Errorf("making the key that seals: %w", err)
+		return nil, fmt.Errorf("make the key that seals: %w", err)
 	}
 	if err := syncDir(dir); err != nil {
-		return nil, fmt.Errorf("making the key that seals: %w", err)
+		return nil, fmt.Errorf("make the key that seals: %w", err)
 	}
 	return [][]byte{key}, nil
 }

@@ -33,7 +33,7 @@ const keySize = 32
 const prefixSize = 5
 
 // Key seals and opens. It never shows itself: not in errors, formatted or in logs.
-// All methods may be called at once.
+// All methods are safe for concurrent use.
 type Key struct {
 	newest uint32 // id of the key that seals
 	aeads  map[uint32]tink.AEAD
@@ -72,11 +72,11 @@ const maxPlain = 1 << 24
 // Seal encrypts plain for a purpose.
 func (k *Key) Seal(purpose string, plain []byte) ([]byte, error) {
 	if len(plain) > maxPlain {
-		return nil, fmt.Errorf("sealing %s: it has %d bytes, at most %d fit", purpose, len(plain), maxPlain)
+		return nil, fmt.Errorf("seal %s: it has %d bytes, at most %d fit", purpose, len(plain), maxPlain)
 	}
 	sealed, err := k.aeads[k.newest].Encrypt(plain, []byte(purpose))
 	if err != nil {
-		return nil, fmt.Errorf("sealing %s: %w", purpose, err)
+		return nil, fmt.Errorf("seal %s: %w", purpose, err)
 	}
 	return sealed, nil
 }
@@ -86,20 +86,20 @@ func (k *Key) Seal(purpose string, plain []byte) ([]byte, error) {
 func (k *Key) Open(purpose string, sealed []byte) ([]byte, error) {
 	id, ok := sealedWith(sealed)
 	if !ok {
-		return nil, fmt.Errorf("opening %s: %w", purpose, ErrBroken)
+		return nil, fmt.Errorf("open %s: %w", purpose, ErrBroken)
 	}
 	aead, ok := k.aeads[id]
 	if !ok {
-		return nil, fmt.Errorf("opening %s: %w", purpose, ErrOtherKey)
+		return nil, fmt.Errorf("open %s: %w", purpose, ErrOtherKey)
 	}
 	plain, err := aead.Decrypt(sealed, []byte(purpose))
 	if err != nil {
-		return nil, fmt.Errorf("opening %s: %w", purpose, ErrBroken) // Tink says no more than that either
+		return nil, fmt.Errorf("open %s: %w", purpose, ErrBroken) // Tink says no more than that either
 	}
 	return plain, nil
 }
 
-// Old says whether a value was sealed with a key that seals no more. Who keeps such
+// Old reports whether a value was sealed with a key that seals no more. Who keeps such
 // values seals them again at the start, so that the old key can be taken away.
 func (k *Key) Old(sealed []byte) bool {
 	id, ok := sealedWith(sealed)

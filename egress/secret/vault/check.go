@@ -86,7 +86,7 @@ func parsePatterns(hosts []string) ([]pattern, error) {
 	return patterns, nil
 }
 
-// open says whether names below it are given to strangers, as below com, co.uk or
+// open reports whether names below it are given to strangers, as below com, co.uk or
 // github.io. A single label that is no known domain is somebody's own network.
 func open(name string) bool {
 	suffix, icann := publicsuffix.PublicSuffix(name)

@@ -49,7 +49,7 @@ type Secret struct {
 	Unreadable bool `json:"unreadable,omitempty"`
 }
 
-// Vault holds secrets. All methods may be called at once; those that read take no
+// Vault holds secrets. All methods are safe for concurrent use; those that read take no
 // lock. Make one with Open.
 type Vault struct {
 	docs document.Store
@@ -82,7 +82,7 @@ func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, erro
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the secrets: %w", err)
+		return nil, fmt.Errorf("read the secrets: %w", err)
 	}
 	for owner, secrets := range all {
 		v.owners.Store(owner, newShelf(secrets))
@@ -131,7 +131,7 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 		return Secret{}, err
 	}
 	if err := v.store(ctx, owner, e); err != nil {
-		return Secret{}, fmt.Errorf("storing the secret %s: %w", name, err)
+		return Secret{}, fmt.Errorf("store the secret %s: %w", name, err)
 	}
 	v.replace(owner, shelf)
 	return e.public(), nil
@@ -146,7 +146,7 @@ func (v *Vault) Delete(ctx context.Context, owner, name string) error {
 		return ErrUnknown
 	}
 	if err := v.docs.DeleteDocument(ctx, documentKind, documentName(owner, name)); err != nil {
-		return fmt.Errorf("deleting the secret %s: %w", name, err)
+		return fmt.Errorf("delete the secret %s: %w", name, err)
 	}
 	secrets := cloned(have)
 	delete(secrets, name)
