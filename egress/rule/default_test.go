@@ -10,12 +10,12 @@ import (
 
 func TestDefaultsOfLayers(t *testing.T) {
 	const (
-		npm    = `[{"name":"npm","hosts":["npm.example"],"action":"allow"}]`
-		pip    = `[{"name":"pip","hosts":["pip.example"],"action":"allow"}]`
-		every  = `[{"name":"every","hosts":["**"],"action":"policies","policies":[{"policy":"redact"}]}]`
-		reads  = `[{"name":"reads","hosts":["npm.example"],"methods":["GET"],"action":"allow"}]`
-		no     = `[{"name":"no","hosts":["npm.example"],"action":"deny"}]`
-		nobody = ""
+		npm   = `[{"name":"npm","hosts":["npm.example"],"action":"allow"}]`
+		pip   = `[{"name":"pip","hosts":["pip.example"],"action":"allow"}]`
+		every = `[{"name":"every","hosts":["**"],"action":"policies","policies":[{"policy":"redact"}]}]`
+		reads = `[{"name":"reads","hosts":["npm.example"],"methods":["GET"],"action":"allow"}]`
+		no    = `[{"name":"no","hosts":["npm.example"],"action":"deny"}]`
+		none  = ""
 	)
 	for name, c := range map[string]struct {
 		node, owner, box       string
@@ -23,23 +23,23 @@ func TestDefaultsOfLayers(t *testing.T) {
 		line                   string
 		want                   string // verdict rule
 		reason                 string
-		connection             Verdict // where it is not that of the request
+		connection             Verdict // where it differs from the request's
 	}{
-		"an owner's, without a rule":                  {nobody, nobody, nobody, AllowPublic, DenyAll, Inherit, "GET https://a.example/", "deny default", "the owner's default is deny", ""},
-		"an owner's, and his rule":                    {nobody, npm, nobody, AllowPublic, DenyAll, Inherit, "GET https://npm.example/", "allow owner/npm", "", ""},
-		"an owner's, and a rule of the sandbox":       {nobody, nobody, npm, AllowPublic, DenyAll, Inherit, "GET https://npm.example/", "allow sandbox/npm", "", ""},
-		"an owner's is not undone by the node's rule": {every, npm, nobody, AllowPublic, DenyAll, Inherit, "GET https://a.example/", "deny default", "no rule of the owner or the sandbox", VerdictInspect},
-		"the node's policies run nevertheless":        {every, npm, nobody, AllowPublic, DenyAll, Inherit, "GET https://npm.example/", "allow node/every", "", VerdictInspect},
-		"a sandbox's":                                 {nobody, npm, pip, AllowPublic, Inherit, DenyAll, "GET https://npm.example/", "deny default", "the sandbox's default is deny", ""},
-		"a sandbox's, and its rule":                   {nobody, npm, pip, AllowPublic, Inherit, DenyAll, "GET https://pip.example/", "allow sandbox/pip", "", ""},
-		"both":                                        {nobody, npm, pip, AllowPublic, DenyAll, DenyAll, "GET https://npm.example/", "deny default", "the sandbox's default is deny", ""},
-		"inherited from the node":                     {nobody, nobody, npm, DenyAll, Inherit, Inherit, "GET https://a.example/", "deny default", "no rule allows it", ""},
-		"the node's is undone by each rule":           {nobody, nobody, npm, DenyAll, Inherit, Inherit, "GET https://npm.example/", "allow sandbox/npm", "", ""},
-		"inherited, public":                           {nobody, npm, npm, AllowPublic, Inherit, Inherit, "GET https://a.example/", "allow default", "", ""},
-		"a method that the rule has not":              {nobody, nobody, reads, AllowPublic, Inherit, DenyAll, "POST https://npm.example/", "deny default", "the sandbox's default is deny", VerdictInspect},
-		"a method that it has":                        {nobody, nobody, reads, AllowPublic, Inherit, DenyAll, "GET https://npm.example/", "allow sandbox/reads", "", VerdictInspect},
-		"deny wins":                                   {nobody, no, npm, AllowPublic, Inherit, DenyAll, "GET https://npm.example/", "deny owner/no", "", ""},
-		"an address":                                  {nobody, npm, nobody, AllowPublic, DenyAll, Inherit, "GET https://1.1.1.1/", "deny default", "the owner's default is deny", ""},
+		"an owner's, without a rule":                  {none, none, none, AllowPublic, DenyAll, Inherit, "GET https://a.example/", "deny default", "the owner's default is deny", ""},
+		"an owner's, and their rule":                  {none, npm, none, AllowPublic, DenyAll, Inherit, "GET https://npm.example/", "allow owner/npm", "", ""},
+		"an owner's, and a rule of the sandbox":       {none, none, npm, AllowPublic, DenyAll, Inherit, "GET https://npm.example/", "allow sandbox/npm", "", ""},
+		"an owner's is not undone by the node's rule": {every, npm, none, AllowPublic, DenyAll, Inherit, "GET https://a.example/", "deny default", "no rule of the owner or the sandbox", VerdictInspect},
+		"the node's policies run nevertheless":        {every, npm, none, AllowPublic, DenyAll, Inherit, "GET https://npm.example/", "allow node/every", "", VerdictInspect},
+		"a sandbox's":                                 {none, npm, pip, AllowPublic, Inherit, DenyAll, "GET https://npm.example/", "deny default", "the sandbox's default is deny", ""},
+		"a sandbox's, and its rule":                   {none, npm, pip, AllowPublic, Inherit, DenyAll, "GET https://pip.example/", "allow sandbox/pip", "", ""},
+		"both":                                        {none, npm, pip, AllowPublic, DenyAll, DenyAll, "GET https://npm.example/", "deny default", "the sandbox's default is deny", ""},
+		"inherited from the node":                     {none, none, npm, DenyAll, Inherit, Inherit, "GET https://a.example/", "deny default", "no rule allows it", ""},
+		"the node's is undone by each rule":           {none, none, npm, DenyAll, Inherit, Inherit, "GET https://npm.example/", "allow sandbox/npm", "", ""},
+		"inherited, public":                           {none, npm, npm, AllowPublic, Inherit, Inherit, "GET https://a.example/", "allow default", "", ""},
+		"a method that the rule has not":              {none, none, reads, AllowPublic, Inherit, DenyAll, "POST https://npm.example/", "deny default", "the sandbox's default is deny", VerdictInspect},
+		"a method that it has":                        {none, none, reads, AllowPublic, Inherit, DenyAll, "GET https://npm.example/", "allow sandbox/reads", "", VerdictInspect},
+		"deny wins":                                   {none, no, npm, AllowPublic, Inherit, DenyAll, "GET https://npm.example/", "deny owner/no", "", ""},
+		"an address":                                  {none, npm, none, AllowPublic, DenyAll, Inherit, "GET https://1.1.1.1/", "deny default", "the owner's default is deny", ""},
 	} {
 		table := table(t, c.nodeDef, c.node, "[]", "[]")
 		if c.owner != "" {
@@ -64,7 +64,7 @@ func TestDefaultsOfLayers(t *testing.T) {
 		if r.Host == "" {
 			continue
 		}
-		// A name is answered where anything could be reached under it.
+		// A name is resolved where anything could be reached under it.
 		want := d.Verdict
 		if name == "a method that the rule has not" {
 			want = VerdictAllow
@@ -100,9 +100,9 @@ func TestWarnings(t *testing.T) {
 		"only HTTP":                  {npm + `,{"name":"p","hosts":["**"],"scheme":"http","action":"deny"}`, "", nil},
 		"only with a header":         {npm + `,{"name":"p","headers":{"X-A":"1"},"action":"deny"}`, "", nil},
 		"another host":               {npm + `,{"name":"p","hosts":["a.example"],"action":"deny"}`, "", nil},
-		"an address beside hosts":    {npm + `,{"name":"p","addresses":["192.0.2.0/24"],"action":"deny"}`, "", nil},
+		"an address next to hosts":   {npm + `,{"name":"p","addresses":["192.0.2.0/24"],"action":"deny"}`, "", nil},
 		"two that deny":              {`{"name":"a","hosts":["a.example"],"action":"deny"},` + rest, "", nil},
-		"a secret that is there":     {`{"name":"a","hosts":["*.bound.example"],"policies":[{"policy":"p","secrets":{"token":"have"}}]}`, "", nil},
+		"an existing secret":         {`{"name":"a","hosts":["*.bound.example"],"policies":[{"policy":"p","secrets":{"token":"have"}}]}`, "", nil},
 		"a secret that is not":       {`{"name":"a","hosts":["a.bound.example"],"policies":[{"policy":"p","secrets":{"token":"have"}},{"policy":"p","secrets":{"token":"gone"}}]}`, "", []string{`0: policies[1].secrets[token]: "a" uses secret "gone", which does not exist`}},
 		"a placeholder without one":  {`{"name":"a","hosts":["a.bound.example"],"action":"allow","placeholders":{"TOKEN":"gone"}}`, "", []string{`0: placeholders[TOKEN]: "a" uses secret "gone"`}},
 		"a secret of another host":   {`{"name":"a","hosts":["b.example"],"policies":[{"policy":"p","secrets":{"token":"have"}}]}`, "", []string{`0: policies[0].secrets[token]: "a" uses secret "have", which is bound to none of its hosts (it is bound to a.bound.example)`}},

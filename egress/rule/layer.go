@@ -41,7 +41,7 @@ type compiled struct {
 	paths     []*glob
 	headers   map[string]*glob
 	// inspects: the rule matches requests rather than connections, or changes or
-	// answers them.
+	// responds to them.
 	inspects bool
 }
 

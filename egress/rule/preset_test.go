@@ -75,7 +75,7 @@ func operators(t *testing.T, presets ...preset.Preset) *Presets {
 	return p
 }
 
-func TestOperatorsPresetsAreListedWithThoseOfDoze(t *testing.T) {
+func TestOperatorsPresetsAreListedWithTheBuiltInOnes(t *testing.T) {
 	t.Parallel()
 	p := operators(t,
 		preset.Preset{Name: "npm", Description: "our mirror", Hosts: []string{"npm.example.com"}},

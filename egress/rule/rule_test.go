@@ -145,8 +145,8 @@ func TestDecisions(t *testing.T) {
 		"address":                         {DenyAll, `[{"name":"net","addresses":["203.0.113.0/24"],"action":"allow"}]`, "", "", "GET http://203.0.113.9/", VerdictAllow, "node/net", ""},
 		"address outside":                 {AllowPublic, `[{"name":"net","addresses":["203.0.113.0/24"],"action":"allow"}]`, "", "", "GET http://203.0.114.9/", VerdictDeny, "default", ""},
 		"mapped address":                  {AllowPublic, `[{"name":"all","addresses":["0.0.0.0/0","::/0"],"action":"allow"},{"name":"no","addresses":["169.254.0.0/16"],"action":"deny"}]`, "", "", "GET http://[::ffff:169.254.169.254]/", VerdictDeny, "node/no", ""},
-		"every host is no address":        {DenyAll, `[{"name":"all","hosts":["**"],"action":"allow"}]`, "", "", "GET http://203.0.113.9/", VerdictDeny, "default", ""},
-		"no host is no address":           {DenyAll, `[{"name":"net","addresses":["203.0.113.9"],"action":"allow"}]`, `[{"name":"stop","action":"deny"}]`, "", "GET http://203.0.113.9/", VerdictDeny, "owner/stop", ""},
+		"every host, but not an address":  {DenyAll, `[{"name":"all","hosts":["**"],"action":"allow"}]`, "", "", "GET http://203.0.113.9/", VerdictDeny, "default", ""},
+		"neither a host nor an address":   {DenyAll, `[{"name":"net","addresses":["203.0.113.9"],"action":"allow"}]`, `[{"name":"stop","action":"deny"}]`, "", "GET http://203.0.113.9/", VerdictDeny, "owner/stop", ""},
 		"scheme":                          {DenyAll, `[{"name":"s","hosts":["**"],"scheme":"https","action":"allow"}]`, "", "", "GET http://a.example/", VerdictDeny, "default", ""},
 		"method in small letters":         {DenyAll, `[{"name":"g","methods":["GET"],"action":"allow"}]`, "", "", "get https://a.example/", VerdictDeny, "default", ""},
 		"port":                            {DenyAll, `[{"name":"p","ports":["5432","8000-8100"],"action":"allow"}]`, "", "", "GET http://a.example:8100/", VerdictAllow, "node/p", ""},
@@ -219,7 +219,7 @@ func TestConnectionsAreInspectedOnlyWhereARuleNeedsIt(t *testing.T) {
 		"policy, SSH":            {AllowPublic, `[{"name":"a","hosts":["a.example"],"action":"policies","policies":[{"policy":"p"}]}]`, "C http://a.example:22", VerdictAllow, false},
 		"hidden by an earlier":   {DenyAll, `[{"name":"a","action":"allow"},{"name":"b","methods":["GET"],"action":"allow"}]`, "C https://a.example", VerdictAllow, false},
 		"denies are not hidden":  {DenyAll, `[{"name":"a","action":"allow"},{"name":"b","methods":["PUT"],"action":"deny"}]`, "C https://a.example", VerdictInspect, false},
-		"denied at once":         {AllowPublic, `[{"name":"a","methods":["GET"],"action":"allow"},{"name":"b","hosts":["a.example"],"action":"deny"}]`, "C https://a.example", VerdictDeny, false},
+		"denied by its host":     {AllowPublic, `[{"name":"a","methods":["GET"],"action":"allow"},{"name":"b","hosts":["a.example"],"action":"deny"}]`, "C https://a.example", VerdictDeny, false},
 		"private":                {DenyAll, `[{"name":"a","hosts":["git.corp"],"private":true,"action":"allow"}]`, "C https://git.corp", VerdictAllow, true},
 		"private, inspected":     {DenyAll, `[{"name":"a","hosts":["git.corp"],"private":true,"methods":["GET"],"action":"allow"}]`, "C https://git.corp", VerdictInspect, true},
 		"address":                {DenyAll, `[{"name":"a","addresses":["192.0.2.1"],"action":"allow"}]`, "C https://192.0.2.1", VerdictAllow, false},
@@ -257,7 +257,7 @@ func TestPlaceholdersAreOfTheRulesThatPermit(t *testing.T) {
 	}
 }
 
-func TestNamesThatLeadNowhereAreNotAnswered(t *testing.T) {
+func TestNamesThatNoRuleAllowsAreNotResolved(t *testing.T) {
 	tab := table(t, DenyAll, `[
 		{"name":"a","hosts":["a.example"],"ports":["22"],"action":"allow"},
 		{"name":"b","hosts":["b.example"],"action":"allow"},
@@ -277,45 +277,45 @@ func TestNamesThatLeadNowhereAreNotAnswered(t *testing.T) {
 
 func TestMistakesAreNamedWithPositionAndRemedy(t *testing.T) {
 	for name, c := range map[string]struct{ source, rule, want string }{
-		"no name":             {"node", `{"action":"allow"}`, `rule 2: name: "": a name is 1 to 64`},
-		"bad name":            {"node", `{"name":"A b","action":"allow"}`, `name: "A b"`},
-		"name twice":          {"node", `{"name":"first","action":"allow"}`, `rule 2 (first): name: "first" is the name of an earlier rule`},
-		"star inside":         {"node", `{"name":"x","hosts":["a.example","a.*.example"],"action":"allow"}`, "rule 2 (x): hosts[1]: \"a.*.example\": a pattern is a name"},
-		"address as host":     {"node", `{"name":"x","hosts":["10.0.0.1"],"action":"allow"}`, "rules name addresses under `addresses`"},
-		"number as host":      {"node", `{"name":"x","hosts":["0x7f000001"],"action":"allow"}`, "is an address"},
-		"URL as host":         {"node", `{"name":"x","hosts":["https://a.example"],"action":"allow"}`, "invalid host name"},
-		"host and address":    {"node", `{"name":"x","hosts":["a.example"],"addresses":["10.0.0.1"],"action":"allow"}`, "make two rules"},
-		"bad network":         {"node", `{"name":"x","addresses":["10.0.0.1/8"],"action":"allow"}`, "write 10.0.0.0/8"},
-		"no network":          {"node", `{"name":"x","addresses":["10.0"],"action":"allow"}`, "write 203.0.113.7"},
-		"mapped network":      {"node", `{"name":"x","addresses":["::ffff:10.0.0.1"],"action":"allow"}`, "write the IPv4 address itself"},
-		"address, inspected":  {"node", `{"name":"x","addresses":["10.0.0.1"],"methods":["GET"],"action":"allow"}`, "cannot be inspected"},
-		"address of an owner": {"owner", `{"name":"x","addresses":["10.0.0.1"],"action":"allow"}`, "only the node's rules may allow addresses"},
-		"private of an owner": {"sandbox", `{"name":"x","hosts":["a.example"],"private":true,"action":"allow"}`, "allow_private: only the node's rules may allow private"},
-		"scheme":              {"node", `{"name":"x","scheme":"ftp","action":"allow"}`, "write http or https"},
-		"method":              {"node", `{"name":"x","methods":["get"],"action":"allow"}`, "write GET, in capitals"},
-		"path":                {"node", `{"name":"x","paths":["repos/**"],"action":"allow"}`, "write /repos/**"},
-		"query":               {"node", `{"name":"x","paths":["/a?b"],"action":"allow"}`, "a path ends before ?"},
-		"dots in a path":      {"node", `{"name":"x","paths":["/a/../b"],"action":"allow"}`, "without . and .."},
-		"escape in a path":    {"node", `{"name":"x","paths":["/a%20b"],"action":"allow"}`, "write characters as they are"},
-		"header twice":        {"node", `{"name":"x","headers":{"x-a":"1","X-A":"2"},"action":"allow"}`, "in another spelling"},
-		"answer header twice": {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"x-a":"1","X-A":"2"}}}`, "in another spelling"},
-		"header":              {"node", `{"name":"x","headers":{"a b":"c"},"action":"allow"}`, "no name of a header"},
-		"header unseen":       {"node", `{"name":"x","headers":{"host":"c"},"action":"allow"}`, "before rules see a request"},
-		"action":              {"node", `{"name":"x"}`, "use allow or deny, or give the rule policies or respond"},
-		"reason":              {"node", `{"name":"x","action":"allow","reason":"r"}`, "only a rule that denies has one"},
-		"no answer":           {"node", `{"name":"x","action":"answer"}`, `respond: missing; write {"status": 200`},
-		"answer too many":     {"node", `{"name":"x","action":"allow","answer":{"status":200}}`, `respond: cannot be combined with the action "allow"`},
-		"status":              {"node", `{"name":"x","action":"answer","answer":{"status":100}}`, "respond.status: 100 is out of range; use 200 to 599"},
-		"answer header":       {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"x":"a\nb"}}}`, "respond.headers[x]: invalid header"},
-		"framing":             {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"content-length":"1"}}}`, "set by the connection"},
-		"no policies":         {"node", `{"name":"x","action":"policies"}`, "policies: 0 policies; use 1 to 16"},
-		"policy name":         {"node", `{"name":"x","action":"policies","policies":[{"policy":"../x"}]}`, "policies[0].name: "},
-		"secret name":         {"node", `{"name":"x","action":"policies","policies":[{"policy":"p","secrets":{"t":"A B"}}]}`, "policies[0].secrets"},
-		"policies too many":   {"node", `{"name":"x","action":"deny","policies":[{"policy":"p"}]}`, `policies: cannot be combined with the action "deny"`},
-		"placeholder name":    {"node", `{"name":"x","action":"allow","placeholders":{"1A":"t"}}`, "no name of an environment variable"},
-		"placeholder secret":  {"node", `{"name":"x","action":"allow","placeholders":{"A":"T T"}}`, `placeholders[A]: "T T"`},
-		"placeholder, denied": {"node", `{"name":"x","action":"deny","placeholders":{"A":"t"}}`, `placeholders: cannot be combined with the action "deny"`},
-		"long path":           {"node", `{"name":"x","paths":["/` + strings.Repeat("a", MaxText) + `"],"action":"allow"}`, "at most 1000 fit"},
+		"no name":               {"node", `{"action":"allow"}`, `rule 2: name: "": a name is 1 to 64`},
+		"bad name":              {"node", `{"name":"A b","action":"allow"}`, `name: "A b"`},
+		"name twice":            {"node", `{"name":"first","action":"allow"}`, `rule 2 (first): name: "first" is the name of an earlier rule`},
+		"star inside":           {"node", `{"name":"x","hosts":["a.example","a.*.example"],"action":"allow"}`, "rule 2 (x): hosts[1]: \"a.*.example\": a pattern is a name"},
+		"address as host":       {"node", `{"name":"x","hosts":["10.0.0.1"],"action":"allow"}`, "rules name addresses under `addresses`"},
+		"number as host":        {"node", `{"name":"x","hosts":["0x7f000001"],"action":"allow"}`, "is an address"},
+		"URL as host":           {"node", `{"name":"x","hosts":["https://a.example"],"action":"allow"}`, "invalid host name"},
+		"host and address":      {"node", `{"name":"x","hosts":["a.example"],"addresses":["10.0.0.1"],"action":"allow"}`, "make two rules"},
+		"bad network":           {"node", `{"name":"x","addresses":["10.0.0.1/8"],"action":"allow"}`, "write 10.0.0.0/8"},
+		"no network":            {"node", `{"name":"x","addresses":["10.0"],"action":"allow"}`, "write 203.0.113.7"},
+		"mapped network":        {"node", `{"name":"x","addresses":["::ffff:10.0.0.1"],"action":"allow"}`, "write the IPv4 address itself"},
+		"address, inspected":    {"node", `{"name":"x","addresses":["10.0.0.1"],"methods":["GET"],"action":"allow"}`, "cannot be inspected"},
+		"address of an owner":   {"owner", `{"name":"x","addresses":["10.0.0.1"],"action":"allow"}`, "only the node's rules may allow addresses"},
+		"private of an owner":   {"sandbox", `{"name":"x","hosts":["a.example"],"private":true,"action":"allow"}`, "allow_private: only the node's rules may allow private"},
+		"scheme":                {"node", `{"name":"x","scheme":"ftp","action":"allow"}`, "write http or https"},
+		"method":                {"node", `{"name":"x","methods":["get"],"action":"allow"}`, "write GET, in capitals"},
+		"path":                  {"node", `{"name":"x","paths":["repos/**"],"action":"allow"}`, "write /repos/**"},
+		"query":                 {"node", `{"name":"x","paths":["/a?b"],"action":"allow"}`, "a path ends before ?"},
+		"dots in a path":        {"node", `{"name":"x","paths":["/a/../b"],"action":"allow"}`, "without . and .."},
+		"escape in a path":      {"node", `{"name":"x","paths":["/a%20b"],"action":"allow"}`, "write characters as they are"},
+		"header twice":          {"node", `{"name":"x","headers":{"x-a":"1","X-A":"2"},"action":"allow"}`, "in another spelling"},
+		"response header twice": {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"x-a":"1","X-A":"2"}}}`, "in another spelling"},
+		"header":                {"node", `{"name":"x","headers":{"a b":"c"},"action":"allow"}`, "no name of a header"},
+		"header unseen":         {"node", `{"name":"x","headers":{"host":"c"},"action":"allow"}`, "before rules see a request"},
+		"action":                {"node", `{"name":"x"}`, "use allow or deny, or give the rule policies or respond"},
+		"reason":                {"node", `{"name":"x","action":"allow","reason":"r"}`, "only a rule that denies has one"},
+		"no response":           {"node", `{"name":"x","action":"answer"}`, `respond: missing; write {"status": 200`},
+		"response too many":     {"node", `{"name":"x","action":"allow","answer":{"status":200}}`, `respond: cannot be combined with the action "allow"`},
+		"status":                {"node", `{"name":"x","action":"answer","answer":{"status":100}}`, "respond.status: 100 is out of range; use 200 to 599"},
+		"response header":       {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"x":"a\nb"}}}`, "respond.headers[x]: invalid header"},
+		"framing":               {"node", `{"name":"x","action":"answer","answer":{"status":200,"headers":{"content-length":"1"}}}`, "set by the connection"},
+		"no policies":           {"node", `{"name":"x","action":"policies"}`, "policies: 0 policies; use 1 to 16"},
+		"policy name":           {"node", `{"name":"x","action":"policies","policies":[{"policy":"../x"}]}`, "policies[0].name: "},
+		"secret name":           {"node", `{"name":"x","action":"policies","policies":[{"policy":"p","secrets":{"t":"A B"}}]}`, "policies[0].secrets"},
+		"policies too many":     {"node", `{"name":"x","action":"deny","policies":[{"policy":"p"}]}`, `policies: cannot be combined with the action "deny"`},
+		"placeholder name":      {"node", `{"name":"x","action":"allow","placeholders":{"1A":"t"}}`, "no name of an environment variable"},
+		"placeholder secret":    {"node", `{"name":"x","action":"allow","placeholders":{"A":"T T"}}`, `placeholders[A]: "T T"`},
+		"placeholder, denied":   {"node", `{"name":"x","action":"deny","placeholders":{"A":"t"}}`, `placeholders: cannot be combined with the action "deny"`},
+		"long path":             {"node", `{"name":"x","paths":["/` + strings.Repeat("a", MaxText) + `"],"action":"allow"}`, "at most 1000 fit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var list []Rule
@@ -432,8 +432,8 @@ var readers = map[string]func(*url.URL) string{
 	"escapes twice": func(u *url.URL) string { return path.Clean(unescape(u.Path)) },
 }
 
-// What a rule permits is below its path for every server, what one denies is for
-// none, and nothing that is gets past one with policies.
+// A rule permits a request only if its path is below the rule's for every server. A rule
+// that denies, or has policies, matches if it is for any server.
 func FuzzPathsCannotBeDisguised(f *testing.F) {
 	for _, p := range []string{"/a/b", "/a/../c", "/a/%2e%2e/c", "/x/..//a/b", "/a%2fb", `/a\..\c`, "/a/..;/c", "/%zz", "/a/%252e%252e/c",
 		"/a/x%2fy/../../c", "/x%2fy/../a/z", "/x/;/../../a/z", "/x//../a/z", "/a;x%2fy/z", "//a/b", "/;/a/b", "/%5ca/b", "/a%252fb"} {

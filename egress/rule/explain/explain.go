@@ -91,7 +91,7 @@ func decide(t *rule.Table, r rule.Request, known Known) Explanation {
 	}
 	if r.Method == "" {
 		e := of(Request, d)
-		e.Reason = "each of its requests is decided on; what is not HTTP is refused"
+		e.Reason = "each of its requests is decided on; traffic other than HTTP is refused"
 		return e
 	}
 	d = t.Decide(r)

@@ -13,13 +13,13 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// known has the policy bearer, and the secret github for api.github.com. It says
+// known has the policy bearer, and the secret github for api.github.com. It reports
 // whether ECH passes through.
 type known bool
 
 func (known) Policy(_ rule.Source, u rule.Use) (string, error) {
 	if u.Policy != "bearer" {
-		return "", errors.New("there is no such policy")
+		return "", errors.New("unknown policy")
 	}
 	return "sha256:1", nil
 }
@@ -49,7 +49,7 @@ func layer(t *testing.T, source rule.Source, text string) *rule.Layer {
 	return l
 }
 
-func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
+func TestExplanationsNameTheDecidingRuleAndItsReason(t *testing.T) {
 	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{
 		layer(t, rule.Node, `[{"name":"no","hosts":["evil.example"],"action":"deny","reason":"known for evil"},
 			{"name":"net","addresses":["192.0.2.0/24"],"action":"allow"},
@@ -71,14 +71,14 @@ func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
 		"GET http://192.0.2.7/":                   {"allow connection node/net the rule allows it"},
 		"GET https://203.0.113.7/":                {"deny connection default no name led to this address"},
 		"GET tcp://example.com:22":                {"deny connection node/ssh denied by a rule"},
-		"GET tcp://api.github.com:443":            {"inspect request owner/gh", "what is not HTTP is refused"},
+		"GET tcp://api.github.com:443":            {"inspect request owner/gh", "traffic other than HTTP is refused"},
 		"GET https://api.github.com/user":         {"allow request owner/gh the rule lets it through its policies, which may", "[bearer sha256:1]", "[github]", "{github }"},
 		"GET https://place.example/":              {"allow request owner/place", "{github github is not bound to place.example}"},
 		"GET https://theirs.example/":             {"deny request node/theirs", "the operator has none"},
 		"DELETE https://api.github.com/user":      {"deny request sandbox/ro denied by a rule"},
 		"GET https://gist.github.com/":            {"deny request owner/gh the policy bearer cannot use a secret: github is not bound to gist.github.com"},
 		"GET http://api.github.com/":              {"deny request owner/gh", "secrets are sent over HTTPS only"},
-		"GET https://gone.example/":               {"deny request owner/gone the policy missing cannot run: there is no such policy"},
+		"GET https://gone.example/":               {"deny request owner/gone the policy missing cannot run: unknown policy"},
 		"GET https://stub.example/":               {"respond request owner/stub the rule responds instead of the host", "204"},
 		"GET https://API.GitHub.com.:443/user?x=": {"allow request owner/gh", "[github]"},
 	} {
@@ -101,7 +101,7 @@ func TestExplanationsSayWhichRuleDecidesAndWhy(t *testing.T) {
 	}
 }
 
-func TestExplanationsSayWhatBecomesOfECH(t *testing.T) {
+func TestExplanationsCoverECH(t *testing.T) {
 	table := &rule.Table{Default: rule.AllowPublic, Layers: [3]*rule.Layer{
 		layer(t, rule.Node, `[{"name":"no","hosts":["evil.example"],"ports":["443"],"action":"deny"}]`),
 	}}

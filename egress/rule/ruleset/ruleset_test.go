@@ -76,7 +76,7 @@ func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
 		}
 	}
 	if got := verdict(s, OfOwner("b"), OfSandbox("a"), "evil.example"); got != rule.VerdictAllow {
-		t.Errorf("the rules are those of others too: %s", got)
+		t.Errorf("the rules apply to others too: %s", got)
 	}
 	replace(t, s, owner, nil)
 	if got := verdict(s, owner, box, "evil.example"); got != rule.VerdictAllow {
@@ -104,7 +104,7 @@ func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
 	}
 }
 
-func TestOneOfManyWhoChangeTheSameRevisionWins(t *testing.T) {
+func TestOneOfManyChangesOfTheSameRevisionWins(t *testing.T) {
 	s := open(t, store.NewMemory())
 	var wg sync.WaitGroup
 	won := make(chan string, 16)
@@ -191,10 +191,10 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	}
 	docs.Close()
 	if _, err := update(s, OfOwner("a"), Update{Rules: deny("two")}); err == nil {
-		t.Error("Replace said that it was stored")
+		t.Error("Replace reported success")
 	}
 	if err := s.Delete(t.Context(), OfOwner("a")); err == nil {
-		t.Error("Delete said that it was stored")
+		t.Error("Delete reported success")
 	}
 	if got := s.Get(OfOwner("a")); got.Revision != 1 || got.Rules[0].Name != "one" {
 		t.Errorf("got %+v", got)
@@ -269,7 +269,7 @@ func TestAllYieldsEachScope(t *testing.T) {
 	}
 }
 
-func TestTheCallersRulesAreHisOwn(t *testing.T) {
+func TestTheCallersRulesAreCopied(t *testing.T) {
 	s := open(t, store.NewMemory())
 	given := deny("one")
 	replace(t, s, OfOwner("a"), given)

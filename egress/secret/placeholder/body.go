@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// pieceSize of a body that is looked at in one go: a TLS record's.
+	// pieceSize of a body that is searched in one go: the size of a TLS record.
 	pieceSize = 16 << 10
 	// maxEmpty reads without bytes or an error, one after the other: as bufio.
 	maxEmpty = 100
@@ -28,9 +28,9 @@ type body struct {
 	fixed string // why nothing is exchanged: its length must stay
 	err   error
 
-	piece []byte
-	rest  []byte // of piece: arrived, not looked at
-	out   []byte // to go out
+	piece      []byte
+	unsearched []byte // of piece: arrived, not searched
+	out        []byte // to go out
 }
 
 func (b *body) Close() error { return b.src.Close() }
@@ -49,9 +49,9 @@ func (b *body) Read(p []byte) (int, error) {
 		if b.piece == nil {
 			b.piece = make([]byte, pieceSize)
 		}
-		kept := copy(b.piece, b.rest) // shorter than a placeholder
+		kept := copy(b.piece, b.unsearched) // shorter than a placeholder
 		n, err := b.src.Read(b.piece[kept:])
-		b.rest = b.piece[:kept+n]
+		b.unsearched = b.piece[:kept+n]
 		if b.err = err; n > 0 || err != nil {
 			empty = 0
 		} else if empty++; empty == maxEmpty {
@@ -66,14 +66,14 @@ func (b *body) Read(p []byte) (int, error) {
 // next moves from rest to out what precedes a placeholder, or the value of one,
 // and reports whether there was anything to move.
 func (b *body) next() bool {
-	i := bytes.Index(b.rest, []byte(Prefix))
+	i := bytes.Index(b.unsearched, []byte(Prefix))
 	switch {
 	case i < 0:
-		return b.pass(len(b.rest) - b.partial())
+		return b.pass(len(b.unsearched) - b.partial())
 	case i > 0:
 		return b.pass(i)
 	}
-	offer, part := b.x.set.find(string(b.rest[:min(len(b.rest), b.x.set.longest)]))
+	offer, part := b.x.set.find(string(b.unsearched[:min(len(b.unsearched), b.x.set.longest)]))
 	switch {
 	case offer == nil && part && b.err == nil:
 		return false
@@ -86,12 +86,12 @@ func (b *body) next() bool {
 	if err != nil {
 		return b.refuse(err)
 	}
-	b.out, b.rest = []byte(value), b.rest[len(offer.Text):]
+	b.out, b.unsearched = []byte(value), b.unsearched[len(offer.Text):]
 	return true
 }
 
 func (b *body) pass(n int) bool {
-	b.out, b.rest = b.rest[:n], b.rest[n:]
+	b.out, b.unsearched = b.unsearched[:n], b.unsearched[n:]
 	return n > 0
 }
 
@@ -100,8 +100,8 @@ func (b *body) partial() int {
 	if b.err != nil {
 		return 0
 	}
-	for n := min(len(Prefix)-1, len(b.rest)); n >= minHeld; n-- {
-		if strings.HasPrefix(Prefix, string(b.rest[len(b.rest)-n:])) {
+	for n := min(len(Prefix)-1, len(b.unsearched)); n >= minHeld; n-- {
+		if strings.HasPrefix(Prefix, string(b.unsearched[len(b.unsearched)-n:])) {
 			return n
 		}
 	}
@@ -112,6 +112,6 @@ func (b *body) refuse(err error) bool {
 	b.x.mu.Lock()
 	defer b.x.mu.Unlock()
 	b.x.refused = err
-	b.err, b.rest = err, nil
+	b.err, b.unsearched = err, nil
 	return false
 }

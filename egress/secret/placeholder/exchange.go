@@ -23,11 +23,11 @@ import (
 // its new length. Requests that log in have some hundred bytes.
 const MaxBody = 1 << 20
 
-// Exchanged is what became of a request's placeholders. The nil Exchanged is
-// that of a request without any.
+// Exchanged is the result of exchanging a request's placeholders. It is nil for a request
+// without any.
 type Exchanged struct {
 	set *Set
-	// placed is the length of all values but those of a body of unknown length.
+	// placed is the length of all values, without a body of unknown length.
 	placed int
 
 	mu      sync.Mutex
@@ -49,7 +49,7 @@ func (x *Exchanged) Used() []secret.ID {
 }
 
 // Refused returns the *RefusedError with which reading the body ended, if it did.
-// Who forwards the request may have wrapped it or made another of it.
+// The forwarder of the request may have wrapped or replaced it.
 func (x *Exchanged) Refused() error {
 	if x == nil {
 		return nil
@@ -62,14 +62,14 @@ func (x *Exchanged) Refused() error {
 // Exchange puts values in the place of placeholders in a request's header values, the user and password of Basic authentication, its query and its
 // body, escaped where it is JSON or a form. Placeholders of other sandboxes are text like any other.
 //
-// A body of at most MaxBody bytes is read at once and gets its new length; one of
+// A body of at most MaxBody bytes is read first and gets its new length; one of
 // unknown length is exchanged while it is read. In a longer one of known length,
 // whose length is part of a promise (S3 refuses another), a placeholder is refused,
-// and in one for which there is no room.
+// and in one beyond the limit of memory.
 // Bodies of gRPC (whose messages have lengths of their own) and compressed ones are
-// not looked into, nor is what follows an upgrade.
+// not searched, and neither is data after an upgrade.
 //
-// Errors: *RefusedError, after which the request must not be sent, and those of
+// Errors: *RefusedError, after which the request must not be sent, and errors of
 // reading the body. Errors of a body that is read later come from its Read, and
 // Refused returns them.
 func (s *Set) Exchange(r *http.Request) (*Exchanged, error) {
@@ -145,8 +145,8 @@ func (x *Exchanged) basic(header string) (string, error) {
 	return scheme + " " + base64.StdEncoding.EncodeToString([]byte(exchanged)), nil
 }
 
-// text returns a text with values in the place of placeholders. in says what a
-// value looks like in this place, or why it cannot be there.
+// text returns a text with values instead of placeholders. in returns the form that a
+// value has in this text, or why it cannot be there.
 func (x *Exchanged) text(text string, in func(value string) (string, error)) (string, error) {
 	if !strings.Contains(text, Prefix) {
 		return text, nil
@@ -211,12 +211,12 @@ func inHeader(value string) (string, error) {
 
 func inQuery(value string) (string, error) { return url.QueryEscape(value), nil }
 
-// inPath: what stands in a path is logged by everybody, and rules decide on it.
+// inPath refuses a value: paths are logged everywhere, and rules decide on them.
 func inPath(string) (string, error) {
 	return "", fmt.Errorf("in a path, where it is not exchanged: send it in a header, or let a policy put the secret there")
 }
 
-// body exchanges in the body, or arranges for it; then it says that it did.
+// body exchanges in the body, or arranges for it, and reports whether it did.
 func (x *Exchanged) body(r *http.Request) (streamed bool, err error) {
 	if r.Body == nil || r.Body == http.NoBody || r.ContentLength == 0 || opaque(r.Header) {
 		return false, nil
@@ -269,7 +269,7 @@ func inBody(h http.Header) func(value string) (string, error) {
 func inJSON(value string) (string, error) {
 	quoted, err := json.Marshal(value)
 	if err != nil || !utf8.ValidString(value) {
-		return "", fmt.Errorf("its value is no text, which JSON cannot hold")
+		return "", fmt.Errorf("its value is not text, so JSON cannot hold it")
 	}
 	return string(quoted[1 : len(quoted)-1]), nil
 }
@@ -279,7 +279,7 @@ func mediaType(h http.Header) string {
 	return strings.ToLower(strings.TrimSpace(kind))
 }
 
-// opaque reports whether a body is one that is not looked into.
+// opaque reports whether a body is not searched.
 func opaque(h http.Header) bool {
 	if e := h.Get("Content-Encoding"); e != "" && !strings.EqualFold(e, "identity") {
 		return true

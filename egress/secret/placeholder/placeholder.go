@@ -18,8 +18,8 @@ const Prefix = "doze-placeholder-"
 
 // Text returns the placeholder of a secret for a sandbox: letters, digits, - and _.
 // It is the same as long as the sandbox lives and needs no storage: its end is an
-// HMAC by a key of the node, so that nobody who does not know the key can make
-// that of another sandbox. The name is in it for people to read.
+// HMAC by a key of the node, so that a placeholder of another sandbox cannot be made
+// without the key. The name is in it for people to read.
 func Text(key []byte, sandbox, name string) string {
 	mac := hmac.New(sha256.New, key)
 	fmt.Fprintf(mac, "placeholder %q %q", sandbox, name)
@@ -51,7 +51,7 @@ type Set struct {
 	hold    func(bytes int64) bool
 }
 
-// NewSet returns the set of a sandbox's offers. value returns a secret. Its error says why
+// NewSet returns the set of a sandbox's offers. value returns a secret. Its error is why
 // the secret may not be sent (it is not bound to the host, the connection is not verified
 // TLS) and becomes the reason of a RefusedError. The goroutine that reads the request's
 // body calls it, too.
@@ -66,7 +66,7 @@ func NewSet(offers []Offer, value func(secret.ID) ([]byte, error), hold func(byt
 	return s
 }
 
-// find returns the offer with whose text a text begins. part says that the text
+// find returns the offer with whose text a text begins. part reports that the text
 // may be the beginning of one, if more follows.
 func (s *Set) find(text string) (offer *Offer, part bool) {
 	for i := range s.offers {

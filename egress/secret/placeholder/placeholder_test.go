@@ -46,10 +46,10 @@ func setFor(to string) *Set {
 			return []byte("a line\r\nX-Injected: 1"), nil
 		}
 		return []byte(value), nil
-	}, room)
+	}, fits)
 }
 
-func room(bytes int64) bool { return bytes <= MaxBody }
+func fits(bytes int64) bool { return bytes <= MaxBody }
 
 func request(body io.Reader) *http.Request {
 	return httptest.NewRequest(http.MethodPost, "/path?a=b", body)
@@ -57,7 +57,7 @@ func request(body io.Reader) *http.Request {
 
 func TestTextsAreOfOneSandboxAndSecret(t *testing.T) {
 	if !regexp.MustCompile(`\Adoze-placeholder-github-token-[A-Za-z0-9_-]{22}\z`).MatchString(github) {
-		t.Errorf("%s is no placeholder", github)
+		t.Errorf("%s is not a placeholder", github)
 	}
 	if again := Text(key, "k3f9x2m7q1az", "github-token"); again != github {
 		t.Errorf("%s, and then %s", github, again)
@@ -98,7 +98,7 @@ func TestPlaceholdersAreExchangedWhereTheyStand(t *testing.T) {
 	}
 }
 
-func TestBasicAuthenticationIsLookedInto(t *testing.T) {
+func TestPlaceholdersInBasicAuthenticationAreExchanged(t *testing.T) {
 	for name, c := range map[string][2]string{
 		"password":     {"Basic " + base64.StdEncoding.EncodeToString([]byte("me:"+github)), "Basic " + base64.StdEncoding.EncodeToString([]byte("me:"+value))},
 		"user":         {"basic  " + base64.RawStdEncoding.EncodeToString([]byte(github+":x-oauth-basic")), "basic " + base64.StdEncoding.EncodeToString([]byte(value+":x-oauth-basic"))},
@@ -280,7 +280,7 @@ func TestLongBodies(t *testing.T) {
 		})
 	}
 	r := request(strings.NewReader(strings.Repeat(github, MaxBody/len(github))))
-	long := NewSet([]Offer{{secret.ID{Name: "github-token"}, github}}, func(secret.ID) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, room)
+	long := NewSet([]Offer{{secret.ID{Name: "github-token"}, github}}, func(secret.ID) ([]byte, error) { return bytes.Repeat([]byte("v"), 64<<10), nil }, fits)
 	var refused *RefusedError
 	if _, err := long.Exchange(r); !errors.As(err, &refused) {
 		t.Errorf("a body of 600 MB was made: %v", err)
@@ -299,7 +299,7 @@ func TestBodiesForWhichThereIsNoRoom(t *testing.T) {
 		full := testSet()
 		full.hold = func(bytes int64) bool {
 			if bytes != int64(len(sent)) {
-				t.Errorf("room for %d bytes, of a body of %d", bytes, len(sent))
+				t.Errorf("fits for %d bytes, of a body of %d", bytes, len(sent))
 			}
 			return false
 		}
@@ -316,8 +316,8 @@ func TestBodiesForWhichThereIsNoRoom(t *testing.T) {
 	}
 }
 
-// What is not the beginning of a placeholder goes out at once, so that who
-// answers it is not waited for.
+// Bytes that do not begin a placeholder are sent immediately: the client may wait for a
+// response to them before it sends more.
 func TestBodiesAreNotHeldBack(t *testing.T) {
 	turns := []struct{ sent, want string }{
 		{"a message", "a message"},

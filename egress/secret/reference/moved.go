@@ -9,27 +9,27 @@ import (
 )
 
 // Moved reports whether a request has a reference in a place where it was not before,
-// considering references to secrets, or to something that contains one, for which whose
+// considering references to secrets, or to something that contains one, for which wanted
 // returns true. A place is the value of a header or trailer, the path, or a parameter of
 // the query. A body is new as a whole; nil: it did not change.
-func (s *Set) Moved(before, after *http.Request, body []byte, whose func(secret.ID) bool) bool {
+func (s *Set) Moved(before, after *http.Request, body []byte, wanted func(secret.ID) bool) bool {
 	if s == nil || s.prefix == "" {
 		return false
 	}
-	if s.holds(string(body), whose) {
+	if s.holds(string(body), wanted) {
 		return true
 	}
-	was, is := s.places(before, whose), s.places(after, whose)
-	return slices.ContainsFunc(is, func(p place) bool { return !slices.Contains(was, p) })
+	was, is := s.occurrences(before, wanted), s.occurrences(after, wanted)
+	return slices.ContainsFunc(is, func(p occurrence) bool { return !slices.Contains(was, p) })
 }
 
-// place is where a reference stands, with all that stands there.
-type place struct{ where, text string }
+// occurrence is where a reference stands, with all that stands there.
+type occurrence struct{ where, text string }
 
-func (s *Set) places(r *http.Request, whose func(secret.ID) bool) (found []place) {
+func (s *Set) occurrences(r *http.Request, wanted func(secret.ID) bool) (found []occurrence) {
 	add := func(where, text string) {
-		if s.holds(text, whose) {
-			found = append(found, place{where, text})
+		if s.holds(text, wanted) {
+			found = append(found, occurrence{where, text})
 		}
 	}
 	for kind, h := range map[string]http.Header{"header ": r.Header, "trailer ": r.Trailer} {
@@ -48,14 +48,14 @@ func (s *Set) places(r *http.Request, whose func(secret.ID) bool) (found []place
 
 // holds reports whether a text has such a reference. Parts of references are never
 // rendered.
-func (s *Set) holds(text string, whose func(secret.ID) bool) bool {
+func (s *Set) holds(text string, wanted func(secret.ID) bool) bool {
 	for {
 		_, after, found := strings.Cut(text, s.prefix)
 		if !found {
 			return false
 		}
 		e, err := s.lookup(text[len(text)-len(after)-len(s.prefix):])
-		if err == nil && slices.ContainsFunc(e.secrets, whose) {
+		if err == nil && slices.ContainsFunc(e.secrets, wanted) {
 			return true
 		}
 		text = after

@@ -11,7 +11,7 @@ func TestReferencesAreSeenToMove(t *testing.T) {
 	s := of(map[string]string{"theirs": "value-1", "mine": "value-2"})
 	theirs, mine := must(t)(s.Secret(id("theirs"))), must(t)(s.Secret(id("mine")))
 	inside := must(t)(s.Encode(Base64, "user:"+theirs))
-	whose := func(id secret.ID) bool { return id.Name == "theirs" }
+	wanted := func(id secret.ID) bool { return id.Name == "theirs" }
 	before := func() *http.Request {
 		r := request(t, "https://api.example/a?key="+theirs)
 		r.Header.Set("Authorization", "Bearer "+theirs)
@@ -42,11 +42,11 @@ func TestReferencesAreSeenToMove(t *testing.T) {
 	} {
 		after := before()
 		c.change(after)
-		if got := s.Moved(before(), after, []byte(c.body), whose); got != c.moved {
+		if got := s.Moved(before(), after, []byte(c.body), wanted); got != c.moved {
 			t.Errorf("%s: moved %v", name, got)
 		}
 	}
-	if of(nil).Moved(before(), request(t, "https://api.example/"+theirs), nil, whose) {
+	if of(nil).Moved(before(), request(t, "https://api.example/"+theirs), nil, wanted) {
 		t.Error("references of another exchange move")
 	}
 }

@@ -34,7 +34,7 @@ var (
 	ErrUnknown = fmt.Errorf("%w: incomplete or unknown reference", secret.ErrBadArgument)
 )
 
-// Encoding of a text that may hold references. The numbers are those of the ABI.
+// Encoding of a text that may hold references. The numbers are the ABI's.
 type Encoding int32
 
 const (
@@ -100,7 +100,7 @@ func (s *Set) Encode(e Encoding, text string) (string, error) {
 	if len(text) > MaxValue {
 		return "", ErrLimit
 	}
-	r := renderer{set: s, room: MaxValue}
+	r := renderer{set: s, capacity: MaxValue}
 	value, err := r.text(text, asIs)
 	if err != nil {
 		return "", err
@@ -154,17 +154,17 @@ func (s *Set) lookup(text string) (*entry, error) {
 
 // renderer puts values in the place of references and notes whose they are.
 type renderer struct {
-	set  *Set
-	used []secret.ID
-	room int // for values: references are short, so that many fit into a text
+	set      *Set
+	used     []secret.ID
+	capacity int // for values: references are short, so that many fit into a text
 }
 
 // asIs: what a reference stands for, unchanged.
 func asIs(e *entry) (string, error) { return e.value, nil }
 
 // text returns a text with values in the place of references, itself if it has
-// none. in says what a value looks like in this place, or why it cannot be there.
-// What the values contain is not looked into.
+// none. in returns the form that a value has in this text, or why it cannot be there.
+// The values themselves are not searched.
 func (r *renderer) text(text string, in func(*entry) (string, error)) (string, error) {
 	if !r.set.in(text) {
 		return text, nil
@@ -185,7 +185,7 @@ func (r *renderer) text(text string, in func(*entry) (string, error)) (string, e
 		if err != nil {
 			return "", err
 		}
-		if r.room -= len(value); r.room < 0 {
+		if r.capacity -= len(value); r.capacity < 0 {
 			return "", ErrLimit
 		}
 		b.WriteString(value)

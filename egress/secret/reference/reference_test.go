@@ -68,7 +68,7 @@ func TestReferencesAreOpaqueAndOfOneExchange(t *testing.T) {
 		t.Errorf("%s the second time, %s the first", again, first)
 	}
 	if !regexp.MustCompile(`\A[A-Za-z0-9_-]{1,64}\z`).MatchString(first) || len(first) != length {
-		t.Errorf("%s is no reference", first)
+		t.Errorf("%s is not a reference", first)
 	}
 	r := request(t, "https://api.example/")
 	r.Header.Set("Authorization", first)
@@ -151,7 +151,7 @@ func TestValuesThatCannotStandInAHeaderAreRefused(t *testing.T) {
 		r.Header.Set("Authorization", "Bearer "+must(t)(s.Secret(id("token"))))
 		_, err := s.Render(r)
 		var refused *RenderError
-		if !errors.As(err, &refused) || refused.Place != "header Authorization" || !strings.Contains(err.Error(), want) {
+		if !errors.As(err, &refused) || refused.Where != "header Authorization" || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", value, err)
 		}
 		if err != nil && strings.Contains(err.Error(), "Injected") {

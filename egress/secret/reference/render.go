@@ -16,14 +16,14 @@ import (
 // held in memory, as it was when a policy wrote it. Policies have no more memory.
 const MaxBody = 16 << 20
 
-// RenderError says why a request cannot be sent with the references that it has.
-// It holds no part of a value.
+// RenderError is why a request cannot be sent with its references. It holds no part of a
+// value.
 type RenderError struct {
-	Place  string // such as "header Authorization"
+	Where  string // such as "header Authorization"
 	Reason string
 }
 
-func (e *RenderError) Error() string { return e.Place + ": " + e.Reason }
+func (e *RenderError) Error() string { return e.Where + ": " + e.Reason }
 
 // Render puts values in the place of references in the values of headers and
 // trailers, in the path and in the query, and returns the secrets that are
@@ -39,7 +39,7 @@ func (s *Set) Render(r *http.Request) (used []secret.ID, err error) {
 	if err := s.elsewhere(r); err != nil {
 		return nil, err
 	}
-	t := &renderer{set: s, room: maxHeld}
+	t := &renderer{set: s, capacity: maxHeld}
 	if err := t.headers(r.Header, "header "); err != nil {
 		return nil, err
 	}
@@ -121,8 +121,8 @@ func (t *renderer) url(r *http.Request) error {
 	return nil
 }
 
-// elsewhere finds references where none is rendered: nobody else would see
-// that the request is not what its policy meant.
+// elsewhere finds references where none is rendered: otherwise the request would be sent,
+// and not be what its policy meant.
 func (s *Set) elsewhere(r *http.Request) error {
 	for _, text := range []string{r.Method, r.Host, r.URL.Scheme, r.URL.Opaque, r.URL.Host, r.URL.Fragment} {
 		if s.in(text) {
@@ -148,7 +148,7 @@ func (s *Set) elsewhere(r *http.Request) error {
 // it. The length is made right. A body that a client wrote has no
 // references: it is not to be given to RenderBody.
 //
-// The request must not be sent after an error: *RenderError, or that of reading
+// The request must not be sent after an error: *RenderError, or an error of reading
 // the body.
 func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 	if s == nil || s.prefix == "" || r.Body == nil || r.Body == http.NoBody {
@@ -162,7 +162,7 @@ func (s *Set) RenderBody(r *http.Request) (used []secret.ID, err error) {
 		return nil, &RenderError{"body", fmt.Sprintf("more than %d bytes, which is too long for one with secrets", MaxBody)}
 	}
 	if bytes.Contains(body, []byte(s.prefix)) {
-		t := &renderer{set: s, room: MaxBody}
+		t := &renderer{set: s, capacity: MaxBody}
 		rendered, err := t.text(string(body), asIs)
 		if err != nil {
 			return nil, &RenderError{"body", err.Error()}

@@ -17,8 +17,7 @@ import (
 	"github.com/doze-run/doze/egress/secret"
 )
 
-// Algorithms of Sign, by the names of RFC 7518 and RFC 8037. The numbers are
-// those of the ABI.
+// Algorithms of Sign, by the names of RFC 7518 and RFC 8037. The numbers are the ABI's.
 const (
 	RS256 int32 = 1
 	EdDSA int32 = 2
@@ -41,7 +40,7 @@ var (
 
 // HMAC returns the end of a chain of HMAC-SHA256: the first key is prefix and
 // secret, each next one is the HMAC of a part, the last is the result. Errors:
-// those of the set's resolve, ErrParts.
+// the errors of the set's resolve, ErrParts.
 func (s *Set) HMAC(id secret.ID, prefix string, parts [][]byte) ([]byte, error) {
 	if len(parts) == 0 || len(parts) > maxParts {
 		return nil, ErrParts
@@ -62,7 +61,7 @@ func (s *Set) HMAC(id secret.ID, prefix string, parts [][]byte) ([]byte, error) 
 
 // Sign signs data with the private key that a secret holds as PEM (PKCS #8, or
 // what is usual for RSA and EC keys): RS256 in PKCS #1 v1.5, ES256 as r and s of
-// 32 bytes. Errors: those of the set's resolve, ErrAlgorithm, and keys that do not
+// 32 bytes. Errors: the errors of the set's resolve, ErrAlgorithm, and keys that do not
 // fit, which no error quotes.
 func (s *Set) Sign(id secret.ID, algorithm int32, data []byte) ([]byte, error) {
 	if algorithm < RS256 || algorithm > ES256 {

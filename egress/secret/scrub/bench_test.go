@@ -30,7 +30,7 @@ const benchmarked = 1 << 20
 // contents are without occurrences.
 func contents() map[string][]byte {
 	r := rand.New(rand.NewPCG(3, 4))
-	words := strings.Fields("the quick brown fox jumps over a lazy dog while github answers requests for tokens and keys in lines of text that end somewhere")
+	words := strings.Fields("the quick brown fox jumps over a lazy dog while github fulfills requests for tokens and keys in lines of text that end somewhere")
 	var text, object bytes.Buffer
 	for i := 0; text.Len() < benchmarked; i++ {
 		text.WriteString(words[r.IntN(len(words))])
@@ -79,7 +79,7 @@ func BenchmarkBody(b *testing.B) {
 	}
 }
 
-// BenchmarkWorst is of texts made against this very search, by who knows the
+// BenchmarkWorst searches texts made against this very search with knowledge of the
 // secrets: occurrences that break off at their last character, over and over.
 func BenchmarkWorst(b *testing.B) {
 	as := strings.Repeat("a", 4<<10)

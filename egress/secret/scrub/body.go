@@ -6,21 +6,21 @@ import (
 )
 
 const (
-	// pieceSize of a body that is looked at in one go: a TLS record's, which
-	// is what arrives at once.
+	// pieceSize of a body that is searched in one go: the size of a TLS record, whose
+	// bytes arrive together.
 	pieceSize = 16 << 10
-	// maxKept bounds what is held back: a key of 256 characters, each escaped
+	// maxPending bounds what is held back: a key of 256 characters, each escaped
 	// in the widest way (11 bytes, as &#x000002f;), or with \r\n between (10).
-	maxKept = 4 << 10
+	maxPending = 4 << 10
 	// maxEmpty reads without bytes or an error, one after the other: as bufio.
 	maxEmpty = 100
 )
 
-var pieces = sync.Pool{New: func() any { return new([pieceSize + maxKept]byte) }}
+var pieces = sync.Pool{New: func() any { return new([pieceSize + maxPending]byte) }}
 
 // Body returns a reader of r without occurrences, however r's reads split them.
-// It has as many bytes as r, and hands on at once what cannot be part of an
-// occurrence of which at least four characters have arrived.
+// It has as many bytes as r, and immediately passes on bytes that cannot be part of an
+// occurrence whose first four characters have arrived.
 func (s *Scrubber) Body(r io.Reader) io.Reader {
 	if s == nil {
 		return r
@@ -33,12 +33,12 @@ type body struct {
 	err error // of r, for when all is out
 	x   scan
 
-	piece *[pieceSize + maxKept]byte // nil before the first and after the last
-	out   []byte                     // of piece, to go out
-	// kept are bytes that are looked at again with those that follow, because
+	piece *[pieceSize + maxPending]byte // nil before the first and after the last
+	out   []byte                        // of piece, to go out
+	// pending are bytes that are searched again with the bytes that follow, because
 	// an occurrence may begin in them. The first sent of them went out.
-	kept []byte
-	sent int
+	pending []byte
+	sent    int
 }
 
 func (b *body) Read(p []byte) (int, error) {
@@ -47,7 +47,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	for empty := 0; len(b.out) == 0; {
 		if b.err != nil {
-			return 0, b.end()
+			return 0, b.finish()
 		}
 		n, err := b.fill()
 		if b.err = err; n > 0 || err != nil {
@@ -58,13 +58,13 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	n := copy(p, b.out)
 	if b.out = b.out[n:]; len(b.out) == 0 && b.err != nil {
-		return n, b.end()
+		return n, b.finish()
 	}
 	return n, nil
 }
 
-// end returns the error of r. All is out.
-func (b *body) end() error {
+// finish returns the error of r. All is out.
+func (b *body) finish() error {
 	if b.piece != nil {
 		pieces.Put(b.piece)
 		b.piece = nil
@@ -75,9 +75,9 @@ func (b *body) end() error {
 // fill reads once, and has in out what may go out.
 func (b *body) fill() (int, error) {
 	if b.piece == nil {
-		b.piece = pieces.Get().(*[pieceSize + maxKept]byte)
+		b.piece = pieces.Get().(*[pieceSize + maxPending]byte)
 	}
-	kept := copy(b.piece[:], b.kept)
+	kept := copy(b.piece[:], b.pending)
 	n, err := b.r.Read(b.piece[kept : kept+pieceSize])
 	text := b.piece[:kept+n]
 
@@ -88,16 +88,16 @@ func (b *body) fill() (int, error) {
 	for _, t := range x.tails {
 		end = min(end, t.at) // an escape that is not whole
 	}
-	x.keep = min(x.keep, end)
+	x.retain = min(x.retain, end)
 
-	b.kept = append(b.kept[:0], text[x.keep:]...)
+	b.pending = append(b.pending[:0], text[x.retain:]...)
 	x.spans.star(text, b.sent, end)
 	b.out = text[b.sent:end]
-	b.sent = end - x.keep
-	x.spans = x.spans.from(end, x.keep)
+	b.sent = end - x.retain
+	x.spans = x.spans.from(end, x.retain)
 	for i := range x.tails {
-		x.tails[i].at -= x.keep
+		x.tails[i].at -= x.retain
 	}
-	x.until -= x.keep
+	x.until -= x.retain
 	return n, err
 }

@@ -7,13 +7,13 @@ import (
 )
 
 // filter finds the places of a text where an occurrence may begin, at a fraction
-// of the cost of looking at each: it samples groups of four bytes, so far apart
+// of the cost of comparing each: it samples groups of four bytes, so far apart
 // that one of them is in the beginning of every occurrence.
 type filter struct {
 	window int // bytes at the beginning of each key that were taken in
 	stride int // between samples
 	// groups has by the hash of a group of four bytes at which of the first
-	// places of a key it stands: bit i for place i. 16 KiB: with text beside it,
+	// places of a key it stands: bit i for place i. 16 KiB: together with the text
 	// it stays in the first-level cache.
 	groups *[1 << groupBits]uint8
 	chars  [256]bool // are in a window
@@ -61,7 +61,7 @@ func newFilter(keys []key, special *[256]readings) *filter {
 // mayFollow reports whether what begins with these two characters can be an escape in
 // an occurrence's window.
 func (f *filter) mayFollow(char byte, in readings, c byte) bool {
-	for ; in != 0; in = in.rest() {
+	for ; in != 0; in = in.withoutFirst() {
 		r := in.first()
 		switch u := r.unit([]byte{char, c}); {
 		case u.n == 1 && u.width == 1 && u.byte(0) == char: // no escape
@@ -121,7 +121,7 @@ func (f *filter) escape(text []byte, pos, which int) escaped {
 		if char == '\n' && at > 0 && text[at-1] == '\r' {
 			e.at-- // where the unit begins
 		}
-		for rest := in; rest != 0; rest = rest.rest() {
+		for rest := in; rest != 0; rest = rest.withoutFirst() {
 			e.starts |= f.starts(text, e.at, rest.first())
 		}
 		if e.starts != 0 {
@@ -131,7 +131,7 @@ func (f *filter) escape(text []byte, pos, which int) escaped {
 }
 
 // index returns the next place of a character, or len(text). Escapes that follow
-// each other are found without a call that looks at much more of the text.
+// each other are found without a call that reads much more of the text.
 func index(text []byte, at int, char byte) int {
 	for near := min(at+4, len(text)); at < near; at++ {
 		if text[at] == char {

@@ -125,8 +125,8 @@ func agree(t *testing.T, vs [][]byte, text string, sizes []byte) {
 	s := New(vs)
 	least, most := naive(vs, text, false), naive(vs, text, true)
 	for how, got := range map[string]string{
-		"at once":   s.Text(text),
-		"in pieces": read(t, s.Body(inPieces(text, ints(sizes)...))),
+		"in one piece": s.Text(text),
+		"in pieces":    read(t, s.Body(inPieces(text, ints(sizes)...))),
 	} {
 		if len(got) != len(text) {
 			t.Fatalf("%s: %d bytes of %q became %d", how, len(text), text, len(got))
@@ -142,7 +142,7 @@ func agree(t *testing.T, vs [][]byte, text string, sizes []byte) {
 				missed = 0
 			}
 			// In pieces, up to three characters may have gone out before.
-			if missed > 0 && how == "at once" || missed > minHeld*(maxUnit+4) {
+			if missed > 0 && how == "in one piece" || missed > minHeld*(maxUnit+4) {
 				t.Fatalf("%s: %q became %q, not %q", how, text, got, least)
 			}
 		}
@@ -178,7 +178,7 @@ func FuzzNoEncodingGetsThrough(f *testing.F) {
 	f.Fuzz(func(t *testing.T, value, before, after string, form uint8, sizes []byte) {
 		value = strings.TrimSpace(value)
 		name := formNames[int(form)%len(formNames)]
-		// What would be cut off is another value; an asterisk is its own replacement.
+		// A value that is cut off is another value; an asterisk is its own replacement.
 		if len(value) < 8 || len(value) > maxKey || len(before)+len(after) > 5000 || strings.Contains(value, "*") || !utf8.ValidString(value) {
 			return
 		}
@@ -192,7 +192,7 @@ func FuzzNoEncodingGetsThrough(f *testing.F) {
 		text := before + encoded + after
 		s := New(values(value))
 		core := encoded
-		if strings.HasPrefix(name, "base64") { // without what neighbours share
+		if strings.HasPrefix(name, "base64") { // without the bits that neighbors share
 			core = strings.TrimRight(core, "=%3D")
 			core = core[min(len(core), 4):]
 			core = core[:max(0, len(core)-4)]
@@ -201,8 +201,8 @@ func FuzzNoEncodingGetsThrough(f *testing.F) {
 			}
 		}
 		for how, got := range map[string]string{
-			"at once":   s.Text(text),
-			"in pieces": read(t, s.Body(inPieces(text, ints(sizes)...))),
+			"in one piece": s.Text(text),
+			"in pieces":    read(t, s.Body(inPieces(text, ints(sizes)...))),
 		} {
 			if len(got) != len(text) {
 				t.Fatalf("%d bytes became %d", len(text), len(got))

@@ -29,8 +29,8 @@ func (r reading) in(set readings) bool { return set>>r&1 != 0 }
 
 func (s readings) first() reading { return reading(bits.TrailingZeros8(uint8(s))) }
 
-// rest is without the first.
-func (s readings) rest() readings { return s & (s - 1) }
+// withoutFirst is without the first.
+func (s readings) withoutFirst() readings { return s & (s - 1) }
 
 func set(of ...reading) (s readings) {
 	for _, r := range of {
@@ -85,8 +85,8 @@ func char(r rune, width int) unit {
 // maxUnit is the width of the longest unit: a pair of surrogates in JSON.
 const maxUnit = len(`\ud83d\ude00`)
 
-// unit returns the unit with which a text begins, which is not empty. What is no
-// escape stands for itself.
+// unit returns the unit with which a text begins, which is not empty. A character outside
+// of an escape stands for itself.
 func (r reading) unit(text []byte) unit {
 	switch c := text[0]; {
 	case c == '%' && (r == percent || r == form):

@@ -3,32 +3,32 @@ package scrub
 // minHeld is how many characters of a key have to be there at the end of what
 // has arrived for it to be held back. With less, one message in some dozens would
 // wait for the next (a secret that begins with "e", a message that ends with
-// "done"), and a peer that answers messages would wait for ever. So of an
+// "done"), and a peer that waits for a message would wait indefinitely. So of an
 // occurrence whose first characters came alone, those up to three get through.
 const minHeld = 4
 
-// scan looks for occurrences in one piece of text.
+// scan searches for occurrences in one piece of text.
 type scan struct {
 	s     *Scrubber
 	text  []byte
 	final bool // nothing comes after text
 
-	spans spans // what is to be replaced
+	spans spans // to be replaced
 	// tails are long patterns that are followed beyond their keys.
 	tails []tail
 	until int // how far they were followed
-	// If not final: keep is the first place where an occurrence may begin
+	// If not final: retain is the first place where an occurrence may begin
 	// that the text does not hold whole; held the first from which on
 	// bytes must not go out. Both are len(text) without.
-	keep, held int
+	retain, held int
 }
 
 // run finds all occurrences that begin in text from a place on, up to held.
 func (x *scan) run(from int) {
 	n, f := len(x.text), x.s.filter
-	x.keep, x.held = n, n
+	x.retain, x.held = n, n
 	x.follow()
-	// What begins in the last window cannot be told by samples, nor before a \r
+	// Samples do not find an occurrence that begins in the last window, or before a \r
 	// that may be half a line break. If nothing comes after it, it is too short.
 	rest := n
 	if !x.final {
@@ -64,15 +64,15 @@ func (x *scan) run(from int) {
 	}
 }
 
-// match looks for occurrences that begin at start, in all readings.
+// match searches for occurrences that begin at start, in all readings.
 func (x *scan) match(start int) {
-	var p place
+	var p position
 	var ended []key
 	unread := ^readings(0)
 	for at := start; at < len(x.text); at++ {
 		c := x.text[at]
-		// What was before reads the same in all ways.
-		for more := x.s.special[c] & unread; more != 0; more = more.rest() {
+		// The text before it is the same in all readings.
+		for more := x.s.special[c] & unread; more != 0; more = more.withoutFirst() {
 			x.read(more.first(), start, at, p)
 		}
 		unread &^= x.s.special[c]
@@ -84,14 +84,14 @@ func (x *scan) match(start int) {
 			continue
 		}
 		before := p.depth
-		p = x.s.tree.along(p, x.text[at+1:], &x.s.special, unread)
+		p = x.s.tree.descend(p, x.text[at+1:], &x.s.special, unread)
 		at += int(p.depth - before)
 	}
 	x.more(p, start)
 }
 
 // read goes on with match in another reading.
-func (x *scan) read(r reading, start, at int, p place) {
+func (x *scan) read(r reading, start, at int, p position) {
 	var ended []key
 	broken := at == start // no line break at the beginning, nor two in a row
 	for at < len(x.text) {
@@ -114,7 +114,7 @@ func (x *scan) read(r reading, start, at int, p place) {
 		}
 		if !broken {
 			before := p.depth
-			p = x.s.tree.along(p, x.text[at:], &x.s.special, set(r))
+			p = x.s.tree.descend(p, x.text[at:], &x.s.special, set(r))
 			at += int(p.depth - before)
 		}
 	}
@@ -122,11 +122,11 @@ func (x *scan) read(r reading, start, at int, p place) {
 }
 
 // more: the text ended within what may become an occurrence.
-func (x *scan) more(p place, start int) {
+func (x *scan) more(p position, start int) {
 	if x.final || x.s.tree.ends(p) {
 		return
 	}
-	x.keep = min(x.keep, start)
+	x.retain = min(x.retain, start)
 	if p.depth >= minHeld {
 		x.held = start
 	}
@@ -169,7 +169,7 @@ func (x *scan) follow() {
 	x.tails = live
 }
 
-// goesOn moves a tail on as far as it is as it should be, and says whether text ended.
+// goesOn moves a tail on as far as it matches, and reports whether the text ended.
 func (x *scan) goesOn(t *tail) bool {
 	for t.next < t.of.length {
 		if t.at == len(x.text) {

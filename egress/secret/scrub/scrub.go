@@ -9,7 +9,7 @@
 // not. An occurrence becomes as many asterisks: lengths stay.
 //
 // Of base64 the characters are matched that depend on the value alone: at an edge
-// where its bits share a character with a neighbour, up to four bits remain.
+// where its bits share a character with a neighbor, up to four bits remain.
 //
 // Not found are, and cannot be in a program that does not know what the upstream
 // will do: parts of a value, values in two encodings one in the other (base64 of
@@ -28,7 +28,7 @@ import (
 	"sync"
 )
 
-// shortest values that are looked for. The vault takes none below 8; below 4 a
+// shortest values that are searched for. The vault accepts none below 8; below 4 a
 // response would be more asterisks than text.
 const shortest = 4
 

@@ -135,7 +135,7 @@ func TestEveryEncodingIsFound(t *testing.T) {
 			}
 			got = got[len("before: ") : len(got)-len(" :after")]
 			if strings.HasPrefix(name, "base64") {
-				// Characters that hold bits of neighbours may be left.
+				// Characters that hold bits of neighbors may be left.
 				if n := strings.Count(got, "*"); n < (8*len(value)-4)/6 {
 					t.Errorf("%s of %q: %q of %q", name, value, got, encoded)
 				}
@@ -146,7 +146,7 @@ func TestEveryEncodingIsFound(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoOccurrenceStays(t *testing.T) {
+func TestTextWithoutOccurrencesStays(t *testing.T) {
 	s := New(values(token, "ghp_0123456789abcdefghijklmnopqrstuvwxyz", "%41%42%43%44", `\\\\\\\\x`))
 	for _, text := range []string{
 		"", "x", "ghp_", "ghp_0123456789abcdefghijklmnopqrstuvwxy", "ghp_0123456789abcdefghijklmnopqrstuvwxyZ",
@@ -241,7 +241,7 @@ func TestOnlyTheBeginningOfALongValueHasToBeThere(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			want := strings.Repeat("*", len(c.text)-len(c.left)) + c.left
 			if got := s.Text(c.text); got != want {
-				t.Errorf("at once: %q", got)
+				t.Errorf("in one piece: %q", got)
 			}
 			for _, size := range []int{48, 100, 257, 4096} {
 				if got := read(t, s.Body(inPieces(c.text, size))); got != want {
@@ -311,8 +311,8 @@ func TestHeadersAreScrubbed(t *testing.T) {
 	}
 }
 
-// What is not the beginning of an occurrence goes out at once, so that who
-// answers it is not waited for.
+// Bytes that do not begin an occurrence are passed on immediately: the peer may wait for
+// them before it sends more.
 func TestNothingElseIsHeldBack(t *testing.T) {
 	s := New(values("secret-token-42", "event-key-1234567", "\"quoted\""))
 	encoded := forms64("secret-token-42")
@@ -395,12 +395,12 @@ func TestWhatIsHeldBackIsBounded(t *testing.T) {
 			most := 0
 			for {
 				_, err := b.Read(p)
-				most = max(most, len(b.kept), cap(b.x.spans), cap(b.x.tails))
+				most = max(most, len(b.pending), cap(b.x.spans), cap(b.x.tails))
 				if err != nil {
 					break
 				}
 			}
-			if most > maxKept {
+			if most > maxPending {
 				t.Errorf("%d bytes were held back", most)
 			}
 		})

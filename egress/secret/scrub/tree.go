@@ -5,7 +5,7 @@ import "slices"
 // tree holds keys by their characters. Whatever their number, a place in a text
 // is compared with all of them in one walk of at most maxKey steps.
 type tree struct {
-	root  [256]place // by the first character
+	root  [256]position // by the first character
 	nodes []node
 	chars []byte // of the edge that leads to the node
 	keys  []key
@@ -15,14 +15,14 @@ type tree struct {
 // the rest is compared with their text.
 type node struct {
 	first, last int32 // children are nodes first to last-1
-	// The keys that end here, from key to until-1; or, with text, those of
-	// which it is the text.
+	// The keys that end here, from key to until-1; or, with text, the keys that have
+	// this text.
 	key, until int32
 	text       string
 }
 
-// place is how far into the tree a text leads.
-type place struct {
+// position is how far into the tree a text leads.
+type position struct {
 	node  int32 // or nowhere
 	depth int32 // characters
 }
@@ -36,7 +36,7 @@ func newTree(keys []key) *tree {
 		t.root[c].node = nowhere
 	}
 	for n := t.nodes[0].first; n < t.nodes[0].last; n++ {
-		t.root[t.chars[n]] = place{n, 1}
+		t.root[t.chars[n]] = position{n, 1}
 	}
 	return t
 }
@@ -76,22 +76,22 @@ func (t *tree) branch(n int32, depth, lo, hi int) {
 }
 
 // step leads from a place on by c. ended are the keys that end there, if any.
-func (t *tree) step(p place, c byte) (next place, ended []key) {
+func (t *tree) step(p position, c byte) (next position, ended []key) {
 	n := &t.nodes[p.node]
 	switch {
 	case p.depth == 0:
 		next = t.root[c]
 	case n.text != "":
 		if int(p.depth) == len(n.text) || n.text[p.depth] != c {
-			return place{node: nowhere}, nil
+			return position{node: nowhere}, nil
 		}
-		next = place{p.node, p.depth + 1}
+		next = position{p.node, p.depth + 1}
 	default:
 		i, found := slices.BinarySearch(t.chars[n.first:n.last], c)
 		if !found {
-			return place{node: nowhere}, nil
+			return position{node: nowhere}, nil
 		}
-		next = place{n.first + int32(i), p.depth + 1}
+		next = position{n.first + int32(i), p.depth + 1}
 	}
 	if next.node == nowhere {
 		return next, nil
@@ -102,9 +102,9 @@ func (t *tree) step(p place, c byte) (next place, ended []key) {
 	return next, ended
 }
 
-// along leads on by as many characters of text as there are in the keys without a
+// descend leads on by as many characters of text as there are in the keys without a
 // branch, up to the last of a key, and to those that stop does not have.
-func (t *tree) along(p place, text []byte, stop *[256]readings, in readings) place {
+func (t *tree) descend(p position, text []byte, stop *[256]readings, in readings) position {
 	rest := t.nodes[p.node].text
 	if int(p.depth) >= len(rest) {
 		return p
@@ -120,7 +120,7 @@ func (t *tree) along(p place, text []byte, stop *[256]readings, in readings) pla
 }
 
 // ends reports whether nothing goes on from a place.
-func (t *tree) ends(p place) bool {
+func (t *tree) ends(p position) bool {
 	n := &t.nodes[p.node]
 	return n.first == n.last && int(p.depth) == len(n.text)
 }

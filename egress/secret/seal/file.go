@@ -26,7 +26,7 @@ const (
 	maxKeys = 64
 )
 
-const header = "# The key with which doze seals secrets. Without it they are lost; who reads it can read them.\n" +
+const header = "# The key with which doze seals secrets. Without it they are lost; its readers can read them.\n" +
 	"# One key a line, in base64: the first seals, all open. To change the key put another line first.\n"
 
 // Open reads the key that seals: from systemd's credential doze-seal where there is
@@ -34,12 +34,12 @@ const header = "# The key with which doze seals secrets. Without it they are los
 // there are both, the credential's key seals and the file's still open.
 //
 // A file holds one key a line, 32 bytes in base64; the first seals, all open. It is
-// refused when anybody but its owner can read it.
+// refused when another user than its owner can read it.
 func Open(file string) (*Key, error) {
 	var keys [][]byte
 	if dir := os.Getenv(credentialVariable); dir != "" {
-		// systemd guards that folder itself. It may do so by an access list, of
-		// which the mode shows what looks like a group's right to read.
+		// systemd guards that folder itself. It may do so by an access list, which
+		// the mode shows as a group's right to read.
 		found, err := read(filepath.Join(dir, credential), false)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
@@ -77,14 +77,14 @@ func read(path string, guarded bool) ([][]byte, error) {
 		return nil, fmt.Errorf("the key that seals: %w", err)
 	}
 	if mode := info.Mode(); guarded && mode.Perm()&0o077 != 0 {
-		return nil, fmt.Errorf("the key that seals: others may read %s, its mode is %#o: change it with chmod 600, and the key with it if somebody did", path, mode.Perm())
+		return nil, fmt.Errorf("the key that seals: %s has mode %#o: run chmod 600, and replace the key if another user may have read it", path, mode.Perm())
 	}
 	text, err := io.ReadAll(io.LimitReader(f, maxFile+1))
 	if err != nil {
 		return nil, fmt.Errorf("the key that seals: %w", err)
 	}
 	if len(text) > maxFile {
-		return nil, fmt.Errorf("the key that seals: %s has more than %d bytes, which is no file of keys", path, maxFile)
+		return nil, fmt.Errorf("the key that seals: %s has more than %d bytes, so it is not a file of keys", path, maxFile)
 	}
 	return parse(path, text)
 }
@@ -101,19 +101,19 @@ func parse(path string, text []byte) ([][]byte, error) {
 		}
 		key, err := base64.StdEncoding.DecodeString(string(line))
 		if err != nil || len(key) != keySize {
-			return nil, fmt.Errorf("the key that seals: line %d of %s is no key: write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
+			return nil, fmt.Errorf("the key that seals: line %d of %s is not a key: write 32 random bytes in base64, as `openssl rand -base64 32` does", number, path)
 		}
 		keys = append(keys, key)
 	}
 	if len(keys) == 0 {
-		return nil, fmt.Errorf("the key that seals: %s has no key in it: put back the file that was there; if nothing was sealed yet remove it, and another is made", path)
+		return nil, fmt.Errorf("the key that seals: %s has no key in it: restore the earlier file; if nothing was sealed yet remove it, and another is made", path)
 	}
 	return keys, nil
 }
 
 // create makes the file with a new key, or reads the one that another process has
 // made meanwhile. It is whole and on the disk before it has its name: half a key
-// would seal what nobody could open again.
+// would seal values that could not be opened again.
 func create(path string) ([][]byte, error) {
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o700); err != nil {

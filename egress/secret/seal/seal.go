@@ -2,7 +2,7 @@
 // the disk.
 //
 // A value is sealed with AES-256-GCM for a purpose, and opens for that purpose
-// only: who can write to the store cannot make one value pass for another.
+// only: write access to the store does not suffice to make one value pass for another.
 package seal
 
 import (
@@ -19,14 +19,14 @@ import (
 )
 
 var (
-	// ErrOtherKey is returned for what was sealed with a key that is not there.
+	// ErrOtherKey is returned for a value that was sealed with a missing key.
 	ErrOtherKey = errors.New("it was sealed with another key than this node has")
 	// ErrBroken is returned for what does not open: it was changed, cut short, or
 	// sealed for another purpose.
 	ErrBroken = errors.New("it is damaged, or was sealed for something else")
 )
 
-// keySize is that of AES-256.
+// keySize is the size of keys of AES-256.
 const keySize = 32
 
 // prefixSize is what Tink puts before a value: a byte 1 and the id of the key.
@@ -60,7 +60,7 @@ func newKey(keys [][]byte) (*Key, error) {
 	return k, nil
 }
 
-// keyID names a key without telling anything of it: 32 of the 256 bits of a hash.
+// keyID names a key without revealing it: 32 of the 256 bits of a hash.
 func keyID(key []byte) uint32 {
 	sum := sha256.Sum256(append([]byte("doze seal key id\x00"), key...))
 	return binary.BigEndian.Uint32(sum[:])
@@ -99,8 +99,8 @@ func (k *Key) Open(purpose string, sealed []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// Old reports whether a value was sealed with a key that seals no more. Who keeps such
-// values seals them again at the start, so that the old key can be taken away.
+// Old reports whether a value was sealed with a key that seals no more. Such values are
+// sealed again at the start, so that the old key can be removed.
 func (k *Key) Old(sealed []byte) bool {
 	id, ok := sealedWith(sealed)
 	return ok && id != k.newest

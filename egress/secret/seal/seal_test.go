@@ -70,10 +70,10 @@ func TestWhatIsSealedOpensForItsPurposeOnly(t *testing.T) {
 	}
 }
 
-func TestAnotherKeyIsTold(t *testing.T) {
+func TestValuesOfAnotherKeyAreReported(t *testing.T) {
 	sealed := mustSeal(t, keyOf(t, 1), "p", "plain")
 	_, err := keyOf(t, 2).Open("p", sealed)
-	if !errors.Is(err, ErrOtherKey) || !strings.Contains(err.Error(), "opening p: ") {
+	if !errors.Is(err, ErrOtherKey) || !strings.Contains(err.Error(), "open p: ") {
 		t.Errorf("got %v, want ErrOtherKey and the purpose", err)
 	}
 }
@@ -89,7 +89,7 @@ func TestOldKeysOpenAndTheFirstSeals(t *testing.T) {
 		t.Errorf("the first key did not seal: %v", err)
 	}
 	if !k.Old(before) || k.Old(after) || k.Old(nil) {
-		t.Errorf("old: %v, %v, %v; want that of the old key only", k.Old(before), k.Old(after), k.Old(nil))
+		t.Errorf("old: %v, %v, %v; want only the old key's value to be old", k.Old(before), k.Old(after), k.Old(nil))
 	}
 }
 
@@ -148,7 +148,7 @@ func TestKeyIsMadeOnceAndKeptToItsOwner(t *testing.T) {
 	}
 }
 
-func TestAllWhoMakeTheKeyAtOnceGetTheSame(t *testing.T) {
+func TestConcurrentCreatorsGetTheSameKey(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "seal.key")
 	keys := make([]*Key, 16)
 	var wg sync.WaitGroup
@@ -181,7 +181,7 @@ func TestBadFilesAreRefusedWithARemedy(t *testing.T) {
 		"too short":        {"# one\nS0tLS0tLS0s=\n", 0o600, "line 2 of"},
 		"no base64":        {"KKKK KKKK!\n", 0o600, "openssl rand -base64 32"},
 		"second line":      {line('K') + "KKKK", 0o600, "line 2 of"},
-		"too large":        {strings.Repeat("#\n", maxFile), 0o600, "no file of keys"},
+		"too large":        {strings.Repeat("#\n", maxFile), 0o600, "not a file of keys"},
 		"too many keys":    {strings.Repeat(line('K'), maxKeys+1), 0o600, "remove old ones"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -224,7 +224,7 @@ func TestCredentialSealsAndTheFileStillOpens(t *testing.T) {
 	}
 }
 
-func TestNoFileIsMadeBesideACredential(t *testing.T) {
+func TestNoFileIsMadeIfThereIsACredential(t *testing.T) {
 	dir, path := t.TempDir(), filepath.Join(t.TempDir(), "seal.key")
 	write(t, filepath.Join(dir, credential), line('C'), 0o400)
 	t.Setenv(credentialVariable, dir)

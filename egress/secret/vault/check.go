@@ -13,18 +13,18 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// Limits. What is beyond is refused when it is put.
+// Limits. Put refuses secrets beyond them.
 const (
 	// MaxSecrets of an owner.
 	MaxSecrets = 1000
-	// MinValue bytes of a value: answers are searched for it, and a short one, which
+	// MinValue bytes of a value: responses are searched for it, and a short one, which
 	// is in them by chance, would be blotted out everywhere.
 	MinValue = 8
 	// MaxValue holds a private key with a chain of certificates.
 	MaxValue = 64 << 10
 	// MaxHosts of a secret.
 	MaxHosts = 100
-	// maxOwner leaves room for a name in that of the document.
+	// maxOwner leaves space for a name in the document's name.
 	maxOwner = 128
 )
 
@@ -87,7 +87,7 @@ func parsePatterns(hosts []string) ([]pattern, error) {
 }
 
 // open reports whether names below it are given to strangers, as below com, co.uk or
-// github.io. A single label that is no known domain is somebody's own network.
+// github.io. A single label that is not a known domain belongs to a private network.
 func open(name string) bool {
 	suffix, icann := publicsuffix.PublicSuffix(name)
 	return suffix == name && (icann || strings.Contains(suffix, "."))

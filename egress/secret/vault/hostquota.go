@@ -2,9 +2,9 @@ package vault
 
 import "fmt"
 
-// What may be sent to one host, of an owner's secrets: all of it is looked for in
-// each of the host's answers, also if a request used none. The operator's secrets
-// come beside it. 100 secrets of 40 bytes halve the speed of the search for 20, and
+// Limits of an owner's secrets that may be sent to one host: each of the host's responses
+// is searched for all of them, also if a request used none. The operator's secrets are
+// searched for, too. 100 secrets of 40 bytes halve the speed of the search for 20, and
 // 1,000 halve it again (docs/RATIONALE.md); values of 64 KiB take as much memory.
 const (
 	MaxHostSecrets = 100
@@ -20,42 +20,42 @@ type HostFullError struct {
 }
 
 func (e *HostFullError) Error() string {
-	return fmt.Sprintf("%d secrets of %d bytes in all would be bound to %s, whose answers are searched for each: at most %d of %d bytes fit; name fewer hosts, or delete a secret",
+	return fmt.Sprintf("%d secrets of %d bytes in all would be bound to %s, whose responses are searched for each: at most %d of %d bytes fit; name fewer hosts, or delete a secret",
 		e.Secrets, e.Bytes, e.Host, MaxHostSecrets, MaxHostBytes)
 }
 
 func (e *HostFullError) Unwrap() error { return ErrTooMany }
 
-// weight is how much is bound to something.
-type weight struct{ secrets, bytes int }
+// hostUsage is how much is bound to something.
+type hostUsage struct{ secrets, bytes int }
 
-func (w weight) fits() bool { return w.secrets <= MaxHostSecrets && w.bytes <= MaxHostBytes }
+func (w hostUsage) fits() bool { return w.secrets <= MaxHostSecrets && w.bytes <= MaxHostBytes }
 
-func weigh(values []Value) weight {
-	w := weight{secrets: len(values)}
+func usageOf(values []Value) hostUsage {
+	w := hostUsage{secrets: len(values)}
 	for _, v := range values {
 		w.bytes += len(v.Bytes)
 	}
 	return w
 }
 
-// room returns an error if too much is bound to a host of e, which is among the
-// shelf's.
-func (s *shelf) room(e *entry) error {
-	own := newShelf(map[string]*entry{e.Name: e})
-	weights := make(map[pattern]weight, len(s.index))
+// checkHostQuota returns an error if too much is bound to a host of e, which is among the
+// owner's secrets.
+func (s *ownerSecrets) checkHostQuota(e *entry) error {
+	own := newOwnerSecrets(map[string]*entry{e.Name: e})
+	weights := make(map[pattern]hostUsage, len(s.index))
 	for p, values := range s.index {
-		weights[p] = weigh(values)
+		weights[p] = usageOf(values)
 	}
 	var full *HostFullError
 	// Each host has what is bound to it by name, or else as much as any host below the
 	// nearest pattern: *.example.com stands for one, as none has this name.
 	for p := range weights {
 		host := p.String()
-		if len(own.boundTo(host)) == 0 || atMost(weights, host).fits() {
+		if len(own.boundTo(host)) == 0 || upperBound(weights, host).fits() {
 			continue
 		}
-		w := weigh(s.boundTo(host))
+		w := usageOf(s.boundTo(host))
 		if !w.fits() && (full == nil || host < full.Host) { // the same host each time
 			full = &HostFullError{host, w.secrets, w.bytes}
 		}
@@ -66,9 +66,9 @@ func (s *shelf) room(e *entry) error {
 	return full
 }
 
-// atMost is what is bound to a host, and more where secrets are by several patterns.
+// upperBound is what is bound to a host, and more where secrets are by several patterns.
 // Unlike boundTo it makes no list: there may be 100,000 patterns.
-func atMost(weights map[pattern]weight, host string) weight {
+func upperBound(weights map[pattern]hostUsage, host string) hostUsage {
 	w := weights[pattern{name: host}]
 	for i := range len(host) {
 		if host[i] == '.' {

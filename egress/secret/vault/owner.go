@@ -22,17 +22,17 @@ func (e *entry) boundTo(host string) bool {
 	return slices.ContainsFunc(e.patterns, func(p pattern) bool { return p.match(host) })
 }
 
-// shelf is all that one owner has, with an index of hosts. It does not change.
-type shelf struct {
+// ownerSecrets is all that one owner has, with an index of hosts. It does not change.
+type ownerSecrets struct {
 	secrets map[string]*entry
 	// index has the values of each pattern, by name.
 	index map[pattern][]Value
 }
 
-var emptyShelf = &shelf{}
+var noSecrets = &ownerSecrets{}
 
-func newShelf(secrets map[string]*entry) *shelf {
-	s := &shelf{secrets: secrets, index: map[pattern][]Value{}}
+func newOwnerSecrets(secrets map[string]*entry) *ownerSecrets {
+	s := &ownerSecrets{secrets: secrets, index: map[pattern][]Value{}}
 	for name, e := range secrets {
 		if e.Unreadable {
 			continue // it goes nowhere, so it comes back from nowhere
@@ -49,8 +49,8 @@ func newShelf(secrets map[string]*entry) *shelf {
 
 func byName(a, b Value) int { return strings.Compare(a.Name, b.Name) }
 
-// boundTo looks for the host and for all that is below one of its parents.
-func (s *shelf) boundTo(host string) []Value {
+// boundTo finds the patterns of the host and of all names below its parents.
+func (s *ownerSecrets) boundTo(host string) []Value {
 	if len(s.index) == 0 {
 		return nil
 	}

@@ -21,9 +21,9 @@ type record struct {
 // documentName is owner/name. Names have no slash, so the last one divides.
 func documentName(owner, name string) string { return owner + "/" + name }
 
-// purpose binds a sealed value to all that the record says of it: who can write to
-// the store cannot give a secret to another owner or host, nor bring an older value
-// back under the newer version. Only the owner can have a slash in it.
+// purpose binds a sealed value to the rest of its record: write access to the store does
+// not suffice to give a secret to another owner or host, or to bring an older value back
+// under the newer version. Only the owner can have a slash in it.
 func purpose(owner string, e *entry) string {
 	return strings.Join([]string{"secret", owner, e.Name, strconv.FormatInt(e.Version, 10), strings.Join(e.Hosts, ",")}, "/")
 }
@@ -42,7 +42,7 @@ func (v *Vault) store(ctx context.Context, owner string, e *entry) error {
 }
 
 // load reads a stored secret. With an error the entry is unreadable, or nil when not
-// even its name is known. What was sealed with an old key is sealed again.
+// even its name is known. A value that an old key has sealed is sealed again.
 func (v *Vault) load(ctx context.Context, document string, value []byte) (owner string, _ *entry, _ error) {
 	cut := strings.LastIndexByte(document, '/')
 	if cut < 0 {
@@ -75,7 +75,7 @@ func decode(name string, value []byte) (*entry, []byte, error) {
 		return e, nil, fmt.Errorf("its record cannot be read: %w", err)
 	}
 	if r.Name != name {
-		return e, nil, fmt.Errorf("its record is that of %.80q", r.Name)
+		return e, nil, fmt.Errorf("its record has the name %.80q", r.Name)
 	}
 	patterns, err := parsePatterns(r.Hosts)
 	if err != nil {

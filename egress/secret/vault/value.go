@@ -6,7 +6,7 @@ import (
 )
 
 // Value is a secret with its bytes. However it is formatted, logged or encoded, it
-// shows its name only; who takes Bytes takes the responsibility.
+// shows its name only; the caller that takes Bytes takes the responsibility.
 type Value struct {
 	Name  string
 	Bytes []byte

@@ -3,9 +3,9 @@
 // read again.
 //
 // At rest they are sealed. In memory they are not: each request to a bound host
-// needs the values, to render references and to look for them in what comes back.
-// Unsealing for each use would leave a copy in memory every time, of which Go wipes
-// none, beside a key that opens them all.
+// needs the values, to render references and to search responses for them. Unsealing for
+// each use would leave a copy in memory every time, which Go does not wipe, next to a key
+// that opens them all.
 package vault
 
 import (
@@ -24,14 +24,14 @@ import (
 )
 
 var (
-	// ErrUnknown is returned for a name of which the owner has no secret.
-	ErrUnknown = errors.New("there is no such secret")
+	// ErrUnknown is returned if the owner has no secret of the name.
+	ErrUnknown = errors.New("unknown secret")
 	// ErrNotBound is returned when the secret must not go to that host.
 	ErrNotBound = errors.New("the secret is not bound to that host")
 	// ErrUnreadable is returned for a secret that the store has and that does not
 	// open: it has to be put again.
 	ErrUnreadable = errors.New("the secret cannot be unsealed: put it again")
-	// ErrTooMany is returned when an owner has as many secrets as he may have, and
+	// ErrTooMany is returned when an owner has as many secrets as fit, and
 	// wrapped in a *HostFullError when one of the hosts has.
 	ErrTooMany = fmt.Errorf("there are %d secrets already: delete one first", MaxSecrets)
 )
@@ -57,13 +57,13 @@ type Vault struct {
 	now  func() time.Time
 
 	change  sync.Mutex   // held while a change is written, so that they stay in order
-	owners  sync.Map     // of owner to *shelf, which does not change
+	owners  sync.Map     // of owner to *ownerSecrets, which does not change
 	version atomic.Int64 // counts changes
 	faults  []error
 }
 
 // Open reads all secrets. One that does not open stays in the list as unreadable,
-// and Faults says why: a node with a lost key runs on without its secrets.
+// and Faults has the reasons: a node with a lost key runs on without its secrets.
 func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, error) {
 	v := &Vault{docs: docs, key: key, now: time.Now}
 	all := map[string]map[string]*entry{}
@@ -85,7 +85,7 @@ func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, erro
 		return nil, fmt.Errorf("read the secrets: %w", err)
 	}
 	for owner, secrets := range all {
-		v.owners.Store(owner, newShelf(secrets))
+		v.owners.Store(owner, newOwnerSecrets(secrets))
 	}
 	v.version.Store(1)
 	return v, nil
@@ -95,10 +95,10 @@ func Open(ctx context.Context, docs document.Store, key *seal.Key) (*Vault, erro
 func (v *Vault) Faults() []error { return v.faults }
 
 // Version grows with each change of any secret, and is a key for what is derived
-// from them: BoundTo answers the same while it is the same. Ask for it first.
+// from them: while it is the same, BoundTo returns the same. Get it first.
 func (v *Vault) Version() int64 { return v.version.Load() }
 
-// Put makes a secret, or replaces value and hosts of the one that is there. It is on
+// Put makes a secret, or replaces value and hosts of an existing one. It is on
 // the disk and in force when Put returns. value is copied.
 //
 // Errors: *problem.InvalidError, ErrTooMany, *HostFullError, or the store's.
@@ -109,7 +109,7 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 	}
 	v.change.Lock()
 	defer v.change.Unlock()
-	have := v.shelf(owner).secrets
+	have := v.ofOwner(owner).secrets
 	now := v.now().UTC().Round(0)
 	e := &entry{
 		Secret:   Secret{Name: name, Version: 1, CreatedAt: now, UpdatedAt: now},
@@ -126,14 +126,14 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 	}
 	secrets := cloned(have)
 	secrets[name] = e
-	shelf := newShelf(secrets)
-	if err := shelf.room(e); err != nil {
+	all := newOwnerSecrets(secrets)
+	if err := all.checkHostQuota(e); err != nil {
 		return Secret{}, err
 	}
 	if err := v.store(ctx, owner, e); err != nil {
 		return Secret{}, fmt.Errorf("store the secret %s: %w", name, err)
 	}
-	v.replace(owner, shelf)
+	v.replace(owner, all)
 	return e.public(), nil
 }
 
@@ -141,7 +141,7 @@ func (v *Vault) Put(ctx context.Context, owner, name string, value []byte, hosts
 func (v *Vault) Delete(ctx context.Context, owner, name string) error {
 	v.change.Lock()
 	defer v.change.Unlock()
-	have := v.shelf(owner).secrets
+	have := v.ofOwner(owner).secrets
 	if have[name] == nil {
 		return ErrUnknown
 	}
@@ -150,7 +150,7 @@ func (v *Vault) Delete(ctx context.Context, owner, name string) error {
 	}
 	secrets := cloned(have)
 	delete(secrets, name)
-	v.replace(owner, newShelf(secrets))
+	v.replace(owner, newOwnerSecrets(secrets))
 	return nil
 }
 
@@ -162,14 +162,14 @@ func cloned(secrets map[string]*entry) map[string]*entry {
 }
 
 // replace puts the secrets in force. The caller holds change.
-func (v *Vault) replace(owner string, s *shelf) {
+func (v *Vault) replace(owner string, s *ownerSecrets) {
 	v.owners.Store(owner, s)
 	v.version.Add(1)
 }
 
 // List returns the owner's secrets by name.
 func (v *Vault) List(owner string) []Secret {
-	secrets := v.shelf(owner).secrets
+	secrets := v.ofOwner(owner).secrets
 	list := make([]Secret, 0, len(secrets))
 	for _, e := range secrets {
 		list = append(list, e.public())
@@ -180,7 +180,7 @@ func (v *Vault) List(owner string) []Secret {
 
 // Get returns what may be known of one secret, or ErrUnknown.
 func (v *Vault) Get(owner, name string) (Secret, error) {
-	e := v.shelf(owner).secrets[name]
+	e := v.ofOwner(owner).secrets[name]
 	if e == nil {
 		return Secret{}, ErrUnknown
 	}
@@ -191,7 +191,7 @@ func (v *Vault) Get(owner, name string) (Secret, error) {
 // is shared: the caller does not change it and does not keep it longer than the
 // request. Errors: ErrUnknown, ErrNotBound, ErrUnreadable (wrapped, with the name).
 func (v *Vault) Use(owner, name, host string) ([]byte, error) {
-	e := v.shelf(owner).secrets[name]
+	e := v.ofOwner(owner).secrets[name]
 	switch {
 	case e == nil:
 		return nil, fmt.Errorf("%.64q: %w", name, ErrUnknown)
@@ -204,13 +204,13 @@ func (v *Vault) Use(owner, name, host string) ([]byte, error) {
 }
 
 // BoundTo returns all secrets of the owner that may be sent to host, which is clean:
-// what has to be looked for in its answers. The list is shared: see Use. It costs a
+// its responses have to be searched for. The list is shared: see Use. It costs a
 // look-up for each label of the name, and memory only where several patterns match.
-func (v *Vault) BoundTo(owner, host string) []Value { return v.shelf(owner).boundTo(host) }
+func (v *Vault) BoundTo(owner, host string) []Value { return v.ofOwner(owner).boundTo(host) }
 
-func (v *Vault) shelf(owner string) *shelf {
+func (v *Vault) ofOwner(owner string) *ownerSecrets {
 	if s, ok := v.owners.Load(owner); ok {
-		return s.(*shelf)
+		return s.(*ownerSecrets)
 	}
-	return emptyShelf
+	return noSecrets
 }

@@ -31,7 +31,7 @@ func newKey(t testing.TB) *seal.Key {
 	return k
 }
 
-func opened(t testing.TB, docs document.Store, key *seal.Key) *Vault {
+func openVault(t testing.TB, docs document.Store, key *seal.Key) *Vault {
 	t.Helper()
 	v, err := Open(context.Background(), docs, key)
 	if err != nil {
@@ -40,7 +40,7 @@ func opened(t testing.TB, docs document.Store, key *seal.Key) *Vault {
 	return v
 }
 
-func newVault(t testing.TB) *Vault { return opened(t, store.NewMemory(), newKey(t)) }
+func newVault(t testing.TB) *Vault { return openVault(t, store.NewMemory(), newKey(t)) }
 
 func put(t testing.TB, v *Vault, owner, name, value string, hosts ...string) Secret {
 	t.Helper()
@@ -102,7 +102,7 @@ func TestBoundToNamesEachSecretOnce(t *testing.T) {
 		"x.example.org":   "before p q r",
 		"x.y.example.com": "all one two", "z.y.example.com": "all two", "z.example.com": "all", "y.example.com": "all not", "example.com": "",
 	} {
-		for range 2 { // the first answer changes nothing for the second
+		for range 2 { // the first result changes nothing for the second
 			if got := names(v.BoundTo("a", host)); got != want {
 				t.Errorf("%s: got %q, want %q", host, got, want)
 			}
@@ -134,7 +134,7 @@ func TestEachPutRaisesTheVersion(t *testing.T) {
 
 func TestDeletedSecretIsGone(t *testing.T) {
 	docs, key := store.NewMemory(), newKey(t)
-	v := opened(t, docs, key)
+	v := openVault(t, docs, key)
 	put(t, v, "a", "token", value, "a.example")
 	put(t, v, "a", "other", value, "a.example")
 	before := v.Version()
@@ -144,7 +144,7 @@ func TestDeletedSecretIsGone(t *testing.T) {
 	if v.Version() <= before {
 		t.Error("the vault's version did not grow")
 	}
-	for _, v := range []*Vault{v, opened(t, docs, key)} {
+	for _, v := range []*Vault{v, openVault(t, docs, key)} {
 		if got := v.List("a"); len(got) != 1 || got[0].Name != "other" {
 			t.Errorf("got %+v, want the other only", got)
 		}
@@ -162,11 +162,11 @@ func TestDeletedSecretIsGone(t *testing.T) {
 
 func TestSecretsAreThereAfterAnotherOpen(t *testing.T) {
 	docs, key := store.NewMemory(), newKey(t)
-	v := opened(t, docs, key)
+	v := openVault(t, docs, key)
 	put(t, v, "a/b", "token", value, "a.example")
 	put(t, v, "a/b", "token", value+"2", "*.b.example", "a.example")
 	put(t, v, "c", "token", value, "a.example")
-	again := opened(t, docs, key)
+	again := openVault(t, docs, key)
 	if faults := again.Faults(); faults != nil {
 		t.Fatal(faults)
 	}
@@ -196,7 +196,7 @@ func stored(t *testing.T, docs document.Store) map[string][]byte {
 
 func TestValuesAreSealedAtRest(t *testing.T) {
 	docs := store.NewMemory()
-	put(t, opened(t, docs, newKey(t)), "a", "token", value, "a.example")
+	put(t, openVault(t, docs, newKey(t)), "a", "token", value, "a.example")
 	text, err := json.Marshal(stored(t, docs))
 	if err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestValuesAreSealedAtRest(t *testing.T) {
 	}
 }
 
-// Who can write to the store can destroy secrets, but not have them sent elsewhere.
+// Write access to the store suffices to destroy secrets, but not to send them elsewhere.
 func TestRecordsCannotBeForged(t *testing.T) {
 	change := func(from, to string) func([]byte) []byte {
 		return func(doc []byte) []byte {
@@ -236,12 +236,12 @@ func TestRecordsCannotBeForged(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			docs, key := store.NewMemory(), newKey(t)
-			put(t, opened(t, docs, key), "a", "token", value, "a.example")
+			put(t, openVault(t, docs, key), "a", "token", value, "a.example")
 			doc := c.change(stored(t, docs)["a/token"])
 			if err := docs.PutDocument(t.Context(), documentKind, c.to, doc); err != nil {
 				t.Fatal(err)
 			}
-			v := opened(t, docs, key)
+			v := openVault(t, docs, key)
 			if len(v.Faults()) != 1 || strings.Contains(fmt.Sprint(v.Faults()), value) {
 				t.Errorf("faults are %v", v.Faults())
 			}
@@ -264,13 +264,13 @@ func TestRecordsCannotBeForged(t *testing.T) {
 
 func TestLostKeyLosesTheSecretsAndNotTheNode(t *testing.T) {
 	docs := store.NewMemory()
-	put(t, opened(t, docs, newKey(t)), "a", "token", value, "a.example")
-	v := opened(t, docs, newKey(t))
+	put(t, openVault(t, docs, newKey(t)), "a", "token", value, "a.example")
+	v := openVault(t, docs, newKey(t))
 	if faults := v.Faults(); len(faults) != 1 || !errors.Is(faults[0], seal.ErrOtherKey) || !strings.Contains(faults[0].Error(), "token of a") {
 		t.Errorf("faults are %v", faults)
 	}
 	if got := v.BoundTo("a", "a.example"); len(got) != 0 {
-		t.Errorf("it is looked for: %v", got)
+		t.Errorf("it is searched for: %v", got)
 	}
 	if err := v.Delete(t.Context(), "a", "token"); err != nil {
 		t.Error(err)
@@ -287,7 +287,7 @@ func TestSecretsOfAnOldKeyAreSealedAgain(t *testing.T) {
 		}
 		return key
 	}
-	put(t, opened(t, docs, open("old")), "a", "token", value, "a.example")
+	put(t, openVault(t, docs, open("old")), "a", "token", value, "a.example")
 	before := stored(t, docs)["a/token"]
 	next := open("new")
 	var both []byte
@@ -301,16 +301,16 @@ func TestSecretsOfAnOldKeyAreSealedAgain(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "both"), both, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	v := opened(t, docs, open("both"))
+	v := openVault(t, docs, open("both"))
 	after := stored(t, docs)["a/token"]
 	if bytes.Equal(before, after) {
 		t.Error("it was not sealed again")
 	}
-	opened(t, docs, open("both"))
+	openVault(t, docs, open("both"))
 	if !bytes.Equal(after, stored(t, docs)["a/token"]) {
 		t.Error("it is sealed again each time")
 	}
-	if got, err := opened(t, docs, next).Use("a", "token", "a.example"); err != nil || string(got) != value || v.Faults() != nil {
+	if got, err := openVault(t, docs, next).Use("a", "token", "a.example"); err != nil || string(got) != value || v.Faults() != nil {
 		t.Errorf("got %q, %v, %v", got, err, v.Faults())
 	}
 }
@@ -371,7 +371,7 @@ func TestSecretsOfAnOwnerAreBounded(t *testing.T) {
 	for n := range MaxSecrets {
 		full[fmt.Sprint(n)] = &entry{Secret: Secret{Name: fmt.Sprint(n)}}
 	}
-	v.replace("a", newShelf(full))
+	v.replace("a", newOwnerSecrets(full))
 	if _, err := v.Put(t.Context(), "a", "token", []byte(value), []string{"a.example"}); !errors.Is(err, ErrTooMany) {
 		t.Errorf("got %v, want ErrTooMany", err)
 	}
@@ -391,7 +391,7 @@ func TestSecretsOfAHostAreBounded(t *testing.T) {
 		"below":               {[]string{"*.example.com"}, MaxHostSecrets, "*.example.com", "*.example.com", "example.com"},
 		"a host below":        {[]string{"*.example.com"}, MaxHostSecrets, "a.b.example.com", "a.b.example.com", "example.org"},
 		"a part below":        {[]string{"*.example.com"}, MaxHostSecrets, "*.b.example.com", "*.b.example.com", "example.org"},
-		"what is below it":    {[]string{"a.b.example.com"}, MaxHostSecrets, "*.example.com", "a.b.example.com", "*.a.example.com"},
+		"names below it":      {[]string{"a.b.example.com"}, MaxHostSecrets, "*.example.com", "a.b.example.com", "*.a.example.com"},
 		"parts that are":      {[]string{"*.b.example.com"}, MaxHostSecrets, "*.example.com", "*.b.example.com", "*.a.example.com"},
 		"once, by both":       {[]string{"a.example.com", "*.example.com"}, MaxHostSecrets, "a.example.com", "a.example.com", "example.com"},
 		"another's next door": {[]string{"a.example.com"}, MaxHostSecrets, "a.example.com", "a.example.com", "*.a.example.com"},
@@ -407,7 +407,7 @@ func TestSecretsOfAHostAreBounded(t *testing.T) {
 				t.Errorf("one more: %v", err)
 			}
 			if _, err := v.Get("a", "token"); !errors.Is(err, ErrUnknown) {
-				t.Errorf("it is there: %v", err)
+				t.Errorf("it is stored: %v", err)
 			}
 			put(t, v, "a", "token", value, c.fits)
 			put(t, v, "a", "0", "another-value", c.bound...) // it replaces one
@@ -433,15 +433,15 @@ func TestBytesOfAHostAreBounded(t *testing.T) {
 
 func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	docs := store.NewMemory()
-	v := opened(t, docs, newKey(t))
+	v := openVault(t, docs, newKey(t))
 	put(t, v, "a", "token", value, "a.example")
 	before := v.Version()
 	docs.Close()
 	if _, err := v.Put(t.Context(), "a", "token", []byte("another-value"), []string{"b.example"}); err == nil {
-		t.Error("Put said that it was stored")
+		t.Error("Put reported success")
 	}
 	if err := v.Delete(t.Context(), "a", "token"); err == nil {
-		t.Error("Delete said that it was stored")
+		t.Error("Delete reported success")
 	}
 	if got, err := v.Use("a", "token", "a.example"); err != nil || string(got) != value || v.Version() != before {
 		t.Errorf("got %q, %v", got, err)
@@ -451,7 +451,7 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	}
 }
 
-func TestTheCallersBytesAreHisOwn(t *testing.T) {
+func TestValuesAreCopied(t *testing.T) {
 	v := newVault(t)
 	given, hosts := []byte(value), []string{"a.example"}
 	s, err := v.Put(t.Context(), "a", "token", given, hosts)
@@ -472,7 +472,7 @@ func TestValuesNeverShowThemselves(t *testing.T) {
 	v := newVault(t)
 	put(t, v, "a", "token", value, "a.example")
 	values := v.BoundTo("a", "a.example")
-	e := v.shelf("a").secrets["token"]
+	e := v.ofOwner("a").secrets["token"]
 	_, errUse := v.Use("a", "token", "b.example")
 	var log bytes.Buffer
 	for _, h := range []slog.Handler{slog.NewTextHandler(&log, nil), slog.NewJSONHandler(&log, nil)} {
@@ -494,7 +494,7 @@ func TestValuesNeverShowThemselves(t *testing.T) {
 	}
 }
 
-func TestReadersAndWritersAtOnce(t *testing.T) {
+func TestReadersAndWritersConcurrently(t *testing.T) {
 	v := newVault(t)
 	var wg sync.WaitGroup
 	for n := range 8 {
@@ -529,7 +529,7 @@ func FuzzBoundTo(f *testing.F) {
 			return
 		}
 		e := &entry{Secret: Secret{Name: "token"}, patterns: patterns}
-		found := len(newShelf(map[string]*entry{"token": e}).boundTo(asked)) == 1
+		found := len(newOwnerSecrets(map[string]*entry{"token": e}).boundTo(asked)) == 1
 		if bound := e.boundTo(asked); bound != found {
 			t.Errorf("%q is bound to %q: %v, found: %v", host, asked, bound, found)
 		}
@@ -543,7 +543,7 @@ func BenchmarkBoundTo(b *testing.B) {
 		name := fmt.Sprint(n)
 		secrets[name] = &entry{Secret: Secret{Name: name}, value: []byte(value), patterns: []pattern{{name + ".example", true}}}
 	}
-	v.replace("a", newShelf(secrets))
+	v.replace("a", newOwnerSecrets(secrets))
 	put(b, v, "a", "7", value, "api.github.com", "*.example.com")
 	for name, host := range map[string]string{"bound": "api.github.com", "below": "a.b.example.com", "none": "packages.example.net"} {
 		b.Run(name, func(b *testing.B) {
