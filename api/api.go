@@ -18,6 +18,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/doze-run/doze/egress"
+	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/redact"
@@ -97,7 +98,7 @@ type API struct {
 	calls      limiter
 	pushes     pushes
 	// Limits of lines in the log.
-	callLines, refusedLines *lineLimit
+	callLines, refusedLines *loglimit.Limit
 
 	execCommand *huma.Schema
 
@@ -128,7 +129,7 @@ func New(cfg Config) (*API, error) {
 		log:        cfg.Log,
 		metrics:    cfg.Metrics,
 		limits:     cfg.Limits.withDefaults(),
-		callLines:  newLineLimit(callsPerSecond, callsBurst), refusedLines: newLineLimit(refusedPerSecond, refusedBurst),
+		callLines:  loglimit.New(callsPerSecond, callsBurst), refusedLines: loglimit.New(refusedPerSecond, refusedBurst),
 		mux: http.NewServeMux(),
 	}
 	if a.log == nil {

@@ -5,10 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/requestid"
 )
@@ -19,16 +16,6 @@ const (
 	callsPerSecond, callsBurst     = 100, 2000
 	refusedPerSecond, refusedBurst = 1, 60
 )
-
-// lineLimit bounds lines in the log and counts the others.
-type lineLimit struct {
-	limiter    *rate.Limiter
-	suppressed atomic.Uint64
-}
-
-func newLineLimit(perSecond rate.Limit, burst int) *lineLimit {
-	return &lineLimit{limiter: rate.NewLimiter(perSecond, burst)}
-}
 
 // call is one request to the API. It is the only value that the API adds to the context of
 // the request: huma passes nothing else to handlers.
@@ -102,8 +89,8 @@ func (a *API) record(c *call, w *timedWriter) {
 	if c.owner == "" {
 		limit = a.refusedLines
 	}
-	if !limit.limiter.Allow() {
-		limit.suppressed.Add(1)
+	suppressed, ok := limit.Allow()
+	if !ok {
 		return
 	}
 	attrs := []slog.Attr{
@@ -116,8 +103,5 @@ func (a *API) record(c *call, w *timedWriter) {
 	if sandbox := c.sandbox(); sandbox != "" {
 		attrs = append(attrs, slog.String("sandbox", sandbox))
 	}
-	if n := limit.suppressed.Swap(0); n > 0 {
-		attrs = append(attrs, slog.Uint64("suppressed", n))
-	}
-	a.log.LogAttrs(context.Background(), slog.LevelInfo, "api call ended", attrs...)
+	a.log.LogAttrs(context.Background(), slog.LevelInfo, "api call ended", append(attrs, suppressed...)...)
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/doze-run/doze/loglimit"
 )
 
 // Messages of libraries by their constant beginning. The rest of a line may quote a
@@ -64,17 +66,12 @@ type Library struct {
 	level slog.Level
 
 	mu       sync.Mutex
-	messages map[string]*message // at most one for each of libraryMessages, and one for the rest
-}
-
-type message struct {
-	limit      *rate.Limiter
-	suppressed int
+	messages map[string]*loglimit.Limit // at most one for each of libraryMessages, and one for the rest
 }
 
 // NewLibrary returns a Library that writes to log at this level.
 func NewLibrary(log *slog.Logger, level slog.Level) *Library {
-	return &Library{log: log, level: level, messages: map[string]*message{}}
+	return &Library{log: log, level: level, messages: map[string]*loglimit.Limit{}}
 }
 
 // Write logs one line.
@@ -84,7 +81,7 @@ func (l *Library) Write(line []byte) (int, error) {
 		return len(line), nil
 	}
 	text := known(string(line))
-	suppressed, ok := l.allow(text)
+	suppressed, ok := l.limit(text).Allow()
 	if !ok {
 		return len(line), nil
 	}
@@ -92,29 +89,18 @@ func (l *Library) Write(line []byte) (int, error) {
 	if text == unknownMessage {
 		attrs = append(attrs, slog.Int("length", len(line)))
 	}
-	if suppressed > 0 {
-		attrs = append(attrs, slog.Int("suppressed", suppressed))
-	}
-	l.log.LogAttrs(ctx, l.level, "library logged a message", attrs...)
+	l.log.LogAttrs(ctx, l.level, "library logged a message", append(attrs, suppressed...)...)
 	return len(line), nil
 }
 
-// allow reports whether a message may be logged now, and how many were not since the
-// last that was.
-func (l *Library) allow(text string) (suppressed int, ok bool) {
+// limit returns the limit of a message.
+func (l *Library) limit(text string) *loglimit.Limit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	m := l.messages[text]
-	if m == nil {
-		m = &message{limit: rate.NewLimiter(rate.Every(libraryPause), libraryBurst)}
-		l.messages[text] = m
+	if l.messages[text] == nil {
+		l.messages[text] = loglimit.New(rate.Every(libraryPause), libraryBurst)
 	}
-	if !m.limit.Allow() {
-		m.suppressed++
-		return 0, false
-	}
-	suppressed, m.suppressed = m.suppressed, 0
-	return suppressed, true
+	return l.messages[text]
 }
 
 // known returns the constant beginning of a line, or unknownMessage. Lines may begin

@@ -142,8 +142,8 @@ func (h *Handler) fail(w http.ResponseWriter, r *http.Request, x *exchange, err 
 
 // logFailure logs a request to which the node responded instead of the application.
 func (p *Proxy) logFailure(x *exchange, r *http.Request, failure *problem.Problem, requestID string) {
-	if !p.failures.Allow() {
-		p.suppressed.Add(1)
+	suppressed, ok := p.failures.Allow()
+	if !ok {
 		return
 	}
 	attrs := []slog.Attr{
@@ -151,10 +151,7 @@ func (p *Proxy) logFailure(x *exchange, r *http.Request, failure *problem.Proble
 		slog.Int("status", failure.Status), slog.Float64("duration_ms", float64(time.Since(x.start).Microseconds())/1000),
 		slog.String("request_id", requestID),
 	}
-	if n := p.suppressed.Swap(0); n > 0 {
-		attrs = append(attrs, slog.Uint64("suppressed", n))
-	}
-	p.log.LogAttrs(r.Context(), slog.LevelInfo, "preview request failed", attrs...)
+	p.log.LogAttrs(r.Context(), slog.LevelInfo, "preview request failed", append(attrs, suppressed...)...)
 }
 
 // statusClientGone is for the access log: no client receives it.

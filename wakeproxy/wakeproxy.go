@@ -17,11 +17,11 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
+	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/quota"
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -98,10 +98,8 @@ type Proxy struct {
 	hosts     hostChecks
 	requests  quota.Keyed[sandbox.ID] // in flight, upgraded connections included
 	log       *slog.Logger
-	sometimes rate.Sometimes // logs a dial that failed
-	// Limits the lines about failed requests; suppressed counts those since the last.
-	failures   *rate.Limiter
-	suppressed atomic.Uint64
+	sometimes rate.Sometimes  // logs a dial that failed
+	failures  *loglimit.Limit // limits the lines about failed requests
 
 	ctx   context.Context // ends with Close
 	close context.CancelFunc
@@ -153,7 +151,7 @@ func New(sandboxes Sandboxes, log *slog.Logger) *Proxy {
 		hosts:     hostChecks{known: map[gateKey]hostCheck{}},
 		log:       log,
 		sometimes: rate.Sometimes{Interval: logPause},
-		failures:  rate.NewLimiter(failuresPerSecond, failuresBurst),
+		failures:  loglimit.New(failuresPerSecond, failuresBurst),
 		ctx:       ctx,
 		close:     cancel,
 	}

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 	"unsafe"
@@ -341,15 +342,21 @@ func TestLinesHaveTheNameOfTheSandbox(t *testing.T) {
 }
 
 func TestTheLineAfterSuppressedOnesCountsThem(t *testing.T) {
-	var out bytes.Buffer
-	l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil))})
-	b, _ := l.open("s")
-	b.refused.suppressed.Store(7)
-	l.Record(Entry{Sandbox: "s", Verdict: Deny})
-	l.Record(Entry{Sandbox: "s", Verdict: Deny})
-	if n := strings.Count(out.String(), "suppressed=7"); n != 1 {
-		t.Errorf("told %d times: %s", n, &out)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		l := New(Config{Log: slog.New(slog.NewTextHandler(&out, nil)), Lines: 1, LineBurst: 1})
+		defer l.Close()
+		for range 1 + 7 {
+			l.Record(Entry{Sandbox: "s", Verdict: Deny})
+		}
+		for range 2 {
+			time.Sleep(time.Second)
+			l.Record(Entry{Sandbox: "s", Verdict: Deny})
+		}
+		if n := strings.Count(out.String(), "suppressed=7"); n != 1 || strings.Count(out.String(), "\n") != 3 {
+			t.Errorf("reported %d times: %s", n, &out)
+		}
+	})
 }
 
 func TestMetrics(t *testing.T) {

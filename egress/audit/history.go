@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"github.com/doze-run/doze/loglimit"
 )
 
 // book is what is kept of one sandbox.
@@ -15,18 +17,20 @@ type book struct {
 	followers map[*follower]struct{}
 	closed    bool // another one may be its sandbox's now
 
-	harmless, refused lineBudget
+	// harmless and refused bound the lines in the node's log: a flood of harmless requests
+	// does not hide a refusal.
+	harmless, refused *loglimit.Limit
 }
 
 // newBook begins to count at the time in microseconds, so that a follower who
 // comes back after the node restarted has seen smaller numbers. JSON's numbers
 // are exact up to 2^53, which is in the year 2255.
 func newBook(cfg *Config, now time.Time) *book {
-	b := &book{seq: uint64(now.UnixMicro())}
-	for _, budget := range []*lineBudget{&b.harmless, &b.refused} {
-		budget.limiter = rate.NewLimiter(rate.Limit(cfg.Lines), cfg.LineBurst)
+	perSecond := rate.Limit(cfg.Lines)
+	return &book{
+		seq:      uint64(now.UnixMicro()),
+		harmless: loglimit.New(perSecond, cfg.LineBurst), refused: loglimit.New(perSecond, cfg.LineBurst),
 	}
-	return b
 }
 
 // append keeps e, with its seq and time, and tells followers; false if the book

@@ -3,43 +3,30 @@ package audit
 import (
 	"context"
 	"log/slog"
-	"sync/atomic"
-
-	"golang.org/x/time/rate"
 )
-
-// lineBudget bounds the lines in the node's log. There are two for each sandbox,
-// so that no flood of harmless requests hides a refusal.
-type lineBudget struct {
-	limiter    *rate.Limiter
-	suppressed atomic.Uint64 // since the last line
-}
 
 // line writes an entry to the node's log, unless the sandbox has had its lines.
 func (b *book) line(l *Log, e *Entry) {
-	level, budget := slog.LevelInfo, &b.harmless
+	level, limit := slog.LevelInfo, b.harmless
 	if e.Verdict == Deny || e.Verdict == Error {
-		level, budget = slog.LevelWarn, &b.refused
+		level, limit = slog.LevelWarn, b.refused
 	}
 	ctx := context.Background()
 	if !l.cfg.Log.Enabled(ctx, level) {
 		return
 	}
-	if !budget.limiter.Allow() {
-		budget.suppressed.Add(1)
+	suppressed, ok := limit.Allow()
+	if !ok {
 		l.metrics.suppressed.Inc()
 		return
 	}
 	attrs := e.attrs(l.cfg.Name(e.Sandbox))
-	if n := budget.suppressed.Swap(0); n > 0 {
-		attrs = append(attrs, slog.Uint64("suppressed", n))
-	}
-	l.cfg.Log.LogAttrs(ctx, level, "egress", attrs...)
+	l.cfg.Log.LogAttrs(ctx, level, "egress", append(attrs, suppressed...)...)
 }
 
 // lastLine tells of lines after which no other came.
 func (b *book) lastLine(l *Log, sandbox string) {
-	if n := b.harmless.suppressed.Swap(0) + b.refused.suppressed.Swap(0); n > 0 {
+	if n := b.harmless.Suppressed() + b.refused.Suppressed(); n > 0 {
 		l.cfg.Log.Info("egress of a sandbox ends", "sandbox", sandbox, "suppressed", n)
 	}
 }

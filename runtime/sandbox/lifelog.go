@@ -3,9 +3,6 @@ package sandbox
 import (
 	"context"
 	"log/slog"
-	"sync/atomic"
-
-	"golang.org/x/time/rate"
 )
 
 // lifeMessages are the messages in the node's log by event.
@@ -25,16 +22,6 @@ const (
 	lifePerSecond = 1
 )
 
-// lifeLimit bounds the lines of one sandbox.
-type lifeLimit struct {
-	limiter    *rate.Limiter
-	suppressed atomic.Uint64 // since the last line
-}
-
-func newLifeLimit() *lifeLimit {
-	return &lifeLimit{limiter: rate.NewLimiter(lifePerSecond, lifeBurst)}
-}
-
 // lifeLine returns the line of the node's log for an event of b, if it has one.
 func (b *liveSandbox) lifeLine(ev Event) (slog.Record, bool) {
 	message, ok := lifeMessages[ev.Type]
@@ -42,8 +29,8 @@ func (b *liveSandbox) lifeLine(ev Event) (slog.Record, bool) {
 		return slog.Record{}, false
 	}
 	b.m.metrics.events.WithLabelValues(string(ev.Type)).Inc()
-	if !b.lines.limiter.Allow() {
-		b.lines.suppressed.Add(1)
+	suppressed, ok := b.lines.Allow()
+	if !ok {
 		return slog.Record{}, false
 	}
 	level := slog.LevelInfo
@@ -63,9 +50,7 @@ func (b *liveSandbox) lifeLine(ev Event) (slog.Record, bool) {
 	if ev.DurationMS != 0 {
 		line.AddAttrs(slog.Float64("duration_ms", ev.DurationMS))
 	}
-	if n := b.lines.suppressed.Swap(0); n > 0 {
-		line.AddAttrs(slog.Uint64("suppressed", n))
-	}
+	line.AddAttrs(suppressed...)
 	return line, true
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/doze-run/doze/loglimit"
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -59,7 +60,7 @@ type liveSandbox struct {
 	drained  chan struct{}      // closed when that watcher has read all events
 	trusts   string             // digest of the CAs that this run of the guest has
 
-	lines *lifeLimit
+	lines *loglimit.Limit
 
 	eventMu   sync.Mutex // held while an event is sent, so that events keep their order; guards:
 	seq       uint64     // of the newest event
@@ -91,7 +92,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 		made:       make(chan struct{}),
 		breaks:     rate.NewLimiter(breaksPerSecond, breaksBurst),
 		listeners:  map[*listener]struct{}{},
-		lines:      newLifeLimit(),
+		lines:      loglimit.New(lifePerSecond, lifeBurst),
 	}
 	b.guest.SetDefaults(func() map[string]string { return m.uplink.Environment(sb.ID) })
 	b.use.Store(-closedBias)
