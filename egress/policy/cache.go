@@ -31,23 +31,23 @@ func (c *cache) used(digest string) {
 	if err != nil {
 		return // it is full some day, and then code is compiled each time
 	}
-	type kept struct {
+	type cached struct {
 		name string
 		size int64
 		last time.Time
 	}
-	var all []kept
+	var all []cached
 	var total int64
 	for _, f := range folders {
 		info, err := f.Info()
 		if err != nil {
 			continue
 		}
-		k := kept{f.Name(), size(filepath.Join(c.dir, f.Name())), info.ModTime()}
+		k := cached{f.Name(), size(filepath.Join(c.dir, f.Name())), info.ModTime()}
 		total += k.size
 		all = append(all, k)
 	}
-	slices.SortFunc(all, func(a, b kept) int { return cmp.Or(a.last.Compare(b.last), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(all, func(a, b cached) int { return cmp.Or(a.last.Compare(b.last), cmp.Compare(a.name, b.name)) })
 	for _, k := range all {
 		if total <= c.limit {
 			return

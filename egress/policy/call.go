@@ -155,7 +155,7 @@ func (i *instance) denial(err error) *Denial {
 		d.Reason, d.Code = "the policy was stopped: "+f.reason, f.code
 	default:
 		d.Reason = "the policy failed: " + firstLine(err.Error())
-		if said := i.output.said(); said != "" {
+		if said := i.output.reason(); said != "" {
 			d.Reason += ": " + said
 		}
 	}

@@ -100,7 +100,7 @@ func (c *Chain) Request(s Step) (stop bool) {
 	call.own.addTo(c.inner.Header())
 	if call.own.written { // and the request is sent: the upstream's response is appended
 		call.features |= bufferResponse
-	} else if p.module.deaf || call.features&requestOnly != 0 && call.features&bufferResponse == 0 {
+	} else if p.module.ignoresResponse || call.features&requestOnly != 0 && call.features&bufferResponse == 0 {
 		c.park()
 		return false
 	}

@@ -394,7 +394,7 @@ func TestDenialsHaveTheCodeOfTheirCause(t *testing.T) {
 	}{
 		"it denies":                         {[]string{"request deny not on Fridays"}, send(http.NoBody), problem.PolicyDenied, 403, "not on Fridays"},
 		"it panics":                         {[]string{"request panic"}, send(http.NoBody), problem.PolicyFailed, 403, "the policy failed"},
-		"it does what it may not":           {[]string{"request method CONNECT"}, send(http.NoBody), problem.PolicyFailed, 403, "no method that a policy can set"},
+		"it does what it may not":           {[]string{"request method CONNECT"}, send(http.NoBody), problem.PolicyFailed, 403, "not a method"},
 		"it needs a response of an upgrade": {[]string{"start enable 2"}, send(http.NoBody, "Connection", "Upgrade", "Upgrade", "websocket"), problem.PolicyFailed, 403, "changes its protocol"},
 		"it reads too long a body":          {[]string{"start enable 1", "request read 0"}, send(strings.NewReader(long)), problem.PolicyBodyTooLarge, 413, "100 bytes"},
 		"it writes too long a body":         {[]string{"request write 0 " + long}, send(http.NoBody), problem.PolicyBodyTooLarge, 413, "100 bytes"},

@@ -16,7 +16,7 @@ const (
 	handleResponse = "handle_response"
 )
 
-// check says what keeps a module from being a policy, all at once.
+// check returns everything that keeps a module from being a policy.
 func check(m *meter.Module) error {
 	errs := []error{
 		exports(m, handleRequest, meter.Signature{Results: []byte{meter.I64}}, "() -> (i64)"),
@@ -27,7 +27,7 @@ func check(m *meter.Module) error {
 	}
 	for _, name := range []string{"_initialize", "_start"} {
 		if e, ok := m.Exports[name]; ok && (e.Kind != meter.Function || len(e.Signature.Params)+len(e.Signature.Results) > 0) {
-			errs = append(errs, fmt.Errorf("its `%s` is no function () -> ()", name))
+			errs = append(errs, fmt.Errorf("its `%s` is not a function () -> ()", name))
 		}
 	}
 	for _, i := range m.Imports {

@@ -13,7 +13,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/meter"
 )
 
-// compileWorkers: with more than one, wazero looks at its context before each
+// compileWorkers: with more than one, wazero checks its context before each
 // function.
 const compileWorkers = 2
 
@@ -26,15 +26,15 @@ type limits struct {
 	nice uint64
 }
 
-// compilerError says what is wrong with a module. Other errors of compiling are the
+// compilerError is a mistake in a module. Other errors of compiling are the
 // node's.
 type compilerError struct{ reason string }
 
 func (e *compilerError) Error() string { return e.reason }
 
-// build loads the module's code. What is not in the cache, or damaged there, is
-// compiled by another process first: nobody can tell how long a compiler takes for a
-// module before it has, and a goroutine in a compiler cannot be ended.
+// build loads the module's code. A module that is not in the cache, or damaged there, is
+// compiled by another process first: the time that a compiler takes for a module cannot be
+// predicted, and a goroutine in a compiler cannot be ended.
 func (p *program) build(ctx context.Context, m *meter.Module) error {
 	h := p.host
 	if h.cache == nil {
@@ -46,7 +46,7 @@ func (p *program) build(ctx context.Context, m *meter.Module) error {
 		return p.compileAndLoad(ctx, m, filepath.Join(dir, p.digest))
 	}
 	dir := filepath.Join(h.cache.dir, p.digest)
-	// Only what a compiler has read within its limits is there, and is read here.
+	// The cache holds only modules that a compiler has read within its limits.
 	if _, err := os.Stat(dir); err != nil || p.load(m, dir) != nil {
 		if err := p.compileAndLoad(ctx, m, dir); err != nil {
 			return err
@@ -56,7 +56,7 @@ func (p *program) build(ctx context.Context, m *meter.Module) error {
 	return nil
 }
 
-// compileAndLoad has the module compiled into a folder, which is there when that is
+// compileAndLoad has the module compiled into a folder, which exists when that is
 // done.
 func (p *program) compileAndLoad(ctx context.Context, m *meter.Module, dir string) error {
 	h := p.host
@@ -136,7 +136,7 @@ func (p *program) load(m *meter.Module, dir string) (err error) {
 			b.NewFunctionBuilder().WithGoModuleFunction(f.bind(), f.params, f.results).WithName(f.name).Export(f.name)
 		}
 		if _, err = b.Instantiate(ctx); err != nil {
-			return fmt.Errorf("making the host's module %s: %w", name, err)
+			return fmt.Errorf("make the host's module %s: %w", name, err)
 		}
 	}
 	p.compiled, err = p.runtime.CompileModule(experimental.WithCompilationWorkers(ended, compileWorkers), m.Binary)

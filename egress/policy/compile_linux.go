@@ -45,7 +45,7 @@ const maxCompilerOutput = 4 << 10
 const patience = 20
 
 // runCompiler compiles a module into a folder, within limits, in a process of its own.
-// Errors: *compilerError, that of ctx, or what kept the process from running.
+// Errors: *compilerError, ctx's, or what kept the process from running.
 func runCompiler(ctx context.Context, program string, binary []byte, dir string, l limits) error {
 	limited, cancel := context.WithTimeout(ctx, patience*time.Duration(l.seconds)*time.Second)
 	defer cancel()
@@ -87,7 +87,7 @@ func killedTooLate(exit *exec.ExitError, seconds uint64) bool {
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL && used >= time.Duration(seconds)*time.Second
 }
 
-// noMemory says whether the compiler ended for want of memory. Go's runtime says so in
+// noMemory reports whether the compiler ended for want of memory. Go's runtime words it in
 // several ways, one of which is that no thread can be started; that may be the
 // node's fault, unless the compiler had much of what it may have.
 func noMemory(exit *exec.ExitError, output string, limit uint64) bool {

@@ -24,13 +24,13 @@ const (
 
 func (c code) Error() string { return fmt.Sprintf("error %d of doze_egress_v1", int32(c)) }
 
-// What a policy may hand over to be signed or encoded.
+// Limits of data that a policy hands over to be signed or encoded.
 const (
 	maxSecretName = 256
 	maxEncode     = 64 << 10
 	maxSign       = 64 << 10
 	maxParts      = 16
-	// maxSigns in a request: one of RSA takes up to 0.1 s, which nobody can end.
+	// maxSigns in a request: one of RSA takes up to 0.1 s, and cannot be interrupted.
 	maxSigns = 4
 )
 

@@ -94,7 +94,7 @@ var handlerFunctions = []function{
 	{"set_status_code", params(1), nil, func(c *call, s []uint64) {
 		status := uint32(s[0])
 		if status < 200 || status > 999 {
-			fail("%d is no status of an answer", status)
+			fail("%d is not a status of a response", status)
 		}
 		c.answer("sets the status").status = int(status)
 	}},
@@ -139,7 +139,7 @@ func (c *call) beforeNext(what string) {
 func (c *call) setMethod(method string) {
 	c.beforeNext("sets the method")
 	if !httpguts.ValidHeaderFieldName(method) || len(method) > maxMethod || method == http.MethodConnect { // both are tokens
-		fail("%.40q is no method that a policy can set", method)
+		fail("%.40q is not a method that a policy can set", method)
 	}
 	c.r.Method = method
 }
@@ -154,12 +154,12 @@ func (c *call) setURI(s string) {
 		fail("its URI has more than %d bytes", maxURI)
 	}
 	if s[0] != '/' || strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == '#' }) {
-		fail("%.80q is no path with a query: it begins with a slash, and has no spaces, no # and nothing beyond ASCII", s)
+		fail("%.80q is not a path with a query: it begins with a slash, and has no spaces, no # and nothing beyond ASCII", s)
 	}
 	path, query, found := strings.Cut(s, "?")
 	plain, err := url.PathUnescape(path)
 	if err != nil {
-		fail("%.80q is no path: %v", path, err)
+		fail("%.80q is not a path: %v", path, err)
 	}
 	u := c.r.URL
 	u.Opaque, u.Path, u.RawPath = "", plain, path

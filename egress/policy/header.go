@@ -9,7 +9,7 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// What a message's header may grow to by the hands of policies.
+// Limits of a message's header with the changes of policies.
 const (
 	maxFields      = 256
 	maxHeaderBytes = 64 << 10
@@ -38,7 +38,7 @@ func isName(name string) bool {
 // canonical is the name as http.Header has it; it ends the guest if it is none.
 func canonical(name string) string {
 	if !isName(name) {
-		fail("%.40q is no name of a header", name)
+		fail("%.40q is not a name of a header", name)
 	}
 	return textproto.CanonicalMIMEHeaderKey(name)
 }
@@ -92,7 +92,7 @@ func (w *weight) drop(h http.Header, key string) {
 	delete(h, key)
 }
 
-// mutable says whether a field is the policy's to change. Content-Length is not,
+// mutable reports whether a field is the policy's to change. Content-Length is not,
 // but guests that change bodies set it by habit: it is computed anyway.
 func mutable(key string) bool {
 	if reserved[key] {

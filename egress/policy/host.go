@@ -25,13 +25,13 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// Config of a Host. Zero values are replaced by those of Defaults.
+// Config of a Host. The values of Defaults replace zero values.
 type Config struct {
 	// CacheDir keeps machine code between runs of the node; empty: none is kept.
-	// Who can write there can run code as the node.
+	// Programs that can write there can run code as the node.
 	CacheDir string
-	// CacheLimit is how many bytes CacheDir may take. What was not used for the
-	// longest time is removed first.
+	// CacheLimit is how many bytes CacheDir may take. The least recently used code is
+	// removed first.
 	CacheLimit int64
 	// Compiler is the program that compiles modules, one that has this package in it;
 	// empty: the running one.
@@ -60,7 +60,7 @@ type Config struct {
 	// WaitLimit is how long an exchange waits for an instance when all are in use,
 	// by the clock.
 	WaitLimit time.Duration
-	// IdleLimit is how long instances are kept that nobody uses.
+	// IdleLimit is how long instances stay without use.
 	IdleLimit time.Duration
 	// Documents keeps what policies store; nil: it is kept in memory only.
 	Documents document.Store
@@ -169,7 +169,7 @@ func NewHost(config Config) (*Host, error) {
 	}
 	if config.CacheDir != "" {
 		if err := os.MkdirAll(config.CacheDir, 0o700); err != nil {
-			return nil, fmt.Errorf("making the cache of compiled policies: %w", err)
+			return nil, fmt.Errorf("make the cache of compiled policies: %w", err)
 		}
 		h.cache = &cache{dir: config.CacheDir, limit: config.CacheLimit}
 	}
@@ -209,7 +209,7 @@ func (h *Host) Close() error {
 	return errors.Join(errs...)
 }
 
-// janitor ends instances that nobody uses. It is the host's and ends with it.
+// janitor ends instances that are not used. It is the host's and ends with it.
 func (h *Host) janitor() {
 	ticker := time.NewTicker(max(h.config.IdleLimit/2, time.Millisecond))
 	defer ticker.Stop()
@@ -287,14 +287,14 @@ func (h *Host) Instances() int { return len(h.instances) }
 
 var errClosed = errors.New("the policy host is closed")
 
-// maxCompilers run at once. Each takes a core or two and CompileMemory at most. An
+// maxCompilers run concurrently. Each takes a core or two and CompileMemory at most. An
 // owner has one, so that it takes as many owners to keep another waiting.
 const maxCompilers = 4
 
 // Compile makes a module of WebAssembly. Its name is the policy's, for messages
 // and for what it stores. The same bytes are compiled once for as long as something
-// uses them. Errors: *CompileError for what is wrong with the module, which says what
-// would be right; that of ctx; others for what is wrong with the node.
+// uses them. Errors: *CompileError for a mistake in the module, with what would be
+// right; ctx's; others for problems of the node.
 //
 // The caller owns the module and releases it.
 func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, error) {
@@ -337,13 +337,13 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	return newModule(name, p), nil
 }
 
-// maxRefused bounds what is remembered of modules that cannot be used. What took a
-// compiler's time once is refused at once.
+// maxRefused bounds the cache of modules that cannot be used: they take a compiler's time
+// only once.
 const maxRefused = 1000
 
-// begin returns a program that is there already, with one more reference, or lets the
-// caller compile it until done is called. Others who want the same wait meanwhile.
-// Errors: *compilerError of what was refused before, or that of ctx.
+// begin returns an existing program, with one more reference, or lets the caller compile
+// it until done is called. Other callers with the same digest wait meanwhile. Errors: the
+// *compilerError of a module that was refused before, or ctx's.
 func (h *Host) begin(ctx context.Context, digest string) (done func(), p *program, err error) {
 	for {
 		h.mu.Lock()
@@ -390,7 +390,7 @@ func (h *Host) Compiled(name, digest string) *Module {
 	return newModule(name, p)
 }
 
-// CompileError says why a module cannot be a policy.
+// CompileError is why a module cannot be a policy.
 type CompileError struct {
 	Name string
 	Err  error

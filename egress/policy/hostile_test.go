@@ -58,7 +58,7 @@ func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
 		{"line break in a header", Handler(imported("set_header_value"), "x-a\r\nx-b: 1",
 			Code(I32Const(0), I32Const(0), I32Const(3), I32Const(0), I32Const(8), Call(0), pass), none), false, "line break"},
 		{"line break in a name", Handler(imported("set_header_value"), "x-a\r\nx-b: 1",
-			Code(I32Const(0), I32Const(0), I32Const(8), I32Const(0), I32Const(3), Call(0), pass), none), false, "no name of a header"},
+			Code(I32Const(0), I32Const(0), I32Const(8), I32Const(0), I32Const(3), Call(0), pass), none), false, "not a name of a header"},
 		{"thousands of headers", Handler(imported("add_header_value"), "x-a",
 			Code(Loop, I32Const(0), I32Const(0), I32Const(3), I32Const(0), I32Const(3), Call(0), Br(0), End, Unreachable, End), none), false, "more than 256 fields"},
 		{"a huge header", Handler(imported("add_header_value"), "x-a"+strings.Repeat("y", 60000),
@@ -77,7 +77,7 @@ func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
 			Code(I32Const(0), I32Const(25), Call(0), pass), none), false, "begins with a slash"},
 		{"a request in the URI", Handler(imported("set_uri"), "/ HTTP/1.1\r\nHost: evil.example.com\r\n\r\n",
 			Code(I32Const(0), I32Const(38), Call(0), pass), none), false, "no spaces"},
-		{"a tunnel", Handler(imported("set_method"), "CONNECT", Code(I32Const(0), I32Const(7), Call(0), pass), none), false, "no method"},
+		{"a tunnel", Handler(imported("set_method"), "CONNECT", Code(I32Const(0), I32Const(7), Call(0), pass), none), false, "not a method"},
 		{"exit", Handler(imported("wasi_snapshot_preview1.proc_exit"), "", Code(I32Const(0), Call(0), pass), none), false, "ended itself with code 0"},
 	}
 	h := newHost(t, nil)
@@ -164,8 +164,8 @@ func TestModulesThatAreNoPoliciesAreExplained(t *testing.T) {
 		wasm []byte
 		want []string
 	}{
-		"no WASM":            {[]byte("package main"), []string{"no WebAssembly module", "00 61 73 6d"}},
-		"nothing":            {nil, []string{"no WebAssembly module"}},
+		"no WASM":            {[]byte("package main"), []string{"not a WebAssembly module", "00 61 73 6d"}},
+		"nothing":            {nil, []string{"not a WebAssembly module"}},
 		"component":          {[]byte("\x00asm\x0d\x00\x01\x00rest"), []string{"component", "wasip1"}},
 		"200 MB":             {make([]byte, 200<<20), []string{"209715200 bytes", "at most 16777216"}},
 		"no handle_request":  {without("handle_request").Binary(), []string{"does not export `handle_request`", "//go:wasmexport"}},

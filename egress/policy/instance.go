@@ -24,7 +24,7 @@ type instance struct {
 	stack     [2]uint64 // of a call of the guest
 }
 
-// start makes an instance and lets it initialise itself. ctx bounds the wait for
+// start makes an instance and lets it initialize itself. ctx bounds the wait for
 // room.
 func (p *Policy) start(ctx context.Context) (*instance, error) {
 	h := p.host
@@ -49,7 +49,7 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 
 // instantiate makes the guest and runs what it starts with.
 func (i *instance) instantiate() (err error) {
-	defer func() { // wazero returns what fails, but not that of the memory
+	defer func() { // wazero returns failures, but not failures of the memory
 		switch f := recover().(type) {
 		case nil:
 		case *failure:
@@ -73,11 +73,11 @@ func (i *instance) instantiate() (err error) {
 	return nil
 }
 
-// StartError says why an instance of a policy does not start.
+// StartError is why an instance of a policy does not start.
 type StartError struct {
 	Policy string
 	Reason string // in one line
-	Detail string // what the policy wrote, and the trace
+	Detail string // output of the policy, and the trace
 }
 
 func (e *StartError) Error() string {
@@ -92,8 +92,8 @@ func (i *instance) close() {
 	<-i.policy.host.instances
 }
 
-// rest lets go of everything of the last exchange.
-func (i *instance) rest() {
+// reset lets go of everything of the last exchange.
+func (i *instance) reset() {
 	i.output.flush(i.call.chain)
 	i.output.tail, i.output.failed = i.output.tail[:0], ""
 	i.call = call{}

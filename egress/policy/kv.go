@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// What a namespace of a policy may store.
+// Limits of a namespace of a policy.
 const (
 	maxKeys       = 1024
 	maxKey        = 256     // bytes
@@ -112,7 +112,7 @@ func (k *kv) sweep(now time.Time) (found bool) {
 	return found
 }
 
-// trim is sweep for who has time.
+// trim is sweep for the janitor.
 func (k *kv) trim(now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -62,7 +62,7 @@ func parseDocument(name string) (space string, ok bool) {
 	return spaceName(policy, namespace), ok
 }
 
-// load reads what was stored. What cannot be read is left where it is, and logged.
+// load reads the stored values. Unreadable ones stay stored, and are logged.
 func (k *kv) load(ctx context.Context, now time.Time) error {
 	if k.documents == nil {
 		return nil
@@ -212,7 +212,7 @@ func (s *space) changes(now time.Time, all bool) map[int][]byte {
 func (s *space) again(page int, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.changed |= 1 << page // the writer looks for it after write
+	s.changed |= 1 << page // the writer finds it after write
 	s.due = now.Add(writeAgain)
 }
 

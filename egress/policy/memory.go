@@ -10,10 +10,10 @@ import (
 // memory is an instance's, mapped for it alone. On Go's heap it would be garbage
 // once the instance has ended, megabytes of it for each policy that is replaced, and
 // the heap grows by as much before that is collected. Here it is the system's again
-// at once, pages that a guest never touched take none, and growing copies nothing.
+// up front, pages that a guest never touched take none, and growing copies nothing.
 //
-// It implements wazero's MemoryAllocator and LinearMemory. Nobody may read what it
-// has after Free.
+// It implements wazero's MemoryAllocator and LinearMemory. Its content must not be read
+// after Free.
 type memory struct {
 	mapped []byte
 	freed  sync.Once
@@ -51,8 +51,8 @@ func (m *memory) Reallocate(size uint64) []byte {
 	return usable
 }
 
-// Free gives all back. It may be called more than once, also by two at a time: by whoever
-// ends the instance, and by wazero for all that are left when a host is closed.
+// Free releases all of it. It may be called more than once, also concurrently: when the
+// instance ends, and by wazero for all instances that are left when a host is closed.
 func (m *memory) Free() {
 	m.freed.Do(func() {
 		if m.mapped != nil {

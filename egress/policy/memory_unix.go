@@ -14,5 +14,5 @@ func commit(memory []byte) error {
 	return unix.Mprotect(memory, unix.PROT_READ|unix.PROT_WRITE)
 }
 
-// release gives reserved memory back to the system.
+// release returns reserved memory to the system.
 func release(mapped []byte) error { return unix.Munmap(mapped) }

@@ -19,8 +19,8 @@ type program struct {
 	compiled wazero.CompiledModule
 	cache    wazero.CompilationCache // which owns the code
 	starts   []string                // functions that start an instance
-	// deaf: its handle_response does nothing and needs not be called.
-	deaf bool
+	// ignoresResponse: its handle_response does nothing and needs not be called.
+	ignoresResponse bool
 
 	references int // guarded by host.mu
 }
@@ -41,7 +41,7 @@ func (p *program) release() {
 	h.mu.Unlock()
 	if last {
 		if err := p.close(); err != nil {
-			h.config.Log.Error("closing a policy's code", "digest", p.digest, "error", err)
+			h.config.Log.Error("failed to close a policy's code", "digest", p.digest, "error", err)
 		}
 		select {
 		case h.unmap <- struct{}{}:
@@ -53,8 +53,8 @@ func (p *program) release() {
 // Module is a compiled module of a name.
 type Module struct {
 	// Owner is whose policy it is, for the node's log, and Lines gets all that policies
-	// write which are configured from then on. Both may be empty. Lines is called by
-	// many at once and must not wait.
+	// write which are configured from then on. Both may be empty. Lines is called
+	// concurrently and must not wait.
 	Owner string
 	Lines func(Line)
 
@@ -89,7 +89,7 @@ func (h *Host) compile(ctx context.Context, digest string, wasm []byte) (*progra
 	if err != nil {
 		return nil, &compilerError{err.Error()}
 	}
-	p := &program{host: h, digest: digest, references: 1, deaf: m.Exports[handleResponse].Empty}
+	p := &program{host: h, digest: digest, references: 1, ignoresResponse: m.Exports[handleResponse].Empty}
 	for _, name := range []string{"_initialize", "_start"} {
 		if _, ok := m.Exports[name]; ok {
 			p.starts = append(p.starts, name)

@@ -16,8 +16,8 @@ const (
 	// maxTail is how much of what an instance wrote goes into the Detail of a
 	// denial: the message of a panic, and the first frames of its trace.
 	maxTail = 2 << 10
-	// logLines of a policy are logged in each logWindow: the log is for the author
-	// who looks for a mistake, and must not fill the disk under load.
+	// logLines of a policy are logged in each logWindow: the log is for an author
+	// that searches for a mistake, and must not fill the disk under load.
 	logLines  = 20
 	logWindow = 10 * time.Second
 )
@@ -44,7 +44,7 @@ type logger struct {
 	dropped int
 }
 
-// enabled says whether lines of a level go anywhere.
+// enabled reports whether lines of a level go anywhere.
 func (l *logger) enabled(level slog.Level) bool {
 	return l.sink != nil || l.log.Enabled(context.Background(), level)
 }
@@ -128,8 +128,8 @@ func (o *output) flush(c *Chain) {
 	}
 }
 
-// said is what explains best why the guest failed; empty: nothing does.
-func (o *output) said() string {
+// reason is what explains best why the guest failed; empty: nothing does.
+func (o *output) reason() string {
 	if o.failed != "" {
 		return o.failed
 	}

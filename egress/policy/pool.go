@@ -235,7 +235,7 @@ func (h *Host) makeRoom(ctx context.Context) error {
 
 // put takes an instance back that can go on.
 func (p *Policy) put(i *instance) {
-	i.rest()
+	i.reset()
 	share := i.share
 	i.share = nil
 	p.mu.Lock()

@@ -174,7 +174,7 @@ func (c *call) fdWrite(fd, list, count, out uint32) uint64 {
 	return wasiOK
 }
 
-// poll says that all clocks have struck: policies do not sleep, they are stopped.
+// poll reports that all clocks have struck: policies do not sleep, they are stopped.
 func (c *call) poll(in, out, count, events uint32) uint64 {
 	if count == 0 || count > 64 {
 		return wasiInval

@@ -78,7 +78,7 @@ func dropOwn(r *sdk.Request) {
 }
 
 // signedHeaders are the headers that have to be signed: the host, the type and all
-// of Amazon's. Others may be changed by whoever is between.
+// of Amazon's. Others may be changed on the way.
 func signedHeaders(r *sdk.Request) ([]header, error) {
 	host := r.Header.Get("Host")
 	if host == "" {

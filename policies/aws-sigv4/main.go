@@ -19,7 +19,7 @@ type config struct {
 	Region       string `json:"region"`
 	Service      string `json:"service"`
 	// Payload is "hash", which buffers bodies to hash them, or "unsigned", which
-	// only S3 knows. What the client says of its body's hash is used before both.
+	// only S3 knows. A hash of the body that the client sends is used before both.
 	Payload string `json:"payload"`
 }
 

@@ -23,7 +23,7 @@ type signing struct {
 // header that is signed; its name is in lower case.
 type header struct{ name, value string }
 
-// signature is that of the request, by the secret secret_access_key.
+// signature signs the request with the secret secret_access_key.
 func (s *signing) signature() (string, error) {
 	mac, err := sdk.HMACSHA256("secret_access_key", "AWS4",
 		[]byte(s.date()), []byte(s.region), []byte(s.service), []byte("aws4_request"), []byte(s.stringToSign()))
@@ -111,7 +111,7 @@ func canonicalQuery(query string) string {
 	return strings.Join(pairs, "&")
 }
 
-// again escapes anew what is escaped already.
+// again escapes characters that are escaped already a second time.
 func again(s string) string {
 	if unescaped, err := url.QueryUnescape(s); err == nil {
 		s = unescaped
@@ -119,7 +119,7 @@ func again(s string) string {
 	return escape(s, "")
 }
 
-// escape writes all but unreserved characters and those of keep as escapes.
+// escape writes all characters as escapes, except unreserved ones and those in keep.
 func escape(s, keep string) string {
 	const digits = "0123456789ABCDEF"
 	var b strings.Builder

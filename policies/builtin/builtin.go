@@ -2,8 +2,8 @@
 //
 // They are compiled by `make policies`, which `make build` does first, into the
 // folder modules, and are not in the repository. A program that was built by
-// `go build` or xcaddy alone has none: it says so when one is asked for, and takes
-// those that are pushed.
+// `go build` or xcaddy alone has none: it reports that when a rule names one, and accepts
+// policies that are pushed.
 package builtin
 
 import (
@@ -28,7 +28,7 @@ var modules embed.FS
 // Errors of Module.
 var (
 	// ErrUnknown: doze ships no policy of that name.
-	ErrUnknown = errors.New("doze ships no such policy")
+	ErrUnknown = errors.New("not a policy that doze ships")
 	// ErrNotBuilt: it does, but not in this program.
 	ErrNotBuilt = errors.New("this program was built without the policies that doze ships: " +
 		"build it by `make build`, or push the policy (`doze policy new NAME --template NAME`, `doze policy build NAME`, `doze policy push NAME.wasm`)")

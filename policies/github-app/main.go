@@ -61,7 +61,7 @@ func build(c config) (sdk.Policy, error) {
 
 func seconds(t time.Time) string { return strconv.FormatInt(t.Unix(), 10) }
 
-// makesToken says whether the request might be the one that answers with a token,
+// makesToken reports whether the response to the request might be a token,
 // POST /app/installations/ID/access_tokens, in whatever spelling.
 func makesToken(r *sdk.Request) bool {
 	method := r.Method()

@@ -30,7 +30,7 @@ func build(c config) (sdk.Policy, error) {
 	case c.Name == "":
 		return sdk.Policy{}, errors.New(`"name" is missing: the header's`)
 	case !isToken(c.Name):
-		return sdk.Policy{}, errors.New(`"name" is no name of a header: ` + c.Name)
+		return sdk.Policy{}, errors.New(`"name" is not a name of a header: ` + c.Name)
 	case framing[strings.ToLower(c.Name)]:
 		return sdk.Policy{}, errors.New(`"name" is a header that the node makes itself: ` + c.Name)
 	case !isText(c.Prefix) || !isText(c.Suffix):
@@ -46,7 +46,7 @@ func build(c config) (sdk.Policy, error) {
 	}}, nil
 }
 
-// isToken says whether s can be a header's name (RFC 9110, 5.6.2).
+// isToken reports whether s can be a header's name (RFC 9110, 5.6.2).
 func isToken(s string) bool {
 	for _, c := range []byte(s) {
 		if !(c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0) {

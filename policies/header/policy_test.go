@@ -21,7 +21,7 @@ func TestTheHeaderReplacesTheClientsOwn(t *testing.T) {
 func TestNamesThatCannotWorkAreRefused(t *testing.T) {
 	for config, want := range map[string]string{
 		`{}`:                              "missing",
-		`{"name":"a b"}`:                  "no name",
+		`{"name":"a b"}`:                  "not a name",
 		`{"name":"Host"}`:                 "the node makes",
 		`{"name":"content-LENGTH"}`:       "the node makes",
 		`{"name":"a","prefix":"x\r\nb:"}`: "one line",

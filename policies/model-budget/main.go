@@ -19,7 +19,7 @@ type config struct {
 	// Window is such as 24h. It begins with the first request, and the next one
 	// with the first after its end.
 	Window string `json:"window"`
-	// Requests and RequestBytes in a window; 0 is no limit.
+	// Requests and RequestBytes in a window; 0 is unlimited.
 	Requests     int64 `json:"requests"`
 	RequestBytes int64 `json:"request_bytes"`
 	// Methods that count: all but GET, HEAD and OPTIONS unless given.
@@ -34,7 +34,7 @@ const (
 	minWindow = time.Second
 	maxWindow = 366 * 24 * time.Hour
 	maxName   = 100 // bytes: with the sandbox's id it has to fit into a key of 256
-	// maxLimit keeps sums of what is counted at once far from the end of int64.
+	// maxLimit keeps sums of concurrent counts far from the end of int64.
 	maxLimit = 1 << 50
 )
 
@@ -91,7 +91,7 @@ func (b *budget) request(r *sdk.Request) error {
 	}
 	err = b.spend(bytes, size, b.RequestBytes, "bytes sent")
 	if err != nil && b.Requests > 0 {
-		return cmp.Or(b.giveBack(requests, 1), err)
+		return cmp.Or(b.refund(requests, 1), err)
 	}
 	return err
 }
@@ -107,7 +107,7 @@ func (b *budget) counts(method string) bool {
 // added before it is compared, so that requests at the same time do not all see
 // room for the last one.
 func (b *budget) spend(key string, amount, limit int64, what string) error {
-	added := min(amount, limit+1) // the client says how long its body is: it could say anything
+	added := min(amount, limit+1) // the client declares the length of its body, which can be anything
 	spent, err := sdk.KVAdd(key, added, b.window)
 	if err != nil {
 		return err // no room for another counter: refused rather than not counted
@@ -115,17 +115,17 @@ func (b *budget) spend(key string, amount, limit int64, what string) error {
 	if spent <= limit {
 		return nil
 	}
-	// What was refused does not count, else a large request would use up what is
-	// left for small ones.
-	if err := b.giveBack(key, added); err != nil {
+	// Refused requests do not count, else a large request would use up the rest of the
+	// budget.
+	if err := b.refund(key, added); err != nil {
 		return err
 	}
 	return sdk.Deny("budget: " + strconv.FormatInt(spent-added, 10) + " of " + strconv.FormatInt(limit, 10) + " " + what +
 		" in " + b.Window + " are used, and this request needs " + strconv.FormatInt(amount, 10))
 }
 
-// giveBack takes amount off what was spent.
-func (b *budget) giveBack(key string, amount int64) error {
+// refund takes amount off what was spent.
+func (b *budget) refund(key string, amount int64) error {
 	left, err := sdk.KVAdd(key, -amount, b.window)
 	if err == nil && left < 0 { // of a window that has ended since
 		_, err = sdk.KVAdd(key, amount, b.window)

@@ -34,7 +34,7 @@ func build(c config) (sdk.Policy, error) {
 	permits := []also{{c.Methods, c.Paths}}
 	for _, a := range c.Also {
 		if len(a.Methods) == 0 || len(a.Paths) == 0 {
-			return sdk.Policy{}, errors.New(`what is in "also" has methods and paths`)
+			return sdk.Policy{}, errors.New(`entries of "also" need methods and paths`)
 		}
 		permits = append(permits, a)
 	}
@@ -55,8 +55,7 @@ func build(c config) (sdk.Policy, error) {
 	}}, nil
 }
 
-// overrides are headers by which some servers take another method than that of
-// the request.
+// overrides are headers by which some servers use another method than the request's.
 var overrides = []string{"X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"}
 
 func check(permits []also, r *sdk.Request) error {
@@ -72,7 +71,7 @@ func check(permits []also, r *sdk.Request) error {
 		return sdk.Deny("read-only: what is sent after a change of protocol may write")
 	}
 	path, plain := readPath(sent)
-	named := false // a permit for this method looks at the path
+	named := false // a permit for this method inspects the path
 	for _, p := range permits {
 		if !slices.Contains(p.Methods, method) {
 			continue

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// readPath decodes a path, and says whether every server would read it so: some
+// readPath decodes a path, and reports whether every server would read it so: some
 // resolve dots, merge slashes, cut off parameters or decode twice, others do not.
 func readPath(sent string) (path string, plain bool) {
 	path, err := url.PathUnescape(sent)
@@ -23,7 +23,7 @@ func readPath(sent string) (path string, plain bool) {
 	return path, true
 }
 
-// matches says whether a glob matches all of path: * is anything but a slash, **
+// matches reports whether a glob matches all of path: * is anything but a slash, **
 // anything. Its time is at most the product of their lengths, for each kind of
 // star: a path cannot make it long.
 func matches(glob, path string) bool {
@@ -56,7 +56,7 @@ func stars(glob string, state []bool) {
 	}
 }
 
-// double says whether the star at g is part of **.
+// double reports whether the star at g is part of **.
 func double(glob string, g int) bool {
 	return g > 0 && glob[g-1] == '*' || g+1 < len(glob) && glob[g+1] == '*'
 }

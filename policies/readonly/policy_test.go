@@ -79,8 +79,8 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 	for config, want := range map[string]string{
 		`{"methods":["get"]}`:             "upper case",
 		`{"paths":["repos/**"]}`:          "begin with /",
-		`{"also":[{"paths":["/"]}]}`:      "has methods and paths",
-		`{"also":[{"methods":["POST"]}]}`: "has methods and paths",
+		`{"also":[{"paths":["/"]}]}`:      "need methods and paths",
+		`{"also":[{"methods":["POST"]}]}`: "need methods and paths",
 		`{"allow":[]}`:                    "but methods, paths, also",
 	} {
 		if _, err := sdktest.Start(config); err == nil || !strings.Contains(err.Error(), want) {

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// finder recognises one kind of thing. It is written by hand: a regular expression
+// finder recognizes one kind of thing. It is written by hand: a regular expression
 // over a body of a megabyte takes longer than a policy has.
 type finder struct {
 	name string
@@ -14,7 +14,7 @@ type finder struct {
 	// begins.
 	marks string
 	word  bool
-	// at says where the thing is to which the mark at i belongs, if it is one. It
+	// at returns the span of the thing to which the mark at i belongs, if it is one. It
 	// begins at from or later.
 	at func(body []byte, from, i int) (start, end int, ok bool)
 }
@@ -38,14 +38,14 @@ type span struct {
 	name       string
 }
 
-// maxSpans: a body with more is no accident.
+// maxSpans: a body with more is not an accident.
 const maxSpans = 10_000
 
-// find is what the finders recognise, in one pass and in order, without overlap.
-// Those that come first win. It stops at maxSpans.
+// find returns the spans that the finders recognize, in one pass and in order, without
+// overlap. The first ones win. It stops at maxSpans.
 func find(body []byte, finders []finder) (found []span) {
-	// What may be asked at a character: bit i is finders[i]. A body is mostly text
-	// at which none is, so that this is what its length costs.
+	// The finders to call at a character: bit i is finders[i]. A body is mostly text
+	// without any, so that its length costs only this look-up.
 	var asked [256]uint8
 	var words uint8
 	for i, f := range finders {
@@ -87,7 +87,7 @@ func known() string {
 	return strings.Join(names, ", ")
 }
 
-// What a character is.
+// Classes of characters.
 var (
 	wordTable  = tableOf(digits + letters)
 	emailTable = tableOf(digits + letters + ".!#$%&'*+/=?^_`{|}~-")
@@ -163,7 +163,7 @@ func atCard(body []byte, _, start int) (int, int, bool) {
 	return start, end, ok
 }
 
-// checked says whether the last digit is that of Luhn's formula.
+// checked reports whether the last digit is right by Luhn's formula.
 func checked(number []byte) bool {
 	sum := 0
 	for i, d := range number {
@@ -200,7 +200,7 @@ func atPrivateKey(body []byte, _, start int) (int, int, bool) {
 	return start, len(body), true
 }
 
-// What words of services begin with.
+// Beginnings of the services' tokens.
 var (
 	awsPrefixes   = []string{"AKIA", "ASIA"}
 	tokenPrefixes = []string{"ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "sk-", "xoxb-", "xoxp-", "npm_", "AIza"}

@@ -142,7 +142,7 @@ func (p *redact) search(body []byte) []span {
 	return apart
 }
 
-// count says how many there are of each, by name.
+// count returns the number of spans of each name.
 func count(found []span) string {
 	numbers := map[string]int{}
 	for _, s := range found {

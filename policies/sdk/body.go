@@ -8,7 +8,7 @@ import (
 )
 
 // Body is the body of a request or response. Reading it without the matching
-// Buffer feature takes it away from whoever comes after.
+// Buffer feature takes it away from later readers.
 type Body struct {
 	kind  uint32
 	ended bool

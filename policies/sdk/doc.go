@@ -37,8 +37,8 @@
 // the body, and is worth nothing after the exchange.
 //
 // An instance of a module serves one exchange at a time, so package variables need
-// no lock. They are not shared between instances, of which there are many: what
-// has to be counted or remembered belongs in [KVAdd] and [KVSet]. One instance may
+// no lock. They are not shared between the many instances of a policy: counters and
+// state belong in [KVAdd] and [KVSet]. One instance may
 // serve several rules with the same configuration, whose hosts and secrets differ:
 // keep nothing that was made from a secret.
 package sdk

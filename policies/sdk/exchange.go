@@ -54,8 +54,8 @@ func (r *Request) Query() string {
 // Protocol is such as HTTP/1.1 or HTTP/2.0.
 func (r *Request) Protocol() string { return string(fetch(abi.GetProtocolVersion)) }
 
-// Upgrades says whether the connection is to speak another protocol, such as
-// WebSocket. What is sent after that passes no policy.
+// Upgrades reports whether the connection is to speak another protocol, such as
+// WebSocket. Data after that passes no policy.
 func (r *Request) Upgrades() bool {
 	for _, protocols := range r.Header.Values("Upgrade") {
 		if !strings.EqualFold(strings.TrimSpace(protocols), "h2c") { // which the node does not take up
@@ -65,7 +65,7 @@ func (r *Request) Upgrades() bool {
 	return false
 }
 
-// Respond answers the request without sending it anywhere. Policy.Request returns
+// Respond responds to the request without sending it anywhere. Policy.Request returns
 // its result.
 func (r *Request) Respond(status int, contentType string, body []byte) error {
 	abi.SetStatusCode(uint32(status))

@@ -20,7 +20,7 @@ func (h Header) Get(name string) string {
 	return string(value)
 }
 
-// Has says whether there is such a header, be it empty.
+// Has reports whether there is such a header, be it empty.
 func (h Header) Has(name string) bool {
 	return uint32(abi.GetHeaderValues(h.kind, name, nil)>>32) > 0
 }

@@ -36,7 +36,7 @@ func fetchOf(op, name string, get func([]byte) int32) ([]byte, error) {
 	}
 }
 
-// HostError says that the node did not do what it was asked for.
+// HostError reports that the node did not do what it was asked for.
 type HostError struct {
 	Op   string // such as "secret"
 	Name string // of what was asked for; may be empty
@@ -52,7 +52,7 @@ func (e *HostError) Error() string {
 
 func (e *HostError) Unwrap() error { return e.Err }
 
-// What the node answers instead of a result.
+// Values that the node returns instead of a result.
 var (
 	ErrNotFound    = errors.New("not found; the rule's secrets have to name it")
 	ErrNotAllowed  = errors.New("not allowed now; secrets are for requests, before they are sent")
@@ -62,7 +62,7 @@ var (
 	ErrTooLarge = errors.New("the body is too large")
 
 	errFeatures  = errors.New("the node does not offer the features that this policy needs")
-	errResponded = errors.New("answered by the policy")
+	errResponded = errors.New("the policy responded")
 	errUnknown   = errors.New("failed for a reason that this SDK does not know")
 )
 

@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/decode"
 )
 
-// Sandbox is who sends.
+// Sandbox is the sandbox that sends the request.
 type Sandbox struct {
 	ID     string            `json:"id"`
 	Name   string            `json:"name"`

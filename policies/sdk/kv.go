@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// What KVGet, KVSet and KVAdd keep is in the node's memory: shared by all
+// Values of KVGet, KVSet and KVAdd are in the node's memory: shared by all
 // exchanges of one owner with policies of this name, and gone when the node ends.
 // There is room for 1,024 keys of at most 256 bytes, values of 4 KiB and 1 MiB in
 // all; beyond that ErrLimit.
@@ -30,9 +30,9 @@ func KVSet(key string, value []byte, ttl time.Duration) error {
 	return nil
 }
 
-// KVAdd adds delta to the counter key, at once for all instances, and is its new
-// value. A counter that is not there begins with 0 and ends after ttl; 0 is until
-// it is replaced or the policy is deleted.
+// KVAdd adds delta to the counter key, atomically for all instances, and returns its new
+// value. A missing counter begins with 0 and ends after ttl; 0 is until it is replaced or
+// the policy is deleted.
 func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	var sum [8]byte
 	if code := abi.KVAdd(key, delta, milliseconds(ttl), &sum); code < 0 {
@@ -41,7 +41,7 @@ func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(sum[:])), nil
 }
 
-// milliseconds rounds up, so that what is short does not become for ever.
+// milliseconds rounds up, so that a short time does not become 0, which is unlimited.
 func milliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }

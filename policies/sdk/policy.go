@@ -6,7 +6,7 @@ import "github.com/doze-run/doze/policies/sdk/internal/abi"
 type Policy struct {
 	// Request sees each request before it is sent; nil sees none. If it returns
 	// an error the request is refused and the error's text is the reason, which
-	// the sandbox reads. The error of [Request.Respond] answers instead.
+	// the sandbox reads. The error of [Request.Respond] responds instead.
 	Request func(*Request) error
 	// Response sees what came back, or that nothing did; nil sees none, and frees
 	// the instance earlier. Without BufferResponse it has been passed on by then. If it returns an error the
@@ -71,7 +71,7 @@ func Enable(f Features) error {
 // policy is what this instance runs.
 var policy Policy
 
-// What the host is in the course of, made once: an instance serves one exchange
+// The exchange that the host serves, made once: an instance serves one exchange
 // at a time.
 var (
 	request  Request

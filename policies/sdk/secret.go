@@ -18,7 +18,7 @@ const (
 
 // Secret is a reference to the secret that the rule maps name to. It fails with
 // ErrNotFound if the rule maps nothing, and with ErrNotAllowed in Policy.Response.
-// If there is no such secret, or it is not bound to this host, the node refuses the
+// If the secret is unknown, or not bound to this host, the node refuses the
 // request, and the policy does not go on.
 func Secret(name string) (string, error) {
 	ref, err := fetchOf("secret", name, func(buf []byte) int32 { return abi.SecretRef(name, buf) })

@@ -16,7 +16,7 @@ const gcPercent = 25
 func load(start func() error) {
 	debug.SetGCPercent(gcPercent)
 	if err := start(); err != nil {
-		// A line rather than a panic: the node shows it to whoever set the rule.
+		// A line rather than a panic: the node shows it to the author of the rule.
 		abi.Log(abi.Error, err.Error())
 		println(err.Error()) // to standard error
 		syscall.Exit(1)

@@ -24,7 +24,7 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// Limits. What is beyond is refused when it is pushed.
+// Limits. Put refuses modules beyond them.
 const (
 	// MaxModule bytes of one module: five times what Go makes of a small policy.
 	MaxModule = 16 << 20
@@ -32,20 +32,20 @@ const (
 	MaxOfOwner = 256 << 20
 	// MaxModules of an owner.
 	MaxModules = 100
-	// maxOwner leaves room for a name in that of the document.
+	// maxOwner leaves space for a name in the document's name.
 	maxOwner = 128
 )
 
 var (
-	// ErrUnknown is returned for a name of which the owner has no policy.
-	ErrUnknown = errors.New("there is no such policy")
+	// ErrUnknown is returned if the owner has no policy of the name.
+	ErrUnknown = errors.New("unknown policy")
 	// ErrDamaged is returned for a module whose file is gone or was changed.
 	ErrDamaged = errors.New("the stored module is damaged: push it again")
-	// ErrInUse is for who knows the rules: a policy that one of them names stays.
+	// ErrInUse is for callers that know the rules: a policy that a rule names stays.
 	ErrInUse = errors.New("rules name the policy")
 	// ErrBuiltIn is returned for a policy that doze ships, which has no module of the owner's.
 	ErrBuiltIn = errors.New("the policy is part of doze")
-	// ErrTooMany is returned when an owner has as much as he may have.
+	// ErrTooMany is returned when an owner has as much as fits.
 	ErrTooMany = fmt.Errorf("an owner has at most %d policies of %d MiB in all: delete one first", MaxModules, MaxOfOwner>>20)
 )
 
@@ -57,15 +57,15 @@ type Info struct {
 	// BuiltIn policies come with doze. None of them is kept here.
 	BuiltIn   bool      `json:"built_in,omitempty"`
 	UpdatedAt time.Time `json:"updated_at,omitzero"`
-	// UsedBy are the rules that name it, as owner/NAME, or sandbox/ID/NAME. Who knows
-	// the rules fills it in.
+	// UsedBy are the rules that name it, as owner/NAME, or sandbox/ID/NAME. Callers that
+	// know the rules fill it in.
 	UsedBy []string `json:"used_by,omitempty"`
 	// ReplacesBuiltIn: it was pushed, and doze ships one of that name, which the
 	// owner's rules do not reach.
 	ReplacesBuiltIn bool `json:"replaces_built_in,omitempty"`
 }
 
-// Modules holds modules on the disk. All methods may be called at once. Make one
+// Modules holds modules on the disk. All methods are safe for concurrent use. Make one
 // with Open.
 type Modules struct {
 	docs   document.Store
@@ -84,7 +84,7 @@ const documentKind = "policies"
 // policy names. The folder is the Modules' own.
 func Open(ctx context.Context, docs document.Store, dir string) (*Modules, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("making the folder of policies: %w", err)
+		return nil, fmt.Errorf("make the folder of policies: %w", err)
 	}
 	m := &Modules{docs: docs, dir: dir, now: time.Now, owners: map[string]map[string]Info{}}
 	err := docs.Documents(ctx, documentKind, func(document string, value []byte) error {
@@ -97,7 +97,7 @@ func Open(ctx context.Context, docs document.Store, dir string) (*Modules, error
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the policies: %w", err)
+		return nil, fmt.Errorf("read the policies: %w", err)
 	}
 	return m, m.removeUnnamed()
 }
@@ -115,7 +115,7 @@ func decode(document string, value []byte) (owner string, info Info, err error) 
 		return "", Info{}, err
 	}
 	if _, ok := fileName(info.Digest); !ok || info.Name != document[cut+1:] {
-		return "", Info{}, fmt.Errorf("its record is that of %.80q with the digest %.80q", info.Name, info.Digest)
+		return "", Info{}, fmt.Errorf("its record has the name %.80q and the digest %.80q", info.Name, info.Digest)
 	}
 	return document[:cut], info, nil
 }
@@ -124,7 +124,7 @@ func decode(document string, value []byte) (owner string, info Info, err error) 
 func (m *Modules) removeUnnamed() error {
 	entries, err := os.ReadDir(m.dir)
 	if err != nil {
-		return fmt.Errorf("cleaning up the folder of policies: %w", err)
+		return fmt.Errorf("clean up the folder of policies: %w", err)
 	}
 	for _, e := range entries {
 		digest := "sha256:" + strings.TrimSuffix(e.Name(), ".wasm")
@@ -132,7 +132,7 @@ func (m *Modules) removeUnnamed() error {
 			continue
 		}
 		if err := os.Remove(filepath.Join(m.dir, e.Name())); err != nil {
-			return fmt.Errorf("cleaning up the folder of policies: %w", err)
+			return fmt.Errorf("clean up the folder of policies: %w", err)
 		}
 	}
 	return nil
@@ -140,8 +140,8 @@ func (m *Modules) removeUnnamed() error {
 
 var namePattern = regexp.MustCompile(`\A[a-z0-9_-]{1,64}\z`)
 
-// Put keeps a module under a name, replacing the one that is there. It is on the
-// disk when Put returns. Whether it is a policy is for others to say, before.
+// Put stores a module under a name, replacing an existing one. It is on the disk when Put
+// returns. The caller has checked that it is a policy.
 //
 // Errors: *problem.InvalidError, ErrTooMany, the store's, or the disk's.
 func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (Info, error) {
@@ -161,14 +161,14 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 		return Info{}, ErrTooMany
 	}
 	if err := m.write(info.Digest, module); err != nil {
-		return Info{}, fmt.Errorf("storing the policy %s: %w", name, err)
+		return Info{}, fmt.Errorf("store the policy %s: %w", name, err)
 	}
 	value, err := json.Marshal(info)
 	if err == nil {
 		err = m.docs.PutDocument(ctx, documentKind, owner+"/"+name, value)
 	}
 	if err != nil {
-		return Info{}, errors.Join(fmt.Errorf("storing the policy %s: %w", name, err), m.removeFile(info.Digest))
+		return Info{}, errors.Join(fmt.Errorf("store the policy %s: %w", name, err), m.removeFile(info.Digest))
 	}
 	m.set(owner, info)
 	if replaces {
@@ -177,7 +177,7 @@ func (m *Modules) Put(ctx context.Context, owner, name string, module []byte) (I
 	return info, nil
 }
 
-// fits says whether the owner may have that one beside his others.
+// fits reports whether the owner may have that one in addition to the others.
 func (m *Modules) fits(owner string, info Info) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -200,7 +200,7 @@ func (m *Modules) Delete(ctx context.Context, owner, name string) error {
 		return ErrUnknown
 	}
 	if err := m.docs.DeleteDocument(ctx, documentKind, owner+"/"+name); err != nil {
-		return fmt.Errorf("deleting the policy %s: %w", name, err)
+		return fmt.Errorf("delete the policy %s: %w", name, err)
 	}
 	m.mu.Lock()
 	delete(m.owners[owner], name)
@@ -265,7 +265,7 @@ func (m *Modules) set(owner string, info Info) {
 	m.owners[owner][info.Name] = info
 }
 
-// named says whether any policy has that digest.
+// named reports whether any policy has that digest.
 func (m *Modules) named(digest string) bool {
 	m.mu.RLock()
 	defer m.mu.RUnlock()
@@ -301,8 +301,8 @@ func (m *Modules) path(digest string) string {
 	return filepath.Join(m.dir, name)
 }
 
-// write makes the file, whole and on the disk before it has its name. One that is
-// there and right is left as it is.
+// write makes the file, whole and on the disk before it has its name. A file that
+// exists and is right stays unchanged.
 func (m *Modules) write(digest string, module []byte) error {
 	path := m.path(digest)
 	if have, err := os.ReadFile(path); err == nil && bytes.Equal(have, module) {
@@ -333,7 +333,7 @@ func (m *Modules) removeFile(digest string) error {
 		return nil
 	}
 	if err := os.Remove(m.path(digest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("removing a module: %w", err)
+		return fmt.Errorf("remove a module: %w", err)
 	}
 	return nil
 }

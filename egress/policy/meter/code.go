@@ -47,7 +47,7 @@ func (b *body) rewrite(out []byte) []byte {
 	b.copied = code
 	b.scratch = uint32(b.locals)
 
-	// A function that begins with a loop pays there: those of Go do, and have next to
+	// A function that begins with a loop pays there: Go's functions do, and have next to
 	// nothing behind it.
 	entry := scope{began: code}
 	if b.left() == 0 || b.data[code] != 0x03 {
@@ -155,7 +155,7 @@ func (b *body) instruction() {
 		}
 		b.open = append(b.open, s)
 	case op == 0x0b: // end
-		b.end()
+		b.endFunction()
 	case op == 0x10: // call
 		b.index()
 	case op == 0xd2: // ref.func
@@ -169,7 +169,7 @@ func (b *body) instruction() {
 	}
 }
 
-func (b *body) end() {
+func (b *body) endFunction() {
 	last := len(b.open) - 1
 	s := b.open[last]
 	b.open = b.open[:last]
@@ -178,7 +178,7 @@ func (b *body) end() {
 	case s.price != 0:
 		b.setPrice(s.price, size-s.nested)
 		if s.price == b.lead.price {
-			b.lead.nested = size - s.nested // what it pays for itself
+			b.lead.nested = size - s.nested // its own costs
 		}
 		if last > 0 {
 			b.open[last-1].nested += size
@@ -221,10 +221,10 @@ func (b *body) immediates(op byte) {
 		b.u32()
 		b.u32()
 	case op == 0x1c: // select with a type
-		b.take(b.u32())
+		b.next(b.u32())
 	case op == 0x23, op == 0x24: // global.get, global.set
 		if g := b.u32(); g >= b.m.fuel {
-			b.fail(fmt.Errorf("there is no global %d", g)) // until ours is there
+			b.fail(fmt.Errorf("unknown global %d", g)) // until ours is added
 		}
 	case op >= 0x20 && op <= 0x26: // locals, tables
 		b.u32()
@@ -238,9 +238,9 @@ func (b *body) immediates(op byte) {
 	case op == 0x42:
 		b.skipSigned(10)
 	case op == 0x43:
-		b.take(4)
+		b.next(4)
 	case op == 0x44:
-		b.take(8)
+		b.next(8)
 	case op == 0xd0: // ref.null
 		b.skipSigned(5)
 	default:
@@ -293,7 +293,7 @@ func (b *body) vector() {
 		b.u32()
 		b.u32()
 	case op == 12, op == 13: // v128.const, i8x16.shuffle
-		b.take(16)
+		b.next(16)
 	case op >= 21 && op <= 34: // lanes
 		b.byte()
 	case op >= 84 && op <= 91: // loads and stores of lanes

@@ -13,26 +13,25 @@ const maxGap = 64
 // leaves out each run of some zeros, so that its smallest policy has 30,000: each
 // instance evaluates every one of them, and keeps it.
 //
-// They stay as they are where somebody could tell: if code names segments by their
-// index, or if there are some that are not for the start. What is not valid is for
-// the compiler to say.
+// They stay unchanged where a program could notice: if code names segments by their
+// index, or if some are not for the start. The compiler reports invalid ones.
 func (m *parser) dataOf(r *reader) []byte {
 	if r.left() == 0 {
 		return nil
 	}
-	m.given = r.count("data segments", maxSegments)
-	m.segments = m.given
+	m.dataSegments = r.count("data segments", maxSegments)
+	m.segments = m.dataSegments
 	s := &reader{data: r.data, at: r.at, err: r.err}
 	r.at = len(r.data)
 	// Zeros between segments take more than what they replace: a third more with Go.
 	j := joiner{out: make([]byte, constBytes, len(r.data)+len(r.data)*3/8)}
-	for range m.given {
+	for range m.dataSegments {
 		j.add(s)
 	}
 	if m.namesData || s.err != nil || s.left() > 0 {
 		return r.data
 	}
-	j.end()
+	j.finish()
 	m.segments = j.segments
 	putConst(j.out, uint32(j.segments))
 	return j.out
@@ -47,14 +46,14 @@ func (m *parser) countOf(r *reader) []byte {
 	if n > maxSegments {
 		r.fail(fmt.Errorf("it has too many data segments: at most %d fit", maxSegments))
 	}
-	if uint64(n) != uint64(m.given) {
+	if uint64(n) != uint64(m.dataSegments) {
 		return r.data
 	}
 	return appendU32(nil, uint32(m.segments))
 }
 
-// joiner joins segments of which one follows soon after another: what lies between
-// is zero, and stays so unless an earlier one has filled it.
+// joiner joins segments with small gaps between them: the bytes of a gap are zero, unless
+// an earlier segment has filled them.
 type joiner struct {
 	out      []byte   // room for the number of segments, and the segments
 	segments int      // in out
@@ -67,7 +66,7 @@ type joiner struct {
 // extent of memory, without its end.
 type extent struct{ from, to uint64 }
 
-// maxExtents are looked at. What a compiler makes has five or so.
+// maxExtents are compared. Modules of compilers have five or so.
 const maxExtents = 64
 
 var errOtherSegment = errors.New("a segment of another kind")
@@ -82,11 +81,11 @@ func (j *joiner) add(r *reader) {
 		r.fail(errOtherSegment)
 		return
 	}
-	data := r.take(r.u32())
+	data := r.next(r.u32())
 	if at := j.offset + uint64(len(j.out)-j.content); j.begun && offset >= at && offset-at <= maxGap && j.isZero(extent{at, offset}) {
 		j.out = append(j.out, zeros[:offset-at]...)
 	} else {
-		j.end()
+		j.finish()
 		j.begin(offset)
 	}
 	j.out = append(j.out, data...)
@@ -103,7 +102,7 @@ func (j *joiner) begin(offset uint64) {
 	j.content = len(j.out)
 }
 
-// isZero says whether no segment in out fills any of it.
+// isZero reports whether no segment in out fills any of it.
 func (j *joiner) isZero(gap extent) bool {
 	if len(j.filled) > maxExtents {
 		return false
@@ -116,8 +115,8 @@ func (j *joiner) isZero(gap extent) bool {
 	return true
 }
 
-// end writes the length of the last segment.
-func (j *joiner) end() {
+// finish writes the length of the last segment.
+func (j *joiner) finish() {
 	if !j.begun {
 		return
 	}

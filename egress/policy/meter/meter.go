@@ -4,7 +4,7 @@
 // garbage collector waits for it, and the whole node for the collector. Each
 // function and each loop of a rewritten module therefore pays for the code that
 // it is about to run from a counter, and when that is used up, calls [Tick] of
-// [Import], where the host looks at its clock and may end the guest.
+// [Import], where the host reads its clock and may end the guest.
 //
 // wazero has a switch of its own for this, WithCloseOnContextDone. It leaves
 // machine code in each turn of each loop, which is slow, and not at all in
@@ -12,7 +12,7 @@
 //
 // Segments of data are joined on the way: some linkers make one for every few bytes.
 //
-// What a module may hold is bounded, too, before anything is compiled: a
+// The contents of a module are bounded, too, before anything is compiled: a
 // few bytes of a module can ask a compiler for gigabytes.
 package meter
 
@@ -40,7 +40,7 @@ const (
 	bulkShift = 4
 )
 
-// What a module may hold. Programs in Go, Rust and AssemblyScript stay far below;
+// Limits of a module. Programs in Go, Rust and AssemblyScript stay far below;
 // a module at all the limits compiles in seconds and within 1 GiB.
 const (
 	maxTypes     = 10_000
@@ -106,11 +106,11 @@ type Module struct {
 }
 
 // ErrNotWASM: the bytes do not begin as a module does.
-var ErrNotWASM = errors.New("it is no WebAssembly module: a binary begins with the bytes 00 61 73 6d")
+var ErrNotWASM = errors.New("not a WebAssembly module: a binary begins with the bytes 00 61 73 6d")
 
 // Instrument rewrites a module whose memory may have so many pages. The rewritten
 // module is valid if the given one is, which is for a compiler to check. Errors
-// say what the module has too much of, or what it needs that is not offered.
+// name the limit that the module exceeds, or an import that is not offered.
 func Instrument(module []byte, memoryPages uint32) (*Module, error) {
 	if len(module) < 8 || string(module[:4]) != "\x00asm" {
 		return nil, ErrNotWASM

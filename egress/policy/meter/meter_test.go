@@ -127,7 +127,7 @@ func TestWhatIsLeftToSpendIsNotTheGuests(t *testing.T) {
 		"get": Code([]byte{get, 0}, Drop, End),
 	} {
 		m, err := meter.Instrument(Assembly{Pages: 1, Funcs: []Func{{Export: "run", Body: body}}}.Binary(), 256)
-		if err == nil || !strings.Contains(err.Error(), "there is no global 0") {
+		if err == nil || !strings.Contains(err.Error(), "unknown global 0") {
 			t.Errorf("%s: %v, %v", name, m, err)
 		}
 	}
@@ -143,8 +143,8 @@ func TestModulesBeyondALimitAreRefused(t *testing.T) {
 		binary []byte
 		want   string
 	}{
-		"nothing":    {nil, "no WebAssembly module"},
-		"text":       {[]byte("#!/bin/sh\nexit 0"), "no WebAssembly module"},
+		"nothing":    {nil, "not a WebAssembly module"},
+		"text":       {[]byte("#!/bin/sh\nexit 0"), "not a WebAssembly module"},
 		"component":  {[]byte("\x00asm\x0d\x00\x01\x00"), "component"},
 		"version":    {[]byte("\x00asm\x02\x00\x00\x00"), "version 1"},
 		"cut":        {[]byte("\x00asm\x01\x00\x00\x00\x01\x40"), "ends too early"},

@@ -31,17 +31,17 @@ type parser struct {
 	sections    [countSection + 1][]byte
 	names       []byte // the custom section "name", without that
 
-	types     []Signature
-	functions []uint32 // types, of imported ones first
-	imported  uint32   // functions
-	places    int      // in tables and in segments for them
-	empty     map[uint32]bool
-	namesData bool // code has indices of data segments
-	given     int  // data segments
-	segments  int  // that are left of them
+	types        []Signature
+	functions    []uint32 // types, of imported ones first
+	imported     uint32   // functions
+	tableSlots   int      // in tables and in segments for them
+	empty        map[uint32]bool
+	namesData    bool // code has indices of data segments
+	dataSegments int  // data segments
+	segments     int  // that are left of them
 
 	tick uint32 // index of our import
-	fuel uint32 // index of our global, which stands behind those of the module
+	fuel uint32 // index of our global, which follows the module's globals
 	work int
 
 	result Module
@@ -110,7 +110,7 @@ func (m *parser) split(data []byte) error {
 	position := -1
 	for r.left() > 0 && r.err == nil {
 		id := r.byte()
-		content := r.take(r.u32())
+		content := r.next(r.u32())
 		if r.err != nil {
 			break
 		}
@@ -142,10 +142,10 @@ func (m *parser) typesOf(r *reader) []byte {
 	start := r.at
 	for range n {
 		if form := r.byte(); form != 0x60 && r.err == nil {
-			r.fail(fmt.Errorf("type %#02x is no type of a function", form))
+			r.fail(fmt.Errorf("type %#02x is not a type of a function", form))
 		}
-		params := r.take(r.u32())
-		results := r.take(r.u32())
+		params := r.next(r.u32())
+		results := r.next(r.u32())
 		if len(params) > maxLocals || len(results) > maxLocals {
 			r.fail(fmt.Errorf("a function has %d parameters and %d results: at most %d fit", len(params), len(results), maxLocals))
 		}
@@ -179,7 +179,7 @@ func (m *parser) importsOf(r *reader) []byte {
 			m.functions = append(m.functions, index)
 			m.imported++
 		default:
-			r.fail(fmt.Errorf("it imports %.80q of %.80q, which is no function: nothing else is offered", i.Name, i.Module))
+			r.fail(fmt.Errorf("it imports %.80q of %.80q, which is not a function: nothing else is offered", i.Name, i.Module))
 		}
 		m.result.Imports = append(m.result.Imports, i)
 	}
@@ -231,8 +231,8 @@ func (m *parser) tablesOf(r *reader) []byte {
 	for range n {
 		kind := r.byte()
 		low, high, bounded := r.limits()
-		if m.places += int(low); m.places > maxTable {
-			r.fail(fmt.Errorf("its tables have %d places: at most %d fit", m.places, maxTable))
+		if m.tableSlots += int(low); m.tableSlots > maxTable {
+			r.fail(fmt.Errorf("its tables have %d places: at most %d fit", m.tableSlots, maxTable))
 		}
 		if !bounded || high > maxTable {
 			high = maxTable
@@ -271,7 +271,7 @@ func (m *parser) globalsOf(r *reader) []byte {
 	m.fuel = uint32(n)
 	out := appendU32(nil, uint32(n+1))
 	for range n {
-		out = append(out, r.take(2)...) // type, mutable
+		out = append(out, r.next(2)...) // type, mutable
 		out = m.constant(r, out)
 	}
 	out = append(out, I32, 1, 0x41)
@@ -337,7 +337,7 @@ func (m *parser) elementsOf(r *reader) []byte {
 			out = append(out, r.byte()) // kind or type of its elements
 		}
 		elements := r.count("elements of a segment", maxTable)
-		if m.places += elements; m.places > 2*maxTable {
+		if m.tableSlots += elements; m.tableSlots > 2*maxTable {
 			r.fail(fmt.Errorf("its segments for tables have too many elements: at most %d fit", maxTable))
 		}
 		out = appendU32(out, uint32(elements))
@@ -377,7 +377,7 @@ func (m *parser) codeOf(r *reader) []byte {
 		if size > maxBody {
 			r.fail(fmt.Errorf("a function has %d bytes: at most %d fit", size, maxBody))
 		}
-		code := r.take(size)
+		code := r.next(size)
 		if r.err != nil {
 			return nil
 		}
@@ -428,7 +428,7 @@ func (m *parser) appendNames(binary []byte) []byte {
 	const ofFunctions = 1
 	r := &reader{data: m.names}
 	for r.left() > 0 && r.err == nil {
-		id, content := r.byte(), r.take(r.u32())
+		id, content := r.byte(), r.next(r.u32())
 		if id != ofFunctions || r.err != nil {
 			continue
 		}

@@ -34,7 +34,7 @@ func (r *reader) byte() byte {
 	return r.data[r.at-1]
 }
 
-func (r *reader) take(n uint32) []byte {
+func (r *reader) next(n uint32) []byte {
 	if uint64(n) > uint64(r.left()) {
 		r.fail(errTruncated)
 		return nil
@@ -103,7 +103,7 @@ func (r *reader) count(what string, limit int) int {
 }
 
 func (r *reader) name() string {
-	b := r.take(r.u32())
+	b := r.next(r.u32())
 	if !utf8.Valid(b) {
 		r.fail(errors.New("a name is not UTF-8"))
 	}

@@ -49,10 +49,10 @@ func (l *Line) size() int {
 	return 150 + len(l.Text) + len(l.Flow) + len(l.Sandbox) + len(l.SandboxName)
 }
 
-// Filter says which lines are wanted.
+// Filter selects lines.
 type Filter struct {
 	After uint64 // only those with a higher Seq
-	Level Level  // only those of this level and above; empty: all
+	Level Level  // this level and above; empty: all
 }
 
 func (f *Filter) match(l *Line) bool {
@@ -62,7 +62,7 @@ func (f *Filter) match(l *Line) bool {
 // Policy is a name in the hands of an owner.
 type Policy struct{ Owner, Name string }
 
-// What is kept of each policy, and of all: policies share that equally.
+// Limits of the stored lines, of each policy and of all: policies share the latter equally.
 const (
 	maxLines = 1000
 	maxBytes = 256 << 10
@@ -93,7 +93,7 @@ type follower struct {
 	dropped uint64
 }
 
-// book returns that of a policy, and makes it if there is none. Needs mu.
+// book returns a policy's book, and makes it if it is missing. Needs mu.
 func (l *Log) book(p Policy) *book {
 	b := l.books[p]
 	if b == nil {
@@ -195,14 +195,14 @@ func (l *Log) Follow(p Policy, f Filter) (lines <-chan Line, stop func()) {
 func (l *Log) unfollow(p Policy, b *book, fl *follower) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b.end(fl)
+	b.endFollower(fl)
 	if l.books[p] == b && len(b.lines) == 0 && len(b.followers) == 0 {
 		delete(l.books, p)
 	}
 }
 
-// end ends a follower, who may have been ended before.
-func (b *book) end(fl *follower) {
+// endFollower ends a follower. It may have ended before.
+func (b *book) endFollower(fl *follower) {
 	if _, ok := b.followers[fl]; ok {
 		delete(b.followers, fl)
 		close(fl.lines)
@@ -215,20 +215,20 @@ func (l *Log) Forget(p Policy) {
 	defer l.mu.Unlock()
 	if b := l.books[p]; b != nil {
 		for fl := range b.followers {
-			b.end(fl)
+			b.endFollower(fl)
 		}
 		delete(l.books, p)
 	}
 }
 
-// Close ends all who follow.
+// Close ends all followers.
 func (l *Log) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true
 	for _, b := range l.books {
 		for fl := range b.followers {
-			b.end(fl)
+			b.endFollower(fl)
 		}
 	}
 }

@@ -53,9 +53,9 @@ type host struct {
 	host                  string
 	header, trailer       http.Header
 	body                  requestBody
-	own                   answer  // what the policy answers instead of the upstream
-	upstream              *answer // what came back
-	buffered              bool    // the policy may change it
+	own                   message  // the policy's, instead of the upstream's
+	upstream              *message // the upstream's
+	buffered              bool     // the policy may change it
 	weight                struct{ request, response, trailer weight }
 
 	references references
@@ -74,11 +74,11 @@ type requestBody struct {
 	came     []byte
 	read     int
 	consumed bool   // it was read and is gone
-	written  []byte // what is sent instead; nil: what came
+	written  []byte // sent instead; nil: the original
 }
 
-// answer is a response.
-type answer struct {
+// message is a response that a policy reads and writes.
+type message struct {
 	status          int
 	header, trailer http.Header
 	body            []byte
@@ -119,7 +119,7 @@ func newHost(p *Policy, r *http.Request) *host {
 		policy: p, phase: beforeNext, features: p.features, url: r.URL,
 		method: r.Method, protocol: r.Proto, uri: pathAndQuery(r.URL),
 		host: cmp.Or(r.Host, r.URL.Host), header: r.Header.Clone(), trailer: r.Trailer.Clone(),
-		own: answer{header: http.Header{}, trailer: http.Header{}},
+		own: message{header: http.Header{}, trailer: http.Header{}},
 	}
 	h.header.Del("Host")
 	if h.trailer == nil {
@@ -176,9 +176,9 @@ func (h *host) beforeNext(what string) {
 	}
 }
 
-// answer is what the policy works on: its own before the request is sent, then the
+// responseOf returns the response that the policy works on: its own before the request is sent, then the
 // upstream's, if it is kept for it.
-func (h *host) answer(what string) *answer {
+func (h *host) responseOf(what string) *message {
 	switch h.inExchange(); {
 	case h.phase == beforeNext:
 		return &h.own
@@ -230,7 +230,7 @@ func (h *host) GetProtocolVersion(buf []byte) uint32 {
 }
 
 func (h *host) GetStatusCode() uint32 {
-	return uint32(cmp.Or(h.answer("reads the status").status, http.StatusOK))
+	return uint32(cmp.Or(h.responseOf("reads the status").status, http.StatusOK))
 }
 
 func (h *host) SetMethod(method string) {
@@ -259,19 +259,19 @@ func (h *host) SetURI(uri string) {
 
 func (h *host) SetStatusCode(code uint32) {
 	if code < 200 || code > 999 {
-		fail("%d is not a status of an answer", code)
+		fail("%d is not a status of a response", code)
 	}
-	h.answer("sets the status").status = int(code)
+	h.responseOf("sets the status").status = int(code)
 }
 
 // fields of a kind, and what bounds them. The policy changes them if change is true.
 func (h *host) fields(kind uint32, change bool) (http.Header, *weight) {
 	h.inExchange()
-	response := func(what string, of func(*answer) http.Header) http.Header {
+	response := func(what string, of func(*message) http.Header) http.Header {
 		if h.phase == afterNext && !h.buffered && !change {
 			return of(h.upstream)
 		}
-		return of(h.answer(what))
+		return of(h.responseOf(what))
 	}
 	switch kind {
 	case abi.RequestHeader:
@@ -285,9 +285,9 @@ func (h *host) fields(kind uint32, change bool) (http.Header, *weight) {
 		}
 		return h.trailer, &h.weight.trailer
 	case abi.ResponseHeader:
-		return response("changes the response's header", func(a *answer) http.Header { return a.header }), &h.weight.response
+		return response("changes the response's header", func(a *message) http.Header { return a.header }), &h.weight.response
 	case abi.ResponseTrailer:
-		return response("changes the response's trailer", func(a *answer) http.Header { return a.trailer }), &h.weight.trailer
+		return response("changes the response's trailer", func(a *message) http.Header { return a.trailer }), &h.weight.trailer
 	}
 	fail("there is no header of kind %d", kind)
 	return nil, nil
@@ -313,7 +313,7 @@ func canonical(name string) string {
 	return http.CanonicalHeaderKey(name)
 }
 
-// mutable says whether a header is the policy's to change. The node computes
+// mutable reports whether a header is the policy's to change. The node computes
 // Content-Length, and passes over changes of it.
 func mutable(key string) bool {
 	if slices.Contains(reserved, key) {
@@ -360,7 +360,7 @@ func (w *weight) drop(header http.Header, key string) {
 	delete(header, key)
 }
 
-// isToken says whether a text is a token (RFC 9110, section 5.6.2).
+// isToken reports whether a text is a token (RFC 9110, section 5.6.2).
 func isToken(s string) bool {
 	return s != "" && !strings.ContainsFunc(s, func(r rune) bool {
 		return !(r >= '0' && r <= '9' || r >= 'A' && r <= 'Z' || r >= 'a' && r <= 'z' || strings.ContainsRune("!#$%&'*+-.^_`|~", r))
@@ -424,7 +424,7 @@ func (h *host) ReadBody(kind uint32, buf []byte) uint64 {
 	case abi.RequestBody:
 		return h.readRequest(buf)
 	case abi.ResponseBody:
-		a := h.answer("reads the response's body")
+		a := h.responseOf("reads the response's body")
 		return next(a.body, &a.read, buf)
 	}
 	fail("there is no body of kind %d", kind)
@@ -447,7 +447,7 @@ func (h *host) readRequest(buf []byte) uint64 {
 		}
 		h.body.consumed = true
 	} else if limit := h.maxBody(); len(h.body.came) > limit {
-		refuseLength("it looks at or writes the whole body of the request, which has more than %d bytes", limit)
+		refuseLength("it reads or writes the whole body of the request, which has more than %d bytes", limit)
 	}
 	return next(h.body.came, &h.body.read, buf)
 }
@@ -457,11 +457,11 @@ func (h *host) WriteBody(kind uint32, body []byte) {
 	case abi.RequestBody:
 		h.beforeNext("writes the request's body")
 		if len(h.body.written)+len(body) > h.maxBody() {
-			refuseLength("it looks at or writes the whole body of the request, which has more than %d bytes", h.maxBody())
+			refuseLength("it reads or writes the whole body of the request, which has more than %d bytes", h.maxBody())
 		}
 		h.body.written = append(append([]byte{}, h.body.written...), body...)
 	case abi.ResponseBody:
-		a := h.answer("writes the response's body")
+		a := h.responseOf("writes the response's body")
 		if !a.written {
 			a.body, a.written, a.read = nil, true, 0
 		}

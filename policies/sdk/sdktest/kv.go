@@ -22,7 +22,7 @@ type kv map[string]entry
 
 type entry struct {
 	value []byte
-	until time.Time // zero: for ever
+	until time.Time // zero: unlimited
 }
 
 func (s *kv) get(key string, now time.Time) ([]byte, bool) {

@@ -68,7 +68,7 @@ func (r *references) add(e refEntry) (string, bool) {
 	return e.text, true
 }
 
-// in says whether a text has a reference, or the beginning of one.
+// in reports whether a text has a reference, or the beginning of one.
 func (r *references) in(text string) bool { return r.prefix != "" && strings.Contains(text, r.prefix) }
 
 // render puts values in the place of references.
@@ -135,7 +135,7 @@ func (h *host) rendered(body string) Result {
 			sent.Header[name] = append(sent.Header[name], rendered)
 		}
 	}
-	if h.body.written == nil { // what the client wrote has no references
+	if h.body.written == nil { // the client's body has no references
 		sent.Body = body
 		return sent
 	}
@@ -147,7 +147,7 @@ func (h *host) rendered(body string) Result {
 	return sent
 }
 
-// usable says whether a secret can be used now; otherwise code is why not.
+// usable reports whether a secret can be used now; otherwise code is why not.
 func (h *host) usable(name string) (code int32, ok bool) {
 	switch {
 	case h.phase != beforeNext:

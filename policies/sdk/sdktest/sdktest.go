@@ -13,9 +13,8 @@
 //	}
 //
 // Where the node would stop the policy, because it breaks a rule of the ABI or exceeds
-// a limit, Send panics with the reason. What is not the policy's mistake is denied, as the
-// node does: a message that is too long for a policy that looks at it whole, a secret that
-// is not a key.
+// a limit, Send panics with the reason. Other problems deny the request, as on the node: a
+// message that is too long for a policy that reads it whole, a secret that is not a key.
 //
 // The policy is the one that the tested program gives to sdk.Serve. Tests of this
 // package are not run in parallel: a program has one policy.
@@ -39,11 +38,11 @@ import (
 type Policy struct {
 	// Secrets by the names that the policy uses. Of Sign they are keys in PEM.
 	Secrets map[string]string
-	// Sandbox is who sends.
+	// Sandbox is the sandbox that sends the requests.
 	Sandbox Sandbox
 	// Now is what the policy takes the time to be. It stands still.
 	Now time.Time
-	// Upstream answers what the policy lets through: 200 without a body, if nil.
+	// Upstream responds to requests that the policy forwards: 200 without a body, if nil.
 	Upstream func(*http.Request) *http.Response
 	// MaxBody bounds bodies that are buffered, as the node does; 0 is 1 MiB.
 	MaxBody int
@@ -53,7 +52,7 @@ type Policy struct {
 	kv       kv
 }
 
-// Sandbox is who sends.
+// Sandbox is the sandbox that sends the requests.
 type Sandbox struct {
 	ID     string            `json:"id"`
 	Name   string            `json:"name"`
@@ -71,7 +70,7 @@ func New(t testing.TB, config string) *Policy {
 	return p
 }
 
-// Start starts the policy with a configuration, or says why it refuses it.
+// Start starts the policy with a configuration, or returns why it refuses it.
 func Start(config string) (*Policy, error) {
 	if abi.Loaded.Start == nil {
 		panic("sdktest: this program has not called sdk.Serve in func init")
@@ -86,7 +85,7 @@ func Start(config string) (*Policy, error) {
 }
 
 // running is whose instance the program is at the moment: there is one only, so
-// tests that take turns with several policies find theirs started anew.
+// tests that alternate between policies find theirs started again.
 var running *Policy
 
 // start is what happens to an instance before its first exchange.
@@ -117,14 +116,14 @@ type Result struct {
 	Denied bool
 	Reason string
 
-	// What was sent upstream, with secrets in the place of references; Method is
-	// empty if nothing was.
+	// The request that was sent upstream, with secrets in the place of references; Method
+	// is empty if none was.
 	Method string
 	URI    string
 	Header http.Header
 	Body   string
 
-	// What the client gets, unless it was denied.
+	// The client's response, unless the request was denied.
 	Response     *http.Response
 	ResponseBody string
 
@@ -167,7 +166,7 @@ func (h *host) forward() {
 	h.phase = afterNext
 	h.buffered = h.features&abi.BufferResponse != 0 || h.own.written
 	// Fields that the policy set are defaults; what it wrote comes before the body.
-	h.upstream = &answer{status: response.StatusCode, header: h.own.header, trailer: http.Header{}, body: h.own.body}
+	h.upstream = &message{status: response.StatusCode, header: h.own.header, trailer: http.Header{}, body: h.own.body}
 	maps.Copy(h.upstream.header, response.Header)
 	maps.Copy(h.upstream.trailer, response.Trailer)
 	if response.Body != nil {
@@ -179,7 +178,7 @@ func (h *host) forward() {
 		h.upstream.body = append(h.upstream.body, body...)
 	}
 	if limit := h.maxBody(); h.buffered && len(h.upstream.body) > limit {
-		refuseLength("it looks at whole responses, and this one has more than %d bytes", limit)
+		refuseLength("it reads whole responses, and this one has more than %d bytes", limit)
 	}
 }
 

@@ -42,7 +42,7 @@ type Host interface {
 
 // Module is the policy in this program: what WebAssembly would export.
 type Module struct {
-	Start          func() error // what _initialize does
+	Start          func() error // in the place of _initialize
 	HandleRequest  func() uint64
 	HandleResponse func(reqCtx, isError uint32)
 }

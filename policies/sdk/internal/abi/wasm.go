@@ -4,7 +4,7 @@ package abi
 
 import "unsafe"
 
-// The names and signatures are those of
+// The names and signatures are defined by
 // https://github.com/http-wasm/http-wasm-abi. Hosts read and write only during
 // the call, so that nothing escapes.
 

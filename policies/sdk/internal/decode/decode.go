@@ -3,8 +3,7 @@
 // more than half of the time that the node needs to compile it.
 //
 // It is stricter: names of fields are compared with regard to case, a name may
-// not come twice, text must be UTF-8. Its errors say where and what would be
-// right.
+// not come twice, text must be UTF-8. Its errors have the position and the remedy.
 package decode
 
 import (
@@ -63,7 +62,7 @@ func (d *decoder) wrong(reason string) error {
 	return errors.New(path + ": " + reason)
 }
 
-// peek is the next character that is no space, 0 at the end.
+// peek returns the next character that is not a space, 0 at the end.
 func (d *decoder) peek() byte {
 	for ; d.pos < len(d.text); d.pos++ {
 		switch c := d.text[d.pos]; c {
@@ -75,8 +74,8 @@ func (d *decoder) peek() byte {
 	return 0
 }
 
-// take passes over c, if that comes next.
-func (d *decoder) take(c byte) bool {
+// accept passes over c, if that comes next.
+func (d *decoder) accept(c byte) bool {
 	if d.peek() != c || d.pos == len(d.text) {
 		return false
 	}
@@ -233,10 +232,10 @@ func (d *decoder) unfit(v reflect.Value) error {
 
 // object reads an object; field reads the value of each name.
 func (d *decoder) object(field func(name string) error) error {
-	if !d.take('{') {
+	if !d.accept('{') {
 		return d.mismatch("an object")
 	}
-	if d.take('}') {
+	if d.accept('}') {
 		return nil
 	}
 	names := map[string]bool{}
@@ -253,17 +252,17 @@ func (d *decoder) object(field func(name string) error) error {
 			return d.wrong("this is there twice")
 		}
 		names[name] = true
-		if !d.take(':') {
+		if !d.accept(':') {
 			return d.unexpected("a colon")
 		}
 		if err := field(name); err != nil {
 			return err
 		}
 		d.path = d.path[:len(d.path)-1]
-		if d.take('}') {
+		if d.accept('}') {
 			return nil
 		}
-		if !d.take(',') {
+		if !d.accept(',') {
 			return d.unexpected("a comma or }")
 		}
 	}
@@ -271,10 +270,10 @@ func (d *decoder) object(field func(name string) error) error {
 
 // list reads a list; element reads each value.
 func (d *decoder) list(element func() error) error {
-	if !d.take('[') {
+	if !d.accept('[') {
 		return d.mismatch("a list")
 	}
-	if d.take(']') {
+	if d.accept(']') {
 		return nil
 	}
 	for i := 0; ; i++ {
@@ -283,10 +282,10 @@ func (d *decoder) list(element func() error) error {
 			return err
 		}
 		d.path = d.path[:len(d.path)-1]
-		if d.take(']') {
+		if d.accept(']') {
 			return nil
 		}
-		if !d.take(',') {
+		if !d.accept(',') {
 			return d.unexpected("a comma or ]")
 		}
 	}

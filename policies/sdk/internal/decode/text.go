@@ -47,7 +47,7 @@ func (d *decoder) digits() bool {
 // escapes of one character.
 var escapes = map[byte]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// string reads text in quotes, of which the first comes next.
+// string reads text in quotes. The first quote comes next.
 func (d *decoder) string() (string, error) {
 	d.pos++
 	var b []byte
@@ -78,7 +78,7 @@ func (d *decoder) string() (string, error) {
 	}
 }
 
-// escape reads an escape, of which the backslash comes next.
+// escape reads an escape. Its backslash comes next.
 func (d *decoder) escape() (rune, error) {
 	if d.pos+1 < len(d.text) {
 		if c, ok := escapes[d.text[d.pos+1]]; ok {
@@ -94,7 +94,7 @@ func (d *decoder) escape() (rune, error) {
 		ok = ok && r != utf8.RuneError
 	}
 	if !ok {
-		return 0, d.fail("this is no escape of JSON")
+		return 0, d.fail("this is not an escape of JSON")
 	}
 	return r, nil
 }
