@@ -21,7 +21,7 @@ func abi() (all []function) {
 	return all
 }
 
-// Whatever numbers a guest passes to a host function: it gets an answer or is
+// Whatever numbers a guest passes to a host function: it gets a result or is
 // ended by us, and never by a fault of ours.
 func FuzzHostFunctions(f *testing.F) {
 	h, err := NewHost(Config{})
@@ -76,7 +76,7 @@ func FuzzHostFunctions(f *testing.F) {
 		stack := []uint64{a, b, c, d, e, g, i, j, 0}
 		function.call(&in.call, stack)
 		if len(function.results) == 1 && function.results[0] == i32 && stack[0] > 1<<32-1 {
-			t.Fatalf("%s returned %#x, which is no i32", function.name, stack[0])
+			t.Fatalf("%s returned %#x, which is not an i32", function.name, stack[0])
 		}
 	})
 }

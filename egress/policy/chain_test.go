@@ -122,7 +122,7 @@ func TestStepsRunInOrderAndResponsesInReverse(t *testing.T) {
 	expectNotes(t, x, "request-1", "request-2", "request-3", "response-3", "response-2", "response-1")
 }
 
-func TestADenialEndsTheExchangeAndLeavesTheAnswerToTheCaller(t *testing.T) {
+func TestADenialEndsTheExchangeAndLeavesTheResponseToTheCaller(t *testing.T) {
 	h := newHost(t, nil)
 	first := scripted(t, h, "response note seen", "failed note failed")
 	second := scripted(t, h, "request set 1 x-mine 1", "request write 1 mine", "request deny not on\tFridays", "request deny later")
@@ -141,11 +141,11 @@ func TestADenialEndsTheExchangeAndLeavesTheAnswerToTheCaller(t *testing.T) {
 	}
 }
 
-func TestAPolicyAnswersItself(t *testing.T) {
+func TestAPolicyRespondsItself(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request status 451", "request set 1 content-type text/x-law", "request write 1 no", "request write 1 pe",
 		"request set 3 x-sum 7", "request answer")
-	s := httptest.NewServer(handler(t, []Step{{Policy: p}}, nobody))
+	s := httptest.NewServer(handler(t, []Step{{Policy: p}}, noUpstream))
 	defer s.Close()
 	resp, err := http.Get(s.URL)
 	if err != nil {
@@ -285,7 +285,7 @@ func TestAFailureAfterTheResponseBeganCutsIt(t *testing.T) {
 	}
 }
 
-// What does not look at responses is not between the upstream and the client.
+// A policy that does not handle responses is not between the upstream and the client.
 func TestStreamsFlushAndUpgradesPassUntouched(t *testing.T) {
 	h := newHost(t, nil)
 	for _, lines := range [][]string{{"start enable 65536"}, {"response note done"}} {

@@ -84,7 +84,7 @@ func TestCompilingIsBoundedInTimeAndMemory(t *testing.T) {
 	}
 }
 
-// What was refused once is refused without the compiler.
+// A refused module is refused again without the compiler.
 func TestAModuleThatTakesTooLongIsCompiledOnce(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.CompileLimit = time.Second })
 	wasm := hostileModules()["nested blocks"].Binary()
@@ -96,7 +96,7 @@ func TestAModuleThatTakesTooLongIsCompiledOnce(t *testing.T) {
 	}
 }
 
-func TestACompilerEndsWithWhoWaitsForIt(t *testing.T) {
+func TestACompilerEndsWithItsCaller(t *testing.T) {
 	h := newHost(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -124,7 +124,7 @@ func TestACompilerEndsWithWhoWaitsForIt(t *testing.T) {
 	}
 }
 
-// Two who push the same module at once compile it once, and the second does not
+// Two concurrent pushes of the same module compile it once, and the second does not
 // depend on the first.
 func TestTheSameBytesAreCompiledOnceAtATime(t *testing.T) {
 	h := newHost(t, nil)

@@ -53,7 +53,7 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	p := scripted(t, h, "request ref token", "request encode 0 user:made-ref", "request hmac key AWS4 date region service",
 		"request sign app 1 header.claims", "response ref token")
 	send := func(v *vault) *result {
-		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, nobody)
+		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, noUpstream)
 	}
 	v := &vault{}
 	expectNotes(t, send(v), "made-ref", "made-encode", "made-hmac", "made-sign", "-2")
@@ -79,7 +79,7 @@ func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
 	p := scripted(t, h, lines...)
 	for range 2 {
 		v := &vault{}
-		x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, nobody)
+		x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, noUpstream)
 		expectNotes(t, x, "made-sign", "made-sign", "made-sign", "made-sign", "-4")
 		if len(v.asked) != maxSigns {
 			t.Errorf("%d signatures were made", len(v.asked))
@@ -91,7 +91,7 @@ func TestThePolicyKnowsTheSandbox(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request sandbox")
 	info := Info{Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "build", Owner: "ann", Labels: map[string]string{"team": "a"}}}
-	x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, nobody)
+	x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, noUpstream)
 	expectNotes(t, x, `{"id":"k3f9x2m7q1az","name":"build","owner":"ann","labels":{"team":"a"}}`)
 }
 
@@ -113,7 +113,7 @@ func TestPoliciesRememberPerNameAndNamespace(t *testing.T) {
 	m := compile(t, h, "one", guest(t, "script"))
 	other := compile(t, h, "other", guest(t, "script"))
 	send := func(m *Module, namespace string) *result {
-		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: configure(t, m, lines), Namespace: namespace}}, nobody)
+		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: configure(t, m, lines), Namespace: namespace}}, noUpstream)
 	}
 	// A guest that fails while it reads leaves nothing locked.
 	bad := Handler(imported("doze_egress_v1.kv_get"), "name", Code(I32Const(0), I32Const(4), I32Const(-1), I32Const(-1), Call(0), Drop, pass), none)

@@ -17,7 +17,7 @@ import (
 func exchange(p *Policy, r *http.Request, next http.HandlerFunc) (*httptest.ResponseRecorder, *result) {
 	w := httptest.NewRecorder()
 	if next == nil {
-		next = nobody
+		next = noUpstream
 	}
 	return w, run(w, r, Info{Host: "api.example.com", Sandbox: Sandbox{ID: "k3f9x2m7q1az"}}, []Step{{Policy: p, Secrets: secrets{}}}, next)
 }
@@ -66,9 +66,9 @@ func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
 				I32Const(0), I32Const(0), I32Const(3), I32Const(0), I32Const(60000), Call(0), pass), none), false, "65536 bytes"},
 		{"a huge body", Handler(imported("write_body"), "",
 			Code(Loop, I32Const(0), I32Const(0), I32Const(page), Call(0), Br(0), End, Unreachable, End), none), false, "1048576 bytes"},
-		{"a huge answer", Handler(imported("write_body"), "",
+		{"a huge response", Handler(imported("write_body"), "",
 			Code(Loop, I32Const(1), I32Const(0), I32Const(page), Call(0), Br(0), End, Unreachable, End), none), false, "1048576 bytes"},
-		{"an answer after it was sent", Handler(imported("write_body"), "", pass, after(Code(I32Const(1), I32Const(0), I32Const(1), Call(0)))), true, "buffer_response"},
+		{"a response after it was sent", Handler(imported("write_body"), "", pass, after(Code(I32Const(1), I32Const(0), I32Const(1), Call(0)))), true, "buffer_response"},
 		{"another host", Handler(imported("set_header_value"), "hostevil.example.com",
 			Code(I32Const(0), I32Const(0), I32Const(4), I32Const(4), I32Const(16), Call(0), pass), none), false, "Host"},
 		{"the end of a message", Handler(imported("remove_header"), "transfer-encoding",
@@ -142,7 +142,7 @@ func TestHostileGuestsDoNotStart(t *testing.T) {
 	}
 }
 
-func TestModulesThatAreNoPoliciesAreExplained(t *testing.T) {
+func TestModulesThatCannotBePoliciesAreExplained(t *testing.T) {
 	good := Handler(nil, "", pass, none)
 	without := func(name string) Assembly {
 		m := Handler(nil, "", pass, none)
@@ -223,7 +223,7 @@ func TestTimeOfTheHostsFunctionsIsTheGuests(t *testing.T) {
 	}
 }
 
-// A name has 256 bytes, and a guest may say that his has all of his memory.
+// A name has 256 bytes, and a guest may declare one as long as its memory.
 func TestTextsThatAreTooLongAreNotCopied(t *testing.T) {
 	const pages, page, times = 256, 65536, 20
 	all := Code(I32Const(0), I32Const(pages*page))
@@ -284,7 +284,7 @@ func TestAfterAFailureTheNextExchangeHasAFreshInstance(t *testing.T) {
 	}
 }
 
-func TestTheReasonSaysWhatAPanicSaid(t *testing.T) {
+func TestTheReasonHasTheMessageOfAPanic(t *testing.T) {
 	h := newHost(t, nil)
 	m := compile(t, h, "bearer", guest(t, "bearer"))
 	_, err := m.Configure(t.Context(), nil)

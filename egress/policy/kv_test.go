@@ -46,7 +46,7 @@ func TestACounterDoesNotGoRound(t *testing.T) {
 	}
 }
 
-func TestWhatIsForgottenIsNotThere(t *testing.T) {
+func TestForgottenValuesAreGone(t *testing.T) {
 	var k kv
 	now := time.Now()
 	set := func(s *space) { _ = s.set("key", []byte("value"), 0, now) }
@@ -59,7 +59,7 @@ func TestWhatIsForgottenIsNotThere(t *testing.T) {
 	k.forget("b")
 	k.forget("c")
 	if held.use(set) {
-		t.Error("who has it still stores there")
+		t.Error("an exchange under way still stores there")
 	}
 	for name, want := range map[string]bool{"a": true, "b": false} {
 		k.use(name, now, func(s *space) {
@@ -92,7 +92,7 @@ func TestANamespaceIsBounded(t *testing.T) {
 	}
 	s, _ := fill(maxKeys, "", time.Second)
 	if err := s.set("new", nil, 0, now.Add(time.Minute)); err != nil {
-		t.Errorf("what ended takes room: %v", err)
+		t.Errorf("expired values count: %v", err)
 	}
 	for name, err := range map[string]error{
 		"no key":       s.set("", nil, 0, now),

@@ -123,7 +123,7 @@ func TestStoredValuesSurviveARestart(t *testing.T) {
 		t.Errorf("%d bytes were loaded, of %d", loaded, fresh)
 	}
 
-	// What has expired goes from the disk, too.
+	// Expired values are removed from the disk, too.
 	end := now.Add(2 * time.Hour)
 	k = openKV(t, d, end)
 	k.trim(end)
@@ -165,7 +165,7 @@ func TestOnlyWhatChangesIsWrittenAndNotTooOften(t *testing.T) {
 	now = now.Add(time.Minute)
 	clear(d.values)
 	if _ = k.write(t.Context(), now, true); len(d.values) != 0 {
-		t.Error("what has not changed was written")
+		t.Error("unchanged values were written")
 	}
 }
 
@@ -180,7 +180,7 @@ func TestWhatCannotBeWrittenIsWrittenLater(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if err := k.write(t.Context(), now.Add(time.Second), false); err != nil {
-		t.Errorf("it is tried again at once: %v", err)
+		t.Errorf("it is tried again immediately: %v", err)
 	}
 	d.fail = nil
 	if err := k.write(t.Context(), now.Add(2*writeAgain), false); err != nil {
@@ -273,7 +273,7 @@ func TestWriterWakesOnlyToWrite(t *testing.T) {
 			set(one, fmt.Sprint(i))
 			set(two, fmt.Sprint(i))
 		}
-		after(writeAfter, "200 values at once", 1)
+		after(writeAfter, "200 values together", 1)
 		stored(one, "99")
 		stored(two, "99")
 		after(time.Hour, "nothing has changed since", 0)
@@ -284,7 +284,7 @@ func TestWriterWakesOnlyToWrite(t *testing.T) {
 		after(writeAfter/2, "both are written", 1)
 		stored(one, "b")
 
-		// What cannot be written holds up nothing else, and is tried again.
+		// A failed write blocks no other, and is tried again.
 		fail(errors.New("the disk is full"))
 		set(one, "c")
 		after(writeAfter, "the disk is full", 1)

@@ -113,7 +113,7 @@ func configure(t testing.TB, m *Module, config string) *Policy {
 	return p
 }
 
-// secrets of the tests: their references tell what they stand for.
+// secrets of the tests: their references name the secrets.
 type secrets struct{ noSecrets }
 
 func (secrets) Reference(name string) (string, error) {

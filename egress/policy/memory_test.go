@@ -22,7 +22,7 @@ func TestMemoryGrowsInPlace(t *testing.T) {
 		t.Errorf("it grew to %d bytes, elsewhere, or changed", len(grown))
 	}
 	if rest := grown[pageSize:]; !bytes.Equal(rest, make([]byte, len(rest))) {
-		t.Error("what is new of it is not zero")
+		t.Error("new memory is not zero")
 	}
 	if m.Reallocate(16<<20) == nil || m.Reallocate(16<<20+1) != nil {
 		t.Error("its limit is not where it should be")
@@ -49,9 +49,9 @@ func TestWhatHasNoMemoryDoesNotStart(t *testing.T) {
 	t.Error("there were 4 EiB")
 }
 
-// Also that of an instance which wazero does not get to see the end of: its start
-// fails.
-func TestMemoryIsGivenBack(t *testing.T) {
+// The memory of an instance whose start fails is returned, too: wazero does not see its
+// end.
+func TestMemoryIsReleased(t *testing.T) {
 	h := newHost(t, nil)
 	starts := compile(t, h, "responder", responder())
 	fails := compile(t, h, "hostile", Assembly{Pages: 1, Start: 1, Funcs: []Func{

@@ -36,8 +36,8 @@ func TestThatErrorIsBounded(t *testing.T) {
 	}
 }
 
-func TestLogEnabledSaysWhatIsLogged(t *testing.T) {
-	// Answers with the status 200 + what log_enabled returns for the level.
+func TestLogEnabledReportsLoggedLevels(t *testing.T) {
+	// Responds with the status 200 plus log_enabled's result for the level.
 	ask := func(level int32) []byte {
 		return Handler(imported("log_enabled", "set_status_code"), "", Code(I32Const(level), Call(0), I32Const(200), Add, Call(1), stay), none).Binary()
 	}
@@ -78,7 +78,7 @@ func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
 	c.Lines = func(l Line) { lines = append(lines, l) }
 	p := configure(t, c, "")
 	info := Info{Flow: "f1", Sandbox: Sandbox{ID: "k3f9x2m7q1az", Name: "shop", Owner: "ann"}}
-	if x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, nobody); x.Denied != nil {
+	if x := run(httptest.NewRecorder(), request("GET", "/"), info, []Step{{Policy: p}}, noUpstream); x.Denied != nil {
 		t.Fatal(x.Denied)
 	}
 	want := []Line{

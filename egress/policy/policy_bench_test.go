@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-var nobody = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+var noUpstream = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 
 // The call of a small policy in Go, with all that a chain does around it.
 func BenchmarkBearer(b *testing.B) {
@@ -28,7 +28,7 @@ func BenchmarkBearer(b *testing.B) {
 	}
 }
 
-// What a new policy costs before it runs: all but the code of a large module.
+// The costs of a new policy before it runs, without the code of a large module.
 func BenchmarkCompileSmall(b *testing.B) {
 	h := newHost(b, func(c *Config) { c.CacheDir = "" })
 	for b.Loop() {
@@ -51,7 +51,7 @@ func BenchmarkReplaceGo(b *testing.B) {
 	}
 }
 
-// What an instance costs, of which a policy has as many as it has requests at a time.
+// The costs of an instance. A policy has one for each concurrent request.
 func BenchmarkStartGo(b *testing.B) {
 	h := newHost(b, nil)
 	p := configure(b, compile(b, h, "bearer", guest(b, "bearer")), "token")

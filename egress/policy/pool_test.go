@@ -80,7 +80,7 @@ func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
 
 // After a replacement the first ones wait until instances have started, which takes
 // longer than a call may.
-func TestWhoWaitsForAnInstanceHasMoreTimeThanACall(t *testing.T) {
+func TestWaitingForAnInstanceMayTakeLongerThanACall(t *testing.T) {
 	inTime(t, func(c *Config) { c.Instances, c.InstancesInAll = 1, 2 }, func(t *testing.T, h *Host) {
 		m := compile(t, h, "responder", responder())
 		one, other, another := configure(t, m, ""), configure(t, m, ""), configure(t, m, "")
@@ -110,8 +110,8 @@ func TestWhoWaitsForAnInstanceHasMoreTimeThanACall(t *testing.T) {
 	})
 }
 
-// Who sends a body slowly to a policy that waits for it must not keep others from it.
-func TestWhoSharesAPolicyHasAQuarterOfItsInstances(t *testing.T) {
+// A client that sends a body slowly to a waiting policy must not keep others from it.
+func TestASharerHasAQuarterOfAPolicysInstances(t *testing.T) {
 	inTime(t, func(c *Config) { c.Instances = 8 }, func(t *testing.T, h *Host) {
 		p := configure(t, compile(t, h, "responder", responder()), "")
 		leave := make(chan struct{})
@@ -154,7 +154,7 @@ func TestWhoSharesAPolicyHasAQuarterOfItsInstances(t *testing.T) {
 	})
 }
 
-// What does not look at responses is free while the response streams.
+// A policy that does not handle responses is free while the response streams.
 func TestAnInstanceIsHeldOnlyForResponsesThatItHandles(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Instances = 1 })
 	for name, p := range map[string]*Policy{
@@ -338,7 +338,7 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 	if len(h.programs) != 0 || h.Instances() != 0 {
 		t.Errorf("left: %d programs, %d instances", len(h.programs), h.Instances())
 	}
-	// Those of a compiler's process and of its pipes end a moment after it.
+	// Goroutines of a compiler's process and of its pipes end a moment after it.
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Errorf("%d goroutines more", runtime.NumGoroutine()-goroutines)
@@ -457,7 +457,7 @@ func TestTheCacheIsBoundedAndTheOldestGoFirst(t *testing.T) {
 	h.cache.used(digests[0]) // the first is the newest now
 	for i, want := range []bool{true, false, true} {
 		if _, err := os.Stat(filepath.Join(dir, digests[i])); (err == nil) != want {
-			t.Errorf("module %d is there: %v", i, err == nil)
+			t.Errorf("module %d exists: %v", i, err == nil)
 		}
 	}
 }
@@ -502,7 +502,7 @@ func TestADamagedCacheKeepsNoPolicyFromRunning(t *testing.T) {
 		t.Cleanup(func() { _ = os.Remove(dir) })
 	}
 	if _, err := NewHost(Config{CacheDir: dir}); err == nil {
-		t.Error("a file is no cache")
+		t.Error("a file is not a cache")
 	}
 }
 

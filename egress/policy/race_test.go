@@ -2,5 +2,5 @@
 
 package policy
 
-// raceEnabled: memory figures are those of the detector.
+// raceEnabled: memory figures include the detector's.
 const raceEnabled = true

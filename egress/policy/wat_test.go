@@ -21,15 +21,15 @@ func imported(names ...string) []Import {
 		}
 	}
 	if len(list) != len(names) {
-		panic("no such import")
+		panic("unknown import")
 	}
 	return list
 }
 
 var (
 	pass = Code(I64Const(1), End)                   // to the next handler
-	stay = Code(I64Const(0), End)                   // an answer of its own
-	busy = Code(Loop, Br(0), End, Unreachable, End) // for ever
+	stay = Code(I64Const(0), End)                   // a response of its own
+	busy = Code(Loop, Br(0), End, Unreachable, End) // endless
 	none = End                                      // of a function without results
 	trap = Code(Unreachable, End)
 )

@@ -165,7 +165,7 @@ func TestWhatIsSignedOfTheBody(t *testing.T) {
 		{"nothing, as the client has it", s3, "UNSIGNED-PAYLOAD", "UNSIGNED-PAYLOAD", ""},
 		{"a checksum that follows", s3, "STREAMING-UNSIGNED-PAYLOAD-TRAILER", "STREAMING-UNSIGNED-PAYLOAD-TRAILER", ""},
 		{"chunks that the client signed", s3, "STREAMING-AWS4-HMAC-SHA256-PAYLOAD", "", "the client's own key"},
-		{"what is no hash", s3, "x", hashOf(body), ""},
+		{"an invalid hash", s3, "x", hashOf(body), ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p := sdktest.New(t, tt.config)

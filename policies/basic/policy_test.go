@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk/sdktest"
 )
 
-func TestCredentialsAreThoseOfTheRule(t *testing.T) {
+func TestCredentialsAreTheRules(t *testing.T) {
 	p := sdktest.New(t, `{"user":"deploy"}`)
 	p.Secrets["password"] = "pass:word/ü"
 	want := []string{"Basic " + base64.StdEncoding.EncodeToString([]byte("deploy:pass:word/ü"))}

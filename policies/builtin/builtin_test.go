@@ -23,18 +23,18 @@ func TestModulesOfEveryPolicyAreBuilt(t *testing.T) {
 		}
 		// Compiling takes time by size. Twice that is encoding/json, net/http or fmt.
 		if limit := 4 << 20; len(wasm) > limit {
-			t.Errorf("%s has %d bytes, more than %d: look at what it imports", name, len(wasm), limit)
+			t.Errorf("%s has %d bytes, more than %d: check its imports", name, len(wasm), limit)
 		}
 	}
 }
 
-func TestAProgramWithoutThemSaysSo(t *testing.T) {
+func TestAProgramWithoutPoliciesReportsThat(t *testing.T) {
 	if _, err := module(fstest.MapFS{}, "bearer"); !errors.Is(err, ErrNotBuilt) || !strings.Contains(err.Error(), "make build") {
 		t.Errorf("got %v", err)
 	}
 }
 
-func TestAnUnknownNameIsAnsweredWithThoseThatExist(t *testing.T) {
+func TestTheErrorOfAnUnknownNameListsTheExistingOnes(t *testing.T) {
 	if _, err := Module("../bearer"); !errors.Is(err, ErrUnknown) || !strings.Contains(err.Error(), "aws-sigv4, basic") {
 		t.Errorf("got %v", err)
 	}

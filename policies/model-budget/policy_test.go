@@ -11,7 +11,7 @@ import (
 
 const api = "https://api.model.example/v1/messages"
 
-// passed sends so many POST requests with that body, and says how many went through.
+// passed sends so many POST requests with that body, and returns how many went through.
 func passed(p *sdktest.Policy, n int, url, body string) (passed int, reason string) {
 	for range n {
 		if got := p.Send(sdktest.Request("POST", url, body)); got.Denied {
@@ -76,8 +76,8 @@ func TestBytesOfBodiesAreCounted(t *testing.T) {
 	}
 }
 
-// The client says how long its body is, and need not send it.
-func TestALengthThatNobodySendsBreaksNoBudget(t *testing.T) {
+// The client declares the length of its body, and need not send it.
+func TestADeclaredLengthWithoutABodyBreaksNoBudget(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","request_bytes":100}`)
 	passed(p, 1, api, strings.Repeat("x", 60))
 	for range 3 {
@@ -118,7 +118,7 @@ func TestABodyWithoutALengthIsCountedAndArrives(t *testing.T) {
 	}
 }
 
-func TestWhatIsRefusedForItsBytesIsNoRequest(t *testing.T) {
+func TestARequestRefusedForItsBytesDoesNotCount(t *testing.T) {
 	p := sdktest.New(t, `{"window":"1h","requests":2,"request_bytes":100}`)
 	passed(p, 5, api, strings.Repeat("x", 101))
 	if n, _ := passed(p, 5, api, "x"); n != 2 {

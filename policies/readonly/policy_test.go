@@ -24,7 +24,7 @@ func TestOnlyReadsPass(t *testing.T) {
 		{"configured methods replace", `{"methods":["PROPFIND"]}`, "GET", "/", "not allowed here"},
 		{"git fetches", git, "POST", "/a/b.git/git-upload-pack", ""},
 		{"git pushes", git, "POST", "/a/b.git/git-receive-pack", "not allowed for this path"},
-		{"a star is no slash", git, "POST", "/a/b/c/git-upload-pack", "not allowed for this path"},
+		{"a star does not match a slash", git, "POST", "/a/b/c/git-upload-pack", "not allowed for this path"},
 		{"two stars are anything", git, "POST", "/search/a/b", ""},
 		{"a listed path", repo, "GET", "/repos/shop/issues/1", ""},
 		{"an exact path", repo, "GET", "/user?x=/repos/shop/", ""},
@@ -89,7 +89,7 @@ func TestConfigurationsThatCannotWork(t *testing.T) {
 	}
 }
 
-func TestAWebSocketIsNoRead(t *testing.T) {
+func TestAWebSocketIsNotARead(t *testing.T) {
 	r := sdktest.Get("https://api.example.com/")
 	r.Header.Set("Upgrade", "websocket")
 	if got := sdktest.New(t, "").Send(r); !got.Denied || !strings.Contains(got.Reason, "change of protocol") {

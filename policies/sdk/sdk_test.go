@@ -30,7 +30,7 @@ func serve(t *testing.T, p sdk.Policy) *sdktest.Policy {
 	return sdktest.New(t, "")
 }
 
-// on is a policy that only looks at requests.
+// on is a policy that only handles requests.
 func on(t *testing.T, f func(*sdk.Request) error) *sdktest.Policy {
 	t.Helper()
 	return serve(t, sdk.Policy{Request: f})
@@ -48,7 +48,7 @@ func TestARequestIsSeenAndChanged(t *testing.T) {
 			t.Errorf("got %v", v)
 		}
 		if !r.Header.Has("X-Empty") || r.Header.Has("X-None") || r.Header.Get("X-None") != "" || len(r.Header.Values("X-None")) > 0 {
-			t.Error("what is empty is not what is absent")
+			t.Error("an empty value is taken for an absent one")
 		}
 		r.SetMethod("REPORT")
 		r.SetURI("/x?y")
@@ -85,7 +85,7 @@ func TestAnErrorRefuses(t *testing.T) {
 	}
 }
 
-func TestThePolicyAnswers(t *testing.T) {
+func TestThePolicyResponds(t *testing.T) {
 	p := on(t, func(r *sdk.Request) error { return r.Respond(418, "text/plain", []byte("tea")) })
 	got := p.Send(sdktest.Get("https://api.example.com/"))
 	if got.Denied || got.Method != "" || got.Response.StatusCode != 418 || got.ResponseBody != "tea" || got.Response.Header.Get("Content-Type") != "text/plain" {
@@ -288,7 +288,7 @@ func TestSignatures(t *testing.T) {
 	p.Send(sdktest.Get("https://api.example.com/"))
 }
 
-func TestWhoSendsWhereAndWhen(t *testing.T) {
+func TestIdentityOfARequest(t *testing.T) {
 	var got sdk.Sandbox
 	var host string
 	var now time.Time
@@ -329,7 +329,7 @@ func TestWhatIsKeptBetweenExchanges(t *testing.T) {
 		if err := sdk.KVSet("text", make([]byte, 5<<10), 0); !errors.Is(err, sdk.ErrBadArgument) {
 			t.Errorf("got %v", err)
 		}
-		return sdk.KVSet("text", []byte("kept"), 1) // a nanosecond is not for ever
+		return sdk.KVSet("text", []byte("kept"), 1) // a nanosecond is not unlimited
 	})
 	for _, after := range []time.Duration{0, 0, time.Minute} {
 		p.Now = p.Now.Add(after)

@@ -182,10 +182,10 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 	put(t, m, "a", "sign", "module")
 	docs.Close()
 	if _, err := m.Put(t.Context(), "a", "sign", []byte("another")); err == nil {
-		t.Error("Put said that it was stored")
+		t.Error("Put reported success")
 	}
 	if err := m.Delete(t.Context(), "a", "sign"); err == nil {
-		t.Error("Delete said that it was stored")
+		t.Error("Delete reported success")
 	}
 	if _, module, err := m.Read("a", "sign"); err != nil || string(module) != "module" || files(t, dir) != 1 {
 		t.Errorf("got %q, %v, and %d files", module, err, files(t, dir))

@@ -30,7 +30,7 @@ func begun(t *testing.T, binary []byte) ([]byte, error) {
 	return memory, nil
 }
 
-// beginsTheSame says how many bytes longer a module became.
+// beginsTheSame returns how many bytes longer a module became.
 func beginsTheSame(t *testing.T, a Assembly) int {
 	t.Helper()
 	given := a.Binary()
@@ -79,7 +79,7 @@ func TestMemoryBeginsTheSame(t *testing.T) {
 	}
 }
 
-// Who names segments finds those that it means.
+// Code that names segments finds the same ones.
 func TestSegmentsThatCodeNamesStay(t *testing.T) {
 	start := func(body []byte) Assembly {
 		return Assembly{Pages: 1, Start: 0, Funcs: []Func{{}, {Export: "run", Results: []byte{I32}, Body: body}}, Segments: []Segment{

@@ -54,7 +54,7 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// send runs a probe. What the node would stop panics.
+// send runs a probe. It panics where the node would stop it.
 func send(p probe.Probe) (verdict string, got sdktest.Result) {
 	verdict = "invalid"
 	defer func() { _ = recover() }()

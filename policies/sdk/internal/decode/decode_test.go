@@ -47,7 +47,7 @@ func TestWhatIsReadIsWhatEncodingJSONReads(t *testing.T) {
 	}
 }
 
-func TestErrorsSayWhereAndWhatWouldBeRight(t *testing.T) {
+func TestErrorsHaveThePositionAndTheRemedy(t *testing.T) {
 	for text, want := range map[string]string{
 		``:                                "line 1, column 1: the JSON ends where an object should be",
 		`[]`:                              "this is an object, not a list",
