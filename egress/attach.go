@@ -63,7 +63,7 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	return a, nil
 }
 
-// armSandbox makes a sandbox's own rules ready that were given before. Needs changing.
+// armSandbox makes a sandbox's own rules ready that were given before. Needs changeMu.
 func (e *Egress) armSandbox(ctx context.Context, sb sandbox.Sandbox) error {
 	if e.own[sb.ID] != nil {
 		return nil
@@ -88,8 +88,8 @@ const forgetLimit = 10 * time.Second
 
 // Forget implements sandbox.Uplink.
 func (e *Egress) Forget(id sandbox.ID) {
-	e.changing.Lock()
-	defer e.changing.Unlock()
+	e.changeMu.Lock()
+	defer e.changeMu.Unlock()
 	e.mu.Lock()
 	a := e.attachments[id]
 	delete(e.attachments, id)

@@ -77,13 +77,13 @@ func TestWhoGivesUpStartsNoMorePolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e.changing.Lock()
+	e.changeMu.Lock()
 	l, err := e.arm(ctx, func(owner, name string) (module, error) {
 		started++
 		cancel()
 		return e.moduleOf(owner, name)
 	}, owner, rules)
-	e.changing.Unlock()
+	e.changeMu.Unlock()
 	if l != nil || !errors.Is(err, context.Canceled) || started != 1 {
 		t.Errorf("got %v, %v after %d", l, err, started)
 	}

@@ -104,14 +104,14 @@ type Egress struct {
 	ctx context.Context // ends with Close
 	end context.CancelFunc
 
-	// changes are those of owners, of which each makes one at a time. An owner's turn
-	// is taken before changing, with which nobody waits for the compiler.
-	changes ownerTurns
-	// changing is held while rules, modules or settings are replaced.
-	changing turn
-	node     *layer                // guarded by changing
-	owners   map[string]*layer     // guarded by changing
-	own      map[sandbox.ID]*layer // of sandboxes, guarded by changing
+	// changes locks an owner's changes, one at a time. It is locked before changeMu, under
+	// which no change waits for the compiler.
+	changes ownerLocks
+	// changeMu is held while rules, modules or settings are replaced.
+	changeMu contextMutex
+	node     *layer                // guarded by changeMu
+	owners   map[string]*layer     // guarded by changeMu
+	own      map[sandbox.ID]*layer // of sandboxes, guarded by changeMu
 
 	mu           sync.RWMutex
 	attachments  map[sandbox.ID]*flow.Attachment
@@ -136,8 +136,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		attachments:  map[sandbox.ID]*flow.Attachment{},
 		proxyClients: map[string]*flow.ProxyClient{},
 
-		changes:  ownerTurns{of: map[string]*ownerTurn{}},
-		changing: newTurn(),
+		changeMu: newContextMutex(),
 	}
 	if e.audit = cfg.Flows; e.audit == nil {
 		e.audit = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
@@ -218,8 +217,8 @@ func (e *Egress) openModules(ctx context.Context) error {
 // armOwners makes the rules of owners ready that were given before; those of
 // sandboxes follow when they are attached.
 func (e *Egress) armOwners(ctx context.Context) (err error) {
-	e.changing.Lock()
-	defer e.changing.Unlock()
+	e.changeMu.Lock()
+	defer e.changeMu.Unlock()
 	for scope := range e.sets.All() {
 		if owner := scope.Owner(); owner != "" {
 			if e.owners[owner], err = e.armKept(ctx, scope, owner); err != nil {

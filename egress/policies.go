@@ -33,15 +33,15 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 		return catalog.Info{}, err
 	}
 	defer checked.Release()
-	leave, err := e.changes.take(ctx, owner)
+	leave, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return catalog.Info{}, err
 	}
 	defer leave()
-	if err := e.changing.take(ctx); err != nil {
+	if err := e.changeMu.LockContext(ctx); err != nil {
 		return catalog.Info{}, err
 	}
-	defer e.changing.Unlock()
+	defer e.changeMu.Unlock()
 	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
 	defer cancel()
 	anew, err := e.armAnew(limited, pushed)
@@ -78,7 +78,7 @@ type placed struct {
 	before *layer       // that was there
 }
 
-// armAnew makes the layers ready that use a module, with that one. Needs changing.
+// armAnew makes the layers ready that use a module, with that one. Needs changeMu.
 func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
 	find := func(owner, name string) (module, error) {
 		if owner == pushed.owner && name == pushed.name {
@@ -108,7 +108,7 @@ func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
 	return anew, nil
 }
 
-// layersOf returns the layers that are ready with an owner's modules. Needs changing.
+// layersOf returns the layers that are ready with an owner's modules. Needs changeMu.
 func (e *Egress) layersOf(owner string) []placed {
 	var list []placed
 	if owner == e.cfg.Operator && e.node != nil {
@@ -126,7 +126,7 @@ func (e *Egress) layersOf(owner string) []placed {
 }
 
 // rulesThatUse names the rules that use an owner's policy: node/RULE, owner/RULE,
-// or sandbox/ID/RULE. Needs changing.
+// or sandbox/ID/RULE. Needs changeMu.
 func (e *Egress) rulesThatUse(owner, name string) []string {
 	var users []string
 	if owner == e.cfg.Operator {
@@ -160,8 +160,8 @@ func prefixed(prefix string, names []string) []string {
 // Policies lists what the owner's rules can name: those that doze ships and those
 // that he pushed, which come before shipped ones of the same name.
 func (e *Egress) Policies(owner string) []catalog.Info {
-	e.changing.Lock()
-	defer e.changing.Unlock()
+	e.changeMu.Lock()
+	defer e.changeMu.Unlock()
 	list := e.modules.List(owner)
 	for _, name := range builtin.Names() {
 		if slices.ContainsFunc(list, func(i catalog.Info) bool { return i.Name == name }) {
@@ -182,15 +182,15 @@ func (e *Egress) Policies(owner string) []catalog.Info {
 // DeletePolicy forgets a pushed module, and what it has stored. Errors: catalog.ErrUnknown for one that was
 // never pushed, catalog.ErrBuiltIn (wrapped) for one that doze ships, catalog.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
-	leave, err := e.changes.take(ctx, owner)
+	leave, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return err
 	}
 	defer leave()
-	if err := e.changing.take(ctx); err != nil {
+	if err := e.changeMu.LockContext(ctx); err != nil {
 		return err
 	}
-	defer e.changing.Unlock()
+	defer e.changeMu.Unlock()
 	if _, err := e.modules.Get(owner, name); err != nil {
 		if slices.Contains(builtin.Names(), name) {
 			return fmt.Errorf("policy %s: %w", name, catalog.ErrBuiltIn)

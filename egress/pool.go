@@ -68,7 +68,7 @@ type pool struct {
 	host *policy.Host
 	// compiling: of an owner's modules one is compiled at a time, so that the others
 	// wait for none of his.
-	compiling ownerTurns
+	compiling ownerLocks
 
 	lines *policylog.Log // of all policies
 
@@ -82,7 +82,7 @@ func newPool(host *policy.Host, lines *policylog.Log) *pool {
 	if lines == nil {
 		lines = new(policylog.Log)
 	}
-	return &pool{host: host, lines: lines, compiling: ownerTurns{of: map[string]*ownerTurn{}}, ready: map[readyKey]*policy.Policy{}}
+	return &pool{host: host, lines: lines, ready: map[readyKey]*policy.Policy{}}
 }
 
 // take returns a policy that is ready to run, and retains it for the caller.
@@ -117,7 +117,7 @@ func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	leave, err := p.compiling.take(ctx, m.owner)
+	leave, err := p.compiling.LockContext(ctx, m.owner)
 	if err != nil {
 		return nil, err
 	}

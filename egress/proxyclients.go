@@ -20,10 +20,10 @@ func (e *Egress) proxyClient(ctx context.Context, owner string) (*flow.ProxyClie
 	if p != nil {
 		return p, nil
 	}
-	if err := e.changing.take(ctx); err != nil { // so that no change of rules misses it
+	if err := e.changeMu.LockContext(ctx); err != nil { // so that no change of rules misses it
 		return nil, err
 	}
-	defer e.changing.Unlock()
+	defer e.changeMu.Unlock()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// build makes a client's table of the present layers. Needs changing.
+// build makes a client's table of the present layers. Needs changeMu.
 func (e *Egress) build(c *flow.Client) {
 	t := &flow.Table{}
 	t.Default = e.settings.Load().Default
@@ -37,7 +37,7 @@ func (e *Egress) build(c *flow.Client) {
 	c.SetTable(t)
 }
 
-// buildAll makes the tables of all clients for which affected returns true. Needs changing.
+// buildAll makes the tables of all clients for which affected returns true. Needs changeMu.
 func (e *Egress) buildAll(affected func(*flow.Client) bool) {
 	e.mu.RLock()
 	defer e.mu.RUnlock()
@@ -106,7 +106,7 @@ func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ru
 // setRules returns the rules that it has set, and the layers up to theirs.
 func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []*rule.Layer, error) {
 	scope := scopeOf(owner, id)
-	leave, err := e.changes.take(ctx, owner)
+	leave, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
@@ -166,19 +166,19 @@ func (e *Egress) secretHosts(owner string) rule.Secrets {
 	}
 }
 
-// changeWith takes changing until done is called, with the modules of an owner's rules
+// changeWith locks changeMu until done is called, with the modules of an owner's rules
 // compiled before.
 func (e *Egress) changeWith(ctx context.Context, owner string, rules []rule.Rule) (done func(), err error) {
 	compiled, err := e.compile(ctx, owner, rules)
 	if err != nil {
 		return nil, err
 	}
-	if err := e.changing.take(ctx); err != nil {
+	if err := e.changeMu.LockContext(ctx); err != nil {
 		compiled()
 		return nil, err
 	}
 	return func() {
-		e.changing.Unlock()
+		e.changeMu.Unlock()
 		compiled()
 	}, nil
 }
@@ -189,7 +189,7 @@ func (e *Egress) lives(id sandbox.ID) bool {
 	return ok && sb.State != sandbox.StateDestroyed
 }
 
-// armKept makes the rules of a scope ready that were given before. Needs changing.
+// armKept makes the rules of a scope ready that were given before. Needs changeMu.
 func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string) (*layer, error) {
 	set := e.sets.Get(scope)
 	if len(set.Rules) == 0 && set.Default == rule.Inherit {
@@ -232,7 +232,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	defer compiled()
-	if err := e.changing.take(ctx); err != nil {
+	if err := e.changeMu.LockContext(ctx); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	node, err := rule.Compile(rule.Node, s.Rules, s.Presets)
@@ -240,7 +240,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 		c.node, err = e.arm(ctx, e.moduleOf, e.cfg.Operator, node)
 	}
 	if err != nil {
-		e.changing.Unlock()
+		e.changeMu.Unlock()
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	for _, w := range rule.Warnings(node, nil, e.secretHosts(e.cfg.Operator)) {
@@ -253,7 +253,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 // sandbox.
 func (c *Change) Apply() {
 	e := c.e
-	defer e.changing.Unlock()
+	defer e.changeMu.Unlock()
 	s, node := c.settings, e.node
 	before := e.carrier.SetSettings(flow.Settings{
 		Upstreams: c.upstreams, AllowECH: s.AllowECH,
@@ -296,6 +296,6 @@ const maxReported = 10
 
 // Discard gives back what was prepared.
 func (c *Change) Discard() {
-	defer c.e.changing.Unlock()
+	defer c.e.changeMu.Unlock()
 	c.node.release()
 }

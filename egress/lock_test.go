@@ -19,7 +19,7 @@ import (
 func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
-	r.changing.Lock() // somebody makes a change
+	r.changeMu.Lock() // somebody makes a change
 	why := errors.New("it took too long")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
@@ -40,31 +40,31 @@ func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	r.changing.Unlock()
+	r.changeMu.Unlock()
 	b.rules()
-	if len(r.changes.of) != 0 {
-		t.Errorf("left are turns of %v", r.changes.of)
+	if len(r.changes.byOwner) != 0 {
+		t.Errorf("left are locks of %v", r.changes.byOwner)
 	}
 }
 
 func TestAnOwnersChangesAreMadeOneByOneBesideThoseOfOthers(t *testing.T) {
-	turns := ownerTurns{of: map[string]*ownerTurn{}}
-	leave, err := turns.take(within(t), "ann")
+	var locks ownerLocks
+	leave, err := locks.LockContext(within(t), "ann")
 	if err != nil {
 		t.Fatal(err)
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := turns.take(ended, "ann"); !errors.Is(err, context.Canceled) {
+	if _, err := locks.LockContext(ended, "ann"); !errors.Is(err, context.Canceled) {
 		t.Errorf("her second: %v", err)
 	}
-	others, err := turns.take(within(t), "bob")
+	others, err := locks.LockContext(within(t), "bob")
 	if err != nil {
 		t.Fatal(err)
 	}
 	next := make(chan func())
 	go func() { // ends when it has the turn
-		leave, err := turns.take(within(t), "ann")
+		leave, err := locks.LockContext(within(t), "ann")
 		if err != nil {
 			t.Error(err)
 		}
@@ -73,8 +73,8 @@ func TestAnOwnersChangesAreMadeOneByOneBesideThoseOfOthers(t *testing.T) {
 	others()
 	leave()
 	(<-next)()
-	if len(turns.of) != 0 {
-		t.Errorf("left are %v", turns.of)
+	if len(locks.byOwner) != 0 {
+		t.Errorf("left are %v", locks.byOwner)
 	}
 }
 
@@ -90,7 +90,7 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 	if err := os.Mkdir(cache, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	r.changing.Lock()
+	r.changeMu.Lock()
 	set := make(chan error)
 	go func() { // ends when the rules are set
 		_, _, err := r.SetRules(within(t), owner, b.sb.ID, ruleset.Update{Rules: []rule.Rule{through("a.web.test", "bearer", "")}})
@@ -108,7 +108,7 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 			t.Fatal("nothing was compiled")
 		}
 	}
-	r.changing.Unlock()
+	r.changeMu.Unlock()
 	if err := <-set; err != nil {
 		t.Error(err)
 	}
