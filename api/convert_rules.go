@@ -72,7 +72,7 @@ func ruleOf(r types.Rule) (converted rule.Rule, errs []*rule.Error) {
 		converted.Ports = append(converted.Ports, ports)
 	}
 	if r.Respond != nil {
-		converted.Answer = &rule.Answer{Status: r.Respond.Status, Headers: r.Respond.Headers, Body: r.Respond.Body}
+		converted.Response = &rule.Response{Status: r.Respond.Status, Headers: r.Respond.Headers, Body: r.Respond.Body}
 	}
 	for _, p := range r.Policies {
 		converted.Policies = append(converted.Policies, rule.Use{Policy: p.Name, Config: p.Config, Secrets: p.Secrets})
@@ -104,8 +104,8 @@ func RuleTo(r rule.Rule) types.Rule {
 	for _, ports := range r.Ports {
 		converted.Ports = append(converted.Ports, ports.String())
 	}
-	if r.Answer != nil {
-		converted.Respond = &types.RuleResponse{Status: r.Answer.Status, Headers: r.Answer.Headers, Body: r.Answer.Body}
+	if r.Response != nil {
+		converted.Respond = &types.RuleResponse{Status: r.Response.Status, Headers: r.Response.Headers, Body: r.Response.Body}
 	}
 	for _, use := range r.Policies {
 		converted.Policies = append(converted.Policies, types.RulePolicy{Name: use.Policy, Config: use.Config, Secrets: use.Secrets})

@@ -52,12 +52,12 @@ func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 	send := func() answer {
 		return b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("key="+text)))
 	}
-	b.want(send(), 403, "of which too many are in flight")
+	b.want(send(), 403, "too many such bodies are in flight")
 	b.want(b.do(newRequest(t, "POST", "https://a.web.test/", strings.NewReader("no key"))), 200, "this is")
 	b.carrier.Usage.Bodies.Release(flow.MaxBodies)
 	m := b.find(b.sb.ID)
 	_ = m.Usage.Bodies.TryAcquire(flow.MaxClientBodies)
-	b.want(send(), 403, "of which too many are in flight")
+	b.want(send(), 403, "too many such bodies are in flight")
 	m.Usage.Bodies.Release(flow.MaxClientBodies)
 	b.want(send(), 200, "this is")
 	b.entry("a.web.test", func(e audit.Entry) bool { return e.Status == 200 && len(e.Secrets) == 1 })

@@ -71,7 +71,7 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 	b.push("note", noting("a note"))
 	b.rules(
 		rule.Rule{Name: "deny", Hosts: []string{"deny.web.test", "deny.plain.test"}, Methods: []string{"POST"}, Action: rule.Deny, Reason: "only reading"},
-		rule.Rule{Name: "answer", Hosts: []string{"answer.web.test"}, Action: rule.Respond, Answer: &rule.Answer{Status: 410, Body: "gone", Headers: map[string]string{"X-Own": "1"}}},
+		rule.Rule{Name: "answer", Hosts: []string{"answer.web.test"}, Action: rule.Respond, Response: &rule.Response{Status: 410, Body: "gone", Headers: map[string]string{"X-Own": "1"}}},
 		rule.Rule{Name: "no", Hosts: []string{"no.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "note"}, {Policy: "no"}}},
 		rule.Rule{Name: "own", Hosts: []string{"own.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "own"}}},
 		rule.Rule{Name: "trap", Hosts: []string{"trap.web.test"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "trap"}}},
@@ -542,7 +542,7 @@ func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
 	b.secret("api", token, "a.web.test")
 	b.rules(through("a.web.test", "bearer", "api"),
 		rule.Rule{Name: "version", Hosts: []string{"b.web.test"}, Headers: map[string]string{"X-Version": "2"}, Action: rule.Allow},
-		rule.Rule{Name: "no-version", Hosts: []string{"b.web.test"}, Action: rule.Respond, Answer: &rule.Answer{Status: 418}})
+		rule.Rule{Name: "no-version", Hosts: []string{"b.web.test"}, Action: rule.Respond, Response: &rule.Response{Status: 418}})
 	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // which has no Connection
 	r := newRequest(t, "GET", "https://a.web.test/", nil)
 	r.Header.Set("Connection", "Authorization")

@@ -57,8 +57,8 @@ func (c *Client) serve(w http.ResponseWriter, r *http.Request, to destination, r
 	case err != nil:
 		q.refuse(w, r, problem.PolicyFailed, err.Error())
 		return
-	case q.decision.Verdict == rule.VerdictAnswer:
-		q.respond(w, q.decision.Answer)
+	case q.decision.Verdict == rule.VerdictRespond:
+		q.respond(w, q.decision.Response)
 		return
 	case q.decision.Verdict != rule.VerdictAllow:
 		q.refuse(w, r, problem.EgressDenied, q.decision.Reason)
@@ -266,7 +266,7 @@ func (q *request) denied(status int, reason string) {
 }
 
 // respond sends a rule's own response.
-func (q *request) respond(w http.ResponseWriter, a *rule.Answer) {
+func (q *request) respond(w http.ResponseWriter, a *rule.Response) {
 	q.entry.Verdict, q.entry.Status = audit.Respond, a.Status
 	for name, value := range a.Headers {
 		w.Header().Set(name, value)

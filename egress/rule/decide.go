@@ -31,9 +31,9 @@ type Table struct {
 type Verdict string
 
 const (
-	VerdictAllow  Verdict = "allow"
-	VerdictDeny   Verdict = "deny"
-	VerdictAnswer Verdict = "respond"
+	VerdictAllow   Verdict = "allow"
+	VerdictDeny    Verdict = "deny"
+	VerdictRespond Verdict = "respond"
 	// VerdictInspect is for connections only: it depends on the requests.
 	VerdictInspect Verdict = "inspect"
 )
@@ -49,12 +49,12 @@ type Step struct {
 type Decision struct {
 	Verdict Verdict
 	// Rule that decided, as source/name, such as node/github; "default" if none did.
-	Rule    string
-	Reason  string  // of a denial
-	Answer  *Answer // of VerdictAnswer
-	Chain   []Step  // of VerdictAllow: the policies to run, in this order
-	Offers  []Offer // of VerdictAllow: the placeholders that are exchanged
-	Private bool    // the host may be at a private address
+	Rule     string
+	Reason   string    // of a denial
+	Response *Response // of VerdictRespond
+	Chain    []Step    // of VerdictAllow: the policies to run, in this order
+	Offers   []Offer   // of VerdictAllow: the placeholders that are exchanged
+	Private  bool      // the host may be at a private address
 }
 
 // Offer of a secret by its placeholder.
@@ -249,7 +249,7 @@ func (t *Table) Decide(r Request) Decision {
 	if denying := t.denying(); last == noLayer || last < denying {
 		return t.fallback(denying, r.Host != "")
 	}
-	if d.Verdict == VerdictAnswer {
+	if d.Verdict == VerdictRespond {
 		d.Chain, d.Offers = nil, nil
 	}
 	return d
@@ -317,11 +317,11 @@ func (d *Decision) add(l *Layer, c *compiled) {
 	d.Private = d.Private || c.Private
 	switch c.Action {
 	case Respond:
-		if d.Answer == nil {
-			d.Verdict, d.Rule, d.Answer = VerdictAnswer, id, c.Answer
+		if d.Response == nil {
+			d.Verdict, d.Rule, d.Response = VerdictRespond, id, c.Response
 		}
 	case Policies:
-		if len(d.Chain) == 0 && d.Answer == nil {
+		if len(d.Chain) == 0 && d.Response == nil {
 			d.Rule = id
 		}
 		for _, use := range c.Policies {

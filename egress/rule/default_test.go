@@ -165,7 +165,7 @@ func TestActionIsInferred(t *testing.T) {
 	if d := table.Decide(request(t, "GET https://p.example/")); chain(d) != "owner/p=x" {
 		t.Errorf("got %+v", d)
 	}
-	if d := table.Decide(request(t, "GET https://a.example/")); d.Verdict != VerdictAnswer {
+	if d := table.Decide(request(t, "GET https://a.example/")); d.Verdict != VerdictRespond {
 		t.Errorf("got %+v", d)
 	}
 	for rule, want := range map[string]string{

@@ -303,7 +303,7 @@ func (c *compiler) infer() {
 	case c.Action != "":
 	case len(c.Policies) > 0:
 		c.Action = Policies
-	case c.Answer != nil:
+	case c.Response != nil:
 		c.Action = Respond
 	}
 }
@@ -458,24 +458,24 @@ func (c *compiler) action() {
 
 func (c *compiler) response() {
 	if c.Action != Respond {
-		if c.Answer != nil {
+		if c.Response != nil {
 			c.excluded("respond")
 		}
 		return
 	}
-	if c.Answer == nil {
+	if c.Response == nil {
 		c.bad("respond", `missing; write {"status": 200, "body": "…"}`)
 		return
 	}
-	if s := c.Answer.Status; s < 200 || s > 599 {
+	if s := c.Response.Status; s < 200 || s > 599 {
 		c.bad("respond.status", "%d is out of range; use 200 to 599", s)
 	}
-	if n := len(c.Answer.Body); n > MaxAnswer {
-		c.bad("respond.body", "%d bytes; use at most %d", n, MaxAnswer)
+	if n := len(c.Response.Body); n > MaxResponse {
+		c.bad("respond.body", "%d bytes; use at most %d", n, MaxResponse)
 	}
-	c.entries("respond.headers", len(c.Answer.Headers))
+	c.entries("respond.headers", len(c.Response.Headers))
 	seen := map[string]bool{}
-	for name, value := range c.Answer.Headers {
+	for name, value := range c.Response.Headers {
 		field := fmt.Sprintf("respond.headers[%.80s]", name)
 		if !httpguts.ValidHeaderFieldName(name) || !httpguts.ValidHeaderFieldValue(value) {
 			c.bad(field, "invalid header")

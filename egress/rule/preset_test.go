@@ -183,7 +183,7 @@ func TestUndefinedPresetsFailClosed(t *testing.T) {
 		{"policies", `[{"name":"a","hosts":["preset:npm"],"policies":[{"policy":"readonly"}]}]`, AllowPublic, "https://npm.example/", VerdictAllow, VerdictDeny, "owner/a", "the rule " + reason + ", so that it may be about every host"},
 		{"policies after a rule that allows", `[{"name":"b","hosts":["b.example"],"action":"allow"},{"name":"a","hosts":["preset:npm"],"policies":[{"policy":"readonly"}]}]`, AllowPublic, "https://b.example/", VerdictAllow, VerdictAllow, "owner/b", ""},
 		{"policies, another port", `[{"name":"a","hosts":["preset:npm"],"policies":[{"policy":"readonly"}]}]`, AllowPublic, "https://npm.example:8443/", VerdictAllow, VerdictAllow, "default", ""},
-		{"answer", `[{"name":"a","hosts":["preset:npm"],"answer":{"status":200}}]`, AllowPublic, "https://npm.example/", VerdictAnswer, VerdictDeny, "owner/a", "the rule " + reason + ", so that it may be about every host"},
+		{"answer", `[{"name":"a","hosts":["preset:npm"],"answer":{"status":200}}]`, AllowPublic, "https://npm.example/", VerdictRespond, VerdictDeny, "owner/a", "the rule " + reason + ", so that it may be about every host"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if !strings.Contains(c.url, " ") {

@@ -47,8 +47,8 @@ type Rule struct {
 	Action Action `json:"action,omitempty"`
 	// Reason of a denial, for readers of the refusal.
 	Reason string `json:"reason,omitempty"`
-	// Answer is sent instead of a request to the host.
-	Answer *Answer `json:"answer,omitempty"`
+	// Response is sent instead of a request to the host.
+	Response *Response `json:"answer,omitempty"`
 	// Policies are run in this order.
 	Policies []Use `json:"policies,omitempty"`
 	// Placeholders are environment variables of the sandbox, to names of secrets.
@@ -68,11 +68,11 @@ const (
 	Policies Action = "policies"
 )
 
-// Answer is a response that needs no upstream.
-type Answer struct {
+// Response is a response that needs no upstream.
+type Response struct {
 	Status  int               `json:"status"` // 200 to 599
 	Headers map[string]string `json:"headers,omitempty"`
-	Body    string            `json:"body,omitempty"` // at most MaxAnswer bytes
+	Body    string            `json:"body,omitempty"` // at most MaxResponse bytes
 }
 
 // Use is a policy with what it is given.
@@ -99,12 +99,12 @@ type Request struct {
 
 // Limits of a layer. More is an error when the rules are given.
 const (
-	MaxRules   = 1000
-	MaxEntries = 1000     // of each list of a rule
-	MaxText    = 1000     // bytes of a pattern, name or reason
-	MaxAnswer  = 64 << 10 // bytes of a body
-	MaxConfig  = 64 << 10 // bytes of a policy's configuration
-	MaxChain   = 16       // policies of a rule
+	MaxRules    = 1000
+	MaxEntries  = 1000     // of each list of a rule
+	MaxText     = 1000     // bytes of a pattern, name or reason
+	MaxResponse = 64 << 10 // bytes of a body
+	MaxConfig   = 64 << 10 // bytes of a policy's configuration
+	MaxChain    = 16       // policies of a rule
 	// MaxGlobs of paths and headers in all rules, MaxGlobStars in them (`**` is one)
 	// and MaxGlobText bytes: a request is compared with each.
 	MaxGlobs     = 2000

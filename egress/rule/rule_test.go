@@ -141,7 +141,7 @@ func TestDecisions(t *testing.T) {
 		"denied path, empty parameter":    {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example/a/;/../../admin/z", VerdictDeny, "node/admin", ""},
 		"denied path, parameter":          {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example/admin;x%2fy/z", VerdictDeny, "node/admin", ""},
 		"denied path, broken":             {AllowPublic, "[" + noAdmin + "]", "", "", "GET https://a.example/%zz", VerdictDeny, "node/admin", ""},
-		"answer":                          {DenyAll, "[" + hello + "]", "", "", "GET https://hello.example/", VerdictAnswer, "node/hello", ""},
+		"answer":                          {DenyAll, "[" + hello + "]", "", "", "GET https://hello.example/", VerdictRespond, "node/hello", ""},
 		"address":                         {DenyAll, `[{"name":"net","addresses":["203.0.113.0/24"],"action":"allow"}]`, "", "", "GET http://203.0.113.9/", VerdictAllow, "node/net", ""},
 		"address outside":                 {AllowPublic, `[{"name":"net","addresses":["203.0.113.0/24"],"action":"allow"}]`, "", "", "GET http://203.0.114.9/", VerdictDeny, "default", ""},
 		"mapped address":                  {AllowPublic, `[{"name":"all","addresses":["0.0.0.0/0","::/0"],"action":"allow"},{"name":"no","addresses":["169.254.0.0/16"],"action":"deny"}]`, "", "", "GET http://[::ffff:169.254.169.254]/", VerdictDeny, "node/no", ""},

@@ -96,8 +96,8 @@ func decide(t *rule.Table, r rule.Request, known Known) Explanation {
 	}
 	d = t.Decide(r)
 	e := of(Request, d)
-	if d.Answer != nil {
-		e.Status = d.Answer.Status
+	if d.Response != nil {
+		e.Status = d.Response.Status
 	}
 	for _, step := range d.Chain {
 		e.add(step, r, known)
@@ -116,7 +116,7 @@ func of(stage Stage, d rule.Decision) Explanation {
 	switch {
 	case d.Rule == "default":
 		e.Reason = "no rule is about it, and the default lets through what goes to a public address by its name"
-	case d.Verdict == rule.VerdictAnswer:
+	case d.Verdict == rule.VerdictRespond:
 		e.Reason = "the rule responds instead of the host"
 	case len(d.Chain) > 0:
 		e.Reason = "the rule lets it through its policies, which may still refuse it"

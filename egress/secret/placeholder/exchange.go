@@ -226,7 +226,7 @@ func (x *Exchanged) body(r *http.Request) (streamed bool, err error) {
 	case r.ContentLength > MaxBody:
 		streams.fixed = "in a body of more than a megabyte with a declared length, where it is not exchanged: send it in a header"
 	case r.ContentLength > 0 && !x.set.hold(r.ContentLength):
-		streams.fixed = "in a body with a declared length, of which too many are in flight: send fewer at a time, or send it in a header"
+		streams.fixed = "in a body with a declared length while too many such bodies are in flight: send fewer at a time, or send it in a header"
 	}
 	if r.ContentLength < 0 || streams.fixed != "" {
 		r.Body = streams

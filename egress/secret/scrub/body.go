@@ -47,7 +47,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	for empty := 0; len(b.out) == 0; {
 		if b.err != nil {
-			return 0, b.finish()
+			return 0, b.finishBody()
 		}
 		n, err := b.fill()
 		if b.err = err; n > 0 || err != nil {
@@ -58,13 +58,13 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	n := copy(p, b.out)
 	if b.out = b.out[n:]; len(b.out) == 0 && b.err != nil {
-		return n, b.finish()
+		return n, b.finishBody()
 	}
 	return n, nil
 }
 
 // finish returns the error of r. All is out.
-func (b *body) finish() error {
+func (b *body) finishBody() error {
 	if b.piece != nil {
 		pieces.Put(b.piece)
 		b.piece = nil
