@@ -53,7 +53,7 @@ func TestPoliciesArePushedAndListed(t *testing.T) {
 func TestInvalidPoliciesAreRefused(t *testing.T) {
 	s := newServer(t, Limits{})
 	p := s.refused(problem.PolicyInvalid, "PUT", "/policies/sign", strings.NewReader("#!/bin/sh"))
-	if len(p.Errors) != 1 || p.Errors[0].Location != "body" || !strings.Contains(p.Detail, "no WebAssembly module") {
+	if len(p.Errors) != 1 || p.Errors[0].Location != "body" || !strings.Contains(p.Detail, "not a WebAssembly module") {
 		t.Errorf("got %+v", p)
 	}
 	s.refused(problem.PolicyInvalid, "PUT", "/policies/sign", nil)

@@ -91,7 +91,7 @@ func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 	}
 	s.egress.Documents.Close()
 	s.refused(problem.InternalError, "PUT", "/secrets/a", `{"value":"`+canary+`","hosts":["a.example"]}`)
-	if !strings.Contains(log.String(), "storing the secret a") || strings.Contains(log.String(), "canary") {
+	if !strings.Contains(log.String(), "store the secret a") || strings.Contains(log.String(), "canary") {
 		t.Errorf("the log is %s", log.String())
 	}
 }
