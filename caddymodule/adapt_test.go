@@ -111,23 +111,19 @@ func adapt(t *testing.T, config string) string {
 	return pretty.String()
 }
 
-// The Caddyfiles that we ship and the README's adapt, are formatted, and serve
-// previews on the host under which the node makes their URLs.
+// The Caddyfiles that we ship adapt, are formatted, and serve previews
+// on the host under which the node makes their URLs.
 func TestShippedCaddyfiles(t *testing.T) {
 	t.Setenv("DOZE_HOME", "/srv/doze")
 	both := []string{`"handler": "doze_api"`, `"handler": "doze_preview"`}
 	for file, parts := range map[string][]string{
 		"../Caddyfile":                      {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
 		"../packaging/Caddyfile.production": {`"data": "/srv/doze"`, `"root": "/srv/doze/caddy"`, `admin.sock|0600`},
-		"../README.md":                      nil,
 	} {
 		t.Run(filepath.Base(file), func(t *testing.T) {
 			content, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)
-			}
-			if filepath.Ext(file) == ".md" {
-				content = underHeading(t, content, "## Caddyfile")
 			}
 			if formatted := caddyfile.Format(content); !bytes.Equal(formatted, content) {
 				t.Errorf("not formatted; it should be\n%s", formatted)
@@ -141,23 +137,6 @@ func TestShippedCaddyfiles(t *testing.T) {
 			checkPreviewHost(t, got)
 		})
 	}
-}
-
-// underHeading returns the indented lines of a section, with tabs for its four spaces.
-func underHeading(t *testing.T, document []byte, heading string) []byte {
-	t.Helper()
-	_, section, ok := strings.Cut(string(document), "\n"+heading+"\n")
-	if !ok {
-		t.Fatalf("there is no %s", heading)
-	}
-	section, _, _ = strings.Cut(section, "\n## ")
-	var block bytes.Buffer
-	for line := range strings.Lines(section) {
-		if line, ok := strings.CutPrefix(line, "    "); ok {
-			block.WriteString(strings.ReplaceAll(line, "    ", "\t"))
-		}
-	}
-	return block.Bytes()
 }
 
 // checkPreviewHost compares the host that doze_preview serves with preview_domain.

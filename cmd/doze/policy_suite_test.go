@@ -83,26 +83,6 @@ func TestWhatASuiteExpectsAndDoesNotGet(t *testing.T) {
 	}
 }
 
-// The file of docs/egress.md is one, and holds.
-func TestTheSuiteOfTheDocumentation(t *testing.T) {
-	page, err := os.ReadFile("../../docs/egress.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, after, _ := strings.Cut(string(page), "### Testing a policy")
-	_, after, _ = strings.Cut(after, "```json\n")
-	text, _, ok := strings.Cut(after, "```")
-	if !ok {
-		t.Fatal("there is none")
-	}
-	r := trialRig(t, map[string]string{})
-	// The output of `doze policy build`.
-	text = strings.Replace(text, "github.wasm", "bearer", 1)
-	if got := r.doze("policy", "test", writeInto(t, "tests.json", text)); got.code != 0 || !strings.HasSuffix(got.out, "3 of 3 tests passed\n") {
-		t.Errorf("got %s%s", got.out, got.err)
-	}
-}
-
 func TestSuitesThatAreRefused(t *testing.T) {
 	r := trialRig(t, map[string]string{})
 	const request = `"request":{"url":"https://a.example/"}`

@@ -37,7 +37,7 @@ func (a author) doze(input string, args ...string) string {
 	return string(out)
 }
 
-// From nothing to a request that arrives authenticated, as the README has it.
+// From nothing to a request that arrives authenticated, as docs/policies.md has it.
 func TestFromANewPolicyToAnAuthenticatedRequest(t *testing.T) {
 	if _, err := exec.LookPath("go"); err != nil {
 		t.Fatal(err)

@@ -18,19 +18,19 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// documented returns the lines of a page that are printed as one block of code, from
-// the one that begins with first to the one that is last.
-func documented(t *testing.T, page, first, last string) string {
+// documented returns the block of code of a page that begins with a fence and a line.
+func documented(t *testing.T, page, first string) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join("../../docs", page))
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := regexp.MustCompile(`(?ms)^    ` + regexp.QuoteMeta(first) + `.*?^    ` + regexp.QuoteMeta(last) + `$`).FindString(string(text))
+	block := regexp.MustCompile("(?ms)^" + regexp.QuoteMeta(first) + ".*?^```$").FindString(string(text))
 	if block == "" {
 		t.Fatalf("%s has no block that begins with %q", page, first)
 	}
-	return regexp.MustCompile(`(?m)^    `).ReplaceAllString(block, "")
+	_, block, _ = strings.Cut(strings.TrimSuffix(block, "\n```"), "\n")
+	return block
 }
 
 // mirrors are the hosts of the operator's presets in docs/egress.md.
@@ -39,7 +39,7 @@ var mirrors = []string{"npm.mirror.example.com", "pypi.mirror.example.com", "fil
 // npm, PyPI and GitHub with a token, nothing else, and a model's budget: the lines of
 // docs/egress.md, as they are printed.
 func TestTheRulesOfTheDocumentation(t *testing.T) {
-	operator := regexp.MustCompile(`(?m)^ *preset .*`).FindAllString(documented(t, "egress.md", "doze {", "}"), -1)
+	operator := regexp.MustCompile(`(?m)^\s*preset .*`).FindAllString(documented(t, "egress.md", "```caddyfile node\n{\n\tdoze {\n\t\tegress {\n\t\t\tpreset"), -1)
 	for _, host := range mirrors {
 		if !strings.Contains(strings.Join(operator, " "), " "+host) {
 			t.Fatalf("the operator's presets are %q, without %s", operator, host)
@@ -47,7 +47,7 @@ func TestTheRulesOfTheDocumentation(t *testing.T) {
 	}
 	n := ownNode(t, operator...)
 	b := n.newBox(t)
-	lines := documented(t, "egress.md", `printf %s "$GITHUB_TOKEN"`, "RULES")
+	lines := documented(t, "egress.md", "```sh run\nprintf %s \"$GITHUB_TOKEN\" | doze secret set github --host api.github.com --host github.com\nprintf")
 	if count := strings.Count(lines, "\n") + 1; count > 10 {
 		t.Errorf("they are %d lines", count)
 	}
