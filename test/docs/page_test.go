@@ -117,7 +117,7 @@ func parse(text string) (blocks []block, err error) {
 		fenced := strings.HasPrefix(line, "```")
 		switch {
 		case open != nil && fenced:
-			if err := open.finish(blocks); err != nil {
+			if err := open.validate(blocks); err != nil {
 				return nil, fmt.Errorf("line %d: %w", open.line, err)
 			}
 			blocks = append(blocks, *open)
@@ -151,8 +151,8 @@ func parse(text string) (blocks []block, err error) {
 // left is what JSON of a page leaves out.
 var left = regexp.MustCompile(`,?\s*…`)
 
-// finish checks the text of a block. A text after a block that runs is its output.
-func (b *block) finish(before []block) error {
+// validate checks the text of a block. A text after a block that runs is its output.
+func (b *block) validate(before []block) error {
 	switch {
 	case b.language == "json":
 		var value any
