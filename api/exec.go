@@ -62,6 +62,10 @@ func (a *API) registerExec() {
 	}, a.exec)
 }
 
+func commandOf(c types.Command) guest.Command {
+	return guest.Command{Command: c.Command, Argv: c.Argv, Cwd: c.Cwd, Env: c.Env}
+}
+
 // execRequestOf converts a request to run a command for the guest.
 func execRequestOf(b types.ExecRequest) (guest.ExecRequest, error) {
 	if err := checkCommand(b.Command); err != nil {
@@ -71,7 +75,7 @@ func execRequestOf(b types.ExecRequest) (guest.ExecRequest, error) {
 	if err != nil {
 		return guest.ExecRequest{}, err
 	}
-	req := guest.ExecRequest{Command: b.Command.Command, Argv: b.Argv, Cwd: b.Cwd, Env: b.Env, Stdin: stdin}
+	req := guest.ExecRequest{Command: commandOf(b.Command), Stdin: stdin}
 	switch {
 	case b.Timeout != nil:
 		req.Timeout = time.Duration(*b.Timeout)

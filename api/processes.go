@@ -56,14 +56,7 @@ func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.Star
 	if err := checkCommand(body.Command); err != nil {
 		return nil, err
 	}
-	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{
-		Command: body.Command.Command,
-		Argv:    body.Argv,
-		Cwd:     body.Cwd,
-		Env:     body.Env,
-		Name:    body.Name,
-		Restart: guest.Restart(body.Restart),
-	})
+	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{Command: commandOf(body.Command), Name: body.Name, Restart: guest.Restart(body.Restart)})
 	if err != nil {
 		return nil, fromGuest(startError(err))
 	}

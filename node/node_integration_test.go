@@ -84,7 +84,7 @@ func run(t *testing.T, m *sandbox.Manager, id sandbox.ID, argv ...string) string
 		t.Fatal(err)
 	}
 	defer lease.Release()
-	stream, err := lease.Guest().Exec(t.Context(), guest.ExecRequest{Argv: argv})
+	stream, err := lease.Guest().Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Argv: argv}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -128,9 +128,7 @@ func TestNodeFromStartToRestart(t *testing.T) {
 		}
 	})
 	run(t, m, sb.ID, "sh", "-c", "echo kept > /root/file")
-	if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{
-		Argv: []string{"python3", "-m", "http.server", "8000", "--bind", "127.0.0.1"}, Name: "web", Restart: guest.RestartOnWake,
-	}); err != nil {
+	if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: []string{"python3", "-m", "http.server", "8000", "--bind", "127.0.0.1"}}, Name: "web", Restart: guest.RestartOnWake}); err != nil {
 		t.Fatal(err)
 	}
 

@@ -647,7 +647,7 @@ func TestServerThatProbesItsPortIsNotReady(t *testing.T) {
 func TestRequestsWaitForADeclaredServerAfterAnyStart(t *testing.T) {
 	node := newFakeNode(t, "", sandbox.Port{})
 	node.sb.StartedAt = time.Now()
-	node.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
+	node.sb.Declared = []guest.ProcessSpec{{Command: guest.Command{Command: "serve"}}}
 	f := newFront(t, node, Options{})
 	done := make(chan *http.Response)
 	go func() { res, _ := f.Client().Transport.RoundTrip(f.request("GET", "/")); done <- res }()
@@ -697,7 +697,7 @@ func TestContainerThatEndsFailsTheWaitForItsPort(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			node := newFakeNode(t, "", sandbox.Port{})
-			node.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
+			node.sb.Declared = []guest.ProcessSpec{{Command: guest.Command{Command: "serve"}}}
 			f := newFront(t, node, Options{})
 			node.sleep(sandbox.WakeCold, nil)
 			const visitors = 10
@@ -733,7 +733,7 @@ func TestRequestStartsAContainerThatEndedUnnoticed(t *testing.T) {
 	for name, prepare := range map[string]func(*fakeNode){
 		"long after its start": func(*fakeNode) {},
 		"soon after its start": func(n *fakeNode) {
-			n.sb.Declared = []guest.ProcessSpec{{Command: "serve"}}
+			n.sb.Declared = []guest.ProcessSpec{{Command: guest.Command{Command: "serve"}}}
 			n.sb.StartedAt = time.Now()
 		},
 	} {

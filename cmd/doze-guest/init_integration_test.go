@@ -122,7 +122,7 @@ func sh(t *testing.T, c *guest.Client, command string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
 	defer cancel()
-	out, err := guesttest.Run(ctx, c, guest.ExecRequest{Command: command})
+	out, err := guesttest.Run(ctx, c, guest.ExecRequest{Command: guest.Command{Command: command}})
 	if err != nil {
 		t.Fatalf("%s: %v", command, err)
 	}
@@ -143,7 +143,7 @@ func TestInitReapsOrphansAndLosesNoExitCode(t *testing.T) {
 			for i := 0; i < 50 && err == nil; i++ {
 				var out guesttest.Output
 				want := (worker*50 + i) % 256
-				out, err = guesttest.Run(t.Context(), c, guest.ExecRequest{Command: fmt.Sprintf("(true &); (false & true &) ; echo %d; exit %d", i, want)})
+				out, err = guesttest.Run(t.Context(), c, guest.ExecRequest{Command: guest.Command{Command: fmt.Sprintf("(true &); (false & true &) ; echo %d; exit %d", i, want)}})
 				if err == nil && (out.Result.ExitCode != want || string(out.Stdout) != fmt.Sprintln(i)) {
 					err = fmt.Errorf("got %+v, want code %d", out, want)
 				}
@@ -203,9 +203,7 @@ func TestInitRefusesPeersInside(t *testing.T) {
 	}
 	// A shell cannot connect to a Unix socket, so this binary does it: as a
 	// process of the sandbox.
-	out, err := guesttest.Run(t.Context(), c, guest.ExecRequest{
-		Argv: []string{"/proc/1/exe"}, Env: map[string]string{askVariable: socket},
-	})
+	out, err := guesttest.Run(t.Context(), c, guest.ExecRequest{Command: guest.Command{Argv: []string{"/proc/1/exe"}, Env: map[string]string{askVariable: socket}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -217,9 +215,7 @@ func TestInitRefusesPeersInside(t *testing.T) {
 func TestInitEndsEverythingOnTerm(t *testing.T) {
 	c, cmd, ended := startInit(t, "")
 	dir := t.TempDir()
-	p, err := c.StartProcess(t.Context(), guest.ProcessSpec{
-		Command: "trap 'echo ended > " + dir + "/graceful; exit 0' TERM; echo up; while :; do sleep 0.05; done", Restart: guest.RestartAlways,
-	})
+	p, err := c.StartProcess(t.Context(), guest.ProcessSpec{Command: guest.Command{Command: "trap 'echo ended > " + dir + "/graceful; exit 0' TERM; echo up; while :; do sleep 0.05; done"}, Restart: guest.RestartAlways})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -232,7 +228,7 @@ func TestInitEndsEverythingOnTerm(t *testing.T) {
 		t.Fatal(ev, err)
 	}
 	sh(t, c, "setsid sh -c 'env -i sleep 1000 &' ; true") // not even kin
-	s, err := c.Exec(t.Context(), guest.ExecRequest{Command: "exec sleep 1000"})
+	s, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Command: "exec sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -289,10 +285,7 @@ func TestInitKillsWhatResistsTerm(t *testing.T) {
 
 func TestForkBombIsKilled(t *testing.T) {
 	c, _, _ := startInit(t, "")
-	out, err := guesttest.Run(t.Context(), c, guest.ExecRequest{
-		Command: `ulimit -u 300 2>/dev/null; f() { setsid sh -c 'sleep 1000' & f & f & sleep 1000; }; f`,
-		Timeout: 500 * time.Millisecond,
-	})
+	out, err := guesttest.Run(t.Context(), c, guest.ExecRequest{Command: guest.Command{Command: `ulimit -u 300 2>/dev/null; f() { setsid sh -c 'sleep 1000' & f & f & sleep 1000; }; f`}, Timeout: 500 * time.Millisecond})
 	if err != nil || !out.Result.TimedOut {
 		t.Fatalf("%+v, %v", out, err)
 	}
@@ -316,8 +309,8 @@ func TestImageWithoutShell(t *testing.T) {
 		req        guest.ExecRequest
 		code, hint string
 	}{
-		{guest.ExecRequest{Command: "true"}, guest.CodeNoShell, "argv"},
-		{guest.ExecRequest{Argv: []string{"true"}}, guest.CodeNoCommand, "PATH"},
+		{guest.ExecRequest{Command: guest.Command{Command: "true"}}, guest.CodeNoShell, "argv"},
+		{guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}}}, guest.CodeNoCommand, "PATH"},
 	} {
 		_, err := c.Exec(t.Context(), tt.req)
 		var refusal *guest.Error

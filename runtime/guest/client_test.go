@@ -76,7 +76,7 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 	errs, items = map[string]error{}, map[string]int{"Logs": -1, "Events": -1} // Next is called again
 	_, errs["Hello"] = c.Hello(ctx)
 	errs["Exec"] = runCommand(ctx, c)
-	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: "x"})
+	_, errs["StartProcess"] = c.StartProcess(ctx, ProcessSpec{Command: Command{Command: "x"}})
 	_, errs["Processes"] = c.Processes(ctx)
 	_, errs["StopProcess"] = c.StopProcess(ctx, "p-aaaaaaaa", 0)
 	_, errs["SignalProcess"] = c.SignalProcess(ctx, "p-aaaaaaaa", "HUP")
@@ -124,7 +124,7 @@ func everyCall(ctx context.Context, c *Client) (errs map[string]error, items map
 
 // runCommand reads a command to its end.
 func runCommand(ctx context.Context, c *Client) error {
-	s, err := c.Exec(ctx, ExecRequest{Command: "x"})
+	s, err := c.Exec(ctx, ExecRequest{Command: Command{Command: "x"}})
 	if err != nil {
 		return err
 	}

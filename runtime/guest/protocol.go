@@ -80,18 +80,23 @@ func TrustDigest(ca []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ExecRequest runs one command to its end.
-type ExecRequest struct {
-	// Command is run by /bin/sh -c. Exactly one of Command and Argv is set.
-	Command string   `json:"command,omitempty"`
+// Command is a command to run. Exactly one of Command and Argv is set.
+type Command struct {
+	Command string   `json:"command,omitempty"` // for /bin/sh -c
 	Argv    []string `json:"argv,omitempty"`
 	// Cwd is absolute; empty means the image's working directory.
 	Cwd string `json:"cwd,omitempty"`
 	// Env is added to the environment of the sandbox.
 	Env map[string]string `json:"env,omitempty"`
-	// Defaults are variables that neither Env nor the sandbox's own environment has.
-	// The Client sets them, see SetDefaults.
+	// Defaults are variables that apply where neither Env nor the sandbox's own environment
+	// has them. The Client sets them, see SetDefaults. They stay the same when the guest
+	// restarts a process.
 	Defaults map[string]string `json:"defaults,omitempty"`
+}
+
+// ExecRequest runs one command to its end.
+type ExecRequest struct {
+	Command
 	// Stdin is the whole standard input. With StreamStdin it is sent while the
 	// command runs instead, see ExecStream.WriteStdin. With neither it is empty.
 	Stdin       []byte `json:"stdin,omitempty"`
@@ -121,13 +126,7 @@ const (
 
 // ProcessSpec is a process that runs in the background.
 type ProcessSpec struct {
-	Command string            `json:"command,omitempty"`
-	Argv    []string          `json:"argv,omitempty"`
-	Cwd     string            `json:"cwd,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	// Defaults as in ExecRequest. When the guest restarts the process, it has those
-	// that it was first started with.
-	Defaults map[string]string `json:"defaults,omitempty"`
+	Command
 	// ID names the process permanently; see NewProcessID. If it is empty, the guest
 	// generates one.
 	ID string `json:"id,omitempty"`

@@ -82,7 +82,7 @@ func (b *box) ready() {
 // try runs a command in the sandbox's shell.
 func (b *box) try(command string) (output string, code int) {
 	b.t.Helper()
-	return b.exec(guest.ExecRequest{Command: command, Timeout: commandTimeout})
+	return b.exec(guest.ExecRequest{Command: guest.Command{Command: command}, Timeout: commandTimeout})
 }
 
 func (b *box) exec(req guest.ExecRequest) (output string, code int) {

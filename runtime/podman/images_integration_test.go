@@ -17,7 +17,7 @@ func TestGuestRunsInAMuslImage(t *testing.T) {
 
 func TestGuestRunsInAnImageWithoutAShell(t *testing.T) {
 	b := open(t).boot(t, "localhost/doze/test-noshell:latest")
-	out, code := b.exec(guest.ExecRequest{Argv: []string{"/greet", "there"}})
+	out, code := b.exec(guest.ExecRequest{Command: guest.Command{Argv: []string{"/greet", "there"}}})
 	if code != 0 || out != "hello there" {
 		t.Errorf("code %d, %q", code, out)
 	}

@@ -75,7 +75,7 @@ func TestQuotaOfUserNamespacesDependsOnTheSize(t *testing.T) {
 		} {
 			// The kernel frees namespaces some time after their last process.
 			testkit.Eventually(t, when+", by "+c.name, func() bool {
-				out, code := b.exec(guest.ExecRequest{Argv: []string{"python3", "-c", c.program}, Timeout: commandTimeout})
+				out, code := b.exec(guest.ExecRequest{Command: guest.Command{Argv: []string{"python3", "-c", c.program}}, Timeout: commandTimeout})
 				got, errno, _ := strings.Cut(strings.TrimSpace(out), " ")
 				if n, err := strconv.Atoi(got); err != nil || n > most || errno != "28" || code != 0 { // ENOSPC
 					t.Fatalf("%s, by %s: %q, want \"%d 28\"", when, c.name, out, most)
@@ -275,7 +275,7 @@ func (b *box) acquireAll(t testing.TB, kind string, users int) int64 {
 // write writes a file of the sandbox.
 func (b *box) write(t testing.TB, path, content string) {
 	t.Helper()
-	if out, code := b.exec(guest.ExecRequest{Argv: []string{"/bin/sh", "-c", `printf %s "$1" >"$2"`, "-", content, path}, Timeout: commandTimeout}); code != 0 {
+	if out, code := b.exec(guest.ExecRequest{Command: guest.Command{Argv: []string{"/bin/sh", "-c", `printf %s "$1" >"$2"`, "-", content, path}}, Timeout: commandTimeout}); code != 0 {
 		t.Fatalf("write %s: %s", path, out)
 	}
 }

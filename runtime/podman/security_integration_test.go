@@ -217,10 +217,7 @@ func TestSandboxHasHostsHostNameAndResolverOfItsOwn(t *testing.T) {
 func TestForkBombStaysWithinTheLimit(t *testing.T) {
 	n := open(t)
 	b, other := n.boot(t, baseImage), n.boot(t, baseImage)
-	_, _ = b.exec(guest.ExecRequest{
-		Argv:    []string{"python3", "-c", bomb},
-		Timeout: commandTimeout,
-	})
+	_, _ = b.exec(guest.ExecRequest{Command: guest.Command{Argv: []string{"python3", "-c", bomb}}, Timeout: commandTimeout})
 	out := b.must("cat /tmp/most")
 	if count, err := strconv.Atoi(out); err != nil || int64(count) > limits.PIDs || int64(count) < limits.PIDs/2 {
 		t.Errorf("it reached %q processes, limit %d", out, limits.PIDs)

@@ -53,9 +53,7 @@ func (a *authority) serve(b *box, port int) {
 		a.t.Fatal(err)
 	}
 	b.must("mkdir -p /srv/www && cd /srv/www && [ -d repo.git ] || { git init -q --bare repo.git && git -C repo.git update-server-info; }")
-	_, err = b.guest.StartProcess(testkit.Context(a.t), guest.ProcessSpec{
-		Name: fmt.Sprint("web-", port), Cwd: "/srv/www", Argv: []string{"python3", "-c", webServer, file, fmt.Sprint(port)},
-	})
+	_, err = b.guest.StartProcess(testkit.Context(a.t), guest.ProcessSpec{Name: fmt.Sprint("web-", port), Command: guest.Command{Cwd: "/srv/www", Argv: []string{"python3", "-c", webServer, file, fmt.Sprint(port)}}})
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -207,7 +207,7 @@ func TestEveryPathToSleepEndsAlike(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
-			p, err := n.Manager.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: "job"})
+			p, err := n.Manager.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "600"}}, Name: "job"})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -42,7 +42,7 @@ func furnish(t *testing.T, n *sandboxtest.Node) sandbox.Sandbox {
 		t.Fatal(err)
 	}
 	for name, restart := range map[string]guest.Restart{"web": guest.RestartOnWake, "db": guest.RestartAlways} {
-		spec := guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: name, Restart: restart, Cwd: "/", Env: map[string]string{"P": name}}
+		spec := guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "600"}, Cwd: "/", Env: map[string]string{"P": name}}, Name: name, Restart: restart}
 		if _, err := m.StartProcess(t.Context(), made.ID, spec); err != nil {
 			t.Fatal(err)
 		}

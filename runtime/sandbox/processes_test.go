@@ -22,7 +22,7 @@ func TestColdWakeRestartsDeclaredProcesses(t *testing.T) {
 		name    string
 		restart guest.Restart
 	}{{"web", guest.RestartOnWake}, {"once", guest.RestartNever}} {
-		if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: c.name, Restart: c.restart}); err != nil {
+		if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "600"}}, Name: c.name, Restart: c.restart}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -61,7 +61,7 @@ func TestExitCodeOfAProcessIsNeverInvented(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
-	if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sh", "-c", "exit 7"}, Name: "seven"}); err != nil {
+	if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sh", "-c", "exit 7"}}, Name: "seven"}); err != nil {
 		t.Fatal(err)
 	}
 	ev := nextEvent(t, events, sandbox.EventProcessExited)
@@ -80,7 +80,7 @@ func TestDeclaredProcessesAreBounded(t *testing.T) {
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
 	declare := func(name string, argv ...string) error {
-		_, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: argv, Name: name, Restart: guest.RestartOnWake})
+		_, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: argv}, Name: name, Restart: guest.RestartOnWake})
 		return err
 	}
 	if err := declare("short", "true"); err != nil {
@@ -116,7 +116,7 @@ func TestEndingAnEarlierRunKeepsTheDeclarationOfTheNext(t *testing.T) {
 	events := subscribe(t, m, sb.ID)
 	var ids []string
 	for _, argv := range [][]string{{"true"}, {"sleep", "600"}} {
-		p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: argv, Name: "web", Restart: guest.RestartOnWake})
+		p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: argv}, Name: "web", Restart: guest.RestartOnWake})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -142,7 +142,7 @@ func TestProcessThatWaitsForItsRestartCanBeEnded(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
-	spec := guest.ProcessSpec{Argv: []string{"sh", "-c", "exit 7"}, Name: "seven", Restart: guest.RestartAlways}
+	spec := guest.ProcessSpec{Command: guest.Command{Argv: []string{"sh", "-c", "exit 7"}}, Name: "seven", Restart: guest.RestartAlways}
 	p, err := m.StartProcess(t.Context(), sb.ID, spec)
 	if err != nil {
 		t.Fatal(err)
@@ -165,7 +165,7 @@ func TestSignalToWhatHasEndedEndsNothing(t *testing.T) {
 	m := sandboxtest.New(t)
 	sb := create(t, m, "app")
 	events := subscribe(t, m, sb.ID)
-	p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"true"}, Name: "web", Restart: guest.RestartOnWake})
+	p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: []string{"true"}}, Name: "web", Restart: guest.RestartOnWake})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -189,7 +189,7 @@ func TestAdoptionFinishesAColdWake(t *testing.T) {
 		if name == "over" {
 			argv = []string{"true"}
 		}
-		if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Name: name, Argv: argv, Restart: guest.RestartOnWake}); err != nil {
+		if _, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Name: name, Command: guest.Command{Argv: argv}, Restart: guest.RestartOnWake}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -247,7 +247,7 @@ func TestProcessesKeepTheirIDsOverColdWakes(t *testing.T) {
 	sb := create(t, m, "app")
 	start := func(name string, restart guest.Restart) guest.Process {
 		t.Helper()
-		p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: name, Restart: restart})
+		p, err := m.StartProcess(t.Context(), sb.ID, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "600"}}, Name: name, Restart: restart})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -305,7 +305,7 @@ func (m *Manager) rebuild(q *quarantined, owner, name string) (Sandbox, error) {
 func declaredProcesses(declared []guest.ProcessSpec) (list []guest.Process) {
 	for _, spec := range declared {
 		list = append(list, shorten(guest.Process{
-			ID: spec.ID, Name: spec.Name, Command: spec.Command, Argv: spec.Argv, Cwd: spec.Cwd, Restart: spec.Restart, State: guest.ProcessLost,
+			ID: spec.ID, Name: spec.Name, Command: spec.Command.Command, Argv: spec.Argv, Cwd: spec.Cwd, Restart: spec.Restart, State: guest.ProcessLost,
 		}, maxProcessText))
 	}
 	return newest(list)

@@ -121,7 +121,7 @@ func TestSandboxIsAttachedBeforeItsProcessesStart(t *testing.T) {
 	n := sandboxtest.Open(t, nil)
 	m := n.Manager
 	sb := create(t, m, "app")
-	spec := guest.ProcessSpec{Argv: []string{"sleep", "600"}, Name: "web", Restart: guest.RestartOnWake}
+	spec := guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "600"}}, Name: "web", Restart: guest.RestartOnWake}
 	if _, err := m.StartProcess(t.Context(), sb.ID, spec); err != nil {
 		t.Fatal(err)
 	}
@@ -387,9 +387,7 @@ func TestEnvironmentOfTheUplinkIsTheLowest(t *testing.T) {
 	defer lease.Release()
 	read := func() string {
 		t.Helper()
-		out, err := guesttest.Run(t.Context(), lease.Guest(), guest.ExecRequest{
-			Argv: []string{"sh", "-c", "echo $DOZE_ONE $DOZE_TWO"}, Env: map[string]string{"DOZE_TWO": "command"},
-		})
+		out, err := guesttest.Run(t.Context(), lease.Guest(), guest.ExecRequest{Command: guest.Command{Argv: []string{"sh", "-c", "echo $DOZE_ONE $DOZE_TWO"}, Env: map[string]string{"DOZE_TWO": "command"}}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -402,7 +400,7 @@ func TestEnvironmentOfTheUplinkIsTheLowest(t *testing.T) {
 	if got := read(); got != "later command" {
 		t.Errorf("a later command has %q", got)
 	}
-	spec := guest.ProcessSpec{Argv: []string{"sh", "-c", `test "$DOZE_ONE" = later`}, Name: "web", Restart: guest.RestartOnWake}
+	spec := guest.ProcessSpec{Command: guest.Command{Argv: []string{"sh", "-c", `test "$DOZE_ONE" = later`}}, Name: "web", Restart: guest.RestartOnWake}
 	events := subscribe(t, n.Manager, sb.ID)
 	if _, err := n.Manager.StartProcess(t.Context(), sb.ID, spec); err != nil {
 		t.Fatal(err)

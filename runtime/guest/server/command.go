@@ -38,17 +38,17 @@ type command struct {
 }
 
 // command checks the command of a request. It starts nothing.
-func (s *Server) command(line string, argv []string, cwd string, env variables) (*command, error) {
-	c := &command{argv: argv, mark: newMark()}
+func (s *Server) command(req guest.Command) (*command, error) {
+	c := &command{argv: req.Argv, mark: newMark()}
 	switch {
-	case line != "" && len(argv) > 0:
+	case req.Command != "" && len(req.Argv) > 0:
 		return nil, refuse(guest.CodeInvalid, "command and argv are both set; set one of them")
-	case line != "":
-		c.argv, c.sh = []string{shell, "-c", line}, true
-	case len(argv) == 0 || argv[0] == "":
+	case req.Command != "":
+		c.argv, c.sh = []string{shell, "-c", req.Command}, true
+	case len(req.Argv) == 0 || req.Argv[0] == "":
 		return nil, refuse(guest.CodeInvalid, "nothing to run: set command or argv")
-	case len(argv) > guest.MaxArgs:
-		return nil, refuse(guest.CodeTooLarge, "argv has %d elements, at most %d are allowed", len(argv), guest.MaxArgs)
+	case len(req.Argv) > guest.MaxArgs:
+		return nil, refuse(guest.CodeTooLarge, "argv has %d elements, at most %d are allowed", len(req.Argv), guest.MaxArgs)
 	}
 	for _, arg := range c.argv {
 		if strings.IndexByte(arg, 0) >= 0 {
@@ -56,10 +56,10 @@ func (s *Server) command(line string, argv []string, cwd string, env variables) 
 		}
 	}
 	var err error
-	if c.env, err = s.environment(env, c.mark); err != nil {
+	if c.env, err = s.environment(req.Env, req.Defaults, c.mark); err != nil {
 		return nil, err
 	}
-	if c.dir, err = s.folder(cwd); err != nil {
+	if c.dir, err = s.folder(req.Cwd); err != nil {
 		return nil, err
 	}
 	c.path = c.argv[0]
@@ -95,36 +95,32 @@ func (s *Server) folder(cwd string) (string, error) {
 	return dir, nil
 }
 
-// variables of a request: add wins over the sandbox's environment, which wins over
-// defaults.
-type variables struct{ add, defaults map[string]string }
-
 // environment returns, in order of precedence, the request's variables, the sandbox's, the
 // request's defaults, and the variables that name the node's CAs. The mark comes first,
 // where it is found fastest.
-func (s *Server) environment(v variables, mark string) ([]string, error) {
+func (s *Server) environment(add, defaults map[string]string, mark string) ([]string, error) {
 	trust := s.trust.variables()
-	env := make([]string, 1, 1+len(s.cfg.Env)+len(v.add)+len(v.defaults)+len(trust))
+	env := make([]string, 1, 1+len(s.cfg.Env)+len(add)+len(defaults)+len(trust))
 	env[0] = markName + "=" + mark
 	for _, kv := range s.cfg.Env {
 		name, _, _ := strings.Cut(kv, "=")
-		if _, ok := v.add[name]; !ok && name != markName {
+		if _, ok := add[name]; !ok && name != markName {
 			env = append(env, kv)
 		}
 	}
-	for _, layer := range []map[string]string{v.add, v.defaults} {
+	for _, layer := range []map[string]string{add, defaults} {
 		for name, value := range layer {
 			if name == "" || strings.ContainsAny(name, "=\x00") || strings.IndexByte(value, 0) >= 0 {
 				return nil, refuse(guest.CodeInvalid, "env %q is unusable: a name has no \"=\", and neither name nor value a zero byte", name)
 			}
 		}
 	}
-	for name, value := range v.add {
+	for name, value := range add {
 		if name != markName {
 			env = append(env, name+"="+value)
 		}
 	}
-	for _, layer := range []map[string]string{v.defaults, trust} {
+	for _, layer := range []map[string]string{defaults, trust} {
 		for name, value := range layer {
 			if _, ok := lookup(env, name); !ok {
 				env = append(env, name+"="+value)

@@ -37,9 +37,9 @@ func next(t *testing.T, events *guest.EventStream) guest.Event {
 
 func TestEventsBeginWithTheKnownProcesses(t *testing.T) {
 	c := start(t, nil)
-	old := startProcess(t, c, guest.ProcessSpec{Command: "exit 5"})
+	old := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exit 5"}})
 	waitProcess(t, c, old.ID, "the first has ended", exited)
-	running := startProcess(t, c, guest.ProcessSpec{Argv: []string{"sleep", "1000"}})
+	running := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "1000"}}})
 	events := subscribe(t, c)
 	if ev := next(t, events); ev.Type != guest.EventProcess || ev.Process.PID != old.PID || *ev.Process.ExitCode != 5 {
 		t.Errorf("first event %+v", ev.Process)
@@ -53,7 +53,7 @@ func TestEventsBeginWithTheKnownProcesses(t *testing.T) {
 	if ev := next(t, events); ev.Process.PID != running.PID || ev.Process.Signal != "SIGKILL" || ev.Process.State != guest.ProcessExited {
 		t.Errorf("event of the end %+v", ev.Process)
 	}
-	p := startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: guest.RestartAlways})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exit 1"}, Restart: guest.RestartAlways})
 	for _, want := range []struct {
 		state    guest.ProcessState
 		restarts int

@@ -29,7 +29,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if req.StreamStdin && (len(req.Stdin) > 0 || r.Header.Get("Upgrade") != guest.UpgradeExec) {
 		return refuse(guest.CodeInvalid, "stream_stdin needs the upgrade to %s and no stdin", guest.UpgradeExec)
 	}
-	cmd, err := s.command(req.Command, req.Argv, req.Cwd, variables{req.Env, req.Defaults})
+	cmd, err := s.command(req.Command)
 	if err != nil {
 		return err
 	}

@@ -39,20 +39,20 @@ func TestExec(t *testing.T) {
 		code   int
 		signal string
 	}{
-		{name: "argv", req: guest.ExecRequest{Argv: []string{"echo", "a b", "$HOME"}}, stdout: "a b $HOME\n"},
-		{name: "command runs in a shell", req: guest.ExecRequest{Command: "echo a; echo b >&2"}, stdout: "a\n", stderr: "b\n"},
-		{name: "exit code", req: guest.ExecRequest{Command: "exit 42"}, code: 42},
-		{name: "death by signal", req: guest.ExecRequest{Command: "kill -TERM $$"}, code: 143, signal: "SIGTERM"},
-		{name: "stdin", req: guest.ExecRequest{Argv: []string{"cat"}, Stdin: []byte("hello")}, stdout: "hello"},
-		{name: "stdin larger than a pipe", req: guest.ExecRequest{Argv: []string{"wc", "-c"}, Stdin: big}, stdout: "1048576\n"},
-		{name: "stdin that is not read", req: guest.ExecRequest{Argv: []string{"true"}, Stdin: big}},
-		{name: "no stdin is empty", req: guest.ExecRequest{Argv: []string{"cat"}}},
-		{name: "env", req: guest.ExecRequest{Command: `echo "$A-$B"`, Env: map[string]string{"A": "1", "B": "=2"}}, stdout: "1-=2\n"},
-		{name: "env replaces", req: guest.ExecRequest{Command: `env | grep -c ^PATH=; echo $PATH`, Env: map[string]string{"PATH": "/bin:/usr/bin"}}, stdout: "1\n/bin:/usr/bin\n"},
-		{name: "cwd", req: guest.ExecRequest{Argv: []string{"pwd"}, Cwd: dir}, stdout: dir + "\n"},
-		{name: "PATH of the request", req: guest.ExecRequest{Argv: []string{"sh", "-c", "echo found"}, Env: map[string]string{"PATH": "/nowhere:/bin"}}, stdout: "found\n"},
-		{name: "relative program in cwd", req: guest.ExecRequest{Argv: []string{"./sh", "-c", "echo relative"}, Cwd: "/bin"}, stdout: "relative\n"},
-		{name: "command ignores SIGPIPE by default", req: guest.ExecRequest{Command: "yes | head -n 1"}, stdout: "y\n"},
+		{name: "argv", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"echo", "a b", "$HOME"}}}, stdout: "a b $HOME\n"},
+		{name: "command runs in a shell", req: guest.ExecRequest{Command: guest.Command{Command: "echo a; echo b >&2"}}, stdout: "a\n", stderr: "b\n"},
+		{name: "exit code", req: guest.ExecRequest{Command: guest.Command{Command: "exit 42"}}, code: 42},
+		{name: "death by signal", req: guest.ExecRequest{Command: guest.Command{Command: "kill -TERM $$"}}, code: 143, signal: "SIGTERM"},
+		{name: "stdin", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"cat"}}, Stdin: []byte("hello")}, stdout: "hello"},
+		{name: "stdin larger than a pipe", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"wc", "-c"}}, Stdin: big}, stdout: "1048576\n"},
+		{name: "stdin that is not read", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}}, Stdin: big}},
+		{name: "no stdin is empty", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"cat"}}}},
+		{name: "env", req: guest.ExecRequest{Command: guest.Command{Command: `echo "$A-$B"`, Env: map[string]string{"A": "1", "B": "=2"}}}, stdout: "1-=2\n"},
+		{name: "env replaces", req: guest.ExecRequest{Command: guest.Command{Command: `env | grep -c ^PATH=; echo $PATH`, Env: map[string]string{"PATH": "/bin:/usr/bin"}}}, stdout: "1\n/bin:/usr/bin\n"},
+		{name: "cwd", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"pwd"}, Cwd: dir}}, stdout: dir + "\n"},
+		{name: "PATH of the request", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"sh", "-c", "echo found"}, Env: map[string]string{"PATH": "/nowhere:/bin"}}}, stdout: "found\n"},
+		{name: "relative program in cwd", req: guest.ExecRequest{Command: guest.Command{Argv: []string{"./sh", "-c", "echo relative"}, Cwd: "/bin"}}, stdout: "relative\n"},
+		{name: "command ignores SIGPIPE by default", req: guest.ExecRequest{Command: guest.Command{Command: "yes | head -n 1"}}, stdout: "y\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
@@ -85,23 +85,23 @@ func TestExecRefusals(t *testing.T) {
 		code, hint string
 	}{
 		{"nothing to run", guest.ExecRequest{}, guest.CodeInvalid, "set command or argv"},
-		{"both", guest.ExecRequest{Command: "a", Argv: []string{"b"}}, guest.CodeInvalid, "one of them"},
-		{"missing program", guest.ExecRequest{Argv: []string{"no-such-program"}}, guest.CodeNoCommand, "PATH"},
-		{"missing path", guest.ExecRequest{Argv: []string{"/no/such/program"}}, guest.CodeNoCommand, "does not exist"},
-		{"missing interpreter", guest.ExecRequest{Argv: []string{orphan}}, guest.CodeNotExecutable, "interpreter"},
-		{"no program", guest.ExecRequest{Argv: []string{binary}}, guest.CodeNotExecutable, "#!"},
-		{"not executable", guest.ExecRequest{Argv: []string{plain}}, guest.CodeNotExecutable, "executed"},
-		{"a folder", guest.ExecRequest{Argv: []string{dir}}, guest.CodeNotExecutable, "executed"},
-		{"missing cwd", guest.ExecRequest{Argv: []string{"true"}, Cwd: "/no/such"}, guest.CodeNotFound, `cwd "/no/such" does not exist`},
-		{"cwd is a file", guest.ExecRequest{Argv: []string{"true"}, Cwd: plain}, guest.CodeNotDirectory, "not a folder"},
-		{"relative cwd", guest.ExecRequest{Argv: []string{"true"}, Cwd: "a"}, guest.CodeInvalid, "absolute"},
-		{"env with =", guest.ExecRequest{Argv: []string{"true"}, Env: map[string]string{"A=B": "c"}}, guest.CodeInvalid, "env"},
-		{"zero byte", guest.ExecRequest{Argv: []string{"echo", "a\x00b"}}, guest.CodeInvalid, "zero byte"},
-		{"too many arguments", guest.ExecRequest{Argv: make([]string, guest.MaxArgs+1)}, guest.CodeInvalid, "nothing to run"},
-		{"long argv", guest.ExecRequest{Argv: append([]string{"true"}, make([]string, guest.MaxArgs)...)}, guest.CodeTooLarge, "4096"},
-		{"one huge argument", guest.ExecRequest{Argv: []string{"echo", strings.Repeat("x", 1<<20)}}, guest.CodeTooLarge, "too large"},
-		{"a request over the limit", guest.ExecRequest{Argv: []string{"cat"}, Stdin: make([]byte, guest.MaxJSON)}, guest.CodeTooLarge, "at most"},
-		{"negative timeout", guest.ExecRequest{Argv: []string{"true"}, Timeout: -1}, guest.CodeInvalid, "negative"},
+		{"both", guest.ExecRequest{Command: guest.Command{Command: "a", Argv: []string{"b"}}}, guest.CodeInvalid, "one of them"},
+		{"missing program", guest.ExecRequest{Command: guest.Command{Argv: []string{"no-such-program"}}}, guest.CodeNoCommand, "PATH"},
+		{"missing path", guest.ExecRequest{Command: guest.Command{Argv: []string{"/no/such/program"}}}, guest.CodeNoCommand, "does not exist"},
+		{"missing interpreter", guest.ExecRequest{Command: guest.Command{Argv: []string{orphan}}}, guest.CodeNotExecutable, "interpreter"},
+		{"no program", guest.ExecRequest{Command: guest.Command{Argv: []string{binary}}}, guest.CodeNotExecutable, "#!"},
+		{"not executable", guest.ExecRequest{Command: guest.Command{Argv: []string{plain}}}, guest.CodeNotExecutable, "executed"},
+		{"a folder", guest.ExecRequest{Command: guest.Command{Argv: []string{dir}}}, guest.CodeNotExecutable, "executed"},
+		{"missing cwd", guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}, Cwd: "/no/such"}}, guest.CodeNotFound, `cwd "/no/such" does not exist`},
+		{"cwd is a file", guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}, Cwd: plain}}, guest.CodeNotDirectory, "not a folder"},
+		{"relative cwd", guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}, Cwd: "a"}}, guest.CodeInvalid, "absolute"},
+		{"env with =", guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}, Env: map[string]string{"A=B": "c"}}}, guest.CodeInvalid, "env"},
+		{"zero byte", guest.ExecRequest{Command: guest.Command{Argv: []string{"echo", "a\x00b"}}}, guest.CodeInvalid, "zero byte"},
+		{"too many arguments", guest.ExecRequest{Command: guest.Command{Argv: make([]string, guest.MaxArgs+1)}}, guest.CodeInvalid, "nothing to run"},
+		{"long argv", guest.ExecRequest{Command: guest.Command{Argv: append([]string{"true"}, make([]string, guest.MaxArgs)...)}}, guest.CodeTooLarge, "4096"},
+		{"one huge argument", guest.ExecRequest{Command: guest.Command{Argv: []string{"echo", strings.Repeat("x", 1<<20)}}}, guest.CodeTooLarge, "too large"},
+		{"a request over the limit", guest.ExecRequest{Command: guest.Command{Argv: []string{"cat"}}, Stdin: make([]byte, guest.MaxJSON)}, guest.CodeTooLarge, "at most"},
+		{"negative timeout", guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}}, Timeout: -1}, guest.CodeInvalid, "negative"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
@@ -114,7 +114,7 @@ func TestExecRefusals(t *testing.T) {
 func TestOutputOfShortCommandsIsNeverLost(t *testing.T) {
 	c := start(t, nil)
 	for i := range 300 {
-		out := run(t, c, guest.ExecRequest{Argv: []string{"echo", fmt.Sprint(i)}})
+		out := run(t, c, guest.ExecRequest{Command: guest.Command{Argv: []string{"echo", fmt.Sprint(i)}}})
 		if string(out.Stdout) != fmt.Sprintln(i) {
 			t.Fatalf("command %d wrote %q", i, out.Stdout)
 		}
@@ -129,7 +129,7 @@ func TestOutputBeforeExitReachesSlowClient(t *testing.T) {
 	for size := 50_000; size <= 500_000; size += 25_000 {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			dir := fifoFolder(t)
-			s, err := c.Exec(t.Context(), guest.ExecRequest{Command: fmt.Sprintf("read x < fifo & head -c %d /dev/zero; kill -KILL $$", size), Cwd: dir})
+			s, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Command: fmt.Sprintf("read x < fifo & head -c %d /dev/zero; kill -KILL $$", size), Cwd: dir}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -185,7 +185,7 @@ func TestBackgroundProcessDoesNotHoldExec(t *testing.T) {
 	c := start(t, nil)
 	dir := fifoFolder(t)
 	// It goes on only after its exec is over, and can still write to its stdout.
-	out := run(t, c, guest.ExecRequest{Command: "(read x < fifo; echo late && touch done) & echo early", Cwd: dir})
+	out := run(t, c, guest.ExecRequest{Command: guest.Command{Command: "(read x < fifo; echo late && touch done) & echo early", Cwd: dir}})
 	if string(out.Stdout) != "early\n" || out.Result.ExitCode != 0 {
 		t.Fatalf("got %q, %+v", out.Stdout, out.Result)
 	}
@@ -201,7 +201,7 @@ func TestExitCodeComesFromTheEndOfTheCommandOnly(t *testing.T) {
 	c := start(t, nil)
 	t.Run("exec", func(t *testing.T) {
 		dir := fifoFolder(t)
-		s, err := c.Exec(t.Context(), guest.ExecRequest{Command: "exec >&- 2>&-; read x < fifo; exit 7", Cwd: dir})
+		s, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Command: "exec >&- 2>&-; read x < fifo; exit 7", Cwd: dir}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -215,7 +215,7 @@ func TestExitCodeComesFromTheEndOfTheCommandOnly(t *testing.T) {
 		}
 	})
 	t.Run("process", func(t *testing.T) {
-		p := startProcess(t, c, guest.ProcessSpec{Command: "exec >&- 2>&-; : > closed; read x < fifo; exit 7", Cwd: fifoFolder(t)})
+		p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exec >&- 2>&-; : > closed; read x < fifo; exit 7", Cwd: fifoFolder(t)}})
 		testkit.Eventually(t, "it has closed its outputs", func() bool { _, err := os.Stat(p.Cwd + "/closed"); return err == nil })
 		if now, err := guesttest.Process(t.Context(), c, p.ID); err != nil || now.State != guest.ProcessRunning || now.ExitCode != nil || now.ExitedAt != nil {
 			t.Errorf("while it runs it is %+v, %v", now, err)
@@ -244,7 +244,7 @@ func TestTimeoutKillsTheTree(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
 			dir := t.TempDir()
-			out := run(t, c, guest.ExecRequest{Command: tt.command, Cwd: dir, Timeout: 400 * time.Millisecond})
+			out := run(t, c, guest.ExecRequest{Command: guest.Command{Command: tt.command, Cwd: dir}, Timeout: 400 * time.Millisecond})
 			if !out.Result.TimedOut || out.Result.ExitCode != 137 || out.Result.Signal != "SIGKILL" {
 				t.Errorf("result %+v", out.Result)
 			}
@@ -268,7 +268,7 @@ func TestClientGoneKillsTheTree(t *testing.T) {
 			mark := fmt.Sprint("gone-", time.Now().UnixNano())
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			s, err := c.Exec(ctx, guest.ExecRequest{Command: "setsid sleep 1000 & echo up; sleep 1000", Env: map[string]string{"GONE": mark}})
+			s, err := c.Exec(ctx, guest.ExecRequest{Command: guest.Command{Command: "setsid sleep 1000 & echo up; sleep 1000", Env: map[string]string{"GONE": mark}}})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -301,7 +301,7 @@ func TestClientThatStopsReadingSlowsTheCommandDown(t *testing.T) {
 	if err := os.Truncate(input, size); err != nil {
 		t.Fatal(err)
 	}
-	s, err := c.Exec(t.Context(), guest.ExecRequest{Argv: []string{"dd", "if=" + input, "bs=" + fmt.Sprint(block), "status=none"}})
+	s, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Argv: []string{"dd", "if=" + input, "bs=" + fmt.Sprint(block), "status=none"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -319,7 +319,7 @@ func TestClientThatStopsReadingSlowsTheCommandDown(t *testing.T) {
 		return stdoutIsFull(ev.PID)
 	})
 	for range 20 {
-		run(t, c, guest.ExecRequest{Argv: []string{"true"}})
+		run(t, c, guest.ExecRequest{Command: guest.Command{Argv: []string{"true"}}})
 	}
 	if !aliveAs(ev.PID, "dd") {
 		t.Fatal("the command ended although its client did not read")
@@ -363,7 +363,7 @@ func position(t testing.TB, pid, fd int) (bytes int64) {
 
 func TestDefaultPath(t *testing.T) {
 	c := start(t, func(cfg *server.Config) { cfg.Env = []string{} })
-	if out := run(t, c, guest.ExecRequest{Argv: []string{"env"}}); !strings.Contains(string(out.Stdout), "PATH=/usr/local/sbin") {
+	if out := run(t, c, guest.ExecRequest{Command: guest.Command{Argv: []string{"env"}}}); !strings.Contains(string(out.Stdout), "PATH=/usr/local/sbin") {
 		t.Fatalf("got %q", out.Stdout)
 	}
 }
@@ -371,7 +371,7 @@ func TestDefaultPath(t *testing.T) {
 func BenchmarkExecTrue(b *testing.B) {
 	c := start(b, nil)
 	for b.Loop() {
-		if _, err := guesttest.Run(b.Context(), c, guest.ExecRequest{Argv: []string{"/bin/true"}}); err != nil {
+		if _, err := guesttest.Run(b.Context(), c, guest.ExecRequest{Command: guest.Command{Argv: []string{"/bin/true"}}}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/doze-run/doze/runtime/guest"
 )
 
 // The client takes the first part of it only after the time for draining is
@@ -44,7 +46,7 @@ func TestCommandThatEndedInTimeIsNotTimedOut(t *testing.T) {
 	}
 	defer srv.Close()
 	for range 20 { // the end and the time-out are both there, in no order
-		cmd, err := srv.command("exit 1", nil, "", variables{})
+		cmd, err := srv.command(guest.Command{Command: "exit 1"})
 		if err != nil {
 			t.Fatal(err)
 		}

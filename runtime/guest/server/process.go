@@ -31,7 +31,7 @@ type processRun struct {
 
 // startRun starts the program.
 func (ps *processes) startRun(p *process) (*processRun, error) {
-	cmd, err := ps.server.command(p.spec.Command, p.spec.Argv, p.spec.Cwd, variables{p.spec.Env, p.spec.Defaults})
+	cmd, err := ps.server.command(p.spec.Command)
 	if err != nil {
 		return nil, err
 	}

@@ -74,7 +74,7 @@ func readLog(t testing.TB, c *guest.Client, id string, follow bool) (stdout, std
 
 func TestProcessRunsAndEnds(t *testing.T) {
 	c := start(t, nil)
-	p := startProcess(t, c, guest.ProcessSpec{Command: "echo out; echo err >&2; exit 3", Name: "short", Env: map[string]string{"A": "b"}})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "echo out; echo err >&2; exit 3", Env: map[string]string{"A": "b"}}, Name: "short"})
 	if p.PID <= 0 || p.Name != "short" || p.Restart != guest.RestartNever || p.LogFile == "" || p.StartedAt.IsZero() {
 		t.Errorf("started as %+v", p)
 	}
@@ -102,12 +102,12 @@ func TestProcessRefusals(t *testing.T) {
 		code, hint string
 	}{
 		{"nothing to run", guest.ProcessSpec{}, guest.CodeInvalid, "set command or argv"},
-		{"missing program", guest.ProcessSpec{Argv: []string{"no-such"}}, guest.CodeNoCommand, "PATH"},
-		{"unknown restart", guest.ProcessSpec{Command: "true", Restart: "sometimes"}, guest.CodeInvalid, "on_wake"},
-		{"name with a slash", guest.ProcessSpec{Command: "true", Name: "../x"}, guest.CodeInvalid, "name"},
-		{"hidden name", guest.ProcessSpec{Command: "true", Name: ".x"}, guest.CodeInvalid, "name"},
-		{"long name", guest.ProcessSpec{Command: "true", Name: strings.Repeat("x", 1<<20)}, guest.CodeInvalid, "64"},
-		{"missing cwd", guest.ProcessSpec{Command: "true", Cwd: "/no/such"}, guest.CodeNotFound, "cwd"},
+		{"missing program", guest.ProcessSpec{Command: guest.Command{Argv: []string{"no-such"}}}, guest.CodeNoCommand, "PATH"},
+		{"unknown restart", guest.ProcessSpec{Command: guest.Command{Command: "true"}, Restart: "sometimes"}, guest.CodeInvalid, "on_wake"},
+		{"name with a slash", guest.ProcessSpec{Command: guest.Command{Command: "true"}, Name: "../x"}, guest.CodeInvalid, "name"},
+		{"hidden name", guest.ProcessSpec{Command: guest.Command{Command: "true"}, Name: ".x"}, guest.CodeInvalid, "name"},
+		{"long name", guest.ProcessSpec{Command: guest.Command{Command: "true"}, Name: strings.Repeat("x", 1<<20)}, guest.CodeInvalid, "64"},
+		{"missing cwd", guest.ProcessSpec{Command: guest.Command{Command: "true", Cwd: "/no/such"}}, guest.CodeNotFound, "cwd"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			logs := t.TempDir()
@@ -124,7 +124,7 @@ func TestProcessRefusals(t *testing.T) {
 
 func TestNamesAreUniqueAmongTheRunning(t *testing.T) {
 	c := start(t, nil)
-	spec := guest.ProcessSpec{Argv: []string{"sleep", "1000"}, Name: "web"}
+	spec := guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "1000"}}, Name: "web"}
 	first := startProcess(t, c, spec)
 	_, err := c.StartProcess(t.Context(), spec)
 	wantCode(t, err, guest.CodeExists, "web")
@@ -136,7 +136,7 @@ func TestNamesAreUniqueAmongTheRunning(t *testing.T) {
 	if err != nil || len(list) != 2 || list[0].PID != first.PID || list[1].PID != second.PID {
 		t.Errorf("list is %+v, %v", list, err)
 	}
-	unnamed := startProcess(t, c, guest.ProcessSpec{Argv: []string{"sleep", "1000"}})
+	unnamed := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "1000"}}})
 	if unnamed.Name == "" {
 		t.Error("a process without a name got none")
 	}
@@ -156,7 +156,7 @@ func TestUnknownID(t *testing.T) {
 
 func TestIDIsTheClients(t *testing.T) {
 	c := start(t, nil)
-	spec := guest.ProcessSpec{ID: guest.NewProcessID(), Argv: []string{"sleep", "1000"}}
+	spec := guest.ProcessSpec{ID: guest.NewProcessID(), Command: guest.Command{Argv: []string{"sleep", "1000"}}}
 	if p := startProcess(t, c, spec); p.ID != spec.ID {
 		t.Errorf("got the id %q, not %q", p.ID, spec.ID)
 	}
@@ -183,7 +183,7 @@ func TestStopProcess(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
-			p := startProcess(t, c, guest.ProcessSpec{Command: tt.command, Restart: guest.RestartAlways})
+			p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: tt.command}, Restart: guest.RestartAlways})
 			testkit.Eventually(t, "it is up", func() bool { out, _, _ := readLog(t, c, p.ID, false); return out == "up\n" })
 			got, err := c.StopProcess(t.Context(), p.ID, tt.grace)
 			if err != nil {
@@ -204,7 +204,7 @@ func TestStopKillsTheTree(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			c := start(t, nil)
 			dir := t.TempDir()
-			p := startProcess(t, c, guest.ProcessSpec{Command: tt.command, Cwd: dir})
+			p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: tt.command, Cwd: dir}})
 			testkit.Eventually(t, "it has children", func() bool { return server.AliveIn(dir) > 1 })
 			if _, err := c.StopProcess(t.Context(), p.ID, 100*time.Millisecond); err != nil {
 				t.Fatal(err)
@@ -219,7 +219,7 @@ func TestStopKillsTheTree(t *testing.T) {
 func TestSignalProcess(t *testing.T) {
 	c := start(t, nil)
 	const traps = `trap 'echo hup' HUP; trap 'echo int' INT; echo up; while :; do sleep 0.01; done`
-	p := startProcess(t, c, guest.ProcessSpec{Command: traps, Restart: guest.RestartAlways})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: traps}, Restart: guest.RestartAlways})
 	wait := func(want string) {
 		testkit.Eventually(t, want, func() bool { out, _, _ := readLog(t, c, p.ID, false); return strings.Contains(out, want) })
 	}
@@ -248,10 +248,7 @@ func TestSignalProcess(t *testing.T) {
 func TestRestartAlways(t *testing.T) {
 	c := start(t, nil)
 	mark := fmt.Sprint("restart-", time.Now().UnixNano())
-	p := startProcess(t, c, guest.ProcessSpec{
-		Command: "setsid sleep 1000 & echo life; read x < fifo; exit 1", Cwd: fifoFolder(t),
-		Name: "crash", Restart: guest.RestartAlways, Env: map[string]string{"RESTART": mark},
-	})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "setsid sleep 1000 & echo life; read x < fifo; exit 1", Cwd: fifoFolder(t), Env: map[string]string{"RESTART": mark}}, Name: "crash", Restart: guest.RestartAlways})
 	log, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)
@@ -288,7 +285,7 @@ func TestRestartOnWakeAndNoAreNotRestarted(t *testing.T) {
 	for _, restart := range []guest.Restart{guest.RestartNever, guest.RestartOnWake} {
 		t.Run(string(restart), func(t *testing.T) {
 			c := start(t, nil)
-			p := startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: restart})
+			p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exit 1"}, Restart: restart})
 			if _, _, end := readLog(t, c, p.ID, true); end == nil || end.RestartCount != 0 || end.Restart != restart {
 				t.Fatalf("ended as %+v", end)
 			}
@@ -299,7 +296,7 @@ func TestRestartOnWakeAndNoAreNotRestarted(t *testing.T) {
 func TestLogsFollowWithoutLossAfterReplay(t *testing.T) {
 	c := start(t, nil)
 	const lines = 20_000
-	p := startProcess(t, c, guest.ProcessSpec{Command: fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo $i; i=$((i+1)); done", lines)})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo $i; i=$((i+1)); done", lines)}})
 	var want strings.Builder
 	for i := range lines {
 		fmt.Fprintln(&want, i)
@@ -313,7 +310,7 @@ func TestLogsFollowWithoutLossAfterReplay(t *testing.T) {
 
 func TestSlowFollowerLearnsHowMuchItMissed(t *testing.T) {
 	c := start(t, nil)
-	p := startProcess(t, c, guest.ProcessSpec{Command: "read x < fifo; head -c 30000000 /dev/zero", Cwd: fifoFolder(t)})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "read x < fifo; head -c 30000000 /dev/zero", Cwd: fifoFolder(t)}})
 	s, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)
@@ -353,10 +350,10 @@ func openFIFO(t *testing.T, dir string) {
 
 func TestHistoryIsBounded(t *testing.T) {
 	c := start(t, nil)
-	first := startProcess(t, c, guest.ProcessSpec{Argv: []string{"true"}})
+	first := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Argv: []string{"true"}}})
 	waitProcess(t, c, first.ID, "the first has ended", exited)
 	for range 64 {
-		p := startProcess(t, c, guest.ProcessSpec{Argv: []string{"true"}})
+		p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Argv: []string{"true"}}})
 		readLog(t, c, p.ID, true)
 	}
 	testkit.Eventually(t, "the first is forgotten", func() bool {
@@ -375,15 +372,15 @@ func TestHistoryIsBounded(t *testing.T) {
 func TestProcessesAreLimited(t *testing.T) {
 	c := start(t, nil)
 	for range 256 {
-		startProcess(t, c, guest.ProcessSpec{Argv: []string{"sleep", "1000"}})
+		startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "1000"}}})
 	}
-	_, err := c.StartProcess(t.Context(), guest.ProcessSpec{Argv: []string{"sleep", "1000"}})
+	_, err := c.StartProcess(t.Context(), guest.ProcessSpec{Command: guest.Command{Argv: []string{"sleep", "1000"}}})
 	wantCode(t, err, guest.CodeTooMany, "256")
 }
 
 func TestLongCommandsFitInAList(t *testing.T) {
 	c := start(t, nil)
-	p := startProcess(t, c, guest.ProcessSpec{Argv: []string{"sh", "-c", "exec sleep 1000", strings.Repeat("\x01", 100_000)}})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Argv: []string{"sh", "-c", "exec sleep 1000", strings.Repeat("\x01", 100_000)}}})
 	list, err := c.Processes(t.Context())
 	if err != nil || len(list) != 1 || len(list[0].Argv) != 4 || list[0].Argv[3] != "…" {
 		t.Fatalf("listed as %+.300v, %v", list, err)
@@ -402,7 +399,7 @@ func TestLogsWithoutDisk(t *testing.T) {
 		t.Fatal(err)
 	}
 	c := start(t, func(cfg *server.Config) { cfg.LogDir = filepath.Join(file, "log") })
-	p := startProcess(t, c, guest.ProcessSpec{Command: "echo kept"})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "echo kept"}})
 	if out, _, _ := readLog(t, c, p.ID, true); out != "kept\n" {
 		t.Errorf("log is %q", out)
 	}
@@ -419,9 +416,9 @@ func TestServeEndsEverything(t *testing.T) {
 	go func() { served <- srv.Serve(ctx) }()
 	c := guest.NewClient(srv.Socket())
 	defer c.Close()
-	startProcess(t, c, guest.ProcessSpec{Command: "trap '' TERM; setsid sleep 1000 & while :; do sleep 1000; done", Restart: guest.RestartAlways})
-	startProcess(t, c, guest.ProcessSpec{Command: "exit 1", Restart: guest.RestartAlways})
-	s, err := c.Exec(t.Context(), guest.ExecRequest{Command: "setsid sleep 1000 & sleep 1000"})
+	startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "trap '' TERM; setsid sleep 1000 & while :; do sleep 1000; done"}, Restart: guest.RestartAlways})
+	startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "exit 1"}, Restart: guest.RestartAlways})
+	s, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Command: "setsid sleep 1000 & sleep 1000"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -136,7 +136,7 @@ func (ps *processes) reserve(p *process) error {
 	}
 	ps.active[name] = p
 	p.view = guest.Process{
-		ID: cmp.Or(p.spec.ID, guest.NewProcessID()), Name: name, Command: shorten(p.spec.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
+		ID: cmp.Or(p.spec.ID, guest.NewProcessID()), Name: name, Command: shorten(p.spec.Command.Command), Argv: shortenAll(p.spec.Argv), Cwd: shorten(p.spec.Cwd),
 		Restart: p.spec.Restart, LogFile: filepath.Join(ps.server.cfg.LogDir, name+".log"),
 	}
 	return nil

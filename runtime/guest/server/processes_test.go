@@ -13,7 +13,7 @@ func TestListOfAllProcessesFitsInAResponse(t *testing.T) {
 	const text = "\x01<\xff" // six bytes each in JSON
 	long := strings.Repeat(text, maxPath)
 	for name, spec := range map[string]guest.ProcessSpec{
-		"command": {Command: long}, "one argument": {Argv: []string{long}}, "many arguments": {Argv: strings.SplitAfter(long, "\xff")},
+		"command": {Command: guest.Command{Command: long}}, "one argument": {Command: guest.Command{Argv: []string{long}}}, "many arguments": {Command: guest.Command{Argv: strings.SplitAfter(long, "\xff")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ps := newProcesses(&Server{cfg: Config{LogDir: t.TempDir()}})

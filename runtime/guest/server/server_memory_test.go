@@ -19,7 +19,7 @@ func TestMemoryOfAGigabyteOfOutput(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	s, err := c.Exec(t.Context(), guest.ExecRequest{Argv: []string{"head", "-c", "1073741824", "/dev/zero"}})
+	s, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Argv: []string{"head", "-c", "1073741824", "/dev/zero"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +49,7 @@ func TestMemoryOfAProcessThatPrintsAGigabyte(t *testing.T) {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	p := startProcess(t, c, guest.ProcessSpec{Command: "head -c 1073741824 /dev/zero; echo end"})
+	p := startProcess(t, c, guest.ProcessSpec{Command: guest.Command{Command: "head -c 1073741824 /dev/zero; echo end"}})
 	follow, err := c.Logs(t.Context(), p.ID, true)
 	if err != nil {
 		t.Fatal(err)

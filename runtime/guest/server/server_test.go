@@ -114,7 +114,7 @@ func TestAUsedGuestIsTrimmedOnce(t *testing.T) {
 	var trims atomic.Int32
 	c := start(t, func(cfg *server.Config) { cfg.Trim = func() { trims.Add(1) } })
 	for used := range int32(3) {
-		run(t, c, guest.ExecRequest{Command: "true"})
+		run(t, c, guest.ExecRequest{Command: guest.Command{Command: "true"}})
 		for range 2 { // the second has nothing to do
 			if err := c.Trim(t.Context()); err != nil {
 				t.Fatal(err)

@@ -32,7 +32,7 @@ type streamed struct {
 
 func execStreamed(t testing.TB, c *guest.Client, argv ...string) *streamed {
 	t.Helper()
-	stream, err := c.Exec(t.Context(), guest.ExecRequest{Argv: argv, StreamStdin: true})
+	stream, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Argv: argv}, StreamStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +193,7 @@ func TestDisconnectKillsACommandThatReadsNothing(t *testing.T) {
 func TestContextEndsAnExecWithStreamedInput(t *testing.T) {
 	c := start(t, nil)
 	ctx, cancel := context.WithCancel(t.Context())
-	s, err := c.Exec(ctx, guest.ExecRequest{Argv: []string{"sleep", "1000"}, StreamStdin: true})
+	s, err := c.Exec(ctx, guest.ExecRequest{Command: guest.Command{Argv: []string{"sleep", "1000"}}, StreamStdin: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -253,7 +253,7 @@ func TestUnreadStdinOfABackgroundProcessDoesNotKeepAnExec(t *testing.T) {
 }
 
 func TestTimeoutEndsACommandWithStreamedInput(t *testing.T) {
-	s, err := start(t, nil).Exec(t.Context(), guest.ExecRequest{Argv: []string{"cat"}, StreamStdin: true, Timeout: 50 * time.Millisecond})
+	s, err := start(t, nil).Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Argv: []string{"cat"}}, StreamStdin: true, Timeout: 50 * time.Millisecond})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -310,6 +310,6 @@ func TestStdinBeyondTheWindowEndsTheExec(t *testing.T) {
 
 func TestStreamedInputNeedsTheUpgrade(t *testing.T) {
 	c := start(t, nil)
-	_, err := c.Exec(t.Context(), guest.ExecRequest{Argv: []string{"cat"}, StreamStdin: true, Stdin: []byte("x")})
+	_, err := c.Exec(t.Context(), guest.ExecRequest{Command: guest.Command{Argv: []string{"cat"}}, StreamStdin: true, Stdin: []byte("x")})
 	wantCode(t, err, guest.CodeInvalid, "no stdin")
 }

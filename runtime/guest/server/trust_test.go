@@ -86,10 +86,7 @@ func TestTrustIsInstalledAndReported(t *testing.T) {
 	if h, err := c.Hello(t.Context()); err != nil || h.Trust != guest.TrustDigest([]byte(ca)) {
 		t.Errorf("it trusts %q, %v", h.Trust, err)
 	}
-	vars := environment(t, c, guest.ExecRequest{
-		Env:      map[string]string{"GIT_SSL_CAINFO": "/command's", "CURL_CA_BUNDLE": ""},
-		Defaults: map[string]string{"NODE_EXTRA_CA_CERTS": "/node's", "PIP_CERT": "/node's", "PLACEHOLDER": "x"},
-	})
+	vars := environment(t, c, guest.ExecRequest{Command: guest.Command{Env: map[string]string{"GIT_SSL_CAINFO": "/command's", "CURL_CA_BUNDLE": ""}, Defaults: map[string]string{"NODE_EXTRA_CA_CERTS": "/node's", "PIP_CERT": "/node's", "PLACEHOLDER": "x"}}})
 	for name, want := range map[string]string{
 		"SSL_CERT_FILE": trust.BundleFile, "GIT_SSL_CAINFO": "/command's", "CURL_CA_BUNDLE": "", "PIP_CERT": "/image's",
 		"NODE_EXTRA_CA_CERTS": "/node's", "DENO_CERT": trust.CAFile, "PLACEHOLDER": "x",

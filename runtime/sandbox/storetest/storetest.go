@@ -69,8 +69,7 @@ func Record(n int) sandbox.Sandbox {
 			Host: sandbox.HostRewrite, WebSocket: sandbox.WebSocketSleep, CreatedAt: at}},
 		Processes: []guest.Process{{PID: 12, Name: "web", Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Restart: guest.RestartOnWake,
 			State: guest.ProcessExited, ExitCode: &code, RestartCount: 1, StartedAt: at, ExitedAt: &at, LogFile: "/var/log/doze/12.log"}},
-		Declared: []guest.ProcessSpec{{Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Env: map[string]string{"A": "b"},
-			Name: "web", Restart: guest.RestartOnWake}},
+		Declared: []guest.ProcessSpec{{Command: guest.Command{Argv: []string{"npm", "run", "dev"}, Cwd: "/workspace", Env: map[string]string{"A": "b"}}, Name: "web", Restart: guest.RestartOnWake}},
 	}
 }
 
