@@ -10,18 +10,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // logged sends the API's log to the returned one.
-func (s *server) logged() *sandboxtest.Log {
-	log := new(sandboxtest.Log)
+func (s *server) logged() *testkit.Log {
+	log := testkit.NewLog(s.t)
 	s.api.log = slog.New(slog.NewJSONHandler(log, nil))
 	return log
 }
 
 // callLine waits for the line of the call with an id, which comes after its response.
-func (s *server) callLine(log *sandboxtest.Log, id string) (line map[string]any) {
+func (s *server) callLine(log *testkit.Log, id string) (line map[string]any) {
 	s.t.Helper()
 	s.eventually("the call "+id+" is logged", func() bool {
 		for text := range strings.Lines(log.String()) {

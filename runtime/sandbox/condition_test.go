@@ -12,6 +12,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // mustHaveCondition checks the condition of a sandbox, in memory and on disk.
@@ -21,7 +22,7 @@ func mustHaveCondition(t *testing.T, n *sandboxtest.Node, id sandbox.ID, code sa
 	if c := got.Condition; c.Code != code || !strings.Contains(c.Message, words) || c.Since.IsZero() || time.Since(c.Since) < 0 {
 		t.Errorf("it is %s; its condition is %+v, want %s: %q", got.State, c, code, words)
 	}
-	await(t, "the condition is on disk", func() bool { return n.Store.Record(t, id).Condition == got.Condition })
+	testkit.Eventually(t, "the condition is on disk", func() bool { return n.Store.Record(t, id).Condition == got.Condition })
 	return got
 }
 
@@ -30,7 +31,7 @@ func mustBeWell(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 	if got, _ := n.Manager.ByID(id); got.Condition != (sandbox.Condition{}) {
 		t.Errorf("it is %s; its condition is %+v, want none", got.State, got.Condition)
 	}
-	await(t, "that is on disk", func() bool { return n.Store.Record(t, id).Condition == sandbox.Condition{} })
+	testkit.Eventually(t, "that is on disk", func() bool { return n.Store.Record(t, id).Condition == sandbox.Condition{} })
 }
 
 func TestConditionLastsAsLongAsTheFault(t *testing.T) {
@@ -159,7 +160,7 @@ func TestConditionOfALeftover(t *testing.T) {
 	n.Engine.Fail("stop", sandbox.ErrEngineDown)
 	n.Engine.Kill(t, sb.ID)
 	nextEvent(t, events, sandbox.EventStopped)
-	await(t, "its end is tried", func() bool { return n.Manager.Armed(sb.ID) })
+	testkit.Eventually(t, "its end is tried", func() bool { return n.Manager.Armed(sb.ID) })
 	mustHaveCondition(t, n, sb.ID, sandbox.ConditionStopIncomplete, "cannot be ended: the container engine does not respond")
 	n.Engine.Fail("stop", nil)
 	n.Manager.RunCheck(sb.ID)

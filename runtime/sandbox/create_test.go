@@ -14,6 +14,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestCreateIsIdempotentByName(t *testing.T) {
@@ -193,7 +194,7 @@ func TestDestroyOnAFullDiskIsFinishedLater(t *testing.T) {
 		},
 		"by the next start": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			n.Store.Fill(false)
-			await(t, "it is on disk", func() bool { return n.Store.Record(t, id).State == sandbox.StateDestroyed })
+			testkit.Eventually(t, "it is on disk", func() bool { return n.Store.Record(t, id).State == sandbox.StateDestroyed })
 			n.Crash(t, func() { n.Engine.Fail("remove", nil) })
 		},
 	} {

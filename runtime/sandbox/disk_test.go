@@ -12,6 +12,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // hang makes an operation of the store hang until finish, and then return an
@@ -51,7 +52,7 @@ func TestFailedWriteThatReachedTheDiskIsTakenBack(t *testing.T) {
 		t.Errorf("the sandbox has a port that was refused: %+v", got.Ports)
 	}
 	n.Store.After(nil)
-	await(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
+	testkit.Eventually(t, "it is gone from the disk", func() bool { return len(n.Store.Record(t, sb.ID).Ports) == 0 })
 }
 
 func TestNoRoomForAContainerIsAFullDisk(t *testing.T) {
@@ -219,6 +220,6 @@ func TestStatesAreWrittenConcurrently(t *testing.T) {
 	})
 	n.Store.Fill(false)
 	for _, id := range ids {
-		await(t, "it is written", func() bool { return n.Store.Record(t, id).State == sandbox.StateAsleep })
+		testkit.Eventually(t, "it is written", func() bool { return n.Store.Record(t, id).State == sandbox.StateAsleep })
 	}
 }

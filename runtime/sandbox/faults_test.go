@@ -15,18 +15,8 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
-
-// await polls until ok, and fails the test when that takes too long.
-func await(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); {
-		if time.Now().After(deadline) {
-			t.Fatalf("it never happened: %s", what)
-		}
-		<-time.After(5 * time.Millisecond)
-	}
-}
 
 // deafen makes a guest unreachable.
 func deafen(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
@@ -77,13 +67,13 @@ func TestSickSandboxKeepsNoOtherFromStarting(t *testing.T) {
 	if err := m.Destroy(t.Context(), half.ID); err != nil {
 		t.Errorf("destroying it again: %v", err)
 	}
-	await(t, "the deaf one is given up", func() bool { return stateOf(t, m, unreachable.ID) == sandbox.StateStopped })
-	await(t, "a condition with the reason", func() bool {
+	testkit.Eventually(t, "the deaf one is given up", func() bool { return stateOf(t, m, unreachable.ID) == sandbox.StateStopped })
+	testkit.Eventually(t, "a condition with the reason", func() bool {
 		got, _ := m.ByID(unreachable.ID)
 		return got.Condition.Code == sandbox.ConditionRecoveryFailed
 	})
 	n.Engine.Fail("stop", nil)
-	await(t, "its container is stopped", func() bool {
+	testkit.Eventually(t, "its container is stopped", func() bool {
 		c, err := n.Engine.Inspect(t.Context(), unreachable.ID)
 		return err == nil && c.State == sandbox.ContainerExited
 	})
@@ -138,14 +128,14 @@ func TestStopAfterDoesNotStopWhatWasJustWoken(t *testing.T) {
 			lease.Release()
 		}
 	}()
-	await(t, "a waiter for the wake", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	testkit.Eventually(t, "a waiter for the wake", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	cancel()
 	<-left
 	update(t, m, sb.ID, sandbox.Patch{StopAfter: &second}) // the timer comes after the wake
-	await(t, "stop_after passes", func() bool { return time.Since(slept.StateSince) > 1500*time.Millisecond })
+	testkit.Eventually(t, "stop_after passes", func() bool { return time.Since(slept.StateSince) > 1500*time.Millisecond })
 	n.Engine.Fail("stop", nil)
 	release()
-	await(t, "it woke", func() bool { return stateOf(t, m, sb.ID) != sandbox.StateAsleep })
+	testkit.Eventually(t, "it woke", func() bool { return stateOf(t, m, sb.ID) != sandbox.StateAsleep })
 	mustSleep(t, m, sb.ID) // in its turn, after the timer
 }
 

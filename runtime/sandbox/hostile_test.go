@@ -15,6 +15,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // hostileGuest responds to hello correctly, and with anything on its event stream.
@@ -76,11 +77,11 @@ func TestGuestThatBreaksItsEventStreamStaysUsableAtABoundedCost(t *testing.T) {
 
 			// Five breaks are free and one more a second is, so the eighth stream
 			// is opened after two seconds or more, however fast this machine is.
-			await(t, "it breaks its stream again and again", func() bool { return g.streams.Load() >= 8 })
+			testkit.Eventually(t, "it breaks its stream again and again", func() bool { return g.streams.Load() >= 8 })
 			if took := time.Since(start); took < 2*time.Second {
 				t.Errorf("8 streams were opened in %s", took)
 			}
-			await(t, "all streams but the newest are closed", func() bool { return g.open.Load() <= 1 })
+			testkit.Eventually(t, "all streams but the newest are closed", func() bool { return g.open.Load() <= 1 })
 			lease := acquire(t, n.Manager, sb.ID)
 			if _, err := lease.Guest().Hello(t.Context()); err != nil {
 				t.Error(err)
@@ -127,7 +128,7 @@ func TestGuestThatFloodsItsEventStreamIsSlowedDown(t *testing.T) {
 	start := time.Now()
 	sb := create(t, n.Manager, "app")
 	const most = burst + 200
-	await(t, "much was said", func() bool {
+	testkit.Eventually(t, "much was said", func() bool {
 		events, err := n.Manager.Events(t.Context(), sb.ID, most, 1)
 		return err == nil && len(events) == 1
 	})
@@ -149,7 +150,7 @@ func holdAsSandbox(t *testing.T, n *sandboxtest.Node, id sandbox.ID, d time.Dura
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}}}
 	defer client.CloseIdleConnections()
-	await(t, "the node listens", func() bool {
+	testkit.Eventually(t, "the node listens", func() bool {
 		resp, err := client.Post(fmt.Sprintf("http://guest%s?for=%s", guest.RouteHold, d), "", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -178,7 +179,7 @@ func TestHoldFromInsideIsAsGoodAsOneOfTheAPI(t *testing.T) {
 			if left := time.Until(until); left > time.Hour || left < time.Hour/2 {
 				t.Errorf("held for %s, want an hour", left)
 			}
-			await(t, "the hold is on disk", func() bool { return n.Store.Record(t, sb.ID).HoldUntil.Equal(until) })
+			testkit.Eventually(t, "the hold is on disk", func() bool { return n.Store.Record(t, sb.ID).HoldUntil.Equal(until) })
 			update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 			update(t, n.Manager, other.ID, sandbox.Patch{SleepAfter: &second})
 			nextEvent(t, others, sandbox.EventSlept) // by the same rule
@@ -249,7 +250,7 @@ func TestBrokenStreamOfASleepingSandboxDelaysNoRequest(t *testing.T) {
 	mustSleep(t, n.Manager, sb.ID)
 	before := n.Engine.Inspected()
 	close(end)
-	await(t, "the engine is asked after it", func() bool { return n.Engine.Inspected() > before })
+	testkit.Eventually(t, "the engine is asked after it", func() bool { return n.Engine.Inspected() > before })
 	// Its container is polled for ten more seconds.
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()

@@ -11,6 +11,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest/guesttest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // A timer may fire just before the state changes, and find another one.
@@ -19,7 +20,7 @@ func TestTimerOfOneStateDoesNothingToAnother(t *testing.T) {
 	m := n.Manager
 	sb := create(t, m, "app")
 	// Long enough for stop_after of a sandbox that were asleep.
-	await(t, "stop_after passes", func() bool { return time.Since(sb.StateSince) > 1500*time.Millisecond })
+	testkit.Eventually(t, "stop_after passes", func() bool { return time.Since(sb.StateSince) > 1500*time.Millisecond })
 	hour := sandbox.Duration(time.Hour)
 	for _, c := range []struct {
 		name  string
@@ -75,7 +76,7 @@ func TestStopAfterCountsFromTheLastSleep(t *testing.T) {
 	events := subscribe(t, m, sb.ID)
 	mustSleep(t, m, sb.ID)
 	first, _ := m.ByID(sb.ID)
-	await(t, "half of stop_after passes", func() bool { return time.Since(first.StateSince) > time.Second })
+	testkit.Eventually(t, "half of stop_after passes", func() bool { return time.Since(first.StateSince) > time.Second })
 	acquire(t, m, sb.ID).Release()
 	mustSleep(t, m, sb.ID)
 	last, _ := m.ByID(sb.ID)
@@ -105,7 +106,7 @@ func TestRetriedEndOfAContainerSparesTheNextOne(t *testing.T) {
 	m = n.Manager
 	stranger.Store(false)
 	n.Engine.HandleGuest(nil)
-	await(t, "it is given up", func() bool { return stateOf(t, m, sb.ID) == sandbox.StateStopped && m.Armed(sb.ID) })
+	testkit.Eventually(t, "it is given up", func() bool { return stateOf(t, m, sb.ID) == sandbox.StateStopped && m.Armed(sb.ID) })
 	n.Engine.Fail("stop", nil)
 	m.RunCheck(sb.ID)
 	lease := acquire(t, m, sb.ID)
@@ -148,7 +149,7 @@ func TestFirstLookThatIsLateDoesNotPutWorkToSleep(t *testing.T) {
 	sb := create(t, n.Manager, "app")
 	events := subscribe(t, n.Manager, sb.ID)
 	n.Freezer.WorkAlways(sb.ID, 100)
-	await(t, "sleep_after passes", func() bool { return time.Since(sb.LastActiveAt) > 1500*time.Millisecond })
+	testkit.Eventually(t, "sleep_after passes", func() bool { return time.Since(sb.LastActiveAt) > 1500*time.Millisecond })
 	update(t, n.Manager, sb.ID, sandbox.Patch{SleepAfter: &second})
 	n.Manager.RunCheck(sb.ID)
 	if s := stateOf(t, n.Manager, sb.ID); s != sandbox.StateRunning {
@@ -174,7 +175,7 @@ func TestWorkCountsAsUseAboveTheThreshold(t *testing.T) {
 	} {
 		before, _ := n.Manager.ByID(sb.ID)
 		last := time.Now()
-		await(t, "a while passes", func() bool { return time.Since(last) > 10*time.Millisecond })
+		testkit.Eventually(t, "a while passes", func() bool { return time.Since(last) > 10*time.Millisecond })
 		n.Freezer.Work(sb.ID, c.work(time.Since(last)))
 		n.Manager.RunCheck(sb.ID)
 		after, _ := n.Manager.ByID(sb.ID)
@@ -258,7 +259,7 @@ func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
 			func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 				n.Engine.Fail("stop", syscall.EIO)
 				n.Crash(t, func() { deafen(t, n, id) })
-				await(t, "it is given up", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+				testkit.Eventually(t, "it is given up", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
 			},
 			func(_ *testing.T, n *sandboxtest.Node, _ sandbox.ID) { n.Engine.Fail("stop", nil) },
 		},
@@ -279,7 +280,7 @@ func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
 			least := n.Manager.RetryIn(sb.ID)
 			c.fail(t, n, sb.ID)
 			before := least
-			await(t, "the pauses have grown", func() bool {
+			testkit.Eventually(t, "the pauses have grown", func() bool {
 				n.Manager.RunCheck(sb.ID)
 				now := n.Manager.RetryIn(sb.ID)
 				if now < before || now > time.Minute {
@@ -289,7 +290,7 @@ func TestWhatFailsIsTriedAgainWithGrowingPauses(t *testing.T) {
 				return now == time.Minute
 			})
 			c.mend(t, n, sb.ID)
-			await(t, "it begins again", func() bool {
+			testkit.Eventually(t, "it begins again", func() bool {
 				n.Manager.RunCheck(sb.ID)
 				return n.Manager.RetryIn(sb.ID) == least
 			})

@@ -53,29 +53,27 @@ func (s *metrics) woke(kind WakeKind, cause Cause, took time.Duration) {
 	s.wakeSeconds.WithLabelValues(string(kind)).Observe(took.Seconds())
 }
 
+// collectors are the metrics that are counted as they happen.
+func (s *metrics) collectors() []prometheus.Collector {
+	return []prometheus.Collector{s.wakes, s.wakeSeconds, s.wakeFailures, s.engineErrors, s.events}
+}
+
 // Describe implements prometheus.Collector.
 func (m *Manager) Describe(ch chan<- *prometheus.Desc) {
-	m.metrics.wakes.Describe(ch)
-	m.metrics.wakeSeconds.Describe(ch)
-	m.metrics.wakeFailures.Describe(ch)
-	m.metrics.engineErrors.Describe(ch)
-	m.metrics.events.Describe(ch)
-	ch <- sandboxesDesc
-	ch <- cpuDesc
-	ch <- memoryDesc
-	ch <- leasesDesc
-	ch <- waitersDesc
-	ch <- quarantinedDesc
+	for _, c := range m.metrics.collectors() {
+		c.Describe(ch)
+	}
+	for _, desc := range []*prometheus.Desc{sandboxesDesc, cpuDesc, memoryDesc, leasesDesc, waitersDesc, quarantinedDesc} {
+		ch <- desc
+	}
 }
 
 // Collect implements prometheus.Collector. It reads memory, and the kernel's counters of
 // sandboxes that have a container; it wakes none.
 func (m *Manager) Collect(ch chan<- prometheus.Metric) {
-	m.metrics.wakes.Collect(ch)
-	m.metrics.wakeSeconds.Collect(ch)
-	m.metrics.wakeFailures.Collect(ch)
-	m.metrics.engineErrors.Collect(ch)
-	m.metrics.events.Collect(ch)
+	for _, c := range m.metrics.collectors() {
+		c.Collect(ch)
+	}
 	states := map[State]int{StateStarting: 0, StateRunning: 0, StateAsleep: 0, StateStopped: 0}
 	var leases int64
 	var live []*liveSandbox

@@ -14,6 +14,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // furnish creates a sandbox that has everything a sandbox can have, most of it changed
@@ -67,7 +68,7 @@ func adoptFurnished(t *testing.T, running bool) {
 		n.Engine.Fail("stop", syscall.EIO)
 	}
 	loseRecord(t, n, last.ID)
-	await(t, "its stop was tried", func() bool {
+	testkit.Eventually(t, "its stop was tried", func() bool {
 		list := n.Manager.Info(t.Context()).Quarantined
 		return len(list) == 1 && (list[0].Problem != "") == running && exited(t, n, last.ID) != running
 	})
@@ -157,7 +158,7 @@ func TestSettingsAreNotedAgainAtStart(t *testing.T) {
 					t.Fatal(err)
 				}
 			})
-			await(t, "it is written again", func() bool { got, err := os.ReadFile(path); return err == nil && string(got) == string(want) })
+			testkit.Eventually(t, "it is written again", func() bool { got, err := os.ReadFile(path); return err == nil && string(got) == string(want) })
 		})
 	}
 }
@@ -176,7 +177,7 @@ func TestSettingsThatCannotBeNotedAreNotedLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	mustSleep(t, n.Manager, sb.ID)
-	await(t, "it is noted", func() bool { _, err := os.Lstat(n.OriginFile(sb.ID)); return err == nil })
+	testkit.Eventually(t, "it is noted", func() bool { _, err := os.Lstat(n.OriginFile(sb.ID)); return err == nil })
 }
 
 // Half a note is worse than the label.

@@ -13,6 +13,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestColdWakeRestartsDeclaredProcesses(t *testing.T) {
@@ -207,7 +208,7 @@ func TestAdoptionFinishesAColdWake(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		await(t, end, func() bool {
+		testkit.Eventually(t, end, func() bool {
 			list, err := inside.Processes(t.Context())
 			return err == nil && len(list) == 2 && list[1].State == guest.ProcessExited
 		})

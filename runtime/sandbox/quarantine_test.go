@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // loseRecord restarts the node without the record of a sandbox.
@@ -63,7 +64,7 @@ func TestSandboxWithoutARecordIsKeptAndCanBeAdopted(t *testing.T) {
 			if _, ok := m.ByID(made.ID); ok {
 				t.Error("it is a sandbox without a record")
 			}
-			await(t, "it is stopped", func() bool { return exited(t, n, made.ID) })
+			testkit.Eventually(t, "it is stopped", func() bool { return exited(t, n, made.ID) })
 			if _, err := os.Lstat(kept); err != nil {
 				t.Errorf("its run folder: %v", err)
 			}
@@ -102,7 +103,7 @@ func TestWhatIsInQuarantineIsRemovedWhenAsked(t *testing.T) {
 	n.Engine.Fail("stop", syscall.EIO)
 	loseRecord(t, n, a.ID, b.ID)
 	m := n.Manager
-	await(t, "the failed stop is reported", func() bool { return m.Info(t.Context()).Quarantined[0].Problem != "" })
+	testkit.Eventually(t, "the failed stop is reported", func() bool { return m.Info(t.Context()).Quarantined[0].Problem != "" })
 	n.Engine.Fail("remove", syscall.EIO)
 	if err := m.RemoveQuarantined(t.Context(), owner, a.ID); !errors.Is(err, syscall.EIO) {
 		t.Errorf("remove: %v", err)
@@ -142,7 +143,7 @@ func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
 	release := n.Engine.Block("stop")
 	loseRecord(t, n, ids...)
 	m := n.Manager
-	if strings.Contains(n.Log.String(), "failed to recover all sandboxes") {
+	if n.Log.Contains("failed to recover all sandboxes") {
 		t.Error("the node has waited for the stop of containers in quarantine")
 	}
 	acquire(t, m, healthy).Release()
@@ -162,7 +163,7 @@ func TestContainerThatIsAdoptedBeforeItIsStoppedIsStopped(t *testing.T) {
 		<-adopted
 	}
 	for _, id := range ids {
-		await(t, "its container is stopped", func() bool { return exited(t, n, id) })
+		testkit.Eventually(t, "its container is stopped", func() bool { return exited(t, n, id) })
 	}
 }
 
@@ -265,7 +266,7 @@ func TestCreationThatWasNotAcknowledgedIsRemovedAtStart(t *testing.T) {
 	// As when the node was killed before the acknowledgement.
 	n.Crash(t, func() { n.Unfinish(t, sb.ID) })
 	again := create(t, n.Manager, "app") // the name is free immediately
-	await(t, "it is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
+	testkit.Eventually(t, "it is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
 	if n.Engine.Count() != 1 || n.Freezer.Prepared(sb.ID) || n.Uplink.Knows(sb.ID) {
 		t.Errorf("left: %d containers, cgroup %v, egress state %v", n.Engine.Count(), n.Freezer.Prepared(sb.ID), n.Uplink.Knows(sb.ID))
 	}
@@ -288,7 +289,7 @@ func TestFailedCreationThatCannotBeRemovedIsRemovedLater(t *testing.T) {
 	n.Engine.Fail("start", nil)
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { n.Engine.Fail("remove", nil) })
-	await(t, "the removal of the remains", func() bool { return n.Engine.Count() == 1 })
+	testkit.Eventually(t, "the removal of the remains", func() bool { return n.Engine.Count() == 1 })
 	if got, err := n.Manager.Get(owner, "app"); err != nil || got.ID != sb.ID || got.State != sandbox.StateRunning {
 		t.Errorf("app is %s, %s, error %v", got.ID, got.State, err)
 	}
@@ -382,9 +383,9 @@ func TestTheNoteOfACreationEndsWithIt(t *testing.T) {
 	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "fails"}); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	await(t, "its note is removed", func() bool { return len(n.PendingCreations(t)) == 0 })
+	testkit.Eventually(t, "its note is removed", func() bool { return len(n.PendingCreations(t)) == 0 })
 	n.Engine.Fail("start", nil)
 	killed := create(t, n.Manager, "killed")
 	n.Crash(t, func() { n.Unfinish(t, killed.ID) })
-	await(t, "the removal after a kill", func() bool { return len(n.PendingCreations(t)) == 0 && n.Engine.Count() == 1 })
+	testkit.Eventually(t, "the removal after a kill", func() bool { return len(n.PendingCreations(t)) == 0 && n.Engine.Count() == 1 })
 }

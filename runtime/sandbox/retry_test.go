@@ -8,6 +8,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestDestructionThatFailedIsTriedAgainUntilNothingIsLeft(t *testing.T) {
@@ -29,7 +30,7 @@ func TestDestructionThatFailedIsTriedAgainUntilNothingIsLeft(t *testing.T) {
 		"by its TTL": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			ttl := second
 			update(t, n.Manager, id, sandbox.Patch{TTL: &ttl})
-			await(t, "its destruction is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
+			testkit.Eventually(t, "its destruction is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,7 +49,7 @@ func TestDestructionThatFailedIsTriedAgainUntilNothingIsLeft(t *testing.T) {
 				t.Errorf("after another attempt: %+v", again)
 			}
 			n.Engine.Fail("remove", nil)
-			await(t, "it is tried again by itself", func() bool { return len(m.Info(t.Context()).Pending) == 0 })
+			testkit.Eventually(t, "it is tried again by itself", func() bool { return len(m.Info(t.Context()).Pending) == 0 })
 			if _, ok := m.ByID(sb.ID); ok || n.Engine.Count() != 0 || n.Freezer.Prepared(sb.ID) || n.Store.Record(t, sb.ID).ID != "" {
 				t.Errorf("left: sandbox %v, %d containers, cgroup %v", ok, n.Engine.Count(), n.Freezer.Prepared(sb.ID))
 			}
@@ -79,17 +80,17 @@ func TestFailedCreationAndStopInQuarantineAreTriedAgain(t *testing.T) {
 	if _, _, err := n.Manager.Create(t.Context(), sandbox.CreateRequest{Owner: owner, Name: "app"}); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	await(t, "its removal is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
+	testkit.Eventually(t, "its removal is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
 	n.Engine.Fail("start", nil)
 	n.Engine.Fail("remove", nil)
-	await(t, "the removal of the remains", func() bool { return n.Engine.Count() == 0 && len(n.Manager.Info(t.Context()).Pending) == 0 })
+	testkit.Eventually(t, "the removal of the remains", func() bool { return n.Engine.Count() == 0 && len(n.Manager.Info(t.Context()).Pending) == 0 })
 
 	sb := create(t, n.Manager, "app")
 	n.Engine.Fail("stop", syscall.EIO)
 	loseRecord(t, n, sb.ID)
-	await(t, "its stop is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
+	testkit.Eventually(t, "its stop is pending", func() bool { return len(n.Manager.Info(t.Context()).Pending) == 1 })
 	n.Engine.Fail("stop", nil)
-	await(t, "it is stopped", func() bool {
+	testkit.Eventually(t, "it is stopped", func() bool {
 		info := n.Manager.Info(t.Context())
 		return exited(t, n, sb.ID) && len(info.Pending) == 0 && info.Quarantined[0].Problem == ""
 	})
@@ -106,7 +107,7 @@ func TestCgroupOfAnUnfinishedCreationIsRemovedAtStart(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
-	await(t, "its record is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
+	testkit.Eventually(t, "its record is removed", func() bool { return n.Store.Record(t, sb.ID).ID == "" })
 	if _, err := os.Lstat(n.RunDir(sb.ID)); !os.IsNotExist(err) || n.Freezer.Prepared(sb.ID) {
 		t.Errorf("left: run folder %v, cgroup %v", err, n.Freezer.Prepared(sb.ID))
 	}

@@ -44,7 +44,7 @@ func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatalf("acquire: %v", err)
 	}
-	await(t, "the condition of a failed sleep", func() bool {
+	testkit.Eventually(t, "the condition of a failed sleep", func() bool {
 		return strings.HasPrefix(lease.Sandbox().Condition.Message, "freeze "+string(sb.ID))
 	})
 	release()
@@ -289,7 +289,7 @@ func TestSleepEndsAHoldWhateverTheState(t *testing.T) {
 		if got, err := n.Manager.Sleep(t.Context(), sb.ID); err != nil || !got.HoldUntil.IsZero() {
 			t.Errorf("%s: held until %v, error %v", state, got.HoldUntil, err)
 		}
-		await(t, "the end of the hold is on disk", func() bool { return n.Store.Record(t, sb.ID).HoldUntil.IsZero() })
+		testkit.Eventually(t, "the end of the hold is on disk", func() bool { return n.Store.Record(t, sb.ID).HoldUntil.IsZero() })
 	}
 }
 

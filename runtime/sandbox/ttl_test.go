@@ -7,6 +7,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestSandboxIsDestroyedWhenItsTTLPasses(t *testing.T) {
@@ -33,7 +34,7 @@ func TestSandboxIsDestroyedWhenItsTTLPasses(t *testing.T) {
 			if ev := nextEvent(t, events, sandbox.EventDestroyed); ev.Reason != sandbox.ReasonTTLExpired {
 				t.Errorf("destroyed for %q, want its TTL", ev.Reason)
 			}
-			await(t, "nothing is left of it", func() bool {
+			testkit.Eventually(t, "nothing is left of it", func() bool {
 				_, err := m.Get(sb.Owner, "app")
 				return errors.Is(err, sandbox.ErrNotFound)
 			})
@@ -76,20 +77,20 @@ func TestTTLOutlivesChangesOfState(t *testing.T) {
 		"stopped": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) { mustStop(t, n.Manager, id) },
 		"ended by itself": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			n.Engine.Kill(t, id)
-			await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+			testkit.Eventually(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
 		},
 		"vanished": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			if err := n.Engine.Remove(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+			testkit.Eventually(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
 		},
 		"ended while asleep": func(t *testing.T, n *sandboxtest.Node, id sandbox.ID) {
 			mustSleep(t, n.Manager, id)
 			if err := n.Engine.Remove(t.Context(), id); err != nil {
 				t.Fatal(err)
 			}
-			await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
+			testkit.Eventually(t, "it is stopped", func() bool { return stateOf(t, n.Manager, id) == sandbox.StateStopped })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,7 +99,7 @@ func TestTTLOutlivesChangesOfState(t *testing.T) {
 			hour := sandbox.Duration(time.Hour)
 			update(t, n.Manager, sb.ID, sandbox.Patch{TTL: &hour})
 			enter(t, n, sb.ID)
-			await(t, "its timer is set", func() bool { return n.Manager.Armed(sb.ID) })
+			testkit.Eventually(t, "its timer is set", func() bool { return n.Manager.Armed(sb.ID) })
 		})
 	}
 }
@@ -124,9 +125,9 @@ func TestTTLThatPassedWhileTheNodeWasDownIsApplied(t *testing.T) {
 	ttl := second
 	update(t, n.Manager, sb.ID, sandbox.Patch{TTL: &ttl})
 	n.Crash(t, func() {
-		await(t, "the TTL passes", func() bool { return time.Since(sb.CreatedAt) > 2*time.Second })
+		testkit.Eventually(t, "the TTL passes", func() bool { return time.Since(sb.CreatedAt) > 2*time.Second })
 	})
-	await(t, "it is destroyed", func() bool {
+	testkit.Eventually(t, "it is destroyed", func() bool {
 		_, err := n.Manager.Get(sb.Owner, "app")
 		return errors.Is(err, sandbox.ErrNotFound)
 	})

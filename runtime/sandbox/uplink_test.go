@@ -22,6 +22,7 @@ import (
 	"github.com/doze-run/doze/runtime/guest/guesttest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 // mustBeAttached fails the test unless the container that runs is the one that is
@@ -133,7 +134,7 @@ func TestSandboxIsAttachedBeforeItsProcessesStart(t *testing.T) {
 		_, err := m.Wake(t.Context(), sb.ID)
 		woken <- err
 	}()
-	sandboxtest.AwaitReached(t, reached)
+	testkit.Closed(t, "a call of Attach", reached)
 	select {
 	case ev := <-events:
 		t.Errorf("before it was attached: %+v", ev)
@@ -157,7 +158,7 @@ func TestDestroyEndsAnAttachment(t *testing.T) {
 		_, err := n.Manager.Wake(t.Context(), sb.ID)
 		woken <- err
 	}()
-	sandboxtest.AwaitReached(t, reached)
+	testkit.Closed(t, "a call of Attach", reached)
 	if err := n.Manager.Destroy(t.Context(), sb.ID); err != nil {
 		t.Errorf("destroy: %v", err)
 	}
@@ -269,8 +270,8 @@ func TestSandboxThatIsGivenUpIsDetached(t *testing.T) {
 	}))
 	sb := create(t, n.Manager, "app")
 	n.Crash(t, func() { strange.Store(true) })
-	await(t, "it is given up", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
-	await(t, "it is detached", func() bool { return n.Uplink.Attached(sb.ID) == 0 })
+	testkit.Eventually(t, "it is given up", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
+	testkit.Eventually(t, "it is detached", func() bool { return n.Uplink.Attached(sb.ID) == 0 })
 }
 
 func TestBytesFromUpstreamRouseWhatSleepsAndStartNothing(t *testing.T) {
@@ -343,9 +344,9 @@ func TestAcquireStartsTheSandboxForARouse(t *testing.T) {
 		woken <- err
 	}
 	go func() { wait(m.Rouse(t.Context(), sb.ID, sandbox.CauseEgress)) }()
-	await(t, "one waits", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	testkit.Eventually(t, "one waits", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	go func() { wait(m.Acquire(t.Context(), sb.ID, sandbox.CauseExec)) }()
-	await(t, "both wait", func() bool { return m.Info(t.Context()).Waiters == 2 })
+	testkit.Eventually(t, "both wait", func() bool { return m.Info(t.Context()).Waiters == 2 })
 	release()
 	if err := <-stopped; err != nil {
 		t.Fatal(err)
@@ -372,7 +373,7 @@ func TestAcquireTooLateForAWarmWakeStartsAnother(t *testing.T) {
 		}
 		acquired <- err
 	}()
-	await(t, "a waiter", func() bool { return m.Info(t.Context()).Waiters == 1 })
+	testkit.Eventually(t, "a waiter", func() bool { return m.Info(t.Context()).Waiters == 1 })
 	decided()
 	if err := <-acquired; err != nil {
 		t.Errorf("acquire: %v", err)
@@ -427,13 +428,13 @@ func TestRouseEndsWithItsContext(t *testing.T) {
 		_, err := n.Manager.Rouse(ctx, sb.ID, sandbox.CauseEgress)
 		roused <- err
 	}()
-	await(t, "it waits", func() bool { return n.Manager.Info(t.Context()).Waiters == 1 })
+	testkit.Eventually(t, "it waits", func() bool { return n.Manager.Info(t.Context()).Waiters == 1 })
 	cancel()
 	if err := <-roused; !errors.Is(err, context.Canceled) {
 		t.Errorf("rouse: %v", err)
 	}
 	release()
-	await(t, "it is stopped", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
+	testkit.Eventually(t, "it is stopped", func() bool { return stateOf(t, n.Manager, sb.ID) == sandbox.StateStopped })
 }
 
 // newCA makes a CA's PEM.

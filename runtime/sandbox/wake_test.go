@@ -13,6 +13,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestWakeIsSharedByAllWaiters(t *testing.T) {
@@ -258,7 +259,7 @@ func TestLostDiskIsInTheTimelineAndACondition(t *testing.T) {
 		}
 	}
 	// Whether its end is seen before it is gone, or after, is up to chance.
-	await(t, "the end of the running one is seen", func() bool { return stateOf(t, m, running.ID) == sandbox.StateStopped })
+	testkit.Eventually(t, "the end of the running one is seen", func() bool { return stateOf(t, m, running.ID) == sandbox.StateStopped })
 	for _, id := range []sandbox.ID{stopped.ID, running.ID, atStart.ID} {
 		acquire(t, m, id).Release()
 		mustHaveCondition(t, n, id, sandbox.ConditionDiskLost, "files are lost")

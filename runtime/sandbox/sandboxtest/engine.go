@@ -12,6 +12,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/guest"
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/testkit"
 )
 
 // LastLog is what every fake container wrote last.
@@ -132,11 +133,7 @@ func (e *Engine) AwaitBlocked(t testing.TB, operation string) {
 	e.mu.Lock()
 	b := e.blocks[operation]
 	e.mu.Unlock()
-	select {
-	case <-b.reached:
-	case <-time.After(20 * time.Second):
-		t.Fatalf("no call of %s", operation)
-	}
+	testkit.Closed(t, "a call of "+operation, b.reached)
 }
 
 // Created counts the containers that were ever made.

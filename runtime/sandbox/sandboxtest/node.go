@@ -5,20 +5,18 @@
 package sandboxtest
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/testkit"
 )
 
 // Node is a Manager with what it works on.
@@ -31,30 +29,11 @@ type Node struct {
 	Roots   func() ([]byte, error) // of the next Manager
 	// Restored: the next Manager's store is an older copy.
 	Restored bool
-	Log      *Log
+	Log      *testkit.Log // lines of JSON
 
 	config    sandbox.Config
 	creations string // folder
 	origins   string // folder
-}
-
-// Log is what Managers logged, as JSON.
-type Log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (l *Log) Write(b []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(b)
-}
-
-func (l *Log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
 }
 
 // New returns a started Manager that is closed with the test.
@@ -91,7 +70,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: new(Log), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
+	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
 }
 
 // Restart starts a new Manager on what the old one left.
@@ -119,7 +98,7 @@ func (n *Node) Deps(t testing.TB) sandbox.Deps {
 	n.Uplink.Restart()
 	return sandbox.Deps{
 		Engine: n.Engine, Freezer: n.Freezer, Network: NewNetwork(), Store: n.Store,
-		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Origins: n.origins, Log: slog.New(slog.NewJSONHandler(io.MultiWriter(t.Output(), n.Log), nil)),
+		PublicRoots: n.Roots, Restored: n.Restored, Creations: n.creations, Origins: n.origins, Log: slog.New(slog.NewJSONHandler(n.Log, nil)),
 	}
 }
 

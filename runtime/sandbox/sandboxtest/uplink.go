@@ -7,7 +7,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
 )
@@ -187,14 +186,4 @@ func (u *Uplink) Environment(sandbox.ID) map[string]string {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	return u.env
-}
-
-// AwaitReached waits for what Block returned.
-func AwaitReached(t testing.TB, reached <-chan struct{}) {
-	t.Helper()
-	select {
-	case <-reached:
-	case <-time.After(20 * time.Second):
-		t.Fatal("no call of Attach")
-	}
 }
