@@ -147,7 +147,7 @@ func (m *Manager) claim(sb Sandbox) (b *liveSandbox, created bool, err error) {
 	}
 	b = m.newLiveSandbox(sb)
 	b.origin = originLabel(sb)
-	b.transition <- struct{}{} // make releases it
+	b.transition.TryAcquire(1) // make releases it
 	makeCtx, end := context.WithCancelCause(m.ctx)
 	b.endMake = end
 	if !m.spawn(func(context.Context) { b.make(makeCtx) }) {

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -137,23 +139,21 @@ func (j *journal) flush(ctx context.Context) error {
 
 // save writes records, and queues those again that the disk refuses. It returns one of
 // the errors, which are all alike and may be thousands.
-func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{}) (failed error) {
-	var saves sync.WaitGroup
-	slots := make(chan struct{}, journalSaves)
+func (j *journal) save(ctx context.Context, sandboxes map[*liveSandbox]struct{}) error {
+	var saves errgroup.Group
+	saves.SetLimit(journalSaves)
 	for b := range sandboxes {
-		slots <- struct{}{}
-		saves.Go(func() {
-			defer func() { <-slots }()
-			if err := b.save(ctx); err != nil {
+		saves.Go(func() error {
+			err := b.save(ctx)
+			if err != nil {
 				j.mu.Lock()
 				defer j.mu.Unlock()
 				j.sandboxes[b] = struct{}{}
-				failed = err
 			}
+			return err
 		})
 	}
-	saves.Wait()
-	return failed
+	return saves.Wait()
 }
 
 // write appends events. It drops one that the store refuses with *InvalidError and would

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/loglimit"
@@ -40,7 +41,7 @@ type liveSandbox struct {
 	// view is the record that readers get; it is replaced under mu, never changed.
 	view atomic.Pointer[Sandbox]
 
-	transition chan struct{} // holds one element while it is locked
+	transition *semaphore.Weighted // of weight 1; not a mutex, because waiting ends with a context
 	// diskLost: the container was made again since the sandbox last ran. Guarded by
 	// transition.
 	diskLost bool
@@ -88,7 +89,7 @@ func (m *Manager) newLiveSandbox(sb Sandbox) *liveSandbox {
 		m:          m,
 		id:         sb.ID,
 		guest:      guest.NewClient(m.socketPath(sb.ID)),
-		transition: make(chan struct{}, 1),
+		transition: semaphore.NewWeighted(1),
 		made:       make(chan struct{}),
 		breaks:     rate.NewLimiter(breaksPerSecond, breaksBurst),
 		listeners:  map[*listener]struct{}{},
@@ -153,16 +154,9 @@ func (b *liveSandbox) leases() int64 {
 }
 
 // lockTransition waits until no other change of state is under way, or ctx ends.
-func (b *liveSandbox) lockTransition(ctx context.Context) error {
-	select {
-	case b.transition <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
+func (b *liveSandbox) lockTransition(ctx context.Context) error { return b.transition.Acquire(ctx, 1) }
 
-func (b *liveSandbox) unlockTransition() { <-b.transition }
+func (b *liveSandbox) unlockTransition() { b.transition.Release(1) }
 
 // sandbox returns the view with LastActiveAt, which changes too often to be in it.
 func (b *liveSandbox) sandbox() Sandbox { return b.shown(b.view.Load()) }

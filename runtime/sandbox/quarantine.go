@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/semaphore"
+
 	"github.com/doze-run/doze/runtime/guest"
 )
 
@@ -39,7 +41,7 @@ type quarantined struct {
 	origin    origin // zero when unknown
 	imageRef  string
 	createdAt time.Time
-	lock      chan struct{} // holds one element during a stop, an adoption or a removal
+	lock      *semaphore.Weighted // held during a stop, an adoption or a removal
 
 	// Written with lock and Manager.mu held, read with either of them:
 	container bool
@@ -56,7 +58,7 @@ func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []
 		if sandboxes[c.ID] != nil {
 			continue
 		}
-		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: make(chan struct{}, 1),
+		q := &quarantined{ID: c.ID, imageRef: c.ImageRef, createdAt: c.CreatedAt, container: true, lock: semaphore.NewWeighted(1),
 			running: c.State == ContainerRunning || c.State == ContainerPaused}
 		noted, err := m.origins.read(c.ID, c.Origin)
 		if err != nil {
@@ -74,7 +76,7 @@ func (m *Manager) quarantineUnknown(sandboxes map[ID]*liveSandbox, containers []
 	for _, e := range entries {
 		id := ID(e.Name())
 		if e.IsDir() && IsID(e.Name()) && sandboxes[id] == nil && found[id] == nil {
-			found[id] = &quarantined{ID: id, lock: make(chan struct{}, 1)}
+			found[id] = &quarantined{ID: id, lock: semaphore.NewWeighted(1)}
 		}
 	}
 	m.mu.Lock()
@@ -124,18 +126,16 @@ func (m *Manager) listQuarantined() []Quarantined {
 // stopAllQuarantined begins, at start, to end the containers in quarantine, recoverers at
 // the same time. No sandbox waits for them.
 func (m *Manager) stopAllQuarantined() {
-	slots := make(chan struct{}, recoverers)
+	slots := semaphore.NewWeighted(recoverers)
 	for _, q := range m.inQuarantine() {
 		if !q.running {
 			continue
 		}
 		m.spawn(func(ctx context.Context) {
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			case <-ctx.Done():
+			if slots.Acquire(ctx, 1) != nil {
 				return
 			}
+			defer slots.Release(1)
 			stop := func(ctx context.Context) error { return m.stopQuarantined(ctx, q) }
 			if err := stop(ctx); err != nil {
 				m.retry(OperationStop, q.ID, err, stop)
@@ -146,12 +146,10 @@ func (m *Manager) stopAllQuarantined() {
 
 // stopQuarantined ends a container in quarantine and keeps its disk.
 func (m *Manager) stopQuarantined(ctx context.Context, q *quarantined) (err error) {
-	select {
-	case q.lock <- struct{}{}:
-	case <-ctx.Done():
-		return ctx.Err()
+	if err := q.lock.Acquire(ctx, 1); err != nil {
+		return err
 	}
-	defer func() { <-q.lock }()
+	defer q.lock.Release(1)
 	if m.quarantinedByID(q.ID) != q || !q.running {
 		return nil // adopted or removed meanwhile
 	}
@@ -209,12 +207,10 @@ func (m *Manager) acquireQuarantined(ctx context.Context, owner string, id ID) (
 	case q == nil, q.origin.Owner != "" && q.origin.Owner != owner:
 		return nil, nil, unknown
 	}
-	select {
-	case q.lock <- struct{}{}:
-	case <-ctx.Done():
-		return nil, nil, ctx.Err()
+	if err := q.lock.Acquire(ctx, 1); err != nil {
+		return nil, nil, err
 	}
-	release = func() { <-q.lock }
+	release = func() { q.lock.Release(1) }
 	if m.quarantinedByID(id) != q {
 		release()
 		return nil, nil, unknown
@@ -239,7 +235,7 @@ func (m *Manager) Adopt(ctx context.Context, owner string, id ID, name string) (
 		return Sandbox{}, err
 	}
 	b := m.newLiveSandbox(sb)
-	b.transition <- struct{}{} // free: b is not published yet
+	b.transition.TryAcquire(1) // b is not published yet
 	defer b.unlockTransition()
 	close(b.made)
 	b.leftover.Store(q.running)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/semaphore"
 )
 
 const (
@@ -104,15 +106,13 @@ func (b *liveSandbox) toRemove() bool {
 // transition lock. It returns when all are done or recoverWait has passed.
 func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, byID map[ID]Container) error {
 	var all sync.WaitGroup
-	slots := make(chan struct{}, recoverers)
+	slots := semaphore.NewWeighted(recoverers)
 	begin := func(f func(context.Context)) {
 		all.Add(1)
 		if !m.spawn(func(ctx context.Context) {
 			defer all.Done()
-			select {
-			case slots <- struct{}{}:
-				defer func() { <-slots }()
-			case <-ctx.Done(): // f sees it, and releases its lock
+			if slots.Acquire(ctx, 1) == nil { // otherwise f sees the end of ctx
+				defer slots.Release(1)
 			}
 			f(ctx)
 		}) {
@@ -128,7 +128,7 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 		case !exists || c.State == ContainerExited || c.State == ContainerCreated:
 			b.foundStopped(exists)
 		default:
-			b.transition <- struct{}{} // free: only Start knows b yet
+			b.transition.TryAcquire(1) // only Start knows b yet
 			begin(func(ctx context.Context) {
 				defer b.unlockTransition()
 				if err := b.adopt(ctx, c); err != nil && ctx.Err() == nil {
@@ -156,7 +156,9 @@ func (m *Manager) recover(ctx context.Context, sandboxes map[ID]*liveSandbox, by
 		m.log.Warn("failed to recover all sandboxes in time, serving without them")
 		for _, b := range sandboxes {
 			// Before Start returns only recover locks transitions.
-			if len(b.transition) > 0 && b.view.Load().Condition.Code == "" {
+			if b.transition.TryAcquire(1) {
+				b.unlockTransition()
+			} else if b.view.Load().Condition.Code == "" {
 				// Start did not wait for it.
 				b.setCondition(ConditionUnresponsive, "it has not responded since the node started")
 			}

@@ -22,7 +22,7 @@ type Freezer struct {
 	thaws   int
 	// freezeErr and thawErr, when set, are what the next calls return.
 	freezeErr, thawErr error
-	unsaid             bool // freezeErr comes after the freeze
+	after              bool // freezeErr comes after the freeze
 	once               bool // freezeErr comes once
 	block              *block
 }
@@ -53,25 +53,19 @@ func (f *Freezer) Counts() (freezes, thaws int) {
 }
 
 // Fail makes Freeze and Thaw return these errors until the next Fail.
-func (f *Freezer) Fail(freeze, thaw error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.freezeErr, f.thawErr, f.unsaid, f.once = freeze, thaw, false, false
-}
+func (f *Freezer) Fail(freeze, thaw error) { f.fail(freeze, thaw, false, false) }
 
 // FailOnce makes the next Freeze return err.
-func (f *Freezer) FailOnce(err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.freezeErr, f.thawErr, f.unsaid, f.once = err, nil, false, true
-}
+func (f *Freezer) FailOnce(err error) { f.fail(err, nil, false, true) }
 
 // FailAfterFreeze makes Freeze do its work and return err, as when the response
 // to a request is lost, until the next Fail.
-func (f *Freezer) FailAfterFreeze(err error) {
+func (f *Freezer) FailAfterFreeze(err error) { f.fail(err, nil, true, false) }
+
+func (f *Freezer) fail(freeze, thaw error, after, once bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.freezeErr, f.unsaid, f.once = err, true, false
+	f.freezeErr, f.thawErr, f.after, f.once = freeze, thaw, after, once
 }
 
 // Block makes Freeze hang until release is called or the test ends; reached is
@@ -107,20 +101,15 @@ func (f *Freezer) Step(id sandbox.ID, work func()) bool {
 
 // Work adds CPU time to a sandbox.
 func (f *Freezer) Work(id sandbox.ID, d time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c := f.cgroups[id]; c != nil {
-		c.cpu += d
-	}
+	_ = f.with(id, func(c *cgroup) error { c.cpu += d; return nil })
 }
 
 // WorkAlways makes a sandbox use this share of a core from now on, frozen or not.
 func (f *Freezer) WorkAlways(id sandbox.ID, share float64) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c := f.cgroups[id]; c != nil {
+	_ = f.with(id, func(c *cgroup) error {
 		c.cpu, c.share, c.since = c.used(), share, time.Now()
-	}
+		return nil
+	})
 }
 
 // FailUsage makes CPUTime and Memory of a sandbox return err; nil ends that.
@@ -129,20 +118,14 @@ func (f *Freezer) FailUsage(id sandbox.ID, err error) {
 }
 
 // Limits returns the limits that the sandbox was last prepared with.
-func (f *Freezer) Limits(id sandbox.ID) sandbox.Limits {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if c := f.cgroups[id]; c != nil {
-		return c.limits
-	}
-	return sandbox.Limits{}
+func (f *Freezer) Limits(id sandbox.ID) (limits sandbox.Limits) {
+	_ = f.with(id, func(c *cgroup) error { limits = c.limits; return nil })
+	return limits
 }
 
 // Prepared reports whether the sandbox has a cgroup.
 func (f *Freezer) Prepared(id sandbox.ID) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.cgroups[id] != nil
+	return f.with(id, func(*cgroup) error { return nil }) == nil
 }
 
 func (f *Freezer) with(id sandbox.ID, do func(*cgroup) error) error {
@@ -178,7 +161,7 @@ func (f *Freezer) Freeze(ctx context.Context, id sandbox.ID) error {
 		return err
 	}
 	return f.with(id, func(c *cgroup) error {
-		if err := f.freezeErr; err != nil && !f.unsaid {
+		if err := f.freezeErr; err != nil && !f.after {
 			if f.once {
 				f.freezeErr = nil
 			}
