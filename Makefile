@@ -115,7 +115,6 @@ test-unit: policies ## tests that need nothing: PACKAGES=./runtime/... RUN=TestN
 	go test -race -run '^$$' -tags "$(TAGS)" $(PACKAGES) >/dev/null
 	go test -race -p 1 -timeout 10m -run '$(RUN)' -tags "$(TAGS)" $(PACKAGES)
 	$(if $(filter ./...,$(PACKAGES)),go test -p 1 -timeout 10m -run '^TestMemory' -tags "$(TAGS)" $(MEMORY)) # without -race, which changes figures
-	$(if $(filter ./... ./egress/policy,$(PACKAGES)),go test -timeout 10m -run TestAThousandReplacements -tags "$(TAGS)" ./egress/policy) # its memory bound
 
 test-clients: ## the OpenAPI document: lint, and compile generated clients for TypeScript and Go; wants Node.js
 	go test -race -count=1 -timeout 15m -run '$(RUN)' -tags "clients $(TAGS)" ./test/clients

@@ -1,6 +1,0 @@
-//go:build race
-
-package policy
-
-// raceEnabled: memory figures include the detector's.
-const raceEnabled = true
