@@ -57,18 +57,14 @@ const (
 	trimWait = 300 * time.Millisecond
 )
 
-// freeze freezes the sandbox once its guest has returned the memory that it does not
-// need: asleep, it would hold it for days. A guest that does not do so in time is frozen
-// nevertheless. Needs the transition lock.
-func (b *liveSandbox) freeze(ctx context.Context) error {
-	trimCtx, cancelTrim := context.WithTimeout(ctx, trimWait)
-	defer cancelTrim()
-	if err := b.guest.Trim(trimCtx); err != nil {
+// trim makes the guest return the memory that it does not need: asleep, it would hold it for
+// days. A guest that does not do so in time is frozen nevertheless.
+func (b *liveSandbox) trim(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, trimWait)
+	defer cancel()
+	if err := b.guest.Trim(ctx); err != nil {
 		b.m.log.Debug("failed to trim the memory of a guest", "sandbox", b.id, "error", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, freezeWait)
-	defer cancel()
-	return b.m.freezer.Freeze(ctx, b.id)
 }
 
 // sleep is the only transition to StateAsleep, for the idle rule, the API and the node's
@@ -94,7 +90,12 @@ func (b *liveSandbox) sleep(ctx context.Context, how mode, reason StateReason) e
 	if err := b.close(how); err != nil {
 		return err
 	}
-	if err := b.freeze(ctx); err != nil {
+	if how != modeShutdown { // the next start of the node resumes it
+		b.trim(ctx)
+	}
+	freezeCtx, cancel := context.WithTimeout(ctx, freezeWait)
+	defer cancel()
+	if err := b.m.freezer.Freeze(freezeCtx, b.id); err != nil {
 		// It may be partly frozen: the caller's context ended, or an engine failed after
 		// the freeze.
 		err = &FreezeError{ID: b.id, Err: errors.Join(err, b.unfreeze(ctx))}

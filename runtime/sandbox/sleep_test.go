@@ -54,22 +54,30 @@ func TestSandboxThatDoesNotFreezeGoesOn(t *testing.T) {
 }
 
 func TestGuestIsTrimmedBeforeItIsFrozen(t *testing.T) {
-	for name, sleep := range map[string]func(*sandboxtest.Node, sandbox.ID) error{
-		"requested": func(n *sandboxtest.Node, id sandbox.ID) error {
+	for name, test := range map[string]struct {
+		sleep func(*sandboxtest.Node, sandbox.ID) error
+		trims int
+	}{
+		"requested": {func(n *sandboxtest.Node, id sandbox.ID) error {
 			_, err := n.Manager.Sleep(context.Background(), id)
 			return err
-		},
-		"shutdown": func(n *sandboxtest.Node, _ sandbox.ID) error { return n.Manager.Close(context.Background()) },
+		}, 1},
+		"forced": {func(n *sandboxtest.Node, id sandbox.ID) error {
+			_, err := n.Manager.ForceSleep(context.Background(), id)
+			return err
+		}, 1},
+		// Hundreds are frozen together, and resumed when the node starts again.
+		"shutdown": {func(n *sandboxtest.Node, _ sandbox.ID) error { return n.Manager.Close(context.Background()) }, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := sandboxtest.Open(t, nil)
 			sb := create(t, n.Manager, "app")
 			reached, release := n.Freezer.Block(t)
 			slept := make(chan error, 1)
-			go func() { slept <- sleep(n, sb.ID) }()
+			go func() { slept <- test.sleep(n, sb.ID) }()
 			testkit.Closed(t, "the freeze", reached)
-			if trims := n.Engine.Trims(); trims != 1 {
-				t.Errorf("the guest was trimmed %d times before the freeze", trims)
+			if trims := n.Engine.Trims(); trims != test.trims {
+				t.Errorf("the guest was trimmed %d times before the freeze, want %d", trims, test.trims)
 			}
 			release()
 			if err := testkit.Receive(t, "the end of the sleep", slept); err != nil {

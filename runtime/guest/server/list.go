@@ -55,7 +55,7 @@ type listing struct {
 	ctx               context.Context
 	recursive, hidden bool
 
-	entriesLeft int // for so many entries
+	entriesLeft int
 	bytes       int
 	held        int // in bytes, for names in the folders that it is in
 	truncated   bool
@@ -116,10 +116,9 @@ func (l *listing) line(line guest.ListLine) error {
 	return err
 }
 
-// readNames returns the sorted names in a folder, not many more than a listing
-// may have or than fit in room bytes, how many bytes they take, and whether there
-// are more.
-func readNames(path string, entriesLeft int) (names []string, held int, more bool, err error) {
+// readNames returns the sorted names in a folder, not many more than a listing may have or
+// than limit bytes, how many bytes they take, and whether the folder has more.
+func readNames(path string, limit int) (names []string, held int, more bool, err error) {
 	// O_DIRECTORY, because opening a pipe would wait for its writer.
 	dir, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -132,7 +131,7 @@ func readNames(path string, entriesLeft int) (names []string, held int, more boo
 		for _, name := range part {
 			held += len(name) + heldName
 		}
-		if len(names) > guest.MaxEntries || held > entriesLeft {
+		if len(names) > guest.MaxEntries || held > limit {
 			more = true
 			break
 		}
