@@ -2,6 +2,7 @@ package testkit
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
@@ -11,7 +12,8 @@ import (
 // Log stores what a program under test logs, and adds it to the test's output.
 // It is an io.Writer for any number of goroutines.
 type Log struct {
-	t testing.TB
+	t      testing.TB
+	output io.Writer // its own, which a fuzz target must not request
 
 	mu    sync.Mutex
 	text  bytes.Buffer
@@ -20,7 +22,7 @@ type Log struct {
 
 // NewLog returns an empty Log.
 func NewLog(t testing.TB) *Log {
-	l := &Log{t: t}
+	l := &Log{t: t, output: t.Output()}
 	t.Cleanup(func() {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -34,7 +36,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !l.ended {
-		_, _ = l.t.Output().Write(b)
+		_, _ = l.output.Write(b)
 	}
 	return l.text.Write(b)
 }
