@@ -48,6 +48,6 @@ func TestEventStreamThatDoesNotBeginIsLeft(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { _, err := c.Events(t.Context()); ended <- err }() // ends with the test
 	if err := testkit.Receive(t, "the end of Events", ended); !errors.Is(err, ErrNoResponse) {
-		t.Errorf("got %v, want ErrNoAnswer", err)
+		t.Errorf("got %v, want ErrNoResponse", err)
 	}
 }

@@ -118,7 +118,7 @@ func TestStopAfterDoesNotStopWhatWasJustWoken(t *testing.T) {
 	slept, _ := m.ByID(sb.ID)
 	n.Engine.Fail("stop", syscall.EIO)
 	release := n.Engine.Block("stop")
-	go m.Stop(t.Context(), sb.ID) // has the turn until release, and fails
+	go m.Stop(t.Context(), sb.ID) // has the transition lock until release, and fails
 	n.Engine.AwaitBlocked(t, "stop")
 	ctx, cancel := context.WithCancel(t.Context())
 	left := make(chan struct{})

@@ -335,7 +335,7 @@ func TestAcquireStartsTheSandboxForARouse(t *testing.T) {
 		_, err := m.Stop(t.Context(), sb.ID)
 		stopped <- err
 	}()
-	n.Engine.AwaitBlocked(t, "stop") // has the turn; all others wait
+	n.Engine.AwaitBlocked(t, "stop") // has the transition lock; all others wait
 	woken := make(chan error, 2)
 	wait := func(lease *sandbox.Lease, err error) {
 		if err == nil {
