@@ -73,7 +73,7 @@ func (r *reaper) run() {
 func (r *reaper) start(path string, argv []string, attr *syscall.ProcAttr) (*child, error) {
 	begun := r.begin()
 	pid, err := syscall.ForkExec(path, argv, attr)
-	return r.finish(begun, pid, err)
+	return r.register(begun, pid, err)
 }
 
 func (r *reaper) begin() *starting {
@@ -84,8 +84,8 @@ func (r *reaper) begin() *starting {
 	return begun
 }
 
-// finish makes the child known that a start has brought, unless it failed.
-func (r *reaper) finish(begun *starting, pid int, err error) (*child, error) {
+// register makes the child known that a start has brought, unless it failed.
+func (r *reaper) register(begun *starting, pid int, err error) (*child, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	delete(r.starts, begun)

@@ -13,7 +13,7 @@ func TestEndOfAChildThatIsNotKnownYetIsKept(t *testing.T) {
 	r.mu.Lock()
 	r.ended(77, exitedWith1)
 	r.mu.Unlock()
-	c, err := r.finish(begun, 77, nil)
+	c, err := r.register(begun, 77, nil)
 	if err != nil || c.running() || c.status != exitedWith1 {
 		t.Errorf("the child runs: %v, status %v, error %v", c.running(), c.status, err)
 	}
@@ -27,11 +27,11 @@ func TestChildDoesNotGetTheEndOfAnOrphanThatHadItsNumber(t *testing.T) {
 	r.mu.Lock()
 	r.ended(77, exitedWith1) // the orphan
 	r.mu.Unlock()
-	c, err := r.finish(r.begin(), 77, nil)
+	c, err := r.register(r.begin(), 77, nil)
 	if err != nil || !c.running() {
 		t.Fatalf("a child that runs has status %v, error %v", c.status, err)
 	}
-	if _, err := r.finish(slow, 0, syscall.ENOENT); err != syscall.ENOENT {
+	if _, err := r.register(slow, 0, syscall.ENOENT); err != syscall.ENOENT {
 		t.Errorf("a start that failed: %v", err)
 	}
 	if len(r.starts) != 0 {

@@ -31,7 +31,7 @@ func (q *requests) watch(next http.Handler) http.Handler {
 		if !q.begin() {
 			panic(http.ErrAbortHandler) // shutdown does not wait for it
 		}
-		defer q.finish(r.URL.Path != guest.RouteTrim)
+		defer q.endRequest(r.URL.Path != guest.RouteTrim)
 		next.ServeHTTP(w, r)
 	})
 }
@@ -48,9 +48,9 @@ func (q *requests) begin() bool {
 	return true
 }
 
-// finish ends a request, which left memory to trim or not. Others may still be under way
+// endRequest ends a request, which left memory to trim or not. Others may still be under way
 // when the timer fires, such as the event stream, which lasts as long as the sandbox.
-func (q *requests) finish(usedMemory bool) {
+func (q *requests) endRequest(usedMemory bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.active--

@@ -29,14 +29,14 @@ func TestMemoryIsTrimmedAlthoughARequestGoesOn(t *testing.T) {
 		trims := 0
 		q := newRequests(func() { trims++ })
 		q.begin()
-		q.finish(true)
+		q.endRequest(true)
 		q.begin()
 		time.Sleep(2 * trimAfter)
 		synctest.Wait()
 		if trims != 1 {
 			t.Errorf("trimmed %d times", trims)
 		}
-		q.finish(true)
+		q.endRequest(true)
 		q.wait(time.Minute)
 	})
 }
@@ -47,7 +47,7 @@ func TestNothingIsTrimmedAgainAfterAThaw(t *testing.T) {
 		q := newRequests(func() { trims++ })
 		handler := q.watch(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { q.trimNow() }))
 		q.begin()
-		q.finish(true)
+		q.endRequest(true)
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("POST", guest.RouteTrim, nil))
 		if trims != 1 {
 			t.Errorf("a request to trim trimmed %d times", trims)
