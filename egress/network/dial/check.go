@@ -8,24 +8,24 @@ import (
 	"github.com/doze-run/doze/egress/network/address"
 )
 
-// RefusedError says that a target may not be reached, for a reason that is for
-// people. Nothing was dialled.
+// RefusedError reports that a target is not allowed, with a reason for people to
+// read. Nothing was dialed.
 type RefusedError struct {
 	Host    string
-	Address netip.Addr // the first one that was refused
+	Address netip.Addr // the first refused one
 	Reason  string
 }
 
 func (e *RefusedError) Error() string { return "refused: " + e.Reason }
 
-// grant is how far a target may go.
+// grant is how far a target may reach; each one includes those before it.
 type grant int
 
 const (
 	grantPublic  grant = iota
-	grantPrivate       // a rule lets the host be at a private address
-	grantListed        // a rule names the address, perhaps as one of a large network
-	grantNamed         // the operator said where the host is
+	grantPrivate       // a rule allows the host a private address
+	grantListed        // a rule lists the address, perhaps as part of a large network
+	grantNamed         // the operator configured the host's address
 )
 
 func (t Target) grant() grant {
@@ -38,8 +38,8 @@ func (t Target) grant() grant {
 	return grantPublic
 }
 
-// need is the grant that an address of a class takes. What is not here is never
-// dialled: some of it means this host or several.
+// need is the minimum grant for an address of each class. Classes that are not
+// listed are never dialed: some of them mean this host or several hosts.
 var need = map[address.Class]grant{
 	address.Public:        grantPublic,
 	address.Private:       grantPrivate,
@@ -48,7 +48,7 @@ var need = map[address.Class]grant{
 	address.Documentation: grantListed,
 	address.Benchmark:     grantListed,
 	address.Reserved:      grantListed,
-	// A rule for 0.0.0.0/0, or a name that belongs to somebody else, must not
+	// A rule for 0.0.0.0/0, or a name that belongs to another party, must not
 	// lead here by accident.
 	address.Loopback:   grantNamed,
 	address.Metadata:   grantNamed,
@@ -56,18 +56,19 @@ var need = map[address.Class]grant{
 }
 
 // maxAddresses is how many addresses of a name are tried: names of large
-// services have some eight of each family, and who owns a name chooses.
+// services have about eight of each family, and the owner of a name controls
+// their number.
 const maxAddresses = 8
 
-// check returns those addresses that may be dialled, in their order but with the
-// families taking turns (RFC 8305, section 4). If there is none, the error is
-// about the first one. Answers that may not be dialled are left out and not held
-// against the others: those were checked.
+// check returns the addresses that may be dialed, in their order but with the
+// families alternating (RFC 8305, section 4), and at most maxAddresses. If none may
+// be dialed, the error is about the first address. A refused address is left out
+// and does not disqualify the others, which were checked themselves.
 func (d *Dialer) check(t Target, g grant, found []netip.Addr) ([]netip.Addr, error) {
 	var checked []netip.Addr
 	var refused error
 	for _, a := range found {
-		a = a.Unmap() // resolvers return IPv4 so, and a socket takes both for the same
+		a = a.Unmap() // resolvers return mapped IPv4 addresses, and a socket treats both forms alike
 		err := d.allow(t, g, a)
 		switch {
 		case err == nil && !slices.Contains(checked, a):
@@ -83,7 +84,7 @@ func (d *Dialer) check(t Target, g grant, found []netip.Addr) ([]netip.Addr, err
 	return checked[:min(len(checked), maxAddresses)], nil
 }
 
-// allow is the check of one address.
+// allow checks one address.
 func (d *Dialer) allow(t Target, g grant, a netip.Addr) error {
 	class := address.Classify(a)
 	least, known := need[class]
@@ -119,7 +120,7 @@ func isPublic(addrs []netip.Addr) bool {
 	return !slices.ContainsFunc(addrs, func(a netip.Addr) bool { return address.Classify(a) != address.Public })
 }
 
-// interleave lets families take turns, beginning with that of the first.
+// interleave alternates the families, beginning with the first address's.
 func interleave(addrs []netip.Addr) []netip.Addr {
 	var first, second []netip.Addr
 	for _, a := range addrs {

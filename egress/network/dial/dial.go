@@ -1,8 +1,7 @@
 // Package dial connects to upstreams: it resolves, checks and dials. A name is resolved when a
-// connection to it is made, every answer is checked, and one that passed is
-// dialled: no answer that comes later counts. So a name whose answers change
-// (DNS rebinding), or that has a public and a private address at once, leads to
-// public addresses only.
+// connection to it is made, every resolved address is checked, and one that passed is dialed: later
+// lookups do not affect the connection. So a name whose addresses change (DNS rebinding), or that
+// has both a public and a private address, leads to public addresses only.
 package dial
 
 import (
@@ -16,53 +15,53 @@ import (
 	"time"
 )
 
-// Config of a Dialer. The zero value is the node's own view of the network.
+// Config configures a Dialer. The zero value is the node's own view of the network.
 type Config struct {
-	// Resolver is asked for the addresses of names, which end in a dot so that
-	// no search list is tried. If it is nil, Servers are, or the system's if
-	// there are none either; the node's hosts file comes first in both cases.
+	// Resolver looks up the addresses of names, which end in a dot so that no
+	// search list applies. If it is nil, Servers are queried, or the system's
+	// servers if Servers is empty; the node's hosts file comes first in both cases.
 	Resolver Resolver
 	Servers  []netip.AddrPort
 	// Overrides are the addresses of names, `git.corp`, and of all names below
-	// one, `*.corp`; the longest counts. They are the operator's word: they may
-	// be of any kind, the node's own too, and are dialled directly even if there
-	// is a Proxy.
+	// one, `*.corp`; the longest match wins. The operator configures them, so they
+	// may be of any kind, including the node's own, and are dialed directly even
+	// if there is a Proxy.
 	Overrides map[string]Override
-	// Own returns the addresses of this node; its interfaces' if nil. One at
-	// which it is reached through a translation elsewhere is not among those.
+	// Own returns the addresses of this node; nil means its interfaces' addresses.
+	// These do not include an address that is translated to the node's elsewhere (NAT).
 	Own func() ([]netip.Addr, error)
 
-	// Proxy is an HTTP proxy, such as http://user:password@proxy.corp:3128 or an
-	// https one, through which public addresses are reached by CONNECT.
+	// Proxy is the URL of an HTTP proxy, such as http://user:password@proxy.corp:3128
+	// or an https one, through which public addresses are reached by CONNECT.
 	Proxy *url.URL
-	// ProxyRoots are trusted for an https proxy; the system's if nil.
+	// ProxyRoots are the root certificates for an https proxy; nil means the system's.
 	ProxyRoots *x509.CertPool
 
-	// Timeout of a dial in all: 10 seconds. A client that waits longer has its
-	// own retries.
+	// Timeout limits a whole dial; 0 means 10 seconds. A client that waits longer
+	// has its own retries.
 	Timeout time.Duration
 }
 
-// Override says where a host is.
+// Override is the operator's address for a host.
 type Override struct {
 	Addrs []netip.Addr
-	// Port that is dialled whatever port is asked for; 0 is the one asked for.
+	// Port is dialed whichever port is requested; 0 means the requested one.
 	Port uint16
 }
 
-// Resolver is what of net.Resolver is needed. Like that, it shares lookups of
-// the same name.
+// Resolver is the subset of net.Resolver that a Dialer needs. Like net.Resolver,
+// it shares concurrent lookups of the same name.
 type Resolver interface {
 	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
-// Target is where a connection is to go.
+// Target is the destination of a connection.
 type Target struct {
-	Host    string     // clean, see rule.CleanHost; empty for Address
-	Address netip.Addr // without a name
+	Host    string     // clean, see rule.CleanHost; empty if Address is set
+	Address netip.Addr // of a target without a name
 	Port    uint16
-	Private bool // a rule of the node lets the host be at a private address
-	Listed  bool // a rule of the node names the address
+	Private bool // a rule of the node allows the host a private address
+	Listed  bool // a rule of the node lists the address
 }
 
 func (t Target) String() string {
@@ -72,18 +71,18 @@ func (t Target) String() string {
 	return t.Address.String()
 }
 
-// Dialer dials. It is safe for concurrent use.
+// Dialer dials targets. It is safe for concurrent use.
 type Dialer struct {
 	overrides overrides
 	cache     cache
 	own       own
 	proxy     *proxy
 	timeout   time.Duration
-	// connect is net.Dialer's; tests have others.
+	// connect uses net.Dialer; tests replace it.
 	connect func(ctx context.Context, a netip.AddrPort, control control) (net.Conn, error)
 }
 
-// New returns a Dialer with a Config that Validate has nothing against.
+// New returns a Dialer for a Config that Validate accepts.
 func New(cfg Config) *Dialer {
 	d := &Dialer{overrides: cfg.Overrides, timeout: cfg.Timeout, connect: connect}
 	if d.timeout == 0 {
@@ -107,11 +106,12 @@ func New(cfg Config) *Dialer {
 	return d
 }
 
-// Dial connects to a target. The connection's RemoteAddr is the real address, behind
-// a proxy too. Without a proxy it is a *net.TCPConn; with one it has CloseWrite.
+// Dial connects to a target. The connection's RemoteAddr is the target's address, even
+// through a proxy. Without a proxy, the connection is a *net.TCPConn; with one, it has
+// CloseWrite.
 //
-// Errors: *RefusedError if no address of the target may be reached; otherwise
-// what went wrong in resolving or connecting.
+// Errors: *RefusedError if no address of the target may be reached; otherwise the
+// error of resolving or connecting.
 func (d *Dialer) Dial(ctx context.Context, t Target) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.timeout)
 	defer cancel()
@@ -149,7 +149,7 @@ func (d *Dialer) dial(ctx context.Context, t Target) (net.Conn, error) {
 	return d.race(ctx, route{t, t.grant(), checked})
 }
 
-// find returns the addresses of a target that may be dialled; at least one.
+// find returns the addresses of a target that may be dialed, at least one.
 func (d *Dialer) find(ctx context.Context, t Target) ([]netip.Addr, error) {
 	found := []netip.Addr{t.Address}
 	if t.Host != "" {

@@ -30,8 +30,8 @@ func addrs(texts ...string) []netip.Addr {
 	return all
 }
 
-// zone is a Resolver whose answers change: each lookup of a name takes the next
-// one, and the last stays.
+// zone is a Resolver whose results change: each lookup of a name returns the next
+// one, and the last one repeats.
 type zone struct {
 	mu    sync.Mutex
 	names map[string][][]netip.Addr
@@ -63,12 +63,12 @@ func (z *zone) LookupNetIP(_ context.Context, network, host string) ([]netip.Add
 	return found, nil
 }
 
-// recorder is in place of the network: it calls guards, and connects to those
-// addresses that answer.
+// recorder replaces the network: it calls guards, and connects to the addresses
+// that respond.
 type recorder struct {
 	mu      sync.Mutex
 	dialled []string
-	answer  func(ctx context.Context, a netip.AddrPort) error // nil: all answer
+	answer  func(ctx context.Context, a netip.AddrPort) error // nil: all respond
 }
 
 type pipe struct {
@@ -260,7 +260,7 @@ func TestTheGuardHasTheLastWord(t *testing.T) {
 		t.Error("an address that is not allowed passed")
 	}
 
-	// Each dial asks it.
+	// Each dial calls the guard.
 	public := New(Config{Resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.9")}}}})
 	public.connect = func(ctx context.Context, _ netip.AddrPort, control control) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Err: control(ctx, "tcp4", "127.0.0.1:443", nil)}
@@ -270,7 +270,7 @@ func TestTheGuardHasTheLastWord(t *testing.T) {
 		t.Error(got)
 	}
 
-	// The socket asks.
+	// The socket calls its control function.
 	err := errors.New("stopped")
 	_, got = connect(t.Context(), netip.MustParseAddrPort("127.0.0.1:9"), func(_ context.Context, _, a string, _ rawConn) error {
 		if a != "127.0.0.1:9" {
@@ -357,7 +357,7 @@ func TestFamiliesTakeTurns(t *testing.T) {
 func TestTheNextAddressIsTriedWithoutWaitingForTheFirst(t *testing.T) {
 	const port = 443
 	for name, tc := range map[string]struct {
-		first   time.Duration // until the first one answers; 0: it fails at once, negative: never
+		first   time.Duration // until the first one responds; 0: it fails immediately, negative: never
 		want    string
 		after   time.Duration
 		dialled int
@@ -412,7 +412,7 @@ func TestALateConnectionIsClosed(t *testing.T) {
 			p := &pipe{ours, a, new(atomic.Int32)}
 			if a.Addr().Is6() {
 				late = p
-				<-ctx.Done() // it answers in the moment in which the other one won
+				<-ctx.Done() // it connects at the moment the other attempt wins
 			}
 			return p, nil
 		}
@@ -510,7 +510,7 @@ func TestFailuresToResolveAreNotKept(t *testing.T) {
 	}
 }
 
-// all answers every name.
+// all is a Resolver that knows every name.
 type all struct{}
 
 func (all) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
@@ -540,7 +540,7 @@ func TestTheCacheIsBounded(t *testing.T) {
 	})
 }
 
-// crowd answers every name with as many addresses as an answer holds.
+// crowd is a Resolver that returns as many addresses for every name as a response holds.
 type crowd struct{}
 
 func (crowd) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
@@ -593,8 +593,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// serveDNS answers from a zone on the loopback, by UDP and TCP, until the test
-// ends.
+// serveDNS serves a zone over UDP on the loopback until the test ends, and returns
+// the server's address.
 func serveDNS(tb testing.TB, z *zone) netip.AddrPort {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -626,7 +626,7 @@ func serveDNS(tb testing.TB, z *zone) netip.AddrPort {
 	return pc.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// namesOf is next for a resolver that asks for A and AAAA: only A moves on.
+// namesOf is next for a resolver that queries A and AAAA: only an A query advances the zone.
 func (z *zone) namesOf(name string, isA bool) []netip.Addr {
 	if isA {
 		return z.next(name)
@@ -639,8 +639,8 @@ func (z *zone) namesOf(name string, isA bool) []netip.Addr {
 	return nil
 }
 
-// The same holds with a resolver of the tests and with Go's, which asks a server
-// on the loopback.
+// The same holds with the test's resolver and with Go's, which queries a server on
+// the loopback.
 func TestRebindingLeadsNowhere(t *testing.T) {
 	for name, resolver := range map[string]func(*testing.T, *zone) Config{
 		"fake": func(_ *testing.T, z *zone) Config { return Config{Resolver: z} },
@@ -654,7 +654,7 @@ func TestRebindingLeadsNowhere(t *testing.T) {
 			}}
 			d, r := newRecorded(resolver(t, z))
 			dial := func(host string) error {
-				d.cache.kept = nil // as if time went by
+				d.cache.kept = nil // as if the cached names had expired
 				_, err := d.Dial(t.Context(), Target{Host: host, Port: 443})
 				return err
 			}

@@ -11,10 +11,10 @@ import (
 	"time"
 )
 
-// overrides are Config.Overrides.
+// overrides is the value of Config.Overrides.
 type overrides map[string]Override
 
-// find returns what the operator said of a host.
+// find returns the override of a host: its own, or the longest wildcard's.
 func (o overrides) find(host string) (Override, bool) {
 	if found, ok := o[host]; ok || len(o) == 0 {
 		return found, ok
@@ -32,22 +32,22 @@ func (o overrides) find(host string) (Override, bool) {
 }
 
 const (
-	// foundFor is how long addresses are kept. Go's resolver keeps none and does
-	// not say for how long one may: an installation opens a hundred connections
-	// to one host, and a host that moves is found again soon.
+	// foundFor is how long addresses are cached. Go's resolver caches none and does
+	// not return their TTL. An installation opens a hundred connections to one
+	// host, and a host that moves must be found again soon.
 	foundFor = 10 * time.Second
-	// missingFor is how long it is kept that there is no such name: a client
-	// that tries again at once does not make the node ask again.
+	// missingFor is how long the absence of a name is cached: a client that retries
+	// immediately does not make the node query again.
 	missingFor = time.Second
-	// maxKept bounds the names, of all sandboxes, and maxFound the addresses of each:
-	// who owns a name chooses how many there are, up to 4,000 in an answer. So all
-	// take some 200 KiB, and 2 MiB at most.
+	// maxKept bounds the cached names of all sandboxes, and maxFound the addresses of
+	// each: the owner of a name controls their number, up to 4,000 in a response. So
+	// the cache takes about 200 KiB, and 2 MiB at most.
 	maxKept  = 1024
 	maxFound = 64
 )
 
-// cache asks the resolver and keeps its answers for a short while. They are
-// checked each time.
+// cache queries the resolver and caches the results briefly. The addresses are
+// checked on each dial.
 type cache struct {
 	resolver Resolver
 
@@ -88,7 +88,7 @@ func (c *cache) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	return a.addrs, a.err
 }
 
-// keep makes room by dropping what is too old, or else any one.
+// keep stores the result for a host. A full cache drops expired names, then arbitrary ones.
 func (c *cache) keep(host string, a answer) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

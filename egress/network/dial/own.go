@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// own knows this node's addresses.
+// own caches this node's addresses.
 type own struct {
 	list func() ([]netip.Addr, error)
 
@@ -17,12 +17,12 @@ type own struct {
 	until time.Time
 }
 
-// ownFor is how long the list is kept. It takes 40 µs with few interfaces, which
-// is as much as a dial within a machine, and changes once in a while.
+// ownFor is how long the list is cached. With few interfaces, listing takes 40 µs,
+// as much as a dial within a machine, and the list changes rarely.
 const ownFor = time.Second
 
-// has says whether an address is the node's. Without knowing, nothing is
-// dialled.
+// has reports whether an address is the node's. If the addresses cannot be listed,
+// it returns an error, and nothing is dialed.
 func (o *own) has(a netip.Addr) (bool, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

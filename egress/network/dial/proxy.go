@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// proxy is an HTTP proxy that takes CONNECT (RFC 9110, section 9.3.6).
+// proxy is an HTTP proxy that supports CONNECT (RFC 9110, section 9.3.6).
 type proxy struct {
-	Target             // where it is
-	tls    *tls.Config // nil: plain
-	header string      // of each request, but for Host
+	Target             // the proxy's host and port
+	tls    *tls.Config // nil for plain HTTP
+	header string      // lines of each request, except Host
 }
 
 func newProxy(u *url.URL, roots *x509.CertPool) *proxy {
@@ -43,11 +43,11 @@ func newProxy(u *url.URL, roots *x509.CertPool) *proxy {
 	return p
 }
 
-// maxProxyTries is how many addresses of a target the proxy is asked for: it may
-// lack one family of them.
+// maxProxyTries is how many addresses of a target are requested from the proxy,
+// which may not reach one of the families.
 const maxProxyTries = 3
 
-// tunnelToFirst connects to one of the addresses through the proxy.
+// tunnelToFirst connects through the proxy to the first address that the proxy reaches.
 func (d *Dialer) tunnelToFirst(ctx context.Context, t Target, addrs []netip.Addr) (net.Conn, error) {
 	var first error
 	for _, a := range addrs[:min(len(addrs), maxProxyTries)] {
@@ -81,8 +81,8 @@ func (d *Dialer) tunnel(ctx context.Context, to netip.AddrPort) (net.Conn, error
 	return through, nil
 }
 
-// reachProxy connects to the proxy. The operator named it, so that it may be
-// anywhere.
+// reachProxy connects to the proxy. The operator configured it, so its address may
+// be of any kind.
 func (d *Dialer) reachProxy(ctx context.Context) (net.Conn, error) {
 	t := d.proxy.Target
 	named, ok := d.overrides.find(t.Host)
@@ -105,15 +105,15 @@ func (d *Dialer) reachProxy(ctx context.Context) (net.Conn, error) {
 
 // tunnel is a connection through the proxy.
 type tunnel struct {
-	net.Conn               // to the proxy, perhaps TLS
-	early    *bufio.Reader // holds what came with the proxy's answer
+	net.Conn               // to the proxy, perhaps over TLS
+	early    *bufio.Reader // holds bytes that arrived with the proxy's response
 	remote   net.Addr
 }
 
-// maxProxyAnswer in bytes bounds the head of the proxy's answer.
+// maxProxyAnswer is the maximum size in bytes of the head of the proxy's response.
 const maxProxyAnswer = 16 << 10
 
-// open asks for the tunnel.
+// open requests a tunnel to authority from the proxy.
 func (c *tunnel) open(ctx context.Context, p *proxy, authority string) error {
 	if p.tls != nil {
 		secured := tls.Client(c.Conn, p.tls)
@@ -145,7 +145,7 @@ func (c *tunnel) Read(b []byte) (int, error) {
 
 func (c *tunnel) RemoteAddr() net.Addr { return c.remote }
 
-// CloseWrite ends what is sent, as TCP's and TLS's do.
+// CloseWrite closes the sending half, like the methods of TCP and TLS connections.
 func (c *tunnel) CloseWrite() error {
 	return c.Conn.(interface{ CloseWrite() error }).CloseWrite()
 }

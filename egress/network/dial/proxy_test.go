@@ -29,7 +29,8 @@ func parseURL(s string) *url.URL {
 	return u
 }
 
-// peer is a server on the loopback that does the same with each connection.
+// peer starts a server on the loopback that calls serve for each connection, and returns the
+// server's address.
 func peer(t *testing.T, serve func(net.Conn)) netip.AddrPort {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -49,8 +50,7 @@ func peer(t *testing.T, serve func(net.Conn)) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// asking is a proxy that says what it is asked for, in the tunnel itself, and
-// then echoes.
+// asking is a proxy that reports the request in the tunnel itself and then echoes.
 func asking(conn net.Conn) {
 	r := bufio.NewReader(conn)
 	q, err := http.ReadRequest(r)
@@ -119,7 +119,7 @@ func TestTheProxyIsWhereTheOperatorSays(t *testing.T) {
 	if _, _, said := dialThrough(t, cfg, Target{Host: "x.example", Port: 443}); said != "CONNECT 9.9.9.9:443 9.9.9.9:443" {
 		t.Errorf("asked %q", said)
 	}
-	// Nobody but the operator says where the proxy is.
+	// Only the operator's configuration leads to the proxy's address.
 	if _, err := New(cfg).Dial(t.Context(), Target{Address: at.Addr(), Port: at.Port()}); err == nil {
 		t.Error("the node's loopback was reached")
 	}
@@ -154,7 +154,7 @@ func TestProxiesThatSpeakTLS(t *testing.T) {
 		defer conn.Close()
 		_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\n\r\nsecured\n")
 	}))
-	s.Config.ErrorLog = log.New(io.Discard, "", 0) // one client does not trust it
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // one client does not trust the certificate
 	s.StartTLS()
 	defer s.Close()
 	z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.9")}}}

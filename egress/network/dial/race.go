@@ -9,15 +9,15 @@ import (
 	"time"
 )
 
-// route is a target with the addresses that were checked for it.
+// route is a target with its checked addresses.
 type route struct {
 	Target
 	grant grant
 	addrs []netip.Addr
 }
 
-// attemptDelay is how long one address is tried before the next one is, too
-// (RFC 8305, section 5).
+// attemptDelay is how long one address is tried alone before the next attempt
+// starts in parallel (RFC 8305, section 5).
 const attemptDelay = 250 * time.Millisecond
 
 type attempt struct {
@@ -25,7 +25,7 @@ type attempt struct {
 	err  error
 }
 
-// race connects to one of the addresses, beginning with the first. All attempts
+// race connects to one of the addresses, starting with the first. All attempts
 // have ended when it returns.
 func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
 	if len(r.addrs) == 1 {
@@ -39,7 +39,7 @@ func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
 		a := left[0]
 		left = left[1:]
 		running++
-		go func() { // its result is waited for below
+		go func() { // race waits for the result below
 			conn, err := d.attempt(ctx, r, a)
 			results <- attempt{conn, err}
 		}()
@@ -81,8 +81,8 @@ func (d *Dialer) attempt(ctx context.Context, r route, a netip.Addr) (net.Conn, 
 	})
 }
 
-// guard is called with the address that the socket is about to be connected to,
-// and has the last word.
+// guard is called with the address that the socket is about to connect to, and
+// makes the final decision.
 func (d *Dialer) guard(r route, checked netip.AddrPort, actual string) error {
 	a, err := netip.ParseAddrPort(actual)
 	if err != nil {
@@ -97,6 +97,6 @@ func (d *Dialer) guard(r route, checked netip.AddrPort, actual string) error {
 type control = func(ctx context.Context, network, address string, c syscall.RawConn) error
 
 func connect(ctx context.Context, a netip.AddrPort, control control) (net.Conn, error) {
-	dialer := net.Dialer{ControlContext: control} // TCP_NODELAY and keep-alives are Go's
+	dialer := net.Dialer{ControlContext: control} // with Go's defaults for TCP_NODELAY and keep-alive
 	return dialer.DialContext(ctx, "tcp", a.String())
 }

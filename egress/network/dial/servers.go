@@ -7,8 +7,9 @@ import (
 	"sync/atomic"
 )
 
-// newResolver returns Go's resolver, asking these servers instead of the
-// system's. The first is asked until it does not answer, then the next.
+// newResolver returns Go's resolver with these servers instead of the system's. The
+// first is queried until it does not respond, then the next; after the last comes
+// the first again.
 func newResolver(servers []netip.AddrPort) *net.Resolver {
 	var current atomic.Uint32
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -27,8 +28,8 @@ func newResolver(servers []netip.AddrPort) *net.Resolver {
 	}}
 }
 
-// watched tells when a server does not answer. It is a net.PacketConn, by which
-// the resolver knows that it is UDP.
+// watched calls failed when a server does not respond. It is a net.PacketConn, by
+// which the resolver recognizes UDP.
 type watched struct {
 	*net.UDPConn
 	failed func()

@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// Validate says what of a Config cannot work, and what would be right.
+// Validate returns an error that names each invalid setting of a Config and its remedy.
 func (c *Config) Validate() error {
 	var problems []error
 	bad := func(format string, args ...any) { problems = append(problems, fmt.Errorf(format, args...)) }
@@ -37,7 +37,7 @@ func (c *Config) Validate() error {
 	return errors.Join(problems...)
 }
 
-// ValidateOverride checks one of Config.Overrides.
+// ValidateOverride checks one entry of Config.Overrides.
 func ValidateOverride(pattern string, o Override) error {
 	name := strings.TrimPrefix(pattern, "*.")
 	if clean, err := rule.CleanHost(name); err != nil || clean != name {
