@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// splicer connects every flow to a server of the test.
+// splicer is a Handler that connects every flow to a server of the test.
 type splicer struct{ to string }
 
 func (s splicer) DNS(context.Context, netip.Addr, []byte) []byte { return nil }
@@ -42,8 +42,8 @@ func (s splicer) TCP(ctx context.Context, f *Flow) {
 	both.Wait()
 }
 
-// One stream between a process in a sandbox's network and a server on the node's
-// loopback, through a real device, the stack and a splice.
+// BenchmarkStream measures one stream between a process in a sandbox's network and a
+// server on the node's loopback, through a real device, the stack and a splice.
 func BenchmarkStream(b *testing.B) {
 	const piece = 1 << 20
 	for _, direction := range []string{"out", "in"} {
@@ -89,7 +89,7 @@ func BenchmarkStream(b *testing.B) {
 					b.Fatal(err)
 				}
 			}
-			// Of both ends and the kernel too; it says more than the time on a busy machine.
+			// This includes both ends and the kernel; on a busy machine it means more than the time.
 			b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/op")
 			_ = from.Close()
 			<-ended
@@ -106,7 +106,7 @@ func cpuTime(b *testing.B) time.Duration {
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
-// What a sandbox costs in memory of the process: per connection on which nothing moves.
+// BenchmarkMemory measures the process's memory for each idle connection of a sandbox.
 func BenchmarkMemory(b *testing.B) {
 	const stacks, connections = 20, 500
 	for b.Loop() {
@@ -128,7 +128,7 @@ func BenchmarkMemory(b *testing.B) {
 			}
 			<-conns
 		}
-		open := inUse() // both ends are here
+		open := inUse() // includes both ends
 		b.ReportMetric(float64(open-idle)/connections, "B/connection")
 		for _, s := range all {
 			_ = s.Close()

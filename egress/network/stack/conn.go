@@ -18,9 +18,9 @@ import (
 // one, and io.Copy between it and another TCP connection leaves the bytes in the
 // kernel (splice(2)).
 //
-// It has no keep-alive and is not given up however long the sandbox is silent: the
-// other side is this machine's kernel, which acknowledges also while the sandbox is
-// frozen.
+// It has no keep-alive and does not time out, however long the sandbox is silent: the
+// other side is this machine's kernel, which acknowledges data even while the sandbox
+// is frozen.
 type Conn struct {
 	stack  *Stack
 	tcp    *net.TCPConn
@@ -28,21 +28,21 @@ type Conn struct {
 	closed atomic.Bool
 }
 
-// newConn takes the connection over. A node that is killed resets it: what it was
-// sending must not look whole.
+// newConn takes ownership of the connection. If the node is killed, the kernel resets
+// the connection, so that a partial stream does not look complete.
 func newConn(s *Stack, tcp *net.TCPConn) *Conn {
 	c := &Conn{stack: s, tcp: tcp, wide: s.wide.TryAcquire(1) == nil}
 	_ = tcp.SetLinger(0)
 	_ = tcp.SetKeepAlive(false)
-	if !c.wide { // a size that was set does not grow
+	if !c.wide { // a size that is set explicitly does not grow
 		_ = tcp.SetReadBuffer(narrowBuffer)
 		_ = tcp.SetWriteBuffer(narrowBuffer)
 	}
 	return c
 }
 
-// narrowBuffer is what a socket is asked for that is not wide; Linux doubles it
-// (socket(7), SO_RCVBUF).
+// narrowBuffer is the requested buffer size in bytes of a connection that is not wide;
+// Linux doubles it (socket(7), SO_RCVBUF).
 const narrowBuffer = 64 << 10
 
 // Read implements net.Conn. A reset by the sandbox is syscall.ECONNRESET.
@@ -60,8 +60,8 @@ func (c *Conn) sent() {
 	}
 }
 
-// Write implements net.Conn. It returns when all of b is in the send buffer; that is
-// also sent after Close.
+// Write implements net.Conn. It returns when all of b is in the send buffer, which is
+// sent even after Close.
 func (c *Conn) Write(b []byte) (int, error) {
 	if err := c.arrive(); err != nil {
 		return 0, &net.OpError{Op: "write", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: err}
@@ -69,8 +69,8 @@ func (c *Conn) Write(b []byte) (int, error) {
 	return c.tcp.Write(b)
 }
 
-// arrive tells Config.Arriving that something is about to come. Nothing comes any
-// more when the stack ends.
+// arrive calls Config.Arriving before data or the end of the connection goes to the
+// sandbox. It fails when the stack ends.
 func (c *Conn) arrive() error {
 	s := c.stack
 	if s.cfg.Arriving == nil {
@@ -82,12 +82,12 @@ func (c *Conn) arrive() error {
 	return s.cfg.Arriving(s.ctx)
 }
 
-// WriteTo implements io.WriterTo: what the sandbox sends goes to w, until it ends.
+// WriteTo implements io.WriterTo: it copies the sandbox's bytes to w until the stream ends.
 func (c *Conn) WriteTo(w io.Writer) (moved int64, err error) {
 	return transfer(w, c.tcp, func() error { c.sent(); return nil })
 }
 
-// ReadFrom implements io.ReaderFrom: r goes to the sandbox, until it ends.
+// ReadFrom implements io.ReaderFrom: it copies r to the sandbox until r ends.
 func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
 	if from, ok := r.(*net.TCPConn); ok {
 		return transfer(c.tcp, from, c.arrive)
@@ -95,8 +95,8 @@ func (c *Conn) ReadFrom(r io.Reader) (moved int64, err error) {
 	return io.Copy(struct{ io.Writer }{c}, r)
 }
 
-// transfer moves what a connection receives to w until its end. Before each piece,
-// which is what it has received meanwhile, it calls arrives.
+// transfer moves the bytes that a connection receives to w until the stream ends. It
+// calls arrives before each piece, which is all that the socket holds at that time.
 func transfer(w io.Writer, from *net.TCPConn, arrives func() error) (moved int64, err error) {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -123,20 +123,20 @@ func transfer(w io.Writer, from *net.TCPConn, arrives func() error) (moved int64
 	}
 }
 
-// await waits until a socket has received something, and returns how much, at least 1,
-// or io.EOF at its end.
+// await waits until a socket has received data and returns the number of bytes, at
+// least 1, or io.EOF at the end of the stream.
 func await(raw syscall.RawConn) (n int, err error) {
 	waited := raw.Read(func(fd uintptr) bool {
 		n, err = received(int(fd))
 		return !errors.Is(err, unix.EAGAIN)
 	})
-	if waited != nil { // it was closed, or its deadline has passed
+	if waited != nil { // the connection was closed, or its deadline has passed
 		return 0, waited
 	}
 	return n, err
 }
 
-// received is await without waiting: its error is EAGAIN if there is nothing yet.
+// received is await without waiting: its error is EAGAIN if no data has arrived yet.
 func received(fd int) (int, error) {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
 	if err != nil {
@@ -145,7 +145,7 @@ func received(fd int) (int, error) {
 	if n > 0 {
 		return n, nil
 	}
-	for { // whether there is nothing, or will be nothing
+	for { // distinguish no data yet from the end of the stream
 		n, _, err := unix.Recvfrom(fd, make([]byte, 1), unix.MSG_PEEK)
 		switch {
 		case errors.Is(err, unix.EINTR):
@@ -159,8 +159,7 @@ func received(fd int) (int, error) {
 	}
 }
 
-// CloseWrite says to the sandbox that nothing more comes. What it sends can still
-// be read.
+// CloseWrite closes the half to the sandbox. The sandbox's bytes can still be read.
 func (c *Conn) CloseWrite() error {
 	if err := c.arrive(); err != nil {
 		return err
@@ -168,9 +167,9 @@ func (c *Conn) CloseWrite() error {
 	return c.tcp.CloseWrite()
 }
 
-// Close closes both halves. What was written is still delivered, also to a sandbox
-// that takes it only when it wakes. As always in Linux, a connection with data that was
-// not read is reset. Idempotent.
+// Close closes both halves. Written bytes are still delivered, even to a sandbox that
+// reads them only when it wakes. As always in Linux, a connection with unread data is
+// reset. Idempotent.
 func (c *Conn) Close() error {
 	if c.closed.Swap(true) {
 		return nil
@@ -183,13 +182,13 @@ func (c *Conn) Close() error {
 	} else if !c.stack.background(func() { c.linger(rest) }) {
 		c.abandon(rest)
 	}
-	_ = c.arrive() // its kernel has the end, but the sandbox may be asleep
+	_ = c.arrive() // the kernel has the end, but the sandbox may be asleep
 	return err
 }
 
-// undelivered returns the socket once more if the sandbox has not taken everything:
-// Linux gives up a socket without a descriptor after some minutes. The end of the
-// stream follows what there is.
+// undelivered returns a second descriptor of the socket if the sandbox has not received
+// everything, or nil: Linux drops a socket without a descriptor after some minutes. The
+// sending half is closed, so the end of the stream follows the remaining bytes.
 func (c *Conn) undelivered() (rest *os.File) {
 	raw, err := c.tcp.SyscallConn()
 	if err != nil {
@@ -210,8 +209,9 @@ func (c *Conn) undelivered() (rest *os.File) {
 	return rest
 }
 
-// linger waits until the sandbox has ended its half too, which it does when it has
-// taken everything, or the stack ends. What it still sends has no reader.
+// linger waits until the sandbox closes its half too, which it does when it has read
+// everything, or until the stack ends. If the sandbox sends more bytes, which have no
+// reader, the connection is reset.
 func (c *Conn) linger(rest *os.File) {
 	stop := context.AfterFunc(c.stack.ctx, func() { _ = rest.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
@@ -223,7 +223,7 @@ func (c *Conn) linger(rest *os.File) {
 	c.end()
 }
 
-// abandon resets a connection that was to be delivered.
+// abandon resets a connection with undelivered bytes.
 func (c *Conn) abandon(rest *os.File) {
 	if raw, err := rest.SyscallConn(); err == nil {
 		_ = raw.Control(func(fd uintptr) {
@@ -234,7 +234,7 @@ func (c *Conn) abandon(rest *os.File) {
 	c.end()
 }
 
-// Abort resets the connection. What the sandbox did not take is lost.
+// Abort resets the connection. Bytes that the sandbox has not received are lost.
 func (c *Conn) Abort() {
 	if c.closed.Swap(true) {
 		return
@@ -245,13 +245,13 @@ func (c *Conn) Abort() {
 	_ = c.arrive()
 }
 
-// end gives the room of the connection back.
+// end releases the connection's slot.
 func (c *Conn) end() { c.stack.remove(c) }
 
-// LocalAddr is what the sandbox dialled.
+// LocalAddr returns the address that the sandbox dialed.
 func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
 
-// RemoteAddr is where in the sandbox the connection comes from.
+// RemoteAddr returns the connection's source address in the sandbox.
 func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
 
 func (c *Conn) SetReadDeadline(t time.Time) error { return c.tcp.SetReadDeadline(t) }

@@ -13,18 +13,18 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// device reads and writes packets: the first of each connection, and datagrams.
+// device reads and writes packets: the first one of each connection, and datagrams.
 type device struct {
 	file *os.File
 	raw  syscall.RawConn
 
-	// mu is held for reading while the descriptor is written to: an answer to a name
-	// query may come when all is closed.
+	// mu is read-locked during a write to the descriptor: the response to a name
+	// query may come after close.
 	mu sync.RWMutex
 	fd int // -1 when closed
 }
 
-// openDevice takes the file over; it is closed if that fails.
+// openDevice takes ownership of the file and closes it on an error.
 func openDevice(file *os.File) (_ *device, err error) {
 	defer func() {
 		if err != nil {
@@ -35,19 +35,20 @@ func openDevice(file *os.File) (_ *device, err error) {
 	if d.raw, err = file.SyscallConn(); err != nil {
 		return nil, err
 	}
-	// File.Fd would make it block.
+	// File.Fd would make the file blocking.
 	if err := d.raw.Control(func(fd uintptr) { d.fd = int(fd) }); err != nil {
 		return nil, err
 	}
-	// This fails for a descriptor that blocks: its reads could not be ended.
+	// This fails for a blocking descriptor, whose reads could not be interrupted.
 	return d, file.SetReadDeadline(time.Time{})
 }
 
 // wake makes read return os.ErrDeadlineExceeded at t, or never at the zero time.
 func (d *device) wake(t time.Time) { _ = d.file.SetReadDeadline(t) }
 
-// read calls packet with what is read until there is an error. The packet is the
-// callee's until it returns. No buffer is held while there is nothing to read.
+// read calls packet for each packet until there is an error. The callee owns the packet
+// until it returns, and returns false to make read check the deadline before the next
+// packet. No buffer is held while there is no packet to read.
 func (d *device) read(packet func([]byte) (more bool)) error {
 	for {
 		var failed error
@@ -77,10 +78,10 @@ func (d *device) read(packet func([]byte) (more bool)) error {
 	}
 }
 
-// packets are buffers for what devices read.
+// packets are the read buffers of all devices.
 var packets = sync.Pool{New: func() any { return new([link.MTU]byte) }}
 
-// send sends one packet. One for which there is no room is lost, as on any wire.
+// send sends one packet. If the device's queue is full, the packet is lost, as on any wire.
 func (d *device) send(packet []byte) error {
 	d.mu.RLock()
 	defer d.mu.RUnlock()

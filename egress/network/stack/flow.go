@@ -10,38 +10,38 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// endpoints name a connection: where in the sandbox it comes from, and where it goes.
+// endpoints identifies a connection by its source in the sandbox and its destination.
 type endpoints struct {
 	from uint16 // the port; the address is the sandbox's
 	to   netip.AddrPort
 }
 
-// Flow is a connection that a sandbox asks for: its SYN has come, and nothing was
-// answered yet.
+// Flow is a connection attempt of a sandbox: its SYN has arrived, and no packet was
+// sent back yet.
 type Flow struct {
 	stack     *Stack
 	endpoints endpoints
 	decided   atomic.Bool
-	conn      *Conn // if it was accepted
+	conn      *Conn // if accepted
 
-	syn      []byte            // the packet; of stack.mu
-	released bool              // the SYN went on; of stack.mu
-	opened   chan *net.TCPConn // what became of it
+	syn      []byte            // the packet; guarded by stack.mu
+	released bool              // the SYN was written back; guarded by stack.mu
+	opened   chan *net.TCPConn // receives the established connection
 }
 
-// Destination is what the sandbox dials.
+// Destination returns the address that the sandbox dials.
 func (f *Flow) Destination() netip.AddrPort { return f.endpoints.to }
 
-// Source is where in the sandbox it comes from.
+// Source returns the connection's source address in the sandbox.
 func (f *Flow) Source() netip.AddrPort { return netip.AddrPortFrom(link.Sandbox, f.endpoints.from) }
 
-// handshakeLimit bounds the handshake, which both sides leave to the one kernel: it
-// takes longer only when the sandbox gave up before.
+// handshakeLimit bounds the handshake, which one kernel performs for both sides: it
+// takes longer only if the sandbox gave up before.
 const handshakeLimit = 5 * time.Second
 
-// Accept completes the handshake. The Conn is closed at the latest when Handler.TCP
-// returns. Errors: ErrDecided; syscall.ECONNABORTED if the sandbox gave up or the
-// stack ended meanwhile.
+// Accept completes the handshake. The Conn is closed when Handler.TCP returns, at the
+// latest. Errors: ErrDecided; syscall.ECONNABORTED if the sandbox gave up or the stack
+// ended in the meantime.
 func (f *Flow) Accept() (*Conn, error) {
 	if f.decided.Swap(true) {
 		return nil, ErrDecided
@@ -65,8 +65,8 @@ func (f *Flow) Accept() (*Conn, error) {
 	return f.conn, nil
 }
 
-// Refuse answers with a reset, as if nothing listened there. It does nothing to a flow
-// that was decided.
+// Refuse resets the connection attempt, as if no socket listened there. It does nothing
+// if the flow was accepted or refused before.
 func (f *Flow) Refuse() {
 	if f.decided.Swap(true) {
 		return

@@ -11,11 +11,11 @@ import (
 
 func TestMain(m *testing.M) { tuntest.Main(m) }
 
-// kernel is the network namespace of a sandbox.
+// kernel is a sandbox's network namespace.
 type kernel struct{ *stacktest.Network }
 
-// newKernel makes a network namespace with the device of a sandbox, and returns the
-// device's other end.
+// newKernel creates a network namespace with a sandbox's device, and returns it with the
+// device's other end and the listener, which the caller owns.
 func newKernel(t testing.TB) (*kernel, *os.File, *net.TCPListener) {
 	t.Helper()
 	k := &kernel{stacktest.New(t)}
@@ -23,7 +23,7 @@ func newKernel(t testing.TB) (*kernel, *os.File, *net.TCPListener) {
 	return k, device, listener
 }
 
-// dial dials from the namespace.
+// dial connects from the namespace.
 func (k *kernel) dial(network, address string) (conn net.Conn, err error) {
 	err = k.In(func() (err error) {
 		conn, err = (&net.Dialer{Timeout: patience, FallbackDelay: -1}).Dial(network, address)

@@ -12,10 +12,11 @@ import (
 
 const (
 	dnsPort = 53
-	// maxQuery bounds a name query: EDNS(0) asks for names of 255 bytes with options,
-	// and resolvers send no more than an Ethernet frame holds.
+	// maxQuery bounds a name query in bytes, with its UDP header: EDNS(0) queries have
+	// names of 255 bytes and options, and resolvers send no more than fits in an
+	// Ethernet frame.
 	maxQuery = 1500
-	// quoted is what an ICMP error repeats of the packet that it is about: its IP
+	// quoted is how many bytes of the original packet an ICMP error repeats: its IP
 	// header and 8 bytes, RFC 792.
 	quoted = header.IPv4MinimumSize + 8
 )
@@ -26,11 +27,11 @@ var (
 	second  = tcpip.AddrFrom4(link.SecondServer.As4())
 )
 
-// packet takes one packet from the device.
+// packet handles one packet from the device. It returns false if the stack is ending.
 //
-// What no kernel sends by this device is dropped: IPv6, which the device has not;
-// another source address; IP options; fragments, for the MTU is as large as packets
-// get, so that nothing has to be kept until its other half comes.
+// Packets that no kernel sends through this device are dropped: IPv6, which the device
+// does not support; another source address; IP options; and fragments, because the MTU is
+// the maximum packet size. So no fragment is ever stored until the others arrive.
 func (s *Stack) packet(b []byte) (more bool) {
 	if !s.awake {
 		s.arise()
@@ -52,7 +53,7 @@ func (s *Stack) packet(b []byte) (more bool) {
 	return s.ctx.Err() == nil
 }
 
-// segment takes the first segment of a connection; its others do not come this way.
+// segment handles the first segment of a connection; the others do not leave the device.
 func (s *Stack) segment(ip header.IPv4) {
 	tcp := header.TCP(ip.Payload())
 	if len(tcp) < header.TCPMinimumSize || !unicast(ip.DestinationAddress()) ||
@@ -65,7 +66,7 @@ func (s *Stack) segment(ip header.IPv4) {
 	}
 }
 
-// reset answers a SYN as if nothing listened where it goes (RFC 9293, 3.10.7.1).
+// reset responds to a SYN as if no socket listened at its destination (RFC 9293, 3.10.7.1).
 func (s *Stack) reset(ip header.IPv4) {
 	syn := header.TCP(ip.Payload())
 	next := syn.SequenceNumber() + 1
@@ -83,8 +84,8 @@ func (s *Stack) reset(ip header.IPv4) {
 	_ = s.device.send(packet)
 }
 
-// ping answers an echo request, whatever it is addressed to: that an address is
-// there says nothing yet about whether it may be reached.
+// ping replies to an echo request to any unicast address: the reply does not mean that
+// a rule allows the address.
 func (s *Stack) ping(ip header.IPv4) {
 	request := header.ICMPv4(ip.Payload())
 	if len(request) < header.ICMPv4MinimumSize || request.Type() != header.ICMPv4Echo ||
@@ -101,8 +102,8 @@ func (s *Stack) ping(ip header.IPv4) {
 	_ = s.device.send(packet)
 }
 
-// datagram answers a name query by the Handler. All other UDP is refused at once, so
-// that who tries QUIC falls back to TCP without waiting.
+// datagram passes a name query to the Handler. All other UDP is refused immediately, so
+// that a QUIC client falls back to TCP without waiting.
 func (s *Stack) datagram(ip header.IPv4) {
 	udp := header.UDP(ip.Payload())
 	if len(udp) < header.UDPMinimumSize || int(udp.Length()) < header.UDPMinimumSize || int(udp.Length()) > len(udp) {
@@ -134,7 +135,7 @@ func (s *Stack) datagram(ip header.IPv4) {
 	})
 }
 
-// answer sends what the Handler answered to a name query.
+// answer sends the Handler's response to a name query. It drops one that exceeds the MTU.
 func (s *Stack) answer(server tcpip.Address, port uint16, answer []byte) {
 	length := header.UDPMinimumSize + len(answer)
 	if header.IPv4MinimumSize+length > link.MTU {
@@ -149,7 +150,7 @@ func (s *Stack) answer(server tcpip.Address, port uint16, answer []byte) {
 	_ = s.device.send(packet)
 }
 
-// unreachable refuses a datagram, in the name of whom it was addressed to.
+// unreachable refuses a datagram, with the datagram's destination as the source.
 func (s *Stack) unreachable(ip header.IPv4) {
 	if !unicast(ip.DestinationAddress()) {
 		return // RFC 1122, 3.2.2
@@ -164,12 +165,12 @@ func (s *Stack) unreachable(ip header.IPv4) {
 	_ = s.device.send(packet)
 }
 
-// unicast says whether an address can be that of one machine.
+// unicast reports whether an address can belong to one machine.
 func unicast(a tcpip.Address) bool {
 	return a != header.IPv4Any && a != header.IPv4Broadcast && !header.IsV4MulticastAddress(a) && !header.IsV4LoopbackAddress(a)
 }
 
-// newPacket makes an IPv4 packet to the sandbox with so many bytes of payload.
+// newPacket returns an IPv4 packet to the sandbox with payload bytes of zero payload.
 func newPacket(from tcpip.Address, protocol tcpip.TransportProtocolNumber, payload int) header.IPv4 {
 	ip := header.IPv4(make([]byte, header.IPv4MinimumSize+payload))
 	ip.Encode(&header.IPv4Fields{

@@ -6,21 +6,21 @@ import (
 )
 
 const (
-	// refusedAgain is after how long a refusal of datagrams is told once more that go
-	// to the same place: a client of QUIC sends several before it falls back.
+	// refusedAgain is the interval in which refused datagrams to one destination are
+	// reported once: a QUIC client sends several before it falls back.
 	refusedAgain = 5 * time.Second
-	// maxRefusedTold bounds how many places are told within that time: what is told
-	// becomes a line in a log, and a packet costs the sandbox next to nothing.
+	// maxRefusedTold is the maximum number of destinations reported in that interval:
+	// each report becomes a log line, and a packet costs the sandbox almost nothing.
 	maxRefusedTold = 32
 )
 
-// refusals remembers which refusals of datagrams were told lately.
+// refusals records the recently reported destinations of refused datagrams.
 type refusals struct {
 	told  map[netip.AddrPort]struct{}
 	since time.Time
 }
 
-// isNew says whether a refusal is to be told.
+// isNew reports whether a refusal must be reported, and records it.
 func (r *refusals) isNew(to netip.AddrPort, now time.Time) bool {
 	if r.told == nil || now.Sub(r.since) >= refusedAgain {
 		r.told, r.since = map[netip.AddrPort]struct{}{}, now

@@ -34,7 +34,7 @@ func sockets(t *testing.T) (ours, theirs *net.TCPConn) {
 	return dialled.(*net.TCPConn), accepted.(*net.TCPConn)
 }
 
-// bare is a reader that is no socket.
+// bare hides that a reader is a socket.
 type bare struct{ io.Reader }
 
 func TestReadFromMovesAllToItsEnd(t *testing.T) {
@@ -72,9 +72,9 @@ func TestReadFromMovesAllToItsEnd(t *testing.T) {
 	}
 }
 
-// Whatever it waits for, it ends when either connection does, and says of which.
+// Whichever connection it waits for, it ends when either one does, and returns that one's error.
 func TestReadFromEndsWithEitherConnection(t *testing.T) {
-	full := func(theirs *net.TCPConn) { // more than fits on the way to who does not read
+	full := func(theirs *net.TCPConn) { // sends more than the buffers to an idle reader hold
 		go func() { // ends with the connection
 			_, _ = theirs.Write(make([]byte, 64<<20))
 		}()
@@ -116,7 +116,7 @@ func TestReadFromEndsWithEitherConnection(t *testing.T) {
 	}
 }
 
-// writable says whether a socket has room for more.
+// writable reports whether a socket's send buffer has space.
 func writable(t *testing.T, conn *net.TCPConn) bool {
 	t.Helper()
 	raw, err := conn.SyscallConn()

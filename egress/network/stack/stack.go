@@ -1,18 +1,17 @@
-// Package stack is the other end of a sandbox's network device. What the sandbox
-// dials becomes a Flow, which a Handler accepts or refuses; its name queries go to the
-// Handler too; everything else that leaves the device is answered with a refusal or not
-// at all.
+// Package stack is the other end of a sandbox's network device. A connection that the
+// sandbox dials becomes a Flow, which a Handler accepts or refuses; its name queries go to
+// the Handler too. Pings get a reply; all other packets are refused or dropped.
 //
 // Of TCP only the first packet of a connection leaves the device. The Handler may take
-// its time: nothing was answered yet, so what is refused or not there does not look
-// connected to the sandbox. To accept it, the packet goes back through the device; the
-// kernel then completes the connection with a socket of the node's that listens in the
-// sandbox's network namespace, and carries it on its loopback (package link). Name
-// queries, pings and the refusal of all other UDP are answered packet by packet,
-// without a state. A sandbox that sends nothing costs one goroutine that waits.
+// its time: no packet was sent back yet, so a connection that is refused later, or whose
+// upstream does not exist, never looks established to the sandbox. To accept it, the stack
+// writes the packet back to the device. The kernel then completes the connection with the
+// node's listening socket in the sandbox's network namespace, and carries it on the
+// namespace's loopback (package link). Name queries, pings and all other UDP are handled
+// packet by packet, without state. A sandbox that sends nothing costs one waiting goroutine.
 //
-// The other side is hostile. Whatever it sends is bounded by Limits, per sandbox, and
-// by a Budget over all of them.
+// The other side is hostile. Its traffic is bounded by Limits for each sandbox, and by the
+// pools Connections and Wide of Config for all of them.
 package stack
 
 import (
@@ -38,73 +37,74 @@ import (
 // ErrDecided is returned by Flow.Accept for a flow that was accepted or refused before.
 var ErrDecided = errors.New("the flow was decided before")
 
-// Handler decides what becomes of that which a sandbox sends.
+// Handler decides about the connections and name queries of a sandbox.
 type Handler interface {
 	// TCP is called for each connection attempt, in a goroutine of its own that
-	// Close waits for. It accepts or refuses the flow; one that it leaves undecided
-	// is refused when it returns, and a connection that it accepted is closed. ctx
-	// ends with the stack, and connections are reset then.
+	// Close waits for. It accepts or refuses the flow. When it returns, an undecided
+	// flow is refused and an accepted connection is closed. When the stack ends, ctx
+	// is canceled and connections are reset.
 	TCP(ctx context.Context, f *Flow)
-	// DNS answers one UDP datagram to port 53 of a name server, which is
-	// link.Gateway or link.SecondServer. With nil there is no answer. It may keep
-	// query and must not change it. ctx ends with the stack.
+	// DNS returns the response to one UDP datagram to port 53 of a name server, which
+	// is link.Gateway or link.SecondServer; nil sends none. It may retain query but must
+	// not modify it. ctx ends with the stack.
 	DNS(ctx context.Context, server netip.Addr, query []byte) []byte
 }
 
-// Config of a Stack.
+// Config configures a Stack.
 type Config struct {
-	// Device is what package tun makes, or anything else whose reads and writes are
-	// of one IP packet each, such as one end of a packet socket pair. It has to be
-	// non-blocking. The Stack owns it, also when New fails.
+	// Device is a device of package tun, or another file whose reads and writes are
+	// one IP packet each, such as one end of a packet socket pair. It must be
+	// non-blocking. The Stack owns it, even if New fails.
 	Device *os.File
-	// Listener takes the connections whose first packet goes back through the device.
-	// The Stack owns it, also when New fails.
+	// Listener accepts the connections whose first packet was written back to the
+	// device. The Stack owns it, even if New fails.
 	Listener *net.TCPListener
 	Handler  Handler
 	Limits   Limits
-	// Connections and Wide are shared by all stacks, whose Limits of the same names they
-	// bound in total; nil: only Limits bound. A wide connection takes 3 MiB of memory at
-	// most, another one 256 KiB.
+	// Connections and Wide are shared by all stacks and bound their total, as the Limits
+	// of the same names bound one stack; nil means that only Limits apply. A wide
+	// connection takes at most 3 MiB of memory, any other at most 256 KiB.
 	Connections, Wide *quota.Pool
-	// Exceeded is told, at most once per exceededEvery and kind, that something was
-	// refused because a limit was reached. No packet is read meanwhile. May be nil.
+	// Exceeded is called when a connection is refused or a name query dropped because a
+	// limit was reached, at most once per exceededEvery and limit. No packet is read until it
+	// returns. May be nil.
 	Exceeded func(what Exceeded)
-	// Refused is told of datagrams that were refused, by where they were to go: not of
-	// each one, see refusals. No packet is read meanwhile. May be nil.
+	// Refused is called with the destination of a refused datagram, but not for each
+	// datagram, see refusals. No packet is read until it returns. May be nil.
 	Refused func(to netip.AddrPort)
-	// Sent is told when bytes of a connection came from the sandbox. It must not
-	// wait. May be nil.
+	// Sent is called when a connection receives bytes from the sandbox. It must not
+	// block. May be nil.
 	Sent func()
-	// Arriving is called for bytes to the sandbox, which may be frozen, before they are
-	// written, and for the end of a connection; an error is that of the write. ctx ends
+	// Arriving is called before bytes are written to the sandbox, which may be frozen,
+	// and for the end of a connection. If it fails, the write fails with its error. ctx ends
 	// with the stack. May be nil.
 	Arriving func(ctx context.Context) error
-	// Log gets what has no other receiver; the caller adds the sandbox.
+	// Log receives all other events; the caller adds the sandbox attribute. May be nil.
 	Log *slog.Logger
 }
 
-// Stack serves one device. Make one with New.
+// Stack serves one device. Create one with New.
 type Stack struct {
 	cfg    Config
 	device *device
 	ctx    context.Context // ends with the stack
 	cancel context.CancelFunc
 
-	awake    bool                   // since the last rest there was a packet; the reader's alone
-	refused  refusals               // the reader's alone
-	exceeded map[Exceeded]time.Time // when it was told last; the reader's alone
-	queries  chan struct{}          // one for each name query in flight
-	running  sync.WaitGroup         // handlers, and what goes on after them
-	accepts  sync.WaitGroup         // the goroutine of the listener, while the reader is awake
+	awake    bool                   // a packet came since the reader was last idle; for the reader only
+	refused  refusals               // for the reader only
+	exceeded map[Exceeded]time.Time // when each was last reported; for the reader only
+	queries  chan struct{}          // one element for each name query in flight
+	running  sync.WaitGroup         // handlers, and connections that linger after them
+	accepts  sync.WaitGroup         // the listener's goroutine, while the reader is awake
 	done     chan struct{}          // closed when the reader has ended and released everything
-	flows    *quota.Pool            // connections, from the attempt until the last trace of them is gone
+	flows    *quota.Pool            // connections, from the attempt until the socket is closed
 	wide     *quota.Pool            // connections with buffers that grow
 
 	mu        sync.Mutex
 	closing   bool
-	attempts  map[endpoints]*Flow // those that are not open yet
+	attempts  map[endpoints]*Flow // attempts whose connection is not established yet
 	conns     map[*Conn]struct{}
-	idleSince time.Time // when flows became 0, or the reader awoke
+	idleSince time.Time // when flows became 0, or the reader woke
 }
 
 // New returns a Stack that serves cfg.Device until Close.
@@ -130,7 +130,7 @@ func New(cfg Config) (*Stack, error) {
 		wide:     cfg.Wide.Child(int64(cfg.Limits.Wide)),
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	go s.read() // ends by Close, or with the device
+	go s.read() // ends on Close, or with the device
 	return s, nil
 }
 
@@ -146,7 +146,7 @@ func (s *Stack) Close() error {
 	return s.device.close()
 }
 
-// read takes packets from the device until that ends or Close is called.
+// read handles packets from the device until the device ends or Close is called.
 func (s *Stack) read() {
 	defer close(s.done)
 	for {
@@ -164,8 +164,8 @@ func (s *Stack) read() {
 	s.end()
 }
 
-// arise makes the reader rest again after a while, also if no connection follows
-// the packet that awoke it. Only the reader calls it.
+// arise starts the listener's goroutine and schedules the next idle check, even if no
+// connection follows the packet that woke the reader. Only the reader calls it.
 func (s *Stack) arise() {
 	s.awake = true
 	_ = s.cfg.Listener.SetDeadline(time.Time{})
@@ -176,8 +176,8 @@ func (s *Stack) arise() {
 	s.wakeWhenIdle()
 }
 
-// rest ends what a sandbox without connections has no use for. It returns false when
-// the Stack is to end.
+// rest stops the listener's goroutine once the sandbox has had no connection for
+// Limits.Idle. It returns false if the Stack is closing.
 func (s *Stack) rest() bool {
 	s.mu.Lock()
 	if s.closing {
@@ -199,15 +199,14 @@ func (s *Stack) rest() bool {
 	return true
 }
 
-// wakeWhenIdle makes the reader look whether it can rest. s.mu is held.
+// wakeWhenIdle wakes the reader for its next idle check. s.mu is held.
 func (s *Stack) wakeWhenIdle() {
 	if !s.closing {
 		s.device.wake(s.idleSince.Add(s.cfg.Limits.Idle))
 	}
 }
 
-// accept takes connections from the listener until that is closed or its deadline
-// passes.
+// accept accepts connections until the listener is closed or its deadline passes.
 func (s *Stack) accept() {
 	for failed := false; ; {
 		tcp, err := s.cfg.Listener.AcceptTCP()
@@ -217,8 +216,8 @@ func (s *Stack) accept() {
 			s.open(tcp)
 		case errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed):
 			return
-		default: // the node is out of descriptors: the sandbox's attempts end by themselves
-			if !failed { // once in a row
+		default: // such as no more descriptors: the sandbox's attempts time out
+			if !failed { // log once per series of failures
 				s.cfg.Log.Warn("connection of a sandbox cannot be accepted", "error", err)
 			}
 			failed = true
@@ -230,10 +229,10 @@ func (s *Stack) accept() {
 	}
 }
 
-// acceptAgain is the pause after the listener failed.
+// acceptAgain is the delay after a failed accept.
 const acceptAgain = 100 * time.Millisecond
 
-// open hands a connection to its Flow. One whose Flow has given up is reset.
+// open passes a connection to its Flow, or resets it if the Flow no longer waits for it.
 func (s *Stack) open(tcp *net.TCPConn) {
 	from, _ := tcp.RemoteAddr().(*net.TCPAddr)
 	to, _ := tcp.LocalAddr().(*net.TCPAddr)
@@ -269,8 +268,8 @@ func (s *Stack) end() {
 	s.running.Wait()
 }
 
-// admit returns the Flow of a connection attempt if it is a new one and there is room
-// for it. Only the reader calls it. What there is no room for is reset.
+// admit returns a Flow for a new connection attempt. It returns nil if the attempt is
+// not new, and resets an attempt that exceeds a limit. Only the reader calls it.
 func (s *Stack) admit(e endpoints, syn header.IPv4) *Flow {
 	f, full := s.takeRoom(e, syn)
 	if full != "" {
@@ -280,11 +279,11 @@ func (s *Stack) admit(e endpoints, syn header.IPv4) *Flow {
 	return f
 }
 
-// takeRoom is admit without a word about what there is no room for.
+// takeRoom is admit without the reset: it returns the exceeded limit, if any.
 func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.attempts[e]; f != nil { // sent again, or anew
+	if f := s.attempts[e]; f != nil { // a retransmission, or a new attempt from the same port
 		f.syn = append(f.syn[:0], syn...)
 		if f.released {
 			_ = s.device.send(f.syn)
@@ -309,7 +308,7 @@ func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 	return f, ""
 }
 
-// serve hands one connection attempt to the Handler.
+// serve passes one connection attempt to the Handler.
 func (s *Stack) serve(f *Flow) {
 	defer s.running.Done()
 	defer f.end()
@@ -317,8 +316,9 @@ func (s *Stack) serve(f *Flow) {
 	s.cfg.Handler.TCP(s.ctx, f)
 }
 
-// accepted makes the Conn of a Flow, or returns nil if there is none: tcp is nil when
-// the Flow has not waited for it, and what has come just now is reset.
+// accepted returns the Conn of a Flow. tcp is nil if the Flow stopped waiting; then
+// accepted uses a connection that arrived in the meantime. It returns nil if none did,
+// or if the stack is closing, which resets the connection.
 func (s *Stack) accepted(f *Flow, tcp *net.TCPConn) *Conn {
 	s.mu.Lock()
 	delete(s.attempts, f.endpoints)
@@ -352,7 +352,8 @@ func (s *Stack) refuse(f *Flow) {
 	s.release(false)
 }
 
-// background runs what goes on after a handler; it is false when the stack ends.
+// background runs f in a goroutine that Close waits for. It returns false, without
+// running f, if the stack is closing.
 func (s *Stack) background(f func()) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -362,7 +363,7 @@ func (s *Stack) background(f func()) bool {
 	return !s.closing
 }
 
-// remove gives the room of a connection back.
+// remove deletes a connection and releases its slot.
 func (s *Stack) remove(c *Conn) {
 	s.mu.Lock()
 	delete(s.conns, c)
@@ -370,15 +371,15 @@ func (s *Stack) remove(c *Conn) {
 	s.release(c.wide)
 }
 
-// recover keeps the node alive if the Handler panics: what it handles was sent by
-// a sandbox.
+// recover logs a panic of the Handler instead of ending the node: a sandbox controls
+// the Handler's input.
 func (s *Stack) recover(handling string) {
 	if p := recover(); p != nil {
 		s.cfg.Log.Error("handling "+handling+" of a sandbox panicked", "panic", redact.Panic(p), "stack", string(debug.Stack()))
 	}
 }
 
-// release gives the room of one connection back.
+// release releases the slot of one connection, and its wide slot if wide is set.
 func (s *Stack) release(wide bool) {
 	if wide {
 		s.wide.Release(1)

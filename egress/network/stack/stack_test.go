@@ -25,10 +25,10 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// patience bounds what waits for an event. It is no measure of speed.
+// patience is the timeout of each wait for an event. It does not measure speed.
 const patience = 30 * time.Second
 
-// handler does what a test wants.
+// handler is a Handler made of a test's functions.
 type handler struct {
 	tcp func(ctx context.Context, f *Flow)
 	dns func(ctx context.Context, server netip.Addr, query []byte) []byte
@@ -63,11 +63,12 @@ func start(t testing.TB, cfg Config) (*Stack, *kernel) {
 	return s, k
 }
 
-// accepted is a handler whose accepted connections are the test's until it ends.
+// accepted returns a handler that accepts each connection, and the channel that delivers
+// them. They stay open until the test ends.
 func accepted(t testing.TB) (handler, <-chan *Conn) {
 	conns := make(chan *Conn)
 	over := make(chan struct{})
-	t.Cleanup(func() { close(over) }) // before the stack's, which waits
+	t.Cleanup(func() { close(over) }) // runs before the stack's cleanup, which waits
 	return handler{tcp: func(ctx context.Context, f *Flow) {
 		conn, err := f.Accept()
 		if err != nil {
@@ -102,7 +103,7 @@ func pair(t testing.TB, k *kernel, conns <-chan *Conn) (client *net.TCPConn, ser
 
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for limit := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) { // between looks
+	for limit := time.Now().Add(patience); !holds(); time.Sleep(time.Millisecond) { // between checks
 		if time.Now().After(limit) {
 			t.Fatalf("%s: not within %v", what, patience)
 		}
@@ -163,7 +164,7 @@ func TestARefusedFlowIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// Both halves, in both orders, with more than any buffer holds.
+// Both halves are closed, in both orders, after more data than any buffer holds.
 func TestWhatIsSentArrivesAndHalvesCloseOneByOne(t *testing.T) {
 	sent := make([]byte, 40<<20)
 	_, _ = rand.Read(sent)
@@ -208,7 +209,7 @@ func TestCloseLosesNothing(t *testing.T) {
 	h, conns := accepted(t)
 	s, k := start(t, Config{Handler: h})
 	client, server := pair(t, k, conns)
-	sent := bytes.Repeat([]byte("0123456789abcdef"), 10<<10) // what the send buffer takes
+	sent := bytes.Repeat([]byte("0123456789abcdef"), 10<<10) // fits in the send buffer
 	if _, err := server.Write(sent); err != nil {
 		t.Fatal(err)
 	}
@@ -317,7 +318,7 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 			var of atomic.Pointer[Stack]
 			s, k := start(t, Config{Limits: c.limits, Connections: c.all,
 				Exceeded: func(what Exceeded) {
-					of.Load().connections() // which waits for the lock: who writes a log holds up no connection
+					of.Load().connections() // acquires the lock: a slow log blocks no connection
 					told <- what
 				},
 				Handler: handler{tcp: func(ctx context.Context, f *Flow) {
@@ -332,7 +333,7 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 				}}})
 			var dials sync.WaitGroup
 			for range 2 {
-				// A dial of an undecided flow holds the thread: each has its own socket.
+				// Dialing an undecided flow blocks the thread: each attempt has a socket of its own.
 				fd := k.connect(t, somewhere)
 				dials.Go(func() { <-proceed; unix.Close(fd) })
 				<-arrived
@@ -355,7 +356,7 @@ func TestWhatIsOverALimitIsResetAndTold(t *testing.T) {
 	}
 }
 
-// connect begins to connect a socket of the namespace and does not wait.
+// connect starts to connect a socket in the namespace and does not wait.
 func (k *kernel) connect(t testing.TB, address string) (fd int) {
 	t.Helper()
 	to := netip.MustParseAddrPort(address)
@@ -374,7 +375,7 @@ func (k *kernel) connect(t testing.TB, address string) (fd int) {
 	return fd
 }
 
-// What buffers hold is bounded by how many connections may have large ones.
+// The memory of buffers is bounded by the number of connections that may have large ones.
 func TestOnlySomeConnectionsHaveBuffersThatGrow(t *testing.T) {
 	for name, cfg := range map[string]Config{
 		"of one sandbox": {Limits: Limits{Wide: 1}},
@@ -491,7 +492,7 @@ func TestNameQueriesAreAnswered(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// They are answered in any order, and one of them is too long.
+		// The replies come in any order, and one query is too long.
 		got := map[string]bool{}
 		for range 2 {
 			b := make([]byte, 2000)
@@ -549,7 +550,7 @@ func TestPingIsAnswered(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const ip = 20 // its header comes with it
+		const ip = 20 // the reply includes the IP header
 		if b[ip] != 0 || !bytes.Equal(b[ip+4:n], echo[4:]) {
 			t.Errorf("%s answers %x", to, b[:n])
 		}
@@ -598,7 +599,7 @@ func TestManyConnectionsAtOnce(t *testing.T) {
 	eventually(t, "their room is free again", func() bool { return s.connections() == 0 })
 }
 
-// The sandbox must not take what a node sent before it was killed for the whole.
+// The sandbox must not mistake the bytes that a node sent before it was killed for all of them.
 func TestAKilledNodeResetsItsConnections(t *testing.T) {
 	h, conns := accepted(t)
 	_, k := start(t, Config{Handler: h})
@@ -610,7 +611,7 @@ func TestAKilledNodeResetsItsConnections(t *testing.T) {
 	if _, err := client.Read(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := server.tcp.Close(); err != nil { // as the kernel does at the end of a process
+	if err := server.tcp.Close(); err != nil { // as the kernel does when a process ends
 		t.Fatal(err)
 	}
 	if _, err := client.Read(b); !errors.Is(err, syscall.ECONNRESET) {
@@ -618,13 +619,14 @@ func TestAKilledNodeResetsItsConnections(t *testing.T) {
 	}
 }
 
-// What the sandbox has no room for waits, for it may sleep, and counts until it is gone.
+// Bytes that do not fit in the sandbox's buffers wait, because the sandbox may sleep. The
+// connection counts until they are delivered.
 func TestWhatIsClosedIsDeliveredLater(t *testing.T) {
 	h, conns := accepted(t)
 	s, k := start(t, Config{Handler: h})
 	client, server := pair(t, k, conns)
 	var sent []byte
-	for writable(t, server.tcp) { // until neither side has room
+	for writable(t, server.tcp) { // until the buffers of both sides are full
 		piece := bytes.Repeat([]byte("0123456789abcdef"), 1<<8)
 		_ = server.SetWriteDeadline(time.Now().Add(time.Millisecond))
 		n, err := server.Write(piece)
@@ -646,7 +648,7 @@ func TestWhatIsClosedIsDeliveredLater(t *testing.T) {
 	eventually(t, "its room is free again", func() bool { return s.connections() == 0 })
 }
 
-// Its first packet is sent again and again meanwhile.
+// The kernel retransmits the first packet in the meantime.
 func TestAConnectionWaitsForItsHandler(t *testing.T) {
 	proceed := make(chan struct{})
 	h, conns := accepted(t)
@@ -657,7 +659,7 @@ func TestAConnectionWaitsForItsHandler(t *testing.T) {
 	fd := k.connect(t, somewhere)
 	defer unix.Close(fd)
 	events := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	if n, err := unix.Poll(events, 2500); n != 0 || err != nil { // longer than the first retransmission takes
+	if n, err := unix.Poll(events, 2500); n != 0 || err != nil { // longer than the first retransmission timeout
 		t.Errorf("it looks connected: %d, %v", n, err)
 	}
 	close(proceed)
@@ -673,7 +675,7 @@ func TestAConnectionWaitsForItsHandler(t *testing.T) {
 	}
 }
 
-// A client that has left while the Handler decided is none.
+// A connection whose client left while the Handler decided is not accepted.
 func TestASandboxThatGaveUpIsNotAccepted(t *testing.T) {
 	began, proceed, ended := make(chan struct{}), make(chan struct{}), make(chan error)
 	s, k := start(t, Config{Handler: handler{tcp: func(ctx context.Context, f *Flow) {

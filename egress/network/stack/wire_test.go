@@ -19,10 +19,9 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// These tests have a socket pair in place of a network device, and need no kernel's
-// leave for it.
+// These tests use a socket pair instead of a network device, and so need no privileges.
 
-// newOnPair returns a Stack on one end of a pair; its listener is beside the point.
+// newOnPair returns a Stack on one end of a pair; its listener is not used.
 func newOnPair(t testing.TB, device *os.File, limits Limits, h Handler) *Stack {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -76,7 +75,7 @@ func TestWhatNoKernelSendsIsDropped(t *testing.T) {
 	header.IPv4(options).SetTotalLength(uint16(len(options)))
 	for _, packet := range [][]byte{
 		first, later, foreign, options, {0x45}, {0x60, 0, 0, 0},
-		queryPacket("short")[:30], // says that it is longer
+		queryPacket("short")[:30], // its header declares a greater length
 		queryPacket("taken"),
 	} {
 		if _, err := theirs.Write(packet); err != nil {
@@ -87,7 +86,7 @@ func TestWhatNoKernelSendsIsDropped(t *testing.T) {
 	if _, err := theirs.Read(make([]byte, link.MTU)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil { // which waits for all that were taken
+	if err := s.Close(); err != nil { // waits for the handlers of all accepted queries
 		t.Fatal(err)
 	}
 	if len(got) != 1 || got[0] != "taken" {
@@ -110,7 +109,7 @@ func tcpPacket(flags header.TCPFlags, from, to uint16, seq uint32, payload []byt
 	return b
 }
 
-// A SYN may come more often than there is room, while none is decided.
+// SYNs exceed the limit while no attempt is decided.
 func TestAFloodOfSYNsIsBounded(t *testing.T) {
 	ours, theirs := socketPair(t)
 	defer theirs.Close()
@@ -178,7 +177,7 @@ func FuzzPackets(f *testing.F) {
 				}
 			}
 		}
-		// The answer to a ping says that what came before was taken.
+		// The reply to a ping means that the packets before it were handled.
 		ping := newPacket(gateway, header.ICMPv4ProtocolNumber, header.ICMPv4MinimumSize)
 		ping.SetSourceAddress(sandbox)
 		ping.SetDestinationAddress(gateway)

@@ -1,6 +1,6 @@
-// Package stacktest is the network of a sandbox without a sandbox: a network namespace
-// with the device of one. Programs of a test send through it as if they ran in one.
-// Its tests run by tuntest.Main.
+// Package stacktest provides a sandbox's network without a sandbox: a network namespace
+// with a sandbox's device. Clients in a test send through it as if they ran in a sandbox.
+// Tests that use it run under tuntest.Main.
 package stacktest
 
 import (
@@ -19,7 +19,7 @@ import (
 	"github.com/doze-run/doze/runtime/netns/tun"
 )
 
-// Network is what a sandbox sees: an address, a route and a name server.
+// Network is a sandbox's view of the network: an address, a route and a name server.
 type Network struct {
 	namespace *os.File
 
@@ -27,7 +27,7 @@ type Network struct {
 	opened []net.Conn
 }
 
-// New makes a network namespace that has nothing but a loopback.
+// New creates a network namespace with only a loopback. It is closed when the test ends.
 func New(t testing.TB) *Network {
 	t.Helper()
 	n := new(Network)
@@ -47,8 +47,7 @@ func New(t testing.TB) *Network {
 	return n
 }
 
-// Device makes the device of a sandbox and the listener beside it. Both are the
-// caller's.
+// Device creates a sandbox's device and its listener. The caller owns both.
 func (n *Network) Device(t testing.TB) (device *os.File, listener *net.TCPListener) {
 	t.Helper()
 	err := n.In(func() error {
@@ -74,7 +73,7 @@ func (n *Network) Device(t testing.TB) (device *os.File, listener *net.TCPListen
 	return device, listener
 }
 
-// Attached reports whether there is a device: it ends with the other end's.
+// Attached reports whether the device exists: it is removed when its other end is closed.
 func (n *Network) Attached() bool {
 	return n.In(func() error {
 		_, err := net.InterfaceByName(link.Device)
@@ -82,8 +81,8 @@ func (n *Network) Attached() bool {
 	}) == nil
 }
 
-// In runs f in the namespace, on one thread. Sockets that f makes belong there for
-// ever; a goroutine that it starts does not.
+// In runs f in the namespace, on one thread. A socket that f creates belongs to the
+// namespace permanently; a goroutine that it starts does not run there.
 func (n *Network) In(f func() error) error {
 	done := make(chan error)
 	go func() { // its thread ends with it
@@ -97,7 +96,7 @@ func (n *Network) In(f func() error) error {
 	return <-done
 }
 
-// Close ends all that was dialled in the namespace. Idempotent.
+// Close closes the namespace and all connections dialed in it. Idempotent.
 func (n *Network) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -108,8 +107,8 @@ func (n *Network) Close() {
 	_ = n.namespace.Close()
 }
 
-// DialContext connects to host and port as a program in the sandbox does: it looks
-// the host up with the sandbox's name server.
+// DialContext connects to a host and port as a program in the sandbox does: it resolves
+// the host with the sandbox's name server.
 func (n *Network) DialContext(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil {
@@ -123,7 +122,7 @@ func (n *Network) DialContext(ctx context.Context, network, address string) (con
 		host = found[0].Unmap().String()
 	}
 	err = n.In(func() (err error) {
-		// The thread that makes the socket counts: no other goroutine may.
+		// The namespace is the thread's that creates the socket: no other goroutine may do so.
 		conn, err = (&net.Dialer{FallbackDelay: -1}).DialContext(ctx, network, net.JoinHostPort(host, port))
 		return err
 	})
@@ -136,7 +135,7 @@ func (n *Network) DialContext(ctx context.Context, network, address string) (con
 	return conn, nil
 }
 
-// Resolver asks the sandbox's name server.
+// Resolver returns a resolver that queries the sandbox's name server.
 func (n *Network) Resolver() *net.Resolver {
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return n.DialContext(ctx, network, netip.AddrPortFrom(link.Gateway, 53).String())
