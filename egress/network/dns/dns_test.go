@@ -24,7 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const reason = "no rule allows it"
 
-// decide allows all but what is below denied.example.
+// decide allows all names except denied.example and those below it.
 func decide(name string) (bool, string) {
 	if name == "denied.example" || strings.HasSuffix(name, ".denied.example") {
 		return false, reason
@@ -32,7 +32,7 @@ func decide(name string) (bool, string) {
 	return true, ""
 }
 
-// asker is a server with what it told.
+// asker is a server with the refusals that it reported.
 type asker struct {
 	*Server
 	mu      sync.Mutex
@@ -58,7 +58,7 @@ func query(name string, rrtype uint16) *dns.Msg {
 	return q.SetEdns0(4096, false)
 }
 
-// ask returns the server's answer, nil if there is none.
+// ask returns the server's answer, or nil if there is none.
 func (a *asker) ask(t *testing.T, q *dns.Msg) *dns.Msg {
 	t.Helper()
 	return answerOf(t, a.Answer, q)
@@ -87,7 +87,7 @@ func answerOf(t *testing.T, ask func([]byte) []byte, q *dns.Msg) *dns.Msg {
 	return m
 }
 
-// addressOf asks for the address of a name.
+// addressOf queries the address of a name.
 func (a *asker) addressOf(t *testing.T, name string) netip.Addr {
 	t.Helper()
 	m := a.ask(t, query(name, dns.TypeA))
@@ -101,7 +101,7 @@ func (a *asker) addressOf(t *testing.T, name string) netip.Addr {
 	return addr.Unmap()
 }
 
-// address is the one that a name has, if it has one.
+// address returns the address that is assigned to a name, without a query.
 func (a *asker) address(name string) (netip.Addr, bool) {
 	a.names.mu.Lock()
 	defer a.names.mu.Unlock()
@@ -195,7 +195,7 @@ func TestAnswers(t *testing.T) {
 			if got != tc.want || len(m.Answer) > 1 {
 				t.Errorf("%q, want %q", got, tc.want)
 			}
-			// What is not there is to be kept shortly, too.
+			// The TTL of negative answers is short, too.
 			hasSOA := len(m.Ns) == 1 && m.Ns[0].(*dns.SOA).Minttl == ttl
 			if wantSOA := tc.want == "" && tc.rcode != dns.RcodeNotImplemented; hasSOA != wantSOA {
 				t.Errorf("authority %v", m.Ns)
@@ -230,7 +230,7 @@ func ede(m *dns.Msg) *dns.EDNS0_EDE {
 	return nil
 }
 
-// musl waits for another answer than REFUSED.
+// musl waits for an answer other than REFUSED.
 func TestToTheSecondServerARefusedNameDoesNotExist(t *testing.T) {
 	a := newAsker(Config{})
 	for _, rrtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
@@ -407,7 +407,7 @@ func TestFloodsAreDropped(t *testing.T) {
 	}
 }
 
-// recorder keeps what a store would.
+// recorder stores addresses in memory, as a store would.
 type recorder struct {
 	mu    sync.Mutex
 	known map[netip.Addr]string
@@ -492,7 +492,7 @@ func TestNoAddressChangesHandsSoon(t *testing.T) {
 		t.Errorf("%d names, %d addresses, %d records", len(a.names.byName), len(a.names.byAddress), a.names.used.Len())
 	}
 
-	// All other addresses come before it.
+	// All other addresses are assigned before it.
 	seen := map[netip.Addr]bool{}
 	for i := 0; ; i++ {
 		g, ok := a.names.give(fmt.Sprintf("m%d.example", i), now.Add(time.Duration(i)*maxIdle))
@@ -561,7 +561,8 @@ func TestManyAskAtOnce(t *testing.T) {
 	}
 }
 
-// serve answers on a UDP socket of the loopback until the test ends.
+// serve answers on a UDP socket of the loopback until the test ends, and returns its
+// address.
 func serve(t *testing.T, a *asker) string {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -609,8 +610,8 @@ func TestAResolverUnderstands(t *testing.T) {
 	}
 }
 
-// FuzzAnswer: whatever is asked, the answer is a message of at most 512 bytes to
-// the question, and an address in it is the name's that was asked for, which is
+// FuzzAnswer checks that the answer to any query is a message of at most 512 bytes with
+// the same question, and that an address in it is assigned to the queried name, which is
 // not refused.
 func FuzzAnswer(f *testing.F) {
 	for _, q := range []*dns.Msg{
@@ -678,7 +679,7 @@ func BenchmarkAnswer(b *testing.B) {
 	}
 }
 
-// BenchmarkMemory reports what servers and names take.
+// BenchmarkMemory reports the memory of servers and names.
 func BenchmarkMemory(b *testing.B) {
 	var perServer, perName float64
 	heap := func() float64 {

@@ -13,28 +13,28 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// names are the addresses that names have. What is here for a client is who it
-// speaks to, so that an address must not become another name's while somebody
-// may still mean the first one:
+// names assigns addresses to names. A client identifies its peer by the address, so an
+// address must not become another name's while a client may still use it for the first
+// one:
 //
-//   - A name keeps its address until so many others came that there is no room,
-//     and has been neither asked for nor connected to for maxIdle. If all were,
-//     new names have to wait.
-//   - The address of a name that went is given to another one only when all
-//     others of the pool were given in the meantime: 130,816, of which 8,192 an
-//     hour is the most, so after 14 hours. Until then it is nobody's.
+//   - A name loses its address only if the maximum number of names is reached and the
+//     name was neither queried nor connected to for maxIdle. If all names were used
+//     within maxIdle, new names have to wait.
+//   - The address of a removed name is assigned again only after all other addresses of
+//     the pool. These are 130,816, and by default at most 8,192 are assigned an hour, so
+//     that takes at least 14 hours. Until then the address has no name.
 type names struct {
 	most int
 
 	mu        sync.Mutex
 	byName    map[string]*list.Element
 	byAddress map[uint32]*list.Element // offset in link.Pool
-	used      list.List                // of *record, the longest unused first
-	next      uint32                   // offset to be given next, if it is free
+	used      list.List                // of *record, the least recently used first
+	next      uint32                   // offset to be assigned next, if it is free
 }
 
-// maxIdle is for how long a name keeps its address at least: sixty times as long
-// as its answer may be kept, for there are clients that keep it longer.
+// maxIdle is the minimum time for which an unused name retains its address: sixty times
+// the TTL of its answer, because some clients cache answers for longer than the TTL.
 const maxIdle = time.Hour
 
 type record struct {
@@ -53,7 +53,7 @@ func toAddress(offset uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, binary.BigEndian.Uint32(base[:])+offset)))
 }
 
-// toOffset is of addresses that are given out only.
+// toOffset is the inverse of toAddress; it returns false for an address that is never assigned.
 func toOffset(a netip.Addr) (uint32, bool) {
 	if !link.Pool.Contains(a) || link.Reserved.Contains(a) {
 		return 0, false
@@ -62,8 +62,9 @@ func toOffset(a netip.Addr) (uint32, bool) {
 	return binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(base[:]), true
 }
 
-// load takes what earlier servers gave, and goes on after the highest address.
-// If there is more than fits, the highest remain.
+// load adds the addresses that earlier servers assigned, and continues after the
+// highest one. If there are too many, it drops the lowest addresses. Invalid addresses
+// and names are dropped, too.
 func (n *names) load(known map[netip.Addr]string, now time.Time) {
 	n.next = firstOffset
 	for _, a := range slices.SortedFunc(maps.Keys(known), func(a, b netip.Addr) int { return b.Compare(a) }) {
@@ -79,7 +80,7 @@ func (n *names) load(known map[netip.Addr]string, now time.Time) {
 	}
 }
 
-// after returns the offset that follows in the pool.
+// after returns the next offset in the pool; the first one follows the last.
 func after(offset uint32) uint32 {
 	if offset+1 == endOffset {
 		return firstOffset
@@ -87,7 +88,7 @@ func after(offset uint32) uint32 {
 	return offset + 1
 }
 
-// add keeps a record. n.mu is held.
+// add stores a record as the most recently used. n.mu is held.
 func (n *names) add(r *record) {
 	if n.byName == nil {
 		n.byName, n.byAddress = map[string]*list.Element{}, map[uint32]*list.Element{}
@@ -96,7 +97,7 @@ func (n *names) add(r *record) {
 	n.byName[r.name], n.byAddress[r.offset] = e, e
 }
 
-// given says what give did.
+// given is the result of give.
 type given struct {
 	address   netip.Addr
 	isNew     bool
@@ -104,8 +105,8 @@ type given struct {
 	freed     netip.Addr
 }
 
-// give returns the address of a name, which gets one if it has none; false if
-// there is no room.
+// give returns the address of a name, and assigns one if it has none. It returns false
+// if it cannot assign one, see names.
 func (n *names) give(name string, now time.Time) (given, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -132,7 +133,7 @@ func (n *names) give(name string, now time.Time) (given, bool) {
 	return g, true
 }
 
-// touch notes that a name is in use. n.mu is held.
+// touch marks a name as used now. n.mu is held.
 func (n *names) touch(e *list.Element, now time.Time) *record {
 	n.used.MoveToBack(e)
 	r := e.Value.(*record)

@@ -8,28 +8,30 @@ import (
 )
 
 const (
-	// ttl in seconds of all answers. Whether a name may be reached is decided
-	// again with each connection, so that it could be long; it is short for a
-	// sandbox that comes to another node, or whose names were lost.
+	// ttl is the TTL of all answers in seconds. Each connection checks again whether
+	// its name may be reached, so the TTL could be long. It is short for sandboxes
+	// that move to another node or whose names were lost.
 	ttl = 60
-	// udpSize in bytes is what clients are told that we can take: what they
-	// expect to hear since DNS flag day 2020.
+	// udpSize is the advertised UDP payload size in bytes: the one that clients
+	// expect since DNS flag day 2020.
 	udpSize = 1232
-	// maxText bounds the reason in an answer, so that it fits in 512 bytes with
-	// the longest name: header 12, question 259, OPT 11, option 6.
+	// maxText is the maximum size in bytes of the reason in an answer, so that the
+	// answer fits in 512 bytes with the longest name: header 12, question 259, OPT 11,
+	// option 6.
 	maxText = 200
 )
 
-// reply is an answer that is being made.
+// reply is an answer under construction.
 type reply struct {
 	question *dns.Question
 	msg      dns.Msg
 	opt      *dns.OPT // of the answer; nil if the client has no EDNS
-	refusal  int      // the code for a name that is refused
+	refusal  int      // the response code for a refused name
 }
 
-// edns looks for the client's OPT. All options are ignored; that the answer is
-// not signed needs no word. false: the answer is complete.
+// edns finds the client's OPT record and adds the server's. All options are ignored; an
+// unsigned answer needs no indication. It returns false if the answer is complete, with
+// an error code.
 func (a *reply) edns(extra []dns.RR) (valid bool) {
 	var theirs *dns.OPT
 	for _, rr := range extra {
@@ -73,13 +75,13 @@ func (a *reply) pointer(name string) {
 	a.msg.Answer = []dns.RR{&dns.PTR{Hdr: a.header(dns.TypePTR), Ptr: name + "."}}
 }
 
-// any answers to ANY that there is no such thing (RFC 8482, section 4.2).
+// any declines an ANY query with a synthesized HINFO record (RFC 8482, section 4.2).
 func (a *reply) any() {
 	a.msg.Answer = []dns.RR{&dns.HINFO{Hdr: a.header(dns.TypeHINFO), Cpu: "RFC8482"}}
 }
 
-// none says that there is nothing, for the name or of this type. The SOA says
-// for how long that may be kept (RFC 2308).
+// none answers that the name, or a record of this type, does not exist. The SOA
+// determines how long the answer may be cached (RFC 2308).
 func (a *reply) none(rcode int) {
 	a.msg.Rcode = rcode
 	soa := &dns.SOA{Hdr: a.header(dns.TypeSOA), Ns: ".", Mbox: ".", Serial: 1, Refresh: ttl, Retry: ttl, Expire: ttl, Minttl: ttl}
@@ -87,7 +89,8 @@ func (a *reply) none(rcode int) {
 	a.msg.Ns = []dns.RR{soa}
 }
 
-// refuse gives the reason to a client that understands it (RFC 8914).
+// refuse answers with an error code, and with the reason if the client supports EDNS
+// (RFC 8914).
 func (a *reply) refuse(rcode int, info uint16, reason string) {
 	a.msg.Rcode = rcode
 	if a.opt != nil {

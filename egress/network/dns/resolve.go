@@ -12,14 +12,14 @@ import (
 	"github.com/doze-run/doze/runtime/netns/link"
 )
 
-// resolve makes the answer to a question.
+// resolve completes the answer to a question.
 func (s *Server) resolve(a *reply) {
 	q := a.question
-	if q.Qclass != dns.ClassINET { // as version.bind, in class CH
+	if q.Qclass != dns.ClassINET { // such as version.bind in class CH
 		a.refuse(dns.RcodeRefused, dns.ExtendedErrorCodeNotSupported, "only names of the internet are answered")
 		return
 	}
-	if q.Qtype >= dns.TypeTKEY && q.Qtype < dns.TypeANY { // transfers and the like
+	if q.Qtype >= dns.TypeTKEY && q.Qtype < dns.TypeANY { // zone transfers and similar queries
 		a.refuse(dns.RcodeNotImplemented, dns.ExtendedErrorCodeInvalidQueryType, "")
 		return
 	}
@@ -28,8 +28,8 @@ func (s *Server) resolve(a *reply) {
 		return
 	}
 	asked := strings.ToLower(strings.TrimSuffix(q.Name, "."))
-	// The library writes a dot within a label, and what else is in no host name, with
-	// a backslash.
+	// The library escapes a dot within a label, and other characters that are not valid in
+	// host names, with a backslash.
 	if !strings.Contains(asked, `\`) && s.special(a, asked) {
 		return
 	}
@@ -48,19 +48,19 @@ func (s *Server) resolve(a *reply) {
 	case dns.TypeANY:
 		a.any()
 	default:
-		// AAAA among them: the sandbox has no IPv6. HTTPS and SVCB, too: what
-		// they could say (h3, ECH, that the site is to be reached by https) is
-		// either not possible through the node or not known to it.
+		// This includes AAAA, because the sandbox has no IPv6, and HTTPS and SVCB: the
+		// facts in these records (h3, ECH, that the site requires https) are either
+		// not possible through the node or not known to it.
 		a.none(dns.RcodeSuccess)
 	}
 }
 
-// maxName is how much of a name that is none is told.
+// maxName is the maximum size in bytes of an invalid host name in a report.
 const maxName = 253
 
 func (s *Server) refuse(a *reply, name, reason string) {
-	// Without an SOA nobody keeps an NXDOMAIN (RFC 2308, section 5): the rules may
-	// change at any time.
+	// Clients do not cache an NXDOMAIN without an SOA (RFC 2308, section 5): the rules
+	// may change at any time.
 	a.refuse(a.refusal, dns.ExtendedErrorCodeProhibited, reason)
 	if s.refused.isFirst(name, time.Now()) {
 		s.cfg.Refused(name, reason)
@@ -87,7 +87,8 @@ func (s *Server) give(a *reply, name string) {
 	a.address(g.address)
 }
 
-// special answers names that mean the same everywhere, or that no rule is about.
+// special answers names that mean the same everywhere, or to which no rule applies. It
+// returns false for all other names.
 func (s *Server) special(a *reply, name string) bool {
 	switch top := name[strings.LastIndexByte(name, '.')+1:]; {
 	case top == "localhost": // RFC 6761, section 6.3
@@ -102,8 +103,8 @@ func (s *Server) special(a *reply, name string) bool {
 	case top == "invalid", top == "onion": // RFC 6761, section 6.4; RFC 7686
 		a.none(dns.RcodeNameError)
 	case name == "use-application-dns.net":
-		// Asked by browsers that would rather use DNS over HTTPS: the addresses
-		// they would find there are refused.
+		// Browsers that prefer DNS over HTTPS query this name; NXDOMAIN disables DNS
+		// over HTTPS. Connections to the addresses that it returns would be refused.
 		a.none(dns.RcodeNameError)
 	case top == "arpa" && name != "home.arpa" && !strings.HasSuffix(name, ".home.arpa"): // RFC 8375
 		s.reverse(a, name)
@@ -113,8 +114,8 @@ func (s *Server) special(a *reply, name string) bool {
 	return true
 }
 
-// reverse answers what is below arpa: there are the names of addresses that were
-// given, and nothing else.
+// reverse answers names below arpa. Only names of loopback addresses and of assigned
+// addresses exist.
 func (s *Server) reverse(a *reply, name string) {
 	host := ""
 	if addr := fromReverse(name); addr.IsLoopback() {
@@ -132,7 +133,8 @@ func (s *Server) reverse(a *reply, name string) {
 	}
 }
 
-// fromReverse returns the IPv4 address of a name such as 1.2.0.192.in-addr.arpa.
+// fromReverse returns the IPv4 address of a name such as 1.2.0.192.in-addr.arpa, or the
+// zero Addr for other names.
 func fromReverse(name string) netip.Addr {
 	rest, ok := strings.CutSuffix(name, ".in-addr.arpa")
 	if !ok {
@@ -149,7 +151,7 @@ func fromReverse(name string) netip.Addr {
 	return a
 }
 
-// cut returns the beginning of a text, in whole characters.
+// cut returns the beginning of s in whole characters, not longer than most bytes.
 func cut(s string, most int) string {
 	if len(s) <= most {
 		return s

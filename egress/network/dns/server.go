@@ -2,11 +2,11 @@
 // its own from link.Pool: a connection to this address reaches the node, which
 // identifies the name by it.
 //
-// No query leaves the node: whether a name exists is found out when a connection
-// to it is dialled. So names carry nothing out of a sandbox, and one that does
-// not exist has an address, too: the connection to it fails.
+// No query leaves the node: it resolves a name only when it dials a connection to it.
+// So queries carry no data out of a sandbox. A name that does not exist gets an address,
+// too: the connection to it fails.
 //
-// Every answer fits in 512 bytes, so that none is ever truncated.
+// Every answer fits in 512 bytes, so none is ever truncated.
 package dns
 
 import (
@@ -19,33 +19,33 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// Config of a Server. Names in it are clean, see rule.CleanHost.
+// Config configures a Server. Its names are clean, see rule.CleanHost.
 type Config struct {
-	// Decide says whether a name is answered, and if not, why: for the client
-	// and the audit log. It does not wait.
+	// Decide reports whether a name is allowed, and if not, the reason, for the client
+	// and the audit log. It must not block.
 	Decide func(name string) (allowed bool, reason string)
-	// Refused is told of refusals. The name is as it was asked for if it is no
-	// host name, and empty when queries are dropped because there are too many.
-	// Refusals of one name right after another are told once.
+	// Refused is called for refused names. A name that is not a valid host name is
+	// as queried; an empty name means that queries are dropped because there are too
+	// many. Consecutive refusals of one name are reported once in 5 seconds. May be nil.
 	Refused func(name, reason string)
 
-	// Known are the addresses that earlier Servers of this sandbox gave. It is
-	// read by New only, and what cannot be right in it is left out.
+	// Known has the addresses that earlier Servers of this sandbox assigned. Only New
+	// reads it, and ignores invalid entries.
 	Known map[netip.Addr]string
-	// Record is called before an address is answered for the first time, Forget
-	// before it may become another name's. Both may be nil, and are called by
-	// several goroutines, but not about one address at a time.
+	// Record is called before an address is first returned in an answer, Forget before
+	// it may become another name's. Both may be nil. They are called concurrently, but
+	// not for the same address.
 	Record func(name string, a netip.Addr)
 	Forget func(name string, a netip.Addr)
 
-	// Names is how many names have addresses at a time: 8192, at most 65536. If
-	// there are more, those that were not used for an hour go; if all were used,
-	// others get SERVFAIL.
+	// Names is how many names can have addresses at the same time; default 8192, at
+	// most 65536. Beyond that, a new name replaces one that was not used for an hour;
+	// if all were used, it gets SERVFAIL.
 	Names int
-	// Rate and Burst of queries a second: 1000 and 2000. A query takes some
-	// microseconds; a busy client, which asks twice for each connection, is far
-	// below. What is above is dropped, and clients ask again after a while; TCP
-	// waits.
+	// Rate limits queries a second, with bursts of Burst queries; default 1000 and
+	// 2000. A query takes some microseconds. A busy client, which sends two queries
+	// for each connection, stays far below. Datagrams above the rate are dropped, and
+	// clients retry after a while; TCP connections wait.
 	Rate  float64
 	Burst int
 }
@@ -57,7 +57,7 @@ func (c *Config) defaults() {
 	if c.Names == 0 {
 		c.Names = 8192
 	}
-	c.Names = min(c.Names, 1<<16) // half of the pool: there is always a free address
+	c.Names = min(c.Names, 1<<16) // half of the pool, so that there is always a free address
 	if c.Rate == 0 {
 		c.Rate = 1000
 	}
@@ -66,8 +66,8 @@ func (c *Config) defaults() {
 	}
 }
 
-// Server answers one sandbox. It has no goroutines, takes next to no memory
-// until it is asked, and is safe for concurrent use.
+// Server answers the queries of one sandbox. It has no goroutines, takes almost no
+// memory before the first query, and is safe for concurrent use.
 type Server struct {
 	cfg     Config
 	limiter *rate.Limiter
@@ -86,35 +86,34 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Host returns the name that an address was given for. It is called for each
-// connection: a name that connections go to keeps its address.
+// Host returns the name to which an address is assigned. The caller calls it for each
+// connection: a name with connections retains its address.
 func (s *Server) Host(a netip.Addr) (string, bool) {
 	return s.names.host(a.Unmap(), time.Now())
 }
 
 const (
 	headerSize = 12 // RFC 1035, section 4.1.1
-	// maxQuery in bytes: a name has 255, the options of a stub resolver some
-	// 50, and who pads fills up to 128 (RFC 8467).
+	// maxQuery is the maximum size of a query in bytes: a name has 255, the options of
+	// a stub resolver about 50, and padding clients fill up to 128 (RFC 8467).
 	maxQuery = 2048
-	// maxExtra is how many additional records a query may have: OPT and what
-	// signs it.
+	// maxExtra is how many additional records a query may have: OPT and a signature.
 	maxExtra = 2
 )
 
-// Answer returns the answer to one message, or nil if there is none: to what is
-// no query, and above the rate.
+// Answer returns the answer to one message, or nil if there is none: if the message is
+// not a query, or exceeds the rate.
 func (s *Server) Answer(query []byte) []byte { return s.answerDatagram(query, dns.RcodeRefused) }
 
-// AnswerSecond is Answer as link.SecondServer: names that are refused do not exist.
-// musl takes no REFUSED for an answer and waits until its time is over; it asks all
-// of its servers at once and takes NXDOMAIN. Others ask the second server when the
-// first refuses.
+// AnswerSecond is Answer for link.SecondServer: refused names do not exist. musl does
+// not accept REFUSED as an answer and waits until its timeout; it queries all of its
+// servers concurrently and accepts NXDOMAIN. Other resolvers query the second server
+// when the first one refuses.
 func (s *Server) AnswerSecond(query []byte) []byte {
 	return s.answerDatagram(query, dns.RcodeNameError)
 }
 
-// answerDatagram answers with that code where a name is refused.
+// answerDatagram is Answer with refusal as the response code of a refused name.
 func (s *Server) answerDatagram(query []byte, refusal int) []byte {
 	if !isQuery(query) {
 		return nil
@@ -128,15 +127,17 @@ func (s *Server) answerDatagram(query []byte, refusal int) []byte {
 	return s.answer(query, refusal)
 }
 
-// isQuery keeps two servers from answering each other's answers.
+// isQuery reports whether a message is a query. It prevents two servers from answering
+// each other's answers.
 func isQuery(b []byte) bool { return len(b) >= headerSize && b[2]&0x80 == 0 }
 
-// answer answers a query, see isQuery and answerDatagram.
+// answer returns the answer to a message that passed isQuery. refusal is the response
+// code of a refused name.
 func (s *Server) answer(query []byte, refusal int) []byte {
 	if opcode := query[2] >> 3 & 0xf; opcode != dns.OpcodeQuery {
 		return bare(query, dns.RcodeNotImplemented)
 	}
-	// Looked at before the records: they are the sandbox's numbers.
+	// The counts are checked before the records are parsed: the sandbox controls them.
 	count := func(section int) uint16 { return binary.BigEndian.Uint16(query[4+2*section:]) }
 	if len(query) > maxQuery || count(0) != 1 || count(1) != 0 || count(2) != 0 || count(3) > maxExtra {
 		return bare(query, dns.RcodeFormatError)
@@ -159,7 +160,7 @@ func (s *Server) answer(query []byte, refusal int) []byte {
 	return packed
 }
 
-// bare is an answer without anything but a code.
+// bare returns an answer that consists of a header with a response code.
 func bare(query []byte, rcode byte) []byte {
 	b := make([]byte, headerSize)
 	copy(b, query[:3])
@@ -168,15 +169,15 @@ func bare(query []byte, rcode byte) []byte {
 	return b
 }
 
-// refusals remembers the last refusal that was told.
+// refusals records the last reported refusal.
 type refusals struct {
 	mu   sync.Mutex
 	name string
 	at   time.Time
 }
 
-// again is after how long a refusal is told once more: a resolver asks for A and
-// AAAA, and both again after 2 seconds.
+// again is how long a repeated refusal is not reported: a resolver queries A and AAAA,
+// and both again after 2 seconds.
 const again = 5 * time.Second
 
 func (r *refusals) isFirst(name string, now time.Time) bool {

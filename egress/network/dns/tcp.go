@@ -11,12 +11,12 @@ import (
 	"github.com/miekg/dns"
 )
 
-// patience is how long a connection may be silent, and how long each query and
-// each answer may take on it (RFC 7766, section 6.2.3, wants some seconds).
+// patience is how long a connection may be silent, and how long each query and each
+// answer may take on it (RFC 7766, section 6.2.3, recommends some seconds).
 const patience = 10 * time.Second
 
-// ServeConn answers queries on a TCP connection, in their order, until the
-// client has no more, is silent for 10 seconds or sends what is no query, or
+// ServeConn answers queries on a TCP connection, in their order, until the client
+// closes its half, is silent for 10 seconds or sends a message that is not a query, or
 // until ctx ends. It closes conn.
 func (s *Server) ServeConn(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
@@ -24,7 +24,7 @@ func (s *Server) ServeConn(ctx context.Context, conn net.Conn) {
 	defer conn.Close()
 	for {
 		if err := s.serveOne(ctx, conn); err != nil {
-			return // nobody is there to be told
+			return // the client cannot be notified
 		}
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/miekg/dns"
 )
 
-// overTCP serves one connection, whose other end it returns with what is closed
-// when it is over.
+// overTCP serves one connection. It returns the connection's other end and a channel that
+// is closed when the connection has ended.
 func overTCP(ctx context.Context, s *Server) (net.Conn, <-chan struct{}) {
 	ours, theirs := net.Pipe()
 	over := make(chan struct{})
