@@ -1,17 +1,17 @@
 // Package address classifies network addresses: unless an operator permits more, a
-// sandbox reaches only addresses that are globally reachable by the registries of IANA
-// and do not lead to others by translation or tunneling.
+// sandbox reaches only addresses that are globally reachable according to the IANA
+// registries and do not lead to others by translation or tunneling.
 package address
 
 import (
 	"net/netip"
 )
 
-// Class is what kind of destination an address is. Its text is for people and
-// logs and does not change.
+// Class is the kind of destination that an address is. Its text is for people and logs
+// and is stable.
 type Class string
 
-// Public is the only class that may be dialled unless a rule names the host.
+// Public is the only class that may be dialed unless a rule names the host.
 const (
 	Public        Class = "public"
 	Invalid       Class = "invalid"
@@ -19,7 +19,7 @@ const (
 	Loopback      Class = "loopback"      //
 	Private       Class = "private"       // RFC 1918, RFC 4193, RFC 3879
 	LinkLocal     Class = "link-local"    // RFC 3927, RFC 4291
-	Metadata      Class = "metadata"      // where clouds tell a machine its secrets
+	Metadata      Class = "metadata"      // where clouds provide a machine's secrets
 	Shared        Class = "shared"        // between a carrier and its customers (CGNAT), RFC 6598
 	Multicast     Class = "multicast"     //
 	Broadcast     Class = "broadcast"     //
@@ -34,10 +34,10 @@ type block struct {
 	class  Class
 }
 
-// blocks are looked through in order: the first that contains an address
-// decides. From the IANA IPv4 and IPv6 Special-Purpose Address Registries
-// (RFC 6890 and what updated it); the addresses of metadata services are those
-// that clouds document.
+// blocks are searched in order: the first one that contains an address determines its
+// class. They are from the IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890
+// and its updates); the addresses of metadata services are from the documentation of
+// clouds.
 var blocks = parse([][2]string{
 	{"169.254.169.254/32", string(Metadata)},     // AWS, Azure, Google, DigitalOcean, OpenStack
 	{"169.254.170.0/23", string(Metadata)},       // AWS: credentials of containers
@@ -81,7 +81,7 @@ var blocks = parse([][2]string{
 	{"::ffff:0:0/96", string(Translated)},    // IPv4-mapped
 	{"::ffff:0:0:0/96", string(Translated)},  // IPv4-translated, RFC 2765
 	{"64:ff9b::/96", string(Translated)},     // NAT64, RFC 6052
-	{"64:ff9b:1::/48", string(Translated)},   // NAT64 of one's own, RFC 8215
+	{"64:ff9b:1::/48", string(Translated)},   // NAT64 for local use, RFC 8215
 	{"100::/64", string(Reserved)},           // discard, RFC 6666
 	{"100:0:0:1::/64", string(Reserved)},     // dummy, RFC 9780
 	{"2001::/32", string(Translated)},        // Teredo, RFC 4380
@@ -108,9 +108,9 @@ func parse(rows [][2]string) []block {
 	return all
 }
 
-// Classify returns the class of an address. An IPv4 address that is written as
-// IPv6 (::ffff:a.b.c.d) is Translated, whatever it contains: no resolver answers
-// so, and sockets take both. One with a zone is LinkLocal.
+// Classify returns the class of an address. An IPv4-mapped IPv6 address (::ffff:a.b.c.d)
+// is Translated, whichever address it contains: DNS records do not contain one, and sockets
+// accept both forms. An address with a zone is LinkLocal.
 func Classify(a netip.Addr) Class {
 	switch {
 	case !a.IsValid():
@@ -128,8 +128,8 @@ func Classify(a netip.Addr) Class {
 	return Reserved
 }
 
-// isISATAP finds interface identifiers that contain an IPv4 address (RFC 5214,
-// section 6.1), with whichever prefix.
+// isISATAP reports whether an interface identifier contains an IPv4 address (RFC 5214,
+// section 6.1), with any prefix.
 func isISATAP(a netip.Addr) bool {
 	if !a.Is6() {
 		return false

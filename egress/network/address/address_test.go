@@ -39,8 +39,8 @@ func TestClassesOfTheRegistries(t *testing.T) {
 	}
 }
 
-// Whoever finds another way of writing an address that is not public has it
-// refused as well.
+// FuzzPublicIsGlobalUnicast checks that no notation of an address that is not public is
+// classified as public.
 func FuzzPublicIsGlobalUnicast(f *testing.F) {
 	f.Add([]byte{1, 1, 1, 1})
 	f.Add(netip.MustParseAddr("::ffff:10.0.0.1").AsSlice())
