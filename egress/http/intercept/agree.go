@@ -40,8 +40,8 @@ func (d *Destination) disagrees(r *http.Request, serverName string) *problem.Pro
 	return nil
 }
 
-// complete makes the request's URL absolute, and its Host the host's name as rules and
-// secrets have it: servers may take another spelling for another host.
+// complete makes the request's URL absolute, and sets its Host to the canonical spelling
+// that rules and secrets use: a server may treat another spelling as another host.
 func (d *Destination) complete(r *http.Request) {
 	r.URL.Scheme, r.URL.User = d.scheme(), nil
 	r.URL.Host = d.Host
@@ -52,7 +52,7 @@ func (d *Destination) complete(r *http.Request) {
 		r.URL.Host += ":" + strconv.Itoa(int(d.Port))
 	}
 	r.Host = r.URL.Host
-	if r.URL.Path == "" { // https://host as a whole
+	if r.URL.Path == "" { // https://host without a path
 		r.URL.Path = "/"
 	}
 }
@@ -94,8 +94,8 @@ func splitAuthority(authority string) (host string, port uint16, ok bool) {
 	return host, port, host != ""
 }
 
-// upgradeOf returns the protocol that a header asks to change to, or has
-// changed to; empty if to none.
+// upgradeOf returns the protocol that a header requests or confirms an upgrade to, or ""
+// without an upgrade.
 func upgradeOf(h http.Header) string {
 	if !httpguts.HeaderValuesContainsToken(h["Connection"], "Upgrade") {
 		return ""

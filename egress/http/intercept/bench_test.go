@@ -25,8 +25,9 @@ var small = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 	io.WriteString(w, "hello, world\n")
 })
 
-// get sends one small request over HTTP/1.1 on its own connection again and
-// again: less work than a library's client, so that what is measured is ours.
+// get returns a function that sends one small request over HTTP/1.1, always on the same
+// connection. It does less work than a library's client, so that the measured cost is the
+// node's.
 func get(b *testing.B, addr string, cfg *tls.Config) func() {
 	conn, err := tls.Dial("tcp", addr, cfg)
 	if err != nil {
@@ -43,18 +44,18 @@ func get(b *testing.B, addr string, cfg *tls.Config) func() {
 	}
 }
 
-// h1 has the host speak HTTP/1.1 only.
+// h1 makes the upstream speak HTTP/1.1 only.
 func h1(b *testing.B, r *rig) { r.upstream.TLS.NextProtos = []string{"http/1.1"} }
 
-func drain(r *rig) { // nobody reads the results
+func drain(r *rig) { // the benchmarks do not read the results
 	go func() {
 		for range r.results {
 		}
 	}()
 }
 
-// cpu is what the process has used. Unlike the time that went by it does not
-// depend on what else the machine does: a request costs what it adds to "direct".
+// cpu returns the CPU time that the process has used. Unlike elapsed time it does not
+// depend on the load of the machine: the cost of a request is the difference to "direct".
 func cpu(b *testing.B) time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
@@ -102,7 +103,8 @@ func BenchmarkSmallGets(b *testing.B) {
 	}
 }
 
-// BenchmarkAddedLatency compares one request at a time, through and past us.
+// BenchmarkAddedLatency compares the latency of one request at a time, through the node
+// and directly.
 func BenchmarkAddedLatency(b *testing.B) {
 	r := start(b, small)
 	h1(b, r)
@@ -127,7 +129,7 @@ func BenchmarkAddedLatency(b *testing.B) {
 	}
 }
 
-// A body of 1 GiB, with the memory that it took beyond what was there before.
+// BenchmarkLargeBody transfers a body of 1 GiB and reports the memory that it adds.
 func BenchmarkLargeBody(b *testing.B) {
 	const size = 1 << 30
 	for name, c := range map[string]struct {
@@ -205,7 +207,8 @@ type copying struct{ mask }
 
 func (copying) Body(r io.Reader) io.Reader { return struct{ io.Reader }{r} }
 
-// The first request of a sandbox to a host: its leaf, two handshakes.
+// BenchmarkFirstRequestToAHost measures the first request of a sandbox to an upstream:
+// its leaf certificate and two handshakes.
 func BenchmarkFirstRequestToAHost(b *testing.B) {
 	upstream := start(b, small)
 	f := NewUpstream(UpstreamConfig{RootCAs: upstreamRoots(b), Dial: func(ctx context.Context, _ dial.Target) (net.Conn, error) {

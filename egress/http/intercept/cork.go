@@ -27,8 +27,8 @@ func (w *writer) Cork() { w.wire.Cork() }
 // Uncork implements corker.
 func (w *writer) Uncork() error { return w.wire.Uncork() }
 
-// maxGathered bounds what a wire holds back: two packets of a sandbox's network, whose MTU
-// is 65,520.
+// maxGathered limits the bytes that a wire holds back: two packets of a sandbox's
+// network, whose MTU is 65,520.
 const maxGathered = 128 << 10
 
 // gatherings are buffers, each in use while a large response is sent.
@@ -48,7 +48,8 @@ type wire struct {
 	gathered *[]byte // nil: writes are sent immediately
 }
 
-// Write implements net.Conn. Uncork sends what is gathered, and returns the error of that.
+// Write implements net.Conn. After Cork it may hold back b; then Uncork sends b, and
+// returns the error of sending it.
 func (w *wire) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -67,8 +68,8 @@ func (w *wire) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Cork holds back what is written, until Uncork. The caller's response is the only one on
-// the connection, and has more to write.
+// Cork holds back written bytes until Uncork. The caller's response must be the only one
+// on the connection, and have more to write.
 func (w *wire) Cork() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -77,7 +78,7 @@ func (w *wire) Cork() {
 	}
 }
 
-// Uncork sends what was held back. Later writes are sent immediately.
+// Uncork sends the bytes that were held back. Later writes are sent immediately.
 func (w *wire) Uncork() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -102,7 +103,7 @@ func (w *wire) flush() error {
 
 func (w *wire) Close() error { return w.of.Close() }
 
-// CloseWrite ends the data to the client.
+// CloseWrite closes the sending side.
 func (w *wire) CloseWrite() error {
 	if half, ok := w.Conn.(interface{ CloseWrite() error }); ok {
 		return half.CloseWrite()

@@ -18,20 +18,21 @@ import (
 
 const (
 	identity = "identity"
-	// maxCodings: one is usual, two are a mistake, more an attack.
+	// maxCodings is the limit of codings per response: one is usual, two are a
+	// mistake, more are an attack.
 	maxCodings = 2
-	// maxWindow of zstd, which is held in memory for each response: 8 MiB is what
-	// RFC 9659 allows over HTTP. The windows of brotli (16 MiB) and deflate
-	// (32 KiB) are bounded by their formats.
+	// maxWindow is the limit of the window of zstd, which takes memory for each
+	// response: RFC 9659 allows 8 MiB over HTTP. The windows of brotli (16 MiB) and
+	// deflate (32 KiB) are bounded by their formats.
 	maxWindow = 8 << 20
-	// maxTail is read after the end of what was decoded, to get at the trailers
-	// and to keep the connection. It is not sent on.
+	// maxTail limits the bytes that are read after the end of the decoded body, to
+	// receive the trailers and to reuse the connection. They are not forwarded.
 	maxTail = 64 << 10
 )
 
-// decoders by the names of the content codings. They need little memory
-// whatever the size of what they decode: a body that expands without end costs
-// its client, who has to take all of it, more than the node.
+// decoders has the decoders by the names of the content codings. They need little
+// memory whatever the size of the decoded body: a body that expands without end
+// costs its client, which has to read all of it, more than the node.
 var decoders = map[string]func(*bufio.Reader) (io.ReadCloser, error){
 	"gzip":    func(r *bufio.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
 	"x-gzip":  func(r *bufio.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) },
@@ -46,8 +47,8 @@ var decoders = map[string]func(*bufio.Reader) (io.ReadCloser, error){
 	},
 }
 
-// inflate reads zlib's format, which is what "deflate" means, and the bare one
-// that some send instead (RFC 9110, section 8.4.1.2).
+// inflate reads zlib's format, which is the meaning of "deflate", and the raw
+// format that some servers send instead (RFC 9110, section 8.4.1.2).
 func inflate(r *bufio.Reader) (io.ReadCloser, error) {
 	start, err := r.Peek(2)
 	if err == nil && start[0]&0x0f == 8 && (uint(start[0])<<8|uint(start[1]))%31 == 0 {
@@ -56,8 +57,8 @@ func inflate(r *bufio.Reader) (io.ReadCloser, error) {
 	return flate.NewReader(r), nil
 }
 
-// decode returns the body of a response as it was before it was encoded, and adapts the
-// header. An unknown coding is an error. Closing it leaves body open.
+// decode returns the decoded body of a response, and adapts the header. An unknown coding
+// is an error. Closing the result leaves body open.
 func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
 	var codings []string
 	for _, field := range res.Header["Content-Encoding"] {
@@ -67,7 +68,7 @@ func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
 				continue
 			}
 			if decoders[name] == nil {
-				return nil, errors.New("is encoded in a way that cannot be read") // its name may be an echo
+				return nil, errors.New("is encoded in a way that cannot be read") // its name may echo the request
 			}
 			codings = append(codings, name)
 		}
@@ -92,7 +93,7 @@ func decode(res *http.Response, body io.Reader) (io.ReadCloser, error) {
 	return d, nil
 }
 
-// decoded is a body without its codings.
+// decoded is a body with its codings removed.
 type decoded struct {
 	io.Reader
 	all  []*decoder
@@ -118,12 +119,12 @@ func (d *decoded) Close() error {
 	return nil
 }
 
-// decoder begins with the first Read: the format's own header may come late.
+// decoder calls open at the first Read: the format's header may arrive late.
 type decoder struct {
 	open  func(*bufio.Reader) (io.ReadCloser, error)
 	from  io.Reader
 	plain io.ReadCloser // nil before the first Read
-	err   error         // of opening
+	err   error         // returned by open
 }
 
 func (d *decoder) Read(b []byte) (int, error) {

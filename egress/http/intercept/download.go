@@ -10,36 +10,37 @@ import (
 )
 
 const (
-	// recordSize is the most that a record of TLS has (RFC 8446, section 5.1), and so
-	// the most that arrives in one piece.
+	// recordSize is the size limit of a TLS record (RFC 8446, section 5.1), and so the
+	// largest piece that can arrive.
 	recordSize = 16 << 10
-	// readAheadAfter so many bytes of a body what follows is read while the last is
-	// sent. For less a goroutine is not worth its cost.
+	// readAheadAfter is the number of sent bytes after which the next piece of a body is
+	// read while the last one is sent. For shorter bodies a goroutine is not worth its
+	// cost.
 	readAheadAfter = 256 << 10
-	// maxAhead bounds the bodies that are read ahead at a time, each of which takes an
-	// ahead and a gathering, 256 KiB: the others are sent piece by piece.
+	// maxAhead is the limit of bodies that are read ahead at a time. Each of them takes
+	// an ahead and a gathering, 256 KiB. The other bodies are sent piece by piece.
 	maxAhead = 256
 )
 
-// buffers are for bodies on their way: two records of TLS, since most are small or
-// wait.
+// buffers hold bodies in transit: two TLS records, since most bodies are small or wait
+// for data.
 var buffers = sync.Pool{New: func() any { return new([2 * recordSize]byte) }}
 
 // download is the body of a response on its way to the client.
 type download struct {
 	from   io.Reader
 	to     http.ResponseWriter
-	flush  *http.ResponseController // nil: what is buffered may wait for more
+	flush  *http.ResponseController // nil: buffered bytes may wait for more
 	corker corker                   // nil: other responses may share the client's connection
-	// close ends a Read of from that waits. from is not read after run.
+	// close interrupts a blocked Read of from. from is not read after run.
 	close func() error
 	ahead chan struct{} // has an element for each body that is read ahead
 }
 
-// run sends the body, and with flush each piece as it comes. It returns nil at its
-// end, the error of reading it, or a *Failure if the client takes no more.
+// run sends the body, and with flush each piece as it arrives. It returns nil at EOF, the
+// error of reading the body, or a *Failure if the client has disconnected.
 func (d *download) run() error {
-	d.sendNow() // a client that waits for events wants to know that they will come
+	d.sendNow() // a client that waits for events needs the header first
 	err := d.pieces(readAheadAfter)
 	if err == nil {
 		select {
@@ -56,8 +57,8 @@ func (d *download) run() error {
 	return err
 }
 
-// pieces sends one after the other, up to about so many bytes. It returns what ended
-// the body, if that has ended.
+// pieces sends one piece after the other, up to about limit bytes. It returns the error
+// that ended the body, including io.EOF, or nil if the body has not ended.
 func (d *download) pieces(limit int64) error {
 	buffer := buffers.Get().(*[2 * recordSize]byte)
 	defer buffers.Put(buffer)
@@ -90,15 +91,16 @@ func disconnected(err error) *Failure {
 	return &Failure{Code: problem.ClientDisconnected, Reason: "the client closed the connection before the end of the response", Err: err}
 }
 
-// sendNow has the client get what was written, if it does not wait for more. An
-// error shows with the next write.
+// sendNow flushes written bytes to the client if flush is set. The next write returns any
+// error.
 func (d *download) sendNow() {
 	if d.flush != nil {
 		_ = d.flush.Flush()
 	}
 }
 
-// readAhead sends the rest while what follows is read.
+// readAhead sends the rest of the body, and reads each piece while the one before is
+// sent.
 func (d *download) readAhead() error {
 	a := aheads.Get().(*ahead)
 	defer aheads.Put(a)
@@ -113,8 +115,8 @@ func (d *download) readAhead() error {
 	return err
 }
 
-// sendAll sends what was read ahead as it comes, and returns what ended it. While
-// there is more of it, writes are gathered.
+// sendAll sends the bytes that are read ahead as they arrive, and returns the error that
+// ended the body. While more of it is available, writes are gathered.
 func (d *download) sendAll(a *ahead) (err error) {
 	if d.corker != nil {
 		defer func() {

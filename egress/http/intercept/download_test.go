@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// A large answer is read ahead, and its pieces are gathered: neither may hold back
-// what has come while there is no more.
+// The body of a large response is read ahead, and its pieces are gathered. Neither may
+// delay data that has arrived while no more follows.
 func TestLargeAnswerArrivesAsFarAsItCame(t *testing.T) {
 	first, rest := make([]byte, readAheadAfter+5*aheadSize+7), make([]byte, 3*aheadSize+11)
 	_, _ = rand.Read(first)
@@ -57,7 +57,7 @@ func TestLargeAnswerArrivesAsFarAsItCame(t *testing.T) {
 	}
 }
 
-// crowded: as many bodies are read ahead as may be.
+// crowded occupies all slots for reading ahead.
 func crowded(r *rig, _ *Destination, _ *UpstreamConfig) { r.crowded = true }
 
 func TestLargeAnswerEndsWithItsClient(t *testing.T) {
@@ -110,7 +110,7 @@ func TestLargeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 	})
 }
 
-// noted is a connection that notes what is written to it.
+// noted is a connection that records writes, or fails them with err.
 type noted struct {
 	net.Conn
 	writes [][]byte

@@ -26,20 +26,21 @@ type RefusedError struct {
 func (e *RefusedError) Error() string { return e.Reason }
 func (e *RefusedError) Unwrap() error { return e.Err }
 
-// Failure is the reason for which a request got no response, or part of one. Its
-// text can be shown to the client: it quotes nothing that the host sent.
+// Failure is the reason for which a request got no response, or only a part of one. Its
+// text can be shown to the client: it quotes nothing that the upstream sent.
 type Failure struct {
-	// Code of the refusal, if the response had not begun. The client gets no
-	// refusal with ClientDisconnected.
+	// Code of the refusal, if the response had not begun. The client gets no refusal
+	// with ClientDisconnected.
 	Code   problem.Code
 	Reason string
-	Err    error // the cause, which may quote the host
+	Err    error // the cause, which may quote the upstream
 }
 
 func (e *Failure) Error() string { return e.Reason }
 func (e *Failure) Unwrap() error { return e.Err }
 
-// failed describes an error on the way to a host or back, if it is not described yet.
+// failed returns the *Failure for an error of sending a request or receiving its
+// response. It returns an existing *Failure as it is.
 func failed(ctx context.Context, host string, err error) *Failure {
 	if described := (*Failure)(nil); errors.As(err, &described) {
 		return described
@@ -85,8 +86,8 @@ func failed(ctx context.Context, host string, err error) *Failure {
 	return f
 }
 
-// certificateProblem returns a reason that does not quote the certificate, whose text may
-// be an attacker's.
+// certificateProblem returns a reason that does not quote the certificate, whose text an
+// attacker may have chosen.
 func certificateProblem(err error) string {
 	var (
 		authority x509.UnknownAuthorityError
@@ -104,7 +105,7 @@ func certificateProblem(err error) string {
 	return "it is not valid"
 }
 
-// unreadable is the failure of a response that a filter cannot read.
+// unreadable returns the failure of a response that a filter cannot read.
 func unreadable(host, format string, args ...any) *Failure {
 	return &Failure{Code: problem.UpstreamResponseUnreadable, Reason: "the response of " + host + " " + fmt.Sprintf(format, args...)}
 }

@@ -23,8 +23,8 @@ import (
 
 const secret = "TOPSECRET"
 
-// mask is a filter that finds the secret wherever its bytes are split, holding
-// back no more than it must.
+// mask is a filter that finds the secret wherever its bytes are split, and holds back no
+// more bytes than necessary.
 type mask struct{}
 
 func (mask) Text(s string) string {
@@ -78,7 +78,7 @@ var encoders = map[string]func(io.Writer) io.WriteCloser{
 	"deflate": func(w io.Writer) io.WriteCloser { return zlib.NewWriter(w) },
 	"br":      func(w io.Writer) io.WriteCloser { return brotli.NewWriter(w) },
 	"zstd":    func(w io.Writer) io.WriteCloser { z, _ := zstd.NewWriter(w, zstd.WithEncoderConcurrency(1)); return z },
-	"Deflate": func(w io.Writer) io.WriteCloser { f, _ := flate.NewWriter(w, 6); return f }, // bare
+	"Deflate": func(w io.Writer) io.WriteCloser { f, _ := flate.NewWriter(w, 6); return f }, // without zlib's header
 	"identity": func(w io.Writer) io.WriteCloser {
 		return struct {
 			io.Writer
@@ -127,7 +127,7 @@ func TestFilterSeesAllThatComesBack(t *testing.T) {
 	}
 }
 
-// An event must not wait in a decoder for the next.
+// A decoder must not hold back an event until the next one.
 func TestDecodedEventsComeAtOnce(t *testing.T) {
 	for _, coding := range []string{"gzip", "deflate", "br", "zstd"} {
 		t.Run(coding, func(t *testing.T) {
@@ -234,7 +234,7 @@ func TestWebSocket(t *testing.T) {
 					if err != nil {
 						return
 					}
-					// Several frames, cut within the secret.
+					// Several frames, split within the secret.
 					out, _ := c.Writer(req.Context(), kind)
 					for piece := range slices.Chunk(message, 5) {
 						out.Write(piece)
@@ -288,7 +288,7 @@ func TestWebSocketWhoseFramesAreCompressedUnaskedIsRefused(t *testing.T) {
 	}
 }
 
-// wsFrame makes a frame of a host.
+// wsFrame returns a frame of an upstream.
 func wsFrame(first byte, payload string) []byte {
 	b := []byte{first}
 	switch n := len(payload); {
@@ -348,7 +348,8 @@ func TestFramesThatCouldHideSomethingEndTheWebSocket(t *testing.T) {
 	}
 }
 
-// However a host cuts its messages, what passes is as long, and has no secret.
+// However an upstream splits its messages, the filtered ones have the same length and no
+// secret.
 func FuzzMessages(f *testing.F) {
 	f.Add(wsFrame(0x81, "a"+secret))
 	f.Add(append(wsFrame(0x01, "TOP"), wsFrame(0x80, "SECRET")...))

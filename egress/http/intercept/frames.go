@@ -16,7 +16,7 @@ var (
 	errFragments = errors.New("a message in too many parts that are empty")
 )
 
-// maxFragments is how many frames a filter may have read before it passes on a byte.
+// maxFragments is the number of frames that a filter may read before it returns a byte.
 const maxFragments = 64
 
 const (
@@ -28,25 +28,25 @@ const (
 	maxControl   = 125
 )
 
-// messages is the host's end of a WebSocket (RFC 6455) whose messages have
-// passed through a filter: each as a whole, whatever the frames it came in,
-// which stay as they are.
+// messages is the upstream's end of a WebSocket (RFC 6455). Each message passes
+// through a filter as a whole, however it is split into frames. The frames keep
+// their boundaries.
 type messages struct {
 	r      *bufio.Reader
 	filter Filter
 
-	out  []byte // of a frame's header, or a control frame: to be returned next
+	out  []byte // the header of a frame, or a control frame, to be returned next
 	left uint64 // bytes of the frame whose header was returned, still to come from message
 
 	message io.Reader // the filtered message; nil between messages
-	frames  []frame   // read from r, whose headers were not returned yet
+	frames  []frame   // read from r; their headers were not returned yet
 	unread  uint64    // bytes of the last frame that the filter has not read yet
 	final   bool      // no frame of the message follows
-	err     error     // of reading it, which the filter returns with the next Read only
+	err     error     // of reading it; the filter returns it with the next Read only
 }
 
-// frame is a frame's header, and the size of its part of the message. A control
-// frame is in its header as a whole.
+// frame is the header of a frame, and the size of its part of the message. For a
+// control frame, header is the whole frame.
 type frame struct {
 	header []byte
 	size   uint64
@@ -89,7 +89,7 @@ func (m *messages) Read(b []byte) (int, error) {
 	}
 }
 
-// ignoreEOF: the end of a message does not end the connection.
+// ignoreEOF drops io.EOF: the end of a message does not end the connection.
 func ignoreEOF(err error) error {
 	if err == io.EOF {
 		return nil
@@ -97,8 +97,8 @@ func ignoreEOF(err error) error {
 	return err
 }
 
-// next reads the header of the frame that follows. io.EOF is the end between
-// two messages.
+// next reads the header of the next frame. It returns io.EOF if the connection ends
+// between two messages.
 func (m *messages) next() error {
 	header := make([]byte, 2, 2+8+maxControl)
 	if _, err := io.ReadFull(m.r, header); err != nil {
@@ -132,7 +132,7 @@ func (m *messages) next() error {
 	return nil
 }
 
-// size reads the longer forms of a frame's length.
+// size reads the extended forms of a frame's length.
 func (m *messages) size(header []byte, short uint64) ([]byte, uint64, error) {
 	more := 0
 	switch short {
@@ -153,7 +153,7 @@ func (m *messages) size(header []byte, short uint64) ([]byte, uint64, error) {
 	return header, binary.BigEndian.Uint64(header[2:]), nil
 }
 
-// control reads a control frame, which may stand between the frames of a message.
+// control reads a control frame, which may arrive between the frames of a message.
 func (m *messages) control(header []byte, size uint64) error {
 	if size > maxControl || header[0]&finalFrame == 0 {
 		return errControl
@@ -176,7 +176,7 @@ func noEOF(err error) error {
 	return err
 }
 
-// payload is a message as its filter reads it: from all of its frames.
+// payload is a message as its filter reads it: the data of all its frames.
 type payload messages
 
 func (p *payload) Read(b []byte) (int, error) {

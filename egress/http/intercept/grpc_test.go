@@ -20,7 +20,7 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// echo is a service with one method whose both sides stream.
+// echo is a service with one bidirectional streaming method.
 var echo = grpc.ServiceDesc{
 	ServiceName: "test.Echo",
 	HandlerType: (*any)(nil),
@@ -83,7 +83,7 @@ func TestGRPC(t *testing.T) {
 			if tr := stream.Trailer(); tr.Get("x-sum")[0] != "42" || tr.Get("x-raw-bin")[0] != "\x00\xff" {
 				t.Errorf("trailers %v", tr)
 			}
-			// An answer that is trailers only.
+			// A trailers-only response.
 			if err := c.Invoke(t.Context(), "/test.Echo/Unknown", wrapperspb.String(""), new(wrapperspb.StringValue)); status.Code(err) != codes.Unimplemented {
 				t.Errorf("unknown method: %v", err)
 			}
@@ -109,7 +109,7 @@ func TestGRPCClientHearsOfARefusal(t *testing.T) {
 	if status.Code(err) != codes.PermissionDenied || status.Convert(err).Message() != "it is private (flow f1)" {
 		t.Errorf("%v", err)
 	}
-	// A response without messages is all trailers to gRPC.
+	// gRPC treats the header of a response without messages as trailers.
 	if all := metadata.Join(header, trailer); !slices.Equal(all.Get(problem.HeaderError), []string{"egress_denied"}) || !slices.Equal(all.Get(problem.HeaderFlow), []string{"f1"}) {
 		t.Errorf("header %v, trailer %v", header, trailer)
 	}

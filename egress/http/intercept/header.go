@@ -9,16 +9,16 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// hopByHop are about one connection (RFC 9110, section 7.6.1). The library
-// writes its own Transfer-Encoding and Trailer.
+// hopByHop are the fields that apply to one connection only (RFC 9110, section
+// 7.6.1). net/http writes its own Transfer-Encoding and Trailer.
 var hopByHop = []string{
 	"Connection", "Proxy-Connection", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authentication-Info", "Proxy-Authorization",
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
-	// Other ways to the same host, which would lead around the node.
+	// Alternative routes to the same host, which would bypass the node.
 	"Alt-Svc", "Alt-Used",
 }
 
-// removeHopByHop takes out what is about the connection only.
+// removeHopByHop removes the fields that apply to the connection only.
 func removeHopByHop(h http.Header) {
 	for _, field := range h["Connection"] {
 		for name := range strings.SplitSeq(field, ",") {
@@ -32,15 +32,15 @@ func removeHopByHop(h http.Header) {
 	}
 }
 
-// toHost takes out of a request's header what is for the node only. That is done
-// before rules and policies see it: else a client could name a field in Connection
-// that a rule goes by or a policy sets. A WebSocket stays asked for, and that
-// trailers are welcome.
+// toHost removes the fields that are only for the node from a request's header. This
+// happens before rules and policies see the header: otherwise a client could name a field
+// in Connection that a rule matches or a policy sets. The fields that request a WebSocket
+// and accept trailers stay.
 func toHost(h http.Header) {
 	upgrade := isWebSocket(upgradeOf(h))
 	trailers := httpguts.HeaderValuesContainsToken(h["Te"], "trailers")
 	removeHopByHop(h)
-	delete(h, "Host") // of HTTP/2, in addition to :authority
+	delete(h, "Host") // sent over HTTP/2 in addition to :authority
 	if trailers {
 		h["Te"] = []string{"trailers"}
 	}
@@ -49,7 +49,7 @@ func toHost(h http.Header) {
 	}
 }
 
-// requestHeader returns the header with which a request is sent on.
+// requestHeader returns the header of the forwarded request.
 func requestHeader(r *http.Request, filtered bool) http.Header {
 	h := r.Header.Clone()
 	if h == nil {
@@ -57,7 +57,7 @@ func requestHeader(r *http.Request, filtered bool) http.Header {
 	}
 	delete(h, "Content-Length")
 	if _, ok := h["User-Agent"]; !ok {
-		h["User-Agent"] = nil // the library would add its own
+		h["User-Agent"] = nil // otherwise net/http adds its own
 	}
 	if filtered {
 		readable(h)
@@ -65,8 +65,8 @@ func requestHeader(r *http.Request, filtered bool) http.Header {
 	return h
 }
 
-// readable requests responses that a filter can read: whole ones, because a secret could
-// be fetched in pieces, and in encodings that can be decoded.
+// readable restricts a request to responses that a filter can read: whole ones, because a
+// secret could be fetched in pieces, and in codings that can be decoded.
 func readable(h http.Header) {
 	delete(h, "Range")
 	delete(h, "If-Range")
@@ -76,8 +76,7 @@ func readable(h http.Header) {
 	}
 }
 
-// decodable returns an Accept-Encoding of only those codings that can be
-// decoded.
+// decodable returns an Accept-Encoding with only those codings that can be decoded.
 func decodable(accepted []string) string {
 	var kept []string
 	for _, field := range accepted {
@@ -96,8 +95,8 @@ func decodable(accepted []string) string {
 	return strings.Join(kept, ", ")
 }
 
-// copyHeader copies the header of a response to the client's. Fields that the server would
-// add are marked as absent if they are missing.
+// copyHeader copies the header of a response to the client's. It marks missing fields
+// that the server would add as absent.
 func copyHeader(to, from http.Header) {
 	maps.Copy(to, from)
 	for _, name := range []string{"Date", "Content-Type"} {

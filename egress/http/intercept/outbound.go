@@ -20,33 +20,35 @@ import (
 // Filter inspects the response of an upstream, and may change it. It is used for one
 // request, by one goroutine at a time.
 type Filter interface {
-	// Header changes the header of a response, also of a 1xx one, or its trailers.
+	// Header changes the header of a response, including 1xx responses, or its trailers.
 	Header(h http.Header)
-	// Body returns a reader of as many bytes. It is called once for the body of
-	// a response, and once for each message of a WebSocket.
+	// Body returns a reader of the filtered body, which has the same length. It is
+	// called once for the body of a response, and once for each message of a
+	// WebSocket.
 	Body(body io.Reader) io.Reader
-	// Text returns a text as it may be shown.
+	// Text filters a text that is shown to the client.
 	Text(text string) string
 }
 
-// Result is what became of a request.
+// Result is the outcome of a request.
 type Result struct {
-	Status   int            // that the client got; 0 if none
+	Status   int            // of the response to the client; 0 if none
 	BytesOut int64          // of the request's body, or the client's end of a WebSocket
 	BytesIn  int64          // of the response's body as the upstream sent it, or its end of a WebSocket
-	Address  netip.AddrPort // of the host; not valid if there was no connection
-	// Err is a *Failure if the client got no response of the upstream, or not all of
+	Address  netip.AddrPort // of the upstream; invalid without a connection
+	// Err is a *Failure if the client got no response of the upstream, or only a part of
 	// one.
 	Err error
-	// Cut reports that the response ended before its end. So that the client does not
-	// take it for whole, the caller panics with http.ErrAbortHandler.
+	// Cut reports that the response ended early. The caller then panics with
+	// http.ErrAbortHandler, so that the client does not mistake it for a complete
+	// response.
 	Cut bool
 }
 
 // Do sends a request, as a Destination's Handler receives it, to its upstream, and the
-// response to w: header, body and trailers as they come. It does not change r. With a
-// filter, which may be nil, the whole response passes through it, decoded if it was
-// compressed, and no ranges are requested.
+// response to w: header, body and trailers as they arrive. It does not change r. f may be
+// nil. With a filter, the whole response passes through it, decoded if it was compressed,
+// and no ranges are requested.
 //
 // A request that fails before the response has begun is refused.
 func (u *Upstream) Do(w http.ResponseWriter, r *http.Request, to Route, f Filter) Result {
@@ -56,7 +58,7 @@ func (u *Upstream) Do(w http.ResponseWriter, r *http.Request, to Route, f Filter
 	return o.result()
 }
 
-// outbound is a request on its way to the upstream, and its response.
+// outbound is a request to an upstream, and its response.
 type outbound struct {
 	u      *Upstream
 	w      http.ResponseWriter
@@ -66,7 +68,7 @@ type outbound struct {
 
 	status   int
 	failure  *Failure
-	cut      bool // the response
+	cut      bool // the response ended early
 	sent     atomic.Int64
 	received atomic.Int64
 	body     *upload // nil: none
@@ -88,9 +90,9 @@ func (o *outbound) result() Result {
 	return res
 }
 
-// finish stops the upload: a request must not be read after its handler ended.
-// It does not wait for a Read that waits for the client, which may in turn wait
-// for the response; the server ends that.
+// finish stops the upload: a request must not be read after its handler has ended. It
+// does not wait for a Read that waits for the client, which may in turn wait for the
+// response; the server ends that Read.
 func (o *outbound) finish() {
 	if o.body != nil {
 		o.body.Close()
@@ -111,14 +113,14 @@ func (o *outbound) send() {
 	switch status := res.StatusCode; {
 	case status == http.StatusSwitchingProtocols:
 		o.upgrade(res)
-	case status < 200 || status > 999: // which the library reads, and does not write
+	case status < 200 || status > 999: // net/http reads such a status but cannot write it
 		o.fail(&Failure{Code: problem.UpstreamResponseInvalid, Reason: fmt.Sprintf("%s responded with the invalid status %d", o.to.host, status)})
 	default:
 		o.respond(res)
 	}
 }
 
-// closeLater closes the body of a response. Over HTTP/2 this waits for a Read of the
+// closeLater closes the body of a response. Over HTTP/2, Close waits for a Read of the
 // request's body, which waits for the client, which may in turn wait for the end of the
 // response.
 func (o *outbound) closeLater(body io.Closer) {
@@ -126,7 +128,7 @@ func (o *outbound) closeLater(body io.Closer) {
 		body.Close()
 		return
 	}
-	go body.Close() // ends with that Read: with the client's next byte, or its connection
+	go body.Close() // ends with that Read: with the client's next byte or the end of its connection
 }
 
 // blameClient describes the failure of a request whose body could not be read.
@@ -140,7 +142,7 @@ func (o *outbound) blameClient(f *Failure) *Failure {
 	return f
 }
 
-// request returns the request as it is sent on.
+// request returns the request to send upstream.
 func (o *outbound) request() *http.Request {
 	r := o.r
 	out := &http.Request{
@@ -167,8 +169,9 @@ func (o *outbound) request() *http.Request {
 	return out.WithContext(r.Context())
 }
 
-// informed sends a 1xx response on. The server itself requests the body (100) when the
-// transport begins to read it. Some upstreams send 101 over HTTP/2, which has no upgrades.
+// informed forwards a 1xx response. The server itself requests the body (100) when the
+// transport begins to read it. Some upstreams send 101 over HTTP/2, which has no
+// upgrades.
 func (o *outbound) informed(status int, header textproto.MIMEHeader) error {
 	if status == http.StatusContinue || status == http.StatusSwitchingProtocols {
 		return nil
@@ -194,7 +197,7 @@ func (o *outbound) informed(status int, header textproto.MIMEHeader) error {
 func (o *outbound) clean(h http.Header) {
 	removeHopByHop(h)
 	for name := range h {
-		if strings.HasPrefix(name, "Doze-") { // the node's, such as of a refusal
+		if strings.HasPrefix(name, "Doze-") { // reserved for the node, such as on refusals
 			delete(h, name)
 		}
 	}
@@ -221,7 +224,7 @@ func (o *outbound) respond(res *http.Response) {
 		body = o.filter.Body(plain)
 	}
 	o.clean(res.Header)
-	o.clean(res.Trailer) // which has names only so far
+	o.clean(res.Trailer) // only the names are known so far
 	announced := trailerNames(res.Trailer)
 	to := o.w.Header()
 	copyHeader(to, res.Header)
@@ -263,7 +266,7 @@ func (o *outbound) trailers(from http.Header, announced []string) {
 		return
 	}
 	o.clean(from)
-	http.NewResponseController(o.w).Flush() // else a short body gets a length, and no trailers
+	http.NewResponseController(o.w).Flush() // otherwise a short body gets a Content-Length, and no trailers
 	to := o.w.Header()
 	isAnnounced := map[string]bool{}
 	for _, name := range announced {
@@ -299,16 +302,16 @@ func (o *outbound) fail(f *Failure) {
 	Refuse(o.w, o.r, why)
 }
 
-// breakOff ends a response before its end.
+// breakOff records that the response ended early because of f.
 func (o *outbound) breakOff(f *Failure) { o.failure, o.cut = f, true }
 
-// upload is the body of a request on its way to the host.
+// upload is the body of a request on its way upstream.
 type upload struct {
 	body   io.Reader
 	sent   *atomic.Int64
 	closed atomic.Bool
-	over   atomic.Bool           // it is read no more
-	broken atomic.Pointer[error] // of reading it, but its end
+	over   atomic.Bool           // no more of it is read
+	broken atomic.Pointer[error] // of reading it, except io.EOF
 	// The server fills in from's trailers at the end of the body. Copies of the client's
 	// request share them.
 	to   http.Header
@@ -335,10 +338,10 @@ func (u *upload) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close ends the upload. The body itself is the library's server's to close.
+// Close ends the upload. It leaves the client's body to the server, which closes it.
 func (u *upload) Close() error { u.closed.Store(true); return nil }
 
-// counted counts what is read.
+// counted counts the bytes read from r.
 type counted struct {
 	r io.Reader
 	n *atomic.Int64

@@ -218,7 +218,8 @@ func TestEarlyHintsPass(t *testing.T) {
 	})
 }
 
-// The client waits for 100 before it sends, and the host decides whether it does.
+// The client waits for 100 Continue before it sends the body, and the upstream decides
+// whether it sends one.
 func TestContinueIsUpToTheHost(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -237,7 +238,7 @@ func TestContinueIsUpToTheHost(t *testing.T) {
 				t.Fatal(err)
 			}
 			read(t, res)
-			// The library's client of HTTP/2 sends it in any case.
+			// net/http's HTTP/2 client sends the body in any case.
 			if sent := body.was.Load(); res.StatusCode != want || major == 1 && sent != (want == 200) {
 				t.Errorf("%s: %d, body was sent: %t", path, res.StatusCode, sent)
 			}
@@ -252,7 +253,7 @@ type touched struct {
 
 func (t *touched) Read(b []byte) (int, error) { t.was.Store(true); return t.Reader.Read(b) }
 
-// Each side speaks only after it has heard the other.
+// Each side sends its next byte only after it has received one from the other side.
 func TestBodiesStreamBothWaysAtOnce(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -311,8 +312,8 @@ func TestEventsComeAtOnce(t *testing.T) {
 	})
 }
 
-// sendEvents has the host send events and close, and fails the test unless each comes when it
-// is sent.
+// sendEvents makes the upstream send events and end the response, and fails the test
+// unless each event arrives when it is sent.
 func sendEvents(t *testing.T, more chan<- string, res *http.Response) {
 	t.Helper()
 	for _, event := range []string{"data: 1\n\n", "data: two\n\n"} {
@@ -326,7 +327,7 @@ func sendEvents(t *testing.T, more chan<- string, res *http.Response) {
 	read(t, res)
 }
 
-// A host that answers before it has read the body, and reads no more of it.
+// An upstream may respond before it has read the body, and read no more of it.
 func TestAnswerBeforeTheEndOfTheUpload(t *testing.T) {
 	both(t, func(t *testing.T, major int) {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -444,7 +445,7 @@ func TestFailuresAreReadable(t *testing.T) {
 	for name, c := range map[string]struct {
 		how    option
 		code   problem.Code
-		reason string // part of it
+		reason string // substring
 	}{
 		"unknown authority":  {nobody, problem.UpstreamCertificateInvalid, "signed by an unknown authority"},
 		"refused by dial":    {failing(&RefusedError{Code: problem.EgressDenied, Reason: "10.1.2.3 is private", Err: io.EOF}), problem.EgressDenied, "10.1.2.3 is private"},
@@ -579,7 +580,7 @@ func TestPlainHTTPKeepsItsVersion(t *testing.T) {
 	})
 }
 
-// The connection of an upgrade, which is for HTTP/1.1, does not carry other requests.
+// The HTTP/1.1 connection of an upgrade does not carry other requests.
 func TestRefusedUpgradeDoesNotChangeTheProtocol(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		io.WriteString(w, req.Proto+" "+req.RemoteAddr)
@@ -615,7 +616,7 @@ func TestHeadHasNoBody(t *testing.T) {
 	})
 }
 
-// Over HTTP/2 a status is any number, and nothing is switched to.
+// HTTP/2 allows any number as a status, and has no protocol to switch to.
 func TestStatusesOfHTTP2(t *testing.T) {
 	for statuses, want := range map[string]int{"1000": 502, "42": 502, "101 200": 200, "103 299": 299} {
 		t.Run(statuses, func(t *testing.T) {
@@ -645,7 +646,8 @@ func TestStatusesOfHTTP2(t *testing.T) {
 	}
 }
 
-// What a host may send ahead of its client it is told at the start.
+// The initial SETTINGS frame limits how much of a response an upstream may send ahead of
+// its client.
 func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
 	for small, want := range map[bool]uint32{false: maxStreamAhead, true: smallStreamAhead} {
 		l, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{upstreamLeaf(t)}, NextProtos: []string{"h2"}})
@@ -673,7 +675,7 @@ func TestOneOfManyAnswersGetsLessAhead(t *testing.T) {
 	}
 }
 
-// windowHTTP2 accepts one connection and returns the window of its streams.
+// windowHTTP2 accepts one connection and returns the initial window of its streams.
 func windowHTTP2(l net.Listener) (window uint32) {
 	conn, err := l.Accept()
 	l.Close()
@@ -689,7 +691,7 @@ func windowHTTP2(l net.Listener) (window uint32) {
 	return window
 }
 
-// answerHTTP2 accepts one connection and answers its request with statuses.
+// answerHTTP2 accepts one connection and responds to a request with the statuses.
 func answerHTTP2(l net.Listener, statuses []string) {
 	conn, err := l.Accept()
 	l.Close()
@@ -716,7 +718,7 @@ func answerHTTP2(l net.Listener, statuses []string) {
 	}
 }
 
-// No connection of HTTP/2 can become a WebSocket with an HTTP/1.1 host.
+// An HTTP/2 connection cannot become a WebSocket with an HTTP/1.1 upstream.
 func TestUpgradeThatTheConnectionCannotCarryIsRefused(t *testing.T) {
 	f := NewUpstream(UpstreamConfig{Dial: func(context.Context, dial.Target) (net.Conn, error) {
 		here, there := net.Pipe()

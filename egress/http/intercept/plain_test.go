@@ -20,14 +20,14 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// What could be read in two ways is refused, or sent on in one.
+// An ambiguous request is refused, or forwarded in an unambiguous form.
 func TestNothingIsSmuggled(t *testing.T) {
 	const post = "POST /first HTTP/1.1\r\nHost: api.example.com\r\n"
 	const head = post + "Connection: close\r\n"
 	for name, c := range map[string]struct {
 		request string
 		want    string // start of the status line
-		arrives string // what the host sees of it, if anything
+		arrives string // the part that reaches the upstream, if any
 	}{
 		"length and chunks":  {post + "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 400", ""},
 		"the same, second":   {post + "Content-Length: 0\r\n\r\n" + post + "Transfer-Encoding: chunked\r\nContent-Length: 4\r\n\r\n0\r\n\r\nGET /second HTTP/1.1\r\nHost: api.example.com\r\n\r\n", "HTTP/1.1 200", "/first 0"},
@@ -58,12 +58,12 @@ func TestNothingIsSmuggled(t *testing.T) {
 			}))
 			answer := r.say(c.request)
 			if !strings.HasPrefix(answer, c.want) {
-				// A request whose body breaks has no answer that must arrive.
+				// A response to a request with a broken body need not arrive.
 				if name != "bad chunk" || answer != "" {
 					t.Errorf("answer %q", answer)
 				}
 			}
-			r.upstream.Close() // no handler begins; with HTTP/2 they end after their connection
+			r.upstream.Close() // no more handlers begin; with HTTP/2 they end after their connection
 			handlers.Wait()
 			close(seen)
 			var all []string
@@ -73,7 +73,7 @@ func TestNothingIsSmuggled(t *testing.T) {
 			if got := strings.Join(all, "; "); c.arrives == "" && got != "" || len(all) > 1 || got != strings.TrimSpace(c.arrives) && name != "bad chunk" {
 				t.Errorf("the host saw %q", got)
 			}
-			// Who was refused is known to the node, too, unless a body was to blame.
+			// The destination is notified of each refusal, unless the body caused it.
 			last := answer[max(0, strings.LastIndex(answer, "HTTP/1.")):]
 			if refused := r.refusals(); (len(refused) == 1) != (!strings.HasPrefix(last, "HTTP/1.1 200") && c.arrives != "/first") {
 				t.Errorf("refused %+v; last answer %q", refused, last)
@@ -82,7 +82,8 @@ func TestNothingIsSmuggled(t *testing.T) {
 	}
 }
 
-// Also those that cannot be read.
+// Requests that cannot be parsed get a response, and the destination is notified of the
+// refusal.
 func TestUnreadableRequestsAreRefused(t *testing.T) {
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
 		t.Run(name, func(t *testing.T) {
@@ -109,8 +110,8 @@ func TestUnreadableRequestsAreRefused(t *testing.T) {
 	}
 }
 
-// What comes after a broken body is no request, whoever takes it for one; also where
-// the answer began before.
+// The bytes after a broken body are not a request, neither to the node nor to the
+// upstream, even if the response began before them.
 func TestNothingComesAfterABrokenBody(t *testing.T) {
 	const smuggled = "GET /smuggled HTTP/1.1\r\nHost: api.example.com\r\nConnection: close\r\n\r\n"
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
@@ -129,7 +130,8 @@ func TestNothingComesAfterABrokenBody(t *testing.T) {
 	}
 }
 
-// Whoever reads a broken body, and leaves the connection open.
+// The handler ignores the error of reading a broken body, and responds without closing
+// the connection.
 func TestNoRequestIsServedAfterABrokenBody(t *testing.T) {
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
 		r := start(t, http.NotFoundHandler(), append(o, func(_ *rig, d *Destination, _ *UpstreamConfig) {
@@ -145,8 +147,8 @@ func TestNoRequestIsServedAfterABrokenBody(t *testing.T) {
 	}
 }
 
-// A connection ends with an answer that came before the end of a body: nothing of what
-// is left of that is a request. Its client hears no reset, though it still sends.
+// A response before the end of a body ends the connection, and no part of the remaining
+// body is served as a request. The client receives no reset, although it still sends.
 func TestAnswerBeforeTheEndOfABody(t *testing.T) {
 	const inside = "GET /inside HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
 	const after = "GET /after HTTP/1.1\r\nHost: api.example.com\r\n\r\n"
@@ -167,7 +169,8 @@ func TestAnswerBeforeTheEndOfABody(t *testing.T) {
 	}
 }
 
-// The end of an answer does not wait for the client's next byte, large or small.
+// The end of a response does not wait for the next byte of the client, whether the
+// response is small or large.
 func TestBrokenAnswerBeforeTheEndOfABody(t *testing.T) {
 	for _, size := range []int{10, 1 << 20} {
 		r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -183,7 +186,8 @@ func TestBrokenAnswerBeforeTheEndOfABody(t *testing.T) {
 	}
 }
 
-// A connection goes on after a body that was read, though a policy sends another.
+// A connection is reused after the body of a request was read, even if a policy replaces
+// that body.
 func TestConnectionOutlivesAReplacedBody(t *testing.T) {
 	var f *Upstream
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -212,7 +216,7 @@ func TestConnectionOutlivesAReplacedBody(t *testing.T) {
 	}
 }
 
-// chunked is the start of a request's body, after its header.
+// chunked is the last header field of a request and the first chunk of its body.
 const chunked = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
 
 // uploading is a client that has sent the start of a request.
@@ -222,12 +226,13 @@ type uploading struct {
 	answer []byte
 }
 
-// startUpload sends the start of a POST /first to a host that says what it has seen: at
-// once, or when it has read the body. An early answer has then arrived.
+// startUpload sends the start of a POST /first to an upstream that responds with the
+// path: immediately if early, else after it has read the body. An early response has
+// arrived when startUpload returns.
 func startUpload(t *testing.T, early bool, body string, o ...option) *uploading {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if early {
-			http.NewResponseController(w).EnableFullDuplex() // or HTTP/1.1 reads the body first
+			http.NewResponseController(w).EnableFullDuplex() // otherwise an HTTP/1.1 server reads the body first
 		} else {
 			io.ReadAll(req.Body)
 		}
@@ -246,7 +251,8 @@ func startUpload(t *testing.T, early bool, body string, o ...option) *uploading 
 	return u
 }
 
-// then sends the rest and returns all that was answered, until the end.
+// then sends the rest and returns everything that was received, until the end of the
+// connection.
 func (u *uploading) then(rest string) string {
 	u.t.Helper()
 	io.WriteString(u.conn, rest)
@@ -257,7 +263,7 @@ func (u *uploading) then(rest string) string {
 	return string(u.answer) + string(more)
 }
 
-// What only begins as the preface of HTTP/2 does not hide what comes after it.
+// Bytes that only begin like the preface of HTTP/2 do not hide a request after them.
 func TestPrefaceThatIsNone(t *testing.T) {
 	const second = "POST /second HTTP/1.1\r\nHost: api.example.com\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 	for name, o := range map[string][]option{"TLS": nil, "plain": {withoutTLS}} {
@@ -279,7 +285,7 @@ func TestPrefaceThatIsNone(t *testing.T) {
 	}
 }
 
-// In TLS that agreed on HTTP/1.1 there is no HTTP/2.
+// HTTP/2 over TLS requires that ALPN negotiated it.
 func TestTLSForHTTP1IsForHTTP1(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Proto) }))
 	for _, protocols := range [][]string{nil, {"http/1.1"}} {
@@ -292,7 +298,7 @@ func TestTLSForHTTP1IsForHTTP1(t *testing.T) {
 	}
 }
 
-// An end is no request, whatever the library's server says of it.
+// The end of a connection is not a request, whatever error net/http returns for it.
 func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 	trusts := &tls.Config{ServerName: host, InsecureSkipVerify: true, NextProtos: []string{"http/1.1"}}
 	open := func(t *testing.T, conn net.Conn) *tls.Conn {
@@ -339,7 +345,7 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := New(Config{Certificate: mustAuthority().Certificate})
 			defer s.Close()
-			var refused []*problem.Problem // by whom Serve waits for
+			var refused []*problem.Problem // only written before Serve returns
 			for range 10 {
 				here, there := tcp(t)
 				ctx, cancel := context.WithCancel(t.Context())
@@ -360,7 +366,7 @@ func TestEndsOfConnectionsAreNotTold(t *testing.T) {
 	}
 }
 
-// TLS 1.2 returns what it has read together with the error that came after it.
+// With TLS 1.2, a Read returns data together with the error that came after it.
 func TestWhatComesWithAnErrorIsTold(t *testing.T) {
 	r := start(t, http.NotFoundHandler())
 	raw, err := net.Dial("tcp", r.addr)
@@ -375,14 +381,14 @@ func TestWhatComesWithAnErrorIsTold(t *testing.T) {
 	}
 	gathered.hold = true
 	io.WriteString(conn, "GARBAGE\r\n\r\n")
-	raw.Write(append(gathered.held, append([]byte{21, 3, 3, 0, 26}, make([]byte, 26)...)...)) // an alert that nobody sealed
+	raw.Write(append(gathered.held, append([]byte{21, 3, 3, 0, 26}, make([]byte, 26)...)...)) // an alert that fails authentication
 	io.Copy(io.Discard, raw)
 	if refused := r.refusals(); len(refused) != 1 || refused[0].Code != problem.RequestMalformed {
 		t.Errorf("refused %+v", refused)
 	}
 }
 
-// gathering keeps what is written once it is told to hold it.
+// gathering is a connection that holds back writes once hold is set.
 type gathering struct {
 	net.Conn
 	hold bool

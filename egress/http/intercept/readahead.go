@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// aheadSize bounds the part of a body that is read before it is sent: several TLS
+// aheadSize limits the part of a body that is read before it is sent: several TLS
 // records.
 const aheadSize = 8 * recordSize
 
@@ -29,7 +29,7 @@ func (a *ahead) reset() {
 	a.start, a.length, a.err, a.ended = 0, 0, nil, false
 }
 
-// fill reads a body to its end, or until stop and the error that Read then returns.
+// fill reads a body until its end, or until stop and the error that Read then returns.
 func (a *ahead) fill(body io.Reader) {
 	for {
 		b := a.free()
@@ -80,7 +80,7 @@ func (a *ahead) next(wait bool) ([]byte, error) {
 	return a.ring[a.start:min(aheadSize, a.start+a.length)], nil
 }
 
-// consume frees so many of the bytes that next returned.
+// consume frees n of the bytes that next returned.
 func (a *ahead) consume(n int) {
 	a.mu.Lock()
 	a.start = (a.start + n) % aheadSize

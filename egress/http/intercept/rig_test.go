@@ -30,16 +30,16 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The library's server stays for half a second with a client that it refused.
+	// net/http's server lingers for half a second after it refused a client.
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
 const host = "api.example.com"
 
-// rig is a sandbox's way to a host: listener, Server, Upstream, host.
+// rig is a sandbox's route to an upstream: listener, Server, Upstream, upstream server.
 type rig struct {
 	t           testing.TB
-	addr        string // where the sandbox connects to
+	addr        string // that the sandbox connects to
 	trust       *x509.CertPool
 	bundle      []byte // trust, in PEM
 	upstream    *httptest.Server
@@ -83,7 +83,7 @@ func filtered(f Filter) option {
 	return func(r *rig, _ *Destination, _ *UpstreamConfig) { r.filter = f }
 }
 
-// start makes a rig whose host answers with handler.
+// start returns a rig whose upstream server responds with handler.
 func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	t.Helper()
 	r := &rig{t: t, results: make(chan Result, 1024)}
@@ -91,7 +91,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.refused = append(r.refused, why)
-		_ = req.URL.EscapedPath() // as those do who are told
+		_ = req.URL.EscapedPath() // read like in a real Refused function
 	}}
 	cfg := UpstreamConfig{}
 	for _, o := range options {
@@ -137,7 +137,7 @@ func start(t testing.TB, handler http.Handler, options ...option) *rig {
 	return r
 }
 
-// listen serves a destination to whoever connects.
+// listen accepts connections and serves each as a connection to d.
 func (r *rig) listen(d Destination) {
 	r.t.Helper()
 	authority := mustAuthority()
@@ -168,7 +168,7 @@ func (r *rig) listen(d Destination) {
 	})
 }
 
-// upstreamCA signs for hosts: one that sandboxes do not trust.
+// upstreamCA signs the certificates of upstreams. Sandboxes do not trust it.
 var upstreamCA = sync.OnceValue(mustAuthority)
 
 func mustAuthority() *ca.Authority {
@@ -202,7 +202,7 @@ func upstreamRoots(testing.TB) *x509.CertPool {
 	return p
 }
 
-// client is one in a sandbox, that speaks HTTP/1.1 or HTTP/2.
+// client returns a client in the sandbox that speaks only HTTP/1.1 or only HTTP/2.
 func (r *rig) client(major int) *http.Client {
 	p := new(http.Protocols)
 	p.SetHTTP1(major == 1)
@@ -219,7 +219,7 @@ func (r *rig) client(major int) *http.Client {
 	return &http.Client{Transport: tr, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 }
 
-// dialTLS connects as a client in the sandbox.
+// dialTLS connects like a client in the sandbox.
 func (r *rig) dialTLS(serverName string, protocols ...string) *tls.Conn {
 	r.t.Helper()
 	conn, err := tls.Dial("tcp", r.addr, &tls.Config{ServerName: serverName, RootCAs: r.trust, InsecureSkipVerify: serverName != host, NextProtos: protocols})
@@ -230,7 +230,7 @@ func (r *rig) dialTLS(serverName string, protocols ...string) *tls.Conn {
 	return conn
 }
 
-// refusals returns what the destination was told to be refused.
+// refusals returns the refusals that the destination was notified of.
 func (r *rig) refusals() []*problem.Problem {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -258,7 +258,7 @@ func wantRefusal(t *testing.T, res *http.Response, code problem.Code, text strin
 	return why
 }
 
-// connect is as a client in the sandbox, for HTTP/1.1.
+// connect connects like a client in the sandbox that speaks HTTP/1.1.
 func (r *rig) connect() net.Conn {
 	r.t.Helper()
 	if !r.withoutTLS {
@@ -272,7 +272,7 @@ func (r *rig) connect() net.Conn {
 	return conn
 }
 
-// say sends raw bytes and returns all that comes back.
+// say sends raw bytes and returns all bytes that it receives.
 func (r *rig) say(text string) string {
 	r.t.Helper()
 	conn := r.connect()
@@ -281,7 +281,7 @@ func (r *rig) say(text string) string {
 	return string(all)
 }
 
-// ask sends one raw request and returns the answer.
+// ask sends one raw request and returns the response.
 func (r *rig) ask(conn net.Conn, text string) *http.Response {
 	r.t.Helper()
 	io.WriteString(conn, text)
@@ -303,7 +303,7 @@ func read(t testing.TB, res *http.Response) string {
 	return string(b)
 }
 
-// both runs a test with clients of both versions.
+// both runs a test with an HTTP/1.1 and an HTTP/2 client.
 func both(t *testing.T, run func(t *testing.T, major int)) {
 	for _, major := range []int{1, 2} {
 		t.Run("HTTP "+strconv.Itoa(major), func(t *testing.T) { run(t, major) })

@@ -29,14 +29,16 @@ import (
 )
 
 const (
-	// maxHeader is of a request's header, all fields; larger ones get 431.
-	// Cookies and tokens make 16 KiB; servers take 8 to 64.
+	// maxHeader is the size limit of all fields of a request's header; larger ones
+	// get 431. Cookies and tokens take up to 16 KiB; the limits of servers are 8 to
+	// 64 KiB.
 	maxHeader = 64 << 10
-	// maxStreams is how many requests a connection of HTTP/2 may have at a time,
-	// as with most servers.
+	// maxStreams is the limit of concurrent requests on an HTTP/2 connection, as in
+	// most servers.
 	maxStreams = 250
-	// maxUpload is what an HTTP/2 connection of a sandbox may have sent that was
-	// not sent on yet, per stream and in all. Its kernel is 0.1 ms away.
+	// maxUploadStream and maxUpload limit the bytes that a sandbox has sent on an
+	// HTTP/2 connection and that were not forwarded yet, per stream and in all. The
+	// kernel of the sandbox is 0.1 ms away.
 	maxUploadStream, maxUpload = 256 << 10, 512 << 10
 )
 
@@ -48,18 +50,18 @@ type Config struct {
 	Log *slog.Logger
 }
 
-// Destination is where a connection leads, and the handler of its requests.
+// Destination is the upstream of a connection, and the handler of its requests.
 type Destination struct {
 	Host string // clean: lower case, no dot at the end; or the text of an address
 	Port uint16
 	TLS  bool
 	Flow string // of refusals
-	// Handler is called with requests that agree with the destination. Their
-	// URL is absolute, with the path as it was sent. Their header is without what
-	// is about the client's connection (RFC 9110, section 7.6.1), but for Te:
-	// trailers and for what asks for a WebSocket.
+	// Handler is called with requests that match the destination. Their URL is
+	// absolute, with the path as it was sent. Their header does not have the fields
+	// that apply to the client's connection only (RFC 9110, section 7.6.1), except
+	// Te: trailers and the fields that request a WebSocket.
 	Handler http.Handler
-	// Refused is called for requests that the Server refuses because they disagree with
+	// Refused is called for requests that the Server refuses because they do not match
 	// the destination, or because they are malformed HTTP/1.1: then r has an empty method
 	// and path. May be nil.
 	Refused func(r *http.Request, why *problem.Problem)
@@ -74,10 +76,10 @@ func (d *Destination) refuse(w http.ResponseWriter, r *http.Request, why *proble
 }
 
 // Server speaks HTTP/1.1 and HTTP/2 with sandboxes. It may serve any number of
-// connections at a time; the caller bounds their number.
+// connections at a time; the caller limits their number.
 //
-// There are no time limits toward a sandbox: while it sleeps it can neither
-// finish a header nor use an idle connection, and it finds both as it left them.
+// It sets no time limits for a sandbox: a sleeping one can neither finish a
+// header nor use an idle connection, and both are unchanged when it wakes.
 type Server struct {
 	cfg   Config
 	tls   *tls.Config
@@ -103,7 +105,7 @@ func New(cfg Config) *Server {
 	}
 	protocols := new(http.Protocols)
 	protocols.SetHTTP2(true)
-	protocols.SetUnencryptedHTTP2(true) // by prior knowledge: gRPC without TLS
+	protocols.SetUnencryptedHTTP2(true) // with prior knowledge: gRPC without TLS
 	s.http2 = &http.Server{
 		Handler:        s,
 		MaxHeaderBytes: maxHeader,
@@ -123,13 +125,13 @@ func New(cfg Config) *Server {
 	return s
 }
 
-// Serve speaks with the client on conn until the connection has ended, and its
-// handlers too. When ctx ends the connection is closed. It closes conn in any
-// case.
+// Serve serves the client on conn until the connection and all its handlers have ended.
+// The end of ctx closes the connection. Serve closes conn in any case. d's Handler and
+// Refused do not run after it has returned.
 //
-// An error is a TLS handshake that failed, mostly with a client that does not trust
-// the certificate, or the alert of a client that ended TLS without a request: it
-// wanted Encrypted Client Hello, for instance. Later failures are reported to the client. When it returns, d's Handler and Refused run no more.
+// An error is a failed TLS handshake, mostly with a client that does not trust the
+// certificate, or the alert of a client that ended TLS without a request, for instance
+// because it requires Encrypted Client Hello. Later failures are reported to the client.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -161,7 +163,7 @@ func (s *Server) Serve(ctx context.Context, conn net.Conn, d Destination) error 
 	return nil
 }
 
-// speak serves the connection by the protocol that its client speaks.
+// speak serves the connection in the protocol of its client.
 func (s *Server) speak(c *connection) error {
 	switch {
 	case c.tls == nil:
@@ -204,8 +206,9 @@ func (s *Server) serveHTTP1(c *connection, conn net.Conn, in io.Reader) {
 // preface is what a client of HTTP/2 sends first (RFC 9113, section 3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
-// readPreface reads as much of a connection as may be the preface, and reports whether it
-// is. The next Read returns the error that ends the connection again.
+// readPreface reads from a connection as long as the bytes match the preface, and reports
+// whether they are all of it. The next Read returns the error that ends the connection
+// again.
 func readPreface(conn io.Reader) (start []byte, is bool) {
 	start = make([]byte, 0, len(preface))
 	for len(start) < len(preface) && strings.HasPrefix(preface, string(start)) {
@@ -218,7 +221,7 @@ func readPreface(conn io.Reader) (start []byte, is bool) {
 	return start, string(start) == preface
 }
 
-// prefaced is a connection whose start was read.
+// prefaced is a connection whose first bytes were already read.
 type prefaced struct {
 	net.Conn
 	in io.Reader
@@ -242,12 +245,12 @@ func (s *Server) remove(c *connection) {
 	delete(s.open, c)
 }
 
-// rejection is the alert with which the client ended a connection that is closed, or
+// rejection returns the alert with which the client ended a connection that is closed, or
 // nil.
 func rejection(t *tls.Conn) error {
-	_, err := t.Read(make([]byte, 1)) // returns the error that ended reading again
+	_, err := t.Read(make([]byte, 1)) // returns the error of the last Read again
 	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "remote error" { // as crypto/tls has it of alerts
+	if errors.As(err, &op) && op.Op == "remote error" { // the form of alerts in crypto/tls
 		return err
 	}
 	return nil
@@ -275,15 +278,15 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 // handle passes a request to the handler of its connection's destination.
 func (s *Server) handle(w http.ResponseWriter, r *http.Request, c *connection) {
-	if !c.enter() { // the connection has ended, and with it the response
+	if !c.enter() { // the connection has ended, and so has the response
 		panic(http.ErrAbortHandler)
 	}
 	defer c.exit()
 	s.serve(w, r, c.to, c.serverName)
 }
 
-// codeOf returns the code of a request of HTTP/1.1 that cannot be read. It has the
-// status of err.
+// codeOf returns the code for a request of HTTP/1.1 that cannot be parsed. Its status is
+// err's.
 func codeOf(err *http1.RequestError) problem.Code {
 	switch {
 	case err.Framing:
@@ -300,11 +303,11 @@ func codeOf(err *http1.RequestError) problem.Code {
 	return problem.RequestMalformed
 }
 
-// ServeRequest is Serve for one request that did not come over a connection to its
-// destination, but with an absolute URI over one to a proxy.
+// ServeRequest is Serve for one request that arrived with an absolute URI on a connection
+// to a proxy, and not on a connection to its destination.
 func (s *Server) ServeRequest(w http.ResponseWriter, r *http.Request, d Destination) {
 	r = r.WithContext(r.Context())
-	target := *r.URL // the caller has the other
+	target := *r.URL // r's own URL belongs to the caller
 	r.URL, r.RequestURI = &target, target.RequestURI()
 	s.serve(w, r, &d, d.Host)
 }
@@ -332,9 +335,9 @@ func (s *Server) report(to *Destination, r *http.Request) {
 	panic(http.ErrAbortHandler)
 }
 
-// connection is a sandbox's, and at the same time the listener from which the
-// library's server accepts it if it speaks HTTP/2: so that one server is enough for all
-// of them, and its Serve returns when the connection has ended.
+// connection is a sandbox's connection, and also the listener from which net/http accepts
+// it if it speaks HTTP/2. One http.Server is therefore enough for all connections, and
+// its Serve returns when the connection has ended.
 type connection struct {
 	to         *Destination
 	ctx        context.Context // of its requests
@@ -342,17 +345,17 @@ type connection struct {
 	raw        net.Conn
 	wire       *wire     // over raw
 	tls        *tls.Conn // over wire; nil: none
-	served     net.Conn  // by the library's server
+	served     net.Conn  // by net/http
 	accepted   bool      // used by Accept only
 
 	closing sync.Once
 	err     error         // of closing
 	closed  chan struct{} // closed with raw
 
-	entered atomic.Int64 // requests that have a handler, or had
+	entered atomic.Int64 // number of handlers that have begun
 
 	mu       sync.Mutex
-	handlers int           // that have begun
+	handlers int           // that run
 	ended    bool          // no handler begins any more
 	idle     chan struct{} // closed when it has ended and no handler runs
 }
@@ -384,10 +387,10 @@ func (c *connection) Close() error {
 	return c.err
 }
 
-// Addr is of the connection's end here.
+// Addr returns the connection's local address.
 func (c *connection) Addr() net.Addr { return c.raw.LocalAddr() }
 
-// enter counts the handler of a request in, unless the connection has ended.
+// enter registers a handler and returns true, unless the connection has ended.
 func (c *connection) enter() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -407,7 +410,7 @@ func (c *connection) exit() {
 	}
 }
 
-// handlersDone returns when no handler of the connection runs; none begins.
+// handlersDone prevents new handlers of the connection, and returns when none runs.
 func (c *connection) handlersDone() {
 	c.mu.Lock()
 	c.ended = true

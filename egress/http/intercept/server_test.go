@@ -57,7 +57,8 @@ func TestRequestsThatDoNotAgreeAreRefused(t *testing.T) {
 	}
 }
 
-// The response to a request that cannot be read has the status that http1 gives it.
+// The response to a request that cannot be parsed has the status that http1 assigns to
+// it.
 func TestUnreadableRequestsHaveACodeWithTheirStatus(t *testing.T) {
 	seen := map[problem.Code]bool{}
 	for _, err := range []http1.RequestError{
@@ -107,8 +108,8 @@ func TestTheHostGoesUpstreamInItsCanonicalSpelling(t *testing.T) {
 	}
 }
 
-// A connection of HTTP/2 may be used for other names that its certificate has.
-// Ours has one.
+// Clients may reuse an HTTP/2 connection for other names in its certificate. Here the
+// certificate has one name.
 func TestConnectionIsForOneAuthority(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) { io.WriteString(w, req.Host+req.Header.Get("Host")) }))
 	for name, c := range map[string]struct {
@@ -233,7 +234,7 @@ func TestClientThatDoesNotTrustIsReported(t *testing.T) {
 func TestRefusalInTheProtocolOfTheClient(t *testing.T) {
 	r := start(t, http.NotFoundHandler(), func(_ *rig, d *Destination, _ *UpstreamConfig) {
 		d.Handler = http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
-			w.Header().Set("Content-Encoding", "gzip") // what a policy had begun with
+			w.Header().Set("Content-Encoding", "gzip") // set by a policy before the refusal
 			Refuse(w, req, problem.New(problem.EgressDenied, "nö: 100%").WithFlow(host, "node/x", "f1"))
 		})
 	})
@@ -270,7 +271,7 @@ func TestGoodbyeIsSaid(t *testing.T) {
 	}
 }
 
-// Clients that are not Go's own.
+// Clients other than Go's.
 func TestOtherClients(t *testing.T) {
 	r := start(t, http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		io.Copy(w, req.Body)

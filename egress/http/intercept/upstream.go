@@ -22,58 +22,61 @@ import (
 )
 
 const (
-	// Kept connections to hosts that wait for the next request, in all and for
-	// one pool and host: beyond that the oldest is closed. As many as a busy
-	// sandbox has connections, or it would make new ones all the time.
+	// idleInAll and idlePerHost limit the idle connections to upstreams, in all and
+	// for one pool and host: beyond them the oldest is closed. A busy sandbox has
+	// about as many connections; with a lower limit it would dial all the time.
 	idleInAll, idlePerHost = 1024, 128
 	// idleTime is below the 60 s after which many servers and load balancers
 	// close such a connection, perhaps at the moment it is used again.
 	idleTime = 50 * time.Second
-	// handshakeTime is for TLS with a host, after the connection was made.
+	// handshakeTime is the time limit of a TLS handshake with an upstream, after the
+	// connection was made.
 	handshakeTime = 10 * time.Second
 	// continueTime is how long an upstream has to respond to `Expect: 100-continue` over HTTP/2
 	// before it is sent the body unasked.
 	continueTime = time.Second
-	// maxResponseHeader is of a response's header: some hosts set many cookies.
+	// maxResponseHeader is the size limit of a response's header: some hosts set many cookies.
 	maxResponseHeader = 256 << 10
-	// maxStreamAhead is what one HTTP/2 response may have sent that its client has
-	// not read: with 2 MiB a host at 50 ms delivers 300 Mbit/s. A sandbox that
-	// sleeps leaves this much in the node for each response that it waits for.
+	// maxStreamAhead limits the bytes of one HTTP/2 response that were received and
+	// that its client has not read: with 2 MiB an upstream at 50 ms delivers 300
+	// Mbit/s. For a sandbox that sleeps, the node holds up to this much of each
+	// response that it waits for.
 	maxStreamAhead = 2 << 20
-	// smallStreamAhead is the same where many responses are awaited at a time.
+	// smallStreamAhead is the same limit while many responses are pending.
 	smallStreamAhead = 128 << 10
-	// maxFrame of HTTP/2: fewer and larger frames than the 16 KiB of the
-	// protocol, from hosts that make use of it.
+	// maxFrame is the size limit of an HTTP/2 frame. Upstreams that make use of it
+	// send fewer and larger frames than the 16 KiB of the protocol.
 	maxFrame = 64 << 10
 	// An upstream that sends nothing on an HTTP/2 connection is pinged. Otherwise a
 	// connection that the network dropped would swallow requests for minutes.
 	pingAfter, pingTime = 30 * time.Second, 15 * time.Second
-	// tlsSessions are kept so that the next handshake with a host is short.
+	// tlsSessions is the number of cached TLS sessions, which shorten the next handshake with a
+	// host.
 	tlsSessions = 1024
 )
 
-// UpstreamConfig is how upstreams are reached. Dial is required.
+// UpstreamConfig configures how upstreams are reached. Dial is required.
 type UpstreamConfig struct {
 	// Dial connects to an upstream, as (*dial.Dialer).Dial does. Its context has the
 	// values of the request for which the connection is made, but may outlive it.
 	Dial func(ctx context.Context, to dial.Target) (net.Conn, error)
-	// RootCAs that upstreams' certificates are verified against. nil: the system's.
+	// RootCAs verify the certificates of upstreams. nil: the system's.
 	RootCAs *x509.CertPool
 }
 
-// Route is what a request may use on its way to the upstream.
+// Route has the connections that a request may use, and the limits that apply to it.
 type Route struct {
 	// Pool names the connections that the request may use: requests with different
 	// names never share one.
 	Pool string
-	// Private lets the upstream be at a private address. Requests with another value
-	// never share a connection.
+	// Private permits an upstream at a private address. Requests with another value never
+	// share a connection.
 	Private bool
-	// SmallWindow bounds what may wait in the node of a response over HTTP/2 to 128 KiB,
-	// instead of 2 MiB.
+	// SmallWindow limits the part of an HTTP/2 response that may wait in the node to 128
+	// KiB, instead of 2 MiB.
 	SmallWindow bool
-	// Dials bounds the connections that are being made, with TLS, some of which outlive
-	// their requests. nil: any number.
+	// Dials limits the connections that are being made, including TLS. Some outlive their
+	// requests. nil: any number.
 	Dials *quota.Pool
 	// Flow and RequestID are for refusals. RequestID is the client's X-Request-Id, or
 	// empty: the header of the request may have become a secret.
@@ -84,12 +87,12 @@ type Route struct {
 type Upstream struct {
 	cfg          UpstreamConfig
 	sessions     tls.ClientSessionCache
-	idle         *http1.Pool   // connections of HTTP/1.1
+	idle         *http1.Pool   // HTTP/1.1 connections
 	large, small transports    // by their windows
 	ahead        chan struct{} // of downloads
 }
 
-// transports make connections of HTTP/2 with the same windows.
+// transports make HTTP/2 connections with the same windows.
 type transports struct {
 	secure *http.Transport // for https
 	plain  *http.Transport // for http
@@ -139,8 +142,8 @@ func (u *Upstream) transport(ahead int) *http.Transport {
 	}
 }
 
-// roundTrip sends a request upstream. Without TLS it uses the protocol of the client: there
-// is no other way to know what the upstream speaks, and gRPC needs HTTP/2. With TLS the
+// roundTrip sends a request upstream. Without TLS it uses the protocol of the client: the
+// protocol of the upstream cannot be known otherwise, and gRPC needs HTTP/2. With TLS the
 // upstream chooses when it is dialed; an idle connection of HTTP/1.1 is reused.
 //
 // It calls informed for each 1xx response except 100 and 101.
@@ -161,7 +164,7 @@ func (u *Upstream) roundTrip(r *http.Request, to *target, version int, informed 
 		return t.plain.RoundTrip(traced())
 	}
 	key := r.URL.Scheme + "://" + r.URL.Host
-	if to.upgrade { // others would get HTTP/1.1 of an upstream that speaks HTTP/2
+	if to.upgrade { // otherwise other requests would use HTTP/1.1 with an upstream that speaks HTTP/2
 		key += " upgrade"
 	}
 	send := func(c *http1.Conn) (*http.Response, error) {
@@ -190,7 +193,7 @@ func (u *Upstream) roundTrip(r *http.Request, to *target, version int, informed 
 	if c := to.accept(); c != nil {
 		if errors.Is(err, errHTTP1) {
 			if body, ok := r.Body.(*upload); ok {
-				body.closed.Store(false) // by net/http, which has not read from it
+				body.closed.Store(false) // net/http closed it without reading from it
 			}
 			return send(c)
 		}
@@ -245,7 +248,7 @@ func (t *target) poolKey() string {
 	return net.JoinHostPort(string(append(key, t.host...)), strconv.Itoa(int(t.port)))
 }
 
-// connected notes the address of a connection that is used for the request.
+// connected records the address of a connection that is used for the request.
 func (t *target) connected(c interface{ RemoteAddr() net.Addr }) {
 	if a, ok := c.RemoteAddr().(interface{ AddrPort() netip.AddrPort }); ok {
 		t.mu.Lock()
@@ -254,7 +257,7 @@ func (t *target) connected(c interface{ RemoteAddr() net.Addr }) {
 	}
 }
 
-// errHTTP1 is what net/http's transport, which is for HTTP/2, gets instead of a connection.
+// errHTTP1 is returned to net/http's transport, which is for HTTP/2, instead of a connection.
 var errHTTP1 = errors.New("the upstream speaks HTTP/1.1")
 
 // offer hands over a connection that was dialed for the request.
@@ -279,7 +282,7 @@ func (t *target) accept() *http1.Conn {
 
 type targetKey struct{}
 
-// dial is for HTTP/2 without TLS.
+// dial connects to an upstream for HTTP/2 without TLS.
 func (u *Upstream) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	t := ctx.Value(targetKey{}).(*target)
 	if err := t.acquireDial(); err != nil {
@@ -289,8 +292,8 @@ func (u *Upstream) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	return u.dialTarget(ctx, t)
 }
 
-// dialTLS is for upstreams whose protocol is not known. It hands a connection of HTTP/1.1
-// to the request's target and returns errHTTP1.
+// dialTLS connects to an upstream whose protocol is not known. It hands a connection of
+// HTTP/1.1 to the request's target and returns errHTTP1.
 func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	t := ctx.Value(targetKey{}).(*target)
 	if err := t.acquireDial(); err != nil {
@@ -308,7 +311,7 @@ func (u *Upstream) dialTLS(ctx context.Context, _, _ string) (net.Conn, error) {
 	return nil, errHTTP1
 }
 
-// connect dials an upstream by HTTP/1.1.
+// connect dials an upstream for HTTP/1.1.
 func (u *Upstream) connect(ctx context.Context, t *target, secure bool) (*http1.Conn, error) {
 	if err := t.acquireDial(); err != nil {
 		return nil, err
@@ -350,7 +353,7 @@ func (u *Upstream) dialTarget(ctx context.Context, t *target) (net.Conn, error) 
 	return conn, err
 }
 
-// handshake dials an upstream by TLS and offers it the protocols.
+// handshake dials an upstream with TLS and offers it the protocols.
 func (u *Upstream) handshake(ctx context.Context, t *target, protocols ...string) (conn *tls.Conn, raw net.Conn, err error) {
 	raw, err = u.dialTarget(ctx, t)
 	if err != nil {
@@ -372,7 +375,7 @@ func (u *Upstream) handshake(ctx context.Context, t *target, protocols ...string
 	return conn, raw, nil
 }
 
-// handshakeError is TLS with a host that failed.
+// handshakeError is a failed TLS handshake with an upstream.
 type handshakeError struct{ error }
 
 func (e *handshakeError) Unwrap() error { return e.error }

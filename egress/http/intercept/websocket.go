@@ -15,7 +15,7 @@ import (
 // byte: enough for a response.
 const closeGrace = 2 * time.Second
 
-// upgrade makes the client's connection a WebSocket with the host.
+// upgrade turns the client's connection into a WebSocket with the upstream.
 func (o *outbound) upgrade(res *http.Response) {
 	host, ok := res.Body.(io.ReadWriteCloser)
 	if !ok || !isWebSocket(upgradeOf(res.Header)) || !isWebSocket(upgradeOf(o.r.Header)) {
@@ -38,7 +38,7 @@ func (o *outbound) upgrade(res *http.Response) {
 	defer t.Close()
 	defer context.AfterFunc(o.r.Context(), t.Close)()
 
-	conn.SetDeadline(time.Time{}) // of the library's server
+	conn.SetDeadline(time.Time{}) // clears the deadline of net/http's server
 	head := &http.Response{StatusCode: res.StatusCode, ProtoMajor: 1, ProtoMinor: 1, Header: res.Header}
 	if err := head.Write(buffered); err == nil {
 		err = buffered.Flush()
@@ -56,11 +56,11 @@ func (o *outbound) upgrade(res *http.Response) {
 	}
 }
 
-// tunnel is a WebSocket between a client and a host.
+// tunnel is a WebSocket between a client and an upstream.
 type tunnel struct {
 	client net.Conn
 	host   io.ReadWriteCloser
-	left   atomic.Bool // the client ended it, so that nothing is wrong with the host
+	left   atomic.Bool // the client ended it, so the upstream has not failed
 }
 
 // Close ends both connections. It may be called more than once.
@@ -69,8 +69,8 @@ func (t *tunnel) Close() {
 	t.host.Close()
 }
 
-// run copies both ways until the host has said its last. It returns what went
-// wrong with reading from the host.
+// run copies both ways until the upstream has ended its side. It returns the error of
+// that direction, or nil if the client ended the WebSocket.
 func (t *tunnel) run(up, down io.Reader) error {
 	done := make(chan struct{})
 	go func() { // ends with Close, at the latest
@@ -86,7 +86,7 @@ func (t *tunnel) run(up, down io.Reader) error {
 	return err
 }
 
-// up passes on what the client says, and that it has said its last.
+// up forwards the client's data, and its end.
 func (t *tunnel) up(from io.Reader) {
 	_, err := t.pass(t.host, from)
 	t.left.Store(true)
@@ -107,5 +107,5 @@ func (t *tunnel) pass(to io.Writer, from io.Reader) (int64, error) {
 	return io.CopyBuffer(onlyWriter{to}, from, buffer[:])
 }
 
-// onlyWriter hides a ReadFrom, which would take a buffer of its own.
+// onlyWriter hides a ReadFrom, which would allocate a buffer of its own.
 type onlyWriter struct{ io.Writer }
