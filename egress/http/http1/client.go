@@ -86,7 +86,7 @@ func (c *Conn) alive() bool {
 	}
 	s, ok := c.raw.(syscall.Conn)
 	if !ok {
-		return true // RoundTrip returns ErrStale if not
+		return true // if it is not alive, RoundTrip returns ErrStale
 	}
 	raw, err := s.SyscallConn()
 	if err != nil {
@@ -183,7 +183,7 @@ func (t *exchange) unanswered(err error) error {
 	return t.cause(err)
 }
 
-// cause prefers the error for which the upload closed the connection.
+// cause returns the error for which the upload closed the connection, or else err.
 func (t *exchange) cause(err error) error {
 	if t.upload != nil {
 		if failure := t.upload.failed.Load(); failure != nil {

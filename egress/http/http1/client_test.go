@@ -16,13 +16,13 @@ import (
 	"testing"
 )
 
-// dialled is a connection to a server that does as a test says.
+// dialled is a client connection to a server that a test implements.
 type dialled struct {
 	*Conn
-	reusable chan bool // of each exchange that has ended
+	reusable chan bool // receives the result of each exchange that has ended
 }
 
-// dial connects to a server that serve speaks for, until it returns.
+// dial connects to a server. serve implements it; the connection ends when serve returns.
 func dial(t *testing.T, serve func(conn net.Conn, r *bufio.Reader)) *dialled {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -75,7 +75,7 @@ func (d *dialled) read(r *http.Request) (string, error) {
 	return string(body), err
 }
 
-// expect reads a request and answers it.
+// expect reads a request, fails the test unless it is want, and sends a response.
 func expect(t *testing.T, conn net.Conn, r *bufio.Reader, want, answer string) {
 	t.Helper()
 	got := make([]byte, len(want))
@@ -116,7 +116,7 @@ func TestRequestsAsTheyAreSent(t *testing.T) {
 	}
 }
 
-// What would be another request, or a part of one, is not sent.
+// A request that would inject another one, or a part of one, is not sent.
 func TestRequestsThatCannotBeSent(t *testing.T) {
 	for name, change := range map[string]func(r *http.Request){
 		"value":  func(r *http.Request) { r.Header.Set("X", "a\r\nY: b") },
@@ -164,7 +164,7 @@ func TestResponsesThatAreRefused(t *testing.T) {
 	}
 }
 
-// A connection is kept only if the next response can be no other's.
+// A connection is reused only if the next response cannot belong to another request.
 func TestWhenAConnectionIsKept(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer string
@@ -211,9 +211,9 @@ func TestConnectionThatIsNotAlive(t *testing.T) {
 	}
 }
 
-// What follows a response in its TLS record was sent unasked, too.
+// Data after a response in the same TLS record is unsolicited, too.
 func TestConnectionWithMoreInItsTLS(t *testing.T) {
-	const size = 12 << 10                // so much that the rest is read past the buffer
+	const size = 12 << 10                // large enough that the rest is read past the buffer
 	server := httptest.NewTLSServer(nil) // for its certificate
 	defer server.Close()
 	for _, more := range []string{"", ok} {
@@ -240,7 +240,7 @@ func TestConnectionWithMoreInItsTLS(t *testing.T) {
 	}
 }
 
-// A server that closes a kept connection has not seen the request that comes then.
+// A server that closes an idle connection has not seen the request that follows.
 func TestStaleConnection(t *testing.T) {
 	d := dial(t, func(conn net.Conn, r *bufio.Reader) {
 		http.ReadRequest(r)
@@ -267,7 +267,7 @@ func TestResponseBeforeTheEndOfTheBody(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if answered { // the rest is sent, then the response is read
+		if answered { // sends the rest, and then reads the response
 			io.WriteString(uploaded, "b")
 			uploaded.Close()
 		}

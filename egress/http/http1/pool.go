@@ -14,7 +14,7 @@ type Pool struct {
 	mu     sync.Mutex
 	byKey  map[string][]*idleConn // oldest first
 	byAge  list.List              // of *idleConn, oldest first
-	expiry *time.Timer            // nil if the pool was empty when it fired last
+	expiry *time.Timer            // nil if the pool was empty when it last fired
 }
 
 type idleConn struct {

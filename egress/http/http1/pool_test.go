@@ -24,7 +24,7 @@ func TestPool(t *testing.T) {
 		}
 		put("a", "a1")
 		put("a", "a2")
-		put("a", "a3") // one too many of a
+		put("a", "a3") // one too many under a
 		put("b", "b1")
 		put("c", "c1")
 		put("d", "d1") // one too many in all

@@ -22,7 +22,7 @@ import (
 // nothing of the request, which may contain a secret.
 type RequestError struct {
 	Status int // of the response
-	// Framing: where the request ends is ambiguous (RFC 9112, section 6.1).
+	// Framing reports that the end of the request is ambiguous (RFC 9112, section 6.1).
 	Framing bool
 	Reason  string
 }
@@ -110,7 +110,7 @@ func fields(lines *textproto.Reader) (http.Header, error) {
 	return http.Header(fields), nil
 }
 
-// headError turns a parser's error into a *RequestError. It returns others as they are.
+// headError converts a parser's error to a *RequestError, and returns other errors unchanged.
 func (c *serverConn) headError(err error) error {
 	var protocol textproto.ProtocolError
 	switch {
@@ -240,7 +240,7 @@ func announceTrailers(r *http.Request) *RequestError {
 type requestBody struct {
 	c    *serverConn
 	r    *http.Request // gets the trailers
-	from io.Reader     // chunks, or so many bytes
+	from io.Reader     // chunks, or as many bytes as Content-Length
 
 	mu      sync.Mutex
 	awaited bool  // the client waits for 100 Continue

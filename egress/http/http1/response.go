@@ -191,7 +191,7 @@ func (w *responseWriter) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// finishHead writes the rest of the head and what was buffered of the body, if that was not
+// finishHead writes the rest of the head and the buffered part of the body, unless that was
 // done before. next is the next part of the body. w.mu is held.
 func (w *responseWriter) finishHead(next []byte) {
 	if w.headDone {
@@ -200,7 +200,7 @@ func (w *responseWriter) finishHead(next []byte) {
 	w.headDone = true
 	if w.length < 0 && !w.bodiless {
 		w.chunked = w.r.ProtoMinor > 0
-		w.last = w.last || !w.chunked // else the end of the connection ends the body
+		w.last = w.last || !w.chunked // otherwise the end of the connection ends the body
 	}
 	if !w.hasDate {
 		writeField(w.out, "Date", time.Now().UTC().Format(http.TimeFormat))
@@ -250,7 +250,7 @@ func (w *responseWriter) writeBody(b []byte) {
 // Flush implements http.Flusher.
 func (w *responseWriter) Flush() { _ = w.FlushError() }
 
-// FlushError sends what was written so far.
+// FlushError sends the bytes written so far.
 func (w *responseWriter) FlushError() error {
 	if w.hijacked {
 		return http.ErrHijacked

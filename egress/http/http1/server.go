@@ -152,7 +152,7 @@ func (c *serverConn) finish(bodyErr error) bool {
 // discardBody discards the rest of the body and reports whether it was short enough. Like
 // reading the next request it has no time limit.
 func (c *serverConn) discardBody() bool {
-	if c.body.awaited { // whether the client sends it is open
+	if c.body.awaited { // the client may or may not send it
 		return false
 	}
 	p := pieces.Get().(*piece)
@@ -183,8 +183,8 @@ func (c *serverConn) refuse(ctx context.Context, err error) {
 	}
 }
 
-// linger closes the sending side and discards what the client still sends, for up to
-// lingerTime.
+// linger closes the sending side and discards the data that the client still sends, for
+// up to lingerTime.
 func (c *serverConn) linger() {
 	half, ok := c.conn.(interface{ CloseWrite() error })
 	if ok && half.CloseWrite() == nil && c.conn.SetReadDeadline(time.Now().Add(lingerTime)) == nil {

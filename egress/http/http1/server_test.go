@@ -20,17 +20,19 @@ import (
 
 const host = "Host: a.example\r\n"
 
-// chunked is the head of a request whose body comes in chunks.
+// chunked is the head of a request with a chunked body.
 const chunked = "POST / HTTP/1.1\r\n" + host + "Transfer-Encoding: chunked\r\n\r\n"
 
-// both is a request with two ends, of 89 (0x59) bytes.
+// both is a request of 89 (0x59) bytes with ambiguous framing: Content-Length and
+// Transfer-Encoding.
 const both = "POST /2 HTTP/1.1\r\n" + host + "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n" + "0\r\n\r\n"
 
-// streams are what clients send, and how many requests of each are served to their end.
+// streams are inputs from clients, with the number of requests that are served
+// completely.
 var streams = map[string]struct {
 	sent    string
 	served  int
-	twoEnds bool // why the next is not
+	twoEnds bool // the next request is refused because of its ambiguous framing
 }{
 	"nothing":                  {"", 0, false},
 	"no body":                  {"GET / HTTP/1.1\r\n" + host + "\r\n", 1, false},
@@ -73,7 +75,7 @@ var streams = map[string]struct {
 	"trailers of 30 KiB":       {chunked + "0\r\nX: " + strings.Repeat("x", 30<<10) + "\r\n\r\n" + both, 0, false},
 }
 
-// script is a connection on which the client sends a text in pieces and then ends.
+// script is a connection on which the client sends a text in pieces and then closes.
 type script struct {
 	net.Conn
 	sent     *bytes.Reader
@@ -86,10 +88,11 @@ func (s *script) Write(b []byte) (int, error)     { return s.received.Write(b) }
 func (s *script) RemoteAddr() net.Addr            { return &net.TCPAddr{} }
 func (s *script) SetReadDeadline(time.Time) error { return nil }
 
-// request is one that was served to its end.
+// request is a request that was served completely.
 type request struct{ method, target, body string }
 
-// serve returns what is served of a text, and why the request after it is refused.
+// serve returns the requests that are served from sent, and the error that refuses the
+// next one.
 func serve(sent []byte, piece int) (served []request, refused *RequestError) {
 	s := &Server{
 		MaxHead: 64 << 10,
@@ -116,7 +119,7 @@ func TestOnlyRequestsWithOneEndAreServed(t *testing.T) {
 	}
 }
 
-// What cannot be read may be a secret, and the reason is for logs.
+// A reason is logged, and a request that cannot be parsed may contain a secret.
 func TestReasonsQuoteNothing(t *testing.T) {
 	for _, sent := range []string{
 		"GET /?canary\r\n\r\n",
@@ -141,8 +144,8 @@ var (
 	hasLength = regexp.MustCompile(`(?im)^content-length:`)
 )
 
-// reference returns the requests of a text as net/http reads them, up to one that has two
-// ends or a broken body.
+// reference returns the requests in sent as net/http reads them, up to one with ambiguous
+// framing or a broken body.
 func reference(sent []byte) (read []request, twoEnds bool) {
 	src := bytes.NewReader(sent)
 	b := bufio.NewReader(src)
@@ -166,13 +169,13 @@ func reference(sent []byte) (read []request, twoEnds bool) {
 	}
 }
 
-// What is served is what net/http reads, or less of it.
+// The server serves the requests that net/http reads, or fewer of them.
 func FuzzServe(f *testing.F) {
 	for _, c := range streams {
 		f.Add([]byte(c.sent), 5)
 	}
 	f.Fuzz(func(t *testing.T, sent []byte, piece int) {
-		if len(sent) > 4000 { // net/http has other bounds
+		if len(sent) > 4000 { // the limits of net/http differ
 			return
 		}
 		want, twoEnds := reference(sent)
@@ -186,7 +189,7 @@ func FuzzServe(f *testing.F) {
 	})
 }
 
-// started is a server of one connection, and its client.
+// started is a server of one connection, with its client.
 type started struct {
 	net.Conn
 	r     *bufio.Reader
@@ -250,7 +253,7 @@ func TestResponses(t *testing.T) {
 	for name, c := range map[string]struct {
 		handler func(w http.ResponseWriter)
 		request string
-		want    string // the header without Date, sorted, and the body
+		want    string // the sorted header without Date, and the body
 	}{
 		"nothing": {func(http.ResponseWriter) {}, get, "200 Content-Length: 0|"},
 		"short":   {func(w http.ResponseWriter) { io.WriteString(w, "short") }, get, "200 Content-Length: 5|Content-Type: text/plain; charset=utf-8|short"},
@@ -335,12 +338,12 @@ func TestContinueIsSaidWhenTheBodyIsRead(t *testing.T) {
 	if res, _ := s.ask(t, "POST /unread"+rest, "POST"); res.StatusCode != 200 {
 		t.Errorf("got %v", res)
 	}
-	if _, err := s.r.ReadByte(); err != io.EOF { // whether the client sends the body is not known
+	if _, err := s.r.ReadByte(); err != io.EOF { // the client may or may not send the body
 		t.Errorf("the connection goes on: %v", err)
 	}
 }
 
-// A body that was not read is skipped if it is short, and ends the connection otherwise.
+// An unread body is discarded if it is short, and ends the connection otherwise.
 func TestUnreadBodies(t *testing.T) {
 	s := start(t, func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, r.URL.Path) })
 	for _, n := range []int{10, 200 << 10} {
@@ -363,7 +366,7 @@ func TestResponseWithinABodyEndsTheConnection(t *testing.T) {
 	const body = "Transfer-Encoding: chunked\r\n\r\n1\r\na\r\n"
 	for name, c := range map[string]struct {
 		request string
-		read    int // bytes, before the response; -1: Begin
+		read    int // bytes to read before the response; -1: call Begin
 		last    bool
 	}{
 		"begun":             {"POST / HTTP/1.1\r\n" + host + "Content-Length: 1\r\n\r\na", -1, true},
@@ -412,7 +415,8 @@ func TestContextEndsWhenTheClientLeaves(t *testing.T) {
 	}
 }
 
-// A request that comes while the handler of the one before is watched is not lost.
+// A request that arrives while the server watches for a disconnect during the previous
+// one is not lost.
 func TestRequestsInAPipeline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		here, there := net.Pipe()
@@ -482,7 +486,7 @@ func TestHijackedConnectionKeepsWhatWasRead(t *testing.T) {
 	}
 }
 
-// A Read by another goroutine ends with the handler.
+// A Read of the body by another goroutine ends with the handler.
 func TestReadOfABodyEndsWithItsHandler(t *testing.T) {
 	reading := make(chan error, 1)
 	s := start(t, func(w http.ResponseWriter, r *http.Request) {
