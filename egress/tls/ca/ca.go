@@ -1,9 +1,9 @@
-// Package ca is the node's own certificate authority, which only its sandboxes
-// trust: it signs the leaf certificates of intercepted connections.
+// Package ca implements the node's own certificate authority, which only its
+// sandboxes trust. It signs the leaf certificates of intercepted connections.
 //
-// Its key is made once and kept, sealed, in a record. Some months before a root
-// certificate ends a new one is made; for a while sandboxes are told to trust
-// both, and only then does the new one sign.
+// Its key is generated once and stored, sealed, in a record. Some months before a
+// root certificate expires a new one is made. For a while sandboxes receive both
+// roots to trust, and only then does the new one sign.
 package ca
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// documentKind and documentName are where the authority is stored.
+// documentKind and documentName identify the record of the authority.
 const documentKind, documentName = "ca", "egress-ca"
 
 // Config of an Authority. Documents and Key are required.
@@ -30,28 +30,29 @@ type Config struct {
 	Key       *seal.Key
 	// Now is the clock. Default time.Now.
 	Now func() time.Time
-	// Log hears of roots that are made, of a renewal that failed, and of a record
-	// that is still sealed with an old key. Default slog.Default().
+	// Log receives the creation of roots, failed renewals, and a record that is still
+	// sealed with an old key. Default slog.Default().
 	Log *slog.Logger
 }
 
-// Authority signs leaf certificates. It may be used by several goroutines.
+// Authority signs leaf certificates. It is safe for concurrent use.
 type Authority struct {
 	cfg    Config
 	record seal.Document
-	// key of every leaf. One is enough: a leaf's key only proves to a sandbox
-	// that it talks to this process, which holds the authority's key as well.
+	// key is the key of all leaves. One is enough: a leaf's key only proves to a
+	// sandbox that it communicates with this process, which holds the authority's key
+	// as well.
 	key    *ecdsa.PrivateKey
 	keyID  []byte
 	leaves *cache
 
 	roots    atomic.Pointer[roots]
-	renewing sync.Mutex // held while roots are made and kept
+	renewing sync.Mutex // held while roots are made and stored
 }
 
-// Open returns the authority that is kept in the record, and makes it if there
-// is none. A record that cannot be opened is an error: a new authority would
-// be trusted by no sandbox that runs.
+// Open returns the stored authority, or creates and stores one if the record does
+// not exist. A record that cannot be opened is an error: no running sandbox would
+// trust a new authority.
 func Open(ctx context.Context, cfg Config) (*Authority, error) {
 	if cfg.Now == nil {
 		cfg.Now = time.Now
@@ -79,19 +80,19 @@ func Open(ctx context.Context, cfg Config) (*Authority, error) {
 	return a, nil
 }
 
-// Bundle returns, in PEM, all roots that sandboxes should trust now: one, or
-// two while a new one takes the place of the old.
+// Bundle returns, in PEM, all roots that sandboxes should trust now: one, or two
+// while a new one replaces the old one.
 func (a *Authority) Bundle() []byte { return a.current(context.Background()).bundle }
 
-// current returns the roots after what was due has been renewed. If that fails
-// they go on as they are until the last of them ends: it is tried again with
-// the next call.
+// current returns the roots, renewed if they are due. If the renewal fails, it
+// returns the present ones, which are valid until the last of them expires; the
+// next call tries again.
 func (a *Authority) current(ctx context.Context) *roots {
 	now := a.cfg.Now()
 	if kept := a.roots.Load(); now.Before(kept.due) {
 		return kept
 	}
-	// The caller may be a request whose client leaves: others need it as well.
+	// The caller may be a request whose client disconnects; others need the renewal, too.
 	if err := a.renew(context.WithoutCancel(ctx)); err != nil {
 		a.cfg.Log.Error("renewing the egress CA", "error", err)
 	}

@@ -23,14 +23,15 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-// node is what an authority uses of its node: a store, keys that seal, a clock.
+// node implements the parts of a node that an authority uses: a store, sealing keys, a
+// clock.
 type node struct {
 	*store.Memory
 	keys []string // the first seals
 
 	mu   sync.Mutex
 	puts int
-	err  error // of PutDocument
+	err  error // returned by PutDocument
 	now  time.Time
 }
 
@@ -114,7 +115,7 @@ func pool(t testing.TB, bundle []byte) *x509.CertPool {
 
 func rootsOf(bundle []byte) int { return bytes.Count(bundle, []byte("BEGIN CERTIFICATE")) }
 
-// trusts says whether a client that was given this bundle accepts the leaf.
+// trusts returns an error unless a client that has this bundle accepts the leaf.
 func trusts(t testing.TB, bundle []byte, cert *tls.Certificate, host string, now time.Time) error {
 	t.Helper()
 	_, err := cert.Leaf.Verify(x509.VerifyOptions{DNSName: host, Roots: pool(t, bundle), CurrentTime: now})
@@ -181,7 +182,7 @@ func TestKeyIsKeptSealed(t *testing.T) {
 	}
 }
 
-// A new authority would be one that no sandbox trusts.
+// No sandbox would trust a new authority.
 func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
 	n := newNode()
 	before := n.open(t).Bundle()
@@ -197,7 +198,7 @@ func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
 	if n.puts != puts {
 		t.Error("it is sealed again each time")
 	}
-	n.keys = n.keys[:1] // the old key is taken away
+	n.keys = n.keys[:1] // the old key is removed
 	if !bytes.Equal(n.open(t).Bundle(), before) {
 		t.Error("the roots are others")
 	}
@@ -273,7 +274,8 @@ func TestNodeThatWasOffForYearsHasARootAgain(t *testing.T) {
 	}
 }
 
-// What is handed out and forgotten by a crash would be trusted for nothing.
+// If a returned root were lost in a crash, sandboxes would trust a root that signs
+// nothing.
 func TestRootThatCouldNotBeKeptIsNotHandedOut(t *testing.T) {
 	n := newNode()
 	a := n.open(t)
@@ -316,7 +318,7 @@ func TestLeafIsSignedOnceAndAnewBeforeItEnds(t *testing.T) {
 func TestCacheKeepsWhatWasUsedLast(t *testing.T) {
 	c := newCache(3)
 	a := c.get("a")
-	for _, host := range []string{"b", "c", "a", "d"} { // b is pushed out
+	for _, host := range []string{"b", "c", "a", "d"} { // b is evicted
 		c.get(host)
 	}
 	if len(c.at) != 3 || c.used.Len() != 3 || c.get("a") != a || c.at["b"] != nil {
@@ -324,14 +326,14 @@ func TestCacheKeepsWhatWasUsedLast(t *testing.T) {
 	}
 }
 
-// Go's own verification is not the only one that sandboxes use.
+// Sandboxes also use verifiers other than Go's.
 func TestOpenSSLAcceptsLeaf(t *testing.T) {
 	openssl, err := exec.LookPath("openssl")
 	if err != nil {
 		t.Fatal("there is no openssl: run packaging/host/setup --with-tests")
 	}
 	cfg := newNode().config(t)
-	cfg.Now = nil // openssl has none
+	cfg.Now = nil // openssl uses the real time
 	a, err := Open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -7,20 +7,20 @@ import (
 	"time"
 )
 
-// cacheSize bounds the leaves that are kept: about 3 KiB each. A name that is
-// pushed out is signed again when it is asked for, which takes some 50 µs.
+// cacheSize is the limit of cached leaves: about 3 KiB each. The next request for
+// an evicted name signs a leaf again, which takes some 50 µs.
 const cacheSize = 4096
 
-// leaf is a place for the certificate of one host.
+// leaf is the cache entry for the certificate of one host.
 type leaf struct {
 	host string
 
-	mu    sync.Mutex // held while it is signed
+	mu    sync.Mutex // held while cert is signed
 	cert  *tls.Certificate
-	until time.Time // then it is signed anew
+	until time.Time // when cert is signed again
 }
 
-// cache holds the leaves that were used last.
+// cache holds the most recently used leaves.
 type cache struct {
 	mu   sync.Mutex
 	size int
@@ -32,7 +32,7 @@ func newCache(size int) *cache {
 	return &cache{size: size, at: map[string]*list.Element{}, used: list.New()}
 }
 
-// get returns the place of a host, which is new and empty if there was none.
+// get returns the entry of a host, which it adds without a certificate if necessary.
 func (c *cache) get(host string) *leaf {
 	c.mu.Lock()
 	defer c.mu.Unlock()

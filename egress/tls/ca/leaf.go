@@ -13,21 +13,21 @@ import (
 )
 
 const (
-	// leafLife: clients accept no more than 398 days; nobody has to revoke
-	// these, so they are short.
+	// leafLife is the validity of a leaf. Clients accept no more than 398 days.
+	// Leaves this short-lived need no revocation.
 	leafLife = 7 * day
-	// leafSpare is what a leaf that is handed out has left at least: clients
-	// look at it once, when they connect.
+	// leafSpare is the minimum remaining validity of a returned leaf: clients
+	// verify it once, when they connect.
 	leafSpare = 2 * day
-	// maxHost is the length of a name in DNS, without its final dot.
+	// maxHost is the length limit of a DNS name, without its final dot.
 	maxHost = 253
-	// maxCommonName is of X.509 (ub-common-name, RFC 5280).
+	// maxCommonName is the limit of X.509 (ub-common-name, RFC 5280).
 	maxCommonName = 64
 )
 
-// Certificate returns a leaf for host, with its key: a clean name (lower case,
-// ASCII, no dot at the end), or the text of an address. It is signed when first
-// asked for, once however many ask at a time, and then kept for some days.
+// Certificate returns a leaf for host, with its key. host is a clean name (lower
+// case, ASCII, no dot at the end), or the text of an address. The leaf is signed at
+// the first call, once for all concurrent callers, and then cached for some days.
 func (a *Authority) Certificate(ctx context.Context, host string) (*tls.Certificate, error) {
 	l := a.leaves.get(host)
 	l.mu.Lock()
@@ -80,7 +80,8 @@ func (a *Authority) sign(by root, host string, now time.Time) (*tls.Certificate,
 
 var errNoName = errors.New("neither a host name nor an address")
 
-// isName keeps out what a certificate must not contain, a wildcard above all.
+// isName reports whether host is a name that a certificate may contain; above all,
+// it rejects wildcards.
 func isName(host string) bool {
 	if len(host) == 0 || len(host) > maxHost {
 		return false

@@ -23,36 +23,35 @@ import (
 const day = 24 * time.Hour
 
 const (
-	// rootLife is short enough that a key which leaked is of use for a limited
-	// time, and long enough that renewals are rare.
+	// rootLife is the validity of a root: short enough that a leaked key is of use
+	// for a limited time, and long enough that renewals are rare.
 	rootLife = 2 * 365 * day
-	// overlap is for how long before its end a root already has a successor.
-	// Sandboxes are given the roots when they start: one that runs or sleeps
-	// for longer than overlap-handover trusts the old root only, and has to be
-	// started again.
+	// overlap is how long before its expiry a root gets a successor. Sandboxes
+	// receive the roots when they start: one that runs or sleeps for longer than
+	// overlap-handover trusts only the old root, and must be restarted.
 	overlap = 180 * day
-	// handover is how long before its end a root stops to sign: longer than
-	// its leaves live.
+	// handover is how long before its expiry a root stops signing: longer than the
+	// validity of its leaves.
 	handover = 30 * day
-	// backdate is for clients whose clock is behind: a sandbox that was frozen
-	// sees the right time, one in a virtual machine perhaps not.
+	// backdate is for clients whose clock is slow: a sandbox that was frozen sees
+	// the right time, one in a virtual machine may not.
 	backdate = time.Hour
 )
 
-// root is a certificate of the authority with its key.
+// root is a root certificate of the authority, with its key.
 type root struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
 }
 
-// roots are what the record holds, and what follows from it.
+// roots are the content of the record, and the values derived from it.
 type roots struct {
 	all    []root    // oldest first
 	bundle []byte    // PEM of all
-	due    time.Time // when something of this changes
+	due    time.Time // time of the next change
 }
 
-// kept is how a root stands in the record.
+// kept is the encoding of a root in the record.
 type kept struct {
 	Certificate []byte `json:"certificate"` // DER
 	Key         []byte `json:"key"`         // PKCS #8
@@ -62,9 +61,9 @@ func newRoots(all []root) *roots {
 	r := &roots{all: all}
 	var b bytes.Buffer
 	for i, one := range all {
-		pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: one.cert.Raw}) // to memory: no error
+		pem.Encode(&b, &pem.Block{Type: "CERTIFICATE", Bytes: one.cert.Raw}) // never fails: writes to memory
 		if end := one.cert.NotAfter; i == 0 && len(all) > 1 {
-			r.due = end // it is dropped
+			r.due = end // it is removed
 		} else if i == 0 {
 			r.due = end.Add(-overlap) // it gets a successor
 		}
@@ -73,7 +72,7 @@ func newRoots(all []root) *roots {
 	return r
 }
 
-// signer returns the root that signs now: the oldest that is not about to end.
+// signer returns the root that signs now: the oldest that does not expire soon.
 func (r *roots) signer(now time.Time) root {
 	for _, one := range r.all {
 		if now.Before(one.cert.NotAfter.Add(-handover)) {
@@ -83,8 +82,8 @@ func (r *roots) signer(now time.Time) root {
 	return r.all[len(r.all)-1]
 }
 
-// load reads the record. Without one there are no roots. What was sealed with an old
-// key is sealed again.
+// load reads the record. Without a record it returns no roots. It seals a record again
+// that was sealed with an old key.
 func (a *Authority) load(ctx context.Context) (*roots, error) {
 	plain, old, err := a.record.Read(ctx)
 	switch {
@@ -142,8 +141,8 @@ func (a *Authority) save(ctx context.Context, all []root) error {
 	return nil
 }
 
-// renew drops roots that have ended and makes one if the youngest needs a
-// successor. What it made is kept before anybody is told of it.
+// renew removes expired roots, and makes one if the newest needs a successor. A new root
+// is stored before any caller can get it.
 func (a *Authority) renew(ctx context.Context) error {
 	a.renewing.Lock()
 	defer a.renewing.Unlock()
@@ -172,8 +171,8 @@ func (a *Authority) renew(ctx context.Context) error {
 	return nil
 }
 
-// newRoot makes a root. Its name contains part of its key's hash: clients find
-// issuers by name, and two with the same name confuse some.
+// newRoot returns a new root. Its name contains a part of its key's hash: clients
+// find issuers by name, and two issuers with the same name confuse some of them.
 func newRoot(now time.Time) (root, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -204,8 +203,8 @@ func newRoot(now time.Time) (root, error) {
 	return root{cert, key}, nil
 }
 
-// keyID is the identifier by which certificates say whose key signed them (RFC
-// 7093, section 2, method 1).
+// keyID returns the identifier by which a certificate refers to the key that signed
+// it (RFC 7093, section 2, method 1).
 func keyID(key *ecdsa.PublicKey) ([]byte, error) {
 	point, err := key.Bytes()
 	if err != nil {
