@@ -13,26 +13,27 @@ import (
 	"time"
 )
 
-// MaxBytes is how much is read at most, records and all. Hellos have some 300
-// to 2,000 bytes; with post-quantum keys and a session ticket some 4,000.
+// MaxBytes is the limit of bytes that Read reads, including record headers. A
+// ClientHello has some 300 to 2,000 bytes; with post-quantum keys and a session
+// ticket some 4,000.
 const MaxBytes = 32 << 10
 
 var (
-	// ErrNotTLS: the first byte is none of a TLS handshake.
+	// ErrNotTLS means that the first byte does not start a TLS handshake record.
 	ErrNotTLS = errors.New("not the start of a TLS connection")
-	// ErrTooLong: no whole ClientHello within MaxBytes.
+	// ErrTooLong means that the first MaxBytes bytes do not contain a whole ClientHello.
 	ErrTooLong = fmt.Errorf("a ClientHello of more than %d bytes", MaxBytes)
 )
 
-// Hello is what a ClientHello says.
+// Hello is the content of a ClientHello.
 type Hello struct {
-	// ServerName is the SNI (RFC 6066) as it was sent: not lower-cased, perhaps
-	// no name at all, empty without one. A name that ends in a dot is an error.
+	// ServerName is the SNI (RFC 6066) as it was sent: not lower-cased, possibly
+	// not a valid name, empty without SNI. A name that ends in a dot is an error.
 	ServerName string
-	ALPN       []string // protocols offered, the client's favourite first
-	// ECH is set when the hello has the extension of Encrypted Client Hello
-	// (RFC 9849). The real name may then be another one. A client without a
-	// key for the host sends the extension too, with noise in it (GREASE).
+	ALPN       []string // offered protocols in the client's order of preference
+	// ECH is set when the hello has the extension of Encrypted Client Hello (RFC
+	// 9849). The real server name may then differ from ServerName. A client without
+	// a key for the host sends the extension too, with random content (GREASE).
 	ECH bool
 }
 
@@ -41,12 +42,12 @@ const (
 	extensionECH    = 0xfe0d // RFC 9849, section 11.1
 )
 
-// IsTLS says whether a connection that starts with this byte speaks TLS.
+// IsTLS reports whether a connection that starts with this byte speaks TLS.
 func IsTLS(first byte) bool { return first == recordHandshake }
 
-// Read reads a ClientHello from r. The bytes that it took from r are returned
-// in any case, so that they can be passed on. An error that is neither
-// ErrNotTLS nor ErrTooLong is r's own, or says what is wrong with the hello.
+// Read reads a ClientHello from r. It returns the bytes that it has read from r
+// in any case, so that they can be forwarded. An error other than ErrNotTLS and
+// ErrTooLong is r's own, or describes an invalid hello.
 func Read(r io.Reader) (Hello, []byte, error) {
 	t := &tap{r: r}
 	var first [1]byte
@@ -59,7 +60,7 @@ func Read(r io.Reader) (Hello, []byte, error) {
 	t.again = t.taken
 
 	var hello *Hello
-	// The library's own server parses; it is stopped before it answers.
+	// The TLS server of crypto/tls parses; it is stopped before it responds.
 	err := tls.Server(t, &tls.Config{
 		GetConfigForClient: func(info *tls.ClientHelloInfo) (*tls.Config, error) {
 			hello = &Hello{
@@ -81,12 +82,12 @@ func Read(r io.Reader) (Hello, []byte, error) {
 
 var errStop = errors.New("the hello was read")
 
-// tap is a connection that can only be read, and keeps what was.
+// tap is a read-only connection that records the bytes read from r.
 type tap struct {
 	r     io.Reader
-	again []byte // to be read once more
+	again []byte // to be read again
 	taken []byte
-	err   error // of r, or ErrTooLong
+	err   error // r's, or ErrTooLong
 }
 
 func (t *tap) Read(b []byte) (int, error) {
@@ -107,7 +108,7 @@ func (t *tap) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// The server says goodbye when it is stopped: to nobody.
+// Write discards the alert that the server sends when it is stopped.
 func (t *tap) Write(b []byte) (int, error) { return len(b), nil }
 
 func (t *tap) Close() error                     { return nil }

@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
-// say returns what a client of this configuration sends first.
+// say returns the ClientHello of a client with this configuration.
 func say(t testing.TB, cfg *tls.Config) []byte {
 	t.Helper()
 	c := &ear{}
@@ -36,7 +36,7 @@ func (e *ear) Read([]byte) (int, error)         { return 0, io.EOF }
 func (e *ear) Close() error                     { return nil }
 func (e *ear) SetWriteDeadline(time.Time) error { return nil }
 
-// echConfigs hide a name behind a public one.
+// echConfigs returns configurations that hide a name behind a public one.
 func echConfigs(t testing.TB, public string) []byte {
 	t.Helper()
 	list, err := hellotest.ECHConfigs(public)
@@ -78,8 +78,8 @@ func TestHelloOfRealClients(t *testing.T) {
 	}
 }
 
-// Records may split a hello anywhere, which hides names from those who look for
-// them in the first packet.
+// A hello may be split into records anywhere, which hides the name from filters that
+// search only the first packet.
 func TestHelloInManyRecords(t *testing.T) {
 	said := say(t, &tls.Config{ServerName: "api.github.com"})
 	head, message := said[:3], said[5:]
@@ -130,8 +130,8 @@ func TestWhatIsNoHello(t *testing.T) {
 	}
 }
 
-// FuzzRead: however the bytes come, the hello is the same, all that was taken is
-// given back, and what a hello is understood to say is what it says.
+// FuzzRead checks that the hello does not depend on the boundaries of reads, that Read
+// returns all bytes that it has read, and that the parsed hello agrees with plainly.
 func FuzzRead(f *testing.F) {
 	f.Add(say(f, &tls.Config{ServerName: "api.github.com", NextProtos: []string{"h2"}}))
 	f.Add(say(f, &tls.Config{ServerName: "inner.example", MinVersion: tls.VersionTLS13, EncryptedClientHelloConfigList: echConfigs(f, "outer.example")}))
@@ -155,11 +155,11 @@ func FuzzRead(f *testing.F) {
 	})
 }
 
-// plainly finds the name and Encrypted Client Hello in a hello as RFC 8446 and 6066
-// have it, and knows nothing else of TLS.
+// plainly parses the server name and Encrypted Client Hello of a hello by RFC 8446 and
+// 6066. It implements no other part of TLS.
 func plainly(b []byte) (name string, ech, ok bool) {
 	message := &fields{ok: true}
-	for in := (&fields{b, true}); ; { // of records
+	for in := (&fields{b, true}); ; { // one record at a time
 		kind := in.take(1)
 		in.take(2)
 		part := in.vector(2)
@@ -196,7 +196,7 @@ func plainly(b []byte) (name string, ech, ok bool) {
 	return name, ech, isHello && hello.ok && extensions.ok
 }
 
-// fields are read one after another, until one is not there.
+// fields are parsed one after another, until one is missing.
 type fields struct {
 	rest []byte
 	ok   bool
@@ -212,7 +212,7 @@ func (f *fields) take(n int) []byte {
 	return taken
 }
 
-// vector reads its length, in so many bytes, and what it holds.
+// vector reads a length, encoded in the given number of bytes, and as many bytes of data.
 func (f *fields) vector(bytes int) *fields {
 	n := 0
 	for _, b := range f.take(bytes) {

@@ -1,4 +1,4 @@
-// Package hellotest helps tests of what reads ClientHellos.
+// Package hellotest has helpers for tests of code that reads ClientHellos.
 package hellotest
 
 import (
@@ -7,9 +7,9 @@ import (
 	"encoding/binary"
 )
 
-// ECHConfigs is a list with one configuration of Encrypted Client Hello (RFC 9849,
-// section 4): a client that has it hides its server's name behind the public one, with
-// a key that nobody has.
+// ECHConfigs returns a list with one configuration of Encrypted Client Hello (RFC 9849,
+// section 4). A client with this list hides the name of its server behind the public
+// name. The private key is discarded.
 func ECHConfigs(public string) ([]byte, error) {
 	key, err := ecdh.X25519().GenerateKey(rand.Reader)
 	if err != nil {
@@ -24,7 +24,7 @@ func ECHConfigs(public string) ([]byte, error) {
 	return vector(nil, 2, vector([]byte{0xfe, 0x0d}, 2, contents)), nil
 }
 
-// vector appends the length of v, in so many bytes, and v.
+// vector appends the length of v, encoded in the given number of bytes, and v.
 func vector(b []byte, bytes int, v []byte) []byte {
 	length := binary.BigEndian.AppendUint16(nil, uint16(len(v)))
 	return append(append(b, length[2-bytes:]...), v...)
