@@ -1,9 +1,9 @@
-// Package proxy is the HTTP proxy for programs outside of sandboxes. A key identifies
-// their owner, whose rules decide on their requests as on a sandbox's.
+// Package proxy implements the HTTP proxy for programs outside of sandboxes. A key
+// identifies their owner, whose rules decide on their requests as on a sandbox's.
 //
-// A Handler understands what clients of a proxy send: CONNECT, over HTTP/1.1 and
-// HTTP/2, and requests with an absolute URI (RFC 9110, section 9.3.6; RFC 9112,
-// section 3.2.2). An Egress carries them.
+// A Handler accepts the requests of proxy clients: CONNECT, over HTTP/1.1 and HTTP/2, and
+// requests with an absolute URI (RFC 9110, section 9.3.6; RFC 9112, section 3.2.2). An
+// Egress carries them.
 package proxy
 
 import (
@@ -17,36 +17,37 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// maxHeader is of a request's header, all fields: as for requests within a
-// connection that is intercepted.
+// maxHeader is the size limit of all fields of a request's header, as for requests within
+// an intercepted connection.
 const maxHeader = 64 << 10
 
-// Target is where a client wants to go.
+// Target is the destination of a request or connection.
 type Target struct {
-	Host    string     // clean, see rule.CleanHost; empty for Address
-	Address netip.Addr // without a name
+	Host    string     // clean, see rule.CleanHost; empty if Address is set
+	Address netip.Addr // for a destination without a name
 	Port    uint16
-	TLS     bool // of requests: by https
+	TLS     bool // of a request: the scheme is https
 }
 
-// Egress carries connections and requests of owners' clients. Both methods return when
-// these have ended, or soon after ctx has.
+// Egress carries the connections and requests of owners' clients. Both methods return
+// when the connection or request has ended, or soon after the end of ctx.
 type Egress interface {
-	// Connect decides on a connection and carries it: it accepts t or refuses it.
+	// Connect decides on a connection: it refuses t, or accepts it and carries the
+	// connection.
 	Connect(ctx context.Context, owner string, to Target, t *Tunnel)
-	// Request responds to a request, whose header is without the fields for the proxy.
+	// Request responds to a request. Its header does not have the fields for the proxy.
 	Request(w http.ResponseWriter, r *http.Request, owner string, to Target)
 }
 
 // Config of a Handler. Both are required.
 type Config struct {
-	// Authenticate returns the owner of a key. Any client causes calls, so it
-	// must compare in constant time.
+	// Authenticate returns the owner of a key. Any client can cause calls, so it must
+	// compare in constant time.
 	Authenticate func(key string) (owner string, ok bool)
 	Egress       Egress
 }
 
-// Handler serves the requests of a proxy's clients, and no others.
+// Handler serves only the requests of proxy clients.
 type Handler struct{ cfg Config }
 
 // New returns a Handler.
@@ -78,7 +79,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	strip(r.Header)
-	clear(w.Header()) // fields of the server do not describe the upstream
+	clear(w.Header()) // the server's own fields do not describe the upstream
 	if r.Method != http.MethodConnect {
 		h.cfg.Egress.Request(w, r, owner, to)
 		return
@@ -88,8 +89,8 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.cfg.Egress.Connect(r.Context(), owner, to, t)
 }
 
-// strip takes out what was for this proxy: the key first of all, which neither a
-// policy nor a server gets to see.
+// strip removes the fields for this proxy, above all the key: policies and upstreams must
+// not see it.
 func strip(h http.Header) {
 	for name := range h {
 		if strings.HasPrefix(name, "Proxy-") {

@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const key = "doze_key"
 
-// way notes what it is asked and does what the test says.
+// way is an Egress that records the targets and implements Connect as a test requires.
 type way struct {
 	mu      sync.Mutex
 	asked   []Target
@@ -71,7 +71,7 @@ func newProxy(t *testing.T, y *way) *httptest.Server {
 	return server
 }
 
-// handle gives a request to a Handler, as if it came over TLS.
+// handle passes a request to a Handler, as if it had arrived over TLS.
 func handle(t *testing.T, y *way, text string, change ...func(*http.Request)) *http.Response {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -188,8 +188,8 @@ func TestNobodySeesWhatIsForTheProxy(t *testing.T) {
 	}
 }
 
-// The server around the handler speaks of itself. The client would take it for the
-// host's word, as where else the host is to be found.
+// The server of the handler sets fields that describe itself, such as an alternative
+// address. The client would attribute them to the upstream.
 func TestWhatTheServerSaysOfItselfIsNotTheHosts(t *testing.T) {
 	w := httptest.NewRecorder()
 	w.Header().Set("Alt-Svc", `h3=":3128"`)
@@ -200,7 +200,7 @@ func TestWhatTheServerSaysOfItselfIsNotTheHosts(t *testing.T) {
 	}
 }
 
-// The codes of refusals by the proxy itself, with their statuses.
+// The proxy itself refuses requests with these codes and statuses.
 func TestRefusals(t *testing.T) {
 	authorization := "\nProxy-Authorization: Bearer " + key
 	for name, c := range map[string]struct {
@@ -236,10 +236,10 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// patience bounds what a test waits for. It is no measure of speed.
+// patience limits how long a test waits. It does not measure speed.
 const patience = time.Minute
 
-// tunnel asks a proxy for one over HTTP/2.
+// tunnel requests a tunnel from a proxy over HTTP/2.
 func tunnel(t *testing.T, server *httptest.Server) (*io.PipeWriter, *http.Response) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -270,7 +270,7 @@ func TestAReadOfAStreamGoesOnAfterItsDeadline(t *testing.T) {
 				return err
 			}
 			b := make([]byte, 16)
-			conn.SetReadDeadline(time.Now().Add(time.Millisecond)) // passes while Read waits, or before
+			conn.SetReadDeadline(time.Now().Add(time.Millisecond)) // expires while Read waits, or before
 			if _, err := conn.Read(b); !errors.Is(err, os.ErrDeadlineExceeded) {
 				return fmt.Errorf("before the deadline: %v", err)
 			}
@@ -328,7 +328,7 @@ func TestAbortEndsAWriteThatNobodyReads(t *testing.T) {
 		}()
 		_, err = conn.Write(make([]byte, 1))
 		close(writing)
-		for err == nil { // more than any window
+		for err == nil { // in total larger than any window
 			_, err = conn.Write(make([]byte, 1<<20))
 		}
 		result <- nil

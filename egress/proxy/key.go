@@ -12,7 +12,8 @@ import (
 // maxKey is longer than any key, and short enough to hash for any client.
 const maxKey = 4096
 
-// confidential reports whether the connection keeps the key from others.
+// confidential reports whether the key is protected from third parties: by TLS, or
+// because the connection is local.
 func confidential(r *http.Request) bool {
 	if r.TLS != nil {
 		return true
@@ -34,8 +35,8 @@ func (h *Handler) authenticate(r *http.Request) (owner string, ok bool) {
 	return h.cfg.Authenticate(key)
 }
 
-// keyOf returns the key in a Proxy-Authorization: a bearer token, or the password
-// of whatever user, for clients that know nothing else.
+// keyOf returns the key in a Proxy-Authorization: a bearer token, or the password of any
+// user for clients that support basic authentication only.
 func keyOf(field string) string {
 	scheme, value, _ := strings.Cut(field, " ")
 	value = strings.TrimSpace(value)

@@ -10,24 +10,25 @@ import (
 	"time"
 )
 
-// chunk is what is read ahead of a stream, whose flow control keeps what it has
-// sent beyond that.
+// chunk is the number of bytes that are read ahead of a stream. Flow control
+// holds back the data that the client sends beyond that.
 const chunk = 32 << 10
 
-// stream is a tunnel over HTTP/2: what the client sends is the request's body, what
-// it gets the response's. The body is read by a goroutine, so that waiting for it
-// can end at a deadline and go on later, as with every net.Conn.
+// stream is a tunnel over HTTP/2: the client's data is the body of the request,
+// and the data for the client is the body of the response. A goroutine reads the
+// body, so that waiting for it can end at a deadline and continue later, as with
+// every net.Conn.
 type stream struct {
 	w    http.ResponseWriter
 	body io.ReadCloser
 	ends struct{ local, remote net.Addr }
-	done chan struct{} // closed when the goroutine has ended
+	done chan struct{} // closed when pump has returned
 
 	mu      sync.Mutex
-	changed *sync.Cond // one of the following
-	came    []byte     // read from the body and not yet from the stream
+	changed *sync.Cond // signals a change of the fields below
+	came    []byte     // read from the body, but not yet from the stream
 	err     error      // that ended the body
-	limit   time.Time  // of reading
+	limit   time.Time  // deadline of Read
 	timer   *time.Timer
 	writing bool
 	closed  bool
@@ -113,10 +114,11 @@ func (s *stream) WriteTo(w io.Writer) (int64, error) { return io.Copy(w, onlyRea
 func (s *stream) ReadFrom(r io.Reader) (int64, error) { return io.Copy(onlyWriter{s}, onlyReader{r}) }
 
 // CloseWrite ends the tunnel: a handler of net/http ends its half of a stream by
-// returning, and the other half ends with it.
+// returning, which ends the other half, too.
 func (s *stream) CloseWrite() error { return s.Close() }
 
-// Close ends the tunnel when what was written is sent, and cuts it if that hangs.
+// Close ends the tunnel after the written data was sent. It cuts the tunnel if a Write is
+// blocked.
 func (s *stream) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -139,13 +141,13 @@ func (s *stream) Abort() {
 	}
 }
 
-// cut ends a Write that waits, and resets the stream. Needs mu.
+// cut ends a blocked Write, and resets the stream. s.mu is held.
 func (s *stream) cut() {
 	s.aborted = true
-	_ = http.NewResponseController(s.w).SetWriteDeadline(time.Now()) // if not, it ends with the client's connection
+	_ = http.NewResponseController(s.w).SetWriteDeadline(time.Now()) // on an error, the Write ends with the client's connection
 }
 
-// close needs mu.
+// close marks the stream as closed. s.mu is held.
 func (s *stream) close() {
 	s.closed = true
 	if s.timer != nil {
@@ -154,7 +156,7 @@ func (s *stream) close() {
 	s.changed.Broadcast()
 }
 
-// wait ends the goroutine of a stream that was closed, and reports whether it was cut.
+// wait ends pump for a closed stream, and reports whether the stream was cut.
 func (s *stream) wait() (cut bool) {
 	s.body.Close()
 	<-s.done
@@ -179,15 +181,15 @@ func (s *stream) SetReadDeadline(t time.Time) error {
 	return nil
 }
 
-// expire makes a waiting Read check its limit. Without mu, a Read that is about to wait
-// would miss it.
+// expire makes a waiting Read check its deadline. Without s.mu, a Read that is about to
+// wait would miss the signal.
 func (s *stream) expire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.changed.Broadcast()
 }
 
-// SetWriteDeadline does nothing: Close and Abort end a Write that waits.
+// SetWriteDeadline does nothing: Close and Abort end a blocked Write.
 func (s *stream) SetWriteDeadline(time.Time) error { return nil }
 
 func (s *stream) SetDeadline(t time.Time) error { return s.SetReadDeadline(t) }

@@ -18,7 +18,7 @@ var (
 	errProtocol       = errors.New("a CONNECT with a :protocol is not carried")
 )
 
-// target returns where a request is to go.
+// target returns the destination of a request.
 func target(r *http.Request) (Target, error) {
 	switch {
 	case r.Method == http.MethodConnect:
@@ -46,8 +46,8 @@ func targetOfConnect(r *http.Request) (Target, error) {
 	return newTarget(host, port)
 }
 
-// targetOfURI is of a request with an absolute URI, which net/http has put in
-// r.Host as well.
+// targetOfURI returns the destination of a request with an absolute URI, whose host
+// net/http has stored in r.Host as well.
 func targetOfURI(r *http.Request) (Target, error) {
 	port := r.URL.Port()
 	switch {

@@ -12,32 +12,32 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// Conn is a client's connection to where it wanted to go.
+// Conn is a client's connection to its destination.
 type Conn interface {
 	net.Conn
 	io.WriterTo
 	io.ReaderFrom
-	// CloseWrite says to the client that no more comes.
+	// CloseWrite ends the data to the client.
 	CloseWrite() error
-	// Abort ends the connection so that the client sees that it was cut. After
+	// Abort ends the connection so that the client can detect that it was cut. After
 	// Close it does nothing.
 	Abort()
 }
 
-// ErrDecided: the tunnel was accepted or refused before.
+// ErrDecided means that the tunnel was already accepted or refused.
 var ErrDecided = errors.New("the tunnel is decided on")
 
-// Tunnel is a CONNECT without a response.
+// Tunnel is a CONNECT request without a response yet.
 type Tunnel struct {
 	w       http.ResponseWriter
 	r       *http.Request
 	decided bool
-	stream  *stream // if it was accepted over HTTP/2
-	conn    Conn    // if it was accepted
+	stream  *stream // set if it was accepted over HTTP/2
+	conn    Conn    // set if it was accepted
 }
 
-// Accept responds that the connection is established. The Conn is closed at the latest when
-// Egress.Connect returns.
+// Accept responds that the connection is established. The Conn is closed when
+// Egress.Connect returns, at the latest.
 func (t *Tunnel) Accept() (Conn, error) {
 	if t.decided {
 		return nil, ErrDecided
@@ -63,7 +63,7 @@ func (t *Tunnel) Accept() (Conn, error) {
 	return t.conn, nil
 }
 
-// Refuse sends the reason for refusing the connection.
+// Refuse responds with the reason for refusing the connection.
 func (t *Tunnel) Refuse(why *problem.Problem) {
 	if t.decided {
 		return
@@ -72,8 +72,8 @@ func (t *Tunnel) Refuse(why *problem.Problem) {
 	intercept.Refuse(t.w, t.r, why)
 }
 
-// closeConns closes connections that Egress.Connect left open. Clients of HTTP/2 see their stream reset if
-// the connection was cut.
+// closeConns closes connections that Egress.Connect left open. HTTP/2 clients receive a
+// reset of their stream if the connection was cut.
 func (t *Tunnel) closeConns() {
 	if t.conn != nil {
 		t.conn.Close()
@@ -83,10 +83,10 @@ func (t *Tunnel) closeConns() {
 	}
 }
 
-// hijacked is a connection of HTTP/1.1 that became a tunnel.
+// hijacked is an HTTP/1.1 connection that became a tunnel.
 type hijacked struct {
 	net.Conn
-	early *bufio.Reader // bytes that came with the request, until they are read
+	early *bufio.Reader // bytes that arrived with the request; nil once they are read
 }
 
 func (c *hijacked) Read(p []byte) (int, error) {
@@ -111,8 +111,8 @@ func (c *hijacked) CloseWrite() error {
 	return c.Close()
 }
 
-// Abort closes the connection below TLS, which ends without the alert for the
-// end of the data; without TLS it is reset.
+// Abort closes the connection below TLS, which then ends without a close_notify alert.
+// Without TLS, it resets the connection.
 func (c *hijacked) Abort() {
 	below := c.Conn
 	for {
@@ -123,12 +123,13 @@ func (c *hijacked) Abort() {
 		below = inner.NetConn()
 	}
 	if tcp, ok := below.(interface{ SetLinger(int) error }); ok && below == c.Conn {
-		_ = tcp.SetLinger(0) // if not, then it is closed like any other
+		_ = tcp.SetLinger(0) // on an error, Close closes it normally
 	}
 	below.Close()
 }
 
-// onlyReader and onlyWriter hide what io.Copy would come back with.
+// onlyReader and onlyWriter hide the WriteTo and ReadFrom methods, with which io.Copy
+// would recurse.
 type (
 	onlyReader struct{ io.Reader }
 	onlyWriter struct{ io.Writer }
