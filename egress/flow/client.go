@@ -62,13 +62,13 @@ type Carrier struct {
 	cfg       Config
 	server    *intercept.Server
 	scrubbers scrubbers
-	// Usage of all clients.
+	// Usage is the usage of all clients.
 	Usage Usage
-	// Connections of all clients.
+	// Connections counts the connections of all clients.
 	Connections *quota.Pool
 	wide        *quota.Pool // connections with buffers that grow
 	settings    atomic.Pointer[Settings]
-	flows       atomic.Uint64 // the number of the latest flow
+	flows       atomic.Uint64 // number of the latest flow
 
 	ctx      context.Context // ends with Close
 	end      context.CancelFunc
@@ -114,7 +114,7 @@ func (c *Carrier) Close() error {
 	return err
 }
 
-// newFlow returns a name for a connection that no other has.
+// newFlow returns a unique name for a connection.
 func (c *Carrier) newFlow() string { return strconv.FormatUint(c.flows.Add(1), 36) }
 
 // Client is a sandbox, or an owner's programs outside of sandboxes: the unit that rules
@@ -139,8 +139,8 @@ func (c *Client) SetTable(t *Table) { c.table.Store(t) }
 // Table returns what applies to the client.
 func (c *Client) Table() *Table { return c.table.Load() }
 
-// Name returns the client's name where sandboxes have their ids: in the audit log, for
-// policies and for idle connections.
+// Name returns the value that identifies the client in the audit log, to policies and among
+// idle connections: the id of a sandbox, or else the owner's ProxyName.
 func (c *Client) Name() string {
 	if c.ID == "" {
 		return ProxyName(c.Owner)
@@ -148,8 +148,8 @@ func (c *Client) Name() string {
 	return string(c.ID)
 }
 
-// ProxyName returns the name of an owner's programs outside of sandboxes. It has a slash,
-// unlike ids of sandboxes.
+// ProxyName returns the name of an owner's programs outside of sandboxes. Unlike the ids of
+// sandboxes, it has a slash.
 func ProxyName(owner string) string { return "proxy/" + owner }
 
 // identity returns the client as policies see it.

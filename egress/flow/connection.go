@@ -25,12 +25,13 @@ const (
 	httpsPort = 443
 )
 
-// destination of a connection: a host by its name, or an address without a name.
+// destination is the destination of a connection: a host by its name, or an address without
+// a name.
 type destination struct {
 	host string
-	addr netip.Addr // virtual if there is a host
+	addr netip.Addr // virtual if host is set
 	port uint16
-	tls  bool   // known once the client has spoken
+	tls  bool   // known after the client's first bytes
 	flow string // the id of the connection, or of a request to the proxy, in the audit log
 }
 
@@ -50,16 +51,16 @@ func (d destination) literalAddr() netip.Addr {
 	return d.addr
 }
 
-// pending is a connection that a client requests and that was not accepted yet.
+// pending is a connection that a client has requested and that was not accepted yet.
 type pending interface {
-	// Accept is called once at most, and not after Refuse.
+	// Accept is called at most once, and not after Refuse.
 	Accept() (proxy.Conn, error)
 	Refuse(why *problem.Problem)
 	// explains reports whether Refuse sends the reason to the client.
 	explains() bool
 }
 
-// connection of a client to a server.
+// connection is a connection of a client to a server.
 type connection struct {
 	*Client
 	pending  pending
@@ -81,14 +82,14 @@ func (c *Client) connect(ctx context.Context, to destination, p pending) {
 	}
 }
 
-// waitsForClient reports whether the client's first bytes decide what becomes of the
-// connection. They are awaited before the server is dialed. On other ports the server may
-// be the first to speak.
+// waitsForClient reports whether the client's first bytes decide how the connection is
+// carried. They are awaited before the server is dialed. On other ports the server may be
+// the first to send.
 func (c *connection) waitsForClient() bool {
 	return c.decision.Verdict == rule.VerdictInspect || c.to.port == httpPort || c.to.port == httpsPort
 }
 
-// inspect waits for the client's first bytes, and intercepts HTTP and TLS as rules demand.
+// inspect waits for the client's first bytes, and intercepts HTTP and TLS as the rules require.
 func (c *connection) inspect(ctx context.Context) {
 	conn, err := c.pending.Accept()
 	if err != nil {
@@ -171,7 +172,7 @@ func (c *Client) serving(to destination, reason string) http.Handler {
 // intercept serves the requests of the connection.
 func (c *connection) intercept(ctx context.Context, p *peekedConn, h http.Handler) {
 	err := c.carrier.server.Serve(ctx, p, c.interception(c.to, h))
-	if err != nil { // mostly of a client that does not trust the node's CA
+	if err != nil { // mostly because the client does not trust the node's CA
 		c.record(audit.Entry{Verdict: audit.Error, Reason: err.Error()})
 	}
 }
@@ -221,7 +222,7 @@ func (c *connection) refusal(reason string) *problem.Problem {
 	return problem.New(problem.EgressDenied, reason).WithFlow(c.to.host, c.decision.Rule, c.to.flow)
 }
 
-// pass dials the server before the client has spoken, and passes the connection through.
+// pass dials the server before the client has sent any bytes, and passes the connection through.
 func (c *connection) pass(ctx context.Context) {
 	server, err := c.dial(ctx)
 	if err != nil {
@@ -296,7 +297,7 @@ func verdictOf(err error) audit.Verdict {
 	return audit.Error
 }
 
-// refusedAddress returns the address that an error refuses, or else the known one.
+// refusedAddress returns the address that an error refuses, or else the known address.
 func refusedAddress(err error, known netip.Addr) netip.Addr {
 	var refused *dial.RefusedError
 	if errors.As(err, &refused) {

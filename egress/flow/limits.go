@@ -6,38 +6,39 @@ import (
 	"github.com/doze-run/doze/quota"
 )
 
-// Requests under way, of one client and of all. A connection of HTTP/2 may have hundreds,
-// each with its buffers.
+// Limits of requests under way, of one client and of all. An HTTP/2 connection may have
+// hundreds, each with its buffers.
 const (
 	MaxClientRequests = 512
 	MaxRequests       = 4096
 )
 
-// Bytes of bodies in memory that are searched for placeholders, of one client and of all.
-// The largest body has 1 MiB, and 2 after the replacement.
+// Limits of the bytes of bodies in memory that are searched for placeholders, of one client
+// and of all. The largest body has 1 MiB, and 2 MiB after the replacement.
 const (
 	MaxClientBodies = 16 << 20
 	MaxBodies       = 128 << 20
 )
 
-// Connections to upstreams that are being made for requests, of one client and of all.
-// Each request under way may make one, until the upstream is known to speak HTTP/2. The
-// other half is for requests that have ended, whose connections net/http goes on making.
+// Limits of the connections to upstreams that are being made for requests, of one client
+// and of all. Each request under way may make one, until the upstream is known to speak
+// HTTP/2. The other half is for requests that have ended, whose connections net/http
+// continues to make.
 const (
 	MaxClientDials = 2 * MaxClientRequests
 	MaxDials       = 2 * MaxRequests
 )
 
-// Requests whose responses may have up to 2 MiB waiting in the node, of one client and of
-// all. Beyond that it is 128 KiB, so that a hostile sandbox ties up 0.2 GiB there.
-// MaxLargeWindows also bounds the connections of all sandboxes whose buffers may grow, to
-// some 3.5 MiB each: 1.8 GiB at most.
+// Limits of the requests whose responses may have up to 2 MiB waiting in the node, of one
+// client and of all. The limit of other responses is 128 KiB, so that a hostile sandbox
+// occupies at most 0.2 GiB. MaxLargeWindows also limits the connections of all sandboxes
+// whose buffers may grow, to some 3.5 MiB each: 1.8 GiB at most.
 const (
 	MaxClientLargeWindows = 64
 	MaxLargeWindows       = 512
 )
 
-// Usage is what requests use, of a client or of all.
+// Usage counts the resources that requests use, of one client or of all.
 type Usage struct {
 	Requests *quota.Pool // under way
 	Dials    *quota.Pool // connections that are being made, which may outlive their requests

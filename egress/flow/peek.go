@@ -10,18 +10,18 @@ import (
 	"github.com/doze-run/doze/egress/tls/clienthello"
 )
 
-// errSilent is the failure of a connection whose first bytes would decide where it goes.
+// errSilent is the failure of a connection that ends before its first bytes decide where it goes.
 var errSilent = errors.New("the client ended the connection before it had said anything")
 
 // peekedConn is an accepted connection whose first bytes may have been read.
 type peekedConn struct {
 	proxy.Conn
-	first        []byte      // read, and to be read again
-	expectedHost string      // that a ClientHello must name; empty if it was checked
+	first        []byte      // already read, and to be returned by Read
+	expectedHost string      // name that a ClientHello must have; empty once it was checked
 	detached     atomic.Bool // it outlives the connection to the server
 }
 
-// protocol that a client's first bytes look like.
+// protocol is the protocol that a client's first bytes indicate.
 type protocol int
 
 const (
@@ -30,8 +30,9 @@ const (
 	protocolHTTP
 )
 
-// longestMethod that is waited for: the longest registered one has 17 letters (RFC 4437).
-// More letters count as a request, which is refused as one.
+// longestMethod is the number of letters up to which sniff waits for the end of a method:
+// the longest registered one has 17 (RFC 4437). More letters count as a request, which is
+// refused as one.
 const longestMethod = 20
 
 // sniff reads until the client's protocol is known. The bytes remain to be read.

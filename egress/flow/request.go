@@ -28,7 +28,7 @@ type request struct {
 	secrets *session.Session
 	entry   audit.Entry
 
-	table      *Table // that decided
+	table      *Table // that the decision is from
 	decision   rule.Decision
 	exchanged  *placeholder.Exchanged // nil: no placeholder was found
 	heldBodies int64                  // bytes
@@ -131,7 +131,7 @@ func (q *request) ruleRequest(r *http.Request) rule.Request {
 	}
 }
 
-// errReplaced: the table was replaced while a request was decided on.
+// errReplaced means that the table was replaced during the decision on a request.
 var errReplaced = errors.New("the policy was replaced")
 
 // steps returns the policies of the decision, retained, with the secrets that their rules
@@ -155,7 +155,7 @@ func (q *request) steps() (steps []policy.Step, err error) {
 		}
 		q.entry.Policies = append(q.entry.Policies, audit.Policy{Name: s.Policy, Digest: p.Digest()})
 		step := policy.Step{Policy: p, Namespace: l.Owner, Secrets: q.secrets.For(l.Owner, s.Secrets)}
-		if l.Owner != q.Owner { // a client that sends slowly must not use all instances of the node's
+		if l.Owner != q.Owner { // a client that sends slowly must not use all instances of the node's policies
 			step.Sharer = q.Owner
 		}
 		steps = append(steps, step)

@@ -15,7 +15,8 @@ import (
 // and its value for each secret. When the limit is reached, all are dropped.
 const maxScrubbers = 64 << 20
 
-// scrubbers caches what removes secrets from responses. The zero value is ready for use.
+// scrubbers caches the scrubbers that remove secrets from responses. The zero value is
+// ready for use.
 type scrubbers struct {
 	mu      sync.Mutex
 	version int64 // of the vault

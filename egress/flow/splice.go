@@ -106,7 +106,8 @@ type deniedError struct{ reason string }
 
 func (e *deniedError) Error() string { return e.reason }
 
-// closeWrite ends the data to a connection, by closing it if it cannot do so otherwise.
+// closeWrite ends the data to a connection; it closes a connection that has no
+// CloseWrite.
 func closeWrite(c net.Conn) error {
 	if h, ok := c.(interface{ CloseWrite() error }); ok {
 		return h.CloseWrite()
@@ -114,7 +115,7 @@ func closeWrite(c net.Conn) error {
 	return c.Close()
 }
 
-// remote returns the address of the server itself, behind a proxy too.
+// remote returns the address of the server itself, even behind a proxy.
 func remote(c net.Conn) netip.Addr {
 	if a, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
 		return a.Addr().Unmap()

@@ -8,12 +8,12 @@ import (
 	"github.com/doze-run/doze/egress/secret/placeholder"
 )
 
-// Table is all that applies to a client. It does not change.
+// Table has everything that applies to a client. It is immutable.
 type Table struct {
 	rule.Table
 	// Policies are the layers of the node, the owner and the sandbox; nil: no rules.
 	Policies [3]*Layer
-	// Environment has the placeholders by the names of their variables.
+	// Environment has the placeholders, keyed by the names of their variables.
 	Environment map[string]string
 	Offers      []placeholder.Offer
 }
@@ -30,7 +30,7 @@ func (t *Table) LayerOf(s rule.Source) *Layer {
 	}
 }
 
-// Layer is rules with the policies that they use. It does not change.
+// Layer is a set of rules, with the policies that they use. It is immutable.
 type Layer struct {
 	*rule.Layer
 	Owner string // of the modules and secrets that the rules use

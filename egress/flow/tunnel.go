@@ -99,7 +99,7 @@ func cut(w http.ResponseWriter) {
 	_ = client.SetWriteDeadline(time.Now())
 }
 
-// tunnel is a CONNECT without a response. It implements pending.
+// tunnel is a CONNECT request without a response yet. It implements pending.
 type tunnel struct {
 	*proxy.Tunnel
 	ctx context.Context

@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/egress/network/dial"
 )
 
-// Upstreams is how upstreams are reached under some settings.
+// Upstreams connects to upstreams under some settings.
 type Upstreams struct {
 	dialer   *dial.Dialer // of connections that pass through
 	requests *intercept.Upstream
