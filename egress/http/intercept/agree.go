@@ -71,7 +71,7 @@ func defaultPort(scheme string) uint16 {
 	return 80
 }
 
-// sameHost compares what a client sent with a clean host.
+// sameHost reports whether a host that a client sent is the clean host.
 func sameHost(sent, clean string) bool {
 	return sent != "" && strings.EqualFold(strings.TrimSuffix(sent, "."), clean)
 }

@@ -18,7 +18,7 @@ type writer struct {
 	wire *wire
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements the interface that http.ResponseController requires.
 func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Cork implements corker.

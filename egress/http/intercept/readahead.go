@@ -9,9 +9,9 @@ import (
 // records.
 const aheadSize = 8 * recordSize
 
-// ahead holds what was read of a body until it is sent: a ring, which one goroutine
-// fills and another empties. Bytes that were read can be sent immediately, even while the
-// reader waits.
+// ahead buffers the part of a body that was read and not yet sent: a ring, which one
+// goroutine fills and another empties. Bytes that were read can be sent immediately, even
+// while the reader waits.
 type ahead struct {
 	mu      sync.Mutex
 	changed sync.Cond
@@ -66,8 +66,8 @@ func (a *ahead) free() []byte {
 	return a.ring[from:min(aheadSize, from+aheadSize-a.length)]
 }
 
-// next returns the bytes that can be sent in one piece, which remain until consume, or the
-// error that ended the body. With wait it waits for either.
+// next returns the bytes that can be sent in one piece, which remain valid until consume,
+// or the error that ended the body. With wait it waits for either.
 func (a *ahead) next(wait bool) ([]byte, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -80,7 +80,7 @@ func (a *ahead) next(wait bool) ([]byte, error) {
 	return a.ring[a.start:min(aheadSize, a.start+a.length)], nil
 }
 
-// consume frees n of the bytes that next returned.
+// consume frees as many of the bytes that next returned.
 func (a *ahead) consume(n int) {
 	a.mu.Lock()
 	a.start = (a.start + n) % aheadSize

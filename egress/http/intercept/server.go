@@ -203,7 +203,7 @@ func (s *Server) serveHTTP1(c *connection, conn net.Conn, in io.Reader) {
 	server.Serve(c.ctx, conn, in)
 }
 
-// preface is what a client of HTTP/2 sends first (RFC 9113, section 3.4).
+// preface is the start of an HTTP/2 connection from a client (RFC 9113, section 3.4).
 const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 // readPreface reads from a connection as long as the bytes match the preface, and reports

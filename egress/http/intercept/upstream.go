@@ -78,8 +78,8 @@ type Route struct {
 	// Dials limits the connections that are being made, including TLS. Some outlive their
 	// requests. nil: any number.
 	Dials *quota.Pool
-	// Flow and RequestID are for refusals. RequestID is the client's X-Request-Id, or
-	// empty: the header of the request may have become a secret.
+	// Flow and RequestID identify the request in refusals. RequestID is the client's
+	// X-Request-Id, or empty: the header of the request may have become a secret.
 	Flow, RequestID string
 }
 
