@@ -133,10 +133,10 @@ func (c *Carrier) NewClient(id sandbox.ID, owner string) *Client {
 	return &Client{carrier: c, ID: id, Owner: owner, Usage: c.Usage.child()}
 }
 
-// SetTable replaces what applies to the client, for the next request.
+// SetTable replaces the table of the client, from its next request on.
 func (c *Client) SetTable(t *Table) { c.table.Store(t) }
 
-// Table returns what applies to the client.
+// Table returns the current table of the client.
 func (c *Client) Table() *Table { return c.table.Load() }
 
 // Name returns the value that identifies the client in the audit log, to policies and among
@@ -152,7 +152,7 @@ func (c *Client) Name() string {
 // sandboxes, it has a slash.
 func ProxyName(owner string) string { return "proxy/" + owner }
 
-// identity returns the client as policies see it.
+// identity returns the description of the client for policies.
 func (c *Client) identity() policy.Sandbox {
 	if c.ID == "" {
 		return policy.Sandbox{ID: c.Name(), Owner: c.Owner}

@@ -148,14 +148,14 @@ func (c *connection) mayHideName(h clienthello.Hello) bool {
 const ReasonECH = "intercepted because its ClientHello has ECH"
 
 // interceptECH intercepts a connection that may hide its server's name. The node is a
-// server without ECH, which reads the outer name only. A client that sent noise (GREASE)
-// goes on, one that hides a name ends the connection (RFC 9849, section 6.1.6).
+// server without ECH, which reads only the outer name. A client that sent noise (GREASE)
+// continues; one that hides a name ends the connection (RFC 9849, section 6.1.6).
 func (c *connection) interceptECH(ctx context.Context, p *peekedConn) {
 	c.to.tls = true
 	c.intercept(ctx, p, c.serving(c.to, ReasonECH))
 }
 
-// otherHost is the reason for refusing a connection whose TLS is for another host.
+// otherHost returns the reason for refusing a connection whose ClientHello names another host.
 func otherHost(h clienthello.Hello) string {
 	return fmt.Sprintf("its TLS connection is for %.80q, another host than that which was looked up", h.ServerName)
 }
@@ -164,7 +164,7 @@ func serverName(h clienthello.Hello) string {
 	return strings.ToLower(strings.TrimSuffix(h.ServerName, "."))
 }
 
-// serving returns the handler of requests to a destination; request.go has what it does.
+// serving returns the handler of requests to a destination, which request.go implements.
 func (c *Client) serving(to destination, reason string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, to, reason) })
 }

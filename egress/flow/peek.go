@@ -98,7 +98,7 @@ func (p *peekedConn) hello() (clienthello.Hello, error) {
 	return h, err
 }
 
-// Read reads what the client sends, from its first byte on.
+// Read reads the client's data from its first byte on.
 func (p *peekedConn) Read(b []byte) (int, error) {
 	if len(p.first) > 0 {
 		n := copy(b, p.first)

@@ -34,7 +34,7 @@ type request struct {
 	heldBodies int64                  // bytes
 }
 
-// serve serves a request. reason is for the audit log, unless a stage has another one.
+// serve serves a request. reason is for the audit log, unless a stage sets another one.
 func (c *Client) serve(w http.ResponseWriter, r *http.Request, to destination, reason string) {
 	q := &request{
 		Client: c, to: to, began: time.Now(), id: r.Header.Get(requestid.Header),
@@ -188,9 +188,9 @@ func (q *request) runPolicies(chain *policy.Chain, r *http.Request, steps []poli
 	return false
 }
 
-// recheck decides again on a request that policies have changed, and returns the reason
-// for not sending it. Rules hold for what is sent, too: an owner's policy must not turn a
-// request that the node's rules permit into one that they deny, that has to pass other
+// recheck decides again on a request that policies have changed, and returns the reason for
+// not sending it. Rules apply to the changed request, too: an owner's policy must not turn
+// a request that the node's rules permit into one that they deny, that has to pass other
 // policies, or for which they offer no secret.
 func (q *request) recheck(r *http.Request) (reason string) {
 	before := q.decision
@@ -232,7 +232,7 @@ func (q *request) send(w http.ResponseWriter, r *http.Request, wroteBody bool) (
 	return result.Cut
 }
 
-// route returns what the request may use on its way to the upstream.
+// route returns the connections and limits of the request on its way upstream.
 func (q *request) route() intercept.Route {
 	return intercept.Route{
 		Pool: q.Name(), Private: q.decision.Private, SmallWindow: q.SmallWindow(), Dials: q.Usage.Dials,
