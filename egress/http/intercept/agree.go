@@ -71,7 +71,8 @@ func defaultPort(scheme string) uint16 {
 	return 80
 }
 
-// sameHost reports whether a host that a client sent is the clean host.
+// sameHost reports whether a host that a client sent is the clean host, apart from case
+// and a final dot.
 func sameHost(sent, clean string) bool {
 	return sent != "" && strings.EqualFold(strings.TrimSuffix(sent, "."), clean)
 }

@@ -80,7 +80,7 @@ func (a *ahead) next(wait bool) ([]byte, error) {
 	return a.ring[a.start:min(aheadSize, a.start+a.length)], nil
 }
 
-// consume frees as many of the bytes that next returned.
+// consume frees n of the bytes that next returned.
 func (a *ahead) consume(n int) {
 	a.mu.Lock()
 	a.start = (a.start + n) % aheadSize
