@@ -21,7 +21,7 @@ func (e *Egress) Attach(ctx context.Context, sb sandbox.Sandbox, pid int) error 
 	if err != nil {
 		return err
 	}
-	a.Detach() // an older one of this process holds the name of the device
+	a.Detach() // an older attachment of this process still holds the device name
 	device, listener, err := e.cfg.Device(ctx, sb.ID, pid)
 	if err != nil {
 		return fmt.Errorf("make the network device of sandbox %s: %w", sb.ID, err)
@@ -63,7 +63,7 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	return a, nil
 }
 
-// armSandbox makes a sandbox's own rules ready that were given before. Needs changeMu.
+// armSandbox readies the sandbox's own stored rules. Needs changeMu.
 func (e *Egress) armSandbox(ctx context.Context, sb sandbox.Sandbox) error {
 	if e.own[sb.ID] != nil {
 		return nil
@@ -83,7 +83,7 @@ func (e *Egress) Detach(id sandbox.ID) {
 	}
 }
 
-// forgetLimit bounds the writes that forget a sandbox.
+// forgetLimit bounds the duration of the writes that delete a sandbox's state.
 const forgetLimit = 10 * time.Second
 
 // Forget implements sandbox.Uplink.
@@ -118,7 +118,7 @@ func (e *Egress) Known() []sandbox.ID {
 	return slices.Collect(maps.Keys(kept))
 }
 
-// Environment implements sandbox.Uplink: the placeholders that rules offer.
+// Environment implements sandbox.Uplink. It returns the placeholders that rules offer.
 func (e *Egress) Environment(id sandbox.ID) map[string]string {
 	if a := e.find(id); a != nil {
 		return a.Table().Environment

@@ -90,7 +90,7 @@ func TestWhoGivesUpStartsNoMorePolicies(t *testing.T) {
 	r.uses(t, 0)
 }
 
-// uses fails the test unless that many policies are ready.
+// uses fails the test unless want policies are ready.
 func (r *rig) uses(t *testing.T, want int) {
 	t.Helper()
 	r.pool.mu.Lock()
@@ -164,7 +164,7 @@ func TestAPolicyThatIsDeletedTakesWhatItStoredWithIt(t *testing.T) {
 	}
 	b.push("count", counting())
 	count("a.web.test", "1")
-	b.push("count", append(counting(), "\x00\x02\x01x"...)) // a push goes on with it
+	b.push("count", append(counting(), "\x00\x02\x01x"...)) // the new module continues the count
 	count("b.web.test", "b")
 	b.rules()
 	if err := r.DeletePolicy(within(t), owner, "count"); err != nil {
@@ -174,7 +174,7 @@ func TestAPolicyThatIsDeletedTakesWhatItStoredWithIt(t *testing.T) {
 	count("c.web.test", "1")
 }
 
-// Two policies that are made from one template have the same bytes.
+// Two policies made from one template have equal bytes.
 func TestPoliciesOfEqualBytesShareNothingButCode(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -287,16 +287,16 @@ func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
 	}
 }
 
-// load asks one URL by several connections until stop, and returns how many
-// answers were not as they should be.
+// load requests a URL over several connections until stop is called. stop returns the
+// number of requests and the results that ok rejected.
 func (b *box) load(url string, ok func(answer, error) bool) (stop func() (asked int64, wrong []string)) {
 	var asked atomic.Int64
 	var mu sync.Mutex
 	var wrong []string
-	r := newRequest(b.t, "GET", url, nil) // its own context would be kept for each until the test ends
+	r := newRequest(b.t, "GET", url, nil) // shared: each newRequest retains a context until the test ends
 	end := make(chan struct{})
 	var running sync.WaitGroup
-	for range 2 { // beside others on few cores
+	for range 2 { // other tests share the few cores
 		running.Go(func() {
 			for {
 				select {
@@ -370,7 +370,7 @@ func TestRulesAreReplacedUnderLoad(t *testing.T) {
 	r.uses(t, 1)
 }
 
-// make bench replaces one a thousand times.
+// make bench replaces a policy a thousand times.
 func TestAPolicyIsReplacedUnderLoad(t *testing.T) {
 	const replacements = 50
 	r := newRig(t)
@@ -403,7 +403,7 @@ func TestAPolicyIsReplacedUnderLoad(t *testing.T) {
 
 func heap() int64 {
 	runtime.GC()
-	runtime.GC() // pools give up what they hold with the second
+	runtime.GC() // a sync.Pool releases its contents on the second collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)

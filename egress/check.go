@@ -13,10 +13,10 @@ import (
 	"github.com/doze-run/doze/policies/builtin"
 )
 
-// CheckPolicies checks without a node whether the policies of rules can run: those
-// that doze ships accept their configurations. It returns the names of all other
-// policies, which may have been pushed to the node. Errors name the rules. The compiler
-// is that of policy.Config.
+// CheckPolicies checks, without a node, whether the policies that rules name can run:
+// each policy that doze ships must accept its configuration. It returns the names of all
+// other policies, which may have been pushed to the node. Errors name the rules. compiler
+// is policy.Config.Compiler.
 func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []string, err error) {
 	host, err := policy.NewHost(policy.Config{Log: slog.New(slog.DiscardHandler), Compiler: compiler, MemoryLimit: int(s.PolicyMemory), TimeLimit: s.PolicyTime})
 	if err != nil {
@@ -55,5 +55,5 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 	return others, nil
 }
 
-// errPushed: doze ships no policy of this name, but it may have been pushed.
+// errPushed means that doze does not ship a policy of this name. It may have been pushed.
 var errPushed = errors.New("not shipped")

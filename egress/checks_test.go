@@ -11,14 +11,14 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 )
 
-// echo says in header and body what it was sent.
+// echo responds with the request's Authorization, URI and body.
 func echo(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("X-Echo", r.Header.Get("Authorization"))
 	body, _ := io.ReadAll(r.Body)
 	_, _ = io.WriteString(w, r.Header.Get("Authorization")+"\n"+r.RequestURI+"\n"+string(body))
 }
 
-// none fails the test if a value is in what is kept or logged.
+// none fails the test if a value, plain or in base64, is in the audit log or the node's log.
 func (b *box) none(value string) {
 	b.t.Helper()
 	flows, err := json.Marshal(b.Flows(b.sb.ID, audit.Filter{}))
@@ -32,13 +32,13 @@ func (b *box) none(value string) {
 	}
 }
 
-// contextUntil ends with a channel, which may be nil.
+// contextUntil returns a context that ends when gone is closed. gone may be nil.
 func contextUntil(gone <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	if gone == nil {
 		return ctx, cancel
 	}
-	go func() { // ends with either
+	go func() { // ends with gone or ctx
 		select {
 		case <-gone:
 			cancel()

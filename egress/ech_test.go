@@ -21,8 +21,8 @@ import (
 	"github.com/doze-run/doze/egress/tls/clienthello/hellotest"
 )
 
-// greases sends a request for authority over HTTPS to a host. Its ClientHello has ECH
-// with noise in it, as browsers' has: Go's has not.
+// greases sends a request for authority over HTTPS to a host and returns its status. Its
+// ClientHello has a GREASE ECH extension, as in browsers; Go's client does not send one.
 func (b *box) greases(address, authority string) (status int) {
 	b.t.Helper()
 	tstclnt, err := exec.LookPath("tstclnt")
@@ -51,7 +51,7 @@ func (b *box) greases(address, authority string) (status int) {
 	}
 	_, _ = io.WriteString(stdin, "GET /x HTTP/1.1\r\nHost: "+authority+"\r\n\r\n")
 	res, err := http.ReadResponse(bufio.NewReader(stdout), nil)
-	_ = cmd.Process.Kill() // else it waits for the server to end
+	_ = cmd.Process.Kill() // or it waits for the server to close
 	_ = cmd.Wait()
 	if err != nil {
 		b.t.Fatalf("tstclnt: %v: %s", err, stderr.Bytes())
@@ -59,8 +59,8 @@ func (b *box) greases(address, authority string) (status int) {
 	return res.StatusCode
 }
 
-// relay listens on the loopback for one client, whom it connects with conn, and
-// returns where.
+// relay listens on the loopback for one client, which it connects with conn. It returns the
+// address.
 func (b *box) relay(conn net.Conn) string {
 	b.t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -103,7 +103,7 @@ func TestWhatMayHideItsNameIsIntercepted(t *testing.T) {
 		if got := b.servers.last(t); got.TLS.ServerName != host {
 			t.Errorf("the server got %+v", got.TLS)
 		}
-		// Its requests are for no other host.
+		// Requests for another host are refused.
 		before := b.servers.count()
 		if got := b.greases(host+":"+port, "other.web.test:"+port); got != http.StatusMisdirectedRequest {
 			t.Errorf("got %d", got)
@@ -118,7 +118,7 @@ func TestWhatMayHideItsNameIsIntercepted(t *testing.T) {
 	}
 }
 
-// hidden makes a connection to a host of which the ClientHello hides another name.
+// hidden connects to address with a ClientHello that hides another name (ECH).
 func (b *box) hidden(address, public, hidden string) error {
 	b.t.Helper()
 	conn, err := b.DialContext(within(b.t), "tcp", address)
@@ -156,7 +156,7 @@ func TestWhatHidesAnotherNameReachesNobody(t *testing.T) {
 			t.Errorf("the audit log says %+v", e)
 		}
 	}
-	// The outer name is held to the one that was looked up, like any other.
+	// The outer name must be the name that was looked up.
 	if err := b.hidden("pass2.tcp.test:443", "public.tcp.test", "hidden.tcp.test"); err == nil {
 		t.Error("another public name: TLS was made")
 	}

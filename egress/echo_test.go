@@ -18,8 +18,8 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// echoing has a request to a.web.test get a secret, and the server do with it what
-// it is told to.
+// echoing returns a sandbox whose requests to a.web.test get a secret. The server calls
+// serve with it.
 func echoing(t *testing.T, serve func(w http.ResponseWriter, r *http.Request, secret string)) *box {
 	t.Helper()
 	b := newRig(t).box("k3f9x2m7q1az")
@@ -32,7 +32,7 @@ func echoing(t *testing.T, serve func(w http.ResponseWriter, r *http.Request, se
 	return b
 }
 
-// speaks is b with a client of one version of HTTP.
+// speaks returns b with a client of one version of HTTP.
 func (b *box) speaks(major int) *box {
 	either := b.Client.Transport.(*http.Transport)
 	transport := &http.Transport{
@@ -47,7 +47,7 @@ func (b *box) speaks(major int) *box {
 	return &one
 }
 
-// codings of bodies.
+// codings holds the writer constructor of each content coding.
 var codings = map[string]func(io.Writer) io.WriteCloser{
 	"":        func(w io.Writer) io.WriteCloser { return whole{w} },
 	"gzip":    func(w io.Writer) io.WriteCloser { return gzip.NewWriter(w) },
@@ -60,16 +60,16 @@ type whole struct{ io.Writer }
 
 func (whole) Close() error { return nil }
 
-// hidden says whether what became of a token that was cut at a place shows nothing
-// of it, but for what came before that place and was too short to be held back: see
-// package scrub.
+// hidden reports whether got, the scrubbed form of a token cut at offset at, shows none of
+// the token except a prefix before the cut that is too short to be held back: see package
+// scrub.
 func hidden(got string, at int) bool {
 	shown := strings.TrimRight(got, "*")
 	return len(got) == len(token) && len(shown) <= min(at, 3) && strings.HasPrefix(token, shown)
 }
 
-// The server sends the secret cut in two at each place in turn, in two chunks or
-// frames of DATA; compressed, it is the compressed bytes that are cut.
+// The server sends the secret in two chunks or DATA frames, cut at each offset in turn. With
+// a content coding, the compressed bytes are cut.
 func TestASecretThatIsSplitOverChunksAndFramesIsTakenOut(t *testing.T) {
 	b := echoing(t, func(w http.ResponseWriter, r *http.Request, secret string) {
 		coding, cut, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/"), "/")
@@ -136,7 +136,7 @@ func TestASecretThatIsSplitOverFramesOfAWebSocketIsTakenOut(t *testing.T) {
 			return
 		}
 		defer conn.CloseNow()
-		for at := range secret { // each message in two frames
+		for at := range secret { // each message in two DATA frames
 			m, err := conn.Writer(r.Context(), websocket.MessageText)
 			if err != nil {
 				t.Error(err)

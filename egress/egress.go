@@ -6,13 +6,13 @@
 //	network/stack    packets of a sandbox ↔ connections
 //	network/dns      names ↔ addresses that stand for them
 //	network/dial     resolves, checks and dials real addresses
-//	rule             what may leave, and through which policies
-//	flow             connections and requests: decided on, sent, recorded
+//	rule             decides which traffic may leave, and through which policies
+//	flow             decides on, sends and records connections and requests
 //	proxy            the same for programs outside of sandboxes
 //	http/intercept   requests within TLS, with leaf certificates of tls/ca
 //	policy           runs WASM modules over requests
 //	secret/vault     secrets; session, reference, placeholder and scrub keep them out of sandboxes
-//	audit            what was decided
+//	audit            records the decisions
 package egress
 
 import (
@@ -61,29 +61,29 @@ func (m manager) Rouse(ctx context.Context, id sandbox.ID) error {
 	return nil
 }
 
-// Config of an Egress. All but Operator and Log are required.
+// Config configures an Egress. All fields but Operator and Log are required.
 type Config struct {
-	// Folder is where modules and their compiled forms are kept.
+	// Folder stores modules and their compiled forms.
 	Folder    string
 	Documents document.Store
 	Device    DeviceFunc
-	// Sandboxes are asked about what is attached, and woken; see Of. The Manager need
+	// Sandboxes looks up attached sandboxes and wakes them; see Of. The Manager need
 	// not have started.
 	Sandboxes flow.Sandboxes
 	// Operator is the owner whose secrets and modules the node's rules use.
 	Operator string
-	// Settings to begin with.
+	// Settings are the initial settings.
 	Settings Settings
 	Log      *slog.Logger
 	// PolicyCompiler is policy.Config.Compiler.
 	PolicyCompiler string
-	// Flows and PolicyLogs get what is sent and what policies write, and are closed with
-	// the Egress; nil makes new ones.
+	// Flows receives the audit entries, and PolicyLogs the lines that policies log. Both
+	// are closed with the Egress. If nil, new ones are made.
 	Flows      *audit.Log
 	PolicyLogs *policylog.Log
 }
 
-// Egress is the way out of all sandboxes of a node. It implements
+// Egress carries the outbound traffic of all sandboxes of a node. It implements
 // sandbox.Uplink.
 type Egress struct {
 	cfg            Config
@@ -104,8 +104,8 @@ type Egress struct {
 	ctx context.Context // ends with Close
 	end context.CancelFunc
 
-	// changes locks an owner's changes, one at a time. It is locked before changeMu, under
-	// which no change waits for the compiler.
+	// changes serializes the changes of each owner. It is locked before changeMu; no
+	// change waits for the compiler while it holds changeMu.
 	changes ownerLocks
 	// changeMu is held while rules, modules or settings are replaced.
 	changeMu contextMutex
@@ -119,7 +119,7 @@ type Egress struct {
 	closed       bool
 }
 
-// Open reads what is kept, and makes what is missing: the key that seals
+// Open reads the stored state and creates missing parts: the key that seals
 // secrets, and the certificate authority.
 func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	if cfg.Log == nil {
@@ -161,7 +161,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 	return e, e.armOwners(ctx)
 }
 
-// openKept opens what is in the store.
+// openKept opens the stored state.
 func (e *Egress) openKept(ctx context.Context) (err error) {
 	documents := e.cfg.Documents
 	if e.key, err = seal.Open(filepath.Join(e.cfg.Folder, "seal.key")); err != nil {
@@ -214,8 +214,8 @@ func (e *Egress) openModules(ctx context.Context) error {
 	return nil
 }
 
-// armOwners makes the rules of owners ready that were given before; those of
-// sandboxes follow when they are attached.
+// armOwners readies the stored rules of owners. The rules of a sandbox are readied when
+// it is attached.
 func (e *Egress) armOwners(ctx context.Context) (err error) {
 	e.changeMu.Lock()
 	defer e.changeMu.Unlock()
@@ -229,8 +229,8 @@ func (e *Egress) armOwners(ctx context.Context) (err error) {
 	return nil
 }
 
-// nameOf returns the name of a sandbox, for the log. What is not a sandbox, such as a
-// client of the proxy, has none.
+// nameOf returns the name of a sandbox, for the log. It returns "" for other ids, such
+// as a proxy client's.
 func (e *Egress) nameOf(id string) string {
 	sb, _ := e.cfg.Sandboxes.ByID(sandbox.ID(id))
 	return sb.Name
@@ -259,12 +259,12 @@ func (e *Egress) Close() error {
 	return errors.Join(errs...)
 }
 
-// maxEnding bounds the attachments that end at a time. The kernel removes a network
+// maxEnding bounds the attachments that end concurrently. The kernel removes a network
 // device after RCU grace periods, 17 ms, which concurrent removals share: 64 in 50 ms.
-// Each takes a thread.
+// Each removal occupies a thread.
 const maxEnding = 128
 
-// endAll ends attachments, each of which waits for the kernel.
+// endAll ends attachments concurrently, because each waits for the kernel.
 func endAll(attachments []*flow.Attachment) {
 	var ends errgroup.Group
 	ends.SetLimit(maxEnding)
@@ -280,5 +280,5 @@ func endAll(attachments []*flow.Attachment) {
 // Trust implements sandbox.Uplink.
 func (e *Egress) Trust() []byte { return e.ca.Bundle() }
 
-// Bundle is the certificates (PEM) that sandboxes trust besides public ones.
+// Bundle returns the certificates (PEM) that sandboxes trust in addition to public ones.
 func (e *Egress) Bundle() []byte { return e.ca.Bundle() }

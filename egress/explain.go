@@ -11,8 +11,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Explain says what would become of a request of the sandbox. Nothing is sent.
-// Errors: *problem.InvalidError, or sandbox.ErrNotFound.
+// Explain returns the decision that egress would make on a request of the sandbox.
+// Nothing is sent. Errors: *problem.InvalidError, or sandbox.ErrNotFound.
 func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string, header http.Header) (explain.Explanation, error) {
 	r, err := explain.Parse(method, url, header)
 	if err != nil {
@@ -29,8 +29,8 @@ func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string,
 	return explain.Of(&t.Table, r, known{e, t, sb.Owner}), nil
 }
 
-// ExplainOutside says what would become of a request that the owner's programs
-// outside of sandboxes send through the proxy. Errors: *problem.InvalidError, or
+// ExplainOutside is Explain for a request that one of the owner's programs outside of
+// sandboxes sends through the proxy. Errors: *problem.InvalidError, or
 // sandbox.ErrClosed.
 func (e *Egress) ExplainOutside(ctx context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
 	r, err := explain.Parse(method, url, header)
@@ -43,11 +43,11 @@ func (e *Egress) ExplainOutside(ctx context.Context, owner, method, url string, 
 	}
 	t := p.Table()
 	explained := explain.Of(&t.Table, r, known{e, t, owner})
-	explained.Placeholders = nil // nobody outside has one
+	explained.Placeholders = nil // proxy clients have none
 	return explained, nil
 }
 
-// tableOf is what applies to a sandbox, or would if it were attached.
+// tableOf returns the table that applies to a sandbox, or would if it were attached.
 func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, error) {
 	if a := e.find(sb.ID); a != nil {
 		return a.Table(), nil
@@ -57,7 +57,7 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, 
 		return nil, err
 	}
 	defer done()
-	if !e.lives(sb.ID) { // nobody would forget its rules again
+	if !e.lives(sb.ID) { // no later call would release its rules
 		return nil, sandbox.ErrNotFound
 	}
 	if err := e.armSandbox(ctx, sb); err != nil {
@@ -68,7 +68,7 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, 
 	return c.Table(), nil
 }
 
-// known is what there is beside the rules of a sandbox. It implements
+// known is the state besides the rules that decides a client's requests. It implements
 // explain.Known.
 type known struct {
 	e     *Egress

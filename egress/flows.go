@@ -7,13 +7,13 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Flows are what a sandbox sent, or wanted to, oldest first.
+// Flows returns the audit entries of a sandbox's traffic, sent or refused, oldest first.
 func (e *Egress) Flows(id sandbox.ID, f audit.Filter) []audit.Entry {
 	return e.audit.Entries(string(id), f)
 }
 
-// FollowFlows returns those and then what comes, until the sandbox is forgotten,
-// the node closes or stop is called.
+// FollowFlows returns the entries of Flows and then new ones, until the sandbox is
+// forgotten, the node closes or stop is called.
 func (e *Egress) FollowFlows(id sandbox.ID, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
 	return e.audit.Follow(string(id), f)
 }

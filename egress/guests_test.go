@@ -8,7 +8,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// What the tests' modules import, in this order.
+// imports are the imports of the tests' modules, in the order of their function indexes.
 var imports = []wat.Import{
 	0:  i32Function("doze_egress_v1", "secret_ref", 4),
 	1:  i32Function("doze_egress_v1", "hmac_sha256", 8),
@@ -33,7 +33,7 @@ func i32Function(module, name string, params int) wat.Import {
 	return wat.Import{Module: module, Name: name, Params: i32s(params), Results: []byte{wat.I32}}
 }
 
-// Where the tests' modules have what in their memory.
+// Offsets in the memory of the tests' modules.
 const (
 	secretAt = 0 // "token"
 	headerAt = 8 // "authorization"
@@ -53,7 +53,7 @@ func memory() string {
 	return string(b)
 }
 
-// memoryWith has a text at textAt.
+// memoryWith returns the memory with a text at textAt.
 func memoryWith(text string) string {
 	b := []byte(memory())
 	copy(b[textAt:], text)
@@ -70,28 +70,28 @@ func numbers(list ...int) (code []byte) {
 var (
 	next = wat.Code(wat.I64Const(1), wat.End)
 	stay = wat.Code(wat.I64Const(0), wat.End)
-	// refToken puts a reference at refAt, and leaves its length on the stack.
+	// refToken writes a reference to refAt, and leaves its length on the stack.
 	refToken = wat.Code(numbers(secretAt, len("token"), refAt, 64), wat.Call(0))
 )
 
-// guest is a policy of the tests.
+// guest returns the module of a test policy.
 func guest(data string, request []byte) []byte {
 	return wat.Handler(imports, data, request, wat.End).Binary()
 }
 
-// rewriting sends every request to another path.
+// rewriting rewrites the path of every request.
 func rewriting(path string) []byte {
 	return guest(memoryWith(path), wat.Code(numbers(textAt, len(path)), wat.Call(8), next))
 }
 
-// bearer sends the secret "token" as such. Each variant is another module.
+// bearer sends the secret "token" as a bearer token. Each variant is a different module.
 func bearer(variant int) []byte {
 	return guest(memoryWith(fmt.Sprint(variant)), wat.Code(
 		numbers(0, headerAt, len("authorization"), valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(4), next))
 }
 
-// peeking looks at the request's authorization and URI when the response is there, and
-// leaves them as notes. Its own reference is in both.
+// peeking reads the request's authorization and URI when the response arrives, and notes
+// both. Both contain its own reference.
 func peeking() []byte {
 	response := wat.Code(
 		numbers(0, headerAt, len("authorization"), outAt, 1024), wat.Call(9), wat.Drop, numbers(outAt, 128), wat.Call(7),
@@ -104,7 +104,7 @@ func peeking() []byte {
 	return m.Binary()
 }
 
-// publishing sends as the body what is in the header that authenticates.
+// publishing copies the Authorization header into the body.
 func publishing() []byte {
 	const length = len("Bearer ") + 38 // of a reference
 	return guest(memory(), wat.Code(
@@ -116,40 +116,40 @@ func inBody() []byte {
 	return guest(memory(), wat.Code(numbers(0, valueAt), refToken, wat.I32Const(int32(len("Bearer "))), wat.Add, wat.Call(5), next))
 }
 
-// denying says no, for a reason.
+// denying denies every request, with a reason.
 func denying(reason string) []byte {
 	return guest(memoryWith(reason), wat.Code(numbers(textAt, len(reason)), wat.Call(3), next))
 }
 
-// noting leaves a note.
+// noting adds a note.
 func noting(text string) []byte {
 	return guest(memoryWith(text), wat.Code(numbers(textAt, len(text)), wat.Call(7), next))
 }
 
-// counting leaves a note of what it has counted: 1, then b.
+// counting notes the value of a counter: 1, then b.
 func counting() []byte {
 	const one = '1'
 	return guest(memory(), wat.Code(numbers(secretAt, len("token")), wat.I64Const(one), wat.I64Const(0), numbers(outAt), wat.Call(11), wat.Drop,
 		numbers(outAt, 1), wat.Call(7), next))
 }
 
-// answering says it itself.
+// answering responds itself instead of the server.
 func answering(status int, text string) []byte {
 	return guest(memoryWith(text), wat.Code(numbers(status), wat.Call(6), numbers(1, textAt, len(text)), wat.Call(5), stay))
 }
 
-// signing makes an HMAC with the secret.
+// signing computes an HMAC with the secret.
 func signing() []byte {
 	return guest(memory(), wat.Code(numbers(secretAt, len("token"), 0, 0, partAt, 8, outAt, 32), wat.Call(1), wat.Drop, next))
 }
 
-// buffering looks at whole responses.
+// buffering reads whole responses.
 func buffering() []byte {
 	return wat.Handler(imports, memory(), wat.Code(numbers(2), wat.Call(12), wat.Drop, next), wat.Code(numbers(0), wat.Drop, wat.End)).Binary()
 }
 
-// writing writes more than 1 MiB of the body of this kind: 0 is the request's, 1 the
-// response's.
+// writing writes more than 1 MiB to a body: the request's if kind is 0, the response's if
+// kind is 1.
 func writing(kind int) []byte {
 	code := []byte{}
 	for range 17 {
@@ -169,7 +169,7 @@ func (r *rig) push(name string, wasm []byte) {
 	}
 }
 
-// secret puts one of the owner.
+// secret stores a secret of the owner.
 func (r *rig) secret(name, value string, hosts ...string) {
 	r.t.Helper()
 	if _, err := r.PutSecret(within(r.t), owner, name, []byte(value), hosts); err != nil {
@@ -177,7 +177,7 @@ func (r *rig) secret(name, value string, hosts ...string) {
 	}
 }
 
-// operatorsSecret puts one of the operator.
+// operatorsSecret stores a secret of the operator.
 func (r *rig) operatorsSecret(name, value string, hosts ...string) {
 	r.t.Helper()
 	if _, err := r.PutSecret(within(r.t), operator, name, []byte(value), hosts); err != nil {
@@ -185,7 +185,7 @@ func (r *rig) operatorsSecret(name, value string, hosts ...string) {
 	}
 }
 
-// bearerOfTheNode has a rule of the node send the operator's secret "api" to a host.
+// bearerOfTheNode adds a node rule that sends the operator's secret "api" to a host.
 func (r *rig) bearerOfTheNode(host, value string) {
 	r.t.Helper()
 	r.operatorsSecret("api", value, host)
@@ -197,7 +197,7 @@ func (r *rig) bearerOfTheNode(host, value string) {
 	}
 }
 
-// through is a rule that runs a policy, with its secret "token".
+// through returns a rule that runs a policy with a secret as its "token".
 func through(host, policy, secret string) rule.Rule {
 	use := rule.Use{Policy: policy}
 	if secret != "" {

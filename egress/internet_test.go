@@ -15,7 +15,7 @@ import (
 	"github.com/miekg/dns"
 )
 
-// zone is a name server whose owner changes his mind.
+// zone is a name server whose records change.
 type zone struct {
 	addr netip.AddrPort
 
@@ -65,9 +65,8 @@ func (z *zone) ServeDNS(w dns.ResponseWriter, q *dns.Msg) {
 	_ = w.WriteMsg(m)
 }
 
-// connectProxy is an HTTP proxy of the operator that finds one server at every
-// address, so that tests reach public ones without a network. It keeps what it was
-// asked for.
+// connectProxy is an upstream proxy of the operator that connects every address to one
+// server, so that tests reach public addresses without a network. It records its requests.
 type connectProxy struct {
 	url    *url.URL
 	server string // host:port
@@ -83,7 +82,7 @@ func newConnectProxy(t testing.TB, server net.Addr) *connectProxy {
 	s.Config.ErrorLog = log.New(io.Discard, "", 0)
 	s.Start()
 	t.Cleanup(s.Close)
-	p.url, _ = url.Parse(s.URL) // which the library wrote
+	p.url, _ = url.Parse(s.URL) // cannot fail: net/http/httptest wrote it
 	return p
 }
 
@@ -113,7 +112,7 @@ func (p *connectProxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	back.Wait()
 }
 
-// wasAsked fails the test unless that is what it was asked for, in this order.
+// wasAsked fails the test unless the proxy got exactly these requests, in this order.
 func (p *connectProxy) wasAsked(t testing.TB, want ...string) {
 	t.Helper()
 	p.mu.Lock()

@@ -8,15 +8,15 @@ import (
 	"github.com/doze-run/doze/egress/secret/seal"
 )
 
-// keysKind is the kind of the documents that hold the node's sealed keys;
-// placeholderKey is the one that placeholders are made with.
+// keysKind is the kind of the documents that hold the node's sealed keys.
+// placeholderKey is the name of the key from which placeholders are derived.
 const (
 	keysKind       = "keys"
 	placeholderKey = "placeholder"
 )
 
-// openPlaceholderKey reads the key of placeholders, or makes it. A value that an old key
-// has sealed is sealed again.
+// openPlaceholderKey reads the key of placeholders, or makes it. A value sealed with an
+// old key is sealed again with the current one.
 func (e *Egress) openPlaceholderKey(ctx context.Context) error {
 	record := seal.Document{Store: e.cfg.Documents, Key: e.key, Kind: keysKind, Name: placeholderKey}
 	key, old, err := record.Read(ctx)

@@ -15,18 +15,17 @@ import (
 // layer is a flow.Layer that retains its policies until release.
 type layer struct{ flow.Layer }
 
-// finder finds the module that an owner's rules mean by a name.
+// finder returns the module to which a policy name in an owner's rules refers.
 type finder func(owner, name string) (module, error)
 
-// readyLimit bounds how long an owner's change may make policies ready, while all
-// other changes wait: an instance of each configuration is started, which takes some
-// milliseconds, and 2 s at most.
+// readyLimit bounds the time in which an owner's change readies policies, because all
+// other changes wait for it. One instance of each configuration is started, which takes
+// some milliseconds, and 2 s at most.
 const readyLimit = 5 * time.Second
 
 var errReadyLimit = fmt.Errorf("the policies take longer than %v to start: use fewer, or fewer configurations", readyLimit)
 
-// arm makes the policies of rules ready. An error names every
-// mistake with its position.
+// arm readies the policies of rules. An error names every mistake with its position.
 func (e *Egress) arm(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
 	l, err := e.armAnyway(ctx, find, owner, compiled)
 	if err != nil {
@@ -39,8 +38,8 @@ func (e *Egress) arm(ctx context.Context, find finder, owner string, compiled *r
 	return l, nil
 }
 
-// problems are why policies cannot run, with the positions of the rules that need
-// them.
+// problems returns the reasons why the selected policies cannot run, with the positions
+// of the rules that need them.
 func (l *layer) problems(about func(flow.Use) bool) error {
 	var problems []error
 	for i, r := range l.Rules() {
@@ -53,14 +52,15 @@ func (l *layer) problems(about func(flow.Use) bool) error {
 	return errors.Join(problems...)
 }
 
-// worse says what of a policy that was pushed cannot run, and of others what could
-// before: one that could not must not keep others from being mended.
+// worse returns the problems of the pushed policy, and of other policies that were ready
+// in before. Policies that were not ready before do not count: one broken policy must not
+// prevent the repair of another.
 func (l *layer) worse(before *layer, pushed string) error {
 	return l.problems(func(u flow.Use) bool { return u.Policy == pushed || before.Unready[u] == nil })
 }
 
-// armAnyway is arm for rules that were accepted before: a policy that is not
-// ready is no error, but denies its requests. That ctx has ended is one.
+// armAnyway is arm for rules that were accepted before. A policy that cannot run does not
+// fail the call; its requests are denied. armAnyway returns an error if ctx ends.
 func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
 	l := &layer{flow.Layer{Layer: compiled, Owner: owner, Ready: map[flow.Use]*policy.Policy{}, Unready: map[flow.Use]error{}}}
 	for i, r := range compiled.Rules() {
@@ -85,10 +85,9 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compi
 	return l, nil
 }
 
-// compile compiles the modules that an owner's rules use, and holds them until
-// release is called: one module of an owner is compiled at a time, and it may take
-// seconds. What
-// cannot be compiled arm finds, and says where.
+// compile compiles the modules that an owner's rules use, and retains them until release
+// is called. An owner's modules are compiled one at a time, and each may take seconds.
+// compile skips modules that fail to compile: arm reports them with their positions.
 func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (release func(), err error) {
 	var held []*policy.Module
 	release = func() {
@@ -136,8 +135,8 @@ func (l *layer) take(ctx context.Context, p *pool, find finder, u flow.Use) erro
 	return err
 }
 
-// withPresets returns the layer with other presets, which takes the place of this one: what
-// it holds is not acquired again. nil for nil.
+// withPresets returns a copy of the layer with other presets. The copy takes over the
+// policies of l, which are not retained again. It returns nil for a nil layer.
 func (l *layer) withPresets(presets *rule.Presets) *layer {
 	if l == nil {
 		return nil
@@ -147,7 +146,7 @@ func (l *layer) withPresets(presets *rule.Presets) *layer {
 	return &with
 }
 
-// release gives back the policies. What runs of them goes on to its end.
+// release releases the policies. Running calls finish.
 func (l *layer) release() {
 	if l == nil {
 		return
@@ -157,7 +156,7 @@ func (l *layer) release() {
 	}
 }
 
-// ruleLayer is nil for a layer that is nil.
+// ruleLayer returns nil for a nil layer.
 func (l *layer) ruleLayer() *rule.Layer {
 	if l == nil {
 		return nil

@@ -98,7 +98,7 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	if got := r.documents.named(t, string(b.sb.ID)); len(got) != 2 {
 		t.Errorf("stored are %v", got)
 	}
-	b.sb.State = sandbox.StateDestroyed // its record is there for a moment longer
+	b.sb.State = sandbox.StateDestroyed // its record remains for a moment
 	r.sandboxes.put(b.sb)
 	r.Forget(b.sb.ID)
 	for _, when := range []string{"when it is being destroyed", "when it is gone"} {
@@ -256,12 +256,12 @@ func TestADefaultWithoutRulesOutlivesTheNode(t *testing.T) {
 	b.want(b.get("https://a.web.test/"), 200, "this is")
 }
 
-// A caller who leaves while a module is compiled must not leave its policy unready.
+// A caller that gives up while a module compiles must not leave its policy unready.
 func TestAnAttachThatIsGivenUpLeavesNoPolicyUnready(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	many := through("a.web.test", "note0", "")
-	for n := range rule.MaxChain { // whether one of them sees that the caller has left is chance
+	for n := range rule.MaxChain { // whether a single one notices the canceled context is chance
 		name := fmt.Sprintf("note%d", n)
 		b.push(name, noting(name))
 		if n > 0 {
@@ -320,7 +320,7 @@ func TestBytesFromUpstreamWakeTheSandboxAndItsOwnKeepItAwake(t *testing.T) {
 	}
 }
 
-// Who waits for an answer that will not come learns that, too.
+// A program that waits for bytes from a dead connection must wake and see the end.
 func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
 	for name, end := range map[string]func(net.Conn) error{
 		"its server closes it": func(c net.Conn) error { return c.Close() },
@@ -362,7 +362,7 @@ func TestTheEndOfAConnectionWakesTheSandbox(t *testing.T) {
 	}
 }
 
-// Nothing wakes because the network is taken away: what it was for is at its end.
+// Detaching the network must not wake the sandbox: the container that used it is ending.
 func TestDetachingWakesNobody(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

@@ -12,7 +12,8 @@ import (
 	"github.com/doze-run/doze/quota"
 )
 
-// A connection that is being made outlives its request, which costs a sandbox nothing.
+// A pending dial outlives its canceled request, so a sandbox could start any number of dials
+// at no cost.
 func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
@@ -20,7 +21,7 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	b.rules(through("a.tcp.test", "bearer", "api"))
 	came, end := make(chan bool), make(chan bool)
 	b.servers.mu.Lock()
-	b.servers.speak = func(net.Conn) { // says nothing, so that TLS does not begin
+	b.servers.speak = func(net.Conn) { // sends nothing, so that the TLS handshake does not start
 		came <- true
 		<-end
 	}
@@ -42,7 +43,7 @@ func TestConnectionsThatNobodyWaitsForAreBounded(t *testing.T) {
 	})
 }
 
-// Otherwise bodies that are declared, and never sent, would fill the node.
+// Otherwise bodies that are declared but never sent would exhaust the node's memory.
 func TestBodiesAreHeldForPlaceholdersOnlySoLongAsThereIsRoom(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
@@ -110,7 +111,7 @@ func TestASenderHasSoManyRequestsUnderWayAtMost(t *testing.T) {
 	r.carrier.Usage.Requests.Release(flow.MaxRequests - flow.MaxClientRequests)
 	m.Usage.Requests.Release(flow.MaxClientRequests)
 	b.want(b.get("http://a.plain.test/last"), 200, "")
-	b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/last" }) // written after it was counted out
+	b.entry("a.plain.test", func(e audit.Entry) bool { return e.Path == "/last" }) // written after the request is no longer counted
 	if n, all := m.Usage.Requests.Used(), r.carrier.Usage.Requests.Used(); n != 0 || all != 0 {
 		t.Errorf("%d and %d are counted when all have ended", n, all)
 	}

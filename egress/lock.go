@@ -5,18 +5,18 @@ import (
 	"sync"
 )
 
-// contextMutex is a mutex whose waiters can give up. They get it in the order of their
-// calls.
+// contextMutex is a mutex whose waiters can give up. Waiters acquire it in the order of
+// their calls.
 type contextMutex chan struct{}
 
 func newContextMutex() contextMutex { return make(contextMutex, 1) }
 
 func (m contextMutex) Lock() { m <- struct{}{} }
 
-// Unlock unlocks the mutex, also if another goroutine has locked it.
+// Unlock unlocks the mutex, even if another goroutine locked it.
 func (m contextMutex) Unlock() { <-m }
 
-// LockContext is Lock that ends with ctx, and returns its cause then.
+// LockContext is Lock, but returns the cause of ctx if ctx ends first.
 func (m contextMutex) LockContext(ctx context.Context) error {
 	select {
 	case m <- struct{}{}:
@@ -26,8 +26,8 @@ func (m contextMutex) LockContext(ctx context.Context) error {
 	}
 }
 
-// ownerLocks has a lock for each owner: however many changes an owner makes, one of them
-// competes with changes of other owners.
+// ownerLocks holds one lock per owner, so that at most one of an owner's changes competes
+// with the changes of other owners.
 type ownerLocks struct {
 	mu      sync.Mutex
 	byOwner map[string]*ownerLock // no entry without users
@@ -35,7 +35,7 @@ type ownerLocks struct {
 
 type ownerLock struct {
 	contextMutex
-	users int // that hold it or wait; guarded by ownerLocks.mu
+	users int // number of holders and waiters; guarded by ownerLocks.mu
 }
 
 // LockContext locks the owner's lock until unlock is called.

@@ -19,7 +19,7 @@ import (
 func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
-	r.changeMu.Lock() // somebody makes a change
+	r.changeMu.Lock() // as another change does
 	why := errors.New("it took too long")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	cancel(why)
@@ -63,7 +63,7 @@ func TestAnOwnersChangesAreMadeOneByOneBesideThoseOfOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := make(chan func())
-	go func() { // ends when it has the turn
+	go func() { // ends when it has the lock
 		leave, err := locks.LockContext(within(t), "ann")
 		if err != nil {
 			t.Error(err)
@@ -78,7 +78,7 @@ func TestAnOwnersChangesAreMadeOneByOneBesideThoseOfOthers(t *testing.T) {
 	}
 }
 
-// The compiler may be busy for seconds, and changes of others must not wait for it.
+// The compiler may be busy for seconds. Other owners' changes must not wait for it.
 func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -114,7 +114,7 @@ func TestModulesAreCompiledBeforeAChangeBegins(t *testing.T) {
 	}
 }
 
-// Nested blocks keep a compiler busy until it is ended.
+// Nested blocks occupy a compiler until it is killed.
 func TestAPushWaitsForNoOtherOwners(t *testing.T) {
 	r := newRig(t)
 	const depth = 100_000

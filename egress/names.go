@@ -16,24 +16,24 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// namesKind is the kind of the documents that hold which address stands for
-// which name.
+// namesKind is the kind of the documents that map addresses to the names that they stand
+// for.
 const namesKind = "names"
 
-// writeNamesAfter is how long new names wait to be written together. Those of the
-// last moments before a kill are forgotten: who still uses such an address after
-// the restart is refused, and looks the name up again.
+// writeNamesAfter is the delay that batches the writes of new names. A kill loses the
+// names that are not written yet: a program that still uses such an address after the
+// restart is refused, and looks the name up again.
 const writeNamesAfter = time.Second
 
-// writeNamesAgain is how long names wait that could not be written: a full disk is
-// not emptied in a second, and each attempt is a line in the log.
+// writeNamesAgain is the delay before names are written again after an error: a full disk
+// is not emptied in a second, and each attempt logs a line.
 const writeNamesAgain = time.Minute
 
-// nameBook keeps the addresses of names over a restart of the node: programs
-// inside remember them for longer than a node may need to restart.
+// nameBook preserves the addresses of names across a restart of the node: programs in
+// sandboxes cache them for longer than a restart may take.
 //
-// A sandbox may have thousands. They are stored by pages, of which only those are
-// written that have changed.
+// A sandbox may have thousands of names. They are stored in pages, and only changed pages
+// are written.
 type nameBook struct {
 	documents document.Store
 	log       *slog.Logger
@@ -53,7 +53,7 @@ type page struct {
 	prefix netip.Prefix
 }
 
-// pageBits: the names of one are 64 KiB at most.
+// pageBits is the prefix length of a page. The names of a page take 64 KiB at most.
 const pageBits = 24
 
 func pageOf(id sandbox.ID, a netip.Addr) page {
@@ -92,7 +92,7 @@ func openNameBook(ctx context.Context, documents document.Store, log *slog.Logge
 	return b, nil
 }
 
-// known returns a sandbox's names as they were recorded.
+// known returns a sandbox's recorded names by address.
 func (b *nameBook) known(id sandbox.ID) map[netip.Addr]string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,7 +105,7 @@ func (b *nameBook) known(id sandbox.ID) map[netip.Addr]string {
 	return known
 }
 
-// sandboxes are those of which there are names.
+// sandboxes returns the sandboxes that have names.
 func (b *nameBook) sandboxes() map[sandbox.ID]struct{} {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -116,7 +116,7 @@ func (b *nameBook) sandboxes() map[sandbox.ID]struct{} {
 	return all
 }
 
-// record notes that an address stands for a name from now on.
+// record records that an address stands for a name from now on.
 func (b *nameBook) record(id sandbox.ID, name string, a netip.Addr) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -128,8 +128,8 @@ func (b *nameBook) record(id sandbox.ID, name string, a netip.Addr) {
 	b.change(p, writeNamesAfter)
 }
 
-// change has a page written after a while, or with those that wait already. b.mu is
-// held.
+// change schedules the write of a page: after the given delay, or with the pages that are
+// already scheduled. The caller holds b.mu.
 func (b *nameBook) change(p page, after time.Duration) {
 	if b.done {
 		return
@@ -140,9 +140,8 @@ func (b *nameBook) change(p page, after time.Duration) {
 	b.dirty[p] = true
 }
 
-// withdraw notes that an address stands for no name any more. It is written with
-// the next names: the address stands for another one only hours later, see package
-// dns.
+// withdraw records that an address no longer stands for a name. The removal is written
+// with the next names: the address is not reused for hours, see package dns.
 func (b *nameBook) withdraw(id sandbox.ID, a netip.Addr) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -151,9 +150,9 @@ func (b *nameBook) withdraw(id sandbox.ID, a netip.Addr) {
 	b.change(p, writeNamesAfter)
 }
 
-// forget drops a sandbox's names.
+// forget deletes a sandbox's names.
 func (b *nameBook) forget(ctx context.Context, id sandbox.ID) error {
-	b.writing.Lock() // or a page that is being written would stay
+	b.writing.Lock() // or a page that is being written would remain
 	defer b.writing.Unlock()
 	var errs []error
 	for _, p := range b.drop(id) {
@@ -175,7 +174,7 @@ func (b *nameBook) drop(id sandbox.ID) (dropped []page) {
 	return dropped
 }
 
-// flush writes what is new. What cannot be written is tried again later.
+// flush writes the changed pages. A page that cannot be written is scheduled again.
 func (b *nameBook) flush() {
 	b.writing.Lock()
 	defer b.writing.Unlock()
@@ -189,13 +188,13 @@ func (b *nameBook) flush() {
 	}
 }
 
-// take returns what is to be written.
+// take returns the encoded changed pages, and clears the set of changed pages.
 func (b *nameBook) take() map[page][]byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	values := map[page][]byte{}
 	for p := range b.dirty {
-		if value, err := json.Marshal(b.pages[p]); err == nil { // addresses and texts: no error
+		if value, err := json.Marshal(b.pages[p]); err == nil { // cannot fail: addresses and strings
 			values[p] = value
 		}
 	}
@@ -203,7 +202,7 @@ func (b *nameBook) take() map[page][]byte {
 	return values
 }
 
-// close writes what is new, and nothing afterwards.
+// close writes the changed pages. Later changes are not written.
 func (b *nameBook) close() {
 	b.mu.Lock()
 	b.done = true

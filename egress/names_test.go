@@ -53,7 +53,7 @@ func TestAsManyNamesAsASandboxMayHaveAreKept(t *testing.T) {
 	}
 }
 
-// slowDocuments writes when it is told to.
+// slowDocuments blocks each write until goOn.
 type slowDocuments struct {
 	*documents
 	reached chan string
@@ -78,7 +78,7 @@ func TestAWithdrawnNameIsNotWrittenAgainByWhoBeganBefore(t *testing.T) {
 	if first := <-d.reached; !strings.Contains(first, "a.test") {
 		t.Fatalf("%q is written", first)
 	}
-	b.withdraw("k3f9x2m7q1az", addr(1)) // without waiting for the disk
+	b.withdraw("k3f9x2m7q1az", addr(1)) // does not wait for the disk
 	writers.Go(b.flush)
 	select {
 	case early := <-d.reached:

@@ -18,12 +18,12 @@ import (
 )
 
 // PutPolicy pushes a module. The owner's rules that name it use it from their next
-// request on. If one of them cannot use it, the error says which, and nothing
+// request on. If one of them cannot use it, the error names the rule, and nothing
 // changes.
 func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte) (catalog.Info, error) {
 	pushed := module{owner, name, catalog.Digest(wasm), func() ([]byte, error) { return wasm, nil }}
-	// It has to be one, rules or not. Compiling takes a second, for which nobody
-	// else waits.
+	// The module must compile even if no rule uses it. Compiling takes a second, during
+	// which no other owner waits.
 	checked, err := e.pool.compile(ctx, pushed)
 	var unusable *policy.CompileError
 	if errors.As(err, &unusable) {
@@ -61,7 +61,7 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 	if len(anew) > 0 {
 		e.buildAll(everyClient)
 	}
-	for _, a := range anew { // no table has them any more
+	for _, a := range anew { // no table refers to the old layers now
 		a.before.release()
 	}
 	info.UsedBy = e.rulesThatUse(owner, name)
@@ -69,16 +69,16 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 	return info, nil
 }
 
-// placed is a layer with where it belongs.
+// placed is a layer with its place: the node, the owner or a sandbox.
 type placed struct {
 	layer  *layer
 	source rule.Source
 	whose  string
-	place  func(*layer) // puts another there
-	before *layer       // that was there
+	place  func(*layer) // replaces the layer
+	before *layer       // the replaced layer
 }
 
-// armAnew makes the layers ready that use a module, with that one. Needs changeMu.
+// armAnew readies copies of the layers that use the pushed module. Needs changeMu.
 func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
 	find := func(owner, name string) (module, error) {
 		if owner == pushed.owner && name == pushed.name {
@@ -108,7 +108,7 @@ func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
 	return anew, nil
 }
 
-// layersOf returns the layers that are ready with an owner's modules. Needs changeMu.
+// layersOf returns the layers that use an owner's modules. Needs changeMu.
 func (e *Egress) layersOf(owner string) []placed {
 	var list []placed
 	if owner == e.cfg.Operator && e.node != nil {
@@ -125,8 +125,8 @@ func (e *Egress) layersOf(owner string) []placed {
 	return list
 }
 
-// rulesThatUse names the rules that use an owner's policy: node/RULE, owner/RULE,
-// or sandbox/ID/RULE. Needs changeMu.
+// rulesThatUse returns the names of the rules that use an owner's policy, sorted:
+// node/RULE, owner/RULE or sandbox/ID/RULE. Needs changeMu.
 func (e *Egress) rulesThatUse(owner, name string) []string {
 	var users []string
 	if owner == e.cfg.Operator {
@@ -157,8 +157,8 @@ func prefixed(prefix string, names []string) []string {
 	return list
 }
 
-// Policies lists what the owner's rules can name: those that doze ships and those
-// that he pushed, which come before shipped ones of the same name.
+// Policies lists the policies that the owner's rules can name: those that doze ships and
+// those that the owner pushed. A pushed policy replaces a shipped one of the same name.
 func (e *Egress) Policies(owner string) []catalog.Info {
 	e.changeMu.Lock()
 	defer e.changeMu.Unlock()
@@ -179,8 +179,9 @@ func (e *Egress) Policies(owner string) []catalog.Info {
 	return list
 }
 
-// DeletePolicy forgets a pushed module, and what it has stored. Errors: catalog.ErrUnknown for one that was
-// never pushed, catalog.ErrBuiltIn (wrapped) for one that doze ships, catalog.ErrInUse (wrapped, with the rules) for one that rules use.
+// DeletePolicy deletes a pushed module and its stored values. Errors: catalog.ErrUnknown
+// for a module that was never pushed, catalog.ErrBuiltIn (wrapped) for one that doze
+// ships, catalog.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	leave, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
@@ -200,7 +201,8 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if users := e.rulesThatUse(owner, name); len(users) > 0 {
 		return fmt.Errorf("%w: %s", catalog.ErrInUse, strings.Join(users, ", "))
 	}
-	// Before the policy: another of its name must not find them.
+	// Stored values are deleted before the module: a later policy of the same name must
+	// not find them.
 	if err := e.pool.host.Forget(ctx, name, owner); err != nil {
 		return err
 	}

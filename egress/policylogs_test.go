@@ -7,7 +7,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/policylog"
 )
 
-// logging logs a line for each request, at a level.
+// logging returns a policy that logs a line at a level for each request.
 func logging(level int, text string) []byte {
 	imports := append(imports[:len(imports):len(imports)], wat.Import{Module: "http_handler", Name: "log", Params: i32s(3)})
 	return wat.Handler(imports, memoryWith(text), wat.Code(numbers(level, textAt, len(text)), wat.Call(len(imports)-1), next), wat.End).Binary()

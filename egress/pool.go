@@ -14,13 +14,14 @@ import (
 	"github.com/doze-run/doze/policies/builtin"
 )
 
-// module is WebAssembly that an owner's rules mean by a name.
+// module is the WebAssembly module to which a policy name in an owner's rules refers.
 type module struct {
 	owner, name, digest string
 	read                func() ([]byte, error)
 }
 
-// moduleOf finds what an owner pushed under a name, or what doze ships under it.
+// moduleOf returns the module that an owner pushed under a name, or else the one that doze
+// ships under it.
 func (e *Egress) moduleOf(owner, name string) (module, error) {
 	info, err := e.modules.Get(owner, name)
 	if err == nil {
@@ -42,11 +43,11 @@ func (e *Egress) moduleOf(owner, name string) (module, error) {
 	return module{owner, name, info.Digest, func() ([]byte, error) { return builtin.Module(name) }}, nil
 }
 
-// described are the policies that doze ships, by name, as far as they were asked
-// for: each has to be decompressed to be described.
+// described caches the descriptions of the policies that doze ships, by name. They are
+// made on demand, because each policy must be decompressed for it.
 var described sync.Map
 
-// shipped describes a policy that doze ships. Errors are those of builtin.Module.
+// shipped describes a policy that doze ships. It returns the errors of builtin.Module.
 func shipped(name string) (catalog.Info, error) {
 	if info, ok := described.Load(name); ok {
 		return info.(catalog.Info), nil
@@ -60,20 +61,20 @@ func shipped(name string) (catalog.Info, error) {
 	return info, nil
 }
 
-// pool holds the policies that are ready to run. Rules of an owner that use the
-// same policy with the same configuration share one. Policies of the same bytes
-// under two names share their machine code, which the host keeps, and nothing else:
-// instances, stored values and what is said of them are the policy's own.
+// pool holds the policies that are ready to run. An owner's rules that use the same
+// policy with the same configuration share one. Policies of equal bytes under two names
+// share their machine code, which the host holds, and nothing else: each has its own
+// instances, stored values and log lines.
 type pool struct {
 	host *policy.Host
-	// compiling: of an owner's modules one is compiled at a time, so that the others
-	// wait for none of his.
+	// compiling serializes the compilation of each owner's modules, so that no owner
+	// delays the others.
 	compiling ownerLocks
 
 	lines *policylog.Log // of all policies
 
-	mu    sync.Mutex                  // held while an instance is started, too
-	ready map[readyKey]*policy.Policy // some have ended
+	mu    sync.Mutex                  // also held while an instance starts
+	ready map[readyKey]*policy.Policy // may include ended policies
 }
 
 type readyKey struct{ owner, name, digest, config string }
@@ -108,7 +109,7 @@ func (p *pool) take(ctx context.Context, m module, config string) (*policy.Polic
 	return configured, nil
 }
 
-// compile returns the module, which the caller releases.
+// compile returns the compiled module. The caller must release it.
 func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	if c := p.host.Compiled(m.name, m.digest); c != nil {
 		return c, nil

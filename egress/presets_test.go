@@ -12,8 +12,8 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// withPreset is a change of settings: the operator's preset npm has these hosts, or is
-// removed.
+// withPreset returns a change of settings that sets the hosts of the operator's preset npm,
+// or removes the preset if there are none.
 func withPreset(t *testing.T, hosts ...string) func(*Settings) {
 	t.Helper()
 	var list []preset.Preset
@@ -27,8 +27,8 @@ func withPreset(t *testing.T, hosts ...string) func(*Settings) {
 	return func(s *Settings) { s.Presets = presets }
 }
 
-// A reload that changes a preset changes what the stored rules of owners and sandboxes are
-// about, of sandboxes that are attached and of others.
+// A reload that changes a preset changes the hosts of the stored rules of owners and
+// sandboxes, whether or not the sandboxes are attached.
 func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 	r := newRig(t, func(c *Config) { withPreset(t, "a.plain.test")(&c.Settings) })
 	b := r.box("k3f9x2m7q1az")
@@ -45,7 +45,7 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 		if e := b.entry(allowed, func(e audit.Entry) bool { return e.Kind == audit.Request && e.Verdict == audit.Allow }); len(e.Notes) != 1 {
 			t.Errorf("%s: the policy of the sandbox's rule did not run: %+v", when, e)
 		}
-		if a, err := b.try(newRequest(t, "GET", "http://"+denied+"/", nil)); err == nil && a.status != 403 { // it has an address since it was allowed
+		if a, err := b.try(newRequest(t, "GET", "http://"+denied+"/", nil)); err == nil && a.status != 403 { // the name has an address since it was allowed
 			t.Errorf("%s: %s answered %+v", when, denied, a)
 		}
 		e, err := r.Explain(within(t), b.sb.ID, "GET", "http://"+denied+"/", nil)
@@ -103,8 +103,8 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 	check("defined again", "a.plain.test", "b.plain.test", "no rule of the owner")
 }
 
-// The node's own rules are the operator's: a reload that removes a preset from under them
-// is refused, and changes nothing.
+// The operator controls the node's own rules: a reload that removes a preset that they
+// name is refused, and changes nothing.
 func TestReloadsWhoseOwnRulesNameAnUndefinedPresetAreRefused(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		withPreset(t, "a.plain.test")(&c.Settings)

@@ -64,8 +64,8 @@ func (e *Egress) OutsideFlows(owner string, f audit.Filter) []audit.Entry {
 	return e.audit.Entries(flow.ProxyName(owner), f)
 }
 
-// FollowOutsideFlows returns these flows and later ones, until the node closes or stop is
-// called.
+// FollowOutsideFlows returns the flows of OutsideFlows and then new ones, until the node
+// closes or stop is called.
 func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
 	return e.audit.Follow(flow.ProxyName(owner), f)
 }

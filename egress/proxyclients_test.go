@@ -30,12 +30,12 @@ const proxyKey = "doze_key-of-ann"
 
 // agent is a program outside of sandboxes that uses the proxy.
 type agent struct {
-	*box   // of which only the rig and the checks are used
+	*box   // only for its rig and checks
 	proxy  *httptest.Server
 	Client *http.Client
 }
 
-// agent starts a proxy with TLS, and a client of it.
+// agent starts a proxy with TLS and returns a client of it.
 func (r *rig) agent() *agent {
 	r.t.Helper()
 	handler, err := proxy.New(proxy.Config{Egress: r.Egress, Authenticate: func(key string) (string, bool) { return owner, key == proxyKey }})
@@ -52,7 +52,7 @@ func (r *rig) agent() *agent {
 	roots.AddCert(a.proxy.Certificate())
 	at, _ := url.Parse(a.proxy.URL)
 	at.User = url.UserPassword("anybody", proxyKey)
-	transport := &http.Transport{Proxy: http.ProxyURL(at), TLSClientConfig: &tls.Config{RootCAs: roots}} // net/http would speak HTTP/2 with the proxy, and CONNECT as if it did not
+	transport := &http.Transport{Proxy: http.ProxyURL(at), TLSClientConfig: &tls.Config{RootCAs: roots}} // without HTTP/2, because net/http would negotiate it with the proxy and then send CONNECT over HTTP/1.1
 	a.Client = &http.Client{Transport: transport, Timeout: patience}
 	a.box.Client = a.Client
 	r.t.Cleanup(a.proxy.Close)
@@ -60,7 +60,7 @@ func (r *rig) agent() *agent {
 	return a
 }
 
-// rules sets the owner's.
+// rules sets the owner's rules.
 func (a *agent) rules(rules ...rule.Rule) {
 	a.t.Helper()
 	if _, _, err := a.SetRules(within(a.t), owner, "", ruleset.Update{Rules: rules}); err != nil {
@@ -139,11 +139,11 @@ func TestAnAgentsConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
 	}
 }
 
-// connect asks the proxy for a tunnel over HTTP/1.1 and returns its answer.
+// connect requests a tunnel from the proxy over HTTP/1.1 and returns the response.
 func (a *agent) connect(to string, more ...string) (net.Conn, *bufio.Reader, *http.Response) {
 	a.t.Helper()
 	config := a.proxy.Client().Transport.(*http.Transport).TLSClientConfig.Clone()
-	config.NextProtos = nil // which the client of HTTP/2 adds to
+	config.NextProtos = nil // the HTTP/2 client adds its own
 	conn, err := tls.Dial("tcp", a.proxy.Listener.Addr().String(), config)
 	if err != nil {
 		a.t.Fatal(err)
@@ -226,7 +226,7 @@ type tunnelled struct {
 
 func (c *tunnelled) Read(p []byte) (int, error) { return c.from.Read(p) }
 
-// http2Tunnel asks for a tunnel over HTTP/2.
+// http2Tunnel requests a tunnel over HTTP/2.
 func (a *agent) http2Tunnel(to string) (io.WriteCloser, *http.Response) {
 	a.t.Helper()
 	client := a.proxy.Client()
@@ -259,7 +259,7 @@ func TestATunnelOverHTTP2IsInterceptedLikeAnyOther(t *testing.T) {
 	roots.AppendCertsFromPEM(a.Trust())
 	inner := tls.Client(&streamed{up: up, down: res.Body}, &tls.Config{ServerName: "a.web.test", RootCAs: roots, NextProtos: []string{"http/1.1"}})
 	from := bufio.NewReader(inner)
-	for range 2 { // the second waits for the deadline of the first's background read to be taken back
+	for range 2 { // the second requires that the deadline of the first's background read is reset
 		fmt.Fprint(inner, "GET / HTTP/1.1\r\nHost: a.web.test\r\n\r\n")
 		res, err := http.ReadResponse(from, nil)
 		if err != nil {
@@ -321,7 +321,7 @@ func TestAnOwnersAgentsHaveSoManyConnectionsAtMost(t *testing.T) {
 	a.want(a.get("http://a.plain.test/"), 200, "this is")
 }
 
-// A rule with a placeholder counts, but nobody outside is given one.
+// A rule with a placeholder applies, but programs outside of sandboxes get no placeholder.
 func TestAnAgentHasNoPlaceholders(t *testing.T) {
 	a := newRig(t).agent()
 	a.secret("api", token, "a.web.test")
@@ -344,7 +344,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	r := newRig(t)
 	a := r.agent()
 	to, passed, res := a.connect("a.tcp.test:7")
-	_, silent, res2 := a.connect("a.web.test:443") // is awaited to speak
+	_, silent, res2 := a.connect("a.web.test:443") // the client must speak first
 	up, stream := a.http2Tunnel("a.tcp.test:7")
 	if res.StatusCode != 200 || res2.StatusCode != 200 || stream.StatusCode != 200 {
 		t.Fatal(res.Status, res2.Status, stream.Status)
@@ -352,7 +352,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	for _, one := range []struct {
 		io.Writer
 		io.Reader
-	}{{to, passed}, {up, stream.Body}} { // it stands up to the server
+	}{{to, passed}, {up, stream.Body}} { // the tunnel reaches the server
 		fmt.Fprint(one, "hello")
 		if _, err := io.ReadFull(one, make([]byte, 5)); err != nil {
 			t.Fatal(err)
@@ -379,7 +379,7 @@ func TestTunnelsEndWithTheNode(t *testing.T) {
 	if _, _, res := a.connect("a.tcp.test:7"); res.StatusCode != http.StatusServiceUnavailable || res.Header.Get(problem.HeaderError) != "node_unavailable" {
 		t.Errorf("a tunnel through a node that is closed: %s %v", res.Status, res.Header)
 	}
-	r.open() // for who closes it
+	r.open() // for the cleanup, which closes it
 }
 
 func TestARequestWhoseClientTakesNothingEndsWithTheNode(t *testing.T) {

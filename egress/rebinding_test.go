@@ -9,8 +9,8 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 )
 
-// Who owns a name can have it lead to a public address when rules are made, and
-// to the node's network when it is used (DNS rebinding).
+// The owner of a name can resolve it to a public address when rules are made, and to the
+// node's network when it is used (DNS rebinding).
 func TestANameThatTurnsPrivateIsRefusedAndAudited(t *testing.T) {
 	z := newZone(t)
 	r := newRig(t, func(c *Config) { c.Settings.NameServers = []netip.AddrPort{z.addr} })
@@ -19,7 +19,7 @@ func TestANameThatTurnsPrivateIsRefusedAndAudited(t *testing.T) {
 	turn := func(addrs ...string) {
 		t.Helper()
 		z.say(addrs...)
-		// What was resolved is kept for seconds; other settings forget it.
+		// Resolved names are cached for seconds. New settings clear the cache.
 		if err := r.reload(func(s *Settings) { s.UpstreamProxy = public.url }); err != nil {
 			t.Fatal(err)
 		}
@@ -44,7 +44,7 @@ func TestANameThatTurnsPrivateIsRefusedAndAudited(t *testing.T) {
 	if b.servers.count() != before {
 		t.Error("a server got a request")
 	}
-	turn("10.0.0.1", "9.9.9.2") // of several the public one is dialled
+	turn("10.0.0.1", "9.9.9.2") // only the public one is dialed
 	b.want(b.get(url), http.StatusOK, "this is turns.example")
 	public.wasAsked(t, "CONNECT 9.9.9.1:80", "CONNECT 9.9.9.2:80")
 }

@@ -38,7 +38,7 @@ import (
 	"github.com/doze-run/doze/runtime/store"
 )
 
-// compiler compiles policies for all tests.
+// compiler is the policy compiler of all tests.
 var compiler string
 
 func TestMain(m *testing.M) {
@@ -57,7 +57,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// patience bounds what a test waits for. It is no measure of speed.
+// patience bounds each wait of a test. It does not measure speed.
 const patience = 60 * time.Second
 
 func within(t testing.TB) context.Context {
@@ -67,13 +67,13 @@ func within(t testing.TB) context.Context {
 	return ctx
 }
 
-// owner and operator of the tests.
+// Owner and operator of the tests.
 const (
 	owner    = "ann"
-	operator = "node/operator" // names of owners are of any kind
+	operator = "node/operator" // owner names are arbitrary strings
 )
 
-// rig is an Egress with what is around it.
+// rig is an Egress with its environment.
 type rig struct {
 	*Egress
 	t         testing.TB
@@ -85,8 +85,8 @@ type rig struct {
 	log       *lines
 }
 
-// newRig opens an Egress under whose settings the names *.test are servers of the
-// test: *.web.test by TLS, *.plain.test without, *.tcp.test what servers.speak says.
+// newRig opens an Egress whose settings resolve *.test to servers of the test: *.web.test
+// with TLS, *.plain.test without, and *.tcp.test served by servers.speak.
 func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	s := newServers(t)
@@ -122,7 +122,7 @@ func (r *rig) close() {
 	}
 }
 
-// reopen is a restart of the node.
+// reopen simulates a restart of the node.
 func (r *rig) reopen() {
 	r.t.Helper()
 	r.close()
@@ -142,7 +142,7 @@ func (r *rig) reload(change func(*Settings)) error {
 	return nil
 }
 
-// documents can fail.
+// documents is a store whose operations can fail.
 type documents struct {
 	*store.Memory
 	mu   sync.Mutex
@@ -175,7 +175,7 @@ func (d *documents) DeleteDocument(ctx context.Context, kind, name string) error
 	return d.Memory.DeleteDocument(ctx, kind, name)
 }
 
-// named are the documents that have a text in their names.
+// named returns the documents whose names contain a text.
 func (d *documents) named(t testing.TB, text string) []string {
 	t.Helper()
 	var found []string
@@ -211,7 +211,7 @@ func (l *lines) String() string {
 	return l.text.String()
 }
 
-// sandboxes is a Manager of which all sandboxes run.
+// sandboxes is a Manager whose sandboxes all run.
 type sandboxes struct {
 	mu      sync.Mutex
 	all     map[sandbox.ID]sandbox.Sandbox
@@ -254,14 +254,14 @@ func (s *sandboxes) remove(id sandbox.ID) {
 	delete(s.all, id)
 }
 
-// devices are in network namespaces of the tests. TUN is a DeviceFunc.
+// devices makes devices in network namespaces of the test. TUN is a DeviceFunc.
 type devices struct {
 	t testing.TB
 
 	mu       sync.Mutex
 	networks map[sandbox.ID]*attached
 	ended    map[int]bool // processes
-	made     func()       // called between making one and returning it
+	made     func()       // called after a device is made, before TUN returns it
 }
 
 type attached struct {
@@ -299,7 +299,7 @@ func (d *devices) network(id sandbox.ID) *attached {
 	return d.networks[id]
 }
 
-// box is a sandbox that is attached.
+// box is an attached sandbox.
 type box struct {
 	*rig
 	sb sandbox.Sandbox
@@ -333,7 +333,7 @@ func (b *box) attach() {
 	b.t.Cleanup(transport.CloseIdleConnections)
 }
 
-// answer of a request, with its body read.
+// answer is the response to a request, with its body read.
 type answer struct {
 	status int
 	header http.Header
@@ -373,7 +373,7 @@ func newRequest(t testing.TB, method, url string, body io.Reader) *http.Request 
 	return r
 }
 
-// want fails the test unless the answer has a status and a text.
+// want fails the test unless the response has this status and contains this text.
 func (b *box) want(a answer, status int, text string) {
 	b.t.Helper()
 	if a.status != status || !strings.Contains(a.body, text) {
@@ -381,7 +381,7 @@ func (b *box) want(a answer, status int, text string) {
 	}
 }
 
-// rules sets the sandbox's.
+// rules sets the sandbox's rules.
 func (b *box) rules(rules ...rule.Rule) {
 	b.t.Helper()
 	if _, _, err := b.SetRules(within(b.t), owner, b.sb.ID, ruleset.Update{Rules: rules}); err != nil {
@@ -407,9 +407,9 @@ func (b *box) entry(host string, f func(audit.Entry) bool) audit.Entry {
 	}
 }
 
-// servers are what sandboxes can reach.
+// servers are the servers that sandboxes can reach.
 type servers struct {
-	ca         []byte // that signed their certificates
+	ca         []byte // the issuer of their certificates, in PEM
 	web, plain *httptest.Server
 	tcp        net.Listener
 	serving    sync.WaitGroup
@@ -420,7 +420,7 @@ type servers struct {
 	speak func(net.Conn)
 }
 
-// got is a request as a server got it.
+// got is a request as a server received it.
 type got struct {
 	*http.Request
 	body string
@@ -497,7 +497,7 @@ func (s *servers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, "this is "+r.Host)
 }
 
-// last is what a server got last, or fails the test.
+// last returns the last request that a server received. It fails the test without one.
 func (s *servers) last(t testing.TB) got {
 	t.Helper()
 	s.mu.Lock()
@@ -523,12 +523,13 @@ func (s *servers) settings() Settings {
 	settings.Resolve = map[string]dial.Override{
 		"*.web.test": at(s.web.Listener.Addr()), "*.plain.test": at(s.plain.Listener.Addr()), "*.tcp.test": at(s.tcp.Addr()),
 	}
-	// The tests' modules run beside other tests on few cores.
+	// The tests' modules share few cores with other tests.
 	settings.PolicyTime = 10 * time.Second
 	return settings
 }
 
-// newCertificate is one for *.web.test, with the PEM of who signed it.
+// newCertificate returns a self-signed certificate for *.web.test and *.tcp.test, and its
+// PEM.
 func newCertificate(t testing.TB) (tls.Certificate, []byte) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

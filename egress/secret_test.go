@@ -36,8 +36,8 @@ func TestAReferenceInTheBodyOfAPolicyIsRendered(t *testing.T) {
 	b.none(token)
 }
 
-// The values are in the request when it is sent, and a policy may look at the request
-// again when the response is there.
+// The request has the values when it is sent, and a policy may read the request again when
+// the response arrives.
 func TestAPolicySeesNoSecretInTheRequestWhenTheResponseIsThere(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -98,8 +98,8 @@ func TestSecretsOfTheNodesRulesAreTheOperators(t *testing.T) {
 	}
 }
 
-// A host may publish what is in a body: the owner's policies run after the node's, and
-// see its references.
+// A host may publish the contents of a body. The owner's policies run after the node's, and
+// see their references.
 func TestAPolicyOfTheOwnerLeavesTheOperatorsSecretsWhereTheyAre(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -118,7 +118,7 @@ func TestAPolicyOfTheOwnerLeavesTheOperatorsSecretsWhereTheyAre(t *testing.T) {
 	if got := b.servers.last(t); got.body != "Bearer "+token || got.Header.Get("Authorization") != "Bearer "+nodes {
 		t.Errorf("the server got %q, %q", got.body, got.Header.Get("Authorization"))
 	}
-	b.push("both", bearer(2)) // one's own in the place of the operator's
+	b.push("both", bearer(2)) // replaces the operator's secret with the owner's
 	b.rules(through("a.web.test", "both", "api"))
 	b.want(b.get("https://a.web.test/"), 200, "this is")
 	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer "+token {
@@ -133,7 +133,7 @@ func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *test
 	b.secret("api", token, "a.web.test")
 	b.rules(through("a.web.test", "bearer", "api"))
 	b.servers.handle(func(w http.ResponseWriter, r *http.Request) {
-		b.secret("api", "another-token-instead", "a.web.test") // before anything was answered
+		b.secret("api", "another-token-instead", "a.web.test") // before the response begins
 		echo(w, r)
 	})
 	b.want(b.get("https://a.web.test/"), 200, strings.Repeat("*", len(token)))
@@ -148,7 +148,7 @@ func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *test
 	b.want(b.get("https://a.web.test/"), 403, "does not exist")
 }
 
-// The value is taken before the filter is made, and replaced between the two.
+// The secret is replaced after its value is read, and before the filter is made.
 func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -192,7 +192,7 @@ func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
 	}
 }
 
-// What a secret is called says nothing about whose it is.
+// Secrets of different owners may have the same name.
 func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -207,7 +207,7 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 	}
 }
 
-// What trailers there will be is said before the body, by their names.
+// The Trailer header names the trailers before the body.
 func TestATrailerIsNotAnnouncedThatHasASecretInItsName(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))
@@ -236,7 +236,7 @@ func TestASecretIsNotSentToWhoIsNotVerifiablyItsHost(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	if err := r.reload(func(s *Settings) {
 		s.Resolve = maps.Clone(s.Resolve)
-		s.Resolve["a.other.test"] = s.Resolve["*.web.test"] // its certificate is for the latter
+		s.Resolve["a.other.test"] = s.Resolve["*.web.test"] // the server's certificate is for *.web.test
 	}); err != nil {
 		t.Fatal(err)
 	}
@@ -256,7 +256,7 @@ func TestASecretIsNotSentToWhoIsNotVerifiablyItsHost(t *testing.T) {
 	b.none(token)
 }
 
-// offering gives the sandbox a placeholder of a secret.
+// offering returns a rule that offers the sandbox a placeholder of a secret.
 func offering(host string) rule.Rule {
 	return rule.Rule{Name: "offer", Hosts: []string{host}, Action: rule.Allow, Placeholders: map[string]string{"API_TOKEN": "api"}}
 }
@@ -371,7 +371,7 @@ func TestExplainListsPlaceholdersAndWhatIsMissing(t *testing.T) {
 	}
 }
 
-// What is the policy's fault it is told of; the rest ends it.
+// A policy's own mistakes are returned to it; other errors end it.
 func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")

@@ -12,37 +12,36 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 )
 
-// Settings are what the operator says. They can change while the node runs.
+// Settings are the operator's settings. They can change while the node runs.
 type Settings struct {
-	// Default is what becomes of what no rule matches.
+	// Default applies to requests and connections that no rule matches.
 	Default rule.Default
-	// Rules of the node.
+	// Rules are the node's rules.
 	Rules []rule.Rule
-	// Presets that all rules can name; nil for those that come with doze.
+	// Presets can be named by all rules. If nil, the presets that doze ships apply.
 	Presets *rule.Presets
-	// Resolve says where hosts are, instead of DNS: names, or `*.` and a name.
+	// Resolve overrides DNS. Its keys are host names, or `*.` and a name.
 	Resolve map[string]dial.Override
-	// NameServers are asked for the addresses of all other hosts; the system's if
-	// there are none.
+	// NameServers resolve all other hosts. If empty, the system's name servers apply.
 	NameServers []netip.AddrPort
-	// UpstreamCAs (PEM) are trusted besides the system's when servers are dialled.
+	// UpstreamCAs (PEM) are trusted in addition to the system's when servers are dialed.
 	UpstreamCAs []byte
-	// UpstreamProxy is an HTTP proxy through which servers are dialled, or nil.
+	// UpstreamProxy is an HTTP proxy through which servers are dialed, or nil.
 	UpstreamProxy *url.URL
-	// AllowECH lets connections pass through that may hide their server's name,
+	// AllowECH passes connections through that may hide their server's name (ECH),
 	// instead of intercepting them.
 	AllowECH bool
-	// MaxConnections bounds the connections of all sandboxes and of the proxy,
-	// MaxSandboxConnections those of one sandbox, or of one owner at the proxy.
+	// MaxConnections bounds the connections of all sandboxes and of the proxy.
+	// MaxSandboxConnections bounds the connections of one sandbox, or of one owner at the
+	// proxy.
 	MaxConnections, MaxSandboxConnections int
-	// PolicyMemory bounds an instance of a policy, in bytes, and PolicyTime what
-	// it may compute for one request or response. Changes apply from the next Open
-	// on.
+	// PolicyMemory bounds the memory of a policy instance, in bytes. PolicyTime bounds
+	// its computation for one request or response. Changes apply from the next Open on.
 	PolicyMemory int64
 	PolicyTime   time.Duration
 }
 
-// DefaultSettings are those of a node whose operator says nothing.
+// DefaultSettings returns the settings of a node whose operator configures nothing.
 func DefaultSettings() Settings {
 	return Settings{
 		Default:               rule.AllowPublic,
@@ -53,7 +52,8 @@ func DefaultSettings() Settings {
 	}
 }
 
-// Validate checks what the types leave open, but for Rules, which are compiled.
+// Validate checks the values of all fields except Rules, which are checked when they are
+// compiled.
 func (s *Settings) Validate() error {
 	switch {
 	case s.Default != rule.AllowPublic && s.Default != rule.DenyAll:
@@ -72,11 +72,11 @@ func (s *Settings) Validate() error {
 	return nil
 }
 
-// errNoCertificate is of a file that was given as one with certificates.
+// errNoCertificate means that an upstream_ca file contains no certificate.
 var errNoCertificate = errors.New("egress: upstream_ca: there is no certificate in PEM in it")
 
-// rootsWith returns the system's certificates and those in pem, or nil for the system's
-// alone.
+// rootsWith returns the system's certificates and the ones in pem. It returns nil, which
+// means the system's, if pem is empty.
 func rootsWith(pem []byte) (*x509.CertPool, error) {
 	if len(pem) == 0 {
 		return nil, nil

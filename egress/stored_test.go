@@ -18,8 +18,8 @@ import (
 	"github.com/doze-run/doze/testkit"
 )
 
-// stored is what a node has left: its documents by kind and name, the file that seals
-// them, and what they mean.
+// stored is the state that a node left: its documents by kind and name, the key file that
+// seals them, and the values that they encode.
 type stored struct {
 	At          time.Time
 	SealKey     []byte
@@ -31,7 +31,7 @@ type stored struct {
 
 const storedFile = "testdata/stored.json"
 
-// The names and encodings of documents are those of every release.
+// The names and encodings of documents must not change between releases.
 func TestDocumentsOfAnEarlierNodeAreRead(t *testing.T) {
 	if testkit.Update() {
 		writeStored(t)
@@ -85,7 +85,7 @@ func TestDocumentsOfAnEarlierNodeAreRead(t *testing.T) {
 	}
 }
 
-// writeStored stores some of everything.
+// writeStored writes storedFile, with documents of every kind.
 func writeStored(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("bearer", bearer(1))

@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// build makes a client's table of the present layers. Needs changeMu.
+// build makes a client's table from the current layers. Needs changeMu.
 func (e *Egress) build(c *flow.Client) {
 	t := &flow.Table{}
 	t.Default = e.settings.Load().Default
@@ -66,14 +66,14 @@ func (e *Egress) clients() iter.Seq[*flow.Client] {
 
 func everyClient(*flow.Client) bool { return true }
 
-// NodeRules returns the node's rules, and what becomes of what no rule matches.
-// The caller does not change them.
+// NodeRules returns the node's rules, and the default for traffic that no rule matches.
+// The caller must not modify them.
 func (e *Egress) NodeRules() (rule.Default, []rule.Rule) {
 	s := e.settings.Load()
 	return s.Default, s.Rules
 }
 
-// scopeOf is the scope of a sandbox, or with an empty id that of an owner.
+// scopeOf returns the scope of a sandbox, or the owner's scope if id is empty.
 func scopeOf(owner string, id sandbox.ID) ruleset.Scope {
 	if id == "" {
 		return ruleset.OfOwner(owner)
@@ -81,19 +81,19 @@ func scopeOf(owner string, id sandbox.ID) ruleset.Scope {
 	return ruleset.OfSandbox(id)
 }
 
-// Presets returns the lists of hosts that rules can name. The caller does not change them.
+// Presets returns the lists of hosts that rules can name. The caller must not modify them.
 func (e *Egress) Presets() []preset.Preset { return e.settings.Load().Presets.All() }
 
-// Rules returns the rules of a sandbox, or with an empty id those of the owner, and what
-// no longer does what it seems to.
+// Rules returns the rules of a sandbox, or the owner's rules if id is empty, and warnings
+// about rules that no longer work as intended.
 func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error) {
 	set := e.sets.Get(scopeOf(owner, id))
 	return set, set.Layer(e.settings.Load().Presets).PresetWarnings(), nil
 }
 
-// SetRules replaces the rules of an owner's sandbox, or with an empty id his own,
-// for the next request. Mistakes are errors with their positions, and change nothing;
-// warnings are about rules that are in force but may not work as intended.
+// SetRules replaces the rules of an owner's sandbox, or the owner's rules if id is empty,
+// from the next request on. Mistakes are errors with their positions, and change nothing.
+// Warnings are about rules that are in force but may not work as intended.
 func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []rule.Warning, error) {
 	set, layers, err := e.setRules(ctx, owner, id, u)
 	if err != nil {
@@ -103,7 +103,7 @@ func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ru
 	return set, rule.Warnings(layers[last], layers[:last], e.secretHosts(owner)), nil
 }
 
-// setRules returns the rules that it has set, and the layers up to theirs.
+// setRules returns the new rules, and the layers up to and including theirs.
 func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []*rule.Layer, error) {
 	scope := scopeOf(owner, id)
 	leave, err := e.changes.LockContext(ctx, owner)
@@ -121,14 +121,14 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer done()
-	if current := e.settings.Load().Presets; current != presets { // no reload replaces them until done
+	if current := e.settings.Load().Presets; current != presets { // until done is called, no reload replaces them
 		if next, err = e.sets.Compile(scope, u, current); err != nil {
 			return ruleset.Set{}, nil, err
 		}
 		presets = current
 	}
 	compiled := next.Layer(presets)
-	if id != "" && !e.lives(id) { // or its rules would be there for ever
+	if id != "" && !e.lives(id) { // or its rules would never be deleted
 		return ruleset.Set{}, nil, sandbox.ErrNotFound
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
@@ -150,7 +150,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		e.owners[owner] = armed
 		e.buildAll(func(c *flow.Client) bool { return c.Owner == owner })
 	}
-	before.release() // no table has it any more
+	before.release() // no table refers to it now
 	layers := []*rule.Layer{e.node.ruleLayer(), e.owners[owner].ruleLayer()}
 	if id != "" {
 		layers = append(layers, compiled)
@@ -166,8 +166,8 @@ func (e *Egress) secretHosts(owner string) rule.Secrets {
 	}
 }
 
-// changeWith locks changeMu until done is called, with the modules of an owner's rules
-// compiled before.
+// changeWith compiles the modules of an owner's rules, and then locks changeMu until done
+// is called.
 func (e *Egress) changeWith(ctx context.Context, owner string, rules []rule.Rule) (done func(), err error) {
 	compiled, err := e.compile(ctx, owner, rules)
 	if err != nil {
@@ -183,13 +183,14 @@ func (e *Egress) changeWith(ctx context.Context, owner string, rules []rule.Rule
 	}, nil
 }
 
-// lives says whether a sandbox is there, and not about to be forgotten.
+// lives reports whether a sandbox exists and is not being destroyed.
 func (e *Egress) lives(id sandbox.ID) bool {
 	sb, ok := e.cfg.Sandboxes.ByID(id)
 	return ok && sb.State != sandbox.StateDestroyed
 }
 
-// armKept makes the rules of a scope ready that were given before. Needs changeMu.
+// armKept readies the stored rules of a scope. It returns nil if the scope has none. Needs
+// changeMu.
 func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string) (*layer, error) {
 	set := e.sets.Get(scope)
 	if len(set.Rules) == 0 && set.Default == rule.Inherit {
@@ -205,9 +206,9 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 	return l, nil
 }
 
-// Change is settings that were checked. Until Apply or Discard no other change of
-// settings, rules or policies begins, and no sandbox is attached for the first time:
-// whoever prepares one waits for nothing in between.
+// Change is a prepared change of settings. Until Apply or Discard, no other change of
+// settings, rules or policies begins, and no sandbox is attached for the first time. The
+// caller must not block in between.
 type Change struct {
 	e         *Egress
 	settings  Settings
@@ -215,8 +216,8 @@ type Change struct {
 	upstreams *flow.Upstreams
 }
 
-// Prepare checks settings and makes ready what they need, so that Apply cannot
-// fail.
+// Prepare checks settings and readies the policies and upstreams that they need, so that
+// Apply cannot fail.
 func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
@@ -249,8 +250,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 	return c, nil
 }
 
-// Apply makes the settings those of the node, for the next request of each
-// sandbox.
+// Apply puts the settings into force, from the next request of each sandbox on.
 func (c *Change) Apply() {
 	e := c.e
 	defer e.changeMu.Unlock()
@@ -275,8 +275,8 @@ func (c *Change) Apply() {
 	}
 }
 
-// reportUndefinedPresets logs the presets that stored rules name and that are not
-// defined: one line for each preset, however many rules name it.
+// reportUndefinedPresets logs one line for each undefined preset that stored rules name,
+// however many rules name it.
 func (e *Egress) reportUndefinedPresets() {
 	users := map[string][]string{}
 	for scope, set := range e.sets.All() {
@@ -291,10 +291,10 @@ func (e *Egress) reportUndefinedPresets() {
 	}
 }
 
-// maxReported users of a preset in a line of the log.
+// maxReported bounds the users of a preset in a log line.
 const maxReported = 10
 
-// Discard gives back what was prepared.
+// Discard releases the prepared policies.
 func (c *Change) Discard() {
 	defer c.e.changeMu.Unlock()
 	c.node.release()

@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/egress/audit"
 )
 
-// Requests and connections that pass through go by the operator's proxy, to the
+// Requests and connections that pass through use the operator's proxy, and go to the
 // address that was checked.
 func TestServersAreReachedThroughTheOperatorsProxy(t *testing.T) {
 	r := newRig(t)

@@ -49,14 +49,14 @@ func TestARequestGetsItsSecretOnTheWayAndTheAnswerLosesIt(t *testing.T) {
 func TestConnectionsPassThroughUnlessARuleLooks(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.want(b.get("https://b.web.test/x"), 200, "this is b.web.test")
-	b.Client.CloseIdleConnections() // it is told of when it ends
+	b.Client.CloseIdleConnections() // a connection is logged when it ends
 	if e := b.entry("b.web.test", nil); e.Kind != audit.Connection || e.Verdict != audit.Allow || e.Rule != "default" || e.BytesIn == 0 || e.BytesOut == 0 || !e.Address.IsLoopback() || e.Port != 443 {
 		t.Errorf("the audit log says %+v", e)
 	}
 	if got := b.servers.last(t); got.TLS == nil || got.TLS.ServerName != "b.web.test" {
 		t.Errorf("the server got %+v", got.TLS)
 	}
-	// Without TLS each request is decided on, and told of.
+	// Without TLS each request gets a decision and an entry.
 	b.want(b.get("http://b.plain.test/x?y"), 200, "this is b.plain.test")
 	if e := b.entry("b.plain.test", nil); e.Kind != audit.Request || e.Verdict != audit.Allow || e.Path != "/x" || e.Status != 200 {
 		t.Errorf("the audit log says %+v", e)
@@ -113,12 +113,12 @@ func TestEachVerdictIsToldToTheClientAndTheLog(t *testing.T) {
 	}
 }
 
-// TestEachRefusalHasTheCodeOfItsCause: the status of a refusal follows from its code.
+// The status of a refusal follows from its code.
 func TestEachRefusalHasTheCodeOfItsCause(t *testing.T) {
 	r := newRig(t)
 	if err := r.reload(func(s *Settings) {
 		s.Resolve = maps.Clone(s.Resolve)
-		s.Resolve["cert.other.test"] = s.Resolve["*.web.test"] // its certificate is for the latter
+		s.Resolve["cert.other.test"] = s.Resolve["*.web.test"] // the server's certificate is for *.web.test
 		gone, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -151,7 +151,7 @@ func TestEachRefusalHasTheCodeOfItsCause(t *testing.T) {
 		look("look", "look.web.test"), look("cert", "cert.other.test"), look("gone", "gone.other.test"),
 	)
 	b.servers.handle(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = w.Write(make([]byte, 2<<20)) // more than policies may hold in memory
+		_, _ = w.Write(make([]byte, 2<<20)) // more than policies may buffer
 	})
 	placeholder := b.Environment(b.sb.ID)["API_TOKEN"]
 	for name, c := range map[string]struct {
@@ -201,7 +201,7 @@ func TestEachRefusalHasTheCodeOfItsCause(t *testing.T) {
 	}
 }
 
-// A response has the id of its request, which may be where a placeholder was.
+// A response has the id of its request, and a client may put a placeholder in that id.
 func TestARefusalHasNoSecretInItsRequestID(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -230,8 +230,8 @@ func wantFlow(t *testing.T, a answer, e audit.Entry) {
 	}
 }
 
-// fails connects, says something, and fails the test unless the connection ends
-// without an answer.
+// fails connects, sends a text, and fails the test unless the connection ends without a
+// response.
 func (b *box) fails(address, says string) {
 	b.t.Helper()
 	conn, err := b.DialContext(within(b.t), "tcp", address)
@@ -346,8 +346,8 @@ func TestNamesHaveToAgree(t *testing.T) {
 	}
 }
 
-// A client may use a connection of HTTP/2 for every name that its certificate is
-// for: ours is for one.
+// A client may use an HTTP/2 connection for every name in its certificate. The node's
+// certificate has one name.
 func TestAConnectionInUseIsNotTakenForAnotherHost(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "look", Hosts: []string{"*.web.test"}, Methods: []string{"GET"}, Action: rule.Allow})
@@ -374,14 +374,14 @@ func TestAConnectionInUseIsNotTakenForAnotherHost(t *testing.T) {
 	}
 }
 
-// What a lenient server reads as a request is one, on the port for that.
+// On HTTP ports, anything that a lenient server accepts as a request is a request.
 func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	for _, request := range []string{
 		"get / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n", "\r\nGET / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n",
 		"GET\t/ HTTP/1.1\r\nHost: other.plain.test\r\n\r\n", strings.Repeat("A", 50) + " / HTTP/1.1\r\nHost: other.plain.test\r\n\r\n",
 	} {
-		conn, err := b.DialContext(within(t), "tcp", "a.tcp.test:80") // which would echo it
+		conn, err := b.DialContext(within(t), "tcp", "a.tcp.test:80") // the server would echo the request
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -412,7 +412,7 @@ func TestRequestsAreRecognisedHoweverTheyAreWritten(t *testing.T) {
 
 func TestEntriesTellOneConnectionFromAnother(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
-	for _, path := range []string{"/1", "/2"} { // on one connection
+	for _, path := range []string{"/1", "/2"} { // over one connection
 		b.want(b.get("http://a.plain.test"+path), 200, "this is")
 	}
 	b.Client.CloseIdleConnections()
@@ -444,8 +444,8 @@ func TestRefusedNamesAreToldWithTheirRule(t *testing.T) {
 	}
 }
 
-// A connection of which a rule that came later says no, to a name that has an
-// address: the client reads why.
+// The name has an address, but a rule on its ports denies the connection: the client gets
+// the reason.
 func TestADeniedConnectionIsAnsweredWithTheReason(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.rules(rule.Rule{Name: "port", Hosts: []string{"a.web.test", "a.plain.test"}, Ports: []rule.Ports{{First: 80, Last: 80}, {First: 443, Last: 443}}, Action: rule.Deny, Reason: "not there"})
@@ -471,7 +471,7 @@ func TestPrivateAddressesAreRefusedWithWhatTheyAre(t *testing.T) {
 	if e.Verdict != audit.Deny || e.Rule != "node/net" || !strings.Contains(e.Reason, "metadata") {
 		t.Errorf("the audit log says %+v", e)
 	}
-	b.want(b.get("http://localhost.plain.test/"), 200, "this is") // the operator said where it is
+	b.want(b.get("http://localhost.plain.test/"), 200, "this is") // the operator configured its address
 }
 
 func TestServersThatAreNotThereAreErrors(t *testing.T) {
@@ -494,7 +494,7 @@ func TestServersThatAreNotThereAreErrors(t *testing.T) {
 	}
 }
 
-// An owner's policy must not lead past the node's rules.
+// An owner's policy must not bypass the node's rules.
 func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
@@ -533,8 +533,8 @@ func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 	}
 }
 
-// A client that names a field in Connection has it taken out on the way: its own,
-// before a rule looks at it, and not what a policy puts in.
+// A field that the client names in Connection is removed from its request before rules
+// match. A field that a policy adds is not removed.
 func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.servers.handle(echo)
@@ -543,7 +543,7 @@ func TestAClientTakesOutNothingThatAPolicyPutIn(t *testing.T) {
 	b.rules(through("a.web.test", "bearer", "api"),
 		rule.Rule{Name: "version", Hosts: []string{"b.web.test"}, Headers: map[string]string{"X-Version": "2"}, Action: rule.Allow},
 		rule.Rule{Name: "no-version", Hosts: []string{"b.web.test"}, Action: rule.Respond, Response: &rule.Response{Status: 418}})
-	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // which has no Connection
+	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // HTTP/2 has no Connection header
 	r := newRequest(t, "GET", "https://a.web.test/", nil)
 	r.Header.Set("Connection", "Authorization")
 	b.want(b.do(r), 200, "")
@@ -559,7 +559,7 @@ func TestAPolicyThatSeesWholeAnswersHandsOnNoOther(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
 	b.push("whole", buffering())
 	b.rules(through("*.web.test", "whole", ""))
-	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // in which a length says what is whole
+	b.Client.Transport.(*http.Transport).ForceAttemptHTTP2 = false // in HTTP/1.1 the length shows whether a response is complete
 	b.servers.handle(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = w.Write(make([]byte, 100_000))
 		_ = http.NewResponseController(w).Flush()
