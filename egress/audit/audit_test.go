@@ -160,7 +160,7 @@ func TestBytesAreShared(t *testing.T) {
 	}
 }
 
-// What a sandbox has once kept is given back when more sandboxes share the memory.
+// A sandbox's memory is released when more sandboxes share the total.
 func TestRoomIsGivenBack(t *testing.T) {
 	const total = 256 << 10
 	l := New(Config{TotalBytes: total})

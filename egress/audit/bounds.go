@@ -7,20 +7,20 @@ import (
 	"unsafe"
 )
 
-// How much of an entry is kept. Most of its texts are the sandbox's or a
-// policy's.
+// Limits on the fields of an entry. Most of its texts come from the sandbox or a
+// policy.
 const (
 	maxHost   = 253  // bytes of a name, RFC 1035
-	maxMethod = 32   // bytes; the longest registered one has 17
-	maxPath   = 1024 // bytes; with longer ones a few requests would fill the ring
-	maxReason = 1000 // bytes, as of a rule
+	maxMethod = 32   // bytes; the longest registered method has 17
+	maxPath   = 1024 // bytes; with longer paths a few requests would fill the ring
+	maxReason = 1000 // bytes, as in a rule
 	maxName   = 200  // bytes of a rule, policy, digest, secret or flow
-	maxNote   = 256  // bytes, as the ABI has them
-	maxList   = 48   // policies, secrets and notes each: three layers of 16 policies
+	maxNote   = 256  // bytes, as in the ABI
+	maxList   = 48   // entries each of policies, secrets and notes: three layers of 16 policies
 )
 
-// bound cuts what is too long and copies what it keeps: a path may be a part of
-// a request line of a megabyte, and would keep it in memory.
+// bound truncates long fields and copies all texts: a path may be a substring of
+// a request line of a megabyte, and would keep the whole line in memory.
 func (e *Entry) bound() {
 	e.Flow = clean(e.Flow, maxName)
 	e.Host = clean(e.Host, maxHost)
@@ -51,9 +51,9 @@ func cleanAll(texts []string, most int) []string {
 	return all
 }
 
-// clean returns a copy of at most so many bytes, in which what is no printable
-// character is replaced: a path may hold a line break that begins a forged line,
-// or what a terminal obeys.
+// clean returns a copy of s of at most most bytes, with unprintable characters
+// replaced by U+FFFD: a path may contain a line break that starts a forged line, or
+// terminal escape sequences.
 func clean(s string, most int) string {
 	head := s[:min(len(s), most)]
 	for i := range len(head) {
@@ -68,7 +68,7 @@ func replaced(s string, most int) string {
 	var b strings.Builder
 	for _, r := range s {
 		if !unicode.IsPrint(r) {
-			r = utf8.RuneError // three bytes, where there may have been one
+			r = utf8.RuneError // three bytes, possibly more than r had
 		}
 		if b.Len()+utf8.RuneLen(r) > most {
 			break
@@ -78,7 +78,7 @@ func replaced(s string, most int) string {
 	return b.String()
 }
 
-// size is about what an entry takes in memory.
+// size returns the approximate memory of an entry, in bytes.
 func (e *Entry) size() int {
 	n := int(unsafe.Sizeof(*e)) + len(e.Flow) + len(e.Host) + len(e.Method) + len(e.Path) + len(e.Rule) + len(e.Reason)
 	for _, p := range e.Policies {

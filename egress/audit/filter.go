@@ -2,15 +2,16 @@ package audit
 
 import "strings"
 
-// Filter says which entries somebody wants. What is empty matches all.
+// Filter selects entries. Empty fields match all entries.
 type Filter struct {
 	Kind    Kind
 	Verdict Verdict
-	// Host is a name, or `*.example.com` for all below it.
+	// Host is a name, or `*.example.com` for all names below it.
 	Host string
-	// After leaves out the entries up to this Seq.
+	// After omits the entries up to and including this Seq.
 	After uint64
-	// Limit is how many entries there are at most: the latest. 0 is no limit.
+	// Limit is the maximum number of entries; the latest are returned. 0 means
+	// unlimited.
 	Limit int
 }
 

@@ -1,16 +1,17 @@
 package audit
 
-// followerRoom is how many entries a reader may be behind: a few KiB, and some
-// tenths of a second of a busy sandbox.
+// followerRoom is the number of entries that a reader may lag behind: a few KiB, and
+// some tenths of a second of a busy sandbox.
 const followerRoom = 256
 
 type follower struct {
 	filter  Filter
 	entries chan Entry
-	dropped uint64 // since the last one that fitted; the book's lock
+	dropped uint64 // since the last entry that was delivered; guarded by the book's mu
 }
 
-// follow begins with what is kept; nil if the book is closed.
+// follow returns a follower that starts with the stored entries. It returns nil if the
+// book is closed.
 func (b *book) follow(f Filter) *follower {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -29,7 +30,8 @@ func (b *book) follow(f Filter) *follower {
 	return fl
 }
 
-// tell never waits. The book's lock is held.
+// tell sends an entry to the follower, or counts it as dropped. It never blocks. The
+// caller holds the book's lock.
 func (f *follower) tell(e *Entry) {
 	if !f.filter.match(e) {
 		return
@@ -44,7 +46,7 @@ func (f *follower) tell(e *Entry) {
 	}
 }
 
-// end ends one follower, who may have been ended before.
+// end ends a follower. It does nothing if the follower has already ended.
 func (b *book) end(fl *follower) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -60,7 +62,7 @@ func (b *book) endAll() {
 	b.endFollowers()
 }
 
-// endFollowers ends all of them. b.mu is held.
+// endFollowers ends all followers. The caller holds b.mu.
 func (b *book) endFollowers() {
 	for fl := range b.followers {
 		close(fl.entries)

@@ -9,22 +9,22 @@ import (
 	"github.com/doze-run/doze/loglimit"
 )
 
-// book is what is kept of one sandbox.
+// book holds the entries of one sandbox.
 type book struct {
 	mu        sync.Mutex
 	entries   ring
 	seq       uint64 // of the latest entry
 	followers map[*follower]struct{}
-	closed    bool // another one may be its sandbox's now
+	closed    bool // the sandbox may have another book now
 
 	// harmless and refused bound the lines in the node's log: a flood of harmless requests
 	// does not hide a refusal.
 	harmless, refused *loglimit.Limit
 }
 
-// newBook begins to count at the time in microseconds, so that a follower who
-// comes back after the node restarted has seen smaller numbers. JSON's numbers
-// are exact up to 2^53, which is in the year 2255.
+// newBook returns a book whose seq starts at the time in microseconds, so that the
+// numbers continue to increase for a follower that reconnects after a restart of the
+// node. JSON numbers are exact up to 2^53, which is reached in the year 2255.
 func newBook(cfg *Config, now time.Time) *book {
 	perSecond := rate.Limit(cfg.Lines)
 	return &book{
@@ -33,8 +33,8 @@ func newBook(cfg *Config, now time.Time) *book {
 	}
 }
 
-// append keeps e, with its seq and time, and tells followers; false if the book
-// is closed.
+// append stores e, sets its seq and time, and sends it to the followers. It returns
+// false if the book is closed.
 func (b *book) append(e *Entry, entries, bytes int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -57,7 +57,7 @@ func (b *book) matching(f *Filter) []Entry {
 	return b.entries.matching(f)
 }
 
-// trim is for a share that has become smaller.
+// trim reduces the entries to a smaller share, and releases unused memory.
 func (b *book) trim(bytes int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -65,7 +65,7 @@ func (b *book) trim(bytes int) {
 	b.entries.fit()
 }
 
-// close ends the followers and keeps nothing from now on.
+// close ends the followers. The book stores no entries from now on.
 func (b *book) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -73,7 +73,8 @@ func (b *book) close() {
 	b.endFollowers()
 }
 
-// closeUnused closes a book without entries and followers.
+// closeUnused closes the book if it has neither entries nor followers, and reports
+// whether it did.
 func (b *book) closeUnused() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -5,7 +5,8 @@ import (
 	"log/slog"
 )
 
-// line writes an entry to the node's log, unless the sandbox has had its lines.
+// line writes an entry to the node's log, unless the sandbox has reached its limit of
+// lines.
 func (b *book) line(l *Log, e *Entry) {
 	level, limit := slog.LevelInfo, b.harmless
 	if e.Verdict == Deny || e.Verdict == Error {
@@ -24,14 +25,15 @@ func (b *book) line(l *Log, e *Entry) {
 	l.cfg.Log.LogAttrs(ctx, level, "egress", append(attrs, suppressed...)...)
 }
 
-// lastLine tells of lines after which no other came.
+// lastLine logs the number of suppressed lines that no later line has reported.
 func (b *book) lastLine(l *Log, sandbox string) {
 	if n := b.harmless.Suppressed() + b.refused.Suppressed(); n > 0 {
 		l.cfg.Log.Info("egress of a sandbox ends", "sandbox", sandbox, "suppressed", n)
 	}
 }
 
-// attrs are those of the JSON, without what is empty, and the sandbox's name.
+// attrs returns the entry's attributes as in its JSON, without empty ones, and the
+// sandbox's name.
 func (e *Entry) attrs(name string) []slog.Attr {
 	attrs := make([]slog.Attr, 0, 24)
 	text := func(key, value string) {

@@ -6,25 +6,25 @@ import (
 	"time"
 )
 
-// Config of a Log. What is zero has its default.
+// Config configures a Log. Zero fields have their defaults.
 type Config struct {
-	// Entries and Bytes are how much is kept of each sandbox: the latest 1000
-	// entries, but no more than 512 KiB of them. An entry takes some 600 bytes.
+	// Entries and Bytes bound the stored entries of each sandbox: by default the latest
+	// 1000, and at most 512 KiB. An entry takes some 600 bytes.
 	Entries int
 	Bytes   int
-	// TotalBytes bounds what is kept of all: 128 MiB. All sandboxes have the
-	// same share of it, so that none pushes out what another did.
+	// TotalBytes bounds the stored entries of all sandboxes: by default 128 MiB. All
+	// sandboxes have equal shares, so that no sandbox evicts another's entries.
 	TotalBytes int
-	// Lines is how many lines a second each sandbox may have in the node's log
-	// for long, 10, and LineBurst how many at once, 1000; twice that, as
-	// refusals and failures are counted apart from the rest. So one sandbox
-	// writes at most some 500 MB a day, while an installation of a thousand
-	// packages is there line by line.
+	// Lines is the sustained rate of lines per second of each sandbox in the node's
+	// log, by default 10, and LineBurst the burst, by default 1000. Both limits apply
+	// twice, because refusals and failures are counted separately from other entries.
+	// One sandbox writes at most some 500 MB a day, but an installation of a thousand
+	// packages is logged completely.
 	Lines     float64
 	LineBurst int
-	// Log gets the lines; none if nil.
+	// Log receives the lines. If nil, no lines are written.
 	Log *slog.Logger
-	// Name returns the name of a sandbox for its lines, or nothing.
+	// Name returns the name of a sandbox for its lines, or "".
 	Name func(sandbox string) string
 }
 
@@ -52,13 +52,13 @@ func (c *Config) defaults() {
 	}
 }
 
-// Log is the record of all sandboxes. It has no goroutines and is safe for
-// concurrent use. It is a prometheus.Collector.
+// Log records the flows of all sandboxes. It has no goroutines and is safe for
+// concurrent use. It implements prometheus.Collector.
 type Log struct {
 	cfg     Config
 	metrics *metrics
 
-	mu     sync.RWMutex // before that of a book
+	mu     sync.RWMutex // locked before a book's mu
 	books  map[string]*book
 	share  int // bytes that each book may hold
 	closed bool
@@ -70,8 +70,9 @@ func New(cfg Config) *Log {
 	return &Log{cfg: cfg, metrics: newMetrics(), books: map[string]*book{}, share: cfg.Bytes}
 }
 
-// Record keeps an entry and tells everybody. Seq, Time and Dropped are set here.
-// It never waits for a reader, but for the handler of the node's log.
+// Record stores an entry, sends it to followers, counts it in the metrics and logs it.
+// Record sets Seq, Time and Dropped. It never waits for a reader, but it waits for the
+// handler of the node's log.
 func (l *Log) Record(e Entry) {
 	e.bound()
 	e.Dropped = 0
@@ -83,7 +84,7 @@ func (l *Log) Record(e Entry) {
 	b.line(l, &e)
 }
 
-// Entries returns what is kept of a sandbox, oldest first.
+// Entries returns the stored entries of a sandbox that f matches, oldest first.
 func (l *Log) Entries(sandbox string, f Filter) []Entry {
 	l.mu.RLock()
 	b := l.books[sandbox]
@@ -94,11 +95,10 @@ func (l *Log) Entries(sandbox string, f Filter) []Entry {
 	return b.matching(&f)
 }
 
-// Follow returns the entries that are kept, as Entries does, and then those to
-// come, until stop is called, the sandbox is forgotten or the Log closes: then
-// the channel is closed. A reader who is 256 entries behind loses some; the next
-// one says how many (Entry.Dropped). It serves who asks before a sandbox sent
-// anything.
+// Follow returns the stored entries, as Entries does, and then new ones. The channel is
+// closed when stop is called, the sandbox is forgotten or the Log closes. A reader that
+// lags behind by more than 256 entries loses some; Entry.Dropped of the next one is
+// their number. Follow may be called before the sandbox has sent anything.
 func (l *Log) Follow(sandbox string, f Filter) (entries <-chan Entry, stop func()) {
 	for {
 		b, _ := l.open(sandbox)
@@ -117,8 +117,8 @@ func (l *Log) isClosed() bool {
 	return l.closed
 }
 
-// unfollow ends a subscription. A book that only followers asked for goes with
-// the last of them.
+// unfollow ends a subscription. A book without entries is removed with its last
+// follower.
 func (l *Log) unfollow(sandbox string, b *book, fl *follower) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -129,8 +129,8 @@ func (l *Log) unfollow(sandbox string, b *book, fl *follower) {
 	}
 }
 
-// Forget drops what is kept of a sandbox and ends who follows it. Its flows have
-// ended before: what is recorded later is kept as if of a new one.
+// Forget deletes the entries of a sandbox and ends its followers. The caller must end
+// the sandbox's flows first: later entries are stored as if of a new sandbox.
 func (l *Log) Forget(sandbox string) {
 	l.mu.Lock()
 	b := l.books[sandbox]
@@ -145,7 +145,7 @@ func (l *Log) Forget(sandbox string) {
 	}
 }
 
-// Close ends all who follow. Entries may still be recorded and read.
+// Close ends all followers. Entries may still be recorded and read.
 func (l *Log) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -173,8 +173,8 @@ func (l *Log) open(sandbox string) (*book, int) {
 	return b, l.share
 }
 
-// divide sets the share of each book, and trims them if it became smaller. l.mu
-// is held.
+// divide sets the share of each book, and trims the books if it became smaller. The
+// caller holds l.mu.
 func (l *Log) divide() {
 	before := l.share
 	l.share = min(l.cfg.Bytes, l.cfg.TotalBytes/max(1, len(l.books)))

@@ -2,8 +2,8 @@ package audit
 
 import "github.com/prometheus/client_golang/prometheus"
 
-// metrics of a Log. Names and labels are public: docs/reference/metrics.md. No label holds
-// what a sandbox chose.
+// metrics are the metrics of a Log. Names and labels are public:
+// docs/reference/metrics.md. No label has a value that a sandbox chose.
 type metrics struct {
 	requests    traffic
 	connections traffic

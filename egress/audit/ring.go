@@ -2,10 +2,10 @@ package audit
 
 import "slices"
 
-// ring holds the latest entries. It grows as they come.
+// ring holds the latest entries. It grows on demand.
 type ring struct {
 	slots []Entry
-	first int // the oldest one's slot
+	first int // slot of the oldest entry
 	n     int
 	bytes int
 }
@@ -13,7 +13,7 @@ type ring struct {
 // at returns the i-th oldest entry.
 func (r *ring) at(i int) *Entry { return &r.slots[(r.first+i)%len(r.slots)] }
 
-// push adds an entry, in the place of the oldest if there are so many.
+// push adds an entry. It replaces the oldest if the ring has most entries.
 func (r *ring) push(e *Entry, most int) {
 	if r.n == most {
 		r.pop()
@@ -26,7 +26,7 @@ func (r *ring) push(e *Entry, most int) {
 	r.bytes += e.size()
 }
 
-// resize makes room for so many entries, which are at least those that there are.
+// resize changes the capacity to room entries, which must be at least r.n.
 func (r *ring) resize(room int) {
 	slots := make([]Entry, room)
 	for i := range r.n {
@@ -35,7 +35,7 @@ func (r *ring) resize(room int) {
 	r.slots, r.first = slots, 0
 }
 
-// fit gives back room of which less than half is used.
+// fit shrinks the ring to its entries if less than half of it is used.
 func (r *ring) fit() {
 	if r.n < len(r.slots)/2 {
 		r.resize(r.n)
@@ -51,7 +51,7 @@ func (r *ring) pop() {
 	r.n--
 }
 
-// trim removes the oldest entries until the others have no more than so many
+// trim removes the oldest entries until the remaining ones take at most the given
 // bytes.
 func (r *ring) trim(bytes int) {
 	for r.n > 0 && r.bytes > bytes {
