@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/egress/policy/meter"
 )
 
-// abi is every function that a guest can call, in a fixed order.
+// abi returns all functions that a guest can call, in a fixed order.
 func abi() (all []function) {
 	for _, module := range []string{handlerModule, egressModule, wasiModule} {
 		list := slices.Clone(hostModules[module])
@@ -21,8 +21,8 @@ func abi() (all []function) {
 	return all
 }
 
-// Whatever numbers a guest passes to a host function: it gets a result or is
-// ended by us, and never by a fault of ours.
+// For any arguments of a host function, the guest gets a result or is ended by the host.
+// The host never panics otherwise.
 func FuzzHostFunctions(f *testing.F) {
 	h, err := NewHost(Config{})
 	if err != nil {
@@ -81,7 +81,7 @@ func FuzzHostFunctions(f *testing.F) {
 	})
 }
 
-// Guests of others count on these.
+// Existing guests depend on these functions.
 func TestTheABIIsComplete(t *testing.T) {
 	want := map[string]string{
 		"secret_ref": "(i32, i32, i32, i32) -> (i32)", "encode_ref": "(i32, i32, i32, i32, i32) -> (i32)",

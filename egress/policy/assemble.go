@@ -8,8 +8,8 @@ import (
 	"github.com/doze-run/doze/egress/policy/meter"
 )
 
-// function of the host, as guests call it. Arguments are in the stack, where the
-// result replaces the first.
+// function is a host function that guests can call. Its arguments are on the stack,
+// where the result replaces the first.
 type function struct {
 	name    string
 	params  []api.ValueType
@@ -31,7 +31,7 @@ const (
 	i64 = api.ValueTypeI64
 )
 
-// params are so many i32.
+// params returns the types of n i32 parameters.
 func params(n int) []api.ValueType {
 	p := make([]api.ValueType, n)
 	for i := range p {
@@ -47,7 +47,7 @@ const (
 	wasiModule    = "wasi_snapshot_preview1"
 )
 
-// hostModules are all that guests can import.
+// hostModules holds all modules that guests can import.
 var hostModules = map[string][]function{
 	handlerModule: handlerFunctions,
 	egressModule:  egressFunctions,

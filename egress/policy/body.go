@@ -9,16 +9,16 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// body of the request, as one guest sees it.
+// body is the request's body as one guest sees it.
 type body struct {
-	// original: what was read of it, all of it. nil: nothing was, yet.
+	// original is the whole body, once it has been read into memory; otherwise nil.
 	original *bytes.Reader
-	consumed bool   // it was read and is gone: the guest did not ask for it to be kept
-	written  []byte // what is sent instead; nil: the original
+	consumed bool   // the body was read without bufferRequest and is not stored
+	written  []byte // the body that is sent instead; nil: the original
 }
 
-// readRequest gives the guest the next bytes. With bufferRequest the whole body
-// is kept for who comes after.
+// readRequest reads the next bytes of the body into b. With bufferRequest, the whole
+// body is stored for the next policies and the upstream.
 func (c *call) readRequest(b []byte) (int, error) {
 	if c.features&bufferRequest == 0 {
 		if c.phase != beforeNext {
@@ -63,18 +63,18 @@ func tooLong(limit int) {
 	failWith(problem.PolicyBodyTooLarge, "it reads or writes the whole body of the request, which has more than %d bytes", limit)
 }
 
-// unreadable ends a guest that reads a body which the client did not send to its end.
+// unreadable ends a guest that reads a body that the client did not send completely.
 func unreadable(err error) {
 	failWith(problem.BodyIncomplete, "the body of the request could not be read: %.200v", err)
 }
 
-// replaced is a body that is read from memory, in front of one that is closed.
+// replaced is a body that reads from memory and closes the body that it replaces.
 type replaced struct {
 	io.Reader
 	io.Closer
 }
 
-// writeRequest appends to what is sent instead of the body.
+// writeRequest appends to the body that is sent instead of the original.
 func (c *call) writeRequest(b []byte) {
 	limit := c.instance.policy.host.config.RequestLimit
 	if len(c.body.written)+len(b) > limit {
@@ -86,7 +86,7 @@ func (c *call) writeRequest(b []byte) {
 	c.body.written = append(c.body.written, b...)
 }
 
-// sendRequest puts the body in place that the next one gets.
+// sendRequest sets the body that the next policy or the upstream gets.
 func (c *call) sendRequest() error {
 	switch {
 	case c.body.written != nil:

@@ -10,18 +10,18 @@ import (
 	"time"
 )
 
-// cache keeps machine code on disk, each program's in a folder of its own, which
-// is named after the module's digest and was changed when it was last used.
+// cache stores machine code on disk. Each program has its own folder, which is named
+// after the module's digest and whose modification time is the time of the last use.
 type cache struct {
 	dir   string
 	limit int64
-	mu    sync.Mutex // held while old code is removed
+	mu    sync.Mutex // locked while old code is removed
 }
 
 func (c *cache) remove(digest string) { _ = os.RemoveAll(filepath.Join(c.dir, digest)) }
 
-// used marks a program as used just now, and removes those that were not used for
-// the longest time until the rest fits.
+// used marks a program as just used, and removes the least recently used ones until
+// the rest fits into limit.
 func (c *cache) used(digest string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -29,7 +29,7 @@ func (c *cache) used(digest string) {
 	_ = os.Chtimes(filepath.Join(c.dir, digest), now, now)
 	folders, err := os.ReadDir(c.dir)
 	if err != nil {
-		return // it is full some day, and then code is compiled each time
+		return // nothing is evicted; once the disk is full, code is compiled each time
 	}
 	type cached struct {
 		name string

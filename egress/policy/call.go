@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// phase of a call: what a guest may do depends on it.
+// phase is the phase of a call. It decides which operations a guest may perform.
 type phase int
 
 const (
@@ -25,30 +25,30 @@ const (
 	afterNext
 )
 
-// Features that a guest may enable. The first three are those of http-wasm.
+// Features that a guest may enable. http-wasm defines the first three.
 const (
 	bufferRequest  = 1 << 0
 	bufferResponse = 1 << 1
 	trailers       = 1 << 2
-	// requestOnly is ours: handle_response needs not be called, and the instance
-	// is free for others as soon as handle_request has returned.
+	// requestOnly is doze's own: handle_response need not be called, and the instance
+	// can serve other exchanges as soon as handle_request has returned.
 	requestOnly = 1 << 16
 
 	allFeatures = bufferRequest | bufferResponse | trailers | requestOnly
 )
 
-// call is what host functions know of the exchange that an instance is part of.
-// It is the context of the guest's functions; wazero hands it on as it is.
+// call holds the state that host functions need of an instance's current exchange.
+// It is the context of the guest's functions, which wazero passes on unchanged.
 type call struct {
 	instance *instance
 	memory   api.Memory
-	found    context.Context // what Value finds; nil: nothing
+	found    context.Context // source of Value; nil: no values
 	phase    phase
 	features uint32
 
 	limit time.Duration
 	spent time.Duration // of limit
-	last  time.Time     // to which spent is known
+	last  time.Time     // time up to which spent is counted
 	calls uint32        // of host functions
 
 	chain     *Chain
@@ -59,13 +59,13 @@ type call struct {
 	denied    *Denial
 	header    guard     // of the request, and of the response
 	body      body      // of the request
-	own       answer    // the guest's, before next
-	signs     int       // that were made or tried
-	buffer    *recorder // of the upstream's answer; nil: it streams
+	own       answer    // the guest's own response, before next
+	signs     int       // signatures made or attempted
+	buffer    *recorder // of the upstream's response; nil: it streams
 }
 
-// Deadline, Done, Err and Value make a call a context that never ends. Its values
-// are what wazero looks for when an instance is made.
+// Deadline, Done, Err and Value implement a context that never ends. wazero reads its
+// values when it makes an instance.
 func (c *call) Deadline() (time.Time, bool) { return time.Time{}, false }
 func (c *call) Done() <-chan struct{}       { return nil }
 func (c *call) Err() error                  { return nil }
@@ -87,15 +87,15 @@ func (c *call) run(p phase) {
 	c.spent, c.last = 0, time.Now()
 }
 
-// maxBetween is the longest time between two ticks that counts as the guest's.
-// Ticks come every 100 µs or so while a guest runs: what takes longer was the
-// node's, which had no processor for it, and is no reason to deny anything.
+// maxBetween is the longest time between two ticks that counts as the guest's. Ticks come
+// every 100 µs or so while a guest runs. A longer gap means that the node had no
+// processor for the guest, which must not deny the request.
 const maxBetween = time.Millisecond
 
-// enter is called for each host function. Guests that do nothing but call them
-// come here before they come to a tick of their own.
+// enter is called for each host function. Guests that only call host functions get here
+// before they reach a tick of their own.
 func (c *call) enter() {
-	if c.calls++; c.calls%16 == 0 { // the clock costs as much as a small function
+	if c.calls++; c.calls%16 == 0 { // reading the clock costs as much as a small function
 		c.tick()
 	}
 }
@@ -110,7 +110,7 @@ func (c *call) tick() {
 	}
 }
 
-// wait runs f, whose time is not the guest's.
+// wait runs f without counting its time as the guest's.
 func (c *call) wait(f func()) {
 	c.tick()
 	defer func() { c.last = time.Now() }()
@@ -125,7 +125,7 @@ type failure struct {
 
 func (f *failure) Error() string { return f.reason }
 
-// fail ends the guest, which did something that it may not do.
+// fail ends the guest because of a forbidden operation.
 func fail(format string, args ...any) { failWith(problem.PolicyFailed, format, args...) }
 
 // failWith ends the guest with the code of the refusal.
@@ -133,7 +133,7 @@ func failWith(code problem.Code, format string, args ...any) {
 	panic(&failure{fmt.Sprintf(format, args...), code})
 }
 
-// exited is a guest that ended itself.
+// exited is the error of a guest that ended itself.
 type exited struct{ code uint32 }
 
 func (e *exited) Error() string { return fmt.Sprintf("it ended itself with code %d", e.code) }
@@ -143,7 +143,7 @@ const (
 	maxDetail = 6 << 10 // bytes
 )
 
-// denial of the exchange because the guest failed.
+// denial returns the denial of an exchange whose guest failed with err.
 func (i *instance) denial(err error) *Denial {
 	i.output.flush(i.call.chain)
 	d := &Denial{Policy: i.policy.name, Code: problem.PolicyFailed}
@@ -174,14 +174,14 @@ func firstLine(s string) string {
 	return line
 }
 
-// inExchange ends a guest that asks for what does not exist yet.
+// inExchange ends a guest that accesses the exchange while it starts.
 func (c *call) inExchange() {
 	if c.phase == starting {
 		fail("it asked for a request while it was starting")
 	}
 }
 
-// bytes of the guest's memory, valid until the guest goes on.
+// bytes returns a part of the guest's memory, valid until the guest continues.
 func (c *call) bytes(at, n uint64) []byte {
 	if uint32(n) == 0 {
 		return nil
@@ -193,15 +193,15 @@ func (c *call) bytes(at, n uint64) []byte {
 	return b
 }
 
-// string of the guest's memory. Of one that is longer than limit there is one byte
-// more than that: so much shows that it is too long, and costs nothing.
+// string returns a copy of a string in the guest's memory, truncated to limit+1 bytes:
+// the extra byte shows that it is too long, without copying all of it.
 func (c *call) string(at, n uint64, limit int) string {
 	b := c.bytes(at, n)
 	return string(b[:min(len(b), limit+1)])
 }
 
-// maxStep is how many bytes of a guest's memory a function of the host works on
-// before it looks at the clock: they take some 100 µs.
+// maxStep is the number of bytes of a guest's memory that a host function processes
+// between two reads of the clock. They take some 100 µs.
 const maxStep = 64 << 10
 
 // steps calls f with parts of b, and counts the time.
@@ -220,7 +220,7 @@ func (c *call) give(v string, at, limit uint64) uint64 {
 	return uint64(len(v))
 }
 
-// give for bytes.
+// giveBytes is give for bytes.
 func (c *call) giveBytes(v []byte, at, limit uint64) uint64 {
 	if len(v) > 0 && uint64(len(v)) <= uint64(uint32(limit)) && !c.memory.Write(uint32(at), v) {
 		fail("it passed a pointer that is not in its memory")

@@ -38,12 +38,12 @@ type Chain struct {
 	Notes []string
 
 	r       *http.Request
-	inner   http.ResponseWriter // of the next step, or the upstream
+	inner   http.ResponseWriter // for the next step or the upstream
 	running *instance           // nil unless a policy runs
 	waiting []waiting           // for the response
 	last    string              // the policy that saw the request last
-	awaited bool                // it is the last of waiting
-	wrote   []byte              // the body that it wrote, or nil
+	awaited bool                // last is the latest entry of waiting
+	wrote   []byte              // the body that last wrote, or nil
 	denial  *Denial
 
 	sandboxJSON []byte
@@ -107,7 +107,7 @@ func (c *Chain) Request(s Step) (stop bool) {
 	return c.await(context)
 }
 
-// await keeps the running instance for the response.
+// await holds the running instance for the response.
 func (c *Chain) await(context uint32) (stop bool) {
 	i := c.running
 	call, outer := &i.call, c.inner
@@ -128,8 +128,8 @@ func (c *Chain) await(context uint32) (stop bool) {
 // Wrote returns the body that the last policy wrote, or nil if it did not change it.
 func (c *Chain) Wrote() []byte { return c.wrote }
 
-// Reject denies the request because of a change that the last policy made. Like a policy
-// that failed, it does not see the response.
+// Reject denies the request because of a change that the last policy made. Like a failed
+// policy, that policy does not see the response.
 func (c *Chain) Reject(reason string) {
 	c.deny(&Denial{Policy: c.last, Reason: "the policy was stopped: " + reason, Detail: reason, Code: problem.PolicyFailed})
 	if c.awaited {
@@ -144,8 +144,8 @@ func (c *Chain) Reject(reason string) {
 func (c *Chain) Writer() http.ResponseWriter { return c.inner }
 
 // Response runs the policies over the response, which was written to Writer unless
-// Request returned true; failed: only a part of it. The caller sends a refusal for the
-// denial, if there is one, or aborts the response if it was cut.
+// Request returned true. failed means that only a part of it was written. The caller
+// sends a refusal for denial, if it is not nil, or aborts the response if cut is true.
 func (c *Chain) Response(failed bool) (denial *Denial, cut bool) {
 	for len(c.waiting) > 0 {
 		n := len(c.waiting) - 1
@@ -224,8 +224,8 @@ func (c *Chain) park() {
 	i.policy.put(i)
 }
 
-// Snapshot returns a copy of a request without its body: what a policy goes on seeing of
-// it while later policies, and secrets, change the original.
+// Snapshot returns a copy of a request without its body. A policy continues to see the
+// copy while later policies, and secrets, change the original.
 func Snapshot(r *http.Request) *http.Request {
 	s, u := *r, *r.URL
 	s.URL, s.Header, s.Trailer, s.Body = &u, r.Header.Clone(), r.Trailer.Clone(), nil

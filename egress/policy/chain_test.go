@@ -16,7 +16,7 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// scripted is a policy that does what its lines say.
+// scripted returns a policy that runs the commands in lines.
 func scripted(t testing.TB, h *Host, lines ...string) *Policy {
 	t.Helper()
 	return configure(t, compile(t, h, "script", guest(t, "script")), strings.Join(lines, "\n"))
@@ -71,7 +71,7 @@ func TestInTheResponseThePolicySeesTheRequestAsItSentIt(t *testing.T) {
 		if r.Method != "PUT" || r.Header.Get("Authorization") != "others" || r.Trailer.Get("X-Sum") != "mine" {
 			t.Errorf("got %s, %v, %v", r.Method, r.Header, r.Trailer)
 		}
-		// As secrets are put in: in place.
+		// In place, as secrets are inserted.
 		r.Header["Authorization"][0], r.Trailer["X-Sum"][0], r.URL.Path = "secret", "secret", "/secret"
 	}))
 	expectNotes(t, x, "mine,", "mine,", "/mine", "POST", "authorization,host,")
@@ -194,7 +194,7 @@ func TestARequestsBodyIsBufferedForThePolicyAndSent(t *testing.T) {
 		t.Errorf("got %+v", x.Denied)
 	}
 
-	// Not asked for: the body is not held, and may be longer.
+	// The policy does not read the body, so the body is not buffered and may be longer.
 	got, _, x = send(scripted(t, h, "start enable 1"), strings.Repeat("x", 1000))
 	expectNotes(t, x)
 	if len(got) != 1000 {
@@ -285,7 +285,7 @@ func TestAFailureAfterTheResponseBeganCutsIt(t *testing.T) {
 	}
 }
 
-// A policy that does not handle responses is not between the upstream and the client.
+// A policy that does not handle responses does not intercept them.
 func TestStreamsFlushAndUpgradesPassUntouched(t *testing.T) {
 	h := newHost(t, nil)
 	for _, lines := range [][]string{{"start enable 65536"}, {"response note done"}} {
@@ -372,7 +372,7 @@ func TestTrailersOfTheRequestAreThePolicysToChange(t *testing.T) {
 	}
 }
 
-// Each cause has a code of its own, so that clients know what to change.
+// Each cause has its own code, so that clients know what to change.
 func TestDenialsHaveTheCodeOfTheirCause(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.RequestLimit, c.ResponseLimit = 100, 100 })
 	send := func(body io.Reader, header ...string) *http.Request {

@@ -16,7 +16,7 @@ const (
 	handleResponse = "handle_response"
 )
 
-// check returns everything that keeps a module from being a policy.
+// check returns all reasons why a module is not a valid policy, as a joined error.
 func check(m *meter.Module) error {
 	errs := []error{
 		exports(m, handleRequest, meter.Signature{Results: []byte{meter.I64}}, "() -> (i64)"),

@@ -17,24 +17,24 @@ import (
 // function.
 const compileWorkers = 2
 
-// limits of compiling a module.
+// limits are the limits for the compilation of a module.
 type limits struct {
-	pages   uint32 // of memory that its instances may have
-	seconds uint64 // of a processor
+	pages   uint32 // of memory per instance
+	seconds uint64 // of processor time
 	bytes   uint64 // of memory
-	// nice is by how much others come first.
+	// nice is the nice value of the compiler.
 	nice uint64
 }
 
-// compilerError is a mistake in a module. Other errors of compiling are the
-// node's.
+// compilerError is a mistake in a module. Other compilation errors are problems of the
+// node.
 type compilerError struct{ reason string }
 
 func (e *compilerError) Error() string { return e.reason }
 
-// build loads the module's code. A module that is not in the cache, or damaged there, is
-// compiled by another process first: the time that a compiler takes for a module cannot be
-// predicted, and a goroutine in a compiler cannot be ended.
+// build loads the module's code. If the code is not in the cache, or is damaged there,
+// another process compiles the module first: compilation time is unpredictable, and a
+// goroutine that runs the compiler cannot be stopped.
 func (p *program) build(ctx context.Context, m *meter.Module) error {
 	h := p.host
 	if h.cache == nil {
@@ -46,7 +46,7 @@ func (p *program) build(ctx context.Context, m *meter.Module) error {
 		return p.compileAndLoad(ctx, m, filepath.Join(dir, p.digest))
 	}
 	dir := filepath.Join(h.cache.dir, p.digest)
-	// The cache holds only modules that a compiler has read within its limits.
+	// The cache holds only modules that a compiler has parsed within its limits.
 	if _, err := os.Stat(dir); err != nil || p.load(m, dir) != nil {
 		if err := p.compileAndLoad(ctx, m, dir); err != nil {
 			return err
@@ -56,8 +56,8 @@ func (p *program) build(ctx context.Context, m *meter.Module) error {
 	return nil
 }
 
-// compileAndLoad has the module compiled into a folder, which exists when that is
-// done.
+// compileAndLoad compiles the module in another process, and loads the code. dir exists
+// only once it is complete.
 func (p *program) compileAndLoad(ctx context.Context, m *meter.Module, dir string) error {
 	h := p.host
 	select {
@@ -72,7 +72,7 @@ func (p *program) compileAndLoad(ctx context.Context, m *meter.Module, dir strin
 	}
 	defer os.RemoveAll(begun)
 	l := limits{h.pages(), uint64(max(1, h.config.CompileLimit.Seconds())), uint64(h.config.CompileMemory), 0}
-	if h.cache != nil { // a node's, which has more to do
+	if h.cache != nil { // a node, whose other work comes first
 		l.nice = 10
 	}
 	if err := runCompiler(ctx, h.config.Compiler, m.Binary, begun, l); err != nil {
@@ -107,7 +107,7 @@ func runtimeConfig(pages uint32) wazero.RuntimeConfig {
 	return wazero.NewRuntimeConfig().WithMemoryLimitPages(pages).WithDebugInfoEnabled(false)
 }
 
-// ended is a context that is over: with it, wazero takes code from its cache, and
+// ended is a canceled context: with it, wazero loads code from its cache, and
 // compiles nothing.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -115,9 +115,9 @@ var ended = func() context.Context {
 	return ctx
 }()
 
-// load makes the runtime, the host's modules in it, and the code as it is in a
-// folder. Reading a module is what a compiler begins with, so this takes no longer
-// than compiling it did.
+// load makes the runtime with the host's modules, and loads the code from a folder. It
+// parses the module as the compiler did first, so it takes no longer than the
+// compilation.
 func (p *program) load(m *meter.Module, dir string) (err error) {
 	if p.cache, err = wazero.NewCompilationCacheWithDir(dir); err != nil {
 		return err

@@ -18,40 +18,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// compilerName is what this program is called where it compiles a module.
+// compilerName is argument 0 of this program when it runs as the compiler.
 const compilerName = "doze-policy-compiler"
 
 // Every program that runs policies is its own compiler unless Config.Compiler names
-// another, so that both are of the same version, and no file has to be found.
+// another. So both have the same version, and no file has to be found.
 func init() {
 	if len(os.Args) == 6 && os.Args[0] == compilerName {
 		os.Exit(compilerMain(os.Args[1:], os.Stdin, os.Stderr))
 	}
 }
 
-// Exit codes of the compiler. Go's runtime ends a program that has no memory with 2.
+// Exit codes of the compiler. Go's runtime exits with 2 when memory is exhausted.
 const (
-	exitInvalid  = 1 // the module; the reason is on stderr
-	exitNoMemory = 2 // or a defect of the compiler
+	exitInvalid  = 1 // the module is invalid; the reason is on stderr
+	exitNoMemory = 2 // memory is exhausted, or the compiler has a defect
 	exitTooLong  = 3
-	exitFailed   = 70 // the compiler, for want of something else
+	exitFailed   = 70 // the compiler failed for another reason
 )
 
-// maxCompilerOutput is how much of what the compiler says is read.
+// maxCompilerOutput bounds the compiler's output that is read, in bytes.
 const maxCompilerOutput = 4 << 10
 
-// patience is how much longer than its processor time a compiler may take by the
-// clock. It is for one that waits for a disk, or for a processor that it does not get.
+// patience is the ratio of a compiler's wall time limit to its processor time limit. It
+// allows for a compiler that waits for a disk or a processor.
 const patience = 20
 
-// runCompiler compiles a module into a folder, within limits, in a process of its own.
-// Errors: *compilerError, ctx's, or what kept the process from running.
+// runCompiler compiles a module into a folder, within limits, in a separate process.
+// Errors: *compilerError, ctx.Err(), or the reason why the process could not run.
 func runCompiler(ctx context.Context, program string, binary []byte, dir string, l limits) error {
 	limited, cancel := context.WithTimeout(ctx, patience*time.Duration(l.seconds)*time.Second)
 	defer cancel()
 	c := exec.CommandContext(limited, cmp.Or(program, "/proc/self/exe"))
 	c.Args = []string{compilerName, dir, fmt.Sprint(l.pages), fmt.Sprint(l.seconds), fmt.Sprint(l.bytes), fmt.Sprint(l.nice)}
-	// Nothing of the node's own environment, in which there are secrets.
+	// The node's own environment may contain secrets and is not passed on.
 	c.Env = []string{"GOTRACEBACK=none", "GOMAXPROCS=" + strconv.Itoa(compileWorkers), "GOMEMLIMIT=" + fmt.Sprint(l.bytes*3/4)}
 	c.Stdin = bytes.NewReader(binary)
 	output := &bounded{limit: maxCompilerOutput}
@@ -79,17 +79,17 @@ func runCompiler(ctx context.Context, program string, binary []byte, dir string,
 	return fmt.Errorf("compile a policy: %w: %s", err, firstLine(output.String()))
 }
 
-// killedTooLate reports whether the kernel ended the compiler at the hard limit of its
-// processor time, as it does where the compiler got no processor for its own end.
+// killedTooLate reports whether the kernel killed the compiler at the hard limit of its
+// processor time. This happens if the compiler gets no processor to exit by itself.
 func killedTooLate(exit *exec.ExitError, seconds uint64) bool {
 	status, ok := exit.Sys().(syscall.WaitStatus)
 	used := exit.UserTime() + exit.SystemTime()
 	return ok && status.Signaled() && status.Signal() == syscall.SIGKILL && used >= time.Duration(seconds)*time.Second
 }
 
-// noMemory reports whether the compiler ended for want of memory. Go's runtime words it in
-// several ways, one of which is that no thread can be started; that may be the
-// node's fault, unless the compiler had much of what it may have.
+// noMemory reports whether the compiler ran out of memory. Go's runtime has several
+// messages for it. One is that it cannot start a thread; that may be a problem of the
+// node, unless the compiler has used much of its limit.
 func noMemory(exit *exec.ExitError, output string, limit uint64) bool {
 	if exit.ExitCode() != exitNoMemory {
 		return false
@@ -99,7 +99,7 @@ func noMemory(exit *exec.ExitError, output string, limit uint64) bool {
 	return strings.Contains(output, "memory") || much && strings.Contains(output, "thread")
 }
 
-// bounded keeps the beginning of what is written.
+// bounded stores the first limit bytes that are written.
 type bounded struct {
 	bytes.Buffer
 	limit int
@@ -112,8 +112,8 @@ func (b *bounded) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// compilerMain is the program of the process that compiles: arguments are the
-// folder and the limits.
+// compilerMain is the main function of the compiler's process, and returns its exit
+// code. args are the folder and the limits.
 func compilerMain(args []string, in io.Reader, out io.Writer) int {
 	err := func() error {
 		var numbers [4]uint64
@@ -143,8 +143,8 @@ func compilerMain(args []string, in io.Reader, out io.Writer) int {
 	return exitFailed
 }
 
-// limit bounds this process, which gives way to the others of the node, and is the
-// first to be ended where memory is short.
+// limit bounds this process, lowers its priority by nice, and makes it the first
+// candidate of the OOM killer.
 func limit(seconds, bytes uint64, nice int) error {
 	before, err := dataSize()
 	if err != nil {
@@ -171,7 +171,7 @@ func limit(seconds, bytes uint64, nice int) error {
 	return nil
 }
 
-// dataSize is what RLIMIT_DATA counts of this process, in bytes.
+// dataSize returns the memory of this process that counts toward RLIMIT_DATA, in bytes.
 func dataSize() (uint64, error) {
 	status, err := os.ReadFile("/proc/self/status")
 	if err != nil {

@@ -13,7 +13,8 @@ import (
 	. "github.com/doze-run/doze/egress/internal/wat"
 )
 
-// hostileModules ask much of a compiler, each in another way, in some 100 kB.
+// hostileModules returns modules of some 100 kB that are expensive to compile, each for a
+// different reason.
 func hostileModules() map[string]Assembly {
 	const n = 20_000
 	repeat := func(code []byte, times int) []byte { return bytes.Repeat(code, times) }
@@ -56,8 +57,8 @@ func hostileModules() map[string]Assembly {
 	}
 }
 
-// refused are those that the compiler is ended for; it would take minutes for each,
-// or more memory than there is.
+// refused are the modules that exceed the compiler's limits. Each would take minutes, or
+// more memory than is available.
 var refused = []string{"nested blocks", "nested blocks with exits", "nested loops", "exits to the outermost", "values that live across blocks", "calls with many values"}
 
 func TestCompilingIsBoundedInTimeAndMemory(t *testing.T) {
@@ -77,7 +78,7 @@ func TestCompilingIsBoundedInTimeAndMemory(t *testing.T) {
 			case err == nil && slices.Contains(refused, name):
 				t.Errorf("%d bytes: it was compiled", len(wasm))
 			}
-			if grown := allocated() - before; err != nil && grown > 32<<20 { // none of it is the compiler's
+			if grown := allocated() - before; err != nil && grown > 32<<20 { // not counting the compiler's
 				t.Errorf("the host asked for %d bytes", grown)
 			}
 		})
@@ -89,7 +90,7 @@ func TestAModuleThatTakesTooLongIsCompiledOnce(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.CompileLimit = time.Second })
 	wasm := hostileModules()["nested blocks"].Binary()
 	_, first := h.Compile(t.Context(), "first", wasm)
-	h.compiling = nil // no compiler could begin
+	h.compiling = nil // no compiler can start
 	_, second := h.Compile(t.Context(), "second", wasm)
 	if first == nil || second == nil || strings.ReplaceAll(first.Error(), "first", "second") != second.Error() {
 		t.Errorf("got %v, then %v", first, second)
@@ -108,7 +109,7 @@ func TestACompilerEndsWithItsCaller(t *testing.T) {
 	for len(h.compiling) == 0 {
 		runtime.Gosched()
 	}
-	// Meanwhile others compile.
+	// Other modules compile meanwhile.
 	compile(t, h, "other", responder()).Release()
 	select {
 	case err := <-ended:
@@ -124,8 +125,8 @@ func TestACompilerEndsWithItsCaller(t *testing.T) {
 	}
 }
 
-// Two concurrent pushes of the same module compile it once, and the second does not
-// depend on the first.
+// Two concurrent pushes of the same module compile it once. The second must not fail if
+// the first is canceled.
 func TestTheSameBytesAreCompiledOnceAtATime(t *testing.T) {
 	h := newHost(t, nil)
 	wasm := hostileModules()["nested blocks"].Binary()

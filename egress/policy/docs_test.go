@@ -10,8 +10,8 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// The reference lists the host functions with names for their parameters and results,
-// which are i32 unless noted.
+// The reference lists the host functions with names for their parameters and results.
+// Their types are i32 unless noted.
 func TestReferenceHasTheHostFunctions(t *testing.T) {
 	page, err := os.ReadFile("../../docs/reference/egress-abi.md")
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// code is a result of a function of doze_egress_v1 that reports an error.
+// code is an error result of a function of doze_egress_v1.
 type code int32
 
 const (
@@ -24,13 +24,14 @@ const (
 
 func (c code) Error() string { return fmt.Sprintf("error %d of doze_egress_v1", int32(c)) }
 
-// Limits of data that a policy hands over to be signed or encoded.
+// Limits on the data that a policy passes to be signed or encoded.
 const (
 	maxSecretName = 256
 	maxEncode     = 64 << 10
 	maxSign       = 64 << 10
 	maxParts      = 16
-	// maxSigns in a request: one of RSA takes up to 0.1 s, and cannot be interrupted.
+	// maxSigns bounds the signatures per request: an RSA signature takes up to 0.1 s, and
+	// cannot be interrupted.
 	maxSigns = 4
 )
 
@@ -87,7 +88,7 @@ var egressFunctions = []function{
 	}},
 }
 
-// ttl of milliseconds; what is longer than ten years is ten years.
+// ttl returns ms milliseconds, but at most ten years.
 func ttl(ms uint64) time.Duration {
 	const longest = 10 * 365 * 24 * time.Hour
 	return time.Duration(min(int64(ms), longest.Milliseconds())) * time.Millisecond
@@ -113,7 +114,8 @@ func resultOf(err error) uint64 {
 	return uint64(uint32(c))
 }
 
-// result writes what a source of secrets gave.
+// result returns a function that writes the result of a secret.Source to the guest's
+// memory, and returns the host function's result.
 func (c *call) result(at, limit uint64) func([]byte, error) uint64 {
 	return func(v []byte, err error) uint64 {
 		if err != nil {
@@ -145,7 +147,8 @@ func (c *call) encode(encoding int32, text string) ([]byte, error) {
 	return []byte(ref), err
 }
 
-// hmac: parts are a length, 4 bytes little-endian, and as many bytes each.
+// hmac computes an HMAC over the parts in list. Each part is its length, 4 bytes
+// little-endian, and as many bytes.
 func (c *call) hmac(name, prefix string, list []byte) ([]byte, error) {
 	if c.phase != beforeNext {
 		return nil, codeNotAllowed
@@ -181,7 +184,7 @@ func (c *call) sign(name string, algorithm int32, data []byte) ([]byte, error) {
 	return c.secrets.Sign(name, algorithm, data)
 }
 
-// deny: the first reason counts.
+// deny denies the exchange. Only the first reason counts.
 func (c *call) deny(reason []byte) {
 	c.inExchange()
 	if c.denied != nil {
@@ -194,7 +197,7 @@ func (c *call) deny(reason []byte) {
 	c.denied = &Denial{Policy: c.instance.policy.name, Reason: text, Code: problem.PolicyDenied}
 }
 
-// note keeps one for the audit log; those that are too many are left out.
+// note adds a note for the audit log. Notes beyond maxNotes are dropped.
 func (c *call) note(text []byte) {
 	c.inExchange()
 	if len(c.chain.Notes) < maxNotes {
@@ -202,14 +205,14 @@ func (c *call) note(text []byte) {
 	}
 }
 
-// stored runs f on what the policy has stored in this exchange's namespace.
+// stored runs f on the values that the policy has stored in this exchange's namespace.
 func (c *call) stored(f func(*space, time.Time) (int64, error)) (result uint64) {
 	c.inExchange()
 	p := c.instance.policy
 	now := p.host.config.Now()
 	result = resultOf(codeLimit)
 	p.host.kv.use(spaceName(p.name, c.namespace), now, func(s *space) {
-		if p.forgotten.Load() { // asked here, or the space may be of after Forget
+		if p.forgotten.Load() { // checked under the lock: the space may be newer than Forget
 			s = &space{entries: map[string]entry{}}
 		}
 		n, err := f(s, now)

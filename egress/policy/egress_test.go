@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// vault records what it is asked for.
+// vault records its calls.
 type vault struct {
 	asked []string
 	err   error

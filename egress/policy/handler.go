@@ -22,11 +22,11 @@ const (
 	responseBody = 1
 )
 
-// maxURI bounds what a policy may ask for: servers and proxies commonly take 8 KiB; references
-// make it longer when they are rendered.
+// maxURI bounds the URI that a policy may set. Servers and proxies commonly accept 8 KiB;
+// a URI may become longer when references are rendered.
 const maxURI = 16 << 10
 
-// maxMethod bounds a method: the longest that is registered has 17 characters.
+// maxMethod bounds a method. The longest registered method has 17 characters.
 const maxMethod = 64
 
 // handlerFunctions are the module http_handler.
@@ -117,7 +117,7 @@ func (c *call) log(level int32, text []byte) {
 	}
 }
 
-// uri is path and query, as they are sent.
+// uri returns the path and query as they are sent.
 func uri(u *url.URL) string {
 	s := u.EscapedPath()
 	if s == "" {
@@ -144,7 +144,7 @@ func (c *call) setMethod(method string) {
 	c.r.Method = method
 }
 
-// setURI changes path and query; where the request goes stays as it was.
+// setURI changes the path and query. The request's destination does not change.
 func (c *call) setURI(s string) {
 	c.beforeNext("sets the URI")
 	if s == "" {
@@ -167,7 +167,8 @@ func (c *call) setURI(s string) {
 	c.r.RequestURI = s
 }
 
-// fields of a kind, and what bounds them. The guest changes them if change is true.
+// fields returns the header or trailer of a kind, and its limits. change is true if the
+// guest modifies it.
 func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 	c.inExchange()
 	switch kind {
@@ -207,7 +208,7 @@ func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 	return nil, nil
 }
 
-// trailersOf what was sent.
+// trailersOf returns the trailers in the header of a response that was sent.
 func trailersOf(h http.Header) http.Header {
 	t := http.Header{}
 	for key, values := range h {
@@ -218,8 +219,8 @@ func trailersOf(h http.Header) http.Header {
 	return t
 }
 
-// answer that the guest works on: its own before the request is sent, then that
-// of the upstream, if it is kept for it.
+// answer returns the response that the guest works on: its own before the request is
+// sent, and then the upstream's, if it is buffered for the guest.
 func (c *call) answer(what string) *answer {
 	c.inExchange()
 	switch {
@@ -247,8 +248,8 @@ func (c *call) names(kind uint32) []string {
 	return names(h)
 }
 
-// values of a header field. A name that is none has no values, as in the reference
-// host: guests ask for what they were configured with.
+// values returns the values of a header field. An invalid name has no values, as in the
+// reference host: guests pass names from their configurations.
 func (c *call) values(kind uint32, name string) []string {
 	h, _ := c.fields(kind, false)
 	if !isName(name) {
@@ -261,7 +262,7 @@ func (c *call) values(kind uint32, name string) []string {
 	return h[key]
 }
 
-const end = 1 << 32 // of a body
+const end = 1 << 32 // bit in the result of read_body: the body has ended
 
 func (c *call) readBody(kind uint32, at, limit uint64) uint64 {
 	c.inExchange()

@@ -9,21 +9,21 @@ import (
 	"golang.org/x/net/http/httpguts"
 )
 
-// Limits of a message's header with the changes of policies.
+// Limits on a message's header after the changes of policies.
 const (
 	maxFields      = 256
 	maxHeaderBytes = 64 << 10
 )
 
-// Header fields that decide where a message goes and where it ends: the node's
-// alone. Upgrade and Trailer belong to the way the message is sent.
+// reserved are the header fields that only the node sets, because they decide where a
+// message goes and where it ends. Upgrade and Trailer depend on how the message is sent.
 var reserved = map[string]bool{
 	"Host": true, "Connection": true, "Keep-Alive": true, "Proxy-Connection": true, "Te": true, "Trailer": true,
 	"Transfer-Encoding": true, "Upgrade": true, "Http2-Settings": true,
 	"Proxy-Authorization": true, "Proxy-Authenticate": true,
 }
 
-// guard bounds what policies add to headers.
+// guard bounds the fields that policies add to headers.
 type guard struct{ request, response, trailer weight }
 
 type weight struct {
@@ -35,7 +35,8 @@ func isName(name string) bool {
 	return len(name) <= maxHeaderBytes && httpguts.ValidHeaderFieldName(name)
 }
 
-// canonical is the name as http.Header has it; it ends the guest if it is none.
+// canonical returns the name in the form of http.Header. It ends the guest if the name is
+// invalid.
 func canonical(name string) string {
 	if !isName(name) {
 		fail("%.40q is not a name of a header", name)
@@ -92,8 +93,9 @@ func (w *weight) drop(h http.Header, key string) {
 	delete(h, key)
 }
 
-// mutable reports whether a field is the policy's to change. Content-Length is not,
-// but guests that change bodies set it by habit: it is computed anyway.
+// mutable reports whether a policy may change a field. It ends the guest for a reserved
+// field. Changes of Content-Length are ignored: guests that change bodies set it by habit,
+// and the node computes it anyway.
 func mutable(key string) bool {
 	if reserved[key] {
 		fail("it changes header %s, which is the node's", key)
@@ -101,7 +103,8 @@ func mutable(key string) bool {
 	return key != "Content-Length"
 }
 
-// names of header fields, in lower case and in order; without trailers.
+// names returns the names of header fields and more, in lower case and sorted, without
+// trailers.
 func names(h http.Header, more ...string) []string {
 	list := make([]string, 0, len(h)+len(more))
 	for key, values := range h {

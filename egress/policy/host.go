@@ -2,10 +2,10 @@
 // modules under the http-wasm handler ABI (https://http-wasm.io/http-handler-abi/)
 // with one more module of host functions, doze_egress_v1.
 //
-// A Host compiles modules, a Module with a configuration is a Policy, and Serve
-// runs policies around a handler. Guests are not trusted: their memory, time,
-// output and number are bounded, and whatever goes wrong in one denies the
-// exchange that it was part of, and nothing else.
+// A Host compiles modules, a Module with a configuration is a Policy, and a Chain
+// runs policies over a request and its response. Guests are not trusted: their memory,
+// time, output and number are bounded, and a failure in a guest denies its own exchange
+// and affects no other.
 package policy
 
 import (
@@ -25,57 +25,57 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// Config of a Host. The values of Defaults replace zero values.
+// Config configures a Host. The values of Defaults replace zero values.
 type Config struct {
-	// CacheDir keeps machine code between runs of the node; empty: none is kept.
+	// CacheDir stores machine code between runs of the node. If empty, none is stored.
 	// Programs that can write there can run code as the node.
 	CacheDir string
-	// CacheLimit is how many bytes CacheDir may take. The least recently used code is
+	// CacheLimit bounds the size of CacheDir, in bytes. The least recently used code is
 	// removed first.
 	CacheLimit int64
-	// Compiler is the program that compiles modules, one that has this package in it;
-	// empty: the running one.
+	// Compiler is the program that compiles modules. It must contain this package. If
+	// empty, it is the running program.
 	Compiler string
-	// MaxModule is how many bytes a module may have.
+	// MaxModule bounds the size of a module, in bytes.
 	MaxModule int
-	// CompileLimit is how much time of a processor it may take to compile one, in
-	// whole seconds, and CompileMemory how many bytes of memory.
+	// CompileLimit bounds the processor time to compile a module, in whole seconds, and
+	// CompileMemory the memory, in bytes.
 	CompileLimit  time.Duration
 	CompileMemory int
-	// MemoryLimit is how many bytes of memory an instance may have.
+	// MemoryLimit bounds the memory of an instance, in bytes.
 	MemoryLimit int
-	// TimeLimit is how long a call may run, without the time that it waits for a
-	// body or for a processor.
+	// TimeLimit bounds the running time of a call. The time in which it waits for a
+	// body or for a processor does not count.
 	TimeLimit time.Duration
-	// StartLimit is how long an instance may take to start, which happens once
-	// for many exchanges.
+	// StartLimit is TimeLimit for the start of an instance, which happens once for many
+	// exchanges.
 	StartLimit time.Duration
-	// RequestLimit and ResponseLimit are how many bytes of a body a policy may
-	// have in the host's memory: one that it buffers, or that it writes.
+	// RequestLimit and ResponseLimit bound the body that a policy may have in the
+	// host's memory, in bytes: one that it buffers, or that it writes.
 	RequestLimit, ResponseLimit int
-	// Instances that a Policy may have, and InstancesInAll of all policies. An
-	// exchange holds one until its response has ended, if the policy handles
-	// responses.
+	// Instances bounds the instances of a Policy, and InstancesInAll the instances of all
+	// policies together. If the policy handles responses, an exchange holds an instance
+	// until its response has ended.
 	Instances, InstancesInAll int
-	// WaitLimit is how long an exchange waits for an instance when all are in use,
-	// by the clock.
+	// WaitLimit bounds the wall time for which an exchange waits for an instance when all
+	// are in use.
 	WaitLimit time.Duration
-	// IdleLimit is how long instances stay without use.
+	// IdleLimit is the time after which unused instances end.
 	IdleLimit time.Duration
-	// Documents keeps what policies store; nil: it is kept in memory only.
+	// Documents stores the values of policies. If nil, they are held in memory only.
 	Documents document.Store
-	// Log takes what policies write.
+	// Log receives the lines that policies write.
 	Log *slog.Logger
-	// Now is the time that policies see, and by which what they store expires.
+	// Now returns the time that policies see, and by which their stored values expire.
 	Now func() time.Time
 }
 
-// Defaults of a Host.
+// Defaults returns the default configuration of a Host.
 func Defaults() Config {
 	return Config{
-		CacheLimit:     512 << 20, // machine code is 3 to 5 times its module: some 60 of Go
+		CacheLimit:     512 << 20, // machine code has 3 to 5 times the size of its module: some 60 Go modules
 		MaxModule:      16 << 20,
-		CompileLimit:   30 * time.Second, // the largest of Go take 7 s, and 280 MiB
+		CompileLimit:   30 * time.Second, // the largest Go modules take 7 s, and 280 MiB
 		CompileMemory:  1 << 30,
 		MemoryLimit:    16 << 20, // Go's runtime has 4 MiB after its start
 		TimeLimit:      50 * time.Millisecond,
@@ -83,9 +83,9 @@ func Defaults() Config {
 		RequestLimit:   1 << 20,
 		ResponseLimit:  1 << 20,
 		Instances:      64,
-		InstancesInAll: 512, // 2 GiB of Go's; 8 GiB if all grow to their limit
-		// A policy that has replaced another has one instance. Under load 64 have to
-		// start: 0.1 s of a processor, and that is not all theirs.
+		InstancesInAll: 512, // 2 GiB if all are Go's; 8 GiB if all grow to their limit
+		// A policy that has just replaced another has one instance. Under load 64 have to
+		// start, which takes 0.1 s of processor time, shared with other work.
 		WaitLimit: 5 * time.Second,
 		IdleLimit: time.Minute,
 		Log:       slog.New(slog.DiscardHandler),
@@ -123,30 +123,30 @@ func set[T comparable](field *T, value T) {
 
 const pageSize = 64 << 10 // of WebAssembly
 
-// Host compiles modules and owns all that runs of them.
+// Host compiles modules and owns their policies and instances.
 type Host struct {
 	config    Config
 	cache     *cache
 	kv        kv
-	compiling chan struct{} // compilers that run
-	instances chan struct{} // as many as there are, in use or idle
-	short     atomic.Int64  // of instances: that many wait for one to end
+	compiling chan struct{} // semaphore of running compilers
+	instances chan struct{} // semaphore of instances, in use or idle
+	short     atomic.Int64  // number of callers that wait for an instance to end
 
 	mu       sync.Mutex
 	closed   bool
 	programs map[string]*program      // by digest
-	refused  map[string]error         // why modules cannot be used, by digest; some of the latest
-	pending  map[string]chan struct{} // digests that are compiled now; closed when that has ended
+	refused  map[string]error         // errors of recently refused modules, by digest
+	pending  map[string]chan struct{} // running compilations by digest; closed when they end
 	policies map[*Policy]struct{}     // that have not ended
 
-	configuring sync.WaitGroup // begins under mu, while it is not closed
+	configuring sync.WaitGroup // running Configure calls; added to under mu, while the host is open
 
-	unmap chan struct{} // code was closed that is still mapped
+	unmap chan struct{} // signals that closed code is still mapped
 	stop  chan struct{}
 	done  sync.WaitGroup // janitor, collector and writer
 }
 
-// NewHost makes a host, which Close ends.
+// NewHost returns a host. The caller must close it.
 func NewHost(config Config) (*Host, error) {
 	config = config.withDefaults()
 	if config.MemoryLimit < pageSize || config.MemoryLimit > 1<<30 {
@@ -181,11 +181,11 @@ func NewHost(config Config) (*Host, error) {
 	return h, nil
 }
 
-// pages of memory that an instance may have.
+// pages returns the number of memory pages that an instance may have.
 func (h *Host) pages() uint32 { return uint32(h.config.MemoryLimit / pageSize) }
 
-// Close ends the host and everything of it. No exchange may be under way; a Configure
-// may, and Close waits for it.
+// Close ends the host, its policies and its programs. No exchange may be in progress.
+// Close waits for running Configure calls.
 func (h *Host) Close() error {
 	h.mu.Lock()
 	if h.closed {
@@ -198,7 +198,7 @@ func (h *Host) Close() error {
 	h.mu.Unlock()
 	close(h.stop)
 	h.done.Wait()
-	h.configuring.Wait() // a guest that starts has its memory
+	h.configuring.Wait() // a starting guest still uses its memory
 	for p := range policies {
 		p.drain()
 	}
@@ -209,7 +209,7 @@ func (h *Host) Close() error {
 	return errors.Join(errs...)
 }
 
-// janitor ends instances that are not used. It is the host's and ends with it.
+// janitor ends idle instances. It runs until the host is closed.
 func (h *Host) janitor() {
 	ticker := time.NewTicker(max(h.config.IdleLimit/2, time.Millisecond))
 	defer ticker.Stop()
@@ -226,13 +226,14 @@ func (h *Host) janitor() {
 	}
 }
 
-// collectPause is how many times as long as a collection took the next one waits. A
-// collection takes one processor of four, so all take a sixteenth of the node's at most.
+// collectPause is the ratio of the pause after a collection to its duration. A
+// collection takes one processor of four, so all together take at most a sixteenth of the
+// node's processors.
 const collectPause = 3
 
-// collector runs Go's garbage collector when code was closed: that is what unmaps the
-// code, 10 MB of a policy in Go, which does not count as garbage. It is the host's and
-// ends with it.
+// collector runs Go's garbage collector after code is closed: only a collection unmaps the
+// code, which takes 10 MB for a policy in Go and does not count as garbage. It runs until
+// the host is closed.
 func (h *Host) collector() {
 	for {
 		select {
@@ -260,11 +261,11 @@ func (h *Host) live() []*Policy {
 	return all
 }
 
-// Forget drops what policies of that name have stored in a namespace, their owner's, and
-// what they store there from then on in exchanges that are under way. With an error
-// nothing that was stored is dropped.
+// Forget deletes the values that policies of a name have stored in a namespace, which is
+// their owner's. Values that exchanges in progress store there later are dropped. If
+// Forget returns an error, the stored values remain.
 func (h *Host) Forget(ctx context.Context, name, namespace string) error {
-	for _, p := range h.live() { // before: what is stored meanwhile is erased
+	for _, p := range h.live() { // first, so that concurrently stored values are erased, too
 		if p.name == name && p.owner == namespace {
 			p.forgotten.Store(true)
 		}
@@ -272,31 +273,32 @@ func (h *Host) Forget(ctx context.Context, name, namespace string) error {
 	return h.kv.erase(ctx, spaceName(name, namespace))
 }
 
-// Modules whose code is in memory.
+// Modules returns the number of modules whose code is in memory.
 func (h *Host) Modules() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.programs)
 }
 
-// Compilers that run now.
+// Compilers returns the number of running compilers.
 func (h *Host) Compilers() int { return len(h.compiling) }
 
-// Instances that there are now, of all policies.
+// Instances returns the number of instances of all policies.
 func (h *Host) Instances() int { return len(h.instances) }
 
 var errClosed = errors.New("the policy host is closed")
 
-// maxCompilers run concurrently. Each takes a core or two and CompileMemory at most. An
-// owner has one, so that it takes as many owners to keep another waiting.
+// maxCompilers is the maximum number of concurrent compilers. Each takes a core or two,
+// and at most CompileMemory. An owner has at most one, so only this many other owners can
+// delay an owner.
 const maxCompilers = 4
 
-// Compile makes a module of WebAssembly. Its name is the policy's, for messages
-// and for what it stores. The same bytes are compiled once for as long as something
-// uses them. Errors: *CompileError for a mistake in the module, with what would be
-// right; ctx's; others for problems of the node.
+// Compile compiles WebAssembly to a module. name is the policy's name, for messages
+// and for its stored values. The same bytes are compiled once for as long as their code
+// is in use. Errors: *CompileError for a mistake in the module, with the remedy;
+// ctx.Err(); others for problems of the node.
 //
-// The caller owns the module and releases it.
+// The caller owns the module and must release it.
 func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, error) {
 	if len(wasm) > h.config.MaxModule {
 		return nil, &CompileError{name, fmt.Errorf("it has %d bytes: at most %d fit; build without debug information, and without packages that are large (net/http, fmt)", len(wasm), h.config.MaxModule)}
@@ -337,13 +339,12 @@ func (h *Host) Compile(ctx context.Context, name string, wasm []byte) (*Module, 
 	return newModule(name, p), nil
 }
 
-// maxRefused bounds the cache of modules that cannot be used: they take a compiler's time
-// only once.
+// maxRefused bounds the cache of refused modules, which saves compiling them again.
 const maxRefused = 1000
 
 // begin returns an existing program, with one more reference, or lets the caller compile
-// it until done is called. Other callers with the same digest wait meanwhile. Errors: the
-// *compilerError of a module that was refused before, or ctx's.
+// it until done is called. Other callers with the same digest wait until then. Errors: the
+// *compilerError of a module that was refused before, or ctx.Err().
 func (h *Host) begin(ctx context.Context, digest string) (done func(), p *program, err error) {
 	for {
 		h.mu.Lock()
@@ -377,8 +378,8 @@ func (h *Host) begin(ctx context.Context, digest string) (done func(), p *progra
 	}
 }
 
-// Compiled returns the module of a digest (sha256:<hex>) under a name, if something
-// uses its code already; otherwise nil. The caller owns the module and releases it.
+// Compiled returns the module of a digest (sha256:<hex>) under a name, if its code is
+// already in use; otherwise nil. The caller owns the module and must release it.
 func (h *Host) Compiled(name, digest string) *Module {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -390,7 +391,7 @@ func (h *Host) Compiled(name, digest string) *Module {
 	return newModule(name, p)
 }
 
-// CompileError is why a module cannot be a policy.
+// CompileError reports why a module cannot be used as a policy.
 type CompileError struct {
 	Name string
 	Err  error

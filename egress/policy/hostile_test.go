@@ -30,7 +30,7 @@ func TestHostileGuestsAreDeniedAndTheNodeIsWell(t *testing.T) {
 	tests := []struct {
 		name     string
 		module   Assembly
-		response bool // it fails in handle_response
+		response bool // the policy fails in handle_response
 		reason   string
 	}{
 		{"unreachable in handle_request", Handler(noImports, "", trap, none), false, "unreachable"},
@@ -197,8 +197,8 @@ func TestModulesThatCannotBePoliciesAreExplained(t *testing.T) {
 	}
 }
 
-// A function of the host on a whole memory takes longer than what lies between two
-// ticks may count for.
+// A host function that processes a whole memory takes longer than maxBetween, so it must
+// tick itself.
 func TestTimeOfTheHostsFunctionsIsTheGuests(t *testing.T) {
 	const pages, page = 256, 65536
 	tests := map[string]struct {
@@ -223,7 +223,7 @@ func TestTimeOfTheHostsFunctionsIsTheGuests(t *testing.T) {
 	}
 }
 
-// A name has 256 bytes, and a guest may declare one as long as its memory.
+// A name has at most 256 bytes, but a guest can pass one as long as its memory.
 func TestTextsThatAreTooLongAreNotCopied(t *testing.T) {
 	const pages, page, times = 256, 65536, 20
 	all := Code(I32Const(0), I32Const(pages*page))
@@ -260,16 +260,16 @@ func TestTextsThatAreTooLongAreNotCopied(t *testing.T) {
 	}
 }
 
-// allocated is how many bytes the process has asked for.
+// allocated returns the total number of bytes allocated on the heap so far.
 func allocated() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.TotalAlloc
 }
 
-// A failure in one exchange is none of the next.
+// A failure in one exchange must not affect the next.
 func TestAfterAFailureTheNextExchangeHasAFreshInstance(t *testing.T) {
-	// Fails when memory at 0 is not 0, and leaves a 1 there; with POST it traps.
+	// The guest traps if memory at 0 is not 0, and stores 1 there. POST makes it trap, too.
 	h := newHost(t, nil)
 	m := Handler(imported("get_method"), "", Code(
 		I32Const(0), Load(0), If, Unreachable, End,

@@ -16,16 +16,15 @@ type instance struct {
 	memory    memory
 	request   api.Function
 	response  api.Function
-	features  uint32 // that it enabled for all exchanges
+	features  uint32 // enabled at the start, for all exchanges
 	idleSince time.Time
-	share     chan struct{} // in which it has a place while it is in use; nil: none
+	share     chan struct{} // semaphore in which it holds a slot while it is in use; nil: none
 	output    output
 	call      call
-	stack     [2]uint64 // of a call of the guest
+	stack     [2]uint64 // for calls of the guest's functions
 }
 
-// start makes an instance and lets it initialize itself. ctx bounds the wait for
-// room.
+// start makes an instance and runs its initialization. ctx bounds the wait for a slot.
 func (p *Policy) start(ctx context.Context) (*instance, error) {
 	h := p.host
 	if err := h.makeRoom(ctx); err != nil {
@@ -47,9 +46,9 @@ func (p *Policy) start(ctx context.Context) (*instance, error) {
 	return i, nil
 }
 
-// instantiate makes the guest and runs what it starts with.
+// instantiate makes the guest and runs its start functions.
 func (i *instance) instantiate() (err error) {
-	defer func() { // wazero returns failures, but not failures of the memory
+	defer func() { // wazero recovers panics of host functions, but not of the memory allocator
 		switch f := recover().(type) {
 		case nil:
 		case *failure:
@@ -73,10 +72,10 @@ func (i *instance) instantiate() (err error) {
 	return nil
 }
 
-// StartError is why an instance of a policy does not start.
+// StartError reports why an instance of a policy does not start.
 type StartError struct {
 	Policy string
-	Reason string // in one line
+	Reason string // one line
 	Detail string // output of the policy, and the trace
 }
 
@@ -88,11 +87,11 @@ func (i *instance) close() {
 	if i.module != nil {
 		_ = i.module.Close(context.Background()) // nothing is open in it
 	}
-	i.memory.Free() // of a module that was not made to the end
+	i.memory.Free() // wazero does not free the memory of a partly made module
 	<-i.policy.host.instances
 }
 
-// reset lets go of everything of the last exchange.
+// reset clears the state of the last exchange.
 func (i *instance) reset() {
 	i.output.flush(i.call.chain)
 	i.output.tail, i.output.failed = i.output.tail[:0], ""

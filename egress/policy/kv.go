@@ -6,33 +6,33 @@ import (
 	"time"
 )
 
-// Limits of a namespace of a policy.
+// Limits on a namespace of a policy.
 const (
 	maxKeys       = 1024
 	maxKey        = 256     // bytes
 	maxValue      = 4 << 10 // bytes
 	maxStored     = 1 << 20 // bytes of keys and values
-	maxNamespaces = 10_000  // of all policies: beyond, new ones cannot store
+	maxNamespaces = 10_000  // of all policies; further namespaces cannot store values
 )
 
-// kv is what policies remember.
+// kv holds the stored values of all policies.
 type kv struct {
 	persistence
 	mu     sync.Mutex
 	spaces map[string]*space
 }
 
-// space is what one policy remembers for one namespace.
+// space holds the values that one policy has stored in one namespace.
 type space struct {
 	mu      sync.Mutex
 	entries map[string]entry
 	size    int
-	gone    bool // it is no longer in kv
+	gone    bool // no longer in kv
 
 	changed uint16 // a bit for each page that has changed since it was written; see mark
 	notify  chan<- struct{}
-	stored  bool      // there may be documents of it
-	due     time.Time // when changes may be written
+	stored  bool      // documents of it may exist
+	due     time.Time // earliest time at which changes may be written
 }
 
 type entry struct {
@@ -42,11 +42,11 @@ type entry struct {
 
 func (e entry) expired(now time.Time) bool { return !e.expires.IsZero() && !now.Before(e.expires) }
 
-// spaceName is the name of the space that a policy has for a namespace.
+// spaceName returns the name of a policy's space for a namespace.
 func spaceName(policy, namespace string) string { return policy + "\x00" + namespace }
 
-// use calls f with the space of a name, locked. It returns false if there is no
-// room for one more.
+// use calls f with the locked space of a name. It returns false if a new space would exceed
+// maxNamespaces.
 func (k *kv) use(name string, now time.Time, f func(*space)) bool {
 	for {
 		s := k.space(name, now)
@@ -59,7 +59,8 @@ func (k *kv) use(name string, now time.Time, f func(*space)) bool {
 	}
 }
 
-// use calls f, which may panic. It returns false if the space was swept away.
+// use calls f, which may panic, with the space locked. It returns false if the space was
+// removed from kv.
 func (s *space) use(f func(*space)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -87,7 +88,7 @@ func (k *kv) space(name string, now time.Time) *space {
 	return s
 }
 
-// forget drops a space with all that is in it.
+// forget removes a space with all its values.
 func (k *kv) forget(name string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -99,7 +100,7 @@ func (k *kv) forget(name string) {
 	}
 }
 
-// sweep forgets namespaces in which nothing is left.
+// sweep removes empty spaces without unwritten changes. It reports whether it found any.
 func (k *kv) sweep(now time.Time) (found bool) {
 	for name, s := range k.spaces {
 		s.mu.Lock()
@@ -112,7 +113,7 @@ func (k *kv) sweep(now time.Time) (found bool) {
 	return found
 }
 
-// trim is sweep for the janitor.
+// trim is sweep for the janitor. It locks k.mu.
 func (k *kv) trim(now time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -133,8 +134,8 @@ func (s *space) remove(key string) {
 	s.mark(1 << pageOf(key))
 }
 
-// mark has pages written. The writer is notified of the first change only: until these are
-// written it knows of the space.
+// mark schedules the write of pages. It notifies the writer only of the first change: the
+// writer knows of the space until the changes are written.
 func (s *space) mark(pages uint16) {
 	if s.changed == 0 {
 		select {
@@ -184,8 +185,8 @@ func (s *space) fits(key string, value []byte) bool {
 	return count <= maxKeys && size <= maxStored
 }
 
-// add changes a counter, which is 8 bytes, little-endian, and begins at 0. Its
-// time begins when it is made.
+// add adds delta to a counter and returns the sum. A counter is 8 bytes, little-endian,
+// and starts at 0. Its ttl starts when it is created.
 func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (int64, error) {
 	value, ok := s.get(key, now)
 	if !ok {
@@ -196,7 +197,7 @@ func (s *space) add(key string, delta int64, ttl time.Duration, now time.Time) (
 	}
 	old := int64(binary.LittleEndian.Uint64(value))
 	sum := old + delta
-	if (sum > old) != (delta > 0) && delta != 0 { // beyond 64 bits
+	if (sum > old) != (delta > 0) && delta != 0 { // overflow
 		return 0, codeLimit
 	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))

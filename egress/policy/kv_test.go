@@ -21,7 +21,7 @@ func TestStoredValuesEnd(t *testing.T) {
 	if _, ok := s.get("a", now.Add(time.Second)); ok {
 		t.Error("it did not end")
 	}
-	// A counter's time begins when it is made, and it begins again when it ended.
+	// A counter's ttl starts when the counter is created. An expired counter starts again.
 	for i, want := range []int64{1, 2, 1} {
 		if n, err := s.add("n", 1, 2*time.Second, now.Add(time.Duration(i)*time.Second)); n != want || err != nil {
 			t.Errorf("add %d: %d, %v", i, n, err)
@@ -104,7 +104,7 @@ func TestANamespaceIsBounded(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	for range 10 { // replacing takes no room
+	for range 10 { // replacing a value takes no additional space
 		if err := s.set("same", make([]byte, maxValue), 0, now.Add(time.Minute)); err != nil {
 			t.Error(err)
 		}

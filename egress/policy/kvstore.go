@@ -16,41 +16,43 @@ import (
 	"github.com/doze-run/doze/runtime/store/document"
 )
 
-// valuesKind is the kind of the documents that hold what policies have stored.
+// valuesKind is the kind of the documents that hold the stored values of policies.
 const valuesKind = "policyvalues"
 
 const (
-	// pages of a space. Only those are written in which something has changed.
+	// pages is the number of pages of a space. Only changed pages are written.
 	pages = 16
-	// maxPage is less than a document may have. A page is larger if most of the keys
-	// of a full space were chosen so that they are on the same; then it is not stored.
+	// maxPage bounds the size of a page, and is below the limit of a document. A page
+	// exceeds it only if most keys of a full space were chosen to be on the same page;
+	// such a page is not stored.
 	maxPage = 700 << 10
-	// writeAfter is how long changes wait to be written together, and writeRate how
-	// many bytes a second are written of a space: a policy that fills its 1 MiB again
-	// and again writes 1.4 GB a day.
+	// writeAfter is the delay that batches changes, and writeRate the number of bytes
+	// per second that are written of a space: a policy that fills its 1 MiB again and
+	// again writes 1.4 GB a day.
 	writeAfter = time.Second
 	writeRate  = 16 << 10
-	// writeAgain is how long changes wait that could not be written.
+	// writeAgain is the delay before a failed write is repeated.
 	writeAgain = time.Minute
 )
 
-// persistence writes spaces behind their changes.
+// persistence writes changed spaces to documents, asynchronously.
 type persistence struct {
 	documents document.Store // nil: nothing is written
 	log       *slog.Logger
-	writing   sync.Mutex // held while documents are written or deleted; before mu of kv and of spaces
-	// changed gets one when a space has changed in which nothing was to be written.
+	writing   sync.Mutex // held while documents are written or deleted; locked before mu of kv and of spaces
+	// changed receives a value when a space without unwritten changes changes.
 	changed chan struct{}
 }
 
-// pageOf a key.
+// pageOf returns the page of a key.
 func pageOf(key string) int {
 	h := fnv.New32a()
 	h.Write([]byte(key))
 	return int(h.Sum32() % pages)
 }
 
-// documentName is the name of a page of a space, which spaceName has named.
+// documentName returns the name of the document of a page. space is a name that spaceName
+// returned.
 func documentName(space string, page int) string {
 	policy, namespace, _ := strings.Cut(space, "\x00")
 	return fmt.Sprintf("%s/%x/%s", policy, page, namespace)
@@ -62,7 +64,7 @@ func parseDocument(name string) (space string, ok bool) {
 	return spaceName(policy, namespace), ok
 }
 
-// load reads the stored values. Unreadable ones stay stored, and are logged.
+// load reads the stored values. Unreadable documents are logged, and not deleted.
 func (k *kv) load(ctx context.Context, now time.Time) error {
 	if k.documents == nil {
 		return nil
@@ -96,8 +98,8 @@ func (k *kv) load(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// writer has write called when changes are due, until stop is closed. While nothing
-// changes it does not wake.
+// writer calls write when changes are due, until stop is closed. While nothing changes, it
+// does not wake.
 func (k *kv) writer(stop <-chan struct{}, write func(ctx context.Context, now time.Time, all bool) error) {
 	timer := time.NewTimer(0)
 	timer.Stop()
@@ -126,8 +128,8 @@ func (k *kv) writer(stop <-chan struct{}, write func(ctx context.Context, now ti
 	}
 }
 
-// nextDue is when the next changes are to be written, at least writeAfter from now; zero
-// if there are none.
+// nextDue returns the time at which the next changes are to be written, at least
+// writeAfter from now, or zero if there are none.
 func (k *kv) nextDue(now time.Time) (next time.Time) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -146,8 +148,8 @@ func (k *kv) nextDue(now time.Time) (next time.Time) {
 	return next
 }
 
-// write writes the pages that have changed and are due, or all that have changed.
-// It returns the first error; what failed is due again after a while.
+// write writes the changed pages that are due, or all changed pages if all is true. It
+// returns the first error. Failed pages are due again after writeAgain.
 func (k *kv) write(ctx context.Context, now time.Time, all bool) (first error) {
 	if k.documents == nil {
 		return nil
@@ -179,8 +181,8 @@ func (k *kv) write(ctx context.Context, now time.Time, all bool) (first error) {
 	return first
 }
 
-// changes are the pages that have changed, if they are due; nil is one in which
-// nothing is left. They count as written.
+// changes returns the contents of the changed pages, if they are due or all is true. The
+// content of an empty page is nil. The pages count as written.
 func (s *space) changes(now time.Time, all bool) map[int][]byte {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -208,7 +210,7 @@ func (s *space) changes(now time.Time, all bool) map[int][]byte {
 	return contents
 }
 
-// again has a page written that could not be.
+// again schedules another write of a page whose write failed.
 func (s *space) again(page int, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -216,7 +218,8 @@ func (s *space) again(page int, now time.Time) {
 	s.due = now.Add(writeAgain)
 }
 
-// erase removes a space with its documents. With an error it is as it was.
+// erase removes a space and its documents. If it returns an error, the space is unchanged,
+// and its pages are scheduled to be written again.
 func (k *kv) erase(ctx context.Context, name string) error {
 	k.writing.Lock()
 	defer k.writing.Unlock()
@@ -246,7 +249,7 @@ func (k *kv) erase(ctx context.Context, name string) error {
 // entriesVersion is the first byte of a page.
 const entriesVersion = 1
 
-// appendEntry appends a key, a value and the time in ms at which it expires.
+// appendEntry appends a key, a value and its expiry in Unix milliseconds, 0 for none.
 func appendEntry(b []byte, key string, e entry) []byte {
 	if len(b) == 0 {
 		b = append(b, entriesVersion)

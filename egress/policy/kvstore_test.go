@@ -17,12 +17,12 @@ import (
 	"time"
 )
 
-// documents are a store in memory that can fail.
+// documents is a store in memory whose operations can fail.
 type documents struct {
 	mu      sync.Mutex
 	values  map[string][]byte
 	fail    error
-	written chan struct{} // gets one after each write, if it is not nil
+	written chan struct{} // receives a value after each write, if not nil
 }
 
 func (d *documents) change(f func()) error {
@@ -62,7 +62,7 @@ func (d *documents) Documents(_ context.Context, kind string, yield func(string,
 
 func newDocuments() *documents { return &documents{values: map[string][]byte{}} }
 
-// openKV is a kv after a restart.
+// openKV returns a kv as after a restart.
 func openKV(t *testing.T, d *documents, now time.Time) *kv {
 	t.Helper()
 	k := &kv{persistence: persistence{documents: d, log: slog.New(slog.DiscardHandler)}}
@@ -230,7 +230,7 @@ func TestUnreadableValuesAreIgnoredAndStay(t *testing.T) {
 	}
 }
 
-// The writer wakes to write, and not while nothing changes.
+// The writer wakes only to write. It does not wake while nothing changes.
 func TestWriterWakesOnlyToWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDocuments()
@@ -248,7 +248,7 @@ func TestWriterWakesOnlyToWrite(t *testing.T) {
 		set := func(name, key string) {
 			k.use(name, time.Now(), func(s *space) { _ = s.set(key, []byte("1"), 0, time.Now()) })
 		}
-		// after lets the fake clock go on, and compares the wake-ups until then.
+		// after advances the fake clock by d, and compares the number of wake-ups with want.
 		after := func(d time.Duration, what string, want int64) {
 			t.Helper()
 			time.Sleep(d)
@@ -269,7 +269,7 @@ func TestWriterWakesOnlyToWrite(t *testing.T) {
 			d.fail = err
 		}
 		after(time.Hour, "nothing was ever stored", 0)
-		for i := range 100 { // of two policies' owners
+		for i := range 100 { // of two owners
 			set(one, fmt.Sprint(i))
 			set(two, fmt.Sprint(i))
 		}
@@ -284,7 +284,7 @@ func TestWriterWakesOnlyToWrite(t *testing.T) {
 		after(writeAfter/2, "both are written", 1)
 		stored(one, "b")
 
-		// A failed write blocks no other, and is tried again.
+		// A failed write does not block others, and is repeated.
 		fail(errors.New("the disk is full"))
 		set(one, "c")
 		after(writeAfter, "the disk is full", 1)
@@ -321,7 +321,7 @@ func FuzzDecodeEntries(f *testing.F) {
 	})
 }
 
-// A host writes within a second or so, without being closed.
+// A host writes values within a second or so, before it is closed.
 func TestAHostWritesWhatPoliciesStore(t *testing.T) {
 	d := newDocuments()
 	d.written = make(chan struct{}, 100)
@@ -336,8 +336,8 @@ func TestAHostWritesWhatPoliciesStore(t *testing.T) {
 	}
 }
 
-// An exchange may end after its policy was deleted, and a later policy of its name must
-// not find what it stores.
+// An exchange may outlive its policy. A later policy of the same name must not find the
+// values that such an exchange stores.
 func TestAnExchangeThatOutlivesItsPolicyStoresNothing(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Documents = newDocuments() })
 	p := scripted(t, h, "request kv-set a 1 0\nresponse kv-set a 2 0\nresponse kv-get a")

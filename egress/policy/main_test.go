@@ -42,15 +42,15 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// built is what tests share: the compiler, and the guests of testdata, each of which is
-// built once.
+// built holds the binaries that tests share: the compiler, and the guests of testdata. Each
+// guest is built once.
 var built struct {
 	sync.Mutex
 	dir, compiler string
 	modules       map[string][]byte
 }
 
-// guest compiles testdata/name with the Go that runs the test.
+// guest compiles testdata/name with the Go toolchain that runs the test.
 func guest(t testing.TB, name string) []byte {
 	t.Helper()
 	built.Lock()
@@ -72,7 +72,8 @@ func guest(t testing.TB, name string) []byte {
 	return m
 }
 
-// codeCache is shared by the tests of a run: compiling Go's modules takes long.
+// codeCache returns the folder of machine code that the tests of a run share, because
+// compiling Go modules is slow.
 func codeCache() string { return filepath.Join(built.dir, "code") }
 
 func newHost(t testing.TB, change func(*Config)) *Host {
@@ -113,7 +114,7 @@ func configure(t testing.TB, m *Module, config string) *Policy {
 	return p
 }
 
-// secrets of the tests: their references name the secrets.
+// secrets is a source of secrets whose references contain the names of the secrets.
 type secrets struct{ noSecrets }
 
 func (secrets) Reference(name string) (string, error) {
@@ -123,15 +124,15 @@ func (secrets) Reference(name string) (string, error) {
 	return "ref-" + name, nil
 }
 
-// result is what became of a request and its response.
+// result is the outcome of a request and its response.
 type result struct {
 	*Chain
 	Denied *Denial
 	Cut    bool
 }
 
-// run runs policies around next, and retains them, as egress does. next fails by
-// http.ErrAbortHandler.
+// run runs policies around next, and retains them, as egress does. next can fail by a
+// panic with http.ErrAbortHandler.
 func run(w http.ResponseWriter, r *http.Request, i Info, steps []Step, next http.Handler) *result {
 	for _, s := range steps {
 		if !s.Policy.Retain() {

@@ -7,10 +7,11 @@ import (
 	"github.com/tetratelabs/wazero/experimental"
 )
 
-// memory is an instance's, mapped for it alone. On Go's heap it would be garbage
-// once the instance has ended, megabytes of it for each policy that is replaced, and
-// the heap grows by as much before that is collected. Here it is the system's again
-// up front, pages that a guest never touched take none, and growing copies nothing.
+// memory is the memory of one instance, in its own mapping. On Go's heap it would be
+// garbage once the instance has ended, megabytes for each replaced policy, and the heap
+// would grow by as much before a collection. A mapping is returned to the system
+// immediately, pages that a guest never touched take no memory, and growing copies
+// nothing.
 //
 // It implements wazero's MemoryAllocator and LinearMemory. Its content must not be read
 // after Free.
@@ -19,13 +20,14 @@ type memory struct {
 	freed  sync.Once
 }
 
-// within returns a context in which wazero takes an instance's memory from m.
+// within returns a context with which wazero allocates an instance's memory from m.
 func (m *memory) within(ctx context.Context) context.Context {
 	return experimental.WithMemoryAllocator(ctx, m)
 }
 
-// Allocate reserves addresses for the one memory that a module may have, and makes
-// the first bytes usable. It fails as host functions do.
+// Allocate reserves max bytes of address space for the one memory that a module may have,
+// and makes the first bytes usable. It panics with a *failure on errors, as host functions
+// do.
 func (m *memory) Allocate(first, max uint64) experimental.LinearMemory {
 	if max == 0 {
 		return m
@@ -38,8 +40,8 @@ func (m *memory) Allocate(first, max uint64) experimental.LinearMemory {
 	return m
 }
 
-// Reallocate makes the first size bytes usable: zeros, unless they were before. It
-// returns nil where there is no room.
+// Reallocate makes the first size bytes usable. Bytes that were not usable before are
+// zero. It returns nil if the reservation or the system's memory is exhausted.
 func (m *memory) Reallocate(size uint64) []byte {
 	if size > uint64(len(m.mapped)) {
 		return nil
@@ -51,12 +53,12 @@ func (m *memory) Reallocate(size uint64) []byte {
 	return usable
 }
 
-// Free releases all of it. It may be called more than once, also concurrently: when the
-// instance ends, and by wazero for all instances that are left when a host is closed.
+// Free releases the mapping. It may be called more than once, also concurrently: when the
+// instance ends, and by wazero for all remaining instances when a host is closed.
 func (m *memory) Free() {
 	m.freed.Do(func() {
 		if m.mapped != nil {
-			_ = release(m.mapped) // fails only for what is not mapped
+			_ = release(m.mapped) // fails only for unmapped addresses
 			m.mapped = nil
 		}
 	})

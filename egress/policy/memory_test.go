@@ -38,7 +38,7 @@ func TestMemoryGrowsInPlace(t *testing.T) {
 	}
 }
 
-// A memory that there is not is the guest's failure, not the node's.
+// If memory is exhausted, the guest fails, not the node.
 func TestWhatHasNoMemoryDoesNotStart(t *testing.T) {
 	defer func() {
 		if f, ok := recover().(*failure); !ok || !strings.Contains(f.reason, "no memory") {
@@ -49,8 +49,8 @@ func TestWhatHasNoMemoryDoesNotStart(t *testing.T) {
 	t.Error("there were 4 EiB")
 }
 
-// The memory of an instance whose start fails is returned, too: wazero does not see its
-// end.
+// The memory of an instance whose start fails must be released, too: wazero does not
+// release it.
 func TestMemoryIsReleased(t *testing.T) {
 	h := newHost(t, nil)
 	starts := compile(t, h, "responder", responder())
@@ -77,7 +77,7 @@ func TestMemoryIsReleased(t *testing.T) {
 	}
 }
 
-// A guest that starts while its host is closed has its memory until it has ended.
+// A guest that starts while its host is closed retains its memory until it ends.
 func TestHostIsClosedWhileAGuestStarts(t *testing.T) {
 	runs := make(lines, 1)
 	h := newHost(t, func(c *Config) {
@@ -104,7 +104,7 @@ func TestHostIsClosedWhileAGuestStarts(t *testing.T) {
 	}
 }
 
-// lines takes what is logged, as far as there is room.
+// lines receives log lines, and drops them when it is full.
 type lines chan []byte
 
 func (l lines) Write(b []byte) (int, error) {
@@ -115,7 +115,7 @@ func (l lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// mapped is the size of the process's address space.
+// mapped returns the size of the process's address space, in bytes.
 func mapped(t *testing.T) int {
 	t.Helper()
 	statm, err := os.ReadFile("/proc/self/statm")

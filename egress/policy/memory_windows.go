@@ -1,7 +1,7 @@
 package policy
 
-// On Windows only `doze policy test` runs policies, one instance at a time, so the
-// memory is Go's: the system provides its pages when they are first written.
+// On Windows only `doze policy test` runs policies, one instance at a time, so the memory
+// is on Go's heap: the system provides its pages when they are first written.
 
 func reserve(size int) ([]byte, error) { return make([]byte, size), nil }
 

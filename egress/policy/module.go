@@ -10,16 +10,16 @@ import (
 	"github.com/doze-run/doze/egress/policy/meter"
 )
 
-// program is machine code. It has a runtime of its own, so that nothing of it
-// stays behind when it is closed.
+// program is the machine code of a module. It has its own runtime, so that closing it
+// releases everything.
 type program struct {
 	host     *Host
 	digest   string
 	runtime  wazero.Runtime
 	compiled wazero.CompiledModule
-	cache    wazero.CompilationCache // which owns the code
+	cache    wazero.CompilationCache // owns the code
 	starts   []string                // functions that start an instance
-	// ignoresResponse: its handle_response does nothing and needs not be called.
+	// ignoresResponse means that handle_response does nothing and need not be called.
 	ignoresResponse bool
 
 	references int // guarded by host.mu
@@ -45,16 +45,16 @@ func (p *program) release() {
 		}
 		select {
 		case h.unmap <- struct{}{}:
-		default: // it is known already
+		default: // a signal is already pending
 		}
 	}
 }
 
-// Module is a compiled module of a name.
+// Module is a compiled module with a name.
 type Module struct {
-	// Owner is whose policy it is, for the node's log, and Lines gets all that policies
-	// write which are configured from then on. Both may be empty. Lines is called
-	// concurrently and must not wait.
+	// Owner is the policy's owner, for the node's log. Lines receives all lines of the
+	// policies that are configured after it is set. Both may be empty. Lines is called
+	// concurrently and must not block.
 	Owner string
 	Lines func(Line)
 
@@ -65,22 +65,22 @@ type Module struct {
 
 func newModule(name string, p *program) *Module { return &Module{name: name, program: p} }
 
-// Name that it was compiled under.
+// Name returns the name under which the module was compiled.
 func (m *Module) Name() string { return m.name }
 
-// Digest of the module's bytes: SHA-256 in hexadecimal.
+// Digest returns the SHA-256 of the module's bytes, in hexadecimal.
 func (m *Module) Digest() string { return m.program.digest }
 
-// Release gives the module up. It is idempotent. Policies that were made of it
-// live on, and its code is closed when the last of them has ended.
+// Release releases the module. It is idempotent. Policies that were configured from the
+// module remain usable; its code is closed when the last of them has ended.
 func (m *Module) Release() {
 	if m.released.CompareAndSwap(false, true) {
 		m.program.release()
 	}
 }
 
-// compile makes a program. Errors: *compilerError for what is wrong with the module,
-// others for what is wrong with the node.
+// compile makes a program. Errors: *compilerError for a mistake in the module, others for
+// problems of the node.
 func (h *Host) compile(ctx context.Context, digest string, wasm []byte) (*program, error) {
 	m, err := meter.Instrument(wasm, h.pages())
 	if err == nil {

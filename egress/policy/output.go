@@ -11,29 +11,31 @@ import (
 )
 
 const (
-	// maxLine is how much of a line that a policy writes is kept.
+	// maxLine bounds a line that a policy writes, in bytes. The rest is dropped.
 	maxLine = 1 << 10
-	// maxTail is how much of what an instance wrote goes into the Detail of a
-	// denial: the message of a panic, and the first frames of its trace.
+	// maxTail bounds the part of an instance's output that goes into the Detail of a
+	// denial, in bytes: the message of a panic, and the first frames of its trace.
 	maxTail = 2 << 10
-	// logLines of a policy are logged in each logWindow: the log is for an author
-	// that searches for a mistake, and must not fill the disk under load.
+	// logLines is the maximum number of lines of a policy that are logged in each
+	// logWindow: the log helps an author to find a mistake, and must not fill the disk
+	// under load.
 	logLines  = 20
 	logWindow = 10 * time.Second
 )
 
-// Line is what a policy wrote: with the host's function log, or a line of its output.
+// Line is a line that a policy wrote, with the host function log or to its output.
 type Line struct {
 	Level slog.Level
 	Text  string // printable, in one line of at most 1 KiB
-	// Of the exchange in which it was written; empty while an instance starts.
+	// Flow, Sandbox and SandboxName identify the exchange in which the line was written.
+	// They are empty while an instance starts.
 	Flow        string
-	Sandbox     string // its id
+	Sandbox     string // id
 	SandboxName string
 }
 
-// logger passes on what a policy writes: to its owner all, to the node's log no more
-// than is bearable.
+// logger forwards the lines that a policy writes: all to sink, for the owner, and at most
+// logLines per logWindow to the node's log.
 type logger struct {
 	log  *slog.Logger
 	sink func(Line) // may be nil
@@ -44,12 +46,12 @@ type logger struct {
 	dropped int
 }
 
-// enabled reports whether lines of a level go anywhere.
+// enabled reports whether lines of a level are forwarded.
 func (l *logger) enabled(level slog.Level) bool {
 	return l.sink != nil || l.log.Enabled(context.Background(), level)
 }
 
-// line passes on a line that was written in an exchange, or nil.
+// line forwards a line. c is the exchange in which it was written, or nil.
 func (l *logger) line(level slog.Level, text string, c *Chain) {
 	line := Line{Level: level, Text: text}
 	if c != nil {
@@ -84,22 +86,22 @@ func (l *logger) line(level slog.Level, text string, c *Chain) {
 	l.log.LogAttrs(context.Background(), level, "policy says", attributes...)
 }
 
-// output is what one instance writes to stdout and stderr, or logs.
+// output collects the lines that one instance logs or writes to stdout and stderr.
 type output struct {
 	logger *logger
 	line   []byte
 	tail   []byte // of the current exchange
-	failed string // the latest line that was logged as an error, in the current exchange
+	failed string // the latest line logged as an error in the current exchange
 }
 
-// remember takes the beginning of what an exchange writes.
+// remember stores the first maxTail bytes of an exchange's output.
 func (o *output) remember(p []byte) {
 	if room := maxTail - len(o.tail); room > 0 {
 		o.tail = append(o.tail, p[:min(room, len(p))]...)
 	}
 }
 
-// log takes a line that was logged.
+// log forwards a line that the guest logged, and remembers it.
 func (o *output) log(level slog.Level, text string, c *Chain) {
 	o.remember([]byte(text + "\n"))
 	if level == slog.LevelError {
@@ -120,7 +122,7 @@ func (o *output) write(p []byte, c *Chain) {
 	}
 }
 
-// flush passes on a line that has no end yet.
+// flush forwards an unfinished line.
 func (o *output) flush(c *Chain) {
 	if len(o.line) > 0 {
 		o.logger.line(slog.LevelInfo, printable(string(o.line), maxLine), c)
@@ -128,7 +130,8 @@ func (o *output) flush(c *Chain) {
 	}
 }
 
-// reason is what explains best why the guest failed; empty: nothing does.
+// reason returns the line that best explains why the guest failed, or "" if there is
+// no output.
 func (o *output) reason() string {
 	if o.failed != "" {
 		return o.failed
@@ -136,7 +139,7 @@ func (o *output) reason() string {
 	return firstLine(string(o.tail))
 }
 
-// printable makes one line of what a policy says.
+// printable converts a text of a policy to a single line of at most limit bytes.
 func printable(s string, limit int) string {
 	s = strings.ToValidUTF8(s, "\uFFFD")
 	s = strings.Map(func(r rune) rune {

@@ -11,7 +11,7 @@ import (
 	. "github.com/doze-run/doze/egress/internal/wat"
 )
 
-// Guests of Traefik's log their error and exit.
+// Traefik's guests log an error and exit.
 func TestWhatAGuestLogsBeforeItExitsIsInTheError(t *testing.T) {
 	m := Handler(imported("log", "wasi_snapshot_preview1.proc_exit"), "loading the list"+"the list is empty", pass, none)
 	m.Funcs = append(m.Funcs, Func{Export: "_initialize", Body: Code(
@@ -37,7 +37,7 @@ func TestThatErrorIsBounded(t *testing.T) {
 }
 
 func TestLogEnabledReportsLoggedLevels(t *testing.T) {
-	// Responds with the status 200 plus log_enabled's result for the level.
+	// The guest responds with the status 200 plus log_enabled's result for the level.
 	ask := func(level int32) []byte {
 		return Handler(imported("log_enabled", "set_status_code"), "", Code(I32Const(level), Call(0), I32Const(200), Add, Call(1), stay), none).Binary()
 	}
@@ -66,7 +66,7 @@ func TestLogEnabledReportsLoggedLevels(t *testing.T) {
 }
 
 func TestLinesHaveTheExchangeInWhichTheyWereWritten(t *testing.T) {
-	// Logs when it starts, and in an exchange, where it also prints half a line.
+	// The guest logs when it starts, and in an exchange, where it also prints half a line.
 	m := Handler(imported("log", "wasi_snapshot_preview1.fd_write"), "\x08\x00\x00\x00\x05\x00\x00\x00print", Code(
 		I32Const(-1), I32Const(8), I32Const(3), Call(0), I32Const(1), I32Const(0), I32Const(1), I32Const(100), Call(1), Drop, pass), none)
 	m.Funcs = append(m.Funcs, Func{Export: "_initialize", Body: Code(I32Const(1), I32Const(8), I32Const(5), Call(0), End)})

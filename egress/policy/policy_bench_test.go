@@ -8,7 +8,7 @@ import (
 
 var noUpstream = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
 
-// The call of a small policy in Go, with all that a chain does around it.
+// BenchmarkBearer measures a call of a small policy in Go, including the chain.
 func BenchmarkBearer(b *testing.B) {
 	h := newHost(b, nil)
 	p := configure(b, compile(b, h, "bearer", guest(b, "bearer")), "token")
@@ -28,7 +28,8 @@ func BenchmarkBearer(b *testing.B) {
 	}
 }
 
-// The costs of a new policy before it runs, without the code of a large module.
+// BenchmarkCompileSmall measures the costs of a new policy before it runs, without the code
+// of a large module.
 func BenchmarkCompileSmall(b *testing.B) {
 	h := newHost(b, func(c *Config) { c.CacheDir = "" })
 	for b.Loop() {
@@ -40,7 +41,8 @@ func BenchmarkCompileSmall(b *testing.B) {
 	}
 }
 
-// Replacing a policy in Go, whose code is on disk, under load.
+// BenchmarkReplaceGo measures the replacement of a policy in Go under load, with its code on
+// disk.
 func BenchmarkReplaceGo(b *testing.B) {
 	h := newHost(b, nil)
 	base := guest(b, "bearer")
@@ -51,7 +53,8 @@ func BenchmarkReplaceGo(b *testing.B) {
 	}
 }
 
-// The costs of an instance. A policy has one for each concurrent request.
+// BenchmarkStartGo measures the costs of an instance. A policy has one for each concurrent
+// request.
 func BenchmarkStartGo(b *testing.B) {
 	h := newHost(b, nil)
 	p := configure(b, compile(b, h, "bearer", guest(b, "bearer")), "token")

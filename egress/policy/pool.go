@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// maxConfig bounds what a policy is configured with: a rule is no data set.
+// maxConfig bounds the configuration of a policy, in bytes: rules are not meant to carry
+// data sets.
 const maxConfig = 64 << 10
 
-// Policy is a module with a configuration: a pool of instances, each of which
-// handles one exchange at a time and keeps its memory for the next. Whoever must
-// not see what another's exchange left there needs a Policy of his own.
+// Policy is a module with a configuration: a pool of instances. Each instance handles
+// one exchange at a time and retains its memory for the next. Owners that must not see
+// each other's data need separate Policies.
 type Policy struct {
 	module  *program
 	name    string
@@ -23,21 +24,22 @@ type Policy struct {
 	config  []byte
 	host    *Host
 	logger  logger
-	places  chan struct{} // taken by instances in use
+	places  chan struct{} // semaphore of instances in use
 	retains atomic.Int64  // 0: it has ended
 	owner   string
-	// forgotten: what exchanges that are under way store is dropped, see Host.Forget.
+	// forgotten means that values that exchanges in progress store are dropped; see
+	// Host.Forget.
 	forgotten atomic.Bool
 
 	mu     sync.Mutex
 	ended  bool
-	idle   []*instance              // the last one used last
-	shares map[string]chan struct{} // taken as places, by who has a share of them
+	idle   []*instance              // least recently used first
+	shares map[string]chan struct{} // semaphores of instances in use, by sharer
 }
 
-// Configure makes a policy, and starts an instance of it, so that a configuration
-// that the policy does not like is an error here. The policy is the caller's, who
-// releases it. Which text is right is the module's to say; JSON is usual.
+// Configure makes a policy and starts an instance of it, so that Configure returns an
+// error if the policy rejects its configuration. The module defines the format of the
+// configuration; JSON is usual. The caller owns the policy and must release it.
 func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) {
 	if len(config) > maxConfig {
 		return nil, fmt.Errorf("the configuration of policy %.80s has %d bytes: at most %d fit", m.name, len(config), maxConfig)
@@ -78,14 +80,14 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 	return p, nil
 }
 
-// Name of the policy's module.
+// Name returns the name of the policy's module.
 func (p *Policy) Name() string { return p.name }
 
-// Digest of the policy's module: sha256: and 64 hexadecimal digits.
+// Digest returns the digest of the policy's module: sha256: and 64 hexadecimal digits.
 func (p *Policy) Digest() string { return p.digest }
 
-// Retain adds a holder, who calls Release. It returns false if the last holder
-// has released the policy.
+// Retain adds a holder, which must call Release. It returns false if the last holder
+// has already released the policy.
 func (p *Policy) Retain() bool {
 	for {
 		n := p.retains.Load()
@@ -101,8 +103,8 @@ func (p *Policy) Retain() bool {
 // Ended reports whether the last holder has released the policy.
 func (p *Policy) Ended() bool { return p.retains.Load() <= 0 }
 
-// Release gives the policy up. When its last holder does, and exchanges under way
-// are holders, its instances end.
+// Release releases the policy. Its instances end when the last holder releases it;
+// exchanges in progress are holders.
 func (p *Policy) Release() {
 	if p.retains.Add(-1) > 0 {
 		return
@@ -114,7 +116,7 @@ func (p *Policy) Release() {
 	p.module.release()
 }
 
-// Memory that instances have which are idle now, in bytes.
+// Memory returns the memory of the idle instances, in bytes.
 func (p *Policy) Memory() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -127,9 +129,9 @@ func (p *Policy) Memory() int {
 
 var errBusy = errors.New("busy")
 
-// acquire takes an instance, or makes one, for one who has a share of them, or for
-// nobody in particular. Errors: errBusy where there is no room for one within
-// WaitLimit, *StartError, or that of ctx.
+// acquire returns an idle instance or a new one. It counts toward the share of sharer,
+// unless sharer is empty. Errors: errBusy if no slot becomes free within WaitLimit,
+// *StartError, or ctx.Err().
 func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) {
 	share := p.share(sharer)
 	if share != nil {
@@ -146,7 +148,7 @@ func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) 
 	return i, err
 }
 
-// taken is an instance with its place.
+// taken returns an instance that holds a slot in places.
 func (p *Policy) taken(ctx context.Context) (*instance, error) {
 	if err := p.host.take(ctx, p.places); err != nil {
 		return nil, err
@@ -168,11 +170,12 @@ func (p *Policy) taken(ctx context.Context) (*instance, error) {
 	return i, nil
 }
 
-// shared is the part of a policy's instances that one who shares them can have.
+// shared is the divisor of a sharer's share: a sharer can use a quarter of a policy's
+// instances.
 const shared = 4
 
-// share is the places of one who shares; nil for nobody. They stay with the policy:
-// there are no more than the node has owners.
+// share returns the semaphore of a sharer, or nil for an empty one. Semaphores are not
+// removed: the policy has at most one for each owner of the node.
 func (p *Policy) share(sharer string) chan struct{} {
 	if sharer == "" {
 		return nil
@@ -190,7 +193,7 @@ func (p *Policy) share(sharer string) chan struct{} {
 	return s
 }
 
-// leave gives back the place of an instance, and that in a share if there is one.
+// leave releases an instance's slot in places, and in share if it is not nil.
 func (p *Policy) leave(share chan struct{}) {
 	<-p.places
 	if share != nil {
@@ -198,7 +201,7 @@ func (p *Policy) leave(share chan struct{}) {
 	}
 }
 
-// take takes a place, and waits for one no longer than WaitLimit.
+// take acquires a slot. It waits at most WaitLimit.
 func (h *Host) take(ctx context.Context, places chan<- struct{}) error {
 	select {
 	case places <- struct{}{}:
@@ -217,15 +220,15 @@ func (h *Host) take(ctx context.Context, places chan<- struct{}) error {
 	}
 }
 
-// makeRoom takes the place of an instance among all. Where there is none, those
-// end that are idle, and those that would be.
+// makeRoom acquires a slot in h.instances. If none is free, idle instances end, and so do
+// instances that become idle while it waits.
 func (h *Host) makeRoom(ctx context.Context) error {
 	select {
 	case h.instances <- struct{}{}:
 		return nil
 	default:
 	}
-	h.short.Add(1) // before the idle ones end: after that there are no new ones
+	h.short.Add(1) // first, so that no instance becomes idle after the idle ones end
 	defer h.short.Add(-1)
 	for _, p := range h.live() {
 		p.trim(time.Now())
@@ -233,7 +236,7 @@ func (h *Host) makeRoom(ctx context.Context) error {
 	return h.take(ctx, h.instances)
 }
 
-// put takes an instance back that can go on.
+// put releases an instance that can be used again.
 func (p *Policy) put(i *instance) {
 	i.reset()
 	share := i.share
@@ -257,7 +260,7 @@ func (p *Policy) drop(i *instance) {
 	p.leave(i.share)
 }
 
-// trim ends instances that were not used since then.
+// trim ends the instances that have been idle since the given time.
 func (p *Policy) trim(since time.Time) {
 	p.mu.Lock()
 	n := 0
@@ -272,7 +275,7 @@ func (p *Policy) trim(since time.Time) {
 	}
 }
 
-// drain ends all instances, those in use when they are put back.
+// drain ends all idle instances now, and each other instance when it is released.
 func (p *Policy) drain() {
 	p.mu.Lock()
 	p.ended = true

@@ -22,10 +22,11 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// responder handles responses too, so that it is held for the whole exchange.
+// responder returns a policy that handles responses, too, so that an exchange holds its
+// instance until the end.
 func responder() []byte { return Handler(nil, "", pass, after(nil)).Binary() }
 
-// inTime runs a test in which time passes when all wait.
+// inTime runs a test with a fake clock (synctest), which advances when all goroutines wait.
 func inTime(t *testing.T, change func(*Config), f func(t *testing.T, h *Host)) {
 	synctest.Test(t, func(t *testing.T) {
 		f(t, newHost(t, func(c *Config) {
@@ -35,7 +36,7 @@ func inTime(t *testing.T, change func(*Config), f func(t *testing.T, h *Host)) {
 	})
 }
 
-// hold has an exchange take an instance of each policy until release is called.
+// hold occupies an instance of each policy with an exchange, until release is called.
 func hold(t *testing.T, policies ...*Policy) (release func()) {
 	inside, leave := make(chan struct{}), make(chan struct{})
 	var wg sync.WaitGroup
@@ -78,8 +79,8 @@ func TestInstancesAreBoundedAndWaitersAreDeniedInTime(t *testing.T) {
 	})
 }
 
-// After a replacement the first ones wait until instances have started, which takes
-// longer than a call may.
+// After a replacement, the first requests wait until instances have started, which may
+// take longer than TimeLimit.
 func TestWaitingForAnInstanceMayTakeLongerThanACall(t *testing.T) {
 	inTime(t, func(c *Config) { c.Instances, c.InstancesInAll = 1, 2 }, func(t *testing.T, h *Host) {
 		m := compile(t, h, "responder", responder())
@@ -110,7 +111,7 @@ func TestWaitingForAnInstanceMayTakeLongerThanACall(t *testing.T) {
 	})
 }
 
-// A client that sends a body slowly to a waiting policy must not keep others from it.
+// A client that slowly sends a body to a policy must not block the policy's other users.
 func TestASharerHasAQuarterOfAPolicysInstances(t *testing.T) {
 	inTime(t, func(c *Config) { c.Instances = 8 }, func(t *testing.T, h *Host) {
 		p := configure(t, compile(t, h, "responder", responder()), "")
@@ -154,7 +155,8 @@ func TestASharerHasAQuarterOfAPolicysInstances(t *testing.T) {
 	})
 }
 
-// A policy that does not handle responses is free while the response streams.
+// An instance of a policy that does not handle responses is free while the response
+// streams.
 func TestAnInstanceIsHeldOnlyForResponsesThatItHandles(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Instances = 1 })
 	for name, p := range map[string]*Policy{
@@ -195,7 +197,7 @@ func TestAllPoliciesTogetherAreBounded(t *testing.T) {
 	inTime(t, func(c *Config) { c.InstancesInAll = 2 }, func(t *testing.T, h *Host) {
 		m := compile(t, h, "responder", responder())
 		var all []*Policy
-		for range 4 { // idle instances of others make room
+		for range 4 { // idle instances of others end
 			all = append(all, configure(t, m, ""))
 		}
 		release := hold(t, all[0], all[1])
@@ -214,7 +216,7 @@ func TestAllPoliciesTogetherAreBounded(t *testing.T) {
 
 func TestMemoryOfOneOwnerIsNotAnothers(t *testing.T) {
 	h := newHost(t, nil)
-	// Traps when it was called before.
+	// The guest traps if it was called before.
 	m := compile(t, h, "once", Handler(nil, "", Code(I32Const(0), Load(0), If, Unreachable, End, I32Const(0), I32Const(1), Store(0), pass), none).Binary())
 	for range 3 {
 		if _, x := exchange(configure(t, m, ""), request("GET", "/"), nil); x.Denied != nil {
@@ -252,7 +254,7 @@ func TestTheSameModuleIsCompiledOnceAndEndsWithItsLastUse(t *testing.T) {
 	a.Release()
 	b.Release()
 	if _, x := exchange(p, request("GET", "/"), func(http.ResponseWriter, *http.Request) {
-		p.Release() // an exchange is under way
+		p.Release() // during an exchange
 	}); x.Denied != nil {
 		t.Errorf("denied: %+v", x.Denied)
 	}
@@ -264,7 +266,7 @@ func TestTheSameModuleIsCompiledOnceAndEndsWithItsLastUse(t *testing.T) {
 	}
 }
 
-// current is how a node replaces policies.
+// current replaces policies as a node does.
 type current struct {
 	sync.RWMutex
 	policy *Policy
@@ -287,9 +289,9 @@ func (c *current) use() *Policy {
 	return c.policy
 }
 
-// replace makes ten modules of base and replaces the policy by one after the
-// other, under load.
-// It returns how many bytes the process has grown by, after the first tenth.
+// replace makes ten modules from base, and replaces a policy with each in turn, under
+// load. It returns the growth of the process after the first tenth, in bytes, and the
+// number of requests.
 func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, requests int64) {
 	var c current
 	next := func(n int) {
@@ -320,7 +322,7 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 					return
 				}
 				count.Add(1)
-				runtime.Gosched() // which waits for nothing, but lets others compile
+				runtime.Gosched() // does not wait, but lets the compilation proceed
 			}
 		})
 	}
@@ -338,7 +340,7 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 	if len(h.programs) != 0 || h.Instances() != 0 {
 		t.Errorf("left: %d programs, %d instances", len(h.programs), h.Instances())
 	}
-	// Goroutines of a compiler's process and of its pipes end a moment after it.
+	// The goroutines of a compiler's process and its pipes end shortly after it.
 	for deadline := time.Now().Add(10 * time.Second); runtime.NumGoroutine() > goroutines; runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Errorf("%d goroutines more", runtime.NumGoroutine()-goroutines)
@@ -348,7 +350,7 @@ func replace(t testing.TB, h *Host, base []byte, times, clients int) (grown, req
 	return grown, count.Load()
 }
 
-// resident is the memory that the process has, in bytes.
+// resident returns the resident memory of the process, in bytes.
 func resident(t testing.TB) int64 {
 	b, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
@@ -361,15 +363,15 @@ func resident(t testing.TB) int64 {
 	return pages * int64(os.Getpagesize())
 }
 
-// TestMemoryOfAThousandReplacements does more of them, without the race detector.
+// TestMemoryOfAThousandReplacements makes more replacements, without the race detector.
 func TestReplacementsUnderLoadFailNoRequestAndLeaveNothing(t *testing.T) {
 	_, requests := replace(t, newHost(t, func(c *Config) { c.CacheDir = "" }), responder(), 250, 2)
 	t.Logf("%d requests", requests)
 }
 
-// Machine code is not on Go's heap, and a collection is what unmaps it: it must not wait for
-// one that garbage brings about. The test runs in a process of its own, where the code is the
-// only one: what other tests left may be unmapped at any moment.
+// Machine code is not on Go's heap, but only a collection unmaps it, and it must not wait
+// for one that garbage triggers. The test runs in a separate process that has no other
+// code, because code of other tests may be unmapped at any time.
 func TestCodeOfAPolicyThatEndedIsUnmapped(t *testing.T) {
 	const own = "DOZE_TEST_CODE_MAPPINGS"
 	if os.Getenv(own) == "" {
@@ -398,7 +400,7 @@ func TestCodeOfAPolicyThatEndedIsUnmapped(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatalf("%d bytes of code are left, there were %d", codeBytes(t), before)
 		}
-		if countCollections() > collections { // it may have found the policy on a stack still
+		if countCollections() > collections { // it may have run while the policy was still on a stack
 			select {
 			case h.unmap <- struct{}{}:
 			default:
@@ -407,15 +409,15 @@ func TestCodeOfAPolicyThatEndedIsUnmapped(t *testing.T) {
 	}
 }
 
-// countCollections is how many there were.
+// countCollections returns the number of garbage collections so far.
 func countCollections() uint32 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.NumGC
 }
 
-// codeBytes is the size of the executable memory that is not of a file. Mappings are not
-// counted, because the kernel joins those that are next to each other.
+// codeBytes returns the size of the executable memory that is not mapped from a file. It
+// counts bytes, not mappings, because the kernel merges adjacent mappings.
 func codeBytes(t *testing.T) (n uint64) {
 	t.Helper()
 	maps, err := os.ReadFile("/proc/self/maps")
@@ -447,7 +449,7 @@ func TestTheCacheIsBoundedAndTheOldestGoFirst(t *testing.T) {
 		}
 	}
 	h.cache.limit = size(dir) - 1
-	h.cache.used(digests[0]) // the first is the newest now
+	h.cache.used(digests[0]) // the first is now the most recently used
 	for i, want := range []bool{true, false, true} {
 		if _, err := os.Stat(filepath.Join(dir, digests[i])); (err == nil) != want {
 			t.Errorf("module %d exists: %v", i, err == nil)

@@ -17,11 +17,11 @@ type answer struct {
 	header  http.Header
 	trailer http.Header
 	body    []byte
-	read    *bytes.Reader // of body, by the guest
-	written bool          // by the guest, in its current function
+	read    *bytes.Reader // the guest's position in body
+	written bool          // the guest wrote the body in its current function
 }
 
-// write appends, or begins anew when it is the first time in a function.
+// write appends to the body. The first write in each function of the guest replaces it.
 func (a *answer) write(b []byte, limit int) {
 	if !a.written {
 		a.body, a.written, a.read = nil, true, nil
@@ -32,7 +32,7 @@ func (a *answer) write(b []byte, limit int) {
 	a.body = append(a.body, b...)
 }
 
-// next bytes of the body, for the guest.
+// next reads the next bytes of the body into b, for the guest.
 func (a *answer) next(b []byte) (n int, end bool) {
 	if a.read == nil {
 		a.read = bytes.NewReader(a.body)
@@ -41,14 +41,14 @@ func (a *answer) next(b []byte) (n int, end bool) {
 	return n, a.read.Len() == 0
 }
 
-// addTo puts header fields where a later handler finds them.
+// addTo adds the header fields to h, for later handlers.
 func (a *answer) addTo(h http.Header) {
 	for key, values := range a.header {
 		h[key] = values
 	}
 }
 
-// send writes the answer.
+// send writes the response to w.
 func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	a.addTo(h)
@@ -66,30 +66,30 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 	}
 	w.WriteHeader(status)
 	if len(a.body) > 0 && !bodyless && r.Method != http.MethodHead {
-		_, _ = w.Write(a.body) // the client left: there is nobody to tell
+		_, _ = w.Write(a.body) // fails only if the client has left
 	}
 	if len(a.trailer) > 0 {
-		_ = http.NewResponseController(w).Flush() // otherwise short answers have no chunks
+		_ = http.NewResponseController(w).Flush() // otherwise short responses have no chunks
 		for key, values := range a.trailer {
 			h[http.TrailerPrefix+key] = values
 		}
 	}
 }
 
-// recorder is the ResponseWriter of those who come after a policy that looks at
-// whole responses. It cannot be flushed or taken over.
+// recorder is the ResponseWriter of the handlers after a policy that buffers responses. It
+// does not support Flush or Hijack.
 type recorder struct {
 	answer
-	live  http.Header // what the handler fills in
+	live  http.Header // the header that the handler sets
 	limit int
-	over  bool // the answer is longer than limit
+	over  bool // the response is longer than limit
 	began bool
 }
 
 func (w *recorder) Header() http.Header { return w.live }
 
-// WriteHeader keeps the status of the answer; what comes before it is not kept:
-// its sender has the answer soon.
+// WriteHeader records the status of the response. Informational responses (1xx) are
+// dropped, because the final response follows soon.
 func (w *recorder) WriteHeader(status int) {
 	if w.began || status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
 		return
@@ -107,7 +107,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// finish sorts out the trailers.
+// finish moves the trailers from the header to trailer.
 func (w *recorder) finish() {
 	w.WriteHeader(w.statusCode())
 	w.trailer = http.Header{}

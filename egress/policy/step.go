@@ -20,11 +20,11 @@ type Info struct {
 	Sandbox Sandbox
 	// Flow is the id of the connection in the audit log.
 	Flow string
-	// Host is the clean name of the destination.
+	// Host is the normalized name of the destination.
 	Host string
 }
 
-// Limits of the notes of a request: enough for a line of the audit log.
+// Limits on the notes of a request: enough for a line of the audit log.
 const (
 	maxNotes = 8
 	maxNote  = 256 // bytes
@@ -51,8 +51,8 @@ type Denial struct {
 	// Detail is for the policy's author: the trace of a trap and the policy's last
 	// output. Empty if the policy denied the request.
 	Detail string
-	// Code of the refusal: PolicyDenied if the policy denied the request;
-	// SecretNotAllowed if its source refused it a secret; otherwise how it failed.
+	// Code is the code of the refusal: PolicyDenied if the policy denied the request;
+	// SecretNotAllowed if its source refused it a secret; otherwise the kind of failure.
 	Code problem.Code
 }
 
@@ -75,10 +75,10 @@ func (noSecrets) Sign(string, int32, []byte) ([]byte, error)    { return nil, se
 type Step struct {
 	Policy  *Policy
 	Secrets secret.Source // nil: none
-	// Namespace separates what policies store: policies of one name and namespace,
-	// usually the owner of the rule, share their keys.
+	// Namespace separates the stored values of policies: policies with the same name and
+	// namespace, usually the owner of the rule, share their keys.
 	Namespace string
-	// Sharer is the owner on whose behalf the policy of another runs, and who may use a
-	// quarter of its instances at a time; empty: all of them.
+	// Sharer is the owner on whose behalf another owner's policy runs. A sharer can use a
+	// quarter of its instances at a time. If empty, all instances can be used.
 	Sharer string
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/http-wasm/http-wasm-host-go/tck"
 )
 
-// handler serves requests through steps, as the node does.
+// handler returns a handler that runs steps around next, as the node does.
 func handler(t testing.TB, steps []Step, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		x := run(w, r, Info{Host: "api.example.com", Sandbox: Sandbox{ID: "k3f9x2m7q1az"}}, steps, next)

@@ -8,7 +8,7 @@ import (
 	"github.com/tetratelabs/wazero/api"
 )
 
-// Numbers of errors of WASI.
+// WASI error numbers.
 const (
 	wasiOK     = 0
 	wasiBadFD  = 8
@@ -18,13 +18,13 @@ const (
 	wasiTooBig = 1
 )
 
-// maxWrites bounds the parts of one fd_write.
+// maxWrites bounds the buffers of one fd_write.
 const maxWrites = 1024
 
-// wasiFunctions are WASI preview 1 as far as programs need it that open nothing:
+// wasiFunctions implement the part of WASI preview 1 that programs without files need:
 // clocks, random numbers, and an output that is logged. There are no arguments,
-// no environment and no files. wazero's own has all of WASI, which is more than a
-// stranger's program needs.
+// no environment and no files. wazero's own implementation has all of WASI, which is more
+// than untrusted programs should have.
 var wasiFunctions = append([]function{
 	{"args_sizes_get", params(2), params(1), func(c *call, s []uint64) { s[0] = c.zeroes(s[0], s[1]) }},
 	{"args_get", params(2), params(1), func(_ *call, s []uint64) { s[0] = wasiOK }},
@@ -43,7 +43,7 @@ var wasiFunctions = append([]function{
 		})
 	}},
 	{"random_get", params(2), params(1), func(c *call, s []uint64) {
-		c.steps(c.bytes(s[0], s[1]), func(part []byte) { rand.Read(part) }) // which does not fail
+		c.steps(c.bytes(s[0], s[1]), func(part []byte) { rand.Read(part) }) // does not fail
 		s[0] = wasiOK
 	}},
 	{"fd_write", params(4), params(1), func(c *call, s []uint64) {
@@ -89,8 +89,8 @@ var started = time.Now()
 
 func badFD(_ *call, s []uint64) { s[0] = wasiBadFD }
 
-// nothing are the functions on files and sockets, which a program may import but
-// has nothing to use on.
+// nothing returns the functions on files and sockets. Programs may import them, but have
+// no files or sockets.
 func nothing() []function {
 	const l = i64
 	var list []function
@@ -174,7 +174,7 @@ func (c *call) fdWrite(fd, list, count, out uint32) uint64 {
 	return wasiOK
 }
 
-// poll reports that all clocks have struck: policies do not sleep, they are stopped.
+// poll reports that all clocks have expired: policies cannot sleep.
 func (c *call) poll(in, out, count, events uint32) uint64 {
 	if count == 0 || count > 64 {
 		return wasiInval

@@ -6,7 +6,8 @@ import (
 	. "github.com/doze-run/doze/egress/internal/wat"
 )
 
-// Imports of the tests' guests, by name; the order decides the indices.
+// imported returns the imports of a guest, by name. Their order defines the function
+// indexes.
 func imported(names ...string) []Import {
 	var list []Import
 	for _, full := range names {
@@ -30,9 +31,10 @@ var (
 	pass = Code(I64Const(1), End)                   // to the next handler
 	stay = Code(I64Const(0), End)                   // a response of its own
 	busy = Code(Loop, Br(0), End, Unreachable, End) // endless
-	none = End                                      // of a function without results
+	none = End                                      // body of a function without results
 	trap = Code(Unreachable, End)
 )
 
-// after is a response handler that is not the empty one, which is never called.
+// after returns the body of a response handler. It is not empty, because the host does not
+// call empty handlers.
 func after(code []byte) []byte { return Code(I32Const(0), Drop, code, End) }
