@@ -7,8 +7,8 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Body is the body of a request or response. Reading it without the matching
-// Buffer feature takes it away from later readers.
+// Body is the body of a request or response. If it is read without the matching
+// Buffer feature, later readers do not get it.
 type Body struct {
 	kind  uint32
 	ended bool
@@ -16,10 +16,10 @@ type Body struct {
 
 var _ io.ReadWriter = (*Body)(nil)
 
-// chunk is what one call reads of a body whose length is not known.
+// chunk is the number of bytes that are read per call from a body of unknown length.
 const chunk = 32 << 10
 
-// Read reads what comes next.
+// Read implements io.Reader.
 func (b *Body) Read(p []byte) (int, error) {
 	if b.ended {
 		return 0, io.EOF
@@ -35,13 +35,12 @@ func (b *Body) Read(p []byte) (int, error) {
 	return int(n), nil
 }
 
-// Bytes is the body from here to its end, or ErrTooLarge if that is more than
-// limit.
+// Bytes returns the rest of the body, or ErrTooLarge if it has more than limit bytes.
 func (b *Body) Bytes(limit int) ([]byte, error) {
 	expected := chunk
-	// A header has the number of the body to which it belongs.
+	// A header has the same kind number as its body.
 	if n, err := strconv.Atoi((Header{b.kind}).Get("Content-Length")); err == nil && n >= 0 {
-		expected = n + 1 // for the end to be seen
+		expected = n + 1 // one more, to detect the end
 	}
 	body := make([]byte, 0, min(limit+1, expected))
 	for {
@@ -61,7 +60,7 @@ func (b *Body) Bytes(limit int) ([]byte, error) {
 	}
 }
 
-// Write appends to the body that replaces the one that came.
+// Write appends to the body that replaces the original. It implements io.Writer.
 func (b *Body) Write(p []byte) (int, error) {
 	abi.WriteBody(b.kind, p)
 	return len(p), nil

@@ -5,13 +5,14 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/decode"
 )
 
-// configError is a configuration that cannot work.
+// configError is the error of an invalid configuration.
 type configError struct{ err error }
 
 func (e *configError) Error() string { return "config: " + e.err.Error() }
 func (e *configError) Unwrap() error { return e.err }
 
-// readConfig decodes the rule's configuration into *c.
+// readConfig decodes the rule's configuration into c, a pointer. An empty configuration
+// leaves *c unchanged.
 func readConfig(c any) error {
 	text := fetch(abi.GetConfig)
 	if len(text) == 0 {

@@ -24,21 +24,21 @@
 //
 //	func main() {}
 //
-// It becomes a module by
+// Build the module with
 //
 //	GOOS=wasip1 GOARCH=wasm go build -buildmode=c-shared -o policy.wasm
 //
-// which `doze policy build` does. Package sdktest runs the same program natively,
-// for plain `go test`.
+// or with `doze policy build`, which does the same. Package sdktest runs the same program
+// natively, for plain `go test`.
 //
-// A policy never holds a secret. [Secret] gives a reference: text that the node
-// replaces after the policy has finished, and only on its way to a host that the
-// secret is bound to. A reference can be put into headers, the path, the query and
-// the body, and is worth nothing after the exchange.
+// A policy never holds a secret. [Secret] returns a reference: text that the node
+// replaces after the policy has finished, and only in requests to hosts to which the
+// secret is bound. References can be put into headers, the path, the query and
+// the body, and are worthless after the exchange.
 //
 // An instance of a module serves one exchange at a time, so package variables need
-// no lock. They are not shared between the many instances of a policy: counters and
-// state belong in [KVAdd] and [KVSet]. One instance may
-// serve several rules with the same configuration, whose hosts and secrets differ:
-// keep nothing that was made from a secret.
+// no lock. A policy has many instances, which do not share variables: store counters
+// and state with [KVAdd] and [KVSet]. One instance may serve several rules with the
+// same configuration, whose hosts and secrets differ: do not store anything that
+// derives from a secret.
 package sdk

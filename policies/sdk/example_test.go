@@ -12,7 +12,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk/sdktest"
 )
 
-// start runs the policy of an example, which a module does in func init by sdk.Serve alone.
+// start runs the policy of an example. A module only calls sdk.Serve in func init.
 func start(request func(*sdk.Request) error) *sdktest.Policy {
 	sdk.Serve(func(struct{}) (sdk.Policy, error) { return sdk.Policy{Request: request}, nil })
 	p, err := sdktest.Start("")
@@ -22,7 +22,7 @@ func start(request func(*sdk.Request) error) *sdktest.Policy {
 	return p
 }
 
-// A policy that authenticates requests by a token that the sandbox never has.
+// A policy that authenticates requests with a token that the sandbox never sees.
 func Example() {
 	p := start(func(r *sdk.Request) error {
 		token, err := sdk.Secret("token")
@@ -64,7 +64,7 @@ func ExampleServe() {
 	// yes
 }
 
-// Secret returns a reference. The node replaces it by the secret after the policy.
+// Secret returns a reference. The node replaces it with the secret after the policy has run.
 func ExampleSecret() {
 	p := start(func(r *sdk.Request) error {
 		key, err := sdk.Secret("key")
@@ -98,7 +98,7 @@ func ExampleBasic() {
 	// Output: agent s3cret
 }
 
-// A response of the policy itself; the request is not sent.
+// The policy responds itself, and the request is not sent.
 func ExampleRequest_Respond() {
 	p := start(func(r *sdk.Request) error {
 		if r.Path() == "/health" {
@@ -153,7 +153,7 @@ func ExampleKVAdd() {
 	// denied: the budget of this hour is used up
 }
 
-// A signature over the path, with a key that the policy does not hold.
+// A signature of the path, with a key that the policy does not hold.
 func ExampleHMACSHA256() {
 	p := start(func(r *sdk.Request) error {
 		mac, err := sdk.HMACSHA256("key", "", []byte(r.Path()))

@@ -6,12 +6,12 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Request is a request on its way out. It is valid until Policy.Request returns.
+// Request is an outbound request. It is valid until Policy.Request returns.
 type Request struct {
 	Header  Header
 	Body    Body
 	Trailer Header // needs Trailers
-	// Context is given to Response of the same exchange.
+	// Context is passed to Response of the same exchange.
 	Context uint32
 }
 
@@ -19,12 +19,12 @@ func newRequest() Request {
 	return Request{Header: Header{abi.RequestHeader}, Body: Body{kind: abi.RequestBody}, Trailer: Header{abi.RequestTrailer}}
 }
 
-// Method is such as GET.
+// Method returns the method, such as GET.
 func (r *Request) Method() string {
 	b := fetch(abi.GetMethod)
 	for _, m := range [...]string{"GET", "POST", "HEAD", "PUT", "PATCH", "DELETE"} {
 		if string(b) == m {
-			return m // without a copy
+			return m // does not allocate
 		}
 	}
 	return string(b)
@@ -33,40 +33,40 @@ func (r *Request) Method() string {
 // SetMethod replaces the method.
 func (r *Request) SetMethod(method string) { abi.SetMethod(method) }
 
-// URI is the path as it was sent with the query, such as /a%20b?c=d.
+// URI returns the path and the query as they were sent, such as /a%20b?c=d.
 func (r *Request) URI() string { return string(fetch(abi.GetURI)) }
 
-// SetURI replaces path and query. The host stays what it is.
+// SetURI replaces the path and the query. The host does not change.
 func (r *Request) SetURI(uri string) { abi.SetURI(uri) }
 
-// Path is the path as it was sent, without the query.
+// Path returns the path as it was sent, without the query.
 func (r *Request) Path() string {
 	path, _, _ := strings.Cut(r.URI(), "?")
 	return path
 }
 
-// Query is what follows the ? as it was sent.
+// Query returns the query as it was sent, without the question mark.
 func (r *Request) Query() string {
 	_, query, _ := strings.Cut(r.URI(), "?")
 	return query
 }
 
-// Protocol is such as HTTP/1.1 or HTTP/2.0.
+// Protocol returns the protocol, such as HTTP/1.1 or HTTP/2.0.
 func (r *Request) Protocol() string { return string(fetch(abi.GetProtocolVersion)) }
 
-// Upgrades reports whether the connection is to speak another protocol, such as
-// WebSocket. Data after that passes no policy.
+// Upgrades reports whether the request asks to switch to another protocol, such as
+// WebSocket. Policies do not see data after the switch.
 func (r *Request) Upgrades() bool {
 	for _, protocols := range r.Header.Values("Upgrade") {
-		if !strings.EqualFold(strings.TrimSpace(protocols), "h2c") { // which the node does not take up
+		if !strings.EqualFold(strings.TrimSpace(protocols), "h2c") { // the node ignores h2c
 			return true
 		}
 	}
 	return false
 }
 
-// Respond responds to the request without sending it anywhere. Policy.Request returns
-// its result.
+// Respond responds to the request, which is not sent. Policy.Request must return its
+// result.
 func (r *Request) Respond(status int, contentType string, body []byte) error {
 	abi.SetStatusCode(uint32(status))
 	if contentType != "" {
@@ -76,15 +76,15 @@ func (r *Request) Respond(status int, contentType string, body []byte) error {
 	return errResponded
 }
 
-// Response is what came back. It is valid until Policy.Response returns. Changing
-// it needs BufferResponse.
+// Response is the upstream's response. It is valid until Policy.Response returns.
+// Changing it needs BufferResponse.
 type Response struct {
 	Header  Header
 	Body    Body   // reading it needs BufferResponse
 	Trailer Header // needs Trailers
-	// Context is what Request left there.
+	// Context is the Context that Request set.
 	Context uint32
-	// Failed: no response came.
+	// Failed reports that no response came.
 	Failed bool
 }
 
@@ -95,7 +95,7 @@ func newResponse(context uint32, failed bool) Response {
 	}
 }
 
-// Status is such as 200. It needs BufferResponse.
+// Status returns the status, such as 200. It needs BufferResponse.
 func (r *Response) Status() int { return int(abi.GetStatusCode()) }
 
 // SetStatus replaces the status.

@@ -6,11 +6,11 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Header is the header of a request or response, or its trailer. Names are
-// compared without regard to case.
+// Header is the header or trailer of a request or response. Names are
+// case-insensitive.
 type Header struct{ kind uint32 }
 
-// Get is the first value, or empty.
+// Get returns the first value, or "" if there is none.
 func (h Header) Get(name string) string {
 	raw, count := h.raw(name)
 	if count == 0 {
@@ -20,20 +20,20 @@ func (h Header) Get(name string) string {
 	return string(value)
 }
 
-// Has reports whether there is such a header, be it empty.
+// Has reports whether the header exists, even if its value is empty.
 func (h Header) Has(name string) bool {
 	return uint32(abi.GetHeaderValues(h.kind, name, nil)>>32) > 0
 }
 
-// Values are all values.
+// Values returns all values.
 func (h Header) Values(name string) []string { return split(h.raw(name)) }
 
-// Names of all headers, in lower case.
+// Names returns the names of all headers, in lower case.
 func (h Header) Names() []string {
 	return split(sequence(func(buf []byte) uint64 { return abi.GetHeaderNames(h.kind, buf) }))
 }
 
-// Set replaces all values by one.
+// Set replaces all values with one.
 func (h Header) Set(name, value string) { abi.SetHeaderValue(h.kind, name, value) }
 
 // Add adds a value.
@@ -48,7 +48,7 @@ func (h Header) raw(name string) ([]byte, int) {
 
 var nul = []byte{0}
 
-// sequence is what get gives: texts that each end with NUL, and their number.
+// sequence returns the result of get: texts that each end with NUL, and their number.
 func sequence(get func([]byte) uint64) (raw []byte, count int) {
 	raw = fetch(func(buf []byte) uint32 {
 		n := get(buf)

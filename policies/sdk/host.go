@@ -6,10 +6,10 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// scratch takes what the host gives until it was copied. Almost all of it fits.
+// scratch holds results of the host until they are copied. Almost all results fit.
 var scratch [4096]byte
 
-// fetch is what get gives. It is valid until the next call to the host.
+// fetch returns the result of get. It is valid until the next call to the host.
 func fetch(get func([]byte) uint32) []byte {
 	buf := scratch[:]
 	for {
@@ -21,7 +21,7 @@ func fetch(get func([]byte) uint32) []byte {
 	}
 }
 
-// fetchOf is fetch for what can fail, which it says to be about op and name.
+// fetchOf is fetch for functions that can fail. Its errors name op and name.
 func fetchOf(op, name string, get func([]byte) int32) ([]byte, error) {
 	buf := scratch[:]
 	for {
@@ -36,10 +36,10 @@ func fetchOf(op, name string, get func([]byte) int32) ([]byte, error) {
 	}
 }
 
-// HostError reports that the node did not do what it was asked for.
+// HostError is the error of a failed call to the node.
 type HostError struct {
 	Op   string // such as "secret"
-	Name string // of what was asked for; may be empty
+	Name string // of the requested secret or key; may be empty
 	Err  error  // one of the errors below
 }
 
@@ -52,13 +52,13 @@ func (e *HostError) Error() string {
 
 func (e *HostError) Unwrap() error { return e.Err }
 
-// Values that the node returns instead of a result.
+// Errors that the node returns instead of a result.
 var (
 	ErrNotFound    = errors.New("not found; the rule's secrets have to name it")
 	ErrNotAllowed  = errors.New("not allowed now; secrets are for requests, before they are sent")
 	ErrBadArgument = errors.New("the node does not take that")
 	ErrLimit       = errors.New("a limit is reached")
-	// ErrTooLarge is a body above the limit that the policy gave.
+	// ErrTooLarge is the error of Body.Bytes for a body that exceeds the limit.
 	ErrTooLarge = errors.New("the body is too large")
 
 	errFeatures  = errors.New("the node does not offer the features that this policy needs")
@@ -81,5 +81,5 @@ func failure(op, name string, code int32) error {
 	return e
 }
 
-// Deny is an error with that reason. Any other error refuses as well.
+// Deny returns an error with a reason. Any other error refuses the exchange as well.
 func Deny(reason string) error { return errors.New(reason) }

@@ -15,13 +15,14 @@ type Sandbox struct {
 	Labels map[string]string `json:"labels"`
 }
 
-// The last sandbox that was asked for: mostly it is the next one too.
+// The result of the last call of Sender, as JSON and decoded. The next result is mostly
+// the same.
 var (
 	sandboxJSON string
 	sandbox     Sandbox
 )
 
-// Sender is the sandbox that sends the request. Its Labels must not be changed.
+// Sender returns the sandbox that sends the request. Its Labels must not be changed.
 func Sender() (Sandbox, error) {
 	raw, err := fetchOf("sandbox", "", abi.Sandbox)
 	if err != nil {
@@ -37,18 +38,18 @@ func Sender() (Sandbox, error) {
 	return sandbox, nil
 }
 
-// Host is the name of the host that the request goes to, in lower case, without
+// Host returns the name of the host to which the request goes, in lower case and without
 // the port.
 func Host() (string, error) {
 	name, err := fetchOf("host", "", abi.HostName)
 	return string(name), err
 }
 
-// Note adds a line to the audit log of this exchange: at most 8 of 256 bytes.
+// Note adds a note to the audit log entry of this exchange: at most 8, of 256 bytes each.
 func Note(text string) { abi.AuditNote(text) }
 
 // Log writes a line to the node's log.
 func Log(text string) { abi.Log(abi.Info, text) }
 
-// Now is the node's time.
+// Now returns the node's time.
 func Now() time.Time { return time.Unix(0, abi.Now()) }

@@ -7,12 +7,12 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Values of KVGet, KVSet and KVAdd are in the node's memory: shared by all
-// exchanges of one owner with policies of this name, and gone when the node ends.
-// There is room for 1,024 keys of at most 256 bytes, values of 4 KiB and 1 MiB in
-// all; beyond that ErrLimit.
+// All exchanges of one owner with policies of this name share the values of KVGet, KVSet
+// and KVAdd. The node stores them within about a second, so they survive its restart; if
+// it is killed, the latest changes are lost. The limits are 1,024 keys of at most 256
+// bytes, values of 4 KiB, and 1 MiB in all. If there is no space, calls return ErrLimit.
 
-// KVGet is the value of key, or false if there is none.
+// KVGet returns the value of key, or false if there is none.
 func KVGet(key string) ([]byte, bool, error) {
 	n, err := fetchOf("kv_get", key, func(buf []byte) int32 { return abi.KVGet(key, buf) })
 	if e, ok := err.(*HostError); ok && e.Err == ErrNotFound {
@@ -21,8 +21,8 @@ func KVGet(key string) ([]byte, bool, error) {
 	return append([]byte(nil), n...), err == nil, err
 }
 
-// KVSet keeps value under key for so long; 0 is until it is replaced or the
-// policy is deleted.
+// KVSet stores value under key for ttl. If ttl is 0, the value is stored until it is
+// replaced or the policy is deleted.
 func KVSet(key string, value []byte, ttl time.Duration) error {
 	if code := abi.KVSet(key, value, milliseconds(ttl)); code < 0 {
 		return failure("kv_set", key, code)
@@ -31,8 +31,8 @@ func KVSet(key string, value []byte, ttl time.Duration) error {
 }
 
 // KVAdd adds delta to the counter key, atomically for all instances, and returns its new
-// value. A missing counter begins with 0 and ends after ttl; 0 is until it is replaced or
-// the policy is deleted.
+// value. A missing counter starts at 0 and expires after ttl. If ttl is 0, it is stored
+// until it is replaced or the policy is deleted.
 func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	var sum [8]byte
 	if code := abi.KVAdd(key, delta, milliseconds(ttl), &sum); code < 0 {
@@ -41,7 +41,8 @@ func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(sum[:])), nil
 }
 
-// milliseconds rounds up, so that a short time does not become 0, which is unlimited.
+// milliseconds returns d in milliseconds, rounded up: a short duration must not become 0,
+// which means unlimited.
 func milliseconds(d time.Duration) int64 {
 	return int64((d + time.Millisecond - 1) / time.Millisecond)
 }

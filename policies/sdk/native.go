@@ -4,7 +4,7 @@ package sdk
 
 import "github.com/doze-run/doze/policies/sdk/internal/abi"
 
-// load keeps the policy for package sdktest.
+// load registers the policy for package sdktest.
 func load(start func() error) {
 	abi.Loaded = abi.Module{Start: start, HandleRequest: handleRequest, HandleResponse: handleResponse}
 }

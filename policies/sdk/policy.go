@@ -2,40 +2,42 @@ package sdk
 
 import "github.com/doze-run/doze/policies/sdk/internal/abi"
 
-// Policy is what a module does with the exchanges that pass through it.
+// Policy is the set of a module's handlers for the exchanges that pass through it.
 type Policy struct {
-	// Request sees each request before it is sent; nil sees none. If it returns
-	// an error the request is refused and the error's text is the reason, which
-	// the sandbox reads. The error of [Request.Respond] responds instead.
+	// Request is called for each request before it is sent; it may be nil. If it
+	// returns an error, the request is refused, and the sandbox gets the error's text
+	// as the reason. The error of [Request.Respond] sends the policy's response instead.
 	Request func(*Request) error
-	// Response sees what came back, or that nothing did; nil sees none, and frees
-	// the instance earlier. Without BufferResponse it has been passed on by then. If it returns an error the
-	// response is withheld as far as it was not sent.
+	// Response is called for each response, and for each failure of the upstream. If it
+	// is nil, the instance is released earlier. Without BufferResponse, the response has
+	// already been forwarded when Response is called. If Response returns an error, the
+	// part of the response that has not been sent is withheld.
 	Response func(*Response) error
-	// Features that every exchange needs. They cost the node memory.
+	// Features are the features that every exchange needs. They cost the node memory.
 	Features Features
 }
 
-// Features of the host. Without them bodies are streamed past the policy.
+// Features are features of the host. Without them, bodies stream past the policy.
 type Features uint32
 
 const (
 	// BufferRequest lets Request read the body and leave it in place. Bodies
 	// above the node's limit (1 MiB by default) are refused.
 	BufferRequest = Features(abi.BufferRequest)
-	// BufferResponse lets Response change status, header and body. The client
-	// gets nothing before the response is whole.
+	// BufferResponse lets Response change the status, header and body. The client
+	// gets nothing before the response is complete.
 	BufferResponse = Features(abi.BufferResponse)
 	// Trailers gives access to trailers.
 	Trailers = Features(abi.Trailers)
 )
 
-// Serve makes build's policy the one of this program. It belongs into func init:
-// main does not run. C is the type of the configuration, a struct with json tags;
-// what the rule gives is decoded strictly, and nothing given leaves C as it is.
+// Serve makes the policy that build returns the policy of this program. Call it in func
+// init, because main does not run. C is the type of the configuration, a struct with json
+// tags. The rule's configuration is decoded strictly. If the rule has none, build gets the
+// zero value of C.
 //
-// A configuration that does not fit or an error of build ends the instance with
-// the reason, so that a rule with it is refused when it is set.
+// If the configuration is invalid or build returns an error, the instance ends with the
+// reason, so that a rule with this configuration is refused when it is set.
 func Serve[C any](build func(C) (Policy, error)) {
 	load(func() error {
 		var c C
@@ -52,15 +54,15 @@ func Serve[C any](build func(C) (Policy, error)) {
 			}
 		}
 		if p.Response == nil {
-			abi.EnableFeatures(abi.RequestOnly) // a host that does not know it does more work
+			abi.EnableFeatures(abi.RequestOnly) // hosts without this feature do more work
 		}
 		policy = p
 		return nil
 	})
 }
 
-// Enable switches features on for this exchange. It is called in Request; for
-// features of every exchange there is [Policy.Features].
+// Enable enables features for this exchange. Call it in Request. For features of
+// every exchange, use [Policy.Features].
 func Enable(f Features) error {
 	if abi.EnableFeatures(uint32(f))&uint32(f) != uint32(f) {
 		return errFeatures
@@ -68,10 +70,10 @@ func Enable(f Features) error {
 	return nil
 }
 
-// policy is what this instance runs.
+// policy is the policy that this instance runs.
 var policy Policy
 
-// The exchange that the host serves, made once: an instance serves one exchange
+// The current exchange. The variables are reused, because an instance serves one exchange
 // at a time.
 var (
 	request  Request

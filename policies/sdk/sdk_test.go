@@ -23,14 +23,14 @@ import (
 	"github.com/doze-run/doze/policies/sdk/sdktest"
 )
 
-// serve is a policy without configuration.
+// serve returns a policy without configuration.
 func serve(t *testing.T, p sdk.Policy) *sdktest.Policy {
 	t.Helper()
 	sdk.Serve(func(struct{}) (sdk.Policy, error) { return p, nil })
 	return sdktest.New(t, "")
 }
 
-// on is a policy that only handles requests.
+// on returns a policy that only handles requests.
 func on(t *testing.T, f func(*sdk.Request) error) *sdktest.Policy {
 	t.Helper()
 	return serve(t, sdk.Policy{Request: f})
@@ -329,7 +329,7 @@ func TestWhatIsKeptBetweenExchanges(t *testing.T) {
 		if err := sdk.KVSet("text", make([]byte, 5<<10), 0); !errors.Is(err, sdk.ErrBadArgument) {
 			t.Errorf("got %v", err)
 		}
-		return sdk.KVSet("text", []byte("kept"), 1) // a nanosecond is not unlimited
+		return sdk.KVSet("text", []byte("kept"), 1) // a nanosecond must not become unlimited
 	})
 	for _, after := range []time.Duration{0, 0, time.Minute} {
 		p.Now = p.Now.Add(after)

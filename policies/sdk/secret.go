@@ -6,7 +6,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Encoding of [Encode].
+// Encoding is an encoding for [Encode].
 type Encoding uint32
 
 const (
@@ -16,23 +16,23 @@ const (
 	Percent   = Encoding(abi.Percent) // for queries
 )
 
-// Secret is a reference to the secret that the rule maps name to. It fails with
-// ErrNotFound if the rule maps nothing, and with ErrNotAllowed in Policy.Response.
+// Secret returns a reference to the secret to which the rule maps name. It returns
+// ErrNotFound if the rule does not map name, and ErrNotAllowed in Policy.Response.
 // If the secret is unknown, or not bound to this host, the node refuses the
-// request, and the policy does not go on.
+// request, and the policy stops.
 func Secret(name string) (string, error) {
 	ref, err := fetchOf("secret", name, func(buf []byte) int32 { return abi.SecretRef(name, buf) })
 	return string(ref), err
 }
 
-// Encode is a reference to the encoded form of text, which may hold references.
+// Encode returns a reference to the encoded form of text, which may contain references.
 func Encode(e Encoding, text string) (string, error) {
 	ref, err := fetchOf("encode", "", func(buf []byte) int32 { return abi.EncodeRef(uint32(e), text, buf) })
 	return string(ref), err
 }
 
-// Basic is the value of an Authorization header for user with the named secret
-// as password.
+// Basic returns the value of an Authorization header for user with the named secret
+// as the password.
 func Basic(user, secret string) (string, error) {
 	password, err := Secret(secret)
 	if err != nil {
@@ -42,9 +42,9 @@ func Basic(user, secret string) (string, error) {
 	return "Basic " + credentials, err
 }
 
-// HMACSHA256 is a chain of HMACs with SHA-256. The first key is prefix followed
-// by the secret; each part's HMAC is the key of the next, and the last is the
-// result. There are 1 to 16 parts.
+// HMACSHA256 computes a chain of HMACs with SHA-256. The first key is prefix followed
+// by the secret. The HMAC of each part is the key for the next part, and the last HMAC
+// is the result. There must be 1 to 16 parts.
 func HMACSHA256(secret, prefix string, parts ...[]byte) (mac [32]byte, err error) {
 	var packed []byte
 	for _, part := range parts {
@@ -57,17 +57,16 @@ func HMACSHA256(secret, prefix string, parts ...[]byte) (mac [32]byte, err error
 	return mac, nil
 }
 
-// Algorithm of [Sign].
+// Algorithm is a signature algorithm for [Sign].
 type Algorithm uint32
 
 const (
 	RS256 = Algorithm(abi.RS256) // RSASSA-PKCS1-v1_5 with SHA-256
 	EdDSA = Algorithm(abi.EdDSA) // Ed25519
-	ES256 = Algorithm(abi.ES256) // ECDSA on P-256 with SHA-256, as r and s of 32 bytes each
+	ES256 = Algorithm(abi.ES256) // ECDSA on P-256 with SHA-256; the signature is r and s, 32 bytes each
 )
 
-// Sign is the signature of data by the private key that the named secret is, in
-// PEM.
+// Sign returns the signature of data. The named secret must be a private key in PEM.
 func Sign(secret string, a Algorithm, data []byte) ([]byte, error) {
 	sig, err := fetchOf("sign with secret", secret, func(buf []byte) int32 {
 		return abi.Sign(secret, uint32(a), data, buf)

@@ -9,14 +9,14 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// gcPercent is a quarter of Go's own. Go's collector waits until the heap has 4 MB at
-// 100 %, and an instance never returns memory; a policy needs a small part of that.
+// gcPercent is a quarter of Go's default. At 100 %, Go's collector waits until the heap has
+// 4 MB, and an instance never returns memory; a policy needs a small part of that.
 const gcPercent = 25
 
 func load(start func() error) {
 	debug.SetGCPercent(gcPercent)
 	if err := start(); err != nil {
-		// A line rather than a panic: the node shows it to the author of the rule.
+		// A log line instead of a panic: the node shows it to the author of the rule.
 		abi.Log(abi.Error, err.Error())
 		println(err.Error()) // to standard error
 		syscall.Exit(1)

@@ -21,15 +21,15 @@ import (
 
 // Limits of the node.
 const (
-	maxBody        = 1 << 20 // of a request or response, in memory
+	maxBody        = 1 << 20 // bytes of a request or response in memory
 	maxURI         = 16 << 10
 	maxMethod      = 64
-	maxFields      = 256 // of a header
+	maxFields      = 256 // per header
 	maxHeaderBytes = 64 << 10
 	maxReason      = 512
 	maxNotes       = 8
 	maxNote        = 256
-	maxLine        = 1 << 10 // of the log
+	maxLine        = 1 << 10 // bytes of a log line
 )
 
 const allFeatures = abi.BufferRequest | abi.BufferResponse | abi.Trailers | abi.RequestOnly
@@ -42,7 +42,7 @@ const (
 	afterNext
 )
 
-// host is the node in one exchange. Where the node ends the policy, it panics.
+// host is the node in one exchange. It panics if the node would end the policy.
 type host struct {
 	policy   *Policy
 	phase    phase
@@ -53,9 +53,9 @@ type host struct {
 	host                  string
 	header, trailer       http.Header
 	body                  requestBody
-	own                   message  // the policy's, instead of the upstream's
-	upstream              *message // the upstream's
-	buffered              bool     // the policy may change it
+	own                   message  // the policy's own response, instead of the upstream's
+	upstream              *message // the upstream's response
+	buffered              bool     // the policy may change the upstream's response
 	weight                struct{ request, response, trailer weight }
 
 	references references
@@ -73,7 +73,7 @@ var _ abi.Host = (*host)(nil)
 type requestBody struct {
 	came     []byte
 	read     int
-	consumed bool   // it was read and is gone
+	consumed bool   // read without BufferRequest, and not stored
 	written  []byte // sent instead; nil: the original
 }
 
@@ -83,15 +83,15 @@ type message struct {
 	header, trailer http.Header
 	body            []byte
 	read            int
-	written         bool // by the policy, in its current function
+	written         bool // the policy wrote the body in its current function
 }
 
-// fail is what the node does with a policy that breaks a rule of the ABI.
+// fail panics, in place of the node, which stops a policy that violates the ABI.
 func fail(format string, args ...any) {
 	panic("sdktest: the node stops the policy: " + fmt.Sprintf(format, args...))
 }
 
-// refusal stops the policy for what is not its mistake: a message or a secret.
+// refusal stops the policy for a reason that is not its mistake: a message or a secret.
 type refusal struct{ reason string }
 
 func refuse(format string, args ...any) { panic(refusal{fmt.Sprintf(format, args...)}) }
@@ -138,7 +138,8 @@ func newHost(p *Policy, r *http.Request) *host {
 	return h
 }
 
-// put is how all functions of the ABI give text.
+// put returns text from a function of the ABI: it copies the text to buf if it fits, and
+// returns its length.
 func put(buf []byte, text string) uint32 {
 	if len(text) <= len(buf) {
 		copy(buf, text)
@@ -146,7 +147,7 @@ func put(buf []byte, text string) uint32 {
 	return uint32(len(text))
 }
 
-// printable is text as the node keeps it: one line, so many bytes.
+// printable returns text as the node stores it: a single line of at most limit bytes.
 func printable(s string, limit int) string {
 	s = strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -169,15 +170,15 @@ func (h *host) inExchange() {
 	}
 }
 
-// beforeNext guards what concerns the request.
+// beforeNext fails if the request was already sent.
 func (h *host) beforeNext(what string) {
 	if h.inExchange(); h.phase != beforeNext {
 		fail("it %s after the request was sent", what)
 	}
 }
 
-// responseOf returns the response that the policy works on: its own before the request is sent, then the
-// upstream's, if it is kept for it.
+// responseOf returns the response that the policy works on: its own before the request is
+// sent, and then the upstream's, if it is buffered for the policy.
 func (h *host) responseOf(what string) *message {
 	switch h.inExchange(); {
 	case h.phase == beforeNext:
@@ -264,7 +265,8 @@ func (h *host) SetStatusCode(code uint32) {
 	h.responseOf("sets the status").status = int(code)
 }
 
-// fields of a kind, and what bounds them. The policy changes them if change is true.
+// fields returns the header or trailer of a kind, and its limits. change is true if the
+// policy modifies it.
 func (h *host) fields(kind uint32, change bool) (http.Header, *weight) {
 	h.inExchange()
 	response := func(what string, of func(*message) http.Header) http.Header {
@@ -293,7 +295,7 @@ func (h *host) fields(kind uint32, change bool) (http.Header, *weight) {
 	return nil, nil
 }
 
-// reserved are headers that the node makes itself.
+// reserved are the headers that only the node sets.
 var reserved = []string{
 	"Host", "Connection", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
@@ -305,7 +307,7 @@ type weight struct {
 	fields, bytes int
 }
 
-// canonical is a header's name as http.Header has it.
+// canonical returns a header's name in the form of http.Header.
 func canonical(name string) string {
 	if len(name) > maxHeaderBytes || !isToken(name) {
 		fail("%.40q is not a name of a header", name)
@@ -313,8 +315,8 @@ func canonical(name string) string {
 	return http.CanonicalHeaderKey(name)
 }
 
-// mutable reports whether a header is the policy's to change. The node computes
-// Content-Length, and passes over changes of it.
+// mutable reports whether a policy may change a header. The node computes
+// Content-Length, and ignores changes of it.
 func mutable(key string) bool {
 	if slices.Contains(reserved, key) {
 		fail("it changes header %s, which is the node's", key)
@@ -431,7 +433,7 @@ func (h *host) ReadBody(kind uint32, buf []byte) uint64 {
 	return 0
 }
 
-// next gives what follows of a body.
+// next copies the next bytes of a body to buf, and returns the result of read_body.
 func next(body []byte, read *int, buf []byte) uint64 {
 	n := copy(buf, body[*read:])
 	if *read += n; *read == len(body) {
@@ -474,7 +476,7 @@ func (h *host) WriteBody(kind uint32, body []byte) {
 	}
 }
 
-// requestBody is what goes upstream.
+// requestBody returns the body that is sent upstream.
 func (h *host) requestBody() []byte {
 	switch {
 	case h.body.written != nil:

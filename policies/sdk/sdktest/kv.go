@@ -9,7 +9,7 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Bounds of what a policy can keep, as the node has them.
+// Limits on the values that a policy can store, as in the node.
 const (
 	maxKeys  = 1024
 	maxKey   = 256
@@ -17,7 +17,7 @@ const (
 	maxAll   = 1 << 20
 )
 
-// kv is what policies keep between exchanges.
+// kv holds the values that a policy stores between exchanges.
 type kv map[string]entry
 
 type entry struct {
@@ -69,7 +69,7 @@ func (s *kv) add(key string, delta, ttl int64, now time.Time) (int64, int32) {
 	}
 	old := int64(binary.LittleEndian.Uint64(value))
 	sum := old + delta
-	if (sum > old) != (delta > 0) && delta != 0 { // beyond 64 bits
+	if (sum > old) != (delta > 0) && delta != 0 { // overflow
 		return 0, abi.LimitHit
 	}
 	binary.LittleEndian.PutUint64(value, uint64(sum))

@@ -15,7 +15,7 @@ import (
 
 func init() { sdk.Serve(probe.Build) }
 
-// The node's own host passes the same table: see cmd/doze.
+// The node's own host must pass the same table: see cmd/doze.
 func TestProbes(t *testing.T) {
 	for _, p := range probe.All {
 		t.Run(p.Name, func(t *testing.T) {
@@ -54,7 +54,8 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-// send runs a probe. It panics where the node would stop it.
+// send runs a probe. The verdict is "invalid" if the policy does not start, and "error" if
+// the node would stop it.
 func send(p probe.Probe) (verdict string, got sdktest.Result) {
 	verdict = "invalid"
 	defer func() { _ = recover() }()
@@ -73,7 +74,7 @@ func send(p probe.Probe) (verdict string, got sdktest.Result) {
 	switch {
 	case got.Denied && got.Reason == p.Reason:
 		verdict = "deny"
-	case got.Denied: // for what is not the policy's mistake
+	case got.Denied: // for a reason that is not the policy's mistake
 	case got.Method == "":
 		verdict = "respond"
 	default:

@@ -28,25 +28,26 @@ import (
 // Limits of the node.
 const (
 	maxReferences = 64
-	maxReference  = 192 << 10 // bytes that one stands for
-	maxHeld       = 1 << 20   // bytes that all of them stand for
+	maxReference  = 192 << 10 // bytes that one reference stands for
+	maxHeld       = 1 << 20   // bytes that all references together stand for
 	maxName       = 256
-	maxText       = 64 << 10 // that is encoded, signed or hashed
+	maxText       = 64 << 10 // bytes to be encoded, signed or hashed
 	maxParts      = 16
-	maxSigns      = 4 // of a request
+	maxSigns      = 4 // per request
 	maxPrivateKey = 5 << 10
 )
 
-// references stand for secrets and for encoded text, until the policy has ended.
+// references holds the references of an exchange. They stand for secrets and encoded text
+// until the policy has finished.
 type references struct {
-	prefix  string // of all, empty until there is one
+	prefix  string // common to all references; empty until the first
 	entries []refEntry
 	held    int
 }
 
 type refEntry struct {
 	text, value string
-	secret      string // its name, if the value is just that
+	secret      string // name of the secret, if the value is exactly its value
 	escaped     bool
 }
 
@@ -68,10 +69,11 @@ func (r *references) add(e refEntry) (string, bool) {
 	return e.text, true
 }
 
-// in reports whether a text has a reference, or the beginning of one.
+// in reports whether a text contains a reference or the beginning of one.
 func (r *references) in(text string) bool { return r.prefix != "" && strings.Contains(text, r.prefix) }
 
-// render puts values in the place of references.
+// render replaces the references in text with values. Invalid and partial references are
+// errors.
 func (r *references) render(text string, value func(refEntry) string) (string, error) {
 	if !r.in(text) {
 		return text, nil
@@ -102,7 +104,7 @@ func inURL(e refEntry) string {
 	return percent(e.value)
 }
 
-// rendered is the request as it is sent.
+// rendered returns the request as it is sent.
 func (h *host) rendered(body string) Result {
 	check := func(place string, err error) {
 		if err != nil {
@@ -147,7 +149,7 @@ func (h *host) rendered(body string) Result {
 	return sent
 }
 
-// usable reports whether a secret can be used now; otherwise code is why not.
+// usable reports whether a secret can be used now. If not, code is the reason.
 func (h *host) usable(name string) (code int32, ok bool) {
 	switch {
 	case h.phase != beforeNext:
@@ -209,7 +211,7 @@ func (h *host) EncodeRef(encoding uint32, text string, buf []byte) int32 {
 	return int32(put(buf, ref))
 }
 
-// percent escapes all but RFC 3986's unreserved characters.
+// percent escapes all characters except the unreserved ones of RFC 3986.
 func percent(text string) string {
 	var b strings.Builder
 	for _, c := range []byte(text) {
@@ -299,7 +301,8 @@ func (h *host) Sign(name string, algorithm uint32, data, buf []byte) int32 {
 	return 0
 }
 
-// parseKey is a private key in PEM: PKCS #8, PKCS #1 or SEC 1. Nil if it is none.
+// parseKey parses a private key in PEM: PKCS #8, PKCS #1 or SEC 1. It returns nil if text
+// is not such a key.
 func parseKey(text string) any {
 	block, _ := pem.Decode([]byte(text))
 	if block == nil || len(block.Bytes) > maxPrivateKey {

@@ -12,12 +12,12 @@
 //		}
 //	}
 //
-// Where the node would stop the policy, because it breaks a rule of the ABI or exceeds
-// a limit, Send panics with the reason. Other problems deny the request, as on the node: a
-// message that is too long for a policy that reads it whole, a secret that is not a key.
+// If the node would stop the policy, because it violates the ABI or exceeds a limit, Send
+// panics with the reason. Other problems deny the request, as on the node: a message that is
+// too long for a policy that buffers it, or a secret that is not a key.
 //
-// The policy is the one that the tested program gives to sdk.Serve. Tests of this
-// package are not run in parallel: a program has one policy.
+// The policy is the one that the tested program passes to sdk.Serve. Tests that use this
+// package must not run in parallel: a program has one policy.
 package sdktest
 
 import (
@@ -34,17 +34,19 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Policy is a policy with what the node knows when it runs it.
+// Policy is a policy with the state that the node has when it runs the policy.
 type Policy struct {
-	// Secrets by the names that the policy uses. Of Sign they are keys in PEM.
+	// Secrets maps the names that the policy uses to secrets. For Sign, they are keys in
+	// PEM.
 	Secrets map[string]string
 	// Sandbox is the sandbox that sends the requests.
 	Sandbox Sandbox
-	// Now is what the policy takes the time to be. It stands still.
+	// Now is the time that the policy sees. It does not advance.
 	Now time.Time
-	// Upstream responds to requests that the policy forwards: 200 without a body, if nil.
+	// Upstream responds to requests that the policy forwards. If nil, the response is 200
+	// without a body.
 	Upstream func(*http.Request) *http.Response
-	// MaxBody bounds bodies that are buffered, as the node does; 0 is 1 MiB.
+	// MaxBody bounds buffered bodies, in bytes, as the node does; 0 means 1 MiB.
 	MaxBody int
 
 	config   string
@@ -60,7 +62,7 @@ type Sandbox struct {
 	Labels map[string]string `json:"labels"`
 }
 
-// New starts the policy with a configuration, and fails the test if it refuses it.
+// New starts the policy with a configuration. It fails the test if the policy rejects it.
 func New(t testing.TB, config string) *Policy {
 	t.Helper()
 	p, err := Start(config)
@@ -70,7 +72,8 @@ func New(t testing.TB, config string) *Policy {
 	return p
 }
 
-// Start starts the policy with a configuration, or returns why it refuses it.
+// Start starts the policy with a configuration. It returns an error if the policy rejects
+// it.
 func Start(config string) (*Policy, error) {
 	if abi.Loaded.Start == nil {
 		panic("sdktest: this program has not called sdk.Serve in func init")
@@ -84,11 +87,11 @@ func Start(config string) (*Policy, error) {
 	return p, p.start()
 }
 
-// running is whose instance the program is at the moment: there is one only, so
-// tests that alternate between policies find theirs started again.
+// running is the policy that the program currently runs. There is only one instance, so
+// Send restarts a policy that is not running, in tests that alternate between policies.
 var running *Policy
 
-// start is what happens to an instance before its first exchange.
+// start starts the policy, as the node starts an instance before its first exchange.
 func (p *Policy) start() error {
 	h := &host{policy: p, phase: starting}
 	var err error
@@ -97,10 +100,10 @@ func (p *Policy) start() error {
 	return err
 }
 
-// Get is a GET request.
+// Get returns a GET request.
 func Get(url string) *http.Request { return Request("GET", url, "") }
 
-// Request is a request with that body. It panics if the address is none.
+// Request returns a request with a body. It panics if the method or the URL is invalid.
 func Request(method, url, body string) *http.Request {
 	r, err := http.NewRequest(method, url, strings.NewReader(body))
 	if err != nil {
@@ -110,14 +113,14 @@ func Request(method, url, body string) *http.Request {
 	return r
 }
 
-// Result is what became of a request.
+// Result is the outcome of a request.
 type Result struct {
-	// Denied, with its reason.
+	// Denied reports whether the request was denied, and Reason is the reason.
 	Denied bool
 	Reason string
 
-	// The request that was sent upstream, with secrets in the place of references; Method
-	// is empty if none was.
+	// The request that was sent upstream, with secrets instead of references. Method is
+	// empty if none was sent.
 	Method string
 	URI    string
 	Header http.Header
@@ -127,11 +130,11 @@ type Result struct {
 	Response     *http.Response
 	ResponseBody string
 
-	Notes []string // of the audit log
+	Notes []string // in the audit log
 	Log   []string
 }
 
-// Send runs a request through the policy and, if that lets it, to Upstream.
+// Send runs a request through the policy and, if the policy forwards it, to Upstream.
 func (p *Policy) Send(r *http.Request) Result {
 	if running != p {
 		if err := p.start(); err != nil {
@@ -153,7 +156,7 @@ func (p *Policy) Send(r *http.Request) Result {
 	return h.result()
 }
 
-// forward sends what the policy made to the upstream.
+// forward sends the request, as the policy changed it, to the upstream.
 func (h *host) forward() {
 	body := h.requestBody()
 	h.sent = h.rendered(string(body))
@@ -165,7 +168,8 @@ func (h *host) forward() {
 	}
 	h.phase = afterNext
 	h.buffered = h.features&abi.BufferResponse != 0 || h.own.written
-	// Fields that the policy set are defaults; what it wrote comes before the body.
+	// Fields that the policy set are defaults. The body that it wrote precedes the
+	// upstream's body.
 	h.upstream = &message{status: response.StatusCode, header: h.own.header, trailer: http.Header{}, body: h.own.body}
 	maps.Copy(h.upstream.header, response.Header)
 	maps.Copy(h.upstream.trailer, response.Trailer)

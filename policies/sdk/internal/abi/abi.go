@@ -1,10 +1,10 @@
 // Package abi is the interface between a policy and its host: the http-wasm
 // handler ABI (module http_handler) and doze's own functions (module
-// doze_egress_v1). In WebAssembly its functions are imports; natively they go to
-// the Host that a test has put in place.
+// doze_egress_v1). In WebAssembly its functions are imports; natively they call
+// the Host that a test has set.
 //
-// Functions that give text or bytes write them into buf and return their
-// length. If that is more than len(buf) nothing was written.
+// Functions that return text or bytes write them into buf and return their
+// length. If the length is more than len(buf), nothing was written.
 package abi
 
 // Kinds of header.
@@ -21,13 +21,13 @@ const (
 	ResponseBody
 )
 
-// Features that EnableFeatures switches on.
+// Features that EnableFeatures enables.
 const (
 	BufferRequest uint32 = 1 << iota
 	BufferResponse
 	Trailers
-	// RequestOnly is doze's own: HandleResponse has nothing to do, so that the
-	// instance is free as soon as the request is on its way.
+	// RequestOnly is doze's own: HandleResponse does nothing, so the instance is
+	// free as soon as HandleRequest returns.
 	RequestOnly uint32 = 1 << 16
 )
 
@@ -39,7 +39,7 @@ const (
 	Error
 )
 
-// Failures: what functions of doze_egress_v1 return instead of a length.
+// Error codes that functions of doze_egress_v1 return instead of a length.
 const (
 	NotFound    int32 = -1
 	NotAllowed  int32 = -2
@@ -62,8 +62,8 @@ const (
 	ES256
 )
 
-// Next is what HandleRequest returns for "go on".
+// Next is the result of HandleRequest that forwards the request.
 const Next uint64 = 1
 
-// EOF is the upper half of what ReadBody returns at the body's end.
+// EOF is the bit that ReadBody sets in its result at the end of the body.
 const EOF uint64 = 1 << 32

@@ -40,9 +40,10 @@ type Host interface {
 	KVAdd(key string, delta, ttl int64, out *[8]byte) int32
 }
 
-// Module is the policy in this program: what WebAssembly would export.
+// Module is the policy of this program. Its fields are the exports of a WebAssembly
+// module.
 type Module struct {
-	Start          func() error // in the place of _initialize
+	Start          func() error // corresponds to _initialize
 	HandleRequest  func() uint64
 	HandleResponse func(reqCtx, isError uint32)
 }
@@ -51,7 +52,7 @@ type Module struct {
 var Loaded Module
 
 var (
-	// mu: a module is used by one call at a time, as an instance is.
+	// mu serializes the calls of the module: an instance has one call at a time, too.
 	mu      sync.Mutex
 	current Host
 )

@@ -2,8 +2,8 @@
 // needs and no more: encoding/json would be 40 % of a small policy's module, and
 // more than half of the time that the node needs to compile it.
 //
-// It is stricter: names of fields are compared with regard to case, a name may
-// not come twice, text must be UTF-8. Its errors have the position and the remedy.
+// It is stricter: field names are case-sensitive, a name must not occur twice, and
+// text must be UTF-8. Its errors contain the position and the remedy.
 package decode
 
 import (
@@ -13,22 +13,22 @@ import (
 	"strings"
 )
 
-// Strict decodes text into *v, a bool, string, number, or a slice, map from
-// string, pointer or struct of such. Fields that *v does not have are errors.
-// null leaves things as they are. The error may come when part of *v was set.
+// Strict decodes text into *v: a bool, string or number, or a slice, map with string
+// keys, pointer or struct of these. Fields that *v does not have are errors. null
+// leaves the value unchanged. If Strict returns an error, *v may be partly set.
 func Strict(text []byte, v any) error { return run(text, v, true) }
 
-// Lenient is Strict, but passes over fields that *v does not have.
+// Lenient is Strict, but skips fields that *v does not have.
 func Lenient(text []byte, v any) error { return run(text, v, false) }
 
-// maxDepth bounds what is nested in a value that is passed over.
+// maxDepth bounds the nesting of a value that is skipped.
 const maxDepth = 64
 
 type decoder struct {
 	text   []byte
 	pos    int
 	strict bool
-	path   []string // of the value that is read, such as also, [1], .paths
+	path   []string // of the current value, such as also, [1], .paths
 }
 
 func run(text []byte, v any, strict bool) error {
@@ -42,7 +42,7 @@ func run(text []byte, v any, strict bool) error {
 	return nil
 }
 
-// fail is an error at the current position.
+// fail returns an error at the current position.
 func (d *decoder) fail(reason string) error {
 	line, column := 1, 1
 	for _, c := range d.text[:min(d.pos, len(d.text))] {
@@ -53,7 +53,7 @@ func (d *decoder) fail(reason string) error {
 	return errors.New("line " + strconv.Itoa(line) + ", column " + strconv.Itoa(column) + ": " + reason)
 }
 
-// wrong is an error about the value that is read.
+// wrong returns an error about the current value.
 func (d *decoder) wrong(reason string) error {
 	path := strings.TrimPrefix(strings.Join(d.path, ""), ".")
 	if path == "" {
@@ -62,7 +62,7 @@ func (d *decoder) wrong(reason string) error {
 	return errors.New(path + ": " + reason)
 }
 
-// peek returns the next character that is not a space, 0 at the end.
+// peek skips white space and returns the next character, or 0 at the end.
 func (d *decoder) peek() byte {
 	for ; d.pos < len(d.text); d.pos++ {
 		switch c := d.text[d.pos]; c {
@@ -74,7 +74,7 @@ func (d *decoder) peek() byte {
 	return 0
 }
 
-// accept passes over c, if that comes next.
+// accept skips c if it is next, and reports whether it was.
 func (d *decoder) accept(c byte) bool {
 	if d.peek() != c || d.pos == len(d.text) {
 		return false
@@ -83,7 +83,7 @@ func (d *decoder) accept(c byte) bool {
 	return true
 }
 
-// word passes over a word such as null, if that comes next.
+// word skips a word such as null if it is next, and reports whether it was.
 func (d *decoder) word(w string) bool {
 	if d.peek(); !strings.HasPrefix(string(d.text[d.pos:min(len(d.text), d.pos+len(w))]), w) {
 		return false
@@ -92,7 +92,7 @@ func (d *decoder) word(w string) bool {
 	return true
 }
 
-// found is what the value that comes next is, for errors.
+// found returns the type of the next value, for errors. It returns "" if there is none.
 func (d *decoder) found() string {
 	switch c := d.peek(); {
 	case c == '{':
@@ -109,7 +109,7 @@ func (d *decoder) found() string {
 	return ""
 }
 
-// mismatch is an error: wanted is not what comes next.
+// mismatch returns an error for a next value that is not of the wanted type.
 func (d *decoder) mismatch(wanted string) error {
 	found := d.found()
 	if found == "" {
@@ -225,12 +225,12 @@ func (d *decoder) scalar(v reflect.Value) error {
 	return d.unfit(v)
 }
 
-// unfit is an error about a type that the policy's author chose.
+// unfit returns an error about a type in the policy's code that has no form in JSON.
 func (d *decoder) unfit(v reflect.Value) error {
 	return d.wrong("the policy's type " + v.Type().String() + " cannot be given in JSON")
 }
 
-// object reads an object; field reads the value of each name.
+// object reads an object. It calls field to read the value of each name.
 func (d *decoder) object(field func(name string) error) error {
 	if !d.accept('{') {
 		return d.mismatch("an object")
@@ -268,7 +268,7 @@ func (d *decoder) object(field func(name string) error) error {
 	}
 }
 
-// list reads a list; element reads each value.
+// list reads a list. It calls element to read each value.
 func (d *decoder) list(element func() error) error {
 	if !d.accept('[') {
 		return d.mismatch("a list")
@@ -291,7 +291,7 @@ func (d *decoder) list(element func() error) error {
 	}
 }
 
-// skip passes over a value.
+// skip skips a value with at most depth levels.
 func (d *decoder) skip(depth int) error {
 	if depth == 0 {
 		return d.fail("this is nested too deeply")

@@ -112,7 +112,8 @@ func TestLenientPassesOverWhatItDoesNotKnow(t *testing.T) {
 	}
 }
 
-// FuzzStrict: what is accepted is JSON and read as encoding/json reads it.
+// FuzzStrict checks that accepted text is JSON, and that encoding/json reads it in the same
+// way.
 func FuzzStrict(f *testing.F) {
 	f.Add([]byte(`{"text":"a\u00fc","count":-1,"also":[{"paths":["x"]}],"labels":{"a":"b"},"maybe":1,"ratio":0.5}`))
 	f.Add([]byte(`{"small":1e1}`))

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// nameOf is the name of a field in JSON; empty if it has none.
+// nameOf returns the name of a field in JSON, or "" if it has none.
 func nameOf(f reflect.StructField) string {
 	name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 	switch {
@@ -26,7 +26,7 @@ func fieldOf(v reflect.Value, name string) (reflect.Value, bool) {
 	return reflect.Value{}, false
 }
 
-// unknown is an error about a field that t does not have.
+// unknown returns an error about a field that t does not have.
 func (d *decoder) unknown(t reflect.Type, name string) error {
 	d.path = d.path[:len(d.path)-1]
 	var known []string

@@ -7,7 +7,7 @@ import (
 	"unicode/utf8"
 )
 
-// number reads a number and gives its text to set.
+// number reads a number and calls set with its text.
 func (d *decoder) number(set func(text string) error) error {
 	d.peek()
 	start := d.pos
@@ -28,7 +28,7 @@ func (d *decoder) number(set func(text string) error) error {
 	return set(string(d.text[start:d.pos]))
 }
 
-// one passes over one character of those, if one comes next.
+// one skips one of the given characters if it is next, and reports whether it was.
 func (d *decoder) one(of string) bool {
 	if d.pos < len(d.text) && strings.IndexByte(of, d.text[d.pos]) >= 0 {
 		d.pos++
@@ -44,10 +44,10 @@ func (d *decoder) digits() bool {
 	return d.pos > start
 }
 
-// escapes of one character.
+// escapes maps single-character escapes to their values.
 var escapes = map[byte]byte{'"': '"', '\\': '\\', '/': '/', 'b': '\b', 'f': '\f', 'n': '\n', 'r': '\r', 't': '\t'}
 
-// string reads text in quotes. The first quote comes next.
+// string reads text in quotes. The next character must be the first quote.
 func (d *decoder) string() (string, error) {
 	d.pos++
 	var b []byte
@@ -78,7 +78,7 @@ func (d *decoder) string() (string, error) {
 	}
 }
 
-// escape reads an escape. Its backslash comes next.
+// escape reads an escape. The next character must be its backslash.
 func (d *decoder) escape() (rune, error) {
 	if d.pos+1 < len(d.text) {
 		if c, ok := escapes[d.text[d.pos+1]]; ok {

@@ -1,5 +1,5 @@
-// Package probe is a table of what policies can ask of their host, right and wrong,
-// with what becomes of it. Tests run it twice: on the node's own host, as WebAssembly,
+// Package probe is a table of valid and invalid calls of policies to their host, with the
+// expected outcomes. Tests run it twice: on the node's own host, as WebAssembly,
 // and natively on package sdktest, so that the two cannot differ.
 package probe
 
@@ -13,48 +13,48 @@ import (
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
 )
 
-// Probe is one case.
+// Probe is a test case.
 type Probe struct {
 	Name     string
 	Method   string // POST
 	Body     string // of the request
 	Features sdk.Features
-	// Start is done by an instance that starts.
+	// Start runs when an instance starts.
 	Start func()
-	// Request notes what it gets by sdk.Note.
+	// Request records its results with sdk.Note.
 	Request  func(*sdk.Request) error
 	Response func(*sdk.Response) error
 
-	// Want is what becomes of the request: allow, respond, deny, error, or invalid
+	// Want is the outcome of the request: allow, respond, deny, error, or invalid
 	// for an instance that does not start.
 	Want string
-	// Reason of a denial.
+	// Reason is the reason of a denial.
 	Reason string
 	Notes  []string
-	// Sent is "METHOD URI", and SentBody the body of what is sent.
+	// Sent is the "METHOD URI" and SentBody the body of the request that is sent.
 	Sent, SentBody string
-	// Got is the status and the body of the response, such as "200 ok".
+	// Got is the status and body of the response, such as "200 ok".
 	Got string
-	// Headers of the request as it is sent, and GotHeaders of the response; "" for none.
+	// Headers are headers of the request that is sent, and GotHeaders headers of the
+	// response; "" means that the header is absent.
 	Headers, GotHeaders map[string]string
 }
 
-// What all probes have: the upstream answers 200 with this body and header, these are
-// the secrets.
+// The upstream of all probes responds 200 with this body and header.
 const (
 	UpstreamBody   = "from upstream"
 	UpstreamHeader = "X-Upstream"
 	URL            = "https://api.example.com/path?query=1"
 )
 
-// Secrets by name.
+// Secrets are the secrets of all probes, by name.
 var Secrets = map[string]string{"token": "s3cret/value", "line": "two\nlines"}
 
 type config struct {
 	Probe string `json:"probe"`
 }
 
-// Build is for sdk.Serve.
+// Build is the argument of sdk.Serve.
 func Build(c config) (sdk.Policy, error) {
 	for _, p := range All {
 		if p.Name != c.Probe {
@@ -74,7 +74,7 @@ var (
 	long1M  = strings.Repeat("x", 1<<20)
 )
 
-// pass does something and lets the request pass.
+// pass returns a Request function that calls f and forwards the request.
 func pass(f func()) func(*sdk.Request) error {
 	return func(*sdk.Request) error {
 		f()
@@ -82,7 +82,7 @@ func pass(f func()) func(*sdk.Request) error {
 	}
 }
 
-// after does something with the response.
+// after returns a Response function that calls f.
 func after(f func()) func(*sdk.Response) error {
 	return func(*sdk.Response) error {
 		f()
@@ -92,8 +92,8 @@ func after(f func()) func(*sdk.Response) error {
 
 func letPass(*sdk.Request) error { return nil }
 
-// noteCode notes the result of a function of doze_egress_v1: a code, or that it gave a
-// value.
+// noteCode notes the result of a function of doze_egress_v1: an error code, or that it
+// returned a value.
 func noteCode(code int32) {
 	if code >= 0 {
 		sdk.Note("ok")
@@ -107,7 +107,7 @@ var (
 	some = buf[:]
 )
 
-// parts of an HMAC.
+// parts returns the encoded parts of an HMAC.
 func parts(n, size int) []byte {
 	var list []byte
 	for range n {
@@ -122,7 +122,7 @@ func ref(name string) string {
 	return string(b[:abi.SecretRef(name, b[:])])
 }
 
-// All probes.
+// All lists all probes.
 var All = []Probe{
 	// Bodies of requests.
 	{Name: "read the body, buffered", Body: "hello", Features: sdk.BufferRequest, Want: "allow", SentBody: "hello",
@@ -315,7 +315,7 @@ var All = []Probe{
 		noteCode(abi.Sign("token", abi.RS256, nil, some))
 	})},
 
-	// What is said.
+	// Denials and notes.
 	{Name: "deny", Want: "deny", Reason: "two lines", Request: pass(func() { abi.Deny(" two\nlines "); abi.Deny("second") })},
 	{Name: "deny without a reason", Want: "deny", Reason: "denied by a policy", Request: pass(func() { abi.Deny("") })},
 	{Name: "deny with a long reason", Want: "deny", Reason: long64K[:512], Request: pass(func() { abi.Deny(long64K[:513]) })},
@@ -329,7 +329,7 @@ var All = []Probe{
 		}
 	})},
 
-	// What is stored.
+	// Stored values.
 	{Name: "keys and values", Want: "allow", Notes: []string{"-3", "-3", "-3", "-3", "ok", "-1", "-1", "ok"}, Request: pass(func() {
 		noteCode(abi.KVSet("", nil, 0))
 		noteCode(abi.KVSet(long64K[:257], nil, 0))

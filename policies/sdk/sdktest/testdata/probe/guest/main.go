@@ -1,4 +1,4 @@
-// Command guest is the probes as a module, for the node's host.
+// Command guest builds the probes as a module, for the node's host.
 package main
 
 import (
