@@ -79,6 +79,6 @@ type Step struct {
 	// namespace, usually the owner of the rule, share their keys.
 	Namespace string
 	// Sharer is the owner on whose behalf another owner's policy runs. A sharer can use a
-	// quarter of its instances at a time. If empty, all instances can be used.
+	// quarter of the policy's instances at a time. If empty, all instances can be used.
 	Sharer string
 }
