@@ -76,19 +76,29 @@ type Preset struct {
 func (e *Egress) presets() (*rule.Presets, error) {
 	var list []preset.Preset
 	for _, name := range slices.Sorted(maps.Keys(e.Presets)) {
-		p := e.Presets[name]
-		list = append(list, preset.Preset{Name: name, Description: p.Description, Hosts: p.Hosts})
+		list = append(list, e.Presets[name].preset(name))
 	}
 	return rule.NewPresets(list)
 }
 
+func (p Preset) preset(name string) preset.Preset {
+	return preset.Preset{Name: name, Description: p.Description, Hosts: p.Hosts}
+}
+
 // settings checks all that can be checked without the node.
 func (e *Egress) settings() (egress.Settings, error) {
+	if e == nil {
+		return egress.DefaultSettings(), nil
+	}
+	presets, err := e.presets()
+	if err != nil {
+		return egress.Settings{}, fmt.Errorf("egress: %w", err)
+	}
 	s, err := e.options()
-	if err != nil || e == nil {
+	if err != nil {
 		return s, err
 	}
-	if s.Rules, err = compiledRules(e.Rules, s.Presets); err != nil {
+	if s.Rules, err = e.compileRules(presets); err != nil {
 		return s, fmt.Errorf("egress: %w", err)
 	}
 	for _, path := range e.UpstreamCAFiles {
@@ -101,21 +111,11 @@ func (e *Egress) settings() (egress.Settings, error) {
 	return s, nil
 }
 
-// options returns the settings without the rules and without the contents of files, which
-// may be on another machine.
+// options returns the settings without presets and rules and without the contents of files,
+// which may be on another machine.
 func (e *Egress) options() (egress.Settings, error) {
 	s := egress.DefaultSettings()
-	if e == nil {
-		return s, nil
-	}
 	set(&s.Default, e.Default)
-	if s.Default != rule.AllowPublic && s.Default != rule.DenyAll {
-		return s, fmt.Errorf("egress: default is %q; write %s or %s", e.Default, rule.AllowPublic, rule.DenyAll)
-	}
-	var err error
-	if s.Presets, err = e.presets(); err != nil {
-		return s, fmt.Errorf("egress: %w", err)
-	}
 	switch e.ECH {
 	case "", "intercept":
 	case "allow":
@@ -127,6 +127,7 @@ func (e *Egress) options() (egress.Settings, error) {
 	set(&s.MaxSandboxConnections, e.MaxConnectionsPerSandbox)
 	set(&s.PolicyMemory, e.PolicyMemoryLimit)
 	set(&s.PolicyTime, time.Duration(e.PolicyTimeLimit))
+	var err error
 	if s.Resolve, err = overrides(e.Resolve); err != nil {
 		return s, err
 	}
@@ -139,16 +140,13 @@ func (e *Egress) options() (egress.Settings, error) {
 	return s, s.Validate()
 }
 
-// compiledRules converts rules and checks them as a layer of the node.
-func compiledRules(rules []types.Rule, presets *rule.Presets) ([]rule.Rule, error) {
-	converted, err := api.RulesOf(rules)
+// compileRules returns the layer of the node's rules. An error names every mistake.
+func (e *Egress) compileRules(presets *rule.Presets) (*rule.Layer, error) {
+	rules, err := api.RulesOf(e.Rules)
 	if err != nil {
 		return nil, err
 	}
-	if _, err := rule.Compile(rule.Node, converted, presets); err != nil {
-		return nil, err
-	}
-	return converted, nil
+	return rule.Compile(rule.Node, rules, presets)
 }
 
 // overrides parses addresses with or without a port.

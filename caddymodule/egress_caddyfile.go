@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"encoding/json"
+	"errors"
 	"strconv"
 	"strings"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/rule"
+	"github.com/doze-run/doze/egress/rule/preset"
 )
 
 // parseEgress reads what sandboxes may send out. Syntax:
@@ -61,27 +63,47 @@ func (a *App) parseEgress(o options) error {
 	}
 	a.Egress = new(Egress)
 	block := o.NewFromNextSegment()
-	if err := a.Egress.parsePresets(block); err != nil {
+	presets, err := a.Egress.parsePresets(block)
+	if err != nil {
 		return err
 	}
 	block.Reset()
 	block.Next() // egress
 	inner := options{Dispenser: block, seen: map[string]bool{}}
+	var rules []*caddyfile.Dispenser
 	for nesting := block.Nesting(); block.NextBlock(nesting); {
+		if block.Val() == "rule" {
+			segment := block.NewFromNextSegment()
+			rules = append(rules, segment)
+			if err := a.Egress.parseRule(segment); err != nil {
+				return err
+			}
+			continue
+		}
 		if err := a.Egress.parseOption(inner); err != nil {
 			return err
 		}
-		// parseRule has checked the rules, and all options before were valid: a mistake
-		// is in this line.
+		// All options before were valid: a mistake is in this line.
 		if _, err := a.Egress.options(); err != nil {
 			return block.WrapErr(err)
 		}
 	}
+	if _, err := a.Egress.compileRules(presets); err != nil {
+		at := block
+		if first, ok := errors.AsType[*rule.Error](err); ok {
+			at = rules[first.Index]
+			a.Egress.Rules = a.Egress.Rules[:first.Index+1]
+			_, err = a.Egress.compileRules(presets) // without the mistakes in later rules
+		}
+		at.Reset()
+		at.Next()
+		return at.WrapErr(err)
+	}
 	return nil
 }
 
-// parsePresets reads the presets of the block egress, which are before all rules.
-func (e *Egress) parsePresets(d *caddyfile.Dispenser) error {
+// parsePresets reads the presets of the block egress, before any rule.
+func (e *Egress) parsePresets(d *caddyfile.Dispenser) (*rule.Presets, error) {
 	d.Next() // egress
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		option := d.NewFromNextSegment()
@@ -89,10 +111,14 @@ func (e *Egress) parsePresets(d *caddyfile.Dispenser) error {
 			continue
 		}
 		if err := e.parsePreset(option); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	return nil
+	presets, err := e.presets()
+	if err != nil {
+		return nil, d.WrapErr(err)
+	}
+	return presets, nil
 }
 
 func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
@@ -125,7 +151,7 @@ func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
 		e.Presets = map[string]Preset{}
 	}
 	e.Presets[name] = p
-	if _, err := e.presets(); err != nil {
+	if _, err := rule.NewPresets([]preset.Preset{p.preset(name)}); err != nil {
 		d.Reset()
 		d.Next()
 		return d.WrapErr(err)
@@ -140,8 +166,6 @@ func (e *Egress) parseOption(o options) error {
 		return nil
 	case "default":
 		return o.text((*string)(&e.Default))
-	case "rule":
-		return e.parseRule(o)
 	case "resolve":
 		return e.parseResolve(o)
 	case "resolvers":
@@ -190,39 +214,20 @@ func (e *Egress) parseResolve(o options) error {
 	return nil
 }
 
-func (e *Egress) parseRule(o options) error {
-	whole := o.NewFromNextSegment() // for the position of what is wrong with the rule as a whole
-	whole.Next()
-	r, err := parseRule(whole)
-	if err != nil {
-		return err
-	}
-	// The layer's own checks, so that a mistake has its position in the file.
-	presets, err := e.presets()
-	if err != nil {
-		return whole.WrapErr(err)
-	}
-	if _, err := compiledRules(append(e.Rules[:len(e.Rules):len(e.Rules)], r), presets); err != nil {
-		whole.Reset()
-		whole.Next()
-		return whole.WrapErr(err)
-	}
-	e.Rules = append(e.Rules, r)
-	return nil
-}
-
-func parseRule(d *caddyfile.Dispenser) (types.Rule, error) {
+func (e *Egress) parseRule(d *caddyfile.Dispenser) error {
+	d.Next() // rule
 	var r types.Rule
 	if !d.AllArgs(&r.Name) {
-		return r, d.ArgErr()
+		return d.ArgErr()
 	}
 	p := ruleParser{options: options{Dispenser: d, seen: map[string]bool{}}, rule: &r}
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		if err := p.parseOption(); err != nil {
-			return r, err
+			return err
 		}
 	}
-	return r, nil
+	e.Rules = append(e.Rules, r)
+	return nil
 }
 
 type ruleParser struct {

@@ -255,8 +255,7 @@ func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	never := rule.Rule{Name: "never", Hosts: []string{"a.web.test"}, Ports: []rule.Ports{{First: 443, Last: 443}}, Action: rule.Deny, Reason: "the node says no"}
 	for name, change := range map[string]func(*Settings){
-		"a rule":   func(s *Settings) { s.Rules = []rule.Rule{{Name: "bad", Hosts: []string{"*"}, Action: rule.Allow}} },
-		"a policy": func(s *Settings) { s.Rules = []rule.Rule{through("a.web.test", "nobodys", "")} },
+		"a policy": func(s *Settings) { s.Rules = compileNodeRules(t, nil, through("a.web.test", "unknown", "")) },
 		"a CA":     func(s *Settings) { s.UpstreamCAs = []byte("no PEM") },
 		"a proxy":  func(s *Settings) { s.UpstreamProxy = &url.URL{Scheme: "ftp", Host: "proxy.test"} },
 		"a limit":  func(s *Settings) { s.MaxConnections = 0 },
@@ -267,16 +266,14 @@ func TestSettingsThatAreDiscardedChangeNothing(t *testing.T) {
 		}
 	}
 	s := *r.settings.Load()
-	s.Rules = []rule.Rule{never}
+	s.Rules = compileNodeRules(t, nil, never)
 	c, err := r.Prepare(within(t), s)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Discard()
 	b.want(b.get("https://a.web.test/"), 200, "this is")
-	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{never} }); err != nil {
-		t.Fatal(err)
-	}
+	r.nodeRules(never)
 	b.Client.CloseIdleConnections()
 	b.want(b.get("https://a.web.test/"), 403, "the node says no")
 	if err := r.reload(func(s *Settings) { s.Rules, s.Default = nil, rule.DenyAll }); err != nil {

@@ -9,7 +9,6 @@ import (
 	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
-	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/policies/builtin"
 )
 
@@ -40,11 +39,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		}
 		return module{owner, name, catalog.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
 	}
-	compiled, err := rule.Compile(rule.Node, s.Rules, s.Presets)
-	if err != nil {
-		return nil, fmt.Errorf("egress: %w", err)
-	}
-	l, err := e.armAnyway(ctx, find, "", compiled)
+	l, err := e.armAnyway(ctx, find, "", s.Rules)
 	if err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}

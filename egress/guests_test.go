@@ -192,9 +192,7 @@ func (r *rig) bearerOfTheNode(host, value string) {
 	if _, err := r.PutPolicy(within(r.t), operator, "bearer", bearer(1)); err != nil {
 		r.t.Fatal(err)
 	}
-	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{through(host, "bearer", "api")} }); err != nil {
-		r.t.Fatal(err)
-	}
+	r.nodeRules(through(host, "bearer", "api"))
 }
 
 // through returns a rule that runs a policy with a secret as its "token".

@@ -24,7 +24,7 @@ func withPreset(t *testing.T, hosts ...string) func(*Settings) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return func(s *Settings) { s.Presets = presets }
+	return func(s *Settings) { s.Rules = compileNodeRules(t, presets, s.Rules.Rules()...) }
 }
 
 // A reload that changes a preset changes the hosts of the stored rules of owners and
@@ -103,17 +103,13 @@ func TestReloadsChangeThePresetsOfStoredRules(t *testing.T) {
 	check("defined again", "a.plain.test", "b.plain.test", "no rule of the owner")
 }
 
-// The operator controls the node's own rules: a reload that removes a preset that they
-// name is refused, and changes nothing.
-func TestReloadsWhoseOwnRulesNameAnUndefinedPresetAreRefused(t *testing.T) {
+func TestReloadsChangeThePresetsOfTheNodesRules(t *testing.T) {
 	r := newRig(t, func(c *Config) {
 		withPreset(t, "a.plain.test")(&c.Settings)
-		c.Settings.Default, c.Settings.Rules = rule.DenyAll, []rule.Rule{{Name: "packages", Hosts: []string{"preset:npm"}, Action: rule.Allow}}
+		packages := rule.Rule{Name: "packages", Hosts: []string{"preset:npm"}, Action: rule.Allow}
+		c.Settings.Default, c.Settings.Rules = rule.DenyAll, compileNodeRules(t, c.Settings.Rules.Presets(), packages)
 	})
 	b := r.box("k3f9x2m7q1az")
-	if err := r.reload(withPreset(t)); err == nil || !strings.Contains(err.Error(), `rule 1 (packages): hosts[0]: "npm" is not a preset`) {
-		t.Errorf("got %v", err)
-	}
 	b.want(b.get("http://a.plain.test/"), 200, "this is")
 	if err := r.reload(withPreset(t, "b.plain.test")); err != nil {
 		t.Fatal(err)

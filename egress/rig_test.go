@@ -142,6 +142,23 @@ func (r *rig) reload(change func(*Settings)) error {
 	return nil
 }
 
+// nodeRules replaces the node's rules.
+func (r *rig) nodeRules(rules ...rule.Rule) {
+	r.t.Helper()
+	if err := r.reload(func(s *Settings) { s.Rules = compileNodeRules(r.t, nil, rules...) }); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func compileNodeRules(t testing.TB, presets *rule.Presets, rules ...rule.Rule) *rule.Layer {
+	t.Helper()
+	l, err := rule.Compile(rule.Node, rules, presets)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
 // documents is a store whose operations can fail.
 type documents struct {
 	*store.Memory

@@ -320,9 +320,7 @@ func TestAPlaceholderIsExchangedInWhatPoliciesMakeOfARequest(t *testing.T) {
 	r.operatorsSecret("api", token, "a.web.test")
 	offer := offering("a.web.test")
 	offer.Paths = []string{"/open/**"}
-	if err := r.reload(func(s *Settings) { s.Rules = []rule.Rule{offer} }); err != nil {
-		t.Fatal(err)
-	}
+	r.nodeRules(offer)
 	b.push("elsewhere", rewriting("/closed/x"))
 	b.push("there", rewriting("/open/y"))
 	for policy, status := range map[string]int{"elsewhere": 403, "there": 200} {

@@ -16,10 +16,9 @@ import (
 type Settings struct {
 	// Default applies to requests and connections that no rule matches.
 	Default rule.Default
-	// Rules are the node's rules.
-	Rules []rule.Rule
-	// Presets can be named by all rules. If nil, the presets that doze ships apply.
-	Presets *rule.Presets
+	// Rules are the node's rules. The presets that they were compiled with can be named by
+	// all rules. If nil, the node has no rules, and the presets are the ones that doze ships.
+	Rules *rule.Layer
 	// Resolve overrides DNS. Its keys are host names, or `*.` and a name.
 	Resolve map[string]dial.Override
 	// NameServers resolve all other hosts. If empty, the system's name servers apply.
@@ -52,8 +51,7 @@ func DefaultSettings() Settings {
 	}
 }
 
-// Validate checks the values of all fields except Rules, which are checked when they are
-// compiled.
+// Validate checks the values of all fields except Rules, which rule.Compile has checked.
 func (s *Settings) Validate() error {
 	switch {
 	case s.Default != rule.AllowPublic && s.Default != rule.DenyAll:

@@ -2,6 +2,7 @@ package egress
 
 import (
 	"context"
+	"crypto/x509"
 	"fmt"
 	"iter"
 	"maps"
@@ -70,7 +71,7 @@ func everyClient(*flow.Client) bool { return true }
 // The caller must not modify them.
 func (e *Egress) NodeRules() (rule.Default, []rule.Rule) {
 	s := e.settings.Load()
-	return s.Default, s.Rules
+	return s.Default, s.Rules.Rules()
 }
 
 // scopeOf returns the scope of a sandbox, or the owner's scope if id is empty.
@@ -82,13 +83,16 @@ func scopeOf(owner string, id sandbox.ID) ruleset.Scope {
 }
 
 // Presets returns the lists of hosts that rules can name. The caller must not modify them.
-func (e *Egress) Presets() []preset.Preset { return e.settings.Load().Presets.All() }
+func (e *Egress) Presets() []preset.Preset { return e.presets().All() }
+
+// presets returns the presets that are defined now.
+func (e *Egress) presets() *rule.Presets { return e.settings.Load().Rules.Presets() }
 
 // Rules returns the rules of a sandbox, or the owner's rules if id is empty, and warnings
 // about rules that no longer work as intended.
 func (e *Egress) Rules(_ context.Context, owner string, id sandbox.ID) (ruleset.Set, []rule.Warning, error) {
 	set := e.sets.Get(scopeOf(owner, id))
-	return set, set.Layer(e.settings.Load().Presets).PresetWarnings(), nil
+	return set, set.Layer(e.presets()).PresetWarnings(), nil
 }
 
 // SetRules replaces the rules of an owner's sandbox, or the owner's rules if id is empty,
@@ -111,7 +115,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer leave()
-	presets := e.settings.Load().Presets
+	presets := e.presets()
 	next, err := e.sets.Compile(scope, u, presets)
 	if err != nil {
 		return ruleset.Set{}, nil, err
@@ -121,7 +125,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		return ruleset.Set{}, nil, err
 	}
 	defer done()
-	if current := e.settings.Load().Presets; current != presets { // until done is called, no reload replaces them
+	if current := e.presets(); current != presets { // until done is called, no reload replaces them
 		if next, err = e.sets.Compile(scope, u, current); err != nil {
 			return ruleset.Set{}, nil, err
 		}
@@ -196,7 +200,7 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 	if len(set.Rules) == 0 && set.Default == rule.Inherit {
 		return nil, nil
 	}
-	l, err := e.armAnyway(ctx, e.moduleOf, owner, set.Layer(e.settings.Load().Presets))
+	l, err := e.armAnyway(ctx, e.moduleOf, owner, set.Layer(e.presets()))
 	if err != nil {
 		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
 	}
@@ -210,25 +214,23 @@ func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string)
 // settings, rules or policies begins, and no sandbox is attached for the first time. The
 // caller must not block in between.
 type Change struct {
-	e         *Egress
-	settings  Settings
-	node      *layer
-	upstreams *flow.Upstreams
+	e        *Egress
+	settings Settings
+	roots    *x509.CertPool // of upstreams
+	node     *layer
 }
 
-// Prepare checks settings and readies the policies and upstreams that they need, so that
-// Apply cannot fail.
-func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error) {
+// Prepare checks settings and readies the policies that they need, so that Apply cannot
+// fail.
+func (e *Egress) Prepare(ctx context.Context, s Settings) (*Change, error) {
 	if err := s.Validate(); err != nil {
 		return nil, err
 	}
-	c := &Change{e: e, settings: s}
 	roots, err := rootsWith(s.UpstreamCAs)
 	if err != nil {
 		return nil, err
 	}
-	c.upstreams = flow.NewUpstreams(dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: roots}, roots)
-	compiled, err := e.compile(ctx, e.cfg.Operator, s.Rules)
+	compiled, err := e.compile(ctx, e.cfg.Operator, s.Rules.Rules())
 	if err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
@@ -236,18 +238,15 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (_ *Change, err error)
 	if err := e.changeMu.LockContext(ctx); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
-	node, err := rule.Compile(rule.Node, s.Rules, s.Presets)
-	if err == nil {
-		c.node, err = e.arm(ctx, e.moduleOf, e.cfg.Operator, node)
-	}
+	node, err := e.arm(ctx, e.moduleOf, e.cfg.Operator, s.Rules)
 	if err != nil {
 		e.changeMu.Unlock()
 		return nil, fmt.Errorf("egress: %w", err)
 	}
-	for _, w := range rule.Warnings(node, nil, e.secretHosts(e.cfg.Operator)) {
-		e.log.Warn("node rule does not do what it seems to", "rule", s.Rules[w.Index].Name, "problem", w.Problem, "remedy", w.Remedy)
+	for _, w := range rule.Warnings(s.Rules, nil, e.secretHosts(e.cfg.Operator)) {
+		e.log.Warn("node rule may not work as intended", "rule", s.Rules.Rules()[w.Index].Name, "problem", w.Problem, "remedy", w.Remedy)
 	}
-	return c, nil
+	return &Change{e, s, roots, node}, nil
 }
 
 // Apply puts the settings into force, from the next request of each sandbox on.
@@ -255,17 +254,18 @@ func (c *Change) Apply() {
 	e := c.e
 	defer e.changeMu.Unlock()
 	s, node := c.settings, e.node
+	dialing := dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: c.roots}
 	before := e.carrier.SetSettings(flow.Settings{
-		Upstreams: c.upstreams, AllowECH: s.AllowECH,
+		Upstreams: flow.NewUpstreams(dialing, c.roots), AllowECH: s.AllowECH,
 		MaxConnections: s.MaxConnections, MaxClientConnections: s.MaxSandboxConnections,
 	})
 	e.node = c.node
 	e.settings.Store(&c.settings)
 	for owner, l := range e.owners {
-		e.owners[owner] = l.withPresets(c.settings.Presets)
+		e.owners[owner] = l.withPresets(s.Rules.Presets())
 	}
 	for id, l := range e.own {
-		e.own[id] = l.withPresets(c.settings.Presets)
+		e.own[id] = l.withPresets(s.Rules.Presets())
 	}
 	e.reportUndefinedPresets()
 	e.buildAll(everyClient)
@@ -280,7 +280,7 @@ func (c *Change) Apply() {
 func (e *Egress) reportUndefinedPresets() {
 	users := map[string][]string{}
 	for scope, set := range e.sets.All() {
-		for _, name := range set.Layer(e.settings.Load().Presets).UndefinedPresets() {
+		for _, name := range set.Layer(e.presets()).UndefinedPresets() {
 			users[name] = append(users[name], scope.String())
 		}
 	}

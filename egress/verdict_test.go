@@ -460,11 +460,7 @@ func TestADeniedConnectionIsAnsweredWithTheReason(t *testing.T) {
 
 func TestPrivateAddressesAreRefusedWithWhatTheyAre(t *testing.T) {
 	b := newRig(t).box("k3f9x2m7q1az")
-	if err := b.reload(func(s *Settings) {
-		s.Rules = []rule.Rule{{Name: "net", Addresses: []string{"169.254.0.0/16", "127.0.0.0/8"}, Action: rule.Allow}}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	b.nodeRules(rule.Rule{Name: "net", Addresses: []string{"169.254.0.0/16", "127.0.0.0/8"}, Action: rule.Allow})
 	b.fails("169.254.169.254:80", "")
 	metadata := netip.MustParseAddr("169.254.169.254")
 	e := b.entry("", func(e audit.Entry) bool { return e.Address == metadata })
@@ -505,13 +501,9 @@ func TestRulesHoldForWhatPoliciesMakeOfARequest(t *testing.T) {
 	}
 	b.push("admin", rewriting("/admin/users"))
 	b.push("watched", rewriting("/watched/users"))
-	if err := r.reload(func(s *Settings) {
-		s.Rules = append(s.Rules,
-			rule.Rule{Name: "admin", Hosts: []string{"a.web.test"}, Paths: []string{"/admin/**"}, Action: rule.Deny, Reason: "not for sandboxes"},
-			rule.Rule{Name: "watched", Hosts: []string{"a.web.test"}, Paths: []string{"/watched/**"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "harmless"}}})
-	}); err != nil {
-		t.Fatal(err)
-	}
+	r.nodeRules(
+		rule.Rule{Name: "admin", Hosts: []string{"a.web.test"}, Paths: []string{"/admin/**"}, Action: rule.Deny, Reason: "not for sandboxes"},
+		rule.Rule{Name: "watched", Hosts: []string{"a.web.test"}, Paths: []string{"/watched/**"}, Action: rule.Policies, Policies: []rule.Use{{Policy: "harmless"}}})
 	for policy, want := range map[string][]string{
 		"harmless": nil,
 		"admin":    {`"detail":"as its policies changed it, not for sandboxes"`, `"host":"a.web.test","rule":"node/admin"`},

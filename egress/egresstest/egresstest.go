@@ -53,8 +53,8 @@ func Open(t testing.TB, m *sandbox.Manager, compiling policy.Config) *Egress {
 	presets, err := rule.NewPresets([]preset.Preset{Registry})
 	check(t, err)
 	settings := egress.DefaultSettings()
-	settings.Presets = presets
-	settings.Rules = []rule.Rule{{Name: "no-metadata", Hosts: []string{"metadata.internal"}, Action: rule.Deny, Reason: "no sandbox needs it"}}
+	settings.Rules, err = rule.Compile(rule.Node, []rule.Rule{{Name: "no-metadata", Hosts: []string{"metadata.internal"}, Action: rule.Deny, Reason: "no sandbox needs it"}}, presets)
+	check(t, err)
 	e.cfg = egress.Config{Folder: t.TempDir(), Documents: e.Documents, Operator: "node", Settings: settings, PolicyCompiler: compiling.Compiler}
 	check(t, os.MkdirAll(compiling.CacheDir, 0o700))
 	check(t, os.Symlink(compiling.CacheDir, filepath.Join(e.cfg.Folder, "compiled")))
@@ -95,7 +95,7 @@ func Module(n byte) []byte {
 func (e *Egress) RemovePresets(t testing.TB) {
 	t.Helper()
 	settings := e.cfg.Settings
-	settings.Presets = nil
+	settings.Rules = settings.Rules.WithPresets(nil)
 	change, err := e.Prepare(t.Context(), settings)
 	check(t, err)
 	change.Apply()

@@ -128,11 +128,8 @@ func (t *Table) fallback(denying int, named bool) Decision {
 // undefined returns an error text that names the rule with a preset that is not defined, or "".
 func (t *Table) undefined() string {
 	for _, l := range t.Layers {
-		if l == nil {
-			continue
-		}
-		for i := range l.rules {
-			if r := &l.rules[i]; len(r.hosts.undefined) > 0 {
+		for _, r := range l.all() {
+			if len(r.hosts.undefined) > 0 {
 				return l.id(r) + " " + r.undefined()
 			}
 		}
@@ -145,11 +142,7 @@ func (t *Table) undefined() string {
 func (t *Table) Name(host string) Decision {
 	allowed, last := Decision{}, noLayer
 	for layer, l := range t.Layers {
-		if l == nil {
-			continue
-		}
-		for i := range l.rules {
-			r := &l.rules[i]
+		for _, r := range l.all() {
 			switch {
 			case !r.hosts.Match(host) && !r.anyHost():
 			case r.Action != Deny:
@@ -173,12 +166,8 @@ func (t *Table) Connect(r Request) Decision {
 	inspect, first, last := Decision{}, Decision{}, noLayer
 	private := false
 	for layer, l := range t.Layers {
-		if l == nil {
-			continue
-		}
 		settled := false // by a rule that matches every request
-		for i := range l.rules {
-			c := &l.rules[i]
+		for _, c := range l.all() {
 			if c.destined(&r) == no || settled && c.Action != Deny {
 				continue
 			}
@@ -214,12 +203,8 @@ func (t *Table) Decide(r Request) Decision {
 	paths, left := readings(r.Path), effort(maxSteps)
 	d, last := Decision{}, noLayer
 	for layer, l := range t.Layers {
-		if l == nil {
-			continue
-		}
 		settled := false
-		for i := range l.rules {
-			c := &l.rules[i]
+		for _, c := range l.all() {
 			if settled && c.Action != Deny {
 				continue
 			}
@@ -259,11 +244,8 @@ func (t *Table) Decide(r Request) Decision {
 // empty if the rule names the host itself, or does not match it.
 func (t *Table) Preset(id, host string) string {
 	for _, l := range t.Layers {
-		if l == nil {
-			continue
-		}
-		for i := range l.rules {
-			if r := &l.rules[i]; l.id(r) == id {
+		for _, r := range l.all() {
+			if l.id(r) == id {
 				return r.preset(host, l.presets)
 			}
 		}
@@ -293,11 +275,7 @@ func (c *compiled) preset(host string, defined *Presets) (name string) {
 func (t *Table) Placeholders() map[string]Offer {
 	offers := map[string]Offer{}
 	for _, l := range t.Layers {
-		if l == nil {
-			continue
-		}
-		for i := range l.rules {
-			r := &l.rules[i]
+		for _, r := range l.all() {
 			for variable, secret := range r.Placeholders {
 				if _, taken := offers[variable]; !taken {
 					offers[variable] = Offer{l.id(r), l.source, secret}

@@ -95,8 +95,8 @@ func FuzzGlob(f *testing.F) {
 // steps that a table takes for a request.
 func steps(l *Layer, r Request) int {
 	left := effort(maxSteps)
-	for i := range l.rules {
-		l.rules[i].matches(&r, readings(r.Path), &left)
+	for _, c := range l.rules {
+		c.matches(&r, readings(r.Path), &left)
 	}
 	return maxSteps - int(left)
 }

@@ -28,7 +28,7 @@ const (
 // Layer is a checked list of rules. It does not change.
 type Layer struct {
 	source  Source
-	rules   []compiled
+	rules   []*compiled
 	def     Default
 	presets *Presets
 }
@@ -77,11 +77,11 @@ func compile(source Source, rules []Rule, presets *Presets, stored bool) (*Layer
 	if err := bounded(rules); err != nil {
 		return nil, err
 	}
-	l := &Layer{source: source, rules: make([]compiled, 0, len(rules)), presets: presets}
+	l := &Layer{source: source, presets: presets}
 	names := map[string]bool{}
 	var problems []error
 	for i, r := range rules {
-		c := compiler{source: source, index: i, compiled: compiled{Rule: r}, presets: presets, stored: stored}
+		c := compiler{source: source, index: i, compiled: &compiled{Rule: r}, presets: presets, stored: stored}
 		c.name(names)
 		c.infer()
 		c.destination()
@@ -178,22 +178,28 @@ func (l *Layer) WithPresets(presets *Presets) *Layer {
 	with := *l
 	with.presets = presets
 	with.rules = slices.Clone(l.rules)
-	for i := range with.rules {
-		r := &with.rules[i]
-		r.hosts = r.hosts.withPresets(r.Hosts, presets)
+	for i, r := range with.rules {
+		changed := *r
+		changed.hosts = r.hosts.withPresets(r.Hosts, presets)
+		with.rules[i] = &changed
 	}
 	return &with
+}
+
+// Presets returns the presets that the layer was compiled with.
+func (l *Layer) Presets() *Presets {
+	if l == nil {
+		return nil
+	}
+	return l.presets
 }
 
 // UndefinedPresets returns the names of the presets that rules name and that are not
 // defined, each once.
 func (l *Layer) UndefinedPresets() []string {
-	if l == nil {
-		return nil
-	}
 	var names []string
-	for i := range l.rules {
-		names = append(names, l.rules[i].hosts.undefined...)
+	for _, r := range l.all() {
+		names = append(names, r.hosts.undefined...)
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
@@ -201,12 +207,8 @@ func (l *Layer) UndefinedPresets() []string {
 
 // PresetWarnings warns of the rules that name presets which are not defined.
 func (l *Layer) PresetWarnings() []Warning {
-	if l == nil {
-		return nil
-	}
 	var warnings []Warning
-	for i := range l.rules {
-		r := &l.rules[i]
+	for i, r := range l.all() {
 		if len(r.hosts.undefined) == 0 || len(warnings) == MaxWarnings {
 			continue
 		}
@@ -245,20 +247,26 @@ func ParseDefault(def string) (Default, error) {
 	return "", fmt.Errorf("default is %.80q; write inherit or deny", def)
 }
 
-// Rules returns what the layer was compiled from; the caller does not change it.
+// Rules returns the rules that the layer was compiled from; none for nil. The caller must
+// not modify them.
 func (l *Layer) Rules() []Rule {
-	if l == nil {
-		return nil
-	}
-	rules := make([]Rule, len(l.rules))
-	for i := range l.rules {
-		rules[i] = l.rules[i].Rule
+	var rules []Rule
+	for _, r := range l.all() {
+		rules = append(rules, r.Rule)
 	}
 	return rules
 }
 
+// all returns the compiled rules; none for nil.
+func (l *Layer) all() []*compiled {
+	if l == nil {
+		return nil
+	}
+	return l.rules
+}
+
 type compiler struct {
-	compiled
+	*compiled
 	presets  *Presets
 	stored   bool // the rules were accepted before
 	source   Source

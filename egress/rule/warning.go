@@ -33,24 +33,21 @@ type Secrets func(name string) (hosts []string, found bool)
 // before denies what they allow, and secrets that cannot be sent.
 func Warnings(l *Layer, before []*Layer, secrets Secrets) []Warning {
 	w := &warner{layer: l, comparisons: maxComparisons}
-	for i := range l.rules {
-		if deny := &l.rules[i]; deny.Action == Deny {
+	for i, deny := range l.all() {
+		if deny.Action == Deny {
 			w.denied(i, deny)
 		}
 	}
 	for _, b := range before {
-		if b == nil {
-			continue
-		}
-		for i := range b.rules {
-			if deny := &b.rules[i]; deny.Action == Deny {
+		for _, deny := range b.all() {
+			if deny.Action == Deny {
 				w.deniedBefore(b, deny)
 			}
 		}
 	}
 	if secrets != nil {
-		for i := range l.rules {
-			w.secrets(i, &l.rules[i], secrets)
+		for i, r := range l.all() {
+			w.secrets(i, r, secrets)
 		}
 	}
 	return w.warnings
@@ -129,8 +126,7 @@ func allowed(shadows []shadow) string {
 // requests to it that they are about.
 func (w *warner) shadowed(deny *compiled) []shadow {
 	var list []shadow
-	for i := range w.layer.rules {
-		r := &w.layer.rules[i]
+	for i, r := range w.layer.all() {
 		if r.Action == Deny {
 			continue
 		}
