@@ -88,10 +88,10 @@ var egressFunctions = []function{
 	}},
 }
 
-// ttl returns ms milliseconds, but at most ten years.
+// ttl returns ms milliseconds, but at most ten years, and at least -1 ms, which is invalid.
 func ttl(ms uint64) time.Duration {
 	const longest = 10 * 365 * 24 * time.Hour
-	return time.Duration(min(int64(ms), longest.Milliseconds())) * time.Millisecond
+	return time.Duration(max(-1, min(int64(ms), longest.Milliseconds()))) * time.Millisecond
 }
 
 // resultOf returns the result for an error. Errors without a code end the guest: it must

@@ -125,6 +125,14 @@ func TestPoliciesRememberPerNameAndNamespace(t *testing.T) {
 	expectNotes(t, send(other, "ann"), first...)
 }
 
+func TestLifetimesOfStoredValuesAreCheckedAtTheirExtremes(t *testing.T) {
+	h := newHost(t, nil)
+	p := scripted(t, h, "request kv-set a 1 -9223372036854775808", "request kv-add b 1 -9223372036854775808", "request kv-set c 1 -1",
+		"request kv-set d 1 9223372036854775807", "request kv-get d")
+	_, x := exchange(p, request("GET", "/"), nil)
+	expectNotes(t, x, "-3", "-3", "-3", "0", "1")
+}
+
 func TestADenialInAResponseThatWasKeptIsWhole(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "start enable 2", "response deny no")

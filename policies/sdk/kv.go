@@ -1,6 +1,7 @@
 package sdk
 
 import (
+	"cmp"
 	"encoding/binary"
 	"time"
 
@@ -41,8 +42,8 @@ func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	return int64(binary.LittleEndian.Uint64(sum[:])), nil
 }
 
-// milliseconds returns d in milliseconds, rounded up: a short duration must not become 0,
-// which means unlimited.
+// milliseconds returns d in milliseconds, rounded away from zero: a short duration must not
+// become 0, which means unlimited.
 func milliseconds(d time.Duration) int64 {
-	return int64((d + time.Millisecond - 1) / time.Millisecond)
+	return d.Milliseconds() + int64(cmp.Compare(d%time.Millisecond, 0))
 }

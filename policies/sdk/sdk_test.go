@@ -12,6 +12,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"io"
+	"math"
 	"math/big"
 	"net/http"
 	"slices"
@@ -336,6 +337,26 @@ func TestWhatIsKeptBetweenExchanges(t *testing.T) {
 		if got := p.Send(sdktest.Get("https://api.example.com/")); got.Denied {
 			t.Fatal(got.Reason)
 		}
+	}
+}
+
+func TestLifetimesOfStoredValuesAreRoundedAwayFromZero(t *testing.T) {
+	p := on(t, func(*sdk.Request) error {
+		if _, err := sdk.KVAdd("count", 1, math.MaxInt64); err != nil {
+			t.Errorf("the longest lifetime: %v", err)
+		}
+		if n, err := sdk.KVAdd("count", 1, math.MaxInt64); n != 2 || err != nil {
+			t.Errorf("the longest lifetime has ended: %d, %v", n, err)
+		}
+		for _, ttl := range []time.Duration{-1, math.MinInt64} {
+			if err := sdk.KVSet("text", nil, ttl); !errors.Is(err, sdk.ErrBadArgument) {
+				t.Errorf("lifetime %d: got %v", ttl, err)
+			}
+		}
+		return nil
+	})
+	if got := p.Send(sdktest.Get("https://api.example.com/")); got.Denied {
+		t.Error(got.Reason)
 	}
 }
 

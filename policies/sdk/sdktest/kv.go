@@ -52,7 +52,8 @@ func (s *kv) set(key string, value []byte, ttl int64, now time.Time) int32 {
 	}
 	e := entry{value: append([]byte(nil), value...)}
 	if ttl > 0 {
-		e.until = now.Add(time.Duration(ttl) * time.Millisecond)
+		const longest = 10 * 365 * 24 * time.Hour
+		e.until = now.Add(time.Duration(min(ttl, longest.Milliseconds())) * time.Millisecond)
 	}
 	(*s)[key] = e
 	return 0
