@@ -515,7 +515,7 @@ func (c *chain) send(ctx context.Context, r *recorded, namespace string) (*outco
 		}
 	default:
 		o.Verdict = verdictAllow
-		if running.Answered != "" {
+		if running.RespondedBy != "" {
 			o.Verdict = verdictRespond
 		}
 		o.Response = &message{Status: response.Code, Headers: response.Header(), Body: response.Body.String()}

@@ -101,9 +101,9 @@ func (q *request) throughPolicies(w http.ResponseWriter, r *http.Request, steps 
 		q.denied(0, denial.Error())
 	case denial != nil:
 		q.refuse(w, r, denial.Code, denial.Error())
-	case chain.Answered != "":
+	case chain.RespondedBy != "":
 		q.entry.Verdict, q.entry.Status = audit.Respond, chain.Status
-		q.entry.Reason = "answered by policy " + chain.Answered
+		q.entry.Reason = "answered by policy " + chain.RespondedBy
 	}
 	return cut
 }

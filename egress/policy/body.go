@@ -31,7 +31,7 @@ func (c *call) readRequest(b []byte) (int, error) {
 		return c.fill(b, c.r.Body)
 	}
 	if c.body.original == nil {
-		c.keepRequest()
+		c.loadRequest()
 	}
 	n, _ := c.body.original.Read(b)
 	if c.body.original.Len() == 0 {
@@ -40,7 +40,7 @@ func (c *call) readRequest(b []byte) (int, error) {
 	return n, nil
 }
 
-func (c *call) keepRequest() {
+func (c *call) loadRequest() {
 	if c.phase != beforeNext || c.r.Body == nil || c.body.consumed {
 		c.body.original = bytes.NewReader(nil)
 		return

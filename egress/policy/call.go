@@ -59,7 +59,7 @@ type call struct {
 	denied    *Denial
 	header    guard     // of the request, and of the response
 	body      body      // of the request
-	own       answer    // the guest's own response, before next
+	own       response  // the guest's own response, before next
 	signs     int       // signatures made or attempted
 	buffer    *recorder // of the upstream's response; nil: it streams
 }
@@ -155,8 +155,8 @@ func (i *instance) denial(err error) *Denial {
 		d.Reason, d.Code = "the policy was stopped: "+f.reason, f.code
 	default:
 		d.Reason = "the policy failed: " + firstLine(err.Error())
-		if said := i.output.reason(); said != "" {
-			d.Reason += ": " + said
+		if output := i.output.reason(); output != "" {
+			d.Reason += ": " + output
 		}
 	}
 	d.Reason = printable(d.Reason, maxReason)
@@ -212,29 +212,21 @@ func (c *call) steps(b []byte, f func(part []byte)) {
 	}
 }
 
-// give writes a value if it fits, and returns its length either way.
-func (c *call) give(v string, at, limit uint64) uint64 {
-	if len(v) > 0 && uint64(len(v)) <= uint64(uint32(limit)) && !c.memory.WriteString(uint32(at), v) {
-		fail("it passed a pointer that is not in its memory")
+// write writes a value to the guest's memory if it fits, and returns its length either way.
+func write[T string | []byte](c *call, v T, at, limit uint64) uint64 {
+	if uint64(len(v)) <= uint64(uint32(limit)) {
+		copy(c.bytes(at, uint64(len(v))), v)
 	}
 	return uint64(len(v))
 }
 
-// giveBytes is give for bytes.
-func (c *call) giveBytes(v []byte, at, limit uint64) uint64 {
-	if len(v) > 0 && uint64(len(v)) <= uint64(uint32(limit)) && !c.memory.Write(uint32(at), v) {
-		fail("it passed a pointer that is not in its memory")
-	}
-	return uint64(len(v))
-}
-
-// giveList writes strings with a NUL after each, and returns count<<32 | length.
-func (c *call) giveList(list []string, at, limit uint64) uint64 {
+// writeList writes strings with a NUL after each, and returns count<<32 | length.
+func (c *call) writeList(list []string, at, limit uint64) uint64 {
 	length := len(list)
 	for _, s := range list {
 		length += len(s)
 	}
-	if length > 0 && uint64(length) <= uint64(uint32(limit)) {
+	if uint64(length) <= uint64(uint32(limit)) {
 		b := c.bytes(at, uint64(length))
 		for _, s := range list {
 			n := copy(b, s)

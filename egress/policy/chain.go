@@ -29,9 +29,9 @@ import (
 // The caller retains the policies until Close. A Chain is not safe for concurrent use.
 type Chain struct {
 	Info
-	// Answered is the policy that responded instead of the upstream, with Status.
-	Answered string
-	Status   int
+	// RespondedBy is the policy that responded instead of the upstream, with Status.
+	RespondedBy string
+	Status      int
 	// WroteBody reports whether a policy wrote the request's body.
 	WroteBody bool
 	// Notes for the audit log, in the order in which policies left them.
@@ -91,7 +91,7 @@ func (c *Chain) Request(s Step) (stop bool) {
 		return true
 	case !pass:
 		own := call.own
-		c.Answered, c.Status = p.name, own.statusCode()
+		c.RespondedBy, c.Status = p.name, own.statusCode()
 		c.park()
 		own.send(c.inner, c.r)
 		return true

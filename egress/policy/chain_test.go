@@ -102,7 +102,7 @@ func TestARejectedChangeDeniesTheRequest(t *testing.T) {
 		if !slices.Equal(c.Notes, []string{"failed"}) {
 			t.Errorf("%s: notes are %q", name, c.Notes)
 		}
-		if len(first.places) != 0 || len(p.places) != 0 {
+		if len(first.slots) != 0 || len(p.slots) != 0 {
 			t.Errorf("%s: an instance is in use", name)
 		}
 	}
@@ -157,8 +157,8 @@ func TestAPolicyRespondsItself(t *testing.T) {
 		t.Errorf("got %d %s %v %v", resp.StatusCode, body, resp.Header, resp.Trailer)
 	}
 	_, x := exchange(p, request("GET", "/"), nil)
-	if x.Answered != "script" {
-		t.Errorf("answered by %q", x.Answered)
+	if x.RespondedBy != "script" {
+		t.Errorf("%q responded", x.RespondedBy)
 	}
 }
 
@@ -342,7 +342,7 @@ func TestPoliciesSeeAFailedResponse(t *testing.T) {
 	if !slices.Equal(x.Notes, []string{"failed"}) {
 		t.Errorf("notes %q", x.Notes)
 	}
-	if len(p.places) != 0 {
+	if len(p.slots) != 0 {
 		t.Error("the instance is lost")
 	}
 }
@@ -351,12 +351,12 @@ func TestClosingAChainReleasesItsInstances(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "response note whole")
 	c := NewChain(httptest.NewRecorder(), request("GET", "/"), Info{})
-	if c.Request(Step{Policy: p}) || len(p.places) != 1 {
-		t.Fatalf("%d instances in use", len(p.places))
+	if c.Request(Step{Policy: p}) || len(p.slots) != 1 {
+		t.Fatalf("%d instances in use", len(p.slots))
 	}
 	c.Close()
-	if len(p.places) != 0 {
-		t.Errorf("%d instances in use", len(p.places))
+	if len(p.slots) != 0 {
+		t.Errorf("%d instances in use", len(p.slots))
 	}
 }
 

@@ -53,11 +53,11 @@ var egressFunctions = []function{
 	}},
 	{"sandbox", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.giveBytes(c.chain.sandbox(), s[0], s[1])
+		s[0] = write(c, c.chain.sandbox(), s[0], s[1])
 	}},
 	{"host", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.give(c.chain.Host, s[0], s[1])
+		s[0] = write(c, c.chain.Host, s[0], s[1])
 	}},
 	{"deny", params(2), nil, func(c *call, s []uint64) { c.deny(c.bytes(s[0], s[1])) }},
 	{"audit_note", params(2), nil, func(c *call, s []uint64) { c.note(c.bytes(s[0], s[1])) }},
@@ -69,7 +69,7 @@ var egressFunctions = []function{
 			if !ok {
 				return 0, codeUnknown
 			}
-			return int64(c.giveBytes(v, s[2], s[3])), nil
+			return int64(write(c, v, s[2], s[3])), nil
 		})
 	}},
 	{"kv_set", []api.ValueType{i32, i32, i32, i32, i64}, params(1), func(c *call, s []uint64) {
@@ -121,7 +121,7 @@ func (c *call) result(at, limit uint64) func([]byte, error) uint64 {
 		if err != nil {
 			return resultOf(err)
 		}
-		return c.giveBytes(v, at, limit)
+		return write(c, v, at, limit)
 	}
 }
 

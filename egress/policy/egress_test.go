@@ -14,12 +14,12 @@ import (
 
 // vault records its calls.
 type vault struct {
-	asked []string
+	calls []string
 	err   error
 }
 
-func (v *vault) ask(what ...string) ([]byte, error) {
-	v.asked = append(v.asked, strings.Join(what, " "))
+func (v *vault) record(what ...string) ([]byte, error) {
+	v.calls = append(v.calls, strings.Join(what, " "))
 	if v.err != nil {
 		return nil, v.err
 	}
@@ -27,12 +27,12 @@ func (v *vault) ask(what ...string) ([]byte, error) {
 }
 
 func (v *vault) Reference(name string) (string, error) {
-	b, err := v.ask("ref", name)
+	b, err := v.record("ref", name)
 	return string(b), err
 }
 
 func (v *vault) Encode(encoding int32, text string) (string, error) {
-	b, err := v.ask("encode", string('0'+encoding), text)
+	b, err := v.record("encode", string('0'+encoding), text)
 	return string(b), err
 }
 
@@ -41,11 +41,11 @@ func (v *vault) HMAC(name, prefix string, parts [][]byte) ([]byte, error) {
 	for _, p := range parts {
 		words = append(words, string(p))
 	}
-	return v.ask(words...)
+	return v.record(words...)
 }
 
 func (v *vault) Sign(name string, algorithm int32, data []byte) ([]byte, error) {
-	return v.ask("sign", name, string('0'+algorithm), string(data))
+	return v.record("sign", name, string('0'+algorithm), string(data))
 }
 
 func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
@@ -58,8 +58,8 @@ func TestSecretsAreUsedByWayOfTheSource(t *testing.T) {
 	v := &vault{}
 	expectNotes(t, send(v), "made-ref", "made-encode", "made-hmac", "made-sign", "-2")
 	want := "ref token|encode 0 user:made-ref|hmac key AWS4 date region service|sign app 1 header.claims"
-	if got := strings.Join(v.asked, "|"); got != want {
-		t.Errorf("asked for %s", got)
+	if got := strings.Join(v.calls, "|"); got != want {
+		t.Errorf("got the calls %s", got)
 	}
 	for err, code := range map[error]string{secret.ErrUnknown: "-1", secret.ErrNotAllowed: "-2", secret.ErrBadArgument: "-3", secret.ErrLimit: "-4"} {
 		expectNotes(t, send(&vault{err: err}), code, code, code, code, "-2")
@@ -81,8 +81,8 @@ func TestAPolicySignsAFewTimesInARequest(t *testing.T) {
 		v := &vault{}
 		x := run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: p, Secrets: v}}, noUpstream)
 		expectNotes(t, x, "made-sign", "made-sign", "made-sign", "made-sign", "-4")
-		if len(v.asked) != maxSigns {
-			t.Errorf("%d signatures were made", len(v.asked))
+		if len(v.calls) != maxSigns {
+			t.Errorf("%d signatures were made", len(v.calls))
 		}
 	}
 }

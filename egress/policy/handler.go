@@ -36,7 +36,7 @@ var handlerFunctions = []function{
 		s[0] = uint64(c.features)
 	}},
 	{"get_config", params(2), params(1), func(c *call, s []uint64) {
-		s[0] = c.giveBytes(c.instance.policy.config, s[0], s[1])
+		s[0] = write(c, c.instance.policy.config, s[0], s[1])
 	}},
 	{"log_enabled", params(1), params(1), func(c *call, s []uint64) {
 		level, ok := levels[int32(s[0])]
@@ -47,28 +47,28 @@ var handlerFunctions = []function{
 	{"log", params(3), nil, func(c *call, s []uint64) { c.log(int32(s[0]), c.bytes(s[1], s[2])) }},
 	{"get_method", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.give(c.r.Method, s[0], s[1])
+		s[0] = write(c, c.r.Method, s[0], s[1])
 	}},
 	{"set_method", params(2), nil, func(c *call, s []uint64) { c.setMethod(c.string(s[0], s[1], maxMethod)) }},
 	{"get_uri", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.give(uri(c.r.URL), s[0], s[1])
+		s[0] = write(c, uri(c.r.URL), s[0], s[1])
 	}},
 	{"set_uri", params(2), nil, func(c *call, s []uint64) { c.setURI(c.string(s[0], s[1], maxURI)) }},
 	{"get_protocol_version", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.give(c.r.Proto, s[0], s[1])
+		s[0] = write(c, c.r.Proto, s[0], s[1])
 	}},
 	{"get_source_addr", params(2), params(1), func(c *call, s []uint64) {
 		c.inExchange()
-		s[0] = c.give(c.r.RemoteAddr, s[0], s[1])
+		s[0] = write(c, c.r.RemoteAddr, s[0], s[1])
 	}},
 	{"get_header_names", params(3), []api.ValueType{i64}, func(c *call, s []uint64) {
 		c.tick() // sorting
-		s[0] = c.giveList(c.names(uint32(s[0])), s[1], s[2])
+		s[0] = c.writeList(c.names(uint32(s[0])), s[1], s[2])
 	}},
 	{"get_header_values", params(5), []api.ValueType{i64}, func(c *call, s []uint64) {
-		s[0] = c.giveList(c.values(uint32(s[0]), c.string(s[1], s[2], maxHeaderBytes)), s[3], s[4])
+		s[0] = c.writeList(c.values(uint32(s[0]), c.string(s[1], s[2], maxHeaderBytes)), s[3], s[4])
 	}},
 	{"set_header_value", params(5), nil, func(c *call, s []uint64) {
 		h, w := c.fields(uint32(s[0]), true)
@@ -90,13 +90,13 @@ var handlerFunctions = []function{
 		c.tick()
 		c.writeBody(uint32(s[0]), c.bytes(s[1], s[2]))
 	}},
-	{"get_status_code", nil, params(1), func(c *call, s []uint64) { s[0] = uint64(c.answer("reads the status").statusCode()) }},
+	{"get_status_code", nil, params(1), func(c *call, s []uint64) { s[0] = uint64(c.currentResponse("reads the status").statusCode()) }},
 	{"set_status_code", params(1), nil, func(c *call, s []uint64) {
 		status := uint32(s[0])
 		if status < 200 || status > 999 {
 			fail("%d is not a status of a response", status)
 		}
-		c.answer("sets the status").status = int(status)
+		c.currentResponse("sets the status").status = int(status)
 	}},
 }
 
@@ -189,7 +189,7 @@ func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 		if c.phase == afterNext && c.buffer == nil && !change {
 			return c.writer.Header(), nil
 		}
-		a := c.answer("changes the response's header")
+		a := c.currentResponse("changes the response's header")
 		if a.header == nil {
 			a.header = http.Header{}
 		}
@@ -198,7 +198,7 @@ func (c *call) fields(kind uint32, change bool) (http.Header, *weight) {
 		if c.phase == afterNext && c.buffer == nil && !change {
 			return trailersOf(c.writer.Header()), nil
 		}
-		a := c.answer("changes the response's trailer")
+		a := c.currentResponse("changes the response's trailer")
 		if a.trailer == nil {
 			a.trailer = http.Header{}
 		}
@@ -219,21 +219,21 @@ func trailersOf(h http.Header) http.Header {
 	return t
 }
 
-// answer returns the response that the guest works on: its own before the request is
+// currentResponse returns the response that the guest works on: its own before the request is
 // sent, and then the upstream's, if it is buffered for the guest.
-func (c *call) answer(what string) *answer {
+func (c *call) currentResponse(what string) *response {
 	c.inExchange()
 	switch {
 	case c.phase == beforeNext:
 		return &c.own
 	case c.buffer != nil:
-		return &c.buffer.answer
+		return &c.buffer.response
 	}
 	fail("it %s after the response was sent, without having enabled buffer_response", what)
 	return nil
 }
 
-func (a *answer) statusCode() int {
+func (a *response) statusCode() int {
 	if a.status == 0 {
 		return http.StatusOK
 	}
@@ -281,7 +281,7 @@ func (c *call) readBody(kind uint32, at, limit uint64) uint64 {
 		}
 		unreadable(err)
 	case responseBody:
-		n, ended := c.answer("reads the response's body").next(b)
+		n, ended := c.currentResponse("reads the response's body").next(b)
 		if ended {
 			return end | uint64(n)
 		}
@@ -297,7 +297,7 @@ func (c *call) writeBody(kind uint32, b []byte) {
 		c.beforeNext("writes the request's body")
 		c.writeRequest(b)
 	case responseBody:
-		c.answer("writes the response's body").write(b, c.instance.policy.host.config.ResponseLimit)
+		c.currentResponse("writes the response's body").write(b, c.instance.policy.host.config.ResponseLimit)
 	default:
 		fail("there is no body of kind %d", kind)
 	}

@@ -292,7 +292,7 @@ func TestTheReasonHasTheMessageOfAPanic(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	_, x := exchange(configure(t, m, "unknown"), request("GET", "/"), nil)
-	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "no such secret") || !strings.Contains(x.Denied.Detail, "goroutine") {
+	if x.Denied == nil || !strings.Contains(x.Denied.Reason, "unknown secret") || !strings.Contains(x.Denied.Detail, "goroutine") {
 		t.Errorf("got %+v", x.Denied)
 	}
 }

@@ -27,7 +27,7 @@ type instance struct {
 // start makes an instance and runs its initialization. ctx bounds the wait for a slot.
 func (p *Policy) start(ctx context.Context) (*instance, error) {
 	h := p.host
-	if err := h.makeRoom(ctx); err != nil {
+	if err := h.reserveInstance(ctx); err != nil {
 		return nil, err
 	}
 	i := &instance{policy: p, output: output{logger: &p.logger}}

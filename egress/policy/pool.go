@@ -24,7 +24,7 @@ type Policy struct {
 	config  []byte
 	host    *Host
 	logger  logger
-	places  chan struct{} // semaphore of instances in use
+	slots   chan struct{} // semaphore of instances in use
 	retains atomic.Int64  // 0: it has ended
 	owner   string
 	// forgotten means that values that exchanges in progress store are dropped; see
@@ -52,7 +52,7 @@ func (m *Module) Configure(ctx context.Context, config []byte) (*Policy, error) 
 		owner:  m.Owner,
 		config: slices.Clone(config),
 		host:   h,
-		places: make(chan struct{}, h.config.Instances),
+		slots:  make(chan struct{}, h.config.Instances),
 	}
 	p.logger.log, p.logger.sink = h.config.Log.With("policy", m.name), m.Lines
 	if m.Owner != "" {
@@ -135,11 +135,11 @@ var errBusy = errors.New("busy")
 func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) {
 	share := p.share(sharer)
 	if share != nil {
-		if err := p.host.take(ctx, share); err != nil {
+		if err := p.host.acquireSlot(ctx, share); err != nil {
 			return nil, err
 		}
 	}
-	i, err := p.taken(ctx)
+	i, err := p.acquireInstance(ctx)
 	if err == nil {
 		i.share = share
 	} else if share != nil {
@@ -148,9 +148,9 @@ func (p *Policy) acquire(ctx context.Context, sharer string) (*instance, error) 
 	return i, err
 }
 
-// taken returns an instance that holds a slot in places.
-func (p *Policy) taken(ctx context.Context) (*instance, error) {
-	if err := p.host.take(ctx, p.places); err != nil {
+// acquireInstance returns an instance that holds a slot in slots.
+func (p *Policy) acquireInstance(ctx context.Context) (*instance, error) {
+	if err := p.host.acquireSlot(ctx, p.slots); err != nil {
 		return nil, err
 	}
 	p.mu.Lock()
@@ -164,7 +164,7 @@ func (p *Policy) taken(ctx context.Context) (*instance, error) {
 	p.mu.Unlock()
 	i, err := p.start(ctx)
 	if err != nil {
-		<-p.places
+		<-p.slots
 		return nil, err
 	}
 	return i, nil
@@ -187,31 +187,31 @@ func (p *Policy) share(sharer string) chan struct{} {
 		if p.shares == nil {
 			p.shares = map[string]chan struct{}{}
 		}
-		s = make(chan struct{}, max(1, cap(p.places)/shared))
+		s = make(chan struct{}, max(1, cap(p.slots)/shared))
 		p.shares[sharer] = s
 	}
 	return s
 }
 
-// leave releases an instance's slot in places, and in share if it is not nil.
-func (p *Policy) leave(share chan struct{}) {
-	<-p.places
+// releaseSlots releases an instance's slot in slots, and in share if it is not nil.
+func (p *Policy) releaseSlots(share chan struct{}) {
+	<-p.slots
 	if share != nil {
 		<-share
 	}
 }
 
-// take acquires a slot. It waits at most WaitLimit.
-func (h *Host) take(ctx context.Context, places chan<- struct{}) error {
+// acquireSlot acquires a slot. It waits at most WaitLimit.
+func (h *Host) acquireSlot(ctx context.Context, slots chan<- struct{}) error {
 	select {
-	case places <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	default:
 	}
 	timer := time.NewTimer(h.config.WaitLimit)
 	defer timer.Stop()
 	select {
-	case places <- struct{}{}:
+	case slots <- struct{}{}:
 		return nil
 	case <-timer.C:
 		return errBusy
@@ -220,9 +220,9 @@ func (h *Host) take(ctx context.Context, places chan<- struct{}) error {
 	}
 }
 
-// makeRoom acquires a slot in h.instances. If none is free, idle instances end, and so do
+// reserveInstance acquires a slot in h.instances. If none is free, idle instances end, and so do
 // instances that become idle while it waits.
-func (h *Host) makeRoom(ctx context.Context) error {
+func (h *Host) reserveInstance(ctx context.Context) error {
 	select {
 	case h.instances <- struct{}{}:
 		return nil
@@ -233,7 +233,7 @@ func (h *Host) makeRoom(ctx context.Context) error {
 	for _, p := range h.live() {
 		p.trim(time.Now())
 	}
-	return h.take(ctx, h.instances)
+	return h.acquireSlot(ctx, h.instances)
 }
 
 // put releases an instance that can be used again.
@@ -251,13 +251,13 @@ func (p *Policy) put(i *instance) {
 	if !keep {
 		i.close()
 	}
-	p.leave(share)
+	p.releaseSlots(share)
 }
 
 // drop ends an instance that must not be used again.
 func (p *Policy) drop(i *instance) {
 	i.close()
-	p.leave(i.share)
+	p.releaseSlots(i.share)
 }
 
 // trim ends the instances that have been idle since the given time.

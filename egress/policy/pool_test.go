@@ -149,8 +149,8 @@ func TestASharerHasAQuarterOfAPolicysInstances(t *testing.T) {
 		}
 		close(leave)
 		wg.Wait()
-		if n := inside.Load(); n != 12 || len(p.places) != 0 || len(p.shares["ann"]) != 0 {
-			t.Errorf("%d had one, %d places and %d of ann are taken", n, len(p.places), len(p.shares["ann"]))
+		if n := inside.Load(); n != 12 || len(p.slots) != 0 || len(p.shares["ann"]) != 0 {
+			t.Errorf("%d had one, %d places and %d of ann are taken", n, len(p.slots), len(p.shares["ann"]))
 		}
 	})
 }

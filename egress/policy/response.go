@@ -11,8 +11,8 @@ import (
 	"github.com/doze-run/doze/problem"
 )
 
-// answer is a response in memory.
-type answer struct {
+// response is a response in memory.
+type response struct {
 	status  int
 	header  http.Header
 	trailer http.Header
@@ -22,7 +22,7 @@ type answer struct {
 }
 
 // write appends to the body. The first write in each function of the guest replaces it.
-func (a *answer) write(b []byte, limit int) {
+func (a *response) write(b []byte, limit int) {
 	if !a.written {
 		a.body, a.written, a.read = nil, true, nil
 	}
@@ -33,7 +33,7 @@ func (a *answer) write(b []byte, limit int) {
 }
 
 // next reads the next bytes of the body into b, for the guest.
-func (a *answer) next(b []byte) (n int, end bool) {
+func (a *response) next(b []byte) (n int, end bool) {
 	if a.read == nil {
 		a.read = bytes.NewReader(a.body)
 	}
@@ -42,14 +42,14 @@ func (a *answer) next(b []byte) (n int, end bool) {
 }
 
 // addTo adds the header fields to h, for later handlers.
-func (a *answer) addTo(h http.Header) {
+func (a *response) addTo(h http.Header) {
 	for key, values := range a.header {
 		h[key] = values
 	}
 }
 
 // send writes the response to w.
-func (a *answer) send(w http.ResponseWriter, r *http.Request) {
+func (a *response) send(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	a.addTo(h)
 	status := a.status
@@ -79,7 +79,7 @@ func (a *answer) send(w http.ResponseWriter, r *http.Request) {
 // recorder is the ResponseWriter of the handlers after a policy that buffers responses. It
 // does not support Flush or Hijack.
 type recorder struct {
-	answer
+	response
 	live  http.Header // the header that the handler sets
 	limit int
 	over  bool // the response is longer than limit
@@ -101,7 +101,7 @@ func (w *recorder) Write(b []byte) (int, error) {
 	w.WriteHeader(http.StatusOK)
 	if w.over || len(w.body)+len(b) > w.limit {
 		w.over, w.body = true, nil
-		return 0, fmt.Errorf("a policy looks at whole responses, and this one has more than %d bytes", w.limit)
+		return 0, fmt.Errorf("the policy buffers responses, and this one has more than %d bytes", w.limit)
 	}
 	w.body = append(w.body, b...)
 	return len(b), nil

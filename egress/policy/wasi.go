@@ -179,20 +179,20 @@ func (c *call) poll(in, out, count, events uint32) uint64 {
 	if count == 0 || count > 64 {
 		return wasiInval
 	}
-	asked, ok := c.memory.Read(in, count*48)
-	answers, ok2 := c.memory.Read(out, count*32)
+	input, ok := c.memory.Read(in, count*48)
+	output, ok2 := c.memory.Read(out, count*32)
 	if !ok || !ok2 {
 		return wasiFault
 	}
 	for i := range count {
 		event := make([]byte, 32)
-		copy(event, asked[48*i:48*i+8])
-		kind := asked[48*i+8]
+		copy(event, input[48*i:48*i+8])
+		kind := input[48*i+8]
 		if kind != 0 { // not a clock: a file
 			binary.LittleEndian.PutUint16(event[8:], wasiBadFD)
 		}
 		event[10] = kind
-		copy(answers[32*i:], event)
+		copy(output[32*i:], event)
 	}
 	if !c.memory.WriteUint32Le(events, count) {
 		return wasiFault

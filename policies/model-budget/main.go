@@ -66,7 +66,7 @@ func (b *budget) request(r *sdk.Request) error {
 	if !b.counts(r.Method()) {
 		return nil
 	}
-	sender, err := sdk.Sender()
+	sandbox, err := sdk.CurrentSandbox()
 	if err != nil {
 		return err
 	}
@@ -76,7 +76,7 @@ func (b *budget) request(r *sdk.Request) error {
 			return err
 		}
 	}
-	requests, bytes := sender.ID+" requests "+name, sender.ID+" bytes "+name
+	requests, bytes := sandbox.ID+" requests "+name, sandbox.ID+" bytes "+name
 	if b.Requests > 0 {
 		if err := b.spend(requests, 1, b.Requests, "requests"); err != nil {
 			return err

@@ -126,11 +126,11 @@ func ExampleDeny() {
 // A budget of two requests an hour for each sandbox, over all instances of the module.
 func ExampleKVAdd() {
 	p := start(func(r *sdk.Request) error {
-		sender, err := sdk.Sender()
+		sandbox, err := sdk.CurrentSandbox()
 		if err != nil {
 			return err
 		}
-		n, err := sdk.KVAdd("requests/"+sender.ID, 1, time.Hour)
+		n, err := sdk.KVAdd("requests/"+sandbox.ID, 1, time.Hour)
 		if err != nil {
 			return err
 		}

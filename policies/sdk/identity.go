@@ -15,15 +15,15 @@ type Sandbox struct {
 	Labels map[string]string `json:"labels"`
 }
 
-// The result of the last call of Sender, as JSON and decoded. The next result is mostly
+// The result of the last call of CurrentSandbox, as JSON and decoded. The next result is mostly
 // the same.
 var (
 	sandboxJSON string
 	sandbox     Sandbox
 )
 
-// Sender returns the sandbox that sends the request. Its Labels must not be changed.
-func Sender() (Sandbox, error) {
+// CurrentSandbox returns the sandbox that sends the request. Its Labels must not be changed.
+func CurrentSandbox() (Sandbox, error) {
 	raw, err := fetchOf("sandbox", "", abi.Sandbox)
 	if err != nil {
 		return Sandbox{}, err

@@ -298,7 +298,7 @@ func TestIdentityOfARequest(t *testing.T) {
 		if host, err = sdk.Host(); err != nil {
 			return err
 		}
-		got, err = sdk.Sender()
+		got, err = sdk.CurrentSandbox()
 		sdk.Note("seen")
 		sdk.Log("a line")
 		return err

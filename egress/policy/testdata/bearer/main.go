@@ -38,7 +38,7 @@ func handleRequest() uint64 {
 	room := value[:cap(value)]
 	n := secretRef(unsafe.Pointer(&secret[0]), uint32(len(secret)), unsafe.Pointer(&room[len(value)]), uint32(len(room)-len(value)))
 	if n < 0 {
-		panic("no such secret")
+		panic("unknown secret")
 	}
 	setHeaderValue(0, unsafe.Pointer(&authorization[0]), uint32(len(authorization)), unsafe.Pointer(&room[0]), uint32(len(value))+uint32(n))
 	return 1
