@@ -144,7 +144,7 @@ func TestADenialEndsTheExchangeAndLeavesTheResponseToTheCaller(t *testing.T) {
 func TestAPolicyRespondsItself(t *testing.T) {
 	h := newHost(t, nil)
 	p := scripted(t, h, "request status 451", "request set 1 content-type text/x-law", "request write 1 no", "request write 1 pe",
-		"request set 3 x-sum 7", "request answer")
+		"request set 3 x-sum 7", "request respond")
 	s := httptest.NewServer(handler(t, []Step{{Policy: p}}, noUpstream))
 	defer s.Close()
 	resp, err := http.Get(s.URL)

@@ -183,7 +183,7 @@ func run(when string) uint64 {
 			for range number(word[1]) {
 				hoard = append(hoard, make([]byte, 1<<20))
 			}
-		case "answer":
+		case "respond":
 			next = 0
 		case "deny":
 			deny(in(rest))
