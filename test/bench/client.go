@@ -2,13 +2,12 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"net"
@@ -20,40 +19,31 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
-// clientArguments are the arguments of a client of the origin: this program again, in a
-// sandbox or next to a peer, which prints a clientResult.
-type clientArguments struct {
-	do          string // stream, load, pairs, first or blob
-	to          string // URL, or address of a stream
-	than        string // pairs: the other URL
-	direction   string // of a stream
-	proxy       string
-	ca          string // file of authorities to trust besides the system's
-	method      string
-	connections int
-	count       int
-	duration    time.Duration
-	until       string // load: ends when this file exists
-	wait        bool   // for a line on standard input, when the network is ready
+// task is what a client of the origin does: this program again, in a sandbox or next to
+// a peer. Its argument is the task in JSON, and it prints a clientResult.
+type task struct {
+	Do          string        `json:"do"`        // stream, load, pairs, first or blob
+	To          string        `json:"to"`        // URL, or address of a stream
+	Than        string        `json:"than"`      // pairs: the other URL
+	Direction   string        `json:"direction"` // of a stream: out or in
+	Proxy       string        `json:"proxy"`
+	CA          string        `json:"ca"`          // file of authorities to trust besides the system's
+	Method      string        `json:"method"`      // of a load; default: GET
+	Connections int           `json:"connections"` // of a load
+	Count       int           `json:"count"`       // of requests, or pairs of them
+	Duration    time.Duration `json:"duration"`    // of a stream or load
+	Until       string        `json:"until"`       // load: ends when this file exists
+	Wait        bool          `json:"wait"`        // for a line on standard input, when the network is ready
 }
 
-func (a *clientArguments) flags() *flag.FlagSet {
-	f := flag.NewFlagSet("client", flag.ContinueOnError)
-	f.StringVar(&a.do, "do", "", "stream, load, pairs, first or blob")
-	f.StringVar(&a.to, "to", "", "URL, or address of a stream")
-	f.StringVar(&a.than, "than", "", "the other URL of pairs")
-	f.StringVar(&a.direction, "direction", "", "out or in")
-	f.StringVar(&a.proxy, "proxy", "", "URL of a proxy")
-	f.StringVar(&a.ca, "ca", "", "file of authorities")
-	f.StringVar(&a.method, "method", http.MethodGet, "of a load")
-	f.IntVar(&a.connections, "connections", 1, "of a load")
-	f.IntVar(&a.count, "count", 1, "requests or pairs of them")
-	f.DurationVar(&a.duration, "duration", 0, "of a stream or load")
-	f.StringVar(&a.until, "until", "", "file that ends a load")
-	f.BoolVar(&a.wait, "wait", false, "wait for a line on standard input")
-	return f
+// argument encodes the task.
+func (t task) argument() string {
+	text, _ := json.Marshal(t) // has only fields that can be encoded
+	return string(text)
 }
 
 // clientResult is what a client measured.
@@ -71,23 +61,23 @@ type clientResult struct {
 func (r clientResult) perSecond() float64 { return float64(r.Bytes) / r.Seconds }
 
 // runClient is the process.
-func runClient(ctx context.Context, arguments []string) error {
-	var a clientArguments
-	if err := a.flags().Parse(arguments); err != nil {
+func runClient(ctx context.Context, argument string) error {
+	var t task
+	if err := json.Unmarshal([]byte(argument), &t); err != nil {
 		return err
 	}
-	if a.wait {
+	if t.Wait {
 		if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
 			return err
 		}
 	}
-	measure, ok := map[string]func(context.Context, clientArguments) (clientResult, error){
+	measure, ok := map[string]func(context.Context, task) (clientResult, error){
 		"stream": stream, "load": loadOrigin, "pairs": requestPairs, "first": firstRequests, "blob": fetchBlob,
-	}[a.do]
+	}[t.Do]
 	if !ok {
-		return fmt.Errorf("a client does not know %q", a.do)
+		return fmt.Errorf("unknown task %q", t.Do)
 	}
-	result, err := measure(ctx, a)
+	result, err := measure(ctx, t)
 	if err != nil {
 		return err
 	}
@@ -95,24 +85,24 @@ func runClient(ctx context.Context, arguments []string) error {
 }
 
 // stream moves bytes one way for the time.
-func stream(ctx context.Context, a clientArguments) (r clientResult, err error) {
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", a.to)
+func stream(ctx context.Context, t task) (r clientResult, err error) {
+	conn, err := new(net.Dialer).DialContext(ctx, "tcp", t.To)
 	if err != nil {
 		return r, err
 	}
 	defer conn.Close()
 	buf := make([]byte, streamBuffer)
 	buf[0] = streamIn
-	if a.direction == "out" {
+	if t.Direction == "out" {
 		buf[0] = streamOut
 	}
 	if _, err := conn.Write(buf[:1]); err != nil {
 		return r, err
 	}
 	began := time.Now()
-	for time.Since(began) < a.duration {
+	for time.Since(began) < t.Duration {
 		move := conn.Read
-		if a.direction == "out" {
+		if t.Direction == "out" {
 			move = conn.Write
 		}
 		n, err := move(buf)
@@ -121,7 +111,7 @@ func stream(ctx context.Context, a clientArguments) (r clientResult, err error) 
 		}
 		r.Bytes += int64(n)
 	}
-	if a.direction == "out" { // bytes in transit have to arrive
+	if t.Direction == "out" { // bytes in transit have to arrive
 		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
 			return r, err
 		}
@@ -137,35 +127,40 @@ func stream(ctx context.Context, a clientArguments) (r clientResult, err error) 
 }
 
 // client speaks HTTP/1.1, as all peers do.
-func (a clientArguments) client() (*http.Client, error) {
+func (t task) client() (*http.Client, error) {
 	roots, err := x509.SystemCertPool()
 	if err != nil {
 		return nil, err
 	}
-	if a.ca != "" {
-		text, err := os.ReadFile(a.ca)
-		if err != nil {
+	if t.CA != "" {
+		if err := trust(roots, t.CA); err != nil {
 			return nil, err
 		}
-		if !roots.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("%s has no certificate", a.ca)
-		}
 	}
-	t := &http.Transport{
+	transport := &http.Transport{
 		TLSClientConfig:     &tls.Config{RootCAs: roots},
-		MaxIdleConnsPerHost: a.connections,
+		MaxIdleConnsPerHost: t.Connections,
 		DisableCompression:  true,
 		Protocols:           new(http.Protocols),
 	}
-	t.Protocols.SetHTTP1(true)
-	if a.proxy != "" {
-		to, err := url.Parse(a.proxy)
+	transport.Protocols.SetHTTP1(true)
+	if t.Proxy != "" {
+		to, err := url.Parse(t.Proxy)
 		if err != nil {
 			return nil, err
 		}
-		t.Proxy = http.ProxyURL(to)
+		transport.Proxy = http.ProxyURL(to)
 	}
-	return &http.Client{Transport: t, Timeout: time.Minute}, nil
+	return &http.Client{Transport: transport, Timeout: time.Minute}, nil
+}
+
+// trust adds the authorities of a file to a pool.
+func trust(roots *x509.CertPool, file string) error {
+	text, err := os.ReadFile(file)
+	if err == nil && !roots.AppendCertsFromPEM(text) {
+		err = fmt.Errorf("%s has no certificate", file)
+	}
+	return err
 }
 
 // ask makes a request and reads the whole response.
@@ -186,73 +181,72 @@ func ask(ctx context.Context, c *http.Client, method, url string) (int64, error)
 	return io.Copy(io.Discard, resp.Body)
 }
 
-// loadOrigin makes requests over that many connections, after one over each.
-func loadOrigin(ctx context.Context, a clientArguments) (r clientResult, err error) {
-	c, err := a.client()
+// loadOrigin makes requests over t.Connections connections, after one over each.
+func loadOrigin(ctx context.Context, t task) (r clientResult, err error) {
+	c, err := t.client()
 	if err != nil {
 		return r, err
 	}
 	var over atomic.Bool
-	if a.until != "" {
+	if t.Until != "" {
 		go func() { // ends with the process
-			for !over.Load() {
-				_, err := os.Stat(a.until)
+			_ = poll(ctx, 20*time.Millisecond, func() (bool, error) {
+				_, err := os.Stat(t.Until)
 				over.Store(err == nil)
-				time.Sleep(20 * time.Millisecond)
-			}
+				return err == nil, nil
+			})
 		}()
 	}
-	var mu sync.Mutex
-	each := func(f func(worker *clientResult)) {
-		var wg sync.WaitGroup
-		for range a.connections {
-			wg.Go(func() {
-				var w clientResult
-				f(&w)
-				mu.Lock()
-				defer mu.Unlock()
-				r.Requests, r.Failed = r.Requests+w.Requests, r.Failed+w.Failed
-				if r.Failure == "" {
-					r.Failure = w.Failure
-				}
-			})
-		}
-		wg.Wait()
+	request := func() error { _, err := ask(ctx, c, t.Method, t.To); return err }
+	var first errgroup.Group
+	for range t.Connections {
+		first.Go(request)
 	}
-	one := func(w *clientResult) {
-		if _, err := ask(ctx, c, a.method, a.to); err != nil {
-			w.Failed++
-			w.Failure = err.Error()
-			return
-		}
-		w.Requests++
+	if err := first.Wait(); err != nil {
+		return r, err
 	}
-	each(one)
-	if r.Failed > 0 {
-		return r, errors.New(r.Failure)
-	}
-	r.Requests = 0
+	return load(t.Connections, request, func(past time.Duration) bool { return over.Load() || t.Duration > 0 && past >= t.Duration }), nil
+}
+
+// load makes requests over connections at the same time, each until over returns true
+// for the time since the beginning.
+func load(connections int, request func() error, over func(past time.Duration) bool) (r clientResult) {
 	began := time.Now()
-	each(func(w *clientResult) {
-		for !over.Load() && (a.duration == 0 || time.Since(began) < a.duration) {
-			one(w)
-		}
-	})
+	var mu sync.Mutex
+	var workers sync.WaitGroup
+	for range connections {
+		workers.Go(func() {
+			var requests, failed int64
+			var failure string
+			for !over(time.Since(began)) {
+				if err := request(); err != nil {
+					failed++
+					failure = err.Error()
+				} else {
+					requests++
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			r.Requests, r.Failed, r.Failure = r.Requests+requests, r.Failed+failed, cmp.Or(r.Failure, failure)
+		})
+	}
+	workers.Wait()
 	r.Seconds = time.Since(began).Seconds()
-	return r, nil
+	return r
 }
 
 // requestPairs makes a request to each of two URLs in turn, each over a connection
 // of its own that is kept.
-func requestPairs(ctx context.Context, a clientArguments) (r clientResult, err error) {
-	c, err := a.client()
+func requestPairs(ctx context.Context, t task) (r clientResult, err error) {
+	c, err := t.client()
 	if err != nil {
 		return r, err
 	}
 	const warm = 100
-	for i := range warm + a.count {
+	for i := range warm + t.Count {
 		// The second one finds warmer caches, so they alternate.
-		urls := []string{a.to, a.than}
+		urls := []string{t.To, t.Than}
 		times := []*samples{&r.Times, &r.Than}
 		if i%2 == 1 {
 			slices.Reverse(urls)
@@ -273,13 +267,13 @@ func requestPairs(ctx context.Context, a clientArguments) (r clientResult, err e
 
 // firstRequests makes one request to each of many hosts: a number takes the place
 // of the star in the URL.
-func firstRequests(ctx context.Context, a clientArguments) (r clientResult, err error) {
-	for i := range a.count {
-		c, err := a.client()
+func firstRequests(ctx context.Context, t task) (r clientResult, err error) {
+	for i := range t.Count {
+		c, err := t.client()
 		if err != nil {
 			return r, err
 		}
-		url := strings.Replace(a.to, "*", fmt.Sprint("new-", i), 1)
+		url := strings.Replace(t.To, "*", fmt.Sprint("new-", i), 1)
 		one, err := repeat(ctx, 1, func() error { _, err := ask(ctx, c, http.MethodGet, url); return err })
 		if err != nil {
 			return r, err
@@ -291,14 +285,14 @@ func firstRequests(ctx context.Context, a clientArguments) (r clientResult, err 
 }
 
 // fetchBlob reads one large body.
-func fetchBlob(ctx context.Context, a clientArguments) (r clientResult, err error) {
-	c, err := a.client()
+func fetchBlob(ctx context.Context, t task) (r clientResult, err error) {
+	c, err := t.client()
 	if err != nil {
 		return r, err
 	}
 	c.Timeout = 0
 	began := time.Now()
-	r.Bytes, err = ask(ctx, c, http.MethodGet, a.to)
+	r.Bytes, err = ask(ctx, c, http.MethodGet, t.To)
 	r.Seconds = time.Since(began).Seconds()
 	return r, err
 }

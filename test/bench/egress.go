@@ -12,6 +12,7 @@ import (
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/test/testnode"
+	"github.com/prometheus/procfs"
 )
 
 // benchToken is the secret of the figures.
@@ -26,8 +27,8 @@ const (
 
 // Where a sandbox has this program, and the origin's authority.
 const (
-	clientProgram = "/srv/bench"
-	clientCA      = "/srv/origin-ca.pem"
+	sandboxProgram = "/srv/bench"
+	clientCA       = "/srv/origin-ca.pem"
 )
 
 // startEgressNode starts a node whose sandboxes reach an origin by names under .test.
@@ -84,8 +85,9 @@ func (n *node) remove() error {
 	return errors.Join(errs...)
 }
 
-// withClient makes a sandbox that has this program.
-func (n *node) withClient(ctx context.Context, name string) (types.Sandbox, error) {
+// withProgram makes a sandbox that has this program, and the origin's authority if the
+// node has one.
+func (n *node) withProgram(ctx context.Context, name string) (types.Sandbox, error) {
 	sb, err := n.create(ctx, name, 0)
 	if err != nil {
 		return sb, err
@@ -95,7 +97,7 @@ func (n *node) withClient(ctx context.Context, name string) (types.Sandbox, erro
 		return sb, err
 	}
 	defer program.Close()
-	if _, err := n.API.WriteFile(ctx, sb.ID, clientProgram, 0o755, program); err != nil {
+	if _, err := n.API.WriteFile(ctx, sb.ID, sandboxProgram, 0o755, program); err != nil || n.origin == nil {
 		return sb, err
 	}
 	_, err = n.API.WriteFile(ctx, sb.ID, clientCA, 0o644, strings.NewReader(n.origin.CA))
@@ -103,14 +105,16 @@ func (n *node) withClient(ctx context.Context, name string) (types.Sandbox, erro
 }
 
 // client runs a client in a sandbox.
-func (n *node) client(ctx context.Context, id string, arguments ...string) (r clientResult, err error) {
-	argv := append([]string{clientProgram, "client", "-ca", clientCA}, arguments...)
-	result, err := n.API.Exec(ctx, id, client.ExecRequest{Command: types.Command{Argv: argv}, Timeout: client.NoTimeout})
+func (n *node) client(ctx context.Context, id string, t task) (r clientResult, err error) {
+	t.CA = clientCA
+	result, err := n.API.Exec(ctx, id, client.ExecRequest{
+		Command: types.Command{Argv: []string{sandboxProgram, "client", t.argument()}}, Timeout: client.NoTimeout,
+	})
 	if err != nil {
 		return r, err
 	}
 	if result.ExitCode != 0 {
-		return r, fmt.Errorf("%v: %s", arguments, result.Stderr)
+		return r, fmt.Errorf("%+v: %s", t, result.Stderr)
 	}
 	return parseClient([]byte(result.Stdout))
 }
@@ -123,6 +127,10 @@ func (n *node) rules(ctx context.Context, id, rules string) error {
 
 // rss is the node's resident memory in bytes.
 func (n *node) rss() (int64, error) {
-	_, rss, err := readMemory(fmt.Sprintf("/proc/%d/smaps_rollup", n.PID()))
-	return rss, err
+	p, err := procfs.NewProc(n.PID())
+	if err != nil {
+		return 0, err
+	}
+	memory, err := p.ProcSMapsRollup()
+	return int64(memory.Rss), err
 }

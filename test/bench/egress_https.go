@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -24,18 +25,20 @@ var proxies = []struct {
 // secret. The client is this program on all sides: in a sandbox for ours, on the
 // loopback next to a peer, which avoids the network stack of a sandbox.
 func measureIntercept(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withClient(ctx, "intercept")
+	sb, err := b.node.withProgram(ctx, "intercept")
 	if err != nil {
 		return nil, err
 	}
-	arguments := []string{"-do", "load", "-connections", fmt.Sprint(loadConnections), "-duration", b.lasting(proxyTime).String()}
+	load := task{Do: "load", To: interceptedURL, Connections: loadConnections, Duration: b.lasting(proxyTime)}
 	ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-		return perSecond(b.node.client(ctx, sb.ID, append(arguments, "-to", interceptedURL)...))
+		return perSecond(b.node.client(ctx, sb.ID, load))
 	}}
 	all := []*contender{ours}
 	for _, p := range proxies {
 		peer, end := besideProxy(ctx, b, p.name, p.start, func(ctx context.Context, at *proxy) (float64, error) {
-			return perSecond(runBeside(ctx, b, append(arguments, "-to", b.node.origin.local("/"), "-proxy", at.URL, "-ca", at.CA)...))
+			beside := load
+			beside.To, beside.Proxy, beside.CA = b.node.origin.local("/"), at.URL, at.CA
+			return perSecond(runBeside(ctx, b, beside))
 		})
 		defer end()
 		all = append(all, peer)
@@ -112,14 +115,14 @@ const (
 // measureAdded measures the cost of interception and a policy per request, and the same
 // request passed through, each over one connection.
 func measureAdded(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withClient(ctx, "added")
+	sb, err := b.node.withProgram(ctx, "added")
 	if err != nil {
 		return nil, err
 	}
 	var intercepted, passed samples
 	var added spread
 	for range pairRounds {
-		r, err := b.node.client(ctx, sb.ID, "-do", "pairs", "-to", interceptedURL, "-than", passURL, "-count", fmt.Sprint(b.count(pairCount)))
+		r, err := b.node.client(ctx, sb.ID, task{Do: "pairs", To: interceptedURL, Than: passURL, Count: b.count(pairCount)})
 		if err != nil {
 			return nil, err
 		}
@@ -145,14 +148,14 @@ const (
 
 // measureFirst: from looking a name up to the response, for a name that is new.
 func measureFirst(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withClient(ctx, "first")
+	sb, err := b.node.withProgram(ctx, "first")
 	if err != nil {
 		return nil, err
 	}
 	round := 0
 	p50s, all, err := inRounds(latencyRounds, func() (samples, error) {
 		round++
-		r, err := b.node.client(ctx, sb.ID, "-do", "first", "-to", fmt.Sprintf("https://*-%d.look.test/", round), "-count", fmt.Sprint(b.count(newHosts)))
+		r, err := b.node.client(ctx, sb.ID, task{Do: "first", To: fmt.Sprintf("https://*-%d.look.test/", round), Count: b.count(newHosts)})
 		return r.Times, err
 	})
 	if err != nil {
@@ -174,7 +177,7 @@ const (
 // passed through and through a peer that scrubs nothing, and what the node's memory
 // does meanwhile.
 func measureBlob(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withClient(ctx, "blob")
+	sb, err := b.node.withProgram(ctx, "blob")
 	if err != nil {
 		return nil, err
 	}
@@ -188,12 +191,12 @@ func measureBlob(ctx context.Context, b *bench) ([]row, error) {
 	}
 	through := func(name, url string) *contender {
 		return &contender{name: name, round: func(ctx context.Context) (float64, error) {
-			return rate(b.node.client(ctx, sb.ID, "-do", "blob", "-to", url+path))
+			return rate(b.node.client(ctx, sb.ID, task{Do: "blob", To: url + path}))
 		}}
 	}
 	looked, passed := through("intercepted", interceptedURL), through("passed through", passURL)
 	squid, end := besideProxy(ctx, b, "squid with bump", startSquid, func(ctx context.Context, at *proxy) (float64, error) {
-		return rate(runBeside(ctx, b, "-do", "blob", "-to", b.node.origin.local("/"+path), "-proxy", at.URL, "-ca", at.CA))
+		return rate(runBeside(ctx, b, task{Do: "blob", To: b.node.origin.local("/" + path), Proxy: at.URL, CA: at.CA}))
 	})
 	defer end()
 	if _, err := looked.round(ctx); err != nil { // the memory that one takes is not growth
@@ -250,23 +253,18 @@ func watchRSS(ctx context.Context, n *node) (stop func() (spread, error)) {
 	var failed error
 	go func() { // ends in stop
 		defer close(done)
-		for {
-			select {
-			case <-time.After(50 * time.Millisecond):
-			case <-ctx.Done():
-				return
-			}
+		failed = poll(ctx, 50*time.Millisecond, func() (bool, error) {
 			rss, err := n.rss()
-			if err != nil {
-				failed = err
-				return
-			}
 			seen = append(seen, float64(rss))
-		}
+			return false, err
+		})
 	}()
 	return func() (spread, error) {
 		cancel()
 		<-done
+		if errors.Is(failed, context.Canceled) {
+			failed = nil
+		}
 		return seen, failed
 	}
 }

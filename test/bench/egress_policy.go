@@ -95,7 +95,7 @@ const (
 // measureReplace: requests that never cease while the module that they pass is
 // replaced. The memory of the last tenth is compared with the first's.
 func measureReplace(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withClient(ctx, "replace")
+	sb, err := b.node.withProgram(ctx, "replace")
 	if err != nil {
 		return nil, err
 	}
@@ -126,7 +126,7 @@ func measureReplace(ctx context.Context, b *bench) ([]row, error) {
 	ended := make(chan loaded, 1)
 	go func() { // ends when the stop file exists
 		// POST: net/http repeats a GET by itself when its connection fails.
-		r, err := b.node.client(ctx, sb.ID, "-do", "load", "-method", http.MethodPost, "-connections", fmt.Sprint(loadConnections), "-to", "https://replaced.look.test/", "-until", stopFile)
+		r, err := b.node.client(ctx, sb.ID, task{Do: "load", Method: http.MethodPost, Connections: loadConnections, To: "https://replaced.look.test/", Until: stopFile})
 		ended <- loaded{r, err}
 	}()
 	var first, last spread

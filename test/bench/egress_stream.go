@@ -15,24 +15,24 @@ const (
 // measureStream: one TCP stream each way, passed through, against what gives
 // rootless containers their network elsewhere.
 func measureStream(ctx context.Context, b *bench) ([]row, error) {
-	sb, err := b.node.withClient(ctx, "stream")
+	sb, err := b.node.withProgram(ctx, "stream")
 	if err != nil {
 		return nil, err
 	}
 	_, port, _ := strings.Cut(b.node.origin.Raw, ":")
 	var rows []row
 	for _, direction := range []string{"out", "in"} {
-		arguments := func(to string) []string {
-			return []string{"-do", "stream", "-direction", direction, "-to", to, "-duration", b.lasting(streamTime).String()}
+		stream := func(to string) task {
+			return task{Do: "stream", Direction: direction, To: to, Duration: b.lasting(streamTime)}
 		}
 		gbits := func(r clientResult, err error) (float64, error) { return r.perSecond() * 8 / 1e9, err }
 		beside := func(name string, run streamBeside) *contender {
 			return &contender{name: name, round: func(ctx context.Context) (float64, error) {
-				return gbits(run(ctx, b, arguments(peerGateway+":"+port)))
+				return gbits(run(ctx, b, stream(peerGateway+":"+port)))
 			}}
 		}
 		ours := &contender{name: "doze", round: func(ctx context.Context) (float64, error) {
-			return gbits(b.node.client(ctx, sb.ID, arguments(rawHost)...))
+			return gbits(b.node.client(ctx, sb.ID, stream(rawHost)))
 		}}
 		peers := []*contender{beside("pasta", throughPasta), beside("slirp4netns", throughSlirp)}
 		if err := alternate(ctx, streamRounds, ours, peers[0], peers[1]); err != nil {

@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"path/filepath"
 	"time"
+
+	"github.com/doze-run/doze/api/types"
 )
 
 const (
@@ -86,20 +88,16 @@ func measureFleet(ctx context.Context, b *bench) ([]row, error) {
 func (b *bench) awaitRunning(ctx context.Context, count int) error {
 	ctx, cancel := context.WithTimeout(ctx, sleepWait)
 	defer cancel()
-	for {
+	var have map[types.State]int
+	err := poll(ctx, 50*time.Millisecond, func() (bool, error) {
 		info, err := b.node.API.Node(ctx)
-		if err != nil {
-			return err
-		}
-		if info.Sandboxes["running"] == count {
-			return nil
-		}
-		select {
-		case <-time.After(50 * time.Millisecond):
-		case <-ctx.Done():
-			return fmt.Errorf("of %d sandboxes: %v", count, info.Sandboxes)
-		}
+		have = info.Sandboxes
+		return have["running"] == count, err
+	})
+	if err != nil {
+		err = fmt.Errorf("of %d sandboxes: %v: %w", count, have, err)
 	}
+	return err
 }
 
 // goroutines of the node, by its admin socket.

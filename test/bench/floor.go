@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"io"
 	"log"
 	"net"
@@ -16,6 +15,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"time"
+
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 // startFloor starts the least that Go's own library needs to intercept: TLS on both
@@ -32,25 +33,21 @@ func startFloor(ctx context.Context, folder, originCA string) (*proxy, error) {
 	}
 	p := &proxy{URL: "http://" + address, CA: filepath.Join(folder, "ca.pem")}
 	p.cmd = exec.CommandContext(ctx, program, "floor", address, p.CA, originCA)
-	return p, p.start(address)
+	return p, p.start(ctx, address)
 }
 
 // serveFloor is that proxy: it writes the authority of its certificates to a file.
 func serveFloor(address, ca, originCA string) error {
-	leaf, authority, err := certificate("localhost")
+	leaf, authority, err := testca.New("localhost")
 	if err != nil {
 		return err
 	}
 	if err := os.WriteFile(ca, authority, 0o600); err != nil {
 		return err
 	}
-	trusted, err := os.ReadFile(originCA)
-	if err != nil {
-		return err
-	}
 	roots := x509.NewCertPool()
-	if !roots.AppendCertsFromPEM(trusted) {
-		return errors.New("no certificate of the origin")
+	if err := trust(roots, originCA); err != nil {
+		return err
 	}
 	l, err := net.Listen("tcp", address)
 	if err != nil {

@@ -210,12 +210,8 @@ func podmanExec(ctx context.Context, b *bench, id string) (float64, error) {
 	script := fmt.Sprintf("podman exec doze-%[1]s true; date +%%s%%N; for i in $(seq %[2]d); do podman exec doze-%[1]s true || exit 1; done; date +%%s%%N", id, n)
 	cmd := exec.CommandContext(ctx, "sh", "-c", script)
 	cmd.Dir = b.node.Home
-	out, err := cmd.Output()
+	out, err := output(cmd)
 	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, exit.Stderr)
-		}
 		return 0, err
 	}
 	var start, end int64

@@ -6,8 +6,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"sync"
-	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -50,7 +48,9 @@ func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
 		return nil, err
 	}
 	contend := func(name, url string) *contender {
-		return &contender{name: name, round: func(ctx context.Context) (float64, error) { return load(ctx, b, url) }}
+		return &contender{name: name, round: func(ctx context.Context) (float64, error) {
+			return perSecond(load(loadConnections, func() error { return b.node.get(ctx, url) }, func(past time.Duration) bool { return past >= b.lasting(loadTime) }), nil)
+		}}
 	}
 	ours, theirs := contend("doze", url), contend("reverse_proxy", peerURL)
 	if err := alternate(ctx, loadRounds, ours, theirs); err != nil {
@@ -67,31 +67,4 @@ func measureThroughput(ctx context.Context, b *bench) ([]row, error) {
 		Met:      ratio.median() >= 0.8,
 		Values:   values{}.add("ratio", ratio).add("preview_per_s", mine).add("reverse_proxy_per_s", peers),
 	}}, nil
-}
-
-// load returns how many requests a second loadConnections clients make.
-func load(ctx context.Context, b *bench, url string) (float64, error) {
-	ctx, cancel := context.WithTimeout(ctx, loadTime+time.Minute)
-	defer cancel()
-	var count atomic.Int64
-	var failed atomic.Pointer[error]
-	began := time.Now()
-	end := began.Add(b.lasting(loadTime))
-	var wg sync.WaitGroup
-	for range loadConnections {
-		wg.Go(func() {
-			for time.Now().Before(end) {
-				if err := b.node.get(ctx, url); err != nil {
-					failed.Store(&err)
-					return
-				}
-				count.Add(1)
-			}
-		})
-	}
-	wg.Wait()
-	if err := failed.Load(); err != nil {
-		return 0, *err
-	}
-	return float64(count.Load()) / time.Since(began).Seconds(), nil
 }

@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"text/tabwriter"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // row is one line of the table.
@@ -104,8 +106,8 @@ func main() {
 		err = serveOrigin()
 	case len(arguments) == 4 && arguments[0] == "floor":
 		err = serveFloor(arguments[1], arguments[2], arguments[3])
-	case len(arguments) > 0 && arguments[0] == "client":
-		err = runClient(ctx, arguments[1:])
+	case len(arguments) == 2 && arguments[0] == "client":
+		err = runClient(ctx, arguments[1])
 	case len(arguments) > 0 && arguments[0] == "soak":
 		err = runSoak(ctx, arguments[1:])
 	default:
@@ -196,16 +198,30 @@ func write(path string, rows []row) error {
 }
 
 func kernel() string {
-	var u syscall.Utsname
-	if syscall.Uname(&u) != nil {
-		return ""
-	}
-	var release []byte
-	for _, c := range u.Release {
-		if c == 0 {
-			break
+	var u unix.Utsname
+	_ = unix.Uname(&u) // never fails
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// poll calls done every interval until it returns true or an error, and returns the
+// context's cause when that ends first.
+func poll(ctx context.Context, interval time.Duration, done func() (bool, error)) error {
+	for {
+		if ok, err := done(); ok || err != nil {
+			return err
 		}
-		release = append(release, byte(c))
+		if err := pause(ctx, interval); err != nil {
+			return err
+		}
 	}
-	return string(release)
+}
+
+// pause waits unless the context ends first, and then returns its cause.
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

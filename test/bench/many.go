@@ -9,9 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -20,6 +18,8 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/prometheus/procfs"
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -30,7 +30,6 @@ const (
 	idleWatch  = 10 * time.Second // of each round
 	idleBar    = 0.5              // percent of a core
 	records    = 10_000
-	clockTicks = 100 // per second in /proc/PID/stat (USER_HZ, proc_pid_stat(5))
 )
 
 // measureAsleep: memory and CPU with many sleeping sandboxes.
@@ -40,20 +39,15 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 	if err != nil {
 		return nil, err
 	}
-	deadline := time.After(sleepWait)
-	for asleep := 0; asleep < count; {
-		select {
-		case <-time.After(time.Second):
-		case <-deadline:
-			return nil, fmt.Errorf("after %s only %d of %d are asleep", sleepWait, asleep, count)
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
+	wait, cancel := context.WithTimeout(ctx, sleepWait)
+	defer cancel()
+	asleep := 0
+	if err := poll(wait, time.Second, func() (bool, error) {
 		list, err := b.node.API.List(ctx, client.Filter{State: types.StateAsleep})
-		if err != nil {
-			return nil, err
-		}
 		asleep = len(list)
+		return asleep >= count, err
+	}); err != nil {
+		return nil, fmt.Errorf("%d of %d are asleep: %w", asleep, count, err)
 	}
 	before, err := processes(b.node.Home, ids)
 	if err != nil {
@@ -64,10 +58,8 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 	var switches spread          // a second
 	watch := b.lasting(idleWatch)
 	for range idleRounds {
-		select {
-		case <-time.After(watch):
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		if err := pause(ctx, watch); err != nil {
+			return nil, err
 		}
 		after, err := processes(b.node.Home, ids)
 		if err != nil {
@@ -84,7 +76,7 @@ func measureAsleep(ctx context.Context, b *bench) ([]row, error) {
 		each = append(each, after.each(count))
 		before = after
 	}
-	memory := values{"processes": float64(before.count)}.add("per_sandbox_mib", each)
+	memory := values{"processes": float64(before.processes)}.add("per_sandbox_mib", each)
 	var parts, shares []string
 	for _, name := range programs {
 		mib := float64(before.byName[name]) / (1 << 20)
@@ -143,21 +135,12 @@ func (b *bench) populate(ctx context.Context, count int, sleepAfter time.Duratio
 
 // concurrently calls f for 0 to n-1, makers at a time, until one fails.
 func concurrently(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var next atomic.Int64
-	var all sync.WaitGroup
-	for range makers {
-		all.Go(func() {
-			for i := int(next.Add(1)) - 1; i < n && ctx.Err() == nil; i = int(next.Add(1)) - 1 {
-				if err := f(ctx, i); err != nil {
-					cancel(err)
-				}
-			}
-		})
+	all, ctx := errgroup.WithContext(ctx)
+	all.SetLimit(makers)
+	for i := range n {
+		all.Go(func() error { return f(ctx, i) })
 	}
-	all.Wait()
-	return context.Cause(ctx)
+	return all.Wait()
 }
 
 // programs of a node with sandboxes.
@@ -168,13 +151,13 @@ var nodePrograms = []string{"doze-node", "doze-netns", "podman"}
 
 // census of the processes of a node and its sandboxes.
 type census struct {
-	at       time.Time
-	count    int
-	pss      int64
-	byName   map[string]int64
-	guests   spread // RSS of each, in MB
-	cpu      map[string]time.Duration
-	switches int64 // of the context, voluntary, of nodePrograms
+	at        time.Time
+	processes int
+	pss       int64
+	byName    map[string]int64
+	guests    spread // RSS of each, in MB
+	cpu       map[string]time.Duration
+	switches  int64 // of the context, voluntary, of nodePrograms
 }
 
 // each is the memory of one of count sandboxes in MiB.
@@ -196,121 +179,69 @@ func processes(home string, ids []string) (census, error) {
 
 func readCensus(home string, ids []string) (census, error) {
 	c := census{byName: map[string]int64{}, cpu: map[string]time.Duration{}}
-	entries, err := os.ReadDir("/proc")
+	all, err := procfs.AllProcs()
 	if err != nil {
 		return c, err
 	}
-	for _, e := range entries {
-		dir := filepath.Join("/proc", e.Name())
-		if pid, err := strconv.Atoi(e.Name()); err != nil || pid == os.Getpid() || !belongs(dir, home, ids) {
+	for _, p := range all {
+		if p.PID == os.Getpid() || !belongs(p, home, ids) {
 			continue
 		}
-		name, err := os.ReadFile(filepath.Join(dir, "comm"))
-		if err != nil {
-			continue
-		}
-		pss, rss, err := readMemory(filepath.Join(dir, "smaps_rollup"))
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it ended meanwhile
-		}
-		if err != nil {
+		err := c.count(p)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, syscall.ESRCH) { // it ended meanwhile
 			return c, err
-		}
-		what := strings.TrimSpace(string(name))
-		c.count++
-		c.pss += pss
-		c.byName[what] += pss
-		if what == "doze-guest" {
-			c.guests = append(c.guests, float64(rss)/1e6)
-		}
-		if slices.Contains(nodePrograms, what) {
-			used, err := readCPU(filepath.Join(dir, "stat"))
-			if err != nil {
-				return c, err
-			}
-			switches, err := readSwitches(filepath.Join(dir, "task"))
-			if err != nil {
-				return c, err
-			}
-			c.cpu[what] += used
-			c.switches += switches
 		}
 	}
 	c.at = time.Now()
 	return c, nil
 }
 
+// count adds a process.
+func (c *census) count(p procfs.Proc) error {
+	name, err := p.Comm()
+	if err != nil {
+		return err
+	}
+	memory, err := p.ProcSMapsRollup()
+	if err != nil {
+		return err
+	}
+	if slices.Contains(nodePrograms, name) {
+		stat, err := p.Stat()
+		if err != nil {
+			return err
+		}
+		threads, err := procfs.AllThreads(p.PID)
+		if err != nil {
+			return err
+		}
+		for _, t := range threads {
+			if status, err := t.NewStatus(); err == nil { // else it ended meanwhile
+				c.switches += int64(status.VoluntaryCtxtSwitches)
+			}
+		}
+		c.cpu[name] += time.Duration(stat.CPUTime() * float64(time.Second))
+	}
+	if name == "doze-guest" {
+		c.guests = append(c.guests, float64(memory.Rss)/1e6)
+	}
+	c.processes++
+	c.pss += int64(memory.Pss)
+	c.byName[name] += int64(memory.Pss)
+	return nil
+}
+
 // belongs reports whether a process is of the node with this home, or of one of
 // these sandboxes: its program, its working directory, its arguments or its
 // cgroup name them.
-func belongs(dir, home string, ids []string) bool {
-	program, _ := os.Readlink(filepath.Join(dir, "exe"))
-	folder, _ := os.Readlink(filepath.Join(dir, "cwd"))
-	arguments, _ := os.ReadFile(filepath.Join(dir, "cmdline"))
-	cgroups, _ := os.ReadFile(filepath.Join(dir, "cgroup"))
-	text := program + "\x00" + folder + "\x00" + string(arguments) + "\x00" + string(cgroups)
+func belongs(p procfs.Proc, home string, ids []string) bool {
+	program, _ := p.Executable()
+	folder, _ := p.Cwd()
+	arguments, _ := p.CmdLine()
+	cgroups, _ := p.Cgroups()
+	text := fmt.Sprint(program, "\x00", folder, "\x00", arguments, "\x00", cgroups)
 	return folder == home || strings.Contains(text, home+"/") ||
 		slices.ContainsFunc(ids, func(id string) bool { return strings.Contains(text, id) })
-}
-
-// readMemory returns the proportional and the resident set in bytes.
-func readMemory(path string) (pss, rss int64, err error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, 0, err
-	}
-	for line := range strings.Lines(string(text)) {
-		var kib int64
-		if n, _ := fmt.Sscanf(line, "Pss: %d kB", &kib); n == 1 {
-			pss = kib << 10
-		} else if n, _ := fmt.Sscanf(line, "Rss: %d kB", &kib); n == 1 {
-			rss = kib << 10
-		}
-	}
-	return pss, rss, nil
-}
-
-func readCPU(path string) (time.Duration, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, err
-	}
-	// The name in parentheses may have spaces; utime and stime are fields 14 and 15.
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("%s is short", path)
-	}
-	user, err := strconv.ParseInt(fields[11], 10, 64)
-	if err != nil {
-		return 0, err
-	}
-	system, err := strconv.ParseInt(fields[12], 10, 64)
-	return time.Duration(user+system) * time.Second / clockTicks, err
-}
-
-// readSwitches counts how often the threads of a process began to wait.
-func readSwitches(tasks string) (n int64, err error) {
-	threads, err := filepath.Glob(filepath.Join(tasks, "*", "status"))
-	if err != nil {
-		return 0, err
-	}
-	for _, path := range threads {
-		text, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-			continue // it ended meanwhile
-		}
-		if err != nil {
-			return 0, err
-		}
-		_, value, _ := strings.Cut(string(text), "\nvoluntary_ctxt_switches:")
-		value, _, _ = strings.Cut(value, "\n")
-		one, err := strconv.ParseInt(strings.TrimSpace(value), 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("%s: %w", path, err)
-		}
-		n += one
-	}
-	return n, nil
 }
 
 // measureStart: a node with many records, from its start until it serves.

@@ -123,15 +123,12 @@ func (n *node) fetch(ctx context.Context, url string) (http.Header, error) {
 func (n *node) awaitResponse(ctx context.Context, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
-	for {
-		err := n.get(ctx, url)
-		if err == nil {
-			return nil
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-ctx.Done():
-			return err
-		}
+	var failed error
+	if err := poll(ctx, 10*time.Millisecond, func() (bool, error) {
+		failed = n.get(ctx, url)
+		return failed == nil, nil
+	}); err != nil {
+		return fmt.Errorf("%w: %w", err, failed)
 	}
+	return nil
 }

@@ -1,19 +1,13 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/binary"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"os"
@@ -22,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/doze-run/doze/testkit/testca"
 )
 
 // origin is the server outside of sandboxes that the figures of egress lead to,
@@ -71,7 +67,7 @@ func (o *origin) kill() {
 // serveOrigin is the process: it says on standard output where it listens, and
 // ends with standard input.
 func serveOrigin() error {
-	certificate, ca, err := certificate("localhost", "*.look.test", "*.pass.test")
+	certificate, ca, err := testca.New("localhost", "*.look.test", "*.pass.test")
 	if err != nil {
 		return err
 	}
@@ -166,31 +162,4 @@ func serveStream(conn *net.TCPConn) {
 		}
 	}
 	_, _ = conn.Write(binary.BigEndian.AppendUint64(nil, count))
-}
-
-// certificate makes an authority and a certificate of it.
-func certificate(names ...string) (leaf tls.Certificate, ca []byte, err error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return leaf, nil, err
-	}
-	authority := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "origin of the figures"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	root, err := x509.CreateCertificate(rand.Reader, authority, authority, &key.PublicKey, key)
-	if err != nil {
-		return leaf, nil, err
-	}
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "origin"},
-		NotBefore: authority.NotBefore, NotAfter: authority.NotAfter, DNSNames: names,
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, authority, &key.PublicKey, key)
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}, encodePEM("CERTIFICATE", root), err
-}
-
-func encodePEM(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }

@@ -8,6 +8,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/doze-run/doze/test/testnode"
 )
 
 // peerAddress, peerGateway and peerNetmask are slirp4netns' own; pasta gets the same.
@@ -55,28 +58,27 @@ func inSession(cmd *exec.Cmd) *exec.Cmd {
 }
 
 // streamBeside is a client's stream through a peer that gives a namespace a network.
-type streamBeside func(ctx context.Context, b *bench, arguments []string) (clientResult, error)
+type streamBeside func(ctx context.Context, b *bench, t task) (clientResult, error)
 
 // throughPasta lets pasta make the namespace and run the client in it.
-func throughPasta(ctx context.Context, b *bench, arguments []string) (clientResult, error) {
+func throughPasta(ctx context.Context, b *bench, t task) (clientResult, error) {
 	pasta, err := findPeer("pasta")
 	if err != nil {
 		return clientResult{}, err
 	}
-	own := []string{
+	return readClient(inSession(exec.CommandContext(ctx, pasta,
 		"--quiet", "--config-net", "-m", peerMTU, "-a", peerAddress, "-n", peerNetmask, "-g", peerGateway, "--ipv4-only",
-		"-t", "none", "-u", "none", "-T", "none", "-U", "none", "--", b.node.Program("bench"), "client",
-	}
-	return readClient(inSession(exec.CommandContext(ctx, pasta, append(own, arguments...)...)))
+		"-t", "none", "-u", "none", "-T", "none", "-U", "none", "--", b.node.Program("bench"), "client", t.argument())))
 }
 
 // throughSlirp starts the client in a namespace, where it waits for slirp4netns.
-func throughSlirp(ctx context.Context, b *bench, arguments []string) (_ clientResult, err error) {
+func throughSlirp(ctx context.Context, b *bench, t task) (_ clientResult, err error) {
 	slirp, err := findPeer("slirp4netns")
 	if err != nil {
 		return clientResult{}, err
 	}
-	client := exec.CommandContext(ctx, b.node.Program("bench"), append([]string{"client", "-wait"}, arguments...)...)
+	t.Wait = true
+	client := exec.CommandContext(ctx, b.node.Program("bench"), "client", t.argument())
 	client.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
@@ -118,16 +120,21 @@ func throughSlirp(ctx context.Context, b *bench, arguments []string) (_ clientRe
 }
 
 // readClient runs a client to its end.
-func readClient(cmd *exec.Cmd) (clientResult, error) {
-	out, err := cmd.Output()
+func readClient(cmd *exec.Cmd) (r clientResult, err error) {
+	out, err := output(cmd)
 	if err != nil {
-		var exit *exec.ExitError
-		if errors.As(err, &exit) {
-			err = fmt.Errorf("%w: %s", err, exit.Stderr)
-		}
-		return clientResult{}, err
+		return r, err
 	}
 	return parseClient(out)
+}
+
+// output runs a program, whose error then contains what it wrote on standard error.
+func output(cmd *exec.Cmd) ([]byte, error) {
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = fmt.Errorf("%w: %s", err, exit.Stderr)
+	}
+	return out, err
 }
 
 func parseClient(out []byte) (r clientResult, err error) {
@@ -164,7 +171,7 @@ func startMitmproxy(ctx context.Context, folder, originCA string) (*proxy, error
 	p.cmd = exec.CommandContext(ctx, program, "--quiet", "--listen-host", host, "--listen-port", port,
 		"--set", "confdir="+folder, "--set", "ssl_verify_upstream_trusted_ca="+originCA, "--set", "flow_detail=0",
 		"--modify-headers", "/~q/Authorization/Bearer "+benchToken)
-	return p, p.start(address)
+	return p, p.start(ctx, address)
 }
 
 // startSquid starts squid with bump, which adds the same header and verifies the
@@ -211,35 +218,35 @@ func startSquid(ctx context.Context, folder, originCA string) (*proxy, error) {
 		return nil, err
 	}
 	p.cmd = exec.CommandContext(ctx, program, "-N", "-f", config)
-	return p, p.start(address)
+	return p, p.start(ctx, address)
 }
 
 // start starts the proxy and returns when it listens.
-func (p *proxy) start(address string) error {
+func (p *proxy) start(ctx context.Context, address string) error {
 	var complaint bytes.Buffer
 	p.cmd.Stdout, p.cmd.Stderr = &complaint, &complaint
 	if err := inSession(p.cmd).Start(); err != nil {
 		return err
 	}
-	for end := time.Now().Add(startWait); ; time.Sleep(20 * time.Millisecond) {
+	ctx, cancel := context.WithTimeout(ctx, startWait)
+	defer cancel()
+	err := poll(ctx, 20*time.Millisecond, func() (bool, error) {
 		conn, err := net.Dial("tcp", address)
-		if err == nil {
-			return conn.Close()
+		if err != nil {
+			return false, nil
 		}
-		if time.Now().After(end) {
-			p.stop()
-			return fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, complaint.String())
-		}
+		return true, conn.Close()
+	})
+	if err != nil {
+		p.stop()
+		err = fmt.Errorf("%s does not listen: %w: %s", p.cmd.Path, err, complaint.String())
 	}
+	return err
 }
 
 func freeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	defer l.Close()
-	return l.Addr().String(), nil
+	port, err := testnode.FreePort()
+	return fmt.Sprint("127.0.0.1:", port), err
 }
 
 // writeAuthority makes an authority for squid: certificate and key in one file, RSA,
@@ -262,10 +269,12 @@ func writeAuthority(path string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, slices.Concat(encodePEM("CERTIFICATE", der), encodePEM("PRIVATE KEY", secret)), 0o600)
+	return os.WriteFile(path, slices.Concat(
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})), 0o600)
 }
 
 // runBeside runs a client on the loopback, next to a peer.
-func runBeside(ctx context.Context, b *bench, arguments ...string) (clientResult, error) {
-	return readClient(inSession(exec.CommandContext(ctx, b.node.Program("bench"), append([]string{"client"}, arguments...)...)))
+func runBeside(ctx context.Context, b *bench, t task) (clientResult, error) {
+	return readClient(inSession(exec.CommandContext(ctx, b.node.Program("bench"), "client", t.argument())))
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"time"
 
 	"github.com/doze-run/doze/api/client"
@@ -45,18 +44,12 @@ func (n *node) create(ctx context.Context, name string, sleepAfter time.Duration
 // withServer makes a sandbox in which the small server runs, declared on_wake,
 // and returns its preview URL.
 func (n *node) withServer(ctx context.Context, name string) (sb types.Sandbox, url string, err error) {
-	if sb, err = n.create(ctx, name, 0); err != nil {
+	if sb, err = n.withProgram(ctx, name); err != nil {
 		return sb, "", err
 	}
-	program, err := os.Open(n.Program("bench"))
-	if err != nil {
-		return sb, "", err
-	}
-	defer program.Close()
-	if _, err := n.API.WriteFile(ctx, sb.ID, "/srv/bench", 0o755, program); err != nil {
-		return sb, "", err
-	}
-	_, err = n.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{Command: types.Command{Argv: []string{"/srv/bench", "serve", fmt.Sprint("127.0.0.1:", serverPort)}}, Name: "server", Restart: types.RestartOnWake})
+	_, err = n.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{
+		Command: types.Command{Argv: []string{sandboxProgram, "serve", fmt.Sprint("127.0.0.1:", serverPort)}}, Name: "server", Restart: types.RestartOnWake,
+	})
 	if err != nil {
 		return sb, "", err
 	}

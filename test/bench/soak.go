@@ -135,7 +135,7 @@ func (s *soak) held(ctx context.Context) (h held, err error) {
 	if err != nil {
 		return h, err
 	}
-	h.processes = all.count
+	h.processes = all.processes
 	h.rss, err = s.node.rss()
 	return h, err
 }
@@ -143,29 +143,23 @@ func (s *soak) held(ctx context.Context) (h held, err error) {
 // settle counts what the node has with no sandbox, once it has not less than a few
 // seconds before, or not more than before.
 func (s *soak) settle(ctx context.Context, before *held) (held, error) {
-	deadline := time.After(soakSettle)
-	var last held
-	for {
-		h, err := s.held(ctx)
-		if err != nil {
-			return h, err
+	ctx, cancel := context.WithTimeout(ctx, soakSettle)
+	defer cancel()
+	var h held
+	err := poll(ctx, 5*time.Second, func() (_ bool, err error) {
+		last := h
+		if h, err = s.held(ctx); err != nil || before != nil {
+			return err == nil && h.over(*before) == "", err
 		}
-		switch {
-		case before != nil && h.over(*before) == "", before == nil && h.goroutines >= last.goroutines && last.goroutines > 0:
-			return h, nil
-		}
-		last = h
-		select {
-		case <-time.After(5 * time.Second):
-		case <-deadline:
-			if before == nil {
-				return h, fmt.Errorf("the node does not come to rest: %s", h)
-			}
-			return h, fmt.Errorf("the node has not released: %s", h.over(*before))
-		case <-ctx.Done():
-			return h, ctx.Err()
-		}
+		return h.goroutines >= last.goroutines && last.goroutines > 0, nil
+	})
+	switch {
+	case err != nil && before != nil:
+		err = fmt.Errorf("the node has not released %s: %w", h.over(*before), err)
+	case err != nil:
+		err = fmt.Errorf("the node's resources still shrink, to %s: %w", h, err)
 	}
+	return h, err
 }
 
 // work makes sandboxes, does to each of them whatever comes for the time, and
@@ -197,10 +191,7 @@ func (s *soak) work(ctx context.Context, count int, duration time.Duration) erro
 					}
 					mu.Unlock()
 				}
-				select { // else the machine is never idle, and nothing falls asleep
-				case <-time.After(rand.N(2 * time.Second)):
-				case <-ctx.Done():
-				}
+				_ = pause(ctx, rand.N(2*time.Second)) // else the machine is never idle, and nothing falls asleep
 			}
 		})
 	}
@@ -217,23 +208,13 @@ type soakBox struct {
 }
 
 func (s *soak) newBox(ctx context.Context, name string) (*soakBox, error) {
-	sb, err := s.node.withClient(ctx, name)
+	sb, url, err := s.node.withServer(ctx, name)
 	if err != nil {
 		return nil, err
 	}
 	after := types.Duration(time.Second) // asleep between operations
-	if _, err := s.node.API.Update(ctx, sb.ID, types.UpdateSandboxRequest{SleepAfter: &after}); err != nil {
-		return nil, err
-	}
-	_, err = s.node.API.StartProcess(ctx, sb.ID, types.StartProcessRequest{Command: types.Command{Argv: []string{clientProgram, "serve", fmt.Sprint("127.0.0.1:", serverPort)}}, Name: "server", Restart: types.RestartOnWake})
-	if err != nil {
-		return nil, err
-	}
-	port, err := s.node.API.Expose(ctx, sb.ID, types.ExposePortRequest{Port: serverPort})
-	if err != nil {
-		return nil, err
-	}
-	return &soakBox{node: s.node, id: sb.ID, url: port.URL, files: map[string][sha256.Size]byte{}}, s.node.awaitResponse(ctx, port.URL)
+	_, err = s.node.API.Update(ctx, sb.ID, types.UpdateSandboxRequest{SleepAfter: &after})
+	return &soakBox{node: s.node, id: sb.ID, url: url, files: map[string][sha256.Size]byte{}}, err
 }
 
 var soakOperations = []struct {
@@ -295,6 +276,6 @@ func soakProcess(ctx context.Context, b *soakBox) error {
 
 // load makes requests for a moment.
 func (b *soakBox) load(ctx context.Context, url string) error {
-	_, err := perSecond(b.node.client(ctx, b.id, "-do", "load", "-connections", "4", "-duration", "200ms", "-to", url))
+	_, err := perSecond(b.node.client(ctx, b.id, task{Do: "load", Connections: 4, Duration: 200 * time.Millisecond, To: url}))
 	return err
 }
