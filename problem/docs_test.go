@@ -1,18 +1,19 @@
-package problem
+package problem_test
 
 import (
 	"fmt"
 	"strings"
 	"testing"
 
+	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/testkit"
 )
 
 // TestReferenceOfCodes generates the tables of docs/reference/errors.md.
 func TestReferenceOfCodes(t *testing.T) {
 	var page strings.Builder
-	var group Group
-	for _, d := range All() {
+	var group problem.Group
+	for _, d := range problem.All() {
 		if d.Group != group {
 			group = d.Group
 			fmt.Fprintf(&page, "\n## %s\n\n| code | status | Retry-After | sent by | meaning |\n|---|---|---|---|---|\n", group)

@@ -5,7 +5,6 @@ package problem
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -165,13 +164,4 @@ func (p *Problem) ContentType(string) string { return ContentType }
 func Has(err error, c Code) bool {
 	var p *Problem
 	return errors.As(err, &p) && p.Code == c
-}
-
-// body returns the document with its final newline.
-func (p *Problem) body() []byte {
-	b, err := json.Marshal(p)
-	if err != nil {
-		panic(err) // strings and numbers only
-	}
-	return append(b, '\n')
 }

@@ -81,7 +81,7 @@ func TestCodesAreUnique(t *testing.T) {
 			t.Error("a second definition of a code is accepted")
 		}
 	}()
-	define(SandboxNotFound.Definition())
+	define(groupSandboxes, API, SandboxNotFound.String(), http.StatusNotFound, "Again", "Again.")
 }
 
 func TestDocumentOfAProblem(t *testing.T) {

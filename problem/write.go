@@ -2,6 +2,7 @@ package problem
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"net/http"
 	"strconv"
@@ -28,7 +29,11 @@ func (p *Problem) Write(w http.ResponseWriter, r *http.Request) {
 		sent.writeGRPC(w)
 		return
 	}
-	body := sent.body()
+	body, err := json.Marshal(sent)
+	if err != nil {
+		panic(err) // strings and numbers only
+	}
+	body = append(body, '\n')
 	h.Set("Content-Type", ContentType)
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(sent.Status)
