@@ -6,6 +6,7 @@
 package api
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -69,34 +70,20 @@ type Limits struct {
 }
 
 func (l Limits) withDefaults() Limits {
-	if l.MaxStreams == 0 {
-		l.MaxStreams = 1024
+	return Limits{
+		MaxStreams: cmp.Or(l.MaxStreams, 1024),
+		MaxCalls:   cmp.Or(l.MaxCalls, 512),
+		Heartbeat:  cmp.Or(l.Heartbeat, 15*time.Second),
+		Stall:      cmp.Or(l.Stall, time.Minute),
 	}
-	if l.MaxCalls == 0 {
-		l.MaxCalls = 512
-	}
-	if l.Heartbeat == 0 {
-		l.Heartbeat = 15 * time.Second
-	}
-	if l.Stall == 0 {
-		l.Stall = time.Minute
-	}
-	return l
 }
 
 // API serves the routes under Prefix.
 type API struct {
-	sandboxes  *sandbox.Manager
-	egress     *egress.Egress
-	auth       func(token string) (owner string, ok bool)
-	previewURL func(sandbox.Sandbox, sandbox.Port) string
-	version    string
-	log        *slog.Logger
-	metrics    *Metrics
-	limits     Limits
-	streams    limiter
-	calls      limiter
-	pushes     pushes
+	cfg     Config
+	streams limiter
+	calls   limiter
+	pushes  pushes
 	// Limits of lines in the log.
 	callLines, refusedLines *loglimit.Limit
 
@@ -120,28 +107,22 @@ func New(cfg Config) (*API, error) {
 	case cfg.PreviewURL == nil:
 		return nil, errors.New("api: Config.PreviewURL is missing")
 	}
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Metrics == nil {
+		cfg.Metrics = NewMetrics()
+	}
+	cfg.Limits = cfg.Limits.withDefaults()
 	a := &API{
-		sandboxes:  cfg.Sandboxes,
-		egress:     cfg.Egress,
-		auth:       cfg.Auth,
-		previewURL: cfg.PreviewURL,
-		version:    cfg.Version,
-		log:        cfg.Log,
-		metrics:    cfg.Metrics,
-		limits:     cfg.Limits.withDefaults(),
-		callLines:  loglimit.New(callsPerSecond, callsBurst), refusedLines: loglimit.New(refusedPerSecond, refusedBurst),
+		cfg: cfg,
+		streams: limiter{quota.New(int64(cfg.Limits.MaxStreams)), problem.Newf(problem.StreamLimitExceeded,
+			"%d streams are open, the limit of this node; close one or try again later", cfg.Limits.MaxStreams)},
+		calls: limiter{quota.New(int64(cfg.Limits.MaxCalls)), problem.Newf(problem.CallLimitExceeded,
+			"%d commands and transfers are in progress, the limit of this node; try again later", cfg.Limits.MaxCalls)},
+		callLines: loglimit.New(callsPerSecond, callsBurst), refusedLines: loglimit.New(refusedPerSecond, refusedBurst),
 		mux: http.NewServeMux(),
 	}
-	if a.log == nil {
-		a.log = slog.New(slog.DiscardHandler)
-	}
-	if a.metrics == nil {
-		a.metrics = NewMetrics()
-	}
-	a.streams = limiter{pool: quota.New(int64(a.limits.MaxStreams)), refuse: problem.Newf(problem.StreamLimitExceeded,
-		"%d streams are open, the limit of this node; close one or try again later", a.limits.MaxStreams)}
-	a.calls = limiter{pool: quota.New(int64(a.limits.MaxCalls)), refuse: problem.Newf(problem.CallLimitExceeded,
-		"%d commands and transfers are in progress, the limit of this node; try again later", a.limits.MaxCalls)}
 	a.huma = a.newHuma()
 	a.registerSandboxes()
 	a.registerLifecycle()
@@ -171,7 +152,7 @@ func New(cfg Config) (*API, error) {
 // request because the node shuts down sets the cause sandbox.ErrClosed: the client then
 // gets the problem node_unavailable.
 func (a *API) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
-	w := newTimedWriter(rw, a.limits.Stall)
+	w := newTimedWriter(rw, a.cfg.Limits.Stall)
 	defer w.finish(r)
 	c := newCall(w, r)
 	defer a.record(c, w)
@@ -241,7 +222,7 @@ func (a *API) recover(w *timedWriter, r *http.Request, requestID string) {
 		return
 	}
 	if v != http.ErrAbortHandler {
-		a.log.Error("request panicked", "method", r.Method, "path", clip(r.URL.Path), "request_id", requestID, "panic", redact.Panic(v), "stack", string(debug.Stack()))
+		a.cfg.Log.Error("request panicked", "method", r.Method, "path", clip(r.URL.Path), "request_id", requestID, "panic", redact.Panic(v), "stack", string(debug.Stack()))
 	}
 	if w.wrote || v == http.ErrAbortHandler {
 		// An incomplete response must not look complete.

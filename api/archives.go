@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -27,7 +28,7 @@ func (a *API) registerArchives() {
 		summary: "Unpack a tar stream into a directory",
 		description: "Wakes the sandbox. The body is a tar of any size, gzipped or not; a missing directory is made. An entry that " +
 			"leads out of the directory is refused. Entries before it, or before the end of an incomplete upload, stay.",
-		codes:     onSandbox(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
+		codes:     slices.Concat(wakeCodes, fileCodes, []problem.Code{problem.ArchiveUnsafe, problem.BodyIncomplete, problem.BodyTimeout}),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.ArchiveResult](a, "How much was unpacked")},
 	}, &huma.RequestBody{Description: "The tar stream.", Content: rawContent(tarType)}, a.putArchive)
 	register(a, route{
@@ -35,7 +36,7 @@ func (a *API) registerArchives() {
 		summary: "Pack a directory or file as a tar stream",
 		description: "Wakes the sandbox. Paths in the tar are relative to the directory. If the response cannot be " +
 			"completed, the connection is closed.",
-		codes:     onSandbox(wakeCodes, fileCodes),
+		codes:     slices.Concat(wakeCodes, fileCodes),
 		responses: map[int]*huma.Response{http.StatusOK: responseBytes("The tar", tarType)},
 	}, a.getArchive)
 }
@@ -44,7 +45,7 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	body := newTimedBody(in.w, in.r.Body, a.limits.Stall)
+	body := newTimedBody(in.w, in.r.Body, a.cfg.Limits.Stall)
 	defer body.detach()
 	var result guest.ArchiveResult
 	err := a.withFiles(ctx, in.ID, func(g *guest.Client) (err error) {
@@ -61,7 +62,7 @@ func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	return a.download(ctx, in.SandboxPath, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
+	return a.download(ctx, in.ID, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
 		tar, err := g.GetArchive(ctx, in.Path)
 		return tar, func(h http.Header) int {
 			h.Set("Content-Type", tarType)

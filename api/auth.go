@@ -32,7 +32,7 @@ func (a *API) authenticate(r *http.Request) (string, *problem.Problem) {
 	}
 	scheme, token, _ := strings.Cut(header, " ")
 	if strings.EqualFold(scheme, "Bearer") && len(token) <= maxToken {
-		if owner, ok := a.auth(strings.TrimSpace(token)); ok {
+		if owner, ok := a.cfg.Auth(strings.TrimSpace(token)); ok {
 			return owner, nil
 		}
 	}

@@ -517,8 +517,8 @@ func TestClientsGetAProblemWhenTheNodeShutsDown(t *testing.T) {
 		t.Error("there is no Retry-After")
 	}
 	// The buffered command may not have begun.
-	s.eventually("the streamed command is counted as lost", func() bool { return execs(t, s.api.metrics)[outcomeLost] > 0 })
-	if counted := execs(t, s.api.metrics); counted[outcomeClient] > 0 {
+	s.eventually("the streamed command is counted as lost", func() bool { return execs(t, s.api.cfg.Metrics)[outcomeLost] > 0 })
+	if counted := execs(t, s.api.cfg.Metrics); counted[outcomeClient] > 0 {
 		t.Errorf("counted were %v", counted)
 	}
 }
@@ -535,7 +535,7 @@ func (l logLines) Write(b []byte) (int, error) {
 func TestFailuresOfStreamsAndDownloadsAreLogged(t *testing.T) {
 	s := newServer(t, Limits{})
 	log := make(logLines, 10)
-	s.api.log = slog.New(slog.NewTextHandler(log, nil))
+	s.api.cfg.Log = slog.New(slog.NewTextHandler(log, nil))
 	id := s.create("box")
 	path := filepath.Join(t.TempDir(), "large")
 	must[types.File](s, http.StatusOK, "PUT", "/sandbox/box/files/write?"+at(path), io.Reader(&pattern{left: 64 << 20}))

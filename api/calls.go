@@ -26,7 +26,9 @@ type call struct {
 	w      http.ResponseWriter
 	owner  string        // empty without a valid token
 	routed *http.Request // with the route that the mux matched; nil before that
-	onDone []func()
+	// operation is the OpenAPI operation id of the route.
+	operation string
+	onDone    []func()
 }
 
 type callKey struct{}
@@ -72,9 +74,9 @@ func (c *call) route() string {
 	return path
 }
 
-// sandbox is the id or name that the client named the sandbox by.
+// sandbox is the id or name by which the client referred to the sandbox.
 func (c *call) sandbox() string {
-	if c.routed == nil || !strings.HasPrefix(c.route(), Prefix+"/sandbox/") {
+	if c.routed == nil {
 		return ""
 	}
 	return clip(c.routed.PathValue("id"))
@@ -84,7 +86,7 @@ func (c *call) sandbox() string {
 func (a *API) record(c *call, w *timedWriter) {
 	took := time.Since(c.start)
 	route, status := c.route(), w.statusSent()
-	a.metrics.observeCall(c.method, route, status, took)
+	a.cfg.Metrics.observeCall(c.method, route, status, took)
 	limit := a.callLines
 	if c.owner == "" {
 		limit = a.refusedLines
@@ -103,5 +105,5 @@ func (a *API) record(c *call, w *timedWriter) {
 	if sandbox := c.sandbox(); sandbox != "" {
 		attrs = append(attrs, slog.String("sandbox", sandbox))
 	}
-	a.log.LogAttrs(context.Background(), slog.LevelInfo, "api call ended", append(attrs, suppressed...)...)
+	a.cfg.Log.LogAttrs(context.Background(), slog.LevelInfo, "api call ended", append(attrs, suppressed...)...)
 }

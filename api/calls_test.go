@@ -16,7 +16,7 @@ import (
 // logged sends the API's log to the returned one.
 func (s *server) logged() *testkit.Log {
 	log := testkit.NewLog(s.t)
-	s.api.log = slog.New(slog.NewJSONHandler(log, nil))
+	s.api.cfg.Log = slog.New(slog.NewJSONHandler(log, nil))
 	return log
 }
 
@@ -71,7 +71,7 @@ func TestEachCallHasALineWithItsRequestID(t *testing.T) {
 		t.Errorf("the log shows what a client sent:\n%s", log)
 	}
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(s.api.metrics)
+	registry.MustRegister(s.api.cfg.Metrics)
 	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)

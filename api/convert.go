@@ -62,7 +62,7 @@ func (a *API) portsOf(sb sandbox.Sandbox) []types.Port {
 func (a *API) portOf(sb sandbox.Sandbox, p sandbox.Port) types.Port {
 	return types.Port{
 		Port:       p.Port,
-		URL:        a.previewURL(sb, p),
+		URL:        a.cfg.PreviewURL(sb, p),
 		Access:     types.Access(p.Access),
 		Wake:       types.WakeMode(p.Wake),
 		HostHeader: types.HostHeader(p.Host),

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request, limit int64, reme
 	}
 	var body bytes.Buffer
 	body.Grow(int(max(0, r.ContentLength)) + bytes.MinRead) // otherwise it grows by copying
-	_, err := body.ReadFrom(io.LimitReader(newTimedBody(w, r.Body, a.limits.Stall), limit+1))
+	_, err := body.ReadFrom(io.LimitReader(newTimedBody(w, r.Body, a.cfg.Limits.Stall), limit+1))
 	switch {
 	case err != nil:
 		return nil, bodyProblem(err)
@@ -85,8 +86,7 @@ func tooLarge(limit int64, remedy string) *problem.Problem {
 
 // bodyProblem returns the problem of a body that could not be read to its end.
 func bodyProblem(err error) *problem.Problem {
-	var network net.Error
-	if errors.As(err, &network) && network.Timeout() {
+	if network, ok := errors.AsType[net.Error](err); ok && network.Timeout() {
 		return problem.New(problem.BodyTimeout, "the rest of the body did not arrive in time; send it without long pauses")
 	}
 	return problem.New(problem.BodyIncomplete, "the connection ended before the body did; nothing has changed; send it again")
@@ -124,123 +124,84 @@ func (a *API) decodeJSON(schema *huma.Schema, text []byte, into any) error {
 type jsonParser struct {
 	api    *API
 	tokens *json.Decoder
-	path   []string // location of the value that is parsed: ".name" or "[0]"
 }
 
+// anySchema is the schema of a value without one.
+var anySchema = &huma.Schema{}
+
 func (p *jsonParser) document(schema *huma.Schema) (any, error) {
-	tree, err := p.value(schema)
+	tree, err := p.value(schema, "body", 0)
 	if err == nil {
-		_, err = p.tokens.Token()
-		switch err {
-		case io.EOF:
+		if _, err = p.tokens.Token(); err == io.EOF {
 			return tree, nil
-		case nil:
-			err = errors.New("invalid data after the top-level value")
 		}
+		err = cmp.Or(err, errors.New("invalid data after the top-level value"))
 	}
-	var refused *problem.Problem
-	switch {
-	case errors.As(err, &refused):
+	if refused, ok := errors.AsType[*problem.Problem](err); ok {
 		return nil, refused
-	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		err = errors.New("unexpected end of JSON input")
 	}
 	return nil, problem.Newf(problem.JSONInvalid, "%s; send a JSON object", clip(err.Error()))
 }
 
-// value parses one value. The schema is nil for a value that has none.
-func (p *jsonParser) value(schema *huma.Schema) (any, error) {
+// value parses one value at a location, such as body.rules[0], at a depth of nesting. The
+// schema is nil for a value that has none.
+func (p *jsonParser) value(schema *huma.Schema, location string, depth int) (any, error) {
 	token, err := p.tokens.Token()
-	if err != nil {
-		return nil, err
+	delim, nested := token.(json.Delim)
+	if err != nil || !nested {
+		return token, err
 	}
-	if schema != nil {
-		schema = p.api.resolve(schema)
-	}
-	switch token {
-	case json.Delim('['):
-		return p.array(schema)
-	case json.Delim('{'):
-		return p.object(schema)
-	}
-	return token, nil
-}
-
-func (p *jsonParser) array(schema *huma.Schema) ([]any, error) {
-	var items *huma.Schema
-	if schema != nil {
-		items = schema.Items
-	}
-	list := []any{}
-	for p.tokens.More() {
-		value, err := p.below("["+strconv.Itoa(len(list))+"]", items)
-		if err != nil {
-			return nil, err
-		}
-		list = append(list, value)
-	}
-	_, err := p.tokens.Token()
-	return list, err
-}
-
-func (p *jsonParser) object(schema *huma.Schema) (map[string]any, error) {
-	fields := map[string]any{}
-	for p.tokens.More() {
-		token, err := p.tokens.Token()
-		if err != nil {
-			return nil, err
-		}
-		name := token.(string)
-		if _, twice := fields[name]; twice {
-			return nil, invalid(p.location(name), "duplicate field", "send it once")
-		}
-		field, err := p.fieldOf(schema, name)
-		if err != nil {
-			return nil, err
-		}
-		if fields[name], err = p.below("."+name, field); err != nil {
-			return nil, err
-		}
-	}
-	_, err := p.tokens.Token()
-	return fields, err
-}
-
-// below parses the value of a field or of an element.
-func (p *jsonParser) below(segment string, schema *huma.Schema) (any, error) {
-	if len(p.path) == maxDepth {
+	schema = p.api.resolve(cmp.Or(schema, anySchema))
+	if depth == maxDepth && p.tokens.More() {
 		return nil, fmt.Errorf("exceeded the maximum depth of %d", maxDepth)
 	}
-	p.path = append(p.path, segment)
-	value, err := p.value(schema)
-	p.path = p.path[:len(p.path)-1]
-	return value, err
-}
-
-// location returns where a field of the object that is parsed is.
-func (p *jsonParser) location(name string) string {
-	location := "body"
-	for _, segment := range p.path {
-		location = clip(location + clip(segment))
-	}
-	return clip(location + "." + clip(name))
-}
-
-// fieldOf returns the schema of a field, or nil. It refuses a name that the schema has
-// in another case.
-func (p *jsonParser) fieldOf(schema *huma.Schema, name string) (*huma.Schema, error) {
-	if schema == nil {
-		return nil, nil
-	}
-	if field := schema.Properties[name]; field != nil {
-		return field, nil
-	}
-	for field := range schema.Properties {
-		if strings.EqualFold(field, name) {
-			return nil, invalid(p.location(name), "unknown field", listFields(schema))
+	list, fields := []any{}, map[string]any{}
+	for p.tokens.More() {
+		if delim == '[' {
+			item, err := p.value(schema.Items, clip(location+"["+strconv.Itoa(len(list))+"]"), depth+1)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, item)
+			continue
+		}
+		if err := p.field(schema, fields, location, depth); err != nil {
+			return nil, err
 		}
 	}
-	return nil, nil
+	if _, err := p.tokens.Token(); err != nil {
+		return nil, err
+	}
+	if delim == '[' {
+		return list, nil
+	}
+	return fields, nil
+}
+
+// field parses a field of an object. It refuses a second one of a name, and a name that
+// the schema has in another case.
+func (p *jsonParser) field(schema *huma.Schema, fields map[string]any, location string, depth int) error {
+	token, err := p.tokens.Token()
+	if err != nil {
+		return err
+	}
+	name := token.(string)
+	location = clip(location + "." + clip(name))
+	if _, twice := fields[name]; twice {
+		return invalid(location, "duplicate field", "send it once")
+	}
+	if schema.Properties[name] == nil {
+		for known := range schema.Properties {
+			if strings.EqualFold(known, name) {
+				return invalid(location, "unknown field", listFields(schema))
+			}
+		}
+	}
+	fields[name], err = p.value(schema.Properties[name], location, depth+1)
+	return err
 }
 
 func listFields(schema *huma.Schema) string {

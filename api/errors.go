@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"syscall"
 
 	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/problem"
@@ -18,16 +20,17 @@ import (
 
 // refuse returns the problem for the error of a request or of its streamed response.
 // It logs failures of the node; its callers do not.
-func (a *API) refuse(ctx context.Context, operation, id string, err error) *problem.Problem {
-	p := problemOf(ctx, err)
-	switch {
-	case p.Code == problem.NodeUnavailable: // all requests in progress end like this
-	case p.Code == problem.InternalError:
-		a.log.Error("request failed", "operation", operation, "sandbox", id, "request_id", callOf(ctx).id, "error", err)
-	case p.Status >= http.StatusInternalServerError:
-		a.log.Warn("request failed", "operation", operation, "sandbox", id, "code", p.Code.String(), "request_id", callOf(ctx).id, "error", err)
+func (a *API) refuse(ctx context.Context, err error) *problem.Problem {
+	p, c := problemOf(ctx, err), callOf(ctx)
+	// When the node shuts down, all requests in progress end with NodeUnavailable.
+	if p.Status >= http.StatusInternalServerError && p.Code != problem.NodeUnavailable {
+		level := slog.LevelWarn
+		if p.Code == problem.InternalError {
+			level = slog.LevelError
+		}
+		a.cfg.Log.Log(ctx, level, "request failed", "operation", c.operation, "sandbox", c.sandbox(), "code", p.Code.String(), "request_id", c.id, "error", err)
 	}
-	return p.For(callOf(ctx).id)
+	return p.For(c.id)
 }
 
 // sentinels are compared with errors.Is, in this order.
@@ -62,8 +65,7 @@ var sentinels = []struct {
 
 // problemOf returns the problem for an error of the runtime or of egress.
 func problemOf(ctx context.Context, err error) *problem.Problem {
-	var p *problem.Problem
-	if errors.As(err, &p) {
+	if p, ok := errors.AsType[*problem.Problem](err); ok {
 		return p
 	}
 	switch {
@@ -72,19 +74,19 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
-	var invalid *sandbox.InvalidError
-	if errors.As(err, &invalid) {
+	if invalid, ok := errors.AsType[*sandbox.InvalidError](err); ok {
 		return problemOfInvalid(invalid)
 	}
-	if p := problemOfEgress(err); p != nil {
-		return p
+	if invalid, ok := errors.AsType[*problem.InvalidError](err); ok {
+		return problemOfEgressConfig(invalid)
 	}
-	var conflict *sandbox.ConflictError
-	if errors.As(err, &conflict) {
+	if _, ok := errors.AsType[*rule.Error](err); ok {
+		return problemOfRules(err)
+	}
+	if conflict, ok := errors.AsType[*sandbox.ConflictError](err); ok {
 		return problem.New(problem.SandboxConflict, conflict.Error())
 	}
-	var refused *guest.Error
-	if errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*guest.Error](err); ok {
 		return problemOfGuest(refused)
 	}
 	for _, s := range sentinels {
@@ -92,12 +94,10 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 			return problem.Newf(s.code, "%v; %s", err, s.hint)
 		}
 	}
-	var freeze *sandbox.FreezeError
-	if errors.As(err, &freeze) {
+	if _, ok := errors.AsType[*sandbox.FreezeError](err); ok {
 		return problem.Newf(problem.SleepFailed, "%v; the sandbox is still running; try again, or stop it", err)
 	}
-	var wake *sandbox.WakeError
-	if errors.As(err, &wake) {
+	if _, ok := errors.AsType[*sandbox.WakeError](err); ok {
 		return problem.Newf(problem.WakeFailed, "%v; the events of the sandbox have the cause", err)
 	}
 	network := networkError(err)
@@ -107,8 +107,7 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 	case network != nil, errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):
 		return problem.New(problem.GuestLost, "lost the connection to the sandbox; its events have the cause")
 	}
-	var failure guestFailure
-	if errors.As(err, &failure) {
+	if _, ok := errors.AsType[guestFailure](err); ok {
 		return problem.New(problem.GuestError, "the sandbox sent an invalid response; the node's log has the cause")
 	}
 	return problem.New(problem.InternalError, "the node failed; its log has the cause")
@@ -117,10 +116,7 @@ func problemOf(ctx context.Context, err error) *problem.Problem {
 // networkError returns the failure of a connection that err wraps, or nil. A
 // syscall.Errno also has the methods of a net.Error, but comes from a file or a cgroup.
 func networkError(err error) net.Error {
-	var network net.Error
-	if !errors.As(err, &network) {
-		return nil
-	}
+	network, _ := errors.AsType[net.Error](err)
 	if _, ok := network.(syscall.Errno); ok {
 		return nil
 	}
@@ -157,6 +153,18 @@ func problemOfInvalid(e *sandbox.InvalidError) *problem.Problem {
 	location := "body." + e.Field
 	if e.Field == "id" {
 		location = "path.id"
+	}
+	return problem.New(code, e.Error()).WithErrors(problem.FieldError{Location: location, Message: e.Reason, Hint: e.Want})
+}
+
+// problemOfEgressConfig returns the problem of an invalid secret or policy.
+func problemOfEgressConfig(e *problem.InvalidError) *problem.Problem {
+	code, location := problem.RequestInvalid, "body."+e.Field
+	switch e.Field {
+	case "name":
+		code, location = problem.NameInvalid, "path.name"
+	case "module":
+		code, location = problem.PolicyInvalid, "body"
 	}
 	return problem.New(code, e.Error()).WithErrors(problem.FieldError{Location: location, Message: e.Reason, Hint: e.Want})
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -15,6 +14,9 @@ import (
 // eventPage is how many events one read of the store returns.
 const eventPage = 500
 
+// pageOfEvents describes the response of routes for events.
+const pageOfEvents = "A page of events, or with Accept: text/event-stream all of them and then new ones"
+
 type eventsInput struct {
 	SandboxPath
 	Exchange
@@ -22,20 +24,14 @@ type eventsInput struct {
 }
 
 func (a *API) registerEvents() {
-	page := responseJSON[types.EventList](a, "A page of events, or with Accept: text/event-stream all of them and then new ones")
-	kinds := map[string]reflect.Type{}
-	for _, kind := range types.EventType("").Values() {
-		kinds[string(kind)] = reflect.TypeFor[types.Event]()
-	}
-	kinds["error"] = reflect.TypeFor[problem.Problem]()
-	page.Content[eventStreamType] = eventSchema(a, kinds)
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/events", id: "list-events", tag: "events",
 		summary: "List the events of a sandbox, oldest first",
 		description: "Never wakes the sandbox. A stream sends the stored events first, and then new ones, each once; " +
 			"resume it with Last-Event-ID. The stream ends when the sandbox is destroyed.",
-		codes:     onSandbox([]problem.Code{problem.StreamLimitExceeded}),
-		responses: map[int]*huma.Response{http.StatusOK: page},
+		codes:     []problem.Code{problem.StreamLimitExceeded},
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.EventList](a, pageOfEvents)},
+		events:    eventsOf[types.EventType](types.Event{}),
 	}, withSandbox(a, a.events))
 }
 
@@ -48,13 +44,17 @@ func (a *API) events(ctx context.Context, in *eventsInput, sb sandbox.Sandbox) (
 		if after, err = a.lastKnown(ctx, sb.ID, after); err != nil {
 			return nil, err
 		}
-		if err := a.streams.acquire(ctx, 1); err != nil {
-			return nil, err
-		}
-		return &huma.StreamResponse{Body: func(huma.Context) { a.streamEvents(in, sb.ID, after) }}, nil
+		return a.respondEvents(ctx, in.Exchange, func(s *eventStream) {
+			t := timeline{sandboxes: a.cfg.Sandboxes, id: sb.ID, last: after, send: func(ev sandbox.Event) error {
+				return s.send(string(ev.Type), formatID(ev.Seq), eventOf(ev))
+			}}
+			if err := t.follow(s.ctx); err != nil {
+				s.fail(err)
+			}
+		})
 	}
 	// One more than requested shows whether there is a next page.
-	events, err := a.sandboxes.Events(ctx, sb.ID, after, in.Limit+1)
+	events, err := a.cfg.Sandboxes.Events(ctx, sb.ID, after, in.Limit+1)
 	if err != nil {
 		return nil, err
 	}
@@ -69,30 +69,16 @@ func (a *API) lastKnown(ctx context.Context, id sandbox.ID, after uint64) (uint6
 	if after == 0 {
 		return 0, nil
 	}
-	if events, err := a.sandboxes.Events(ctx, id, after-1, 1); err != nil || len(events) > 0 {
+	if events, err := a.cfg.Sandboxes.Events(ctx, id, after-1, 1); err != nil || len(events) > 0 {
 		return after, err
 	}
 	var last uint64
 	for {
-		events, err := a.sandboxes.Events(ctx, id, last, eventPage)
+		events, err := a.cfg.Sandboxes.Events(ctx, id, last, eventPage)
 		if err != nil || len(events) == 0 {
 			return last, err
 		}
 		last = events[len(events)-1].Seq
-	}
-}
-
-func (a *API) streamEvents(in *eventsInput, id sandbox.ID, after uint64) {
-	s := a.openStream(in.Exchange, in.SandboxPath)
-	defer s.close()
-	if in.r.Method == http.MethodHead {
-		return
-	}
-	t := timeline{sandboxes: a.sandboxes, id: id, last: after, send: func(ev sandbox.Event) error {
-		return s.send(string(ev.Type), formatID(ev.Seq), eventOf(ev))
-	}}
-	if err := t.follow(s.ctx); err != nil {
-		s.fail(err)
 	}
 }
 

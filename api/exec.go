@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"net/http"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,21 +43,14 @@ var execCodes = []problem.Code{problem.CommandNotFound, problem.CommandNotExecut
 	problem.PathNotPermitted, problem.RequestTooLarge, problem.ProcessLimitExceeded, problem.StreamLimitExceeded}
 
 func (a *API) registerExec() {
-	result := responseJSON[types.ExecResult](a, "The command has ended; or with stream: its output while it runs")
-	result.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"start":    reflect.TypeFor[types.ExecStart](),
-		"stdout":   reflect.TypeFor[types.Output](),
-		"stderr":   reflect.TypeFor[types.Output](),
-		"complete": reflect.TypeFor[types.ExecComplete](),
-		"error":    reflect.TypeFor[problem.Problem](),
-	})
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/exec", id: "exec", tag: "exec",
 		summary: "Run a command",
 		description: "Wakes the sandbox. When the client disconnects, the whole process tree is killed. " +
 			"If it is unknown how the command ended, the response is an error, never an exit code.",
-		codes:     onSandbox(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
-		responses: map[int]*huma.Response{http.StatusOK: result},
+		codes:     slices.Concat(wakeCodes, execCodes, []problem.Code{problem.CallLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.ExecResult](a, "The command has ended; or with stream: its output while it runs")},
+		events:    map[string]any{"start": types.ExecStart{}, "stdout": types.Output{}, "stderr": types.Output{}, "complete": types.ExecComplete{}},
 	}, a.exec)
 }
 
@@ -146,7 +138,7 @@ func (a *API) exec(ctx context.Context, in *execInput, body *types.ExecRequest) 
 	if body.Stream {
 		return &huma.StreamResponse{Body: func(huma.Context) {
 			defer a.finish(run)
-			a.streamExec(in, run)
+			a.serveEvents(in.Exchange, run.sendEvents)
 		}}, nil
 	}
 	defer a.finish(run)
@@ -165,7 +157,7 @@ func execSlots(maxOutput int) int64 {
 
 // start wakes the sandbox and starts the command. The caller calls finish.
 func (a *API) start(ctx context.Context, id sandbox.ID, req guest.ExecRequest) (*running, error) {
-	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseExec)
+	lease, err := a.cfg.Sandboxes.Acquire(ctx, id, sandbox.CauseExec)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +178,7 @@ func (a *API) finish(run *running) {
 	run.stream.Close()
 	run.cancel()
 	run.lease.Release()
-	a.metrics.observeExec(run.outcome, time.Since(run.began))
+	a.cfg.Metrics.observeExec(run.outcome, time.Since(run.began))
 }
 
 // next returns the next event and sets outcome at the end of the command.
@@ -231,9 +223,8 @@ func (run *running) collect(limit int) (*types.ExecResult, error) {
 	}
 }
 
-func (a *API) streamExec(in *execInput, run *running) {
-	s := a.openStream(in.Exchange, in.SandboxPath)
-	defer s.close()
+// sendEvents sends the output until the command ends.
+func (run *running) sendEvents(s *eventStream) {
 	// Next does not end when the client disconnects; closing the stream ends it and the
 	// command.
 	stop := context.AfterFunc(s.ctx, func() { run.stream.Close() })

@@ -222,7 +222,7 @@ func TestAbandonedCommandIsCountedAsSuch(t *testing.T) {
 	stream := s.open("POST", "/sandbox/box/exec", map[string]any{"command": "sleep 1000", "stream": true})
 	stream.expect("start")
 	stream.close()
-	s.eventually("it was counted", func() bool { return execs(t, s.api.metrics)[outcomeClient] == 1 })
+	s.eventually("it was counted", func() bool { return execs(t, s.api.cfg.Metrics)[outcomeClient] == 1 })
 }
 
 func TestStreamsAndTransfersWorkOverHTTP2(t *testing.T) {
@@ -384,7 +384,7 @@ func TestExecIsMeasured(t *testing.T) {
 	s.create("box")
 	must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", `{"command":"true"}`)
 	must[types.ExecResult](s, http.StatusOK, "POST", "/sandbox/box/exec", `{"command":"sleep 1000","timeout":"10ms"}`)
-	if got := execs(t, s.api.metrics); got[outcomeExited] != 1 || got[outcomeTimedOut] != 1 || len(got) != 2 {
+	if got := execs(t, s.api.cfg.Metrics); got[outcomeExited] != 1 || got[outcomeTimedOut] != 1 || len(got) != 2 {
 		t.Errorf("counted were %v", got)
 	}
 }

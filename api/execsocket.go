@@ -55,7 +55,7 @@ func (a *API) registerExecSocket() {
 			"the stream: 0 is standard input, 1 standard output, 2 standard error. Text messages are JSON: the client's are ExecStdinEOF and Keepalive, " +
 			"the node's are in the response. The node closes the WebSocket after complete or error. " +
 			"Wakes the sandbox. When the client disconnects, the whole process tree is killed; the end of the input is a message of its own.",
-		codes: onSandbox(wakeCodes, execCodes, []problem.Code{problem.UpgradeRequired}),
+		codes: slices.Concat(wakeCodes, execCodes, []problem.Code{problem.UpgradeRequired}),
 		responses: map[int]*huma.Response{http.StatusSwitchingProtocols: {
 			Description: "A WebSocket; the schema describes the text messages of the node and of the client",
 			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{AnyOf: []*huma.Schema{
@@ -147,19 +147,19 @@ func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
 		OnPongReceived: func(context.Context, []byte) { s.noteActivity() },
 	})
 	if err != nil {
-		a.log.Warn("failed to accept a WebSocket", "operation", in.operation, "sandbox", targetOf(in), "error", err)
+		a.cfg.Log.Warn("failed to accept a WebSocket", "operation", callOf(s.ctx).operation, "sandbox", id, "error", err)
 		return
 	}
 	s.conn.SetReadLimit(maxSocketMessage)
 	s.noteActivity()
 	var serving sync.WaitGroup
-	serving.Go(func() { s.cancel(s.receive(a)) })                      // ended by CloseNow
-	serving.Go(func() { s.watch(a.limits.Heartbeat, a.limits.Stall) }) // ended by ctx
+	serving.Go(func() { s.cancel(s.receive(a)) })                              // ended by CloseNow
+	serving.Go(func() { s.watch(a.cfg.Limits.Heartbeat, a.cfg.Limits.Stall) }) // ended by ctx
 	defer context.AfterFunc(s.ctx, s.limitWrites)()
 	code := websocket.StatusNormalClosure
 	if err := s.run(a, id); err != nil {
 		code = websocket.StatusInternalError
-		if p := s.problem(a, in, err); p != nil {
+		if p := s.problem(a, err); p != nil {
 			s.send(types.ExecFailed{Type: types.ExecMessageTypeError, Problem: p})
 		}
 	}
@@ -182,20 +182,19 @@ func (s *execSocket) limitWrites() {
 
 // disconnected reports whether ctx has ended because the client disconnected.
 func (s *execSocket) disconnected() bool {
-	var p *problem.Problem
-	return clientGone(s.ctx) && !errors.As(context.Cause(s.ctx), &p)
+	_, violated := errors.AsType[*problem.Problem](context.Cause(s.ctx))
+	return clientGone(s.ctx) && !violated
 }
 
 // problem returns the problem to send for an error, or nil if the client has disconnected.
-func (s *execSocket) problem(a *API, in *execSocketInput, err error) *problem.Problem {
-	var p *problem.Problem
-	switch {
-	case errors.As(context.Cause(s.ctx), &p):
+func (s *execSocket) problem(a *API, err error) *problem.Problem {
+	if p, ok := errors.AsType[*problem.Problem](context.Cause(s.ctx)); ok {
 		return p.For(callOf(s.ctx).id)
-	case s.disconnected():
+	}
+	if s.disconnected() {
 		return nil
 	}
-	return a.refuse(s.ctx, in.operation, targetOf(in), err)
+	return a.refuse(s.ctx, err)
 }
 
 // run runs the command of the client and sends its output and result.
@@ -205,8 +204,8 @@ func (s *execSocket) run(a *API, id sandbox.ID) error {
 	case command = <-s.command:
 	case <-s.ctx.Done():
 		return s.ctx.Err()
-	case <-time.After(a.limits.Stall):
-		return violation("no command within %s; send it as the first message", a.limits.Stall)
+	case <-time.After(a.cfg.Limits.Stall):
+		return violation("no command within %s; send it as the first message", a.cfg.Limits.Stall)
 	}
 	req, err := execRequestOf(types.ExecRequest{Command: command.Command, Timeout: command.Timeout, Stream: true})
 	if err != nil {

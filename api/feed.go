@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -21,19 +20,16 @@ type feedInput struct {
 }
 
 func (a *API) registerFeed() {
-	page := responseJSON[types.FeedPage](a, "A page of events, or with Accept: text/event-stream all of them and then new ones")
-	kinds := map[string]reflect.Type{"gap": reflect.TypeFor[types.FeedGap](), "error": reflect.TypeFor[problem.Problem]()}
-	for _, kind := range types.EventType("").Values() {
-		kinds[string(kind)] = reflect.TypeFor[types.FeedEvent]()
-	}
-	page.Content[eventStreamType] = eventSchema(a, kinds)
+	kinds := eventsOf[types.EventType](types.FeedEvent{})
+	kinds["gap"] = types.FeedGap{}
 	register(a, route{
 		method: http.MethodGet, path: "/events", id: "list-all-events", tag: "events",
 		summary: "List the events of all sandboxes, oldest first",
 		description: "The latest 4,096 events since the node started, from memory. Never wakes a sandbox. A stream sends the events after the cursor first, " +
 			"and then new ones; an event `gap` reports that some were missed. The timeline of each sandbox has more.",
 		codes:     []problem.Code{problem.StreamLimitExceeded},
-		responses: map[int]*huma.Response{http.StatusOK: page},
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.FeedPage](a, pageOfEvents)},
+		events:    kinds,
 	}, a.feed)
 }
 
@@ -42,18 +38,15 @@ func (a *API) feed(ctx context.Context, in *feedInput) (*huma.StreamResponse, er
 	if in.LastEventID != "" {
 		cursor, location = in.LastEventID, "header.Last-Event-ID"
 	}
-	reader, err := a.sandboxes.Feed(ownerOf(ctx), cursor)
-	if bad := (*sandbox.InvalidError)(nil); errors.As(err, &bad) {
+	reader, err := a.cfg.Sandboxes.Feed(ownerOf(ctx), cursor)
+	if bad, ok := errors.AsType[*sandbox.InvalidError](err); ok {
 		return nil, invalid(location, bad.Reason, bad.Want)
 	}
 	if err != nil {
 		return nil, err
 	}
 	if wantsEvents(in.r) {
-		if err := a.streams.acquire(ctx, 1); err != nil {
-			return nil, err
-		}
-		return &huma.StreamResponse{Body: func(huma.Context) { a.streamFeed(in, reader) }}, nil
+		return a.respondEvents(ctx, in.Exchange, func(s *eventStream) { sendFeed(s, reader) })
 	}
 	page := types.FeedPage{Events: []types.FeedEvent{}}
 	for {
@@ -78,12 +71,7 @@ func jsonResponse(x Exchange, body any) *huma.StreamResponse {
 	return &huma.StreamResponse{Body: func(huma.Context) { writeJSON(x.w, http.StatusOK, body) }}
 }
 
-func (a *API) streamFeed(in *feedInput, reader *sandbox.FeedReader) {
-	s := a.openStream(in.Exchange, SandboxPath{})
-	defer s.close()
-	if in.r.Method == http.MethodHead {
-		return
-	}
+func sendFeed(s *eventStream, reader *sandbox.FeedReader) {
 	for {
 		ev, err := reader.Next(s.ctx)
 		switch {

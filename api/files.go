@@ -49,22 +49,22 @@ func (a *API) registerFiles() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/files", id: "list-files", tag: "files",
 		summary: "List a directory", description: "Wakes the sandbox.",
-		codes: onSandbox(wakeCodes, fileCodes),
+		codes: slices.Concat(wakeCodes, fileCodes),
 	}, a.listFiles)
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/files", id: "delete-file", tag: "files", status: http.StatusNoContent,
 		summary: "Delete a file or directory", description: "Wakes the sandbox.",
-		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.DirectoryNotEmpty}),
+		codes: slices.Concat(wakeCodes, fileCodes, []problem.Code{problem.DirectoryNotEmpty}),
 	}, a.deleteFile)
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/mkdir", id: "make-directory", tag: "files",
 		summary: "Make a directory with its parents", description: "Wakes the sandbox. An existing directory is left unchanged.",
-		codes: onSandbox(wakeCodes, fileCodes),
+		codes: slices.Concat(wakeCodes, fileCodes),
 	}, a.mkdir)
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/files/move", id: "move-file", tag: "files",
 		summary: "Rename a file or directory", description: "Wakes the sandbox. Makes missing parents of the new path.",
-		codes: onSandbox(wakeCodes, fileCodes),
+		codes: slices.Concat(wakeCodes, fileCodes),
 	}, a.moveFile)
 }
 
@@ -83,7 +83,7 @@ func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Caus
 	if err := a.calls.acquire(ctx, 1); err != nil {
 		return err
 	}
-	lease, err := a.sandboxes.Acquire(ctx, sb.ID, cause)
+	lease, err := a.cfg.Sandboxes.Acquire(ctx, sb.ID, cause)
 	if err != nil {
 		return err
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"net/http"
-	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -31,26 +30,22 @@ type flowsInput struct {
 
 func (a *API) registerFlows() {
 	page := responseJSON[types.FlowList](a, "A page of flows, or with Accept: text/event-stream all of them and then new ones")
-	kinds := map[string]reflect.Type{"error": reflect.TypeFor[problem.Problem]()}
-	for _, kind := range types.FlowKind("").Values() {
-		kinds[string(kind)] = reflect.TypeFor[types.Flow]()
-	}
-	page.Content[eventStreamType] = eventSchema(a, kinds)
+	kinds := eventsOf[types.FlowKind](types.Flow{})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/egress/flows", id: "list-flows", tag: "egress",
 		summary: "List the flows of a sandbox with their verdicts, oldest first",
 		description: "The latest 1,000 are stored until the node restarts. Never wakes the sandbox. A stream sends these first, and then new ones; resume it " +
 			"with Last-Event-ID. `dropped` counts the flows that a client lost because it read too slowly. The stream ends when the sandbox is destroyed.",
-		codes:     onSandbox([]problem.Code{problem.StreamLimitExceeded}),
+		codes:     []problem.Code{problem.StreamLimitExceeded},
 		responses: map[int]*huma.Response{http.StatusOK: page},
+		events:    kinds,
 	}, withSandbox(a, a.flows))
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/egress/explain", id: "explain-request", tag: "egress",
 		summary:     "Explain how the rules apply to a request",
 		description: "Sends no request, resolves no name and runs no policy. Never wakes the sandbox.",
-		codes:       onSandbox(),
 	}, withSandboxBody(a, func(ctx context.Context, _ *SandboxPath, body *types.ExplainRequest, sb sandbox.Sandbox) (*output[types.Explanation], error) {
-		return respondExplanation(a.egress.Explain(ctx, sb.ID, cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers)))
+		return respondExplanation(a.cfg.Egress.Explain(ctx, sb.ID, cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers)))
 	}))
 	register(a, route{
 		method: http.MethodGet, path: "/egress/proxy/flows", id: "list-proxy-flows", tag: "egress",
@@ -58,30 +53,31 @@ func (a *API) registerFlows() {
 		description: "The latest 1,000 of an owner are stored until the node restarts. A stream sends these first, and then new ones; resume it with Last-Event-ID.",
 		codes:       []problem.Code{problem.StreamLimitExceeded},
 		responses:   map[int]*huma.Response{http.StatusOK: page},
+		events:      kinds,
 	}, a.proxyFlows)
 	registerBody(a, route{
 		method: http.MethodPost, path: "/egress/proxy/explain", id: "explain-proxy-request", tag: "egress",
 		summary:     "Explain how the rules apply to a request through the proxy",
 		description: "The node's rules and the owner's apply. Sends no request, resolves no name and runs no policy.",
 	}, func(ctx context.Context, _ *struct{}, body *types.ExplainRequest) (*output[types.Explanation], error) {
-		return respondExplanation(a.egress.ExplainOutside(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers)))
+		return respondExplanation(a.cfg.Egress.ExplainOutside(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers)))
 	})
 }
 
 func (a *API) flows(ctx context.Context, in *flowsInput, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
-	return a.serveFlows(ctx, &in.FlowsQuery, in.SandboxPath,
-		func(f audit.Filter) []audit.Entry { return a.egress.Flows(sb.ID, f) },
-		func(f audit.Filter) (<-chan audit.Entry, func()) { return a.egress.FollowFlows(sb.ID, f) })
+	return a.serveFlows(ctx, &in.FlowsQuery,
+		func(f audit.Filter) []audit.Entry { return a.cfg.Egress.Flows(sb.ID, f) },
+		func(f audit.Filter) (<-chan audit.Entry, func()) { return a.cfg.Egress.FollowFlows(sb.ID, f) })
 }
 
 func (a *API) proxyFlows(ctx context.Context, in *FlowsQuery) (*huma.StreamResponse, error) {
 	owner := ownerOf(ctx)
-	return a.serveFlows(ctx, in, SandboxPath{},
-		func(f audit.Filter) []audit.Entry { return a.egress.OutsideFlows(owner, f) },
-		func(f audit.Filter) (<-chan audit.Entry, func()) { return a.egress.FollowOutsideFlows(owner, f) })
+	return a.serveFlows(ctx, in,
+		func(f audit.Filter) []audit.Entry { return a.cfg.Egress.OutsideFlows(owner, f) },
+		func(f audit.Filter) (<-chan audit.Entry, func()) { return a.cfg.Egress.FollowOutsideFlows(owner, f) })
 }
 
-func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, target SandboxPath,
+func (a *API) serveFlows(ctx context.Context, in *FlowsQuery,
 	list func(audit.Filter) []audit.Entry, follow func(audit.Filter) (<-chan audit.Entry, func())) (*huma.StreamResponse, error) {
 	after, err := in.after()
 	if err != nil {
@@ -89,7 +85,6 @@ func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, target SandboxPath
 	}
 	filter := audit.Filter{Kind: audit.Kind(in.Kind), Verdict: audit.Verdict(in.Verdict), Host: in.Host, After: after}
 	return serveLog(ctx, a, in.Exchange, in.PageQuery, log[audit.Entry]{
-		target: target,
 		list:   func() []audit.Entry { return list(filter) },
 		follow: func() (<-chan audit.Entry, func()) { return follow(filter) },
 		seq:    func(e audit.Entry) uint64 { return e.Seq },

@@ -20,22 +20,22 @@ func (a *API) registerLifecycle() {
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/sleep", id: "sleep-sandbox", tag: "lifecycle",
 		summary: "Put a sandbox to sleep", description: "Responds when the sandbox sleeps. Its memory is retained. Ends a hold.",
-		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.NodeDiskFull, problem.SandboxTimeout}),
-	}, withSandbox(a, a.pause(a.sandboxes.Sleep, a.sandboxes.ForceSleep)))
+		codes: []problem.Code{problem.SandboxBusy, problem.SleepFailed, problem.SandboxDestroyed, problem.NodeDiskFull, problem.SandboxTimeout},
+	}, withSandbox(a, a.pause(a.cfg.Sandboxes.Sleep, a.cfg.Sandboxes.ForceSleep)))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/wake", id: "wake-sandbox", tag: "lifecycle",
 		summary: "Wake a sandbox", description: "Responds when the sandbox runs.",
-		codes: onSandbox(wakeCodes),
+		codes: wakeCodes,
 	}, withSandbox(a, a.wake))
 	register(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/stop", id: "stop-sandbox", tag: "lifecycle",
 		summary: "Stop a sandbox", description: "Responds when its processes have ended. Its files are retained.",
-		codes: onSandbox([]problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
-	}, withSandbox(a, a.pause(a.sandboxes.Stop, a.sandboxes.ForceStop)))
+		codes: []problem.Code{problem.SandboxBusy, problem.SandboxDestroyed, problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
+	}, withSandbox(a, a.pause(a.cfg.Sandboxes.Stop, a.cfg.Sandboxes.ForceStop)))
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/hold", id: "hold-sandbox", tag: "lifecycle",
 		summary: "Keep a sandbox from sleeping when it is idle", description: "Replaces an earlier hold. Never wakes the sandbox.",
-		codes: onSandbox([]problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull}),
+		codes: []problem.Code{problem.SandboxDestroyed, problem.NodeDiskFull},
 	}, withSandboxBody(a, a.hold))
 }
 
@@ -50,9 +50,9 @@ func (a *API) pause(graceful, forced func(context.Context, sandbox.ID) (sandbox.
 }
 
 func (a *API) wake(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
-	return a.respondSandbox(a.sandboxes.Wake(ctx, sb.ID))
+	return a.respondSandbox(a.cfg.Sandboxes.Wake(ctx, sb.ID))
 }
 
 func (a *API) hold(ctx context.Context, _ *SandboxPath, body *types.HoldRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
-	return a.respondSandbox(a.sandboxes.Hold(ctx, sb.ID, time.Duration(body.Duration)))
+	return a.respondSandbox(a.cfg.Sandboxes.Hold(ctx, sb.ID, time.Duration(body.Duration)))
 }

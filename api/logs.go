@@ -5,7 +5,7 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"reflect"
+	"slices"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -25,21 +25,14 @@ type logsInput struct {
 }
 
 func (a *API) registerLogs() {
-	page := responseJSON[types.Log](a, "The stored output; as events also new output, until the process ends")
-	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"stdout":  reflect.TypeFor[types.Output](),
-		"stderr":  reflect.TypeFor[types.Output](),
-		"dropped": reflect.TypeFor[types.LogsDropped](),
-		"exit":    reflect.TypeFor[types.Process](),
-		"error":   reflect.TypeFor[problem.Problem](),
-	})
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}/logs", id: "list-process-logs", tag: "processes",
 		summary: "Get the output of a process",
 		description: "Wakes the sandbox, which stores the output. With Accept: text/event-stream, sends the stored output and then new output as " +
 			"events, and keeps the sandbox awake. The process's log_file has more output.",
-		codes:     onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
-		responses: map[int]*huma.Response{http.StatusOK: page},
+		codes:     slices.Concat(wakeCodes, []problem.Code{problem.ProcessNotFound, problem.CallLimitExceeded, problem.StreamLimitExceeded}),
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.Log](a, "The stored output; as events also new output, until the process ends")},
+		events:    map[string]any{"stdout": types.Output{}, "stderr": types.Output{}, "dropped": types.LogsDropped{}, "exit": types.Process{}},
 	}, withSandbox(a, a.logs))
 }
 
@@ -67,7 +60,7 @@ func (a *API) logs(ctx context.Context, in *logsInput, sb sandbox.Sandbox) (*hum
 	if follow {
 		return &huma.StreamResponse{Body: func(huma.Context) {
 			defer end()
-			a.streamLogs(in, source)
+			a.serveEvents(in.Exchange, func(s *eventStream) { sendLogs(s, source) })
 		}}, nil
 	}
 	defer end()
@@ -79,7 +72,7 @@ func (a *API) logs(ctx context.Context, in *logsInput, sb sandbox.Sandbox) (*hum
 }
 
 func (a *API) openLogs(ctx context.Context, id sandbox.ID, process string, follow bool) (*guest.LogStream, *sandbox.Lease, error) {
-	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseProcess)
+	lease, err := a.cfg.Sandboxes.Acquire(ctx, id, sandbox.CauseProcess)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -164,12 +157,7 @@ func logStreamOf(name string) types.LogStream {
 	return types.LogStreamStdout
 }
 
-func (a *API) streamLogs(in *logsInput, source *guest.LogStream) {
-	s := a.openStream(in.Exchange, in.SandboxPath)
-	defer s.close()
-	if in.r.Method == http.MethodHead {
-		return
-	}
+func sendLogs(s *eventStream, source *guest.LogStream) {
 	stop := context.AfterFunc(s.ctx, func() { source.Close() })
 	defer stop()
 	streams := map[types.LogStream]*outputStream{

@@ -16,10 +16,10 @@ func (a *API) registerNode() {
 }
 
 func (a *API) node(ctx context.Context, _ *struct{}) (*output[types.Node], error) {
-	info := a.sandboxes.Info(ctx)
+	info := a.cfg.Sandboxes.Info(ctx)
 	return respond(types.Node{
 		ID:             info.NodeID,
-		Version:        a.version,
+		Version:        a.cfg.Version,
 		StartedAt:      info.StartedAt,
 		Engine:         types.EngineStatus{OK: info.EngineError == "", Error: info.EngineError},
 		Sandboxes:      statesOf(info.States),

@@ -2,7 +2,6 @@ package api
 
 import (
 	"context"
-	"net/http"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -46,8 +45,7 @@ func page[T any](q PageQuery, list []T, seq func(T) uint64) (first []T, nextCurs
 
 // log is a list in memory that clients read by page or follow as a stream.
 type log[T any] struct {
-	target SandboxPath // for the node's log
-	list   func() []T
+	list func() []T
 	// follow returns the list and then new entries, until its channel is closed: the
 	// subject was deleted or the node shuts down.
 	follow func() (entries <-chan T, stop func())
@@ -62,15 +60,7 @@ func serveLog[T any](ctx context.Context, a *API, x Exchange, q PageQuery, l log
 		entries, next := page(q, l.list(), l.seq)
 		return jsonResponse(x, l.page(entries, next)), nil
 	}
-	if err := a.streams.acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	return &huma.StreamResponse{Body: func(huma.Context) {
-		s := a.openStream(x, l.target)
-		defer s.close()
-		if x.r.Method == http.MethodHead {
-			return
-		}
+	return a.respondEvents(ctx, x, func(s *eventStream) {
 		entries, stop := l.follow()
 		defer stop()
 		for {
@@ -88,7 +78,7 @@ func serveLog[T any](ctx context.Context, a *API, x Exchange, q PageQuery, l log
 				}
 			}
 		}
-	}}, nil
+	})
 }
 
 func formatID(n uint64) string { return strconv.FormatUint(n, 10) }

@@ -61,7 +61,7 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*output[types.
 	if err != nil {
 		return nil, err
 	}
-	info, err := a.egress.PutPolicy(ctx, ownerOf(ctx), in.Name, module)
+	info, err := a.cfg.Egress.PutPolicy(ctx, ownerOf(ctx), in.Name, module)
 	if err != nil {
 		return nil, err
 	}
@@ -81,11 +81,11 @@ func isModule(contentType string) bool {
 }
 
 func (a *API) policies(ctx context.Context, _ *struct{}) (*output[types.PolicyList], error) {
-	return respond(types.PolicyList{Policies: listOf(a.egress.Policies(ownerOf(ctx)), policyOf)})
+	return respond(types.PolicyList{Policies: listOf(a.cfg.Egress.Policies(ownerOf(ctx)), policyOf)})
 }
 
 func (a *API) policy(ctx context.Context, in *NamePath) (*output[types.Policy], error) {
-	for _, p := range a.egress.Policies(ownerOf(ctx)) {
+	for _, p := range a.cfg.Egress.Policies(ownerOf(ctx)) {
 		if p.Name == in.Name {
 			return respond(policyOf(p))
 		}
@@ -94,5 +94,5 @@ func (a *API) policy(ctx context.Context, in *NamePath) (*output[types.Policy], 
 }
 
 func (a *API) deletePolicy(ctx context.Context, in *NamePath) (*struct{}, error) {
-	return nil, a.egress.DeletePolicy(ctx, ownerOf(ctx), in.Name)
+	return nil, a.cfg.Egress.DeletePolicy(ctx, ownerOf(ctx), in.Name)
 }

@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"net/http"
-	"reflect"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -21,10 +20,6 @@ type policyLogsInput struct {
 }
 
 func (a *API) registerPolicyLogs() {
-	page := responseJSON[types.PolicyLog](a, "A page of lines, or with Accept: text/event-stream all of them and then new ones")
-	page.Content[eventStreamType] = eventSchema(a, map[string]reflect.Type{
-		"line": reflect.TypeFor[types.PolicyLine](), "error": reflect.TypeFor[problem.Problem](),
-	})
 	register(a, route{
 		method: http.MethodGet, path: "/policies/{name}/logs", id: "list-policy-logs", tag: "policies",
 		summary: "List the log of your policy, oldest first",
@@ -32,7 +27,8 @@ func (a *API) registerPolicyLogs() {
 			"stored until the node restarts or the policy is deleted. A stream sends these first, and then new ones; resume it with Last-Event-ID. " +
 			"`dropped` counts the lines that a client lost because it read too slowly.",
 		codes:     []problem.Code{problem.PolicyNotFound, problem.StreamLimitExceeded},
-		responses: map[int]*huma.Response{http.StatusOK: page},
+		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.PolicyLog](a, "A page of lines, or with Accept: text/event-stream all of them and then new ones")},
+		events:    map[string]any{"line": types.PolicyLine{}},
 	}, a.policyLogs)
 }
 
@@ -42,12 +38,12 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (*huma.Stream
 		return nil, err
 	}
 	owner, filter := ownerOf(ctx), policylog.Filter{Level: policylog.Level(in.Level), After: after}
-	if !a.egress.HasPolicy(owner, in.Name) {
+	if !a.cfg.Egress.HasPolicy(owner, in.Name) {
 		return nil, catalog.ErrUnknown
 	}
 	return serveLog(ctx, a, in.Exchange, in.PageQuery, log[policylog.Line]{
-		list:   func() []policylog.Line { return a.egress.PolicyLogs(owner, in.Name, filter) },
-		follow: func() (<-chan policylog.Line, func()) { return a.egress.FollowPolicyLogs(owner, in.Name, filter) },
+		list:   func() []policylog.Line { return a.cfg.Egress.PolicyLogs(owner, in.Name, filter) },
+		follow: func() (<-chan policylog.Line, func()) { return a.cfg.Egress.FollowPolicyLogs(owner, in.Name, filter) },
 		seq:    func(l policylog.Line) uint64 { return l.Seq },
 		page: func(lines []policylog.Line, next string) any {
 			return types.PolicyLog{Lines: listOf(lines, lineOf), NextCursor: next}

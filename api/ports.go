@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,17 +30,16 @@ func (a *API) registerPorts() {
 		summary: "Give a port a preview URL",
 		description: "Exposing a port again replaces all of its modes; missing ones get their defaults. Its URL changes only with its access. Wakes the sandbox only to wait for a server. " +
 			"The port is exposed even if the response is port_not_ready.",
-		codes: onSandbox(wakeCodes, []problem.Code{problem.PortNotReady, problem.CallLimitExceeded}),
+		codes: slices.Concat(wakeCodes, []problem.Code{problem.PortNotReady, problem.CallLimitExceeded}),
 	}, withSandboxBody(a, a.expose))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/ports", id: "list-ports", tag: "ports",
 		summary: "List exposed ports", description: "Never wakes the sandbox, so the list does not show which ports have a server.",
-		codes: onSandbox(),
 	}, withSandbox(a, a.ports))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/ports/{port}", id: "delete-port", tag: "ports", status: http.StatusNoContent,
 		summary: "End the preview of a port", description: "Its URL is never used again. Never wakes the sandbox.",
-		codes: onSandbox([]problem.Code{problem.PortNotExposed, problem.NodeDiskFull}),
+		codes: []problem.Code{problem.PortNotExposed, problem.NodeDiskFull},
 	}, withSandbox(a, a.unexpose))
 }
 
@@ -48,7 +48,7 @@ func (a *API) expose(ctx context.Context, _ *SandboxPath, body *types.ExposePort
 	if wait > maxPortWait {
 		return nil, invalid("body.wait_timeout", "longer than 5m", "use at most 5m, and repeat the request")
 	}
-	port, err := a.sandboxes.Expose(ctx, sb.ID, sandbox.Port{
+	port, err := a.cfg.Sandboxes.Expose(ctx, sb.ID, sandbox.Port{
 		Port:      body.Port,
 		Access:    sandbox.Access(body.Access),
 		Wake:      sandbox.WakeMode(body.Wake),
@@ -71,7 +71,7 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	if err := a.calls.acquire(ctx, 1); err != nil {
 		return err
 	}
-	lease, err := a.sandboxes.Acquire(ctx, id, sandbox.CauseRequested)
+	lease, err := a.cfg.Sandboxes.Acquire(ctx, id, sandbox.CauseRequested)
 	if err != nil {
 		return err
 	}
@@ -85,8 +85,7 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	err = lease.Guest().PortReady(waitCtx, port, wait)
 	end(nil)
 	watch.Wait()
-	var crashed *crashError
-	if err != nil && errors.As(context.Cause(waitCtx), &crashed) {
+	if crashed, ok := errors.AsType[*crashError](context.Cause(waitCtx)); ok && err != nil {
 		return problem.Newf(problem.PortNotReady, "nothing listens on port %d: process %s %s; its last lines: %s",
 			port, crashed.process.Name, crashed.process.Ending(), cmp.Or(lease.LastOutput(ctx, crashed.process.ID), "none"))
 	}
@@ -112,7 +111,7 @@ func (a *API) endOnCrash(ctx context.Context, end context.CancelCauseFunc, id sa
 			return
 		case <-tick.C:
 		}
-		sb, _ := a.sandboxes.ByID(id)
+		sb, _ := a.cfg.Sandboxes.ByID(id)
 		if process, ok := sb.Crashed(); ok {
 			end(&crashError{process})
 			return
@@ -125,7 +124,7 @@ func (a *API) ports(_ context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*out
 }
 
 func (a *API) unexpose(ctx context.Context, in *portInput, sb sandbox.Sandbox) (*struct{}, error) {
-	err := a.sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
+	err := a.cfg.Sandboxes.Unexpose(ctx, sb.ID, uint16(in.Port))
 	if errors.Is(err, sandbox.ErrNotFound) {
 		err = problem.New(problem.PortNotExposed, fmt.Sprintf("port %d is not exposed; GET %s/sandbox/%s/ports lists the exposed ports", in.Port, Prefix, sb.ID))
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/doze-run/doze/api/types"
@@ -33,22 +34,21 @@ func (a *API) registerProcesses() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/sandbox/{id}/process", id: "start-process", tag: "processes", status: http.StatusCreated,
 		summary: "Start a process in the background", description: "Wakes the sandbox, which stores the output of the process.",
-		codes: onSandbox(wakeCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
+		codes: slices.Concat(wakeCodes, []problem.Code{problem.NameInvalid, problem.CommandNotFound, problem.CommandNotExecutable, problem.ShellNotFound, problem.PathNotFound, problem.PathNotDirectory, problem.PathNotPermitted, problem.ProcessExists, problem.RequestTooLarge, problem.ProcessLimitExceeded}),
 	}, withSandboxBody(a, a.startProcess))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/processes", id: "list-processes", tag: "processes",
 		summary: "List processes as last known", description: "Never wakes the sandbox.",
-		codes: onSandbox(),
 	}, withSandbox(a, a.processes))
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/process/{process}", id: "get-process", tag: "processes",
 		summary: "Get a process as last known", description: "Never wakes the sandbox.",
-		codes: onSandbox([]problem.Code{problem.ProcessNotFound}),
+		codes: []problem.Code{problem.ProcessNotFound},
 	}, withSandbox(a, a.process))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}/process/{process}", id: "stop-process", tag: "processes",
 		summary: "End a process, or send it a signal", description: "Wakes the sandbox if the process may still run. An ended process is not restarted.",
-		codes: onSandbox(wakeCodes, []problem.Code{problem.ProcessNotFound}),
+		codes: slices.Concat(wakeCodes, []problem.Code{problem.ProcessNotFound}),
 	}, withSandbox(a, a.stopProcess))
 }
 
@@ -56,7 +56,7 @@ func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.Star
 	if err := checkCommand(body.Command); err != nil {
 		return nil, err
 	}
-	process, err := a.sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{Command: commandOf(body.Command), Name: body.Name, Restart: guest.Restart(body.Restart)})
+	process, err := a.cfg.Sandboxes.StartProcess(ctx, sb.ID, guest.ProcessSpec{Command: commandOf(body.Command), Name: body.Name, Restart: guest.Restart(body.Restart)})
 	if err != nil {
 		return nil, fromGuest(startError(err))
 	}
@@ -69,8 +69,7 @@ func (a *API) startProcess(ctx context.Context, _ *SandboxPath, body *types.Star
 // startError gives the error of a name in use its own code: the guest uses the same
 // code for paths and processes that exist.
 func startError(err error) error {
-	var failure *guest.Error
-	if errors.As(err, &failure) && failure.Code == guest.CodeExists {
+	if failure, ok := errors.AsType[*guest.Error](err); ok && failure.Code == guest.CodeExists {
 		return problem.New(problem.ProcessExists, validText(failure.Message, maxGuestMessage))
 	}
 	return err
@@ -90,9 +89,9 @@ func (a *API) process(_ context.Context, in *ProcessPath, sb sandbox.Sandbox) (*
 
 // noProcess returns the problem of a *sandbox.ProcessError, and other errors unchanged.
 func noProcess(sb sandbox.Sandbox, err error) error {
-	var missing *sandbox.ProcessError
+	missing, ok := errors.AsType[*sandbox.ProcessError](err)
 	switch {
-	case !errors.As(err, &missing):
+	case !ok:
 		return err
 	case missing.Known != nil:
 		return problem.New(problem.ProcessNotFound, missing.Error())
@@ -110,7 +109,7 @@ func noProcess(sb sandbox.Sandbox, err error) error {
 const maxNamed = 10
 
 func (a *API) stopProcess(ctx context.Context, in *stopInput, sb sandbox.Sandbox) (*output[types.Process], error) {
-	process, err := a.sandboxes.StopProcess(ctx, sb.ID, in.Process, strings.ToUpper(in.Signal))
+	process, err := a.cfg.Sandboxes.StopProcess(ctx, sb.ID, in.Process, strings.ToUpper(in.Signal))
 	if err != nil {
 		return nil, fromGuest(noProcess(sb, err))
 	}

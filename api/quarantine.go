@@ -14,8 +14,6 @@ type QuarantinePath struct {
 	ID string `path:"id" maxLength:"255" doc:"Id of the sandbox"`
 }
 
-func (p QuarantinePath) target() string { return p.ID }
-
 func (a *API) registerQuarantine() {
 	registerBody(a, route{
 		method: http.MethodPost, path: "/node/quarantine/{id}/adopt", id: "adopt-sandbox", tag: "node",
@@ -32,11 +30,11 @@ func (a *API) registerQuarantine() {
 }
 
 func (a *API) adopt(ctx context.Context, in *QuarantinePath, body *types.AdoptRequest) (*output[types.Sandbox], error) {
-	return a.respondSandbox(a.sandboxes.Adopt(ctx, ownerOf(ctx), sandbox.ID(in.ID), body.Name))
+	return a.respondSandbox(a.cfg.Sandboxes.Adopt(ctx, ownerOf(ctx), sandbox.ID(in.ID), body.Name))
 }
 
 func (a *API) removeQuarantined(ctx context.Context, in *QuarantinePath) (*struct{}, error) {
-	return nil, a.sandboxes.RemoveQuarantined(ctx, ownerOf(ctx), sandbox.ID(in.ID))
+	return nil, a.cfg.Sandboxes.RemoveQuarantined(ctx, ownerOf(ctx), sandbox.ID(in.ID))
 }
 
 // quarantinedOf converts the sandboxes in quarantine that the owner created, and

@@ -31,6 +31,9 @@ type route struct {
 	open bool
 	// responses describes successes that are not derived from the output type.
 	responses map[int]*huma.Response
+	// events are the data of the server-sent events, by name, that the route can respond
+	// with, in addition to problems.
+	events map[string]any
 }
 
 // commonCodes can come from any route that needs a token.
@@ -43,11 +46,6 @@ var bodyCodes = []problem.Code{problem.JSONInvalid, problem.MediaTypeUnsupported
 var wakeCodes = []problem.Code{problem.SandboxDestroyed, problem.WaiterLimitExceeded, problem.WakeFailed, problem.EngineUnavailable, problem.NodeDiskFull,
 	problem.GuestLost, problem.GuestError, problem.SandboxTimeout}
 
-// onSandbox returns the codes of a route with the path of a sandbox.
-func onSandbox(codes ...[]problem.Code) []problem.Code {
-	return slices.Concat([]problem.Code{problem.SandboxNotFound}, slices.Concat(codes...))
-}
-
 // SandboxPath is the part of a request's input that names a sandbox.
 type SandboxPath struct {
 	ID string `path:"id" maxLength:"255" doc:"Id or name of the sandbox"`
@@ -58,15 +56,13 @@ func (p SandboxPath) target() string { return p.ID }
 // Exchange is the part of a request's input that contains the request and the response
 // writer, for bodies and responses of any size.
 type Exchange struct {
-	r         *http.Request
-	w         http.ResponseWriter
-	operation string // the OpenAPI operation id, for the log
+	r *http.Request
+	w http.ResponseWriter
 }
 
 // Resolve implements huma.Resolver.
 func (e *Exchange) Resolve(ctx huma.Context) []error {
 	e.r, e.w = humago.Unwrap(ctx)
-	e.operation = ctx.Operation().OperationID
 	return nil
 }
 
@@ -121,6 +117,9 @@ func addRoute[I, O any](a *API, rt route, body *huma.RequestBody, handler func(c
 		Middlewares:   huma.Middlewares{a.checkQuery},
 	}
 	codes := rt.codes
+	if strings.HasPrefix(rt.path, "/sandbox/{id}") {
+		codes = slices.Concat([]problem.Code{problem.SandboxNotFound}, codes)
+	}
 	if !rt.open {
 		codes = slices.Concat(codes, commonCodes)
 		op.Security = []map[string][]string{{securityScheme: {}}}
@@ -132,10 +131,15 @@ func addRoute[I, O any](a *API, rt route, body *huma.RequestBody, handler func(c
 	for status, response := range rt.responses {
 		op.Responses[strconv.Itoa(status)] = response
 	}
+	if rt.events != nil {
+		rt.events["error"] = problem.Problem{}
+		op.Responses["200"].Content[eventStreamType] = a.eventSchema(rt.events)
+	}
 	huma.Register(a.huma, op, func(ctx context.Context, in *I) (*O, error) {
+		callOf(ctx).operation = rt.id
 		out, err := handler(ctx, in)
 		if err != nil {
-			return nil, a.refuse(ctx, op.OperationID, targetOf(in), err)
+			return nil, a.refuse(ctx, err)
 		}
 		return out, nil
 	})
@@ -187,14 +191,6 @@ func withSandboxBody[I, B, O any](a *API, handler func(context.Context, *I, *B, 
 	}
 }
 
-// targetOf returns the sandbox that a request's input names, for the log.
-func targetOf(in any) string {
-	if t, ok := in.(onSandboxPath); ok {
-		return clip(t.target())
-	}
-	return ""
-}
-
 // documentProblems puts the codes into the operation, grouped by status.
 func (a *API) documentProblems(op *huma.Operation, codes []problem.Code) {
 	byStatus := map[int][]string{}
@@ -238,8 +234,18 @@ func rawContent(contentType string) map[string]*huma.MediaType {
 	return map[string]*huma.MediaType{contentType: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}}}
 }
 
+// eventsOf returns the events that have the values of an enumeration as names, each with
+// data of the same type.
+func eventsOf[E enumeration[E]](data any) map[string]any {
+	events := map[string]any{}
+	for _, name := range E("").Values() {
+		events[string(name)] = data
+	}
+	return events
+}
+
 // eventSchema describes a server-sent event stream: the data of each event.
-func eventSchema(a *API, data map[string]reflect.Type) *huma.MediaType {
+func (a *API) eventSchema(data map[string]any) *huma.MediaType {
 	var kinds []*huma.Schema
 	for _, name := range slices.Sorted(maps.Keys(data)) {
 		kinds = append(kinds, &huma.Schema{
@@ -247,7 +253,7 @@ func eventSchema(a *API, data map[string]reflect.Type) *huma.MediaType {
 			Title: "event " + name,
 			Properties: map[string]*huma.Schema{
 				"event": {Type: huma.TypeString, Enum: []any{name}},
-				"data":  a.schema(data[name]),
+				"data":  a.schema(reflect.TypeOf(data[name])),
 			},
 			Required: []string{"event", "data"},
 		})

@@ -54,30 +54,29 @@ func (a *API) registerRules() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}/egress/rules", id: "get-sandbox-rules", tag: "egress",
 		summary: "Get the rules of a sandbox", description: "They come after the node's and yours. Never wakes the sandbox.",
-		codes: onSandbox(),
 	}, withSandbox(a, func(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*rulesOutput, error) {
 		return a.rules(ctx, sb.ID)
 	}))
 	registerBody(a, route{
 		method: http.MethodPut, path: "/sandbox/{id}/egress/rules", id: "set-sandbox-rules", tag: "egress",
-		summary: "Replace the rules of a sandbox", description: described + " Never wakes the sandbox.", codes: onSandbox(codes),
+		summary: "Replace the rules of a sandbox", description: described + " Never wakes the sandbox.", codes: codes,
 	}, withSandboxBody(a, func(ctx context.Context, in *setSandboxRulesInput, body *types.SetRulesRequest, sb sandbox.Sandbox) (*rulesOutput, error) {
 		return a.setRules(ctx, sb.ID, body, in.IfMatch)
 	}))
 }
 
 func (a *API) presets(context.Context, *struct{}) (*output[types.PresetList], error) {
-	return respond(types.PresetList{Presets: listOf(a.egress.Presets(), presetOf)})
+	return respond(types.PresetList{Presets: listOf(a.cfg.Egress.Presets(), presetOf)})
 }
 
 func (a *API) nodeRules(context.Context, *struct{}) (*output[types.NodeRules], error) {
-	def, rules := a.egress.NodeRules()
+	def, rules := a.cfg.Egress.NodeRules()
 	return respond(types.NodeRules{Default: types.RuleDefault(def), Rules: RulesTo(rules)})
 }
 
 // rules responds with the rules of a sandbox, or if the id is empty with the owner's.
 func (a *API) rules(ctx context.Context, id sandbox.ID) (*rulesOutput, error) {
-	set, warnings, err := a.egress.Rules(ctx, ownerOf(ctx), id)
+	set, warnings, err := a.cfg.Egress.Rules(ctx, ownerOf(ctx), id)
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +92,7 @@ func (a *API) setRules(ctx context.Context, id sandbox.ID, body *types.SetRulesR
 	if err != nil {
 		return nil, err
 	}
-	set, warnings, err := a.egress.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision})
+	set, warnings, err := a.cfg.Egress.SetRules(ctx, ownerOf(ctx), id, ruleset.Update{Default: rule.Default(body.Default), Rules: rules, IfRevision: revision})
 	if err != nil {
 		return nil, err
 	}

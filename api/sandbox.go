@@ -45,27 +45,26 @@ func (a *API) registerSandboxes() {
 	register(a, route{
 		method: http.MethodGet, path: "/sandbox/{id}", id: "get-sandbox", tag: "sandboxes",
 		summary: "Get a sandbox", description: "Never wakes the sandbox.",
-		codes: onSandbox(),
 	}, withSandbox(a, a.get))
 	registerBody(a, route{
 		method: http.MethodPatch, path: "/sandbox/{id}", id: "update-sandbox", tag: "sandboxes",
 		summary: "Change name, labels or times of a sandbox", description: "Never wakes the sandbox. Image, size and env are immutable.",
-		codes: onSandbox([]problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxDestroyed, problem.NodeDiskFull}),
+		codes: []problem.Code{problem.NameInvalid, problem.SandboxConflict, problem.SandboxDestroyed, problem.NodeDiskFull},
 	}, withSandboxBody(a, a.update))
 	register(a, route{
 		method: http.MethodDelete, path: "/sandbox/{id}", id: "delete-sandbox", tag: "sandboxes", status: http.StatusNoContent,
 		summary: "Destroy a sandbox with its files", description: "Kills all of its processes. Continues when the client disconnects.",
-		codes: onSandbox([]problem.Code{problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout}),
+		codes: []problem.Code{problem.EngineUnavailable, problem.NodeDiskFull, problem.SandboxTimeout},
 	}, withSandbox(a, a.destroy))
 }
 
 // lookup returns the sandbox that a request names, if it is the owner's.
 func (a *API) lookup(ctx context.Context, idOrName string) (sandbox.Sandbox, error) {
-	return a.sandboxes.Get(ownerOf(ctx), idOrName)
+	return a.cfg.Sandboxes.Get(ownerOf(ctx), idOrName)
 }
 
 func (a *API) create(ctx context.Context, _ *struct{}, body *types.CreateSandboxRequest) (*createOutput, error) {
-	sb, created, err := a.sandboxes.Create(ctx, sandbox.CreateRequest{
+	sb, created, err := a.cfg.Sandboxes.Create(ctx, sandbox.CreateRequest{
 		Owner:      ownerOf(ctx),
 		Name:       body.Name,
 		Image:      body.Image,
@@ -91,7 +90,7 @@ func (a *API) list(ctx context.Context, in *listInput) (*output[types.SandboxLis
 	if err != nil {
 		return nil, err
 	}
-	sbs, next := a.sandboxes.List(ownerOf(ctx), sandbox.Filter{Labels: labels, State: sandbox.State(in.State)}, in.Cursor, in.Limit)
+	sbs, next := a.cfg.Sandboxes.List(ownerOf(ctx), sandbox.Filter{Labels: labels, State: sandbox.State(in.State)}, in.Cursor, in.Limit)
 	page := types.SandboxList{Sandboxes: listOf(sbs, a.sandboxSummary), NextCursor: next}
 	if in.Usage {
 		for i, sb := range sbs {
@@ -125,7 +124,7 @@ func (a *API) get(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*out
 
 // usage returns nil for a sandbox that was destroyed meanwhile.
 func (a *API) usage(ctx context.Context, id sandbox.ID) *types.Usage {
-	u, err := a.sandboxes.Usage(ctx, id)
+	u, err := a.cfg.Sandboxes.Usage(ctx, id)
 	if err != nil {
 		return nil
 	}
@@ -141,7 +140,7 @@ func (a *API) respondSandbox(sb sandbox.Sandbox, err error) (*output[types.Sandb
 }
 
 func (a *API) update(ctx context.Context, _ *SandboxPath, body *types.UpdateSandboxRequest, sb sandbox.Sandbox) (*output[types.Sandbox], error) {
-	return a.respondSandbox(a.sandboxes.Update(ctx, sb.ID, sandbox.Patch{
+	return a.respondSandbox(a.cfg.Sandboxes.Update(ctx, sb.ID, sandbox.Patch{
 		Name:       body.Name,
 		Labels:     body.Labels,
 		SleepAfter: (*sandbox.Duration)(body.SleepAfter),
@@ -151,5 +150,5 @@ func (a *API) update(ctx context.Context, _ *SandboxPath, body *types.UpdateSand
 }
 
 func (a *API) destroy(ctx context.Context, _ *SandboxPath, sb sandbox.Sandbox) (*struct{}, error) {
-	return nil, a.sandboxes.Destroy(ctx, sb.ID)
+	return nil, a.cfg.Sandboxes.Destroy(ctx, sb.ID)
 }

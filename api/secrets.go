@@ -41,7 +41,7 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 	if err != nil {
 		return nil, err
 	}
-	secret, err := a.egress.PutSecret(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
+	secret, err := a.cfg.Egress.PutSecret(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
 	if err != nil {
 		return nil, err
 	}
@@ -49,11 +49,11 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 }
 
 func (a *API) secrets(ctx context.Context, _ *struct{}) (*output[types.SecretList], error) {
-	return respond(types.SecretList{Secrets: listOf(a.egress.Secrets(ownerOf(ctx)), secretOf)})
+	return respond(types.SecretList{Secrets: listOf(a.cfg.Egress.Secrets(ownerOf(ctx)), secretOf)})
 }
 
 func (a *API) secret(ctx context.Context, in *NamePath) (*output[types.Secret], error) {
-	for _, s := range a.egress.Secrets(ownerOf(ctx)) {
+	for _, s := range a.cfg.Egress.Secrets(ownerOf(ctx)) {
 		if s.Name == in.Name {
 			return respond(secretOf(s))
 		}
@@ -62,5 +62,5 @@ func (a *API) secret(ctx context.Context, in *NamePath) (*output[types.Secret], 
 }
 
 func (a *API) deleteSecret(ctx context.Context, in *NamePath) (*struct{}, error) {
-	return nil, a.egress.DeleteSecret(ctx, ownerOf(ctx), in.Name)
+	return nil, a.cfg.Egress.DeleteSecret(ctx, ownerOf(ctx), in.Name)
 }

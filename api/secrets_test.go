@@ -62,7 +62,7 @@ func TestSecretsAreTheirOwners(t *testing.T) {
 func TestRefusalsDoNotRepeatTheValue(t *testing.T) {
 	var log bytes.Buffer
 	s := newServer(t, Limits{})
-	s.api.log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	s.api.cfg.Log = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	for _, c := range []struct {
 		code           problem.Code
 		path, body     string

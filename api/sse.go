@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/doze-run/doze/problem"
 )
 
@@ -45,16 +47,33 @@ type eventStream struct {
 	beaten sync.WaitGroup // the heartbeat's goroutine
 }
 
+// respondEvents takes the slot of a stream and returns the response that send writes.
+func (a *API) respondEvents(ctx context.Context, x Exchange, send func(*eventStream)) (*huma.StreamResponse, error) {
+	if err := a.streams.acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) { a.serveEvents(x, send) }}, nil
+}
+
+// serveEvents opens a stream, which ends when send returns. A response to HEAD has no events.
+func (a *API) serveEvents(x Exchange, send func(*eventStream)) {
+	s := a.openStream(x)
+	defer s.close()
+	if x.r.Method != http.MethodHead {
+		send(s)
+	}
+}
+
 // openStream writes the header. The caller closes the stream.
-func (a *API) openStream(x Exchange, target SandboxPath) *eventStream {
+func (a *API) openStream(x Exchange) *eventStream {
 	w := x.w
 	h := w.Header()
 	h.Set("Content-Type", eventStreamType)
 	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
 	w.WriteHeader(http.StatusOK)
-	s := &eventStream{w: w, control: http.NewResponseController(w), every: a.limits.Heartbeat}
+	s := &eventStream{w: w, control: http.NewResponseController(w), every: a.cfg.Limits.Heartbeat}
 	s.ctx, s.cancel = context.WithCancel(x.r.Context())
-	s.refuse = func(err error) *problem.Problem { return a.refuse(s.ctx, x.operation, targetOf(target), err) }
+	s.refuse = func(err error) *problem.Problem { return a.refuse(s.ctx, err) }
 	s.flush()
 	s.beat = time.NewTimer(s.every)
 	s.beaten.Go(s.heartbeat)

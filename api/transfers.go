@@ -7,6 +7,7 @@ import (
 	"mime"
 	"net/http"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -44,7 +45,7 @@ func (a *API) registerTransfers() {
 		description: "Wakes the sandbox. With `path` in the query, the body is the file, of any size and type; without, the " +
 			"body is the JSON form, of at most 4 MiB. The file is replaced as a whole: an incomplete upload changes nothing. " +
 			"Missing directories are made.",
-		codes:     onSandbox(wakeCodes, fileCodes, bodyCodes),
+		codes:     slices.Concat(wakeCodes, fileCodes, bodyCodes),
 		responses: map[int]*huma.Response{http.StatusOK: responseJSON[types.File](a, "The file as written")},
 	}, body, a.writeFile)
 	content := responseBytes("The file", octetStream)
@@ -58,7 +59,7 @@ func (a *API) registerTransfers() {
 		summary: "Read a file",
 		description: "Wakes the sandbox. The Content-Type depends on the name of the file. Supports Range and If-None-Match. " +
 			"If the response cannot be completed, the connection is closed.",
-		codes: onSandbox(wakeCodes, fileCodes, []problem.Code{problem.RangeNotSatisfiable}),
+		codes: slices.Concat(wakeCodes, fileCodes, []problem.Code{problem.RangeNotSatisfiable}),
 		responses: map[int]*huma.Response{
 			http.StatusOK:             content,
 			http.StatusPartialContent: partial,
@@ -74,7 +75,7 @@ func (a *API) writeFile(ctx context.Context, in *writeFileInput) (*huma.StreamRe
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	body := newTimedBody(in.w, in.r.Body, a.limits.Stall)
+	body := newTimedBody(in.w, in.r.Body, a.cfg.Limits.Stall)
 	defer body.detach()
 	return a.storeFile(ctx, in, in.Path, parseMode(in.Mode), body)
 }
@@ -131,7 +132,7 @@ func (a *API) readFile(ctx context.Context, in *readFileInput) (*huma.StreamResp
 	if in.r.Header.Get("If-Range") != "" {
 		ranges = "" // responding with the whole file is always correct (RFC 9110, 14.2)
 	}
-	return a.download(ctx, in.SandboxPath, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
+	return a.download(ctx, in.ID, in.Exchange, func(g *guest.Client) (io.ReadCloser, func(http.Header) int, error) {
 		content, err := g.ReadFile(ctx, in.Path, ranges)
 		if err != nil {
 			return nil, nil, err
@@ -207,15 +208,15 @@ func matchesETag(header, etag string) bool {
 
 // download wakes the sandbox, opens a source in it and responds with its bytes. Open
 // returns the source, and a function that sets the header and returns the status.
-func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open func(*guest.Client) (io.ReadCloser, func(http.Header) int, error)) (*huma.StreamResponse, error) {
-	sb, err := a.lookup(ctx, target.ID)
+func (a *API) download(ctx context.Context, idOrName string, x Exchange, open func(*guest.Client) (io.ReadCloser, func(http.Header) int, error)) (*huma.StreamResponse, error) {
+	sb, err := a.lookup(ctx, idOrName)
 	if err != nil {
 		return nil, err
 	}
 	if err := a.calls.acquire(ctx, 1); err != nil {
 		return nil, err
 	}
-	lease, err := a.sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)
+	lease, err := a.cfg.Sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)
 	if err != nil {
 		return nil, err
 	}
@@ -233,7 +234,7 @@ func (a *API) download(ctx context.Context, target SandboxPath, x Exchange, open
 			return
 		}
 		if _, err := io.Copy(x.w, source); err != nil {
-			a.refuse(ctx, x.operation, targetOf(target), fromGuest(err))
+			a.refuse(ctx, fromGuest(err))
 			// The header has been sent: only closing the connection shows that the
 			// response is incomplete.
 			panic(http.ErrAbortHandler)

@@ -45,7 +45,7 @@ func TestEachReadOfJSONHasItsDeadline(t *testing.T) {
 	w := &deadlines{ResponseWriter: httptest.NewRecorder()}
 	const body = `{"name":"shop"}`
 	r := httptest.NewRequest("POST", "/", iotest.OneByteReader(strings.NewReader(body)))
-	api := &API{limits: Limits{}.withDefaults()}
+	api := &API{cfg: Config{Limits: Limits{}.withDefaults()}}
 	if got, err := api.readBody(w, r, maxJSON, sendRaw); string(got) != body || err != nil {
 		t.Fatalf("got %q, %v", got, err)
 	}

@@ -162,6 +162,6 @@ func (p *Problem) ContentType(string) string { return ContentType }
 
 // Has reports whether err is, or wraps, a *Problem with this code.
 func Has(err error, c Code) bool {
-	var p *Problem
-	return errors.As(err, &p) && p.Code == c
+	p, ok := errors.AsType[*Problem](err)
+	return ok && p.Code == c
 }
