@@ -51,7 +51,7 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	a := flow.NewAttachment(e.carrier.NewClient(sb.ID, sb.Owner), dns.Config{
 		Known:  e.names.known(sb.ID),
 		Record: func(name string, addr netip.Addr) { e.names.record(sb.ID, name, addr) },
-		Forget: func(_ string, addr netip.Addr) { e.names.withdraw(sb.ID, addr) },
+		Forget: func(addr netip.Addr) { e.names.withdraw(sb.ID, addr) },
 	})
 	e.build(a.Client)
 	e.mu.Lock()

@@ -124,10 +124,7 @@ func (a *Attachment) gateway(ctx context.Context, f *stack.Flow, port uint16) {
 // DNS implements stack.Handler.
 func (a *Attachment) DNS(_ context.Context, server netip.Addr, query []byte) []byte {
 	a.carrier.cfg.Sandboxes.Touch(a.ID)
-	if server == link.SecondServer {
-		return a.names.AnswerSecond(query)
-	}
-	return a.names.Answer(query)
+	return a.names.Answer(server, query)
 }
 
 // decideName reports whether a name resolves.

@@ -14,13 +14,14 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
-	"go.uber.org/goleak"
+	"golang.org/x/time/rate"
 
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/runtime/netns/link"
+	"github.com/doze-run/doze/testkit"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 const reason = "no rule allows it"
 
@@ -32,17 +33,24 @@ func decide(name string) (bool, string) {
 	return true, ""
 }
 
-// asker is a server with the refusals that it reported.
-type asker struct {
+// testServer is a server with the refusals that it reported.
+type testServer struct {
 	*Server
 	mu      sync.Mutex
 	refused []string
 }
 
-func newAsker(cfg Config) *asker {
-	a := &asker{}
+// newTestServer sets the callbacks that are nil.
+func newTestServer(cfg Config) *testServer {
+	a := &testServer{}
 	if cfg.Decide == nil {
 		cfg.Decide = decide
+	}
+	if cfg.Record == nil {
+		cfg.Record = func(string, netip.Addr) {}
+	}
+	if cfg.Forget == nil {
+		cfg.Forget = func(netip.Addr) {}
 	}
 	cfg.Refused = func(name, reason string) {
 		a.mu.Lock()
@@ -58,19 +66,19 @@ func query(name string, rrtype uint16) *dns.Msg {
 	return q.SetEdns0(4096, false)
 }
 
-// ask returns the server's answer, or nil if there is none.
-func (a *asker) ask(t *testing.T, q *dns.Msg) *dns.Msg {
+// exchange returns the answer of the first name server, or nil if there is none.
+func (a *testServer) exchange(t *testing.T, q *dns.Msg) *dns.Msg {
 	t.Helper()
-	return answerOf(t, a.Answer, q)
+	return a.exchangeWith(t, link.Gateway, q)
 }
 
-func answerOf(t *testing.T, ask func([]byte) []byte, q *dns.Msg) *dns.Msg {
+func (a *testServer) exchangeWith(t *testing.T, server netip.Addr, q *dns.Msg) *dns.Msg {
 	t.Helper()
 	packed, err := q.Pack()
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer := ask(packed)
+	answer := a.Answer(server, packed)
 	if answer == nil {
 		return nil
 	}
@@ -88,9 +96,9 @@ func answerOf(t *testing.T, ask func([]byte) []byte, q *dns.Msg) *dns.Msg {
 }
 
 // addressOf queries the address of a name.
-func (a *asker) addressOf(t *testing.T, name string) netip.Addr {
+func (a *testServer) addressOf(t *testing.T, name string) netip.Addr {
 	t.Helper()
-	m := a.ask(t, query(name, dns.TypeA))
+	m := a.exchange(t, query(name, dns.TypeA))
 	if m.Rcode != dns.RcodeSuccess || len(m.Answer) != 1 {
 		t.Fatalf("%s: %s", name, m)
 	}
@@ -102,7 +110,7 @@ func (a *asker) addressOf(t *testing.T, name string) netip.Addr {
 }
 
 // address returns the address that is assigned to a name, without a query.
-func (a *asker) address(name string) (netip.Addr, bool) {
+func (a *testServer) address(name string) (netip.Addr, bool) {
 	a.names.mu.Lock()
 	defer a.names.mu.Unlock()
 	if e := a.names.byName[name]; e != nil {
@@ -112,7 +120,7 @@ func (a *asker) address(name string) (netip.Addr, bool) {
 }
 
 func TestEachNameHasAnAddressOfItsOwn(t *testing.T) {
-	a := newAsker(Config{})
+	a := newTestServer(Config{})
 	first, second := a.addressOf(t, "one.example"), a.addressOf(t, "two.example")
 	if first == second || !link.Pool.Contains(first) || link.Reserved.Contains(first) {
 		t.Errorf("%s and %s", first, second)
@@ -137,33 +145,33 @@ func TestEachNameHasAnAddressOfItsOwn(t *testing.T) {
 		}
 	}
 	if addr, ok := a.address("three.example"); ok {
-		t.Errorf("a name nobody asked for has %s", addr)
+		t.Errorf("a name that was never queried has %s", addr)
 	}
 }
 
 func TestAnswers(t *testing.T) {
-	a := newAsker(Config{})
-	given := a.addressOf(t, "given.example")
-	reverse, _ := dns.ReverseAddr(given.String())
+	a := newTestServer(Config{})
+	assigned := a.addressOf(t, "assigned.example")
+	reverse, _ := dns.ReverseAddr(assigned.String())
 	for _, tc := range []struct {
 		name   string
 		rrtype uint16
 		rcode  int
 		want   string // the record's data
 	}{
-		{"given.example", dns.TypeA, dns.RcodeSuccess, given.String()},
-		{"given.example", dns.TypeAAAA, dns.RcodeSuccess, ""},
-		{"given.example", dns.TypeHTTPS, dns.RcodeSuccess, ""},
-		{"given.example", dns.TypeSVCB, dns.RcodeSuccess, ""},
-		{"given.example", dns.TypeMX, dns.RcodeSuccess, ""},
-		{"given.example", dns.TypeTXT, dns.RcodeSuccess, ""},
-		{"given.example", 65280, dns.RcodeSuccess, ""},
-		{"given.example", dns.TypeANY, dns.RcodeSuccess, `"RFC8482" ""`},
-		{"given.example", dns.TypeAXFR, dns.RcodeNotImplemented, ""},
-		{"given.example", dns.TypeIXFR, dns.RcodeNotImplemented, ""},
+		{"assigned.example", dns.TypeA, dns.RcodeSuccess, assigned.String()},
+		{"assigned.example", dns.TypeAAAA, dns.RcodeSuccess, ""},
+		{"assigned.example", dns.TypeHTTPS, dns.RcodeSuccess, ""},
+		{"assigned.example", dns.TypeSVCB, dns.RcodeSuccess, ""},
+		{"assigned.example", dns.TypeMX, dns.RcodeSuccess, ""},
+		{"assigned.example", dns.TypeTXT, dns.RcodeSuccess, ""},
+		{"assigned.example", 65280, dns.RcodeSuccess, ""},
+		{"assigned.example", dns.TypeANY, dns.RcodeSuccess, `"RFC8482" ""`},
+		{"assigned.example", dns.TypeAXFR, dns.RcodeNotImplemented, ""},
+		{"assigned.example", dns.TypeIXFR, dns.RcodeNotImplemented, ""},
 		{".", dns.TypeNS, dns.RcodeSuccess, ""},
-		{reverse, dns.TypePTR, dns.RcodeSuccess, "given.example."},
-		{strings.ToUpper(reverse), dns.TypePTR, dns.RcodeSuccess, "given.example."},
+		{reverse, dns.TypePTR, dns.RcodeSuccess, "assigned.example."},
+		{strings.ToUpper(reverse), dns.TypePTR, dns.RcodeSuccess, "assigned.example."},
 		{reverse, dns.TypeA, dns.RcodeSuccess, ""},
 		{"9.9.19.198.in-addr.arpa", dns.TypePTR, dns.RcodeNameError, ""},
 		{"8.8.8.8.in-addr.arpa", dns.TypePTR, dns.RcodeNameError, ""},
@@ -181,7 +189,7 @@ func TestAnswers(t *testing.T) {
 		{"use-application-dns.net", dns.TypeA, dns.RcodeNameError, ""},
 	} {
 		t.Run(tc.name+" "+dns.Type(tc.rrtype).String(), func(t *testing.T) {
-			m := a.ask(t, query(tc.name, tc.rrtype))
+			m := a.exchange(t, query(tc.name, tc.rrtype))
 			if m.Rcode != tc.rcode {
 				t.Errorf("%s, want %s", dns.RcodeToString[m.Rcode], dns.RcodeToString[tc.rcode])
 			}
@@ -189,7 +197,7 @@ func TestAnswers(t *testing.T) {
 			if len(m.Answer) == 1 {
 				got = strings.TrimPrefix(m.Answer[0].String(), m.Answer[0].Header().String())
 				if m.Answer[0].Header().Ttl != ttl {
-					t.Errorf("to be kept for %d s", m.Answer[0].Header().Ttl)
+					t.Errorf("TTL %d s", m.Answer[0].Header().Ttl)
 				}
 			}
 			if got != tc.want || len(m.Answer) > 1 {
@@ -208,12 +216,12 @@ func TestAnswers(t *testing.T) {
 	if _, ok := a.address("localhost"); ok {
 		t.Error("localhost has an address of the pool")
 	}
-	home := newAsker(Config{})
+	home := newTestServer(Config{})
 	home.addressOf(t, "nas.home.arpa")
 }
 
-func TestTheSpellingOfTheQuestionIsKept(t *testing.T) {
-	m := newAsker(Config{}).ask(t, query("wWw.ExAmPlE.", dns.TypeA))
+func TestAnswersPreserveTheCaseOfTheQuestion(t *testing.T) {
+	m := newTestServer(Config{}).exchange(t, query("wWw.ExAmPlE.", dns.TypeA))
 	if m.Question[0].Name != "wWw.ExAmPlE." || m.Answer[0].Header().Name != "wWw.ExAmPlE." {
 		t.Errorf("%s", m)
 	}
@@ -231,33 +239,33 @@ func ede(m *dns.Msg) *dns.EDNS0_EDE {
 }
 
 // musl waits for an answer other than REFUSED.
-func TestToTheSecondServerARefusedNameDoesNotExist(t *testing.T) {
-	a := newAsker(Config{})
+func TestSecondServerReportsRefusedNamesAsNonexistent(t *testing.T) {
+	a := newTestServer(Config{})
 	for _, rrtype := range []uint16{dns.TypeA, dns.TypeAAAA} {
 		q := query("a.denied.example", rrtype)
-		a.ask(t, q)
-		m := answerOf(t, a.AnswerSecond, q)
+		a.exchange(t, q)
+		m := a.exchangeWith(t, link.SecondServer, q)
 		if e := ede(m); m.Rcode != dns.RcodeNameError || len(m.Answer) != 0 || e == nil || e.ExtraText != reason {
 			t.Errorf("%s", m)
 		}
 		if len(m.Ns) != 0 {
-			t.Errorf("it may be kept: %s", m)
+			t.Errorf("clients may cache it: %s", m)
 		}
 	}
 	if want := []string{"a.denied.example: " + reason}; !slices.Equal(a.refused, want) {
-		t.Errorf("told were %q, want %q", a.refused, want)
+		t.Errorf("reported %q, want %q", a.refused, want)
 	}
 	q := query("a.example", dns.TypeA)
-	first, second := a.ask(t, q), answerOf(t, a.AnswerSecond, q)
+	first, second := a.exchange(t, q), a.exchangeWith(t, link.SecondServer, q)
 	if len(first.Answer) != 1 || first.String() != second.String() {
 		t.Errorf("a name that is allowed: %s\n%s", first, second)
 	}
 }
 
-func TestRefusalsSayWhy(t *testing.T) {
-	a := newAsker(Config{})
+func TestRefusalsHaveTheReason(t *testing.T) {
+	a := newTestServer(Config{})
 	for _, rrtype := range []uint16{dns.TypeA, dns.TypeAAAA, dns.TypeTXT} {
-		m := a.ask(t, query("a.denied.example", rrtype))
+		m := a.exchange(t, query("a.denied.example", rrtype))
 		e := ede(m)
 		if m.Rcode != dns.RcodeRefused || e == nil || e.InfoCode != dns.ExtendedErrorCodeProhibited || e.ExtraText != reason {
 			t.Errorf("%s", m)
@@ -265,83 +273,83 @@ func TestRefusalsSayWhy(t *testing.T) {
 	}
 	q := query("b.denied.example", dns.TypeA)
 	q.Extra = nil
-	if m := a.ask(t, q); m.Rcode != dns.RcodeRefused || len(m.Extra) > 0 {
+	if m := a.exchange(t, q); m.Rcode != dns.RcodeRefused || len(m.Extra) > 0 {
 		t.Errorf("without EDNS: %s", m)
 	}
 	if want := []string{"a.denied.example: " + reason, "b.denied.example: " + reason}; !slices.Equal(a.refused, want) {
-		t.Errorf("told %q, want %q", a.refused, want)
+		t.Errorf("reported %q, want %q", a.refused, want)
 	}
 	if _, ok := a.address("a.denied.example"); ok {
 		t.Error("a refused name has an address")
 	}
 }
 
-func TestWhatIsNoHostNameIsRefused(t *testing.T) {
-	a := newAsker(Config{})
+func TestInvalidHostNamesAreRefused(t *testing.T) {
+	a := newTestServer(Config{})
 	names := []string{
 		"10.0.0.1", "0x7f000001", `a\.b.example`, `a\000.example`, `\255\254.example`, "a b.example", "xn--0.example",
 		`a\.localhost`, `a\.invalid`, `use-application-dns\.net`, // one label each
 	}
 	for _, name := range names {
-		m := a.ask(t, query(name, dns.TypeA))
+		m := a.exchange(t, query(name, dns.TypeA))
 		if m.Rcode != dns.RcodeRefused {
 			t.Errorf("%s: %s", name, m)
 		}
 	}
 	if len(a.refused) != len(names) {
-		t.Errorf("told %q", a.refused)
+		t.Errorf("reported %q", a.refused)
 	}
 }
 
-func TestTheLongestAnswersFit(t *testing.T) {
-	a := newAsker(Config{Decide: func(name string) (bool, string) {
+func TestLongestAnswersFitIn512Bytes(t *testing.T) {
+	a := newTestServer(Config{Decide: func(name string) (bool, string) {
 		return strings.HasPrefix(name, "b"), strings.Repeat("é", 300)
 	}})
 	name := strings.Repeat(strings.Repeat("a", 61)+".", 4) + "aaaa"
 	for _, q := range []*dns.Msg{query(name, dns.TypeA), query("b"+name[1:], dns.TypeA), query("b"+name[1:], dns.TypeAAAA)} {
-		if m := a.ask(t, q); len(m.Question[0].Name) != 253 {
+		if m := a.exchange(t, q); len(m.Question[0].Name) != 253 {
 			t.Errorf("%d bytes", len(m.Question[0].Name))
 		}
 	}
 	reverse, _ := dns.ReverseAddr(a.addressOf(t, "b"+name[1:]).String())
-	a.ask(t, query(reverse, dns.TypePTR))
+	a.exchange(t, query(reverse, dns.TypePTR))
 }
 
 func TestEDNS(t *testing.T) {
-	a := newAsker(Config{})
+	a := newTestServer(Config{})
 	q := query("x.example", dns.TypeA)
 	q.IsEdns0().SetDo()
 	q.IsEdns0().Option = []dns.EDNS0{
 		&dns.EDNS0_SUBNET{Code: dns.EDNS0SUBNET, Family: 1, SourceNetmask: 24, Address: net.IPv4(192, 0, 2, 0)},
 		&dns.EDNS0_COOKIE{Code: dns.EDNS0COOKIE, Cookie: "0123456789abcdef"},
 	}
-	m := a.ask(t, q)
+	m := a.exchange(t, q)
 	if opt := m.IsEdns0(); opt == nil || !opt.Do() || opt.UDPSize() != udpSize || opt.Version() != 0 || len(opt.Option) != 0 {
 		t.Errorf("%s", m)
 	}
 	q = query("x.example", dns.TypeA)
 	q.IsEdns0().SetVersion(1)
-	if m := a.ask(t, q); m.Rcode != dns.RcodeBadVers || len(m.Answer) != 0 {
-		t.Errorf("a version to come: %s", m)
+	if m := a.exchange(t, q); m.Rcode != dns.RcodeBadVers || len(m.Answer) != 0 {
+		t.Errorf("a later version: %s", m)
 	}
 	q = query("x.example", dns.TypeA)
 	q.Extra = append(q.Extra, q.Extra[0])
-	if m := a.ask(t, q); m.Rcode != dns.RcodeFormatError {
-		t.Errorf("two of them: %s", m)
+	if m := a.exchange(t, q); m.Rcode != dns.RcodeFormatError {
+		t.Errorf("two OPT records: %s", m)
 	}
 }
 
 func TestOtherClassesAreRefused(t *testing.T) {
-	a := newAsker(Config{})
+	a := newTestServer(Config{})
 	q := query("version.bind", dns.TypeTXT)
 	q.Question[0].Qclass = dns.ClassCHAOS
-	if m := a.ask(t, q); m.Rcode != dns.RcodeRefused {
+	if m := a.exchange(t, q); m.Rcode != dns.RcodeRefused {
 		t.Errorf("%s", m)
 	}
 }
 
 func TestBadMessages(t *testing.T) {
-	a := newAsker(Config{})
+	a := newTestServer(Config{})
 	change := func(f func(q *dns.Msg)) []byte {
 		q := query("x.example", dns.TypeA)
 		f(q)
@@ -359,25 +367,25 @@ func TestBadMessages(t *testing.T) {
 		message []byte
 		rcode   int // -1: no answer
 	}{
-		"nothing":           {nil, -1},
-		"half a header":     {whole[:11], -1},
-		"an answer":         {change(func(q *dns.Msg) { q.Response = true }), -1},
-		"a header":          {whole[:12], dns.RcodeFormatError},
-		"half a question":   {whole[:20], dns.RcodeFormatError},
-		"half an OPT":       {whole[:len(whole)-1], dns.RcodeFormatError},
-		"no question":       {change(func(q *dns.Msg) { q.Question = nil }), dns.RcodeFormatError},
-		"two questions":     {change(func(q *dns.Msg) { q.Question = append(q.Question, q.Question[0]) }), dns.RcodeFormatError},
-		"an answer's part":  {change(func(q *dns.Msg) { q.Answer = []dns.RR{record()} }), dns.RcodeFormatError},
-		"an authority":      {change(func(q *dns.Msg) { q.Ns = []dns.RR{record()} }), dns.RcodeFormatError},
-		"many records":      {change(func(q *dns.Msg) { q.Extra = append(q.Extra, record(), record()) }), dns.RcodeFormatError},
-		"a notify":          {change(func(q *dns.Msg) { q.Opcode = dns.OpcodeNotify }), dns.RcodeNotImplemented},
-		"an update":         {change(func(q *dns.Msg) { q.Opcode = dns.OpcodeUpdate }), dns.RcodeNotImplemented},
-		"too long":          {append(slices.Clone(whole), make([]byte, maxQuery)...), dns.RcodeFormatError},
-		"a loop in a name":  {append(slices.Clone(whole[:12]), 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
-		"more than it says": {append(slices.Clone(whole), 1, 2, 3), dns.RcodeSuccess},
+		"nothing":          {nil, -1},
+		"half a header":    {whole[:11], -1},
+		"an answer":        {change(func(q *dns.Msg) { q.Response = true }), -1},
+		"a header":         {whole[:12], dns.RcodeFormatError},
+		"half a question":  {whole[:20], dns.RcodeFormatError},
+		"half an OPT":      {whole[:len(whole)-1], dns.RcodeFormatError},
+		"no question":      {change(func(q *dns.Msg) { q.Question = nil }), dns.RcodeFormatError},
+		"two questions":    {change(func(q *dns.Msg) { q.Question = append(q.Question, q.Question[0]) }), dns.RcodeFormatError},
+		"an answer's part": {change(func(q *dns.Msg) { q.Answer = []dns.RR{record()} }), dns.RcodeFormatError},
+		"an authority":     {change(func(q *dns.Msg) { q.Ns = []dns.RR{record()} }), dns.RcodeFormatError},
+		"many records":     {change(func(q *dns.Msg) { q.Extra = append(q.Extra, record(), record()) }), dns.RcodeFormatError},
+		"a notify":         {change(func(q *dns.Msg) { q.Opcode = dns.OpcodeNotify }), dns.RcodeNotImplemented},
+		"an update":        {change(func(q *dns.Msg) { q.Opcode = dns.OpcodeUpdate }), dns.RcodeNotImplemented},
+		"too long":         {append(slices.Clone(whole), make([]byte, maxQuery)...), dns.RcodeFormatError},
+		"a loop in a name": {append(slices.Clone(whole[:12]), 0xc0, 12, 0, 1, 0, 1), dns.RcodeFormatError},
+		"trailing data":    {append(slices.Clone(whole), 1, 2, 3), dns.RcodeSuccess},
 	} {
 		t.Run(name, func(t *testing.T) {
-			answer := a.Answer(tc.message)
+			answer := a.Answer(link.Gateway, tc.message)
 			if tc.rcode < 0 {
 				if answer != nil {
 					t.Errorf("%x", answer)
@@ -396,14 +404,15 @@ func TestBadMessages(t *testing.T) {
 }
 
 func TestFloodsAreDropped(t *testing.T) {
-	a := newAsker(Config{Rate: 1e-9, Burst: 3})
+	a := newTestServer(Config{})
+	a.limiter = rate.NewLimiter(1e-9, 3)
 	for i := range 10 {
-		if got := a.ask(t, query("x.example", dns.TypeA)) != nil; got != (i < 3) {
+		if got := a.exchange(t, query("x.example", dns.TypeA)) != nil; got != (i < 3) {
 			t.Errorf("answer %d: %t", i, got)
 		}
 	}
 	if len(a.refused) != 1 || !strings.Contains(a.refused[0], "too many DNS queries") {
-		t.Errorf("told %q", a.refused)
+		t.Errorf("reported %q", a.refused)
 	}
 }
 
@@ -417,23 +426,23 @@ func (r *recorder) record(name string, a netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if other, ok := r.known[a]; ok {
-		panic("the address of " + other + " is given to " + name)
+		panic("the address of " + other + " is assigned to " + name)
 	}
 	r.known[a] = name
 }
 
-func (r *recorder) forget(name string, a netip.Addr) {
+func (r *recorder) forget(a netip.Addr) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.known[a] != name {
-		panic(name + " has no address")
+	if r.known[a] == "" {
+		panic(a.String() + " has no name")
 	}
 	delete(r.known, a)
 }
 
-func TestAddressesOutliveTheServer(t *testing.T) {
+func TestNamesRetainTheirAddressesAcrossARestart(t *testing.T) {
 	r := &recorder{known: map[netip.Addr]string{}}
-	before := newAsker(Config{Record: r.record})
+	before := newTestServer(Config{Record: r.record})
 	one, two := before.addressOf(t, "one.example"), before.addressOf(t, "two.example")
 	before.addressOf(t, "one.example")
 	if want := map[netip.Addr]string{one: "one.example", two: "two.example"}; !maps.Equal(r.known, want) {
@@ -445,7 +454,7 @@ func TestAddressesOutliveTheServer(t *testing.T) {
 	known[link.Gateway] = "gateway.example"
 	known[netip.MustParseAddr("198.19.0.1")] = "no name"
 	known[netip.Addr{}] = "nowhere.example"
-	after := newAsker(Config{Known: known, Record: r.record})
+	after := newTestServer(Config{Known: known, Record: r.record})
 	three := after.addressOf(t, "three.example")
 	if got := after.addressOf(t, "one.example"); got != one {
 		t.Errorf("one had %s, and now %s", one, got)
@@ -453,97 +462,163 @@ func TestAddressesOutliveTheServer(t *testing.T) {
 	if three != two.Next() {
 		t.Errorf("three has %s after %s and %s", three, one, two)
 	}
-	if got := newAsker(Config{Known: map[netip.Addr]string{three: "three.example"}}).addressOf(t, "four.example"); got != three.Next() {
-		t.Errorf("four has %s: addresses of names that went come last", got)
+	if got := newTestServer(Config{Known: map[netip.Addr]string{three: "three.example"}}).addressOf(t, "four.example"); got != three.Next() {
+		t.Errorf("four has %s: addresses that were never assigned come first", got)
 	}
 	if len(after.names.byName) != 3 {
 		t.Errorf("%d names are known", len(after.names.byName))
 	}
 }
 
-func TestNoAddressChangesHandsSoon(t *testing.T) {
+func TestFreedAddressIsAssignedAfterAllOthers(t *testing.T) {
 	r := &recorder{known: map[netip.Addr]string{}}
-	const most = 1000
-	a := newAsker(Config{Names: most, Record: r.record, Forget: r.forget})
+	const limit = 1000
+	a := newTestServer(Config{Record: r.record, Forget: r.forget})
+	a.names.limit = limit
 	now := time.Now()
-	a.names.next = endOffset - most/2
 	name := func(i int) string { return fmt.Sprintf("n%d.example", i) }
-	for i := range most {
-		if _, ok := a.names.give(name(i), now); !ok {
-			t.Fatal("no room")
+	for i := range limit {
+		if _, ok := a.names.assign(name(i), now); !ok {
+			t.Fatalf("name %d has no address", i)
 		}
 	}
-	if _, ok := a.names.give("more.example", now.Add(maxIdle-1)); ok {
+	if _, ok := a.names.assign("more.example", now.Add(maxIdle-1)); ok {
 		t.Error("a name lost its address within an hour")
 	}
 	first, _ := a.address(name(0))
 	second, _ := a.address(name(1))
-	if _, ok := a.names.host(first, now.Add(time.Minute)); !ok { // a connection
-		t.Fatal("no name")
+	connect := func(at time.Time) { // to the first name
+		if got, ok := a.names.host(first, at); got != name(0) || !ok {
+			t.Fatalf("%s is %q", first, got)
+		}
 	}
-	g, ok := a.names.give("more.example", now.Add(maxIdle))
-	if !ok || g.forgotten != name(1) || g.freed != second || g.address == second {
-		t.Errorf("%+v", g)
+	connect(now.Add(time.Minute))
+	if got, ok := a.names.assign("more.example", now.Add(maxIdle)); !ok || got == second || r.known[second] != "" {
+		t.Errorf("assigned %s, %t; %s is %q", got, ok, second, r.known[second])
 	}
 	if got, ok := a.Host(second); ok {
-		t.Errorf("%s, which nobody has, is %s", second, got)
+		t.Errorf("%s, which was freed, is %s", second, got)
 	}
-	if len(a.names.byName) != most || len(a.names.byAddress) != most || a.names.used.Len() != most {
+	if len(a.names.byName) != limit || len(a.names.byAddress) != limit || a.names.used.Len() != limit {
 		t.Errorf("%d names, %d addresses, %d records", len(a.names.byName), len(a.names.byAddress), a.names.used.Len())
 	}
 
-	// All other addresses are assigned before it.
-	seen := map[netip.Addr]bool{}
-	for i := 0; ; i++ {
-		g, ok := a.names.give(fmt.Sprintf("m%d.example", i), now.Add(time.Duration(i)*maxIdle))
-		if !ok {
-			continue
+	// assignUntil assigns names, one an hour, until one gets the freed address or all
+	// others were assigned, and returns the number of those.
+	assignUntil := func(freed netip.Addr, hourly func()) int {
+		seen := map[netip.Addr]bool{}
+		for range 2 * poolSize {
+			now = now.Add(maxIdle)
+			hourly()
+			got, ok := a.names.assign(fmt.Sprintf("m%d.example", now.Unix()), now)
+			if !ok {
+				t.Fatal("no address is free")
+			}
+			if got == freed {
+				break
+			}
+			seen[got] = true
 		}
-		if g.address == second {
-			break
-		}
-		seen[g.address] = true
+		return len(seen)
 	}
-	if pool := int(endOffset - firstOffset); len(seen) < pool-2*most {
-		t.Errorf("given again after %d others of %d", len(seen), pool)
+	if n := assignUntil(second, func() { connect(now) }); n < poolSize-2*limit {
+		t.Errorf("assigned again after %d others of %d", n, poolSize)
+	}
+	// The first name has retained its address while all others were assigned to other names.
+	// It is freed now, and so has to come after them again.
+	if n := assignUntil(first, func() {}); n < poolSize-2*limit {
+		t.Errorf("assigned again after %d others of %d", n, poolSize)
+	}
+}
+
+const poolSize = int(1<<17 - 1<<8) // of link.Pool without link.Reserved
+
+func TestRestartRetainsNamesBeyondTheLimit(t *testing.T) {
+	known := map[netip.Addr]string{}
+	for i := range 3 {
+		known[toAddress(firstOffset+uint32(i))] = fmt.Sprintf("n%d.example", i)
+	}
+	r := &recorder{known: maps.Clone(known)}
+	a := newTestServer(Config{Record: r.record, Forget: r.forget})
+	a.names.limit = 2
+	now := time.Now()
+	a.names = names{limit: 2, record: r.record, forget: r.forget}
+	a.names.load(known, now)
+	if _, ok := a.names.assign("more.example", now.Add(maxIdle-1)); ok || !maps.Equal(r.known, known) {
+		t.Errorf("within an hour the names are %v", r.known)
+	}
+	if _, ok := a.names.assign("more.example", now.Add(maxIdle)); !ok || len(r.known) != 2 {
+		t.Errorf("after an hour the names are %v", r.known)
+	}
+}
+
+func TestRestartAssignsFreedAddressesLast(t *testing.T) {
+	last := toAddress(endOffset - 2)
+	a := newTestServer(Config{Known: map[netip.Addr]string{toAddress(firstOffset): "one.example", last: "two.example"}})
+	for i, want := range []netip.Addr{last.Next(), toAddress(firstOffset + 1), toAddress(firstOffset + 2)} {
+		if got := a.addressOf(t, fmt.Sprintf("n%d.example", i)); got != want {
+			t.Errorf("name %d has %s, want %s", i, got, want)
+		}
 	}
 }
 
 func TestTooManyNamesAreRefused(t *testing.T) {
 	r := &recorder{known: map[netip.Addr]string{}}
-	a := newAsker(Config{Names: 2, Record: r.record})
+	a := newTestServer(Config{Record: r.record})
+	a.names.limit = 2
 	a.addressOf(t, "one.example")
 	a.addressOf(t, "two.example")
-	m := a.ask(t, query("three.example", dns.TypeA))
+	m := a.exchange(t, query("three.example", dns.TypeA))
 	if e := ede(m); m.Rcode != dns.RcodeServerFailure || e == nil || !strings.Contains(e.ExtraText, "too many names") {
 		t.Errorf("%s", m)
 	}
 	a.addressOf(t, "one.example")
 	if len(a.refused) != 1 || len(r.known) != 2 {
-		t.Errorf("told %q, recorded %v", a.refused, r.known)
+		t.Errorf("reported %q, recorded %v", a.refused, r.known)
 	}
 }
 
 func TestNamesAreForgottenBeforeOthersAreRecorded(t *testing.T) {
-	var told []string
-	a := newAsker(Config{
-		Names:  1,
-		Record: func(name string, _ netip.Addr) { told = append(told, "+"+name) },
-		Forget: func(name string, _ netip.Addr) { told = append(told, "-"+name) },
+	var calls []string
+	a := newTestServer(Config{
+		Record: func(name string, a netip.Addr) { calls = append(calls, "+"+name+" "+a.String()) },
+		Forget: func(a netip.Addr) { calls = append(calls, "-"+a.String()) },
 	})
+	a.names.limit = 1
 	one := a.addressOf(t, "one.example")
 	a.names.used.Front().Value.(*record).at = time.Now().Add(-2 * maxIdle)
-	if two := a.addressOf(t, "two.example"); two == one {
-		t.Error("the address went from one to the other at once")
-	}
-	if want := []string{"+one.example", "-one.example", "+two.example"}; !slices.Equal(told, want) {
-		t.Errorf("told %q", told)
+	two := a.addressOf(t, "two.example")
+	testkit.Diff(t, "calls", calls, []string{"+one.example " + one.String(), "-" + one.String(), "+two.example " + two.String()})
+	if two == one {
+		t.Error("the freed address was assigned immediately")
 	}
 }
 
-func TestManyAskAtOnce(t *testing.T) {
+func TestAddressIsRecordedBeforeConcurrentQueriesGetIt(t *testing.T) {
+	var a *testServer
+	answered := make(chan struct{})
+	a = newTestServer(Config{Record: func(name string, _ netip.Addr) {
+		go func() {
+			defer close(answered)
+			a.addressOf(t, name)
+		}()
+		for range 1000 {
+			runtime.Gosched()
+		}
+		select {
+		case <-answered:
+			t.Error("a query was answered before the address was recorded")
+		default:
+		}
+	}})
+	a.addressOf(t, "one.example")
+	testkit.Closed(t, "the second answer", answered)
+}
+
+func TestConcurrentQueries(t *testing.T) {
 	r := &recorder{known: map[netip.Addr]string{}}
-	a := newAsker(Config{Record: r.record, Burst: 10000})
+	a := newTestServer(Config{Record: r.record})
+	a.limiter.SetLimit(rate.Inf)
 	var all sync.WaitGroup
 	for range 8 {
 		all.Go(func() {
@@ -563,7 +638,7 @@ func TestManyAskAtOnce(t *testing.T) {
 
 // serve answers on a UDP socket of the loopback until the test ends, and returns its
 // address.
-func serve(t *testing.T, a *asker) string {
+func serve(t *testing.T, a *testServer) string {
 	pc, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -576,7 +651,7 @@ func serve(t *testing.T, a *asker) string {
 			if err != nil {
 				return
 			}
-			if answer := a.Answer(b[:n]); answer != nil {
+			if answer := a.Answer(link.Gateway, b[:n]); answer != nil {
 				_, _ = pc.WriteTo(answer, from)
 			}
 		}
@@ -585,8 +660,8 @@ func serve(t *testing.T, a *asker) string {
 	return pc.LocalAddr().String()
 }
 
-func TestAResolverUnderstands(t *testing.T) {
-	a := newAsker(Config{})
+func TestGoResolver(t *testing.T) {
+	a := newTestServer(Config{})
 	server := serve(t, a)
 	r := &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, server)
@@ -625,8 +700,8 @@ func FuzzAnswer(f *testing.F) {
 		f.Add(b)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		s := New(Config{Decide: decide})
-		answer := s.Answer(b)
+		s := newTestServer(Config{})
+		answer := s.Answer(link.Gateway, b)
 		if answer == nil {
 			if isQuery(b) {
 				t.Error("no answer to a query")
@@ -654,7 +729,7 @@ func FuzzAnswer(f *testing.F) {
 			addr, _ := netip.AddrFromSlice(a.A.To4())
 			want, err := rule.CleanHost(q.Question[0].Name)
 			if got, ok := s.Host(addr); err != nil || got != want || !ok {
-				t.Errorf("%s is %q, asked for as %q: %v", addr, got, want, err)
+				t.Errorf("%s is %q, queried as %q: %v", addr, got, want, err)
 			}
 			if allowed, why := decide(want); !allowed {
 				t.Errorf("%q has the address %s, and is refused: %s", want, addr, why)
@@ -669,39 +744,13 @@ func BenchmarkAnswer(b *testing.B) {
 		rrtype     uint16
 	}{{"A", "api.example.com", dns.TypeA}, {"AAAA", "api.example.com", dns.TypeAAAA}, {"refused", "a.denied.example", dns.TypeA}} {
 		b.Run(tc.name, func(b *testing.B) {
-			s := New(Config{Decide: decide, Rate: 1e12, Burst: 1 << 40})
+			s := newTestServer(Config{})
+			s.limiter.SetLimit(rate.Inf)
 			q, _ := query(tc.host, tc.rrtype).Pack()
 			b.ReportAllocs()
 			for b.Loop() {
-				s.Answer(q)
+				s.Answer(link.Gateway, q)
 			}
 		})
 	}
-}
-
-// BenchmarkMemory reports the memory of servers and names.
-func BenchmarkMemory(b *testing.B) {
-	var perServer, perName float64
-	heap := func() float64 {
-		runtime.GC()
-		var m runtime.MemStats
-		runtime.ReadMemStats(&m)
-		return float64(m.HeapAlloc)
-	}
-	for b.Loop() {
-		before := heap()
-		servers := make([]*Server, 1000)
-		for i := range servers {
-			servers[i] = New(Config{Decide: decide})
-		}
-		between := heap()
-		for i := range 8192 {
-			servers[0].names.give(fmt.Sprintf("host-%d.example.com", i), time.Now())
-		}
-		after := heap()
-		runtime.KeepAlive(servers)
-		perServer, perName = (between-before)/1000, (after-between)/8192
-	}
-	b.ReportMetric(perServer, "B/server")
-	b.ReportMetric(perName, "B/name")
 }

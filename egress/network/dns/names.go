@@ -17,21 +17,31 @@ import (
 // address must not become another name's while a client may still use it for the first
 // one:
 //
-//   - A name loses its address only if the maximum number of names is reached and the
-//     name was neither queried nor connected to for maxIdle. If all names were used
-//     within maxIdle, new names have to wait.
-//   - The address of a removed name is assigned again only after all other addresses of
-//     the pool. These are 130,816, and by default at most 8,192 are assigned an hour, so
-//     that takes at least 14 hours. Until then the address has no name.
+//   - A name loses its address only if maxNames have one and the name was neither queried
+//     nor connected to for maxIdle, also across a restart, which counts as a use. If all
+//     names were used within maxIdle, new names have to wait.
+//   - The address is then assigned again only after all others that are free: those that
+//     were never assigned, then the others in the order in which they were freed. With at
+//     most 8,192 assignments an hour out of 130,816 addresses, that takes at least 14
+//     hours. Until then the address has no name. A restart forgets the order, because
+//     only the addresses of names are stored. It matters only to clients that cache an
+//     address for longer than maxIdle without connecting to it.
 type names struct {
-	most int
+	limit  int // maxNames, except in tests
+	record func(name string, a netip.Addr)
+	forget func(a netip.Addr)
 
 	mu        sync.Mutex
 	byName    map[string]*list.Element
 	byAddress map[uint32]*list.Element // offset in link.Pool
 	used      list.List                // of *record, the least recently used first
-	next      uint32                   // offset to be assigned next, if it is free
+	next      uint32                   // all offsets from here on were never assigned
+	freed     []uint32                 // the other unassigned offsets, the first to be assigned next
 }
+
+// maxNames is how many names can have addresses at the same time: less than half of the
+// pool, so that there is always a free address.
+const maxNames = 8192
 
 // maxIdle is the minimum time for which an unused name retains its address: sixty times
 // the TTL of its answer, because some clients cache answers for longer than the TTL.
@@ -62,30 +72,22 @@ func toOffset(a netip.Addr) (uint32, bool) {
 	return binary.BigEndian.Uint32(b[:]) - binary.BigEndian.Uint32(base[:]), true
 }
 
-// load adds the addresses that earlier servers assigned, and continues after the
-// highest one. If there are too many, it drops the lowest addresses. Invalid addresses
-// and names are dropped, too.
+// load adds the addresses that earlier servers assigned. It ignores invalid addresses and
+// names. New names get higher addresses first.
 func (n *names) load(known map[netip.Addr]string, now time.Time) {
 	n.next = firstOffset
-	for _, a := range slices.SortedFunc(maps.Keys(known), func(a, b netip.Addr) int { return b.Compare(a) }) {
+	for _, a := range slices.SortedFunc(maps.Keys(known), netip.Addr.Compare) {
 		offset, ok := toOffset(a)
 		name, err := rule.CleanHost(known[a])
-		if !ok || err != nil || n.byName[name] != nil || len(n.byName) == n.most {
+		if !ok || err != nil || n.byName[name] != nil {
 			continue
 		}
-		if n.byName == nil {
-			n.next = after(offset)
+		for ; n.next < offset; n.next++ {
+			n.freed = append(n.freed, n.next)
 		}
+		n.next++
 		n.add(&record{name: name, offset: offset, at: now})
 	}
-}
-
-// after returns the next offset in the pool; the first one follows the last.
-func after(offset uint32) uint32 {
-	if offset+1 == endOffset {
-		return firstOffset
-	}
-	return offset + 1
 }
 
 // add stores a record as the most recently used. n.mu is held.
@@ -97,40 +99,37 @@ func (n *names) add(r *record) {
 	n.byName[r.name], n.byAddress[r.offset] = e, e
 }
 
-// given is the result of give.
-type given struct {
-	address   netip.Addr
-	isNew     bool
-	forgotten string // the name that lost its address, if one did
-	freed     netip.Addr
-}
-
-// give returns the address of a name, and assigns one if it has none. It returns false
+// assign returns the address of a name, and assigns one if it has none. It returns false
 // if it cannot assign one, see names.
-func (n *names) give(name string, now time.Time) (given, bool) {
+//
+// It calls record and forget with the lock held, so that no other query for the name gets
+// the address before it is recorded.
+func (n *names) assign(name string, now time.Time) (netip.Addr, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if e := n.byName[name]; e != nil {
-		return given{address: toAddress(n.touch(e, now).offset)}, true
+		return toAddress(n.touch(e, now).offset), true
 	}
-	g := given{isNew: true}
-	if len(n.byName) >= n.most {
+	for len(n.byName) >= n.limit {
 		oldest := n.used.Front().Value.(*record)
 		if now.Sub(oldest.at) < maxIdle {
-			return given{}, false
+			return netip.Addr{}, false
 		}
 		n.used.Remove(n.used.Front())
 		delete(n.byName, oldest.name)
 		delete(n.byAddress, oldest.offset)
-		g.forgotten, g.freed = oldest.name, toAddress(oldest.offset)
+		n.freed = append(n.freed, oldest.offset)
+		n.forget(toAddress(oldest.offset))
 	}
-	for n.byAddress[n.next] != nil {
-		n.next = after(n.next)
+	offset := n.next
+	if offset < endOffset {
+		n.next++
+	} else {
+		offset, n.freed = n.freed[0], n.freed[1:]
 	}
-	n.add(&record{name: name, offset: n.next, at: now})
-	g.address = toAddress(n.next)
-	n.next = after(n.next)
-	return g, true
+	n.add(&record{name: name, offset: offset, at: now})
+	n.record(name, toAddress(offset))
+	return toAddress(offset), true
 }
 
 // touch marks a name as used now. n.mu is held.

@@ -2,6 +2,7 @@ package dns
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -27,15 +28,15 @@ func (s *Server) resolve(a *reply) {
 		a.none(dns.RcodeSuccess)
 		return
 	}
-	asked := strings.ToLower(strings.TrimSuffix(q.Name, "."))
+	queried := strings.ToLower(strings.TrimSuffix(q.Name, "."))
 	// The library escapes a dot within a label, and other characters that are not valid in
 	// host names, with a backslash.
-	if !strings.Contains(asked, `\`) && s.special(a, asked) {
+	if !strings.Contains(queried, `\`) && s.special(a, queried) {
 		return
 	}
-	name, err := rule.CleanHost(asked)
+	name, err := rule.CleanHost(queried)
 	if err != nil {
-		s.refuse(a, cut(asked, maxName), "it is no host name")
+		s.refuse(a, cut(queried, maxName), "invalid host name")
 		return
 	}
 	if allowed, reason := s.cfg.Decide(name); !allowed {
@@ -44,7 +45,7 @@ func (s *Server) resolve(a *reply) {
 	}
 	switch q.Qtype {
 	case dns.TypeA:
-		s.give(a, name)
+		s.assign(a, name)
 	case dns.TypeANY:
 		a.any()
 	default:
@@ -62,29 +63,19 @@ func (s *Server) refuse(a *reply, name, reason string) {
 	// Clients do not cache an NXDOMAIN without an SOA (RFC 2308, section 5): the rules
 	// may change at any time.
 	a.refuse(a.refusal, dns.ExtendedErrorCodeProhibited, reason)
-	if s.refused.isFirst(name, time.Now()) {
-		s.cfg.Refused(name, reason)
-	}
+	s.report(&s.refused, name, reason)
 }
 
-// give answers with the name's address.
-func (s *Server) give(a *reply, name string) {
-	g, ok := s.names.give(name, time.Now())
+// assign answers with the name's address.
+func (s *Server) assign(a *reply, name string) {
+	addr, ok := s.names.assign(name, time.Now())
 	if !ok {
 		const reason = "the sandbox asked for too many names within an hour"
 		a.refuse(dns.RcodeServerFailure, dns.ExtendedErrorCodeOther, reason)
-		if s.refused.isFirst(name, time.Now()) {
-			s.cfg.Refused(name, reason)
-		}
+		s.report(&s.refused, name, reason)
 		return
 	}
-	if g.forgotten != "" && s.cfg.Forget != nil {
-		s.cfg.Forget(g.forgotten, g.freed)
-	}
-	if g.isNew && s.cfg.Record != nil {
-		s.cfg.Record(name, g.address)
-	}
-	a.address(g.address)
+	a.address(addr)
 }
 
 // special answers names that mean the same everywhere, or to which no rule applies. It
@@ -136,28 +127,22 @@ func (s *Server) reverse(a *reply, name string) {
 // fromReverse returns the IPv4 address of a name such as 1.2.0.192.in-addr.arpa, or the
 // zero Addr for other names.
 func fromReverse(name string) netip.Addr {
-	rest, ok := strings.CutSuffix(name, ".in-addr.arpa")
-	if !ok {
-		return netip.Addr{}
-	}
-	labels := strings.SplitN(rest, ".", 5)
-	if len(labels) != 4 {
-		return netip.Addr{}
-	}
-	a, err := netip.ParseAddr(labels[3] + "." + labels[2] + "." + labels[1] + "." + labels[0])
-	if err != nil {
+	labels := strings.Split(strings.TrimSuffix(name, ".in-addr.arpa"), ".")
+	slices.Reverse(labels)
+	a, err := netip.ParseAddr(strings.Join(labels, "."))
+	if err != nil || !a.Is4() {
 		return netip.Addr{}
 	}
 	return a
 }
 
-// cut returns the beginning of s in whole characters, not longer than most bytes.
-func cut(s string, most int) string {
-	if len(s) <= most {
+// cut returns the beginning of s in whole characters, not longer than limit bytes.
+func cut(s string, limit int) string {
+	if len(s) <= limit {
 		return s
 	}
-	for most > 0 && !utf8.RuneStart(s[most]) {
-		most--
+	for limit > 0 && !utf8.RuneStart(s[limit]) {
+		limit--
 	}
-	return s[:most]
+	return s[:limit]
 }

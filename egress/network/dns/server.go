@@ -17,6 +17,8 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/time/rate"
+
+	"github.com/doze-run/doze/runtime/netns/link"
 )
 
 // Config configures a Server. Its names are clean, see rule.CleanHost.
@@ -26,45 +28,23 @@ type Config struct {
 	Decide func(name string) (allowed bool, reason string)
 	// Refused is called for refused names. A name that is not a valid host name is
 	// as queried; an empty name means that queries are dropped because there are too
-	// many. Consecutive refusals of one name are reported once in 5 seconds. May be nil.
+	// many. Consecutive refusals of one name are reported once in 5 seconds.
 	Refused func(name, reason string)
 
 	// Known has the addresses that earlier Servers of this sandbox assigned. Only New
 	// reads it, and ignores invalid entries.
 	Known map[netip.Addr]string
 	// Record is called before an address is first returned in an answer, Forget before
-	// it may become another name's. Both may be nil. They are called concurrently, but
-	// not for the same address.
+	// it may become another name's: one call at a time, which must not block or call the
+	// Server.
 	Record func(name string, a netip.Addr)
-	Forget func(name string, a netip.Addr)
-
-	// Names is how many names can have addresses at the same time; default 8192, at
-	// most 65536. Beyond that, a new name replaces one that was not used for an hour;
-	// if all were used, it gets SERVFAIL.
-	Names int
-	// Rate limits queries a second, with bursts of Burst queries; default 1000 and
-	// 2000. A query takes some microseconds. A busy client, which sends two queries
-	// for each connection, stays far below. Datagrams above the rate are dropped, and
-	// clients retry after a while; TCP connections wait.
-	Rate  float64
-	Burst int
+	Forget func(a netip.Addr)
 }
 
-func (c *Config) defaults() {
-	if c.Refused == nil {
-		c.Refused = func(string, string) {}
-	}
-	if c.Names == 0 {
-		c.Names = 8192
-	}
-	c.Names = min(c.Names, 1<<16) // half of the pool, so that there is always a free address
-	if c.Rate == 0 {
-		c.Rate = 1000
-	}
-	if c.Burst == 0 {
-		c.Burst = 2000
-	}
-}
+// queriesPerSecond and queriesBurst limit the queries. A query takes some microseconds. A
+// busy client, which sends two queries for each connection, stays far below. Datagrams
+// above the rate are dropped, and clients retry after a while; TCP connections wait.
+const queriesPerSecond, queriesBurst = 1000, 2000
 
 // Server answers the queries of one sandbox. It has no goroutines, takes almost no
 // memory before the first query, and is safe for concurrent use.
@@ -78,9 +58,8 @@ type Server struct {
 
 // New returns a Server.
 func New(cfg Config) *Server {
-	cfg.defaults()
-	s := &Server{cfg: cfg, limiter: rate.NewLimiter(rate.Limit(cfg.Rate), cfg.Burst)}
-	s.names.most = cfg.Names
+	s := &Server{cfg: cfg, limiter: rate.NewLimiter(queriesPerSecond, queriesBurst)}
+	s.names.limit, s.names.record, s.names.forget = maxNames, cfg.Record, cfg.Forget
 	s.names.load(cfg.Known, time.Now())
 	s.cfg.Known = nil
 	return s
@@ -101,30 +80,24 @@ const (
 	maxExtra = 2
 )
 
-// Answer returns the answer to one message, or nil if there is none: if the message is
-// not a query, or exceeds the rate.
-func (s *Server) Answer(query []byte) []byte { return s.answerDatagram(query, dns.RcodeRefused) }
-
-// AnswerSecond is Answer for link.SecondServer: refused names do not exist. musl does
-// not accept REFUSED as an answer and waits until its timeout; it queries all of its
-// servers concurrently and accepts NXDOMAIN. Other resolvers query the second server
-// when the first one refuses.
-func (s *Server) AnswerSecond(query []byte) []byte {
-	return s.answerDatagram(query, dns.RcodeNameError)
-}
-
-// answerDatagram is Answer with refusal as the response code of a refused name.
-func (s *Server) answerDatagram(query []byte, refusal int) []byte {
+// Answer returns the answer to one message to a name server, or nil if there is none: if
+// the message is not a query, or exceeds the rate.
+//
+// To link.SecondServer, refused names do not exist. musl does not accept REFUSED as an
+// answer and waits until its timeout; it queries all of its servers concurrently and
+// accepts NXDOMAIN. Other resolvers query the second server when the first one refuses.
+func (s *Server) Answer(server netip.Addr, query []byte) []byte {
 	if !isQuery(query) {
 		return nil
 	}
 	if !s.limiter.Allow() {
-		if s.dropped.isFirst("", time.Now()) {
-			s.cfg.Refused("", "the sandbox sends too many DNS queries: some are dropped")
-		}
+		s.report(&s.dropped, "", "the sandbox sends too many DNS queries: some are dropped")
 		return nil
 	}
-	return s.answer(query, refusal)
+	if server == link.SecondServer {
+		return s.answer(query, dns.RcodeNameError)
+	}
+	return s.answer(query, dns.RcodeRefused)
 }
 
 // isQuery reports whether a message is a query. It prevents two servers from answering
@@ -180,12 +153,16 @@ type refusals struct {
 // and both again after 2 seconds.
 const again = 5 * time.Second
 
-func (r *refusals) isFirst(name string, now time.Time) bool {
+// report calls Config.Refused, unless the last reported refusal is the same.
+func (s *Server) report(r *refusals, name, reason string) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.name == name && now.Sub(r.at) < again {
-		return false
+	now := time.Now()
+	repeated := r.name == name && now.Sub(r.at) < again
+	if !repeated {
+		r.name, r.at = name, now
 	}
-	r.name, r.at = name, now
-	return true
+	r.mu.Unlock()
+	if !repeated {
+		s.cfg.Refused(name, reason)
+	}
 }

@@ -2,9 +2,7 @@ package dns
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
-	"io"
 	"net"
 	"time"
 
@@ -22,33 +20,25 @@ func (s *Server) ServeConn(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
 	defer conn.Close()
+	buffer := make([]byte, maxQuery)
 	for {
-		if err := s.serveOne(ctx, conn); err != nil {
+		if err := s.serveOne(ctx, &dns.Conn{Conn: conn}, buffer); err != nil {
 			return // the client cannot be notified
 		}
 	}
 }
 
-var errNoQuery = errors.New("no query")
-
-func (s *Server) serveOne(ctx context.Context, conn net.Conn) error {
+func (s *Server) serveOne(ctx context.Context, conn *dns.Conn, buffer []byte) error {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
-	var length [2]byte
-	if _, err := io.ReadFull(conn, length[:]); err != nil {
+	n, err := conn.Read(buffer) // fails if the message is larger
+	if err != nil {
 		return err
 	}
-	n := binary.BigEndian.Uint16(length[:])
-	if n < headerSize || n > maxQuery {
-		return errNoQuery
-	}
-	query := make([]byte, n)
-	if _, err := io.ReadFull(conn, query); err != nil {
-		return err
-	}
+	query := buffer[:n]
 	if !isQuery(query) {
-		return errNoQuery
+		return errors.New("not a query")
 	}
 	if err := s.limiter.Wait(ctx); err != nil {
 		return err
@@ -57,6 +47,6 @@ func (s *Server) serveOne(ctx context.Context, conn net.Conn) error {
 	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
 		return err
 	}
-	_, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(answer))), answer...))
+	_, err = conn.Write(answer)
 	return err
 }

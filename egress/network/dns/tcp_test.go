@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/miekg/dns"
+	"golang.org/x/time/rate"
 )
 
 // overTCP serves one connection. It returns the connection's other end and a channel that
@@ -34,7 +35,7 @@ func framed(t *testing.T, q *dns.Msg) []byte {
 }
 
 func TestQueriesOverTCPMayBePipelined(t *testing.T) {
-	conn, over := overTCP(t.Context(), New(Config{Decide: decide}))
+	conn, over := overTCP(t.Context(), newTestServer(Config{}).Server)
 	first, second := query("one.example", dns.TypeA), query("denied.example", dns.TypeA)
 	var sender sync.WaitGroup
 	sender.Go(func() {
@@ -57,7 +58,7 @@ func TestQueriesOverTCPMayBePipelined(t *testing.T) {
 	<-over
 }
 
-func TestConnectionsEndAtOnce(t *testing.T) {
+func TestOtherMessagesEndConnectionsImmediately(t *testing.T) {
 	answer := query("x.example", dns.TypeA)
 	answer.Response = true
 	for name, message := range map[string][]byte{
@@ -68,7 +69,7 @@ func TestConnectionsEndAtOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				conn, over := overTCP(t.Context(), New(Config{Decide: decide}))
+				conn, over := overTCP(t.Context(), newTestServer(Config{}).Server)
 				if _, err := conn.Write(message); err != nil {
 					t.Fatal(err)
 				}
@@ -81,7 +82,7 @@ func TestConnectionsEndAtOnce(t *testing.T) {
 	}
 	t.Run("the context's end", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		_, over := overTCP(ctx, New(Config{Decide: decide}))
+		_, over := overTCP(ctx, newTestServer(Config{}).Server)
 		cancel()
 		<-over
 	})
@@ -97,7 +98,7 @@ func TestSilentConnectionsEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begun := time.Now()
-				conn, over := overTCP(t.Context(), New(Config{Decide: decide}))
+				conn, over := overTCP(t.Context(), newTestServer(Config{}).Server)
 				if _, err := conn.Write(sent); err != nil {
 					t.Fatal(err)
 				}
@@ -112,7 +113,9 @@ func TestSilentConnectionsEnd(t *testing.T) {
 
 func TestFloodsOverTCPWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		conn, over := overTCP(t.Context(), New(Config{Decide: decide, Rate: 1, Burst: 1}))
+		s := newTestServer(Config{}).Server
+		s.limiter = rate.NewLimiter(1, 1)
+		conn, over := overTCP(t.Context(), s)
 		client := &dns.Conn{Conn: conn}
 		begun := time.Now()
 		for range 5 {
