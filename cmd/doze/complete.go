@@ -16,54 +16,25 @@ import (
 // completeWithin bounds how long a shell waits for names.
 const completeWithin = 2 * time.Second
 
-// completeSandboxes completes any number of names of sandboxes.
-func (a *app) completeSandboxes(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	var names []string
-	for _, name := range a.sandboxNames(cmd.Context(), word) {
-		if !slices.Contains(args, name) {
-			names = append(names, name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
-}
+// lister lists the words that can follow args.
+type lister func(ctx context.Context, node *client.Client, args []string) []string
 
-// completeFirst completes one name of a sandbox, as the first argument.
-func (a *app) completeFirst(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return a.completeSandboxes(cmd, args, word)
-}
-
-// completeProcess completes a sandbox and then one of its processes.
-func (a *app) completeProcess(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) != 1 {
-		return a.completeFirst(cmd, args, word)
-	}
-	return a.complete(cmd, word, func(ctx context.Context, node *client.Client) (names []string) {
-		processes, _ := node.Processes(ctx, args[0])
-		for _, p := range processes {
-			names = append(names, p.Name)
+// complete completes an argument with one of the listed words.
+func (a *app) complete(list lister) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, word string) (words []string, _ cobra.ShellCompDirective) {
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
+		defer cancel()
+		node, err := a.node()
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return names
-	})
-}
-
-// complete completes one of what the node lists.
-func (a *app) complete(cmd *cobra.Command, word string, list func(context.Context, *client.Client) []string) ([]string, cobra.ShellCompDirective) {
-	ctx, cancel := context.WithTimeout(cmd.Context(), completeWithin)
-	defer cancel()
-	node, err := a.node()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	var words []string
-	for _, w := range list(ctx, node) {
-		if strings.HasPrefix(w, word) && !slices.Contains(words, w) && isPlain(w) {
-			words = append(words, w)
+		for _, w := range list(ctx, node, args) {
+			if strings.HasPrefix(w, word) && !slices.Contains(words, w) && isPlain(w) {
+				words = append(words, w)
+			}
 		}
+		return words, cobra.ShellCompDirectiveNoFileComp
 	}
-	return words, cobra.ShellCompDirectiveNoFileComp
 }
 
 // isPlain reports whether a word needs no quoting in a command line. Names of processes
@@ -72,28 +43,47 @@ func isPlain(name string) bool {
 	return strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
 }
 
-// completePort completes a sandbox and then one of its exposed ports.
-func (a *app) completePort(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-	if len(args) != 1 {
-		return a.completeFirst(cmd, args, word)
-	}
-	return a.complete(cmd, word, func(ctx context.Context, node *client.Client) (ports []string) {
-		sb, _ := node.Get(ctx, args[0])
-		for _, p := range sb.Ports {
-			ports = append(ports, fmt.Sprint(p.Port))
-		}
-		return ports
-	})
+// choiceFlag adds a flag that has one of some values.
+func choiceFlag(cmd *cobra.Command, target *string, name, usage string, values ...string) {
+	cmd.Flags().StringVar(target, name, "", usage)
+	cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
 }
 
-// completeNode completes what the node lists of itself.
-func (a *app) completeNode(list func(types.Node) []string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-		return a.complete(cmd, word, func(ctx context.Context, api *client.Client) []string {
-			node, _ := api.Node(ctx)
-			return list(node)
-		})
+// sandboxNames lists the sandboxes that args do not name yet.
+func sandboxNames(ctx context.Context, node *client.Client, args []string) []string {
+	sandboxes, _ := node.List(ctx, client.Filter{})
+	names := texts(sandboxes, func(sb types.Sandbox) string { return sb.Name })
+	return slices.DeleteFunc(names, func(name string) bool { return slices.Contains(args, name) })
+}
+
+// oneSandbox lists sandboxes for the first argument.
+func oneSandbox(ctx context.Context, node *client.Client, args []string) []string {
+	if len(args) > 0 {
+		return nil
 	}
+	return sandboxNames(ctx, node, args)
+}
+
+// processNames lists sandboxes, and then the processes of the named one.
+func processNames(ctx context.Context, node *client.Client, args []string) []string {
+	if len(args) != 1 {
+		return oneSandbox(ctx, node, args)
+	}
+	processes, _ := node.Processes(ctx, args[0])
+	return texts(processes, func(p types.Process) string { return p.Name })
+}
+
+// exposedPorts lists sandboxes, and then the ports of the named one that have previews.
+func exposedPorts(ctx context.Context, node *client.Client, args []string) []string {
+	if len(args) != 1 {
+		return oneSandbox(ctx, node, args)
+	}
+	sb, _ := node.Get(ctx, args[0])
+	return portNumbers(sb.Ports)
+}
+
+func portNumbers(ports []types.Port) []string {
+	return texts(ports, func(p types.Port) string { return fmt.Sprint(p.Port) })
 }
 
 // completeCopy completes a file, or a sandbox with its colon.
@@ -104,31 +94,16 @@ func (a *app) completeCopy(cmd *cobra.Command, args []string, word string) ([]st
 	case strings.ContainsAny(word, ":/"):
 		return nil, cobra.ShellCompDirectiveDefault
 	}
-	var names []string
-	for _, name := range a.sandboxNames(cmd.Context(), word) {
-		names = append(names, name+":")
-	}
-	return names, cobra.ShellCompDirectiveNoSpace
-}
-
-func (a *app) sandboxNames(ctx context.Context, prefix string) []string {
-	ctx, cancel := context.WithTimeout(ctx, completeWithin)
-	defer cancel()
-	node, err := a.node()
-	if err != nil {
-		return nil
-	}
-	sandboxes, _ := node.List(ctx, client.Filter{})
-	var names []string
-	for _, sb := range sandboxes {
-		if strings.HasPrefix(sb.Name, prefix) {
-			names = append(names, sb.Name)
-		}
-	}
-	return names
+	names, _ := a.complete(sandboxNames)(cmd, nil, word)
+	return texts(names, func(name string) string { return name + ":" }), cobra.ShellCompDirectiveNoSpace
 }
 
 // completeFiles completes files, such as a Caddyfile.
 func completeFiles(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 	return nil, cobra.ShellCompDirectiveDefault
+}
+
+// completeFolders completes folders, such as a policy's.
+func completeFolders(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+	return nil, cobra.ShellCompDirectiveFilterDirs
 }

@@ -251,18 +251,12 @@ func (c *copying) unpack(ctx context.Context, tar io.Reader, kind client.Kind, t
 }
 
 // counting counts and shows what is read from r.
-func (c *copying) counting(r io.Reader) io.Reader { return countingReader{r, c} }
+func (c *copying) counting(r io.Reader) io.Reader { return io.TeeReader(r, c) }
 
-type countingReader struct {
-	r io.Reader
-	c *copying
-}
-
-func (r countingReader) Read(b []byte) (int, error) {
-	n, err := r.r.Read(b)
-	r.c.bytes.Add(int64(n))
-	r.c.progress.show(r.c.summary())
-	return n, err
+func (c *copying) Write(b []byte) (int, error) {
+	c.bytes.Add(int64(len(b)))
+	c.progress.show(c.summary())
+	return len(b), nil
 }
 
 // content counts a file and what is read of it.

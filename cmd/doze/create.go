@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -20,7 +21,6 @@ import (
 func (a *app) createCommand() *cobra.Command {
 	var req types.CreateSandboxRequest
 	var env, labels []string
-	var sleepAfter, stopAfter, ttl time.Duration
 	var wait bool
 	cmd := &cobra.Command{
 		Use:   "create [NAME]",
@@ -30,23 +30,12 @@ unchanged. Without a name the node generates one.`,
 		Example: "  doze create shop\n  doze create shop --image node --size standard --env NODE_ENV=development --sleep-after 5m",
 		Args:    wants(0, 1),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if len(args) == 1 {
-				req.Name = args[0]
-			}
+			req.Name = cmp.Or(args...)
 			if req.Env, err = a.environ(env); err != nil {
 				return err
 			}
 			if req.Labels, err = pairs("label", labels); err != nil {
 				return err
-			}
-			if cmd.Flags().Changed("sleep-after") {
-				req.SleepAfter = (*types.Duration)(&sleepAfter)
-			}
-			if cmd.Flags().Changed("stop-after") {
-				req.StopAfter = (*types.Duration)(&stopAfter)
-			}
-			if cmd.Flags().Changed("ttl") {
-				req.TTL = (*types.Duration)(&ttl)
 			}
 			if !wait && req.Name == "" {
 				return usage.Errorf("--wait=false requires a name: doze create NAME --wait=false")
@@ -59,14 +48,32 @@ unchanged. Without a name the node generates one.`,
 	f.StringVar(&req.Size, "size", "", "lite, basic, standard or another of the node's sizes")
 	f.StringArrayVarP(&env, "env", "e", nil, "KEY=VALUE for all that runs in it, or KEY for this shell's value; may be repeated")
 	f.StringArrayVarP(&labels, "label", "l", nil, "KEY=VALUE to find it by; may be repeated")
-	f.DurationVar(&sleepAfter, "sleep-after", 0, "idle for so long, it sleeps; 0s for never")
-	f.DurationVar(&stopAfter, "stop-after", 0, "asleep for so long, it is stopped; 0s for never")
-	f.DurationVar(&ttl, "ttl", 0, "time after which it is destroyed with its files, in use or not; 0s for never")
+	f.Var(optionalDuration{&req.SleepAfter}, "sleep-after", "idle for so long, it sleeps; 0s for never")
+	f.Var(optionalDuration{&req.StopAfter}, "stop-after", "asleep for so long, it is stopped; 0s for never")
+	f.Var(optionalDuration{&req.TTL}, "ttl", "time after which it is destroyed with its files, in use or not; 0s for never")
 	f.BoolVar(&wait, "wait", true, "wait until it runs")
-	cmd.RegisterFlagCompletionFunc("image", a.completeNode(func(node types.Node) []string { return node.Images }))
-	cmd.RegisterFlagCompletionFunc("size", a.completeNode(func(node types.Node) []string { return slices.Sorted(maps.Keys(node.Sizes)) }))
+	cmd.RegisterFlagCompletionFunc("image", a.complete(func(ctx context.Context, api *client.Client, _ []string) []string {
+		node, _ := api.Node(ctx)
+		return node.Images
+	}))
+	cmd.RegisterFlagCompletionFunc("size", a.complete(func(ctx context.Context, api *client.Client, _ []string) []string {
+		node, _ := api.Node(ctx)
+		return slices.Sorted(maps.Keys(node.Sizes))
+	}))
 	return cmd
 }
+
+// optionalDuration is a flag that sets a field only if it is given.
+type optionalDuration struct{ field **types.Duration }
+
+func (d optionalDuration) Set(text string) error {
+	value, err := time.ParseDuration(text)
+	*d.field = (*types.Duration)(&value)
+	return err
+}
+
+func (d optionalDuration) String() string { return "" }
+func (d optionalDuration) Type() string   { return "duration" }
 
 func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait bool) error {
 	node, err := a.node()
@@ -76,15 +83,15 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 	// The creation goes on at the node when its request ends.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	type response struct {
-		sb      types.Sandbox
-		created bool
-		err     error
-	}
-	answered := make(chan response, 1)
+	created := make(chan func() error, 1)
 	go func() { // ends with ctx
-		sb, created, err := node.Create(ctx, req)
-		answered <- response{sb, created, err}
+		sb, isNew, err := node.Create(ctx, req)
+		created <- func() error {
+			if err != nil {
+				return err
+			}
+			return a.printCreated(sb, isNew)
+		}
 	}()
 	appeared := make(chan types.Sandbox, 1)
 	if req.Name != "" && (!wait || isTerminal(a.err)) {
@@ -101,12 +108,9 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 	pulls, pulling := make(chan string), ""
 	for {
 		select {
-		case got := <-answered:
+		case report := <-created:
 			progress.clear()
-			if got.err != nil {
-				return got.err
-			}
-			return a.printCreated(got.sb, got.created)
+			return report()
 		case sb := <-appeared:
 			switch {
 			case sb.State != types.StateStarting || !fits(sb, req):
@@ -119,14 +123,14 @@ func (a *app) create(ctx context.Context, req types.CreateSandboxRequest, wait b
 		case pulling = <-pulls:
 			progress.show(pulling)
 		case <-tick.C:
-			progress.show(first(pulling, fmt.Sprintf("creating %s… %s", req.Name, age(time.Since(began)))))
+			progress.show(cmp.Or(pulling, fmt.Sprintf("creating %s… %s", req.Name, age(time.Since(began)))))
 		}
 	}
 }
 
 // fits reports whether an existing sandbox is as requested.
 func fits(sb types.Sandbox, req types.CreateSandboxRequest) bool {
-	return first(req.Image, sb.Image) == sb.Image && first(req.Size, sb.Size) == sb.Size
+	return cmp.Or(req.Image, sb.Image) == sb.Image && cmp.Or(req.Size, sb.Size) == sb.Size
 }
 
 // followPull sends the progress of the pull of a sandbox's image.
@@ -161,43 +165,38 @@ func awaitSandbox(ctx context.Context, node *client.Client, name string) (types.
 }
 
 func (a *app) printCreated(sb types.Sandbox, created bool) error {
-	if a.json {
-		return a.printJSON(sb)
-	}
 	how := "exists"
 	if created {
 		how = "created"
 	}
-	_, err := fmt.Fprintf(a.out, "%s  %s  %s, %s\n", clean(sb.Name), clean(sb.ID), how, clean(sb.State))
-	return err
+	return a.print(sb, "%s  %s  %s, %s", sb.Name, sb.ID, how, sb.State)
 }
 
 // environ reads KEY=VALUE, and KEY for a variable of this process.
 func (a *app) environ(list []string) (map[string]string, error) {
-	complete := make([]string, len(list))
+	complete := slices.Clone(list)
 	for i, entry := range list {
 		if !strings.Contains(entry, "=") {
 			value, ok := os.LookupEnv(entry)
 			if !ok {
 				return nil, usage.Errorf("--env %s: the variable is not set in this shell; write --env %s=VALUE", entry, entry)
 			}
-			entry += "=" + value
+			complete[i] += "=" + value
 		}
-		complete[i] = entry
 	}
 	return pairs("env", complete)
 }
 
-// pairs reads KEY=VALUE.
+// pairs reads KEY=VALUE. Without any it returns nil.
 func pairs(flag string, list []string) (map[string]string, error) {
-	var values map[string]string
+	if len(list) == 0 {
+		return nil, nil
+	}
+	values := map[string]string{}
 	for _, entry := range list {
 		key, value, ok := strings.Cut(entry, "=")
 		if !ok || key == "" {
 			return nil, usage.Errorf("invalid pair --%s %s; write --%s KEY=VALUE", flag, entry, flag)
-		}
-		if values == nil {
-			values = make(map[string]string)
 		}
 		values[key] = value
 	}

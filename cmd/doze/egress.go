@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,11 @@ import (
 )
 
 func (a *app) egressCommand() *cobra.Command {
-	cmd := group("egress", "Rules for requests of sandboxes, and their flows",
-		"Rules for the network traffic that leaves sandboxes, and the flows of that traffic.")
+	cmd := &cobra.Command{
+		Use:   "egress",
+		Short: "Rules for requests of sandboxes, and their flows",
+		Long:  "Rules for the network traffic that leaves sandboxes, and the flows of that traffic.",
+	}
 	cmd.AddCommand(a.rulesCommand(), a.flowsCommand(), a.explainCommand(), a.presetsCommand(), a.authorityCommand())
 	return cmd
 }
@@ -46,11 +50,7 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 			if err != nil {
 				return err
 			}
-			flows = lastOf(flows, tail)
-			if a.json {
-				return a.printJSON(map[string]any{"flows": flows})
-			}
-			return a.printFlows(flows)
+			return printItems(a, "flows", last(flows, tail), flowText)
 		}),
 	}
 	of.flag(cmd)
@@ -58,30 +58,9 @@ With --proxy it is what your programs outside of sandboxes sent through the node
 	f.BoolVarP(&follow, "follow", "f", false, "print new flows until the sandbox is destroyed, with --proxy until Ctrl-C")
 	f.IntVarP(&tail, "tail", "n", 0, "start with this many of the latest flows; 0 for all")
 	f.StringVar(&filter.Host, "host", "", "only flows to this host; *.example.com selects the hosts below example.com")
-	choice := func(target *string, name, what string, values ...string) {
-		f.StringVar(target, name, "", what)
-		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
-	choice((*string)(&filter.Verdict), "verdict", "only flows with this verdict: allow, deny, respond or error", "allow", "deny", "respond", "error")
-	choice((*string)(&filter.Kind), "kind", "only dns, connection or request", "dns", "connection", "request")
+	choiceFlag(cmd, (*string)(&filter.Verdict), "verdict", "only flows with this verdict: allow, deny, respond or error", "allow", "deny", "respond", "error")
+	choiceFlag(cmd, (*string)(&filter.Kind), "kind", "only dns, connection or request", "dns", "connection", "request")
 	return cmd
-}
-
-// lastOf is the end of a list, so many long; 0 is all of it.
-func lastOf(flows []types.Flow, n int) []types.Flow {
-	if n <= 0 || len(flows) <= n {
-		return flows
-	}
-	return flows[len(flows)-n:]
-}
-
-func (a *app) printFlows(flows []types.Flow) error {
-	for _, flow := range flows {
-		if err := a.printFlow(flow); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // followFlows prints each flow once, and goes on when the node comes back.
@@ -94,66 +73,43 @@ func (a *app) followFlows(ctx context.Context, node *client.Client, sandbox stri
 		}
 		sandbox = sb.ID
 	}
-	print := a.printFlow
-	if a.json {
-		print = func(f types.Flow) error { return a.printLine(f) }
-	}
-	var last uint64
+	var after uint64
 	if tail > 0 {
-		kept, err := node.Flows(ctx, sandbox, filter, 0)
+		stored, err := node.Flows(ctx, sandbox, filter, 0)
 		if err != nil {
 			return err
 		}
-		if older := len(kept) - tail; older > 0 {
-			last = kept[older-1].Seq
+		if older := len(stored) - tail; older > 0 {
+			after = stored[older-1].Seq
 		}
 	}
-	return followFrom(ctx, last, func(f types.Flow) uint64 { return f.Seq }, print, func(after uint64, each func(types.Flow) error) error {
+	return followItems(ctx, a, after, func(f types.Flow) uint64 { return f.Seq }, flowText, func(after uint64, each func(types.Flow) error) error {
 		return node.FollowFlows(ctx, sandbox, filter, after, each)
 	})
 }
 
-func (a *app) printFlow(f types.Flow) error {
-	if f.Dropped > 0 {
-		if _, err := fmt.Fprintf(a.out, "… %d more that came too fast\n", f.Dropped); err != nil {
-			return err
-		}
-	}
-	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-6s  %-10s  %s", f.Time.Local().Format("2006-01-02 15:04:05.000"),
-		clean(f.Verdict), clean(f.Kind), clean(flowDetails(f))), " "))
-	return err
+func flowText(f types.Flow) string {
+	return timeline(f.Time, f.Dropped, "%-6s  %-10s  %s", f.Verdict, f.Kind, flowDetails(f))
 }
 
-// flowDetails says in a line what a flow was and what became of it.
+// flowDetails describes in a line what a flow was and what became of it.
 func flowDetails(f types.Flow) string {
-	var parts []string
-	add := func(format string, value any, say bool) {
-		if say {
-			parts = append(parts, fmt.Sprintf(format, value))
-		}
-	}
-	where := f.Host
-	if where == "" {
-		where = f.Address
-	}
+	where := cmp.Or(f.Host, f.Address)
 	if f.Port != 0 {
 		where = fmt.Sprintf("%s:%d", where, f.Port)
 	}
-	add("%s", strings.TrimSpace(f.Method+" "+where+f.Path), true)
-	add("%d", f.Status, f.Status != 0)
-	add("%s", f.Reason, f.Reason != "")
-	add("by %s", f.Rule, f.Rule != "")
-	var policies []string
-	for _, p := range f.Policies {
-		policies = append(policies, p.Name)
-	}
-	add("through %s", strings.Join(policies, " "), len(policies) > 0)
-	add("with %s", strings.Join(f.Secrets, " "), len(f.Secrets) > 0)
-	add("%s", strings.Join(f.Notes, "; "), len(f.Notes) > 0)
-	add("%s out", size(f.BytesOut), f.BytesOut > 0)
-	add("%s in", size(f.BytesIn), f.BytesIn > 0)
-	add("%s", milliseconds(f.DurationMS), f.DurationMS > 0)
-	return strings.Join(parts, ", ")
+	policies := texts(f.Policies, func(p types.FlowPolicy) string { return p.Name })
+	d := details{strings.TrimSpace(f.Method + " " + where + f.Path)}
+	d.add(f.Status != 0, "%d", f.Status)
+	d.add(f.Reason != "", "%s", f.Reason)
+	d.add(f.Rule != "", "by %s", f.Rule)
+	d.add(len(policies) > 0, "through %s", strings.Join(policies, " "))
+	d.add(len(f.Secrets) > 0, "with %s", strings.Join(f.Secrets, " "))
+	d.add(len(f.Notes) > 0, "%s", strings.Join(f.Notes, "; "))
+	d.add(f.BytesOut > 0, "%s out", size(f.BytesOut))
+	d.add(f.BytesIn > 0, "%s in", size(f.BytesIn))
+	d.add(f.DurationMS > 0, "%s", milliseconds(f.DurationMS))
+	return d.String()
 }
 
 func (a *app) explainCommand() *cobra.Command {
@@ -184,15 +140,11 @@ node's proxy.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(e)
-			}
 			return a.printExplanation(e)
 		}),
 	}
 	of.flag(cmd)
 	cmd.Flags().StringArrayVarP(&headers, "header", "H", nil, "a header of the request, as 'NAME: VALUE'; may be repeated")
-	cmd.RegisterFlagCompletionFunc("header", cobra.NoFileCompletions)
 	return cmd
 }
 
@@ -204,23 +156,22 @@ var stages = map[types.Stage]string{
 }
 
 func (a *app) printExplanation(e types.Explanation) error {
+	if a.json {
+		return a.printJSON(e)
+	}
 	t := newTable(a.out)
-	t.row("verdict", string(e.Verdict))
+	t.row("verdict", e.Verdict)
 	t.row("rule", e.Rule)
 	if e.Preset != "" {
 		t.row("preset", e.Preset)
 	}
 	t.row("reason", e.Reason)
-	stage := stages[e.Stage]
-	if stage == "" {
-		stage = string(e.Stage)
-	}
-	t.row("decided", stage)
+	t.row("decided", cmp.Or(stages[e.Stage], string(e.Stage)))
 	if e.AllowPrivate {
 		t.row("private", "the host may be at a private address")
 	}
 	if e.Status != 0 {
-		t.row("status", fmt.Sprint(e.Status))
+		t.row("status", e.Status)
 	}
 	for _, p := range e.Policies {
 		t.row("policy", strings.TrimSuffix(fmt.Sprintf("%s, of %s; %s", p.Name, p.Rule, p.Error), "; "))
@@ -240,8 +191,7 @@ func (a *app) authorityCommand() *cobra.Command {
 		Short: "Print the certificates of the node's own authority",
 		Long: `Print the certificates of the node's certificate authority, in PEM. Sandboxes trust them
 already; programs with a trust store of their own need them.`,
-		Args:              wants(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			pem, err := node.EgressCA(ctx)
 			if err != nil {
@@ -261,42 +211,25 @@ already; programs with a trust store of their own need them.`,
 
 // ruleDetails returns what a rule matches, for a table.
 func ruleDetails(r types.Rule) string {
-	var parts []string
-	list := func(name string, values []string) {
-		if len(values) > 0 {
-			parts = append(parts, name+strings.Join(values, " "))
-		}
-	}
+	var d details
+	list := func(name string, values []string) { d.add(len(values) > 0, "%s", name+strings.Join(values, " ")) }
 	list("", r.Hosts)
 	list("", r.Addresses)
 	list("port ", r.Ports)
-	list("", nonEmpty(r.Scheme))
+	d.add(r.Scheme != "", "%s", r.Scheme)
 	list("", r.Methods)
 	list("", r.Paths)
 	list("with ", slices.Sorted(maps.Keys(r.Headers)))
-	if len(parts) == 0 {
-		return "everything"
-	}
-	return strings.Join(parts, ", ")
-}
-
-func nonEmpty(values ...string) []string {
-	return slices.DeleteFunc(values, func(s string) bool { return s == "" })
+	return cmp.Or(d.String(), "everything")
 }
 
 // ruleEffect returns the action of a rule for a table.
 func ruleEffect(r types.Rule) string {
-	var policies []string
-	for _, p := range r.Policies {
-		policies = append(policies, p.Name)
-	}
 	switch {
-	case len(policies) > 0:
-		return "through " + strings.Join(policies, " ")
+	case len(r.Policies) > 0:
+		return "through " + strings.Join(texts(r.Policies, func(p types.RulePolicy) string { return p.Name }), " ")
 	case r.Respond != nil:
 		return "respond"
-	case r.Reason != "":
-		return string(r.Action) + ": " + r.Reason
 	}
-	return string(r.Action)
+	return strings.TrimSuffix(fmt.Sprintf("%s: %s", r.Action, r.Reason), ": ")
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -64,20 +65,20 @@ func readToken(file string) (string, error) {
 // may listen.
 func (a *app) access() (access, error) {
 	acc := access{
-		URL:   first(a.apiURL, a.getenv("DOZE_API")),
+		URL:   cmp.Or(a.apiURL, a.getenv("DOZE_API")),
 		Token: a.getenv("DOZE_TOKEN"),
-		CA:    first(a.caFile, a.getenv("DOZE_CA")),
+		CA:    cmp.Or(a.caFile, a.getenv("DOZE_CA")),
 	}
 	local, home, err := a.local()
 	if err != nil {
 		return access{}, err
 	}
 	if acc.URL == "" || isLocal(acc.URL) {
-		acc.URL = first(acc.URL, local.URL)
+		acc.URL = cmp.Or(acc.URL, local.URL)
 		if acc.Token == "" && strings.HasPrefix(strings.ToLower(acc.URL), "http:") {
 			return access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
 		}
-		acc.Token = first(acc.Token, local.Token)
+		acc.Token = cmp.Or(acc.Token, local.Token)
 		if _, err := os.Stat(local.CA); err == nil && acc.CA == "" {
 			acc.CA = local.CA
 		}
@@ -91,15 +92,6 @@ func (a *app) access() (access, error) {
 func isLocal(address string) bool {
 	u, err := url.Parse(address)
 	return err == nil && client.IsLoopback(u.Hostname())
-}
-
-func first(values ...string) string {
-	for _, v := range values {
-		if v != "" {
-			return v
-		}
-	}
-	return ""
 }
 
 // node returns the client of the node.
@@ -178,16 +170,14 @@ DOZE_HOME and DOZE_HTTPS_PORT select the node.`,
 					variables = append(variables, [2]string{name, bundle})
 				}
 			}
-			if a.json {
-				named := map[string]string{}
-				for _, v := range variables {
-					named[v[0]] = v[1]
-				}
-				return a.printJSON(named)
-			}
+			named := map[string]string{}
 			var text strings.Builder
 			for _, v := range variables {
+				named[v[0]] = v[1]
 				fmt.Fprintf(&text, "export %s=%s\n", v[0], shellQuote(v[1]))
+			}
+			if a.json {
+				return a.printJSON(named)
 			}
 			_, err = io.WriteString(a.out, text.String())
 			return err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +22,7 @@ func (a *app) eventsCommand() *cobra.Command {
 the newest 4,096 events since the node started. This wakes none of them.`,
 		Example:           "  doze events -f\n  doze events shop",
 		Args:              wants(0, 1),
-		ValidArgsFunction: a.completeFirst,
+		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			if len(args) == 0 {
 				return a.feed(ctx, node, follow)
@@ -35,74 +34,84 @@ the newest 4,096 events since the node started. This wakes none of them.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"events": events})
-			}
-			for _, e := range events {
-				if err := a.printEvent(e); err != nil {
-					return err
-				}
-			}
-			return nil
+			return printItems(a, "events", events, eventText)
 		}),
 	}
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on until the sandbox is destroyed")
 	return cmd
 }
 
-// reconnectAfter is how long a follower waits after the node went away.
-const reconnectAfter = time.Second
-
 // errDestroyed ends followEvents after the last event.
 var errDestroyed = errors.New("the sandbox is destroyed")
 
-// followEvents prints every event once, also across restarts of the node.
+// followEvents prints the events of a sandbox until it is destroyed.
 func (a *app) followEvents(ctx context.Context, node *client.Client, sandbox string) error {
 	// By id from here on: another sandbox may get the name.
 	sb, err := node.Get(ctx, sandbox)
 	if err != nil {
 		return err
 	}
-	var last uint64
-	var unprinted error // the failure to print an event
-	for {
-		err := node.Follow(ctx, sb.ID, last, func(e types.Event) error {
-			last = e.Seq
-			print := a.printEvent
-			if a.json {
-				print = func(e types.Event) error { return a.printLine(e) }
+	return followItems(ctx, a, 0, func(e types.Event) uint64 { return e.Seq }, eventText, func(after uint64, each func(types.Event) error) error {
+		return node.Follow(ctx, sb.ID, after, func(e types.Event) error {
+			if err := each(e); err != nil || e.Type != types.EventTypeDestroyed {
+				return err
 			}
-			if unprinted = print(e); unprinted != nil {
-				return unprinted
-			}
-			if e.Type == "destroyed" {
-				return errDestroyed
-			}
+			return errDestroyed
+		})
+	})
+}
+
+// feed prints the events of all sandboxes. It reports on stderr when it missed events.
+func (a *app) feed(ctx context.Context, node *client.Client, follow bool) error {
+	if !follow {
+		events, _, err := node.Feed(ctx, "")
+		if err != nil {
+			return err
+		}
+		return printItems(a, "events", events, feedText)
+	}
+	return followItems(ctx, a, "", func(e types.FeedEvent) string { return e.Cursor }, feedText, func(after string, each func(types.FeedEvent) error) error {
+		return node.FollowFeed(ctx, after, each, func() error {
+			fmt.Fprintln(a.err, "doze: some events were missed; doze events SANDBOX has them")
 			return nil
 		})
-		switch {
-		case err == errDestroyed:
-			return nil
-		case unprinted != nil:
+	})
+}
+
+// followItems prints each item of a stream once, also across restarts of the node. stream
+// calls its function with each item after a cursor until the stream or the function fails.
+func followItems[T, C any](ctx context.Context, a *app, after C, cursor func(T) C, text func(T) string,
+	stream func(after C, each func(T) error) error) error {
+	for {
+		var unprinted error // the failure to print an item
+		err := stream(after, func(item T) error {
+			after = cursor(item)
+			unprinted = printItem(a, item, text)
+			return unprinted
+		})
+		if unprinted != nil {
 			return unprinted
 		}
-		if again, err := goOn(ctx, err); !again {
+		if again, err := awaitNode(ctx, err); !again {
 			return err
 		}
 	}
 }
 
-// goOn reports whether to follow again after a stream has ended with err, or returns the
+// reconnectAfter is how long a follower waits after the node went away.
+const reconnectAfter = time.Second
+
+// awaitNode reports whether to follow again after a stream has ended with err, or returns the
 // error to end with. It waits a moment for the node to restart.
-func goOn(ctx context.Context, err error) (again bool, _ error) {
-	var refused *problem.Problem
-	var unexpected *client.UnexpectedResponseError
+func awaitNode(ctx context.Context, err error) (again bool, _ error) {
+	refused, isProblem := errors.AsType[*problem.Problem](err)
+	unexpected, isUnexpected := errors.AsType[*client.UnexpectedResponseError](err)
 	switch {
 	case ctx.Err() != nil:
 		return false, ctx.Err()
-	case problem.Has(err, problem.SandboxNotFound), problem.Has(err, problem.PolicyNotFound):
+	case err == errDestroyed, problem.Has(err, problem.SandboxNotFound), problem.Has(err, problem.PolicyNotFound):
 		return false, nil // deleted since this command began
-	case errors.As(err, &refused) && refused.Status < 500, errors.As(err, &unexpected) && unexpected.Status < 500:
+	case isProblem && refused.Status < 500, isUnexpected && unexpected.Status < 500:
 		return false, err
 	}
 	timer := time.NewTimer(reconnectAfter)
@@ -115,51 +124,27 @@ func goOn(ctx context.Context, err error) (again bool, _ error) {
 	}
 }
 
-// followFrom passes on what comes after a seq, and goes on when the node comes back. follow
-// calls its function with each item until the stream or the function fails.
-func followFrom[T any](ctx context.Context, after uint64, seq func(T) uint64, print func(T) error,
-	follow func(after uint64, each func(T) error) error) error {
-	for {
-		var unprinted error // the failure to print an event
-		err := follow(after, func(item T) error {
-			after = seq(item)
-			unprinted = print(item)
-			return unprinted
-		})
-		if unprinted != nil {
-			return unprinted
-		}
-		if again, err := goOn(ctx, err); !again {
-			return err
-		}
-	}
+func eventText(e types.Event) string {
+	return timeline(e.Time, 0, "%-19s  %s", e.Type, eventDetails(e))
 }
 
-func (a *app) printEvent(e types.Event) error {
-	_, err := fmt.Fprintln(a.out, strings.TrimRight(fmt.Sprintf("%s  %-19s  %s", e.Time.Local().Format("2006-01-02 15:04:05.000"), clean(e.Type), clean(eventDetails(e))), " "))
-	return err
+func feedText(e types.FeedEvent) string {
+	return timeline(e.Time, 0, "%-20s  %-19s  %s", e.SandboxName, e.Type, eventDetails(e.Event))
 }
 
-// eventDetails says in a few words what an event has beyond its type.
+// eventDetails describes in a few words what an event has beyond its type.
 func eventDetails(e types.Event) string {
-	var parts []string
-	add := func(format string, value any, say bool) {
-		if say {
-			parts = append(parts, fmt.Sprintf(format, value))
-		}
-	}
-	add("%s", e.Kind, e.Kind != "")
-	add("in %s", milliseconds(e.DurationMS), e.DurationMS > 0)
-	add("for %s", e.Cause, e.Cause != "")
-	add("%s", e.Reason, e.Reason != "")
-	add("%s", e.Error, e.Error != "")
-	add("port %d", e.Port, e.Port != 0)
-	add("until %s", e.Until.Local().Format(time.DateTime), !e.Until.IsZero())
-	add("%s", e.Progress, e.Progress != "")
+	var d details
+	d.add(e.Kind != "", "%s", e.Kind)
+	d.add(e.DurationMS > 0, "in %s", milliseconds(e.DurationMS))
+	d.add(e.Cause != "", "for %s", e.Cause)
+	d.add(e.Reason != "", "%s", e.Reason)
+	d.add(e.Error != "", "%s", e.Error)
+	d.add(e.Port != 0, "port %d", e.Port)
+	d.add(!e.Until.IsZero(), "until %s", e.Until.Local().Format(time.DateTime))
+	d.add(e.Progress != "", "%s", e.Progress)
 	if p := e.Process; p != nil {
-		add("%s", p.Name, true)
-		add("%s", p.ID, true)
-		add("%s", processState(*p), true)
+		d.add(true, "%s, %s, %s", p.Name, p.ID, processState(*p))
 	}
-	return strings.Join(parts, ", ")
+	return d.String()
 }

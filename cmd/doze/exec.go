@@ -24,7 +24,7 @@ type execFlags struct {
 	timeout time.Duration
 	detach  bool
 	name    string
-	restart string
+	restart types.Restart
 	noStdin bool
 }
 
@@ -59,7 +59,7 @@ Exit codes of doze's own:
   echo 'print(6 * 7)' | doze exec shop -- python3 -
   doze exec -d --name web --restart on_wake --cwd /workspace shop -- npm run dev`,
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.completeFirst,
+		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return a.exec(cmd.Context(), f, args[0], args[1:])
 		},
@@ -71,19 +71,18 @@ Exit codes of doze's own:
 	flags.DurationVar(&f.timeout, "timeout", 0, "kill it with all its processes after so long (default never)")
 	flags.BoolVarP(&f.detach, "detach", "d", false, "run it in the background")
 	flags.StringVar(&f.name, "name", "", "with -d: name of the process")
-	flags.StringVar(&f.restart, "restart", "", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)")
+	choiceFlag(cmd, (*string)(&f.restart), "restart", "with -d: never, always (when it ends, and on a cold wake) or on_wake (on a cold wake)", "never", "always", "on_wake")
 	flags.BoolVarP(&f.noStdin, "no-stdin", "n", false, "do not read standard input; the command's is empty")
-	cmd.RegisterFlagCompletionFunc("restart", cobra.FixedCompletions([]string{"never", "always", "on_wake"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []string) error {
-	command, argv, err := commandOf(f.shell, words)
+	run, err := commandOf(f.shell, words)
 	if err != nil {
 		return err
 	}
-	env, err := a.environ(f.env)
-	if err != nil {
+	run.Cwd = f.cwd
+	if run.Env, err = a.environ(f.env); err != nil {
 		return err
 	}
 	if !f.detach && (f.name != "" || f.restart != "") {
@@ -100,23 +99,19 @@ func (a *app) exec(ctx context.Context, f execFlags, sandbox string, words []str
 		return err
 	}
 	if f.detach {
-		p, err := node.StartProcess(ctx, sandbox, types.StartProcessRequest{Command: types.Command{Command: command, Argv: argv, Cwd: f.cwd, Env: env}, Name: f.name, Restart: types.Restart(f.restart)})
+		p, err := node.StartProcess(ctx, sandbox, types.StartProcessRequest{Command: run, Name: f.name, Restart: f.restart})
 		if err != nil {
 			return err
 		}
-		if a.json {
-			return a.printJSON(p)
-		}
-		_, err = fmt.Fprintf(a.out, "%s  %s\n", clean(p.ID), clean(p.Name))
-		return err
+		return a.print(p, "%s  %s", p.ID, p.Name)
 	}
-	req := client.ExecRequest{Command: types.Command{Command: command, Argv: argv, Cwd: f.cwd, Env: env}, Timeout: types.Duration(f.timeout)}
+	req := client.ExecRequest{Command: run, Timeout: types.Duration(f.timeout)}
 	if f.timeout == 0 {
 		req.Timeout = client.NoTimeout // Ctrl-C ends it
 	}
 	streams := client.ExecStreams{Stdout: a.out, Stderr: a.err}
 	if !f.noStdin {
-		streams.Stdin = a.stdin(argv)
+		streams.Stdin = a.stdin(run.Argv)
 	}
 	return a.execAndWait(ctx, node, sandbox, req, streams)
 }
@@ -150,20 +145,17 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 	return nil
 }
 
-// commandOf decides what the words of a command line are: a script for the shell
-// or a command to run as it is.
-func commandOf(script string, words []string) (command string, argv []string, err error) {
+// commandOf distinguishes a script for the shell and a command to run as it is.
+func commandOf(script string, words []string) (types.Command, error) {
 	switch {
 	case script != "" && len(words) > 0:
-		return "", nil, usage.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
-	case script != "":
-		return script, nil, nil
-	case len(words) == 0:
-		return "", nil, usage.Errorf("no command given; write it after --: doze exec SANDBOX -- ls -l")
+		return types.Command{}, usage.Errorf("there are a script (-c) and a command (%s); give one of them", words[0])
+	case script == "" && len(words) == 0:
+		return types.Command{}, usage.Errorf("no command given; write it after --: doze exec SANDBOX -- ls -l")
 	case len(words) == 1 && strings.ContainsAny(words[0], " \t\n"):
-		return words[0], nil, nil
+		script, words = words[0], nil
 	}
-	return "", words, nil
+	return types.Command{Command: script, Argv: words}, nil
 }
 
 // stdin is what the command reads: nil when this program has no input, or may not
@@ -211,11 +203,4 @@ func (c *capture) Write(b []byte) (int, error) {
 	c.data = append(c.data, kept...)
 	c.truncated = c.truncated || len(kept) < len(b)
 	return len(b), nil
-}
-
-func writeTo(w io.Writer) func([]byte) error {
-	return func(b []byte) error {
-		_, err := w.Write(b)
-		return err
-	}
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,25 +50,22 @@ func (a *app) moveCommand(name, short, long string, move mover) *cobra.Command {
 		Short:             short,
 		Long:              short + ". " + long,
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.completeSandboxes,
+		ValidArgsFunction: a.complete(sandboxNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, sandbox string) error {
 			done := a.waiting(sandbox + ": " + name)
 			sb, err := move(node, ctx, sandbox)
 			done()
-			if err != nil {
-				return err
-			}
-			return a.printState(sb)
+			return a.printState(sb, err)
 		}),
 	}
 }
 
-func (a *app) printState(sb types.Sandbox) error {
-	if a.json {
-		return a.printJSON(sb)
+// printState prints the state of a sandbox that the node returned, unless it returned an error.
+func (a *app) printState(sb types.Sandbox, err error) error {
+	if err != nil {
+		return err
 	}
-	_, err := fmt.Fprintf(a.out, "%s  %s\n", clean(sb.Name), clean(sb.State))
-	return err
+	return a.print(sb, "%s  %s", sb.Name, sb.State)
 }
 
 func (a *app) holdCommand() *cobra.Command {
@@ -78,18 +74,14 @@ func (a *app) holdCommand() *cobra.Command {
 		Short:             "Keep a sandbox from sleeping by itself",
 		Long:              "Keep a sandbox from sleeping by itself for a while. 0s ends a hold.",
 		Args:              wants(2, 2),
-		ValidArgsFunction: a.completeFirst,
+		ValidArgsFunction: a.complete(oneSandbox),
 		Example:           "  doze hold shop 30m",
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			d, err := time.ParseDuration(args[1])
 			if err != nil || d < 0 {
 				return usage.Errorf("invalid duration %q; write it like 30m, 90s or 1h30m", args[1])
 			}
-			sb, err := node.Hold(ctx, args[0], d)
-			if err != nil {
-				return err
-			}
-			return a.printState(sb)
+			return a.printState(node.Hold(ctx, args[0], d))
 		}),
 	}
 }
@@ -102,7 +94,7 @@ func (a *app) removeCommand() *cobra.Command {
 		Short:             "Destroy sandboxes with their files",
 		Long:              "Destroy sandboxes with their files. Whatever runs in them is killed. This cannot be undone.",
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.completeSandboxes,
+		ValidArgsFunction: a.complete(sandboxNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
 			done := a.waiting(name + ": rm")
 			remove, missing := node.Delete, problem.SandboxNotFound
@@ -117,16 +109,17 @@ func (a *app) removeCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]string{"name": name, "state": "destroyed"})
-			}
-			_, err = fmt.Fprintf(a.out, "%s  destroyed\n", clean(name))
-			return err
+			return a.printGone(name, "destroyed")
 		}),
 	}
 	cmd.Flags().BoolVarP(&force, "force", "f", false, "no error for one that does not exist")
 	cmd.Flags().BoolVar(&quarantined, "quarantined", false, "remove containers in quarantine, by their ids (doze doctor lists them)")
 	return cmd
+}
+
+// printGone prints what became of something that was removed.
+func (a *app) printGone(name, state string) error {
+	return a.print(map[string]string{"name": name, "state": state}, "%s  %s", name, state)
 }
 
 func (a *app) adoptCommand() *cobra.Command {
@@ -143,11 +136,7 @@ only in the node's data: check them with doze egress rules.`,
 		Args:    wants(1, 1),
 		Example: "  doze adopt k3f9x2m7q1az --name shop",
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
-			sb, err := node.Adopt(ctx, args[0], name)
-			if err != nil {
-				return err
-			}
-			return a.printState(sb)
+			return a.printState(node.Adopt(ctx, args[0], name))
 		}),
 	}
 	cmd.Flags().StringVar(&name, "name", "", "the sandbox's name (default the one that it had last)")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -29,42 +30,26 @@ func (a *app) listCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"sandboxes": sandboxes})
-			}
 			if quiet {
-				t := newTable(a.out)
-				for _, sb := range sandboxes {
-					t.row(sb.Name)
-				}
-				return t.flush()
+				return printItems(a, "sandboxes", sandboxes, func(sb types.Sandbox) string { return clean(sb.Name) })
 			}
 			return a.printSandboxes(sandboxes)
 		}),
 	}
-	cmd.Flags().StringVar((*string)(&filter.State), "state", "", "only those in this state: "+strings.Join(states, ", "))
+	choiceFlag(cmd, (*string)(&filter.State), "state", "only those in this state: "+strings.Join(states, ", "), states...)
 	cmd.Flags().StringArrayVar(&filter.Labels, "label", nil, "only those with this label, as KEY=VALUE; may be repeated")
 	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "print names only")
-	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(states, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
 var states = []string{string(types.StateStarting), string(types.StateRunning), string(types.StateAsleep), string(types.StateStopped)}
 
 func (a *app) printSandboxes(sandboxes []types.Sandbox) error {
-	t := newTable(a.out, "NAME", "STATE", "SINCE", "IMAGE", "SIZE", "PORTS", "ACTIVE", "CREATED")
-	for _, sb := range sandboxes {
-		t.row(sb.Name, string(sb.State), ago(sb.StateSince), sb.Image, sb.Size, orDash(portNumbers(sb.Ports)), ago(sb.LastActiveAt), ago(sb.CreatedAt))
-	}
-	return t.flush()
-}
-
-func portNumbers(ports []types.Port) string {
-	var list []string
-	for _, p := range ports {
-		list = append(list, fmt.Sprint(p.Port))
-	}
-	return strings.Join(list, ",")
+	heads := []any{"NAME", "STATE", "SINCE", "IMAGE", "SIZE", "PORTS", "ACTIVE", "CREATED"}
+	return printTable(a, "sandboxes", sandboxes, heads, func(sb types.Sandbox) []any {
+		ports := cmp.Or(strings.Join(portNumbers(sb.Ports), ","), "-")
+		return []any{sb.Name, sb.State, ago(sb.StateSince), sb.Image, sb.Size, ports, ago(sb.LastActiveAt), ago(sb.CreatedAt)}
+	})
 }
 
 func (a *app) showCommand() *cobra.Command {
@@ -74,7 +59,7 @@ func (a *app) showCommand() *cobra.Command {
 		Short:             "Show all about sandboxes",
 		Long:              "Show all about sandboxes. This wakes none of them.",
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.completeSandboxes,
+		ValidArgsFunction: a.complete(sandboxNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
 			sb, err := node.Get(ctx, name)
 			if err != nil {
@@ -96,7 +81,7 @@ func (a *app) printSandbox(sb types.Sandbox) error {
 	t := newTable(a.out)
 	t.row("name", sb.Name)
 	t.row("id", sb.ID)
-	t.row("state", string(sb.State)+" for "+ago(sb.StateSince)+because(string(sb.StateReason)))
+	t.row("state", strings.TrimSuffix(fmt.Sprintf("%s for %s (%s)", sb.State, ago(sb.StateSince), sb.StateReason), " ()"))
 	if c := sb.Condition; c != nil {
 		t.row("condition", c.Message+" (for "+ago(c.Since)+")")
 	}
@@ -126,16 +111,9 @@ func (a *app) printSandbox(sb types.Sandbox) error {
 		t.row("port", fmt.Sprintf("%d  %s  (access %s, wake %s, host header %s, protocol %s, websocket %s)", p.Port, p.URL, p.Access, p.Wake, p.HostHeader, p.Protocol, p.WebSocket))
 	}
 	for _, p := range sb.Processes {
-		t.row("process", fmt.Sprintf("%s  %s  %s  %s", p.ID, p.Name, processState(p), commandLine(p.Command, p.Argv)))
+		t.row("process", fmt.Sprintf("%s  %s  %s  %s", p.ID, p.Name, processState(p), commandLine(p)))
 	}
 	return t.flush()
-}
-
-func because(reason string) string {
-	if reason == "" {
-		return ""
-	}
-	return " (" + reason + ")"
 }
 
 func moment(at time.Time) string {

@@ -41,7 +41,7 @@ const (
 	exitInterrupted   = 130 // as shells say it: 128 + SIGINT
 )
 
-// exitCode ends the program with that code and no further word.
+// exitCode ends the program with that code and without a message.
 type exitCode int
 
 func (e exitCode) Error() string { return fmt.Sprintf("exit code %d", int(e)) }
@@ -57,11 +57,11 @@ func (a *app) run(ctx context.Context, args []string) int {
 	if a.api != nil {
 		a.api.Close()
 	}
-	var code exitCode
+	code, exited := errors.AsType[exitCode](err)
 	switch {
 	case err == nil:
 		return 0
-	case errors.As(err, &code):
+	case exited:
 		return int(code)
 	case ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return exitInterrupted
@@ -74,9 +74,9 @@ func (a *app) run(ctx context.Context, args []string) int {
 
 // failureCode is the exit code for an error of doze's own.
 func failureCode(cmd *cobra.Command, err error) int {
-	wrong := (*usage.Error)(nil)
+	_, misused := errors.AsType[*usage.Error](err)
 	switch {
-	case cmd.Name() != execName && errors.As(err, &wrong):
+	case cmd.Name() != execName && misused:
 		return usage.ExitCode
 	case cmd.Name() != execName:
 		return exitFailed
@@ -91,23 +91,24 @@ func failureCode(cmd *cobra.Command, err error) int {
 // complain prints an error with what is known to help.
 func (a *app) complain(err error) {
 	fmt.Fprintf(a.err, "doze: %s\n", clean(strings.TrimSpace(err.Error())))
-	var refused *problem.Problem
-	if errors.As(err, &refused) && len(refused.Errors) > 1 {
-		for _, fault := range refused.Errors {
-			fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Hint, "; ")))
+	if refused, ok := errors.AsType[*problem.Problem](err); ok {
+		if len(refused.Errors) > 1 {
+			for _, fault := range refused.Errors {
+				fmt.Fprintf(a.err, "  %s: %s\n", clean(fault.Location), clean(strings.TrimSuffix(fault.Message+"; "+fault.Hint, "; ")))
+			}
+		}
+		if refused.Status >= 500 && refused.RequestID != "" {
+			fmt.Fprintf(a.err, "  the node's log has more about request %s\n", clean(refused.RequestID))
 		}
 	}
-	if refused != nil && refused.Status >= 500 && refused.RequestID != "" {
-		fmt.Fprintf(a.err, "  the node's log has more about request %s\n", clean(refused.RequestID))
-	}
-	var unreachable *client.UnreachableError
-	var distrusted *tls.CertificateVerificationError
+	_, unreachable := errors.AsType[*client.UnreachableError](err)
+	_, distrusted := errors.AsType[*tls.CertificateVerificationError](err)
 	switch {
-	case errors.As(err, &distrusted):
+	case distrusted:
 		fmt.Fprintln(a.err, "  DOZE_CA or --ca names the file with the CA of the node's certificate; on the node's machine `doze env` prints it")
 	case problem.Has(err, problem.SandboxBusy):
 		fmt.Fprintln(a.err, "  --force does it all the same: sleep pauses what is under way, stop ends it")
-	case errors.As(err, &unreachable):
+	case unreachable:
 		fmt.Fprintln(a.err, "  is it up? `make up` or `doze run` starts a node, `doze doctor` checks its requirements")
 	}
 }

@@ -72,11 +72,7 @@ func (a *app) versionCommand() *cobra.Command {
 		Short: "Print the version of this program",
 		Args:  wants(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			if a.json {
-				return a.printJSON(map[string]string{"version": version.String()})
-			}
-			_, err := fmt.Fprintf(a.out, "doze %s\n", version.String())
-			return err
+			return a.print(map[string]string{"version": version.String()}, "doze %s", version.String())
 		},
 	}
 }

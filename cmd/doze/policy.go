@@ -50,15 +50,9 @@ It runs the Go of this machine. Other languages have compilers of their own.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(built)
-			}
-			_, err = fmt.Fprintf(a.out, "%s  %s\n", built.File, size(built.Bytes))
-			return err
+			return a.print(built, "%s  %s", built.File, size(built.Bytes))
 		},
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		},
+		ValidArgsFunction: completeFolders,
 	}
 	cmd.Flags().StringVarP(&output, "output", "o", "", "write the module to this file")
 	return cmd

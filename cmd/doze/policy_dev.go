@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/cmd/internal/display"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
@@ -53,9 +54,7 @@ as changes.`,
 			}
 			return d.watch(cmd.Context())
 		},
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveFilterDirs
-		},
+		ValidArgsFunction: completeFolders,
 	}
 	f := cmd.Flags()
 	f.StringVar(&d.name, "name", "", "push it under this name (default: the folder's)")
@@ -83,7 +82,7 @@ func (d *developer) watch(ctx context.Context) error {
 	defer w.close()
 	for first := true; ; first = false {
 		err := d.round(ctx)
-		if failed := exitCode(0); err != nil && ctx.Err() == nil && !errors.As(err, &failed) {
+		if _, failed := errors.AsType[exitCode](err); err != nil && ctx.Err() == nil && !failed {
 			return err
 		}
 		if first && ctx.Err() == nil {
@@ -150,7 +149,7 @@ func (d *developer) round(ctx context.Context) error {
 // errorText is an error as it is printed: a compiler's output without what
 // precedes it.
 func errorText(err error) string {
-	if failed := (*buildError)(nil); errors.As(err, &failed) && strings.TrimSpace(failed.output) != "" {
+	if failed, ok := errors.AsType[*buildError](err); ok && strings.TrimSpace(failed.output) != "" {
 		return strings.TrimSpace(failed.output)
 	}
 	var b bytes.Buffer
@@ -165,7 +164,8 @@ func (d *developer) build(ctx context.Context) (devStep, error) {
 
 // test runs all suites. Without any, the step has no message.
 func (d *developer) test(ctx context.Context) (devStep, error) {
-	var all []testResult
+	var failed []testResult
+	count := 0
 	for _, pattern := range []string{"tests.json", "*.tests.json"} {
 		files, err := filepath.Glob(filepath.Join(globQuote(d.dir), pattern))
 		if err != nil {
@@ -180,21 +180,19 @@ func (d *developer) test(ctx context.Context) (devStep, error) {
 			if err != nil {
 				return devStep{}, err
 			}
-			all = append(all, results...)
+			count += len(results)
+			failed = append(failed, slices.DeleteFunc(results, func(r testResult) bool { return r.OK })...)
 		}
 	}
-	if len(all) == 0 {
+	switch {
+	case count == 0:
 		return devStep{}, nil
-	}
-	all, failed := slices.DeleteFunc(slices.Clone(all), func(r testResult) bool { return r.OK }), len(all)
-	if len(all) == 0 {
-		return devStep{OK: true, Message: fmt.Sprintf("%d of %d tests passed", failed, failed)}, nil
+	case len(failed) == 0:
+		return devStep{OK: true, Message: fmt.Sprintf("%d of %d tests passed", count, count)}, nil
 	}
 	var output bytes.Buffer
-	if err := printResults(&output, all); err != nil {
-		return devStep{}, err
-	}
-	return devStep{Message: fmt.Sprintf("%d of %d tests failed", len(all), failed), Output: output.String()}, nil
+	err := printResults(&output, failed)
+	return devStep{Message: fmt.Sprintf("%d of %d tests failed", len(failed), count), Output: output.String()}, err
 }
 
 func (d *developer) push(ctx context.Context) (devStep, error) {
@@ -206,17 +204,14 @@ func (d *developer) push(ctx context.Context) (devStep, error) {
 // report prints a step.
 func (d *developer) report(s devStep) error {
 	if d.json {
-		return d.printLine(s)
+		return display.JSON(d.out, s, "")
 	}
 	line := fmt.Sprintf("%-6s  %s", s.Step, clean(s.Message))
 	if s.DurationMS > 0 {
 		line += "  " + milliseconds(s.DurationMS)
 	}
 	_, err := fmt.Fprintln(d.out, line)
-	for text := range strings.Lines(s.Output) {
-		_, err = fmt.Fprintf(d.out, "        %s\n", clean(strings.TrimRight(text, "\r\n")))
-	}
-	return err
+	return errors.Join(err, indent(d.out, "        ", s.Output))
 }
 
 // globQuote quotes a path for filepath.Glob.

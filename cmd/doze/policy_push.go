@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,7 +24,7 @@ with the module that they began with; the next ones get the new.`,
 		Args:    wants(2, 2),
 		ValidArgsFunction: func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
 			if len(args) == 0 {
-				return a.completePolicy(cmd, args, word)
+				return a.complete(policyNames)(cmd, args, word)
 			}
 			return []string{"wasm"}, cobra.ShellCompDirectiveFilterFileExt
 		},
@@ -34,10 +36,7 @@ with the module that they began with; the next ones get the new.`,
 				return err
 			}
 			a.warn(policy.Warnings)
-			if a.json {
-				return a.printJSON(policy)
-			}
-			return a.printPushed(policy)
+			return a.print(policy, "%s  %s, %s", policy.Name, shortDigest(policy.Digest), size(policy.Size))
 		}),
 	}
 }
@@ -61,11 +60,6 @@ func pushFile(ctx context.Context, node *client.Client, name, file string) (type
 	return node.PushPolicy(ctx, name, f)
 }
 
-func (a *app) printPushed(policy types.Policy) error {
-	_, err := fmt.Fprintf(a.out, "%s  %s, %s\n", clean(policy.Name), clean(shortDigest(policy.Digest)), size(policy.Size))
-	return err
-}
-
 // shortDigest is enough of a digest to distinguish modules.
 func shortDigest(digest string) string {
 	kind, hex, _ := strings.Cut(digest, ":")
@@ -74,27 +68,22 @@ func shortDigest(digest string) string {
 
 func (a *app) listPoliciesCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "ls",
-		Short:             "List policies, and the rules that name them",
-		Args:              wants(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Use:   "ls",
+		Short: "List policies, and the rules that name them",
+		Args:  wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			policies, err := node.Policies(ctx)
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"policies": policies})
-			}
-			t := newTable(a.out, "NAME", "DIGEST", "SIZE", "CHANGED", "RULES")
-			for _, p := range policies {
+			heads := []any{"NAME", "DIGEST", "SIZE", "CHANGED", "RULES"}
+			return printTable(a, "policies", policies, heads, func(p types.Policy) []any {
 				changed := ago(p.UpdatedAt)
 				if p.BuiltIn {
 					changed = "built in"
 				}
-				t.row(p.Name, shortDigest(p.Digest), size(p.Size), changed, orDash(strings.Join(p.UsedBy, " ")))
-			}
-			return t.flush()
+				return []any{p.Name, shortDigest(p.Digest), size(p.Size), changed, cmp.Or(strings.Join(p.UsedBy, " "), "-")}
+			})
 		}),
 	}
 }
@@ -105,24 +94,19 @@ func (a *app) removePolicyCommand() *cobra.Command {
 		Short:             "Forget policies that were pushed",
 		Long:              "Forget policies that were pushed. Not while rules name them.",
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.completePolicy,
+		ValidArgsFunction: a.complete(policyNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
 			if err := node.DeletePolicy(ctx, name); err != nil {
 				return err
 			}
-			return a.printGone(name)
+			return a.printGone(name, "removed")
 		}),
 	}
 }
 
-func (a *app) completePolicy(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-	return a.complete(cmd, word, func(ctx context.Context, node *client.Client) (names []string) {
-		policies, _ := node.Policies(ctx)
-		for _, p := range policies {
-			if !p.BuiltIn {
-				names = append(names, p.Name)
-			}
-		}
-		return names
-	})
+// policyNames lists the policies that were pushed.
+func policyNames(ctx context.Context, node *client.Client, _ []string) []string {
+	policies, _ := node.Policies(ctx)
+	policies = slices.DeleteFunc(policies, func(p types.Policy) bool { return p.BuiltIn })
+	return texts(policies, func(p types.Policy) string { return p.Name })
 }

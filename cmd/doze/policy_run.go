@@ -89,9 +89,7 @@ Values of secrets are for the test: they are printed where the node would put th
 			}
 			return err
 		},
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return nil, cobra.ShellCompDirectiveDefault
-		},
+		ValidArgsFunction: completeFiles,
 	}
 	cmd.Flags().StringVar(&config, "config", "", "the policy's configuration, or @FILE (default: the configuration in REQUEST)")
 	cmd.Flags().StringArrayVar(&secrets, "secret", nil, "a secret, NAME=VALUE or NAME=@FILE")
@@ -100,7 +98,7 @@ Values of secrets are for the test: they are printed where the node would put th
 	return cmd
 }
 
-func (a *app) testSuite(ctx context.Context, file string, secrets []string, limits policy.Config) error {
+func (a *app) testSuite(ctx context.Context, file string, secrets []string, limits runnerLimits) error {
 	s, err := readSuite(file, secrets)
 	if err != nil {
 		return err
@@ -236,7 +234,7 @@ const (
 )
 
 // newTrial runs a request through a module.
-func newTrial(ctx context.Context, r *recorded, path string, limits policy.Config) (*trial, error) {
+func newTrial(ctx context.Context, r *recorded, path string, limits runnerLimits) (*trial, error) {
 	runner, err := newRunner(limits)
 	if err != nil {
 		return nil, err
@@ -252,7 +250,7 @@ func newTrial(ctx context.Context, r *recorded, path string, limits policy.Confi
 	t.Cost.ModuleBytes = module.size
 	began = time.Now()
 	chain, err := runner.configure(ctx, []step{{module: module, config: r.Config}})
-	if start := (*policy.StartError)(nil); errors.As(err, &start) {
+	if _, ok := errors.AsType[*policy.StartError](err); ok {
 		t.outcome = *runner.startFailure(verdictError, err)
 		return t, nil
 	}
@@ -297,14 +295,8 @@ func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }
 // print prints a trial for people.
 func (t *trial) print(w io.Writer) error {
 	var b strings.Builder
-	b.WriteString(t.Verdict)
-	if t.Reason != "" {
-		b.WriteString(": " + clean(t.Reason))
-	}
-	b.WriteString("\n")
-	for line := range strings.Lines(t.Detail) {
-		b.WriteString("  " + clean(strings.TrimRight(line, "\n")) + "\n")
-	}
+	b.WriteString(clean(t.summary()) + "\n")
+	indent(&b, "  ", t.Detail)
 	if t.Sent != nil {
 		fmt.Fprintf(&b, "\n> %s %s\n", clean(t.Sent.Method), clean(t.Sent.URL))
 		t.Sent.print(&b, "> ")
@@ -347,31 +339,29 @@ func (m *message) print(b *strings.Builder, mark string) {
 	}
 	b.WriteString(mark + "\n")
 	body := m.Body[:min(len(m.Body), maxPrinted)]
-	for line := range strings.Lines(body) {
-		b.WriteString(mark + clean(strings.TrimRight(line, "\r\n")) + "\n")
-	}
+	indent(b, mark, body)
 	if left := len(m.Body) - len(body); left > 0 {
 		fmt.Fprintf(b, "%s… and %s more\n", mark, size(int64(left)))
 	}
 }
 
-// runnerLimits are the limits of policies; a zero limit is the node's default.
-type runnerLimits = policy.Config
-
 // startFailure is the outcome of a policy that does not take its configuration.
 func (r *runner) startFailure(verdict string, err error) *outcome {
 	o := &outcome{Verdict: verdict, Reason: err.Error(), Log: r.log.drain()}
-	if start := (*policy.StartError)(nil); errors.As(err, &start) {
+	if start, ok := errors.AsType[*policy.StartError](err); ok {
 		o.Detail = start.Detail
 	}
 	return o
 }
 
+// runnerLimits are the limits of policies; a zero limit is the node's default.
+type runnerLimits = policy.Config
+
 // runner runs policies as the node does.
 type runner struct {
 	host    *policy.Host
-	limits  policy.Config
-	log     *policyLog
+	limits  runnerLimits
+	log     policyLog
 	modules map[string]runnerModule // by file or shipped name
 	offset  time.Duration           // of the policies' clock
 }
@@ -381,17 +371,14 @@ type runnerModule struct {
 	size int
 }
 
-func newRunner(limits policy.Config) (*runner, error) {
-	r := &runner{log: new(policyLog), modules: map[string]runnerModule{}}
-	defaults := policy.Defaults()
-	limits.MemoryLimit = cmp.Or(limits.MemoryLimit, defaults.MemoryLimit)
+func newRunner(limits runnerLimits) (*runner, error) {
+	r := &runner{modules: map[string]runnerModule{}}
+	limits.MemoryLimit = cmp.Or(limits.MemoryLimit, policy.Defaults().MemoryLimit)
 	limits.Now = func() time.Time { return time.Now().Add(r.offset) }
-	host, err := policy.NewHost(limits)
-	if err != nil {
-		return nil, err
-	}
-	r.host, r.limits = host, limits
-	return r, nil
+	r.limits = limits
+	var err error
+	r.host, err = policy.NewHost(limits)
+	return r, err
 }
 
 func (r *runner) close() {

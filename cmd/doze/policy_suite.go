@@ -40,7 +40,7 @@ type suitePolicy struct {
 
 type suiteTest struct {
 	Name     string           `json:"name"`
-	Request  suiteRequest     `json:"request"`
+	Request  recordedRequest  `json:"request"`
 	Response recordedResponse `json:"response"` // of the host; 200 without a body unless given
 	// Policies replace the suite's policies.
 	Policies []suitePolicy    `json:"policies"`
@@ -50,13 +50,6 @@ type suiteTest struct {
 	// After lets so much time pass before, for policies.
 	After duration  `json:"after"`
 	Want  suiteWant `json:"want"`
-}
-
-type suiteRequest struct {
-	Method  string         `json:"method"`
-	URL     string         `json:"url"`
-	Headers recordedHeader `json:"headers"`
-	Body    string         `json:"body"`
 }
 
 // suiteWant is the expected result. Absent fields match any value, but a policy must not
@@ -127,11 +120,10 @@ var secretPattern = regexp.MustCompile(`\{secret:([a-z0-9_-]{1,64})\}`)
 // withSecrets puts values in the place of {secret:NAME}.
 func withSecrets(text string, secrets map[string]string) string {
 	return secretPattern.ReplaceAllStringFunc(text, func(found string) string {
-		value, ok := secrets[secretPattern.FindStringSubmatch(found)[1]]
-		if !ok {
-			return found
+		if value, ok := secrets[secretPattern.FindStringSubmatch(found)[1]]; ok {
+			return value
 		}
-		return value
+		return found
 	})
 }
 
@@ -214,7 +206,7 @@ func (s *suite) check() error {
 		if err := r.check(); err != nil {
 			return fmt.Errorf("%s.request: %w", where, err)
 		}
-		t.Request.Method, t.Response = r.Method, r.Response
+		t.Request, t.Response = r.recordedRequest, r.Response
 		if err := t.Want.check(); err != nil {
 			return fmt.Errorf("%s.want: %w", where, err)
 		}
@@ -242,10 +234,7 @@ func (w *suiteWant) check() error {
 }
 
 func (t *suiteTest) recorded() *recorded {
-	return &recorded{
-		Method: t.Request.Method, URL: t.Request.URL, Headers: t.Request.Headers, Body: t.Request.Body,
-		Sandbox: *t.Sandbox, Response: t.Response,
-	}
+	return &recorded{recordedRequest: t.Request, Sandbox: *t.Sandbox, Response: t.Response}
 }
 
 // testResult is what became of one test.
@@ -424,17 +413,15 @@ func printResults(w io.Writer, results []testResult) error {
 		if r.OK || r.Last == nil {
 			continue
 		}
-		for line := range strings.Lines(r.Last.Detail) {
-			fmt.Fprintf(w, "      %s\n", clean(strings.TrimRight(line, "\n")))
-		}
+		indent(w, "      ", r.Last.Detail)
 		for _, line := range r.Last.Log {
 			fmt.Fprintf(w, "      log: %s\n", clean(line))
 		}
 	}
+	count, word := len(results), "passed"
 	if failed > 0 {
-		_, err := fmt.Fprintf(w, "%d of %d tests failed\n", failed, len(results))
-		return err
+		count, word = failed, "failed"
 	}
-	_, err := fmt.Fprintf(w, "%d of %d tests passed\n", len(results), len(results))
+	_, err := fmt.Fprintf(w, "%d of %d tests %s\n", count, len(results), word)
 	return err
 }

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
@@ -19,7 +22,6 @@ func (a *app) exposeCommand() *cobra.Command {
 	var req types.ExposePortRequest
 	var wait time.Duration
 	var remove bool
-	modes := []string{"wait-timeout"} // flags that --remove has no use for
 	cmd := &cobra.Command{
 		Use:   "expose SANDBOX PORT",
 		Short: "Give a port of a sandbox a preview URL",
@@ -28,14 +30,14 @@ all of its modes, those that are missing to their defaults. Its URL stays unless
 access changes.`,
 		Example:           "  doze expose shop 3000\n  doze expose shop 8080 --access public --wake never",
 		Args:              wants(2, 2),
-		ValidArgsFunction: a.completePort,
-		PreRunE: func(cmd *cobra.Command, _ []string) error {
-			for _, flag := range modes {
-				if remove && cmd.Flags().Changed(flag) {
-					return usage.Errorf("--remove ends the preview, so --%s is for nothing; give one of them", flag)
+		ValidArgsFunction: a.complete(exposedPorts),
+		PreRunE: func(cmd *cobra.Command, _ []string) (err error) {
+			cmd.LocalNonPersistentFlags().VisitAll(func(flag *pflag.Flag) {
+				if remove && flag.Changed && flag.Name != "remove" {
+					err = usage.Errorf("--remove ends the preview, so --%s is for nothing; give one of them", flag.Name)
 				}
-			}
-			return nil
+			})
+			return err
 		},
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			port, err := parsePort(args[1])
@@ -43,7 +45,10 @@ access changes.`,
 				return err
 			}
 			if remove {
-				return a.unexpose(ctx, node, args[0], port)
+				if err := node.Unexpose(ctx, args[0], port); err != nil {
+					return err
+				}
+				return a.print(map[string]any{"port": port, "state": "closed"}, "%d  closed", port)
 			}
 			req.Port, req.WaitTimeout = port, types.Duration(wait)
 			done := a.waiting(fmt.Sprintf("%s: waiting for a server on port %d", args[0], port))
@@ -52,38 +57,18 @@ access changes.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(exposed)
-			}
-			_, err = fmt.Fprintln(a.out, clean(exposed.URL))
-			return err
+			return a.print(exposed, "%s", exposed.URL)
 		}),
 	}
 	f := cmd.Flags()
-	choice := func(target *string, name, what string, values ...string) {
-		modes = append(modes, name)
-		f.StringVar(target, name, "", what)
-		cmd.RegisterFlagCompletionFunc(name, cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp))
-	}
-	choice((*string)(&req.Access), "access", "token (the URL has a secret, the default) or public", "token", "public")
-	choice((*string)(&req.Wake), "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
-	choice((*string)(&req.HostHeader), "host-header", "auto (the server sees the preview's host unless it rejects that, the default), rewrite (localhost:PORT) or preserve", "auto", "rewrite", "preserve")
-	choice((*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
-	choice((*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
+	choiceFlag(cmd, (*string)(&req.Access), "access", "token (the URL has a secret, the default) or public", "token", "public")
+	choiceFlag(cmd, (*string)(&req.Wake), "wake", "any (every request), navigation (a page that is open does not start a stopped sandbox, the default) or never (410 while it does not run)", "any", "navigation", "never")
+	choiceFlag(cmd, (*string)(&req.HostHeader), "host-header", "auto (the server sees the preview's host unless it rejects that, the default), rewrite (localhost:PORT) or preserve", "auto", "rewrite", "preserve")
+	choiceFlag(cmd, (*string)(&req.Protocol), "protocol", "auto (HTTP/1.1, and HTTP/2 without TLS for gRPC, the default), http1 or h2c", "auto", "http1", "h2c")
+	choiceFlag(cmd, (*string)(&req.WebSocket), "websocket", "sleep (a silent WebSocket lets the sandbox sleep, the default) or keep_awake", "sleep", "keep_awake")
 	f.DurationVar(&wait, "wait-timeout", 0, "time to wait for a server to listen on the port, at most 5m; wakes the sandbox")
 	f.BoolVar(&remove, "remove", false, "end the preview; its URL is never used again")
 	return cmd
-}
-
-func (a *app) unexpose(ctx context.Context, node *client.Client, sandbox string, port uint16) error {
-	if err := node.Unexpose(ctx, sandbox, port); err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(map[string]any{"port": port, "state": "closed"})
-	}
-	_, err := fmt.Fprintf(a.out, "%d  closed\n", port)
-	return err
 }
 
 func parsePort(text string) (uint16, error) {
@@ -101,7 +86,7 @@ func (a *app) openCommand() *cobra.Command {
 		Long: `Print the preview URL of a sandbox, and open it in the browser where there is one.
 PORT is needed only when several are exposed.`,
 		Args:              wants(1, 2),
-		ValidArgsFunction: a.completePort,
+		ValidArgsFunction: a.complete(exposedPorts),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			sb, err := node.Get(ctx, args[0])
 			if err != nil {
@@ -111,10 +96,7 @@ PORT is needed only when several are exposed.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(port)
-			}
-			if _, err := fmt.Fprintln(a.out, clean(port.URL)); err != nil {
+			if err := a.print(port, "%s", port.URL); err != nil || a.json {
 				return err
 			}
 			return a.browse(ctx, port.URL)
@@ -123,25 +105,23 @@ PORT is needed only when several are exposed.`,
 }
 
 func choosePort(sb types.Sandbox, args []string) (types.Port, error) {
-	if len(sb.Ports) == 0 {
+	exposed := strings.Join(portNumbers(sb.Ports), ",")
+	switch {
+	case len(sb.Ports) == 0:
 		return types.Port{}, fmt.Errorf("%s has no preview; doze expose %s PORT makes one", sb.Name, sb.Name)
-	}
-	if len(args) == 0 {
-		if len(sb.Ports) > 1 {
-			return types.Port{}, fmt.Errorf("%s has several previews; name the port: %s", sb.Name, portNumbers(sb.Ports))
-		}
+	case len(args) == 0 && len(sb.Ports) > 1:
+		return types.Port{}, fmt.Errorf("%s has several previews; name the port: %s", sb.Name, exposed)
+	case len(args) == 0:
 		return sb.Ports[0], nil
 	}
 	number, err := parsePort(args[0])
 	if err != nil {
 		return types.Port{}, err
 	}
-	for _, p := range sb.Ports {
-		if p.Port == number {
-			return p, nil
-		}
+	if i := slices.IndexFunc(sb.Ports, func(p types.Port) bool { return p.Port == number }); i >= 0 {
+		return sb.Ports[i], nil
 	}
-	return types.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; doze expose %s %d makes one", number, sb.Name, portNumbers(sb.Ports), sb.Name, number)
+	return types.Port{}, fmt.Errorf("port %d of %s has no preview, but %s has; doze expose %s %d makes one", number, sb.Name, exposed, sb.Name, number)
 }
 
 // browse opens an address in the browser if a person with a desktop asked for it.

@@ -15,20 +15,107 @@ import (
 	"github.com/doze-run/doze/cmd/internal/display"
 )
 
+// print prints a line of text, or with --json the JSON of v.
+func (a *app) print(v any, format string, args ...any) error {
+	if a.json {
+		return a.printJSON(v)
+	}
+	_, err := fmt.Fprintln(a.out, clean(fmt.Sprintf(format, args...)))
+	return err
+}
+
 // printJSON prints v as the API wrote it, indented.
-func (a *app) printJSON(v any) error { return a.encode(v, "  ") }
+func (a *app) printJSON(v any) error { return display.JSON(a.out, v, "  ") }
 
-// printLine prints v as one line of JSON, for streams.
-func (a *app) printLine(v any) error { return a.encode(v, "") }
+// printItem prints an item of a stream: its text, or with --json one line of JSON.
+func printItem[T any](a *app, item T, text func(T) string) error {
+	if a.json {
+		return display.JSON(a.out, item, "")
+	}
+	_, err := fmt.Fprintln(a.out, text(item))
+	return err
+}
 
-func (a *app) encode(v any, indent string) error { return display.JSON(a.out, v, indent) }
+// printItems prints the texts of a list, or with --json an object with the list.
+func printItems[T any](a *app, name string, list []T, text func(T) string) error {
+	if a.json {
+		return a.printJSON(map[string]any{name: list})
+	}
+	for _, item := range list {
+		if err := printItem(a, item, text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printTable prints a row for each item of a list below the heads, or with --json an object
+// with the list.
+func printTable[T any](a *app, name string, list []T, heads []any, row func(T) []any) error {
+	if a.json {
+		return a.printJSON(map[string]any{name: list})
+	}
+	t := newTable(a.out, heads...)
+	for _, item := range list {
+		t.row(row(item)...)
+	}
+	return t.flush()
+}
+
+// timeline is a line about what happened at a moment, after that many lines that were lost.
+func timeline(at time.Time, lost uint64, format string, cells ...any) string {
+	for i, cell := range cells {
+		cells[i] = clean(fmt.Sprint(cell))
+	}
+	line := at.Local().Format("2006-01-02 15:04:05.000") + "  " + strings.TrimRight(fmt.Sprintf(format, cells...), " ")
+	if lost > 0 {
+		line = fmt.Sprintf("… %d more that came too fast\n%s", lost, line)
+	}
+	return line
+}
+
+// details collects what is known of something, to be printed in one line.
+type details []string
+
+func (d *details) add(known bool, format string, args ...any) {
+	if known {
+		*d = append(*d, fmt.Sprintf(format, args...))
+	}
+}
+
+func (d details) String() string { return strings.Join(d, ", ") }
+
+// indent writes the lines of a text, each after a prefix.
+func indent(w io.Writer, prefix, text string) (err error) {
+	for line := range strings.Lines(text) {
+		_, err = fmt.Fprintf(w, "%s%s\n", prefix, clean(strings.TrimRight(line, "\r\n")))
+	}
+	return err
+}
+
+// texts returns a text for each item of a list.
+func texts[T any](list []T, text func(T) string) []string {
+	var all []string
+	for _, item := range list {
+		all = append(all, text(item))
+	}
+	return all
+}
+
+// last returns the end of a list, so many long; 0 is all of it.
+func last[T any](list []T, n int) []T {
+	if n <= 0 || len(list) <= n {
+		return list
+	}
+	return list[len(list)-n:]
+}
 
 // table aligns rows of cells.
 type table struct {
 	w *tabwriter.Writer
 }
 
-func newTable(w io.Writer, heads ...string) *table {
+func newTable(w io.Writer, heads ...any) *table {
 	t := &table{tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)}
 	if len(heads) > 0 {
 		t.row(heads...)
@@ -36,11 +123,9 @@ func newTable(w io.Writer, heads ...string) *table {
 	return t
 }
 
-func (t *table) row(cells ...string) {
-	for i := range cells {
-		cells[i] = clean(cells[i])
-	}
-	fmt.Fprintln(t.w, strings.TrimRight(strings.Join(cells, "\t"), "\t"))
+func (t *table) row(cells ...any) {
+	line := strings.Join(texts(cells, func(cell any) string { return clean(fmt.Sprint(cell)) }), "\t")
+	fmt.Fprintln(t.w, strings.TrimRight(line, "\t"))
 }
 
 func (t *table) flush() error { return t.w.Flush() }
@@ -76,14 +161,7 @@ func span(d time.Duration) string {
 	if d == 0 {
 		return "never"
 	}
-	s := d.String()
-	if strings.HasSuffix(s, "m0s") {
-		s = strings.TrimSuffix(s, "0s")
-	}
-	if strings.HasSuffix(s, "h0m") {
-		s = strings.TrimSuffix(s, "0m")
-	}
-	return s
+	return strings.NewReplacer("h0m0s", "h", "m0s", "m").Replace(d.String())
 }
 
 // size is a number of bytes, such as 1.2 MiB.
@@ -116,14 +194,6 @@ func cpuTime(seconds float64) string {
 		return fmt.Sprintf("%.2fs", seconds)
 	}
 	return time.Duration(seconds * float64(time.Second)).Truncate(time.Second).String()
-}
-
-// orDash is s, or a hyphen where a cell would be empty.
-func orDash(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
 }
 
 // isTerminal reports whether w is a terminal.

@@ -78,7 +78,7 @@ func sendProbe(ctx context.Context, t *testing.T, r *runner, module runnerModule
 	}
 	defer c.release()
 	o, err := c.send(ctx, &recorded{
-		Method: http.MethodPost, URL: probe.URL, Body: p.Body, Secrets: probe.Secrets,
+		recordedRequest: recordedRequest{Method: http.MethodPost, URL: probe.URL, Body: p.Body}, Secrets: probe.Secrets,
 		Response: recordedResponse{Status: http.StatusOK, Headers: recordedHeader{probe.UpstreamHeader: {"yes"}}, Body: probe.UpstreamBody},
 	}, p.Name)
 	if err != nil {

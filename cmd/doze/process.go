@@ -1,15 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
 	"github.com/doze-run/doze/api/types"
+	"github.com/doze-run/doze/cmd/internal/display"
 )
 
 func (a *app) psCommand() *cobra.Command {
@@ -18,20 +19,16 @@ func (a *app) psCommand() *cobra.Command {
 		Short:             "List the processes in the background of a sandbox",
 		Long:              "List the processes in the background of a sandbox, as last known. This does not wake it.",
 		Args:              wants(1, 1),
-		ValidArgsFunction: a.completeFirst,
+		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			processes, err := node.Processes(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"processes": processes})
-			}
-			t := newTable(a.out, "ID", "NAME", "PID", "STATE", "RESTART", "STARTED", "COMMAND")
-			for _, p := range processes {
-				t.row(p.ID, p.Name, strconv.Itoa(p.PID), processState(p), string(p.Restart), ago(p.StartedAt), commandLine(p.Command, p.Argv))
-			}
-			return t.flush()
+			heads := []any{"ID", "NAME", "PID", "STATE", "RESTART", "STARTED", "COMMAND"}
+			return printTable(a, "processes", processes, heads, func(p types.Process) []any {
+				return []any{p.ID, p.Name, p.PID, processState(p), p.Restart, ago(p.StartedAt), commandLine(p)}
+			})
 		}),
 	}
 }
@@ -40,19 +37,14 @@ func (a *app) psCommand() *cobra.Command {
 func processState(p types.Process) string {
 	switch {
 	case p.Signal != "":
-		return string(p.State) + " (" + p.Signal + ")"
+		return fmt.Sprintf("%s (%s)", p.State, p.Signal)
 	case p.ExitCode != nil:
-		return string(p.State) + " (" + strconv.Itoa(*p.ExitCode) + ")"
+		return fmt.Sprintf("%s (%d)", p.State, *p.ExitCode)
 	}
 	return string(p.State)
 }
 
-func commandLine(command string, argv []string) string {
-	if command != "" {
-		return command
-	}
-	return strings.Join(argv, " ")
-}
+func commandLine(p types.Process) string { return cmp.Or(p.Command, strings.Join(p.Argv, " ")) }
 
 func (a *app) logsCommand() *cobra.Command {
 	var follow bool
@@ -63,7 +55,7 @@ func (a *app) logsCommand() *cobra.Command {
 This wakes the sandbox, because
 the output is kept inside it; -f keeps it awake.`,
 		Args:              wants(2, 2),
-		ValidArgsFunction: a.completeProcess,
+		ValidArgsFunction: a.complete(processNames),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			return node.Logs(ctx, args[0], args[1], follow, a.printLog)
 		}),
@@ -72,20 +64,20 @@ the output is kept inside it; -f keeps it awake.`,
 	return cmd
 }
 
-func (a *app) printLog(l client.Log) error {
+func (a *app) printLog(l client.Log) (err error) {
 	switch {
 	case a.json:
-		return a.printLine(l)
+		err = display.JSON(a.out, l, "")
 	case l.Dropped > 0:
-		_, err := fmt.Fprintf(a.err, "doze: %s of output are left out: they were overwritten before they could be read\n", size(l.Dropped))
-		return err
+		_, err = fmt.Fprintf(a.err, "doze: %s of output are left out: they were overwritten before they could be read\n", size(l.Dropped))
 	case l.Exit != nil:
-		fmt.Fprintf(a.err, "doze: %s is %s\n", clean(l.Exit.Name), clean(processState(*l.Exit)))
-		return nil
+		_, err = fmt.Fprintf(a.err, "doze: %s is %s\n", clean(l.Exit.Name), clean(processState(*l.Exit)))
 	case l.Stream == types.LogStreamStderr:
-		return writeTo(a.err)(l.Data)
+		_, err = a.err.Write(l.Data)
+	default:
+		_, err = a.out.Write(l.Data)
 	}
-	return writeTo(a.out)(l.Data)
+	return err
 }
 
 func (a *app) killCommand() *cobra.Command {
@@ -98,7 +90,7 @@ started: SIGTERM, and after 5
 seconds SIGKILL. It is not started again. With --signal only that is sent.`,
 		Example:           "  doze kill shop web\n  doze kill --signal HUP shop web",
 		Args:              wants(2, 2),
-		ValidArgsFunction: a.completeProcess,
+		ValidArgsFunction: a.complete(processNames),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			done := a.waiting(fmt.Sprintf("%s: kill %s", args[0], args[1]))
 			p, err := node.StopProcess(ctx, args[0], args[1], signal)
@@ -106,11 +98,7 @@ seconds SIGKILL. It is not started again. With --signal only that is sent.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(p)
-			}
-			_, err = fmt.Fprintf(a.out, "%s  %s  %s\n", clean(p.ID), clean(p.Name), clean(processState(p)))
-			return err
+			return a.print(p, "%s  %s  %s", p.ID, p.Name, processState(p))
 		}),
 	}
 	cmd.Flags().StringVarP(&signal, "signal", "s", "", "only send this signal, such as HUP")

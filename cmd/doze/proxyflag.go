@@ -1,6 +1,12 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"context"
+
+	"github.com/spf13/cobra"
+
+	"github.com/doze-run/doze/api/client"
+)
 
 // egressSubject is the subject of a command about egress: a sandbox, which its first
 // argument names, or with --proxy the owner's clients of the proxy.
@@ -22,12 +28,12 @@ func (s *egressSubject) wants(more int) cobra.PositionalArgs {
 
 // complete completes the sandbox.
 func (s *egressSubject) complete(a *app) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
+	return a.complete(func(ctx context.Context, node *client.Client, args []string) []string {
 		if s.proxy {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+			return nil
 		}
-		return a.completeFirst(cmd, args, word)
-	}
+		return oneSandbox(ctx, node, args)
+	})
 }
 
 // split returns the sandbox, empty for the proxy, and the arguments after it.

@@ -16,15 +16,18 @@ import (
 
 // recorded is a request in a file, with the policy's configuration and secrets.
 type recorded struct {
-	Method  string         `json:"method"`
-	URL     string         `json:"url"`
-	Headers recordedHeader `json:"headers"`
-	Body    string         `json:"body"`
-
+	recordedRequest
 	Config   json.RawMessage   `json:"config"`
 	Secrets  map[string]string `json:"secrets"`
 	Sandbox  recordedSandbox   `json:"sandbox"`
 	Response recordedResponse  `json:"response"` // of the host; 200 without a body unless given
+}
+
+type recordedRequest struct {
+	Method  string         `json:"method"`
+	URL     string         `json:"url"`
+	Headers recordedHeader `json:"headers"`
+	Body    string         `json:"body"`
 }
 
 type recordedSandbox struct {
@@ -99,7 +102,7 @@ func (r *recorded) readHTTP(text []byte) error {
 		return err
 	}
 	request.URL.Scheme, request.URL.Host = cmp.Or(request.URL.Scheme, "https"), request.Host
-	r.Method, r.URL, r.Headers, r.Body = request.Method, request.URL.String(), recordedHeader(request.Header), string(body)
+	r.recordedRequest = recordedRequest{request.Method, request.URL.String(), recordedHeader(request.Header), string(body)}
 	return nil
 }
 

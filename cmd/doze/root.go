@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -107,22 +108,12 @@ func flagError(cmd *cobra.Command, err error) error {
 	hint := cmd.CommandPath() + " --help lists its flags"
 	if cmd.Name() == execName && strings.HasPrefix(err.Error(), "unknown") {
 		hint = "put -- before a command that has flags of its own: doze exec SANDBOX -- COMMAND…"
-		if isInteractiveFlag(err) {
+		interactive := []string{"'i' in -i", "'t' in -t", "flag: --interactive", "flag: --tty"} // as for docker exec
+		if slices.ContainsFunc(interactive, func(flag string) bool { return strings.Contains(err.Error(), flag) }) {
 			hint = "leave -i and -t out: standard input is read without a flag (-n prevents it), and sandboxes have no terminals"
 		}
 	}
 	return fmt.Errorf("%w; %s", err, hint)
-}
-
-// isInteractiveFlag reports whether an unknown flag is one of docker exec -it and
-// its spellings.
-func isInteractiveFlag(err error) bool {
-	for _, flag := range []string{"'i' in -i", "'t' in -t", "flag: --interactive", "flag: --tty"} {
-		if strings.Contains(err.Error(), flag) {
-			return true
-		}
-	}
-	return false
 }
 
 // wants returns a check of the number of arguments; most < 0 means any. The error

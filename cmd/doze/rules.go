@@ -2,12 +2,11 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 
@@ -37,14 +36,18 @@ sandbox's. With --default inherit the rules before decide.`,
   doze egress rules --set rules.json
   doze egress rules shop --default deny`,
 		Args:              wants(0, 1),
-		ValidArgsFunction: a.completeFirst,
+		ValidArgsFunction: a.complete(oneSandbox),
 		RunE: a.withNode(func(ctx context.Context, api *client.Client, args []string) error {
-			sandbox := first(args...)
+			sandbox := cmp.Or(args...)
 			switch {
 			case node && (sandbox != "" || file != "" || def != ""):
 				return usage.Errorf("--node is about the operator's rules, which are in the node's Caddyfile; give it alone")
 			case node:
-				return a.printNodeRules(ctx, api)
+				set, err := api.NodeRules(ctx)
+				if err != nil {
+					return err
+				}
+				return a.printRules(set, set.Rules, set.Default)
 			case file != "":
 				return a.setRules(ctx, api, sandbox, file, def)
 			case def != "":
@@ -55,17 +58,13 @@ sandbox's. With --default inherit the rules before decide.`,
 				return err
 			}
 			a.warn(set.Warnings)
-			if a.json {
-				return a.printJSON(set)
-			}
-			return a.printRules(set.Rules, set.Default)
+			return a.printRules(set, set.Rules, set.Default)
 		}),
 	}
 	cmd.Flags().StringVar(&file, "set", "", "replace the rules with the rules in this file; - for the standard input")
 	cmd.Flags().BoolVar(&node, "node", false, "print the rules of the node")
-	cmd.Flags().StringVar(&def, "default", "", "set the verdict of requests that match no rule: inherit or deny")
+	choiceFlag(cmd, &def, "default", "set the verdict of requests that match no rule: inherit or deny", "inherit", "deny")
 	cmd.MarkFlagFilename("set", "json")
-	cmd.RegisterFlagCompletionFunc("default", cobra.FixedCompletions([]string{"inherit", "deny"}, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
 
@@ -85,7 +84,9 @@ node's operator, such as package registries. A rule names one as a host:
 				return err
 			}
 			if len(args) == 0 {
-				return a.printPresets(presets)
+				return printTable(a, "presets", presets, []any{"NAME", "SOURCE", "HOSTS", "WHAT"}, func(p types.Preset) []any {
+					return []any{p.Name, p.Source, len(p.Hosts), p.Description}
+				})
 			}
 			i := slices.IndexFunc(presets, func(p types.Preset) bool { return p.Name == strings.TrimPrefix(args[0], "preset:") })
 			if i < 0 {
@@ -102,29 +103,11 @@ node's operator, such as package registries. A rule names one as a host:
 	}
 }
 
-func (a *app) printPresets(presets []types.Preset) error {
+// printRules prints the rules of a set, or with --json the set.
+func (a *app) printRules(set any, list json.RawMessage, def string) error {
 	if a.json {
-		return a.printJSON(map[string]any{"presets": presets})
+		return a.printJSON(set)
 	}
-	t := newTable(a.out, "NAME", "SOURCE", "HOSTS", "WHAT")
-	for _, p := range presets {
-		t.row(p.Name, string(p.Source), fmt.Sprint(len(p.Hosts)), p.Description)
-	}
-	return t.flush()
-}
-
-func (a *app) printNodeRules(ctx context.Context, node *client.Client) error {
-	rules, err := node.NodeRules(ctx)
-	if err != nil {
-		return err
-	}
-	if a.json {
-		return a.printJSON(rules)
-	}
-	return a.printRules(rules.Rules, rules.Default)
-}
-
-func (a *app) printRules(list json.RawMessage, def string) error {
 	var rules []types.Rule
 	if err := json.Unmarshal(list, &rules); err != nil {
 		return fmt.Errorf("unexpected form of rules: %w", err)
@@ -144,26 +127,19 @@ func (a *app) printRules(list json.RawMessage, def string) error {
 const maxRules = 2 << 20
 
 func (a *app) setRules(ctx context.Context, node *client.Client, sandbox, file, def string) error {
-	in := a.in
-	if file != "-" {
-		f, err := os.Open(file)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		in = f
+	path := file
+	if file == "-" {
+		path = "" // the standard input
 	}
-	text, err := io.ReadAll(io.LimitReader(in, maxRules))
+	text, err := a.readInput("the rules", path, maxRules)
 	if err != nil {
-		return fmt.Errorf("read the rules: %w", err)
+		return err
 	}
 	update, err := parseRules(text)
 	if err != nil {
 		return fmt.Errorf("%s: %w", file, err)
 	}
-	if def != "" {
-		update.Default = def
-	}
+	update.Default = cmp.Or(def, update.Default)
 	return a.updateRules(ctx, node, sandbox, update)
 }
 
@@ -182,11 +158,7 @@ func (a *app) updateRules(ctx context.Context, node *client.Client, sandbox stri
 		return err
 	}
 	a.warn(set.Warnings)
-	if a.json {
-		return a.printJSON(set)
-	}
-	_, err = fmt.Fprintf(a.out, "revision %d\n", set.Revision)
-	return err
+	return a.print(set, "revision %d", set.Revision)
 }
 
 // warn prints what the API warns of.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,19 +13,18 @@ import (
 	"golang.org/x/term"
 
 	"github.com/doze-run/doze/api/client"
+	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/cmd/internal/usage"
 )
 
 func (a *app) secretCommand() *cobra.Command {
-	cmd := group("secret", "Secrets that policies put into requests of sandboxes",
-		"Secrets that policies put into requests of sandboxes. Sandboxes never see them, and their values cannot be read again.")
+	cmd := &cobra.Command{
+		Use:   "secret",
+		Short: "Secrets that policies put into requests of sandboxes",
+		Long:  "Secrets that policies put into requests of sandboxes. Sandboxes never see them, and their values cannot be read again.",
+	}
 	cmd.AddCommand(a.setSecretCommand(), a.listSecretsCommand(), a.removeSecretCommand())
 	return cmd
-}
-
-// group is a command that only has others below it.
-func group(name, short, long string) *cobra.Command {
-	return &cobra.Command{Use: name, Short: short, Long: long}
 }
 
 func (a *app) setSecretCommand() *cobra.Command {
@@ -47,7 +47,7 @@ It is sent to the hosts that --host names, and to no others.`,
 			}
 			return wants(1, 1)(cmd, args)
 		},
-		ValidArgsFunction: a.completeSecret,
+		ValidArgsFunction: a.complete(secretNames),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, args []string) error {
 			if len(hosts) == 0 {
 				return usage.Errorf("name the hosts that the secret may be sent to: --host api.github.com; may be repeated")
@@ -60,25 +60,42 @@ It is sent to the hosts that --host names, and to no others.`,
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(secret)
-			}
-			_, err = fmt.Fprintf(a.out, "%s  version %d, for %s\n", clean(secret.Name), secret.Version, clean(strings.Join(secret.Hosts, " ")))
-			return err
+			return a.print(secret, "%s  version %d, for %s", secret.Name, secret.Version, strings.Join(secret.Hosts, " "))
 		}),
 	}
 	cmd.Flags().StringArrayVar(&hosts, "host", nil, "a host that it may be sent to, or *.example.com for all below one; may be repeated")
 	cmd.Flags().StringVar(&file, "from-file", "", "read the value from this file")
 	cmd.MarkFlagFilename("from-file")
-	cmd.RegisterFlagCompletionFunc("host", cobra.NoFileCompletions)
 	return cmd
 }
 
 // maxSecret is more than the API accepts, whose error then has its limit.
-const maxSecret = 64<<10 + 2
+const maxSecret = 64<<10 + 3
 
 // readSecret reads a value, without echo where a person types it.
 func (a *app) readSecret(file string) ([]byte, error) {
+	if screen, ok := a.in.(*os.File); ok && file == "" && isTerminal(screen) {
+		fmt.Fprint(a.err, "value (not shown): ")
+		value, err := term.ReadPassword(int(screen.Fd()))
+		fmt.Fprintln(a.err)
+		return value, err
+	}
+	value, err := a.readInput("the value", file, maxSecret)
+	if err != nil {
+		return nil, err
+	}
+	if text, ok := bytes.CutSuffix(value, []byte("\n")); ok {
+		value = bytes.TrimSuffix(text, []byte("\r"))
+	}
+	if len(value) == 0 {
+		return nil, errors.New("there is no value; write it to the standard input, or name its file with --from-file")
+	}
+	return value, nil
+}
+
+// readInput reads a file, or without one the standard input. It ignores the rest of a longer
+// text.
+func (a *app) readInput(what, file string, most int64) ([]byte, error) {
 	in := a.in
 	if file != "" {
 		f, err := os.Open(file)
@@ -87,48 +104,32 @@ func (a *app) readSecret(file string) ([]byte, error) {
 		}
 		defer f.Close()
 		in = f
-	} else if screen, ok := in.(*os.File); ok && isTerminal(screen) {
-		fmt.Fprint(a.err, "value (not shown): ")
-		value, err := term.ReadPassword(int(screen.Fd()))
-		fmt.Fprintln(a.err)
-		return value, err
 	}
-	value, err := io.ReadAll(io.LimitReader(in, maxSecret+1))
+	text, err := io.ReadAll(io.LimitReader(in, most))
 	if err != nil {
-		return nil, fmt.Errorf("read the value: %w", err)
+		return nil, fmt.Errorf("read %s: %w", what, err)
 	}
-	if text, ok := strings.CutSuffix(string(value), "\n"); ok {
-		value = []byte(strings.TrimSuffix(text, "\r"))
-	}
-	if len(value) == 0 {
-		return nil, errors.New("there is no value; write it to the standard input, or name its file with --from-file")
-	}
-	return value, nil
+	return text, nil
 }
 
 func (a *app) listSecretsCommand() *cobra.Command {
 	return &cobra.Command{
-		Use:               "ls",
-		Short:             "List secrets, without their values",
-		Args:              wants(0, 0),
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Use:   "ls",
+		Short: "List secrets, without their values",
+		Args:  wants(0, 0),
 		RunE: a.withNode(func(ctx context.Context, node *client.Client, _ []string) error {
 			secrets, err := node.Secrets(ctx)
 			if err != nil {
 				return err
 			}
-			if a.json {
-				return a.printJSON(map[string]any{"secrets": secrets})
-			}
-			t := newTable(a.out, "NAME", "VERSION", "CHANGED", "HOSTS")
-			for _, s := range secrets {
+			heads := []any{"NAME", "VERSION", "CHANGED", "HOSTS"}
+			return printTable(a, "secrets", secrets, heads, func(s types.Secret) []any {
 				hosts := strings.Join(s.Hosts, " ")
 				if s.Unreadable {
 					hosts = "cannot be decrypted: set it again"
 				}
-				t.row(s.Name, fmt.Sprint(s.Version), ago(s.UpdatedAt), hosts)
-			}
-			return t.flush()
+				return []any{s.Name, s.Version, ago(s.UpdatedAt), hosts}
+			})
 		}),
 	}
 }
@@ -139,31 +140,17 @@ func (a *app) removeSecretCommand() *cobra.Command {
 		Short:             "Forget secrets",
 		Long:              "Forget secrets. Requests of rules that use them are refused from then on.",
 		Args:              wants(1, -1),
-		ValidArgsFunction: a.completeSecret,
+		ValidArgsFunction: a.complete(secretNames),
 		RunE: a.forEach(func(ctx context.Context, node *client.Client, name string) error {
 			if err := node.DeleteSecret(ctx, name); err != nil {
 				return err
 			}
-			return a.printGone(name)
+			return a.printGone(name, "removed")
 		}),
 	}
 }
 
-// printGone prints that a secret or a policy was removed.
-func (a *app) printGone(name string) error {
-	if a.json {
-		return a.printJSON(map[string]string{"name": name, "state": "removed"})
-	}
-	_, err := fmt.Fprintf(a.out, "%s  removed\n", clean(name))
-	return err
-}
-
-func (a *app) completeSecret(cmd *cobra.Command, _ []string, word string) ([]string, cobra.ShellCompDirective) {
-	return a.complete(cmd, word, func(ctx context.Context, node *client.Client) (names []string) {
-		secrets, _ := node.Secrets(ctx)
-		for _, s := range secrets {
-			names = append(names, s.Name)
-		}
-		return names
-	})
+func secretNames(ctx context.Context, node *client.Client, _ []string) []string {
+	secrets, _ := node.Secrets(ctx)
+	return texts(secrets, func(s types.Secret) string { return s.Name })
 }

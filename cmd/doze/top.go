@@ -83,10 +83,10 @@ func (t *top) sampleCPU(sandboxes []types.Sandbox) {
 
 // usage is what the table says of a sandbox's CPU and memory.
 func (t *top) usage(sb types.Sandbox) (cpu, memory string) {
-	if sb.Usage == nil {
-		return "-", "-"
-	}
 	cpu, memory = "-", "-"
+	if sb.Usage == nil {
+		return cpu, memory
+	}
 	if share := t.cpu[sb.ID].share; share >= 0 {
 		cpu = fmt.Sprintf("%.1f%%", share*100)
 	}
@@ -128,11 +128,9 @@ func (t *top) poll(ctx context.Context) (snapshot, error) {
 
 // rank puts what uses most above.
 func rank(state types.State) int {
-	order := []types.State{types.StateRunning, types.StateStarting, types.StateAsleep, types.StateStopped}
-	if i := slices.Index(order, state); i >= 0 {
-		return i
-	}
-	return len(order)
+	// The index of unknown states is -1: they rank last.
+	order := []types.State{types.StateStopped, types.StateAsleep, types.StateStarting, types.StateRunning}
+	return -slices.Index(order, state)
 }
 
 func (t *top) once(ctx context.Context, a *app) error {
@@ -159,12 +157,13 @@ func (t *top) draw(ctx context.Context, w io.Writer, snap snapshot, rows int) er
 		}
 	}
 	fmt.Fprintln(w, clean(fmt.Sprintf("node %s, up %s, %s. In use: %d, waiting: %d. %s", snap.Node.ID, ago(snap.Node.StartedAt), engine,
-		snap.Node.Leases, snap.Node.Waiters, orDash(strings.Join(counts, ", ")))))
+		snap.Node.Leases, snap.Node.Waiters, cmp.Or(strings.Join(counts, ", "), "-"))))
 	fmt.Fprintln(w)
 	table := newTable(w, "NAME", "STATE", "FOR", "CPU", "MEMORY", "WAKES", "ACTIVE", "PORTS", "SIZE", "IMAGE")
 	for _, sb := range snap.Sandboxes[:min(rows, len(snap.Sandboxes))] {
 		cpu, memory := t.usage(sb)
-		table.row(sb.Name, string(sb.State), ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), orDash(portNumbers(sb.Ports)), sb.Size, sb.Image)
+		ports := cmp.Or(strings.Join(portNumbers(sb.Ports), ","), "-")
+		table.row(sb.Name, sb.State, ago(sb.StateSince), cpu, memory, t.countWakes(ctx, sb), ago(sb.LastActiveAt), ports, sb.Size, sb.Image)
 	}
 	if err := table.flush(); err != nil {
 		return err

@@ -73,19 +73,17 @@ func (a *app) trustBundle(ca string) (string, error) {
 // trusted are the bundles in use, but for those that doze wrote into folder.
 func (a *app) trusted(folder string) ([][]byte, error) {
 	var files []string
+	var bundles [][]byte
 	for _, variable := range bundleVariables {
 		file := a.getenv(variable)
-		if file != "" && filepath.Dir(file) != folder && !slices.Contains(files, file) {
-			files = append(files, file)
+		if file == "" || filepath.Dir(file) == folder || slices.Contains(files, file) {
+			continue
 		}
-	}
-	var bundles [][]byte
-	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {
 			return nil, err
 		}
-		bundles = append(bundles, text)
+		files, bundles = append(files, file), append(bundles, text)
 	}
 	if len(bundles) > 0 {
 		return bundles, nil
