@@ -849,7 +849,7 @@ func TestWhatASandboxSaysDoesNotDriveTheTerminal(t *testing.T) {
 			}
 			text, _ := json.Marshal(map[string]any{"events": event, "logs": process}[route])
 			fmt.Fprintf(w, "event: %s\ndata: %s\n\n", map[string]string{"events": "destroyed", "logs": "exit"}[route], text)
-		case route == "nobody":
+		case route == "absent":
 			w.Header().Set("Content-Type", "application/problem+json")
 			w.WriteHeader(http.StatusNotFound)
 			json.NewEncoder(w).Encode(map[string]any{"code": evil, "detail": evil, "errors": []problem.FieldError{{Location: evil}, {Message: evil}}})
