@@ -107,13 +107,11 @@ func (d *Dialer) allow(t Target, g grant, a netip.Addr) error {
 }
 
 func refuse(t Target, a netip.Addr, what string) error {
-	e := &RefusedError{Host: t.Host, Address: a}
-	if t.Host == "" {
-		e.Reason = fmt.Sprintf("%s %s", a, what)
-	} else {
-		e.Reason = fmt.Sprintf("%s is at %s %s", t.Host, a, what)
+	subject := a.String()
+	if t.Host != "" {
+		subject = t.Host + " is at " + subject
 	}
-	return e
+	return &RefusedError{t.Host, a, subject + " " + what}
 }
 
 func isPublic(addrs []netip.Addr) bool {
@@ -130,10 +128,10 @@ func interleave(addrs []netip.Addr) []netip.Addr {
 			second = append(second, a)
 		}
 	}
-	turns := make([]netip.Addr, 0, len(addrs))
+	alternating := make([]netip.Addr, 0, len(addrs))
 	for i := range max(len(first), len(second)) {
-		turns = append(turns, first[min(i, len(first)):min(i+1, len(first))]...)
-		turns = append(turns, second[min(i, len(second)):min(i+1, len(second))]...)
+		alternating = append(alternating, first[min(i, len(first)):min(i+1, len(first))]...)
+		alternating = append(alternating, second[min(i, len(second)):min(i+1, len(second))]...)
 	}
-	return turns
+	return alternating
 }

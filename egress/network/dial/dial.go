@@ -5,6 +5,7 @@
 package dial
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -15,31 +16,25 @@ import (
 	"time"
 )
 
+// timeout limits a whole dial. A client that waits longer has its own retries.
+const timeout = 10 * time.Second
+
 // Config configures a Dialer. The zero value is the node's own view of the network.
 type Config struct {
-	// Resolver looks up the addresses of names, which end in a dot so that no
-	// search list applies. If it is nil, Servers are queried, or the system's
-	// servers if Servers is empty; the node's hosts file comes first in both cases.
-	Resolver Resolver
-	Servers  []netip.AddrPort
+	// Servers are queried for the addresses of names, or the system's servers if it is
+	// empty; the node's hosts file comes first in both cases.
+	Servers []netip.AddrPort
 	// Overrides are the addresses of names, `git.corp`, and of all names below
 	// one, `*.corp`; the longest match wins. The operator configures them, so they
 	// may be of any kind, including the node's own, and are dialed directly even
 	// if there is a Proxy.
 	Overrides map[string]Override
-	// Own returns the addresses of this node; nil means its interfaces' addresses.
-	// These do not include an address that is translated to the node's elsewhere (NAT).
-	Own func() ([]netip.Addr, error)
 
 	// Proxy is the URL of an HTTP proxy, such as http://user:password@proxy.corp:3128
 	// or an https one, through which public addresses are reached by CONNECT.
 	Proxy *url.URL
 	// ProxyRoots are the root certificates for an https proxy; nil means the system's.
 	ProxyRoots *x509.CertPool
-
-	// Timeout limits a whole dial; 0 means 10 seconds. A client that waits longer
-	// has its own retries.
-	Timeout time.Duration
 }
 
 // Override is the operator's address for a host.
@@ -47,12 +42,6 @@ type Override struct {
 	Addrs []netip.Addr
 	// Port is dialed whichever port is requested; 0 means the requested one.
 	Port uint16
-}
-
-// Resolver is the subset of net.Resolver that a Dialer needs. Like net.Resolver,
-// it shares concurrent lookups of the same name.
-type Resolver interface {
-	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
 }
 
 // Target is the destination of a connection.
@@ -77,29 +66,18 @@ type Dialer struct {
 	cache     cache
 	own       own
 	proxy     *proxy
-	timeout   time.Duration
 	// connect uses net.Dialer; tests replace it.
 	connect func(ctx context.Context, a netip.AddrPort, control control) (net.Conn, error)
 }
 
 // New returns a Dialer for a Config that Validate accepts.
 func New(cfg Config) *Dialer {
-	d := &Dialer{overrides: cfg.Overrides, timeout: cfg.Timeout, connect: connect}
-	if d.timeout == 0 {
-		d.timeout = 10 * time.Second
+	d := &Dialer{overrides: cfg.Overrides, connect: connect}
+	d.cache.resolve = net.DefaultResolver.LookupNetIP
+	if len(cfg.Servers) > 0 {
+		d.cache.resolve = newResolver(cfg.Servers).LookupNetIP
 	}
-	d.cache.resolver = cfg.Resolver
-	switch {
-	case cfg.Resolver != nil:
-	case len(cfg.Servers) > 0:
-		d.cache.resolver = newResolver(cfg.Servers)
-	default:
-		d.cache.resolver = net.DefaultResolver
-	}
-	d.own.list = cfg.Own
-	if cfg.Own == nil {
-		d.own.list = interfaceAddresses
-	}
+	d.own.list = interfaceAddresses
 	if cfg.Proxy != nil {
 		d.proxy = newProxy(cfg.Proxy, cfg.ProxyRoots)
 	}
@@ -110,53 +88,54 @@ func New(cfg Config) *Dialer {
 // through a proxy. Without a proxy, the connection is a *net.TCPConn; with one, it has
 // CloseWrite.
 //
-// Errors: *RefusedError if no address of the target may be reached; otherwise the
-// error of resolving or connecting.
+// Errors: *RefusedError if no address of the target may be reached and so none was dialed;
+// otherwise the error of resolving or connecting.
 func (d *Dialer) Dial(ctx context.Context, t Target) (net.Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if t.Port == 0 {
-		return nil, fmt.Errorf("connecting to %s: there is no port 0", t)
+		return nil, fmt.Errorf("connect to %s: invalid port 0; use 1 to 65535", t)
 	}
 	conn, err := d.dial(ctx, t)
-	if refused := (*RefusedError)(nil); errors.As(err, &refused) {
+	if refused, ok := errors.AsType[*RefusedError](err); ok {
 		return nil, refused
 	}
 	if err != nil {
-		return nil, fmt.Errorf("connecting to %s, port %d: %w", t, t.Port, err)
+		return nil, fmt.Errorf("connect to %s, port %d: %w", t, t.Port, err)
 	}
 	return conn, nil
 }
 
 func (d *Dialer) dial(ctx context.Context, t Target) (net.Conn, error) {
-	if named, ok := d.overrides.find(t.Host); ok {
-		checked, err := d.check(t, grantNamed, named.Addrs)
-		if err != nil {
-			return nil, err
-		}
-		if named.Port != 0 {
-			t.Port = named.Port
-		}
-		return d.race(ctx, route{t, grantNamed, checked})
-	}
-	checked, err := d.find(ctx, t)
+	r, err := d.route(ctx, t, t.grant())
 	if err != nil {
 		return nil, err
 	}
-	if d.proxy != nil && isPublic(checked) {
-		return d.tunnelToFirst(ctx, t, checked)
+	if d.proxy != nil && r.grant != grantNamed && isPublic(r.addrs) {
+		return d.tunnelToFirst(ctx, r)
 	}
-	return d.race(ctx, route{t, t.grant(), checked})
+	return d.race(ctx, r)
 }
 
-// find returns the addresses of a target that may be dialed, at least one.
-func (d *Dialer) find(ctx context.Context, t Target) ([]netip.Addr, error) {
+// route is a target with the addresses that may be dialed, at least one.
+type route struct {
+	Target
+	grant grant
+	addrs []netip.Addr
+}
+
+// route looks up the addresses of a target and checks them.
+func (d *Dialer) route(ctx context.Context, t Target, g grant) (route, error) {
 	found := []netip.Addr{t.Address}
-	if t.Host != "" {
+	if named, ok := d.overrides.find(t.Host); ok {
+		found, g = named.Addrs, grantNamed
+		t.Port = cmp.Or(named.Port, t.Port)
+	} else if t.Host != "" {
 		var err error
 		if found, err = d.cache.lookup(ctx, t.Host); err != nil {
-			return nil, err
+			return route{}, err
 		}
 	}
-	return d.check(t, t.grant(), found)
+	checked, err := d.check(t, g, found)
+	return route{t, g, checked}, err
 }

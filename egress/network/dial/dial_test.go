@@ -14,13 +14,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/miekg/dns"
-	"go.uber.org/goleak"
-
 	"github.com/doze-run/doze/egress/network/address"
+	"github.com/doze-run/doze/testkit"
+	"github.com/miekg/dns"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 func addrs(texts ...string) []netip.Addr {
 	var all []netip.Addr
@@ -30,18 +29,41 @@ func addrs(texts ...string) []netip.Addr {
 	return all
 }
 
-// zone is a Resolver whose results change: each lookup of a name returns the next
+// resolver is the subset of net.Resolver that a Dialer uses.
+type resolver interface {
+	LookupNetIP(ctx context.Context, network, host string) ([]netip.Addr, error)
+}
+
+// testConfig is a Config with parts of the node that tests replace.
+type testConfig struct {
+	Config
+	resolver resolver
+	own      func() ([]netip.Addr, error)
+}
+
+func (cfg testConfig) new() *Dialer {
+	d := New(cfg.Config)
+	if cfg.resolver != nil {
+		d.cache.resolve = cfg.resolver.LookupNetIP
+	}
+	if cfg.own != nil {
+		d.own.list = cfg.own
+	}
+	return d
+}
+
+// zone is a resolver whose results change: each lookup of a name returns the next
 // one, and the last one repeats.
 type zone struct {
-	mu    sync.Mutex
-	names map[string][][]netip.Addr
-	asked []string
+	mu      sync.Mutex
+	names   map[string][][]netip.Addr
+	queried []string
 }
 
 func (z *zone) next(name string) []netip.Addr {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.asked = append(z.asked, name)
+	z.queried = append(z.queried, name)
 	all := z.names[name]
 	if len(all) == 0 {
 		return nil
@@ -67,8 +89,8 @@ func (z *zone) LookupNetIP(_ context.Context, network, host string) ([]netip.Add
 // that respond.
 type recorder struct {
 	mu      sync.Mutex
-	dialled []string
-	answer  func(ctx context.Context, a netip.AddrPort) error // nil: all respond
+	dialed  []string
+	respond func(ctx context.Context, a netip.AddrPort) error // nil: all respond
 }
 
 type pipe struct {
@@ -84,10 +106,10 @@ func (r *recorder) connect(ctx context.Context, a netip.AddrPort, control contro
 		return nil, &net.OpError{Op: "dial", Err: err}
 	}
 	r.mu.Lock()
-	r.dialled = append(r.dialled, a.Addr().String())
+	r.dialed = append(r.dialed, a.Addr().String())
 	r.mu.Unlock()
-	if r.answer != nil {
-		if err := r.answer(ctx, a); err != nil {
+	if r.respond != nil {
+		if err := r.respond(ctx, a); err != nil {
 			return nil, err
 		}
 	}
@@ -96,8 +118,8 @@ func (r *recorder) connect(ctx context.Context, a netip.AddrPort, control contro
 	return &pipe{ours, a, new(atomic.Int32)}, nil
 }
 
-func newRecorded(cfg Config) (*Dialer, *recorder) {
-	d, r := New(cfg), new(recorder)
+func newRecorded(cfg testConfig) (*Dialer, *recorder) {
+	d, r := cfg.new(), new(recorder)
 	d.connect = r.connect
 	return d, r
 }
@@ -110,7 +132,7 @@ var oneOf = map[address.Class]string{
 	address.Multicast: "224.0.0.1", address.Broadcast: "255.255.255.255",
 }
 
-func TestWhatMayBeReached(t *testing.T) {
+func TestClassesThatMayBeReached(t *testing.T) {
 	for name, tc := range map[string]struct {
 		target     Target
 		overridden bool
@@ -132,7 +154,7 @@ func TestWhatMayBeReached(t *testing.T) {
 				t.Fatalf("%s is %s", a, got)
 			}
 			t.Run(name+" "+string(class), func(t *testing.T) {
-				cfg := Config{Resolver: &zone{names: map[string][][]netip.Addr{"x.example": {{a}}}}}
+				cfg := testConfig{resolver: &zone{names: map[string][][]netip.Addr{"x.example": {{a}}}}}
 				if tc.overridden {
 					cfg.Overrides = map[string]Override{"x.example": {Addrs: []netip.Addr{a}}}
 				}
@@ -144,15 +166,15 @@ func TestWhatMayBeReached(t *testing.T) {
 				}
 				conn, err := d.Dial(t.Context(), target)
 				if slices.Contains(tc.want, class) {
-					if err != nil || !slices.Equal(r.dialled, []string{text}) {
-						t.Fatalf("%v, dialled %q", err, r.dialled)
+					if err != nil || !slices.Equal(r.dialed, []string{text}) {
+						t.Fatalf("%v, dialed %q", err, r.dialed)
 					}
 					conn.Close()
 					return
 				}
 				var refused *RefusedError
-				if !errors.As(err, &refused) || refused.Address != a || refused.Host != target.Host || len(r.dialled) > 0 {
-					t.Fatalf("%v, dialled %q", err, r.dialled)
+				if !errors.As(err, &refused) || refused.Address != a || refused.Host != target.Host || len(r.dialed) > 0 {
+					t.Fatalf("%v, dialed %q", err, r.dialed)
 				}
 				if !strings.Contains(err.Error(), text) || !strings.Contains(err.Error(), string(class)) || !strings.Contains(err.Error(), target.Host) {
 					t.Errorf("%v", err)
@@ -162,13 +184,13 @@ func TestWhatMayBeReached(t *testing.T) {
 	}
 }
 
-func TestMappedAddressesAreWhatTheyContain(t *testing.T) {
-	d, r := newRecorded(Config{Resolver: &zone{names: map[string][][]netip.Addr{
+func TestMappedAddressesAreCheckedAsIPv4(t *testing.T) {
+	d, r := newRecorded(testConfig{resolver: &zone{names: map[string][][]netip.Addr{
 		"public.example":  {addrs("::ffff:9.9.9.9")},
 		"private.example": {addrs("::ffff:10.0.0.1")},
 	}}})
-	if _, err := d.Dial(t.Context(), Target{Host: "public.example", Port: 1}); err != nil || r.dialled[0] != "9.9.9.9" {
-		t.Errorf("%v, dialled %q", err, r.dialled)
+	if _, err := d.Dial(t.Context(), Target{Host: "public.example", Port: 1}); err != nil || r.dialed[0] != "9.9.9.9" {
+		t.Errorf("%v, dialed %q", err, r.dialed)
 	}
 	for _, target := range []Target{{Host: "private.example", Port: 1}, {Address: netip.MustParseAddr("::ffff:10.0.0.1"), Port: 1}} {
 		if _, err := d.Dial(t.Context(), target); err == nil || !strings.Contains(err.Error(), "10.0.0.1 (private)") {
@@ -180,26 +202,26 @@ func TestMappedAddressesAreWhatTheyContain(t *testing.T) {
 func TestThisNodeIsNotReached(t *testing.T) {
 	own := netip.MustParseAddr("9.9.9.9")
 	z := &zone{names: map[string][][]netip.Addr{"me.example": {{own}}, "named.example": {{own}}}}
-	d, r := newRecorded(Config{
-		Resolver: z, Own: func() ([]netip.Addr, error) { return addrs("10.0.0.9", "::ffff:9.9.9.9"), nil },
-		Overrides: map[string]Override{"named.example": {Addrs: []netip.Addr{own}}},
+	d, r := newRecorded(testConfig{
+		resolver: z, own: func() ([]netip.Addr, error) { return addrs("10.0.0.9", "::ffff:9.9.9.9"), nil },
+		Config: Config{Overrides: map[string]Override{"named.example": {Addrs: []netip.Addr{own}}}},
 	})
 	for _, target := range []Target{
 		{Host: "me.example"}, {Host: "me.example", Private: true}, {Address: own}, {Address: own, Listed: true},
 		{Address: netip.MustParseAddr("10.0.0.9"), Listed: true},
 	} {
 		target.Port = 80
-		if _, err := d.Dial(t.Context(), target); err == nil || !strings.Contains(err.Error(), "this node") || len(r.dialled) > 0 {
-			t.Errorf("%+v: %v, dialled %q", target, err, r.dialled)
+		if _, err := d.Dial(t.Context(), target); err == nil || !strings.Contains(err.Error(), "this node") || len(r.dialed) > 0 {
+			t.Errorf("%+v: %v, dialed %q", target, err, r.dialed)
 		}
 	}
 	if _, err := d.Dial(t.Context(), Target{Host: "named.example", Port: 80}); err != nil {
 		t.Error(err)
 	}
 
-	unknown, r := newRecorded(Config{Resolver: z, Own: func() ([]netip.Addr, error) { return nil, errors.New("no list") }})
-	if _, err := unknown.Dial(t.Context(), Target{Host: "me.example", Port: 80}); err == nil || len(r.dialled) > 0 {
-		t.Errorf("%v, dialled %q", err, r.dialled)
+	unknown, r := newRecorded(testConfig{resolver: z, own: func() ([]netip.Addr, error) { return nil, errors.New("no list") }})
+	if _, err := unknown.Dial(t.Context(), Target{Host: "me.example", Port: 80}); err == nil || len(r.dialed) > 0 {
+		t.Errorf("%v, dialed %q", err, r.dialed)
 	}
 }
 
@@ -210,7 +232,7 @@ func TestInterfacesAreOwn(t *testing.T) {
 	}
 }
 
-func TestTheListOfOwnAddressesIsRenewed(t *testing.T) {
+func TestOwnAddressesAreListedAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		list := addrs("10.0.0.1")
 		o := own{list: func() ([]netip.Addr, error) { return list, nil }}
@@ -226,21 +248,21 @@ func TestTheListOfOwnAddressesIsRenewed(t *testing.T) {
 	})
 }
 
-func TestOfSeveralAnswersOnlyCheckedOnesAreDialled(t *testing.T) {
-	d, r := newRecorded(Config{Resolver: &zone{names: map[string][][]netip.Addr{
+func TestRefusedAddressesAreSkipped(t *testing.T) {
+	d, r := newRecorded(testConfig{resolver: &zone{names: map[string][][]netip.Addr{
 		"x.example": {addrs("127.0.0.1", "10.0.0.1", "9.9.9.9", "169.254.169.254", "2620:fe::fe", "9.9.9.9", "::1")},
 	}}})
-	r.answer = func(context.Context, netip.AddrPort) error { return errors.New("no answer") }
+	r.respond = func(context.Context, netip.AddrPort) error { return errors.New("unreachable") }
 	_, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1})
-	if err == nil || !slices.Equal(r.dialled, []string{"9.9.9.9", "2620:fe::fe"}) {
-		t.Errorf("%v, dialled %q", err, r.dialled)
+	if err == nil || !slices.Equal(r.dialed, []string{"9.9.9.9", "2620:fe::fe"}) {
+		t.Errorf("%v, dialed %q", err, r.dialed)
 	}
 	if refused := (*RefusedError)(nil); errors.As(err, &refused) {
-		t.Errorf("a failure is no refusal: %v", err)
+		t.Errorf("a failure is reported as a refusal: %v", err)
 	}
 }
 
-func TestTheGuardHasTheLastWord(t *testing.T) {
+func TestGuardChecksTheDialedAddress(t *testing.T) {
 	d := New(Config{Overrides: map[string]Override{"x.example": {Addrs: addrs("127.0.0.1")}}})
 	r := route{Target{Host: "x.example"}, grantPublic, nil}
 	checked := netip.MustParseAddrPort("9.9.9.9:443")
@@ -248,7 +270,7 @@ func TestTheGuardHasTheLastWord(t *testing.T) {
 		"9.9.9.9:443":   "",
 		"9.9.9.9:80":    "not the address that was checked",
 		"127.0.0.1:443": "not the address that was checked",
-		"garbage":       "address to be dialled",
+		"garbage":       "address to be dialed",
 	} {
 		err := d.guard(r, checked, actual)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
@@ -261,7 +283,7 @@ func TestTheGuardHasTheLastWord(t *testing.T) {
 	}
 
 	// Each dial calls the guard.
-	public := New(Config{Resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.9")}}}})
+	public := testConfig{resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.9")}}}}.new()
 	public.connect = func(ctx context.Context, _ netip.AddrPort, control control) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Err: control(ctx, "tcp4", "127.0.0.1:443", nil)}
 	}
@@ -291,7 +313,7 @@ func TestRealConnections(t *testing.T) {
 	defer l.Close()
 	to := l.Addr().(*net.TCPAddr).AddrPort()
 	z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("127.0.0.1")}}}
-	d := New(Config{Resolver: z, Overrides: map[string]Override{"*.named.example": {Addrs: addrs("127.0.0.1")}}})
+	d := testConfig{resolver: z, Config: Config{Overrides: map[string]Override{"*.named.example": {Addrs: addrs("127.0.0.1")}}}}.new()
 	conn, err := d.Dial(t.Context(), Target{Host: "a.named.example", Port: to.Port()})
 	if err != nil {
 		t.Fatal(err)
@@ -305,11 +327,11 @@ func TestRealConnections(t *testing.T) {
 	}
 	l.Close()
 	_, err = d.Dial(t.Context(), Target{Host: "a.named.example", Port: to.Port()})
-	if err == nil || !strings.Contains(err.Error(), "connecting to a.named.example, port") || !strings.Contains(err.Error(), "refused") {
+	if err == nil || !strings.Contains(err.Error(), "connect to a.named.example, port") || !strings.Contains(err.Error(), "refused") {
 		t.Error(err)
 	}
 	if refused := (*RefusedError)(nil); errors.As(err, &refused) {
-		t.Errorf("a failure is no refusal: %v", err)
+		t.Errorf("a failure is reported as a refusal: %v", err)
 	}
 	if _, err := d.Dial(t.Context(), Target{Host: "a.named.example"}); err == nil {
 		t.Error("port 0 was reached")
@@ -329,19 +351,19 @@ func TestOverrides(t *testing.T) {
 	}
 }
 
-func TestTheOperatorsPortIsDialled(t *testing.T) {
-	d, r := newRecorded(Config{Overrides: map[string]Override{"git.corp": {Addrs: addrs("10.0.0.1"), Port: 8443}}})
+func TestPortOfOverrideIsDialed(t *testing.T) {
+	d, r := newRecorded(testConfig{Config: Config{Overrides: map[string]Override{"git.corp": {Addrs: addrs("10.0.0.1"), Port: 8443}}}})
 	conn, err := d.Dial(t.Context(), Target{Host: "git.corp", Port: 443})
 	if err != nil {
 		t.Fatal(err)
 	}
 	conn.Close()
-	if got := conn.(*pipe).to.String(); got != "10.0.0.1:8443" || len(r.dialled) != 1 {
-		t.Errorf("dialled %s", got)
+	if got := conn.(*pipe).to.String(); got != "10.0.0.1:8443" || len(r.dialed) != 1 {
+		t.Errorf("dialed %s", got)
 	}
 }
 
-func TestFamiliesTakeTurns(t *testing.T) {
+func TestFamiliesAlternate(t *testing.T) {
 	for _, tc := range []struct{ found, want string }{
 		{"6::1 6::2 6::3 1.1.1.1 2.2.2.2", "6::1 1.1.1.1 6::2 2.2.2.2 6::3"},
 		{"1.1.1.1 6::1 6::2", "1.1.1.1 6::1 6::2"},
@@ -354,23 +376,23 @@ func TestFamiliesTakeTurns(t *testing.T) {
 	}
 }
 
-func TestTheNextAddressIsTriedWithoutWaitingForTheFirst(t *testing.T) {
+func TestNextAddressIsTriedInParallel(t *testing.T) {
 	const port = 443
 	for name, tc := range map[string]struct {
-		first   time.Duration // until the first one responds; 0: it fails immediately, negative: never
-		want    string
-		after   time.Duration
-		dialled int
+		first  time.Duration // until the first one responds; 0: it fails immediately, negative: never
+		want   string
+		after  time.Duration
+		dialed int
 	}{
-		"the first answers":        {attemptDelay - 1, "2620:fe::1", attemptDelay - 1, 1},
+		"the first responds":       {attemptDelay - 1, "2620:fe::1", attemptDelay - 1, 1},
 		"the first is silent":      {-1, "9.9.9.1", attemptDelay, 2},
 		"the first fails":          {0, "9.9.9.1", 0, 2},
 		"the first comes too late": {attemptDelay + 1, "9.9.9.1", attemptDelay, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				d, r := newRecorded(Config{Resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("2620:fe::1", "9.9.9.1", "9.9.9.2")}}}})
-				r.answer = func(ctx context.Context, a netip.AddrPort) error {
+				d, r := newRecorded(testConfig{resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("2620:fe::1", "9.9.9.1", "9.9.9.2")}}}})
+				r.respond = func(ctx context.Context, a netip.AddrPort) error {
 					switch {
 					case a.Addr().Is4():
 						return nil
@@ -395,17 +417,40 @@ func TestTheNextAddressIsTriedWithoutWaitingForTheFirst(t *testing.T) {
 				if got := conn.(*pipe).to; got.Addr().String() != tc.want || got.Port() != port {
 					t.Errorf("connected to %s, want %s", got, tc.want)
 				}
-				if took := time.Since(begun); took != tc.after || len(r.dialled) != tc.dialled {
-					t.Errorf("after %s, dialled %q", took, r.dialled)
+				if took := time.Since(begun); took != tc.after || len(r.dialed) != tc.dialed {
+					t.Errorf("after %s, dialed %q", took, r.dialed)
 				}
 			})
 		})
 	}
 }
 
-func TestALateConnectionIsClosed(t *testing.T) {
+func TestFailureOfAnyAddressIsNotARefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, _ := newRecorded(Config{})
+		own := addrs("10.0.0.9")
+		d, r := newRecorded(testConfig{
+			resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.1", "9.9.9.2")}}},
+			own:      func() ([]netip.Addr, error) { return own, nil },
+		})
+		r.respond = func(ctx context.Context, _ netip.AddrPort) error {
+			d.own.mu.Lock()
+			own, d.own.until = addrs("9.9.9.2"), time.Time{} // so the second address is refused while the first is dialed
+			d.own.mu.Unlock()
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		if _, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1}); isRefused(err) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%T: %v, want a timeout", err, err)
+		}
+		if !slices.Equal(r.dialed, []string{"9.9.9.1"}) {
+			t.Errorf("dialed %q", r.dialed)
+		}
+	})
+}
+
+func TestLateConnectionIsClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, _ := newRecorded(testConfig{})
 		var late *pipe
 		d.connect = func(ctx context.Context, a netip.AddrPort, _ control) (net.Conn, error) {
 			ours, _ := net.Pipe()
@@ -426,12 +471,12 @@ func TestALateConnectionIsClosed(t *testing.T) {
 	})
 }
 
-func TestADialEnds(t *testing.T) {
+func TestDialTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d, r := newRecorded(Config{Resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.1", "9.9.9.2")}}}})
-		r.answer = func(ctx context.Context, _ netip.AddrPort) error { <-ctx.Done(); return ctx.Err() }
+		d, r := newRecorded(testConfig{resolver: &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.1", "9.9.9.2")}}}})
+		r.respond = func(ctx context.Context, _ netip.AddrPort) error { <-ctx.Done(); return ctx.Err() }
 		begun := time.Now()
-		if _, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1}); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != 10*time.Second {
+		if _, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1}); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != timeout {
 			t.Errorf("%v after %s", err, time.Since(begun))
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -443,22 +488,22 @@ func TestADialEnds(t *testing.T) {
 	})
 }
 
-func TestOnlySomeAddressesAreTried(t *testing.T) {
+func TestNumberOfTriedAddressesIsBounded(t *testing.T) {
 	var many []netip.Addr
 	for i := range 200 {
 		many = append(many, netip.AddrFrom4([4]byte{9, 9, 9, byte(i)}))
 	}
-	d, r := newRecorded(Config{Resolver: &zone{names: map[string][][]netip.Addr{"x.example": {many}}}})
-	r.answer = func(context.Context, netip.AddrPort) error { return errors.New("no answer") }
-	if _, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1}); err == nil || len(r.dialled) != maxAddresses {
-		t.Errorf("%v, dialled %q", err, r.dialled)
+	d, r := newRecorded(testConfig{resolver: &zone{names: map[string][][]netip.Addr{"x.example": {many}}}})
+	r.respond = func(context.Context, netip.AddrPort) error { return errors.New("unreachable") }
+	if _, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1}); err == nil || len(r.dialed) != maxAddresses {
+		t.Errorf("%v, dialed %q", err, r.dialed)
 	}
 }
 
-func TestAnswersAreKeptShortly(t *testing.T) {
+func TestLookupsAreCached(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.1"), addrs("10.0.0.1")}}}
-		d, r := newRecorded(Config{Resolver: z})
+		d, r := newRecorded(testConfig{resolver: z})
 		dial := func(host string) error {
 			_, err := d.Dial(t.Context(), Target{Host: host, Port: 1})
 			return err
@@ -470,13 +515,13 @@ func TestAnswersAreKeptShortly(t *testing.T) {
 		}
 		time.Sleep(foundFor)
 		if err := dial("x.example"); err == nil {
-			t.Error("a private address was dialled")
+			t.Error("a private address was dialed")
 		}
-		if len(z.asked) != 2 || !slices.Equal(r.dialled, []string{"9.9.9.1", "9.9.9.1", "9.9.9.1"}) {
-			t.Errorf("asked %q, dialled %q", z.asked, r.dialled)
+		if len(z.queried) != 2 || !slices.Equal(r.dialed, []string{"9.9.9.1", "9.9.9.1", "9.9.9.1"}) {
+			t.Errorf("queried %q, dialed %q", z.queried, r.dialed)
 		}
 
-		z.asked = nil
+		z.queried = nil
 		for range 3 {
 			if err := dial("missing.example"); err == nil || !strings.Contains(err.Error(), "no such host") {
 				t.Error(err)
@@ -484,42 +529,42 @@ func TestAnswersAreKeptShortly(t *testing.T) {
 		}
 		time.Sleep(missingFor)
 		_ = dial("missing.example")
-		if len(z.asked) != 2 {
-			t.Errorf("asked %q", z.asked)
+		if len(z.queried) != 2 {
+			t.Errorf("queried %q", z.queried)
 		}
 	})
 }
 
-type failing struct{ asked int }
+type failing struct{ queries int }
 
 func (f *failing) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
-	f.asked++
+	f.queries++
 	return nil, &net.DNSError{Err: "server misbehaving", IsTemporary: true}
 }
 
-func TestFailuresToResolveAreNotKept(t *testing.T) {
+func TestResolverFailuresAreNotCached(t *testing.T) {
 	f := new(failing)
-	d, _ := newRecorded(Config{Resolver: f})
+	d, _ := newRecorded(testConfig{resolver: f})
 	for range 2 {
 		if _, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 1}); err == nil {
 			t.Error("connected")
 		}
 	}
-	if f.asked != 2 {
-		t.Errorf("asked %d times", f.asked)
+	if f.queries != 2 {
+		t.Errorf("%d queries, want 2", f.queries)
 	}
 }
 
-// all is a Resolver that knows every name.
+// all is a resolver that knows every name.
 type all struct{}
 
 func (all) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
 	return addrs("9.9.9.9"), nil
 }
 
-func TestTheCacheIsBounded(t *testing.T) {
+func TestCacheIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := cache{resolver: all{}}
+		c := cache{resolve: all{}.LookupNetIP}
 		lookups := func(n int, below string) {
 			for i := range n {
 				if _, err := c.lookup(t.Context(), fmt.Sprintf("n%d.%s", i, below)); err != nil {
@@ -527,20 +572,20 @@ func TestTheCacheIsBounded(t *testing.T) {
 				}
 			}
 		}
-		lookups(2*maxKept, "old.example")
-		if len(c.kept) != maxKept {
-			t.Errorf("%d names", len(c.kept))
+		lookups(2*maxNames, "old.example")
+		if len(c.lookups) != maxNames {
+			t.Errorf("%d names", len(c.lookups))
 		}
 		time.Sleep(foundFor + 1)
-		c.kept["new.example"] = answer{until: time.Now().Add(foundFor)}
+		c.lookups["new.example"] = lookup{until: time.Now().Add(foundFor)}
 		lookups(5, "example")
-		if _, ok := c.kept["new.example"]; !ok || len(c.kept) != 6 {
-			t.Errorf("%d names: those that are too old go first", len(c.kept))
+		if _, ok := c.lookups["new.example"]; !ok || len(c.lookups) != 6 {
+			t.Errorf("%d names; expired ones are dropped first", len(c.lookups))
 		}
 	})
 }
 
-// crowd is a Resolver that returns as many addresses for every name as a response holds.
+// crowd is a resolver that returns as many addresses for every name as a response holds.
 type crowd struct{}
 
 func (crowd) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) {
@@ -551,14 +596,14 @@ func (crowd) LookupNetIP(context.Context, string, string) ([]netip.Addr, error) 
 	return list, nil
 }
 
-func TestLongAnswersAreNotKeptWhole(t *testing.T) {
-	c := cache{resolver: crowd{}}
+func TestCachedAddressesAreBounded(t *testing.T) {
+	c := cache{resolve: crowd{}.LookupNetIP}
 	got, err := c.lookup(t.Context(), "x.example")
 	if err != nil || len(got) != maxFound || got[0] != netip.MustParseAddr("9.9.0.0") {
 		t.Errorf("%d addresses, %v", len(got), err)
 	}
-	if kept := c.kept["x.example"].addrs; cap(kept) > 2*maxFound {
-		t.Errorf("there is room for %d", cap(kept))
+	if stored := c.lookups["x.example"].addrs; cap(stored) > 2*maxFound {
+		t.Errorf("the capacity is %d", cap(stored))
 	}
 }
 
@@ -641,10 +686,12 @@ func (z *zone) namesOf(name string, isA bool) []netip.Addr {
 
 // The same holds with the test's resolver and with Go's, which queries a server on
 // the loopback.
-func TestRebindingLeadsNowhere(t *testing.T) {
-	for name, resolver := range map[string]func(*testing.T, *zone) Config{
-		"fake": func(_ *testing.T, z *zone) Config { return Config{Resolver: z} },
-		"real": func(t *testing.T, z *zone) Config { return Config{Servers: []netip.AddrPort{serveDNS(t, z)}} },
+func TestRebindingIsRefused(t *testing.T) {
+	for name, config := range map[string]func(*testing.T, *zone) testConfig{
+		"fake": func(_ *testing.T, z *zone) testConfig { return testConfig{resolver: z} },
+		"real": func(t *testing.T, z *zone) testConfig {
+			return testConfig{Config: Config{Servers: []netip.AddrPort{serveDNS(t, z)}}}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := &zone{names: map[string][][]netip.Addr{
@@ -652,9 +699,9 @@ func TestRebindingLeadsNowhere(t *testing.T) {
 				"mixed.example":   {addrs("127.0.0.1", "9.9.9.3")},
 				"private.example": {addrs("10.0.0.1", "192.168.1.1", "::1")},
 			}}
-			d, r := newRecorded(resolver(t, z))
+			d, r := newRecorded(config(t, z))
 			dial := func(host string) error {
-				d.cache.kept = nil // as if the cached names had expired
+				d.cache.lookups = nil // as if the cached names had expired
 				_, err := d.Dial(t.Context(), Target{Host: host, Port: 443})
 				return err
 			}
@@ -673,19 +720,19 @@ func TestRebindingLeadsNowhere(t *testing.T) {
 			if err := dial("missing.example"); err == nil || errors.As(err, &refused) {
 				t.Error(err)
 			}
-			if want := []string{"9.9.9.1", "9.9.9.2", "9.9.9.3"}; !slices.Equal(r.dialled, want) {
-				t.Errorf("dialled %q, want %q", r.dialled, want)
+			if want := []string{"9.9.9.1", "9.9.9.2", "9.9.9.3"}; !slices.Equal(r.dialed, want) {
+				t.Errorf("dialed %q, want %q", r.dialed, want)
 			}
 			z.mu.Lock()
 			defer z.mu.Unlock()
-			if slices.ContainsFunc(z.asked, func(s string) bool { return !strings.HasSuffix(s, ".example") }) {
-				t.Errorf("asked for %q", z.asked)
+			if slices.ContainsFunc(z.queried, func(s string) bool { return !strings.HasSuffix(s, ".example") }) {
+				t.Errorf("queried %q", z.queried)
 			}
 		})
 	}
 }
 
-func TestTheNextServerIsAskedWhenOneIsSilent(t *testing.T) {
+func TestNextServerIsQueriedWhenOneIsSilent(t *testing.T) {
 	closed, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -704,20 +751,20 @@ func TestTheNextServerIsAskedWhenOneIsSilent(t *testing.T) {
 func BenchmarkDial(b *testing.B) {
 	z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.9")}}}
 	server := serveDNS(b, z)
-	d, _ := newRecorded(Config{Servers: []netip.AddrPort{server}})
+	d, _ := newRecorded(testConfig{Config: Config{Servers: []netip.AddrPort{server}}})
 	target := Target{Host: "x.example", Port: 443}
 	run := func(name string, f func()) {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				f()
-				if _, err := d.find(b.Context(), target); err != nil {
+				if _, err := d.route(b.Context(), target, grantPublic); err != nil {
 					b.Fatal(err)
 				}
 			}
 		})
 	}
-	run("resolved", func() { d.cache.kept = nil })
-	run("kept", func() {})
+	run("resolved", func() { d.cache.lookups = nil })
+	run("cached", func() {})
 	b.Run("own addresses", func(b *testing.B) {
 		for b.Loop() {
 			if _, err := interfaceAddresses(); err != nil {

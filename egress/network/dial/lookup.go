@@ -3,6 +3,7 @@ package dial
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -16,19 +17,13 @@ type overrides map[string]Override
 
 // find returns the override of a host: its own, or the longest wildcard's.
 func (o overrides) find(host string) (Override, bool) {
-	if found, ok := o[host]; ok || len(o) == 0 {
-		return found, ok
-	}
-	for below := host; ; {
-		_, rest, more := strings.Cut(below, ".")
-		if !more {
-			return Override{}, false
+	found, ok := o[host]
+	for more := len(o) > 0; more && !ok; {
+		if _, host, more = strings.Cut(host, "."); more {
+			found, ok = o["*."+host]
 		}
-		if found, ok := o["*."+rest]; ok {
-			return found, true
-		}
-		below = rest
 	}
+	return found, ok
 }
 
 const (
@@ -39,23 +34,26 @@ const (
 	// missingFor is how long the absence of a name is cached: a client that retries
 	// immediately does not make the node query again.
 	missingFor = time.Second
-	// maxKept bounds the cached names of all sandboxes, and maxFound the addresses of
+	// maxNames bounds the cached names of all sandboxes, and maxFound the addresses of
 	// each: the owner of a name controls their number, up to 4,000 in a response. So
 	// the cache takes about 200 KiB, and 2 MiB at most.
-	maxKept  = 1024
+	maxNames = 1024
 	maxFound = 64
 )
 
 // cache queries the resolver and caches the results briefly. The addresses are
 // checked on each dial.
 type cache struct {
-	resolver Resolver
+	// resolve is the LookupNetIP of a net.Resolver, which shares concurrent lookups of a
+	// name. The names end in a dot so that no search list applies.
+	resolve func(ctx context.Context, network, host string) ([]netip.Addr, error)
 
-	mu   sync.Mutex
-	kept map[string]answer
+	mu      sync.Mutex
+	lookups map[string]lookup
 }
 
-type answer struct {
+// lookup is the result of a lookup.
+type lookup struct {
 	addrs []netip.Addr
 	err   error
 	until time.Time
@@ -63,51 +61,47 @@ type answer struct {
 
 func (c *cache) lookup(ctx context.Context, host string) ([]netip.Addr, error) {
 	c.mu.Lock()
-	a, ok := c.kept[host]
+	a, ok := c.lookups[host]
 	c.mu.Unlock()
 	if ok && time.Now().Before(a.until) {
 		return a.addrs, a.err
 	}
-	a.addrs, a.err = c.resolver.LookupNetIP(ctx, "ip", host+".")
+	a.addrs, a.err = c.resolve(ctx, "ip", host+".")
 	if len(a.addrs) > maxFound {
 		a.addrs = slices.Clone(a.addrs[:maxFound])
 	}
 	if a.err == nil && len(a.addrs) == 0 {
 		a.err = &net.DNSError{Err: "it has no address", Name: host, IsNotFound: true}
 	}
-	var dnsError *net.DNSError
+	dnsError, ok := errors.AsType[*net.DNSError](a.err)
 	switch {
 	case a.err == nil:
 		a.until = time.Now().Add(foundFor)
-	case errors.As(a.err, &dnsError) && dnsError.IsNotFound:
+	case ok && dnsError.IsNotFound:
 		a.until = time.Now().Add(missingFor)
 	default:
 		return nil, a.err
 	}
-	c.keep(host, a)
+	c.store(host, a)
 	return a.addrs, a.err
 }
 
-// keep stores the result for a host. A full cache drops expired names, then arbitrary ones.
-func (c *cache) keep(host string, a answer) {
+// store stores the result for a host. A full cache drops expired names, then arbitrary ones.
+func (c *cache) store(host string, a lookup) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.kept == nil {
-		c.kept = map[string]answer{}
+	if c.lookups == nil {
+		c.lookups = map[string]lookup{}
 	}
-	if _, ok := c.kept[host]; !ok && len(c.kept) >= maxKept {
+	if _, ok := c.lookups[host]; !ok && len(c.lookups) >= maxNames {
 		now := time.Now()
-		for name, old := range c.kept {
-			if now.After(old.until) {
-				delete(c.kept, name)
-			}
-		}
-		for name := range c.kept {
-			if len(c.kept) < maxKept {
+		maps.DeleteFunc(c.lookups, func(_ string, old lookup) bool { return now.After(old.until) })
+		for name := range c.lookups {
+			if len(c.lookups) < maxNames {
 				break
 			}
-			delete(c.kept, name)
+			delete(c.lookups, name)
 		}
 	}
-	c.kept[host] = a
+	c.lookups[host] = a
 }

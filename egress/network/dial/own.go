@@ -4,16 +4,18 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
 
-// own caches this node's addresses.
+// own caches the addresses of this node's interfaces. It does not know an address that is
+// translated to the node's elsewhere (NAT).
 type own struct {
 	list func() ([]netip.Addr, error)
 
 	mu    sync.Mutex
-	addrs map[netip.Addr]struct{}
+	addrs []netip.Addr
 	until time.Time
 }
 
@@ -29,16 +31,15 @@ func (o *own) has(a netip.Addr) (bool, error) {
 	if now := time.Now(); !now.Before(o.until) {
 		list, err := o.list()
 		if err != nil {
-			return false, fmt.Errorf("listing this node's addresses: %w", err)
+			return false, fmt.Errorf("list this node's addresses: %w", err)
 		}
-		o.addrs = map[netip.Addr]struct{}{}
+		o.addrs = o.addrs[:0]
 		for _, one := range list {
-			o.addrs[one.Unmap()] = struct{}{}
+			o.addrs = append(o.addrs, one.Unmap())
 		}
 		o.until = now.Add(ownFor)
 	}
-	_, ok := o.addrs[a]
-	return ok, nil
+	return slices.Contains(o.addrs, a), nil
 }
 
 func interfaceAddresses() ([]netip.Addr, error) {

@@ -2,6 +2,7 @@ package dial
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -48,25 +49,27 @@ func newProxy(u *url.URL, roots *x509.CertPool) *proxy {
 const maxProxyTries = 3
 
 // tunnelToFirst connects through the proxy to the first address that the proxy reaches.
-func (d *Dialer) tunnelToFirst(ctx context.Context, t Target, addrs []netip.Addr) (net.Conn, error) {
+func (d *Dialer) tunnelToFirst(ctx context.Context, r route) (conn net.Conn, err error) {
 	var first error
-	for _, a := range addrs[:min(len(addrs), maxProxyTries)] {
-		conn, err := d.tunnel(ctx, netip.AddrPortFrom(a, t.Port))
-		if err == nil {
+	for _, a := range r.addrs[:min(len(r.addrs), maxProxyTries)] {
+		if conn, err = d.tunnel(ctx, netip.AddrPortFrom(a, r.Port)); err == nil {
 			return conn, nil
 		}
-		if first == nil {
-			first = err
-		}
+		first = cmp.Or(first, err)
 	}
 	return nil, first
 }
 
 // tunnel connects to an address through the proxy.
 func (d *Dialer) tunnel(ctx context.Context, to netip.AddrPort) (net.Conn, error) {
-	conn, err := d.reachProxy(ctx)
+	// The operator configured the proxy, so its address may be of any kind.
+	r, err := d.route(ctx, d.proxy.Target, grantNamed)
+	var conn net.Conn
+	if err == nil {
+		conn, err = d.race(ctx, r)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("reaching the upstream proxy: %w", err)
+		return nil, fmt.Errorf("reach the upstream proxy: %w", err)
 	}
 	through := &tunnel{Conn: conn, remote: net.TCPAddrFromAddrPort(to)}
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
@@ -81,28 +84,6 @@ func (d *Dialer) tunnel(ctx context.Context, to netip.AddrPort) (net.Conn, error
 	return through, nil
 }
 
-// reachProxy connects to the proxy. The operator configured it, so its address may
-// be of any kind.
-func (d *Dialer) reachProxy(ctx context.Context) (net.Conn, error) {
-	t := d.proxy.Target
-	named, ok := d.overrides.find(t.Host)
-	found := named.Addrs
-	if !ok {
-		found = []netip.Addr{t.Address}
-		if t.Host != "" {
-			var err error
-			if found, err = d.cache.lookup(ctx, t.Host); err != nil {
-				return nil, err
-			}
-		}
-	}
-	checked, err := d.check(t, grantNamed, found)
-	if err != nil {
-		return nil, err
-	}
-	return d.race(ctx, route{t, grantNamed, checked})
-}
-
 // tunnel is a connection through the proxy.
 type tunnel struct {
 	net.Conn               // to the proxy, perhaps over TLS
@@ -110,8 +91,8 @@ type tunnel struct {
 	remote   net.Addr
 }
 
-// maxProxyAnswer is the maximum size in bytes of the head of the proxy's response.
-const maxProxyAnswer = 16 << 10
+// maxProxyResponse is the maximum size in bytes of the head of the proxy's response.
+const maxProxyResponse = 16 << 10
 
 // open requests a tunnel to authority from the proxy.
 func (c *tunnel) open(ctx context.Context, p *proxy, authority string) error {
@@ -123,15 +104,15 @@ func (c *tunnel) open(ctx context.Context, p *proxy, authority string) error {
 		c.Conn = secured
 	}
 	if _, err := fmt.Fprintf(c.Conn, "CONNECT %s HTTP/1.1\r\nHost: %s\r\n%s\r\n", authority, authority, p.header); err != nil {
-		return fmt.Errorf("asking the upstream proxy: %w", err)
+		return fmt.Errorf("send a request to the upstream proxy: %w", err)
 	}
-	c.early = bufio.NewReader(io.LimitReader(c.Conn, maxProxyAnswer))
-	answer, err := http.ReadResponse(c.early, &http.Request{Method: http.MethodConnect})
+	c.early = bufio.NewReader(io.LimitReader(c.Conn, maxProxyResponse))
+	response, err := http.ReadResponse(c.early, &http.Request{Method: http.MethodConnect})
 	if err != nil {
-		return fmt.Errorf("reading the upstream proxy's answer: %w", err)
+		return fmt.Errorf("read the upstream proxy's response: %w", err)
 	}
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("the upstream proxy answers %.100q", answer.Status)
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("the upstream proxy responded with %.100q", response.Status)
 	}
 	return nil
 }

@@ -50,8 +50,8 @@ func peer(t *testing.T, serve func(net.Conn)) netip.AddrPort {
 	return l.Addr().(*net.TCPAddr).AddrPort()
 }
 
-// asking is a proxy that reports the request in the tunnel itself and then echoes.
-func asking(conn net.Conn) {
+// echoingProxy writes its request to the tunnel and then echoes.
+func echoingProxy(conn net.Conn) {
 	r := bufio.NewReader(conn)
 	q, err := http.ReadRequest(r)
 	if err != nil {
@@ -62,9 +62,9 @@ func asking(conn net.Conn) {
 	_, _ = io.Copy(conn, r)
 }
 
-func dialThrough(t *testing.T, cfg Config, target Target) (net.Conn, *bufio.Reader, string) {
+func dialThrough(t *testing.T, cfg testConfig, target Target) (net.Conn, *bufio.Reader, string) {
 	t.Helper()
-	conn, err := New(cfg).Dial(t.Context(), target)
+	conn, err := cfg.new().Dial(t.Context(), target)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,13 +78,13 @@ func dialThrough(t *testing.T, cfg Config, target Target) (net.Conn, *bufio.Read
 }
 
 func TestPublicAddressesAreReachedThroughTheProxy(t *testing.T) {
-	at := peer(t, asking)
+	at := peer(t, echoingProxy)
 	z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("10.0.0.1", "9.9.9.9")}, "six.example": {addrs("2620:fe::1")}}}
-	cfg := Config{Resolver: z, Proxy: parseURL("http://user:pass%3Aword@" + at.String())}
-	conn, r, said := dialThrough(t, cfg, Target{Host: "x.example", Port: 443})
+	cfg := testConfig{resolver: z, Config: Config{Proxy: parseURL("http://user:pass%3Aword@" + at.String())}}
+	conn, r, line := dialThrough(t, cfg, Target{Host: "x.example", Port: 443})
 	credentials := base64.StdEncoding.EncodeToString([]byte("user:pass:word"))
-	if want := "CONNECT 9.9.9.9:443 9.9.9.9:443 Basic " + credentials; said != want {
-		t.Errorf("asked %q, want %q", said, want)
+	if want := "CONNECT 9.9.9.9:443 9.9.9.9:443 Basic " + credentials; line != want {
+		t.Errorf("got %q, want %q", line, want)
 	}
 	if conn.RemoteAddr().String() != "9.9.9.9:443" {
 		t.Errorf("to %s", conn.RemoteAddr())
@@ -100,51 +100,50 @@ func TestPublicAddressesAreReachedThroughTheProxy(t *testing.T) {
 	}
 
 	cfg.Proxy.User = nil
-	if _, _, said := dialThrough(t, cfg, Target{Host: "six.example", Port: 22}); said != "CONNECT [2620:fe::1]:22 [2620:fe::1]:22" {
-		t.Errorf("asked %q", said)
+	if _, _, line := dialThrough(t, cfg, Target{Host: "six.example", Port: 22}); line != "CONNECT [2620:fe::1]:22 [2620:fe::1]:22" {
+		t.Errorf("got %q", line)
 	}
-	if _, _, said := dialThrough(t, cfg, Target{Address: netip.MustParseAddr("9.9.9.8"), Port: 22}); said != "CONNECT 9.9.9.8:22 9.9.9.8:22" {
-		t.Errorf("asked %q", said)
+	if _, _, line := dialThrough(t, cfg, Target{Address: netip.MustParseAddr("9.9.9.8"), Port: 22}); line != "CONNECT 9.9.9.8:22 9.9.9.8:22" {
+		t.Errorf("got %q", line)
 	}
 	var refused *RefusedError
-	if _, err := New(cfg).Dial(t.Context(), Target{Address: netip.MustParseAddr("10.0.0.1"), Port: 22}); !errors.As(err, &refused) {
+	if _, err := cfg.new().Dial(t.Context(), Target{Address: netip.MustParseAddr("10.0.0.1"), Port: 22}); !errors.As(err, &refused) {
 		t.Error(err)
 	}
 }
 
-func TestTheProxyIsWhereTheOperatorSays(t *testing.T) {
-	at := peer(t, asking)
+func TestProxyMayHaveAnyAddress(t *testing.T) {
+	at := peer(t, echoingProxy)
 	z := &zone{names: map[string][][]netip.Addr{"proxy.corp": {addrs("127.0.0.1")}, "x.example": {addrs("9.9.9.9")}}}
-	cfg := Config{Resolver: z, Proxy: parseURL("http://proxy.corp:" + at.String()[len("127.0.0.1:"):])}
-	if _, _, said := dialThrough(t, cfg, Target{Host: "x.example", Port: 443}); said != "CONNECT 9.9.9.9:443 9.9.9.9:443" {
-		t.Errorf("asked %q", said)
+	cfg := testConfig{resolver: z, Config: Config{Proxy: parseURL("http://proxy.corp:" + at.String()[len("127.0.0.1:"):])}}
+	if _, _, line := dialThrough(t, cfg, Target{Host: "x.example", Port: 443}); line != "CONNECT 9.9.9.9:443 9.9.9.9:443" {
+		t.Errorf("got %q", line)
 	}
 	// Only the operator's configuration leads to the proxy's address.
-	if _, err := New(cfg).Dial(t.Context(), Target{Address: at.Addr(), Port: at.Port()}); err == nil {
+	if _, err := cfg.new().Dial(t.Context(), Target{Address: at.Addr(), Port: at.Port()}); err == nil {
 		t.Error("the node's loopback was reached")
 	}
 }
 
-func TestWhatTheOperatorNamedIsReachedDirectly(t *testing.T) {
+func TestOverridesAndPrivateAddressesAreReachedDirectly(t *testing.T) {
 	at := peer(t, func(conn net.Conn) { _, _ = io.WriteString(conn, "direct\n") })
-	cfg := Config{
-		Resolver:  new(zone),
+	cfg := testConfig{resolver: new(zone), Config: Config{
 		Proxy:     parseURL("http://127.0.0.1:1"),
 		Overrides: map[string]Override{"git.corp": {Addrs: []netip.Addr{at.Addr()}}},
+	}}
+	if _, _, line := dialThrough(t, cfg, Target{Host: "git.corp", Port: at.Port()}); line != "direct" {
+		t.Errorf("got %q", line)
 	}
-	if _, _, said := dialThrough(t, cfg, Target{Host: "git.corp", Port: at.Port()}); said != "direct" {
-		t.Errorf("said %q", said)
-	}
-	d, r := newRecorded(Config{
-		Resolver: &zone{names: map[string][][]netip.Addr{"db.corp": {addrs("10.0.0.1")}}},
-		Proxy:    parseURL("http://127.0.0.1:1"),
+	d, r := newRecorded(testConfig{
+		resolver: &zone{names: map[string][][]netip.Addr{"db.corp": {addrs("10.0.0.1")}}},
+		Config:   Config{Proxy: parseURL("http://127.0.0.1:1")},
 	})
-	if _, err := d.Dial(t.Context(), Target{Host: "db.corp", Port: 1, Private: true}); err != nil || len(r.dialled) != 1 || r.dialled[0] != "10.0.0.1" {
-		t.Errorf("%v, dialled %q", err, r.dialled)
+	if _, err := d.Dial(t.Context(), Target{Host: "db.corp", Port: 1, Private: true}); err != nil || len(r.dialed) != 1 || r.dialed[0] != "10.0.0.1" {
+		t.Errorf("%v, dialed %q", err, r.dialed)
 	}
 }
 
-func TestProxiesThatSpeakTLS(t *testing.T) {
+func TestProxyOverTLS(t *testing.T) {
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, _, err := http.NewResponseController(w).Hijack()
 		if err != nil {
@@ -158,67 +157,67 @@ func TestProxiesThatSpeakTLS(t *testing.T) {
 	s.StartTLS()
 	defer s.Close()
 	z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.9")}}}
-	cfg := Config{Resolver: z, Proxy: parseURL(s.URL), ProxyRoots: x509.NewCertPool()}
-	if _, err := New(cfg).Dial(t.Context(), Target{Host: "x.example", Port: 443}); err == nil || !strings.Contains(err.Error(), "TLS with the upstream proxy") {
+	cfg := testConfig{resolver: z, Config: Config{Proxy: parseURL(s.URL), ProxyRoots: x509.NewCertPool()}}
+	if _, err := cfg.new().Dial(t.Context(), Target{Host: "x.example", Port: 443}); err == nil || !strings.Contains(err.Error(), "TLS with the upstream proxy") {
 		t.Error(err)
 	}
 	cfg.ProxyRoots.AddCert(s.Certificate())
-	if _, _, said := dialThrough(t, cfg, Target{Host: "x.example", Port: 443}); said != "secured" {
-		t.Errorf("said %q", said)
+	if _, _, line := dialThrough(t, cfg, Target{Host: "x.example", Port: 443}); line != "secured" {
+		t.Errorf("got %q", line)
 	}
 }
 
-func TestProxiesThatDoNotConnect(t *testing.T) {
+func TestErrorsOfTheProxy(t *testing.T) {
 	for name, tc := range map[string]struct {
-		answer string
-		waits  bool // instead of closing the connection
-		want   string
+		response string
+		waits    bool // instead of closing the connection
+		want     string
 	}{
-		"refuses":           {"HTTP/1.1 403 Forbidden\r\n\r\n", true, `the upstream proxy answers "403 Forbidden"`},
-		"wants credentials": {"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", true, "407"},
-		"hangs up":          {"", false, "reading the upstream proxy's answer"},
-		"is none":           {"SSH-2.0-x\r\n", true, "reading the upstream proxy's answer"},
-		"has no end":        {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxProxyAnswer), true, "reading the upstream proxy's answer"},
+		"refuses":               {"HTTP/1.1 403 Forbidden\r\n\r\n", true, `the upstream proxy responded with "403 Forbidden"`},
+		"wants credentials":     {"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", true, "407"},
+		"disconnects":           {"", false, "read the upstream proxy's response"},
+		"is not HTTP":           {"SSH-2.0-x\r\n", true, "read the upstream proxy's response"},
+		"has an endless header": {"HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 2*maxProxyResponse), true, "read the upstream proxy's response"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			at := peer(t, func(conn net.Conn) {
 				if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
-					_, _ = io.WriteString(conn, tc.answer)
+					_, _ = io.WriteString(conn, tc.response)
 				}
 				if tc.waits {
 					_, _ = io.Copy(io.Discard, conn)
 				}
 			})
 			z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("9.9.9.1", "9.9.9.2", "9.9.9.3", "9.9.9.4")}}}
-			d := New(Config{Resolver: z, Proxy: parseURL("http://user:hidden@" + at.String())})
+			d := testConfig{resolver: z, Config: Config{Proxy: parseURL("http://user:hidden@" + at.String())}}.new()
 			_, err := d.Dial(t.Context(), Target{Host: "x.example", Port: 443})
 			if err == nil || !strings.Contains(err.Error(), tc.want) || strings.Contains(err.Error(), "hidden") || len(err.Error()) > 500 {
 				t.Error(err)
 			}
 		})
 	}
-	t.Run("is not there", func(t *testing.T) {
-		d := New(Config{Resolver: new(zone), Proxy: parseURL("http://127.0.0.1:1")})
-		if _, err := d.Dial(t.Context(), Target{Address: netip.MustParseAddr("9.9.9.9"), Port: 443}); err == nil || !strings.Contains(err.Error(), "reaching the upstream proxy") {
+	t.Run("unreachable", func(t *testing.T) {
+		d := testConfig{resolver: new(zone), Config: Config{Proxy: parseURL("http://127.0.0.1:1")}}.new()
+		if _, err := d.Dial(t.Context(), Target{Address: netip.MustParseAddr("9.9.9.9"), Port: 443}); err == nil || !strings.Contains(err.Error(), "reach the upstream proxy") {
 			t.Error(err)
 		}
 	})
 }
 
-func TestASilentProxyIsLeft(t *testing.T) {
+func TestDialToSilentProxyIsCanceled(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	at := peer(t, func(conn net.Conn) {
 		_, _ = http.ReadRequest(bufio.NewReader(conn))
 		cancel()
 		_, _ = io.Copy(io.Discard, conn)
 	})
-	d := New(Config{Resolver: new(zone), Proxy: parseURL("http://" + at.String())})
+	d := testConfig{resolver: new(zone), Config: Config{Proxy: parseURL("http://" + at.String())}}.new()
 	if _, err := d.Dial(ctx, Target{Address: netip.MustParseAddr("9.9.9.9"), Port: 443}); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 }
 
-func TestAnotherAddressIsAskedForWhenTheProxyCannotReachOne(t *testing.T) {
+func TestProxyIsAskedForTheNextAddress(t *testing.T) {
 	at := peer(t, func(conn net.Conn) {
 		q, err := http.ReadRequest(bufio.NewReader(conn))
 		switch {
@@ -230,14 +229,14 @@ func TestAnotherAddressIsAskedForWhenTheProxyCannotReachOne(t *testing.T) {
 		}
 	})
 	z := &zone{names: map[string][][]netip.Addr{"x.example": {addrs("2620:fe::1", "9.9.9.9")}}}
-	if _, _, said := dialThrough(t, Config{Resolver: z, Proxy: parseURL("http://" + at.String())}, Target{Host: "x.example", Port: 443}); said != "9.9.9.9:443" {
-		t.Errorf("asked for %q", said)
+	if _, _, line := dialThrough(t, testConfig{resolver: z, Config: Config{Proxy: parseURL("http://" + at.String())}}, Target{Host: "x.example", Port: 443}); line != "9.9.9.9:443" {
+		t.Errorf("got %q", line)
 	}
 }
 
-func TestTheEndOfADialIsNotTheConnections(t *testing.T) {
-	at := peer(t, asking)
-	cfg := Config{Resolver: new(zone), Proxy: parseURL("http://" + at.String())}
+func TestConnectionOutlivesItsDial(t *testing.T) {
+	at := peer(t, echoingProxy)
+	cfg := testConfig{resolver: new(zone), Config: Config{Proxy: parseURL("http://" + at.String())}}
 	conn, r, _ := dialThrough(t, cfg, Target{Address: netip.MustParseAddr("9.9.9.9"), Port: 443})
 	for range 100 {
 		if _, err := io.WriteString(conn, "later\n"); err != nil {

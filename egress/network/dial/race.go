@@ -2,19 +2,13 @@ package dial
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"syscall"
 	"time"
 )
-
-// route is a target with its checked addresses.
-type route struct {
-	Target
-	grant grant
-	addrs []netip.Addr
-}
 
 // attemptDelay is how long one address is tried alone before the next attempt
 // starts in parallel (RFC 8305, section 5).
@@ -26,7 +20,7 @@ type attempt struct {
 }
 
 // race connects to one of the addresses, starting with the first. All attempts
-// have ended when it returns.
+// have ended when it returns. The error is a refusal only if all addresses were refused.
 func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
 	if len(r.addrs) == 1 {
 		return d.attempt(ctx, r, r.addrs[0])
@@ -47,7 +41,7 @@ func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
 	delay := time.NewTimer(attemptDelay)
 	defer delay.Stop()
 	start()
-	var first error
+	var failed error
 	for running > 0 {
 		select {
 		case <-delay.C:
@@ -62,8 +56,8 @@ func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
 				}
 				return result.conn, nil
 			}
-			if first == nil {
-				first = result.err
+			if failed == nil || isRefused(failed) {
+				failed = result.err
 			}
 		}
 		if len(left) > 0 && ctx.Err() == nil {
@@ -71,13 +65,18 @@ func (d *Dialer) race(ctx context.Context, r route) (net.Conn, error) {
 			delay.Reset(attemptDelay)
 		}
 	}
-	return nil, first
+	return nil, failed
+}
+
+func isRefused(err error) bool {
+	_, ok := errors.AsType[*RefusedError](err)
+	return ok
 }
 
 func (d *Dialer) attempt(ctx context.Context, r route, a netip.Addr) (net.Conn, error) {
-	dialled := netip.AddrPortFrom(a, r.Port)
-	return d.connect(ctx, dialled, func(_ context.Context, _, actual string, _ syscall.RawConn) error {
-		return d.guard(r, dialled, actual)
+	checked := netip.AddrPortFrom(a, r.Port)
+	return d.connect(ctx, checked, func(_ context.Context, _, actual string, _ syscall.RawConn) error {
+		return d.guard(r, checked, actual)
 	})
 }
 
@@ -86,7 +85,7 @@ func (d *Dialer) attempt(ctx context.Context, r route, a netip.Addr) (net.Conn, 
 func (d *Dialer) guard(r route, checked netip.AddrPort, actual string) error {
 	a, err := netip.ParseAddrPort(actual)
 	if err != nil {
-		return fmt.Errorf("the address to be dialled: %w", err)
+		return fmt.Errorf("parse the address to be dialed: %w", err)
 	}
 	if a != checked {
 		return refuse(r.Target, a.Addr(), "which is not the address that was checked")

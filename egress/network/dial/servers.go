@@ -13,9 +13,9 @@ import (
 func newResolver(servers []netip.AddrPort) *net.Resolver {
 	var current atomic.Uint32
 	return &net.Resolver{PreferGo: true, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-		asked := current.Load()
-		failed := func() { current.CompareAndSwap(asked, asked+1) }
-		server := servers[int(asked)%len(servers)]
+		index := current.Load()
+		failed := func() { current.CompareAndSwap(index, index+1) }
+		server := servers[int(index)%len(servers)]
 		conn, err := new(net.Dialer).DialContext(ctx, network, server.String())
 		if err != nil {
 			failed()

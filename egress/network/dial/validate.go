@@ -52,7 +52,7 @@ func ValidateOverride(pattern string, o Override) error {
 		}
 		class := address.Classify(a)
 		if _, known := need[class]; !known {
-			return fmt.Errorf("%s: %s (%s) is no host's address", pattern, a, class)
+			return fmt.Errorf("%s: %s (%s) is not an address of a host", pattern, a, class)
 		}
 	}
 	return nil
