@@ -9,6 +9,7 @@ import (
 
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/rule/explain"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -60,33 +61,28 @@ func (a *API) registerFlows() {
 		summary:     "Explain how the rules apply to a request through the proxy",
 		description: "The node's rules and the owner's apply. Sends no request, resolves no name and runs no policy.",
 	}, func(ctx context.Context, _ *struct{}, body *types.ExplainRequest) (*output[types.Explanation], error) {
-		return respondExplanation(a.cfg.Egress.ExplainOutside(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers)))
+		return respondExplanation(a.cfg.Egress.ExplainProxy(ctx, ownerOf(ctx), cmp.Or(body.Method, http.MethodGet), body.URL, headerOf(body.Headers)))
 	})
 }
 
 func (a *API) flows(ctx context.Context, in *flowsInput, sb sandbox.Sandbox) (*huma.StreamResponse, error) {
-	return a.serveFlows(ctx, &in.FlowsQuery,
-		func(f audit.Filter) []audit.Entry { return a.cfg.Egress.Flows(sb.ID, f) },
-		func(f audit.Filter) (<-chan audit.Entry, func()) { return a.cfg.Egress.FollowFlows(sb.ID, f) })
+	return a.serveFlows(ctx, &in.FlowsQuery, string(sb.ID))
 }
 
 func (a *API) proxyFlows(ctx context.Context, in *FlowsQuery) (*huma.StreamResponse, error) {
-	owner := ownerOf(ctx)
-	return a.serveFlows(ctx, in,
-		func(f audit.Filter) []audit.Entry { return a.cfg.Egress.OutsideFlows(owner, f) },
-		func(f audit.Filter) (<-chan audit.Entry, func()) { return a.cfg.Egress.FollowOutsideFlows(owner, f) })
+	return a.serveFlows(ctx, in, flow.ProxyName(ownerOf(ctx)))
 }
 
-func (a *API) serveFlows(ctx context.Context, in *FlowsQuery,
-	list func(audit.Filter) []audit.Entry, follow func(audit.Filter) (<-chan audit.Entry, func())) (*huma.StreamResponse, error) {
+// serveFlows responds with the flows of a client of egress, see flow.Client.Name.
+func (a *API) serveFlows(ctx context.Context, in *FlowsQuery, client string) (*huma.StreamResponse, error) {
 	after, err := in.after()
 	if err != nil {
 		return nil, err
 	}
 	filter := audit.Filter{Kind: audit.Kind(in.Kind), Verdict: audit.Verdict(in.Verdict), Host: in.Host, After: after}
 	return serveLog(ctx, a, in.Exchange, in.PageQuery, log[audit.Entry]{
-		list:   func() []audit.Entry { return list(filter) },
-		follow: func() (<-chan audit.Entry, func()) { return follow(filter) },
+		list:   func() []audit.Entry { return a.cfg.Egress.Flows.Entries(client, filter) },
+		follow: func() (<-chan audit.Entry, func()) { return a.cfg.Egress.Flows.Follow(client, filter) },
 		seq:    func(e audit.Entry) uint64 { return e.Seq },
 		page: func(entries []audit.Entry, next string) any {
 			return types.FlowList{Flows: listOf(entries, flowOf), NextCursor: next}

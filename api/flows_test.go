@@ -143,7 +143,7 @@ func TestExplanationsNameTheRule(t *testing.T) {
 	if e := ask(withHeader); e.Verdict != types.VerdictDeny || len(e.Secrets) != 1 || !strings.Contains(e.Secrets[0].Error, vault.ErrUnknown.Error()) {
 		t.Errorf("without the secret: %+v", e)
 	}
-	if _, err := s.egress.PutSecret(t.Context(), testOwner, "github", []byte(canary), []string{"api.github.com"}); err != nil {
+	if _, err := s.egress.Secrets.Put(t.Context(), testOwner, "github", []byte(canary), []string{"api.github.com"}); err != nil {
 		t.Fatal(err)
 	}
 	if e := ask(withHeader); e.Verdict != types.VerdictAllow || e.Rule != "owner/gh" || e.Policies[0].Name != "bearer" || e.Secrets[0].Error != "" {

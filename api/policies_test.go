@@ -175,7 +175,7 @@ func TestPushesOfAllOwnersAreBoundedAndNoneTakesThemAll(t *testing.T) {
 
 func TestTrustedCertificatesAreServed(t *testing.T) {
 	s := newServer(t, Limits{})
-	if got := s.do("GET", "/egress/ca", nil); got.status != http.StatusOK || string(got.body) != string(s.egress.Bundle()) || got.header.Get("Content-Type") != pemType {
+	if got := s.do("GET", "/egress/ca", nil); got.status != http.StatusOK || string(got.body) != string(s.egress.Trust()) || got.header.Get("Content-Type") != pemType {
 		t.Errorf("%d, %s: %s", got.status, got.header.Get("Content-Type"), got.body)
 	}
 	s.refused(problem.Unauthorized, "GET", "/egress/ca", nil, "Authorization", "")

@@ -41,9 +41,10 @@ func (a *API) policyLogs(ctx context.Context, in *policyLogsInput) (*huma.Stream
 	if !a.cfg.Egress.HasPolicy(owner, in.Name) {
 		return nil, catalog.ErrUnknown
 	}
+	of := policylog.Policy{Owner: owner, Name: in.Name}
 	return serveLog(ctx, a, in.Exchange, in.PageQuery, log[policylog.Line]{
-		list:   func() []policylog.Line { return a.cfg.Egress.PolicyLogs(owner, in.Name, filter) },
-		follow: func() (<-chan policylog.Line, func()) { return a.cfg.Egress.FollowPolicyLogs(owner, in.Name, filter) },
+		list:   func() []policylog.Line { return a.cfg.Egress.PolicyLogs.Lines(of, filter) },
+		follow: func() (<-chan policylog.Line, func()) { return a.cfg.Egress.PolicyLogs.Follow(of, filter) },
 		seq:    func(l policylog.Line) uint64 { return l.Seq },
 		page: func(lines []policylog.Line, next string) any {
 			return types.PolicyLog{Lines: listOf(lines, lineOf), NextCursor: next}

@@ -5,7 +5,6 @@ import (
 	"net/http"
 
 	"github.com/doze-run/doze/api/types"
-	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -41,7 +40,7 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 	if err != nil {
 		return nil, err
 	}
-	secret, err := a.cfg.Egress.PutSecret(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
+	secret, err := a.cfg.Egress.Secrets.Put(ctx, ownerOf(ctx), in.Name, value, body.Hosts)
 	if err != nil {
 		return nil, err
 	}
@@ -49,18 +48,17 @@ func (a *API) putSecret(ctx context.Context, in *NamePath, body *types.SetSecret
 }
 
 func (a *API) secrets(ctx context.Context, _ *struct{}) (*output[types.SecretList], error) {
-	return respond(types.SecretList{Secrets: listOf(a.cfg.Egress.Secrets(ownerOf(ctx)), secretOf)})
+	return respond(types.SecretList{Secrets: listOf(a.cfg.Egress.Secrets.List(ownerOf(ctx)), secretOf)})
 }
 
 func (a *API) secret(ctx context.Context, in *NamePath) (*output[types.Secret], error) {
-	for _, s := range a.cfg.Egress.Secrets(ownerOf(ctx)) {
-		if s.Name == in.Name {
-			return respond(secretOf(s))
-		}
+	secret, err := a.cfg.Egress.Secrets.Get(ownerOf(ctx), in.Name)
+	if err != nil {
+		return nil, err
 	}
-	return nil, vault.ErrUnknown
+	return respond(secretOf(secret))
 }
 
 func (a *API) deleteSecret(ctx context.Context, in *NamePath) (*struct{}, error) {
-	return nil, a.cfg.Egress.DeleteSecret(ctx, ownerOf(ctx), in.Name)
+	return nil, a.cfg.Egress.Secrets.Delete(ctx, ownerOf(ctx), in.Name)
 }

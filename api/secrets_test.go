@@ -48,7 +48,7 @@ func TestSecretsArePutAndNeverRead(t *testing.T) {
 
 func TestSecretsAreTheirOwners(t *testing.T) {
 	s := newServer(t, Limits{})
-	if _, err := s.egress.PutSecret(t.Context(), "another", "theirs", []byte(canary), []string{"a.example"}); err != nil {
+	if _, err := s.egress.Secrets.Put(t.Context(), "another", "theirs", []byte(canary), []string{"a.example"}); err != nil {
 		t.Fatal(err)
 	}
 	if list := s.do("GET", "/secrets", nil); strings.TrimSpace(string(list.body)) != `{"secrets":[]}` {

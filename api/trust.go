@@ -21,6 +21,6 @@ func (a *API) registerTrust() {
 		description: "Sandboxes trust them already. Images and clients with a trust store of their own need them.",
 		responses:   map[int]*huma.Response{http.StatusOK: responseBytes("The certificates", pemType)},
 	}, func(context.Context, *struct{}) (*bundleOutput, error) {
-		return &bundleOutput{ContentType: pemType, Body: a.cfg.Egress.Bundle()}, nil
+		return &bundleOutput{ContentType: pemType, Body: a.cfg.Egress.Trust()}, nil
 	})
 }

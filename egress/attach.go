@@ -45,7 +45,7 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	if a := e.find(sb.ID); a != nil {
 		return a, nil
 	}
-	if err := e.armSandbox(ctx, sb); err != nil {
+	if err := e.loadLayer(ctx, ruleset.OfSandbox(sb.ID), sb.Owner); err != nil {
 		return nil, err
 	}
 	a := flow.NewAttachment(e.carrier.NewClient(sb.ID, sb.Owner), dns.Config{
@@ -61,19 +61,6 @@ func (e *Egress) attachment(ctx context.Context, sb sandbox.Sandbox) (*flow.Atta
 	}
 	e.attachments[sb.ID] = a
 	return a, nil
-}
-
-// armSandbox readies the sandbox's own stored rules. Needs changeMu.
-func (e *Egress) armSandbox(ctx context.Context, sb sandbox.Sandbox) error {
-	if e.own[sb.ID] != nil {
-		return nil
-	}
-	own, err := e.armKept(ctx, ruleset.OfSandbox(sb.ID), sb.Owner)
-	if err != nil || own == nil {
-		return err
-	}
-	e.own[sb.ID] = own
-	return nil
 }
 
 // Detach implements sandbox.Uplink.
@@ -97,25 +84,26 @@ func (e *Egress) Forget(id sandbox.ID) {
 	if a != nil {
 		a.End()
 	}
-	e.own[id].release()
-	delete(e.own, id)
+	scope := ruleset.OfSandbox(id)
+	e.layers[scope].release()
+	delete(e.layers, scope)
 	ctx, cancel := context.WithTimeout(e.ctx, forgetLimit)
 	defer cancel()
-	if err := errors.Join(e.sets.Delete(ctx, ruleset.OfSandbox(id)), e.names.forget(ctx, id)); err != nil {
-		e.log.Warn("what is kept of a destroyed sandbox's egress stays", "sandbox", id, "error", err)
+	if err := errors.Join(e.sets.Delete(ctx, scope), e.names.forget(ctx, id)); err != nil {
+		e.log.Warn("failed to delete egress state of destroyed sandbox", "sandbox", id, "error", err)
 	}
-	e.audit.Forget(string(id))
+	e.Flows.Forget(string(id))
 }
 
 // Known implements sandbox.Uplink.
 func (e *Egress) Known() []sandbox.ID {
-	kept := e.names.sandboxes()
+	known := e.names.sandboxes()
 	for scope := range e.sets.All() {
 		if id := scope.Sandbox(); id != "" {
-			kept[id] = struct{}{}
+			known[id] = struct{}{}
 		}
 	}
-	return slices.Collect(maps.Keys(kept))
+	return slices.Collect(maps.Keys(known))
 }
 
 // Environment implements sandbox.Uplink. It returns the placeholders that rules offer.

@@ -78,7 +78,7 @@ func TestWhoGivesUpStartsNoMorePolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	e.changeMu.Lock()
-	l, err := e.arm(ctx, func(owner, name string) (module, error) {
+	l, err := e.newValidLayer(ctx, func(owner, name string) (module, error) {
 		started++
 		cancel()
 		return e.moduleOf(owner, name)

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
+	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/policies/builtin"
 )
 
@@ -22,14 +24,11 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		return nil, err
 	}
 	defer host.Close()
-	pool := newPool(host, nil)
-	seen := map[string]bool{}
-	e := &Egress{pool: pool}
+	e := &Egress{pool: newPool(host, new(policylog.Log))}
 	find := func(owner, name string) (module, error) {
 		wasm, err := builtin.Module(name)
 		if errors.Is(err, builtin.ErrUnknown) {
-			if !seen[name] {
-				seen[name] = true
+			if !slices.Contains(others, name) {
 				others = append(others, name)
 			}
 			return module{}, errPushed
@@ -39,7 +38,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		}
 		return module{owner, name, catalog.Digest(wasm), func() ([]byte, error) { return wasm, nil }}, nil
 	}
-	l, err := e.armAnyway(ctx, find, "", s.Rules)
+	l, err := e.newLayer(ctx, find, "", s.Rules)
 	if err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}

@@ -21,7 +21,7 @@ func echo(w http.ResponseWriter, r *http.Request) {
 // none fails the test if a value, plain or in base64, is in the audit log or the node's log.
 func (b *box) none(value string) {
 	b.t.Helper()
-	flows, err := json.Marshal(b.Flows(b.sb.ID, audit.Filter{}))
+	flows, err := json.Marshal(b.Flows.Entries(string(b.sb.ID), audit.Filter{}))
 	if err != nil {
 		b.t.Fatal(err)
 	}

@@ -184,7 +184,7 @@ func TestOperatorsCanLetECHPass(t *testing.T) {
 			t.Errorf("the audit log says %+v", e)
 		}
 	}
-	if flows := b.Flows(b.sb.ID, audit.Filter{}); slices.ContainsFunc(flows, func(e audit.Entry) bool { return e.Kind == audit.Request }) {
+	if flows := b.Flows.Entries(string(b.sb.ID), audit.Filter{}); slices.ContainsFunc(flows, func(e audit.Entry) bool { return e.Kind == audit.Request }) {
 		t.Errorf("the audit log says %+v", flows)
 	}
 }

@@ -47,8 +47,8 @@ import (
 // the contract.
 type DeviceFunc func(ctx context.Context, id sandbox.ID, pid int) (device *os.File, listener *net.TCPListener, err error)
 
-// Of adapts a Manager.
-func Of(m *sandbox.Manager) flow.Sandboxes { return manager{m} }
+// ManagedSandboxes returns the sandboxes of a Manager.
+func ManagedSandboxes(m *sandbox.Manager) flow.Sandboxes { return manager{m} }
 
 type manager struct{ *sandbox.Manager }
 
@@ -67,8 +67,8 @@ type Config struct {
 	Folder    string
 	Documents document.Store
 	Device    DeviceFunc
-	// Sandboxes looks up attached sandboxes and wakes them; see Of. The Manager need
-	// not have started.
+	// Sandboxes looks up attached sandboxes and wakes them; see ManagedSandboxes. The
+	// Manager need not have started.
 	Sandboxes flow.Sandboxes
 	// Operator is the owner whose secrets and modules the node's rules use.
 	Operator string
@@ -77,23 +77,24 @@ type Config struct {
 	Log      *slog.Logger
 	// PolicyCompiler is policy.Config.Compiler.
 	PolicyCompiler string
-	// Flows receives the audit entries, and PolicyLogs the lines that policies log. Both
-	// are closed with the Egress. If nil, new ones are made.
-	Flows      *audit.Log
-	PolicyLogs *policylog.Log
 }
 
 // Egress carries the outbound traffic of all sandboxes of a node. It implements
 // sandbox.Uplink.
 type Egress struct {
+	// Flows has the flows of all clients, by flow.Client.Name.
+	Flows *audit.Log
+	// PolicyLogs has the lines that policies log.
+	PolicyLogs policylog.Log
+	// Secrets has the secrets of owners. Rules use a change from their next request on.
+	Secrets *vault.Vault
+
 	cfg            Config
 	log            *slog.Logger
-	vault          *vault.Vault
 	sets           *ruleset.Sets
 	modules        *catalog.Modules
 	pool           *pool
 	ca             *ca.Authority
-	audit          *audit.Log
 	carrier        *flow.Carrier
 	key            *seal.Key
 	names          *nameBook
@@ -109,9 +110,7 @@ type Egress struct {
 	changes ownerLocks
 	// changeMu is held while rules, modules or settings are replaced.
 	changeMu contextMutex
-	node     *layer                // guarded by changeMu
-	owners   map[string]*layer     // guarded by changeMu
-	own      map[sandbox.ID]*layer // of sandboxes, guarded by changeMu
+	layers   map[ruleset.Scope]*layer // guarded by changeMu
 
 	mu           sync.RWMutex
 	attachments  map[sandbox.ID]*flow.Attachment
@@ -126,28 +125,23 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	if err := os.MkdirAll(cfg.Folder, 0o700); err != nil {
-		return nil, fmt.Errorf("making the folder of egress: %w", err)
+		return nil, fmt.Errorf("make the folder of egress: %w", err)
 	}
 	e := &Egress{
 		cfg: cfg, log: cfg.Log,
-		owners: map[string]*layer{},
-		own:    map[sandbox.ID]*layer{},
-
+		layers:       map[ruleset.Scope]*layer{},
 		attachments:  map[sandbox.ID]*flow.Attachment{},
 		proxyClients: map[string]*flow.ProxyClient{},
-
-		changeMu: newContextMutex(),
+		changeMu:     newContextMutex(),
 	}
-	if e.audit = cfg.Flows; e.audit == nil {
-		e.audit = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
-	}
+	e.Flows = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
 	e.ctx, e.end = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, e.Close())
 		}
 	}()
-	if err := e.openKept(ctx); err != nil {
+	if err := e.openDocuments(ctx); err != nil {
 		return nil, err
 	}
 	if err := e.openModules(ctx); err != nil {
@@ -158,11 +152,11 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		return nil, err
 	}
 	change.Apply()
-	return e, e.armOwners(ctx)
+	return e, e.loadOwnerLayers(ctx)
 }
 
-// openKept opens the stored state.
-func (e *Egress) openKept(ctx context.Context) (err error) {
+// openDocuments opens the stored state.
+func (e *Egress) openDocuments(ctx context.Context) (err error) {
 	documents := e.cfg.Documents
 	if e.key, err = seal.Open(filepath.Join(e.cfg.Folder, "seal.key")); err != nil {
 		return err
@@ -170,14 +164,14 @@ func (e *Egress) openKept(ctx context.Context) (err error) {
 	if err := e.openPlaceholderKey(ctx); err != nil {
 		return err
 	}
-	if e.vault, err = vault.Open(ctx, documents, e.key); err != nil {
+	if e.Secrets, err = vault.Open(ctx, documents, e.key); err != nil {
 		return err
 	}
 	if e.sets, err = ruleset.Open(ctx, documents); err != nil {
 		return err
 	}
-	for _, fault := range slices.Concat(e.vault.Faults(), e.sets.Faults()) {
-		e.log.Error("something that is stored cannot be used", "error", fault)
+	for _, fault := range slices.Concat(e.Secrets.Faults(), e.sets.Faults()) {
+		e.log.Error("ignoring unreadable record", "error", fault)
 	}
 	if e.names, err = openNameBook(ctx, documents, e.log); err != nil {
 		return err
@@ -186,7 +180,7 @@ func (e *Egress) openKept(ctx context.Context) (err error) {
 		return err
 	}
 	e.carrier = flow.NewCarrier(flow.Config{
-		Sandboxes: e.cfg.Sandboxes, Operator: e.cfg.Operator, Vault: e.vault, Certificate: e.ca.Certificate, Audit: e.audit, Log: e.log,
+		Sandboxes: e.cfg.Sandboxes, Operator: e.cfg.Operator, Vault: e.Secrets, Certificate: e.ca.Certificate, Audit: e.Flows, Log: e.log,
 	})
 	return nil
 }
@@ -204,24 +198,24 @@ func (e *Egress) openModules(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.pool = newPool(host, e.cfg.PolicyLogs)
+	e.pool = newPool(host, &e.PolicyLogs)
 	if e.modules, err = catalog.Open(ctx, e.cfg.Documents, filepath.Join(e.cfg.Folder, "policies")); err != nil {
 		return err
 	}
 	for _, fault := range e.modules.Faults() {
-		e.log.Error("a policy that is stored cannot be used", "error", fault)
+		e.log.Error("ignoring unreadable policy", "error", fault)
 	}
 	return nil
 }
 
-// armOwners readies the stored rules of owners. The rules of a sandbox are readied when
-// it is attached.
-func (e *Egress) armOwners(ctx context.Context) (err error) {
+// loadOwnerLayers makes the layers of the stored rules of owners. A sandbox's layer is
+// made when it is attached.
+func (e *Egress) loadOwnerLayers(ctx context.Context) error {
 	e.changeMu.Lock()
 	defer e.changeMu.Unlock()
 	for scope := range e.sets.All() {
 		if owner := scope.Owner(); owner != "" {
-			if e.owners[owner], err = e.armKept(ctx, scope, owner); err != nil {
+			if err := e.loadLayer(ctx, scope, owner); err != nil {
 				return err
 			}
 		}
@@ -253,9 +247,9 @@ func (e *Egress) Close() error {
 	}
 	if e.pool != nil {
 		errs = append(errs, e.pool.host.Close())
-		e.pool.lines.Close()
 	}
-	e.audit.Close()
+	e.PolicyLogs.Close()
+	e.Flows.Close()
 	return errors.Join(errs...)
 }
 
@@ -277,8 +271,6 @@ func endAll(attachments []*flow.Attachment) {
 	_ = ends.Wait()
 }
 
-// Trust implements sandbox.Uplink.
+// Trust implements sandbox.Uplink. It returns the certificates (PEM) that sandboxes trust
+// in addition to public ones.
 func (e *Egress) Trust() []byte { return e.ca.Bundle() }
-
-// Bundle returns the certificates (PEM) that sandboxes trust in addition to public ones.
-func (e *Egress) Bundle() []byte { return e.ca.Bundle() }

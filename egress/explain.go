@@ -29,10 +29,10 @@ func (e *Egress) Explain(ctx context.Context, id sandbox.ID, method, url string,
 	return explain.Of(&t.Table, r, known{e, t, sb.Owner}), nil
 }
 
-// ExplainOutside is Explain for a request that one of the owner's programs outside of
+// ExplainProxy is Explain for a request that one of the owner's programs outside of
 // sandboxes sends through the proxy. Errors: *problem.InvalidError, or
 // sandbox.ErrClosed.
-func (e *Egress) ExplainOutside(ctx context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
+func (e *Egress) ExplainProxy(ctx context.Context, owner, method, url string, header http.Header) (explain.Explanation, error) {
 	r, err := explain.Parse(method, url, header)
 	if err != nil {
 		return explain.Explanation{}, err
@@ -57,10 +57,10 @@ func (e *Egress) tableOf(ctx context.Context, sb sandbox.Sandbox) (*flow.Table, 
 		return nil, err
 	}
 	defer done()
-	if !e.lives(sb.ID) { // no later call would release its rules
+	if !e.exists(sb.ID) { // no later call would release its rules
 		return nil, sandbox.ErrNotFound
 	}
-	if err := e.armSandbox(ctx, sb); err != nil {
+	if err := e.loadLayer(ctx, ruleset.OfSandbox(sb.ID), sb.Owner); err != nil {
 		return nil, err
 	}
 	c := e.carrier.NewClient(sb.ID, sb.Owner)
@@ -85,7 +85,7 @@ func (k known) Policy(source rule.Source, u rule.Use) (digest string, err error)
 }
 
 func (k known) Secret(source rule.Source, name, host string) error {
-	_, err := k.e.vault.Use(k.ownerOf(source), name, host)
+	_, err := k.e.Secrets.Use(k.ownerOf(source), name, host)
 	return err
 }
 

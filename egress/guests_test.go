@@ -172,7 +172,7 @@ func (r *rig) push(name string, wasm []byte) {
 // secret stores a secret of the owner.
 func (r *rig) secret(name, value string, hosts ...string) {
 	r.t.Helper()
-	if _, err := r.PutSecret(within(r.t), owner, name, []byte(value), hosts); err != nil {
+	if _, err := r.Secrets.Put(within(r.t), owner, name, []byte(value), hosts); err != nil {
 		r.t.Fatal(err)
 	}
 }
@@ -180,7 +180,7 @@ func (r *rig) secret(name, value string, hosts ...string) {
 // operatorsSecret stores a secret of the operator.
 func (r *rig) operatorsSecret(name, value string, hosts ...string) {
 	r.t.Helper()
-	if _, err := r.PutSecret(within(r.t), operator, name, []byte(value), hosts); err != nil {
+	if _, err := r.Secrets.Put(within(r.t), operator, name, []byte(value), hosts); err != nil {
 		r.t.Fatal(err)
 	}
 }

@@ -25,9 +25,10 @@ const readyLimit = 5 * time.Second
 
 var errReadyLimit = fmt.Errorf("the policies take longer than %v to start: use fewer, or fewer configurations", readyLimit)
 
-// arm readies the policies of rules. An error names every mistake with its position.
-func (e *Egress) arm(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
-	l, err := e.armAnyway(ctx, find, owner, compiled)
+// newValidLayer is newLayer, but fails if a policy cannot run. The error names every
+// mistake with its position.
+func (e *Egress) newValidLayer(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
+	l, err := e.newLayer(ctx, find, owner, compiled)
 	if err != nil {
 		return nil, err
 	}
@@ -52,16 +53,10 @@ func (l *layer) problems(about func(flow.Use) bool) error {
 	return errors.Join(problems...)
 }
 
-// worse returns the problems of the pushed policy, and of other policies that were ready
-// in before. Policies that were not ready before do not count: one broken policy must not
-// prevent the repair of another.
-func (l *layer) worse(before *layer, pushed string) error {
-	return l.problems(func(u flow.Use) bool { return u.Policy == pushed || before.Unready[u] == nil })
-}
-
-// armAnyway is arm for rules that were accepted before. A policy that cannot run does not
-// fail the call; its requests are denied. armAnyway returns an error if ctx ends.
-func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
+// newLayer returns a layer whose policies are ready to run. A policy that cannot run does
+// not fail the call; the requests that need it are denied. newLayer returns an error if ctx
+// ends.
+func (e *Egress) newLayer(ctx context.Context, find finder, owner string, compiled *rule.Layer) (*layer, error) {
 	l := &layer{flow.Layer{Layer: compiled, Owner: owner, Ready: map[flow.Use]*policy.Policy{}, Unready: map[flow.Use]error{}}}
 	for i, r := range compiled.Rules() {
 		for j, u := range r.Policies {
@@ -69,7 +64,7 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compi
 			if l.Ready[key] != nil || l.Unready[key] != nil {
 				continue
 			}
-			err := l.take(ctx, e.pool, find, key)
+			err := l.start(ctx, e.pool, find, key)
 			if cause := context.Cause(ctx); cause != nil {
 				l.release()
 				if errors.Is(cause, errReadyLimit) {
@@ -87,7 +82,7 @@ func (e *Egress) armAnyway(ctx context.Context, find finder, owner string, compi
 
 // compile compiles the modules that an owner's rules use, and retains them until release
 // is called. An owner's modules are compiled one at a time, and each may take seconds.
-// compile skips modules that fail to compile: arm reports them with their positions.
+// compile skips modules that fail to compile: newLayer reports them.
 func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (release func(), err error) {
 	var held []*policy.Module
 	release = func() {
@@ -123,14 +118,14 @@ func (e *Egress) compile(ctx context.Context, owner string, rules []rule.Rule) (
 	return release, nil
 }
 
-func (l *layer) take(ctx context.Context, p *pool, find finder, u flow.Use) error {
+func (l *layer) start(ctx context.Context, p *pool, find finder, u flow.Use) error {
 	m, err := find(l.Owner, u.Policy)
 	if err != nil {
 		return err
 	}
-	r, err := p.take(ctx, m, u.Config)
+	started, err := p.acquire(ctx, m, u.Config)
 	if err == nil {
-		l.Ready[u] = r
+		l.Ready[u] = started
 	}
 	return err
 }
@@ -164,21 +159,7 @@ func (l *layer) ruleLayer() *rule.Layer {
 	return l.Layer.Layer
 }
 
-// flowLayer returns nil for a nil layer.
-func (l *layer) flowLayer() *flow.Layer {
-	if l == nil {
-		return nil
-	}
-	return &l.Layer
-}
-
-// usersOf returns the names of the rules that use a policy.
-func usersOf(policy string, rules []rule.Rule) []string {
-	var names []string
-	for _, r := range rules {
-		if slices.ContainsFunc(r.Policies, func(u rule.Use) bool { return u.Policy == policy }) {
-			names = append(names, r.Name)
-		}
-	}
-	return names
+// uses reports whether a rule uses a policy.
+func uses(r rule.Rule, policy string) bool {
+	return slices.ContainsFunc(r.Policies, func(u rule.Use) bool { return u.Policy == policy })
 }

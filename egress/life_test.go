@@ -114,7 +114,7 @@ func TestAForgottenSandboxLeavesNothing(t *testing.T) {
 	if got := r.documents.named(t, string(b.sb.ID)); len(got) != 0 {
 		t.Errorf("stored are %v", got)
 	}
-	if len(r.attachments) != 0 || len(r.own) != 0 || len(r.Flows(b.sb.ID, audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
+	if len(r.attachments) != 0 || len(r.layers) != 1 || len(r.Flows.Entries(string(b.sb.ID), audit.Filter{})) != 0 || len(r.Environment(b.sb.ID)) != 0 {
 		t.Error("something of it is in memory")
 	}
 }
@@ -144,7 +144,7 @@ func TestAnOldSealingKeyCanBeTakenAwayAfterOneStart(t *testing.T) {
 	if now := r.Environment(b.sb.ID); !maps.Equal(now, environment) {
 		t.Errorf("placeholders were %v, are %v", environment, now)
 	}
-	if value, err := r.vault.Use(owner, "api", "a.web.test"); err != nil || string(value) != token {
+	if value, err := r.Secrets.Use(owner, "api", "a.web.test"); err != nil || string(value) != token {
 		t.Errorf("the secret is %q, %v", value, err)
 	}
 }

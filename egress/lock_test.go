@@ -33,7 +33,7 @@ func TestWhoWaitsForAChangeCanGiveUp(t *testing.T) {
 			_, err := r.Explain(ctx, other.ID, "GET", "https://a.web.test/", nil)
 			return err
 		},
-		"the proxy": func() error { _, err := r.ExplainOutside(ctx, owner, "GET", "https://a.web.test/", nil); return err },
+		"the proxy": func() error { _, err := r.ExplainProxy(ctx, owner, "GET", "https://a.web.test/", nil); return err },
 		"settings":  func() error { _, err := r.Prepare(ctx, *r.settings.Load()); return err },
 	} {
 		if err := wait(); !errors.Is(err, why) {
@@ -157,7 +157,7 @@ func TestPoliciesThatTakeTooLongToStartAreRefusedWithTheirPlace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = r.arm(limited, r.moduleOf, owner, compiled)
+	_, err = r.newValidLayer(limited, r.moduleOf, owner, compiled)
 	var fault *rule.Error
 	if !errors.As(err, &fault) || fault.Index != 1 || fault.Field != "policies[0]" || fault.Problem != `"bearer": `+errReadyLimit.Error() {
 		t.Errorf("got %v", err)

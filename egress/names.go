@@ -75,7 +75,7 @@ func openNameBook(ctx context.Context, documents document.Store, log *slog.Logge
 		var names map[netip.Addr]string
 		if err := json.Unmarshal(value, &names); err != nil || !ok {
 			// They are looked up again.
-			log.Warn("stored names of a sandbox cannot be read", "document", document, "error", err)
+			log.Warn("ignoring unreadable names of sandbox", "document", document, "error", err)
 			names = nil
 		}
 		if !ok {
@@ -85,7 +85,7 @@ func openNameBook(ctx context.Context, documents document.Store, log *slog.Logge
 		return nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("reading the names of sandboxes: %w", err)
+		return nil, fmt.Errorf("read the names of sandboxes: %w", err)
 	}
 	b.timer = time.AfterFunc(time.Hour, b.flush) // set with the first name
 	b.timer.Stop()
@@ -178,9 +178,9 @@ func (b *nameBook) drop(id sandbox.ID) (dropped []page) {
 func (b *nameBook) flush() {
 	b.writing.Lock()
 	defer b.writing.Unlock()
-	for p, value := range b.take() {
+	for p, value := range b.encodeDirty() {
 		if err := b.documents.PutDocument(context.Background(), namesKind, p.document(), value); err != nil {
-			b.log.Warn("names of a sandbox were not stored", "sandbox", p.id, "error", err)
+			b.log.Warn("failed to store names of sandbox", "sandbox", p.id, "error", err)
 			b.mu.Lock()
 			b.change(p, writeNamesAgain)
 			b.mu.Unlock()
@@ -188,8 +188,8 @@ func (b *nameBook) flush() {
 	}
 }
 
-// take returns the encoded changed pages, and clears the set of changed pages.
-func (b *nameBook) take() map[page][]byte {
+// encodeDirty returns the encoded changed pages, and clears the set of changed pages.
+func (b *nameBook) encodeDirty() map[page][]byte {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	values := map[page][]byte{}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/policy"
 	"github.com/doze-run/doze/egress/policy/catalog"
 	"github.com/doze-run/doze/egress/policy/policylog"
@@ -14,7 +15,6 @@ import (
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/policies/builtin"
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 // PutPolicy pushes a module. The owner's rules that name it use it from their next
@@ -33,128 +33,94 @@ func (e *Egress) PutPolicy(ctx context.Context, owner, name string, wasm []byte)
 		return catalog.Info{}, err
 	}
 	defer checked.Release()
-	leave, err := e.changes.LockContext(ctx, owner)
+	unlock, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return catalog.Info{}, err
 	}
-	defer leave()
+	defer unlock()
 	if err := e.changeMu.LockContext(ctx); err != nil {
 		return catalog.Info{}, err
 	}
 	defer e.changeMu.Unlock()
 	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
 	defer cancel()
-	anew, err := e.armAnew(limited, pushed)
+	layers, err := e.layersWith(limited, pushed)
 	if err != nil {
 		return catalog.Info{}, err
 	}
 	info, err := e.modules.Put(ctx, owner, name, wasm)
 	if err != nil {
-		for _, a := range anew {
-			a.layer.release()
-		}
+		releaseAll(layers)
 		return catalog.Info{}, err
 	}
-	for _, a := range anew {
-		a.place(a.layer)
+	for scope, l := range layers {
+		layers[scope], e.layers[scope] = e.layers[scope], l
 	}
-	if len(anew) > 0 {
-		e.buildAll(everyClient)
+	if len(layers) > 0 {
+		e.buildAll(func(*flow.Client) bool { return true })
 	}
-	for _, a := range anew { // no table refers to the old layers now
-		a.before.release()
-	}
+	releaseAll(layers) // the old ones, to which no table refers now
 	info.UsedBy = e.rulesThatUse(owner, name)
 	info.ReplacesBuiltIn = slices.Contains(builtin.Names(), name)
 	return info, nil
 }
 
-// placed is a layer with its place: the node, the owner or a sandbox.
-type placed struct {
-	layer  *layer
-	source rule.Source
-	whose  string
-	place  func(*layer) // replaces the layer
-	before *layer       // the replaced layer
-}
-
-// armAnew readies copies of the layers that use the pushed module. Needs changeMu.
-func (e *Egress) armAnew(ctx context.Context, pushed module) ([]placed, error) {
+// layersWith returns copies of the layers that use the pushed module. A policy that was not
+// ready in a layer before may stay so: one broken policy must not prevent the repair of
+// another. Needs changeMu.
+func (e *Egress) layersWith(ctx context.Context, pushed module) (map[ruleset.Scope]*layer, error) {
 	find := func(owner, name string) (module, error) {
 		if owner == pushed.owner && name == pushed.name {
 			return pushed, nil
 		}
 		return e.moduleOf(owner, name)
 	}
-	var anew []placed
-	for _, p := range e.layersOf(pushed.owner) {
-		if len(usersOf(pushed.name, p.layer.Rules())) == 0 {
+	layers := map[ruleset.Scope]*layer{}
+	for scope, old := range e.layers {
+		if old.Owner != pushed.owner || !slices.ContainsFunc(old.Rules(), func(r rule.Rule) bool { return uses(r, pushed.name) }) {
 			continue
 		}
-		l, err := e.armAnyway(ctx, find, pushed.owner, p.layer.Layer.Layer)
+		l, err := e.newLayer(ctx, find, pushed.owner, old.Layer.Layer)
 		if err == nil {
-			err = l.worse(p.layer, pushed.name)
+			layers[scope] = l
+			err = l.problems(func(u flow.Use) bool { return u.Policy == pushed.name || old.Unready[u] == nil })
 		}
 		if err != nil {
-			l.release()
-			for _, a := range anew {
-				a.layer.release()
-			}
-			return nil, fmt.Errorf("%s cannot use it: %w", p.whose, err)
+			releaseAll(layers)
+			return nil, fmt.Errorf("the rules of %s cannot use it: %w", scope, err)
 		}
-		p.before, p.layer = p.layer, l
-		anew = append(anew, p)
 	}
-	return anew, nil
+	return layers, nil
 }
 
-// layersOf returns the layers that use an owner's modules. Needs changeMu.
-func (e *Egress) layersOf(owner string) []placed {
-	var list []placed
-	if owner == e.cfg.Operator && e.node != nil {
-		list = append(list, placed{layer: e.node, source: rule.Node, whose: "the node's rules", place: func(l *layer) { e.node = l }})
+func releaseAll(layers map[ruleset.Scope]*layer) {
+	for _, l := range layers {
+		l.release()
 	}
-	if own := e.owners[owner]; own != nil {
-		list = append(list, placed{layer: own, source: rule.Owner, whose: "the owner's rules", place: func(l *layer) { e.owners[owner] = l }})
-	}
-	for id, own := range e.own {
-		if own.Owner == owner {
-			list = append(list, placed{layer: own, source: rule.Sandbox, whose: "the rules of sandbox " + string(id), place: func(l *layer) { e.own[id] = l }})
-		}
-	}
-	return list
 }
 
 // rulesThatUse returns the names of the rules that use an owner's policy, sorted:
 // node/RULE, owner/RULE or sandbox/ID/RULE. Needs changeMu.
 func (e *Egress) rulesThatUse(owner, name string) []string {
 	var users []string
-	if owner == e.cfg.Operator {
-		users = prefixed("node/", usersOf(name, e.node.Rules()))
-	}
-	users = append(users, prefixed("owner/", usersOf(name, e.sets.Get(ruleset.OfOwner(owner)).Rules))...)
-	for scope, set := range e.sets.All() {
-		id := scope.Sandbox()
-		if id == "" || e.ownerOf(id) != owner {
-			continue
+	add := func(prefix string, rules []rule.Rule) {
+		for _, r := range rules {
+			if uses(r, name) {
+				users = append(users, prefix+r.Name)
+			}
 		}
-		users = append(users, prefixed("sandbox/"+string(id)+"/", usersOf(name, set.Rules))...)
+	}
+	if owner == e.cfg.Operator {
+		add("node/", e.layers[ruleset.Scope{}].Rules())
+	}
+	add("owner/", e.sets.Get(ruleset.OfOwner(owner)).Rules)
+	for scope, set := range e.sets.All() {
+		if sb, _ := e.cfg.Sandboxes.ByID(scope.Sandbox()); sb.ID != "" && sb.Owner == owner {
+			add("sandbox/"+string(sb.ID)+"/", set.Rules)
+		}
 	}
 	slices.Sort(users)
 	return users
-}
-
-func (e *Egress) ownerOf(id sandbox.ID) string {
-	sb, _ := e.cfg.Sandboxes.ByID(id)
-	return sb.Owner
-}
-
-func prefixed(prefix string, names []string) []string {
-	list := make([]string, len(names))
-	for i, n := range names {
-		list[i] = prefix + n
-	}
-	return list
 }
 
 // Policies lists the policies that the owner's rules can name: those that doze ships and
@@ -183,11 +149,11 @@ func (e *Egress) Policies(owner string) []catalog.Info {
 // for a module that was never pushed, catalog.ErrBuiltIn (wrapped) for one that doze
 // ships, catalog.ErrInUse (wrapped, with the rules) for one that rules use.
 func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
-	leave, err := e.changes.LockContext(ctx, owner)
+	unlock, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return err
 	}
-	defer leave()
+	defer unlock()
 	if err := e.changeMu.LockContext(ctx); err != nil {
 		return err
 	}
@@ -209,6 +175,12 @@ func (e *Egress) DeletePolicy(ctx context.Context, owner, name string) error {
 	if err := e.modules.Delete(ctx, owner, name); err != nil {
 		return err
 	}
-	e.pool.lines.Forget(policylog.Policy{Owner: owner, Name: name})
+	e.PolicyLogs.Forget(policylog.Policy{Owner: owner, Name: name})
 	return nil
+}
+
+// HasPolicy reports whether an owner's rules can name a policy.
+func (e *Egress) HasPolicy(owner, name string) bool {
+	_, err := e.moduleOf(owner, name)
+	return err == nil
 }

@@ -21,11 +21,11 @@ func TestAnOwnerReadsWhatHisPoliciesWrote(t *testing.T) {
 	first, second := through("one.web.test", "one", ""), through("two.web.test", "two", "")
 	second.Name = "second"
 	b.rules(first, second)
-	lines, stop := r.FollowPolicyLogs(owner, "one", policylog.Filter{})
+	lines, stop := r.PolicyLogs.Follow(policylog.Policy{Owner: owner, Name: "one"}, policylog.Filter{})
 	defer stop()
 	b.want(b.get("https://one.web.test/"), 200, "this is")
 	flow := b.entry("one.web.test", nil)
-	kept := r.PolicyLogs(owner, "one", policylog.Filter{})
+	kept := r.PolicyLogs.Lines(policylog.Policy{Owner: owner, Name: "one"}, policylog.Filter{})
 	if len(kept) != 1 || kept[0] != <-lines {
 		t.Fatalf("got %+v", kept)
 	}
@@ -34,7 +34,7 @@ func TestAnOwnerReadsWhatHisPoliciesWrote(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	for _, other := range [][2]string{{owner, "two"}, {operator, "one"}} {
-		if got := r.PolicyLogs(other[0], other[1], policylog.Filter{}); len(got) != 0 {
+		if got := r.PolicyLogs.Lines(policylog.Policy{Owner: other[0], Name: other[1]}, policylog.Filter{}); len(got) != 0 {
 			t.Errorf("%v has %+v", other, got)
 		}
 	}
@@ -42,7 +42,7 @@ func TestAnOwnerReadsWhatHisPoliciesWrote(t *testing.T) {
 	if err := r.DeletePolicy(within(t), owner, "one"); err != nil {
 		t.Fatal(err)
 	}
-	if _, ok := <-lines; ok || r.HasPolicy(owner, "one") || len(r.PolicyLogs(owner, "one", policylog.Filter{})) != 0 {
+	if _, ok := <-lines; ok || r.HasPolicy(owner, "one") || len(r.PolicyLogs.Lines(policylog.Policy{Owner: owner, Name: "one"}, policylog.Filter{})) != 0 {
 		t.Error("lines of a policy that was deleted are left")
 	}
 }

@@ -80,14 +80,11 @@ type pool struct {
 type readyKey struct{ owner, name, digest, config string }
 
 func newPool(host *policy.Host, lines *policylog.Log) *pool {
-	if lines == nil {
-		lines = new(policylog.Log)
-	}
 	return &pool{host: host, lines: lines, ready: map[readyKey]*policy.Policy{}}
 }
 
-// take returns a policy that is ready to run, and retains it for the caller.
-func (p *pool) take(ctx context.Context, m module, config string) (*policy.Policy, error) {
+// acquire returns a policy that is ready to run, and retains it for the caller.
+func (p *pool) acquire(ctx context.Context, m module, config string) (*policy.Policy, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	key := readyKey{m.owner, m.name, m.digest, config}
@@ -99,7 +96,7 @@ func (p *pool) take(ctx context.Context, m module, config string) (*policy.Polic
 		return nil, err
 	}
 	defer c.Release() // the policy retains the code
-	c.Owner, c.Lines = m.owner, p.keepLines(m.owner, m.name)
+	c.Owner, c.Lines = m.owner, p.logLine(policylog.Policy{Owner: m.owner, Name: m.name})
 	configured, err := c.Configure(ctx, []byte(config))
 	if err != nil {
 		return nil, err
@@ -118,10 +115,20 @@ func (p *pool) compile(ctx context.Context, m module) (*policy.Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	leave, err := p.compiling.LockContext(ctx, m.owner)
+	unlock, err := p.compiling.LockContext(ctx, m.owner)
 	if err != nil {
 		return nil, err
 	}
-	defer leave()
+	defer unlock()
 	return p.host.Compile(ctx, m.name, wasm)
+}
+
+// logLine returns a function that stores the log lines of a policy.
+func (p *pool) logLine(of policylog.Policy) func(policy.Line) {
+	return func(line policy.Line) {
+		p.lines.Add(of, policylog.Line{
+			Level: policylog.Level(strings.ToLower(line.Level.String())), Text: line.Text,
+			Flow: line.Flow, Sandbox: line.Sandbox, SandboxName: line.SandboxName,
+		})
+	}
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 
-	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/http/intercept"
 	"github.com/doze-run/doze/egress/proxy"
@@ -56,18 +55,6 @@ func (e *Egress) Request(w http.ResponseWriter, r *http.Request, owner string, t
 		return
 	}
 	p.Request(w, r, to)
-}
-
-// OutsideFlows returns the flows of an owner's programs outside of sandboxes, oldest
-// first.
-func (e *Egress) OutsideFlows(owner string, f audit.Filter) []audit.Entry {
-	return e.audit.Entries(flow.ProxyName(owner), f)
-}
-
-// FollowOutsideFlows returns the flows of OutsideFlows and then new ones, until the node
-// closes or stop is called.
-func (e *Egress) FollowOutsideFlows(owner string, f audit.Filter) (flows <-chan audit.Entry, stop func()) {
-	return e.audit.Follow(flow.ProxyName(owner), f)
 }
 
 var _ proxy.Egress = (*Egress)(nil)

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/egress/audit"
+	"github.com/doze-run/doze/egress/flow"
 	"github.com/doze-run/doze/egress/proxy"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
@@ -71,7 +72,7 @@ func (a *agent) rules(rules ...rule.Rule) {
 // entry waits for an entry about a host.
 func (a *agent) entry(host string) audit.Entry {
 	a.t.Helper()
-	flows, stop := a.FollowOutsideFlows(owner, audit.Filter{})
+	flows, stop := a.Flows.Follow(flow.ProxyName(owner), audit.Filter{})
 	defer stop()
 	ctx := within(a.t)
 	for {
@@ -81,7 +82,7 @@ func (a *agent) entry(host string) audit.Entry {
 				return e
 			}
 		case <-ctx.Done():
-			a.t.Fatalf("there is no entry about %s: %+v", host, a.OutsideFlows(owner, audit.Filter{}))
+			a.t.Fatalf("there is no entry about %s: %+v", host, a.Flows.Entries(flow.ProxyName(owner), audit.Filter{}))
 		}
 	}
 }
@@ -101,7 +102,7 @@ func TestAnAgentOutsideGetsTheSecretsOfItsOwnersRules(t *testing.T) {
 	if e.Sandbox != "proxy/ann" || e.Kind != audit.Request || e.Verdict != audit.Allow || e.Rule != "owner/through" || len(e.Secrets) != 1 {
 		t.Errorf("the audit log says %+v", e)
 	}
-	flows, _ := json.Marshal(a.OutsideFlows(owner, audit.Filter{}))
+	flows, _ := json.Marshal(a.Flows.Entries(flow.ProxyName(owner), audit.Filter{}))
 	for _, secret := range []string{token, proxyKey} {
 		if strings.Contains(string(flows), secret) || strings.Contains(a.log.String(), secret) {
 			t.Errorf("%q is in the audit log or the node's log", secret)
@@ -330,7 +331,7 @@ func TestAnAgentHasNoPlaceholders(t *testing.T) {
 	if e := a.entry("a.web.test"); e.Kind != audit.Request || e.Rule != "owner/offer" || len(e.Secrets) != 0 {
 		t.Errorf("the audit log says %+v", e)
 	}
-	explained, err := a.ExplainOutside(within(t), owner, "GET", "https://a.web.test/user", nil)
+	explained, err := a.ExplainProxy(within(t), owner, "GET", "https://a.web.test/user", nil)
 	if err != nil || explained.Rule != "owner/offer" || explained.Placeholders != nil {
 		t.Errorf("%+v, %v", explained, err)
 	}

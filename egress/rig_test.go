@@ -409,7 +409,7 @@ func (b *box) rules(rules ...rule.Rule) {
 // entry waits for the next entry about a host that f accepts, and returns it.
 func (b *box) entry(host string, f func(audit.Entry) bool) audit.Entry {
 	b.t.Helper()
-	flows, stop := b.FollowFlows(b.sb.ID, audit.Filter{})
+	flows, stop := b.Flows.Follow(string(b.sb.ID), audit.Filter{})
 	defer stop()
 	ctx := within(b.t)
 	for {
@@ -419,7 +419,7 @@ func (b *box) entry(host string, f func(audit.Entry) bool) audit.Entry {
 				return e
 			}
 		case <-ctx.Done():
-			b.t.Fatalf("there is no such entry about %s: %+v", host, b.Flows(b.sb.ID, audit.Filter{}))
+			b.t.Fatalf("there is no such entry about %s: %+v", host, b.Flows.Entries(string(b.sb.ID), audit.Filter{}))
 		}
 	}
 }

@@ -142,7 +142,7 @@ func TestAnAnswerLosesTheSecretThatWasSentAlsoWhenItWasReplacedMeanwhile(t *test
 	if got := b.servers.last(t).Header.Get("Authorization"); got != "Bearer another-token-instead" {
 		t.Errorf("the server got %q", got)
 	}
-	if err := b.DeleteSecret(within(t), owner, "api"); err != nil {
+	if err := b.Secrets.Delete(within(t), owner, "api"); err != nil {
 		t.Fatal(err)
 	}
 	b.want(b.get("https://a.web.test/"), 403, "does not exist")
@@ -153,7 +153,7 @@ func TestAFilterLooksForWhatTheRequestHolds(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
-	s, id := session.New(r.vault, "a.web.test", true), secret.ID{Owner: owner, Name: "api"}
+	s, id := session.New(r.Secrets, "a.web.test", true), secret.ID{Owner: owner, Name: "api"}
 	value, err := s.Value(id)
 	if err != nil || string(value) != token {
 		t.Fatalf("got %q, %v", value, err)
@@ -177,7 +177,7 @@ func TestHostsWithTheSameSecretsShareAFilter(t *testing.T) {
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "*.web.test")
 	of := func(host string) any {
-		return r.find(b.sb.ID).Scrubber(host, session.New(r.vault, host, true))
+		return r.find(b.sb.ID).Scrubber(host, session.New(r.Secrets, host, true))
 	}
 	if of("a.web.test") != of("b.web.test") {
 		t.Error("they have one each")
@@ -200,7 +200,7 @@ func TestSecretsOfTheSameNameAreNotTakenForEachOther(t *testing.T) {
 	b.secret("api", token, "a.web.test")
 	r.operatorsSecret("api", nodes, "b.web.test")
 	for host, value := range map[string]string{"a.web.test": token, "b.web.test": nodes} {
-		f := r.find(b.sb.ID).Scrubber(host, session.New(r.vault, host, true))
+		f := r.find(b.sb.ID).Scrubber(host, session.New(r.Secrets, host, true))
 		if got := f.Text(token + " " + nodes); strings.Contains(got, value) || strings.Count(got, "*") != len(value) {
 			t.Errorf("of what %s says the filter leaves %q", host, got)
 		}
@@ -374,7 +374,7 @@ func TestAPolicyIsToldOfItsOwnMistakes(t *testing.T) {
 	r := newRig(t)
 	b := r.box("k3f9x2m7q1az")
 	b.secret("api", token, "a.web.test")
-	x := session.New(r.vault, "a.web.test", true)
+	x := session.New(r.Secrets, "a.web.test", true)
 	s := x.For(owner, map[string]string{"token": "api"})
 	ref, err := s.Reference("token")
 	if err != nil {

@@ -21,8 +21,14 @@ import (
 func (e *Egress) build(c *flow.Client) {
 	t := &flow.Table{}
 	t.Default = e.settings.Load().Default
-	for i, l := range []*layer{e.node, e.owners[c.Owner], e.own[c.ID]} {
-		t.Layers[i], t.Policies[i] = l.ruleLayer(), l.flowLayer()
+	scopes := []ruleset.Scope{{}, ruleset.OfOwner(c.Owner), ruleset.OfSandbox(c.ID)}
+	if c.ID == "" {
+		scopes = scopes[:2]
+	}
+	for i, scope := range scopes {
+		if l := e.layers[scope]; l != nil {
+			t.Layers[i], t.Policies[i] = l.Layer.Layer, &l.Layer
+		}
 	}
 	if c.ID != "" { // the node does not set the environment of programs outside of sandboxes
 		t.Environment = map[string]string{}
@@ -64,8 +70,6 @@ func (e *Egress) clients() iter.Seq[*flow.Client] {
 		}
 	}
 }
-
-func everyClient(*flow.Client) bool { return true }
 
 // NodeRules returns the node's rules, and the default for traffic that no rule matches.
 // The caller must not modify them.
@@ -110,11 +114,11 @@ func (e *Egress) SetRules(ctx context.Context, owner string, id sandbox.ID, u ru
 // setRules returns the new rules, and the layers up to and including theirs.
 func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ruleset.Update) (ruleset.Set, []*rule.Layer, error) {
 	scope := scopeOf(owner, id)
-	leave, err := e.changes.LockContext(ctx, owner)
+	unlock, err := e.changes.LockContext(ctx, owner)
 	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
-	defer leave()
+	defer unlock()
 	presets := e.presets()
 	next, err := e.sets.Compile(scope, u, presets)
 	if err != nil {
@@ -132,30 +136,25 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 		presets = current
 	}
 	compiled := next.Layer(presets)
-	if id != "" && !e.lives(id) { // or its rules would never be deleted
+	if id != "" && !e.exists(id) { // or its rules would never be deleted
 		return ruleset.Set{}, nil, sandbox.ErrNotFound
 	}
 	limited, cancel := context.WithTimeoutCause(ctx, readyLimit, errReadyLimit)
 	defer cancel()
-	armed, err := e.arm(limited, e.moduleOf, owner, compiled)
+	layer, err := e.newValidLayer(limited, e.moduleOf, owner, compiled)
 	if err != nil {
 		return ruleset.Set{}, nil, err
 	}
 	set, err := e.sets.Replace(ctx, scope, next, u.IfRevision)
 	if err != nil {
-		armed.release()
+		layer.release()
 		return ruleset.Set{}, nil, err
 	}
-	before := e.owners[owner]
-	if id != "" {
-		before, e.own[id] = e.own[id], armed
-		e.buildAll(func(c *flow.Client) bool { return c.ID == id })
-	} else {
-		e.owners[owner] = armed
-		e.buildAll(func(c *flow.Client) bool { return c.Owner == owner })
-	}
-	before.release() // no table refers to it now
-	layers := []*rule.Layer{e.node.ruleLayer(), e.owners[owner].ruleLayer()}
+	old := e.layers[scope]
+	e.layers[scope] = layer
+	e.buildAll(func(c *flow.Client) bool { return c.Owner == owner && (id == "" || c.ID == id) })
+	old.release() // no table refers to it now
+	layers := []*rule.Layer{e.layers[ruleset.Scope{}].ruleLayer(), e.layers[ruleset.OfOwner(owner)].ruleLayer()}
 	if id != "" {
 		layers = append(layers, compiled)
 	}
@@ -165,7 +164,7 @@ func (e *Egress) setRules(ctx context.Context, owner string, id sandbox.ID, u ru
 // secretHosts looks up the hosts of an owner's secrets, for warnings.
 func (e *Egress) secretHosts(owner string) rule.Secrets {
 	return func(name string) ([]string, bool) {
-		s, err := e.vault.Get(owner, name)
+		s, err := e.Secrets.Get(owner, name)
 		return s.Hosts, err == nil
 	}
 }
@@ -187,27 +186,28 @@ func (e *Egress) changeWith(ctx context.Context, owner string, rules []rule.Rule
 	}, nil
 }
 
-// lives reports whether a sandbox exists and is not being destroyed.
-func (e *Egress) lives(id sandbox.ID) bool {
+// exists reports whether a sandbox exists and is not being destroyed.
+func (e *Egress) exists(id sandbox.ID) bool {
 	sb, ok := e.cfg.Sandboxes.ByID(id)
 	return ok && sb.State != sandbox.StateDestroyed
 }
 
-// armKept readies the stored rules of a scope. It returns nil if the scope has none. Needs
-// changeMu.
-func (e *Egress) armKept(ctx context.Context, scope ruleset.Scope, owner string) (*layer, error) {
+// loadLayer makes the layer of the stored rules of a scope, if it has any and no layer yet.
+// Needs changeMu.
+func (e *Egress) loadLayer(ctx context.Context, scope ruleset.Scope, owner string) error {
 	set := e.sets.Get(scope)
-	if len(set.Rules) == 0 && set.Default == rule.Inherit {
-		return nil, nil
+	if e.layers[scope] != nil || len(set.Rules) == 0 && set.Default == rule.Inherit {
+		return nil
 	}
-	l, err := e.armAnyway(ctx, e.moduleOf, owner, set.Layer(e.presets()))
+	l, err := e.newLayer(ctx, e.moduleOf, owner, set.Layer(e.presets()))
 	if err != nil {
-		return nil, fmt.Errorf("the rules of %s: %w", scope, err)
+		return fmt.Errorf("rules of %s: %w", scope, err)
 	}
 	for u, why := range l.Unready {
-		e.log.Error("a policy is not ready: the requests that need it are denied", "rules_of", scope.String(), "policy", u.Policy, "error", why)
+		e.log.Error("failed to start policy; denying the requests that need it", "rules_of", scope.String(), "policy", u.Policy, "error", why)
 	}
-	return l, nil
+	e.layers[scope] = l
+	return nil
 }
 
 // Change is a prepared change of settings. Until Apply or Discard, no other change of
@@ -238,7 +238,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (*Change, error) {
 	if err := e.changeMu.LockContext(ctx); err != nil {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
-	node, err := e.arm(ctx, e.moduleOf, e.cfg.Operator, s.Rules)
+	node, err := e.newValidLayer(ctx, e.moduleOf, e.cfg.Operator, s.Rules)
 	if err != nil {
 		e.changeMu.Unlock()
 		return nil, fmt.Errorf("egress: %w", err)
@@ -253,22 +253,19 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (*Change, error) {
 func (c *Change) Apply() {
 	e := c.e
 	defer e.changeMu.Unlock()
-	s, node := c.settings, e.node
+	s, node := c.settings, e.layers[ruleset.Scope{}]
 	dialing := dial.Config{Servers: s.NameServers, Overrides: s.Resolve, Proxy: s.UpstreamProxy, ProxyRoots: c.roots}
 	before := e.carrier.SetSettings(flow.Settings{
 		Upstreams: flow.NewUpstreams(dialing, c.roots), AllowECH: s.AllowECH,
 		MaxConnections: s.MaxConnections, MaxClientConnections: s.MaxSandboxConnections,
 	})
-	e.node = c.node
-	e.settings.Store(&c.settings)
-	for owner, l := range e.owners {
-		e.owners[owner] = l.withPresets(s.Rules.Presets())
-	}
-	for id, l := range e.own {
-		e.own[id] = l.withPresets(s.Rules.Presets())
+	e.settings.Store(&s)
+	e.layers[ruleset.Scope{}] = c.node
+	for scope, l := range e.layers {
+		e.layers[scope] = l.withPresets(e.presets())
 	}
 	e.reportUndefinedPresets()
-	e.buildAll(everyClient)
+	e.buildAll(func(*flow.Client) bool { return true })
 	node.release()
 	if before != nil {
 		before.Close()

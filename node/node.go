@@ -233,7 +233,7 @@ func Assemble(ctx context.Context, cfg Config, b Backends) (_ *Node, err error) 
 	}
 	n.Previews = wakeproxy.New(wakeproxy.Of(n.Sandboxes), b.Log)
 	n.Egress, err = egress.Open(ctx, egress.Config{
-		Folder: filepath.Join(cfg.Home, "egress"), Documents: b.Store, Device: b.Device, Sandboxes: egress.Of(n.Sandboxes),
+		Folder: filepath.Join(cfg.Home, "egress"), Documents: b.Store, Device: b.Device, Sandboxes: egress.ManagedSandboxes(n.Sandboxes),
 		Operator: Operator, Settings: cfg.Egress, Log: b.Log, PolicyCompiler: cfg.PolicyCompiler,
 	})
 	if err != nil {
@@ -304,7 +304,7 @@ func (n *Node) ExplicitProxy() (*proxy.Handler, error) {
 
 // Collectors are the node's metrics.
 func (n *Node) Collectors() []prometheus.Collector {
-	return []prometheus.Collector{n.Sandboxes, n.Egress, n.apiMetrics}
+	return []prometheus.Collector{n.Sandboxes, n.Egress.Flows, n.apiMetrics}
 }
 
 // Log returns the node's log.

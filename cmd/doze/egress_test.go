@@ -306,7 +306,7 @@ func TestExplainNamesTheRule(t *testing.T) {
 			t.Errorf("%s: got %+v, want %s", of, e, want)
 		}
 	}
-	if out := r.ok("egress", "ca"); out != string(r.egress.Bundle()) {
+	if out := r.ok("egress", "ca"); out != string(r.egress.Trust()) {
 		t.Errorf("got %q", out)
 	}
 }

@@ -9,10 +9,8 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress"
-	"github.com/doze-run/doze/egress/audit"
 	"github.com/doze-run/doze/egress/internal/wat"
 	"github.com/doze-run/doze/egress/policy"
-	"github.com/doze-run/doze/egress/policy/policylog"
 	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/preset"
@@ -31,9 +29,7 @@ var Registry = preset.Preset{Name: "registry", Description: "The packages of thi
 // Egress is an egress with its parts.
 type Egress struct {
 	*egress.Egress
-	Documents  *store.Memory
-	Flows      *audit.Log
-	PolicyLogs *policylog.Log
+	Documents *store.Memory
 
 	cfg egress.Config
 }
@@ -65,8 +61,7 @@ func Open(t testing.TB, m *sandbox.Manager, compiling policy.Config) *Egress {
 
 func (e *Egress) open(t testing.TB, m *sandbox.Manager) {
 	t.Helper()
-	e.Flows, e.PolicyLogs = audit.New(audit.Config{}), new(policylog.Log)
-	e.cfg.Sandboxes, e.cfg.Flows, e.cfg.PolicyLogs = egress.Of(m), e.Flows, e.PolicyLogs
+	e.cfg.Sandboxes = egress.ManagedSandboxes(m)
 	opened, err := egress.Open(t.Context(), e.cfg)
 	check(t, err)
 	e.Egress = opened

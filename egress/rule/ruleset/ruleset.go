@@ -32,7 +32,8 @@ func (e *RevisionError) Error() string {
 
 func (e *RevisionError) Unwrap() error { return ErrRevision }
 
-// Scope is what a set of rules is about: all sandboxes of an owner, or one sandbox.
+// Scope is the scope of rules: all sandboxes of an owner, or one sandbox. The zero Scope
+// has all sandboxes of the node, whose rules are not stored here.
 type Scope struct {
 	owner   string
 	sandbox sandbox.ID
@@ -50,19 +51,20 @@ func (s Scope) Owner() string { return s.owner }
 // Sandbox is empty for the scope of an owner.
 func (s Scope) Sandbox() sandbox.ID { return s.sandbox }
 
-// Source is what rules of this scope are to package rule.
+// Source returns the source of rules of this scope.
 func (s Scope) Source() rule.Source {
-	if s.sandbox != "" {
-		return rule.Sandbox
+	switch s {
+	case Scope{}:
+		return rule.Node
+	case Scope{owner: s.owner}:
+		return rule.Owner
 	}
-	return rule.Owner
+	return rule.Sandbox
 }
 
+// String returns "node", "owner NAME" or "sandbox ID".
 func (s Scope) String() string {
-	if s.sandbox != "" {
-		return "sandbox " + string(s.sandbox)
-	}
-	return "owner " + s.owner
+	return strings.TrimSpace(string(s.Source()) + " " + s.owner + string(s.sandbox))
 }
 
 // Set is the rules of a scope.
