@@ -47,15 +47,11 @@ func (a *API) putArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 	}
 	body := newTimedBody(in.w, in.r.Body, a.cfg.Limits.Stall)
 	defer body.detach()
-	var result guest.ArchiveResult
-	err := a.withFiles(ctx, in.ID, func(g *guest.Client) (err error) {
-		result, err = g.PutArchive(ctx, in.Path, body)
-		return uploadError(body, err)
+	result, err := withFiles(ctx, a, in.ID, func(g *guest.Client) (guest.ArchiveResult, error) {
+		result, err := g.PutArchive(ctx, in.Path, body)
+		return result, uploadError(body, err)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return jsonResponse(in.Exchange, archiveResultOf(result)), nil
+	return jsonResponse(in.Exchange, types.ArchiveResult(result)), err
 }
 
 func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamResponse, error) {
@@ -69,8 +65,4 @@ func (a *API) getArchive(ctx context.Context, in *archiveInput) (*huma.StreamRes
 			return http.StatusOK
 		}, err
 	})
-}
-
-func archiveResultOf(r guest.ArchiveResult) types.ArchiveResult {
-	return types.ArchiveResult{Files: r.Files, Bytes: r.Bytes}
 }

@@ -23,7 +23,7 @@ func flowOf(e audit.Entry) types.Flow {
 		Method:     e.Method,
 		Path:       e.Path,
 		Rule:       e.Rule,
-		Policies:   listOf(e.Policies, func(p audit.Policy) types.FlowPolicy { return types.FlowPolicy{Name: p.Name, Digest: p.Digest} }),
+		Policies:   listOf(e.Policies, func(p audit.Policy) types.FlowPolicy { return types.FlowPolicy(p) }),
 		Verdict:    types.Verdict(e.Verdict),
 		Reason:     e.Reason,
 		Secrets:    e.Secrets,

@@ -72,7 +72,7 @@ func ruleOf(r types.Rule) (converted rule.Rule, errs []*rule.Error) {
 		converted.Ports = append(converted.Ports, ports)
 	}
 	if r.Respond != nil {
-		converted.Response = &rule.Response{Status: r.Respond.Status, Headers: r.Respond.Headers, Body: r.Respond.Body}
+		converted.Response = new(rule.Response(*r.Respond))
 	}
 	for _, p := range r.Policies {
 		converted.Policies = append(converted.Policies, rule.Use{Policy: p.Name, Config: p.Config, Secrets: p.Secrets})
@@ -105,7 +105,7 @@ func RuleTo(r rule.Rule) types.Rule {
 		converted.Ports = append(converted.Ports, ports.String())
 	}
 	if r.Response != nil {
-		converted.Respond = &types.RuleResponse{Status: r.Response.Status, Headers: r.Response.Headers, Body: r.Response.Body}
+		converted.Respond = new(types.RuleResponse(*r.Response))
 	}
 	for _, use := range r.Policies {
 		converted.Policies = append(converted.Policies, types.RulePolicy{Name: use.Policy, Config: use.Config, Secrets: use.Secrets})

@@ -31,7 +31,6 @@ func TestConversionsLoseNothing(t *testing.T) {
 	for _, converted := range []any{
 		fileOf(filled[guest.FileInfo]()),
 		execExitOf(&guest.ExecResult{ExitCode: 1, Signal: "SIGHUP", TimedOut: true, Duration: time.Second}),
-		archiveResultOf(filled[guest.ArchiveResult]()),
 		processOf(filled[guest.Process]()),
 		eventOf(filled[sandbox.Event]()),
 		*conditionOf(filled[sandbox.Condition]()),
@@ -57,7 +56,6 @@ func TestConversionsUseEachField(t *testing.T) {
 		return fileOf(f)
 	})
 	checkFieldsUsed(t, func(r guest.ExecResult) types.ExecExit { return execExitOf(&r) })
-	checkFieldsUsed(t, archiveResultOf)
 	checkFieldsUsed(t, processOf)
 	checkFieldsUsed(t, eventOf)
 	checkFieldsUsed(t, feedEventOf, "Owner")

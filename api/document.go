@@ -22,42 +22,30 @@ const (
 )
 
 // tags of operations, in the order in which the document lists them.
-var tags = []struct{ name, description string }{
-	{"sandboxes", "Create, list, change and destroy sandboxes."},
-	{"lifecycle", "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
-	{"exec", "Run commands in a sandbox and get their output."},
-	{"files", "Read, write and list files of a sandbox; pack and unpack whole folders."},
-	{"processes", "Start, list and stop background processes of a sandbox; read their logs."},
-	{"ports", "Expose ports of a sandbox, each at an address of its own."},
-	{"events", "Changes of the state of sandboxes."},
-	{"egress", "Rules for the network traffic that leaves sandboxes, and the traffic itself."},
-	{"secrets", "Secrets that policies add to outgoing requests. Sandboxes never see them."},
-	{"policies", "Programs that inspect and change outgoing requests."},
-	{"node", "The node itself."},
+var tags = []*huma.Tag{
+	{Name: "sandboxes", Description: "Create, list, change and destroy sandboxes."},
+	{Name: "lifecycle", Description: "Wake a sandbox, put it to sleep, stop it, or hold it awake."},
+	{Name: "exec", Description: "Run commands in a sandbox and get their output."},
+	{Name: "files", Description: "Read, write and list files of a sandbox; pack and unpack whole folders."},
+	{Name: "processes", Description: "Start, list and stop background processes of a sandbox; read their logs."},
+	{Name: "ports", Description: "Expose ports of a sandbox, each at an address of its own."},
+	{Name: "events", Description: "Changes of the state of sandboxes."},
+	{Name: "egress", Description: "Rules for the network traffic that leaves sandboxes, and the traffic itself."},
+	{Name: "secrets", Description: "Secrets that policies add to outgoing requests. Sandboxes never see them."},
+	{Name: "policies", Description: "Programs that inspect and change outgoing requests."},
+	{Name: "node", Description: "The node itself."},
 }
 
 // responseHeaders are the headers that the document describes.
-var responseHeaders = map[string]map[string]any{
+var responseHeaders = map[string]*huma.Header{
 	"X-Request-Id": {
-		"description": "Identifies the request in the node's log: the X-Request-Id of the request if it has a valid one, else a new one.",
-		"schema":      map[string]any{"type": "string"},
+		Description: "Identifies the request in the node's log: the X-Request-Id of the request if it has a valid one, else a new one.",
+		Schema:      &huma.Schema{Type: huma.TypeString},
 	},
-	"Location": {
-		"description": "Path of the new resource.",
-		"schema":      map[string]any{"type": "string", "format": "uri-reference"},
-	},
-	"Retry-After": {
-		"description": "Seconds to wait before the request is sent again.",
-		"schema":      map[string]any{"type": "integer"},
-	},
-	problem.HeaderError: {
-		"description": "The problem's code. Responses without a problem do not have it.",
-		"schema":      map[string]any{"type": "string"},
-	},
-	"ETag": {
-		"description": "Revision of the resource.",
-		"schema":      map[string]any{"type": "string"},
-	},
+	"Location":          {Description: "Path of the new resource.", Schema: &huma.Schema{Type: huma.TypeString, Format: "uri-reference"}},
+	"Retry-After":       {Description: "Seconds to wait before the request is sent again.", Schema: &huma.Schema{Type: huma.TypeInteger}},
+	problem.HeaderError: {Description: "The problem's code. Responses without a problem do not have it.", Schema: &huma.Schema{Type: huma.TypeString}},
+	"ETag":              {Description: "Revision of the resource.", Schema: &huma.Schema{Type: huma.TypeString}},
 }
 
 // document returns the OpenAPI document of all routes, as the node serves it.
@@ -87,7 +75,6 @@ func (a *API) document() ([]byte, error) {
 	d.addParameterExamples()
 	d.describeProblems()
 	d.describeHeaders()
-	d.describeTags()
 	var out bytes.Buffer
 	enc := json.NewEncoder(&out) // sorts the keys
 	enc.SetEscapeHTML(false)
@@ -164,11 +151,7 @@ func (d openAPIDocument) eachSchema(value any, visited map[string]bool, f func(m
 
 // removePatternDescriptions removes huma's own keyword, which is not one of OpenAPI's.
 func (d openAPIDocument) removePatternDescriptions() {
-	eachObject(map[string]any(d), func(object map[string]any) {
-		if _, ok := object["patternDescription"].(string); ok {
-			delete(object, "patternDescription")
-		}
-	})
+	eachObject(map[string]any(d), func(object map[string]any) { delete(object, "patternDescription") })
 }
 
 // addDefaultResponses gives every operation a Problem for all other statuses, so that
@@ -210,27 +193,16 @@ func (d openAPIDocument) openResponses() {
 // describeHeaders replaces the headers of responses with references to responseHeaders,
 // and adds those that every response has.
 func (d openAPIDocument) describeHeaders() {
-	used := field(d, "components", "headers")
 	d.eachResponse(func(_ string, response map[string]any) {
 		headers := field(response, "headers")
 		headers["X-Request-Id"] = nil
 		delete(headers, "Content-Type") // content describes it
 		for name := range headers {
-			if header, ok := responseHeaders[name]; ok {
-				used[name] = header
+			if responseHeaders[name] != nil {
 				headers[name] = map[string]any{"$ref": "#/components/headers/" + name}
 			}
 		}
 	})
-}
-
-// describeTags lists the tags with their descriptions.
-func (d openAPIDocument) describeTags() {
-	var list []any
-	for _, tag := range tags {
-		list = append(list, map[string]any{"name": tag.name, "description": tag.description})
-	}
-	d["tags"] = list
 }
 
 // schemaJSON describes a schema, with an example of it as JSON.

@@ -33,6 +33,7 @@ const (
 	responseGrace = 15 * time.Second
 )
 
+// execInput is the request of both routes that run a command.
 type execInput struct {
 	SandboxPath
 	Exchange
@@ -276,8 +277,7 @@ func (o *outputStream) emit(b []byte) {
 	if len(b) == 0 {
 		return
 	}
-	text, encoding := encode(b)
-	o.s.send(o.event, "", types.Output{Data: text, Encoding: encoding})
+	o.s.send(o.event, "", types.NewOutput(b))
 }
 
 // milliseconds returns d in milliseconds, rounded to microseconds.

@@ -31,14 +31,6 @@ const (
 	lastWrite = 5 * time.Second
 )
 
-// execSocketInput is the request for a WebSocket, over which the input of a command is
-// streamed. Bytes are binary messages, which begin with the number of their stream.
-// Everything else is a text message with a JSON object that has a type.
-type execSocketInput struct {
-	SandboxPath
-	Exchange
-}
-
 func (a *API) registerExecSocket() {
 	messages := func(types ...reflect.Type) *huma.Schema {
 		s := &huma.Schema{}
@@ -67,7 +59,7 @@ func (a *API) registerExecSocket() {
 	}, a.execSocket)
 }
 
-func (a *API) execSocket(ctx context.Context, in *execSocketInput) (*huma.StreamResponse, error) {
+func (a *API) execSocket(ctx context.Context, in *execInput) (*huma.StreamResponse, error) {
 	if p := checkUpgrade(in.r); p != nil {
 		return nil, p
 	}
@@ -128,7 +120,7 @@ func violation(format string, args ...any) *problem.Problem {
 	return problem.Newf(problem.RequestInvalid, format, args...)
 }
 
-func (a *API) serveExecSocket(in *execSocketInput, id sandbox.ID) {
+func (a *API) serveExecSocket(in *execInput, id sandbox.ID) {
 	s := &execSocket{command: make(chan types.ExecCommand, 1)}
 	s.ctx, s.cancel = context.WithCancelCause(in.r.Context())
 	defer s.cancel(nil)

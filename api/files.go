@@ -69,26 +69,26 @@ func (a *API) registerFiles() {
 }
 
 // withFiles wakes the sandbox and runs do while it is awake.
-func (a *API) withFiles(ctx context.Context, idOrName string, do func(*guest.Client) error) error {
-	return a.withLease(ctx, idOrName, sandbox.CauseFiles, func(lease *sandbox.Lease) error { return do(lease.Guest()) })
-}
-
-// withLease wakes the sandbox and runs do while it is awake. The errors of do are the
-// guest's.
-func (a *API) withLease(ctx context.Context, idOrName string, cause sandbox.Cause, do func(*sandbox.Lease) error) error {
-	sb, err := a.lookup(ctx, idOrName)
+func withFiles[T any](ctx context.Context, a *API, idOrName string, do func(*guest.Client) (T, error)) (result T, err error) {
+	lease, err := a.acquireFiles(ctx, idOrName)
 	if err != nil {
-		return err
-	}
-	if err := a.calls.acquire(ctx, 1); err != nil {
-		return err
-	}
-	lease, err := a.cfg.Sandboxes.Acquire(ctx, sb.ID, cause)
-	if err != nil {
-		return err
+		return result, err
 	}
 	defer lease.Release()
-	return fromGuest(do(lease))
+	result, err = do(lease.Guest())
+	return result, fromGuest(err)
+}
+
+// acquireFiles takes the slot of a call and wakes the sandbox.
+func (a *API) acquireFiles(ctx context.Context, idOrName string) (*sandbox.Lease, error) {
+	sb, err := a.lookup(ctx, idOrName)
+	if err != nil {
+		return nil, err
+	}
+	if err := a.calls.acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	return a.cfg.Sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)
 }
 
 // checkPath refuses an invalid path before the sandbox is woken for it.
@@ -118,31 +118,25 @@ func (a *API) listFiles(ctx context.Context, in *listFilesInput) (*output[types.
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	out := &output[types.FileList]{}
-	err := a.withFiles(ctx, in.ID, func(g *guest.Client) error {
+	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*output[types.FileList], error) {
 		files, truncated, err := g.List(ctx, in.Path, guest.ListOptions{Recursive: in.Recursive, Hidden: in.Hidden})
-		out.Body = types.FileList{Files: listOf(files, fileOf), Truncated: truncated}
-		return err
+		return &output[types.FileList]{types.FileList{Files: listOf(files, fileOf), Truncated: truncated}}, err
 	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
 }
 
 func (a *API) deleteFile(ctx context.Context, in *deleteFileInput) (*struct{}, error) {
 	if err := checkPath("query.path", in.Path); err != nil {
 		return nil, err
 	}
-	return nil, a.withFiles(ctx, in.ID, func(g *guest.Client) error { return g.Remove(ctx, in.Path, in.Recursive) })
+	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*struct{}, error) { return nil, g.Remove(ctx, in.Path, in.Recursive) })
 }
 
 func (a *API) mkdir(ctx context.Context, in *SandboxPath, body *types.MakeDirectoryRequest) (*output[types.File], error) {
 	if err := checkPath("body.path", body.Path); err != nil {
 		return nil, err
 	}
-	return a.respondFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
-		return g.Mkdir(ctx, body.Path, parseMode(body.Mode))
+	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*output[types.File], error) {
+		return respondFile(g.Mkdir(ctx, body.Path, parseMode(body.Mode)))
 	})
 }
 
@@ -153,23 +147,14 @@ func (a *API) moveFile(ctx context.Context, in *SandboxPath, body *types.MoveFil
 	if err := checkPath("body.to", body.To); err != nil {
 		return nil, err
 	}
-	return a.respondFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
-		return g.Move(ctx, body.From, body.To)
+	return withFiles(ctx, a, in.ID, func(g *guest.Client) (*output[types.File], error) {
+		return respondFile(g.Move(ctx, body.From, body.To))
 	})
 }
 
-// respondFile responds with the file that do returns.
-func (a *API) respondFile(ctx context.Context, idOrName string, do func(*guest.Client) (guest.FileInfo, error)) (*output[types.File], error) {
-	out := &output[types.File]{}
-	err := a.withFiles(ctx, idOrName, func(g *guest.Client) error {
-		info, err := do(g)
-		out.Body = fileOf(info)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+// respondFile responds with the result of a call that returns a file.
+func respondFile(info guest.FileInfo, err error) (*output[types.File], error) {
+	return &output[types.File]{fileOf(info)}, err
 }
 
 // writeFileSchema returns the schema of the JSON form of a small file.

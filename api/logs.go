@@ -143,8 +143,7 @@ func (c *logCollector) finish() *types.Log {
 	}
 	logs := &types.Log{Logs: make([]types.LogChunk, len(c.chunks)), Truncated: c.truncated}
 	for i, chunk := range c.chunks {
-		text, encoding := encode(chunk.data)
-		logs.Logs[i] = types.LogChunk{Stream: chunk.stream, Output: types.Output{Data: text, Encoding: encoding}}
+		logs.Logs[i] = types.LogChunk{Stream: chunk.stream, Output: types.NewOutput(chunk.data)}
 	}
 	return logs
 }

@@ -28,7 +28,9 @@ func (a *API) newDocument() *huma.OpenAPI {
 			License:     &huma.License{Name: "Apache-2.0", Identifier: "Apache-2.0"},
 		},
 		Servers: []*huma.Server{{URL: Prefix}},
+		Tags:    tags,
 		Components: &huma.Components{
+			Headers: responseHeaders,
 			Schemas: newSchemas(),
 			SecuritySchemes: map[string]*huma.SecurityScheme{
 				securityScheme: {Type: "http", Scheme: "bearer", Description: "The node's token."},

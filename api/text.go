@@ -1,29 +1,15 @@
 package api
 
 import (
-	"bytes"
-	"encoding/base64"
 	"strings"
 	"unicode/utf8"
 
 	"github.com/doze-run/doze/api/types"
 )
 
-// encode returns bytes as text: unchanged if they are UTF-8 without NUL bytes, which
-// take six bytes each in JSON, and in base64 otherwise.
-func encode(b []byte) (text string, encoding types.Encoding) {
-	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
-		return string(b), ""
-	}
-	return base64.StdEncoding.EncodeToString(b), types.EncodingBase64
-}
-
-// decode is the inverse of encode.
+// decode decodes the text of a field of a request.
 func decode(text string, encoding types.Encoding, location string) ([]byte, error) {
-	if encoding != types.EncodingBase64 {
-		return []byte(text), nil
-	}
-	b, err := base64.StdEncoding.DecodeString(text)
+	b, err := encoding.Decode(text)
 	if err != nil {
 		return nil, invalid(location, "invalid base64: "+err.Error(), "use standard base64 with padding (RFC 4648 section 4)")
 	}
@@ -91,7 +77,7 @@ func (c *capture) text() (text string, encoding types.Encoding) {
 	if c.truncated {
 		b = b[:len(b)-incompleteTail(b)]
 	}
-	return encode(b)
+	return types.Encode(b)
 }
 
 // validText returns at most limit bytes of untrusted text as valid UTF-8.

@@ -49,7 +49,7 @@ func TestCaptureDropsHalfARuneAtItsLimit(t *testing.T) {
 }
 
 func TestEncodeMarksBytesThatAreNotText(t *testing.T) {
-	if text, encoding := encode([]byte{0xff, 0x00}); text != "/wA=" || encoding != "base64" {
+	if text, encoding := types.Encode([]byte{0xff, 0x00}); text != "/wA=" || encoding != "base64" {
 		t.Errorf("got %q %q", text, encoding)
 	}
 	b, err := decode("/wA=", "base64", "body.x")

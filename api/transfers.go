@@ -1,6 +1,8 @@
 package api
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"io/fs"
@@ -16,7 +18,6 @@ import (
 	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 	"github.com/doze-run/doze/runtime/guest"
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 const octetStream = "application/octet-stream"
@@ -95,22 +96,15 @@ func (a *API) writeFileJSON(ctx context.Context, in *writeFileInput) (*huma.Stre
 	if err != nil {
 		return nil, err
 	}
-	mode := body.Mode
-	if mode == "" {
-		mode = in.Mode
-	}
-	return a.storeFile(ctx, in, body.Path, parseMode(mode), strings.NewReader(string(content)))
+	return a.storeFile(ctx, in, body.Path, parseMode(cmp.Or(body.Mode, in.Mode)), bytes.NewReader(content))
 }
 
 func (a *API) storeFile(ctx context.Context, in *writeFileInput, path string, mode fs.FileMode, body io.Reader) (*huma.StreamResponse, error) {
-	out, err := a.respondFile(ctx, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
+	info, err := withFiles(ctx, a, in.ID, func(g *guest.Client) (guest.FileInfo, error) {
 		info, err := g.WriteFile(ctx, path, mode, body)
 		return info, uploadError(body, err)
 	})
-	if err != nil {
-		return nil, err
-	}
-	return jsonResponse(in.Exchange, out.Body), nil
+	return jsonResponse(in.Exchange, fileOf(info)), err
 }
 
 // uploadError returns the problem of an upload whose sender failed, or else err.
@@ -209,14 +203,7 @@ func matchesETag(header, etag string) bool {
 // download wakes the sandbox, opens a source in it and responds with its bytes. Open
 // returns the source, and a function that sets the header and returns the status.
 func (a *API) download(ctx context.Context, idOrName string, x Exchange, open func(*guest.Client) (io.ReadCloser, func(http.Header) int, error)) (*huma.StreamResponse, error) {
-	sb, err := a.lookup(ctx, idOrName)
-	if err != nil {
-		return nil, err
-	}
-	if err := a.calls.acquire(ctx, 1); err != nil {
-		return nil, err
-	}
-	lease, err := a.cfg.Sandboxes.Acquire(ctx, sb.ID, sandbox.CauseFiles)
+	lease, err := a.acquireFiles(ctx, idOrName)
 	if err != nil {
 		return nil, err
 	}

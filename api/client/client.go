@@ -218,6 +218,11 @@ func (c *Client) call(ctx context.Context, r request, out any) (status int, err 
 	return resp.StatusCode, nil
 }
 
+func (c *Client) delete(ctx context.Context, path string) error {
+	_, err := c.call(ctx, request{method: http.MethodDelete, path: path}, nil)
+	return err
+}
+
 // fetch makes the call and returns its JSON response.
 func fetch[T any](ctx context.Context, c *Client, r request) (value T, err error) {
 	_, err = c.call(ctx, r, &value)

@@ -298,7 +298,7 @@ func TestStdinIsSentWholeAndFits(t *testing.T) {
 				t.Errorf("the request has %d bytes, more than a node takes", size)
 			}
 			body := ExecRequest{Stdin: stdin}.body()
-			if back, err := decodeText(body.Stdin, body.StdinEncoding); err != nil || string(back) != string(stdin) {
+			if back, err := body.StdinEncoding.Decode(body.Stdin); err != nil || string(back) != string(stdin) {
 				t.Errorf("the sent input differs: %v", err)
 			}
 		})
@@ -309,13 +309,11 @@ func FuzzStream(f *testing.F) {
 	f.Add("event: stdout\ndata: {\"data\":\"a\"}\n\n")
 	f.Add("data\n\n:x\r\n\r\nevent: error\ndata: {}\n\n")
 	f.Fuzz(func(t *testing.T, body string) {
-		s := newStream(t.Context(), &http.Response{Body: io.NopCloser(strings.NewReader(body))})
-		defer s.Close()
-		s.each(func(m message) error {
+		readEvents(t.Context(), strings.NewReader(body), func(m message) error {
 			if len(m.data) == 0 || len(m.data) > maxMessage {
 				t.Fatalf("got a message with %d bytes of data", len(m.data))
 			}
-			m.output()
+			decode[types.Output](m)
 			return nil
 		})
 	})

@@ -45,22 +45,13 @@ func (c *Client) FollowFeed(ctx context.Context, cursor string, yield func(types
 	if cursor != "" {
 		query = url.Values{"cursor": {cursor}}
 	}
-	stream, err := c.openStream(ctx, request{path: "/events", query: query})
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	return stream.each(func(m message) error {
-		if m.event == "gap" {
-			if missed == nil {
-				return nil
-			}
+	return c.stream(ctx, request{path: "/events", query: query}, func(m message) error {
+		switch {
+		case m.event != "gap":
+			return yieldData(m, yield)
+		case missed != nil:
 			return missed()
 		}
-		var e types.FeedEvent
-		if err := m.decode(&e); err != nil {
-			return err
-		}
-		return yield(e)
+		return nil
 	})
 }

@@ -1,12 +1,10 @@
 package client
 
 import (
-	"bytes"
 	"context"
 	"encoding/base64"
 	"errors"
 	"net/http"
-	"unicode/utf8"
 
 	"github.com/doze-run/doze/api/types"
 )
@@ -32,12 +30,9 @@ var errNoResult = errors.New("the stream ended before the command; it is unknown
 
 func (r ExecRequest) body() types.ExecRequest {
 	b := types.ExecRequest{Command: r.Command, Timeout: r.timeout()}
-	if len(r.Stdin) > 0 {
-		b.Stdin = string(r.Stdin)
-		// JSON may write a byte as six; beyond maxText that could be too much.
-		if !utf8.Valid(r.Stdin) || len(r.Stdin) > maxText {
-			b.Stdin, b.StdinEncoding = base64.StdEncoding.EncodeToString(r.Stdin), types.EncodingBase64
-		}
+	b.Stdin, b.StdinEncoding = types.Encode(r.Stdin)
+	if len(r.Stdin) > maxText { // of which JSON may write each byte as six
+		b.Stdin, b.StdinEncoding = base64.StdEncoding.EncodeToString(r.Stdin), types.EncodingBase64
 	}
 	return b
 }
@@ -53,13 +48,4 @@ func (r ExecRequest) timeout() *types.Duration {
 // Exec runs a command and returns its output when it has ended.
 func (c *Client) Exec(ctx context.Context, idOrName string, req ExecRequest) (types.ExecResult, error) {
 	return fetch[types.ExecResult](ctx, c, request{method: http.MethodPost, path: sandboxPath(idOrName, "exec"), body: req.body()})
-}
-
-// EncodeOutput encodes output as the API does: unchanged if it is UTF-8 without NUL bytes,
-// else in base64.
-func EncodeOutput(b []byte) (text string, encoding types.Encoding) {
-	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
-		return string(b), ""
-	}
-	return base64.StdEncoding.EncodeToString(b), types.EncodingBase64
 }

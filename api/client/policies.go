@@ -48,6 +48,5 @@ func (c *Client) FollowPolicyLogs(ctx context.Context, name, level string, after
 
 // DeletePolicy deletes a pushed policy.
 func (c *Client) DeletePolicy(ctx context.Context, name string) error {
-	_, err := c.call(ctx, request{method: http.MethodDelete, path: "/policies/" + url.PathEscape(name)}, nil)
-	return err
+	return c.delete(ctx, "/policies/"+url.PathEscape(name))
 }

@@ -15,6 +15,5 @@ func (c *Client) Expose(ctx context.Context, idOrName string, req types.ExposePo
 
 // Unexpose ends the preview of a port. Its URL is never used again.
 func (c *Client) Unexpose(ctx context.Context, idOrName string, port uint16) error {
-	_, err := c.call(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName, "ports", strconv.Itoa(int(port)))}, nil)
-	return err
+	return c.delete(ctx, sandboxPath(idOrName, "ports", strconv.Itoa(int(port))))
 }

@@ -48,8 +48,7 @@ func (l Log) MarshalJSON() ([]byte, error) {
 	case l.Dropped > 0:
 		return json.Marshal(map[string]types.LogsDropped{"dropped": {Bytes: l.Dropped}})
 	}
-	text, encoding := EncodeOutput(l.Data)
-	return json.Marshal(types.LogChunk{Stream: l.Stream, Output: types.Output{Data: text, Encoding: encoding}})
+	return json.Marshal(types.LogChunk{Stream: l.Stream, Output: types.NewOutput(l.Data)})
 }
 
 // Logs yields the stored output of a process, and with follow then new output, until the
@@ -64,7 +63,7 @@ func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool
 		return err
 	}
 	for _, l := range page.Logs {
-		data, err := decodeText(l.Data, l.Encoding)
+		data, err := l.Encoding.Decode(l.Data)
 		if err != nil {
 			return err
 		}
@@ -76,30 +75,29 @@ func (c *Client) Logs(ctx context.Context, idOrName, process string, follow bool
 }
 
 func (c *Client) followLogs(ctx context.Context, path string, yield func(Log) error) error {
-	stream, err := c.openStream(ctx, request{path: path})
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
 	ended := false
-	err = stream.each(func(m message) error {
+	err := c.stream(ctx, request{path: path}, func(m message) error {
 		switch m.event {
 		case "stdout", "stderr":
-			data, err := m.output()
+			o, err := decode[types.Output](m)
+			if err != nil {
+				return err
+			}
+			data, err := o.Encoding.Decode(o.Data)
 			if err != nil {
 				return err
 			}
 			return yield(Log{Stream: types.LogStream(m.event), Data: data})
 		case "exit":
-			var p types.Process
-			if err := m.decode(&p); err != nil {
+			p, err := decode[types.Process](m)
+			if err != nil {
 				return err
 			}
 			ended = true
 			return yield(Log{Exit: &p})
 		case "dropped":
-			var dropped types.LogsDropped
-			if err := m.decode(&dropped); err != nil {
+			dropped, err := decode[types.LogsDropped](m)
+			if err != nil {
 				return err
 			}
 			return yield(Log{Dropped: dropped.Bytes})

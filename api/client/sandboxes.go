@@ -52,8 +52,7 @@ func (c *Client) Update(ctx context.Context, idOrName string, req types.UpdateSa
 
 // Delete destroys a sandbox with its files.
 func (c *Client) Delete(ctx context.Context, idOrName string) error {
-	_, err := c.call(ctx, request{method: http.MethodDelete, path: sandboxPath(idOrName)}, nil)
-	return err
+	return c.delete(ctx, sandboxPath(idOrName))
 }
 
 // Sleep returns the sandbox when it sleeps.
@@ -105,6 +104,5 @@ func (c *Client) Adopt(ctx context.Context, id, name string) (types.Sandbox, err
 
 // DeleteQuarantined removes a sandbox in quarantine with its files.
 func (c *Client) DeleteQuarantined(ctx context.Context, id string) error {
-	_, err := c.call(ctx, request{method: http.MethodDelete, path: "/node/quarantine/" + url.PathEscape(id)}, nil)
-	return err
+	return c.delete(ctx, "/node/quarantine/"+url.PathEscape(id))
 }

@@ -4,15 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"mime"
-	"net/http"
 
-	"github.com/doze-run/doze/api/types"
 	"github.com/doze-run/doze/problem"
 )
 
@@ -20,115 +16,80 @@ import (
 // in one, which JSON may make six times as long.
 const maxMessage = 8 << 20
 
-// errEnd ends stream.each without an error.
-var errEnd = errors.New("end of stream")
-
 // message is one server-sent event.
 type message struct {
 	event string
 	data  []byte
 }
 
-func (m message) decode(into any) error {
-	if err := json.Unmarshal(m.data, into); err != nil {
-		return fmt.Errorf("unexpected data of an event %q: %w", m.event, err)
+// decode returns the data of a message.
+func decode[T any](m message) (data T, err error) {
+	if err := json.Unmarshal(m.data, &data); err != nil {
+		return data, fmt.Errorf("unexpected data of an event %q: %w", m.event, err)
 	}
-	return nil
+	return data, nil
 }
 
-func (m message) output() ([]byte, error) {
-	var o types.Output
-	if err := m.decode(&o); err != nil {
-		return nil, err
-	}
-	return decodeText(o.Data, o.Encoding)
-}
-
-// decodeText returns the bytes of text in the API's encoding.
-func decodeText(text string, encoding types.Encoding) ([]byte, error) {
-	switch encoding {
-	case "", types.EncodingUTF8:
-		return []byte(text), nil
-	case types.EncodingBase64:
-		return base64.StdEncoding.DecodeString(text)
-	}
-	return nil, fmt.Errorf("unknown encoding %q of output", encoding)
-}
-
-// stream reads server-sent events (WHATWG HTML, section 9.2).
-type stream struct {
-	ctx  context.Context
-	body io.ReadCloser
-	scan *bufio.Scanner
-}
-
-func (c *Client) openStream(ctx context.Context, r request) (*stream, error) {
-	r.accept = "text/event-stream"
-	r.method = http.MethodGet
-	resp, err := c.send(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind != r.accept {
-		resp.Body.Close()
-		return nil, fmt.Errorf("%s %s responded with %s and not with a stream of events", r.method, r.path, contentName(kind))
-	}
-	return newStream(ctx, resp), nil
-}
-
-func newStream(ctx context.Context, resp *http.Response) *stream {
-	s := &stream{ctx: ctx, body: resp.Body, scan: bufio.NewScanner(resp.Body)}
-	s.scan.Buffer(make([]byte, 0, 64<<10), maxMessage)
-	return s
-}
-
-func (s *stream) Close() error { return s.body.Close() }
-
-// follow makes the call and yields the data of each event of its stream.
-func follow[T any](ctx context.Context, c *Client, r request, yield func(T) error) error {
-	stream, err := c.openStream(ctx, r)
+// yieldData calls yield with the data of a message.
+func yieldData[T any](m message, yield func(T) error) error {
+	data, err := decode[T](m)
 	if err != nil {
 		return err
 	}
-	defer stream.Close()
-	return stream.each(func(m message) error {
-		var data T
-		if err := m.decode(&data); err != nil {
-			return err
-		}
-		return yield(data)
-	})
+	return yield(data)
 }
 
-// each calls fn with every message until the stream ends, which returns nil, or
-// fn returns an error. An event "error" is returned as *problem.Problem.
-func (s *stream) each(fn func(message) error) error {
+// follow makes the call and yields the data of each event of its stream.
+func follow[T any](ctx context.Context, c *Client, r request, yield func(T) error) error {
+	return c.stream(ctx, r, func(m message) error { return yieldData(m, yield) })
+}
+
+// stream makes the call and yields the events of its response until they end, which
+// returns nil, or yield returns an error. An event "error" is returned as *problem.Problem.
+func (c *Client) stream(ctx context.Context, r request, yield func(message) error) error {
+	r.accept = "text/event-stream"
+	resp, err := c.send(ctx, r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")); kind != r.accept {
+		return fmt.Errorf("GET %s responded with %s and not with a stream of events", r.path, contentName(kind))
+	}
+	return readEvents(ctx, resp.Body, yield)
+}
+
+func readEvents(ctx context.Context, body io.Reader, yield func(message) error) error {
+	events := eventReader{ctx, bufio.NewScanner(body)}
+	events.scan.Buffer(make([]byte, 0, 64<<10), maxMessage)
 	for {
-		m, err := s.next()
-		if err == io.EOF {
+		m, err := events.next()
+		switch {
+		case err == io.EOF:
 			return nil
-		}
-		if err != nil {
+		case err != nil:
 			return err
-		}
-		if m.event == "error" {
-			p := &problem.Problem{}
-			if err := m.decode(p); err != nil {
+		case m.event == "error":
+			p, err := decode[problem.Problem](m)
+			if err != nil {
 				return err
 			}
-			return p
+			return &p
 		}
-		if err := fn(m); err != nil {
-			if err == errEnd {
-				return nil
-			}
+		if err := yield(m); err != nil {
 			return err
 		}
 	}
 }
 
+// eventReader reads server-sent events (WHATWG HTML, section 9.2).
+type eventReader struct {
+	ctx  context.Context
+	scan *bufio.Scanner
+}
+
 // next returns the next message with data. It ignores an incomplete one.
-func (s *stream) next() (message, error) {
+func (s eventReader) next() (message, error) {
 	var m message
 	size := 0
 	for s.scan.Scan() {

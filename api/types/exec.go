@@ -1,6 +1,13 @@
 package types
 
-import "github.com/doze-run/doze/problem"
+import (
+	"bytes"
+	"encoding/base64"
+	"fmt"
+	"unicode/utf8"
+
+	"github.com/doze-run/doze/problem"
+)
 
 // Command is a command to run: exactly one of Command and Argv is set.
 type Command struct {
@@ -52,6 +59,32 @@ type ExecResult struct {
 // ExecStart is the data of the event start.
 type ExecStart struct {
 	PID int `json:"pid" doc:"Process id inside the sandbox"`
+}
+
+// Encode returns bytes as text: unchanged if they are UTF-8 without NUL bytes, which take
+// six bytes each in JSON, and in base64 otherwise.
+func Encode(b []byte) (text string, encoding Encoding) {
+	if bytes.IndexByte(b, 0) < 0 && utf8.Valid(b) {
+		return string(b), ""
+	}
+	return base64.StdEncoding.EncodeToString(b), EncodingBase64
+}
+
+// Decode is the inverse of Encode.
+func (e Encoding) Decode(text string) ([]byte, error) {
+	switch e {
+	case "", EncodingUTF8:
+		return []byte(text), nil
+	case EncodingBase64:
+		return base64.StdEncoding.DecodeString(text)
+	}
+	return nil, fmt.Errorf("unknown encoding %.40q", string(e))
+}
+
+// NewOutput encodes output.
+func NewOutput(b []byte) Output {
+	data, encoding := Encode(b)
+	return Output{data, encoding}
 }
 
 // Output is the data of the events stdout and stderr.

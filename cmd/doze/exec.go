@@ -127,8 +127,8 @@ func (a *app) execAndWait(ctx context.Context, node *client.Client, sandbox stri
 	}
 	if a.json {
 		result := types.ExecResult{Truncated: stdout.truncated || stderr.truncated, ExecExit: exit}
-		result.Stdout, result.StdoutEncoding = client.EncodeOutput(stdout.data)
-		result.Stderr, result.StderrEncoding = client.EncodeOutput(stderr.data)
+		result.Stdout, result.StdoutEncoding = types.Encode(stdout.data)
+		result.Stderr, result.StderrEncoding = types.Encode(stderr.data)
 		if err := a.printJSON(result); err != nil {
 			return err
 		}
