@@ -5,7 +5,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -104,42 +103,4 @@ func cpuTime(b *testing.B) time.Duration {
 		b.Fatal(err)
 	}
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-}
-
-// BenchmarkMemory measures the process's memory for each idle connection of a sandbox.
-func BenchmarkMemory(b *testing.B) {
-	const stacks, connections = 20, 500
-	for b.Loop() {
-		h, conns := accepted(b)
-		var kernels []*kernel
-		var all []*Stack
-		for range stacks {
-			k, device, listener := newKernel(b)
-			s, err := New(Config{Device: device, Listener: listener, Handler: h})
-			if err != nil {
-				b.Fatal(err)
-			}
-			kernels, all = append(kernels, k), append(all, s)
-		}
-		idle := inUse()
-		for range connections {
-			if _, err := kernels[0].dial("tcp", somewhere); err != nil {
-				b.Fatal(err)
-			}
-			<-conns
-		}
-		open := inUse() // includes both ends
-		b.ReportMetric(float64(open-idle)/connections, "B/connection")
-		for _, s := range all {
-			_ = s.Close()
-		}
-	}
-}
-
-func inUse() int64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc + m.StackInuse)
 }

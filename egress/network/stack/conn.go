@@ -14,24 +14,24 @@ import (
 )
 
 // Conn is an accepted flow: the node's end of a connection with a sandbox, a socket in
-// the sandbox's network namespace. It is a net.Conn whose halves can be closed one by
-// one, and io.Copy between it and another TCP connection leaves the bytes in the
-// kernel (splice(2)).
+// the sandbox's network namespace. Its local address is the one that the sandbox dialed.
+// io.Copy between it and another TCP connection leaves the bytes in the kernel (splice(2)).
 //
 // It has no keep-alive and does not time out, however long the sandbox is silent: the
 // other side is this machine's kernel, which acknowledges data even while the sandbox
 // is frozen.
 type Conn struct {
-	stack  *Stack
-	tcp    *net.TCPConn
-	wide   bool
-	closed atomic.Bool
+	net.Conn // tcp
+	tcp      *net.TCPConn
+	stack    *Stack
+	wide     bool
+	closed   atomic.Bool
 }
 
 // newConn takes ownership of the connection. If the node is killed, the kernel resets
 // the connection, so that a partial stream does not look complete.
 func newConn(s *Stack, tcp *net.TCPConn) *Conn {
-	c := &Conn{stack: s, tcp: tcp, wide: s.wide.TryAcquire(1) == nil}
+	c := &Conn{Conn: tcp, tcp: tcp, stack: s, wide: s.wide.TryAcquire(1) == nil}
 	_ = tcp.SetLinger(0)
 	_ = tcp.SetKeepAlive(false)
 	if !c.wide { // a size that is set explicitly does not grow
@@ -49,15 +49,9 @@ const narrowBuffer = 64 << 10
 func (c *Conn) Read(b []byte) (int, error) {
 	n, err := c.tcp.Read(b)
 	if n > 0 {
-		c.sent()
+		c.stack.cfg.Sent()
 	}
 	return n, err
-}
-
-func (c *Conn) sent() {
-	if sent := c.stack.cfg.Sent; sent != nil {
-		sent()
-	}
 }
 
 // Write implements net.Conn. It returns when all of b is in the send buffer, which is
@@ -73,9 +67,6 @@ func (c *Conn) Write(b []byte) (int, error) {
 // sandbox. It fails when the stack ends.
 func (c *Conn) arrive() error {
 	s := c.stack
-	if s.cfg.Arriving == nil {
-		return nil
-	}
 	if err := s.ctx.Err(); err != nil {
 		return err
 	}
@@ -84,7 +75,7 @@ func (c *Conn) arrive() error {
 
 // WriteTo implements io.WriterTo: it copies the sandbox's bytes to w until the stream ends.
 func (c *Conn) WriteTo(w io.Writer) (moved int64, err error) {
-	return transfer(w, c.tcp, func() error { c.sent(); return nil })
+	return transfer(w, c.tcp, func() error { c.stack.cfg.Sent(); return nil })
 }
 
 // ReadFrom implements io.ReaderFrom: it copies r to the sandbox until r ends.
@@ -178,7 +169,7 @@ func (c *Conn) Close() error {
 	rest := c.undelivered()
 	err := c.tcp.Close()
 	if rest == nil {
-		c.end()
+		c.stack.remove(c)
 	} else if !c.stack.background(func() { c.linger(rest) }) {
 		c.abandon(rest)
 	}
@@ -220,7 +211,7 @@ func (c *Conn) linger(rest *os.File) {
 		return
 	}
 	_ = rest.Close()
-	c.end()
+	c.stack.remove(c)
 }
 
 // abandon resets a connection with undelivered bytes.
@@ -231,7 +222,7 @@ func (c *Conn) abandon(rest *os.File) {
 		})
 	}
 	_ = rest.Close()
-	c.end()
+	c.stack.remove(c)
 }
 
 // Abort resets the connection. Bytes that the sandbox has not received are lost.
@@ -241,27 +232,6 @@ func (c *Conn) Abort() {
 	}
 	_ = c.tcp.SetLinger(0)
 	_ = c.tcp.Close()
-	c.end()
+	c.stack.remove(c)
 	_ = c.arrive()
 }
-
-// end releases the connection's slot.
-func (c *Conn) end() { c.stack.remove(c) }
-
-// LocalAddr returns the address that the sandbox dialed.
-func (c *Conn) LocalAddr() net.Addr { return c.tcp.LocalAddr() }
-
-// RemoteAddr returns the connection's source address in the sandbox.
-func (c *Conn) RemoteAddr() net.Addr { return c.tcp.RemoteAddr() }
-
-func (c *Conn) SetReadDeadline(t time.Time) error { return c.tcp.SetReadDeadline(t) }
-
-func (c *Conn) SetWriteDeadline(t time.Time) error { return c.tcp.SetWriteDeadline(t) }
-
-func (c *Conn) SetDeadline(t time.Time) error { return c.tcp.SetDeadline(t) }
-
-var _ interface {
-	net.Conn
-	io.WriterTo
-	io.ReaderFrom
-} = (*Conn)(nil)

@@ -1,13 +1,12 @@
 package stack
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"sync/atomic"
 	"syscall"
 	"time"
-
-	"github.com/doze-run/doze/runtime/netns/link"
 )
 
 // endpoints identifies a connection by its source in the sandbox and its destination.
@@ -15,6 +14,8 @@ type endpoints struct {
 	from uint16 // the port; the address is the sandbox's
 	to   netip.AddrPort
 }
+
+var errDecided = errors.New("the flow was accepted or refused before")
 
 // Flow is a connection attempt of a sandbox: its SYN has arrived, and no packet was
 // sent back yet.
@@ -26,25 +27,22 @@ type Flow struct {
 
 	syn      []byte            // the packet; guarded by stack.mu
 	released bool              // the SYN was written back; guarded by stack.mu
-	opened   chan *net.TCPConn // receives the established connection
+	incoming chan *net.TCPConn // receives the established connection
 }
 
 // Destination returns the address that the sandbox dials.
 func (f *Flow) Destination() netip.AddrPort { return f.endpoints.to }
-
-// Source returns the connection's source address in the sandbox.
-func (f *Flow) Source() netip.AddrPort { return netip.AddrPortFrom(link.Sandbox, f.endpoints.from) }
 
 // handshakeLimit bounds the handshake, which one kernel performs for both sides: it
 // takes longer only if the sandbox gave up before.
 const handshakeLimit = 5 * time.Second
 
 // Accept completes the handshake. The Conn is closed when Handler.TCP returns, at the
-// latest. Errors: ErrDecided; syscall.ECONNABORTED if the sandbox gave up or the stack
-// ended in the meantime.
+// latest. Errors: syscall.ECONNABORTED if the sandbox gave up or the stack ended in the
+// meantime; another one if the flow was accepted or refused before.
 func (f *Flow) Accept() (*Conn, error) {
 	if f.decided.Swap(true) {
-		return nil, ErrDecided
+		return nil, errDecided
 	}
 	s := f.stack
 	s.mu.Lock()
@@ -55,7 +53,7 @@ func (f *Flow) Accept() (*Conn, error) {
 	defer limit.Stop()
 	var tcp *net.TCPConn
 	select {
-	case tcp = <-f.opened:
+	case tcp = <-f.incoming:
 	case <-limit.C:
 	case <-s.ctx.Done():
 	}
@@ -71,7 +69,12 @@ func (f *Flow) Refuse() {
 	if f.decided.Swap(true) {
 		return
 	}
-	f.stack.refuse(f)
+	s := f.stack
+	s.mu.Lock()
+	delete(s.attempts, f.endpoints)
+	s.reset(f.syn)
+	s.mu.Unlock()
+	s.release(false)
 }
 
 // end is called when the Handler has returned.

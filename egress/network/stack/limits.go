@@ -1,6 +1,9 @@
 package stack
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Limits of one stack. Zero means the default.
 type Limits struct {
@@ -16,29 +19,22 @@ type Limits struct {
 	// up to link.MaxReceiveBuffer and link.MaxSendBuffer; default 64. All others have
 	// 128 KiB each way. So a hostile sandbox can make the node buffer at most 0.4 GiB.
 	Wide int
-	// Queries is how many name queries may be in flight; default 64. Further ones
-	// are dropped, and the client sends them again.
-	Queries int
 	// Idle is how long the stack accepts on the listener without a connection; default 1 minute.
 	Idle time.Duration
 }
 
 func (l Limits) withDefaults() Limits {
-	for _, d := range []struct {
-		limit *int
-		value int
-	}{
-		{&l.Connections, 1024}, {&l.Attempts, 128}, {&l.Wide, 64}, {&l.Queries, 64},
-	} {
-		if *d.limit == 0 {
-			*d.limit = d.value
-		}
+	return Limits{
+		Connections: cmp.Or(l.Connections, 1024),
+		Attempts:    cmp.Or(l.Attempts, 128),
+		Wide:        cmp.Or(l.Wide, 64),
+		Idle:        cmp.Or(l.Idle, time.Minute),
 	}
-	if l.Idle == 0 {
-		l.Idle = time.Minute
-	}
-	return l
 }
+
+// maxQueries is how many name queries may be in flight. Further ones are dropped, and the
+// client sends them again.
+const maxQueries = 64
 
 // Exceeded is a limit that was reached.
 type Exceeded string
@@ -54,10 +50,11 @@ const (
 // enough for a log, and no load if a sandbox constantly exceeds the limit.
 const exceededEvery = 10 * time.Second
 
-// tell calls Config.Exceeded, at most once per exceededEvery and limit. Only the reader calls it.
-func (s *Stack) tell(what Exceeded) {
+// reportExceeded calls Config.Exceeded, at most once per exceededEvery and limit. Only the
+// reader calls it.
+func (s *Stack) reportExceeded(what Exceeded) {
 	now := time.Now()
-	if last, told := s.exceeded[what]; s.cfg.Exceeded == nil || told && now.Sub(last) < exceededEvery {
+	if now.Sub(s.exceeded[what]) < exceededEvery { // never reported: the zero time
 		return
 	}
 	s.exceeded[what] = now

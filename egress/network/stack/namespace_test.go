@@ -7,6 +7,7 @@ import (
 
 	"github.com/doze-run/doze/egress/network/stack/stacktest"
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestMain(m *testing.M) { tuntest.Main(m) }
@@ -26,7 +27,7 @@ func newKernel(t testing.TB) (*kernel, *os.File, *net.TCPListener) {
 // dial connects from the namespace.
 func (k *kernel) dial(network, address string) (conn net.Conn, err error) {
 	err = k.In(func() (err error) {
-		conn, err = (&net.Dialer{Timeout: patience, FallbackDelay: -1}).Dial(network, address)
+		conn, err = (&net.Dialer{Timeout: testkit.Patience, FallbackDelay: -1}).Dial(network, address)
 		return err
 	})
 	return conn, err

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"bytes"
 	"net/netip"
 
 	"gvisor.dev/gvisor/pkg/tcpip"
@@ -33,8 +34,8 @@ var (
 // does not support; another source address; IP options; and fragments, because the MTU is
 // the maximum packet size. So no fragment is ever stored until the others arrive.
 func (s *Stack) packet(b []byte) (more bool) {
-	if !s.awake {
-		s.arise()
+	if !s.active {
+		s.activate()
 	}
 	ip := header.IPv4(b)
 	if len(b) < header.IPv4MinimumSize || ip.HeaderLength() != header.IPv4MinimumSize || !ip.IsValid(len(b)) ||
@@ -60,7 +61,7 @@ func (s *Stack) segment(ip header.IPv4) {
 		tcp.Flags()&(header.TCPFlagSyn|header.TCPFlagAck|header.TCPFlagRst) != header.TCPFlagSyn {
 		return
 	}
-	e := endpoints{tcp.SourcePort(), netip.AddrPortFrom(netip.AddrFrom4(ip.DestinationAddress().As4()), tcp.DestinationPort())}
+	e := endpoints{tcp.SourcePort(), destination(ip, tcp.DestinationPort())}
 	if f := s.admit(e, ip); f != nil {
 		go s.serve(f)
 	}
@@ -112,7 +113,7 @@ func (s *Stack) datagram(ip header.IPv4) {
 	server := ip.DestinationAddress()
 	if server != gateway && server != second || udp.DestinationPort() != dnsPort {
 		s.unreachable(ip)
-		s.tellRefused(netip.AddrPortFrom(netip.AddrFrom4(ip.DestinationAddress().As4()), udp.DestinationPort()))
+		s.reportRefused(destination(ip, udp.DestinationPort()))
 		return
 	}
 	if udp.Length() > maxQuery {
@@ -121,30 +122,30 @@ func (s *Stack) datagram(ip header.IPv4) {
 	select {
 	case s.queries <- struct{}{}:
 	default:
-		s.tell(Queries)
+		s.reportExceeded(Queries)
 		return
 	}
 	port := udp.SourcePort()
-	query := append([]byte(nil), udp[header.UDPMinimumSize:udp.Length()]...)
+	query := bytes.Clone(udp[header.UDPMinimumSize:udp.Length()])
 	s.running.Go(func() {
 		defer func() { <-s.queries }()
-		defer s.recover("a name query")
-		if answer := s.cfg.Handler.DNS(s.ctx, netip.AddrFrom4(server.As4()), query); answer != nil {
-			s.answer(server, port, answer)
+		defer s.recover()
+		if response := s.cfg.Handler.DNS(s.ctx, netip.AddrFrom4(server.As4()), query); response != nil {
+			s.respond(server, port, response)
 		}
 	})
 }
 
-// answer sends the Handler's response to a name query. It drops one that exceeds the MTU.
-func (s *Stack) answer(server tcpip.Address, port uint16, answer []byte) {
-	length := header.UDPMinimumSize + len(answer)
+// respond sends the Handler's response to a name query. It drops one that exceeds the MTU.
+func (s *Stack) respond(server tcpip.Address, port uint16, response []byte) {
+	length := header.UDPMinimumSize + len(response)
 	if header.IPv4MinimumSize+length > link.MTU {
 		return
 	}
 	packet := newPacket(server, header.UDPProtocolNumber, length)
 	udp := header.UDP(packet.Payload())
 	udp.Encode(&header.UDPFields{SrcPort: dnsPort, DstPort: port, Length: uint16(length)})
-	copy(udp.Payload(), answer)
+	copy(udp.Payload(), response)
 	sum := header.PseudoHeaderChecksum(header.UDPProtocolNumber, server, sandbox, uint16(length))
 	udp.SetChecksum(^checksum.Checksum(udp, sum))
 	_ = s.device.send(packet)
@@ -163,6 +164,10 @@ func (s *Stack) unreachable(ip header.IPv4) {
 	copy(message.Payload(), quote)
 	message.SetChecksum(^checksum.Checksum(message, 0))
 	_ = s.device.send(packet)
+}
+
+func destination(ip header.IPv4, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(netip.AddrFrom4(ip.DestinationAddress().As4()), port)
 }
 
 // unicast reports whether an address can belong to one machine.

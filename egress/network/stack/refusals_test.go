@@ -6,22 +6,22 @@ import (
 	"time"
 )
 
-func TestARefusalIsToldOncePerPlaceAndNotTooOften(t *testing.T) {
+func TestRefusalsAreReportedOncePerDestination(t *testing.T) {
 	var r refusals
 	now := time.Now()
-	place := func(port int) netip.AddrPort {
+	to := func(port int) netip.AddrPort {
 		return netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), uint16(port))
 	}
-	if !r.isNew(place(443), now) || r.isNew(place(443), now.Add(refusedAgain-1)) || !r.isNew(place(443), now.Add(refusedAgain)) {
-		t.Error("one place is not told once within the time")
+	if !r.isNew(to(443), now) || r.isNew(to(443), now.Add(refusedAgain-1)) || !r.isNew(to(443), now.Add(refusedAgain)) {
+		t.Error("a destination is not reported once per interval")
 	}
-	told := 0
-	for port := range 10 * maxRefusedTold {
-		if r.isNew(place(1000+port), now.Add(2*refusedAgain)) {
-			told++
+	reported := 0
+	for port := range 10 * maxRefusedReported {
+		if r.isNew(to(1000+port), now.Add(2*refusedAgain)) {
+			reported++
 		}
 	}
-	if told != maxRefusedTold {
-		t.Errorf("%d places are told", told)
+	if reported != maxRefusedReported {
+		t.Errorf("%d destinations are reported, want %d", reported, maxRefusedReported)
 	}
 }

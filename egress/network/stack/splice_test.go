@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/doze-run/doze/testkit"
 )
 
 // sockets returns both ends of a connection on the loopback.
@@ -22,7 +24,7 @@ func sockets(t *testing.T) (ours, theirs *net.TCPConn) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	dialled, err := net.Dial("tcp", l.Addr().String())
+	dialed, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,14 +32,14 @@ func sockets(t *testing.T) (ours, theirs *net.TCPConn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { dialled.Close(); accepted.Close() })
-	return dialled.(*net.TCPConn), accepted.(*net.TCPConn)
+	t.Cleanup(func() { dialed.Close(); accepted.Close() })
+	return dialed.(*net.TCPConn), accepted.(*net.TCPConn)
 }
 
 // bare hides that a reader is a socket.
 type bare struct{ io.Reader }
 
-func TestReadFromMovesAllToItsEnd(t *testing.T) {
+func TestReadFromCopiesUntilEOF(t *testing.T) {
 	sent := make([]byte, 20<<20)
 	_, _ = rand.Read(sent)
 	for name, from := range map[string]func(io.Reader) io.Reader{
@@ -104,7 +106,7 @@ func TestReadFromEndsWithEitherConnection(t *testing.T) {
 			}()
 			if c.before != nil {
 				c.before(theirs)
-				eventually(t, "the send buffer is full", func() bool {
+				testkit.Eventually(t, "the send buffer is full", func() bool {
 					return !writable(t, server.tcp)
 				})
 			}

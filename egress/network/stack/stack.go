@@ -34,9 +34,6 @@ import (
 	"github.com/doze-run/doze/redact"
 )
 
-// ErrDecided is returned by Flow.Accept for a flow that was accepted or refused before.
-var ErrDecided = errors.New("the flow was decided before")
-
 // Handler decides about the connections and name queries of a sandbox.
 type Handler interface {
 	// TCP is called for each connection attempt, in a goroutine of its own that
@@ -83,6 +80,25 @@ type Config struct {
 	Log *slog.Logger
 }
 
+func (c *Config) defaults() {
+	if c.Exceeded == nil {
+		c.Exceeded = func(Exceeded) {}
+	}
+	if c.Refused == nil {
+		c.Refused = func(netip.AddrPort) {}
+	}
+	if c.Sent == nil {
+		c.Sent = func() {}
+	}
+	if c.Arriving == nil {
+		c.Arriving = func(context.Context) error { return nil }
+	}
+	if c.Log == nil {
+		c.Log = slog.New(slog.DiscardHandler)
+	}
+	c.Limits = c.Limits.withDefaults()
+}
+
 // Stack serves one device. Create one with New.
 type Stack struct {
 	cfg    Config
@@ -90,7 +106,6 @@ type Stack struct {
 	ctx    context.Context // ends with the stack
 	cancel context.CancelFunc
 
-	awake    bool                   // a packet came since the reader was last idle; for the reader only
 	refused  refusals               // for the reader only
 	exceeded map[Exceeded]time.Time // when each was last reported; for the reader only
 	queries  chan struct{}          // one element for each name query in flight
@@ -102,6 +117,7 @@ type Stack struct {
 
 	mu        sync.Mutex
 	closing   bool
+	active    bool                // a packet came since the reader was last idle; only the reader sets it
 	attempts  map[endpoints]*Flow // attempts whose connection is not established yet
 	conns     map[*Conn]struct{}
 	idleSince time.Time // when flows became 0, or the reader woke
@@ -109,10 +125,7 @@ type Stack struct {
 
 // New returns a Stack that serves cfg.Device until Close.
 func New(cfg Config) (*Stack, error) {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
-	cfg.Limits = cfg.Limits.withDefaults()
+	cfg.defaults()
 	device, err := openDevice(cfg.Device)
 	if err != nil {
 		cfg.Listener.Close()
@@ -121,7 +134,7 @@ func New(cfg Config) (*Stack, error) {
 	s := &Stack{
 		cfg:      cfg,
 		device:   device,
-		queries:  make(chan struct{}, cfg.Limits.Queries),
+		queries:  make(chan struct{}, maxQueries),
 		done:     make(chan struct{}),
 		attempts: make(map[endpoints]*Flow),
 		conns:    make(map[*Conn]struct{}),
@@ -157,44 +170,44 @@ func (s *Stack) read() {
 			}
 			break
 		}
-		if !s.rest() {
+		if !s.deactivate() {
 			break
 		}
 	}
 	s.end()
 }
 
-// arise starts the listener's goroutine and schedules the next idle check, even if no
+// activate starts the listener's goroutine and schedules the next idle check, even if no
 // connection follows the packet that woke the reader. Only the reader calls it.
-func (s *Stack) arise() {
-	s.awake = true
+func (s *Stack) activate() {
 	_ = s.cfg.Listener.SetDeadline(time.Time{})
 	s.accepts.Go(s.accept)
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.active = true
 	s.idleSince = time.Now()
 	s.wakeWhenIdle()
 }
 
-// rest stops the listener's goroutine once the sandbox has had no connection for
+// deactivate stops the listener's goroutine once the sandbox has had no connection for
 // Limits.Idle. It returns false if the Stack is closing.
-func (s *Stack) rest() bool {
+func (s *Stack) deactivate() bool {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.closing {
-		s.mu.Unlock()
 		return false
 	}
 	s.device.wake(time.Time{})
-	idle := s.flows.Used() == 0 && s.awake
-	wait := time.Until(s.idleSince.Add(s.cfg.Limits.Idle))
-	if idle && wait > 0 {
+	switch {
+	case !s.active || s.flows.Used() > 0:
+	case time.Since(s.idleSince) < s.cfg.Limits.Idle:
 		s.wakeWhenIdle()
-	}
-	s.mu.Unlock()
-	if idle && wait <= 0 {
-		s.awake = false
+	default:
 		_ = s.cfg.Listener.SetDeadline(time.Unix(1, 0))
+		s.mu.Unlock() // for connections that were accepted
 		s.accepts.Wait()
+		s.mu.Lock()
+		s.active = false
 	}
 	return true
 }
@@ -218,7 +231,7 @@ func (s *Stack) accept() {
 			return
 		default: // such as no more descriptors: the sandbox's attempts time out
 			if !failed { // log once per series of failures
-				s.cfg.Log.Warn("connection of a sandbox cannot be accepted", "error", err)
+				s.cfg.Log.Warn("failed to accept a connection of a sandbox", "error", err)
 			}
 			failed = true
 			select {
@@ -243,7 +256,7 @@ func (s *Stack) open(tcp *net.TCPConn) {
 		f := s.attempts[e]
 		if f != nil && f.released {
 			delete(s.attempts, e)
-			f.opened <- tcp
+			f.incoming <- tcp
 			s.mu.Unlock()
 			return
 		}
@@ -271,16 +284,16 @@ func (s *Stack) end() {
 // admit returns a Flow for a new connection attempt. It returns nil if the attempt is
 // not new, and resets an attempt that exceeds a limit. Only the reader calls it.
 func (s *Stack) admit(e endpoints, syn header.IPv4) *Flow {
-	f, full := s.takeRoom(e, syn)
-	if full != "" {
+	f, exceeded := s.tryAdmit(e, syn)
+	if exceeded != "" {
 		s.reset(syn)
-		s.tell(full)
+		s.reportExceeded(exceeded)
 	}
 	return f
 }
 
-// takeRoom is admit without the reset: it returns the exceeded limit, if any.
-func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
+// tryAdmit is admit without the reset: it returns the exceeded limit, if any.
+func (s *Stack) tryAdmit(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if f := s.attempts[e]; f != nil { // a retransmission, or a new attempt from the same port
@@ -302,7 +315,7 @@ func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 	case quota.ErrTotalExceeded:
 		return nil, AllConnections
 	}
-	f := &Flow{stack: s, endpoints: e, syn: slices.Clone(syn), opened: make(chan *net.TCPConn, 1)}
+	f := &Flow{stack: s, endpoints: e, syn: slices.Clone(syn), incoming: make(chan *net.TCPConn, 1)}
 	s.attempts[e] = f
 	s.running.Add(1)
 	return f, ""
@@ -312,7 +325,7 @@ func (s *Stack) takeRoom(e endpoints, syn header.IPv4) (*Flow, Exceeded) {
 func (s *Stack) serve(f *Flow) {
 	defer s.running.Done()
 	defer f.end()
-	defer s.recover("a connection")
+	defer s.recover()
 	s.cfg.Handler.TCP(s.ctx, f)
 }
 
@@ -325,7 +338,7 @@ func (s *Stack) accepted(f *Flow, tcp *net.TCPConn) *Conn {
 	s.mu.Unlock()
 	if tcp == nil {
 		select {
-		case tcp = <-f.opened:
+		case tcp = <-f.incoming:
 		default:
 			s.release(false)
 			return nil
@@ -341,15 +354,6 @@ func (s *Stack) accepted(f *Flow, tcp *net.TCPConn) *Conn {
 		return nil
 	}
 	return c
-}
-
-// refuse resets a connection attempt.
-func (s *Stack) refuse(f *Flow) {
-	s.mu.Lock()
-	delete(s.attempts, f.endpoints)
-	s.reset(f.syn)
-	s.mu.Unlock()
-	s.release(false)
 }
 
 // background runs f in a goroutine that Close waits for. It returns false, without
@@ -373,9 +377,9 @@ func (s *Stack) remove(c *Conn) {
 
 // recover logs a panic of the Handler instead of ending the node: a sandbox controls
 // the Handler's input.
-func (s *Stack) recover(handling string) {
+func (s *Stack) recover() {
 	if p := recover(); p != nil {
-		s.cfg.Log.Error("handling "+handling+" of a sandbox panicked", "panic", redact.Panic(p), "stack", string(debug.Stack()))
+		s.cfg.Log.Error("network handler panicked", "panic", redact.Panic(p), "stack", string(debug.Stack()))
 	}
 }
 

@@ -23,8 +23,8 @@ import (
 type Network struct {
 	namespace *os.File
 
-	mu     sync.Mutex
-	opened []net.Conn
+	mu    sync.Mutex
+	conns []net.Conn
 }
 
 // New creates a network namespace with only a loopback. It is closed when the test ends.
@@ -100,10 +100,10 @@ func (n *Network) In(f func() error) error {
 func (n *Network) Close() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, c := range n.opened {
+	for _, c := range n.conns {
 		_ = c.Close()
 	}
-	n.opened = nil
+	n.conns = nil
 	_ = n.namespace.Close()
 }
 
@@ -131,7 +131,7 @@ func (n *Network) DialContext(ctx context.Context, network, address string) (con
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.opened = append(n.opened, conn)
+	n.conns = append(n.conns, conn)
 	return conn, nil
 }
 
