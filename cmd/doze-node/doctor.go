@@ -9,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -64,12 +63,12 @@ processes. Rules, secrets and policies are lost.`,
 				}
 				return a.runAsNode(ctx, n, folder, again)
 			}
-			port, err := a.httpsPort()
+			access, err := home.Local(a.getenv)
 			if err != nil {
 				return err
 			}
-			findings := doctor.Check(ctx, doctor.Config{Home: folder, Ports: freePorts(ctx, port)})
-			findings = append(findings, a.quarantineFindings(ctx, folder, port)...)
+			findings := doctor.Check(ctx, doctor.Config{Home: folder, Ports: freePorts(ctx, access.Port)})
+			findings = append(findings, a.quarantineFindings(ctx, access)...)
 			return a.report(findings, asJSON)
 		},
 	}
@@ -144,25 +143,18 @@ const nodeLimit = 5 * time.Second
 
 // quarantineFindings returns the containers that the running node has no record of, or
 // nothing if no node responds.
-func (a *app) quarantineFindings(ctx context.Context, folder string, port int) []doctor.Finding {
+func (a *app) quarantineFindings(ctx context.Context, local home.Access) []doctor.Finding {
 	ctx, cancel := context.WithTimeout(ctx, nodeLimit)
 	defer cancel()
-	token := a.getenv("DOZE_TOKEN")
+	token := cmp.Or(a.getenv("DOZE_TOKEN"), local.Token)
 	if token == "" {
-		text, err := os.ReadFile(filepath.Join(folder, "token"))
-		if err != nil {
-			return nil
-		}
-		token = strings.TrimSpace(string(text))
+		return nil
 	}
-	ca := cmp.Or(a.getenv("DOZE_CA"), filepath.Join(folder, "caddy", "pki", "authorities", "local", "root.crt"))
+	ca := cmp.Or(a.getenv("DOZE_CA"), local.CA)
 	if _, err := os.Stat(ca); err != nil {
 		ca = ""
 	}
-	api, err := client.New(client.Config{
-		URL:   cmp.Or(a.getenv("DOZE_API"), fmt.Sprintf("https://127.0.0.1:%d/api/v1", port)),
-		Token: token, CAFile: ca, UserAgent: "doze/" + version.String(),
-	})
+	api, err := client.New(client.Config{URL: cmp.Or(a.getenv("DOZE_API"), local.URL), Token: token, CAFile: ca, UserAgent: "doze/" + version.String()})
 	if err != nil {
 		return nil
 	}
@@ -176,7 +168,7 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 		findings = append(findings, doctor.Finding{
 			Name: "data", Level: doctor.LevelWarning,
 			Detail: "the node started on data that is older than its containers: an older copy was restored, or the newest changes were lost",
-			Remedy: "list the quarantine with `doze node`, and check rules, secrets and ports",
+			Remedy: "adopt or remove the containers in quarantine, and check rules, secrets and ports",
 		})
 	}
 	for _, q := range info.Quarantined {
@@ -194,19 +186,6 @@ func (a *app) quarantineFindings(ctx context.Context, folder string, port int) [
 		findings = append(findings, finding)
 	}
 	return findings
-}
-
-// defaultHTTPSPort is the port of a node that `make up` starts.
-const defaultHTTPSPort = "8443"
-
-// httpsPort is the port of the API.
-func (a *app) httpsPort() (int, error) {
-	text := cmp.Or(a.getenv("DOZE_HTTPS_PORT"), defaultHTTPSPort)
-	port, err := strconv.ParseUint(text, 10, 16)
-	if err != nil || port == 0 {
-		return 0, fmt.Errorf("DOZE_HTTPS_PORT: invalid port %q; use 1 to 65535", text)
-	}
-	return int(port), nil
 }
 
 // freePorts are the ports that a node will need and does not have yet.

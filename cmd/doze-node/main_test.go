@@ -9,11 +9,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/egress/policy/policytest"
 	"github.com/doze-run/doze/runtime/doctor"
+	"github.com/doze-run/doze/testkit"
 )
 
 // mainEnv makes the test binary the program itself.
@@ -46,14 +46,11 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// patience bounds what a test waits for. Only a failure takes so long.
-const patience = 30 * time.Second
-
 // program returns the program as a process of its own, for a node in the folder
 // home. The end of the test kills it.
 func program(t *testing.T, home string, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), mainEnv+"=1", "DOZE_HOME="+home, "GORACE=atexit_sleep_ms=0") // or -race has each wait for a second

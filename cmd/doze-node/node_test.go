@@ -19,8 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/usage"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/testkit"
 )
 
 func TestCaddysCommandsAreUnderOneOfOurs(t *testing.T) {
@@ -58,9 +60,13 @@ func TestDoctorListsContainersInQuarantine(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(folder, "token"), []byte("secret\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	env := map[string]string{"DOZE_API": node.URL + "/api/v1"}
+	env := map[string]string{"DOZE_API": node.URL + "/api/v1", "DOZE_HOME": folder}
 	a := &app{getenv: func(key string) string { return env[key] }}
-	got := a.quarantineFindings(t.Context(), folder, 8443)
+	access, err := home.Local(a.getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := a.quarantineFindings(t.Context(), access)
 	if len(got) != 2 {
 		t.Fatalf("findings: %+v", got)
 	}
@@ -75,7 +81,7 @@ func TestDoctorListsContainersInQuarantine(t *testing.T) {
 		}
 	}
 	node.Close()
-	if got := a.quarantineFindings(t.Context(), folder, 8443); len(got) != 0 {
+	if got := a.quarantineFindings(t.Context(), access); len(got) != 0 {
 		t.Errorf("without a node: %+v", got)
 	}
 }
@@ -193,20 +199,10 @@ http://127.0.0.1:{$TEST_PORT} {
 }
 `
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).Port
-}
-
 // startNode starts a node whose environment has a port and a greeting.
 func startNode(t *testing.T) *testNode {
 	t.Helper()
-	n := &testNode{t: t, home: t.TempDir(), port: freePort(t)}
+	n := &testNode{t: t, home: t.TempDir(), port: testkit.FreePort(t)}
 	n.configure("", "")
 	n.cmd = program(t, n.home, "run", "--config", n.caddyfile())
 	n.cmd.Env = append(n.cmd.Env, "TEST_PORT="+strconv.Itoa(n.port), "TEST_GREETING=hello")

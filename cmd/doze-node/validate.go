@@ -101,30 +101,38 @@ func (a *app) adaptAt(ctx context.Context, node admin, f *configFlags, text []by
 }
 
 // provision has Caddy provision and validate all modules of a configuration, without
-// writing anything of the node's: certificate authorities are made in memory, logs are
-// discarded, and the database of acme_server, which the running node has locked, is
-// made in a temporary folder.
+// writing anything of the node's: certificate authorities and the database of acme_server,
+// which the running node has locked, are made in a temporary folder, and logs are discarded.
 func provision(config []byte) (err error) {
 	var raw map[string]any
 	if err := json.Unmarshal(config, &raw); err != nil {
 		return fmt.Errorf("decode the configuration: %w", err)
 	}
-	if err := checkStorage(config); err != nil {
-		return err
-	}
-	raw["storage"] = map[string]any{"module": storageModule}
-	if logs, ok := lookup(raw, "logging", "logs"); ok {
-		for _, log := range logs {
-			if log, ok := log.(map[string]any); ok {
-				log["writer"] = map[string]any{"output": "discard"}
-			}
+	if raw["storage"] != nil { // which is replaced below
+		storage, _ := lookup(raw, "storage")
+		if _, err := caddy.GetModule(fmt.Sprintf("caddy.storage.%v", storage["module"])); err != nil {
+			return fmt.Errorf("storage: %w", err)
 		}
 	}
-	if authorities, ok := lookup(raw, "apps", "pki", "certificate_authorities"); ok {
-		for _, authority := range authorities {
-			if authority, ok := authority.(map[string]any); ok {
-				delete(authority, "storage")
-			}
+	data, err := os.MkdirTemp("", "doze-validate-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(data)) }()
+	if err := os.Setenv("XDG_DATA_HOME", data); err != nil { // see caddy.AppDataDir
+		return err
+	}
+	raw["storage"] = map[string]any{"module": "file_system", "root": data}
+	logs, _ := lookup(raw, "logging", "logs")
+	for name := range logs {
+		if log, ok := lookup(logs, name); ok {
+			log["writer"] = map[string]any{"output": "discard"}
+		}
+	}
+	authorities, _ := lookup(raw, "apps", "pki", "certificate_authorities")
+	for name := range authorities {
+		if authority, ok := lookup(authorities, name); ok {
+			delete(authority, "storage")
 		}
 	}
 	withoutFiles, err := json.Marshal(raw)
@@ -135,35 +143,7 @@ func provision(config []byte) (err error) {
 	if err := caddy.StrictUnmarshalJSON(withoutFiles, &cfg); err != nil {
 		return fmt.Errorf("decode the configuration: %w", err)
 	}
-	data, err := os.MkdirTemp("", "doze-validate-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(data)) }()
-	if err := os.Setenv("XDG_DATA_HOME", data); err != nil { // see caddy.AppDataDir
-		return err
-	}
 	return caddy.Validate(cfg)
-}
-
-// checkStorage checks the storage module, which provision replaces.
-func checkStorage(config []byte) error {
-	var c struct {
-		Storage json.RawMessage `json:"storage"`
-	}
-	if err := json.Unmarshal(config, &c); err != nil || c.Storage == nil {
-		return err
-	}
-	var name struct {
-		Module string `json:"module"`
-	}
-	if err := json.Unmarshal(c.Storage, &name); err != nil {
-		return fmt.Errorf("storage: %w", err)
-	}
-	if _, err := caddy.GetModule("caddy.storage." + name.Module); err != nil {
-		return fmt.Errorf("storage: %w", err)
-	}
-	return nil
 }
 
 // lookup finds an object within objects.

@@ -3,10 +3,8 @@ package main
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -15,68 +13,28 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/doze-run/doze/api/client"
-	nodehome "github.com/doze-run/doze/cmd/internal/home"
+	"github.com/doze-run/doze/cmd/internal/home"
 	"github.com/doze-run/doze/cmd/internal/version"
 )
 
-// access is how to get to a node.
-type access struct {
-	URL, Token string
-	CA         string // file
-}
-
-// local is how to get to the node on this machine. The token is empty when there
-// is none to be read.
-func (a *app) local() (acc access, home string, err error) {
-	home, err = nodehome.Folder(a.getenv)
-	if err != nil {
-		return access{}, "", err
-	}
-	acc = access{URL: client.DefaultURL, CA: filepath.Join(home, "caddy", "pki", "authorities", "local", "root.crt")}
-	if port := a.getenv("DOZE_HTTPS_PORT"); port != "" {
-		if _, err := parsePort(port); err != nil {
-			return access{}, "", fmt.Errorf("DOZE_HTTPS_PORT: %v", err)
-		}
-		acc.URL = "https://127.0.0.1:" + port + "/api/v1"
-	}
-	acc.Token, err = readToken(filepath.Join(home, "token"))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-		err = nil
-	}
-	return acc, home, err
-}
-
-// maxToken is more than the API takes.
-const maxToken = 4096
-
-func readToken(file string) (string, error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	token, err := io.ReadAll(io.LimitReader(f, maxToken))
-	return strings.TrimSpace(string(token)), err
-}
-
-// access is what flags and variables say, and for what they do not say the node on
+// access is how to get to the node that flags and variables name, or else to the node on
 // this machine. The token and CA of this machine's node are for it alone: they are
 // not used with an address elsewhere, nor without TLS, where any program of this machine
 // may listen.
-func (a *app) access() (access, error) {
-	acc := access{
+func (a *app) access() (home.Access, error) {
+	acc := home.Access{
 		URL:   cmp.Or(a.apiURL, a.getenv("DOZE_API")),
 		Token: a.getenv("DOZE_TOKEN"),
 		CA:    cmp.Or(a.caFile, a.getenv("DOZE_CA")),
 	}
-	local, home, err := a.local()
+	local, err := home.Local(a.getenv)
 	if err != nil {
-		return access{}, err
+		return home.Access{}, err
 	}
 	if acc.URL == "" || isLocal(acc.URL) {
 		acc.URL = cmp.Or(acc.URL, local.URL)
 		if acc.Token == "" && strings.HasPrefix(strings.ToLower(acc.URL), "http:") {
-			return access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
+			return home.Access{}, fmt.Errorf("the token of this machine's node is not sent to %s, which is not encrypted; set DOZE_TOKEN to send a token there", acc.URL)
 		}
 		acc.Token = cmp.Or(acc.Token, local.Token)
 		if _, err := os.Stat(local.CA); err == nil && acc.CA == "" {
@@ -84,7 +42,7 @@ func (a *app) access() (access, error) {
 		}
 	}
 	if acc.Token == "" {
-		return access{}, fmt.Errorf("there is no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has none that can be read)", home)
+		return home.Access{}, fmt.Errorf("there is no token: set DOZE_TOKEN, or DOZE_HOME to the folder of the node on this machine (%s has none that can be read)", local.Home)
 	}
 	return acc, nil
 }
@@ -154,12 +112,12 @@ folder, and NODE_EXTRA_CA_CERTS the node's CA alone.
 DOZE_HOME and DOZE_HTTPS_PORT select the node.`,
 		Args: wants(0, 0),
 		RunE: func(*cobra.Command, []string) error {
-			acc, home, err := a.local()
+			acc, err := home.Local(a.getenv)
 			if err != nil {
 				return err
 			}
 			if acc.Token == "" {
-				return fmt.Errorf("%s cannot be read; start the node, or set DOZE_HOME to its folder", filepath.Join(home, "token"))
+				return fmt.Errorf("%s cannot be read; start the node, or set DOZE_HOME to its folder", filepath.Join(acc.Home, "token"))
 			}
 			variables := [][2]string{{"DOZE_API", acc.URL}, {"DOZE_TOKEN", acc.Token}, {"DOZE_CA", acc.CA}, {"NODE_EXTRA_CA_CERTS", acc.CA}}
 			bundle, err := a.trustBundle(acc.CA)
