@@ -1,13 +1,10 @@
 package caddymodule
 
 import (
-	"context"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func init() {
@@ -49,21 +46,7 @@ func (h *API) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.H
 	if h.app.previews.Contains(r.Host) {
 		return next.ServeHTTP(w, r)
 	}
-	skipAccessLog(r)
-	if r.TLS != nil && h.app.previews.Contains(r.TLS.ServerName) {
-		misdirected.Write(w, r)
-		return nil
-	}
-	node, err := h.app.node()
-	if err != nil {
-		notOpen.Write(w, r)
-		return nil
-	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	defer context.AfterFunc(node.Requests(), func() { cancel(sandbox.ErrClosed) })()
-	node.api.ServeHTTP(w, r.WithContext(ctx))
-	return nil
+	return h.app.serveOwn(w, r, func(l *live) http.Handler { return l.api })
 }
 
 // Interface guards

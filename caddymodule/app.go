@@ -5,10 +5,12 @@
 package caddymodule
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -157,19 +159,14 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 }
 
 // Provision sets defaults. If the node is open already, as in a reload, it is
-// taken here, so that handlers serve from their first request; otherwise Start
+// acquired here, so that handlers serve from their first request; otherwise Start
 // opens it, and a mere validation does not.
 func (a *App) Provision(ctx caddy.Context) error {
 	a.ctx = ctx
 	warnOfPlainLogs(ctx.Logger())
-	if a.PreviewDomain == "" {
-		a.PreviewDomain = defaultPreviewDomain
-	}
-	a.PreviewDomain = strings.ToLower(strings.TrimSuffix(a.PreviewDomain, "."))
+	a.PreviewDomain = canonical(cmp.Or(a.PreviewDomain, defaultPreviewDomain))
 	a.previews = wakeproxy.Domains{a.PreviewDomain}
-	if a.PreviewPort == 0 {
-		a.PreviewPort = 443
-	}
+	a.PreviewPort = cmp.Or(a.PreviewPort, 443)
 	events, err := ctx.App("events")
 	if err != nil {
 		return err
@@ -205,19 +202,9 @@ func (a *App) Validate() error {
 	return cfg.Validate()
 }
 
-// validateSizes checks what a Caddyfile cannot say.
-func (a *App) validateSizes() error {
-	for name, size := range a.Sizes {
-		if size == nil {
-			return fmt.Errorf("size %q is null; write {} for one without limits of its own", name)
-		}
-	}
-	return nil
-}
-
-// Start opens the node, or applies changed settings to the open one. An address
-// that another process listens on is refused. A setting that cannot change while the node runs is refused: then the reload fails and
-// everything stays as it was.
+// Start opens the node, or applies changed settings to the open one. It refuses an address
+// that another process listens on, and a setting that cannot change while the node runs:
+// then the reload fails and everything stays as it was.
 func (a *App) Start() error {
 	if err := a.checkListeners(); err != nil {
 		return err
@@ -295,6 +282,26 @@ var notOpen = problem.New(problem.NodeUnavailable, "Try again in a moment.").Wit
 // for a preview. A browser that shares connections makes another one.
 var misdirected = problem.New(problem.RequestMisdirected, "The connection was made for the name of a preview. Connect with the name of this site.")
 
+// serveOwn serves a request for the node itself, whose context ends with the node's
+// requests. It refuses one over a TLS connection for the name of a preview.
+func (a *App) serveOwn(w http.ResponseWriter, r *http.Request, handler func(*live) http.Handler) error {
+	skipAccessLog(r)
+	if r.TLS != nil && a.previews.Contains(r.TLS.ServerName) {
+		misdirected.Write(w, r)
+		return nil
+	}
+	node, err := a.node()
+	if err != nil {
+		notOpen.Write(w, r)
+		return nil
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(node.Requests(), func() { cancel(sandbox.ErrClosed) })()
+	handler(node).ServeHTTP(w, r.WithContext(ctx))
+	return nil
+}
+
 func (a *App) previewURL(sb sandbox.Sandbox, port sandbox.Port) string {
 	return wakeproxy.URL(a.PreviewDomain, a.PreviewPort, sb, port)
 }
@@ -306,16 +313,15 @@ func (a *App) domains(own []string) []string {
 	}
 	domains := make([]string, len(own))
 	for i, d := range own {
-		domains[i] = strings.ToLower(strings.TrimSuffix(d, "."))
+		domains[i] = canonical(d)
 	}
 	return domains
 }
 
+func canonical(domain string) string { return strings.ToLower(strings.TrimSuffix(domain, ".")) }
+
 // nodeConfig translates the settings. It checks those that it converts.
 func (a *App) nodeConfig() (node.Config, error) {
-	if err := a.validateSizes(); err != nil {
-		return node.Config{}, err
-	}
 	settings, err := a.Egress.settings()
 	if err != nil {
 		return node.Config{}, err
@@ -326,6 +332,9 @@ func (a *App) nodeConfig() (node.Config, error) {
 	}
 	sb := sandbox.DefaultConfig()
 	for name, size := range a.Sizes {
+		if size == nil {
+			return node.Config{}, fmt.Errorf("size %q is null; write {} for one without limits of its own", name)
+		}
 		limits, known := sb.Sizes[name]
 		if !known {
 			limits.Quotas = sandbox.DefaultQuotas()

@@ -2,6 +2,7 @@ package caddymodule
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -89,62 +90,36 @@ func parseApp(d *caddyfile.Dispenser, existing any) (any, error) {
 
 func (a *App) parseOption(o options) error {
 	switch name := o.Val(); name {
-	case "data":
-		return o.text(&a.Data)
-	case "token_file":
-		return o.text(&a.TokenFile)
-	case "podman_socket":
-		return o.text(&a.PodmanSocket)
-	case "guest":
-		return o.text(&a.Guest)
-	case "netns_helper":
-		return o.text(&a.NetnsHelper)
-	case "cgroup":
-		return o.text(&a.Cgroup)
 	case "image":
 		return a.parseImage(o)
-	case "allow_images":
-		patterns := o.RemainingArgs()
-		if len(patterns) == 0 {
-			return o.ArgErr()
-		}
-		a.AllowImages = append(a.AllowImages, patterns...)
-		return nil
-	case "default_image":
-		return o.text(&a.DefaultImage)
 	case "size":
 		return a.parseSize(o)
-	case "default_size":
-		return o.text(&a.DefaultSize)
-	case "sleep_after":
-		a.SleepAfter = new(caddy.Duration)
-		return o.idleTime(a.SleepAfter)
-	case "stop_after":
-		a.StopAfter = new(caddy.Duration)
-		return o.idleTime(a.StopAfter)
-	case "idle_cpu":
-		a.IdleCPU = new(float64)
-		return o.cores(a.IdleCPU)
-	case "wake_timeout":
-		return o.positiveDuration(&a.WakeTimeout)
-	case "create_timeout":
-		return o.positiveDuration(&a.CreateTimeout)
-	case "stop_grace_period":
-		return o.positiveDuration(&a.StopGracePeriod)
-	case "max_sandboxes":
-		return o.count(&a.MaxSandboxes)
-	case "max_waiters":
-		return o.count(&a.MaxWaiters)
-	case "max_waiters_per_sandbox":
-		return o.count(&a.MaxWaitersPerSandbox)
-	case "preview_domain":
-		return o.text(&a.PreviewDomain)
 	case "preview_port":
 		return o.port(&a.PreviewPort)
 	case "egress":
 		return a.parseEgress(o)
 	default:
-		return o.Errf("unrecognized subdirective '%s' of doze", name)
+		return o.field("doze", map[string]any{
+			"data":                    &a.Data,
+			"token_file":              &a.TokenFile,
+			"podman_socket":           &a.PodmanSocket,
+			"guest":                   &a.Guest,
+			"netns_helper":            &a.NetnsHelper,
+			"cgroup":                  &a.Cgroup,
+			"allow_images":            &a.AllowImages,
+			"default_image":           &a.DefaultImage,
+			"default_size":            &a.DefaultSize,
+			"sleep_after":             &a.SleepAfter,
+			"stop_after":              &a.StopAfter,
+			"idle_cpu":                &a.IdleCPU,
+			"wake_timeout":            &a.WakeTimeout,
+			"create_timeout":          &a.CreateTimeout,
+			"stop_grace_period":       &a.StopGracePeriod,
+			"max_sandboxes":           &a.MaxSandboxes,
+			"max_waiters":             &a.MaxWaiters,
+			"max_waiters_per_sandbox": &a.MaxWaitersPerSandbox,
+			"preview_domain":          &a.PreviewDomain,
+		})
 	}
 }
 
@@ -153,14 +128,7 @@ func (a *App) parseImage(o options) error {
 	if !o.AllArgs(&name, &ref) {
 		return o.ArgErr()
 	}
-	if _, twice := a.Images[name]; twice {
-		return o.Errf("image %q is already set", name)
-	}
-	if a.Images == nil {
-		a.Images = map[string]string{}
-	}
-	a.Images[name] = ref
-	return nil
+	return setOnce(o.Dispenser, &a.Images, fmt.Sprintf("image %q", name), name, ref)
 }
 
 func (a *App) parseSize(o options) error {
@@ -168,14 +136,10 @@ func (a *App) parseSize(o options) error {
 	if !o.AllArgs(&name) {
 		return o.ArgErr()
 	}
-	if _, twice := a.Sizes[name]; twice {
-		return o.Errf("size %q is already set", name)
-	}
-	if a.Sizes == nil {
-		a.Sizes = map[string]*Size{}
-	}
 	size := new(Size)
-	a.Sizes[name] = size
+	if err := setOnce(o.Dispenser, &a.Sizes, fmt.Sprintf("size %q", name), name, size); err != nil {
+		return err
+	}
 	inner := options{Dispenser: o.Dispenser, seen: map[string]bool{}}
 	for nesting := o.Nesting(); o.NextBlock(nesting); {
 		if err := size.parseOption(inner); err != nil {
@@ -213,14 +177,7 @@ func (s *Size) parseOption(o options) error {
 //
 //	doze_api [<matcher>]
 func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
-	h.Next() // consume directive name
-	if h.NextArg() {
-		return nil, h.ArgErr()
-	}
-	if h.NextBlock(0) {
-		return nil, h.Errf("unrecognized subdirective '%s'; doze_api has none", h.Val())
-	}
-	return new(API), nil
+	return new(API), withoutOptions(h)
 }
 
 // parseProxy sets up the proxy's handler. Syntax:
@@ -234,14 +191,20 @@ func parseAPI(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 //		doze_proxy
 //	}
 func parseProxy(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
+	return new(Proxy), withoutOptions(h)
+}
+
+// withoutOptions parses a directive that has neither arguments nor a block.
+func withoutOptions(h httpcaddyfile.Helper) error {
 	h.Next() // consume directive name
+	name := h.Val()
 	if h.NextArg() {
-		return nil, h.ArgErr()
+		return h.ArgErr()
 	}
 	if h.NextBlock(0) {
-		return nil, h.Errf("unrecognized subdirective '%s'; doze_proxy has none", h.Val())
+		return h.Errf("unrecognized subdirective '%s'; %s has none", h.Val(), name)
 	}
-	return new(Proxy), nil
+	return nil
 }
 
 // parsePreview sets up the handler of previews. Syntax:
@@ -268,25 +231,13 @@ func parsePreview(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 }
 
 func (p *Preview) parseOption(o options) error {
-	switch name := o.Val(); name {
-	case "domain":
-		domains := o.RemainingArgs()
-		if len(domains) == 0 {
-			return o.ArgErr()
-		}
-		p.Domains = append(p.Domains, domains...)
-		return nil
-	case "wait_timeout":
-		return o.positiveDuration(&p.WaitTimeout)
-	case "waiting_page_after":
-		return o.positiveDuration(&p.WaitingPageAfter)
-	case "max_requests":
-		return o.count(&p.MaxRequests)
-	case "max_requests_per_sandbox":
-		return o.count(&p.MaxRequestsPerSandbox)
-	default:
-		return o.Errf("unrecognized subdirective '%s' of doze_preview", name)
-	}
+	return o.field("doze_preview", map[string]any{
+		"domain":                   &p.Domains,
+		"wait_timeout":             &p.WaitTimeout,
+		"waiting_page_after":       &p.WaitingPageAfter,
+		"max_requests":             &p.MaxRequests,
+		"max_requests_per_sandbox": &p.MaxRequestsPerSandbox,
+	})
 }
 
 // UnmarshalCaddyfile sets up the permission. Syntax:
@@ -307,6 +258,51 @@ type options struct {
 	seen map[string]bool
 }
 
+// field reads an option of a block into its field, whose type decides what it accepts.
+func (o options) field(block string, fields map[string]any) error {
+	switch to := fields[o.Val()].(type) {
+	case *string:
+		return o.text(to)
+	case *[]string:
+		return o.list(to)
+	case *int:
+		return o.count(to)
+	case *int64:
+		return o.bytes(to)
+	case *caddy.Duration:
+		return o.positiveDuration(to)
+	case **caddy.Duration:
+		*to = new(caddy.Duration)
+		return o.idleTime(*to)
+	case **float64:
+		*to = new(float64)
+		return o.cores(*to)
+	}
+	return o.Errf("unrecognized subdirective '%s' of %s", o.Val(), block)
+}
+
+// setOnce adds an entry to a map. what names it in the error for a second one.
+func setOnce[V any](d *caddyfile.Dispenser, to *map[string]V, what, key string, value V) error {
+	if _, twice := (*to)[key]; twice {
+		return d.Errf("%s is already set", what)
+	}
+	if *to == nil {
+		*to = map[string]V{}
+	}
+	(*to)[key] = value
+	return nil
+}
+
+// list reads one value or more of an option that may be repeated.
+func (o options) list(to *[]string) error {
+	values := o.RemainingArgs()
+	if len(values) == 0 {
+		return o.ArgErr()
+	}
+	*to = append(*to, values...)
+	return nil
+}
+
 func (o options) text(to *string) error {
 	name := o.Val()
 	if o.seen[name] {
@@ -322,17 +318,25 @@ func (o options) text(to *string) error {
 	return nil
 }
 
-func (o options) duration(to *caddy.Duration) error {
+// value reads an option's value, which valid converts. want describes valid values.
+func value[T any](o options, to *T, want string, valid func(text string) (T, bool)) error {
 	name, text := o.Val(), ""
 	if err := o.text(&text); err != nil {
 		return err
 	}
-	d, err := caddy.ParseDuration(text)
-	if err != nil || d < 0 {
-		return o.Errf(`%s is %q; write it like "60s", "5m" or "24h"`, name, text)
+	v, ok := valid(text)
+	if !ok {
+		return o.Errf("%s is %q; %s", name, text, want)
 	}
-	*to = caddy.Duration(d)
+	*to = v
 	return nil
+}
+
+func (o options) duration(to *caddy.Duration) error {
+	return value(o, to, `write it like "60s", "5m" or "24h"`, func(text string) (caddy.Duration, bool) {
+		d, err := caddy.ParseDuration(text)
+		return caddy.Duration(d), err == nil && d >= 0
+	})
 }
 
 // idleTime is for sleep_after and stop_after. Their range is package sandbox's.
@@ -343,8 +347,7 @@ func (o options) idleTime(to *caddy.Duration) error {
 	}
 	cfg := sandbox.DefaultConfig()
 	cfg.SleepAfter = time.Duration(*to)
-	var invalid *sandbox.InvalidError
-	if errors.As(cfg.Validate(), &invalid) {
+	if invalid, ok := errors.AsType[*sandbox.InvalidError](cfg.Validate()); ok {
 		return o.Errf("%s: %s; %s", name, invalid.Reason, invalid.Want)
 	}
 	return nil
@@ -364,24 +367,16 @@ func (o options) positiveDuration(to *caddy.Duration) error {
 
 func (o options) count(to *int) error {
 	var n int64
-	if err := o.count64(&n, 1); err != nil {
-		return err
-	}
+	err := o.count64(&n, 1)
 	*to = int(n)
-	return nil
+	return err
 }
 
 func (o options) count64(to *int64, least int64) error {
-	name, text := o.Val(), ""
-	if err := o.text(&text); err != nil {
-		return err
-	}
-	n, err := strconv.ParseInt(text, 10, 32)
-	if err != nil || n < least {
-		return o.Errf("%s is %q; it is a whole number from %d", name, text, least)
-	}
-	*to = n
-	return nil
+	return value(o, to, fmt.Sprintf("it is a whole number from %d", least), func(text string) (int64, bool) {
+		n, err := strconv.ParseInt(text, 10, 32)
+		return n, err == nil && n >= least
+	})
 }
 
 func (o options) port(to *int) error {
@@ -396,29 +391,17 @@ func (o options) port(to *int) error {
 }
 
 func (o options) cores(to *float64) error {
-	name, text := o.Val(), ""
-	if err := o.text(&text); err != nil {
-		return err
-	}
-	n, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(n > 0 && n <= 4096) { // also refuses NaN
-		return o.Errf("%s is %q; it is a number of CPU cores, such as 0.25", name, text)
-	}
-	*to = n
-	return nil
+	return value(o, to, "it is a number of CPU cores, such as 0.25", func(text string) (float64, bool) {
+		n, err := strconv.ParseFloat(text, 64)
+		return n, err == nil && n > 0 && n <= 4096
+	})
 }
 
 func (o options) bytes(to *int64) error {
-	name, text := o.Val(), ""
-	if err := o.text(&text); err != nil {
-		return err
-	}
-	n, err := humanize.ParseBytes(text)
-	if err != nil || n == 0 || n > 1<<50 {
-		return o.Errf(`%s is %q; write it like "256MiB" or "4GiB"`, name, text)
-	}
-	*to = int64(n)
-	return nil
+	return value(o, to, `write it like "256MiB" or "4GiB"`, func(text string) (int64, bool) {
+		n, err := humanize.ParseBytes(text)
+		return int64(n), err == nil && n > 0 && n <= 1<<50
+	})
 }
 
 // Interface guards

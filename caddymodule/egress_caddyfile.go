@@ -138,11 +138,9 @@ func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
 				return err
 			}
 		case "hosts":
-			hosts := d.RemainingArgs()
-			if len(hosts) == 0 {
-				return d.ArgErr()
+			if err := o.list(&p.Hosts); err != nil {
+				return err
 			}
-			p.Hosts = append(p.Hosts, hosts...)
 		default:
 			return d.Errf("unrecognized subdirective '%s' of preset; it has description and hosts", d.Val())
 		}
@@ -160,42 +158,24 @@ func (e *Egress) parsePreset(d *caddyfile.Dispenser) error {
 }
 
 func (e *Egress) parseOption(o options) error {
-	switch name := o.Val(); name {
+	switch o.Val() {
 	case "preset":
 		o.NextSegment() // parsePresets has read it
 		return nil
-	case "default":
-		return o.text((*string)(&e.Default))
 	case "resolve":
 		return e.parseResolve(o)
-	case "resolvers":
-		servers := o.RemainingArgs()
-		if len(servers) == 0 {
-			return o.ArgErr()
-		}
-		e.Resolvers = append(e.Resolvers, servers...)
-		return nil
-	case "upstream_ca":
-		files := o.RemainingArgs()
-		if len(files) == 0 {
-			return o.ArgErr()
-		}
-		e.UpstreamCAFiles = append(e.UpstreamCAFiles, files...)
-		return nil
-	case "upstream_proxy":
-		return o.text(&e.UpstreamProxy)
-	case "ech":
-		return o.text(&e.ECH)
-	case "max_connections":
-		return o.count(&e.MaxConnections)
-	case "max_connections_per_sandbox":
-		return o.count(&e.MaxConnectionsPerSandbox)
-	case "policy_memory_limit":
-		return o.bytes(&e.PolicyMemoryLimit)
-	case "policy_time_limit":
-		return o.positiveDuration(&e.PolicyTimeLimit)
 	default:
-		return o.Errf("unrecognized subdirective '%s' of egress", name)
+		return o.field("egress", map[string]any{
+			"default":                     (*string)(&e.Default),
+			"resolvers":                   &e.Resolvers,
+			"upstream_ca":                 &e.UpstreamCAFiles,
+			"upstream_proxy":              &e.UpstreamProxy,
+			"ech":                         &e.ECH,
+			"max_connections":             &e.MaxConnections,
+			"max_connections_per_sandbox": &e.MaxConnectionsPerSandbox,
+			"policy_memory_limit":         &e.PolicyMemoryLimit,
+			"policy_time_limit":           &e.PolicyTimeLimit,
+		})
 	}
 }
 
@@ -204,14 +184,7 @@ func (e *Egress) parseResolve(o options) error {
 	if len(args) < 2 {
 		return o.ArgErr()
 	}
-	if _, twice := e.Resolve[args[0]]; twice {
-		return o.Errf("resolve %s is already set", args[0])
-	}
-	if e.Resolve == nil {
-		e.Resolve = map[string][]string{}
-	}
-	e.Resolve[args[0]] = args[1:]
-	return nil
+	return setOnce(o.Dispenser, &e.Resolve, "resolve "+args[0], args[0], args[1:])
 }
 
 func (e *Egress) parseRule(d *caddyfile.Dispenser) error {
@@ -297,15 +270,6 @@ func (p ruleParser) undecided() error {
 	return nil
 }
 
-func (p ruleParser) list(to *[]string) error {
-	values := p.RemainingArgs()
-	if len(values) == 0 {
-		return p.ArgErr()
-	}
-	*to = append(*to, values...)
-	return nil
-}
-
 func (p ruleParser) nothing() error {
 	if p.NextArg() {
 		return p.ArgErr()
@@ -320,14 +284,7 @@ func (p ruleParser) pair(to *map[string]string) error {
 	if !p.AllArgs(&name, &value) {
 		return p.ArgErr()
 	}
-	if _, twice := (*to)[name]; twice {
-		return p.Errf("%s %s is already set", option, name)
-	}
-	if *to == nil {
-		*to = map[string]string{}
-	}
-	(*to)[name] = value
-	return nil
+	return setOnce(p.Dispenser, to, option+" "+name, name, value)
 }
 
 func (p ruleParser) ports() error {

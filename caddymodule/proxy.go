@@ -1,13 +1,10 @@
 package caddymodule
 
 import (
-	"context"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
-	"github.com/doze-run/doze/runtime/sandbox"
 )
 
 func init() {
@@ -39,21 +36,7 @@ func (p *Proxy) Provision(ctx caddy.Context) (err error) {
 // ServeHTTP carries a tunnel or a request. Tunnels over HTTP/1.1 outlive the
 // configuration that they came with; all end with the node.
 func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request, _ caddyhttp.Handler) error {
-	skipAccessLog(r)
-	if r.TLS != nil && p.app.previews.Contains(r.TLS.ServerName) {
-		misdirected.Write(w, r)
-		return nil
-	}
-	node, err := p.app.node()
-	if err != nil {
-		notOpen.Write(w, r)
-		return nil
-	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	defer context.AfterFunc(node.Requests(), func() { cancel(sandbox.ErrClosed) })()
-	node.proxy.ServeHTTP(w, r.WithContext(ctx))
-	return nil
+	return p.app.serveOwn(w, r, func(l *live) http.Handler { return l.proxy })
 }
 
 // Interface guards
