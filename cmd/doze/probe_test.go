@@ -12,14 +12,14 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/probe"
+	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/script"
 )
 
 // The node's host accepts and refuses the same as package sdktest, which passes the same
 // table.
 func TestProbesOnTheNodesHost(t *testing.T) {
 	module := filepath.Join(t.TempDir(), "probe.wasm")
-	build := exec.CommandContext(t.Context(), "go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", module, "../../policies/sdk/sdktest/testdata/probe/guest")
+	build := exec.CommandContext(t.Context(), "go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", module, "../../policies/sdk/sdktest/testdata/script/guest")
 	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=-buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("building the probes: %v\n%s", err, out)
@@ -33,7 +33,7 @@ func TestProbesOnTheNodesHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, p := range probe.All {
+	for _, p := range script.Probes() {
 		t.Run(p.Name, func(t *testing.T) {
 			o := sendProbe(t.Context(), t, r, compiled, p)
 			if o.Verdict != p.Want || p.Reason != "" && o.Reason != p.Reason {
@@ -70,16 +70,20 @@ func TestProbesOnTheNodesHost(t *testing.T) {
 	}
 }
 
-func sendProbe(ctx context.Context, t *testing.T, r *runner, module runnerModule, p probe.Probe) *outcome {
+func sendProbe(ctx context.Context, t *testing.T, r *runner, module runnerModule, p script.Probe) *outcome {
 	t.Helper()
-	c, err := r.configure(ctx, []step{{module: module, config: json.RawMessage(fmt.Sprintf(`{"probe":%q}`, p.Name))}})
+	config, err := json.Marshal(p.Script)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := r.configure(ctx, []step{{module: module, config: config}})
 	if err != nil {
 		return &outcome{Verdict: verdictInvalid, Reason: err.Error()}
 	}
 	defer c.release()
 	o, err := c.send(ctx, &recorded{
-		recordedRequest: recordedRequest{Method: http.MethodPost, URL: probe.URL, Body: p.Body}, Secrets: probe.Secrets,
-		Response: recordedResponse{Status: http.StatusOK, Headers: recordedHeader{probe.UpstreamHeader: {"yes"}}, Body: probe.UpstreamBody},
+		recordedRequest: recordedRequest{Method: http.MethodPost, URL: script.URL, Body: p.Body}, Secrets: script.Secrets,
+		Response: recordedResponse{Status: http.StatusOK, Headers: recordedHeader{script.UpstreamHeader: {"yes"}}, Body: script.UpstreamBody},
 	}, p.Name)
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,7 +20,17 @@ import (
 // scripted returns a policy that runs the commands in lines.
 func scripted(t testing.TB, h *Host, lines ...string) *Policy {
 	t.Helper()
-	return configure(t, compile(t, h, "script", guest(t, "script")), strings.Join(lines, "\n"))
+	return configure(t, compile(t, h, "script", guest(t, script)), commands(t, lines...))
+}
+
+// commands returns the configuration of the guest script.
+func commands(t testing.TB, lines ...string) string {
+	t.Helper()
+	text, err := json.Marshal(lines)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
 }
 
 func expectNotes(t *testing.T, x *result, want ...string) {

@@ -109,9 +109,9 @@ func TestNotesAreFewAndShort(t *testing.T) {
 
 func TestPoliciesRememberPerNameAndNamespace(t *testing.T) {
 	h := newHost(t, nil)
-	lines := "request kv-add count 2 0\nrequest kv-add count -5 0\nrequest kv-get name\nrequest kv-set name ann 0\nrequest kv-get name\nrequest kv-add name 1 0"
-	m := compile(t, h, "one", guest(t, "script"))
-	other := compile(t, h, "other", guest(t, "script"))
+	lines := commands(t, "request kv-add count 2 0", "request kv-add count -5 0", "request kv-get name", "request kv-set name ann 0", "request kv-get name", "request kv-add name 1 0")
+	m := compile(t, h, "one", guest(t, script))
+	other := compile(t, h, "other", guest(t, script))
 	send := func(m *Module, namespace string) *result {
 		return run(httptest.NewRecorder(), request("GET", "/"), Info{}, []Step{{Policy: configure(t, m, lines), Namespace: namespace}}, noUpstream)
 	}

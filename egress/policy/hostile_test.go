@@ -286,7 +286,7 @@ func TestAfterAFailureTheNextExchangeHasAFreshInstance(t *testing.T) {
 
 func TestTheReasonHasTheMessageOfAPanic(t *testing.T) {
 	h := newHost(t, nil)
-	m := compile(t, h, "bearer", guest(t, "bearer"))
+	m := compile(t, h, "bearer", guest(t, bearer))
 	_, err := m.Configure(t.Context(), nil)
 	if err == nil || !strings.Contains(err.Error(), "the configuration has to be the name of a secret") {
 		t.Errorf("got %v", err)

@@ -340,7 +340,7 @@ func TestAHostWritesWhatPoliciesStore(t *testing.T) {
 // values that such an exchange stores.
 func TestAnExchangeThatOutlivesItsPolicyStoresNothing(t *testing.T) {
 	h := newHost(t, func(c *Config) { c.Documents = newDocuments() })
-	p := scripted(t, h, "request kv-set a 1 0\nresponse kv-set a 2 0\nresponse kv-get a")
+	p := scripted(t, h, "request kv-set a 1 0", "response kv-set a 2 0", "response kv-get a")
 	_, x := exchange(p, request("GET", "/"), http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := h.Forget(r.Context(), "script", ""); err != nil {
 			t.Error(err)

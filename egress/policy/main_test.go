@@ -42,7 +42,7 @@ func runTests(m *testing.M) int {
 	return m.Run()
 }
 
-// built holds the binaries that tests share: the compiler, and the guests of testdata. Each
+// built holds the binaries that tests share: the compiler, and the guests. Each
 // guest is built once.
 var built struct {
 	sync.Mutex
@@ -50,25 +50,31 @@ var built struct {
 	modules       map[string][]byte
 }
 
-// guest compiles testdata/name with the Go toolchain that runs the test.
-func guest(t testing.TB, name string) []byte {
+// The guests: one with a secret and one with a script as its configuration.
+const (
+	bearer = "./testdata/bearer"
+	script = "../../policies/sdk/sdktest/testdata/script/guest"
+)
+
+// guest compiles a guest with the Go toolchain that runs the test.
+func guest(t testing.TB, folder string) []byte {
 	t.Helper()
 	built.Lock()
 	defer built.Unlock()
-	if m := built.modules[name]; m != nil {
+	if m := built.modules[folder]; m != nil {
 		return m
 	}
-	file := filepath.Join(built.dir, name+".wasm")
-	build := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file, "./testdata/"+name)
+	file := filepath.Join(built.dir, "guest.wasm")
+	build := exec.Command("go", "build", "-buildmode=c-shared", "-ldflags=-s -w", "-o", file, folder)
 	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "GOFLAGS=-buildvcs=false")
 	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("building the guest %s: %v\n%s", name, err, out)
+		t.Fatalf("build the guest %s: %v\n%s", folder, err, out)
 	}
 	m, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	built.modules[name] = m
+	built.modules[folder] = m
 	return m
 }
 

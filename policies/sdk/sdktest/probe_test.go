@@ -1,6 +1,7 @@
 package sdktest_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -8,16 +9,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/doze-run/doze/policies/sdk"
+	"github.com/doze-run/doze/policies/sdk/internal/abi"
 	"github.com/doze-run/doze/policies/sdk/sdktest"
-	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/probe"
+	"github.com/doze-run/doze/policies/sdk/sdktest/testdata/script"
 )
 
-func init() { sdk.Serve(probe.Build) }
+func init() {
+	abi.Loaded = abi.Module{Start: script.Start, HandleRequest: script.HandleRequest, HandleResponse: script.HandleResponse}
+}
 
 // The node's own host must pass the same table: see cmd/doze.
 func TestProbes(t *testing.T) {
-	for _, p := range probe.All {
+	for _, p := range script.Probes() {
 		t.Run(p.Name, func(t *testing.T) {
 			verdict, got := send(p)
 			if verdict != p.Want || p.Reason != "" && got.Reason != p.Reason {
@@ -56,21 +59,25 @@ func TestProbes(t *testing.T) {
 
 // send runs a probe. The verdict is "invalid" if the policy does not start, and "error" if
 // the node would stop it.
-func send(p probe.Probe) (verdict string, got sdktest.Result) {
+func send(p script.Probe) (verdict string, got sdktest.Result) {
 	verdict = "invalid"
 	defer func() { _ = recover() }()
-	policy, err := sdktest.Start(fmt.Sprintf(`{"probe":%q}`, p.Name))
+	config, err := json.Marshal(p.Script)
+	if err != nil {
+		panic(err)
+	}
+	policy, err := sdktest.Start(string(config))
 	if err != nil {
 		return verdict, got
 	}
-	for name, value := range probe.Secrets {
+	for name, value := range script.Secrets {
 		policy.Secrets[name] = value
 	}
 	policy.Upstream = func(*http.Request) *http.Response {
-		return &http.Response{StatusCode: 200, Header: http.Header{probe.UpstreamHeader: {"yes"}}, Body: io.NopCloser(strings.NewReader(probe.UpstreamBody))}
+		return &http.Response{StatusCode: 200, Header: http.Header{script.UpstreamHeader: {"yes"}}, Body: io.NopCloser(strings.NewReader(script.UpstreamBody))}
 	}
 	verdict = "error"
-	got = policy.Send(sdktest.Request("POST", probe.URL, p.Body))
+	got = policy.Send(sdktest.Request("POST", script.URL, p.Body))
 	switch {
 	case got.Denied && got.Reason == p.Reason:
 		verdict = "deny"
