@@ -27,7 +27,7 @@ func (b *Body) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	n := abi.ReadBody(b.kind, p)
+	n := abi.Node().ReadBody(b.kind, p)
 	b.ended = n&abi.EOF != 0
 	if n = n &^ abi.EOF; n == 0 && b.ended {
 		return 0, io.EOF
@@ -62,9 +62,9 @@ func (b *Body) Bytes(limit int) ([]byte, error) {
 
 // Write appends to the body that replaces the original. It implements io.Writer.
 func (b *Body) Write(p []byte) (int, error) {
-	abi.WriteBody(b.kind, p)
+	abi.Node().WriteBody(b.kind, p)
 	return len(p), nil
 }
 
 // Set replaces the body.
-func (b *Body) Set(body []byte) { abi.WriteBody(b.kind, body) }
+func (b *Body) Set(body []byte) { abi.Node().WriteBody(b.kind, body) }

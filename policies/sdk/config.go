@@ -14,7 +14,7 @@ func (e *configError) Unwrap() error { return e.err }
 // readConfig decodes the rule's configuration into c, a pointer. An empty configuration
 // leaves *c unchanged.
 func readConfig(c any) error {
-	text := fetch(abi.GetConfig)
+	text := fetch(abi.Node().GetConfig)
 	if len(text) == 0 {
 		return nil
 	}

@@ -21,7 +21,7 @@ func newRequest() Request {
 
 // Method returns the method, such as GET.
 func (r *Request) Method() string {
-	b := fetch(abi.GetMethod)
+	b := fetch(abi.Node().GetMethod)
 	for _, m := range [...]string{"GET", "POST", "HEAD", "PUT", "PATCH", "DELETE"} {
 		if string(b) == m {
 			return m // does not allocate
@@ -31,13 +31,13 @@ func (r *Request) Method() string {
 }
 
 // SetMethod replaces the method.
-func (r *Request) SetMethod(method string) { abi.SetMethod(method) }
+func (r *Request) SetMethod(method string) { abi.Node().SetMethod(method) }
 
 // URI returns the path and the query as they were sent, such as /a%20b?c=d.
-func (r *Request) URI() string { return string(fetch(abi.GetURI)) }
+func (r *Request) URI() string { return string(fetch(abi.Node().GetURI)) }
 
 // SetURI replaces the path and the query. The host does not change.
-func (r *Request) SetURI(uri string) { abi.SetURI(uri) }
+func (r *Request) SetURI(uri string) { abi.Node().SetURI(uri) }
 
 // Path returns the path as it was sent, without the query.
 func (r *Request) Path() string {
@@ -52,7 +52,7 @@ func (r *Request) Query() string {
 }
 
 // Protocol returns the protocol, such as HTTP/1.1 or HTTP/2.0.
-func (r *Request) Protocol() string { return string(fetch(abi.GetProtocolVersion)) }
+func (r *Request) Protocol() string { return string(fetch(abi.Node().GetProtocolVersion)) }
 
 // Upgrades reports whether the request asks to switch to another protocol, such as
 // WebSocket. Policies do not see data after the switch.
@@ -68,11 +68,11 @@ func (r *Request) Upgrades() bool {
 // Respond responds to the request, which is not sent. Policy.Request must return its
 // result.
 func (r *Request) Respond(status int, contentType string, body []byte) error {
-	abi.SetStatusCode(uint32(status))
+	abi.Node().SetStatusCode(uint32(status))
 	if contentType != "" {
-		abi.SetHeaderValue(abi.ResponseHeader, "Content-Type", contentType)
+		abi.Node().SetHeaderValue(abi.ResponseHeader, "Content-Type", contentType)
 	}
-	abi.WriteBody(abi.ResponseBody, body)
+	abi.Node().WriteBody(abi.ResponseBody, body)
 	return errResponded
 }
 
@@ -96,7 +96,7 @@ func newResponse(context uint32, failed bool) Response {
 }
 
 // Status returns the status, such as 200. It needs BufferResponse.
-func (r *Response) Status() int { return int(abi.GetStatusCode()) }
+func (r *Response) Status() int { return int(abi.Node().GetStatusCode()) }
 
 // SetStatus replaces the status.
-func (r *Response) SetStatus(status int) { abi.SetStatusCode(uint32(status)) }
+func (r *Response) SetStatus(status int) { abi.Node().SetStatusCode(uint32(status)) }

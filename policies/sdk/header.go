@@ -22,7 +22,7 @@ func (h Header) Get(name string) string {
 
 // Has reports whether the header exists, even if its value is empty.
 func (h Header) Has(name string) bool {
-	return uint32(abi.GetHeaderValues(h.kind, name, nil)>>32) > 0
+	return uint32(abi.Node().GetHeaderValues(h.kind, name, nil)>>32) > 0
 }
 
 // Values returns all values.
@@ -30,20 +30,20 @@ func (h Header) Values(name string) []string { return split(h.raw(name)) }
 
 // Names returns the names of all headers, in lower case.
 func (h Header) Names() []string {
-	return split(sequence(func(buf []byte) uint64 { return abi.GetHeaderNames(h.kind, buf) }))
+	return split(sequence(func(buf []byte) uint64 { return abi.Node().GetHeaderNames(h.kind, buf) }))
 }
 
 // Set replaces all values with one.
-func (h Header) Set(name, value string) { abi.SetHeaderValue(h.kind, name, value) }
+func (h Header) Set(name, value string) { abi.Node().SetHeaderValue(h.kind, name, value) }
 
 // Add adds a value.
-func (h Header) Add(name, value string) { abi.AddHeaderValue(h.kind, name, value) }
+func (h Header) Add(name, value string) { abi.Node().AddHeaderValue(h.kind, name, value) }
 
 // Del removes all values.
-func (h Header) Del(name string) { abi.RemoveHeader(h.kind, name) }
+func (h Header) Del(name string) { abi.Node().RemoveHeader(h.kind, name) }
 
 func (h Header) raw(name string) ([]byte, int) {
-	return sequence(func(buf []byte) uint64 { return abi.GetHeaderValues(h.kind, name, buf) })
+	return sequence(func(buf []byte) uint64 { return abi.Node().GetHeaderValues(h.kind, name, buf) })
 }
 
 var nul = []byte{0}

@@ -24,7 +24,7 @@ var (
 
 // CurrentSandbox returns the sandbox that sends the request. Its Labels must not be changed.
 func CurrentSandbox() (Sandbox, error) {
-	raw, err := fetchOf("sandbox", "", abi.Sandbox)
+	raw, err := fetchOf("sandbox", "", abi.Node().Sandbox)
 	if err != nil {
 		return Sandbox{}, err
 	}
@@ -41,15 +41,15 @@ func CurrentSandbox() (Sandbox, error) {
 // Host returns the name of the host to which the request goes, in lower case and without
 // the port.
 func Host() (string, error) {
-	name, err := fetchOf("host", "", abi.HostName)
+	name, err := fetchOf("host", "", abi.Node().HostName)
 	return string(name), err
 }
 
 // Note adds a note to the audit log entry of this exchange: at most 8, of 256 bytes each.
-func Note(text string) { abi.AuditNote(text) }
+func Note(text string) { abi.Node().AuditNote(text) }
 
 // Log writes a line to the node's log.
-func Log(text string) { abi.Log(abi.Info, text) }
+func Log(text string) { abi.Node().Log(abi.Info, text) }
 
 // Now returns the node's time.
-func Now() time.Time { return time.Unix(0, abi.Now()) }
+func Now() time.Time { return time.Unix(0, abi.Node().Now()) }

@@ -15,7 +15,7 @@ import (
 
 // KVGet returns the value of key, or false if there is none.
 func KVGet(key string) ([]byte, bool, error) {
-	n, err := fetchOf("kv_get", key, func(buf []byte) int32 { return abi.KVGet(key, buf) })
+	n, err := fetchOf("kv_get", key, func(buf []byte) int32 { return abi.Node().KVGet(key, buf) })
 	if e, ok := err.(*HostError); ok && e.Err == ErrNotFound {
 		return nil, false, nil
 	}
@@ -25,7 +25,7 @@ func KVGet(key string) ([]byte, bool, error) {
 // KVSet stores value under key for ttl. If ttl is 0, the value is stored until it is
 // replaced or the policy is deleted.
 func KVSet(key string, value []byte, ttl time.Duration) error {
-	if code := abi.KVSet(key, value, milliseconds(ttl)); code < 0 {
+	if code := abi.Node().KVSet(key, value, milliseconds(ttl)); code < 0 {
 		return failure("kv_set", key, code)
 	}
 	return nil
@@ -36,7 +36,7 @@ func KVSet(key string, value []byte, ttl time.Duration) error {
 // until it is replaced or the policy is deleted.
 func KVAdd(key string, delta int64, ttl time.Duration) (int64, error) {
 	var sum [8]byte
-	if code := abi.KVAdd(key, delta, milliseconds(ttl), &sum); code < 0 {
+	if code := abi.Node().KVAdd(key, delta, milliseconds(ttl), &sum); code < 0 {
 		return 0, failure("kv_add", key, code)
 	}
 	return int64(binary.LittleEndian.Uint64(sum[:])), nil

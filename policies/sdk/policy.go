@@ -54,7 +54,7 @@ func Serve[C any](build func(C) (Policy, error)) {
 			}
 		}
 		if p.Response == nil {
-			abi.EnableFeatures(abi.RequestOnly) // hosts without this feature do more work
+			abi.Node().EnableFeatures(abi.RequestOnly) // hosts without this feature do more work
 		}
 		policy = p
 		return nil
@@ -64,7 +64,7 @@ func Serve[C any](build func(C) (Policy, error)) {
 // Enable enables features for this exchange. Call it in Request. For features of
 // every exchange, use [Policy.Features].
 func Enable(f Features) error {
-	if abi.EnableFeatures(uint32(f))&uint32(f) != uint32(f) {
+	if abi.Node().EnableFeatures(uint32(f))&uint32(f) != uint32(f) {
 		return errFeatures
 	}
 	return nil
@@ -91,7 +91,7 @@ func handleRequest() uint64 {
 	case errResponded:
 		return 0
 	default:
-		abi.Deny(err.Error())
+		abi.Node().Deny(err.Error())
 		return 0
 	}
 }
@@ -102,6 +102,6 @@ func handleResponse(reqCtx, isError uint32) {
 	}
 	response = newResponse(reqCtx, isError != 0)
 	if err := policy.Response(&response); err != nil {
-		abi.Deny(err.Error())
+		abi.Node().Deny(err.Error())
 	}
 }

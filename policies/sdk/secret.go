@@ -21,13 +21,13 @@ const (
 // If the secret is unknown, or not bound to this host, the node refuses the
 // request, and the policy stops.
 func Secret(name string) (string, error) {
-	ref, err := fetchOf("secret", name, func(buf []byte) int32 { return abi.SecretRef(name, buf) })
+	ref, err := fetchOf("secret", name, func(buf []byte) int32 { return abi.Node().SecretRef(name, buf) })
 	return string(ref), err
 }
 
 // Encode returns a reference to the encoded form of text, which may contain references.
 func Encode(e Encoding, text string) (string, error) {
-	ref, err := fetchOf("encode", "", func(buf []byte) int32 { return abi.EncodeRef(uint32(e), text, buf) })
+	ref, err := fetchOf("encode", "", func(buf []byte) int32 { return abi.Node().EncodeRef(uint32(e), text, buf) })
 	return string(ref), err
 }
 
@@ -51,7 +51,7 @@ func HMACSHA256(secret, prefix string, parts ...[]byte) (mac [32]byte, err error
 		packed = binary.LittleEndian.AppendUint32(packed, uint32(len(part)))
 		packed = append(packed, part...)
 	}
-	if n := abi.HMACSHA256(secret, prefix, packed, mac[:]); n < 0 {
+	if n := abi.Node().HMACSHA256(secret, prefix, packed, mac[:]); n < 0 {
 		return mac, failure("hmac with secret", secret, n)
 	}
 	return mac, nil
@@ -69,7 +69,7 @@ const (
 // Sign returns the signature of data. The named secret must be a private key in PEM.
 func Sign(secret string, a Algorithm, data []byte) ([]byte, error) {
 	sig, err := fetchOf("sign with secret", secret, func(buf []byte) int32 {
-		return abi.Sign(secret, uint32(a), data, buf)
+		return abi.Node().Sign(secret, uint32(a), data, buf)
 	})
 	return append([]byte(nil), sig...), err
 }

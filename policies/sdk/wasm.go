@@ -17,7 +17,7 @@ func load(start func() error) {
 	debug.SetGCPercent(gcPercent)
 	if err := start(); err != nil {
 		// A log line instead of a panic: the node shows it to the author of the rule.
-		abi.Log(abi.Error, err.Error())
+		abi.Node().Log(abi.Error, err.Error())
 		println(err.Error()) // to standard error
 		syscall.Exit(1)
 	}

@@ -132,54 +132,60 @@ func kvSet(key string, value unsafe.Pointer, valueLen uint32, ttl int64) int32
 //go:noescape
 func kvAdd(key string, delta, ttl int64, out unsafe.Pointer) int32
 
+// node is the host of the module.
+type node struct{}
+
+// Node returns the host of the policy.
+func Node() node { return node{} }
+
 func at(b []byte) unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b)) }
 func size(b []byte) uint32       { return uint32(len(b)) }
 
-func EnableFeatures(features uint32) uint32 { return enableFeatures(features) }
-func GetConfig(buf []byte) uint32           { return getConfig(at(buf), size(buf)) }
-func LogEnabled(level int32) bool           { return logEnabled(level) == 1 }
-func Log(level int32, message string)       { log(level, message) }
-func GetMethod(buf []byte) uint32           { return getMethod(at(buf), size(buf)) }
-func SetMethod(method string)               { setMethod(method) }
-func GetURI(buf []byte) uint32              { return getURI(at(buf), size(buf)) }
-func SetURI(uri string)                     { setURI(uri) }
-func GetProtocolVersion(buf []byte) uint32  { return getProtocolVersion(at(buf), size(buf)) }
-func GetSourceAddr(buf []byte) uint32       { return getSourceAddr(at(buf), size(buf)) }
-func GetHeaderNames(kind uint32, buf []byte) uint64 {
+func (node) EnableFeatures(features uint32) uint32 { return enableFeatures(features) }
+func (node) GetConfig(buf []byte) uint32           { return getConfig(at(buf), size(buf)) }
+func (node) LogEnabled(level int32) bool           { return logEnabled(level) == 1 }
+func (node) Log(level int32, message string)       { log(level, message) }
+func (node) GetMethod(buf []byte) uint32           { return getMethod(at(buf), size(buf)) }
+func (node) SetMethod(method string)               { setMethod(method) }
+func (node) GetURI(buf []byte) uint32              { return getURI(at(buf), size(buf)) }
+func (node) SetURI(uri string)                     { setURI(uri) }
+func (node) GetProtocolVersion(buf []byte) uint32  { return getProtocolVersion(at(buf), size(buf)) }
+func (node) GetSourceAddr(buf []byte) uint32       { return getSourceAddr(at(buf), size(buf)) }
+func (node) GetHeaderNames(kind uint32, buf []byte) uint64 {
 	return getHeaderNames(kind, at(buf), size(buf))
 }
-func GetHeaderValues(kind uint32, name string, buf []byte) uint64 {
+func (node) GetHeaderValues(kind uint32, name string, buf []byte) uint64 {
 	return getHeaderValues(kind, name, at(buf), size(buf))
 }
-func SetHeaderValue(kind uint32, name, value string) { setHeaderValue(kind, name, value) }
-func AddHeaderValue(kind uint32, name, value string) { addHeaderValue(kind, name, value) }
-func RemoveHeader(kind uint32, name string)          { removeHeader(kind, name) }
-func ReadBody(kind uint32, buf []byte) uint64        { return readBody(kind, at(buf), size(buf)) }
-func WriteBody(kind uint32, body []byte)             { writeBody(kind, at(body), size(body)) }
-func GetStatusCode() uint32                          { return getStatusCode() }
-func SetStatusCode(code uint32)                      { setStatusCode(code) }
+func (node) SetHeaderValue(kind uint32, name, value string) { setHeaderValue(kind, name, value) }
+func (node) AddHeaderValue(kind uint32, name, value string) { addHeaderValue(kind, name, value) }
+func (node) RemoveHeader(kind uint32, name string)          { removeHeader(kind, name) }
+func (node) ReadBody(kind uint32, buf []byte) uint64        { return readBody(kind, at(buf), size(buf)) }
+func (node) WriteBody(kind uint32, body []byte)             { writeBody(kind, at(body), size(body)) }
+func (node) GetStatusCode() uint32                          { return getStatusCode() }
+func (node) SetStatusCode(code uint32)                      { setStatusCode(code) }
 
-func SecretRef(name string, buf []byte) int32 { return secretRef(name, at(buf), size(buf)) }
-func EncodeRef(encoding uint32, text string, buf []byte) int32 {
+func (node) SecretRef(name string, buf []byte) int32 { return secretRef(name, at(buf), size(buf)) }
+func (node) EncodeRef(encoding uint32, text string, buf []byte) int32 {
 	return encodeRef(encoding, text, at(buf), size(buf))
 }
-func HMACSHA256(name, prefix string, parts, buf []byte) int32 {
+func (node) HMACSHA256(name, prefix string, parts, buf []byte) int32 {
 	return hmacSHA256(name, prefix, at(parts), size(parts), at(buf), size(buf))
 }
-func Sign(name string, algorithm uint32, data, buf []byte) int32 {
+func (node) Sign(name string, algorithm uint32, data, buf []byte) int32 {
 	return sign(name, algorithm, at(data), size(data), at(buf), size(buf))
 }
-func Sandbox(buf []byte) int32           { return sandbox(at(buf), size(buf)) }
-func HostName(buf []byte) int32          { return host(at(buf), size(buf)) }
-func Deny(reason string)                 { deny(reason) }
-func AuditNote(note string)              { auditNote(note) }
-func Now() int64                         { return now() }
-func KVGet(key string, buf []byte) int32 { return kvGet(key, at(buf), size(buf)) }
-func KVSet(key string, value []byte, ttl int64) int32 {
+func (node) Sandbox(buf []byte) int32           { return sandbox(at(buf), size(buf)) }
+func (node) HostName(buf []byte) int32          { return host(at(buf), size(buf)) }
+func (node) Deny(reason string)                 { deny(reason) }
+func (node) AuditNote(note string)              { auditNote(note) }
+func (node) Now() int64                         { return now() }
+func (node) KVGet(key string, buf []byte) int32 { return kvGet(key, at(buf), size(buf)) }
+func (node) KVSet(key string, value []byte, ttl int64) int32 {
 	return kvSet(key, at(value), size(value), ttl)
 }
 
 // KVAdd writes the counter's new value, little-endian, into out.
-func KVAdd(key string, delta, ttl int64, out *[8]byte) int32 {
+func (node) KVAdd(key string, delta, ttl int64, out *[8]byte) int32 {
 	return kvAdd(key, delta, ttl, unsafe.Pointer(out))
 }

@@ -33,7 +33,7 @@ var (
 // Start corresponds to _initialize.
 func Start() error {
 	lines, pending, starting, codes, last = nil, nil, true, false, ""
-	if n := abi.GetConfig(buffer); n > 0 {
+	if n := abi.Node().GetConfig(buffer); n > 0 {
 		if err := decode.Strict(buffer[:n], &lines); err != nil {
 			return err
 		}
@@ -46,7 +46,7 @@ func Start() error {
 // HandleRequest corresponds to handle_request.
 func HandleRequest() uint64 {
 	for _, text := range pending {
-		abi.AuditNote(text)
+		abi.Node().AuditNote(text)
 	}
 	pending = nil
 	return run("request")
@@ -110,7 +110,7 @@ func expand(text string) string {
 	case name == "last":
 		value = last
 	default:
-		value = string(buffer[:abi.SecretRef(secret, buffer)])
+		value = string(buffer[:abi.Node().SecretRef(secret, buffer)])
 		if part {
 			value = value[:len(value)-1]
 		}
@@ -124,7 +124,7 @@ func note(text string) {
 	case starting:
 		pending = append(pending, text)
 	default:
-		abi.AuditNote(text)
+		abi.Node().AuditNote(text)
 	}
 }
 
@@ -159,7 +159,7 @@ func number(text string) int64 {
 func body(kind uint32) string {
 	var all []byte
 	for {
-		n := abi.ReadBody(kind, buffer)
+		n := abi.Node().ReadBody(kind, buffer)
 		all = append(all, buffer[:uint32(n)]...)
 		if n&abi.EOF != 0 {
 			return string(all)
@@ -190,15 +190,15 @@ func execute(text string) {
 			execute(again)
 		}
 	case "enable":
-		abi.EnableFeatures(first())
+		abi.Node().EnableFeatures(first())
 	case "features":
-		noteNumber(int64(abi.EnableFeatures(first())))
+		noteNumber(int64(abi.Node().EnableFeatures(first())))
 	case "print":
 		os.Stderr.WriteString(rest + "\n")
 	case "log":
-		abi.Log(abi.Info, rest)
+		abi.Node().Log(abi.Info, rest)
 	case "log-enabled":
-		note(words[0] + " " + strconv.FormatBool(abi.LogEnabled(int32(number(words[0])))))
+		note(words[0] + " " + strconv.FormatBool(abi.Node().LogEnabled(int32(number(words[0])))))
 	case "panic":
 		panic(rest)
 	case "spin":
@@ -209,69 +209,69 @@ func execute(text string) {
 			hoard = append(hoard, make([]byte, 1<<20))
 		}
 	case "deny":
-		abi.Deny(rest)
+		abi.Node().Deny(rest)
 	case "note":
 		note(rest)
 	case "method":
-		abi.SetMethod(words[0])
+		abi.Node().SetMethod(words[0])
 	case "get-method":
-		result(int32(abi.GetMethod(buffer)))
+		result(int32(abi.Node().GetMethod(buffer)))
 	case "uri":
-		abi.SetURI(words[0])
+		abi.Node().SetURI(words[0])
 	case "get-uri":
-		result(int32(abi.GetURI(buffer)))
+		result(int32(abi.Node().GetURI(buffer)))
 	case "set":
-		abi.SetHeaderValue(first(), words[1], words[2])
+		abi.Node().SetHeaderValue(first(), words[1], words[2])
 	case "add":
-		abi.AddHeaderValue(first(), words[1], words[2])
+		abi.Node().AddHeaderValue(first(), words[1], words[2])
 	case "remove":
-		abi.RemoveHeader(first(), words[1])
+		abi.Node().RemoveHeader(first(), words[1])
 	case "names":
-		noteList(abi.GetHeaderNames(first(), buffer))
+		noteList(abi.Node().GetHeaderNames(first(), buffer))
 	case "get":
-		noteList(abi.GetHeaderValues(first(), words[1], buffer))
+		noteList(abi.Node().GetHeaderValues(first(), words[1], buffer))
 	case "read":
 		note(body(first()))
 	case "read-bytes":
-		result(int32(abi.ReadBody(first(), buffer[:number(words[1])])))
+		result(int32(abi.Node().ReadBody(first(), buffer[:number(words[1])])))
 	case "length":
 		noteNumber(int64(len(body(first()))))
 	case "write":
-		abi.WriteBody(first(), []byte(words[1]))
+		abi.Node().WriteBody(first(), []byte(words[1]))
 	case "upper":
-		abi.WriteBody(first(), []byte(strings.ToUpper(body(first()))))
+		abi.Node().WriteBody(first(), []byte(strings.ToUpper(body(first()))))
 	case "status":
-		abi.SetStatusCode(first())
+		abi.Node().SetStatusCode(first())
 	case "get-status":
-		noteNumber(int64(abi.GetStatusCode()))
+		noteNumber(int64(abi.Node().GetStatusCode()))
 	case "ref":
-		result(abi.SecretRef(words[0], buffer))
+		result(abi.Node().SecretRef(words[0], buffer))
 	case "encode":
-		result(abi.EncodeRef(first(), words[1], buffer))
+		result(abi.Node().EncodeRef(first(), words[1], buffer))
 	case "hmac":
 		var parts []byte
 		for _, part := range words[2:max(2, count)] {
 			parts = binary.LittleEndian.AppendUint32(parts, uint32(len(part)))
 			parts = append(parts, part...)
 		}
-		result(abi.HMACSHA256(words[0], words[1], parts, buffer))
+		result(abi.Node().HMACSHA256(words[0], words[1], parts, buffer))
 	case "hmac-packed":
-		result(abi.HMACSHA256(words[0], words[1], []byte(words[2]), buffer))
+		result(abi.Node().HMACSHA256(words[0], words[1], []byte(words[2]), buffer))
 	case "sign":
-		result(abi.Sign(words[0], uint32(number(words[1])), []byte(words[2]), buffer))
+		result(abi.Node().Sign(words[0], uint32(number(words[1])), []byte(words[2]), buffer))
 	case "sandbox":
-		result(abi.Sandbox(buffer))
+		result(abi.Node().Sandbox(buffer))
 	case "host":
-		result(abi.HostName(buffer))
+		result(abi.Node().HostName(buffer))
 	case "now":
-		noteNumber(abi.Now())
+		noteNumber(abi.Node().Now())
 	case "kv-get":
-		result(abi.KVGet(words[0], buffer))
+		result(abi.Node().KVGet(words[0], buffer))
 	case "kv-set":
-		noteNumber(int64(abi.KVSet(words[0], []byte(words[1]), number(words[2]))))
+		noteNumber(int64(abi.Node().KVSet(words[0], []byte(words[1]), number(words[2]))))
 	case "kv-add":
 		var sum [8]byte
-		if code := abi.KVAdd(words[0], number(words[1]), number(words[2]), &sum); code != 0 {
+		if code := abi.Node().KVAdd(words[0], number(words[1]), number(words[2]), &sum); code != 0 {
 			noteNumber(int64(code))
 		} else {
 			noteNumber(int64(binary.LittleEndian.Uint64(sum[:])))
