@@ -56,7 +56,6 @@ type host struct {
 	own                   message  // the policy's own response, instead of the upstream's
 	upstream              *message // the upstream's response
 	buffered              bool     // the policy may change the upstream's response
-	weight                struct{ request, response, trailer weight }
 
 	references references
 	signs      int
@@ -71,7 +70,7 @@ var _ abi.Host = (*host)(nil)
 
 // requestBody is the body of the request as the policy sees it.
 type requestBody struct {
-	came     []byte
+	original []byte
 	read     int
 	consumed bool   // read without BufferRequest, and not stored
 	written  []byte // sent instead; nil: the original
@@ -130,7 +129,7 @@ func newHost(p *Policy, r *http.Request) *host {
 		if err != nil {
 			panic(err)
 		}
-		h.body.came = body
+		h.body.original = body
 		if r.ContentLength > 0 {
 			h.header.Set("Content-Length", fmt.Sprint(r.ContentLength))
 		}
@@ -265,46 +264,36 @@ func (h *host) SetStatusCode(code uint32) {
 	h.responseOf("sets the status").status = int(code)
 }
 
-// fields returns the header or trailer of a kind, and its limits. change is true if the
-// policy modifies it.
-func (h *host) fields(kind uint32, change bool) (http.Header, *weight) {
+// fields returns the header or trailer of a kind. change is true if the policy modifies it.
+func (h *host) fields(kind uint32, change bool) http.Header {
 	h.inExchange()
-	response := func(what string, of func(*message) http.Header) http.Header {
-		if h.phase == afterNext && !h.buffered && !change {
-			return of(h.upstream)
-		}
-		return of(h.responseOf(what))
-	}
 	switch kind {
-	case abi.RequestHeader:
+	case abi.RequestHeader, abi.RequestTrailer:
 		if change {
-			h.beforeNext("changes the request's header")
+			h.beforeNext("changes the request's header or trailer")
 		}
-		return h.header, &h.weight.request
-	case abi.RequestTrailer:
-		if change {
-			h.beforeNext("changes the request's trailer")
+		if kind == abi.RequestHeader {
+			return h.header
 		}
-		return h.trailer, &h.weight.trailer
-	case abi.ResponseHeader:
-		return response("changes the response's header", func(a *message) http.Header { return a.header }), &h.weight.response
-	case abi.ResponseTrailer:
-		return response("changes the response's trailer", func(a *message) http.Header { return a.trailer }), &h.weight.trailer
+		return h.trailer
+	case abi.ResponseHeader, abi.ResponseTrailer:
+		response := h.upstream
+		if h.phase != afterNext || h.buffered || change {
+			response = h.responseOf("changes the response's header or trailer")
+		}
+		if kind == abi.ResponseHeader {
+			return response.header
+		}
+		return response.trailer
 	}
 	fail("there is no header of kind %d", kind)
-	return nil, nil
+	return nil
 }
 
 // reserved are the headers that only the node sets.
 var reserved = []string{
 	"Host", "Connection", "Http2-Settings", "Keep-Alive", "Proxy-Authenticate", "Proxy-Authorization",
 	"Proxy-Connection", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
-}
-
-// weight bounds a header.
-type weight struct {
-	known         bool
-	fields, bytes int
 }
 
 // canonical returns a header's name in the form of http.Header.
@@ -324,42 +313,22 @@ func mutable(key string) bool {
 	return key != "Content-Length"
 }
 
-func (w *weight) change(header http.Header, name, value string, add bool) {
-	key := canonical(name)
-	if !mutable(key) {
-		return
-	}
+// addField adds a field to a header, within the limits.
+func addField(header http.Header, key, value string) {
 	if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
 		fail("its value of header %.40q holds a line break or another control character", key)
 	}
-	if !add {
-		w.drop(header, key)
-	}
-	if !w.known {
-		w.known = true
-		for key, values := range header {
-			for _, v := range values {
-				w.fields++
-				w.bytes += len(key) + len(v)
-			}
+	header[key] = append(header[key], value)
+	fields, bytes := 0, 0
+	for key, values := range header {
+		for _, v := range values {
+			fields++
+			bytes += len(key) + len(v)
 		}
 	}
-	w.fields++
-	w.bytes += len(key) + len(value)
-	if w.fields > maxFields || w.bytes > maxHeaderBytes {
+	if fields > maxFields || bytes > maxHeaderBytes {
 		fail("a header has more than %d fields or %d bytes", maxFields, maxHeaderBytes)
 	}
-	header[key] = append(header[key], value)
-}
-
-func (w *weight) drop(header http.Header, key string) {
-	if w.known {
-		for _, v := range header[key] {
-			w.fields--
-			w.bytes -= len(key) + len(v)
-		}
-	}
-	delete(header, key)
 }
 
 // isToken reports whether a text is a token (RFC 9110, section 5.6.2).
@@ -378,7 +347,7 @@ func putAll(buf []byte, texts []string) uint64 {
 }
 
 func (h *host) GetHeaderNames(kind uint32, buf []byte) uint64 {
-	header, _ := h.fields(kind, false)
+	header := h.fields(kind, false)
 	var names []string
 	for name, values := range header {
 		if len(values) > 0 {
@@ -393,7 +362,7 @@ func (h *host) GetHeaderNames(kind uint32, buf []byte) uint64 {
 }
 
 func (h *host) GetHeaderValues(kind uint32, name string, buf []byte) uint64 {
-	header, _ := h.fields(kind, false)
+	header := h.fields(kind, false)
 	if kind == abi.RequestHeader && strings.EqualFold(name, "Host") {
 		return putAll(buf, []string{h.host})
 	}
@@ -401,19 +370,24 @@ func (h *host) GetHeaderValues(kind uint32, name string, buf []byte) uint64 {
 }
 
 func (h *host) SetHeaderValue(kind uint32, name, value string) {
-	header, weight := h.fields(kind, true)
-	weight.change(header, name, value, false)
+	header, key := h.fields(kind, true), canonical(name)
+	if mutable(key) {
+		delete(header, key)
+		addField(header, key, value)
+	}
 }
 
 func (h *host) AddHeaderValue(kind uint32, name, value string) {
-	header, weight := h.fields(kind, true)
-	weight.change(header, name, value, true)
+	header, key := h.fields(kind, true), canonical(name)
+	if mutable(key) {
+		addField(header, key, value)
+	}
 }
 
 func (h *host) RemoveHeader(kind uint32, name string) {
-	header, weight := h.fields(kind, true)
-	if key := canonical(name); mutable(key) {
-		weight.drop(header, key)
+	header, key := h.fields(kind, true), canonical(name)
+	if mutable(key) {
+		delete(header, key)
 	}
 }
 
@@ -448,10 +422,10 @@ func (h *host) readRequest(buf []byte) uint64 {
 			fail("it reads the request's body after the request was sent, without BufferRequest in sdk.Policy.Features")
 		}
 		h.body.consumed = true
-	} else if limit := h.maxBody(); len(h.body.came) > limit {
+	} else if limit := h.maxBody(); len(h.body.original) > limit {
 		refuseLength("it reads or writes the whole body of the request, which has more than %d bytes", limit)
 	}
-	return next(h.body.came, &h.body.read, buf)
+	return next(h.body.original, &h.body.read, buf)
 }
 
 func (h *host) WriteBody(kind uint32, body []byte) {
@@ -487,7 +461,7 @@ func (h *host) requestBody() []byte {
 	case h.body.consumed:
 		fail("it read the request's body without BufferRequest in sdk.Policy.Features, and then passed the request on without it")
 	}
-	return h.body.came
+	return h.body.original
 }
 
 func (h *host) Sandbox(buf []byte) int32 {

@@ -18,8 +18,10 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"net/http"
-	"slices"
+	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/doze-run/doze/policies/sdk/internal/abi"
@@ -51,17 +53,12 @@ type refEntry struct {
 	escaped     bool
 }
 
-const lead = "doze-ref-"
-
-// length of a reference: lead, 26 random characters, two digits.
-const length = len(lead) + 26 + len("-00")
-
 func (r *references) add(e refEntry) (string, bool) {
 	if len(r.entries) == maxReferences || len(e.value) > maxReference || r.held+len(e.value) > maxHeld {
 		return "", false
 	}
 	if r.prefix == "" {
-		r.prefix = lead + rand.Text() + "-"
+		r.prefix = "doze-ref-" + rand.Text() + "-"
 	}
 	e.text = fmt.Sprintf("%s%02d", r.prefix, len(r.entries))
 	r.entries = append(r.entries, e)
@@ -74,25 +71,19 @@ func (r *references) in(text string) bool { return r.prefix != "" && strings.Con
 
 // render replaces the references in text with values. Invalid and partial references are
 // errors.
-func (r *references) render(text string, value func(refEntry) string) (string, error) {
-	if !r.in(text) {
+func (r *references) render(text string, value func(refEntry) string) (rendered string, err error) {
+	if r.prefix == "" {
 		return text, nil
 	}
-	var b strings.Builder
-	for {
-		before, _, found := strings.Cut(text, r.prefix)
-		b.WriteString(before)
-		if !found {
-			return b.String(), nil
+	rendered = regexp.MustCompile(r.prefix+`(\d\d)?`).ReplaceAllStringFunc(text, func(ref string) string {
+		i, invalid := strconv.Atoi(ref[len(r.prefix):])
+		if invalid != nil || i >= len(r.entries) {
+			err = errors.New("an unknown reference, or only a part of one")
+			return ""
 		}
-		text = text[len(before):]
-		i := slices.IndexFunc(r.entries, func(e refEntry) bool { return strings.HasPrefix(text, e.text) })
-		if i < 0 {
-			return "", errors.New("a reference that was not given out, or only a part of one")
-		}
-		b.WriteString(value(r.entries[i]))
-		text = text[length:]
-	}
+		return value(r.entries[i])
+	})
+	return rendered, err
 }
 
 func asIs(e refEntry) string { return e.value }
@@ -270,35 +261,34 @@ func (h *host) Sign(name string, algorithm uint32, data, buf []byte) int32 {
 		return abi.NotFound
 	}
 	sum := sha256.Sum256(data)
+	var signature []byte
+	var err error
 	switch key := parseKey(secret).(type) {
 	case *rsa.PrivateKey:
 		if algorithm == abi.RS256 {
-			sig, err := rsa.SignPKCS1v15(nil, key, crypto.SHA256, sum[:])
-			if err != nil {
-				refuse("secret %s: %v", name, err)
-			}
-			return int32(put(buf, string(sig)))
+			signature, err = rsa.SignPKCS1v15(nil, key, crypto.SHA256, sum[:])
 		}
 	case ed25519.PrivateKey:
 		if algorithm == abi.EdDSA {
-			return int32(put(buf, string(ed25519.Sign(key, data))))
+			signature = ed25519.Sign(key, data)
 		}
 	case *ecdsa.PrivateKey:
 		if algorithm == abi.ES256 && key.Curve == elliptic.P256() {
-			r, s, err := ecdsa.Sign(rand.Reader, key, sum[:])
-			if err != nil {
-				refuse("secret %s: %v", name, err)
+			var r, s *big.Int
+			if r, s, err = ecdsa.Sign(rand.Reader, key, sum[:]); err == nil {
+				signature = append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...)
 			}
-			sig := make([]byte, 64)
-			r.FillBytes(sig[:32])
-			s.FillBytes(sig[32:])
-			return int32(put(buf, string(sig)))
 		}
 	case nil:
 		refuse("secret %s: no private key in PEM of at most %d bytes that can be read: PKCS #8, PKCS #1 or SEC 1, not encrypted", name, maxPrivateKey)
 	}
-	refuse("secret %s is a key of another kind: RS256 takes RSA, EdDSA takes Ed25519, ES256 takes EC P-256", name)
-	return 0
+	switch {
+	case err != nil:
+		refuse("secret %s: %v", name, err)
+	case signature == nil:
+		refuse("secret %s is a key of another kind: RS256 takes RSA, EdDSA takes Ed25519, ES256 takes EC P-256", name)
+	}
+	return int32(put(buf, string(signature)))
 }
 
 // parseKey parses a private key in PEM: PKCS #8, PKCS #1 or SEC 1. It returns nil if text

@@ -171,12 +171,6 @@ func (d *decoder) value(v reflect.Value) error {
 			v.Set(reflect.Append(v, element))
 			return nil
 		})
-	}
-	return d.scalar(v)
-}
-
-func (d *decoder) scalar(v reflect.Value) error {
-	switch v.Kind() {
 	case reflect.String:
 		if d.peek() != '"' {
 			return d.mismatch("text")
@@ -185,44 +179,45 @@ func (d *decoder) scalar(v reflect.Value) error {
 		v.SetString(text)
 		return err
 	case reflect.Bool:
-		switch {
-		case d.word("true"):
-			v.SetBool(true)
-		case d.word("false"):
-			v.SetBool(false)
-		default:
+		isTrue := d.word("true")
+		if !isTrue && !d.word("false") {
 			return d.mismatch("true or false")
 		}
+		v.SetBool(isTrue)
 		return nil
-	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64:
-		return d.number(func(text string) error {
-			n, err := strconv.ParseInt(text, 10, 64)
-			if err != nil || v.OverflowInt(n) {
-				return d.wrong("this is a whole number, of a size that fits, not " + text)
-			}
-			v.SetInt(n)
-			return nil
-		})
-	case reflect.Uint, reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
-		return d.number(func(text string) error {
-			n, err := strconv.ParseUint(text, 10, 64)
-			if err != nil || v.OverflowUint(n) {
-				return d.wrong("this is a whole number from 0, of a size that fits, not " + text)
-			}
-			v.SetUint(n)
-			return nil
-		})
-	case reflect.Float32, reflect.Float64:
-		return d.number(func(text string) error {
-			n, err := strconv.ParseFloat(text, 64)
-			if err != nil || v.OverflowFloat(n) {
-				return d.wrong("this number is too large: " + text)
-			}
-			v.SetFloat(n)
-			return nil
-		})
 	}
-	return d.unfit(v)
+	if !v.CanInt() && !v.CanUint() && !v.CanFloat() {
+		return d.unfit(v)
+	}
+	return d.numberInto(v)
+}
+
+func (d *decoder) numberInto(v reflect.Value) error {
+	text, err := d.number()
+	if err != nil {
+		return err
+	}
+	switch {
+	case v.CanInt():
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil || v.OverflowInt(n) {
+			return d.wrong("this is a whole number, of a size that fits, not " + text)
+		}
+		v.SetInt(n)
+	case v.CanUint():
+		n, err := strconv.ParseUint(text, 10, 64)
+		if err != nil || v.OverflowUint(n) {
+			return d.wrong("this is a whole number from 0, of a size that fits, not " + text)
+		}
+		v.SetUint(n)
+	default:
+		n, err := strconv.ParseFloat(text, 64)
+		if err != nil || v.OverflowFloat(n) {
+			return d.wrong("this number is too large: " + text)
+		}
+		v.SetFloat(n)
+	}
+	return nil
 }
 
 // unfit returns an error about a type in the policy's code that has no form in JSON.
@@ -232,14 +227,8 @@ func (d *decoder) unfit(v reflect.Value) error {
 
 // object reads an object. It calls field to read the value of each name.
 func (d *decoder) object(field func(name string) error) error {
-	if !d.accept('{') {
-		return d.mismatch("an object")
-	}
-	if d.accept('}') {
-		return nil
-	}
 	names := map[string]bool{}
-	for {
+	return d.elements('{', '}', "an object", func() error {
 		if d.peek() != '"' {
 			return d.unexpected("a name in quotes")
 		}
@@ -249,46 +238,42 @@ func (d *decoder) object(field func(name string) error) error {
 		}
 		d.path = append(d.path, "."+name)
 		if names[name] {
-			return d.wrong("this is there twice")
+			return d.wrong("duplicate name")
 		}
 		names[name] = true
 		if !d.accept(':') {
 			return d.unexpected("a colon")
 		}
-		if err := field(name); err != nil {
-			return err
-		}
-		d.path = d.path[:len(d.path)-1]
-		if d.accept('}') {
-			return nil
-		}
-		if !d.accept(',') {
-			return d.unexpected("a comma or }")
-		}
-	}
+		return field(name)
+	})
 }
 
 // list reads a list. It calls element to read each value.
 func (d *decoder) list(element func() error) error {
-	if !d.accept('[') {
-		return d.mismatch("a list")
+	n := 0
+	return d.elements('[', ']', "a list", func() error {
+		d.path = append(d.path, "["+strconv.Itoa(n)+"]")
+		n++
+		return element()
+	})
+}
+
+// elements reads an object or a list. It calls read for each element, which appends the
+// element to the path.
+func (d *decoder) elements(start, end byte, what string, read func() error) error {
+	if !d.accept(start) {
+		return d.mismatch(what)
 	}
-	if d.accept(']') {
-		return nil
-	}
-	for i := 0; ; i++ {
-		d.path = append(d.path, "["+strconv.Itoa(i)+"]")
-		if err := element(); err != nil {
+	for first := true; !d.accept(end); first = false {
+		if !first && !d.accept(',') {
+			return d.unexpected("a comma or " + string(end))
+		}
+		if err := read(); err != nil {
 			return err
 		}
 		d.path = d.path[:len(d.path)-1]
-		if d.accept(']') {
-			return nil
-		}
-		if !d.accept(',') {
-			return d.unexpected("a comma or ]")
-		}
 	}
+	return nil
 }
 
 // skip skips a value with at most depth levels.
@@ -305,7 +290,8 @@ func (d *decoder) skip(depth int) error {
 		_, err := d.string()
 		return err
 	case c == '-' || c >= '0' && c <= '9':
-		return d.number(func(string) error { return nil })
+		_, err := d.number()
+		return err
 	case d.word("true"), d.word("false"), d.word("null"):
 		return nil
 	}

@@ -7,25 +7,24 @@ import (
 	"unicode/utf8"
 )
 
-// number reads a number and calls set with its text.
-func (d *decoder) number(set func(text string) error) error {
+// number reads a number.
+func (d *decoder) number() (string, error) {
 	d.peek()
 	start := d.pos
 	d.one("-")
 	if !d.one("0") && !d.digits() {
 		d.pos = start
-		return d.mismatch("a number")
+		return "", d.mismatch("a number")
 	}
-	if d.one(".") && !d.digits() {
-		return d.unexpected("a digit")
-	}
-	if d.one("eE") {
+	valid := !d.one(".") || d.digits()
+	if valid && d.one("eE") {
 		d.one("+-")
-		if !d.digits() {
-			return d.unexpected("a digit")
-		}
+		valid = d.digits()
 	}
-	return set(string(d.text[start:d.pos]))
+	if !valid {
+		return "", d.unexpected("a digit")
+	}
+	return string(d.text[start:d.pos]), nil
 }
 
 // one skips one of the given characters if it is next, and reports whether it was.
