@@ -42,7 +42,7 @@ func (b *body) copy() {
 
 // rewrite reads a function without its length and appends the new one with it.
 func (b *body) rewrite(out []byte) []byte {
-	declared := b.declarations()
+	groups, declared := b.declarations()
 	code := b.at
 	b.copied = code
 	b.scratch = uint32(b.locals)
@@ -70,12 +70,10 @@ func (b *body) rewrite(out []byte) []byte {
 		b.fail(fmt.Errorf("a function has %d locals and %d blocks: that is too much to compile; split it", b.locals, b.blocks))
 		return out
 	}
-	groups := declared.groups
 	if b.bulk {
 		groups++
 	}
-	head := appendU32(nil, uint32(groups))
-	head = append(head, declared.bytes...)
+	head := append(appendU32(nil, uint32(groups)), declared...)
 	if b.bulk {
 		head = append(head, 1, I32)
 	}
@@ -84,13 +82,9 @@ func (b *body) rewrite(out []byte) []byte {
 	return append(out, b.out...)
 }
 
-type declarations struct {
-	groups int
-	bytes  []byte
-}
-
-func (b *body) declarations() declarations {
-	groups := b.count("groups of locals", maxLocals)
+// declarations reads the declarations of locals.
+func (b *body) declarations() (groups int, declared []byte) {
+	groups = b.count("groups of locals", maxLocals)
 	start := b.at
 	total := uint64(b.params)
 	for range groups {
@@ -101,14 +95,13 @@ func (b *body) declarations() declarations {
 		}
 	}
 	b.locals = int(total)
-	return declarations{groups, b.data[start:max(start, b.at)]}
+	return groups, b.data[start:max(start, b.at)]
 }
 
 // charge appends the payment for code whose length is not known yet, and returns
 // where its price is to be written.
 func (b *body) charge() int {
-	b.out = append(b.out, 0x23) // global.get
-	b.out = appendU32(b.out, b.m.fuel)
+	b.emit(0x23, b.m.fuel)      // global.get
 	b.out = append(b.out, 0x41) // i32.const
 	price := len(b.out)
 	b.out = append(b.out, make([]byte, constBytes)...)
@@ -119,18 +112,18 @@ func (b *body) charge() int {
 // pay takes the number on top of the stack from what lies below it, which becomes
 // the counter, and calls the host when it is used up.
 func (b *body) pay() {
-	b.out = append(b.out, 0x6b, 0x24) // i32.sub, global.set
-	b.out = appendU32(b.out, b.m.fuel)
-	b.out = append(b.out, 0x23) // global.get
-	b.out = appendU32(b.out, b.m.fuel)
+	b.out = append(b.out, 0x6b)                               // i32.sub
+	b.emit(0x24, b.m.fuel)                                    // global.set
+	b.emit(0x23, b.m.fuel)                                    // global.get
 	b.out = append(b.out, 0x41, 0x00, 0x48, 0x04, 0x40, 0x41) // i32.const 0, i32.lt_s, if, i32.const
 	b.out = appendQuantum(b.out)
-	b.out = append(b.out, 0x24) // global.set
-	b.out = appendU32(b.out, b.m.fuel)
-	b.out = append(b.out, 0x10) // call
-	b.out = appendU32(b.out, b.m.tick)
+	b.emit(0x24, b.m.fuel)      // global.set
+	b.emit(0x10, b.m.tick)      // call
 	b.out = append(b.out, 0x0b) // end
 }
+
+// emit appends an instruction with an index.
+func (b *body) emit(op byte, index uint32) { b.out = appendU32(append(b.out, op), index) }
 
 func appendQuantum(out []byte) []byte {
 	var q [constBytes]byte
@@ -156,9 +149,7 @@ func (b *body) instruction() {
 		b.open = append(b.open, s)
 	case op == 0x0b: // end
 		b.endFunction()
-	case op == 0x10: // call
-		b.index()
-	case op == 0xd2: // ref.func
+	case op == 0x10, op == 0xd2: // call, ref.func
 		b.index()
 	case op == 0xfc:
 		b.miscellaneous()
@@ -274,14 +265,11 @@ func (b *body) miscellaneous() {
 	b.at = start
 	b.copy()
 	b.bulk = true
-	b.out = append(b.out, 0x22) // local.tee: n lies on top
-	b.out = appendU32(b.out, b.scratch)
+	b.emit(0x22, b.scratch) // local.tee: n is on top of the stack
 	b.at = end
 	b.copy()
-	b.out = append(b.out, 0x23) // global.get
-	b.out = appendU32(b.out, b.m.fuel)
-	b.out = append(b.out, 0x20) // local.get
-	b.out = appendU32(b.out, b.scratch)
+	b.emit(0x23, b.m.fuel)                       // global.get
+	b.emit(0x20, b.scratch)                      // local.get
 	b.out = append(b.out, 0x41, bulkShift, 0x76) // i32.const, i32.shr_u
 	b.pay()
 }

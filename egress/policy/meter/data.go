@@ -3,28 +3,26 @@ package meter
 import (
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // maxGap is how many zeros are written out rather than begin another segment, which
 // takes as many bytes in a compiler.
 const maxGap = 64
 
-// dataOf joins the segments that fill memory when an instance starts. Go's linker
+// joinData joins the segments that fill memory when an instance starts. Go's linker
 // leaves out each run of some zeros, so that its smallest policy has 30,000: each
 // instance evaluates every one of them, and keeps it.
 //
 // They stay unchanged where a program could notice: if code names segments by their
 // index, or if some are not for the start. The compiler reports invalid ones.
-func (m *parser) dataOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
+func (m *parser) joinData(r *reader) []byte {
 	m.dataSegments = r.count("data segments", maxSegments)
 	m.segments = m.dataSegments
 	s := &reader{data: r.data, at: r.at, err: r.err}
 	r.at = len(r.data)
 	// Zeros between segments take more than what they replace: a third more with Go.
-	j := joiner{out: make([]byte, constBytes, len(r.data)+len(r.data)*3/8)}
+	j := joiner{out: make([]byte, constBytes, constBytes+len(r.data)+len(r.data)*3/8)}
 	for range m.dataSegments {
 		j.add(s)
 	}
@@ -37,11 +35,8 @@ func (m *parser) dataOf(r *reader) []byte {
 	return j.out
 }
 
-// countOf is the number of segments, for those who want it before the code.
-func (m *parser) countOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
+// rewriteCount rewrites the number of data segments.
+func (m *parser) rewriteCount(r *reader) []byte {
 	n := r.u32()
 	if n > maxSegments {
 		r.fail(fmt.Errorf("it has too many data segments: at most %d fit", maxSegments))
@@ -104,15 +99,8 @@ func (j *joiner) begin(offset uint64) {
 
 // isZero reports whether no segment in out fills any of it.
 func (j *joiner) isZero(gap extent) bool {
-	if len(j.filled) > maxExtents {
-		return false
-	}
-	for _, e := range j.filled {
-		if gap.from < e.to && e.from < gap.to {
-			return false
-		}
-	}
-	return true
+	return len(j.filled) <= maxExtents &&
+		!slices.ContainsFunc(j.filled, func(e extent) bool { return gap.from < e.to && e.from < gap.to })
 }
 
 // finish writes the length of the last segment.

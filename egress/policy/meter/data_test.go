@@ -46,6 +46,17 @@ func beginsTheSame(t *testing.T, a Assembly) int {
 	return len(m.Binary) - len(given)
 }
 
+// The section is shorter than the length that replaces its own.
+func TestModulesMayHaveAnEmptyDataSection(t *testing.T) {
+	m, err := meter.Instrument([]byte("\x00asm\x01\x00\x00\x00\x0b\x01\x00"), 16)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if validate(t, m.Binary) == nil {
+		t.Errorf("%x is not valid", m.Binary)
+	}
+}
+
 func TestMemoryBeginsTheSame(t *testing.T) {
 	const last = 65536
 	for name, segments := range map[string][]Segment{

@@ -59,6 +59,11 @@ func (m *parser) module(data []byte) (*Module, error) {
 	if err := m.split(data); err != nil {
 		return nil, err
 	}
+	for _, id := range []byte{typeSection, importSection, globalSection} { // get one element more
+		if len(m.sections[id]) == 0 {
+			m.sections[id] = []byte{0}
+		}
+	}
 	m.result.Exports = map[string]Exported{}
 	out := [countSection + 1][]byte{}
 	for _, s := range []struct {
@@ -66,19 +71,22 @@ func (m *parser) module(data []byte) (*Module, error) {
 		name    string
 		rewrite func(*reader) []byte
 	}{
-		{typeSection, "types", m.typesOf},
-		{importSection, "imports", m.importsOf},
-		{functionSection, "functions", m.functionsOf},
-		{tableSection, "tables", m.tablesOf},
-		{memorySection, "memory", m.memoryOf},
-		{globalSection, "globals", m.globalsOf},
-		{startSection, "start", m.startOf},
-		{elementSection, "elements", m.elementsOf},
-		{codeSection, "code", m.codeOf},
-		{exportSection, "exports", m.exportsOf}, // after the code: it knows the empty functions
-		{dataSection, "data", m.dataOf},         // and whether it names segments
-		{countSection, "data", m.countOf},
+		{typeSection, "types", m.rewriteTypes},
+		{importSection, "imports", m.rewriteImports},
+		{functionSection, "functions", m.readFunctions},
+		{tableSection, "tables", m.rewriteTables},
+		{memorySection, "memory", m.rewriteMemory},
+		{globalSection, "globals", m.rewriteGlobals},
+		{startSection, "start", m.rewriteStart},
+		{elementSection, "elements", m.rewriteElements},
+		{codeSection, "code", m.rewriteCode},
+		{exportSection, "exports", m.rewriteExports}, // after the code: it knows the empty functions
+		{dataSection, "data", m.joinData},            // and whether it names segments
+		{countSection, "data", m.rewriteCount},
 	} {
+		if len(m.sections[s.id]) == 0 {
+			continue
+		}
 		r := &reader{data: m.sections[s.id]}
 		out[s.id] = s.rewrite(r)
 		if r.err == nil && r.left() > 0 {
@@ -88,6 +96,9 @@ func (m *parser) module(data []byte) (*Module, error) {
 			return nil, fmt.Errorf("section of %s: %w", s.name, r.err)
 		}
 	}
+	if len(m.functions) > int(m.imported) && len(out[codeSection]) == 0 {
+		return nil, fmt.Errorf("section of code: %w", errTruncated)
+	}
 	const header = "\x00asm\x01\x00\x00\x00"
 	size := len(header) + 2*len(m.names)
 	for _, section := range out {
@@ -96,13 +107,15 @@ func (m *parser) module(data []byte) (*Module, error) {
 	binary := append(make([]byte, 0, size), header...)
 	for _, id := range order {
 		if len(out[id]) > 0 {
-			binary = append(binary, id)
-			binary = appendU32(binary, uint32(len(out[id])))
-			binary = append(binary, out[id]...)
+			binary = appendSection(binary, id, out[id])
 		}
 	}
 	m.result.Binary = m.appendNames(binary)
 	return &m.result, nil
+}
+
+func appendSection(b []byte, id byte, content []byte) []byte {
+	return append(appendU32(append(b, id), uint32(len(content))), content...)
 }
 
 func (m *parser) split(data []byte) error {
@@ -126,7 +139,7 @@ func (m *parser) split(data []byte) error {
 		case at < 0:
 			return fmt.Errorf("section %d is not of WebAssembly 2.0: build without extensions", id)
 		case at <= position:
-			return fmt.Errorf("section %d is there twice, or not in its place", id)
+			return fmt.Errorf("section %d is duplicate or out of order", id)
 		}
 		position = at
 		m.sections[id] = content
@@ -134,11 +147,8 @@ func (m *parser) split(data []byte) error {
 	return r.err
 }
 
-func (m *parser) typesOf(r *reader) []byte {
-	n := 0
-	if r.left() > 0 {
-		n = r.count("types", maxTypes)
-	}
+func (m *parser) rewriteTypes(r *reader) []byte {
+	n := r.count("types", maxTypes)
 	start := r.at
 	for range n {
 		if form := r.byte(); form != 0x60 && r.err == nil {
@@ -164,23 +174,18 @@ func (m *parser) signature(r *reader, index uint32) Signature {
 	return m.types[index]
 }
 
-func (m *parser) importsOf(r *reader) []byte {
-	n := 0
-	if r.left() > 0 {
-		n = r.count("imports", maxImports)
-	}
+func (m *parser) rewriteImports(r *reader) []byte {
+	n := r.count("imports", maxImports)
 	start := r.at
 	for range n {
 		i := Imported{Module: r.name(), Name: r.name()}
-		switch r.byte() {
-		case Function:
-			index := r.u32()
-			i.Signature = m.signature(r, index)
-			m.functions = append(m.functions, index)
-			m.imported++
-		default:
+		if r.byte() != Function {
 			r.fail(fmt.Errorf("it imports %.80q of %.80q, which is not a function: nothing else is offered", i.Name, i.Module))
 		}
+		index := r.u32()
+		i.Signature = m.signature(r, index)
+		m.functions = append(m.functions, index)
+		m.imported++
 		m.result.Imports = append(m.result.Imports, i)
 	}
 	m.tick = m.imported
@@ -196,46 +201,36 @@ func appendName(b []byte, name string) []byte {
 	return append(appendU32(b, uint32(len(name))), name...)
 }
 
-func (m *parser) functionsOf(r *reader) []byte {
-	if r.left() > 0 {
-		for range r.count("functions", maxFunctions) {
-			index := r.u32()
-			m.signature(r, index)
-			m.functions = append(m.functions, index)
-		}
+func (m *parser) readFunctions(r *reader) []byte {
+	for range r.count("functions", maxFunctions) {
+		index := r.u32()
+		m.signature(r, index)
+		m.functions = append(m.functions, index)
 	}
 	return r.data
 }
 
-// limits reads the size of a table or a memory.
-func (r *reader) limits() (low uint32, high uint32, bounded bool) {
+// limits reads the sizes of a table or a memory, of which the larger is at most bound.
+func (r *reader) limits(bound uint32) (low, high uint32) {
 	flag := r.byte()
 	if flag > 1 {
 		r.fail(fmt.Errorf("limits of kind %d: build without shared or 64-bit memory", flag))
-		return 0, 0, false
 	}
-	low = r.u32()
-	if flag == 1 {
-		return low, r.u32(), true
+	if low, high = r.u32(), bound; flag == 1 {
+		high = min(r.u32(), bound)
 	}
-	return low, 0, false
+	return low, high
 }
 
-// tablesOf gives each table an end, because guests may grow those that have none.
-func (m *parser) tablesOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
+// rewriteTables bounds each table, because guests may grow unbounded ones.
+func (m *parser) rewriteTables(r *reader) []byte {
 	n := r.count("tables", maxTables)
 	out := appendU32(nil, uint32(n))
 	for range n {
 		kind := r.byte()
-		low, high, bounded := r.limits()
+		low, high := r.limits(maxTable)
 		if m.tableSlots += int(low); m.tableSlots > maxTable {
-			r.fail(fmt.Errorf("its tables have %d places: at most %d fit", m.tableSlots, maxTable))
-		}
-		if !bounded || high > maxTable {
-			high = maxTable
+			r.fail(fmt.Errorf("its tables have %d slots: at most %d fit", m.tableSlots, maxTable))
 		}
 		out = append(out, kind, 1)
 		out = appendU32(out, low)
@@ -244,30 +239,21 @@ func (m *parser) tablesOf(r *reader) []byte {
 	return out
 }
 
-func (m *parser) memoryOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
-	if n := r.count("memories", 1); n == 0 {
+func (m *parser) rewriteMemory(r *reader) []byte {
+	if r.count("memories", 1) == 0 {
 		return r.data
 	}
-	low, high, bounded := r.limits()
+	low, high := r.limits(m.memoryPages)
 	if low > m.memoryPages {
 		r.fail(fmt.Errorf("it wants %d KiB from the beginning: at most %d KiB fit", uint64(low)*64, uint64(m.memoryPages)*64))
 	}
 	m.result.MemoryPages = low
-	if !bounded || high > m.memoryPages {
-		high = m.memoryPages
-	}
 	out := appendU32([]byte{1, 1}, low)
 	return appendU32(out, high)
 }
 
-func (m *parser) globalsOf(r *reader) []byte {
-	n := 0
-	if r.left() > 0 {
-		n = r.count("globals", maxGlobals)
-	}
+func (m *parser) rewriteGlobals(r *reader) []byte {
+	n := r.count("globals", maxGlobals)
 	m.fuel = uint32(n)
 	out := appendU32(nil, uint32(n+1))
 	for range n {
@@ -305,19 +291,11 @@ func (m *parser) constant(r *reader, out []byte) []byte {
 	return append(out, b.out...)
 }
 
-func (m *parser) startOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
-	return appendU32(nil, m.moved(r.u32()))
-}
+func (m *parser) rewriteStart(r *reader) []byte { return appendU32(nil, m.moved(r.u32())) }
 
-// elementsOf rewrites what tables are filled with. A segment's flag says: 1 it is
+// rewriteElements rewrites the contents of tables. The bits of a segment's flag: 1 it is
 // passive or declared, 2 it names its table or is declared, 4 it has expressions.
-func (m *parser) elementsOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
+func (m *parser) rewriteElements(r *reader) []byte {
 	n := r.count("segments for tables", maxSegments)
 	out := appendU32(nil, uint32(n))
 	for range n {
@@ -355,14 +333,8 @@ func (m *parser) elementsOf(r *reader) []byte {
 	return out
 }
 
-func (m *parser) codeOf(r *reader) []byte {
+func (m *parser) rewriteCode(r *reader) []byte {
 	defined := m.functions[m.imported:]
-	if r.left() == 0 {
-		if len(defined) > 0 {
-			r.fail(errTruncated)
-		}
-		return nil
-	}
 	n := r.count("functions", maxFunctions)
 	if n != len(defined) {
 		r.fail(fmt.Errorf("%d functions are declared and %d defined", len(defined), n))
@@ -395,10 +367,7 @@ func (m *parser) codeOf(r *reader) []byte {
 	return out
 }
 
-func (m *parser) exportsOf(r *reader) []byte {
-	if r.left() == 0 {
-		return nil
-	}
+func (m *parser) rewriteExports(r *reader) []byte {
 	n := r.count("exports", maxExports)
 	out := appendU32(nil, uint32(n))
 	for range n {
@@ -442,13 +411,7 @@ func (m *parser) appendNames(binary []byte) []byte {
 		if c.err != nil || c.left() > 0 {
 			break
 		}
-		section := appendName(nil, "name")
-		section = append(section, ofFunctions)
-		section = appendU32(section, uint32(len(entries)))
-		section = append(section, entries...)
-		binary = append(binary, customSection)
-		binary = appendU32(binary, uint32(len(section)))
-		return append(binary, section...)
+		return appendSection(binary, customSection, appendSection(appendName(nil, "name"), ofFunctions, entries))
 	}
 	return binary
 }

@@ -1,6 +1,7 @@
 package meter
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"unicode/utf8"
@@ -8,8 +9,8 @@ import (
 
 var errTruncated = errors.New("it ends too early")
 
-// reader takes a module apart. Its first error stays, and every read after it
-// returns zero, so that callers check once after several reads.
+// reader reads a part of a module. After the first error, every read returns zero, so that
+// callers check for errors once after several reads.
 type reader struct {
 	data []byte
 	at   int
@@ -43,7 +44,7 @@ func (r *reader) next(n uint32) []byte {
 	return r.data[r.at-int(n) : r.at]
 }
 
-// leb128 reads a number of at most 5 bytes, and says in how many bits it was written.
+// leb128 reads a number of at most 5 bytes, and returns it with the number of its bits.
 func (r *reader) leb128() (v uint64, bits int) {
 	for bits < 35 {
 		b := r.byte()
@@ -110,13 +111,7 @@ func (r *reader) name() string {
 	return string(b)
 }
 
-func appendU32(b []byte, v uint32) []byte {
-	for v >= 0x80 {
-		b = append(b, byte(v)|0x80)
-		v >>= 7
-	}
-	return append(b, byte(v))
-}
+func appendU32(b []byte, v uint32) []byte { return binary.AppendUvarint(b, uint64(v)) }
 
 // appendI32 writes 32 bits as i32 reads them.
 func appendI32(b []byte, v uint32) []byte {
@@ -129,11 +124,11 @@ func appendI32(b []byte, v uint32) []byte {
 	}
 }
 
-// constBytes is how long putConst writes, for any number that is not negative.
+// constBytes is the length of a number that putConst writes.
 const constBytes = 5
 
 // putConst writes a number below 1<<31 as a LEB128 of fixed length, the same signed and
-// unsigned: its place is kept before it is known.
+// unsigned, into bytes that were reserved before the number was known.
 func putConst(b []byte, v uint32) {
 	for i := range constBytes - 1 {
 		b[i] = byte(v>>(7*i))&0x7f | 0x80
