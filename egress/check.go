@@ -24,7 +24,7 @@ func CheckPolicies(ctx context.Context, s Settings, compiler string) (others []s
 		return nil, err
 	}
 	defer host.Close()
-	e := &Egress{pool: newPool(host, new(policylog.Log))}
+	e := &Egress{pool: newPool(host, policylog.New())}
 	find := func(owner, name string) (module, error) {
 		wasm, err := builtin.Module(name)
 		if errors.Is(err, builtin.ErrUnknown) {

@@ -85,7 +85,7 @@ type Egress struct {
 	// Flows has the flows of all clients, by flow.Client.Name.
 	Flows *audit.Log
 	// PolicyLogs has the lines that policies log.
-	PolicyLogs policylog.Log
+	PolicyLogs *policylog.Log
 	// Secrets has the secrets of owners. Rules use a change from their next request on.
 	Secrets *vault.Vault
 
@@ -133,6 +133,7 @@ func Open(ctx context.Context, cfg Config) (_ *Egress, err error) {
 		attachments:  map[sandbox.ID]*flow.Attachment{},
 		proxyClients: map[string]*flow.ProxyClient{},
 		changeMu:     newContextMutex(),
+		PolicyLogs:   policylog.New(),
 	}
 	e.Flows = audit.New(audit.Config{Log: cfg.Log, Name: e.nameOf})
 	e.ctx, e.end = context.WithCancel(context.Background())
@@ -198,7 +199,7 @@ func (e *Egress) openModules(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	e.pool = newPool(host, &e.PolicyLogs)
+	e.pool = newPool(host, e.PolicyLogs)
 	if e.modules, err = catalog.Open(ctx, e.cfg.Documents, filepath.Join(e.cfg.Folder, "policies")); err != nil {
 		return err
 	}

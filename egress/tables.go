@@ -244,7 +244,7 @@ func (e *Egress) Prepare(ctx context.Context, s Settings) (*Change, error) {
 		return nil, fmt.Errorf("egress: %w", err)
 	}
 	for _, w := range rule.Warnings(s.Rules, nil, e.secretHosts(e.cfg.Operator)) {
-		e.log.Warn("node rule may not work as intended", "rule", s.Rules.Rules()[w.Index].Name, "problem", w.Problem, "remedy", w.Remedy)
+		e.log.Warn("node rule has a problem", "rule", s.Rules.Rules()[w.Index].Name, "problem", w.Problem, "remedy", w.Remedy)
 	}
 	return &Change{e, s, roots, node}, nil
 }

@@ -8,13 +8,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
-	"unsafe"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
@@ -104,8 +101,6 @@ func TestFilters(t *testing.T) {
 		{Filter{Host: "example.com"}, "example.com"},
 		{Filter{Host: "*.example.com"}, "a.example.com b.example.com"},
 		{Filter{After: third}, "notexample.com"},
-		{Filter{Limit: 2}, "b.example.com notexample.com"},
-		{Filter{Limit: 1, Verdict: Deny}, "b.example.com"},
 	} {
 		if got := hosts(l.Entries("s", tc.filter)); got != tc.want {
 			t.Errorf("%+v: %s, want %s", tc.filter, got, tc.want)
@@ -116,184 +111,34 @@ func TestFilters(t *testing.T) {
 	}
 }
 
-func TestTheLatestAreKept(t *testing.T) {
-	l := New(Config{Entries: 20})
-	for i := range 55 {
-		l.Record(Entry{Sandbox: "s", Host: fmt.Sprint(i)})
-		entries := l.Entries("s", Filter{})
-		if want := min(i+1, 20); len(entries) != want {
-			t.Fatalf("%d entries after %d", len(entries), i+1)
-		}
-		if last := entries[len(entries)-1]; last.Host != fmt.Sprint(i) {
-			t.Fatalf("the last one is %s, want %d", last.Host, i)
-		}
-		if first := entries[0]; first.Host != fmt.Sprint(max(0, i-19)) {
-			t.Fatalf("the first one is %s after %d", first.Host, i)
-		}
-	}
-}
-
-func TestBytesAreShared(t *testing.T) {
-	const total = 64 << 10
-	l := New(Config{Bytes: 32 << 10, TotalBytes: total})
-	for s := range 8 {
-		for range 500 {
-			l.Record(Entry{Sandbox: fmt.Sprint(s), Path: strings.Repeat("x", 100)})
-		}
-		sum, least := 0, total
-		for _, b := range l.books {
-			sum += b.entries.bytes
-			least = min(least, b.entries.bytes)
-		}
-		if sum > total {
-			t.Errorf("%d bytes with %d sandboxes", sum, s+1)
-		}
-		if least < total/16 {
-			t.Errorf("one of %d sandboxes is left with %d bytes", s+1, least)
-		}
-	}
-	for s := range 8 {
-		l.Forget(fmt.Sprint(s))
-	}
-	if len(l.books) != 0 || l.share != 32<<10 {
-		t.Errorf("%d books, a share of %d", len(l.books), l.share)
-	}
-}
-
-// A sandbox's memory is released when more sandboxes share the total.
-func TestRoomIsGivenBack(t *testing.T) {
-	const total = 256 << 10
-	l := New(Config{TotalBytes: total})
-	size := int(unsafe.Sizeof(Entry{}))
-	for s := range 16 {
-		for range 1000 {
-			l.Record(Entry{Sandbox: fmt.Sprint(s)})
-		}
-		room := 0
-		for _, b := range l.books {
-			room += len(b.entries.slots) * size
-		}
-		if room > 2*total {
-			t.Errorf("%d sandboxes have room for %d bytes of entries, of %d", s+1, room, total)
-		}
-		if got := l.Entries(fmt.Sprint(s), Filter{}); len(got) == 0 || got[len(got)-1].Seq != got[0].Seq+uint64(len(got))-1 {
-			t.Errorf("%d entries of %d are kept", len(got), s)
-		}
-	}
-}
-
-func TestFollowersGetWhatIsKeptAndWhatComes(t *testing.T) {
+func TestFollowersReceiveMatchingEntries(t *testing.T) {
 	l := New(Config{})
 	l.Record(Entry{Sandbox: "s", Host: "a", Verdict: Deny})
-	l.Record(Entry{Sandbox: "s", Host: "b", Verdict: Allow})
 	entries, stop := l.Follow("s", Filter{Verdict: Deny})
-	l.Record(Entry{Sandbox: "s", Host: "c", Verdict: Allow})
-	l.Record(Entry{Sandbox: "s", Host: "d", Verdict: Deny})
-	l.Record(Entry{Sandbox: "other", Host: "e", Verdict: Deny})
-	stop()
-	stop()
-	l.Record(Entry{Sandbox: "s", Host: "f", Verdict: Deny})
+	l.Record(Entry{Sandbox: "s", Host: "b", Verdict: Allow})
+	l.Record(Entry{Sandbox: "s", Host: "c", Verdict: Deny})
+	l.Forget("s")
+	defer stop()
 	var got []Entry
 	for e := range entries {
 		got = append(got, e)
 	}
-	if hosts(got) != "a d" {
+	if hosts(got) != "a c" {
 		t.Errorf("got %s", hosts(got))
 	}
 }
 
-func TestASlowFollowerIsToldWhatItLost(t *testing.T) {
+func TestStoredEntriesAreBoundedInSize(t *testing.T) {
 	l := New(Config{})
-	entries, stop := l.Follow("s", Filter{})
-	for range followerRoom + 10 {
-		l.Record(Entry{Sandbox: "s"})
+	for range 2 * maxEntries {
+		l.Record(Entry{Sandbox: "s", Path: strings.Repeat("x", maxPath)})
 	}
-	<-entries
-	l.Record(Entry{Sandbox: "s", Dropped: 99})
-	stop()
-	var last Entry
-	for last = range entries {
+	bytes := 0
+	for _, e := range l.Entries("s", Filter{}) {
+		bytes += e.size()
 	}
-	if last.Dropped != 10 {
-		t.Errorf("%d dropped", last.Dropped)
-	}
-	if kept := l.Entries("s", Filter{Limit: 1}); kept[0].Dropped != 0 {
-		t.Errorf("what is kept says %d dropped", kept[0].Dropped)
-	}
-}
-
-func TestFollowersEnd(t *testing.T) {
-	for name, end := range map[string]func(*Log){
-		"forget": func(l *Log) { l.Forget("s") },
-		"close":  (*Log).Close,
-	} {
-		t.Run(name, func(t *testing.T) {
-			l := New(Config{})
-			entries, stop := l.Follow("s", Filter{})
-			end(l)
-			if _, ok := <-entries; ok {
-				t.Error("an entry")
-			}
-			stop()
-		})
-	}
-	l := New(Config{})
-	l.Close()
-	entries, stop := l.Follow("s", Filter{})
-	defer stop()
-	if _, ok := <-entries; ok {
-		t.Error("an entry after Close")
-	}
-}
-
-func TestFollowersLeaveNothing(t *testing.T) {
-	l := New(Config{})
-	_, first := l.Follow("s", Filter{})
-	_, second := l.Follow("s", Filter{})
-	first()
-	if len(l.books) != 1 {
-		t.Error("the book is gone before its last follower")
-	}
-	second()
-	if len(l.books) != 0 {
-		t.Error("a book without entries is left")
-	}
-}
-
-func TestNothingIsLostWhileFollowersComeAndGo(t *testing.T) {
-	l := New(Config{})
-	var now atomic.Int64 // the sandbox
-	var done atomic.Bool
-	var all sync.WaitGroup
-	for range 2 {
-		all.Go(func() {
-			for !done.Load() {
-				_, stop := l.Follow(fmt.Sprint(now.Load()), Filter{})
-				stop()
-			}
-		})
-	}
-	for i := range 3000 {
-		now.Store(int64(i))
-		l.Record(Entry{Sandbox: fmt.Sprint(i)})
-		if got := len(l.Entries(fmt.Sprint(i), Filter{})); got != 1 {
-			t.Errorf("%d entries, want the first one", got)
-		}
-		l.Forget(fmt.Sprint(i))
-	}
-	done.Store(true)
-	all.Wait()
-}
-
-func TestSeqRisesOverARestart(t *testing.T) {
-	before, after := New(Config{}), New(Config{})
-	for range 3 {
-		before.Record(Entry{Sandbox: "s"})
-	}
-	last := before.Entries("s", Filter{Limit: 1})[0]
-	b := newBook(&after.cfg, last.Time.Add(time.Millisecond))
-	if b.seq < last.Seq {
-		t.Errorf("%d after %d", b.seq, last.Seq)
+	if bytes > maxBytes || bytes < maxBytes-2*maxPath {
+		t.Errorf("%d bytes, want up to %d", bytes, maxBytes)
 	}
 }
 

@@ -1,10 +1,10 @@
 package audit
 
 import (
+	"slices"
 	"strings"
 	"unicode"
 	"unicode/utf8"
-	"unsafe"
 )
 
 // Limits on the fields of an entry. Most of its texts come from the sandbox or a
@@ -29,65 +29,45 @@ func (e *Entry) bound() {
 	e.Path = clean(path, maxPath)
 	e.Rule = clean(e.Rule, maxName)
 	e.Reason = clean(e.Reason, maxReason)
-	if n := len(e.Policies); n > 0 {
-		all := make([]Policy, min(n, maxList))
-		for i := range all {
-			all[i] = Policy{clean(e.Policies[i].Name, maxName), clean(e.Policies[i].Digest, maxName)}
-		}
-		e.Policies = all
+	e.Policies = slices.Clone(e.Policies[:min(len(e.Policies), maxList)])
+	for i, p := range e.Policies {
+		e.Policies[i] = Policy{clean(p.Name, maxName), clean(p.Digest, maxName)}
 	}
 	e.Secrets = cleanAll(e.Secrets, maxName)
 	e.Notes = cleanAll(e.Notes, maxNote)
 }
 
-func cleanAll(texts []string, most int) []string {
-	if len(texts) == 0 {
-		return nil
-	}
-	all := make([]string, min(len(texts), maxList))
-	for i := range all {
-		all[i] = clean(texts[i], most)
+func cleanAll(texts []string, limit int) []string {
+	all := slices.Clone(texts[:min(len(texts), maxList)])
+	for i, text := range all {
+		all[i] = clean(text, limit)
 	}
 	return all
 }
 
-// clean returns a copy of s of at most most bytes, with unprintable characters
+// clean returns a copy of s of at most limit bytes, with unprintable characters
 // replaced by U+FFFD: a path may contain a line break that starts a forged line, or
 // terminal escape sequences.
-func clean(s string, most int) string {
-	head := s[:min(len(s), most)]
+func clean(s string, limit int) string {
+	head := s[:min(len(s), limit)]
 	for i := range len(head) {
 		if c := head[i]; c < ' ' || c > '~' {
-			return replaced(s, most)
+			return printable(s, limit)
 		}
 	}
 	return strings.Clone(head)
 }
 
-func replaced(s string, most int) string {
+func printable(s string, limit int) string {
 	var b strings.Builder
 	for _, r := range s {
 		if !unicode.IsPrint(r) {
 			r = utf8.RuneError // three bytes, possibly more than r had
 		}
-		if b.Len()+utf8.RuneLen(r) > most {
+		if b.Len()+utf8.RuneLen(r) > limit {
 			break
 		}
 		b.WriteRune(r)
 	}
 	return b.String()
-}
-
-// size returns the approximate memory of an entry, in bytes.
-func (e *Entry) size() int {
-	n := int(unsafe.Sizeof(*e)) + len(e.Flow) + len(e.Host) + len(e.Method) + len(e.Path) + len(e.Rule) + len(e.Reason)
-	for _, p := range e.Policies {
-		n += int(unsafe.Sizeof(p)) + len(p.Name) + len(p.Digest)
-	}
-	for _, list := range [][]string{e.Secrets, e.Notes} {
-		for _, s := range list {
-			n += int(unsafe.Sizeof(s)) + len(s)
-		}
-	}
-	return n
 }

@@ -10,9 +10,6 @@ type Filter struct {
 	Host string
 	// After omits the entries up to and including this Seq.
 	After uint64
-	// Limit is the maximum number of entries; the latest are returned. 0 means
-	// unlimited.
-	Limit int
 }
 
 func (f *Filter) match(e *Entry) bool {

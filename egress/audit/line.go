@@ -7,14 +7,19 @@ import (
 
 // line writes an entry to the node's log, unless the sandbox has reached its limit of
 // lines.
-func (b *book) line(l *Log, e *Entry) {
-	level, limit := slog.LevelInfo, b.harmless
+func (l *Log) line(e *Entry) {
+	level := slog.LevelInfo
 	if e.Verdict == Deny || e.Verdict == Error {
-		level, limit = slog.LevelWarn, b.refused
+		level = slog.LevelWarn
 	}
 	ctx := context.Background()
 	if !l.cfg.Log.Enabled(ctx, level) {
 		return
+	}
+	limits := l.limitsOf(e.Sandbox)
+	limit := limits.harmless
+	if level == slog.LevelWarn {
+		limit = limits.refused
 	}
 	suppressed, ok := limit.Allow()
 	if !ok {
@@ -25,10 +30,15 @@ func (b *book) line(l *Log, e *Entry) {
 	l.cfg.Log.LogAttrs(ctx, level, "egress", append(attrs, suppressed...)...)
 }
 
-// lastLine logs the number of suppressed lines that no later line has reported.
-func (b *book) lastLine(l *Log, sandbox string) {
-	if n := b.harmless.Suppressed() + b.refused.Suppressed(); n > 0 {
-		l.cfg.Log.Info("egress of a sandbox ends", "sandbox", sandbox, "suppressed", n)
+// lastLine logs the number of suppressed lines that no later line has reported, and forgets
+// the limits of the sandbox.
+func (l *Log) lastLine(sandbox string) {
+	limits := l.limitsOf(sandbox)
+	l.mu.Lock()
+	delete(l.limits, sandbox)
+	l.mu.Unlock()
+	if n := limits.harmless.Suppressed() + limits.refused.Suppressed(); n > 0 {
+		l.cfg.Log.Info("egress of sandbox ended", "sandbox", sandbox, "suppressed", n)
 	}
 }
 

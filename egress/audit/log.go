@@ -1,20 +1,26 @@
 package audit
 
 import (
+	"cmp"
 	"log/slog"
 	"sync"
-	"time"
+	"unsafe"
+
+	"golang.org/x/time/rate"
+
+	"github.com/doze-run/doze/egress/feed"
+	"github.com/doze-run/doze/loglimit"
+)
+
+// Limits of the stored entries, of each sandbox and of all. An entry takes some 600 bytes.
+const (
+	maxEntries    = 1000
+	maxBytes      = 512 << 10
+	maxTotalBytes = 128 << 20
 )
 
 // Config configures a Log. Zero fields have their defaults.
 type Config struct {
-	// Entries and Bytes bound the stored entries of each sandbox: by default the latest
-	// 1000, and at most 512 KiB. An entry takes some 600 bytes.
-	Entries int
-	Bytes   int
-	// TotalBytes bounds the stored entries of all sandboxes: by default 128 MiB. All
-	// sandboxes have equal shares, so that no sandbox evicts another's entries.
-	TotalBytes int
 	// Lines is the sustained rate of lines per second of each sandbox in the node's
 	// log, by default 10, and LineBurst the burst, by default 1000. Both limits apply
 	// twice, because refusals and failures are counted separately from other entries.
@@ -28,46 +34,36 @@ type Config struct {
 	Name func(sandbox string) string
 }
 
-func (c *Config) defaults() {
-	if c.Entries == 0 {
-		c.Entries = 1000
-	}
-	if c.Bytes == 0 {
-		c.Bytes = 512 << 10
-	}
-	if c.TotalBytes == 0 {
-		c.TotalBytes = 128 << 20
-	}
-	if c.Lines == 0 {
-		c.Lines = 10
-	}
-	if c.LineBurst == 0 {
-		c.LineBurst = 1000
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
-	if c.Name == nil {
-		c.Name = func(string) string { return "" }
-	}
-}
-
 // Log records the flows of all sandboxes. It has no goroutines and is safe for
 // concurrent use. It implements prometheus.Collector.
 type Log struct {
 	cfg     Config
 	metrics *metrics
+	feed    *feed.Feed[string, Entry]
 
-	mu     sync.RWMutex // locked before a book's mu
-	books  map[string]*book
-	share  int // bytes that each book may hold
-	closed bool
+	mu     sync.Mutex
+	limits map[string]*limits
 }
+
+// limits bound the lines of a sandbox in the node's log: a flood of harmless requests does
+// not hide a refusal.
+type limits struct{ harmless, refused *loglimit.Limit }
 
 // New returns an empty Log.
 func New(cfg Config) *Log {
-	cfg.defaults()
-	return &Log{cfg: cfg, metrics: newMetrics(), books: map[string]*book{}, share: cfg.Bytes}
+	cfg.Lines = cmp.Or(cfg.Lines, 10)
+	cfg.LineBurst = cmp.Or(cfg.LineBurst, 1000)
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.Name == nil {
+		cfg.Name = func(string) string { return "" }
+	}
+	entries := feed.New[string](feed.Config[Entry]{
+		Entries: maxEntries, Bytes: maxBytes, TotalBytes: maxTotalBytes, Size: (*Entry).size,
+		Header: func(e *Entry) feed.Header { return feed.Header{Seq: &e.Seq, Time: &e.Time, Dropped: &e.Dropped} },
+	})
+	return &Log{cfg: cfg, metrics: newMetrics(), feed: entries, limits: map[string]*limits{}}
 }
 
 // Record stores an entry, sends it to followers, counts it in the metrics and logs it.
@@ -75,112 +71,55 @@ func New(cfg Config) *Log {
 // handler of the node's log.
 func (l *Log) Record(e Entry) {
 	e.bound()
-	e.Dropped = 0
 	l.metrics.count(&e)
-	b, share := l.open(e.Sandbox)
-	for !b.append(&e, l.cfg.Entries, share) {
-		b, share = l.open(e.Sandbox)
+	l.feed.Add(e.Sandbox, &e)
+	l.line(&e)
+}
+
+// size returns the approximate memory of an entry, in bytes.
+func (e *Entry) size() int {
+	n := int(unsafe.Sizeof(*e)) + len(e.Flow) + len(e.Host) + len(e.Method) + len(e.Path) + len(e.Rule) + len(e.Reason)
+	for _, p := range e.Policies {
+		n += int(unsafe.Sizeof(p)) + len(p.Name) + len(p.Digest)
 	}
-	b.line(l, &e)
+	for _, list := range [][]string{e.Secrets, e.Notes} {
+		for _, s := range list {
+			n += int(unsafe.Sizeof(s)) + len(s)
+		}
+	}
+	return n
 }
 
 // Entries returns the stored entries of a sandbox that f matches, oldest first.
-func (l *Log) Entries(sandbox string, f Filter) []Entry {
-	l.mu.RLock()
-	b := l.books[sandbox]
-	l.mu.RUnlock()
-	if b == nil {
-		return nil
-	}
-	return b.matching(&f)
-}
+func (l *Log) Entries(sandbox string, f Filter) []Entry { return l.feed.Entries(sandbox, f.match) }
 
 // Follow returns the stored entries, as Entries does, and then new ones. The channel is
 // closed when stop is called, the sandbox is forgotten or the Log closes. A reader that
 // lags behind by more than 256 entries loses some; Entry.Dropped of the next one is
 // their number. Follow may be called before the sandbox has sent anything.
 func (l *Log) Follow(sandbox string, f Filter) (entries <-chan Entry, stop func()) {
-	for {
-		b, _ := l.open(sandbox)
-		if fl := b.follow(f); fl != nil {
-			if l.isClosed() {
-				b.end(fl)
-			}
-			return fl.entries, func() { l.unfollow(sandbox, b, fl) }
-		}
-	}
-}
-
-func (l *Log) isClosed() bool {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.closed
-}
-
-// unfollow ends a subscription. A book without entries is removed with its last
-// follower.
-func (l *Log) unfollow(sandbox string, b *book, fl *follower) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	b.end(fl)
-	if l.books[sandbox] == b && b.closeUnused() {
-		delete(l.books, sandbox)
-		l.divide()
-	}
+	return l.feed.Follow(sandbox, f.match)
 }
 
 // Forget deletes the entries of a sandbox and ends its followers. The caller must end
 // the sandbox's flows first: later entries are stored as if of a new sandbox.
 func (l *Log) Forget(sandbox string) {
-	l.mu.Lock()
-	b := l.books[sandbox]
-	if b != nil {
-		b.close()
-		delete(l.books, sandbox)
-		l.divide()
-	}
-	l.mu.Unlock()
-	if b != nil {
-		b.lastLine(l, sandbox)
-	}
+	l.feed.Forget(sandbox)
+	l.lastLine(sandbox)
 }
 
 // Close ends all followers. Entries may still be recorded and read.
-func (l *Log) Close() {
+func (l *Log) Close() { l.feed.Close() }
+
+// limitsOf returns the limits of a sandbox.
+func (l *Log) limitsOf(sandbox string) *limits {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.closed = true
-	for _, b := range l.books {
-		b.endAll()
+	limit := l.limits[sandbox]
+	if limit == nil {
+		perSecond := rate.Limit(l.cfg.Lines)
+		limit = &limits{loglimit.New(perSecond, l.cfg.LineBurst), loglimit.New(perSecond, l.cfg.LineBurst)}
+		l.limits[sandbox] = limit
 	}
-}
-
-// open returns the book of a sandbox, with the bytes that it may hold.
-func (l *Log) open(sandbox string) (*book, int) {
-	l.mu.RLock()
-	b, share := l.books[sandbox], l.share
-	l.mu.RUnlock()
-	if b != nil {
-		return b, share
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if b = l.books[sandbox]; b == nil {
-		b = newBook(&l.cfg, time.Now())
-		l.books[sandbox] = b
-		l.divide()
-	}
-	return b, l.share
-}
-
-// divide sets the share of each book, and trims the books if it became smaller. The
-// caller holds l.mu.
-func (l *Log) divide() {
-	before := l.share
-	l.share = min(l.cfg.Bytes, l.cfg.TotalBytes/max(1, len(l.books)))
-	if l.share < before {
-		for _, b := range l.books {
-			b.trim(l.share)
-		}
-	}
+	return limit
 }

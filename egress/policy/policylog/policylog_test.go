@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"go.uber.org/goleak"
+
+	"github.com/doze-run/doze/egress/feed"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -21,7 +23,7 @@ func texts(lines []Line) string {
 }
 
 func TestFilters(t *testing.T) {
-	var l Log
+	l := New()
 	for _, level := range levels {
 		l.Add(one, Line{Level: level, Text: string(level)})
 	}
@@ -42,7 +44,7 @@ func TestFilters(t *testing.T) {
 }
 
 func TestTheLatestLinesAreKept(t *testing.T) {
-	var l Log
+	l := New()
 	for i := range 2*maxLines + 10 {
 		l.Add(one, Line{Level: Info, Text: fmt.Sprint(i)})
 	}
@@ -52,34 +54,12 @@ func TestTheLatestLinesAreKept(t *testing.T) {
 	}
 }
 
-func TestPoliciesShareWhatIsKeptOfAll(t *testing.T) {
-	var l Log
-	long := strings.Repeat("x", 1000)
-	total := func() (n int) {
-		for _, b := range l.books {
-			n += b.bytes
-		}
-		return n
-	}
-	for p := range 2 * maxTotal / maxBytes {
-		for range maxBytes / 1000 {
-			l.Add(Policy{"ann", fmt.Sprint(p)}, Line{Level: Info, Text: long})
-		}
-	}
-	if n := total(); n > maxTotal {
-		t.Errorf("%d bytes", n)
-	}
-	if n := len(l.Lines(Policy{"ann", "0"}, Filter{})); n < maxBytes/2000/2 {
-		t.Errorf("the first has %d lines", n)
-	}
-}
-
 func TestFollowersGetWhatIsKeptAndWhatComes(t *testing.T) {
-	var l Log
+	l := New()
 	l.Add(one, Line{Level: Info, Text: "kept"})
 	lines, stop := l.Follow(one, Filter{Level: Info})
 	l.Add(one, Line{Level: Debug, Text: "other"})
-	for i := range followerBacklog + 4 {
+	for i := range feed.Backlog + 4 {
 		l.Add(one, Line{Level: Info, Text: fmt.Sprint(i)})
 	}
 	if got := (<-lines).Text; got != "kept" {
@@ -93,29 +73,5 @@ func TestFollowersGetWhatIsKeptAndWhatComes(t *testing.T) {
 	}
 	if last.Text != "last" || last.Dropped != 4 {
 		t.Errorf("got %+v", last)
-	}
-}
-
-func TestFollowersEnd(t *testing.T) {
-	for name, end := range map[string]func(*Log){"forget": func(l *Log) { l.Forget(one) }, "close": (*Log).Close} {
-		var l Log
-		lines, stop := l.Follow(one, Filter{})
-		end(&l)
-		if _, ok := <-lines; ok {
-			t.Errorf("%s: a line", name)
-		}
-		stop()
-	}
-	var l Log
-	_, stop := l.Follow(one, Filter{})
-	stop()
-	if len(l.books) != 0 {
-		t.Error("a follower leaves a book without lines")
-	}
-	l.Close()
-	lines, stop := l.Follow(one, Filter{})
-	defer stop()
-	if _, ok := <-lines; ok {
-		t.Error("a line after Close")
 	}
 }
