@@ -5,7 +5,6 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"sync"
 	"time"
 )
@@ -15,21 +14,18 @@ import (
 const chunk = 32 << 10
 
 // stream is a tunnel over HTTP/2: the client's data is the body of the request,
-// and the data for the client is the body of the response. A goroutine reads the
-// body, so that waiting for it can end at a deadline and continue later, as with
-// every net.Conn.
+// and the data for the client is the body of the response. A goroutine copies the
+// body to a pipe, so that waiting for it can end at a deadline and continue later, as
+// with every net.Conn.
 type stream struct {
-	w    http.ResponseWriter
-	body io.ReadCloser
-	ends struct{ local, remote net.Addr }
-	done chan struct{} // closed when pump has returned
+	net.Conn      // has the client's data
+	w             http.ResponseWriter
+	body          io.ReadCloser
+	local, remote net.Addr
+	bodyErr       error         // set before the other end of Conn is closed
+	done          chan struct{} // closed when the body was copied
 
 	mu      sync.Mutex
-	changed *sync.Cond // signals a change of the fields below
-	came    []byte     // read from the body, but not yet from the stream
-	err     error      // that ended the body
-	limit   time.Time  // deadline of Read
-	timer   *time.Timer
 	writing bool
 	closed  bool
 	aborted bool
@@ -37,56 +33,37 @@ type stream struct {
 
 func newStream(w http.ResponseWriter, r *http.Request) *stream {
 	s := &stream{w: w, body: r.Body, done: make(chan struct{})}
-	s.changed = sync.NewCond(&s.mu)
-	s.ends.local, _ = r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+	s.local, _ = r.Context().Value(http.LocalAddrContextKey).(net.Addr)
 	if from, err := netip.ParseAddrPort(r.RemoteAddr); err == nil {
-		s.ends.remote = net.TCPAddrFromAddrPort(from)
+		s.remote = net.TCPAddrFromAddrPort(from)
 	}
-	go s.pump() // ends in wait
+	var in net.Conn
+	s.Conn, in = net.Pipe()
+	go func() { // ends in wait
+		defer close(s.done)
+		_, s.bodyErr = io.CopyBuffer(onlyWriter{in}, onlyReader{s.body}, make([]byte, chunk))
+		in.Close()
+	}()
 	return s
 }
 
-// pump reads the body, a chunk at a time.
-func (s *stream) pump() {
-	defer close(s.done)
-	b := make([]byte, chunk)
-	for {
-		n, err := s.body.Read(b)
-		s.mu.Lock()
-		s.came, s.err = b[:n], err
-		s.changed.Broadcast()
-		for len(s.came) > 0 && !s.closed {
-			s.changed.Wait()
-		}
-		ended := err != nil || s.closed
-		s.mu.Unlock()
-		if ended {
-			return
-		}
+func (s *stream) Read(p []byte) (int, error) {
+	n, err := s.Conn.Read(p)
+	switch {
+	case err == io.EOF && s.bodyErr != nil:
+		err = s.bodyErr
+	case err == io.ErrClosedPipe && s.isAborted():
+		err = net.ErrClosed
+	case err == io.ErrClosedPipe:
+		err = io.EOF
 	}
+	return n, err
 }
 
-func (s *stream) Read(p []byte) (int, error) {
+func (s *stream) isAborted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for {
-		switch {
-		case s.aborted:
-			return 0, net.ErrClosed
-		case s.closed:
-			return 0, io.EOF
-		case !s.limit.IsZero() && !time.Now().Before(s.limit):
-			return 0, os.ErrDeadlineExceeded
-		case len(s.came) > 0:
-			n := copy(p, s.came)
-			s.came = s.came[n:]
-			s.changed.Broadcast()
-			return n, nil
-		case s.err != nil:
-			return 0, s.err
-		}
-		s.changed.Wait()
-	}
+	return s.aborted
 }
 
 func (s *stream) Write(p []byte) (int, error) {
@@ -119,75 +96,36 @@ func (s *stream) CloseWrite() error { return s.Close() }
 
 // Close ends the tunnel after the written data was sent. It cuts the tunnel if a Write is
 // blocked.
-func (s *stream) Close() error {
+func (s *stream) Close() error { return s.closeStream(false) }
+
+func (s *stream) Abort() { _ = s.closeStream(true) }
+
+// closeStream closes the stream. If it is cut, or a Write is blocked, the Write ends and
+// the stream is reset.
+func (s *stream) closeStream(cut bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return nil
 	}
-	if s.writing {
-		s.cut()
-	}
-	s.close()
-	return nil
-}
-
-func (s *stream) Abort() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.closed {
-		s.cut()
-		s.close()
-	}
-}
-
-// cut ends a blocked Write, and resets the stream. s.mu is held.
-func (s *stream) cut() {
-	s.aborted = true
-	_ = http.NewResponseController(s.w).SetWriteDeadline(time.Now()) // on an error, the Write ends with the client's connection
-}
-
-// close marks the stream as closed. s.mu is held.
-func (s *stream) close() {
 	s.closed = true
-	if s.timer != nil {
-		s.timer.Stop()
+	if s.aborted = cut || s.writing; s.aborted {
+		_ = http.NewResponseController(s.w).SetWriteDeadline(time.Now()) // on an error, the Write ends with the client's connection
 	}
-	s.changed.Broadcast()
+	return s.Conn.Close()
 }
 
-// wait ends pump for a closed stream, and reports whether the stream was cut.
+// wait ends the copy of the body for a closed stream, and reports whether the stream was
+// cut.
 func (s *stream) wait() (cut bool) {
 	s.body.Close()
 	<-s.done
-	return s.aborted
+	return s.isAborted()
 }
 
-func (s *stream) LocalAddr() net.Addr { return s.ends.local }
+func (s *stream) LocalAddr() net.Addr { return s.local }
 
-func (s *stream) RemoteAddr() net.Addr { return s.ends.remote }
-
-func (s *stream) SetReadDeadline(t time.Time) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.timer != nil {
-		s.timer.Stop()
-		s.timer = nil
-	}
-	if s.limit = t; !t.IsZero() && !s.closed {
-		s.timer = time.AfterFunc(time.Until(t), s.expire)
-	}
-	s.changed.Broadcast()
-	return nil
-}
-
-// expire makes a waiting Read check its deadline. Without s.mu, a Read that is about to
-// wait would miss the signal.
-func (s *stream) expire() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.changed.Broadcast()
-}
+func (s *stream) RemoteAddr() net.Addr { return s.remote }
 
 // SetWriteDeadline does nothing: Close and Abort end a blocked Write.
 func (s *stream) SetWriteDeadline(time.Time) error { return nil }
