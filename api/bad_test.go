@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/doze-run/doze/api/types"
@@ -248,30 +249,42 @@ func TestRefusalsWakeNothing(t *testing.T) {
 	}
 }
 
-func TestBrokenAndSlowBodiesAreRefused(t *testing.T) {
-	for name, tc := range map[string]struct {
-		close  bool
-		limits Limits
-		code   problem.Code
-	}{"broken": {true, Limits{}, problem.BodyIncomplete}, "slow": {false, Limits{Stall: 100 * time.Millisecond}, problem.BodyTimeout}} {
-		t.Run(name, func(t *testing.T) {
-			s := newServer(t, tc.limits)
-			conn, err := net.Dial("tcp", s.http.Listener.Addr().String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			io.WriteString(conn, "POST /api/v1/sandbox HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "+testToken+"\r\nContent-Length: 100\r\n\r\n{\"name\":")
-			if tc.close {
-				conn.(*net.TCPConn).CloseWrite()
-			}
-			conn.SetReadDeadline(time.Now().Add(testkit.Patience))
-			got, err := io.ReadAll(io.LimitReader(conn, 4096))
-			if !strings.Contains(string(got), `"code":"`+tc.code.String()+`"`) {
-				t.Errorf("got %q, %v", got, err)
-			}
-		})
+// incompleteBody is a request whose body is not complete.
+const incompleteBody = "POST /api/v1/sandbox HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + testToken + "\r\nContent-Length: 100\r\n\r\n{\"name\":"
+
+func TestBodyThatEndsEarlyIsRefused(t *testing.T) {
+	s := newServer(t, Limits{})
+	conn, err := net.Dial("tcp", s.http.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer conn.Close()
+	io.WriteString(conn, incompleteBody)
+	conn.(*net.TCPConn).CloseWrite()
+	conn.SetReadDeadline(time.Now().Add(testkit.Patience))
+	got, err := io.ReadAll(io.LimitReader(conn, 4096))
+	if !strings.Contains(string(got), `"code":"body_incomplete"`) {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+func TestBodyThatStallsIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn, err := serveInMemory(t, newAPI(t, Config{})).dial(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		start := time.Now()
+		io.WriteString(conn, incompleteBody)
+		got, err := io.ReadAll(io.LimitReader(conn, 4096))
+		if !strings.Contains(string(got), `"code":"body_timeout"`) {
+			t.Errorf("got %q, %v", got, err)
+		}
+		if took := time.Since(start); took < time.Minute {
+			t.Errorf("the body was refused after %v, want the default of Stall", took)
+		}
+	})
 }
 
 // A reader that reads nothing must not keep a stream open indefinitely.

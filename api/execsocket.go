@@ -120,14 +120,13 @@ func violation(format string, args ...any) *problem.Problem {
 	return problem.Newf(problem.RequestInvalid, format, args...)
 }
 
-func (a *API) serveExecSocket(in *execInput, id sandbox.ID) {
+// acceptExecSocket completes the handshake. The caller closes the connection.
+func acceptExecSocket(w http.ResponseWriter, r *http.Request) (*execSocket, error) {
 	s := &execSocket{command: make(chan types.ExecCommand, 1)}
-	s.ctx, s.cancel = context.WithCancelCause(in.r.Context())
-	defer s.cancel(nil)
+	s.ctx, s.cancel = context.WithCancelCause(r.Context())
 	s.writes, s.cut = context.WithCancel(context.Background())
-	defer s.cut()
 	var err error
-	s.conn, err = websocket.Accept(in.w, in.r, &websocket.AcceptOptions{
+	s.conn, err = websocket.Accept(w, r, &websocket.AcceptOptions{
 		// Pages of other origins cannot send the token that this request had.
 		InsecureSkipVerify: true,
 		OnPingReceived: func(context.Context, []byte) bool {
@@ -139,11 +138,23 @@ func (a *API) serveExecSocket(in *execInput, id sandbox.ID) {
 		OnPongReceived: func(context.Context, []byte) { s.noteActivity() },
 	})
 	if err != nil {
-		a.cfg.Log.Warn("failed to accept a WebSocket", "operation", callOf(s.ctx).operation, "sandbox", id, "error", err)
-		return
+		s.cut()
+		s.cancel(nil)
+		return nil, err
 	}
 	s.conn.SetReadLimit(maxSocketMessage)
 	s.noteActivity()
+	return s, nil
+}
+
+func (a *API) serveExecSocket(in *execInput, id sandbox.ID) {
+	s, err := acceptExecSocket(in.w, in.r)
+	if err != nil {
+		a.cfg.Log.Warn("failed to accept a WebSocket", "operation", callOf(in.r.Context()).operation, "sandbox", id, "error", err)
+		return
+	}
+	defer s.cut()
+	defer s.cancel(nil)
 	var serving sync.WaitGroup
 	serving.Go(func() { s.cancel(s.receive(a)) })                              // ended by CloseNow
 	serving.Go(func() { s.watch(a.cfg.Limits.Heartbeat, a.cfg.Limits.Stall) }) // ended by ctx
@@ -286,7 +297,7 @@ func (s *execSocket) receive(a *API) error {
 	// If this context ended, the connection would be closed before its last message.
 	ctx := context.Background()
 	var buf []byte
-	first := true
+	receive := func(kind websocket.MessageType, message []byte) error { return s.receiveCommand(a, kind, message) }
 	for {
 		kind, r, err := s.conn.Reader(ctx)
 		if err != nil {
@@ -296,32 +307,32 @@ func (s *execSocket) receive(a *API) error {
 		if buf, err = s.readMessage(buf, r); err != nil {
 			return context.Canceled
 		}
-		if first {
-			command, err := a.parseExecCommand(kind, buf)
-			if err != nil {
-				return err
-			}
-			s.command <- command
-			first = false
-			continue
-		}
-		switch {
-		case kind == websocket.MessageBinary:
-			err = s.receiveStdin(buf)
-		default:
-			err = s.receiveText(buf)
-		}
-		if err != nil {
+		if err := receive(kind, buf); err != nil {
 			return err
 		}
+		receive = s.receiveInput
 	}
 }
 
-func (a *API) parseExecCommand(kind websocket.MessageType, message []byte) (command types.ExecCommand, err error) {
+// receiveCommand receives the first message.
+func (s *execSocket) receiveCommand(a *API, kind websocket.MessageType, message []byte) error {
 	if kind != websocket.MessageText {
-		return command, violation(`the first message is binary; send the command as text: {"type":"exec","argv":["ls"]}`)
+		return violation(`the first message is binary; send the command as text: {"type":"exec","argv":["ls"]}`)
 	}
-	return command, a.decodeJSON(a.execCommand, message, &command)
+	var command types.ExecCommand
+	if err := a.decodeJSON(a.execCommand, message, &command); err != nil {
+		return err
+	}
+	s.command <- command
+	return nil
+}
+
+// receiveInput receives a message after the first.
+func (s *execSocket) receiveInput(kind websocket.MessageType, message []byte) error {
+	if kind == websocket.MessageBinary {
+		return s.receiveStdin(message)
+	}
+	return s.receiveText(message)
 }
 
 // receiveStdin forwards input. Input that arrives after the end of the command is discarded.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -89,6 +90,41 @@ func newServerOn(t testing.TB, node *sandboxtest.Node, limits Limits) *server {
 	s.http = httptest.NewUnstartedServer(s.api)
 	t.Cleanup(s.http.Close)
 	return s
+}
+
+// pipeListener accepts connections in memory, which block durably in a bubble of
+// testing/synctest.
+type pipeListener struct {
+	conns  chan net.Conn
+	closed context.Context
+	net.Listener
+}
+
+func (l pipeListener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.conns:
+		return conn, nil
+	case <-l.closed.Done():
+		return nil, net.ErrClosed
+	}
+}
+
+func (l pipeListener) Close() error { return nil }
+
+func (l pipeListener) dial(context.Context, string, string) (net.Conn, error) {
+	ours, theirs := net.Pipe()
+	l.conns <- theirs
+	return ours, nil
+}
+
+// serveInMemory serves a handler until the end of the test.
+func serveInMemory(t *testing.T, handler http.Handler) pipeListener {
+	t.Helper()
+	l := pipeListener{conns: make(chan net.Conn), closed: t.Context()}
+	server := &http.Server{Handler: handler}
+	go server.Serve(l) // ended by the test's context
+	t.Cleanup(func() { server.Close() })
+	return l
 }
 
 // response is a response that was read to its end.
