@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // Finding is a text that a rule forbids.
@@ -27,8 +26,7 @@ func (f Finding) String() string {
 
 // checker applies the rules to files. It is safe for concurrent use.
 type checker struct {
-	terms   map[string]bool // of the glossary, in lower case
-	methods methodNames
+	terms map[string]bool // of the glossary, in lower case
 }
 
 // own are files that quote what the rules forbid.
@@ -57,10 +55,8 @@ func (c *checker) file(name string, src []byte) ([]Finding, error) {
 			return nil, nil
 		}
 		units, found = append(units, s.units...), s.found
-		c.methods.add(s.methods)
 	case strings.HasSuffix(name, ".md"):
 		units = append(units, markdown(name, string(src))...)
-		found = c.boldTerms(name, units)
 	case strings.HasPrefix(name, "docs/pictures/") && strings.HasSuffix(name, ".txt"):
 		for i, line := range strings.Split(string(src), "\n") {
 			units = append(units, single(name, Doc, i+1, line))
@@ -109,7 +105,8 @@ func (c *checker) unit(u *unit) []Finding {
 		}
 		for _, at := range r.Pattern.FindAllStringIndex(lower, -1) {
 			m := match{unit: u, before: lower[:at[0]], text: lower[at[0]:at[1]], after: lower[at[1]:]}
-			if c.terms[strings.TrimSpace(m.text)] || r.Unless != nil && r.Unless(m) {
+			term := strings.Trim(m.text, " *")
+			if c.terms[term] || c.terms[strings.TrimSuffix(term, "s")] || r.Unless != nil && r.Unless(m) {
 				continue
 			}
 			if isName {
@@ -138,46 +135,25 @@ func asciiLower(s string) string {
 	return string(b)
 }
 
-// methodNames counts how often unexported methods' names are declared.
-type methodNames struct {
-	mu  sync.Mutex
-	all map[string][]declared
-}
-
-func (m *methodNames) add(methods []declared) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.all == nil {
-		m.all = map[string][]declared{}
-	}
-	for _, d := range methods {
-		m.all[d.name] = append(m.all[d.name], d)
-	}
-}
-
 // maxMethods bounds how many unexported methods may share a name.
 const maxMethods = 12
 
-// ordinary names mean the same everywhere, as in the standard library.
+// ordinary names of methods mean the same everywhere, as in the standard library.
 var ordinary = wordSet(`accept add close dial flush get lock next open read remove reset run send serve set start stop unlock wait write`)
 
-func (m *methodNames) findings() []Finding {
-	var found []Finding
-	for name, all := range m.all {
-		if len(all) > maxMethods && !ordinary[name] {
-			for _, d := range all {
-				found = append(found, Finding{d.path, d.line, ruleMethodName, name, name})
-			}
+// dropRare removes the findings of methods whose names are not too frequent.
+func dropRare(found []Finding) []Finding {
+	methods := map[string]int{}
+	for _, f := range found {
+		if f.Rule == ruleMethodName {
+			methods[f.Text]++
 		}
 	}
-	return found
+	return slices.DeleteFunc(found, func(f Finding) bool { return f.Rule == ruleMethodName && methods[f.Text] <= maxMethods })
 }
 
-// The glossary has a heading of the second level for each term.
-var (
-	glossaryTerm = regexp.MustCompile(`(?m)^## (.+)$`)
-	bold         = regexp.MustCompile(`\*\*([^*]+)\*\*`)
-)
+// glossaryTerm is a heading of the second level.
+var glossaryTerm = regexp.MustCompile(`(?m)^## (.+)$`)
 
 // readGlossary returns the terms of the glossary. A heading may have several: "wake, sleep".
 func readGlossary(file string) (map[string]bool, error) {
@@ -195,19 +171,4 @@ func readGlossary(file string) (map[string]bool, error) {
 		}
 	}
 	return terms, nil
-}
-
-// boldTerms finds words in bold that the glossary does not define, except at the beginning of
-// a paragraph, an item or a cell, where bold marks a heading.
-func (c *checker) boldTerms(name string, units []*unit) []Finding {
-	var found []Finding
-	for _, u := range units {
-		for _, at := range bold.FindAllStringSubmatchIndex(u.text, -1) {
-			term := strings.ToLower(u.text[at[2]:at[3]])
-			if u.kind == Doc && at[0] > 0 && !u.heading && !c.terms[term] && !c.terms[strings.TrimSuffix(term, "s")] {
-				found = append(found, Finding{name, u.line(at[0]), ruleGlossary, u.text[at[2]:at[3]], u.text})
-			}
-		}
-	}
-	return found
 }

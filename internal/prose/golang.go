@@ -20,14 +20,7 @@ type source struct {
 	units []*unit
 	used  map[ast.Node]bool // literals that are part of a text read before
 
-	found   []Finding
-	methods []declared
-}
-
-// declared is a method's name where it is declared.
-type declared struct {
-	name, path string
-	line       int
+	found []Finding
 }
 
 var generatedFile = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
@@ -48,6 +41,15 @@ func golang(file string, src []byte) (*source, error) {
 	for _, spec := range s.file.Imports {
 		s.used[spec.Path] = true
 		s.imports(spec)
+	}
+	for _, decl := range s.file.Decls {
+		if d, ok := decl.(*ast.GenDecl); ok {
+			for _, spec := range d.Specs {
+				if v, ok := spec.(*ast.ValueSpec); ok {
+					declare(s, Name, v.Names...)
+				}
+			}
+		}
 	}
 	ast.Inspect(s.file, s.node)
 	return s, nil
@@ -131,74 +133,44 @@ func (s *source) node(n ast.Node) bool {
 		if n.Tag != nil {
 			s.used[n.Tag] = true
 		}
-		for _, name := range n.Names {
-			s.name(Local, name)
-		}
+		declare(s, Local, n.Names...)
 	case *ast.StructType:
-		for _, f := range n.Fields.List {
-			for _, name := range f.Names {
-				s.name(Name, name)
-			}
-		}
+		s.fields(n.Fields)
 	case *ast.InterfaceType:
-		for _, f := range n.Methods.List {
-			for _, name := range f.Names {
-				s.name(Name, name)
-			}
-		}
+		s.fields(n.Methods)
 	case *ast.TypeSpec:
-		s.name(Name, n.Name)
+		declare(s, Name, n.Name)
 	case *ast.ValueSpec:
-		for _, name := range n.Names {
-			s.name(Local, name)
-		}
-	case *ast.GenDecl:
-		// Declarations of the package's level; those in functions come as ValueSpecs.
-		if n.Pos() > s.file.Name.End() && s.topLevel(n) {
-			for _, spec := range n.Specs {
-				if v, ok := spec.(*ast.ValueSpec); ok {
-					for _, name := range v.Names {
-						s.name(Name, name)
-					}
-				}
-			}
-		}
+		declare(s, Local, n.Names...)
 	case *ast.AssignStmt:
 		if n.Tok == token.DEFINE {
-			for _, e := range n.Lhs {
-				if name, ok := e.(*ast.Ident); ok {
-					s.name(Local, name)
-				}
-			}
+			declare(s, Local, n.Lhs...)
 		}
 	case *ast.RangeStmt:
 		if n.Tok == token.DEFINE {
-			for _, e := range []ast.Expr{n.Key, n.Value} {
-				if name, ok := e.(*ast.Ident); ok {
-					s.name(Local, name)
-				}
-			}
+			declare(s, Local, n.Key, n.Value)
 		}
 	}
 	return true
 }
 
-func (s *source) topLevel(d *ast.GenDecl) bool {
-	for _, top := range s.file.Decls {
-		if top == ast.Decl(d) {
-			return true
-		}
+// fields reads the names of a struct's fields, or an interface's methods.
+func (s *source) fields(list *ast.FieldList) {
+	for _, f := range list.List {
+		declare(s, Name, f.Names...)
 	}
-	return false
 }
 
-// name reads a declared name, once.
-func (s *source) name(kind Kind, id *ast.Ident) {
-	if s.used[id] || id.Name == "_" {
-		return
+// declare reads declared names, each once.
+func declare[E ast.Expr](s *source, kind Kind, names ...E) {
+	for _, e := range names {
+		id, ok := ast.Expr(e).(*ast.Ident)
+		if !ok || s.used[id] || id.Name == "_" {
+			continue
+		}
+		s.used[id] = true
+		s.units = append(s.units, single(s.path, kind, s.line(id), id.Name))
 	}
-	s.used[id] = true
-	s.units = append(s.units, single(s.path, kind, s.line(id), id.Name))
 }
 
 var testFunction = regexp.MustCompile(`^(?:Test|Fuzz|Benchmark|Example)([A-Z_].*)$`)
@@ -210,9 +182,9 @@ func (s *source) function(f *ast.FuncDecl) {
 		s.units = append(s.units, u)
 		return
 	}
-	s.name(Name, f.Name)
-	if f.Recv != nil && !f.Name.IsExported() {
-		s.methods = append(s.methods, declared{f.Name.Name, s.path, s.line(f.Name)})
+	declare(s, Name, f.Name)
+	if f.Recv != nil && !f.Name.IsExported() && !ordinary[f.Name.Name] {
+		s.report(ruleMethodName, s.line(f.Name), f.Name.Name)
 	}
 }
 

@@ -19,7 +19,8 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 )
 
 // Paths inside the repository.
@@ -132,32 +133,22 @@ func check(files []string) (found []Finding, faults []string, err error) {
 		return nil, nil, err
 	}
 	c := &checker{terms: terms}
-	results, errs := make([][]Finding, len(files)), make([]error, len(files))
-	next := make(chan int)
-	var all sync.WaitGroup
-	for range runtime.GOMAXPROCS(0) {
-		all.Go(func() {
-			for i := range next {
-				src, err := os.ReadFile(files[i])
-				if err == nil {
-					results[i], err = c.file(files[i], src)
-				}
-				errs[i] = err
+	results := make([][]Finding, len(files))
+	var group errgroup.Group
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for i, file := range files {
+		group.Go(func() error {
+			src, err := os.ReadFile(file)
+			if err == nil {
+				results[i], err = c.file(file, src)
 			}
+			return err
 		})
 	}
-	for i := range files {
-		next <- i
+	if err := group.Wait(); err != nil {
+		return nil, nil, err
 	}
-	close(next)
-	all.Wait()
-	for i, err := range errs {
-		if err != nil {
-			return nil, nil, err
-		}
-		found = append(found, results[i]...)
-	}
-	found = append(found, c.methods.findings()...)
+	found = dropRare(slices.Concat(results...))
 	found, faults = allowed.filter(found)
 	sortFindings(found)
 	return found, faults, nil

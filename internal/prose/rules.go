@@ -40,7 +40,7 @@ func (m match) previous() string {
 
 func re(s string) *regexp.Regexp { return regexp.MustCompile(s) }
 
-// Rules that no pattern describes; golang.go and checker.go apply them.
+// Rules that tests or golang.go, which applies those without a pattern, refer to.
 var (
 	ruleErrorGerund = &Rule{
 		ID: "error-gerund", In: Error, Instead: "the verb: thaw %s: %w",
@@ -78,9 +78,12 @@ var (
 		ID: "testkit-import", In: Name, Instead: "the code in the test: only tests and packages for them import testkit",
 		Bad: `import "github.com/doze-run/doze/testkit"`, Good: `import "testing"`,
 	}
+	// Bold at the beginning of a paragraph, an item or a cell marks a heading.
 	ruleGlossary = &Rule{
-		ID: "glossary-term", In: Doc, Instead: "the term without bold, or define it in " + glossaryFile,
-		Bad: "A sandbox has a **frobnicator**.", Good: "A sandbox has a frobnicator.",
+		ID: "glossary-term", In: Doc, Trigger: []string{"**"}, Pattern: re(`\*\*[^*]+\*\*`),
+		Unless:  func(m match) bool { return m.before == "" || m.unit.heading },
+		Instead: "the term without bold, or define it in " + glossaryFile,
+		Bad:     "A sandbox has a **frobnicator**.", Good: "A sandbox has a frobnicator.",
 	}
 )
 

@@ -242,29 +242,14 @@ var twoWords = regexp.MustCompile(`[A-Za-z]{2,}[,;:.]? (?:\S+ )*?[a-z]{2,}`)
 // hasWords reports whether a string has at least two words.
 func hasWords(s string) bool { return twoWords.MatchString(s) }
 
+var (
+	upperThenWord  = regexp.MustCompile(`([A-Z])([A-Z][a-z])`)
+	lowerThenUpper = regexp.MustCompile(`([a-z])([A-Z])`)
+	notLetters     = regexp.MustCompile(`[^A-Za-z]+`)
+)
+
 // words splits a name into its words, in lower case: "HTTPServer2" is "http server".
 func words(name string) []string {
-	var all []string
-	var word []rune
-	end := func() {
-		if len(word) > 0 {
-			all = append(all, strings.ToLower(string(word)))
-		}
-		word = nil
-	}
-	rs := []rune(name)
-	upper := func(r rune) bool { return r >= 'A' && r <= 'Z' }
-	lower := func(r rune) bool { return r >= 'a' && r <= 'z' }
-	for i, r := range rs {
-		switch {
-		case !upper(r) && !lower(r):
-			end()
-			continue
-		case upper(r) && i > 0 && lower(rs[i-1]), upper(r) && i+1 < len(rs) && lower(rs[i+1]):
-			end()
-		}
-		word = append(word, r)
-	}
-	end()
-	return all
+	name = lowerThenUpper.ReplaceAllString(upperThenWord.ReplaceAllString(name, "$1 $2"), "$1 $2")
+	return strings.Fields(strings.ToLower(notLetters.ReplaceAllString(name, " ")))
 }
