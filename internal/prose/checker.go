@@ -100,7 +100,7 @@ func (c *checker) unit(u *unit) []Finding {
 			}
 			continue
 		}
-		if r.Pattern == nil || !containsAny(lower, r.Trigger) {
+		if r.Pattern == nil {
 			continue
 		}
 		for _, at := range r.Pattern.FindAllStringIndex(lower, -1) {
@@ -118,10 +118,6 @@ func (c *checker) unit(u *unit) []Finding {
 		}
 	}
 	return found
-}
-
-func containsAny(s string, parts []string) bool {
-	return len(parts) == 0 || slices.ContainsFunc(parts, func(p string) bool { return strings.Contains(s, p) })
 }
 
 // asciiLower lowers the letters of ASCII only, so that offsets stay valid.

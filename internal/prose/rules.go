@@ -11,7 +11,6 @@ type Rule struct {
 	ID      string
 	In      Kind
 	Pattern *regexp.Regexp  // of the text in lower case
-	Trigger []string        // one of them is in every text that the pattern matches
 	Words   map[string]bool // forbidden as words of a name, in place of a pattern
 	Unless  func(match) bool
 	Instead string // completes "write …"
@@ -80,7 +79,7 @@ var (
 	}
 	// Bold at the beginning of a paragraph, an item or a cell marks a heading.
 	ruleGlossary = &Rule{
-		ID: "glossary-term", In: Doc, Trigger: []string{"**"}, Pattern: re(`\*\*[^*]+\*\*`),
+		ID: "glossary-term", In: Doc, Pattern: re(`\*\*[^*]+\*\*`),
 		Unless:  func(m match) bool { return m.before == "" || m.unit.heading },
 		Instead: "the term without bold, or define it in " + glossaryFile,
 		Bad:     "A sandbox has a **frobnicator**.", Good: "A sandbox has a frobnicator.",
@@ -95,35 +94,35 @@ const (
 // rules in the order of CONTRIBUTING.md's table.
 var rules = []*Rule{
 	{
-		ID: "nobody", In: inText | Local | Name, Trigger: []string{"nobody"}, Pattern: re(`\bnobody\b`),
+		ID: "nobody", In: inText | Local | Name, Pattern: re(`\bnobody\b`),
 		Unless:  func(m match) bool { return m.previous() == "user" || m.previous() == "group" },
 		Instead: "the subject: no client, no request, no longer used",
 		Bad:     "Nobody waits for the lock.", Good: "No request waits for the lock.",
 	},
 	{
-		ID: "whoever", In: inText, Trigger: []string{"ever"}, Pattern: re(`\bwho(?:so|m)?ever\b`),
+		ID: "whoever", In: inText, Pattern: re(`\bwho(?:so|m)?ever\b`),
 		Instead: "the caller that, the client that",
 		Bad:     "Whoever holds the lease releases it.", Good: "The caller that holds the lease releases it.",
 	},
 	{
-		ID: "who", In: inText, Trigger: []string{"who"}, Pattern: re(`\bwho(?:m)?\b`),
+		ID: "who", In: inText, Pattern: re(`\bwho(?:m)?\b`),
 		Unless:  func(m match) bool { return persons[m.previous()] || persons[strings.TrimSuffix(m.previous(), "s")] },
 		Instead: "the client, the operator, the request: who needs a person before it",
 		Bad:     "Who finds no instance waits for one.", Good: "Clients who find no instance wait for one.",
 	},
 	{
-		ID: "somebody", In: inText | Local | Name, Trigger: []string{"body"}, Pattern: re(`\b(?:some|any|every)body\b`),
+		ID: "somebody", In: inText | Local | Name, Pattern: re(`\b(?:some|any|every)body\b`),
 		Instead: "a caller, any client, all users",
 		Bad:     "Somebody uses the sandbox.", Good: "A client uses the sandbox.",
 	},
 	{
-		ID: "is-no", In: inText, Trigger: []string{" no "}, Pattern: re(`\b(?:is|are|was|were|be|been)\s+no\s+[a-z%"'*]\S*`),
+		ID: "is-no", In: inText, Pattern: re(`\b(?:is|are|was|were|be|been)\s+no\s+[a-z%"'*]\S*`),
 		Unless:  isNoIsFine,
 		Instead: "is not a X, invalid X, has no X",
 		Bad:     "It is no request that can be carried.", Good: "It is not a request that can be carried.",
 	},
 	{
-		ID: "no-such", In: inText, Trigger: []string{"no such"}, Pattern: re(`\bno such\b`),
+		ID: "no-such", In: inText, Pattern: re(`\bno such\b`),
 		// Texts of errno, and of Go's resolver.
 		Unless: func(m match) bool {
 			return startsWithAny(m.after, " file", " process", " host", " device", " attribute")
@@ -132,110 +131,102 @@ var rules = []*Rule{
 		Bad:     "There is no such sandbox.", Good: "The sandbox does not exist.",
 	},
 	{
-		ID: "that-of", In: inText, Trigger: []string{"that of ", "those of "}, Pattern: re(`\b(?:that|those) of\b`),
+		ID: "that-of", In: inText, Pattern: re(`\b(?:that|those) of\b`),
 		Unless:  func(m match) bool { return strings.HasPrefix(m.after, " course") },
 		Instead: "the owner's X, or the noun again",
 		Bad:     "The rules are those of the owner.", Good: "The rules are the owner's.",
 	},
 	{
-		ID: "of-which", In: inText, Trigger: []string{"of wh"}, Pattern: re(`\bof (?:which|whose|whom)\b`),
+		ID: "of-which", In: inText, Pattern: re(`\bof (?:which|whose|whom)\b`),
 		Unless:  func(m match) bool { return quantities[m.previous()] },
 		Instead: "whose X, or a sentence of its own",
 		Bad:     "A node of which all sandboxes run.", Good: "A node whose sandboxes all run.",
 	},
 	{
-		ID: "is-there", In: inText, Trigger: []string{" there"},
-		Pattern: re(`\b(?:that|which|what) (?:is|are|was|were) (?:already |still |not )?there\b|\b(?:is|are|was|were) (?:already |still |not )?there(?:\s*[.;,:)]|$)`),
+		ID: "is-there", In: inText, Pattern: re(`\b(?:that|which|what) (?:is|are|was|were) (?:already |still |not )?there\b|\b(?:is|are|was|were) (?:already |still |not )?there(?:\s*[.;,:)]|$)`),
 		Instead: "exists, is present; existing X",
 		Bad:     "A file that is there stays.", Good: "An existing file stays.",
 	},
 	{
-		ID: "headless-what", In: Prose, Trigger: []string{"what "}, Pattern: re(`(?:^|[.!?] )what [^?.;:]*`),
+		ID: "headless-what", In: Prose, Pattern: re(`(?:^|[.!?] )what [^?.;:]*`),
 		Unless:  whatIsFine,
 		Instead: "the noun: the state that, the bytes that",
 		Bad:     "What a policy wrote stays for a day.", Good: "The output of a policy stays for a day.",
 	},
 	{
-		ID: "says", In: inText, Trigger: []string{"say", "said"},
-		Pattern: re(`\b(?:says?|said|saying) (?:whether|that|why|what|how|when|where|which|who|so|if)\b`),
+		ID: "says", In: inText, Pattern: re(`\b(?:says?|said|saying) (?:whether|that|why|what|how|when|where|which|who|so|if)\b`),
 		Instead: "reports whether, returns, describes, documents",
 		Bad:     "Running says whether the sandbox runs.", Good: "Running reports whether the sandbox runs.",
 	},
 	{
-		ID: "told", In: inText, Trigger: []string{"tell", "told"}, Pattern: re(`\b(?:tells?|told|telling)\b`),
+		ID: "told", In: inText, Pattern: re(`\b(?:tells?|told|telling)\b`),
 		Instead: "report, notify, inform; distinguish",
 		Bad:     "The guest is told of the change.", Good: "The guest is notified of the change.",
 	},
 	{
-		ID: "hears", In: inText, Trigger: []string{"hear"}, Pattern: re(`\b(?:hears?|heard|hearing)\b`),
+		ID: "hears", In: inText, Pattern: re(`\b(?:hears?|heard|hearing)\b`),
 		Instead: "receives, is notified",
 		Bad:     "The client hears of the end.", Good: "The client is notified of the end.",
 	},
 	{
-		ID: "gives-back", In: inText, Trigger: []string{" back"},
-		Pattern: re(`\b(?:gives?|gave|given|giving|puts?|putting|hands?|handed|handing) (?:it |them |\w+ \w+ )?back\b`),
+		ID: "gives-back", In: inText, Pattern: re(`\b(?:gives?|gave|given|giving|puts?|putting|hands?|handed|handing) (?:it |them |\w+ \w+ )?back\b`),
 		Instead: "release, return, restore",
 		Bad:     "It gives the slot back.", Good: "It releases the slot.",
 	},
 	{
-		ID: "for-ever", In: inText, Trigger: []string{"for ever", "for good"}, Pattern: re(`\bfor (?:ever\b|good\b)`),
+		ID: "for-ever", In: inText, Pattern: re(`\bfor (?:ever\b|good\b)`),
 		Unless:  func(m match) bool { return startsWithAny(m.after, " reason", " measure", " cause") },
 		Instead: "permanently, indefinitely",
 		Bad:     "The name is reserved for ever.", Good: "The name is reserved permanently.",
 	},
 	{
-		ID: "at-once", In: inText, Trigger: []string{"at once"}, Pattern: re(`\bat once\b`),
+		ID: "at-once", In: inText, Pattern: re(`\bat once\b`),
 		Instead: "immediately; concurrently, at the same time",
 		Bad:     "It ends at once.", Good: "It ends immediately.",
 	},
 	{
-		ID: "beside", In: inText, Trigger: []string{"beside"}, Pattern: re(`\bbeside\b`),
+		ID: "beside", In: inText, Pattern: re(`\bbeside\b`),
 		Instead: "next to, in addition to, in parallel with",
 		Bad:     "A file beside the store.", Good: "A file next to the store.",
 	},
 	{
-		ID: "archaic", In: inText,
-		Trigger: []string{"amiss", "lately", "wholly", "thereby", "mend", "thus", "whence", "therein", "thereof", "whereof", "nought", "naught", "lest", "ere "},
-		Pattern: re(`\b(?:amiss|lately|wholly|thereby|mend(?:s|ed|ing)?|thus|whence|therein|thereof|whereof|nought|naught|lest|ere)\b`),
+		ID: "archaic", In: inText, Pattern: re(`\b(?:amiss|lately|wholly|thereby|mend(?:s|ed|ing)?|thus|whence|therein|thereof|whereof|nought|naught|lest|ere)\b`),
 		Instead: "wrong, recently, entirely, repair, so: plain modern words",
 		Bad:     "Something was wrong lately.", Good: "Something was wrong recently.",
 	},
 	{
-		ID: "he", In: inText, Trigger: []string{"he", "his", "him"}, Pattern: re(`\b(?:he|his|him|himself|she|her|hers|herself)\b`),
+		ID: "he", In: inText, Pattern: re(`\b(?:he|his|him|himself|she|her|hers|herself)\b`),
 		Instead: "it, its, they, their",
 		Bad:     "An owner sees his sandboxes.", Good: "Owners see their sandboxes.",
 	},
 	{
-		ID: "has-it", In: inText, Trigger: []string{" it ", " them ", " itself "},
-		Pattern: re(`\b(?:has|have|had|having) (?:it|them|itself|themselves) (?:\w+ed|do|done|make|made|send|sent|run|read|write|written|know|known|be|go|start|stop|wake|sleep|built|given|set|kept|put|say|said|wait)\b`),
+		ID: "has-it", In: inText, Pattern: re(`\b(?:has|have|had|having) (?:it|them|itself|themselves) (?:\w+ed|do|done|make|made|send|sent|run|read|write|written|know|known|be|go|start|stop|wake|sleep|built|given|set|kept|put|say|said|wait)\b`),
 		Instead: "makes X do, requests X; an active verb",
 		Bad:     "The node has it removed.", Good: "The node removes it.",
 	},
 	{
-		ID: "anew", In: inText | Local | Name, Trigger: []string{"anew", "once more"}, Pattern: re(`\banew\b|\bonce more\b`),
+		ID: "anew", In: inText | Local | Name, Pattern: re(`\banew\b|\bonce more\b`),
 		Instead: "again",
 		Bad:     "It begins anew.", Good: "It begins again.",
 	},
 	{
-		ID: "look-at", In: inText, Trigger: []string{"look"}, Pattern: re(`\blook(?:s|ed|ing)? (?:at|for|into|after|upon)\b`),
+		ID: "look-at", In: inText, Pattern: re(`\blook(?:s|ed|ing)? (?:at|for|into|after|upon)\b`),
 		Instead: "inspect, search, poll, read",
 		Bad:     "It looks at the cgroup every second.", Good: "It polls the cgroup every second.",
 	},
 	{
-		ID: "answers", In: inText, Trigger: []string{"answer"}, Pattern: re(`\banswer(?:s|ed|ing)?\b`),
+		ID: "answers", In: inText, Pattern: re(`\banswer(?:s|ed|ing)?\b`),
 		Unless:  answersQuestion,
 		Instead: "responds, response (DNS alone has answers)",
 		Bad:     "The server answers 404.", Good: "The server responds 404.",
 	},
 	{
-		ID: "kept", In: Prose, Warn: true, Trigger: []string{"kept", "keep"}, Pattern: re(`\b(?:kept|keeps?)\b`),
+		ID: "kept", In: Prose, Warn: true, Pattern: re(`\b(?:kept|keeps?)\b`),
 		Instead: "stored, cached, retained",
 		Bad:     "The names are kept.", Good: "The names are stored.",
 	},
 	{
-		ID: "spelling", In: inText | Local | Name,
-		Trigger: []string{"ll", "our", "is", "centre", "licence", "grey", "catalogue", "programme", "whilst", "amongst", "artefact", "analys"},
-		Pattern: re(`\b(?:dial|cancel|label|model|signal|travel|channel|tunnel|marshal|unmarshal|level|total|equal|fuel|panel)l(?:ed|ing|er|ers)\b` +
+		ID: "spelling", In: inText | Local | Name, Pattern: re(`\b(?:dial|cancel|label|model|signal|travel|channel|tunnel|marshal|unmarshal|level|total|equal|fuel|panel)l(?:ed|ing|er|ers)\b` +
 			`|\b(?:behaviour|colour|honour|favour|neighbour|flavour|harbour|rumour|armour|labour)(?:s|ed|ing|able|al|ite)?\b` +
 			`|\b(?:recogn|normal|author|organ|minim|maxim|optim|initial|serial|summar|util|synchron|categor|custom|final|general|priorit|special|standard|token|visual|central|local|real|emphas|apolog|critic|material|neutral|stabil|random|sanit)is(?:e|ed|es|er|ers|ing|ation|ations)\b` +
 			`|\b(?:centre|centred|licence|licences|grey|catalogue|catalogues|programme|programmes|whilst|amongst|artefacts?|analyse[ds]?|analysing|defence|offence)\b`),
