@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -17,11 +19,26 @@ import (
 // policyRig is a command line in an empty folder, without a node.
 func policyRig(t *testing.T) *rig {
 	t.Helper()
+	if err := compileForPolicies(); err != nil {
+		t.Fatal(err)
+	}
 	t.Chdir(t.TempDir())
 	// Neither the tags of this program nor its workspace concern a policy.
 	t.Setenv("GOFLAGS", "")
 	return &rig{t: t, env: map[string]string{}}
 }
+
+// compileForPolicies fills Go's build cache with the SDK's dependencies, as policies need
+// them. Without it the first test that builds a policy compiles the standard library
+// within the time of one command, which is too short on a busy machine.
+var compileForPolicies = sync.OnceValue(func() error {
+	build := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "github.com/doze-run/doze/policies/sdk")
+	build.Env = append(os.Environ(), "GOOS=wasip1", "GOARCH=wasm", "CGO_ENABLED=0", "GOFLAGS=")
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("compile for policies: %w: %s", err, out)
+	}
+	return nil
+})
 
 // inFolder runs a program in a folder and returns what it prints.
 func inFolder(t *testing.T, dir string, args ...string) string {
