@@ -87,10 +87,7 @@ func (x *exchange) acquire(ctx context.Context) error {
 	x.mu.Unlock()
 	sb := lease.Sandbox()
 	x.started, x.awake = sb.StartedAt, sb.StateSince
-	x.sleepAfter = time.Duration(sb.SleepAfter)
-	if x.sleepAfter == 0 {
-		x.sleepAfter = maxSilenceCheck
-	}
+	x.sleepAfter = cmp.Or(time.Duration(sb.SleepAfter), maxSilenceCheck)
 	x.selfStarting = len(sb.Declared) > 0
 	if x.woke = lease.Wake().Kind; x.woke != sandbox.WakeNone {
 		x.waited = time.Since(x.start)
@@ -113,8 +110,7 @@ func (p *Proxy) acquire(ctx context.Context, id sandbox.ID, reach reach, until t
 	} else {
 		lease, err = p.sandboxes.Rouse(waitCtx, id, cause)
 	}
-	var failed *sandbox.WakeError
-	if err != nil && !errors.As(err, &failed) && ctx.Err() == nil && waitCtx.Err() != nil {
+	if _, failed := errors.AsType[*sandbox.WakeError](err); err != nil && !failed && ctx.Err() == nil && waitCtx.Err() != nil {
 		return nil, errStillWaking
 	}
 	return lease, err
@@ -183,15 +179,16 @@ func (e *crashError) Error() string {
 func (x *exchange) crashed() (guest.Process, bool) {
 	sb, _ := x.proxy.sandboxes.ByID(x.id)
 	process, ok := sb.Crashed()
-	if !ok {
-		return guest.Process{}, false
-	}
+	return process, ok && x.runs()
+}
+
+// runs reports whether the sandbox is running and not being stopped.
+func (x *exchange) runs() bool {
 	lease, err := x.proxy.sandboxes.AcquireRunning(x.id)
-	if err != nil {
-		return guest.Process{}, false
+	if err == nil {
+		lease.Release()
 	}
-	lease.Release()
-	return process, true
+	return err == nil
 }
 
 // dialStarting is dial for a server that may still be starting. It returns a
@@ -233,8 +230,7 @@ func (x *exchange) cameTooLate(err error) bool {
 	if x.woke != sandbox.WakeNone {
 		return false
 	}
-	var failed *sandbox.WakeError
-	if errors.As(err, &failed) {
+	if _, failed := errors.AsType[*sandbox.WakeError](err); failed {
 		return x.endedUnnoticed
 	}
 	return errors.Is(err, syscall.ESRCH)
@@ -257,8 +253,7 @@ func (x *exchange) acquireNext(ctx context.Context) error {
 // stoppedOnPurpose reports whether the owner has stopped the sandbox. While a stop is
 // in progress, it waits for its end.
 func (x *exchange) stoppedOnPurpose(ctx context.Context) bool {
-	if lease, err := x.proxy.sandboxes.AcquireRunning(x.id); err == nil {
-		lease.Release()
+	if x.runs() {
 		return false
 	}
 	x.awaitNotice(ctx, time.Now().Add(noticeLimit))
@@ -302,10 +297,7 @@ func (x *exchange) containerRuns() bool {
 // dial connects to the port. The reason of a failure goes to the node's log, not to
 // the visitor.
 func (x *exchange) dial(ctx context.Context) (net.Conn, error) {
-	x.mu.Lock()
-	lease := x.lease
-	x.mu.Unlock()
-	conn, err := lease.Dial(ctx, x.port.Port)
+	conn, err := x.currentLease().Dial(ctx, x.port.Port)
 	if err != nil && ctx.Err() == nil && !connectionRefused(err) && !errors.Is(err, syscall.ESRCH) {
 		x.proxy.sometimes.Do(func() {
 			x.proxy.log.Warn("failed to dial into a sandbox", "sandbox", x.id, "port", x.port.Port, "error", err)
@@ -347,10 +339,14 @@ func (x *exchange) cleanUp() {
 
 // release releases the lease, if it was acquired. It may be called twice.
 func (x *exchange) release() {
-	x.mu.Lock()
-	lease := x.lease
-	x.mu.Unlock()
-	if lease != nil {
+	if lease := x.currentLease(); lease != nil {
 		lease.Release()
 	}
+}
+
+// currentLease returns nil until acquire has succeeded.
+func (x *exchange) currentLease() Lease {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.lease
 }

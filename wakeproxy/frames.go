@@ -1,5 +1,7 @@
 package wakeproxy
 
+import "encoding/binary"
+
 // goingAway is a WebSocket close frame of a server with status 1001, "going
 // away" (RFC 6455, section 7.4.1).
 var goingAway = []byte{0x88, 2, 1001 >> 8, 1001 & 0xff}
@@ -43,26 +45,22 @@ func frameLength(header []byte) (length uint64, whole bool) {
 	if len(header) < 2 {
 		return 0, false
 	}
+	extended, mask := 0, int(header[1]>>7)*4
 	length = uint64(header[1] & 0x7f)
-	extended := 0
 	switch length {
 	case 126:
 		extended = 2
 	case 127:
 		extended = 8
 	}
-	want := 2 + extended
-	if header[1]&0x80 != 0 {
-		want += 4
-	}
-	if len(header) < want {
+	if len(header) < 2+extended+mask {
 		return 0, false
 	}
-	if extended > 0 {
-		length = 0
-		for _, c := range header[2 : 2+extended] {
-			length = length<<8 | uint64(c)
-		}
+	switch extended {
+	case 2:
+		length = uint64(binary.BigEndian.Uint16(header[2:]))
+	case 8:
+		length = binary.BigEndian.Uint64(header[2:])
 	}
 	return length, true
 }

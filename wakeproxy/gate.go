@@ -60,13 +60,13 @@ func (g *gates) wait(ctx context.Context, key gateKey, dial func(context.Context
 
 	for {
 		conn, err := dial(ctx)
-		var ended *sandbox.WakeError
-		var crashed *crashError
+		_, ended := errors.AsType[*sandbox.WakeError](err)
+		_, crashed := errors.AsType[*crashError](err)
 		switch {
 		case err == nil:
 			close(gt.done)
 			return conn, nil
-		case errors.As(err, &ended), errors.As(err, &crashed):
+		case ended, crashed:
 			gt.err = err
 			close(gt.done)
 			return nil, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"syscall"
@@ -66,19 +65,7 @@ func (x *exchange) foundH2C(ctx context.Context, err error) bool {
 // connection of HTTP/1.1.
 func maybeHTTP2(err error) bool {
 	// The second is net/http's error when a response precedes the request.
-	for _, text := range []string{"malformed HTTP", "readLoopPeekFailLocked"} {
-		if strings.Contains(err.Error(), text) {
-			return true
-		}
-	}
-	// ErrClosed: net/http closed the connection because of bytes that it read while it
-	// was writing the body.
-	for _, hungUp := range []error{syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
-		if errors.Is(err, hungUp) {
-			return true
-		}
-	}
-	return false
+	return strings.Contains(err.Error(), "malformed HTTP") || strings.Contains(err.Error(), "readLoopPeekFailLocked") || hungUp(err)
 }
 
 // probeH2C begins a connection of HTTP/2 with prior knowledge (RFC 9113, section

@@ -1,11 +1,13 @@
 package wakeproxy
 
 import (
+	"cmp"
 	"context"
 	"crypto/subtle"
 	"errors"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,26 +41,17 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.WaitTimeout == 0 {
-		o.WaitTimeout = 30 * time.Second
-	}
-	if o.WaitingPageAfter == 0 {
-		o.WaitingPageAfter = time.Second
-	}
-	if o.MaxRequests == 0 {
-		o.MaxRequests = 16384
-	}
-	if o.MaxRequestsPerSandbox == 0 {
-		o.MaxRequestsPerSandbox = 4096
-	}
+	o.WaitTimeout = cmp.Or(o.WaitTimeout, 30*time.Second)
+	o.WaitingPageAfter = cmp.Or(o.WaitingPageAfter, time.Second)
+	o.MaxRequests = cmp.Or(o.MaxRequests, 16384)
+	o.MaxRequestsPerSandbox = cmp.Or(o.MaxRequestsPerSandbox, 4096)
 	if o.Trusted == nil {
 		o.Trusted = func(*http.Request) bool { return false }
 	}
-	domains := make([]string, len(o.Domains))
+	o.Domains = slices.Clone(o.Domains)
 	for i, d := range o.Domains {
-		domains[i] = strings.TrimSuffix(lowerASCII(d), ".")
+		o.Domains[i] = strings.TrimSuffix(lowerASCII(d), ".")
 	}
-	o.Domains = domains
 	return o
 }
 
@@ -92,18 +85,22 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	defer context.AfterFunc(h.proxy.ctx, cancel)()
 
-	switch r.URL.Path {
-	case WakePath:
+	own := r.URL.Path == WakePath || r.URL.Path == StatusPath
+	switch {
+	case own && r.Method != http.MethodGet:
+		w.Header().Set("Allow", http.MethodGet)
+		writeProblem(w, r, methodNotAllowed)
+		return
+	case own && r.URL.Path == WakePath:
 		h.serveWake(w, r.WithContext(ctx), id, port)
 		return
-	case StatusPath:
+	case own:
 		h.serveStatus(w, r.WithContext(ctx), id, port)
 		return
 	}
 	x := h.newExchange(r, id, port)
 	defer x.cleanUp()
-	err := h.forward(ctx, x, w, r)
-	if err != nil {
+	if err := h.forward(ctx, x, w, r); err != nil {
 		h.fail(w, r, x, err)
 	}
 }
@@ -163,7 +160,7 @@ const statusClientGone = 499
 func (p *Proxy) lookup(host string, domains []string) (sandbox.ID, sandbox.Port, bool) {
 	// As long as a token, and never equal to one: it is not [a-z0-9].
 	const noToken = "--------------------"
-	name, _, ok := ParseHost(host, domains)
+	name, ok := ParseHost(host, domains)
 	sb, known := p.sandboxes.ByID(name.ID)
 	port, exposed := sb.Exposed(name.Port)
 	want := port.Token
@@ -192,10 +189,5 @@ func isNavigation(r *http.Request) bool {
 
 // wantsHTML reports whether a response of the node should be a page.
 func wantsHTML(r *http.Request) bool {
-	for _, accept := range r.Header.Values("Accept") {
-		if strings.Contains(accept, "text/html") {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(r.Header.Values("Accept"), func(accept string) bool { return strings.Contains(accept, "text/html") })
 }

@@ -1,6 +1,7 @@
 package wakeproxy
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 
@@ -33,29 +34,26 @@ func (n Name) Host(domain string) string {
 // ParseHost reads the Host of a request under one of the domains, which are in
 // lower case. It accepts any case, one trailing dot and a port, as DNS and HTTP
 // do, and is strict about everything else, so that each preview has one name.
-func ParseHost(host string, domains []string) (name Name, domain string, ok bool) {
+func ParseHost(host string, domains []string) (name Name, ok bool) {
 	// Longer than any host name with a port: refuse before doing any work.
 	if len(host) > 255+len(":65535") {
-		return Name{}, "", false
+		return Name{}, false
 	}
 	if i := strings.LastIndexByte(host, ':'); i >= 0 {
 		if _, ok := parsePort(host[i+1:]); !ok {
-			return Name{}, "", false
+			return Name{}, false
 		}
 		host = host[:i]
 	}
 	host = lowerASCII(strings.TrimSuffix(host, "."))
 	label, rest, found := strings.Cut(host, ".")
 	if !found || len(label) > maxLabel {
-		return Name{}, "", false
+		return Name{}, false
 	}
-	for _, d := range domains {
-		if rest == d {
-			name, ok = parseLabel(label)
-			return name, d, ok
-		}
+	if !slices.Contains(domains, rest) {
+		return Name{}, false
 	}
-	return Name{}, "", false
+	return parseLabel(label)
 }
 
 func parseLabel(label string) (Name, bool) {

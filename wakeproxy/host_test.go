@@ -45,7 +45,7 @@ func TestParseHost(t *testing.T) {
 		{"a megabyte", strings.Repeat("a", 1<<20), Name{}, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got, _, ok := ParseHost(test.host, []string{"preview.example.com", "p.example.org"})
+			got, ok := ParseHost(test.host, []string{"preview.example.com", "p.example.org"})
 			if ok != test.ok || got != test.want {
 				t.Errorf("ParseHost(%.80q) = %+v, %v, want %+v, %v", test.host, got, ok, test.want, test.ok)
 			}
@@ -60,19 +60,19 @@ func FuzzParseHost(f *testing.F) {
 	}
 	domains := []string{domain}
 	f.Fuzz(func(t *testing.T, host string) {
-		name, under, ok := ParseHost(host, domains)
+		name, ok := ParseHost(host, domains)
 		if !ok {
 			if name != (Name{}) {
 				t.Errorf("refused %q but returned %+v", host, name)
 			}
 			return
 		}
-		formatted := name.Host(under)
+		formatted := name.Host(domain)
 		if len(strings.Split(formatted, ".")[0]) > maxLabel {
 			t.Errorf("%q is not a DNS name", formatted)
 		}
-		again, _, ok := ParseHost(formatted, domains)
-		if !ok || again != name || again.Host(under) != formatted {
+		again, ok := ParseHost(formatted, domains)
+		if !ok || again != name || again.Host(domain) != formatted {
 			t.Errorf("%q parses to %+v, formats to %q, and that parses to %+v", host, name, formatted, again)
 		}
 		bare, _, _ := strings.Cut(host, ":")

@@ -45,47 +45,45 @@ func (c *hostChecks) get(key gateKey) hostCheck {
 
 // noteH2C stores whether the server speaks HTTP/2 without TLS.
 func (c *hostChecks) noteH2C(key gateKey, h2c bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	check := c.known[key]
-	check.probed, check.h2c = true, h2c
-	c.putLocked(key, check)
+	c.update(key, func(check hostCheck) hostCheck {
+		check.probed, check.h2c = true, h2c
+		return check
+	})
 }
 
 // firstWarning reports whether this is its first call for a server.
 func (c *hostChecks) firstWarning(key gateKey) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	check := c.known[key]
-	if check.warned {
-		return false
-	}
-	check.warned = true
-	c.putLocked(key, check)
-	return true
-}
-
-func (c *hostChecks) putLocked(key gateKey, check hostCheck) {
-	if _, known := c.known[key]; !known && len(c.known) >= maxHostChecks {
-		clear(c.known)
-	}
-	c.known[key] = check
+	before := c.update(key, func(check hostCheck) hostCheck {
+		check.warned = true
+		return check
+	})
+	return !before.warned
 }
 
 // note stores the result of a request. first reports whether the server has just
 // been found to refuse the preview's host.
 func (c *hostChecks) note(key gateKey, accepted, rewrite bool) (first bool) {
+	before := c.update(key, func(check hostCheck) hostCheck {
+		check.decided = true
+		check.rewrite = check.rewrite || accepted && rewrite
+		if !accepted {
+			check.inconclusive++
+		}
+		return check
+	})
+	return accepted && rewrite && !before.rewrite
+}
+
+// update changes the check of a server and returns the one before.
+func (c *hostChecks) update(key gateKey, change func(hostCheck) hostCheck) (before hostCheck) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	check := c.known[key]
-	check.decided = true
-	first = accepted && rewrite && !check.rewrite
-	check.rewrite = check.rewrite || first
-	if !accepted {
-		check.inconclusive++
+	before, known := c.known[key]
+	if !known && len(c.known) >= maxHostChecks {
+		clear(c.known)
 	}
-	c.putLocked(key, check)
-	return first
+	c.known[key] = change(before)
+	return before
 }
 
 // roundTripAuto sends a request with the preview's own host, unless the server is
@@ -142,8 +140,8 @@ func repeatable(req *http.Request) bool {
 // servers just end a WebSocket's connection, or write an invalid response.
 func refusesHost(req *http.Request, res *http.Response, err error) bool {
 	if err != nil {
-		hungUp := isLost(err) && !errors.Is(err, syscall.ECONNREFUSED) // refused: no server is up
-		return req.Header.Get("Upgrade") != "" && (hungUp || strings.Contains(err.Error(), "malformed HTTP"))
+		lost := isLost(err) && !errors.Is(err, syscall.ECONNREFUSED) // refused: no server is up
+		return req.Header.Get("Upgrade") != "" && (lost || strings.Contains(err.Error(), "malformed HTTP"))
 	}
 	switch res.StatusCode {
 	case http.StatusBadRequest, http.StatusForbidden, http.StatusMisdirectedRequest:

@@ -58,6 +58,7 @@ func hashOf(text string) string {
 func writeWaitingPage(w http.ResponseWriter) {
 	w.Header().Set("Retry-After", "1")
 	w.Header().Set("Content-Security-Policy", pagePolicy)
+	w.Header().Set("Vary", varies)
 	writeOwn(w, "text/html; charset=utf-8", http.StatusServiceUnavailable, waitingPage)
 }
 
@@ -82,5 +83,6 @@ func writeProblemPage(w http.ResponseWriter, r *http.Request, p *problem.Problem
 	maps.Copy(w.Header(), p.GetHeaders())
 	w.Header().Set(requestid.Header, p.RequestID)
 	w.Header().Set("Content-Security-Policy", pagePolicy)
+	w.Header().Set("Vary", varies)
 	writeOwn(w, "text/html; charset=utf-8", p.Status, b.Bytes())
 }

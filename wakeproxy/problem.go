@@ -61,8 +61,8 @@ func withoutOutput(p *problem.Problem) *problem.Problem {
 // problemOf returns the problem that a failure is to the visitor. It contains no
 // path, address or other text of the node.
 func problemOf(err error) *problem.Problem {
-	var failed *sandbox.WakeError
-	var tooLarge *http.MaxBytesError
+	failed, isWake := errors.AsType[*sandbox.WakeError](err)
+	_, tooLarge := errors.AsType[*http.MaxBytesError](err)
 	switch {
 	case errors.Is(err, sandbox.ErrNotFound), errors.Is(err, sandbox.ErrDestroyed):
 		return notFound
@@ -72,7 +72,7 @@ func problemOf(err error) *problem.Problem {
 		return tooManyWaiters
 	case errors.Is(err, sandbox.ErrClosed):
 		return nodeClosing
-	case errors.As(err, &failed):
+	case isWake:
 		p := wakeFailed
 		if errors.Is(err, sandbox.ErrEngineDown) {
 			p = engineDown
@@ -88,7 +88,7 @@ func problemOf(err error) *problem.Problem {
 		return protocolMismatch
 	case errors.Is(err, errResponseInvalid):
 		return responseInvalid
-	case errors.As(err, &tooLarge):
+	case tooLarge:
 		return bodyTooLarge
 	}
 	return disconnected
@@ -97,9 +97,9 @@ func problemOf(err error) *problem.Problem {
 // problemOf refines problemOf by the state of the sandbox.
 func (x *exchange) problemOf(ctx context.Context, err error) *problem.Problem {
 	sb, _ := x.proxy.sandboxes.ByID(x.id)
-	var crashed *crashError
+	crashed, ended := errors.AsType[*crashError](err)
 	switch {
-	case errors.As(err, &crashed):
+	case ended:
 		return x.crashProblem(ctx, crashed.process)
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, errNotReady):
 		if process, ok := x.crashed(); ok {
@@ -123,10 +123,7 @@ func (x *exchange) problemOf(ctx context.Context, err error) *problem.Problem {
 func (x *exchange) crashProblem(ctx context.Context, process guest.Process) *problem.Problem {
 	p := problem.New(problem.ProcessExited, fmt.Sprintf("Nothing listens on the port: process %s %s.", process.Name, process.Ending()))
 	p.Process = &problem.EndedProcess{Name: process.Name, ExitCode: process.ExitCode, Signal: process.Signal}
-	x.mu.Lock()
-	lease := x.lease
-	x.mu.Unlock()
-	if x.port.Access != sandbox.AccessPublic && lease != nil {
+	if lease := x.currentLease(); lease != nil && x.port.Access != sandbox.AccessPublic {
 		p.Process.Output = lease.LastOutput(ctx, process.ID)
 	}
 	return p
@@ -168,7 +165,6 @@ func writeOwn(w http.ResponseWriter, contentType string, status int, body []byte
 	h.Set("Content-Length", strconv.Itoa(len(body)))
 	h.Set("Cache-Control", "no-store")
 	h.Set("X-Content-Type-Options", "nosniff")
-	h.Set("Vary", varies)
 	w.WriteHeader(status)
 	w.Write(body) // fails only when the visitor has left
 }

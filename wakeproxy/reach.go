@@ -1,9 +1,8 @@
 package wakeproxy
 
 import (
-	"io"
 	"net/http"
-	"strconv"
+	"slices"
 	"strings"
 
 	"github.com/doze-run/doze/runtime/sandbox"
@@ -101,7 +100,7 @@ func isCrawlerPath(path string) bool {
 // crawlers are words in the User-Agent of programs that show previews of links in
 // chats, index the web or collect it. Programs that fetch an address at a person's
 // request (ChatGPT-User, Claude-User) are not among them.
-var crawlers = [...]string{
+var crawlers = []string{
 	"facebookexternalhit", "facebot", "twitterbot", "slackbot", "slack-imgproxy", "discordbot", "telegrambot", "whatsapp",
 	"linkedinbot", "skypeuripreview", "redditbot", "pinterestbot", "mastodon", "cardyb", "embedly", "iframely", "vkshare",
 	"googlebot", "google-inspectiontool", "bingbot", "bingpreview", "applebot", "yandexbot", "baiduspider", "duckduckbot",
@@ -113,12 +112,7 @@ const maxUserAgent = 1024
 
 func isCrawler(agent string) bool {
 	agent = lowerASCII(agent[:min(len(agent), maxUserAgent)])
-	for _, word := range crawlers {
-		if strings.Contains(agent, word) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(crawlers, func(word string) bool { return strings.Contains(agent, word) })
 }
 
 // isRobots reports whether a crawler asks what it may crawl.
@@ -130,11 +124,5 @@ func isRobots(r *http.Request) bool {
 const robots = "User-agent: *\nDisallow: /\n"
 
 func writeRobots(w http.ResponseWriter) {
-	h := w.Header()
-	h.Set("Content-Type", "text/plain; charset=utf-8")
-	h.Set("Content-Length", strconv.Itoa(len(robots)))
-	h.Set("Cache-Control", "no-store")
-	h.Set("X-Content-Type-Options", "nosniff")
-	w.WriteHeader(http.StatusOK)
-	io.WriteString(w, robots) // fails when the crawler has left
+	writeOwn(w, "text/plain; charset=utf-8", http.StatusOK, []byte(robots))
 }

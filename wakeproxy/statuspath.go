@@ -24,16 +24,12 @@ type previewStatus struct {
 const statusTimeout = 2 * time.Second
 
 func (h *Handler) serveStatus(w http.ResponseWriter, r *http.Request, id sandbox.ID, port sandbox.Port) {
-	if r.Method != http.MethodGet {
-		w.Header().Set("Allow", http.MethodGet)
-		writeProblem(w, r, methodNotAllowed)
-		return
-	}
 	ctx, cancel := context.WithTimeout(r.Context(), statusTimeout)
 	defer cancel()
 	body, err := json.Marshal(previewStatus{Listening: h.proxy.sandboxes.Listens(ctx, id, port.Port)})
 	if err != nil {
 		panic(err) // a boolean
 	}
+	w.Header().Set("Vary", varies)
 	writeOwn(w, "application/json", http.StatusOK, body)
 }

@@ -26,7 +26,7 @@ func (x *exchange) stream(ctx context.Context, res *http.Response) {
 	x.mu.Lock()
 	x.silence = time.AfterFunc(min(x.sleepAfter, maxSilenceCheck), x.checkSilence)
 	x.mu.Unlock()
-	res.Body = &responseBody{ReadCloser: res.Body, x: x, ctx: ctx}
+	res.Body = &responseBody{requestBody{ReadCloser: res.Body, x: x, ctx: ctx}}
 }
 
 // checkSilence releases the lease if the stream was silent for sleep_after, and
@@ -96,11 +96,7 @@ func (x *exchange) endSilence() {
 }
 
 // responseBody is the body of a response, whose bytes are traffic.
-type responseBody struct {
-	io.ReadCloser
-	x   *exchange
-	ctx context.Context
-}
+type responseBody struct{ requestBody }
 
 // Read counts as traffic by itself: a reader that asks for more has forwarded the
 // earlier bytes, and a frozen sandbox sends no more.
@@ -108,13 +104,7 @@ func (b *responseBody) Read(p []byte) (int, error) {
 	if err := b.x.traffic(b.ctx); err != nil {
 		return 0, err
 	}
-	n, err := b.ReadCloser.Read(p)
-	if n > 0 {
-		if err := b.x.traffic(b.ctx); err != nil {
-			return 0, err
-		}
-	}
-	return n, err
+	return b.requestBody.Read(p)
 }
 
 // requestBody is the body of a request, whose bytes are traffic.

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -243,25 +244,21 @@ func (e *beforeResponseError) Unwrap() error { return e.error }
 
 // isReused reports whether the connection had served before it was lost.
 func isReused(err error) bool {
-	var before *beforeResponseError
-	return errors.As(err, &before) && before.reused
+	before, ok := errors.AsType[*beforeResponseError](err)
+	return ok && before.reused
 }
 
 // isLost reports whether the connection was refused or lost before the first
 // byte of a response.
 func isLost(err error) bool {
-	var before *beforeResponseError
-	if !errors.As(err, &before) {
-		return false
-	}
-	if before.reused {
-		return true // net/http has many words for that, most of them not exported
-	}
-	// net.ErrClosed: net/http closed the connection at its end, while it sent the body.
-	for _, lost := range []error{syscall.ECONNREFUSED, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed} {
-		if errors.Is(err, lost) {
-			return true
-		}
-	}
-	return false
+	before, ok := errors.AsType[*beforeResponseError](err)
+	// net/http has many errors for a reused connection that was lost, most of them not exported.
+	return ok && (before.reused || errors.Is(err, syscall.ECONNREFUSED) || hungUp(err))
+}
+
+// hungUp reports whether the server closed the connection. net.ErrClosed: net/http closed it
+// because the server's end, or bytes, came while it sent the body.
+func hungUp(err error) bool {
+	ends := []error{syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF, net.ErrClosed}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) })
 }

@@ -103,12 +103,7 @@ func (t *tunnel) ending(sb sandbox.Sandbox) bool {
 	if sb.State != sandbox.StateRunning {
 		return true // a frozen server ends nothing: it was thawed to be stopped
 	}
-	lease, err := t.x.proxy.sandboxes.AcquireRunning(t.x.id)
-	if err != nil {
-		return true
-	}
-	lease.Release()
-	return false
+	return !t.x.runs()
 }
 
 // Write wakes the sandbox if it sleeps. A container that was stopped has no

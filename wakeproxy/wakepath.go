@@ -20,11 +20,6 @@ import (
 const WakePath = "/.doze/wake"
 
 func (h *Handler) serveWake(w http.ResponseWriter, r *http.Request, id sandbox.ID, port sandbox.Port) {
-	if r.Method != http.MethodGet {
-		w.Header().Set("Allow", http.MethodGet)
-		writeProblem(w, r, methodNotAllowed)
-		return
-	}
 	x := h.newExchange(r, id, port)
 	x.until = x.start.Add(x.waitTimeout)
 	defer x.cleanUp()

@@ -63,23 +63,19 @@ func Of(m *sandbox.Manager) Sandboxes { return manager{m} }
 type manager struct{ *sandbox.Manager }
 
 func (m manager) Acquire(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
-	lease, err := m.Manager.Acquire(ctx, id, cause)
-	if err != nil {
-		return nil, err // not a nil *sandbox.Lease in a Lease
-	}
-	return lease, nil
+	return leaseOf(m.Manager.Acquire(ctx, id, cause))
 }
 
 func (m manager) Rouse(ctx context.Context, id sandbox.ID, cause sandbox.Cause) (Lease, error) {
-	lease, err := m.Manager.Rouse(ctx, id, cause)
-	if err != nil {
-		return nil, err
-	}
-	return lease, nil
+	return leaseOf(m.Manager.Rouse(ctx, id, cause))
 }
 
 func (m manager) AcquireRunning(id sandbox.ID) (Lease, error) {
-	lease, err := m.Manager.AcquireRunning(id)
+	return leaseOf(m.Manager.AcquireRunning(id))
+}
+
+// leaseOf returns a nil Lease with an error, not a Lease with a nil *sandbox.Lease.
+func leaseOf(lease *sandbox.Lease, err error) (Lease, error) {
 	if err != nil {
 		return nil, err
 	}
