@@ -14,8 +14,8 @@ import (
 
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/runtime/netns/link"
-	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/runtime/store/document"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 func openNames(t *testing.T, d document.Store) *nameBook {
@@ -33,7 +33,7 @@ func addr(n int) netip.Addr {
 }
 
 func TestAsManyNamesAsASandboxMayHaveAreKept(t *testing.T) {
-	d := &documents{Memory: store.NewMemory()}
+	d := &documents{Badger: storetest.New(t)}
 	b := openNames(t, d)
 	const most = 8192
 	for n := range most {
@@ -67,7 +67,7 @@ func (d *slowDocuments) PutDocument(ctx context.Context, kind, name string, valu
 }
 
 func TestAWithdrawnNameIsNotWrittenAgainByWhoBeganBefore(t *testing.T) {
-	d := &slowDocuments{&documents{Memory: store.NewMemory()}, make(chan string), make(chan struct{})}
+	d := &slowDocuments{&documents{Badger: storetest.New(t)}, make(chan string), make(chan struct{})}
 	b, err := openNameBook(within(t), d, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestAWithdrawnNameIsNotWrittenAgainByWhoBeganBefore(t *testing.T) {
 }
 
 func TestNamesThatWereNotWrittenAreWrittenLater(t *testing.T) {
-	d := &documents{Memory: store.NewMemory()}
+	d := &documents{Badger: storetest.New(t)}
 	b := openNames(t, d)
 	d.failWith(errors.New("the disk is full"))
 	b.record("k3f9x2m7q1az", "a.test", addr(1))
@@ -126,7 +126,7 @@ func TestBothNameServersRefuseANameInTheirWords(t *testing.T) {
 }
 
 func TestNamesThatCannotBeReadKeepNoNodeFromStarting(t *testing.T) {
-	d := &documents{Memory: store.NewMemory()}
+	d := &documents{Badger: storetest.New(t)}
 	if err := d.PutDocument(within(t), namesKind, "k3f9x2m7q1az/198.18.1.0", []byte("no JSON")); err != nil {
 		t.Fatal(err)
 	}

@@ -36,6 +36,7 @@ import (
 	"github.com/doze-run/doze/runtime/netns/tun/tuntest"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 // compiler is the policy compiler of all tests.
@@ -90,7 +91,7 @@ type rig struct {
 func newRig(t testing.TB, change ...func(*Config)) *rig {
 	t.Helper()
 	s := newServers(t)
-	r := &rig{t: t, servers: s, documents: &documents{Memory: store.NewMemory()}, log: &lines{}}
+	r := &rig{t: t, servers: s, documents: &documents{Badger: storetest.New(t)}, log: &lines{}}
 	r.sandboxes = &sandboxes{all: map[sandbox.ID]sandbox.Sandbox{}, touched: map[sandbox.ID]int{}}
 	r.devices = &devices{t: t, networks: map[sandbox.ID]*attached{}}
 	r.config = Config{
@@ -161,7 +162,7 @@ func compileNodeRules(t testing.TB, presets *rule.Presets, rules ...rule.Rule) *
 
 // documents is a store whose operations can fail.
 type documents struct {
-	*store.Memory
+	*store.Badger
 	mu   sync.Mutex
 	fail error
 }
@@ -182,14 +183,14 @@ func (d *documents) PutDocument(ctx context.Context, kind, name string, value []
 	if err := d.failure(); err != nil {
 		return err
 	}
-	return d.Memory.PutDocument(ctx, kind, name, value)
+	return d.Badger.PutDocument(ctx, kind, name, value)
 }
 
 func (d *documents) DeleteDocument(ctx context.Context, kind, name string) error {
 	if err := d.failure(); err != nil {
 		return err
 	}
-	return d.Memory.DeleteDocument(ctx, kind, name)
+	return d.Badger.DeleteDocument(ctx, kind, name)
 }
 
 // named returns the documents whose names contain a text.

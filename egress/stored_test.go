@@ -14,7 +14,7 @@ import (
 	"github.com/doze-run/doze/egress/rule"
 	"github.com/doze-run/doze/egress/rule/ruleset"
 	"github.com/doze-run/doze/egress/tls/ca"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -44,7 +44,7 @@ func TestDocumentsOfAnEarlierNodeAreRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	memory := store.NewMemory()
+	memory := storetest.New(t)
 	b := newRig(t, func(c *Config) {
 		if err := os.WriteFile(filepath.Join(c.Folder, "seal.key"), s.SealKey, 0o600); err != nil {
 			t.Fatal(err)

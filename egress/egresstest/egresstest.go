@@ -18,6 +18,7 @@ import (
 	"github.com/doze-run/doze/egress/secret/vault"
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 // BuiltIn is one of the policies that are part of doze.
@@ -29,7 +30,7 @@ var Registry = preset.Preset{Name: "registry", Description: "The packages of thi
 // Egress is an egress with its parts.
 type Egress struct {
 	*egress.Egress
-	Documents *store.Memory
+	Documents *store.Badger
 
 	cfg egress.Config
 }
@@ -45,7 +46,7 @@ func Compiling(dir string) (policy.Config, error) {
 // with the test.
 func Open(t testing.TB, m *sandbox.Manager, compiling policy.Config) *Egress {
 	t.Helper()
-	e := &Egress{Documents: store.NewMemory()}
+	e := &Egress{Documents: storetest.New(t)}
 	presets, err := rule.NewPresets([]preset.Preset{Registry})
 	check(t, err)
 	settings := egress.DefaultSettings()

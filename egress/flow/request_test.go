@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/secret/session"
 	"github.com/doze-run/doze/egress/secret/vault"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 const (
@@ -52,7 +52,7 @@ func newSession(t *testing.T) *session.Session {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := vault.Open(t.Context(), store.NewMemory(), key)
+	v, err := vault.Open(t.Context(), storetest.New(t), key)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/sandbox/enginetest"
 	"github.com/doze-run/doze/runtime/sandbox/sandboxtest"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -291,7 +291,7 @@ func TestDestroyRemovesFilesThatTheSandboxCreatedInItsRunFolder(t *testing.T) {
 	cfg.RunDir, cfg.GuestBinary = n.dir, guestBinary(t)
 	cfg.Images.Names = map[string]string{"base": baseImage}
 	m, err := sandbox.New(cfg, sandbox.Deps{Engine: n, Freezer: NewPauser(n.Engine),
-		Network: sandboxtest.NewNetwork(), Store: store.NewMemory(), Creations: t.TempDir(), Origins: t.TempDir(), Log: n.log})
+		Network: sandboxtest.NewNetwork(), Store: storetest.New(t), Creations: t.TempDir(), Origins: t.TempDir(), Log: n.log})
 	if err != nil {
 		t.Fatal(err)
 	}

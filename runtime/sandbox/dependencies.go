@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// The Manager's dependencies. Each interface has one conformance suite (packages
-// enginetest, freezertest, networktest, storetest and uplinktest) that the real
-// implementation and the fake both pass.
+// The Manager's dependencies. Engine, Freezer, Network and Uplink have a conformance suite
+// each (packages enginetest, freezertest, networktest and uplinktest) that the real
+// implementation and the fake both pass. Tests use the real Store, in memory.
 
 // Limits of a sandbox. Zero means no limit.
 type Limits struct {

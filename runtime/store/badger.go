@@ -1,6 +1,5 @@
 // Package store persists the node's state: the records of sandboxes, the timelines of their
-// events, and documents of other packages. Badger is the store of a node. Memory behaves the
-// same without persistence, for tests.
+// events, and documents of other packages, in Badger.
 package store
 
 import (
@@ -8,6 +7,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"sync"
@@ -46,7 +46,7 @@ func (t tuning) maxRecord() int { return int(min(maxRecord, t.memTable/10)) }
 type Badger struct {
 	db        *badger.DB
 	log       *slog.Logger
-	lock      *os.File
+	lock      io.Closer
 	reserve   *reserve
 	nodeID    string
 	maxRecord int
@@ -95,6 +95,12 @@ func OpenOf(nodeID, dir string, log *slog.Logger) (*Badger, error) {
 
 var discard = slog.New(slog.DiscardHandler)
 
+// OpenInMemory opens an empty store that writes nothing to a disk, for tests. The caller
+// closes it.
+func OpenInMemory() (*Badger, error) {
+	return openBadger("", discard, defaultTuning, io.NopCloser(nil))
+}
+
 func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error) {
 	if log == nil {
 		log = discard
@@ -130,38 +136,40 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 			return nil, err
 		}
 	}
-	var db *badger.DB
-	err = noPanic(func() (err error) {
-		db, err = badger.Open(badgerOptions(dir, log, t))
-		return err
-	})
+	s, err = openBadger(dir, log, t, lock)
 	if err != nil {
 		return nil, fmt.Errorf("open the store in %s: %w", dir, err)
 	}
-	defer func() {
-		if err != nil {
-			db.Close()
-		}
-	}()
-	id, commits, err := load(db)
-	if err != nil {
-		return nil, fmt.Errorf("read the node's id in %s: %w", dir, err)
+	s.fresh = fresh
+	if nodeID != "" && s.nodeID != nodeID {
+		err = fmt.Errorf("the store in %s belongs to node %s, its home to node %s; restore the store of node %[3]s", dir, s.nodeID, nodeID)
+		return nil, errors.Join(err, s.Close())
 	}
-	if nodeID != "" && id != nodeID {
-		return nil, fmt.Errorf("the store in %s belongs to node %s, its home to node %s; restore the store of node %[3]s", dir, id, nodeID)
-	}
-	reserve, err := newReserve(dir, t, log)
-	if err != nil {
-		return nil, fmt.Errorf("open the store in %s: %w", dir, err)
-	}
-	s = &Badger{
-		db: db, log: log, lock: lock, reserve: reserve, nodeID: id, maxRecord: t.maxRecord(), fresh: fresh, stuckAfter: t.stuckAfter,
+	return s, nil
+}
+
+// openBadger opens the store in dir, which is locked, or in memory if dir is empty.
+func openBadger(dir string, log *slog.Logger, t tuning, lock io.Closer) (*Badger, error) {
+	s := &Badger{
+		log: log, lock: lock, maxRecord: t.maxRecord(), stuckAfter: t.stuckAfter,
 		queue:     make(chan *write, maxQueue),
 		done:      make(chan struct{}),
 		tableMade: make(chan struct{}, 1),
 		merged:    make(chan struct{}),
 	}
-	s.commits.Store(commits)
+	err := noPanic(func() (err error) {
+		s.db, err = badger.Open(badgerOptions(dir, log, t))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.load(); err != nil {
+		return nil, errors.Join(fmt.Errorf("read the node's id: %w", err), s.db.Close())
+	}
+	if s.reserve, err = newReserve(dir, t, log); err != nil {
+		return nil, errors.Join(err, s.db.Close())
+	}
 	s.noteTable()
 	merging, endMerger := context.WithCancel(context.Background())
 	s.endMerger = endMerger
@@ -174,6 +182,7 @@ func open(dir, nodeID string, log *slog.Logger, t tuning) (s *Badger, err error)
 // all of them in memory elsewhere, and timelines that are rarely read.
 func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 	return badger.DefaultOptions(dir).
+		WithInMemory(dir == "").
 		WithLogger(badgerLog{log}).
 		// This switch applies to all writes. It is off, and the writer calls db.Sync
 		// after writes that must be on the disk: an event costs 5 µs, and a record one
@@ -205,21 +214,23 @@ func badgerOptions(dir string, log *slog.Logger, t tuning) badger.Options {
 const nodeIDLen = 12
 
 // load reads the node's id and the count of commits. In a new store it creates the id.
-func load(db *badger.DB) (id string, commits uint64, err error) {
-	err = db.View(func(txn *badger.Txn) error {
+func (s *Badger) load() error {
+	var commits uint64
+	err := s.db.View(func(txn *badger.Txn) error {
 		if err := get(txn, commitsKey, &commits); err != nil && !errors.Is(err, badger.ErrKeyNotFound) {
 			return err
 		}
-		return get(txn, nodeIDKey, &id)
+		return get(txn, nodeIDKey, &s.nodeID)
 	})
+	s.commits.Store(commits)
 	if !errors.Is(err, badger.ErrKeyNotFound) {
-		return id, commits, err
+		return err
 	}
-	if err := db.View(onlyEmpty); err != nil {
-		return "", 0, err
+	if err := s.db.View(onlyEmpty); err != nil {
+		return err
 	}
-	id = newNodeID()
-	return id, commits, putNodeID(db, id)
+	s.nodeID = newNodeID()
+	return putNodeID(s.db, s.nodeID)
 }
 
 // onlyEmpty refuses a store that has lost its node id: with another id, the node would not

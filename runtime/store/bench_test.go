@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/storetest"
 )
 
 // BenchmarkOpenAndLoad10000 measures how much the store adds to the start of a node, and
@@ -43,7 +42,7 @@ func BenchmarkPutSandbox(b *testing.B) {
 	defer s.Close()
 	b.Run("one at a time", func(b *testing.B) {
 		for b.Loop() {
-			if err := s.PutSandbox(b.Context(), storetest.Record(1)); err != nil {
+			if err := s.PutSandbox(b.Context(), testRecord(1)); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -52,7 +51,7 @@ func BenchmarkPutSandbox(b *testing.B) {
 		var n atomic.Int64
 		b.SetParallelism(32)
 		b.RunParallel(func(pb *testing.PB) {
-			sb := storetest.Record(int(n.Add(1)))
+			sb := testRecord(int(n.Add(1)))
 			for pb.Next() {
 				if err := s.PutSandbox(b.Context(), sb); err != nil {
 					b.Error(err)
@@ -69,7 +68,7 @@ func BenchmarkAppendEvent(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer s.Close()
-	events := storetest.Events(1, 1, 1)
+	events := testEvents(1, 1, 1)
 	for b.Loop() {
 		events[0].Time = time.Now()
 		if err := s.AppendEvents(b.Context(), events); err != nil {
@@ -96,7 +95,7 @@ func fill(b *testing.B, dir string, records int) {
 					done <- nil
 					return
 				}
-				if err := s.PutSandbox(b.Context(), storetest.Record(i)); err != nil {
+				if err := s.PutSandbox(b.Context(), testRecord(i)); err != nil {
 					done <- err
 					return
 				}

@@ -3,14 +3,16 @@ package store
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/dgraph-io/badger/v4"
 
 	"github.com/doze-run/doze/runtime/sandbox"
+	"github.com/doze-run/doze/runtime/store/document"
 )
+
+var _ document.Store = (*Badger)(nil)
 
 // Documents are small values of other packages, such as rules, secrets and policies, that
 // the store holds under a kind and a name. The store does not interpret them. Like records
@@ -80,64 +82,6 @@ func (s *Badger) Documents(ctx context.Context, kind string, yield func(name str
 		}
 		return nil
 	})
-}
-
-// PutDocument has the contract of Badger.PutDocument.
-func (m *Memory) PutDocument(ctx context.Context, kind, name string, value []byte) error {
-	key, err := documentKey(kind, name)
-	if err != nil {
-		return err
-	}
-	encoded, err := encodeDocument(kind, value, maxRecord)
-	if err != nil {
-		return err
-	}
-	return m.change(ctx, func() { m.documents[string(key)] = encoded })
-}
-
-// DeleteDocument has the contract of Badger.DeleteDocument.
-func (m *Memory) DeleteDocument(ctx context.Context, kind, name string) error {
-	key, err := documentKey(kind, name)
-	if err != nil {
-		return err
-	}
-	return m.change(ctx, func() { delete(m.documents, string(key)) })
-}
-
-// Documents has the contract of Badger.Documents.
-func (m *Memory) Documents(ctx context.Context, kind string, yield func(name string, value []byte) error) error {
-	if err := checkKind(kind); err != nil {
-		return err
-	}
-	prefix := string(documentPrefix(kind))
-	type document struct {
-		name    string
-		encoded []byte
-	}
-	var found []document
-	if err := m.change(ctx, func() {
-		for key, encoded := range m.documents {
-			if name, ok := strings.CutPrefix(key, prefix); ok {
-				found = append(found, document{name, encoded})
-			}
-		}
-	}); err != nil {
-		return err
-	}
-	slices.SortFunc(found, func(a, b document) int { return strings.Compare(a.name, b.name) })
-	for _, d := range found {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		value, err := decodeDocument(kind, d.name, slices.Clone(d.encoded))
-		if err != nil {
-			return err
-		}
-		if err := yield(d.name, value); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // checkKind refuses kinds that would make a key ambiguous.

@@ -14,7 +14,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/storetest"
 )
 
 // inSmallDisk runs the test in a child process with its own user and mount namespace, in
@@ -84,7 +83,7 @@ func TestStoreRecoversWhenAFullDiskHasSpaceAgain(t *testing.T) {
 		acknowledged, refused := 0, 0
 		for n, space := 0, true; space || refused < 100; n++ {
 			space = fill.write(256 << 10)
-			err := s.PutSandbox(t.Context(), storetest.Record(n))
+			err := s.PutSandbox(t.Context(), testRecord(n))
 			switch {
 			case err == nil && refused == 0:
 				acknowledged++
@@ -95,32 +94,32 @@ func TestStoreRecoversWhenAFullDiskHasSpaceAgain(t *testing.T) {
 			default:
 				t.Fatal(err)
 			}
-			if err := s.AppendEvents(t.Context(), storetest.Events(n, 1, 1)); err != nil && !errors.Is(err, sandbox.ErrStoreFull) {
+			if err := s.AppendEvents(t.Context(), testEvents(n, 1, 1)); err != nil && !errors.Is(err, sandbox.ErrStoreFull) {
 				t.Fatal(err)
 			}
 		}
 		if acknowledged == 0 {
 			t.Fatal("no record was accepted before the disk was full")
 		}
-		if got := storetest.All(t, s); len(got) != acknowledged {
+		if got := allRecords(t, s); len(got) != acknowledged {
 			t.Fatalf("%d records are readable, %d were acknowledged", len(got), acknowledged)
 		}
 		// Deletes, which free the disk, must work on a full one.
 		for n := range 10 {
-			if err := s.DeleteSandbox(t.Context(), storetest.ID(n)); err != nil {
+			if err := s.DeleteSandbox(t.Context(), testID(n)); err != nil {
 				t.Fatalf("delete on a full disk: %v", err)
 			}
 		}
 		fill.remove()
 		for n := range 3000 {
-			if err := s.PutSandbox(t.Context(), storetest.Record(10_000+n)); err != nil {
+			if err := s.PutSandbox(t.Context(), testRecord(10_000+n)); err != nil {
 				t.Fatalf("with space again: %v", err)
 			}
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
-		got := storetest.All(t, openAt(t, filepath.Join(dir, "store"), small))
+		got := allRecords(t, openAt(t, filepath.Join(dir, "store"), small))
 		if want := acknowledged - 10 + 3000; len(got) != want {
 			t.Fatalf("%d records after another open, want %d", len(got), want)
 		}
@@ -132,7 +131,7 @@ func TestCloseOnAFullDiskLosesNothing(t *testing.T) {
 		store := filepath.Join(dir, "store")
 		s := openAt(t, store, small)
 		for n := range 200 {
-			if err := s.PutSandbox(t.Context(), storetest.Record(n)); err != nil {
+			if err := s.PutSandbox(t.Context(), testRecord(n)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -154,7 +153,7 @@ func TestCloseOnAFullDiskLosesNothing(t *testing.T) {
 		if err := os.CopyFS(copied, os.DirFS(store)); err != nil {
 			t.Fatal(err)
 		}
-		if got := storetest.All(t, openAt(t, copied, small)); len(got) != 200 {
+		if got := allRecords(t, openAt(t, copied, small)); len(got) != 200 {
 			t.Fatalf("%d records after another open, want 200", len(got))
 		}
 	})

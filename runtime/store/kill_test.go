@@ -11,8 +11,6 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/storetest"
-	"github.com/doze-run/doze/runtime/store/documentstest"
 )
 
 // childDirEnv makes the test binary a writer in the folder that the variable names.
@@ -39,8 +37,8 @@ func writeUntilKilled(dir string) int {
 	failed := make(chan error)
 	for n := range childWriters {
 		go func() {
-			for round := rounds[storetest.ID(n)] + 1; ; round++ {
-				sb := storetest.Record(n)
+			for round := rounds[testID(n)] + 1; ; round++ {
+				sb := testRecord(n)
 				sb.StateReason = sandbox.StateReason(strconv.Itoa(round))
 				if err := s.PutDocument(context.Background(), "rules", string(sb.ID), []byte(sb.StateReason)); err != nil {
 					failed <- err
@@ -52,7 +50,7 @@ func writeUntilKilled(dir string) int {
 				}
 				fmt.Println(n, round) // a single write, so that lines do not mix
 				seq := uint64(round)
-				if err := s.AppendEvents(context.Background(), storetest.Events(n, seq, seq)); err != nil {
+				if err := s.AppendEvents(context.Background(), testEvents(n, seq, seq)); err != nil {
 					failed <- err
 					return
 				}
@@ -67,7 +65,7 @@ func writeUntilKilled(dir string) int {
 // after it, or in the next one.
 func checkDocuments(t *testing.T, s *Badger, rounds map[sandbox.ID]int) {
 	t.Helper()
-	documents := documentstest.All(t, s, "rules")
+	documents := allDocuments(t, s, "rules")
 	for id, round := range rounds {
 		if got, err := strconv.Atoi(documents[string(id)]); err != nil || got < round || got > round+1 {
 			t.Fatalf("the document of %s is at round %q, its record at %d", id, documents[string(id)], round)
@@ -146,7 +144,7 @@ func runAndKill(t *testing.T, dir string, lines int) map[sandbox.ID]int {
 	for scanner.Scan() {
 		var n, round int
 		if _, err := fmt.Sscan(scanner.Text(), &n, &round); err == nil {
-			acknowledged[storetest.ID(n)] = round
+			acknowledged[testID(n)] = round
 		}
 		if read == lines {
 			cmd.Process.Kill()

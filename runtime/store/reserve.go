@@ -34,7 +34,7 @@ const entryOverhead = 320
 
 // reserve ensures that the disk has space for Badger's writes.
 type reserve struct {
-	dir      string
+	dir      string // empty for a store in memory, which needs no disk
 	headroom uint64
 	memTable int64
 	log      *slog.Logger
@@ -49,6 +49,9 @@ type reserve struct {
 // allocates its blocks.
 func newReserve(dir string, t tuning, log *slog.Logger) (*reserve, error) {
 	r := &reserve{dir: dir, headroom: t.headroom, memTable: t.memTable, log: log}
+	if dir == "" {
+		return r, nil
+	}
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil, err
@@ -65,6 +68,9 @@ func newReserve(dir string, t tuning, log *slog.Logger) (*reserve, error) {
 
 // check returns ErrStoreFull (wrapped) if less than the headroom is free on the disk.
 func (r *reserve) check() error {
+	if r.dir == "" {
+		return nil
+	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(r.dir, &fs); err != nil {
 		return fmt.Errorf("get the free space of %s: %w", r.dir, err)
@@ -88,6 +94,9 @@ func (r *reserve) admit(cost int64, onlyDeletes bool) error {
 // written accounts for a committed transaction. It reports whether Badger has switched to
 // another log and writes the contents of the previous one into a table.
 func (r *reserve) written(cost int64) (rotated bool) {
+	if r.dir == "" {
+		return true // it may have
+	}
 	r.used += cost
 	if _, err := os.Stat(r.walPath(r.active + 1)); err == nil {
 		r.active++

@@ -14,7 +14,6 @@ import (
 	"github.com/dgraph-io/badger/v4/table"
 
 	"github.com/doze-run/doze/runtime/sandbox"
-	"github.com/doze-run/doze/runtime/sandbox/storetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -48,26 +47,14 @@ func openAt(t *testing.T, dir string, tune tuning) *Badger {
 	return s
 }
 
-func TestMemoryConforms(t *testing.T) {
-	storetest.Run(t, func(*testing.T) sandbox.Store { return NewMemory() })
-}
-
-func TestBadgerConforms(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) sandbox.Store { return openAt(t, t.TempDir(), defaultTuning) })
-}
-
-func TestBadgerConformsWhileItsFilesChange(t *testing.T) {
-	storetest.Run(t, func(t *testing.T) sandbox.Store { return openAt(t, t.TempDir(), small) })
-}
-
 func TestStoredDataSurvivesReopening(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	s := openAt(t, dir, defaultTuning)
 	node := s.NodeID()
-	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
+	if err := s.PutSandbox(t.Context(), testRecord(1)); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.AppendEvents(t.Context(), storetest.Events(1, 1, 7)); err != nil {
+	if err := s.AppendEvents(t.Context(), testEvents(1, 1, 7)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -78,10 +65,10 @@ func TestStoredDataSurvivesReopening(t *testing.T) {
 	if got := s.NodeID(); got != node {
 		t.Errorf("got node id %s, want %s as before", got, node)
 	}
-	if got := storetest.All(t, s)[storetest.ID(1)]; !reflect.DeepEqual(got, storetest.Record(1)) {
+	if got := allRecords(t, s)[testID(1)]; !reflect.DeepEqual(got, testRecord(1)) {
 		t.Errorf("got %+v", got)
 	}
-	if seq, err := s.LastSeq(t.Context(), storetest.ID(1)); err != nil || seq != 7 {
+	if seq, err := s.LastSeq(t.Context(), testID(1)); err != nil || seq != 7 {
 		t.Errorf("got last seq %d, %v; want 7", seq, err)
 	}
 	info, err := os.Stat(dir)
@@ -94,14 +81,14 @@ func TestEventsStayBoundedAcrossOpens(t *testing.T) {
 	dir := t.TempDir()
 	for from := uint64(1); from < 3000; from += 600 {
 		s := openAt(t, dir, small)
-		if err := s.AppendEvents(t.Context(), storetest.Events(1, from, from+599)); err != nil {
+		if err := s.AppendEvents(t.Context(), testEvents(1, from, from+599)); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
-	got, err := openAt(t, dir, small).Events(t.Context(), storetest.ID(1), 0, 5000)
+	got, err := openAt(t, dir, small).Events(t.Context(), testID(1), 0, 5000)
 	if err != nil || len(got) != sandbox.MaxEvents || got[0].Seq != 2001 {
 		t.Fatalf("got %d events, %v; want the newest %d", len(got), err, sandbox.MaxEvents)
 	}
@@ -114,7 +101,7 @@ func TestSecondOpenReportsTheProcessThatUsesTheFolder(t *testing.T) {
 	if !errors.Is(err, ErrInUse) || !strings.Contains(err.Error(), fmt.Sprintf("(pid %d)", os.Getpid())) {
 		t.Fatalf("got %v, want ErrInUse with the pid", err)
 	}
-	if err := first.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
+	if err := first.PutSandbox(t.Context(), testRecord(1)); err != nil {
 		t.Fatalf("the first one was disturbed: %v", err)
 	}
 	if err := first.Close(); err != nil {
@@ -144,7 +131,7 @@ func TestOpenNeedsHeadroom(t *testing.T) {
 func TestEmptyLogsDoNotPreventOpening(t *testing.T) {
 	dir := t.TempDir()
 	s := openAt(t, dir, defaultTuning)
-	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
+	if err := s.PutSandbox(t.Context(), testRecord(1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -155,7 +142,7 @@ func TestEmptyLogsDoNotPreventOpening(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := storetest.All(t, openAt(t, dir, defaultTuning)); len(got) != 1 {
+	if got := allRecords(t, openAt(t, dir, defaultTuning)); len(got) != 1 {
 		t.Fatalf("got %d records, want 1", len(got))
 	}
 }
@@ -168,7 +155,7 @@ func TestNewerEncodingIsRefused(t *testing.T) {
 }
 
 func FuzzDecodeSandbox(f *testing.F) {
-	good, err := encode("sandbox", storetest.Record(1), maxRecord)
+	good, err := encode("sandbox", testRecord(1), maxRecord)
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -178,7 +165,7 @@ func FuzzDecodeSandbox(f *testing.F) {
 	f.Add([]byte{encodingJSON, '{', '}'})
 	f.Add([]byte("\x01{\"id\":\"sb0000000001\",\"sleep_after\":\"1h\"}"))
 	f.Fuzz(func(t *testing.T, value []byte) {
-		sb, err := decodeSandbox(storetest.ID(1), value)
+		sb, err := decodeSandbox(testID(1), value)
 		if err != nil {
 			return
 		}
@@ -186,7 +173,7 @@ func FuzzDecodeSandbox(f *testing.F) {
 		if err != nil {
 			t.Fatalf("the decoded record cannot be encoded: %v", err)
 		}
-		if back, err := decodeSandbox(storetest.ID(1), again); err != nil || !reflect.DeepEqual(sb, back) {
+		if back, err := decodeSandbox(testID(1), again); err != nil || !reflect.DeepEqual(sb, back) {
 			t.Fatalf("%+v became %+v, %v", sb, back, err)
 		}
 	})
@@ -232,7 +219,7 @@ func TestDiskWithoutTablesBlocksNeitherWritersNorClose(t *testing.T) {
 	if s == nil {
 		return
 	}
-	rec := storetest.Record(1)
+	rec := testRecord(1)
 	rec.Env = map[string]string{"PAD": strings.Repeat("x", 60<<10)}
 	acknowledged := 0
 	var err error
@@ -257,7 +244,7 @@ func TestCloseReturnsOnADiskWithoutTables(t *testing.T) {
 	if s == nil {
 		return
 	}
-	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
+	if err := s.PutSandbox(t.Context(), testRecord(1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); !errors.Is(err, ErrStuck) {

@@ -15,8 +15,6 @@ import (
 	"time"
 
 	"github.com/dgraph-io/badger/v4"
-
-	"github.com/doze-run/doze/runtime/sandbox/storetest"
 )
 
 // written returns a folder with a store of several tables and, unless closed, a log. No
@@ -26,7 +24,7 @@ func written(t *testing.T, closed bool) string {
 	dir := filepath.Join(t.TempDir(), "store")
 	s := openAt(t, dir, small)
 	for n := range 8 {
-		rec := storetest.Record(n)
+		rec := testRecord(n)
 		rec.Env = map[string]string{"PAD": strings.Repeat("x", 60<<10)}
 		for range 4 {
 			if err := s.PutSandbox(context.Background(), rec); err != nil {
@@ -186,7 +184,7 @@ func TestStoreThatIsNotDamagedVerifies(t *testing.T) {
 				t.Errorf("verified again: %v; sizes %v, before %v", err, sizes(), had)
 			}
 			s := openAt(t, dir, small)
-			if got := len(storetest.All(t, s)); got != 8 {
+			if got := len(allRecords(t, s)); got != 8 {
 				t.Errorf("%d records, want 8", got)
 			}
 		})
@@ -212,7 +210,7 @@ func TestLogWithATornEndIsNotDamaged(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := openAt(t, dir, small)
-	if got := len(storetest.All(t, s)); got != 8 {
+	if got := len(allRecords(t, s)); got != 8 {
 		t.Errorf("%d records, want 8", got)
 	}
 }
@@ -228,7 +226,7 @@ func lastEntry(t *testing.T, large bool) (dir, path string, begin, end int) {
 		if large {
 			pad = strings.Repeat("y", 20<<10+try)
 		}
-		rec := storetest.Record(1)
+		rec := testRecord(1)
 		rec.Env = map[string]string{"PAD": pad}
 		if err := s.PutSandbox(t.Context(), rec); err != nil {
 			t.Fatal(err)
@@ -364,7 +362,7 @@ func TestStoreMustBelongToTheNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	if len(storetest.All(t, s)) != 0 {
+	if len(allRecords(t, s)) != 0 {
 		t.Error("the new one is not empty")
 	}
 	if _, err := Reset(dir, id); !errors.Is(err, ErrInUse) {
@@ -378,11 +376,11 @@ func TestCommitsOnlyRise(t *testing.T) {
 	var seen []uint64
 	s.Witness(func(n uint64) { seen = append(seen, n) })
 	for n := range 3 {
-		if err := s.PutSandbox(t.Context(), storetest.Record(n)); err != nil {
+		if err := s.PutSandbox(t.Context(), testRecord(n)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := s.AppendEvents(t.Context(), storetest.Events(1, 1, 7)); err != nil {
+	if err := s.AppendEvents(t.Context(), testEvents(1, 1, 7)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -396,7 +394,7 @@ func TestCommitsOnlyRise(t *testing.T) {
 		t.Errorf("%d commits, want 3", got)
 	}
 	s.AdvanceCommits(100)
-	if err := s.DeleteSandbox(t.Context(), storetest.ID(1)); err != nil {
+	if err := s.DeleteSandbox(t.Context(), testID(1)); err != nil {
 		t.Fatal(err)
 	}
 	if got := s.Commits(); got != 101 {
@@ -407,7 +405,7 @@ func TestCommitsOnlyRise(t *testing.T) {
 func TestStoreWithoutItsNodeIDDoesNotOpen(t *testing.T) {
 	dir := t.TempDir()
 	s := openAt(t, dir, small)
-	if err := s.PutSandbox(t.Context(), storetest.Record(1)); err != nil {
+	if err := s.PutSandbox(t.Context(), testRecord(1)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.db.Update(func(txn *badger.Txn) error { return txn.Delete(nodeIDKey) }); err != nil {

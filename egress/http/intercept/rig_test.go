@@ -181,7 +181,12 @@ func mustAuthority() *ca.Authority {
 	if err != nil {
 		panic(err)
 	}
-	a, err := ca.Open(context.Background(), ca.Config{Documents: store.NewMemory(), Key: key, Log: slog.New(slog.DiscardHandler)})
+	docs, err := store.OpenInMemory()
+	if err != nil {
+		panic(err)
+	}
+	defer docs.Close()
+	a, err := ca.Open(context.Background(), ca.Config{Documents: docs, Key: key, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		panic(err)
 	}

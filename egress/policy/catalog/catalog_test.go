@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/runtime/store/document"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 func open(t *testing.T, docs document.Store, dir string) *Modules {
@@ -44,7 +44,7 @@ func files(t *testing.T, dir string) int {
 }
 
 func TestModulesComeBackAsPushed(t *testing.T) {
-	docs, dir := store.NewMemory(), filepath.Join(t.TempDir(), "policies")
+	docs, dir := storetest.New(t), filepath.Join(t.TempDir(), "policies")
 	m := open(t, docs, dir)
 	put(t, m, "a/b", "sign", "first")
 	info := put(t, m, "a/b", "sign", "second")
@@ -85,7 +85,7 @@ func TestModulesComeBackAsPushed(t *testing.T) {
 }
 
 func TestWhatAKillLeftIsRemoved(t *testing.T) {
-	docs, dir := store.NewMemory(), t.TempDir()
+	docs, dir := storetest.New(t), t.TempDir()
 	put(t, open(t, docs, dir), "a", "sign", "module")
 	for _, name := range []string{".push-123", strings.Repeat("0", 64) + ".wasm"} {
 		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
@@ -99,7 +99,7 @@ func TestWhatAKillLeftIsRemoved(t *testing.T) {
 }
 
 func TestDamagedModulesAreNotUsed(t *testing.T) {
-	docs, dir := store.NewMemory(), t.TempDir()
+	docs, dir := storetest.New(t), t.TempDir()
 	m := open(t, docs, dir)
 	info := put(t, m, "a", "sign", "module")
 	if err := os.WriteFile(m.path(info.Digest), []byte("forged"), 0o600); err != nil {
@@ -121,7 +121,7 @@ func TestDamagedModulesAreNotUsed(t *testing.T) {
 }
 
 func TestRecordsThatCannotBeReadAreFaults(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	for name, value := range map[string]string{
 		"a/sign": `{`, "nobody": `{}`, "a/other": `{"name":"else","digest":"` + Digest(nil) + `"}`, "a/path": `{"name":"path","digest":"sha256:../../x"}`,
 	} {
@@ -137,7 +137,7 @@ func TestRecordsThatCannotBeReadAreFaults(t *testing.T) {
 }
 
 func TestWhatCannotBeAPolicyIsRefused(t *testing.T) {
-	m := open(t, store.NewMemory(), t.TempDir())
+	m := open(t, storetest.New(t), t.TempDir())
 	for _, c := range []struct {
 		name   string
 		module []byte
@@ -162,7 +162,7 @@ func TestWhatCannotBeAPolicyIsRefused(t *testing.T) {
 }
 
 func TestModulesOfAnOwnerAreBounded(t *testing.T) {
-	m := open(t, store.NewMemory(), t.TempDir())
+	m := open(t, storetest.New(t), t.TempDir())
 	for n := range MaxModules {
 		m.set("many", Info{Name: fmt.Sprint(n), Digest: Digest(nil)})
 	}
@@ -177,7 +177,7 @@ func TestModulesOfAnOwnerAreBounded(t *testing.T) {
 }
 
 func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
-	docs, dir := store.NewMemory(), t.TempDir()
+	docs, dir := storetest.New(t), t.TempDir()
 	m := open(t, docs, dir)
 	put(t, m, "a", "sign", "module")
 	docs.Close()
@@ -193,7 +193,7 @@ func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
 }
 
 func TestReadersFindAWholeModuleWhileItIsPushed(t *testing.T) {
-	m := open(t, store.NewMemory(), t.TempDir())
+	m := open(t, storetest.New(t), t.TempDir())
 	put(t, m, "a", "sign", "0")
 	var wg sync.WaitGroup
 	for n := range 4 {

@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/doze-run/doze/egress/rule"
-	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/runtime/store/document"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 func open(t testing.TB, docs document.Store) *Sets {
@@ -63,7 +63,7 @@ func verdict(s *Sets, owner, sandbox Scope, host string) rule.Verdict {
 }
 
 func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
-	s := open(t, store.NewMemory())
+	s := open(t, storetest.New(t))
 	owner, box := OfOwner("a"), OfSandbox("sb0000000001")
 	if got := s.Get(owner); got.Revision != 0 || got.Rules == nil || len(got.Rules) != 0 {
 		t.Errorf("before, the rules are %+v", got)
@@ -85,7 +85,7 @@ func TestRulesAreInForceWhenTheyAreTaken(t *testing.T) {
 }
 
 func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
-	s := open(t, store.NewMemory())
+	s := open(t, storetest.New(t))
 	scope, revision := OfOwner("a"), int64(0)
 	set, err := update(s, scope, Update{Rules: deny("one"), IfRevision: &revision})
 	if err != nil || set.Revision != 1 || set.UpdatedAt.IsZero() {
@@ -105,7 +105,7 @@ func TestRevisionsKeepTwoFromUndoingEachOther(t *testing.T) {
 }
 
 func TestOneOfManyChangesOfTheSameRevisionWins(t *testing.T) {
-	s := open(t, store.NewMemory())
+	s := open(t, storetest.New(t))
 	var wg sync.WaitGroup
 	won := make(chan string, 16)
 	for n := range cap(won) {
@@ -130,7 +130,7 @@ func TestOneOfManyChangesOfTheSameRevisionWins(t *testing.T) {
 }
 
 func TestRulesAreThereAfterAnotherOpen(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	s := open(t, docs)
 	const text = `[{"name":"gh","hosts":["api.github.com"],"ports":["443"],"paths":["/repos/**"],"action":"policies",
 		"policies":[{"policy":"bearer","config":{"a":[1,"<&>"]},"secrets":{"token":"github"}}]},
@@ -163,7 +163,7 @@ func TestRulesAreThereAfterAnotherOpen(t *testing.T) {
 }
 
 func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
-	s := open(t, store.NewMemory())
+	s := open(t, storetest.New(t))
 	replace(t, s, OfOwner("a"), deny("one"))
 	_, err := update(s, OfOwner("a"), Update{Rules: rulesOf(t, `[{"name":"good","action":"deny"},{"name":"bad","action":"perhaps"}]`)})
 	var problem *rule.Error
@@ -179,7 +179,7 @@ func TestRulesThatCannotWorkAreRefusedWhole(t *testing.T) {
 }
 
 func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	s := open(t, docs)
 	replace(t, s, OfOwner("a"), deny("one"))
 	large := make([]rule.Rule, rule.MaxRules)
@@ -213,7 +213,7 @@ func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
 		"another default":     `{"revision":7,"default":"allow","rules":[]}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			docs := store.NewMemory()
+			docs := storetest.New(t)
 			for _, doc := range []string{"owner/a", "nonsense", "owner/"} {
 				if err := docs.PutDocument(t.Context(), documentKind, doc, []byte(value)); err != nil {
 					t.Fatal(err)
@@ -235,7 +235,7 @@ func TestStoredRulesThatCannotBeReadDenyEverything(t *testing.T) {
 }
 
 func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	s, scope := open(t, docs), OfOwner("a")
 	if got := s.Get(scope).Default; got != rule.Inherit {
 		t.Errorf("at first %q", got)
@@ -256,7 +256,7 @@ func TestADefaultStaysUntilAnotherIsSet(t *testing.T) {
 }
 
 func TestAllYieldsEachScope(t *testing.T) {
-	s := open(t, store.NewMemory())
+	s := open(t, storetest.New(t))
 	replace(t, s, OfOwner("a"), deny("one"))
 	replace(t, s, OfSandbox("b"), deny("two"))
 	var got []string
@@ -270,7 +270,7 @@ func TestAllYieldsEachScope(t *testing.T) {
 }
 
 func TestTheCallersRulesAreCopied(t *testing.T) {
-	s := open(t, store.NewMemory())
+	s := open(t, storetest.New(t))
 	given := deny("one")
 	replace(t, s, OfOwner("a"), given)
 	given[0].Name, given[0].Hosts[0] = "changed", "changed.example"

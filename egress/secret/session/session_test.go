@@ -11,7 +11,7 @@ import (
 	"github.com/doze-run/doze/egress/secret"
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/egress/secret/vault"
-	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 const host = "api.example.com"
@@ -25,7 +25,7 @@ func newVault(t *testing.T) *vault.Vault {
 	if err != nil {
 		t.Fatal(err)
 	}
-	v, err := vault.Open(t.Context(), store.NewMemory(), key)
+	v, err := vault.Open(t.Context(), storetest.New(t), key)
 	if err != nil {
 		t.Fatal(err)
 	}

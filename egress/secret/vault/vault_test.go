@@ -16,8 +16,8 @@ import (
 
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/problem"
-	"github.com/doze-run/doze/runtime/store"
 	"github.com/doze-run/doze/runtime/store/document"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 const value = "canary-5f1d0c7e9a"
@@ -40,7 +40,7 @@ func openVault(t testing.TB, docs document.Store, key *seal.Key) *Vault {
 	return v
 }
 
-func newVault(t testing.TB) *Vault { return openVault(t, store.NewMemory(), newKey(t)) }
+func newVault(t testing.TB) *Vault { return openVault(t, storetest.New(t), newKey(t)) }
 
 func put(t testing.TB, v *Vault, owner, name, value string, hosts ...string) Secret {
 	t.Helper()
@@ -133,7 +133,7 @@ func TestEachPutRaisesTheVersion(t *testing.T) {
 }
 
 func TestDeletedSecretIsGone(t *testing.T) {
-	docs, key := store.NewMemory(), newKey(t)
+	docs, key := storetest.New(t), newKey(t)
 	v := openVault(t, docs, key)
 	put(t, v, "a", "token", value, "a.example")
 	put(t, v, "a", "other", value, "a.example")
@@ -161,7 +161,7 @@ func TestDeletedSecretIsGone(t *testing.T) {
 }
 
 func TestSecretsAreThereAfterAnotherOpen(t *testing.T) {
-	docs, key := store.NewMemory(), newKey(t)
+	docs, key := storetest.New(t), newKey(t)
 	v := openVault(t, docs, key)
 	put(t, v, "a/b", "token", value, "a.example")
 	put(t, v, "a/b", "token", value+"2", "*.b.example", "a.example")
@@ -195,7 +195,7 @@ func stored(t *testing.T, docs document.Store) map[string][]byte {
 }
 
 func TestValuesAreSealedAtRest(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	put(t, openVault(t, docs, newKey(t)), "a", "token", value, "a.example")
 	text, err := json.Marshal(stored(t, docs))
 	if err != nil {
@@ -235,7 +235,7 @@ func TestRecordsCannotBeForged(t *testing.T) {
 		"cut":             {"a/token", change(`"sealed":"`, `"sealed":"AAAA`)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			docs, key := store.NewMemory(), newKey(t)
+			docs, key := storetest.New(t), newKey(t)
 			put(t, openVault(t, docs, key), "a", "token", value, "a.example")
 			doc := c.change(stored(t, docs)["a/token"])
 			if err := docs.PutDocument(t.Context(), documentKind, c.to, doc); err != nil {
@@ -263,7 +263,7 @@ func TestRecordsCannotBeForged(t *testing.T) {
 }
 
 func TestLostKeyLosesTheSecretsAndNotTheNode(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	put(t, openVault(t, docs, newKey(t)), "a", "token", value, "a.example")
 	v := openVault(t, docs, newKey(t))
 	if faults := v.Faults(); len(faults) != 1 || !errors.Is(faults[0], seal.ErrOtherKey) || !strings.Contains(faults[0].Error(), "token of a") {
@@ -278,7 +278,7 @@ func TestLostKeyLosesTheSecretsAndNotTheNode(t *testing.T) {
 }
 
 func TestSecretsOfAnOldKeyAreSealedAgain(t *testing.T) {
-	dir, docs := t.TempDir(), store.NewMemory()
+	dir, docs := t.TempDir(), storetest.New(t)
 	open := func(name string) *seal.Key {
 		t.Helper()
 		key, err := seal.Open(filepath.Join(dir, name))
@@ -432,7 +432,7 @@ func TestBytesOfAHostAreBounded(t *testing.T) {
 }
 
 func TestNothingChangesWhenTheStoreRefuses(t *testing.T) {
-	docs := store.NewMemory()
+	docs := storetest.New(t)
 	v := openVault(t, docs, newKey(t))
 	put(t, v, "a", "token", value, "a.example")
 	before := v.Version()

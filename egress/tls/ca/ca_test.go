@@ -21,12 +21,13 @@ import (
 
 	"github.com/doze-run/doze/egress/secret/seal"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 )
 
 // node implements the parts of a node that an authority uses: a store, sealing keys, a
 // clock.
 type node struct {
-	*store.Memory
+	*store.Badger
 	keys []string // the first seals
 
 	mu   sync.Mutex
@@ -35,8 +36,8 @@ type node struct {
 	now  time.Time
 }
 
-func newNode() *node {
-	return &node{Memory: store.NewMemory(), keys: []string{newKey()}, now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
+func newNode(t testing.TB) *node {
+	return &node{Badger: storetest.New(t), keys: []string{newKey()}, now: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)}
 }
 
 func newKey() string {
@@ -52,7 +53,7 @@ func (n *node) PutDocument(ctx context.Context, kind, name string, value []byte)
 		return n.err
 	}
 	n.puts++
-	return n.Memory.PutDocument(ctx, kind, name, value)
+	return n.Badger.PutDocument(ctx, kind, name, value)
 }
 
 func (n *node) fail(err error) {
@@ -132,7 +133,7 @@ func certificate(t testing.TB, a *Authority, host string) *tls.Certificate {
 }
 
 func TestLeafIsTrustedForItsHostOnly(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	a := n.open(t)
 	long := strings.Repeat("a.", 100) + "example"
 	for _, host := range []string{"api.github.com", "a_b.example", long, "192.0.2.7", "2001:db8::7"} {
@@ -154,7 +155,7 @@ func TestLeafIsTrustedForItsHostOnly(t *testing.T) {
 }
 
 func TestWhatIsNoHostGetsNoCertificate(t *testing.T) {
-	a := newNode().open(t)
+	a := newNode(t).open(t)
 	for _, host := range []string{"", "*.example.com", "Upper.example", "a b", "bücher.example", "fe80::1%eth0", "a\x00b", strings.Repeat("a", 254)} {
 		if cert, err := a.Certificate(t.Context(), host); !errors.Is(err, errNoName) {
 			t.Errorf("%q: %v, %v", host, cert, err)
@@ -163,7 +164,7 @@ func TestWhatIsNoHostGetsNoCertificate(t *testing.T) {
 }
 
 func TestAuthorityIsMadeOnce(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	first := n.open(t).Bundle()
 	again := n.open(t)
 	if !bytes.Equal(first, again.Bundle()) || n.puts != 1 {
@@ -175,7 +176,7 @@ func TestAuthorityIsMadeOnce(t *testing.T) {
 }
 
 func TestKeyIsKeptSealed(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	n.open(t)
 	if kept := n.stored(t); len(kept) == 0 || bytes.Contains(kept, []byte(`"key"`)) {
 		t.Errorf("the record is %q", kept)
@@ -184,7 +185,7 @@ func TestKeyIsKeptSealed(t *testing.T) {
 
 // No sandbox would trust a new authority.
 func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	before := n.open(t).Bundle()
 	n.keys = []string{newKey(), n.keys[0]}
 	n.fail(errors.New("the disk is full"))
@@ -205,7 +206,7 @@ func TestRecordIsSealedAgainWhenTheKeyWasReplaced(t *testing.T) {
 }
 
 func TestAuthorityThatCannotBeOpenedIsNotReplaced(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	n.open(t)
 	n.keys = []string{newKey()}
 	if _, err := Open(t.Context(), n.config(t)); !errors.Is(err, seal.ErrOtherKey) || !strings.Contains(err.Error(), documentName) {
@@ -225,7 +226,7 @@ func TestAuthorityThatCannotBeOpenedIsNotReplaced(t *testing.T) {
 }
 
 func TestOldRootSignsUntilSandboxesKnowTheNew(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	a := n.open(t)
 	old := a.Bundle()
 
@@ -265,7 +266,7 @@ func TestOldRootSignsUntilSandboxesKnowTheNew(t *testing.T) {
 }
 
 func TestNodeThatWasOffForYearsHasARootAgain(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	n.open(t)
 	n.after(3 * rootLife)
 	a := n.open(t)
@@ -277,7 +278,7 @@ func TestNodeThatWasOffForYearsHasARootAgain(t *testing.T) {
 // If a returned root were lost in a crash, sandboxes would trust a root that signs
 // nothing.
 func TestRootThatCouldNotBeKeptIsNotHandedOut(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	a := n.open(t)
 	before := a.Bundle()
 	n.after(rootLife - overlap)
@@ -295,7 +296,7 @@ func TestRootThatCouldNotBeKeptIsNotHandedOut(t *testing.T) {
 }
 
 func TestLeafIsSignedOnceAndAnewBeforeItEnds(t *testing.T) {
-	n := newNode()
+	n := newNode(t)
 	a := n.open(t)
 	var wg sync.WaitGroup
 	serials := make([]string, 32)
@@ -332,7 +333,7 @@ func TestOpenSSLAcceptsLeaf(t *testing.T) {
 	if err != nil {
 		t.Fatal("there is no openssl: run packaging/host/setup --with-tests")
 	}
-	cfg := newNode().config(t)
+	cfg := newNode(t).config(t)
 	cfg.Now = nil // openssl uses the real time
 	a, err := Open(t.Context(), cfg)
 	if err != nil {
@@ -365,7 +366,7 @@ func TestOpenSSLAcceptsLeaf(t *testing.T) {
 }
 
 func BenchmarkFirstCertificateOfHost(b *testing.B) {
-	a := newNode().open(b)
+	a := newNode(b).open(b)
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
@@ -375,7 +376,7 @@ func BenchmarkFirstCertificateOfHost(b *testing.B) {
 }
 
 func BenchmarkCertificateAgain(b *testing.B) {
-	a := newNode().open(b)
+	a := newNode(b).open(b)
 	b.ReportAllocs()
 	for b.Loop() {
 		certificate(b, a, "a.example")

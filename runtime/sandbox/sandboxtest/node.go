@@ -16,6 +16,7 @@ import (
 
 	"github.com/doze-run/doze/runtime/sandbox"
 	"github.com/doze-run/doze/runtime/store"
+	"github.com/doze-run/doze/runtime/store/storetest"
 	"github.com/doze-run/doze/testkit"
 )
 
@@ -70,7 +71,7 @@ func Prepare(t testing.TB, configure func(*sandbox.Config)) *Node {
 	if configure != nil {
 		configure(&cfg)
 	}
-	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Memory: store.NewMemory()}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
+	return &Node{Engine: NewEngine(t), Freezer: NewFreezer(), Store: &Store{Badger: storetest.New(t)}, Uplink: NewUplink(t), Log: testkit.NewLog(t), config: cfg, creations: t.TempDir(), origins: t.TempDir()}
 }
 
 // Restart starts a new Manager on what the old one left.
@@ -144,7 +145,7 @@ func (n *Node) PendingCreations(t testing.TB) (ids []sandbox.ID) {
 
 // Store is an in-memory store whose disk can be full, and that can refuse events.
 type Store struct {
-	*store.Memory
+	*store.Badger
 	full   atomic.Bool
 	puts   atomic.Int64
 	refuse atomic.Pointer[func(sandbox.Event) bool]
@@ -171,7 +172,7 @@ func (s *Store) LastSeq(ctx context.Context, id sandbox.ID) (uint64, error) {
 	if err := call(s.before.Load(), "last"); err != nil {
 		return 0, err
 	}
-	return s.Memory.LastSeq(ctx, id)
+	return s.Badger.LastSeq(ctx, id)
 }
 
 // Puts counts the records that were written.
@@ -207,7 +208,7 @@ func (s *Store) PutSandbox(ctx context.Context, sb sandbox.Sandbox) error {
 	if err := call(s.before.Load(), "put"); err != nil {
 		return err
 	}
-	if err := s.Memory.PutSandbox(ctx, sb); err != nil {
+	if err := s.Badger.PutSandbox(ctx, sb); err != nil {
 		return err
 	}
 	return call(s.after.Load(), "put")
@@ -221,7 +222,7 @@ func (s *Store) AppendEvents(ctx context.Context, events []sandbox.Event) error 
 	if refuse := s.refuse.Load(); refuse != nil && slices.ContainsFunc(events, *refuse) {
 		return &sandbox.InvalidError{Field: "event", Reason: "is too large", Want: "make it smaller"}
 	}
-	return s.Memory.AppendEvents(ctx, events)
+	return s.Badger.AppendEvents(ctx, events)
 }
 
 // RunDir is the folder with the guest's socket.

@@ -1,5 +1,4 @@
-// Package storetest is the conformance suite of sandbox.Store.
-package storetest
+package store
 
 import (
 	"context"
@@ -17,14 +16,37 @@ import (
 	"github.com/doze-run/doze/runtime/sandbox"
 )
 
-// Run checks that the stores that open makes keep the contract of sandbox.Store.
-// Each must be empty, and Run closes it.
-func Run(t *testing.T, open func(t *testing.T) sandbox.Store) {
-	tests := []struct {
-		name string
-		run  func(t *testing.T, s sandbox.Store)
-	}{
-		{"a record comes back as it was put", recordComesBack},
+// stores opens an empty store of each kind.
+var stores = map[string]func(t *testing.T) *Badger{
+	"on a disk":                      func(t *testing.T) *Badger { return openAt(t, t.TempDir(), defaultTuning) },
+	"on a disk, with changing files": func(t *testing.T) *Badger { return openAt(t, t.TempDir(), small) },
+	"in memory": func(t *testing.T) *Badger {
+		s, err := OpenInMemory()
+		must(t, err)
+		t.Cleanup(func() { s.Close() })
+		return s
+	},
+}
+
+// contract is one test of what a store must do.
+type contract struct {
+	name string
+	test func(t *testing.T, s *Badger)
+}
+
+// conform runs the tests, each on an empty store of each kind.
+func conform(t *testing.T, tests []contract) {
+	for kind, open := range stores {
+		for _, c := range tests {
+			t.Run(kind+"/"+c.name, func(t *testing.T) { c.test(t, open(t)) })
+		}
+	}
+}
+
+// The contract of sandbox.Store.
+func TestStoreConforms(t *testing.T) {
+	conform(t, []contract{
+		{"a record is read as it was written", recordIsUnchanged},
 		{"a record replaces the older one", recordReplaces},
 		{"a deleted record is gone and deleting is idempotent", recordDeleted},
 		{"a record is copied before the caller changes it", recordIsCopied},
@@ -34,31 +56,24 @@ func Run(t *testing.T, open func(t *testing.T) sandbox.Store) {
 		{"an invalid id is refused", badID},
 		{"events come back in order", eventsInOrder},
 		{"events are read from a cursor with a limit", eventsCursor},
-		{"the timelines of sandboxes are apart", timelinesApart},
-		{"the newest events are kept", eventsBounded},
-		{"the newest events are kept when seqs have gaps", eventsBoundedWithGaps},
-		{"old events are gone", eventsExpire},
+		{"each sandbox has its own timeline", timelinesSeparate},
+		{"only the newest events are stored", eventsBounded},
+		{"only the newest events are stored when seqs have gaps", eventsBoundedWithGaps},
+		{"old events expire", eventsExpire},
 		{"events outlive their sandbox", eventsOutlive},
 		{"an ended context changes nothing", endedContext},
 		{"all methods are safe for concurrent use", concurrent},
-		{"the node's id looks like one", nodeID},
+		{"the node's id has 12 characters", nodeID},
 		{"a closed store refuses", closedRefuses},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			s := open(t)
-			t.Cleanup(func() { s.Close() })
-			tt.run(t, s)
-		})
-	}
+	})
 }
 
-// Record returns a sandbox with every field set, distinct by n.
-func Record(n int) sandbox.Sandbox {
+// testRecord returns a sandbox with every field set, distinct by n.
+func testRecord(n int) sandbox.Sandbox {
 	at := time.Date(2026, 11, 20, 12, 0, n%60, 123456789, time.UTC)
 	code := 3
 	return sandbox.Sandbox{
-		ID: ID(n), Name: fmt.Sprintf("demo-%d", n), Owner: "owner", Image: "base", ImageRef: "localhost/doze/base:latest",
+		ID: testID(n), Name: fmt.Sprintf("demo-%d", n), Owner: "owner", Image: "base", ImageRef: "localhost/doze/base:latest",
 		Size: "basic", State: sandbox.StateAsleep,
 		Env:        map[string]string{"NODE_ENV": "development", "PORT": "3000"},
 		Labels:     map[string]string{"team": "web", "n": fmt.Sprint(n)},
@@ -73,25 +88,25 @@ func Record(n int) sandbox.Sandbox {
 	}
 }
 
-// ID returns the id of Record(n).
-func ID(n int) sandbox.ID { return sandbox.ID(fmt.Sprintf("sb%010d", n)) }
+// ID returns the id of testRecord(n).
+func testID(n int) sandbox.ID { return sandbox.ID(fmt.Sprintf("sb%010d", n)) }
 
-// Event returns an event of the sandbox ID(n).
-func Event(n int, seq uint64) sandbox.Event {
-	return sandbox.Event{Seq: seq, Type: sandbox.EventWoke, Time: time.Now().UTC(), Sandbox: ID(n), Kind: sandbox.WakeWarm, DurationMS: 0.25, Cause: sandbox.CausePreview}
+// Event returns an event of the sandbox testID(n).
+func testEvent(n int, seq uint64) sandbox.Event {
+	return sandbox.Event{Seq: seq, Type: sandbox.EventWoke, Time: time.Now().UTC(), Sandbox: testID(n), Kind: sandbox.WakeWarm, DurationMS: 0.25, Cause: sandbox.CausePreview}
 }
 
-// Events returns events of the sandbox ID(n) with these seqs, both included.
-func Events(n int, from, to uint64) []sandbox.Event {
+// Events returns events of the sandbox testID(n) with these seqs, both included.
+func testEvents(n int, from, to uint64) []sandbox.Event {
 	var events []sandbox.Event
 	for seq := from; seq <= to; seq++ {
-		events = append(events, Event(n, seq))
+		events = append(events, testEvent(n, seq))
 	}
 	return events
 }
 
-// All returns every record of s by id.
-func All(t *testing.T, s sandbox.Store) map[sandbox.ID]sandbox.Sandbox {
+// allRecords returns every record of s by id.
+func allRecords(t *testing.T, s *Badger) map[sandbox.ID]sandbox.Sandbox {
 	t.Helper()
 	all := make(map[sandbox.ID]sandbox.Sandbox)
 	err := s.Sandboxes(t.Context(), func(sb sandbox.Sandbox) error {
@@ -105,52 +120,52 @@ func All(t *testing.T, s sandbox.Store) map[sandbox.ID]sandbox.Sandbox {
 	return all
 }
 
-func recordComesBack(t *testing.T, s sandbox.Store) {
+func recordIsUnchanged(t *testing.T, s *Badger) {
 	want := make(map[sandbox.ID]sandbox.Sandbox)
 	for n := range 300 {
-		sb := Record(n)
+		sb := testRecord(n)
 		want[sb.ID] = sb
 		must(t, s.PutSandbox(t.Context(), sb))
 	}
-	if got := All(t, s); !reflect.DeepEqual(got, want) {
-		t.Fatalf("got %d records, want %d, or they differ: %+v", len(got), len(want), got[ID(0)])
+	if got := allRecords(t, s); !reflect.DeepEqual(got, want) {
+		t.Fatalf("got %d records, want %d, or they differ: %+v", len(got), len(want), got[testID(0)])
 	}
 }
 
-func recordReplaces(t *testing.T, s sandbox.Store) {
-	sb := Record(1)
+func recordReplaces(t *testing.T, s *Badger) {
+	sb := testRecord(1)
 	must(t, s.PutSandbox(t.Context(), sb))
 	sb.State, sb.Ports, sb.Env = sandbox.StateStopped, nil, nil
 	must(t, s.PutSandbox(t.Context(), sb))
-	if got := All(t, s); len(got) != 1 || !reflect.DeepEqual(got[sb.ID], sb) {
+	if got := allRecords(t, s); len(got) != 1 || !reflect.DeepEqual(got[sb.ID], sb) {
 		t.Fatalf("got %+v, want %+v", got, sb)
 	}
 }
 
-func recordDeleted(t *testing.T, s sandbox.Store) {
-	must(t, s.PutSandbox(t.Context(), Record(1)))
-	must(t, s.PutSandbox(t.Context(), Record(2)))
+func recordDeleted(t *testing.T, s *Badger) {
+	must(t, s.PutSandbox(t.Context(), testRecord(1)))
+	must(t, s.PutSandbox(t.Context(), testRecord(2)))
 	for range 2 {
-		must(t, s.DeleteSandbox(t.Context(), ID(1)))
+		must(t, s.DeleteSandbox(t.Context(), testID(1)))
 	}
-	if got := All(t, s); len(got) != 1 || got[ID(2)].Name != "demo-2" {
+	if got := allRecords(t, s); len(got) != 1 || got[testID(2)].Name != "demo-2" {
 		t.Fatalf("got %+v, want the second record only", got)
 	}
 }
 
-func recordIsCopied(t *testing.T, s sandbox.Store) {
-	sb := Record(1)
+func recordIsCopied(t *testing.T, s *Badger) {
+	sb := testRecord(1)
 	must(t, s.PutSandbox(t.Context(), sb))
 	env := maps.Clone(sb.Env)
 	sb.Env["PORT"] = "changed"
-	if got := All(t, s)[sb.ID].Env; !maps.Equal(got, env) {
+	if got := allRecords(t, s)[sb.ID].Env; !maps.Equal(got, env) {
 		t.Fatalf("got env %v, want %v", got, env)
 	}
 }
 
-func yieldError(t *testing.T, s sandbox.Store) {
+func yieldError(t *testing.T, s *Badger) {
 	for n := range 3 {
-		must(t, s.PutSandbox(t.Context(), Record(n)))
+		must(t, s.PutSandbox(t.Context(), testRecord(n)))
 	}
 	enough := errors.New("enough")
 	calls := 0
@@ -160,23 +175,23 @@ func yieldError(t *testing.T, s sandbox.Store) {
 	}
 }
 
-func yieldWrites(t *testing.T, s sandbox.Store) {
+func yieldWrites(t *testing.T, s *Badger) {
 	for n := range 3 {
-		must(t, s.PutSandbox(t.Context(), Record(n)))
+		must(t, s.PutSandbox(t.Context(), testRecord(n)))
 	}
 	must(t, s.Sandboxes(t.Context(), func(sb sandbox.Sandbox) error {
 		sb.State = sandbox.StateStopped
 		return s.PutSandbox(t.Context(), sb)
 	}))
-	for id, sb := range All(t, s) {
+	for id, sb := range allRecords(t, s) {
 		if sb.State != sandbox.StateStopped {
 			t.Errorf("%s is %s, want stopped", id, sb.State)
 		}
 	}
 }
 
-func recordTooLarge(t *testing.T, s sandbox.Store) {
-	sb := Record(1)
+func recordTooLarge(t *testing.T, s *Badger) {
+	sb := testRecord(1)
 	must(t, s.PutSandbox(t.Context(), sb))
 	large := sb
 	large.Labels = map[string]string{"text": strings.Repeat("x", 1<<20)}
@@ -184,43 +199,43 @@ func recordTooLarge(t *testing.T, s sandbox.Store) {
 	if err := s.PutSandbox(t.Context(), large); !errors.As(err, &invalid) {
 		t.Fatalf("got %v, want an InvalidError", err)
 	}
-	if got := All(t, s)[sb.ID]; !reflect.DeepEqual(got, sb) {
+	if got := allRecords(t, s)[sb.ID]; !reflect.DeepEqual(got, sb) {
 		t.Fatalf("got %+v, want %+v", got, sb)
 	}
 }
 
-func badID(t *testing.T, s sandbox.Store) {
+func badID(t *testing.T, s *Badger) {
 	for _, id := range []sandbox.ID{"", "a/b", "A", "a-b", sandbox.ID(strings.Repeat("a", 1<<20)), "é"} {
 		var invalid *sandbox.InvalidError
-		sb := Record(1)
+		sb := testRecord(1)
 		sb.ID = id
-		event := Event(1, 1)
+		event := testEvent(1, 1)
 		event.Sandbox = id
 		for what, err := range map[string]error{
 			"put":    s.PutSandbox(t.Context(), sb),
 			"delete": s.DeleteSandbox(t.Context(), id),
-			"append": s.AppendEvents(t.Context(), []sandbox.Event{Event(1, 1), event}),
+			"append": s.AppendEvents(t.Context(), []sandbox.Event{testEvent(1, 1), event}),
 		} {
 			if !errors.As(err, &invalid) {
 				t.Errorf("%s of id %.10q: got %v, want an InvalidError", what, id, err)
 			}
 		}
 	}
-	if got := All(t, s); len(got) != 0 {
+	if got := allRecords(t, s); len(got) != 0 {
 		t.Errorf("got records %v, want none", got)
 	}
-	if seq, err := s.LastSeq(t.Context(), ID(1)); err != nil || seq != 0 {
+	if seq, err := s.LastSeq(t.Context(), testID(1)); err != nil || seq != 0 {
 		t.Errorf("got last seq %d, %v; an append that was refused must add nothing", seq, err)
 	}
 }
 
-func eventsInOrder(t *testing.T, s sandbox.Store) {
-	want := Events(1, 1, 300) // crosses every byte boundary below 2^9
+func eventsInOrder(t *testing.T, s *Badger) {
+	want := testEvents(1, 1, 300) // crosses every byte boundary below 2^9
 	want[7].Process = &guest.Process{PID: 3, Name: "web", State: guest.ProcessLost, Restart: guest.RestartNever, StartedAt: want[7].Time}
 	must(t, s.AppendEvents(t.Context(), want[:100]))
 	must(t, s.AppendEvents(t.Context(), nil))
 	must(t, s.AppendEvents(t.Context(), want[100:]))
-	got, err := s.Events(t.Context(), ID(1), 0, 1000)
+	got, err := s.Events(t.Context(), testID(1), 0, 1000)
 	must(t, err)
 	if !reflect.DeepEqual(got, want) {
 		t.Fatalf("got %d events, want %d, or they differ", len(got), len(want))
@@ -228,8 +243,8 @@ func eventsInOrder(t *testing.T, s sandbox.Store) {
 	wantLast(t, s, 1, 300)
 }
 
-func eventsCursor(t *testing.T, s sandbox.Store) {
-	must(t, s.AppendEvents(t.Context(), Events(1, 1, 10)))
+func eventsCursor(t *testing.T, s *Badger) {
+	must(t, s.AppendEvents(t.Context(), testEvents(1, 1, 10)))
 	tests := []struct {
 		after uint64
 		limit int
@@ -245,7 +260,7 @@ func eventsCursor(t *testing.T, s sandbox.Store) {
 		{0, -1, nil},
 	}
 	for _, tt := range tests {
-		got, err := s.Events(t.Context(), ID(1), tt.after, tt.limit)
+		got, err := s.Events(t.Context(), testID(1), tt.after, tt.limit)
 		must(t, err)
 		if !reflect.DeepEqual(seqs(got), tt.want) {
 			t.Errorf("after %d, limit %d: got %v, want %v", tt.after, tt.limit, seqs(got), tt.want)
@@ -253,38 +268,38 @@ func eventsCursor(t *testing.T, s sandbox.Store) {
 	}
 }
 
-func timelinesApart(t *testing.T, s sandbox.Store) {
-	must(t, s.AppendEvents(t.Context(), append(Events(1, 1, 2), Events(2, 1, 3)...)))
+func timelinesSeparate(t *testing.T, s *Badger) {
+	must(t, s.AppendEvents(t.Context(), append(testEvents(1, 1, 2), testEvents(2, 1, 3)...)))
 	wantLast(t, s, 1, 2)
 	wantLast(t, s, 2, 3)
 	wantLast(t, s, 3, 0)
-	got, err := s.Events(t.Context(), ID(3), 0, 10)
+	got, err := s.Events(t.Context(), testID(3), 0, 10)
 	if must(t, err); len(got) != 0 {
 		t.Errorf("got %v for a sandbox without events", got)
 	}
 }
 
-func eventsBounded(t *testing.T, s sandbox.Store) {
-	must(t, s.AppendEvents(t.Context(), Events(2, 1, 5)))
-	must(t, s.AppendEvents(t.Context(), Events(1, 1, 1500)))
+func eventsBounded(t *testing.T, s *Badger) {
+	must(t, s.AppendEvents(t.Context(), testEvents(2, 1, 5)))
+	must(t, s.AppendEvents(t.Context(), testEvents(1, 1, 1500)))
 	for seq := uint64(1501); seq <= 2345; seq++ {
-		must(t, s.AppendEvents(t.Context(), Events(1, seq, seq)))
+		must(t, s.AppendEvents(t.Context(), testEvents(1, seq, seq)))
 	}
-	got, err := s.Events(t.Context(), ID(1), 0, 5000)
+	got, err := s.Events(t.Context(), testID(1), 0, 5000)
 	must(t, err)
 	if len(got) != sandbox.MaxEvents || got[0].Seq != 1346 || got[len(got)-1].Seq != 2345 {
 		t.Fatalf("got %d events from %d, want %d from 1346", len(got), got[0].Seq, sandbox.MaxEvents)
 	}
-	if got, err := s.Events(t.Context(), ID(2), 0, 5000); err != nil || len(got) != 5 {
+	if got, err := s.Events(t.Context(), testID(2), 0, 5000); err != nil || len(got) != 5 {
 		t.Fatalf("another sandbox has %d events, %v; want its 5", len(got), err)
 	}
 }
 
-func eventsBoundedWithGaps(t *testing.T, s sandbox.Store) {
+func eventsBoundedWithGaps(t *testing.T, s *Badger) {
 	for seq := uint64(1); seq < 3000; seq += 7 {
-		must(t, s.AppendEvents(t.Context(), Events(1, seq, seq)))
+		must(t, s.AppendEvents(t.Context(), testEvents(1, seq, seq)))
 	}
-	got, err := s.Events(t.Context(), ID(1), 0, 5000)
+	got, err := s.Events(t.Context(), testID(1), 0, 5000)
 	must(t, err)
 	newest := got[len(got)-1].Seq
 	if newest != 2997 || got[0].Seq != 2003 {
@@ -292,36 +307,36 @@ func eventsBoundedWithGaps(t *testing.T, s sandbox.Store) {
 	}
 }
 
-func eventsExpire(t *testing.T, s sandbox.Store) {
-	events := Events(1, 1, 3)
+func eventsExpire(t *testing.T, s *Badger) {
+	events := testEvents(1, 1, 3)
 	events[0].Time = time.Now().Add(-sandbox.EventRetention - time.Hour)
 	events[1].Time = time.Now().Add(-sandbox.EventRetention + time.Hour)
 	must(t, s.AppendEvents(t.Context(), events))
-	got, err := s.Events(t.Context(), ID(1), 0, 10)
+	got, err := s.Events(t.Context(), testID(1), 0, 10)
 	must(t, err)
 	if want := []uint64{2, 3}; !reflect.DeepEqual(seqs(got), want) {
 		t.Fatalf("got %v, want %v", seqs(got), want)
 	}
 }
 
-func eventsOutlive(t *testing.T, s sandbox.Store) {
-	must(t, s.PutSandbox(t.Context(), Record(1)))
-	must(t, s.AppendEvents(t.Context(), Events(1, 1, 2)))
-	must(t, s.DeleteSandbox(t.Context(), ID(1)))
+func eventsOutlive(t *testing.T, s *Badger) {
+	must(t, s.PutSandbox(t.Context(), testRecord(1)))
+	must(t, s.AppendEvents(t.Context(), testEvents(1, 1, 2)))
+	must(t, s.DeleteSandbox(t.Context(), testID(1)))
 	wantLast(t, s, 1, 2)
 }
 
-func endedContext(t *testing.T, s sandbox.Store) {
-	must(t, s.PutSandbox(t.Context(), Record(1)))
+func endedContext(t *testing.T, s *Badger) {
+	must(t, s.PutSandbox(t.Context(), testRecord(1)))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, eventsErr := s.Events(ctx, ID(1), 0, 1)
-	_, lastErr := s.LastSeq(ctx, ID(1))
+	_, eventsErr := s.Events(ctx, testID(1), 0, 1)
+	_, lastErr := s.LastSeq(ctx, testID(1))
 	for what, err := range map[string]error{
-		"put":       s.PutSandbox(ctx, Record(2)),
-		"delete":    s.DeleteSandbox(ctx, ID(1)),
+		"put":       s.PutSandbox(ctx, testRecord(2)),
+		"delete":    s.DeleteSandbox(ctx, testID(1)),
 		"sandboxes": s.Sandboxes(ctx, func(sandbox.Sandbox) error { return nil }),
-		"append":    s.AppendEvents(ctx, Events(1, 1, 1)),
+		"append":    s.AppendEvents(ctx, testEvents(1, 1, 1)),
 		"events":    eventsErr,
 		"last seq":  lastErr,
 	} {
@@ -329,38 +344,38 @@ func endedContext(t *testing.T, s sandbox.Store) {
 			t.Errorf("%s: got %v, want context.Canceled", what, err)
 		}
 	}
-	if got := All(t, s); len(got) != 1 || got[ID(1)].ID != ID(1) {
+	if got := allRecords(t, s); len(got) != 1 || got[testID(1)].ID != testID(1) {
 		t.Errorf("got %v, want the first record only", got)
 	}
 	wantLast(t, s, 1, 0)
 }
 
-func concurrent(t *testing.T, s sandbox.Store) {
+func concurrent(t *testing.T, s *Badger) {
 	const workers, rounds = 16, 20
 	var wg sync.WaitGroup
 	for n := range workers {
 		wg.Go(func() {
 			for round := uint64(1); round <= rounds; round++ {
-				sb := Record(n)
+				sb := testRecord(n)
 				sb.StateReason = sandbox.StateReason(fmt.Sprint(round))
 				if err := errors.Join(
 					s.PutSandbox(t.Context(), sb),
-					s.AppendEvents(t.Context(), Events(n, round, round)),
-					s.PutSandbox(t.Context(), Record(workers+n)),
-					s.DeleteSandbox(t.Context(), ID(workers+n)),
+					s.AppendEvents(t.Context(), testEvents(n, round, round)),
+					s.PutSandbox(t.Context(), testRecord(workers+n)),
+					s.DeleteSandbox(t.Context(), testID(workers+n)),
 					s.Sandboxes(t.Context(), func(sandbox.Sandbox) error { return nil }),
 				); err != nil {
 					t.Error(err)
 					return
 				}
-				if seq, err := s.LastSeq(t.Context(), ID(n)); err != nil || seq != round {
+				if seq, err := s.LastSeq(t.Context(), testID(n)); err != nil || seq != round {
 					t.Errorf("got last seq %d, %v right after %d was appended", seq, err, round)
 				}
 			}
 		})
 	}
 	wg.Wait()
-	all := All(t, s)
+	all := allRecords(t, s)
 	if len(all) != workers {
 		t.Fatalf("got %d records, want %d", len(all), workers)
 	}
@@ -371,24 +386,24 @@ func concurrent(t *testing.T, s sandbox.Store) {
 	}
 }
 
-func nodeID(t *testing.T, s sandbox.Store) {
+func nodeID(t *testing.T, s *Badger) {
 	if id := s.NodeID(); !regexp.MustCompile(`^[a-z0-9]{12}$`).MatchString(id) {
 		t.Fatalf("got node id %q, want 12 characters of [a-z0-9]", id)
 	}
 }
 
-func closedRefuses(t *testing.T, s sandbox.Store) {
-	must(t, s.PutSandbox(t.Context(), Record(1)))
+func closedRefuses(t *testing.T, s *Badger) {
+	must(t, s.PutSandbox(t.Context(), testRecord(1)))
 	for range 2 {
 		must(t, s.Close())
 	}
-	_, eventsErr := s.Events(t.Context(), ID(1), 0, 1)
-	_, lastErr := s.LastSeq(t.Context(), ID(1))
+	_, eventsErr := s.Events(t.Context(), testID(1), 0, 1)
+	_, lastErr := s.LastSeq(t.Context(), testID(1))
 	for what, err := range map[string]error{
-		"put":       s.PutSandbox(t.Context(), Record(2)),
-		"delete":    s.DeleteSandbox(t.Context(), ID(1)),
+		"put":       s.PutSandbox(t.Context(), testRecord(2)),
+		"delete":    s.DeleteSandbox(t.Context(), testID(1)),
 		"sandboxes": s.Sandboxes(t.Context(), func(sandbox.Sandbox) error { return nil }),
-		"append":    s.AppendEvents(t.Context(), Events(1, 1, 1)),
+		"append":    s.AppendEvents(t.Context(), testEvents(1, 1, 1)),
 		"events":    eventsErr,
 		"last seq":  lastErr,
 	} {
@@ -400,7 +415,7 @@ func closedRefuses(t *testing.T, s sandbox.Store) {
 
 func wantLast(t *testing.T, s sandbox.Store, n int, want uint64) {
 	t.Helper()
-	if got, err := s.LastSeq(t.Context(), ID(n)); err != nil || got != want {
+	if got, err := s.LastSeq(t.Context(), testID(n)); err != nil || got != want {
 		t.Errorf("got last seq %d, %v; want %d", got, err, want)
 	}
 }
