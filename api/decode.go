@@ -75,9 +75,12 @@ func checkType(r *http.Request) error {
 	return nil
 }
 
-func isJSON(contentType string) bool {
-	mediaType, _, err := mime.ParseMediaType(contentType)
-	return err == nil && mediaType == "application/json"
+func isJSON(contentType string) bool { return hasType(contentType, "application/json") }
+
+// hasType reports whether a Content-Type is valid and of a media type.
+func hasType(contentType, mediaType string) bool {
+	parsed, _, err := mime.ParseMediaType(contentType)
+	return err == nil && parsed == mediaType
 }
 
 func tooLarge(limit int64, remedy string) *problem.Problem {

@@ -17,39 +17,30 @@ func (a *API) registerNode() {
 
 func (a *API) node(ctx context.Context, _ *struct{}) (*output[types.Node], error) {
 	info := a.cfg.Sandboxes.Info(ctx)
+	states, sizes := map[types.State]int{}, map[string]types.Limits{}
+	for state, count := range info.States {
+		states[types.State(state)] = count
+	}
+	for name, limits := range info.Sizes {
+		sizes[name] = limitsOf(limits)
+	}
 	return respond(types.Node{
 		ID:             info.NodeID,
 		Version:        a.cfg.Version,
 		StartedAt:      info.StartedAt,
 		Engine:         types.EngineStatus{OK: info.EngineError == "", Error: info.EngineError},
-		Sandboxes:      statesOf(info.States),
+		Sandboxes:      states,
 		Leases:         info.Leases,
 		Waiters:        info.Waiters,
-		Sizes:          sizesOf(info.Sizes),
-		Images:         orEmpty(info.Images),
-		AllowedImages:  orEmpty(info.Allow),
-		EnforcedLimits: orEmpty(info.Enforced),
+		Sizes:          sizes,
+		Images:         append([]string{}, info.Images...),
+		AllowedImages:  append([]string{}, info.Allow...),
+		EnforcedLimits: append([]string{}, info.Enforced...),
 		DataRestored:   info.Restored,
 
 		PendingOperations: listOf(info.Pending, pendingOf),
 		Quarantined:       quarantinedOf(ownerOf(ctx), info.Quarantined),
 	})
-}
-
-func statesOf(counts map[sandbox.State]int) map[types.State]int {
-	converted := make(map[types.State]int, len(counts))
-	for state, count := range counts {
-		converted[types.State(state)] = count
-	}
-	return converted
-}
-
-func sizesOf(sizes map[string]sandbox.Limits) map[string]types.Limits {
-	converted := make(map[string]types.Limits, len(sizes))
-	for name, limits := range sizes {
-		converted[name] = limitsOf(limits)
-	}
-	return converted
 }
 
 func limitsOf(l sandbox.Limits) types.Limits {
@@ -74,12 +65,4 @@ func pendingOf(p sandbox.PendingOperation) types.PendingOperation {
 		NextAttemptAt: p.NextAt,
 		Error:         validText(p.Error, maxGuestMessage),
 	}
-}
-
-// orEmpty returns an empty list instead of nil, which would be null in JSON.
-func orEmpty(list []string) []string {
-	if list == nil {
-		return []string{}
-	}
-	return list
 }

@@ -33,9 +33,6 @@ func (q PageQuery) after() (uint64, error) {
 
 // page returns the start of a list up to the limit, and a cursor if there is more.
 func page[T any](q PageQuery, list []T, seq func(T) uint64) (first []T, nextCursor string) {
-	if list == nil {
-		list = []T{}
-	}
 	if len(list) <= q.Limit {
 		return list, ""
 	}

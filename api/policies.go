@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"fmt"
-	"mime"
 	"net/http"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -48,7 +47,7 @@ func (a *API) registerPolicies() {
 const pushSlots = catalog.MaxModule >> 20
 
 func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*output[types.Policy], error) {
-	if kind := in.r.Header.Get("Content-Type"); kind != "" && !isModule(kind) {
+	if kind := in.r.Header.Get("Content-Type"); kind != "" && !hasType(kind, wasmType) && !hasType(kind, octetStream) {
 		return nil, problem.Newf(problem.MediaTypeUnsupported, "the body is %s; send %s", clip(kind), wasmType)
 	}
 	if err := a.pushes.acquire(ctx); err != nil {
@@ -73,11 +72,6 @@ func (a *API) putPolicy(ctx context.Context, in *putPolicyInput) (*output[types.
 		}}
 	}
 	return respond(pushed)
-}
-
-func isModule(contentType string) bool {
-	kind, _, err := mime.ParseMediaType(contentType)
-	return err == nil && (kind == wasmType || kind == octetStream)
 }
 
 func (a *API) policies(ctx context.Context, _ *struct{}) (*output[types.PolicyList], error) {

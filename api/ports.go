@@ -85,17 +85,16 @@ func (a *API) awaitPort(ctx context.Context, id sandbox.ID, port uint16, wait ti
 	err = lease.Guest().PortReady(waitCtx, port, wait)
 	end(nil)
 	watch.Wait()
-	if crashed, ok := errors.AsType[*crashError](context.Cause(waitCtx)); ok && err != nil {
-		return problem.Newf(problem.PortNotReady, "nothing listens on port %d: process %s %s; its last lines: %s",
-			port, crashed.process.Name, crashed.process.Ending(), cmp.Or(lease.LastOutput(ctx, crashed.process.ID), "none"))
+	if crash, ok := errors.AsType[*crashError](context.Cause(waitCtx)); ok && err != nil {
+		return problem.Newf(problem.PortNotReady, "nothing listens on port %d: %v; its last lines: %s", port, crash, cmp.Or(lease.LastOutput(ctx, crash.ID), "none"))
 	}
 	return fromGuest(err)
 }
 
 // crashError is the end of a process that might have listened on the port.
-type crashError struct{ process guest.Process }
+type crashError struct{ guest.Process }
 
-func (e *crashError) Error() string { return "process " + e.process.Name + " " + e.process.Ending() }
+func (e *crashError) Error() string { return "process " + e.Name + " " + e.Ending() }
 
 // crashCheck is the interval of checks for a crash. A check is a read from memory.
 const crashCheck = 100 * time.Millisecond

@@ -10,8 +10,6 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-
-	"github.com/doze-run/doze/problem"
 )
 
 const eventStreamType = "text/event-stream"
@@ -35,7 +33,7 @@ func wantsEvents(r *http.Request) bool {
 type eventStream struct {
 	ctx    context.Context
 	cancel context.CancelFunc
-	refuse func(error) *problem.Problem // logs
+	api    *API
 
 	mu      sync.Mutex // guards the writer
 	w       http.ResponseWriter
@@ -43,7 +41,6 @@ type eventStream struct {
 	buf     bytes.Buffer
 
 	beat   *time.Timer
-	every  time.Duration
 	beaten sync.WaitGroup // the heartbeat's goroutine
 }
 
@@ -71,11 +68,10 @@ func (a *API) openStream(x Exchange) *eventStream {
 	h.Set("Content-Type", eventStreamType)
 	h.Set("X-Accel-Buffering", "no") // nginx would hold events back
 	w.WriteHeader(http.StatusOK)
-	s := &eventStream{w: w, control: http.NewResponseController(w), every: a.cfg.Limits.Heartbeat}
+	s := &eventStream{api: a, w: w, control: http.NewResponseController(w)}
 	s.ctx, s.cancel = context.WithCancel(x.r.Context())
-	s.refuse = func(err error) *problem.Problem { return a.refuse(s.ctx, err) }
 	s.flush()
-	s.beat = time.NewTimer(s.every)
+	s.beat = time.NewTimer(a.cfg.Limits.Heartbeat)
 	s.beaten.Go(s.heartbeat)
 	return s
 }
@@ -135,7 +131,7 @@ func (s *eventStream) flush() error {
 		return err
 	}
 	if s.beat != nil {
-		s.beat.Reset(s.every)
+		s.beat.Reset(s.api.cfg.Limits.Heartbeat)
 	}
 	return nil
 }
@@ -143,7 +139,7 @@ func (s *eventStream) flush() error {
 // fail sends the error with which the stream ends, unless the client has disconnected.
 func (s *eventStream) fail(err error) {
 	if !clientGone(s.ctx) {
-		s.send("error", "", s.refuse(err))
+		s.send("error", "", s.api.refuse(s.ctx, err))
 	}
 }
 

@@ -171,13 +171,10 @@ func fileHeader(h http.Header, in *readFileInput, content *guest.FileContent) (s
 // contentType returns the type for the file's name. The guest's type is used only for a
 // response with several ranges, whose boundary the guest chose.
 func contentType(name string, content *guest.FileContent) string {
-	if mediaType, _, err := mime.ParseMediaType(content.ContentType); err == nil && mediaType == "multipart/byteranges" {
+	if hasType(content.ContentType, "multipart/byteranges") {
 		return content.ContentType
 	}
-	if byName := mime.TypeByExtension(path.Ext(name)); byName != "" {
-		return byName
-	}
-	return octetStream
+	return cmp.Or(mime.TypeByExtension(path.Ext(name)), octetStream)
 }
 
 // isETag reports whether s has the form of an entity tag.
